@@ -37,7 +37,7 @@ def inputs(*shape, ctx=None):
     return mx.nd.array(np.random.RandomState(0).uniform(-1, 1, shape).astype("float32"), ctx=ctx)
 
 
-def test_names():
+def test_children_get_prefixed_parameter_names():
     net = Model(prefix="net_")
     assert net.prefix == "net_" and net.name == "net"
     assert net.hidden.prefix == "net_dense0_"
@@ -77,7 +77,7 @@ def test_names_count_up_within_a_scope():
         assert nn.Dense(1).name == "some_dense0"
 
 
-def test_repr():
+def test_block_repr_nests_children():
     assert repr(Model()) == (
         "Model(\n"
         "  (hidden): Dense(None -> 5, Activation(tanh))\n"
@@ -100,7 +100,7 @@ def test_attributes_keep_their_type():
         net.weight = gluon.Parameter("w", shape=(1,))
 
 
-def test_hybrid_block_wants_hybrid_children():
+def test_hybrid_block_rejects_plain_children():
     with pytest.raises(ValueError, match="HybridBlock"):
         nn.HybridSequential().add(nn.Lambda("relu"))
 
@@ -112,7 +112,7 @@ def test_containers_that_hide_blocks_are_reported():
         net.collect_params()
 
 
-def test_shared_parameters():
+def test_params_argument_shares_parameters_between_blocks():
     first = nn.Dense(3, in_units=4, prefix="first_")
     second = nn.Dense(3, in_units=4, params=first.params)
     first.initialize()
@@ -121,14 +121,14 @@ def test_shared_parameters():
     np.testing.assert_array_equal(first(x).asnumpy(), second(x).asnumpy())
 
 
-def test_sequential_slices():
+def test_sequential_supports_indexing_and_slicing():
     net = nn.HybridSequential()
     net.add(nn.Dense(1), nn.Dense(2), nn.Dense(3))
     assert len(net) == 3 and net[1]._units == 2
     assert [block._units for block in net[1:]] == [2, 3]
 
 
-def test_hooks():
+def test_forward_hooks_run_until_detached():
     net = make()
     seen = []
     before = net.register_forward_pre_hook(lambda block, args: seen.append(("before", len(args))))
@@ -143,7 +143,7 @@ def test_hooks():
     assert len(seen) == 2
 
 
-def test_apply_and_cast():
+def test_apply_visits_every_block_and_cast_changes_dtype():
     net = make()
     names = []
     net.apply(lambda block: names.append(type(block).__name__))
@@ -153,15 +153,15 @@ def test_apply_and_cast():
     assert net(inputs(2, 6).astype("float64")).dtype == np.float64
 
 
-def test_summary(capsys):
+def test_summary_counts_all_parameters(capsys):
     net = make()
     net.summary(inputs(2, 6))
     text = capsys.readouterr().out
     assert "Dense-" in text and f"Total params: {6 * 5 + 5 + 5 * 4 + 4 + 4 * 3 + 3}" in text
 
 
-def test_summary_of_a_hybridized_block_over_devices(capsys):
-    """It shows where parameters are and what they take; what is compiled stays."""
+def test_summary_of_hybridized_block_reports_devices_and_memory(capsys):
+    """The summary shows devices and sizes of parameters and keeps compiled graphs."""
     net = nn.HybridSequential()
     net.add(nn.Dense(3, in_units=4), nn.HybridLambda(lambda F, x: x.as_in_context(on(1))))
     net.add(nn.BatchNorm(axis=-1), nn.Dense(2))
@@ -187,7 +187,7 @@ def test_summary_of_a_hybridized_block_over_devices(capsys):
     assert "called 2 times" in str(net.compiled())
 
 
-def test_summary_of_shared_parameters_and_graphs(capsys):
+def test_summary_counts_shared_parameters_once(capsys):
     first = nn.Dense(4, in_units=4)
     net = nn.HybridSequential()
     net.add(first, nn.Dense(4, in_units=4, params=first.params), first)
@@ -201,7 +201,7 @@ def test_summary_of_shared_parameters_and_graphs(capsys):
     assert "SymbolBlock-1" in capsys.readouterr().out
 
 
-def test_a_summary_that_fails_leaves_the_block_as_it_was():
+def test_failed_summary_keeps_compiled_graphs():
     net = make()
     net.hybridize()
     with pytest.raises(mx.MXNetError):
@@ -213,7 +213,7 @@ def test_a_summary_that_fails_leaves_the_block_as_it_was():
 # Files
 
 
-def test_parameters_round_trip(tmp_path):
+def test_saved_parameters_load_on_any_device(tmp_path):
     net, other = make(), Model(prefix="other_")
     x = inputs(2, 6)
     y = net(x).asnumpy()
@@ -228,7 +228,7 @@ def test_parameters_round_trip(tmp_path):
     np.testing.assert_array_equal(third(x).asnumpy(), y)
 
 
-def test_parameters_by_full_name(tmp_path):
+def test_load_parameters_accepts_full_names(tmp_path):
     net = make()
     y = net(inputs(2, 6)).asnumpy()
     path = str(tmp_path / "net.params")
@@ -242,7 +242,7 @@ def test_parameters_by_full_name(tmp_path):
     np.testing.assert_array_equal(third(inputs(2, 6)).asnumpy(), y)
 
 
-def test_loading_reports_what_does_not_fit(tmp_path):
+def test_failed_load_names_mismatch_and_keeps_parameters(tmp_path):
     net = make()
     net(inputs(2, 6))
     before = {name: param.data().asnumpy() for name, param in net.collect_params().items()}
@@ -277,7 +277,7 @@ def test_loading_reports_what_does_not_fit(tmp_path):
     net.load_parameters(path, allow_missing=True, ignore_extra=True)
 
 
-def test_shared_parameters_are_saved_once_if_asked(tmp_path):
+def test_deduplicate_saves_shared_parameters_once(tmp_path):
     net = nn.HybridSequential()
     net.add(nn.Dense(4, in_units=4))
     net.add(nn.Dense(4, in_units=4, params=net[0].params))
@@ -291,7 +291,7 @@ def test_shared_parameters_are_saved_once_if_asked(tmp_path):
     net.load_parameters(path)
 
 
-def test_load_dict():
+def test_load_dict_sets_parameters():
     net = make()
     net(inputs(2, 6))
     values = {
@@ -305,7 +305,7 @@ def test_load_dict():
 
 
 class Custom(gluon.HybridBlock):
-    """A layer that leaves the shape of its weight open and has no rule of its own for it."""
+    """A layer with a deferred weight shape and no shape inference of its own."""
 
     def __init__(self, units, **kwargs):
         super().__init__(**kwargs)
@@ -321,7 +321,7 @@ class Custom(gluon.HybridBlock):
 
 
 @pytest.mark.parametrize("hybrid", [False, True])
-def test_shapes_of_custom_layers_are_found(hybrid):
+def test_deferred_shapes_of_custom_layers_are_inferred(hybrid):
     net = nn.HybridSequential()
     net.add(nn.Dense(7), Custom(3))
     net.initialize()
@@ -337,7 +337,7 @@ def test_shapes_of_custom_layers_are_found(hybrid):
     assert net[1].weight.grad().shape == (3, 7)
 
 
-def test_infer_shape_computes_nothing():
+def test_infer_shape_sets_deferred_shapes():
     net = nn.HybridSequential()
     net.add(nn.Dense(7), Custom(3))
     net.initialize()
@@ -345,7 +345,7 @@ def test_infer_shape_computes_nothing():
     assert net[1].weight.shape == (3, 7)
 
 
-def test_shape_that_is_not_found():
+def test_uninferable_shape_error_names_the_parameter():
     class Odd(gluon.HybridBlock):
         def __init__(self, **kwargs):
             super().__init__(**kwargs)
@@ -360,7 +360,7 @@ def test_shape_that_is_not_found():
         net(inputs(2, 3))
 
 
-def test_initial_values_do_not_depend_on_when_or_where():
+def test_initial_values_do_not_depend_on_time_or_device():
     """Deferred or not, hybridized or not, on one device or two: the same initial weights."""
     values = []
     for hybrid, ctx, given in [(False, on(0), False), (True, on(1), False), (False, on(0), True)]:
@@ -388,7 +388,7 @@ def test_initial_values_do_not_depend_on_when_or_where():
 
 
 @pytest.mark.parametrize("exact", [False, True])
-def test_hybridized_equals_eager(exact):
+def test_hybridized_results_and_gradients_equal_eager(exact):
     net = make()
     x = inputs(4, 6)
 
@@ -415,7 +415,7 @@ def test_hybridized_equals_eager(exact):
             compare(compiled[name], grads[name])
 
 
-def test_nested_arguments():
+def test_hybridized_block_takes_and_returns_nested_arrays():
     class Nested(gluon.HybridBlock):
         def hybrid_forward(self, F, x, states, nothing=None, factor=1):
             assert nothing is None
@@ -440,7 +440,7 @@ def test_nested_arguments():
         net(arrays[0], [arrays[1], (arrays[2], object())])
 
 
-def test_traced_arrays_know_what_they_are():
+def test_traced_arrays_report_shape_dtype_and_context():
     seen = []
 
     class Looks(gluon.HybridBlock):
@@ -458,7 +458,7 @@ def test_traced_arrays_know_what_they_are():
     assert len(seen) == count
 
 
-def test_forward_can_be_hybridized():
+def test_block_that_overrides_forward_is_hybridized():
     class Plain(gluon.HybridBlock):
         def __init__(self, **kwargs):
             super().__init__(**kwargs)
@@ -481,7 +481,7 @@ def test_forward_can_be_hybridized():
     )
 
 
-def test_plain_parent_of_hybridized_children():
+def test_plain_parent_runs_hybridized_children():
     class Parent(gluon.Block):
         def __init__(self, **kwargs):
             super().__init__(**kwargs)
@@ -500,7 +500,7 @@ def test_plain_parent_of_hybridized_children():
     assert {entry["block"] for entry in net.compiled()} == {"Parent.a", "Parent.b"}
 
 
-def test_parameters_changed_after_compilation():
+def test_compiled_block_uses_changed_parameters():
     net = make()
     net.hybridize()
     x = inputs(2, 6)
@@ -533,7 +533,7 @@ def test_unused_parameters_get_no_gradient():
         assert net.used.weight.data()._fresh_grad and not net.unused.weight.data()._fresh_grad
 
 
-def test_compiled_tells_what_is_there():
+def test_compiled_lists_block_and_device():
     net = make()
     assert "nothing is compiled" in repr(net.compiled())
     net.hybridize()
@@ -562,10 +562,10 @@ def test_compiled_counts_ops_and_fused_groups():
         dict(zip(titles, numbers))["fused groups"] == "1"
         and dict(zip(titles, numbers))["forward ops"] == "2"
     )
-    assert "recomputed" not in titles and "kept" not in titles  # nothing of the sort here
+    assert "recomputed" not in titles and "kept" not in titles  # neither applies here
 
 
-def test_signatures_are_bounded():
+def test_compiled_signatures_are_evicted_beyond_64():
     class Scale(gluon.HybridBlock):
         def hybrid_forward(self, F, x, factor):
             return x * factor
@@ -573,8 +573,8 @@ def test_signatures_are_bounded():
     net = Scale()
     net.hybridize()
     x = inputs(2, 3)
-    for i in range(100):  # numbers are compiled in
-        net(x, 0.0)  # the one used most
+    for i in range(100):  # scalars are compile-time constants
+        net(x, 0.0)  # the most recently used signature
         np.testing.assert_array_equal(net(x, float(i)).asnumpy(), (x * i).asnumpy())
     compiled = net.compiled()
     assert len(compiled) == 64 and compiled.dropped == 36
@@ -587,7 +587,7 @@ def test_signatures_are_bounded():
     assert sorted(entry["inputs"][0][0][0] for entry in net.compiled()) == list(range(37, 101))
 
 
-def test_options():
+def test_hybridize_rejects_unknown_options():
     net = make()
     net.hybridize(static_alloc=True, static_shape=True, inline_limit=2)
     net(inputs(2, 6))
@@ -595,7 +595,7 @@ def test_options():
         net.hybridize(statik_alloc=True)
 
 
-def test_copies_are_independent():
+def test_deepcopied_block_is_independent():
     net = make()
     net.hybridize()
     x = inputs(2, 6)
@@ -614,7 +614,7 @@ def test_copies_are_independent():
 # Errors
 
 
-def test_errors_name_the_block():
+def test_shape_errors_name_the_block():
     net = make()
     net(inputs(2, 6))
     with pytest.raises(mx.MXNetError, match=r"Model\.hidden"):
@@ -626,7 +626,7 @@ def test_errors_name_the_block():
 
 
 @pytest.mark.parametrize("hybrid", [False, True])
-def test_input_on_another_device(hybrid):
+def test_input_on_wrong_device_error_names_block_and_devices(hybrid):
     net = make(ctx=on(0))
     net(inputs(2, 6))
     net.hybridize(hybrid)
@@ -637,13 +637,13 @@ def test_input_on_another_device(hybrid):
         assert part in text, text
 
 
-def test_uninitialized():
+def test_call_before_initialize_raises():
     net = Model()
     with pytest.raises(mx.MXNetError, match="has not been initialized"):
         net(inputs(2, 6))
 
 
-def test_arrays_made_in_a_block_are_beside_its_input():
+def test_arrays_created_in_a_block_are_on_its_inputs_device():
     class Places(gluon.HybridBlock):
         def hybrid_forward(self, F, x):
             return x + F.arange(3) + F.ones((3,))
@@ -659,8 +659,8 @@ def test_arrays_made_in_a_block_are_beside_its_input():
 
 @pytest.mark.parametrize("hybridized", [False, True])
 @pytest.mark.parametrize("trained", [False, True])
-def test_networks_are_freed_at_once(hybridized, trained):
-    """Without the garbage collector, as large arrays don't make it run."""
+def test_networks_are_freed_without_the_garbage_collector(hybridized, trained):
+    """Networks form no reference cycles: large arrays do not trigger the garbage collector."""
 
     def values():
         net = nn.HybridSequential()
@@ -690,7 +690,7 @@ def test_networks_are_freed_at_once(hybridized, trained):
 
 
 def lines_run(function, name):
-    """The lines of the package's file `name` that run in a call."""
+    """Counts the lines of the package's file `name` that a call of `function` runs."""
     count = 0
 
     def line(frame, event, _):
@@ -717,7 +717,7 @@ def nested(depth):
     return net
 
 
-def test_first_calls_of_nested_blocks_take_time_in_proportion_to_their_depth():
+def test_first_call_time_is_linear_in_nesting_depth():
     def work(depth):
         return lines_run(lambda: nested(depth)(nd.ones((1, 2))), "_block_path.py")
 
@@ -725,7 +725,7 @@ def test_first_calls_of_nested_blocks_take_time_in_proportion_to_their_depth():
     assert work(60) < 2.5 * work(30)
 
 
-def test_nested_blocks_are_shown_with_one_margin_for_each_level():
+def test_nested_block_repr_indents_each_level_once():
     lines = repr(nested(3)).splitlines()
     assert lines[3] == "      (0): HybridSequential("
     assert lines[4].startswith("        (0): Dense(")

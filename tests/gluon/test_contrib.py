@@ -1,5 +1,5 @@
 """gluon.contrib: convolutional and projected cells, variational dropout, pixel shuffling, samplers.
-Values are those of MXNet 1.9.1's formulas, written out in NumPy."""
+Expected values are MXNet 1.9.1's formulas in NumPy."""
 
 import numpy as np
 import pytest
@@ -23,8 +23,8 @@ def unrolled(cell, x, **kwargs):
 
 @pytest.mark.parametrize("dims, layout", [(1, "NCW"), (2, "NCHW"), (3, "NCDHW")])
 @pytest.mark.parametrize("kind, gates", [("RNN", 1), ("LSTM", 4), ("GRU", 3)])
-def test_convolutional_cells(dims, layout, kind, gates):
-    """With kernels of one element a convolution is a product over the channels, at each place."""
+def test_convolutional_cells_of_1x1_kernels_match_numpy(dims, layout, kind, gates):
+    """With 1x1 kernels a convolution is a matrix product over the channels at each position."""
     size = (5, 4, 3)[:dims]
     cell = getattr(contrib.rnn, f"Conv{dims}D{kind}Cell")((0, *size), 3, 1, 1, prefix="c_")
     cell.initialize(mx.init.Uniform(0.5))
@@ -60,7 +60,7 @@ def test_convolutional_cells(dims, layout, kind, gates):
     np.testing.assert_allclose(unrolled(cell, x)[0].asnumpy(), eager, rtol=1e-5, atol=1e-6)
 
 
-def test_convolutional_cells_keep_the_size_of_states():
+def test_convolutional_cells_keep_state_shapes():
     cell = contrib.rnn.Conv2DLSTMCell(
         (7, 7, 2),
         3,
@@ -79,7 +79,7 @@ def test_convolutional_cells_keep_the_size_of_states():
         contrib.rnn.Conv1DRNNCell((2, 7), 3, (3, 3), 3)
 
 
-def test_convolutional_cell_in_symbols_and_gradients():
+def test_convolutional_cell_supports_symbols_and_gradients():
     cell = contrib.rnn.Conv1DLSTMCell((2, 7), 3, 3, 3, prefix="c_")
     outputs, _ = cell.unroll(2, [mx.sym.var(f"x{i}") for i in range(2)])
     assert mx.sym.Group(outputs).list_outputs() == ["c_t0_out_output", "c_t1_out_output"]
@@ -93,7 +93,7 @@ def test_convolutional_cell_in_symbols_and_gradients():
     assert np.abs(x.grad.asnumpy()).sum() > 0 and np.abs(cell.h2h_weight.grad().asnumpy()).sum() > 0
 
 
-def test_projected_lstm():
+def test_projected_lstm_cell_matches_numpy():
     cell = contrib.rnn.LSTMPCell(5, 3, prefix="p_")
     cell.initialize(mx.init.Uniform(0.5))
     x = values(2, 3, 4)
@@ -121,7 +121,7 @@ def test_projected_lstm():
 
 @pytest.mark.parametrize("which", ["drop_inputs", "drop_states", "drop_outputs"])
 @pytest.mark.parametrize("hybrid", [False, True])
-def test_variational_dropout(which, hybrid):
+def test_variational_dropout_reuses_its_mask_across_steps(which, hybrid):
     base = gluon.rnn.RNNCell(20, prefix="rnn_", activation="relu", i2h_bias_initializer="ones")
     cell = contrib.rnn.VariationalDropoutCell(base, **{which: 0.5})
     assert cell.prefix == "rnn_vardrop"
@@ -141,10 +141,10 @@ def test_variational_dropout(which, hybrid):
     x = mx.nd.ones((4, 3, 10))
     with mx.autograd.record():
         one, two = net(x).asnumpy(), net(x).asnumpy()
-    assert not np.array_equal(one, two)  # a mask for each sequence
+    assert not np.array_equal(one, two)  # each sequence draws its own mask
     still = net(x).asnumpy()
     assert np.array_equal(still, net(x).asnumpy())
-    if which == "drop_outputs":  # the same mask in all steps
+    if which == "drop_outputs":  # all steps share the mask
         assert (
             np.array_equal(one == 0, np.repeat(one[:, :1] == 0, 3, axis=1))
             and (one == 0).any()
@@ -152,7 +152,7 @@ def test_variational_dropout(which, hybrid):
         )
 
 
-def test_variational_dropout_around_bidirectional_cells():
+def test_variational_dropout_rejects_bidirectional_cells():
     cell = gluon.rnn.BidirectionalCell(gluon.rnn.LSTMCell(2), gluon.rnn.LSTMCell(2))
     with pytest.raises(AssertionError, match="cells inside"):
         contrib.rnn.VariationalDropoutCell(cell, drop_states=0.5)
@@ -160,7 +160,7 @@ def test_variational_dropout_around_bidirectional_cells():
 
 @pytest.mark.parametrize("layout", ["TNC", "NTC"])
 @pytest.mark.parametrize("valid", [None, [1, 3]])
-def test_dynamic_unroll(layout, valid):
+def test_dynamic_unroll_equals_unroll(layout, valid):
     cell = gluon.rnn.LSTMCell(5, input_size=4)
     cell.initialize(mx.init.Uniform(0.5))
     x = values(*((3, 2, 4) if layout == "TNC" else (2, 3, 4)))
@@ -197,7 +197,7 @@ def test_dynamic_unroll(layout, valid):
         ),
     ],
 )
-def test_pixel_shuffle(layer, shape, places):
+def test_pixel_shuffle_matches_numpy(layer, shape, places):
     x = values(*shape)
     np.testing.assert_array_equal(layer(x).asnumpy(), places(x.asnumpy()))
     layer.hybridize()
@@ -205,7 +205,7 @@ def test_pixel_shuffle(layer, shape, places):
     assert layer(mx.sym.var("x")).infer_shape(x=shape)[1] == [places(x.asnumpy()).shape]
 
 
-def test_pixel_shuffle_errors():
+def test_pixel_shuffle_rejects_wrong_factors_and_channels():
     assert repr(contrib.nn.PixelShuffle2D(2)) == "PixelShuffle2D((2, 2))"
     with pytest.raises(AssertionError, match="2 of them"):
         contrib.nn.PixelShuffle2D((2, 2, 2))
@@ -213,7 +213,7 @@ def test_pixel_shuffle_errors():
         contrib.nn.PixelShuffle1D(2)(mx.nd.ones((1, 3, 4)))
 
 
-def test_interval_sampler():
+def test_interval_sampler_order_and_length():
     assert list(contrib.data.IntervalSampler(13, 3)) == [0, 3, 6, 9, 12, 1, 4, 7, 10, 2, 5, 8, 11]
     few = contrib.data.IntervalSampler(13, 3, rollover=False)
     assert (
@@ -225,7 +225,7 @@ def test_interval_sampler():
         contrib.data.IntervalSampler(3, 5)
 
 
-def test_sync_batch_norm_of_one_device():
+def test_sync_batch_norm_of_one_device_equals_batch_norm():
     x = values(3, 2, 4)
     layers = [
         gluon.contrib.nn.SyncBatchNorm(num_devices=1, momentum=0.8),
@@ -244,7 +244,7 @@ def test_sync_batch_norm_of_one_device():
 
 
 class Named(gluon.Block):
-    """Children are held under names that differ from network to network."""
+    """Registers its children under names that differ between instances."""
 
     def add(self, block):
         self.register_child(block, block.name + str(len(self._children)))
@@ -263,7 +263,7 @@ def named(first=gluon.nn.Dense):
     return net
 
 
-def test_save_and_load(tmp_path):
+def test_saved_network_loads_under_different_child_names(tmp_path):
     net, other, x = named(), named(), values(2, 5)
     net.initialize(mx.init.Uniform(1))
     net.hybridize()
@@ -290,7 +290,7 @@ def test_save_and_load(tmp_path):
 
 
 @pytest.mark.parametrize("symbolic", [False, True])
-def test_rand_zipfian(symbolic):
+def test_rand_zipfian_returns_expected_counts(symbolic):
     mx.random.seed(1)
     classes, count, top = mx.nd.array([0, 3]), 8192, 793
     if symbolic:

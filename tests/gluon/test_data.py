@@ -1,4 +1,4 @@
-"""Data sets, samplers and the loader: order, batches, processes, threads, failures."""
+"""Data sets, samplers and DataLoader: order, batches, worker processes, threads, failures."""
 
 import multiprocessing
 import os
@@ -45,7 +45,7 @@ class Function(data.Dataset):
 # --- Data sets and samplers ---
 
 
-def test_array_dataset():
+def test_array_dataset_indexes_and_validates_lengths():
     dataset = data.ArrayDataset(mx.nd.array(VALUES), mx.nd.array(LABELS, dtype="int32"))
     assert len(dataset) == 10
     values, label = dataset[3]
@@ -58,7 +58,7 @@ def test_array_dataset():
         data.ArrayDataset()
 
 
-def test_views_of_a_dataset():
+def test_dataset_filter_shard_take_and_sample_select_items():
     dataset = data.SimpleDataset(list(range(11)))
     everything = lambda d: [d[i] for i in range(len(d))]
     assert everything(dataset.filter(lambda x: x % 3 == 0)) == [0, 3, 6, 9]
@@ -87,7 +87,7 @@ def test_views_of_a_dataset():
         dataset.sample([1, 2])
 
 
-def test_samplers():
+def test_samplers_yield_expected_orders_and_batches():
     assert list(data.IntervalSampler(10, 4)) == [0, 4, 8, 1, 5, 9, 2, 6, 3, 7]
     assert (
         list(data.IntervalSampler(10, 4, rollover=False)) == [0, 4, 8]
@@ -110,7 +110,7 @@ def test_samplers():
 
 
 @pytest.mark.parametrize("parts", [1, 2, 3, 4])
-def test_parts_of_an_order_are_the_same_batches(parts):
+def test_split_sampler_parts_join_to_the_same_batches(parts):
     def batches(parts):
         samplers = [data.SplitSampler(50, parts, part, batch_size=12) for part in range(parts)]
         assert {len(sampler) for sampler in samplers} == {4}
@@ -129,7 +129,7 @@ def test_parts_of_an_order_are_the_same_batches(parts):
     assert [batch.asnumpy().tolist() for batch in whole] == first
 
 
-def test_parts_without_batches():
+def test_split_sampler_parts_are_disjoint_and_equal_in_size():
     parts = [list(data.SplitSampler(11, 3, part, seed=5)) for part in range(3)]
     assert [len(part) for part in parts] == [3] * 3 and len(set(sum(parts, []))) == 9
     assert parts != [list(data.SplitSampler(11, 3, part, seed=6)) for part in range(3)]
@@ -149,7 +149,7 @@ def test_parts_without_batches():
         ((2, 3, 0), "2 samples are less than the 3 parts"),
     ],
 )
-def test_parts_that_there_are_not(arguments, message):
+def test_split_sampler_rejects_invalid_parts(arguments, message):
     with pytest.raises(ValueError, match=message):
         data.SplitSampler(*arguments)
 
@@ -157,7 +157,7 @@ def test_parts_that_there_are_not(arguments, message):
 # --- Batches ---
 
 
-def test_batches_in_order(way):
+def test_loader_yields_batches_in_order(way):
     loader = data.DataLoader(data.ArrayDataset(VALUES, LABELS), batch_size=4, **way)
     assert len(loader) == 3
     for _ in range(2):
@@ -170,7 +170,7 @@ def test_batches_in_order(way):
         )
 
 
-def test_arrays_of_the_framework(way):
+def test_loader_batches_framework_arrays(way):
     loader = data.DataLoader(
         data.ArrayDataset(mx.nd.array(VALUES), mx.nd.array(LABELS)),
         batch_size=3,
@@ -182,14 +182,14 @@ def test_arrays_of_the_framework(way):
     np.testing.assert_array_equal(batches[1][0].asnumpy(), VALUES[3:6])
 
 
-def test_shuffled_rounds_differ_and_are_complete(way):
+def test_shuffled_epochs_differ_and_are_complete(way):
     loader = data.DataLoader(LABELS, batch_size=3, shuffle=True, **way)
     rounds = [np.concatenate([b.asnumpy() for b in loader]) for _ in range(3)]
     assert all(sorted(r) == list(range(10)) for r in rounds)
     assert any(not np.array_equal(rounds[0], r) for r in rounds[1:])
 
 
-def test_large_batches(way):
+def test_loader_passes_large_batches_unchanged(way):
     values = np.random.default_rng(0).normal(size=(8, 300, 301)).astype("float32")
     for batch, expected in zip(
         data.DataLoader(values, batch_size=4, **way), (values[:4], values[4:])
@@ -206,14 +206,14 @@ def own_batch(samples):
     }
 
 
-def test_own_batchify_and_nested_results(way):
+def test_custom_batchify_returns_nested_results(way):
     for i, batch in enumerate(data.DataLoader(VALUES, batch_size=5, batchify_fn=own_batch, **way)):
         assert batch["n"] == 5 and batch["text"] == "x" * 5000
         np.testing.assert_array_equal(batch["host"], VALUES[5 * i : 5 * i + 5])
         np.testing.assert_array_equal(batch["values"][1].asnumpy(), VALUES[5 * i + 1] * 2)
 
 
-def test_zero_sized_and_single_samples(way):
+def test_loader_batches_empty_samples_and_empty_data_sets(way):
     batches = list(
         data.DataLoader(data.SimpleDataset([np.zeros((0, 3), "float32")] * 3), batch_size=2, **way)
     )
@@ -221,7 +221,7 @@ def test_zero_sized_and_single_samples(way):
     assert list(data.DataLoader([], batch_size=2, **way)) == []
 
 
-def test_batch_sampler_and_auto_reload(way):
+def test_loader_accepts_batch_sampler_and_auto_reload(way):
     loader = data.DataLoader(
         LABELS,
         batch_sampler=data.BatchSampler(data.IntervalSampler(10, 5), 2),
@@ -232,7 +232,7 @@ def test_batch_sampler_and_auto_reload(way):
         assert [b.asnumpy().tolist() for b in loader] == [[0, 5], [1, 6], [2, 7], [3, 8], [4, 9]]
 
 
-def test_two_iterations_at_once_and_one_left_early(way):
+def test_loader_supports_concurrent_and_abandoned_iterators(way):
     loader = data.DataLoader(LABELS, batch_size=2, **way)
     for a, b in zip(loader, loader):
         np.testing.assert_array_equal(a.asnumpy(), b.asnumpy())
@@ -241,7 +241,7 @@ def test_two_iterations_at_once_and_one_left_early(way):
     assert [b.asnumpy().tolist() for b in loader][0] == first.asnumpy().tolist() == [0, 1]
 
 
-def test_wrong_arguments():
+def test_loader_and_shard_reject_invalid_arguments():
     for options in (
         {},
         {"batch_size": 2, "shuffle": True, "sampler": data.SequentialSampler(10)},
@@ -270,7 +270,7 @@ def test_wrong_arguments():
         ([mx.nd.ones(2), np.ones(2, "int32")], mx.MXNetError, "must be float32.*astype"),
     ],
 )
-def test_samples_that_make_no_batch(way, samples, error, words):
+def test_samples_that_cannot_be_batched_raise(way, samples, error, words):
     with pytest.raises(error, match=words):
         list(data.DataLoader(data.SimpleDataset(samples), 2, **way))
 
@@ -286,7 +286,7 @@ def test_samples_that_make_no_batch(way, samples, error, words):
     ],
 )
 @pytest.mark.parametrize("batchify", [None, data.dataloader.default_mp_batchify_fn])
-def test_mixed_samples(way, samples, dtype, batchify):
+def test_mixed_samples_are_batched_in_the_promoted_dtype(way, samples, dtype, batchify):
     (batch,) = data.DataLoader(data.SimpleDataset(samples), 2, batchify_fn=batchify, **way)
     assert batch.dtype == mx.nd.ones(1, dtype=dtype).dtype
     assert batch.astype("float32").asnumpy().tolist() == [[1, 1], [1, 1]]
@@ -297,7 +297,7 @@ def stacked(samples):
 
 
 @pytest.mark.parametrize("batchify", [None, stacked])
-def test_batches_are_where_their_samples_are(way, batchify):
+def test_batches_stay_on_the_device_of_their_samples(way, batchify):
     samples = data.SimpleDataset([mx.nd.ones(2)] * 2)
     with mx.cpu(1):
         (batch,) = data.DataLoader(samples, 2, batchify_fn=batchify, **way)
@@ -311,7 +311,7 @@ def random_sample(i):
     return np.random.rand(2).astype("float32")
 
 
-def test_random_numbers_do_not_depend_on_the_number_of_workers():
+def test_random_numbers_do_not_depend_on_worker_count():
     def draw(workers):
         np.random.seed(5)
         loader = data.DataLoader(Function(8, random_sample), batch_size=2, num_workers=workers)
@@ -322,7 +322,7 @@ def test_random_numbers_do_not_depend_on_the_number_of_workers():
     assert len(np.unique(np.concatenate(one))) == 32
 
 
-def test_workers_may_compute_with_arrays():
+def test_workers_can_compute_with_arrays():
     def sample(i):
         x = mx.nd.ones((100, 100)) * i
         return mx.nd.dot(x, x)
@@ -349,7 +349,7 @@ def failing_oddly(i):
     raise Odd(i, None)
 
 
-def test_an_error_of_the_data_set_is_raised_and_the_loader_goes_on(way):
+def test_loader_raises_data_set_errors_and_stays_usable(way):
     loader = data.DataLoader(Function(8, failing), batch_size=2, **way)
     for _ in range(2):
         got = []
@@ -359,7 +359,7 @@ def test_an_error_of_the_data_set_is_raised_and_the_loader_goes_on(way):
         assert got == [[0, 1], [2, 3]]
 
 
-def test_an_error_that_cannot_be_pickled_is_told_as_text():
+def test_unpicklable_worker_error_is_raised_as_text():
     with pytest.raises(RuntimeError, match="sample 0 is odd"):
         list(data.DataLoader(Function(2, failing_oddly), batch_size=2, num_workers=1))
 
@@ -370,7 +370,7 @@ def dying(i):
     return float(i)
 
 
-def test_a_worker_that_dies_is_an_error_at_once(monkeypatch):
+def test_killed_worker_raises_at_once(monkeypatch):
     monkeypatch.setenv("DATA_TEST_DIES", "1")
     loader = data.DataLoader(Function(8, dying), batch_size=2, num_workers=2, timeout=100_000)
     with pytest.raises(RuntimeError, match="killed by SIGKILL"):
@@ -383,7 +383,7 @@ def leaving(i):
     sys.exit(3)
 
 
-def test_a_worker_that_exits_is_an_error():
+def test_exited_worker_raises_with_its_exit_code():
     with pytest.raises(RuntimeError, match="exited with code 3"):
         list(data.DataLoader(Function(8, leaving), batch_size=2, num_workers=1))
 
@@ -393,7 +393,7 @@ def slow(i):
 
 
 @pytest.mark.parametrize("way", ["processes", "threads"])
-def test_timeout(way):
+def test_slow_batch_raises_picklable_timeout_error(way):
     ended = threading.Event()
     loader = data.DataLoader(
         Function(2, (lambda i: ended.wait()) if way == "threads" else slow),
@@ -449,9 +449,9 @@ def start_script():
     return child, eval(child.stdout.readline())
 
 
-def test_ctrl_c_reaches_the_loop_and_nothing_is_left():
+def test_ctrl_c_interrupts_the_loop_and_ends_all_workers():
     child, workers = start_script()
-    os.killpg(child.pid, signal.SIGINT)  # as a terminal does: to all processes of the group
+    os.killpg(child.pid, signal.SIGINT)  # a terminal signals the whole process group
     out, err = child.communicate(timeout=30)
     assert "interrupted" in out and out.rstrip().endswith("done") and "Traceback" not in err, (
         out,
@@ -486,7 +486,7 @@ def test_workers_end_with_the_loader():
     "options", [{}, {"num_workers": 2}, {"num_workers": 2, "thread_pool": True}]
 )
 @pytest.mark.parametrize("dtype", ["float32", "float64", "uint8", "int64", "bool"])
-def test_batches_have_memory_of_their_own(options, dtype):
+def test_writing_to_a_batch_keeps_the_data_set(options, dtype):
     values = np.arange(24).reshape(6, 4).astype(dtype)
     dataset = data.ArrayDataset(values, list(range(6)))
     batches = list(data.DataLoader(dataset, 3, **options))
@@ -497,13 +497,13 @@ def test_batches_have_memory_of_their_own(options, dtype):
         assert batch.dtype == values.dtype and batch.context == mx.cpu(0)
         np.testing.assert_array_equal(batch.asnumpy(), values[begin : begin + 3])
         np.testing.assert_array_equal(labels.asnumpy(), range(begin, begin + 3))
-    with mx.cpu(1):  # which the threads of a pool do not know
+    with mx.cpu(1):  # pool threads do not inherit the current context
         (batch, _), *_ = data.DataLoader(dataset, 3, **options)
         assert batch.context == mx.cpu(0 if "thread_pool" in options else 1)
 
 
-def test_pinned_batches(way):
-    """Whatever the structure; a network on `cpu(0)` takes them."""
+def test_pin_memory_pins_every_array_of_a_batch(way):
+    """Holds for any batch structure; a network on `cpu(0)` accepts pinned arrays."""
     pinned = mx.cpu_pinned(0)
     samples = data.ArrayDataset(VALUES, LABELS)
     net = mx.gluon.nn.HybridSequential()

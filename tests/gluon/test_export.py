@@ -1,4 +1,4 @@
-"""Files of `HybridBlock.export`: what can be exported, and who can read it."""
+"""`HybridBlock.export`: exportable blocks and how their files are imported."""
 
 import json
 
@@ -24,7 +24,7 @@ def same(net, block, x, **tolerance):
 
 
 class Spread(gluon.HybridBlock):
-    """Two layers on two devices, with an array that is made on the second."""
+    """Two layers on two devices and an array created on the second device."""
 
     def __init__(self):
         super().__init__()
@@ -61,7 +61,7 @@ class Attention(gluon.HybridBlock):
 
 
 @pytest.mark.parametrize("options", [{}, PIPELINE], ids=["hybridized", "pipelined"])
-def test_block_over_devices_is_imported_on_one_device(tmp_path, options):
+def test_block_on_two_devices_is_imported_on_one(tmp_path, options):
     net = Spread()
     net.hybridize(**options)
     x = nd.random.normal(shape=(4, 5))
@@ -79,7 +79,7 @@ def test_block_over_devices_is_imported_on_one_device(tmp_path, options):
 
 @pytest.mark.parametrize("options", [{}, PIPELINE], ids=["hybridized", "pipelined"])
 @pytest.mark.parametrize("devices", [1, 2])
-def test_block_that_reads_shapes_is_exported_for_all_batch_sizes(tmp_path, options, devices):
+def test_block_that_reads_shapes_is_exported_for_any_batch_size(tmp_path, options, devices):
     net = Attention(None if devices == 1 else on(1))
     net.initialize()
     if devices == 2:
@@ -98,9 +98,7 @@ def test_block_that_reads_shapes_is_exported_for_all_batch_sizes(tmp_path, optio
 
 @pytest.mark.parametrize("width", [6, -1])
 @pytest.mark.parametrize("reverse", [False, True])
-def test_block_with_an_input_beside_the_batch_is_exported_for_all_batch_sizes(
-    tmp_path, width, reverse
-):
+def test_block_with_an_unbatched_input_is_exported_for_any_batch_size(tmp_path, width, reverse):
     class Shifted(gluon.HybridBlock):
         def hybrid_forward(self, F, x, shift):
             shape = (x.shape[0], width)
@@ -112,15 +110,15 @@ def test_block_with_an_input_beside_the_batch_is_exported_for_all_batch_sizes(
     net(nd.ones((4, 2, 3)), shift)
     symbol, params = net.export(str(tmp_path / "net"))
     block = gluon.SymbolBlock.imports(symbol, ["data0", "data1"], params)
-    # With reverse, no code of a reshape stands for the batch beside -1.
+    # With reverse, no reshape code can express the batch size next to -1.
     for rows in (4,) if reverse and width == -1 else (4, 7, 1):
         x = nd.random.normal(shape=(rows, 2, 3))
         np.testing.assert_array_equal(block(x, shift).asnumpy(), net(x, shift).asnumpy())
 
 
 @pytest.mark.parametrize("broadcast", [False, True])
-def test_block_that_makes_first_states_is_exported_for_all_batch_sizes(tmp_path, broadcast):
-    """Only for one if the sizes of an array don't follow from those of the input."""
+def test_block_that_creates_states_is_exported_for_any_batch_size(tmp_path, broadcast):
+    """Exported for one batch size only if an array's shape does not follow from the input's."""
 
     class Net(gluon.HybridBlock):
         def __init__(self):
@@ -144,7 +142,7 @@ def test_block_that_makes_first_states_is_exported_for_all_batch_sizes(tmp_path,
         same(net, block, nd.random.normal(shape=(rows, 5, 6)))
 
 
-def test_block_with_a_fixed_batch_size_is_exported_for_that_one(tmp_path):
+def test_block_with_a_fixed_batch_size_is_exported_for_that_size(tmp_path):
     class Fixed(gluon.HybridBlock):
         def hybrid_forward(self, F, x):
             return F.broadcast_add(x, F.arange(x.shape[0]).reshape((-1, 1)))
@@ -157,7 +155,7 @@ def test_block_with_a_fixed_batch_size_is_exported_for_that_one(tmp_path):
 
 
 @pytest.mark.parametrize("pipelined", [False, True])
-def test_onnx_export_of_blocks_that_symbols_cannot_run(tmp_path, pipelined):
+def test_onnx_exports_blocks_that_symbols_cannot_run(tmp_path, pipelined):
     pytest.importorskip("onnx")
     net = Attention()
     net.initialize()
@@ -188,7 +186,7 @@ def test_checkpoint_handler_saves_networks_that_symbols_cannot_run(tmp_path, opt
 
 
 @pytest.mark.parametrize("make", [Attention, lambda: nn.Dense(3)], ids=["shapes", "plain"])
-def test_checkpoint_handler_saves_the_symbol_of_a_network_in_a_pipeline(tmp_path, make):
+def test_checkpoint_handler_saves_the_symbol_of_a_pipelined_network(tmp_path, make):
     net = make()
     net.initialize()
     trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.01})
@@ -204,7 +202,7 @@ def test_checkpoint_handler_saves_the_symbol_of_a_network_in_a_pipeline(tmp_path
     assert "data" in names and set(net.collect_params()) <= names
 
 
-def test_export_of_what_cannot_be_written_says_why():
+def test_export_of_a_loop_raises_with_the_reason():
     class Looping(gluon.HybridBlock):
         def hybrid_forward(self, F, x):
             total, _ = F.contrib.foreach(lambda d, s: (d + s, d + s), x, F.zeros(x.shape[1:]))
@@ -217,10 +215,10 @@ def test_export_of_what_cannot_be_written_says_why():
         net.export("unused")
 
 
-def test_block_with_a_step_on_the_host_says_what_cannot_be_exported():
+def test_export_of_a_custom_function_raises_with_the_reason():
     class Halved(mx.autograd.Function):
         def forward(self, x):
-            return nd.tanh(x)  # which takes no Symbol
+            return nd.tanh(x)  # does not accept a Symbol
 
         def backward(self, dy):
             return dy * 0.5
@@ -237,7 +235,7 @@ def test_block_with_a_step_on_the_host_says_what_cannot_be_exported():
 
 
 class Shaped(gluon.HybridBlock):
-    """Layers of two stages, between which the block reads a shape."""
+    """Layers of two stages; the block reads a shape between them."""
 
     def __init__(self):
         super().__init__()
@@ -285,7 +283,7 @@ def test_block_with_a_loop_and_a_dict_of_results_is_exported(tmp_path):
 
 
 class Loops(gluon.HybridBlock):
-    """Loops and a branch whose bodies copy to another device and make arrays there."""
+    """Loops and a branch whose bodies copy to another device and create arrays there."""
 
     def __init__(self, kind):
         super().__init__()
@@ -322,7 +320,7 @@ class Loops(gluon.HybridBlock):
 
 
 @pytest.mark.parametrize("kind", ["foreach", "while_loop", "nested"])
-def test_copies_in_bodies_are_not_exported(kind, tmp_path):
+def test_device_copies_in_loop_bodies_are_not_exported(kind, tmp_path):
     net = Loops(kind)
     net.hybridize()
     x = nd.random.normal(shape=(4, 3))

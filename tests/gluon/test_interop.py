@@ -1,4 +1,4 @@
-"""Modules of PyTorch as blocks, and blocks as modules of PyTorch."""
+"""PyTorch modules as blocks, and blocks as PyTorch modules."""
 
 import copy
 import io
@@ -60,7 +60,7 @@ def assert_steps_agree(module, optimizer, net, trainer):
         np.testing.assert_allclose(gradient, other_gradient, rtol=1e-3, atol=1e-5)
 
 
-def test_a_trainer_trains_a_module(tmp_path):
+def test_trainer_trains_a_torch_module(tmp_path):
     module, alone = torch_network(), torch_network()
     alone.load_state_dict(module.state_dict())
     net = mx.interop.torch_function(module)
@@ -80,7 +80,7 @@ def test_a_trainer_trains_a_module(tmp_path):
     np.testing.assert_array_equal(net(x).asnumpy(), before)
 
 
-def test_an_optimizer_of_torch_trains_a_block(tmp_path):
+def test_torch_optimizer_trains_a_block(tmp_path):
     net, alone = gluon_network(), gluon_network()
     net.save_parameters(str(tmp_path / "net"))
     alone.load_parameters(str(tmp_path / "net"))
@@ -97,8 +97,8 @@ def test_an_optimizer_of_torch_trains_a_block(tmp_path):
         assert not module(torch.tensor(VALUES)).requires_grad
 
 
-def test_parts_of_both():
-    """A module between layers, in one network with them."""
+def test_network_mixes_blocks_and_torch_modules():
+    """A torch module between two Gluon layers trains with them."""
     net = nn.Sequential()
     first, last = nn.Dense(4, in_units=3), nn.Dense(1, in_units=4)
     first.initialize()
@@ -109,7 +109,7 @@ def test_parts_of_both():
     assert len(net.collect_params()) == 6 and losses[-1] < losses[0]
 
 
-def test_functions():
+def test_torch_function_wraps_a_plain_function():
     x, y = nd.array([[1, 2], [3, 4]]), nd.array([1, 10])
     x.attach_grad()
     y.attach_grad()
@@ -128,7 +128,7 @@ def test_functions():
     assert mx.interop.torch_function(lambda a: a.t())(x).asnumpy().tolist() == [[1, 3], [2, 4]]
 
 
-def test_results_own_their_memory():
+def test_torch_results_own_their_memory():
     x = nd.array([1, 2])
     y = mx.interop.torch_function(torch.nn.Identity())(x)
     x[:] = 7
@@ -148,7 +148,7 @@ def test_results_own_their_memory():
     assert source.grad.numpy() == pytest.approx(np.array([0.25, 0.19661193]))
 
 
-def test_frozen_parameters():
+def test_requires_grad_maps_to_grad_req():
     module = torch.nn.Linear(3, 2)
     module.bias.requires_grad_(False)
     net = mx.interop.torch_function(module)
@@ -162,7 +162,7 @@ def test_frozen_parameters():
     assert x.grad.asnumpy().any() and not module.weight.requires_grad
 
 
-def test_errors():
+def test_torch_function_rejects_invalid_arguments():
     x = nd.array([[-1, 1]])
     for wrong, error, words in (
         (lambda: mx.interop.torch_function(torch.nn.ReLU(inplace=True))(x), mx.MXNetError, "wrote"),
@@ -184,14 +184,14 @@ def test_errors():
 
 
 def ones_after(change):
-    """What a linear layer gives that was changed after it became a block."""
+    """Result of a linear layer that `change` modified after it became a block."""
     module = torch.nn.Linear(2, 1, bias=False)
     net = mx.interop.torch_function(module)
     change(module)
     return net(nd.ones((1, 2))).asscalar(), module.weight.sum().item()
 
 
-def test_a_module_may_change_before_its_first_call():
+def test_module_can_change_before_its_first_call():
     assert ones_after(lambda m: m.load_state_dict({"weight": torch.tensor([[1.0, 2]])})) == (3, 3)
     assert ones_after(lambda m: torch.nn.init.constant_(m.weight, 4)) == (8, 8)
 
@@ -204,17 +204,17 @@ def test_a_module_may_change_before_its_first_call():
     assert ones_after(replace) == (7, 7) and ones_after(assign) == (9, 9)
 
 
-def test_states_are_those_of_the_parameters():
+def test_state_dict_and_parameters_share_values():
     module = torch.nn.Sequential(torch.nn.Linear(2, 1, bias=False))
     net = mx.interop.torch_function(module)
     (weight,) = net.collect_params().values()
-    for number in range(1, 6):  # ops are queued
+    for number in range(1, 6):  # the writes are asynchronous
         weight.set_data(nd.dot(nd.ones((1, 400000)), nd.ones((400000, 2))) * 0 + number)
         assert module.state_dict()["0.weight"].tolist() == [[number, number]]
     weight.set_data(nd.dot(nd.ones((1, 400000)), nd.ones((400000, 2))))
     module.load_state_dict({"0.weight": torch.tensor([[1.0, 2]])})
     assert weight.data().asnumpy().tolist() == [[1, 2]]
-    weight.initialize(mx.init.One(), force_reinit=True)  # other memory
+    weight.initialize(mx.init.One(), force_reinit=True)  # reallocates the weight
     assert module.state_dict()["0.weight"].tolist() == [[1, 1]]
     module.load_state_dict({"0.weight": torch.tensor([[3.0, 4]])})
     assert weight.data().asnumpy().tolist() == [[3, 4]]
@@ -232,7 +232,7 @@ def saved(thing):
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, pickled, saved])
-def test_copies_share_memory(copied):
+def test_copied_wrapper_shares_weights_with_its_own_module(copied):
     block = nn.Dense(1, in_units=2, use_bias=False)
     block.initialize(mx.init.One())
     module = copied(mx.interop.torch_function(block))
@@ -255,7 +255,7 @@ def test_copies_share_memory(copied):
     )
 
 
-def test_a_block_whose_weights_change_before_backward():
+def test_block_backward_raises_after_an_in_place_weight_update():
     block = nn.HybridSequential()
     block.add(*[nn.Dense(1, in_units=1, use_bias=False) for _ in range(2)])
     block.initialize(mx.init.Constant(2))
@@ -285,7 +285,7 @@ def test_a_block_whose_weights_change_before_backward():
 
 
 @pytest.mark.parametrize("hybridize", [False, True])
-def test_a_module_whose_weights_change_before_backward(hybridize):
+def test_module_backward_raises_after_an_in_place_weight_update(hybridize):
     parts = [torch.nn.Linear(1, 1, bias=False) for _ in range(2)]
     for part in parts:
         torch.nn.init.constant_(part.weight, 2)
@@ -295,7 +295,7 @@ def test_a_module_whose_weights_change_before_backward(hybridize):
     trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
     x = nd.ones((1, 1))
     x.attach_grad()
-    for _ in range(2):  # the first call copies its arguments
+    for _ in range(2):  # only the first call copies its arguments
         with autograd.record():
             first, second = net(x), net(x)
         first.backward()
@@ -309,7 +309,7 @@ def test_a_module_whose_weights_change_before_backward(hybridize):
     assert x.grad.asscalar() == pytest.approx(slope)
 
 
-def test_an_argument_that_changes_before_backward():
+def test_backward_raises_after_an_argument_changes():
     square, twice = (mx.interop.torch_function(f) for f in (torch.square, lambda a: a * 2))
     for number in range(3):
         x = nd.array([3])
@@ -317,7 +317,7 @@ def test_an_argument_that_changes_before_backward():
         with autograd.record():
             y, z = square(x), twice(x)
         x[:] = 5
-        z.backward()  # needs no values
+        z.backward()  # this gradient does not read the argument
         assert x.grad.asscalar() == 2
         if number:
             with pytest.raises(mx.MXNetError, match="call the module again"):
@@ -342,7 +342,7 @@ class Averages(torch.nn.Module):
 
 
 @pytest.mark.parametrize("ctx", [mx.cpu(0), mx.cpu(1)])
-def test_buffers_that_are_replaced(tmp_path, ctx):
+def test_replaced_buffers_are_synchronized(tmp_path, ctx):
     module = Averages()
     alone = copy.deepcopy(module)
     net = mx.interop.torch_function(module)
@@ -371,7 +371,7 @@ def test_buffers_that_are_replaced(tmp_path, ctx):
     assert other.module.state_dict()["scale"].item() == 4
 
 
-def test_parameters_that_are_replaced():
+def test_replaced_torch_parameters_are_trained():
     module = torch.nn.Sequential(torch.nn.Linear(2, 1, bias=False))
     net = mx.interop.torch_function(module)
     trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 1})
@@ -402,7 +402,7 @@ def test_parameters_that_are_replaced():
         net(x)
 
 
-def test_one_module_in_two_blocks():
+def test_module_shared_by_two_blocks_has_one_parameter():
     shared = torch.nn.Linear(1, 1, bias=False)
     torch.nn.init.constant_(shared.weight, 1)
     net = nn.Sequential()
@@ -437,7 +437,7 @@ class Mode(torch.nn.Module):
 held = threading.Event()
 
 
-def test_threads_have_modes_of_their_own():
+def test_training_mode_is_per_thread():
     net = mx.interop.torch_function(Mode())
     x, found = nd.ones(1), {}
 
@@ -454,7 +454,7 @@ def test_threads_have_modes_of_their_own():
     assert found == {True: 1, False: 0}
 
 
-def test_gradients_that_are_given_up():
+def test_null_grad_req_drops_only_that_gradient():
     block = nn.Dense(1, in_units=1)
     block.initialize(mx.init.One())
     module = mx.interop.torch_function(block)
@@ -482,7 +482,7 @@ def test_gradients_that_are_given_up():
         module(torch.ones(1, 1))
 
 
-def test_inputs_keep_their_values():
+def test_in_place_module_raises_and_keeps_its_input():
     for module in (torch.nn.ReLU(inplace=True), lambda a: a.view(-1).mul_(2)):
         for dtype in ("float32", "int32"):
             x = nd.array([-1, 1], dtype=dtype)
@@ -493,7 +493,7 @@ def test_inputs_keep_their_values():
                 assert x.asnumpy().tolist() == [-1, 1]
 
 
-def test_inference_mode():
+def test_modules_from_inference_mode_are_rejected():
     block = nn.Dense(1, in_units=2)
     block.initialize(mx.init.One())
     module = mx.interop.torch_function(block)
@@ -515,7 +515,7 @@ def test_inference_mode():
     assert [p.grad is not None for p in module.parameters()] == [True, True]
 
 
-def test_tensors_that_have_no_arrays():
+def test_unsupported_tensor_types_raise():
     for tensor, name in (
         (torch.zeros(2, dtype=torch.int16), "int16"),
         (torch.zeros(2) * 1j, "complex64"),
@@ -532,7 +532,7 @@ def test_tensors_that_have_no_arrays():
 
 
 def trained(hybridize, ctx):
-    """What three steps of a network around a module give."""
+    """Losses, gradients and results of three steps of a network that contains a module."""
     torch.manual_seed(0)
     mx.random.seed(0)
     module = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
@@ -552,21 +552,21 @@ def trained(hybridize, ctx):
             loss = (net(x) ** 2).sum()
         loss.backward()
         trainer.step(4)
-        found += [loss, x.grad, net(x)]  # trains and predicts in turn
+        found += [loss, x.grad, net(x)]  # alternates training and prediction
     assert all(array.context == ctx for array in found)
     tensors = [*module.parameters(), *module.buffers()]
     return [array.asnumpy() for array in found] + [one.detach().numpy().copy() for one in tensors]
 
 
-def test_hybridized_and_on_another_device():
-    """A module is a step on the host there; PyTorch's results come back to the device."""
+def test_module_has_the_same_bits_hybridized_and_on_another_device():
+    """There, a module runs on the host and its results are copied back to the device."""
     expected = trained(False, mx.cpu(0))
     for hybridize, ctx in ((True, mx.cpu(0)), (False, mx.cpu(1)), (True, mx.cpu(1))):
         for one, other in zip(trained(hybridize, ctx), expected):
             np.testing.assert_array_equal(one, other)
 
 
-def test_examples_of_the_page():
+def test_interop_page_examples_run():
     with open(os.path.join(ROOT, "docs", "interop.md")) as file:
         blocks = re.findall(r"^```python\n(.*?)^```$", file.read(), re.M | re.S)
     names = {"mx": mx, "nd": nd, "np": np, "nn": nn, "gluon": gluon, "autograd": autograd}

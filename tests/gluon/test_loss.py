@@ -91,7 +91,7 @@ ELEMENTWISE = {
 
 @pytest.mark.parametrize("name", ELEMENTWISE)
 @pytest.mark.parametrize("hybrid", [False, True])
-def test_elementwise(name, hybrid):
+def test_elementwise_losses_match_numpy(name, hybrid):
     make, options, arrays, expected = ELEMENTWISE[name]
     loss = make(**options)
     loss.hybridize(hybrid)
@@ -103,7 +103,7 @@ def test_elementwise(name, hybrid):
     )
 
 
-def test_weight_and_batch_axis():
+def test_loss_applies_weight_and_batch_axis():
     arrays = [mx.nd.array(PRED), mx.nd.array(LABEL)]
     error = np.abs(PRED - LABEL)
     np.testing.assert_allclose(
@@ -117,7 +117,7 @@ def test_weight_and_batch_axis():
         losses.L1Loss(weight="much")(*arrays)
 
 
-def test_positive_weight():
+def test_sigmoid_bce_loss_applies_pos_weight():
     factor = np.array([[1, 2, 3, 4, 5]], dtype="float32")
     expected = -(factor * HALF * np.log(sigmoid(PRED)) + (1 - HALF) * np.log(1 - sigmoid(PRED)))
     arrays = [mx.nd.array(array) for array in (PRED, HALF)]
@@ -128,7 +128,7 @@ def test_positive_weight():
     np.testing.assert_allclose(found.asnumpy(), expected.mean(1), rtol=2e-4)
 
 
-def test_softmax_along_another_axis():
+def test_softmax_loss_supports_any_axis():
     pred = draw.normal(size=(2, 5, 3)).astype("float32")
     label = draw.randint(0, 5, (2, 3))
     logs = log_softmax(pred, 1)
@@ -137,7 +137,7 @@ def test_softmax_along_another_axis():
     np.testing.assert_allclose(found.asnumpy(), expected, rtol=1e-5)
 
 
-def test_gradient_of_softmax_cross_entropy():
+def test_softmax_cross_entropy_gradient_matches_numpy():
     pred = mx.nd.array(PRED)
     pred.attach_grad()
     with autograd.record():
@@ -148,7 +148,7 @@ def test_gradient_of_softmax_cross_entropy():
     np.testing.assert_allclose(pred.grad.asnumpy(), expected, rtol=1e-4, atol=1e-6)
 
 
-def test_kl_divergence():
+def test_kl_divergence_loss_matches_numpy():
     logs = log_softmax(PRED)
     expected = (PROBABILITIES * (np.log(PROBABILITIES + 1e-12) - logs)).sum(1)
     label = mx.nd.array(PROBABILITIES)
@@ -159,14 +159,14 @@ def test_kl_divergence():
     np.testing.assert_allclose(found.asnumpy(), expected, rtol=1e-5)
 
 
-def test_triplet():
+def test_triplet_loss_matches_numpy():
     third = draw.normal(size=(4, 5)).astype("float32")
     expected = np.maximum(0, ((LABEL - PRED) ** 2 - (third - PRED) ** 2).sum(1) + 1)
     found = losses.TripletLoss()(*[mx.nd.array(array) for array in (PRED, LABEL, third)])
     np.testing.assert_allclose(found.asnumpy(), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_poisson():
+def test_poisson_loss_matches_numpy():
     target = draw.poisson(2, (4, 5)).astype("float32")
     arrays = [mx.nd.array(PRED), mx.nd.array(target)]
     expected = np.exp(PRED) - target * PRED
@@ -181,7 +181,7 @@ def test_poisson():
     assert found.asscalar() == pytest.approx((expected + stirling).mean(), rel=1e-5)
 
 
-def test_cosine():
+def test_cosine_embedding_loss_matches_numpy():
     label = np.array([1, -1, 1, -1], dtype="float32")
     cosine = (PRED * LABEL).sum(1) / np.linalg.norm(PRED, axis=1) / np.linalg.norm(LABEL, axis=1)
     expected = np.where(label == 1, 1 - cosine, np.maximum(0, cosine - 0.1))
@@ -191,7 +191,7 @@ def test_cosine():
     np.testing.assert_allclose(found.asnumpy().ravel(), expected, rtol=1e-4, atol=1e-6)
 
 
-def test_nothing_is_nan_far_out():
+def test_losses_stay_finite_for_large_logits():
     far = mx.nd.array([[1000.0, -1000.0]])
     for loss in (losses.SigmoidBCELoss(), losses.LogisticLoss()):
         assert np.isfinite(loss(far, mx.nd.array([[0.0, 1.0]])).asnumpy()).all()
@@ -199,7 +199,7 @@ def test_nothing_is_nan_far_out():
 
 
 @pytest.mark.parametrize("hybrid", [False, True])
-def test_sdml(hybrid):
+def test_sdml_loss_matches_numpy(hybrid):
     loss = losses.SDMLLoss(smoothing_parameter=0.2)
     if hybrid:
         loss.hybridize()

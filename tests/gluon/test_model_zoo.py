@@ -14,14 +14,14 @@ from support.devices import on
 from support.model_zoo import CLASSES, RECORD, fill, image, size_of, structure
 
 with open(RECORD, encoding="utf-8") as file:
-    MXNET = json.load(file)  # what MXNet 1.9.1 has
-# Whose outputs are compared in every run.
+    MXNET = json.load(file)  # recorded from MXNet 1.9.1
+# Networks whose outputs every run compares.
 QUICK = {"mobilenet0.25", "mobilenetv2_0.25", "resnet18_v2", "squeezenet1.1"}
 
 
 @pytest.mark.slow
-def test_structures():
-    """Names and shapes of parameters, in order, without memory for them."""
+def test_parameter_names_and_shapes_match_mxnet():
+    """Names and shapes of parameters in order, without allocating them."""
     assert sorted(MXNET) == sorted(vision._MODELS)
     for name, there in MXNET.items():
         net = vision.get_model(name, prefix="net_", classes=CLASSES)
@@ -38,8 +38,8 @@ def test_structures():
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in MXNET]
 )
-def test_outputs(name):
-    """As in MXNet; and the same bits when it is hybridized."""
+def test_outputs_match_mxnet(name):
+    """Close to MXNet's, and bit-identical when hybridized."""
     net = vision.get_model(name, prefix="net_", classes=CLASSES)
     x = mx.nd.array(image(size_of(name)))
     net.initialize()
@@ -62,7 +62,7 @@ SMALL = {
 
 
 class TwoDevices(mx.gluon.HybridBlock):
-    """A network of the zoo with the layers from `border` on, and the output, on another device."""
+    """A zoo network with the output and all layers from index `border` on a second device."""
 
     def __init__(self, net, border):
         super().__init__(prefix="")
@@ -78,11 +78,11 @@ class TwoDevices(mx.gluon.HybridBlock):
 
 @pytest.mark.parametrize("hybridize", [False, True])
 @pytest.mark.parametrize("kind", SMALL)
-def test_two_devices(kind, hybridize):
+def test_networks_on_two_devices_have_the_bits_of_one(kind, hybridize):
     """Outputs and gradients have the bits of one device."""
     make, size = SMALL[kind]
-    # Both devices work in both cases: they share the cores, and weights' gradients have other bits
-    # with another number of threads.
+    # Both devices are active in both cases because they share the cores, and the bits of weight
+    # gradients depend on the number of threads.
     mx.nd.zeros(1, ctx=on(1))
     x = mx.nd.array(np.random.RandomState(1).randn(2, 3, size, size), ctx=on(0))
     found = []
@@ -125,13 +125,13 @@ def losses_of(net, size, rate=0.05, samples=4, steps=8):
 
 
 @pytest.mark.parametrize("kind", SMALL)
-def test_training(kind):
+def test_small_networks_train(kind):
     make, size = SMALL[kind]
     losses = losses_of(make(), size, 0.01, samples=16, steps=24)
     assert np.mean(losses[-4:]) < 0.8 * losses[0]
 
 
-def test_names():
+def test_resnet_parameter_names_match_mxnet():
     net = vision.resnet18_v1(prefix="net_", classes=10)
     names = list(net.collect_params())
     assert names[:2] == ["net_conv0_weight", "net_batchnorm0_gamma"]
@@ -144,12 +144,12 @@ def test_names():
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_thumbnail_trains(version):
+def test_thumbnail_resnet_trains(version):
     losses = losses_of(vision.get_resnet(version, 18, classes=4, thumbnail=True), 16)
     assert losses[-1] < losses[0] / 2
 
 
-def test_pretrained(tmp_path, monkeypatch):
+def test_pretrained_checks_the_files_digest(tmp_path, monkeypatch):
     with pytest.raises(FileNotFoundError, match="resnet18_v1-a0666292.params"):
         vision.resnet18_v1(pretrained=True, root=str(tmp_path))
     net = vision.resnet18_v1()
@@ -168,8 +168,8 @@ def test_pretrained(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def test_missing_files(tmp_path, monkeypatch):
-    """The error names the file, which is the one that MXNet looks for, and its folder."""
+def test_missing_parameter_file_error_names_the_path(tmp_path, monkeypatch):
+    """The error names the file that MXNet would load and its folder."""
     monkeypatch.delenv("MXNET_GLUON_REPO", raising=False)
     monkeypatch.setenv("MXNET_HOME", str(tmp_path / "home"))
     for name in MXNET:
@@ -182,8 +182,8 @@ def test_missing_files(tmp_path, monkeypatch):
         assert str(tmp_path / "home" / "models" / file) in str(raised.value)
 
 
-def test_repository(tmp_path, monkeypatch):
-    """A file that is not there comes from the user's address, whole or not at all."""
+def test_missing_parameter_file_is_downloaded_whole_or_not_at_all(tmp_path, monkeypatch):
+    """A missing file is downloaded from MXNET_GLUON_REPO, atomically."""
     contents = b"parameters"
     digest = hashlib.sha1(contents).hexdigest()
     monkeypatch.setitem(model_store._model_sha1, "mine", digest)
@@ -227,7 +227,7 @@ def test_repository(tmp_path, monkeypatch):
         mx.gluon.utils._get_repo_file_url("gluon/models", "a.zip")
 
 
-def test_mistakes():
+def test_invalid_model_names_and_sizes_raise():
     with pytest.raises(ValueError, match="resnet50_v2"):
         vision.get_model("resnet19")
     with pytest.raises(ValueError, match="no trained parameters"):

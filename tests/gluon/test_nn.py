@@ -138,7 +138,7 @@ LAYERS = [
     LAYERS,
     ids=[make().name + str(i) for i, (make, *_) in enumerate(LAYERS)],
 )
-def test_layer(make, text, shape, out_shape, params):
+def test_layer_has_expected_repr_shapes_and_gradients(make, text, shape, out_shape, params):
     layer = make()
     if text is not None:
         assert repr(layer) == text
@@ -169,7 +169,7 @@ def test_layer(make, text, shape, out_shape, params):
         np.testing.assert_array_equal(a, b)
 
 
-def test_embedding():
+def test_embedding_looks_up_rows():
     layer = nn.Embedding(5, 3)
     assert repr(layer) == "Embedding(5 -> 3, float32)"
     layer.initialize()
@@ -177,7 +177,7 @@ def test_embedding():
     np.testing.assert_array_equal(out.asnumpy(), layer.weight.data().asnumpy()[[[0, 4], [2, 2]]])
 
 
-def test_dense_values():
+def test_dense_matches_numpy():
     layer = nn.Dense(3, in_units=4, activation="sigmoid")
     layer.initialize(mx.init.Normal(1))
     x = inputs(2, 4)
@@ -185,7 +185,7 @@ def test_dense_values():
     np.testing.assert_allclose(layer(x).asnumpy(), 1 / (1 + np.exp(-expected)), rtol=1e-5)
 
 
-def test_batch_norm_statistics():
+def test_batch_norm_updates_running_statistics():
     layer = nn.BatchNorm(momentum=0.9)
     layer.initialize()
     x = inputs(8, 3, 5)
@@ -208,9 +208,9 @@ def test_batch_norm_statistics():
 
 
 @pytest.mark.parametrize("exact", [None, True, False])
-def test_batch_norm_gradient_that_cancels(exact):
-    # The gradient of the sum is zero: what is left is the error of the mean, unless it is taken
-    # out.
+def test_batch_norm_gradient_cancels_exactly(exact):
+    # The exact gradient of the sum is zero. Without compensation, the rounding error of the mean
+    # remains.
     net = nn.BatchNorm(in_channels=20)
     net.initialize()
     if exact is not None:
@@ -223,7 +223,7 @@ def test_batch_norm_gradient_that_cancels(exact):
     assert abs(net.gamma.grad().asnumpy()).max() < 1e-4
 
 
-def test_batch_norm_with_relu():
+def test_batch_norm_relu_equals_relu_of_batch_norm():
     x = inputs(4, 3, 5)
     plain, fused = nn.BatchNorm(), nn.BatchNormReLU()
     for layer in (plain, fused):
@@ -231,7 +231,7 @@ def test_batch_norm_with_relu():
     np.testing.assert_allclose(fused(x).asnumpy(), np.maximum(plain(x).asnumpy(), 0), rtol=1e-6)
 
 
-def test_conv_against_torch():
+def test_grouped_convolution_matches_torch():
     torch = pytest.importorskip("torch")
     layer = nn.Conv2D(6, 3, strides=2, padding=1, dilation=1, groups=2, in_channels=4)
     layer.initialize(mx.init.Normal(1))
@@ -247,7 +247,7 @@ def test_conv_against_torch():
     np.testing.assert_allclose(layer(x).asnumpy(), expected.numpy(), rtol=1e-4, atol=1e-5)
 
 
-def test_bad_arguments():
+def test_layers_reject_invalid_arguments():
     with pytest.raises(AssertionError, match="layout"):
         nn.Conv2D(3, 3, layout="HWCN")
     with pytest.raises(AssertionError, match="kernel_size"):
@@ -260,7 +260,7 @@ def test_bad_arguments():
         nn.Lambda(3)
 
 
-def test_concurrent():
+def test_concurrent_concatenates_its_children():
     x = inputs(2, 3)
     for kind in (contrib.nn.Concurrent, contrib.nn.HybridConcurrent):
         net = kind(axis=1)
@@ -271,7 +271,7 @@ def test_concurrent():
         assert net(x).shape == (2, 8)
 
 
-def test_lambda():
+def test_lambda_blocks_call_their_function():
     assert nn.Lambda(lambda x: x * 2)(mx.nd.ones((2,))).asnumpy().tolist() == [2, 2]
     assert nn.HybridLambda(lambda F, x: F.relu(x))(mx.nd.array([-1, 1])).asnumpy().tolist() == [
         0,
@@ -280,7 +280,7 @@ def test_lambda():
     assert repr(nn.Lambda("relu")) == "Lambda(relu)"
 
 
-def test_all_hybrid_children_in_sequential():
+def test_sequential_of_hybrid_children_warns_on_hybridize():
     net = nn.Sequential()
     net.add(nn.Dense(2), nn.Dense(3))
     with pytest.warns(UserWarning, match="HybridSequential"):

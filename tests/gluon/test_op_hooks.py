@@ -1,4 +1,4 @@
-"""Functions that see what ops of blocks compute."""
+"""Op hooks: callbacks that receive the results of a block's operators."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from mpgluon.gluon import nn
 
 
 @pytest.mark.parametrize("monitor_all", [False, True])
-def test_a_hook_sees_every_op(monitor_all):
+def test_op_hook_receives_every_output(monitor_all):
     net = nn.HybridSequential(prefix="net_")
     with net.name_scope():
         net.add(nn.Dense(2), nn.Activation("relu"), nn.BatchNorm())
@@ -34,7 +34,7 @@ def test_a_hook_sees_every_op(monitor_all):
     assert len(seen) == 2 * len(names)
 
 
-def test_types_are_inferred():
+def test_infer_type_sets_parameter_dtypes():
     layer = nn.Dense(2)
     layer.initialize()
     layer.infer_type(nd.ones((1, 2), dtype="float64"))

@@ -1,4 +1,4 @@
-"""Parameters that become attributes of a block without its ParameterDict, as in PyTorch."""
+"""Parameters assigned as attributes of a block without its ParameterDict, as in PyTorch."""
 
 import copy
 import pickle
@@ -90,7 +90,7 @@ def test_parameters_as_attributes_are_saved_loaded_and_copied(tmp_path):
     np.testing.assert_array_equal(block(nd.ones((1, 3))).asnumpy(), expected)
 
 
-def test_parameter_is_shared_by_the_blocks_that_have_it():
+def test_parameter_assigned_to_two_blocks_is_shared():
     tied = gluon.Parameter("tied", shape=(3,), init="ones")
     net = nn.Sequential()
     net.add(Plain(), Plain())
@@ -102,14 +102,14 @@ def test_parameter_is_shared_by_the_blocks_that_have_it():
 
 
 def test_parameter_of_another_blocks_dict_stays_its_own():
-    """As in MXNet: such an attribute is an argument of hybrid_forward and nothing else."""
+    """As in MXNet, the attribute is only an argument of hybrid_forward."""
     dense, net = nn.Dense(3, in_units=3), Plain()
     net.weight = dense.weight
     assert list(net.collect_params()) == [net.g.name]
     assert dense.weight.name == dense.prefix + "weight"
 
 
-def test_parameters_of_one_name_in_a_block_are_an_error():
+def test_second_parameter_of_the_same_name_in_a_block_raises():
     net = Plain()
     with pytest.raises(AssertionError, match="give the parameters of a block different names"):
         net.h = gluon.Parameter("g", shape=(2,))

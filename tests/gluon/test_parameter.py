@@ -8,7 +8,7 @@ from mpgluon import autograd, gluon
 from support.devices import on
 
 
-def test_life():
+def test_parameter_has_data_on_each_initialized_device():
     p = gluon.Parameter("weight", shape=(2, 3))
     assert repr(p) == "Parameter weight (shape=(2, 3), dtype=<class 'numpy.float32'>)"
     for call in (p.data, p.list_data, p.grad, p.list_ctx):
@@ -29,7 +29,7 @@ def test_life():
         p.set_data(np.zeros((3, 2)))
 
 
-def test_initializing_again():
+def test_initializing_again_needs_force_reinit():
     p = gluon.Parameter("weight", shape=(2, 3), init="ones")
     p.initialize()
     with pytest.warns(UserWarning, match="already initialized"):
@@ -39,14 +39,14 @@ def test_initializing_again():
     assert p.data().asnumpy().max() == 0
 
 
-def test_bad_contexts():
+def test_initialize_rejects_invalid_contexts():
     p = gluon.Parameter("weight", shape=(2, 3))
     for ctx in ([], [on(0), on(0)], ["cpu"]):
         with pytest.raises(ValueError):
             p.initialize(ctx=ctx)
 
 
-def test_gradients_stay_the_same_arrays():
+def test_backward_writes_into_the_same_gradient_array():
     p = gluon.Parameter("weight", shape=(3,))
     p.initialize(init="ones")
     grad = p.grad()
@@ -60,7 +60,7 @@ def test_gradients_stay_the_same_arrays():
     assert grad.asnumpy().max() == 0
 
 
-def test_grad_req():
+def test_grad_req_controls_accumulation_and_storage():
     p = gluon.Parameter("weight", shape=(3,), grad_req="add")
     p.initialize(init="ones")
     for _ in range(2):
@@ -79,7 +79,7 @@ def test_grad_req():
     assert fixed.grad_req == "null"
 
 
-def test_deferred():
+def test_deferred_parameter_is_initialized_once_its_shape_is_known():
     p = gluon.Parameter("weight", shape=(3, 0))
     with pytest.raises(ValueError, match="invalid shape"):
         p.initialize()
@@ -100,7 +100,7 @@ def test_deferred():
     assert q.data().asnumpy().min() == 1
 
 
-def test_values_do_not_depend_on_the_device():
+def test_initial_values_do_not_depend_on_the_device():
     values = []
     for ctx in (on(0), on(2), [on(1), on(0)]):
         mx.random.seed(11)
@@ -111,7 +111,7 @@ def test_values_do_not_depend_on_the_device():
         np.testing.assert_array_equal(value, values[0])
 
 
-def test_moving():
+def test_reset_ctx_moves_values():
     p = gluon.Parameter("weight", shape=(4,))
     p.initialize(init=mx.init.Normal(1), ctx=[on(0), on(1), on(2)])
     value = p.data(on(0)).asnumpy()
@@ -123,7 +123,7 @@ def test_moving():
         gluon.Parameter("other", shape=(1,)).reset_ctx(on(0))
 
 
-def test_cast():
+def test_cast_changes_data_and_gradient_dtype():
     p = gluon.Parameter("weight", shape=(3,))
     p.initialize(init="ones")
     p.cast("float64")
@@ -134,7 +134,7 @@ def test_cast():
     assert p.grad().asnumpy().tolist() == [2, 2, 2]
 
 
-def test_constant():
+def test_constant_keeps_its_value_and_has_no_gradient():
     c = gluon.Constant("const", [[1, 2], [3, 4]])
     c.initialize(ctx=[on(0), on(1)])
     assert c.data(on(1)).asnumpy().tolist() == [[1, 2], [3, 4]]
@@ -165,7 +165,7 @@ def test_constant():
         assert net.const.data().asnumpy().tolist() == [[1, 2], [3, 4]]
 
 
-def test_dict():
+def test_parameter_dict_shares_and_validates_parameters():
     params = gluon.ParameterDict("net_")
     w = params.get("w", shape=(5, 0), allow_deferred_init=True)
     assert w.name == "net_w" and params.get("w", shape=(5, 7)) is w and w.shape == (5, 7)
@@ -192,6 +192,6 @@ def test_dict():
         params.save("unused", strip_prefix="xyz")
 
 
-def test_only_dense_storage():
+def test_parameter_rejects_csr_storage():
     with pytest.raises(ValueError, match="row_sparse"):
         gluon.Parameter("w", shape=(1,), stype="csr")

@@ -1,5 +1,5 @@
-"""Values that programs give a parameter from outside: an overridden `Parameter.data`, and arrays
-set in the lists `_data` and `_grad`."""
+"""Parameter values that a program supplies: an overridden `Parameter.data`, and arrays set in the
+lists `_data` and `_grad`."""
 
 import numpy as np
 import pytest
@@ -38,7 +38,7 @@ class Scaled(gluon.Parameter):
 
 
 def put(net, name, new):
-    """Gives a layer another Parameter object, as gluonnlp's weight dropout does."""
+    """Replaces a layer's Parameter object, as gluonnlp's weight dropout does."""
     net.params._params[new.name] = net._reg_params[name] = new
     object.__setattr__(net, name, new)
 
@@ -54,7 +54,7 @@ class Own(gluon.HybridBlock):
 
 @ways
 @pytest.mark.parametrize("kind", [Doubled, Scaled])
-def test_overridden_data_is_what_blocks_compute_with(way, kind):
+def test_blocks_compute_with_overridden_data(way, kind):
     net = run_in(Own(kind), way)
     net.w.initialize()
     for k in (1, 2):
@@ -105,13 +105,13 @@ def test_overridden_data_reaches_recurrent_weights(way, layer):
         value = param._data[0] * (0.5 if "h2h_weight" in name else 1)
         halves._reg_params[name].set_data(value)
     if way == "pipelined" and layer == "LSTM":
-        return  # its batch axis is the second
+        return  # the layer's batch axis is 1
     expected = outputs(halves).asnumpy()
     np.testing.assert_allclose(outputs(run_in(plain, way)).asnumpy(), expected, rtol=1e-5)
 
 
 def test_overridden_data_may_draw_random_numbers():
-    """Weight dropout: another mask in each recorded call, and none in prediction."""
+    """Weight dropout draws a new mask in each recorded call and none in prediction."""
 
     class Dropped(gluon.Parameter):
         def data(self, ctx=None):
@@ -173,7 +173,7 @@ def test_set_items_of_data_take_effect_on_each_device(way):
 
 
 @pytest.mark.parametrize("way", ["eager", "hybridized", "exact"])
-def test_items_of_data_set_inside_of_a_block_take_effect(way):
+def test_items_of_data_set_inside_a_block_take_effect(way):
     class Given(gluon.HybridBlock):
         def __init__(self):
             super().__init__()
@@ -194,7 +194,7 @@ def test_items_of_data_set_inside_of_a_block_take_effect(way):
         assert y.asscalar() == 12 and w.grad.asnumpy().tolist() == [[4, 4]]
 
 
-def test_set_items_of_grad_are_what_the_trainer_uses():
+def test_trainer_uses_set_items_of_grad():
     param = gluon.Parameter("w", shape=(2,), init="zeros")
     param.initialize(ctx=[on(0), on(1)])
     trainer = gluon.Trainer([param], "sgd", {"learning_rate": 1})
@@ -208,7 +208,7 @@ def test_set_items_of_grad_are_what_the_trainer_uses():
     assert param.data(on(1)).asnumpy().tolist() == [-4, -6]
 
 
-def test_data_list_keeps_one_array_per_device():
+def test_data_list_rejects_a_changed_number_of_arrays():
     param = gluon.Parameter("w", shape=(2,), init="zeros")
     param.initialize()
     for change in (
@@ -221,7 +221,7 @@ def test_data_list_keeps_one_array_per_device():
     assert len(param._data) == 1 and param._data == param.list_data()
 
 
-def test_requires_grad_is_refused_with_a_way_on():
+def test_requires_grad_error_suggests_grad_req():
     param = gluon.Parameter("w", shape=(2,))
     with pytest.raises(AttributeError, match="use param.grad_req = 'null'"):
         param.requires_grad = False

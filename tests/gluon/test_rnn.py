@@ -25,7 +25,7 @@ def inputs(*shape):
     return mx.nd.array(draw.uniform(-1, 1, shape).astype("float32"))
 
 
-def test_names_and_repr():
+def test_recurrent_layers_have_mxnet_names_and_repr():
     layer = rnn.GRU(5, 2, bidirectional=True, dropout=0.3, input_size=3, prefix="gru_")
     assert repr(layer) == "GRU(3 -> 5, TNC, num_layers=2, dropout=0.3, bidirectional)"
     names = [name[4:] for name in layer.collect_params()]
@@ -42,8 +42,8 @@ def test_names_and_repr():
 
 @pytest.mark.parametrize("kind", LAYERS)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_layer_equals_cells(kind, shape):
-    """The fused operator computes what the stack of cells with the same parameters computes."""
+def test_layer_equals_stack_of_cells(kind, shape):
+    """The fused operator equals a stack of cells with the same parameters."""
     make, num_states = LAYERS[kind]
     layer = make(input_size=3, **shape)
     layer.initialize(mx.init.Normal(0.5))
@@ -84,7 +84,7 @@ def test_layers_without_equivalent_cells_refuse_to_unfuse(options):
 
 
 @pytest.mark.parametrize("kind", ["lstm", "gru"])
-def test_layer_against_torch(kind):
+def test_layer_matches_torch(kind):
     torch = pytest.importorskip("torch")
     layer = LAYERS[kind][0](num_layers=2, bidirectional=True, input_size=3)
     layer.initialize(mx.init.Normal(0.5))
@@ -106,7 +106,7 @@ def test_layer_against_torch(kind):
 
 
 @pytest.mark.parametrize("kind", LAYERS)
-def test_layer_calls(kind):
+def test_layer_returns_states_only_if_given_states(kind):
     make, num_states = LAYERS[kind]
     layer = make()
     layer.initialize()
@@ -125,7 +125,7 @@ def test_layer_calls(kind):
     np.testing.assert_array_equal(*results)
 
 
-def test_layouts():
+def test_layer_supports_ntc_layout():
     layer = rnn.LSTM(4, input_size=3)
     other = rnn.LSTM(4, layout="NTC", input_size=3, params=layer.params)
     layer.initialize()
@@ -137,7 +137,7 @@ def test_layouts():
         rnn.LSTM(4, layout="CNT")
 
 
-def test_wrong_states():
+def test_wrong_state_shapes_raise():
     layer = rnn.LSTM(4, input_size=3)
     layer.initialize()
     x = inputs(5, 2, 3)
@@ -147,7 +147,7 @@ def test_wrong_states():
         layer(x, layer.begin_state(2)[:1])
 
 
-def test_states_begin_where_the_parameters_live():
+def test_begin_state_uses_the_parameters_device():
     layer, cell = rnn.LSTM(4, input_size=3), rnn.GRUCell(4)
     for block in (layer, cell):
         block.initialize(ctx=on(1))
@@ -158,7 +158,7 @@ def test_states_begin_where_the_parameters_live():
     assert out.context == on(1)
 
 
-def test_dropout_between_layers():
+def test_dropout_between_layers_is_seeded_and_training_only():
     layer = rnn.LSTM(4, 2, dropout=0.5, input_size=3)
     layer.initialize()
     x = inputs(5, 2, 3)
@@ -190,7 +190,7 @@ def stack(cells):
 
 
 @pytest.mark.parametrize("kind", CELLS)
-def test_cells_unroll(kind):
+def test_cells_unroll_equals_single_steps(kind):
     cell = CELLS[kind]()
     cell.initialize()
     x = inputs(2, 5, 3)
@@ -217,7 +217,7 @@ def test_cells_unroll(kind):
 
 
 @pytest.mark.parametrize("kind", ["lstm", "residual", "stack", "bidirectional"])
-def test_valid_length(kind):
+def test_unroll_with_valid_length_equals_each_sequence_alone(kind):
     make = {
         **CELLS,
         "bidirectional": lambda: rnn.BidirectionalCell(rnn.LSTMCell(4), rnn.GRUCell(4)),
@@ -236,7 +236,7 @@ def test_valid_length(kind):
             np.testing.assert_allclose(a.asnumpy()[row], b.asnumpy()[0], rtol=1e-5, atol=1e-6)
 
 
-def test_bidirectional_cell():
+def test_bidirectional_cell_unrolls_but_does_not_step():
     cell = rnn.BidirectionalCell(rnn.LSTMCell(4), rnn.LSTMCell(4))
     cell.initialize()
     out, states = cell.unroll(5, inputs(2, 5, 3), merge_outputs=True)
@@ -258,7 +258,7 @@ def test_modified_cells_are_called_through_their_modifier():
     assert len(modifier.begin_state(batch_size=2)) == 2
 
 
-def test_zoneout_keeps_some():
+def test_zoneout_keeps_some_previous_outputs():
     cell = rnn.ZoneoutCell(rnn.RNNCell(50, input_size=3), zoneout_outputs=0.5)
     cell.initialize(mx.init.Normal(1))
     with autograd.train_mode():
@@ -269,8 +269,8 @@ def test_zoneout_keeps_some():
 
 
 @pytest.mark.parametrize("hybrid", [False, True])
-def test_truncated_backpropagation(hybrid):
-    """States carried from batch to batch, detached."""
+def test_truncated_backpropagation_reaches_recurrent_weights(hybrid):
+    """Detached states carry over from batch to batch."""
     layer = rnn.LSTM(4, input_size=3)
     layer.initialize()
     layer.hybridize(hybrid)
@@ -287,8 +287,8 @@ def test_truncated_backpropagation(hybrid):
 @pytest.mark.parametrize("dtype, tolerance", [("float32", 2e-5), ("float64", 1e-12)])
 @pytest.mark.parametrize("make", [rnn.LSTM, rnn.GRU, rnn.RNN], ids=["lstm", "gru", "rnn"])
 def test_long_sequences_agree_with_single_steps(make, dtype, tolerance):
-    """Many steps take packed weights, single steps do not; sizes leave remainders in every
-    blocking."""
+    """Many steps use packed weights, single steps do not. The sizes leave remainders in every
+    blocked loop."""
     time, batch, hidden = 7, 13, 75
     layer = make(hidden, num_layers=2, input_size=21)
     layer.initialize(mx.init.Uniform(0.3))
@@ -321,7 +321,7 @@ def test_long_sequences_agree_with_single_steps(make, dtype, tolerance):
         )
 
 
-def test_cells_unroll_over_symbols():
+def test_cells_unroll_to_symbols():
     cell = mx.gluon.rnn.GRUCell(3, input_size=2)
     cell.initialize()
     data = mx.nd.random.uniform(shape=(4, 5, 2))
@@ -339,8 +339,8 @@ def test_cells_unroll_over_symbols():
 @pytest.mark.parametrize(
     "layers, bidirectional, hybrid", [(1, False, False), (2, False, True), (2, True, True)]
 )
-def test_projected_layers(layers, bidirectional, hybrid):
-    """The same as a stack of cells with the same parameters."""
+def test_projected_layers_equal_stack_of_cells(layers, bidirectional, hybrid):
+    """Same results as a stack of cells with the same parameters."""
     layer = rnn.LSTM(6, layers, projection_size=4, bidirectional=bidirectional, prefix="lstm_")
     stack = rnn.HybridSequentialRNNCell(prefix="lstm_")
     with stack.name_scope():
@@ -389,8 +389,8 @@ def test_projected_states_are_clipped():
 
 @pytest.mark.parametrize("kind, states", [("RNN", 1), ("GRU", 1), ("LSTM", 2)])
 @pytest.mark.parametrize("begins", [True, False])
-def test_exported_layers_take_their_states(kind, states, begins, tmp_path):
-    """As in MXNet: data0 is the sequence, data1 and data2 are the states."""
+def test_exported_layers_have_state_inputs(kind, states, begins, tmp_path):
+    """As in MXNet, data0 is the sequence and data1 and data2 are the states."""
     x = mx.nd.random.normal(shape=(3, 2, 4))
     net = getattr(mx.gluon.rnn, kind)(5)
     net.initialize()
@@ -408,7 +408,7 @@ def test_exported_layers_take_their_states(kind, states, begins, tmp_path):
     )
 
 
-def test_as_many_layers_as_there_can_be():
+def test_maximum_number_of_layers_trains():
     net = rnn.LSTM(1, num_layers=64, bidirectional=True, input_size=1)
     net.initialize()
     x = mx.nd.ones((2, 1, 1))
@@ -419,7 +419,7 @@ def test_as_many_layers_as_there_can_be():
     assert np.isfinite(x.grad.asnumpy()).all() and len(net.collect_params()) == 512
 
 
-def test_states_say_their_dtype():
+def test_state_info_reports_dtype():
     for layer, count in ((mx.gluon.rnn.LSTM(3), 2), (mx.gluon.rnn.GRU(3, dtype="float64"), 1)):
         infos = layer.state_info(2)
         assert len(infos) == count and all(
@@ -429,10 +429,10 @@ def test_states_say_their_dtype():
 
 
 @pytest.mark.parametrize("dtype, bound", [("float16", 2.0**-9), ("bfloat16", 2.0**-6)])
-@pytest.mark.parametrize("units", [48, 37])  # odd sizes have no pairs at their ends
+@pytest.mark.parametrize("units", [48, 37])  # odd sizes leave an unpaired last element
 @pytest.mark.parametrize("layer", [rnn.LSTM, rnn.GRU, partial(rnn.RNN, activation="tanh")])
-def test_halves_are_near_double(layer, units, dtype, bound):
-    """Sizes at which libraries multiply halves; cells and sums are float32 within."""
+def test_half_precision_results_are_near_float64(layer, units, dtype, bound):
+    """Large enough for library half-precision products; cells and sums are float32 internally."""
     random = np.random.RandomState(0)
     sizes = (9, 8, 40), (9, 8, 2 * units)
     x, slope = (mx.nd.array(random.normal(size=size)).astype(dtype) for size in sizes)
@@ -465,8 +465,8 @@ def test_halves_are_near_double(layer, units, dtype, bound):
 )
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("layer", [rnn.LSTM, rnn.GRU, rnn.RNN])
-def test_halves_have_the_same_bits_with_any_number_of_threads(layer, dtype):
-    """Of the products step by step: those over all steps, which libraries compute, are tiny."""
+def test_half_precision_bits_do_not_depend_on_thread_count(layer, dtype):
+    """Covers the per-step products; libraries compute the products over all steps, tiny here."""
     random = np.random.RandomState(0)
     net = layer(35, input_size=2)
     net.initialize(mx.init.Uniform(0.3))
@@ -490,8 +490,8 @@ def test_halves_have_the_same_bits_with_any_number_of_threads(layer, dtype):
 
 
 @pytest.mark.parametrize("layer", [rnn.LSTM, rnn.GRU])
-def test_bfloat16_spreads_nan_and_infinity(layer):
-    """Hidden states and gradients are rounded for the products step by step."""
+def test_bfloat16_propagates_nan_and_infinity(layer):
+    """Hidden states and gradients are rounded to bfloat16 for the per-step products."""
     net = layer(20, input_size=4)
     net.initialize()
     net.cast("bfloat16")
@@ -507,8 +507,8 @@ def test_bfloat16_spreads_nan_and_infinity(layer):
 
 
 def gradients_of(layer, x, states, weights, lengths=None):
-    """Output and states, then the gradients of what goes in and of the parameters, of a weighted
-    sum of all that comes out."""
+    """Returns output and states, then the gradients of a weighted sum of them with respect to the
+    inputs and the parameters."""
     given = [x, *states]
     for array in given:
         array.attach_grad()
@@ -526,9 +526,11 @@ def gradients_of(layer, x, states, weights, lengths=None):
 @pytest.mark.parametrize("hybrid", [False, True])
 @pytest.mark.parametrize("layers, bidirectional", [(1, False), (1, True), (3, True)])
 @pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
-@pytest.mark.parametrize("steps, size", [(4, 3), (12, 16)])  # products step by step, and packed
-def test_lengths_of_sequences(kind, layers, bidirectional, hybrid, steps, size):
-    """As each sequence alone, whatever lies behind its end; one of no steps keeps its states."""
+@pytest.mark.parametrize("steps, size", [(4, 3), (12, 16)])  # per-step and packed products
+def test_sequence_lengths_equal_each_sequence_alone(
+    kind, layers, bidirectional, hybrid, steps, size
+):
+    """Padding does not matter, not even NaN; a sequence of length 0 keeps its initial states."""
     lengths, random = [3, 0, steps, 1, 99], np.random.RandomState(steps)
     options = {"input_size": 4, "bidirectional": bidirectional, "dtype": "float64"}
     layer = getattr(rnn, kind)(size, layers, use_sequence_length=True, **options)
@@ -582,7 +584,7 @@ def test_lengths_of_sequences(kind, layers, bidirectional, hybrid, steps, size):
         np.testing.assert_allclose(found, expected, rtol=1e-8, atol=1e-12)
 
 
-def test_lengths_that_are_none():
+def test_invalid_sequence_lengths_raise():
     layer = rnn.GRU(3, use_sequence_length=True)
     layer.initialize()
     x = nd.ones((4, 2, 3))
@@ -606,7 +608,7 @@ def test_lengths_that_are_none():
         nd.RNN(*arrays, arrays[2], lstm_state_clip_min=1, lstm_state_clip_max=0, **options)
 
 
-def test_lengths_in_symbols(tmp_path):
+def test_sequence_length_is_a_symbol_input(tmp_path):
     symbol = mx.sym.RNN(
         mx.sym.var("x"), mode="gru", state_size=3, num_layers=1, use_sequence_length=True, name="r"
     )
@@ -638,8 +640,8 @@ def test_lengths_in_symbols(tmp_path):
 
 
 @pytest.mark.parametrize("lengths", [[1.5, 2.9, 0.3], [-1, 2, np.nan]])
-def test_lengths_in_gradients_of_gradients(lengths):
-    """Whole numbers of steps, as in the gradients themselves."""
+def test_second_gradients_truncate_sequence_lengths(lengths):
+    """Lengths are truncated to integers, as in the first gradients."""
     random = np.random.RandomState(3)
     x = nd.array(random.uniform(-1, 1, (3, 3, 2)), dtype="float64")
     weights = nd.array(random.uniform(-0.5, 0.5, 63), dtype="float64")
@@ -668,8 +670,8 @@ def test_lengths_in_gradients_of_gradients(lengths):
 
 
 @pytest.mark.parametrize("kind, count", [("GRU", 1), ("LSTM", 2), ("RNN", 1)])
-def test_gradient_arrays_as_head_gradients(kind, count):
-    """What the op writes first is read to its end."""
+def test_gradient_arrays_can_be_head_gradients(kind, count):
+    """The op must read each head gradient completely before it overwrites it."""
     layer = getattr(rnn, kind)(3, input_size=2)
     layer.initialize(mx.init.Uniform(0.5))
     random = np.random.RandomState(0)
@@ -680,7 +682,7 @@ def test_gradient_arrays_as_head_gradients(kind, count):
     for own in (False, True):
         for state in states:
             state.attach_grad()
-        if own:  # in another order than the states
+        if own:  # in a different order from the states
             for state, head in zip(states, heads):
                 state.grad[:] = head
             given = [*[state.grad for state in states], *heads[count:]]
@@ -692,7 +694,7 @@ def test_gradient_arrays_as_head_gradients(kind, count):
         np.testing.assert_array_equal(a, b)
 
 
-def test_named_arrays_that_parameters_leave_out():
+def test_unused_named_arrays_raise():
     x, arrays = nd.ones((4, 2, 3)), [nd.ones(72), nd.zeros((1, 2, 3))]
     options = {"mode": "gru", "state_size": 3, "num_layers": 1, "use_sequence_length": True}
     with pytest.raises(TypeError, match="RNN: the array state_cell is not used with these"):

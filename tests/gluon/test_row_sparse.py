@@ -1,4 +1,4 @@
-"""Parameters with row_sparse gradients or storage: backward, lazy updates, and what these cost."""
+"""Parameters with row_sparse gradients or storage: backward, lazy updates and their cost."""
 
 import copy
 import gc
@@ -57,7 +57,7 @@ def trained(sparse, hybrid, grad_req):
 
 
 @pytest.mark.parametrize("grad_req", ["write", "add"])
-def test_training_is_that_with_dense_gradients(grad_req):
+def test_training_equals_dense_gradients(grad_req):
     expected = trained(False, False, grad_req)
     for hybrid in (False, True):
         for a, b in zip(trained(True, hybrid, grad_req), expected):
@@ -73,14 +73,14 @@ def embedding(rows=10, width=4, hybrid=False, prefix=None, **kwargs):
 
 
 @pytest.mark.parametrize("hybrid", [False, True])
-def test_gradient_has_the_rows_that_were_used(hybrid):
+def test_gradient_holds_only_the_rows_used(hybrid):
     layer = embedding(hybrid=hybrid)
     gradient = layer.weight.grad()
     assert gradient.stype == "row_sparse" and gradient.data.shape == (0, 4)
     x = nd.array([[3, 4], [3, 1]])
     with autograd.record():
         y = layer(x)
-    x[:] = 0  # the numbers were taken
+    x[:] = 0  # the indices were copied by the forward pass
     assert gradient.data.shape == (0, 4)
     y.backward()
     assert gradient.indices.asnumpy().tolist() == [1, 3, 4]
@@ -95,12 +95,12 @@ def test_gradient_has_the_rows_that_were_used(hybrid):
 
 
 @pytest.mark.parametrize("hybrid", [False, True])
-def test_backward_twice(hybrid):
+def test_second_backward_overwrites_rows(hybrid):
     layer = embedding(hybrid=hybrid)
     with autograd.record():
         first, second = layer(nd.array([1, 2])), layer(nd.array([2, 3]))
     first.backward()
-    second.backward()  # writes over what the first one wrote
+    second.backward()  # overwrites the result of the first backward
     assert layer.weight.grad().indices.asnumpy().tolist() == [2, 3]
     with autograd.record():
         y = layer(nd.array([5]))
@@ -120,14 +120,14 @@ def test_backward_twice(hybrid):
 
 
 @pytest.mark.parametrize("hybrid", [False, True])
-def test_recorded_calls_without_backward_are_given_up(hybrid):
+def test_recorded_calls_without_backward_free_memory(hybrid):
     layer, x = embedding(hybrid=hybrid), nd.array([1, 2])
     gradient = layer.weight.grad()
 
     def in_use():
         assert gradient.indices.shape == (0,)
         nd.waitall()
-        gc.collect()  # of other tests, too
+        gc.collect()  # includes garbage of other tests
         return mx.context.memory_stats(mx.cpu(0))["in_use"]
 
     for count in (1, 20):
@@ -139,7 +139,7 @@ def test_recorded_calls_without_backward_are_given_up(hybrid):
     assert in_use() == before
 
 
-def test_indices_out_of_range_are_cut():
+def test_out_of_range_indices_are_clipped():
     layer = embedding()
     with autograd.record():
         y = layer(nd.array([-5, 3, 100]))
@@ -147,7 +147,7 @@ def test_indices_out_of_range_are_cut():
     assert layer.weight.grad().indices.asnumpy().tolist() == [0, 3, 9]
 
 
-def test_other_uses_take_all_rows():
+def test_dense_uses_of_the_weight_produce_all_rows():
     layer, other = embedding(), nn.Embedding(10, 4)
     other.initialize("ones")
 
@@ -199,7 +199,7 @@ def assigned(weight):
         lambda w: nd.contrib.foreach(lambda row, state: (row * 2, state), w, nd.ones(1))[0],
     ],
 )
-def test_functions_of_the_whole_weight(function):
+def test_functions_of_the_whole_weight_equal_dense(function):
     layer, other = embedding(), nn.Embedding(10, 4)
     other.initialize("ones")
     found = []
@@ -214,7 +214,7 @@ def test_functions_of_the_whole_weight(function):
 
 
 class Loop(gluon.HybridBlock):
-    """A loop whose data, or first state, is a weight."""
+    """A loop whose data or initial state is a weight."""
 
     def __init__(self, data):
         super().__init__()
@@ -228,7 +228,7 @@ class Loop(gluon.HybridBlock):
 
 
 @pytest.mark.parametrize("data", [False, True])
-def test_loops_over_weights(data):
+def test_hybridized_loops_over_weights_equal_eager(data):
     found = []
     for hybrid in (False, True):
         net = Loop(data)
@@ -243,7 +243,7 @@ def test_loops_over_weights(data):
 
 
 class Lookups(gluon.HybridBlock):
-    """A lookup in each step of a loop, by a weight that has the shape of the rows."""
+    """A lookup in each step of a loop; the weight and the rows have the same shape."""
 
     def __init__(self):
         super().__init__()
@@ -254,7 +254,7 @@ class Lookups(gluon.HybridBlock):
         return F.contrib.foreach(lambda i, state: (self.embedding(i) * state, state), x, x[0])[0]
 
 
-def test_lookups_in_bodies_of_loops():
+def test_hybridized_lookup_in_a_loop_body_raises():
     net, x = Lookups(), nd.zeros((3, 1))
     net.initialize("ones")
     with autograd.record():
@@ -267,7 +267,7 @@ def test_lookups_in_bodies_of_loops():
         net(x)
 
 
-def test_product_with_csr():
+def test_product_with_csr_has_sparse_gradient():
     weight = gluon.Parameter("weight", shape=(5, 2), grad_stype="row_sparse")
     weight.initialize("ones")
     x = nd.array([[0, 2, 0, 0, 1], [0, 3, 0, 0, 0]]).tostype("csr")
@@ -279,7 +279,7 @@ def test_product_with_csr():
     assert weight.grad().asnumpy()[:, 0].tolist() == [0, 5, 0, 0, 1]
 
 
-def test_changes_of_the_parameter():
+def test_parameter_changes_keep_sparse_gradients():
     layer = embedding()
     layer.weight.set_data(nd.full((10, 4), 2))
     assert layer(nd.array([1])).asnumpy().sum() == 8
@@ -311,8 +311,8 @@ OPTIMIZERS = {
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_lazy_updates(name, dtype):
-    """The rows that were used are as after a dense update, the others as they were."""
+def test_lazy_updates_change_only_used_rows(name, dtype):
+    """Used rows equal those of a dense update; all other rows are unchanged."""
     lazy = name != "rmsprop"
     options = {**OPTIMIZERS[name], "learning_rate": 0.1, "wd": 0.0 if name == "adagrad" else 0.01}
     options["multi_precision"] = dtype == "float16"
@@ -335,7 +335,7 @@ def test_lazy_updates(name, dtype):
 
 
 @pytest.mark.parametrize("name", ["sgd", "adam"])
-def test_updates_that_are_not_lazy(name):
+def test_lazy_update_false_equals_dense_updates(name):
     layers = embedding(), nn.Embedding(10, 4)
     layers[1].initialize("ones")
     for layer in layers:
@@ -351,7 +351,7 @@ def test_updates_that_are_not_lazy(name):
 
 
 @pytest.mark.parametrize("hybrid", [False, True])
-def test_replicas(hybrid):
+def test_replicas_share_the_sum_of_sparse_gradients(hybrid):
     contexts = [mx.cpu(0), mx.cpu(1)]
     layer = embedding(hybrid=hybrid, ctx=contexts)
     trainer = gluon.Trainer(layer.collect_params(), "sgd", {"learning_rate": 1, "momentum": 0.5})
@@ -367,7 +367,7 @@ def test_replicas(hybrid):
         assert layer.weight.data(ctx).asnumpy()[:, 0].tolist() == [1, -1.5, -4, -1.5] + [1] * 6
 
 
-def test_stale_gradients():
+def test_stale_sparse_gradients_raise():
     layer = embedding()
     trainer = gluon.Trainer(layer.collect_params(), "sgd")
     with pytest.raises(UserWarning, match="weight"):
@@ -381,7 +381,7 @@ def test_stale_gradients():
         trainer.step(1)
 
 
-def test_accumulation_and_clipping():
+def test_accumulation_and_clipping_equal_dense():
     results = []
     for sparse in (True, False):
         layer = nn.Embedding(10, 4, sparse_grad=sparse)
@@ -402,7 +402,7 @@ def test_accumulation_and_clipping():
     assert np.allclose(*results, rtol=1e-5)
 
 
-def test_states_are_saved(tmp_path):
+def test_sparse_trainer_states_are_saved_and_loaded(tmp_path):
     layer = embedding(prefix="net_")
     trainer = gluon.Trainer(layer.collect_params(), "adam")
     for _ in range(2):
@@ -424,7 +424,7 @@ def test_states_are_saved(tmp_path):
     assert (layer.weight.data().asnumpy() == other.weight.data().asnumpy()).all()
 
 
-def test_row_sparse_storage(tmp_path):
+def test_row_sparse_storage_trains_and_saves(tmp_path):
     layer = gluon.contrib.nn.SparseEmbedding(6, 2)
     layer.initialize("ones", ctx=[mx.cpu(0), mx.cpu(1)])
     with pytest.raises(mx.MXNetError, match="Trainer"):
@@ -468,7 +468,7 @@ def test_row_sparse_storage(tmp_path):
         net(nd.ones((2, 2)))
 
 
-def test_where_there_is_no_sparse_gradient():
+def test_hybridized_python_branch_before_a_sparse_lookup_raises():
     class Loop(gluon.HybridBlock):
         def __init__(self):
             super().__init__()
@@ -488,8 +488,8 @@ def test_where_there_is_no_sparse_gradient():
 
 @pytest.mark.parametrize("hybrid", [False, True])
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-def test_cost_is_by_rows_touched(hybrid, optimizer):
-    """Of a step, for a thousand rows and for a million."""
+def test_step_cost_depends_on_rows_touched_only(hybrid, optimizer):
+    """Compares a step for a thousand rows with a step for a million."""
 
     def train(rows):
         layer = nn.Embedding(rows, 16, sparse_grad=True)
@@ -514,5 +514,5 @@ def test_cost_is_by_rows_touched(hybrid, optimizer):
         return np.median(times[2:]), mx.context.memory_stats(mx.cpu(0))["peak_in_use"] - before
 
     (few_time, _), (many_time, memory) = train(1000), train(1000000)
-    assert memory < 1e6  # the weight has 64e6 bytes
+    assert memory < 1e6  # the weight takes 64e6 bytes
     assert many_time < 5 * few_time + 5e-3

@@ -49,7 +49,7 @@ def test_cast_reaches_all_other_parameters(tmp_path):
     np.testing.assert_allclose(outer(x).asnumpy(), expected, atol=2e-2)
 
 
-def test_cast_leaves_float32_after_a_cast_in_the_graph():
+def test_cast_keeps_float32_after_a_cast_op_in_the_graph():
     data = mx.sym.var("data")
     hidden = mx.sym.FullyConnected(data, num_hidden=3, name="half")
     block = gluon.SymbolBlock(
@@ -61,7 +61,7 @@ def test_cast_leaves_float32_after_a_cast_in_the_graph():
     assert block.params["half_weight"].dtype == np.dtype("float16")
 
 
-def test_error_for_statistics_in_half_names_the_data():
+def test_half_precision_statistics_error_names_the_first_input():
     half, single = nd.ones(3, dtype="float16"), nd.ones(3)
     with pytest.raises(mx.MXNetError, match="gamma must be float32 if the first input is float16"):
         nd.BatchNorm(nd.ones((2, 3), dtype="float16"), half, single, single, single)

@@ -1,5 +1,5 @@
-"""SyncBatchNorm over replicas: its results are those of BatchNorm on all batches joined, on one
-device."""
+"""SyncBatchNorm over replicas: its results equal those of BatchNorm on the concatenated batches
+on one device."""
 
 import os
 import threading
@@ -23,7 +23,7 @@ def devices(count):
 
 
 class Branches(gluon.HybridBlock):
-    """Two normalisations that do not depend on each other, of which one is called twice."""
+    """Two independent normalizations; one of them is called twice."""
 
     def __init__(self, norm):
         super().__init__()
@@ -48,7 +48,7 @@ def network(norm):
 
 
 def pair(count, initialized=True, make=network):
-    """A network with SyncBatchNorm on several devices, and one with BatchNorm on one."""
+    """Returns a network with SyncBatchNorm on several devices and one with BatchNorm on one."""
     nets = [make(lambda: SyncBatchNorm(num_devices=count)), make(gluon.nn.BatchNorm)]
     mx.random.seed(3)
     for net, ctx in zip(nets, [devices(count), on(0)]):
@@ -67,7 +67,8 @@ def copy_values(source, target):
 
 
 def batches(sizes, seed=0, shape=(2, 5, 5), dtype="float64"):
-    """Parts with a mean far from zero, on their devices, and all of them joined on the first."""
+    """Returns parts with a mean far from zero, each on its device, and their concatenation on the
+    first device."""
     values = np.random.RandomState(seed).normal(20, 3, (sum(sizes), *shape))
     parts = np.split(values, np.cumsum(sizes)[:-1])
     return [nd.array(part, ctx=on(i), dtype=dtype) for i, part in enumerate(parts)], nd.array(
@@ -107,7 +108,7 @@ def compare(nets, sizes, together, steps=3):
         params = [net.collect_params().values() for net in nets]
         for one, other in zip(*params):
             copies = [array.asnumpy() for array in one.list_data()]
-            for copy in copies:  # the same bits everywhere, of running averages too
+            for copy in copies:  # replicas are bit-identical, including running averages
                 np.testing.assert_array_equal(copy, copies[0], err_msg=one.name)
             np.testing.assert_allclose(copies[0], other.data().asnumpy(), err_msg=one.name, **CLOSE)
     parts, whole = batches(sizes, 99)
@@ -118,7 +119,7 @@ def compare(nets, sizes, together, steps=3):
 @pytest.mark.parametrize("together", [False, True], ids=["apart", "together"])
 @pytest.mark.parametrize("sizes", [(4, 4), (7, 1), (3, 1, 2, 4)], ids=str)
 @pytest.mark.parametrize("hybrid", [False, True], ids=["eager", "hybrid"])
-def test_training_is_that_of_the_joined_batch(hybrid, sizes, together):
+def test_training_equals_the_concatenated_batch(hybrid, sizes, together):
     nets = pair(len(sizes))
     for net in nets:
         net.hybridize(hybrid)
@@ -126,7 +127,7 @@ def test_training_is_that_of_the_joined_batch(hybrid, sizes, together):
 
 
 @pytest.mark.parametrize("options", [{"static_alloc": True}, {"recompute": True}], ids=str)
-def test_options_of_hybridize(options):
+def test_hybridize_options_keep_sync_results(options):
     nets = pair(2)
     for net in nets:
         net.hybridize(**options)
@@ -134,8 +135,8 @@ def test_options_of_hybridize(options):
 
 
 @pytest.mark.parametrize("hybrid", [False, True], ids=["eager", "hybrid"])
-def test_shapes_are_found_in_the_first_step(hybrid):
-    """Parameters are made while a device waits for the call of the next replica."""
+def test_deferred_shapes_are_inferred_in_the_first_step(hybrid):
+    """Parameters are created while a device waits for the call of the next replica."""
     nets = pair(2, initialized=False)
     nets[0].hybridize(hybrid)
     parts, whole = batches((3, 3))
@@ -154,7 +155,7 @@ def test_shapes_are_found_in_the_first_step(hybrid):
     compare(nets, (3, 3), False)
 
 
-def test_bits_do_not_depend_on_who_comes_first():
+def test_bits_do_not_depend_on_replica_order():
     results = []
     for order in ((0, 1, 2), (2, 0, 1)):
         net, _ = pair(3, make=lambda norm: norm())
@@ -171,7 +172,7 @@ def test_bits_do_not_depend_on_who_comes_first():
         np.testing.assert_array_equal(one, other)
 
 
-def test_half_precision_and_a_fixed_scale():
+def test_half_precision_with_fixed_scale_equals_batch_norm():
     layers = [SyncBatchNorm(num_devices=2, scale=False), gluon.nn.BatchNorm(scale=False)]
     parts, whole = batches((4, 3), shape=(3, 4))
     results = []
@@ -192,7 +193,7 @@ def states(ctx, channels=3):
     ]  # gamma, beta, moving mean and variance
 
 
-def test_the_operator_returns_mean_and_variance():
+def test_sync_batch_norm_op_returns_mean_and_variance():
     parts, whole = batches((2, 5), shape=(3, 4), dtype="float32")
     with autograd.train_mode():
         results = [
@@ -211,7 +212,7 @@ def test_the_operator_returns_mean_and_variance():
     np.testing.assert_allclose(variance.asnumpy(), whole.asnumpy().var((0, 2)), rtol=1e-4)
 
 
-def test_predictions_and_global_statistics_wait_for_nobody():
+def test_prediction_and_global_statistics_do_not_synchronize():
     part = batches((4, 4), dtype="float32")[0][0]
     layer = SyncBatchNorm(num_devices=2)
     layer.initialize()
@@ -224,7 +225,7 @@ def test_predictions_and_global_statistics_wait_for_nobody():
     np.testing.assert_allclose(out.asnumpy(), part.asnumpy(), rtol=1e-4)
 
 
-def test_symbols_and_exported_networks(tmp_path):
+def test_sync_batch_norm_exports_as_symbol(tmp_path):
     norm = mx.sym.contrib.SyncBatchNorm(mx.sym.var("x"), key="k", ndev=2, name="norm")
     assert norm.list_arguments() == ["x", "norm_gamma", "norm_beta"]
     assert norm.list_auxiliary_states() == ["norm_moving_mean", "norm_moving_var"]
@@ -240,7 +241,7 @@ def test_symbols_and_exported_networks(tmp_path):
 
 
 @pytest.mark.parametrize("stages", [1, 2])
-def test_replicas_of_a_mesh(stages):
+def test_mesh_replicas_synchronize(stages):
     net = gluon.nn.HybridSequential()
     net.add(gluon.nn.Dense(6, in_units=5), SyncBatchNorm(in_channels=6, num_devices=2))
     net.add(gluon.nn.Dense(6, in_units=6), SyncBatchNorm(in_channels=6, num_devices=2))
@@ -256,7 +257,7 @@ def test_replicas_of_a_mesh(stages):
     autograd.backward(outputs)
     joined = np.concatenate([out.asnumpy() for out in outputs])
     np.testing.assert_allclose(joined.mean(0), np.zeros(6), atol=1e-5)
-    np.testing.assert_allclose(joined.std(0), np.ones(6), rtol=0.01)  # eps is added
+    np.testing.assert_allclose(joined.std(0), np.ones(6), rtol=0.01)  # eps biases the variance
     trainer = gluon.Trainer(net.collect_params(), "sgd")
     with pytest.raises(mx.MXNetError, match="goes across the batch"):
         mx.parallel.TrainStep(net, gluon.loss.L2Loss(), trainer, mx.parallel.Pipeline(2))(
@@ -264,7 +265,7 @@ def test_replicas_of_a_mesh(stages):
         )
 
 
-def test_replicas_called_by_threads():
+def test_replicas_called_from_threads_synchronize():
     net, _ = pair(2)
     parts, whole = batches((3, 2))
     results = [None, None]
@@ -283,7 +284,7 @@ def test_replicas_called_by_threads():
     assert all(np.isfinite(result).all() for result in results)
 
 
-# --- Replicas that do not come ------------------------------------------------------------
+# --- Missing replicas -------- ------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -293,7 +294,7 @@ def test_replicas_called_by_threads():
         pytest.param(True, id="hybrid", marks=pytest.mark.slow),
     ],
 )
-def test_reading_before_all_replicas_were_called(hybrid):
+def test_reading_before_all_replicas_were_called_raises(hybrid):
     net, _ = pair(2, make=lambda norm: norm())
     net.hybridize(hybrid)
     parts, _ = batches((3, 2))
@@ -312,7 +313,7 @@ def test_reading_before_all_replicas_were_called(hybrid):
 
 
 @pytest.mark.slow
-def test_backward_of_one_replica_alone():
+def test_backward_of_too_few_replicas_raises():
     net, _ = pair(3, make=lambda norm: norm())
     parts, _ = batches((3, 2, 2))
     for part in parts:
@@ -331,11 +332,11 @@ def test_backward_of_one_replica_alone():
 
 
 @pytest.mark.slow
-def test_work_that_failed_before_it_came():
+def test_earlier_failure_of_a_replica_is_reported():
     net, _ = pair(2, make=lambda norm: norm())
     parts, _ = batches((3, 2))
     bad = nd.zeros((2, 2, 5, 5), ctx=on(1), dtype="float64")
-    _core._stall(on(1), 0.2)  # so that the mistake is found when it runs
+    _core._stall(on(1), 0.2)  # the op must fail at run time, after all work is queued
     bad += nd.take(bad, nd.full((2,), 9, ctx=on(1)), mode="raise")
     with autograd.record():
         outputs = [net(parts[0]), net(bad)]
@@ -345,9 +346,9 @@ def test_work_that_failed_before_it_came():
         outputs[1].asnumpy()
 
 
-def test_replicas_that_differ():
+def test_replicas_of_different_shapes_raise():
     for ctx in devices(2):
-        _core._stall(ctx, 0.2)  # so that both are queued before the first one fails
+        _core._stall(ctx, 0.2)  # both must be queued before the first one fails
     with autograd.train_mode():
         outputs = [
             nd.contrib.SyncBatchNorm(
@@ -360,7 +361,7 @@ def test_replicas_that_differ():
             out.asnumpy()
 
 
-def test_modes_of_the_engine_that_wait_for_each_piece():
+def test_synchronous_engine_modes_raise():
     part = batches((2, 2), shape=(3, 4), dtype="float32")[0][0]
     for mode in ("sync", "shuffle"):
         _core.set_engine_mode(mode)

@@ -1,4 +1,4 @@
-"""The trainer: one for parameters on any devices."""
+"""A single Trainer for parameters on any devices."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ OPTIMIZERS = [
 
 
 class Split(gluon.HybridBlock):
-    """Two layers, the second on a device of its own."""
+    """Two layers; the second is on a separate device."""
 
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
@@ -60,7 +60,7 @@ def values(net):
 
 
 @pytest.mark.parametrize("name, options", OPTIMIZERS)
-def test_placement_does_not_matter(name, options):
+def test_updates_do_not_depend_on_placement(name, options):
     results = []
     for second in (on(0), on(1)):
         net = make(second=second)
@@ -103,7 +103,7 @@ def test_moved_parameters_keep_their_state():
     same_bits(values(net), values(moved))
 
 
-def test_replicas_stay_equal():
+def test_replicas_stay_equal_after_updates():
     contexts = [on(0), on(1), on(2)]
     net = nn.Dense(3, in_units=4)
     net.initialize(mx.init.Xavier(), ctx=contexts)
@@ -132,7 +132,7 @@ def test_replicas_stay_equal():
     assert (weights[0] != start).any()
 
 
-def test_data_parallel_is_one_device_within_rounding():
+def test_data_parallel_equals_one_device_within_rounding():
     contexts = [on(0), on(1)]
     results = []
     for ctx in (contexts[:1], contexts):
@@ -152,7 +152,7 @@ def test_data_parallel_is_one_device_within_rounding():
         np.testing.assert_allclose(results[0][name], results[1][name], rtol=1e-5, atol=1e-6)
 
 
-def test_stale_gradients():
+def test_stale_gradients_raise():
     net = make()
     trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
     with pytest.raises(UserWarning, match="net_dense"):
@@ -170,7 +170,7 @@ def test_stale_gradients():
     np.testing.assert_array_equal(before["net_dense1_weight"], after["net_dense1_weight"])
 
 
-def test_multipliers_and_fixed_parameters():
+def test_zero_lr_mult_and_null_grad_req_freeze_parameters():
     net = make()
     net.first.collect_params().setattr("grad_req", "null")
     net.second.weight.lr_mult = 0
@@ -182,7 +182,7 @@ def test_multipliers_and_fixed_parameters():
     assert changed == {"net_dense1_bias"}
 
 
-def test_learning_rate():
+def test_learning_rate_can_be_set_or_scheduled():
     net = make()
     trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.5})
     trainer.set_learning_rate(0.25)
@@ -198,7 +198,7 @@ def test_learning_rate():
         scheduled.set_learning_rate(1)
 
 
-def test_bad_rates():
+def test_invalid_learning_rates_and_batch_sizes_raise():
     net = make()
     trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.5})
     before = values(net)
@@ -211,7 +211,7 @@ def test_bad_rates():
     same_bits(before, values(net))
 
 
-def test_bad_arguments():
+def test_trainer_rejects_invalid_arguments():
     net = make()
     params = net.collect_params()
     with pytest.raises(ValueError, match="list or dict of Parameters"):
@@ -230,7 +230,7 @@ def test_bad_arguments():
         gluon.Trainer(params, mx.optimizer.SGD(), {"learning_rate": 1})
 
 
-def test_files_that_do_not_fit(tmp_path):
+def test_mismatched_or_damaged_state_files_raise(tmp_path):
     net = make()
     trainer = gluon.Trainer(net.collect_params(), "adam")
     train(net, trainer, batches(1))
@@ -270,7 +270,7 @@ def test_files_that_do_not_fit(tmp_path):
     assert (before["net_dense0_weight"] != values(net)["net_dense0_weight"]).any()
 
 
-def test_clipping_over_devices():
+def test_clip_global_norm_spans_devices():
     arrays = [
         mx.nd.ones((3, 3), ctx=on(0)) * 2,
         mx.nd.ones((2,), ctx=on(1)),
@@ -294,7 +294,7 @@ def test_clipping_over_devices():
         gluon.utils.clip_global_norm([], 1.0)
 
 
-def test_splitting():
+def test_split_data_and_split_and_load_slice_batches():
     data = mx.nd.arange(20).reshape((5, 4))
     with pytest.raises(ValueError, match="evenly"):
         gluon.utils.split_data(data, 2)
@@ -320,7 +320,7 @@ def test_splitting():
     assert parts[1].asnumpy().tolist() == [[4, 5], [6, 7]]
 
 
-def test_download(tmp_path):
+def test_download_verifies_sha1(tmp_path):
     source = tmp_path / "source.txt"
     source.write_text("text")
     (tmp_path / "to").mkdir()
@@ -337,7 +337,7 @@ def test_download(tmp_path):
 @pytest.mark.parametrize(
     "optimizer, options", [("adam", {}), ("sgd", {"momentum": 0.9}), ("lamb", {}), ("ftml", {})]
 )
-def test_states_follow_a_network_that_is_cast(optimizer, options):
+def test_optimizer_states_follow_a_cast_network(optimizer, options):
     def train(dtypes):
         mx.random.seed(1)
         net = mx.gluon.nn.Dense(2, in_units=3)
@@ -357,7 +357,7 @@ def test_states_follow_a_network_that_is_cast(optimizer, options):
     )
 
 
-def test_states_with_float32_copies_do_not_follow_a_cast():
+def test_multi_precision_states_reject_a_cast_network():
     net = mx.gluon.nn.Dense(2, in_units=3)
     net.initialize()
     trainer = mx.gluon.Trainer(net, "adam", {"multi_precision": True})

@@ -1,4 +1,4 @@
-"""Trainers and key-value stores: what programs for MXNet can see of them."""
+"""Trainers and key-value stores, as visible to MXNet programs."""
 
 import numpy as np
 import pytest
@@ -31,8 +31,8 @@ def momentum(param, **options):
 
 
 @pytest.mark.parametrize("by_step", [True, False])
-def test_gradients_after_a_step(by_step):
-    """Where the kvstore updates they are each device's own; else they are the sum."""
+def test_step_sums_gradients_unless_the_store_updates(by_step):
+    """If the kvstore updates, each device keeps its own gradient; otherwise each has the sum."""
     param = parameter([on(0), on(1)])
     trainer = momentum(param)
     assert trainer._update_on_kvstore is None and trainer._params_to_init == [param]
@@ -56,7 +56,7 @@ def test_gradients_after_a_step(by_step):
     assert states == ([[0], []] if by_step else [[0], [0]])
 
 
-def test_one_device_has_no_store():
+def test_trainer_on_one_device_has_no_store():
     param = parameter(on(0))
     trainer = momentum(param, update_on_kvstore=True)
     backward(param, [1])
@@ -65,12 +65,12 @@ def test_one_device_has_no_store():
     trainer.allreduce_grads()
 
 
-def test_a_trainer_of_nothing_warns():
+def test_trainer_without_parameters_warns():
     with pytest.warns(UserWarning, match="no parameters; net.collect_params"):
         gluon.Trainer(nn.HybridSequential().params, "sgd")
 
 
-def test_the_environment_chooses(monkeypatch):
+def test_environment_selects_update_on_kvstore(monkeypatch):
     monkeypatch.setenv("MXNET_UPDATE_ON_KVSTORE", "0")
     param = parameter([on(0), on(1)])
     trainer = momentum(param)
@@ -100,8 +100,8 @@ def mlp(contexts, layers=30):
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "lamb"])
-def test_all_ways_have_the_same_bits(optimizer):
-    """With more small parameters than one call of an op takes."""
+def test_all_update_modes_have_the_same_bits(optimizer):
+    """Has more small parameters than one multi-tensor op accepts."""
     contexts, results = [on(0), on(1), on(2)], []
     for options in (
         {},
@@ -127,7 +127,7 @@ def test_all_ways_have_the_same_bits(optimizer):
 
 
 class Counting(KVStoreBase):
-    """Sums, and says what it was asked for."""
+    """Sums gradients and records its calls."""
 
     def __init__(self, optimizer=False):
         self.calls, self.updater = [], None
@@ -154,7 +154,7 @@ class Counting(KVStoreBase):
 
 
 @pytest.mark.parametrize("optimizer", [False, True])
-def test_a_store_of_the_users(optimizer):
+def test_trainer_uses_a_custom_store(optimizer):
     store = Counting(optimizer)
     param = parameter([on(0), on(1)])
     trainer = momentum(param, kvstore=store)
@@ -179,7 +179,7 @@ def test_a_store_of_the_users(optimizer):
         trainer.step(1)
 
 
-def test_a_store_shows_what_there_is(tmp_path):
+def test_store_exposes_weights_and_optimizer_states(tmp_path):
     param, path = parameter([on(0), on(1)]), str(tmp_path / "states")
     trainer = momentum(param)
     backward(param)
@@ -205,7 +205,7 @@ def test_a_store_shows_what_there_is(tmp_path):
     assert param.data(on(1)).asnumpy().tolist() == [-4.5, -4.5]
 
 
-def test_gradients_that_add_up():
+def test_grad_req_add_accumulates_over_steps():
     param = parameter([on(0), on(1)], grad_req="add")
     trainer = momentum(param)
     for _ in range(2):
@@ -214,7 +214,7 @@ def test_gradients_that_add_up():
     assert [grad.asnumpy().tolist() for grad in param.list_grad()] == [[2, 2], [4, 4]]
 
 
-def test_parameters_of_one_name(tmp_path):
+def test_parameters_of_the_same_name_train_separately(tmp_path):
     layers = [nn.Dense(1, in_units=2, use_bias=False, prefix="same_") for _ in range(2)]
     net = nn.Sequential()
     net.add(*layers)
@@ -236,7 +236,7 @@ def test_parameters_of_one_name(tmp_path):
         gluon.Trainer([layers[0].weight] * 2, "sgd")
 
 
-def test_private_names_of_parameters():
+def test_private_parameter_attributes_match_mxnet():
     contexts = [on(0), on(2)]
     param = parameter(contexts)
     assert param._data == param.list_data() and param._grad == param.list_grad()
@@ -255,7 +255,7 @@ def test_private_names_of_parameters():
     assert twin.data(on(2)) is param.data(on(2)) and twin.grad(on(0)) is param.grad(on(0))
 
 
-def test_rows_through_the_trainer():
+def test_row_sparse_pull_returns_the_requested_rows():
     param = gluon.Parameter("rows", shape=(4, 2), stype="row_sparse", grad_stype="row_sparse")
     param.initialize("ones", ctx=[on(0), on(1)])
     trainer = gluon.Trainer([param], "sgd")

@@ -1,4 +1,4 @@
-"""Data sets of images from files in the formats in which they are published."""
+"""Image data sets read from files in their published formats."""
 
 import gzip
 import io
@@ -27,7 +27,7 @@ def write_mnist(folder, part="t10k", pack=gzip.compress, ending=".gz"):
 
 
 @pytest.mark.parametrize("kind", [vision.MNIST, vision.FashionMNIST])
-def test_mnist(tmp_path, kind, monkeypatch):
+def test_mnist_reads_images_and_labels(tmp_path, kind, monkeypatch):
     write_mnist(tmp_path)
     data = kind(str(tmp_path), train=False)
     image, label = data[1]
@@ -45,7 +45,7 @@ def test_mnist(tmp_path, kind, monkeypatch):
     assert len(kind()) == 3
 
 
-def test_damaged_mnist(tmp_path):
+def test_damaged_mnist_files_raise(tmp_path):
     write_mnist(tmp_path)
     path = tmp_path / "t10k-labels-idx1-ubyte.gz"
     whole, plain = path.read_bytes(), idx(LABELS)
@@ -73,7 +73,7 @@ def archive_of(path, names, data):
             archive.addfile(member, io.BytesIO(data))
 
 
-def test_cifar10(tmp_path):
+def test_cifar10_reads_archives_and_plain_files(tmp_path):
     data, labels, images = cifar(1)
     names = [f"data_batch_{i}.bin" for i in range(1, 6)]
     with pytest.raises(FileNotFoundError, match="data_batch_5.bin .or cifar-10-binary.tar.gz."):
@@ -93,7 +93,7 @@ def test_cifar10(tmp_path):
     ]
 
 
-def test_cifar100(tmp_path):
+def test_cifar100_reads_fine_and_coarse_labels(tmp_path):
     data, labels, images = cifar(2)
     (tmp_path / "test.bin").write_bytes(data)
     for fine in (False, True):
@@ -102,7 +102,7 @@ def test_cifar100(tmp_path):
         np.testing.assert_array_equal(found[0][0].asnumpy(), images[0])
 
 
-def test_damaged_cifar(tmp_path):
+def test_damaged_cifar_files_raise(tmp_path):
     data, _, _ = cifar(1)
     path = tmp_path / "test_batch.bin"
     for size in (0, 1, 3072, 3074, len(data) - 1):
@@ -131,7 +131,7 @@ def records(tmp_path):
     return path + ".rec"
 
 
-def test_records(records):
+def test_record_data_sets_decode_images_and_labels(records):
     data = gluon.data.RecordFileDataset(records)
     assert len(data) == 2 and recordio.unpack(data[0])[0].label == 4
     data = vision.ImageRecordDataset(records)
@@ -141,13 +141,13 @@ def test_records(records):
     assert vision.ImageRecordDataset(records, 1, lambda image, label: label)[0] == 4
 
 
-def test_records_in_workers(records):
+def test_record_data_sets_work_in_worker_processes(records):
     data = vision.ImageRecordDataset(records, transform=lambda image, label: image)
     loader = gluon.data.DataLoader(data, 1, num_workers=2)
     assert [int(batch.max().asscalar()) for batch in loader] == [0, 60]
 
 
-def test_folders(tmp_path):
+def test_image_folder_data_set_lists_classes_and_warns_about_other_files(tmp_path):
     image = pytest.importorskip("PIL.Image")
     for folder, names in (("b", ["2.png", "1.JPG"]), ("a", ["x.jpeg", "text.txt"])):
         (tmp_path / folder).mkdir()

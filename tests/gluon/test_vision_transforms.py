@@ -42,7 +42,7 @@ NEAR = [
 
 
 @pytest.mark.parametrize("number", range(len(EXACT) + len(NEAR)))
-def test_as_in_mxnet(image, number):
+def test_transforms_match_mxnet(image, number):
     transform, shape, dtype, total = (EXACT + NEAR)[number]
     out = transform(image)
     assert out.shape == shape and out.dtype == np.dtype(dtype)
@@ -50,7 +50,7 @@ def test_as_in_mxnet(image, number):
     assert distance < (1e-4 if number < len(EXACT) else out.size * 0.6)
 
 
-def test_normalized(image):
+def test_normalize_matches_numpy(image):
     for mean, std in ((1, 2), ((1, 2, 3), (1, 2, 4))):
         out = T.Compose([T.ToTensor(), T.Normalize(mean, std)])(image)
         expected = (VALUES / 255 - np.array(mean)) / np.array(std)
@@ -58,7 +58,7 @@ def test_normalized(image):
 
 
 @pytest.mark.parametrize("number", [np.int64, np.int32, np.uint8])
-def test_sizes_of_numpy(image, number):
+def test_transforms_accept_numpy_integer_sizes(image, number):
     size = number(200)
     for transform in (
         T.CenterCrop(size),
@@ -75,7 +75,7 @@ def test_sizes_of_numpy(image, number):
     assert T.Resize(size, keep_ratio=True)(image).shape == (200, 266, 3)
 
 
-def test_batches(image):
+def test_transforms_of_batches_equal_single_images(image):
     batch = nd.stack(image, nd.flip(image, axis=1))
     for transform in (
         T.ToTensor(),
@@ -103,8 +103,8 @@ RANDOM = [
 
 
 @pytest.mark.parametrize("number", range(len(RANDOM)))
-def test_random(image, number):
-    """Each changes images, each time in another way, and again so from the same seed."""
+def test_random_transforms_vary_and_follow_the_seed(image, number):
+    """Each transform changes images differently at each call and is reproducible from a seed."""
     transform = RANDOM[number]
     x = image.astype("float32")
 
@@ -120,7 +120,7 @@ def test_random(image, number):
         np.testing.assert_array_equal(one, two)
 
 
-def test_parts_of_a_composition():
+def test_compose_groups_hybrid_parts_and_pickles():
     composed = T.Compose([T.Resize(3), T.ToTensor(), T.CenterCrop(2), T.Cast()])
     assert [type(part).__name__ for part in composed] == ["HybridSequential", "CenterCrop", "Cast"]
     assert len(composed[0]) == 2
@@ -129,7 +129,7 @@ def test_parts_of_a_composition():
 
 
 @pytest.mark.parametrize("device, interpolation", [(0, 1), (1, 1), (1, 2), (1, 3)])
-def test_hybridized_on_a_device(image, device, interpolation):
+def test_hybridized_transforms_have_the_same_bits_on_any_device(image, device, interpolation):
     transform = gluon.nn.HybridSequential()
     transform.add(T.CropResize(1, 1, 6, 5, 4, interpolation), T.Resize(3, False, interpolation))
     transform.add(T.ToTensor(), T.Normalize(0.5, 0.2))
@@ -140,7 +140,7 @@ def test_hybridized_on_a_device(image, device, interpolation):
     np.testing.assert_array_equal(out.asnumpy(), expected)
 
 
-def test_probabilities(image):
+def test_random_transforms_apply_with_their_probability(image):
     for p in (0, 1):
         dtype = T.RandomApply(T.Cast("float64"), p)(image).dtype
         assert dtype == (np.float64 if p else np.uint8)
@@ -151,7 +151,7 @@ def test_probabilities(image):
     np.testing.assert_allclose(rotated, expected, atol=0.01)
 
 
-def test_datasets_and_loaders(image):
+def test_transforms_work_in_data_loaders(image):
     data = gluon.data.ArrayDataset([image] * 4, [0, 1, 2, 3])
     transform = T.Compose([T.RandomResizedCrop(4), T.ToTensor(), T.Normalize(0.5, 0.2)])
     for workers in (0, 1):
@@ -161,7 +161,7 @@ def test_datasets_and_loaders(image):
         assert batches[1][1].asnumpy().tolist() == [2, 3]
 
 
-def test_wrong_arguments(image):
+def test_transforms_reject_invalid_arguments(image):
     for wrong, error, words in (
         (lambda: T.Rotate(30)(image), TypeError, "put ToTensor in front"),
         (lambda: T.RandomRotation((1, 2))(image), TypeError, "float32, not uint8"),
