@@ -24,7 +24,7 @@ def name_of(array):
     return np.dtype(array.dtype).name if array.dtype != mx.bfloat16 else "bfloat16"
 
 
-def test_kinds_of_ops(low):
+def test_amp_casts_ops_by_kind(low):
     x, half = nd.ones((2, 3)), nd.ones((2, 3), dtype=low)
     double, whole = nd.ones((2, 3), dtype="float64"), nd.ones((2, 3), dtype="int32")
     for op, arrays, dtype in (
@@ -56,7 +56,7 @@ def test_kinds_of_ops(low):
     assert name_of(weight.grad) == "float32" and weight.grad.asnumpy().tolist() == [[2, 2, 2]]
 
 
-def test_states_of_layers_stay_float32(low):
+def test_batch_norm_statistics_stay_float32(low):
     layer = nn.BatchNorm(in_channels=3)
     layer.initialize()
     with autograd.record():
@@ -82,7 +82,7 @@ def network(seed=1, split=None, **options):
 
 
 class Split(gluon.HybridBlock):
-    """The network on two devices, or on one."""
+    """The network on one or two devices."""
 
     def __init__(self, net, devices):
         super().__init__(prefix="split_")
@@ -97,7 +97,7 @@ class Split(gluon.HybridBlock):
 
 
 def scale(trainer, start=128.0):
-    """Gives a trainer a scale of losses that these networks do not overflow with."""
+    """Gives a trainer a loss scale at which these networks do not overflow."""
     amp.init_trainer(trainer)
     vars(trainer._amp_loss_scaler).update(_loss_scale=start, _next_loss_scale=start)
 
@@ -132,7 +132,7 @@ def trained(devices, hybridize, scaled=False, pipeline=None):
 
 
 @pytest.mark.parametrize("scaled", [False, True])
-def test_training(scaled):
+def test_low_precision_training_is_near_float32_on_any_placement(scaled):
     expected, _ = trained([on(0), on(0)], False)
     for dtype in ("bfloat16", "float16"):
         amp.init(dtype)
@@ -145,8 +145,8 @@ def test_training(scaled):
             amp.turn_off()
 
 
-def test_training_in_a_pipeline(low):
-    """The last layers alone: BatchNorm's statistics are those of micro-batches."""
+def test_low_precision_pipeline_is_near_one_device(low):
+    """Uses only Dense layers, because BatchNorm computes its statistics per micro-batch."""
 
     def run(pipeline):
         mx.random.seed(2)
@@ -190,7 +190,7 @@ def test_train_steps_scale_their_losses(low):
 
 @pytest.mark.parametrize("devices", [1, 2])
 @pytest.mark.parametrize("update_on_kvstore", [None, False])
-def test_overflow_leaves_a_step_out(devices, update_on_kvstore):
+def test_overflow_skips_the_step_and_halves_the_scale(devices, update_on_kvstore):
     amp.init()
     try:
         contexts = [on(i) for i in range(devices)]
@@ -214,7 +214,7 @@ def test_overflow_leaves_a_step_out(devices, update_on_kvstore):
             return [weight.asnumpy().tolist() for weight in net.weight.list_data()]
 
         assert scaler.loss_scale == 2**16
-        # 65536 is infinite in float16
+        # 65536 overflows to infinity in float16
         assert step(1) == [[[1, 1], [1, 1]]] * devices and scaler.loss_scale == 2**15
         assert step(1) == [[[0, 0], [0, 0]]] * devices and scaler.loss_scale == 2**15
         assert step(4) == [[[0, 0], [0, 0]]] * devices and scaler.loss_scale == 2**14
@@ -227,7 +227,7 @@ def test_overflow_leaves_a_step_out(devices, update_on_kvstore):
         amp.turn_off()
 
 
-def test_gradients_can_be_unscaled():
+def test_unscale_divides_gradients_by_the_loss_scale():
     amp.init("bfloat16")
     try:
         net = nn.Dense(1, in_units=2, use_bias=False)
@@ -246,7 +246,7 @@ def test_gradients_can_be_unscaled():
         amp.turn_off()
 
 
-def test_output_layers_follow_the_scale(low):
+def test_output_layer_gradients_are_scaled(low):
     trainer = gluon.Trainer([], "sgd")
     amp.init_trainer(trainer)
     x = nd.zeros((1, 2))
@@ -266,7 +266,7 @@ def test_output_layers_follow_the_scale(low):
         layer(x, nd.zeros(1))
 
 
-def test_blocks_are_compiled_again():
+def test_amp_init_and_turn_off_recompile_blocks():
     net = nn.Dense(2, in_units=2)
     net.initialize()
     net.hybridize()
@@ -278,7 +278,7 @@ def test_blocks_are_compiled_again():
     assert name_of(net(x)) == "float32"
 
 
-def test_lists_that_users_give():
+def test_amp_init_takes_user_op_lists():
     amp.init("float16", ["dot"], [("Activation", "act_type", ["relu"])], ["tanh"])
     try:
         half, x = nd.ones((2, 2), dtype="float16"), nd.ones((2, 2))
@@ -311,7 +311,7 @@ def test_lists_that_users_give():
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("optional", [False, True])
-def test_converted_networks(dtype, optional):
+def test_converted_network_is_near_float32(dtype, optional):
     net = network()
     net.initialize(mx.init.Xavier())
     net.hybridize()
@@ -374,7 +374,7 @@ def first_values(net):
 
 
 class Weighted(gluon.loss.Loss):
-    """A loss that a weight of a sample can let overflow."""
+    """A loss that a large sample weight makes overflow."""
 
     def __init__(self):
         super().__init__(weight=1.0, batch_axis=0)
@@ -423,7 +423,7 @@ def test_pipelines_have_the_bits_of_one_device(low, schedule):
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("replicas", [1, 2])
-def test_one_overflow_leaves_the_step_out_on_a_whole_mesh(low, schedule, replicas):
+def test_one_overflow_skips_the_step_on_the_whole_mesh(low, schedule, replicas):
     axes = {"data": replicas, "stage": 2, "model": 2}
     net = dense()
     mx.parallel.Mesh(axes, [on(i) for i in range(4 * replicas)]).place(net)
@@ -459,7 +459,7 @@ def test_one_overflow_leaves_the_step_out_on_a_whole_mesh(low, schedule, replica
     ],
     ids=str,
 )
-def test_one_overflow_leaves_the_step_out_on_all_replicas(low, options):
+def test_one_overflow_skips_the_step_on_all_replicas(low, options):
     devices = [on(i) for i in range(3)]
     net = dense()
     net.initialize(mx.init.Xavier(), ctx=devices)
@@ -489,7 +489,7 @@ def test_one_overflow_leaves_the_step_out_on_all_replicas(low, options):
 
 
 @pytest.mark.parametrize("stype", ["default", "row_sparse"])
-def test_stale_gradients_that_have_overflowed_do_not_count(low, stype):
+def test_overflow_in_stale_gradients_is_ignored(low, stype):
     used, left = [
         nn.Embedding(3, 2, sparse_grad=stype == "row_sparse", weight_initializer="ones")
         for _ in range(2)
@@ -512,7 +512,7 @@ def test_stale_gradients_that_have_overflowed_do_not_count(low, stype):
     assert step(used, 1) == (64, -1)
 
 
-def test_unscaling_in_the_middle_of_an_accumulation(low):
+def test_unscale_in_mid_accumulation_raises(low):
     results = []
     for unscaled in (False, True):
         net = dense()
@@ -533,7 +533,7 @@ def test_unscaling_in_the_middle_of_an_accumulation(low):
     same_bits(*results)
 
 
-def test_a_trainer_may_be_given_a_scale_twice(low):
+def test_init_trainer_may_be_repeated(low):
     net = dense()
     net.initialize()
     trainer = gluon.Trainer(net.collect_params(), "sgd")
@@ -550,7 +550,7 @@ def test_a_trainer_may_be_given_a_scale_twice(low):
             scaler.loss_scale = wrong
 
 
-def test_checkpoints_keep_the_scale(low, tmp_path):
+def test_checkpoints_keep_the_loss_scale(low, tmp_path):
     def trainer_of(net):
         trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.5})
         amp.init_trainer(trainer)
@@ -607,7 +607,7 @@ def test_estimators_scale_losses(low, pipeline):
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("optional", [False, True])
-def test_converted_buckets(dtype, optional):
+def test_converted_bucketing_model_is_near_float32(dtype, optional):
     def network_of(length):
         x = mx.sym.Embedding(mx.sym.var("data"), input_dim=5, output_dim=4, name="embed")
         y = mx.sym.FullyConnected(mx.sym.sum(x, axis=1), num_hidden=2, name="fc")
@@ -644,7 +644,7 @@ def test_converted_buckets(dtype, optional):
     assert name_of(weight) == (dtype if optional else "float32")
 
 
-def test_shapes_go_back_through_casts():
+def test_shape_inference_passes_back_through_amp_casts():
     x, weight, bias = [mx.sym.var(name) for name in ("x", "weight", "bias")]
     cast = mx.sym.amp_cast(weight, dtype="float16")
     both = mx.sym.amp_multicast(cast, bias, num_outputs=2)
@@ -653,8 +653,8 @@ def test_shapes_go_back_through_casts():
 
 
 @pytest.mark.parametrize("hybrid", [False, True])
-def test_recurrent_layers_behind_others(low, hybrid):
-    """What they are given is cast as their parameters are; lengths of sequences are not cast."""
+def test_recurrent_layers_cast_inputs_but_not_sequence_lengths(low, hybrid):
+    """Inputs are cast to the dtype of the parameters; sequence lengths keep their dtype."""
     net, layer = nn.Dense(8, flatten=False), gluon.rnn.LSTM(6, use_sequence_length=True)
     for block in (net, layer):
         block.initialize(mx.init.Uniform(0.5))
@@ -668,7 +668,7 @@ def test_recurrent_layers_behind_others(low, hybrid):
     assert np.isfinite(net.weight.grad().asnumpy()).all()
 
 
-def test_lengths_of_sequences_are_not_converted():
+def test_convert_hybrid_block_keeps_sequence_lengths():
     net = gluon.rnn.GRU(4, use_sequence_length=True, input_size=3)
     net.initialize(mx.init.Uniform(0.5))
     net.hybridize()

@@ -1,4 +1,4 @@
-"""Iterators over arrays and over files of numbers."""
+"""Iterators over arrays and over CSV and LibSVM files."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ def rows(batches):
     ]
 
 
-def test_ndarray_iter():
+def test_ndarray_iter_pads_discards_or_rolls_over_the_last_batch():
     data, label = np.arange(10).reshape(5, 2), np.arange(5)
     pad = mx.io.NDArrayIter(data, label, batch_size=3)
     assert rows(pad) == [[0, 2, 4], [6, 8]]
@@ -51,7 +51,7 @@ def test_ndarray_iter():
         mx.io.NDArrayIter(3)
 
 
-def test_resize_and_prefetch():
+def test_resize_and_prefetching_iters_yield_all_batches():
     data = np.arange(10).reshape(5, 2)
     resized = mx.io.ResizeIter(mx.io.NDArrayIter(data, batch_size=5), 3)
     assert len(list(resized)) == 3
@@ -64,7 +64,7 @@ def test_resize_and_prefetch():
         assert rows(batches) == [[0, 2], [4, 6], [8]] and len(batches[0].data) == 2
         ahead.reset()
     next(ahead)
-    ahead.reset()  # in the middle
+    ahead.reset()  # in mid-epoch
     assert rows(ahead) == [[0, 2], [4, 6], [8]]
     assert [desc.name for desc in ahead.provide_data] == ["x", "y"]
 
@@ -76,7 +76,7 @@ def test_resize_and_prefetch():
         next(mx.io.PrefetchingIter(Failing(data, batch_size=2)))
 
 
-def test_csv_iter(tmp_path):
+def test_csv_iter_reads_data_and_labels(tmp_path):
     (tmp_path / "data.csv").write_text("1,2\n3,4\n5,6\n")
     (tmp_path / "label.csv").write_text("7\n8\n9\n")
     files = {
@@ -118,8 +118,8 @@ def test_numpy_arrays_become_float32():
     assert [array.dtype for array in (*batch.data, *batch.label)] == [np.float32] * 3
 
 
-def test_shuffled_arrays():
-    """Attributes have the order of the epoch; orders are drawn and composed as in MXNet."""
+def test_shuffled_ndarray_iter_draws_orders_as_mxnet():
+    """Attributes follow the epoch's order; orders are drawn and composed as in MXNet."""
     data, label = np.arange(24).reshape(6, 4), np.arange(6)
     np.random.seed(3)
     drawn, draws = np.arange(6), []
@@ -142,8 +142,8 @@ def test_shuffled_arrays():
     assert batches.num_source == len(batches.data_list) == 3
 
 
-def test_datasets_of_arrays():
-    class Dataset:  # as of h5py
+def test_ndarray_iter_accepts_array_like_data_sets():
+    class Dataset:  # like h5py.Dataset
         shape, dtype = (5, 2), np.dtype("float64")
 
         def __array__(self, dtype=None, copy=None):
@@ -155,7 +155,7 @@ def test_datasets_of_arrays():
         assert batches.provide_data[0].name == "data"
 
 
-def test_data_that_are_none():
+def test_ndarray_iter_rejects_data_that_is_no_array():
     for data in (None, [], {}):
         with pytest.raises(MXNetAssertionError, match="there is no data"):
             mx.io.NDArrayIter(data)
@@ -171,7 +171,7 @@ def test_data_that_are_none():
         mx.io.NDArrayIter(3)
 
 
-def test_what_is_asserted():
+def test_batches_and_prefetching_iter_reject_invalid_sources():
     for given in (dict(data=nd.ones(2)), dict(data=None, label=nd.ones(2))):
         with pytest.raises(MXNetAssertionError, match="must be list of NDArrays, not NDArray"):
             mx.io.DataBatch(**given)
@@ -183,7 +183,7 @@ def test_what_is_asserted():
             list(mx.io.PrefetchingIter(sources))
 
 
-def test_batches_of_no_samples(tmp_path):
+def test_batch_size_below_1_raises(tmp_path):
     (tmp_path / "data.csv").write_text("1,2\n")
     (tmp_path / "data.t").write_text("1 0:1\n")
     for size in (0, -2):
@@ -199,7 +199,7 @@ def test_batches_of_no_samples(tmp_path):
                 make()
 
 
-def test_csv_folders(tmp_path):
+def test_csv_iter_reads_folders(tmp_path):
     folder = tmp_path / "parts"
     (folder / "inner").mkdir(parents=True)
     for name, text in (("b", "5,6\n"), ("a", "1,2\n3,4\n"), ("none", "")):
@@ -215,8 +215,9 @@ def test_csv_folders(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["csv", "libsvm"])
-def test_batches_larger_than_the_data(tmp_path, kind):
-    """The next epoch fills them up, and goes on behind that; it is an error where it cannot."""
+def test_batch_larger_than_the_data_wraps_around(tmp_path, kind):
+    """Samples of the next epoch fill the batch; that epoch starts after them. If too few samples
+    remain, it raises an error."""
     path = str(tmp_path / "data")
     with open(path, "w") as file:
         file.write("".join(f"{i}\n" if kind == "csv" else f"{i} 0:{i}\n" for i in range(4)))

@@ -1,4 +1,4 @@
-"""`gluon.contrib.estimator`: the training loop, and the handlers that take part in it."""
+"""`gluon.contrib.estimator`: the training loop and its event handlers."""
 
 import io
 import os
@@ -51,7 +51,7 @@ def values(net):
     return [parameter.data(parameter.list_ctx()[0]) for parameter in net.collect_params().values()]
 
 
-def test_fit_is_the_loop_one_would_write():
+def test_fit_equals_a_manual_training_loop():
     devices = [mx.cpu(0), mx.cpu(1)]
     one = make(devices)
     one.fit(loader(), val_data=loader(16), epochs=3)
@@ -76,7 +76,7 @@ def test_fit_is_the_loop_one_would_write():
     assert one.train_metrics[0].get()[1] > 0.8
 
 
-def test_training_by_batches_with_handlers():
+def test_fit_by_batches_calls_handlers_in_order():
     events = []
 
     class Recorder(est.TrainBegin, est.EpochBegin, est.BatchBegin, est.BatchEnd, est.TrainEnd):
@@ -104,7 +104,7 @@ def test_training_by_batches_with_handlers():
     assert len(given) == 2 and one.val_metrics[0].num_inst == 8
 
 
-def test_logging_and_progress(monkeypatch):
+def test_logging_and_progress_handlers_write_expected_lines(monkeypatch):
     one = make()
     one.logger.setLevel("INFO")
     one.logger.handlers[0].setStream(io.StringIO())
@@ -131,7 +131,7 @@ def test_logging_and_progress(monkeypatch):
         est.LoggingHandler("batch")
 
 
-def test_checkpoints_and_resuming(tmp_path):
+def test_checkpoint_handler_resumes_training(tmp_path):
     whole = make()
     whole.fit(loader(), epochs=4)
     folder = str(tmp_path / "checkpoints")
@@ -166,7 +166,7 @@ def test_checkpoints_and_resuming(tmp_path):
 
 
 def placed(axes, pipeline=None):
-    """An estimator of a network on a mesh."""
+    """Returns an estimator of a network on a mesh."""
     mesh = mx.parallel.Mesh(axes, [mx.cpu(i) for i in range(8)][: np.prod([*axes.values()])])
     net = mesh.place(network())
     net.initialize("xavier")
@@ -187,8 +187,8 @@ def placed(axes, pipeline=None):
         ({"data": 2, "stage": 2, "model": 2}, "gpipe"),
     ],
 )
-def test_meshes_and_pipelines(tmp_path, axes, schedule):
-    """Fits as the loop one would write, resumes by epochs and batches, evaluates and stops."""
+def test_estimator_on_meshes_and_pipelines_fits_resumes_and_stops(tmp_path, axes, schedule):
+    """Equals a manual training loop, resumes by epochs and batches, evaluates and stops early."""
 
     def made():
         return placed(axes, mx.parallel.Pipeline(2, schedule) if schedule else None)
@@ -233,7 +233,7 @@ def test_meshes_and_pipelines(tmp_path, axes, schedule):
     assert rest.max_batch == 1 and rest.trainer.optimizer.num_update == 4
 
 
-def test_early_stopping():
+def test_early_stopping_handler_stops_after_patience():
     class Constant(mx.metric.EvalMetric):
         def update(self, labels, preds):
             self.sum_metric += 1
@@ -250,7 +250,7 @@ def test_early_stopping():
         est.EarlyStoppingHandler(mx.metric.CompositeEvalMetric())
 
 
-def test_checkpoints_that_the_user_deletes_do_not_stop_training(tmp_path):
+def test_deleted_checkpoints_do_not_stop_training(tmp_path):
     class Deleting(est.BatchEnd):
         def batch_end(self, *_, **__):
             for name in os.listdir(tmp_path):
@@ -262,7 +262,7 @@ def test_checkpoints_that_the_user_deletes_do_not_stop_training(tmp_path):
     assert len(keeping.saved_checkpoints) == 1
 
 
-def test_a_pipeline_uses_a_trainer_that_was_replaced():
+def test_pipeline_uses_a_replaced_trainer():
     one = make(pipeline=mx.parallel.Pipeline(2))
     one.fit(loader(), epochs=1)
     former, one.trainer = one.trainer, trainer_of(one.net)
@@ -270,7 +270,7 @@ def test_a_pipeline_uses_a_trainer_that_was_replaced():
     assert former.optimizer.num_update == one.trainer.optimizer.num_update == 4
 
 
-def test_a_pipeline_trains_like_one_device():
+def test_pipeline_trains_like_one_device():
     plain = make()
     plain.fit(loader(), epochs=2)
     net = network(hybridize=False)
@@ -294,7 +294,7 @@ def test_a_pipeline_trains_like_one_device():
         est.Estimator(net, LOSS(), mx.metric.Accuracy(), pipeline=mx.parallel.Pipeline(2))
 
 
-def test_wrong_arguments():
+def test_estimator_rejects_invalid_arguments():
     net = network([mx.cpu(0)])
     with pytest.raises(ValueError, match="must be a gluon.loss.Loss"):
         est.Estimator(net, lambda x, y: x)
@@ -318,7 +318,7 @@ def test_wrong_arguments():
         one.fit(loader(), epochs=1, event_handlers=[1])
 
 
-def test_devices_that_are_not_there():
+def test_estimator_rejects_missing_devices():
     net = gluon.nn.Dense(1)
     with pytest.raises(AssertionError, match=r"there is no gpu\(100\)"):
         gluon.contrib.estimator.Estimator(net, gluon.loss.L2Loss(), context=[mx.gpu(100)])

@@ -1,4 +1,4 @@
-"""Initializers: values, rules by name, independence of devices, and their text form."""
+"""Initializers: values, rules by name, independence of devices, and serialization."""
 
 import json
 
@@ -38,7 +38,7 @@ def test_draws_depend_on_seed_and_order_only(initializer):
         np.testing.assert_array_equal(expected, got)
 
 
-def test_ranges():
+def test_random_initializers_have_expected_ranges():
     uniform = fill(init.Uniform(0.3), (100, 100))
     assert (
         np.abs(uniform).max() <= 0.3 and np.abs(uniform).max() > 0.29 and abs(uniform.mean()) < 0.01
@@ -55,21 +55,21 @@ def test_ranges():
     )
 
 
-def test_orthogonal():
+def test_orthogonal_initializer_fills_orthogonal_rows_or_columns():
     wide = fill(init.Orthogonal(scale=2.0), (4, 3, 3))
     np.testing.assert_allclose(wide.reshape(4, 9) @ wide.reshape(4, 9).T, 4 * np.eye(4), atol=1e-5)
     tall = fill(init.Orthogonal(scale=1.0), (9, 4))
     np.testing.assert_allclose(tall.T @ tall, np.eye(4), atol=1e-5)
 
 
-def test_fixed_values():
+def test_constant_initializers_fill_expected_values():
     assert (fill(init.Zero(), (2, 3)) == 0).all() and (fill(init.One(), (2, 3)) == 1).all()
     assert (fill(init.Constant(2.5), (2, 3)) == 2.5).all()
     np.testing.assert_array_equal(
         fill(init.Constant(mx.nd.array([[1, 2, 3]] * 2)), (2, 3)), [[1, 2, 3]] * 2
     )
     np.testing.assert_array_equal(fill(init.LSTMBias(2.0), (8,)), [0, 0, 2, 2, 0, 0, 0, 0])
-    # As MXNet computes them
+    # MXNet's interpolation weights
     down, across = (
         np.array([1, 2, 3, 2]) / 3,
         np.array([1, 2, 3, 2, 1]) / 3,
@@ -85,11 +85,11 @@ def test_fixed_values():
     "name,value",
     [("a_bias", 0), ("a_beta", 0), ("a_gamma", 1), ("a_min", 0), ("a_max", 1), ("a_weight", 5)],
 )
-def test_rules_by_name(name, value):
+def test_parameter_name_suffix_selects_the_initial_value(name, value):
     assert (fill(init.Constant(5), (3, 4), name) == value).all()
 
 
-def test_unknown_name_is_an_error_unless_the_parameter_says_how():
+def test_unknown_name_needs_an_initializer_of_its_own():
     with pytest.raises(ValueError, match="a_something"):
         fill(init.Zero(), (3,), "a_something")
     array = mx.nd.zeros((3,))
@@ -97,7 +97,7 @@ def test_unknown_name_is_an_error_unless_the_parameter_says_how():
     assert (array.asnumpy() == 1).all()
 
 
-def test_text_form():
+def test_initializers_round_trip_through_json():
     assert json.loads(init.Xavier(magnitude=2).dumps()) == [
         "xavier",
         {"rnd_type": "uniform", "factor_type": "avg", "magnitude": 2},
@@ -116,7 +116,7 @@ def test_text_form():
     assert init.create(init.One()) == init.One()
 
 
-def test_mixed_and_load():
+def test_mixed_and_load_select_values_by_name():
     mixed = init.Mixed([".*bias", ".*"], [init.One(), init.Constant(3)])
     net = mx.gluon.nn.Dense(2, in_units=1, bias_initializer=None)
     net.initialize(mixed)
@@ -137,7 +137,7 @@ def test_mixed_and_load():
         init.Load({})("a", array)
 
 
-def test_fused_rnn():
+def test_fused_rnn_initializer_fills_packed_parameters():
     hidden, inputs = 2, 3
     size = 4 * hidden * (inputs + hidden + 2) + 4 * hidden * (hidden + hidden + 2)
     values = fill(
@@ -155,7 +155,7 @@ def test_fused_rnn():
         fill(init.FusedRNN(init.Zero(), hidden, 2, "lstm"), (size + 1,), "parameters_weight")
 
 
-def test_refusals():
+def test_initializers_reject_invalid_arguments():
     with pytest.raises(ValueError, match="two dimensions"):
         fill(init.Xavier(), (3,))
     for make in (
@@ -169,7 +169,7 @@ def test_refusals():
         init.create("xaver")
 
 
-def test_own_class():
+def test_registered_initializer_class_is_created_by_name():
     @init.register
     class Counting(init.Initializer):
         def _init_weight(self, _, arr):

@@ -1,4 +1,4 @@
-"""Stores of values by key."""
+"""Key-value stores."""
 
 import numpy as np
 import pytest
@@ -32,7 +32,7 @@ def test_push_sums_over_devices(kind):
     assert out[2].asnumpy().max() == 9
 
 
-def test_optimizer(tmp_path):
+def test_store_updates_with_optimizer_and_saves_its_states(tmp_path):
     store = mx.kv.create()
     store.init(3, full(1))
     store.set_optimizer(mx.optimizer.SGD(learning_rate=0.5, momentum=0.9))
@@ -53,7 +53,7 @@ def test_optimizer(tmp_path):
         np.testing.assert_allclose(out.asnumpy(), -0.9, rtol=1e-6)
 
 
-def test_updaters_see_keys():
+def test_updater_receives_keys_and_sums():
     seen = []
     store = mx.kv.create()
     store._set_updater(
@@ -64,7 +64,7 @@ def test_updaters_see_keys():
     assert seen == [(5, 3, 1), (7, 9, 2)]
 
 
-def test_registered_stores():
+def test_registered_store_is_created_by_name():
     store = mx.kv.create("teststore")
     pair = [full(1), full(3, 1)]
     store.pushpull("a", pair)
@@ -84,7 +84,7 @@ def test_registered_stores():
         del mx.kv.KVStoreBase.kv_registry["mine"]
 
 
-def test_errors():
+def test_store_errors_name_the_cause():
     store = mx.kv.create()
     store.init("a", full(1))
     for call, message in [
@@ -109,7 +109,7 @@ def test_errors():
         store.pull("a")
 
 
-def test_modules_name_stores():
+def test_module_init_optimizer_accepts_store_names():
     module = mx.mod.Module(
         mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=2),
         label_names=None,
@@ -125,8 +125,8 @@ def test_modules_name_stores():
     assert module._kvstore.type == "device"
 
 
-def test_a_store_of_ranks_in_one_process():
-    """Without mpirun there is one rank."""
+def test_dist_sync_store_without_mpirun_has_one_rank():
+    """Without mpirun, the store has rank 0 of 1 and still compresses gradients."""
     store = mx.kv.create("dist_sync")
     assert (store.rank, store.num_workers, store.type) == (0, 1, "dist_sync")
     store.init("a", full(1))
@@ -138,6 +138,6 @@ def test_a_store_of_ranks_in_one_process():
     store.push("a", full(3))
     store.pull("a", out)
     assert out.asnumpy().min() == 2
-    store.push("a", full(1))  # and 1 is left from the first
+    store.push("a", full(1))  # adds to the residual 1 of the previous push
     store.pull("a", out)
     assert out.asnumpy().max() == 2

@@ -1,4 +1,4 @@
-"""Schedules against MXNet's numbers, warm-up, and refusals."""
+"""Learning rate schedules: MXNet's values, warm-up, and invalid arguments."""
 
 import pytest
 
@@ -58,7 +58,7 @@ MAKE = {
 
 
 @pytest.mark.parametrize("name", MAKE)
-def test_numbers(name):
+def test_schedules_match_mxnet(name):
     schedule = MAKE[name]()
     assert [schedule(n) for n in UPDATES] == pytest.approx(EXPECTED[name], rel=1e-9)
 
@@ -79,19 +79,19 @@ def test_numbers(name):
         lambda: schedulers.CosineScheduler(0),
     ],
 )
-def test_refused(make):
+def test_invalid_schedule_arguments_raise(make):
     with pytest.raises(ValueError):
         make()
 
 
-def test_wrong_types():
+def test_invalid_schedule_types_raise():
     with pytest.raises(TypeError):
         schedulers.MultiFactorScheduler(5)
     with pytest.raises(TypeError):
         schedulers.PolyScheduler(2.5)
 
 
-def test_in_an_optimizer():
+def test_optimizer_follows_its_scheduler():
     optimizer = mx.optimizer.create(
         "sgd", lr_scheduler=schedulers.FactorScheduler(1, 0.5, base_lr=0.8)
     )
@@ -110,6 +110,6 @@ def test_in_an_optimizer():
     assert optimizer.learning_rate == 0.3
 
 
-def test_warm_up_longer_than_the_schedule():
+def test_warm_up_as_long_as_the_schedule_ends_at_the_base_rate():
     schedule = schedulers.CosineScheduler(5, base_lr=1.0, warmup_steps=5)
     assert [schedule(n) for n in (0, 4, 5, 6)] == pytest.approx([0.0, 0.8, 1.0, 1.0])

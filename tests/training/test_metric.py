@@ -1,4 +1,4 @@
-"""Metrics against MXNet's numbers, local and global sums, configs, and refusals."""
+"""Metrics: MXNet's values, local and global sums, configs, and invalid arguments."""
 
 import copy
 import math
@@ -24,8 +24,8 @@ VALUES = np.array([0.5, -1.0, 2.0, 3.5], "float32")
 TARGETS = np.array([0.25, -0.5, 2.5, 3.0], "float32")
 REGRESSION = [(TARGETS, VALUES), (TARGETS * 2, VALUES)]
 
-# name, options, updates, and what MXNet 1.9.1 gives: after the first update, after reset_local and
-# the second, and globally.
+# name, options, updates, and MXNet 1.9.1's values after the first update, after reset_local and
+# the remaining updates, and globally.
 CASES = [
     ("acc", {}, MULTI, [0.5, 0.0, 0.25]),
     ("top_k_accuracy", {"top_k": 2}, MULTI, [0.75, 0.25, 0.5]),
@@ -64,7 +64,7 @@ def pair(update):
     CASES,
     ids=[f"{c[0]}-{'-'.join(map(str, c[1].values()))}" for c in CASES],
 )
-def test_numbers(name, options, updates, expected):
+def test_metrics_match_mxnet(name, options, updates, expected):
     metric = mx.metric.create(name, **options)
     assert math.isnan(metric.get()[1])
     metric.update(*pair(updates[0]))
@@ -82,7 +82,7 @@ def test_numbers(name, options, updates, expected):
     CASES,
     ids=[f"{c[0]}-{'-'.join(map(str, c[1].values()))}" for c in CASES],
 )
-def test_config_makes_the_same(name, options, updates, expected):
+def test_metric_created_from_config_is_equal(name, options, updates, expected):
     copy = mx.metric.create(mx.metric.create(name, **options).get_config())
     copy.update(*pair(updates[0]))
     assert copy.get()[1] == pytest.approx(expected[0], rel=1e-5)
@@ -96,7 +96,7 @@ def test_pearson_micro_sees_all_values_together():
     assert metric.get()[1] == pytest.approx(together, rel=1e-6)
 
 
-def test_loss_and_its_aliases():
+def test_loss_metric_and_its_aliases_average():
     for name in ("loss", "torch", "caffe"):
         metric = mx.metric.create(name)
         metric.update(None, mx.nd.array(VALUES))
@@ -104,7 +104,7 @@ def test_loss_and_its_aliases():
         assert metric.get() == (name, pytest.approx((VALUES.sum() + 3) / 6))
 
 
-def test_composite():
+def test_composite_metric_reports_all_children():
     metric = mx.metric.create(["acc", mx.metric.create("ce")])
     metric.update(*pair(MULTI[0]))
     assert metric.get_name_value() == [
@@ -129,7 +129,7 @@ def test_composite():
         ("ab", mx.nd.ones(()), [("ab", 1)]),
     ],
 )
-def test_composite_of_metrics_with_several_values(names, values, expected):
+def test_composite_metric_flattens_children_with_several_values(names, values, expected):
     class Several(mx.metric.EvalMetric):
         def get(self):
             return names, values
@@ -146,8 +146,8 @@ def test_composite_of_metrics_with_several_values(names, values, expected):
 @pytest.mark.parametrize(
     "name", ["mse", "rmse", "mae", "ce", "nll_loss", "loss", "pearsonr", "acc"]
 )
-def test_sums_do_not_drift(name):
-    """What 3000 updates add up to is the mean of what each would give alone."""
+def test_metric_sums_do_not_drift(name):
+    """3000 identical updates have the mean of one."""
     metric, alone = mx.metric.create(name), mx.metric.create(name)
     random = np.random.RandomState(0)
     label = mx.nd.array(
@@ -165,7 +165,7 @@ def test_sums_do_not_drift(name):
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_sums_of_halves_are_not_halves(dtype):
+def test_sums_of_half_precision_values_do_not_overflow(dtype):
     pred, label = mx.nd.full((300, 2), 400, dtype=dtype), mx.nd.zeros((300, 2), dtype=dtype)
     for name, expected in {"mse": 160000, "mae": 400, "rmse": 400, "loss": 400}.items():
         metric = mx.metric.create(name)
@@ -176,7 +176,7 @@ def test_sums_of_halves_are_not_halves(dtype):
     assert metric.get()[1] == pytest.approx(-np.log(1e-12), rel=1e-6)
 
 
-def test_custom():
+def test_custom_metric_calls_the_function():
     metric = mx.metric.np(lambda label, pred: float(np.abs(label - pred).max()))
     metric.update(*pair(REGRESSION[0]))
     assert metric.get() == ("custom(<lambda>)", pytest.approx(0.5))
@@ -187,7 +187,7 @@ def test_custom():
         metric.get_config()
 
 
-def test_update_dict_chooses_by_name():
+def test_update_dict_selects_by_name():
     metric = mx.metric.Accuracy(output_names=["p"], label_names=["l"])
     metric.update_dict(
         {"l": mx.nd.array(CLASSES), "x": None}, {"q": None, "p": mx.nd.array(PROBABILITIES)}
@@ -195,14 +195,14 @@ def test_update_dict_chooses_by_name():
     assert metric.get()[1] == 0.5
 
 
-def test_predictions_on_another_device():
+def test_metric_accepts_predictions_on_another_device():
     metric = mx.metric.Perplexity(None)
     metric.update([mx.nd.array(CLASSES)], [mx.nd.array(PROBABILITIES, ctx=mx.cpu(1))])
     assert metric.get()[1] == pytest.approx(2.373681, rel=1e-5)
 
 
 @pytest.mark.parametrize("name", ["f1", "mcc"])
-def test_counts_of_a_binary_metric(name):
+def test_binary_metrics_expose_counts(name):
     metric = mx.metric.create(name, average="micro")
     for update in BINARY:
         metric.reset_local()
@@ -225,7 +225,7 @@ def test_counts_of_a_binary_metric(name):
     assert macro.metrics.total_examples == macro.metrics.global_total_examples == 0
 
 
-def test_counts_of_many_classes():
+def test_pcc_exposes_confusion_matrices():
     metric = mx.metric.PCC()
     metric.update([mx.nd.array([0, 1, 2])], [mx.nd.array([0, 2, 2])])
     metric.reset_local()
@@ -275,14 +275,14 @@ def update(metric, labels, preds):
         ),
     ],
 )
-def test_refusals(wrong, error, words):
+def test_metrics_reject_invalid_arguments(wrong, error, words):
     with pytest.raises(error, match=words) as caught:
         wrong()
     assert isinstance(caught.value, mx.MXNetError)
 
 
-def test_shapes_that_fit():
-    """Labels of several axes, and those from behind, as in MXNet."""
+def test_metrics_accept_multi_axis_and_negative_labels():
+    """As in MXNet, labels may have several axes, and negative ones count from the last class."""
     f1 = mx.metric.F1()
     f1.update([mx.nd.ones((2, 3))], [mx.nd.array(np.arange(12).reshape(2, 2, 3))])
     assert f1.get()[1] == 1
@@ -291,7 +291,7 @@ def test_shapes_that_fit():
     assert ce.get()[1] == pytest.approx(0)
 
 
-def test_configs_hold_what_mxnets_do():
+def test_metric_configs_have_mxnets_keys():
     for name in ("f1", "mcc", "pearsonr"):
         assert set(mx.metric.create(name).get_config()) == {
             "metric",

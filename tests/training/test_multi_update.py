@@ -1,5 +1,5 @@
-"""Steps of all weights of a device in one call: the bits, counts, rates and errors of single
-updates."""
+"""MultiUpdate: a step of all weights of a device in one call has the bits, counts, rates and
+errors of single updates."""
 
 import pickle
 from contextlib import suppress
@@ -27,7 +27,7 @@ OPTIMIZERS = [
 
 
 def params(count, devices=(mx.cpu(0),), dtype="float32", seed=3):
-    """Parameters with random values and gradients, shapes of all sizes."""
+    """Returns parameters of many shapes and sizes with random values and gradients."""
     draw, made = np.random.RandomState(seed), []
     for i in range(count):
         param = gluon.Parameter(
@@ -40,7 +40,7 @@ def params(count, devices=(mx.cpu(0),), dtype="float32", seed=3):
 
 
 def backward(made, seed):
-    """New gradients, by a backward pass."""
+    """Computes new gradients by a backward pass."""
     draw = np.random.RandomState(seed)
     with autograd.record():
         heads = [
@@ -94,7 +94,7 @@ def run(
 
 @pytest.mark.parametrize("devices", [1, 2])
 @pytest.mark.parametrize("name, options", OPTIMIZERS)
-def test_the_same_bits_as_in_groups(name, options, devices, monkeypatch):
+def test_one_call_has_the_bits_of_grouped_updates(name, options, devices, monkeypatch):
     devices = tuple(map(mx.cpu, range(devices)))
     assert run(name, options, False, devices=devices) == run(
         name, options, True, devices=devices, monkeypatch=monkeypatch
@@ -103,14 +103,14 @@ def test_the_same_bits_as_in_groups(name, options, devices, monkeypatch):
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize("dtype", ["float16", "float64"])
-def test_the_same_bits_in_other_dtypes(dtype, momentum, monkeypatch):
+def test_one_call_has_the_bits_of_grouped_updates_in_other_dtypes(dtype, momentum, monkeypatch):
     options = {"momentum": momentum, "multi_precision": True}
     assert run("sgd", options, False, dtype=dtype, count=9) == run(
         "sgd", options, True, dtype=dtype, count=9, monkeypatch=monkeypatch
     )
 
 
-def test_several_dtypes_at_once(monkeypatch):
+def test_one_call_mixes_dtypes(monkeypatch):
     def weights(alone):
         made = params(3) + [gluon.Parameter("half_weight", shape=(5,), dtype="float16")]
         made[3].initialize(mx.init.One())
@@ -128,7 +128,7 @@ def test_several_dtypes_at_once(monkeypatch):
     assert weights(False) == weights(True)
 
 
-def test_a_scheduler_sees_each_step_once():
+def test_scheduler_is_called_once_per_step():
     seen = []
 
     class Schedule(mx.lr_scheduler.LRScheduler):
@@ -157,7 +157,7 @@ def trained(name="adam", steps=5, count=6, **options):
     return made, trainer
 
 
-def test_counts_can_be_read_and_written_at_any_time():
+def test_update_counts_can_be_read_and_written():
     made, trainer = trained()
     optimizer = trainer._optimizer
     assert optimizer._index_update_count == dict.fromkeys(range(6), 5) and optimizer.num_update == 5
@@ -166,7 +166,7 @@ def test_counts_can_be_read_and_written_at_any_time():
     assert pickle.loads(pickle.dumps(optimizer))._all_index_update_counts == {
         0: dict.fromkeys(range(6), 6)
     }
-    optimizer._index_update_count[2] = 9  # no longer equally often: in groups again
+    optimizer._index_update_count[2] = 9  # unequal counts return to grouped updates
     for step in range(2):
         backward(made, step)
         trainer.step(1)
@@ -181,7 +181,7 @@ def test_counts_can_be_read_and_written_at_any_time():
     assert optimizer._index_update_count == dict.fromkeys(range(6), 21)
 
 
-def test_saved_states_are_noticed(tmp_path):
+def test_loaded_states_are_used_by_the_next_step(tmp_path):
     made, trainer = trained()
     trainer.save_states(str(tmp_path / "a.states"))
     kept = [param.data().asnumpy() for param in made]
@@ -199,7 +199,7 @@ def test_saved_states_are_noticed(tmp_path):
     assert further() == first
 
 
-def test_replaced_states_and_factors_are_noticed():
+def test_replaced_states_and_multipliers_are_used_by_the_next_step():
     made, trainer = trained("sgd", momentum=0.9)
     updater = trainer._by_device[mx.cpu(0)]
     updater.states[0] = nd.zeros(made[0].shape)
@@ -219,7 +219,7 @@ def test_replaced_states_and_factors_are_noticed():
     assert (made[1].data().asnumpy() == value).all() and updater.states_synced[1]
 
 
-def test_stale_gradients_are_left_alone():
+def test_stale_gradients_are_not_applied():
     made, trainer = trained()
     values = [param.data().asnumpy() for param in made]
     backward(made[:2], 1)
@@ -232,7 +232,7 @@ def test_stale_gradients_are_left_alone():
 
 
 @pytest.mark.parametrize("rate", [-1.0, float("nan"), float("inf")])
-def test_refused_rates_change_nothing(rate):
+def test_invalid_rates_change_nothing(rate):
     made, trainer = trained()
     before = bits(made, trainer)
     backward(made, 1)
@@ -248,7 +248,7 @@ def test_refused_rates_change_nothing(rate):
         trainer.step(0)
 
 
-def test_a_subclass_with_steps_of_its_own_is_asked():
+def test_optimizer_subclass_with_its_own_step_is_called():
     calls = []
 
     class Mine(mx.optimizer.SGD):
@@ -270,7 +270,7 @@ def test_a_subclass_with_steps_of_its_own_is_asked():
         assert calls == expected and in_one_call(trainer) is not bool(expected)
 
 
-def test_new_arrays_are_noticed():
+def test_moved_parameters_are_updated_on_their_device():
     made, trainer = trained("sgd", momentum=0.9)
     made[0].reset_ctx(mx.cpu(1))
     for step in range(5):
@@ -291,7 +291,7 @@ def some(count=3, dtype="float32", ctx=None, seed=1):
     ]
 
 
-def test_arrays_that_do_not_fit():
+def test_multi_update_rejects_invalid_arrays():
     w, g, m = some()
     good = [w, g, m]
     for op, arrays, per_weight, factors, kind, match in [
@@ -327,7 +327,7 @@ def test_arrays_that_do_not_fit():
     ]:
         with pytest.raises(kind, match=match):
             MultiUpdate(op, arrays, per_weight, factors)
-    # Parts of one array that do not overlap
+    # disjoint parts of one array
     update = MultiUpdate("multi_sgd_mom_update", [w[0:2], g[0:2], w[2:4]], 3, [1, 1])
     for call, match in [
         (lambda: update(1.0), "lr, correction and wd"),
@@ -347,7 +347,7 @@ def test_arrays_that_do_not_fit():
         _core.holds({}, [1], [])
 
 
-def test_a_traced_block_may_not_update():
+def test_multi_update_in_a_traced_block_raises():
     w, g, m = some()
     update = MultiUpdate("multi_sgd_mom_update", [w, g, m], 3, [1, 1])
     before = w.asnumpy()
@@ -363,13 +363,13 @@ def test_a_traced_block_may_not_update():
 
 
 @pytest.mark.parametrize("known", [False, True])
-def test_a_failed_gradient_fails_the_weight(known):
+def test_failed_gradient_fails_the_weight(known):
     w, g, m = (nd.full((2, 2), value) for value in (3, 1, 0))
     update, square = (
         MultiUpdate("multi_sgd_mom_update", [w, g, m], 3, [1, 1]),
         nd.array([[1.0, 2.0], [2.0, 1.0]]),
     )
-    _core.set_engine_mode("shuffle", 1)  # nothing runs until somebody waits
+    _core.set_engine_mode("shuffle", 1)  # work is deferred until a wait
     try:
         nd.linalg_potrf(square, out=g)  # not positive definite
         if not known:
@@ -393,7 +393,7 @@ def test_a_failed_gradient_fails_the_weight(known):
     assert (w.asnumpy() == 0).all()
 
 
-def test_readers_on_other_devices_see_the_old_weight():
+def test_earlier_copies_to_other_devices_hold_the_old_weight():
     w, g = (nd.ones((300, 300)) for _ in range(2))
     update = MultiUpdate("multi_sgd_update", [w, g], 2, [1, 1])
     for step in range(20):
@@ -404,7 +404,7 @@ def test_readers_on_other_devices_see_the_old_weight():
     assert (w.asnumpy() == -19).all()
 
 
-def test_memory_goes_back_while_work_is_queued():
+def test_memory_is_freed_while_work_is_queued():
     before = mx.context.memory_stats(mx.cpu(0))["in_use"]
     w, g = (nd.ones((500, 500)) for _ in range(2))
     update = MultiUpdate("multi_sgd_update", [w, g], 2, [1, 1])
@@ -416,7 +416,7 @@ def test_memory_goes_back_while_work_is_queued():
     assert total.asscalar() == 0
 
 
-def test_each_allocation_may_fail():
+def test_every_failed_allocation_raises():
     arrays = some(6)
 
     def work():

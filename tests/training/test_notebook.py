@@ -1,4 +1,4 @@
-"""`notebook.callback`, with stand-ins for pandas and Bokeh that hold what they are given."""
+"""`notebook.callback` with fakes for pandas and Bokeh that record their input."""
 
 import sys
 import types
@@ -29,7 +29,7 @@ class Table:
 
 @pytest.fixture
 def packages(monkeypatch):
-    """What was shown and pushed."""
+    """Fakes pandas and Bokeh; returns the log of shown and pushed charts."""
     shown = []
 
     class Line:
@@ -64,7 +64,7 @@ def packages(monkeypatch):
 
 
 def trained(*callbacks):
-    """Two epochs of three batches, with an evaluation of two batches each."""
+    """Trains two epochs of three batches; each ends with an evaluation of two batches."""
     data = mx.io.NDArrayIter(nd.arange(12).reshape((6, 2)), nd.array([0, 1] * 3), batch_size=2)
     test = mx.io.NDArrayIter(nd.arange(8).reshape((4, 2)), nd.array([0, 1] * 2), batch_size=2)
     net = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=2)
@@ -72,7 +72,7 @@ def trained(*callbacks):
     module.fit(data, test, num_epoch=2, **callback.args_wrapper(*callbacks))
 
 
-def test_tables(packages):
+def test_pandas_logger_fills_tables(packages):
     logger = callback.PandasLogger(batch_size=2, frequent=2)
     trained(logger)
     assert [(line["epoch"], line["minibatch_count"]) for line in logger.train_df.lines] == [
@@ -99,7 +99,7 @@ def test_tables(packages):
     assert logger.train_df.lines[-1]["accuracy"] is None
 
 
-def test_learning_curve(packages):
+def test_learning_curve_plots_train_and_eval_points(packages):
     chart = callback.LiveLearningCurve("accuracy", display_freq=0, frequent=1)
     assert packages == ["notebook", ("show", chart.fig.options)]
     assert chart.fig.options["y_axis_label"] == "accuracy"
@@ -111,10 +111,10 @@ def test_learning_curve(packages):
     slow = callback.LiveLearningCurve("accuracy", display_freq=1e9, frequent=1)
     del packages[:]
     trained(slow)
-    assert len(packages) == 2  # evaluations are drawn at once
+    assert len(packages) == 2  # only evaluations are drawn immediately
 
 
-def test_time_series(packages):
+def test_time_series_plots_each_value(packages):
     chart = callback.LiveTimeSeries(y_axis_label="loss")
     assert chart.fig.options["y_axis_label"] == "loss"
     for value in (3, 1):
@@ -124,7 +124,7 @@ def test_time_series(packages):
         callback.LiveBokehChart(None, "accuracy")
 
 
-def test_packages_that_are_not_there(monkeypatch):
+def test_missing_packages_raise_import_errors(monkeypatch):
     for name in ("pandas", "bokeh.io"):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ImportError, match="PandasLogger needs pandas"):

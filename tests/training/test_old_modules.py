@@ -1,4 +1,4 @@
-"""Modules that MXNet keeps for older programs, and names that packages import."""
+"""Modules that MXNet keeps for older programs, and names that other packages import."""
 
 import importlib
 import importlib.util
@@ -13,7 +13,7 @@ from mpgluon import gluon, nd
 from support.processes import output_of
 
 
-def test_rows_of_devices():
+def test_executor_manager_splits_and_loads_batches():
     module = mx.executor_manager
     assert module._split_input_slice(7, [1, 1]) == [slice(0, 4), slice(4, 7)]
     with pytest.raises(ValueError, match="Too many"):
@@ -31,7 +31,7 @@ def test_rows_of_devices():
         module.DataParallelExecutorManager(x)
 
 
-def test_old_rates():
+def test_misc_factor_scheduler_decays_as_mxnet():
     scheduler = mx.misc.FactorScheduler(2, 0.5)
     scheduler.base_lr = 1.0
     assert [scheduler(i) for i in range(5)] == [1, 1, 0.5, 0.5, 0.25]
@@ -40,7 +40,7 @@ def test_old_rates():
             mx.misc.FactorScheduler(*arguments)
 
 
-def test_loaders_for_modules():
+def test_data_loader_iter_feeds_modules():
     data = gluon.data.ArrayDataset(np.random.rand(10, 3), np.arange(10) % 2)
     batches = mx.contrib.io.DataLoaderIter(gluon.data.DataLoader(data, 4))
     assert batches.provide_data[0].shape == (4, 3)
@@ -53,7 +53,7 @@ def test_loaders_for_modules():
     module.fit(batches, num_epoch=1)
 
 
-def test_old_autograd():
+def test_contrib_autograd_records_and_differentiates():
     old = mx.contrib.autograd
     x, y = nd.array([2.0]), nd.array([3.0])
     gradients, result = old.grad_and_loss(lambda a, b: a * b, argnum=1)(x, y)
@@ -69,7 +69,7 @@ def test_old_autograd():
         old.backward(result)
 
 
-def test_metrics_for_tensorboard(monkeypatch):
+def test_tensorboard_callback_writes_metrics(monkeypatch):
     written = []
 
     class SummaryWriter:
@@ -109,7 +109,7 @@ def test_metrics_for_tensorboard(monkeypatch):
         mx.contrib.tensorboard.LogMetricsCallback("logs")
 
 
-def test_errors_by_name():
+def test_errors_can_be_registered_by_name():
     @mx.error.register
     class Odd(mx.MXNetError):
         pass
@@ -123,13 +123,13 @@ def test_errors_by_name():
     assert mx.rnd is mx.random
 
 
-def test_errors_say_so():
+def test_unsupported_kvstore_server_raises():
     with pytest.raises(mx.base.NotSupportedError, match="dist_async"):
         mx.kvstore.KVStoreServer(None).run()
     mx.profiler.set_kvstore_handle(None)
 
 
-def test_names_of_small_things():
+def test_util_functions_match_mxnet():
     assert mx.util.np_ufunc_legal_option("dtype", np.float32)
     assert not mx.util.np_ufunc_legal_option("dtype", "text")
     for option, legal in (("where", True), ("order", True), ("subok", False), ("other", False)):
@@ -174,7 +174,7 @@ def test_names_of_small_things():
 
 
 @pytest.mark.slow
-def test_modules_under_the_old_name():
+def test_old_modules_import_as_mxnet():
     names = (
         "contrib.amp.lists",
         "contrib.autograd",

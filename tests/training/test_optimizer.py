@@ -1,5 +1,5 @@
-"""Optimizers: MXNet's numbers, the same bits on any device and in any grouping, states,
-multipliers, and refusals."""
+"""Optimizers: MXNet's values, the same bits on any device and in any grouping, states,
+multipliers, and invalid arguments."""
 
 import json
 import math
@@ -14,7 +14,7 @@ from support.devices import on
 from support.paths import TESTS
 
 with open(os.path.join(TESTS, "data", "optimizer_reference.json")) as file:
-    # Three updates by MXNet 1.9.1 of the weight and with the gradients below
+    # MXNet 1.9.1's result of three updates of WEIGHT with GRADIENTS
     REFERENCE = json.load(file)
 
 WEIGHT = np.array([[0.5, -1.25, 2.0], [0.1, -0.3, 0.75]], "float32")
@@ -43,7 +43,7 @@ def train(optimizer, ctx=None, dtype="float32", updater=None, gradients=GRADIENT
 
 
 @pytest.mark.parametrize("name", REFERENCE)
-def test_mxnets_numbers(name):
+def test_updates_match_mxnet(name):
     case = REFERENCE[name]
     dtype = case.get("dtype", "float32")
     got = train(make(case), dtype=dtype).asnumpy().ravel()
@@ -82,7 +82,7 @@ def arrays(count, seed, ctx=None, dtype="float32"):
 
 @pytest.mark.parametrize("name", [n for n in REFERENCE if not n.startswith("test")])
 def test_groups_give_the_bits_of_single_updates(name):
-    """Seventy weights, more than one call takes, in one go or one after another."""
+    """Seventy weights exceed the limit of one op call."""
     case = REFERENCE[name]
     dtype = case.get("dtype", "float32")
     together, single = arrays(70, 1, dtype=dtype), arrays(70, 1, dtype=dtype)
@@ -96,7 +96,7 @@ def test_groups_give_the_bits_of_single_updates(name):
         np.testing.assert_array_equal(a.asnumpy(), b.asnumpy())
 
 
-def test_direct_update_takes_lists_of_any_length():
+def test_update_accepts_lists_of_any_length():
     optimizer = mx.optimizer.create("adam", learning_rate=0.1)
     weights, gradients = arrays(130, 1), arrays(130, 2)
     states = [optimizer.create_state(i, w) for i, w in enumerate(weights)]
@@ -106,9 +106,8 @@ def test_direct_update_takes_lists_of_any_length():
 
 
 @pytest.mark.parametrize("name", [n for n in REFERENCE if not n.startswith("test")])
-def test_states_are_those_of_float64(name):
-    """After the first step every state is within rounding of what it is in float64: no constant,
-    as 1 - beta2, is rounded before its use."""
+def test_first_states_are_within_rounding_of_float64(name):
+    """Constants such as 1 - beta2 must not be rounded before use."""
     states = []
     for dtype in ("float32", "float64"):
         updater = mx.optimizer.get_updater(make(REFERENCE[name]))
@@ -125,7 +124,7 @@ def test_states_are_those_of_float64(name):
         np.testing.assert_allclose(single, double, rtol=1e-6, atol=1e-7 * np.abs(double).max())
 
 
-def test_adam_against_the_formula_in_float64():
+def test_adam_matches_the_formula_in_float64():
     weight = WEIGHT.astype("float64")
     mean, var = np.zeros_like(weight), np.zeros_like(weight)
     for t, gradient in enumerate(GRADIENTS, 1):
@@ -139,9 +138,8 @@ def test_adam_against_the_formula_in_float64():
     np.testing.assert_allclose(got, weight, rtol=1e-6)
 
 
-def test_nag_with_decay_against_the_formula():
-    """The momentum takes its decay from the weight that has just changed, as MXNet's kernel
-    does."""
+def test_nag_with_weight_decay_matches_the_formula():
+    """As in MXNet's kernel, the momentum uses the decay of the updated weight."""
     weight, momentum = WEIGHT.astype("float64"), 0.0
     for gradient in GRADIENTS:
         decayed = 0.9 * momentum
@@ -151,7 +149,7 @@ def test_nag_with_decay_against_the_formula():
     np.testing.assert_allclose(got, weight, rtol=2e-6)
 
 
-def test_nag_that_leaves_the_weight_decays_the_momentum_by_it():
+def test_nag_into_another_array_decays_by_the_unchanged_weight():
     arrays = {}
     for into in ("weight", "another", "master"):
         weight, grad, momentum, master = [mx.nd.array([value]) for value in (1.0, 0.5, 0.0, 1.0)]
@@ -180,15 +178,15 @@ def test_nag_that_leaves_the_weight_decays_the_momentum_by_it():
 
 
 @pytest.mark.parametrize("name", sorted({case["optimizer"] for case in REFERENCE.values()}))
-def test_the_rate_that_a_scheduler_begins_with(name):
-    """It is the optimizer's, but for FTRL, which in MXNet keeps it from the scheduler."""
+def test_scheduler_starts_with_the_optimizers_rate(name):
+    """Except for FTRL, which in MXNet does not pass its rate to the scheduler."""
     scheduler = mx.lr_scheduler.FactorScheduler(step=2, factor=0.5)
     optimizer = mx.optimizer.create(name, learning_rate=0.3, lr_scheduler=scheduler)
     assert optimizer.learning_rate == (0.01 if name == "ftrl" else 0.3)
     assert mx.optimizer.create(name, learning_rate=0.3).learning_rate == 0.3
 
 
-def test_momentum_sgd_with_delayed_compensation():
+def test_dcasgd_with_momentum_matches_the_formula():
     weight, previous, momentum = WEIGHT.astype("float64"), WEIGHT.astype("float64"), 0.0
     for gradient in GRADIENTS:
         momentum = 0.9 * momentum - 0.1 * (gradient + 0.04 * gradient**2 * (weight - previous))
@@ -197,14 +195,14 @@ def test_momentum_sgd_with_delayed_compensation():
     np.testing.assert_allclose(got, weight, rtol=1e-5)
 
 
-def test_lbsgd_averages_batches():
+def test_lbsgd_averages_accumulated_gradients():
     optimizer = mx.optimizer.create("lbsgd", learning_rate=0.1, batch_scale=2, warmup_epochs=0)
     got = train(optimizer, gradients=GRADIENTS[:2]).asnumpy()
     np.testing.assert_allclose(got, WEIGHT - 0.1 * 2 * (GRADIENTS[0] + GRADIENTS[1]) / 2, rtol=1e-5)
 
 
 def test_lars_rates_do_not_depend_on_grouping():
-    """The momentum is corrected by the rates of two steps, not of two calls within a step."""
+    """Momentum correction uses the rates of two steps, not of two calls within one step."""
     case = {"optimizer": "lars", "options": {"momentum": 0.9, "eta": 0.01}}
     results = []
     for split in (False, True):
@@ -219,7 +217,7 @@ def test_lars_rates_do_not_depend_on_grouping():
     np.testing.assert_array_equal(*results)
 
 
-def test_bias_and_gamma_rules():
+def test_weight_decay_skips_biases_and_multipliers_apply():
     optimizer = mx.optimizer.create(
         "sgd",
         learning_rate=0.1,
@@ -233,7 +231,7 @@ def test_bias_and_gamma_rules():
     assert optimizer._get_lrs([0, 1, 3]) == pytest.approx([0.05, 0.1, 0.3])
 
 
-def test_parameters_multipliers_come_first():
+def test_parameter_multipliers_take_precedence():
     class Parameter:
         lr_mult, wd_mult = 0.5, 0.25
 
@@ -242,7 +240,7 @@ def test_parameters_multipliers_come_first():
     assert optimizer._get_lrs([0, 1]) == [0.05, 0.1] and optimizer._get_wds([0, 1]) == [0.25, 1.0]
 
 
-def test_counts_per_device():
+def test_update_counts_are_kept_per_device():
     optimizer = mx.optimizer.create("adam", begin_num_update=10)
     for device in (0, 1, 0):
         optimizer._set_current_context(device)
@@ -251,7 +249,7 @@ def test_counts_per_device():
     assert optimizer._all_index_update_counts == {0: {0: 12, 1: 12}, 1: {0: 11, 1: 11}}
 
 
-def test_multi_precision_states():
+def test_multi_precision_states_are_float32():
     weight = mx.nd.array(WEIGHT, dtype="float16")
     momentum, master = mx.optimizer.create(
         "sgd", momentum=0.9, multi_precision=True
@@ -268,7 +266,7 @@ def test_multi_precision_states():
         )
 
 
-def test_tiny_steps_reach_a_half_precision_weight():
+def test_tiny_steps_accumulate_in_a_half_precision_weight():
     optimizer = mx.optimizer.create("sgd", learning_rate=1e-4, multi_precision=True)
     updater = mx.optimizer.get_updater(optimizer)
     weight = mx.nd.ones((1,), dtype="float16")
@@ -288,7 +286,7 @@ def test_states_survive_saving_and_moving(name):
     second = mx.optimizer.get_updater(make(case))
     second.set_states(first.get_states(dump_optimizer=True), trusted=True)
     moved = weight.as_in_context(on(1))
-    # Counts are kept per device: the ones of cpu(0) go on for the weight's copy on cpu(1).
+    # Counts are kept per device: copy those of cpu(0) for the weight's copy on cpu(1).
     second.optimizer._all_index_update_counts[1] = dict(
         second.optimizer._all_index_update_counts[0]
     )
@@ -298,7 +296,7 @@ def test_states_survive_saving_and_moving(name):
     assert all(state.context == on(1) for state in flat(second.states[0]))
 
 
-def test_pickled_optimizer_counts_on():
+def test_pickled_optimizer_keeps_counting():
     optimizer = mx.optimizer.create("adam")
     optimizer._set_current_context(1)
     optimizer._update_count(5)
@@ -308,14 +306,13 @@ def test_pickled_optimizer_counts_on():
 
 
 @pytest.mark.parametrize("rate", [float("nan"), float("inf"), -0.1])
-def test_rates_that_make_no_sense(rate):
+def test_invalid_rates_raise_and_change_nothing(rate):
     with pytest.raises(ValueError, match="learning_rate"):
         mx.optimizer.create("sgd", learning_rate=rate)
     optimizer = mx.optimizer.create("sgd", learning_rate=0.1, momentum=0.9)
     with pytest.raises(ValueError, match="learning_rate"):
         optimizer.set_learning_rate(rate)
-    # What gets past these (an attribute, a scheduler, a multiplier) is found before anything
-    # changes.
+    # Invalid rates set otherwise (attribute, scheduler, multiplier) raise before any change.
     optimizer.set_lr_mult({0: rate})
     updater = mx.optimizer.get_updater(optimizer)
     weight = mx.nd.array(WEIGHT)
@@ -327,7 +324,7 @@ def test_rates_that_make_no_sense(rate):
     np.testing.assert_allclose(weight.asnumpy(), WEIGHT - 0.1 * GRADIENTS[0], rtol=1e-6)
 
 
-def test_other_refusals():
+def test_invalid_optimizer_arguments_raise():
     with pytest.raises(ValueError, match="no optimizer named"):
         mx.optimizer.create("sdg")
     with pytest.raises(ValueError):
@@ -344,7 +341,7 @@ def test_other_refusals():
         mx.optimizer.get_updater(optimizer)([0, 1], [mx.nd.zeros((1,))], [mx.nd.zeros((1,))])
 
 
-def test_gradient_on_another_device_is_an_error():
+def test_gradient_on_another_device_raises():
     weight = mx.nd.array(WEIGHT)
     with pytest.raises(mx.MXNetError, match=r"[cg]pu\(1\)"):
         mx.optimizer.get_updater(mx.optimizer.create("sgd"))(
@@ -353,7 +350,7 @@ def test_gradient_on_another_device_is_an_error():
     np.testing.assert_array_equal(weight.asnumpy(), WEIGHT)
 
 
-def test_own_optimizer_is_given_single_arrays():
+def test_custom_optimizer_receives_single_arrays():
     @mx.optimizer.register
     class Halving(mx.optimizer.Optimizer):
         def update(self, index, weight, grad, state):
@@ -366,8 +363,8 @@ def test_own_optimizer_is_given_single_arrays():
     assert all((w.asnumpy() == 0.5).all() for w in weights)
 
 
-def test_updates_into_arrays_that_overlap_the_weights():
-    """Many outputs, each lying across two weights: computed aside, then written."""
+def test_updates_into_arrays_overlapping_the_weights_are_exact():
+    """Each output overlaps two weights, so results are computed in temporaries, then written."""
     base = mx.nd.arange(13)
     weights = [base[3 * k : 3 * k + 3] for k in range(4)]
     grads = [mx.nd.full((3,), k + 1.0) for k in range(4)]
@@ -383,7 +380,7 @@ def test_updates_into_arrays_that_overlap_the_weights():
     np.testing.assert_array_equal(base.asnumpy(), np.concatenate([[0.0], wanted]))
 
 
-def test_a_refused_rate_leaves_the_counts_as_they_were():
+def test_invalid_rate_keeps_the_update_counts():
     optimizer = mx.optimizer.create("sgd", learning_rate=0.1)
     weights = [mx.nd.ones((2,)) for _ in range(2)]
     grads = [mx.nd.ones((2,)) for _ in range(2)]
@@ -398,7 +395,7 @@ def test_a_refused_rate_leaves_the_counts_as_they_were():
 
 
 def test_lbsgd_rates_are_independent_of_placement():
-    """The scheduler is asked with the number of updates before this one on every device."""
+    """On every device, the scheduler receives the number of updates before this one."""
 
     def weights(places):
         layers = mx.gluon.nn.HybridSequential(prefix="net_")
@@ -418,7 +415,7 @@ def test_lbsgd_rates_are_independent_of_placement():
 
 
 def by_single_ops(optimizer, weight, grad, state, count):
-    """What Adamax and Nadam compute, one op at a time."""
+    """Computes an Adamax or Nadam update with single ops; returns the weight and both states."""
     mean, second = state
     lr, wd, beta1, beta2 = optimizer.lr, optimizer.wd, optimizer.beta1, optimizer.beta2
     grad = grad * optimizer.rescale_grad + wd * weight
@@ -449,7 +446,7 @@ def test_fused_update_has_the_bits_of_single_ops(name, clip):
     counts = [0, 0, 0]
     states = [optimizer.create_state(i, weight) for i, weight in enumerate(weights)]
     for step in range(5):
-        chosen = [i for i in range(3) if i != step % 4]  # so counts differ
+        chosen = [i for i in range(3) if i != step % 4]  # makes the counts differ
         grads = [mx.nd.array(draw.normal(size=weights[i].shape)) for i in chosen]
         expected = []
         for i, grad in zip(chosen, grads):

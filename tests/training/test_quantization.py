@@ -1,4 +1,4 @@
-"""Networks whose layers multiply numbers of 8 bits."""
+"""Quantization: networks with int8 and uint8 layers."""
 
 import json
 
@@ -12,7 +12,7 @@ from mpgluon.gluon import nn
 
 
 class Residual(gluon.HybridBlock):
-    """Convolutions with and without BatchNorm, a sum, a join, poolings and a dense layer."""
+    """Convolutions with and without BatchNorm, a sum, a concatenation, pooling and a dense layer."""
 
     def __init__(self):
         super().__init__()
@@ -36,7 +36,7 @@ class Residual(gluon.HybridBlock):
 def trained(net, x):
     net.initialize(mx.init.Xavier())
     with autograd.record():
-        net(x)  # gives the statistics values
+        net(x)  # sets running statistics
     return net
 
 
@@ -50,13 +50,13 @@ def far(got, wanted):
 
 @pytest.mark.parametrize("dtype", ["int8", "auto"])
 @pytest.mark.parametrize("mode", ["none", "naive", "entropy"])
-def test_a_network_is_near_itself(mode, dtype, tmp_path):
+def test_quantized_network_is_near_float32(mode, dtype, tmp_path):
     x = nd.random.uniform(shape=(8, 3, 12, 12))
     net = trained(Residual(), x)
     wanted = net(x)
     data = gluon.data.DataLoader(gluon.data.ArrayDataset(x, nd.arange(8)), batch_size=4)
     small = quantization.quantize_net_v2(net, dtype, calib_data=data, calib_mode=mode)
-    assert far(small(x), wanted) < (0.25 if mode == "entropy" else 0.05)  # of so few values
+    assert far(small(x), wanted) < (0.25 if mode == "entropy" else 0.05)  # few values
     eager = small(x)
     small.hybridize(exact=True)
     assert (small(x) == eager).min().asscalar()
@@ -66,7 +66,7 @@ def test_a_network_is_near_itself(mode, dtype, tmp_path):
     assert found.count("_contrib_quantized_fully_connected") == 1
     for op in ("elemwise_add", "concat", "pooling", "act"):
         assert f"_contrib_quantized_{op}" in found, op
-    # the first BatchNorm is a part of its convolution; the last one has a relu before it
+    # the first BatchNorm is folded into its convolution; the last one follows a relu
     assert "_contrib_quantized_batch_norm" in found if mode != "none" else "BatchNorm" in found
     again = gluon.SymbolBlock.imports(
         str(tmp_path / "small-symbol.json"), ["data"], str(tmp_path / "small-0000.params")
@@ -76,7 +76,7 @@ def test_a_network_is_near_itself(mode, dtype, tmp_path):
     assert len(weights) == 4 and all(p.dtype == np.int8 for p in weights)
 
 
-def test_what_stays_in_float32():
+def test_excluded_layers_and_operators_stay_float32():
     x = nd.random.uniform(shape=(4, 3, 12, 12))
     net = trained(Residual(), x)
     args = {"calib_data": [x], "calib_mode": "naive"}
@@ -90,7 +90,7 @@ def test_what_stays_in_float32():
     assert far(smart(x), net(x)) < 0.05
 
 
-def test_models_of_symbols():
+def test_symbolic_models_are_quantized():
     data, weight = sym.var("data"), sym.var("shared_weight", shape=(6, 6))
     x = sym.FullyConnected(data, weight, num_hidden=6, no_bias=True, name="one")
     x = sym.BatchNorm(x, name="norm", fix_gamma=False)
@@ -115,7 +115,7 @@ def test_models_of_symbols():
             num_calib_examples=16,
             quantize_mode=mode,
         )
-        # in two forms: the product takes the numbers themselves
+        # kept in both forms because sym.dot reads the float32 weight
         assert {"shared_weight", "shared_weight_quantize"} <= set(qargs)
         assert "norm_moving_mean" in qargs and "norm_moving_mean" not in qaux
         small = mx.mod.Module(qsym)
@@ -129,7 +129,7 @@ def test_models_of_symbols():
 
 
 class Halves:
-    """Ranges of one's own."""
+    """A custom LayerOutputCollector that halves every range."""
 
     def __init__(self):
         self.min_max_dict = {}
@@ -139,7 +139,7 @@ class Halves:
             self.min_max_dict[name] = (arr.min().asscalar() / 2, arr.max().asscalar() / 2)
 
 
-def test_ranges_of_ones_own():
+def test_custom_collector_sets_calibration_ranges():
     net = nn.HybridSequential()
     net.add(nn.Dense(2, in_units=2, use_bias=False, weight_initializer="ones"))
     net.initialize()
@@ -147,12 +147,12 @@ def test_ranges_of_ones_own():
     small = quantization.quantize_net_v2(
         net, calib_data=[x], calib_mode="customize", LayerOutputCollector=Halves()
     )
-    assert abs(small(x) - 0.75).max().asscalar() < 0.02  # cut to the half
+    assert abs(small(x) - 0.75).max().asscalar() < 0.02  # 1 is clipped to 0.5
     with pytest.raises(ValueError, match="needs a LayerOutputCollector"):
         quantization.quantize_net_v2(net, calib_data=[x], calib_mode="customize")
 
 
-def test_errors():
+def test_quantization_rejects_invalid_arguments():
     net = nn.HybridSequential()
     net.add(nn.Dense(2, in_units=2))
     net.initialize()
@@ -174,10 +174,10 @@ def test_errors():
         quantization.quantize_net_v2(net, calib_data=[x], quantize_granularity="channel-wise")
 
 
-def test_entropy_keeps_what_there_is():
+def test_entropy_threshold_covers_the_values():
     edges = nd.array(np.linspace(-2, 2, 1000))
     threshold, _ = nd.contrib.calibrate_entropy(nd.array([0] * 998 + [1000]), edges, 5)
-    assert threshold.asscalar() == 2  # all of the values are there
+    assert threshold.asscalar() == 2  # the bin that holds all values
     hist, edges = np.histogram(np.random.RandomState(0).normal(size=20000), 1001, (-50, 50))
     threshold, loss = nd.contrib.calibrate_entropy(nd.array(hist), nd.array(edges))
     assert 3 < threshold.asscalar() < 15 and 0 <= loss.asscalar() < 0.1
@@ -187,7 +187,7 @@ def test_entropy_keeps_what_there_is():
         nd.contrib.calibrate_entropy(nd.ones(5), nd.ones(6), 255)
 
 
-def test_positional_arrays_without_a_bias():
+def test_quantized_dense_without_bias_takes_positional_ranges():
     data, weight = nd.ones((2, 3), dtype="int8"), nd.ones((4, 3), dtype="int8")
     ends = [nd.array([-1]), nd.array([1])] * 2
     product = nd.contrib.quantized_fully_connected

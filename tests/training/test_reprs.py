@@ -1,4 +1,4 @@
-"""What objects of the training loop say of themselves: their kind, and what they were made with."""
+"""The repr of training objects: their class and the arguments that created them."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ def symbol():
     return mx.sym.SoftmaxOutput(net, name="softmax")
 
 
-def test_iterators_and_batches():
+def test_iterator_and_batch_repr():
     inner = "NDArrayIter(data (10, 3), softmax_label (10,); batch_size=5)"
     assert repr(mx.io.ResizeIter(numbers(), 3)) == f"ResizeIter({inner}, size=3)"
     assert repr(mx.io.PrefetchingIter(numbers())) == f"PrefetchingIter({inner})"
@@ -27,7 +27,7 @@ def test_iterators_and_batches():
     assert repr(mx.io.DataBatch(None)) == "DataBatch()"
 
 
-def test_store():
+def test_store_repr():
     store = mx.kv.create("local")
     assert repr(store) == "KVStore('local', 0 keys)"
     store.init("a", nd.zeros(2))
@@ -35,7 +35,7 @@ def test_store():
     assert repr(store) == "KVStore('local', 1 key, values are updated)"
 
 
-def test_module_and_executor():
+def test_module_and_executor_repr():
     module = mx.mod.Module(symbol(), context=on(0))
     assert repr(module) == "Module(softmax: not bound)"
     module.bind([("data", (4, 3))], [("softmax_label", (4,))])
@@ -51,7 +51,7 @@ def test_module_and_executor():
     )
 
 
-def test_modules_of_other_kinds():
+def test_sequential_and_bucketing_module_repr():
     for module in (
         mx.mod.SequentialModule(),
         mx.mod.BucketingModule(lambda key: (symbol(), ("data",), ("softmax_label",)), 4),
@@ -59,7 +59,7 @@ def test_modules_of_other_kinds():
         assert repr(module).startswith(type(module).__name__ + "(")
 
 
-def test_estimator_handlers_and_callbacks(tmp_path):
+def test_estimator_handler_and_callback_repr(tmp_path):
     net = gluon.nn.Dense(2, in_units=3, prefix="net_")
     net.initialize(ctx=on(0))
     trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.5})
@@ -83,5 +83,5 @@ def test_estimator_handlers_and_callbacks(tmp_path):
         (lambda: mx.image.DetHorizontalFlipAug(0.5), "DetHorizontalFlipAug(p=0.5)"),
     ],
 )
-def test_augmenters(make, text):
+def test_augmenter_repr(make, text):
     assert repr(make()).startswith(text) and len(repr(make())) < 250

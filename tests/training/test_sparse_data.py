@@ -1,4 +1,4 @@
-"""csr in iterators, and row_sparse arrays in stores of values."""
+"""csr arrays in iterators and row_sparse arrays in key-value stores."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from mpgluon import nd
 VALUES = np.array([[0, 1, 0], [2, 0, 3], [0, 0, 0], [0, 0, 4], [5, 0, 0]], "float32")
 
 
-def test_ndarray_iter_of_csr():
+def test_ndarray_iter_yields_csr_batches():
     data = nd.array(VALUES).tostype("csr")
     batches = list(mx.io.NDArrayIter(data, np.arange(5), 2, last_batch_handle="discard"))
     assert [batch.data[0].stype for batch in batches] == ["csr", "csr"]
@@ -33,7 +33,7 @@ DATA = "1.0 0:0.5 2:1.25\n-2.0\n\n-3.0 0:0.5 1:2.5 2:1.25 # three\n4 2:-1.25\n"
 ROWS = np.array([[0.5, 0, 1.25], [0, 0, 0], [0.5, 2.5, 1.25], [0, 0, -1.25]], "float32")
 
 
-def test_libsvm_iter(tmp_path):
+def test_libsvm_iter_reads_csr_data_and_labels(tmp_path):
     path, labels = tmp_path / "data.t", tmp_path / "label.t"
     path.write_text(DATA)
     labels.write_text("1.0\n-2.0 0:0.125\n-3.0 2:1.25\n4 1:1.0 2:-1.25\n")
@@ -53,7 +53,7 @@ def test_libsvm_iter(tmp_path):
     assert np.array_equal(batch.data[0].asnumpy(), ROWS[2:])
 
 
-def test_weights_and_queries_of_libsvm_files(tmp_path):
+def test_libsvm_iter_ignores_weights_and_query_ids(tmp_path):
     path = tmp_path / "data.t"
     path.write_text("1:2.5 0:1\n2 qid:1 0:1\n3:1 qid:2\n")
     (batch,) = mx.io.LibSVMIter(str(path), 2, batch_size=3)
@@ -61,7 +61,7 @@ def test_weights_and_queries_of_libsvm_files(tmp_path):
     assert batch.data[0].asnumpy().tolist() == [[1, 0], [1, 0], [0, 0]]
 
 
-def test_label_shape_of_libsvm_files_needs_a_file(tmp_path):
+def test_libsvm_label_shape_needs_a_label_file(tmp_path):
     path = tmp_path / "data.t"
     path.write_text("1 0:1\n")
     for shape in (1, (1,)):
@@ -87,13 +87,13 @@ def test_label_shape_of_libsvm_files_needs_a_file(tmp_path):
         ("", "empty"),
     ],
 )
-def test_libsvm_files_that_are_wrong(tmp_path, text, message):
+def test_invalid_libsvm_files_raise(tmp_path, text, message):
     (tmp_path / "data.t").write_text(text)
     with pytest.raises(mx.MXNetError, match=message):
         mx.io.LibSVMIter(str(tmp_path / "data.t"), (3,))
 
 
-def test_stores():
+def test_store_pulls_and_pushes_row_sparse_arrays():
     store = mx.kv.create("device")
     store.init("a", nd.ones((4, 2)).tostype("row_sparse"))
     outs = [nd.zeros((4, 2), ctx=mx.cpu(i), stype="row_sparse") for i in range(2)]
@@ -105,7 +105,7 @@ def test_stores():
     dense = nd.zeros((4, 2))
     store.pull("a", out=[dense, outs[0]])
     assert dense.asnumpy()[:, 0].tolist() == [0, 2, 0, 0]
-    assert outs[0].asnumpy().sum() == 2  # left as it is
+    assert outs[0].asnumpy().sum() == 2  # pull ignores row_sparse outputs by default
     store.pull("a", out=outs[0], ignore_sparse=False)
     assert outs[0].asnumpy().sum() == 4
     for wrong in (
@@ -119,7 +119,7 @@ def test_stores():
 
 
 @pytest.mark.parametrize("weight_stype", ["default", "row_sparse"])
-def test_updates_in_a_store(weight_stype):
+def test_store_updates_only_pushed_rows(weight_stype):
     store = mx.kv.create("local")
     store.init(0, nd.ones((4, 2)).tostype(weight_stype))
     store.set_optimizer(mx.optimizer.SGD(learning_rate=1, momentum=0.5))
@@ -135,6 +135,6 @@ def test_updates_in_a_store(weight_stype):
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
-def test_arrays_of_fewer_samples_than_the_data(shuffle):
+def test_label_with_fewer_samples_than_data_raises(shuffle):
     with pytest.raises(ValueError, match="label has 2 samples, data has 3"):
         mx.io.NDArrayIter(np.ones((3, 2)), np.ones(2), shuffle=shuffle)

@@ -1,4 +1,4 @@
-"""`contrib.svrg_optimization.SVRGModule`; the numbers are those of MXNet 1.9.1."""
+"""`contrib.svrg_optimization.SVRGModule`; expected values are MXNet 1.9.1's."""
 
 import numpy as np
 import pytest
@@ -47,7 +47,7 @@ def made(devices=1, update_freq=2, data=None):
         (1, "nag", 23, 2, [0.16263, -0.57052, -0.08513, -0.12375], 0.44776),
     ],
 )
-def test_training(devices, optimizer, size, update_freq, weight, bias):
+def test_svrg_training_matches_mxnet(devices, optimizer, size, update_freq, weight, bias):
     data = batches(size)
     module = made(devices, update_freq, data)
     params = {"learning_rate": 0.05, "wd": 0.01}
@@ -58,7 +58,7 @@ def test_training(devices, optimizer, size, update_freq, weight, bias):
 
 
 @pytest.mark.parametrize("devices", [1, 2])
-def test_a_step_takes_less_and_adds_the_whole(devices):
+def test_svrg_step_uses_the_full_gradient(devices):
     data = batches(4)
     module = made(devices, data=data)
     module.init_optimizer(optimizer_params={"learning_rate": 0.5})
@@ -70,20 +70,20 @@ def test_a_step_takes_less_and_adds_the_whole(devices):
         super(SVRGModule, alone).forward(batch)
         super(SVRGModule, alone).backward()
         each.append(alone._execs[0].grad_dict["fc2_weight"].asnumpy())
-    if devices == 1:  # the last batch is one of 3 samples and a padding: 5.75 batches
+    if devices == 1:  # the last batch has 3 samples and 1 of padding, so 5.75 batches
         np.testing.assert_allclose(whole["fc2_weight"].asnumpy(), sum(each) / 5.75, rtol=1e-5)
     before = module.get_params()[0]["fc2_weight"].asnumpy()
     data.reset()
     module.forward_backward(next(data))
     module.update()
-    # The weights are those of the copy still: the batch's gradients cancel out.
+    # The weights still equal the snapshot's, so the batch gradients cancel out.
     step = before - module.get_params()[0]["fc2_weight"].asnumpy()
     full = whole["fc2_weight"].asnumpy() * devices
     np.testing.assert_allclose(step, 0.5 / 4 * full, rtol=1e-4, atol=1e-6)
 
 
-def test_any_name_of_a_weight():
-    """A layer without a name is called fullyconnected0, which has "full" in it."""
+def test_layer_name_containing_full_trains():
+    """The default layer name fullyconnected0 contains "full", SVRG's suffix for full gradients."""
     net = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=1, name="fullyconnected0")
     loss = mx.sym.LinearRegressionOutput(net, mx.sym.var("lro_label"))
     data = batches(4)
@@ -93,14 +93,14 @@ def test_any_name_of_a_weight():
     assert module.score(data, "mse")[0][1] < 0.01
 
 
-def test_surface():
+def test_svrg_module_validates_arguments_and_rebinds():
     for wrong, error in ((None, TypeError), (1.5, TypeError), (0, ValueError), (-2, ValueError)):
         with pytest.raises(error, match="update_freq"):
             made(update_freq=wrong)
     data = batches(4)
     module = made(data=data)
     with pytest.raises(AssertionError, match="init_optimizer"):
-        module.update_full_grads(data)  # there is no optimizer yet
+        module.update_full_grads(data)  # init_optimizer was not called
     module.init_optimizer(mx.kv.create("local"), mx.optimizer.SGD(learning_rate=0.5))
     assert module._optimizer.default_opt.lr == 0.5
     module.reshape([("data", (2, 3))], [("lro_label", (2,))])
@@ -109,7 +109,7 @@ def test_surface():
     assert not module._mod_aux.binded
 
 
-def test_optimizer():
+def test_svrg_optimizer_assigns_full_gradients():
     names = {0: "weight", 1: "weight_full"}
     optimizer = SVRGOptimizer("sgd", param_idx2name=names, learning_rate=1.0, wd=0)
     store = mx.kv.create("local")

@@ -11,7 +11,7 @@ import mpgluon as mx
 from mpgluon import gluon, test_utils
 
 
-def test_comparison():
+def test_comparison_functions_detect_differences():
     a = mx.nd.array([1.0, 2.0, np.nan])
     assert test_utils.same(mx.nd.array([1, 2]), [1, 2]) and not test_utils.same(a, a)
     assert test_utils.almost_equal(a, a, equal_nan=True) and not test_utils.almost_equal(a, a)
@@ -28,7 +28,7 @@ def test_comparison():
         test_utils.assert_exception(int, ValueError, "1")
 
 
-def test_random_shapes_and_arrays():
+def test_random_arrays_have_requested_shapes_and_storage():
     assert (
         all(1 <= d <= 4 for d in test_utils.rand_shape_nd(6, 4))
         and len(test_utils.rand_shape_2d()) == 2
@@ -42,7 +42,7 @@ def test_random_shapes_and_arrays():
         assert 0 < np.count_nonzero(array.asnumpy()) < 1200
 
 
-def test_simple_forward():
+def test_simple_forward_evaluates_symbols():
     a, b = mx.sym.Variable("a"), mx.sym.Variable("b")
     assert np.array_equal(test_utils.simple_forward(a * b, a=np.arange(3), b=[2, 3, 4]), [0, 3, 8])
     both = test_utils.simple_forward(
@@ -56,7 +56,7 @@ def test_simple_forward():
         test_utils.simple_forward(a * b, a=np.ones(3))
 
 
-def test_default_context(monkeypatch):
+def test_default_context_follows_environment_and_setter(monkeypatch):
     assert test_utils.default_context() == mx.cpu(0)
     monkeypatch.setenv("MXNET_TEST_DEFAULT_CTX", "cpu(2)")
     assert test_utils.default_context() == mx.cpu(2)
@@ -67,7 +67,7 @@ def test_default_context(monkeypatch):
     assert mx.nd.ones(1).context == mx.cpu(0) and test_utils.default_context() == mx.cpu(2)
 
 
-def test_numeric_gradient():
+def test_check_numeric_gradient_detects_wrong_gradients():
     test_utils.check_numeric_gradient(
         lambda a, b: a * b + a * a, [np.array([[1.0, -2.0]]), np.array([[0.5, 3.0]])]
     )
@@ -79,7 +79,7 @@ def test_numeric_gradient():
         test_utils.check_numeric_gradient(wrong, [np.array([1.0, 2.0])])
 
 
-def test_tolerances():
+def test_tolerances_depend_on_dtype():
     half, single = np.float16([1.0]), mx.nd.array([1.0])
     assert test_utils.get_tols(half, single, None, None) == (1e-2, 1e-1)
     assert test_utils.get_tols(single, 1.0, {np.dtype("float32"): 0.5}, 0.25) == (0.5, 0.25)
@@ -96,7 +96,7 @@ def test_tolerances():
     assert test_utils.same_array(x, x) and not test_utils.same_array(x, x.copy())
 
 
-def test_small_functions_of_arrays():
+def test_array_helpers_return_expected_values():
     a = np.arange(6.0).reshape(2, 3)
     assert np.array_equal(test_utils.assign_each(a, lambda v: v * v), a * a)
     assert np.array_equal(test_utils.assign_each2(a, a, lambda v, w: v - w), a - a)
@@ -117,7 +117,7 @@ def test_small_functions_of_arrays():
         assert np.allclose(symmetric, np.swapaxes(symmetric, -1, -2))
 
 
-def test_checks_of_symbols():
+def test_symbolic_checks_detect_wrong_results():
     a, b = mx.sym.Variable("a"), mx.sym.Variable("b")
     x, y = np.random.rand(2, 3), np.random.rand(2, 3)
     product = a * b
@@ -151,7 +151,7 @@ def test_checks_of_symbols():
     assert not test_utils.same_symbol_structure(product, a + b)
 
 
-def test_consistency_of_devices_and_dtypes():
+def test_check_consistency_detects_differing_contexts():
     layer = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=4, name="fc")
     settings = [
         {
@@ -168,7 +168,7 @@ def test_consistency_of_devices_and_dtypes():
         test_utils.check_consistency([layer, other, layer], settings)
 
 
-def test_consistency_of_hybridized_blocks():
+def test_check_hybridize_consistency_detects_differences():
     x = mx.nd.random.normal(shape=(2, 3))
 
     def build(prefix):
@@ -188,7 +188,7 @@ def test_consistency_of_hybridized_blocks():
         test_utils.check_gluon_hybridize_consistency(Square, [x], lambda x: x)
 
 
-def test_comparison_of_optimizers():
+def test_compare_optimizer_detects_different_optimizers():
     test_utils.compare_optimizer(mx.opt.Adam(), mx.opt.Adam(), (3, 4), "float32")
     test_utils.compare_optimizer(
         mx.opt.SGD(momentum=0.9), mx.opt.SGD(momentum=0.9), [(3,), (2, 2)], "float32", ntensors=2
@@ -204,7 +204,7 @@ def test_comparison_of_optimizers():
             )
 
 
-def test_distributions():
+def test_distribution_checks_detect_wrong_moments():
     mx.random.seed(3)
     stats = pytest.importorskip("scipy.stats")
     buckets, probs = test_utils.gen_buckets_probs_with_ppf(stats.norm.ppf, 5)
@@ -223,7 +223,7 @@ def test_distributions():
         test_utils.verify_generator(lambda count: normal(count) * 2, buckets, probs, 20000)
 
 
-def test_environment(monkeypatch, capfd):
+def test_environment_and_retry_restore_state(monkeypatch, capfd):
     monkeypatch.setenv("MPGLUON_HERE", "1")
     with test_utils.environment({"MPGLUON_HERE": None, "MPGLUON_NEW": "2"}):
         assert "MPGLUON_HERE" not in os.environ and os.environ["MPGLUON_NEW"] == "2"
@@ -249,7 +249,7 @@ def idx(array):
     return header + np.array(array.shape, ">u4").tobytes() + array.astype(np.uint8).tobytes()
 
 
-def test_local_data(tmp_path, monkeypatch):
+def test_local_data_readers_name_missing_files(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(FileNotFoundError, match="train-images-idx3-ubyte.gz"):
         test_utils.get_mnist()

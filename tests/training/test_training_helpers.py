@@ -27,7 +27,7 @@ def test_speedometer_logs_and_resets(caplog):
     assert metric.get_global()[1] == 2.0
 
 
-def test_metric_and_progress_logs(caplog):
+def test_callbacks_log_metrics_and_progress(caplog):
     caplog.set_level(logging.INFO)
     metric = mx.metric.Loss()
     metric.update(None, mx.nd.array([2.0]))
@@ -43,7 +43,7 @@ def test_metric_and_progress_logs(caplog):
     ]
 
 
-def test_checkpoints(tmp_path):
+def test_checkpoint_callbacks_save_every_period(tmp_path):
     save = callback.do_checkpoint(str(tmp_path / "net"), period=2)
     for epoch in range(4):
         save(epoch, None, {"w": mx.nd.array([epoch])}, {"mean": mx.nd.array([9])})
@@ -63,7 +63,7 @@ def test_checkpoints(tmp_path):
     assert Module.saved == [("p", 3, True), ("p", 6, True)]
 
 
-def test_logger(tmp_path):
+def test_get_logger_formats_lines(tmp_path):
     path = tmp_path / "log"
     logger = mx.log.get_logger("mpgluon-test", str(path), level=mx.log.INFO)
     assert mx.log.get_logger("mpgluon-test") is logger
@@ -77,7 +77,7 @@ def test_logger(tmp_path):
     )
 
 
-def test_registry():
+def test_registry_creates_classes_by_name_and_alias():
     class Base:
         def __init__(self, size=1):
             self.size = size
@@ -113,7 +113,7 @@ def test_registry():
         register(type("Short", (Base,), {}))
 
 
-def test_these_modules_load_only_when_used():
+def test_optional_modules_load_lazily():
     code = (
         "import sys; before = set(sys.modules); import mpgluon; print([m for m in "
         "('multiprocessing', 'json', 'mpgluon.metric', 'mpgluon.optimizer', 'PIL') "

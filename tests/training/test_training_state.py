@@ -1,4 +1,4 @@
-"""Training state moves, is saved and is loaded as a whole, at any moment."""
+"""Training state is moved, saved and loaded as a whole at any point of a step."""
 
 import copy
 import pickle
@@ -68,7 +68,7 @@ def placed(net, devices, capsys):
 
 
 def events(folder, capsys):
-    """Functions of a network and a trainer to those that training goes on with."""
+    """Returns functions that move, save or reload a network and a trainer, which then continue."""
 
     def checkpoint(net, trainer, remake, to=None):
         mx.parallel.save(folder, net, trainer)
@@ -120,9 +120,8 @@ KINDS = {
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_no_event_changes_a_bit_of_training(optimizer, kind, tmp_path, capsys):
-    """Moving, saving and loading at any step and between backward and step is unseen by later
-    weights."""
+def test_moving_saving_or_loading_keeps_the_bits_of_training(optimizer, kind, tmp_path, capsys):
+    """Holds at any step, before it and between its backward and update."""
 
     def remake():
         net = network()
@@ -148,7 +147,7 @@ def test_no_event_changes_a_bit_of_training(optimizer, kind, tmp_path, capsys):
 
 @pytest.mark.parametrize("sparse", [False, True])
 def test_sums_of_grad_req_add_move_and_are_saved(sparse, tmp_path, capsys):
-    """The sums that a script makes with grad_req='add' are state like those of accumulate."""
+    """Gradient sums of grad_req='add' are part of the state, as those of accumulate."""
 
     def remake():
         mx.random.seed(1)
@@ -181,7 +180,7 @@ def test_sums_of_grad_req_add_move_and_are_saved(sparse, tmp_path, capsys):
 
 @pytest.mark.parametrize("way", ["checkpoint", "states"])
 def test_load_discards_later_steps_and_gradients(way, tmp_path):
-    """Rolling back replaces phase and sums of accumulate, stray gradients and the schedule."""
+    """A load replaces the phase and sums of accumulate, stray gradients and the schedule."""
 
     def run(stray, unused):
         net = network()
@@ -227,8 +226,8 @@ def test_load_within_accumulation_into_a_network_of_unknown_shapes(tmp_path):
     assert same(net, other)
 
 
-def test_states_follow_replicas_that_leave_and_come_back():
-    """A replica that is made again has the momentum of now, not of when it was last there."""
+def test_states_follow_recreated_replicas():
+    """A recreated replica has the current momentum, not that of its former existence."""
 
     def run(*contexts):
         net = network()
@@ -252,7 +251,7 @@ def test_states_follow_replicas_that_leave_and_come_back():
     assert same(net, expected)
 
 
-def test_replicas_that_are_joined_keep_the_sum_of_their_gradients():
+def test_merged_replicas_keep_the_sum_of_their_gradients():
     param = gluon.Parameter("p", shape=(2,))
     param.initialize(ctx=CPU[:3])
     with autograd.record():
@@ -269,7 +268,7 @@ def test_replicas_that_are_joined_keep_the_sum_of_their_gradients():
         assert np.allclose(data.asnumpy(), before - 6)
 
 
-def test_moving_between_forward_and_backward_is_named_as_a_cause(capsys):
+def test_error_after_a_move_between_forward_and_backward_names_it(capsys):
     net = network()
     trainer = trainer_of(net, "sgd")
     with autograd.record():
@@ -280,7 +279,7 @@ def test_moving_between_forward_and_backward_is_named_as_a_cause(capsys):
         trainer.step(2)
 
 
-def test_copies_of_networks_keep_sums_and_belong_to_no_trainer():
+def test_copied_networks_keep_gradient_sums_but_no_trainer():
     net = network()
     trainer = trainer_of(net, "sgd", accumulate=2)
     train(net, trainer, 0, 3)
@@ -289,13 +288,13 @@ def test_copies_of_networks_keep_sums_and_belong_to_no_trainer():
         for two in (other, pickle.loads(pickle.dumps(one))):
             assert (one.grad().asnumpy() == two.grad().asnumpy()).all()
             assert two.grad_req == "add" and abs(two.grad().asnumpy()).sum() > 0
-    new = trainer_of(copied, "sgd", accumulate=2)  # whose sums begin now
+    new = trainer_of(copied, "sgd", accumulate=2)  # starts with zero sums
     assert all(not p.grad().asnumpy().any() for p in copied.collect_params().values())
     train(copied, new, 0, 2)
 
 
 @pytest.mark.parametrize("how", [copy.copy, copy.deepcopy, pickle.dumps])
-def test_copying_a_trainer_names_the_way(how):
+def test_copying_a_trainer_raises_and_suggests_save_states(how):
     net = network()
     trainer = trainer_of(net)
     train(net, trainer, 0, 2)
@@ -303,8 +302,8 @@ def test_copying_a_trainer_names_the_way(how):
         how(trainer)
 
 
-def test_state_that_cannot_be_loaded_is_an_error(tmp_path):
-    """Sums and phases that the loading trainer could not hold change nothing."""
+def test_incompatible_state_raises_and_changes_nothing(tmp_path):
+    """The loading trainer cannot represent the saved sums and phases."""
     net = network()
     trainer = trainer_of(net, "sgd", accumulate=3)
     train(net, trainer, 0, 2)
@@ -336,8 +335,8 @@ def test_state_that_cannot_be_loaded_is_an_error(tmp_path):
     stuck.save_states(name)
 
 
-def test_states_load_into_the_same_network_created_again(tmp_path):
-    """Names that differ in counters alone go by position, numbers above 9 included."""
+def test_states_load_into_a_recreated_network(tmp_path):
+    """Names that differ only in their counters match by position, including counters above 9."""
     name = str(tmp_path / "s")
 
     def make(units=4):
@@ -372,8 +371,8 @@ def test_states_load_into_the_same_network_created_again(tmp_path):
         gluon.Trainer(other.collect_params(), "adam").load_states(name)
 
 
-def test_scale_of_losses_is_saved_with_states(tmp_path):
-    """A step after loading divides by the scale that its gradients were made with."""
+def test_loss_scale_is_saved_with_states(tmp_path):
+    """A step after loading divides by the scale of its gradients."""
 
     def make():
         net = network()
@@ -404,7 +403,7 @@ def test_scale_of_losses_is_saved_with_states(tmp_path):
 
 
 def test_random_updates_do_not_depend_on_placement(capsys):
-    """SGLD draws by parameter, and the same numbers for all replicas."""
+    """SGLD draws noise per parameter; all replicas receive the same noise."""
 
     def run(devices, replicas=None):
         net = nn.HybridSequential(prefix="n_")
@@ -432,7 +431,7 @@ def test_random_updates_do_not_depend_on_placement(capsys):
         assert (one.asnumpy() == other.asnumpy()).all()
 
 
-def test_an_overflow_discards_sums_of_row_sparse_gradients():
+def test_overflow_discards_sums_of_row_sparse_gradients():
     layer = nn.Embedding(4, 2, sparse_grad=True)
     layer.initialize(mx.init.One())
     trainer = gluon.Trainer(layer.collect_params(), "sgd", {"learning_rate": 1.0}, accumulate=2)
@@ -452,8 +451,8 @@ def test_an_overflow_discards_sums_of_row_sparse_gradients():
     assert np.allclose(layer.weight.data().asnumpy(), [[1, 1], [0, 0], [0, 0], [1, 1]])
 
 
-def test_rate_of_layers_that_were_frozen_does_not_depend_on_placement(capsys):
-    """A scheduler is asked for the number of the update that all parameters are part of."""
+def test_rate_of_unfrozen_layers_does_not_depend_on_placement(capsys):
+    """The scheduler receives the same update number for all parameters."""
 
     def run(devices):
         net = network()
@@ -472,7 +471,7 @@ def test_rate_of_layers_that_were_frozen_does_not_depend_on_placement(capsys):
     assert same(expected, run([0, 1])) and same(expected, run([1, 0]))
 
 
-def test_parameters_that_were_never_updated_load_without_states(tmp_path):
+def test_never_updated_parameters_load_without_states(tmp_path):
     def make():
         net = network()
         return net, trainer_of(net)
@@ -521,7 +520,7 @@ class Summed(gluon.HybridBlock):
 @pytest.mark.parametrize("move", MOVES)
 @pytest.mark.parametrize("req", ["write", "add"])
 @pytest.mark.parametrize("kind", ["dense", "hybridized", "sparse"])
-def test_move_between_forward_and_backward_is_reported_after_an_earlier_backward(kind, req, move):
+def test_move_between_forward_and_backward_raises_after_earlier_backward(kind, req, move):
     if kind == "sparse" and move == "cast":
         pytest.skip("indices are cast with the inputs")
     net = Summed(kind)
@@ -537,7 +536,7 @@ def test_move_between_forward_and_backward_is_reported_after_an_earlier_backward
         with autograd.record():
             return net(nd.ones((2, 2), ctx=param.list_ctx()[0], dtype=param.dtype)).sum()
 
-    forward().backward()  # its gradients are there when the parameters move
+    forward().backward()  # these gradients exist when the parameters move
     loss = forward()
     MOVES[move](net)
     loss.backward()
@@ -551,7 +550,7 @@ def test_move_between_forward_and_backward_is_reported_after_an_earlier_backward
 
 
 @pytest.mark.parametrize("hybridize", [False, True])
-def test_move_after_backward_leaves_no_arrays_behind(hybridize):
+def test_move_after_backward_keeps_no_old_arrays(hybridize):
     net = gluon.nn.Dense(3, in_units=2)
     net.initialize(ctx=on(0))
     if hybridize:
