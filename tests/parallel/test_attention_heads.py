@@ -1,5 +1,4 @@
-"""Attention written out in ordinary blocks, its heads split over devices: what one device computes,
-to 1e-5."""
+"""Attention in ordinary blocks with its heads split over devices: equals one device to 1e-5."""
 
 import numpy as np
 import pytest
@@ -16,7 +15,7 @@ UNITS, HEADS, TIME = 12, 4, 5
 
 
 class Fused(gluon.HybridBlock):
-    """One Dense for queries, keys and values; the residual inside, as in a transformer's layer."""
+    """One Dense for queries, keys and values; includes the residual, as in a transformer layer."""
 
     def __init__(self, dropout=0.3, inner=0.2):
         super().__init__(prefix="layer_")
@@ -59,7 +58,7 @@ class Fused(gluon.HybridBlock):
 
 
 class Apart(gluon.HybridBlock):
-    """A Dense each, four dimensions, units counted by an attribute, and a mask as an argument."""
+    """A Dense each for queries, keys and values, 4-d heads, and a mask as an argument."""
 
     def __init__(self, dropout=0.3):
         super().__init__(prefix="attention_")
@@ -146,22 +145,22 @@ def outcome(make, ctx, hybridize, when="before", where=0, plan=None):
         (Apart, 3, "after", 3),
     ],
 )
-def test_heads_are_split(make, count, when, where, hybridize):
+def test_split_heads_equal_one_device(make, count, when, where, hybridize):
     _, *one = outcome(make, None, False, when, where)
     net, *many = outcome(make, DEVICES[:count], hybridize, when, where)
     for a, b in zip(many[:2], one[:2]):
         close(a, b)
     assert many[2].keys() == one[2].keys()
     for name, value in one[2].items():
-        # keys' biases have no gradient, but noise
+        # the gradient of the key biases is 0 up to rounding noise
         close(many[2][name], value, scale=max(1.0, np.abs(value).max()))
-    assert np.array_equal(many[3], one[3])  # as many random calls
+    assert np.array_equal(many[3], one[3])  # the same number of random draws
     assert isinstance(net.attention, par.ParallelHeads) and all(
         param.list_ctx()[0] in DEVICES[:4] for param in net.collect_params().values()
     )
 
 
-def test_each_device_computes_its_heads_only():
+def test_each_device_holds_only_its_heads():
     net, *_ = outcome(Fused, DEVICES[:2], True)
     devices = {}
     for name, param in net.collect_params().items():
@@ -170,7 +169,7 @@ def test_each_device_computes_its_heads_only():
     assert devices[DEVICES[0]]["net_layer_out_shard0_weight"] == (UNITS, UNITS // 2)
 
 
-def test_on_a_mesh_with_other_layers_split():
+def test_split_heads_combine_with_other_split_layers_on_a_mesh():
     results = []
     for axes in ({"data": 1}, {"data": 2, "model": 2}):
         mx.random.seed(4)
@@ -196,9 +195,9 @@ def test_on_a_mesh_with_other_layers_split():
     assert isinstance(net.attention.widen, par.ColumnParallelDense)
 
 
-def test_other_names_and_packings():
+def test_split_heads_support_other_names_and_packings():
     class Packed(gluon.HybridBlock):
-        """Heads first, then queries, keys and values of each."""
+        """Packed by head, each with its queries, keys and values."""
 
         def __init__(self):
             super().__init__(prefix="attention_")
@@ -243,7 +242,7 @@ def test_other_names_and_packings():
     close(result(DEVICES[:3]), result(None))
 
 
-def test_what_cannot_be_divided_is_refused():
+def test_indivisible_attention_raises():
     class Other(Apart):
         def __init__(self, own=False, **names):
             super().__init__()
@@ -253,7 +252,7 @@ def test_what_cannot_be_divided_is_refused():
                 self.bias = self.params.get("bias", shape=(1,))
 
     class Mixing(Apart):
-        """Softmax over heads."""
+        """Takes the softmax over heads."""
 
         def hybrid_forward(self, F, x, memory, mask):
             q = (

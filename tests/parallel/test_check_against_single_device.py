@@ -30,7 +30,7 @@ class Spread(gluon.HybridBlock):
 
 @pytest.mark.parametrize("exact", [True, False])
 @pytest.mark.parametrize("train", [True, False])
-def test_placement_changes_no_bit(exact, train):
+def test_check_reports_no_difference_for_a_placed_network(exact, train):
     net = Spread()
     x = nd.array(np.random.RandomState(0).randn(4, 5))
     mean = net.norm.running_mean.data().asnumpy()
@@ -44,9 +44,9 @@ def test_placement_changes_no_bit(exact, train):
     assert not net.a.weight.grad().asnumpy().any()
 
 
-def test_a_difference_is_named():
+def test_check_names_the_differing_output():
     class Depends(Spread):
-        """Something that asks for the device it is on."""
+        """A network whose output depends on its device."""
 
         def hybrid_forward(self, F, x):
             out, total = super().hybrid_forward(F, x)
@@ -58,7 +58,7 @@ def test_a_difference_is_named():
         check_against_single_device(Depends(), nd.array(np.random.RandomState(0).randn(4, 5)))
 
 
-def test_mistakes():
+def test_check_rejects_plain_blocks_and_accepts_recorded_ones():
     with pytest.raises(mx.MXNetError, match="must be a HybridBlock"):
         check_against_single_device(gluon.loss.L2Loss)
     net = Spread()

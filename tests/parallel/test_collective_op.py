@@ -1,5 +1,5 @@
-"""Collectives as single ops that span devices (what NCCL is asked for): the same suite, on any
-devices, eager, recorded, compiled."""
+"""Collectives as single ops that span devices, the form that NCCL implements: the same suite on any
+devices, eager, recorded and compiled."""
 
 import numpy as np
 import pytest
@@ -27,7 +27,7 @@ def single():
 @pytest.mark.parametrize(
     "shape, axis", [((7, 5), 0), ((12, 24), 0), ((12, 24), 1), ((2, 12, 5), 1)]
 )
-def test_values_and_gradients_bit_for_bit(name, count, hybridize, shape, axis):
+def test_collective_op_values_and_gradients_are_exact(name, count, hybridize, shape, axis):
     check(count, shape, axis, name, hybridize)
 
 
@@ -38,7 +38,7 @@ def test_values_and_gradients_bit_for_bit(name, count, hybridize, shape, axis):
     st.data(),
     st.integers(0, 99),
 )
-def test_any_sizes(count, shape, data, seed):
+def test_collective_op_supports_any_sizes(count, shape, data, seed):
     check(
         count,
         tuple(shape),
@@ -55,7 +55,7 @@ def plan(count, shape, kind, axis=0):
     )["ops"]
 
 
-def test_plans():
+def test_plan_has_one_collective_op():
     assert plan(3, (6, 4), "all_reduce") == ["_collective"]
     assert [op for op in plan(3, (6, 4), "all_gather") if op != "_reshape_exact"] == ["_collective"]
     assert [op for op in plan(3, (6, 4), "reduce_scatter") if op != "_reshape_exact"] == [
@@ -65,7 +65,7 @@ def test_plans():
     assert plan(2, (6, 4), "all_to_all") == ["_split_v2"] * 2 + ["_collective"] + ["Concat"] * 2
 
 
-def test_compiled_it_is_one_instruction_that_others_wait_for():
+def test_compiled_collective_is_one_instruction():
     block = Collective(lambda x: par.all_reduce([a * 2 for a in x]))
     block.hybridize()
     _, arrays = arrays_of(3, (4, 4))
@@ -81,8 +81,8 @@ def test_compiled_it_is_one_instruction_that_others_wait_for():
     )
 
 
-def test_a_result_that_nobody_uses():
-    """All devices take part, whatever becomes of the results and of their gradients."""
+def test_unused_results_and_gradients_do_not_block():
+    """All devices participate even if their results or gradients are unused."""
     values, arrays = arrays_of(3, (4, 4))
     for hybridize in (False, True):
         block = Collective(lambda x: par.all_reduce([a * 2 for a in x])[1])
@@ -98,7 +98,7 @@ def test_a_result_that_nobody_uses():
         assert np.array_equal(out.asnumpy(), in_order([2 * v for v in values]))
 
 
-def test_a_failure_before_it_reaches_all_devices():
+def test_failed_input_fails_the_results_on_all_devices():
     _, arrays = arrays_of(3, (64, 64))
     arrays[1] = nd.linalg.potrf(-nd.eye(64, ctx=on(1)))
     results = par.all_reduce(arrays)
@@ -109,8 +109,8 @@ def test_a_failure_before_it_reaches_all_devices():
     assert all(np.isfinite(r.asnumpy()).all() for r in fresh)
 
 
-def test_many_layers_and_memory():
-    """A chain of layers with sums between them: values, gradients, and plans that stay small."""
+def test_chain_of_collectives_has_equal_values_and_small_plans():
+    """A chain of layers with sums between them: values, gradients and plan sizes."""
 
     def layers(x):
         for i in range(6):
@@ -165,12 +165,12 @@ def test_many_layers_and_memory():
         ({"kind": "broadcast"}, [(3,), (3,)], "a broadcast has one input"),
     ],
 )
-def test_errors_of_the_op(params, inputs, text):
+def test_invalid_collective_op_arguments_raise(params, inputs, text):
     with pytest.raises(mx.MXNetError, match=text):
         _core.ops()["_collective"](*[nd.ones(shape) for shape in inputs], **params)
 
 
-def test_a_pipeline_refuses_it():
+def test_pipeline_rejects_collective_op():
     class Staged(mx.gluon.HybridBlock):
         def forward(self, x):
             one = x * 2
@@ -183,7 +183,7 @@ def test_a_pipeline_refuses_it():
         block(nd.ones((4, 2))).asnumpy()
 
 
-def test_shuffled_orders():
+def test_collective_op_has_the_same_bits_in_any_engine_order():
     script = (
         "from support import collective_cases as t\nfrom mpgluon import parallel as par\n"
         "with par.collectives.transport('single'):\n"

@@ -1,5 +1,5 @@
-"""Collectives: values, gradients and errors, for any number of devices and sizes that divide and
-that don't."""
+"""Collectives: values, gradients and errors for any number of devices, with divisible and
+indivisible sizes."""
 
 import numpy as np
 import pytest
@@ -21,9 +21,8 @@ def local():
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
 @pytest.mark.parametrize("hybridize", [False, True], ids=["eager", "hybrid"])
-def test_values_and_gradients_bit_for_bit(name, count, hybridize):
-    """Against sums in the order of the ranks, forward and backward: also with sizes that don't
-    divide evenly."""
+def test_collective_values_and_gradients_are_exact(name, count, hybridize):
+    """Equals sums in rank order, forward and backward, with sizes that do not divide evenly."""
     outputs = check(count, (7, 5), 0, name, hybridize)
     if len(outputs) == count:
         assert [out.context for out in outputs] == DEVICES[:count]
@@ -36,13 +35,13 @@ def test_values_and_gradients_bit_for_bit(name, count, hybridize):
     st.data(),
     st.integers(0, 99),
 )
-def test_any_sizes(count, shape, data, seed):
+def test_collectives_support_any_sizes(count, shape, data, seed):
     axis = data.draw(st.integers(0, len(shape) - 1))
     name = data.draw(st.sampled_from(NAMES))
     check(count, tuple(shape), axis, name, data.draw(st.booleans()), seed)
 
 
-def test_gathered_arrays_may_differ_along_the_axis():
+def test_gathered_arrays_may_differ_in_size_along_the_axis():
     sizes = [3, 1, 2]
     arrays = [nd.random.normal(shape=(2, n), ctx=ctx) for n, ctx in zip(sizes, DEVICES)]
     for array in arrays:
@@ -55,7 +54,7 @@ def test_gathered_arrays_may_differ_along_the_axis():
     assert np.array_equal(arrays[2].grad.asnumpy(), 3 * np.array([[4, 5]] * 2))
 
 
-def test_gradients_are_added_where_asked():
+def test_grad_req_add_accumulates_collective_gradients():
     _, arrays = arrays_of(3, (4,), scale=False)
     for array in arrays:
         array.attach_grad("add")
@@ -66,7 +65,7 @@ def test_gradients_are_added_where_asked():
     assert all((array.grad.asnumpy() == 6).all() for array in arrays)
 
 
-def test_gradients_of_gradients():
+def test_all_reduce_supports_gradients_of_gradients():
     _, (a, b) = arrays_of(2, (4,), scale=False)
     a.attach_grad()
     with autograd.record():
@@ -77,9 +76,8 @@ def test_gradients_of_gradients():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_second_gradients_of_each(name):
-    """Of the cubes of what is exchanged: gradients are exchanged back, and so are theirs. Against
-    the same written out on one device."""
+def test_second_gradients_of_collectives_equal_one_device(name):
+    """Uses a sum of cubes: gradients are exchanged in reverse, and so are their gradients."""
     call = cases(3, 0)[name][0]
 
     def second(devices):
@@ -124,9 +122,8 @@ def test_second_gradients_of_each(name):
         np.testing.assert_allclose(many, one, rtol=2e-5, atol=1e-4 * np.abs(one).max())
 
 
-def test_devices_that_are_listed_twice_or_missing():
-    """A device may have several ranks; layers and meshes say which device is missing or named
-    twice."""
+def test_duplicate_and_missing_devices_are_reported():
+    """A device may hold several ranks. Layers and meshes report missing or duplicate devices."""
     x = [nd.ones((2,), ctx=ctx) for ctx in (DEVICES[0], DEVICES[1], DEVICES[0])]
     assert all((out.asnumpy() == 3).all() for out in par.all_reduce(x))
     with pytest.raises(ValueError, match=r"[cg]pu\(1\) is named twice"):
@@ -141,8 +138,8 @@ def test_devices_that_are_listed_twice_or_missing():
         layer([nd.ones((1, 2), ctx=ctx) for ctx in DEVICES[:2]])
 
 
-def test_results_are_arrays_of_their_own():
-    """Writing to a result leaves what it came from alone, and other results."""
+def test_results_do_not_share_memory():
+    """Writing to a result changes neither its inputs nor other results."""
     x = nd.ones((2,))
     for result in (
         par.broadcast(x, DEVICES[:2]),
@@ -157,7 +154,7 @@ def test_results_are_arrays_of_their_own():
         )
 
 
-def test_dtypes():
+def test_all_reduce_keeps_dtype():
     for dtype in ("float64", "float16", "int32"):
         outputs = par.all_reduce([nd.array([1, 2, 3], ctx=ctx, dtype=dtype) for ctx in DEVICES[:3]])
         assert all(
@@ -170,11 +167,11 @@ def plan(count, shape, algorithm="auto", kind="all_reduce"):
     return _core.collective_plan(kind, arrays, DEVICES[:count], 0, 0, None, algorithm, "local")
 
 
-def test_the_algorithm_is_chosen_by_shapes():
+def test_all_reduce_algorithm_depends_on_size():
     assert plan(4, (100,))["ops"].count("add_n") == 4 and "_split_v2" not in plan(4, (100,))["ops"]
     large = (1 << 18,)
     assert plan(4, large) == plan(4, large, "two_shot")
-    # A ring's bytes: every device sends 2 (n - 1) / n of an array.
+    # As in a ring, every device sends 2 (n - 1) / n of an array.
     assert plan(4, large)["bytes"] == 2 * 3 * 4 * large[0]
     assert plan(4, large, "one_shot")["bytes"] == 4 * 3 * 4 * large[0]
     assert (
@@ -226,13 +223,13 @@ def test_compiled_collectives_are_copies_between_programs():
         ),
     ],
 )
-def test_errors(call, error, text):
+def test_invalid_collective_arguments_raise(call, error, text):
     with pytest.raises(error, match=text):
         call(arrays_of(2, (4, 3))[1])
 
 
-def test_shuffled_orders():
-    """No dependency between devices is missing, whatever the order of the work."""
+def test_collectives_have_the_same_bits_in_any_engine_order():
+    """No dependency between devices is missing in any execution order."""
     script = (
         "from support import collective_cases as t\nfor name in t.NAMES:\n  for hybrid in (False, "
         "True):\n    t.check(3, (7, 5), 1, name, hybrid)\nprint('same')"

@@ -1,4 +1,4 @@
-"""The live view of devices: what it shows, and that it ends with its statement."""
+"""The live dashboard of devices: its contents, and that it ends with its `with` statement."""
 
 import io
 import re
@@ -36,8 +36,8 @@ def until(condition, seconds=20):
         time.sleep(0.01)
 
 
-def test_a_training_on_a_terminal():
-    """It is drawn while steps run, in the same place; losses are means."""
+def test_dashboard_redraws_in_place_on_a_terminal():
+    """It is redrawn in place while steps run and shows mean losses."""
     file = Terminal()
     with mx.parallel.dashboard([on(0)], refresh=0.02, file=file) as board:
         assert len(threads()) == 2
@@ -54,8 +54,8 @@ def test_a_training_on_a_terminal():
     assert backs == [one.count("\n") for one in drawings[:-1]]
 
 
-def test_losses_that_are_not_ready_are_not_waited_for():
-    """Drawing goes on while steps are queued."""
+def test_dashboard_does_not_wait_for_losses():
+    """Drawing continues while steps are queued."""
     file = Terminal()
     with held(on(0)), mx.parallel.dashboard([on(0)], refresh=0.01, file=file) as board:
         loss = nd.ones(3, ctx=on(1))
@@ -69,7 +69,7 @@ def test_losses_that_are_not_ready_are_not_waited_for():
     assert board.cpu_seconds() > 0
 
 
-def test_a_file_gets_the_end_alone():
+def test_dashboard_writes_only_the_final_view_to_a_file():
     file = io.StringIO()
     with mx.parallel.dashboard([on(0)], refresh=0.01, file=file) as board:
         time.sleep(0.1)
@@ -79,7 +79,7 @@ def test_a_file_gets_the_end_alone():
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
-def test_errors_pass_and_end_it(error):
+def test_errors_propagate_and_end_the_dashboard(error):
     file = io.StringIO()
     with pytest.raises(error), mx.parallel.dashboard(file=file) as board:
         board.update(1.0)
@@ -87,7 +87,7 @@ def test_errors_pass_and_end_it(error):
     assert not threads() and f"ended by {error.__name__}" in file.getvalue()
 
 
-def test_an_interrupt_ends_the_program():
+def test_interrupt_ends_the_program_with_a_dashboard():
     code = f"""
         import os, signal, sys, threading
         import mpgluon as mx
@@ -103,7 +103,7 @@ def test_an_interrupt_ends_the_program():
     assert "ended by KeyboardInterrupt" in done.stderr and "Traceback" in done.stderr
 
 
-def test_a_closed_output_ends_the_drawing_not_the_program():
+def test_closed_output_ends_only_the_drawing():
     file = Terminal()
     with pytest.warns(RuntimeWarning, match="could not be drawn: ValueError"):
         with mx.parallel.dashboard(refresh=0.01, file=file) as board:
@@ -113,7 +113,7 @@ def test_a_closed_output_ends_the_drawing_not_the_program():
     assert not threads()
 
 
-def test_a_loss_whose_work_failed_is_the_programs_error():
+def test_failed_loss_raises_in_the_program():
     table, index = nd.ones((2, 2), ctx=on(0)), nd.array([5], ctx=on(0))
     with mx.parallel.dashboard([on(0)], refresh=0.01, file=io.StringIO()) as board:
         with pytest.raises(mx.MXNetError):
@@ -124,7 +124,7 @@ def test_a_loss_whose_work_failed_is_the_programs_error():
     assert not threads()
 
 
-def test_arguments():
+def test_dashboard_rejects_invalid_arguments_and_reentry():
     with pytest.raises(ValueError, match="refresh"):
         mx.parallel.dashboard(refresh=0)
     board = mx.parallel.dashboard(file=io.StringIO())
@@ -134,8 +134,8 @@ def test_arguments():
         pass
 
 
-def test_states_of_the_queue():
-    """As `engine_queue_status` tells them."""
+def test_queue_status_maps_to_device_states():
+    """Input is in the format of `engine_queue_status`."""
     work = ("compiled backward", 3, "net", 1, 2)
     assert samples.state_of(("cpu(0)", 4, 4, None, None, "", None, 0, None)) == samples.IDLE
     running = samples.state_of(("cpu(0)", 4, 5, work, None, "", None, 0, None))
@@ -148,8 +148,8 @@ def test_states_of_the_queue():
     assert samples.state_of(("cpu(0)", 4, 5, None, None, "", None)).kind == "run"
 
 
-def test_a_busy_device_is_seen():
-    """The share of a device that computes, and of one that does not."""
+def test_busy_share_distinguishes_busy_and_idle_devices():
+    """Compares a computing device with an idle one."""
     net = nn.Dense(512, in_units=2048)
     net.initialize(ctx=on(0))
     x = nd.ones((512, 2048), ctx=on(0))
@@ -173,7 +173,7 @@ def snapshot(**changes):
     )
 
 
-def test_text():
+def test_text_view_fits_the_width():
     lines = views.as_text(snapshot(), 90)
     assert lines[0] == "2 s; 4 steps, 2.00 a second; loss 1 in step 3"
     assert "1.5 KB of 3.0 KB" in lines[2] and "60%" in lines[2] and "40%" in lines[2]
@@ -184,7 +184,7 @@ def test_text():
     assert all(len(line) < 40 for line in views.as_text(snapshot(), 40))
 
 
-def test_html():
+def test_html_view_escapes_and_draws_spans():
     text = views.as_html(snapshot(ended="<b>"))
     root = ElementTree.fromstring(f"<div>{text}</div>")
     assert "<b>" not in text and "&lt;b&gt;" in text
@@ -192,12 +192,12 @@ def test_html():
     assert bars == ["#8ab6e8", "#e6e6ea", "#b9b3d6"]
     assert [one.text for one in root.iter("title")][0] == "forward, stage 0, micro-batch 1"
     (curve,) = root.iter("polyline")
-    assert len(curve.get("points").split()) == 2  # without the NaN
+    assert len(curve.get("points").split()) == 2  # the NaN is skipped
     assert "polyline" not in views.as_html(snapshot(losses=[]))
 
 
-def test_in_a_notebook(monkeypatch):
-    """The output of the cell is updated, by IPython's way."""
+def test_dashboard_updates_the_notebook_cell(monkeypatch):
+    """The cell's output is updated through IPython's display handle."""
     shown = []
     handle = types.SimpleNamespace(update=shown.append)
     ipython = types.ModuleType("IPython")

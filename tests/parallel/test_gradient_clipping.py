@@ -1,4 +1,4 @@
-"""Norms of gradients: row_sparse ones count, stale ones do not."""
+"""Gradient norms include row_sparse gradients and exclude stale ones."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ CPU = [mx.cpu(0), mx.cpu(1)]
 @pytest.mark.parametrize("sparse", [False, True])
 @pytest.mark.parametrize("given", ["trainer", "parameters"])
 @pytest.mark.parametrize("replicas", [1, 2])
-def test_row_sparse_gradients_count_in_norms(replicas, given, sparse):
+def test_norms_include_row_sparse_gradients(replicas, given, sparse):
     devices = CPU[:replicas]
     net = nn.HybridSequential()
     net.add(
@@ -35,8 +35,8 @@ def test_row_sparse_gradients_count_in_norms(replicas, given, sparse):
         assert np.allclose(scaled, 12 * replicas * 0.5 / expected, rtol=1e-4)
 
 
-def test_stale_gradients_do_not_count_in_norms():
-    """A norm has only the gradients that the update uses."""
+def test_norms_exclude_stale_gradients():
+    """A norm includes only the gradients that the update uses."""
     params = [gluon.Parameter(name, shape=(1,)) for name in "ab"]
     for param in params:
         param.initialize(mx.init.Zero())

@@ -1,4 +1,4 @@
-"""AttrScope(ctx_group=...) with group2ctx: parts of a symbol on devices of their own."""
+"""AttrScope(ctx_group=...) with group2ctx: parts of a symbol on separate devices."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ def network():
     with mx.AttrScope(ctx_group="two"):
         net = mx.sym.FullyConnected(net, num_hidden=8, name="fc2")
         net = mx.sym.BatchNorm(net, name="bn")
-    with mx.AttrScope(ctx_group="one"):  # back again
+    with mx.AttrScope(ctx_group="one"):  # returns to the first group
         net = mx.sym.FullyConnected(net, num_hidden=16, name="fc3") + side
     return mx.sym.SoftmaxOutput(net, name="softmax")
 
@@ -35,7 +35,7 @@ def bound(group2ctx, grad_req="write"):
     return executor
 
 
-def test_arrays_are_on_their_groups_device():
+def test_arrays_are_allocated_on_their_groups_device():
     executor = bound(GROUPS)
     where = {
         name: array.context
@@ -48,7 +48,7 @@ def test_arrays_are_on_their_groups_device():
 
 
 @pytest.mark.parametrize("grad_req", ["write", "add"])
-def test_same_bits_as_on_one_device(grad_req):
+def test_grouped_symbol_has_the_bits_of_one_device(grad_req):
     executors = [
         bound(None, grad_req),
         bound(GROUPS, grad_req),
@@ -69,7 +69,7 @@ def test_same_bits_as_on_one_device(grad_req):
     assert executors[1].outputs[0].context == GROUPS["one"]
 
 
-def test_work_runs_where_it_belongs():
+def test_ops_run_on_their_groups_device():
     executor = bound(GROUPS)
     executor.forward(is_train=True)
     executor.backward()
@@ -90,18 +90,18 @@ def test_work_runs_where_it_belongs():
     } and len(forward) == 2
 
 
-def test_bind_with_arrays_anywhere():
+def test_bind_copies_arrays_between_devices():
     with mx.AttrScope(ctx_group="one"):
         net = mx.sym.var("a") + mx.sym.var("b")
     with mx.AttrScope(ctx_group="two"):
         net = net * mx.sym.var("c")
-    shapes = {"a": on(1), "b": on(0), "c": on(2)}  # b lives elsewhere than its user
+    shapes = {"a": on(1), "b": on(0), "c": on(2)}  # b is not on its group's device
     arrays = {name: mx.nd.ones(3, ctx=ctx) * 2 for name, ctx in shapes.items()}
     grads = {name: mx.nd.zeros(3, ctx=ctx) for name, ctx in shapes.items()}
     executor = net.bind(on(0), arrays, grads, group2ctx=GROUPS)
     (out,) = executor.forward(is_train=True)
     assert out.context == on(2) and out.asnumpy().tolist() == [8, 8, 8]
-    executor.backward(mx.nd.ones(3))  # on another device than the output
+    executor.backward(mx.nd.ones(3))  # the head gradient is not on the output's device
     assert {name: (grad.context, grad.asnumpy().tolist()) for name, grad in grads.items()} == {
         "a": (on(1), [2, 2, 2]),
         "b": (on(0), [2, 2, 2]),
@@ -119,12 +119,12 @@ def test_nodes_without_a_group_follow_their_inputs():
     assert executor.forward()[0].context == on(1)
 
 
-def test_groups_without_group2ctx_mean_nothing():
+def test_groups_without_group2ctx_are_ignored():
     executor = bound(None)
     assert {array.context for array in executor.arg_arrays} == {on(0)}
 
 
-def test_wrong_groups():
+def test_missing_or_invalid_groups_raise():
     with pytest.raises(mx.MXNetError, match="'two' is not in group2ctx"):
         bound({"one": on(1)})
     with pytest.raises(TypeError):
@@ -155,7 +155,7 @@ def test_as_in_context_places_what_follows():
 
 
 @pytest.mark.parametrize("watched", [False, True])
-def test_loops_take_their_inputs_from_anywhere(watched):
+def test_loops_take_inputs_from_any_device(watched):
     with mx.AttrScope(ctx_group="one"):
         rows, _ = mx.sym.contrib.foreach(
             lambda x, s: (x * mx.sym.var("w") + s, s + x), mx.sym.var("x"), mx.sym.var("s")
@@ -176,7 +176,7 @@ def test_loops_take_their_inputs_from_anywhere(watched):
         np.testing.assert_array_equal(grouped, alone)
 
 
-def test_a_state_on_another_device_is_refused():
+def test_auxiliary_state_on_another_device_raises():
     with mx.AttrScope(ctx_group="one"):
         net = mx.sym.BatchNorm(mx.sym.var("x"), name="bn")
     arrays = [mx.nd.ones(shape, ctx=on(1)) for shape in ((4, 2), 2, 2)]

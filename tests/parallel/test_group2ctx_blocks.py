@@ -1,5 +1,5 @@
-"""Groups of layers and ops on devices of their own: AttrScope(ctx_group=...) with group2ctx, for
-blocks."""
+"""AttrScope(ctx_group=...) with group2ctx for blocks: groups of layers and ops on separate
+devices."""
 
 import json
 
@@ -16,7 +16,7 @@ TWO = {"dev1": on(1), "dev2": on(2)}
 
 
 class Called(gluon.HybridBlock):
-    """Groups around what hybrid_forward does."""
+    """Sets groups in hybrid_forward, around calls of children."""
 
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
@@ -32,7 +32,7 @@ class Called(gluon.HybridBlock):
 
 
 class Made(gluon.HybridBlock):
-    """Groups around the making of children."""
+    """Sets groups around the creation of children."""
 
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
@@ -45,7 +45,7 @@ class Made(gluon.HybridBlock):
 
     def hybrid_forward(self, F, x):
         h = self.a(x)
-        # The sum belongs to no group: it runs where its first input is
+        # The sum belongs to no group and runs on the device of its first input
         return self.c(self.b(h) + h)
 
 
@@ -67,7 +67,7 @@ def trained(kind, group2ctx, hybrid, steps=3):
 
 
 @pytest.mark.parametrize("kind", [Called, Made])
-def test_placement_does_not_change_bits(kind):
+def test_grouped_block_has_the_bits_of_one_device(kind):
     reference = None
     for hybrid in (False, True):
         for groups in (ONE, TWO):
@@ -87,12 +87,12 @@ def test_copies_between_groups_are_made_once():
     sent = [
         step["to"] for step in entry["devices"][str(on(1))]["forward"] if step["kind"] == "copy"
     ]
-    assert sent == [str(on(2))]  # the hidden layer, which three ops of the other group read
-    # Made in no group and handed to an op, not to a block: it stays, and is copied
+    assert sent == [str(on(2))]  # the hidden layer is copied once for three ops
+    # Created outside of any group and passed to an op, so it stays and is copied
     assert net.scale.list_ctx() == [on(0)]
 
 
-def test_groups_of_children_called_by_a_plain_block():
+def test_plain_block_places_children_by_group():
     class Plain(gluon.Block):
         def __init__(self, **kwargs):
             super().__init__(**kwargs)
@@ -110,12 +110,12 @@ def test_groups_of_children_called_by_a_plain_block():
     assert net(mx.nd.ones((2, 3))).context == on(2)
     assert net.a.weight.list_ctx() == [on(1)] and len(net.compiled()) == 2
     net._group2ctx = {"dev1": on(3), "dev2": on(3)}
-    # Compiled anew: the groups are part of the signature
+    # Recompiled because the groups are part of the signature
     assert net(mx.nd.ones((2, 3))).context == on(3)
     assert net.a.weight.list_ctx() == [on(1)]
 
 
-def test_hybridize_with_groups_leaves_parameters_where_they_are():
+def test_hybridize_with_groups_keeps_parameter_devices():
     net = Called()
     net.initialize(ctx=on(0))
     expected = net(mx.nd.ones((2, 5))).asnumpy()
@@ -154,7 +154,7 @@ def test_inputs_in_a_dict_move_to_the_group():
         np.testing.assert_array_equal(found.asnumpy(), np.full((2, 3), 20))
 
 
-def test_outside_a_block_nothing_is_moved():
+def test_arrays_outside_a_block_are_not_moved():
     net, _ = trained(Called, TWO, False, steps=1)
     with pytest.raises(mx.MXNetError, match="different devices"):
         mx.nd.ones(2, ctx=on(1)) + mx.nd.ones(2, ctx=on(2))
@@ -163,14 +163,14 @@ def test_outside_a_block_nothing_is_moved():
 
 
 @pytest.mark.parametrize("hybrid", [False, True])
-def test_new_arrays_and_operators(hybrid):
+def test_new_arrays_and_in_place_operators_follow_the_group(hybrid):
     class Net(gluon.HybridBlock):
         def hybrid_forward(self, F, x):
             with mx.AttrScope(ctx_group="dev2"):
                 y = F.zeros((2, 3)) + x
                 y = y - F.concat(x, x, dim=0)[0:2]
                 if not hybrid:
-                    y += x  # in place: where y is
+                    y += x  # in place, so it runs on y's device
                 return F.concat(*[y] * 20, x)
 
     net = Net()
@@ -192,7 +192,7 @@ def test_errors_name_the_group():
         net.hybridize(hybrid)
         with pytest.raises(mx.MXNetError, match="'dev3' is not in group2ctx, which has dev1, dev2"):
             net(mx.nd.ones((2, 3)))
-        with pytest.raises(mx.MXNetError, match="different devices"):  # the mode is left
+        with pytest.raises(mx.MXNetError, match="different devices"):  # the group mode has ended
             mx.nd.ones(2, ctx=on(1)) + mx.nd.ones(2, ctx=on(2))
     with pytest.raises(
         mx.MXNetError, match=r"Made\.b: the ctx_group 'dev2' is not in group2ctx, which has dev1"
@@ -207,7 +207,7 @@ def test_errors_name_the_group():
         Made().initialize(ctx=[on(0), on(1)], group2ctx=TWO)
 
 
-def test_groups_are_in_the_exported_symbol(tmp_path):
+def test_exported_symbol_keeps_groups(tmp_path):
     net, _ = trained(Made, TWO, True)
     expected = net(mx.nd.ones((4, 5))).asnumpy()
     symbol, params = net.export(str(tmp_path / "net"))
@@ -229,7 +229,7 @@ def test_groups_are_in_the_exported_symbol(tmp_path):
     np.testing.assert_allclose(out.asnumpy(), expected, rtol=1e-6)
 
 
-def test_parameters_settle_behind_a_step_that_needs_values():
+def test_parameters_are_placed_after_a_data_dependent_op():
     class Net(gluon.HybridBlock):
         def __init__(self):
             super().__init__()

@@ -1,5 +1,4 @@
-"""Meshes: networks replicated and staged give what one device gives, and their replicas stay
-equal."""
+"""Meshes: replicated and staged networks match one device, and their replicas stay equal."""
 
 import numpy as np
 import pytest
@@ -69,16 +68,16 @@ def reference():
 
 @pytest.mark.parametrize("hybrid", [False, True], ids=["eager", "hybridized"])
 @pytest.mark.parametrize("axes", SHAPES, ids=str)
-def test_against_one_device(axes, hybrid, reference):
+def test_mesh_training_matches_one_device(axes, hybrid, reference):
     net, mesh = build(axes, place_first=hybrid, hybrid=hybrid)
-    if not hybrid:  # the shapes are known after the first batch only
+    if not hybrid:  # shapes are known only after the first batch
         assert net[0].weight.list_ctx() == mesh.line("data")
     losses = train(
         net, mesh, gluon.Trainer(net.collect_params(), "adam", {"learning_rate": 0.01}), batches()
     )
     np.testing.assert_allclose(losses, reference[0], rtol=1e-5)
     result = values(net)
-    # adam's division makes rounding of small gradients visible
+    # Adam's division magnifies the rounding of small gradients
     close_by_name(reference[1], result, 2e-5)
     if mesh.size("data") == 1:
         same_bits(reference[1], result)
@@ -89,7 +88,7 @@ def test_against_one_device(axes, hybrid, reference):
         )
 
 
-def test_one_step_of_sgd_is_within_rounding():
+def test_one_sgd_step_on_a_mesh_is_within_rounding():
     results = []
     for axes in ({"data": 1}, {"data": 4, "stage": 2}):
         net, mesh = build(axes)
@@ -123,7 +122,7 @@ def test_sharded_updates_have_the_same_bits_and_one_state(optimizer):
     same_bits(*results)
 
 
-def test_sharded_updates_take_turns_and_save_their_states(tmp_path):
+def test_sharded_updates_spread_and_save_their_states(tmp_path):
     net, mesh = build({"data": 2}, make=lambda: mlp(600))
     trainer = gluon.Trainer(net.collect_params(), "adam", shard_updates=True)
     data = batches()
@@ -144,11 +143,11 @@ def test_sharded_updates_take_turns_and_save_their_states(tmp_path):
     assert not trainer._loaded
 
 
-def test_large_and_small_gradients_travel_in_buckets():
+def test_small_gradients_share_a_bucket():
     net, mesh = build({"data": 2}, make=lambda: mlp(600), hybrid=False)
     train(net, mesh, trainer := gluon.Trainer(net.collect_params(), "sgd"), batches(1))
     buckets = trainer._current_plan().buckets
-    # Two matrices of 1.4 MB, and all the others
+    # Two matrices of 1.4 MB each have a bucket; all other parameters share one
     assert sorted(len(bucket.params) for bucket in buckets) == [
         1,
         1,
@@ -163,7 +162,7 @@ def test_large_and_small_gradients_travel_in_buckets():
     close_by_name(*results, 1e-5)
 
 
-def test_parameters_of_several_dtypes():
+def test_mesh_reduces_parameters_of_several_dtypes():
     results = []
     for axes in ({"data": 1}, {"data": 2}):
         net, mesh = build(axes, hybrid=False, make=lambda: mlp())
@@ -186,7 +185,7 @@ def test_parameters_of_several_dtypes():
 
 
 @pytest.mark.parametrize("axes", [{"data": 1}, {"data": 2, "stage": 2}], ids=str)
-def test_accumulation_is_that_of_adding_by_hand(axes):
+def test_accumulation_equals_adding_by_hand(axes):
     data = batches(6)
     net, mesh = build(axes)
     trainer = gluon.Trainer(net.collect_params(), "adam", accumulate=3)
@@ -220,7 +219,7 @@ def test_accumulation_is_that_of_adding_by_hand(axes):
     same_bits(before, values(net))
 
 
-def test_accumulation_finds_stale_gradients_in_every_step():
+def test_accumulation_detects_stale_gradients_in_every_step():
     net, mesh = build({"data": 2})
     trainer = gluon.Trainer(net.collect_params(), "sgd", accumulate=2)
     data = batches(1)
@@ -232,7 +231,7 @@ def test_accumulation_finds_stale_gradients_in_every_step():
         gluon.Trainer(net.collect_params(), "sgd", accumulate=0)
 
 
-def test_an_early_update_ends_the_accumulation():
+def test_early_update_ends_the_accumulation():
     net, mesh = build({"data": 2})
     trainer = gluon.Trainer(net.collect_params(), "sgd", accumulate=8)
     net(mesh.split_and_load(batches(1)[0][0])[0])
@@ -288,7 +287,7 @@ def test_clipping_counts_replicas_once(sharded):
         clip_global_norm(trainer, 0)
 
 
-def test_train_step_over_data_and_stages():
+def test_train_step_on_data_and_stage_axes_matches_one_device():
     data, results, losses = batches(3), [], []
     for axes, pieces in (
         ({"data": 1}, None),
@@ -298,7 +297,7 @@ def test_train_step_over_data_and_stages():
     ):
         net, mesh = build(axes, hybrid=pieces is None)
         x, y = data[0]
-        net(mesh.split_and_load(x)[0])  # the trainer wants the shapes
+        net(mesh.split_and_load(x)[0])  # the trainer needs the shapes
         trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.2})
         if pieces is None:
             losses.append(train(net, mesh, trainer, data))
@@ -313,9 +312,9 @@ def test_train_step_over_data_and_stages():
         close_by_name(results[0], other, 1e-5)
 
 
-def test_train_step_on_a_last_batch_of_few_rows():
-    """Replicas with fewer rows than micro-batches have a micro-batch for each; with none the error
-    has the true numbers."""
+def test_train_step_accepts_a_last_batch_of_few_rows():
+    """A replica with fewer rows than micro-batches uses one micro-batch per row. Without any row
+    the error has the correct numbers."""
     data, results = [*batches(1), *batches(1, 3)], []
     for axes in ({"data": 1}, {"data": 2, "stage": 2}):
         net, mesh = build(axes, hybrid=False)
@@ -335,7 +334,7 @@ def test_train_step_on_a_last_batch_of_few_rows():
         step(data[0][0][:1], data[0][1][:1])
 
 
-def test_pipelined_ordinary_loop_over_data_and_stages():
+def test_pipelined_loop_on_data_and_stage_axes_matches_one_device():
     data, results = batches(3), []
     for axes, pieces in (({"data": 1}, None), ({"data": 2, "stage": 2}, 3)):
         net, mesh = build(axes)
@@ -347,9 +346,9 @@ def test_pipelined_ordinary_loop_over_data_and_stages():
 
 
 @cpus_only
-def test_later_stages_are_reduced_while_earlier_ones_still_go_backward():
-    """The last stage's gradients are summed as soon as they are there, with nobody waiting for the
-    first stage."""
+def test_last_stage_is_reduced_before_the_first_stages_backward_ends():
+    """The last stage's gradients are summed once they are final, without a wait for the first
+    stage."""
     net, mesh = build({"data": 2, "stage": 2})
     trainer = gluon.Trainer(net.collect_params(), "sgd", update_on_kvstore=False)
     x, y = nd.random.normal(shape=(16, 12)), nd.zeros(16)
@@ -378,18 +377,18 @@ def test_later_stages_are_reduced_while_earlier_ones_still_go_backward():
 
 @cpus_only
 @pytest.mark.parametrize("stages", [1, 2])
-def test_sums_do_not_wait_for_the_end_of_backward(stages):
-    """A gradient is final at a tick inside the backward program, and its sum waits for that tick;
-    what is final last is so at the end."""
+def test_gradient_sums_overlap_backward(stages):
+    """A gradient is final at a tick inside the backward program, and its sum waits for that tick.
+    The last gradient is final at the end."""
     net, mesh = build({"data": 2, "stage": stages}, make=lambda: mlp(800))
     trainer = gluon.Trainer(net.collect_params(), "sgd", update_on_kvstore=False)
     x, y = nd.random.normal(shape=(1024, 800)), nd.zeros(1024)
     train(net, mesh, trainer, [(x, y)], loop="all backward together")
     nd.waitall()
-    # Some megabytes each; backward makes the last layer's first
+    # Some megabytes each; backward computes the last layer's first
     first, last = [list(net[layer].weight.gradients.values())[1] for layer in (0, 3)]
     overlapped = False
-    for attempt in range(100):  # a loaded machine may keep the side queue's thread from it for long
+    for attempt in range(100):  # a loaded machine may delay the side queue's thread
         if overlapped:
             break
         mx.profiler.start()
@@ -403,7 +402,7 @@ def test_sums_do_not_wait_for_the_end_of_backward(stages):
         trainer.allreduce_grads()
         nd.waitall()
         mx.profiler.stop()
-        # Not the last tick that the device was given
+        # Not the last tick queued on the device
         assert ticks[1][0] < ticks[1][1] or stages == 2
         if stages == 1:
             assert ticks[0][1] == ticks[1][1] and ticks[1][0] < ticks[0][0] <= ticks[0][1]
@@ -425,7 +424,7 @@ def test_sums_do_not_wait_for_the_end_of_backward(stages):
 @cpus_only
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
 @pytest.mark.parametrize("everywhere", [False, True])
-def test_sums_in_place(dtype, everywhere):
+def test_sum_replicas_sums_in_place(dtype, everywhere):
     rng = np.random.default_rng(4)
     values = [
         [rng.standard_normal(shape) for shape in ((3, 5), (70000,), (0, 2))] for _ in range(3)
@@ -456,11 +455,11 @@ def test_sums_in_place(dtype, everywhere):
 
 
 @cpus_only
-def test_a_failed_gradient_fails_its_sum():
-    """And nothing else; the next sums work."""
+def test_failed_gradient_fails_only_its_sum():
+    """Later sums succeed."""
     lists = [[nd.ones((3,), ctx=ctx), nd.ones((2,), ctx=ctx)] for ctx in DEVICES[:2]]
     nd.waitall()
-    with held(DEVICES[1]):  # what comes is queued, and fails later
+    with held(DEVICES[1]):  # the following work is queued and fails later
         nd.broadcast_add(
             lists[1][0],
             nd.linalg.potrf(-nd.ones((1, 1), ctx=DEVICES[1])).reshape((1,)),
@@ -470,7 +469,7 @@ def test_a_failed_gradient_fails_its_sum():
     for own in lists:
         with pytest.raises(MXNetError):
             own[0].asnumpy()
-    nd.waitall()  # it was reported
+    nd.waitall()  # the error was already reported
     fresh = [[nd.ones((3,), ctx=ctx)] for ctx in DEVICES[:2]]
     assert _core.sum_replicas(fresh, 1, True)
     assert (fresh[0][0].asnumpy() == 2).all()
@@ -500,15 +499,15 @@ class Inception(gluon.HybridBlock):
 
 @pytest.fixture
 def one_thread():
-    """Each device has one, however many are open."""
+    """Gives each device one thread, independent of the number of open devices."""
     mx.context.set_threads(1)
     yield
     mx.context.set_threads(0)
 
 
-@cpus_only  # by when their works ran, which is not seen of GPUs
+@cpus_only  # needs the times of CPU work
 @pytest.mark.parametrize("hybrid", [False, True], ids=["eager", "hybridized"])
-def test_branches_on_several_devices_run_at_the_same_time(hybrid, one_thread):
+def test_branches_on_several_devices_overlap(hybrid, one_thread):
     x, results = nd.random.normal(shape=(8, 3, 16, 16)), []
     for axes, stages in (({"stage": 1}, [[]]), ({"stage": 2}, [["branch0", "out"], ["branch1"]])):
         mx.random.seed(5)
@@ -519,7 +518,7 @@ def test_branches_on_several_devices_run_at_the_same_time(hybrid, one_thread):
             net.hybridize()
         trainer = gluon.Trainer(net.collect_params(), "sgd")
         overlap = False
-        # A loaded machine may keep the devices from it for long
+        # A loaded machine may delay the overlap
         for attempt in range(10 if axes["stage"] == 1 else 100):
             if attempt >= 10 and overlap:
                 break
@@ -546,7 +545,7 @@ def test_branches_on_several_devices_run_at_the_same_time(hybrid, one_thread):
 
 
 class Tied(gluon.HybridBlock):
-    """The first layer's weight is used again in the last stage."""
+    """The last stage reuses the first layer's weight."""
 
     def __init__(self):
         super().__init__(prefix="tied_")
@@ -562,7 +561,7 @@ class Tied(gluon.HybridBlock):
 
 
 @pytest.mark.parametrize("hybrid", [False, True], ids=["eager", "hybridized"])
-def test_tied_weights_across_stages(hybrid):
+def test_tied_weights_across_stages_match_one_device(hybrid):
     x = nd.array(np.random.default_rng(0).integers(0, 20, (8, 6)))
     results = []
     for axes in ({"data": 1}, {"stage": 3}, {"data": 2, "stage": 3}):
@@ -588,7 +587,7 @@ def test_tied_weights_across_stages(hybrid):
     close_by_name(results[0], results[2], 1e-5)
 
 
-def test_stages_are_cut_by_bytes_or_as_told():
+def test_stages_are_cut_by_bytes_or_by_request():
     net = nn.HybridSequential(prefix="net_")
     with net.name_scope():
         inner = nn.HybridSequential()
@@ -611,7 +610,7 @@ def test_stages_are_cut_by_bytes_or_as_told():
         1,
     ]
     assert net(nd.ones((2, 100))).context == on(1)
-    # Back and forth, and moved after initialization
+    # Alternating stages, moved after initialization
     net.place(mesh, stages={"0": 1, "1": 0, "2": 1})
     assert [param.list_ctx()[0].device_id for param in net.collect_params().values()] == [
         1,
@@ -628,7 +627,7 @@ def test_stages_are_cut_by_bytes_or_as_told():
     assert net(nd.ones((2, 100), ctx=DEVICES[5])).context == DEVICES[5]
 
 
-def test_places_and_lines():
+def test_mesh_device_and_line_index_devices():
     mesh = Mesh({"data": 2, "stage": 3}, devices=DEVICES[1:7])
     assert (
         mesh.device(data=1, stage=2) == on(6)
@@ -646,7 +645,7 @@ def test_places_and_lines():
         mesh.device(stage=3)
 
 
-def test_errors_say_what_is_wrong():
+def test_invalid_meshes_raise():
     with pytest.raises(MXNetError, match="data 2 x stage 2 needs 4 devices, but 3 were given"):
         Mesh({"data": 2, "stage": 2}, devices=DEVICES[:3])
     with pytest.raises(ValueError, match="named twice"):

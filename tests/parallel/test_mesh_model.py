@@ -1,5 +1,5 @@
-"""Meshes with an axis `model`: networks that are replicated, staged and split at once give what one
-device gives."""
+"""Meshes with an axis `model`: networks that are replicated, staged and split at once match one
+device."""
 
 import numpy as np
 import pytest
@@ -76,8 +76,8 @@ def batches(shape, integers=0, count=3, size=8):
 
 
 def build(axes, make, when="before", hybrid=True, **options):
-    """A network on a mesh that was placed before it was initialized, before its shapes were known,
-    or after its first batch."""
+    """Returns a network on a mesh, placed before its initialization ("before"), before its shapes
+    are known ("deferred") or after its first batch ("after")."""
     mx.random.seed(5)
     net, mesh = make(), par.Mesh(axes, devices=DEVICES[: np.prod(list(axes.values()))])
     if when != "before":
@@ -108,7 +108,7 @@ def reference():
     "when, hybrid", [("before", True), ("before", False), ("deferred", True), ("after", False)]
 )
 @pytest.mark.parametrize("axes", SHAPES, ids=str)
-def test_against_one_device(axes, when, hybrid, reference):
+def test_model_mesh_training_matches_one_device(axes, when, hybrid, reference):
     net, mesh = build(axes, mlp, when, hybrid)
     net(mesh.split_and_load(batches((10,))[0][0])[0])
     losses = train(
@@ -132,7 +132,7 @@ def test_against_one_device(axes, when, hybrid, reference):
 
 
 @pytest.mark.parametrize("axes", [{"data": 2, "model": 2}, {"stage": 2, "model": 2}], ids=str)
-def test_convolutions(axes):
+def test_split_convolutions_match_one_device(axes):
     results = []
     for where in ({"data": 1}, axes):
         net, mesh = build(where, images)
@@ -148,8 +148,8 @@ def test_convolutions(axes):
 
 
 @pytest.mark.parametrize("hybrid", [False, True], ids=["eager", "hybridized"])
-def test_recurrence_and_attention(hybrid):
-    """Layers that are made of several devices go along with the network's replicas and stages."""
+def test_split_lstm_and_attention_are_replicated_and_staged(hybrid):
+    """Layers that span several devices are replicated and staged with the network."""
     stages, results = [["embed", "lstm"], ["attention", "norm", "out"]], []
     for axes in ({"data": 1, "model": 3}, {"data": 2, "model": 3}):
         net, mesh = build(axes, Words, hybrid=hybrid)
@@ -186,7 +186,7 @@ def test_recurrence_and_attention(hybrid):
 @pytest.mark.parametrize(
     "options", [{"shard_updates": True}, {"clip_global_norm": 0.1}, {"accumulate": 3}], ids=str
 )
-def test_trainers(options):
+def test_trainer_options_match_one_device_on_a_model_mesh(options):
     results = []
     for axes in ({"data": 1}, {"data": 2, "stage": 2, "model": 2}):
         net, mesh = build(axes, mlp)
@@ -207,7 +207,7 @@ def test_trainers(options):
     "axes", [{"data": 2, "stage": 2, "model": 2}, {"stage": 2, "model": 2}], ids=str
 )
 @pytest.mark.parametrize("loop", ["step", "ordinary"])
-def test_pipelines(axes, loop, reference):
+def test_pipelined_model_mesh_matches_one_device(axes, loop, reference):
     net, mesh = build(axes, mlp, hybrid=False)
     net(mesh.split_and_load(batches((10,))[0][0])[0])
     trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1, "momentum": 0.9})
@@ -221,7 +221,7 @@ def test_pipelines(axes, loop, reference):
     close_by_name(reference[1], values(net))
 
 
-def test_saved_and_loaded_onto_other_meshes(tmp_path):
+def test_checkpoint_loads_onto_other_meshes(tmp_path):
     results, data = [], batches((10,))
     for axes in ({"data": 2, "stage": 2, "model": 2}, {"stage": 2, "model": 3}, {"data": 2}):
         net, mesh = build(axes, mlp)
@@ -238,8 +238,9 @@ def test_saved_and_loaded_onto_other_meshes(tmp_path):
         close_by_name(results[0], other, 2e-5)
 
 
-def test_what_is_split():
-    """By default what can be, by a plan what it names; nothing without an axis `model`."""
+def test_layers_are_split_by_default_or_by_plan():
+    """By default every layer that can be split, with a plan those it names, and none without an
+    axis `model`."""
     net, _ = build({"model": 2}, mlp, split={"[04]": "row", "5": "column"})
     kinds = [
         par.RowParallelDense,
@@ -251,14 +252,14 @@ def test_what_is_split():
     ]
     assert [type(layer) for layer in net] == kinds
     net, mesh = build({"model": 8}, mlp)
-    # 5 units are too few for 8 devices
+    # 5 units cannot be split over 8 devices
     assert type(net[5]) is nn.Dense and net[5].weight.list_ctx() == DEVICES[:1]
     assert net(batches((10,))[0][0]).shape == (8, 5) and net[0].ctx == DEVICES
     net, _ = build({"data": 2}, mlp, split={"0": "column"})
     assert type(net[0]) is nn.Dense
 
 
-def test_placing_again_moves_everything():
+def test_second_place_moves_all_parameters():
     net, mesh = build({"stage": 2, "model": 2}, mlp, "after")
     x = batches((10,))[0][0]
     expected = net(mesh.split_and_load(x)[0]).asnumpy()
@@ -276,7 +277,7 @@ def test_placing_again_moves_everything():
         net[0](x)
 
 
-def test_errors_leave_the_network_alone():
+def test_failed_place_keeps_the_network():
     net = mlp()
     with pytest.raises(
         ValueError, match=r"Mesh.place: there is no split 'rows' \(for '0'\); there are column"

@@ -1,4 +1,4 @@
-"""Networks over several devices: the same bits as on one, eager and hybridized."""
+"""Networks over several devices have the bits of one device, eager and hybridized."""
 
 import numpy as np
 import pytest
@@ -71,7 +71,7 @@ def language_model(ctx1, ctx2, hybridize):
     )
 
 
-def test_language_model():
+def test_language_model_has_the_same_bits_on_two_devices():
     one, two = on(0), on(1)
     _, eager = language_model(one, one, None)
     assert eager[0][-1] < eager[0][0]
@@ -85,7 +85,7 @@ def test_language_model():
 
 
 class Outputs(Placed):
-    """Outputs on different devices, one of them not used for the loss."""
+    """Outputs on different devices; the loss does not use one of them."""
 
     names = ["a", "b"]
 
@@ -98,7 +98,7 @@ class Outputs(Placed):
         return y, z, F.exp(y)
 
 
-def test_outputs_on_several_devices():
+def test_outputs_on_several_devices_have_the_bits_of_one():
     results = []
     for devices, options in [(1, None), (2, None), (1, {}), (2, {}), (2, {"exact": True})]:
         mx.random.seed(2)
@@ -121,7 +121,7 @@ def test_outputs_on_several_devices():
 
 
 @pytest.mark.parametrize("hybrid", [False, True])
-def test_forgotten_move(hybrid):
+def test_missing_device_copy_error_names_block_and_devices(hybrid):
     class Forgets(Outputs):
         def hybrid_forward(self, F, x):
             return self.b(self.a(x))
@@ -137,8 +137,8 @@ def test_forgotten_move(hybrid):
 
 
 @pytest.mark.parametrize("hybrid", [False, True])
-def test_own_parameters_on_several_devices(hybrid):
-    """A block may hold parameters of its own on devices to which it moves its input itself."""
+def test_own_parameters_on_several_devices_train(hybrid):
+    """A block may hold its own parameters on several devices if it moves its input there."""
 
     class Own(gluon.HybridBlock):
         def __init__(self, **kwargs):
@@ -165,9 +165,8 @@ def test_own_parameters_on_several_devices(hybrid):
 
 
 @pytest.mark.parametrize("hybrid", [False, True])
-def test_replicas_of_a_split_network(hybrid):
-    """Two replicas of a network, each over two devices: every copy is found by the device it is
-    used on."""
+def test_replicas_of_a_split_network_use_their_own_parameters(hybrid):
+    """Two replicas, each over two devices. Each parameter copy is selected by the device in use."""
 
     class Pair(gluon.HybridBlock):
         def __init__(self, **kwargs):
@@ -199,7 +198,7 @@ def test_replicas_of_a_split_network(hybrid):
         np.testing.assert_array_equal(one.asnumpy(), two.asnumpy())
 
 
-def test_save_on_two_devices_and_load_on_one(tmp_path):
+def test_parameters_saved_on_two_devices_load_on_one(tmp_path):
     path = str(tmp_path / "net.params")
     net = Chain(place(Chain, 2))
     net.start()
@@ -216,7 +215,7 @@ def test_save_on_two_devices_and_load_on_one(tmp_path):
     np.testing.assert_array_equal(third(x).asnumpy(), y)
 
 
-def test_a_device_sends_what_another_waits_for_before_it_does_the_rest():
+def test_backward_sends_gradients_before_local_weight_gradients():
     class Split(gluon.HybridBlock):
         def __init__(self):
             super().__init__()
@@ -227,7 +226,7 @@ def test_a_device_sends_what_another_waits_for_before_it_does_the_rest():
 
         def hybrid_forward(self, F, x, large):
             y = self.third(self.second(self.first(x).as_in_context(on(1))))
-            # What lives longer is little beside this
+            # Dominates the memory use, so other lifetimes are negligible
             return F.broadcast_add(y, F.mean(F.tanh(large)).reshape((1, 1)))
 
     net = Split()
@@ -247,5 +246,5 @@ def test_a_device_sends_what_another_waits_for_before_it_does_the_rest():
         if step["kind"] in ("run", "copy")
     ]
     before, after = kinds[: kinds.index("copy")], kinds[kinds.index("copy") + 1 :]
-    # Gradients of weights come after those of the layers' inputs
+    # Weight gradients are computed after the gradients of the layer inputs
     assert before.count("dot") < 4 and "dot" in after

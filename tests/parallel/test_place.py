@@ -19,7 +19,7 @@ LOSS = gluon.loss.SoftmaxCrossEntropyLoss()
 
 
 class Net(gluon.HybridBlock):
-    """Layers, one of them with parameters of its own beside children, and ops between them."""
+    """Layers with ops between them; the network has a parameter in addition to its children."""
 
     def __init__(self, **settings):
         super().__init__(prefix="net_", **settings)
@@ -81,7 +81,7 @@ WHERE = [
 
 @pytest.mark.parametrize("where", WHERE, ids=str)
 @pytest.mark.parametrize("hybridize", [False, True])
-def test_bits_of_one_device(where, hybridize):
+def test_placed_network_has_the_bits_of_one_device(where, hybridize):
     expected = trained(made(hybridize=hybridize))
     for first in (False, True):
         same_bits(trained(made(where, first, hybridize)), expected)
@@ -101,7 +101,7 @@ class Cell(gluon.HybridBlock):
 
 
 class Translating(gluon.Block):
-    """Cells that all use one array several times, behind methods."""
+    """Cells whose methods all use one array several times."""
 
     def __init__(self):
         super().__init__(prefix="net_")
@@ -130,7 +130,7 @@ class Translating(gluon.Block):
         (r".*\.(key|query)", True),
     ],
 )
-def test_sums_of_gradients_are_those_of_one_device(pattern, hybridize):
+def test_summed_gradients_have_the_bits_of_one_device(pattern, hybridize):
     found = []
     for placed in (False, True):
         mx.random.seed(2)
@@ -146,12 +146,12 @@ def test_sums_of_gradients_are_those_of_one_device(pattern, hybridize):
             loss = (net(x) ** 2).sum()
         loss.backward()
         grads = [param.list_grad()[0].asnumpy() for param in net.collect_params().values()]
-        # A method of the network calls blocks inside, which know their devices
+        # A custom method calls inner blocks, which know their devices
         found.append([loss.asnumpy(), x.grad.asnumpy(), *grads, net.decode(x, x).asnumpy()])
     same_bits(*found)
 
 
-def test_where_parameters_go():
+def test_place_moves_parameters_of_named_blocks():
     net = made({"features": on(1), "features.2": on(2)})
     found = {path: param.list_ctx() for path, param in net._collect_params_with_prefix().items()}
     assert found["features.0.weight"] == found["features.1.gamma"] == [on(1)]
@@ -172,7 +172,7 @@ def test_where_parameters_go():
         later.initialize(ctx=on(0), force_reinit=True)
 
 
-def test_placing_again_while_training(capsys):
+def test_second_place_while_training_keeps_the_bits(capsys):
     expected = trained(made(), 6)
     net = made(hybridize=True)
     trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1, "momentum": 0.9})
@@ -197,7 +197,7 @@ def test_placing_again_while_training(capsys):
     assert capsys.readouterr().out.count("moved:") == len(placements)
 
 
-def test_what_is_printed(capsys):
+def test_place_prints_devices_and_moves(capsys):
     made().place({"output": on(1)})
     assert capsys.readouterr().out == (
         "Net 'net':\n"
@@ -219,7 +219,7 @@ def test_what_is_printed(capsys):
 
 
 def test_moves_are_printed_only_between_layers_that_run_in_order(capsys):
-    """A custom block may run its children in any order; nested sequences pass arrays on."""
+    """A custom block may run its children in any order; nested sequences run in order."""
     net = nn.HybridSequential()
     inner = nn.HybridSequential()
     inner.add(nn.Dense(3, in_units=3), nn.Activation("relu"), nn.Dense(3, in_units=3))
@@ -235,8 +235,8 @@ def test_moves_are_printed_only_between_layers_that_run_in_order(capsys):
     assert "move before" not in capsys.readouterr().out
 
 
-def test_thousands_of_keys_take_linear_time():
-    """The number of keys and of paths is multiplied only for patterns, compiled once."""
+def test_place_time_is_linear_in_keys():
+    """Only patterns are matched with every path, and each is compiled once."""
 
     def seconds(count, pattern=""):
         net = nn.HybridSequential()
@@ -249,10 +249,10 @@ def test_thousands_of_keys_take_linear_time():
         return time.process_time() - begin
 
     assert seconds(600) < 10 * seconds(200) + 0.3
-    assert seconds(560, "$") < 2  # compiled for each path: 5 or more
+    assert seconds(560, "$") < 2  # at least 5 if compiled for each path
 
 
-def test_plans_and_their_placement(capsys):
+def test_place_accepts_plans_and_placements(capsys):
     net = nn.HybridSequential()
     net.add(nn.Dense(8, in_units=6), nn.Dense(8, in_units=8), nn.Dense(4, in_units=8))
     net.initialize()
@@ -272,7 +272,7 @@ def test_plans_and_their_placement(capsys):
 
 
 @pytest.mark.parametrize("name", ["mobilenetv2_0.25", "resnet18_v1", "squeezenet1.1"])
-def test_zoo_models(name):
+def test_placed_zoo_models_have_the_bits_of_one_device(name):
     def run(devices):
         mx.random.seed(1)
         net = vision.get_model(name, classes=4)
@@ -291,11 +291,11 @@ def test_zoo_models(name):
         params = net.collect_params().values()
         return [loss.asnumpy(), *(param.list_data()[0].asnumpy() for param in params)]
 
-    nd.ones(1, ctx=on(1)).wait_to_read()  # devices share the threads from now on
+    nd.ones(1, ctx=on(1)).wait_to_read()  # from here on both devices share the threads
     same_bits(run(2), run(1))
 
 
-def test_devices_by_their_texts():
+def test_place_accepts_device_names():
     net = made({"output": str(on(1))})
     assert net.output.weight.list_ctx() == [on(1)]
 
@@ -314,7 +314,7 @@ def test_devices_by_their_texts():
         (3, TypeError, "a Mesh or a Plan, not int"),
     ],
 )
-def test_errors_change_nothing(where, error, text):
+def test_failed_place_changes_nothing(where, error, text):
     net = made({"output": on(1)})
     with pytest.raises(error, match=text):
         net.place(where)
@@ -322,7 +322,7 @@ def test_errors_change_nothing(where, error, text):
     same_bits(trained(net), trained(made()))
 
 
-def test_groups_of_ones_own_and_arguments():
+def test_place_rejects_existing_groups_and_extra_arguments():
     net = made()
     with pytest.raises(TypeError, match="no further arguments"):
         net.place({"output": on(1)}, split=None)
@@ -334,7 +334,7 @@ def test_groups_of_ones_own_and_arguments():
 
 @pytest.mark.parametrize("hybridize", [False, True])
 def test_reset_ctx_of_a_placed_network_moves_its_layers(hybridize):
-    """The call may be for the whole network, a block in it, or the parameters of a pattern."""
+    """Covers the whole network, one of its blocks, and parameters that match a pattern."""
     plain = made(hybridize=hybridize)
     expected = trained(plain)
     for reset, devices in (

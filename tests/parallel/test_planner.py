@@ -1,4 +1,4 @@
-"""The planner: exact optima on synthetic profiles, limits, and one small network for real."""
+"""The planner: exact optima on synthetic profiles, memory limits, and a small real network."""
 
 import itertools
 import json
@@ -19,7 +19,7 @@ from support.plans import CPU, SCHEDULES, square, synthetic
 
 
 def brute_force(profile, micro_batches, names, limits=None, contiguous=True):
-    """The smallest step of all placements, by simulating every one; None where nothing has room."""
+    """Returns the fastest candidate by simulating every placement, None if none has room."""
     search, best = Search(profile, limits, micro_batches, names), None
     for placement in itertools.product(range(len(profile.devices)), repeat=len(search.free)):
         changes = [d for d, former in zip(placement, (None, *placement)) if d != former]
@@ -41,16 +41,16 @@ def brute_force(profile, micro_batches, names, limits=None, contiguous=True):
     [(2, None), (2, [1, 1.7]), (3, None), (3, [2, 1, 1.3])],
     ids=["2", "2 unequal", "3", "3 unequal"],
 )
-def test_contiguous_choice_is_the_best(seed, devices, speeds):
+def test_contiguous_search_finds_the_optimum(seed, devices, speeds):
     profile = synthetic(seed, 7, devices, speeds)
     chosen = Search(profile, None, [2, 4], SCHEDULES).run()
     least = brute_force(profile, [2, 4], SCHEDULES).seconds
-    assert chosen.seconds <= least * (1 + 1e-9)  # a scattered one may be better
+    assert chosen.seconds <= least * (1 + 1e-9)  # a scattered placement may be faster
     assert len(chosen.placement) == 7
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_memory_limits_are_kept_and_the_best_within_them_is_chosen(seed):
+def test_search_finds_the_optimum_within_memory_limits(seed):
     profile = synthetic(seed, 7, 2, [1, 1.2])
     free = brute_force(profile, [2, 4], SCHEDULES)
     needed = [sum(pair) for pair in free.memory]
@@ -63,7 +63,7 @@ def test_memory_limits_are_kept_and_the_best_within_them_is_chosen(seed):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_branches_are_placed_apart_where_that_is_best(seed):
+def test_branches_are_placed_apart_if_that_is_optimal(seed):
     """0 -> (1, 2, 3) -> join -> 5"""
     sources = {
         1: [(0, 4000)],
@@ -80,8 +80,8 @@ def test_branches_are_placed_apart_where_that_is_best(seed):
     assert chosen.seconds <= brute_force(profile, [1, 2], SCHEDULES).seconds
 
 
-def test_many_layers_by_dynamic_programming(monkeypatch):
-    """Where placements are not listed: near what listing finds."""
+def test_dynamic_programming_is_near_the_listed_optimum(monkeypatch):
+    """Forces dynamic programming on a size that can also be listed."""
     from mpgluon.parallel._planner import search as search_module
 
     profile = synthetic(5, 14, 3)
@@ -96,7 +96,7 @@ def test_many_layers_by_dynamic_programming(monkeypatch):
 
 
 def test_search_considers_plans_that_were_run_or_chosen_within_limits():
-    """Placements that a search of its own does not list, too."""
+    """Includes placements that the search itself does not list."""
     profile, scattered = synthetic(0, 9, 2), (0, 1, 0, 1, 1, 0, 1, 0, 1)
     free = Search(profile, None, [4], SCHEDULES).run()
     assert scattered not in Search(profile).placements("1f1b")
@@ -108,9 +108,9 @@ def test_search_considers_plans_that_were_run_or_chosen_within_limits():
 
 
 @pytest.mark.parametrize("seed, layers", [(3, 14), (4, 9), (13, 9), (5, 11)])
-def test_step_with_more_memory_is_predicted_no_longer(seed, layers):
-    """Scattered placements, which a full list of contiguous ones lacks, are found without limits,
-    too."""
+def test_more_memory_never_lengthens_the_predicted_step(seed, layers):
+    """Without limits, the search also finds scattered placements, which the full list of contiguous
+    ones lacks."""
     profile = synthetic(seed, layers, 2)
     free = Search(profile, None, [2, 4], SCHEDULES).run()
     limits = dict.fromkeys(CPU[:2], max(map(sum, free.memory)))
@@ -121,7 +121,7 @@ def test_step_with_more_memory_is_predicted_no_longer(seed, layers):
         assert found is None or found.seconds >= free.seconds * (1 - 1e-9)
 
 
-def test_a_plan_that_nothing_can_hold_says_what_is_lacking():
+def test_impossible_plan_error_states_the_missing_bytes():
     profile = synthetic(0, 5)
     with pytest.raises(
         mx.MXNetError,
@@ -182,14 +182,14 @@ def small_plan(net, **options):
     )
 
 
-def test_a_small_network(tmp_path, capsys):
+def test_plan_of_a_small_network_places_and_trains(tmp_path, capsys):
     mx.random.seed(5)
     net = layered()
     net.infer_shape(nd.ones((12, 10)))
     before = {n: p.data().asnumpy() for n, p in net.collect_params().items()}
     state = mx.random.get_state()
     made = small_plan(net)
-    assert "cpu(" not in capsys.readouterr().out  # of the trials' copies
+    assert "cpu(" not in capsys.readouterr().out  # no output about the copies of trials
     assert mx.random.get_state() == state and all(
         (p.data().asnumpy() == before[n]).all() for n, p in net.collect_params().items()
     )
@@ -207,7 +207,7 @@ def test_a_small_network(tmp_path, capsys):
         ("loss", 7),
     ]
     assert made.profile.layers[3].sources == [(1, 12 * 16 * 4), (2, 12 * 16 * 4)]
-    assert made.profile.state_factor == 2  # of Adam
+    assert made.profile.state_factor == 2  # Adam's two states
     assert all(cost.forward > 0 and cost.backward > 0 for cost in made.profile.costs[CPU[0]][3][:3])
     assert "predicted" in repr(made) and "9 layers" in repr(made.profile)
     assert "predicted" in made._repr_html_() and "<table>" in made.profile._repr_html_()
@@ -255,7 +255,7 @@ def test_a_small_network(tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_the_choice_was_run_and_is_predicted_as_measured():
+def test_chosen_plan_was_run_and_is_predicted_as_measured():
     made = small_plan(layered())
     key = made.candidate.placement, made.micro_batches, made.schedule
     seconds, sizes, times, _ = made.profile.trials[key]
@@ -279,7 +279,7 @@ def test_the_choice_was_run_and_is_predicted_as_measured():
 
 
 @pytest.mark.slow
-def test_no_plan_is_run_where_a_limit_leaves_no_room_for_a_copy(monkeypatch):
+def test_trials_are_skipped_if_a_copy_exceeds_the_limit(monkeypatch):
     for limit, run in ((9_000_000, False), (90_000_000, True)):
         monkeypatch.setattr(
             trial_runs,
@@ -290,9 +290,9 @@ def test_no_plan_is_run_where_a_limit_leaves_no_room_for_a_copy(monkeypatch):
         assert bool(made.profile.trials) == run and made.seconds > 0
 
 
-def test_costs_are_corrected_by_what_stages_took():
-    """A device that is slower than its layers alone said gets fewer of them; other micro-batches'
-    costs follow."""
+def test_costs_are_corrected_by_measured_stage_times():
+    """A device that was slower than its layer costs predicted receives fewer layers. Costs for
+    other numbers of micro-batches are corrected by the same factor."""
     profile = synthetic(1, 6)
     candidate = Search(profile, None, [4], ["1f1b"]).run()
     spans, took = candidate.simulation.spans, {}
@@ -312,7 +312,7 @@ def test_costs_are_corrected_by_what_stages_took():
         )
 
 
-def test_near_plans_differ_by_one_thing():
+def test_neighboring_plans_differ_in_one_choice():
     search = Search(synthetic(2, 5), None, [2, 4], ["1f1b", "interleaved"])
     near = search.near(search.evaluate((0, 0, 1, 1, 1), 4, "1f1b"))
     assert set(near) == {
@@ -328,9 +328,8 @@ def test_near_plans_differ_by_one_thing():
     assert len(search.near(search.evaluate((0, 0, 0, 0), 4, "1f1b"))) == 1 + 4
 
 
-def test_what_is_run_next(monkeypatch):
-    """The search's own choice, then the best of those near to it, as long as they are predicted to
-    be nearly as quick."""
+def test_trials_run_the_choice_then_its_best_neighbors(monkeypatch):
+    """Trials continue while the neighbors are predicted to be nearly as fast."""
     profile = synthetic(3, 6)
     numbers, names, tried = [2, 4], ["1f1b"], []
     while (candidate := trial_runs._next(profile, None, numbers, names, None, True)) is not None:
@@ -355,7 +354,7 @@ def test_what_is_run_next(monkeypatch):
     assert trial_runs._next(profile, None, numbers, names, None, True) is None
 
 
-def test_what_was_not_run_may_be_a_little_above_a_limit():
+def test_plans_not_run_may_exceed_a_limit_by_the_slack():
     profile = synthetic(1, 6)
     candidate = Search(profile, None, [4], ["1f1b"]).run()
     d, (fixed, moving) = max(enumerate(candidate.memory), key=lambda x: sum(x[1]))
@@ -370,8 +369,8 @@ def test_what_was_not_run_may_be_a_little_above_a_limit():
     assert Search(profile, limits, [4], ["1f1b"], slack=0.2).excess(candidate)[0]
 
 
-def test_a_run_plan_keeps_the_times_of_its_schedule():
-    """Later corrections of costs would make another table, and so take other time and memory."""
+def test_measured_plan_keeps_the_times_of_its_schedule():
+    """Later cost corrections would produce a different table with different time and memory."""
     profile = synthetic(4, 6)
     found = Search(profile, None, [4], ["zero_bubble"]).run()
     times = {key: 1.5 * seconds for key, seconds in found.times.items()}
@@ -389,7 +388,7 @@ def test_a_run_plan_keeps_the_times_of_its_schedule():
     assert Profile.from_json(json.loads(json.dumps(profile.to_json()))).trials == profile.trials
 
 
-def test_a_stage_behind_what_only_sends_defers_all_of_its_backward():
+def test_stage_after_a_transfer_only_stage_defers_its_backward():
     candidate = Search(synthetic(1, 6), None, [4], ["zero_bubble"]).evaluate(
         (1, 1, 1, 0, 0, 0), 4, "zero_bubble"
     )
@@ -400,9 +399,8 @@ def test_a_stage_behind_what_only_sends_defers_all_of_its_backward():
     )
 
 
-def test_bytes_of_plans_that_were_not_run():
-    """What dense layers keep, their gradients' memory and what crosses to the other device, as the
-    compiled pipeline plans them."""
+def test_estimated_bytes_match_the_compiled_pipeline():
+    """Covers saved activations, gradient memory and transfers of Dense layers."""
 
     def chain():
         net = nn.HybridSequential(prefix="")
@@ -437,7 +435,7 @@ def test_bytes_of_plans_that_were_not_run():
                 assert moving == pytest.approx(compiled[ctx], rel=0.15)
 
 
-def test_what_only_sends_the_batch_does_not_slow_a_pipeline():
+def test_transfer_only_stage_does_not_slow_a_pipeline():
     plain = schedules.StageGraph([0, 1], [[], [0]], True)
     sent = schedules.StageGraph([1, 0, 1], [[], [0], [1]], True, transfer_only=[0])
     times = {("F", 0): 2, ("B", 0): 0, ("W", 0): 4, ("F", 1): 2, ("B", 1): 2, ("W", 1): 2}
@@ -455,14 +453,14 @@ def test_what_only_sends_the_batch_does_not_slow_a_pipeline():
         assert two.makespan == one.makespan, schedule
     row = schedules.make_table(sent, 6, "1f1b", longer)[1]
     at = {(a.stage, a.micro_batch): i for i, a in enumerate(row) if a.kind == "F"}
-    assert at[0, 5] > at[2, 0]  # not all of the batch at once
+    assert at[0, 5] > at[2, 0]  # the batch is not sent at once
 
 
 @pytest.mark.parametrize(
     "hybrid", [False] + [pytest.param(way, marks=pytest.mark.slow) for way in (True, "pipeline")]
 )
 def test_placed_networks_have_the_bits_of_one_device(hybrid):
-    """Placed anew while training, too."""
+    """Also holds after a second placement during training."""
     results = []
     for places in ({}, {"1.1": 1, "3": 1, "4": 1}, {"0": 1, "5": 1}):
         mx.random.seed(5)
@@ -497,8 +495,8 @@ def test_placed_networks_have_the_bits_of_one_device(hybrid):
         )
 
 
-def test_a_schedule_is_one_record(monkeypatch):
-    """Its entry in `SCHEDULES` is all that a pipeline, 'auto' and the planner want of it."""
+def test_schedule_needs_only_one_record(monkeypatch):
+    """Its entry in `SCHEDULES` suffices for a pipeline, 'auto' and the planner."""
     built = []
 
     def build(stages, micro_batches):
@@ -523,7 +521,7 @@ def test_a_schedule_is_one_record(monkeypatch):
         assert most == ([2, 2] if name == "pairs" else [6, 6])
     assert built
     built.clear()
-    train(two_stages(), Pipeline(6, "auto"), 4)  # looks at all of them
+    train(two_stages(), Pipeline(6, "auto"), 4)  # 'auto' builds every schedule
     assert built
     best = Search(synthetic(3, 6), micro_batches=[1, 4], names=["rounds"]).run()
     changes = [d for d, former in zip(best.placement, (None, *best.placement)) if d != former]
@@ -535,7 +533,7 @@ def test_a_schedule_is_one_record(monkeypatch):
 
 
 def two_stages():
-    """A network that lies on two devices."""
+    """Returns a network on two devices."""
     mx.random.seed(2)
     net = nn.HybridSequential()
     net.add(
@@ -549,7 +547,7 @@ def two_stages():
 
 
 def most_held(row, last):
-    """The most micro-batches that a device with one stage holds."""
+    """Returns the maximum number of micro-batches that a device with one stage holds."""
     held = most = 0
     for action in row:
         held += (action.kind == "F") - (action.kind == last)
@@ -558,7 +556,7 @@ def most_held(row, last):
 
 
 @pytest.mark.slow
-def test_errors(tmp_path):
+def test_plan_rejects_invalid_arguments(tmp_path):
     net, x = layered(), nd.ones((12, 10))
     with pytest.raises(ValueError, match="devices must be a list of different Contexts"):
         plan(net, x, [CPU[0], CPU[0]])
@@ -648,7 +646,7 @@ def test_errors(tmp_path):
         made.place(grouped)
 
 
-def test_a_layer_called_twice_is_refused():
+def test_layer_called_twice_raises():
     class Twice(gluon.HybridBlock):
         def __init__(self):
             super().__init__()
@@ -669,8 +667,8 @@ def _with(*layers):
     return net
 
 
-def test_bars_where_they_are_wanted(capfd):
-    """Of measuring, and of a search that takes long; none where they are not wanted."""
+def test_progress_bars_are_shown_on_request(capfd):
+    """For measurements and long searches; progress=False shows none."""
     pytest.importorskip("tqdm")
     net = mx.gluon.nn.HybridSequential()
     net.add(*[mx.gluon.nn.Dense(8, in_units=8) for _ in range(3)])

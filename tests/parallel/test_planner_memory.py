@@ -1,5 +1,5 @@
-"""Plans within memory limits: what is planned has room, and what is refused really needs what the
-error says."""
+"""Plans within memory limits: accepted plans fit, and rejected ones need the bytes that the error
+reports."""
 
 import re
 
@@ -46,13 +46,13 @@ def chain(*layers):
 
 
 def need(error):
-    """The bytes that the error says are needed, and on how many devices."""
+    """Returns the largest number of bytes on one device that the error reports as needed."""
     found = [int(n.replace(",", "")) for n in re.findall(r"([\d,]+) bytes on cpu", str(error))]
     return max(found)
 
 
 def measured(net, made, x):
-    """The most bytes that parameters, gradients, states and a step take on each device."""
+    """Returns the peak bytes of parameters, gradients, states and a step on each device."""
     trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.01, "momentum": 0.9})
     step, found = TrainStep(net, square, trainer, made.pipeline()), {}
     for _ in range(2):
@@ -65,7 +65,7 @@ def measured(net, made, x):
     nd.waitall()
     for ctx in made.devices:
         own = [p for p in net.collect_params().values() if p.list_ctx() == [ctx]]
-        # The momentum, too
+        # Data, gradient and momentum
         held = sum(p.data().size * 4 * (3 if p.grad_req != "null" else 1) for p in own)
         found[ctx] = (
             held
@@ -87,13 +87,13 @@ OPTIONS = {
 
 @pytest.mark.parametrize("devices", [2, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("make", [dense, convolutions, branches])
-def test_what_is_refused_needs_what_is_said_and_every_limit_above_is_planned(make, devices):
+def test_every_limit_from_the_reported_need_on_is_planned(make, devices):
     net, shape = make()
     x = nd.array(np.random.RandomState(2).rand(*shape))
     free = plan(net, x, CPU[:devices], repeats=1, trials=0, **OPTIONS)
 
     def limited(bytes_of_all):
-        # Nothing is known of what was compiled before
+        # Without the bytes of earlier compiled plans
         own = Profile.from_json({**free.profile.to_json(), "weights": []})
         return plan(net, x, CPU[:devices], memory=bytes_of_all, profile=own, **OPTIONS)
 
@@ -114,9 +114,8 @@ def test_what_is_refused_needs_what_is_said_and_every_limit_above_is_planned(mak
 
 
 @pytest.mark.parametrize("make", [dense, branches])
-def test_the_least_is_the_least_of_all(make):
-    """Every placement that is searched, compiled with every schedule and number of
-    micro-batches."""
+def test_reported_need_is_the_minimum_of_all_plans(make):
+    """Compiles every searched placement with every schedule and number of micro-batches."""
     net, shape = make()
     x = nd.ones(shape)
     profile = plan(net, x, CPU[:2], repeats=1, trials=0, **OPTIONS).profile
@@ -133,7 +132,7 @@ def test_the_least_is_the_least_of_all(make):
     assert need(error.value) <= min(needs)
 
 
-def test_a_refusal_says_the_same_whatever_was_measured():
+def test_reported_need_does_not_depend_on_measurements():
     needs = set()
     for _ in range(2):
         net, shape = dense()
@@ -142,12 +141,12 @@ def test_a_refusal_says_the_same_whatever_was_measured():
         needs.add(str(error.value))
     assert len(needs) == 1
     least = need(needs.pop())
-    # With trials
+    # Runs trials
     made = plan(dense()[0], nd.ones(dense()[1]), CPU[:2], memory=least, repeats=1, **OPTIONS)
     assert max(made.memory.values()) <= least
 
 
-def test_all_devices_that_lack_memory_are_named():
+def test_error_names_every_device_that_lacks_memory():
     profile = synthetic(3, 5)
     with pytest.raises(
         mx.MXNetError,
@@ -159,7 +158,7 @@ def test_all_devices_that_lack_memory_are_named():
 
 
 @pytest.mark.slow
-def test_estimates_alone_plan_every_limit_from_what_they_refuse_with():
+def test_estimates_plan_every_limit_from_their_reported_need_on():
     for seed in range(4):
         profile = synthetic(seed, 6, 3, [1, 1.4, 1.2])
         with pytest.raises(mx.MXNetError) as error:
@@ -180,8 +179,8 @@ def test_estimates_alone_plan_every_limit_from_what_they_refuse_with():
             )
 
 
-def test_many_layers_within_tight_limits(monkeypatch):
-    """Where placements are not listed, a limit that only an even split keeps is planned."""
+def test_dynamic_programming_plans_tight_limits(monkeypatch):
+    """Only an even split keeps the limit, and placements are not listed."""
     from mpgluon.parallel._planner import search as search_module
 
     profile = synthetic(5, 14, 3)
@@ -196,7 +195,7 @@ def test_many_layers_within_tight_limits(monkeypatch):
 
 
 class Fake:
-    """Weighs plans as `factor` times what is estimated."""
+    """A meter that measures `factor` times the estimated bytes."""
 
     def __init__(self, profile, factor):
         self.profile, self.factor, self.weighed = profile, factor, []
@@ -209,8 +208,8 @@ class Fake:
 
 
 @pytest.mark.parametrize("factor", [0.85, 1.0, 1.5])
-def test_estimates_are_not_believed(factor):
-    """What compiled plans take decides, whether it is above or below the estimates."""
+def test_measured_bytes_override_estimates(factor):
+    """Compiled plans may need more or fewer bytes than estimated."""
     profile, numbers = synthetic(1, 6), [2, 4]
     free = Search(profile, None, numbers, SCHEDULES).run()
     for share in (0.5, 0.8, 0.95, 1.5):
@@ -228,7 +227,7 @@ def test_estimates_are_not_believed(factor):
         ]
 
 
-def test_a_leaner_table_takes_the_place_of_a_trial_that_has_no_room():
+def test_leaner_table_replaces_a_trial_over_the_limit():
     profile = synthetic(4, 6)
     found = Search(profile, None, [4], ["zero_bubble"]).run()
     key, sizes = key_of(found), [m for _, m in found.memory]

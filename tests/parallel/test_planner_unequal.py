@@ -1,4 +1,4 @@
-"""Plans for devices that differ in speed or in memory, on given costs."""
+"""Plans for devices of different speed or memory, from synthetic costs."""
 
 import pytest
 
@@ -12,7 +12,7 @@ from support.plans import CPU, SCHEDULES, square, synthetic
 
 
 def even(layers, speeds, update=1e-12, rows=16):
-    """Layers that are alike, on devices that take `speeds` times as long."""
+    """Returns a profile of equal layers; device d takes `speeds[d]` times as long."""
     described = [
         Layer(f"{i}", "Dense", [(i - 1, 4000)] if i else [], None, {f"w{i}": (1000, True)})
         for i in range(layers)
@@ -42,7 +42,7 @@ def even(layers, speeds, update=1e-12, rows=16):
 
 @pytest.mark.parametrize("slow_first", [False, True])
 @pytest.mark.parametrize("factor", [1.5, 2, 3, 5])
-def test_the_slower_device_gets_its_share(factor, slow_first):
+def test_slower_device_receives_fewer_layers(factor, slow_first):
     speeds = [factor, 1] if slow_first else [1, factor]
     chosen = Search(even(24, speeds), None, [8], ["1f1b"]).run()
     on_slow = sum(speeds[d] == factor for d in chosen.placement)
@@ -55,14 +55,14 @@ def test_the_slower_device_gets_its_share(factor, slow_first):
     )
 
 
-def test_a_device_that_is_far_too_slow_gets_nothing():
+def test_far_too_slow_device_receives_no_layer():
     chosen = Search(even(10, [60, 1, 1]), None, [4, 8], SCHEDULES).run()
     assert set(chosen.placement) == {1, 2} and 4 <= chosen.placement.count(1) <= 6
     assert set(Search(even(10, [60, 1]), None, [4, 8], SCHEDULES).run().placement) == {1}
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_the_device_that_is_given_less_memory_holds_less(seed):
+def test_device_with_less_memory_holds_less(seed):
     profile = synthetic(seed, 8, 3)
     whole = sum(size for layer in profile.layers for size, _ in layer.params.values()) * 3
     limits = {CPU[0]: whole // 8, CPU[1]: None, CPU[2]: whole // 2}
@@ -74,8 +74,8 @@ def test_the_device_that_is_given_less_memory_holds_less(seed):
     assert chosen.seconds >= Search(profile, None, [2, 4], SCHEDULES).run().seconds
 
 
-def test_a_slow_device_of_a_real_network():
-    """A profile in which one device takes three times as long is planned, placed and run."""
+def test_plan_for_a_slow_device_places_and_runs():
+    """In the measured profile, one device takes three times as long."""
 
     def chain():
         net = nn.HybridSequential(prefix="")

@@ -1,4 +1,4 @@
-"""Simulations of networks on clusters: against figures computed by hand, and bad arguments."""
+"""Simulations of networks on clusters: hand-computed times, and invalid arguments."""
 
 import re
 
@@ -10,11 +10,11 @@ from mpgluon.gluon import nn
 from mpgluon.parallel import Cluster, Profile, simulate
 from mpgluon.parallel._planner.layer_profile import Cost, Layer
 
-FORWARD, BACKWARD, SIZE = 0.01, 0.02, 1000  # of a layer and a micro-batch of 8 rows; bytes
+FORWARD, BACKWARD, SIZE = 0.01, 0.02, 1000  # per layer and micro-batch of 8 rows: s, s, bytes
 
 
 def profile(layers=8, rows=64, params=10_000):
-    """A chain of equal layers; times in proportion to the rows."""
+    """Returns a chain of equal layers with times proportional to the rows."""
     device = mx.cpu(0)
     cost = Cost(FORWARD, BACKWARD, BACKWARD / 2, BACKWARD / 2, SIZE, 0)
     return Profile(
@@ -37,7 +37,7 @@ FAST = {"inside": (0.0, 1e18), "between": (0.0, 1e18)}
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 @pytest.mark.parametrize("stages", [1, 2, 4, 8])
-def test_a_chain_takes_the_ideal_time(schedule, stages):
+def test_chain_takes_the_ideal_time(schedule, stages):
     (found,) = simulate(
         profile(),
         Cluster(stages, **FAST),
@@ -52,9 +52,8 @@ def test_a_chain_takes_the_ideal_time(schedule, stages):
     assert found.rows_per_second == pytest.approx(64 / found.seconds)
 
 
-def test_sums_of_gradients():
-    """A ring's bytes and a tree's latency, by the slower link where replicas are on several
-    hosts."""
+def test_gradient_sum_takes_ring_bytes_and_tree_latency():
+    """The slower link applies if replicas are on several hosts."""
     links = {"inside": (1e-3, 1e6), "between": (2e-3, 1e5)}
     cluster = Cluster([2, 4, 8, 1024], per_host=4, **links)
     found = simulate(profile(), cluster, mesh={"stage": 1}, micro_batches=8).outcomes
@@ -71,8 +70,8 @@ def test_sums_of_gradients():
     assert found[0].efficiency > found[1].efficiency > found[2].efficiency > 0
 
 
-def test_links_between_stages():
-    """A step of one micro-batch passes each border twice; stages on two hosts by the slow one."""
+def test_stage_transfers_use_the_link_between_hosts():
+    """A step of one micro-batch crosses each boundary twice, over the slow link between hosts."""
     links = {"inside": (0.0, 1e18), "between": (0.5, 1e18)}
     for per_host, borders in ((4, 0), (2, 1), (1, 3)):
         (found,) = simulate(
@@ -82,7 +81,7 @@ def test_links_between_stages():
         assert found.seconds == pytest.approx(passes + 2 * 0.5 * borders)
 
 
-def test_memory_decides():
+def test_memory_limit_selects_more_stages():
     cluster = Cluster(8, **FAST)
     (freely,) = simulate(profile(), cluster).outcomes
     assert freely.stages == 1 and freely.fits
@@ -93,7 +92,7 @@ def test_memory_decides():
     assert not nothing.outcomes[0].fits and repr(nothing).endswith("NO")
 
 
-def test_speed_and_cores():
+def test_speed_and_at_once_scale_the_time():
     def seconds(**more):
         (found,) = simulate(
             profile(), Cluster(4, **FAST, **more), mesh={"data": 4}, micro_batches=8
@@ -105,7 +104,7 @@ def test_speed_and_cores():
     assert seconds(at_once=2) - update == pytest.approx(2 * (seconds() - update))
 
 
-def test_a_network_is_measured():
+def test_simulate_measures_a_network():
     net = nn.HybridSequential()
     net.add(*[nn.Dense(32, in_units=32) for _ in range(4)])
     net.initialize()
@@ -153,6 +152,6 @@ def test_a_network_is_measured():
         (lambda p: Cluster.of_ranks(), "one process"),
     ],
 )
-def test_what_is_refused(call, text):
+def test_simulate_rejects_invalid_arguments(call, text):
     with pytest.raises((ValueError, mx.MXNetError), match=re.escape(text)):
         call(profile())

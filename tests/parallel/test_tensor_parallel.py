@@ -1,5 +1,5 @@
-"""Layers split over 2, 3 and 4 devices against the ordinary layer on one: initial values, results,
-gradients, training."""
+"""Layers split over 2, 3 and 4 devices equal the ordinary layer on one: initial values, results,
+gradients and training."""
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ def weights(net):
 
 
 def run(make, x, hybridize=False, steps=3, seed=5):
-    """Initial values, output, gradients, and output and values after training."""
+    """Returns initial values, output, gradients, and output and values after training."""
     mx.random.seed(seed)
     net = make()
     net.initialize(mx.init.Xavier())
@@ -148,9 +148,9 @@ def test_split_layers_equal_ordinary_ones(name, count, hybridize):
 
 @COUNTS
 @MODES
-def test_embedding(count, hybridize):
+def test_vocabulary_parallel_embedding_equals_embedding(count, hybridize):
     x = inputs_of((4, 5), integers=12)
-    x[0, :2] = -3, 40  # counts as the first and the last
+    x[0, :2] = -3, 40  # clipped to the first and the last row
 
     def make(embed):
         def build():
@@ -178,13 +178,13 @@ def test_embedding(count, hybridize):
         make(lambda p: par.VocabParallelEmbedding(11, 6, DEVICES[:count], prefix=p)), hybridize
     )
     assert all(np.array_equal(many[0][k], v) for k, v in one[0].items())
-    assert np.array_equal(one[1], many[1])  # every row has one number that isn't zero to sum up
+    assert np.array_equal(one[1], many[1])  # exact: only one summand per row is nonzero
     for name, value in one[2].items():
         close(many[2][name], value)
 
 
 class Scores(gluon.HybridBlock):
-    """Scores of classes, and their loss: split, or on one device."""
+    """Class scores and their loss, split or on one device."""
 
     def __init__(self, ctx, classes, **kwargs):
         super().__init__(**kwargs)
@@ -206,7 +206,7 @@ class Scores(gluon.HybridBlock):
 
 @COUNTS
 @MODES
-def test_vocabulary_parallel_loss(count, hybridize):
+def test_vocabulary_parallel_loss_equals_softmax_loss(count, hybridize):
     x, label = inputs_of((4, 3, 6)) * 30, nd.array(inputs_of((4, 3), integers=10))
 
     def results(ctx, hybrid):
@@ -219,7 +219,7 @@ def test_vocabulary_parallel_loss(count, hybridize):
         with autograd.record():
             loss = net(data, label)
         loss.backward()
-        if hybrid and ctx:  # no device holds what all logits take
+        if hybrid and ctx:  # no device holds all logits
             for device in net.compiled()[0]["devices"].values():
                 assert all(
                     not (s["kind"] == "copy" and s["bytes"] >= 4 * 3 * 10 * 4)
@@ -262,7 +262,7 @@ def test_dropout_has_the_mask_of_the_whole_sequence(count, hybridize, axis):
 
 
 class Pair(gluon.HybridBlock):
-    """Two products with what lies between them split, in sequence-parallel surroundings."""
+    """Two matrix products with a split intermediate result, inside sequence-parallel layers."""
 
     def __init__(self, ctx, sequence, **kwargs):
         super().__init__(**kwargs)
@@ -317,7 +317,7 @@ class OrdinaryPair(gluon.HybridBlock):
 @COUNTS
 @MODES
 @pytest.mark.parametrize("sequence", [False, True])
-def test_pairs_of_column_and_row(count, hybridize, sequence):
+def test_column_and_row_pair_equals_ordinary_layers(count, hybridize, sequence):
     compare(
         lambda: OrdinaryPair(prefix="p_"),
         lambda: Pair(DEVICES[:count], sequence, prefix="p_"),
@@ -352,9 +352,9 @@ PLAN = {
 @pytest.mark.parametrize("way", ["shard", "place"])
 @pytest.mark.parametrize("options", [{}, {"accumulate": 2}])
 @pytest.mark.parametrize("ignore", [False, True])
-def test_a_trainer_of_layers_that_were_split_afterwards(when, way, options, ignore):
-    """Its parameters are no part of the network any more; that is what the error says, rather than
-    that gradients are stale."""
+def test_trainer_of_layers_split_later_raises(when, way, options, ignore):
+    """The error says that its parameters no longer belong to the network, not that gradients are
+    stale."""
     known = when == "initialized"
     net = chain(nn.Dense(4, in_units=3 * known), nn.Dense(2, in_units=4 * known))
     net.initialize()
@@ -378,11 +378,11 @@ def test_a_trainer_of_layers_that_were_split_afterwards(when, way, options, igno
 
 
 def trained(net, dtype, pipeline=None, steps=3):
-    """Losses, the first gradients, and weights in the end.
+    """Returns losses, the first gradients and the final weights.
 
-    What is a sum of rounding errors, Adam makes a step as large as any: with a gradient of 4e-7
-    among others up to 0.1, which is another one by 1 % where sums are taken in another order. So
-    only double, where that is 1e-9 of it, tells about weights.
+    Weights are comparable only in float64. Adam normalizes gradients, so a gradient that is
+    mostly rounding error moves a weight as far as any other: in float32 a gradient of 4e-7
+    (others are up to 0.1) changes by 1 % with the order of summation, in float64 by 1e-9.
     """
     data, target = (
         nd.array(a, dtype=dtype) for a in (inputs_of((8, 5), integers=13), inputs_of((8, 5, 6)))
@@ -414,9 +414,8 @@ def compare_trained(one, many):
 @COUNTS
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("when", ["before", "deferred", "after"])
-def test_shard_by_name(count, when, dtype):
-    """Whether parameters have values, wait for their shapes, or aren't initialised yet when a
-    network is split."""
+def test_shard_by_name_equals_ordinary_layers(count, when, dtype):
+    """The network is split with initialized, deferred or uninitialized parameters."""
     results = []
     for split in (False, True):
         mx.random.seed(6)
@@ -438,7 +437,7 @@ def test_shard_by_name(count, when, dtype):
 
 @COUNTS
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_split_layers_in_a_pipeline(count, dtype):
+def test_pipelined_split_layers_equal_one_device(count, dtype):
     results = []
     for devices, pipeline in (
         (1, None),
@@ -455,11 +454,11 @@ def test_split_layers_in_a_pipeline(count, dtype):
         compare_trained(results[0], many)
 
 
-def test_parameters_say_which_part_they_are():
+def test_split_parameters_describe_their_part():
     net = par.ColumnParallelDense(
         12, DEVICES[:2], blocks=3, unit=2, gather_output=False, in_units=5, prefix="qkv_"
     )
-    net.initialize(ctx=on(3))  # they stay on the layer's devices
+    net.initialize(ctx=on(3))  # ctx is ignored: parameters stay on the layer's devices
     first, second = net.shard0_weight, net.shard1_weight
     assert (first.name, first.global_name, first.global_shape, first.shape) == (
         "qkv_shard0_weight",
@@ -477,7 +476,7 @@ def test_parameters_say_which_part_they_are():
     assert second.data()[:, 0].asnumpy().tolist() == [10, 15, 30, 35, 50, 55]
 
 
-def test_saved_and_loaded(tmp_path):
+def test_split_parameters_are_saved_and_loaded(tmp_path):
     x, path = nd.array(inputs_of((3, 5))), str(tmp_path / "p.params")
     nets = [par.ColumnParallelDense(7, DEVICES[:3]) for _ in range(2)]
     for net in nets:
@@ -491,7 +490,7 @@ def test_saved_and_loaded(tmp_path):
     assert np.array_equal(nets[0](x).asnumpy(), fresh(x).asnumpy())
 
 
-def test_lists_in_lists_out():
+def test_split_layers_accept_and_return_lists():
     ctx = DEVICES[:3]
     layer = par.ColumnParallelDense(7, ctx, in_units=4)
     layer.initialize()
@@ -516,7 +515,7 @@ def states_of(layer, x):
 
 @COUNTS
 @pytest.mark.parametrize("options", [{}, {"bidirectional": True}], ids=["one way", "both ways"])
-def test_lstm_states(count, options):
+def test_parallel_lstm_states_equal_lstm(count, options):
     x = nd.array(inputs_of((4, 3, 5)))
     many = states_of(par.ParallelLSTM(6, DEVICES[:count], num_layers=2, prefix="l_", **options), x)
     for a, b in zip(many, states_of(rnn.LSTM(6, num_layers=2, prefix="l_", **options), x)):
@@ -637,19 +636,19 @@ def shared():
         ),
     ],
 )
-def test_errors(call, error, text):
+def test_invalid_split_layers_raise(call, error, text):
     with pytest.raises(error, match=text):
         call()
 
 
-def test_wrong_plans_leave_the_network_alone():
+def test_failed_shard_keeps_the_network():
     net = chain(nn.Dense(4), nn.Dense(1))
     with pytest.raises(ValueError, match="can't be split"):
         par.shard(net, {"0": "column", "1": "column"}, CTX)
     assert all(type(layer) is nn.Dense for layer in net)
 
 
-def test_shuffled_orders():
+def test_split_layers_have_the_same_results_in_any_engine_order():
     script = (
         "from parallel import test_tensor_parallel as t\nfor name in t.LAYERS:\n  o, s, shape = "
         "t.LAYERS[name]\n  t.compare(o, lambda: s(t.DEVICES[:3]), t.inputs_of(shape), "
@@ -658,7 +657,7 @@ def test_shuffled_orders():
     assert output_of(script, timeout=280, MPGLUON_ENGINE="shuffle").strip() == "same"
 
 
-def test_a_pattern_takes_a_layer_with_its_activation():
+def test_pattern_splits_a_layer_with_its_activation():
     net = chain(
         nn.Conv2D(4, 3, in_channels=2, activation="relu", prefix="conv_"),
         nn.Conv2D(4, 3, in_channels=4, activation="tanh", prefix="conv2_"),

@@ -1,4 +1,4 @@
-"""Micro-batches of one row, of which every axis of size 1 could be the batch's."""
+"""Micro-batches of one row, in which any axis of size 1 could be the batch axis."""
 
 import numpy as np
 import pytest
@@ -56,10 +56,10 @@ def run(net, rows):
 
 
 @pytest.mark.parametrize("name", BODIES)
-def test_one_row_is_what_it_is_in_the_whole_batch(name):
+def test_one_row_micro_batches_equal_the_whole_batch(name):
     eager, net = Net(BODIES[name]), Net(BODIES[name])
     net.hybridize(pipeline=Pipeline(4))
-    for rows in (3, 8, 4, 1):  # of one row, of two, of one again, a whole batch of one
+    for rows in (3, 8, 4, 1):  # micro-batches of 1, 2 and 1 rows, then a batch of one row
         for expected, found in zip(run(eager, rows), run(net, rows)):
             np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
@@ -76,7 +76,7 @@ class Recurrent(gluon.HybridBlock):
         return self.layer(x.swapaxes(0, 1), sequence_length=n).swapaxes(0, 1)
 
 
-def test_recurrent_layers_on_one_row():
+def test_recurrent_layers_support_one_row_micro_batches():
     found = []
     for pipeline in (None, Pipeline(4)):
         net = Recurrent()
@@ -96,7 +96,7 @@ def test_recurrent_layers_on_one_row():
         lambda F, x, n: F.broadcast_mul(x.transpose((1, 0, 2)), n.reshape((-1, 1, 1))),
     ],
 )
-def test_one_row_hides_no_op_across_the_batch(body):
+def test_ops_across_the_batch_raise_with_one_row_micro_batches(body):
     net = Net(body)
     net.hybridize(pipeline=Pipeline(5))
     with pytest.raises(mx.MXNetError):
@@ -104,7 +104,7 @@ def test_one_row_hides_no_op_across_the_batch(body):
 
 
 class TwoResults(gluon.HybridBlock):
-    """Simplification leaves out its reshapes, and rewriting folds its numbers."""
+    """Graph simplification removes its reshapes and folds its constants."""
 
     def __init__(self):
         super().__init__()
@@ -118,7 +118,7 @@ class TwoResults(gluon.HybridBlock):
 
 
 @pytest.mark.parametrize("exact", [False, True])
-def test_one_row_of_several_results(exact):
+def test_one_row_micro_batches_return_several_results(exact):
     found = []
     for pipeline in (None, Pipeline(4)):
         net = TwoResults()

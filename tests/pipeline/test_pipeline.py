@@ -1,5 +1,5 @@
-"""Pipelines: the same bits as accumulating the micro-batches on one device, whatever the schedule
-and the placement."""
+"""Pipelines have the bits of accumulating the micro-batches on one device, for any schedule and
+placement."""
 
 import gc
 import re
@@ -34,7 +34,7 @@ PLACEMENTS = {"2": [0, 1], "3": [0, 1, 2], "4": [0, 1, 2, 3], "back and forth": 
 
 
 def loop(kind, devices, pipeline):
-    """The ordinary loop."""
+    """Runs the ordinary loop; returns output, loss and gradients."""
     make, shape, _ = NETS[kind]
     net = make(devices)
     net.hybridize(exact=True, pipeline=pipeline)
@@ -56,7 +56,7 @@ def step(kind, devices, pipeline):
 
 @pytest.mark.parametrize("kind", NETS)
 @pytest.mark.parametrize("placement", PLACEMENTS)
-def test_the_bits_of_accumulating(kind, placement):
+def test_pipeline_has_the_bits_of_accumulated_micro_batches(kind, placement):
     devices = PLACEMENTS[placement]
     one = [0] * len(devices)
     whole, whole_losses, _ = loop(kind, one, None)
@@ -72,8 +72,8 @@ def test_the_bits_of_accumulating(kind, placement):
         assert equal(grads, accumulated), schedule
 
 
-def test_accumulating_by_hand():
-    """Pieces one by one with grad_req 'add', without a pipeline."""
+def test_pipeline_has_the_bits_of_manual_accumulation():
+    """Runs the micro-batches one by one with grad_req 'add', without a pipeline."""
     net = NETS["branches"][0]([0, 1])
     net.collect_params().setattr("grad_req", "add")
     net.hybridize(exact=True)
@@ -84,7 +84,7 @@ def test_accumulating_by_hand():
     assert equal(gradients(net), step("branches", [0, 1], Pipeline(4))[1])
 
 
-def test_gradient_requests_add_and_null():
+def test_pipeline_honors_grad_req_add_and_null():
     net = NETS["dense"][0]([0, 1])
     params = list(net.collect_params().values())
     params[0].grad_req = "null"
@@ -101,7 +101,7 @@ def test_gradient_requests_add_and_null():
     assert np.array_equal(params[2].grad().asnumpy(), expected[2].grad().asnumpy())
 
 
-def test_inputs_get_gradients():
+def test_pipeline_computes_input_gradients():
     net = NETS["dense"][0]([0, 1])
     results = []
     for pipeline in (None, Pipeline(3)):
@@ -116,15 +116,15 @@ def test_inputs_get_gradients():
     assert np.array_equal(*results)
 
 
-def test_prediction():
+def test_pipelined_prediction_has_the_bits_of_one_device():
     net = NETS["dense"][0]([0, 1])
     expected = net(data((7, 16))).asnumpy()
     net.hybridize(exact=True, pipeline=Pipeline(3))
     assert np.array_equal(net(data((7, 16))).asnumpy(), expected)
 
 
-def test_trainer_and_batch_norm():
-    """Losses go down; moving statistics are updated once for each micro-batch."""
+def test_train_step_with_batch_norm_reduces_the_loss():
+    """Running statistics are updated once per micro-batch."""
     net = Chain([0, 1], lambda i: nn.HybridSequential())
     for part, ctx in zip(net.parts, net.devices):
         part.add(nn.Dense(16, in_units=16), nn.BatchNorm(in_channels=16))
@@ -156,8 +156,8 @@ def recurrent(devices, pieces, schedule=None, dropout=0.0):
     return loss.asnumpy(), [s.asnumpy() for pair in states for s in pair], gradients(net)
 
 
-def test_the_bits_of_calling_pieces_in_turn():
-    """Along time: a plain loop over the pieces, with one backward at the end."""
+def test_time_pipeline_has_the_bits_of_successive_calls():
+    """Compares with a plain loop over the pieces and one backward at the end."""
     net = Recurrent([0, 0], 0.0)
     states, losses = net.states(3), []
     with autograd.record():
@@ -174,7 +174,7 @@ def test_the_bits_of_calling_pieces_in_turn():
 
 
 @pytest.mark.parametrize("pieces", [1, 3, 5])
-def test_time_on_any_devices(pieces):
+def test_time_pipeline_bits_do_not_depend_on_placement(pieces):
     one = recurrent([0, 0, 0], pieces, dropout=0.4)
     for devices in ([0, 1, 2], [0, 1, 0]):
         for schedule in (None, "gpipe", "zero_bubble"):
@@ -183,8 +183,8 @@ def test_time_on_any_devices(pieces):
             assert all(np.array_equal(a, b) for a, b in zip(one[1], other[1]))
 
 
-def test_dropout_does_not_depend_on_the_pieces():
-    """A piece draws what its part of the whole would."""
+def test_dropout_does_not_depend_on_the_number_of_pieces():
+    """A piece draws the same random numbers as its part of the whole."""
     whole, pieces = recurrent([0, 1], 1, dropout=0.4), recurrent([0, 1], 4, dropout=0.4)
     assert np.allclose(whole[0], pieces[0], rtol=1e-5, atol=1e-6)
     assert all(
@@ -229,7 +229,7 @@ def linear(stages, devices=None, **options):
     )
 
 
-def test_schedules_have_the_known_bubbles():
+def test_schedules_have_their_theoretical_bubbles():
     for count in (2, 3, 4):
         for name in ("gpipe", "1f1b"):
             table = schedules.make_table(linear(count), 8, name)
@@ -245,7 +245,7 @@ def test_schedules_have_the_known_bubbles():
     )
 
 
-def test_1f1b_holds_few_micro_batches():
+def test_1f1b_holds_few_micro_batches_at_once():
     table = schedules.make_table(linear(4), 16, "1f1b")
     for stage, row in enumerate(table):
         held = most = 0
@@ -284,7 +284,7 @@ def test_1f1b_holds_few_micro_batches():
         ),
     ],
 )
-def test_wrong_tables_are_named(change, message):
+def test_invalid_schedule_table_error_names_the_fault(change, message):
     table = [[tuple(a) for a in row] for row in schedules.make_table(linear(2), 2, "gpipe")]
     change(table)
     train = TrainStep(NETS["dense"][0]([0, 1]), loss_of, None, Pipeline(2, table))
@@ -292,7 +292,7 @@ def test_wrong_tables_are_named(change, message):
         train(data((10, 16)), [])
 
 
-def test_a_table_of_ones_own():
+def test_custom_schedule_table_has_the_same_bits():
     table = [["F0 F1 F2 B0 B1 B2"], ["F0 B0 F1 F2 B1 B2"]]
     table = [[(a[0], d, int(a[1])) for a in row[0].split()] for d, row in enumerate(table)]
     loss, grads = step("dense", [0, 1], Pipeline(3, table))
@@ -300,7 +300,7 @@ def test_a_table_of_ones_own():
     assert np.array_equal(loss, expected[0]) and equal(grads, expected[1])
 
 
-def test_auto_takes_what_is_quickest_on_paper():
+def test_auto_selects_the_schedule_with_the_shortest_simulation():
     net = Chain([0, 1, 2], big)
     pipeline = Pipeline(4, "auto")
     train = TrainStep(net, loss_of, None, pipeline, exact=True)
@@ -318,9 +318,9 @@ def test_auto_takes_what_is_quickest_on_paper():
     assert report.planned.makespan <= min(makespans.values()) * 1.5
 
 
-def test_random_tables_find_no_race(shuffled_engine):
-    """Any order that data allows gives the same bits, and no order of the devices' work shows a
-    missing dependency."""
+def test_random_schedule_tables_have_the_same_bits(shuffled_engine):
+    """Any topological order has the same bits, and no execution order exposes a missing
+    dependency."""
     random = np.random.RandomState(3)
     expected = step("branches", [0, 1, 2], Pipeline(4, "gpipe"))
     for _ in range(6):
@@ -363,7 +363,7 @@ def peaks_of(schedule, pieces=8, rows=512):
 
 
 @pytest.mark.parametrize("schedule", schedules.NAMES)
-def test_the_planned_peak_is_the_measured_one(schedule):
+def test_planned_peak_memory_equals_measured(schedule):
     planned, measured = peaks_of(schedule)
     for ctx in planned:
         assert abs(measured[ctx] - planned[ctx]) <= 0.05 * planned[ctx] + 3 * 512 * 4, (
@@ -373,8 +373,8 @@ def test_the_planned_peak_is_the_measured_one(schedule):
         )
 
 
-def test_the_planned_peak_of_uneven_micro_batches_is_the_measured_one():
-    """Lanes of different sizes are not taken for each other, even where the pool rounds these."""
+def test_planned_peak_memory_of_uneven_micro_batches_equals_measured():
+    """Lanes of different sizes must not share memory, even if the pool rounds them to one size."""
     planned, measured = peaks_of("1f1b", 12, 510)
     for ctx in planned:
         assert abs(measured[ctx] - planned[ctx]) <= 3 * 512 * 4, (ctx, planned, measured)
@@ -386,19 +386,19 @@ def test_1f1b_takes_less_memory_than_gpipe():
     assert few[DEVICES[0]] < 0.8 * all_of_them[DEVICES[0]]
 
 
-def test_gradients_are_summed_one_by_one():
+def test_gradients_are_accumulated_one_by_one():
     net = Chain([0, 1], big)
     train = TrainStep(net, loss_of, None, Pipeline(4))
     train(data((4, 256)), [])
     weights = sum(p.data().size * 4 for p in net.parts[0].collect_params().values())
-    # Room for one of three
+    # Room for the gradients of one of three layers
     assert train.pipeline.report().planned_bytes[DEVICES[0]] < 0.6 * weights
 
 
-def test_a_schedule_that_does_not_fit_is_refused():
+def test_schedule_over_the_memory_limit_raises():
     net = Chain([0, 1, 2], big)
     train = TrainStep(net, loss_of, None, Pipeline(4, "gpipe"))
-    gc.collect()  # what earlier tests left would be freed later, and make room
+    gc.collect()  # otherwise garbage of earlier tests could be freed later and make room
     mx.nd.waitall()
     limit = mx.context.memory_stats(DEVICES[1])["in_use"] + 200_000
     mx.context.set_memory_limit(DEVICES[1], limit)
@@ -407,12 +407,12 @@ def test_a_schedule_that_does_not_fit_is_refused():
             train(data((512, 256)), [])
     finally:
         mx.context.set_memory_limit(DEVICES[1], None)
-    # The trainer must not take old gradients
+    # The trainer must not use old gradients
     assert not any(param.data()._fresh_grad for param in net.collect_params().values())
     train(data((512, 256)), [])
 
 
-def test_the_ordinary_loop_plans_what_is_held_between_the_passes():
+def test_ordinary_loop_plans_memory_held_between_passes():
     net, x = Chain([0, 1, 2], big), data((512, 256))
     pipeline = Pipeline(8)
     net.hybridize(pipeline=pipeline)
@@ -430,7 +430,7 @@ def test_the_ordinary_loop_plans_what_is_held_between_the_passes():
     for _ in range(2):
         loop()
     nd.waitall()
-    for ctx in DEVICES[:2]:  # the third has results and their gradients, too
+    for ctx in DEVICES[:2]:  # the third also holds results and their gradients
         mx.context.reset_peak_memory(ctx)
         before = mx.context.memory_stats(ctx)["in_use"]
         loop()
@@ -440,7 +440,7 @@ def test_the_ordinary_loop_plans_what_is_held_between_the_passes():
             mx.context.memory_stats(ctx)["peak_in_use"] - before,
         )
         assert abs(measured - planned) <= 0.05 * planned, (ctx, planned, measured)
-    gc.collect()  # garbage of other tests would make room
+    gc.collect()  # otherwise freed garbage of other tests could make room
     try:
         mx.context.set_memory_limit(
             DEVICES[1], mx.context.memory_stats(DEVICES[1])["in_use"] + 200_000
@@ -464,10 +464,10 @@ def test_the_ordinary_loop_plans_what_is_held_between_the_passes():
     loop()
 
 
-# --- Reports and mistakes ---
+# --- Reports and errors ---
 
 
-def test_report_and_plot(tmp_path):
+def test_report_has_times_bytes_and_a_plot(tmp_path):
     net = NETS["dense"][0]([0, 1])
     pipeline = Pipeline(4)
     train = TrainStep(net, loss_of, None, pipeline)
@@ -483,7 +483,7 @@ def test_report_and_plot(tmp_path):
         and report.bytes_copied[DEVICES[1]] == 10 * 16 * 4
     )
     assert "stage" in repr(report)
-    for shown in (report, train.compiled()):  # the same cells, as text and as HTML
+    for shown in (report, train.compiled()):  # text and HTML have the same cells
         page = shown._repr_html_()
         cells = re.findall(r"<t[hd][^>]*>([^<]+)</t[hd]>", page)
         assert "device" in cells and str(DEVICES[1]) in cells and "bytes" in page
@@ -493,7 +493,7 @@ def test_report_and_plot(tmp_path):
     assert (tmp_path / "timeline.png").stat().st_size > 1000
 
 
-def test_what_is_compiled_can_be_looked_at():
+def test_train_step_compiled_lists_stages_and_bytes():
     net = Chain([0, 1, 0], dense)
     train = TrainStep(net, loss_of, None, Pipeline(3, "zero_bubble"))
     assert len(net.compiled()) == 0 and "nothing is compiled" in repr(train.compiled())
@@ -520,7 +520,7 @@ def test_what_is_compiled_can_be_looked_at():
         ctx: sum(s["bytes_sent"] for s in entry["stages"] if s["device"] == ctx)
         for ctx in (str(on(0)), str(on(1)))
     }
-    # Of four rows, each way
+    # Four rows in each direction
     assert sent == {
         str(on(0)): 2 * 4 * 16 * 4,
         str(on(1)): 2 * 4 * 16 * 4,
@@ -552,7 +552,7 @@ def test_what_is_compiled_can_be_looked_at():
     )
 
 
-def test_stages_have_the_names_of_blocks():
+def test_stages_are_named_after_blocks():
     assert [
         stages._name_of(ops)
         for ops in (
@@ -584,7 +584,7 @@ def test_stages_name_the_layers_of_a_divided_sequence():
     ]
 
 
-def test_mistakes():
+def test_invalid_pipelines_and_networks_raise():
     net = NETS["dense"][0]([0, 1])
     with pytest.raises(ValueError, match="positive whole number"):
         Pipeline(0)
@@ -621,7 +621,7 @@ def test_mistakes():
         ({"along": "time", "carry": {"a": 1}}, "carry must be a dict of numbers"),
     ],
 )
-def test_wrong_options_are_named(options, message):
+def test_invalid_pipeline_options_raise(options, message):
     with pytest.raises(ValueError, match=message):
         Pipeline(**{"micro_batches": 2, **options})
 
@@ -638,7 +638,7 @@ def test_wrong_options_are_named(options, message):
         ({"net": lambda x: x}, "must be a HybridBlock"),
     ],
 )
-def test_wrong_training_steps_are_named(change, message):
+def test_invalid_train_step_arguments_raise(change, message):
     options = {
         "net": NETS["dense"][0]([0, 1]),
         "loss": loss_of,
@@ -650,7 +650,7 @@ def test_wrong_training_steps_are_named(change, message):
         TrainStep(**options)(data((8, 16)), [])
 
 
-def test_states_that_do_not_come_back_are_named():
+def test_missing_returned_states_raise():
     class Forgets(gluon.HybridBlock):
         def hybrid_forward(self, F, x, states):
             return x * 2
@@ -670,7 +670,7 @@ def test_states_that_do_not_come_back_are_named():
         train(TOKENS, TARGETS, Recurrent([0, 1], 0.0).states(3))
 
 
-def test_gradients_of_gradients_are_refused():
+def test_gradients_of_gradients_raise():
     net = NETS["dense"][0]([0, 1])
     net.hybridize(pipeline=Pipeline(2))
     x = data((4, 16))
@@ -681,7 +681,7 @@ def test_gradients_of_gradients_are_refused():
             autograd.grad(loss, [x], create_graph=True)
 
 
-def test_gradients_are_those_of_the_contents_that_the_forward_read():
+def test_gradients_use_the_values_that_the_forward_read():
     net = NETS["dense"][0]([0, 1])
     net.hybridize(pipeline=Pipeline(2))
     found, rows = [], data((4, 16))
@@ -711,17 +711,17 @@ OVERWRITTEN = {
         4,
         lambda F, x: F.square(x.reshape((-1,))).reshape((-1, 3)),
         lambda x, out: x,
-    ),  # it is a view that is read
+    ),  # the op reads a view
     "result 0": (
         3,
         lambda F, x: F.exp(x) if x.shape[0] == 1 else F.exp(x) + 0,
         lambda x, out: out,
-    ),  # read by the last piece alone
+    ),  # only the last piece reads it
 }
 
 
 @pytest.mark.parametrize("named", OVERWRITTEN)
-def test_what_any_piece_reads_of_others_arrays_may_be_overwritten(named):
+def test_overwriting_arrays_after_the_forward_keeps_gradients(named):
     rows, function, written = OVERWRITTEN[named]
 
     class Block(gluon.HybridBlock):

@@ -1,4 +1,4 @@
-"""Several calls of a pipelined block before one backward, whose gradients are added up."""
+"""Several calls of a pipelined block before one backward, which sums their gradients."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from support.devices import on
 
 
 class Branching(gluon.HybridBlock):
-    """Two results, of which only the second needs the last layer."""
+    """Two results; only the second needs the last layer."""
 
     def __init__(self):
         super().__init__()
@@ -23,8 +23,8 @@ class Branching(gluon.HybridBlock):
 
 
 def gradients(pipelined, grad_req, use, eager_use):
-    """The gradients after one backward of the results `use(net(x))` of several calls; the
-    gradients were 7 before."""
+    """Returns the gradients after one backward of the results `use(net(x))` of several calls; they
+    are initialized to 7."""
     mx.random.seed(1)
     net = Branching()
     net.initialize(mx.init.Uniform(1), ctx=on(0))
@@ -51,14 +51,14 @@ def gradients(pipelined, grad_req, use, eager_use):
 @pytest.mark.parametrize("grad_req", ["write", "add"])
 @pytest.mark.parametrize("eager_use", [False, True])
 @pytest.mark.parametrize("use", [(1, 1), (1, 0), (0, 1), (1, 0, 1)])
-def test_gradients_of_several_calls_are_added_up(use, eager_use, grad_req):
+def test_gradients_of_several_calls_are_summed(use, eager_use, grad_req):
     wanted = gradients(False, grad_req, use, eager_use)
     for a, b in zip(gradients(True, grad_req, use, eager_use), wanted, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("retain", [False, True])
-def test_autograd_grad_of_several_calls_adds_up(retain):
+def test_autograd_grad_sums_several_calls(retain):
     found = []
     for pipelined in (False, True):
         mx.random.seed(1)
@@ -76,7 +76,7 @@ def test_autograd_grad_of_several_calls_adds_up(retain):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
-def test_row_sparse_gradients_of_several_calls_are_added_up():
+def test_row_sparse_gradients_of_several_calls_are_summed():
     found = []
     for pipelined in (False, True):
         mx.random.seed(1)

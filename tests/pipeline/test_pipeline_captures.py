@@ -1,5 +1,5 @@
-"""Arrays that a pipelined block captures, of every origin and in any number: they are inputs of the
-compiled micro-batches that the pipeline's caller does not pass."""
+"""Arrays of any origin and number that a pipelined block captures: inputs of the compiled
+micro-batches that the caller does not pass."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ def values(i):
 
 
 class Scale(gluon.HybridBlock):
-    """Multiplies its input by a captured array, and moves the input to a device first."""
+    """Moves its input to a device, then multiplies it by a captured array."""
 
     def __init__(self, i, ctx):
         super().__init__()
@@ -43,7 +43,7 @@ class Attribute(Scale):
 
 
 class Elsewhere(Scale):
-    """Its own array is on the first device, whatever the device of the block."""
+    """Its array is on the first device, independent of the block's device."""
 
     def make(self):
         self.array = nd.array(values(self.i), ctx=DEVICES[0])
@@ -87,7 +87,7 @@ class Constant(Scale):
 
 
 class Frozen(Scale):
-    """An array with a gradient buffer that does not take part in recording."""
+    """An array with a gradient buffer that is not recorded."""
 
     def make(self):
         self.array = nd.array(values(self.i), ctx=self.ctx)
@@ -101,7 +101,7 @@ ORIGINS = (Attribute, Elsewhere, Shared, NumPy, InTheBlock, View, Constant, Froz
 
 
 def network(count, devices, origins=ORIGINS):
-    """A network that captures `count` arrays, in equal parts on the devices."""
+    """Returns a network that captures `count` arrays, distributed evenly over the devices."""
     net = nn.HybridSequential()
     for d, device in enumerate(devices):
         ctx = DEVICES[device]
@@ -116,7 +116,7 @@ def network(count, devices, origins=ORIGINS):
 
 
 def by_hand(net):
-    """Losses and gradients of micro-batches one after the other, without a pipeline."""
+    """Returns losses and gradients of successive micro-batches, without a pipeline."""
     for param in net.collect_params().values():
         if param.grad_req != "null":
             param.grad_req = "add"
@@ -173,7 +173,7 @@ def test_many_captured_arrays_keep_the_bits_of_one_device():
 
 
 @pytest.mark.parametrize("origin", ORIGINS)
-def test_captured_arrays_of_one_origin(origin):
+def test_captured_arrays_of_each_origin_keep_the_bits_of_one_device(origin):
     losses, expected = by_hand(network(3, [0, 0], [origin]))
     for way in (ordinary_loop, train_step):
         loss, grads = way(network(3, [0, 1], [origin]), Pipeline(4))
@@ -182,7 +182,7 @@ def test_captured_arrays_of_one_origin(origin):
 
 
 @pytest.mark.parametrize("count", [2, 20])
-def test_captured_arrays_with_a_gradient_name_the_remedy(count):
+def test_captured_arrays_with_a_gradient_raise(count):
     class Wanted(Frozen):
         def table(self, x):
             return self.array

@@ -1,4 +1,4 @@
-"""Pipelines of networks of many kinds: the same bits as on one device, by the loop and by
+"""Pipelines of many kinds of networks have the bits of one device, in a loop and with
 TrainStep."""
 
 import numpy as np
@@ -26,7 +26,7 @@ from support.pipelines import (
 
 
 class Parts(gluon.HybridBlock):
-    """Layers a and b on two devices, and what a function makes of them."""
+    """Layers a and b on two devices, combined by a function."""
 
     def __init__(self, devices, body, in_units=6):
         super().__init__()
@@ -101,8 +101,8 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_inputs_and_results(case):
-    """7 rows in 3 micro-batches: 3, 2 and 2. The input of 6 x 6 goes to all of them whole."""
+def test_inputs_and_results_of_many_shapes_keep_the_bits(case):
+    """3 micro-batches of 3, 2 and 2 rows. Each receives the whole 6 x 6 input."""
     body, inputs = CASES[case]
     expected = run_loop(body, (0, 0), Pipeline(3), inputs)
     whole = run_loop(body, (0, 0), None, inputs)
@@ -112,8 +112,8 @@ def test_inputs_and_results(case):
         assert np.array_equal(a, b) and np.array_equal(a, c)
 
 
-def test_which_inputs_are_divided_can_be_said():
-    table = data((7, 6), 2)  # as long as the batch, but not divided
+def test_split_selects_the_divided_inputs():
+    table = data((7, 6), 2)  # as many rows as the batch, but not divided
 
     def body(net, F, x, table):
         return net.b(net.a(x + F.sum(table, axis=0, keepdims=True)).as_in_context(net.two))
@@ -127,7 +127,7 @@ def test_which_inputs_are_divided_can_be_said():
         run_loop(body, (0, 1), Pipeline(3, split=[0, 1]), (X, data((6, 6))))
 
 
-def test_auxiliary_losses_and_labels_anywhere():
+def test_auxiliary_losses_accept_labels_on_any_device():
     def body(net, F, x):
         h = net.a(x)
         return net.b(h.as_in_context(net.two)), h
@@ -152,9 +152,9 @@ def test_auxiliary_losses_and_labels_anywhere():
 
 
 @pytest.mark.parametrize("schedule", [None, *schedules.NAMES])
-def test_a_parameter_of_two_stages(schedule):
-    """The last layer has the first one's parameters, and lies on another device: it gets a copy,
-    whose gradient comes back."""
+def test_parameter_shared_by_two_stages_keeps_the_bits(schedule):
+    """The last layer shares the first one's parameters but is on another device. It uses a copy,
+    whose gradient is sent back."""
 
     def run(devices, schedule):
         net = nn.HybridSequential()
@@ -181,7 +181,7 @@ def test_a_parameter_of_two_stages(schedule):
     assert np.array_equal(expected[0], got[0]) and equal(expected[1], got[1])
 
 
-def test_shapes_that_come_with_the_data():
+def test_deferred_shapes_are_inferred_in_a_pipeline():
     net = Parts((0, 1), forward, in_units=0)
     other = Parts((0, 1), forward)
     train = TrainStep(net, loss_of, None, Pipeline(3), exact=True)
@@ -194,7 +194,7 @@ def test_shapes_that_come_with_the_data():
     assert equal(gradients(net), gradients(other))
 
 
-def test_batches_of_other_sizes():
+def test_train_step_accepts_batches_of_other_sizes():
     net = NETS["dense"][0]([0, 1])
     train = TrainStep(net, loss_of, None, Pipeline(4), exact=True)
     for rows in (4, 5, 11, 4):
@@ -232,13 +232,13 @@ def trained(devices, pipeline, way):
     return {name: param.data().asnumpy() for name, param in net.collect_params().items()}
 
 
-def test_momentum_over_steps():
+def test_momentum_over_steps_keeps_the_bits():
     expected = trained([0, 0, 0], Pipeline(4), "loop")
     for way, schedule in (("loop", "1f1b"), ("step", "1f1b"), ("step", "zero_bubble")):
         assert equal(expected, trained([0, 1, 2], Pipeline(4, schedule), way))
 
 
-def test_gradients_accumulate_over_steps():
+def test_grad_req_add_accumulates_over_steps():
     def accumulated(devices):
         net = NETS["branches"][0](devices)
         net.collect_params().setattr("grad_req", "add")
@@ -255,7 +255,7 @@ def test_gradients_accumulate_over_steps():
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "zero_bubble"])
-def test_recomputing_inside_a_pipeline(schedule):
+def test_recompute_in_a_pipeline_keeps_bits_and_saves_memory(schedule):
     def run(recompute):
         net = Chain([0, 1], big)
         train = TrainStep(net, loss_of, None, Pipeline(4, schedule), exact=True)
@@ -268,7 +268,7 @@ def test_recomputing_inside_a_pipeline(schedule):
     loss, grads, planned = run(False)
     again, grads_again, planned_again = run(True)
     assert np.array_equal(loss, again) and equal(grads, grads_again)
-    # The second device goes backward at once: there is nothing to be saved there.
+    # The second device starts backward immediately, so recompute saves nothing there.
     assert (
         planned_again[DEVICES[0]] < 0.9 * planned[DEVICES[0]]
         and planned_again[DEVICES[1]] <= planned[DEVICES[1]]
@@ -276,8 +276,8 @@ def test_recomputing_inside_a_pipeline(schedule):
 
 
 class Wide(gluon.HybridBlock):
-    """The second half of a transformer block: what is inside is eight times as large as what goes
-    in and out."""
+    """The second half of a transformer block: its inner activations are eight times as large as its
+    input and output."""
 
     def __init__(self):
         super().__init__()
@@ -300,9 +300,9 @@ def wide_part(i):
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zero_bubble"])
-def test_recomputing_saves_what_is_planned(schedule):
-    """Devices hold the inner activations of one block instead of those of all micro-batches that
-    are under way: as planned, and as measured."""
+def test_recompute_saves_the_planned_memory(schedule):
+    """Devices hold the inner activations of one block instead of those of all micro-batches in
+    flight, both as planned and as measured."""
 
     def run(recompute):
         net = Chain([0, 1, 2], wide_part)
@@ -328,11 +328,11 @@ def test_recomputing_saves_what_is_planned(schedule):
     assert np.array_equal(loss, again) and equal(grads, grads_again)
     for before, after in ((planned, planned_again), (measured, measured_again)):
         shares = [after[ctx] / before[ctx] for ctx in DEVICES[:3]]
-        # What zero_bubble's later stages put off needs what was computed again, until it is done.
+        # The deferred weight gradients of zero_bubble's later stages keep recomputed activations.
         assert max(shares[: 1 if schedule == "zero_bubble" else 3]) < 0.45, shares
     for plans, peaks in ((planned, measured), (planned_again, measured_again)):
         for ctx in peaks:
-            # The losses come on top
+            # The losses are not in the plan
             assert abs(peaks[ctx] - plans[ctx]) <= 0.05 * plans[ctx] + 3 * 1024 * 4, (
                 ctx,
                 plans,
@@ -341,8 +341,8 @@ def test_recomputing_saves_what_is_planned(schedule):
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zero_bubble"])
-def test_recomputing_a_block_that_spans_stages(schedule):
-    """Each device computes again what its stages need, ahead of their backward passes."""
+def test_recompute_of_a_block_that_spans_stages_keeps_the_bits(schedule):
+    """Each device recomputes the activations of its stages before their backward passes."""
 
     def run(recompute):
         net = Chain([0, 1, 2], big)
@@ -360,7 +360,7 @@ def test_recomputing_a_block_that_spans_stages(schedule):
 
 
 class Causal(gluon.HybridBlock):
-    """Causal convolutions over time, (time, batch, channels); the last steps are the state."""
+    """Causal convolutions over (time, batch, channels); the last steps are the state."""
 
     def __init__(self, devices):
         super().__init__()
@@ -386,7 +386,7 @@ class Causal(gluon.HybridBlock):
         return x, after
 
 
-def test_causal_networks_along_time():
+def test_causal_networks_along_time_keep_the_bits():
     x = data((11, 3, 6))
     results = []
     for devices, pieces in (([0, 0, 0], 1), ([0, 0, 0], 4), ([0, 1, 2], 4)):
@@ -414,10 +414,10 @@ def test_causal_networks_along_time():
         )
 
 
-# --- What can't be ---
+# --- Errors and edge cases ---
 
 
-def test_results_across_the_batch_are_refused():
+def test_results_across_the_batch_raise():
     def total(net, F, x):
         return net.b(net.a(x).as_in_context(net.two)).sum(axis=0, keepdims=True)
 
@@ -429,9 +429,9 @@ def test_results_across_the_batch_are_refused():
 
 @pytest.mark.parametrize("schedule", ["1f1b", "zero_bubble", "a table"])
 @pytest.mark.parametrize("rows", [1, 3])
-def test_fewer_rows_than_micro_batches(schedule, rows):
-    """The last batch of an epoch: a micro-batch for each row, with the bits, the steps and the
-    statistics of accumulating them."""
+def test_fewer_rows_than_micro_batches_keep_the_bits(schedule, rows):
+    """The last batch of an epoch uses one micro-batch per row, with the bits, steps and statistics
+    of accumulating them."""
 
     def make(devices):
         net = Chain(
@@ -478,8 +478,8 @@ def test_fewer_rows_than_micro_batches(schedule, rows):
 
 
 @pytest.mark.parametrize("statistics", ["micro_batch", "batch"])
-def test_a_batch_without_rows(statistics):
-    """As a hybridized block has it."""
+def test_batch_without_rows_equals_a_hybridized_block(statistics):
+    """Compares results and gradients with those of a hybridized block."""
     results = []
     for pipeline in (None, Pipeline(4, statistics=statistics)):
         net = Chain(
@@ -499,8 +499,8 @@ def test_a_batch_without_rows(statistics):
     assert results[0] == results[1] and results[0][0] == (0, 16)
 
 
-def test_fewer_steps_than_pieces():
-    """Along time."""
+def test_fewer_time_steps_than_pieces_keep_the_bits():
+    """11 time steps in 12 pieces equal 11 pieces."""
     results = []
     for pieces in (12, 11):
         net = Recurrent([0, 1], 0.0)
@@ -510,7 +510,7 @@ def test_fewer_steps_than_pieces():
     assert np.array_equal(results[0][0], results[1][0]) and equal(results[0][1], results[1][1])
 
 
-def test_a_schedule_in_which_a_stage_needs_what_a_later_one_makes():
+def test_deadlocked_schedule_error_names_the_cycle():
     table = [
         [("F", 0, 0), ("F", 0, 1), ("B", 0, 0), ("B", 0, 1)],
         [("F", 1, 0), ("B", 1, 0), ("F", 1, 1), ("B", 1, 1)],
@@ -528,13 +528,13 @@ def test_a_schedule_in_which_a_stage_needs_what_a_later_one_makes():
         train(data((10, 16)), [])
 
 
-# --- Everything with everything ---
+# --- All combinations ---
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", NETS)
 @pytest.mark.parametrize("devices", [[0, 1], [0, 1, 2], [0, 1, 2, 3]], ids=["2", "3", "4"])
-def test_all_schedules_on_all_networks(kind, devices):
+def test_all_schedules_on_all_networks_keep_the_bits(kind, devices):
     make, shape, _ = NETS[kind]
     one = make([0] * len(devices))
     mx.random.seed(5)
@@ -568,14 +568,14 @@ def test_all_schedules_on_all_networks(kind, devices):
             mx.engine.set_mode("async")
 
 
-def test_labels_of_another_length_are_a_mistake():
+def test_labels_of_another_length_raise():
     net = Parts((0, 1), forward)
     loss = lambda out, label, weight: (out - label) ** 2 * weight
     x, label, weight = data((9, 6)), data((9, 6), 1), nd.array([2.0])
     assert TrainStep(net, loss, None, Pipeline(3))(
         x, [label, weight.as_in_context(DEVICES[1])]
     ).shape == (9, 6)
-    # As long as a micro-batch: each would meet it
+    # As long as a micro-batch, so each micro-batch would use the whole label
     with pytest.raises(ValueError, match="label 0 has 3 rows along axis 0, the data 9"):
         TrainStep(net, loss, None, Pipeline(3))(x, [label[:3], weight])
     assert TrainStep(net, loss, None, Pipeline(3, split=[0], check=False))(
@@ -583,8 +583,8 @@ def test_labels_of_another_length_are_a_mistake():
     ).shape == (9, 6)
 
 
-def test_bfloat16_is_what_it_is():
-    """In what is told of a pipeline and of layers: NumPy knows it as an object of 8 bytes."""
+def test_bfloat16_is_reported_with_its_name_and_size():
+    """In compiled graphs and layer profiles; to NumPy it is an 8-byte object."""
     net = Chain([0, 1], lambda i: nn.Dense(16, in_units=16))
     net.cast("bfloat16")
     net.hybridize(pipeline=Pipeline(2))
@@ -598,7 +598,7 @@ def test_bfloat16_is_what_it_is():
 
 
 @pytest.mark.parametrize("request_, times", [("write", 1), ("add", 2)])
-def test_the_data_of_a_step_may_be_a_variable(request_, times):
+def test_train_step_computes_gradients_of_its_data(request_, times):
     net = nn.Dense(3, in_units=4)
     net.initialize(mx.init.Uniform(1))
     x, y, loss = nd.random.uniform(shape=(5, 4)), nd.ones((5, 3)), gluon.loss.L2Loss()
@@ -614,8 +614,8 @@ def test_the_data_of_a_step_may_be_a_variable(request_, times):
     np.testing.assert_array_equal(found, times * x.grad.asnumpy())
 
 
-def test_train_step_takes_nested_inputs_and_results():
-    """Lists and dicts of arrays, divided as flat arguments are, on one replica and on two."""
+def test_train_step_accepts_nested_inputs_and_results():
+    """Lists and dicts of arrays are divided like flat arguments, on one and on two replicas."""
 
     class Sum(gluon.HybridBlock):
         def __init__(self):
@@ -649,7 +649,7 @@ def test_train_step_takes_nested_inputs_and_results():
     np.testing.assert_allclose(found, weight, rtol=1e-5)
 
 
-def test_table_of_ones_own_does_not_count_the_device_of_inputs():
+def test_custom_table_excludes_the_device_of_inputs():
     table = [
         [("F", 0, 0), ("F", 0, 1), ("B", 0, 0), ("B", 0, 1)],
         [("F", 1, 0), ("B", 1, 0), ("F", 1, 1), ("B", 1, 1)],

@@ -1,5 +1,4 @@
-"""Pipelines of convolutions by Winograd's algorithm have the bits of their micro-batches by
-themselves."""
+"""Pipelines of Winograd convolutions have the bits of their separate micro-batches."""
 
 import numpy as np
 import pytest
@@ -51,7 +50,7 @@ def step(net, x):
 
 
 def accumulate(net, x, count):
-    """The micro-batches one after the other, each a call of its own."""
+    """Runs the micro-batches one after the other, each in a separate call."""
     pieces = np.array_split(np.arange(x.shape[0]), count)
     for params in net.collect_params().values():
         params.grad_req = "add"
@@ -67,8 +66,8 @@ def accumulate(net, x, count):
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "zero_bubble"])
-@pytest.mark.parametrize("rows", [8, 10])  # of which the last are of another size
-def test_bits_are_those_of_micro_batches_by_themselves(schedule, rows):
+@pytest.mark.parametrize("rows", [8, 10])  # 10 rows give micro-batches of two sizes
+def test_convolutions_have_the_bits_of_separate_micro_batches(schedule, rows):
     x = data(rows)
     net = chain(pipeline=Pipeline(4, schedule=schedule))
     other = chain()
@@ -84,7 +83,7 @@ def test_bits_are_those_of_micro_batches_by_themselves(schedule, rows):
         same_bits(grads(net), wanted)
 
 
-def test_an_update_is_seen():
+def test_updated_weights_are_used_by_the_next_step():
     x = data()
     net, other = chain(pipeline=Pipeline(4)), chain(pipeline=Pipeline(4))
     step(net, x)
@@ -95,7 +94,7 @@ def test_an_update_is_seen():
 
 
 @pytest.mark.parametrize("exact", [True, False])
-def test_exact(exact):
+def test_convolutions_are_near_eager_with_and_without_exact(exact):
     x = data()
     net = chain(pipeline=Pipeline(4), exact=exact)
     found = step(net, x)
@@ -105,7 +104,7 @@ def test_exact(exact):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4 * np.abs(b).max())
 
 
-def test_one_weight_twice():
+def test_convolutions_with_a_tied_weight_keep_the_bits():
     x = data()
 
     def tied(i):
@@ -123,7 +122,7 @@ def test_one_weight_twice():
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_shuffled_engine(seed):
+def test_convolutions_have_the_same_bits_in_any_engine_order(seed):
     x = data()
     net = chain(pipeline=Pipeline(4))
     wanted = step(net, x)

@@ -1,5 +1,4 @@
-"""Pipelines when something goes wrong: what the error says, that nothing is lost, and that
-everything works afterwards; the watchdog."""
+"""Failures in pipelines: error messages, no leaked memory, and recovery; the watchdog."""
 
 import gc
 import json
@@ -33,13 +32,13 @@ def in_use(devices=(0, 1)):
 
 
 def assert_no_more_in_use(before, slack=4096):
-    """But for kernels' scratch, which comes in steps of 4096 bytes."""
+    """Allows `slack` bytes for kernel scratch memory, which grows in steps of 4096 bytes."""
     after = in_use()
     assert all(a <= b + slack for a, b in zip(after, before)), (before, after)
 
 
 class Picky(gluon.HybridBlock):
-    """The second device's part looks rows up, and fails on a row that is not there."""
+    """The part on the second device looks up rows and fails on a missing row."""
 
     def __init__(self, devices=(0, 1)):
         super().__init__()
@@ -60,8 +59,8 @@ BAD = nd.array([0, 1, 2, 3, 900, 5, 6, 7])
 
 
 @pytest.mark.parametrize("way", ["loop", "step"])
-def test_a_failing_kernel_is_named(way):
-    """It fails in micro-batch 2 on the second device."""
+def test_failing_kernel_error_names_stage_and_micro_batch(way):
+    """The kernel fails in micro-batch 2 on the second device."""
     net = Picky()
     x = nd.ones((8, 4))
     pipeline = Pipeline(4)
@@ -104,9 +103,8 @@ def test_a_failing_kernel_is_named(way):
     "schedule",
     ["1f1b"] + [pytest.param(name, marks=pytest.mark.slow) for name in ("gpipe", "zero_bubble")],
 )
-def test_out_of_memory_in_the_middle(schedule, monkeypatch):
-    """A device that has room for part of the micro-batches only: somebody else took it after the
-    check beforehand."""
+def test_out_of_memory_in_mid_run_raises_and_frees_memory(schedule, monkeypatch):
+    """A device has room for only some micro-batches, as if memory was taken after the check."""
     monkeypatch.setattr(driver, "_check_memory", lambda peaks, advice: None)
     wide = Chain([0, 1], lambda i: nn.Dense(512, in_units=512 if i else 16, activation="tanh"))
     wide.hybridize(pipeline=Pipeline(8, schedule))
@@ -120,9 +118,9 @@ def test_out_of_memory_in_the_middle(schedule, monkeypatch):
 
     expected = run()
     used = in_use()
-    gc.collect()  # garbage of other tests would make room
+    gc.collect()  # otherwise freed garbage of other tests could make room
     DEVICES[1].empty_cache()
-    # Other tests may have left blocks that are used in part.
+    # Other tests may have left partly used blocks.
     set_memory_limit(DEVICES[1], memory_stats(DEVICES[1])["held"] + 5_500_000)
     try:
         with pytest.raises(MemoryError) as caught:
@@ -141,7 +139,7 @@ def test_out_of_memory_in_the_middle(schedule, monkeypatch):
 
 @pytest.mark.parametrize("schedule", ["1f1b", pytest.param("zero_bubble", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("way", ["loop", "step"])
-def test_every_allocation_of_a_step_fails(way, schedule):
+def test_every_failed_allocation_of_a_step_raises(way, schedule):
     net = NETS["branches"][0]([0, 1])
     pipeline = Pipeline(3, schedule)
     train = TrainStep(net, loss_of, None, pipeline)
@@ -190,8 +188,8 @@ def test_every_allocation_of_a_step_fails(way, schedule):
     assert_no_more_in_use(used, 1 << 16)
 
 
-def test_interrupted_while_waiting_for_a_stalled_device():
-    """Ctrl-C: the wait ends, the pipeline goes on behind it."""
+def test_interrupt_ends_the_wait_for_a_stalled_device():
+    """After Ctrl-C the wait ends and the pipeline continues in the background."""
     net = NETS["dense"][0]([0, 1])
     train = TrainStep(net, loss_of, None, Pipeline(4), exact=True)
     mx.random.seed(5)
@@ -218,7 +216,7 @@ def looped(net, x):
         return loss_of(net(x))
 
 
-def test_a_retained_graph_runs_backward_again():
+def test_retained_graph_runs_backward_again():
     net = NETS["dense"][0]([0, 1])
     net.hybridize(exact=True, pipeline=Pipeline(3))
     looped(net, data((10, 16))).backward()
@@ -236,7 +234,7 @@ def test_a_retained_graph_runs_backward_again():
     assert_no_more_in_use(used)
 
 
-def test_runs_in_flight_together():
+def test_two_runs_in_flight_have_their_own_gradients():
     net = NETS["dense"][0]([0, 1])
     net.hybridize(exact=True, pipeline=Pipeline(3))
     expected = []
@@ -253,7 +251,7 @@ def test_runs_in_flight_together():
         assert equal(gradients(net), grads)
 
 
-def test_a_backward_that_never_comes_keeps_nothing():
+def test_dropped_graph_frees_its_memory():
     net = NETS["dense"][0]([0, 1])
     net.hybridize(pipeline=Pipeline(3))
     looped(net, data((10, 16))).backward()
@@ -261,7 +259,7 @@ def test_a_backward_that_never_comes_keeps_nothing():
     for _ in range(3):
         loss = looped(net, data((10, 16)))
     del loss
-    assert_no_more_in_use(used)  # the pipeline itself keeps times only
+    assert_no_more_in_use(used)  # the pipeline itself keeps only times
     with autograd.record():
         out = net(data((10, 16)))
     piece = out[3:5]
@@ -269,7 +267,7 @@ def test_a_backward_that_never_comes_keeps_nothing():
     assert piece.asnumpy().shape == (2, 16)
 
 
-def test_prediction_while_a_backward_is_out():
+def test_prediction_between_forward_and_backward_is_correct():
     net = NETS["dense"][0]([0, 1])
     net.hybridize(exact=True, pipeline=Pipeline(3))
     expected = net(data((10, 16), 4)).asnumpy()
@@ -278,7 +276,7 @@ def test_prediction_while_a_backward_is_out():
     loss.backward()
 
 
-def test_a_finished_run_takes_no_more():
+def test_finished_run_rejects_further_work():
     call = _core.StagedCall(lambda x: x * 2, [nd.ones((4, 2))], [False], [False], recording=False)
     run = _core.PipelineRun((call,), ((0, 0, 4, 4),), [1], [1], [0], [nd.ones((4, 2))])
     watch = run.watch()
@@ -304,7 +302,7 @@ def watchdog():
     mx.engine.set_watchdog(None)
 
 
-def test_the_watchdog_names_who_waits_for_whom(watchdog, capfd):
+def test_watchdog_reports_waiting_devices(watchdog, capfd):
     net = NETS["dense"][0]([0, 1])
     net.hybridize(pipeline=Pipeline(4))
     net(data((10, 16)))
@@ -333,18 +331,18 @@ def test_the_watchdog_names_who_waits_for_whom(watchdog, capfd):
         assert part in text, (part, text)
 
 
-@cpus_only  # a GPU's queue tells how far it is when it has been emptied, or after some works
-def test_the_watchdog_is_silent_while_things_move(watchdog, capfd):
+@cpus_only  # a GPU queue reports progress only when empty or after some work items
+def test_watchdog_is_silent_while_work_progresses(watchdog, capfd):
     watchdog(0.5)
     for _ in range(60):
-        # A fiftieth of it, so that a loaded machine does not make it look as if nothing moved
+        # 1/50 of the limit, so that a loaded machine does not appear to be stuck
         _core._stall(on(0), 0.01)
     nd.waitall()
     time.sleep(0.6)  # nothing is queued
     assert capfd.readouterr().err == ""
 
 
-def test_the_watchdog_of_the_environment():
+def test_environment_variable_enables_the_watchdog():
     code = (
         "import mpgluon as mx; from mpgluon import _core; _core._stall(mx.cpu(0), 600, 0); "
         "mx.nd.waitall(); print('done')"
@@ -363,7 +361,7 @@ def test_the_watchdog_of_the_environment():
         mx.engine.set_watchdog(-1)
 
 
-def test_texts_of_the_watchdog():
+def test_watchdog_text_describes_queues():
     work = ("forward", "train.py:3", "net", 1, 2)
     text = _watchdog.describe(
         [
@@ -380,10 +378,10 @@ def test_texts_of_the_watchdog():
     )
 
 
-# --- What the profiler tells ---
+# --- Profiler traces ---
 
 
-def test_stages_and_micro_batches_in_the_trace(tmp_path):
+def test_trace_has_stages_and_micro_batches(tmp_path):
     net = NETS["dense"][0]([0, 1])
     train = TrainStep(net, loss_of, None, Pipeline(3))
     train(data((10, 16)), [])
@@ -401,10 +399,10 @@ def test_stages_and_micro_batches_in_the_trace(tmp_path):
     rows = json.load(open(tmp_path / "trace.json"))["traceEvents"]
     assert any(row.get("args", {}).get("micro_batch") == 2 for row in rows)
     copies = [row for row in rows if row["name"] == "copy" and row["ph"] == "s"]
-    assert len(copies) >= 6  # three micro-batches each way
+    assert len(copies) >= 6  # three micro-batches in each direction
 
 
-def test_both_timelines_in_a_trace(tmp_path):
+def test_trace_has_planned_and_measured_timelines(tmp_path):
     net = NETS["dense"][0]([0, 1])
     train = TrainStep(net, loss_of, None, Pipeline(3))
     for recording in (False, True):
@@ -438,7 +436,7 @@ def test_both_timelines_in_a_trace(tmp_path):
 
 
 class Numbered(gluon.HybridBlock):
-    """Has a number where the size of the batch should be."""
+    """Reshapes with a constant in place of the batch size."""
 
     def __init__(self, shape):
         super().__init__()
@@ -453,7 +451,7 @@ class Numbered(gluon.HybridBlock):
 
 
 @pytest.mark.parametrize("way", ["loop", "step"])
-def test_a_size_of_the_batch_that_is_written_as_a_number(way):
+def test_constant_batch_size_error_suggests_minus_one(way):
     def go(shape, count, rows=8):
         net = Numbered(shape)
         if way == "step":
@@ -470,7 +468,7 @@ def test_a_size_of_the_batch_that_is_written_as_a_number(way):
     ):
         with pytest.raises(
             mx.MXNetError
-        ) as error:  # the second fails where what was reshaped is used
+        ) as error:  # the second fails where the reshaped array is used
             go(shape, 4)
         text = str(error.value)
         assert (
@@ -484,7 +482,7 @@ def test_a_size_of_the_batch_that_is_written_as_a_number(way):
         mx.MXNetError, match="this is a micro-batch of 1 row along axis 0; Numbered works with 2"
     ):
         go((2, 8), 4, rows=7)
-    with pytest.raises(mx.MXNetError) as error:  # not the fault of the division
+    with pytest.raises(mx.MXNetError) as error:  # not caused by the division into micro-batches
         go((5, 8), 4)
     assert "micro-batch" not in str(error.value)
     go((-1, 8), 4)
@@ -529,7 +527,7 @@ class OnTheHost(gluon.HybridBlock):
 
 @pytest.mark.parametrize("way", ["predict", "loop", "step"])
 @pytest.mark.parametrize("name", ON_THE_HOST)
-def test_ops_that_run_on_the_host_are_named(name, way):
+def test_ops_on_the_host_raise_with_their_name(name, way):
     net = nn.HybridSequential()
     net.add(nn.Dense(8, in_units=8), OnTheHost(ON_THE_HOST[name]))
     net.initialize(ctx=DEVICES[0])

@@ -1,5 +1,5 @@
-"""Random networks in pipelines; and what micro-batches draw at random: what their rows of the
-whole batch would get."""
+"""Random networks in pipelines, and random draws: a micro-batch draws the numbers of its rows in
+the whole batch."""
 
 import numpy as np
 import pytest
@@ -14,8 +14,8 @@ from support.pipelines import DEVICES, data, gradients
 
 
 class Parts(gluon.HybridBlock):
-    """Dense layers a and b on two devices, what a function makes of them, and a recurrent layer
-    where there is one."""
+    """Dense layers a and b on two devices, combined by a function, and an optional recurrent
+    layer."""
 
     def __init__(self, body, layer=None, width=6):
         super().__init__(prefix="net_")
@@ -37,7 +37,7 @@ class Parts(gluon.HybridBlock):
 
 
 def run(make, pipeline, exact, *inputs):
-    """The result, and the gradients."""
+    """Returns the result and the gradients."""
     net = make()
     net.hybridize(exact=exact, pipeline=pipeline)
     mx.random.seed(9)
@@ -49,7 +49,7 @@ def run(make, pipeline, exact, *inputs):
 
 
 def check(make, exact, axis, along, *inputs):
-    """As without a pipeline, whatever the micro-batches."""
+    """Checks that any number of micro-batches gives the results without a pipeline."""
     out, grads = run(make, None, exact, *inputs)
     for pieces in (2, 5):
         found, summed = run(make, Pipeline(pieces, axis=axis, along=along), exact, *inputs)
@@ -61,7 +61,7 @@ def check(make, exact, axis, along, *inputs):
 
 
 def attended(F, x, batch):
-    """Attention in which the heads come before the batch."""
+    """Attention whose head axis comes before the batch axis."""
     q = F.reshape(F.transpose(F.reshape(x, (0, 0, 2, 3)), (2, batch, 1 - batch, 3)), (-3, 0, 0))
     scores = F.Dropout(F.softmax(F.batch_dot(q, q, transpose_b=True)), p=0.3)
     out = F.transpose(
@@ -92,9 +92,9 @@ DROPPED = {
 
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("where", DROPPED)
-def test_dropout_wherever_the_rows_are(where, exact):
-    """There are as many steps as a micro-batch has rows: what is divided is not found by
-    counting."""
+def test_dropout_does_not_depend_on_micro_batches(where, exact):
+    """There are as many time steps as rows in a micro-batch, so sizes do not reveal the divided
+    axis."""
     axis, body = DROPPED[where]
 
     def make():
@@ -120,8 +120,8 @@ def recurrent(net, F, x, states=None):
     ],
 )
 @pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
-def test_dropout_between_recurrent_layers(kind, along, layout, bidirectional):
-    """Drawn inside of one operator."""
+def test_recurrent_dropout_does_not_depend_on_micro_batches(kind, along, layout, bidirectional):
+    """The mask is drawn inside one operator."""
 
     def make():
         layer = getattr(rnn, kind)(
@@ -150,14 +150,14 @@ def test_dropout_between_recurrent_layers(kind, along, layout, bidirectional):
     )
 
 
-def test_networks():
-    """Acyclic networks over two to six devices, with fresh seeds: the bits of micro-batches
-    accumulated by hand on one device. `random_pipelines.py` repeats a seed, and runs thousands."""
+def test_random_networks_keep_the_bits_of_one_device():
+    """Acyclic networks over two to six devices with fresh seeds have the bits of micro-batches
+    accumulated on one device. `random_pipelines.py` repeats a seed or runs thousands."""
     check_fresh(Case, 25, "random_pipelines.py")
 
 
 @pytest.mark.slow
-def test_many_networks():
+def test_many_random_networks_keep_the_bits_of_one_device():
     check_fresh(lambda seed: Case(seed, every_schedule=True), 100, "random_pipelines.py")
 
 
@@ -220,7 +220,7 @@ FIXED = {
 
 
 @pytest.mark.parametrize("name", FIXED)
-def test_networks_of_their_own(name):
+def test_fixed_networks_keep_the_bits_of_one_device(name):
     options = {
         "dtype": "float32",
         "recompute": None,

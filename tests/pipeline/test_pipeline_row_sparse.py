@@ -1,5 +1,5 @@
-"""Row_sparse gradients in pipelines: the bits of micro-batches accumulated by hand, time and memory
-by the rows that are touched."""
+"""row_sparse gradients in pipelines: the bits of micro-batches accumulated by hand, and time and
+memory proportional to the rows used."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ LABELS, ROWS = 3, 11
 
 
 class Words(gluon.HybridBlock):
-    """Two lookups in one weight and one in another, on two devices; a norm behind them."""
+    """Two lookups in one weight and one in another, on two devices, then an optional BatchNorm."""
 
     def __init__(self, sparse=True, batch_axis=0, norm=False):
         super().__init__(prefix="words_")
@@ -54,7 +54,7 @@ def gradients(net):
 
 
 def accumulated(net, data, labels, parts, axis=0):
-    """Gradients of micro-batches that are added up op by op, in their order."""
+    """Returns the gradients of micro-batches, summed op by op in order."""
     net.collect_params().setattr("grad_req", "add")
     net.collect_params().zero_grad()
     begin, rows = 0, data.shape[axis]
@@ -79,24 +79,24 @@ def check(found, wanted, sparse=2):
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zero_bubble"])
 @pytest.mark.parametrize("rows, parts", [(8, 4), (7, 3), (3, 5), (4, 1)])
-def test_a_step_has_the_bits_of_micro_batches_by_hand(schedule, rows, parts):
+def test_train_step_has_the_bits_of_micro_batches_by_hand(schedule, rows, parts):
     data, labels = batch(rows)
     net, other = made(), made()
     step = TrainStep(net, gluon.loss.L2Loss(), None, Pipeline(parts, schedule=schedule), exact=True)
-    for seed in range(2):  # the second writes over the first
+    for seed in range(2):  # the second overwrites the first
         data, labels = batch(rows, seed=seed)
         step(data, labels)
         check(gradients(net), accumulated(other, data, labels, min(parts, rows)))
 
 
 @pytest.mark.parametrize("request_", ["write", "add"])
-def test_recorded_loops(request_):
+def test_recorded_loop_has_the_bits_of_micro_batches_by_hand(request_):
     net, other = made(), made()
     net.collect_params().setattr("grad_req", request_)
     net.hybridize(pipeline=Pipeline(2), exact=True)
     wanted = accumulated(other, *batch(6), 2)
     data, labels = batch(6)
-    net(data)  # predicts, and calls of both kinds take turns
+    net(data)  # prediction and training alternate
     for _ in range(2):
         net.collect_params().zero_grad()
         with autograd.record():
@@ -113,8 +113,8 @@ def test_recorded_loops(request_):
             np.testing.assert_allclose(twice[name], 2 * gradient.asnumpy(), rtol=1e-5, atol=1e-6)
 
 
-def test_batches_along_another_axis():
-    """Rows of a micro-batch do not lie one behind the other there."""
+def test_batch_along_axis_1_keeps_the_bits():
+    """The rows of a micro-batch are not contiguous."""
     net, other = made(batch_axis=1), made(batch_axis=1)
     data, _ = batch(7)
     data, labels = data.T, nd.random.uniform(shape=(3, 7, LABELS), ctx=mx.cpu(1))
@@ -126,7 +126,7 @@ def test_batches_along_another_axis():
 
 
 class Chain(gluon.HybridBlock):
-    """Of each step: a lookup, twice, and a state that is carried on to the next piece."""
+    """Two lookups per time step, and a state that is carried to the next piece."""
 
     def __init__(self):
         super().__init__(prefix="chain_")
@@ -139,8 +139,8 @@ class Chain(gluon.HybridBlock):
         return out, F.sum(out, axis=0, keepdims=True)
 
 
-def test_along_time():
-    """The gradients of one backward through all pieces."""
+def test_time_pipeline_has_the_gradients_of_one_backward():
+    """Compares with one backward through all pieces."""
     net, other = Chain(), Chain()
     for one in (net, other):
         mx.random.seed(2)
@@ -161,7 +161,7 @@ def test_along_time():
     check(gradients(net), gradients(other), sparse=1)
 
 
-def test_statistics_of_the_whole_batch():
+def test_whole_batch_statistics_match_dense_gradients():
     net, dense = made(norm=True), made(norm=True, sparse=False)
     data, labels = batch(8)
     for one in (net, dense):
@@ -174,7 +174,7 @@ def test_statistics_of_the_whole_batch():
     np.testing.assert_array_equal(mean, dense.norm.running_mean.data().asnumpy())
 
 
-def test_trainers_update_the_rows():
+def test_trainer_updates_only_used_rows():
     net = made()
     before = net.words.weight.data().asnumpy()
     trainer = gluon.Trainer(net.collect_params(), "adam", {"learning_rate": 0.1})
@@ -188,7 +188,7 @@ def test_trainers_update_the_rows():
     assert last < first / 2
 
 
-def test_memory_is_that_of_the_rows():
+def test_memory_is_proportional_to_rows_used():
     rows, width = 400_000, 16
 
     class Wide(gluon.HybridBlock):
@@ -213,7 +213,7 @@ def test_memory_is_that_of_the_rows():
 
 
 class Both(gluon.HybridBlock):
-    """Looks rows up and multiplies by the whole weight."""
+    """Looks up rows and also multiplies by the whole weight."""
 
     def __init__(self):
         super().__init__()
@@ -234,7 +234,7 @@ class InALoop(gluon.HybridBlock):
 
 
 @pytest.mark.parametrize("block", [Both, InALoop])
-def test_what_there_is_not(block):
+def test_unsupported_sparse_uses_raise(block):
     net = block()
     net.initialize()
     net.hybridize(pipeline=Pipeline(2))

@@ -1,4 +1,4 @@
-"""Statistics of batches in pipelines: of micro-batches, and running averages."""
+"""Batch statistics in pipelines: per micro-batch, and running averages."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from mpgluon.parallel import Pipeline, TrainStep, schedules
 from support.pipelines import DEVICES, Chain, data, equal, gradients, loss_of
 
 
-def test_batch_norm_has_the_statistics_of_micro_batches():
+def test_batch_norm_uses_micro_batch_statistics():
     def make(devices):
         net = Chain(devices, lambda i: nn.BatchNorm(in_channels=16, momentum=0.7))
         return net
@@ -58,8 +58,8 @@ class Normalised(gluon.HybridBlock):
 
 
 def by_hand(net, pieces):
-    """Running averages after one update with the statistics of the whole batch, in double
-    precision; every piece is normalised by its own."""
+    """Returns running averages after one update with the statistics of the whole batch, in double
+    precision. Each piece is normalized by its own statistics."""
 
     def normalise(parts, layer):
         return [
@@ -102,9 +102,9 @@ def averages(net):
 
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("shape, axis", [((11, 6), 0), ((11, 3, 6), 0), ((3, 11, 6), 1)])
-def test_running_averages_of_the_whole_batch(shape, axis, recompute):
-    """statistics='batch': one update, with the mean and variance over all micro-batches; 11 rows in
-    4, 4 and 3."""
+def test_batch_statistics_update_running_averages_once(shape, axis, recompute):
+    """statistics='batch' makes one update with mean and variance over all micro-batches, here of 4,
+    4 and 3 rows."""
     x = data(shape)
     x[:] = x * 3 + 5
     pieces = [np.take(x.asnumpy(), range(b, e), axis=axis) for b, e in ((0, 4), (4, 8), (8, 11))]
@@ -130,14 +130,14 @@ def test_running_averages_of_the_whole_batch(shape, axis, recompute):
     TrainStep(plain, lambda out: out.mean(axis=-1), None, Pipeline(3, axis=axis), exact=True)(
         x.as_in_context(DEVICES[0]), []
     )
-    # Updated three times
+    # Updated once per micro-batch
     assert not np.allclose(plain.last.running_var.data().asnumpy(), results[0][2][3], rtol=1e-3)
     for got in results:
         assert np.array_equal(got[0], results[0][0]) and equal(got[1], gradients(plain))
         assert all(np.array_equal(a, b) for a, b in zip(got[2], results[0][2]))
 
 
-def test_running_averages_over_steps_and_in_prediction():
+def test_running_averages_accumulate_over_steps_and_predict():
     net = Normalised([0, 1])
     train = TrainStep(
         net,
@@ -163,7 +163,7 @@ def test_running_averages_over_steps_and_in_prediction():
     assert all(np.array_equal(a, b) for a, b in zip(before, averages(net)))
 
 
-def test_one_micro_batch_is_the_whole_batch():
+def test_one_micro_batch_equals_the_whole_batch():
     results = []
     for pipeline in (None, Pipeline(1, statistics="batch")):
         net = Normalised([0, 1])
@@ -174,8 +174,8 @@ def test_one_micro_batch_is_the_whole_batch():
     assert all(np.array_equal(a, b) for a, b in zip(*results))
 
 
-def test_statistics_of_convolutions_that_are_rewritten():
-    """With the channels last, and BatchNorm joined with relu where its statistics stay inside."""
+def test_rewritten_convolutions_keep_batch_statistics():
+    """Rewriting moves channels last and fuses BatchNorm with relu, which hides its statistics."""
 
     def run(exact, pipeline):
         net = Chain([0, 1], lambda i: nn.HybridSequential())
@@ -200,8 +200,8 @@ def test_statistics_of_convolutions_that_are_rewritten():
     assert not np.allclose(expected[1], run(True, Pipeline(3))[0][1], rtol=1e-3)
 
 
-def test_statistics_of_replicas():
-    """Each replica has those of its part of the batch."""
+def test_replicas_keep_their_own_statistics():
+    """Each replica uses the statistics of its part of the batch."""
     net = nn.HybridSequential()
     net.add(nn.Dense(6, in_units=6), nn.BatchNorm(in_channels=6, momentum=0.5))
     mesh = mx.parallel.Mesh({"data": 2}, devices=[DEVICES[0], DEVICES[1]])
@@ -227,7 +227,7 @@ def test_statistics_of_replicas():
         )
 
 
-def test_the_operator_itself_keeps_no_statistics_of_the_batch():
+def test_batch_norm_op_rejects_batch_statistics():
     class Raw(Normalised):
         def hybrid_forward(self, F, x):
             return F.BatchNorm(

@@ -1,7 +1,7 @@
-"""Pipelines, every combination: networks x devices x schedules x along the batch or time x the
-ordinary loop or TrainStep, bit for bit.
+"""All combinations of networks, devices, schedules, batch or time axis, and ordinary loop or
+TrainStep, bit for bit.
 
-The quick part takes two devices; the sweep over two, three and four devices, both engines and
+The quick part uses two devices. The sweep over two, three and four devices, both engines and
 random schedules is slow.
 """
 
@@ -21,8 +21,8 @@ DEVICES = {"2": [0, 0, 1, 1], "3": [0, 1, 2, 2], "4": [0, 1, 2, 3], "back and fo
 
 
 class Model(gluon.HybridBlock):
-    """Four layers on devices, between an embedding and a decoder that are one weight: it lives on
-    the first device, and the last gets a copy."""
+    """Four layers on devices, between an embedding and a decoder that share a weight: it is on the
+    first device, and the last uses a copy."""
 
     def __init__(self, devices, make, dropout=0.2):
         super().__init__()
@@ -50,7 +50,7 @@ class Model(gluon.HybridBlock):
 
 
 class LSTM(Model):
-    """(time, batch) tokens; its states are an argument and a result, or begin with zeros."""
+    """Takes (time, batch) tokens; states are an argument and a result, or start at zero."""
 
     def __init__(self, devices, **options):
         super().__init__(devices, lambda: rnn.LSTM(WIDTH, input_size=WIDTH), **options)
@@ -70,7 +70,7 @@ class LSTM(Model):
 
 
 class Attention(gluon.HybridBlock):
-    """Causal, over what was carried on and the own steps; (batch, time, width)."""
+    """Causal attention of (batch, time, width) over the carried keys and its own steps."""
 
     def __init__(self):
         super().__init__()
@@ -94,8 +94,8 @@ class Attention(gluon.HybridBlock):
 
 
 class Transformer(Model):
-    """(batch, time) tokens; states are the keys and values so far, and how many steps there
-    were."""
+    """Takes (batch, time) tokens; states are the number of steps so far and the keys and
+    values."""
 
     def __init__(self, devices, **options):
         super().__init__(devices, Attention, **options)
@@ -132,7 +132,7 @@ class Transformer(Model):
 
 
 class Joined(gluon.HybridBlock):
-    """Recurrent branches on two devices, joined on the first; (time, batch, features)."""
+    """Recurrent branches of (time, batch, features) on two devices, joined on the first."""
 
     def __init__(self, devices, dropout=0.2):
         super().__init__()
@@ -172,12 +172,12 @@ def square_loss(out, y):
 
 
 def sample_loss(out, y):
-    """Of each sample, whatever is behind the first axis."""
+    """Per-sample loss for any number of axes after the first."""
     return loss_of(out)
 
 
 class Case:
-    """A network, what it is called with, and how it is divided."""
+    """A network, its inputs and how the pipeline divides them."""
 
     def __init__(self, make, x, y, loss, pieces, states=None, **options):
         self.make, self.x, self.y, self.loss, self.pieces, self.states, self.options = (
@@ -200,7 +200,7 @@ class Case:
         ]
 
     def loop(self, devices, pipeline, exact=True):
-        """The ordinary loop: losses, states and gradients."""
+        """Runs the ordinary loop; returns losses and states, then gradients."""
         net = self.make(devices)
         net.hybridize(exact=exact, pipeline=pipeline)
         mx.random.seed(5)
@@ -224,15 +224,15 @@ class Case:
         return results, gradients(net)
 
     def expected(self):
-        """One device, by the loop; without the tables of schedules."""
+        """Returns the result of the loop on one device, without schedule tables."""
         if not hasattr(self, "_expected"):
             self._expected = self.loop([0, 0, 0, 0], self.pipeline())
         return self._expected
 
     def by_hand(self):
-        """Without a pipeline and without dropout: piece by piece, gradients added up; along time
-        the last piece's backward first, which gives the gradients of the states that the piece
-        before left."""
+        """Accumulates gradients piece by piece, without a pipeline and without dropout. Along time
+        the last piece runs backward first, which gives the gradients of the states that the
+        previous piece returned."""
         net, axis = self.make([0, 0, 0, 0], dropout=0.0), self.options.get("axis", 0)
         net.hybridize(exact=True)
         net.collect_params().setattr("grad_req", "add")
@@ -264,7 +264,7 @@ def arrays(value):
 
 
 def cut(state):
-    """The same arrays with gradients of their own."""
+    """Returns detached arrays with separate gradients."""
     if isinstance(state, nd.NDArray):
         state = state.detach()
         state.attach_grad()
@@ -323,7 +323,7 @@ def check(got, expected, what):
 
 
 def random_table(case, devices, random):
-    """Any order that data allows: list scheduling by random times, with a random number of
+    """Returns a random topological order: list scheduling by random times, with a random number of
     micro-batches in flight."""
     graph = case.graph
     times = {(kind, s): random.rand() + 0.1 for kind in "FBW" for s in range(len(graph))}
@@ -333,9 +333,9 @@ def random_table(case, devices, random):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_two_devices(name):
-    """Tied weights, dropout, pieces of different sizes: all schedules and both ways have the bits
-    of one device."""
+def test_two_devices_have_the_bits_of_one(name):
+    """Covers tied weights, dropout and pieces of different sizes, for all schedules, in the loop
+    and with TrainStep."""
     case = CASES[name]
     check(case.loop(DEVICES["2"], case.pipeline()), case.expected(), "loop")
     for schedule in schedules.NAMES:
@@ -343,10 +343,9 @@ def test_two_devices(name):
 
 
 @pytest.mark.parametrize("name", ["LSTM, time", "transformer, time", "branches, batch"])
-def test_the_plan_has_what_runs(name, tmp_path):
-    """Planned and measured, a device does the same in the same order. Nobody waits for the first
-    stage's backward pass of the first piece: all of it is deferred, and is told as a backward
-    pass."""
+def test_planned_and_measured_order_are_equal(name, tmp_path):
+    """No stage waits for the first stage's backward pass, so all of it is deferred; it is still
+    reported as a backward pass."""
     case = CASES[name]
     net = case.make(DEVICES["3"])
     train = TrainStep(net, case.loss, None, case.pipeline("zero_bubble"), exact=True)
@@ -367,13 +366,13 @@ def test_the_plan_has_what_runs(name, tmp_path):
     backward = [name for row in planned.values() for name in row if name.startswith("backward")]
     pieces = report.micro_batches
     assert {f"backward of stage 0, micro-batch {m}" for m in range(pieces)} <= set(backward)
-    for row in rows["planned"].values():  # in which every box has some time
+    for row in rows["planned"].values():  # every box has a nonzero duration
         assert len({ts for ts, _ in row}) == len(row)
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if "convolution" not in name])
-def test_the_bits_of_doing_it_by_hand(name):
-    """Eager micro-batches one after the other, in a plain loop."""
+def test_pipeline_has_the_bits_of_eager_micro_batches(name):
+    """Compares with micro-batches one after the other in a plain loop."""
     case = CASES[name]
     losses, grads = case.by_hand()
     quiet = Case(
@@ -389,8 +388,8 @@ def test_the_bits_of_doing_it_by_hand(name):
     assert np.array_equal(got[0][0], losses) and equal(got[1], grads)
 
 
-def test_the_loss_of_pieces_is_that_of_the_whole():
-    """Along time: to rounding, what the network does on the whole sequence without a pipeline."""
+def test_time_pieces_have_the_loss_of_the_whole_sequence():
+    """Equals the network on the whole sequence without a pipeline, within rounding."""
     for name in ("LSTM, time", "transformer, time"):
         case = CASES[name]
         whole = case.loop(DEVICES["2"], None, exact=True)
@@ -402,8 +401,8 @@ def test_the_loss_of_pieces_is_that_of_the_whole():
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if "time" in name])
-def test_gradients_are_added_to_what_is_there(name):
-    """Along time with grad_req='add': each piece's gradient is added, the last one's first."""
+def test_grad_req_add_adds_gradients_along_time(name):
+    """Gradients of the pieces are added in reverse order."""
     case, results = CASES[name], []
     for devices, schedule in (([0, 0, 0, 0], "gpipe"), (DEVICES["3"], "zero_bubble")):
         net = case.make(devices)
@@ -424,7 +423,7 @@ def test_gradients_are_added_to_what_is_there(name):
 @pytest.mark.parametrize("engine", ["async", "shuffle"])
 @pytest.mark.parametrize("placement", DEVICES)
 @pytest.mark.parametrize("name", CASES)
-def test_every_schedule_on_any_devices(name, placement, engine):
+def test_every_schedule_has_the_same_bits_on_any_devices(name, placement, engine):
     case, devices, random = CASES[name], DEVICES[placement], np.random.RandomState(3)
     expected = case.expected()
     mx.engine.set_mode(engine, 11)

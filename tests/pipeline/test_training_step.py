@@ -1,4 +1,4 @@
-"""TrainStep: its arguments, nested and misplaced ones, and the devices of labels."""
+"""TrainStep: nested and invalid arguments, and the devices of labels."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from support.pipelines import data, equal, gradients
 
 
 class ByName(gluon.HybridBlock):
-    """Takes a dict and gives a dict, with its heads on two devices."""
+    """Takes and returns a dict; its heads are on two devices."""
 
     def __init__(self):
         super().__init__()
@@ -73,7 +73,7 @@ def test_one_label_moves_to_the_device_of_the_first_output():
     assert step([X, SCALE], Y.as_in_context(on(1))).context == on(0)
 
 
-def test_dicts_are_one_argument():
+def test_train_step_accepts_dicts():
     net = ByName()
     step = TrainStep(net, losses_by_name, None, Pipeline(4), exact=True)
     found = step({"x": X, "scale": SCALE}, {"a": Y, "b": Z})
@@ -82,7 +82,7 @@ def test_dicts_are_one_argument():
     assert step.bytes_of_step({"x": X, "scale": SCALE}, {"a": Y, "b": Z})
 
 
-def test_the_trainer_divides_by_the_rows_of_a_dict():
+def test_trainer_divides_by_the_rows_of_a_dict():
     net = ByName()
     before = net.a.weight.data().asnumpy()
     trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 1.0})
@@ -92,7 +92,7 @@ def test_the_trainer_divides_by_the_rows_of_a_dict():
     np.testing.assert_allclose(moved, net.a.weight.grad().asnumpy() / 8, rtol=1e-4, atol=1e-6)
 
 
-def test_arguments_that_are_not_lists_name_the_remedy():
+def test_several_arguments_not_in_lists_raise():
     step = TrainStep(Heads(), losses, None, Pipeline(2))
     with pytest.raises(ValueError, match=r"pass several .* lists: step\(\[x, ids\], \[y, z\]\)"):
         step(X, SCALE, Y, Z)
@@ -100,7 +100,7 @@ def test_arguments_that_are_not_lists_name_the_remedy():
         step({}, Y)
 
 
-def test_stale_gradients_are_ignored_on_request():
+def test_ignore_stale_grad_skips_unused_parameters():
     net = Heads()
     trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 1.0})
     step = TrainStep(net, lambda outputs, y: L2(outputs[0], y), trainer, Pipeline(2))
@@ -130,7 +130,7 @@ class Table(gluon.HybridBlock):
         (Table, nd.ones((8, 2)), nd.ones((8, 4))),
     ],
 )
-def test_inputs_as_long_as_the_batch_name_split(net, x, other):
+def test_undivided_input_as_long_as_the_batch_error_suggests_split(net, x, other):
     block = net()
     expected = block(x, other).asnumpy()
     block.hybridize(pipeline=Pipeline(4))

@@ -12,7 +12,7 @@ from mpgluon.gluon import nn
 
 
 class Residual(gluon.HybridBlock):
-    """Convolutions with and without BatchNorm, a sum, a concatenation, pooling and a dense layer."""
+    """Convolutions with and without BatchNorm, a sum, a concatenation, pooling and a Dense."""
 
     def __init__(self):
         super().__init__()
