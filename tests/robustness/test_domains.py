@@ -1,5 +1,5 @@
-"""Parameters outside of their domain: refused where the layer, the optimizer or the array is made,
-with an error that names the parameter and its value."""
+"""Parameters outside their domain: the constructor of the layer, optimizer or array raises an error
+that names the parameter and its value."""
 
 import inspect
 import math
@@ -50,7 +50,7 @@ MADE = {
 
 
 @pytest.mark.parametrize("case", MADE)
-def test_parameters_outside_of_their_domain(case):
+def test_parameters_outside_their_domain_raise(case):
     make, name, value = MADE[case]
     with pytest.raises(ValueError, match=f"{name} must be ") as caught:
         make()
@@ -69,8 +69,8 @@ def _fractions(*names):
     return {name: (-0.1, 1.1, math.nan, "x", object()) for name in names}
 
 
-NONSENSE = {  # by the name that a parameter has in all layers, losses, optimizers, ...
-    **_sizes(0, "units"),  # 0 as in MXNet, where it can't be called
+NONSENSE = {  # invalid values by parameter name, the same for all layers, losses and optimizers
+    **_sizes(0, "units"),  # 0 is allowed, as in MXNet
     **_sizes(1, *"channels kernel_size strides dilation groups num_groups pool_size".split()),
     **_sizes(1, *"input_dim output_dim hidden_size num_layers hidden_channels factor".split()),
     **_sizes(1, "num_deformable_group", "num_devices", "i2h_kernel", "h2h_kernel", "max_update"),
@@ -98,7 +98,7 @@ NONSENSE = {  # by the name that a parameter has in all layers, losses, optimize
     "input_shape": (3, (3,), (3, -1, 2, 2)),
     "warmup_strategy": ([],),
 }
-BY_CLASS = {  # where a name means something else
+BY_CLASS = {  # exceptions by class
     ("HuberLoss", "rho"): (0, -1, math.nan, "x"),
     ("Ftrl", "beta"): (math.nan, "x"),
     ("Swish", "beta"): (math.nan, "x"),
@@ -110,7 +110,7 @@ BY_CLASS = {  # where a name means something else
     ("LeakyReLU", "alpha"): (math.nan, -1, "x"),
     ("BatchNorm", "momentum"): (-0.1, 1.1, math.nan, "x"),
 }
-UNCHECKED = set(  # names, functions, initial values, bounds that may be absent
+UNCHECKED = set(  # names, functions, initial values and optional bounds
     "prefix params kwargs args function dtype base_cell l_cell r_cell op_name adj value init mode"
     " initializers label_layout label_format rand_type rnd_type factor_type warmup_mode step"
     " num_epochs warmup_epochs lower_bound upper_bound use_sequence_length h2r_weight_initializer"
@@ -138,7 +138,7 @@ def _classes():
                 yield found
     optimizers = set(mx.optimizer.Optimizer.opt_registry.values()) - {mx.optimizer.Test}
     for found in sorted(optimizers, key=lambda found: found.__name__):
-        if found.__module__.startswith(mx.optimizer.__name__):  # others register theirs
+        if found.__module__.startswith(mx.optimizer.__name__):  # not those of tests
             yield found
     for name in "FactorScheduler MultiFactorScheduler PolyScheduler CosineScheduler".split():
         yield getattr(mx.lr_scheduler, name)
@@ -153,7 +153,7 @@ def _parameters(found):
 
 
 def _required(found):
-    """Arguments with which a class can be made."""
+    """Returns arguments that construct the class."""
     given = {
         name: GIVEN.get(name, 3)
         for name, one in _parameters(found).items()
@@ -171,8 +171,8 @@ def _required(found):
 
 @pytest.mark.parametrize("found", list(_classes()), ids=lambda found: found.__name__)
 @pytest.mark.filterwarnings("ignore:SyncBatchNorm")
-def test_nonsense_is_refused_where_it_is_given(found):
-    """Each parameter of each class is given values that it can't have."""
+def test_constructors_reject_invalid_values(found):
+    """Passes invalid values to each parameter of each class."""
     given = _required(found)
     found(**given)
     defaults = {name: one.default for name, one in _parameters(found).items()}
@@ -184,7 +184,7 @@ def test_nonsense_is_refused_where_it_is_given(found):
         for cls in found.__mro__:
             values = BY_CLASS.get((cls.__name__, name), values)
         if isinstance(default, bool):
-            continue  # a switch
+            continue  # flags accept any value
         if values is None:
             assert name in UNCHECKED or name.endswith("initializer"), f"{name}: give it nonsense"
             continue
@@ -195,27 +195,27 @@ def test_nonsense_is_refused_where_it_is_given(found):
             assert name.split("_")[-1] in str(caught.value), (name, value)
 
 
-def test_groups_divide_channels():
+def test_groups_must_divide_channels():
     for layer in (nn.Conv2D, nn.Conv1DTranspose, gluon.contrib.cnn.DeformableConvolution):
         for channels, given in ((4, {}), (6, {"in_channels": 4})):
             with pytest.raises(ValueError, match="groups must divide"):
                 layer(channels, 3, groups=3, **given)
 
 
-def test_reflections_of_batches():
+def test_reflection_padding_of_batch_or_too_large_raises():
     with pytest.raises(ValueError, match="batch and channels"):
         nn.ReflectionPad2D((0, 0, 1, 1, 1, 1, 1, 1))
     with pytest.raises(mx.MXNetError, match="[Pp]ad"):
         nn.ReflectionPad2D(3)(nd.zeros((1, 1, 3, 3)))
 
 
-def test_momenta_that_mxnet_takes():
+def test_sgd_accepts_any_momentum_that_mxnet_accepts():
     for momentum in (-0.5, 1.5, 0):
         mx.optimizer.SGD(momentum=momentum)
 
 
-def test_nadam_of_many_updates():
-    """Its schedule does not grow for ever."""
+def test_nadam_schedule_is_bounded():
+    """The cached schedule does not grow without bound."""
     nadam, weight = mx.optimizer.Nadam(begin_num_update=2**40), nd.ones(2)
     nadam.update(0, weight, nd.ones(2), nadam.create_state(0, weight))
     assert len(nadam._schedule) < 1000 and (weight.asnumpy() < 1).all()
@@ -232,7 +232,7 @@ LAWS = {
 
 @pytest.mark.parametrize("name, parameter", [(n, p) for n, ps in LAWS.items() for p in ps])
 @pytest.mark.parametrize("value", [math.inf, math.nan])
-def test_distributions_have_finite_parameters(name, parameter, value):
+def test_distributions_reject_infinite_and_nan_parameters(name, parameter, value):
     for draw in (
         lambda **law: getattr(nd.random, name)(shape=(2,), **law).asnumpy(),
         lambda **law: getattr(nd.random, f"{name}_like")(nd.zeros(2), **law).asnumpy(),
@@ -242,7 +242,7 @@ def test_distributions_have_finite_parameters(name, parameter, value):
             draw(**{**LAWS[name], parameter: value})
 
 
-def test_names_of_other_places():
+def test_misplaced_names_raise_with_a_hint():
     with pytest.raises(TypeError, match="net.add"):
         nn.Sequential(nn.Dense(1))
     with pytest.raises(AttributeError, match="softmax"):

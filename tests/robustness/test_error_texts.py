@@ -1,4 +1,4 @@
-"""What users read when they make a mistake: what is wrong, where it is, and the way out."""
+"""Error messages for user mistakes: the cause, its location and the remedy."""
 
 import json
 import os
@@ -68,8 +68,8 @@ def go_backward(F, x):
         ),
     ],
 )
-def test_lines_of_outer_blocks(body, words):
-    """The block that is called by the user is named once, with the line that failed in it."""
+def test_errors_name_the_outer_block_and_its_failing_line(body, words):
+    """The block that the user calls is named once, with its failing line."""
     net = Net(body)
     net.hybridize()
     text = text_of(MXNetError, lambda: net(nd.ones((2, 3))))
@@ -82,7 +82,7 @@ def test_lines_of_outer_blocks(body, words):
     assert text.count("Net") == 1 and text.count(HERE) == 1, text
 
 
-def test_different_devices_eager():
+def test_eager_device_error_names_block_and_remedy():
     text = text_of(MXNetError, lambda: Net(second_device)(nd.ones((2, 3))))
     assert (
         "in block Net: " in text
@@ -91,7 +91,7 @@ def test_different_devices_eager():
     )
 
 
-def test_arrays_that_outlive_their_trace():
+def test_array_used_after_its_trace_raises():
     kept = []
     net = Net(lambda F, x: (kept.append(x * 2), x)[1])
     net.hybridize()
@@ -138,13 +138,13 @@ def test_arrays_that_outlive_their_trace():
         (lambda net: Net(lambda F, x: x)(None), ["Net", "no NDArray and no Symbol"]),
     ],
 )
-def test_options(call, words):
+def test_invalid_options_raise_and_keep_the_network(call, words):
     net = nn.Dense(3)
     net.initialize()
     net.hybridize()
     text = text_of((MXNetError, ValueError), lambda: call(net))
     assert all(word in text for word in words), text
-    assert net(nd.ones((2, 4))).shape == (2, 3)  # and goes on as before
+    assert net(nd.ones((2, 4))).shape == (2, 3)  # still works
 
 
 class Sum(gluon.HybridBlock):
@@ -152,7 +152,7 @@ class Sum(gluon.HybridBlock):
         return a + b
 
 
-def test_arrays_and_symbols_mixed():
+def test_mixed_arrays_and_symbols_raise():
     for args in ((nd.ones(2), mx.sym.var("x")), (mx.sym.var("x"), nd.ones(2))):
         assert "NDArrays or Symbols, not some of either" in text_of(
             ValueError, lambda args=args: Sum()(*args)
@@ -198,19 +198,19 @@ def saved(tmp_path):
         ),
     ],
 )
-def test_parameter_files_that_do_not_match(saved, options, words):
+def test_mismatched_parameter_files_raise(saved, options, words):
     net = network(**options)
     net.initialize(mx.init.One())
-    kind = ValueError if options.get("layers") == 1 else AssertionError  # as in MXNet
+    kind = ValueError if options.get("layers") == 1 else AssertionError  # MXNet's types
     text = text_of(kind, lambda: net.load_parameters(saved))
     assert all(word in text for word in [*words, f"file '{saved}'"]), text
-    assert (net[0].weight.data().asnumpy() == 1).all()  # nothing was changed
+    assert (net[0].weight.data().asnumpy() == 1).all()  # unchanged
     arrays = nd.load(saved)
     text = text_of(kind, lambda: net.load_dict(arrays))
     assert all(word in text for word in [*words, "param_dict"]), text
 
 
-def test_parameter_files_by_full_names(saved):
+def test_parameter_file_with_full_names_error_names_the_prefix(saved):
     names = os.path.join(os.path.dirname(saved), "names.params")
     network().load_parameters(names)
     assert f"'net_dense0_weight' of file '{names}'" in text_of(
@@ -226,7 +226,7 @@ def test_parameter_files_by_full_names(saved):
     other = nn.HybridSequential()
     other.add(nn.Dense(3))
     part = names.replace("names", "part")
-    nd.save(part, {"weight": nd.ones((3, 4)), "bias": nd.ones((3,))})  # of a Dense alone
+    nd.save(part, {"weight": nd.ones((3, 4)), "bias": nd.ones((3,))})  # saved from a single Dense
     text = text_of(AssertionError, lambda: other.load_parameters(part))
     assert (
         "another block ('weight', 'bias')" in text
@@ -235,7 +235,7 @@ def test_parameter_files_by_full_names(saved):
     )
 
 
-def test_parameter_files_cut_off(saved, tmp_path):
+def test_truncated_parameter_files_raise(saved, tmp_path):
     content = open(saved, "rb").read()
     short = str(tmp_path / "short.params")
     for size in (0, 3, 8, 20, len(content) // 2, len(content) - 1):
@@ -290,7 +290,7 @@ def node(number, **changes):
         (lambda doc: doc.update(nodes={}), ["nodes should be list, not dict"]),
     ],
 )
-def test_symbol_files_that_are_wrong(change, words, tmp_path):
+def test_invalid_symbol_file_errors_name_file_and_node(change, words, tmp_path):
     changed = document()
     change(changed)
     text = text_of(MXNetError, lambda: mx.sym.load_json(json.dumps(changed)))
@@ -302,7 +302,7 @@ def test_symbol_files_that_are_wrong(change, words, tmp_path):
         assert text_of(MXNetError, lambda read=read: read(path)) == f"{path}: {text}"
 
 
-def test_symbol_files_cut_off_or_hostile(tmp_path):
+def test_truncated_or_hostile_symbol_files_raise(tmp_path):
     content = json.dumps(document())
     for wrong in (
         *(content[:size] for size in (0, 1, 10, len(content) // 2, len(content) - 1)),
@@ -317,8 +317,8 @@ def test_symbol_files_cut_off_or_hostile(tmp_path):
     assert f"{path} is no text" in text_of(MXNetError, lambda: mx.sym.load(str(path)))
 
 
-def test_rows_of_vectors_in_foreach():
-    """A row of a vector is an array of one element, eager, hybridized and as a symbol."""
+def test_foreach_over_a_vector_passes_one_element_rows():
+    """Holds eager, hybridized and as a symbol."""
 
     class Scan(gluon.HybridBlock):
         def hybrid_forward(self, F, x, s):
@@ -368,7 +368,7 @@ def _dense(**options):
     return net
 
 
-# What MXNet 1.9.1 raises, which programs catch.
+# Exception types of MXNet 1.9.1, which programs catch.
 KINDS = {
     "grad_req": (KeyError, lambda: nd.ones((2,)).attach_grad("foo")),
     "grad_req of variables": (
@@ -414,7 +414,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("case", KINDS)
-def test_kinds_of_exceptions_are_mxnets(case):
+def test_exception_types_match_mxnet(case):
     kind, call = KINDS[case]
     with pytest.raises(kind) as caught:
         call()
@@ -424,7 +424,7 @@ def test_kinds_of_exceptions_are_mxnets(case):
     )
 
 
-# Names of other frameworks: the error says what there is here.
+# Names from other frameworks; the error names the equivalent here.
 FOREIGN = {
     "x.cuda": (lambda: nd.ones((2,)).cuda(), "as_in_context"),
     "x.numpy": (lambda: nd.ones((2,)).numpy(), "asnumpy"),
@@ -474,7 +474,7 @@ FOREIGN = {
 
 
 @pytest.mark.parametrize("name", FOREIGN)
-def test_names_of_other_frameworks(name):
+def test_names_of_other_frameworks_raise_with_a_hint(name):
     call, words = FOREIGN[name]
     assert words in text_of(AttributeError, call)
 
@@ -483,7 +483,7 @@ def two():
     return nd.ones((2, 2))
 
 
-CALLS = {  # as in PyTorch: an error names the way that works
+CALLS = {  # PyTorch idioms; the error names the equivalent here
     "x & y": (lambda: two() & two(), "use nd.logical_and(x, y)"),
     "x | True": (lambda: two() | True, "use nd.logical_or(x, y)"),
     "True ^ x": (lambda: True ^ two(), "use nd.logical_xor(x, y)"),
@@ -502,7 +502,7 @@ CALLS = {  # as in PyTorch: an error names the way that works
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_calls_as_in_other_frameworks_name_the_way_that_works(name):
+def test_calls_of_other_frameworks_raise_with_a_hint(name):
     call, words = CALLS[name]
     assert words in text_of((TypeError, MXNetError), call)
 
@@ -512,11 +512,11 @@ class Reflected:
         return "reflected"
 
 
-def test_bitwise_operators_leave_reflected_ones_to_others():
+def test_bitwise_operators_defer_to_reflected_operators():
     assert two() & Reflected() == "reflected"
 
 
-def test_options_that_layers_do_not_have():
+def test_unknown_layer_options_raise_with_a_hint():
     class Own(gluon.Block):
         def __init__(self, width, **kwargs):
             super().__init__(**kwargs)
@@ -536,7 +536,7 @@ def test_options_that_layers_do_not_have():
 
 
 @pytest.mark.parametrize("namespace", [nd, mx.sym])
-def test_parameters_that_ops_do_not_have(namespace):
+def test_unknown_op_parameters_raise_with_a_hint(namespace):
     x = nd.ones((2, 3)) if namespace is nd else mx.sym.var("x")
     for call, name in (
         (lambda: namespace.sum(x, axs=1), "axis"),
@@ -547,10 +547,10 @@ def test_parameters_that_ops_do_not_have(namespace):
         assert f"; did you mean '{name}'?; it takes" in text_of((TypeError, MXNetError), call)
 
 
-ONLY_OF_ARRAYS = {"getnnz", "group_adagrad_update", "calibrate_entropy"}  # not of symbols
+ONLY_OF_ARRAYS = {"getnnz", "group_adagrad_update", "calibrate_entropy"}  # missing in mx.sym
 
 
-def test_foreign_names_are_not_offered():
+def test_hinted_foreign_names_do_not_exist():
     from mpgluon import _hints
 
     x, net = nd.ones((2,)), nn.Dense(2)
@@ -573,9 +573,9 @@ def test_foreign_names_are_not_offered():
             assert name not in dir(thing)
 
 
-def test_foreign_names_leave_attributes_quick():
-    """A class with __getattr__ is one whose attributes Python does not find by its shortcuts, nor
-    those of objects that were asked for their __dict__."""
+def test_foreign_name_hints_keep_attribute_access_fast():
+    """Neither a class __getattr__ nor a materialized __dict__, both of which disable CPython's fast
+    attribute lookup."""
     assert (
         not hasattr(gluon.Block, "__getattr__")
         and not hasattr(gluon.Parameter, "__getattr__")
@@ -585,7 +585,7 @@ def test_foreign_names_leave_attributes_quick():
     assert "Block.parameters" not in text_of(
         AttributeError, lambda: gluon.Block.parameters
     ) and "collect_params" in text_of(AttributeError, lambda: gluon.Block.parameters)
-    net.parameters, net.fit = 3, "own"  # names of the user's own
+    net.parameters, net.fit = 3, "own"  # user attributes
     assert (net.parameters, net.fit) == (3, "own") and "parameters" in dir(net)
     with pytest.raises(AttributeError) as caught:
         net.modules
@@ -597,14 +597,14 @@ def test_foreign_names_leave_attributes_quick():
     [mx, nd, mx.sym, mx.gluon, nn, mx.parallel, mx.optimizer, mx.metric],
     ids=lambda module: module.__name__,
 )
-def test_completion_offers_what_there_is(module):
+def test_dir_lists_only_existing_names(module):
     for name in dir(module):
         getattr(module, name)
     assert all(hasattr(nd.ones((2,)), name) for name in dir(nd.ones((2,))))
     assert dir(mx.parallel) == sorted(mx.parallel.__all__)
 
 
-def test_block_without_its_base():
+def test_missing_super_init_raises():
     class NoSuper(gluon.HybridBlock):
         def __init__(self):
             self.layer = nn.Dense(2)
@@ -619,8 +619,8 @@ def test_block_without_its_base():
     )
 
 
-def test_trainer_says_first_what_is_wrong_with_its_optimizer():
-    net = nn.Dense(2)  # not initialised
+def test_trainer_reports_optimizer_errors_first():
+    net = nn.Dense(2)  # not initialized
     assert "did you mean 'adam'?" in text_of(ValueError, lambda: gluon.Trainer(net, "adamm"))
     text = text_of(TypeError, lambda: gluon.Trainer(net, "adam", {"learning_rat": 0.1}))
     assert "no option 'learning_rat'; did you mean 'learning_rate'?" in text and "beta1" in text
@@ -654,14 +654,14 @@ except mx.MXNetError as error:
 """
 
 
-def test_builds_without_gpu_kernels_name_the_way_to_cpu_devices():
+def test_gpu_error_without_kernels_suggests_cpu_devices():
     library = os.path.join(os.path.dirname(mx.__file__), "_cuda.so")
     if os.path.exists(library) or "MPGLUON_CUDA_LIBRARY" in os.environ:
         pytest.skip("there is a library of GPU kernels")
     assert "python -m mpgluon.port --write --cpu" in output_of(NO_KERNELS)
 
 
-def test_data_of_another_dtype_than_the_network():
+def test_data_of_another_dtype_raises_with_both_conversions():
     for layer, shape in (
         (nn.Dense(2, in_units=3), (1, 3)),
         (nn.Conv2D(2, 1, in_channels=3), (1, 3, 2, 2)),
@@ -673,7 +673,7 @@ def test_data_of_another_dtype_than_the_network():
         )
 
 
-def test_labels_that_do_not_fit_their_loss():
+def test_one_hot_labels_raise_and_suggest_sparse_label_false():
     pred, loss = nd.ones((3, 4)), gluon.loss.SoftmaxCrossEntropyLoss()
     assert "sparse_label=False" in text_of(
         ValueError, lambda: loss(pred, nd.one_hot(nd.array([0, 1, 2]), 4))
@@ -685,7 +685,7 @@ def test_labels_that_do_not_fit_their_loss():
     "labels, place, value",
     [("[0, 4, -1]", 1, "4"), ("[0, 1, -1]", 2, "-1"), ("[float('nan'), 1, 2]", 0, "nan")],
 )
-def test_labels_outside_of_the_classes_under_the_sync_engine(labels, place, value):
+def test_out_of_range_labels_raise_under_the_sync_engine(labels, place, value):
     code = (
         "import mpgluon as mx; mx.gluon.loss.SoftmaxCELoss()(mx.nd.ones((3, 4)), "
         f"mx.nd.array({labels}))"
@@ -696,7 +696,7 @@ def test_labels_outside_of_the_classes_under_the_sync_engine(labels, place, valu
     )
 
 
-def test_masks_as_indices_are_warned_of():
+def test_boolean_like_float_index_warns():
     x = nd.array([[1, 2, 3], [4, 5, 6]])
     with pytest.warns(UserWarning, match="boolean_mask"):
         x[x > 2]
@@ -705,7 +705,7 @@ def test_masks_as_indices_are_warned_of():
         x[nd.array([0, 1])], x[nd.array([1, 1, 0, 1])], x[nd.array([0, 1, 1], dtype="int32")]
 
 
-def test_files_of_other_formats(tmp_path):
+def test_files_of_other_formats_raise_with_a_hint(tmp_path):
     (tmp_path / "a.npy").write_bytes(b"\x93NUMPY" + bytes(100))
     assert "for that format use" in text_of(MXNetError, lambda: nd.load(tmp_path / "a.npy"))
     assert "torch.save" in text_of(
@@ -715,13 +715,13 @@ def test_files_of_other_formats(tmp_path):
 
 
 @pytest.mark.parametrize("limit, kind", [(-5, ValueError), ("abc", TypeError), (1.5, TypeError)])
-def test_memory_limits_that_are_none(limit, kind):
+def test_invalid_memory_limits_raise(limit, kind):
     assert "the limit is a number of bytes" in text_of(
         kind, lambda: mx.context.set_memory_limit(mx.cpu(0), limit)
     )
 
 
-def test_objects_that_say_what_they_are():
+def test_object_reprs_show_their_arguments():
     data = gluon.data.ArrayDataset(nd.ones((3, 2)), nd.ones((3,)))
     trainer = gluon.Trainer(_dense(), "sgd", {"learning_rate": 0.1, "momentum": 0.9})
     pipeline = mx.parallel.Pipeline(2)
@@ -770,15 +770,15 @@ def test_objects_that_say_what_they_are():
         assert repr(thing) == text
 
 
-def test_what_notebooks_show():
+def test_html_reprs_show_layers_and_arrays():
     net = nn.HybridSequential()
     net.add(nn.Dense(3, in_units=2), nn.Dropout(0.5), nn.Dense(2))
-    assert ">?<" in net._repr_html_()  # a shape that is not known yet
+    assert ">?<" in net._repr_html_()  # a deferred shape
     net.initialize(ctx=mx.cpu(1))
     net(nd.zeros((1, 2), ctx=mx.cpu(1)))
     page = net._repr_html_()
     assert "0: Dense(2 -&gt; 3, linear)" in page and "cpu(1)" in page
-    assert ">17<" in page and ">68<" in page  # parameters and bytes of all
+    assert ">17<" in page and ">68<" in page  # total parameters and bytes
     shown = nd.arange(1000).reshape((10, 100))._repr_html_()
     assert "..." in shown and shown.endswith("<div>NDArray 10 × 100, float32, cpu(0)</div>")
     assert "<pre>[]</pre>" in nd.zeros((0, 3))._repr_html_()

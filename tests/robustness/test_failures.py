@@ -1,5 +1,5 @@
-"""Mistakes, exhausted memory and traps of hybridize: an exception that says what and where, and
-everything works afterwards."""
+"""User errors, exhausted memory and pitfalls of hybridize raise exceptions with cause and location,
+and later work succeeds."""
 
 import gc
 
@@ -14,7 +14,7 @@ from support import wide_networks as networks
 from support.failures import Session, Small, sweep
 from support.networks import place
 
-pytestmark = pytest.mark.usefixtures("garbage_set_aside")  # it is collected where memory is short
+pytestmark = pytest.mark.usefixtures("garbage_set_aside")  # collected if memory is short
 
 
 def model(kind, options):
@@ -28,18 +28,18 @@ def model(kind, options):
     "options", [None, {}, {"exact": True}], ids=["eager", "hybridized", "exact"]
 )
 @pytest.mark.parametrize("kind", ["MLP", "Branches", "Recurrent"])
-def test_every_allocation_of_a_step_fails(kind, options, tmp_path):
+def test_every_failed_allocation_of_a_step_raises(kind, options, tmp_path):
     kind, x, path = networks.NETS[kind], networks.batch(), str(tmp_path / "net.params")
 
     def step(net, trainer):
-        nd.Concat(*[x] * 40, dim=0)  # needs work space, whatever is kept from earlier steps
+        nd.Concat(*[x] * 40, dim=0)  # needs workspace even with memory cached from earlier steps
         return networks.step(net, trainer, x).asscalar()
 
     def first():
         step(*model(kind, options))
 
-    # Memory kept from earlier steps spares an eager step most of its allocations, so there every
-    # one is tried.
+    # Memory cached from earlier steps saves an eager step most of its allocations, so every
+    # remaining one fails once.
     assert sweep(first, stride=1 if options is None else 5) > (0 if options is None else 2)
     net, trainer = model(kind, options)
     step(net, trainer)
@@ -66,8 +66,8 @@ def export(session, folder):
 
 
 def sweep_all(way, folder, stride, counts):
-    """Each allocation, of the core and of devices, fails while each thing is done: an error of
-    memory, and the next step is as ever."""
+    """Makes host and device allocations fail during each operation: a MemoryError is raised and the
+    next step is unaffected."""
     (folder / "kept").mkdir()
     (folder / "other").mkdir()
     session = Session(way)
@@ -115,20 +115,19 @@ WAYS = ["eager", "hybridized", "exact", "pipelined", "train step"]
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_some_allocations_of_everything_fail(way, tmp_path):
+def test_some_failed_allocations_of_each_operation_raise(way, tmp_path):
     sweep_all(way, tmp_path, 9, [1, 12])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
-def test_every_allocation_of_everything_fails(way, tmp_path):
+def test_every_failed_allocation_of_each_operation_raises(way, tmp_path):
     sweep_all(way, tmp_path, 1, [1, 2, 12])
 
 
 @pytest.mark.parametrize("options", [None, {}], ids=["eager", "hybridized"])
-def test_every_limit(options):
-    """One training step under many memory limits: it works, or says which device had how much;
-    nothing is lost."""
+def test_step_under_any_memory_limit_works_or_names_the_device(options):
+    """No memory leaks and no update is lost."""
     devices = [mx.cpu(90), mx.cpu(91)]
 
     def attempt():
@@ -163,7 +162,7 @@ def test_every_limit(options):
                     assert part in str(error)
                 outcomes.append(False)
             try:
-                nd.waitall()  # what was queued before the failure
+                nd.waitall()  # work queued before the failure
             except MemoryError:
                 pass
             gc.collect()
@@ -195,18 +194,18 @@ TRAPS = {
 
 
 @pytest.mark.parametrize("name", TRAPS)
-def test_values_asked_for_in_a_trace(name):
+def test_reading_values_in_a_trace_raises_with_a_hint(name):
     net = Trap(TRAPS[name])
     net.hybridize()
     with pytest.raises(mx.MXNetError, match=name) as caught:
         net(nd.ones((2, 3)))
-    for part in ("hybridize()", "test_failures.py:", "F.where"):  # what, where, and the way out
+    for part in ("hybridize()", "test_failures.py:", "F.where"):  # cause, location and remedy
         assert part in str(caught.value)
     net.hybridize(False)
     assert name == "value" or net(nd.ones((2, 3))).shape == (2, 3)
 
 
-def test_mistakes_with_layers_and_optimizers():
+def test_invalid_layer_and_optimizer_arguments_raise():
     layer = rnn.LSTM(4)
     layer.initialize()
     with pytest.raises(
@@ -254,7 +253,7 @@ EMPTY = {
 
 @pytest.mark.parametrize("hybridize", [False, True])
 @pytest.mark.parametrize("name", EMPTY)
-def test_arrays_of_zero_size(name, hybridize):
+def test_layers_accept_arrays_of_zero_size(name, hybridize):
     make, shape, expected = EMPTY[name]
     net = make()
     net.initialize()
@@ -277,8 +276,8 @@ def test_arrays_of_zero_size(name, hybridize):
 
 @pytest.mark.parametrize("automatic", [True, False], ids=["gc enabled", "gc disabled"])
 def test_garbage_is_collected_before_a_device_is_out_of_memory(automatic):
-    """What only cycles of Python objects hold makes room: a model after an error, for instance,
-    whose traceback knows it."""
+    """Reference cycles are collected to free memory, for instance a model in the traceback of an
+    earlier error."""
     ctx = mx.cpu(92)
     set_memory_limit(ctx, 20 << 20)
     finalized = []
@@ -288,7 +287,7 @@ def test_garbage_is_collected_before_a_device_is_out_of_memory(automatic):
             self.me, self.array = self, nd.ones((3 << 20,), ctx=ctx)
 
         def __del__(self):
-            # runs ops, in the middle of the call that wants memory
+            # runs ops inside the allocating call
             finalized.append(float(self.array[:4].sum().asscalar()))
 
     (gc.enable if automatic else gc.disable)()
@@ -302,7 +301,7 @@ def test_garbage_is_collected_before_a_device_is_out_of_memory(automatic):
         net.hybridize()
         assert net(nd.ones((1, 1 << 10), ctx=ctx)).shape == (1, 1 << 10)
         assert finalized == [4.0] * 3
-        # what is not garbage stays
+        # live arrays are kept
         with pytest.raises(MemoryError, match="is out of memory: asked for"):
             nd.ones((3 << 20,), ctx=ctx)
     finally:
@@ -310,7 +309,7 @@ def test_garbage_is_collected_before_a_device_is_out_of_memory(automatic):
         set_memory_limit(ctx, None)
 
 
-def test_training_goes_on_after_a_batch_that_was_too_large():
+def test_training_continues_after_a_too_large_batch():
     ctx = mx.cpu(93)
 
     def attempt(rows):

@@ -1,5 +1,4 @@
-"""Calls whose arguments misbehave: an error, and never a crash. They run in processes of their
-own."""
+"""Calls with misbehaving arguments raise errors and never crash. They run in subprocesses."""
 
 import os
 import random
@@ -11,8 +10,8 @@ from mpgluon import _core
 from programs import op_fuzz
 from support.processes import output_of
 
-# Values that empty the container they are in when they are looked at, behind items that are freed
-# then and overwritten.
+# Values that empty their container when converted; the freed items before them are then
+# overwritten.
 CONTAINERS = """
 import numpy as np, mpgluon as mx
 from mpgluon import nd, sym, _core
@@ -95,12 +94,12 @@ print(calls)
 """
 
 
-def test_containers_that_change_while_they_are_read():
+def test_containers_that_change_while_read_do_not_crash():
     assert int(output_of(CONTAINERS)) > 5000
 
 
-# All functions and methods of the core, with objects that were only half made, outside of a trace
-# (`traced` is 0) or inside one
+# Calls all functions and methods of the core with objects created by __new__ only, outside a trace
+# (`traced` is 0) or inside one.
 HALF_MADE = """
 from mpgluon import _core, nd
 
@@ -156,13 +155,13 @@ print(calls)
 
 
 @pytest.mark.parametrize("traced", (0, 1))
-def test_core_functions_refuse_half_made_objects(traced):
+def test_core_functions_reject_uninitialized_objects(traced):
     printed = output_of(f"traced = {traced}\n{HALF_MADE}")
     assert int(printed.split()[-1]) > 10000
 
 
-def test_packed_weights_that_are_none():
-    """Their contents say how they are to be read."""
+def test_invalid_packed_weights_raise():
+    """The contents of packed weights describe their layout."""
     printed = output_of("""
         import numpy as np, mpgluon as mx
         from mpgluon import _core, nd
@@ -197,20 +196,20 @@ def fuzz(tmp_path, **options):
         raise AssertionError(f"{log.read_text().strip()}\n{str(error)[-4000:]}") from None
 
 
-def test_every_op_with_hostile_parameters(tmp_path):
+def test_ops_with_hostile_parameters_do_not_crash(tmp_path):
     fuzz(tmp_path, calls=2500)
 
 
 @pytest.mark.slow
-def test_every_op_with_many_hostile_parameters(tmp_path):
-    """Other calls in every run; the number is printed with what fails."""
+def test_ops_with_many_hostile_parameters_do_not_crash(tmp_path):
+    """Each run uses a new seed, which is printed on failure."""
     fuzz(tmp_path, seconds=25, seed=int.from_bytes(os.urandom(3), "little"))
 
 
 @pytest.mark.parametrize("needed", [1, 3])
-def test_fuzzing_prints_few_calls_and_parameters_that_still_fail(needed, monkeypatch, capsys):
-    """A stand-in for the process fails in call 37 if the call before it, `needed` - 1 earlier, has
-    run, and if the parameter axis is given."""
+def test_fuzzer_minimizes_failing_calls_and_parameters(needed, monkeypatch, capsys):
+    """The fake process crashes in call 37 if the call `needed` - 1 before it ran and the parameter
+    axis is given."""
 
     def process(*options):
         options = [str(option) for option in options]
@@ -232,8 +231,8 @@ def test_fuzzing_prints_few_calls_and_parameters_that_still_fail(needed, monkeyp
     assert op_fuzz.main(["--calls=500", "--seed=5", "--first=38", "--shrink"]) == 0
 
 
-def test_numbers_at_the_ends_of_their_range():
-    """They are refused, or mean what is beyond the array, without overflow; sanitizers look on."""
+def test_extreme_integers_raise_or_mean_out_of_range():
+    """No integer overflow occurs; sanitizer builds would report one."""
     most, least = 2**63 - 1, -(2**63)
     for refused in (
         lambda: mx.nd.image.crop(mx.nd.ones((5, 5, 3)), 4, most, 1, most),
@@ -263,14 +262,14 @@ def test_numbers_at_the_ends_of_their_range():
         ),
     ],
 )
-def test_results_of_impossible_sizes_are_refused(call, traced):
+def test_results_of_impossible_sizes_raise(call, traced):
     x = mx.nd.ones((2,))
     with pytest.raises(mx.MXNetError, match="too large|does not fit|out of memory|too many"):
         _core.CachedOp(lambda x: [call(x)], {})(x) if traced else call(x).wait_to_read()
 
 
-def test_lists_of_arrays_are_checked_to_the_last():
-    """A dtype that the op has no kernel for is refused wherever it stands in the list."""
+def test_every_array_of_a_list_is_checked():
+    """A dtype without a kernel raises at any position of the list."""
     refused, rng = 0, random.Random(0)
     for op in map(_core.get_op, _core.list_ops()):
         row = op.describe()

@@ -1,5 +1,5 @@
-"""Every op, hidden ones too, on its samples with one array of another shape: it works or raises,
-whatever the shapes; nothing crashes."""
+"""Every op, including hidden ones, on its samples with one array of a different shape works or
+raises and does not crash."""
 
 import subprocess
 import sys
@@ -14,9 +14,9 @@ CHUNK = 48
 
 
 @pytest.mark.parametrize("first", range(0, len(OPS), CHUNK))
-def test_other_shapes_are_errors(first):
-    """In a process of its own, which says what it is at; memory errors that do not crash are left
-    to the sanitizers."""
+def test_ops_with_other_shapes_do_not_crash(first):
+    """Runs in a subprocess that prints its progress. Memory errors that do not crash are found by
+    sanitizer builds."""
     names = OPS[first : first + CHUNK]
     run = subprocess.run(
         [sys.executable, __file__, *names],
@@ -33,7 +33,7 @@ def test_other_shapes_are_errors(first):
 
 
 def shapes_near(shape):
-    """Longer, shorter and empty along an axis, with an axis more or less, and one element."""
+    """Yields (1,) and shapes that are longer, shorter or empty along an axis or differ in rank."""
     for axis, size in enumerate(shape):
         step = max(1, size // 2)
         for other in (size + step, size - step, 0):
@@ -69,7 +69,7 @@ def main(names):
                     other = (
                         np.resize(values, shape) if values.size else np.zeros(shape, values.dtype)
                     )
-                    # new ones: what a failed call would have written into is lost
+                    # new arrays, because a failed call invalidates its outputs
                     changed = [
                         mx.nd.array(v, dtype=v.dtype) for v in (*given[:i], other, *given[i + 1 :])
                     ]

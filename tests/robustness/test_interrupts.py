@@ -1,9 +1,9 @@
-"""Ctrl-C anywhere: nothing that was changed for a while stays changed, and what comes next gives
-the numbers it would have given.
+"""Ctrl-C at any point: temporary changes are undone, and later work gives the same numbers as
+without the interrupt.
 
-Python runs signal handlers when a function is entered, behind calls and when a loop starts over.
-`interrupted` raises KeyboardInterrupt in such places, one after the other, wherever code of this
-package runs; `test_signals` has real signals raise it.
+Python runs signal handlers at function entry, after calls and at backward jumps of loops.
+`interrupted` raises KeyboardInterrupt at these points of the package's code, one after the other.
+`test_interval_timer_interrupts_leave_a_network_usable` uses real signals.
 """
 
 import gc
@@ -22,12 +22,12 @@ from mpgluon.gluon import nn
 from support.failures import Session
 from support.interrupts import check_clean, sweep
 
-# What is raised in a finalizer or a callback of the collector is told on stderr, as Python does.
+# Python reports exceptions from finalizers and garbage collector callbacks on stderr.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 
 class Deferred(gluon.HybridBlock):
-    """Shapes are found by the first call; a loop; a part that is computed again; two devices."""
+    """Deferred shapes, a loop, a recomputed part and two devices."""
 
     def __init__(self):
         super().__init__(prefix="deferred_")
@@ -88,20 +88,20 @@ def everything(way, folder, places):
     sweep(lambda: kept, Session.step, check, places)
     sweep(lambda: kept, lambda session: session.save(folder / "other"), check, places)
     sweep(lambda: kept, lambda session: session.load(folder / "kept"), check, places)
-    sweep(lambda: Session(way), Session.step, check, places)  # which compiles
+    sweep(lambda: Session(way), Session.step, check, places)  # includes compilation
 
 
 WAYS = ["eager", "hybridized", "pipelined", "train step"]
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_some_places_of_everything(way, tmp_path):
+def test_interrupts_at_some_points_of_each_operation_are_clean(way, tmp_path):
     everything(way, tmp_path, 8)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
-def test_many_places_of_everything(way, tmp_path):
+def test_interrupts_at_many_points_of_each_operation_are_clean(way, tmp_path):
     everything(way, tmp_path, 60)
 
 
@@ -118,13 +118,13 @@ OPTIONS = [None, {}]
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=["eager", "hybridized"])
-def test_some_places_of_a_first_call(options):
+def test_interrupts_at_some_points_of_a_first_call_are_clean(options):
     first_calls(options, 20)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", OPTIONS, ids=["eager", "hybridized"])
-def test_many_places_of_a_first_call(options):
+def test_interrupts_at_many_points_of_a_first_call_are_clean(options):
     first_calls(options, 200)
 
 
@@ -170,7 +170,7 @@ def checkpoints(folder, places):
         load(thing)
         assert [step_of(*thing) for _ in range(2)] == expected
 
-    def saved(thing):  # what is there is the former checkpoint or the new one
+    def saved(thing):  # the folder holds the previous checkpoint or the new one
         load(thing, "kept")
         mx.parallel.save(str(folder / "other"), *thing)
         sweep_one(thing)
@@ -190,7 +190,7 @@ def checkpoints(folder, places):
     )
 
 
-def test_some_places_of_checkpoints(tmp_path):
+def test_interrupted_checkpoints_are_whole(tmp_path):
     checkpoints(tmp_path, 6)
 
 
@@ -245,7 +245,7 @@ def modules(places):
     sweep(lambda: mx.mod.Module(out, label_names=["softmax_label"]), run, check, places)
 
 
-def test_some_places_of_a_module():
+def test_interrupted_module_calls_are_clean():
     modules(12)
 
 
@@ -255,20 +255,20 @@ def symbols():
         return mx.sym.FullyConnected(data, num_hidden=3), gluon.nn.HybridSequential()
 
 
-def test_scopes_of_symbols_and_names():
+def test_interrupted_symbol_and_name_scopes_are_restored():
     sweep(lambda: None, lambda _: symbols(), lambda _: symbols(), 60)
 
 
 @pytest.mark.slow
-def test_many_places_of_checkpoints_plans_and_modules(tmp_path):
+def test_interrupts_at_many_points_of_checkpoints_plans_and_modules_are_clean(tmp_path):
     checkpoints(tmp_path, 60)
     plans(12, 1)
     modules(150)
 
 
 def whole(read, make, work, places, heal=lambda thing: None):
-    """What `read` says of a thing (parts of it by name) is, for each part, what it was before an
-    interrupted work, or what it is behind one that ends."""
+    """Checks that each part that `read` returns by name has its value before `work` or its value
+    after it, for interrupts at all `places`."""
     for _ in range(2):
         thing = make()
         before = read(thing)
@@ -292,7 +292,7 @@ def bits(state):
 
 
 def in_training(optimizer, steps, contexts=None, **options):
-    """A network with gradients, after some steps."""
+    """Returns a network with gradients after some steps."""
     mx.random.seed(4)
     net = Chain()
     net.initialize(mx.init.Xavier(), ctx=contexts)
@@ -311,15 +311,15 @@ def in_training(optimizer, steps, contexts=None, **options):
 
 
 def by_parameter(thing):
-    """Weight, state and number of updates of each parameter, and whether all its copies are the
-    same."""
+    """Returns the set of distinct (weight, state, number of updates) of the copies of each
+    parameter."""
     net, trainer = thing
     found, every = {}, trainer.optimizer._all_index_update_counts
     for index, param in enumerate(trainer._params):
         found[param.name] = copies = set()
         for ctx, array in param.arrays.items():
             count = every.get(ctx.device_id, {}).get(index, 0)
-            # A state that was not used yet is none
+            # An unused state is the same as no state
             copies.add(
                 (
                     bits(array),
@@ -340,7 +340,7 @@ def steps_of(optimizer, places, steps=2):
 @pytest.mark.parametrize(
     "optimizer", ["adam", "sgd", "adadelta", "lamb", "nadam", "dcasgd", "lbsgd"]
 )
-def test_an_interrupted_step_has_updated_a_parameter_or_not(optimizer):
+def test_interrupted_step_updates_each_parameter_wholly_or_not(optimizer):
     steps_of(optimizer, 8)
 
 
@@ -366,7 +366,7 @@ def test_an_interrupted_step_has_updated_a_parameter_or_not(optimizer):
         "rmsprop",
     ],
 )
-def test_many_places_of_steps(optimizer, steps):
+def test_interrupts_at_many_points_of_a_step_update_wholly_or_not(optimizer, steps):
     steps_of(optimizer, 60, steps)
 
 
@@ -374,7 +374,7 @@ EACH_COPY = {"update_on_kvstore": False}
 
 
 def replicas(places, options, steps):
-    """Once trained on, all copies are the same, however far the interrupted step had come."""
+    """Checks that all copies are equal after further training, wherever a step was interrupted."""
     contexts = [mx.cpu(0), mx.cpu(1)]
 
     def check(thing):
@@ -400,13 +400,14 @@ def replicas(places, options, steps):
 @pytest.mark.parametrize(
     "options", [EACH_COPY, {}, {"shard_updates": True}], ids=["updated", "on kvstore", "sharded"]
 )
-def test_replicas_stay_equal(options):
+def test_replicas_are_equal_after_an_interrupted_step(options):
     replicas(6, options, 1)
     replicas(4, options, 3)
 
 
-def test_accumulated_gradients():
-    """A call of step counts, and what is accumulated is zero behind an update, or not."""
+def test_interrupted_accumulating_step_is_atomic():
+    """Either the call of step counts and an update resets the accumulated gradients, or nothing
+    changes."""
     for steps in (0, 1):
 
         def read(thing):
@@ -425,7 +426,7 @@ def parameters(net):
     found = {}
     for name, param in net.collect_params().items():
         assert _core.dtype_name(param.dtype) == _core.dtype_name(param.data().dtype)
-        if param.grad_req != "null":  # the gradient of the array that it has goes where it says
+        if param.grad_req != "null":  # backward writes to the reported gradient array
             with autograd.record():
                 out = (param.data() * 2).sum()
             out.backward()
@@ -451,7 +452,7 @@ SETTINGS = {
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_settings_of_parameters(name):
+def test_interrupted_parameter_settings_can_be_repeated(name):
     net, change = chain()[0], SETTINGS[name]
     change(net)
     final = parameters(net)
@@ -464,9 +465,9 @@ def test_settings_of_parameters(name):
     sweep(lambda: chain()[0], change, check, 40 if name == "add" else 8)
 
 
-def test_an_interrupted_initialization():
-    """Whoever goes on initializes what is left, and trains; from the beginning the values are those
-    that they would have been."""
+def test_interrupted_initialization_can_be_completed_or_restarted():
+    """Completing it initializes the remaining parameters. Restarting it gives the values of an
+    uninterrupted run."""
     x = nd.array(np.random.RandomState(1).rand(4, 5))
 
     def initialize(net, again=False):
@@ -501,7 +502,7 @@ def test_an_interrupted_initialization():
 
         def go_on(net):
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of those that are initialized already
+                warnings.simplefilter("ignore")  # parameters that are already initialized
                 net.initialize(mx.init.Xavier())
             trained(net)
 
@@ -509,7 +510,7 @@ def test_an_interrupted_initialization():
         sweep(make, initialize, go_on, 6)
 
 
-def test_a_load_takes_all_or_nothing(tmp_path):
+def test_interrupted_load_is_atomic(tmp_path):
     other = Chain()
     other.initialize(mx.init.One())
     other.save_parameters(str(tmp_path / "net"))
@@ -560,7 +561,7 @@ def of_executors(module):
     return found
 
 
-def test_modules_take_parameters_all_at_once(tmp_path):
+def test_interrupted_module_set_params_is_atomic(tmp_path):
     module = module_in_training()
     arguments, auxiliary = (
         {name: array * 3 for name, array in part.items()} for part in module.get_params()
@@ -580,12 +581,12 @@ def test_modules_take_parameters_all_at_once(tmp_path):
     )
 
 
-def test_an_interrupted_update_of_a_module():
+def test_interrupted_module_update_keeps_copies_equal():
     batch = mx.io.DataBatch([nd.array(np.random.RandomState(1).rand(4, 5))], [nd.zeros((4,))])
 
     def check(module):
         module.forward_backward(batch)
-        for name in module._param_names:  # the copies are the same
+        for name in module._param_names:  # all copies are equal
             assert len(set(of_executors(module)[name])) == 1
         module.update()
 
@@ -604,8 +605,8 @@ def test_an_interrupted_update_of_a_module():
     sweep(module_in_training, fit, check, 8)
 
 
-def test_files_are_what_they_were_or_new(tmp_path):
-    """A file that existed is never lost."""
+def test_interrupted_saves_keep_the_old_file_or_the_new(tmp_path):
+    """An existing file is never lost."""
     net, trainer = in_training("adam", 1)
     module, store = module_in_training(), mx.kv.create()
     store.set_optimizer(mx.optimizer.create("adam"))
@@ -640,7 +641,7 @@ def test_files_are_what_they_were_or_new(tmp_path):
             entry.unlink()
 
 
-def test_stores():
+def test_interrupted_store_updates_are_atomic():
     def make():
         store = mx.kv.create()
         store.set_optimizer(mx.optimizer.create("adam", learning_rate=0.1))
@@ -690,19 +691,19 @@ def loaders(places, **options):
     sweep(lambda: None, work, check, places)
 
 
-def test_loaders():
+def test_interrupted_loaders_stay_usable():
     loaders(10)
     loaders(10, num_workers=2, thread_pool=True)
     loaders(8, num_workers=1)
 
 
 @pytest.mark.slow
-def test_many_places_of_loaders():
+def test_interrupts_at_many_points_of_loaders_are_clean():
     loaders(60, num_workers=2)
     loaders(60, num_workers=2, thread_pool=True)
 
 
-def test_prefetching():
+def test_interrupted_prefetching_iterator_stays_usable():
     source = mx.io.NDArrayIter(np.arange(24, dtype="float32").reshape(12, 2), np.arange(12), 4)
     batches = mx.io.PrefetchingIter(source)
 
@@ -716,7 +717,7 @@ def test_prefetching():
     )
 
 
-def test_averages_of_a_pipeline_are_updated_together():
+def test_interrupted_pipeline_updates_running_averages_together():
     class Twice(gluon.nn.HybridSequential):
         def hybrid_forward(self, F, x):
             return self[1](self[0](self[1](x)))
@@ -742,7 +743,7 @@ def test_averages_of_a_pipeline_are_updated_together():
     whole(read, make, lambda thing: thing[1](x, y), 30)
 
 
-def test_schedulers():
+def test_interrupted_schedulers_keep_their_rate():
     for make in (
         lambda: mx.lr_scheduler.FactorScheduler(2, 0.5, base_lr=1.0),
         lambda: mx.lr_scheduler.MultiFactorScheduler([2, 4, 6], 0.5, base_lr=1.0),
@@ -760,8 +761,8 @@ def test_schedulers():
     threading.current_thread() is not threading.main_thread(),
     reason="signals arrive in the main thread",
 )
-def test_signals():
-    """An interval timer interrupts first calls, which are traced and compiled."""
+def test_interval_timer_interrupts_leave_a_network_usable():
+    """Signals arrive during first calls, which trace and compile."""
     numbers, expected = random.Random(0), trained(deferred({}))
     former = signal.signal(signal.SIGALRM, signal.default_int_handler)
     try:

@@ -1,9 +1,8 @@
-"""What every way of running leaves behind, step after step: nothing. Counted are the objects of
-Python, the memory of malloc and of the devices' pools, and, where CPython is a debug build, all
-references.
+"""Leak tests: no way of running leaks per step. Counts Python objects, memory of malloc and of the
+device pools, and, on a debug build of CPython, all references.
 
-`python tests/robustness/test_leaks.py [--seconds S] [--steps N] [WAY
-...]` runs ways for longer and prints what a step leaves behind."""
+`python tests/robustness/test_leaks.py [--seconds S] [--steps N] [WAY ...]` runs ways for longer
+and prints the leaks per step."""
 
 import argparse
 import contextlib
@@ -35,7 +34,7 @@ WAYS = {}
 
 
 def way(make):
-    """A function that gets things ready and returns one step."""
+    """Registers a way: a function that prepares a run and returns a function for one step."""
     WAYS[make.__name__] = make
     return make
 
@@ -289,7 +288,7 @@ def work_that_fails_later():
     x, far = data(), nd.array([99.0], ctx=B)
 
     def step():
-        with refused(MXNetError):  # there, or where it is queued
+        with refused(MXNetError):  # raised at run time or at queueing
             (nd.take(x.as_in_context(B), far, mode="raise").as_in_context(A) + 1).asnumpy()
 
     return step
@@ -538,8 +537,8 @@ def checkpoints():
 
 @way
 def shapes_that_never_repeat():
-    """All of one size, for pools keep some blocks of every size; without products of matrices,
-    whose library keeps what it made for many shapes."""
+    """All shapes have the same size, because pools cache some blocks of every size. There are no
+    matrix products, because their library caches kernels for many shapes."""
     net = nn.HybridLambda(lambda F, x: (F.sin(x) * 2 + F.relu(x)).as_in_context(B).as_in_context(A))
     net.hybridize()
     shapes = itertools.cycle(
@@ -722,8 +721,7 @@ def modules():
 
 @way
 def watched():
-    """What looks at the rest: printing, the lists of what is compiled, the profiler, standing
-    work."""
+    """Inspection: repr, compiled graphs, memory statistics, queue status and iteration."""
     net, x = Spanning(), data()
     net.hybridize()
     net(x)
@@ -741,11 +739,11 @@ def watched():
     return step
 
 
-STEPS = {"shapes_that_never_repeat": 70}  # as many as warm it up; others: 8
+STEPS = {"shapes_that_never_repeat": 70}  # warm-up steps; the default is 8
 
 
 @pytest.mark.parametrize("name", WAYS)
-def test_nothing_stays(name):
+def test_steps_do_not_leak(name):
     step = WAYS[name]()
     for _ in range(STEPS.get(name, 8)):
         step()
@@ -753,8 +751,8 @@ def test_nothing_stays(name):
 
 
 def run(name, most, seconds):
-    """Runs a way as often as the seconds allow: (steps, leaks, bytes by which the process grew in
-    the later three quarters)."""
+    """Runs a way for the given time; returns steps, leaks, and the bytes by which the process grew
+    in the last three quarters."""
     step, steps, begin = WAYS[name](), 0, time.process_time()
     while steps < most // 4 and (
         time.process_time() - begin < seconds / 4 or steps < STEPS.get(name, 4)
@@ -767,7 +765,7 @@ def run(name, most, seconds):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WAYS)
-def test_nothing_stays_in_many_steps(name):
+def test_many_steps_do_not_leak(name):
     steps, found, grown = run(name, 100000, 1)
     assert not found and grown < (1 << 21) + 16 * steps, (steps, found, grown)
 

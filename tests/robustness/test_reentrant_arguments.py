@@ -1,9 +1,8 @@
-"""Arguments whose conversion runs Python code that gives the array another shape.
+"""Arguments whose conversion runs Python code that changes the shape of the array.
 
-Outputs of an executor keep their identity from one `forward` to the next, so an `__index__` that
-calls it changes the shape and the memory of an array in the middle of an operation. Each operation
-has to give an error or the values of the array as it is afterwards; run under ASan, no access may
-be outside an array's memory.
+Outputs of an executor keep their identity across calls of `forward`, so an `__index__` that calls
+it changes the shape and the memory of an array during an operation. Each operation must raise or
+use the array's new state. Under ASan, no access may be outside an array's memory.
 """
 
 import numpy as np
@@ -18,7 +17,7 @@ LARGE = 1 << 18
 
 @pytest.fixture
 def victim():
-    """An array of LARGE rows, and a function that leaves it one row."""
+    """Returns an array of LARGE rows and a function that shrinks it to one row."""
     mask = mx.sym.contrib.boolean_mask(mx.sym.var("x"), mx.sym.var("m"))
     executor = mask.bind(mx.cpu(), {"x": nd.ones((LARGE, 2)), "m": nd.ones(LARGE)})
     (output,) = executor.forward()
@@ -62,7 +61,7 @@ def integer(shrink, value):
 
 
 class Items:
-    """A sequence that changes the array when its items are taken."""
+    """A sequence that changes the array when its items are read."""
 
     def __init__(self, shrink, values):
         self._shrink, self._values = shrink, values
@@ -92,14 +91,14 @@ KEYS = {
 
 
 def after(array):
-    """Reads all of the array, as it is at the end."""
+    """Reads the whole array in its final state."""
     nd.waitall()
     assert array.asnumpy().size == array.size
 
 
 @pytest.mark.parametrize("make", [plain, numpy_scalar, integer])
 @pytest.mark.parametrize("key", KEYS)
-def test_keys_that_change_the_array_are_read_within_its_memory(victim, key, make):
+def test_keys_that_shrink_the_array_read_within_its_memory(victim, key, make):
     array, shrink = victim
     try:
         found = array[KEYS[key](make(shrink, LARGE - 4))]
@@ -120,7 +119,7 @@ VALUES = {
 @pytest.mark.parametrize("value", VALUES)
 @pytest.mark.parametrize("make", [plain, numpy_scalar])
 @pytest.mark.parametrize("key", KEYS)
-def test_keys_that_change_the_array_are_written_within_its_memory(victim, key, make, value):
+def test_keys_that_shrink_the_array_write_within_its_memory(victim, key, make, value):
     array, shrink = victim
     before = nd.full((64,), 3)
     try:
@@ -132,7 +131,7 @@ def test_keys_that_change_the_array_are_written_within_its_memory(victim, key, m
 
 
 class Values:
-    """Changes the array while it becomes an array."""
+    """Changes the array while it is converted to an array itself."""
 
     def __init__(self, shrink):
         self._shrink = shrink
@@ -166,7 +165,7 @@ CALLS = {
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_arguments_that_change_the_array_leave_memory_alone(victim, call):
+def test_arguments_that_shrink_the_array_do_not_corrupt_memory(victim, call):
     array, shrink = victim
     try:
         result = CALLS[call](array, shrink)
@@ -177,6 +176,6 @@ def test_arguments_that_change_the_array_leave_memory_alone(victim, call):
     after(array)
 
 
-def test_an_array_as_a_tuple_is_counted_before_its_rows_are_taken():
+def test_array_as_a_shape_is_checked_for_length_first():
     with pytest.raises(ValueError, match="shape has 10000000 entries; at most"):
         nd.reshape(nd.ones(2), shape=nd.zeros((10_000_000,), dtype="int8"))

@@ -1,5 +1,5 @@
-"""Stateful random programs, with fresh seeds that are printed: a little of what `make stateful`
-does for hours. And what they rest on."""
+"""Stateful random programs with fresh, printed seeds: a short form of `make stateful`. Also tests
+the poisoning of pool memory, on which they rely."""
 
 import os
 import subprocess
@@ -24,19 +24,19 @@ def hunt(engine, minutes):
 
 
 @pytest.mark.parametrize("engine", ["async", "shuffle"])
-def test_random_programs(engine):
+def test_short_random_programs_find_no_failure(engine):
     hunt(engine, 0.02)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
-def test_random_programs_for_a_while(engine):
+def test_long_random_programs_find_no_failure(engine):
     hunt(engine, 0.2)
 
 
 @pytest.mark.parametrize("seconds", [1, pytest.param(30, marks=pytest.mark.slow)])
-def test_random_orders_of_events_in_training(seconds):
-    """Moving, saving, loading and copying the state at any moment change no bit of training."""
+def test_random_training_events_keep_the_bits(seconds):
+    """Events move, save, load and copy the state at any time."""
     assert stateful_training.hunt(seconds, int.from_bytes(os.urandom(4), "big")) == 0
 
 
@@ -44,9 +44,8 @@ def poisoned(program):
     return ended(program, MPGLUON_POOL_POISON="1", MPGLUON_ENGINE="async")
 
 
-def test_poisoned_pools():
-    """What comes back to a pool is no number, for those who read it later, and may not be written
-    to."""
+def test_freed_pool_memory_is_poisoned_with_nan():
+    """Later readers of memory that was returned to a pool see NaN."""
     done = poisoned("""
         import mpgluon as mx
         x = mx.nd.ones((300,))
@@ -57,7 +56,7 @@ def test_poisoned_pools():
     assert done.returncode == 0 and "nan nan" in done.stdout and "1." not in done.stdout
 
 
-def test_a_write_to_freed_memory_is_found():
+def test_write_to_freed_pool_memory_is_detected():
     done = poisoned("""
         import ctypes
         import numpy as np

@@ -1,5 +1,4 @@
-"""Names and options that there are none of, and values of the wrong kind: errors say what there
-is."""
+"""Unknown names and options and values of the wrong type: errors list the valid ones."""
 
 import importlib
 import importlib.util
@@ -14,8 +13,8 @@ from mpgluon import _core, gluon, nd
 from mpgluon.base import MXNetError
 from mpgluon.gluon import nn
 
-# Ops of MXNet 1.9.1 that came last here, or have not come: what is there works under mx.nd and
-# mx.sym, and what is not tells of another way.
+# Ops of MXNet 1.9.1 added last or missing: those available work under mx.nd and mx.sym, and the
+# error for the others names an alternative.
 LATER = """
     op.cast_storage
     contrib.SparseEmbedding contrib.calibrate_entropy contrib.count_sketch contrib.dequantize
@@ -39,7 +38,7 @@ PLACES = {
 
 
 @pytest.mark.parametrize("op", LATER)
-def test_ops_that_are_not_available(op):
+def test_missing_ops_raise_with_an_alternative(op):
     space, name = op.split(".")
     for package, module in PLACES[space]:
         module = getattr(package, module) if module else package
@@ -57,7 +56,7 @@ def test_ops_that_are_not_available(op):
             mx.symbol.fromjson(str(graph).replace("'", '"'))
 
 
-def test_other_names_of_mxnet():
+def test_mxnet_op_aliases_exist_or_raise_with_a_hint():
     for package in (mx.nd, mx.sym):
         assert package.op.Custom is package.Custom
     assert nd.op.CachedOp is nd.CachedOp
@@ -66,7 +65,7 @@ def test_other_names_of_mxnet():
 
 
 def classes_of(base):
-    # The library of GPU kernels lies in the package, but is no module of Python's.
+    # The library of GPU kernels is in the package but is not a Python module.
     left_out = {"mpgluon._cuda"}
     if importlib.util.find_spec("torch") is None:
         left_out.add("mpgluon.interop._gluon_module")
@@ -84,7 +83,7 @@ def classes_of(base):
 
 
 @pytest.mark.parametrize("base", [gluon.Block, mx.optimizer.Optimizer])
-def test_all_classes_name_the_option_that_they_do_not_have(base):
+def test_blocks_and_optimizers_name_unknown_options(base):
     classes = [kind for kind in classes_of(base) if not kind.__name__.startswith("_")]
     assert len(classes) > 10
     for kind in classes:
@@ -98,7 +97,7 @@ def test_all_classes_name_the_option_that_they_do_not_have(base):
         assert str(caught.value).startswith(f"{kind.__name__} has no option 'prefxi'")
 
 
-def test_other_constructors_name_the_option_that_they_do_not_have():
+def test_other_constructors_name_unknown_options():
     kinds = [gluon.Trainer, gluon.data.DataLoader]
     for base in (gluon.data.Sampler, mx.lr_scheduler.LRScheduler):
         kinds += [kind for kind in classes_of(base) if not kind.__name__.startswith("_")]
@@ -112,7 +111,7 @@ def test_other_constructors_name_the_option_that_they_do_not_have():
     with pytest.raises(TypeError, match="no option 'drop_last'; did you mean 'last_batch'"):
         gluon.data.DataLoader([1, 2], 2, drop_last=True)
     assert list(inspect.signature(gluon.Trainer).parameters)[0] == "params"
-    # A foreign name takes the place of one that has to be given
+    # An unknown name in place of a required one
     with pytest.raises(TypeError, match="Conv2D has no option 'out_channels'; did you mean 'chann"):
         gluon.nn.Conv2D(in_channels=3, out_channels=4, kernel_size=3)
     with pytest.raises(
@@ -121,7 +120,7 @@ def test_other_constructors_name_the_option_that_they_do_not_have():
         gluon.nn.Dense(in_features=3, out_features=4)
 
 
-def test_bases_that_are_made_by_themselves():
+def test_samplers_with_other_bases_are_constructed():
     class Numbers(gluon.data.Sampler, tuple):
         __iter__, __len__ = tuple.__iter__, tuple.__len__
 
@@ -155,12 +154,12 @@ def test_bases_that_are_made_by_themselves():
         (mx.kv, "creat", "create"),
     ],
 )
-def test_modules_name_near_names(module, wrong, right):
+def test_unknown_module_attributes_suggest_the_nearest(module, wrong, right):
     with pytest.raises(AttributeError, match=f"no attribute '{wrong}'; did you mean '{right}'"):
         getattr(module, wrong)
 
 
-def test_options_that_a_class_does_not_take_are_not_offered():
+def test_hints_offer_only_accepted_options():
     class Own(gluon.Block):
         def __init__(self, width):
             super().__init__()
@@ -190,7 +189,7 @@ def test_options_that_a_class_does_not_take_are_not_offered():
         (lambda **more: nd.eye(3, **more), "eye"),
     ],
 )
-def test_functions_name_the_option_that_they_do_not_have(call, text):
+def test_functions_name_unknown_options(call, text):
     for option, near in (("device", "ctx"), ("dtyp", "dtype"), ("ctxt", "ctx")):
         wanted = (
             rf"{text}(\(\))? has no (option|parameter) '{option}'; did you mean '{near}'\?; it "
@@ -228,7 +227,7 @@ def test_unknown_names_suggest_the_nearest(case):
     assert f"; did you mean '{name}" in str(caught.value)
 
 
-def test_names_that_are_no_strings():
+def test_names_that_are_not_strings_raise():
     array = nd.ones((2,))
     for call in (
         lambda: mx.kv.create(array),
@@ -244,7 +243,7 @@ def test_names_that_are_no_strings():
 
 
 def test_arrays_as_parameters_are_named_by_shape_and_dtype():
-    """Of every op: never by their numbers."""
+    """Errors of every op show the shape and dtype of such an array, not its values."""
     values = nd.ones((2, 2)), nd.ones((20,)) / 2
     told = 0
     for name, op in _core.ops().items():
@@ -254,13 +253,13 @@ def test_arrays_as_parameters_are_named_by_shape_and_dtype():
             for wrong in (values[1], values[1].asnumpy()):
                 try:
                     op(*inputs, **{param["name"]: wrong})
-                except Exception as error:  # of any kind: what it says is looked at
+                except Exception as error:  # only the message is checked
                     assert "<NDArray" not in str(error) and "0.5" not in str(error), name
                     told += "of shape (20,) and dtype float32" in str(error)
     assert told > 1000
 
 
-def test_other_wrong_values_are_short():
+def test_errors_do_not_print_large_values():
     for call in (
         lambda: nd.zeros((2,), dtype=nd.ones((2,))),
         lambda: nd.zeros((2,), dtype="x" * 5000),
@@ -274,7 +273,7 @@ def test_other_wrong_values_are_short():
         assert len(str(caught.value)) < 400 and "<NDArray" not in str(caught.value)
 
 
-def test_errors_of_ops_without_inputs():
+def test_errors_of_ops_without_inputs_name_the_values():
     for call, end in (
         (lambda: nd.arange(0, 1, 0), "step must not be 0"),
         (lambda: nd.random.randint(5, 2), "they are 5 and 2"),
@@ -288,8 +287,8 @@ def test_errors_of_ops_without_inputs():
 
 
 @pytest.mark.parametrize("name", mx.nd.random.__all__)
-def test_draws_with_parameters_of_0(name):
-    """The limit, as in docs/porting.md, or an error of ours."""
+def test_draws_with_zero_parameters_give_limits_or_raise(name):
+    """Returns the limit distribution as in docs/porting.md, or raises MXNetError."""
     for space in (nd, mx.sym):
         function = getattr(space.random, name)
         count = sum(
@@ -318,7 +317,7 @@ def test_draws_with_parameters_of_0(name):
         lambda value: mx.init.Normal(value),
     ],
 )
-def test_initializers_with_negative_widths(make):
+def test_initializers_with_negative_widths_raise(make):
     for value in (-3, float("nan")):
         with pytest.raises(ValueError, match="must be at least 0, .*got"):
             make(value)

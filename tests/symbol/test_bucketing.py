@@ -1,5 +1,5 @@
-"""Buckets: one set of parameters and one bucket's activations, however many buckets there are; and
-their checkpoints."""
+"""Buckets share one set of parameters and the activation memory of one bucket; checkpoints of
+buckets."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ HIDDEN, WORDS, BATCH = 32, 50, 64
 
 
 def generate(length):
-    """A language model over `length` steps, on two devices."""
+    """Returns a language model over `length` steps on two devices."""
     lower, upper = mx.rnn.LSTMCell(HIDDEN, prefix="l0_"), mx.rnn.LSTMCell(HIDDEN, prefix="l1_")
     data, label = mx.sym.Variable("data"), mx.sym.Variable("softmax_label")
     with mx.AttrScope(ctx_group="lower"):
@@ -73,8 +73,8 @@ def test_buckets_share_memory():
     step(module, batch_of(20))
     many = in_use() - before
     assert len(module._buckets) == 11
-    # Ten more buckets, each about three quarters of the size: their activations alone would make it
-    # more than eight times as much.
+    # Ten more buckets of about three quarters of the size: without sharing, their activations alone
+    # would multiply the memory by more than eight.
     assert many < 1.1 * one, f"{one} bytes for one bucket, {many} for eleven"
     for executor in [one for bucket in module._buckets.values() for one in bucket._execs]:
         assert len(executor._call.compiled()) == 1
@@ -87,7 +87,7 @@ def test_buckets_share_memory():
         )
 
 
-def test_a_bucket_computes_as_a_module_of_its_own():
+def test_bucket_computes_like_a_separate_module():
     module = module_of(8)
     for length in (8, 5, 8, 5):
         step(module, batch_of(length))
@@ -111,7 +111,7 @@ def test_prepare_keeps_the_current_bucket():
     assert module.get_outputs()[0].shape == (BATCH * 6, WORDS)
 
 
-def test_checkpoints(tmp_path):
+def test_bucketing_checkpoint_loads_with_sym_gen(tmp_path):
     prefix = str(tmp_path / "lm")
     module = module_of(6)
     for length in (6, 4):
@@ -121,7 +121,7 @@ def test_checkpoints(tmp_path):
         prefix, 3, sym_gen=generate, default_bucket_key=6, group2ctxs=DEVICES
     )
     again.bind([("data", (BATCH, 6))], [("softmax_label", (BATCH, 6))])
-    for length in (4, 6, 5):  # 5: of sym_gen
+    for length in (4, 6, 5):  # 5 is a new bucket
         for one in (module, again):
             one.forward(batch_of(length, seed=2), is_train=False)
         assert np.array_equal(module.get_outputs()[0].asnumpy(), again.get_outputs()[0].asnumpy())

@@ -1,4 +1,4 @@
-"""Loops and branches in symbols: saved, exported, over devices, and their errors."""
+"""Loops and branches in symbols: saving, export, several devices, and errors."""
 
 import json
 import os
@@ -68,7 +68,7 @@ SHAPES = [
 
 
 @pytest.mark.parametrize("make, shapes", SHAPES, ids=["foreach", "while_loop", "cond"])
-def test_symbols_are_saved_and_loaded(make, shapes):
+def test_control_flow_symbols_are_saved_and_loaded(make, shapes):
     if make is symbols:
         shapes = {"x": (5, 2, 4), "s": (2, 4), "w": (2, 4)}
     symbol = make()
@@ -84,7 +84,7 @@ def test_symbols_are_saved_and_loaded(make, shapes):
     assert copied.tojson() == symbol.tojson()
 
 
-def test_symbols_equal_arrays():
+def test_control_flow_symbols_equal_arrays():
     shapes = {"x": (5, 2, 4), "s": (2, 4), "w": (2, 4)}
     symbol = symbols()
     arguments = symbol.list_arguments()
@@ -118,8 +118,8 @@ def test_symbols_equal_arrays():
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
 
 
-def test_json_of_mxnet():
-    """A file that MXNet 1.9.1 wrote, with the outputs it computed."""
+def test_mxnet_json_gives_mxnets_outputs():
+    """The file and the expected outputs were written by MXNet 1.9.1."""
     with open(CONTROL) as file:
         document = json.load(file)
     for case in document["cases"]:
@@ -139,7 +139,7 @@ def test_json_of_mxnet():
         assert json.loads(symbol.tojson())["nodes"] == json.loads(case["symbol"])["nodes"]
 
 
-def test_blocks_are_exported(tmp_path):
+def test_blocks_with_loops_are_exported(tmp_path):
     class Net(gluon.HybridBlock):
         def __init__(self):
             super().__init__()
@@ -163,7 +163,7 @@ def test_blocks_are_exported(tmp_path):
     np.testing.assert_allclose(again(x).asnumpy(), expected, rtol=1e-5, atol=1e-6)
 
 
-def test_symbol_errors():
+def test_invalid_control_flow_symbols_raise():
     x, s = mx.sym.var("x"), mx.sym.var("s")
     for wrong, kind, words in (
         (
@@ -211,7 +211,7 @@ def test_symbol_errors():
             wrong()
 
 
-def test_masks_in_symbols():
+def test_boolean_mask_symbol_has_dynamic_shape():
     x, m = mx.sym.var("x"), mx.sym.var("m")
     symbol = mx.sym.contrib.boolean_mask(x * 2, m, name="mask") + 1
     assert symbol.infer_shape_partial(x=(4, 3), m=(4,))[1] == [(0, 3)]
@@ -228,7 +228,7 @@ def test_masks_in_symbols():
     assert exe.forward()[0].shape == (0, 3)
 
 
-def test_devices_of_symbols_that_disagree():
+def test_symbols_on_conflicting_devices_raise():
     x = mx.sym.var("x")
     plain = x + x.as_in_context(on(1))
     inside = mx.sym.contrib.foreach(

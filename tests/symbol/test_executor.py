@@ -1,4 +1,4 @@
-"""Executors: symbols bound to arrays; and blocks made of symbols."""
+"""Executors (symbols bound to arrays) and blocks created from symbols."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ def bound(symbol, grad_req="write", **arrays):
     return symbol.bind(on(0), arrays, gradients, grad_req)
 
 
-def test_forward_backward():
+def test_executor_computes_results_and_gradients():
     a, b = values(3, 4), values(3, 4, seed=1)
     executor = bound(mx.sym.var("a") * mx.sym.var("b"), a=a, b=b)
     (out,) = executor.forward(is_train=True)
@@ -27,13 +27,13 @@ def test_forward_backward():
     head = values(3, 4, seed=2)
     executor.backward(head)
     np.testing.assert_array_equal(executor.grad_dict["a"].asnumpy(), (head * b).asnumpy())
-    executor.backward([head * 2])  # again, of the same forward
+    executor.backward([head * 2])  # second backward of the same forward
     np.testing.assert_array_equal(executor.grad_arrays[1].asnumpy(), (head * 2 * a).asnumpy())
     assert executor.output_dict.keys() == {"_mul0_output"} or len(executor.output_dict) == 1
 
 
-def test_same_as_autograd():
-    """The executor gives the bits that the ops give when they are recorded one by one."""
+def test_executor_has_the_bits_of_autograd():
+    """Compares with the same ops recorded one by one."""
     rng = np.random.RandomState(3)
     arrays = {
         name: mx.nd.array(rng.uniform(-1, 1, shape))
@@ -57,7 +57,7 @@ def test_same_as_autograd():
         )
 
 
-def test_grad_req():
+def test_grad_req_adds_writes_or_skips_gradients():
     x = mx.sym.var("x")
     executor = bound(x * x, grad_req="add", x=mx.nd.array([2.0]))
     executor.forward(is_train=True)
@@ -74,13 +74,13 @@ def test_grad_req():
     )
     executor.forward(is_train=True)
     executor.backward(mx.nd.ones(1))
-    assert executor.grad_dict["x"].asscalar() == 0  # written, though nothing flows there
+    assert executor.grad_dict["x"].asscalar() == 0  # written although no gradient flows there
     with pytest.raises(ValueError):
         bound(x * 2, grad_req="sometimes", x=mx.nd.ones(1))
     bound(x * 2, grad_req="null", x=mx.nd.ones(1)).backward(mx.nd.ones(1))
 
 
-def test_users_arrays_stay_theirs():
+def test_executor_does_not_write_into_the_users_gradients():
     x = mx.nd.ones(2)
     x.attach_grad()
     executor = bound(mx.sym.var("x") * 3, x=x)
@@ -114,14 +114,14 @@ def test_loss_layers_need_no_head_gradient():
         plain.backward(3)
 
 
-def test_prediction_then_backward():
+def test_backward_after_prediction_computes_gradients():
     executor = bound(mx.sym.square(mx.sym.var("x")), x=mx.nd.array([3.0]))
     executor.forward()
     executor.backward(mx.nd.ones(1))
     assert executor.grad_dict["x"].asscalar() == 6
 
 
-def test_gradients_of_other_dtypes():
+def test_gradient_arrays_may_have_another_dtype():
     x = mx.nd.ones(4, dtype="float64")
     executor = (mx.sym.var("x") * 2).bind(on(0), [x], [mx.nd.zeros(4)])
     executor.forward(is_train=True)
@@ -137,7 +137,7 @@ def test_gradients_of_other_dtypes():
         y.backward(mx.nd.ones(4))
 
 
-def test_outputs_are_the_same_objects():
+def test_outputs_keep_their_identity():
     executor = bound(mx.sym.var("x") + 1, x=mx.nd.zeros(2))
     (out,) = executor.forward()
     executor.forward(x=mx.nd.ones(2))
@@ -146,7 +146,7 @@ def test_outputs_are_the_same_objects():
     assert before.outputs[0].asnumpy().tolist() == [1, 1]
 
 
-def test_auxiliary_states():
+def test_training_updates_auxiliary_states():
     executor = mx.sym.BatchNorm(mx.sym.var("x"), name="bn", momentum=0.5).simple_bind(
         on(0), x=(8, 2)
     )
@@ -163,14 +163,14 @@ def test_auxiliary_states():
     executor.copy_params_from({"nothing": mx.nd.ones(2)}, allow_extra_params=True)
 
 
-def test_dropout_follows_the_mode():
+def test_dropout_follows_is_train():
     executor = mx.sym.Dropout(mx.sym.var("x"), p=0.5).simple_bind(on(0), x=(1000,))
     executor.arg_dict["x"][:] = 1
     assert executor.forward(is_train=False)[0].asnumpy().min() == 1
     assert set(np.unique(executor.forward(is_train=True)[0].asnumpy())) == {0, 2}
 
 
-def test_wrong_binding():
+def test_invalid_binds_raise():
     symbol = mx.sym.var("a") + mx.sym.var("b")
     one = mx.nd.ones(2)
     for error, call in (
@@ -198,7 +198,7 @@ def test_errors_name_the_node():
         symbol.eval(a=mx.nd.ones((2, 3)), b=mx.nd.ones((2, 3)))
 
 
-def test_reshape():
+def test_reshape_shares_memory():
     net = mx.sym.FullyConnected(mx.sym.var("x"), num_hidden=3, name="fc")
     executor = net.simple_bind(on(0), x=(5, 4))
     executor.arg_dict["fc_weight"][:] = 1
@@ -208,7 +208,7 @@ def test_reshape():
         smaller.forward()[0].shape == (2, 3)
         and smaller.arg_dict["fc_weight"] is executor.arg_dict["fc_weight"]
     )
-    assert smaller.outputs[0].asnumpy().min() == 4  # the same memory
+    assert smaller.outputs[0].asnumpy().min() == 4  # shares memory with the larger executor
     with pytest.raises(mx.MXNetError, match="allow_up_sizing"):
         executor.reshape(x=(6, 4))
     assert executor.reshape(allow_up_sizing=True, x=(6, 4)).forward()[0].shape == (6, 3)
@@ -219,7 +219,7 @@ def test_reshape():
     assert executor.grad_dict["fc_weight"].asnumpy().min() == 2
 
 
-def test_monitor():
+def test_monitor_receives_outputs_and_gradients():
     seen = []
     net = mx.sym.relu(mx.sym.var("x") + 1, name="r")
     executor = bound(net, x=mx.nd.ones(2))
@@ -236,7 +236,7 @@ def test_monitor():
     assert executor.grad_dict["x"].asnumpy().tolist() == [1, 1]
 
 
-def test_shared_arguments():
+def test_shared_arguments_are_the_same_arrays():
     net = mx.sym.FullyConnected(mx.sym.var("x"), num_hidden=3, name="fc")
     first = net.simple_bind(on(0), x=(5, 4))
     second = net.simple_bind(
@@ -264,9 +264,8 @@ def test_deep_chain_runs():
     assert executor.grad_dict["x"].asnumpy().tolist() == [2001, 2001]
 
 
-def test_open_shapes_of_new_arrays():
-    """A size of 0 in sym.zeros and its like is left open; it follows from what is done with the
-    array."""
+def test_zero_sizes_of_created_arrays_are_inferred():
+    """A size of 0 in sym.zeros and similar ops is unknown and follows from the array's uses."""
     state = mx.sym.zeros((0, 4)) + 1
     net = mx.sym.FullyConnected(mx.sym.var("x"), num_hidden=4, no_bias=True, name="fc") + state
     assert net.infer_shape(x=(3, 5))[1] == [(3, 4)]
@@ -279,7 +278,7 @@ def test_open_shapes_of_new_arrays():
     assert block(mx.nd.ones((6, 5))).shape == (6, 4) and block(mx.nd.ones((2, 5))).shape == (2, 4)
 
 
-def test_debug_str_and_dtype():
+def test_simple_bind_uses_variable_dtype_and_reports_memory():
     executor = (mx.sym.var("x", dtype="float64") * 2).simple_bind(on(0), x=(512, 1024))
     assert executor.arg_arrays[0].dtype == np.float64
     assert "MB allocated" in executor.debug_str()
@@ -303,7 +302,7 @@ def network():
     return net
 
 
-def test_blocks_of_symbols():
+def test_block_called_with_a_symbol_returns_a_symbol():
     net = network()
     symbol = net(mx.sym.var("data"))
     assert isinstance(symbol, mx.sym.Symbol) and "net_conv0_weight" in symbol.list_arguments()
@@ -315,7 +314,7 @@ def test_blocks_of_symbols():
     assert net(mx.sym.var("data")).list_arguments() == symbol.list_arguments()
 
 
-def test_export_and_imports(tmp_path):
+def test_exported_block_is_imported(tmp_path):
     net = network()
     net.initialize(mx.init.Xavier())
     net.hybridize()
@@ -348,7 +347,7 @@ def test_export_and_imports(tmp_path):
         gluon.SymbolBlock.imports(symbol_file, ["data"], param_file)
 
 
-def test_imports_without_parameters(tmp_path):
+def test_symbol_without_parameters_is_imported(tmp_path):
     x = mx.sym.var("data")
     (x * 2).save(str(tmp_path / "a-symbol.json"))
     mx.nd.save(str(tmp_path / "a-0000.params"), {})
@@ -358,7 +357,7 @@ def test_imports_without_parameters(tmp_path):
     assert block(mx.nd.ones((2,))).asnumpy().tolist() == [2, 2]
 
 
-def test_symbol_block_of_internals():
+def test_symbol_block_returns_internal_outputs():
     net = network()
     net.initialize()
     x = values(2, 3, 8, 8)
@@ -384,7 +383,7 @@ def test_symbol_block_of_internals():
     assert "other" in again.list_arguments() and "data" not in again.list_arguments()
 
 
-def test_symbol_block_finds_shapes():
+def test_symbol_block_infers_shapes():
     block = gluon.SymbolBlock(
         mx.sym.FullyConnected(mx.sym.var("a") + mx.sym.var("b"), num_hidden=3, name="fc"),
         [mx.sym.var("a"), mx.sym.var("b")],
@@ -397,7 +396,7 @@ def test_symbol_block_finds_shapes():
 
 
 @pytest.mark.parametrize("layout", ["TNC", "NTC"])
-def test_recurrent_layers(tmp_path, layout):
+def test_exported_recurrent_layer_is_imported(tmp_path, layout):
     layer = gluon.rnn.LSTM(4, num_layers=2, bidirectional=True, layout=layout, prefix="lstm_")
     layer.initialize(mx.init.Uniform(0.5))
     layer.hybridize()
@@ -410,7 +409,7 @@ def test_recurrent_layers(tmp_path, layout):
     )
     begin = layer.begin_state(batch_size=2 if layout == "TNC" else 3)
     np.testing.assert_allclose(block(x, *begin).asnumpy(), expected.asnumpy(), rtol=1e-5, atol=1e-6)
-    other = values(5, 6, 5)  # another length and batch
+    other = values(5, 6, 5)  # different length and batch size
     assert block(other, *layer.begin_state(batch_size=6 if layout == "TNC" else 5)).shape == (
         5,
         6,
@@ -428,7 +427,7 @@ def test_recurrent_layers(tmp_path, layout):
         np.testing.assert_allclose(got.asnumpy(), want.asnumpy(), rtol=1e-5, atol=1e-6)
 
 
-def test_ops_without_gradient_are_refused_when_bound():
+def test_ops_without_gradient_raise_at_bind():
     both = [mx.sym.Variable("x") * 2, mx.sym.Variable("y")]
     finite = mx.sym.multi_all_finite(*both, num_arrays=2, name="finite")
     shapes = {"x": (3, 4), "y": (3,)}
@@ -439,8 +438,8 @@ def test_ops_without_gradient_are_refused_when_bound():
     finite.simple_bind(on(0), grad_req={"x": "null", "y": "null"}, **shapes).forward()
 
 
-def test_variables_of_one_name():
-    """An error, as in MXNet: the dicts of arrays have one place for both."""
+def test_variables_of_the_same_name_raise_at_bind():
+    """As in MXNet, because the dicts of arrays can hold only one of them."""
     symbol = mx.sym.var("a") * mx.sym.var("a")
     for call in (
         lambda: symbol.bind(on(0), [mx.nd.ones((2,)), mx.nd.ones((2,))]),
@@ -453,7 +452,7 @@ def test_variables_of_one_name():
             call()
 
 
-def test_symbols_as_cached_ops():
+def test_cached_op_runs_a_symbol():
     x, w = mx.sym.var("x"), mx.sym.var("w")
     f = nd.CachedOp(mx.sym.Group([x * w + mx.sym.ones((2,)), x - w]), {"static_alloc": "True"})
     a, b = nd.array([1.0, 2.0]), nd.array([3.0, 4.0])
@@ -473,7 +472,7 @@ def test_symbols_as_cached_ops():
         f(a, b, out=a)
 
 
-def test_cached_ops_update_states():
+def test_cached_op_updates_auxiliary_states():
     data = mx.sym.var("data")
     net = mx.sym.BatchNorm(data, name="bn", momentum=0.5, fix_gamma=False)
     f = nd.CachedOp(net)
@@ -484,8 +483,8 @@ def test_cached_ops_update_states():
     assert mean.asscalar() == 1.5
 
 
-def test_arrays_in_pinned_memory():
-    """They belong to the CPU device of their number, with gradients there."""
+def test_executor_binds_pinned_arrays():
+    """Pinned arrays belong to the CPU device of the same index, which also holds the gradients."""
     x = nd.array([1, 2], ctx=mx.cpu_pinned(1))
     for ctx in (mx.cpu(1), mx.cpu_pinned(1)):
         grad = nd.zeros((2,), ctx=mx.cpu(1))

@@ -1,4 +1,4 @@
-"""`Module._exec_group`, through which programs for MXNet reach a module's arrays."""
+"""`Module._exec_group`, which MXNet programs use to access a module's arrays."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ BATCH = mx.io.DataBatch([nd.array(np.arange(8).reshape(4, 2))], [nd.array([0, 1,
 
 
 def bound(count, **options):
-    """A module on several devices, with a batch norm and a layer of 3 units."""
+    """Returns a module on several devices with a batch norm and a layer of 3 units."""
     net = mx.sym.BatchNorm(mx.sym.var("data"), name="norm", fix_gamma=False)
     net = mx.sym.FullyConnected(net, num_hidden=3, name="fc")
     module = mx.mod.Module(
@@ -60,7 +60,7 @@ def test_executor_group_gradients_can_be_accumulated_clipped_and_cleared(count):
             array[:] = 0
     module.update()
     assert (module.get_params()[0]["fc_weight"].asnumpy() == 1).all()
-    module._exec_group.grad_arrays[-1][0][:] = 4  # the bias, which is 0; the mean over 4 rows
+    module._exec_group.grad_arrays[-1][0][:] = 4  # the bias, initially 0; SGD divides by the 4 rows
     module.update()
     assert module.get_params()[0]["fc_bias"].asnumpy().tolist() == [-1, -1, -1]
 
@@ -79,7 +79,7 @@ def test_executor_group_sets_and_gets_parameters(count):
     assert group.get_outputs()[0].shape == (4, 3)
 
 
-def test_executor_group_of_a_module_for_prediction_has_no_gradients():
+def test_executor_group_for_prediction_has_no_gradients():
     module = bound(1, for_training=False)
     assert module._exec_group.grad_arrays is None and module._exec_group.input_grad_arrays is None
     assert mx.mod.Module(module.symbol)._exec_group is None

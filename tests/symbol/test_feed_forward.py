@@ -1,4 +1,4 @@
-"""`mx.model.FeedForward`, the training loop from before modules."""
+"""`mx.model.FeedForward`, the training loop that preceded modules."""
 
 import os
 import warnings
@@ -24,7 +24,7 @@ def points(count=64):
     return x, (x[:, 0] > x[:, 1]).astype("float32")
 
 
-def test_arrays_are_learned():
+def test_feed_forward_learns_from_arrays():
     mx.random.seed(1)
     np.random.seed(1)
     x, y = points()
@@ -58,7 +58,7 @@ def test_arrays_are_learned():
 
 
 @pytest.mark.parametrize("ctx", [None, [mx.cpu(0), mx.cpu(1)]])
-def test_the_same_as_a_module(ctx):
+def test_feed_forward_equals_a_module(ctx):
     x, y = points()
     first = {"first_weight": mx.nd.array(np.random.RandomState(1).randn(8, 2) / 4)}
     options = {"learning_rate": 0.1, "momentum": 0.9}
@@ -84,7 +84,7 @@ def test_the_same_as_a_module(ctx):
         np.testing.assert_array_equal(value.asnumpy(), model.arg_params[name].asnumpy())
 
 
-def test_checkpoints(tmp_path):
+def test_feed_forward_resumes_from_a_checkpoint(tmp_path):
     x, y = points()
     model = FeedForward.create(network(), x, y, num_epoch=2)
     prefix = os.path.join(str(tmp_path), "net")
@@ -96,7 +96,7 @@ def test_checkpoints(tmp_path):
     assert (again.predict(x) != model.predict(x)).any()
 
 
-def test_sizes_of_epochs_and_buckets():
+def test_feed_forward_supports_epoch_size_and_buckets():
     x, y = points()
     batches = []
     FeedForward.create(
@@ -130,7 +130,7 @@ def test_sizes_of_epochs_and_buckets():
     assert set(keys) == {2} and "second_weight" in model.arg_params
 
 
-def test_misuse():
+def test_invalid_feed_forward_arguments_raise():
     x, y = points(8)
     with pytest.warns(DeprecationWarning, match=r"use mx\.mod\.Module"):
         model = FeedForward(network(), num_epoch=1)

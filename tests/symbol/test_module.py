@@ -23,7 +23,7 @@ def task(samples=256):
 
 
 @pytest.mark.parametrize("context", [on(0), [on(0), on(1)]])
-def test_fit_score_predict(context):
+def test_fitted_module_scores_and_predicts(context):
     data, label = task()
     train, test = (
         mx.io.NDArrayIter(data, label, batch_size=32),
@@ -43,7 +43,7 @@ def test_fit_score_predict(context):
     )
     assert dict(module.score(test, "acc"))["accuracy"] > 0.9
     assert seen.count(7) == 8 and ["fc1_bias", "fc1_weight", "fc2_bias", "fc2_weight"] in seen
-    assert module.predict(test).shape == (50, 2)  # padding cut off
+    assert module.predict(test).shape == (50, 2)  # without padding
     np.testing.assert_allclose(
         module.predict(mx.nd.array(data[:32])).asnumpy(),
         module.predict(test).asnumpy()[:32],
@@ -52,7 +52,7 @@ def test_fit_score_predict(context):
     assert module.output_shapes == [("softmax_output", (32, 2))]
 
 
-def test_several_contexts_compute_the_same():
+def test_several_contexts_equal_one():
     data, label = task(16)
     results = []
     for context in (on(0), [on(0), on(1)]):
@@ -71,7 +71,7 @@ def test_several_contexts_compute_the_same():
         np.testing.assert_allclose(two.asnumpy(), one.asnumpy(), rtol=1e-5, atol=1e-6)
 
 
-def test_group2ctxs():
+def test_group2ctxs_places_parameters_and_keeps_the_bits():
     with mx.AttrScope(ctx_group="a"):
         hidden = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=4, name="fc1")
     with mx.AttrScope(ctx_group="b"):
@@ -97,7 +97,7 @@ def test_group2ctxs():
         np.testing.assert_array_equal(parameters[1][name].asnumpy(), array.asnumpy())
 
 
-def test_checkpoints(tmp_path):
+def test_module_checkpoint_restores_optimizer_states(tmp_path):
     data, label = task(32)
     batches = mx.io.NDArrayIter(data, label, batch_size=16)
     module = mx.mod.Module(classifier())
@@ -124,8 +124,8 @@ def test_checkpoints(tmp_path):
     )
 
 
-def test_logs_of_training(caplog, tmp_path):
-    """The figures of an epoch are those of all its batches, whatever callbacks reset in between."""
+def test_training_logs_cover_all_batches_of_an_epoch(caplog, tmp_path):
+    """Holds even if callbacks reset the metric during the epoch."""
     data, label = task(64)
     caplog.set_level("INFO")
     module = mx.mod.Module(classifier())
@@ -154,7 +154,7 @@ def test_logs_of_training(caplog, tmp_path):
 
 
 def _values(module):
-    """The parameters as the module tells them, and as its executors have them."""
+    """Returns the distinct values of each parameter; checks that all executors hold the same."""
     told = {name: array.asnumpy() for part in module.get_params() for name, array in part.items()}
     held = [{**executor.arg_dict, **executor.aux_dict} for executor in module._execs]
     assert all(
@@ -184,9 +184,8 @@ _GIVEN = {
 
 
 @pytest.mark.parametrize("kind", _GIVEN)
-def test_parameters_that_do_not_fit(kind, tmp_path):
-    """What MXNet 1.9.1 does with such files and dicts; where that is an error, nothing is changed
-    here."""
+def test_mismatched_parameters_are_handled_as_in_mxnet(kind, tmp_path):
+    """Covers files and dicts. If MXNet 1.9.1 raises, this module also stays unchanged."""
     hidden = mx.sym.BatchNorm(
         mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=3, name="fc1"), name="norm"
     )
@@ -259,7 +258,7 @@ def test_parameters_that_do_not_fit(kind, tmp_path):
         )
 
 
-def test_files_of_other_kinds(tmp_path):
+def test_other_parameter_files_raise_and_change_nothing(tmp_path):
     module = mx.mod.Module(classifier())
     module.bind([("data", (4, 6))], [("softmax_label", (4,))])
     module.init_params(mx.init.One())
@@ -281,7 +280,7 @@ def test_files_of_other_kinds(tmp_path):
     assert _values(module) == before
 
 
-def test_parameters():
+def test_set_params_and_init_params_validate_names_and_shapes():
     module = mx.mod.Module(classifier(), fixed_param_names=["fc1_weight"])
     with pytest.raises(AssertionError):
         module.init_params()
@@ -293,7 +292,7 @@ def test_parameters():
     with pytest.raises(RuntimeError, match="fc1_bias"):
         module.set_params(some, states)
     module.set_params(some, states, allow_missing=True)
-    module.set_params({**arguments, "extra": mx.nd.ones(1)}, states)  # passed over, as in MXNet
+    module.set_params({**arguments, "extra": mx.nd.ones(1)}, states)  # ignored, as in MXNet
     with pytest.raises(ValueError, match="extra"):
         module.set_params({**arguments, "extra": mx.nd.ones(1)}, states, allow_missing=True)
     with pytest.raises(mx.MXNetError, match="shape"):
@@ -304,7 +303,7 @@ def test_parameters():
         module.init_optimizer(kvstore="dist_async")
 
 
-def test_batches_of_other_sizes():
+def test_module_accepts_batches_of_other_sizes():
     module = mx.mod.Module(classifier())
     module.bind([("data", (4, 6))], [("softmax_label", (4,))])
     module.init_params()
@@ -317,13 +316,13 @@ def test_batches_of_other_sizes():
             and module._execs[0].arg_dict["fc1_weight"] is weight
         )
     module.reshape([("data", (5, 6))], [("softmax_label", (5,))])
-    assert module._exec_group.batch_size == 5  # which Keras reads
+    assert module._exec_group.batch_size == 5  # Keras reads this attribute
     module.forward(mx.io.DataBatch([mx.nd.ones((3, 6))]), is_train=False)
     assert module.get_outputs()[0].shape == (3, 2)
 
 
 def unrolled(length):
-    """A recurrent net over `length` steps, on two devices."""
+    """Returns a recurrent net over `length` steps on two devices."""
     data, label = mx.sym.var("data"), mx.sym.var("softmax_label")
     with mx.AttrScope(ctx_group="lower"):
         embedded = mx.sym.Embedding(data, input_dim=10, output_dim=4, name="embed")
@@ -337,7 +336,7 @@ def unrolled(length):
         return mx.sym.SoftmaxOutput(out, label, name="softmax"), ["data"], ["softmax_label"]
 
 
-def test_buckets():
+def test_bucketing_module_trains_over_two_devices():
     rng = np.random.RandomState(0)
     module = mx.mod.BucketingModule(
         unrolled, default_bucket_key=6, context=on(0), group2ctxs={"lower": on(1), "upper": on(2)}
@@ -364,7 +363,7 @@ def test_buckets():
         module.update_metric(metric, batch.label)
     assert metric.get()[1] > 0.85
     executors = [module._buckets[length]._execs[0] for length in (3, 4, 6)]
-    assert len({id(one.arg_dict["h_weight"]) for one in executors}) == 1  # one set of parameters
+    assert len({id(one.arg_dict["h_weight"]) for one in executors}) == 1  # shared
     assert executors[0].arg_dict["embed_weight"].context == on(1) and executors[0].arg_dict[
         "out_weight"
     ].context == on(2)
@@ -373,7 +372,7 @@ def test_buckets():
     )
 
 
-def test_monitor():
+def test_monitor_receives_arrays_every_second_batch():
     module = mx.mod.Module(classifier())
     module.bind([("data", (4, 6))], [("softmax_label", (4,))])
     module.init_params(mx.init.One())
@@ -401,7 +400,7 @@ def test_monitor():
     ]
 
 
-def test_monitored_gradients_are_the_compiled_ones():
+def test_monitored_gradients_equal_compiled_ones():
     with mx.AttrScope(ctx_group="a"):
         data = mx.sym.Variable("data")
         hidden = mx.sym.BatchNorm(
@@ -472,10 +471,10 @@ def test_sequential_module_adds_gradients_of_parameters():
     for _ in range(3):
         chain.forward(mx.io.DataBatch([mx.nd.ones((1, 2))]), is_train=True)
         chain.backward([mx.nd.ones((1, 2))])
-    assert chain.get_input_grads()[0].asnumpy().tolist() == [[12.0, 12.0]]  # 3 times 4
+    assert chain.get_input_grads()[0].asnumpy().tolist() == [[12.0, 12.0]]  # 3 passes of 4
 
 
-def test_sequential_module():
+def test_sequential_module_trains_and_predicts():
     data, label = task()
     train = mx.io.NDArrayIter(data, label, batch_size=32)
     first = mx.sym.Activation(
@@ -522,7 +521,7 @@ def test_sequential_module():
         mx.mod.SequentialModule().bind([("data", (4, 16))])
 
 
-def test_python_loss_module():
+def test_python_loss_module_trains_like_softmax_output():
     def gradient(scores, labels):
         picked = mx.nd.softmax(scores).asnumpy()
         picked[np.arange(len(picked)), labels.asnumpy().astype(int)] -= 1
@@ -560,7 +559,7 @@ def test_python_loss_module():
         mx.mod.PythonModule(["data"], None, ["out"]).bind([("data", (2, 2))])
 
 
-def test_what_a_module_lacks_is_named():
+def test_missing_module_methods_are_named():
     class Half(mx.mod.BaseModule):
         pass
 
@@ -584,9 +583,9 @@ def instructions(executor, phase):
     ]
 
 
-def test_parameters_are_prepared_for_prediction_once():
-    """Folded and packed outside of the calls, and anew after each way of writing a parameter or a
-    state."""
+def test_prediction_prepares_parameters_once_per_change():
+    """Parameters are folded and packed outside of the calls and re-prepared after every kind of
+    write to a parameter or state."""
     data = mx.sym.var("data")
     net = mx.sym.Convolution(data, kernel=(3, 3), num_filter=8, no_bias=True, name="conv")
     net = mx.sym.BatchNorm(net, fix_gamma=False, name="norm")
@@ -620,7 +619,7 @@ def test_parameters_are_prepared_for_prediction_once():
     assert prepared >= 8 * 3 * 3 * 3 * 4
     np.testing.assert_allclose(predict(x * 2), expected(x * 2), rtol=1e-5)
     before = predict()
-    for _ in range(3):  # written by the optimizer, and the states by the layer
+    for _ in range(3):  # the optimizer writes parameters and the layer writes states
         module.forward(mx.io.DataBatch([x], [label]), is_train=True)
         module.backward()
         module.update()
@@ -637,13 +636,13 @@ def test_parameters_are_prepared_for_prediction_once():
     module.reshape([("data", (1, 3, 6, 6))], [("softmax_label", (1,))])
     label = label[:1]
     np.testing.assert_allclose(predict(x[:1]), expected(x[:1]), rtol=1e-4, atol=1e-6)
-    former.arg_dict["conv_weight"][:] = 0.1  # shared; the executors take turns
+    former.arg_dict["conv_weight"][:] = 0.1  # shared between the executors, which alternate
     outputs = former.forward(is_train=False, data=x)[0].asnumpy()
     np.testing.assert_allclose(predict(x[:1]), expected(x[:1]), rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(predict(x[:1]), outputs[:1], rtol=1e-4, atol=1e-6)
 
 
-def test_planned_bytes_before_the_first_forward():
+def test_debug_str_reports_planned_bytes_before_forward():
     net = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=4, name="fc")
     executor = net.simple_bind(on(0), shared_arg_names=["fc_weight", "fc_bias"], data=(2, 3))
     assert "bytes planned" in executor.debug_str()

@@ -1,4 +1,4 @@
-"""Recurrent cells over symbols, and iterators over sentences."""
+"""Recurrent cells over symbols and iterators over sentences."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ LENGTH, BATCH, INPUTS, HIDDEN = 4, 3, 5, 6
 
 
 def values(symbol, seed=0, **shapes):
-    """Random arguments for a symbol, by name."""
+    """Returns random arguments of a symbol by name."""
     draw = np.random.RandomState(seed)
     names, (found, _, _) = symbol.list_arguments(), symbol.infer_shape(**shapes)
     return {
@@ -33,7 +33,7 @@ def cell_of(kind, **kwargs):
 
 
 @pytest.mark.parametrize("kind", ["rnn", "lstm", "gru"])
-def test_cells_compute_what_gluons_do(kind):
+def test_cells_equal_gluon_cells(kind):
     outputs, states = cell_of(kind, prefix="c_").unroll(
         LENGTH, mx.sym.Variable("data"), merge_outputs=True
     )
@@ -49,7 +49,7 @@ def test_cells_compute_what_gluons_do(kind):
         np.testing.assert_allclose(one.asnumpy(), other.asnumpy(), rtol=1e-6)
 
 
-def test_names():
+def test_cell_outputs_and_states_have_mxnet_names():
     step = mx.rnn.LSTMCell(HIDDEN, prefix="l_")
     output, _ = step.unroll(2, [mx.sym.Variable("a"), mx.sym.Variable("b")])
     assert [one.name for one in output] == ["l_t0_out", "l_t1_out"]
@@ -64,7 +64,7 @@ def test_names():
 @pytest.mark.parametrize("layout", ["NTC", "TNC"])
 @pytest.mark.parametrize("bidirectional", [False, True])
 @pytest.mark.parametrize("mode", ["rnn_relu", "rnn_tanh", "lstm", "gru"])
-def test_fused_and_single_cells_agree(mode, bidirectional, layout):
+def test_fused_cell_equals_unfused_cells(mode, bidirectional, layout):
     fused = mx.rnn.FusedRNNCell(
         HIDDEN,
         num_layers=2,
@@ -88,7 +88,7 @@ def test_fused_and_single_cells_agree(mode, bidirectional, layout):
     assert np.array_equal(back["f_parameters"].asnumpy(), arrays["f_parameters"].asnumpy())
 
 
-def test_modifiers():
+def test_zoneout_and_residual_cells_modify_outputs():
     cell = mx.rnn.ZoneoutCell(
         mx.rnn.ResidualCell(mx.rnn.RNNCell(INPUTS, prefix="r_")),
         zoneout_outputs=0.5,
@@ -100,7 +100,7 @@ def test_modifiers():
         LENGTH, mx.sym.Variable("data"), merge_outputs=True
     )
     expected = plain.eval(**arrays)[0] + arrays["data"]
-    # Nothing is kept in prediction
+    # Zoneout is inactive in prediction
     np.testing.assert_allclose(outputs.eval(**arrays)[0].asnumpy(), expected.asnumpy(), rtol=1e-6)
     with mx.autograd.train_mode():
         executor = outputs.bind(mx.cpu(), arrays)
@@ -112,7 +112,7 @@ def test_modifiers():
         mx.rnn.ZoneoutCell(mx.rnn.FusedRNNCell(HIDDEN))
 
 
-def test_stacks_step_and_unroll():
+def test_stacked_cells_step_as_they_unroll():
     stack = mx.rnn.SequentialRNNCell()
     stack.add(mx.rnn.LSTMCell(HIDDEN, prefix="a_"))
     stack.add(mx.rnn.DropoutCell(0.5))
@@ -137,7 +137,7 @@ def test_stacks_step_and_unroll():
 
 
 @pytest.mark.parametrize("kind", ["ConvRNNCell", "ConvLSTMCell", "ConvGRUCell"])
-def test_convolutional_cells(kind):
+def test_convolutional_cells_have_expected_shapes(kind):
     cell = getattr(mx.rnn, kind)(
         input_shape=(BATCH, 2, 8, 8),
         num_hidden=4,
@@ -161,7 +161,7 @@ def test_convolutional_cells(kind):
         getattr(mx.rnn, kind)(input_shape=(1, 2, 8, 8), num_hidden=4, h2h_kernel=(2, 2))
 
 
-def test_shared_params():
+def test_cells_share_params():
     params = mx.rnn.RNNParams("p_")
     cells = [mx.rnn.RNNCell(HIDDEN, prefix="p_", params=params) for _ in range(2)]
     assert cells[0].params is cells[1].params
@@ -169,7 +169,7 @@ def test_shared_params():
         mx.rnn.BidirectionalCell(cells[0], cells[1], params=mx.rnn.RNNParams("q_"))
 
 
-def test_errors():
+def test_invalid_cell_arguments_raise():
     cell = mx.rnn.RNNCell(HIDDEN)
     with pytest.raises(AssertionError, match="2 inputs"):
         cell.unroll(3, [mx.sym.Variable("a"), mx.sym.Variable("b")])
@@ -187,7 +187,7 @@ def test_errors():
         )
 
 
-def test_checkpoints_go_between_fused_and_single_cells(tmp_path):
+def test_checkpoints_convert_between_fused_and_single_cells(tmp_path):
     fused = mx.rnn.FusedRNNCell(HIDDEN, mode="gru", prefix="g_")
     outputs, _ = fused.unroll(LENGTH, mx.sym.Variable("data"), merge_outputs=True)
     arrays = values(outputs, data=(BATCH, LENGTH, INPUTS))
@@ -203,7 +203,7 @@ def test_checkpoints_go_between_fused_and_single_cells(tmp_path):
     assert np.array_equal(weights["g_parameters"].asnumpy(), arrays["g_parameters"].asnumpy())
 
 
-def test_encode_sentences():
+def test_encode_sentences_numbers_words():
     coded, vocab = mx.rnn.encode_sentences([["a", "b"], ["b", "c"]], invalid_label=0, start_label=0)
     assert coded == [[1, 2], [2, 3]] and vocab == {"\n": 0, "a": 1, "b": 2, "c": 3}
     again, same = mx.rnn.encode_sentences(
@@ -215,7 +215,7 @@ def test_encode_sentences():
 
 
 @pytest.mark.parametrize("layout", ["NT", "TN"])
-def test_bucket_sentence_iter(layout, caplog):
+def test_bucket_sentence_iter_pads_to_buckets(layout, caplog):
     sentences = (
         [[i] * 3 for i in range(1, 6)]
         + [[i, i + 1, i + 2, i + 3] for i in range(10, 14)]
@@ -247,7 +247,7 @@ def test_bucket_sentence_iter(layout, caplog):
         mx.rnn.BucketSentenceIter([[1, 2, 3]], 1, buckets=[2])
 
 
-def test_rnn_unroll_makes_inputs():
+def test_rnn_unroll_creates_input_variables():
     with pytest.warns(UserWarning, match="deprecated"):
         outputs, _ = mx.rnn.rnn_unroll(mx.rnn.RNNCell(HIDDEN, prefix="r_"), 2, input_prefix="in_")
     assert {"in_t0_data", "in_t1_data"} <= set(mx.sym.Group(outputs).list_arguments())

@@ -10,7 +10,7 @@ VALUES = np.array([[0, 1, 0], [2, 0, 3]], "float32")
 
 
 @pytest.mark.parametrize("grad_stype", ["row_sparse", "default"])
-def test_product_with_csr(grad_stype):
+def test_csr_product_has_gradients_of_either_storage(grad_stype):
     out = mx.sym.sparse.dot(mx.sym.var("data", stype="csr"), mx.sym.var("weight"))
     weight = nd.array([[1, 2], [3, 4], [5, 6]])
     grad = nd.zeros((3, 2), stype=grad_stype)
@@ -31,7 +31,7 @@ def test_product_with_csr(grad_stype):
 
 @pytest.mark.parametrize("stype", ["default", "row_sparse"])
 @pytest.mark.parametrize("sparse_grad", [True, False])
-def test_lookups(stype, sparse_grad):
+def test_embedding_executor_supports_sparse_weights_and_gradients(stype, sparse_grad):
     out = mx.sym.Embedding(
         mx.sym.var("data"),
         mx.sym.var("weight", stype=stype),
@@ -51,15 +51,15 @@ def test_lookups(stype, sparse_grad):
         assert grad.asnumpy()[:, 0].tolist() == [0, 2, 0, 1, 0]
 
 
-def test_outputs_are_stored_as_by_ops():
+def test_output_storage_matches_the_op():
     x = mx.sym.var("x", stype="csr")
     for symbol, stype in ((x * 2, "csr"), (mx.sym.sin(x), "csr"), (x + 1, "default")):
         executor = symbol.bind(mx.cpu(), {"x": nd.array(VALUES).tostype("csr")})
         assert executor.forward()[0].stype == stype
 
 
-def test_module_of_csr():
-    """Logistic regression; the weight's gradient is row_sparse."""
+def test_module_trains_on_csr_data():
+    """Logistic regression with a row_sparse weight gradient."""
     rng = np.random.RandomState(0)
     features = rng.rand(40, 10) * (rng.rand(40, 10) < 0.3)
     labels = (features @ rng.randn(10) > 0).astype("float32")
@@ -88,7 +88,7 @@ def run(symbol, *arrays):
     return executor.forward()[0]
 
 
-def test_ops_of_sparse_arrays_alone():
+def test_sparse_ops_run_in_executors():
     rows = mx.test_utils.rand_ndarray((6, 3), "row_sparse", density=0.5)
     x, y = mx.sym.var("x", stype="row_sparse"), mx.sym.var("y")
     dense = rows.asnumpy()
@@ -126,7 +126,7 @@ def test_ops_of_sparse_arrays_alone():
         np.testing.assert_allclose(result.asnumpy(), wanted, rtol=1e-6)
 
 
-def test_lookup_in_a_weight_of_sparse_gradient():
+def test_sparse_embedding_symbol_has_row_sparse_gradient():
     lookup = mx.sym.contrib.SparseEmbedding(
         mx.sym.var("x"), mx.sym.var("w"), input_dim=5, output_dim=2, deterministic=True
     )
@@ -139,7 +139,7 @@ def test_lookup_in_a_weight_of_sparse_gradient():
     assert gradient.asnumpy()[:, 0].tolist() == [0, 1, 0, 0, 2]
 
 
-def test_parameters_of_modules_are_stored_as_declared():
+def test_module_parameters_keep_declared_storage():
     x, w = mx.sym.var("data"), mx.sym.var("w", shape=(4, 1), init=mx.init.One(), stype="row_sparse")
     module = mx.mod.Module(mx.sym.dot(x, w), data_names=["data"], label_names=None)
     module.bind([("data", (2, 4))], for_training=False)

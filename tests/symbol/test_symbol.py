@@ -36,7 +36,7 @@ def test_missing_inputs_become_variables():
     assert without.list_arguments() == ["x", "fc_weight"]
 
 
-def test_auxiliary_states():
+def test_batch_norm_symbol_has_auxiliary_states():
     norm = mx.sym.BatchNorm(mx.sym.var("x"), name="bn")
     assert norm.list_arguments() == ["x", "bn_gamma", "bn_beta"]
     assert norm.list_auxiliary_states() == ["bn_moving_mean", "bn_moving_var"]
@@ -44,7 +44,7 @@ def test_auxiliary_states():
     assert norm.attr_dict()["bn_moving_var"]["__init__"] == '["one", {}]'
 
 
-def test_names():
+def test_automatic_names_match_mxnet():
     with mx.name.NameManager():
         x = mx.sym.var("x")
         assert (x + x).name == "_plus0" and (x + x).name == "_plus1"
@@ -58,7 +58,7 @@ def test_names():
             assert mx.sym.FullyConnected(x, num_hidden=1).name == "pre_fullyconnected0"
 
 
-def test_outputs_children_internals():
+def test_outputs_children_and_internals_are_indexed():
     parts = mx.sym.split(mx.sym.var("x"), num_outputs=3, name="s")
     assert len(parts) == 3 and parts.list_outputs() == ["s_output0", "s_output1", "s_output2"]
     assert (
@@ -101,7 +101,7 @@ def test_outputs_children_internals():
         mx.sym.relu(parts)
 
 
-def test_attributes():
+def test_attributes_come_from_scopes_and_arguments():
     with mx.AttrScope(ctx_group="dev1", __own__="1"):
         x = mx.sym.var(
             "x", lr_mult=2, shape=(2, 3), dtype="float16", init=mx.init.One(), attr={"mood": "fine"}
@@ -126,10 +126,10 @@ def test_attributes():
         mx.sym.var("x", own="1")
 
 
-def test_wrong_calls():
+def test_invalid_symbol_calls_raise():
     x = mx.sym.var("x")
     for call in (
-        lambda: mx.sym.FullyConnected(x),  # num_hidden is missing
+        lambda: mx.sym.FullyConnected(x),  # without num_hidden
         lambda: mx.sym.FullyConnected(x, num_hidden=0),
         lambda: mx.sym.FullyConnected(x, num_hidden="many"),
         lambda: mx.sym.FullyConnected(x, num_hidden=2, wrong=1),
@@ -181,7 +181,7 @@ def test_wrong_calls():
         "x == 1",
     ],
 )
-def test_operators(text):
+def test_symbol_operators_equal_array_operators(text):
     values = {
         "x": mx.nd.array([[1.0, -2.0], [3.0, 1.0]]),
         "y": mx.nd.array([[2.0, 1.0], [3.0, 4.0]]),
@@ -192,7 +192,7 @@ def test_operators(text):
 
 
 @pytest.mark.parametrize("number", [np.float64(3), np.float32(3), np.int64(3)])
-def test_numbers_of_numpy_on_either_side(number):
+def test_numpy_scalars_work_on_either_side_of_operators(number):
     x = mx.sym.var("x")
     for text in ("n + x", "n - x", "n * x", "n / x", "n ** x", "n % x", "x - n", "n > x", "n == x"):
         ours, plain = (eval(text, {"n": n, "x": x}) for n in (number, number.item()))
@@ -204,7 +204,7 @@ def test_numbers_of_numpy_on_either_side(number):
         np.ones(3) * x
 
 
-def test_functions_of_symbols_or_numbers():
+def test_symbol_functions_accept_symbols_and_numbers():
     x = mx.sym.var("x")
     value = mx.nd.array([1.0, 4.0])
     for symbol, expected in (
@@ -227,7 +227,7 @@ def test_functions_of_symbols_or_numbers():
     assert draw.shape == (50,) and draw.min() >= 3 and draw.max() < 4
 
 
-def test_every_op_is_there():
+def test_every_public_op_exists_in_mx_sym():
     from mpgluon import _core
 
     for name, op in _core.ops().items():
@@ -243,12 +243,12 @@ def test_every_op_is_there():
     )
 
 
-def test_composition():
+def test_call_composes_symbols():
     base = mx.sym.FullyConnected(mx.sym.var("a"), num_hidden=4, name="fc")
     other = mx.sym.relu(mx.sym.var("b"), name="r")
     composed = base(a=other, name="new")
     assert composed.list_arguments() == ["b", "fc_weight", "fc_bias"] and composed.name == "new"
-    assert base.list_arguments() == ["a", "fc_weight", "fc_bias"] and base.name == "fc"  # untouched
+    assert base.list_arguments() == ["a", "fc_weight", "fc_bias"] and base.name == "fc"  # unchanged
     assert base(other).list_arguments() == ["b", "fc_weight", "fc_bias"]
     with pytest.raises(mx.MXNetError, match="no argument 'z'"):
         base(z=other)
@@ -256,7 +256,7 @@ def test_composition():
         base(other, fc_weight=other)
 
 
-def test_copies():
+def test_copied_symbols_are_independent():
     net = mlp()
     for other in (
         copy.copy(net),
@@ -269,7 +269,7 @@ def test_copies():
         assert net.attr("lr_mult") is None
 
 
-def test_infer_shape():
+def test_infer_shape_returns_all_shapes_or_warns():
     net = mlp()
     arguments, outputs, states = net.infer_shape(data=(5, 7))
     assert dict(zip(net.list_arguments(), arguments))["fc1_weight"] == (8, 7)
@@ -284,7 +284,7 @@ def test_infer_shape():
         net.infer_shape(data=5)
 
 
-def test_infer_shape_goes_both_ways():
+def test_infer_shape_propagates_in_both_directions():
     a, b = mx.sym.var("a", shape=(0, 10)), mx.sym.var("b", shape=(12, 0))
     assert (a + b).infer_shape()[0] == [(12, 10), (12, 10)]
     batch = mx.sym.FullyConnected(mx.sym.var("x", shape=(0, 4)), num_hidden=3) + mx.sym.var(
@@ -302,7 +302,7 @@ def test_infer_shape_goes_both_ways():
         assert mx.sym.transpose(mx.sym.var("x")).infer_shape_partial(x=(-1, 4))[1] == [(4, -1)]
 
 
-def test_infer_type():
+def test_infer_type_propagates_dtypes():
     data = mx.sym.var("data")
     net = mx.sym.FullyConnected(mx.sym.cast(data, dtype="float64"), num_hidden=2, name="fc")
     arguments, outputs, _ = net.infer_type(data="float16")
@@ -311,7 +311,7 @@ def test_infer_type():
     assert net.infer_type() == (None, None, None)
 
 
-def test_json():
+def test_tojson_matches_mxnets_format():
     net = mx.sym.BatchNorm(mlp(), name="bn")
     document = json.loads(net.tojson())
     assert document["attrs"]["mxnet_version"] == ["int", 10901]
@@ -335,7 +335,7 @@ def test_json():
     assert document["nodes"][3]["attrs"] == {"num_hidden": "8"}
 
 
-def test_saved_and_loaded(tmp_path):
+def test_symbol_is_saved_and_loaded(tmp_path):
     path = str(tmp_path / "net-symbol.json")
     mlp().save(path)
     assert mx.sym.load(path).tojson() == mlp().tojson()
@@ -345,9 +345,9 @@ def test_saved_and_loaded(tmp_path):
         mx.sym.load(3)
 
 
-def test_old_json():
-    """Before 0.9: "param" and "attr" apart, two numbers an input, no auxiliary states, multipliers
-    in their short form."""
+def test_json_before_0_9_is_read():
+    """That format separates "param" and "attr", has two numbers per input, no auxiliary states, and
+    short names of multipliers."""
     document = {
         "nodes": [
             {
@@ -391,9 +391,9 @@ def _old(nodes, version=None):
     )
 
 
-def test_old_json_leaves_out_variables():
-    """Before 0.9 the variables that nobody named are not in the file; they get the attributes of
-    their op."""
+def test_json_before_0_9_gets_missing_variables():
+    """Before 0.9, files omit variables without an explicit name; they get the attributes of their
+    op."""
     nodes = [
         ("null", "data", [], {}),
         (
@@ -410,8 +410,8 @@ def test_old_json_leaves_out_variables():
         _old(nodes, 900)
 
 
-def test_old_json_initializes_states():
-    """Before 0.9.4 the variables that ops write do not say how they are initialized."""
+def test_json_before_0_9_4_gets_initializers_of_states():
+    """Before 0.9.4, auxiliary states have no initializer attribute."""
     variables = ["data", "bn_gamma", "bn_beta", "bn_moving_mean", "bn_moving_var"]
     nodes = [("null", name, [], {}) for name in variables] + [
         ("BatchNorm", "bn", [[i, 0, int(i > 2)] for i in range(5)], {"attrs": {"eps": "0.001"}})
@@ -427,9 +427,9 @@ def test_old_json_initializes_states():
     assert _old(prelu).attr_dict()["g"]["__init__"] == '["Constant", {"value": 0.25}]'
 
 
-def test_old_json_moves_attributes_to_inputs():
-    """``weight_lr_mult`` of an op is meant for its input of that role, whatever the variable is
-    called."""
+def test_old_json_moves_prefixed_attributes_to_inputs():
+    """``weight_lr_mult`` of an op applies to its input `weight`, independent of the variable's
+    name."""
     nodes = [
         ("null", "x", [], {}),
         ("null", "w", [], {"attr": {"lr_mult": "9"}}),
@@ -457,7 +457,7 @@ def test_old_json_moves_attributes_to_inputs():
         ("BatchNorm", {}, (2, 3, 8, 8)),
     ],
 )
-def test_old_json_of_first_versions_of_layers(op, params, shape):
+def test_old_json_maps_v1_layers(op, params, shape):
     net = _old([("null", "x", [], {}), (f"{op}_v1", "a", [[0, 0]], {"param": params})])
     assert net.infer_shape(x=(2, 3, 8, 8))[1] == [shape]
 
@@ -489,7 +489,7 @@ def test_infer_shape_partial_with_unknown_sizes(call, given, found):
     assert (arguments[1:], outputs) == found
 
 
-def test_names_of_outputs():
+def test_output_names_match_mxnet():
     x = mx.sym.var("x")
     rnn = mx.sym.RNN(x, state_size=4, num_layers=1, mode="lstm", state_outputs=True, name="r")
     assert rnn.list_outputs() == ["r_output", "r_state_output", "r_statecell_output"]
@@ -505,9 +505,9 @@ def test_names_of_outputs():
     assert mx.sym.SliceChannel(x, num_outputs=1, name="c").list_outputs() == ["c_output0"]
 
 
-def test_unknown_attributes_in_json():
-    """As in MXNet: an error for ops with parameters; ops without keep them, and so are attributes
-    between underscores."""
+def test_unknown_json_attributes_raise_or_are_kept():
+    """As in MXNet, ops with parameters raise an error. Ops without parameters keep them, and every
+    op keeps attributes between underscores."""
     text = mx.sym.FullyConnected(mx.sym.var("x"), num_hidden=3, name="f").tojson()
     with pytest.raises(
         mx.MXNetError,
@@ -589,12 +589,12 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_hostile_json(name):
+def test_hostile_json_raises(name):
     with pytest.raises(mx.MXNetError):
         mx.sym.load_json(HOSTILE[name])
 
 
-def test_hidden_ops_are_not_in_files():
+def test_hidden_ops_in_json_raise():
     hidden = [
         name for name in _core.list_ops() if "hidden" in _core.get_op(name).describe()["flags"]
     ]
@@ -608,7 +608,7 @@ def test_hidden_ops_are_not_in_files():
             mx.sym.load_json(json.dumps({"nodes": nodes, "heads": [[1, 0, 0]]}))
 
 
-def test_deep_chains():
+def test_deep_chains_are_copied_inferred_and_evaluated():
     x = symbol = mx.sym.var("x")
     for _ in range(3000):
         symbol = symbol + 1
@@ -620,7 +620,7 @@ def test_deep_chains():
     del symbol, again
 
 
-def test_debug_str():
+def test_debug_str_lists_nodes():
     text = mlp().debug_str()
     assert (
         "Op:FullyConnected, Name=fc2" in text
@@ -630,15 +630,15 @@ def test_debug_str():
     )
 
 
-def test_as_in_context():
+def test_symbol_as_in_context_moves_its_value():
     moved = mx.sym.var("x").as_in_context(on(1)) * 2
     (out,) = moved.eval(x=mx.nd.ones(3, ctx=on(0)))
     assert out.context == on(1) and out.asnumpy().tolist() == [2, 2, 2]
     assert mx.sym.load_json(moved.tojson()).tojson() == moved.tojson()
 
 
-def test_loaded_when_needed():
-    """The import of the package does not load the symbols."""
+def test_symbols_load_lazily():
+    """Importing the package does not load mpgluon.symbol."""
     code = (
         "import sys, mpgluon as mx; assert 'mpgluon.symbol' not in sys.modules; mx.sym.var('x'); "
         "assert mx.symbol.Symbol is mx.Symbol"
@@ -647,8 +647,8 @@ def test_loaded_when_needed():
 
 
 @pytest.mark.parametrize("scale", [2, 3])
-def test_bilinear_upsampling(scale, tmp_path):
-    """A constant stays constant away from the edges, and a ramp stays one."""
+def test_bilinear_upsampling_keeps_constants_and_ramps(scale, tmp_path):
+    """Holds away from the edges."""
     net = mx.sym.UpSampling(
         mx.sym.var("data"), scale=scale, sample_type="bilinear", num_filter=2, name="up", num_args=2
     )
@@ -700,7 +700,7 @@ def test_bilinear_upsampling(scale, tmp_path):
 
 
 def test_types_are_inferred_backwards():
-    """Through every op that gives its input's dtype on, as in MXNet."""
+    """As in MXNet, through every op whose output has the dtype of its input."""
     a, b = mx.sym.var("a"), mx.sym.var("b")
     half = [np.float16]
     assert mx.sym.dot(mx.sym.Activation(a, act_type="relu"), b).infer_type(b="float16") == (
@@ -736,7 +736,7 @@ def test_types_are_inferred_backwards():
     ]
 
 
-def test_shapes_and_types_are_inferred_apart():
+def test_shapes_and_types_are_inferred_independently():
     data = mx.sym.var("a", shape=(2, 3))
     norm = mx.sym.InstanceNorm(data, mx.sym.var("g"), mx.sym.var("h"))
     assert norm.infer_type(a="float32")[0] == [np.float32] * 3
@@ -751,7 +751,7 @@ def test_shapes_and_types_are_inferred_apart():
 @pytest.mark.parametrize(
     "what", ["infer_shape", "infer_shape_partial", "infer_type", "infer_type_partial"]
 )
-def test_inference_refuses_names_that_are_not_there(what):
+def test_inference_rejects_unknown_names(what):
     value = (2, 3) if "shape" in what else "float32"
     net = mx.sym.BatchNorm(mx.sym.var("data"), name="n")
     with pytest.raises(
@@ -762,7 +762,7 @@ def test_inference_refuses_names_that_are_not_there(what):
     getattr(net, what)(data=value)
 
 
-def test_attributes_of_a_group_are_those_of_its_first_output():
+def test_group_has_the_attributes_of_its_first_output():
     first = mx.sym.FullyConnected(mx.sym.var("a"), num_hidden=3)
     assert (
         mx.sym.Group([first, mx.sym.var("b")]).list_attr()
@@ -772,7 +772,7 @@ def test_attributes_of_a_group_are_those_of_its_first_output():
 
 
 @pytest.mark.parametrize("unknown", [0, -1])
-def test_open_sizes_follow_through_transpose(unknown):
+def test_unknown_sizes_propagate_through_transpose(unknown):
     for axes, made in (None, (unknown, unknown, 2)), ((1, 2, 0), (unknown, 2, unknown)):
         other = mx.sym.transpose(mx.sym.ones(shape=made), **({"axes": axes} if axes else {}))
         both = mx.sym.ones(shape=(2, 3, unknown)) + other + mx.sym.zeros(shape=(2, 3, 4))
@@ -784,7 +784,7 @@ def test_open_sizes_follow_through_transpose(unknown):
         mx.sym.ones(shape=(-1, 2)).bind(mx.cpu(), args={}).forward()
 
 
-def test_blocks_of_symbols_have_no_sparse_parameters():
+def test_symbol_block_rejects_sparse_parameters():
     weight = mx.sym.var("weight", stype="row_sparse")
     with pytest.raises(AssertionError, match="'weight' is of sparse storage"):
         mx.gluon.SymbolBlock(mx.sym.dot(mx.sym.var("data"), weight), mx.sym.var("data"))

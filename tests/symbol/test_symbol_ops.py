@@ -1,5 +1,5 @@
-"""Every op as a node of a symbol: inferred, written as JSON, read back and run, it is what the
-imperative function is."""
+"""Every op as a symbol node, inferred, saved as JSON, loaded and run, equals the imperative
+function."""
 
 import numpy as np
 import pytest
@@ -15,8 +15,7 @@ FLAGS = {name: _core.get_op(name).describe()["flags"] for name in SAMPLES}
 CASES = [
     pytest.param(name, sample, id=f"{name}-{i}")
     for name, rows in SAMPLES.items()
-    if not {"dynamic", "hidden"} & set(FLAGS[name])
-    and name != "reset_arrays"  # which has no outputs
+    if not {"dynamic", "hidden"} & set(FLAGS[name]) and name != "reset_arrays"  # has no outputs
     for i, sample in enumerate(rows[:2])
 ]
 
@@ -50,7 +49,7 @@ def test_symbol_equals_imperative(name, sample):
     for got, want in zip(outputs, expected):
         assert got.dtype == want.dtype and got.shape == want.shape
         np.testing.assert_array_equal(got.asnumpy(), want.asnumpy())
-    for key in given:  # what the op writes, it writes here, too
+    for key in given:  # arrays that the op writes are equal
         np.testing.assert_array_equal(given[key].asnumpy(), copies[key].asnumpy())
     if all(0 not in array.shape for array in (*arrays, *outputs)):
         shapes = loaded.infer_shape(
@@ -73,8 +72,8 @@ def test_symbol_equals_imperative(name, sample):
         ("poisson", (3.0,)),
     ],
 )
-def test_draws_like_an_array(name, params):
-    """The draws of ``random.NAME``, in another's shape; under MXNet's names in both namespaces."""
+def test_like_draws_equal_draws_of_that_shape(name, params):
+    """``random.NAME_like`` has the draws of ``random.NAME``, in mx.nd and in mx.sym."""
     data, x = mx.nd.zeros((2, 3)), mx.sym.var("x")
     draws = []
     for draw in (
@@ -89,14 +88,14 @@ def test_draws_like_an_array(name, params):
     assert np.array_equal(draws[0], draws[1]) and np.array_equal(draws[0], draws[2])
 
 
-def test_either_array_tells_of_the_other():
+def test_correlation_infers_either_input_from_the_other():
     correlation = mx.sym.Correlation(mx.sym.var("a"), mx.sym.var("b"), max_displacement=1)
     assert correlation.infer_type(b="float16")[0] == [np.float16] * 2
     shapes, (out,), _ = correlation.infer_shape(b=(1, 2, 5, 6))
     assert shapes == [(1, 2, 5, 6)] * 2 and out == (1, 9, 3, 4)
 
 
-def test_histogram():
+def test_histogram_symbol_counts_values():
     x, edges = mx.sym.var("x"), mx.sym.var("edges")
     values, bounds = (
         np.array([0.1, 0.5, 0.9, 3, np.nan], "float32"),
@@ -114,8 +113,8 @@ def test_histogram():
 
 
 @pytest.mark.parametrize("name", ["adamw", "mp_adamw", "lamb", "mp_lamb"])
-def test_updates_of_several_weights(name):
-    """As of arrays."""
+def test_multi_weight_update_symbols_equal_arrays(name):
+    """Compares with the same update of arrays."""
     kinds = ["weight", "grad", "mean", "var"] + ["copy"] * name.startswith("mp")
     values = np.random.RandomState(0).uniform(0.1, 1, (len(kinds), 2, 3)).astype("float32")
     if name.startswith("mp"):
@@ -140,7 +139,7 @@ def test_updates_of_several_weights(name):
             np.testing.assert_allclose(states[one].asnumpy(), array.asnumpy(), rtol=1e-6)
 
 
-def test_one_rate_for_each_row():
+def test_group_adagrad_keeps_one_history_per_row():
     weight, history = mx.nd.array([[1, 2], [3, 4]]), mx.nd.array([[0], [3]])
     grad = mx.nd.array([[2, 2], [30, 30]])
     mx.nd.contrib.group_adagrad_update(

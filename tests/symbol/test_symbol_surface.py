@@ -1,5 +1,5 @@
-"""Every public name of MXNet 1.9.1's `Symbol` is there and works: methods that are ops compute what
-they do on arrays."""
+"""Every public name of MXNet 1.9.1's `Symbol` exists and works: methods that are ops equal those of
+arrays."""
 
 import copy
 import pickle
@@ -27,7 +27,7 @@ slice_axis slice_like softmax softmin sort space_to_depth split split_v2 sqrt sq
 swapaxes take tan tanh tile tojson topk transpose trunc wait_to_read zeros_like
 """.split()
 
-# Calls that mean the same for symbols and arrays; `x` has the shape (1, 4, 2, 6), `y` (3, 4, 2, 6).
+# Calls valid for symbols and arrays; `x` has the shape (1, 4, 2, 6), `y` (3, 4, 2, 6).
 CALLS = {
     name: (lambda x, y, name=name: getattr(x, name)())
     for name in """
@@ -84,14 +84,14 @@ CALLS.update(
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_computes_what_arrays_do(name):
+def test_symbol_method_equals_array_method(name):
     rng = np.random.RandomState(0)
     arrays = {
         "x": nd.array(rng.uniform(0.1, 0.9, (1, 4, 2, 6))),
         "y": nd.array(rng.uniform(0.1, 0.9, (3, 4, 2, 6))),
     }
     call = CALLS[name]
-    if name == "split_v2":  # an array has no such method
+    if name == "split_v2":  # arrays do not have this method
         expected = nd.split_v2(arrays["x"], (1, 3), axis=1)
     else:
         expected = CALLS[
@@ -186,7 +186,7 @@ OTHER = {
     "save": lambda s, path: (s.save(path), check(mx.sym.load(path).tojson() == s.tojson())),
     "tojson": lambda s, _: check(mx.sym.load_json(s.tojson()).tojson() == s.tojson()),
 }
-# What MXNet refuses, too, with an error that says why.
+# Calls that raise in MXNet as well, with the reason.
 REFUSED = {
     "__bool__": (bool, mx.base.NotImplementedForSymbol),
     "__nonzero__": (lambda s: s.__nonzero__(), mx.base.NotImplementedForSymbol),
@@ -204,24 +204,24 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", OTHER)
-def test_works(name, tmp_path):
+def test_symbol_method_works(name, tmp_path):
     OTHER[name](dense(), str(tmp_path / "symbol.json"))
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_is_refused(name):
+def test_unsupported_symbol_method_raises(name):
     call, error = REFUSED[name]
     with pytest.raises(error):
         call(dense())
 
 
-def test_every_name_is_checked():
+def test_every_public_symbol_name_is_tested():
     assert sorted([*CALLS, *OTHER, *REFUSED]) == sorted(NAMES)
     missing = [name for name in NAMES if not hasattr(mx.sym.Symbol, name)]
     assert not missing
 
 
-def test_contrib_names():
+def test_contrib_namespaces_are_the_same_modules():
     from mpgluon.contrib import ndarray, symbol
 
     assert mx.contrib.nd is ndarray is nd.contrib and mx.contrib.sym is symbol is mx.sym.contrib

@@ -1,4 +1,4 @@
-"""Symbols as tables and as pictures."""
+"""Symbols as tables and as drawings."""
 
 import sys
 from xml.etree import ElementTree
@@ -25,7 +25,7 @@ def network():
 SHAPES = {"data": (2, 3, 6, 6), "more": (2, 64)}
 
 
-def test_print_summary(capsys):
+def test_print_summary_lists_layers_and_parameters(capsys):
     mx.viz.print_summary(network(), SHAPES, line_length=100)
     lines = capsys.readouterr().out.splitlines()
     cells = {
@@ -36,7 +36,7 @@ def test_print_summary(capsys):
     assert cells["conv"] == ["conv(Convolution)", "4x4x4", "112", "data"]
     assert cells["bn"] == ["bn(BatchNorm)", "4x4x4", "8", "conv"]
     assert cells["fc1"] == ["fc1(FullyConnected)", "8", "512", "act"]
-    assert cells["fc2"] == ["fc2(FullyConnected)", "8", "0", "more"]  # the weight is counted once
+    assert cells["fc2"] == ["fc2(FullyConnected)", "8", "0", "more"]  # shares its weight
     assert lines[
         lines.index(next(line for line in lines if line.startswith("sum"))) + 1
     ].split() == ["fc2"]
@@ -44,14 +44,14 @@ def test_print_summary(capsys):
         len(line) == 100 for line in lines if set(line) <= {"_", "="}
     )
     mx.viz.print_summary(network())
-    assert "Total params: 4\n" in capsys.readouterr().out  # what shapes say by themselves
+    assert "Total params: 4\n" in capsys.readouterr().out  # only variables with known shapes
     with pytest.raises(TypeError, match="must be a Symbol"):
         mx.viz.print_summary("net")
     with pytest.raises(ValueError, match="incomplete"), pytest.warns(UserWarning):
         mx.viz.print_summary(network(), {"data": (2, 3, 6, 6)})
 
 
-def test_plot_network():
+def test_plot_network_draws_nodes_and_edges():
     pytest.importorskip("graphviz")
     graph = mx.viz.plot_network(
         network(),
@@ -88,7 +88,7 @@ def test_plot_network():
     assert "cluster" not in plain
 
 
-def test_plot_network_of_a_block():
+def test_plot_network_draws_a_block_over_devices():
     pytest.importorskip("graphviz")
 
     class Split(mx.gluon.HybridBlock):
@@ -118,7 +118,7 @@ def test_plot_network_of_a_block():
     )
 
 
-def test_plot_network_errors(monkeypatch):
+def test_plot_network_rejects_invalid_arguments(monkeypatch):
     pytest.importorskip("graphviz")
     with pytest.raises(TypeError, match="must be a Symbol"):
         mx.viz.plot_network(None)
@@ -137,7 +137,7 @@ def without_dot(monkeypatch):
 
 
 def texts(svg):
-    """All texts of a picture, which is well-formed, and the boxes of its nodes."""
+    """Returns all texts of a well-formed SVG image and the boxes of its nodes."""
     root = ElementTree.fromstring(svg)
     space = "{http://www.w3.org/2000/svg}"
     boxes = [
@@ -152,7 +152,7 @@ def overlap(a, b):
     return a[0] < b[0] + b[2] and b[0] < a[0] + a[2] and a[1] < b[1] + b[3] and b[1] < a[1] + a[3]
 
 
-def test_plot_network_without_the_program(without_dot, tmp_path):
+def test_plot_network_without_dot_draws_svg(without_dot, tmp_path):
     pytest.importorskip("graphviz")
     graph = mx.viz.plot_network(network(), shape=SHAPES, group2ctx={"a": on(0), "b": on(1)})
     svg = graph._repr_mimebundle_()["image/svg+xml"]
@@ -171,7 +171,7 @@ def test_plot_network_without_the_program(without_dot, tmp_path):
     assert graph.pipe() == svg.encode() and graph.pipe(encoding="utf-8") == svg
 
 
-def test_plot_network_without_the_package(monkeypatch, tmp_path):
+def test_plot_network_without_graphviz_draws_svg(monkeypatch, tmp_path):
     monkeypatch.delitem(sys.modules, "mpgluon.visualization._dot", raising=False)
     monkeypatch.setitem(sys.modules, "graphviz", None)
     symbol = mx.sym.relu(mx.sym.var("<x>&"), name="a")
@@ -183,8 +183,8 @@ def test_plot_network_without_the_package(monkeypatch, tmp_path):
     assert texts(drawing._repr_svg_())[0] == words
 
 
-def test_plot_network_of_a_placed_block():
-    """`place` moves arrays between layers, which the symbol does not show."""
+def test_plot_network_shows_devices_of_a_placed_block():
+    """The symbol does not contain the copies that `place` inserts between layers."""
     net = mx.gluon.nn.HybridSequential()
     net.add(*[mx.gluon.nn.Dense(3, activation="relu", in_units=3) for _ in range(4)])
     net.place(mx.parallel.Mesh({"stage": 2}, [on(0), on(1)]))
@@ -198,8 +198,8 @@ def test_plot_network_of_a_placed_block():
     assert [*fills.values()].count(first) == 5 and [*fills.values()].count(last) == 4
 
 
-def test_drawings_of_wide_and_long_graphs():
-    """Edges over many layers bend around nodes; nothing overlaps."""
+def test_drawings_of_wide_and_long_graphs_do_not_overlap():
+    """Edges over many layers are routed around nodes."""
     x = first = mx.sym.var("x")
     branches = []
     for i in range(6):
