@@ -1,4 +1,4 @@
-"""The GPU backend: its kernels against the CPU's, and what is particular to GPUs as devices."""
+"""The GPU backend: its kernels compared with the CPU's, and GPU-specific device behavior."""
 
 import ctypes
 import os
@@ -27,9 +27,9 @@ CASES = [
     for index, sample in enumerate(SAMPLES.get(name, []))
 ]
 
-# Of values: relative, and absolute for an array whose largest element is 1 or less, in proportion
-# for others: where terms cancel, what is left has the error of the terms. Halves may differ by
-# their last bit where the sum before it did.
+# Tolerances of values: relative, and absolute for an array whose largest element is at most 1,
+# scaled by the largest element otherwise, because cancellation leaves the error of the terms. A
+# half may differ in its last bit if the sum that it rounds differs.
 EXACT = {
     "Dropout",
     "_dropout_draw",
@@ -47,7 +47,7 @@ CLOSE = {
 }
 
 
-def test_kernels_that_are_missing_are_those_of_the_list():
+def test_missing_kernels_are_exactly_those_listed():
     composed = {name for name in OPS if "composed" in _core.get_op(name).describe()["flags"]}
     missing = {name for name in OPS if not _core.has_kernel(name, mx.gpu(0))} - composed
     assert missing - MISSING == set(), "kernels that vanished, or new ops without one"
@@ -55,7 +55,7 @@ def test_kernels_that_are_missing_are_those_of_the_list():
 
 
 @pytest.mark.parametrize("name", sorted(MISSING))
-def test_ops_without_a_kernel_say_so(name):
+def test_ops_without_a_kernel_raise(name):
     sample = SAMPLES[name][0]
     arrays = place(sample, sample.dtypes[0] if sample.dtypes else "float32", mx.gpu(0))
     with pytest.raises(mx.base.MXNetError, match=r"cannot run on gpu\(0\) yet"):
@@ -64,7 +64,7 @@ def test_ops_without_a_kernel_say_so(name):
 
 
 @pytest.mark.parametrize("name, sample", CASES)
-def test_values_are_those_of_the_cpu(name, sample):
+def test_op_values_match_the_cpu(name, sample):
     if name in MISSING:
         pytest.skip(f"no kernel: {name}")
     for dtype in sample.dtypes:
@@ -97,8 +97,8 @@ def test_values_are_those_of_the_cpu(name, sample):
 
 @pytest.mark.parametrize("shape", [(1,), (7,), (1031,), (5, 1, 33), (3, 4, 5, 6), (70000,), (0, 3)])
 @pytest.mark.parametrize("dtype", ["float32", "float16", "float64", "int32", "uint8", "bool"])
-def test_elementwise_shapes_and_offsets(shape, dtype):
-    """Sizes around the vectors' and blocks', and slices that are not aligned to 16 bytes."""
+def test_elementwise_ops_support_any_size_and_alignment(shape, dtype):
+    """Sizes around those of vectors and blocks, and slices not aligned to 16 bytes."""
     values = (
         np.random.RandomState(0)
         .randint(0, 2 if dtype == "bool" else 90, (2,) + shape)
@@ -120,7 +120,7 @@ def test_elementwise_shapes_and_offsets(shape, dtype):
             np.testing.assert_array_equal(one.asnumpy(), other.asnumpy())
 
 
-def test_copies_go_every_way():
+def test_copies_work_between_all_devices():
     values = np.random.RandomState(0).rand(300, 7).astype("float32")
     devices = [mx.cpu(0), mx.gpu(0), mx.cpu(1), mx.gpu(mx.num_gpus() - 1), mx.gpu(0), mx.cpu(0)]
     array = mx.nd.array(values, ctx=devices[0])
@@ -132,13 +132,12 @@ def test_copies_go_every_way():
     mx.nd.array(values).copyto(target)
     back = mx.nd.zeros((300, 7))
     target.copyto(back)
-    target[:] = 3  # behind the copy
+    target[:] = 3  # queued after the copy
     np.testing.assert_array_equal(back.asnumpy(), values)
 
 
 def test_long_chains_across_devices_keep_order():
-    """Every step reads what another device has just written, over the same few blocks of the
-    pools."""
+    """Every step reads the latest result of another device, and the pools reuse a few blocks."""
     devices = [mx.gpu(0), mx.cpu(0), mx.gpu(mx.num_gpus() - 1)]
     array = mx.nd.zeros((64, 64), ctx=devices[-1])
     for step in range(150):
@@ -183,7 +182,7 @@ def test_hybridized_blocks_span_devices(names):
     assert y.shape == (7, 11) and np.isfinite(grad).all()
 
 
-def test_memory_has_limits_and_figures():
+def test_memory_limit_raises_and_stats_count():
     ctx = mx.gpu(0)
     mx.nd.waitall()
     before = mx.context.memory_stats(ctx)
@@ -196,12 +195,12 @@ def test_memory_has_limits_and_figures():
             mx.base.MXNetError, match=r"gpu\(0\) is out of memory: asked for .*limit"
         ):
             mx.nd.ones((64 << 20,), ctx=ctx)
-        np.testing.assert_array_equal((array + 1)[:3].asnumpy(), [2, 2, 2])  # it goes on
+        np.testing.assert_array_equal((array + 1)[:3].asnumpy(), [2, 2, 2])  # still works
     finally:
         mx.context.set_memory_limit(ctx, 0)
 
 
-def test_a_gpu_that_is_not_there():
+def test_missing_gpu_error_names_the_range():
     with pytest.raises(
         mx.base.MXNetError,
         match=rf"gpu\({mx.num_gpus()}\) is not there: GPUs here are numbered 0 to "
@@ -227,7 +226,7 @@ def test_logical_devices_have_their_own_memory():
     assert out.split() == ["True"] * 4
 
 
-def test_a_forked_child_is_told():
+def test_gpu_use_in_a_forked_child_raises():
     out = output_of("""
         import os
         import mpgluon as mx
@@ -246,9 +245,9 @@ def test_a_forked_child_is_told():
     assert "cannot be used in a forked process" in out and "[2. 2.]" in out
 
 
-def test_the_library_has_one_door():
-    """Nothing but its entry is exported, so it cannot clash with the core's functions of the same
-    names."""
+def test_gpu_library_exports_one_symbol():
+    """Only the entry point is exported, so the library cannot clash with core functions of the same
+    name."""
     symbols = subprocess.run(
         [
             "nm",
@@ -260,7 +259,7 @@ def test_the_library_has_one_door():
         text=True,
     )
     names = {line.split()[-1] for line in symbols.stdout.splitlines() if " T " in line}
-    # For tests, other stand-ins, and what its NVRTC compiles (in C++: with types behind the name)
+    # Symbols for tests, other stand-ins and NVRTC-compiled code; C++ names end with types.
     stand_in = {name for name in names if re.match(r"(_Z\d+)?(hostcuda_|__syncthreads)", name)} | {
         "cudaGetDevice",
         "cudaGetDeviceProperties",
@@ -275,7 +274,7 @@ def test_the_library_has_one_door():
 
 
 class TwoHalves(gluon.HybridBlock):
-    """Embedding and normalisation on one device, dense layers and dropout on another."""
+    """Embedding and normalization on one device, dense layers and dropout on another."""
 
     def __init__(self, first, second):
         super().__init__(prefix="halves_")
@@ -320,8 +319,8 @@ def train_halves(first, second, hybridize, optimizer):
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 @pytest.mark.parametrize("hybridize", [False, True], ids=["eager", "hybridized"])
-def test_a_network_over_two_gpus_trains_as_on_cpus(hybridize, optimizer):
-    """With the same initial weights and dropout masks."""
+def test_network_over_two_gpus_trains_as_on_cpus(hybridize, optimizer):
+    """Initial weights and dropout masks are the same on both."""
     if mx.num_gpus() < 2:
         pytest.skip("one GPU: MPGLUON_GPU_LOGICAL=2 makes two of it")
     cpu = train_halves(mx.cpu(0), mx.cpu(1), True, optimizer)
@@ -332,8 +331,8 @@ def test_a_network_over_two_gpus_trains_as_on_cpus(hybridize, optimizer):
     assert cpu[-1] < cpu[0]
 
 
-def test_a_hybridized_prediction_keeps_ops_that_the_device_has():
-    """Dense layers are packed for prediction on CPUs; a GPU keeps them as they are."""
+def test_hybridized_prediction_on_gpu_matches_eager():
+    """CPUs use packed Dense layers for prediction; a GPU has no packed op and keeps them."""
     net = nn.HybridSequential()
     net.add(nn.Dense(256, in_units=512, activation="relu"), nn.Dense(10, in_units=256))
     net.initialize(ctx=mx.gpu(0))

@@ -1,5 +1,5 @@
-"""What GPUs find wrong when they run: told to whoever waits, with what depends on it and nothing
-else."""
+"""Errors that GPU kernels detect at run time: they raise at the wait for the result and for all
+dependent results, and nowhere else."""
 
 import numpy as np
 import pytest
@@ -24,8 +24,8 @@ def arrays(ctx=None):
 
 
 def occupy(ctx, how):
-    """Before the bad work. busy: the stream is behind, so that all of it is issued before anything
-    is found; idle: it is not."""
+    """Prepares the stream before the failing work. With "busy", earlier work delays the stream so
+    that all work is issued before the error is detected; with "idle", nothing is queued."""
     if how == "busy":
         big = mx.nd.ones((700, 700), ctx=ctx)
         for _ in range(2):
@@ -33,8 +33,8 @@ def occupy(ctx, how):
 
 
 def attempt(work):
-    """Queues it, and returns how to read its result; it may be refused at once when the failure is
-    known by then."""
+    """Queues the work and returns a function that reads its result. Queueing itself may raise if
+    the failure is already known."""
     try:
         return work().asnumpy
     except IndexError as error:
@@ -61,28 +61,28 @@ BAD = {
     ),
     "index_copy": (
         lambda t, i: mx.nd.contrib.index_copy(t, i, t[:3]),
-        "_scatter_set_nd: index 7 is out of range",  # it is composed of this op
+        "_scatter_set_nd: index 7 is out of range",  # index_copy is composed of this op
     ),
 }
 
 
 @pytest.mark.parametrize("how", ["idle", "busy"])
 @pytest.mark.parametrize("name", BAD)
-def test_a_bad_index_is_told_where_the_result_is_waited_for(name, how):
+def test_bad_index_raises_at_the_wait_for_the_result(name, how):
     function, text = BAD[name]
     table, good, bad = arrays()
     occupy(mx.gpu(0), how)
     before = table + 1
-    wrong = function(table, bad)  # this line is named
+    wrong = function(table, bad)  # the error names this line
     after, right = table * 2, function(table, good)
     with pytest.raises(
         mx.base.MXNetError, match=text + r".*\[\S+ on gpu\(0\), queued at .*test_gpu_alarms.py:\d+"
     ) as caught:
         wrong.wait_to_read()
     assert isinstance(caught.value, IndexError)
-    with pytest.raises(IndexError, match=text):  # as often as it is asked for
+    with pytest.raises(IndexError, match=text):  # raises at every read
         wrong.asnumpy()
-    mx.nd.waitall()  # it has been told
+    mx.nd.waitall()  # the error was already reported
     np.testing.assert_array_equal(before.asnumpy(), TABLE + 1)
     np.testing.assert_array_equal(after.asnumpy(), TABLE * 2)
     np.testing.assert_array_equal(right.asnumpy(), function(*arrays(mx.cpu(0))[:2]).asnumpy())
@@ -103,7 +103,7 @@ DRAWS = {
 
 
 @pytest.mark.parametrize("name", DRAWS)
-def test_parameters_that_no_distribution_has(name):
+def test_invalid_distribution_parameters_raise_at_the_wait(name):
     function, text = DRAWS[name]
     good = function(mx.nd.array([1, 0.5, 0.25, 1], ctx=mx.gpu(0)))
     wrong = function(mx.nd.array([1, -2, 3, -4], ctx=mx.gpu(0)))
@@ -114,7 +114,7 @@ def test_parameters_that_no_distribution_has(name):
 
 
 @pytest.mark.parametrize("how", ["idle", "busy"])
-def test_what_depends_on_it_fails_on_all_devices(how):
+def test_dependent_results_fail_on_all_devices(how):
     other = mx.gpu(mx.num_gpus() - 1)
     table, good, bad = arrays()
     for round in range(2):
@@ -136,7 +136,7 @@ def test_what_depends_on_it_fails_on_all_devices(how):
         for result in spoilt:
             with pytest.raises(IndexError, match="index 7 is out of range.*take on gpu"):
                 result()
-        target[:] = 5  # written anew, it is good
+        target[:] = 5  # a full write makes it valid
         for array, factor, more in zip(sound, (1, 2, 1), (1, 0, 1)):
             np.testing.assert_array_equal(array.asnumpy(), TABLE[[0, 3, 1]] * factor + more)
         assert (target.asnumpy() == 5).all()
@@ -152,8 +152,8 @@ def test_what_depends_on_it_fails_on_all_devices(how):
         "block(wrong)",
     ],
 )
-def test_what_is_queued_when_the_bad_work_is_done(use):
-    """Nobody has waited for it by then. In a process of its own, where no other work has failed."""
+def test_work_queued_after_an_unreported_failure_raises(use):
+    """Nothing waits for the failed work first. Runs in a subprocess without any other failure."""
     code = f"""
     import time
     import mpgluon as mx
@@ -172,7 +172,7 @@ def test_what_is_queued_when_the_bad_work_is_done(use):
     assert "take: index 7 is out of range" in finished(code).stdout
 
 
-def test_waitall_tells_it_once():
+def test_waitall_reports_a_failure_once():
     table, _, bad = arrays()
     wrong = mx.nd.take(table, bad, mode="raise") + 1
     with pytest.raises(IndexError, match="index 7 is out of range"):
@@ -181,8 +181,8 @@ def test_waitall_tells_it_once():
     del wrong
 
 
-def test_more_checks_than_there_are_places():
-    """Every second one fails; each is told by its own result. Then very much work behind a
+def test_more_checks_than_report_slots_are_reported():
+    """Every second check fails, and its own result reports it. Then much work follows one
     check."""
     table, good, bad = arrays()
     occupy(mx.gpu(0), "busy")
@@ -205,7 +205,7 @@ def test_more_checks_than_there_are_places():
 
 
 class Picky(gluon.HybridBlock):
-    """Two checks, on the two devices it spans."""
+    """Two checks on two devices."""
 
     def __init__(self, other):
         super().__init__()
@@ -219,7 +219,7 @@ class Picky(gluon.HybridBlock):
 
 @pytest.mark.parametrize("how", ["idle", "busy"])
 @pytest.mark.parametrize("hybrid", [False, True])
-def test_programs(hybrid, how):
+def test_compiled_and_eager_blocks_report_bad_indices(hybrid, how):
     other = mx.gpu(mx.num_gpus() - 1)
     net = Picky(other)
     if hybrid:
@@ -254,7 +254,7 @@ def test_programs(hybrid, how):
         mx.nd.waitall()
 
 
-def test_a_dimension_without_elements():
+def test_index_into_an_empty_dimension_raises():
     table = mx.nd.zeros((0, 3), ctx=mx.gpu(0))
     index = mx.nd.array([0, 1], ctx=mx.gpu(0))
     for function in (
@@ -266,7 +266,7 @@ def test_a_dimension_without_elements():
     mx.nd.waitall()
 
 
-def test_synchronous_execution():
+def test_synchronous_engine_raises_at_the_call():
     table, good, bad = arrays()
     mx.engine.set_mode("sync")
     try:

@@ -1,5 +1,5 @@
-"""Attention on tensor cores against the CPU: tiles that are seen whole, in part or not at all, with
-masks and dropped weights."""
+"""Attention on tensor cores compared with the CPU: tiles that are visible wholly, partly or not at
+all, with masks and dropout."""
 
 import numpy as np
 import pytest
@@ -36,9 +36,9 @@ DROPPED = {"p": 0.4}
         ((1, 1, 70, 70, 16, 16), {"scale": 0.0}, False),
     ],
 )
-def test_tiles(sizes, more, mask, dtype):
-    """Heads of 64 and 128; more keys than rows and fewer; rows that begin with a block of random
-    words (keys a multiple of four) and that do not."""
+def test_attention_matches_the_cpu_for_all_tile_shapes(sizes, more, mask, dtype):
+    """Heads of 64 and 128, more and fewer keys than rows, and rows whose random words start at a
+    block boundary (if the number of keys is a multiple of four) or not."""
     batch, heads, rows, keys, _, _ = sizes
     shapes, params = plain(*sizes, **{"scale": 0.2, **more})
     masks = uniform((rows, keys)) if mask else []
@@ -55,8 +55,8 @@ def test_tiles(sizes, more, mask, dtype):
     same_on_both(run, values, dtype)
 
 
-def test_rows_that_see_nothing_else_are_copies():
-    """The first row of causal attention sees one key: its result is that key's value."""
+def test_causal_attention_copies_the_first_value():
+    """The first row of causal attention sees one key, so its result is that key's value."""
     shapes, params = plain(1, 1, 100, 100, 64, 64, causal=True)
     query, key, value = (
         mx.nd.array(v, ctx=mx.gpu(0), dtype="float16") for v in uniform(*shapes, seed=3)

@@ -1,5 +1,5 @@
-"""BatchNorm on a GPU, by itself and with relu: data of many shapes, far from zero, with NaN, and at
-any address."""
+"""BatchNorm on a GPU, alone and with relu: data of many shapes, far from zero, with NaN, and at any
+address."""
 
 import numpy as np
 import pytest
@@ -12,9 +12,9 @@ pytestmark = needs_gpu
 
 CLOSE = {"float64": 1e-10, "float32": 2e-5, "float16": 2e-3, "bfloat16": 2e-2}
 
-# Rows and channels, and places behind the channels: tiles of 8 and of 256 channels and what is left
-# of them, one and several chunks of rows; planes of all alignments, of several chunks, and several
-# to a chunk.
+# (rows, channels, spatial shape). LAST covers tiles of 8 and 256 channels with remainders and one
+# or several chunks of rows. FIRST covers planes of all alignments, of several chunks, and several
+# per chunk.
 LAST = [
     (1, 5, ()),
     (40, 3, ()),
@@ -41,7 +41,8 @@ def arrays(shape, channels, dtype, seed, offset=0.0):
 
 
 def run(op, shape, axis, dtype, ctx, place=0, offset=0.0, nan=False, residual=False, **params):
-    """Results, moving statistics and gradients; data begins `place` elements into its memory."""
+    """Returns results, running statistics and gradients; data starts at element `place` of its
+    memory."""
     channels = shape[axis]
     x, gamma, beta = arrays(shape, channels, dtype, 1, offset)
     if nan:
@@ -75,8 +76,8 @@ def same(found, expected, dtype):
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
 @pytest.mark.parametrize("outer,channels,inner", LAST + FIRST)
-def test_shapes_and_addresses(outer, channels, inner, dtype):
-    """As on a CPU; and an address changes no bit."""
+def test_batch_norm_matches_the_cpu_at_any_address(outer, channels, inner, dtype):
+    """Equals the CPU within rounding, and the address does not change a bit."""
     shape = (outer, channels, *inner)
     results = [
         run("BatchNorm", shape, 1, dtype, ctx, place)
@@ -91,8 +92,10 @@ def test_shapes_and_addresses(outer, channels, inner, dtype):
 @pytest.mark.parametrize("residual", [False, True])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("outer,channels,inner", LAST)
-def test_relu(outer, channels, inner, dtype, residual, nan):
-    """With relu and an addition; NaN comes through, forward and backward."""
+def test_batch_norm_with_relu_and_addition_matches_the_cpu(
+    outer, channels, inner, dtype, residual, nan
+):
+    """NaN propagates forward and backward."""
     results = [
         run(
             *("_batch_norm_relu", (outer, channels), 1, dtype, ctx, place),
@@ -102,7 +105,7 @@ def test_relu(outer, channels, inner, dtype, residual, nan):
         )
         for ctx, place in ((mx.cpu(0), 0), (mx.gpu(0), 0), (mx.gpu(0), 3))
     ]
-    # Only elements that relu decides alike: near 0 rounding decides.
+    # Near 0, rounding decides whether relu passes an element, so a few may differ.
     y, z = results[0][0], results[1][0]
     assert np.mean((y == 0) != (z == 0)) < 0.01
     same(results[1][:3], results[0][:3], dtype)
@@ -115,8 +118,8 @@ def test_relu(outer, channels, inner, dtype, residual, nan):
 
 
 @pytest.mark.parametrize("shape", [(3000, 16), (20, 3, 40, 40), (2, 3, 9001)])
-def test_far_from_zero(shape):
-    """The variance keeps its digits, also where the first element is far from the others."""
+def test_variance_of_data_far_from_zero_is_accurate(shape):
+    """The variance stays accurate even if the first element is far from the others."""
     for offset, outlier in ((3e4, 0), (0, 1e3), (3e4, -1e3)):
         x, gamma, beta = arrays(shape, shape[1], "float32", 1, offset)
         x[0, :] += outlier

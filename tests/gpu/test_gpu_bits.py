@@ -1,6 +1,6 @@
-"""Captures that are replayed and kernels that NVRTC has compiled have the bits of ops that are
-issued one by one: on a card as on the stand-in. Small networks of the kinds that people train, in
-processes of their own, as the settings are read once."""
+"""Replayed captures and NVRTC-compiled kernels have the bits of ops issued one by one, on a card
+and on the stand-in. Runs typical small networks in subprocesses, because settings are read
+once."""
 
 import os
 
@@ -11,7 +11,7 @@ from support.stand_in import ON_STAND_IN, needs_gpu
 
 pytestmark = needs_gpu
 
-# How work is issued; the first is what users have.
+# Ways of issuing work; the first is the default.
 WAYS = {
     "captured and fused": {},
     "captured": {"MPGLUON_CUDA_NVRTC": "0"},
@@ -83,7 +83,7 @@ NETWORKS = """
     print(replays, file=sys.stderr)
 """
 
-# Lengths, addresses and scratch change all the time, as where a pool is short.
+# Lengths, addresses and scratch memory change constantly, as with a nearly full pool.
 CHANGING = """
     import hashlib, sys
     import numpy as np
@@ -130,7 +130,7 @@ CHANGING = """
 
 
 def ran(program, way, folder):
-    """What it printed, how many captures it replayed, and whether kernels were specialised."""
+    """Returns the output, the number of replayed captures and the number of specialized kernels."""
     folder.mkdir()
     settings = {"MPGLUON_CUDA_GRAPHS": "1", "MPGLUON_CUDA_NVRTC": "1", **WAYS[way]}
     done = finished(program, timeout=280, MPGLUON_CUDA_GROUPS=str(folder), **settings)
@@ -138,7 +138,7 @@ def ran(program, way, folder):
 
 
 @pytest.mark.parametrize("program", ["transformer", "residual", "language_model", "changing"])
-def test_captures_and_fused_kernels_have_the_bits_of_ops_one_by_one(program, tmp_path):
+def test_captures_and_fused_kernels_have_the_bits_of_single_ops(program, tmp_path):
     steps = str(60 if ON_STAND_IN else 1000)
     changes = program == "changing"
     text = CHANGING.replace("{steps}", steps) if changes else NETWORKS.replace("MAKE", program)
@@ -146,7 +146,7 @@ def test_captures_and_fused_kernels_have_the_bits_of_ops_one_by_one(program, tmp
     for number, way in enumerate(WAYS):
         found[way], replays, groups = ran(text, way, tmp_path / str(number))
         assert (replays > 0) == way.startswith("captured"), (way, replays)
-        # A recurrent layer has nothing to fuse
+        # A recurrent layer has no ops to fuse
         fuses = way.endswith("fused") and program != "language_model"
         assert groups > 0 if fuses else groups == 0 or way.endswith("fused"), (way, groups)
     assert all(out == found["one by one"] for out in found.values()), found

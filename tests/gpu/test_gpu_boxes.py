@@ -1,5 +1,5 @@
-"""Boxes on a GPU: the same boxes stay as on a CPU, in the same order and with the same bits, over
-tiles and blocks, among equal scores, and without any boxes."""
+"""Non-maximum suppression and other box ops on a GPU: the same boxes as on a CPU, in the same order
+and with the same bits, across tiles and blocks, with equal scores, and without boxes."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ DTYPES = ["float32", "float64", "float16", "bfloat16"]
 
 
 def rounded(random, *shape):
-    """Few values, so that many are equal."""
+    """Draws from few values, so that many are equal."""
     return random.randint(0, 40, shape) / 32
 
 
@@ -30,8 +30,8 @@ def scored(random, *shape):
 
 
 def on_both(function, inputs, dtype, params):
-    """Results of a CPU and a GPU; they are equal: what is computed in float64 is rounded, but for
-    arrays of that dtype, where functions of a GPU may have another last bit."""
+    """Runs a function on a CPU and a GPU; the results must be equal because they are rounded from
+    float64. Results in float64 itself may differ in the last bit of GPU math functions."""
     results = []
     for ctx in (mx.cpu(0), mx.gpu(0)):
         arrays = [mx.nd.array(values, ctx=ctx, dtype=dtype) for values in inputs]
@@ -72,17 +72,17 @@ NMS = [
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("params", NMS, ids=str)
-def test_suppression(params, dtype):
+def test_nms_equals_the_cpu(params, dtype):
     random = np.random.RandomState(1)
     for shape in [(1, 1), (3, 20), (2, 2, 257), (2, 800)]:
         out = on_both(mx.nd.contrib.box_nms, [scored(random, *shape)], dtype, params)[0]
     if params.get("overlap_thresh", 0) > 0.7:
-        assert (out[..., 1] > 0).sum() > 512  # of two samples: more than a tile each
+        assert (out[..., 1] > 0).sum() > 512  # two samples, each with more than a tile of boxes
     for shape in [(0, 5, 6), (2, 0, 6)]:
         on_both(mx.nd.contrib.box_nms, [np.zeros(shape)], dtype, params)
 
 
-def test_suppression_elsewhere_in_the_rows():
+def test_nms_supports_other_column_orders_and_formats():
     random = np.random.RandomState(2)
     rows = scored(random, 2, 300)
     data = np.concatenate([rows[..., 2:], random.rand(2, 300, 2), rows[..., :2]], -1)
@@ -94,7 +94,7 @@ def test_suppression_elsewhere_in_the_rows():
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("format", ["corner", "center"])
-def test_overlaps(format, dtype):
+def test_box_iou_equals_the_cpu(format, dtype):
     random = np.random.RandomState(3)
     for left, right in [((5,), (2, 3)), ((2, 70), (9,)), ((), (3,)), ((0,), (3,)), ((4,), (0,))]:
         inputs = [boxes(random, *left), boxes(random, *right)]
@@ -111,7 +111,7 @@ def test_overlaps(format, dtype):
     ],
     ids=str,
 )
-def test_anchors(params, dtype):
+def test_multibox_prior_equals_the_cpu(params, dtype):
     for shape in [(2, 3, 3, 5), (1, 1, 20, 30), (1, 1, 0, 2)]:
         on_both(mx.nd.contrib.MultiBoxPrior, [np.zeros(shape)], dtype, params)
 
@@ -135,11 +135,11 @@ def predictions(random, samples, classes, anchors):
     ],
     ids=str,
 )
-def test_detections(params, dtype):
+def test_multibox_detection_equals_the_cpu(params, dtype):
     random = np.random.RandomState(4)
     for shape in [(2, 4, 20), (3, 3, 300), (1, 6, 1), (1, 1, 3), (0, 2, 3), (2, 2, 0)]:
         on_both(mx.nd.contrib.MultiBoxDetection, predictions(random, *shape), dtype, params)
-    # No sizes are predicted: nothing depends on exp
+    # With size variances of 0, no result depends on exp
     out = on_both(
         mx.nd.contrib.MultiBoxDetection,
         predictions(random, 2, 3, 700),
@@ -171,7 +171,7 @@ def labels(random, samples, objects):
     ],
     ids=str,
 )
-def test_targets(params, dtype):
+def test_multibox_target_equals_the_cpu(params, dtype):
     random = np.random.RandomState(5)
     for samples, anchors, objects in [
         (3, 24, 5),
@@ -188,8 +188,8 @@ def test_targets(params, dtype):
         on_both(mx.nd.contrib.MultiBoxTarget, inputs, dtype, params)
 
 
-def test_an_anchor_that_several_objects_want():
-    """All objects are nearest to the same anchors: each match changes the others'."""
+def test_multibox_target_resolves_anchors_matched_by_several_objects():
+    """All objects are nearest to the same anchors, so each match changes the next."""
     random = np.random.RandomState(6)
     anchors = np.tile(boxes(random, 1, 4), (1, 80, 1)) + np.arange(320)[:, None] // 64 / 64
     rows = np.concatenate([np.zeros((1, 260, 1)), np.tile(anchors[:, :5], (1, 52, 1))], -1)
@@ -200,8 +200,8 @@ def test_an_anchor_that_several_objects_want():
     assert (classes == 1).sum() == mask.sum() / 4 > 100
 
 
-def test_hybridized_and_called_again():
-    """Captured work sorts, counts and matches anew."""
+def test_captured_box_ops_recompute_when_replayed():
+    """Replayed captures repeat sorting, counting and matching."""
 
     class Detector(mx.gluon.HybridBlock):
         def hybrid_forward(self, F, scores, offsets, anchors, rows):

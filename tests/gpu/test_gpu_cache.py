@@ -1,4 +1,4 @@
-"""What NVRTC has compiled is kept in files (kernels/cuda/vendor/nvrtc_cache.h)."""
+"""The file cache of NVRTC-compiled kernels (kernels/cuda/vendor/nvrtc_cache.h)."""
 
 import os
 import subprocess
@@ -50,7 +50,7 @@ def contents(folder):
 
 @pytest.fixture
 def cache(tmp_path):
-    """A folder with the code of the program, and settings for a compiler that compiles nothing."""
+    """Returns a folder with the compiled kernels of PROGRAM and settings for a failing compiler."""
     folder = tmp_path / "of the user" / "kept"
     run(folder)
     broken = tmp_path / "broken"
@@ -58,7 +58,7 @@ def cache(tmp_path):
     return folder, failing(broken, "true")
 
 
-def test_another_process_compiles_nothing(cache):
+def test_cache_is_used_by_other_processes(cache):
     folder, broken = cache
     files = contents(folder)
     assert len(files) == 3 and all(name.endswith(".kernel") for name in files)
@@ -81,7 +81,7 @@ def test_another_process_compiles_nothing(cache):
     ],
     ids=["empty", "begun", "short", "long", "a bit", "zeros", "sizes"],
 )
-def test_damaged_files_are_written_anew(cache, damage):
+def test_damaged_cache_files_are_replaced(cache, damage):
     folder, _ = cache
     files = contents(folder)
     for name, data in files.items():
@@ -90,8 +90,8 @@ def test_damaged_files_are_written_anew(cache, damage):
     assert contents(folder) == files
 
 
-def test_whole_files_that_cannot_be_loaded_are_written_anew(tmp_path):
-    """Their code was removed; the stand-in has only the names of files in them."""
+def test_cache_files_that_cannot_be_loaded_are_replaced(tmp_path):
+    """The stand-in's cache files contain only the paths of compiled code, deleted here."""
     folder, made = tmp_path / "kept", tmp_path / "made"
     run(folder, HOSTCUDA_NVRTC_CACHE=str(made))
     for data in contents(folder).values():
@@ -101,7 +101,7 @@ def test_whole_files_that_cannot_be_loaded_are_written_anew(tmp_path):
     run(folder, **failing(tmp_path, "true"))
 
 
-def test_the_files_that_were_not_read_for_longest_go(tmp_path):
+def test_cache_evicts_least_recently_read_files(tmp_path):
     for i in range(12):
         path = tmp_path / f"{i:032x}.kernel"
         path.write_bytes(bytes(100_000))
@@ -118,17 +118,17 @@ def test_the_files_that_were_not_read_for_longest_go(tmp_path):
 
 
 @pytest.mark.parametrize("folder", ["/proc/none", "/dev/null/none", "x" * 5000])
-def test_a_folder_that_cannot_be_written_is_passed_over(folder):
+def test_unwritable_cache_folder_is_ignored(folder):
     run(folder)
 
 
-def test_the_folder_of_the_user(tmp_path):
+def test_cache_folder_follows_xdg_cache_home(tmp_path):
     run("", XDG_CACHE_HOME=str(tmp_path))
     assert len(os.listdir(tmp_path / "mpgluon")) == 3
     assert os.stat(tmp_path / "mpgluon").st_mode & 0o777 == 0o700
 
 
-def test_a_size_that_makes_no_sense(tmp_path):
+def test_invalid_cache_size_raises(tmp_path):
     code = """
         import mpgluon as mx
         mx.rtc.CudaModule('extern "C" __global__ void nothing() {}')
@@ -138,7 +138,7 @@ def test_a_size_that_makes_no_sense(tmp_path):
     assert "MPGLUON_CUDA_CACHE_SIZE is 'much'; it may be 1 to 1048576 (MiB)" in told
 
 
-def test_a_source_that_includes_files_is_not_kept(tmp_path):
+def test_source_with_includes_is_not_cached(tmp_path):
     (tmp_path / "part").write_text("#define SCALE 1\n")
     code = """
         import mpgluon as mx
@@ -152,8 +152,8 @@ def test_a_source_that_includes_files_is_not_kept(tmp_path):
     assert os.listdir(tmp_path / "kept") == []
 
 
-def test_processes_at_the_same_time(tmp_path):
-    """Each reads whole files or none."""
+def test_concurrent_processes_share_the_cache(tmp_path):
+    """Each process reads only complete files."""
     settings = environment(MPGLUON_CUDA_CACHE=str(tmp_path))
     command = [sys.executable, "-c", textwrap.dedent(PROGRAM)]
     processes = [

@@ -1,5 +1,5 @@
-"""`make gpu-check` and `make gpu-check-suites`, tried on the stand-in: what they write, that what
-fails keeps nothing else from running but for a failed build, and how a wheel is installed."""
+"""`make gpu-check` and `make gpu-check-suites` on the stand-in: their reports, that only a failed
+build stops the other parts, and the installation of wheels."""
 
 import importlib.util
 import json
@@ -46,7 +46,7 @@ def held(found):
     return {part: told["held"] for part, told in found["parts"].items()}
 
 
-def test_a_part_that_fails_keeps_no_other_from_running(tmp_path):
+def test_failing_part_does_not_stop_other_parts(tmp_path):
     done, found, table = check(
         tmp_path / "out", "check", "--parts", "build,add,pipeline", HOSTCUDA_MEMORY="100000"
     )
@@ -59,7 +59,7 @@ def test_a_part_that_fails_keeps_no_other_from_running(tmp_path):
     assert "cuBLASLt" in table and "2 of 3 parts held" in table
 
 
-def test_the_first_command(tmp_path):
+def test_check_reports_families_and_products(tmp_path):
     done, found, table = check(tmp_path / "out", "check", "--parts", "build,families,product")
     assert done.returncode == 0, done.stdout
     assert found["suites"]["families"]["passed"] >= 1
@@ -67,11 +67,11 @@ def test_the_first_command(tmp_path):
     assert found["tiny"] and "the figures mean nothing" in table
 
 
-def test_suites(tmp_path):
+def test_suites_report_each_test_file(tmp_path):
     tests = "gpu/test_gpu_nothing.py gpu/test_gpu.py"
     done, found, table = check(tmp_path / "out", "suites", "--tests", tests)
     assert done.returncode == 1
-    # compute-sanitizer is for cards
+    # compute-sanitizer needs a card and is skipped
     assert held(found) == {
         "build": True,
         "memcheck": True,
@@ -85,19 +85,19 @@ def test_suites(tmp_path):
     assert "| gpu/test_gpu.py | 4 | " in table and "5 of 7 parts held" in table
 
 
-def test_without_time_parts_fail_at_once(tmp_path):
+def test_parts_without_time_left_fail_at_once(tmp_path):
     done, found, _ = check(tmp_path / "out", "check", "--parts", "add,gpt", "--minutes", "0")
     assert done.returncode == 1 and held(found) == {"gpt": False, "add": False}
     assert "there was no time left" in found["parts"]["gpt"]["told"]
 
 
-def test_a_build_that_failed_ends_it(tmp_path):
+def test_failed_build_stops_the_check(tmp_path):
     done, found, table = check(tmp_path / "out", "check", HOSTCUDA_DEVICES="0")
     assert done.returncode == 1 and held(found) == {"build": False}
     assert "gpu(0) cannot be used" in found["parts"]["build"]["told"] and "0 of 1 parts" in table
 
 
-def test_what_was_found_is_there_when_it_is_stopped(tmp_path):
+def test_terminated_check_keeps_its_results(tmp_path):
     process = subprocess.Popen(
         command(tmp_path / "out", "check", "--parts", "build,add,recorded,gpt"),
         stdout=subprocess.PIPE,
@@ -130,7 +130,7 @@ def make_wheel(path, files):
 
 
 def made(tmp_path, files):
-    """As tools/gpu_wheel.py leaves it."""
+    """Returns a wheel as tools/gpu_wheel.py writes it."""
     raw, folder = tmp_path / "raw", tmp_path / "wheels"
     raw.mkdir()
     folder.mkdir()
@@ -138,7 +138,7 @@ def made(tmp_path, files):
     return gpu_wheel.repacked(str(raw / NAME), str(folder))
 
 
-def test_a_wheel_is_installed_and_what_python_has_is_not(tmp_path):
+def test_check_installs_a_wheel_and_only_missing_packages(tmp_path):
     own = os.path.dirname(mpgluon.__file__)
     files = {"mpgluon/_cuda.so": b""}
     for folder, _, names in os.walk(own):
@@ -147,7 +147,7 @@ def test_a_wheel_is_installed_and_what_python_has_is_not(tmp_path):
                 path = os.path.join(folder, name)
                 with open(path, "rb") as f:
                     files["mpgluon/" + os.path.relpath(path, own)] = f.read()
-    core = {name: files.pop(name) for name in list(files) if "/_core." in name}  # slow to pack
+    core = {name: files.pop(name) for name in list(files) if "/_core." in name}  # slow to compress
     wheel = made(tmp_path, files)
     with zipfile.ZipFile(wheel, "a") as archive:
         for name, content in core.items():
@@ -167,7 +167,7 @@ def test_a_wheel_is_installed_and_what_python_has_is_not(tmp_path):
     assert f"({os.path.join(site, 'mpgluon')})" in found["package"]["info"][0]
 
 
-def test_pip_installs_such_a_wheel(tmp_path):
+def test_pip_installs_an_lzma_wheel(tmp_path):
     wheel = made(tmp_path, {"mpgluon/_cuda.so": b"x" * 9000, "mpgluon/__init__.py": "here = 1\n"})
     with zipfile.ZipFile(wheel) as archive:
         assert {info.compress_type for info in archive.infolist()} >= {zipfile.ZIP_LZMA}
@@ -179,7 +179,7 @@ def test_pip_installs_such_a_wheel(tmp_path):
     assert (tmp_path / "site" / "mpgluon" / "_cuda.so").read_bytes() == b"x" * 9000
 
 
-def test_wheels_that_do_not_fit_are_left(tmp_path):
+def test_incompatible_wheels_are_not_chosen(tmp_path):
     wheel = made(tmp_path, {"mpgluon/_cuda.so": b""})
     assert package.choose(wheel) == (wheel, None) == package.choose(str(tmp_path / "wheels"))
     assert package.choose("") == (None, "no wheel was given")
@@ -206,7 +206,7 @@ def test_wheels_that_do_not_fit_are_left(tmp_path):
         assert package.fits(name) == good, name
 
 
-def test_the_hash_of_the_sources_sees_each_of_them(tmp_path):
+def test_sources_digest_depends_on_each_source(tmp_path):
     for name in ("setup.py", "pyproject.toml", "csrc/a.c", "kernels/b.cu", "mpgluon/c.py"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("1")
@@ -214,11 +214,11 @@ def test_the_hash_of_the_sources_sees_each_of_them(tmp_path):
     for name in ("setup.py", "pyproject.toml", "csrc/a.c", "kernels/b.cu", "mpgluon/c.py"):
         (tmp_path / name).write_text("2")
         seen.add(gpu_wheel.sources_digest(tmp_path))
-    (tmp_path / "mpgluon" / "made.pyi").write_text("")  # is made by the build
+    (tmp_path / "mpgluon" / "made.pyi").write_text("")  # a build product
     assert len(seen | {gpu_wheel.sources_digest(tmp_path)}) == 6
 
 
-def test_without_nvcc_no_wheel_is_begun(tmp_path):
+def test_gpu_wheel_without_nvcc_fails_early(tmp_path):
     hidden = "import shutil, sys; shutil.which = lambda *a, **k: None; sys.path.insert(0, 'tools')"
     code = f"{hidden}; import gpu_wheel; sys.argv[1:] = [{str(tmp_path / 'x')!r}]; gpu_wheel.main()"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)

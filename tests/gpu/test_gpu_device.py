@@ -1,5 +1,5 @@
-"""GPUs as devices: copies to and from the host, memory and the lack of it, drivers and cards that
-fail."""
+"""GPUs as devices: copies to and from the host, memory and its exhaustion, failing drivers and
+cards."""
 
 import ctypes
 import threading
@@ -16,13 +16,13 @@ from support.stand_in import needs_gpu, needs_stand_in
 
 pytestmark = needs_gpu
 
-CHUNK = 512 << 10  # bytes of the ring that copies go through, of 16 such
+CHUNK = 512 << 10  # bytes of one of the 16 chunks of the staging ring
 
 
 @pytest.mark.parametrize(
     "size", [1, 1000, CHUNK - 1, CHUNK, CHUNK + 1, 15 * CHUNK + 7, 16 * CHUNK, 40 * CHUNK + 3]
 )
-def test_copies_of_all_sizes_go_both_ways(size):
+def test_copies_of_all_sizes_work_both_ways(size):
     values = np.random.RandomState(size % 1000).randint(0, 256, size).astype("uint8")
     array = nd.array(values, ctx=mx.gpu(0), dtype="uint8")
     np.testing.assert_array_equal(array.asnumpy(), values)
@@ -34,7 +34,7 @@ def test_copies_of_all_sizes_go_both_ways(size):
     np.testing.assert_array_equal(there_and_back.asnumpy(), values)
 
 
-def test_what_is_read_from_the_host_may_be_changed_at_once():
+def test_host_arrays_may_be_changed_right_after_a_copy():
     values, arrays = np.zeros((300, 1000), "float32"), []
     for k in range(30):
         values[:] = k
@@ -43,7 +43,7 @@ def test_what_is_read_from_the_host_may_be_changed_at_once():
         assert (array.asnumpy() == 2 * k).all()
 
 
-def test_threads_copy_at_once():
+def test_threads_copy_concurrently():
     wrong = []
 
     def work(k):
@@ -64,7 +64,7 @@ def test_threads_copy_at_once():
     assert not wrong
 
 
-def test_memory_info():
+def test_gpu_memory_info_honors_limits():
     free, total = mx.context.gpu_memory_info(0)
     assert 0 < free <= total and total >= 1 << 20
     held = nd.ones((1 << 20,), ctx=mx.gpu(0))
@@ -80,7 +80,7 @@ def test_memory_info():
 
 
 @needs_stand_in
-def test_memory_info_is_the_cards():
+def test_gpu_memory_info_is_per_card():
     out = output_of(
         """
         import mpgluon as mx
@@ -100,7 +100,7 @@ def test_memory_info_is_the_cards():
 
 
 @needs_stand_in
-def test_memory_that_other_devices_of_the_card_have_cached_is_given_back():
+def test_cached_memory_of_other_logical_devices_is_reclaimed():
     out = output_of(
         """
         import mpgluon as mx
@@ -116,8 +116,8 @@ def test_memory_that_other_devices_of_the_card_have_cached_is_given_back():
 
 
 @needs_stand_in
-def test_scratch_that_there_is_no_room_for():
-    """The op fails by name; the process goes on."""
+def test_missing_scratch_memory_raises_by_op_name():
+    """The error names the op, and the process continues."""
     out = output_of(
         """
         import mpgluon as mx
@@ -150,7 +150,7 @@ OLD_DRIVER = (
         pytest.param("HOSTCUDA_DRIVER", "12040", OLD_DRIVER, marks=needs_stand_in),
     ],
 )
-def test_why_there_are_no_gpus(name, value, why):
+def test_error_without_gpus_names_the_reason(name, value, why):
     out = output_of(
         """
         import mpgluon as mx
@@ -167,7 +167,7 @@ def test_why_there_are_no_gpus(name, value, why):
 
 
 @needs_stand_in
-def test_out_of_memory_of_the_card():
+def test_card_out_of_memory_raises_and_recovers():
     out = output_of(
         """
         import mpgluon as mx
@@ -193,7 +193,7 @@ def test_out_of_memory_of_the_card():
 
 
 @needs_stand_in
-def test_a_lost_device_is_reported_and_others_go_on():
+def test_lost_device_is_reported_and_others_continue():
     out = output_of("""
         import ctypes, os
         import mpgluon as mx
@@ -230,12 +230,12 @@ LOST = """
 
 
 @needs_stand_in
-def test_an_illegal_access_loses_the_device_and_names_the_line():
+def test_illegal_access_error_names_the_line():
     lines = output_of(LOST).splitlines()
     assert lines[0].startswith("error: gpu(0) is lost: ")
     assert "y = y + 1" in lines[0] or "<string>" in lines[0], lines[0]
     assert lines[1].startswith("error: gpu(0) is lost: ")
-    # work that is asked for later names the cause, too
+    # later work names the cause as well
     assert all("an illegal memory access" in line for line in lines[:2]), lines
     assert lines[2] == "[2. 2. 2. 2. 2.]"
 
@@ -248,7 +248,7 @@ def test_all_logical_devices_of_a_lost_card_are_lost():
 
 
 @needs_stand_in
-def test_a_kernel_is_allowed_its_shared_memory_once():
+def test_shared_memory_limit_is_raised_once_per_kernel():
     out = output_of("""
         import mpgluon as mx
         from mpgluon import nd
@@ -269,8 +269,8 @@ def test_a_kernel_is_allowed_its_shared_memory_once():
 
 
 @needs_stand_in
-def test_memory_that_was_freed_comes_back_by_its_address():
-    """Whatever the order in which it was freed: so a repeated step has the same addresses."""
+def test_freed_memory_is_reused_in_address_order():
+    """Independent of the order of frees, so that a repeated step has the same addresses."""
     out = output_of("""
         import ctypes, random
         import mpgluon as mx
@@ -307,8 +307,8 @@ def test_memory_that_was_freed_comes_back_by_its_address():
 
 
 def strided_capsule(array, view, base):
-    """A DLPack capsule of an array's memory, as `view` lies in the NumPy array `base`; and what
-    has to live as long."""
+    """Returns a DLPack capsule of an array's memory with the offset and strides that `view` has in
+    the NumPy array `base`, and the objects that must outlive it."""
     api = ctypes.pythonapi
     api.PyCapsule_GetPointer.restype = ctypes.c_void_p
     api.PyCapsule_GetPointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
@@ -327,7 +327,7 @@ def strided_capsule(array, view, base):
     for at, value in ((24, ctypes.addressof(lists[0])), (32, ctypes.addressof(lists[1]))):
         ctypes.c_uint64.from_buffer(managed, at).value = value
     ctypes.c_uint64.from_buffer(managed, 40).value = offset
-    ctypes.c_uint64.from_buffer(managed, 56).value = 0  # nobody deletes it
+    ctypes.c_uint64.from_buffer(managed, 56).value = 0  # no deleter
     return new(ctypes.addressof(managed), b"dltensor", None), (own, managed, lists)
 
 
@@ -360,7 +360,7 @@ def test_tensors_with_other_strides_are_copied(dtype):
 
 
 def test_tensors_with_other_strides_in_a_traced_block():
-    """The copy is no part of the block, and has what the tensor had."""
+    """The copy is made at trace time with the tensor's values and is not part of the block."""
     base = np.arange(12, dtype="float32").reshape(3, 4)
     array = nd.array(base, ctx=mx.gpu(0))
     capsule, kept = strided_capsule(array, base[:, ::2], base)
@@ -380,8 +380,8 @@ def test_tensors_with_other_strides_in_a_traced_block():
 
 
 @needs_stand_in
-def test_a_copy_of_a_tensor_with_other_strides_is_done():
-    """What its producer writes afterwards, on whatever stream, is not seen."""
+def test_strided_tensor_is_copied_before_later_writes():
+    """Later writes of the producer on any stream do not affect the copy."""
     out = output_of(
         """
         import ctypes
@@ -406,7 +406,7 @@ def test_a_copy_of_a_tensor_with_other_strides_is_done():
     assert out == "done\n"
 
 
-def test_strides_beyond_all_memory_are_refused():
+def test_strides_beyond_memory_raise():
     base = np.zeros((3, 3), "float32")
     array = nd.array(base, ctx=mx.gpu(0))
     for strides in ((1 << 64, 4), (-(1 << 63), 1 << 62), (1 << 62, 4)):

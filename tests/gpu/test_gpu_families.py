@@ -1,5 +1,6 @@
-"""One look at every family of ops on a GPU: the first sample of each op, forward and backward,
-beside the CPU. It is short, and the first thing to run on a new card; test_gpu.py has the rest."""
+"""Smoke test of every family of ops on a GPU: the first sample of each op, forward and backward,
+compared with the CPU. It is short and meant as the first run on a new card; test_gpu.py covers the
+rest."""
 
 import importlib
 import pkgutil
@@ -17,12 +18,12 @@ from support.stand_in import needs_gpu
 pytestmark = needs_gpu
 
 FAMILIES = sorted(module.name for module in pkgutil.iter_modules(samples.__path__))
-# Of values and gradients, in proportion to the largest: of one op on its first sample.
+# Tolerances of values and gradients relative to the largest.
 CLOSE = {"float64": 1e-10, "float32": 2e-5, "float16": 5e-3, "bfloat16": 4e-2}
 
 
 def results(name, sample, dtype, ctx):
-    """Outputs and gradients on a device."""
+    """Returns outputs and gradients on a device."""
     mx.random.seed(5)
     arrays = place(sample, dtype, ctx)
     leaves = [arrays[i] for i in sample.gradient_inputs()]
@@ -48,12 +49,12 @@ def assert_close(cpu, gpu, dtype, where):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_family(family):
+def test_first_samples_of_a_family_match_the_cpu(family):
     table = getattr(importlib.import_module(f"samples.{family}"), "SAMPLES", {})
     for name, rows in sorted(table.items()):
         if name in MISSING or not rows:
             continue
-        for dtype in rows[0].dtypes[:1] + rows[0].dtypes[2:3]:  # the first, and a half
+        for dtype in rows[0].dtypes[:1] + rows[0].dtypes[2:3]:  # the first and a half dtype
             cpu, gpu = (results(name, rows[0], dtype, ctx) for ctx in (mx.cpu(0), mx.gpu(0)))
             for one, other in zip(cpu, gpu):
                 assert_close(one, other, dtype, f"{name} in {dtype}")

@@ -1,4 +1,4 @@
-"""Fused groups on a GPU: one kernel, and the bits of its members' own."""
+"""Fused groups on a GPU: one kernel with the bits of its separate ops."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ def draw(shape, dtype, seed=0):
 
 def mixture(x, c, s):
     y = nd.tanh(nd.broadcast_add(x, c) * 0.3) - nd.relu(x)
-    g = nd.exp(s * 0.5)  # small, and wanted outside as well
+    g = nd.exp(s * 0.5)  # small, and also a result of the group
     z = nd.clip(nd.broadcast_mul(y, g), -0.7, 0.9)
     return z * z + 1 / (nd.Activation(x, act_type="softrelu") + 0.1), g * 2, z**2
 
@@ -28,7 +28,7 @@ def mixture(x, c, s):
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("shape", [(5,), (7, 11), (64, 33, 8), (300, 401)])
 def test_groups_have_the_bits_of_their_members(shape, dtype):
-    """Sizes around the four elements of a thread; operands along all dims, some, none."""
+    """Sizes around the four elements per thread; operands broadcast along all, some or no axes."""
     arrays = [draw(shape, dtype), draw(shape[-1:], dtype, 1), draw(shape[-1:], dtype, 2)]
     op = check(mixture, arrays)
     fused = groups(op)
@@ -45,7 +45,7 @@ def test_casts_between_members_round():
     assert max(map(len, groups(op))) >= 5
 
 
-def test_slices_that_are_not_aligned():
+def test_groups_support_unaligned_slices():
     whole = draw((4, 1031), "float32")
     op = compiled(lambda x, y: nd.sigmoid(x) * y + x)
     for i in range(3):
@@ -55,7 +55,7 @@ def test_slices_that_are_not_aligned():
         )
 
 
-def test_many_operands_and_registers():
+def test_groups_support_many_operands_and_registers():
     def function(*xs):
         ys = [nd.sin(x) * (k + 1) for k, x in enumerate(xs)]
         total = ys[0]
@@ -67,7 +67,7 @@ def test_many_operands_and_registers():
     assert max(map(len, groups(op))) > 24
 
 
-def test_what_does_not_fit_runs_by_itself():
+def test_ops_that_cannot_be_fused_run_separately():
     """Other dtypes, sums over outer axes, and ops without an elementwise formula."""
 
     def function(x, n):
@@ -81,11 +81,11 @@ def test_what_does_not_fit_runs_by_itself():
     assert groups(op) == [["exp", "_mul_scalar"]]
 
 
-def test_a_small_value_written_over_what_everyone_reads():
-    """g may lie where s was, which every row of x needs."""
+def test_broadcast_input_is_not_overwritten_by_a_result():
+    """g could reuse the memory of s, but every row of x reads s."""
 
     def function(x, s):
-        # Made in the program, so its memory may be used again
+        # Computed in the program, so its memory may be reused
         s = nd.dot(s, nd.ones((7, 7), ctx=mx.gpu(0)))
         g = nd.exp(nd.reshape(s, (1, 7)) * 0.01)
         return nd.broadcast_mul(x, g) + 1, g
@@ -94,8 +94,8 @@ def test_a_small_value_written_over_what_everyone_reads():
         check(function, [draw((rows, 7), "float32"), draw((1, 7), "float32", 1)])
 
 
-def test_every_formula_in_a_group():
-    """Each op of one or two arrays that a group takes, between two others."""
+def test_every_fusible_op_keeps_its_bits_in_a_group():
+    """Places each fusible op of one or two arrays between two other ops."""
     x, y = (
         nd.array(np.random.RandomState(k).uniform(0.1, 0.9, (3, 7)), ctx=mx.gpu(0))
         for k in range(2)
@@ -105,7 +105,7 @@ def test_every_formula_in_a_group():
         op = _core.get_op(name)
         if "inplace" not in op.describe()["flags"]:
             continue
-        arrays = (x, y)[: len(op.describe()["inputs"])]  # one more by position would be out=
+        arrays = (x, y)[: len(op.describe()["inputs"])]  # an extra positional array would be out=
         for params in ({}, {"scalar": 1.5}):
             try:
                 function = getattr(nd, name, None)
@@ -136,9 +136,9 @@ def test_gelu_and_its_gradient_are_in_groups(dtype):
 
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("shape", [(3,), (5, 7), (12, 130)])
-def test_dropout_is_in_groups_with_what_lies_around_it(shape, dtype):
-    """Bias, GELU and dropout, and an addition behind it: forward and backward one kernel each, and
-    the masks of the CPU."""
+def test_dropout_is_fused_with_neighboring_ops(shape, dtype):
+    """Bias, GELU, dropout and an addition run as one kernel forward and one backward, with the
+    masks of the CPU."""
 
     def function(*arrays):
         x, bias, rest = (nd.Cast(a, dtype=dtype) for a in arrays)
@@ -166,8 +166,8 @@ def test_dropout_is_in_groups_with_what_lies_around_it(shape, dtype):
     assert groups(dropped) == [["_mul_scalar", "Dropout", "_mul_scalar"]]
 
 
-def test_masks_of_values_that_are_broadcast():
-    """Drawn for each element of the small array, however many of the group have it."""
+def test_dropout_of_a_broadcast_array_draws_one_mask():
+    """The mask has one draw per element of the small array, not per use."""
 
     def function(x, s):
         return nd.broadcast_mul(x + 1, nd.Dropout(s * 2, p=0.5)) - 3
@@ -176,8 +176,8 @@ def test_masks_of_values_that_are_broadcast():
         check(function, [draw((rows, 9), "float32"), draw((9,), "float32", 1)])
 
 
-def test_many_draws_of_one_group():
-    """Each has a key of its own."""
+def test_many_dropouts_in_a_group_have_separate_keys():
+    """Each draw has a separate key."""
 
     def function(x):
         total = x * 0
@@ -194,9 +194,9 @@ LENGTHS = [2, 7, 32, 33, 100, 256, 600, 768, 1000, 1024, 1500, 4096, 8192]
 
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("n", LENGTHS)
-def test_rows_are_reduced_in_groups(n, dtype):
-    """RMSNorm and a softmax by hand, with dropout before and statistics that are wanted outside:
-    one kernel, the bits of ops one by one, whatever the rows' length."""
+def test_row_reductions_are_fused(n, dtype):
+    """RMSNorm and softmax built from single ops, after dropout and with statistics as results, run
+    as one kernel with the bits of single ops for any row length."""
 
     def function(*arrays):
         x, scale, rest = (nd.Cast(a, dtype=dtype) for a in arrays)
@@ -218,7 +218,7 @@ def test_rows_are_reduced_in_groups(n, dtype):
     assert any(wanted <= set(group) for found in recorded for group in found), recorded
 
 
-def test_rows_of_several_axes_and_of_all():
+def test_reductions_over_several_or_all_axes_are_fused():
     def function(x, s):
         y = nd.exp(nd.broadcast_mul(x, s) * 0.5)
         a = y.sum(axis=(1, 2), keepdims=True)
@@ -231,7 +231,7 @@ def test_rows_of_several_axes_and_of_all():
     assert groups(op) == [["exp", "_mul_scalar", "mean"]]
 
 
-def test_rows_of_different_lengths_are_different_groups():
+def test_rows_of_different_lengths_are_not_fused():
     def function(x):
         rows = nd.broadcast_sub(x, x.mean(axis=2, keepdims=True)) * 2
         planes = nd.broadcast_sub(rows, rows.mean(axis=(1, 2), keepdims=True)) * 3
@@ -241,15 +241,15 @@ def test_rows_of_different_lengths_are_different_groups():
     assert not any(members.count("mean") > 1 for members in groups(op))
 
 
-def test_nan_and_infinity_in_rows():
+def test_fused_row_reductions_handle_nan_and_infinity():
     values = np.random.RandomState(0).uniform(-2, 2, (6, 50)).astype("float32")
     values[1, 3], values[2, 7], values[3, 9], values[4] = np.nan, np.inf, -np.inf, -np.inf
     x = nd.array(values, ctx=mx.gpu(0))
     check(lambda x: [(x * 2).max(axis=1), (x * 2).min(axis=1), (x * 2).sum(axis=1)], [x])
 
 
-def test_a_feed_forward_block_is_four_kernels():
-    """Two products, bias + GELU + dropout, and bias + dropout + residual + RMSNorm."""
+def test_feed_forward_block_is_four_kernels():
+    """Two matrix products, bias + GELU + dropout, and bias + dropout + residual + RMSNorm."""
 
     def function(x, w, b, v, c, scale):
         h = nd.FullyConnected(x, w, no_bias=True, num_hidden=128, flatten=False)
@@ -268,9 +268,9 @@ def test_a_feed_forward_block_is_four_kernels():
     assert list(map(len, groups(op, entry=recorded))) == [3, 9]
 
 
-def test_groups_that_differ_in_their_rows_alone():
-    """The same steps and operands, all of them whole; rows of other lengths, or of other axes of
-    the same shape."""
+def test_groups_that_differ_only_in_rows_are_distinguished():
+    """Equal steps and operands without broadcasting; rows of different lengths, or along different
+    axes of the same shape."""
 
     def function(axis):
         def divided(x):
@@ -298,7 +298,7 @@ def test_groups_that_differ_in_their_rows_alone():
 
 
 def recorded_groups(op, name):
-    """Of the program that was recorded with an op: forward, backward."""
+    """Returns the forward and backward groups of the recorded program that contains an op."""
     entry = next(
         i
         for i in range(len(op.compiled()))
@@ -316,9 +316,9 @@ SOME_LENGTHS = [7, 33, 100, 768, 1500, 8192]
 
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("n", SOME_LENGTHS)
-def test_layer_norm_is_in_groups_with_what_lies_around_it(n, dtype):
-    """Bias, dropout, residual and LayerNorm are one kernel, backward too, with the sums of the
-    gradients of gamma and beta; more rows than a block has, with a rest."""
+def test_layer_norm_is_fused_with_neighboring_ops(n, dtype):
+    """Bias, dropout, residual and LayerNorm are one kernel. So is backward, including the sums for
+    gamma and beta. The number of rows exceeds a block and leaves a remainder."""
 
     def function(*arrays):
         x, bias, rest, gamma, beta = (nd.Cast(a, dtype=dtype) for a in arrays)
@@ -336,8 +336,8 @@ def test_layer_norm_is_in_groups_with_what_lies_around_it(n, dtype):
 
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("n", SOME_LENGTHS)
-def test_softmax_is_in_groups_with_what_lies_around_it(n, dtype):
-    """Scale and mask before it, dropout behind; its logarithm, other temperatures and softmin."""
+def test_softmax_is_fused_with_neighboring_ops(n, dtype):
+    """Covers scale and mask before it, dropout after it, log_softmax, temperatures and softmin."""
 
     def function(*arrays):
         x, mask, rest = (nd.Cast(a, dtype=dtype) for a in arrays)
@@ -355,8 +355,8 @@ def test_softmax_is_in_groups_with_what_lies_around_it(n, dtype):
     in_one(backward, "_log_softmax_backward")
 
 
-def test_gradients_of_gamma_and_beta_alone():
-    """Steps for the gradient of data are left out, as nobody wants it."""
+def test_layer_norm_parameter_gradients_skip_the_data_gradient():
+    """Dead code elimination removes the steps of the unused data gradient."""
 
     def function(x, gamma, beta):
         return nd.LayerNorm(x + 1, gamma, beta) * 2
@@ -374,9 +374,9 @@ def test_gradients_of_gamma_and_beta_alone():
     in_one(recorded_groups(op, "LayerNorm")[1], "_backward_LayerNorm", "_mul_scalar")
 
 
-def test_rows_with_statistics_that_are_wanted_and_other_forms():
-    """Mean and deviation as results, rounded; of one row; along other axes and with lengths, where
-    kernels of their own run."""
+def test_layer_norm_statistics_and_other_axes_keep_their_bits():
+    """Rounded mean and deviation as results, a single row, and other axes and lengths, which have
+    separate kernels."""
 
     def function(x, gamma, beta, column, length):
         x = x * 0.5
@@ -402,7 +402,7 @@ def test_rows_with_statistics_that_are_wanted_and_other_forms():
         check(function, arrays)
 
 
-def test_nan_and_infinity_in_rows_of_softmax_and_layer_norm():
+def test_fused_softmax_and_layer_norm_handle_nan_and_infinity():
     values = np.random.RandomState(0).uniform(-2, 2, (7, 50)).astype("float32")
     values[1, 3], values[2, 7], values[3, 9], values[4] = np.nan, np.inf, -np.inf, -np.inf
     values[5] = np.nan
@@ -419,7 +419,7 @@ def test_nan_and_infinity_in_rows_of_softmax_and_layer_norm():
 
 
 def transformer_block(x, gamma1, beta1, qkv, out, c, gamma2, beta2, up, b, down, d, heads=4):
-    """A layer of GPT-2, with dropout behind both parts; x: (batch, time, width)."""
+    """A layer of GPT-2 with dropout after both parts; x is (batch, time, width)."""
     width = x.shape[2]
 
     def dense(x, weight, *bias):
@@ -442,9 +442,9 @@ def transformer_block(x, gamma1, beta1, qkv, out, c, gamma2, beta2, up, b, down,
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_launches_of_a_transformer_block(dtype):
-    """How many kernels a layer is, forward and backward, but for the sums of gamma's and beta's
-    gradients: norms and softmaxes with all that is between products."""
+def test_transformer_block_has_the_expected_number_of_kernels(dtype):
+    """Norms and softmaxes are fused with all ops between matrix products. The sums of the gamma and
+    beta gradients are not counted."""
     w = 32
     shapes = [(2, 16, w), (w,), (w,), (3 * w, w), (w, w), (w,), (w,), (w,), (4 * w, w), (4 * w,)]
     shapes += [(w, 4 * w), (w,)]

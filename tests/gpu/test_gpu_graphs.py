@@ -1,5 +1,5 @@
-"""Compiled programs on a GPU as captures that are replayed (csrc/graph/program/capture.h): the bits
-of issuing op by op, at a call or two a step."""
+"""Compiled programs on a GPU as replayed captures (csrc/graph/program/capture.h): the bits of
+issuing op by op, with one or two driver calls per step."""
 
 import ctypes
 import gc
@@ -18,7 +18,7 @@ pytestmark = needs_stand_in
 
 
 class Counts:
-    """How often the stand-in was asked for something since the last look."""
+    """Counts calls of the stand-in by kind since the last look()."""
 
     def __init__(self):
         self.library = ctypes.CDLL(STAND_IN)
@@ -39,7 +39,7 @@ class Counts:
 
 @pytest.fixture
 def counts():
-    gc.collect()  # what earlier tests left, freed in between, would move arrays
+    gc.collect()  # frees of earlier tests' garbage in mid-test would move arrays
     gc.disable()
     nd.waitall()
     yield Counts()
@@ -47,8 +47,8 @@ def counts():
 
 
 class Net(gluon.HybridBlock):
-    """Dense layers over the contexts in equal parts; without activations between them nothing
-    fuses."""
+    """Dense layers distributed evenly over the contexts. Without ops between them nothing is
+    fused."""
 
     def __init__(self, contexts, layers=4, drop=0.0):
         super().__init__(prefix="net_")
@@ -70,7 +70,7 @@ class Net(gluon.HybridBlock):
 
 
 def training(contexts, steps, batch=8, drop=0.0, look=lambda step: None, keep=True):
-    """Losses, and the trained weights."""
+    """Returns losses and the trained weights."""
     mx.random.seed(7)
     net = Net(contexts, drop=drop)
     net.hybridize()
@@ -84,7 +84,7 @@ def training(contexts, steps, batch=8, drop=0.0, look=lambda step: None, keep=Tr
             loss = (net(data[step % len(data)]) ** 2).sum()
         loss.backward()
         trainer.step(batch)
-        # On the device they would push others to new addresses
+        # On the device they would move other arrays to new addresses
         losses = losses + [loss.as_in_context(mx.cpu(0))] if keep else [loss]
         look(step)
     return [value.asscalar() for value in losses], [
@@ -93,7 +93,7 @@ def training(contexts, steps, batch=8, drop=0.0, look=lambda step: None, keep=Tr
 
 
 def without_graphs(code):
-    """What a process without captures prints; as numbers."""
+    """Returns the words that a process without captures prints."""
     return output_of(code, MPGLUON_CUDA_GRAPHS="0").split()
 
 
@@ -116,7 +116,7 @@ def test_steps_are_replayed_with_the_same_bits(devices, counts):
         print(*[loss.hex() for loss in map(float, losses)])
     """)
     assert [float(loss).hex() for loss in losses] == plain
-    # Forward and backward, on each
+    # Forward and backward on each device
     assert seen[0]["graph"] == 0 and sum(s["capture"] for s in seen) >= 2 * devices
     steady = seen[-1]
     assert steady["capture"] == steady["instantiate"] == 0 and steady["graph"] >= 2 * devices
@@ -125,10 +125,10 @@ def test_steps_are_replayed_with_the_same_bits(devices, counts):
 
 @pytest.mark.parametrize("drop", [0.0, 0.3])
 @pytest.mark.parametrize("devices", [1, 2])
-def test_ordinary_loops_settle(devices, drop, counts):
-    """Arrays of a repeated step lie where they lay, so that after a few steps nothing is captured
-    any more; but for a step in which a worker frees memory sooner or later than in others."""
-    gc.collect()  # of other tests: arrays that go in between move those of the loop
+def test_ordinary_loops_stop_capturing_after_a_few_steps(devices, drop, counts):
+    """Arrays of a repeated step keep their addresses, so nothing is captured after a few steps,
+    except if a worker frees memory earlier or later than usual."""
+    gc.collect()  # frees of other tests' garbage in mid-loop would move arrays
     seen = []
     training(
         [mx.gpu(i) for i in range(devices)],
@@ -143,8 +143,8 @@ def test_ordinary_loops_settle(devices, drop, counts):
     assert all(look["graph"] >= 2 * devices for look in settled), seen
 
 
-def test_nothing_in_a_step_waits_for_the_card(counts):
-    """What `waitall` looks at is in the host's memory."""
+def test_steps_do_not_synchronize_with_the_card(counts):
+    """`waitall` reads progress from host memory."""
     found = []
 
     def look(step):
@@ -155,7 +155,7 @@ def test_nothing_in_a_step_waits_for_the_card(counts):
     assert sum(found[4:]) == 0, found  # the first steps allocate
 
 
-def test_a_new_signature_is_captured_anew(counts):
+def test_new_signature_is_captured(counts):
     mx.random.seed(7)
     net = Net([mx.gpu(0)])
     net.hybridize()
@@ -166,12 +166,12 @@ def test_a_new_signature_is_captured_anew(counts):
         captured.append(counts.look()["capture"])
         for result in results[1:]:
             np.testing.assert_array_equal(result, results[0])
-    # The first one's is still there; its addresses may have moved
+    # The first capture still exists, but its addresses may have changed
     assert captured[0] >= 1 and captured[1] >= 1 and captured[2] <= 1
 
 
-def test_changed_addresses_are_followed(counts):
-    """Every call has its input and its output at other places, as all of them are kept."""
+def test_captures_follow_changed_addresses(counts):
+    """All arrays are kept, so every call has new input and output addresses."""
     net = Net([mx.gpu(0)])
     net.hybridize()
     values = np.random.RandomState(1).rand(60, 8, 16).astype("float32")
@@ -180,7 +180,7 @@ def test_changed_addresses_are_followed(counts):
     nd.waitall()
     found = counts.look()
     assert found["capture"] > 0 and found["update"] + found["instantiate"] == found["capture"]
-    assert found["capture"] <= 12  # it gives up when they keep changing
+    assert found["capture"] <= 12  # capturing stops if addresses keep changing
     again = [net(x) for x in inputs]
     for one, other, x in zip(outputs, again, inputs):
         np.testing.assert_array_equal(one.asnumpy(), other.asnumpy())
@@ -193,8 +193,8 @@ def test_changed_addresses_are_followed(counts):
 
 
 @pytest.mark.parametrize("devices", [1, 2])
-def test_random_numbers_are_drawn_anew(devices, counts):
-    """Dropout is captured with what lies around it."""
+def test_replayed_dropout_draws_new_masks(devices, counts):
+    """Dropout is part of the surrounding capture."""
     contexts = [mx.gpu(i) for i in range(devices)]
     graphs = []
 
@@ -220,8 +220,8 @@ def test_random_numbers_are_drawn_anew(devices, counts):
 
 
 class Masks(gluon.HybridBlock):
-    """Ones dropped so many times, onto half of what was there: exact numbers. Every second mask is
-    shared along an axis, which is a kernel of its own; others are drawn by fused kernels."""
+    """Adds `times` dropouts of ones to half of the total, which is exact. Every second mask is
+    shared along an axis and has a separate kernel; fused kernels draw the others."""
 
     def __init__(self, times):
         super().__init__()
@@ -250,9 +250,9 @@ def masks(ctx, times, seeds, look=lambda: None):
 
 
 @pytest.mark.parametrize("times", [6, 70, 140])
-def test_many_replays_under_way_draw_the_masks_of_the_cpu(times, counts):
-    """Nobody waits between the calls; seeds change between some. More draws than fit beside a
-    capture are several captures."""
+def test_replays_in_flight_draw_the_masks_of_the_cpu(times, counts):
+    """Calls run without waits, and the seed changes between some of them. More than 64 draws need
+    several captures."""
     seeds = [3, 0, 0, 9, 0, 3, 0, 0, 0, 4, 0, 0]
     result = masks(mx.gpu(0), times, seeds)
     found = counts.look()
@@ -265,7 +265,7 @@ def test_many_replays_under_way_draw_the_masks_of_the_cpu(times, counts):
         [1] * 8,
         look=lambda: again.append((nd.waitall(), counts.look()["graph"])[1]),
     )
-    assert again[0] == 0 and again[-1] == -(-times // 64)  # one for up to 64 draws
+    assert again[0] == 0 and again[-1] == -(-times // 64)  # one capture per 64 draws
 
 
 def attend(F, y, w, p):
@@ -315,7 +315,7 @@ class Draws(gluon.HybridBlock):
 
 
 @pytest.mark.parametrize("name", DRAWING)
-def test_every_random_kernel_draws_anew_when_it_is_replayed(name, counts):
+def test_every_random_kernel_draws_new_numbers_on_replay(name, counts):
     random = np.random.RandomState(0)
     values = [
         random.rand(*shape).astype("float32") * scale
@@ -336,15 +336,15 @@ def test_every_random_kernel_draws_anew_when_it_is_replayed(name, counts):
                 graphs = counts.look()["graph"]
     assert graphs == 1
     for step, (gpu, cpu) in enumerate(zip(*results.values())):
-        # The first was issued op by op
+        # The first step was issued op by op
         np.testing.assert_array_equal(gpu, results[mx.gpu(0)][step % 4])
         np.testing.assert_allclose(gpu, cpu, rtol=2e-5, atol=2e-6)
     assert all((results[mx.gpu(0)][0] != other).any() for other in results[mx.gpu(0)][1:4])
 
 
-def test_kernels_that_wait_for_the_card_are_left_out(counts):
-    """`take(mode='raise')` looks at its indices; what is before and behind it is captured once that
-    is known."""
+def test_synchronizing_kernels_are_excluded_from_captures(counts):
+    """`take(mode='raise')` reads its indices. The segments before and after it are captured once
+    this is known."""
 
     class Looks(gluon.HybridBlock):
         def hybrid_forward(self, F, x, index):
@@ -374,9 +374,9 @@ def test_kernels_that_wait_for_the_card_are_left_out(counts):
 
 
 @pytest.mark.parametrize("drop", [0.0, 0.3])
-def test_pipelines_replay_their_segments(drop, counts):
-    """With dropout each micro-batch draws its rows of the batch's masks, which are those of the
-    CPU's without a pipeline."""
+def test_pipelines_replay_captured_segments(drop, counts):
+    """With dropout, each micro-batch draws its rows of the whole batch's mask, equal to that of a
+    CPU without a pipeline."""
     contexts = [mx.gpu(0), mx.gpu(1)]
     losses = pipelined(contexts, drop)
     plain = without_graphs(f"""
@@ -402,7 +402,7 @@ def pipelined(contexts, drop=0.0, pieces=4):
     return [step(x, []).mean().asscalar() for _ in range(6)]
 
 
-def test_profiles_show_ops_and_not_captures(counts):
+def test_profiles_list_ops_instead_of_captures(counts):
     net = Net([mx.gpu(0)])
     net.hybridize()
     x = nd.ones((8, 16), ctx=mx.gpu(0))
@@ -419,9 +419,9 @@ def test_profiles_show_ops_and_not_captures(counts):
     assert counts.look()["graph"] == 0
 
 
-def test_no_capture_writes_beyond_scratch_that_was_made_anew():
-    """Scratch that was given back and is smaller now may lie where it lay: what was captured with
-    more of it is captured again."""
+def test_captures_do_not_write_beyond_reallocated_scratch():
+    """Reallocated scratch memory may be smaller at the same address. Work captured with the larger
+    size is captured again."""
     printed = output_of("""
         import numpy as np, mpgluon as mx
         from mpgluon import nd

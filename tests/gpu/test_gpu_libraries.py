@@ -1,4 +1,4 @@
-"""Products on a GPU (cuBLASLt), and how NVIDIA's libraries are declared and found."""
+"""Matrix products on a GPU (cuBLASLt), and the declarations and lookup of NVIDIA's libraries."""
 
 import glob
 import os
@@ -38,8 +38,8 @@ def folder_with(header, *patterns):
         ("nccl", "nccl.h", "nvidia-nccl-cu13"),
     ],
 )
-def test_our_declarations_are_those_of_the_library(name, header, wheel, tmp_path):
-    """Types, constants and signatures, compiled against NVIDIA's own header where there is one."""
+def test_library_declarations_match_nvidias_headers(name, header, wheel, tmp_path):
+    """Compiles types, constants and signatures against NVIDIA's header, if installed."""
     folder, runtime = (
         folder_with(header, "/usr/local/cuda", "/opt/*/nvidia/*"),
         folder_with("crt/host_defines.h", "/usr/local/cuda", "/opt/*/nvidia/cu13"),
@@ -116,10 +116,10 @@ FACTORS = """
         (CONVOLUTION, "MPGLUON_CUDNN", "cuDNN (libcudnn.so.9)", "nvidia-cudnn-cu13"),
     ],
 )
-def test_a_missing_library_is_named(code, setting, text, wheel, tmp_path):
-    """With the command that brings it; what needs none goes on."""
+def test_missing_library_error_names_the_package(code, setting, text, wheel, tmp_path):
+    """The error gives the install command. Ops that do not need the library work."""
     alone = shutil.copy(STAND_IN, tmp_path / "mpgluon_hostcuda.so")
-    if wheel == "nvidia-cusolver":  # which is looked for behind cuBLAS
+    if wheel == "nvidia-cusolver":  # it is loaded after cuBLAS
         shutil.copy(os.path.join(os.path.dirname(STAND_IN), "libcublas.so.13"), tmp_path)
     out = output_of(code, MPGLUON_CUDA_LIBRARY=str(alone), **{setting: str(tmp_path)})
     assert (
@@ -138,21 +138,21 @@ LIBRARIES = ("cuBLASLt", "cuBLAS", "cuSOLVER", "cuDNN", "NCCL", "NVRTC", "driver
 
 @needs_gpu
 def test_info_tries_each_library():
-    """Found where, which version, and whether a call of it works."""
+    """Reports path, version and whether a call works."""
     found = dict(line.split(maxsplit=1) for line in output_of(INFO).splitlines())
     assert found["CUDA"].startswith(counted(mx.num_gpus(), "GPU"))
     for name in LIBRARIES:
         line = r"\d+\.\d+\S* \(.*\.so.*\), (works|not tried: .*)"
         assert re.fullmatch(line, found[name]), (name, found[name])
     tried = [name for name in LIBRARIES if found[name].endswith("works")]
-    assert set(LIBRARIES) - set(tried) <= {"NCCL"}  # which takes two cards
+    assert set(LIBRARIES) - set(tried) <= {"NCCL"}  # needs two cards
 
 
 @needs_stand_in
-def test_info_names_what_is_missing_or_broken(tmp_path):
+def test_info_names_missing_and_broken_libraries(tmp_path):
     alone = shutil.copy(STAND_IN, tmp_path / "mpgluon_hostcuda.so")
     library = os.path.join(os.path.dirname(STAND_IN), "libcublas.so.13")
-    shutil.copy(library, tmp_path / "libcublasLt.so.13")  # has none of cuBLASLt's functions
+    shutil.copy(library, tmp_path / "libcublasLt.so.13")  # lacks cuBLASLt's functions
     settings = dict.fromkeys(("MPGLUON_CUBLAS", "MPGLUON_CUDNN"), str(tmp_path))
     out = output_of(INFO, MPGLUON_CUDA_LIBRARY=str(alone), HOSTCUDA_DEVICES="1", **settings)
     assert re.search(r"cuBLASLt .*DOES NOT WORK: .*cublasLt", out)
@@ -161,8 +161,8 @@ def test_info_names_what_is_missing_or_broken(tmp_path):
 
 
 @needs_stand_in
-def test_a_library_of_other_kernels_is_refused(tmp_path, monkeypatch):
-    """The sources of kernels have a number that core and library share."""
+def test_library_of_other_kernels_is_rejected(tmp_path, monkeypatch):
+    """The core and the library must have the same stamp of the kernel sources."""
     monkeypatch.syspath_prepend(os.path.join(ROOT, "tools"))
     import native_build
 
@@ -187,8 +187,8 @@ def test_a_library_of_other_kernels_is_refused(tmp_path, monkeypatch):
 
 
 @needs_stand_in
-def test_determinism_of_convolutions_is_a_setting():
-    """The stand-in's engine that is not deterministic has other results in every other run."""
+def test_setting_selects_deterministic_convolutions():
+    """The stand-in's nondeterministic engine alternates between two results."""
     code = """
         import mpgluon as mx
         try:
@@ -211,20 +211,20 @@ def test_determinism_of_convolutions_is_a_setting():
 
 @needs_gpu
 @pytest.mark.parametrize("code", [PRODUCT, CONVOLUTION], ids=["product", "convolution"])
-def test_tf32_is_a_setting(code):
+def test_setting_selects_tf32(code):
     assert output_of(code, MPGLUON_CUDA_TF32="").startswith("True") and output_of(
         code, MPGLUON_CUDA_TF32="0"
     ).startswith("True")
     assert "MPGLUON_CUDA_TF32 is 'yes'; it may be 0 or 1" in output_of(
         code, MPGLUON_CUDA_TF32="yes"
     )
-    if ON_STAND_IN:  # on a card, what is rounded is the library's choice
+    if ON_STAND_IN:  # on a card, the library chooses the rounding
         assert output_of(code, MPGLUON_CUDA_TF32="1").startswith("False")
 
 
 @needs_stand_in
-def test_what_kernels_keep_is_freed():
-    """Handles and descriptors of libraries, when the process ends."""
+def test_library_handles_are_freed_at_exit():
+    """Covers handles and descriptors."""
     program = (
         CONVOLUTION
         + """
@@ -243,7 +243,7 @@ def test_what_kernels_keep_is_freed():
 @needs_gpu
 @pytest.mark.parametrize("dtype", ["float32", "float16", "float64"])
 def test_unaligned_operands_have_the_same_bits(dtype):
-    """Slices that begin anywhere: the algorithm is that of aligned arrays."""
+    """Slices of any alignment use the algorithm of aligned arrays."""
     random = np.random.RandomState(1)
     ctx, m, n, k = mx.gpu(0), 5, 7, 67
     results = []
@@ -319,7 +319,7 @@ def test_linalg_gemm_along_other_axes(shape, axis, transpose):
 
 
 @needs_gpu
-def test_products_of_nothing_and_of_very_many():
+def test_empty_and_very_large_batches_of_products_are_exact():
     with mx.gpu(0):
         c, bias = mx.nd.array([[1.0, 2.0], [3.0, 4.0]]), mx.nd.array([5.0, 6.0])
         empty = mx.nd.zeros((2, 0)), mx.nd.zeros((0, 2))
@@ -335,7 +335,7 @@ def test_products_of_nothing_and_of_very_many():
         assert mx.nd.dot(empty[1], c).shape == (0, 2) and mx.nd.batch_dot(
             mx.nd.zeros((0, 2, 3)), mx.nd.zeros((0, 3, 4))
         ).asnumpy().shape == (0, 2, 4)
-        many = np.arange(70001, dtype="float32")  # more than fit into one call
+        many = np.arange(70001, dtype="float32")  # exceeds the batch limit of one call
         a, b = (
             mx.nd.array(many.reshape(-1, 1, 1)),
             mx.nd.array(
@@ -348,8 +348,8 @@ def test_products_of_nothing_and_of_very_many():
 
 
 @needs_gpu
-def test_more_signatures_than_are_kept():
-    """Plans that were dropped are made again."""
+def test_evicted_product_plans_are_recreated():
+    """Uses more signatures than the plan cache holds."""
     with mx.gpu(0):
         ones = mx.nd.ones((40, 40))
         slices = [ones[:i] for i in range(1, 41)]
@@ -362,8 +362,8 @@ def test_more_signatures_than_are_kept():
 
 
 @needs_gpu
-def test_captures_outlive_the_plans_of_others():
-    """Captured convolutions go on after very many other ones."""
+def test_captures_survive_eviction_of_plans():
+    """Captured convolutions still work after very many other convolutions."""
     net = mx.gluon.nn.HybridSequential()
     net.add(*(mx.gluon.nn.Conv2D(2, 1, in_channels=2) for _ in range(4)))
     net.initialize(mx.init.Xavier(), ctx=mx.gpu(0))
@@ -385,7 +385,7 @@ def test_captures_outlive_the_plans_of_others():
 
 
 @needs_gpu
-def test_syrk_is_symmetric():
+def test_linalg_syrk_is_symmetric():
     with mx.gpu(0):
         for transpose in (False, True):
             x = mx.nd.array(np.random.RandomState(0).uniform(-1, 1, (3, 37, 53)))
@@ -397,8 +397,8 @@ def test_syrk_is_symmetric():
 
 
 @needs_gpu
-def test_khatri_rao_of_many():
-    """More factors than one launch takes."""
+def test_khatri_rao_accepts_many_factors():
+    """Uses more factors than one launch accepts."""
     values = np.random.RandomState(0).uniform(0.9, 1.1, (35, 2, 3)).astype("float32")
     values = [v if i % 7 == 0 else v[:1] for i, v in enumerate(values)]
     results = [

@@ -1,4 +1,4 @@
-"""Ops in C with functions for GPUs (`mx.library`)."""
+"""Ops in C with GPU functions (`mx.library`)."""
 
 import os
 
@@ -23,7 +23,7 @@ def library(tmp_path_factory):
         mx.library.load(compiled(tmp_path_factory.mktemp("library") / "libtests.so"), verbose=False)
 
 
-def test_the_function_for_gpus_queues_on_the_stream():
+def test_gpu_function_of_a_library_op_runs_on_the_stream():
     for card in range(min(mx.num_gpus(), 2)):
         x = nd.random.normal(shape=(3, 4), ctx=mx.gpu(card))
         y = nd.contrib.tests_copy(x * 2)
@@ -38,16 +38,16 @@ class Net(gluon.HybridBlock):
         return x
 
 
-def test_captured_and_replayed_on_new_values():
+def test_captured_library_op_is_replayed_on_new_values():
     net = Net()
     net.hybridize()
-    for seed in range(12):  # a segment is captured at one of the first calls
+    for seed in range(12):  # the segment is captured in one of the first calls
         mx.random.seed(seed)
         x = nd.random.normal(shape=(3, 4), ctx=mx.gpu(0))
         same_bits(net(x).asnumpy(), Net()(x).asnumpy())
 
 
-def test_an_op_without_one_says_so():
+def test_library_op_without_gpu_function_raises():
     x = nd.ones((2,), ctx=mx.gpu(0))
     with pytest.raises(
         NotImplementedError,

@@ -1,4 +1,4 @@
-"""Collectives between cards, through NCCL (its stand-in, or the real one where there are several
+"""Collectives between cards through NCCL (the stand-in, or the real library with several
 cards)."""
 
 import ctypes
@@ -39,14 +39,14 @@ def stand_in():
 @pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize("hybridize", [False, True], ids=["eager", "hybrid"])
 @pytest.mark.parametrize("shape, axis", [((7, 5), 0), ((12, 24), 1)])
-def test_values_and_gradients(name, count, hybridize, shape, axis):
+def test_nccl_collective_values_and_gradients_match_references(name, count, hybridize, shape, axis):
     call, reference, backward = cases(count, axis)[name]
     values, arrays = arrays_of(count, shape, scale=False)
     if hybridize:
         block = Collective(call)
         block.hybridize()
         call = lambda x: block(*x)
-    for _ in range(3):  # the third time programs are replayed
+    for _ in range(3):  # the third pass replays captures
         for array in arrays:
             array.attach_grad()
         with autograd.record():
@@ -66,7 +66,7 @@ def test_values_and_gradients(name, count, hybridize, shape, axis):
 @pytest.mark.parametrize(
     "dtype", ["float64", "float16", "bfloat16", "uint8", "int8", "int32", "int64"]
 )
-def test_dtypes(dtype):
+def test_nccl_collectives_support_all_dtypes(dtype):
     arrays = [
         nd.array(np.arange(6).reshape(2, 3) + i, ctx=mx.gpu(i)).astype(dtype) for i in range(2)
     ]
@@ -85,7 +85,7 @@ def test_dtypes(dtype):
     assert flags[1].asnumpy().tolist() == [True, False]
 
 
-def test_all_devices_have_the_same_bits():
+def test_nccl_all_reduce_has_the_same_bits_on_all_devices():
     _, arrays = arrays_of(COUNTS[-1], (33, 5))
     results = [out.asnumpy() for out in par.all_reduce(arrays)]
     assert all(np.array_equal(r, results[0]) for r in results)
@@ -93,7 +93,7 @@ def test_all_devices_have_the_same_bits():
     assert all(np.array_equal(a, b) for a, b in zip(results, again))
 
 
-def test_what_auto_takes():
+def test_auto_selects_nccl_between_cards_only():
     def ops(arrays, ctx, transport="auto", kind="all_reduce"):
         return _core.collective_plan(kind, arrays, ctx, 0, 0, None, "auto", transport)["ops"]
 
@@ -102,7 +102,7 @@ def test_what_auto_takes():
     assert ops(arrays, devices) == ["_collective"] == ops(arrays, devices, "nccl")
     on_cpus = ops([nd.ones(3, ctx=mx.cpu(0)), nd.ones(3, ctx=mx.cpu(1))], [mx.cpu(0), mx.cpu(1)])
     assert "_collective" not in on_cpus
-    assert on_cpus[-2:] == ["add_n"] * 2 and on_cpus.count("_copyto") == 2  # copies before sums
+    assert on_cpus[-2:] == ["add_n"] * 2 and on_cpus.count("_copyto") == 2  # copies precede sums
     assert "_collective" not in ops([arrays[0], nd.ones((4, 3))], [devices[0], mx.cpu()])
     assert "_collective" not in ops([arrays[0], arrays[0]], [devices[0]] * 2)
     with pytest.raises(
@@ -116,7 +116,7 @@ def test_what_auto_takes():
 
 
 def run(code, **settings):
-    """What the code writes to both outputs."""
+    """Returns stdout and stderr of the code."""
     done = finished(code, timeout=200, **settings)
     return done.stdout + done.stderr
 
@@ -134,7 +134,7 @@ SUM = """
 
 
 @needs_stand_in
-def test_logical_gpus_and_a_missing_library(tmp_path):
+def test_auto_falls_back_for_logical_gpus_or_without_nccl(tmp_path):
     both = SUM + "    total('nccl')\n    total('auto')\n"
     out = run(both, MPGLUON_GPU_LOGICAL="2", HOSTCUDA_DEVICES="1")
     assert (
@@ -152,14 +152,14 @@ def test_logical_gpus_and_a_missing_library(tmp_path):
 
 
 @needs_stand_in
-def test_communicators_are_ended_with_the_process():
+def test_communicators_are_destroyed_at_exit():
     assert "nccl stand-in: 0 left" in run(
         SUM + "    total('nccl')\n    total('auto')\n", HOSTCUDA_REPORT="1"
     )
 
 
 @needs_stand_in
-def test_the_setting():
+def test_environment_variable_selects_the_transport():
     assert "there are" not in run(SUM + "    total(None)\n", MPGLUON_COLLECTIVES="local")
     out = run(
         "import mpgluon as mx\ntry:\n    mx.parallel.all_reduce([mx.nd.ones(2)])\nexcept "
@@ -192,15 +192,15 @@ FAILURE = (
         (2, "total('nccl')", "ncclGroupEnd failed: internal error: the stand-in's own"),
     ],
 )
-def test_a_call_that_fails(how, before, text):
-    """The error comes with the wait; the devices go on."""
+def test_failed_nccl_call_raises_at_the_wait(how, before, text):
+    """The devices continue to work."""
     out = run(FAILURE.format(how=how, before=before))
     assert text in out and out.count("[[3.0, 3.0], [3.0, 3.0]]") == 2 + bool(before)
 
 
 @needs_stand_in
-def test_a_collective_that_fails_while_it_runs():
-    """Nobody hangs: its devices say why they are lost, the others go on, the process ends."""
+def test_failing_collective_loses_its_devices_without_a_hang():
+    """Its devices report why they are lost, the others continue, and the process ends."""
     code = (
         FAILURE.format(how=3, before="total('nccl')")
         + "    print((mx.nd.ones(2, ctx=mx.gpu(3)) + 1).asnumpy())\n"
@@ -214,7 +214,7 @@ def test_a_collective_that_fails_while_it_runs():
 
 
 @needs_stand_in
-def test_a_card_that_breaks_before_a_collective():
+def test_card_lost_before_a_collective_raises():
     code = (
         SUM
         + """
@@ -268,8 +268,8 @@ GRADIENTS = """
 @pytest.mark.parametrize(
     "options", ["{}", "{'update_on_kvstore': False}", "{'clip_global_norm': 1.0}"]
 )
-def test_gradients_of_replicas_are_summed_by_nccl(options):
-    """Between cards; between logical GPUs, or where it is told to, in the process."""
+def test_replica_gradients_are_summed_by_nccl(options):
+    """Between cards NCCL is used; between logical GPUs or by request, in-process sums."""
     if CARDS < 3:
         pytest.skip("needs three cards")
     code = GRADIENTS.replace("OPTIONS", options)
@@ -287,8 +287,8 @@ def test_gradients_of_replicas_are_summed_by_nccl(options):
         assert np.array_equal(found["local"], found["logical"])
 
 
-def test_no_waiting_in_steps():
-    """Steps with collectives queue their work and return; the host waits for no card."""
+def test_steps_with_collectives_do_not_synchronize():
+    """Steps queue their work and return; the host does not wait for any card."""
     if "hostcuda" not in LIBRARY:
         pytest.skip("needs the stand-in's counts")
     counts = ctypes.CDLL(LIBRARY)

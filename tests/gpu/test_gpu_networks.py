@@ -1,5 +1,5 @@
-"""Convolution, pooling, recurrent layers and attention on a GPU against the CPU, and small networks
-of them over several devices."""
+"""Convolution, pooling, recurrent layers and attention on a GPU compared with the CPU, and small
+networks of them over several devices."""
 
 import itertools
 
@@ -21,9 +21,9 @@ AXES = {1: ((11,), "NCW", "NWC"), 2: ((9, 8), "NCHW", "NHWC"), 3: ((5, 6, 7), "N
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
 @pytest.mark.parametrize("groups", [1, 2, 4])
 @pytest.mark.parametrize("ndim", [1, 2, 3])
-def test_convolutions(ndim, groups, dtype):
-    """Strides, pads and dilations, either layout, with and without a bias; results, all gradients,
-    and deconvolution's."""
+def test_convolutions_match_the_cpu(ndim, groups, dtype):
+    """Covers strides, pads, dilations, both layouts, with and without bias: results and all
+    gradients, also of deconvolutions."""
     space, first, last = AXES[ndim]
     for stride, dilate, layout in [(1, 1, first), (2, 1, last), (2, 2, first), (3, 2, last)]:
         kernel, channels_last = (3,) * ndim, layout == last
@@ -57,7 +57,7 @@ def test_convolutions(ndim, groups, dtype):
         )
 
 
-def test_convolutions_of_nothing_and_of_one():
+def test_convolutions_of_empty_and_single_element_arrays_match_the_cpu():
     for batch, channels, filters in [(0, 2, 3), (2, 0, 3), (1, 1, 1)]:
         same_on_both(
             lambda x, w, b: mx.nd.Convolution(x, w, b, kernel=(3, 3), num_filter=filters),
@@ -98,13 +98,13 @@ def test_unaligned_convolutions_have_the_same_bits(dtype):
     np.testing.assert_array_equal(results[0][0], results[0][1])
 
 
-@needs_stand_in  # a card's cuDNN may have no engine for it
+@needs_stand_in  # cuDNN on a card may lack an engine for it
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC", "NCW", "NDHWC"])
 @pytest.mark.parametrize("groups", [1, 2])
-def test_the_bias_is_added_before_rounding_where_cudnn_can(groups, layout, dtype):
-    """One graph, so one rounding; where the stand-in has no engine for that graph, the
-    convolution's, then the bias'."""
+def test_bias_is_added_before_rounding_if_cudnn_supports_it(groups, layout, dtype):
+    """One graph rounds once. If the stand-in has no engine for that graph, the convolution and the
+    bias addition round separately."""
     ndim, last, random = len(layout) - 2, layout.endswith("C"), np.random.RandomState(3)
     shapes = (
         [(2, 5, 4, 6)[: ndim + 1] + (4,), (8,) + (1,) * ndim + (4 // groups,), (8,)]
@@ -130,8 +130,8 @@ def test_the_bias_is_added_before_rounding_where_cudnn_can(groups, layout, dtype
     )
 
 
-def test_more_convolutions_than_are_kept():
-    """Plans that were dropped are made again."""
+def test_evicted_convolution_plans_are_recreated():
+    """Uses more convolutions than the plan cache holds."""
     with mx.gpu(0):
         data, weights = (
             [mx.nd.ones((1, 1, 1, i)) for i in range(40, 90)],
@@ -151,9 +151,9 @@ def test_more_convolutions_than_are_kept():
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
 @pytest.mark.parametrize("channels", [3, 16, 270])
 @pytest.mark.parametrize("pool_type", ["max", "avg", "sum"])
-def test_poolings_have_the_bits_of_the_other_layout(pool_type, channels, dtype):
-    """Channels last against channels first, forward and backward, at any address; windows with NaN
-    and of -infinity alone."""
+def test_pooling_has_the_same_bits_in_both_layouts(pool_type, channels, dtype):
+    """Channels last equals channels first, forward and backward, at any address. Some windows
+    contain NaN or only -infinity."""
     random = np.random.RandomState(channels)
     images = random.randn(2, 9, 7, channels).astype("float32")
     images[0, :4, :4] = -np.inf if pool_type == "max" else 1
@@ -191,9 +191,9 @@ def test_poolings_have_the_bits_of_the_other_layout(pool_type, channels, dtype):
 @pytest.mark.parametrize(
     "pool_type, p", [("max", None), ("avg", None), ("sum", None), ("lp", 1), ("lp", 2), ("lp", 3)]
 )
-def test_poolings(pool_type, p, dtype):
-    """Conventions, padding, layouts, windows that are large, and equal elements, of which the first
-    counts."""
+def test_pooling_matches_the_cpu(pool_type, p, dtype):
+    """Covers conventions, padding, layouts, large windows, and equal elements, of which the first
+    wins."""
     for ndim, convention, count_pad in itertools.product(
         (1, 2, 3), ("valid", "full", "same"), (True, False)
     ):
@@ -235,8 +235,8 @@ def test_poolings(pool_type, p, dtype):
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
 @pytest.mark.parametrize("bidirectional", [False, True], ids=["one-way", "both-ways"])
 @pytest.mark.parametrize("mode", ["lstm", "gru", "rnn_tanh", "rnn_relu"])
-def test_recurrent_layers(mode, bidirectional, dtype):
-    """Three layers, with dropout between them and the states' gradients too."""
+def test_recurrent_layers_match_the_cpu(mode, bidirectional, dtype):
+    """Three layers with dropout between them; includes gradients of the states."""
     hidden, layers, directions, gates = 5, 3, 1 + bidirectional, {"lstm": 4, "gru": 3}.get(mode, 1)
     size = sum(
         gates * hidden * directions * ((4 if layer == 0 else hidden * directions) + hidden + 2)
@@ -245,7 +245,7 @@ def test_recurrent_layers(mode, bidirectional, dtype):
     state = (layers * directions, 3, hidden)
     values = uniform((7, 3, 4), (size,), *[state] * (2 if mode == "lstm" else 1))
     values[1] *= 0.5
-    # The slope jumps at 0: away from there, as values before it are rounded
+    # The slope of relu jumps at 0, so keep rounded preactivations away from it
     if mode == "rnn_relu" and dtype in (
         "float16",
         "bfloat16",
@@ -267,7 +267,7 @@ def test_recurrent_layers(mode, bidirectional, dtype):
         same_on_both(run, values, dtype)
 
 
-def test_a_clipped_lstm():
+def test_clipped_lstm_matches_the_cpu():
     values = uniform((6, 2, 3), (4 * 4 * (3 + 4 + 2),), (1, 2, 4), (1, 2, 4))
     values[1] *= 3
     same_on_both(
@@ -285,7 +285,7 @@ def test_a_clipped_lstm():
 
 
 def hidden_keys(length):
-    """(rows, keys): what comes after a row is far down."""
+    """Returns a causal (rows, keys) mask with -1e4 for later keys."""
     return np.triu(np.full((length, length), -1e4, "float32"), 1)
 
 
@@ -304,9 +304,9 @@ def attend(p):
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
 @pytest.mark.parametrize("p", [0, 0.3])
-def test_attention(p, dtype):
-    """The fused op with results and gradients: more rows and keys than a tile has, wide heads,
-    masks of rows and of keys."""
+def test_fused_attention_matches_the_cpu(p, dtype):
+    """Covers results and gradients for more rows and keys than a tile, wide heads, and masks of
+    rows and keys."""
     for rows, keys, width, value_width, mask in [
         (3, 5, 2, 4, None),
         (70, 131, 24, 72, (1, 70, 131)),
@@ -361,7 +361,7 @@ def test_unaligned_attention_has_the_same_bits(dtype):
 
 
 class Parts(gluon.HybridBlock):
-    """Parts of a network one after the other, each on its device."""
+    """Sequential parts of a network, each on its device."""
 
     def __init__(self, parts, devices):
         super().__init__(prefix="parts_")
@@ -397,7 +397,7 @@ def lenet():
 
 
 class Time(gluon.HybridBlock):
-    """(batch, time, ...) to (time, batch, ...) around a recurrent layer."""
+    """Transposes (batch, time, ...) to (time, batch, ...) around a recurrent layer."""
 
     def __init__(self, layer):
         super().__init__()
@@ -422,7 +422,7 @@ def language_model():
 
 
 class Attending(gluon.HybridBlock):
-    """A layer of a transformer: causal attention of some heads and two dense layers."""
+    """A transformer layer: causal multi-head attention and two dense layers."""
 
     def __init__(self, units=16, heads=2, dropout=0.2):
         super().__init__()
@@ -492,8 +492,7 @@ def train(make, devices, hybridize):
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("groups", [1, 2])
 def test_biased_convolutions_have_the_same_bits_on_several_gpus(groups, dtype):
-    """Whatever is one graph of the library's: activations on the convolution's device or on the
-    next."""
+    """Activations are on the convolution's device, where cuDNN may fuse them, or on the next."""
     if mx.num_gpus() < 2:
         pytest.skip("one GPU")
     results = []
@@ -515,7 +514,7 @@ def test_biased_convolutions_have_the_same_bits_on_several_gpus(groups, dtype):
         x = mx.nd.array(
             np.random.RandomState(0).uniform(-1, 1, (2, 6, 7, 7)), ctx=devices[0]
         ).astype(dtype)
-        for _ in range(3):  # the third is replayed
+        for _ in range(3):  # the third pass replays captures
             with autograd.record():
                 y = net(x)
             y.backward()
@@ -528,8 +527,8 @@ def test_biased_convolutions_have_the_same_bits_on_several_gpus(groups, dtype):
 @pytest.mark.parametrize("make", [lenet, language_model, transformer])
 @pytest.mark.parametrize("hybridize", [False, True], ids=["eager", "hybridized"])
 def test_networks_train_as_on_cpus(make, hybridize):
-    """On one GPU, over two, and over a GPU and a CPU: the same initial weights and dropout masks,
-    so the same losses."""
+    """On one GPU, over two, and over a GPU and a CPU, the initial weights, dropout masks and losses
+    are the same."""
     cpu = train(make, (mx.cpu(0), mx.cpu(1)), True)
     assert np.isfinite(cpu).all() and len(set(cpu)) == len(cpu)
     for devices in (
@@ -542,8 +541,8 @@ def test_networks_train_as_on_cpus(make, hybridize):
         )
 
 
-# --- Products of 8-bit integers: the exact sums of the CPU, over tiles, groups, layouts and sizes
-# whose words do not lie together.
+# --- Products of 8-bit integers: the exact sums of the CPU, over tiles, groups, layouts and
+# unaligned sizes.
 
 
 def integers(shape, dtype, seed):
@@ -552,7 +551,7 @@ def integers(shape, dtype, seed):
 
 
 def integers_on_both(op, data, weight, place, **params):
-    """The op on a CPU and a GPU, of data that begins `place` bytes into its memory."""
+    """Runs the op on a CPU and a GPU with data that starts at byte `place` of its memory."""
     found = []
     for ctx in (mx.cpu(0), mx.gpu(0)):
         flat = mx.nd.zeros((data.size + place,), ctx=ctx, dtype=data.dtype)
@@ -571,7 +570,7 @@ def integers_on_both(op, data, weight, place, **params):
 @pytest.mark.parametrize(
     "m, n, k", [(1, 1, 1), (3, 5, 7), (65, 70, 36), (130, 64, 65), (2, 3, 400)]
 )
-def test_dense_layers_of_integers(m, n, k, dtype, place):
+def test_int8_dense_is_exact(m, n, k, dtype, place):
     data, weight = integers((m, k), dtype, 0), integers((n, k), "int8", 1)
     out = integers_on_both(
         mx.nd.contrib.quantized_fully_connected, data, weight, place, num_hidden=n
@@ -590,7 +589,7 @@ def test_dense_layers_of_integers(m, n, k, dtype, place):
         (3, 4, 4, 1, (4, 5, 6), (2, 3, 3), {"pad": (0, 1, 2)}),
     ],
 )
-def test_convolutions_of_integers(
+def test_int8_convolution_equals_the_cpu(
     batch, channels, filters, groups, size, kernel, how, layout, dtype
 ):
     data, weight = (batch, channels, *size), (filters, channels // groups, *kernel)
@@ -603,7 +602,7 @@ def test_convolutions_of_integers(
     assert integers_on_both(mx.nd.contrib.quantized_conv, data, weight, 0, **how).any()
 
 
-def test_no_integers():
+def test_int8_dense_accepts_empty_batches():
     none = np.zeros((0, 4), "int8")
     out = integers_on_both(
         mx.nd.contrib.quantized_fully_connected, none, np.ones((3, 4), "int8"), 0, num_hidden=3

@@ -1,5 +1,5 @@
-"""Orders that a card may change: late copies from the host, memory that is used again at once,
-streams of other libraries, forks. The stand-in does them as late as it may."""
+"""Ordering hazards on a card: late copies from the host, immediate reuse of memory, streams of
+other libraries, and forks. The stand-in delays work as long as it is allowed."""
 
 import pytest
 
@@ -10,8 +10,8 @@ pytestmark = [needs_gpu, needs_stand_in]
 LATE = {"HOSTCUDA_DELAY": "30000", "HOSTCUDA_REUSE": "1", "HOSTCUDA_DEVICES": "2"}
 
 
-def test_copies_between_devices_come_behind_those_from_the_host():
-    """Into an array whose first values are still on their way, and out of one."""
+def test_device_copies_wait_for_host_copies():
+    """Copies into and out of an array whose first values are still in flight."""
     out = output_of(
         """
         import numpy as np
@@ -31,7 +31,7 @@ def test_copies_between_devices_come_behind_those_from_the_host():
 
 
 @pytest.mark.parametrize("graphs", ["0", "1"])
-def test_programs_over_devices_come_behind_copies_from_the_host(graphs):
+def test_programs_over_devices_wait_for_host_copies(graphs):
     out = output_of(
         """
         import numpy as np
@@ -66,8 +66,8 @@ def test_programs_over_devices_come_behind_copies_from_the_host(graphs):
     assert out == "done\n"
 
 
-def test_memory_is_freed_behind_copies_to_it():
-    """Another device of the card gets it, and its contents stay."""
+def test_memory_is_freed_after_copies_to_it():
+    """Another device of the card reuses the memory, and its contents are not overwritten."""
     out = output_of(
         """
         import numpy as np
@@ -112,7 +112,7 @@ def put(stream, to, values):
 """
 
 
-def test_exported_memory_has_what_was_copied_to_it():
+def test_exported_memory_waits_for_host_copies():
     out = output_of(
         CONSUMER
         + """
@@ -129,7 +129,7 @@ print("done")
 
 
 @pytest.mark.parametrize("stream", [1, None, -1, "own"])
-def test_memory_of_a_consumer_is_used_again_behind_its_work(stream):
+def test_memory_of_a_consumer_is_reused_after_its_work(stream):
     out = output_of(
         CONSUMER
         + f"""
@@ -155,8 +155,9 @@ print("done")
     assert out == "done\n"
 
 
-def test_imported_memory_comes_behind_its_producer():
-    """Which is told the stream to put its work before; or, with a capsule alone, is waited for."""
+def test_imported_memory_waits_for_its_producer():
+    """The producer receives the stream to synchronize with; with a bare capsule, the card is
+    synchronized."""
     out = output_of(
         CONSUMER
         + """
@@ -204,7 +205,7 @@ print("done")
     assert out == "done\n"
 
 
-def test_logical_devices_are_exported_by_their_card():
+def test_logical_devices_are_exported_with_their_cards_index():
     out = output_of(
         """
         import mpgluon as mx
@@ -217,8 +218,8 @@ def test_logical_devices_are_exported_by_their_card():
     assert out == "(2, 0) gpu(3)\n"
 
 
-def test_forked_children_leave_the_card_alone():
-    """The parent goes on; the child has the CPU, and errors for the rest."""
+def test_forked_children_do_not_touch_the_card():
+    """The parent continues. In the child, CPU work succeeds and GPU work raises."""
     out = output_of(
         """
         import os
@@ -245,8 +246,8 @@ def test_forked_children_leave_the_card_alone():
     assert out == "3 [52.]\n"
 
 
-def test_cards_whose_streams_cannot_write():
-    """A kernel tells how far the stream is."""
+def test_cards_without_stream_writes_use_a_kernel():
+    """A kernel reports the progress of the stream."""
     code = """
         import mpgluon as mx
         x = mx.nd.ones((100,), ctx=mx.gpu(0))

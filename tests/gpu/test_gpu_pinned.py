@@ -1,4 +1,4 @@
-"""Pinned memory: page-locked by the driver, copied without a stage, whole in a forked child."""
+"""Pinned memory: page-locked by the driver, copied without staging, intact in a forked child."""
 
 from support.processes import output_of
 from support.stand_in import needs_gpu, needs_stand_in
@@ -50,7 +50,7 @@ def test_pinned_memory_is_locked_and_copied_directly():
     ]
 
 
-def test_writes_and_frees_come_behind_copies_to_gpus():
+def test_writes_and_frees_wait_for_copies_to_gpus():
     out = output_of(
         START
         + """
@@ -71,7 +71,7 @@ def test_writes_and_frees_come_behind_copies_to_gpus():
     assert out == "done\n"
 
 
-def test_batches_of_a_loader_train_a_network_on_gpus():
+def test_pinned_loader_batches_train_a_network_on_gpus():
     out = output_of(
         START
         + """
@@ -100,7 +100,7 @@ def test_batches_of_a_loader_train_a_network_on_gpus():
     assert out == "False True\n"
 
 
-def test_memory_that_cannot_be_locked_is_an_error():
+def test_memory_that_cannot_be_locked_raises():
     out = output_of(
         START
         + """
@@ -117,7 +117,7 @@ def test_memory_that_cannot_be_locked_is_an_error():
     assert "page-locking of host memory failed" in lines[0] and lines[1] == "10.0 20.0", out
 
 
-def test_a_forked_child_has_pinned_arrays():
+def test_forked_child_has_pinned_arrays():
     out = output_of(
         START
         + """

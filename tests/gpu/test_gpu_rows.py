@@ -1,5 +1,6 @@
-"""Rows on a GPU as on a CPU: sizes and addresses that take 16 bytes at a time, and those that do
-not. Moves of long rows, and dropout, bit for bit; softmax and its kin, to rounding."""
+"""Row kernels on a GPU compared with the CPU, for sizes and addresses with and without 16-byte
+access. Moves of long rows and dropout are exact; softmax, cross entropy and LayerNorm match to
+rounding."""
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ DTYPES = ["float32", "float64", "float16", "bfloat16"]
 
 
 def on_both(function):
-    """What a function of a device returns there, as NumPy arrays."""
+    """Returns pairs of the function's results on a CPU and a GPU as NumPy arrays."""
     found = []
     for ctx in (mx.cpu(0), mx.gpu(0)):
         mx.random.seed(5)
@@ -23,7 +24,7 @@ def on_both(function):
 
 
 def numbers(size, ctx, dtype, place=0):
-    """`size` elements that begin `place` elements into their memory."""
+    """Returns `size` elements that start at element `place` of their memory."""
     flat = nd.zeros(size + place, ctx=ctx, dtype=dtype)
     flat[place:] = nd.arange(1, size + 1, ctx=ctx).astype(dtype)
     return flat[place:]
@@ -31,8 +32,8 @@ def numbers(size, ctx, dtype, place=0):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("width", [1, 40, 512, 3000])
-def test_rows_are_gathered(width, dtype):
-    """Rows of one item to some of every thread, one and several arrays of rows."""
+def test_take_and_transpose_of_rows_equal_the_cpu(width, dtype):
+    """Rows of one element up to several per thread, in one and in several arrays of rows."""
     for before, place in ((1, 0), (3, 0), (3, 1)):
 
         def function(ctx, before=before, place=place):
@@ -46,8 +47,8 @@ def test_rows_are_gathered(width, dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("size", [1, 7, 64, 1003, 4104])
-def test_dropout(size, dtype):
-    """Results, and gradients by the mask that was drawn; also a mask that is shared."""
+def test_dropout_masks_equal_the_cpu(size, dtype):
+    """Compares results and gradients, which use the drawn mask, also with a shared mask."""
     for place, axes in ((0, ()), (1, ()), (0, (0,))):
 
         def function(ctx, place=place, axes=axes):
@@ -64,8 +65,8 @@ def test_dropout(size, dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(1, 128), (7, 136), (513, 264), (2, 900, 1024)])
-def test_sums_of_columns(shape, dtype):
-    """As on a CPU; an address changes no bit."""
+def test_column_sums_match_the_cpu_at_any_address(shape, dtype):
+    """Equals the CPU within rounding, and the address does not change a bit."""
     values = np.random.RandomState(1).randn(*shape).astype("float32")
     found = []
     for ctx, place in ((mx.cpu(0), 0), (mx.gpu(0), 0), (mx.gpu(0), 1)):
@@ -102,8 +103,8 @@ LENGTHS = [
 
 
 def as_on_a_cpu(function, dtype):
-    """function(ctx, place): its results on a CPU and on a GPU are equal but for rounding, and on a
-    GPU an address changes no bit."""
+    """Checks that function(ctx, place) matches on a CPU and a GPU within rounding, and that on a
+    GPU the address does not change a bit."""
     found = []
     for ctx, place in ((mx.cpu(0), 0), (mx.gpu(0), 0), (mx.gpu(0), 1)):
         found.append([a.astype("float64").asnumpy() for a in function(ctx, place)])
@@ -115,14 +116,14 @@ def as_on_a_cpu(function, dtype):
 
 
 def at(values, ctx, dtype, place):
-    """The values in an array that begins `place` elements into its memory."""
+    """Returns the values in an array that starts at element `place` of its memory."""
     flat = nd.zeros(values.size + place, ctx=ctx, dtype=dtype)
     flat[place:] = nd.array(values.reshape(-1), ctx=ctx, dtype="float32").astype(dtype)
     return flat[place:].reshape(values.shape)
 
 
 def recorded(call, *arrays):
-    """Results of a call, and the gradients of its arrays."""
+    """Returns the result of a call and the gradients of its arrays."""
     for array in arrays:
         array.attach_grad()
     with autograd.record():
@@ -134,7 +135,7 @@ def recorded(call, *arrays):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("length", LENGTHS)
-def test_softmax(length, dtype):
+def test_softmax_matches_the_cpu(length, dtype):
     values = np.random.RandomState(length).randn(5, length) * 3
 
     def function(ctx, place):
@@ -152,8 +153,8 @@ def test_softmax(length, dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("length", [5, 64, 1000, 2048, 65537])
-def test_softmax_of_infinities(length, dtype):
-    """Masked parts of rows, as large as what a thread has; wholly masked rows; NaN."""
+def test_softmax_of_infinities_and_nan_matches_the_cpu(length, dtype):
+    """Masked parts as large as a thread's share of a row, wholly masked rows, and NaN."""
     values = np.random.RandomState(length).randn(6, length)
     values[0, : length // 2] = values[1, length // 2 :] = values[2] = -np.inf
     values[3, -1] = np.inf
@@ -168,8 +169,8 @@ def test_softmax_of_infinities(length, dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("length", LENGTHS)
-def test_cross_entropy(length, dtype):
-    """And where labels are at the ends of rows, and beyond them."""
+def test_cross_entropy_matches_the_cpu(length, dtype):
+    """Includes labels at the ends of rows and out of range."""
     random = np.random.RandomState(length)
     values = random.randn(37, length) * 3
     labels = np.concatenate([[0, length - 1, -5, length + 9], random.randint(0, length, 33)])
@@ -211,8 +212,8 @@ def test_fused_cross_entropy_has_the_bits_of_its_parts(length, dtype):
         (3, 8200),
     ],
 )
-def test_layer_norm(rows, width, dtype):
-    """Results and all gradients as on a CPU; an address changes no bit."""
+def test_layer_norm_matches_the_cpu_at_any_address(rows, width, dtype):
+    """Results and gradients equal the CPU within rounding; the address does not change a bit."""
     random = np.random.RandomState(width)
     values = [random.randn(rows, width) + 2, random.randn(width), random.randn(width)]
     found = []

@@ -1,4 +1,4 @@
-"""`mx.rtc`: kernels in CUDA C++. Signatures and arguments are checked everywhere."""
+"""`mx.rtc`: kernels in CUDA C++. Tests of signatures and arguments run without a GPU."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ SIGNATURE = "const float *x, float *y, float alpha"
 
 @needs_gpu
 @pytest.mark.parametrize("card", [0, 1])
-def test_a_kernel_runs_after_what_its_arrays_wait_for(card):
+def test_kernel_waits_for_the_work_of_its_arrays(card):
     if card >= mx.num_gpus():
         pytest.skip("needs two GPUs")
     ctx = mx.gpu(card)
@@ -38,7 +38,7 @@ def test_a_kernel_runs_after_what_its_arrays_wait_for(card):
 
 
 @needs_gpu
-def test_templates_are_exported_by_name():
+def test_exported_template_kernels_run():
     source = r"""
     template <typename T>
     __global__ void fill(T *y, const T first, int64_t step, char sign) {
@@ -59,7 +59,7 @@ def test_templates_are_exported_by_name():
 
 
 @needs_gpu
-def test_errors_of_the_compiler_are_those_of_the_module():
+def test_compiler_errors_raise_from_the_module():
     with pytest.raises(
         mx.MXNetError, match="NVRTC at .* could not compile a CudaModule: (.|\\n)*nonsense"
     ):
@@ -67,7 +67,7 @@ def test_errors_of_the_compiler_are_those_of_the_module():
 
 
 @needs_gpu
-def test_arguments_that_do_not_fit():
+def test_kernel_launch_rejects_invalid_arguments():
     axpy = mx.rtc.CudaModule(AXPY).get_kernel("axpy", SIGNATURE)
     x, y, far = (
         nd.ones((4,), ctx=mx.gpu(0)),
@@ -89,13 +89,13 @@ def test_arguments_that_do_not_fit():
         with pytest.raises(error, match=text):
             axpy.launch(args, ctx, grid, block)
     y = y * 1
-    axpy.launch([x, y, 3], mx.gpu(0), one, (2000, 1, 1))  # more than a block has
+    axpy.launch([x, y, 3], mx.gpu(0), one, (2000, 1, 1))  # exceeds the block size
     with pytest.raises(mx.MXNetError, match=r"CudaKernel\(axpy\): a kernel launch failed"):
         y.asnumpy()
 
 
 @needs_gpu
-def test_gradients_are_of_what_was_there_before():
+def test_gradients_use_values_from_before_a_launch():
     axpy = mx.rtc.CudaModule(AXPY).get_kernel("axpy", SIGNATURE)
     x, y = nd.ones((4,), ctx=mx.gpu(0)), nd.ones((4,), ctx=mx.gpu(0))
     x.attach_grad()
@@ -117,7 +117,7 @@ def test_gradients_are_of_what_was_there_before():
 
 
 class Cube(autograd.Function):
-    """An op of two kernels: x ** 3, and its gradient."""
+    """x ** 3 and its gradient, each as a kernel."""
 
     SOURCE = r"""
     extern "C" __global__ void cube(const float *x, float *y, int n) {
@@ -147,7 +147,7 @@ class Cube(autograd.Function):
 
 
 @needs_gpu
-def test_kernels_as_an_op_with_a_gradient():
+def test_kernels_implement_an_op_with_a_gradient():
     values = np.random.RandomState(0).uniform(-1, 1, (7, 50)).astype("float32")
     x, w = nd.array(values, ctx=mx.gpu(0)), nd.array(values[:1], ctx=mx.gpu(0))
     x.attach_grad()
@@ -166,7 +166,7 @@ def test_kernels_as_an_op_with_a_gradient():
 
 
 class CubeOp(mx.operator.CustomOp):
-    """The same as a CustomOp."""
+    """The same op as a CustomOp."""
 
     def forward(self, is_train, req, in_data, out_data, aux):
         signature = "const float *, float *, int"
@@ -186,8 +186,8 @@ class CubeProp(mx.operator.CustomOpProp):
 
 @needs_gpu
 @pytest.mark.parametrize("kind", ["Function", "CustomOp"])
-def test_kernels_in_hybridized_blocks(kind):
-    """As an op with a gradient, on the card: the bits of the block that is not hybridized."""
+def test_kernels_have_the_same_bits_in_hybridized_blocks(kind):
+    """Runs on the card as an op with a gradient and compares with the eager block."""
 
     class Net(gluon.HybridBlock):
         def hybrid_forward(self, F, x):
@@ -237,9 +237,9 @@ FAULT = """
 @needs_gpu
 @pytest.mark.parametrize("pause", [0, 0.02])
 @pytest.mark.parametrize("at", [19, 20, 21])
-def test_a_fault_is_told_by_the_kernels_name_and_other_devices_go_on(at, pause):
-    """And one of the op before or behind it by that op's. Work that comes when the device has been
-    lost already tells the same name."""
+def test_fault_names_the_kernel_and_other_devices_continue(at, pause):
+    """A fault in the op before or after it names that op. Work queued after the loss of the device
+    reports the same name."""
     if not ON_STAND_IN and at != 20:
         pytest.skip("ops of a card have no such faults")
     broken = (
@@ -252,14 +252,14 @@ def test_a_fault_is_told_by_the_kernels_name_and_other_devices_go_on(at, pause):
     lines = output_of(code, MPGLUON_GPU_LOGICAL="").splitlines()
     assert lines[0].startswith("error: gpu(0) is lost: ") and lines[1].startswith("error: gpu(0)")
     assert lines[2] == "[2. 2. 2. 2.]"
-    for line in lines[:2]:  # the ops before come in one burst, of which any may be named
+    for line in lines[:2]:  # earlier ops run in one batch, and any of them may be named
         names = [word for word in ("_plus_scalar", "wild", "_mul_scalar") if word in line]
         assert names == [{19: "_plus_scalar", 20: "wild", 21: "_mul_scalar"}[at]], line
 
 
 @needs_gpu
-def test_vectors_that_are_not_aligned():
-    """A card refuses them, and so does the stand-in, with a message."""
+def test_unaligned_vector_access_raises():
+    """The stand-in rejects it with a message, as a card does."""
     code = """
         import mpgluon as mx
         source = 'extern "C" __global__ void take(float *x) { x[0] = ((float4 *)(x + 1))->w; }'
@@ -272,7 +272,7 @@ def test_vectors_that_are_not_aligned():
     assert done.returncode != 0 and "misaligned address" in done.stderr
 
 
-def test_signatures():
+def test_kernel_signatures_are_parsed():
     float32, int32 = np.dtype("float32"), np.dtype("int32")
     for text in (SIGNATURE, "const float *, float*, float", "const float*x ,float * y,  float  a"):
         assert _parsed(text) == [
@@ -292,14 +292,14 @@ def test_signatures():
         _parsed("unsigned n")
 
 
-def test_numbers_are_packed_as_the_kernel_takes_them():
+def test_scalars_are_packed_in_the_kernels_type():
     kernel = CudaKernel(None, "k", ())
     for value, kind in [(3, "int32"), (2.5, "float16"), (-1, "int8"), (1e300, "float64")]:
         packed = kernel._packed(0, value, np.dtype(kind), False, False)
         assert np.frombuffer(packed, kind)[0] == value
 
 
-def test_without_a_gpu_the_module_says_so():
+def test_cuda_module_without_a_gpu_raises():
     printed = output_of(
         f"""
         import mpgluon as mx

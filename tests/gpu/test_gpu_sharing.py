@@ -1,6 +1,5 @@
-"""The card as other libraries of the process see it: the current device of their threads, memory
-that mpgluon gives back, captures while they synchronize. Logical GPUs, which share a card, work at
-the same time."""
+"""Sharing a card with other libraries of the process: the current device of their threads, released
+memory, and captures while they synchronize. Logical GPUs of one card run concurrently."""
 
 import ctypes
 import gc
@@ -94,8 +93,8 @@ CALLS = {
 
 @needs_stand_in
 @pytest.mark.parametrize("name", CALLS)
-def test_calls_leave_the_current_device_of_the_thread(name, runtime):
-    """PyTorch and CuPy ask for the current device where theirs has no number."""
+def test_calls_keep_the_threads_current_device(name, runtime):
+    """PyTorch and CuPy use the current device if theirs has no index."""
     assert runtime.cudaSetDevice(0) == 0
     result = CALLS[name](mx.gpu(1))
     assert current_card(runtime) == 0
@@ -105,7 +104,7 @@ def test_calls_leave_the_current_device_of_the_thread(name, runtime):
 
 
 @needs_stand_in
-def test_opening_a_device_leaves_the_current_one():
+def test_opening_a_device_keeps_the_current_one():
     out = output_of(f"""
         import ctypes
         import mpgluon as mx
@@ -118,7 +117,7 @@ def test_opening_a_device_leaves_the_current_one():
 
 
 @needs_stand_in
-def test_emptied_caches_go_back_to_the_card():
+def test_empty_cache_returns_memory_to_the_card():
     out = output_of(
         """
         import mpgluon as mx
@@ -137,8 +136,8 @@ def test_emptied_caches_go_back_to_the_card():
 
 @needs_stand_in
 @pytest.mark.parametrize("logical", [1, 2])
-def test_scratch_gets_what_pools_have_cached(logical):
-    """Of another logical device of the card, too."""
+def test_scratch_allocations_reclaim_cached_memory(logical):
+    """Also memory cached by another logical device of the card."""
     out = output_of(
         f"""
         import mpgluon as mx
@@ -158,8 +157,8 @@ def test_scratch_gets_what_pools_have_cached(logical):
 
 
 @needs_stand_in
-def test_scratch_gets_what_running_work_is_about_to_leave():
-    """Cached blocks that work issued before still uses."""
+def test_scratch_allocations_wait_for_memory_in_use():
+    """The cached blocks are still used by work in flight."""
     out = output_of(
         """
         import mpgluon as mx
@@ -176,7 +175,7 @@ def test_scratch_gets_what_running_work_is_about_to_leave():
 
 
 @needs_stand_in
-def test_ragged_sizes_hold_little_more_than_they_use():
+def test_pools_hold_little_more_than_ragged_sizes_use():
     out = output_of("""
         import numpy as np
         import mpgluon as mx
@@ -206,8 +205,8 @@ class Net(gluon.HybridBlock):
 
 @needs_stand_in
 @pytest.mark.parametrize("after", [1, 2, 3])
-def test_captures_that_another_thread_spoils_are_tried_again(after, runtime):
-    """As a whole: the segment is not cut at the instruction that noticed it."""
+def test_captures_spoiled_by_another_thread_are_retried(after, runtime):
+    """The whole segment is retried, not cut at the failing instruction."""
     net = Net()
     x = nd.array(np.random.RandomState(0).rand(8, 16), ctx=mx.gpu(0))
     expected = net(x).asnumpy()
@@ -226,8 +225,8 @@ def test_captures_that_another_thread_spoils_are_tried_again(after, runtime):
 
 
 @needs_stand_in
-def test_released_memory_of_unknown_streams_spares_captures():
-    """Which the card is synchronized for."""
+def test_release_for_an_unknown_stream_does_not_spoil_captures():
+    """Such a release synchronizes the card."""
     out = output_of(f"""
         import ctypes, threading
         import numpy as np
@@ -258,8 +257,8 @@ def test_released_memory_of_unknown_streams_spares_captures():
 
 
 @needs_stand_in
-def test_memory_stays_when_its_consumer_cannot_be_waited_for(runtime, monkeypatch):
-    """The other library captures a stream of its own."""
+def test_memory_is_kept_if_its_consumer_cannot_be_waited_for(runtime, monkeypatch):
+    """The other library is capturing one of its streams."""
     array = nd.ones((1000,), ctx=mx.gpu(0))
     before = mx.context.memory_stats(mx.gpu(0))["in_use"]
     capsule = nd.to_dlpack_for_write(array)
@@ -277,9 +276,9 @@ def test_memory_stays_when_its_consumer_cannot_be_waited_for(runtime, monkeypatc
 
 @needs_stand_in
 @pytest.mark.parametrize("stream", [0, 1234])
-def test_tensors_of_torch_follow_its_stream(stream, runtime, monkeypatch):
-    """A tensor over an array on PyTorch's default stream is released without synchronizing the
-    card."""
+def test_torch_tensors_are_released_on_torchs_stream(stream, runtime, monkeypatch):
+    """A tensor that shares an array's memory on PyTorch's default stream is released without
+    synchronizing the card."""
     torch = SimpleNamespace(
         cuda=SimpleNamespace(current_stream=lambda card: SimpleNamespace(cuda_stream=stream)),
         utils=SimpleNamespace(dlpack=SimpleNamespace(from_dlpack=lambda capsule: capsule)),
@@ -333,8 +332,8 @@ PIPELINE = f"""
 @needs_stand_in
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 def test_logical_gpus_in_a_pipeline_overlap(schedule):
-    """At least three of the four compute at the same time in some moment, however busy this machine
-    is; a single one never does with itself. The losses have the same bits."""
+    """At some moment at least three of the four compute at the same time, even on a busy machine; a
+    single device never overlaps with itself. The losses have the same bits."""
     found = {}
     for devices, least in (([0, 1, 2, 3], "8000"), ([0, 0, 0, 0], "100")):
         code = PIPELINE.replace("DEVICES", str(devices)).replace("SCHEDULE", schedule)
@@ -344,9 +343,9 @@ def test_logical_gpus_in_a_pipeline_overlap(schedule):
     assert found[4][1] == found[1][1]
 
 
-def test_streams_have_queues_of_their_own():
-    """32 rather than 8 connections to a card that several devices share, where the user has not set
-    another number."""
+def test_shared_card_has_32_hardware_connections():
+    """The default of 8 is replaced if several devices share a card and the user has not set another
+    number."""
     code = """
         import ctypes, os
         os.environ.pop("CUDA_DEVICE_MAX_CONNECTIONS" if UNSET else "", None)
@@ -366,7 +365,7 @@ def test_streams_have_queues_of_their_own():
         assert output_of(code.replace("UNSET", unset), **settings) == f"{number}\n"
 
 
-def test_each_logical_device_has_a_limit():
+def test_memory_limits_are_per_logical_device():
     out = output_of(
         """
         import mpgluon as mx

@@ -1,5 +1,5 @@
-"""Fused groups as kernels of their own (kernels/cuda/fusion/specialise.h): the bits of ops one by
-one, one compilation for each text."""
+"""Fused groups as specialized kernels (kernels/cuda/fusion/specialise.h): the bits of single ops
+and one compilation per source text."""
 
 import glob
 import os
@@ -64,16 +64,16 @@ def one_by_one():
     return run(MPGLUON_CUDA_NVRTC="0")
 
 
-def test_without_nvrtc_nothing_is_fused(one_by_one):
+def test_ops_are_not_fused_without_nvrtc(one_by_one):
     assert one_by_one[1] == "0"
 
 
-def test_groups_have_the_bits_of_ops_one_by_one(one_by_one, tmp_path):
+def test_specialized_groups_have_the_bits_of_single_ops(one_by_one, tmp_path):
     out, told = run(MPGLUON_CUDA_GROUPS=str(tmp_path))
     assert out == one_by_one[0]
     launches = int(told)
     texts = [open(path).read() for path in glob.glob(str(tmp_path / "*.cu"))]
-    # One for all sizes, alignments and numbers
+    # One text for all sizes, alignments and scalars
     assert launches >= 16 and 9 <= len(texts) < launches
     sigmoids = [
         text for text in texts if text.count("mpg_unary::sigmoid") == 1 and "tanh" not in text
@@ -84,8 +84,8 @@ def test_groups_have_the_bits_of_ops_one_by_one(one_by_one, tmp_path):
     )
 
 
-def test_where_nvrtc_cannot_compile_nothing_is_fused_and_that_is_said_once(one_by_one, tmp_path):
-    """As one that is too old for the card."""
+def test_failing_nvrtc_disables_fusion_with_one_warning(one_by_one, tmp_path):
+    """As with an NVRTC too old for the card."""
     out, told = run(**failing(tmp_path, "true"))
     assert out == one_by_one[0]
     assert (
@@ -95,7 +95,7 @@ def test_where_nvrtc_cannot_compile_nothing_is_fused_and_that_is_said_once(one_b
     )
 
 
-def test_a_group_that_cannot_be_compiled_names_the_setting(tmp_path):
+def test_group_compilation_error_names_the_setting(tmp_path):
     program = """
         import mpgluon as mx
         from support.functions import compiled
@@ -121,8 +121,8 @@ def build_tools():
     return native_build
 
 
-def test_generated_code_names_the_files_it_includes(tmp_path):
-    """NVRTC gets these and no others: what they include is among them."""
+def test_headers_given_to_nvrtc_include_only_each_other(tmp_path):
+    """NVRTC receives only these files, so they must not include others."""
     native_build = build_tools()
     given = {name.removeprefix("csrc/") for name in native_build.GENERATED}
     for name in native_build.GENERATED:
@@ -131,9 +131,9 @@ def test_generated_code_names_the_files_it_includes(tmp_path):
         assert included <= given, name
 
 
-def test_groups_that_nvcc_compiles_have_every_kind_of_line(tmp_path):
-    """Of groups that differ in numbers alone it is one; another formula, dtype or way of holding
-    rows is a kind of its own."""
+def test_saved_groups_cover_every_kind_of_source(tmp_path):
+    """Groups that differ only in numbers are of the same kind; a different formula, dtype or row
+    storage is a different kind."""
     program = """
         import mpgluon as mx
         from mpgluon import nd

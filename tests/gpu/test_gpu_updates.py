@@ -1,5 +1,5 @@
-"""Parameter updates on a GPU as on a CPU: dtypes with kernels of their own and the others, sizes
-around a block's, and addresses that are not aligned."""
+"""Parameter updates on a GPU compared with the CPU: dtypes with and without specialized kernels,
+sizes around a block's, and unaligned addresses."""
 
 import numpy as np
 import pytest
@@ -28,7 +28,7 @@ TOLERANCES = {"float64": 1e-12, "float32": 2e-6, "float16": 2e-3, "bfloat16": 1e
 
 
 def run(name, num_states, params, size, dtype, ctx, offset=0, mixed=False):
-    """All arrays that an update has written, as float64; they begin `offset` elements behind an
+    """Returns all arrays that an update wrote as float64; they start `offset` elements after an
     aligned address."""
     draw = np.random.RandomState(size)
 
@@ -56,7 +56,7 @@ def run(name, num_states, params, size, dtype, ctx, offset=0, mixed=False):
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
 @pytest.mark.parametrize("name", RULES)
-def test_values_are_those_of_the_cpu(name, dtype):
+def test_updates_match_the_cpu(name, dtype):
     states, params = RULES[name]
     for size in (1, 37, 2048, 5003):
         found = run(name, states, params, size, dtype, mx.gpu(0))
@@ -67,7 +67,7 @@ def test_values_are_those_of_the_cpu(name, dtype):
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 @pytest.mark.parametrize("name", MIXED)
-def test_mixed_precision(name, dtype):
+def test_mixed_precision_updates_match_the_cpu(name, dtype):
     states, params = MIXED[name]
     for size in (2048, 4099):
         found = run(name, states, params, size, dtype, mx.gpu(0), mixed=True)
@@ -78,7 +78,7 @@ def test_mixed_precision(name, dtype):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", ["adam_update", "mp_sgd_mom_update"])
-def test_an_address_changes_no_bit(name, dtype):
+def test_update_bits_do_not_depend_on_the_address(name, dtype):
     mixed = name in MIXED
     states, params = (MIXED if mixed else RULES)[name]
     wanted = run(name, states, params, 4500, dtype, mx.gpu(0), 0, mixed)
@@ -87,7 +87,7 @@ def test_an_address_changes_no_bit(name, dtype):
         assert [a.tobytes() for a in found] == [b.tobytes() for b in wanted], offset
 
 
-def test_several_weights_of_several_dtypes_in_one_update():
+def test_multi_weight_update_of_several_dtypes_matches_the_cpu():
     sizes, dtypes = [3, 2048, 5000, 1, 2049], ["float32", "bfloat16", "float32", "float16"]
 
     def updated(ctx):
@@ -109,7 +109,7 @@ def test_several_weights_of_several_dtypes_in_one_update():
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
 @pytest.mark.parametrize("offset", [0, 1])
-def test_finite_and_scaled(dtype, offset):
+def test_all_finite_and_multi_scale_cover_every_element(dtype, offset):
     for size in (1, 7, 8, 4001):
         whole = nd.ones((offset + size,), dtype=dtype, ctx=mx.gpu(0))
         part = whole[offset:]

@@ -65,7 +65,7 @@ FUSED = ("gpu/", "graph/", "compile/test_random")  # suites with fused kernels; 
 LONG = ("ops/test_ops.py", "gpu/test_gpu.py")
 # What is tried first: the file, and how many processes take its tests.
 FIRST = {"families": ("gpu/test_gpu_families.py", 1), "bits": ("gpu/test_gpu_bits.py", 4)}
-SANITIZED = "gpu/test_gpu.py -k test_values_are_those_of_the_cpu"
+SANITIZED = "gpu/test_gpu.py -k test_op_values_match_the_cpu"
 SANITIZERS = {"memcheck": "0/20", "racecheck": "3/60"}  # each: its share of these tests
 FILES = {"check": "gpu-check", "suites": "gpu-suites"}
 
