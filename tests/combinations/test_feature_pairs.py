@@ -1,5 +1,5 @@
-"""Programs in which every pair of features occurs, each compared with eager execution on one device
-(`programs/feature_programs.py`), and the table of features itself."""
+"""Pairwise testing: programs that contain every pair of features, each compared with eager
+execution on one device (`programs/feature_programs.py`), and the table of features itself."""
 
 import inspect
 import itertools
@@ -30,7 +30,7 @@ SEED, PARTS, PARTS_OF_TRIPLES = 1, 24, 200
 
 @pytest.fixture(autouse=True)
 def one_thread():
-    """Bits are compared, which depend on the number of threads."""
+    """The compared bits depend on the number of threads."""
     mx.context.set_threads(1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -44,7 +44,7 @@ def pairs():
 
 
 def check_rows(rows):
-    """Checks all rows; fails with the first finding, made small."""
+    """Checks all rows; fails with the first failure, minimized."""
     for row in rows:
         try:
             check(row)
@@ -57,8 +57,8 @@ def test_programs_with_all_pairs_of_features_match_eager_execution(part, pairs):
     check_rows(pairs[0][part::PARTS])
 
 
-def test_pairs_of_features_are_covered_but_for_those_excluded(pairs):
-    """Each pair of values is in a program, in an error that is tested, or excluded by a rule."""
+def test_every_pair_of_features_is_covered_or_excluded(pairs):
+    """Each pair of values is in a program, raises a tested error, or is excluded by a rule."""
     rows, count, impossible = pairs
     covered = {pair for row in rows for pair in itertools.combinations(row.items(), 2)}
     values = [(factor, value) for factor in FACTORS for value in FACTORS[factor]]
@@ -75,8 +75,8 @@ def test_pairs_of_features_are_covered_but_for_those_excluded(pairs):
 
 @pytest.mark.slow
 def test_programs_with_triples_of_features_match_eager_execution():
-    """A fresh part of the programs with all triples; `feature_programs.py --strength 3` runs
-    all."""
+    """Runs a random part of the programs that cover all triples; `feature_programs.py --strength 3`
+    runs all."""
     seed = fresh_seed()
     rows, count, _ = cover(FACTORS, excluded, 3, seed)
     part = seed % PARTS_OF_TRIPLES
@@ -107,12 +107,12 @@ FOUND = {
 
 
 @pytest.mark.parametrize("name", FOUND)
-def test_programs_that_have_failed_match_eager_execution(name):
+def test_formerly_failing_programs_match_eager_execution(name):
     for _ in range(3):
         check({**DEFAULTS, **FOUND[name]})
 
 
-# One program for each two values that raise an error together
+# One program for each pair of values that raises an error
 FAILING = [
     ({**others, one: value, other: its_value}, text)
     for (first, second), text, others in REFUSED
@@ -124,16 +124,16 @@ FAILING = [
 
 
 @pytest.mark.parametrize("number", range(len(FAILING)))
-def test_pairs_of_features_that_do_not_fit_raise_an_error(number):
+def test_incompatible_pairs_of_features_raise(number):
     chosen, text = FAILING[number]
     with pytest.raises((mx.MXNetError, TypeError, RuntimeError)) as raised:
         Run({**DEFAULTS, **chosen}, False, False).run()
     assert text in str(raised.value), str(raised.value)
 
 
-# --- Nothing public is left out -------------------------------------------------------------------
+# --- Completeness of the table --------------------------------------------------------------------
 
-# Public functions whose options the table must name, and what they take beside options
+# Public functions whose options the table must name, and their arguments that are no options
 FUNCTIONS = {
     "Pipeline": (parallel.Pipeline, {"micro_batches"}),
     "TrainStep": (parallel.TrainStep, {"net", "loss", "trainer", "pipeline"}),
@@ -157,7 +157,7 @@ FUNCTIONS = {
 
 
 def named(function):
-    """The options that values of the table give to a function."""
+    """Returns the options that values of the table pass to a function."""
     return {
         option
         for values in FACTORS.values()
@@ -173,7 +173,7 @@ def test_options_of_public_functions_are_in_the_table(function):
     if inspect.isclass(target):
         options -= {"self"}
     assert options <= named(function), f"not in the table: {options - named(function)}"
-    if function != "Optimizer":  # its subclasses have more
+    if function != "Optimizer":  # subclasses have additional options
         assert named(function) <= options, f"unknown: {named(function) - options}"
 
 

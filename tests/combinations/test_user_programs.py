@@ -1,4 +1,4 @@
-"""Programs as new users write them from the docs, each of six features or more."""
+"""Programs as new users write them from the docs, each with six or more features."""
 
 import numpy as np
 
@@ -22,7 +22,7 @@ def test_lstm_along_time_trains_as_without_a_pipeline(tmp_path):
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5)
 
 
-def test_residual_network_goes_from_one_device_to_a_mesh_and_back(tmp_path):
+def test_residual_network_moves_from_one_device_to_a_mesh_and_back(tmp_path):
     losses, on_mesh, alone = resnet.main(str(tmp_path), [on(i) for i in range(4)])
     assert losses[-1] < losses[0] / 2, losses
     np.testing.assert_allclose(on_mesh, alone, rtol=1e-4, atol=1e-5)

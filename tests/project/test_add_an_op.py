@@ -1,4 +1,4 @@
-"""docs/add-an-op.md says what is so: its examples are lines of the files that it names."""
+"""docs/add-an-op.md is up to date: its examples are lines of the files that it names."""
 
 import os
 import re
@@ -24,8 +24,8 @@ def squeezed(text):
 
 
 def examples():
-    """(file, code) of each fenced block: the file that its step, in bold, begins with, or else the
-    one named last."""
+    """Yields (file, code) of each fenced block. The file is the one at the start of its step, in
+    bold, or else the last one named before the block."""
     text = read(PAGE)
     for block in re.finditer(r"^```(?:c|python)\n(.*?)^```$", text, re.M | re.S):
         before = text[: block.start()].split("\n## ")[-1]
@@ -33,7 +33,7 @@ def examples():
         yield steps[-1] if steps else re.findall(PATH, before)[-1], block[1]
 
 
-def test_paths_exist():
+def test_paths_of_the_page_exist():
     paths = set(re.findall(PATH, read(PAGE)))
     assert len(paths) > 10
     assert not [path for path in sorted(paths) if not os.path.exists(os.path.join(ROOT, path))]
@@ -41,7 +41,7 @@ def test_paths_exist():
 
 @pytest.mark.parametrize("path, code", [pytest.param(*e, id=e[1][:30]) for e in examples()])
 def test_examples_are_in_the_sources(path, code):
-    """In that file, in this order, with something else where "..." stands."""
+    """The parts of an example between "..." lines occur in the file in this order."""
     source, at = squeezed(read(path)), 0
     for part in re.split(r"^ *\.\.\.\n", code, flags=re.M):
         found = source.find(squeezed(part), at)
@@ -58,8 +58,8 @@ def test_every_step_of_an_elementwise_op_has_an_example():
     ]
 
 
-def test_forms_of_rows_have_these_columns():
-    """Shorter forms and formulas, as their macros are defined."""
+def test_row_macros_have_the_columns_of_the_page():
+    """Compares the forms on the page with the macro definitions."""
     forms = re.findall(
         r"`((?:MPG_[A-Z_]+|UNARY\w*|BINARY|FLOAT_ROWS)\([^`]*, [^`]*\))`", read(PAGE)
     )
@@ -69,13 +69,13 @@ def test_forms_of_rows_have_these_columns():
         assert squeezed(f"#define {form}") in defined, form
 
 
-def test_names_are_in_the_sources():
+def test_names_of_the_page_are_in_the_sources():
     names = set(re.findall(r"\b(?:mpg|MPG)_\w+", read(PAGE)))
     text = []
     for folder, _, files in os.walk(ROOT):
         if os.path.relpath(folder, ROOT).split(os.sep)[0] in ("csrc", "kernels"):
             text += [read(os.path.join(folder, name)) for name in files if name[-2:] != ".o"]
     words = set(re.findall(r"\w+", "\n".join(text)))
-    # Made by macros that write the rest of the name
+    # Prefixes that macros complete
     parts = ("mpg_infer_", "mpg_gradient_", "mpg_compose_", "mpg_batching_", "mpg_cpu_")
     assert not sorted(n for n in names if n not in words and not n.startswith(parts))

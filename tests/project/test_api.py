@@ -11,10 +11,10 @@ import mpgluon as mx
 from support.paths import ROOT
 
 TABLE = os.path.join(ROOT, "tests", "data", "mxnet-1.9.1", "api.tsv")
-SOMETHING = object()  # a default that is an object of MXNet's
+SOMETHING = object()  # a default that is an MXNet object
 VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-# Differences on purpose: numbers and None where MXNet has the tuple or the folder that they mean;
-# and functions with parameters of other names, which are passed by position, or not by users.
+# Intended differences: defaults that are numbers or None in place of MXNet's equivalent tuple or
+# folder, and functions with other parameter names, which users pass by position or not at all.
 SAME_MEANING = {"pool_size", "strides", "padding", "output_padding", "dilation", "layout", "root"}
 SAME_MEANING |= {"embedding_root", "node_attrs", "positions", "h2h_kernel", "h2h_dilate"}
 SAME_MEANING |= {"i2h_kernel", "i2h_stride", "i2h_pad", "i2h_dilate"}
@@ -48,7 +48,7 @@ def found(path):
 
 
 def parameters_of(text):
-    """Those of a signature as the table has it."""
+    """Returns the parameters of a signature in the format of the table."""
     text = re.sub(
         r"functools\.partial\(<[^>]*>[^)]*\)|(?<!')<[^<>]*(?:<[^<>]*>)?[^<>]*>", "_", text
     )
@@ -72,7 +72,7 @@ def difference(path, text):
         return None
     theirs = without_self(parameters_of(text))
     if any(p.kind in VARIADIC[:1] for p in theirs):
-        return None  # the table does not say which
+        return None  # the table does not list them
     theirs = [p for p in theirs if p.kind not in VARIADIC]
     try:
         mine = without_self(list(inspect.signature(value).parameters.values()))
@@ -92,7 +92,7 @@ def difference(path, text):
     return None
 
 
-def test_names_and_signatures():
+def test_api_names_and_signatures_match_mxnet():
     table = rows()
     assert len(table) == 1554
     wrong = []
@@ -117,7 +117,7 @@ def test_names_and_signatures():
         ("gluon.Trainer.step", "property", "is <function"),
     ],
 )
-def test_differences_are_found(path, text, told):
+def test_difference_detects_changed_signatures(path, text, told):
     assert told in (difference(path, text) or "") if told else difference(path, text) is None
     with pytest.raises(AttributeError):
         difference("gluon.Trainer.stop", "(self)")

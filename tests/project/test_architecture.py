@@ -1,4 +1,4 @@
-"""docs/architecture.md shows what its program prints; docs/internals names every source file."""
+"""docs/architecture.md shows the output of its program; docs/internals names every source file."""
 
 import os
 import re
@@ -17,13 +17,13 @@ def fences(path, language):
 
 
 def is_part(lines, whole):
-    """The lines are all there, in their order; others may be between them."""
+    """True if `lines` is a subsequence of `whole`."""
     rest = iter(whole)
     return all(line in rest for line in lines)
 
 
 @cpus_only
-def test_dumps_are_what_the_program_prints(tmp_path):
+def test_shown_dumps_match_the_programs_output(tmp_path):
     (program,) = fences("docs/architecture.md", "python")
     shown = [block.splitlines() for block in fences("docs/architecture.md", "text")[1:]]
     dump = tmp_path / "dump"
@@ -40,7 +40,7 @@ def test_dumps_are_what_the_program_prints(tmp_path):
     assert kinds == {section[0] for section in sections if section}
 
 
-# The layers that a page of docs/internals describes, and the endings of source files.
+# The layers that each page of docs/internals describes
 PAGES = {
     "base-and-device": ["csrc/base", "csrc/device"],
     "tensor": ["csrc/tensor"],
@@ -55,7 +55,7 @@ PAGES = {
     "package": ["mpgluon"],
     "parallel": ["mpgluon/parallel"],
 }
-TOPICS = {"training-state"}  # pages about an idea that several folders share
+TOPICS = {"training-state"}  # pages about a concept of several folders
 SOURCES = (".c", ".cu", ".h", ".def", ".inc")
 
 
@@ -70,7 +70,7 @@ def sources(folder):
 
 
 def named_on(page):
-    """The words of a page that are set as code."""
+    """Returns the words of a page that are formatted as code."""
     with open(os.path.join(ROOT, "docs/internals", page + ".md")) as file:
         return set(re.findall(r"`([^`\s]+)`", file.read()))
 
@@ -87,7 +87,8 @@ def test_every_layer_has_a_page():
 
 @pytest.mark.parametrize("page", PAGES)
 def test_every_source_file_is_named(page):
-    """By its name, or the end of its path where several have that; a header with its source."""
+    """By its name, or a path suffix if several files have that name. A header may share the entry
+    of its source."""
     found = [path for folder in PAGES[page] for path in sources(folder)]
     words = named_on(page)
 
@@ -101,7 +102,7 @@ def test_every_source_file_is_named(page):
     missing = []
     for path in found:
         stem, ending = os.path.splitext(path)
-        if os.path.basename(stem) in OPS:  # the op's row says what it does
+        if os.path.basename(stem) in OPS:  # the op's row describes it
             continue
         source = next((stem + e for e in (".c", ".cu") if stem + e in found), None)
         if not is_named(path) and not (ending == ".h" and source and is_named(source)):
@@ -115,14 +116,14 @@ def python_files(page):
         yield from (n for n in names if n.endswith(".py"))
 
 
-def test_python_files_that_are_named_exist():
+def test_named_python_files_exist():
     there = set(python_files("package")) | set(python_files("parallel"))
     for page in ("package", "parallel"):
         words = {os.path.basename(word) for word in named_on(page) if word.endswith(".py")}
         assert words <= there, f"docs/internals/{page}.md: {sorted(words - there)}"
 
 
-def test_python_modules_are_named():
+def test_every_python_module_is_named():
     for page in ("package", "parallel"):
         words = {os.path.basename(word) for word in named_on(page)}
         top = os.path.join(ROOT, PAGES[page][0])
@@ -131,7 +132,7 @@ def test_python_modules_are_named():
             assert names <= words, f"docs/internals/{page}.md: {sorted(names - words)}"
 
 
-def test_places_of_the_glossary_exist():
+def test_glossary_files_exist_and_terms_are_sorted():
     with open(os.path.join(ROOT, "docs/glossary.md")) as file:
         rows = [line.split("|") for line in file if line.startswith("| ")][2:]
     for row in rows:
@@ -141,7 +142,7 @@ def test_places_of_the_glossary_exist():
     assert terms == sorted(terms, key=lambda term: term.replace("-", " "))
 
 
-def test_links_of_the_docs_lead_somewhere():
+def test_docs_links_resolve():
     for path, _, names in os.walk(os.path.join(ROOT, "docs")):
         for name in (n for n in names if n.endswith(".md")):
             with open(os.path.join(path, name)) as file:

@@ -1,4 +1,4 @@
-"""The name mxnet: imports of it give mpgluon."""
+"""mpgluon.as_mxnet: imports of mxnet resolve to mpgluon."""
 
 import multiprocessing
 import os
@@ -40,12 +40,12 @@ mpgluon.gluon True
 No module named 'mxnet.nothing'"""
 
 
-def test_a_program_under_the_old_name():
+def test_program_that_imports_mxnet_runs():
     printed = output_of("import mpgluon\nmpgluon.as_mxnet()\nmpgluon.as_mxnet()\n" + PROGRAM)
     assert printed.strip() == EXPECTED.format(arguments=[])
 
 
-def test_all_names_of_the_old_name():
+def test_star_import_of_mxnet_gives_all_names():
     code = """
         import mpgluon
         mpgluon.as_mxnet()
@@ -63,7 +63,7 @@ def test_all_names_of_the_old_name():
 
 
 @pytest.mark.slow
-def test_scripts_and_modules(tmp_path):
+def test_runner_runs_scripts_and_modules(tmp_path):
     script = tmp_path / "train.py"
     script.write_text(PROGRAM)
     runner = ("-m", "mpgluon.as_mxnet")
@@ -110,7 +110,7 @@ if __name__ == "__main__":
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 @pytest.mark.parametrize("names", [[], ["--numpy-names"]])
 @pytest.mark.slow
-def test_processes_that_a_program_starts(tmp_path, method, names):
+def test_child_processes_can_import_mxnet(tmp_path, method, names):
     (tmp_path / "script.py").write_text(STARTS_OTHERS)
     found = ran("-u", "-m", "mpgluon.as_mxnet", *names, "script.py", method, cwd=tmp_path)
     old = bool(names) or hasattr(np, "product")
@@ -121,7 +121,7 @@ def test_processes_that_a_program_starts(tmp_path, method, names):
     ], found.stderr
 
 
-def test_names_that_modules_of_mxnet_import():
+def test_names_of_mxnet_submodules_can_be_imported():
     code = """
         import multiprocessing
         import mpgluon
@@ -154,7 +154,7 @@ def test_names_that_modules_of_mxnet_import():
 @pytest.mark.skipif(
     not os.path.isdir(os.path.join(ROOT, "tools")), reason="the sources are not here"
 )
-def test_the_wheel(tmp_path):
+def test_mxnet_wheel_provides_the_import(tmp_path):
     pytest.importorskip("setuptools")
     source, site = tmp_path / "source", tmp_path / "site"
     shutil.copytree(os.path.join(ROOT, "tools", "mxnet_wheel"), source)
@@ -174,7 +174,7 @@ def test_the_wheel(tmp_path):
         assert found.stdout.strip() == EXPECTED.format(arguments=[]), found.stderr
 
 
-def test_another_mxnet_is_not_replaced(tmp_path):
+def test_imported_real_mxnet_is_not_replaced(tmp_path):
     (tmp_path / "mxnet.py").write_text("__version__ = '1.5.0'\n")
     code = f"""
         import sys
@@ -191,7 +191,7 @@ def test_another_mxnet_is_not_replaced(tmp_path):
 
 
 @pytest.mark.slow
-def test_names_that_numpy_removed():
+def test_numpy_names_restores_removed_names():
     code = """
         import numpy as np, mpgluon
         before = {name for name in vars(np)}
@@ -209,12 +209,12 @@ def test_names_that_numpy_removed():
         print(numbers, np.fromstring("1 2", sep=" "), np.fromstring(b"\\0" * 8))
     """
     assert output_of(code).strip() == "[2 3] [1. 2.] [0.]"
-    kept = np.bool_  # NumPy's own names stay what they are
+    kept = np.bool_  # NumPy's own names are unchanged
     code = "import numpy as np, mpgluon\nmpgluon.as_mxnet(numpy_names=True)\nprint(np.bool_)"
     assert output_of(code).strip() == str(kept)
 
 
-def test_private_names_that_packages_import():
+def test_private_names_that_packages_import_exist():
     from mpgluon.gluon.block import _flatten, _regroup
 
     x, symbols = mx.nd.ones(1), mx.sym.Group([mx.sym.var("b"), mx.sym.var("c")])
@@ -237,7 +237,7 @@ def test_private_names_that_packages_import():
     assert mx.gluon.utils._brief_print_list(["a", "b"]) == "'a', 'b'"
 
 
-def test_connections_that_packages_wrap():
+def test_connection_wrapper_sends_arrays():
     ends = multiprocessing.Pipe()
     here, there = (mx.gluon.data.dataloader.ConnectionWrapper(end) for end in ends)
     here.send({"x": mx.nd.array([1, 2])})
@@ -249,7 +249,7 @@ def test_connections_that_packages_wrap():
         there.nothing
 
 
-def test_data_sets_that_packages_derive(tmp_path):
+def test_downloaded_dataset_can_be_subclassed(tmp_path):
     base = mx.gluon.data.dataset._DownloadedDataset
 
     class Squares(base):
@@ -265,14 +265,14 @@ def test_data_sets_that_packages_derive(tmp_path):
 
 
 class Everyother(mx.gluon.data.dataloader._MultiWorkerIter):
-    """As packages do: sends batches its own way."""
+    """Sends every second batch; packages override `_push_next` in this way."""
 
     def _push_next(self):
         next(self._iter, None)
         super()._push_next()
 
 
-def test_the_iterator_over_a_pool_that_packages_subclass():
+def test_multi_worker_iter_can_be_subclassed():
     from mpgluon.gluon.data import dataloader
 
     data = mx.gluon.data.ArrayDataset(np.arange(12, dtype=np.float32))
@@ -291,7 +291,7 @@ def test_the_iterator_over_a_pool_that_packages_subclass():
     assert not hasattr(dataloader, "no_such_name")
 
 
-def test_the_graph_of_a_block_under_its_old_name():
+def test_cached_graph_has_mxnets_form():
     net = mx.gluon.nn.Dense(2, in_units=3)
     net.initialize()
     net.hybridize()
@@ -304,7 +304,7 @@ def test_the_graph_of_a_block_under_its_old_name():
     assert net._cached_graph == ()
 
 
-def test_names_of_the_c_library_say_that_it_is_not_here():
+def test_c_library_names_raise_with_the_reason():
     from mpgluon.base import _LIB, NDArrayHandle, c_str, check_call
 
     with pytest.raises(mx.MXNetError, match=r"base\._LIB\.MXNDArrayCreate needs MXNet's C library"):
@@ -322,7 +322,7 @@ MOVED = """
 """.split()
 
 
-def test_modules_of_mxnet_are_attributes_before_they_are_imported():
+def test_mxnet_submodules_are_attributes_before_import():
     code = f"""
         import mpgluon
         mpgluon.as_mxnet()
@@ -332,7 +332,7 @@ def test_modules_of_mxnet_are_attributes_before_they_are_imported():
     assert len(output_of(code).split()) == len(MOVED)
 
 
-def test_names_that_clients_import_under_the_new_name():
+def test_mxnet_module_paths_exist_under_mpgluon():
     code = """
         import ctypes
         import mpgluon.contrib.ndarray

@@ -1,4 +1,4 @@
-"""The benchmarks' driver and models: what they tell is only as good as they are."""
+"""The benchmark driver and models, on which the published measurements depend."""
 
 import json
 import os
@@ -20,22 +20,22 @@ def on_the_path(monkeypatch):
     monkeypatch.syspath_prepend(BENCHMARKS)
 
 
-def test_operations_follow_from_the_shapes():
+def test_operation_counts_match_published_numbers():
     import sizes
 
-    # 1.81 G multiplications, as published
+    # the published 1.81 G multiplications
     assert sum(sizes.resnet18_forward(1)) == pytest.approx(2 * 1.814e9, rel=1e-3)
     words = sizes.LSTM_TIME * sizes.LSTM_BATCH
     assert sizes.lstm_lm() == 3 * 2 * words * (2 * 8 * 650 * 650 + 650 * 10000)
     assert sizes.mlp_training() == 2 * 128 * (2 * 784 * 512 + 3 * 512 * 512 + 3 * 512 * 10)
 
 
-def test_operations_of_the_gpu_cases(monkeypatch):
+def test_gpu_operation_counts_match_published_numbers(monkeypatch):
     monkeypatch.delenv("GPU_CHECK_TINY", raising=False)
     from on_gpu import sizes as gpu_sizes
 
     assert not gpu_sizes.TINY
-    # 4.09 G multiplications forward, as published
+    # the published 4.09 G multiplications of a forward pass
     assert gpu_sizes.resnet_training() / 256 / 3 == pytest.approx(2 * 4.09e9, rel=0.02)
     weights = 12 * 12 * 768 * 768 + 768 * 50304
     assert (
@@ -48,7 +48,7 @@ def parameters(net):
     return sum(int(np.prod(p.shape)) for p in net.collect_params().values() if p.grad_req != "null")
 
 
-def test_models_are_the_same_in_both_languages():
+def test_models_are_the_same_in_both_libraries():
     torch = pytest.importorskip("torch")
     import models_torch
     import networks
@@ -65,7 +65,7 @@ def test_models_are_the_same_in_both_languages():
     assert parameters(ours["LanguageModel"](50, 16, 2)) == weights(
         models_torch.LanguageModel(50, 16, 2)
     )
-    # As published
+    # The published number of parameters
     assert (
         parameters(networks.resnet()[0])
         == weights(models_torch.resnet_bottleneck((3, 4, 6, 3), 64, 1000))
@@ -74,8 +74,8 @@ def test_models_are_the_same_in_both_languages():
     gluon, peer = ours["GPT"](50, 32, 4, 2, 12), models_torch.GPT(50, 32, 4, 2, 12)
     assert parameters(gluon) == weights(peer)
     gluon.initialize(mx.init.Normal(0.3))
-    # The layers are made in the same order, but for PyTorch's norm1 of a layer, which comes before
-    # its products as ours does.
+    # Both create their layers in the same order: norm1 of a PyTorch layer precedes its products, as
+    # here.
     theirs = list(peer.parameters())
     for mine, other in zip(gluon.collect_params().values(), theirs):
         assert mine.shape == tuple(other.shape)
@@ -92,7 +92,7 @@ def test_models_are_the_same_in_both_languages():
 
 
 @pytest.mark.slow
-def test_bench_measures_and_tells(tmp_path):
+def test_bench_writes_times_and_memory(tmp_path):
     file = tmp_path / "figures.json"
     bench = os.path.join(BENCHMARKS, "bench.py")
     options = "--rounds 1 --seconds 0 --threads 1 --json".split() + [str(file)]
@@ -111,14 +111,14 @@ def test_bench_measures_and_tells(tmp_path):
     assert set(json.loads(file.read_text())["cases"]) == {"add", "mlp", "exp"}
 
 
-def test_bench_names_a_case_it_does_not_have():
+def test_bench_rejects_unknown_cases():
     done = ran(os.path.join(BENCHMARKS, "bench.py"), "--cases", "nothing")
     assert (
         done.returncode == 2 and "unknown case nothing" in done.stderr and "resnet18" in done.stderr
     )
 
 
-def test_ratios_are_against_the_better_peer():
+def test_ratios_compare_with_the_faster_library():
     from report import tables
 
     row = {
@@ -138,7 +138,7 @@ def test_ratios_are_against_the_better_peer():
 
 
 @pytest.mark.slow
-def test_single_ops_are_measured(tmp_path):
+def test_single_op_benchmark_writes_times(tmp_path):
     file = tmp_path / "ops.json"
     pytest.importorskip("torch")
     options = "--rounds 1 --seconds 0 --threads 1".split() + ["--json", str(file)]
@@ -162,7 +162,7 @@ def test_single_ops_compute_the_same_in_both_libraries():
     tolerances = {"float64": 1e-9, "float16": 2e-2, "bfloat16": 5e-2}
     with torch.no_grad():
         for case in CASES:
-            if "'always'" in case.ours:  # drawn
+            if "'always'" in case.ours:  # random
                 continue
             dtypes, arrays = {name: dtype for name, _, dtype in case.inputs}, draw(case)
             ours = eval(

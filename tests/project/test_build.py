@@ -1,4 +1,4 @@
-"""The checks of tools/native_build.py."""
+"""Tests of tools/native_build.py."""
 
 import contextlib
 import importlib.util
@@ -48,7 +48,7 @@ def compiler(folder):
     return str(path)
 
 
-def test_nvcc_of_wheels_is_found_the_newest_first(tools, monkeypatch, tmp_path):
+def test_newest_nvcc_of_wheels_is_found_first(tools, monkeypatch, tmp_path):
     assert tools.find_nvcc() is None
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
     older = compiler(tmp_path / "nvidia" / "cu9")
@@ -64,7 +64,7 @@ def test_nvcc_of_wheels_is_found_the_newest_first(tools, monkeypatch, tmp_path):
     assert tools.find_nvcc() is None
 
 
-def test_where_it_must_be_there_the_error_says_what_to_do(tools, monkeypatch):
+def test_required_but_missing_nvcc_raises_with_a_remedy(tools, monkeypatch):
     monkeypatch.setenv("MPGLUON_CUDA", "1")
     with pytest.raises(
         SystemExit,
@@ -74,7 +74,7 @@ def test_where_it_must_be_there_the_error_says_what_to_do(tools, monkeypatch):
         tools.find_nvcc()
 
 
-def test_it_is_missed_before_anything_is_compiled(tmp_path):
+def test_missing_nvcc_raises_before_compilation(tmp_path):
     program = f"""
         import concurrent.futures, runpy, shutil, sys
         shutil.which = lambda *place, **more: None
@@ -105,9 +105,9 @@ def test_source_distribution_has_every_file(tmp_path):
     assert not missing
 
 
-def test_objects_are_made_again_when_what_they_are_made_from_changed(tools, monkeypatch, tmp_path):
-    """A package's headers count by contents, wherever pip has put them this time; the project's
-    files by time."""
+def test_objects_are_rebuilt_if_their_inputs_changed(tools, monkeypatch, tmp_path):
+    """A package's headers are compared by content, because pip may install them elsewhere, and the
+    project's files by time."""
     monkeypatch.setattr(tools, "ROOT", str(tmp_path))
     compiled = []
     monkeypatch.setattr(
@@ -148,7 +148,7 @@ def test_objects_are_made_again_when_what_they_are_made_from_changed(tools, monk
     assert build("other", "-DMORE") == 1
 
 
-def test_warnings_are_errors_only_when_asked(tools, monkeypatch):
+def test_warnings_are_errors_only_on_request(tools, monkeypatch):
     monkeypatch.delenv("MPGLUON_WERROR", raising=False)
     assert not any("error" in flag.lower() for flag in tools.warnings() + tools.nvcc_warnings())
     monkeypatch.setenv("MPGLUON_WERROR", "1")
@@ -156,8 +156,8 @@ def test_warnings_are_errors_only_when_asked(tools, monkeypatch):
 
 
 def compiled_by(command):
-    """The instructions of a function that clears a struct of 144 bytes, and of one that copies it;
-    None where there is no such compiler."""
+    """Returns the assembly of functions that clear and copy a struct of 144 bytes; None if the
+    compiler is not installed."""
     source = (
         "struct s { char bytes[144]; }; void clear(struct s *a) { *a = (struct s){0}; } void "
         "copy(struct s *a, const struct s *b) { *a = *b; }"
@@ -174,7 +174,7 @@ def compiled_by(command):
 
 
 @pytest.mark.parametrize("compiler", ["gcc", "cc", "clang"])
-def test_structs_are_cleared_by_stores(compiler):
+def test_structs_are_cleared_and_copied_without_rep_instructions(compiler):
     if compiled_by([compiler]) is None:
         pytest.skip(f"{compiler} is not installed")
     spec = importlib.util.spec_from_file_location(
@@ -185,7 +185,7 @@ def test_structs_are_cleared_by_stores(compiler):
     assert "rep" not in compiled_by([compiler, *tools.struct_flags(compiler)]).split()
 
 
-def test_modules_that_are_gone_are_not_installed(tmp_path):
+def test_removed_modules_are_not_installed(tmp_path):
     package = tmp_path / "mpgluon"
     (package / "metric").mkdir(parents=True)
     for name in ("metric.py", "metric/gone.py"):
@@ -208,22 +208,22 @@ tools.compile_all([(f"{n}.c", f"{sys.argv[2]}/{n}.o", ["cc"]) for n in range(3)]
 
 @pytest.fixture
 def compiles(tmp_path):
-    """The command that compiles three files."""
+    """Returns a command that compiles three files."""
     for number in range(3):
         (tmp_path / f"{number}.c").write_text(f"int a{number};\n")
     native_build = os.path.join(ROOT, "tools", "native_build.py")
     return [sys.executable, "-c", COMPILES, native_build, str(tmp_path)]
 
 
-def test_progress_is_shown_in_the_terminal(compiles):
-    """Whatever has been made of the standard output: pip keeps it back."""
+def test_progress_is_shown_on_the_terminal(compiles):
+    """Also with redirected standard output, which pip captures."""
     process, terminal = pty.fork()
     if process == 0:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, 1)
         os.execv(compiles[0], compiles)
     shown = b""
-    with contextlib.suppress(OSError):  # how the end is told
+    with contextlib.suppress(OSError):  # raised at the end of output
         while more := os.read(terminal, 1000):
             shown += more
     os.close(terminal)
@@ -231,7 +231,7 @@ def test_progress_is_shown_in_the_terminal(compiles):
     assert b"1 of 3 files" in shown and b"3 of 3 files are compiled" in shown
 
 
-def test_progress_without_a_terminal(compiles):
+def test_progress_without_a_terminal_goes_to_stdout(compiles):
     done = subprocess.run(compiles, capture_output=True, text=True, start_new_session=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "mpgluon: 3 of 3 files are compiled"

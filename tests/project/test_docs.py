@@ -1,5 +1,5 @@
-"""The form of the docs: lines end at column 100, measurements have dates, and the glossary's terms
-are those of the code."""
+"""The form of the docs: lines have at most 100 columns, measurements have dates, and the glossary's
+terms are those of the code."""
 
 import glob
 import os
@@ -20,7 +20,7 @@ PAGES = sorted(
         *glob.glob(os.path.join(ROOT, "docs", "**", "*.md"), recursive=True),
     ]
 )
-# Words of a diary; a page says what is so.
+# Words of a diary; pages describe the current state.
 DIARY = r"\b(before these changes|it was tried|we tried|later the same|yesterday|by now)\b"
 
 
@@ -30,8 +30,8 @@ def read(page):
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_lines_end_at_column_100(page):
-    """But for tables, long addresses and what a program has printed."""
+def test_lines_have_at_most_100_columns(page):
+    """Except for tables, long addresses and program output."""
     text = re.sub(r"^```text\n.*?^```$", "", read(page), flags=re.M | re.S)
     long = [
         line
@@ -42,13 +42,13 @@ def test_lines_end_at_column_100(page):
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_pages_are_no_diaries(page):
+def test_pages_have_no_diary_words(page):
     assert not re.findall(DIARY, read(page), flags=re.I)
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if "measurements" in page])
 def test_measurements_have_dates(page):
-    """Each section says when its figures were taken, or written down."""
+    """Each section with a table has the date of its measurements or of its writing."""
     for section in re.split(r"^## ", read(page), flags=re.M):
         if "\n| ---" in section:
             assert re.search(r"20\d\d-\d\d-\d\d", section), section.splitlines()[0]
@@ -58,8 +58,8 @@ def plain(text):
     return re.sub(r"[\s_*/-]+", " ", text).lower()
 
 
-def test_terms_of_the_glossary_are_in_the_code():
-    """Each term, as a word of a name or comment, in the place that the glossary names."""
+def test_glossary_terms_are_in_the_code():
+    """Each term occurs in a name or comment of the file that the glossary names."""
     rows = [line.split("|") for line in read("docs/glossary.md").splitlines()]
     missing = []
     for _, terms, meaning, places, _ in [row for row in rows if len(row) == 5][2:]:
@@ -71,12 +71,12 @@ def test_terms_of_the_glossary_are_in_the_code():
     assert not missing
 
 
-def test_the_page_of_operators_is_that_of_the_registry():
+def test_operators_page_matches_the_registry():
     with open(operators_page.PAGE) as page:
         assert page.read() == operators_page.page(), "python -m support.operators_page, in tests/"
 
 
-def test_the_page_of_onnx_has_the_conversions():
-    """Each op, and what it becomes."""
+def test_onnx_page_matches_the_conversions():
+    """The page lists each op and its ONNX form."""
     with open(operators_page.ONNX_PAGE, encoding="utf-8") as page:
         assert page.read() == operators_page.onnx_page(), "python -m support.operators_page"

@@ -1,4 +1,4 @@
-"""Everything that users can reach has a docstring, and every setting its line in
+"""Everything that users can reach has a docstring, and every setting has a row in
 docs/settings.md."""
 
 import importlib
@@ -37,7 +37,7 @@ def is_member(value):
 
 
 def member_has_doc(cls, name):
-    """Whether it has one, or what it overrides has."""
+    """True if the member or one that it overrides has a docstring."""
     for base in cls.__mro__:
         if name not in vars(base):
             continue
@@ -59,7 +59,7 @@ def undocumented(value, path):
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_docstrings(name):
+def test_public_names_have_docstrings(name):
     module = importlib.import_module(name)
     found = [] if has_doc(module) else [name]
     for key in getattr(module, "__all__", None) or [
@@ -73,7 +73,7 @@ def test_docstrings(name):
 
 
 @pytest.mark.parametrize("package, part", NAMESPACES)
-def test_docstrings_of_operators(package, part):
+def test_operators_have_docstrings(package, part):
     namespace = getattr(mx, package)
     namespace = getattr(namespace, part) if part else namespace
     names = [
@@ -88,9 +88,9 @@ def test_docstrings_of_operators(package, part):
 
 
 @pytest.mark.parametrize("module", [mx.optimizer, mx.metric])
-def test_parameters_of_optimizers_and_metrics(module):
-    """Each has its entry: what it does, and its default."""
-    missing, other_names = [], {"Caffe", "Torch"}  # those of Loss
+def test_optimizer_and_metric_parameters_are_documented(module):
+    """Each parameter has an entry with its meaning and default."""
+    missing, other_names = [], {"Caffe", "Torch"}  # aliases of Loss
     for name, kind in vars(module).items():
         if not inspect.isclass(kind) or name.startswith("_") or name in other_names:
             continue
@@ -106,15 +106,15 @@ def test_parameters_of_optimizers_and_metrics(module):
     assert not missing, missing
 
 
-def test_docstrings_open_with_a_noun_or_a_verb():
-    """Not with "What": a name for the thing can be searched for."""
+def test_docstrings_do_not_open_with_what():
+    """They open with a noun or a verb, which can be searched for."""
     opening = re.compile(r'(?:"""|^ *# )What [a-z]', re.M)
     files = sorted(pathlib.Path(ROOT, "mpgluon").glob("**/*.py"))
     found = [str(path) for path in files if opening.search(path.read_text(encoding="utf-8"))]
     assert files and not found, "\n".join(found)
 
 
-def test_this_test():
+def test_undocumented_lists_members_without_docstrings():
     class Some:
         """A class."""
 
@@ -130,7 +130,7 @@ def test_this_test():
 
 
 def settings_read():
-    """Environment variables that the sources read: whole string literals."""
+    """Returns the environment variables that the sources read, found as whole string literals."""
     found = set()
     for folder in ("mpgluon", "csrc", "kernels", "tools", "setup.py"):
         top = os.path.join(ROOT, folder)
@@ -149,8 +149,8 @@ def settings_read():
 @pytest.mark.skipif(
     not os.path.isfile(os.path.join(ROOT, "docs", "settings.md")), reason="the sources are not here"
 )
-def test_settings():
-    """What the sources read is documented, and what is documented is read."""
+def test_settings_page_lists_exactly_the_variables_read():
+    """Every variable that the sources read is documented, and vice versa."""
     with open(os.path.join(ROOT, "docs", "settings.md"), encoding="utf-8") as file:
         rows = "".join(line.split("|")[1] for line in file if line.startswith("| `"))
     assert settings_read() == set(re.findall(r"(?:MPGLUON|MXNET)_[A-Z0-9_]+", rows))

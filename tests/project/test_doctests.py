@@ -1,4 +1,4 @@
-"""The examples in docstrings run and give what they show."""
+"""The examples in docstrings run and print the shown output."""
 
 import doctest
 import functools
@@ -16,7 +16,7 @@ from mpgluon.ndarray._namespaces import place
 from mpgluon.symbol._functions import Function
 from support.processes import output_of
 
-# Bases and helpers that users do not make, besides errors.
+# Bases and helpers that users do not construct; exceptions are skipped separately.
 WITHOUT = {
     "BaseConvRNNCell",
     "BaseModule",
@@ -51,13 +51,13 @@ MODULES = [
     info.name
     for info in pkgutil.walk_packages(mx.__path__, "mpgluon.")
     if info.name.split(".")[1] not in ("_stubs", "test_utils", "numpy", "numpy_extension")
-    and importlib.util.find_spec(info.name).origin.endswith(".py")  # no shared library
+    and importlib.util.find_spec(info.name).origin.endswith(".py")  # not shared libraries
 ]
 
 
 def objects(module):
-    """(name, class or function) of what a module defines, and of the methods of its classes."""
-    for name, value in list(vars(module).items()):  # an example may import a part of a package
+    """Yields (name, class or function) of a module's definitions and of its classes' methods."""
+    for name, value in list(vars(module).items()):  # an example may import a submodule
         if getattr(value, "__module__", None) != module.__name__ or name.startswith("_"):
             continue
         if inspect.isclass(value) or inspect.isfunction(value):
@@ -70,7 +70,7 @@ def objects(module):
 
 
 def failures_of(name, text):
-    """The report of running the examples in a text."""
+    """Returns the report of running the examples in a text."""
     if ">>>" not in text:
         return ""
     failures = []
@@ -84,14 +84,14 @@ def failures_of(name, text):
 
 
 @pytest.mark.slow
-def test_examples_of_the_old_name():
-    """In a process of its own: it gives MXNet's names to modules of the package."""
+def test_as_mxnet_examples_run():
+    """Runs in a subprocess, because it registers the package's modules under MXNet's names."""
     code = "import doctest, mpgluon.as_mxnet; print(doctest.testmod(mpgluon.as_mxnet).failed)"
     assert output_of(code).strip() == "0"
 
 
 @pytest.mark.parametrize("module", [name for name in MODULES if name != "mpgluon.as_mxnet"])
-def test_examples(module):
+def test_examples_of_modules_run(module):
     if module.startswith("mpgluon.interop"):
         pytest.importorskip("torch")
     module = importlib.import_module(module)
@@ -102,15 +102,15 @@ def test_examples(module):
 
 
 def call_of(name):
-    """How a call of an op begins, None where users do not find it."""
+    """Returns the start of a call of an op; None if it is not public."""
     space, short = place(name)
     spaces = {"op": "nd", "_internal": None}
     space = spaces.get(space, f"nd.{space}")
     return space and f"{space}.{short}("
 
 
-def test_examples_of_ops():
-    """Every op that users find in `nd` and in the namespaces below it has one, which calls it."""
+def test_every_public_op_has_an_example_that_runs():
+    """Every public op in `nd` and its namespaces has an example that calls it."""
     missing, failures = [], []
     for name in _core.list_ops():
         about = _core.get_op(name).describe()
@@ -123,7 +123,7 @@ def test_examples_of_ops():
     assert len(failures) > 250 and not any(failures), "".join(failures)
 
 
-def test_docstrings_of_ops_end_with_their_examples():
+def test_op_docstrings_end_with_their_examples():
     example = "\n\nExamples\n--------\n>>> nd.relu(nd.array([-1, 0, 2])).asnumpy()\n"
     assert nd.relu.__doc__.endswith(example + "array([0., 0., 2.], dtype=float32)")
     assert example.replace(">>>", "As a function of arrays:\n\n>>>") in mx.sym.relu.__doc__
@@ -154,9 +154,9 @@ def test_classes_have_examples():
     ["nd", "nd.random", "nd.contrib", "nd.image", "sym", "sym.random", "sym.contrib", "profiler"],
 )
 def test_functions_have_examples(name):
-    """Functions that are no ops; those of `sym` may leave it to the ones of arrays."""
+    """Covers functions that are not ops; those of `sym` may rely on the example of `nd`."""
     space = functools.reduce(getattr, name.split("."), mx)
-    # Of other modules, always an error, an old name.
+    # Defined in other modules, always raising, or old names
     elsewhere = {"current_context", "fill", "histogram", "dump_profile"}
     missing = [
         key
@@ -171,16 +171,16 @@ def test_functions_have_examples(name):
     assert not missing, missing
 
 
-def test_examples_of_the_core():
-    """Functions and types that are written in C."""
+def test_examples_of_core_functions_run():
+    """Covers functions and types written in C."""
     values = [nd.NDArray, mx.Context, nd.array, nd.waitall, nd.from_dlpack]
     values += [nd.to_dlpack_for_read, nd.to_dlpack_for_write]
     failures = [failures_of(value.__name__, inspect.getdoc(value)) for value in values]
     assert not any(failures), "".join(failures)
 
 
-def test_everything_of_parallel_has_examples():
-    """But for attention's split form, which `shard` makes."""
+def test_every_name_of_parallel_has_examples():
+    """Except for the split form of attention, which only `shard` creates."""
     there = {name: getattr(mx.parallel, name) for name in mx.parallel.__all__}
     found = [name for name, value in there.items() if ">>>" not in str(value.__doc__)]
     assert found == ["ParallelHeads", "schedules"]

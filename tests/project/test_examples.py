@@ -1,4 +1,4 @@
-"""The examples, in small form."""
+"""The examples at a small size."""
 
 import glob
 import os
@@ -14,14 +14,15 @@ EXAMPLES = os.path.join(ROOT, "examples")
 
 
 def run(script, *arguments, cwd, **settings):
-    """Runs an example in `cwd`; its output. The package is the one that the tests use."""
+    """Runs an example in `cwd` with the package under test; returns its output."""
     result = ran(os.path.join(EXAMPLES, script), *arguments, cwd=cwd, **settings)
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout
 
 
 def check_why(output, name, picture):
-    """It says how fast it is against one device, with the two factors, and there is a picture."""
+    """Checks that the output has the speed relative to one device and its two factors, and that the
+    image exists."""
     pattern = rf"^{re.escape(name)}  .* ([\d.]+) = ([\d.]+) x ([\d.]+)$"
     fast, more, less = map(float, re.search(pattern, output, re.M).groups())
     assert more * less == pytest.approx(fast, rel=0.1, abs=0.03)
@@ -37,8 +38,8 @@ SCRIPTS = sorted(
 
 
 @pytest.mark.parametrize("script", [*SCRIPTS, os.path.join("cluster", "train.py")])
-def test_the_idea_comes_first(script):
-    """Nothing is defined before it, and it is short; and the options are those of all examples."""
+def test_example_starts_with_its_idea(script):
+    """No definition precedes the idea, it is short, and the script has the common options."""
     with open(os.path.join(EXAMPLES, script)) as file:
         text = file.read()
     before, idea, *rest = re.split(r"^# --- (?:The idea.*?)?-*$", text, flags=re.M)
@@ -50,7 +51,7 @@ def test_the_idea_comes_first(script):
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_pages_of_examples(script):
+def test_example_is_listed_in_the_readme(script):
     with open(os.path.join(EXAMPLES, "README.md")) as file:
         assert f"({script})" in file.read()
 
@@ -71,8 +72,8 @@ SMALL = [
 ]
 
 
-def test_model_parallel_lm(tmp_path):
-    """On a text with a simple rule, which it must learn."""
+def test_model_parallel_lm_learns_a_simple_text(tmp_path):
+    """The text follows a simple rule that the model must learn."""
     pytest.importorskip("matplotlib")
     (tmp_path / "text.txt").write_text("the cat sat on the mat and the dog sat on the log\n" * 400)
     output = run(
@@ -88,7 +89,7 @@ def test_model_parallel_lm(tmp_path):
         "out",
         cwd=tmp_path,
     )
-    assert "vocabulary 11" in output  # eight words, the space, the line end, and the unknown
+    assert "vocabulary 11" in output  # eight words, space, line end and unknown
     assert "equal bit for bit: yes" in output
     perplexity, unigram = map(
         float,
@@ -114,21 +115,21 @@ def test_model_parallel_lm(tmp_path):
 
 
 @pytest.mark.slow
-def test_model_parallel_lm_on_the_standard_library(tmp_path):
+def test_model_parallel_lm_runs_on_the_standard_library(tmp_path):
     pytest.importorskip("matplotlib")
     output = run("model_parallel_lm.py", *SMALL, "--steps", "8", cwd=tmp_path)
     assert "equal bit for bit: yes" in output and "vocabulary 200" in output
 
 
 @pytest.mark.slow
-def test_model_parallel_lm_names_a_wrong_device(tmp_path):
+def test_model_parallel_lm_rejects_an_invalid_device(tmp_path):
     with pytest.raises(AssertionError, match="'cpu0' is no device; write cpu"):
         run("model_parallel_lm.py", *SMALL, "--devices", "cpu0", "cpu1", cwd=tmp_path)
 
 
 @pytest.mark.slow
-def test_split_layers(tmp_path):
-    """On pictures of bars, upright and lying, in ten places."""
+def test_split_layers_example_learns_bars(tmp_path):
+    """The images contain horizontal or vertical bars at ten positions."""
     rng = np.random.RandomState(0)
     x, y = rng.uniform(0, 0.3, (480, 8, 8)), rng.randint(0, 10, 480)
     for picture, place in zip(x, y):
@@ -161,8 +162,8 @@ def test_split_layers(tmp_path):
 
 
 @pytest.mark.slow
-def test_bucketing_lm(tmp_path):
-    """Sentences of four lengths, each made of few."""
+def test_bucketing_lm_example_learns_sentences(tmp_path):
+    """The sentences have four lengths and few variants."""
     lines = [
         "a dog ran",
         "the cat sat on the mat",
@@ -197,7 +198,7 @@ def test_bucketing_lm(tmp_path):
 
 
 @pytest.mark.slow
-def test_matrix_factorization(tmp_path):
+def test_matrix_factorization_example_splits_its_tables(tmp_path):
     small = [
         "--users",
         "300",
@@ -226,7 +227,7 @@ def test_matrix_factorization(tmp_path):
         float(size)
         for size in re.findall(r": ([\d.]+)", re.split(r"  +", table["split by rows"])[4])
     ]
-    assert max(sizes) < 0.012 and "cpu(0): 0.032" in table["1 device"]  # a third of each table
+    assert max(sizes) < 0.012 and "cpu(0): 0.032" in table["1 device"]  # one third of each table
     check_why(output, "split by rows", tmp_path / "example-output" / "matrix_factorization.png")
     with pytest.raises(AssertionError, match="--devices takes two devices or more"):
         run("matrix_factorization.py", *small, "--devices", "cpu(0)", cwd=tmp_path)
@@ -266,7 +267,7 @@ PIPELINES = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("script", PIPELINES)
-def test_pipelined_language_models(script, tmp_path):
+def test_pipelined_language_models_have_the_losses_of_one_device(script, tmp_path):
     pytest.importorskip("matplotlib")
     output = run(script, *PIPELINES[script], "--out", "out", cwd=tmp_path)
     rows = {
@@ -283,9 +284,9 @@ def test_pipelined_language_models(script, tmp_path):
 
 
 @pytest.mark.slow
-def test_image_pipeline(tmp_path):
-    """Without BatchNorm the pipeline's losses are those of the whole batch; with it they are not,
-    but those of the micro-batches."""
+def test_image_pipeline_losses_match_without_batch_norm(tmp_path):
+    """Without BatchNorm the pipeline has the losses of the whole batch, with BatchNorm those of the
+    micro-batches."""
     pytest.importorskip("matplotlib")
     pytest.importorskip("PIL")
     small = [
@@ -317,7 +318,7 @@ def test_image_pipeline(tmp_path):
 
 
 @pytest.mark.slow
-def test_three_devices(tmp_path):
+def test_three_devices_example_runs(tmp_path):
     output = run(
         "three_devices.py",
         "--limit",
@@ -337,7 +338,7 @@ def test_three_devices(tmp_path):
 
 
 @pytest.mark.slow
-def test_inception_branches(tmp_path):
+def test_inception_branches_example_overlaps_branches(tmp_path):
     pytest.importorskip("matplotlib")
     pytest.importorskip("PIL")
     output = run(
@@ -364,8 +365,8 @@ def test_inception_branches(tmp_path):
 
 
 @pytest.mark.slow
-def test_encoder_decoder(tmp_path):
-    """Over few syllables, which it must learn to write."""
+def test_encoder_decoder_example_learns_to_write(tmp_path):
+    """Uses few syllables, which the model must learn to write."""
     small = [
         "--syllables",
         "30",
@@ -389,7 +390,7 @@ def test_encoder_decoder(tmp_path):
 
 
 @pytest.mark.slow
-def test_data_model_parallel(tmp_path):
+def test_data_model_parallel_example_matches_one_device(tmp_path):
     output = run("data_model_parallel.py", "--steps", "160", cwd=tmp_path)
     rows = re.findall(r"^(\S.*?)  +[\d.]+  +\d\.\d{4}  +([\d.]+)$", output, re.M)
     single, mesh, moved = (float(accuracy) for _, accuracy in rows)
@@ -400,7 +401,7 @@ def test_data_model_parallel(tmp_path):
 
 
 @pytest.mark.slow
-def test_table_of_splits(tmp_path):
+def test_table_of_splits_example_prints_its_table(tmp_path):
     output = run(
         "table_of_splits.py",
         "--width",

@@ -1,4 +1,4 @@
-"""Importing the package loads what every program needs and nothing else; its names work."""
+"""Importing the package loads only the modules that every program needs; its names work."""
 
 import inspect
 import os
@@ -29,13 +29,12 @@ print([name for name in ("libcuda", "libcudart", "libdnnl") if name in maps])
 
 
 def test_import_is_light():
-    """No heavy module, and no library of kernels, CUDA's least of all, before something needs
-    it."""
+    """Heavy modules and kernel libraries, especially CUDA's, load on first use."""
     assert output_of(PROGRAM).split("\n")[:2] == ["[]", "[]"]
 
 
-def test_sources_that_are_not_built_say_so(tmp_path):
-    """As where Python is started in a clone, beside the installed package."""
+def test_import_of_unbuilt_sources_raises_with_a_hint(tmp_path):
+    """For instance if Python starts in a clone while the package is installed."""
     folder = tmp_path / "mpgluon"
     folder.mkdir()
     for name in ("__init__.py", "libinfo.py"):
@@ -48,8 +47,8 @@ def test_sources_that_are_not_built_say_so(tmp_path):
     assert "sources in" in done.stderr and "start Python in another folder" in done.stderr
 
 
-def test_a_failed_import_can_be_repeated():
-    """NumPy may be there the next time."""
+def test_failed_import_can_be_repeated():
+    """NumPy may be available the next time."""
     printed = output_of("""
         import sys
         names = ("numpy", "numpy._core", "numpy._core._multiarray_umath", "numpy.core",
@@ -68,9 +67,9 @@ def test_a_failed_import_can_be_repeated():
     assert printed.split() == ["refused", "2.0"]
 
 
-def test_a_python_whose_lock_is_off_is_refused():
-    """A free-threaded Python turns the lock on for extension modules that do not say they need
-    none; told never to (PYTHON_GIL=0), it must not import this one."""
+def test_python_without_gil_is_rejected():
+    """A free-threaded Python enables the GIL for extension modules that do not declare support.
+    With PYTHON_GIL=0 it stays off, and the import must fail."""
     for answer, expected in (
         ("False", "ImportError mpgluon needs Python's global lock"),
         ("True", "imported"),
@@ -83,9 +82,9 @@ def test_a_python_whose_lock_is_off_is_refused():
         assert output_of(code).startswith(expected)
 
 
-def test_what_dir_lists_is_there():
-    """Every name that a public module lists can be had; `mpgluon.parallel` has its names, its
-    schedules and its collectives, and no other public module."""
+def test_names_in_dir_exist():
+    """Every name in dir() of a public module exists. The only public modules of `mpgluon.parallel`
+    are its schedules and collectives."""
     printed = output_of("""
         import importlib, pkgutil
         import mpgluon as mx
@@ -105,12 +104,12 @@ def public_names(module):
     return getattr(module, "__all__", None) or [n for n in dir(module) if not n.startswith("_")]
 
 
-def test_names_that_are_listed_work():
-    """Each is a module whose names are all there, or has a docstring of its own."""
+def test_listed_names_are_documented_and_complete():
+    """Each listed name is a module with all its names, or has a docstring."""
     listed = [name for name in dir(mx) if not name.startswith("__")]
     assert {"nd", "sym", "gluon", "mod", "parallel", "cpu", "NDArray"} <= set(listed)
     assert not any(name.startswith("_") for name in listed)
-    assert not {"np", "numpy"} & set(listed)  # there is no interface of NumPy's names
+    assert not {"np", "numpy"} & set(listed)  # the NumPy interface is not listed
     for name in listed:
         value = getattr(mx, name)
         if isinstance(value, types.ModuleType):

@@ -1,5 +1,5 @@
-"""The layers point one way, files stay readable, and the core keeps no mutable global but its
-runtime."""
+"""Layering: includes and imports point in one direction, files stay readable, and the core has no
+mutable globals except its runtime state."""
 
 import ast
 import os
@@ -12,7 +12,7 @@ import pytest
 from mpgluon import _core
 from support.paths import ROOT
 
-# What each layer may include, beside itself and system headers.
+# The layers that each layer may include, in addition to itself and system headers.
 LAYERS = {
     "base": set(),
     "device": {"base"},
@@ -37,9 +37,9 @@ LAYERS = {
     },
     "kernels": {"base", "device", "tensor", "op"},
 }
-# Kernels may use of csrc/op what describes calls, not what runs them.
+# Kernels may use the parts of csrc/op that describe calls, not those that run them.
 KERNEL_FORBIDDEN = {"op/invoke.h", "op/infer.h"}
-# Backends know nothing of each other.
+# Backends do not depend on each other.
 FOREIGN = {
     "cpu": "kernels/cuda/",
     "cuda": "kernels/cpu/",
@@ -54,7 +54,7 @@ def files(*folders, ending):
 
 
 def layer_of(path):
-    """Of a path that is absolute or from the root, wherever the tests are run."""
+    """Returns the layer of a path that is absolute or relative to the root."""
     parts = os.path.relpath(os.path.join(ROOT, path), ROOT).split(os.sep)
     return "kernels" if parts[0] == "kernels" else parts[1]
 
@@ -90,8 +90,8 @@ def test_only_the_binding_knows_python():
     assert not wrong
 
 
-def test_files_have_one_subject():
-    """A file that grows past 800 lines has two."""
+def test_files_have_at_most_800_lines():
+    """A longer file has more than one subject."""
     long = []
     for path in files(
         "csrc",
@@ -110,7 +110,7 @@ def test_files_have_one_subject():
 
 
 def test_sources_are_at_most_100_columns_wide():
-    """The formatter breaks what it can; tables of ops, comments and macros are laid out by hand."""
+    """Tables of ops, comments and macros are laid out by hand; the formatter keeps them."""
     wide = []
     for path in files(
         "csrc", "kernels", "tests", ending=(".c", ".h", ".def", ".inc", ".cu", ".cpp")
@@ -124,13 +124,13 @@ def test_sources_are_at_most_100_columns_wide():
     assert not wide, "\n".join(wide)
 
 
-def test_what_tests_share_is_in_support():
-    """No test file imports another one, but for programs in strings that run by themselves."""
+def test_test_files_do_not_import_each_other():
+    """Shared code is in tests/support. Programs in strings, which run separately, are exempt."""
     wrong, paths = [], list(files("tests", ending=".py"))
     tests = {
         name for name in (os.path.basename(path)[:-3] for path in paths) if name.startswith("test_")
     }
-    # Parsing all files takes seconds, so only those that name a test file are parsed.
+    # Parsing all files takes seconds, so only files that name a test file are parsed.
     for path in paths:
         with open(path) as f:
             text = f.read()
@@ -145,7 +145,7 @@ def test_what_tests_share_is_in_support():
     assert not wrong, "tests that import tests: " + ", ".join(wrong)
 
 
-# What may ask which op a node is: the families of ops, and the rules that rewrite certain ops.
+# Files that may compare ops: the families of ops, and rules that rewrite specific ops.
 FAMILIES = (
     "csrc/op/",
     "kernels/",
@@ -154,8 +154,8 @@ FAMILIES = (
 )
 
 
-def test_facts_about_ops_are_in_their_rows():
-    """Passes, planners and executors ask for an op's traits; they name an op only to emit or call
+def test_core_asks_ops_for_their_traits():
+    """Passes, planners and executors query an op's traits; they name an op only to emit or call
     it."""
     with open(os.path.join(ROOT, "csrc/op/op.h")) as f:
         traits = set(re.findall(r"\bMPG_OP_([A-Z_]+)\b", f.read()))
@@ -177,8 +177,7 @@ def test_facts_about_ops_are_in_their_rows():
     assert not wrong, "\n".join(wrong)
 
 
-# Where MXNet itself treats an op apart: a name of topk's output, and what older versions wrote into
-# files.
+# Special cases of MXNet itself: a name of topk's output, and files of older versions.
 PYTHON_RULES = {
     ("symbol/_graph.py", "topk"),
     ("symbol/_json.py", "argmax"),
@@ -189,7 +188,7 @@ PYTHON_RULES = {
 
 
 def test_python_asks_ops_for_their_traits():
-    """No Python code compares names of ops to know something about them."""
+    """Python code does not derive properties of ops from their names."""
     asks, found = (
         re.compile(r"(?<!for )\b(?:call\.name|op\.name|op)\s*(?:==|!=|in|not in)\s*([^:\n]*)"),
         set(),
@@ -208,7 +207,7 @@ def test_python_asks_ops_for_their_traits():
     )
 
 
-def test_sources_say_what_they_are():
+def test_sources_start_with_a_comment():
     endings = (".h", ".c", ".cu", ".def", ".inc")
     wrong = [
         os.path.relpath(p, ROOT)
@@ -220,14 +219,14 @@ def test_sources_say_what_they_are():
 
 SOURCES = (".c", ".h", ".def", ".inc", ".cu", ".cpp", ".py")
 FOLDERS = ("csrc", "kernels", "mpgluon", "tests", "benchmarks", "examples", "tools")
-# MXNet's own, a user's, and what a program writes.
+# Files of MXNet, of users, and of program output
 ELSEWHERE = re.compile(
     r"example/gluon/.*|mxnet_suite\.py|file\.py|own\.h|lib_api\.h|soft_clip\.c|mine\.c"
 )
 
 
 def mentions():
-    """(file, name) of all sources that comments, docstrings and docs name."""
+    """Yields (file, name) of all sources that comments, docstrings and docs name."""
     name = re.compile(
         r"(?<![\w./<>*-])((?:[\w-]+/)*[\w-]{3,}\.(?:c|h|cu|def|inc|cpp|py))(?![\w.>(])"
     )
@@ -242,14 +241,14 @@ def mentions():
 
 
 def in_layer(path, name, by_layer):
-    """A name without a folder is of a file of the same layer."""
+    """True if a name without a folder is a file of the same layer."""
     return (
         "/" in name or not name.endswith((".c", ".h", ".cu")) or (layer_of(path), name) in by_layer
     )
 
 
 def imported_at_first(path):
-    """The modules of the package that a module imports while it is imported itself."""
+    """Yields the package's modules that a module imports at import time."""
     parts = os.path.relpath(path, ROOT)[: -len(".py")].split(os.sep)
     package = parts[:-1]
 
@@ -280,21 +279,21 @@ def imported_at_first(path):
                 break
 
 
-def test_modules_import_each_other_in_one_direction():
-    """Each can be the first that is imported."""
+def test_modules_have_no_import_cycles():
+    """Any module can be imported first."""
     imports = {path: set(imported_at_first(path)) for path in files("mpgluon", ending=".py")}
     assert sum(map(len, imports.values())) > len(imports)
     while free := {path for path, needed in imports.items() if not needed & imports.keys()}:
         for path in free:
             del imports[path]
-    # What is left is a circle, or needs one.
+    # The remaining modules are in a cycle or depend on one.
     needed = set().union(*imports.values())
     assert not imports, "circles: " + ", ".join(
         os.path.relpath(path, ROOT) for path in sorted(imports) if path in needed
     )
 
 
-def test_sources_that_are_named_exist():
+def test_named_sources_exist():
     sources = [
         os.path.relpath(p, ROOT).replace(os.sep, "/") for p in files(*FOLDERS, ending=SOURCES)
     ]
@@ -313,12 +312,12 @@ def test_sources_that_are_named_exist():
     assert not wrong, "\n".join(wrong)
 
 
-# Lists of their own kind: data, and samples, one file a family.
+# Exempt folders: data, and samples with one file per family
 LISTS = ("tests/data", "tests/fuzz/corpus", "tests/samples")
 
 
-def test_folders_are_no_flat_lists():
-    """About twenty files of its own; MXNet's public modules lie side by side."""
+def test_folders_have_a_limited_number_of_sources():
+    """About twenty files each; MXNet's API requires more public modules in one folder."""
     more = {"mpgluon": 38, "benchmarks": 24}
     long = []
     for top in ("csrc", "kernels", "mpgluon", "tests", "benchmarks", "tools"):
@@ -330,8 +329,8 @@ def test_folders_are_no_flat_lists():
     assert not long, "\n".join(long)
 
 
-# Runtime state, by file: the registry, the device table and what hangs on them; flags of the
-# thread; memory and numbers kept between calls. Anything new here needs a reason.
+# Runtime state by file: the registry, the device table and their dependents; thread-local flags;
+# memory and counters kept between calls. New entries need a reason.
 WRITABLE = {
     "csrc/autograd/array": "changes",
     "csrc/autograd/backward": "kept_passes",
@@ -378,21 +377,21 @@ WRITABLE = {
     ),
     "kernels/cpu/vendor/openblas": "openblas_available openblas_functions openblas_loaded",
 }
-# Python wants its tables of methods and slots writable, and the names of arguments.
+# Python requires writable tables of methods and slots, and names of arguments.
 PYTHON_TABLES = r"\w*(methods|slots|spec|members|properties)|definition|names"
 
 
 def objects():
     for path, _, names in os.walk(os.path.join(ROOT, "build")):
-        if "release-" in path and "coverage" not in path:  # which counts in every function
+        if "release-" in path and "coverage" not in path:  # coverage adds counters
             yield from (os.path.join(path, n) for n in names if n.endswith(".o"))
 
 
 def writable_symbols(path):
-    """Objects in sections that stay writable: constant tables of pointers (.data.rel.ro) do not.
+    """Yields objects in writable sections, not constant tables of pointers (.data.rel.ro).
 
-    Those inside of functions without what tells them apart: a number behind them (gcc), the
-    function before them (clang).
+    Function-local objects lose the part that makes them unique: a numeric suffix (gcc) or the
+    function's name as a prefix (clang).
     """
     for line in subprocess.run(
         ["objdump", "-t", path], capture_output=True, text=True, check=True
@@ -413,7 +412,7 @@ def test_no_new_mutable_globals():
     for path in objects():
         match = re.search(r"/build/[^/]+/(?:\w+/)?((?:csrc|kernels)/.*)\.o$", path)
         if not match or not os.path.exists(os.path.join(ROOT, match[1] + ".c")):
-            continue  # objects of files that were moved stay in the build folder
+            continue  # stale objects of moved files
         found = True
         source = match[1]
         tables = PYTHON_TABLES if source.startswith("csrc/python/") else ""

@@ -1,4 +1,4 @@
-"""The notebooks as they are stored; ``make notebooks-check`` executes them."""
+"""The stored notebooks; ``make notebooks-check`` executes them."""
 
 import glob
 import json
@@ -13,7 +13,7 @@ NOTEBOOKS = sorted(glob.glob(os.path.join(ROOT, "notebooks", "*.ipynb")))
 if not NOTEBOOKS:
     pytest.skip("the notebooks are not here", allow_module_level=True)
 
-# Folders of the machine that executed them.
+# Folders of the machine that executed the notebooks
 MACHINE = r"(?<![\w.])/(tmp|home|root|usr|work|opt|var|mnt)/"
 
 
@@ -32,8 +32,8 @@ def path(request):
     return request.param
 
 
-def test_outputs_are_stored(path):
-    """Executed from the first cell to the last one, without an error."""
+def test_stored_cells_were_executed_in_order_without_errors(path):
+    """Execution counts rise from the first cell to the last, without error output."""
     cells = code_cells(read(path))
     assert [cell["execution_count"] for cell in cells] == list(range(1, len(cells) + 1))
     outputs = [output for cell in cells for output in cell["outputs"]]
@@ -42,18 +42,18 @@ def test_outputs_are_stored(path):
     assert not [output for output in outputs if output.get("name") == "stderr"]
 
 
-def test_files_are_small(path):
+def test_notebooks_are_small(path):
     assert os.path.getsize(path) < 150_000
 
 
-def test_no_folders_of_a_machine(path):
+def test_notebooks_contain_no_machine_folders(path):
     with open(path, encoding="utf-8") as file:
         text = re.sub(r'"image/png": ".*"', "", file.read())
     assert not re.findall(MACHINE, text)
 
 
-def test_devices_are_in_one_cell(path):
-    """The first one names them; no other does, but for programs of files that a cell writes."""
+def test_notebooks_name_devices_in_the_first_cell_only(path):
+    """Except for programs in files that a cell writes."""
     first, *others = code_cells(read(path))
     others = [cell for cell in others if not cell["source"][0].startswith("%%writefile")]
     assert first["metadata"]["tags"] == ["devices"]
@@ -62,8 +62,8 @@ def test_devices_are_in_one_cell(path):
         assert not re.search(r"mx\.[cg]pu\(", "".join(cell["source"])), "".join(cell["source"])
 
 
-def test_the_lines_to_copy(path):
-    """Below a heading of their own, ten or so."""
+def test_notebooks_have_about_ten_lines_to_copy(path):
+    """These lines are under a separate heading."""
     notebook = read(path)
     (cell,) = code_cells(notebook, "ten-lines")
     lines = [line for line in "".join(cell["source"]).splitlines() if line.strip()]

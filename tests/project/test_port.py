@@ -1,4 +1,4 @@
-"""The tool that reads programs for MXNet and says what they need to run here."""
+"""The tool that reads MXNet programs and reports the changes that they need."""
 
 import json
 import os
@@ -52,11 +52,11 @@ def found(report, *kinds):
     return [(one.line, one.name) for one in report.findings if one.kind in kinds]
 
 
-def test_what_a_program_needs(tmp_path):
+def test_port_reports_imports_missing_and_differing_names(tmp_path):
     (report,) = port.read([program(tmp_path / "a.py")])
     imports = [(2, "mxnet"), (3, "mxnet.ndarray"), (4, "mxnet"), (5, "mxnet.ndarray.utils")]
     assert found(report, "import") == [*imports, (7, "mxnet")]
-    # Not what a parameter of a function is called
+    # names of function parameters are not reported
     assert found(report, "missing") == [
         (20, "F.no_such_op"),
         (22, "mx.ndarray.contrib.hawkesll"),
@@ -68,12 +68,12 @@ def test_what_a_program_needs(tmp_path):
     assert [one.line for one in report.findings if one.kind == "one block"] == [16]
     assert (24, "mx.ndarray.Dropout") in found(report, "runs")
     hawkes = next(one for one in report.findings if one.name.endswith("hawkesll"))
-    assert "foreach" in hawkes.text and hawkes.column == 24  # characters, not bytes
+    assert "foreach" in hawkes.text and hawkes.column == 24  # column in characters, not bytes
     assert report.lines_that_use_mxnet == 14 and report.lines_that_run == 4
 
 
-def test_written_once(tmp_path):
-    """Imports alone change; the second time nothing does."""
+def test_write_changes_only_imports_and_is_idempotent(tmp_path):
+    """The second run changes nothing."""
     path = tmp_path / "a.py"
     before = textwrap.dedent(PROGRAM).replace("\n", "\r\n").encode()
     path.write_bytes(before)
@@ -99,7 +99,7 @@ def test_written_once(tmp_path):
     assert [line for line, _ in found(report, "missing")] == [20, 22, 26]
 
 
-def test_devices(tmp_path):
+def test_cpu_option_rewrites_gpu_devices(tmp_path):
     path = tmp_path / "a.py"
     program(path, "import mxnet as mx\né = [mx.gpu(i) for i in (0, 1)], mx.context.gpu\n")
     port.read([str(path)], write=True)
@@ -137,22 +137,22 @@ def test_devices(tmp_path):
         ("import mxnet as mx\nmx.nd.save('a.npz', [])\n", "the format of the name"),
     ],
 )
-def test_findings(tmp_path, text, said):
+def test_port_reports_the_expected_finding(tmp_path, text, said):
     (report,) = port.read([program(tmp_path / "a.py", text)])
     texts = [f"{one.kind} {one.text}" for one in report.findings if one.kind != "runs"]
     assert any(said in one for one in texts) if said else not {"missing"} & set(report.kinds)
     assert "error" not in report.kinds
 
 
-def test_names_of_mxnet_modules_are_missing_also_where_mxnet_was_imported(tmp_path, monkeypatch):
-    """Importing mxnet gives our modules the names that MXNet's have only by their imports."""
+def test_names_of_mxnet_modules_are_missing_even_after_as_mxnet(tmp_path, monkeypatch):
+    """An import of mxnet gives modules here names that MXNet's modules have only by import."""
     monkeypatch.setattr(gluon.loss, "ndarray", nd, raising=False)
     _package.lookup.cache_clear()
     (report,) = port.read([program(tmp_path / "a.py", "from mxnet.gluon.loss import ndarray\n")])
     assert any("import it from mpgluon" in one.text for one in report.findings)
 
 
-def test_imports_that_are_not_sure_stay(tmp_path):
+def test_ambiguous_imports_are_not_rewritten(tmp_path):
     text = "from mxnet import no_such_name\nfrom  mxnet \\\n    import nd\n"
     text += "from \\\n  mxnet import nd\n"
     path = tmp_path / "a.py"
@@ -180,7 +180,7 @@ def one_block(tmp_path, text):
     return {one.line: one.text for one in report.findings if one.kind == "one block"}
 
 
-def test_trainers_that_can_be_one(tmp_path):
+def test_port_suggests_merging_trainers(tmp_path):
     said = one_block(tmp_path, TRAINERS)
     assert set(said) == {7, 9}
     merged = "gluon.Trainer({**first.collect_params(), **second.collect_params()}, ...)"
@@ -196,7 +196,7 @@ def test_trainers_that_can_be_one(tmp_path):
         'two = gluon.Trainer(second.collect_params(), "adam"',
     )
     assert "if they have the same optimizer" in one_block(tmp_path, other)[9]
-    # As a GAN has it
+    # Trainers of a GAN step separately
     apart = TRAINERS.replace("two.step", "other.backward()\n        two.step")
     assert set(one_block(tmp_path, apart)) == {7}
     listed = """\
@@ -229,7 +229,7 @@ def notebook(path, *cells, indent=1):
 
 
 @pytest.mark.parametrize("indent", [1, None, 3])
-def test_notebooks(tmp_path, indent):
+def test_port_reads_and_writes_notebooks(tmp_path, indent):
     cells = [
         ["%matplotlib inline\n", "import mxnet as mx  # é\n", "!ls\n", "mx.nd.ones?"],
         "from mxnet import nd\nmx.nd.no_such_op()",
@@ -250,7 +250,7 @@ def test_notebooks(tmp_path, indent):
     assert not port.read([str(path)], write=True)[0].written
 
 
-def test_bad_files_are_named_and_others_go_on(tmp_path):
+def test_unreadable_files_are_reported_and_others_are_read(tmp_path):
     program(tmp_path / "good.py", "import mxnet as mx\n")
     program(tmp_path / "old.py", "import mxnet as mx\nprint 'old'\n")
     program(tmp_path / "wrong.py", "import mxnet as mx\ndef f(:\n")
@@ -291,14 +291,14 @@ def test_bad_files_are_named_and_others_go_on(tmp_path):
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="the administrator may read all files")
-def test_files_without_permission(tmp_path):
+def test_files_without_permission_are_reported(tmp_path):
     path = tmp_path / "a.py"
     program(path)
     path.chmod(0)
     assert "Permission denied" in port.read([str(path)])[0].findings[0].text
 
 
-def test_a_file_that_cannot_be_written_stays(tmp_path, monkeypatch):
+def test_failed_write_keeps_the_file(tmp_path, monkeypatch):
     path = tmp_path / "a.py"
     text = pathlib.Path(program(path)).read_text(encoding="utf-8")
 
@@ -322,7 +322,7 @@ def command(*arguments):
 
 
 @pytest.mark.slow
-def test_the_command(tmp_path):
+def test_port_command_prints_reports_and_exit_status(tmp_path):
     program(tmp_path / "good.py", "import mxnet as mx\nmx.nd.ones(1)\n")
     done = command(tmp_path, "--all")
     assert done.returncode == 0 and not done.stderr
@@ -336,7 +336,7 @@ def test_the_command(tmp_path):
     assert [one["kind"] for one in bad["findings"]] == ["import", "missing"]
     for options in ((), ("--json",)):
         reader, writer = os.pipe()
-        os.close(reader)  # as `head` does when it has seen enough
+        os.close(reader)  # as `head` does after enough lines
         line = [sys.executable, "-m", "mpgluon.port", str(tmp_path), *options]
         done = subprocess.run(line, stdout=writer, stderr=subprocess.PIPE, env=environment())
         os.close(writer)
@@ -345,27 +345,27 @@ def test_the_command(tmp_path):
     assert command(tmp_path / "none").returncode == 1
 
 
-def test_saving_under_a_name_of_mxnet_needs_nothing_but_imports(tmp_path):
+def test_saving_under_a_variable_name_needs_only_imports(tmp_path):
     text = "import mxnet as mx\nmx.nd.save('both.params', [])\nkv = mx.kv.create(name)\n"
     (report,) = port.read([program(tmp_path / "a.py", text)])
     assert set(report.kinds) == {"import", "runs"}
 
 
-def test_patterns_of_rows():
+def test_porting_rows_are_parsed_to_patterns():
     assert _rows.pattern_of("nn.BatchNorm(scale=False)").options == (("scale", False),)
     assert _rows.pattern_of("random.normal(0, -1)").given == ((0, 0), (1, -1))
     assert _rows.pattern_of("pretrained=True").path == ()
     assert _rows.pattern_of("x[True] = value") is None and _rows.pattern_of(".states") is None
     rows = {row.where: row for row in _rows.rows()}
     assert len(rows) > 150 and not any("<!--" in where for where in rows)
-    # Words beside a name are a condition that no source shows
+    # Words next to a name state a condition that is not visible in source code
     assert not rows["`norm` of integers (`[5, 3, 4]`, whose norm is 7.07)"].patterns
     assert rows["states of `Trainer`"].patterns[0].path == ("Trainer", "save_states")
     assert {"gluoncv", "gluonnlp", "sockeye"} <= _rows.packages()
 
 
-def test_names_in_comments_of_rows_exist():
-    """Each pattern of docs/porting.md ends with a name that the package, or a class in it, has."""
+def test_patterns_of_porting_rows_name_existing_names():
+    """Each pattern of docs/porting.md ends with a name of the package or of one of its classes."""
     spaces = [("nd",), ("gluon",), ("gluon", "nn"), ("gluon", "data"), ("io",), ("test_utils",)]
     spaces += [("module",), ("contrib", "svrg_optimization"), ("contrib",), ()]
     spaces += [("nd", "contrib"), ("gluon", "contrib", "estimator")]
@@ -379,6 +379,6 @@ def test_names_in_comments_of_rows_exist():
                     assert any(isinstance(it, _package.Found) for it in known), one
 
 
-def test_every_kind_has_a_meaning(tmp_path):
+def test_every_finding_kind_is_documented(tmp_path):
     reports = port.read([program(tmp_path / "a.py"), str(tmp_path / "none")])
     assert {one.kind for report in reports for one in report.findings} <= set(port.KINDS)

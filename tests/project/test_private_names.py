@@ -1,8 +1,7 @@
-"""Modules use no private names of each other: whoever has a private attribute offers a function.
+"""Modules do not use private names of each other; owners of private attributes offer functions.
 
-The extension and its types have names that begin with an underscore for the package alone: those,
-and ops' names, are no module's own. Nor are such names of the standard library, of PyTorch
-and of mpi4py, that these document.
+The extension and its types have underscore names for the package only. These names, op names, and
+documented underscore names of the standard library, PyTorch and mpi4py are exempt.
 """
 
 import ast
@@ -11,7 +10,7 @@ import pathlib
 
 from mpgluon import _core
 
-# `_implementation` is how NumPy says (NEP 18) that its own function is called for other arrays.
+# `_implementation` is NumPy's function before dispatch to other arrays (NEP 18).
 STANDARD = {
     "_create_unverified_context",
     "_getframe",
@@ -28,7 +27,7 @@ def is_private(name):
 
 
 def names_of_the_core():
-    """What the extension, its types and the registry of ops offer to the package."""
+    """Returns the names of the extension, its types and the op registry."""
     types = [value for value in vars(_core).values() if inspect.isclass(value)]
     methods = {
         name
@@ -40,7 +39,7 @@ def names_of_the_core():
 
 
 def own_names(nodes):
-    """What a module defines: functions, classes, variables, attributes of self, slots."""
+    """Returns the names of a module's functions, classes, variables, self attributes and slots."""
     names = set()
     for node in nodes:
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
@@ -56,7 +55,7 @@ def own_names(nodes):
 
 
 def foreign_names(tree, modules):
-    """The private names that a module uses of others: attributes and imports."""
+    """Yields private names of other modules that a module uses as attributes or imports."""
     nodes = list(ast.walk(tree))
     own = own_names(nodes) | modules
     for node in nodes:
@@ -71,7 +70,7 @@ def foreign_names(tree, modules):
         yield from (name for name in used if is_private(name) and name not in own)
 
 
-def test_private_names_of_other_modules():
+def test_modules_do_not_use_private_names_of_others():
     files = sorted(PACKAGE.glob("**/*.py"))
     assert files
     modules = STANDARD | names_of_the_core()

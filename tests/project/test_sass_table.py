@@ -1,4 +1,4 @@
-"""The table of hot CUDA kernels (tools/sass_table.py): how machine code is read and compared."""
+"""The table of hot CUDA kernels (tools/sass_table.py): parsing and comparing machine code."""
 
 import importlib
 import os
@@ -34,7 +34,7 @@ def table(monkeypatch):
     return importlib.import_module("sass_table")
 
 
-def test_the_hot_loop_is_read_and_compared(table):
+def test_hot_loop_is_parsed_and_compared(table):
     usage, code = table.parse(DUMP)
     assert usage == {"_Z1fPf": (36, 1024)}
     assert [one.name for one in table.hot_loop(code["_Z1fPf"])] == [
@@ -54,12 +54,12 @@ def test_the_hot_loop_is_read_and_compared(table):
         assert table.worse([row._replace(**change)], before)
 
 
-def test_names_of_kernels(table):
+def test_kernel_names_are_demangled(table):
     name = "void (anonymous namespace)::pool<a, (kind)0, b<c> >((anonymous namespace)::t<a>, int)"
     assert table.demangled(name) == "pool<a, (kind)0, b<c> >"
 
 
-def test_clamps_that_ptxas_gets_wrong_are_found(table):
+def test_miscompiled_clamps_are_detected(table):
     lines = [
         "\t\tFunction : _Z1fPf",
         "        /*0250*/                   VIMNMX.RELU R2, PT, PT, R18, 0x4, PT ;",

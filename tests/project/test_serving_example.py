@@ -28,7 +28,7 @@ DEVICES = "cpu(0) cpu(1)"
 
 @pytest.fixture(scope="module")
 def load(tmp_path_factory):
-    """The example's module of that name, and trained parameters."""
+    """Returns the example's module `load` with trained parameters in `params`."""
     patch = pytest.MonkeyPatch()
     patch.syspath_prepend(os.path.dirname(FOLDER))
     patch.syspath_prepend(FOLDER)
@@ -50,7 +50,7 @@ def server(load):
 
 
 async def posted(url, *bodies):
-    """The status of each body, posted at the same time, and the answers."""
+    """Posts all bodies concurrently; returns (status, answer) of each."""
     headers = {"Content-Type": "application/json"}
     async with aiohttp.ClientSession(headers=headers) as session:
 
@@ -61,13 +61,13 @@ async def posted(url, *bodies):
         return await asyncio.gather(*map(one, bodies))
 
 
-def test_answers_of_many_clients(load, server):
+def test_server_answers_concurrent_clients(load, server):
     seen = asyncio.run(load.clients(server, load.Requests(load.params), 12, 3.0))
     assert seen.statuses[200] > 20 and not seen.wrong
     assert set(seen.statuses) <= {200, 503}
 
 
-def test_bad_requests_are_refused_and_others_are_not(load, server):
+def test_bad_requests_are_rejected_without_affecting_others(load, server):
     good = load.Requests(load.params, 3).bodies
     row = [0.0] * load.model.INPUTS
     bad = [
@@ -94,8 +94,8 @@ def test_overload_is_answered_with_503(load, server):
     assert set(after.statuses) == {200}
 
 
-def test_it_starts_in_the_folder_of_the_sources(load):
-    """Where Python finds a package that is not built."""
+def test_server_starts_in_the_source_folder(load):
+    """There, Python finds the unbuilt package first."""
     port = load.free_port()
     command = [sys.executable, os.path.join(FOLDER, "serve.py"), "--port", str(port)]
     process = subprocess.Popen([*command, "--out", os.path.dirname(load.params)], cwd=ROOT)
@@ -113,7 +113,7 @@ def test_it_starts_in_the_folder_of_the_sources(load):
         assert process.wait(60) == 0
 
 
-def test_shutdown_answers_what_was_taken(load):
+def test_shutdown_answers_accepted_requests(load):
     bodies = load.Requests(load.params, 24).bodies
     with load.server(load.params, DEVICES) as (url, process):
 

@@ -15,18 +15,18 @@ MODULES = [
 
 
 def sections(doc):
-    """The text of a NumPy docstring's sections, by title."""
+    """Returns the text of a NumPy docstring's sections by title."""
     parts = re.split(r"^(\w[\w ]*)\n-{3,}\n", inspect.cleandoc(doc), flags=re.M)
     return dict(zip(parts[1::2], parts[2::2]))
 
 
 def entries(section):
-    """(names, type, text) of each entry of a section such as Parameters."""
+    """Returns (names, type, text) of each entry of a section, for instance Parameters."""
     found = []
     for line in section.split("\n"):
         if line and not line[0].isspace():
             if found and not found[-1][2] and not found[-1][1]:
-                continue  # prose behind the entries
+                continue  # prose after the entries
             names, _, kind = line.partition(" : ")
             if not re.fullmatch(r"\*{0,2}\w+(, \*{0,2}\w+)*", names):
                 break
@@ -37,7 +37,7 @@ def entries(section):
 
 
 def faults(function, doc, path):
-    """The faults of the parameters in a docstring."""
+    """Returns the faults of a docstring's parameters."""
     section = sections(doc or "").get("Parameters")
     if section is None:
         return []
@@ -48,7 +48,7 @@ def faults(function, doc, path):
     optional = {"self", "cls", "prefix", "params", "**kwargs", "*args"}
     found = entries(section)
     named = [name for names, _, _ in found for name in names]
-    if set(named) - set(known):  # the names that ** takes are described one by one
+    if set(named) - set(known):  # the names accepted by ** are described individually
         optional |= {name for name in known if name.startswith("**")}
     return (
         [f"{path}: {', '.join(names)} has no text" for names, _, text in found if not text]
@@ -58,14 +58,14 @@ def faults(function, doc, path):
 
 
 def is_offered_by(module, value):
-    """Whether it is the module's own, or one of a private module, as `mx.parallel.Pipeline` is."""
+    """True if the value is the module's own or of a private module, as `mx.parallel.Pipeline`."""
     home = getattr(value, "__module__", None) or ""
     private = any(part.startswith("_") for part in home.split(".")[1:])
     return home == module.__name__ or (home.startswith("mpgluon.") and private)
 
 
 def public_members(module):
-    """(path, function, docstring) of what a module's users call."""
+    """Yields (path, function, docstring) of a module's public callables."""
     for key in getattr(module, "__all__", None) or vars(module):
         value = getattr(module, key)
         if key.startswith("_") or not is_offered_by(module, value):
@@ -89,7 +89,7 @@ def module_faults(name):
     ]
 
 
-def test_documented_parameters():
+def test_documented_parameters_match_signatures():
     paths = {path for path, _, _ in public_members(mx.parallel)}
     assert "mpgluon.parallel.Pipeline" in paths
     wrong = [fault for name in MODULES for fault in module_faults(name)]
@@ -110,7 +110,7 @@ int
 """
 
 
-def test_this_test():
+def test_faults_reports_missing_and_unknown_parameters():
     def add(a, d=0):
         return a + d
 

@@ -1,4 +1,4 @@
-"""The site's API reference has every public module; ``make site`` checks the rest."""
+"""The API reference of the site has every public module; ``make site`` checks the rest."""
 
 import glob
 import importlib.util
@@ -14,7 +14,7 @@ from support.paths import ROOT
 if not os.path.isdir(os.path.join(ROOT, "docs", "api")):
     pytest.skip("the docs are not here", allow_module_level=True)
 
-# Programs, other names of what is described elsewhere, and names of MXNet that only raise errors.
+# Programs, aliases of documented modules, and MXNet modules that only raise errors.
 ELSEWHERE = (
     "as_mxnet",
     "contrib.amp.amp",
@@ -27,7 +27,7 @@ ELSEWHERE = (
     "numpy",
     "numpy_extension",
     "registry",
-    "symbol",  # the operators once more
+    "symbol",  # repeats the operators
 )
 
 
@@ -38,7 +38,7 @@ def documented():
 
 
 def test_every_module_is_in_the_reference():
-    """It itself, or all of its names by way of another one."""
+    """The module itself, or all of its names through another module."""
     described = set()
     for module in map(importlib.import_module, documented()):
         for name in getattr(module, "__all__", vars(module)):
@@ -67,10 +67,10 @@ def tool_of(name):
     return tool
 
 
-UNSIGNED = ("Sampler", "SummaryWriter", "NDArray")  # their constructors take anything, or nothing
+UNSIGNED = ("Sampler", "SummaryWriter", "NDArray")  # their constructors accept anything or nothing
 
 
-def test_classes_in_the_reference_show_the_parameters_of_their_constructors():
+def test_reference_classes_show_constructor_parameters():
     docstrings = tool_of("docstrings")
     unsigned = {"", "(*args, **kwargs)"}
     for module in map(importlib.import_module, documented()):
@@ -86,7 +86,7 @@ def test_classes_in_the_reference_show_the_parameters_of_their_constructors():
     assert docstrings.public_bases(mx.gluon.nn.AvgPool1D.__bases__) == [mx.gluon.HybridBlock]
 
 
-def test_layers_in_the_reference_leave_out_what_the_base_class_says():
+def test_reference_layers_skip_inherited_methods():
     docstrings = tool_of("docstrings")
     for value, left_out in ((mx.gluon.nn.Dense, True), (mx.gluon.HybridBlock, None)):
         method = value.hybrid_forward
@@ -95,8 +95,8 @@ def test_layers_in_the_reference_leave_out_what_the_base_class_says():
         )
 
 
-def test_pictures_of_schedules_are_those_of_the_code():
-    """python tools/draw_schedules.py draws them; and the page has their figures."""
+def test_schedule_drawings_and_table_match_the_code():
+    """`python tools/draw_schedules.py` draws them, and the page has their numbers."""
     tool = tool_of("draw_schedules")
     with open(os.path.join(ROOT, "docs", "schedules.md"), encoding="utf-8") as file:
         page = file.read()

@@ -1,5 +1,5 @@
-"""The code of README.md and of the site's pages runs as it stands, one block after the other, given
-the networks and batches that it speaks of."""
+"""The code of README.md and of the site's pages runs unchanged, one block after the other, given
+the networks and batches that the text mentions."""
 
 import codeop
 import os
@@ -22,7 +22,7 @@ SHELL = re.compile(
 
 
 def blocks(path):
-    """The Python code of a document: fenced as such, or indented by four columns below a
+    """Returns the Python code of a document: fenced as such, or indented by four columns below a
     paragraph."""
     with open(os.path.join(ROOT, path)) as file:
         text = file.read()
@@ -61,7 +61,7 @@ class Attention(gluon.HybridBlock):
 
 
 def names(net, **more):
-    """What the documents take for granted."""
+    """Returns the names that the documents assume."""
     x, y = nd.random.normal(shape=(16, 8)), nd.array(np.arange(16) % 4)
     loss = gluon.loss.SoftmaxCrossEntropyLoss()
     return {
@@ -93,8 +93,8 @@ def staged():
 
 
 def run(path, given, tmp_path, monkeypatch, capsys):
-    """Runs the blocks of a document with what `given` has for each; the names that each leaves, and
-    what was printed."""
+    """Runs each block of a document in the scope from its function in `given`; returns (scope,
+    output) of each."""
     monkeypatch.chdir(tmp_path)
     found, results = blocks(path), []
     assert len(found) == len(given), (
@@ -116,8 +116,8 @@ def afterwards():
 
 
 def together(path, tmp_path, monkeypatch, capsys, **given):
-    """Runs the blocks of a document in one scope, as a reader who types them; the scope, and what
-    all printed."""
+    """Runs the blocks of a document in one scope, as if typed by a reader; returns the scope and
+    all output."""
     monkeypatch.chdir(tmp_path)
     scope = dict(given)
     capsys.readouterr()
@@ -128,25 +128,25 @@ def together(path, tmp_path, monkeypatch, capsys, **given):
 
 
 @cpus_only
-def test_readme(tmp_path, monkeypatch, capsys):
+def test_readme_code_trains_and_plots(tmp_path, monkeypatch, capsys):
     pytest.importorskip("matplotlib")
     scope, _ = together("README.md", tmp_path, monkeypatch, capsys)
     assert scope["losses"].shape == (256,) and (tmp_path / "timeline.png").stat().st_size
 
 
 @cpus_only
-def test_quickstart(tmp_path, monkeypatch, capsys):
+def test_quickstart_code_trains_with_the_same_losses(tmp_path, monkeypatch, capsys):
     pytest.importorskip("matplotlib")
     _, printed = together("docs/quickstart.md", tmp_path, monkeypatch, capsys)
     assert (tmp_path / "timeline.png").stat().st_size
     losses = [float(line) for line in printed.splitlines() if re.fullmatch(r"\d\.\d+", line)]
-    one, two, _, pipelined = losses  # the third is the difference of one device and two
+    one, two, _, pipelined = losses  # the third is the difference between one device and two
     assert pipelined < two < one and losses[2] == 0
     assert "2 stages, 8 micro-batches" in printed and "bytes out" in printed
 
 
 @cpus_only
-def test_tasks(tmp_path, monkeypatch, capsys):
+def test_tasks_code_runs(tmp_path, monkeypatch, capsys):
     try:
         _, printed = together("docs/tasks.md", tmp_path, monkeypatch, capsys)
     finally:
@@ -157,7 +157,7 @@ def test_tasks(tmp_path, monkeypatch, capsys):
 
 
 @cpus_only
-def test_index(tmp_path, monkeypatch, capsys):
+def test_index_code_spans_two_devices(tmp_path, monkeypatch, capsys):
     scope, _ = together("docs/index.md", tmp_path, monkeypatch, capsys, gluon=gluon, nn=nn)
     net = scope["TwoHalves"](mx.cpu(0), mx.cpu(1))
     net.hybridize()
@@ -165,18 +165,18 @@ def test_index(tmp_path, monkeypatch, capsys):
 
 
 @cpus_only
-def test_from_pytorch(tmp_path, monkeypatch, capsys):
+def test_from_pytorch_code_runs(tmp_path, monkeypatch, capsys):
     together("docs/from-pytorch.md", tmp_path, monkeypatch, capsys, **names(None))
 
 
-def test_schedules(tmp_path, monkeypatch, capsys):
+def test_schedules_code_prints_the_bubble(tmp_path, monkeypatch, capsys):
     _, printed = together("docs/schedules.md", tmp_path, monkeypatch, capsys)
     assert "bubble=25.0%" in printed
 
 
 @pytest.mark.parametrize("path", ["README.md", "docs/quickstart.md"])
 def test_blocks_can_be_pasted_into_a_prompt(path):
-    """That of Python 3.12 and older reads lines: an empty one ends what is indented."""
+    """The prompt of Python 3.12 and older reads lines; an empty line ends an indented block."""
     for block in blocks(path):
         lines = []
         for line in [*block.splitlines(), ""]:
@@ -186,8 +186,8 @@ def test_blocks_can_be_pasted_into_a_prompt(path):
         assert not lines
 
 
-def test_every_page_with_code_is_run():
-    """By a test of this file, or by one that knows the page better."""
+def test_every_page_with_code_is_tested():
+    """By this file or by a more specific test."""
     elsewhere = {"docs/add-an-op.md", "docs/architecture.md", "docs/interop.md"}
     with open(__file__, encoding="utf-8") as file:
         run_here = set(re.findall(r'"((?:docs/)?[\w-]+\.md)"', file.read()))
@@ -197,7 +197,7 @@ def test_every_page_with_code_is_run():
 
 
 @cpus_only
-def test_parallel(tmp_path, monkeypatch, capsys):
+def test_parallel_page_code_runs(tmp_path, monkeypatch, capsys):
     pytest.importorskip("matplotlib")
 
     def meshed():
@@ -280,14 +280,14 @@ def dataset():
     return gluon.data.ArrayDataset(nd.ones((600, 8)), nd.zeros(600))
 
 
-def test_horovod(tmp_path, monkeypatch, capsys):
+def test_horovod_page_code_trains(tmp_path, monkeypatch, capsys):
     loss_of = gluon.loss.SoftmaxCrossEntropyLoss()
     given = [lambda: names(chain(8, 4), dataset=dataset(), loss_of=loss_of)]
     ((trained, _),) = run("docs/horovod.md", given, tmp_path, monkeypatch, capsys)
     assert trained["trainer"].optimizer.num_update == 2
 
 
-def test_onnx(tmp_path, monkeypatch, capsys):
+def test_onnx_page_code_exports_and_imports(tmp_path, monkeypatch, capsys):
     pytest.importorskip("onnx")
     given = [lambda: ready(chain(8, 4))] * 3
     _, (written, _), (read, _) = run("docs/onnx.md", given, tmp_path, monkeypatch, capsys)
@@ -295,8 +295,8 @@ def test_onnx(tmp_path, monkeypatch, capsys):
     assert sorted(read["arg_params"]) == sorted(written["net"].collect_params())
 
 
-def test_custom_ops(tmp_path):
-    """In a process of its own: an op of a library stays."""
+def test_custom_ops_page_code_compiles_and_runs(tmp_path):
+    """Runs in a subprocess, because an op of a library cannot be unloaded."""
     with open(os.path.join(ROOT, "docs", "custom-ops.md")) as file:
         (source,) = re.findall(r"^```c\n(.*?)^```$", file.read(), re.M | re.S)
     (tmp_path / "soft_clip.c").write_text(source)

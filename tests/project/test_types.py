@@ -1,4 +1,4 @@
-"""Stubs and hints: type checkers and editors are told the truth about the package."""
+"""Stubs and type hints match the package."""
 
 import ast
 import builtins
@@ -14,8 +14,8 @@ from mpgluon.ndarray._namespaces import place
 PACKAGE = pathlib.Path(mx.__file__).parent
 
 
-def test_stubs_are_those_of_the_registry():
-    """The build made them; in a tree they are made again by building in place."""
+def test_stubs_match_the_registry():
+    """The build generates them; in a source tree, build in place to regenerate them."""
     if not (PACKAGE / "_core.pyi").exists():
         pytest.skip("a sanitizer's build makes no stubs")
     for path, text in _stubs.generate().items():
@@ -23,8 +23,8 @@ def test_stubs_are_those_of_the_registry():
         assert (PACKAGE / path).read_text(encoding="utf-8") == text, path
 
 
-def test_stubs_define_what_they_name():
-    """A type checker takes a name that it does not find for an unknown type, and says nothing."""
+def test_stubs_define_every_name_they_use():
+    """A type checker silently treats an undefined name as an unknown type."""
     for path, text in _stubs.generate().items():
         tree = ast.parse(text)
         defined = set(dir(builtins))
@@ -49,13 +49,13 @@ def test_stubs_have_parameters_and_types():
     assert "    def softmax(self, length: ArrayLike | None = None" in stubs["_core.pyi"]
     assert "    def softmax(self, length: Symbol | None = None" in stubs["symbol/_methods.pyi"]
     assert "def gemm2(A: ArrayLike, B: ArrayLike, " in stubs["ndarray/linalg.pyi"]
-    # One that is a method of arrays but no op
+    # an array method that is not an op
     assert "    def asnumpy(self) -> np.ndarray[Any, Any]:" in stubs["_core.pyi"]
 
 
 @pytest.mark.parametrize("space", ["op", "random", "linalg", "contrib", "_internal"])
 def test_stubs_name_every_function(space):
-    """Exactly the ops of `nd` and `sym`, without those of loaded libraries."""
+    """The stubs name exactly the ops of `nd` and `sym`, without those of loaded libraries."""
     rows = set(_core.list_ops())
     loaded = {
         place(name)[1] for name, op in _core.ops().items() if op.describe()["name"] not in rows
@@ -82,7 +82,7 @@ def is_public(name):
 
 
 def without_types(body, prefix, in_class):
-    """The public functions and methods whose parameters or results have no annotations."""
+    """Yields public functions and methods with unannotated parameters or results."""
     for node in body:
         if isinstance(node, ast.ClassDef) and is_public(node.name):
             yield from without_types(node.body, f"{prefix}{node.name}.", True)
@@ -109,13 +109,13 @@ def test_public_functions_have_annotations():
     assert list(without_types(tree.body, "", False)) == ["g", "h"]
 
 
-def test_functions_of_symbols_have_signatures():
+def test_symbol_functions_have_signatures():
     assert str(inspect.signature(mx.sym.softmax)).startswith("(data=None, length=None, axis=-1")
-    assert inspect.isroutine(mx.sym.softmax)  # help shows the signature of those alone
+    assert inspect.isroutine(mx.sym.softmax)  # help() shows signatures only of routines
     assert "attr : dict of str" in mx.sym.softmax.__doc__ and "out :" not in mx.sym.softmax.__doc__
 
 
-def test_a_function_of_symbols_is_a_method_in_a_class():
+def test_symbol_function_in_a_class_is_a_method():
     class Layer:
         activation = mx.sym.relu
 

@@ -1,5 +1,5 @@
-"""Loops of the CPU kernels over functions of one element are vectorised: where a formula keeps the
-compiler from it, an op takes ten times as long, and all its results are right."""
+"""Loops of the CPU kernels over elementwise formulas are vectorized. If a formula prevents this,
+the op takes ten times as long with correct results, which other tests do not detect."""
 
 import os
 import re
@@ -9,9 +9,9 @@ import pytest
 
 from support.paths import ROOT
 
-# Rows of kernels/common/unary.def whose formulas branch.
+# Rows of kernels/common/unary.def with branching formulas
 KNOWN = {"gamma_function", "gammaln"}
-# As setup.py compiles them.
+# The flags of setup.py
 FLAGS = "-std=gnu11 -fopenmp -O3 -ffp-contract=off -fno-math-errno -fno-trapping-math -w".split()
 ISAS = {
     "v3": ["-march=x86-64-v3"],
@@ -30,7 +30,7 @@ def is_gcc_12():
 @pytest.mark.slow
 @pytest.mark.skipif(not is_gcc_12(), reason="which loops are vectorised depends on the compiler")
 @pytest.mark.parametrize("isa", ISAS)
-def test_formulas_of_one_element(tmp_path, isa):
+def test_elementwise_formulas_are_vectorized(tmp_path, isa):
     command = ["gcc", *FLAGS, *ISAS[isa], f"-DMPG_ISA={isa}", f"-DMPG_ISA_{isa.upper()}=1"]
     command += ["-I.", "-Icsrc", "-fopt-info-vec-missed", "-c", "kernels/cpu/math/elementwise.c"]
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""What tools/wheels.py puts into wheels."""
+"""The contents of wheels that tools/wheels.py writes."""
 
 import base64
 import csv
@@ -19,7 +19,7 @@ def tool():
     return found
 
 
-def test_a_wheel_with_onednn_of_its_own(tmp_path):
+def test_wheel_bundles_onednn(tmp_path):
     about, wheel = "mpgluon-1.dist-info/", str(tmp_path / "mpgluon-1-py3-none-any.whl")
     metadata = (
         "Metadata-Version: 2.4\nName: mpgluon\nVersion: 1\nRequires-Dist: numpy>=1.26\n"
