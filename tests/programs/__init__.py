@@ -1,1 +1,1 @@
-"""Programs that look for defects, for people to run; tests run each for a few seconds."""
+"""Programs that search for defects, to be run by hand; tests run each for a few seconds."""

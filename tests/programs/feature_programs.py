@@ -1,16 +1,16 @@
-"""Programs of features: each has one value of every factor of `features/table.py`, and is compared
+"""Programs of features: each has one value of every factor of `features/table.py` and is compared
 with eager execution on one device.
 
     python tests/programs/feature_programs.py --strength 2 [--seed 7] [--seconds 600]
 
-`--strength 2` covers every pair of values, `--strength 3` every triple. A finding is printed with
-the fewest values that still fail, and the command that repeats it. The exit status is 1 if there
-was a finding.
+`--strength 2` covers every pair of values, `--strength 3` every triple. A failure is printed with
+the fewest values that still fail and the command that reproduces it. The exit status is 1 if there
+was a failure.
 
-A program trains a network of four stages for three steps. Between the first two is the event. What
-the contract promises is compared by bits: placement, schedule, engine, recomputation, static memory
-and events change none. Rewrites of `hybridize()` without `exact=True`, replicas, split layers and
-dropout in micro-batches agree within a tolerance, in the first step.
+A program trains a network of four stages for three steps. The event occurs between the first two.
+Bits must be equal where the contract promises it: placement, schedule, engine, recomputation,
+static memory and events do not change them. Rewrites of `hybridize()` without `exact=True`,
+replicas, split layers and dropout in micro-batches agree within a tolerance in the first step.
 """
 
 import argparse
@@ -32,19 +32,19 @@ from programs.random_blocks import fresh_seed
 
 
 def by_bits(row):
-    """Whether the contract promises the bits of one device."""
+    """True if the contract promises the bits of one device."""
     if row["placement"] in REPLICAS or row["placement"] in SPLIT:
         return False
     if row["gradient"] == "second order" and row["placement"] != "one device":
-        return False  # gradients that meet on another device are added up there first
+        return False  # gradients on another device are summed there first
     if row["layer"] == "row_sparse" and row["accumulate"] == "2" and row["way"] in PIPELINED:
-        return False  # rows of micro-batches are added up before those of the step before
+        return False  # rows of micro-batches are summed before the previous step's rows are added
     return not (row["layer"] == "Dropout" and row["way"] in PIPELINED)
 
 
 def check(row):
-    """Raises AssertionError if the program of a row does not compute what eager execution on one
-    device does."""
+    """Raises AssertionError if the program of a row does not match eager execution on one
+    device."""
     compiled = row["exact"] == "default" and row["way"] not in ("eager", "inactive")
     wanted = Run(row, True, False).run()
     found = Run(row, False, False).run()
@@ -53,7 +53,7 @@ def check(row):
         equal(found, Run(row, True, True).run(), "beside one device, hybridized")
     elif by_bits(row):
         equal(found, wanted, "beside eager execution on one device")
-    # Lookups by signs turn rounding into other rows.
+    # Lookups by sign turn rounding differences into different rows.
     smooth = row["optimizer"] in SMOOTH and row["layer"] not in ("Embedding", "row_sparse")
     divided = row["placement"] in REPLICAS or (
         row["layer"] == "Dropout" and row["way"] in PIPELINED
@@ -74,7 +74,7 @@ def check(row):
 
 
 def shorter(row, fails):
-    """The row with as many default values as still fail."""
+    """Returns the failing row with as many default values as possible."""
     changed = True
     while changed:
         changed = False
@@ -99,7 +99,7 @@ def told(row):
 
 
 def failure(row):
-    """The error of a row's program, or None."""
+    """Returns the error of a row's program, or None."""
     try:
         check(row)
     except Exception as error:
@@ -108,13 +108,14 @@ def failure(row):
 
 
 def same_failure(row, error):
-    """Whether a row's program fails in the same way."""
+    """True if a row's program fails with the same type of error."""
     found = failure(row)
     return found is not None and type(found) is type(error)
 
 
 def finding(row, error):
-    """The text of a finding: the fewest values that still fail, and how to repeat it."""
+    """Returns the report of a failure: the fewest values that still fail and the command to
+    reproduce it."""
     small = shorter(row, lambda tried: same_failure(tried, error))
     chosen = {k: v for k, v in small.items() if v != DEFAULTS[k]}
     command = f"python tests/programs/feature_programs.py --row {json.dumps(json.dumps(chosen))}"
@@ -122,7 +123,7 @@ def finding(row, error):
 
 
 def hunt(seconds, seed, strength=3):
-    """Checks programs in random order for a while; the number of findings."""
+    """Checks programs in random order for a time; returns the number of failures."""
     rows, tuples, _ = cover(FACTORS, excluded, strength, seed)
     findings, done, end = 0, 0, time.monotonic() + seconds
     for row in rows:

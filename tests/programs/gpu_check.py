@@ -1,28 +1,28 @@
-"""What can be checked on a real GPU, as two commands of ten minutes each:
-`make gpu-check OUT=folder WHEEL=folder`, and `make gpu-check-suites` with the same.
+"""Checks on a real GPU, as two commands of ten minutes each:
+`make gpu-check OUT=folder WHEEL=folder`, and `make gpu-check-suites` with the same arguments.
 
     python3 tests/programs/gpu_check.py FOLDER [--do check|suites] [--wheel PATH]
         [--parts build,gpt,...] [--minutes 9.5] [--work FOLDER] [--tiny]
 
-check   installs mpgluon; tries an op of every family; compares captures and fused kernels with ops
+check   installs mpgluon; tests an op of every family; compares captures and fused kernels with ops
         one by one, bit for bit; measures mpgluon against the installed PyTorch (benchmarks/gpu.py),
-        what matters first
-suites  installs mpgluon; runs the test suites on the card, as one GPU and as four logical ones, and
+        the most important cases first
+suites  installs mpgluon; runs the test suites on the card, as one GPU and as four logical GPUs, and
         compute-sanitizer's memcheck and racecheck on samples
 
-Needs a machine with a card and a Python that has NumPy, and PyTorch for `check`; no internet. With
---wheel, a wheel or a folder of `make gpu-wheel`, it needs no compiler, nvcc, pip or pytest. Where
-no wheel fits, or it was made from other sources, it builds these, which takes nvcc, a C compiler,
-pip and setuptools. The Python's own packages stay as they are.
+Requires a machine with a card and a Python with NumPy, and PyTorch for `check`; no internet. With
+--wheel, a wheel or a folder of `make gpu-wheel`, it needs no compiler, nvcc, pip or pytest. If no
+wheel is compatible or it was built from other sources, it builds the sources, which requires nvcc,
+a C compiler, pip and setuptools. The packages of the Python installation are not changed.
 
-FOLDER gets three files: gpu-check.json and gpu-check.md (gpu-suites.*), written anew after every
-part, and at the end gpu-check-logs.tar.xz. All else is in --work, by default build/gpu-check. After
-a build that failed nothing else runs. Any other part that fails or takes longer than it may keeps
-none from running; so does one for which no time is left, which counts as failed. Exit status: 0
-when all parts held.
+It writes three files to FOLDER: gpu-check.json and gpu-check.md (gpu-suites.*), updated after every
+part, and at the end gpu-check-logs.tar.xz. All other files are in --work, by default
+build/gpu-check. A failed build ends the check. Any other part that fails or exceeds its time limit
+does not prevent later parts. A part without time left counts as failed. The exit status is 0 if all
+parts passed.
 
---tiny tries the whole with tiny sizes, for machines without a card: with the stand-in
-(MPGLUON_CUDA_LIBRARY), without installing anything unless a wheel is given.
+--tiny runs everything with tiny sizes, for machines without a card: on the stand-in
+(MPGLUON_CUDA_LIBRARY), without an installation unless a wheel is given.
 """
 
 import argparse
@@ -48,8 +48,7 @@ from programs.gpu_parts.running import Runner
 TESTS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 ROOT = os.path.dirname(TESTS)
 BENCHMARKS = os.path.join(ROOT, "benchmarks")
-# The suites of a GPU; the longest ones in as many parts as there are processes to run them
-# (tests/conftest.py).
+# The suites of a GPU; the longest are split into as many shards as processes (tests/conftest.py).
 SUITES = [
     "ops/test_ops.py",
     "gpu/test_gpu.py",
@@ -60,18 +59,18 @@ SUITES = [
     "parallel/test_collectives.py",
     "gluon/test_trainer.py",
 ]
-ONE_GPU = ("gpu/", "ops/test_ops")  # what makes sense on one; all the others span devices
-FUSED = ("gpu/", "graph/", "compile/test_random")  # suites with fused kernels; others need them not
+ONE_GPU = ("gpu/", "ops/test_ops")  # suites that run on one GPU; all others span devices
+FUSED = ("gpu/", "graph/", "compile/test_random")  # suites that need fused kernels
 LONG = ("ops/test_ops.py", "gpu/test_gpu.py")
-# What is tried first: the file, and how many processes take its tests.
+# The first tests: the file and its number of processes.
 FIRST = {"families": ("gpu/test_gpu_families.py", 1), "bits": ("gpu/test_gpu_bits.py", 4)}
 SANITIZED = "gpu/test_gpu.py -k test_op_values_match_the_cpu"
-SANITIZERS = {"memcheck": "0/20", "racecheck": "3/60"}  # each: its share of these tests
+SANITIZERS = {"memcheck": "0/20", "racecheck": "3/60"}  # the share of these tests for each tool
 FILES = {"check": "gpu-check", "suites": "gpu-suites"}
 
 
 def own_package():
-    """Where this interpreter finds mpgluon: in its environment, or built beside its sources."""
+    """Returns this interpreter's mpgluon folder, either installed or built in the source tree."""
     found = importlib.util.find_spec("mpgluon")
     return os.path.dirname(os.path.dirname(found.origin)) if found else ROOT
 
@@ -92,7 +91,7 @@ class Check:
         )
         cores = os.cpu_count() or 1
         self.workers = arguments.workers or max(1, min(12, cores - 2))
-        self.threads = str(max(1, cores // self.workers))  # of a suite's process
+        self.threads = str(max(1, cores // self.workers))  # per suite process
         work = os.path.abspath(arguments.work)
         self.site = os.path.join(work, "site")
         self.lock = threading.Lock()
@@ -113,7 +112,7 @@ class Check:
             PYTHONPATH=path_of(own_package() if self.tiny and not self.wheel else self.site),
             MPGLUON_CUDA_CACHE=os.environ.get("MPGLUON_CUDA_CACHE", os.path.join(work, "kernels")),
         )
-        environment.pop("PYTHONSAFEPATH", None)  # a script finds what lies beside it
+        environment.pop("PYTHONSAFEPATH", None)  # scripts must find modules in their folder
         if self.tiny:
             environment["GPU_CHECK_TINY"] = "1"
         self.runner = Runner(
@@ -131,8 +130,7 @@ class Check:
         return self.run(name, [sys.executable, *arguments], limit, **settings)
 
     def stopped(self, number, frame):
-        """Somebody ends the check: what it has found is written already, and what it started does
-        not go on."""
+        """Signal handler: stops all processes; results so far are already written."""
         self.runner.stop()
         self.pack()
         os._exit(128 + number)
@@ -157,7 +155,7 @@ class Check:
     # --- Parts ------------------------------------------------------------------------------------
 
     def machine(self):
-        """What there is; never a reason not to go on."""
+        """Records the machine's properties; failures are ignored."""
         found = self.results["machine"]
         found.update(
             processor=platform.processor() or platform.machine(),
@@ -181,7 +179,7 @@ class Check:
         return text.strip().splitlines()[-1] if code == 0 else None
 
     def build(self):
-        """Installs the package; whether it computes on a GPU."""
+        """Installs the package; True if it computes on a GPU."""
         begin = time.monotonic()
         shutil.rmtree(self.site, ignore_errors=True)
         found = self.results["package"]
@@ -194,7 +192,7 @@ class Check:
         return not error
 
     def installed(self, found):
-        """Notes where the package is from; an error's text, or None."""
+        """Records the origin of the package; returns an error message or None."""
         if self.tiny and not self.wheel:
             found.update({"from": "the package that is there", "why": None, "carried": []})
             stand_in = "hostcuda" in os.environ.get("MPGLUON_CUDA_LIBRARY", "")
@@ -207,7 +205,7 @@ class Check:
         return why if self.tiny else self.built_from_sources(why)
 
     def tried(self, found):
-        """What mpgluon says of the machine, and one op; an error's text, or None."""
+        """Runs mpgluon.info and one op; returns an error message or None."""
         code, _, text = self.python("info", "-m", "mpgluon.info", limit=120, cwd=self.folder)
         found["info"] = text.strip().splitlines()
         if code == 0:
@@ -216,7 +214,7 @@ class Check:
         return None if code == 0 else text
 
     def built_from_sources(self, why):
-        """An error's text, or None."""
+        """Builds from the sources; returns an error message or None."""
         isa = "v3"
         if os.path.exists("/proc/cpuinfo"):
             with open("/proc/cpuinfo") as f:
@@ -229,8 +227,8 @@ class Check:
         return None if code == 0 else f"{text}\nThe sources were built because {why}."
 
     def warm_pytorch(self):
-        """PyTorch compiles its models, both at a time, so that its cache has them when they are
-        measured."""
+        """Starts PyTorch's compilation of both models in parallel, so that they are cached when
+        they are measured."""
         threads = [threading.Thread(target=self.warm, args=(case,)) for case in ("gpt", "resnet")]
         for thread in threads:
             thread.start()
@@ -241,7 +239,7 @@ class Check:
         self.python("warm-" + case, "gpu.py", case, *options, limit=210, cwd=BENCHMARKS)
 
     def first_tests(self):
-        """The families and the bits, at the same time; each test of the bits by itself."""
+        """Runs the families and the bits in parallel, each bits test in a separate process."""
         jobs = []
         for part, (name, shards) in FIRST.items():
             for shard in range(1 if self.tiny else shards) if self.has(part) else ():
@@ -269,8 +267,8 @@ class Check:
             self.note(case.name, held, taken, "\n".join(errors) or ("" if held else text))
 
     def suite_jobs(self, gpus):
-        """(part's name, file, settings) of the suites on so many logical GPUs."""
-        # Tests want two
+        """Yields (part's name, file, settings) of the suites on `gpus` logical GPUs."""
+        # Tests require two devices
         devices = ",".join(f"gpu({i})" for i in range(gpus)) if gpus > 1 else "gpu(0),gpu(0)"
         for name in self.suites:
             if gpus == 1 and not name.startswith(ONE_GPU):
@@ -280,7 +278,7 @@ class Check:
                 settings = {
                     "MPGLUON_GPU_LOGICAL": str(gpus),
                     "MPGLUON_TEST_DEVICES": devices,
-                    "CUDA_DEVICE_MAX_CONNECTIONS": "8",  # all processes share the card's
+                    "CUDA_DEVICE_MAX_CONNECTIONS": "8",  # shared by all processes
                     "MPGLUON_CPU_THREADS": self.threads,
                     "OMP_NUM_THREADS": self.threads,
                 }
@@ -309,7 +307,7 @@ class Check:
                 **counts,
                 "failures": failed[:50],
             }
-        ran = code == 0 or (code == 5 and self.tiny)  # 5: -k chose none
+        ran = code == 0 or (code == 5 and self.tiny)  # 5 means that -k selected no test
         stopped = "" if code is not None else f"stopped at: {unfinished(text)}"
         told = [*failed[:10], stopped, "" if failed or stopped else text[-600:]]
         self.note(label, ran, seconds, "" if ran else "\n".join(told).strip())
@@ -358,13 +356,13 @@ class Check:
         ):
             with open(path + ".new", "w") as f:
                 f.write(text)
-            os.replace(path + ".new", path)  # whole at any moment
+            os.replace(path + ".new", path)  # atomic
 
     def pack(self):
         self.runner.pack(self.file("-logs.tar.xz"))
 
     def all_parts(self, cases):
-        """What is to be done; PyTorch's compilations go on beside the first of it."""
+        """Runs all parts; PyTorch compiles in parallel with the first ones."""
         self.machine()
         warming = []
         if self.do == "check" and not self.tiny and self.has("gpt"):
@@ -397,7 +395,7 @@ def main():
     arguments = parser.parse_args()
     if arguments.tiny:
         os.environ["GPU_CHECK_TINY"] = "1"
-    os.environ.pop("MPGLUON_CUDA", None)  # that nvcc is missing is for the build to say
+    os.environ.pop("MPGLUON_CUDA", None)  # the build reports a missing nvcc
     sys.path.insert(0, BENCHMARKS)
     from on_gpu import cases as gpu_cases
 

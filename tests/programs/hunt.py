@@ -1,10 +1,10 @@
-"""Looks for defects with all random generators in turn, for as long as asked.
+"""Searches for defects with all random generators in turn, for a given time.
 
     python tests/programs/hunt.py --seconds 7200 [--seed 7]
 
-`make hunt SECONDS=7200 SEED=7` is the same. Every turn draws fresh seeds from the first one and
-prints its command, which repeats it. A finding is printed by its generator, with the smallest
-program that still fails. The exit status is 1 if there was a finding.
+`make hunt SECONDS=7200 SEED=7` is the same. Every turn derives fresh seeds from the first one and
+prints the command that reproduces it. The generator prints each failure with the smallest program
+that still fails. The exit status is 1 if there was a failure.
 """
 
 import argparse
@@ -15,7 +15,7 @@ import sys
 import time
 
 PROGRAMS = os.path.dirname(os.path.abspath(__file__))
-TURN = 60  # seconds of a generator before the next one
+TURN = 60  # seconds per generator
 
 # Options of each generator for a turn of `seconds` with `seed`
 GENERATORS = {
@@ -36,7 +36,7 @@ GENERATORS = {
 
 
 def turns(seconds, seed):
-    """(program, options) of each turn, until the time is over."""
+    """Yields (program, options) of each turn until the time is over."""
     names = list(GENERATORS)
     draw, end, number = random.Random(seed), time.monotonic() + seconds, 0
     while (left := end - time.monotonic()) > 0:
@@ -47,7 +47,7 @@ def turns(seconds, seed):
 
 
 def hunt(seconds, seed):
-    """The number of turns that ended with a finding."""
+    """Runs all turns; returns the number of turns with a failure."""
     findings = 0
     path = os.pathsep.join([os.path.dirname(PROGRAMS), os.environ.get("PYTHONPATH", "")])
     environment = dict(os.environ, PYTHONPATH=path.rstrip(os.pathsep))

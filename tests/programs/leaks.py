@@ -1,8 +1,8 @@
-"""What the core allocates and nobody can reach any more, by LeakSanitizer (see `make asan`).
+"""Leaks of the core, detected by LeakSanitizer (see `make asan`).
 
-Without arguments: uses the library in many ways, then exits, which prints the report. With --judge:
-reads a report and fails if a leak begins in the core's allocator; Python and its libraries leave
-some of their own.
+Without arguments, uses the library in many ways and exits, which prints the report. With --judge,
+reads a report and fails if a leak starts in the core's allocator; Python and its libraries also
+leak.
 """
 
 import gc

@@ -1,16 +1,16 @@
-"""Calls every op, hidden ones too, with hostile parameters, shapes and values. A program of its
-own, since what it looks for ends the process:
+"""Fuzzer that calls every op, including hidden ones, with hostile parameters, shapes and values. It
+is a separate program because the defects that it searches for end the process:
 
     python tests/programs/op_fuzz.py [--seed N] [--first N] [--last N] [--seconds S | --calls N]
     [--ops NAME ...] [--without PARAMETER ...] [--log FILE] [--shrink]     # 60 seconds by default
 
-Each op is called about as often as any other. What is called next is written to the log first, so
-that the last line of it is what ended the process; a call that takes longer than a minute ends it,
-too. Refusals are what is wished for; exceptions of other kinds (SystemError, ...) end it as well.
-The same seed makes the same calls.
+All ops are called about equally often. Each call is logged before it runs, so the last line of the
+log is the call that ended the process. A call that takes longer than a minute also ends it. The
+expected result of a hostile call is an error; exceptions of other types (SystemError, ...) end the
+process. The same seed makes the same calls.
 
-With `--shrink` the calls run in a process of their own. If it ends with an error, few calls
-and parameters that still end one are printed, with the command that repeats them.
+With `--shrink` the calls run in a subprocess. If it ends with an error, a minimized set of calls
+and parameters is printed with the command that reproduces it.
 """
 
 import argparse
@@ -48,13 +48,13 @@ FLOATS = [
 ]
 DTYPES = ["float32", "float64", "float16", "bfloat16", "uint8", "int8", "int32", "int64", "bool"]
 SIZES = [1, 1, 2, 2, 3, 4, 5, 8]
-LARGEST = 1 << 16  # elements of an array
+LARGEST = 1 << 16  # elements per array
 DEVICES = [mx.cpu(0), mx.cpu(1)]
 REFUSALS = (mx.MXNetError, ValueError, TypeError, OverflowError, MemoryError)
 
 
 def plain(rng, param):
-    """A value that may well be right."""
+    """Returns a value that is likely to be valid."""
     kind, words = param["kind"], param["constraint"]
     if kind.startswith("tuple of integers"):
         return tuple(rng.choice([0, 1, 1, 2, 2, 3]) for _ in range(rng.choice([1, 2, 2, 3, 4])))
@@ -120,8 +120,8 @@ def size(shape):
 
 
 def choose_inputs(rng, op, params):
-    """[(shape, dtype)] of the inputs, completed by inference where it knows them; None: not to be
-    called."""
+    """Returns [(shape, dtype)] of the inputs, completed by inference if possible. None means that
+    the op is not called."""
     count = 0
     for one in op["inputs"]:
         count += (
@@ -151,7 +151,7 @@ def choose_inputs(rng, op, params):
             continue
         break
     else:
-        # Inference says no to all: so it has to when the op is called.
+        # Inference rejects all of them, so the call must raise as well.
         return (
             [(choose_shape(rng), rng.choice(DTYPES)) for _ in range(count)]
             if rng.random() < 0.5
@@ -171,7 +171,7 @@ def choose_inputs(rng, op, params):
     if rng.random() < 0.25:  # no elements
         gone = rng.choice([n for shape, _ in inputs for n in shape] or [1])
         inputs = [(tuple(0 if n == gone else n for n in shape), dtype) for shape, dtype in inputs]
-    elif rng.random() < 0.2:  # other shapes than inference asks for
+    elif rng.random() < 0.2:  # shapes that inference does not expect
         inputs = [
             (choose_shape(rng) if rng.random() < 0.5 else shape, dtype) for shape, dtype in inputs
         ]
@@ -217,7 +217,7 @@ def call(rng, numbers, op, params, inputs):
     ctx = rng.choice(DEVICES)
     arrays = [make_array(rng, numbers, *one, ctx) for one in inputs]
     if "float32" in [array.dtype.__name__ for array in arrays] and rng.random() < 0.05 and arrays:
-        arrays[rng.randrange(len(arrays))] = rng.choice(arrays)  # twice the same
+        arrays[rng.randrange(len(arrays))] = rng.choice(arrays)  # the same array twice
     ways = rng.random()
     if ways < 0.4:
         for array in arrays:
@@ -243,7 +243,7 @@ def call(rng, numbers, op, params, inputs):
 
 
 def process(*arguments):
-    """Runs calls in a process of their own: its exit status, the last call and its messages."""
+    """Runs calls in a subprocess; returns its exit status, the last call and its messages."""
     with tempfile.TemporaryDirectory() as folder:
         log = os.path.join(folder, "log")
         tests = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -265,8 +265,8 @@ def process(*arguments):
 
 
 def shrink(args):
-    """Runs the calls of the options in another process. If that fails, prints few calls and
-    parameters that still do. Returns the exit status."""
+    """Runs the calls of the options in a subprocess. If it fails, prints a minimized set of calls
+    and parameters that still fail. Returns the exit status."""
     chosen = ["--seed", args.seed, *(["--ops", *args.ops] if args.ops else [])]
     limit = ["--seconds", args.seconds] if args.seconds else ["--calls", args.calls]
     status, last, messages = process(*chosen, "--first", args.first, *limit)
@@ -282,7 +282,7 @@ def shrink(args):
         options = [*chosen, "--first", first, "--last", number]
         return options + (["--without", *without] if without else [])
 
-    # One call is enough, unless it reads memory that an earlier call has damaged.
+    # One call suffices unless it reads memory that an earlier call corrupted.
     first, back = number, 1
     while first > args.first and process(*attempt(first, []))[0] == 0:
         first, back = max(args.first, number - back), 4 * back
@@ -355,7 +355,7 @@ def main(arguments=None):
                 mx.nd.waitall()
         except REFUSALS:
             failed += 1
-    with contextlib.suppress(*REFUSALS):  # of the calls that are still queued
+    with contextlib.suppress(*REFUSALS):  # errors of calls in flight
         mx.nd.waitall()
     faulthandler.cancel_dump_traceback_later()
     print(f"{made} calls, {failed} of them refused")

@@ -1,5 +1,5 @@
-"""The parts that random networks have in common: nodes on devices, layers that nodes share, and the
-hunt for seeds that fail."""
+"""Common parts of random networks: nodes on devices, layers that nodes share, and the search for
+failing seeds."""
 
 import argparse
 import copy
@@ -13,8 +13,8 @@ from support.devices import on
 
 
 class Node:
-    """An operator on a device, of values by their numbers. `layer`: the number of its layer, which
-    others may share."""
+    """An operator on a device; `inputs` are the indices of its values. `layer` is the index of its
+    layer, which other nodes may share."""
 
     def __init__(self, kind, device, inputs, layer=None):
         self.kind, self.device, self.inputs, self.layer = kind, device, inputs, layer
@@ -25,8 +25,8 @@ class Node:
 
 
 class Network(gluon.HybridBlock):
-    """The nodes of a case, which has `nodes`, `devices`, `dtype` and `seed`, on their devices, or
-    `together` on one. Subclasses say how a layer is made (`make`), and compute."""
+    """The nodes of a case (with `nodes`, `devices`, `dtype` and `seed`) on their devices, or
+    `together` on one. Subclasses define how to create a layer (`make`) and how to compute."""
 
     def __init__(self, case, together):
         super().__init__(prefix="net_")
@@ -43,7 +43,7 @@ class Network(gluon.HybridBlock):
         self.cast(case.dtype)
 
     def inputs(self, node, values):
-        """Those of a node, on its device."""
+        """Returns the inputs of a node on its device."""
         return [values[i].as_in_context(self.places[node.device]) for i in node.inputs]
 
 
@@ -52,7 +52,7 @@ def fresh_seed():
 
 
 def check_fresh(make, count, program):
-    """Checks cases of fresh seeds, which are printed, as are the cases."""
+    """Checks cases of fresh seeds; prints the seeds and the cases."""
     first = fresh_seed()
     print(
         f"networks with seeds {first} to {first + count - 1}; python tests/programs/{program} "
@@ -68,7 +68,7 @@ SHRINK_SECONDS = 30
 
 
 def failure(case):
-    """The error of a case, or None."""
+    """Returns the error of a case, or None."""
     try:
         case.check()
     except Exception as error:
@@ -77,7 +77,7 @@ def failure(case):
 
 
 def smaller(case):
-    """Copies of a case with one node that only passes its first input on, or one result less."""
+    """Yields copies of a case in which one node forwards its first input or one result is gone."""
     for i, node in enumerate(case.nodes):
         if node.kind != "move":
             other = copy.deepcopy(case)
@@ -86,7 +86,7 @@ def smaller(case):
     for i in range(len(case.outputs) if len(case.outputs) > 1 else 0):
         other = copy.deepcopy(case)
         del other.outputs[i]
-        if hasattr(other, "used"):  # whether a loss is made of the result
+        if hasattr(other, "used"):  # results that contribute to a loss
             del other.used[i]
             if not any(other.used):
                 continue
@@ -94,7 +94,7 @@ def smaller(case):
 
 
 def shorter(case, error):
-    """The smallest case found that fails with the same kind of error, and its error."""
+    """Returns the smallest case found that fails with the same type of error, and its error."""
     end = time.monotonic() + SHRINK_SECONDS
     changed = True
     while changed and time.monotonic() < end:
@@ -110,8 +110,8 @@ def shorter(case, error):
 
 
 def hunt(make, parser=None):
-    """The main function of a program: checks `make(seed, options)` for many seeds, and prints each
-    case that fails, made smaller."""
+    """The main function of a program: checks `make(seed, options)` for many seeds and prints each
+    failing case, minimized."""
     parser = parser or argparse.ArgumentParser()
     parser.add_argument("--count", type=int, default=1000)
     parser.add_argument("--seconds", type=float, help="instead of a count")

@@ -1,15 +1,15 @@
-"""Random networks of operators and layers over devices: the same bits in every way of running.
+"""Random networks of operators and layers over devices have the same bits in every way of running.
 
     python tests/programs/random_networks.py --count 5000 [--seed 7]
 
-A finding is printed with its seed; `--seed` of it and `--count 1` repeat it.
+A failure is printed with its seed; that `--seed` and `--count 1` reproduce it.
 
-A network is a list of operators and layers on random devices, each of earlier values: branches,
-ways back, layers used twice, unused values, captured arrays, losses behind cut gradients, several
-results. It trains for some steps on batches of changing sizes, by first gradients or by a penalty
-on these, and predicts in between. Results of `autograd.grad` are overwritten before backward. Eager
-and exact ones have the same bits on one device and on several, and so have default ones among
-themselves, with static memory and recomputed, too.
+A network is a list of operators and layers on random devices, each applied to earlier values:
+branches, returns to earlier devices, layers used twice, unused values, captured arrays, losses
+after stopped gradients, several results. It trains for some steps on batches of changing sizes, by
+first gradients or by a penalty on them, and predicts in between. Results of `autograd.grad` are
+overwritten before backward. Eager and exact networks have the same bits on one device and on
+several. So have default networks among themselves, including static memory and recomputation.
 """
 
 import os
@@ -46,7 +46,7 @@ def normalise(F, x):
 
 
 def positions(F, x):
-    """Two views of an array that no call changes, in a product too large to be kept."""
+    """Uses two views of a constant array in a product that is too large to be cached."""
     count = F.arange(0, 96, ctx=x.context, dtype=x.dtype)
     outer = F.broadcast_mul(F.reshape(count, shape=(1, 96)), F.reshape(count, shape=(96, 1)))
     table = F.mean(F.sin(outer * 0.01), axis=0, keepdims=True)
@@ -145,7 +145,7 @@ PLANES = ("convolution", "deconvolution", "batch_norm", "group_norm", "instance_
 
 
 class Network(random_blocks.Network):
-    """The nodes of a `Case`, on several devices or `together` on one."""
+    """The nodes of a `Case` on several devices, or `together` on one."""
 
     def __init__(self, case, together):
         super().__init__(case, together)
@@ -183,7 +183,7 @@ class Network(random_blocks.Network):
 
 
 class Case:
-    """A network and how it is trained, made of a seed."""
+    """A network and its training, generated from a seed."""
 
     def __init__(self, seed):
         draw = np.random.RandomState(seed)
@@ -196,7 +196,7 @@ class Case:
         self.nodes, made = [], []
         for number in range(1, draw.randint(4, 20)):
             kind = str(draw.choice([*UNARY, *BINARY, *LAYERS, *LAYERS]))
-            # mostly the latest values
+            # prefers the latest values
             earlier = [int(i) for i in np.minimum(draw.geometric(0.5, 2), number)]
             inputs = [number - i for i in earlier[: 2 if kind in BINARY else 1]]
             device, layer = int(draw.randint(self.devices)), None
@@ -222,8 +222,9 @@ class Case:
         )
 
     def run(self, flags, together):
-        """Results, gradients, parameters and moving statistics of all steps, as NumPy arrays.
-        Predictions in between draw nothing, so every way of running has another number of them."""
+        """Returns results, gradients, parameters and running statistics of all steps as NumPy
+        arrays. Predictions in between must not draw random numbers, which is checked by a
+        different number of predictions in every way of running."""
         draws = any(node.kind == "draw" for node in self.nodes)
         predictions = 1 if draws else len(flags or ()) + together
         net = Network(self, together)
@@ -263,7 +264,7 @@ class Case:
         return [array.astype("float64").asnumpy() for array in found]
 
     def check(self):
-        # cores are shared out among the devices in use: from here on alike
+        # cores are divided among the devices in use, so open all devices first
         for d in range(self.devices):
             nd.zeros((1,), ctx=on(d)).wait_to_read()
         exact, default = self.run(None, True), self.run({}, True)

@@ -1,15 +1,14 @@
-"""Random acyclic networks in pipelines, against micro-batches accumulated by hand on one device,
-bit for bit.
+"""Random acyclic networks in pipelines, compared bit for bit with micro-batches accumulated by hand
+on one device.
 
     python tests/programs/random_pipelines.py --count 5000 [--seed 7]
 
-A finding is printed with its seed; `--seed` of it and `--count 1` repeat it.
+A failure is printed with its seed; that `--seed` and `--count 1` reproduce it.
 
-A network is a list of operators and layers on random devices, each of earlier values: branches,
-ways back to a device that had its turn, layers used twice, values that nobody uses, several
-results. It runs by the schedules and by a random table, in the ordinary loop and in `TrainStep`,
-along the batch or (with a state that is carried on, from a random device to a random device) along
-time, some of it recomputed.
+A network is a list of operators and layers on random devices, each applied to earlier values:
+branches, returns to earlier devices, layers used twice, unused values, several results. It runs
+with the schedules and a random table, in the ordinary loop and in `TrainStep`, along the batch or
+(with a state carried from a random device to a random device) along time, with some recomputation.
 """
 
 import argparse
@@ -47,7 +46,7 @@ BINARY = ("add", "multiply", "concat", "where")
 
 
 class Network(random_blocks.Network):
-    """The nodes of a `Case`; with `together` all on one device."""
+    """The nodes of a `Case`, all on one device with `together`."""
 
     def __init__(self, case, together):
         super().__init__(case, together)
@@ -102,7 +101,7 @@ class Network(random_blocks.Network):
 
 
 class Case:
-    """What follows from a seed, but for what is given."""
+    """A case generated from a seed, except for the given attributes."""
 
     def __init__(self, seed, devices=6, **given):
         self.seed, self.every_schedule = seed, False
@@ -145,7 +144,7 @@ class Case:
         }
         self.outputs = [(end, int(random.randint(self.devices))) for end in sorted(ends)]
         self.carried = (int(random.randint(1, count)), int(random.randint(self.devices)))
-        # whether a loss is made of it
+        # results that contribute to a loss
         self.used = [bool(random.rand() < 0.8) for _ in self.outputs]
         self.used[int(random.randint(len(self.used)))] = True
         self.wants_input, self.axes = (
@@ -174,8 +173,8 @@ class Case:
         return "\n".join([*lines, f"  results {self.outputs}, with a loss {self.used}{carried}"])
 
     def learns(self):
-        """Whether results depend on parameters; backward is an error where nothing wants a
-        gradient."""
+        """True if results depend on parameters; otherwise, backward without an input gradient
+        raises."""
         first = 2 if self.timewise else 1
         left = [end for end, _ in self.outputs] + ([self.carried[0]] if self.timewise else [])
         while left:
@@ -185,7 +184,7 @@ class Case:
             left += self.nodes[at].inputs if at >= 0 else []
         return False
 
-    # The losses: of the results with one, by the loop; of all, in a `TrainStep`.
+    # The loop has losses of the used results, `TrainStep` of all.
 
     @staticmethod
     def loss(out):
@@ -219,8 +218,8 @@ class Case:
         return net
 
     def by_hand(self, every):
-        """Micro-batch by micro-batch on one device; along time backward from the last one, with
-        what it gives for the state before."""
+        """Runs micro-batch by micro-batch on one device. Along time, the last one runs backward
+        first and gives the head gradient of the previous state."""
         net, x, state = self.network(True, True), self.x.copy(), self.state
         net.hybridize(exact=True, **({"recompute": True} if self.recompute == "all" else {}))
         pieces, x_grads, heads = [], [], None
@@ -262,7 +261,7 @@ class Case:
         )
 
     def predicted(self, outputs, state):
-        """Of a network after training; with averages that are those of training by hand."""
+        """Returns predictions after training; none if running averages differ from by_hand's."""
         arrays = [*outputs, *([] if state is None else [state])]
         return [a.astype("float32").asnumpy() for a in arrays if self.statistics != "batch"]
 
@@ -295,7 +294,7 @@ class Case:
         return self.results(net, losses if isinstance(losses, list) else [losses], None)
 
     def table(self):
-        """Any order that data allows."""
+        """Returns a random topological order as a schedule table."""
         graph, times = self.train.pipeline.report().stages.graph, {}
         for s in range(len(graph)):
             times.update({(kind, s): self.random.rand() + 0.1 for kind in "FBW"})
@@ -305,7 +304,7 @@ class Case:
         )
 
     def check(self):
-        """Raises AssertionError where something differs."""
+        """Raises AssertionError on any difference."""
         names = [*schedules.NAMES, "auto"]
         if not self.every_schedule:
             names = [names[i] for i in self.random.permutation(len(names))[:2]]

@@ -1,18 +1,17 @@
-"""Stateful random programs: arrays, views, blocks, networks, trainers and memory of others, in
-random order over several devices, beside a model in NumPy, with failures of allocations and
-interrupts in between, and every array checked.
+"""Stateful random programs: operations on arrays, views, blocks, networks, trainers and foreign
+memory in random order over several devices, compared with a NumPy model, with injected allocation
+failures and interrupts. Every array is checked.
 
     python tests/programs/stateful.py --minutes 60 [--seed N] [--engine shuffle] [--jobs 2]
 
-Programs run in a process of their own, one after the other, seeds counted up from the first. A
-finding (an array that is not what it should be, an exception, the end of the process, two minutes
-without progress) is printed with its seed and its steps, made shorter by leaving steps out, and
-printed as
+Programs run in a subprocess, one after the other, with increasing seeds. A failure (a wrong array,
+an exception, the end of the process, two minutes without progress) is printed with its seed and
+steps, minimized by omitting steps, and printed as
 
     python tests/programs/stateful.py --engine shuffle --one N --keep 3,17-40
 
-which repeats it, but for what depends on time: where an alarm rang. The exit status is 1 when there
-was one.
+which reproduces it, except for the time-dependent point of an alarm. The exit status is 1 if there
+was a failure.
 """
 
 import argparse
@@ -36,7 +35,7 @@ def told(line):
 
 
 def run_here(seed, keep, options):
-    """One program in this process, which tells its steps; the text of what is wrong, or None."""
+    """Runs one program in this process and prints its steps; returns the error text or None."""
     import faulthandler
 
     from programs import stateful_machine
@@ -57,7 +56,7 @@ def run_here(seed, keep, options):
 
 
 def worker(options):
-    """Programs one after the other, of which the last one's output is kept."""
+    """Runs programs one after the other; keeps the output of the last one."""
     from programs import stateful_machine
 
     sys.unraisablehook = lambda args: (
@@ -85,7 +84,7 @@ def worker(options):
 
 
 def ranges(numbers):
-    """As `--keep` takes them: 3,17-40."""
+    """Formats numbers for `--keep`: 3,17-40."""
     parts = []
     for number in numbers:
         if parts and parts[-1][1] == number - 1:
@@ -101,7 +100,7 @@ def numbers_of(text):
 
 
 def start(arguments, environment):
-    """A process of this program; its output, and how it ended."""
+    """Runs this program in a subprocess; returns its exit status and output."""
     with tempfile.TemporaryFile("w+") as output:
         process = subprocess.run(
             [sys.executable, __file__, *map(str, arguments)],
@@ -115,15 +114,15 @@ def start(arguments, environment):
 
 
 def asked(options):
-    """The arguments that every program of a run has."""
+    """Returns the arguments that all programs of a run share."""
     flags = {"--calm": options.calm, "--no-poison": options.no_poison}
     chosen = [flag for flag, on in flags.items() if on]
     return ["--engine", options.engine, "--steps", options.steps, *chosen]
 
 
 def shorter(seed, options, environment):
-    """The steps without which the program has no finding any more, and what the last run said;
-    (None, text) where it has none on its own."""
+    """Returns a minimized list of steps that still fail and the output of the last failing run;
+    (None, text) if the program does not fail alone."""
     common = ["--worker", *asked(options), "--one", seed]
 
     def fails(keep):
@@ -149,7 +148,7 @@ def shorter(seed, options, environment):
 
 
 def begun_later(first, seed, options, environment):
-    """The last seed to begin with for this one to have its finding, in distances that double."""
+    """Returns a late first seed with which `seed` still fails, searched at doubling distances."""
     distance = 1
     while seed - distance > first:
         begin = ["--seed", seed - distance, "--programs", distance + 1]
@@ -160,8 +159,7 @@ def begun_later(first, seed, options, environment):
 
 
 def hunt(options, environment):
-    """Runs programs for the time that was asked for; how many findings there were, and how many
-    programs."""
+    """Runs programs for the requested time; returns the number of failures and of programs."""
     end, seed, findings, first = (
         time.monotonic() + 60 * options.minutes,
         options.seed,

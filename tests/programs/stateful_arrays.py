@@ -1,4 +1,4 @@
-"""The rules of `stateful_machine.py` for arrays, views and memory from outside."""
+"""The rules of `stateful_machine.py` for arrays, views and foreign memory."""
 
 import gc
 import pickle
@@ -15,7 +15,7 @@ SHAPES = [(4,), (6,), (2, 3), (4, 3), (3, 4), (4, 4), (1, 4), (12,), (1,), (0, 3
 
 
 class Arrays:
-    """The actions of a machine on them."""
+    """The actions of a machine on arrays."""
 
     def rule_create(self, rng):
         if len(self.lives) >= MOST_ARRAYS:
@@ -112,7 +112,7 @@ class Arrays:
         )
 
     def rule_write(self, rng):
-        """In place, into an array or a view of one."""
+        """Writes in place into an array or a view."""
         live = self.pick(rng)
         if live is None or not fits(live.values, live.dtype) or not live.values.size:
             return None
@@ -173,7 +173,7 @@ class Arrays:
         )
 
     def rule_operators(self, rng):
-        """A few operators, eager."""
+        """Runs a few eager operators."""
         plan = self.program(rng, 5)
         if plan is None or len(self.lives) >= MOST_ARRAYS:
             return None
@@ -201,8 +201,8 @@ class Arrays:
         return Program(rng, inputs, dtype, self.devices, rng.randint(1, length)), inputs
 
     def commit_values(self, program, inputs, compiled, taped=False):
-        """Results of a program: eager ones share memory as views do, those of a compiled one share
-        it nowhere else, and may be separate."""
+        """Returns a commit function for the results of a program. Eager results share memory as
+        views do. Compiled results share at most the same memory and may be separate."""
         values = program.evaluate(inputs)
 
         def commit(arrays):
@@ -234,7 +234,7 @@ class Arrays:
         return commit
 
     def rule_outside(self, rng):
-        """Memory that NumPy owns, or ours as NumPy sees it."""
+        """Imports NumPy's memory or exports an array to NumPy."""
         if len(self.lives) >= MOST_ARRAYS:
             return None
         live = self.pick(rng)
@@ -278,7 +278,7 @@ class Arrays:
             nd.waitall()
             live.array[...] = values
 
-        def commit(_):  # nobody is told, so what was saved for a backward is other numbers now
+        def commit(_):  # not tracked, so arrays saved for a backward have changed
             self.tapes = [tape for tape in self.tapes if live.memory not in tape[-1]]
 
         return Plan(

@@ -20,7 +20,7 @@ MOST_BLOCKS, MOST_TAPES = 3, 3
 
 
 class Gradients:
-    """What a machine records, and where it goes back."""
+    """Recording and backward passes of a machine."""
 
     def rule_attach(self, rng):
         live = self.pick(
@@ -50,7 +50,7 @@ class Gradients:
         return Plan(act, commit, after_failure=dropped, text=f"{request} {live.dtype} {live.shape}")
 
     def rule_record(self, rng):
-        """Records a program whose gradients are asked for now or later."""
+        """Records a program whose gradients are computed immediately or later."""
         plan = self.program(rng, 6, floats=True)
         if (
             plan is None
@@ -129,7 +129,7 @@ class Gradients:
                 new[memory] = new[memory] + grad.ravel()
             else:
                 new[memory] = grad.ravel() + (memory.values if live.grad_req == "add" else 0)
-        # Inputs that are one array are one variable, but are different inputs of the program.
+        # The same array as several inputs of the program is one variable.
         if not new or not all(fits(grad, memory.dtype) for memory, grad in new.items()):
             return self.drop_tape(number)
         arrays = [
@@ -161,7 +161,7 @@ class Blocks:
     """The actions of a machine on hybridized blocks."""
 
     def rule_block(self, rng):
-        """Makes a hybridized block, with captured arrays now and then."""
+        """Creates a hybridized block, sometimes with captured arrays."""
         plan = self.program(rng, 8)
         if plan is None or len(self.blocks) >= MOST_BLOCKS:
             return self.rule_call(rng)
@@ -204,7 +204,7 @@ class Blocks:
         return Plan(act, self.commit_values(program, everything, True), text=repr(program))
 
     def rule_save(self, rng):
-        """Arrays, networks and trainers go through files."""
+        """Saves and loads arrays, networks and trainers."""
         path = os.path.join(self.folder.name, rng.choice(["a", "b"]))
         if self.networks and rng.random() < 0.5:
             network = rng.choice(self.networks)

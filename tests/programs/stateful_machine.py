@@ -1,11 +1,10 @@
-"""The machine of `stateful.py`: arrays, views, blocks, networks and what happens to them, beside a
-model in NumPy.
+"""The machine of `stateful.py`: arrays, views, blocks, networks and the actions on them, compared
+with a NumPy model.
 
-A rule chooses what to do and computes what it should give, and returns a `Plan`, or None where
-there is nothing to do it with. Then `act`, the library's part, runs: as it is, with an allocation
-that fails, or interrupted. Where it succeeds the model changes as planned. Where it fails its
-results are lost, memory that it was to write has its old numbers or the new ones, and everything
-else is as it was.
+A rule chooses an action, computes the expected result and returns a `Plan`, or None if no operand
+is suitable. Then `act`, the library's part, runs: normally, with a failing allocation, or
+interrupted. If it succeeds, the model changes as planned. If it fails, its results are lost, the
+memory that it writes has the old or the new values, and everything else is unchanged.
 """
 
 import gc
@@ -28,11 +27,11 @@ from programs.stateful_model import FLOATS, GRID, Finding, Live, Memory, Plan, f
 from programs.stateful_networks import MOST_ARRAYS, Networks
 
 PACKAGE = os.path.dirname(mx.__file__) + os.sep
-LIMITED = mx.cpu(90)  # the device of arrays that do not fit
+LIMITED = mx.cpu(90)  # a device with too little memory
 
 
 class Interrupt(BaseException):
-    """The exception of a signal; no handler of errors takes it for one."""
+    """The exception of a signal. It is a BaseException, so error handlers do not catch it."""
 
 
 class Machine(Arrays, Gradients, Blocks, Networks):
@@ -42,17 +41,17 @@ class Machine(Arrays, Gradients, Blocks, Networks):
         self.devices = [mx.cpu(60 + i) for i in range(rng.randint(1, devices))]
         self.check_every = check_every or rng.choice([1, 1, 2, 7])
         self.lives, self.networks, self.blocks, self.tapes, self.kept = [], [], [], [], []
-        self.drawn = {}  # of a seed and shape, the bits that were drawn
+        self.drawn = {}  # drawn bits by seed and shape
         self.folder = tempfile.TemporaryDirectory()
         self.rules = list(WEIGHTS.items())
         self.context = mx.current_context()
-        self.armed = False  # whether an alarm interrupts
+        self.armed = False  # True if an alarm interrupts
 
     # --- Running ----------------------------------------------------------------------------------
 
     def run(self, numbers):
-        """Runs the steps of these numbers: what a step does depends on its number and on what is
-        alive."""
+        """Runs the steps with these numbers. A step depends only on its number and on the live
+        objects."""
         for count, number in enumerate(numbers):
             self.step(number)
             if (count + 1) % self.check_every == 0:
@@ -93,7 +92,7 @@ class Machine(Arrays, Gradients, Blocks, Networks):
         self.state_is_clean(name)
 
     def attempt(self, plan, trouble, amount):
-        """Whether act did what it should, and its result."""
+        """Returns (True if `act` completed, its result)."""
         if plan.fails:
             try:
                 plan.act()
@@ -118,7 +117,7 @@ class Machine(Arrays, Gradients, Blocks, Networks):
             return False, None
 
     def tell_where(self, error):
-        """Where in the package Python was when it failed."""
+        """Logs the line of the package that raised."""
         frames = traceback.extract_tb(error.__traceback__)
         found = [frame for frame in frames if frame.filename.startswith(PACKAGE)] or frames
         if self.log:
@@ -127,7 +126,7 @@ class Machine(Arrays, Gradients, Blocks, Networks):
 
     @staticmethod
     def short_of_memory(act, amount):
-        nd.waitall()  # the failure is not to meet what was queued before
+        nd.waitall()  # the failure must not hit earlier work
         _core._memory_free_kept()
         _core._memory_fail_after(1 + int(amount**2 * 150), 1 + int(amount * 1000) % 3)
         try:
@@ -139,8 +138,8 @@ class Machine(Arrays, Gradients, Blocks, Networks):
 
     @staticmethod
     def interrupted_at_place(act, amount):
-        """At the n-th place where Python runs handlers of signals within the package: where a
-        function begins, behind a call."""
+        """Interrupts at the n-th point of the package's code where Python runs signal handlers:
+        function entry and return from a C call."""
         left = 1 + int(amount**2 * 300)
 
         def watch(frame, event, _):
@@ -157,8 +156,8 @@ class Machine(Arrays, Gradients, Blocks, Networks):
             sys.setprofile(None)
 
     def interrupted(self, act, amount):
-        """By an alarm, where it happens to ring. Whatever rings later is not heard: the handler
-        stays, and nothing is called between arming it and `try`, or `finally` and disarming it."""
+        """Interrupts by an alarm at a random time. A late alarm is ignored: the handler stays
+        installed, and no call happens between arming and `try`, or `finally` and disarming."""
         signal.signal(signal.SIGALRM, self.heard)
         self.armed = True
         try:
@@ -173,7 +172,7 @@ class Machine(Arrays, Gradients, Blocks, Networks):
             raise Interrupt
 
     def adopt(self, plan):
-        """Results that are rounded: close to the model, which goes on with what was found."""
+        """Checks that rounded results are close to the model, then updates the model with them."""
         for memory, values in plan.writes:
             live = self.reader(memory)
             if live is None:
@@ -190,7 +189,7 @@ class Machine(Arrays, Gradients, Blocks, Networks):
             memory.values = memory.with_part(live.offset, found)
 
     def reader(self, memory):
-        """The live NDArray with most of a memory."""
+        """Returns the largest live NDArray of a memory."""
         readers = [
             live
             for live in self.everything()
@@ -199,7 +198,7 @@ class Machine(Arrays, Gradients, Blocks, Networks):
         return max(readers, key=lambda live: int(np.prod(live.shape)), default=None)
 
     def settle(self, plan):
-        """Behind a failure: what it would have written is as before or as planned, or cannot be
+        """Checks memory after a failure: it has the old or the planned values, or it cannot be
         read and is dropped."""
         for memory, values in plan.writes:
             new = np.array(values, "float64").ravel()
@@ -299,7 +298,7 @@ class Machine(Arrays, Gradients, Blocks, Networks):
         return live
 
     def commit_new(self, values, dtype, ctx):
-        """For a Plan whose result is one array of its own."""
+        """Returns the commit function of a Plan with one separate result array."""
         return lambda array: self.add(array, Memory(values, dtype, ctx), values.shape)
 
     def numbers(self, rng, shape, dtype="float32"):
@@ -312,10 +311,10 @@ class Machine(Arrays, Gradients, Blocks, Networks):
     def dtype(self, rng):
         return rng.choice(["float32"] * 4 + list(GRID))
 
-    # --- The rest ---------------------------------------------------------------------------------
+    # --- Other rules ------------------------------------------------------------------------------
 
     def rule_random(self, rng):
-        """A seed gives the same bits, whatever happened before and wherever they are drawn."""
+        """A seed gives the same bits on every device, independent of earlier actions."""
         if len(self.lives) >= MOST_ARRAYS:
             return None
         seed, ctx = rng.randrange(3), rng.choice(self.devices)
@@ -366,7 +365,7 @@ class Machine(Arrays, Gradients, Blocks, Networks):
         return Plan(act, fails=MemoryError)
 
     def rule_threads(self, rng):
-        """Several threads compute with what they share, and write to what they do not."""
+        """Several threads read shared arrays and write to their own."""
         lives = [
             live for live in self.arrays() if live.values.size and fits(live.values * 2, live.dtype)
         ][:4]
@@ -447,7 +446,7 @@ WEIGHTS = {
 
 
 def nd_wait_quietly():
-    """Waits for all that is queued; what failed there is known to have."""
+    """Waits for all queued work and ignores its errors, which are already known."""
     while True:
         try:
             return nd.waitall()

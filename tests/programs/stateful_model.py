@@ -1,8 +1,8 @@
-"""What `stateful.py` knows about arrays, in NumPy: memory that arrays share, and small programs of
-operators with their gradients.
+"""The NumPy model of `stateful.py`: memory that arrays share, and small programs of operators with
+their gradients.
 
-Numbers are kept on a grid (multiples of a power of two, not too large) on which float32 rounds
-nothing, so results are equal, not close.
+Values stay on a grid (bounded multiples of a power of two) on which float32 arithmetic is exact, so
+results are equal, not just close.
 """
 
 import numpy as np
@@ -10,7 +10,7 @@ import numpy as np
 import mpgluon as mx
 from mpgluon import gluon, nd
 
-# Of each dtype: binary digits behind the point, the lowest and the highest number.
+# By dtype: binary digits after the point, smallest and largest value.
 GRID = {
     "float32": (6, -4096, 4096),
     "float64": (6, -4096, 4096),
@@ -39,9 +39,9 @@ class Finding(AssertionError):
 
 
 class Plan:
-    """`act` returns what `commit` takes; `writes` are (Memory, its values afterwards). `close`: the
-    relative error that is allowed in them. `fails`: what act must raise. `after_failure`: what is
-    dropped when it failed."""
+    """`commit` receives the result of `act`. `writes` are (Memory, its values afterwards), with the
+    allowed relative error `close`. `fails` is the exception that `act` must raise. `after_failure`
+    drops invalid objects after a failure."""
 
     def __init__(
         self,
@@ -59,28 +59,28 @@ class Plan:
 
 
 class Memory:
-    """Memory that arrays share; `values` are what it should hold, flat. It is on one device, or
-    outside (`foreign`)."""
+    """Memory that arrays share; `values` are its expected contents, flat. It is on one device or
+    foreign."""
 
     def __init__(self, values, dtype, ctx):
         self.values, self.dtype, self.ctx = np.array(values, "float64").ravel(), dtype, ctx
 
     def with_part(self, offset, part):
-        """All values, with some others from `offset` on."""
+        """Returns all values with `part` written at `offset`."""
         values = self.values.copy()
         values[offset : offset + part.size] = part.ravel()
         return values
 
 
 class Live:
-    """An array that is alive, and what it should be: `shape` of the memory from `offset` on.
-    `array` is an NDArray or a NumPy array."""
+    """A live array and its expected contents: `shape` of the memory from `offset` on. `array` is an
+    NDArray or a NumPy array."""
 
     def __init__(self, array, memory, shape, offset=0):
         self.array, self.memory, self.shape, self.offset = array, memory, tuple(shape), offset
         self.grad = None  # the Live of its gradient
         self.grad_req = None
-        self.taped = False  # a result of something recorded
+        self.taped = False  # a recorded result
         self.owner = None  # the network whose parameter it is
 
     @property
@@ -98,8 +98,8 @@ class Live:
 
 
 class Value:
-    """A value within a program: its numbers, its device, and where they lie: (whose memory it is, a
-    Memory's or a Value's, and the offset)."""
+    """A value within a program: its numbers, its device and its place (the Memory or Value that
+    owns the memory, and the offset)."""
 
     def __init__(self, values, ctx, place=None):
         self.values, self.ctx = values, ctx
@@ -107,12 +107,11 @@ class Value:
 
 
 class Program:
-    """A few operators on some inputs: `steps` are (kind, numbers of values, parameter); values are
-    the inputs, then each step's result."""
+    """A few operators on some inputs: `steps` are (kind, indices of values, parameter). Values are
+    the inputs, then the result of each step."""
 
     def __init__(self, rng, inputs, dtype, devices, length):
-        """Draws one whose values all stay on the grid for inputs of these numbers: a list of
-        Live."""
+        """Draws a program whose values all stay on the grid for these inputs, a list of Live."""
         self.dtype, self.steps, self.num_inputs = dtype, [], len(inputs)
         values = self.inputs_of(inputs)
         for _ in range(length):
@@ -190,7 +189,7 @@ class Program:
     # --- The model --------------------------------------------------------------------------------
 
     def compute(self, step, values):
-        """The Value of a step; None where it is not possible."""
+        """Returns the Value of a step; None if it is impossible."""
         kind, numbers, parameter = step
         v = [values[number] for number in numbers]
         x, ctx, (root, offset) = v[0].values, v[0].ctx, v[0].place
@@ -259,7 +258,7 @@ class Program:
         )
 
     def evaluate(self, lives):
-        """All values for these inputs; None where one leaves the grid."""
+        """Returns all values for these inputs; None if one leaves the grid."""
         values = self.inputs_of(lives)
         for live in lives:
             if not fits(live.values, self.dtype):
@@ -272,7 +271,7 @@ class Program:
         return values
 
     def separate(self, lives):
-        """Leaves only results that share memory with nothing."""
+        """Keeps only results that do not share memory."""
         values = self.evaluate(lives)
         own = [number for number in self.outputs if values[number].place[0] is values[number]]
         if not own:
@@ -281,7 +280,7 @@ class Program:
         self.outputs = own
 
     def depend(self, variables):
-        """The results that are computed from inputs of these numbers."""
+        """Returns the results that depend on the inputs with these indices."""
         reached = set(variables)
         for number, (kind, numbers, _) in enumerate(self.steps, self.num_inputs):
             if kind != "detach" and reached.intersection(numbers):
@@ -291,8 +290,8 @@ class Program:
         ]
 
     def gradients(self, values, outputs, heads):
-        """For each input its gradient, None where nothing comes to it, 0 where only what is stopped
-        does; None in all where one leaves the grid."""
+        """Returns the gradient of each input: None if no gradient reaches it, 0 if only stopped
+        gradients do. Returns None if a value leaves the grid."""
         grads = [None] * len(values)
         for number, head in zip(outputs, heads):
             grads[number] = head if grads[number] is None else grads[number] + head
@@ -405,7 +404,7 @@ def whole(values):
 
 
 class ProgramBlock(gluon.HybridBlock):
-    """A program as a block; some of its inputs are captured, not arguments."""
+    """A program as a block; some of its inputs are captured instead of arguments."""
 
     def __init__(self, program, captured):
         super().__init__()
@@ -439,8 +438,8 @@ class Chain(gluon.HybridBlock):
 
 
 def chain_gradients(x, target, weights):
-    """The results of a Chain with (weight, bias) of each layer, and the gradients of half the sum
-    of squared differences."""
+    """Returns the results of a Chain with (weight, bias) of each layer, and the gradients of half
+    the sum of squared differences."""
     inputs, h = [], x
     for i, (w, b) in enumerate(weights):
         inputs.append(h)

@@ -11,13 +11,13 @@ MOST_ARRAYS, MOST_NETWORKS = 24, 2
 
 
 class Network:
-    """A Chain in training: its parameters are live arrays."""
+    """A Chain in training whose parameters are live arrays."""
 
     def __init__(self, net, weights, trainer, momentum, decay, rate):
         self.net, self.weights, self.trainer = net, weights, trainer
         self.momentum, self.decay, self.rate = momentum, decay, rate
         self.states = [np.zeros(live.shape) for pair in weights for live in pair]
-        self.step = None  # a TrainStep, and with what it was made
+        self.step = None  # a TrainStep and its arguments
         self.kind = "eager"
 
     @property
@@ -26,7 +26,7 @@ class Network:
 
 
 class Networks:
-    """The actions of a machine on them."""
+    """The actions of a machine on networks."""
 
     def rule_network(self, rng):
         if len(self.networks) >= MOST_NETWORKS:
@@ -89,7 +89,7 @@ class Networks:
         network = [self.networks.pop(number)]
 
         def act():
-            network.append(network)  # a cycle
+            network.append(network)  # creates a reference cycle
             network[0].trainer.network = network
 
         return Plan(act, text="drop", calm=True)
@@ -153,7 +153,7 @@ class Networks:
         target = self.numbers(rng, (rows, network.params[-1].shape[0]))
         weights = [(w.values, b.values) for w, b in network.weights]
         _, grads = chain_gradients(x, target, weights)
-        # L2Loss is half the mean over the row's elements of the squares.
+        # L2Loss is half the mean of squares over a row.
         grads = [g / target.shape[1] for pair in grads for g in pair]
         states, new = [], []
         for live, grad, state in zip(network.params, grads, network.states):
@@ -207,11 +207,11 @@ class Networks:
 
 
 def near_zero(x, weights):
-    """How near the inputs of the ReLUs come to zero, where rounding decides; not for exact
-    zeros."""
+    """Yields the smallest absolute input of each ReLU, because rounding decides near zero; skips
+    exact zeros."""
     h = x
     for w, b in weights[:-1]:
-        # Products of multiples of 1/64 are multiples of 1/4096: float32 rounds no sum below 4096.
+        # Products of multiples of 1/64 are multiples of 1/4096: float32 sums below 4096 are exact.
         on_grid = all(fits(part, "float32") for part in (h, w, b))
         exact = on_grid and float((abs(h) @ abs(w).T + abs(b)).max()) < 4096
         h = h @ w.T + b

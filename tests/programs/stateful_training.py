@@ -1,14 +1,14 @@
 """Random orders of events over a training run, compared with a model of the training state.
 
-A program is a list of events: backward passes and steps; events that change training on purpose
-(zero_grad, another grad_req, rate or Trainer, rollbacks); and neutral ones, which move, cast, save,
-load or copy the state and must not change a bit of it. Each program runs three times: as it is;
-without the neutral events, on one device, which must give the same bits; and in NumPy, by the
-table in docs/internals/training-state.md.
+A program is a list of events: backward passes and steps; events that intentionally change training
+(zero_grad, a new grad_req, rate or Trainer, rollbacks); and neutral events, which move, cast, save,
+load or copy the state and must not change a bit of it. Each program runs three times: unchanged;
+without the neutral events, on one device, which must give the same bits; and in NumPy, following
+the table in docs/internals/training-state.md.
 
     python -m programs.stateful_training --seconds 60 --seed 7    (in the folder tests)
 
-prints a program, with as few events as still fail, for whatever is found.
+prints the smallest failing program for each failure.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ OPTIMIZERS = {
 }
 MODELED = ("sgd", "momentum", "adam", "adagrad")
 NEUTRAL = ("place", "reset_ctx", "replicate", "cast", "checkpoint", "states", "copy", "hybridize")
-EVENTS = {  # with their weights
+EVENTS = {  # probability weights
     "backward": 10,
     "step": 8,
     "overflow": 1,
@@ -62,7 +62,7 @@ EVENTS = {  # with their weights
 
 
 def draw_program(draw: random.Random, length: int = 24) -> tuple[dict, list]:
-    """A configuration, and a list of (event, its numbers)."""
+    """Returns a configuration and a list of (event, its random number)."""
     config = {
         "optimizer": draw.choice(list(OPTIMIZERS)),
         "accumulate": draw.choice([1, 1, 2, 3]),
@@ -81,7 +81,7 @@ def draw_program(draw: random.Random, length: int = 24) -> tuple[dict, list]:
 
 
 class Training:
-    """A network and a Trainer that take events."""
+    """A network and a Trainer that process events."""
 
     def __init__(self, config: dict, folder: str) -> None:
         self.config, self.folder = config, folder
@@ -119,7 +119,7 @@ class Training:
         return trainer
 
     def remake(self):
-        """Another network and Trainer with the settings of these."""
+        """Replaces the network and Trainer with new ones of the same settings."""
         old = self.net
         self.net = self.network()
         for param, former in zip(self.net.collect_params().values(), old.collect_params().values()):
@@ -131,7 +131,7 @@ class Training:
             self.net.hybridize(exact=True)
 
     def do(self, name: str, number: int) -> str | None:
-        """Does an event; returns the kind of its error, if it is one that may be."""
+        """Performs an event; returns the kind of its error if it is an expected one."""
         try:
             with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
                 warnings.simplefilter("ignore")
@@ -220,7 +220,7 @@ class Training:
 
     def reset_ctx(self, number):
         if number % 2:
-            self.net.place(mx.cpu(0))  # what was placed computes on one device again
+            self.net.place(mx.cpu(0))  # undoes the placement
         self.net[number % 2].collect_params().reset_ctx(self.net[number % 2].weight.list_ctx())
 
     def replicate(self, number):
@@ -266,7 +266,7 @@ class Training:
         self.net.hybridize(self.hybridized, exact=True)
 
     def seen(self) -> list:
-        """Weights, and gradients that a later event may use."""
+        """Returns weights and the gradients that a later event may use."""
         found = []
         for param in self.net.collect_params().values():
             ctx = param.list_ctx()[0]
@@ -285,7 +285,7 @@ def batch(number: int) -> np.ndarray:
 
 
 class Model:
-    """The same in NumPy: plain dicts, copied as a whole."""
+    """The same training in NumPy with plain data that is copied as a whole."""
 
     def __init__(self, config: dict, weights: list) -> None:
         self.config, self.passes, self.slot = config, 0, None
@@ -428,7 +428,7 @@ def _name(event):
 
 
 def fault_of(config: dict, events: list) -> str | None:
-    """What a program shows that is wrong, or None."""
+    """Returns the first fault of a program, or None."""
     with tempfile.TemporaryDirectory() as first, tempfile.TemporaryDirectory() as second:
         plain = Training({**config, "shard": False}, first)
         model = Model(config, plain.seen()[::2])
@@ -481,7 +481,7 @@ def _differs(one, other, tolerance):
 
 
 def checked(config: dict, events: list) -> str | None:
-    """`fault_of`, in which an unexpected error is a fault, too."""
+    """Returns `fault_of`; an unexpected exception is also a fault."""
     try:
         return fault_of(config, events)
     except Exception as error:
@@ -489,7 +489,7 @@ def checked(config: dict, events: list) -> str | None:
 
 
 def smallest(config: dict, events: list) -> tuple[dict, list]:
-    """A failing program with as few events and settings as still fail."""
+    """Returns the failing program with as few events and settings as possible."""
     for name, plain in (("clip", False), ("scaled", False), ("schedule", False), ("shard", False)):
         if config[name] and checked({**config, name: plain}, events):
             config = {**config, name: plain}
@@ -507,8 +507,8 @@ def smallest(config: dict, events: list) -> tuple[dict, list]:
 
 
 def hunt(seconds: float, seed: int) -> int:
-    """Runs programs for a while, until one fails, which is printed as the smallest program that
-    fails; the number of findings."""
+    """Runs programs for a time or until one fails, which is printed in its smallest failing form;
+    returns the number of failures."""
     end, number = time.monotonic() + seconds, 0
     while time.monotonic() < end:
         draw = random.Random(f"{seed} {number}")

@@ -1,5 +1,5 @@
-"""A user's program that type checkers accept in their strict modes: blocks, losses, data sets,
-schedules, metrics, initializers and optimizers of one's own."""
+"""A user's program that type checkers accept in strict mode: custom blocks, losses, data sets,
+schedules, metrics, initializers and optimizers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mpgluon.ndarray import NDArray
 
 
 class Net(gluon.HybridBlock):
-    """Children, and a parameter of its own."""
+    """A block with children and its own parameter."""
 
     def __init__(self, hidden: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -26,21 +26,21 @@ class Net(gluon.HybridBlock):
 
 
 class Two(gluon.HybridBlock):
-    """Several inputs and outputs."""
+    """A block with several inputs and outputs."""
 
     def hybrid_forward(self, F: Any, a: NDArray, b: NDArray) -> tuple[NDArray, NDArray]:
         return b, a
 
 
 class Plain(gluon.Block):
-    """A forward with an argument of another kind."""
+    """A block whose forward has an argument that is not an array."""
 
     def forward(self, x: NDArray, times: int = 3) -> NDArray:
         return x * times
 
 
 class Noisy(nn.Dense):
-    """A layer's own computation, with more."""
+    """A subclass that extends a layer's computation."""
 
     def hybrid_forward(
         self, F: Any, x: NDArray, weight: NDArray, bias: NDArray | None = None

@@ -1,1 +1,1 @@
-"""What tests/programs/gpu_check.py is made of."""
+"""Parts of tests/programs/gpu_check.py."""

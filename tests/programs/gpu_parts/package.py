@@ -1,5 +1,5 @@
-"""How mpgluon comes onto the machine: by a wheel that was made beforehand (tools/gpu_wheel.py), or
-from the sources. Neither touches the Python's own packages."""
+"""Installation of mpgluon from a prebuilt wheel (tools/gpu_wheel.py) or from the sources. Neither
+changes the packages of the Python installation."""
 
 import glob
 import importlib.util
@@ -12,7 +12,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.a
 
 
 def tool(name):
-    """A module of the folder tools."""
+    """Imports a module of the folder tools."""
     sys.path.insert(0, os.path.join(ROOT, "tools"))
     try:
         return importlib.import_module(name)
@@ -21,7 +21,7 @@ def tool(name):
 
 
 def fits(wheel):
-    """Whether this Python can use a wheel, by its name."""
+    """True if this Python can use a wheel, according to its name."""
     python, abi, platform = os.path.basename(wheel).removesuffix(".whl").split("-")[-3:]
     own = "cp{}{}".format(*sys.version_info)
     threads = "t" if sysconfig.get_config_var("Py_GIL_DISABLED") else ""
@@ -40,8 +40,8 @@ def older(pythons):
 
 
 def choose(given):
-    """(path of the wheel to install, None; or None, why there is none). `given` is a wheel or a
-    folder of some."""
+    """Returns (path of the wheel to install, None), or (None, the reason). `given` is a wheel or a
+    folder of wheels."""
     if not given:
         return None, "no wheel was given"
     if os.path.isdir(given):
@@ -70,7 +70,7 @@ def stale(path):
 
 
 def unpack(wheel, site):
-    """Installs a wheel: a wheel without scripts is an archive of what belongs into the folder."""
+    """Installs a wheel by extraction, which suffices for a wheel without scripts."""
     with zipfile.ZipFile(wheel) as archive:
         for name in archive.namelist():
             if ".data/" not in name:
@@ -78,7 +78,7 @@ def unpack(wheel, site):
 
 
 def carried(given, site):
-    """Unpacks the packages beside a wheel that this Python lacks; their names."""
+    """Unpacks the packages next to a wheel that this Python lacks; returns their names."""
     folder = given if given and os.path.isdir(given) else os.path.dirname(given or "")
     found = []
     for path in sorted(glob.glob(os.path.join(folder, "packages", "*.whl"))) if given else []:

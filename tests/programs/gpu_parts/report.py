@@ -1,11 +1,11 @@
-"""What a check has found, as Markdown."""
+"""The results of a check as Markdown."""
 
 import re
 
 
 def count(text):
-    """How pytest -v says its tests ended, also where it was stopped; and the names of those that
-    failed."""
+    """Returns counts of test outcomes in the output of pytest -v, complete or not, and the names of
+    the failed tests."""
     ended = re.findall(r"^(\S+::.*?) (PASSED|FAILED|ERROR|SKIPPED|XFAIL)\b", text, re.M)
     counts = {
         key: sum(1 for _, how in ended if how == how_said)
@@ -25,7 +25,7 @@ def unfinished(text):
 
 
 def report(results):
-    """Markdown lines."""
+    """Yields Markdown lines."""
     machine, card = results["machine"], results["machine"].get("card")
     title = "GPU check" if results["do"] == "check" else "GPU suites"
     yield f"# {title} of {results['date']}\n"
@@ -55,7 +55,7 @@ def installed(package):
 
 
 def measured(found):
-    """The table of the cases."""
+    """Yields the table of the cases."""
     from on_gpu.cases import BY_NAME, CASES
 
     yield "| case | mpgluon | PyTorch | rate against it | wanted | of the product's rate |"
@@ -71,7 +71,7 @@ def measured(found):
 
 
 def suites(found):
-    """The table of the tests, a line for each file and number of GPUs."""
+    """Yields the table of the tests, a line for each file and number of GPUs."""
     yield "| suite | GPUs | passed | failed | skipped |"
     yield "| --- | --- | --- | --- | --- |"
     sums = {}

@@ -1,4 +1,4 @@
-"""Processes with a limit of time and a log each."""
+"""Processes with a time limit and a log each."""
 
 import os
 import signal
@@ -8,21 +8,21 @@ import time
 
 
 class Runner:
-    """Runs commands until `end`. A log of each is in the folder `logs`."""
+    """Runs commands until `end`, each with a log in the folder `logs`."""
 
     def __init__(self, logs, end, environment):
         self.logs, self.end, self.environment = logs, end, environment
         self.running, self.stopping = set(), False
         os.makedirs(logs, exist_ok=True)
-        for name in os.listdir(logs):  # of an earlier check
+        for name in os.listdir(logs):  # logs of an earlier check
             os.remove(os.path.join(logs, name))
 
     def left(self):
         return self.end - time.monotonic()
 
     def run(self, name, command, limit, cwd, **settings):
-        """(exit status, None where it was stopped; seconds; the log's text). The whole process
-        group is stopped."""
+        """Runs a command; returns its exit status (None if it was killed), the seconds and the
+        log. At the time limit, the whole process group is killed."""
         limit, begin = min(limit, self.left()), time.monotonic()
         path = os.path.join(self.logs, name + ".log")
         with open(path, "w") as log:
@@ -59,16 +59,16 @@ class Runner:
             self.running.discard(process.pid)
 
     def stop(self):
-        """Ends all that runs, and what begins from now on."""
+        """Kills all running commands and all that start later."""
         self.stopping = True
         for pid in list(self.running):
             try:
                 os.killpg(pid, signal.SIGKILL)
             except ProcessLookupError:
-                pass  # it has just ended
+                pass  # it ended in the meantime
 
     def pack(self, path):
-        """All logs so far, as one archive."""
+        """Writes all logs so far to one archive."""
         with tarfile.open(path + ".new", "w:xz") as archive:
             for name in sorted(os.listdir(self.logs)):
                 archive.add(os.path.join(self.logs, name), arcname=name)

@@ -1,8 +1,8 @@
 """A small GPT over two devices, as a new user writes it from the docs.
 
 It has a head tied to the embedding, a captured mask and captured positions, a pipelined
-`TrainStep`, bfloat16 by AMP, clipping, a schedule of learning rates, dropout, and a checkpoint from
-which a second program goes on.
+`TrainStep`, bfloat16 by AMP, clipping, a learning rate schedule, dropout, and a checkpoint from
+which a second program resumes.
 """
 
 import numpy as np
@@ -97,7 +97,7 @@ def make(devices):
 
 
 def main(directory, devices):
-    """The mean losses of steps in one program, and of the same steps in two programs, with a
+    """Returns the mean losses of steps in one program, and of the same steps in two programs with a
     checkpoint between them."""
     amp.init("bfloat16")
     try:

@@ -2,7 +2,7 @@
 from the docs.
 
 It has sequences of different lengths, accumulated steps, a frozen embedding, states carried from
-batch to batch, a learning rate by factors, placement in the middle of training, and export.
+batch to batch, a learning rate by factors, placement during training, and export.
 """
 
 import os
@@ -17,7 +17,7 @@ VOCABULARY, WIDTH, SAMPLES, LENGTH = 11, 8, 4, 12
 
 
 class Model(gluon.HybridBlock):
-    """(steps, samples) of tokens and the states before them to scores and the states after."""
+    """Maps (steps, samples) tokens and the previous states to scores and new states."""
 
     def __init__(self):
         super().__init__(prefix="lm_")
@@ -32,7 +32,7 @@ class Model(gluon.HybridBlock):
 
 
 class Scores(gluon.HybridBlock):
-    """The model from states of zeros, for export."""
+    """The model with zero initial states, for export."""
 
     def __init__(self, model):
         super().__init__(prefix="scores_")
@@ -43,7 +43,7 @@ class Scores(gluon.HybridBlock):
 
 
 def data(number):
-    """Tokens, the next tokens, and which of them count."""
+    """Returns tokens, the next tokens and their mask."""
     draw = np.random.RandomState(number)
     tokens = draw.randint(0, VOCABULARY, (LENGTH + 1, SAMPLES))
     lengths = draw.randint(LENGTH // 2, LENGTH + 1, SAMPLES)
@@ -72,7 +72,7 @@ def train(pipelined, devices, folder=None):
     states = model.lstm.begin_state(SAMPLES, ctx=devices[0])
     losses = []
     for number in range(6):
-        if number == 4:  # after two updates: the other way round
+        if number == 4:  # swaps the devices after two updates
             model.place({"embedding|lstm": devices[1], "output": devices[0]}, verbose=False)
             states = [state.as_in_context(devices[1]) for state in states]
         first = devices[0] if number < 4 else devices[1]

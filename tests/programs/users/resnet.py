@@ -1,8 +1,8 @@
 """A residual network on a mesh of replicas and stages, as a new user writes it from the docs.
 
-It trains first on one device and is then placed on the mesh, with BatchNorm statistics, updates
-divided among the replicas, another batch size, recomputed layers, and weights saved and loaded on
-one device.
+It trains on one device and is then placed on the mesh, with BatchNorm statistics, updates sharded
+among the replicas, a different batch size, recomputed layers, and weights saved and loaded on one
+device.
 """
 
 import os
@@ -76,7 +76,7 @@ def train_on_mesh(net, trainer, loss, mesh, steps, rows):
 
 
 def main(folder, devices):
-    """The losses, and predictions on the mesh and of the weights on one device."""
+    """Returns the losses and the predictions on the mesh and on one device."""
     net, loss = make(), gluon.loss.SoftmaxCrossEntropyLoss()
     net.initialize(mx.init.Xavier())
     net.hybridize()
