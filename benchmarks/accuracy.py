@@ -1,13 +1,13 @@
-"""Errors beside PyTorch's, both of float32, against results of float64.
+"""Float32 errors of mpgluon and PyTorch against float64 results.
 
     python benchmarks/accuracy.py                          everything, a few minutes
-    python benchmarks/accuracy.py --parts functions,sums   some of it
-    python benchmarks/accuracy.py --limit 2                fails where one is above twice PyTorch's
+    python benchmarks/accuracy.py --parts functions,sums   only some parts
+    python benchmarks/accuracy.py --limit 2                fails if an error exceeds twice PyTorch's
 
-Functions: the largest error in units of the last place (of the exact result as float32), over
-samples of all magnitudes whose results are finite and normal numbers. Everything else: the largest
-error, relative to the largest exact result, or, where results have no common scale, to each; the
-parts say which. A row without a figure of PyTorch's has no counterpart there.
+For functions, the largest error in units in the last place (of the exact result as float32), over
+samples of all magnitudes whose results are finite and normal numbers. For all others, the largest
+error relative to the largest exact result or, if results have no common scale, to each result; the
+parts state which. A row without a PyTorch value has no counterpart there.
 """
 
 import argparse
@@ -40,19 +40,19 @@ def ulps(result, exact, where=None):
 
 
 def relative(result, exact):
-    """To the largest result."""
+    """Error relative to the largest result."""
     result, exact = np.asarray(result, "float64"), np.asarray(exact, "float64")
     return float(np.max(np.abs(result - exact)) / max(np.max(np.abs(exact)), 1e-300))
 
 
 def each(result, exact):
-    """To each result."""
+    """Largest error relative to each result."""
     result, exact = np.asarray(result, "float64"), np.asarray(exact, "float64")
     return float(np.max(np.abs(result - exact) / np.abs(exact)))
 
 
 def samples(low, high, count=300000, seed=0):
-    """Of [low, high]: half of them evenly, half evenly by exponent."""
+    """Samples of [low, high], half distributed uniformly and half uniformly by exponent."""
     random = np.random.RandomState(seed)
     even = random.uniform(max(low, -100), min(high, 100), count)
     largest = max(abs(low), abs(high))
@@ -80,7 +80,7 @@ def _functions():
     def softrelu(x):
         return np.logaddexp(0, x)
 
-    table = [  # name, ours, PyTorch's, exact, range
+    table = [  # name, mpgluon, PyTorch, exact, range
         ("exp", nd.exp, torch.exp, np.exp, -104, 89),
         ("expm1", nd.expm1, torch.expm1, np.expm1, -104, 89),
         ("log", nd.log, torch.log, np.log, 1e-38, BIG),
@@ -163,8 +163,8 @@ def functions():
 
 @part
 def gradients():
-    """Of functions of one number, for arguments of [-3, 3] or what of them the function has:
-    elsewhere both lose digits to cancellation."""
+    """Gradients of unary functions on [-3, 3] or the part in the function's domain; elsewhere both
+    lose digits to cancellation."""
     table, _ = _functions()
     for name, ours, theirs, _, low, high in table:
         if theirs is None or name == "erfinv":
@@ -287,8 +287,8 @@ def products():
 
 
 def _layer(title, arrays, ours, theirs, names=("output", "gradient"), seed=3):
-    """Rows for a layer's output and the gradients of its inputs; `theirs` takes tensors of any
-    dtype."""
+    """Returns rows for a layer's output and the gradients of its inputs; `theirs` accepts tensors
+    of any dtype."""
     arrays = [np.asarray(a, "float32") for a in arrays]
     inputs = [nd.array(a) for a in arrays]
     for a in inputs:
@@ -411,7 +411,7 @@ def convolutions():
                 + (f" x {scale:g}" if scale != 1 else "")
                 + (", exact" if mode else "")
             )
-            layout = torch.contiguous_format if mode else torch.channels_last  # as ours is compiled
+            layout = torch.contiguous_format if mode else torch.channels_last  # mpgluon's layout
             yield from _layer(
                 title,
                 [x, w],

@@ -1,16 +1,16 @@
-"""mpgluon against its peers, measured in one run.
+"""Compares mpgluon with other libraries in one run.
 
     python benchmarks/bench.py [--cases mlp,gpt] [--threads 2,1] [--rounds 5] [--json FILE [--add]]
     [--mxnet-python PYTHON]
 
-Every contender lives in a process of its own and they take turns, case by case and round by round,
-so that whatever else the machine does hits all of them; the best round of each counts. A large
-product is measured beside every case: it shows the machine's peak at that time. Memory is measured
-apart, in a fresh process per case and contender. Peers that are not installed are left out: PyTorch
-2.13 in this environment, MXNet 1.9.1 by --mxnet-python (it needs an environment of its own, with
-mxnet==1.9.1 and numpy==1.23.5 on Python 3.11).
+Every contender runs in a separate process. They take turns case by case and round by round, so that
+other load on the machine affects all of them; the best round of each counts. A large matrix product
+is measured with every case and shows the machine's peak at that time. Memory is measured
+separately, in a fresh process per case and contender. Libraries that are not installed are skipped:
+PyTorch 2.13 in this environment, MXNet 1.9.1 by --mxnet-python (it needs a separate environment
+with mxnet==1.9.1 and numpy==1.23.5 on Python 3.11).
 
-The JSON: {"machine": text, "libraries": {name: version}, "cases": {case: {threads: {"seconds":
+JSON format: {"machine": text, "libraries": {name: version}, "cases": {case: {threads: {"seconds":
 {library: s}, "peak": {library: s}}}}, "memory": {case: {library: {"imported": bytes, "peak": bytes,
 "pools": bytes}}}}.
 """
@@ -45,7 +45,7 @@ def keep_least(best, key, seconds):
 
 
 def measure_speed(figures, case, contenders, arguments):
-    """Adds to what is there already: the least of all runs."""
+    """Updates the figures with the minimum of old and new runs."""
     taking_part = [c for c in contenders if not case.threads or c.threads in case.threads]
     rows = figures["cases"].setdefault(case.name, {})
     for round_number in range(arguments.rounds):

@@ -1,18 +1,18 @@
-"""What a compiled call costs: in the calling thread until its work is handed over, until its first
-kernel begins, and until the call returns.
+"""The cost of a compiled call: the time in the calling thread until its work is submitted, until
+its first kernel starts, and until the call returns.
 
     python benchmarks/call_cost.py
 
-Chains of elementwise ops on 8x8 arrays, against the numbers of ops, parameters, devices, inputs and
-outputs; the devices are idle before each call. Medians of many calls, in microseconds:
+Measures chains of elementwise ops on 8x8 arrays by the number of ops, parameters, devices, inputs
+and outputs. The devices are idle before each call. Medians of many calls, in microseconds:
 
 - handed over: Python and C of the calling thread, until the first device could see its work, or
-  until the first kernel where the call runs in this thread
-- kernel, awake: until the first kernel begins, the worker having worked a moment ago
-- kernel, asleep: the same after a pause, so that the system has to wake the worker's thread; below
-  the table is what that costs by itself
-- returns: until the call returns, the worker awake
-- allocations for bookkeeping, the least of all calls
+  until the first kernel if the call runs in this thread
+- kernel, awake: until the first kernel starts, with a recently active worker
+- kernel, asleep: the same after a pause, so that the system must wake the worker's thread; the cost
+  of waking alone is below the table
+- returns: until the call returns, with an active worker
+- allocations for bookkeeping, the minimum of all calls
 """
 
 import ctypes
@@ -27,12 +27,12 @@ from mpgluon import _core, autograd, gluon, nd
 
 ROUNDS = 100
 MANY = 1 << 40
-PAUSE = 300e-6  # after which workers sleep
+PAUSE = 300e-6  # workers sleep after this time
 
 
 class Chain(gluon.HybridBlock):
-    """`ops` elementwise ops on a row, every other one with the next of `params` parameters, over
-    devices in turn."""
+    """A chain of `ops` elementwise ops, every second one with the next of `params` parameters,
+    alternating over the devices."""
 
     def __init__(self, ops, params, devices=1, outputs=1):
         super().__init__()
@@ -78,8 +78,8 @@ def medians(samples):
 
 
 def timed(call, prepare, devices, rest):
-    """Seconds until the work was handed over, and to the first kernel, per call; `rest` comes
-    before each."""
+    """Returns the seconds per call until the work was submitted and until the first kernel; runs
+    `rest` before each call."""
     handed, first = [], []
     for _ in range(ROUNDS):
         state = prepare()
@@ -108,7 +108,7 @@ def timed(call, prepare, devices, rest):
 
 
 def returns(call, prepare, rest):
-    """Seconds until a call returns, per call, and the least number of allocations."""
+    """Returns the seconds per call until it returns, and the minimum number of allocations."""
     total, made = [], []
     for _ in range(ROUNDS):
         state = prepare()
@@ -158,8 +158,8 @@ FUTEX, WAIT, WAKE, WORD, WOKEN = 202, 0, 1, 0, 8
 
 
 def wake_floor():
-    """Medians of what waking another process that sleeps at a futex takes: until it runs, and of
-    this thread."""
+    """Returns medians for waking a process that sleeps at a futex: the time until it runs, and the
+    time of this thread."""
     shared = mmap.mmap(-1, 4096)
     address = ctypes.addressof(ctypes.c_char.from_buffer(shared))
     syscall = ctypes.CDLL(None).syscall

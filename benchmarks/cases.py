@@ -1,4 +1,4 @@
-"""What is measured: the cases, in words and numbers."""
+"""Descriptions of the benchmark cases."""
 
 from typing import NamedTuple
 
@@ -8,12 +8,12 @@ import sizes
 class Case(NamedTuple):
     name: str
     title: str
-    flops: int = 0  # of products and convolutions, one step; 0: not what bounds it
-    items: int = 0  # what one step handles, and their unit; 0: the time is told
+    flops: int = 0  # of products and convolutions per step; 0 if they are not the bound
+    items: int = 0  # items per step, counted in `unit`; 0 reports the time
     unit: str = ""
     training: bool = False
-    threads: tuple = ()  # only with so many threads per device
-    against: str = ""  # the case whose figures with as many threads this one is held against
+    threads: tuple = ()  # only these numbers of threads per device
+    against: str = ""  # the case to compare with at the same number of threads
 
 
 LANGUAGE_MODEL_WORDS = sizes.LSTM_TIME * sizes.LSTM_BATCH
@@ -86,4 +86,4 @@ CASES = (
     ),
 )
 BY_NAME = {case.name: case for case in CASES}
-PEAK = "sgemm"  # the case that shows what the machine can do
+PEAK = "sgemm"  # the case that measures the machine's peak

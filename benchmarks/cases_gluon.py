@@ -1,4 +1,4 @@
-"""The benchmark cases in Gluon: the same code for mpgluon and for MXNet, given as `mx`.
+"""The benchmark cases in Gluon: the same code for mpgluon and MXNet, passed as `mx`.
 
 A case is a function returning (step function, function that waits for all results).
 """
@@ -10,7 +10,7 @@ from models_gluon import make_models
 
 
 class Cases:
-    """The cases, over a package with MXNet's API."""
+    """The cases for a package with MXNet's API."""
 
     def __init__(self, mx):
         self.mx, self.nd, self.gluon = mx, mx.nd, mx.gluon
@@ -72,7 +72,7 @@ class Cases:
         return lambda: self.nd.softmax(x), self.nd.waitall
 
     def differentiated(self, function, *shapes):
-        """Forward and backward of a hybridized function of arrays."""
+        """Runs forward and backward of a hybridized function of arrays."""
         net = self.hybridized(self.gluon.nn.HybridLambda(function))
         inputs, head = [self.normal(*shape) for shape in shapes], self.nd.ones(shapes[0])
         for x in inputs:
@@ -212,7 +212,7 @@ class Cases:
             sizes.GPT_LENGTH,
         )
         words = self.integers(sizes.GPT_VOCABULARY, (sizes.GPT_BATCH, sizes.GPT_LENGTH))
-        # Adam with decay takes the same passes over memory as the AdamW of the PyTorch case, which
+        # Adam with decay makes the same passes over memory as the AdamW of the PyTorch case, which
         # MXNet does not have.
         return self.training(
             self.hybridized(net),
@@ -246,6 +246,6 @@ NAMES = (
 
 
 def make_cases(mx):
-    """The cases by name."""
+    """Returns the cases by name."""
     cases = Cases(mx)
     return {name: getattr(cases, name) for name in NAMES}

@@ -1,5 +1,5 @@
-"""Seconds to trace and compile networks, forward and backward, against their number of layers;
-planned bytes against the lower bound.
+"""Measures the seconds to trace and compile networks, forward and backward, by number of layers,
+and planned bytes relative to the lower bound.
 
     python benchmarks/compile_time.py
 """

@@ -1,4 +1,4 @@
-"""The processes that are measured."""
+"""The measured processes."""
 
 import json
 import os
@@ -9,14 +9,14 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 def environment():
-    """The environment of a process that runs a module of this folder, wherever it starts: what is
-    beside it there, as the sources of mpgluon, is not imported."""
+    """Returns the environment of a process that runs a module of this folder from any working
+    directory. Modules in that directory, for instance the sources of mpgluon, are not imported."""
     paths = [HERE, *filter(None, [os.environ.get("PYTHONPATH")])]
     return dict(os.environ, PYTHONPATH=os.pathsep.join(paths), PYTHONSAFEPATH="1")
 
 
 class Contender:
-    """A process of serve.py. `version` is None where the library is not installed."""
+    """A process of serve.py. `version` is None if the library is not installed."""
 
     def __init__(self, library, threads, python, module):
         self.library, self.threads = library, threads
@@ -46,7 +46,7 @@ class Contender:
 
 
 def libraries(mxnet_python):
-    """(name, interpreter, module) of each contender; ours first."""
+    """Returns (name, interpreter, module) of each contender, mpgluon first."""
     found = [
         ("mpgluon", sys.executable, "work_mpgluon"),
         ("PyTorch", sys.executable, "work_pytorch"),

@@ -1,12 +1,12 @@
-"""What `mx.parallel.dashboard` costs a training step: steps with it and without it, in turns.
+"""The cost of `mx.parallel.dashboard` for a training step: alternating steps with and without it.
 
     python benchmarks/dashboard.py
 
-A pipeline of two stages over two devices, whose steps read their losses. Each turn is a few steps
-without a dashboard and as many in one, whose lines go to a terminal that keeps nothing; the order
-changes from turn to turn. Printed are the least and the median milliseconds of a step of both, and
-their ratios; CPU seconds of the process, which others on the machine do not change as much; and the
-CPU seconds of the dashboard's own threads, of the wall time.
+A pipeline of two stages over two devices, whose steps read their losses. Each turn has a few steps
+without a dashboard and as many with one, which writes to a terminal that discards its output; the
+order alternates. It prints the minimum and median milliseconds per step of both and their ratios;
+CPU seconds of the process, which other load on the machine affects less; and the CPU seconds of the
+dashboard's own threads relative to the wall time.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from mpgluon.gluon import nn
 
 
 class Terminal(io.StringIO):
-    """A terminal that keeps nothing."""
+    """A terminal that discards its output."""
 
     def isatty(self):
         return True
@@ -30,7 +30,7 @@ class Terminal(io.StringIO):
 
 
 def training(units, layers, rows):
-    """A function that trains for a step and waits for the losses."""
+    """Returns a function that trains for a step and waits for the losses."""
     net = nn.HybridSequential()
     for _ in range(layers):
         net.add(nn.Dense(units, activation="relu", in_units=units))
@@ -44,7 +44,7 @@ def training(units, layers, rows):
 
 
 def seconds_of(step, steps, board=None):
-    """Wall and CPU seconds of each of a few steps."""
+    """Returns wall and CPU seconds of each of a few steps."""
     found = []
     for _ in range(steps):
         wall, used = time.perf_counter(), time.process_time()
@@ -57,7 +57,7 @@ def seconds_of(step, steps, board=None):
 
 
 def main():
-    """Measures and prints."""
+    """Measures and prints the results."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--turns", type=int, default=10)
     parser.add_argument("--steps", type=int, default=20, help="steps of each way in a turn")

@@ -1,10 +1,10 @@
-"""Samples per second that a DataLoader delivers, beside PyTorch's, with the same data and
-transforms: JPEG files that Pillow decodes, random crops of 224 x 224, flips, normalised floats;
-and arrays that are in memory. And images per second that `image.imdecode` decodes, beside Pillow.
+"""Samples per second of a DataLoader compared with PyTorch's, with the same data and transforms:
+JPEG files decoded by Pillow, random crops of 224 x 224, flips and normalized floats; and arrays in
+memory. Also images per second of `image.imdecode` compared with Pillow.
 
     python benchmarks/dataloader.py [--images N] [--rounds N] [--workers 0 1 2]
 
-The two take turns, and the best round of each counts.
+The two libraries take turns, and the best round of each counts.
 """
 
 import argparse
@@ -28,7 +28,7 @@ SIZE = 224
 
 
 def write_images(folder, count):
-    """Files of 500 x 375, with a pattern and noise, of two classes."""
+    """Writes images of 500 x 375 of two classes with a pattern and noise."""
     rng = np.random.RandomState(0)
     y, x = np.mgrid[0:375, 0:500]
     for i in range(count):
@@ -40,7 +40,7 @@ def write_images(folder, count):
 
 
 class TorchImages(torch.utils.data.Dataset):
-    """The files, with the transforms in Pillow and PyTorch."""
+    """The image files with transforms in Pillow and PyTorch."""
 
     def __init__(self, items):
         self.items = items
@@ -88,7 +88,7 @@ def per_second(loader):
 
 
 def decoded(path, rounds):
-    """Images per second of imdecode, and of Pillow."""
+    """Returns images per second of imdecode and of Pillow."""
     with open(path, "rb") as file:
         data = file.read()
     ways = (

@@ -1,12 +1,12 @@
-"""One case on a GPU (on_gpu/cases.py), mpgluon's against PyTorch's: a line of JSON for each
-contender that has it, as soon as it is measured.
+"""One case on a GPU (on_gpu/cases.py), mpgluon against PyTorch: prints a line of JSON for each
+contender that has the case, as soon as it is measured.
 
     python benchmarks/gpu.py CASE [--seconds 5] [--limit 90] [--libraries mpgluon,PyTorch]
 
-{"case": name, "library": "mpgluon", "version": text, "seconds": of a step, "prepared": seconds
-until the first was measured} or, where it failed, {"case", "library", "error": the end of what it
-said}. Each lives in a process of its own, the one after the other, and has the GPU to itself.
-`make gpu-check` runs all of them.
+{"case": name, "library": "mpgluon", "version": text, "seconds": per step, "prepared": seconds
+until the first measured step} or, on failure, {"case", "library", "error": the end of its output}.
+The contenders run one after the other in separate processes, each with the GPU to itself.
+`make gpu-check` runs all cases.
 """
 
 import argparse
@@ -52,7 +52,7 @@ def measure(case, library, seconds, limit):
             prepared = prepared or time.monotonic() - begin
         process.stdin.close()
     except (BrokenPipeError, json.JSONDecodeError):
-        pass  # it died; why is below
+        pass  # it died; the reason is reported below
     code = process.wait()
     in_time = late.is_alive()
     late.cancel()

@@ -1,11 +1,11 @@
-"""Loops of 1,000 steps of mpgluon, MXNet and PyTorch: milliseconds for a prediction and for a
+"""Loops of 1,000 steps in mpgluon, MXNet and PyTorch: milliseconds of a prediction and of a
 training step.
 
     python benchmarks/loops.py [--mxnet-python PYTHON] [--rounds 3]
 
-A step is `tanh(dot(s, w) + b + x)`, batch 8, 32 units; `while_loop` looks at its condition in each.
-"branch" is a foreach whose steps have a `cond`, "nested" one of 50 steps around one of 20.
-Contenders are processes of their own and take turns; the least of all rounds counts.
+A step is `tanh(dot(s, w) + b + x)`, batch 8, 32 units; `while_loop` evaluates its condition in
+each. "branch" is a foreach whose steps contain a `cond`, "nested" one of 50 steps around one of 20.
+Contenders are separate processes that take turns; the minimum of all rounds counts.
 """
 
 import argparse
@@ -21,7 +21,8 @@ TIMES, SECONDS = 4, 1.0
 
 
 def gluon_cases(mx, hybridized):
-    """The cases of mpgluon and MXNet, whose programs are the same: kind -> (predict, train)."""
+    """Returns the cases of mpgluon and MXNet, which have the same programs: kind -> (predict,
+    train)."""
     from_numpy, record = mx.nd.array, mx.autograd.record
 
     class Loop(mx.gluon.HybridBlock):
@@ -123,7 +124,7 @@ def torch_cases():
 
 
 def work(contender):
-    """Least milliseconds by kind, printed as JSON."""
+    """Prints the minimum milliseconds by kind as JSON."""
     if contender.startswith("PyTorch"):
         case = torch_cases()
     elif contender.startswith("MXNet"):
@@ -141,7 +142,7 @@ def work(contender):
             try:
                 call()
                 call()
-            except Exception as error:  # another library's limit
+            except Exception as error:  # a limit of another library
                 print(
                     f"{contender}, {kind}: {str(error).strip().splitlines()[-1]}", file=sys.stderr
                 )

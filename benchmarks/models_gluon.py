@@ -1,11 +1,11 @@
-"""The benchmarks' models in Gluon: the same code for mpgluon and for MXNet, given as `mx`. Sizes
-are in sizes.py."""
+"""The benchmarks' models in Gluon: the same code for mpgluon and MXNet, passed as `mx`. Sizes are
+in sizes.py."""
 
 import sizes
 
 
 def make_models(mx):
-    """A dictionary of the model classes and functions: name -> what makes a block."""
+    """Returns a dict of model classes and functions that create a block."""
     gluon = mx.gluon
     nn, rnn = gluon.nn, gluon.rnn
 
@@ -19,8 +19,8 @@ def make_models(mx):
         return net
 
     class LanguageModel(gluon.HybridBlock):
-        """Embedding, `layers` LSTM layers, decoder; (time, batch) words to (time, batch,
-        vocabulary)."""
+        """Embedding, `layers` LSTM layers and decoder. Maps (time, batch) words to (time, batch,
+        vocabulary) scores."""
 
         def __init__(self, vocabulary, units, layers, **kwargs):
             super().__init__(**kwargs)
@@ -34,7 +34,7 @@ def make_models(mx):
             return self.decoder(out)
 
     class SplitLanguageModel(gluon.HybridBlock):
-        """The language model of two layers, the first half on cpu(0), the second on cpu(1)."""
+        """The language model of two layers with the first half on cpu(0), the second on cpu(1)."""
 
         def __init__(self, vocabulary, units, **kwargs):
             super().__init__(**kwargs)
@@ -59,7 +59,7 @@ def make_models(mx):
             return self.decoder(out)
 
     class Residual(gluon.HybridBlock):
-        """Two 3x3 convolutions and what goes around them, as in the first version of ResNet."""
+        """Two 3x3 convolutions and the shortcut, as in the first version of ResNet."""
 
         def __init__(self, inputs, channels, stride, **kwargs):
             super().__init__(**kwargs)
@@ -86,8 +86,8 @@ def make_models(mx):
             )
 
     def resnet(blocks, channels, classes):
-        """A ResNet of residual blocks of two convolutions: `blocks` of them in each stage of
-        `channels`."""
+        """Returns a ResNet with residual blocks of two convolutions, `blocks` of them in each stage
+        of `channels`."""
         net = nn.HybridSequential()
         net.add(
             nn.Conv2D(channels[0], 7, 2, 3, use_bias=False, in_channels=3),
@@ -107,7 +107,7 @@ def make_models(mx):
         return resnet((2, 2, 2, 2), sizes.RESNET_CHANNELS, sizes.RESNET_CLASSES)
 
     class Attention(gluon.HybridBlock):
-        """Causal self-attention of `heads` heads, written out in elementary ops."""
+        """Causal self-attention of `heads` heads in elementary ops."""
 
         def __init__(self, units, heads, length, **kwargs):
             super().__init__(**kwargs)
@@ -148,7 +148,7 @@ def make_models(mx):
             return self.out(F.reshape(joined, (0, 0, -3)))
 
     class TransformerLayer(gluon.HybridBlock):
-        """Normalised attention and a normalised network of two layers, each added to its input."""
+        """Pre-norm attention and a pre-norm network of two layers, each added to its input."""
 
         def __init__(self, units, heads, length, **kwargs):
             super().__init__(**kwargs)
@@ -164,7 +164,8 @@ def make_models(mx):
             return x + self.narrow(F.LeakyReLU(self.widen(self.norm2(x)), act_type="gelu"))
 
     class GPT(gluon.HybridBlock):
-        """A causal transformer; (batch, length) words to (batch, length, vocabulary)."""
+        """A causal transformer. Maps (batch, length) words to (batch, length, vocabulary)
+        scores."""
 
         def __init__(self, vocabulary, units, heads, layers, length, **kwargs):
             super().__init__(**kwargs)

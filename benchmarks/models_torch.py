@@ -92,7 +92,7 @@ class Bottleneck(nn.Module):
 
 
 def resnet_bottleneck(blocks, width, classes):
-    """(3, 4, 6, 3), 64: ResNet-50."""
+    """Returns a ResNet; (3, 4, 6, 3) blocks of width 64 are ResNet-50."""
     layers, inputs = (
         [
             nn.Conv2d(3, width, 7, 2, 3, bias=False),

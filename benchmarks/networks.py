@@ -1,5 +1,5 @@
-"""Networks of the usual shapes, for measuring the compiler: each function returns (block, inputs)
-on one device."""
+"""Common networks for measuring the compiler. Each function returns (block, inputs) on one
+device."""
 
 from mpgluon import gluon, nd
 from mpgluon.gluon import nn, rnn
@@ -64,7 +64,7 @@ class Bottleneck(gluon.HybridBlock):
 
 
 def resnet(stages=(3, 4, 6, 3), width=64, size=64, batch=2, classes=1000):
-    """(3, 4, 6, 3): ResNet-50."""
+    """Returns a ResNet; the stages (3, 4, 6, 3) are ResNet-50."""
     layers, in_channels = [convolution(width, 3, 7, 2), nn.MaxPool2D(3, 2, 1)], width
     for number, blocks in enumerate(stages):
         channels = width * 4 * 2 ** min(number, 3)
@@ -138,7 +138,7 @@ def gpt(layers=24, vocab=512, width=64, heads=4, time=64, batch=2, dropout=0.1):
 
 
 class Inception(gluon.HybridBlock):
-    """Branches of 1x1, 3x3, 5x5 and pooled convolutions, side by side."""
+    """Parallel branches of 1x1, 3x3, 5x5 and pooled convolutions."""
 
     def __init__(self, in_channels, channels, **kwargs):
         super().__init__(**kwargs)

@@ -1,10 +1,10 @@
-"""Single ops of mpgluon against PyTorch's: microseconds of each, and their ratio.
+"""Single ops of mpgluon against PyTorch: microseconds of each and their ratio.
 
     python benchmarks/ops.py [--threads 2] [--rounds 5] [--only WORDS ...] [--above 1.2] [--json
     FILE [--add]]
 
-Two processes take turns, op by op and round by round; the least time of all rounds counts, as
-whatever else the machine does only adds to it. The cases are those of single_ops/cases.py.
+Two processes take turns op by op and round by round. The minimum time of all rounds counts, because
+other load on the machine only adds to it. The cases are those of single_ops/cases.py.
 """
 
 import argparse
@@ -24,18 +24,18 @@ MODULES = {"mpgluon": "single_ops.in_mpgluon", "PyTorch": "single_ops.in_pytorch
 
 
 def measure(case, contenders, rounds, seconds):
-    """Least seconds of each contender."""
+    """Returns the minimum seconds of each contender."""
     times = [[] for _ in contenders]
     for _ in range(rounds):
         for contender, own in zip(contenders, times):
-            # The threads of the other spin for some milliseconds behind their last op
+            # The other library's threads spin for some milliseconds after their last op
             time.sleep(0.02)
             own.append(contender.ask(time=case.name, seconds=seconds))
     return [min(own) for own in times]
 
 
 def table(rows):
-    """Markdown lines of (name, us of ours, us of PyTorch, ratio)."""
+    """Yields Markdown lines of (name, us of mpgluon, us of PyTorch, ratio)."""
     yield "| op | us | PyTorch | ratio |"
     yield "| --- | --: | --: | --: |"
     for name, ours, theirs, ratio in rows:
@@ -43,7 +43,7 @@ def table(rows):
 
 
 def groups(rows):
-    """Markdown lines of the ratios of each group."""
+    """Yields Markdown lines with the ratios of each group."""
     yield "| group | cases | median ratio | largest |"
     yield "| --- | --: | --: | --: |"
     ratios = {}

@@ -1,12 +1,12 @@
-"""Pipelines on two CPU devices with a thread each, against the ideal: what two independent
-trainings of the whole network, one on each device at the same time and with batches of a
-micro-batch's size, make together, times M / (M + n - 1).
+"""Pipelines on two CPU devices with a thread each, relative to the ideal throughput. The ideal is
+the total of two independent trainings of the whole network, one on each device at the same time
+with batches of a micro-batch's size, times M / (M + n - 1).
 
     python benchmarks/pipelines.py [--rounds N] [--cases transformer,mlp,lstm] [--json FILE]
 
-Ours run in one process. Beside them, where it is installed, PyTorch trains the same networks:
-transformer and MLP by torch.distributed.pipelining in two processes with a thread each, the LSTM in
-one process with two threads. Contenders take turns, and the best round of each counts. The JSON:
+mpgluon runs in one process. If installed, PyTorch trains the same networks: transformer and MLP by
+torch.distributed.pipelining in two processes with a thread each, the LSTM in one process with two
+threads. Contenders take turns, and the best round of each counts. JSON format:
 {"machine": text, "libraries": {name: version}, "cases": {case: {contender: {"ms": t, ...}}}}.
 """
 
@@ -32,7 +32,7 @@ DEVICES = [mx.cpu(0), mx.cpu(1)]
 
 
 class Halves(gluon.HybridBlock):
-    """Layers, the first half on one device and the second on another."""
+    """Layers with the first half on one device and the second on another."""
 
     def __init__(self, layers, contexts):
         super().__init__()
@@ -52,7 +52,7 @@ class Halves(gluon.HybridBlock):
 
 
 def transformer_layers():
-    """Those of a GPT, without its embeddings and output."""
+    """Returns the layers of a GPT without its embeddings and output."""
     return list(
         make_models(mx)["GPT"](
             8, sizes.STAGED_UNITS, sizes.STAGED_HEADS, sizes.STAGED_LAYERS, sizes.STAGED_LENGTH
@@ -100,8 +100,8 @@ def square_loss(out, *_):
 
 
 def take_turns(contenders, shortest, seconds):
-    """Runs the contenders call by call for so many seconds each; keeps the shortest of each one's
-    calls."""
+    """Runs the contenders alternately, call by call, for `seconds` each; updates the shortest call
+    of each."""
     end = time.perf_counter() + seconds * len(contenders)
     while time.perf_counter() < end:
         for name, run in contenders.items():
@@ -116,8 +116,8 @@ def trainer_of(net):
 
 
 def batchwise(make, pieces):
-    """Contenders of a pipeline along the batch: name -> function that trains one batch; all do the
-    same work."""
+    """Returns the contenders of a pipeline along the batch: name -> function that trains one batch.
+    All do the same work."""
     contenders = {}
     alone = []
     for ctx in DEVICES:
@@ -125,7 +125,7 @@ def batchwise(make, pieces):
         net.hybridize()
         alone.append((net, trainer_of(net), nd.ones((shape[0] // pieces, *shape[1:]), ctx=ctx)))
 
-    def independent():  # together they train two batches
+    def independent():  # both together train two batches
         for _ in range(pieces):
             for net, trainer, x in alone:
                 with autograd.record():
@@ -200,7 +200,7 @@ PEERS = {"transformer": ("gpipe", "1f1b"), "mlp": ("gpipe", "1f1b"), "lstm": ("2
 
 
 def peers():
-    """PyTorch: threads of a process -> the process."""
+    """Returns PyTorch's contenders by threads per process."""
     found = {}
     for threads in (1, 2):
         peer = Contender("PyTorch", threads, sys.executable, "work_pytorch_distributed")
@@ -211,17 +211,17 @@ def peers():
 
 
 def measure(case, rounds, seconds, others):
-    """Figures of all contenders of a case."""
+    """Returns the figures of all contenders of a case."""
     contenders = CASES[case]()
     theirs = {f"PyTorch, {kind}": kind for kind in (PEERS[case] if others else ())}
     shortest = dict.fromkeys([*contenders, *theirs], float("inf"))
-    take_turns(contenders, dict(shortest), 0.5)  # compiles and settles
+    take_turns(contenders, dict(shortest), 0.5)  # compiles and warms up
     for _ in range(rounds):
         take_turns(contenders, shortest, seconds)
         for name, kind in theirs.items():
             peer = others[2 if kind == "2 threads" else 1]
             shortest[name] = min(shortest[name], peer.ask(time=f"{case}, {kind}", seconds=seconds))
-    ideal = 2 / shortest["independent"] * PIECES / (PIECES + len(DEVICES) - 1)  # batches a second
+    ideal = 2 / shortest["independent"] * PIECES / (PIECES + len(DEVICES) - 1)  # batches per second
     figures = {
         "independent": {"ms": shortest.pop("independent") * 1e3},
         "ideal": {"ms": 1e3 / ideal},
@@ -235,7 +235,7 @@ def measure(case, rounds, seconds, others):
 
 
 def table(case, figures):
-    """Markdown lines."""
+    """Yields Markdown lines."""
     yield (
         f"{case}: two independent trainings {figures['independent']['ms']:.1f} ms for two batches; "
         f"the ideal of a pipeline is {figures['ideal']['ms']:.1f} ms a batch"

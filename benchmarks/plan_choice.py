@@ -1,22 +1,21 @@
-"""The planner's choice against all contiguous splits, each measured: how far the choice is from the
-best, and the prediction from what was measured.
+"""The planner's choice against all contiguous splits, all measured: the distance of the choice from
+the best, and of the prediction from the measurement.
 
     python benchmarks/plan_choice.py [--cases mlp,transformer,convolutions] [--seconds S] [--wide]
     [--keep FILE] [--json FILE]
 
-Two CPU devices with a thread each. All splits of the layers over the two devices run with the
-number of micro-batches and the schedule of the plan; the choice, where it is one of them, is
-measured as that one. In every round each of them has a turn, in an order that is drawn anew: steps
-that warm up what the former left cold, then steps that count, the quickest of them. Within a round
-times are divided by each other, and over the rounds the median of the ratios counts. From the
-fourth round on only those go on that were within 15% of the choice. The prediction is held against
-the choice running alone, between the rounds. With --wide the choice is also held against all other
-schedules and numbers of micro-batches for its placement. Memory is predicted beside what the
-devices held at most in a step.
+Uses two CPU devices with a thread each. All splits of the layers over the two devices run with the
+plan's number of micro-batches and schedule; if the choice is one of them, it is measured as that
+split. Each round gives each split a turn in a new random order: warm-up steps for cold caches, then
+timed steps, of which the fastest counts. Times are divided by each other within a round, and the
+median of these ratios over the rounds counts. From the fourth round on, only splits within 15% of
+the choice continue. The prediction is compared with the choice running alone between the rounds.
+With --wide the choice is also compared with all other schedules and numbers of micro-batches for
+its placement. Predicted memory is compared with the peak of each device in a step.
 
-With --keep, plans and rounds are kept in a file, and the next call goes on where the last one
-stopped (with the plans made then): a long measurement can be made in pieces. Each call takes about
-S seconds in all for its cases, and the results are of all calls.
+With --keep, plans and rounds are saved to a file, and the next call continues with these plans, so
+that a long measurement can be split. Each call takes about S seconds in total for its cases, and
+the results cover all calls.
 """
 
 import argparse
@@ -27,7 +26,7 @@ import random
 import statistics
 import time
 
-# Sets the number of threads: first.
+# Must be first, because it sets the number of threads.
 from pipelines import DEVICES, square_loss, trainer_of, transformer_layers
 
 # isort: split
@@ -47,7 +46,7 @@ def chain(*layers):
 
 
 def mlp():
-    """Layers of very different sizes."""
+    """Returns layers of very different sizes."""
     return chain(
         *[
             nn.Dense(units, activation="relu")
@@ -63,7 +62,8 @@ def transformer():
 
 
 def convolutions():
-    """Large pictures and few channels in front, small ones and many behind."""
+    """Returns convolutions with large images and few channels first, and small images and many
+    channels last."""
     layers = []
     for channels, stride in ((16, 1), (32, 2), (64, 2), (64, 1), (128, 2), (128, 1)):
         layers.append(nn.Conv2D(channels, 3, stride, 1, activation="relu"))
@@ -72,18 +72,18 @@ def convolutions():
 
 SCHEDULES = ["gpipe", "1f1b", "zero_bubble"]
 CASES = {"mlp": mlp, "transformer": transformer, "convolutions": convolutions}
-ALL, NEAR = 3, 1.15  # rounds that all take part in, and how near to the choice are those that go on
-# Steps of a turn, those that count at least, and for how long at least
+ALL, NEAR = 3, 1.15  # rounds of all splits, then the ratio limit
+# Per turn: warm-up steps, minimum number of timed steps, minimum seconds of timed steps
 WARM, TIMED, SECONDS = (
     1,
     3,
     0.05,
 )
-ALONE = 1.0  # seconds, at least, that the choice runs alone for, each time
+ALONE = 1.0  # minimum seconds of the choice running alone
 
 
 class Contender:
-    """A placement with a form, ready to be run."""
+    """A placement with its micro-batches and schedule, ready to run."""
 
     def __init__(self, case, made, x, places, form):
         self.net, _ = CASES[case]()
@@ -116,9 +116,9 @@ class Contender:
         return min(taken)
 
     def bytes(self):
-        """[predicted, measured] of each device: parameters, gradients and states of this network,
-        and the most that a step takes beside."""
-        gc.collect()  # what planning has left would be freed, and counted, within the step
+        """Returns [predicted, measured] of each device: parameters, gradients and states of this
+        network plus the peak of a step."""
+        gc.collect()  # garbage of the planning would otherwise be freed and counted in the step
         nd.waitall()
         before = {ctx: mx.context.memory_stats(ctx)["in_use"] for ctx in DEVICES}
         for ctx in DEVICES:
@@ -146,7 +146,7 @@ def name_of(places, form, own):
 
 
 def contenders_of(made, wide):
-    """(places, form) by name, the choice first."""
+    """Returns (places, form) by name, the choice first."""
     own, count = (made.micro_batches, made.schedule), len(made.placement)
     chosen = tuple(DEVICES.index(ctx) for ctx in made.placement.values())
     every = [(chosen, own)] + [
@@ -158,7 +158,7 @@ def contenders_of(made, wide):
 
 
 def measure(case, kept, seconds, wide):
-    """Goes on with the rounds of a case: ``kept`` has what was measured before."""
+    """Continues the rounds of a case; ``kept`` has the earlier measurements."""
     end = time.perf_counter() + seconds
     net, shape = CASES[case]()
     x = nd.random.normal(shape=shape)
@@ -208,7 +208,7 @@ def measure(case, kept, seconds, wide):
 
 
 def alone(contender):
-    """Seconds of the quickest step, while it runs for some time."""
+    """Returns the seconds of the fastest step while the contender runs alone."""
     taken, end = [], time.perf_counter() + ALONE
     while time.perf_counter() < end or len(taken) < 5:
         taken.append(contender.seconds())
@@ -216,8 +216,7 @@ def alone(contender):
 
 
 def ratios(kept, choice):
-    """For each contender, its time in parts of the choice's, in each round in which it took
-    part."""
+    """Returns each contender's time relative to the choice's in each of its rounds."""
     found = {}
     for one in kept["rounds"]:
         for key, taken in one.items():

@@ -1,4 +1,4 @@
-"""Tables of what was measured. `figures` is what bench.py writes as JSON: see bench.py."""
+"""Tables of the measurements. `figures` is the JSON that bench.py writes; see there."""
 
 from cases import BY_NAME, CASES, PEAK
 
@@ -15,7 +15,7 @@ def rate(case, seconds):
 
 
 def peak(row, devices=1):
-    """The most floating-point operations per second that any library's large product made beside
+    """Returns the peak floating-point operations per second of any library's large product during
     this case."""
     return BY_NAME[PEAK].flops / min(row["peak"].values()) * devices if row.get("peak") else 0
 
@@ -68,7 +68,7 @@ def memory_table(figures):
 
 
 def tables(figures):
-    """Markdown, as in docs/benchmarks.md."""
+    """Yields Markdown as in docs/benchmarks.md."""
     counts = sorted({int(c) for rows in figures["cases"].values() for c in rows}, reverse=True)
     for threads in counts:
         peaks = [

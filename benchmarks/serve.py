@@ -1,10 +1,10 @@
-"""What every contender does: announce its version, then do what each line of standard input asks
-for.
+"""The server loop of every contender: announces its version, then answers each line of standard
+input.
 
-A line is a JSON object, and so is the answer. {"time": case, "seconds": s} asks for seconds per
-step, the least over repetitions that together take about s ({"apart": true}: without the wait for
-results); {"memory": case, "steps": n} for the memory that n steps take, in a process that has done
-nothing else; the answer is null for a case that the contender does not have.
+Requests and answers are JSON objects, one per line. {"time": case, "seconds": s} returns seconds
+per step, the minimum over repetitions that take about s in total ({"apart": true} excludes the wait
+for results). {"memory": case, "steps": n} returns the memory of n steps in a process without other
+work. The answer is null for a case that the contender does not have.
 """
 
 import json
@@ -16,14 +16,14 @@ from cases import PEAK
 
 
 def resident():
-    """(resident bytes now, most there ever were) of this process."""
+    """Returns (current, peak) resident bytes of this process."""
     with open("/proc/self/status") as f:
         values = dict(line.split(":", 1) for line in f)
     return tuple(int(values[key].split()[0]) * 1024 for key in ("VmRSS", "VmHWM"))
 
 
 def warm_up(function, wait, span):
-    """Compiles and settles; the calls that take about `span` seconds together, one at least."""
+    """Warms up; returns the number of calls that take about `span` seconds, at least one."""
     function()
     wait()
     start = time.perf_counter()
@@ -33,8 +33,8 @@ def warm_up(function, wait, span):
 
 
 def best(function, wait, count, seconds, apart=False):
-    """Seconds per call: the least over repetitions of `count` calls and one wait for their results,
-    two repetitions at least. `apart`: the wait is not counted."""
+    """Returns the seconds per call: the minimum over at least two repetitions of `count` calls and
+    one wait for their results. `apart` excludes the wait."""
     least, spent, repetitions = float("inf"), 0.0, 0
     while repetitions < 2 or spent < seconds:
         start = time.perf_counter()
@@ -61,11 +61,11 @@ def measure_memory(make, steps, pools):
 
 
 def serve(version, cases, pools=None, span=0.02):
-    """`cases`: name -> function returning (step function, wait function), called once, when the
-    case is first asked for. `pools`: a function that tells the most bytes the library's own pools
-    have had in use, where it knows. `span`: seconds that calls without a wait between take."""
+    """Answers requests. `cases` maps names to functions that return (step function, wait function),
+    called once at the first request. `pools` returns the peak bytes in use of the library's own
+    pools, if known. `span` is the duration of calls without a wait in between, in seconds."""
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print is no answer
+    os.dup2(2, 1)  # output of libraries must not mix with answers
     print(json.dumps(version), file=answers, flush=True)
     made = {}
     for line in sys.stdin:
@@ -77,7 +77,7 @@ def serve(version, cases, pools=None, span=0.02):
             answer = measure_memory(cases[case], request["steps"], pools)
         else:
             if case not in made:
-                # One case at a time holds memory
+                # Only one case at a time holds memory
                 made = {kept: made[kept] for kept in made if kept == PEAK}
                 function, wait = cases[case]()
                 made[case] = function, wait, warm_up(function, wait, span)

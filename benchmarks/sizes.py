@@ -1,8 +1,8 @@
-"""The sizes of the benchmarks' models, and the floating-point operations that follow from them.
+"""The sizes of the benchmarks' models and the floating-point operations that follow from them.
 
-A multiplication with its addition counts as two operations; only products and convolutions count.
-Training takes the gradients of weights and of inputs besides, each as much work as the forward
-product, but no gradient of data that nothing needs.
+A multiply-add counts as two operations; only matrix products and convolutions count. Training adds
+the gradients of weights and of inputs, each with the cost of the forward product, but no gradients
+of data that are not needed.
 """
 
 SGEMM = 2048
@@ -23,8 +23,8 @@ GPT_VOCABULARY, GPT_UNITS, GPT_HEADS, GPT_LAYERS, GPT_LENGTH, GPT_BATCH = 5000, 
 STAGED_PIECES = 8  # micro-batches of pipelines
 STAGED_UNITS, STAGED_HEADS, STAGED_LAYERS, STAGED_LENGTH, STAGED_BATCH = 256, 8, 6, 128, 16
 STAGED_SHAPE = STAGED_BATCH, STAGED_LENGTH, STAGED_UNITS
-# Two halves of six layers with equal work: the first layer needs no gradient of its input, and has
-# half as much more input instead.
+# Two halves of six layers with equal work: the first layer needs no gradient of its input, so its
+# input is half as large again.
 STAGED_MLP, STAGED_MLP_BATCH = (1536, *[1024] * 12), 1024
 
 
@@ -49,7 +49,7 @@ def lstm_deep():
 
 
 def resnet18_forward(batch):
-    """(operations of the first convolution, of all the rest), forward."""
+    """Returns (operations of the first convolution, of all others) of a forward pass."""
     side = RESNET_IMAGE // 2
     first = 2 * side * side * RESNET_CHANNELS[0] * 3 * 49
     side //= 2
@@ -57,7 +57,7 @@ def resnet18_forward(batch):
     for stage, channels in enumerate(RESNET_CHANNELS):
         if stage:
             side //= 2
-            rest += 2 * side * side * channels * inputs  # the 1x1 convolution around
+            rest += 2 * side * side * channels * inputs  # the 1x1 convolution of the shortcut
         rest += 2 * side * side * channels * 9 * (inputs + 3 * channels)
         inputs = channels
     rest += 2 * inputs * RESNET_CLASSES
@@ -70,7 +70,8 @@ def resnet18_training():
 
 
 def gpt_training():
-    """Attention counts what a causal mask leaves: for each place itself and all before it."""
+    """Attention counts only the pairs that a causal mask keeps: each position with itself and all
+    earlier positions."""
     words = GPT_BATCH * GPT_LENGTH
     products = words * 2 * (GPT_LAYERS * 12 * GPT_UNITS * GPT_UNITS + GPT_UNITS * GPT_VOCABULARY)
     attention = GPT_LAYERS * GPT_BATCH * 2 * 2 * (GPT_LENGTH * (GPT_LENGTH + 1) // 2) * GPT_UNITS

@@ -11,7 +11,7 @@ mx.context.set_threads(int(sys.argv[1]))
 
 
 def pools():
-    """Bytes the devices' pools have had in use at most, together."""
+    """Returns the peak bytes in use of all devices' pools together."""
     return sum(
         mx.context.memory_stats(ctx)["peak_in_use"] for ctx, _ in mx.context.opened_devices()
     )

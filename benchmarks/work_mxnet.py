@@ -13,5 +13,5 @@ from cases_gluon import make_cases
 
 mx.random.seed(0)
 cases = make_cases(mx)
-del cases["lstm_lm_two_devices"]  # what MXNet can't do
+del cases["lstm_lm_two_devices"]  # not possible in MXNet
 serve(f"MXNet {mx.__version__}", cases)

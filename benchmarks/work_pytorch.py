@@ -18,7 +18,7 @@ torch.set_num_threads(int(sys.argv[1]))
 
 
 def nothing():
-    """PyTorch's CPU ops have ended when they return."""
+    """Does not wait, because PyTorch's CPU ops are synchronous."""
 
 
 def training(net, inputs, target, optimizer):

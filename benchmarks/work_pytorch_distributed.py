@@ -1,8 +1,8 @@
-"""PyTorch's side of what several devices train: in two processes with gloo between them, each with
-as many threads as asked for, halves of a network by torch.distributed.pipelining and replicas of
-one by DistributedDataParallel; and a recurrent network in one process.
+"""PyTorch's part of the multi-device training benchmarks. Two processes with gloo, each with the
+requested number of threads, train halves of a network by torch.distributed.pipelining or replicas
+by DistributedDataParallel. A recurrent network trains in one process.
 
-    # serves, as serve.py says
+    # serves requests as in serve.py
     python benchmarks/work_pytorch_distributed.py THREADS
     # the second process, started by the first
     python benchmarks/work_pytorch_distributed.py THREADS CASE WAY PORT
@@ -54,7 +54,7 @@ NETWORKS = {"transformer": transformer, "mlp": mlp}
 
 
 class Half:
-    """One of the two processes' part of a pipeline."""
+    """The part of one of the two processes in a pipeline."""
 
     def __init__(self, rank, case, schedule):
         layers, shape = NETWORKS[case]()
@@ -70,14 +70,14 @@ class Half:
     def train(self):
         self.optimizer.zero_grad()
         if self.rank:
-            self.schedule.step(target=self.x)  # the loss has no use for it
+            self.schedule.step(target=self.x)  # the loss ignores the target
         else:
             self.schedule.step(self.x)
         self.optimizer.step()
 
 
 class Replica:
-    """One of the two processes' copy of a network, which trains half a batch."""
+    """The copy of a network in one of the two processes, which trains half a batch."""
 
     def __init__(self, rank, case, way):
         net = resnet18().to(memory_format=torch.channels_last)
@@ -99,7 +99,7 @@ CASES["resnet18, replicas"] = Replica
 
 
 class Process:
-    """One of the two; the first says what is done."""
+    """One of the two processes; the first one sends the commands."""
 
     def __init__(self, rank, case, way, port):
         os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
@@ -128,7 +128,8 @@ class Process:
 
 
 class Pair:
-    """A case; what it starts ends with the next case or the process."""
+    """The parent's view of a case; its child process ends with the next case or with this
+    process."""
 
     running = None
 

@@ -1,4 +1,4 @@
-"""The cases of gpu.py: what is compared, and what it must show."""
+"""The cases of gpu.py, their comparison and its required ratio."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,18 +10,18 @@ from on_gpu import sizes
 class Case:
     name: str
     title: str
-    wanted: float | None = None  # our rate against PyTorch's, or another case's, at least
-    against: str = ""  # the case of ours that it is compared with; "": PyTorch
+    wanted: float | None = None  # minimum rate relative to PyTorch or `against`
+    against: str = ""  # the mpgluon case to compare with; "" means PyTorch
     flops: Callable = lambda: 0
-    items: int = 0  # a step's
+    items: int = 0  # per step
     unit: str = ""
     dtype: str = "bfloat16"
-    settings: tuple = ()  # environment of ours
-    apart: bool = False  # the wait for results is not counted
+    settings: tuple = ()  # environment of mpgluon
+    apart: bool = False  # excludes the wait for results
 
 
 GPT_WORDS = sizes.GPT_BATCH * sizes.GPT_LENGTH
-CASES = [  # what matters first
+CASES = [  # most important first
     Case("product", f"product of {sizes.PRODUCT}x{sizes.PRODUCT} in bfloat16", flops=sizes.product),
     Case(
         "gpt",

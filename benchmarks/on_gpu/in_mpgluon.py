@@ -1,4 +1,4 @@
-"""The GPU's cases in mpgluon."""
+"""The GPU cases in mpgluon."""
 
 import numpy as np
 
@@ -71,7 +71,7 @@ def mean_cross_entropy(out, target):
 
 
 def training(net, inputs, target, optimizer, **settings):
-    """Forward, mean cross entropy, backward, update of float32 copies."""
+    """Runs forward, mean cross entropy, backward and an update of float32 copies."""
     trainer = gluon.Trainer(net.collect_params(), optimizer, settings)
 
     def step():
@@ -129,8 +129,8 @@ def lstm():
 
 
 class Staged(gluon.HybridBlock):
-    """The GPT's layers dealt out over `contexts` in equal parts; the output layer has weights of
-    its own."""
+    """The GPT's layers distributed evenly over `contexts`; the output layer has separate
+    weights."""
 
     def __init__(self, contexts):
         super().__init__()

@@ -1,4 +1,4 @@
-"""The GPU's cases in PyTorch, as its users write them for speed: autocast to bfloat16, fused
+"""The GPU cases in PyTorch, written for speed as its users do: autocast to bfloat16, fused
 optimizers, channels-last, torch.compile."""
 
 import sys
@@ -19,7 +19,7 @@ if DEVICE == "cpu" and not sizes.TINY:
     sys.exit("PyTorch finds no GPU")
 torch.manual_seed(0)
 torch.set_default_device(DEVICE)
-torch.set_float32_matmul_precision("high")  # TF32 in products, as cuDNN has by default
+torch.set_float32_matmul_precision("high")  # TF32 in products, the default of cuDNN
 
 
 def wait():

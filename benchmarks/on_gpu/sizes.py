@@ -1,8 +1,7 @@
-"""What the GPU's cases train, at their full size and tiny (to try the whole without a GPU), and the
-operations that follow from it.
+"""Sizes of the GPU cases, full and tiny (to test everything without a GPU), and the operation
+counts that follow from them.
 
-GPU_CHECK_TINY=1 chooses the tiny ones. As in sizes.py a multiplication with its addition counts as
-two operations.
+GPU_CHECK_TINY=1 selects the tiny sizes. As in sizes.py, a multiply-add counts as two operations.
 """
 
 import os
@@ -14,11 +13,11 @@ def size(full, tiny):
     return tiny if TINY else full
 
 
-CHAIN = size(500, 20)  # ops one after the other
+CHAIN = size(500, 20)  # ops in a chain
 PRODUCT = size(8192, 64)
 
-# GPT-2 124M: the output layer is the embedding. Its vocabulary of 50,257 is filled up to a multiple
-# of 64, for all.
+# GPT-2 124M: the output layer is the embedding. All contenders pad its vocabulary of 50,257 to a
+# multiple of 64.
 GPT_VOCABULARY, GPT_UNITS, GPT_HEADS, GPT_LAYERS = (
     size(50304, 64),
     size(768, 16),
@@ -54,7 +53,8 @@ def gpt_training():
 
 
 def resnet_training():
-    """Every convolution thrice, the first one twice: nothing needs the gradient of the images."""
+    """Counts every convolution three times and the first twice, because the gradient of the images
+    is not computed."""
     side, inputs = RESNET_IMAGE // 2, RESNET_WIDTH
     first = 2 * side * side * RESNET_WIDTH * 3 * 49
     side //= 2

@@ -1,5 +1,5 @@
-/* What the MPI library does alone, for transfers.py: compiled by mpicc into a shared library
- * that the ranks' processes open. Each function returns seconds. */
+/* Transfers with the MPI library alone, for transfers.py. mpicc compiles this file into a shared
+ * library that the ranks' processes open. Each function returns seconds. */
 #include <mpi.h>
 #include <string.h>
 
@@ -11,7 +11,7 @@ double mpi_all_reduce(float *array, float *sum, int count, int in_place) {
   return MPI_Wtime() - begin;
 }
 
-/* One way, of messages that go back and forth between ranks 0 and 1. */
+/* Returns the one-way time of messages that travel back and forth between ranks 0 and 1. */
 double mpi_ping_pong(int bytes, int rounds) {
   static char buffer[1 << 20];
   int rank;

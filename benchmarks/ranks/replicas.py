@@ -1,10 +1,10 @@
-"""Data-parallel training of ResNet-18, a rank with a thread for each replica.
+"""Data-parallel training of ResNet-18 with a single-threaded rank per replica.
 
     mpirun -n 2 python benchmarks/ranks/replicas.py [--rounds N] [--seconds S]
 
-Alone: each rank trains its part of the batch at the same time, without sums over ranks. Beside it
-on two ranks, where it is installed, PyTorch trains the same network by DistributedDataParallel in
-two processes with gloo. Contenders take turns; the best call of each counts.
+In "alone", each rank trains its part of the batch at the same time, without sums over ranks. On two
+ranks, if installed, PyTorch trains the same network by DistributedDataParallel in two processes
+with gloo. Contenders take turns; the best call of each counts.
 """
 
 import argparse

@@ -1,12 +1,12 @@
-"""Pipelines over ranks with a thread each, against the ideal and against simulations.
+"""Pipelines over single-threaded ranks, relative to the ideal and to simulations.
 
     mpirun -n 2 python benchmarks/ranks/stages.py [--rounds N] [--seconds S]
 
-The ideal: independent trainings of the whole network, one on each rank at the same time and with
-batches of a micro-batch's size, make together so many batches a second, times M / (M + n - 1).
-Beside it on two ranks, where it is installed, torch.distributed.pipelining trains the same network
-in two processes with gloo. Contenders take turns; the best call of each counts. Last comes what
-`mx.parallel.simulate` says of the same step.
+The ideal is the total batches per second of independent trainings of the whole network, one on each
+rank at the same time with batches of a micro-batch's size, times M / (M + n - 1). On two ranks, if
+installed, torch.distributed.pipelining trains the same network in two processes with gloo.
+Contenders take turns; the best call of each counts. The last line is the prediction of
+`mx.parallel.simulate` for the same step.
 """
 
 import argparse
@@ -31,7 +31,7 @@ PIECES, SHAPE = sizes.STAGED_PIECES, sizes.STAGED_SHAPE
 
 
 class Staged(gluon.HybridBlock):
-    """Layers in equal stages, one on each device."""
+    """Layers in equal stages, one per device."""
 
     def __init__(self, contexts):
         super().__init__()
@@ -75,7 +75,7 @@ def pipelined(schedule):
 
 
 def simulated(schedule):
-    """Seconds of a step as simulated, from layers measured on as many ranks as there are cores."""
+    """Returns the simulated seconds of a step, from layers measured on as many ranks as cores."""
     net = nn.HybridSequential()
     net.add(*transformer_layers())
     net.initialize(mx.init.Xavier())

@@ -1,4 +1,4 @@
-"""What all ranks measure together: their own calls, and a contender that is no rank."""
+"""Joint measurements of all ranks: their own calls, and a contender that is not a rank."""
 
 import os
 import sys
@@ -15,7 +15,8 @@ WORLD = MPI.COMM_WORLD
 
 
 def timed(run, seconds):
-    """The shortest call, of the ranks together; they begin together and make as many calls."""
+    """Returns the shortest joint call. The ranks start each call together and make the same number
+    of calls."""
 
     def call():
         parallel.barrier()
@@ -31,7 +32,7 @@ def timed(run, seconds):
 
 
 def _start(module):
-    """On all cores of the machine: launchers bind a rank, and what it starts, to some of them."""
+    """Starts a contender on all cores; launchers bind ranks and their children to some of them."""
     bound = os.sched_getaffinity(0)
     os.sched_setaffinity(0, range(os.cpu_count()))
     try:
@@ -41,8 +42,8 @@ def _start(module):
 
 
 class Beside:
-    """A contender that rank 0 has work while the ranks sleep. All ranks make one and make the same
-    calls. `version` is None where it is not installed."""
+    """A contender that runs on behalf of rank 0 while the ranks sleep. All ranks create it and make
+    the same calls. `version` is None if it is not installed."""
 
     def __init__(self, module):
         self._contender = _start(module) if WORLD.rank == 0 else None

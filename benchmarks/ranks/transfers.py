@@ -1,6 +1,6 @@
-"""Transfers between ranks against the MPI library alone, in turns within one run: sums over ranks
-(`Trainer` with `dist_sync`), collectives between devices of ranks, and the hand-over of a stage's
-output. Needs mpicc, which the wheel of Open MPI has.
+"""Transfers between ranks against the MPI library alone, alternating within one run: sums over
+ranks (`Trainer` with `dist_sync`), collectives between devices of ranks, and the transfer of a
+stage's output. Needs mpicc, which the Open MPI wheel contains.
 
 mpirun -n 2 python benchmarks/ranks/transfers.py [--megabytes 64] [--rounds 10]
 """
@@ -26,7 +26,7 @@ WORLD = MPI.COMM_WORLD
 
 
 def mpi_alone():
-    """The library of mpi_alone.c, which rank 0 compiles."""
+    """Loads the library of mpi_alone.c, which rank 0 compiles."""
     folder = WORLD.bcast(tempfile.mkdtemp() if RANK == 0 else None)
     path = os.path.join(folder, "mpi_alone.so")
     if RANK == 0:
@@ -48,7 +48,7 @@ def timed(call):
 
 
 def sums(library, megabytes):
-    """Seconds of each way to sum: functions."""
+    """Returns functions that measure the seconds of each way to sum."""
     size = int(megabytes * 2**18)
     source, target = np.ones(size, "float32"), np.zeros(size, "float32")
     address = [array.ctypes.data_as(ctypes.c_void_p) for array in (source, target)]
@@ -77,7 +77,7 @@ def sums(library, megabytes):
 
 
 class BackAndForth(gluon.HybridBlock):
-    """Stages on ranks 0 and 1 in turns, of one small op each."""
+    """Stages of one small op each, alternating between ranks 0 and 1."""
 
     def __init__(self, hops):
         super().__init__()
@@ -90,8 +90,8 @@ class BackAndForth(gluon.HybridBlock):
 
 
 def hand_over(net, x, hops):
-    """Seconds of one hop of an array that goes back and forth, in the best of five calls: the first
-    finds the caches full of what was summed before."""
+    """Returns the seconds of one hop of an array that travels back and forth, in the best of five
+    calls, because the caches are cold in the first."""
 
     def pass_on():
         net(x)

@@ -1,8 +1,8 @@
-"""Bfloat16 against float32: products and layers beside PyTorch's, and training of whole models.
+"""Bfloat16 against float32: products and layers, also of PyTorch, and training of whole models.
 
     python benchmarks/single_ops/bfloat16.py [--threads 1] [--rounds 8] [--only layers|models]
 
-All variants of a case are in one process and take turns; the least time of all rounds counts. A
+All variants of a case run alternately in one process; the minimum time of all rounds counts. A
 model in bfloat16 is trained with multi_precision: its optimizer keeps weights in float32.
 """
 
@@ -25,13 +25,13 @@ DTYPES = ("float32", torch.float32), ("bfloat16", torch.bfloat16)
 
 
 def turns(calls, rounds):
-    """Least seconds of each call."""
+    """Returns the minimum seconds of each call."""
     best = [float("inf")] * len(calls)
     for call in calls:
         call(), call()
     for _ in range(rounds):
         for i, call in enumerate(calls):
-            time.sleep(0.005)  # threads of the other spin for a while
+            time.sleep(0.005)  # the other library's threads spin for some time
             start = time.perf_counter()
             call()
             best[i] = min(best[i], time.perf_counter() - start)

@@ -1,10 +1,10 @@
-"""What a case of cases.py is, and the shapes that several have."""
+"""The cases of cases.py and their common shapes."""
 
 from typing import NamedTuple
 
 import numpy as np
 
-# Seconds of calls before a wait: short, so that some fall between what else the machine does
+# Seconds of calls before a wait; short, so that some are not disturbed by other load
 SPAN = 5e-4
 
 
@@ -14,7 +14,7 @@ class Case(NamedTuple):
     inputs: tuple  # (name, shape, dtype) of each
     ours: str
     theirs: str
-    below: int = 100  # integers are drawn from 0 to this
+    below: int = 100  # upper bound of random integers
 
     @property
     def name(self):
@@ -22,7 +22,7 @@ class Case(NamedTuple):
 
 
 def draw(case):
-    """name -> NumPy array of each input; bfloat16 comes as float32."""
+    """Returns the NumPy array of each input by name; bfloat16 inputs are float32."""
     random, arrays = np.random.RandomState(0), {}
     for name, shape, dtype in case.inputs:
         if dtype in ("float32", "float64", "float16", "bfloat16"):
@@ -48,13 +48,13 @@ WIDE, TALL, LOW, CUBE, IMAGES = (
 
 
 def single(group, op, shape, ours, theirs, dtype="float32", where=""):
-    """A case of one array, x."""
+    """Returns a case with one array, x."""
     title = f"{op}{where}, {size(shape)}" + (f", {dtype}" if dtype != "float32" else "")
     return Case(group, title, (("x", shape, dtype),), ours, theirs)
 
 
 def pair(group, op, shapes, ours, theirs, dtype="float32"):
-    """A case of two arrays, x and y."""
+    """Returns a case with two arrays, x and y."""
     title = f"{op}, " + (
         size(shapes[0]) if shapes[0] == shapes[1] else " and ".join(size(s) for s in shapes)
     )

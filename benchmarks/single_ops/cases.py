@@ -1,9 +1,9 @@
-"""Single ops, as mpgluon and as PyTorch write them: what benchmarks/ops.py times.
+"""Single ops in mpgluon and PyTorch, which benchmarks/ops.py times.
 
 An expression is evaluated in the process of its library, with the inputs by name (x, y, ...), F
-(`mpgluon.nd` or `torch.nn.functional`) and step(function, *arrays), which is a training step:
-function's result with gradients of the arrays, of which it gives the first one's. Inputs are drawn
-alike: floats from the normal distribution, integers from 0 to 100.
+(`mpgluon.nd` or `torch.nn.functional`) and step(function, *arrays), a training step that computes
+the function and the gradients of the arrays and returns the first gradient. Both libraries use the
+same random inputs: floats from the normal distribution, integers from 0 to 100.
 """
 
 from single_ops.case import CUBE, IMAGES, LOW, TALL, WIDE, Case, pair, single, size
@@ -367,7 +367,7 @@ def products():
 
 
 def wholes():
-    """Integers, and ops that look for elements."""
+    """Yields cases of integers and of ops that search elements."""
     for dtype in ("int32", "int64", "int8", "uint8"):
         for axis in (0, 1):
             yield single(
@@ -436,13 +436,13 @@ def wholes():
 
 
 def steps():
-    """Training steps."""
+    """Yields training steps."""
     for part in (layer_norm_steps, norm_steps, axis_steps, index_steps, pooling_steps):
         yield from part()
 
 
 def layer_norms(m, n, dtype="float32"):
-    """Of an array of that shape: the forward pass, and a step."""
+    """Yields the forward pass and a training step for an array of shape (m, n)."""
     title = f"{m}x{n}" + ("" if dtype == "float32" else f", {dtype}")
     inputs = (("x", (m, n), dtype), ("g", (n,), dtype), ("b", (n,), dtype))
     theirs = f"F.layer_norm(x, ({n},), g, b)"
@@ -493,7 +493,7 @@ def norm_steps():
 
 
 def axis_steps():
-    """Softmax, reductions and scans."""
+    """Yields training steps of softmax, reductions and scans."""
     for dtype in ("float32", "float64", "float16"):
         for axis in (0, 1):
             yield single(

@@ -1,4 +1,4 @@
-"""The ops that programs use most, of small, middle and large arrays, and layers of usual shapes."""
+"""The most common ops on small, medium and large arrays, and layers of common shapes."""
 
 from single_ops.case import Case, size
 from single_ops.unary import UNARY
@@ -78,7 +78,7 @@ COMMON = {
 
 
 def shaped(group, title, shapes, dtype, ours, theirs):
-    """A case of the arrays in `shapes`; names that begin with i are of indices."""
+    """Returns a case of the arrays in `shapes`; names that begin with i are indices."""
     inputs = tuple(
         (name, shape, "int64" if name.startswith("i") else dtype) for name, shape in shapes.items()
     )
@@ -104,7 +104,7 @@ def common():
 
 
 def has(formula, name):
-    """Whether the formula reads the array."""
+    """True if the formula reads the array."""
     return name in compile(formula, "", "eval").co_names
 
 

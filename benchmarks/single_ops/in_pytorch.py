@@ -14,7 +14,7 @@ except ImportError:
 
 
 def nothing():
-    """PyTorch's CPU ops have ended when they return."""
+    """Does not wait, because PyTorch's CPU ops are synchronous."""
 
 
 def step(function, *arrays):

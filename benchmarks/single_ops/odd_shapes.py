@@ -1,4 +1,4 @@
-"""Ops at shapes that other cases miss: long thin arrays, small batches of products, ranges."""
+"""Ops at shapes that other cases omit: long thin arrays, small batches of products, ranges."""
 
 from single_ops.case import Case, pair, single
 

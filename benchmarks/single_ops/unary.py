@@ -1,4 +1,4 @@
-"""Elementwise ops of an array x: name -> ours, PyTorch's."""
+"""Elementwise ops of an array x: name -> (mpgluon, PyTorch)."""
 
 UNARY = {
     "clip": ("F.clip(x, -0.5, 0.5)", "x.clamp(-0.5, 0.5)"),
