@@ -1,5 +1,6 @@
-"""One case on a GPU (on_gpu/cases.py), mpgluon against PyTorch: prints a line of JSON for each
-contender that has the case, as soon as it is measured.
+"""Measures one case on a GPU (on_gpu/cases.py), mpgluon against PyTorch.
+
+Prints a line of JSON for each contender that has the case, as soon as it is measured:
 
     python benchmarks/gpu.py CASE [--seconds 5] [--limit 90] [--libraries mpgluon,PyTorch]
 

@@ -1,4 +1,4 @@
-"""Whether the links inside of a site lead somewhere: files, and places on pages.
+"""Checks that the internal links of a site resolve to files and anchors.
 
 python tools/check_links.py build/site
 """
@@ -10,7 +10,7 @@ from urllib.parse import unquote, urlsplit
 
 
 class Page(HTMLParser):
-    """The links of a page, and the places on it that links may name."""
+    """The links of a page and its anchors."""
 
     def __init__(self, path: str) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class Page(HTMLParser):
 
 
 def broken(site: str) -> list[str]:
-    """'PAGE: LINK' of every link that leads nowhere."""
+    """Returns 'PAGE: LINK' for every broken link."""
     pages = {}
     for folder, folders, names in os.walk(site):
         folders[:] = [name for name in folders if name != "_static"]  # the theme's templates

@@ -1,10 +1,9 @@
-"""Runs type checkers on the installed package: the examples, and a program that overrides what
-users override, are without errors (mypy); and how much of what is public has types that they know
-(basedpyright).
+"""Runs type checkers on the installed package: mypy on the examples and on a program that overrides
+the classes that users override, and basedpyright for the share of public names with known types.
 
     cd examples && python ../tools/check_types.py
 
-Both find packages as the interpreter that runs it does.
+Both find packages in the same way as the interpreter that runs this script.
 """
 
 import json
@@ -12,7 +11,7 @@ import os
 import subprocess
 import sys
 
-# Percent of public names whose types are known: raise it when there are more.
+# Percentage of public names with known types; raise it when the share grows.
 KNOWN = 100.0
 
 EXAMPLES = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", "../build/mypy", "."]
@@ -21,9 +20,9 @@ PACKAGE = ["--verifytypes", "mpgluon", "--ignoreexternal", "--outputjson"]
 
 
 def main():
-    """Runs both, and ends with an error where one finds something."""
+    """Runs both; exits with an error if one reports a problem."""
     examples = subprocess.Popen(EXAMPLES)
-    # With --verifytypes it looks for packages where the PATH's Python does.
+    # With --verifytypes, basedpyright uses the packages of the first Python on the PATH.
     path = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
     checker = [sys.executable, "-m", "basedpyright", *PACKAGE]
     ran = subprocess.run(

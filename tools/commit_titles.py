@@ -3,7 +3,7 @@
     python tools/commit_titles.py                 # the commits since FIRST
     python tools/commit_titles.py --message FILE  # a message, as a commit-msg hook
 
-History before FIRST stays as it is.
+History before FIRST is not checked.
 """
 
 import argparse
@@ -31,7 +31,7 @@ IMPERATIVE = {
 
 
 def fault(title):
-    """What is wrong with a title, or None."""
+    """Returns the fault of a title, or None."""
     if len(title) > LENGTH:
         return f"{len(title)} characters, at most {LENGTH} are allowed"
     if ";" in title:

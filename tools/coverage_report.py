@@ -1,10 +1,10 @@
-"""Says how many lines of the Python package, of the C core and of the CPU kernels were run, after
-the tests of `make coverage`.
+"""Reports the covered lines of the Python package, the C core and the CPU kernels after the tests
+of `make coverage`.
 
     .venv-asan/bin/python tools/coverage_report.py build/coverage
 
-Ends with an error where a share is below LEAST percent. The folder gets, for the files with most
-lines that were not run, their lists of lines (missing.txt).
+Exits with an error if a share is below LEAST percent. Writes missing.txt to the folder, with the
+uncovered lines of the files that have the most.
 """
 
 import collections
@@ -17,12 +17,12 @@ import sys
 LEAST = 90.0
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 LAYERS = ("csrc", "kernels/cpu")
-# Where the package was installed from, and so what lines its modules have.
+# The folder of the package, whose modules are measured.
 PACKAGE = "mpgluon"
 
 
 def python_lines(folder):
-    """{file: (lines that were run, numbers of those that were not)} of the package."""
+    """Returns {file: (number of covered lines, uncovered line numbers)} of the package."""
     import coverage
 
     data = coverage.Coverage(data_file=os.path.join(folder, "data"))
@@ -40,7 +40,7 @@ def python_lines(folder):
 
 
 def c_lines(folder):
-    """The same of the C files, by gcov. A line of a header counts once."""
+    """Returns the same for the C files, from gcov. A line of a header counts once."""
     (objects,) = glob.glob(os.path.join(ROOT, "build", "address-undefined---coverage-*"))
     path = os.path.join(folder, "c.json")
     command = [sys.executable, "-m", "gcovr", "-r", ROOT, "--json", path, objects]

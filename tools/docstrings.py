@@ -1,17 +1,17 @@
-"""A Sphinx extension: docstrings as the package writes them, as reStructuredText; and classes as
-their constructors show them.
+"""Sphinx extension that converts the package's docstrings to reStructuredText and shows classes
+with their constructors' signatures.
 
-Docstrings are NumPy's in form, and their text is plain: a name with a star is a name, not emphasis.
+Docstrings have NumPy's format with plain text: a name with a star is a name, not emphasis.
 """
 
 import inspect
 import re
 
-# What plain text means literally and reStructuredText does not: stars before names, ending
-# underscores, bars.
+# Literal characters of plain text that reStructuredText interprets: stars before names, trailing
+# underscores and bars.
 LITERAL = re.compile(r"(``.*?``|`[^`]*`)|(?<![\w*])(\*{1,2})(?=\w)|(?<=\w)_(?!\w)|\|")
 
-# Sections whose entries are a name and an indented text.
+# Sections whose entries are a name and indented text.
 ENTRIES = ("Parameters", "Other Parameters", "Returns", "Raises", "Attributes", "Yields")
 
 
@@ -20,8 +20,8 @@ def escaped(line: str) -> str:
 
 
 def process(app, what, name, value, options, lines: list[str]) -> None:
-    """Escapes; marks indented text before the first section as code; prose that follows the entries
-    of a section becomes a section of its own."""
+    """Escapes literal characters, marks indented text before the first section as code, and moves
+    prose after the entries of a section to a separate section."""
     result: list[str] = []
     in_sections = in_entries = in_code = False
     for line, below in zip(lines, [*lines[1:], ""]):
@@ -46,12 +46,12 @@ def process(app, what, name, value, options, lines: list[str]) -> None:
     lines[:] = result
 
 
-# Methods that layers define for the base class; only its docstring says what they are for.
+# Methods that layers override; only the base class documents them.
 CALLED_BY_BASE = ("forward", "hybrid_forward")
 
 
 def signature_of(kind: type) -> str:
-    """The constructor's parameters without types, "" if Python knows none."""
+    """Returns the constructor's parameters without types, "" if it has no signature."""
     try:
         signature = inspect.signature(kind)
     except (TypeError, ValueError):
@@ -59,14 +59,14 @@ def signature_of(kind: type) -> str:
     parameters = []
     for parameter in signature.parameters.values():
         default = parameter.default
-        if default is not parameter.empty and hasattr(default, "__name__"):  # not by its address
+        if default is not parameter.empty and hasattr(default, "__name__"):  # repr has its address
             default = type("Named", (), {"__repr__": lambda self, name=default.__name__: name})()
         parameters.append(parameter.replace(annotation=parameter.empty, default=default))
     return str(signature.replace(parameters=parameters, return_annotation=signature.empty))
 
 
 def public_bases(bases: tuple[type, ...]) -> list[type]:
-    """The bases, each private one replaced by its own public bases."""
+    """Returns the bases with each private base replaced by its public bases."""
     found: list[type] = []
     for base in bases:
         inner = public_bases(base.__bases__) if base.__name__.startswith("_") else [base]
@@ -75,7 +75,7 @@ def public_bases(bases: tuple[type, ...]) -> list[type]:
 
 
 def sign(app, what, name, value, options, signature, returns):
-    """autodoc takes the signature of the metaclass's `__call__`, which Block has."""
+    """Replaces autodoc's signature, which is that of the metaclass's `__call__` for Block."""
     shown = signature_of(value) if isinstance(value, type) else ""
     return (shown, None) if shown else None
 
@@ -85,7 +85,7 @@ def show_bases(app, name, value, options, bases):
 
 
 def skip(app, what, name, value, skipped, options):
-    """Leaves out methods whose text autodoc would take from the base class."""
+    """Skips methods whose text autodoc would copy from the base class."""
     return True if name in CALLED_BY_BASE and not getattr(value, "__doc__", None) else None
 
 

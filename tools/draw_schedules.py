@@ -2,8 +2,8 @@
 
     python tools/draw_schedules.py
 
-Each picture is what ``schedules.simulate`` says of the table that ``schedules.make_table`` makes: a
-forward pass of a device's layers lasts one unit of time, a backward pass two. Its colours are for
+Each image shows the result of ``schedules.simulate`` for the table of ``schedules.make_table``: a
+forward pass of a device's layers lasts one unit of time, a backward pass two. The colors work on
 light and dark pages.
 """
 
@@ -14,33 +14,33 @@ from mpgluon.parallel import schedules
 FOLDER = os.path.join(
     os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "docs", "_static", "schedules"
 )
-UNIT, ROW, LEFT = 20, 24, 64  # pixels: a unit of time, a device, the names of devices
+UNIT, ROW, LEFT = 20, 24, 64  # pixels per unit of time, per device, and for device names
 COLOURS = {"F": "#3b75af", "B": "#3f8f3f", "W": "#a7c796"}
 INK = {"F": "#ffffff", "B": "#ffffff", "W": "#203020"}
 
 
 def chain(devices, times=1, deferred=False):
-    """Stages one after the other, dealt out `times` times over the devices."""
+    """Returns a chain of stages, distributed `times` times over the devices."""
     count = devices * times
     before = [[]] + [[i] for i in range(count - 1)]
     return schedules.StageGraph(list(range(devices)) * times, before, deferred=deferred)
 
 
-# name: the stages, the number of micro-batches, and the name of the schedule
+# name: stages, number of micro-batches, name of the schedule
 PICTURES = {
     "one_micro_batch": (chain(4), 1, "gpipe"),
     "gpipe": (chain(4), 8, "gpipe"),
     "1f1b": (chain(4), 8, "1f1b"),
-    "interleaved": (chain(4, times=2), 8, "interleaved"),  # stages of half the size
+    "interleaved": (chain(4, times=2), 8, "interleaved"),  # half-size stages
     "zero_bubble": (chain(4, deferred=True), 8, "zero_bubble"),
 }
 
 
 def simulated(name):
-    """The table of a picture, and its simulation."""
+    """Returns the table of an image and its simulation."""
     stages, micro_batches, schedule = PICTURES[name]
     table = schedules.make_table(stages, micro_batches, schedule)
-    share = stages.num_devices / len(stages)  # of a device's layers that a stage has
+    share = stages.num_devices / len(stages)  # fraction of a device's layers per stage
     backward = 1.0 if stages.deferred else 2.0
     costs = {"F": share, "B": share * backward, "W": share}
     times = {(kind, stage): cost for kind, cost in costs.items() for stage in range(len(stages))}
@@ -48,7 +48,7 @@ def simulated(name):
 
 
 def svg(name):
-    """The picture as text."""
+    """Returns the image as text."""
     stages, _, _ = PICTURES[name]
     table, simulation = simulated(name)
     width, height = LEFT + simulation.makespan * UNIT + 8, len(table) * ROW + 8

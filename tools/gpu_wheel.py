@@ -1,19 +1,20 @@
-"""Wheels for machines with a GPU that have no compiler, no nvcc and no package index, and what else
-`make gpu-check` needs there.
+"""Builds wheels for machines with a GPU but without a compiler, nvcc or package index.
+
+Also collects the other packages that `make gpu-check` needs there.
 
     python3 tools/gpu_wheel.py FOLDER [--python PATH ...]
 
-Needs nvcc and a package index, no GPU. FOLDER gets
+Needs nvcc and a package index but no GPU. Writes to FOLDER
 
-  mpgluon-*-cpXY-*.whl  one for each Python: 3.12, where this machine has one, and the running one,
-                        or those of --python. They hold the GPU kernels for sm_90 and as PTX
-                        (MPGLUON_CUDA_ARCH names others) and CPU kernels for v3 and v4
-                        (MPGLUON_ISA). Their files are packed by LZMA, which pip unpacks where
-                        Python has the module lzma; a package index would not take them.
-  packages/*.whl        packages that a machine may lack: pytest, hypothesis, what these need,
+  mpgluon-*-cpXY-*.whl  one for each Python: 3.12, if installed, and the running one, or those of
+                        --python. They contain the GPU kernels for sm_90 and as PTX
+                        (MPGLUON_CUDA_ARCH selects others) and CPU kernels for v3 and v4
+                        (MPGLUON_ISA). Their files are compressed with LZMA, which pip unpacks if
+                        Python has the module lzma; a package index would reject them.
+  packages/*.whl        packages that a machine may lack: pytest, hypothesis, their dependencies,
                         tqdm, and OpenBLAS
 
-A wheel says in SOURCES which sources it was made from, so that a check of others refuses it.
+The file SOURCES in a wheel has a hash of its sources, so that a check of other sources rejects it.
 """
 
 import argparse
@@ -31,7 +32,7 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import native_build
 
 ROOT = native_build.ROOT
-WANTED = (3, 12)  # the Python of the machines with GPUs that are checked
+WANTED = (3, 12)  # the Python of the GPU machines
 CARRIED = [
     "pytest",
     "pluggy",
@@ -44,12 +45,12 @@ CARRIED = [
     "scipy-openblas32",
 ]
 PLATFORMS = [f"manylinux_2_{n}" for n in range(28, 16, -1)] + ["manylinux2014"]
-MOST_BYTES = 60 << 20  # of all; what may have to be carried with it is not ours to know
+MOST_BYTES = 60 << 20  # limit of the total size
 SUFFIXES = (".py", ".c", ".h", ".def", ".inc", ".cu", ".toml")
 
 
 def sources_digest(root=ROOT):
-    """A hash of all files that a wheel is made from."""
+    """Returns a hash of all files that a wheel is built from."""
     whole = hashlib.sha256()
     paths = [os.path.join(root, name) for name in ("setup.py", "pyproject.toml")]
     for folder in ("csrc", "kernels", "mpgluon", "tools"):
@@ -64,7 +65,7 @@ def sources_digest(root=ROOT):
 
 
 def version_of(python):
-    """(3, 12) of an interpreter, or None where it cannot be run."""
+    """Returns the version of an interpreter, for instance (3, 12); None if it cannot run."""
     code = "import sys; print(*sys.version_info[:2])"
     try:
         done = subprocess.run([python, "-I", "-c", code], capture_output=True, text=True)
@@ -74,8 +75,8 @@ def version_of(python):
 
 
 def find_python(wanted):
-    """An interpreter of that version with the headers that extensions need: on the PATH, or of a
-    tool that keeps several. None: there is none."""
+    """Returns an interpreter of that version with the headers for extensions, from the PATH or a
+    version manager; None if there is none."""
     name = "python{}.{}".format(*wanted)
     home = os.path.expanduser("~")
     kept = [
@@ -104,7 +105,7 @@ def has_headers(python):
 
 
 def build(python, folder):
-    """The path of the wheel that an interpreter's pip makes of the sources."""
+    """Builds a wheel from the sources with an interpreter's pip; returns its path."""
     environment = dict(os.environ, MPGLUON_CUDA="1")
     environment.setdefault("MPGLUON_ISA", "v3,v4")
     with tempfile.TemporaryDirectory() as temp:
@@ -118,7 +119,7 @@ def build(python, folder):
 
 
 def repacked(wheel, folder):
-    """The wheel with its files packed by LZMA, and SOURCES among them; its path in the folder."""
+    """Writes the wheel with LZMA compression and SOURCES to the folder; returns its path."""
     path = os.path.join(folder, os.path.basename(wheel))
     with zipfile.ZipFile(wheel) as old, zipfile.ZipFile(path + ".new", "w") as new:
         infos = old.infolist()
@@ -137,7 +138,7 @@ def repacked(wheel, folder):
 
 
 def member(info):
-    """The entry of a file, of the same name, date and mode."""
+    """Returns an entry with the same name, date and mode."""
     fresh = zipfile.ZipInfo(info.filename, info.date_time)
     fresh.external_attr = info.external_attr
     return fresh
@@ -149,7 +150,7 @@ def record_line(name, content):
 
 
 def download(versions, folder):
-    """Wheels of the packages in CARRIED, for each version of Python."""
+    """Downloads wheels of the packages in CARRIED for each version of Python."""
     os.makedirs(folder, exist_ok=True)
     for version in versions:
         command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", folder]
@@ -161,7 +162,7 @@ def download(versions, folder):
 
 
 def pythons(given):
-    """(version, path) of the interpreters to build for."""
+    """Returns (version, path) of the interpreters to build for."""
     found = {}
     for path in given or [sys.executable]:
         version = version_of(path)
@@ -188,7 +189,7 @@ def main():
     parser.add_argument("--python", action="append", help="an interpreter to build for; repeatable")
     arguments = parser.parse_args()
     os.environ["MPGLUON_CUDA"] = "1"
-    native_build.find_nvcc()  # or ends here
+    native_build.find_nvcc()  # exits if nvcc is missing
     folder = os.path.abspath(arguments.folder)
     os.makedirs(folder, exist_ok=True)
     for old in glob.glob(folder + "/*.whl") + glob.glob(folder + "/packages/*.whl"):

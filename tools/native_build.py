@@ -1,7 +1,7 @@
-"""Building native code: compiling files that changed, several at once; and the GPU library. Used by
+"""Builds native code: compiles changed files in parallel and builds the GPU library. Used by
 setup.py and tests/hostcuda/build.py.
 
-As a program it builds the GPU library alone, into build/: MPGLUON_CUDA=1 python3
+As a program it builds only the GPU library, into build/: MPGLUON_CUDA=1 python3
 tools/native_build.py
 """
 
@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
-# Files of the core that the GPU library has a copy of: plain functions without state.
+# Files of the core that the GPU library also contains: stateless functions.
 CUDA_SHARED = [
     "csrc/op/stamp.c",
     "csrc/op/layers/convolution_geometry.c",
@@ -34,9 +34,9 @@ CUDA_SHARED = [
 
 
 def toolkits():
-    """Folders where a CUDA toolkit may be, the newest first: the usual ones, and those of NVIDIA's
-    wheels (nvidia-cuda-nvcc with nvidia-nvvm, nvidia-cuda-crt and nvidia-cuda-runtime, from CUDA 13
-    on; older wheels have no nvcc)."""
+    """Returns possible folders of a CUDA toolkit, newest first: the standard ones, and those of
+    NVIDIA's wheels (nvidia-cuda-nvcc with nvidia-nvvm, nvidia-cuda-crt and nvidia-cuda-runtime,
+    from CUDA 13 on; older wheels lack nvcc)."""
 
     def newest(pattern):
         return sorted(
@@ -54,7 +54,7 @@ def toolkits():
 
 
 def find_nvcc():
-    """The path of nvcc, or None when the GPU library is not to be built."""
+    """Returns the path of nvcc, or None if the GPU library is not to be built."""
     setting = os.environ.get("MPGLUON_CUDA", "auto")
     if setting == "0":
         return None
@@ -86,7 +86,7 @@ def cuda_architectures():
 
 
 def cuda_sources():
-    """Paths of what the GPU library is made of."""
+    """Returns the paths of the GPU library's sources."""
     found = [
         path
         for ending in ("c", "cu")
@@ -101,8 +101,8 @@ STAMP = os.path.join("csrc", "op", "stamp.c")
 
 
 def stamp_flags():
-    """Flags of the file that is compiled into the core and into the GPU library: a number of the
-    sources of kernels. A library that was built from others is refused."""
+    """Returns the flags of the file that is compiled into the core and the GPU library: a hash of
+    the kernel sources. The core rejects a library with a different hash."""
     whole = hashlib.sha256()
     for folder in ("kernels/cuda", "kernels/common"):
         for path in sorted(glob.glob(os.path.join(ROOT, folder, "**", "*.*"), recursive=True)):
@@ -113,12 +113,12 @@ def stamp_flags():
 
 
 def cuda_folder():
-    """Where the objects of the GPU library are."""
+    """Returns the folder of the GPU library's objects."""
     return os.path.join(ROOT, "build", f"cuda-{sysconfig.get_platform()}")
 
 
 def cuda_jobs(nvcc):
-    """The jobs that compile its sources."""
+    """Returns the jobs that compile the GPU library's sources."""
     common = cuda_flags(nvcc)
     device = (
         common
@@ -148,8 +148,8 @@ def cuda_flags(nvcc):
 
 
 def build_cuda(nvcc, output):
-    """The GPU library. The CUDA runtime is linked statically; it looks for the driver when it is
-    first called."""
+    """Builds the GPU library. The CUDA runtime is linked statically and loads the driver at the
+    first call."""
     jobs = cuda_jobs(nvcc)
     embedded = embed_sources(cuda_folder())
     jobs.append((embedded, embedded + ".o", cuda_flags(nvcc) + ["-Xcompiler=-std=gnu11"]))
@@ -163,8 +163,8 @@ def build_cuda(nvcc, output):
 
 
 def build_groups(nvcc, folder):
-    """Compiles a choice of the sources of specialised groups that tests have left in a folder
-    (MPGLUON_CUDA_GROUPS), many at a time. Runs nothing."""
+    """Compiles a selection of the sources of specialized groups that tests wrote to a folder
+    (MPGLUON_CUDA_GROUPS), in parallel. Does not run them."""
     texts = {}
     for path in sorted(glob.glob(os.path.join(folder, "*.cu"))):
         with open(path) as f:
@@ -179,7 +179,7 @@ def build_groups(nvcc, folder):
         "-std=c++17",
         "--fmad=false",
         "-Xcompiler=" + ",".join(warnings()),
-        "-diag-suppress=550",  # a register that is set and not read
+        "-diag-suppress=550",  # register set but never used
     ] + nvcc_warnings()
     jobs = []
     for number in range(0, len(chosen), 32):
@@ -197,10 +197,10 @@ def build_groups(nvcc, folder):
 
 
 def choose_groups(texts):
-    """Of the texts of groups by path those that together have every kind of line of all: lines but
-    for the numbers of registers, operands and sizes. Loads, stores and draws count once for each
-    number of neighbours that a thread has, what threads of a row do for each way of sharing it.
-    Those with the most new kinds for their length come first, so that few are enough."""
+    """Returns the paths of group sources that together contain every kind of line of all sources
+    (greedy set cover, by new kinds per length). A kind ignores the numbers of registers, operands
+    and sizes. Loads, stores and draws are distinct kinds for each number of elements per thread,
+    row operations for each way of sharing a row among threads."""
 
     def kinds(text):
         form = re.search(r"enum { (EACH = \d+), PACKS = .*\n.*", text)
@@ -225,8 +225,8 @@ def choose_groups(texts):
     return sorted(chosen)
 
 
-# What the source of a specialised group includes (kernels/cuda/fusion/specialise.h). STANDARD are
-# NVRTC's own business, and empty.
+# Headers that the source of a specialized group includes (kernels/cuda/fusion/specialise.h). NVRTC
+# has built-in versions of STANDARD, which are embedded as empty files.
 GENERATED = [
     "kernels/cuda/fusion/generated.h",
     "kernels/cuda/block.h",
@@ -249,8 +249,7 @@ STANDARD = ["math.h", "stdint.h", "string.h"]
 
 
 def embed_sources(folder):
-    """Writes them as a C file into the folder; returns its path. Left alone where nothing
-    changed."""
+    """Writes these headers as a C file into the folder unless unchanged; returns its path."""
     names = [name.removeprefix("csrc/") for name in GENERATED] + STANDARD
     lines = [
         "/* Made by tools/native_build.py. */",
@@ -278,16 +277,16 @@ def embed_sources(folder):
 
 
 def warnings():
-    """Flags of warnings. They are errors in CI, not on users' machines, where another compiler may
-    warn of other things."""
+    """Returns warning flags. Warnings are errors in CI but not on users' machines, where other
+    compilers may have other warnings."""
     return ["-Wall", "-Wextra"] + (["-Werror"] if os.environ.get("MPGLUON_WERROR") == "1" else [])
 
 
 @functools.cache
 def struct_flags(*compiler):
-    """Flags with which gcc for x86 clears and copies structs by stores. It does it with one slow
-    instruction (rep stos) otherwise, from some hundred bytes on: a call of a small op took a sixth
-    longer. Other compilers have no such option, and need none."""
+    """Returns flags with which gcc for x86 clears and copies structs by stores. Otherwise it uses
+    one slow instruction (rep stos) from some hundred bytes on, which made a call of a small op a
+    sixth slower. Other compilers neither have nor need this option."""
     flags = [
         f"-mmem{kind}-strategy=vector_loop:512:noalign,libcall:-1:noalign"
         for kind in ("set", "cpy")
@@ -303,8 +302,8 @@ def nvcc_warnings():
 
 
 class Progress:
-    """How many of `total` files are compiled: in a line of the terminal that the build was started
-    from, as pip keeps back what is printed; without a terminal, printed at each tenth."""
+    """Shows how many of `total` files are compiled, in a line of the controlling terminal, because
+    pip captures printed output. Without a terminal, prints at each tenth."""
 
     def __init__(self, total):
         self.total, self.done, self.lock = total, 0, threading.Lock()
@@ -333,8 +332,7 @@ class Progress:
 
 
 def compile_all(jobs):
-    """Compiles what is not up to date, several files at once. A job: source, object, the command
-    without either."""
+    """Compiles outdated files in parallel. A job is (source, object, the command without both)."""
 
     def compile_one(job):
         source, target, command = job
@@ -359,13 +357,13 @@ def compile_all(jobs):
         raise SystemExit(f"mpgluon: the compiler failed on {', '.join(failed)}")
 
 
-# Headers of packages (-isystem) count by contents: pip unpacks them into another folder for each
-# build.
+# Headers of packages (-isystem) are compared by content, because pip unpacks them into a new folder
+# for each build.
 
 
 def record(target, command):
-    """What an object was made by: the command, and the contents of the packages' headers that it
-    includes."""
+    """Returns the build record of an object: the command and the contents of the included package
+    headers."""
     folders = package_folders(command)
     headers = {
         name: digest(name) for name in dependencies(target) if name.startswith(tuple(folders))
@@ -374,8 +372,8 @@ def record(target, command):
 
 
 def up_to_date(target, command):
-    """True when the object is newer than all it was made from, and was made by the same command
-    with the same headers of packages."""
+    """True if the object is newer than all its sources and was built by the same command with the
+    same package headers."""
     try:
         with open(target + ".made") as f:
             made = json.load(f)
@@ -410,7 +408,7 @@ def without_folders(command):
 
 
 def dependencies(target):
-    """The files that an object was made from, as the compiler wrote them down."""
+    """Returns the files that an object was built from, as recorded by the compiler."""
     with open(target + ".d") as f:
         return f.read().replace("\\\n", " ").split(":", 1)[1].split()
 
@@ -422,7 +420,7 @@ def digest(name):
 
 
 def run(command):
-    """Runs a compiler; shows what it says; True when it succeeded."""
+    """Runs a compiler and shows its output; True if it succeeded."""
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     if result.returncode:
         sys.stderr.write(" ".join(command) + "\n" + result.stdout)

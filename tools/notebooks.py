@@ -3,9 +3,9 @@
     python tools/notebooks.py                    # all of notebooks/
     python tools/notebooks.py notebooks/01*.ipynb
 
-Needs nbclient, nbformat, matplotlib and Pillow. What depends on the machine and not on the program
-is left out: execution counts stay, times of cells and the kernel's version do not. Pictures are
-stored with a palette of 64 colours, a third of the bytes.
+Needs nbclient, nbformat, matplotlib and Pillow. Machine-dependent data is removed: execution counts
+stay, cell times and the kernel's version do not. Images are stored with a palette of 64 colors, in
+a third of the bytes.
 """
 
 import base64
@@ -25,7 +25,7 @@ FOLDER = os.path.join(ROOT, "notebooks")
 
 
 def smaller(png: str) -> str:
-    """A picture in base64, with a palette."""
+    """Converts a base64 PNG to a palette."""
     picture = Image.open(io.BytesIO(base64.b64decode(png))).convert("RGB")
     out = io.BytesIO()
     picture.quantize(64, dither=Image.Dither.NONE).save(out, "png", optimize=True)
@@ -33,7 +33,7 @@ def smaller(png: str) -> str:
 
 
 def joined(outputs):
-    """Text of one stream in one piece, as it was printed; progress bars end in their last state."""
+    """Merges consecutive outputs of one stream; reduces progress bars to their last state."""
     result = []
     for output in outputs:
         if output.output_type == "stream":
@@ -44,14 +44,14 @@ def joined(outputs):
         result.append(output)
     for output in result:
         if output.output_type == "stream":
-            text = output.text.replace("\r\n", "\n")  # of a terminal, as a ! line has one
+            text = output.text.replace("\r\n", "\n")  # `!` lines run in a terminal
             output.text = re.sub(r"^[^\n]*\r", "", text, flags=re.M)
             output.text = re.sub(r"/\S*ipykernel_\d+/\d+\.py", "<cell>", output.text)
     return result
 
 
 def execute(path: str) -> float:
-    """Executes a notebook in an empty folder and stores it; the seconds that it took."""
+    """Executes a notebook in an empty folder and stores it; returns the seconds."""
     notebook = nbformat.read(path, 4)
     begin = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:

@@ -1,10 +1,12 @@
-"""Builds oneDNN from its sources, for `tools/wheels.py --onednn`: with GNU's OpenMP, of which a
-process should have one, and only the kinds of primitives that mpgluon asks for.
+"""Builds oneDNN from its sources for `tools/wheels.py --onednn`.
+
+It uses GNU's OpenMP, so that a process has only one OpenMP runtime, and contains only the
+primitives that mpgluon uses.
 
     python tools/onednn.py SOURCES FOLDER
 
-SOURCES is an unpacked release or a clone (3.2 or newer; 3.13.1 was tried). FOLDER gets include, lib
-and share. Needs CMake 3.13 or newer, a C++ compiler, and on two cores about 40 minutes.
+SOURCES is an unpacked release or a clone (3.2 or newer; tested with 3.13.1). Installs include, lib
+and share into FOLDER. Needs CMake 3.13 or newer, a C++ compiler, and about 40 minutes on two cores.
 """
 
 import argparse

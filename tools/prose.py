@@ -4,8 +4,8 @@
     python tools/prose.py --list     # prints every match as file:line: pattern: text
     python tools/prose.py --lower    # lowers the limits to the current counts
 
-Limits may only fall: `--lower` never raises one. New code is therefore written in plain English,
-and old code can be rewritten folder by folder.
+Limits may only fall; `--lower` never raises one. New code must therefore be in plain English, and
+old code can be rewritten folder by folder.
 """
 
 import argparse
@@ -38,9 +38,9 @@ PROSE = {
     r"|numbers? of the hardware|pictures?)\b",
     "semicolon chains": r";[^;.]*;",
 }
-# How a comment or docstring starts
+# Starts of comments and docstrings
 START = r"(What|Who|Where|Whether|Whose|Of|By the|But for|As many|As long as|But)\b"
-# Messages alone
+# Patterns of messages only
 MESSAGE = {
     "message": r"\btakes no\b|\bis no\b|\bthere (is|are) no\b|makes? no sense|is what is\b",
 }
@@ -58,7 +58,7 @@ def files():
 
 
 def c_texts(source):
-    """(line, kind, text) of the comments and messages of a C file."""
+    """Yields (line, kind, text) of the comments and messages of a C file."""
     literal = r'"(?:\\.|[^"\\\n])*"'
     comment = r"/\*.*?\*/|//[^\n]*"
     for found in re.finditer(f"{comment}|{literal}", source, re.S):
@@ -73,7 +73,7 @@ def c_texts(source):
 
 
 def py_texts(source):
-    """(line, kind, text) of the comments, docstrings and messages of a Python file."""
+    """Yields (line, kind, text) of the comments, docstrings and messages of a Python file."""
     block = []
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
@@ -105,7 +105,7 @@ def md_texts(source):
 
 
 def matches(name, source):
-    """(line, pattern, text) of each match in a file."""
+    """Yields (line, pattern, text) of each match in a file."""
     texts = {".py": py_texts, ".md": md_texts}.get(os.path.splitext(name)[1], c_texts)
     for line, kind, text in texts(source):
         text = re.sub(r"\s+", " ", text)

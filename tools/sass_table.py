@@ -1,9 +1,11 @@
-"""The table of hot CUDA kernels: registers, spills, and what the machine code (SASS) of their hot
-loops costs an element. Needs nvcc, cuobjdump and nvdisasm, but no card.
+"""The table of hot CUDA kernels: registers, spills and the cost of their hot loops.
+
+The cost is per element, from the machine code (SASS). Needs nvcc, cuobjdump and nvdisasm, but no
+card.
 
     python tools/sass_table.py            writes docs/measurements/cuda-kernels.md
-    python tools/sass_table.py --check    fails where a kernel is worse than the page says, or where
-                                          ptxas has got a clamp wrong (wrong_clamps)
+    python tools/sass_table.py --check    fails if a kernel is worse than on the page or ptxas
+                                          miscompiled a clamp (wrong_clamps)
 """
 
 import argparse
@@ -22,8 +24,8 @@ from native_build import ROOT
 
 PAGE = os.path.join(ROOT, "docs", "measurements", "cuda-kernels.md")
 
-# Hot kernels: file, instance, threads of a block, and how many elements a thread handles in one
-# iteration of its hot loop (for attention: scores).
+# Hot kernels: file, instance, threads per block, and the number of elements (for attention: scores)
+# that a thread handles per iteration of its hot loop.
 KERNELS = [
     ("layers/batch_norm.cu", "statistics_last_kernel<mpg_bfloat16, float, true>", 256, 32),
     ("layers/batch_norm.cu", "apply_last_kernel<mpg_bfloat16, float, true, (behind)0>", 256, 16),
@@ -250,8 +252,8 @@ Instruction = collections.namedtuple("Instruction", "address name text")
 
 
 def parse(dump):
-    """What cuobjdump -res-usage -sass prints: registers and shared bytes, and instructions, by
-    kernel."""
+    """Parses the output of cuobjdump -res-usage -sass; returns registers and shared bytes by
+    kernel, and instructions by kernel."""
     usage, code, name = {}, {}, None
     for line in dump.splitlines():
         if found := re.match(r"\s*Function ?: ?(\S+?):?$", line) or re.match(
@@ -266,7 +268,8 @@ def parse(dump):
 
 
 def access(instruction):
-    """Whether an instruction loads or stores global memory, and how many bytes."""
+    """Returns ("load" or "store", bytes) of a global memory access, (None, 0) for other
+    instructions."""
     found = re.match(r"(LDG|LDGSTS|STG|RED|ATOMG)\.(.*)", instruction.name + ".")
     if not found:
         return None, 0
@@ -276,9 +279,9 @@ def access(instruction):
 
 
 def hot_loop(code):
-    """The instructions of the innermost loop with the widest loads, of several the one that moves
-    the most; all instructions where a wider load is outside of loops. With matrix products the
-    smallest loop that has half of them."""
+    """Returns the instructions of the innermost loop with the widest loads and then the most bytes
+    moved; all instructions if a wider load is outside of loops. For kernels with matrix products,
+    returns the smallest loop with at least half of them."""
     loops = []
     for one in code:
         target = re.search(r"\b0x([0-9a-f]+)", one.text)
@@ -307,9 +310,10 @@ def hot_loop(code):
 
 
 def row(kernel, registers, shared, code):
-    """A kernel's row of the table."""
+    """Returns a kernel's row of the table."""
     file, name, threads, elements = kernel
-    allocated = -(-registers * 32 // 256) * 256 * (threads // 32)  # by warps, in units of 256
+    # Registers are allocated per warp in units of 256
+    allocated = -(-registers * 32 // 256) * 256 * (threads // 32)
     loop = [one for one in hot_loop(code) if one.name != "NOP"]
     widths = {kind: [w for k, w in map(access, loop) if k == kind] for kind in ("load", "store")}
     mean = {kind: f"{sum(w) / len(w):.1f}" if w else "" for kind, w in widths.items()}
@@ -325,7 +329,7 @@ def row(kernel, registers, shared, code):
 
 
 def measure(nvcc, cuobjdump):
-    """The rows of all kernels, from the objects that the GPU library is linked of."""
+    """Returns the rows of all kernels from the objects of the GPU library."""
     jobs = {os.path.relpath(job[0], ROOT): job for job in native_build.cuda_jobs(nvcc)}
     files = dict.fromkeys("kernels/cuda/" + kernel[0] for kernel in KERNELS)
     native_build.compile_all([jobs[file] for file in files])
@@ -346,7 +350,7 @@ def measure(nvcc, cuobjdump):
 
 
 def demangled(name):
-    """`void (anonymous namespace)::f<int>(...)` as f<int>."""
+    """Demangles a name; `void (anonymous namespace)::f<int>(...)` becomes f<int>."""
     name = name.replace("(anonymous namespace)::", "").removeprefix("void ")
     depth = 0
     for at, letter in enumerate(name):
@@ -364,7 +368,7 @@ def output(*command, **options):
 
 
 def written(rows, date, nvcc):
-    """The page."""
+    """Returns the text of the page."""
     table = [COLUMNS, ["---"] * len(COLUMNS), *rows]
     return INTRODUCTION.format(date=date, nvcc=nvcc) + "".join(
         "| " + " | ".join(cells).replace(" |  |", " | |") + " |\n" for cells in table
@@ -372,7 +376,7 @@ def written(rows, date, nvcc):
 
 
 def read(page):
-    """The rows of a page, and the release of nvcc that they are for."""
+    """Returns the rows of a page and its nvcc release."""
     rows = [
         Row(*(cell.strip() for cell in line.strip("|").split("|")))
         for line in page.splitlines()
@@ -383,7 +387,7 @@ def read(page):
 
 
 def worse(now, before):
-    """What has become worse than in the table, in words."""
+    """Returns descriptions of the values that are worse than in the table."""
     table = {(row.file, row.kernel): row for row in before}
     problems = []
     for one in now:
@@ -406,8 +410,8 @@ def worse(now, before):
 
 
 def wrong_clamps(dump):
-    """Functions in what `cuobjdump -sass` prints that have an instruction which ptxas 13.0 gets
-    wrong: clamp(x, 0, n) that also tells whether the result is n, and says so where x is 0."""
+    """Returns functions in the output of `cuobjdump -sass` with an instruction that ptxas 13.0
+    miscompiles: clamp(x, 0, n) with a predicate for result == n, which is also true for x == 0."""
     function, found = "", []
     for line in dump.splitlines():
         function = line.split()[-1] if "Function :" in line else function
@@ -417,14 +421,14 @@ def wrong_clamps(dump):
 
 
 def all_objects(nvcc):
-    """Of the GPU library, and of the groups of tests that cuda-build has compiled."""
+    """Returns the objects of the GPU library and of the test groups that cuda-build compiled."""
     groups = glob.glob(os.path.join(native_build.cuda_folder(), "groups", "*.cu.o"))
     library = [job[1] for job in native_build.cuda_jobs(nvcc) if job[0].endswith(".cu")]
     return [path for path in library if os.path.exists(path)] + sorted(groups)
 
 
 def find_tools():
-    """cuobjdump, with nvdisasm on the PATH, which it calls."""
+    """Returns cuobjdump; puts nvdisasm, which it calls, on the PATH."""
     folders = [os.path.join(home, "bin") for home in native_build.toolkits()]
     os.environ["PATH"] = os.pathsep.join([os.environ["PATH"], *folders])
     tools = [shutil.which(name) for name in ("cuobjdump", "nvdisasm", "c++filt")]
@@ -437,7 +441,7 @@ def find_tools():
 
 
 def main():
-    """The command."""
+    """Runs the command."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true")
     check = parser.parse_args().check

