@@ -1,11 +1,11 @@
-"""A model-parallel LSTM with buckets: sentences of several lengths, each length a graph of its own
-over the same devices.
+"""A model-parallel LSTM with buckets: sentences of several lengths, each length with a separate
+graph over the same devices.
 
-Written with the Module API of MXNet 1.x: symbols made layer by layer in groups
-(``AttrScope(ctx_group=...)``), a `BucketingModule` that puts the groups on devices
-(``group2ctxs``), and `fit`. All buckets share parameters, gradients and the memory that a pass
-needs. The text is Python's own standard library, a line a sentence; ``--text FILE`` takes another
-one.
+It uses the Module API of MXNet 1.x: symbols created layer by layer in groups
+(``AttrScope(ctx_group=...)``), a `BucketingModule` that places the groups on devices
+(``group2ctxs``), and `fit`. All buckets share parameters, gradients and the memory of a pass. The
+text is the source of Python's standard library, one sentence per line; ``--text FILE`` uses
+another text.
 
     python bucketing_lm.py                         # three CPU devices
     python bucketing_lm.py --devices "gpu(0)" "gpu(1)" "gpu(1)"
@@ -29,7 +29,7 @@ PADDING = 0
 
 # --- The idea -------------------------------------------------------------------------------------
 def generator(words: int, options: argparse.Namespace) -> Callable[[int], tuple[Any, ...]]:
-    """The function that makes the graph of a bucket."""
+    """Returns a function that creates the graph of a bucket."""
 
     def generate(length: int) -> tuple[Any, ...]:
         with mx.AttrScope(ctx_group="embed"):
@@ -61,14 +61,15 @@ def generator(words: int, options: argparse.Namespace) -> Callable[[int], tuple[
 def module_of(
     generate: Callable[[int], tuple[Any, ...]], longest: int, groups: dict[str, mx.Context]
 ) -> mx.mod.BucketingModule:
-    """All buckets over the same devices: `groups` says where each ``ctx_group`` lies."""
+    """Returns a module with all buckets on the same devices; `groups` maps each ``ctx_group`` to a
+    device."""
     return mx.mod.BucketingModule(generate, default_bucket_key=longest, group2ctxs=groups)
 
 
 # --- Sentences, and training on them --------------------------------------------------------------
 def groups_of(devices: list[mx.Context], layers: int) -> dict[str, mx.Context]:
-    """The device of each group: the embedding goes with the first layer, the decoder with the
-    last."""
+    """Returns the device of each group. The embedding is on the first layer's, the decoder on the
+    last's."""
     places = [devices[i * len(devices) // layers] for i in range(layers)]
     return {
         "embed": places[0],
@@ -80,7 +81,7 @@ def groups_of(devices: list[mx.Context], layers: int) -> dict[str, mx.Context]:
 def sentences_of(
     text: str, vocabulary: dict[str, int] | None = None, most: int = 2000
 ) -> tuple[list[list[int]], dict[str, int]]:
-    """Lines as numbers; the words that are not among the `most` frequent ones are all one."""
+    """Encodes lines as numbers; words beyond the `most` frequent ones share one number."""
     lines = [TOKEN.findall(line.strip()) for line in text.split("\n")]
     lines = [
         ["<s>", *(token for token in line if not token.isspace()), "</s>"] for line in lines if line
@@ -101,7 +102,7 @@ def sentences_of(
 def train(
     coded: Any, words: int, groups: dict[str, mx.Context], options: argparse.Namespace
 ) -> tuple[mx.mod.BucketingModule, mx.io.DataIter]:
-    """A trained module, and the iterator over validation sentences."""
+    """Returns a trained module and the iterator over validation sentences."""
     random.seed(options.seed)
     np.random.seed(options.seed)
     mx.random.seed(options.seed)
@@ -126,7 +127,7 @@ def train(
 
 
 def stepper(module: mx.mod.BucketingModule) -> Callable[[Any], None]:
-    """A function that trains on a batch."""
+    """Returns a function that trains on a batch."""
 
     def step(batch: Any) -> None:
         module.forward_backward(batch)
@@ -145,7 +146,7 @@ def main() -> None:
     arguments.add_argument("--batch", type=int, default=32)
     arguments.add_argument("--lr", type=float, default=2e-3)
     options = arguments.parse_args()
-    mx.context.set_threads(1)  # the same threads on every device: then placement can't change a bit
+    mx.context.set_threads(1)  # equal thread counts, so that placement can't change a bit
     logging.basicConfig(level=logging.INFO, format="%(message)s")
 
     train_text, valid_text = read_text(options.text, options.limit)

@@ -1,4 +1,4 @@
-"""Helpers that the examples share: options of the command line, tables, comparisons."""
+"""Common helpers of the examples: command line options, tables, comparisons."""
 
 import argparse
 import os
@@ -13,7 +13,7 @@ from mpgluon import gluon
 
 
 def device(text: str) -> mx.Context:
-    """``cpu(0)`` or ``gpu(1)`` from the command line as a Context."""
+    """Converts ``cpu(0)`` or ``gpu(1)`` from the command line to a Context."""
     match = re.fullmatch(r"(cpu|gpu)\((\d+)\)", text)
     if match is None:
         raise argparse.ArgumentTypeError(f"{text!r} is no device; write cpu(0), gpu(1), ...")
@@ -27,8 +27,8 @@ def parser(
     count: int | None = None,
     out: str = "example-output",
 ) -> argparse.ArgumentParser:
-    """An argument parser with what all examples take: ``--devices`` (`devices` of the CPU by
-    default; exactly `count`, or any number), ``--steps``, ``--out`` and ``--seed``."""
+    """Returns an argument parser with the common options: ``--devices`` (by default `devices` CPU
+    devices; exactly `count`, or any number), ``--steps``, ``--out`` and ``--seed``."""
     result = argparse.ArgumentParser(
         description=(doc or "").split("\n\n")[0],
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
@@ -47,7 +47,7 @@ def parser(
 
 
 def add_text_options(arguments: argparse.ArgumentParser, limit: int = 1_000_000) -> None:
-    """What examples take that learn a text."""
+    """Adds the options of examples that learn a text."""
     arguments.add_argument(
         "--text", help="a text file to learn, instead of Python's standard library"
     )
@@ -57,13 +57,13 @@ def add_text_options(arguments: argparse.ArgumentParser, limit: int = 1_000_000)
 
 
 def output(options: argparse.Namespace, name: str) -> str:
-    """The path of a file in the folder of ``--out``, which is made."""
+    """Returns the path of a file in the folder of ``--out``, which is created."""
     os.makedirs(options.out, exist_ok=True)
     return os.path.join(options.out, name)
 
 
 def parameters(net: gluon.Block) -> dict[str, np.ndarray]:
-    """All parameters as NumPy arrays, by name."""
+    """Returns all parameters as NumPy arrays by name."""
     return {
         name: param.data(param.list_ctx()[0]).asnumpy()
         for name, param in net.collect_params().items()
@@ -71,7 +71,7 @@ def parameters(net: gluon.Block) -> dict[str, np.ndarray]:
 
 
 def megabytes(net: gluon.Block) -> str:
-    """What the parameters take on each device."""
+    """Returns the size of the parameters on each device as text."""
     held: dict[mx.Context, float] = {}
     for param in net.collect_params().values():
         for ctx in param.list_ctx():
@@ -83,7 +83,8 @@ def megabytes(net: gluon.Block) -> str:
 
 
 def difference(first: Any, second: Any) -> str:
-    """How far two sets of arrays are apart: 'equal bit for bit', or the largest difference."""
+    """Describes the difference of two sets of arrays: 'equal bit for bit', or the largest
+    difference."""
     pairs = (
         [(first[name], second[name]) for name in first]
         if isinstance(first, dict)
@@ -95,7 +96,7 @@ def difference(first: Any, second: Any) -> str:
 
 
 def print_table(*rows: Sequence[object]) -> None:
-    """Rows of cells; the first is the head."""
+    """Prints rows of cells; the first is the header."""
     table = [[str(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*table)]
     table.insert(1, ["-" * width for width in widths])

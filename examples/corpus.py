@@ -12,7 +12,7 @@ TOKEN = re.compile(r"\n[ \t]*|[A-Za-z_]\w*|\d+|[ \t]+|.")
 
 
 class Corpus:
-    """Text as numbers: the `size` - 1 most frequent tokens, and number 0 for all others."""
+    """Text as numbers: the `size` - 1 most frequent tokens, and 0 for all others."""
 
     def __init__(self, train_text: str, valid_text: str, size: int) -> None:
         train, valid = TOKEN.findall(train_text), TOKEN.findall(valid_text)
@@ -22,15 +22,15 @@ class Corpus:
         self.valid = np.array([self.number.get(t, 0) for t in valid], dtype=np.float32)
 
     def unigram_perplexity(self) -> float:
-        """Of the validation text, under the token frequencies of the training text (plus one
-        each)."""
+        """Perplexity of the validation text under the token frequencies of the training text (with
+        add-one smoothing)."""
         counts = np.bincount(self.train.astype(int), minlength=len(self.words)) + 1.0
         return float(np.exp(-np.log(counts / counts.sum())[self.valid.astype(int)].mean()))
 
 
 def read_text(path: str | None, limit: int) -> tuple[str, str]:
-    """(training text, validation text): of a file the last tenth validates, of the standard library
-    every tenth file."""
+    """Returns (training text, validation text). The validation text is the last tenth of a file, or
+    every tenth file of the standard library."""
     if path:
         with open(path, encoding="utf-8", errors="replace") as f:
             text = f.read(limit)
@@ -52,8 +52,8 @@ def read_text(path: str | None, limit: int) -> tuple[str, str]:
 
 
 def batches(tokens: np.ndarray, batch: int, steps: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yields (inputs, targets), (steps, batch) each: `batch` streams through the text side by
-    side."""
+    """Yields (inputs, targets) of shape (steps, batch) each, from `batch` parallel streams through
+    the text."""
     length = (len(tokens) - 1) // batch
     streams = tokens[: length * batch].reshape(batch, length).T
     following = tokens[1 : length * batch + 1].reshape(batch, length).T

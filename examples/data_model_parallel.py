@@ -1,9 +1,9 @@
-"""Trains a classifier on a mesh: replicas of the network along one axis, its stages along another,
-in micro-batches.
+"""Trains a classifier on a mesh in micro-batches: replicas of the network along one axis, its
+stages along another.
 
-The task is made up: points of a few intertwined spirals. The same training runs on one device for
-comparison, and halfway the run on the mesh is saved and goes on from the checkpoint on a mesh of
-another shape.
+The task is synthetic: points of a few intertwined spirals. The same training runs on one device for
+comparison. Halfway, the run on the mesh is saved and resumed from the checkpoint on a mesh of a
+different shape.
 
     python data_model_parallel.py                         # four devices: 2 replicas of 2 stages
     python data_model_parallel.py --replicas 4 --devices "gpu(0)" "gpu(1)" "gpu(2)" "gpu(3)"
@@ -28,9 +28,10 @@ from mpgluon.parallel import Mesh, Pipeline, TrainStep
 def on_mesh(
     net: gluon.HybridBlock, mesh: Mesh, micro_batches: int, lr: float
 ) -> tuple[TrainStep, gluon.Trainer]:
-    """A training step of `net` on a mesh with the axes "data" (replicas) and "stage" (runs of
-    layers). Each replica gets its part of a batch, and its stages pass it on in micro-batches;
-    gradients are summed over replicas, and each replica updates a part of the parameters."""
+    """Returns a training step of `net` on a mesh with the axes "data" (replicas) and "stage"
+    (consecutive layers). Each replica receives its part of a batch and passes it through its stages
+    in micro-batches. Gradients are summed over replicas, and each replica updates a part of the
+    parameters."""
     net.place(mesh, verbose=False)
     net.initialize(mx.init.Xavier())
     trainer = gluon.Trainer(
@@ -57,7 +58,7 @@ def network(width: int, classes: int) -> nn.HybridSequential:
 
 
 def spirals(count: int, classes: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Points of spirals, and which spiral each is of."""
+    """Returns points of spirals and the spiral index of each."""
     label = rng.integers(0, classes, count)
     radius = rng.random(count)
     angle = 4 * radius + 2 * np.pi * label / classes + rng.normal(0, 0.1, count)
@@ -67,7 +68,7 @@ def spirals(count: int, classes: int, rng: np.random.Generator) -> tuple[np.ndar
 
 
 class Training:
-    """A network on a mesh, its step, and its trainer."""
+    """A network on a mesh, its step and its trainer."""
 
     def __init__(self, mesh: Mesh, options: argparse.Namespace) -> None:
         mx.random.seed(options.seed)
@@ -85,7 +86,7 @@ class Training:
 
 
 def draw(path: str, training: Training, x: np.ndarray, y: np.ndarray, classes: int) -> None:
-    """The points, and the class of each place of the plane."""
+    """Draws the points and the predicted class of each position of the plane."""
     figure, axes = new_figure(5, 5)
     line = np.linspace(-1.2, 1.2, 120, dtype="float32")
     plane = np.stack(np.meshgrid(line, line), -1).reshape(-1, 2)
@@ -127,7 +128,7 @@ def main() -> None:
     }
     first = take_turns(ways, lambda: batches[:half], half)
 
-    # Saved on one mesh, and loaded onto another
+    # Saved on one mesh, loaded onto another
     other = Training(Mesh({"stage": len(devices)}, devices), options)
     with tempfile.TemporaryDirectory() as folder:
         parts = training.net, training.trainer
@@ -144,7 +145,7 @@ def main() -> None:
     print()
     print_table(*rows)
     draw(output(options, "data_model_parallel.png"), training, points, labels, options.classes)
-    # Rounding is all that differs; tanh has no kink that would turn it into more
+    # Only rounding differs; tanh is smooth, so it does not amplify the difference
     expected, losses = (values[:20] for values, _ in first.values())
     difference = float((abs(losses - expected) / abs(expected)).max())
     print(f"largest relative difference of the first {len(losses)} losses: {difference:.1e}")

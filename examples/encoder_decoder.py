@@ -1,10 +1,10 @@
-"""An encoder-decoder with its softmax on a device of its own, where a large vocabulary finds
-memory.
+"""An encoder-decoder with its softmax on a separate device, which provides the memory for a large
+vocabulary.
 
-The network reads the names that Unicode gives to Korean syllables, run together ("HANGUGEO"), and
-writes the syllables, of which there are 2,350 in common use (KS X 1001): real data that comes with
-Python. The encoder lies on one device, the decoder with its attention on the next, the softmax on
-the last. It is trained as a pipeline and checked, bit for bit, against one device.
+The network reads the concatenated Unicode names of Korean syllables ("HANGUGEO") and writes the
+syllables, of which 2,350 are in common use (KS X 1001): real data that comes with Python. The
+encoder is on one device, the decoder with its attention on the next, the softmax on the last. It is
+trained as a pipeline and compared bit for bit with one device.
 
     python encoder_decoder.py                            # half a minute on two cores
     python encoder_decoder.py --devices "gpu(0)" "gpu(0)" "gpu(1)"
@@ -27,8 +27,8 @@ from mpgluon.parallel import Pipeline, TrainStep
 
 # --- The idea -------------------------------------------------------------------------------------
 class EncoderDecoder(gluon.HybridBlock):
-    """(letters (batch, letters), syllables so far (batch, length)) to scores (batch, length,
-    syllables); a device for each part."""
+    """Maps letters (batch, letters) and the syllables so far (batch, length) to scores (batch,
+    length, syllables), with a device for each part."""
 
     def __init__(
         self,
@@ -41,9 +41,9 @@ class EncoderDecoder(gluon.HybridBlock):
         super().__init__(prefix="net_")
         self.decoder_ctx, self.softmax_ctx, self.units = decoder_ctx, softmax_ctx, units
         with self.name_scope():
-            self.letters = nn.Embedding(27, units)  # 26 letters, and padding
+            self.letters = nn.Embedding(27, units)  # 26 letters and padding
             self.encoder = rnn.LSTM(units // 2, layout="NTC", bidirectional=True, input_size=units)
-            self.syllables = nn.Embedding(vocab + 1, units)  # the last number begins a text
+            self.syllables = nn.Embedding(vocab + 1, units)  # the last index starts a text
             self.decoder = rnn.LSTM(units, layout="NTC", input_size=units)
             self.join = nn.Dense(units, in_units=2 * units, activation="tanh", flatten=False)
             self.scores = nn.Dense(vocab, in_units=units, flatten=False)
@@ -58,8 +58,8 @@ class EncoderDecoder(gluon.HybridBlock):
         return self.encoder(self.letters(letters)).as_in_context(self.decoder_ctx)
 
     def decode(self, F: Any, memory: Any, letters: Any, before: Any) -> Any:
-        """Scores of the syllables that follow those of `before`; looks at `memory` where `letters`
-        aren't padding."""
+        """Returns scores of the syllables that follow those of `before`; attends to `memory` where
+        `letters` are not padding."""
         query = self.decoder(self.syllables(before))
         padding = F.expand_dims((letters == 0) * -1e9, axis=1)
         weights = F.softmax(
@@ -80,11 +80,11 @@ class EncoderDecoder(gluon.HybridBlock):
 
 
 # --- Its data: syllables and their names ----------------------------------------------------------
-LETTERS = {letter: i + 1 for i, letter in enumerate("ABCDEFGHIJKLMNOPQRSTUVWXYZ")}  # 0: padding
+LETTERS = {letter: i + 1 for i, letter in enumerate("ABCDEFGHIJKLMNOPQRSTUVWXYZ")}  # 0 is padding
 
 
 def syllables() -> list[tuple[str, str]]:
-    """[(syllable, its name)] of those that the encoding EUC-KR has."""
+    """Returns [(syllable, its name)] of the syllables in the encoding EUC-KR."""
     common = [c for c in map(chr, range(0xAC00, 0xD7A4)) if len(c.encode("euc_kr", "ignore")) == 2]
     return [(c, unicodedata.name(c).removeprefix("HANGUL SYLLABLE ")) for c in common]
 
@@ -92,8 +92,8 @@ def syllables() -> list[tuple[str, str]]:
 def make_data(
     pairs: list[tuple[str, str]], count: int, length: int, seed: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(letters (count, letters), syllables (count, length)): names written without gaps, so that
-    one must find where they end."""
+    """Returns (letters (count, letters), syllables (count, length)). The names have no gaps, so the
+    network must detect where each ends."""
     random = np.random.RandomState(seed)
     chosen = random.randint(0, len(pairs), (count, length))
     names = ["".join(pairs[i][1] for i in row) for row in chosen]
@@ -103,11 +103,11 @@ def make_data(
     return letters, chosen.astype(np.float32)
 
 
-# --- Training it, and what comes out --------------------------------------------------------------
+# --- Training and translating ---------------------------------------------------------------------
 def way(
     options: argparse.Namespace, vocab: int, contexts: list[mx.Context]
 ) -> tuple[Callable[..., Any], EncoderDecoder, Any]:
-    """A function that trains on a batch, its network, and its pipeline."""
+    """Returns a function that trains on a batch, its network and its pipeline."""
     mx.random.seed(options.seed)
     net = EncoderDecoder(vocab, options.units, *contexts)
     net.hybridize()
@@ -123,14 +123,14 @@ def way(
 
 
 def with_begin(syllables: np.ndarray, vocab: int) -> np.ndarray:
-    """The syllables before each syllable, as the decoder sees them."""
+    """Returns the syllables before each syllable, the decoder's input."""
     return np.concatenate(
         [np.full((len(syllables), 1), vocab, dtype=np.float32), syllables[:, :-1]], axis=1
     )
 
 
 def translate(net: EncoderDecoder, letters: np.ndarray, length: int, vocab: int) -> np.ndarray:
-    """The syllables that the network writes, taking the best each time."""
+    """Returns the syllables that the network writes with greedy decoding."""
     x = mx.nd.array(letters, ctx=net.letters.weight.list_ctx()[0])
     written = np.full((len(letters), length + 1), vocab, dtype=np.float32)
     for i in range(length):
@@ -148,7 +148,7 @@ def main() -> None:
     arguments.add_argument("--micro-batches", type=int, default=4)
     arguments.add_argument("--lr", type=float, default=4e-3)
     options = arguments.parse_args()
-    mx.context.set_threads(1)  # the same threads on every device: then placement can't change a bit
+    mx.context.set_threads(1)  # equal thread counts, so that placement can't change a bit
     pairs = syllables()[: options.syllables]
     vocab = len(pairs)
 

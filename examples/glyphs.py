@@ -1,8 +1,8 @@
-"""Pictures of digits for the examples: written in the fonts that come with matplotlib, turned,
-scaled, moved and noisy.
+"""Images of digits for the examples, drawn in matplotlib's fonts, rotated, scaled, shifted and
+noisy.
 
-Some fonts are kept for validation, so what is measured is how well a network reads digits in
-letterforms that it has never seen.
+Some fonts are reserved for validation, which therefore measures how well a network reads digits in
+unseen fonts.
 """
 
 import os
@@ -16,7 +16,7 @@ SIZE = 28
 
 
 def fonts() -> tuple[list[str], list[str]]:
-    """(fonts for training, fonts for validation), files."""
+    """Returns (font files for training, font files for validation)."""
     import matplotlib
 
     folder = os.path.join(matplotlib.get_data_path(), "fonts", "ttf")
@@ -33,7 +33,7 @@ def fonts() -> tuple[list[str], list[str]]:
 
 
 def draw(digit: int, font: Any, random: np.random.RandomState) -> np.ndarray:
-    """One picture, (SIZE, SIZE), from 0 to 1."""
+    """Returns one image of shape (SIZE, SIZE) with values from 0 to 1."""
     page = Image.new("L", (2 * SIZE, 2 * SIZE))
     ImageDraw.Draw(page).text(
         (SIZE, SIZE),
@@ -49,7 +49,7 @@ def draw(digit: int, font: Any, random: np.random.RandomState) -> np.ndarray:
 
 
 def digits(count: int, files: list[str], seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """(pictures (count, 1, SIZE, SIZE), labels (count,)), both float32."""
+    """Returns (images (count, 1, SIZE, SIZE), labels (count,)), both float32."""
     random = np.random.RandomState(seed)
     labels = random.randint(0, 10, count)
     pictures = np.stack(
@@ -61,7 +61,7 @@ def digits(count: int, files: list[str], seed: int) -> tuple[np.ndarray, np.ndar
 def data(
     train: int, valid: int, seed: int
 ) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
-    """((pictures, labels) for training, (pictures, labels) for validation)."""
+    """Returns ((images, labels) for training, (images, labels) for validation)."""
     known, unknown = fonts()
     return digits(train, known, seed), digits(valid, unknown, seed + 1)
 
@@ -69,7 +69,7 @@ def data(
 def batches(
     pictures: np.ndarray, labels: np.ndarray, batch: int, seed: int
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yields (pictures, labels) in random order, one pass."""
+    """Yields batches of (images, labels) in random order for one epoch."""
     order = np.random.RandomState(seed).permutation(len(labels))
     for i in range(0, len(order) - batch + 1, batch):
         yield pictures[order[i : i + batch]], labels[order[i : i + batch]]

@@ -1,10 +1,10 @@
-"""A GPT-style transformer of 24 small layers in two halves, pipelined: 1F1B and zero bubble against
-one device.
+"""A GPT-style transformer of 24 small layers in two pipelined halves: 1F1B and zero bubble compared
+with one device.
 
 The batch is divided into micro-batches; while the second half works on one, the first half works on
-the next. 1F1B begins backward passes as soon as it can; zero bubble also puts the weight gradients,
-for which nobody waits, into the gaps. The losses and parameters are, bit for bit, those of the same
-micro-batches on one device. The text is Python's standard library.
+the next. 1F1B starts backward passes as early as possible. Zero bubble also fills the gaps with
+weight gradients, on which no other work depends. The losses and parameters equal those of the same
+micro-batches on one device bit for bit. The text is Python's standard library.
 
     python gpt_pipeline.py                            # about two minutes on two cores
     python gpt_pipeline.py --devices "gpu(0)" "gpu(1)" --units 512 --batch 64
@@ -27,14 +27,14 @@ from mpgluon.parallel import Pipeline, TrainStep
 
 # --- The idea -------------------------------------------------------------------------------------
 def pipelined(net: "GPT", trainer: gluon.Trainer, micro_batches: int, schedule: str) -> TrainStep:
-    """A training step, ``losses = step(tokens, labels)``, that sends a batch through the network in
-    micro-batches; `schedule` says which of them a device works on when."""
+    """Returns a training step, ``losses = step(tokens, labels)``, that sends a batch through the
+    network in micro-batches; `schedule` defines the order of a device's work on them."""
     pipeline = Pipeline(micro_batches, schedule)
     return TrainStep(net, gluon.loss.SoftmaxCrossEntropyLoss(), trainer, pipeline)
 
 
 def through(layers: Sequence[gluon.HybridBlock], contexts: list[mx.Context], x: Any) -> Any:
-    """`x` through layers that lie on several devices: all that a network needs to say about it."""
+    """Applies layers on several devices to `x`; a network needs no other code for its placement."""
     for layer, ctx in zip(layers, contexts):
         x = layer(x.as_in_context(ctx))
     return x
@@ -42,8 +42,8 @@ def through(layers: Sequence[gluon.HybridBlock], contexts: list[mx.Context], x: 
 
 # --- The network ----------------------------------------------------------------------------------
 class Layer(gluon.HybridBlock):
-    """Causal self-attention and a network of two layers, each of the normalised input and added to
-    it."""
+    """Causal self-attention and a network of two layers, each applied to its normalized input and
+    added to it."""
 
     def __init__(self, units: int, heads: int, length: int) -> None:
         super().__init__()
@@ -82,8 +82,8 @@ class Layer(gluon.HybridBlock):
 
 
 class GPT(gluon.HybridBlock):
-    """(batch, length) tokens to (batch, length, vocab) scores; the layers are dealt out over
-    `contexts` in equal parts."""
+    """Maps (batch, length) tokens to (batch, length, vocab) scores; the layers are distributed
+    evenly over `contexts`."""
 
     def __init__(
         self,
@@ -122,8 +122,8 @@ class GPT(gluon.HybridBlock):
 def way(
     options: argparse.Namespace, vocab: int, contexts: list[mx.Context], schedule: str = ""
 ) -> Any:
-    """A function that trains on a batch, its network, and its step; without a schedule the whole
-    batch goes through at once."""
+    """Returns a function that trains on a batch, its network and its step. Without a schedule, the
+    batch is not divided."""
     mx.random.seed(options.seed)
     net = GPT(vocab, options.units, options.heads, options.layers, options.length, contexts)
     trainer = gluon.Trainer(net.collect_params(), "adam", {"learning_rate": options.lr})
@@ -142,7 +142,7 @@ def way(
 def batches(
     tokens: np.ndarray, batch: int, length: int, seed: int
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yields (inputs, targets), (batch, length) each, of windows in random order."""
+    """Yields (inputs, targets) of shape (batch, length) each, from windows in random order."""
     starts = np.random.RandomState(seed).permutation((len(tokens) - 1) // length) * length
     for i in range(0, len(starts) - batch + 1, batch):
         chosen = starts[i : i + batch]
@@ -166,7 +166,7 @@ def main() -> None:
     arguments.add_argument("--micro-batches", type=int, default=8)
     arguments.add_argument("--lr", type=float, default=1e-3)
     options = arguments.parse_args()
-    mx.context.set_threads(1)  # the same threads on every device: then placement can't change a bit
+    mx.context.set_threads(1)  # equal thread counts, so that placement can't change a bit
     one, many = options.devices[:1], options.devices
     corpus = Corpus(*read_text(options.text, options.limit), options.vocab)
     vocab, count = len(corpus.words), len(many)

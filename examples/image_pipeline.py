@@ -1,11 +1,11 @@
-"""Image classification with a convolutional network, pipelined over two devices against one: what
-is the same, and what BatchNorm changes.
+"""Image classification with a convolutional network pipelined over two devices, compared with one:
+what is equal, and what BatchNorm changes.
 
-Without BatchNorm a pipeline computes what the whole batch would: gradients are sums over rows, only
-added up micro-batch by micro-batch; what differs is rounding, which training makes larger step by
-step. BatchNorm takes means over rows, and in a pipeline over the rows of a micro-batch: training
-differs, which is measured here, in losses and in the accuracy on fonts that were not trained on.
-Against the same micro-batches on one device, all bits are equal either way.
+Without BatchNorm a pipeline matches the whole batch: gradients are sums over rows, accumulated
+micro-batch by micro-batch. Only rounding differs, which training magnifies step by step. BatchNorm
+computes means over rows, in a pipeline over the rows of a micro-batch, so training differs. This is
+measured in losses and in the accuracy on fonts that were not trained on. Compared with the same
+micro-batches on one device, all bits are equal in both cases.
 
     python image_pipeline.py                            # about two minutes on two cores
     python image_pipeline.py --devices "gpu(0)" "gpu(1)"
@@ -27,13 +27,13 @@ from mpgluon.parallel import Pipeline, TrainStep
 
 # --- The idea -------------------------------------------------------------------------------------
 def pipelined(net: "Classifier", trainer: gluon.Trainer, micro_batches: int) -> TrainStep:
-    """A training step, ``losses = step(pictures, labels)``, in micro-batches. ``Pipeline(...,
-    statistics="batch")`` would have BatchNorm take its means over the whole batch."""
+    """Returns a training step, ``losses = step(pictures, labels)``, in micro-batches. With
+    ``Pipeline(..., statistics="batch")`` BatchNorm would compute means over the whole batch."""
     return TrainStep(net, gluon.loss.SoftmaxCrossEntropyLoss(), trainer, Pipeline(micro_batches))
 
 
 class Classifier(gluon.HybridBlock):
-    """Convolutions on `ctx1`, more of them and the classifier on `ctx2`."""
+    """Convolutions on `ctx1`, then convolutions and the classifier on `ctx2`."""
 
     def __init__(self, channels: int, norm: bool, ctx1: mx.Context, ctx2: mx.Context) -> None:
         super().__init__(prefix="net_")
@@ -66,7 +66,7 @@ class Classifier(gluon.HybridBlock):
 
 # --- Ways to train it, compared -------------------------------------------------------------------
 def way(options: argparse.Namespace, norm: bool, contexts: list[mx.Context], pipeline: bool) -> Any:
-    """A function that trains on a batch, its network, and its step."""
+    """Returns a function that trains on a batch, its network and its step."""
     mx.random.seed(options.seed)
     net = Classifier(options.channels, norm, *contexts)
     trainer = gluon.Trainer(net.collect_params(), "adam", {"learning_rate": options.lr})
@@ -102,7 +102,7 @@ def main() -> None:
     arguments.add_argument("--micro-batches", type=int, default=8)
     arguments.add_argument("--lr", type=float, default=1e-3)
     options = arguments.parse_args()
-    mx.context.set_threads(1)  # the same threads on every device: then placement can't change a bit
+    mx.context.set_threads(1)  # equal thread counts, so that placement can't change a bit
     one, two = options.devices[:1] * 2, options.devices
     train, valid = glyphs.data(options.train, options.valid, options.seed)
     passes = iter(range(10**9))

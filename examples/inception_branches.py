@@ -1,12 +1,12 @@
-"""Inception: the branches of a layer run on several devices at the same time. How much they overlap
-is measured with `mx.profiler`.
+"""Inception: the branches of a layer run on several devices at the same time. `mx.profiler`
+measures their overlap.
 
-Each module has four branches (1x1, 3x3, 5x5 convolutions, and pooling) that read the same input,
-and whose outputs are joined; the larger kernels come behind 1x1 convolutions that leave them fewer
-channels, so that no branch has most of the work. The branches are dealt out over the devices with
-``as_in_context``; the block is hybridized as one, so all branches that have their input run,
-forward and backward. What the devices wait for shows in the trace. The pictures are digits in many
-fonts (glyphs.py).
+Each module has four branches (1x1, 3x3, 5x5 convolutions, and pooling) that read the same input and
+whose outputs are concatenated. The larger kernels follow 1x1 convolutions that reduce the channels,
+so that no branch has most of the work. The branches are distributed over the devices with
+``as_in_context``. The block is hybridized as a whole, so every branch with a ready input runs,
+forward and backward. The trace shows the waits of the devices. The images are digits in many fonts
+(glyphs.py).
 
     python inception_branches.py                            # about a minute on two cores
     python inception_branches.py --devices "gpu(0)" "gpu(1)" "gpu(2)"
@@ -26,8 +26,8 @@ from mpgluon.gluon import nn
 
 # --- The idea -------------------------------------------------------------------------------------
 def joined(F: Any, branches: Sequence[gluon.HybridBlock], places: list[mx.Context], x: Any) -> Any:
-    """The branches' outputs, joined where `x` is. In a hybridized block they run at the same time:
-    nothing in a device's program waits but for what it reads."""
+    """Returns the branches' outputs, concatenated on the device of `x`. In a hybridized block they
+    run at the same time: a device's program waits only for its inputs."""
     outputs = [part(x.as_in_context(ctx)) for part, ctx in zip(branches, places)]
     return F.concat(*[out.as_in_context(x.context) for out in outputs], dim=1)
 
@@ -48,8 +48,8 @@ def conv(inputs: int, outputs: int, kernel: int) -> Callable[[], gluon.HybridBlo
 
 
 class Inception(gluon.HybridBlock):
-    """Four branches with `width` channels each, dealt out over `contexts`; their join lies on the
-    first."""
+    """Four branches with `width` channels each, distributed over `contexts`; their concatenation is
+    on the first."""
 
     def __init__(self, inputs: int, width: int, contexts: list[mx.Context]) -> None:
         super().__init__()
@@ -60,8 +60,8 @@ class Inception(gluon.HybridBlock):
                 branch(conv(inputs, width, 1)),
                 branch(lambda: nn.MaxPool2D(3, 1, 1), conv(inputs, width, 1)),
             ]
-        # Heavy branches first, from the last device on: the join, and the sum of the gradients, are
-        # work of the first one's, too.
+        # Heavy branches first, starting at the last device, because the first one also computes the
+        # concatenation and the sum of the gradients.
         self.places = [
             contexts[-1 - ((i + 1) * len(contexts) - 1) // len(self.branches)]
             for i in range(len(self.branches))
@@ -102,7 +102,7 @@ def main() -> None:
     arguments.add_argument("--batch", type=int, default=32)
     arguments.add_argument("--lr", type=float, default=1e-3)
     options = arguments.parse_args()
-    mx.context.set_threads(1)  # the same threads on every device: then placement can't change a bit
+    mx.context.set_threads(1)  # equal thread counts, so that placement can't change a bit
     train, valid = glyphs.data(options.train, options.valid, options.seed)
     home = options.devices[0]
     places = {"1 device": options.devices[:1], f"{len(options.devices)} devices": options.devices}

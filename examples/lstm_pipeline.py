@@ -1,11 +1,11 @@
 """An LSTM language model on two devices, pipelined along time: layer 2 works on one piece of a
 sequence while layer 1 is on the next.
 
-Without a pipeline two devices take turns: the second can't begin before the first has gone through
-the whole sequence. ``Pipeline(along="time")`` divides sequences into pieces, carries the states
-from piece to piece, and keeps both devices busy; the network's code stays as it is. Three ways are
-trained on the same batches, with the same losses: two devices pipelined, the same pieces on one
-device (the same bits), and two devices without a pipeline. The text is Python's standard library.
+Without a pipeline two devices alternate: the second cannot start before the first has processed the
+whole sequence. ``Pipeline(along="time")`` divides sequences into pieces, carries the states from
+piece to piece, and keeps both devices busy; the network's code is unchanged. Three ways train on
+the same batches with the same losses: two devices pipelined, the same pieces on one device (the
+same bits), and two devices without a pipeline. The text is Python's standard library.
 
     python lstm_pipeline.py                            # about a minute on two cores
     python lstm_pipeline.py --devices "gpu(0)" "gpu(1)"
@@ -27,8 +27,8 @@ from mpgluon.parallel import Pipeline, TrainStep
 
 # --- The idea -------------------------------------------------------------------------------------
 def pipelined(net: Any, trainer: gluon.Trainer, pieces: int, schedule: str) -> TrainStep:
-    """A training step, ``losses, states = step(tokens, labels, states)``, that sends a sequence
-    through the network in pieces."""
+    """Returns a training step, ``losses, states = step(tokens, labels, states)``, that sends a
+    sequence through the network in pieces."""
     pipeline = Pipeline(pieces, schedule, along="time")
     return TrainStep(net, gluon.loss.SoftmaxCrossEntropyLoss(), trainer, pipeline)
 
@@ -38,7 +38,7 @@ class LanguageModel(gluon.HybridBlock):
     another.
 
     Takes tokens (time, batch) and the states of all layers; returns scores (time, batch, vocab) and
-    the new states, as pipelines along time ask for.
+    the new states, as pipelines along time require.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ def way(
     ctx2: mx.Context,
     pieces: bool = True,
 ) -> Any:
-    """A function that trains on a batch, its network, and its step in pieces."""
+    """Returns a function that trains on a batch, its network and its step in pieces."""
     mx.random.seed(options.seed)
     net = LanguageModel(vocab, options.hidden, options.layers, options.split, ctx1, ctx2)
     trainer = gluon.Trainer(net.collect_params(), "adam", {"learning_rate": options.lr})
@@ -119,7 +119,7 @@ def main() -> None:
     )
     arguments.add_argument("--lr", type=float, default=2e-3)
     options = arguments.parse_args()
-    mx.context.set_threads(1)  # the same threads on every device: then placement can't change a bit
+    mx.context.set_threads(1)  # equal thread counts, so that placement can't change a bit
     first, second = options.devices
     corpus = Corpus(*read_text(options.text, options.limit), options.vocab)
     vocab = len(corpus.words)

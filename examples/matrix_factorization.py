@@ -1,11 +1,11 @@
-"""Matrix factorisation over two devices: the tables of users and of items are what is large, so
-they are split, in two ways.
+"""Matrix factorization over two devices: the tables of users and of items are large, so they are
+split, in two ways.
 
-`by table`: the users' half of the network, table and layers, lies on the first device, the items'
-half on the last, and only a batch's rows cross (``as_in_context``). `by rows`: each device has some
-rows of both tables, so that one table may be larger than any device (``mx.parallel.shard``). Both
-are compared with one device: time, error, parameters and memory. Ratings are made up: hidden tastes
-of users and items, and noise.
+With `by table`, the users' half of the network (table and layers) is on the first device, the
+items' half on the last, and only a batch's rows are transferred (``as_in_context``). With `by
+rows`, each device has some rows of both tables, so that a table may be larger than any device
+(``mx.parallel.shard``). Both are compared with one device: time, error, parameters and memory. The
+ratings are synthetic: hidden tastes of users and items, and noise.
 
     python matrix_factorization.py
     python matrix_factorization.py --devices "gpu(0)" "gpu(1)"
@@ -26,12 +26,12 @@ from mpgluon.gluon import nn
 
 # --- The idea -------------------------------------------------------------------------------------
 def rows_over(net: "Factorization", devices: list[mx.Context]) -> None:
-    """Divides the rows of both tables over the devices, before the network is initialised."""
+    """Divides the rows of both tables over the devices; call it before initialization."""
     mx.parallel.shard(net, {".*_table": "vocab"}, devices)
 
 
 class Factorization(gluon.HybridBlock):
-    """Predicts ratings: the product of two towers, each a table with two layers on top, on
+    """Predicts ratings as the product of two towers, each a table followed by two layers, on
     `user_ctx` and on `item_ctx`."""
 
     def __init__(
@@ -70,10 +70,10 @@ class Factorization(gluon.HybridBlock):
         return F.sum(user * item.as_in_context(self.user_ctx), axis=1)
 
 
-# --- Three ways, and their data -------------------------------------------------------------------
+# --- Three ways and their data --------------------------------------------------------------------
 def network(options: argparse.Namespace, devices: list[mx.Context], by_rows: bool = False) -> Any:
-    """On one device, a tower and its table on each (`devices` are two then), or with the rows of
-    both tables divided over all devices."""
+    """Returns a network on one device, with a tower and its table on each of two devices, or with
+    the rows of both tables divided over all devices."""
     mx.random.seed(options.seed)
     places = [devices[0]] * 2 if by_rows else [devices[0], devices[-1]]
     net = Factorization(options.users, options.items, options.factors, options.hidden, *places)
@@ -91,8 +91,8 @@ def network(options: argparse.Namespace, devices: list[mx.Context], by_rows: boo
 
 
 def ratings(users: int, items: int, count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """(pairs of user and item, scores): products of hidden tastes, with noise of standard deviation
-    0.1."""
+    """Returns (pairs of user and item, scores). Scores are products of hidden tastes with noise of
+    standard deviation 0.1."""
     draw = np.random.RandomState(seed)
     user_taste, item_taste = (
         draw.normal(size=(users, 3)) / 3**0.5,
@@ -104,7 +104,7 @@ def ratings(users: int, items: int, count: int, seed: int) -> tuple[np.ndarray, 
 
 
 def batches(pairs: np.ndarray, scores: np.ndarray, size: int, seed: int) -> Iterator[Any]:
-    """One pass in random order; what is left over waits for the next."""
+    """Yields batches of one epoch in random order and drops an incomplete last batch."""
     order = np.random.RandomState(seed).permutation(len(pairs))
     for at in range(0, len(order) - size + 1, size):
         part = order[at : at + size]
@@ -112,7 +112,7 @@ def batches(pairs: np.ndarray, scores: np.ndarray, size: int, seed: int) -> Iter
 
 
 def whole(net: Factorization) -> dict[str, np.ndarray]:
-    """Parameters as NumPy arrays by name, those that are split put together."""
+    """Returns parameters as NumPy arrays by name, with split parameters concatenated."""
     values = parameters(net)
     for kind, table in (("user", net.user_table), ("item", net.item_table)):
         parts = [param for param in table.collect_params().values() if hasattr(param, "index")]
@@ -137,7 +137,7 @@ def main() -> None:
     options = arguments.parse_args()
     if len(options.devices) < 2:
         raise SystemExit("--devices takes two devices or more, over which the tables are split")
-    mx.context.set_threads(1)  # the same threads on every device: then placement can't change a bit
+    mx.context.set_threads(1)  # equal thread counts, so that placement can't change a bit
     pairs, scores = ratings(options.users, options.items, options.ratings, options.seed)
     cut = options.ratings * 9 // 10
     home, loss = options.devices[0], gluon.loss.L2Loss()

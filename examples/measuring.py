@@ -1,5 +1,5 @@
-"""How the examples compare ways to train: the ways take turns on the same batches, and a few more
-steps under the profiler say why one is faster than another on this machine."""
+"""Comparison of ways to train: the ways take turns on the same batches, and a few additional steps
+under the profiler show why one is faster than another on this machine."""
 
 import functools
 import math
@@ -27,8 +27,8 @@ COLORS = {
 def plain_step(
     net: gluon.Block, loss: gluon.loss.Loss, trainer: gluon.Trainer
 ) -> Callable[[Any, Any], Any]:
-    """A training step by the ordinary Gluon loop, as `TrainStep` is one: ``step(data, labels)``
-    gives the losses."""
+    """Returns a training step with the ordinary Gluon loop and the interface of `TrainStep`:
+    ``step(data, labels)`` returns the losses."""
 
     def step(data: mx.nd.NDArray, labels: mx.nd.NDArray) -> Any:
         with autograd.record():
@@ -44,11 +44,11 @@ def plain_step(
 def take_turns(
     ways: dict[str, Callable[..., Any]], batches: Callable[[], Iterable[Any]], steps: int
 ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Trains every way on the same batches, step by step in turn, so that whatever else the machine
-    does hits all of them.
+    """Trains all ways on the same batches, alternating step by step, so that other load on the
+    machine affects all of them.
 
-    `ways` are functions that train on a batch and return its losses, by name. Returns {name:
-    (losses, seconds)}, a number for each step.
+    `ways` maps names to functions that train on a batch and return its losses. Returns {name:
+    (losses, seconds)} with a number for each step.
     """
     losses: dict[str, list[float]] = {name: [] for name in ways}
     seconds: dict[str, list[float]] = {name: [] for name in ways}
@@ -69,14 +69,14 @@ def take_turns(
 
 
 def milliseconds(seconds: np.ndarray) -> str:
-    """The median, without the steps in which things were compiled."""
+    """Returns the median as text, without the steps that compiled."""
     return f"{np.median(seconds[min(3, len(seconds) - 1) :]) * 1e3:.1f}"
 
 
 # --- Why ------------------------------------------------------------------------------------------
 def profiled(step: Callable[[], Any]) -> list[Event]:
-    """What the devices do in a step: its ops and copies, those of queues beside a device's own,
-    too."""
+    """Returns the events of a step: ops and copies of all queues, including those in addition to a
+    device's own queue."""
     mx.nd.waitall()
     mx.profiler.set_state("run")
     step()
@@ -90,10 +90,10 @@ def profiled(step: Callable[[], Any]) -> list[Event]:
 
 
 def at_work(events: list[Event]) -> dict[str, float]:
-    """Seconds in which each device is at work."""
+    """Returns the busy seconds of each device."""
     busy: dict[str, float] = {}
     until: dict[str, float] = {}
-    for event in events:  # in order of their begin
+    for event in events:  # sorted by start time
         name = event["device"]
         begin = max(event["begin"], until.get(name, -math.inf))
         busy[name] = busy.get(name, 0.0) + max(0.0, event["end"] - begin)
@@ -102,7 +102,7 @@ def at_work(events: list[Event]) -> dict[str, float]:
 
 
 def overlap(events: list[Event]) -> float:
-    """The share of the time in which two or more devices are at work, of that in which any is."""
+    """Returns the time with two or more busy devices relative to the time with at least one."""
     marks = sorted(mark for event in events for mark in ((event["begin"], 1), (event["end"], -1)))
     some = several = 0.0
     active, before = 0, 0.0
@@ -114,7 +114,8 @@ def overlap(events: list[Event]) -> float:
 
 
 class Work:
-    """The quickest of a few steps under the profiler: its seconds, and those of each device."""
+    """The fastest of a few steps under the profiler: its seconds and the busy seconds of each
+    device."""
 
     def __init__(self, step: Callable[[], Any], steps: int = 3) -> None:
         self.seconds, self.events = math.inf, list[Event]()
@@ -128,7 +129,7 @@ class Work:
 
 
 def sharing(devices: Sequence[mx.Context]) -> float:
-    """How many times as long a product of matrices takes on each device when all are at one."""
+    """Returns the slowdown of a matrix product if all devices compute one at the same time."""
     devices = list(dict.fromkeys(devices))
     matrices = [mx.nd.ones((768, 768), ctx=ctx) for ctx in devices]
 
@@ -144,8 +145,8 @@ def sharing(devices: Sequence[mx.Context]) -> float:
 
 
 def print_against(works: dict[str, Any], base: str) -> None:
-    """A table of ways, each with `seconds` and `busy`: how fast it is against one of them, and the
-    two factors that this is the product of."""
+    """Prints a table of ways, each with `seconds` and `busy`: the speed relative to one of them,
+    and the two factors of this ratio."""
     other = works[base]
     head = f"times as fast as {base} = more at work x less work"
     rows = [("", "ms a step", "devices at work on average", "ms of work on each", head)]
@@ -164,8 +165,8 @@ def why(
     devices: Sequence[mx.Context],
     base: str = "1 device",
 ) -> dict[str, Work]:
-    """Prints why each way is faster than `base`, or is not, on this machine: a few steps of each
-    are measured here and now. They train, so what is compared is compared before."""
+    """Prints why each way is faster or slower than `base` on this machine, from a few measured
+    steps of each. These steps train, so compare results before."""
     works = {name: Work(functools.partial(way, *batch)) for name, way in ways.items()}
     cores = len(os.sched_getaffinity(0))
     load = os.getloadavg()[0]
@@ -190,9 +191,9 @@ def why(
     return works
 
 
-# --- Pictures -------------------------------------------------------------------------------------
+# --- Drawings -------------------------------------------------------------------------------------
 def kind_of(event: Event) -> str:
-    """What an event of the profiler is part of."""
+    """Returns the phase of a profiler event."""
     if event["kind"] == "copy":
         return "copy"
     if not event["program"]:
@@ -201,7 +202,7 @@ def kind_of(event: Event) -> str:
 
 
 def draw_timeline(axes: Any, events: list[Event]) -> None:
-    """The devices' work as bars, a row for each device."""
+    """Draws the devices' work as bars, a row for each device."""
     devices = sorted({event["device"] for event in events})
     origin = min(event["begin"] for event in events)
     for kind, color in COLORS.items():
@@ -218,7 +219,7 @@ def draw_timeline(axes: Any, events: list[Event]) -> None:
 
 
 def new_figure(width: float, height: float, columns: int = 1, heights: Any = (1,)) -> Any:
-    """(figure, axes) of matplotlib, with a row of axes for each of the relative heights."""
+    """Returns matplotlib's (figure, axes), with a row of axes for each of the relative heights."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained")
@@ -228,7 +229,7 @@ def new_figure(width: float, height: float, columns: int = 1, heights: Any = (1,
 
 
 def save_timelines(path: str, works: dict[str, Work]) -> None:
-    """A picture of a step of each way."""
+    """Saves a drawing of one step of each way."""
     heights = [len(work.busy) + 0.5 for work in works.values()]
     figure, axes = new_figure(11, 1 + 0.8 * sum(heights), heights=heights)
     end = max(max(e["end"] for e in w.events) - w.events[0]["begin"] for w in works.values())
@@ -241,6 +242,6 @@ def save_timelines(path: str, works: dict[str, Work]) -> None:
 
 
 def save(figure: Any, path: str) -> None:
-    """Writes a picture, and says where."""
+    """Writes an image and prints its path."""
     figure.savefig(path, dpi=110)
     print(f"picture: {os.path.abspath(path)}")

@@ -1,9 +1,9 @@
 """A two-layer LSTM language model on two devices: one hybridized block, one Trainer, real text.
 
-The first half of the network (embedding, first LSTM) lives on one device, the second (second LSTM,
-decoder) on another. The block says where its data moves with ``as_in_context``; nothing else about
-it is special. The text is the source code of Python's own standard library, which every machine
-has; ``--text FILE`` takes another one.
+The first half of the network (embedding, first LSTM) is on one device, the second (second LSTM,
+decoder) on another. The block moves its data with ``as_in_context``; otherwise it is an ordinary
+block. The text is the source code of Python's standard library, which every machine has; ``--text
+FILE`` uses another text.
 
     python model_parallel_lm.py                    # cpu(0) and cpu(1), two minutes on two cores
     python model_parallel_lm.py --devices "gpu(0)" "gpu(1)"
@@ -27,7 +27,7 @@ from mpgluon.gluon import nn, rnn
 
 # --- The idea -------------------------------------------------------------------------------------
 class ModelParallelLM(gluon.HybridBlock):
-    """Embedding and LSTM 1 where their parameters live; LSTM 2 and the decoder on `ctx2`.
+    """Embedding and LSTM 1 on the device of their parameters; LSTM 2 and the decoder on `ctx2`.
 
     Takes tokens (time, batch) and the states of both layers; returns scores (time, batch, vocab) on
     `ctx2` and the new states.
@@ -50,7 +50,7 @@ class ModelParallelLM(gluon.HybridBlock):
         return self.decoder(out), state1, state2
 
     def initialized(self, init: Any) -> "ModelParallelLM":
-        """Initialises every child on its own device."""
+        """Initializes every child on its own device."""
         for child, ctx in (
             (self.embed, self.ctx1),
             (self.lstm1, self.ctx1),
@@ -96,8 +96,8 @@ class Training:
         return self.loss(scores.reshape((-1, scores.shape[-1])), y.reshape((-1,))).mean()
 
     def step(self, inputs: Any, targets: Any) -> Any:
-        """One step of truncated back-propagation; returns the loss, which need not be computed
-        yet."""
+        """Runs one step of truncated backpropagation; returns the loss, which may still be in
+        flight."""
         with autograd.record():
             loss = self.forward(inputs, targets)
         loss.backward()
@@ -109,7 +109,7 @@ class Training:
         return loss
 
     def evaluate(self, tokens: np.ndarray) -> float:
-        """Perplexity over `tokens`, with fresh states."""
+        """Returns the perplexity over `tokens` with fresh states."""
         kept, self.states = self.states, self.net.begin_state(self.options.batch)
         losses = [
             self.forward(x, y) for x, y in batches(tokens, self.options.batch, self.options.bptt)
@@ -138,7 +138,8 @@ def build(
 def check_equality(
     corpus: Corpus, options: argparse.Namespace, ctx1: mx.Context, ctx2: mx.Context
 ) -> bool:
-    """The first steps three ways; True when losses and all parameters agree bit for bit."""
+    """Runs the first steps in three ways; True if losses and all parameters are equal bit for
+    bit."""
     ways = [
         ("eager, one device", ctx1, ctx1, False),
         ("eager, two devices", ctx1, ctx2, False),
@@ -184,7 +185,7 @@ def train(
         for x, y in batches(corpus.train, options.batch, options.bptt):
             pending.append((step, training.step(x, y)))
             step += 1
-            # Losses are read in bunches, so that the devices never wait for Python
+            # Losses are read in groups, so that the devices never wait for Python
             if len(pending) == 10 or step == total:
                 for at, loss in pending:
                     value = float(loss.asscalar())
@@ -208,7 +209,7 @@ def train(
     return curve, valid_curve
 
 
-# --- What to look at ------------------------------------------------------------------------------
+# --- Samples and plots ----------------------------------------------------------------------------
 def sample_text(net: Any, corpus: Corpus, prompt: str, length: int, seed: int) -> str:
     """Continues `prompt` by `length` tokens drawn from the model."""
     random = np.random.RandomState(seed)
@@ -219,7 +220,7 @@ def sample_text(net: Any, corpus: Corpus, prompt: str, length: int, seed: int) -
         x = mx.nd.array(np.array(given, dtype=np.float32).reshape(-1, 1), ctx=net.ctx1)
         scores, *states = net(x, *states)
         logits = scores[-1, 0].asnumpy().astype(np.float64) / 0.8
-        logits[0] = -np.inf  # no unknown words
+        logits[0] = -np.inf  # never draw the unknown token
         p = np.exp(logits - logits.max())
         given = [int(random.choice(len(p), p=p / p.sum()))]
         tokens = tokens + given
@@ -227,7 +228,7 @@ def sample_text(net: Any, corpus: Corpus, prompt: str, length: int, seed: int) -
 
 
 def draw(path: str, curve: Any, valid_curve: Any, unigram: float, events: list[Event]) -> None:
-    """Loss curves beside the timeline of the devices, as a PNG."""
+    """Saves loss curves next to the timeline of the devices as a PNG."""
     figure, (left, right) = new_figure(15, 5, columns=2)
     left.plot(*zip(*curve), color="#9db8d9", linewidth=0.8, label="training, each step")
     losses, window = np.array([value for _, value in curve]), max(1, len(curve) // 40)
@@ -274,7 +275,7 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     options = arguments()
     begin = time.perf_counter()
-    mx.context.set_threads(1)  # the same threads on every device: then placement can't change a bit
+    mx.context.set_threads(1)  # equal thread counts, so that placement can't change a bit
     ctx1, ctx2 = options.devices
     corpus = Corpus(*read_text(options.text, options.limit), options.vocab)
     unigram = corpus.unigram_perplexity()

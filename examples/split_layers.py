@@ -1,11 +1,11 @@
-"""Every layer split over all devices, synchronised after each layer: tensor parallelism against one
-device, on real pictures.
+"""Every layer split over all devices and synchronized after each layer: tensor parallelism compared
+with one device, on real images.
 
-An ordinary convolutional network is written as for one device; `mx.parallel.shard` splits its
-layers by their names: convolutions by channels, the large dense layer by units, the one behind it
-by inputs. After every layer the devices exchange what they made. The pictures are digits in many
-fonts (glyphs.py), or those of the file that ``--data`` names (an .npz with x and y); the network
-learns the same on one device and on many.
+An ordinary convolutional network is written as for one device. `mx.parallel.shard` splits its
+layers by name: convolutions by channels, the large dense layer by units, the next one by inputs.
+After every layer the devices exchange their results. The images are digits in many fonts
+(glyphs.py), or those of the file ``--data`` (an .npz with x and y). The network learns the same on
+one device and on many.
 
     python split_layers.py                              # cpu(0), cpu(1), cpu(2)
     python split_layers.py --devices "gpu(0)" "gpu(1)"
@@ -28,8 +28,8 @@ PLAN = {".*conv[0-9]": "channel", ".*hidden": "column", ".*out": "row"}
 
 
 def split(net: gluon.HybridBlock, devices: list[mx.Context]) -> None:
-    """Splits the layers that `PLAN` names, before the network is initialised. Inputs and outputs
-    stay on the first device, and the training loop stays as it is."""
+    """Splits the layers that `PLAN` names; call it before initialization. Inputs and outputs stay
+    on the first device, and the training loop is unchanged."""
     mx.parallel.shard(net, PLAN, devices)
 
 
@@ -46,13 +46,13 @@ def network(width: int) -> Any:
 
 
 def read(path: str) -> tuple[np.ndarray, np.ndarray]:
-    """(pictures (n, 1, height, width) in [0, 1], labels), in a fixed random order."""
+    """Returns (images (n, 1, height, width) in [0, 1], labels) in a fixed random order."""
     if path:
         with np.load(path) as file:
             x, y = file["x"], file["y"]
     else:
         x, y = glyphs.digits(2000, glyphs.fonts()[0], seed=0)
-        # Half as large.
+        # Halves the size.
         x = x.reshape(len(x), glyphs.SIZE // 2, 2, glyphs.SIZE // 2, 2).mean(axis=(2, 4))
     x = x.astype("float32") / max(float(x.max()), 1)
     order = np.random.RandomState(0).permutation(len(x))
@@ -60,14 +60,14 @@ def read(path: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def way(options: argparse.Namespace, devices: list[mx.Context], x: np.ndarray) -> Any:
-    """A function that trains on a batch, and its network."""
+    """Returns a function that trains on a batch, and its network."""
     mx.random.seed(options.seed)
     net = network(options.width)
     if len(devices) > 1:
         split(net, devices)
     net.initialize(mx.init.Xavier(), ctx=devices[0])
     net.hybridize()
-    net(mx.nd.array(x[:1], ctx=devices[0]))  # tells the shapes
+    net(mx.nd.array(x[:1], ctx=devices[0]))  # infers the shapes
     trainer = gluon.Trainer(net.collect_params(), "adam", {"learning_rate": options.lr})
     step = plain_step(net, gluon.loss.SoftmaxCrossEntropyLoss(), trainer)
     return lambda a, b: step(*(mx.nd.array(part, ctx=devices[0]) for part in (a, b))), net

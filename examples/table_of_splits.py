@@ -1,8 +1,8 @@
-"""Splits of a network over two devices: what each takes, by prediction and measured, and what it
-needs of memory; and the planner's choice.
+"""Splits of a network over two devices: the predicted and measured time of each, its memory, and
+the planner's choice.
 
-`mx.parallel.plan` measures the layers once. From that it says what every split would take, and
-which one is best; here all of them are tried.
+`mx.parallel.plan` measures the layers once. From that it predicts the time of every split and the
+best one; here all of them run.
 
     python table_of_splits.py
     python table_of_splits.py --devices "gpu(0)" "gpu(1)" --width 2048
@@ -22,8 +22,8 @@ from mpgluon.parallel import TrainStep, plan
 
 # --- The idea -------------------------------------------------------------------------------------
 def planned(net: Any, x: Any, y: Any, devices: list[mx.Context], micro_batches: int) -> Any:
-    """The best split: ``net.place(planned(...))`` puts the layers there, and its ``pipeline()``
-    trains them. Printed, it says what it expects of time and memory."""
+    """Returns the best split: ``net.place(planned(...))`` places the layers, and its ``pipeline()``
+    trains them. Its printed form has the expected time and memory."""
     return plan(
         net, x, devices, loss=loss, labels=y, micro_batches=micro_batches, schedules=["1f1b"]
     )
@@ -33,9 +33,9 @@ def loss(out: Any, label: Any) -> Any:
     return ((out - label) ** 2).mean(axis=1)
 
 
-# --- All splits, tried ----------------------------------------------------------------------------
+# --- All splits, measured -------------------------------------------------------------------------
 class Measured:
-    """The quickest of some steps: its seconds, those of each device at work, and its report."""
+    """The fastest of some steps: its seconds, the busy seconds of each device, and its report."""
 
     def __init__(self, net: Any, made: Any, x: Any, y: Any, steps: int) -> None:
         net.place(made, verbose=False)

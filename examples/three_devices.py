@@ -1,9 +1,9 @@
-"""The same network over one, two and three devices: only the list of contexts changes, and no bit
+"""The same network on one, two and three devices: only the list of contexts changes, and not a bit
 of the result.
 
-A deep network predicts the next token of Python's standard library from the ones before (Bengio et
-al., 2003). Its layers are dealt out over as many devices as the list has, hybridized as one block,
-trained by one Trainer, and again as a pipeline. Each device holds its own part only.
+A deep network predicts the next token of Python's standard library from the previous ones (Bengio
+et al., 2003). Its layers are distributed over the devices of the list, hybridized as one block and
+trained by one Trainer, then also as a pipeline. Each device holds only its own part.
 
     python three_devices.py                                          # about a minute on two cores
     python three_devices.py --devices "gpu(0)" "gpu(1)" "cpu(0)"
@@ -26,7 +26,7 @@ from mpgluon.parallel import Pipeline, TrainStep
 
 # --- The idea -------------------------------------------------------------------------------------
 class Chain(gluon.HybridBlock):
-    """Layers one after the other, in as many runs as there are contexts."""
+    """Consecutive layers, divided into one run per context."""
 
     def __init__(self, layers: Sequence[gluon.HybridBlock], contexts: list[mx.Context]) -> None:
         super().__init__(prefix="chain_")
@@ -53,7 +53,7 @@ def network(options: argparse.Namespace, vocab: int, contexts: list[mx.Context])
 
 
 def batches(tokens: np.ndarray, window: int, batch: int, seed: int) -> Iterator[Any]:
-    """Yields (`window` tokens, the next token) for `batch` places, in random order."""
+    """Yields (`window` tokens, the next token) of `batch` positions in random order."""
     order = np.random.RandomState(seed).permutation(len(tokens) - window)
     for i in range(0, len(order) - batch + 1, batch):
         places = order[i : i + batch]
@@ -72,7 +72,7 @@ def main() -> None:
     arguments.add_argument("--micro-batches", type=int, default=4)
     arguments.add_argument("--lr", type=float, default=5e-4)
     options = arguments.parse_args()
-    mx.context.set_threads(1)  # the same threads on every device: then placement can't change a bit
+    mx.context.set_threads(1)  # equal thread counts, so that placement can't change a bit
     corpus = Corpus(*read_text(options.text, options.limit), options.vocab)
     loss = gluon.loss.SoftmaxCrossEntropyLoss()
 

@@ -1,9 +1,9 @@
-"""A network in stages, one on each rank of a cluster, trained in a pipeline; its checkpoints are
-written by all ranks, and a job that is started again goes on from the newest.
+"""Trains a network in stages, one per rank of a cluster, in a pipeline. All ranks write the
+checkpoints, and a restarted job continues from the newest.
 
     mpirun -n 4 python examples/cluster/train.py --out FOLDER
 
-The job files beside this one start it under Slurm and Kubernetes.
+The job files in this folder start it under Slurm and Kubernetes.
 """
 
 import os
@@ -39,7 +39,7 @@ step = par.TrainStep(
     net, gluon.loss.L2Loss(), trainer, par.Pipeline(micro_batches=8, schedule="1f1b")
 )
 
-# --- Training goes on from the newest checkpoint --------------------------------------------------
+# --- Training continues from the newest checkpoint ------------------------------------------------
 done = 0
 if os.path.isdir(options.out) and os.listdir(options.out):
     done = par.load(options.out, net, trainer)["position"]["step"]
@@ -48,7 +48,7 @@ while done < options.steps:
     losses = step(x, x)
     done += 1
     if done % options.every == 0 or done == options.steps:
-        loss = float(par.fetch(losses).asnumpy().mean())  # all ranks call it
+        loss = float(par.fetch(losses).asnumpy().mean())  # all ranks must call it
         par.save(options.out, net, trainer, position={"step": done})
         if par.rank() == 0:
             print(f"step {done}: loss {loss:.4f}", flush=True)

@@ -1,10 +1,9 @@
-"""Clients of the service: how many requests it answers, how fast, and what it does when there are
-too many.
+"""Load test of the service: its throughput, its latency, and its behavior under overload.
 
     python load.py                            # two devices, one device, PyTorch, and overload
 
-The servers take turns, so that what else the machine does hits all of them. Every answer is
-compared with the network's own.
+The servers take turns, so that other load on the machine affects all of them. Every answer is
+compared with the network's result.
 """
 
 from __future__ import annotations
@@ -36,12 +35,12 @@ import serve  # noqa: E402
 from common import output, parser, print_table  # noqa: E402
 from mpgluon import nd  # noqa: E402
 
-ROWS = 4  # of a request
+ROWS = 4  # per request
 
 
 @dataclass
 class Seen:
-    """What clients saw: seconds of the answered requests, and how many had each status."""
+    """Results of the clients: seconds of the answered requests, and counts of statuses."""
 
     seconds: list[float] = field(default_factory=list)
     statuses: collections.Counter[object] = field(default_factory=collections.Counter)
@@ -56,7 +55,7 @@ class Seen:
 
 
 class Requests:
-    """Bodies of requests, and the scores that each has to get."""
+    """Request bodies and their expected scores."""
 
     def __init__(self, params: str, count: int = 64) -> None:
         net = model.network()
@@ -87,12 +86,12 @@ async def _client(
             expected = requests.scores[number % len(requests.bodies)]
             seen.wrong += not np.allclose(scores, expected, rtol=1e-3, atol=1e-2)
         elif status == 503:
-            await asyncio.sleep(0.25)  # as who is told to come back later
+            await asyncio.sleep(0.25)  # retries later
         number += 1
 
 
 async def clients(url: str, requests: Requests, count: int, seconds: float) -> Seen:
-    """So many clients, each with its next request when the last one is answered."""
+    """Runs `count` clients, each of which sends its next request after the last answer."""
     seen, begin = Seen(), time.perf_counter()
     limits = aiohttp.TCPConnector(limit=0)
     headers, wait = {"Content-Type": "application/json"}, aiohttp.ClientTimeout(60)
@@ -113,7 +112,7 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def server(params: str, devices: str) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    """A server that is ready: its address and process. It is told to end afterwards."""
+    """Yields the address and process of a ready server, which is terminated afterwards."""
     port = free_port()
     told = serve.environment(params, devices)
     told["BENTOML_CONFIG_OPTIONS"] = "api_server.logging.access.enabled=false"
@@ -168,7 +167,7 @@ def main() -> None:
         for turn in range(options.turns + 1):
             for name, url in urls.items():
                 seen = asyncio.run(clients(url, requests, options.clients, options.seconds))
-                if turn:  # the first one is for warming up: batch sizes are adapted then
+                if turn:  # the first turn is a warm-up in which batch sizes adapt
                     results[name].append(seen)
         url = urls[f"{names}, pipelined"]
         crowd = asyncio.run(clients(url, requests, options.overload, options.seconds))

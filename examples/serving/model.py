@@ -1,5 +1,5 @@
-"""The network that is served: how it is made, trained, and put behind a function from rows to
-scores, on one or several devices or by PyTorch."""
+"""The served network: its creation and training, and functions from rows to scores on one or
+several devices or with PyTorch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mpgluon import autograd, gluon, nd
 from mpgluon.gluon import nn
 
 INPUTS, WIDTH, LAYERS, CLASSES = 64, 2048, 6, 10
-ROWS = 16  # of a micro-batch: one program is compiled, for this many rows
+ROWS = 16  # rows per micro-batch; the only compiled size
 Predict = Callable[[np.ndarray], np.ndarray]
 
 
@@ -27,7 +27,7 @@ def network() -> nn.HybridSequential:
 
 
 def pictures(count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Ten patterns with noise, and which they are."""
+    """Returns noisy images of ten patterns and their classes."""
     patterns = np.random.RandomState(0).normal(size=(CLASSES, INPUTS))
     draw = np.random.RandomState(seed + 1)
     labels = draw.randint(0, CLASSES, count)
@@ -36,7 +36,7 @@ def pictures(count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
 
 
 def placed(net: nn.HybridSequential, devices: Sequence[mx.Context]) -> None:
-    """The layers dealt out over the devices, in runs."""
+    """Distributes consecutive layers over the devices."""
     layers = len(net)
     places = {str(i): devices[i * len(devices) // layers] for i in range(layers)}
     net.place(places, verbose=False)
@@ -44,7 +44,7 @@ def placed(net: nn.HybridSequential, devices: Sequence[mx.Context]) -> None:
 
 
 def train(path: str, devices: Sequence[mx.Context], steps: int) -> float:
-    """Trains the network and writes its parameters; the share of new pictures that it knows."""
+    """Trains the network and writes its parameters; returns the accuracy on new images."""
     mx.random.seed(1)
     net = network()
     net.initialize(mx.init.Xavier())
@@ -63,14 +63,14 @@ def train(path: str, devices: Sequence[mx.Context], steps: int) -> float:
 
 
 def over_devices(path: str, devices: Sequence[mx.Context]) -> Predict:
-    """From rows to scores, pipelined over the devices."""
+    """Returns a function from rows to scores, pipelined over the devices."""
     net = network()
-    placed(net, devices)  # before loading: each parameter goes where it belongs
+    placed(net, devices)  # before loading, so that each parameter is loaded onto its device
     net.load_parameters(path)
 
     def predict(rows: np.ndarray) -> np.ndarray:
-        # Calls return before the work is done: while a device computes one micro-batch, the device
-        # before it is at the next.
+        # Calls are asynchronous: while a device computes one micro-batch, the previous device
+        # computes the next.
         filled = np.zeros((-(-len(rows) // ROWS) * ROWS, INPUTS), "float32")
         filled[: len(rows)] = rows
         parts = [
@@ -78,12 +78,12 @@ def over_devices(path: str, devices: Sequence[mx.Context]) -> Predict:
         ]
         return np.concatenate([part.asnumpy() for part in parts])[: len(rows)]
 
-    predict(np.zeros((1, INPUTS), "float32"))  # compiled before the first request comes
+    predict(np.zeros((1, INPUTS), "float32"))  # compiles before the first request
     return predict
 
 
 def by_torch(path: str, threads: int) -> Predict:
-    """The same network and parameters, computed by PyTorch."""
+    """Returns a function that computes the same network and parameters with PyTorch."""
     import torch
 
     torch.set_num_threads(threads)

@@ -1,14 +1,14 @@
-"""A network over several devices behind HTTP: requests in batches, batches pipelined over its
-stages.
+"""Serves a network on several devices over HTTP: requests are batched, and batches are pipelined
+over its stages.
 
     python serve.py                                      # cpu(0) and cpu(1), on port 3000
     python serve.py --devices "gpu(0)" "gpu(1)"
     curl -X POST localhost:3000/classify -H "Content-Type: application/json" \
         -d "{\"pictures\": [[$(seq -s, 1 64)]]}"
 
-The first start trains the network and stores its parameters. Ctrl-C, or SIGTERM, ends the server
-when all requests that it has taken are answered. The service is in service.py, the network in
-model.py; load.py measures it.
+The first start trains the network and stores its parameters. Ctrl-C or SIGTERM ends the server
+after all accepted requests are answered. The service is in service.py, the network in model.py;
+load.py measures it.
 """
 
 import os
@@ -23,7 +23,8 @@ from common import device as device, output, parser  # noqa: E402
 
 
 def environment(parameters: str, devices: str) -> dict[str, str]:
-    """What the service's process is told. devices: names with spaces between, or 'torch'."""
+    """Returns the environment of the service's process. `devices` has names separated by spaces, or
+    is 'torch'."""
     paths = [HERE, os.path.dirname(HERE), os.environ.get("PYTHONPATH", "")]
     return {
         **os.environ,
@@ -50,7 +51,7 @@ def main() -> None:
     names = " ".join(map(str, options.devices))
     told = environment(params, names)
     print(f"{names}: http://127.0.0.1:{options.port}/classify", flush=True)
-    os.chdir(HERE)  # Python looks for modules where it starts, and mpgluon's sources are not built
+    os.chdir(HERE)  # Python imports from its start folder, which may be mpgluon's unbuilt sources
     os.execve(sys.executable, command(options.port), told)
 
 

@@ -1,5 +1,5 @@
-"""The service, of BentoML. `serve.py` starts it; what it is told comes by environment variables,
-since BentoML runs it in a process of its own."""
+"""The BentoML service. `serve.py` starts it and configures it by environment variables, because
+BentoML runs it in a separate process."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from pydantic import AfterValidator
 import mpgluon as mx
 from common import device
 
-BATCH = 64  # rows, at most
-LARGEST = 1e6  # of numbers, so that scores are finite, too
-MAX_LATENCY = 500  # milliseconds: a request that would take longer is answered with 503
+BATCH = 64  # maximum number of rows
+LARGEST = 1e6  # largest input, so that scores are finite
+MAX_LATENCY = 500  # milliseconds; a request that would take longer is answered with 503
 
 
 def checked(pictures: np.ndarray) -> np.ndarray:
-    """Refuses a request by itself, before it is in a batch with others."""
+    """Rejects an invalid request before it is batched with others."""
     if pictures.ndim != 2 or pictures.shape[1] != model.INPUTS or not 1 <= len(pictures) <= BATCH:
         raise ValueError(f"pictures: 1 to {BATCH} rows of {model.INPUTS} numbers")
     if not (np.abs(pictures) <= LARGEST).all():
@@ -34,7 +34,7 @@ Pictures = Annotated[np.ndarray, DType("float32"), AfterValidator(checked)]
 
 @bentoml.service(workers=1, traffic={"timeout": 30})
 class Classifier:
-    """Scores of pictures. Requests that wait together are one batch."""
+    """Scores images; concurrent requests form one batch."""
 
     def __init__(self) -> None:
         path, names = os.environ["SERVED_PARAMETERS"], os.environ["SERVED_DEVICES"]
