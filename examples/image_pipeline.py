@@ -1,5 +1,5 @@
-"""Image classification with a convolutional network pipelined over two devices, compared with one:
-what is equal, and what BatchNorm changes.
+"""Image classification with a convolutional network pipelined over two devices, compared with one
+device, with and without BatchNorm.
 
 Without BatchNorm a pipeline matches the whole batch: gradients are sums over rows, accumulated
 micro-batch by micro-batch. Only rounding differs, which training magnifies step by step. BatchNorm

@@ -381,8 +381,8 @@ def trained(net, dtype, pipeline=None, steps=3):
     """Returns losses, the first gradients and the final weights.
 
     Weights are comparable only in float64. Adam normalizes gradients, so a gradient that is
-    mostly rounding error moves a weight as far as any other: in float32 a gradient of 4e-7
-    (others are up to 0.1) changes by 1 % with the order of summation, in float64 by 1e-9.
+    mostly rounding error moves a weight by a full step: in float32 a gradient of 4e-7 (others are
+    up to 0.1) changes by 1 % with the order of summation, in float64 by 1e-9.
     """
     data, target = (
         nd.array(a, dtype=dtype) for a in (inputs_of((8, 5), integers=13), inputs_of((8, 5, 6)))

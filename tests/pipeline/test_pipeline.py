@@ -193,7 +193,7 @@ def test_dropout_does_not_depend_on_the_number_of_pieces():
     )
 
 
-def test_the_batch_may_be_another_axis():
+def test_pipeline_supports_any_batch_axis():
     class Flat(gluon.HybridBlock):
         def __init__(self, net):
             super().__init__()

@@ -202,7 +202,7 @@ def test_groups_must_divide_channels():
                 layer(channels, 3, groups=3, **given)
 
 
-def test_reflection_padding_of_batch_or_too_large_raises():
+def test_invalid_reflection_padding_raises():
     with pytest.raises(ValueError, match="batch and channels"):
         nn.ReflectionPad2D((0, 0, 1, 1, 1, 1, 1, 1))
     with pytest.raises(mx.MXNetError, match="[Pp]ad"):
