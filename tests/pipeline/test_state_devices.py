@@ -1,4 +1,4 @@
-"""States of a pipeline along time that begin on another device than the one that returns them."""
+"""Pipelines along time whose initial states are not on the device that returns new states."""
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ class Model(gluon.HybridBlock):
 
 
 def trained(way, home):
-    """Losses, states, the gradient of the initial state and the weights after two steps."""
+    """Returns losses, states, the gradient of the initial state and the weights after two steps."""
     mx.random.seed(3)
     net = Model()
     net.place({"embed": on(0), "cell": on(1), "out": on(2)}, verbose=False)
@@ -32,7 +32,7 @@ def trained(way, home):
     x = nd.array(np.arange(40).reshape(8, 5) % 7, ctx=on(0))
     labels = nd.ones((8, 5, 2), ctx=on(2))
     first = nd.array(np.linspace(-1, 1, 20).reshape(1, 5, 4), ctx=home)
-    if way == "loop":  # the states of a TrainStep take no gradient
+    if way == "loop":  # states of a TrainStep have no gradient
         first.attach_grad()
     pipeline, states, found = Pipeline(4, along="time"), [first], []
 
