@@ -378,7 +378,7 @@ def absent(kind, ways):
         )
 
     for name in ways:
-        setattr(kind, name, _core.Absent(error, name))
+        setattr(kind, name, _core.MissingAttribute(error, name))
 
 
 def absent_before_init(kind):
@@ -393,7 +393,7 @@ def absent_before_init(kind):
         )
 
     for name in _FIRST:
-        setattr(kind, name, _core.Absent(error, name))
+        setattr(kind, name, _core.MissingAttribute(error, name))
 
 
 def present(thing, names):
@@ -402,7 +402,7 @@ def present(thing, names):
     return [
         name
         for name in names
-        if name in own or not isinstance(inspect.getattr_static(kind, name, None), _core.Absent)
+        if name in own or not isinstance(inspect.getattr_static(kind, name, None), _core.MissingAttribute)
     ]
 
 

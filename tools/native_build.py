@@ -22,7 +22,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 # Files of the core that the GPU library also contains: stateless functions.
 CUDA_SHARED = [
-    "csrc/op/stamp.c",
+    "csrc/op/abi_stamp.c",
     "csrc/op/layers/convolution_geometry.c",
     "csrc/op/layers/rnn_size.c",
     "csrc/op/array/collective_places.c",
@@ -97,7 +97,7 @@ def cuda_sources():
     return sorted(found) + [os.path.join(ROOT, name) for name in CUDA_SHARED]
 
 
-STAMP = os.path.join("csrc", "op", "stamp.c")
+STAMP = os.path.join("csrc", "op", "abi_stamp.c")
 
 
 def stamp_flags():
@@ -242,7 +242,7 @@ GENERATED = [
     "kernels/common/vector_math_mixed.h",
     "kernels/common/polynomial.h",
     "kernels/common/half.h",
-    "csrc/base/anywhere.h",
+    "csrc/base/host_device.h",
     "csrc/base/philox.h",
 ]
 STANDARD = ["math.h", "stdint.h", "string.h"]

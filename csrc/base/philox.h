@@ -10,7 +10,7 @@
 
 #include <stdint.h>
 
-#include "base/anywhere.h"
+#include "base/host_device.h"
 
 typedef struct mpg_random_key {
   uint64_t seed;
@@ -24,7 +24,7 @@ typedef struct mpg_random_key {
 } mpg_random_key;
 
 /* Returns the position in the whole of element `index` of the shard. */
-MPG_ANYWHERE uint64_t mpg_random_position(const mpg_random_key *key, uint64_t index) {
+MPG_HOST_DEVICE uint64_t mpg_random_position(const mpg_random_key *key, uint64_t index) {
   index += key->first;
   return key->position + (key->run ? index / key->run * key->stride + index % key->run : index);
 }
@@ -35,7 +35,7 @@ typedef struct mpg_philox_block {
 
 /* Returns the four 32-bit words of block `counter`. Elements 4c..4c+3 of a stream of words use
  * block c. */
-MPG_ANYWHERE mpg_philox_block mpg_philox(uint64_t seed, uint64_t call, uint64_t counter) {
+MPG_HOST_DEVICE mpg_philox_block mpg_philox(uint64_t seed, uint64_t call, uint64_t counter) {
   uint32_t c0 = (uint32_t)counter, c1 = (uint32_t)(counter >> 32), c2 = (uint32_t)call,
            c3 = (uint32_t)(call >> 32);
   uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32);
@@ -54,10 +54,10 @@ MPG_ANYWHERE mpg_philox_block mpg_philox(uint64_t seed, uint64_t call, uint64_t 
 }
 
 /* Returns a uniform number in [0, 1) with 24 bits, exactly representable in float. */
-MPG_ANYWHERE float mpg_philox_uniform(uint32_t word) { return (float)(word >> 8) * 0x1p-24f; }
+MPG_HOST_DEVICE float mpg_philox_uniform(uint32_t word) { return (float)(word >> 8) * 0x1p-24f; }
 
 /* Returns a uniform number in [0, 1) with 53 bits. */
-MPG_ANYWHERE double mpg_philox_uniform_double(uint32_t high, uint32_t low) {
+MPG_HOST_DEVICE double mpg_philox_uniform_double(uint32_t high, uint32_t low) {
   return (double)((((uint64_t)high << 32) | low) >> 11) * 0x1p-53;
 }
 

@@ -228,7 +228,7 @@ mpg_status mpg_compiled_call(mpg_compiled *compiled, const mpg_inputs *inputs, m
 mpg_status mpg_compiled_get_backward(mpg_compiled *compiled, const bool *arrives,
                                      const bool *summed, const uint8_t *places, bool retain,
                                      bool train, mpg_compiled_backward **backward);
-/* Replays the function as ops that are run and recorded one by one (expand.c), so that `outputs`
+/* Replays the function as ops that are run and recorded one by one (replay.c), so that `outputs`
  * are on the tape. `versions` are the inputs' versions at the call, `random` is the call's key, and
  * `sequence` is the number on the tape of the graph's first node. */
 mpg_status mpg_compiled_replay(mpg_compiled *compiled, const mpg_array *inputs,

@@ -12,7 +12,7 @@
 #include "base/memory.h"
 #include "device/gpu/gpu.h"
 #include "device/internal.h"
-#include "device/meeting.h"
+#include "device/rendezvous.h"
 #include "device/pool.h"
 #include "device/profiler.h"
 #include "device/ranks/engine.h"
@@ -563,7 +563,7 @@ void mpg_device_free_kernel_cache(mpg_device *device) {
 void mpg_device_shutdown(void) {
   if (table.shut_down) return;
   table.shut_down = true;
-  mpg_meetings_close();
+  mpg_rendezvous_close();
   for (int i = 0; i < table.count; i++) table.devices[i]->backend->stop(table.devices[i]);
   for (int i = 0; i < table.count; i++) table.devices[i]->backend->close(table.devices[i]);
 }

@@ -255,10 +255,10 @@ struct mpg_device {
     /* Op of the current instruction, as long-lived as the process; NULL if unknown. */
     _Atomic(const char *) name;
     _Atomic(uint32_t) scope;
-    _Atomic(int32_t) peer;  /* 1 + ordinal of the device it waits for; 0 means not waiting */
-    _Atomic(mpg_tick) tick; /* the tick it waits for */
-    _Atomic(bool) meeting;  /* it waits at a rendezvous (meeting.h) */
-    _Atomic(int) core;      /* 1 + the core its worker last ran on; 0 means unknown */
+    _Atomic(int32_t) peer;    /* 1 + ordinal of the device it waits for; 0 means not waiting */
+    _Atomic(mpg_tick) tick;   /* the tick it waits for */
+    _Atomic(bool) rendezvous; /* it waits at a rendezvous (rendezvous.h) */
+    _Atomic(int) core;        /* 1 + the core its worker last ran on; 0 means unknown */
   } at;
   _Alignas(64) _Atomic(mpg_tick) own_completed; /* on a separate cache line */
 };

@@ -116,7 +116,8 @@ void mpg_idle_spin_end(void);
 mpg_team_spin mpg_team_spin_setting(void); /* MPGLUON_TEAM_SPIN */
 bool mpg_pool_poison_setting(void);        /* MPGLUON_POOL_POISON */
 
-/* --- Shuffled execution (mock.c) -------------------------------------------------------------- */
+/* --- Shuffled execution (shuffle.c) --------------------------------------------------------------
+ */
 void mpg_shuffle_seed(uint64_t seed);
 
 /* --- Pool and profiler ------------------------------------------------------------------------ */

@@ -2,8 +2,8 @@
 #include "base/clock.h"
 #include "base/host.h"
 #include "device/internal.h"
-#include "device/meeting.h"
-#include "device/ranks/standstill.h"
+#include "device/rendezvous.h"
+#include "device/ranks/deadlock.h"
 
 static const int64_t SPIN_NS = 30000, INTERRUPT_SLICE_NS = 50000000;
 
@@ -37,16 +37,16 @@ typedef struct manner {
 /* Blocks in slices until the tick is reached or a return condition of `how` holds. */
 static mpg_status block(mpg_device *device, mpg_tick tick, manner how, mpg_rank_wait *ranks) {
   bool reached = false;
-  mpg_standstill seen = {0};
-  while (!reached && !(how.for_room && atomic_load(&device->at.meeting))) {
+  mpg_progress_watch seen = {0};
+  while (!reached && !(how.for_room && atomic_load(&device->at.rendezvous))) {
     void *token = how.give_up_lock ? mpg_host_release_lock() : NULL;
     reached = device->backend->wait(device, tick, INTERRUPT_SLICE_NS);
     if (how.give_up_lock) mpg_host_acquire_lock(token);
     if (how.interruptible && !reached) MPG_TRY(mpg_host_check_interrupt());
     if (reached) break;
     if (device->remote) mpg_engine_run_ready(); /* the other rank may wait for that work */
-    mpg_meetings_look(&seen);
-    mpg_ranks_look(ranks, device, tick, NULL);
+    mpg_rendezvous_poll(&seen);
+    mpg_ranks_poll(ranks, device, tick, NULL);
   }
   return MPG_OK;
 }
@@ -61,7 +61,7 @@ static mpg_status wait_for(mpg_device *device, mpg_tick tick, manner how) {
   if (reached) return MPG_OK;
   mpg_rank_wait ranks = {0};
   mpg_status status = block(device, tick, how, &ranks);
-  mpg_ranks_look_over(&ranks);
+  mpg_ranks_poll_end(&ranks);
   return status;
 }
 

@@ -2,10 +2,10 @@
  *
  * A kernel is one function. It receives resolved addresses, shapes and parameters, computes, and
  * returns. It does not allocate (mpg_device_scratch provides work space) or lock, and waits only in
- * an op that is a rendezvous (MPG_OP_MEETS). It may use call->num_threads threads. The bits that it
- * produces depend only on shapes, dtypes, parameters, inputs and call->num_threads, and if possible
- * not on num_threads (reductions use chunks of fixed size). Zero-size arrays are valid. A table
- * generated from ops.def lists the kernels of a backend: a missing kernel is a link error.
+ * an op that is a rendezvous (MPG_OP_RENDEZVOUS). It may use call->num_threads threads. The bits
+ * that it produces depend only on shapes, dtypes, parameters, inputs and call->num_threads, and if
+ * possible not on num_threads (reductions use chunks of fixed size). Zero-size arrays are valid. A
+ * table generated from ops.def lists the kernels of a backend: a missing kernel is a link error.
  */
 #ifndef MPG_OP_KERNEL_H
 #define MPG_OP_KERNEL_H

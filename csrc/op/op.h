@@ -269,9 +269,9 @@ typedef enum mpg_op_flags {
   MPG_OP_RESIZES = 1 << 29,
   /* Reads only the shapes of all inputs but the first (broadcast_like). */
   MPG_OP_LIKE = 1 << 30,
-  /* A rendezvous with the same op on other devices (device/meeting.h). Ops with this trait keep
+  /* A rendezvous with the same op on other devices (device/rendezvous.h). Ops with this trait keep
    * their order, and each runs once per call, on a device's worker. */
-  MPG_OP_MEETS = INT32_MIN, /* 1 << 31 */
+  MPG_OP_RENDEZVOUS = INT32_MIN, /* 1 << 31 */
 } mpg_op_flags;
 
 /* Returns the number of inputs or outputs. */

@@ -303,10 +303,10 @@ int mpg_py_comm_init(PyObject *module);   /* comm.c */
 int mpg_py_update_init(PyObject *module); /* update.c */
 int mpg_py_io_init(PyObject *module);
 int mpg_py_gluon_init(PyObject *module);
-int mpg_py_symbol_init(PyObject *module); /* symbol.c */
-int mpg_py_trace_init(PyObject *module);  /* trace.c */
-int mpg_py_scope_init(PyObject *module);  /* scope.c */
-int mpg_py_absent_init(PyObject *module); /* absent.c */
+int mpg_py_symbol_init(PyObject *module);            /* symbol.c */
+int mpg_py_trace_init(PyObject *module);             /* trace.c */
+int mpg_py_scope_init(PyObject *module);             /* scope.c */
+int mpg_py_missing_attribute_init(PyObject *module); /* missing_attribute.c */
 /* A tp_setattro: setting a name that cannot be set raises the error of reading it, if reading also
  * fails. */
 int mpg_py_set_attribute(PyObject *object, PyObject *name, PyObject *value);

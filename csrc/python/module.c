@@ -81,7 +81,7 @@ static int fill_module(PyObject *module) {
       mpg_py_pipeline_run_init(module) < 0 || mpg_py_trace_init(module) < 0 ||
       mpg_py_comm_init(module) < 0 || mpg_py_ranks_init(module) < 0 ||
       mpg_py_update_init(module) < 0 || mpg_py_routine_init(module) < 0 ||
-      mpg_py_scope_init(module) < 0 || mpg_py_absent_init(module) < 0 ||
+      mpg_py_scope_init(module) < 0 || mpg_py_missing_attribute_init(module) < 0 ||
       mpg_py_sparse_init(module) < 0 || mpg_py_saved_init(module) < 0)
     return -1;
   return 0;

@@ -2,7 +2,7 @@
 #include "device/ranks/ranks.h"
 
 #include "device/gpu/gpu.h"
-#include "device/ranks/standstill.h"
+#include "device/ranks/deadlock.h"
 
 #include "python/core.h"
 
@@ -128,8 +128,8 @@ static PyObject *ranks_note_update(PyObject *Py_UNUSED(self), PyObject *args) {
   Py_RETURN_NONE;
 }
 
-static PyObject *ranks_note_meeting(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(unused)) {
-  mpg_ranks_note_meeting();
+static PyObject *ranks_note_collective(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(unused)) {
+  mpg_ranks_note_collective();
   Py_RETURN_NONE;
 }
 
@@ -139,18 +139,18 @@ static PyObject *ranks_name_arrays(PyObject *Py_UNUSED(self), PyObject *object) 
   return PyBool_FromLong(mpg_ranks_name_arrays(named != 0));
 }
 
-static PyObject *ranks_look(PyObject *Py_UNUSED(self), PyObject *args) {
+static PyObject *ranks_poll(PyObject *Py_UNUSED(self), PyObject *args) {
   const char *what;
   unsigned long long progress;
   int said;
-  if (!PyArg_ParseTuple(args, "sKp:ranks_look", &what, &progress, &said)) return NULL;
+  if (!PyArg_ParseTuple(args, "sKp:ranks_poll", &what, &progress, &said)) return NULL;
   mpg_rank_wait wait = {.progress = progress, .said = said};
-  mpg_ranks_look(&wait, NULL, 0, what);
+  mpg_ranks_poll(&wait, NULL, 0, what);
   return PyLong_FromUnsignedLongLong(wait.progress);
 }
 
-static PyObject *ranks_look_over(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(unused)) {
-  mpg_ranks_look_over(&(mpg_rank_wait){.said = true});
+static PyObject *ranks_poll_end(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(unused)) {
+  mpg_ranks_poll_end(&(mpg_rank_wait){.said = true});
   Py_RETURN_NONE;
 }
 
@@ -285,15 +285,15 @@ static PyMethodDef methods[] = {
     {"ranks_note_update", ranks_note_update, METH_VARARGS,
      "ranks_note_update(rescale_grad, learning_rate)\n--\n\nAn update of parameters that all ranks "
      "make together, and compare."},
-    {"ranks_note_meeting", ranks_note_meeting, METH_NOARGS,
-     "ranks_note_meeting()\n--\n\nAll ranks are at the same place of the program."},
+    {"ranks_note_collective", ranks_note_collective, METH_NOARGS,
+     "ranks_note_collective()\n--\n\nAll ranks are at the same place of the program."},
     {"ranks_name_arrays", ranks_name_arrays, METH_O,
      "ranks_name_arrays(named)\n--\n\nSets whether arrays that this thread makes get names, which "
      "the ranks compare. Returns the previous setting."},
-    {"ranks_look", ranks_look, METH_VARARGS,
-     "ranks_look(what, progress, again)\n--\n\nThis rank waits for all others, in vain so far; "
+    {"ranks_poll", ranks_poll, METH_VARARGS,
+     "ranks_poll(what, progress, again)\n--\n\nThis rank waits for all others, in vain so far; "
      "again: not for the first time, with the number that the last call has returned."},
-    {"ranks_look_over", ranks_look_over, METH_NOARGS, "ranks_look_over()\n--\n\nIt waits no more."},
+    {"ranks_poll_end", ranks_poll_end, METH_NOARGS, "ranks_poll_end()\n--\n\nIt waits no more."},
     {"ranks_find_lost", ranks_find_lost, METH_NOARGS,
      "ranks_find_lost()\n--\n\nThe first rank that is lost (-1: none), why, and whether no other "
      "goes on."},

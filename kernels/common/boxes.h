@@ -17,15 +17,15 @@ typedef struct mpg_box {
 } mpg_box;
 
 /* Returns the area of a box. A box with a negative side has area 0 unless `any` is set. */
-MPG_ANYWHERE double mpg_box_area(const double *at, int format, bool any, int wide) {
+MPG_HOST_DEVICE double mpg_box_area(const double *at, int format, bool any, int wide) {
   double width = format == MPG_CENTER ? at[2] : mpg_region_round(at[2] - at[0], wide),
          height = format == MPG_CENTER ? at[3] : mpg_region_round(at[3] - at[1], wide);
   return !any && (width < 0 || height < 0) ? 0 : mpg_region_round(width * height, wide);
 }
 
 /* Loads the box at element i. */
-MPG_ANYWHERE mpg_box mpg_box_at(const mpg_view *view, int64_t i, int format, bool any_area,
-                                int wide) {
+MPG_HOST_DEVICE mpg_box mpg_box_at(const mpg_view *view, int64_t i, int format, bool any_area,
+                                   int wide) {
   mpg_box box;
   for (int k = 0; k < 4; k++) box.at[k] = mpg_real_at(view, i + k);
   box.area = mpg_box_area(box.at, format, any_area, wide);
@@ -34,7 +34,7 @@ MPG_ANYWHERE mpg_box mpg_box_at(const mpg_view *view, int64_t i, int format, boo
 }
 
 /* Returns the length of the overlap of two intervals along the axis of a[0]. */
-MPG_ANYWHERE double mpg_box_common(const double *a, const double *b, int format, int wide) {
+MPG_HOST_DEVICE double mpg_box_common(const double *a, const double *b, int format, int wide) {
   double low_a = a[0], high_a = a[2], low_b = b[0], high_b = b[2];
   if (format == MPG_CENTER) {
     low_a = mpg_region_round(a[0] - a[2] / 2, wide);
@@ -47,7 +47,7 @@ MPG_ANYWHERE double mpg_box_common(const double *a, const double *b, int format,
 }
 
 /* Intersection over union (IoU). */
-MPG_ANYWHERE double mpg_box_overlap(const mpg_box *a, const mpg_box *b, int format, int wide) {
+MPG_HOST_DEVICE double mpg_box_overlap(const mpg_box *a, const mpg_box *b, int format, int wide) {
   double both = mpg_region_round(mpg_box_common(a->at, b->at, format, wide) *
                                      mpg_box_common(a->at + 1, b->at + 1, format, wide),
                                  wide);
@@ -58,8 +58,8 @@ MPG_ANYWHERE double mpg_box_overlap(const mpg_box *a, const mpg_box *b, int form
 
 /* IoU of corner boxes as MXNet's multibox ops compute it. An empty union gives 0, and with
  * `negative_is_none` a negative one does. */
-MPG_ANYWHERE double mpg_box_share(const mpg_box *a, const mpg_box *b, bool negative_is_none,
-                                  int wide) {
+MPG_HOST_DEVICE double mpg_box_share(const mpg_box *a, const mpg_box *b, bool negative_is_none,
+                                     int wide) {
   double both = mpg_region_round(mpg_box_common(a->at, b->at, MPG_CORNER, wide) *
                                      mpg_box_common(a->at + 1, b->at + 1, MPG_CORNER, wide),
                                  wide);
@@ -70,7 +70,7 @@ MPG_ANYWHERE double mpg_box_share(const mpg_box *a, const mpg_box *b, bool negat
 /* --- Non-maximum suppression ------------------------------------------------------------------ */
 
 /* Converts a box from format `from` to the other format. */
-MPG_ANYWHERE void mpg_box_convert(double *box, int from) {
+MPG_HOST_DEVICE void mpg_box_convert(double *box, int from) {
   double x = box[0], y = box[1], z = box[2], w = box[3];
   if (from == MPG_CENTER)
     box[0] = x - z / 2, box[1] = y - w / 2, box[2] = x + z / 2, box[3] = y + w / 2;
@@ -80,8 +80,8 @@ MPG_ANYWHERE void mpg_box_convert(double *box, int from) {
 
 /* Loads the box in the row at element `row`. Returns true if it passes the score threshold and is
  * not background. */
-MPG_ANYWHERE bool mpg_nms_candidate(const mpg_box_nms_params *p, const mpg_view *data, int64_t row,
-                                    int wide, mpg_box *box) {
+MPG_HOST_DEVICE bool mpg_nms_candidate(const mpg_box_nms_params *p, const mpg_view *data,
+                                       int64_t row, int wide, mpg_box *box) {
   double score = mpg_real_at(data, row + p->score_index),
          id = p->id_index >= 0 ? mpg_real_at(data, row + p->id_index) : 0;
   if (!(score > mpg_region_round(p->valid_thresh, wide))) return false;
@@ -92,8 +92,8 @@ MPG_ANYWHERE bool mpg_nms_candidate(const mpg_box_nms_params *p, const mpg_view 
 }
 
 /* True if box `one` suppresses box `other`, which has a lower score. */
-MPG_ANYWHERE bool mpg_nms_covers(const mpg_box_nms_params *p, const mpg_box *one,
-                                 const mpg_box *other, int wide) {
+MPG_HOST_DEVICE bool mpg_nms_covers(const mpg_box_nms_params *p, const mpg_box *one,
+                                    const mpg_box *other, int wide) {
   return (p->force_suppress || one->id == other->id) &&
          mpg_box_overlap(one, other, p->in_format, wide) >
              mpg_region_round(p->overlap_thresh, wide);
@@ -102,8 +102,8 @@ MPG_ANYWHERE bool mpg_nms_covers(const mpg_box_nms_params *p, const mpg_box *one
 /* --- Anchors ---------------------------------------------------------------------------------- */
 
 /* Computes anchor i of an image. */
-MPG_ANYWHERE void mpg_prior_box(const mpg_multibox_prior_params *p, int64_t height, int64_t width,
-                                int64_t i, float *box) {
+MPG_HOST_DEVICE void mpg_prior_box(const mpg_multibox_prior_params *p, int64_t height,
+                                   int64_t width, int64_t i, float *box) {
   int64_t kinds = p->sizes.count + p->ratios.count - 1, kind = i % kinds, place = i / kinds,
           by_ratio = kind - p->sizes.count + 1;
   float step_y = (float)p->steps.values[0], step_x = (float)p->steps.values[1];
@@ -122,8 +122,8 @@ MPG_ANYWHERE void mpg_prior_box(const mpg_multibox_prior_params *p, int64_t heig
 /* --- Detections from class probabilities, offsets and anchors --------------------------------- */
 
 /* Decodes anchor i: its most probable class, background excluded, and its box. */
-MPG_ANYWHERE mpg_box mpg_detection(const mpg_multibox_detection_params *p, const mpg_view *inputs,
-                                   int64_t n, int64_t i, int wide) {
+MPG_HOST_DEVICE mpg_box mpg_detection(const mpg_multibox_detection_params *p,
+                                      const mpg_view *inputs, int64_t n, int64_t i, int wide) {
   const double *v = p->variances.values;
   int64_t classes = inputs[0].desc.shape.dims[1], boxes = inputs[0].desc.shape.dims[2], id = 0;
   mpg_box box = {{-1, -1, -1, -1}, 0, -1, -1};
@@ -150,21 +150,21 @@ MPG_ANYWHERE mpg_box mpg_detection(const mpg_multibox_detection_params *p, const
 }
 
 /* True if box `one` suppresses box `other`, which has a lower score. */
-MPG_ANYWHERE bool mpg_detection_covers(const mpg_multibox_detection_params *p, const mpg_box *one,
-                                       const mpg_box *other, int wide) {
+MPG_HOST_DEVICE bool mpg_detection_covers(const mpg_multibox_detection_params *p,
+                                          const mpg_box *one, const mpg_box *other, int wide) {
   return (p->force_suppress || one->id == other->id) &&
          mpg_box_share(one, other, true, wide) >= mpg_region_round(p->nms_threshold, wide);
 }
 
 /* True if non-maximum suppression is enabled. */
-MPG_ANYWHERE bool mpg_detection_suppresses(const mpg_multibox_detection_params *p) {
+MPG_HOST_DEVICE bool mpg_detection_suppresses(const mpg_multibox_detection_params *p) {
   return p->nms_threshold > 0 && p->nms_threshold <= 1;
 }
 
 /* --- Training targets from anchors, labels and class predictions ------------------------------ */
 
 /* Returns the softmax probability that anchor j is background; NaN becomes infinity. */
-MPG_ANYWHERE double mpg_background(const mpg_view *predictions, int64_t n, int64_t j, int wide) {
+MPG_HOST_DEVICE double mpg_background(const mpg_view *predictions, int64_t n, int64_t j, int wide) {
   int64_t classes = predictions->desc.shape.dims[1], boxes = predictions->desc.shape.dims[2],
           from = n * classes * boxes + j;
   double most = -INFINITY, sum = 0, first = mpg_real_at(predictions, from);
@@ -177,16 +177,16 @@ MPG_ANYWHERE double mpg_background(const mpg_view *predictions, int64_t n, int64
 }
 
 /* Returns the number of anchors to train as background (hard negative mining). */
-MPG_ANYWHERE int64_t mpg_background_wanted(const mpg_multibox_target_params *p, int64_t objects,
-                                           int64_t anchors) {
+MPG_HOST_DEVICE int64_t mpg_background_wanted(const mpg_multibox_target_params *p, int64_t objects,
+                                              int64_t anchors) {
   return (int64_t)fmin((double)objects * p->negative_mining_ratio, (double)anchors);
 }
 
 /* Stores the training target of anchor j in sample n: the object in row `row` of the labels, or
  * class `none` if row < 0. Outputs are box offsets, their mask and class ids. */
-MPG_ANYWHERE void mpg_put_target(const mpg_multibox_target_params *p, const mpg_view *inputs,
-                                 const mpg_view *outputs, int64_t n, int64_t j, int64_t row,
-                                 double none) {
+MPG_HOST_DEVICE void mpg_put_target(const mpg_multibox_target_params *p, const mpg_view *inputs,
+                                    const mpg_view *outputs, int64_t n, int64_t j, int64_t row,
+                                    double none) {
   const double *v = p->variances.values;
   int64_t to = n * inputs[0].desc.shape.dims[1] + j, label = row * inputs[1].desc.shape.dims[2];
   double found[4] = {0, 0, 0, 0};

@@ -10,9 +10,9 @@
 #include "op/kernel.h"
 
 /* Uniform draw in (0, 1): never 0, and 1 only if the word rounds up to 2^32. */
-MPG_ANYWHERE float mpg_open_uniform(uint32_t word) { return (float)word * 0x1p-32f + 0x1p-33f; }
+MPG_HOST_DEVICE float mpg_open_uniform(uint32_t word) { return (float)word * 0x1p-32f + 0x1p-33f; }
 /* Returns sin(2 pi (word / 2^32 + quarters / 4)). */
-MPG_ANYWHERE float mpg_sine_of_turns(uint32_t word, uint32_t quarters) {
+MPG_HOST_DEVICE float mpg_sine_of_turns(uint32_t word, uint32_t quarters) {
   float turns = (float)(word >> 8) * 0x1p-22f; /* in quarter turns */
   float shifted = turns + MPG_ROUNDER;
   return mpg_sine_or_cosine((turns - (shifted - MPG_ROUNDER)) * 0x1.921fb6p+0f, 0.0f,
@@ -21,7 +21,7 @@ MPG_ANYWHERE float mpg_sine_of_turns(uint32_t word, uint32_t quarters) {
 
 /* Returns the largest result of a uniform draw from [low, high) whose float is rounded to `dtype`.
  * It is the dtype's predecessor of `high`, so that rounding never yields `high` itself. */
-MPG_ANYWHERE float mpg_uniform_top(mpg_dtype dtype, float low, float high) {
+MPG_HOST_DEVICE float mpg_uniform_top(mpg_dtype dtype, float low, float high) {
   if (dtype == MPG_FLOAT32 || !(low < high)) return high;
   bool brain = dtype == MPG_BFLOAT16;
   uint16_t end = brain ? mpg_float_to_bfloat16(high) : mpg_float_to_half(high);
@@ -96,7 +96,7 @@ static inline mpg_law mpg_law_of_sample(mpg_op_id id) {
 }
 
 /* Returns which parameter of a sample_* op is invalid: 0 for a, 1 for b, -1 for neither. */
-MPG_ANYWHERE int mpg_law_violation(mpg_distribution kind, double a, double b) {
+MPG_HOST_DEVICE int mpg_law_violation(mpg_distribution kind, double a, double b) {
   switch (kind) {
     case MPG_DRAW_UNIFORM: return a <= b ? -1 : 0;
     case MPG_DRAW_NORMAL: return b >= 0 ? -1 : 1;
@@ -128,8 +128,8 @@ static inline const char *mpg_law_refusal(mpg_distribution kind, int violation) 
 
 /* Maps an invalid probability to NaN. The running sum of an invalid row ends in NaN, 0 or
  * infinity. */
-MPG_ANYWHERE double mpg_probability_of(double value) { return value >= 0 ? value : (double)NAN; }
-MPG_ANYWHERE bool mpg_probabilities_fit(double sum) { return sum > 0 && sum < INFINITY; }
+MPG_HOST_DEVICE double mpg_probability_of(double value) { return value >= 0 ? value : (double)NAN; }
+MPG_HOST_DEVICE bool mpg_probabilities_fit(double sum) { return sum > 0 && sum < INFINITY; }
 #define MPG_PROBABILITIES_REFUSAL                                                      \
   "%s: the probabilities of row %lld have to be finite numbers, none negative and at " \
   "least one above 0"
@@ -140,13 +140,13 @@ typedef struct mpg_tries {
   uint64_t position;
   uint64_t tries;
 } mpg_tries;
-MPG_ANYWHERE mpg_philox_block mpg_next_try(mpg_tries *s) {
+MPG_HOST_DEVICE mpg_philox_block mpg_next_try(mpg_tries *s) {
   return mpg_philox(s->key.seed, s->key.call, s->position + (++s->tries << 40));
 }
-MPG_ANYWHERE double mpg_unit_of(uint32_t word) { return ((double)word + 0.5) * 0x1p-32; }
+MPG_HOST_DEVICE double mpg_unit_of(uint32_t word) { return ((double)word + 0.5) * 0x1p-32; }
 
 /* Gamma draw by Marsaglia and Tsang's method. */
-MPG_ANYWHERE double mpg_draw_gamma(mpg_tries *s, double alpha, double scale) {
+MPG_HOST_DEVICE double mpg_draw_gamma(mpg_tries *s, double alpha, double scale) {
   if (!(alpha > 0) || !(scale > 0)) return alpha == 0 || scale == 0 ? 0 : (double)NAN;
   double a = alpha < 1 ? alpha + 1 : alpha, d = a - 1.0 / 3, c = 1 / sqrt(9 * d);
   for (;;) {
@@ -161,7 +161,7 @@ MPG_ANYWHERE double mpg_draw_gamma(mpg_tries *s, double alpha, double scale) {
   }
 }
 
-MPG_ANYWHERE double mpg_log_factorial(double k) {
+MPG_HOST_DEVICE double mpg_log_factorial(double k) {
 #ifdef __CUDA_ARCH__
   return lgamma(k + 1);
 #else
@@ -170,7 +170,7 @@ MPG_ANYWHERE double mpg_log_factorial(double k) {
 #endif
 }
 
-MPG_ANYWHERE double mpg_draw_poisson(mpg_tries *s, double mean) {
+MPG_HOST_DEVICE double mpg_draw_poisson(mpg_tries *s, double mean) {
   if (!(mean > 0)) return mean == 0 ? 0 : (double)NAN;
   if (mean > 1e15) return mean;
   if (mean < 10) { /* counts uniform factors until the product reaches exp(-mean) */
@@ -199,7 +199,7 @@ MPG_ANYWHERE double mpg_draw_poisson(mpg_tries *s, double mean) {
   }
 }
 
-MPG_ANYWHERE double mpg_draw(mpg_distribution kind, mpg_tries *s, double a, double b) {
+MPG_HOST_DEVICE double mpg_draw(mpg_distribution kind, mpg_tries *s, double a, double b) {
   switch (kind) {
     case MPG_DRAW_GAMMA: return mpg_draw_gamma(s, a, b);
     case MPG_DRAW_POISSON: return mpg_draw_poisson(s, a);

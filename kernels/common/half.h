@@ -7,34 +7,34 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "base/anywhere.h"
+#include "base/host_device.h"
 #ifdef __F16C__
 #include <immintrin.h>
 #endif
 
-MPG_ANYWHERE float mpg_float_from_bits(uint32_t bits) {
+MPG_HOST_DEVICE float mpg_float_from_bits(uint32_t bits) {
   float value;
   memcpy(&value, &bits, sizeof value);
   return value;
 }
-MPG_ANYWHERE uint32_t mpg_float_bits(float value) {
+MPG_HOST_DEVICE uint32_t mpg_float_bits(float value) {
   uint32_t bits;
   memcpy(&bits, &value, sizeof bits);
   return bits;
 }
 
-MPG_ANYWHERE float mpg_bfloat16_to_float(uint16_t half) {
+MPG_HOST_DEVICE float mpg_bfloat16_to_float(uint16_t half) {
   return mpg_float_from_bits((uint32_t)half << 16);
 }
 
-MPG_ANYWHERE uint16_t mpg_float_to_bfloat16(float value) {
+MPG_HOST_DEVICE uint16_t mpg_float_to_bfloat16(float value) {
   uint32_t bits = mpg_float_bits(value);
   uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
   uint32_t nan = bits >> 16 | 0x40; /* quiet NaN; must not round to infinity */
   return (uint16_t)((bits & 0x7fffffff) > 0x7f800000 ? nan : rounded);
 }
 
-MPG_ANYWHERE float mpg_half_to_float(uint16_t half) {
+MPG_HOST_DEVICE float mpg_half_to_float(uint16_t half) {
 #ifdef __F16C__
   return _cvtsh_ss(half);
 #else
@@ -49,7 +49,7 @@ MPG_ANYWHERE float mpg_half_to_float(uint16_t half) {
 #endif
 }
 
-MPG_ANYWHERE uint16_t mpg_float_to_half(float value) {
+MPG_HOST_DEVICE uint16_t mpg_float_to_half(float value) {
 #ifdef __F16C__
   return (uint16_t)_cvtss_sh(value, _MM_FROUND_TO_NEAREST_INT);
 #else

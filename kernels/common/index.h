@@ -4,19 +4,19 @@
 
 #include <stdint.h>
 
-#include "base/anywhere.h"
+#include "base/host_device.h"
 
 /* Truncates to int64_t. Saturates out-of-range values; NaN becomes 0. */
-MPG_ANYWHERE int64_t mpg_whole(double value) {
+MPG_HOST_DEVICE int64_t mpg_whole(double value) {
   if (value >= 0x1p63) return INT64_MAX;
   if (value <= -0x1p63) return INT64_MIN;
   return value == value ? (int64_t)value : 0;
 }
 
-MPG_ANYWHERE int64_t mpg_index_clip(int64_t index, int64_t size) {
+MPG_HOST_DEVICE int64_t mpg_index_clip(int64_t index, int64_t size) {
   return index < 0 ? 0 : index >= size ? size - 1 : index;
 }
-MPG_ANYWHERE int64_t mpg_index_wrap(int64_t index, int64_t size) {
+MPG_HOST_DEVICE int64_t mpg_index_wrap(int64_t index, int64_t size) {
   int64_t rest = index % size;
   return rest < 0 ? rest + size : rest;
 }

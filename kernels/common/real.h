@@ -6,7 +6,7 @@
 #include "kernels/common/half.h"
 #include "kernels/common/view.h"
 
-MPG_ANYWHERE double mpg_real_at(const mpg_view *view, int64_t i) {
+MPG_HOST_DEVICE double mpg_real_at(const mpg_view *view, int64_t i) {
   switch (view->desc.dtype) {
     case MPG_FLOAT32: return ((const float *)view->data)[i];
     case MPG_FLOAT64: return ((const double *)view->data)[i];
@@ -15,7 +15,7 @@ MPG_ANYWHERE double mpg_real_at(const mpg_view *view, int64_t i) {
   }
 }
 
-MPG_ANYWHERE void mpg_real_store(const mpg_view *view, int64_t i, double value) {
+MPG_HOST_DEVICE void mpg_real_store(const mpg_view *view, int64_t i, double value) {
   switch (view->desc.dtype) {
     case MPG_FLOAT32: ((float *)view->data)[i] = (float)value; return;
     case MPG_FLOAT64: ((double *)view->data)[i] = value; return;

@@ -6,14 +6,15 @@
 #include <math.h>
 #include <stdint.h>
 
-#include "base/anywhere.h"
+#include "base/host_device.h"
 
-MPG_ANYWHERE double mpg_region_round(double x, int wide) { return wide ? x : (double)(float)x; }
+MPG_HOST_DEVICE double mpg_region_round(double x, int wide) { return wide ? x : (double)(float)x; }
 
 /* Computes the elements [*begin, *end) of one bin, along an axis with `elements` elements. The
  * region spans `low` to `high`; its scaled edges are rounded to elements. */
-MPG_ANYWHERE void mpg_region_bin(double low, double high, double scale, int64_t bins, int64_t bin,
-                                 int64_t elements, int wide, int64_t *begin, int64_t *end) {
+MPG_HOST_DEVICE void mpg_region_bin(double low, double high, double scale, int64_t bins,
+                                    int64_t bin, int64_t elements, int wide, int64_t *begin,
+                                    int64_t *end) {
   scale = (double)(float)scale;
   double first = round(mpg_region_round(low * scale, wide)),
          last = round(mpg_region_round(high * scale, wide));
@@ -33,9 +34,9 @@ typedef struct mpg_rotated_region {
 /* Upper bound on samples per side of a bin, the side length of the largest images. */
 enum { MPG_MOST_SAMPLES = 4096 };
 
-MPG_ANYWHERE mpg_rotated_region mpg_rotated_region_of(const double *numbers, double scale,
-                                                      int64_t high, int64_t wide_bins,
-                                                      int64_t ratio, int wide) {
+MPG_HOST_DEVICE mpg_rotated_region mpg_rotated_region_of(const double *numbers, double scale,
+                                                         int64_t high, int64_t wide_bins,
+                                                         int64_t ratio, int wide) {
   mpg_rotated_region r;
   double angle = mpg_region_round(numbers[4] * 3.14159265358979323846 / 180, wide);
   r.x = mpg_region_round(numbers[0] * scale, wide);
@@ -57,8 +58,8 @@ typedef struct mpg_four_elements {
 } mpg_four_elements;
 
 /* Returns the neighbors of the sample at (down, across), given as fractions of the region. */
-MPG_ANYWHERE mpg_four_elements mpg_rotated_sample(const mpg_rotated_region *r, double down,
-                                                  double across, int64_t height, int64_t width) {
+MPG_HOST_DEVICE mpg_four_elements mpg_rotated_sample(const mpg_rotated_region *r, double down,
+                                                     double across, int64_t height, int64_t width) {
   mpg_four_elements four;
   double y = (down - 0.5) * r->height, x = (across - 0.5) * r->width;
   double px = x * r->cosine + y * r->sine + r->x, py = y * r->cosine - x * r->sine + r->y;

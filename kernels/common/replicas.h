@@ -5,16 +5,16 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "device/meeting.h"
+#include "device/rendezvous.h"
 #include "op/kernel.h"
 
 /* out[i] = the sum of rows[r][i], in the order of the rows. */
-#define SUM_ROWS(T)                                                        \
-  for (int64_t i = 0; i < count; i++) {                                    \
-    double sum = 0;                                                        \
-    for (int r = 0; r < p->ndev; r++)                                      \
-      sum += ((const T *)mpg_meeting_data(meeting, r))[place * count + i]; \
-    ((T *)output)[i] = (T)sum;                                             \
+#define SUM_ROWS(T)                                                              \
+  for (int64_t i = 0; i < count; i++) {                                          \
+    double sum = 0;                                                              \
+    for (int r = 0; r < p->ndev; r++)                                            \
+      sum += ((const T *)mpg_rendezvous_data(rendezvous, r))[place * count + i]; \
+    ((T *)output)[i] = (T)sum;                                                   \
   }
 
 /* Runs a _replicas call on buffers in host memory. Blocks until all replicas have joined. */
@@ -25,7 +25,7 @@ static mpg_status mpg_replicas_exchange(const mpg_kernel_call *call, const void 
   int64_t count = mpg_shape_size(&call->outputs[0].desc.shape);
   size_t size = (size_t)mpg_shape_size(&in->shape) * mpg_dtype_size(in->dtype);
   char shape[MPG_SHAPE_TEXT_SIZE], form[MPG_SHAPE_TEXT_SIZE + 32];
-  mpg_meeting *meeting;
+  mpg_rendezvous *rendezvous;
   int place;
   if (p->ndev == 1) {
     memcpy(output, data, size);
@@ -33,23 +33,23 @@ static mpg_status mpg_replicas_exchange(const mpg_kernel_call *call, const void 
   }
   snprintf(form, sizeof form, "%s %s", mpg_dtype_name(in->dtype),
            mpg_shape_text(&in->shape, shape, sizeof shape));
-  MPG_TRY(mpg_meet(&(mpg_participant){.device = call->device,
-                                      .key = p->key,
-                                      .who = p->sum ? "gradients of SyncBatchNorm"
-                                                    : "statistics of SyncBatchNorm",
-                                      .count = (int)p->ndev,
-                                      .form = form,
-                                      .data = data,
-                                      .size = size},
-                   &meeting, &place));
+  MPG_TRY(mpg_rendezvous_join(&(mpg_participant){.device = call->device,
+                                                 .key = p->key,
+                                                 .who = p->sum ? "gradients of SyncBatchNorm"
+                                                               : "statistics of SyncBatchNorm",
+                                                 .count = (int)p->ndev,
+                                                 .form = form,
+                                                 .data = data,
+                                                 .size = size},
+                              &rendezvous, &place));
   if (!p->sum)
     for (int r = 0; r < p->ndev; r++)
-      memcpy((char *)output + (size_t)r * size, mpg_meeting_data(meeting, r), size);
+      memcpy((char *)output + (size_t)r * size, mpg_rendezvous_data(rendezvous, r), size);
   else if (in->dtype == MPG_FLOAT32)
     SUM_ROWS(float)
   else
     SUM_ROWS(double)
-  mpg_meeting_leave(meeting);
+  mpg_rendezvous_leave(rendezvous);
   return MPG_OK;
 }
 

@@ -4,15 +4,15 @@
 
 #include <math.h>
 
-#include "base/anywhere.h"
+#include "base/host_device.h"
 #include "kernels/common/vector_math_mixed.h"
 
 #define SELU_ALPHA 1.6732632423543772848170429916717
 #define SELU_SCALE 1.0507009873554804934193349852946
 #define ROOT_HALF 0.70710678118654752440
 /* Clamps to [0, 1]; keeps NaN. */
-MPG_ANYWHERE float unit_of_float(float x) { return x <= 0 ? 0 : x >= 1 ? 1 : x; }
-MPG_ANYWHERE double unit_of_double(double x) { return x <= 0 ? 0 : x >= 1 ? 1 : x; }
+MPG_HOST_DEVICE float unit_of_float(float x) { return x <= 0 ? 0 : x >= 1 ? 1 : x; }
+MPG_HOST_DEVICE double unit_of_double(double x) { return x <= 0 ? 0 : x >= 1 ? 1 : x; }
 
 /* The derivative of GELU. */
 #define GELU_SLOPE_F(x) \
@@ -21,7 +21,7 @@ MPG_ANYWHERE double unit_of_double(double x) { return x <= 0 ? 0 : x >= 1 ? 1 : 
   (0.5 * (1 + mpg_erf((x) * ROOT_HALF)) + (x) * 0.39894228040143267794 * mpg_exp(-0.5 * (x) * (x)))
 
 /* Inverse of erf: Winitzki's approximation, then three steps of Halley's method in double. */
-MPG_ANYWHERE double inverse_erf(double y) {
+MPG_HOST_DEVICE double inverse_erf(double y) {
   if (!(fabs(y) < 1)) return fabs(y) == 1 ? copysign((double)INFINITY, y) : (double)NAN;
   double w = -log1p(-y * y), b = 4.330746750799873 + 0.5 * -w;
   double x = copysign(sqrt(sqrt(b * b + w * 6.802721088435375) - b), y);
@@ -39,7 +39,7 @@ MPG_ANYWHERE double inverse_erf(double y) {
 #endif
 
 /* log |gamma(x)| without a write to the C library's global signgam. */
-MPG_ANYWHERE double log_gamma(double x) {
+MPG_HOST_DEVICE double log_gamma(double x) {
 #ifdef __CUDA_ARCH__
   return lgamma(x);
 #else
@@ -49,7 +49,7 @@ MPG_ANYWHERE double log_gamma(double x) {
 }
 
 /* Derivatives of gammaln: the recurrence shifts x up, then the asymptotic series applies. */
-MPG_ANYWHERE double digamma_of_positive(double x) {
+MPG_HOST_DEVICE double digamma_of_positive(double x) {
   double shift = 0;
   for (; x < 10; x += 1) shift -= 1 / x;
   double s = 1 / (x * x);
@@ -58,18 +58,18 @@ MPG_ANYWHERE double digamma_of_positive(double x) {
               s * (1.0 / 120 -
                    s * (1.0 / 252 - s * (1.0 / 240 - s * (1.0 / 132 - s * (691.0 / 32760))))));
 }
-MPG_ANYWHERE double digamma(double x) {
+MPG_HOST_DEVICE double digamma(double x) {
   if (x <= 0 && x == floor(x)) return (double)INFINITY; /* poles, as in MXNet */
   return x < 0 ? digamma_of_positive(1 - x) - M_PI / tan(M_PI * x) : digamma_of_positive(x);
 }
-MPG_ANYWHERE double trigamma_of_positive(double x) {
+MPG_HOST_DEVICE double trigamma_of_positive(double x) {
   double shift = 0;
   for (; x < 10; x += 1) shift += 1 / (x * x);
   double s = 1 / (x * x);
   return shift + 1 / x + s / 2 +
          s / x * (1.0 / 6 - s * (1.0 / 30 - s * (1.0 / 42 - s * (1.0 / 30 - s * (5.0 / 66)))));
 }
-MPG_ANYWHERE double trigamma(double x) {
+MPG_HOST_DEVICE double trigamma(double x) {
   if (x <= 0 && x == floor(x)) return (double)INFINITY;
   if (x > 0) return trigamma_of_positive(x);
   double s = sin(M_PI * x);

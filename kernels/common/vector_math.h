@@ -16,7 +16,7 @@
 #include "kernels/common/polynomial.h"
 
 #ifdef __CUDACC__
-#define MPG_INLINE MPG_ANYWHERE
+#define MPG_INLINE MPG_HOST_DEVICE
 #else
 #define MPG_INLINE static inline __attribute__((always_inline))
 #endif

@@ -44,7 +44,7 @@ static inline mpg_untyped mpg_untyped_view(const mpg_view *view) {
 
 /* Reads an index of any numeric dtype, like kernels/cpu/index.h: truncates, saturates to int64_t,
  * and maps NaN to 0. */
-MPG_ANYWHERE int64_t mpg_cuda_index_at(const mpg_untyped &indices, int64_t i) {
+MPG_HOST_DEVICE int64_t mpg_cuda_index_at(const mpg_untyped &indices, int64_t i) {
   switch (indices.dtype) {
     case MPG_FLOAT32:
     case MPG_FLOAT64:

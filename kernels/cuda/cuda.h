@@ -91,7 +91,7 @@ mpg_status mpg_cuda_write_key(const mpg_kernel_call *call, uint64_t *out);
 
 /* --- Elements of dtypes known at run time only; elements.h has the rest ----------------------- */
 template <class C>
-MPG_ANYWHERE C mpg_load_any(mpg_dtype dtype, const void *data, int64_t i) {
+MPG_HOST_DEVICE C mpg_load_any(mpg_dtype dtype, const void *data, int64_t i) {
   switch (dtype) {
     case MPG_FLOAT32: return mpg_to<C>(((const float *)data)[i]);
     case MPG_FLOAT64: return mpg_to<C>(((const double *)data)[i]);
@@ -105,7 +105,7 @@ MPG_ANYWHERE C mpg_load_any(mpg_dtype dtype, const void *data, int64_t i) {
   }
 }
 template <class C>
-MPG_ANYWHERE void mpg_store_any(mpg_dtype dtype, void *data, int64_t i, C value) {
+MPG_HOST_DEVICE void mpg_store_any(mpg_dtype dtype, void *data, int64_t i, C value) {
   switch (dtype) {
     case MPG_FLOAT32: ((float *)data)[i] = mpg_to<float>(value); break;
     case MPG_FLOAT64: ((double *)data)[i] = mpg_to<double>(value); break;

@@ -6,9 +6,11 @@
 #include "kernels/cuda/random_key.h"
 
 /* Returns the factor of kept elements; p is the fraction that is dropped. */
-MPG_ANYWHERE double mpg_dropout_scale(double p) { return 1 - p > 0 ? 1 / (1 - p) : 0; }
+MPG_HOST_DEVICE double mpg_dropout_scale(double p) { return 1 - p > 0 ? 1 / (1 - p) : 0; }
 /* Returns the threshold: an element is kept if the upper 24 bits of its word are below it. */
-MPG_ANYWHERE uint32_t mpg_dropout_threshold(double p) { return (uint32_t)((1 - p) * 0x1p24 + 0.5); }
+MPG_HOST_DEVICE uint32_t mpg_dropout_threshold(double p) {
+  return (uint32_t)((1 - p) * 0x1p24 + 0.5);
+}
 __device__ __forceinline__ bool mpg_is_kept(uint32_t word, uint32_t threshold) {
   return (word >> 8) < threshold;
 }

@@ -5,9 +5,10 @@
 
 #include "kernels/common/half.h"
 
-#define MPG_MEMBER                                                                                \
-  __host__ __device__ __forceinline__ /* for member functions; MPG_ANYWHERE is for free functions \
-                                       */
+#define MPG_MEMBER                                                                   \
+  __host__ __device__                                                                \
+      __forceinline__ /* for member functions; MPG_HOST_DEVICE is for free functions \
+                       */
 
 /* Element types: float, double, mpg_half, mpg_bfloat16, uint8_t, int8_t, int32_t, int64_t,
  * mpg_boolean. Kernels compute in float, double, int32_t or int64_t. mpg_to<T>(x) converts between
@@ -57,10 +58,10 @@ struct mpg_convert { /* to T from float, double, int32_t or int64_t */
   }
 };
 template <class T>
-MPG_ANYWHERE T mpg_widen(T value) {
+MPG_HOST_DEVICE T mpg_widen(T value) {
   return value;
 }
-MPG_ANYWHERE float mpg_widen(mpg_half value) {
+MPG_HOST_DEVICE float mpg_widen(mpg_half value) {
 #ifdef __CUDA_ARCH__
   float result;
   asm("cvt.f32.f16 %0, %1;" : "=f"(result) : "h"(value.bits));
@@ -69,8 +70,8 @@ MPG_ANYWHERE float mpg_widen(mpg_half value) {
   return mpg_half_to_float(value.bits);
 #endif
 }
-MPG_ANYWHERE float mpg_widen(mpg_bfloat16 value) { return mpg_bfloat16_to_float(value.bits); }
-MPG_ANYWHERE int32_t mpg_widen(mpg_boolean value) { return value.bits != 0; }
+MPG_HOST_DEVICE float mpg_widen(mpg_bfloat16 value) { return mpg_bfloat16_to_float(value.bits); }
+MPG_HOST_DEVICE int32_t mpg_widen(mpg_boolean value) { return value.bits != 0; }
 template <>
 struct mpg_convert<mpg_half> {
   static MPG_MEMBER uint32_t pair(float first, float second) {
@@ -132,13 +133,13 @@ struct mpg_convert<int8_t> {
   }
 };
 template <class T, class S>
-MPG_ANYWHERE T mpg_to(S value) {
+MPG_HOST_DEVICE T mpg_to(S value) {
   return mpg_convert<T>::from(mpg_widen(value));
 }
 
 /* Packs two halves into a word, the first in the low half. */
 template <class T>
-MPG_ANYWHERE uint32_t mpg_halves(float first, float second) {
+MPG_HOST_DEVICE uint32_t mpg_halves(float first, float second) {
   return mpg_convert<T>::pair(first, second);
 }
 

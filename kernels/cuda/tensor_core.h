@@ -33,8 +33,8 @@ __device__ __forceinline__ uint32_t mpg_pair_of(const mpg_bfloat16 *, float low,
 #endif
 }
 
-MPG_ANYWHERE constexpr bool mpg_is_bfloat16(const mpg_half *) { return false; }
-MPG_ANYWHERE constexpr bool mpg_is_bfloat16(const mpg_bfloat16 *) { return true; }
+MPG_HOST_DEVICE constexpr bool mpg_is_bfloat16(const mpg_half *) { return false; }
+MPG_HOST_DEVICE constexpr bool mpg_is_bfloat16(const mpg_bfloat16 *) { return true; }
 
 #ifndef __CUDA_ARCH__
 template <class T>

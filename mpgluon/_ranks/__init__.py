@@ -212,7 +212,7 @@ def wait(request: Any, what: str, works: bool = False) -> None:
     try:
         _wait_and_look(request, what, works)
     finally:
-        _core.ranks_look_over()
+        _core.ranks_poll_end()
 
 
 def _wait_and_look(request, what, works):
@@ -227,7 +227,7 @@ def _wait_and_look(request, what, works):
                 raise MXNetError(f"{what}: {why}")
             if waited - looked > 0.05 and not works:
                 looked = waited
-                progress = _core.ranks_look(what, progress or 0, progress is not None)
+                progress = _core.ranks_poll(what, progress or 0, progress is not None)
             # Without `works` there is no limit to the wait: a rank may compute for long, and one
             # that is silent, has ended or waits, too, is lost.
             if waited > _limit and works:
@@ -262,7 +262,7 @@ def gather(what: str, text: str) -> list[str]:
             "the ranks run different programs; they wait for each other at different places: "
             + ", ".join(f"rank {rank} at {place!r}" for rank, (place, _) in enumerate(said))
         )
-    _core.ranks_note_meeting()
+    _core.ranks_note_collective()
     return [text for _, text in said]
 
 

@@ -288,7 +288,7 @@ def _members(
             text += "  # type: ignore[override]"
         texts.append("\n".join(indent + line for line in text.split("\n")))
     for name, value in sorted(names.items()):
-        if name in written or isinstance(value, (_core.Absent, str)):
+        if name in written or isinstance(value, (_core.MissingAttribute, str)):
             continue
         if inspect.isclass(value):
             texts.append(_class(ast.parse(f"class {name}: ...").body[0], value))

@@ -53,18 +53,18 @@ class Counted:
 
     def __init__(self, shape=(40, 3), ctx=C[0]):
         self.array, self.one = nd.zeros(shape, ctx=ctx), nd.ones(shape, ctx=ctx)
-        self.written, self.under_way, self.copies = 0, 0, []
+        self.written, self.in_flight, self.copies = 0, 0, []
 
     def write(self, write):
-        self.under_way = 1
+        self.in_flight = 1
         write()
-        self.under_way = 0
+        self.in_flight = 0
         self.written += 1
 
     def look(self, ctx):
         low = self.written
         copy = self.array.as_in_context(ctx)  # other threads may write during this call
-        self.copies.append((low, self.written + self.under_way, copy))
+        self.copies.append((low, self.written + self.in_flight, copy))
 
     def check(self):
         for low, high, copy in self.copies:
@@ -104,7 +104,7 @@ def test_copies_hold_values_from_before_or_after_each_write(write, engine):
     def intrude():
         number[0] += 1
         c.look(C[1 + number[0] % 5])
-        if number[0] % 3 == 0 and not c.under_way:
+        if number[0] % 3 == 0 and not c.in_flight:
             c.write(lambda: add(c))
 
     with Intruder(intrude) as intruder:

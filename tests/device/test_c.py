@@ -16,7 +16,7 @@ import pytest
 from support.paths import ROOT
 
 COMPILER = shlex.split(os.environ.get("CC", "cc"))
-PROGRAMS = ["test_device", "test_meeting", "test_memory", "test_oversubscription"]
+PROGRAMS = ["test_device", "test_rendezvous", "test_memory", "test_oversubscription"]
 VARIANTS = {
     "plain": ["-O2"],
     "thread": ["-O1", "-fsanitize=thread"],

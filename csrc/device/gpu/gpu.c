@@ -314,7 +314,7 @@ static void *worker_main(void *argument) {
     bool going = true;
     for (int i = 0; i < work->num_points && going; i++) going = wait_for(device, work->points[i]);
     if (!going) break;
-    settle(device, state, mpg_issued_oversubscribed(&state->history));
+    settle(device, state, mpg_issued_overflow_tick(&state->history));
     mpg_issued_begin(&state->history, device, &state->queue.mutex, task);
     mpg_point blocked_on = {0};
     bool done = true;

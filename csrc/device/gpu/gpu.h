@@ -18,7 +18,7 @@
 
 #include "base/library.h"
 #include "device/device.h"
-#include "device/meeting.h"
+#include "device/rendezvous.h"
 
 typedef struct mpg_gpu mpg_gpu; /* the driver's state of one (logical) device */
 
@@ -52,10 +52,11 @@ typedef struct mpg_gpu_services {
    * that is still empty, and then sets *raised. Waits while too many submissions have open
    * checks. */
   mpg_status (*check)(mpg_device *device, mpg_gpu_report **report, _Atomic(uint32_t) **raised);
-  /* As in meeting.h. */
-  mpg_status (*meet)(const mpg_participant *participant, mpg_meeting **meeting, int *place);
-  const void *(*meeting_data)(const mpg_meeting *meeting, int place);
-  void (*meeting_leave)(mpg_meeting *meeting);
+  /* As in rendezvous.h. */
+  mpg_status (*rendezvous_join)(const mpg_participant *participant, mpg_rendezvous **rendezvous,
+                                int *place);
+  const void *(*rendezvous_data)(const mpg_rendezvous *rendezvous, int place);
+  void (*rendezvous_leave)(mpg_rendezvous *rendezvous);
   /* Returns cached, unused memory of all pools on the card to the driver. Any thread. */
   void (*make_room)(int card);
 } mpg_gpu_services;

@@ -66,9 +66,9 @@ const mpg_gpu_library *mpg_gpu_library_get(const char **reason) {
                                             .scratch = mpg_device_scratch_slot,
                                             .folders = mpg_library_folders,
                                             .check = mpg_gpu_check,
-                                            .meet = mpg_meet,
-                                            .meeting_data = mpg_meeting_data,
-                                            .meeting_leave = mpg_meeting_leave,
+                                            .rendezvous_join = mpg_rendezvous_join,
+                                            .rendezvous_data = mpg_rendezvous_data,
+                                            .rendezvous_leave = mpg_rendezvous_leave,
                                             .make_room = mpg_gpu_make_room};
   *reason = gpu_library.reason;
   if (gpu_library.library || gpu_library.reason[0]) return gpu_library.library;

@@ -40,7 +40,7 @@ static uint64_t checks_of(const mpg_issued *issued, mpg_tick tick) {
   return low < issued->count && work->first <= tick ? work->checks : 0;
 }
 
-mpg_tick mpg_issued_oversubscribed(mpg_issued *issued) {
+mpg_tick mpg_issued_overflow_tick(mpg_issued *issued) {
   uint64_t open = open_checks(issued);
   if (!open || issued->count < MPG_ISSUED_KEPT) return 0;
   for (uint64_t left = open; left; left &= left - 1) {

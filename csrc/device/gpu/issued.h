@@ -51,7 +51,7 @@ void mpg_issued_begin(mpg_issued *issued, mpg_device *device, pthread_mutex_t *m
 mpg_gpu_report *mpg_issued_check(mpg_issued *issued, mpg_device *device, pthread_mutex_t *mutex,
                                  mpg_tick first, mpg_tick *wait_for);
 /* Returns the tick to wait for before more work begins, or 0. */
-mpg_tick mpg_issued_oversubscribed(mpg_issued *issued);
+mpg_tick mpg_issued_overflow_tick(mpg_issued *issued);
 /* Records reports. The mutex is held. */
 void mpg_issued_collect(mpg_issued *issued, mpg_device *device);
 /* True if the outcome of a check before `tick` is unknown. The mutex is held. */

@@ -147,7 +147,7 @@ static mpg_status wait(int *turns, int rank) {
     pthread_mutex_unlock(&engine->lock);
     MPG_TRY(look_for_lost(false));
   }
-  mpg_engine_pause(turns, MPG_LOOKER_WORK);
+  mpg_engine_pause(turns, MPG_POLLER_WORK);
   return MPG_OK;
 }
 
@@ -409,7 +409,7 @@ mpg_status mpg_all_reduce_until(mpg_status (*look)(void *state, bool *done), voi
     status = look(state, &done);
     if (done || status != MPG_OK) break;
     if (turns % LOOKS == LOOKS - 1) status = look_for_lost(true);
-    mpg_engine_pause(&turns, MPG_LOOKER_WORK);
+    mpg_engine_pause(&turns, MPG_POLLER_WORK);
   }
   wait_no_more();
   return status;

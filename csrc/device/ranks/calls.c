@@ -18,7 +18,7 @@ typedef struct made {
 static struct {
   made *made; /* hash table with open addressing */
   size_t capacity, used;
-  uint32_t meetings;
+  uint32_t collectives;
   uint64_t graphs;
   mpg_rank_step step;
 } calls;
@@ -28,13 +28,13 @@ static _Thread_local bool alone;
 
 /* --- Names of arrays -------------------------------------------------------------------------- */
 
-/* Bits of a name: the 32 bits of the line's key, then MEETING_BITS, KIND_BITS, COUNT_BITS. */
-enum { COUNT_BITS = 18, KIND_BITS = 8, MEETING_BITS = 6, FIRST_MADE = 256 };
+/* Bits of a name: the 32 bits of the line's key, then COLLECTIVE_BITS, KIND_BITS, COUNT_BITS. */
+enum { COUNT_BITS = 18, KIND_BITS = 8, COLLECTIVE_BITS = 6, FIRST_MADE = 256 };
 
 static uint32_t low_bits(uint32_t number, int bits) { return number & ((1u << bits) - 1); }
 
-void mpg_ranks_note_meeting(void) {
-  calls.meetings++;
+void mpg_ranks_note_collective(void) {
+  calls.collectives++;
   calls.used = 0;
   if (calls.made) memset(calls.made, 0, calls.capacity * sizeof *calls.made);
 }
@@ -68,7 +68,8 @@ uint64_t mpg_ranks_name_array(uint32_t origin, uint32_t kind) {
   calls.used += !found->line_and_kind;
   found->line_and_kind = line_and_kind;
   uint32_t count = low_bits(++found->count, COUNT_BITS);
-  return (uint64_t)key << 32 | low_bits(calls.meetings, MEETING_BITS) << (COUNT_BITS + KIND_BITS) |
+  return (uint64_t)key << 32 |
+         low_bits(calls.collectives, COLLECTIVE_BITS) << (COUNT_BITS + KIND_BITS) |
          low_bits(kind, KIND_BITS) << COUNT_BITS | count;
 }
 

@@ -20,7 +20,7 @@ mpg_engine mpg_the_engine = {.size = 1,
 static mpg_engine *const engine = &mpg_the_engine;
 static uint64_t next_number; /* runtime state; host lock */
 
-static const size_t MOST_UNDER_WAY = (size_t)512 << 20;
+static const size_t MAX_IN_FLIGHT = (size_t)512 << 20;
 
 /* --- Ranks ------------------------------------------------------------------------------------ */
 
@@ -154,22 +154,22 @@ void mpg_engine_wake(void) {
 }
 
 /* Each poll takes microseconds of a core that devices may use for computing. */
-void mpg_engine_pause(int *turns, mpg_looker looker) {
+void mpg_engine_pause(int *turns, mpg_poller poller) {
   enum { SPINS = 128, YIELDS = 400, LONG_BEHIND = 2000, DOUBLES_AT = 8, MOST_DOUBLED = 7 };
   const long SHORT_NS = 20000, LONG_NS = 200000;
   const int turn = *turns;
   if (turn < INT_MAX) ++*turns;
-  if (turn < SPINS && looker != MPG_LOOKER_BESIDE && mpg_spin_limit_ns()) {
+  if (turn < SPINS && poller != MPG_POLLER_IDLE && mpg_spin_limit_ns()) {
     mpg_cpu_pause();
     return;
   }
   struct timespec pause = {.tv_nsec = turn < LONG_BEHIND ? SHORT_NS : LONG_NS};
-  if (looker == MPG_LOOKER_WORK && turn < YIELDS) {
+  if (poller == MPG_POLLER_WORK && turn < YIELDS) {
     sched_yield(); /* the rank that is waited for may be on this machine */
     return;
   }
-  if (looker != MPG_LOOKER_WORK) {
-    int doubled = looker == MPG_LOOKER_BESIDE ? turn : turn / DOUBLES_AT;
+  if (poller != MPG_POLLER_WORK) {
+    int doubled = poller == MPG_POLLER_IDLE ? turn : turn / DOUBLES_AT;
     pause.tv_nsec = SHORT_NS << (doubled < MOST_DOUBLED ? doubled : MOST_DOUBLED);
   }
   nanosleep(&pause, NULL);
@@ -179,7 +179,7 @@ bool mpg_engine_advance(bool *left) {
   bool moved = mpg_messages_advance();
   *left = false;
   moved |= mpg_remote_advance(left);
-  for (const mpg_message *m = engine->under_way; m && !*left; m = m->next)
+  for (const mpg_message *m = engine->in_flight; m && !*left; m = m->next)
     *left = !m->control || m->sends;
   return moved;
 }
@@ -193,7 +193,7 @@ void mpg_peer_lost(int rank, const char *text) {
   mpg_peer *peer = &engine->peers[rank];
   if (peer->lost[0]) return;
   snprintf(peer->lost, MPG_NOTICE, "%s", text);
-  for (mpg_message *m = engine->under_way; m; m = m->next) {
+  for (mpg_message *m = engine->in_flight; m; m = m->next) {
     if (m->rank != rank || m->control || m->done) continue;
     mpg_message_give_up(m, peer->lost);
   }
@@ -210,7 +210,7 @@ void mpg_peers_lost(const char *text) {
 
 static bool waits_for(int rank) {
   if (engine->peers[rank].awaited) return true;
-  for (const mpg_message *m = engine->under_way; m; m = m->next)
+  for (const mpg_message *m = engine->in_flight; m; m = m->next)
     if (m->rank == rank && !m->sends && !m->control) return true;
   return false;
 }
@@ -235,14 +235,14 @@ static void look_around(int64_t *seen) {
       snprintf(text, sizeof text, "rank %d has failed: %.400s", i, peer->failed);
       mpg_peer_lost(i, text);
     } else if (peer->ended_ns) {
-      const mpg_standing *own = &engine->peers[engine->rank].standing;
+      const mpg_rank_state *own = &engine->peers[engine->rank].standing;
       if (now - peer->ended_ns < LATE_NS) continue;
       if (waits_for(i))
         snprintf(text, sizeof text,
                  "rank %d has ended, and has not sent what rank %d waits for: the ranks run "
                  "different programs",
                  i, engine->rank);
-      else if (mpg_standing_awaits(i, now - LATE_NS))
+      else if (mpg_rank_awaits(i, now - LATE_NS))
         snprintf(text, sizeof text,
                  "rank %d has ended, but rank %d waits for it, for %.300s: the ranks run different "
                  "programs",
@@ -262,7 +262,7 @@ static void look_around(int64_t *seen) {
       mpg_peer_lost(i, text);
     }
   }
-  mpg_standing_judge(now);
+  mpg_deadlock_check(now);
 }
 
 void mpg_ranks_note_step(void) {
@@ -297,7 +297,7 @@ static void *engine_main(void *unused) {
     }
     pthread_mutex_unlock(&engine->lock);
     if (atomic_load(&engine->workers) || atomic_load(&engine->hosts)) turns = INT_MAX;
-    mpg_engine_pause(&turns, MPG_LOOKER_BESIDE);
+    mpg_engine_pause(&turns, MPG_POLLER_IDLE);
     pthread_mutex_lock(&engine->lock);
   }
   pthread_mutex_unlock(&engine->lock);
@@ -358,10 +358,10 @@ void mpg_ranks_end(void) {
 /* Waits until enough sent data has left. The lock is held. */
 static void make_room(void) {
   bool left;
-  for (int turns = 0; engine->bytes_under_way > MOST_UNDER_WAY && !engine->stopping;) {
+  for (int turns = 0; engine->bytes_in_flight > MAX_IN_FLIGHT && !engine->stopping;) {
     mpg_engine_advance(&left); /* the other side may wait for this one to receive */
     pthread_mutex_unlock(&engine->lock);
-    mpg_engine_pause(&turns, MPG_LOOKER_WORK);
+    mpg_engine_pause(&turns, MPG_POLLER_WORK);
     pthread_mutex_lock(&engine->lock);
   }
 }
@@ -385,7 +385,7 @@ static mpg_status send(const mpg_transfer *t, const void *data, const char *fail
       status = mpg_message_send(t, rank, t->number + (uint64_t)rank, data, failure);
     }
   }
-  if (engine->under_way) mpg_engine_wake();
+  if (engine->in_flight) mpg_engine_wake();
 fail:
   pthread_mutex_unlock(&engine->lock);
   return status;
@@ -410,7 +410,7 @@ void mpg_transfer_send_failure(const mpg_transfer *transfer) {
 bool mpg_ranks_flushed(void) {
   bool flushed = true;
   pthread_mutex_lock(&engine->lock);
-  for (const mpg_message *m = engine->under_way; m; m = m->next)
+  for (const mpg_message *m = engine->in_flight; m; m = m->next)
     flushed &= !m->sends || m->done || engine->peers[m->rank].lost[0];
   pthread_mutex_unlock(&engine->lock);
   return flushed;

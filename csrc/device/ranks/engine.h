@@ -37,13 +37,13 @@ struct mpg_message {
   char text[MPG_NOTICE]; /* why it failed */
 };
 
-/* The wait state of a rank, for deadlock detection (standstill.h). */
-typedef struct mpg_standing {
+/* The wait state of a rank, for deadlock detection (deadlock.h). */
+typedef struct mpg_rank_state {
   int64_t since_ns;          /* start of the wait, by this process's clock; 0 means not waiting */
   uint64_t waits_for;        /* set of ranks */
   uint64_t serial;           /* progress counter; unchanged while nothing moves */
   char text[MPG_NOTICE / 2]; /* the event it waits for; if it does not wait, its latest block */
-} mpg_standing;
+} mpg_rank_state;
 
 /* A rank's summary of its whole run, sent to each other rank when its script ends. */
 typedef struct mpg_rank_end {
@@ -59,7 +59,7 @@ typedef struct mpg_peer {
   char failed[MPG_NOTICE];
   int64_t heard_ns;        /* time of the last message from it */
   bool awaited;            /* a sum over ranks waits for it */
-  mpg_standing standing;   /* also valid for this rank itself */
+  mpg_rank_state standing; /* also valid for this rank itself */
   uint64_t steps;          /* number of training steps begun */
   int64_t ended_ns;        /* time when it reported the end of its script; 0 means running */
   uint64_t sent, received; /* number of transfer messages to and from the peer */
@@ -86,8 +86,8 @@ typedef struct mpg_engine {
   pthread_cond_t begun;
   bool started, stopping, forked, asleep; /* asleep: the thread waits for `changed` */
   _Atomic(int) workers, hosts; /* threads that wait for remote devices and poll meanwhile */
-  mpg_message *under_way;
-  int num_under_way;
+  mpg_message *in_flight;
+  int num_in_flight;
   mpg_message *unused; /* freed messages with their buffers, for reuse */
   int num_unused;
   struct {
@@ -95,7 +95,7 @@ typedef struct mpg_engine {
     void *requests;
     int room;
   } looked_at;
-  size_t bytes_under_way; /* copied and not sent yet */
+  size_t bytes_in_flight; /* copied and not sent yet */
   struct {
     char *memory;
     size_t size;
@@ -107,8 +107,8 @@ typedef struct mpg_engine {
   _Atomic(int) sums_running;     /* number of active calls of mpg_all_reduce_run, which call MPI */
   _Atomic(mpg_device *) summing; /* the device whose work is a sum that waits for other ranks */
   /* Progress counter of sums, and checksum of the ranks that seem to be in a deadlock. */
-  uint64_t turns, knot;
-  int64_t knot_ns; /* time when that checksum last changed */
+  uint64_t turns, waits_checksum;
+  int64_t waits_changed_ns; /* time when that checksum last changed */
   /* How long a rank may be silent, and the time of the last report to the other ranks. */
   int64_t limit_ns, told_ns;
   /* gave_up: messages were given up since mpg_messages_advance started to poll. */
@@ -125,9 +125,9 @@ mpg_status mpg_message_receive(const mpg_transfer *transfer, void *target, mpg_m
 bool mpg_message_free(mpg_message *message);
 /* Fails a message because its rank is lost. Its missing data is not waited for. */
 void mpg_message_give_up(mpg_message *message, const char *text);
-void mpg_standing_judge(int64_t now); /* standstill.c: deadlock detection */
+void mpg_deadlock_check(int64_t now); /* deadlock.c: deadlock detection */
 /* True if this rank's host has waited for `rank` without progress since before since_ns. */
-bool mpg_standing_awaits(int rank, int64_t since_ns);
+bool mpg_rank_awaits(int rank, int64_t since_ns);
 bool mpg_messages_advance(void);      /* returns true if a message advanced */
 mpg_status mpg_news_listen(int rank); /* for the next report */
 mpg_status mpg_news_tell(int rank, mpg_news news, const char *text);
@@ -149,13 +149,13 @@ void mpg_engine_stop(void);
 void mpg_engine_fork_prepare(void);
 void mpg_engine_fork_done(bool child); /* the child takes no part in transfers */
 /* Polling policy by caller: the more latency matters, the more often it polls. */
-typedef enum mpg_looker {
-  MPG_LOOKER_WORK,   /* running work waits: spins, then yields its core */
-  MPG_LOOKER_HOST,   /* the host waits: spins, then sleeps with growing pauses */
-  MPG_LOOKER_BESIDE, /* no thread waits, or another thread polls already: sleeps */
-} mpg_looker;
+typedef enum mpg_poller {
+  MPG_POLLER_WORK, /* running work waits: spins, then yields its core */
+  MPG_POLLER_HOST, /* the host waits: spins, then sleeps with growing pauses */
+  MPG_POLLER_IDLE, /* no thread waits, or another thread polls already: sleeps */
+} mpg_poller;
 /* Pauses between two polls. *turns counts polls since the last progress. */
-void mpg_engine_pause(int *turns, mpg_looker looker);
+void mpg_engine_pause(int *turns, mpg_poller poller);
 void mpg_engine_wake(void); /* wakes the thread if it sleeps */
 
 extern const mpg_backend mpg_remote_backend;

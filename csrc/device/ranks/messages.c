@@ -55,7 +55,7 @@ static void really_free(mpg_message *message) {
 }
 
 bool mpg_message_free(mpg_message *message) {
-  if (message->sends) engine->bytes_under_way -= message->buffer_size + message->transfer.size;
+  if (message->sends) engine->bytes_in_flight -= message->buffer_size + message->transfer.size;
   if (message->num_tested < message->num_requests) return false;
   if (message->sends && message->data) give_back(message->data, message->transfer.size);
   if (engine->num_unused == UNUSED) {
@@ -83,7 +83,7 @@ static mpg_status make_room_to_look(int count) {
 
 static mpg_status new_message(int rank, size_t buffer_size, int num_requests,
                               mpg_message **result) {
-  MPG_TRY(make_room_to_look(engine->num_under_way + 1));
+  MPG_TRY(make_room_to_look(engine->num_in_flight + 1));
   mpg_message *m = engine->unused;
   if (m) {
     engine->unused = m->next;
@@ -150,10 +150,10 @@ typedef struct news {
   char text[MPG_NOTICE];
 } news;
 
-static void put_under_way(mpg_message *message) {
-  message->next = engine->under_way;
-  engine->under_way = message;
-  engine->num_under_way++;
+static void add_in_flight(mpg_message *message) {
+  message->next = engine->in_flight;
+  engine->in_flight = message;
+  engine->num_in_flight++;
 }
 
 /* Sets *left if MPI no longer needs the sent data. */
@@ -179,7 +179,7 @@ mpg_status mpg_message_send(const mpg_transfer *transfer, int rank, uint64_t num
   MPG_TRY(new_message(rank, MPG_HEADER + (failure ? length + 1 : small), 1 + pieces_of(size), &m));
   m->sends = true;
   m->transfer.size = size - small;
-  engine->bytes_under_way += m->buffer_size + m->transfer.size;
+  engine->bytes_in_flight += m->buffer_size + m->transfer.size;
   const header head = {.magic = MAGIC,
                        .number = number,
                        .size = transfer->size,
@@ -209,7 +209,7 @@ mpg_status mpg_message_send(const mpg_transfer *transfer, int rank, uint64_t num
   if (left) /* usually, for small messages */
     mpg_message_free(m);
   else
-    put_under_way(m);
+    add_in_flight(m);
   return MPG_OK;
 fail:
   /* MPI may still read it, so it is kept. */
@@ -234,7 +234,7 @@ mpg_status mpg_message_receive(const mpg_transfer *transfer, void *target, mpg_m
     mpg_message_free(m);
     return status;
   }
-  put_under_way(m);
+  add_in_flight(m);
   *message = m;
   return MPG_OK;
 }
@@ -244,7 +244,7 @@ mpg_status mpg_news_listen(int rank) {
   MPG_TRY(new_message(rank, sizeof(news), 1, &m));
   m->control = true;
   mpg_status status = irecv(m, m->buffer, (int)sizeof(news), MPG_CONTROL_TAG);
-  if (status == MPG_OK) put_under_way(m);
+  if (status == MPG_OK) add_in_flight(m);
   return status;
 }
 
@@ -252,9 +252,9 @@ mpg_status mpg_news_tell(int rank, mpg_news kind, const char *text) {
   mpg_message *m;
   MPG_TRY(new_message(rank, sizeof(news), 1, &m));
   m->control = m->sends = true;
-  engine->bytes_under_way += m->buffer_size;
+  engine->bytes_in_flight += m->buffer_size;
   const mpg_peer *own = &engine->peers[engine->rank];
-  const mpg_standing *standing = &own->standing;
+  const mpg_rank_state *standing = &own->standing;
   news said = {.magic = MAGIC,
                .kind = kind,
                .steps = own->steps,
@@ -267,7 +267,7 @@ mpg_status mpg_news_tell(int rank, mpg_news kind, const char *text) {
   snprintf(said.text, sizeof said.text, "%s", text);
   memcpy(m->buffer, &said, sizeof said);
   mpg_status status = isend(m, m->buffer, (int)sizeof said, MPG_CONTROL_TAG);
-  if (status == MPG_OK) put_under_way(m);
+  if (status == MPG_OK) add_in_flight(m);
   return status;
 }
 
@@ -281,9 +281,9 @@ static void hear(const mpg_message *m) {
   if (heard.kind == MPG_NEWS_ALIVE) {
     peer->steps = heard.steps;
     peer->standing =
-        (mpg_standing){.since_ns = heard.stood_ns < 0 ? 0 : mpg_clock_ns() - heard.stood_ns,
-                       .waits_for = heard.waits_for,
-                       .serial = heard.serial};
+        (mpg_rank_state){.since_ns = heard.stood_ns < 0 ? 0 : mpg_clock_ns() - heard.stood_ns,
+                         .waits_for = heard.waits_for,
+                         .serial = heard.serial};
     snprintf(peer->standing.text, sizeof peer->standing.text, "%.200s", heard.text);
   }
   if (heard.kind == MPG_NEWS_STUCK)
@@ -373,14 +373,14 @@ static void pass(mpg_message *m, mpg_status result) {
 
 /* Removes completed messages from the list. A receive is freed by the thread that waits for it. */
 static void drop_done(void) {
-  for (mpg_message **link = &engine->under_way; *link;) {
+  for (mpg_message **link = &engine->in_flight; *link;) {
     mpg_message *m = *link;
     if (!m->done) {
       link = &m->next;
       continue;
     }
     *link = m->next;
-    engine->num_under_way--;
+    engine->num_in_flight--;
     if (m->sends || m->control) mpg_message_free(m);
   }
 }
@@ -398,9 +398,9 @@ bool mpg_messages_advance(void) {
   int count = 0;
   bool moved = false;
   drop_done();
-  if (!engine->under_way || engine->stopping) return false; /* MPI may have ended */
+  if (!engine->in_flight || engine->stopping) return false; /* MPI may have ended */
   engine->gave_up = false;
-  for (mpg_message *m = engine->under_way; m; m = m->next) {
+  for (mpg_message *m = engine->in_flight; m; m = m->next) {
     engine->looked_at.messages[count] = m;
     put_request(count++, m);
   }

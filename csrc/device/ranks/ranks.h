@@ -26,7 +26,7 @@
 #include "device/device.h"
 #include "device/ranks/mpi.h"
 
-/* beginning.c: the process ends unless mpg_ranks_begun is called within so many seconds: MPI's own
+/* startup.c: the process ends unless mpg_ranks_begun is called within so many seconds: MPI's own
  * beginning can't be given up. Once; any thread. */
 mpg_status mpg_ranks_begin_within(double seconds);
 void mpg_ranks_begun(void);
@@ -94,7 +94,8 @@ uint64_t mpg_ranks_name_array(uint32_t origin, uint32_t kind);
 /* Sets whether arrays that this thread makes get names and are counted. False if this rank alone
  * makes them. Returns the previous setting. Any thread. */
 bool mpg_ranks_name_arrays(bool named);
-void mpg_ranks_note_meeting(void); /* at a rendezvous of all ranks: restarts the counts of names */
+void mpg_ranks_note_collective(
+    void); /* at a rendezvous of all ranks: restarts the counts of names */
 uint64_t mpg_ranks_note_graph(void); /* returns the number of a graph that all ranks agreed on */
 
 enum { MPG_CALL_DIMS = 4 };

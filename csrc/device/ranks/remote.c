@@ -104,9 +104,9 @@ static bool remote_wait(mpg_device *device, mpg_tick tick, int64_t timeout_ns) {
       continue;
     }
     if (turns % 16 == 15 && mpg_clock_ns() > end) break;
-    mpg_engine_pause(&turns, worker                          ? MPG_LOOKER_WORK
-                             : atomic_load(&engine->workers) ? MPG_LOOKER_BESIDE
-                                                             : MPG_LOOKER_HOST);
+    mpg_engine_pause(&turns, worker                          ? MPG_POLLER_WORK
+                             : atomic_load(&engine->workers) ? MPG_POLLER_IDLE
+                                                             : MPG_POLLER_HOST);
   }
   atomic_fetch_sub(count, 1);
   return reached || mpg_tick_reached(device, tick);

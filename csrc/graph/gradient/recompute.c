@@ -59,9 +59,9 @@ static mpg_status begin(walker *w, const mpg_graph *graph, size_t num_forward) {
   for (size_t n = 0; n < num_forward; n++) {
     const mpg_node *node = &graph->nodes[n];
     bool states = only_updates_states(node);
-    w->recomputable[n] = node->op && node->recompute_region && !mpg_node_flag(node, MPG_OP_MEETS) &&
-                         (states || !mpg_node_mutates(node)) &&
-                         !(draws && node->random != MPG_NO_RANDOM);
+    w->recomputable[n] =
+        node->op && node->recompute_region && !mpg_node_flag(node, MPG_OP_RENDEZVOUS) &&
+        (states || !mpg_node_mutates(node)) && !(draws && node->random != MPG_NO_RANDOM);
     for (uint32_t i = 0; i < node->num_inputs && w->recomputable[n]; i++)
       if (!(states && is_state(node, i)) &&
           written[mpg_value_index(graph, mpg_node_inputs(graph, node)[i])])

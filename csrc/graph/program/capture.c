@@ -47,7 +47,7 @@ static bool can_repeat(const mpg_program_set *set, const mpg_program *program,
   if (instruction->kind == MPG_COPY)
     return set->programs[instruction->peer].device->backend == program->device->backend;
   /* It involves other devices' streams or waits for them. */
-  if (instruction->op && instruction->op->flags & (MPG_OP_SPANS | MPG_OP_MEETS)) return false;
+  if (instruction->op && instruction->op->flags & (MPG_OP_SPANS | MPG_OP_RENDEZVOUS)) return false;
   return true;
 }
 

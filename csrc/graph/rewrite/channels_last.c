@@ -121,10 +121,10 @@ static bool only_reader(const mpg_rewrite *r, mpg_value value, uint32_t *reader)
 }
 
 /* The nodes that are fused with a BatchNorm; addition is 0 if there is none. */
-typedef struct relu_behind {
+typedef struct relu_match {
   uint32_t norm, addition, relu;
   uint32_t residual; /* index of the residual among the addition's inputs */
-} relu_behind;
+} relu_match;
 
 /* True if no other node reads or writes the moving statistics, as the fused node may run later. */
 static bool keeps_to_itself(const mpg_rewrite *r, uint32_t n) {
@@ -138,13 +138,13 @@ static bool keeps_to_itself(const mpg_rewrite *r, uint32_t n) {
   return true;
 }
 
-static bool find_relu(const mpg_rewrite *r, uint32_t norm, relu_behind *found) {
+static bool find_relu(const mpg_rewrite *r, uint32_t norm, relu_match *found) {
   const mpg_node *node = &r->graph->nodes[norm];
   uint32_t next;
   if (r->users[node->values + 1] || r->users[node->values + 2] || !keeps_to_itself(r, norm))
     return false;
   if (!only_reader(r, (mpg_value){norm, 0}, &next)) return false;
-  *found = (relu_behind){.norm = norm, .relu = next};
+  *found = (relu_match){.norm = norm, .relu = next};
   if (mpg_rewrite_is_addition(r, &r->graph->nodes[next])) {
     found->addition = next;
     found->residual = mpg_node_inputs(r->graph, &r->graph->nodes[next])[0].node == norm;
@@ -162,14 +162,14 @@ static bool find_relu(const mpg_rewrite *r, uint32_t norm, relu_behind *found) {
 
 /* Like find_relu, starting from the relu or the addition. If two BatchNorms are added, the later
  * one is fused with the addition. */
-static bool find_norm(const mpg_rewrite *r, uint32_t n, relu_behind *found) {
+static bool find_norm(const mpg_rewrite *r, uint32_t n, relu_match *found) {
   const mpg_node *node = &r->graph->nodes[n];
   uint32_t best = 0;
   if (!node->op) return false;
   for (uint32_t i = 0; i < node->num_inputs; i++) {
     mpg_value input = mpg_node_inputs(r->graph, node)[i];
     const mpg_node *maker = &r->graph->nodes[input.node];
-    relu_behind candidate;
+    relu_match candidate;
     bool is_norm =
         maker->op && maker->op->id == MPG_OP_BatchNorm && find_relu(r, input.node, &candidate);
     if (!is_norm && mpg_rewrite_is_relu(node) && mpg_rewrite_is_addition(r, maker))
@@ -201,7 +201,7 @@ static void emit_norm(mpg_rewrite *r, const mpg_node *norm, mpg_value *inputs, m
   mpg_rewrite_emit(r, MPG_OP_BatchNorm, &params, inputs, 5, outputs);
 }
 
-static bool fuse_relu(mpg_rewrite *r, const relu_behind *found) {
+static bool fuse_relu(mpg_rewrite *r, const relu_match *found) {
   mpg_value outputs[4], inputs[6], residual = MPG_NO_VALUE;
   if (!norm_follows(r, found->norm, &inputs[0])) return false;
   const mpg_node *norm = &r->graph->nodes[found->norm],
@@ -259,7 +259,7 @@ static bool convolution(mpg_rewrite *r, const mpg_node *node) {
 
 static bool batch_norm(mpg_rewrite *r, const mpg_node *node) {
   mpg_value inputs[5], outputs[3];
-  relu_behind found, last;
+  relu_match found, last;
   if (!norm_follows(r, r->node, &inputs[0])) return false;
   if (find_relu(r, r->node, &found) && find_norm(r, found.relu, &last) && last.norm == r->node)
     return true; /* emitted with relu */
@@ -384,7 +384,7 @@ static bool transpose(mpg_rewrite *r, const mpg_node *node) {
 
 static bool bring_channels_last(mpg_rewrite *r, uint32_t n) {
   const mpg_node *node = &r->graph->nodes[n];
-  relu_behind found;
+  relu_match found;
   switch (node->op->id) {
     case MPG_OP_Convolution: return convolution(r, node);
     case MPG_OP_BatchNorm: return batch_norm(r, node);

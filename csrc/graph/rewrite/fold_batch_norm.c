@@ -43,7 +43,7 @@ static bool parameters(const mpg_rewrite *r, const mpg_operand *operands, uint32
   for (uint32_t i = 0; i < count; i++)
     if (!mpg_rewrite_is_parameter(r, operands[i]) ||
         mpg_rewrite_desc(r, operands[i])->dtype != dtype ||
-        r->written[mpg_value_index(r->graph, mpg_rewrite_behind(r, operands[i]).value)] > node)
+        r->written[mpg_value_index(r->graph, mpg_rewrite_skip_copies(r, operands[i]).value)] > node)
       return false;
   return true;
 }

@@ -35,7 +35,7 @@ typedef struct pattern {
 /* --- Masks ------------------------------------------------------------------------------------ */
 
 /* Skips private copies and views that keep the last two dimensions. */
-static mpg_operand behind_views(const mpg_rewrite *r, mpg_operand from) {
+static mpg_operand skip_views(const mpg_rewrite *r, mpg_operand from) {
   for (;;) {
     if (!mpg_has_value(from.value) || mpg_rewrite_users(r, from) != 1) return from;
     const mpg_node *node = mpg_rewrite_node(r, from);
@@ -56,7 +56,7 @@ static mpg_operand behind_views(const mpg_rewrite *r, mpg_operand from) {
  * `inverted`. *forever is true if the mask adds -inf. */
 static bool hides_what_follows(mpg_rewrite *r, mpg_operand mask, const mpg_shape *scores,
                                bool condition, bool inverted, bool *forever) {
-  mask = mpg_rewrite_behind(r, mask);
+  mask = mpg_rewrite_skip_copies(r, mask);
   while (condition && mpg_has_value(mask.value)) { /* skips broadcasts to the scores' shape */
     mpg_operand found;
     if (!mpg_rewrite_match(r, mask, MPG_OP_broadcast_to, MPG_SHARED, &found) &&
@@ -68,7 +68,7 @@ static bool hides_what_follows(mpg_rewrite *r, mpg_operand mask, const mpg_shape
     if (from->ndim < 2 || from->dims[from->ndim - 1] != to->dims[to->ndim - 1] ||
         from->dims[from->ndim - 2] != to->dims[to->ndim - 2])
       break;
-    mask = mpg_rewrite_behind(r, mpg_rewrite_input(r, found, 0));
+    mask = mpg_rewrite_skip_copies(r, mpg_rewrite_input(r, found, 0));
   }
   if (!mpg_has_value(mask.value)) return false;
   const mpg_shape *shape = &mpg_rewrite_desc(r, mask)->shape;
@@ -111,12 +111,12 @@ static bool match_added(mpg_rewrite *r, pattern *p, mpg_operand from) {
   /* The scores are the operand with the sum's shape that comes from a product. */
   for (int side = 0; side < 2; side++) {
     mpg_operand scores = sides[side], mask = sides[1 - side], product,
-                scaled = behind_views(r, scores);
+                scaled = skip_views(r, scores);
     double factor;
     if (!mpg_shape_equal(&mpg_rewrite_desc(r, scores)->shape, &mpg_rewrite_desc(r, sum)->shape))
       continue;
     while (mpg_rewrite_scaled(r, scaled, MPG_PRIVATE, &scaled, &factor))
-      scaled = behind_views(r, scaled);
+      scaled = skip_views(r, scaled);
     bool more = mpg_rewrite_match(r, scaled, MPG_OP_broadcast_add, MPG_PRIVATE, &product) ||
                 mpg_rewrite_match(r, scaled, MPG_OP_elemwise_add, MPG_PRIVATE, &product) ||
                 mpg_rewrite_match(r, scaled, MPG_OP_where, MPG_PRIVATE, &product);
@@ -188,7 +188,7 @@ enum { MOST_BASES = 16 };
 
 /* True for a view of the same shape. It replaces a move to another device if there is nothing to
  * move. Like a copy, it is not looked through, because gradients are summed there. */
-static bool stands_for_copy(const mpg_rewrite *r, mpg_operand operand) {
+static bool is_copy(const mpg_rewrite *r, mpg_operand operand) {
   return mpg_node_is_view(mpg_rewrite_node(r, operand)) &&
          mpg_shape_equal(&mpg_rewrite_desc(r, operand)->shape,
                          &mpg_rewrite_desc(r, mpg_rewrite_input(r, operand, 0))->shape);
@@ -206,7 +206,7 @@ static int find_bases(const mpg_rewrite *r, mpg_operand operand, bool exchanged,
     mpg_operand next;
     double factor = 1;
     const mpg_node *node = mpg_rewrite_node(r, chain[length - 1]);
-    if (!node->op || node->num_inputs < 1 || stands_for_copy(r, chain[length - 1])) break;
+    if (!node->op || node->num_inputs < 1 || is_copy(r, chain[length - 1])) break;
     if (!mpg_view_op(node)) {
       if (!scalable || !mpg_rewrite_scaled(r, chain[length - 1], MPG_PRIVATE, &next, &factor) ||
           next.moved != chain[length - 1].moved)
@@ -346,7 +346,7 @@ static mpg_value take_masks(mpg_rewrite *r, const pattern *p) {
 static bool find_weights(mpg_rewrite *r, mpg_operand weights, pattern *p, mpg_operand *product) {
   enum { TRAINING, ALWAYS };
   mpg_operand softmax;
-  weights = behind_views(r, weights);
+  weights = skip_views(r, weights);
   if (mpg_rewrite_match(r, weights, MPG_OP_Dropout, MPG_PRIVATE, &p->dropout)) {
     const mpg_dropout_params *d = mpg_rewrite_params(r, p->dropout);
     const mpg_node *node = mpg_rewrite_node(r, p->dropout);
@@ -354,7 +354,7 @@ static bool find_weights(mpg_rewrite *r, mpg_operand weights, pattern *p, mpg_op
       return false;
     p->drops = (node->train || d->mode == ALWAYS) && d->p > 0;
     p->p = p->drops ? d->p : 0;
-    weights = behind_views(r, mpg_rewrite_input(r, p->dropout, 0));
+    weights = skip_views(r, mpg_rewrite_input(r, p->dropout, 0));
   }
   if (!mpg_rewrite_match(r, weights, MPG_OP_softmax, MPG_PRIVATE, &softmax)) return false;
   const mpg_softmax_params *s = mpg_rewrite_params(r, softmax);
@@ -366,12 +366,12 @@ static bool find_weights(mpg_rewrite *r, mpg_operand weights, pattern *p, mpg_op
   p->scale = s->temperature.present ? 1 / s->temperature.value : 1;
   p->scores = mpg_rewrite_input(r, softmax, 0);
   if (!s->temperature.present)
-    for (mpg_operand from = behind_views(r, p->scores);
+    for (mpg_operand from = skip_views(r, p->scores);
          match_added(r, p, from) || match_chosen(r, p, from);)
-      from = behind_views(r, p->scores);
-  mpg_operand scores = behind_views(r, p->scores);
+      from = skip_views(r, p->scores);
+  mpg_operand scores = skip_views(r, p->scores);
   for (double factor; mpg_rewrite_scaled(r, scores, MPG_PRIVATE, &scores, &factor);
-       scores = behind_views(r, scores))
+       scores = skip_views(r, scores))
     p->scale *= factor;
   /* If another mask can hide a whole row, keys hidden by a finite causal mask reappear, so that
    * mask is kept as an additive mask. */
@@ -475,7 +475,7 @@ static bool split_place(mpg_tuple *place, int first, int64_t heads) {
 static bool write_in_place(mpg_rewrite *r, uint32_t n) {
   const mpg_node *node = &r->graph->nodes[n];
   if (!exchanges_middle(node)) return false;
-  mpg_operand last = mpg_rewrite_shown(r), from = behind_views(r, mpg_rewrite_input(r, last, 0)),
+  mpg_operand last = mpg_rewrite_shown(r), from = skip_views(r, mpg_rewrite_input(r, last, 0)),
               found;
   const mpg_shape *shape = &mpg_rewrite_desc(r, mpg_rewrite_input(r, last, 0))->shape;
   bool drops = mpg_rewrite_match(r, from, MPG_OP__dropout_attention, MPG_PRIVATE, &found);

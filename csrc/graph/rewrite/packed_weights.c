@@ -13,7 +13,8 @@ static bool known_before(const mpg_rewrite *r, mpg_operand value, int *budget) {
   const mpg_node *node = mpg_rewrite_node(r, value);
   if (r->written[mpg_value_index(r->graph, value.value)]) return false;
   if (mpg_node_is_input(node)) return r->parameter[value.value.node];
-  if (!node->op || (node->op->flags & (MPG_OP_RANDOM | MPG_OP_MEETS)) || mpg_node_mutates(node))
+  if (!node->op || (node->op->flags & (MPG_OP_RANDOM | MPG_OP_RENDEZVOUS)) ||
+      mpg_node_mutates(node))
     return false;
   for (uint32_t i = 0; i < node->num_inputs; i++)
     if (!known_before(r, mpg_rewrite_input(r, value, i), budget)) return false;

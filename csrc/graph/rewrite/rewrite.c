@@ -28,7 +28,7 @@ mpg_operand mpg_rewrite_input(const mpg_rewrite *r, mpg_operand operand, uint32_
 }
 
 /* Steps back through one copy or identity op. Returns false at any other op. */
-static bool step_behind(const mpg_rewrite *r, mpg_operand *operand) {
+static bool skip_copy(const mpg_rewrite *r, mpg_operand *operand) {
   if (!mpg_has_value(operand->value)) return false;
   const mpg_node *node = mpg_rewrite_node(r, *operand);
   if (!node->op || node->num_inputs != 1 || node->num_outputs != 1) return false;
@@ -44,8 +44,8 @@ static bool step_behind(const mpg_rewrite *r, mpg_operand *operand) {
   return true;
 }
 
-mpg_operand mpg_rewrite_behind(const mpg_rewrite *r, mpg_operand operand) {
-  while (step_behind(r, &operand)) continue;
+mpg_operand mpg_rewrite_skip_copies(const mpg_rewrite *r, mpg_operand operand) {
+  while (skip_copy(r, &operand)) continue;
   return operand;
 }
 
@@ -68,12 +68,12 @@ bool mpg_rewrite_match(const mpg_rewrite *r, mpg_operand from, mpg_op_id op, mpg
       *found = from;
       return !overwritten(r, from.value.node);
     }
-  } while (step_behind(r, &from));
+  } while (skip_copy(r, &from));
   return false;
 }
 
 bool mpg_rewrite_constant(const mpg_rewrite *r, mpg_operand operand, double *value) {
-  operand = mpg_rewrite_behind(r, operand);
+  operand = mpg_rewrite_skip_copies(r, operand);
   if (!mpg_has_value(operand.value)) return false;
   const mpg_node *node = mpg_rewrite_node(r, operand);
   if (!node->op || !mpg_op_fill(node->op, node->params, value)) return false;
@@ -105,7 +105,7 @@ bool mpg_rewrite_scaled(const mpg_rewrite *r, mpg_operand from, mpg_match match,
 }
 
 bool mpg_rewrite_is_parameter(const mpg_rewrite *r, mpg_operand operand) {
-  operand = mpg_rewrite_behind(r, operand);
+  operand = mpg_rewrite_skip_copies(r, operand);
   return mpg_has_value(operand.value) && r->parameter[operand.value.node];
 }
 

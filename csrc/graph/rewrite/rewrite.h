@@ -100,7 +100,7 @@ static inline mpg_operand mpg_rewrite_shown(const mpg_rewrite *r) {
 }
 mpg_operand mpg_rewrite_input(const mpg_rewrite *r, mpg_operand operand, uint32_t i);
 /* Skips copies and identity ops (a reshape to the same shape) and returns the value before them. */
-mpg_operand mpg_rewrite_behind(const mpg_rewrite *r, mpg_operand operand);
+mpg_operand mpg_rewrite_skip_copies(const mpg_rewrite *r, mpg_operand operand);
 /* Skips copies to find an output of `op`. MPG_PRIVATE requires that every value on the path,
  * including *found, has a single user and is not a graph output, so that it is removed with the
  * pattern. Fails if an input of the op found is written later, because the replacement reads it

@@ -80,7 +80,7 @@ static bool may_move(const mover *m, uint32_t k, uint32_t source) {
   return place >= m->write && (!segment_of || segment_of[place] == segment_of[k]);
 }
 
-static void insert_behind(mover *m, uint32_t n, uint32_t before) {
+static void insert_after(mover *m, uint32_t n, uint32_t before) {
   m->moved |= before != m->tail;
   if (before == m->tail) {
     m->next[n] = UINT32_MAX;
@@ -101,7 +101,7 @@ static void visit(mover *m, uint32_t k) {
   m->follows[n] = !trailing && (moves || mpg_fuse_kind_of(m->graph, node) == MPG_FUSE_PRODUCER);
   m->last[n] = n;
   m->place[n] = moves ? m->place[source] : k;
-  insert_behind(m, n, moves ? m->last[source] : m->tail);
+  insert_after(m, n, moves ? m->last[source] : m->tail);
   if (moves) m->last[source] = n;
 }
 

@@ -62,12 +62,12 @@ static mpg_status find_edges(schedule *s, edge_list *edges) {
   mpg_status status = MPG_OK;
   if (!last_user) return mpg_out_of_host_memory(graph->num_values * sizeof *last_user);
   for (size_t v = 0; v < graph->num_values; v++) last_user[v] = NOBODY;
-  uint32_t last_meeting = NOBODY;
+  uint32_t last_rendezvous = NOBODY;
   for (uint32_t k = 0; k < s->count; k++) {
     const mpg_node *node = node_at(s, k);
-    if (mpg_node_flag(node, MPG_OP_MEETS)) {
-      if (last_meeting != NOBODY) MPG_GOTO(add_edge(edges, last_meeting, k));
-      last_meeting = k;
+    if (mpg_node_flag(node, MPG_OP_RENDEZVOUS)) {
+      if (last_rendezvous != NOBODY) MPG_GOTO(add_edge(edges, last_rendezvous, k));
+      last_rendezvous = k;
     }
     for (uint32_t i = 0; i < node->num_inputs; i++) {
       mpg_value input = mpg_node_inputs(graph, node)[i];

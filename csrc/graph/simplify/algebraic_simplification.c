@@ -109,7 +109,7 @@ static bool is_cast(const mpg_node *node) {
   return node->op && (node->op->id == MPG_OP_Cast || node->op->id == MPG_OP_amp_cast);
 }
 
-mpg_value mpg_graph_behind_cast(const mpg_graph *graph, const mpg_node *node) {
+mpg_value mpg_graph_uncast(const mpg_graph *graph, const mpg_node *node) {
   if (!is_cast(node)) return MPG_NO_VALUE;
   mpg_value input = mpg_node_inputs(graph, node)[0];
   const mpg_node *source = source_of(graph, input);
@@ -125,7 +125,7 @@ mpg_value mpg_graph_behind_cast(const mpg_graph *graph, const mpg_node *node) {
 }
 
 /* Finds an earlier value with this shape in a chain of views. */
-static mpg_value behind_views(const mpg_graph *graph, const mpg_node *node) {
+static mpg_value skip_views(const mpg_graph *graph, const mpg_node *node) {
   for (const mpg_node *at = node; mpg_node_is_view(at);) {
     mpg_value input = mpg_node_inputs(graph, at)[0];
     if (same_array(graph, input, node)) return input;
@@ -164,7 +164,7 @@ static bool gives_input(const mpg_graph *graph, const mpg_node *node) {
 
 /* Matches a cast back to the dtype before an earlier cast. */
 static mpg_value undone_cast(const mpg_graph *graph, const mpg_node *node) {
-  mpg_value origin = mpg_graph_behind_cast(graph, node);
+  mpg_value origin = mpg_graph_uncast(graph, node);
   return mpg_has_value(origin) && same_array(graph, origin, node) ? origin : MPG_NO_VALUE;
 }
 
@@ -176,7 +176,7 @@ mpg_value mpg_graph_find_identity(const mpg_graph *graph, const mpg_node *node) 
     return MPG_NO_VALUE;
   const mpg_value *inputs = mpg_node_inputs(graph, node);
   mpg_value input = inputs[0];
-  if (mpg_node_is_view(node)) return behind_views(graph, node);
+  if (mpg_node_is_view(node)) return skip_views(graph, node);
   if (is_cast(node) && !same_array(graph, input, node)) return undone_cast(graph, node);
   mpg_value undone = undone_permutation(graph, node);
   if (mpg_has_value(undone)) return undone;

@@ -16,7 +16,7 @@ mpg_status mpg_cse_table_init(mpg_cse_table *seen, size_t num_nodes) {
 void mpg_cse_table_free(mpg_cse_table *seen) { mpg_free(seen->slots); }
 
 static bool may_be_eliminated(const mpg_graph *graph, const mpg_node *node) {
-  if (!node->op || (node->op->flags & (MPG_OP_RANDOM | MPG_OP_DYNAMIC | MPG_OP_MEETS)) ||
+  if (!node->op || (node->op->flags & (MPG_OP_RANDOM | MPG_OP_DYNAMIC | MPG_OP_RENDEZVOUS)) ||
       node->recomputes || mpg_node_mutates(node))
     return false;
   return (node->op->flags & MPG_OP_HEAVY) || mpg_node_worth_keeping(graph, node);

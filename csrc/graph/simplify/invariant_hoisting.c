@@ -16,8 +16,8 @@ static bool worth_keeping(const mpg_graph *graph, const mpg_node *node) {
 
 static state state_of(const mpg_graph *graph, const mpg_node *node, const uint8_t *states,
                       const bool *varies) {
-  if (!node->op || (node->op->flags & (MPG_OP_RANDOM | MPG_OP_MEETS)) || mpg_node_mutates(node) ||
-      varies[node - graph->nodes])
+  if (!node->op || (node->op->flags & (MPG_OP_RANDOM | MPG_OP_RENDEZVOUS)) ||
+      mpg_node_mutates(node) || varies[node - graph->nodes])
     return VARIES;
   const mpg_value *inputs = mpg_node_inputs(graph, node);
   bool contents = !mpg_node_flag(node, MPG_OP_SHAPE_ONLY);

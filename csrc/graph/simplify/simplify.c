@@ -7,7 +7,7 @@ typedef struct state {
   mpg_graph *graph;
   mpg_cse_table seen;
   /* Per node: the value its users read instead; for a duplicate, output 0 of the earlier node. */
-  mpg_value *stands_for;
+  mpg_value *replacement;
   uint32_t *root; /* per node: the node that owns its memory */
   bool *identity; /* per node: output 0 equals the input */
   bool *written;  /* per root: some node writes it */
@@ -17,13 +17,13 @@ typedef struct state {
 /* True if users of the value read another node's value instead: output 0 of an identity, or any
  * output of a duplicate. */
 static bool replaced(const state *s, mpg_value value) {
-  return mpg_has_value(value) && mpg_has_value(s->stands_for[value.node]) &&
+  return mpg_has_value(value) && mpg_has_value(s->replacement[value.node]) &&
          !(s->identity[value.node] && value.output);
 }
 
 static mpg_value now(const state *s, mpg_value value) {
-  mpg_value stand = s->stands_for[value.node];
-  return s->identity[value.node] ? stand : (mpg_value){stand.node, value.output};
+  mpg_value found = s->replacement[value.node];
+  return s->identity[value.node] ? found : (mpg_value){found.node, value.output};
 }
 
 static uint32_t root_of(const state *s, uint32_t n) {
@@ -68,24 +68,24 @@ static bool may_replace(state *s, uint32_t n, mpg_value by) {
 static void simplify_node(state *s, uint32_t n) {
   mpg_graph *graph = s->graph;
   mpg_node *node = &graph->nodes[n];
-  s->stands_for[n] = MPG_NO_VALUE;
+  s->replacement[n] = MPG_NO_VALUE;
   for (uint32_t i = 0; i < node->num_inputs; i++)
     if (replaced(s, graph->inputs[node->inputs + i]))
       graph->inputs[node->inputs + i] = now(s, graph->inputs[node->inputs + i]);
   s->root[n] = root_of(s, n);
   mpg_value same = mpg_graph_find_identity(graph, node);
   if (mpg_has_value(same)) {
-    if (may_replace(s, n, same)) s->stands_for[n] = same;
+    if (may_replace(s, n, same)) s->replacement[n] = same;
     s->identity[n] = true;
     return;
   }
-  mpg_value origin = mpg_graph_behind_cast(graph, node);
+  mpg_value origin = mpg_graph_uncast(graph, node);
   if (mpg_has_value(origin) && !s->written[s->root[origin.node]])
     graph->inputs[node->inputs] = origin;
   if (reads_written(s, node)) return;
   uint32_t earlier = mpg_cse_table_find(&s->seen, graph, n);
   if (earlier == n || !may_replace(s, n, (mpg_value){earlier, 0})) return;
-  s->stands_for[n] = (mpg_value){earlier, 0};
+  s->replacement[n] = (mpg_value){earlier, 0};
   node->duplicate_of = earlier + 1;
 }
 
@@ -93,7 +93,7 @@ mpg_status mpg_graph_simplify(mpg_graph *graph) {
   size_t count = graph->num_nodes;
   mpg_workspace space = {0};
   state s = {.graph = graph,
-             .stands_for = mpg_workspace_take(&space, count, sizeof *s.stands_for),
+             .replacement = mpg_workspace_take(&space, count, sizeof *s.replacement),
              .root = mpg_workspace_take(&space, count, sizeof *s.root),
              .identity = mpg_workspace_take(&space, count, sizeof *s.identity),
              .written = mpg_workspace_take(&space, count, sizeof *s.written),

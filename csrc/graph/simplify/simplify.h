@@ -10,7 +10,7 @@
 mpg_value mpg_graph_find_identity(const mpg_graph *graph, const mpg_node *node);
 /* For a cast of a cast, returns the value that a single cast converts to the same bits, or
  * MPG_NO_VALUE. */
-mpg_value mpg_graph_behind_cast(const mpg_graph *graph, const mpg_node *node);
+mpg_value mpg_graph_uncast(const mpg_graph *graph, const mpg_node *node);
 
 /* common_subexpressions.c: a hash table of nodes, to find duplicates. Owned by the caller; zeroed,
  * then mpg_cse_table_init. */

@@ -116,8 +116,8 @@ static mpg_value kept(mpg_gradient *g, const box *b, mpg_value score, int64_t ba
   mpg_value rows = mpg_emit1(g, MPG_OP__contrib_box_nms, &nms, mpg_emit_concat(g, parts, 6, 2));
   mpg_value positions = mpg_emit_cast(g, mpg_emit_slice(g, rows, 2, 5, 6), MPG_INT64);
   mpg_value there = mpg_emit_scalar(g, MPG_OP__greater_equal_scalar, positions, 0);
-  mpg_shape per_picture = {.ndim = 2, .dims = {batch, 1}};
-  mpg_value number = mpg_emit_reshape(g, mpg_emit_reduce(g, MPG_OP_sum, there, 1), &per_picture);
+  mpg_shape per_image = {.ndim = 2, .dims = {batch, 1}};
+  mpg_value number = mpg_emit_reshape(g, mpg_emit_reduce(g, MPG_OP_sum, there, 1), &per_image);
   mpg_clip_params range = {.a_min = 1, .a_max = (double)params->rpn_post_nms_top_n};
   number = mpg_emit1(g, MPG_OP_clip, &range, number);
   mpg_value place =

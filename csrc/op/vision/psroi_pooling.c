@@ -104,7 +104,7 @@ void mpg_compose_psroi_pooling(mpg_gradient *g, const mpg_value *inputs, mpg_val
                              params->output_dim}};
   mpg_value sums = mpg_emit_reshape(g, corner_sums(g, inputs[0]), &split);
   sums = mpg_emit_reshape(g, mpg_emit_transpose(g, sums, 6, channels_last), &rows);
-  mpg_value plane = mpg_emit_cast(g, mpg_emit_roi_picture(g, rois, 3), index);
+  mpg_value plane = mpg_emit_cast(g, mpg_emit_roi_image(g, rois, 3), index);
   plane = mpg_add(g, mpg_times(g, plane, (double)groups),
                   part_of_bin(g, rois, bins, groups, 1, 3, index));
   plane = mpg_add(g, mpg_times(g, plane, (double)groups),
@@ -221,7 +221,7 @@ void mpg_compose_deformable_psroi(mpg_gradient *g, const mpg_value *inputs, mpg_
                        .clamped = true};
   pixels.rows = mpg_emit_reshape(
       g, mpg_emit_transpose(g, mpg_emit_reshape(g, data, &split), 7, channels_last), &rows);
-  mpg_value base = mpg_emit_cast(g, mpg_emit_roi_picture(g, rois, 6), pixels.index);
+  mpg_value base = mpg_emit_cast(g, mpg_emit_roi_image(g, rois, 6), pixels.index);
   for (int i = 0; i < 2; i++)
     base = mpg_add(g, mpg_times(g, base, (double)groups),
                    part_of_bin(g, rois, bins, groups, 2 + i, 6, pixels.index));

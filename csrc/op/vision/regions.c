@@ -24,13 +24,13 @@ mpg_value mpg_emit_roi_number(mpg_gradient *g, mpg_value rois, int column, int n
   return mpg_emit_reshape(g, mpg_emit_slice(g, rois, 1, column, column + 1), &shape);
 }
 
-mpg_value mpg_emit_roi_picture(mpg_gradient *g, mpg_value rois, int ndim) {
+mpg_value mpg_emit_roi_image(mpg_gradient *g, mpg_value rois, int ndim) {
   return mpg_emit_cast(g, mpg_emit_roi_number(g, rois, 0, ndim), MPG_INT32);
 }
 
 mpg_value mpg_emit_roi_there(mpg_gradient *g, mpg_value rois, int64_t pictures, int ndim) {
   if (g->status != MPG_OK) return MPG_NO_VALUE;
-  mpg_value picture = mpg_emit_roi_picture(g, rois, ndim);
+  mpg_value picture = mpg_emit_roi_image(g, rois, ndim);
   return mpg_emit_cast(g, mpg_emit_within(g, picture, 0, (double)(pictures - 1)),
                        mpg_value_desc(g, rois)->dtype);
 }

@@ -11,7 +11,7 @@ bool mpg_is_regions(mpg_gradient *g, const mpg_value *inputs, int numbers);
 /* Emits one column of rois, (regions, 1, ...) with `ndim` axes. */
 mpg_value mpg_emit_roi_number(mpg_gradient *g, mpg_value rois, int column, int ndim);
 /* Emits the image index of each region as int32. */
-mpg_value mpg_emit_roi_picture(mpg_gradient *g, mpg_value rois, int ndim);
+mpg_value mpg_emit_roi_image(mpg_gradient *g, mpg_value rois, int ndim);
 /* Emits 1 if the image of a region exists, otherwise 0, in the dtype of rois. */
 mpg_value mpg_emit_roi_there(mpg_gradient *g, mpg_value rois, int64_t pictures, int ndim);
 /* Emits 1 if low <= a <= high, otherwise 0. */

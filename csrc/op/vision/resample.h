@@ -7,7 +7,7 @@
 #include <math.h>
 #include <stdint.h>
 
-#include "base/anywhere.h"
+#include "base/host_device.h"
 
 /* Interpolation kinds, numbered as in OpenCV. AREA only enlarges; shrinking takes means. */
 enum {
@@ -31,8 +31,8 @@ typedef struct mpg_taps {
   double weight[8];
 } mpg_taps;
 
-MPG_ANYWHERE mpg_resample_axis mpg_resample_axis_of(int64_t from, int64_t size, int kind,
-                                                    int corners) {
+MPG_HOST_DEVICE mpg_resample_axis mpg_resample_axis_of(int64_t from, int64_t size, int kind,
+                                                       int corners) {
   mpg_resample_axis axis;
   axis.from = from, axis.size = size, axis.kind = kind, axis.corners = corners;
   axis.count = kind == MPG_RESAMPLE_NEAREST   ? 1
@@ -45,17 +45,17 @@ MPG_ANYWHERE mpg_resample_axis mpg_resample_axis_of(int64_t from, int64_t size, 
   return axis;
 }
 
-MPG_ANYWHERE int64_t mpg_resample_clip(int64_t index, int64_t size) {
+MPG_HOST_DEVICE int64_t mpg_resample_clip(int64_t index, int64_t size) {
   return index < 0 ? 0 : index >= size ? size - 1 : index;
 }
 
 /* Cubic kernel with the slope parameter -0.75, for a distance below 1, and between 1 and 2. */
-MPG_ANYWHERE double mpg_cubic_near(double x) { return (1.25 * x - 2.25) * x * x + 1; }
-MPG_ANYWHERE double mpg_cubic_far(double x) { return ((-0.75 * x + 3.75) * x - 6) * x + 3; }
+MPG_HOST_DEVICE double mpg_cubic_near(double x) { return (1.25 * x - 2.25) * x * x + 1; }
+MPG_HOST_DEVICE double mpg_cubic_far(double x) { return ((-0.75 * x + 3.75) * x - 6) * x + 3; }
 
 /* Returns the elements and weights that make up element i of the result. Beyond the ends, the end
  * elements are used. */
-MPG_ANYWHERE mpg_taps mpg_resample_taps(const mpg_resample_axis *axis, int64_t i) {
+MPG_HOST_DEVICE mpg_taps mpg_resample_taps(const mpg_resample_axis *axis, int64_t i) {
   mpg_taps taps;
   double place, low, part;
   if (axis->kind == MPG_RESAMPLE_NEAREST || axis->kind == MPG_RESAMPLE_AREA) {
@@ -94,8 +94,8 @@ MPG_ANYWHERE mpg_taps mpg_resample_taps(const mpg_resample_axis *axis, int64_t i
 }
 
 /* Computes the range [*begin, *end) of result elements that may depend on element `at`. */
-MPG_ANYWHERE void mpg_resample_users(const mpg_resample_axis *axis, int64_t at, int64_t *begin,
-                                     int64_t *end) {
+MPG_HOST_DEVICE void mpg_resample_users(const mpg_resample_axis *axis, int64_t at, int64_t *begin,
+                                        int64_t *end) {
   double reach = axis->count + 1;
   *begin = 0, *end = axis->size;
   if (axis->scale <= 0) return;

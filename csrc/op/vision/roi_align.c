@@ -45,7 +45,7 @@ static mpg_value sampled(mpg_gradient *g, mpg_value data, mpg_value rois, const 
   mpg_shape all = {.ndim = 3, .dims = {regions, high->bins, wide->bins}},
             weights = {.ndim = 4, .dims = {regions, high->bins, wide->bins, 1}};
   mpg_pixels pixels = mpg_emit_pixels(g, data, 1, 3);
-  pixels.base = mpg_times(g, mpg_emit_cast(g, mpg_emit_roi_picture(g, rois, 3), pixels.index),
+  pixels.base = mpg_times(g, mpg_emit_cast(g, mpg_emit_roi_image(g, rois, 3), pixels.index),
                           (double)(high->elements * wide->elements));
   pixels.clamped = true;
   mpg_value there = mpg_emit_roi_there(g, rois, mpg_value_desc(g, data)->shape.dims[0], 3),
@@ -180,7 +180,7 @@ static mpg_value weighted_by_bin(mpg_gradient *g, mpg_value data, mpg_value rows
 
 /* Expands the weights of rows of one image to all rows of all images, with 0 for the other
  * images. */
-static mpg_value of_picture(mpg_gradient *g, mpg_value rows, mpg_value picture, int64_t pictures) {
+static mpg_value of_image(mpg_gradient *g, mpg_value rows, mpg_value picture, int64_t pictures) {
   if (g->status != MPG_OK) return MPG_NO_VALUE;
   const mpg_shape *shape = &mpg_value_desc(g, rows)->shape;
   mpg_shape which = {.ndim = 4, .dims = {1, 1, pictures, 1}},
@@ -237,7 +237,7 @@ void mpg_compose_roi_align(mpg_gradient *g, const mpg_value *inputs, mpg_value *
     mpg_dtype wide = mpg_value_desc(g, data)->dtype;
     mpg_value rows = weights_along(g, &extents[0], params->sample_ratio, wide),
               columns = weights_along(g, &extents[1], params->sample_ratio, wide);
-    rows = of_picture(g, rows, mpg_emit_roi_picture(g, region, 3), shape.dims[0]);
+    rows = of_image(g, rows, mpg_emit_roi_image(g, region, 3), shape.dims[0]);
     result = params->position_sensitive ? weighted_by_bin(g, data, rows, columns)
                                         : weighted(g, data, rows, columns);
   }

@@ -48,7 +48,7 @@ namespace mpg_binary {
 } // namespace mpg_binary
 
 template <class T>
-MPG_ANYWHERE float mpg_rounded(float x) {
+MPG_HOST_DEVICE float mpg_rounded(float x) {
   return mpg_to<float>(mpg_to<T>(x));
 }
 

@@ -22,10 +22,10 @@ struct tiling<double> {
   enum { EACH = 2, TILE = EACH * SIDE, LINE = TILE + 2 };
 };
 
-MPG_ANYWHERE float exponential(float x) { return mpg_expf(x); }
-MPG_ANYWHERE double exponential(double x) { return exp(x); }
-MPG_ANYWHERE float sum_of(float x, float y, float sum) { return fmaf(x, y, sum); }
-MPG_ANYWHERE double sum_of(double x, double y, double sum) { return fma(x, y, sum); }
+MPG_HOST_DEVICE float exponential(float x) { return mpg_expf(x); }
+MPG_HOST_DEVICE double exponential(double x) { return exp(x); }
+MPG_HOST_DEVICE float sum_of(float x, float y, float sum) { return fmaf(x, y, sum); }
+MPG_HOST_DEVICE double sum_of(double x, double y, double sum) { return fma(x, y, sum); }
 
 /* A thread's position in tiles, and its block's head. */
 template <class C>

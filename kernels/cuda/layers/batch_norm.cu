@@ -66,16 +66,16 @@ __device__ __forceinline__ void of_channels(const C *from, int live, C (&values)
   for (int k = 0; k < EIGHT; k++) values[k] = data.template get<C>(k);
 }
 
-MPG_ANYWHERE int smaller(int64_t a, int b) { return a < b ? (int)a : b; }
+MPG_HOST_DEVICE int smaller(int64_t a, int b) { return a < b ? (int)a : b; }
 
 /* --- Channels last: a block is (threads across channels, threads down rows) ------------------- */
 
 /* Returns the number of existing channels, of eight from c on. */
-MPG_ANYWHERE int live_channels(const extent &e, int64_t c) {
+MPG_HOST_DEVICE int live_channels(const extent &e, int64_t c) {
   return e.channels <= c ? 0 : smaller(e.channels - c, EIGHT);
 }
 /* Returns how many of `rows` the threads with threadIdx.y == y have. */
-MPG_ANYWHERE int rows_of(const extent &e, int rows, int y) {
+MPG_HOST_DEVICE int rows_of(const extent &e, int rows, int y) {
   int down = MPG_CUDA_THREADS >> e.across;
   return rows <= y ? 0 : ((rows - y - 1) / down) + 1;
 }
@@ -488,7 +488,7 @@ __global__ void back_first_kernel(batch_norm<T, C> t) {
 
 /* --- Combining chunks: a block is (WARP channels, WARP threads for the chunks) ---------------- */
 
-MPG_ANYWHERE int64_t elements_of(const extent &e, int64_t chunk) {
+MPG_HOST_DEVICE int64_t elements_of(const extent &e, int64_t chunk) {
   if (e.last) return smaller(e.outer - chunk * e.rows, e.rows);
   if (e.parts > 1) return smaller(e.inner - chunk % e.parts * CHUNK, CHUNK);
   int64_t left = e.outer - chunk * e.planes;

@@ -31,8 +31,8 @@ struct table {
   segment segments[AT_ONCE];
 };
 
-MPG_ANYWHERE float root_of(float x) { return sqrtf(x); }
-MPG_ANYWHERE double root_of(double x) { return sqrt(x); }
+MPG_HOST_DEVICE float root_of(float x) { return sqrtf(x); }
+MPG_HOST_DEVICE double root_of(double x) { return sqrt(x); }
 
 /* One struct per rule: at(constants, weight, gradient, states, rates). */
 template <class T>

@@ -30,7 +30,7 @@ struct place {
   int64_t at[3];          /* the window's index */
 };
 
-MPG_ANYWHERE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+MPG_HOST_DEVICE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
 __device__ __forceinline__ void set_window(const pooling &t, place &p) {
   int64_t span = 1, inside = 1;
@@ -68,13 +68,13 @@ __device__ __forceinline__ place place_of(const pooling &t, int64_t i) {
   return p;
 }
 
-MPG_ANYWHERE float lowest(const float *) { return -FLT_MAX; }
-MPG_ANYWHERE double lowest(const double *) { return -DBL_MAX; }
-MPG_ANYWHERE float lowest(const mpg_half *) { return -65504.0f; }
-MPG_ANYWHERE float lowest(const mpg_bfloat16 *) { return -0x1.fep127f; }
+MPG_HOST_DEVICE float lowest(const float *) { return -FLT_MAX; }
+MPG_HOST_DEVICE double lowest(const double *) { return -DBL_MAX; }
+MPG_HOST_DEVICE float lowest(const mpg_half *) { return -65504.0f; }
+MPG_HOST_DEVICE float lowest(const mpg_bfloat16 *) { return -0x1.fep127f; }
 
-MPG_ANYWHERE float root(float x, kind k) { return k == SQUARES ? sqrtf(x) : cbrtf(x); }
-MPG_ANYWHERE double root(double x, kind k) { return k == SQUARES ? sqrt(x) : cbrt(x); }
+MPG_HOST_DEVICE float root(float x, kind k) { return k == SQUARES ? sqrtf(x) : cbrtf(x); }
+MPG_HOST_DEVICE double root(double x, kind k) { return k == SQUARES ? sqrt(x) : cbrt(x); }
 
 /* The first of the largest elements (the last NaN if there is one), or the sum. */
 template <class C>

@@ -62,10 +62,10 @@ struct rnn {
 };
 
 /* --- Cells: one thread per element of the hidden state of a step ------------------------------ */
-MPG_ANYWHERE float sigmoid(float x) { return mpg_sigmoidf(x); }
-MPG_ANYWHERE double sigmoid(double x) { return 1 / (1 + exp(-x)); }
-MPG_ANYWHERE float squash(float x) { return mpg_tanhf(x); }
-MPG_ANYWHERE double squash(double x) { return tanh(x); }
+MPG_HOST_DEVICE float sigmoid(float x) { return mpg_sigmoidf(x); }
+MPG_HOST_DEVICE double sigmoid(double x) { return 1 / (1 + exp(-x)); }
+MPG_HOST_DEVICE float squash(float x) { return mpg_tanhf(x); }
+MPG_HOST_DEVICE double squash(double x) { return tanh(x); }
 
 /* i / n, in 32 bits if they suffice, which takes a quarter of the instructions. */
 __device__ __forceinline__ int64_t quotient(int64_t i, int64_t n) {

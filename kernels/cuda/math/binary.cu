@@ -64,7 +64,7 @@ enum { VARYING_A = 1, VARYING_B = 2, NUMBER_A = 4, NUMBER_B = 8 };
 
 /* U must hold the whole count: 32-bit divisions are much cheaper. */
 template <class U>
-MPG_ANYWHERE void find_places(const places &p, int64_t index, int64_t *a, int64_t *b) {
+MPG_HOST_DEVICE void find_places(const places &p, int64_t index, int64_t *a, int64_t *b) {
   U rest = (U)index;
   int64_t ia = 0, ib = 0;
   for (int d = 0; d < p.ndim; d++) {

@@ -152,7 +152,7 @@ __global__ void prelu_kernel(mpg_dtype dtype, const void *in, void *out, void *m
 }
 
 #define SLOPES(T, exponential, gelu_slope)                                          \
-  MPG_ANYWHERE T leaky_slope(int type, T g, T d, T s) {                             \
+  MPG_HOST_DEVICE T leaky_slope(int type, T g, T d, T s) {                          \
     switch (type) {                                                                 \
       case MPG_LEAKY_LEAKY: return d > 0 ? g : g * s;                               \
       case MPG_LEAKY_ELU: return d > 0 ? g : g * (s * exponential(d));              \

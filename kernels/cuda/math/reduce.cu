@@ -72,12 +72,12 @@ struct combiner {
   }
 };
 
-MPG_ANYWHERE float magnitude(float x) { return fabsf(x); }
-MPG_ANYWHERE double magnitude(double x) { return fabs(x); }
-MPG_ANYWHERE int64_t magnitude(int64_t x) { return x < 0 ? (int64_t)(0u - (uint64_t)x) : x; }
-MPG_ANYWHERE float root_of(float x) { return sqrtf(x); }
-MPG_ANYWHERE double root_of(double x) { return sqrt(x); }
-MPG_ANYWHERE int64_t root_of(int64_t x) { return (int64_t)sqrt((double)x); }
+MPG_HOST_DEVICE float magnitude(float x) { return fabsf(x); }
+MPG_HOST_DEVICE double magnitude(double x) { return fabs(x); }
+MPG_HOST_DEVICE int64_t magnitude(int64_t x) { return x < 0 ? (int64_t)(0u - (uint64_t)x) : x; }
+MPG_HOST_DEVICE float root_of(float x) { return sqrtf(x); }
+MPG_HOST_DEVICE double root_of(double x) { return sqrt(x); }
+MPG_HOST_DEVICE int64_t root_of(int64_t x) { return (int64_t)sqrt((double)x); }
 
 template <class C>
 __device__ __forceinline__ C prepared(int how, C x) {
@@ -91,12 +91,12 @@ __device__ __forceinline__ C prepared(int how, C x) {
   }
 }
 
-MPG_ANYWHERE float lowest(float) { return -INFINITY; }
-MPG_ANYWHERE double lowest(double) { return -(double)INFINITY; }
-MPG_ANYWHERE int64_t lowest(int64_t) { return INT64_MIN; }
-MPG_ANYWHERE float highest(float) { return INFINITY; }
-MPG_ANYWHERE double highest(double) { return (double)INFINITY; }
-MPG_ANYWHERE int64_t highest(int64_t) { return INT64_MAX; }
+MPG_HOST_DEVICE float lowest(float) { return -INFINITY; }
+MPG_HOST_DEVICE double lowest(double) { return -(double)INFINITY; }
+MPG_HOST_DEVICE int64_t lowest(int64_t) { return INT64_MIN; }
+MPG_HOST_DEVICE float highest(float) { return INFINITY; }
+MPG_HOST_DEVICE double highest(double) { return (double)INFINITY; }
+MPG_HOST_DEVICE int64_t highest(int64_t) { return INT64_MAX; }
 template <class C>
 __device__ __forceinline__ C neutral(int how) {
   return how == MPG_ADD        ? (C)0

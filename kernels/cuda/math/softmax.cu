@@ -12,12 +12,12 @@ namespace {
 
 enum kind { SOFTMAX, LOG_SOFTMAX, SOFTMAX_BACK, LOG_SOFTMAX_BACK };
 enum { WARP = 32, SHORT = 1024 };
-MPG_ANYWHERE bool is_forward(kind what) { return what == SOFTMAX || what == LOG_SOFTMAX; }
+MPG_HOST_DEVICE bool is_forward(kind what) { return what == SOFTMAX || what == LOG_SOFTMAX; }
 
-MPG_ANYWHERE float exp_of(float x) { return expf(x); }
-MPG_ANYWHERE double exp_of(double x) { return exp(x); }
-MPG_ANYWHERE float log_of(float x) { return logf(x); }
-MPG_ANYWHERE double log_of(double x) { return log(x); }
+MPG_HOST_DEVICE float exp_of(float x) { return expf(x); }
+MPG_HOST_DEVICE double exp_of(double x) { return exp(x); }
+MPG_HOST_DEVICE float log_of(float x) { return logf(x); }
+MPG_HOST_DEVICE double log_of(double x) { return log(x); }
 /* NaN loses: it shows in the sums. */
 struct larger {
   template <class C>

@@ -35,13 +35,16 @@ void *mpg_device_scratch_slot(mpg_device *device, mpg_scratch_slot slot, size_t 
   return mpg_cuda_services->scratch(device, slot, size);
 }
 
-mpg_status mpg_meet(const mpg_participant *participant, mpg_meeting **meeting, int *place) {
-  return mpg_cuda_services->meet(participant, meeting, place);
+mpg_status mpg_rendezvous_join(const mpg_participant *participant, mpg_rendezvous **rendezvous,
+                               int *place) {
+  return mpg_cuda_services->rendezvous_join(participant, rendezvous, place);
 }
-const void *mpg_meeting_data(const mpg_meeting *meeting, int place) {
-  return mpg_cuda_services->meeting_data(meeting, place);
+const void *mpg_rendezvous_data(const mpg_rendezvous *rendezvous, int place) {
+  return mpg_cuda_services->rendezvous_data(rendezvous, place);
 }
-void mpg_meeting_leave(mpg_meeting *meeting) { mpg_cuda_services->meeting_leave(meeting); }
+void mpg_rendezvous_leave(mpg_rendezvous *rendezvous) {
+  mpg_cuda_services->rendezvous_leave(rendezvous);
+}
 
 mpg_status mpg_cuda_check(cudaError_t error, const char *what) {
   if (error == cudaSuccess) return MPG_OK;

@@ -23,11 +23,11 @@ struct across { // a process's part of a communicator
 };
 
 bool publish(const std::string &path, const std::string &bytes) {
-  std::string under_way = path + ".new";
-  FILE *file = fopen(under_way.c_str(), "wb");
+  std::string in_flight = path + ".new";
+  FILE *file = fopen(in_flight.c_str(), "wb");
   if (!file) return false;
   bool written = fwrite(bytes.data(), 1, bytes.size(), file) == bytes.size();
-  return (fclose(file) == 0) & written && rename(under_way.c_str(), path.c_str()) == 0;
+  return (fclose(file) == 0) & written && rename(in_flight.c_str(), path.c_str()) == 0;
 }
 
 bool read_file(const std::string &path, std::string *bytes) {

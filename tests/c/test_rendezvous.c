@@ -1,5 +1,5 @@
-/* Rendezvous of devices (csrc/device/meeting.c): results per device, and aborted waits. */
-#include "device/meeting.h"
+/* Rendezvous of devices (csrc/device/rendezvous.c): results per device, and aborted waits. */
+#include "device/rendezvous.h"
 
 #include "harness.h"
 
@@ -19,19 +19,19 @@ typedef struct visit {
 
 static mpg_status work(mpg_run *run, void *payload) {
   const visit *v = payload;
-  mpg_meeting *meeting;
+  mpg_rendezvous *rendezvous;
   int place;
-  MPG_TRY(mpg_meet(&(mpg_participant){.device = run->device,
-                                      .key = v->key,
-                                      .who = v->who,
-                                      .count = v->count,
-                                      .form = v->form,
-                                      .data = &v->value,
-                                      .size = sizeof v->value},
-                   &meeting, &place));
-  for (int i = 0; i < v->count; i++) v->seen[i] = *(const int *)mpg_meeting_data(meeting, i);
+  MPG_TRY(mpg_rendezvous_join(&(mpg_participant){.device = run->device,
+                                                 .key = v->key,
+                                                 .who = v->who,
+                                                 .count = v->count,
+                                                 .form = v->form,
+                                                 .data = &v->value,
+                                                 .size = sizeof v->value},
+                              &rendezvous, &place));
+  for (int i = 0; i < v->count; i++) v->seen[i] = *(const int *)mpg_rendezvous_data(rendezvous, i);
   v->seen[v->count] = place;
-  mpg_meeting_leave(meeting);
+  mpg_rendezvous_leave(rendezvous);
   return MPG_OK;
 }
 

@@ -1,5 +1,5 @@
 /* Deadlock detection between ranks. */
-#include "device/ranks/standstill.h"
+#include "device/ranks/deadlock.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -26,7 +26,7 @@ static bool any_runs(uint64_t *progress) {
   for (int i = 0; i < mpg_device_count(); i++) {
     mpg_device *device = mpg_device_at(i);
     *progress += atomic_load(device->completed) + device->submissions;
-    if (!device->remote && !mpg_device_idle(device) && !atomic_load(&device->at.meeting) &&
+    if (!device->remote && !mpg_device_idle(device) && !atomic_load(&device->at.rendezvous) &&
         !atomic_load_explicit(&device->at.peer, memory_order_relaxed) &&
         atomic_load(&engine->summing) != device)
       return true;
@@ -57,22 +57,22 @@ static void describe(mpg_device *device, mpg_tick tick, const char *what, char *
            block[0] ? " of " : "", block, line[0] ? ", queued at " : "", line);
 }
 
-void mpg_ranks_look(mpg_rank_wait *wait, mpg_device *device, mpg_tick tick, const char *what) {
+void mpg_ranks_poll(mpg_rank_wait *wait, mpg_device *device, mpg_tick tick, const char *what) {
   char text[MPG_NOTICE / 2];
   if (engine->size < 2) return;
   uint64_t progress = 0;
   bool runs = any_runs(&progress);
   describe(device, tick, what, text, sizeof text);
   pthread_mutex_lock(&engine->lock);
-  mpg_standing *own = &engine->peers[engine->rank].standing;
+  mpg_rank_state *own = &engine->peers[engine->rank].standing;
   uint64_t waits_for = device ? 0 : all_others();
-  for (const mpg_message *m = engine->under_way; m; m = m->next)
+  for (const mpg_message *m = engine->in_flight; m; m = m->next)
     if (!m->sends && !m->control && !m->done) waits_for |= bit_of(m->rank);
   for (int i = 0; i < engine->size; i++)
     if (engine->peers[i].awaited) waits_for |= bit_of(i);
   progress += engine->sent + engine->received + engine->turns;
-  bool stands = !runs && waits_for && wait->said && progress == wait->progress;
-  if (!stands) *own = (mpg_standing){.since_ns = mpg_clock_ns()};
+  bool waiting = !runs && waits_for && wait->said && progress == wait->progress;
+  if (!waiting) *own = (mpg_rank_state){.since_ns = mpg_clock_ns()};
   own->waits_for = waits_for;
   own->serial = progress;
   snprintf(own->text, sizeof own->text, "%s", text);
@@ -80,22 +80,22 @@ void mpg_ranks_look(mpg_rank_wait *wait, mpg_device *device, mpg_tick tick, cons
   *wait = (mpg_rank_wait){.progress = progress, .said = true};
 }
 
-void mpg_ranks_look_over(mpg_rank_wait *wait) {
+void mpg_ranks_poll_end(mpg_rank_wait *wait) {
   if (!wait->said) return;
   wait->said = false;
   pthread_mutex_lock(&engine->lock);
-  engine->peers[engine->rank].standing = (mpg_standing){0};
+  engine->peers[engine->rank].standing = (mpg_rank_state){0};
   pthread_mutex_unlock(&engine->lock);
 }
 
-bool mpg_standing_awaits(int rank, int64_t since_ns) {
-  const mpg_standing *own = &engine->peers[engine->rank].standing;
+bool mpg_rank_awaits(int rank, int64_t since_ns) {
+  const mpg_rank_state *own = &engine->peers[engine->rank].standing;
   return own->since_ns && own->since_ns < since_ns && own->waits_for & bit_of(rank);
 }
 
 /* --- All ranks; the engine's lock is held ----------------------------------------------------- */
 
-static bool stands(int rank, int64_t now) {
+static bool is_waiting(int rank, int64_t now) {
   const mpg_peer *peer = &engine->peers[rank];
   if (peer->ended_ns) return true;
   /* A stopped process sends nothing more, so its last report does not age. */
@@ -105,22 +105,22 @@ static bool stands(int rank, int64_t now) {
 
 /* Finds the ranks that stand still and wait only for each other. *serial changes if any of them
  * progresses. */
-static uint64_t find_knot(int64_t now, uint64_t *serial) {
-  uint64_t knot = 0, before;
+static uint64_t find_deadlock(int64_t now, uint64_t *serial) {
+  uint64_t deadlocked = 0, before;
   for (int i = 0; i < engine->size; i++)
-    if (stands(i, now)) knot |= bit_of(i);
+    if (is_waiting(i, now)) deadlocked |= bit_of(i);
   for (int i = 63; i < engine->size; i++)
-    if (!stands(i, now)) knot &= ~bit_of(63);
+    if (!is_waiting(i, now)) deadlocked &= ~bit_of(63);
   do {
-    before = knot;
+    before = deadlocked;
     for (int i = 0; i < engine->size; i++)
-      if (!engine->peers[i].ended_ns && engine->peers[i].standing.waits_for & ~knot)
-        knot &= ~bit_of(i);
-  } while (knot != before);
-  *serial = knot;
+      if (!engine->peers[i].ended_ns && engine->peers[i].standing.waits_for & ~deadlocked)
+        deadlocked &= ~bit_of(i);
+  } while (deadlocked != before);
+  *serial = deadlocked;
   for (int i = 0; i < engine->size; i++)
-    if (knot & bit_of(i)) *serial = *serial * 31 + engine->peers[i].standing.serial;
-  return knot;
+    if (deadlocked & bit_of(i)) *serial = *serial * 31 + engine->peers[i].standing.serial;
+  return deadlocked;
 }
 
 static void name_ranks(uint64_t set, char *text, size_t size) {
@@ -134,19 +134,19 @@ static void name_ranks(uint64_t set, char *text, size_t size) {
   if (!length) snprintf(text, size, "many");
 }
 
-void mpg_standing_judge(int64_t now) {
-  uint64_t serial, knot = find_knot(now, &serial);
-  if (!(knot & bit_of(engine->rank)) || engine->peers[engine->rank].ended_ns || engine->ended ||
-      serial != engine->knot) {
-    engine->knot = serial;
-    engine->knot_ns = now;
+void mpg_deadlock_check(int64_t now) {
+  uint64_t serial, deadlocked = find_deadlock(now, &serial);
+  if (!(deadlocked & bit_of(engine->rank)) || engine->peers[engine->rank].ended_ns ||
+      engine->ended || serial != engine->waits_checksum) {
+    engine->waits_checksum = serial;
+    engine->waits_changed_ns = now;
     return;
   }
-  if (now - engine->knot_ns < engine->limit_ns / 3) return;
+  if (now - engine->waits_changed_ns < engine->limit_ns / 3) return;
   char text[MPG_NOTICE] = "the ranks wait for one another and never go on";
   size_t length = strlen(text);
   for (int i = 0; i < engine->size && length + 1 < sizeof text; i++) {
-    if (!(knot & bit_of(i)) || engine->peers[i].ended_ns) continue;
+    if (!(deadlocked & bit_of(i)) || engine->peers[i].ended_ns) continue;
     char ranks[40] = "";
     name_ranks(engine->peers[i].standing.waits_for, ranks, sizeof ranks);
     length += (size_t)snprintf(

@@ -8,8 +8,8 @@
  *
  * Ownership: the engine owns the state. Threads: stated at each function.
  */
-#ifndef MPG_DEVICE_RANKS_STANDSTILL_H
-#define MPG_DEVICE_RANKS_STANDSTILL_H
+#ifndef MPG_DEVICE_RANKS_DEADLOCK_H
+#define MPG_DEVICE_RANKS_DEADLOCK_H
 
 #include "device/device.h"
 
@@ -21,7 +21,7 @@ typedef struct mpg_rank_wait {
 /* Called by a host thread after each time slice without progress; `wait` is zeroed at first. The
  * thread waits for that tick of the device, or, if `device` is NULL, for all other ranks at `what`.
  * Host lock. */
-void mpg_ranks_look(mpg_rank_wait *wait, mpg_device *device, mpg_tick tick, const char *what);
-void mpg_ranks_look_over(mpg_rank_wait *wait); /* ends the wait. Any thread */
+void mpg_ranks_poll(mpg_rank_wait *wait, mpg_device *device, mpg_tick tick, const char *what);
+void mpg_ranks_poll_end(mpg_rank_wait *wait); /* ends the wait. Any thread */
 
 #endif

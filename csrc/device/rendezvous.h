@@ -1,0 +1,52 @@
+/* Rendezvous: rendezvous of the work of several devices, which the host queues one device at a
+ * time, to exchange bytes.
+ *
+ * The statistics of replicas are needed while the host still queues the work of the first one, so
+ * no point can express this dependence. The work joins the rendezvous of its key, publishes its
+ * bytes, and waits until the expected number of devices has joined. Then each device reads the
+ * bytes of all, in the order of device rank, type and index. A device runs one piece of work at a
+ * time, so the k-th rendezvous of a key consists of the k-th calls.
+ *
+ * Deadlock detection. A missing participant leaves the other devices waiting. If the host waits for
+ * a device and no device can progress, open rendezvous fail, and their work with them. This is
+ * decided after a time without progress, which is short if no other thread of the host could queue
+ * the missing work.
+ *
+ * Ownership: the participants share a rendezvous. Threads: running work, unless stated otherwise.
+ */
+#ifndef MPG_DEVICE_RENDEZVOUS_H
+#define MPG_DEVICE_RENDEZVOUS_H
+
+#include "device/device.h"
+
+typedef struct mpg_rendezvous mpg_rendezvous;
+
+typedef struct mpg_participant {
+  mpg_device *device;
+  const char *key;  /* rendezvous key; interned */
+  const char *who;  /* distinguishes rendezvous of the same key, in words; static */
+  int count;        /* number of devices in the rendezvous */
+  const char *form; /* description of the bytes, for errors; equal for all participants */
+  const void *data;
+  size_t size;
+} mpg_participant;
+
+/* Joins a rendezvous and blocks until it is complete. Sets *place to this participant's index. On
+ * success, the caller must leave the rendezvous. */
+mpg_status mpg_rendezvous_join(const mpg_participant *participant, mpg_rendezvous **joined,
+                               int *place);
+/* Valid until the caller leaves the rendezvous. */
+const void *mpg_rendezvous_data(const mpg_rendezvous *rendezvous, int place);
+void mpg_rendezvous_leave(mpg_rendezvous *rendezvous);
+
+/* Called by a waiting thread after each time slice without progress. Fails the open rendezvous on a
+ * deadlock. `seen` is zeroed at first. Host lock. */
+typedef struct mpg_progress_watch {
+  uint64_t progress;
+  int idle_polls;
+} mpg_progress_watch;
+void mpg_rendezvous_poll(mpg_progress_watch *seen);
+
+void mpg_rendezvous_close(void); /* at exit: fails all open rendezvous. Host */
+
+#endif
