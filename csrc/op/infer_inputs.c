@@ -10,8 +10,9 @@ static mpg_status merge(const mpg_op *op, mpg_shape *input, const mpg_shape *wan
   mpg_shape known = *wanted;
   if (mpg_shape_merge(input, &known)) return MPG_OK;
   char a[MPG_SHAPE_TEXT_SIZE], b[MPG_SHAPE_TEXT_SIZE];
-  return mpg_fail(MPG_ERROR, "%s: an input has the shape %s, but what follows needs %s", op->name,
-                  mpg_shape_text(input, a, sizeof a), mpg_shape_text(wanted, b, sizeof b));
+  return mpg_fail(MPG_ERROR, "%s: an input has the shape %s, but the following ops require %s",
+                  op->name, mpg_shape_text(input, a, sizeof a),
+                  mpg_shape_text(wanted, b, sizeof b));
 }
 
 /* data (batch, ...), weight, bias -> (batch, ..., hidden). All axes but the last are equal, or only

@@ -44,8 +44,8 @@ mpg_status mpg_kernel_find(const mpg_device *device, const mpg_op *op, mpg_kerne
   if (*kernel) return MPG_OK;
   if (op->extension) return mpg_extension_no_kernel(device, op);
   return mpg_fail(MPG_NOT_IMPLEMENTED,
-                  "%s cannot run on %s yet: that kind of device has no kernel for it; move its "
-                  "inputs with .as_in_context(mx.cpu())",
+                  "%s cannot run on %s: it has no kernel for that device type; move its inputs "
+                  "with .as_in_context(mx.cpu())",
                   op->name, mpg_device_text(device));
 }
 
@@ -123,7 +123,7 @@ static mpg_status invoke_aside(mpg_invocation *inv) {
   for (int o = 0; o < inv->num_outputs && inv->op->extension; o++)
     for (int i = 0; i < inv->num_inputs; i++)
       if (mpg_op_input_mutable(inv->op, i) && !may_alias(inv, o, i))
-        return mpg_fail(MPG_ERROR, "%s: out overlaps a state, which the op writes, too",
+        return mpg_fail(MPG_ERROR, "%s: out overlaps a state, which the op also writes",
                         inv->op->name);
   memset(stack, 0, sizeof stack);
   inv->outputs = stack;
@@ -270,7 +270,7 @@ static mpg_status try_invoke(mpg_invocation *inv, mpg_desc *descs, mpg_view *vie
       written_inputs |= mpg_op_input_mutable(op, i);
     }
   } else if (!device) {
-    return mpg_fail(MPG_ERROR, "%s: no device was given", op->name);
+    return mpg_fail(MPG_ERROR, "%s: no device is given", op->name);
   }
   mpg_kernel_fn kernel;
   bool by_values = op->flags & MPG_OP_DYNAMIC;
@@ -287,7 +287,7 @@ static mpg_status try_invoke(mpg_invocation *inv, mpg_desc *descs, mpg_view *vie
     if (!inv->outputs[o].storage) continue;
     if (mpg_tensor_device(&inv->outputs[o]) != device)
       return mpg_fail(
-          MPG_ERROR, "%s: out is on %s, but the op runs on %s; copy the result over with copyto",
+          MPG_ERROR, "%s: out is on %s, but the op runs on %s; copy the result with copyto",
           op->name, mpg_device_text(mpg_tensor_device(&inv->outputs[o])), mpg_device_text(device));
     if (!mpg_shape_equal(&inv->outputs[o].desc.shape, &output_descs[o].shape) ||
         inv->outputs[o].desc.dtype != output_descs[o].dtype)
@@ -376,9 +376,9 @@ static mpg_status invoke(mpg_invocation *inv) {
     return invoke_with(inv, descs, views);
   }
   if (inv->num_inputs > MPG_MAX_INPUTS || inv->num_outputs > MPG_MAX_OUTPUTS)
-    return mpg_fail(
-        MPG_ERROR, "%s: %d inputs and %d outputs are more than the %d and %d that one op may have",
-        inv->op->name, inv->num_inputs, inv->num_outputs, MPG_MAX_INPUTS, MPG_MAX_OUTPUTS);
+    return mpg_fail(MPG_ERROR, "%s: got %d inputs and %d outputs; an op may have at most %d and %d",
+                    inv->op->name, inv->num_inputs, inv->num_outputs, MPG_MAX_INPUTS,
+                    MPG_MAX_OUTPUTS);
   size_t size = (size_t)count * (sizeof(mpg_desc) + sizeof(mpg_view));
   char *memory = mpg_space_take(size);
   if (!memory) return mpg_out_of_host_memory(size);

@@ -193,7 +193,8 @@ static mpg_status find_rates(mpg_multi_update *u) {
   int lrs = mpg_params_find(table, "lrs"), wds = mpg_params_find(table, "wds"),
       num = mpg_params_find(table, "num_weights");
   if (lrs < 0 || wds < 0 || num < 0 || table->size > MAX_PARAMS)
-    return mpg_fail(MPG_VALUE_ERROR, "%s is no update of several weights with rates of their own",
+    return mpg_fail(MPG_VALUE_ERROR,
+                    "%s is not a multi-weight update op with a learning rate for each weight",
                     u->op->name);
   u->lrs = table->params[lrs].offset;
   u->wds = table->params[wds].offset;
@@ -205,7 +206,7 @@ static mpg_status allocate(uint32_t num_weights, uint32_t per_weight, mpg_multi_
   size_t count, bytes;
   if (!num_weights || per_weight < 2 || per_weight > 8)
     return mpg_fail(MPG_VALUE_ERROR,
-                    "an update takes one weight at least, with 2 to 8 arrays each");
+                    "an update needs at least one weight, with 2 to 8 arrays each");
   if (!mpg_size_mul(num_weights, per_weight + 1, &count) || count > UINT32_MAX ||
       !mpg_size_mul(count,
                     sizeof(mpg_tensor) + sizeof(mpg_view) + sizeof(mpg_array_use) + sizeof(factors),

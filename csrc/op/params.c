@@ -421,9 +421,9 @@ mpg_status mpg_params_set_text(const mpg_param_table *table, const char *op, voi
   const mpg_param *param = &table->params[index];
   bool words = param->kind == MPG_PARAM_ENUM;
   if (!kinds[param->kind].parse(param, (char *)params + param->offset, text))
-    return mpg_fail(MPG_VALUE_ERROR, "%s: parameter %s takes %s%s%s, not '%.80s'", op, param->name,
-                    kinds[param->kind].expected, words ? " " : "", words ? param->constraint : "",
-                    text);
+    return mpg_fail(MPG_VALUE_ERROR, "%s: parameter %s must be %s%s%s, got '%.80s'", op,
+                    param->name, kinds[param->kind].expected, words ? " " : "",
+                    words ? param->constraint : "", text);
   return mpg_params_check(table, op, params, index);
 }
 

@@ -27,8 +27,8 @@ static mpg_status devices_differ(const mpg_op *op, const void *inputs, int num_i
                     mpg_op_input_name(op, i, name, sizeof name), mpg_device_id_text(device).text);
   }
   mpg_fail(MPG_ERROR,
-           "%s: the inputs are on different devices: %s. Nothing is copied silently: move one "
-           "first, e.g. with %s.as_in_context(mx.%s)",
+           "%s: the inputs are on different devices: %s. Nothing is copied silently: move "
+           "one first, e.g. with %s.as_in_context(mx.%s)",
            op->name, mpg_text_string(&text), mpg_op_input_name(op, other, name, sizeof name),
            mpg_device_id_text(first).text);
   mpg_text_free(&text);

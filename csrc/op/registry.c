@@ -99,7 +99,7 @@ static mpg_status add_name(const char *text, size_t length, const mpg_op *op) {
       return MPG_OK;
     }
     if (names[bucket].length == length && memcmp(names[bucket].text, text, length) == 0)
-      return mpg_fail(MPG_ERROR, "two ops are called %.*s: %s and %s", (int)length, text,
+      return mpg_fail(MPG_ERROR, "%.*s names two ops: %s and %s", (int)length, text,
                       names[bucket].op->name, op->name);
   }
 }
@@ -362,8 +362,8 @@ static mpg_status fail_arity(const mpg_infer *infer, int expected) {
     mpg_text_append(&names, "%s%s", i ? ", " : "", input_name(infer, i, name, sizeof name));
   const mpg_param_table *table = infer->op->params;
   bool hint = infer->num_inputs > expected && !variadic && table->size > 0 && table->count > 0;
-  mpg_fail(MPG_ERROR, "%s: takes %d input arrays (%s%s), %d given%s%s%s", infer->op->name, expected,
-           mpg_text_string(&names), variadic ? ", ..." : "", infer->num_inputs,
+  mpg_fail(MPG_ERROR, "%s: expected %d input arrays (%s%s), got %d%s%s%s", infer->op->name,
+           expected, mpg_text_string(&names), variadic ? ", ..." : "", infer->num_inputs,
            hint ? "; give parameters by name, such as " : "", hint ? table->params[0].name : "",
            hint ? "=..." : "");
   mpg_text_free(&names);
@@ -436,7 +436,7 @@ mpg_status mpg_infer_expect_shape(mpg_infer *infer, int input, const mpg_shape *
 
 mpg_status mpg_infer_tuple_shape(mpg_infer *infer, const mpg_tuple *tuple, mpg_shape *shape) {
   if (tuple->count > MPG_MAX_NDIM || tuple->count < 0)
-    return mpg_infer_fail(infer, "a shape has 0 to %d dimensions, not %d", MPG_MAX_NDIM,
+    return mpg_infer_fail(infer, "a shape must have 0 to %d dimensions, not %d", MPG_MAX_NDIM,
                           tuple->count);
   *shape = (mpg_shape){.ndim = tuple->count};
   for (int i = 0; i < tuple->count; i++) shape->dims[i] = tuple->values[i];
@@ -450,12 +450,12 @@ mpg_status mpg_infer_same(mpg_infer *infer) {
   for (int i = 0; i < infer->num_inputs; i++) {
     if (dtype == MPG_DTYPE_NONE) dtype = infer->inputs[i].dtype;
     if (!mpg_shape_merge(&shape, &infer->inputs[i].shape))
-      return mpg_infer_fail(infer, "the inputs must have one shape");
+      return mpg_infer_fail(infer, "the inputs must have the same shape");
   }
   for (int i = 0; i < infer->num_inputs; i++) {
     MPG_TRY(mpg_infer_expect_dtype(infer, i, dtype));
     if (!mpg_shape_merge(&infer->inputs[i].shape, &shape))
-      return mpg_infer_fail(infer, "the inputs must have one shape");
+      return mpg_infer_fail(infer, "the inputs must have the same shape");
   }
   for (int i = 0; i < infer->num_outputs; i++) mpg_infer_set(infer, i, &shape, dtype);
   return MPG_OK;

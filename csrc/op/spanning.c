@@ -62,8 +62,7 @@ static mpg_status invoke_with(mpg_invocation *inv, mpg_desc *descs, mpg_view *vi
     if (!output->storage) continue;
     if (!mpg_shape_equal(&output->desc.shape, &output_descs[i].shape) ||
         output->desc.dtype != output_descs[i].dtype)
-      return mpg_fail(MPG_ERROR, "%s: out has another shape or dtype than the result",
-                      inv->op->name);
+      return mpg_fail(MPG_ERROR, "%s: out and the result differ in shape or dtype", inv->op->name);
     for (int k = 0; k < inv->num_inputs; k++)
       if (mpg_tensor_overlaps(output, &inv->inputs[k]))
         return mpg_fail(MPG_ERROR, "%s: out overlaps an input", inv->op->name);
@@ -88,7 +87,8 @@ fail:
 
 mpg_status mpg_invoke_spanning(mpg_invocation *inv) {
   if (inv->num_inputs > MPG_MAX_SPANNED || inv->num_outputs > MPG_MAX_SPANNED)
-    return mpg_fail(MPG_ERROR, "%s: at most %d arrays take part", inv->op->name, MPG_MAX_SPANNED);
+    return mpg_fail(MPG_ERROR, "%s: a collective can span at most %d arrays", inv->op->name,
+                    MPG_MAX_SPANNED);
   size_t count = (size_t)(inv->num_inputs + inv->num_outputs);
   char *memory = mpg_space_take(
       count * (sizeof(mpg_view) + sizeof(mpg_desc) + sizeof(mpg_device *) + sizeof(bool)));

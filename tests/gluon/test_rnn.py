@@ -593,18 +593,20 @@ def test_invalid_sequence_lengths_raise():
             layer(x, layer.begin_state(2), wrong)
     options = {"mode": "gru", "state_size": 3, "num_layers": 1}
     arrays = [x, nd.ones(72), nd.zeros((1, 2, 3))]
-    with pytest.raises(mx.MXNetError, match=r"\(data, parameters, state, sequence_length\), 3"):
+    with pytest.raises(mx.MXNetError, match=r"\(data, parameters, state, sequence_length\), got 3"):
         nd.RNN(*arrays, use_sequence_length=True, **options)
-    with pytest.raises(mx.MXNetError, match=r"\(data, parameters, state\), 4"):
+    with pytest.raises(mx.MXNetError, match=r"\(data, parameters, state\), got 4"):
         nd.RNN(*arrays, nd.array([1, 2]), **options)
     with pytest.raises(mx.MXNetError, match=r"sequence_length must have the shape \(2,\)"):
         nd.RNN(*arrays, nd.array([1, 2, 3]), use_sequence_length=True, **options)
     with pytest.raises(mx.MXNetError, match="projection_size must be None.*gluon.rnn.LSTM"):
         nd.RNN(*arrays, projection_size=2, **options)
-    with pytest.raises(mx.MXNetError, match="are of mode='lstm'"):
+    with pytest.raises(mx.MXNetError, match="require mode='lstm'"):
         nd.RNN(*arrays, lstm_state_clip_min=0, **options)
     options["mode"] = "lstm"
-    with pytest.raises(mx.MXNetError, match="lstm_state_clip_min is at most lstm_state_clip_max"):
+    with pytest.raises(
+        mx.MXNetError, match="lstm_state_clip_min must be at most lstm_state_clip_max"
+    ):
         nd.RNN(*arrays, arrays[2], lstm_state_clip_min=1, lstm_state_clip_max=0, **options)
 
 

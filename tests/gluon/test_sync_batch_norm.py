@@ -259,7 +259,7 @@ def test_mesh_replicas_synchronize(stages):
     np.testing.assert_allclose(joined.mean(0), np.zeros(6), atol=1e-5)
     np.testing.assert_allclose(joined.std(0), np.ones(6), rtol=0.01)  # eps biases the variance
     trainer = gluon.Trainer(net.collect_params(), "sgd")
-    with pytest.raises(mx.MXNetError, match="goes across the batch"):
+    with pytest.raises(mx.MXNetError, match="mixes data across the batch"):
         mx.parallel.TrainStep(net, gluon.loss.L2Loss(), trainer, mx.parallel.Pipeline(2))(
             whole, nd.zeros((8, 6))
         )

@@ -311,6 +311,8 @@ def test_cuda_module_without_a_gpu_raises():
         MPGLUON_CUDA_LIBRARY="0",
         MPGLUON_TEST_DEVICES="",
     )
-    assert printed.startswith("NotSupportedError CudaModule: there is no GPU: GPUs are turned off")
+    assert printed.startswith(
+        "NotSupportedError CudaModule: no GPU is available: GPUs are turned off"
+    )
     with pytest.raises(TypeError):
         _core.cuda_module("", ["a"], ())

@@ -203,7 +203,7 @@ def test_composed_gradients_match_in_bound_symbol(name):
 
 
 def test_composed_op_errors_name_the_op():
-    with pytest.raises(mx.MXNetError, match=r"^moments: axes must name one axis at least"):
+    with pytest.raises(mx.MXNetError, match=r"^moments: axes must contain at least one axis"):
         nd.moments(nd.ones((2, 3)))
     with pytest.raises(mx.MXNetError, match=r"^moments: .*axis 5"):
         nd.moments(nd.ones((2, 3)), axes=5)

@@ -111,11 +111,11 @@ def test_library_callback_errors_name_the_op():
     for how, text in enumerate(
         [
             "tests_wrong: infer says no",
-            "tests_wrong: infer of its library returned -7, without a text",
-            "leaves output 0 unknown",
-            *["output 0 a shape or dtype that none has"] * 4,
+            "tests_wrong: function infer of its library returned -7 without an error message",
+            "does not set the shape or dtype of output 0",
+            *["an invalid shape or dtype for output 0"] * 4,
             "tests_wrong: data must have the shape",
-            "input 0 a shape or dtype that none has",
+            "an invalid shape or dtype for input 0",
         ]
     ):
         with pytest.raises(mx.MXNetError, match=text):
@@ -334,7 +334,7 @@ def test_pipeline_refuses_library_op_across_the_batch():
     (x,) = arrays((8, 6))
     net = stages("mix")
     net.hybridize(pipeline=Pipeline(4))
-    with pytest.raises(mx.MXNetError, match="tests_mix.*goes across the batch"):
+    with pytest.raises(mx.MXNetError, match="tests_mix.*mixes data across the batch"):
         with autograd.record():
             net(x)
 
@@ -440,44 +440,44 @@ def test_op_header_compiles_as_c_and_cpp(folder):
 OP = "sizeof(mpgluon_op)"
 MISTAKES = {
     ".forward = NULL": "tests_bad has neither forward nor cuda_forward",
-    ".cuda_backward = copy": "tests_bad has backward for a kind of device that it has no forward",
-    ".name = NULL": 'an op cannot be called ""',
-    '.name = "3d"': 'an op cannot be called "3d"',
-    '.name = "tests_good"': "two of its ops are called tests_good",
-    '.name = "softmax"': "there is an op softmax already",
-    '.name = "tests_mix"': "there is an op tests_mix already",
+    ".cuda_backward = copy": "tests_bad has a backward function for a device type that has no",
+    ".name = NULL": 'an op cannot have the name ""',
+    '.name = "3d"': 'an op cannot have the name "3d"',
+    '.name = "tests_good"': "two of its ops have the name tests_good",
+    '.name = "softmax"': "op softmax exists already",
+    '.name = "tests_mix"': "op tests_mix exists already",
     '.name = "NDArray"': "mx.nd has something called NDArray already",
     '.name = "_contrib_foreach"': "mx.nd has something called _contrib_foreach already",
     ".inputs = NULL": "tests_bad has no inputs",
-    '.inputs = "a b?"': 'the inputs "a b\\?" are not names',
-    '.inputs = "a, !a"': "two of its inputs are called a",
-    '.inputs = "!a"': "the first input, and outputs, cannot be states",
+    '.inputs = "a b?"': 'the inputs must be names separated by commas, got "a b\\?"',
+    '.inputs = "a, !a"': "two of its inputs have the name a",
+    '.inputs = "!a"': "the first input and the outputs cannot be states",
     '.outputs = ""': "tests_bad has no outputs",
     '.outputs = "a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q"': "more than 16 outputs",
-    ".dtypes = 0": "its dtypes, 0, are not a set",
-    ".dtypes = 1 << 9": "its dtypes, 0x200, are not a set",
-    ".flags = 2": "flags that there are not: 0x2",
-    ".num_row_inputs = 3": "2 inputs, of which num_row_inputs cannot be 3",
-    ".num_params = 33": "num_params is 33, it may be 0 to 32",
+    ".dtypes = 0": "dtypes 0 is not a valid set",
+    ".dtypes = 1 << 9": "dtypes 0x200 is not a valid set",
+    ".flags = 2": "unknown flags: 0x2",
+    ".num_row_inputs = 3": "2 inputs, so num_row_inputs cannot be 3",
+    ".num_params = 33": "num_params is 33; it must be from 0 to 32",
     ".num_params = -1": "num_params is -1",
-    ".num_params = 1, .params = NULL": "num_params is 1, it may be 0 to 32, with params",
-    "PARAM(NULL, MPGLUON_TEXT, NULL, NULL)": 'a parameter cannot be called ""',
-    'PARAM("out", MPGLUON_TEXT, NULL, NULL)': 'a parameter cannot be called "out"',
-    'PARAM("other", MPGLUON_TEXT, NULL, NULL)': "an input and a parameter are called other",
-    'PARAM("k", 6, NULL, NULL)': "the parameter k has a kind that there is not: 6",
-    'PARAM("k", MPGLUON_NUMBER, "many", NULL)': "parameter k takes a number, not 'many'",
+    ".num_params = 1, .params = NULL": "num_params is 1; it must be from 0 to 32, with params",
+    "PARAM(NULL, MPGLUON_TEXT, NULL, NULL)": 'a parameter cannot have the name ""',
+    'PARAM("out", MPGLUON_TEXT, NULL, NULL)': 'a parameter cannot have the name "out"',
+    'PARAM("other", MPGLUON_TEXT, NULL, NULL)': "an input and a parameter have the same name other",
+    'PARAM("k", 6, NULL, NULL)': "parameter k has the unknown kind 6",
+    'PARAM("k", MPGLUON_NUMBER, "many", NULL)': "parameter k must be a number, got 'many'",
     'PARAM("k", MPGLUON_NUMBER, "3", "0..1")': "k = 3 is outside its range",
     'PARAM("k", MPGLUON_TEXT, "required", NULL)': "the default of k cannot be .required.",
-    'PARAM("k", MPGLUON_NUMBER, NULL, "small")': '"small" is no range of the parameter k',
-    'PARAM("k", MPGLUON_CHOICE, NULL, NULL)': '"" is no range of the parameter k',
-    'PARAM("k", MPGLUON_CHOICE, "c", "a|b")': '"c" is none of the words of the parameter k',
+    'PARAM("k", MPGLUON_NUMBER, NULL, "small")': '"small" is not a valid range of parameter k',
+    'PARAM("k", MPGLUON_CHOICE, NULL, NULL)': '"" is not a valid range of parameter k',
+    'PARAM("k", MPGLUON_CHOICE, "c", "a|b")': '"c" is not one of the choices of parameter k',
 }
 TABLES = {
-    f"{{2, {OP}, ops, 2}}": "version 2 of mpgluon/op.h, and this mpgluon has version 1; compile",
+    f"{{2, {OP}, ops, 2}}": "version 2 of mpgluon/op.h, but this mpgluon has version 1; recompile",
     f"{{0, {OP}, ops, 2}}": "version 0 of mpgluon/op.h",
-    "{1, 8, ops, 2}": "its table of ops is damaged",
-    f"{{1, {OP}, 0, 2}}": "its table of ops is damaged",
-    f"{{1, {OP}, ops, -1}}": "its table of ops is damaged",
+    "{1, 8, ops, 2}": "its table of ops is invalid",
+    f"{{1, {OP}, 0, 2}}": "its table of ops is invalid",
+    f"{{1, {OP}, ops, -1}}": "its table of ops is invalid",
 }
 
 
@@ -510,7 +510,7 @@ def test_file_that_is_not_an_op_library_is_refused(folder, tmp_path, monkeypatch
     refused(compiled(target, "-DMISTAKE", "-DNO_TABLE", "-w"), "built with MXNet's lib_api.h")
     plain = tmp_path / "empty.c"
     plain.write_text("int nothing;\n")
-    refused(compiled(tmp_path / "libempty.so", source=plain), "it has no table of ops")
+    refused(compiled(tmp_path / "libempty.so", source=plain), "it does not export a table of ops")
     text = tmp_path / "text.so"
     text.write_text("no library")
     refused(str(text), "text.so cannot be opened: .*")

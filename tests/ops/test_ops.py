@@ -225,7 +225,7 @@ def test_first_order_op_refuses_second_gradient(name):
         total = sum((gradient * gradient).sum() for gradient in gradients)
     with pytest.raises(
         mx.MXNetError,
-        match=r"has no gradient; put what is computed with it under autograd.pause\(\)",
+        match=r"has no gradient; compute it under autograd.pause\(\)",
     ):
         total.backward()
 

@@ -153,16 +153,16 @@ def test_chain_of_collectives_has_equal_values_and_small_plans():
         (
             {"kind": "all_reduce", "input_devices": "cpu(0)"},
             [(2,), (2,)],
-            "does not name one device for each input",
+            "must name one device for each input",
         ),
         (
             {"kind": "all_reduce", "output_devices": "tpu(0),tpu(1)"},
             [(2,), (2,)],
-            "does not name one device for each output",
+            "must name one device for each output",
         ),
-        ({"kind": "all_reduce"}, [(2,), (3,)], "the arrays differ"),
-        ({"kind": "reduce_scatter"}, [(3,), (3,)], "3 rows can't be cut into 2 equal parts"),
-        ({"kind": "broadcast"}, [(3,), (3,)], "a broadcast has one input"),
+        ({"kind": "all_reduce"}, [(2,), (3,)], "the arrays must have the same shape and dtype"),
+        ({"kind": "reduce_scatter"}, [(3,), (3,)], "3 rows cannot be split into 2 equal parts"),
+        ({"kind": "broadcast"}, [(3,), (3,)], "a broadcast must have one input"),
     ],
 )
 def test_invalid_collective_op_arguments_raise(params, inputs, text):

@@ -601,7 +601,7 @@ def test_invalid_pipelines_and_networks_raise():
 
     mean = Mean()
     mean.hybridize(pipeline=Pipeline(2))
-    with pytest.raises(mx.base.MXNetError, match="goes across the batch"):
+    with pytest.raises(mx.base.MXNetError, match="mixes data across the batch"):
         mean(data((6, 5)))
 
 
@@ -632,7 +632,7 @@ def test_invalid_pipeline_options_raise(options, message):
         ({"pipeline": "1f1b"}, "pipeline must be an mx.parallel.Pipeline, not str"),
         ({"loss": "l2"}, "loss must be called as"),
         ({"loss": lambda out: None}, "loss must return an array with the loss of each sample"),
-        ({"loss": lambda out: out.mean()}, "mean goes across the batch"),
+        ({"loss": lambda out: out.mean()}, "mean mixes data across the batch"),
         ({"net": gluon.loss.L2Loss()}, "the network comes first, then the loss, not L2Loss"),
         ({"trainer": "sgd"}, "trainer must be a gluon.Trainer or None, not str"),
         ({"net": lambda x: x}, "must be a HybridBlock"),

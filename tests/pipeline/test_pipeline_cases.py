@@ -423,7 +423,7 @@ def test_results_across_the_batch_raise():
 
     net = Parts((0, 1), total)
     net.hybridize(pipeline=Pipeline(3))
-    with pytest.raises(mx.MXNetError, match="goes across the batch"):
+    with pytest.raises(mx.MXNetError, match="mixes data across the batch"):
         net(X)
 
 

@@ -296,8 +296,15 @@ def test_multi_update_rejects_invalid_arrays():
     good = [w, g, m]
     for op, arrays, per_weight, factors, kind, match in [
         ("nothing", good, 3, [1, 1], ValueError, "no update op 'nothing'"),
-        ("sgd_mom_update", good, 3, [1, 1], ValueError, "several weights"),
-        ("preloaded_multi_sgd_mom_update", good, 3, [1, 1], ValueError, "several weights"),
+        ("sgd_mom_update", good, 3, [1, 1], ValueError, "not a multi-weight update op"),
+        (
+            "preloaded_multi_sgd_mom_update",
+            good,
+            3,
+            [1, 1],
+            ValueError,
+            "not a multi-weight update op",
+        ),
         ("multi_sgd_mom_update", good, 2, [1, 1], ValueError, "2 for each weight"),
         ("multi_sgd_mom_update", good, 0, [1, 1], ValueError, "0 for each weight"),
         ("multi_sgd_mom_update", [], 3, [], ValueError, "0 arrays"),

@@ -32,9 +32,9 @@ static mpg_status set_outputs(mpg_infer *infer, int times, int parts) {
     mpg_desc desc = infer->inputs[i < infer->num_inputs ? i : 0];
     if (times != 1 || parts != 1) {
       if (desc.shape.ndim < 1)
-        return mpg_infer_fail(infer, "the arrays have no axis to cut or join along");
+        return mpg_infer_fail(infer, "the arrays have no axis to split or join along");
       if (desc.shape.dims[0] % parts)
-        return mpg_infer_fail(infer, "%lld rows can't be cut into %d equal parts",
+        return mpg_infer_fail(infer, "%lld rows cannot be split into %d equal parts",
                               (long long)desc.shape.dims[0], parts);
       desc.shape.dims[0] = desc.shape.dims[0] / parts * times;
     }
@@ -48,29 +48,29 @@ mpg_status mpg_infer_collective(mpg_infer *infer) {
   mpg_device_id places[MPG_MAX_SPANNED];
   int n = infer->num_inputs;
   if (n > MPG_MAX_SPANNED || infer->num_outputs > MPG_MAX_SPANNED)
-    return mpg_infer_fail(infer, "at most %d arrays take part", MPG_MAX_SPANNED);
+    return mpg_infer_fail(infer, "a collective can span at most %d arrays", MPG_MAX_SPANNED);
   if (params->input_devices &&
       mpg_collective_places(params->input_devices, places, MPG_MAX_SPANNED) != n)
-    return mpg_infer_fail(infer, "input_devices='%s' does not name one device for each input",
+    return mpg_infer_fail(infer, "input_devices='%s' must name one device for each input",
                           params->input_devices);
   if (params->output_devices &&
       mpg_collective_places(params->output_devices, places, MPG_MAX_SPANNED) != infer->num_outputs)
-    return mpg_infer_fail(infer, "output_devices='%s' does not name one device for each output",
+    return mpg_infer_fail(infer, "output_devices='%s' must name one device for each output",
                           params->output_devices);
   if (params->kind == MPG_ONE_TO_ALL && n != 1)
-    return mpg_infer_fail(infer, "a broadcast has one input");
+    return mpg_infer_fail(infer, "a broadcast must have one input");
   for (int i = 0; i < n; i++) {
     if (!mpg_shape_known(&infer->inputs[i].shape))
-      return mpg_infer_fail(infer, "the shape of input %d is not known", i);
+      return mpg_infer_fail(infer, "the shape of input %d is unknown", i);
     bool alike = infer->inputs[i].dtype == infer->inputs[0].dtype &&
                  (params->kind == MPG_EXCHANGE ||
                   mpg_shape_equal(&infer->inputs[i].shape, &infer->inputs[0].shape));
-    if (!alike) return mpg_infer_fail(infer, "the arrays differ");
+    if (!alike) return mpg_infer_fail(infer, "the arrays must have the same shape and dtype");
   }
   bool sums = params->kind == MPG_SUM_TO_ALL || params->kind == MPG_SUM_TO_ONE ||
               params->kind == MPG_SUM_TO_PARTS;
   if (sums && infer->inputs[0].dtype == MPG_BOOL)
-    return mpg_infer_fail(infer, "there are no sums of bool");
+    return mpg_infer_fail(infer, "bool arrays cannot be summed");
   switch ((mpg_collective_kind)params->kind) {
     case MPG_SUM_TO_PARTS: return set_outputs(infer, 1, n);
     case MPG_JOIN_TO_ALL: return set_outputs(infer, n, 1);

@@ -29,11 +29,11 @@ void mpg_compose_histogram(mpg_gradient *g, const mpg_value *inputs, mpg_value *
   if (params->bin_cnt.present) {
     const double *range = params->range.values;
     if (params->range.count != 2 || !(range[0] < range[1])) {
-      mpg_gradient_fail(g, "bin_cnt goes with range=(low, high), where low < high");
+      mpg_gradient_fail(g, "bin_cnt requires range=(low, high) with low < high");
       return;
     }
     if (bins < 1 || bins >= INT32_MAX) {
-      mpg_gradient_fail(g, "bin_cnt must be at least 1, and less than 2147483647");
+      mpg_gradient_fail(g, "bin_cnt must be from 1 to 2147483646");
       return;
     }
     edges = mpg_emit_cast(g, equal_edges(g, inputs[0], bins, range), data.dtype);
@@ -41,11 +41,11 @@ void mpg_compose_histogram(mpg_gradient *g, const mpg_value *inputs, mpg_value *
     const mpg_desc *given = mpg_value_desc(g, inputs[1]);
     bins = given->shape.dims[0] - 1;
     if (params->range.count > 0) {
-      mpg_gradient_fail(g, "range goes with bin_cnt");
+      mpg_gradient_fail(g, "range requires bin_cnt");
       return;
     }
     if (given->shape.ndim != 1 || bins < 1 || bins >= INT32_MAX) {
-      mpg_gradient_fail(g, "bins is a vector of at least 2 edges");
+      mpg_gradient_fail(g, "bins must be a vector of at least 2 edges");
       return;
     }
     if (!mpg_same_dtype(g, 0, 1)) return;

@@ -10,7 +10,7 @@
 static mpg_status expect_numeric(mpg_infer *infer, int input) {
   mpg_dtype dtype = infer->inputs[input].dtype;
   if (dtype != MPG_DTYPE_NONE && !(MPG_DTYPES_NUMERIC >> dtype & 1))
-    return mpg_infer_fail(infer, "indices and lengths are numbers");
+    return mpg_infer_fail(infer, "indices and lengths must be numbers, not bool");
   return MPG_OK;
 }
 
@@ -20,7 +20,7 @@ static mpg_status expect_numeric(mpg_infer *infer, int input) {
 static mpg_status taken_shape(mpg_infer *infer, const mpg_shape *a, int axis,
                               const mpg_shape *indices, mpg_shape *shape) {
   if (a->ndim - 1 + indices->ndim > MPG_MAX_NDIM)
-    return mpg_infer_fail(infer, "the result has more than %d dimensions", MPG_MAX_NDIM);
+    return mpg_infer_fail(infer, "the result would have more than %d dimensions", MPG_MAX_NDIM);
   *shape = (mpg_shape){0};
   for (int i = 0; i < axis; i++) shape->dims[shape->ndim++] = a->dims[i];
   for (int i = 0; i < indices->ndim; i++) shape->dims[shape->ndim++] = indices->dims[i];
@@ -36,7 +36,7 @@ mpg_status mpg_infer_take(mpg_infer *infer) {
   int axis;
   MPG_TRY(mpg_axis_normalize(params->axis, infer->inputs[0].shape.ndim, infer->op->name, &axis));
   if (infer->inputs[0].shape.dims[axis] == 0 && mpg_shape_size(indices) > 0)
-    return mpg_infer_fail(infer, "dimension %d has size 0: there is nothing to take", axis);
+    return mpg_infer_fail(infer, "dimension %d has size 0, so no index is valid", axis);
   return taken_shape(infer, &infer->inputs[0].shape, axis, indices, &infer->outputs[0].shape);
 }
 
@@ -92,7 +92,7 @@ mpg_status mpg_infer_embedding(mpg_infer *infer) {
   const mpg_shape *data = &infer->inputs[0].shape;
   if (data->ndim < 0) return MPG_OK;
   if (data->ndim >= MPG_MAX_NDIM)
-    return mpg_infer_fail(infer, "the result has more than %d dimensions", MPG_MAX_NDIM);
+    return mpg_infer_fail(infer, "the result would have more than %d dimensions", MPG_MAX_NDIM);
   mpg_shape shape = *data;
   shape.dims[shape.ndim++] = params->output_dim;
   infer->outputs[0].shape = shape;
@@ -111,7 +111,8 @@ void mpg_compose_count_sketch(mpg_gradient *g, const mpg_value *inputs, mpg_valu
   int last = shape.ndim - 1;
   for (int i = 1; i < 3; i++)
     if (last < 0 || mpg_shape_size(&mpg_value_desc(g, inputs[i])->shape) != shape.dims[last]) {
-      mpg_gradient_fail(g, "h and s have a number for each element along the last axis of data");
+      mpg_gradient_fail(
+          g, "h and s must have one number for each element along the last axis of data");
       return;
     }
   if (!mpg_same_dtype(g, 0, 2)) return;
@@ -140,7 +141,7 @@ static mpg_status expect_positions(mpg_infer *infer, int input, const mpg_shape 
 mpg_status mpg_infer_pick(mpg_infer *infer) {
   PARAMS(pick, params);
   MPG_TRY(expect_numeric(infer, 1));
-  if (!params->axis.present) return mpg_infer_fail(infer, "axis is an integer here, not None");
+  if (!params->axis.present) return mpg_infer_fail(infer, "axis must be an integer, not None");
   infer->outputs[0].dtype = infer->inputs[0].dtype;
   const mpg_shape *data = &infer->inputs[0].shape;
   if (data->ndim < 0) return MPG_OK;
@@ -150,7 +151,7 @@ mpg_status mpg_infer_pick(mpg_infer *infer) {
   mpg_shape shape = *data;
   shape.dims[axis] = 1;
   if (data->dims[axis] == 0 && mpg_shape_known(&shape) && mpg_shape_size(&shape) > 0)
-    return mpg_infer_fail(infer, "dimension %d has size 0: there is nothing to pick", axis);
+    return mpg_infer_fail(infer, "dimension %d has size 0, so no index is valid", axis);
   if (!params->keepdims && shape.ndim > 1) {
     for (int i = axis; i + 1 < shape.ndim; i++) shape.dims[i] = shape.dims[i + 1];
     shape.dims[--shape.ndim] = 0;
@@ -206,7 +207,7 @@ void mpg_gradient_pick_back(mpg_gradient *g) {
 void mpg_compose_batch_take(mpg_gradient *g, const mpg_value *inputs, mpg_value *outputs) {
   mpg_pick_params params = {.axis = {.value = 1, .present = 1}};
   if (mpg_value_desc(g, inputs[0])->shape.ndim != 2)
-    mpg_gradient_fail(g, "a is a matrix");
+    mpg_gradient_fail(g, "a must be a matrix");
   else
     outputs[0] = mpg_emit2(g, MPG_OP_pick, &params, inputs[0], inputs[1]);
 }
@@ -217,9 +218,9 @@ mpg_status mpg_infer_fill_element(mpg_infer *infer) {
     MPG_TRY(mpg_infer_expect_dtype(infer, 1, infer->inputs[0].dtype));
   if (!mpg_infer_begin(infer)) return MPG_OK;
   const mpg_shape *lhs = &infer->inputs[0].shape;
-  if (lhs->ndim != 2) return mpg_infer_fail(infer, "lhs is a matrix");
+  if (lhs->ndim != 2) return mpg_infer_fail(infer, "lhs must be a matrix");
   if (lhs->dims[1] == 0 && lhs->dims[0] > 0)
-    return mpg_infer_fail(infer, "the rows have size 0: there is nothing to fill");
+    return mpg_infer_fail(infer, "the rows have size 0, so no element can be filled");
   mpg_shape rows = {.ndim = 1, .dims = {lhs->dims[0]}};
   MPG_TRY(mpg_infer_expect_shape(infer, 1, &rows));
   MPG_TRY(mpg_infer_expect_shape(infer, 2, &rows));
@@ -243,7 +244,7 @@ mpg_status mpg_infer_one_hot(mpg_infer *infer) {
   if (!mpg_shape_known(&infer->inputs[0].shape)) return MPG_OK;
   mpg_shape shape = infer->inputs[0].shape;
   if (shape.ndim >= MPG_MAX_NDIM)
-    return mpg_infer_fail(infer, "the result has more than %d dimensions", MPG_MAX_NDIM);
+    return mpg_infer_fail(infer, "the result would have more than %d dimensions", MPG_MAX_NDIM);
   shape.dims[shape.ndim++] = params->depth;
   infer->outputs[0].shape = shape;
   return MPG_OK;
@@ -258,7 +259,7 @@ mpg_status mpg_infer_where(mpg_infer *infer) {
   if (y->dtype != MPG_DTYPE_NONE) MPG_TRY(mpg_infer_expect_dtype(infer, 1, y->dtype));
   infer->outputs[0].dtype = x->dtype;
   if (!mpg_shape_merge(&x->shape, &y->shape))
-    return mpg_infer_fail(infer, "x and y have the same shape");
+    return mpg_infer_fail(infer, "x and y must have the same shape");
   if (!mpg_shape_known(&x->shape) || (condition->ndim >= 0 && !mpg_shape_known(condition)))
     return MPG_OK;
   bool rows = condition->ndim == 1 && x->shape.ndim > 0 &&
@@ -286,14 +287,15 @@ void mpg_gradient_where(mpg_gradient *g) {
 /* Computes the shape of the elements of an array of `shape` at the columns of `indices`. */
 static mpg_status gathered_shape(mpg_infer *infer, const mpg_shape *shape, const mpg_shape *indices,
                                  mpg_shape *result) {
-  if (indices->ndim < 1) return mpg_infer_fail(infer, "indices have at least one dimension");
+  if (indices->ndim < 1) return mpg_infer_fail(infer, "indices must have at least one dimension");
   int64_t depth = indices->dims[0];
   if (depth < 1 || depth > shape->ndim)
-    return mpg_infer_fail(
-        infer, "the first dimension of indices, %lld, is the number of indexed dimensions, 1 to %d",
-        (long long)depth, shape->ndim);
+    return mpg_infer_fail(infer,
+                          "the first dimension of indices, %lld, is the number of indexed "
+                          "dimensions and must be from 1 to %d",
+                          (long long)depth, shape->ndim);
   if (indices->ndim - 1 + shape->ndim - depth > MPG_MAX_NDIM)
-    return mpg_infer_fail(infer, "the result has more than %d dimensions", MPG_MAX_NDIM);
+    return mpg_infer_fail(infer, "the result would have more than %d dimensions", MPG_MAX_NDIM);
   *result = (mpg_shape){0};
   for (int i = 1; i < indices->ndim; i++) result->dims[result->ndim++] = indices->dims[i];
   for (int i = (int)depth; i < shape->ndim; i++) result->dims[result->ndim++] = shape->dims[i];
@@ -362,7 +364,7 @@ void mpg_gradient_scatter_set_nd(mpg_gradient *g) {
 /* Checks the indexed shape. Its first dimension is not used and may be -1. */
 static mpg_status indexed_shape(mpg_infer *infer, const mpg_tuple *tuple) {
   if (tuple->count < 1 || tuple->count > MPG_MAX_NDIM)
-    return mpg_infer_fail(infer, "shape has 1 to %d dimensions", MPG_MAX_NDIM);
+    return mpg_infer_fail(infer, "shape must have 1 to %d dimensions", MPG_MAX_NDIM);
   int64_t size = 1;
   for (int i = 0; i < tuple->count; i++) {
     if (i == 0 && tuple->values[i] == -1) continue;
@@ -378,9 +380,9 @@ mpg_status mpg_infer_ravel(mpg_infer *infer) {
   if (!mpg_infer_begin(infer)) return MPG_OK;
   const mpg_shape *in = &infer->inputs[0].shape;
   if (in->ndim < 1 || in->dims[0] != params->shape.count)
-    return mpg_infer_fail(infer,
-                          "the first dimension of data is the number of dimensions in shape, %d",
-                          params->shape.count);
+    return mpg_infer_fail(
+        infer, "the first dimension of data must be the number of dimensions in shape, %d",
+        params->shape.count);
   mpg_shape shape = {.ndim = in->ndim - 1};
   for (int i = 0; i < shape.ndim; i++) shape.dims[i] = in->dims[i + 1];
   if (shape.ndim == 0) shape = (mpg_shape){.ndim = 1, .dims = {1}};
@@ -394,7 +396,7 @@ mpg_status mpg_infer_unravel(mpg_infer *infer) {
   if (!mpg_infer_begin(infer)) return MPG_OK;
   const mpg_shape *in = &infer->inputs[0].shape;
   if (in->ndim >= MPG_MAX_NDIM)
-    return mpg_infer_fail(infer, "the result has more than %d dimensions", MPG_MAX_NDIM);
+    return mpg_infer_fail(infer, "the result would have more than %d dimensions", MPG_MAX_NDIM);
   mpg_shape shape = {.ndim = in->ndim + 1, .dims = {params->shape.count}};
   for (int i = 0; i < in->ndim; i++) shape.dims[i + 1] = in->dims[i];
   infer->outputs[0].shape = shape;
@@ -418,7 +420,7 @@ int mpg_arity_sequence_last_back(const mpg_op *op, const void *params, int given
 
 static mpg_status expect_lengths(mpg_infer *infer, const mpg_shape *data, int64_t time_axis) {
   if (data->ndim < 2)
-    return mpg_infer_fail(infer, "the array has at least 2 dimensions (time and batch)");
+    return mpg_infer_fail(infer, "the array must have at least 2 dimensions (time and batch)");
   if (infer->num_inputs < 2) return MPG_OK;
   MPG_TRY(expect_numeric(infer, 1));
   mpg_shape batch = {.ndim = 1, .dims = {data->dims[time_axis == 0 ? 1 : 0]}};
@@ -431,7 +433,7 @@ void mpg_compose_sequence_mask(mpg_gradient *g, const mpg_value *inputs, mpg_val
   mpg_shape data = mpg_value_desc(g, inputs[0])->shape;
   int time = (int)params->axis, batch = 1 - time;
   if (data.ndim < 2) {
-    mpg_gradient_fail(g, "the array has at least 2 dimensions (time and batch)");
+    mpg_gradient_fail(g, "the array must have at least 2 dimensions (time and batch)");
     return;
   }
   if (g->num_inputs < 2) {
@@ -440,7 +442,7 @@ void mpg_compose_sequence_mask(mpg_gradient *g, const mpg_value *inputs, mpg_val
   }
   mpg_shape lengths = mpg_value_desc(g, inputs[1])->shape;
   if (lengths.ndim != 1 || lengths.dims[0] != data.dims[batch]) {
-    mpg_gradient_fail(g, "sequence_length has one number for each of the %lld sequences",
+    mpg_gradient_fail(g, "sequence_length must have one number for each of the %lld sequences",
                       (long long)data.dims[batch]);
     return;
   }
@@ -450,7 +452,7 @@ void mpg_compose_sequence_mask(mpg_gradient *g, const mpg_value *inputs, mpg_val
 mpg_status mpg_infer_sequence_reverse(mpg_infer *infer) {
   PARAMS(sequence, params);
   if (!mpg_infer_begin(infer)) return MPG_OK;
-  if (params->axis != 0) return mpg_infer_fail(infer, "the time dimension is 0");
+  if (params->axis != 0) return mpg_infer_fail(infer, "the time dimension has size 0");
   MPG_TRY(expect_lengths(infer, &infer->inputs[0].shape, params->axis));
   infer->outputs[0].shape = infer->inputs[0].shape;
   return MPG_OK;
@@ -475,7 +477,7 @@ mpg_status mpg_infer_sequence_last(mpg_infer *infer) {
   MPG_TRY(expect_lengths(infer, data, params->axis));
   last_shape(data, params->axis, &infer->outputs[0].shape);
   if (data->dims[params->axis] == 0 && mpg_shape_size(&infer->outputs[0].shape) > 0)
-    return mpg_infer_fail(infer, "the sequences are empty: there is no last element");
+    return mpg_infer_fail(infer, "the sequences are empty and have no last element");
   return MPG_OK;
 }
 
@@ -520,7 +522,8 @@ void mpg_compose_index_copy(mpg_gradient *g, const mpg_value *inputs, mpg_value 
   mpg_shape shape = mpg_value_desc(g, inputs[0])->shape,
             index = mpg_value_desc(g, inputs[1])->shape;
   if (shape.ndim < 1 || index.ndim != 1) {
-    mpg_gradient_fail(g, "old_tensor has at least one dimension, index_vector has one");
+    mpg_gradient_fail(g,
+                      "old_tensor must have at least one dimension, and index_vector exactly one");
     return;
   }
   mpg_shape columns = {.ndim = 2, .dims = {1, index.dims[0]}};
@@ -535,7 +538,7 @@ void mpg_compose_index_array(mpg_gradient *g, const mpg_value *inputs, mpg_value
   mpg_shape shape = mpg_value_desc(g, inputs[0])->shape, last = shape;
   int count = params->axes.count < 0 ? shape.ndim : params->axes.count;
   if (shape.ndim >= MPG_MAX_NDIM || count > MPG_MAX_NDIM) {
-    mpg_gradient_fail(g, "the result has more than %d dimensions", MPG_MAX_NDIM);
+    mpg_gradient_fail(g, "the result would have more than %d dimensions", MPG_MAX_NDIM);
     return;
   }
   last.dims[last.ndim++] = 1;
@@ -559,7 +562,7 @@ void mpg_compose_index_array(mpg_gradient *g, const mpg_value *inputs, mpg_value
 static mpg_status expect_vector(mpg_infer *infer) {
   const mpg_shape *index = &infer->inputs[1].shape;
   if (mpg_shape_known(index) && index->ndim != 1)
-    return mpg_infer_fail(infer, "index has one dimension");
+    return mpg_infer_fail(infer, "index must have one dimension");
   return MPG_OK;
 }
 
@@ -571,7 +574,7 @@ mpg_status mpg_infer_boolean_mask(mpg_infer *infer) {
   MPG_TRY(expect_vector(infer));
   if (!mpg_infer_begin(infer)) return MPG_OK;
   mpg_shape rows = infer->inputs[0].shape;
-  if (rows.ndim < 1) return mpg_infer_fail(infer, "data has at least one dimension");
+  if (rows.ndim < 1) return mpg_infer_fail(infer, "data must have at least one dimension");
   mpg_shape length = {.ndim = 1, .dims = {rows.dims[0]}};
   MPG_TRY(mpg_infer_expect_shape(infer, 1, &length));
   rows.dims[0] = -1;
@@ -591,7 +594,7 @@ mpg_status mpg_infer_boolean_mask_known(mpg_infer *infer) {
   if (!mpg_infer_begin(infer)) return MPG_OK;
   infer->outputs[0].shape = infer->inputs[0].shape;
   if (infer->outputs[0].shape.ndim < 1)
-    return mpg_infer_fail(infer, "data has at least one dimension");
+    return mpg_infer_fail(infer, "data must have at least one dimension");
   mpg_shape length = {.ndim = 1, .dims = {infer->outputs[0].shape.dims[0]}};
   infer->outputs[0].shape.dims[0] = params->count;
   return mpg_infer_expect_shape(infer, 1, &length);
@@ -602,7 +605,7 @@ mpg_status mpg_infer_boolean_mask_back(mpg_infer *infer) {
   if (!mpg_infer_begin(infer) || !mpg_shape_known(&infer->inputs[1].shape)) return MPG_OK;
   infer->outputs[0].shape = infer->inputs[0].shape;
   if (infer->outputs[0].shape.ndim < 1)
-    return mpg_infer_fail(infer, "ograd has at least one dimension");
+    return mpg_infer_fail(infer, "ograd must have at least one dimension");
   infer->outputs[0].shape.dims[0] = infer->inputs[1].shape.dims[0];
   return MPG_OK;
 }

@@ -22,17 +22,18 @@ static inline mpg_status mpg_region_make(const char *op, const mpg_shape *shape,
   region->shape = *shape;
   if (begin->count < 0 || begin->count != end->count ||
       (step->count > 0 && step->count != begin->count))
-    return mpg_fail(MPG_VALUE_ERROR,
-                    "%s: begin, end and step (where given) name the same number of dimensions, not "
-                    "%d, %d and %d",
-                    op, begin->count, end->count, step->count);
+    return mpg_fail(
+        MPG_VALUE_ERROR,
+        "%s: begin, end and step (if given) must have the same length, not %d, %d and %d", op,
+        begin->count, end->count, step->count);
   if (begin->count > shape->ndim)
-    return mpg_fail(MPG_VALUE_ERROR, "%s: begin names %d dimensions, the array has %d", op,
+    return mpg_fail(MPG_VALUE_ERROR, "%s: begin has %d values, but the array has %d dimensions", op,
                     begin->count, shape->ndim);
   for (int i = 0; i < shape->ndim; i++) {
     int64_t size = shape->dims[i], s = 1;
     if (i < step->count && step->values[i] != MPG_TUPLE_NONE) s = step->values[i];
-    if (s == 0) return mpg_fail(MPG_VALUE_ERROR, "%s: the step of dimension %d is 0", op, i);
+    if (s == 0)
+      return mpg_fail(MPG_VALUE_ERROR, "%s: the step of dimension %d must not be 0", op, i);
     if (s < -INT64_MAX) s = -INT64_MAX;
     int64_t low = s > 0 ? 0 : -1, high = s > 0 ? size : size - 1; /* range of begin and end */
     int64_t b = s > 0 ? low : high, e = s > 0 ? high : low;
@@ -65,7 +66,7 @@ static inline mpg_status mpg_region_axis(const char *op, const mpg_shape *shape,
   if (end->present) e = end->value < 0 ? end->value + size : end->value;
   if (b < 0 || b > size || e < 0 || e > size || b > e)
     return mpg_fail(MPG_VALUE_ERROR,
-                    "%s: [%lld, %lld) is not a part of dimension %d, which has size %lld", op,
+                    "%s: [%lld, %lld) is out of range for dimension %d of size %lld", op,
                     (long long)b, (long long)e, axis, (long long)size);
   region->shape = *shape;
   for (int i = 0; i < shape->ndim; i++) {
@@ -90,7 +91,7 @@ static inline mpg_status mpg_region_like(const char *op, const mpg_shape *shape,
   if (axes->count <= 0 && like->ndim != shape->ndim)
     return mpg_fail(
         MPG_VALUE_ERROR,
-        "%s: without axes both arrays have the same number of dimensions, not %d and %d", op,
+        "%s: without axes both arrays must have the same number of dimensions, not %d and %d", op,
         shape->ndim, like->ndim);
   for (int j = 0; j < count; j++) {
     int axis = j, axis_like = j;
@@ -100,8 +101,8 @@ static inline mpg_status mpg_region_like(const char *op, const mpg_shape *shape,
     }
     if (like->dims[axis_like] > shape->dims[axis])
       return mpg_fail(MPG_VALUE_ERROR,
-                      "%s: dimension %d has size %lld, less than the %lld it is to be cut to", op,
-                      axis, (long long)shape->dims[axis], (long long)like->dims[axis_like]);
+                      "%s: dimension %d has size %lld, less than the requested %lld", op, axis,
+                      (long long)shape->dims[axis], (long long)like->dims[axis_like]);
     region->shape.dims[axis] = like->dims[axis_like];
   }
   return MPG_OK;
@@ -113,9 +114,9 @@ static inline mpg_status mpg_region_crop(const char *op, const mpg_shape *shape,
                                          const mpg_shape *like, const mpg_crop_params *params,
                                          mpg_region *region) {
   if (shape->ndim != 4 || (like && like->ndim != 4))
-    return mpg_fail(MPG_VALUE_ERROR, "%s: the arrays have 4 dimensions", op);
+    return mpg_fail(MPG_VALUE_ERROR, "%s: the arrays must have 4 dimensions", op);
   if (params->offset.count != 2 || params->h_w.count != 2)
-    return mpg_fail(MPG_VALUE_ERROR, "%s: offset and h_w are two numbers each", op);
+    return mpg_fail(MPG_VALUE_ERROR, "%s: offset and h_w must have two numbers each", op);
   region->shape = *shape;
   for (int i = 0; i < 4; i++) {
     region->start[i] = 0;
@@ -126,7 +127,7 @@ static inline mpg_status mpg_region_crop(const char *op, const mpg_shape *shape,
     if (want < (like ? 0 : 1) || want > size || start < 0 || start > size - want)
       return mpg_fail(
           MPG_VALUE_ERROR,
-          "%s: %lld elements from %lld on are not a part of dimension %d, which has size %lld", op,
+          "%s: %lld elements from %lld on are out of range for dimension %d of size %lld", op,
           (long long)want, (long long)start, i, (long long)size);
     region->start[i] = start;
     region->shape.dims[i] = want;
@@ -140,7 +141,7 @@ static inline mpg_status mpg_split_part(const mpg_split_v2_params *params, int64
   if (params->sections > 0) {
     if (size % params->sections)
       return mpg_fail(MPG_VALUE_ERROR,
-                      "_split_v2: a dimension of size %lld does not divide into %lld equal parts",
+                      "_split_v2: a dimension of size %lld cannot be split into %lld equal parts",
                       (long long)size, (long long)params->sections);
     *begin = size / params->sections * part;
     *end = *begin + size / params->sections;
@@ -153,12 +154,12 @@ static inline mpg_status mpg_split_part(const mpg_split_v2_params *params, int64
     if (at < 0) at = at == MPG_TUPLE_NONE ? 0 : at + size;
     if (size > 0 && (at < 0 || at > size))
       return mpg_fail(MPG_VALUE_ERROR,
-                      "_split_v2: index %lld is outside the dimension of size %lld",
+                      "_split_v2: index %lld is out of range for a dimension of size %lld",
                       (long long)params->indices.values[index], (long long)size);
     bounds[side] = size > 0 ? at : 0;
   }
   if (bounds[1] < bounds[0])
-    return mpg_fail(MPG_VALUE_ERROR, "_split_v2: indices ascend, but %lld comes before %lld",
+    return mpg_fail(MPG_VALUE_ERROR, "_split_v2: indices must be ascending, but %lld precedes %lld",
                     (long long)bounds[0], (long long)bounds[1]);
   *begin = bounds[0];
   *end = bounds[1];

@@ -50,22 +50,23 @@ static mpg_status reshape_codes(mpg_infer *infer, const int64_t *in, int in_coun
       source += 2;
     } else if (code == -4) {
       if (i + 2 >= code_count)
-        return mpg_infer_fail(infer, "-4 in shape is followed by two numbers");
+        return mpg_infer_fail(infer, "-4 in shape must be followed by two numbers");
       if (source >= in_count)
         return mpg_infer_fail(infer, "-4 in shape splits a dimension that the array does not have");
       int64_t dim = in[source++], left = codes[++i], right = codes[++i], product;
       if (left == -1 && right == -1)
-        return mpg_infer_fail(infer, "only one of the two numbers after -4 may be -1");
+        return mpg_infer_fail(infer, "only one of the two numbers after -4 can be -1");
       if (left == -1) left = right > 0 ? dim / right : 0;
       if (right == -1) right = left > 0 ? dim / left : 0;
       if (left < 0 || right < 0 || __builtin_mul_overflow(left, right, &product) || product != dim)
-        return mpg_infer_fail(infer, "a dimension of size %lld does not split into %lld times %lld",
+        return mpg_infer_fail(infer,
+                              "a dimension of size %lld cannot be split into %lld times %lld",
                               (long long)dim, (long long)left, (long long)right);
       PUT(left);
       PUT(right);
     } else if (code < 0) {
       return mpg_infer_fail(
-          infer, "%lld in shape has no meaning; the special numbers are 0, -1, -2, -3 and -4",
+          infer, "shape contains %lld; it must be positive or one of 0, -1, -2, -3 and -4",
           (long long)code);
     } else {
       PUT(code);
@@ -77,8 +78,8 @@ static mpg_status reshape_codes(mpg_infer *infer, const int64_t *in, int in_coun
     if (i != inferred) MPG_TRY(multiply(infer, rest, out[i], &rest));
   if (inferred >= 0) {
     if (rest == 0 ? total != 0 : total % rest != 0)
-      return mpg_infer_fail(infer, "%lld elements do not divide into %lld", (long long)total,
-                            (long long)rest);
+      return mpg_infer_fail(infer, "%lld elements cannot be divided into groups of %lld",
+                            (long long)total, (long long)rest);
     out[inferred] = rest ? total / rest : 0;
   }
   *out_count = count;
@@ -98,7 +99,7 @@ static mpg_status same_size(mpg_infer *infer, const mpg_shape *shape) {
   for (int i = 0; i < shape->ndim; i++) MPG_TRY(multiply(infer, size, shape->dims[i], &size));
   if (size != mpg_shape_size(&infer->inputs[0].shape)) {
     char text[MPG_SHAPE_TEXT_SIZE];
-    return mpg_infer_fail(infer, "the elements do not fit into shape %s",
+    return mpg_infer_fail(infer, "the number of elements does not match shape %s",
                           mpg_shape_text(shape, text, sizeof text));
   }
   infer->outputs[0].shape = *shape;
@@ -173,12 +174,12 @@ mpg_status mpg_infer_reshape_like(mpg_infer *infer) {
     if (given[i]->present)
       bounds[i] = given[i]->value < 0 ? given[i]->value + ndim : given[i]->value;
     if (bounds[i] < 0 || bounds[i] > ndim)
-      return mpg_infer_fail(infer, "%lld is not a dimension", (long long)given[i]->value);
+      return mpg_infer_fail(infer, "%lld is not a valid dimension", (long long)given[i]->value);
   }
   if (bounds[0] > bounds[1] || bounds[2] > bounds[3])
     return mpg_infer_fail(infer, "a range of dimensions ends before it begins");
   if (lhs->ndim - (bounds[1] - bounds[0]) + (bounds[3] - bounds[2]) > MPG_MAX_NDIM)
-    return mpg_infer_fail(infer, "the result has more than %d dimensions", MPG_MAX_NDIM);
+    return mpg_infer_fail(infer, "the result would have more than %d dimensions", MPG_MAX_NDIM);
   mpg_shape shape = {0};
   for (int64_t i = 0; i < bounds[0]; i++) shape.dims[shape.ndim++] = lhs->dims[i];
   for (int64_t i = bounds[2]; i < bounds[3]; i++) shape.dims[shape.ndim++] = rhs->dims[i];
@@ -201,7 +202,7 @@ mpg_status mpg_infer_expand_dims(mpg_infer *infer) {
   if (!mpg_infer_begin(infer)) return MPG_OK;
   const mpg_shape *in = &infer->inputs[0].shape;
   if (in->ndim >= MPG_MAX_NDIM)
-    return mpg_infer_fail(infer, "an array has at most %d dimensions", MPG_MAX_NDIM);
+    return mpg_infer_fail(infer, "an array can have at most %d dimensions", MPG_MAX_NDIM);
   int axis;
   MPG_TRY(mpg_axis_normalize(params->axis, in->ndim + 1, infer->op->name, &axis));
   mpg_shape shape = {.ndim = in->ndim + 1};
@@ -222,7 +223,7 @@ mpg_status mpg_infer_squeeze(mpg_infer *infer) {
     if (in->dims[axis] != 1)
       return mpg_infer_fail(infer, "dimension %d has size %lld, not 1", axis,
                             (long long)in->dims[axis]);
-    if (drop[axis]) return mpg_infer_fail(infer, "dimension %d is named twice", axis);
+    if (drop[axis]) return mpg_infer_fail(infer, "dimension %d is given twice", axis);
     drop[axis] = true;
   }
   mpg_shape shape = {0};
@@ -248,14 +249,14 @@ mpg_status mpg_infer_transpose(mpg_infer *infer) {
   if (in->ndim < 0) return MPG_OK;
   mpg_shape shape = {.ndim = in->ndim};
   if (params->axes.count > 0 && params->axes.count != in->ndim)
-    return mpg_infer_fail(infer, "axes names %d dimensions, the array has %d", params->axes.count,
-                          in->ndim);
+    return mpg_infer_fail(infer, "axes has %d values, but the array has %d dimensions",
+                          params->axes.count, in->ndim);
   uint32_t seen = 0;
   for (int i = 0; i < in->ndim; i++) {
     int axis = in->ndim - 1 - i;
     if (params->axes.count > 0)
       MPG_TRY(mpg_axis_normalize(params->axes.values[i], in->ndim, infer->op->name, &axis));
-    if (seen >> axis & 1) return mpg_infer_fail(infer, "axes names dimension %d twice", axis);
+    if (seen >> axis & 1) return mpg_infer_fail(infer, "axes contains dimension %d twice", axis);
     seen |= 1u << axis;
     shape.dims[i] = in->dims[axis];
   }
@@ -290,12 +291,12 @@ mpg_status mpg_infer_reverse(mpg_infer *infer) {
   if (!mpg_infer_begin(infer)) return MPG_OK;
   infer->outputs[0].shape = infer->inputs[0].shape;
   uint32_t seen = 0;
-  if (params->axis.count < 1) return mpg_infer_fail(infer, "axis names no dimension");
+  if (params->axis.count < 1) return mpg_infer_fail(infer, "axis must not be empty");
   for (int i = 0; i < params->axis.count; i++) {
     int axis;
     MPG_TRY(mpg_axis_normalize(params->axis.values[i], infer->inputs[0].shape.ndim, infer->op->name,
                                &axis));
-    if (seen >> axis & 1) return mpg_infer_fail(infer, "axis names dimension %d twice", axis);
+    if (seen >> axis & 1) return mpg_infer_fail(infer, "axis contains dimension %d twice", axis);
     seen |= 1u << axis;
   }
   return MPG_OK;
@@ -313,7 +314,7 @@ mpg_status mpg_infer_tile(mpg_infer *infer) {
   const mpg_shape *in = &infer->inputs[0].shape;
   int reps = params->reps.count;
   if (reps < 0 || reps > MPG_MAX_NDIM)
-    return mpg_infer_fail(infer, "reps names 0 to %d dimensions", MPG_MAX_NDIM);
+    return mpg_infer_fail(infer, "reps must have 0 to %d values", MPG_MAX_NDIM);
   mpg_shape shape = {.ndim = in->ndim > reps ? in->ndim : reps};
   for (int i = 0; i < shape.ndim; i++) {
     int from = i - (shape.ndim - in->ndim), rep = i - (shape.ndim - reps);
@@ -385,8 +386,8 @@ void mpg_compose_depth_to_space(mpg_gradient *g, const mpg_value *inputs, mpg_va
   if (in.ndim != 4 || b > INT32_MAX || in.dims[1] % (b * b) ||
       __builtin_mul_overflow(in.dims[2], b, &h) || __builtin_mul_overflow(in.dims[3], b, &w)) {
     mpg_gradient_fail(g,
-                      "the array has 4 dimensions (batch, channel, height, width), and "
-                      "block_size * block_size divides the channels");
+                      "the array must have 4 dimensions (batch, channel, height, width), and "
+                      "block_size * block_size must divide the number of channels");
     return;
   }
   int64_t channels = in.dims[1] / (b * b);
@@ -403,8 +404,8 @@ void mpg_compose_space_to_depth(mpg_gradient *g, const mpg_value *inputs, mpg_va
   mpg_shape in = mpg_value_desc(g, inputs[0])->shape;
   if (in.ndim != 4 || in.dims[2] % b || in.dims[3] % b) {
     mpg_gradient_fail(g,
-                      "the array has 4 dimensions (batch, channel, height, width), and "
-                      "block_size divides height and width");
+                      "the array must have 4 dimensions (batch, channel, height, width), and "
+                      "block_size must divide height and width");
     return;
   }
   int64_t channels = in.dims[1], h = in.dims[2] / b, w = in.dims[3] / b, blocks;
@@ -428,7 +429,7 @@ static mpg_status diagonal_shape(mpg_infer *infer, const mpg_shape *in, int64_t 
   int a, b;
   MPG_TRY(mpg_axis_normalize(axis1, in->ndim, infer->op->name, &a));
   MPG_TRY(mpg_axis_normalize(axis2, in->ndim, infer->op->name, &b));
-  if (a == b) return mpg_infer_fail(infer, "axis1 and axis2 are the same dimension");
+  if (a == b) return mpg_infer_fail(infer, "axis1 and axis2 must differ");
   int64_t rows = in->dims[a], columns = in->dims[b];
   if (k > 0) columns = k < columns ? columns - k : 0; /* empty outside the matrix */
   if (k < 0) rows = k > -rows ? rows + k : 0;
@@ -473,7 +474,7 @@ mpg_status mpg_infer_diag_back(mpg_infer *infer) {
   mpg_shape shape, diagonal;
   infer->outputs[0].dtype = infer->inputs[0].dtype;
   MPG_TRY(mpg_infer_tuple_shape(infer, &params->shape, &shape));
-  if (shape.ndim < 2) return mpg_infer_fail(infer, "shape has at least 2 dimensions");
+  if (shape.ndim < 2) return mpg_infer_fail(infer, "shape must have at least 2 dimensions");
   MPG_TRY(diagonal_shape(infer, &shape, params->k, params->axis1, params->axis2, &diagonal));
   MPG_TRY(mpg_infer_expect_shape(infer, 0, &diagonal));
   infer->outputs[0].shape = shape;

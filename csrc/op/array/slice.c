@@ -56,7 +56,9 @@ mpg_status mpg_infer_concat(mpg_infer *infer) {
         shape->dims[axis < shape->ndim ? axis : 0] = axis < shape->ndim ? -1 : shape->dims[0];
       bool fits = mpg_shape_merge(shape, &common);
       if (shape->ndim == common.ndim) shape->dims[axis] = own;
-      if (!fits) return mpg_infer_fail(infer, "the arrays agree in all dimensions but %d", axis);
+      if (!fits)
+        return mpg_infer_fail(infer, "the arrays must have equal sizes in all dimensions except %d",
+                              axis);
       if (pass == 0) continue;
       if (own < 0 || total < 0)
         total = -1;
@@ -89,10 +91,10 @@ mpg_status mpg_infer_stack(mpg_infer *infer) {
   for (int pass = 0; pass < 2; pass++)
     for (int i = 0; i < infer->num_inputs; i++)
       if (!mpg_shape_merge(&common, &infer->inputs[i].shape))
-        return mpg_infer_fail(infer, "the arrays have the same shape");
+        return mpg_infer_fail(infer, "the arrays must have the same shape");
   if (common.ndim < 0) return MPG_OK;
   if (common.ndim >= MPG_MAX_NDIM)
-    return mpg_infer_fail(infer, "an array has at most %d dimensions", MPG_MAX_NDIM);
+    return mpg_infer_fail(infer, "an array can have at most %d dimensions", MPG_MAX_NDIM);
   int axis;
   MPG_TRY(mpg_axis_normalize(params->axis, common.ndim + 1, infer->op->name, &axis));
   mpg_shape shape = {.ndim = common.ndim + 1};
@@ -150,7 +152,7 @@ mpg_status mpg_infer_split(mpg_infer *infer) {
   int axis;
   MPG_TRY(mpg_axis_normalize(params->axis, in->ndim, infer->op->name, &axis));
   if (in->dims[axis] % params->num_outputs)
-    return mpg_infer_fail(infer, "dimension %d of size %lld does not divide into %lld equal parts",
+    return mpg_infer_fail(infer, "dimension %d of size %lld cannot be split into %lld equal parts",
                           axis, (long long)in->dims[axis], (long long)params->num_outputs);
   int64_t size = in->dims[axis] / params->num_outputs;
   for (int i = 0; i < infer->num_outputs; i++)
@@ -371,7 +373,7 @@ void mpg_compose_crop(mpg_gradient *g, const mpg_value *inputs, mpg_value *outpu
   mpg_shape data = mpg_value_desc(g, inputs[0])->shape;
   mpg_region region;
   if (g->num_inputs > 2) {
-    mpg_gradient_fail(g, "one or two arrays, not %d", g->num_inputs);
+    mpg_gradient_fail(g, "expected one or two arrays, got %d", g->num_inputs);
     return;
   }
   g->status = mpg_region_crop(g->op->name, &data,
@@ -389,7 +391,8 @@ mpg_status mpg_infer_pad(mpg_infer *infer) {
   const mpg_shape *in = &infer->inputs[0].shape;
   mpg_shape shape = *in;
   if (width->count != 2 * in->ndim)
-    return mpg_infer_fail(infer, "pad_width has two numbers for each of the %d dimensions, not %d",
+    return mpg_infer_fail(infer,
+                          "pad_width must have two numbers for each of the %d dimensions, not %d",
                           in->ndim, width->count);
   for (int i = 0; i < in->ndim; i++) {
     int64_t before = width->values[2 * i], after = width->values[2 * i + 1], dim = in->dims[i];

@@ -19,7 +19,7 @@ static mpg_status ordered_shape(mpg_infer *infer, const mpg_opt_int *axis_param,
 
 static mpg_status expect_index_dtype(mpg_infer *infer, int dtype) {
   if (dtype < 0 || !(MPG_DTYPES_NUMERIC >> dtype & 1))
-    return mpg_infer_fail(infer, "dtype is a numeric type");
+    return mpg_infer_fail(infer, "dtype must be numeric");
   return MPG_OK;
 }
 
@@ -58,7 +58,7 @@ mpg_status mpg_infer_topk(mpg_infer *infer) {
   int axis;
   MPG_TRY(ordered_shape(infer, &params->axis, &shape, &axis));
   if (params->k > shape.dims[axis])
-    return mpg_infer_fail(infer, "k is %lld, but there are only %lld elements",
+    return mpg_infer_fail(infer, "k is %lld, but the axis has only %lld elements",
                           (long long)params->k, (long long)shape.dims[axis]);
   if (params->k > 0) shape.dims[axis] = params->k;
   infer->outputs[0].shape = params->ret_typ == TOPK_MASK ? infer->inputs[0].shape : shape;
@@ -126,7 +126,7 @@ mpg_status mpg_infer_argmax(mpg_infer *infer) {
     shape.dims[--shape.ndim] = 0;
   }
   if (searched == 0 && mpg_shape_size(&shape) > 0)
-    return mpg_infer_fail(infer, "there are no elements to search");
+    return mpg_infer_fail(infer, "the array of elements to search is empty");
   infer->outputs[0].shape = shape;
   return MPG_OK;
 }
@@ -134,7 +134,7 @@ mpg_status mpg_infer_argmax(mpg_infer *infer) {
 void mpg_compose_argmax_channel(mpg_gradient *g, const mpg_value *inputs, mpg_value *outputs) {
   mpg_argmax_params params = {.axis = {.value = 1, .present = 1}};
   if (mpg_value_desc(g, inputs[0])->shape.ndim < 2)
-    mpg_gradient_fail(g, "the array has at least 2 dimensions");
+    mpg_gradient_fail(g, "the array must have at least 2 dimensions");
   else
     outputs[0] = mpg_emit1(g, MPG_OP_argmax, &params, inputs[0]);
 }
@@ -147,7 +147,7 @@ static mpg_status expect_along(mpg_infer *infer, int *axis) {
   const mpg_shape *data = &infer->inputs[0].shape;
   mpg_dtype dtype = infer->inputs[1].dtype;
   if (dtype != MPG_DTYPE_NONE && !mpg_dtype_is_integer(dtype))
-    return mpg_infer_fail(infer, "indices are integers");
+    return mpg_infer_fail(infer, "indices must be integers");
   MPG_TRY(mpg_axis_normalize(params->axis, data->ndim, infer->op->name, axis));
   mpg_shape shape = *data;
   if (infer->inputs[1].shape.ndim == data->ndim)
@@ -161,7 +161,7 @@ mpg_status mpg_infer_gather_along(mpg_infer *infer) {
   if (!mpg_shape_known(&infer->inputs[0].shape)) return MPG_OK;
   MPG_TRY(expect_along(infer, &axis));
   if (infer->inputs[0].shape.dims[axis] == 0 && mpg_shape_size(&infer->inputs[1].shape) > 0)
-    return mpg_infer_fail(infer, "there is nothing to gather");
+    return mpg_infer_fail(infer, "data is empty, so no index is valid");
   infer->outputs[0].shape = infer->inputs[1].shape;
   return MPG_OK;
 }
@@ -173,9 +173,9 @@ mpg_status mpg_infer_scatter_along(mpg_infer *infer) {
   if (!mpg_shape_known(&infer->inputs[0].shape)) return MPG_OK;
   MPG_TRY(expect_along(infer, &axis));
   if (!mpg_shape_equal(&infer->inputs[0].shape, &infer->inputs[1].shape))
-    return mpg_infer_fail(infer, "data and indices have the same shape");
+    return mpg_infer_fail(infer, "data and indices must have the same shape");
   if (params->size == 0 && mpg_shape_size(&infer->inputs[0].shape) > 0)
-    return mpg_infer_fail(infer, "there is no place to scatter to");
+    return mpg_infer_fail(infer, "the result is empty, so no index is valid");
   infer->outputs[0].shape = infer->inputs[0].shape;
   infer->outputs[0].shape.dims[axis] = params->size;
   return MPG_OK;

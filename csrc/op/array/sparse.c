@@ -12,7 +12,7 @@ void mpg_compose_sparse_retain(mpg_gradient *g, const mpg_value *inputs, mpg_val
   mpg_shape shape = mpg_value_desc(g, inputs[0])->shape,
             indices = mpg_value_desc(g, inputs[1])->shape;
   if (shape.ndim < 1 || indices.ndim != 1) {
-    mpg_gradient_fail(g, "data has at least one dimension, and indices has one");
+    mpg_gradient_fail(g, "data must have at least one dimension, and indices exactly one");
     return;
   }
   mpg_take_back_params rows;
@@ -69,12 +69,12 @@ mpg_status mpg_infer_add_products(mpg_infer *infer) {
   mpg_dtype dtype = infer->inputs[0].dtype;
   infer->outputs[0].dtype = dtype;
   if (dtype == MPG_FLOAT16 || dtype == MPG_BFLOAT16)
-    return mpg_infer_fail(infer, "values are float32 or float64");
+    return mpg_infer_fail(infer, "values must be float32 or float64");
   MPG_TRY(mpg_infer_expect_dtype(infer, 3, dtype));
   for (int i = 1; i < 3; i++) MPG_TRY(mpg_infer_expect_dtype(infer, i, MPG_INT64));
   if (!mpg_shape_known(values) || !mpg_shape_known(dense)) return MPG_OK;
   if (values->ndim != 1 || dense->ndim < 1)
-    return mpg_infer_fail(infer, "values are a vector, and the other array has rows");
+    return mpg_infer_fail(infer, "values must be a vector, and the other array must have rows");
   for (int i = 1; i < 3; i++) MPG_TRY(mpg_infer_expect_shape(infer, i, values));
   if (!dense->dims[0] && values->dims[0])
     return mpg_infer_fail(infer, "the dense array has no rows");

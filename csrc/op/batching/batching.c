@@ -19,10 +19,9 @@ mpg_status mpg_batching_fail(const mpg_batching *b, int input, const char *forma
   va_end(arguments);
   const char *path = mpg_scope_text(b->scope);
   return mpg_fail(MPG_ERROR,
-                  "%s%s%s goes across the %s: %s, and the pipeline divides axis %d of its %s %s. "
-                  "Do this outside of the pipelined block, "
-                  "on the whole result, or use one micro-batch; Pipeline(check=False) lets it work "
-                  "on every %s by itself",
+                  "%s%s%s mixes data across the %s: %s, but the pipeline divides axis %d of its %s "
+                  "%s. Do this outside of the pipelined block, on the whole result, or use one "
+                  "micro-batch; with Pipeline(check=False) it runs on every %s separately",
                   b->op->name, *path ? " in block " : "", path,
                   b->along_time ? "sequence" : "batch", reason, b->in[input].axis,
                   mpg_op_input_name(b->op, input, name, sizeof name),
@@ -31,7 +30,7 @@ mpg_status mpg_batching_fail(const mpg_batching *b, int input, const char *forma
 }
 
 mpg_status mpg_batching_fail_along(const mpg_batching *b, int input) {
-  return mpg_batching_fail(b, input, "it works along axis %d", b->in[input].axis);
+  return mpg_batching_fail(b, input, "it operates along axis %d", b->in[input].axis);
 }
 
 /* Fails because input `other` is not divided, but its rows would be combined with those of
@@ -50,7 +49,8 @@ mpg_status mpg_batching_one(const mpg_batching *b, int *input) {
   int found = -1;
   for (int i = 0; i < b->num_inputs; i++) {
     if (b->in[i].kind != MPG_BATCH_DIVIDED) continue;
-    if (found >= 0) return mpg_batching_fail(b, i, "rows of one input meet all rows of another");
+    if (found >= 0)
+      return mpg_batching_fail(b, i, "it combines rows of one input with all rows of another");
     found = i;
   }
   *input = found;
@@ -64,13 +64,13 @@ mpg_status mpg_batching_all_along(const mpg_batching *b, int count, int axis) {
   for (int i = 0; i < b->num_inputs; i++) {
     const mpg_batch *in = &b->in[i];
     if (i >= count && in->kind == MPG_BATCH_DIVIDED)
-      return mpg_batching_fail(b, i, "all rows share this input");
+      return mpg_batching_fail(b, i, "all rows use this whole input");
     if (i >= count || first < 0) continue;
     if (in->kind == MPG_BATCH_SAME) return fail_whole(b, first, i);
     if (in->kind != MPG_BATCH_DIVIDED) continue;
     if (in->axis != axis) return mpg_batching_fail_along(b, i);
     if (in->outer != b->in[first].outer || in->inner != b->in[first].inner)
-      return mpg_batching_fail(b, i, "the rows of its inputs are in different orders");
+      return mpg_batching_fail(b, i, "its inputs have their rows in different orders");
   }
   return MPG_OK;
 }
@@ -116,7 +116,7 @@ mpg_status mpg_op_batching(mpg_batching *b) {
 }
 
 mpg_status mpg_batching_unknown(mpg_batching *b) {
-  return mpg_batching_fail(b, mpg_batching_first(b), "nothing is known of how it treats rows");
+  return mpg_batching_fail(b, mpg_batching_first(b), "its batching rule is unknown");
 }
 
 /* --- Elementwise ------------------------------------------------------------------------------ */
@@ -132,9 +132,9 @@ mpg_status mpg_batching_pointwise(mpg_batching *b) {
       return fail_whole(b, first, i);
     if (in->kind != MPG_BATCH_DIVIDED) continue;
     if (in->axis != own)
-      return mpg_batching_fail(b, i, "the rows of one input meet all rows of another");
+      return mpg_batching_fail(b, i, "it combines rows of one input with all rows of another");
     if (in->outer != b->in[first].outer || in->inner != b->in[first].inner)
-      return mpg_batching_fail(b, i, "the rows of its inputs are in different orders");
+      return mpg_batching_fail(b, i, "its inputs have their rows in different orders");
   }
   mpg_batching_set(b, 0, axis, first);
   return MPG_OK;
@@ -150,7 +150,7 @@ mpg_status mpg_batching_div_sqrt_dim(mpg_batching *b) {
 mpg_status mpg_batching_data(mpg_batching *b) {
   int input = 0;
   MPG_TRY(mpg_batching_one(b, &input));
-  if (input) return mpg_batching_fail(b, input, "all rows share this input");
+  if (input) return mpg_batching_fail(b, input, "all rows use this whole input");
   mpg_batching_set(b, 0, b->in[0].axis, 0);
   return MPG_OK;
 }
@@ -168,7 +168,7 @@ enum { NORMALIZATION_NULL = 1 };
 mpg_status mpg_batching_make_loss(mpg_batching *b) {
   PARAMS(make_loss_layer);
   if (p->normalization != NORMALIZATION_NULL)
-    return mpg_batching_fail(b, 0, "its gradient is divided by a number of rows");
+    return mpg_batching_fail(b, 0, "its gradient is divided by the number of rows");
   return mpg_batching_pointwise(b);
 }
 
@@ -203,13 +203,13 @@ mpg_status mpg_batching_arange_like(mpg_batching *b) {
   PARAMS(arange_like);
   if (!p->axis.present ||
       mpg_batching_axis(p->axis.value, mpg_batching_ndim(b, 0)) == b->in[0].axis)
-    return mpg_batching_fail(b, 0, "it counts from the start of every %s",
+    return mpg_batching_fail(b, 0, "it would restart counting for every %s",
                              b->along_time ? "piece" : "micro-batch");
   return MPG_OK;
 }
 
 mpg_status mpg_batching_shape_array(mpg_batching *b) {
-  return mpg_batching_fail(b, 0, "it tells the size of a %s",
+  return mpg_batching_fail(b, 0, "it would return the size of one %s",
                            b->along_time ? "piece" : "micro-batch");
 }
 
@@ -230,7 +230,7 @@ mpg_status mpg_batching_dropout(mpg_batching *b) {
   PARAMS(dropout);
   for (int k = 0; k < p->axes.count && b->train && p->p > 0; k++)
     if (mpg_batching_axis(p->axes.values[k], mpg_batching_ndim(b, 0)) == b->in[0].axis)
-      return mpg_batching_fail(b, 0, "axes=%d has all rows share one fate", b->in[0].axis);
+      return mpg_batching_fail(b, 0, "axes=%d shares one mask across all rows", b->in[0].axis);
   return mpg_batching_data(b);
 }
 
@@ -241,7 +241,7 @@ mpg_status mpg_batching_dropout_draw(mpg_batching *b) {
 }
 
 mpg_status mpg_batching_never(mpg_batching *b) {
-  return mpg_batching_fail(b, mpg_batching_first(b), "all rows take part in all of its result");
+  return mpg_batching_fail(b, mpg_batching_first(b), "its result depends on all rows");
 }
 
 mpg_status mpg_batching_first_axis(mpg_batching *b) {

@@ -142,7 +142,7 @@ mpg_status mpg_batching_softmax_output(mpg_batching *b) {
   enum { BATCH, NONE, VALID };
   if (p->normalization != NONE)
     return mpg_batching_fail(b, mpg_batching_first(b),
-                             "its gradient is divided by a number of rows");
+                             "its gradient is divided by the number of rows");
   return mpg_batching_all_first(b);
 }
 
@@ -165,14 +165,14 @@ static mpg_status recurrent(mpg_batching *b, int first_state, const mpg_rnn_para
       lengths = p->use_sequence_length ? b->num_inputs - 1 : -1;
   if (mpg_batching_divided(b, 0) && b->in[0].axis == 0 && b->along_time) {
     if (lengths >= 0)
-      return mpg_batching_fail(b, 0, "the lengths of its sequences are those of the whole");
+      return mpg_batching_fail(b, 0, "the sequence lengths refer to the whole sequence");
     if (p->bidirectional)
-      return mpg_batching_fail(b, 0, "it runs from the end of the sequence, too");
+      return mpg_batching_fail(b, 0, "it also runs from the end of the sequence");
     for (int i = 0; i < num_states; i++)
       if (b->in[first_state + i].kind != MPG_BATCH_STATE)
         return mpg_batching_fail(b, 0,
-                                 "its state does not come from the piece before (pass states as an "
-                                 "argument that is carried, and return the new ones)");
+                                 "its initial state does not come from the previous piece (pass "
+                                 "the states as a carried argument and return the new ones)");
     mpg_batching_set(b, 0, 0, 0);
     for (int k = 1; k < b->num_outputs; k++) b->out[k] = (mpg_batch){.kind = MPG_BATCH_STATE};
     return MPG_OK;
@@ -181,7 +181,7 @@ static mpg_status recurrent(mpg_batching *b, int first_state, const mpg_rnn_para
   for (int i = 0; i < b->num_inputs; i++) {
     bool rows = i == 0 || i == lengths || (i >= first_state && i < first_state + num_states);
     if (!rows && mpg_batching_divided(b, i))
-      return mpg_batching_fail(b, i, "all rows share this input");
+      return mpg_batching_fail(b, i, "all rows use this whole input");
     if (rows && mpg_batching_divided(b, i) &&
         (b->in[i].axis != (i == lengths ? 0 : 1) || b->in[i].outer != b->in[source].outer ||
          b->in[i].inner != b->in[source].inner))
@@ -234,7 +234,7 @@ mpg_status mpg_batching_multibox_detection(mpg_batching *b) { return samples(b, 
 /* The rows are regions, which may refer to any image of the first input. */
 mpg_status mpg_batching_regions(mpg_batching *b) {
   if (mpg_batching_divided(b, 0))
-    return mpg_batching_fail(b, 0, "regions may be of any picture of the batch");
+    return mpg_batching_fail(b, 0, "the regions may refer to any image of the batch");
   if (b->in[1].axis != 0) return mpg_batching_fail_along(b, 1);
   mpg_batching_set(b, 0, 0, 1);
   return MPG_OK;

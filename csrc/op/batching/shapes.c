@@ -10,7 +10,7 @@ static mpg_status cut(mpg_batching *b, int k, int at, int64_t begin, int64_t cou
   const mpg_batch *in = &b->in[0];
   int64_t block = b->rows * in->inner;
   if (step != 1 || !block || begin % block || count % block || !count)
-    return mpg_batching_fail(b, 0, "it takes some of the rows");
+    return mpg_batching_fail(b, 0, "it selects a subset of the rows");
   b->out[k] = (mpg_batch){
       .kind = MPG_BATCH_DIVIDED, .axis = at, .outer = count / block, .inner = in->inner};
   return MPG_OK;
@@ -41,7 +41,7 @@ mpg_status mpg_batching_reshape(mpg_batching *b) {
     b->out[0] = found;
     best = axis;
   }
-  return best >= 0 ? MPG_OK : mpg_batching_fail(b, 0, "the new shape tears rows apart");
+  return best >= 0 ? MPG_OK : mpg_batching_fail(b, 0, "the new shape splits rows");
 }
 
 mpg_status mpg_batching_expand_dims(mpg_batching *b) {
@@ -60,7 +60,7 @@ mpg_status mpg_batching_squeeze(mpg_batching *b) {
   for (int i = 0; i < p->axis.count; i++)
     gone[mpg_batching_axis(p->axis.values[i], shape->ndim)] = true;
   if (gone[b->in[0].axis])
-    return mpg_batching_fail(b, 0, "it takes this axis away where there is one row");
+    return mpg_batching_fail(b, 0, "it removes this axis if there is one row");
   for (int i = 0; i < b->in[0].axis; i++) before += gone[i];
   mpg_batching_set(b, 0, b->in[0].axis - before, 0);
   return MPG_OK;
@@ -86,7 +86,7 @@ static mpg_status join_rows(mpg_batching *b, int axis) {
     bool fits = in->kind == MPG_BATCH_FREE
                     ? size % (b->rows * inner) == 0
                     : in->kind == MPG_BATCH_DIVIDED && in->axis == axis && in->inner == inner;
-    if (!fits) return mpg_batching_fail(b, first, "it puts other rows behind or before these");
+    if (!fits) return mpg_batching_fail(b, first, "it concatenates other rows to these");
     outer += size / (b->rows * inner);
   }
   b->out[0] = (mpg_batch){.kind = MPG_BATCH_DIVIDED, .axis = axis, .outer = outer, .inner = inner};
@@ -118,7 +118,7 @@ static mpg_status split(mpg_batching *b, int axis, bool squeeze) {
       mpg_batching_set(b, k, own - (squeeze && axis < own), 0);
       continue;
     }
-    if (squeeze) return mpg_batching_fail(b, 0, "it takes rows one by one");
+    if (squeeze) return mpg_batching_fail(b, 0, "it takes rows one at a time");
     int64_t size = b->outputs[k].shape.dims[axis];
     MPG_TRY(cut(b, k, own, begin, size, 1));
     begin += size;
@@ -160,7 +160,7 @@ mpg_status mpg_batching_slice_assign(mpg_batching *b) {
   MPG_TRY(mpg_batching_all_along(b, 2, axis));
   MPG_TRY(mpg_region_make(b->op->name, &b->inputs[0].shape, &p->begin, &p->end, &p->step, &region));
   if (region.shape.dims[axis] != b->inputs[0].shape.dims[axis] || region.step[axis] != 1)
-    return mpg_batching_fail(b, first, "it writes some of the rows");
+    return mpg_batching_fail(b, first, "it writes a subset of the rows");
   mpg_batching_set(b, 0, axis, first);
   return MPG_OK;
 }
@@ -171,7 +171,7 @@ mpg_status mpg_batching_slice_assign_scalar(mpg_batching *b) {
   int axis = b->in[0].axis;
   MPG_TRY(mpg_region_make(b->op->name, &b->inputs[0].shape, &p->begin, &p->end, &p->step, &region));
   if (region.shape.dims[axis] != b->inputs[0].shape.dims[axis])
-    return mpg_batching_fail(b, 0, "it writes some of the rows");
+    return mpg_batching_fail(b, 0, "it writes a subset of the rows");
   mpg_batching_set(b, 0, axis, 0);
   return MPG_OK;
 }
@@ -190,14 +190,14 @@ mpg_status mpg_batching_tile(mpg_batching *b) {
   int64_t size = b->inputs[0].shape.dims[axis];
   mpg_batching_set(b, 0, axis + added, 0);
   b->out[0].outer *= size ? b->outputs[0].shape.dims[axis + added] / size : 1;
-  return b->out[0].outer ? MPG_OK : mpg_batching_fail(b, 0, "nothing is left of the rows");
+  return b->out[0].outer ? MPG_OK : mpg_batching_fail(b, 0, "the result has no axis for the rows");
 }
 
 mpg_status mpg_batching_repeat(mpg_batching *b) {
   PARAMS(repeat);
   const mpg_shape *shape = &b->inputs[0].shape;
   int own = b->in[0].axis;
-  if (!p->repeats) return mpg_batching_fail(b, 0, "nothing is left of the rows");
+  if (!p->repeats) return mpg_batching_fail(b, 0, "the result has no axis for the rows");
   mpg_batching_set(b, 0, p->axis.present ? own : 0, 0);
   if (!p->axis.present) {
     b->out[0].outer *= mpg_shape_product(shape, 0, own);
@@ -245,7 +245,7 @@ mpg_status mpg_batching_take(mpg_batching *b) {
   int input = 0, axis = mpg_batching_axis(p->axis, mpg_batching_ndim(b, 0));
   MPG_TRY(mpg_batching_one(b, &input));
   int own = b->in[input].axis;
-  if (input == 0 && own == axis) return mpg_batching_fail(b, 0, "it takes some of the rows");
+  if (input == 0 && own == axis) return mpg_batching_fail(b, 0, "it selects a subset of the rows");
   mpg_batching_set(b, 0,
                    input        ? axis + own
                    : own < axis ? own

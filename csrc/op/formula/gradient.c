@@ -9,10 +9,9 @@ void mpg_gradient_none(mpg_gradient *g) { (void)g; }
 
 void mpg_gradient_missing(mpg_gradient *g) {
   bool second = strncmp(g->op->name, "_backward_", strlen("_backward_")) == 0;
-  mpg_gradient_fail(
-      g,
-      "has no gradient; put what is computed with it under autograd.pause(), or use BlockGrad %s",
-      second ? "on the gradient that it computes: there is none of second order" : "before it");
+  mpg_gradient_fail(g, "has no gradient; compute it under autograd.pause(), or apply BlockGrad %s",
+                    second ? "to the gradient it computes; second-order gradients are not supported"
+                           : "to its inputs");
 }
 
 void mpg_gradient_fail(mpg_gradient *g, const char *format, ...) {

@@ -17,7 +17,7 @@ mpg_status mpg_infer_reshape_exact(mpg_infer *infer) {
   mpg_shape shape;
   MPG_TRY(mpg_infer_tuple_shape(infer, &params->shape, &shape));
   if (mpg_shape_known(&data->shape) && mpg_shape_size(&data->shape) != mpg_shape_size(&shape))
-    return mpg_infer_fail(infer, "the shapes differ in size");
+    return mpg_infer_fail(infer, "the shapes differ in the number of elements");
   mpg_infer_set(infer, 0, &shape, data->dtype);
   return MPG_OK;
 }

@@ -29,25 +29,26 @@ int mpg_arity_attention_backward_outputs(const mpg_op *op, const void *params, i
 static mpg_status expect_inside(const mpg_infer *infer, const char *what, const mpg_tuple *place,
                                 const int64_t *counts, int64_t width, int64_t size) {
   if (place->count != PLACES)
-    return mpg_infer_fail(infer, "%s is an offset and three distances", what);
+    return mpg_infer_fail(infer, "%s must be an offset and three strides", what);
   int64_t last = place->values[OFFSET], along;
   bool good = last >= 0 && !__builtin_add_overflow(last, width - 1, &last);
   for (int i = 0; i < 3 && good; i++)
     good = place->values[BY_BATCH + i] >= 0 &&
            !__builtin_mul_overflow(counts[i] - 1, place->values[BY_BATCH + i], &along) &&
            !__builtin_add_overflow(last, along, &last);
-  return good && last < size ? MPG_OK : mpg_infer_fail(infer, "%s reaches beyond its array", what);
+  return good && last < size ? MPG_OK
+                             : mpg_infer_fail(infer, "%s exceeds the bounds of its array", what);
 }
 
 static mpg_status check(mpg_infer *infer, const mpg_desc *query, const mpg_desc *key,
                         const mpg_desc *value, const mpg_desc *mask, mpg_shape *shape) {
   const mpg_attention_params *p = infer->params;
   const int64_t *sizes = p->sizes.values;
-  if (p->sizes.count != SIZES) return mpg_infer_fail(infer, "sizes are six numbers");
+  if (p->sizes.count != SIZES) return mpg_infer_fail(infer, "sizes must be six numbers");
   for (int i = 0; i < SIZES; i++)
-    if (sizes[i] < 1) return mpg_infer_fail(infer, "sizes are positive");
+    if (sizes[i] < 1) return mpg_infer_fail(infer, "sizes must be positive");
   if (p->causal && sizes[ROWS] != sizes[KEYS])
-    return mpg_infer_fail(infer, "causal attention has as many rows as keys");
+    return mpg_infer_fail(infer, "causal attention needs equally many rows and keys");
   int64_t queries[3] = {sizes[BATCH], sizes[HEADS], sizes[ROWS]},
           keys[3] = {sizes[BATCH], sizes[HEADS], sizes[KEYS]};
   MPG_TRY(mpg_infer_tuple_shape(infer, &p->shape, shape));
@@ -63,9 +64,9 @@ static mpg_status check(mpg_infer *infer, const mpg_desc *query, const mpg_desc 
     MPG_TRY(expect_inside(infer, "value", &p->value_at, keys, sizes[VALUE_WIDTH],
                           mpg_shape_size(&value->shape)));
   if (!masked(p)) return MPG_OK;
-  if (p->mask_at.count != 4) return mpg_infer_fail(infer, "mask is four distances");
+  if (p->mask_at.count != 4) return mpg_infer_fail(infer, "mask must be four strides");
   if (p->mask_at.values[3] != 0 && p->mask_at.values[3] != 1)
-    return mpg_infer_fail(infer, "a mask's keys lie side by side");
+    return mpg_infer_fail(infer, "the keys of a mask must be contiguous");
   mpg_tuple place = {
       .count = PLACES,
       .values = {0, p->mask_at.values[0], p->mask_at.values[1], p->mask_at.values[2]}};
@@ -121,7 +122,7 @@ mpg_status mpg_infer_attention_backward(mpg_infer *infer) {
 
 void mpg_gradient_attention(mpg_gradient *g) {
   const mpg_attention_params *p = g->params;
-  if (masked(p) && g->needed[3]) mpg_gradient_fail(g, "internal: a mask that wants a gradient");
+  if (masked(p) && g->needed[3]) mpg_gradient_fail(g, "internal: a mask requires a gradient");
   if (!mpg_has_value(g->out_grads[0]) || !(g->needed[0] || g->needed[1] || g->needed[2])) return;
   mpg_value inputs[8] = {g->out_grads[0], g->inputs[0],  g->inputs[1],
                          g->inputs[2],    g->outputs[0], g->outputs[1]},

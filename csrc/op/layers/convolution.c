@@ -51,7 +51,7 @@ static mpg_status check_layout(const mpg_infer *infer, int layout, int ndim) {
   if (layout < 0 || axes[layout] == ndim) return MPG_OK;
   return mpg_infer_fail(
       infer,
-      "layout %s is for a kernel of %d elements, not of %d; leave layout out or choose %s or %s",
+      "layout %s requires a kernel of %d elements, not of %d; omit layout or choose %s or %s",
       words[layout], axes[layout], ndim, words[3 - ndim], words[6 - ndim]);
 }
 
@@ -189,7 +189,7 @@ static mpg_status infer_backward(mpg_infer *infer, bool of_data) {
   const mpg_shape *other = &infer->inputs[1].shape;
   if (!mpg_shape_known(other)) return MPG_OK;
   if (shape.ndim < 3 || shape.ndim > 5 || other->ndim != shape.ndim)
-    return mpg_infer_fail(infer, "data and weight have 3 to 5 axes, both as many");
+    return mpg_infer_fail(infer, "data and weight must have 3 to 5 axes, both the same number");
   mpg_layout layout = (mpg_layout)p->layout;
   mpg_shape data = mpg_data_first(of_data ? &shape : other, layout),
             weight = mpg_weight_first(of_data ? other : &shape, layout);
@@ -200,7 +200,7 @@ static mpg_status infer_backward(mpg_infer *infer, bool of_data) {
   int64_t groups = p->num_group, channels;
   if (groups < 1 || weight.dims[0] % groups ||
       __builtin_mul_overflow(weight.dims[1], groups, &channels) || channels != data.dims[1])
-    return mpg_infer_fail(infer, "the channels of data and weight do not fit %lld groups",
+    return mpg_infer_fail(infer, "the channels of data and weight do not match num_group=%lld",
                           (long long)groups);
   for (int i = 2; i < data.ndim; i++) {
     out.dims[i] = places(data.dims[i], weight.dims[i], mpg_tuple_at(&p->stride, i - 2, 1),
@@ -284,7 +284,7 @@ static mpg_status deconvolution_shape(const mpg_infer *infer, const mpg_deconvol
     pads->values[i] = pad;
     out->dims[i + 2] = full - 2 * pad + adj;
     if (out->dims[i + 2] < 0)
-      return mpg_infer_fail(infer, "pad cuts off more than there is along axis %d", i + 2);
+      return mpg_infer_fail(infer, "pad removes more than the whole result along axis %d", i + 2);
   }
   return MPG_OK;
 }
@@ -363,11 +363,11 @@ mpg_status mpg_infer_col2im(mpg_infer *infer) {
   MPG_TRY(check_window(infer, &p->kernel, &p->stride, &p->dilate, &p->pad));
   int ndim = p->kernel.count;
   if (p->output_size.count != ndim)
-    return mpg_infer_fail(infer, "output_size must have as many elements as kernel");
+    return mpg_infer_fail(infer, "output_size and kernel must have the same number of elements");
   MPG_TRY(check_tuple(infer, "output_size", &p->output_size, ndim, 0));
   if (!mpg_shape_known(data)) return MPG_OK;
   if (data->ndim != 3)
-    return mpg_infer_fail(infer, "data must have 3 axes: (batch, channels * window, places)");
+    return mpg_infer_fail(infer, "data must have 3 axes: (batch, channels * window, positions)");
   int64_t window = 1, columns = 1;
   mpg_shape out = {.ndim = ndim + 2, .dims = {data->dims[0]}};
   for (int i = 0; i < ndim; i++) {
@@ -384,7 +384,7 @@ mpg_status mpg_infer_col2im(mpg_infer *infer) {
   if (data->dims[1] % window || data->dims[2] != columns)
     return mpg_infer_fail(infer,
                           "axis 1 must be a multiple of the window's %lld elements, and axis 2 "
-                          "must be its %lld places",
+                          "must have its %lld positions",
                           (long long)window, (long long)columns);
   out.dims[1] = data->dims[1] / window;
   infer->outputs[0].shape = out;
@@ -424,7 +424,7 @@ static mpg_status pooled_shape(mpg_infer *infer, const mpg_desc *data, mpg_shape
     MPG_TRY(check_window(infer, &p->kernel, &p->stride, NULL, same ? &(mpg_tuple){0} : &p->pad));
   for (int i = 0; i < p->pad.count && same && !p->global_pool; i++)
     if (p->pad.values[i])
-      return mpg_infer_fail(infer, "pooling_convention='same' goes without pad");
+      return mpg_infer_fail(infer, "pooling_convention='same' cannot be combined with pad");
   if (data->shape.ndim < 0) return MPG_OK;
   int ndim = p->global_pool ? data->shape.ndim - 2 : p->kernel.count;
   if (data->shape.ndim < 3 || data->shape.ndim > 5)
@@ -547,7 +547,7 @@ mpg_status mpg_infer_max_pooling(mpg_infer *infer) {
   mpg_pooling_window(p, &infer->inputs[0].shape, &infer->outputs[0].shape, &w);
   if (p->pool_type != MPG_POOL_MAX || mpg_layout_of(p->layout) != MPG_CHANNELS_LAST ||
       mpg_window_product(w.kernel, w.ndim) > MPG_POOLING_INDEX_NONE)
-    return mpg_infer_fail(infer, "takes the largest of at most %d elements, with the channels last",
+    return mpg_infer_fail(infer, "the window must have at most %d elements with the channels last",
                           MPG_POOLING_INDEX_NONE);
   mpg_infer_set(infer, 1, &infer->outputs[0].shape, MPG_UINT8);
   return MPG_OK;
@@ -579,7 +579,7 @@ mpg_status mpg_infer_max_pooling_backward(mpg_infer *infer) {
   if (p->stride.count != p->kernel.count || p->pad.count != p->kernel.count ||
       shape.ndim != p->kernel.count + 2)
     return mpg_infer_fail(
-        infer, "kernel, stride and pad must have one element for each of shape's axes but two");
+        infer, "kernel, stride and pad must have one element for each axis of shape except two");
   const mpg_shape *grad = &infer->inputs[0].shape;
   if (mpg_shape_known(grad)) {
     MPG_TRY(mpg_infer_expect_shape(infer, 1, grad));
@@ -618,14 +618,14 @@ void mpg_compose_upsampling(mpg_gradient *g, const mpg_value *inputs, mpg_value 
   int64_t height = 0, width = 0;
   if (p->sample_type == SAMPLE_BILINEAR) {
     mpg_gradient_fail(
-        g, "sample_type='bilinear' is a Deconvolution: nd.UpSampling and sym.UpSampling call that");
+        g, "sample_type='bilinear' requires a Deconvolution; call nd.UpSampling or sym.UpSampling");
     return;
   }
   for (int i = 0; i < g->num_inputs; i++) {
     const mpg_shape *shape = &mpg_value_desc(g, inputs[i])->shape;
     int64_t h = shape->dims[2], w = shape->dims[3];
     if (shape->ndim != 4) {
-      mpg_gradient_fail(g, "takes arrays with 4 axes: (batch, channels, height, width)");
+      mpg_gradient_fail(g, "inputs must have 4 axes: (batch, channels, height, width)");
       return;
     }
     if (i == 0 && (__builtin_mul_overflow(h, p->scale, &height) ||
@@ -635,8 +635,8 @@ void mpg_compose_upsampling(mpg_gradient *g, const mpg_value *inputs, mpg_value 
     }
     if (i && (h == 0 || w == 0 || height % h || width % w || height / h != width / w)) {
       mpg_gradient_fail(g,
-                        "height and width of every input must fit into the first one's new "
-                        "size the same whole number of times");
+                        "height and width of every input must divide the first one's new size, "
+                        "both by the same factor");
       return;
     }
     int64_t scale = i ? height / h : p->scale;

@@ -21,19 +21,20 @@ static mpg_status expect_inputs(mpg_infer *infer, int first, int64_t *batch) {
     mpg_dtype *dtype = &infer->inputs[i].dtype;
     if (*dtype == MPG_DTYPE_NONE) *dtype = data->dtype;
     if (*dtype != MPG_DTYPE_NONE && !(MPG_DTYPES_NUMERIC >> *dtype & 1))
-      return mpg_infer_fail(infer, "labels and lengths are numbers");
+      return mpg_infer_fail(infer, "labels and lengths must be numbers, not bool");
   }
   if (!mpg_shape_known(&data->shape)) return MPG_OK;
   if (data->shape.ndim != 3)
-    return mpg_infer_fail(infer, "data has three dimensions: time, batch, classes");
+    return mpg_infer_fail(infer, "data must have three dimensions: time, batch, classes");
   if (data->shape.dims[2] < 1)
-    return mpg_infer_fail(infer, "there is at least one class, the blank");
+    return mpg_infer_fail(infer, "data must have at least one class, the blank");
   *batch = data->shape.dims[1];
   mpg_shape samples = {.ndim = 1, .dims = {*batch}};
   for (int i = first + LENGTHS; i < infer->num_inputs; i++)
     MPG_TRY(mpg_infer_expect_shape(infer, i, &samples));
   if (mpg_shape_known(label) && (label->ndim != 2 || label->dims[0] != *batch))
-    return mpg_infer_fail(infer, "label has two dimensions: batch (as data's second, %lld), length",
+    return mpg_infer_fail(infer,
+                          "label must have two dimensions: batch (as data's second, %lld), length",
                           (long long)*batch);
   return MPG_OK;
 }

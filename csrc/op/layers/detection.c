@@ -7,7 +7,7 @@
 static mpg_status count_of(mpg_infer *infer, const mpg_floats *floats, int count,
                            const char *name) {
   if (floats->count == count) return MPG_OK;
-  return mpg_infer_fail(infer, "%s has %d numbers, not %d", name, count, floats->count);
+  return mpg_infer_fail(infer, "%s must have %d numbers, not %d", name, count, floats->count);
 }
 
 mpg_status mpg_infer_multibox_prior(mpg_infer *infer) {
@@ -17,15 +17,15 @@ mpg_status mpg_infer_multibox_prior(mpg_infer *infer) {
   MPG_TRY(count_of(infer, &p->offsets, 2, "offsets"));
   for (int i = 0; i < 2; i++)
     if (!(p->offsets.values[i] >= 0 && p->offsets.values[i] <= 1))
-      return mpg_infer_fail(infer, "offsets are from 0 to 1");
+      return mpg_infer_fail(infer, "offsets must be from 0 to 1");
   if (p->sizes.count < 1 || p->ratios.count < 1)
-    return mpg_infer_fail(infer, "there is at least one of sizes and of ratios");
+    return mpg_infer_fail(infer, "sizes and ratios must have at least one value each");
   for (int i = 0; i < p->ratios.count; i++)
-    if (!(p->ratios.values[i] > 0)) return mpg_infer_fail(infer, "ratios are above 0");
+    if (!(p->ratios.values[i] > 0)) return mpg_infer_fail(infer, "ratios must be above 0");
   const mpg_shape *data = &infer->inputs[0].shape;
   if (data->ndim < 0) return MPG_OK;
   if (data->ndim != 4)
-    return mpg_infer_fail(infer, "data has 4 dimensions (batch, channels, height, width)");
+    return mpg_infer_fail(infer, "data must have 4 dimensions (batch, channels, height, width)");
   if (data->dims[2] < 0 || data->dims[3] < 0) return MPG_OK;
   mpg_shape out = {.ndim = 3, .dims = {1, 0, 4}};
   if (__builtin_mul_overflow(data->dims[2], data->dims[3], &out.dims[1]) ||
@@ -42,7 +42,7 @@ static mpg_status anchors_of(mpg_infer *infer, int input, int64_t *count) {
   *count = -1;
   if (!mpg_shape_known(shape)) return MPG_OK;
   if (shape->ndim != 3 || shape->dims[0] != 1 || shape->dims[2] != 4)
-    return mpg_infer_fail(infer, "anchor has the shape (1, anchors, 4)");
+    return mpg_infer_fail(infer, "anchor must have the shape (1, anchors, 4)");
   *count = shape->dims[1];
   return MPG_OK;
 }
@@ -53,17 +53,17 @@ mpg_status mpg_infer_multibox_target(mpg_infer *infer) {
   MPG_TRY(mpg_infer_same_dtype(infer));
   MPG_TRY(count_of(infer, &p->variances, 4, "variances"));
   if (p->negative_mining_ratio > 0 && !(p->negative_mining_thresh > 0))
-    return mpg_infer_fail(infer, "negative_mining_thresh is above 0");
+    return mpg_infer_fail(infer, "negative_mining_thresh must be above 0");
   MPG_TRY(anchors_of(infer, 0, &anchors));
   const mpg_shape *label = &infer->inputs[1].shape, *pred = &infer->inputs[2].shape;
   if (anchors < 0 || !mpg_shape_known(label) || !mpg_shape_known(pred)) return MPG_OK;
   if (label->ndim != 3 || label->dims[2] < 5)
-    return mpg_infer_fail(infer, "label has the shape (batch, objects, 5 or more)");
+    return mpg_infer_fail(infer, "label must have the shape (batch, objects, 5 or more)");
   if (pred->ndim != 3 || pred->dims[0] != label->dims[0] || pred->dims[2] != anchors ||
       pred->dims[1] < 1)
     return mpg_infer_fail(
         infer,
-        "cls_pred has the shape (batch, classes, anchors): as many samples as label, %lld anchors",
+        "cls_pred must have the shape (batch, classes, anchors): the batch of label, %lld anchors",
         (long long)anchors);
   mpg_shape classes = {.ndim = 2, .dims = {label->dims[0], anchors}},
             offsets = {.ndim = 2, .dims = {label->dims[0], 0}};
@@ -83,12 +83,13 @@ mpg_status mpg_infer_multibox_detection(mpg_infer *infer) {
   const mpg_shape *prob = &infer->inputs[0].shape, *loc = &infer->inputs[1].shape;
   if (anchors < 0 || !mpg_shape_known(prob) || !mpg_shape_known(loc)) return MPG_OK;
   if (prob->ndim != 3 || prob->dims[2] != anchors)
-    return mpg_infer_fail(infer,
-                          "cls_prob has the shape (batch, classes, anchors), with %lld anchors",
-                          (long long)anchors);
+    return mpg_infer_fail(
+        infer, "cls_prob must have the shape (batch, classes, anchors), with %lld anchors",
+        (long long)anchors);
   if (loc->ndim != 2 || loc->dims[0] != prob->dims[0] || loc->dims[1] / 4 != anchors ||
       loc->dims[1] % 4)
-    return mpg_infer_fail(infer, "loc_pred has the shape (batch, 4 * anchors), with %lld anchors",
+    return mpg_infer_fail(infer,
+                          "loc_pred must have the shape (batch, 4 * anchors), with %lld anchors",
                           (long long)anchors);
   infer->outputs[0].shape = (mpg_shape){.ndim = 3, .dims = {prob->dims[0], anchors, 6}};
   return MPG_OK;
@@ -97,10 +98,11 @@ mpg_status mpg_infer_multibox_detection(mpg_infer *infer) {
 static mpg_status place(mpg_infer *infer, const char *name, int64_t index, int64_t width,
                         int64_t box) {
   if (index < 0 || index >= width)
-    return mpg_infer_fail(infer, "%s is %lld, and rows have %lld numbers", name, (long long)index,
-                          (long long)width);
+    return mpg_infer_fail(infer, "%s is %lld, which is out of range for rows of %lld numbers", name,
+                          (long long)index, (long long)width);
   if (index >= box && index < box + 4)
-    return mpg_infer_fail(infer, "%s is %lld, where the box is", name, (long long)index);
+    return mpg_infer_fail(infer, "%s is %lld, which overlaps the box coordinates", name,
+                          (long long)index);
   return MPG_OK;
 }
 
@@ -111,14 +113,16 @@ mpg_status mpg_infer_box_nms(mpg_infer *infer) {
   infer->outputs[1].dtype = MPG_INT64;
   if (!mpg_shape_known(&data->shape)) return MPG_OK;
   if (data->shape.ndim < 2)
-    return mpg_infer_fail(infer, "data has at least 2 dimensions (boxes, numbers of each)");
+    return mpg_infer_fail(infer, "data must have at least 2 dimensions (boxes, numbers of each)");
   int64_t width = data->shape.dims[data->shape.ndim - 1];
   if (p->coord_start > width - 4)
-    return mpg_infer_fail(infer, "coord_start is %lld, and rows have %lld numbers",
+    return mpg_infer_fail(infer,
+                          "coord_start is %lld, which is out of range for rows of %lld numbers",
                           (long long)p->coord_start, (long long)width);
   MPG_TRY(place(infer, "score_index", p->score_index, width, p->coord_start));
   if (p->id_index >= 0) MPG_TRY(place(infer, "id_index", p->id_index, width, p->coord_start));
-  if (p->id_index == p->score_index) return mpg_infer_fail(infer, "id_index is where the score is");
+  if (p->id_index == p->score_index)
+    return mpg_infer_fail(infer, "id_index and score_index must differ");
   infer->outputs[0].shape = infer->outputs[1].shape = data->shape;
   infer->outputs[1].shape.ndim--;
   infer->outputs[1].shape.dims[data->shape.ndim - 1] = 0;
@@ -136,7 +140,7 @@ mpg_status mpg_infer_box_nms_back(mpg_infer *infer) {
   mpg_shape rows = infer->inputs[0].shape;
   MPG_TRY(mpg_infer_expect_dtype(infer, 1, MPG_INT64));
   if (!mpg_shape_known(&rows)) return MPG_OK;
-  if (rows.ndim < 2) return mpg_infer_fail(infer, "the gradient has at least 2 dimensions");
+  if (rows.ndim < 2) return mpg_infer_fail(infer, "the gradient must have at least 2 dimensions");
   rows.dims[--rows.ndim] = 0;
   return mpg_infer_expect_shape(infer, 1, &rows);
 }
@@ -146,9 +150,9 @@ mpg_status mpg_infer_box_iou(mpg_infer *infer) {
   MPG_TRY(mpg_infer_same_dtype(infer));
   if (!mpg_shape_known(a) || !mpg_shape_known(b)) return MPG_OK;
   if (a->ndim < 1 || b->ndim < 1 || a->dims[a->ndim - 1] != 4 || b->dims[b->ndim - 1] != 4)
-    return mpg_infer_fail(infer, "boxes have 4 numbers, along the last dimension");
+    return mpg_infer_fail(infer, "boxes must have 4 numbers along the last dimension");
   if (a->ndim + b->ndim - 2 > MPG_MAX_NDIM)
-    return mpg_infer_fail(infer, "the result has more than %d dimensions", MPG_MAX_NDIM);
+    return mpg_infer_fail(infer, "the result would have more than %d dimensions", MPG_MAX_NDIM);
   mpg_shape out = {0};
   for (int i = 0; i < a->ndim - 1; i++) out.dims[out.ndim++] = a->dims[i];
   for (int i = 0; i < b->ndim - 1; i++) out.dims[out.ndim++] = b->dims[i];
@@ -161,7 +165,7 @@ mpg_status mpg_infer_bipartite_matching(mpg_infer *infer) {
   infer->outputs[0].dtype = infer->outputs[1].dtype = data->dtype;
   if (!mpg_shape_known(&data->shape)) return MPG_OK;
   if (data->shape.ndim < 2)
-    return mpg_infer_fail(infer, "data has at least 2 dimensions (rows, columns)");
+    return mpg_infer_fail(infer, "data must have at least 2 dimensions (rows, columns)");
   mpg_shape rows = data->shape, columns = data->shape;
   columns.dims[columns.ndim - 2] = columns.dims[columns.ndim - 1];
   rows.dims[--rows.ndim] = columns.dims[--columns.ndim] = 0;

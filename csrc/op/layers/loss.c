@@ -64,8 +64,8 @@ mpg_status mpg_infer_regression_output(mpg_infer *infer) {
   if (mpg_shape_known(label)) {
     bool rows = label->ndim > 0 && data->ndim > 0 && label->dims[0] == data->dims[0];
     if (!(rows || mpg_shape_equal(label, data)) || mpg_shape_size(label) != mpg_shape_size(data))
-      return mpg_infer_fail(infer,
-                            "label has as many elements as data, and the same first dimension");
+      return mpg_infer_fail(
+          infer, "label must have the number of elements and the first dimension of data");
     return MPG_OK;
   }
   mpg_shape column = {.ndim = 1, .dims = {data->dims[0]}};
@@ -101,7 +101,7 @@ mpg_status mpg_infer_svm_output(mpg_infer *infer) {
   MPG_TRY(same_dtype(infer));
   const mpg_shape *data = &infer->inputs[0].shape;
   if (!mpg_shape_known(data)) return MPG_OK;
-  if (data->ndim < 1) return mpg_infer_fail(infer, "data has at least one dimension");
+  if (data->ndim < 1) return mpg_infer_fail(infer, "data must have at least one dimension");
   mpg_shape rows = {.ndim = 1, .dims = {data->dims[0]}};
   return mpg_infer_expect_shape(infer, 1, &rows);
 }
@@ -161,7 +161,7 @@ mpg_status mpg_infer_sparse_reg(mpg_infer *infer) {
   MPG_TRY(mpg_infer_expect_dtype(infer, 1, mpg_dtype_of_sums(data->dtype)));
   infer->outputs[0] = *data;
   if (data->shape.ndim < 0) return MPG_OK;
-  if (data->shape.ndim != 2) return mpg_infer_fail(infer, "data has two dimensions");
+  if (data->shape.ndim != 2) return mpg_infer_fail(infer, "data must have two dimensions");
   mpg_shape units = {.ndim = 1, .dims = {data->shape.dims[1]}};
   return mpg_infer_expect_shape(infer, 1, &units);
 }

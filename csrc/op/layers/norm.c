@@ -92,7 +92,8 @@ mpg_status mpg_infer_group_norm_backward(mpg_infer *infer) {
   if (!mpg_shape_known(data) || !mpg_shape_known(gamma)) return MPG_OK;
   if (data->ndim < 2 || gamma->ndim != 1 || gamma->dims[0] == 0 || data->dims[1] % gamma->dims[0])
     return mpg_infer_fail(infer,
-                          "gamma has an element for each group, which axis 1 of data divides into");
+                          "gamma must have one element for each group, and the number of groups "
+                          "must divide axis 1 of data");
   mpg_shape moments = {.ndim = 2, .dims = {data->dims[0], gamma->dims[0]}};
   return expect_moments(infer, &moments);
 }
@@ -265,7 +266,7 @@ static mpg_status infer_groups(mpg_infer *infer, int64_t num_groups, bool shown)
   int64_t channels = data->shape.dims[1];
   if (!num_groups) num_groups = channels;
   if (num_groups > 0 && channels >= 0 && channels % num_groups)
-    return mpg_infer_fail(infer, "%lld channels cannot be split into %lld groups of one size",
+    return mpg_infer_fail(infer, "%lld channels cannot be split into %lld equal groups",
                           (long long)channels, (long long)num_groups);
   MPG_TRY(expect_vectors(infer, 1, 2, num_groups));
   mpg_shape moments = {.ndim = 2, .dims = {data->shape.dims[0], num_groups}};

@@ -113,9 +113,9 @@ mpg_status mpg_infer_multi_update(mpg_infer *infer) {
   if (infer->num_outputs != weights)
     return mpg_infer_fail(infer, "num_weights must be at most %d", MPG_MAX_OUTPUTS);
   if (infer->num_inputs != weights * per_weight + extra)
-    return mpg_infer_fail(infer, "%lld weights take %lld arrays, %d each%s; %d are given",
+    return mpg_infer_fail(infer, "%lld weights need %lld arrays, %d each%s; got %d",
                           (long long)weights, (long long)(weights * per_weight + extra), per_weight,
-                          extra ? " and 2 for all" : "", infer->num_inputs);
+                          extra ? " plus 2 shared ones" : "", infer->num_inputs);
   for (int k = 0; k < weights; k++) {
     int first = k * per_weight;
     for (int j = 1; j < per_weight; j++)
@@ -152,7 +152,7 @@ void mpg_compose_multi_lars(mpg_gradient *g, const mpg_value *inputs, mpg_value 
   for (int i = 1; i < 4; i++)
     if (!mpg_shape_equal(&mpg_value_desc(g, inputs[i])->shape,
                          &mpg_value_desc(g, inputs[0])->shape)) {
-      mpg_gradient_fail(g, "takes as many numbers in each array");
+      mpg_gradient_fail(g, "the number of elements must be the same in each array");
       return;
     }
   mpg_value weight = mpg_emit1(g, MPG_OP_sqrt, NULL, inputs[1]),

@@ -71,19 +71,20 @@ static mpg_status check(const mpg_infer *infer, const mpg_shape *data, mpg_shape
   const mpg_tuple *const tuples[] = {&p->stride, &p->dilate, &p->pad};
   for (int i = 0; i < 3; i++)
     if (tuples[i]->count > 0 && tuples[i]->count != ndim)
-      return mpg_infer_fail(infer, "stride, dilate and pad have as many elements as the kernel");
+      return mpg_infer_fail(infer,
+                            "stride, dilate and pad must have as many elements as the kernel");
   for (int i = 0; i < ndim; i++)
     if (p->kernel.values[i] < 1 || p->kernel.values[i] > INT32_MAX ||
         mpg_tuple_at(&p->stride, i, 1) < 1 || mpg_tuple_at(&p->dilate, i, 1) < 1 ||
         mpg_tuple_at(&p->pad, i, 0) < 0 || mpg_tuple_at(&p->dilate, i, 1) > INT32_MAX ||
         mpg_tuple_at(&p->pad, i, 0) > INT32_MAX)
       return mpg_infer_fail(
-          infer, "the kernel's sizes and steps must be at least 1, the padding at least 0");
+          infer, "the kernel's sizes and strides must be at least 1, the padding at least 0");
   if (ndim < 1 || ndim > MPG_MAX_SPATIAL || data->ndim != ndim + 2)
     return mpg_infer_fail(infer, "data must have two axes more than the kernel");
   *first = p->channels_last ? mpg_channels_first(data) : *data;
   if (p->num_filter % p->num_group || first->dims[1] % p->num_group)
-    return mpg_infer_fail(infer, "channels must be a multiple of num_group");
+    return mpg_infer_fail(infer, "the number of channels must be a multiple of num_group");
   /* Upper bounds of the rounded factors of the packed size. */
   mpg_shape packed = {.ndim = ndim + 3,
                       .dims = {p->num_group + 15, p->num_filter / p->num_group + 63,
@@ -104,7 +105,7 @@ mpg_status mpg_infer_pack_convolution(mpg_infer *infer) {
   const mpg_packed_convolution_params *p = infer->params;
   mpg_shape data = {.ndim = p->shape.count}, first;
   if (p->shape.count < 0 || p->shape.count > MPG_MAX_NDIM)
-    return mpg_infer_fail(infer, "shape is that of the data");
+    return mpg_infer_fail(infer, "shape must be the shape of data");
   for (int i = 0; i < data.ndim; i++) data.dims[i] = p->shape.values[i];
   MPG_TRY(mpg_shape_check(&data, MPG_FLOAT32, NULL));
   MPG_TRY(check(infer, &data, &first));

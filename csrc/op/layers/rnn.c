@@ -21,15 +21,15 @@ static bool flat_elements(const mpg_rnn_size *s, int64_t *elements) {
 
 static mpg_status check_params(mpg_infer *infer, const mpg_rnn_params *params) {
   if (params->projection_size.present)
-    return mpg_infer_fail(infer,
-                          "projection_size must be None: the op has no projection; "
-                          "gluon.rnn.LSTM(projection_size=...) computes one");
+    return mpg_infer_fail(
+        infer,
+        "projection_size must be None; use gluon.rnn.LSTM(projection_size=...) for a projection");
   bool bounds = params->lstm_state_clip_min.present || params->lstm_state_clip_max.present;
   if (bounds && params->mode != MPG_RNN_LSTM)
-    return mpg_infer_fail(infer, "lstm_state_clip_min and lstm_state_clip_max are of mode='lstm'");
+    return mpg_infer_fail(infer, "lstm_state_clip_min and lstm_state_clip_max require mode='lstm'");
   if (params->lstm_state_clip_min.present && params->lstm_state_clip_max.present &&
       !(params->lstm_state_clip_min.value <= params->lstm_state_clip_max.value))
-    return mpg_infer_fail(infer, "lstm_state_clip_min is at most lstm_state_clip_max");
+    return mpg_infer_fail(infer, "lstm_state_clip_min must be at most lstm_state_clip_max");
   if (params->state_size > INT32_MAX) return mpg_infer_fail(infer, "state_size is too large");
   return MPG_OK;
 }
@@ -45,7 +45,7 @@ static mpg_status infer_common(mpg_infer *infer, int states, mpg_rnn_size *size)
   if (params->use_sequence_length && infer->inputs[alike].dtype == MPG_DTYPE_NONE)
     infer->inputs[alike].dtype = data->dtype;
   if (params->use_sequence_length && infer->inputs[alike].dtype == MPG_BOOL)
-    return mpg_infer_fail(infer, "sequence_length has numbers, not truth values");
+    return mpg_infer_fail(infer, "sequence_length must be numeric, not bool");
   if (!mpg_shape_known(&data->shape)) {
     *size = (mpg_rnn_size){0};
     for (int i = 0; i < infer->num_outputs; i++) infer->outputs[i].dtype = data->dtype;
@@ -148,7 +148,7 @@ mpg_status mpg_infer_rnn_backward(mpg_infer *infer) {
   int count = backward_forward_inputs(infer->params);
   const mpg_rnn_params *rnn = infer->params;
   int expected = count + 2 + 1 + (rnn->state_outputs ? (rnn->mode == MPG_RNN_LSTM ? 2 : 1) : 0);
-  if (infer->num_inputs != expected) return mpg_infer_fail(infer, "takes %d arrays", expected);
+  if (infer->num_inputs != expected) return mpg_infer_fail(infer, "expected %d arrays", expected);
   /* The rules of the forward op determine all shapes. */
   mpg_desc results[MPG_RNN_RESULTS];
   for (int i = 0; i < MPG_RNN_RESULTS; i++)
@@ -177,8 +177,9 @@ static void gradient(mpg_gradient *g, bool flat) {
   mpg_rnn_backward_params params;
   memset(&params, 0, sizeof params);
   _Static_assert(sizeof(mpg_rnn_params) <= sizeof(mpg_rnn_backward_params),
-                 "the common parameters come first");
-  _Static_assert((int)MPG_RNN_MAX_INPUTS <= (int)MPG_MAX_OUTPUTS, "each input has a gradient");
+                 "the shared parameters must come first");
+  _Static_assert((int)MPG_RNN_MAX_INPUTS <= (int)MPG_MAX_OUTPUTS,
+                 "each input must have a gradient");
   memcpy(&params, rnn,
          offsetof(mpg_rnn_params, use_sequence_length) + sizeof rnn->use_sequence_length);
   params.flat = flat;

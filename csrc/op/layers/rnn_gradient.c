@@ -202,7 +202,7 @@ static void emit_rnn(mpg_gradient *g, const mpg_value *inputs, mpg_value *output
   if (!steps || !a) {
     g->status = mpg_out_of_host_memory((size_t)s.time * sizeof *steps);
   } else if (s.time == 0) {
-    mpg_gradient_fail(g, "has no second-order gradient for sequences of no steps");
+    mpg_gradient_fail(g, "has no second-order gradient for empty sequences");
   } else {
     split(g, mpg_emit_cast(g, inputs[state], dtype), count, 0, true, a->h);
     a->lengths = s.lengths ? g->inputs[num_inputs - 1] : MPG_NO_VALUE;

@@ -14,8 +14,8 @@ mpg_status mpg_infer_replicas(mpg_infer *infer) {
   if (infer->inputs[0].dtype != MPG_FLOAT32 && infer->inputs[0].dtype != MPG_FLOAT64)
     return mpg_infer_fail(infer, "data must be float32 or float64");
   if (p->sum ? shape.ndim < 1 || shape.dims[0] != p->ndev : shape.ndim >= MPG_MAX_NDIM)
-    return mpg_infer_fail(
-        infer, p->sum ? "data has a row for each of the ndev replicas" : "data has too many axes");
+    return mpg_infer_fail(infer, p->sum ? "data must have one row for each of the ndev replicas"
+                                        : "data has too many axes");
   if (p->sum) {
     shape.ndim--;
     memmove(shape.dims, shape.dims + 1, (size_t)shape.ndim * sizeof *shape.dims);

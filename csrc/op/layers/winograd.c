@@ -56,7 +56,7 @@ static mpg_status check(const mpg_infer *infer, const mpg_shape *data, int64_t f
                         const mpg_tuple *pad, mpg_winograd *w) {
   if (data->ndim != 4)
     return mpg_infer_fail(infer, "data must be (batch, height, width, channels)");
-  if (pad->count && pad->count != 2) return mpg_infer_fail(infer, "pad has 2 elements");
+  if (pad->count && pad->count != 2) return mpg_infer_fail(infer, "pad must have 2 elements");
   for (int i = 0; i < 2; i++)
     if (mpg_tuple_at(pad, i, 0) < 0 || mpg_tuple_at(pad, i, 0) > MOST_PAD)
       return mpg_infer_fail(infer, "pad must be from 0 to %d", MOST_PAD);

@@ -35,10 +35,10 @@ static mpg_value spread(mpg_gradient *g, mpg_value parameter, const mpg_shape *s
   }
   if (fits) return mpg_emit_reshape(g, mpg_widen(g, parameter), &wide);
   char text[MPG_SHAPE_TEXT_SIZE], other[MPG_SHAPE_TEXT_SIZE];
-  mpg_gradient_fail(g, "parameters of shape %s are not those of the leading axes of samples %s%s",
+  mpg_gradient_fail(g, "parameters of shape %s do not match the leading axes of samples %s%s",
                     mpg_shape_text(&shape, text, sizeof text),
                     mpg_shape_text(sample, other, sizeof other),
-                    vector ? ", and of their last one" : "");
+                    vector ? " and their last axis" : "");
   return MPG_NO_VALUE;
 }
 

@@ -13,8 +13,8 @@ mpg_status mpg_infer_broadcast(mpg_infer *infer) {
   mpg_shape shape = MPG_SHAPE_UNKNOWN;
   if (infer->inputs[0].shape.ndim >= 0 && infer->inputs[1].shape.ndim >= 0 &&
       !mpg_shape_broadcast(&infer->inputs[0].shape, &infer->inputs[1].shape, &shape))
-    return mpg_infer_fail(
-        infer, "the shapes do not broadcast: from the right, sizes must be equal or one of them 1");
+    return mpg_infer_fail(infer,
+                          "the shapes do not broadcast: from the right, sizes must be equal or 1");
   mpg_infer_set(infer, 0, &shape, dtype);
   return MPG_OK;
 }
@@ -256,7 +256,8 @@ static mpg_status infer_gamma(mpg_infer *infer) {
   const mpg_shape *data = &infer->inputs[0].shape;
   mpg_shape *gamma = &infer->inputs[1].shape;
   MPG_TRY(mpg_infer_expect_dtype(infer, 1, infer->inputs[0].dtype));
-  if (data->ndim == 0) return mpg_infer_fail(infer, "prelu needs data of at least one dimension");
+  if (data->ndim == 0)
+    return mpg_infer_fail(infer, "prelu requires data with at least one dimension");
   if (data->ndim < 0) return MPG_OK;
   int channels = data->ndim > 1 ? 1 : 0;
   if (gamma->ndim < 0) *gamma = (mpg_shape){.ndim = 1, .dims = {-1}};
@@ -268,8 +269,8 @@ static mpg_status infer_gamma(mpg_infer *infer) {
   }
   if (fits) return MPG_OK;
   return mpg_infer_fail(infer,
-                        "gamma must have one value, one for each of the %lld channels, or those "
-                        "for each row",
+                        "gamma must have one value, one for each of the %lld channels, or one for "
+                        "each channel of each row",
                         (long long)data->dims[channels]);
 }
 

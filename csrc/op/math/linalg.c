@@ -54,7 +54,7 @@ mpg_status mpg_infer_linalg_triangular(mpg_infer *infer) {
   if (!fit)
     return mpg_infer_fail(infer,
                           "B must have as many %s as the triangular matrices A have rows "
-                          "(rightside=%s), and all axes before must be equal",
+                          "(rightside=%s), and all leading axes must be equal",
                           p->rightside ? "columns" : "rows", p->rightside ? "True" : "False");
   infer->outputs[0].shape = *b;
   return MPG_OK;
@@ -85,7 +85,7 @@ static mpg_status left_by_offset(mpg_infer *infer, int64_t offset, int64_t *side
   const mpg_shape *a = &infer->inputs[0].shape;
   int64_t n = a->dims[a->ndim - 1];
   if (offset > n || offset < -n)
-    return mpg_infer_fail(infer, "there is no diagonal %lld in a matrix of size %lld",
+    return mpg_infer_fail(infer, "diagonal %lld is out of range for a matrix of size %lld",
                           (long long)offset, (long long)n);
   *side = n - (offset < 0 ? -offset : offset);
   return MPG_OK;
@@ -117,9 +117,8 @@ mpg_status mpg_infer_linalg_maketrian(mpg_infer *infer) {
   int64_t count = a->dims[a->ndim - 1];
   int64_t side = (int64_t)floor((sqrt(8.0 * (double)count + 1.0) - 1.0) / 2.0 + 0.5);
   if (side * (side + 1) / 2 != count)
-    return mpg_infer_fail(
-        infer, "the last axis has %lld elements, and no triangle does: those have n * (n + 1) / 2",
-        (long long)count);
+    return mpg_infer_fail(infer, "the last axis has %lld elements; a triangle has n * (n + 1) / 2",
+                          (long long)count);
   if (offset > limit || offset < -limit || side > limit)
     return mpg_infer_fail(infer, "the matrices would be too large");
   side += offset < 0 ? -offset : offset;
@@ -219,8 +218,8 @@ void mpg_compose_linalg_extractdiag(mpg_gradient *g, const mpg_value *inputs, mp
   const mpg_shape *a = &mpg_value_desc(g, inputs[0])->shape;
   int64_t n = a->dims[a->ndim - 1];
   if (offset > n || offset < -n)
-    mpg_gradient_fail(g, "there is no diagonal %lld in a matrix of size %lld", (long long)offset,
-                      (long long)n);
+    mpg_gradient_fail(g, "diagonal %lld is out of range for a matrix of size %lld",
+                      (long long)offset, (long long)n);
   else
     outputs[0] = extracted(g, inputs[0], offset);
 }

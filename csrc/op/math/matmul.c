@@ -34,7 +34,7 @@ mpg_status mpg_infer_dot(mpg_infer *infer) {
   MPG_TRY(mpg_infer_same_dtype(infer));
   if (a->ndim < 0 || b->ndim < 0) return MPG_OK;
   if (a->ndim == 0 || b->ndim == 0)
-    return mpg_infer_fail(infer, "takes arrays with at least one axis");
+    return mpg_infer_fail(infer, "arrays must have at least one axis");
   if (a->ndim == 1 && b->ndim == 1 && (p->transpose_a || p->transpose_b))
     return mpg_infer_fail(infer, "two vectors cannot be transposed");
   int64_t ka = a->dims[p->transpose_a ? 0 : a->ndim - 1],
@@ -42,7 +42,7 @@ mpg_status mpg_infer_dot(mpg_infer *infer) {
   if (disagree(ka, kb))
     return mpg_infer_fail(
         infer,
-        "%s axis of lhs (%lld) and %s axis of rhs (%lld), which are summed over, must be equal",
+        "%s axis of lhs (%lld) and %s axis of rhs (%lld) must be equal; the product sums over them",
         p->transpose_a ? "the first" : "the last", (long long)ka,
         p->transpose_b ? "the last" : "the first", (long long)kb);
   mpg_shape out = {0};
@@ -93,7 +93,7 @@ mpg_status mpg_infer_batch_dot(mpg_infer *infer) {
   if (a->ndim < 0 || b->ndim < 0) return MPG_OK;
   int ndim = a->ndim;
   if (ndim < 3 || b->ndim != ndim)
-    return mpg_infer_fail(infer, "takes two arrays with the same number of axes, at least 3");
+    return mpg_infer_fail(infer, "the two arrays must have the same number of axes, at least 3");
   mpg_shape out = *a;
   for (int i = 0; i < ndim - 2; i++) {
     if (disagree(a->dims[i], b->dims[i]))
@@ -158,7 +158,7 @@ mpg_status mpg_infer_fully_connected(mpg_infer *infer) {
     return mpg_infer_fail(
         infer, "weight must have the shape (num_hidden=%lld, %lld): data has %lld features%s",
         (long long)p->num_hidden, (long long)weight.dims[1], (long long)weight.dims[1],
-        p->flatten ? " (flatten=True: all axes but the first)" : "");
+        p->flatten ? " (flatten=True: all axes except the first)" : "");
   infer->inputs[1].shape = given;
   mpg_shape out = {.ndim = 2, .dims = {data->dims[0], p->num_hidden}};
   if (!p->flatten) {
@@ -260,7 +260,7 @@ static mpg_status infer_linalg(mpg_infer *infer, bool ta, bool tb, int64_t axis_
   for (int i = 0; i < ndim - 1; i++) {
     if (i == axis) continue;
     if (disagree(a->dims[i], b->dims[i]))
-      return mpg_infer_fail(infer, "A and B must have equal axes but for rows and columns");
+      return mpg_infer_fail(infer, "A and B must have equal axes except for rows and columns");
     if (out->dims[i] < 0) out->dims[i] = b->dims[i];
   }
   if (disagree(a->dims[ta ? axis : ndim - 1], b->dims[tb ? ndim - 1 : axis]))
@@ -319,7 +319,7 @@ void mpg_compose_khatri_rao(mpg_gradient *g, const mpg_value *inputs, mpg_value 
     mpg_shape left = mpg_value_desc(g, inputs[i])->shape,
               right = mpg_value_desc(g, outputs[0])->shape;
     if (left.ndim != 2 || right.ndim != 2 || left.dims[1] != right.dims[1]) {
-      mpg_gradient_fail(g, "takes matrices with the same number of columns");
+      mpg_gradient_fail(g, "the matrices must have the same number of columns");
       return;
     }
     if (i == g->num_inputs - 1) continue;

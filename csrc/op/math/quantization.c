@@ -40,7 +40,7 @@ static mpg_status set_outputs(mpg_infer *infer, mpg_dtype dtype) {
 static mpg_status expect_data(const mpg_infer *infer, bool known) {
   const mpg_shape *shape = &infer->inputs[0].shape;
   if (!known && mpg_shape_known(shape) && !mpg_shape_size(shape))
-    return mpg_infer_fail(infer, "data without elements has no range");
+    return mpg_infer_fail(infer, "data is empty and has no range");
   return MPG_OK;
 }
 
@@ -83,7 +83,7 @@ mpg_status mpg_infer_quantize_asym(mpg_infer *infer) {
 mpg_status mpg_infer_dequantize(mpg_infer *infer) {
   mpg_dtype given = infer->inputs[0].dtype;
   if (given != MPG_DTYPE_NONE && !is_small(given))
-    return mpg_infer_fail(infer, "data is int8 or uint8, not %s", mpg_dtype_name(given));
+    return mpg_infer_fail(infer, "data must be int8 or uint8, not %s", mpg_dtype_name(given));
   MPG_TRY(expect_ranges(infer));
   return set_outputs(infer, MPG_FLOAT32);
 }
@@ -248,7 +248,7 @@ static mpg_status expect_small(const mpg_infer *infer, int input) {
   mpg_dtype given = infer->inputs[input].dtype;
   return given == MPG_DTYPE_NONE || is_small(given)
              ? MPG_OK
-             : mpg_infer_fail(infer, "%s is int8 or uint8, not %s",
+             : mpg_infer_fail(infer, "%s must be int8 or uint8, not %s",
                               mpg_op_input_name(infer->op, input, name, sizeof name),
                               mpg_dtype_name(given));
 }
@@ -312,12 +312,12 @@ static mpg_status infer_kept(mpg_infer *infer, mpg_infer_fn rule) {
 mpg_status mpg_infer_quantized_pooling(mpg_infer *infer) {
   int type = ((const mpg_pooling_params *)infer->params)->pool_type;
   if (type != MPG_POOL_MAX && type != MPG_POOL_AVG)
-    return mpg_infer_fail(infer, "pool_type is max or avg for numbers of 8 bits");
+    return mpg_infer_fail(infer, "pool_type must be max or avg for 8-bit data");
   return infer_kept(infer, mpg_infer_pooling);
 }
 mpg_status mpg_infer_quantized_act(mpg_infer *infer) {
   if (((const mpg_quantized_act_params *)infer->params)->act_type != 0)
-    return mpg_infer_fail(infer, "act_type is relu for numbers of 8 bits");
+    return mpg_infer_fail(infer, "act_type must be relu for 8-bit data");
   return infer_kept(infer, mpg_infer_same);
 }
 mpg_status mpg_infer_quantized_flatten(mpg_infer *infer) {
@@ -361,8 +361,8 @@ mpg_status mpg_infer_quantized_concat(mpg_infer *infer) {
   int arrays = infer->num_inputs / (1 + ENDS);
   if (infer->num_inputs % (1 + ENDS))
     return mpg_infer_fail(infer,
-                          "takes three inputs for each array: it, and the two ends of its "
-                          "range behind all arrays");
+                          "expected three inputs for each array: the array, and after all arrays "
+                          "its minimum and maximum");
   mpg_dtype dtype = MPG_UINT8;
   for (int i = 0; i < arrays; i++) {
     MPG_TRY(expect_small(infer, i));
@@ -391,9 +391,8 @@ mpg_status mpg_infer_quantized_concat(mpg_infer *infer) {
 mpg_status mpg_infer_quantized_batch_norm(mpg_infer *infer) {
   const mpg_batch_norm_params *p = infer->params;
   if (!p->min_calib_range.present || !p->max_calib_range.present)
-    return mpg_infer_fail(infer,
-                          "min_calib_range and max_calib_range, the range of the result, "
-                          "have to be given");
+    return mpg_infer_fail(
+        infer, "min_calib_range and max_calib_range, the range of the result, must be given");
   MPG_TRY(expect_small(infer, 0));
   for (int i = 1; i < 5; i++) MPG_TRY(mpg_infer_expect_dtype(infer, i, MPG_FLOAT32));
   MPG_TRY(expect_ends(infer, 5, ENDS));

@@ -19,7 +19,7 @@ static mpg_status created(mpg_infer *infer, mpg_dtype fallback, mpg_dtype_set al
   if (tuple->count >= 0) MPG_TRY(mpg_infer_tuple_shape(infer, tuple, &shape));
   if (dtype == MPG_DTYPE_NONE) dtype = fallback;
   if (!(allowed & MPG_DTYPE_BIT(dtype)))
-    return mpg_infer_fail(infer, "cannot draw numbers of dtype %s",
+    return mpg_infer_fail(infer, "cannot draw random numbers of dtype %s",
                           mpg_dtype_name((mpg_dtype)dtype));
   mpg_infer_set(infer, 0, &shape, (mpg_dtype)dtype);
   return MPG_OK;
@@ -83,14 +83,14 @@ mpg_status mpg_infer_sample(mpg_infer *infer) {
   mpg_shape shape = infer->inputs[0].shape;
   if (infer->num_inputs == 2) {
     if (!mpg_shape_merge(&shape, &infer->inputs[1].shape))
-      return mpg_infer_fail(infer, "the parameters must have one shape");
+      return mpg_infer_fail(infer, "the parameters must have the same shape");
     MPG_TRY(mpg_infer_expect_dtype(infer, 1, infer->inputs[0].dtype));
   }
   MPG_TRY(extend(infer, &shape, &params->shape));
   mpg_dtype dtype =
       params->dtype == MPG_DTYPE_NONE ? infer->inputs[0].dtype : (mpg_dtype)params->dtype;
   if (dtype != MPG_DTYPE_NONE && !mpg_dtype_is_float(dtype))
-    return mpg_infer_fail(infer, "cannot draw numbers of dtype %s", mpg_dtype_name(dtype));
+    return mpg_infer_fail(infer, "cannot draw random numbers of dtype %s", mpg_dtype_name(dtype));
   mpg_infer_set(infer, 0, &shape, dtype);
   return MPG_OK;
 }
@@ -111,7 +111,7 @@ mpg_status mpg_infer_sample_multinomial(mpg_infer *infer) {
     MPG_TRY(extend(infer, &shape, &params->shape));
     if (shape.ndim == 0) shape = (mpg_shape){.ndim = 1, .dims = {1}};
     if (outcomes == 0 && mpg_shape_size(&shape) > 0)
-      return mpg_infer_fail(infer, "there is no outcome to draw");
+      return mpg_infer_fail(infer, "the probabilities must not be empty");
   }
   mpg_infer_set(infer, 0, &shape, (mpg_dtype)params->dtype);
   if (infer->num_outputs == 2) mpg_infer_set(infer, 1, &shape, infer->inputs[0].dtype);
@@ -184,15 +184,16 @@ mpg_status mpg_infer_dropout_part(mpg_infer *infer) {
   MPG_TRY(mpg_infer_expect_dtype(infer, 1, MPG_INT64));
   const mpg_shape *draw = &infer->inputs[1].shape;
   if (mpg_shape_known(draw) && (draw->ndim != 1 || draw->dims[0] != DRAW_WORDS))
-    return mpg_infer_fail(infer, "draw is the result of _dropout_draw");
+    return mpg_infer_fail(infer, "draw must be the result of _dropout_draw");
   int axis;
   if (data->shape.ndim >= 0) {
     MPG_TRY(mpg_axis_normalize(params->axis, data->shape.ndim, infer->op->name, &axis));
     if (data->shape.dims[axis] >= 0 &&
         (params->begin > params->total || data->shape.dims[axis] > params->total - params->begin))
-      return mpg_infer_fail(infer, "%lld elements along axis %d from %lld on are no part of %lld",
-                            (long long)data->shape.dims[axis], axis, (long long)params->begin,
-                            (long long)params->total);
+      return mpg_infer_fail(
+          infer, "%lld elements along axis %d from %lld on are out of range for size %lld",
+          (long long)data->shape.dims[axis], axis, (long long)params->begin,
+          (long long)params->total);
   }
   if (!infer->train || !(params->p > 0)) mask = (mpg_shape){.ndim = 1, .dims = {0}};
   mpg_infer_set(infer, 0, &data->shape, data->dtype);
@@ -217,8 +218,8 @@ mpg_status mpg_infer_dropout_apply(mpg_infer *infer) {
     for (int i = 0; fits && i < data->ndim; i++)
       fits = mask->dims[i] == data->dims[i] || mask->dims[i] == 1;
     if (!fits)
-      return mpg_infer_fail(infer,
-                            "the mask has the shape of data, or size 1 along some of its axes");
+      return mpg_infer_fail(
+          infer, "the mask must have the shape of data, or size 1 along some of its axes");
   }
   mpg_infer_set(infer, 0, data, infer->inputs[0].dtype);
   return MPG_OK;

@@ -13,7 +13,7 @@ static mpg_status reduced_axes(const mpg_infer *infer, const mpg_tuple *axis, bo
   for (int k = 0; k < axis->count; k++) {
     int a;
     MPG_TRY(mpg_axis_normalize(axis->values[k], ndim, infer->op->name, &a));
-    if (reduced[a]) return mpg_infer_fail(infer, "axis %d is named twice", a);
+    if (reduced[a]) return mpg_infer_fail(infer, "axis %d is given twice", a);
     reduced[a] = true;
   }
   if (exclude && !all)
@@ -37,7 +37,7 @@ static mpg_status infer_reduced(mpg_infer *infer, const mpg_tuple *axis, bool ke
     if (out.ndim == 0 && !keepdims) /* As in MXNet, where results have at least one axis. */
       out = (mpg_shape){.ndim = 1, .dims = {1}};
     if (needs_element && count == 0 && mpg_shape_known(&out) && mpg_shape_size(&out) > 0)
-      return mpg_infer_fail(infer, "there is no element to choose from");
+      return mpg_infer_fail(infer, "the reduced axes are empty and have no extreme element");
   }
   mpg_infer_set(infer, 0, &out, dtype);
   return MPG_OK;
@@ -173,8 +173,9 @@ static mpg_status check_broadcast(mpg_infer *infer, const mpg_shape *to) {
     char text[MPG_SHAPE_TEXT_SIZE];
     if (from->ndim > to->ndim || !mpg_shape_broadcast(from, to, &result) ||
         !mpg_shape_equal(&result, to))
-      return mpg_infer_fail(infer, "cannot be repeated to shape %s: only axes of size 1 are",
-                            mpg_shape_text(to, text, sizeof text));
+      return mpg_infer_fail(
+          infer, "the array cannot be repeated to shape %s; only axes of size 1 can be repeated",
+          mpg_shape_text(to, text, sizeof text));
     MPG_TRY(mpg_shape_check(
         to, infer->inputs[0].dtype == MPG_DTYPE_NONE ? MPG_FLOAT64 : infer->inputs[0].dtype, NULL));
   }
@@ -207,7 +208,7 @@ mpg_status mpg_infer_broadcast_axis(mpg_infer *infer) {
   const mpg_broadcast_axis_params *params = infer->params;
   mpg_shape to = infer->inputs[0].shape;
   if (params->axis.count != params->size.count)
-    return mpg_infer_fail(infer, "axis and size must have as many values");
+    return mpg_infer_fail(infer, "axis and size must have the same number of values");
   for (int k = 0; to.ndim >= 0 && k < params->axis.count; k++) {
     int a;
     MPG_TRY(mpg_axis_normalize(params->axis.values[k], to.ndim, infer->op->name, &a));
@@ -225,7 +226,8 @@ mpg_status mpg_infer_broadcast_like(mpg_infer *infer) {
   const mpg_shape *like = &infer->inputs[1].shape;
   if (params->lhs_axes.count < 0 && params->rhs_axes.count < 0) return check_broadcast(infer, like);
   if (params->lhs_axes.count != params->rhs_axes.count || params->lhs_axes.count == 0)
-    return mpg_infer_fail(infer, "lhs_axes and rhs_axes must have as many values, at least one");
+    return mpg_infer_fail(
+        infer, "lhs_axes and rhs_axes must have the same number of values, at least one");
   for (int k = 0; to.ndim >= 0 && like->ndim >= 0 && k < params->lhs_axes.count; k++) {
     int a, b;
     MPG_TRY(mpg_axis_normalize(params->lhs_axes.values[k], to.ndim, infer->op->name, &a));
@@ -245,7 +247,8 @@ void mpg_gradient_broadcast(mpg_gradient *g) {
 void mpg_compose_moments(mpg_gradient *g, const mpg_value *inputs, mpg_value *outputs) {
   const mpg_moments_params *params = g->params;
   if (params->axes.count <= 0) {
-    mpg_gradient_fail(g, "axes must name one axis at least; for moments of all elements, name all");
+    mpg_gradient_fail(
+        g, "axes must contain at least one axis; list all axes for the moments of all elements");
     return;
   }
   mpg_dtype dtype = mpg_value_desc(g, inputs[0])->dtype;

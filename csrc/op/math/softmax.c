@@ -13,15 +13,15 @@ int mpg_arity_softmax(const mpg_op *op, const void *params, int given) {
 }
 
 static mpg_status no_length(mpg_infer *infer) {
-  return mpg_infer_fail(infer, "use_length is a parameter of softmax; here it must be False");
+  return mpg_infer_fail(infer, "use_length must be False; only softmax supports it");
 }
 
 static mpg_status softmax_output(mpg_infer *infer, int64_t axis_param, mpg_dtype dtype,
                                  const mpg_opt_float *temperature) {
   if (dtype != MPG_DTYPE_NONE && !mpg_dtype_is_float(dtype))
-    return mpg_infer_fail(infer, "dtype is a float type, not %s", mpg_dtype_name(dtype));
+    return mpg_infer_fail(infer, "dtype must be a float type, not %s", mpg_dtype_name(dtype));
   if (temperature->present && !(temperature->value != 0))
-    return mpg_infer_fail(infer, "temperature is a number other than 0");
+    return mpg_infer_fail(infer, "temperature must be a number other than 0");
   infer->outputs[0].dtype = dtype != MPG_DTYPE_NONE ? dtype : infer->inputs[0].dtype;
   infer->outputs[0].shape = infer->inputs[0].shape;
   if (infer->inputs[0].shape.ndim < 0) return MPG_OK;
@@ -36,7 +36,8 @@ mpg_status mpg_infer_softmax(mpg_infer *infer) {
   if (infer->num_inputs < 2 || infer->inputs[0].shape.ndim < 0) return MPG_OK;
   mpg_dtype dtype = infer->inputs[1].dtype;
   if (dtype != MPG_DTYPE_NONE && !mpg_dtype_is_integer(dtype))
-    return mpg_infer_fail(infer, "length is an array of integers, not %s", mpg_dtype_name(dtype));
+    return mpg_infer_fail(infer, "length must be an array of integers, not %s",
+                          mpg_dtype_name(dtype));
   const mpg_shape *in = &infer->inputs[0].shape;
   int axis;
   MPG_TRY(mpg_axis_normalize(params->axis, in->ndim, infer->op->name, &axis));
@@ -145,7 +146,7 @@ void mpg_compose_softmax_activation(mpg_gradient *g, const mpg_value *inputs, mp
   along.axis = params->mode == 0 ? 1 : -1;
   along.dtype = MPG_DTYPE_NONE;
   if (mpg_value_desc(g, inputs[0])->shape.ndim < 2)
-    mpg_gradient_fail(g, "the array has at least 2 dimensions");
+    mpg_gradient_fail(g, "the array must have at least 2 dimensions");
   else
     outputs[0] = mpg_emit1(g, MPG_OP_softmax, &along, inputs[0]);
 }
@@ -155,16 +156,16 @@ void mpg_compose_softmax_activation(mpg_gradient *g, const mpg_value *inputs, mp
 /* Checks that label has the shape of data without its last dimension, or with size 1 there. */
 static mpg_status expect_labels(mpg_infer *infer, int data, int label, mpg_shape *rows) {
   *rows = infer->inputs[data].shape;
-  if (rows->ndim < 1) return mpg_infer_fail(infer, "data has at least one dimension");
+  if (rows->ndim < 1) return mpg_infer_fail(infer, "data must have at least one dimension");
   mpg_shape kept = *rows;
   kept.dims[kept.ndim - 1] = 1;
   if (rows->dims[rows->ndim - 1] == 0 && mpg_shape_product(rows, 0, rows->ndim - 1) > 0)
-    return mpg_infer_fail(infer, "there are no classes");
+    return mpg_infer_fail(infer, "data must have at least one class");
   rows->dims[--rows->ndim] = 0;
   if (rows->ndim == 0) *rows = (mpg_shape){.ndim = 1, .dims = {1}};
   mpg_dtype dtype = infer->inputs[label].dtype;
   if (dtype != MPG_DTYPE_NONE && !(MPG_DTYPES_NUMERIC >> dtype & 1))
-    return mpg_infer_fail(infer, "labels are numbers");
+    return mpg_infer_fail(infer, "labels must be numbers, not bool");
   if (infer->inputs[label].shape.ndim == kept.ndim &&
       mpg_shape_equal(&infer->inputs[label].shape, &kept))
     return MPG_OK;
@@ -176,7 +177,7 @@ mpg_status mpg_infer_softmax_cross_entropy(mpg_infer *infer) {
   mpg_infer_set(infer, 0, &one, infer->inputs[0].dtype);
   if (!mpg_shape_known(&infer->inputs[0].shape)) return MPG_OK;
   if (infer->inputs[0].shape.ndim != 2)
-    return mpg_infer_fail(infer, "data has 2 dimensions (batch, classes)");
+    return mpg_infer_fail(infer, "data must have 2 dimensions (batch, classes)");
   return expect_labels(infer, 0, 1, &rows);
 }
 

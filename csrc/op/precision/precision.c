@@ -40,7 +40,7 @@ mpg_status mpg_precision_init(void) {
       memcpy(name, at, length);
       name[length] = 0;
       const mpg_op *op = mpg_op_find(name);
-      if (!op) return mpg_fail(MPG_ERROR, "op/precision/precision.def: there is no op %s", name);
+      if (!op) return mpg_fail(MPG_ERROR, "op/precision/precision.def: unknown op %s", name);
       rules.table[op->id] = (uint8_t)rows[i].kind;
       at += length;
     }
@@ -68,7 +68,7 @@ mpg_status mpg_precision_full_if(const mpg_op *op, const char *param, const char
   int index = op->params->size ? mpg_params_find(op->params, param) : -1;
   if (index < 0) return mpg_fail(MPG_VALUE_ERROR, "%s has no parameter %s", op->name, param);
   if (rules.num_conditions == CONDITIONS)
-    return mpg_fail(MPG_VALUE_ERROR, "at most %d values of parameters can decide the precision",
+    return mpg_fail(MPG_VALUE_ERROR, "at most %d parameter values can determine the precision",
                     CONDITIONS);
   const char *text = mpg_intern(value);
   if (!text) return mpg_out_of_host_memory(strlen(value));

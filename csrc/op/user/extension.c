@@ -47,7 +47,8 @@ static int num_libraries;
 static const char *error_of(const char *error, const char *function, int code, char *space,
                             size_t size) {
   if (*error) return error;
-  snprintf(space, size, "%s of its library returned %d, without a text", function, code);
+  snprintf(space, size, "function %s of its library returned %d without an error message", function,
+           code);
   return space;
 }
 
@@ -67,7 +68,7 @@ static bool desc_in(const mpgluon_desc *desc, mpg_desc *result) {
 }
 
 static mpg_status bad_desc(const mpg_infer *infer, const char *what, int index) {
-  return mpg_infer_fail(infer, "infer of its library gives %s %d a shape or dtype that none has",
+  return mpg_infer_fail(infer, "infer of its library returned an invalid shape or dtype for %s %d",
                         what, index);
 }
 
@@ -104,7 +105,8 @@ static mpg_status infer_forward(mpg_infer *infer) {
     if (!desc_in(&descs[infer->num_inputs + i], desc)) return bad_desc(infer, "output", i);
     bool known = mpg_shape_known(&desc->shape) && desc->dtype != MPG_DTYPE_NONE;
     if (complete && !known)
-      return mpg_infer_fail(infer, "infer of its library leaves output %d unknown", i);
+      return mpg_infer_fail(infer,
+                            "infer of its library does not set the shape or dtype of output %d", i);
     if (known && mpg_shape_check(&desc->shape, desc->dtype, NULL) != MPG_OK)
       return bad_desc(infer, "output", i);
   }
@@ -279,11 +281,11 @@ static mpg_status parse_names(const mpg_extension *e, const char *what, const ch
     if (*at == '!') *marked |= 1u << *count, at++;
     size_t length = strcspn(at, ", ");
     if (!identifier(at, length))
-      return mpg_fail(MPG_ERROR, "%s: the %s \"%s\" are not names with commas between them",
+      return mpg_fail(MPG_ERROR, "%s: the %s must be names separated by commas, got \"%s\"",
                       e->op.name, what, text);
     for (int i = 0; i < *count; i++)
       if (lengths[i] == length && !memcmp(starts[i], at, length))
-        return mpg_fail(MPG_ERROR, "%s: two of its %s are called %.*s", e->op.name, what,
+        return mpg_fail(MPG_ERROR, "%s: two of its %s have the name %.*s", e->op.name, what,
                         (int)length, at);
     starts[*count] = at;
     lengths[(*count)++] = length;
@@ -308,20 +310,21 @@ static mpg_status make_param(mpg_extension *e, int index) {
   const char *name = given->name ? given->name : "";
   if (!identifier(name, strlen(name)) || !strcmp(name, "out") || !strcmp(name, "name") ||
       !strcmp(name, "attr"))
-    return mpg_fail(MPG_ERROR, "%s: a parameter cannot be called \"%s\"", e->op.name, name);
+    return mpg_fail(MPG_ERROR, "%s: a parameter cannot have the name \"%s\"", e->op.name, name);
   for (int i = 0; i < index; i++)
     if (!strcmp(e->params[i].name, name))
-      return mpg_fail(MPG_ERROR, "%s: two parameters are called %s", e->op.name, name);
+      return mpg_fail(MPG_ERROR, "%s: two parameters have the name %s", e->op.name, name);
   if (has_name(e->op.inputs, name))
-    return mpg_fail(MPG_ERROR, "%s: an input and a parameter are called %s", e->op.name, name);
+    return mpg_fail(MPG_ERROR, "%s: an input and a parameter have the same name %s", e->op.name,
+                    name);
   if (given->kind < MPGLUON_INTEGER || given->kind > MPGLUON_TEXT)
-    return mpg_fail(MPG_ERROR, "%s: the parameter %s has a kind that there is not: %d", e->op.name,
-                    name, (int)given->kind);
+    return mpg_fail(MPG_ERROR, "%s: parameter %s has the unknown kind %d", e->op.name, name,
+                    (int)given->kind);
   bool numbers = given->kind == MPGLUON_INTEGER || given->kind == MPGLUON_NUMBER,
        words = given->kind == MPGLUON_CHOICE;
   const char *range = given->range ? given->range : "";
   if (*range ? !words && !(numbers && strstr(range, "..")) : words)
-    return mpg_fail(MPG_ERROR, "%s: \"%s\" is no range of the parameter %s", e->op.name, range,
+    return mpg_fail(MPG_ERROR, "%s: \"%s\" is not a valid range of parameter %s", e->op.name, range,
                     name);
   /* In tables this means that there is no default. */
   if (given->initial && !strcmp(given->initial, "required"))
@@ -336,8 +339,8 @@ static mpg_status make_param(mpg_extension *e, int index) {
   mpgluon_value values[MPGLUON_MAX_PARAMS] = {{0}};
   const mpg_param_table table = {e->op.name, sizeof values, index + 1, e->params};
   if (words && mpg_param_enum_find(range, given->initial, strlen(given->initial)) < 0)
-    return mpg_fail(MPG_ERROR, "%s: \"%s\" is none of the words of the parameter %s", e->op.name,
-                    given->initial, name);
+    return mpg_fail(MPG_ERROR, "%s: default \"%s\" is not one of the choices of parameter %s",
+                    e->op.name, given->initial, name);
   return mpg_params_set_text(&table, e->op.name, values, index, given->initial);
 }
 
@@ -346,18 +349,19 @@ static mpg_status check_functions(const mpg_extension *e) {
   if (!op->forward && !op->cuda_forward)
     return mpg_fail(MPG_ERROR, "%s has neither forward nor cuda_forward", op->name);
   if ((op->backward && !op->forward) || (op->cuda_backward && !op->cuda_forward))
-    return mpg_fail(MPG_ERROR, "%s has backward for a kind of device that it has no forward for",
+    return mpg_fail(MPG_ERROR,
+                    "%s has a backward function for a device type that has no forward function",
                     op->name);
   if (op->flags & ~(uint32_t)MPGLUON_BACKWARD_READS_OUTPUTS)
-    return mpg_fail(MPG_ERROR, "%s has flags that there are not: %#x", op->name, op->flags);
+    return mpg_fail(MPG_ERROR, "%s has unknown flags: %#x", op->name, op->flags);
   if (!op->dtypes || op->dtypes & ~MPG_DTYPES_ALL)
-    return mpg_fail(MPG_ERROR, "%s: its dtypes, %#x, are not a set of some", op->name, op->dtypes);
+    return mpg_fail(MPG_ERROR, "%s: dtypes %#x is not a valid set of dtypes", op->name, op->dtypes);
   if (op->num_row_inputs < 0 || op->num_row_inputs > e->num_inputs)
-    return mpg_fail(MPG_ERROR, "%s has %d inputs, of which num_row_inputs cannot be %d", op->name,
+    return mpg_fail(MPG_ERROR, "%s has %d inputs, so num_row_inputs cannot be %d", op->name,
                     e->num_inputs, (int)op->num_row_inputs);
   if (op->num_params < 0 || op->num_params > MPGLUON_MAX_PARAMS || (op->num_params && !op->params))
-    return mpg_fail(MPG_ERROR, "%s: num_params is %d, it may be 0 to %d, with params", op->name,
-                    (int)op->num_params, MPGLUON_MAX_PARAMS);
+    return mpg_fail(MPG_ERROR, "%s: num_params is %d; it must be from 0 to %d, with params set",
+                    op->name, (int)op->num_params, MPGLUON_MAX_PARAMS);
   return MPG_OK;
 }
 
@@ -366,12 +370,12 @@ static mpg_status make_op(mpg_extension *e, const mpgluon_op *given, size_t size
   uint32_t states;
   memcpy(&e->op, given, size);
   if (!e->op.name || !identifier(e->op.name, strlen(e->op.name)))
-    return mpg_fail(MPG_ERROR, "an op cannot be called \"%s\"", e->op.name ? e->op.name : "");
-  if (mpg_op_find(e->op.name)) return mpg_fail(MPG_ERROR, "there is an op %s already", e->op.name);
+    return mpg_fail(MPG_ERROR, "an op cannot have the name \"%s\"", e->op.name ? e->op.name : "");
+  if (mpg_op_find(e->op.name)) return mpg_fail(MPG_ERROR, "op %s exists already", e->op.name);
   MPG_TRY(parse_names(e, "inputs", e->op.inputs, &e->num_inputs, &e->states));
   MPG_TRY(parse_names(e, "outputs", e->op.outputs, &e->num_outputs, &states));
   if (states || e->states & 1)
-    return mpg_fail(MPG_ERROR, "%s: the first input, and outputs, cannot be states", e->op.name);
+    return mpg_fail(MPG_ERROR, "%s: the first input and the outputs cannot be states", e->op.name);
   MPG_TRY(check_functions(e));
   for (int i = 0; i < e->op.num_params; i++) MPG_TRY(make_param(e, i));
   int count = e->op.num_params;
@@ -393,17 +397,19 @@ static mpg_status read_table(mpg_extension_library *library) {
   const mpgluon_table *table = dlsym(library->handle, "mpgluon_library");
   if (!table && dlsym(library->handle, "_opRegSize"))
     return mpg_fail(MPG_ERROR,
-                    "it was built with MXNet's lib_api.h, whose libraries need MXNet itself; write "
-                    "its ops with mpgluon/op.h (docs/custom-ops.md)");
+                    "it was built with MXNet's lib_api.h, whose libraries need MXNet itself; port "
+                    "its ops to mpgluon/op.h (docs/custom-ops.md)");
   if (!table)
-    return mpg_fail(MPG_ERROR, "it has no table of ops; MPGLUON_LIBRARY of mpgluon/op.h makes one");
+    return mpg_fail(
+        MPG_ERROR,
+        "it does not export a table of ops; define one with MPGLUON_LIBRARY of mpgluon/op.h");
   if (table->version < 1 || table->version > MPGLUON_OP_VERSION)
     return mpg_fail(MPG_ERROR,
-                    "it was built with version %u of mpgluon/op.h, and this mpgluon has version "
-                    "%d; compile it again",
+                    "it was built with version %u of mpgluon/op.h, but this mpgluon has version "
+                    "%d; recompile it",
                     (unsigned)table->version, MPGLUON_OP_VERSION);
   if (table->op_size != sizeof(mpgluon_op) || table->num_ops < 1 || !table->ops)
-    return mpg_fail(MPG_ERROR, "its table of ops is damaged");
+    return mpg_fail(MPG_ERROR, "its table of ops is invalid");
   library->ops = mpg_calloc((size_t)table->num_ops, sizeof *library->ops);
   if (!library->ops) return mpg_out_of_host_memory((size_t)table->num_ops * sizeof *library->ops);
   for (int i = 0; i < table->num_ops; i++) {
@@ -414,7 +420,7 @@ static mpg_status read_table(mpg_extension_library *library) {
     MPG_TRY(make_op(e, &table->ops[i], table->op_size));
     for (int k = 0; k < i; k++)
       if (!strcmp(library->ops[k]->op.name, e->op.name))
-        return mpg_fail(MPG_ERROR, "two of its ops are called %s", e->op.name);
+        return mpg_fail(MPG_ERROR, "two of its ops have the name %s", e->op.name);
   }
   return MPG_OK;
 }
@@ -503,8 +509,8 @@ mpg_status mpg_extension_add(mpg_extension_library *library) {
   if (!list) MPG_GOTO(mpg_out_of_host_memory(size));
   libraries = list;
   if (mpg_registry_room() < 2 * library->count)
-    MPG_GOTO(
-        mpg_fail(MPG_ERROR, "%s: more than %d ops of libraries", library->path, MPG_OP_ADDED / 2));
+    MPG_GOTO(mpg_fail(MPG_ERROR, "%s: libraries cannot define more than %d ops in total",
+                      library->path, MPG_OP_ADDED / 2));
   libraries[num_libraries++] = library;
   for (int i = 0; i < library->count; i++) add_op(library->ops[i]);
   return MPG_OK;

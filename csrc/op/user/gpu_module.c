@@ -16,7 +16,7 @@ static mpg_status find(const mpg_gpu_modules **modules) {
     *modules = library->modules;
     return MPG_OK;
   }
-  return mpg_fail(MPG_NOT_IMPLEMENTED, "CudaModule: there is no GPU: %s", reason);
+  return mpg_fail(MPG_NOT_IMPLEMENTED, "CudaModule: no GPU is available: %s", reason);
 }
 
 mpg_status mpg_gpu_module_compile(const mpg_gpu_source *source, void **module) {
@@ -76,12 +76,11 @@ mpg_status mpg_gpu_module_launch(const mpg_gpu_launch *launch) {
     memcpy(&task->arguments[i], argument->number, sizeof argument->number);
     if (!argument->tensor) continue;
     if (mpg_tensor_device(argument->tensor) != launch->device)
-      return mpg_fail(
-          MPG_ERROR,
-          "CudaKernel(%s): argument %d is on %s, and the kernel is launched on %s; move "
-          "it with as_in_context",
-          launch->name, i, mpg_device_text(mpg_tensor_device(argument->tensor)),
-          mpg_device_text(launch->device));
+      return mpg_fail(MPG_ERROR,
+                      "CudaKernel(%s): argument %d is on %s, but the kernel is launched on %s; "
+                      "move it with as_in_context",
+                      launch->name, i, mpg_device_text(mpg_tensor_device(argument->tensor)),
+                      mpg_device_text(launch->device));
     task->arguments[i] = (uint64_t)(uintptr_t)mpg_tensor_data(argument->tensor);
     uses[num_uses++] = mpg_use_array(argument->tensor, true, argument->writes);
   }

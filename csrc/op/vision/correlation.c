@@ -26,7 +26,7 @@ static mpg_status infer_displaced(mpg_infer *infer, int products, int first, int
   MPG_TRY(mpg_infer_expect_dtype(infer, 1, infer->inputs[0].dtype));
   if (!mpg_shape_known(a) || !mpg_shape_known(b)) return MPG_OK;
   if (a->ndim != 4 || b->ndim != 4 || a->dims[0] != b->dims[0])
-    return mpg_infer_fail(infer, "both arrays have 4 dimensions, of which the first is the batch");
+    return mpg_infer_fail(infer, "both arrays must have 4 dimensions with the same batch size");
   const mpg_shape *inputs[] = {a, b};
   const int64_t *of_products = products == RESULT ? NULL : inputs[products]->dims,
                 *of_first = first == RESULT ? NULL : inputs[first]->dims,
@@ -41,11 +41,11 @@ static mpg_status infer_displaced(mpg_infer *infer, int products, int first, int
       return mpg_infer_fail(infer, "the second array is too small for the displacements");
   int64_t channels = of_first ? of_first[1] : of_second[1];
   if (of_products && of_products[1] != displacements(p))
-    return mpg_infer_fail(infer, "there is a plane of products for each displacement");
+    return mpg_infer_fail(infer, "the products must have one plane for each displacement");
   if (of_first && of_second && of_second[1] != channels)
-    return mpg_infer_fail(infer, "both arrays have the same number of channels");
+    return mpg_infer_fail(infer, "both arrays must have the same number of channels");
   if (of_products && of_first && memcmp(of_products + 2, of_first + 2, 2 * sizeof *of_first))
-    return mpg_infer_fail(infer, "the products have the height and width of the first array");
+    return mpg_infer_fail(infer, "the products must have the height and width of the first array");
   const int64_t *plane = second == RESULT ? around : sides;
   mpg_shape shape = {.ndim = 4, .dims = {a->dims[0], channels, plane[0], plane[1]}};
   if (products == RESULT) shape.dims[1] = displacements(p);
@@ -221,9 +221,8 @@ void mpg_compose_correlation(mpg_gradient *g, const mpg_value *inputs, mpg_value
     int64_t inside = shape.dims[2 + i] + 2 * pad - 2 * border;
     size[i] = inside > 0 ? (inside + stride - 1) / stride : 0;
     if (size[i] < 1) {
-      mpg_gradient_fail(g,
-                        "the data is smaller than the window and its displacements; give more "
-                        "pad_size");
+      mpg_gradient_fail(
+          g, "the data is smaller than the window and its displacements; increase pad_size");
       return;
     }
     w.begin[i] = most;

@@ -21,7 +21,7 @@ static bool pair(const mpg_infer *infer, const mpg_tuple *tuple, int64_t otherwi
   if (tuple->count == 2 && values[0] >= least && values[1] >= least && values[0] < INT32_MAX &&
       values[1] < INT32_MAX)
     return true;
-  mpg_infer_fail(infer, "%s must be two numbers, not below %lld", name, (long long)least);
+  mpg_infer_fail(infer, "%s must be two numbers of at least %lld", name, (long long)least);
   return false;
 }
 

@@ -25,7 +25,7 @@ static mpg_value rows_of(mpg_gradient *g, mpg_value data, int64_t *length) {
   if (g->status != MPG_OK) return MPG_NO_VALUE;
   mpg_shape shape = mpg_value_desc(g, data)->shape;
   if (shape.ndim < 1 || shape.dims[shape.ndim - 1] < 1) {
-    mpg_gradient_fail(g, "data must have one element at least along its last axis");
+    mpg_gradient_fail(g, "data must have at least one element along its last axis");
     return MPG_NO_VALUE;
   }
   *length = shape.dims[shape.ndim - 1];
@@ -62,10 +62,9 @@ void mpg_compose_ifft(mpg_gradient *g, const mpg_value *inputs, mpg_value *outpu
   int64_t length = 0;
   mpg_value rows = rows_of(g, inputs[0], &length);
   if (g->status == MPG_OK && length % 2)
-    mpg_gradient_fail(g,
-                      "the last axis holds real and imaginary parts in turn: an even number, "
-                      "not %lld",
-                      (long long)length);
+    mpg_gradient_fail(
+        g, "the last axis holds real and imaginary parts in turn; its size must be even, not %lld",
+        (long long)length);
   if (g->status != MPG_OK) return;
   mpg_shape shape = mpg_value_desc(g, inputs[0])->shape;
   mpg_dtype dtype = mpg_value_desc(g, inputs[0])->dtype, working = mpg_value_desc(g, rows)->dtype;

@@ -75,8 +75,8 @@ static mpg_value channel_numbers(mpg_gradient *g, mpg_value data, const mpg_floa
   bool alike = numbers->count == 1 || numbers->count == 4; /* the default is four equal numbers */
   for (int i = 1; i < numbers->count; i++) alike &= numbers->values[i] == numbers->values[0];
   if (numbers->count != channels && !alike) {
-    mpg_gradient_fail(g, "%s has %d numbers for %lld channels", name, (int)numbers->count,
-                      (long long)channels);
+    mpg_gradient_fail(g, "%s has %d numbers, but the image has %lld channels", name,
+                      (int)numbers->count, (long long)channels);
     return MPG_NO_VALUE;
   }
   return mpg_emit_numbers(g, data, axis, desc->dtype, numbers->values, alike ? 1 : (int)channels);
@@ -107,7 +107,7 @@ void mpg_compose_image_crop(mpg_gradient *g, const mpg_value *inputs, mpg_value 
   if (params->x > shape.dims[ndim - 2] - params->width ||
       params->y > shape.dims[ndim - 3] - params->height) {
     mpg_gradient_fail(
-        g, "the part of %lld x %lld at (%lld, %lld) ends beyond the picture's %lld x %lld",
+        g, "the region of %lld x %lld at (%lld, %lld) exceeds the image of %lld x %lld",
         (long long)params->width, (long long)params->height, (long long)params->x,
         (long long)params->y, (long long)shape.dims[ndim - 2], (long long)shape.dims[ndim - 3]);
     return;
@@ -322,7 +322,7 @@ void mpg_compose_image_adjust_lighting(mpg_gradient *g, const mpg_value *inputs,
   double light[3] = {0};
   if (g->status != MPG_OK) return;
   if (params->alpha.count != 3) {
-    mpg_gradient_fail(g, "alpha has 3 numbers, not %d", (int)params->alpha.count);
+    mpg_gradient_fail(g, "alpha must have 3 numbers, not %d", (int)params->alpha.count);
     return;
   }
   for (int c = 0; c < 3; c++)

@@ -54,7 +54,7 @@ void mpg_compose_image_resize(mpg_gradient *g, const mpg_value *inputs, mpg_valu
   }
   if (params->size.count < 1 || params->size.count > 2 || params->size.values[0] < 1 ||
       params->size.values[params->size.count - 1] < 1) {
-    mpg_gradient_fail(g, "size is the new size, or the new width and height; not below 1");
+    mpg_gradient_fail(g, "size must be the new size, or the new width and height, at least 1");
     return;
   }
   if (params->interp < MPG_RESAMPLE_NEAREST || params->interp > MPG_RESAMPLE_LANCZOS) {

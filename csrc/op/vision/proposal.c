@@ -154,7 +154,7 @@ static bool fits(mpg_gradient *g, const mpg_value *inputs) {
   else if (prob->dims[2] * prob->dims[3] > MOST / count)
     mpg_gradient_fail(g, "more than %d anchors", MOST);
   else if (g->op->id == MPG_OP__contrib_Proposal && prob->dims[0] != 1)
-    mpg_gradient_fail(g, "takes one picture; MultiProposal takes several");
+    mpg_gradient_fail(g, "expected one image; use MultiProposal for several");
   for (int i = 0; i < params->ratios.count; i++)
     if (g->status == MPG_OK && !(params->ratios.values[i] > 0))
       mpg_gradient_fail(g, "ratios must be above 0");

@@ -12,7 +12,7 @@ bool mpg_is_regions(mpg_gradient *g, const mpg_value *inputs, int numbers) {
     mpg_gradient_fail(g, "data must be (batch, channels, height, width), not %s",
                       mpg_shape_text(data, text, sizeof text));
   else if (rois->ndim != 2 || rois->dims[1] != numbers)
-    mpg_gradient_fail(g, "rois must be (regions, [picture, xmin, ymin, xmax, ymax]), not %s",
+    mpg_gradient_fail(g, "rois must be (regions, [image, xmin, ymin, xmax, ymax]), not %s",
                       mpg_shape_text(rois, text, sizeof text));
   return g->status == MPG_OK;
 }

@@ -201,11 +201,10 @@ static bool fits(mpg_gradient *g, const mpg_value *inputs) {
   if (!mpg_is_regions(g, inputs, 5)) return false;
   const mpg_shape *data = &mpg_value_desc(g, inputs[0])->shape;
   if (bins->count != 2 || bins->values[0] < 1 || bins->values[1] < 1)
-    mpg_gradient_fail(g, "pooled_size must be a height and a width, not below 1");
+    mpg_gradient_fail(g, "pooled_size must be a height and a width, at least 1");
   else if (params->position_sensitive && data->dims[1] % (bins->values[0] * bins->values[1]))
-    mpg_gradient_fail(g,
-                      "channels must be a multiple of the number of bins, where bins have channels "
-                      "of their own");
+    mpg_gradient_fail(
+        g, "channels must be a multiple of the number of bins if position_sensitive is set");
   return g->status == MPG_OK;
 }
 

@@ -13,7 +13,7 @@ static mpg_status pooled(mpg_infer *infer, const mpg_tuple *bins, int numbers, m
   const mpg_shape *data = &infer->inputs[0].shape, *rois = &infer->inputs[1].shape;
   MPG_TRY(mpg_infer_expect_dtype(infer, 1, infer->inputs[0].dtype));
   if (bins->count != 2 || bins->values[0] < 1 || bins->values[1] < 1)
-    return mpg_infer_fail(infer, "pooled_size must be a height and a width, not below 1");
+    return mpg_infer_fail(infer, "pooled_size must be a height and a width, at least 1");
   if (!mpg_shape_known(data) || !mpg_shape_known(rois)) return MPG_OK;
   if (data->ndim != 4 || data->dims[2] < 1 || data->dims[3] < 1)
     return mpg_infer_fail(infer, "data must be (batch, channels, height, width)");
@@ -39,7 +39,7 @@ void mpg_compose_roi_pooling(mpg_gradient *g, const mpg_value *inputs, mpg_value
   if (!mpg_is_regions(g, inputs, 5)) return;
   const mpg_tuple *bins = &((const mpg_roi_pooling_params *)g->params)->pooled_size;
   if (bins->count != 2 || bins->values[0] < 1 || bins->values[1] < 1) {
-    mpg_gradient_fail(g, "pooled_size must be a height and a width, not below 1");
+    mpg_gradient_fail(g, "pooled_size must be a height and a width, at least 1");
     return;
   }
   mpg_shape flat = {.ndim = 1, .dims = {mpg_shape_size(&mpg_value_desc(g, inputs[0])->shape)}};

@@ -63,12 +63,13 @@ void mpg_compose_bilinear_resize(mpg_gradient *g, const mpg_value *inputs, mpg_v
   const mpg_bilinear_resize_params *params = g->params;
   if (!is_batch(g, inputs[0], "data")) return;
   if ((params->mode == LIKE) != (g->num_inputs == 2)) {
-    mpg_gradient_fail(g, "mode 'like', and no other, takes the array `like`");
+    mpg_gradient_fail(g,
+                      "the array `like` requires mode 'like', and mode 'like' requires the array");
     return;
   }
   if (params->mode == ODD_SCALE &&
       (!params->scale_height.present || !params->scale_width.present)) {
-    mpg_gradient_fail(g, "mode 'odd_scale' needs scale_height and scale_width");
+    mpg_gradient_fail(g, "mode 'odd_scale' requires scale_height and scale_width");
     return;
   }
   if (params->mode == LIKE && !is_batch(g, inputs[1], "like")) return;
@@ -81,7 +82,8 @@ void mpg_compose_bilinear_resize(mpg_gradient *g, const mpg_value *inputs, mpg_v
     width = mpg_value_desc(g, inputs[1])->shape.dims[3];
   }
   if (height < 1 || width < 1) {
-    mpg_gradient_fail(g, "the result would be %lld x %lld", (long long)height, (long long)width);
+    mpg_gradient_fail(g, "the result would have the invalid size %lld x %lld", (long long)height,
+                      (long long)width);
     return;
   }
   mpg_value data = mpg_widen(g, inputs[0]);
@@ -141,7 +143,7 @@ void mpg_compose_adaptive_pooling(mpg_gradient *g, const mpg_value *inputs, mpg_
   int64_t height = size->count > 0 ? size->values[0] : 1,
           width = size->count > 0 ? size->values[size->count - 1] : 1;
   if (size->count > 2 || height < 1 || width < 1) {
-    mpg_gradient_fail(g, "output_size is the size, or height and width; not below 1");
+    mpg_gradient_fail(g, "output_size must be the size, or height and width, at least 1");
     return;
   }
   mpg_shape shape = mpg_value_desc(g, inputs[0])->shape;
@@ -254,7 +256,7 @@ static mpg_value affine_grid(mpg_gradient *g, mpg_value theta, const mpg_tuple *
   mpg_dtype dtype = mpg_value_desc(g, theta)->dtype;
   char text[MPG_SHAPE_TEXT_SIZE];
   if (shape.ndim < 2 || mpg_shape_product(&shape, 1, shape.ndim) != 6) {
-    mpg_gradient_fail(g, "an affine transformation is (batch, 6), not %s",
+    mpg_gradient_fail(g, "an affine transformation must be (batch, 6), not %s",
                       mpg_shape_text(&shape, text, sizeof text));
     return MPG_NO_VALUE;
   }
@@ -288,7 +290,7 @@ static mpg_value warp_grid(mpg_gradient *g, mpg_value flow) {
   mpg_dtype dtype = mpg_value_desc(g, flow)->dtype;
   char text[MPG_SHAPE_TEXT_SIZE];
   if (shape.ndim != 4 || shape.dims[1] != 2) {
-    mpg_gradient_fail(g, "a flow is (batch, 2, height, width), not %s",
+    mpg_gradient_fail(g, "a flow must be (batch, 2, height, width), not %s",
                       mpg_shape_text(&shape, text, sizeof text));
     return MPG_NO_VALUE;
   }

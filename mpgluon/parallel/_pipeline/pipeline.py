@@ -487,8 +487,8 @@ class Entry:
                 raise MXNetError(
                     f"{self.signature.path}: result {self.misshapen[0]} of a micro-batch of "
                     f"{counted(rows, 'row')} has shape {self.misshapen[1]}, without the axis "
-                    "along which the batch is divided: an operator goes across the batch. Do that "
-                    "after the pipeline, on its whole result"
+                    "along which the batch is divided: an operator mixes data across the batch. Do "
+                    "that after the pipeline, on its whole result"
                 )
             self.calls[key] = call, self.statistics, self.output_kinds
         call, statistics, self.output_kinds = self.calls[key]
