@@ -230,7 +230,7 @@ static mpg_status open_temporary(mpg_sink *sink) {
   int error = errno;
   mpg_free(sink->temporary);
   sink->temporary = NULL;
-  return write_failed(sink, "its temporary file beside it cannot be made", error);
+  return write_failed(sink, "creating a temporary file in the same folder", error);
 }
 
 mpg_status mpg_sink_open(mpg_sink *sink, const char *path) {
@@ -249,7 +249,7 @@ mpg_status mpg_sink_open(mpg_sink *sink, const char *path) {
     goto fail;
   }
   if (exists && access(sink->path, W_OK) != 0) {
-    status = write_failed(sink, "it is write-protected", errno);
+    status = write_failed(sink, "it is read-only", errno);
     goto fail;
   }
   if (exists && !S_ISREG(present.st_mode)) { /* a pipe or device is written directly */
@@ -337,12 +337,12 @@ mpg_status mpg_sink_commit(mpg_sink *sink) {
   if (!sink->temporary) return MPG_OK;
   int synced, closed, renamed;
   WITHOUT_LOCK(synced = fsync(sink->descriptor));
-  if (synced != 0) return write_failed(sink, "bringing it to disk", errno);
+  if (synced != 0) return write_failed(sink, "flushing it to disk", errno);
   WITHOUT_LOCK(closed = close(sink->descriptor));
   sink->descriptor = -1;
   if (closed != 0) return write_failed(sink, "closing", errno);
   WITHOUT_LOCK(renamed = rename(sink->temporary, sink->path));
-  if (renamed != 0) return write_failed(sink, "putting it in place", errno);
+  if (renamed != 0) return write_failed(sink, "renaming the temporary file", errno);
   mpg_free(sink->temporary);
   sink->temporary = NULL;
   WITHOUT_LOCK(sync_folder(sink->path));

@@ -149,7 +149,7 @@ static mpg_status check_sparse(reader *r, const found_array *found, uint64_t at)
   for (int k = 0; k < mpg_num_indices(found->type); k++)
     fits = fits && mpg_dtype_is_integer(found->indices[k].dtype);
   if (fits) return MPG_OK;
-  return mpg_source_fail(r->source, at, "the parts of array %zu (%s) do not fit together", r->array,
+  return mpg_source_fail(r->source, at, "the parts of array %zu (%s) are inconsistent", r->array,
                          csr ? "csr" : "row_sparse");
 }
 
@@ -168,7 +168,7 @@ static mpg_status take_header(reader *r, found_array *found) {
     shape->ndim = (int32_t)version;
   } else {
     return mpg_source_fail(r->source, at,
-                           "array %zu starts with 0x%08x, which is no version of the format",
+                           "array %zu starts with 0x%08x, which is not a version of the format",
                            r->array, version);
   }
   found->absent = shape->ndim < 0 || (shape->ndim == 0 && version != VERSION_3);
@@ -305,9 +305,9 @@ static mpg_status walk(reader *r, mpg_tensor_list *list, uint64_t **offsets, siz
   uint64_t magic, reserved, count, names;
   MPG_TRY(take(r, &magic, sizeof magic, "the header"));
   if (magic != LIST_MAGIC)
-    return mpg_source_fail(r->source, 0,
-                           "this is no array file of MXNet: it starts with 0x%llx instead of 0x112",
-                           (unsigned long long)magic);
+    return mpg_source_fail(
+        r->source, 0, "this is not an array file of MXNet: it starts with 0x%llx instead of 0x112",
+        (unsigned long long)magic);
   MPG_TRY(take(r, &reserved, sizeof reserved, "the header"));
   MPG_TRY(take_count(r, &count, SMALLEST_ARRAY, "the number of arrays"));
   for (uint64_t i = 0; i < count; i++) {
@@ -317,15 +317,15 @@ static mpg_status walk(reader *r, mpg_tensor_list *list, uint64_t **offsets, siz
     MPG_TRY(take_array(r, &found));
     absent += found.absent;
     if (absent > MOST_ABSENT)
-      return mpg_source_fail(r->source, (*offsets)[i],
-                             "more than %d arrays are left out: it is damaged or was not written "
-                             "by MXNet",
-                             (int)MOST_ABSENT);
+      return mpg_source_fail(
+          r->source, (*offsets)[i],
+          "more than %d arrays are missing: it is damaged or was not written by MXNet",
+          (int)MOST_ABSENT);
   }
   uint64_t at = r->offset;
   MPG_TRY(take_count(r, &names, SMALLEST_NAME, "the number of names"));
   if (names != 0 && names != count)
-    return mpg_source_fail(r->source, at, "there are %llu names for %llu arrays",
+    return mpg_source_fail(r->source, at, "the file has %llu names for %llu arrays",
                            (unsigned long long)names, (unsigned long long)count);
   mpg_tensor none = {0};
   MPG_TRY(mpg_grow((void **)&list->items, &list->capacity, (size_t)count, sizeof *list->items));

@@ -407,7 +407,7 @@ def test_params_memory_is_bounded_by_the_size_of_the_file(record, count):
         try:
             assert len(mx.nd.load_frombuffer(data)) == count
         except MXNetError as error:
-            assert count > 1 << 16 and "more than 65536 arrays are left out" in str(error)
+            assert count > 1 << 16 and "more than 65536 arrays are missing" in str(error)
 
 
 def test_params_with_duplicate_names_take_linear_time():
