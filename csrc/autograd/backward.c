@@ -49,7 +49,7 @@ static mpg_status head_gradient(mpg_backward_pass *pass, const mpg_array *head,
   if (!gradient) return mpg_graph_emit_full_like(graph, value, 1, result);
   if (gradient->trace)
     return mpg_fail(MPG_ERROR,
-                    "backward: a head gradient was made inside a hybridized block that is being "
+                    "backward: a head gradient was created inside a hybridized block that is being "
                     "traced, so it has no value; call backward outside of the block");
   char have[MPG_SHAPE_TEXT_SIZE], want[MPG_SHAPE_TEXT_SIZE];
   const mpg_desc *desc = &head->tensor.desc;
@@ -57,7 +57,7 @@ static mpg_status head_gradient(mpg_backward_pass *pass, const mpg_array *head,
   if (!more && mpg_shape_size(&gradient->tensor.desc.shape) != mpg_shape_size(&desc->shape))
     return mpg_fail(MPG_VALUE_ERROR,
                     "backward: a head of shape %s was given a head gradient of shape %s, which has "
-                    "another number of elements",
+                    "a different number of elements",
                     mpg_shape_text(&desc->shape, want, sizeof want),
                     mpg_shape_text(&gradient->tensor.desc.shape, have, sizeof have));
   if (gradient->tensor.desc.dtype != desc->dtype)
@@ -68,8 +68,8 @@ static mpg_status head_gradient(mpg_backward_pass *pass, const mpg_array *head,
   mpg_device *device = mpg_tensor_device(&gradient->tensor);
   if (device != mpg_tensor_device(&head->tensor))
     return mpg_fail(MPG_ERROR,
-                    "backward: the head is on %s, its head gradient on %s; move the gradient with "
-                    "as_in_context(mx.%s)",
+                    "backward: the head is on %s, but its head gradient on %s; move the gradient "
+                    "with as_in_context(mx.%s)",
                     mpg_device_text(mpg_tensor_device(&head->tensor)), mpg_device_text(device),
                     mpg_device_text(mpg_tensor_device(&head->tensor)));
   MPG_TRY(mpg_graph_input(graph, &gradient->tensor.desc, device->id, result));
@@ -211,8 +211,8 @@ static mpg_status backward(mpg_backward_pass *pass, head_list *list, bool retain
   }
   if (num_wanted + pass->num_parameter_sets == 0)
     return mpg_fail(MPG_ERROR,
-                    "backward: nothing that the heads were computed from wants a gradient: "
-                    "grad_req is 'null' everywhere");
+                    "backward: no variable that the heads were computed from requires a gradient: "
+                    "grad_req is 'null' for all");
   for (size_t k = 0; k < pass->num_parameter_sets; k++)
     wanted[num_wanted + k] = (mpg_value){pass->parameter_sets[k].graph_node, 0};
   MPG_TRY(differentiate(pass, list, wanted, num_wanted + pass->num_parameter_sets, results, train));
@@ -269,11 +269,11 @@ static mpg_status reserve_lists(mpg_backward_pass *pass, int num_heads, size_t p
 static mpg_status check_heads(mpg_array *const *heads, int num_heads, const char *what) {
   for (int i = 0; i < num_heads; i++)
     if (heads[i]->trace)
-      return mpg_fail(MPG_ERROR,
-                      "%s cannot be called inside a hybridized block: there the computation is "
-                      "being traced, and nothing is recorded. Call it outside, on "
-                      "what the block returns, or call the block without hybridize()",
-                      what);
+      return mpg_fail(
+          MPG_ERROR,
+          "%s cannot be called inside a hybridized block, which is traced and not recorded. Call "
+          "it outside, on the results of the block, or call the block without hybridize()",
+          what);
   return MPG_OK;
 }
 
@@ -397,7 +397,7 @@ mpg_status mpg_autograd_read(mpg_array *head,
   for (size_t i = 0; status == MPG_OK && i < pass->graph.num_nodes; i++)
     if (pass->graph.nodes[i].opaque)
       status = mpg_fail(MPG_NOT_IMPLEMENTED,
-                        "get_symbol: %s is a function of Python, of which a Symbol has no node",
+                        "get_symbol: %s is a Python function, which cannot be a node of a Symbol",
                         mpg_tape_name(pass->graph.nodes[i].opaque));
   if (status == MPG_OK) status = read(&pass->graph, mpg_backward_pass_value(pass, head), state);
   pass_end(pass);

@@ -16,12 +16,11 @@ static mpg_status push(mpg_backward_pass *pass, size_t depth, mpg_tape_node *nod
 
 static mpg_status check_differentiable(const mpg_tape_node *node) {
   if (!node->consumed) return MPG_OK;
-  return mpg_fail(
-      MPG_ERROR,
-      "cannot differentiate %s: its part of the recorded computation was given up by an earlier "
-      "backward. To "
-      "differentiate the same computation twice, pass retain_graph=True to the first backward",
-      mpg_tape_name(node));
+  return mpg_fail(MPG_ERROR,
+                  "cannot differentiate %s: its part of the recorded computation was released by "
+                  "an earlier backward. To differentiate the same computation twice, pass "
+                  "retain_graph=True to the first backward",
+                  mpg_tape_name(node));
 }
 
 /* Returns the end of an edge, following the expansions of calls. */

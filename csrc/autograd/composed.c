@@ -28,7 +28,7 @@ static mpg_array *array_at(const array_builder *b, uint32_t number) {
 static mpg_status add(array_builder *b, mpg_array **array, mpg_value *value) {
   uint32_t block = b->count / BLOCK;
   if (block == MOST_BLOCKS)
-    return mpg_fail(MPG_ERROR, "internal: composed of more than %d arrays", BLOCK * MOST_BLOCKS);
+    return mpg_fail(MPG_ERROR, "internal: composed from more than %d arrays", BLOCK * MOST_BLOCKS);
   if (!b->blocks[block] && !(b->blocks[block] = mpg_calloc(BLOCK, sizeof(mpg_array))))
     return mpg_out_of_host_memory(BLOCK * sizeof(mpg_array));
   *value = (mpg_value){b->count, 0};

@@ -34,8 +34,8 @@ static mpg_status scaled_loss(const mpg_op *op, const void *params, const mpg_tr
   MPG_ASSERT(index >= 0 && params);
   if (trace)
     return mpg_fail(MPG_NOT_IMPLEMENTED,
-                    "%s: its gradient cannot follow the changing scale of losses in a hybridized "
-                    "block; use a loss such as gluon.loss.SoftmaxCrossEntropyLoss",
+                    "%s: its gradient cannot follow the changing loss scale in a hybridized block; "
+                    "use a loss such as gluon.loss.SoftmaxCrossEntropyLoss",
                     op->name);
   if (!(*scaled = mpg_malloc(op->params->size))) return mpg_out_of_host_memory(op->params->size);
   memcpy(*scaled, params, op->params->size);

@@ -223,11 +223,11 @@ static mpg_status check_out(const call_mode *now, const mpg_op *op, mpg_array *c
     bool records = false;
     for (int k = 0; k < num_inputs; k++) records |= inputs[k]->node && !inputs[k]->node->consumed;
     if (records || out[i]->node->kind != MPG_TAPE_VARIABLE)
-      return mpg_fail(MPG_ERROR,
-                      "%s: the array to be written over (by +=, x[:] =, out= or the like) is part "
-                      "of the computation that autograd is recording; "
-                      "make a new array instead, or write under autograd.pause()",
-                      op->name);
+      return mpg_fail(
+          MPG_ERROR,
+          "%s: the array to overwrite (by +=, x[:] = or out=) is part of the computation that "
+          "autograd is recording; create a new array instead, or write under autograd.pause()",
+          op->name);
   }
   return MPG_OK;
 }
@@ -248,8 +248,8 @@ call_in(mpg_trace *trace, const mpg_op *op, const void *params, mpg_array *const
     for (int i = 0; out && i < num_visible; i++) MPG_TRY(mpg_trace_check_write(out[i], op->name));
     if (out)
       return mpg_fail(MPG_ERROR,
-                      "%s: out= is not possible inside a hybridized block: a traced value can't be "
-                      "written to an array",
+                      "%s: out= cannot be used inside a hybridized block, because a traced value "
+                      "cannot be written to an array",
                       op->name);
     return mpg_trace_call(trace, op, params, inputs, num_inputs, outputs, num_visible, separate,
                           now->training, now->scope);

@@ -121,8 +121,8 @@ static mpg_status settle_result(const mpg_tape_node *owner, const mpg_graph_valu
   if (!mpg_shape_equal(&got->shape, &wanted->shape) ||
       !mpg_device_id_equal(mpg_array_device_id(result), value->device))
     return mpg_fail(MPG_ERROR,
-                    "%s: backward gave input %u a gradient of shape %s on %s; the input has shape "
-                    "%s and is on %s",
+                    "%s: the gradient of input %u from backward has shape %s on %s, but the input "
+                    "has shape %s and is on %s",
                     owner->call->name, input, mpg_shape_text(&got->shape, have, sizeof have),
                     mpg_device_text(mpg_tensor_device(&result->tensor)),
                     mpg_shape_text(&wanted->shape, want, sizeof want),

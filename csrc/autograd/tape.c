@@ -179,8 +179,8 @@ static mpg_status saved_lost(const mpg_tape_node *node, uint32_t slot, bool no_m
     memcpy(name, "result", sizeof "result");
   return mpg_fail(
       MPG_ERROR,
-      "%s%s%s%s%s: its %s (%s %s on %s) was overwritten after the forward pass, the gradient needs "
-      "the old contents, and %s. Write into another array, or copy before you write",
+      "%s%s%s%s%s: its %s (%s %s on %s) was overwritten after the forward pass, but the gradient "
+      "needs the old contents, and %s. Write into another array, or copy before writing",
       node->op->name, *path ? " in block " : "", path, *origin ? " at " : "", origin, name,
       mpg_dtype_name(node->descs[slot].dtype),
       mpg_shape_text(&node->descs[slot].shape, shape, sizeof shape),

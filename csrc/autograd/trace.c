@@ -96,11 +96,11 @@ mpg_status mpg_trace_value(mpg_trace *trace, const mpg_array *array, const char 
     return MPG_OK;
   }
   if (array->trace && (array->trace->closed || !is_around(array->trace, trace))) {
-    return mpg_fail(MPG_ERROR,
-                    "%s: an array was kept from an earlier call of a hybridized block, or from "
-                    "inside the body of a loop or branch; it "
-                    "had no contents then. Return it from there instead of storing it",
-                    op);
+    return mpg_fail(
+        MPG_ERROR,
+        "%s: an array was kept from an earlier call of a hybridized block, or from inside the body "
+        "of a loop or branch, where it has no contents. Return it from there instead of storing it",
+        op);
   }
   for (size_t i = 0; i < trace->num_constants; i++) {
     if (!is_same(&trace->constants[i], array)) continue;
@@ -138,8 +138,8 @@ mpg_status mpg_trace_get_constant(const mpg_trace *trace, size_t i, mpg_array *a
   tensor.storage = former;
   mpg_status status = former ? mpg_tensor_snapshot(&tensor, &copy)
                              : mpg_fail(MPG_ERROR,
-                                        "a hybridized block writes an array that it made and used "
-                                        "before, and the earlier contents are lost: %s",
+                                        "a hybridized block overwrites an array that it created "
+                                        "and used before, and the earlier contents are lost: %s",
                                         mpg_contents_lost_text(no_memory));
   if (status != MPG_OK) {
     mpg_array_clear(array);
@@ -170,16 +170,16 @@ mpg_status mpg_trace_check_write(const mpg_array *array, const char *what) {
   mpg_host_origin_text(mpg_host_origin(), line, sizeof line);
   if (array->trace)
     return mpg_fail(MPG_ERROR,
-                    "%s: out= is not possible inside a hybridized block: values there are never "
-                    "overwritten (%s). Make a new array: y = y + x "
-                    "instead of y += x, y = F.op(x) instead of F.op(x, out=y)",
+                    "%s: out= cannot be used inside a hybridized block, where values are never "
+                    "overwritten (%s). Create a new array: y = y + x instead of y += x, y = "
+                    "F.op(x) instead of F.op(x, out=y)",
                     what, line);
-  return mpg_fail(MPG_ERROR,
-                  "%s: an array from outside of a hybridized block, or of the body of a loop in "
-                  "it, is written to inside (%s): that would "
-                  "happen once, while it is traced, and in no call. Return the value from the "
-                  "block and write it outside, or call the block without hybridize()",
-                  what, line);
+  return mpg_fail(
+      MPG_ERROR,
+      "%s: an array from outside of a hybridized block, or of the body of a loop in it, is written "
+      "to inside (%s): this would happen once, during tracing, and not in later calls. Return the "
+      "value from the block and write it outside, or call the block without hybridize()",
+      what, line);
 }
 
 /* Copies the parameters of an op that names a device, with the device replaced by the trace's only
@@ -214,12 +214,11 @@ mpg_status mpg_trace_call(mpg_trace *trace, const mpg_op *op, const void *params
   mpg_status status = MPG_OK;
   if (trace->closed) return mpg_fail(MPG_ERROR, MPG_TRACE_OVER, op->name);
   if (op->flags & MPG_OP_DYNAMIC)
-    return mpg_fail(
-        MPG_NOT_IMPLEMENTED,
-        "%s: the shape of its result depends on values, and what is traced here can't be cut; call "
-        "it on its own through mx.nd "
-        "or in a hybridized block, or use where, one_hot or sequence masks, whose shapes are fixed",
-        op->name);
+    return mpg_fail(MPG_NOT_IMPLEMENTED,
+                    "%s: the shape of its result depends on values, which is not possible in this "
+                    "trace; call it on its own through mx.nd or in a hybridized block, or use "
+                    "where, one_hot or sequence masks, whose shapes are fixed",
+                    op->name);
   int total = num_inputs + mpg_op_num_outputs(op, params, num_inputs);
   if (total > (int)(sizeof stack / sizeof *stack) &&
       !(values = mpg_malloc((size_t)total * sizeof *values)))

@@ -71,10 +71,9 @@ mpg_status mpg_trace_value(mpg_trace *trace, const mpg_array *array, const char 
 mpg_status mpg_trace_get_constant(const mpg_trace *trace, size_t i, mpg_array *array);
 void mpg_trace_clear_constants(mpg_trace *trace); /* releases all of them */
 /* The error for an array that outlived its trace; %s is the attempted use. */
-#define MPG_TRACE_OVER                                                                             \
-  "%s: the array was made inside a hybridized block (or the body of a loop) while it was traced, " \
-  "and kept beyond: it has no value. "                                                             \
-  "Return it from the block to use it outside"
+#define MPG_TRACE_OVER                                                                          \
+  "%s: the array was created inside a hybridized block (or the body of a loop) during tracing " \
+  "and kept afterwards, so it has no value. Return it from the block to use it outside"
 /* Fails if the array may not be written. Values of a trace are immutable, and a write to an array
  * from outside of the active trace would happen only once, while tracing. */
 mpg_status mpg_trace_check_write(const mpg_array *array, const char *what);

@@ -6,7 +6,7 @@
 mpg_status mpg_autograd_mark_variable(mpg_array *array, mpg_grad_req request,
                                       const mpg_tensor *gradient) {
   if (array->trace || (gradient && !gradient->storage)) /* a traced array has no storage */
-    return mpg_fail(MPG_ERROR, "attach_grad is not possible inside a hybridized block's forward");
+    return mpg_fail(MPG_ERROR, "attach_grad cannot be called inside a hybridized block's forward");
   const mpg_desc *desc = &array->tensor.desc;
   if (gradient) {
     char have[MPG_SHAPE_TEXT_SIZE], want[MPG_SHAPE_TEXT_SIZE];
@@ -14,15 +14,15 @@ mpg_status mpg_autograd_mark_variable(mpg_array *array, mpg_grad_req request,
         gradient->desc.dtype != desc->dtype ||
         mpg_tensor_device(gradient) != mpg_tensor_device(&array->tensor))
       return mpg_fail(MPG_ERROR,
-                      "a gradient array has the shape, dtype and device of its variable, %s %s on "
-                      "%s, not %s %s on %s",
+                      "a gradient array must have the shape, dtype and device of its variable, %s "
+                      "%s on %s, not %s %s on %s",
                       mpg_dtype_name(desc->dtype), mpg_shape_text(&desc->shape, want, sizeof want),
                       mpg_device_text(mpg_tensor_device(&array->tensor)),
                       mpg_dtype_name(gradient->desc.dtype),
                       mpg_shape_text(&gradient->desc.shape, have, sizeof have),
                       mpg_device_text(mpg_tensor_device(gradient)));
   } else if (request != MPG_GRAD_NULL) {
-    return mpg_fail(MPG_ERROR, "a variable whose gradient is written needs a gradient array");
+    return mpg_fail(MPG_ERROR, "a gradient array is required unless grad_req is 'null'");
   }
   mpg_tape_node *node;
   MPG_TRY(mpg_tape_new(MPG_TAPE_VARIABLE, 0, 1, 0, &node));
@@ -133,7 +133,7 @@ mpg_status mpg_autograd_record_callback(const mpg_callback *callback, void *stat
                                         mpg_array *const *outputs, int num_outputs) {
   mpg_tape_node *node;
   if (num_outputs < 1)
-    return mpg_fail(MPG_ERROR, "%s: a recorded call has at least one output", callback->name);
+    return mpg_fail(MPG_ERROR, "%s: a recorded call must have at least one output", callback->name);
   for (int i = 0; i < num_inputs + num_outputs; i++)
     if ((i < num_inputs ? inputs[i] : outputs[i - num_inputs])->trace)
       return mpg_fail(
@@ -153,11 +153,11 @@ mpg_status mpg_autograd_record_callback(const mpg_callback *callback, void *stat
 static mpg_status refuse_second_order(void *name, mpg_array *const *out_grads, int num_outputs,
                                       mpg_array *in_grads, int num_inputs) {
   (void)out_grads, (void)num_outputs, (void)in_grads, (void)num_inputs;
-  return mpg_fail(MPG_ERROR,
-                  "%s: the gradient that its backward computes has no gradient, because the tape "
-                  "does not see into a function of Python; compute it by ops, whose gradients can "
-                  "be differentiated again",
-                  (const char *)name);
+  return mpg_fail(
+      MPG_ERROR,
+      "%s: the gradient that its backward computes has no gradient, because the tape does not "
+      "record inside a Python function; compute it with ops, which can be differentiated again",
+      (const char *)name);
 }
 
 static void release_name(void *name) { (void)name; }

@@ -43,6 +43,6 @@ mpg_status mpg_fail_prefix(mpg_status code, const char *format, ...) {
 const char *mpg_error_text(void) { return error_text; }
 
 void mpg_assert_failed(const char *condition, const char *file, int line) {
-  fprintf(stderr, "mpgluon: internal invariant broken: %s (%s:%d)\n", condition, file, line);
+  fprintf(stderr, "mpgluon: internal invariant violated: %s (%s:%d)\n", condition, file, line);
   abort();
 }

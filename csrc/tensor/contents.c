@@ -74,8 +74,8 @@ mpg_storage *mpg_contents_find(mpg_storage *storage, uint32_t version, bool *no_
 }
 
 const char *mpg_contents_lost_text(bool no_memory) {
-  return no_memory ? "there was no memory to keep them"
-                   : "they were not kept (another thread saved or wrote them meanwhile)";
+  return no_memory ? "there was not enough memory to keep them"
+                   : "they were not kept (another thread saved or overwrote them in the meantime)";
 }
 
 bool mpg_contents_kept(mpg_storage *storage) { return *find(storage, storage->version) != NULL; }

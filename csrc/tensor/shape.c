@@ -10,7 +10,7 @@
 mpg_status mpg_shape_check(const mpg_shape *shape, mpg_dtype dtype, size_t *bytes) {
   char text[MPG_SHAPE_TEXT_SIZE];
   if (shape->ndim < 0 || shape->ndim > MPG_MAX_NDIM)
-    return mpg_fail(MPG_VALUE_ERROR, "an array has 0 to %d dimensions, not %d", MPG_MAX_NDIM,
+    return mpg_fail(MPG_VALUE_ERROR, "an array must have 0 to %d dimensions, not %d", MPG_MAX_NDIM,
                     shape->ndim);
   if (!mpg_dtype_valid(dtype))
     return mpg_fail(MPG_TYPE_ERROR, "unknown dtype number %d", (int)dtype);

@@ -62,9 +62,9 @@ mpg_status mpg_tensor_slice(const mpg_tensor *tensor, int64_t begin, int64_t end
                             mpg_tensor *result) {
   const mpg_shape *shape = &tensor->desc.shape;
   if (shape->ndim == 0)
-    return mpg_fail(MPG_INDEX_ERROR, "an array of no dimensions has no rows to slice");
+    return mpg_fail(MPG_INDEX_ERROR, "an array without dimensions has no rows to slice");
   if (begin < 0 || end < begin || end > shape->dims[0])
-    return mpg_fail(MPG_INDEX_ERROR, "rows %lld to %lld are not within the %lld rows of the array",
+    return mpg_fail(MPG_INDEX_ERROR, "rows %lld to %lld are out of range for an array of %lld rows",
                     (long long)begin, (long long)end, (long long)shape->dims[0]);
   size_t row =
       (size_t)mpg_shape_product(shape, 1, shape->ndim) * mpg_dtype_size(tensor->desc.dtype);

@@ -248,7 +248,7 @@ def write_in_body(F, x):
             "indexing by this array",
             "F.contrib.boolean_mask picks rows",
         ),
-        (overwrite, "_plus_scalar: out= is not possible", r"y = y \+ x instead of y \+= x"),
+        (overwrite, "_plus_scalar: out= cannot be used", r"y = y \+ x instead of y \+= x"),
         (
             overwrite_part,
             r"x\[...\] = value overwrites an array of shape",

@@ -205,5 +205,5 @@ def test_attach_grad_in_a_hybridized_forward_raises_an_error(grad_req):
 
     net = Attaching()
     net.hybridize()
-    with pytest.raises(mx.MXNetError, match="attach_grad is not possible inside"):
+    with pytest.raises(mx.MXNetError, match="attach_grad cannot be called inside"):
         net(nd.ones(3))

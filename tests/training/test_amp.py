@@ -262,7 +262,7 @@ def test_output_layer_gradients_are_scaled(low):
 
     layer = Layer()
     layer.hybridize()
-    with pytest.raises(mx.MXNetError, match="changing scale"):
+    with pytest.raises(mx.MXNetError, match="changing loss scale"):
         layer(x, nd.zeros(1))
 
 
