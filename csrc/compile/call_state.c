@@ -24,13 +24,12 @@ static mpg_status contents_lost(const mpg_compiled *c, uint32_t external, const 
   uint32_t number = external < c->num_given ? external : external - c->num_given;
   for (uint32_t i = 0; external >= c->num_inputs && i < c->num_outputs; i++)
     if (c->outputs[i].external == external) number = i;
-  return mpg_fail(MPG_ERROR,
-                  "backward of %s: its %s %u (%s %s) was overwritten after the forward pass, the "
-                  "gradient needs the old contents, and %s. Write into another array, or copy "
-                  "before you write",
-                  block, what, number, mpg_dtype_name(desc->dtype),
-                  mpg_shape_text(&desc->shape, shape, sizeof shape),
-                  mpg_contents_lost_text(no_memory));
+  return mpg_fail(
+      MPG_ERROR,
+      "backward of %s: its %s %u (%s %s) was overwritten after the forward pass, but the gradient "
+      "needs the old contents, and %s. Write into another array, or copy before writing",
+      block, what, number, mpg_dtype_name(desc->dtype),
+      mpg_shape_text(&desc->shape, shape, sizeof shape), mpg_contents_lost_text(no_memory));
 }
 
 void mpg_call_save(mpg_call_state *state, uint32_t external, const mpg_tensor *tensor) {

@@ -184,7 +184,8 @@ static mpg_status look(const void *looking, bool *unread) {
   const recorded_call *call = last->call;
   *last->moved = mpg_call_saved_moved(&call->state, last->space->externals) ||
                  (call->parameters && parameters_moved(call, last->space));
-  if (*last->moved) return mpg_fail(MPG_ERROR, "backward of %s: its inputs were written", BLOCK);
+  if (*last->moved)
+    return mpg_fail(MPG_ERROR, "backward of %s: its inputs were overwritten", BLOCK);
   *unread = last->together && mpg_parameter_set_unread(call->parameters);
   return MPG_OK;
 }

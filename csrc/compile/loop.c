@@ -99,7 +99,7 @@ static mpg_status check_data(const mpg_loop *loop, mpg_array *const *data) {
     if (!shape->ndim || shape->dims[0] != loop->limit)
       return mpg_fail(
           MPG_VALUE_ERROR,
-          "%s: the data need a row for each of %lld steps, but array %u has the shape %s",
+          "%s: the data must have a row for each of %lld steps, but array %u has the shape %s",
           loop->name, (long long)loop->limit, i, mpg_shape_text(shape, text, sizeof text));
   }
   return MPG_OK;

@@ -112,9 +112,10 @@ fail:
 static mpg_status zeros(const mpg_loop_output *output, int64_t rows, mpg_array *array) {
   const mpg_shape *shape = &output->desc.shape;
   if (shape->ndim + 1 > MPG_MAX_NDIM)
-    return mpg_fail(MPG_VALUE_ERROR,
-                    "a loop's outputs have one axis more than its steps', which is more than %d",
-                    MPG_MAX_NDIM);
+    return mpg_fail(
+        MPG_VALUE_ERROR,
+        "the outputs of a loop would have more than %d axes, one more than those of its steps",
+        MPG_MAX_NDIM);
   mpg_full_params params;
   memset(&params, 0, sizeof params);
   params.shape.count = shape->ndim + 1;

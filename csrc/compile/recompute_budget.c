@@ -203,15 +203,14 @@ static mpg_status fail_with(const chooser *ch) {
     size_t planned = mpg_plan_bytes(&ch->least, id), allowed = allowed_on(ch->budget, id);
     if (planned <= allowed) continue;
     used += (size_t)snprintf(text + used, sizeof text - used,
-                             "%s%zu bytes on %s, where %zu are allowed", used ? "; " : "", planned,
-                             mpg_device_id_text(id).text, allowed);
+                             "%s%zu bytes on %s, of which %zu are allowed", used ? "; " : "",
+                             planned, mpg_device_id_text(id).text, allowed);
   }
-  return mpg_fail(
-      MPG_ERROR,
-      "hybridize(recompute=...): the block does not fit into its memory budget. With as much "
-      "computed again as can "
-      "be it needs %s. Allow more, make the batch smaller, or move layers to another device",
-      text);
+  return mpg_fail(MPG_ERROR,
+                  "hybridize(recompute=...): the block does not fit into its memory budget. Even "
+                  "with maximal recomputation it needs %s. Increase the budget, use smaller "
+                  "batches, or move layers to another device",
+                  text);
 }
 
 /* Returns the estimated seconds of the recomputation under the applied choice. */

@@ -75,13 +75,12 @@ static mpg_status check_unchanged(const mpg_graph *graph, const mpg_order *order
     const mpg_tensor *tensor = &inputs[i].tensor;
     if (!read[mpg_value_index(graph, input_values[i])] || tensor->storage->version == versions[i])
       continue;
-    status = mpg_fail(
-        MPG_ERROR,
-        "gradients of gradients of a hybridized block: its input %u (%s %s) was overwritten after "
-        "the forward pass, "
-        "which is computed again for them. Write into another array, or copy before you write",
-        i, mpg_dtype_name(tensor->desc.dtype),
-        mpg_shape_text(&tensor->desc.shape, shape, sizeof shape));
+    status = mpg_fail(MPG_ERROR,
+                      "gradients of gradients of a hybridized block: its input %u (%s %s) was "
+                      "overwritten after the forward pass, which must be recomputed for them. "
+                      "Write into another array, or copy before writing",
+                      i, mpg_dtype_name(tensor->desc.dtype),
+                      mpg_shape_text(&tensor->desc.shape, shape, sizeof shape));
   }
   mpg_free(read);
   return status;

@@ -78,9 +78,8 @@ mpg_status mpg_routine_truth(const mpg_array *array, const char *what, bool *tru
   const mpg_tensor *tensor = &array->tensor;
   if (mpg_shape_size(&tensor->desc.shape) != 1) {
     char text[MPG_SHAPE_TEXT_SIZE];
-    return mpg_fail(MPG_VALUE_ERROR,
-                    "%s: a condition has to be one number, not an array of shape %s", what,
-                    mpg_shape_text(&tensor->desc.shape, text, sizeof text));
+    return mpg_fail(MPG_VALUE_ERROR, "%s: a condition must be one number, not an array of shape %s",
+                    what, mpg_shape_text(&tensor->desc.shape, text, sizeof text));
   }
   MPG_TRY(mpg_tensor_copy_to_host(tensor, item));
   *truth = mpg_dtype_nonzero(tensor->desc.dtype, item, 0);
@@ -103,7 +102,7 @@ mpg_status mpg_routine_call(void *object, mpg_array *const *inputs, uint32_t num
                             mpg_array *outputs, uint32_t num_outputs) {
   mpg_routine *routine = object;
   if (num_inputs != routine->num_inputs || num_outputs != routine->num_outputs)
-    return mpg_fail(MPG_VALUE_ERROR, "the routine takes %u arrays and returns %u, not %u and %u",
+    return mpg_fail(MPG_VALUE_ERROR, "the routine expects %u arrays and returns %u, not %u and %u",
                     routine->num_inputs, routine->num_outputs, num_inputs, num_outputs);
   switch (routine->kind) {
     case MPG_SEQUENCE: return sequence_call(&routine->sequence, inputs, outputs);

@@ -455,12 +455,12 @@ def test_routine_validates_its_arguments():
         (TypeError, "int", lambda: sequence(2, [(add, None, [0, "a"], 1)], [2])),
         (TypeError, "not iterable", lambda: sequence(2, 3, [2])),
         (TypeError, "cannot create", _core.Routine),
-        (ValueError, "takes 2 arrays and returns 2, not 1 and 2", lambda: step([x])),
+        (ValueError, "expects 2 arrays and returns 2, not 1 and 2", lambda: step([x])),
         (TypeError, "expected an NDArray", lambda: step([x, 1])),
         (TypeError, "without keywords", lambda: step([x, s], a=1)),
         (
             ValueError,
-            "foreach: the data need a row for each of 4 steps",
+            "foreach: the data must have a row for each of 4 steps",
             lambda: loop("foreach", 4, 1, 1, step, 0, None, 0, [row])([x, s]),
         ),
         (
@@ -472,7 +472,7 @@ def test_routine_validates_its_arguments():
         ),
         (
             ValueError,
-            "step 0: the routine takes 2 arrays",
+            "step 0: the routine expects 2 arrays",
             lambda: loop("foreach", 3, 1, 1, step, 1, None, 0, [row])([x, s, s]),
         ),
         (ValueError, "one number, not an array of shape", lambda: either([s, s, s])),

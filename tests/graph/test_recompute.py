@@ -300,7 +300,7 @@ def test_unreachable_recompute_budget_raises_error():
     with (
         autograd.record(),
         pytest.raises(
-            mx.MXNetError, match=r"needs \d+ bytes on [cg]pu\([80]+\), where 1000 are allowed"
+            mx.MXNetError, match=r"needs \d+ bytes on [cg]pu\([80]+\), of which 1000 are allowed"
         ),
     ):
         net(x)

@@ -249,7 +249,8 @@ def test_batch_norm_op_rejects_batch_statistics():
     with (
         autograd.record(),
         pytest.raises(
-            mx.MXNetError, match="BatchNorm in block .* statistics='batch' needs gluon.nn.BatchNorm"
+            mx.MXNetError,
+            match="BatchNorm in block .* statistics='batch' requires gluon.nn.BatchNorm",
         ),
     ):
         net(data((7, 6)))

@@ -36,7 +36,7 @@ static mpg_status bind_head(mpg_pipeline_run *run, uint32_t k, mpg_array *const 
       const mpg_tensor *gradient = &next->externals[mpg_compiled_in_grad(next->state.compiled, j)];
       if (!next->backward->gives[j] || !gradient->storage) continue;
       if (users++)
-        return mpg_fail(MPG_ERROR, "result %u of a pipelined block is carried on to several inputs",
+        return mpg_fail(MPG_ERROR, "result %u of a pipelined block is carried to several inputs",
                         i);
       source = *gradient;
     }
@@ -202,10 +202,11 @@ mpg_status mpg_pipeline_run_train(mpg_pipeline_run *run, mpg_array *const *heads
     const mpg_tape_node *variable = run->inputs[i].node;
     if (!variable) continue;
     if (variable->kind != MPG_TAPE_VARIABLE || run->input_kinds[i] == MPG_BATCH_STATE)
-      MPG_GOTO(mpg_fail(MPG_ERROR,
-                        "input %u of a pipelined training step wants a gradient, but is computed "
-                        "from variables while recording, or carried state. Call detach() on it",
-                        i));
+      MPG_GOTO(
+          mpg_fail(MPG_ERROR,
+                   "input %u of a pipelined training step requires a gradient, but it is computed "
+                   "from variables while recording, or is carried state. Call detach() on it",
+                   i));
     needed[i] = variable->request != MPG_GRAD_NULL;
     targets[i] = (mpg_target){variable->gradient, (mpg_grad_req)variable->request, false, false};
   }
@@ -266,8 +267,8 @@ static mpg_status refuse_expansion(mpg_tape_node *node, mpg_array *outputs) {
   (void)node;
   (void)outputs;
   return mpg_fail(MPG_ERROR,
-                  "gradients of gradients do not go through a pipelined block; hybridize it "
-                  "without pipeline= for these");
+                  "gradients of gradients of a pipelined block are not supported; hybridize it "
+                  "without pipeline= to compute them");
 }
 
 static void run_release(void *state) { mpg_pipeline_run_release(state); }

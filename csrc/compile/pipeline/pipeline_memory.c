@@ -133,8 +133,8 @@ mpg_status mpg_schedule_peaks(const mpg_schedule_memory *schedule, mpg_peaks *pe
                                      ? set_at(schedule, item->micro_batch, (int)item->phase)
                                      : NULL;
     if (!set || item->segment >= set->num_segments)
-      MPG_GOTO(mpg_fail(MPG_VALUE_ERROR, "there is no segment %u of micro-batch %u", item->segment,
-                        item->micro_batch));
+      MPG_GOTO(mpg_fail(MPG_VALUE_ERROR, "segment %u of micro-batch %u does not exist",
+                        item->segment, item->micro_batch));
     MPG_GOTO(simulate_segment(set, &set->segments[item->segment], schedule->keep,
                               &state.micro_batches[item->micro_batch], &state));
   }

@@ -68,11 +68,11 @@ mpg_status mpg_micro_batch_slice(const mpg_tensor *whole, const mpg_desc *desc, 
   int64_t end = *row + mpg_micro_batch_rows(desc);
   char have[MPG_SHAPE_TEXT_SIZE], want[MPG_SHAPE_TEXT_SIZE];
   if (end > mpg_micro_batch_rows(&whole->desc))
-    return mpg_fail(
-        MPG_ERROR,
-        "%s %u of a pipelined block has shape %s, too small for its micro-batches of shape %s",
-        what, i, mpg_shape_text(&whole->desc.shape, have, sizeof have),
-        mpg_shape_text(&desc->shape, want, sizeof want));
+    return mpg_fail(MPG_ERROR,
+                    "%s %u of a pipelined block has shape %s, which is too small for its "
+                    "micro-batches of shape %s",
+                    what, i, mpg_shape_text(&whole->desc.shape, have, sizeof have),
+                    mpg_shape_text(&desc->shape, want, sizeof want));
   MPG_TRY(mpg_tensor_slice(whole, *row, end, result));
   *row = end;
   return MPG_OK;
@@ -128,7 +128,7 @@ mpg_status mpg_pipeline_run_check(mpg_compiled *c, const mpg_micro_batch_check *
   mpg_batching_request request = check_of(c, &graph), other = {0};
   if (check->other &&
       (check->other->num_given != c->num_given || check->other->num_outputs != c->num_outputs))
-    return mpg_fail(MPG_VALUE_ERROR, "the call for another size has other inputs or results");
+    return mpg_fail(MPG_VALUE_ERROR, "the call for another size has different inputs or results");
   mpg_drawn *drawn = mpg_calloc((size_t)c->graph.num_random + 1, sizeof *drawn);
   if (!drawn) return mpg_out_of_host_memory(c->graph.num_random * sizeof *drawn);
   request.input_kinds = check->input_kinds;
@@ -165,8 +165,8 @@ static mpg_status make_output(mpg_pipeline_run *run, uint32_t i) {
   if (run->output_kinds[i] == MPG_BATCH_DIVIDED) {
     if (!desc.shape.ndim)
       return mpg_fail(MPG_ERROR,
-                      "result %u of a pipelined block is a scalar: it has no axis along which the "
-                      "micro-batches' results can be put together",
+                      "result %u of a pipelined block is a scalar: it has no axis along which to "
+                      "concatenate the results of the micro-batches",
                       i);
     for (uint32_t k = 1; k < run->num_micro_batches; k++)
       desc.shape.dims[0] += mpg_micro_batch_rows(mpg_micro_batch_output(&run->micro_batches[k], i));
@@ -242,7 +242,7 @@ static mpg_status bind_input(mpg_pipeline_run *run, uint32_t i) {
   if (!divided || row == mpg_micro_batch_rows(&whole->desc)) return MPG_OK;
   return mpg_fail(
       MPG_ERROR,
-      "the micro-batches of a pipelined block take %lld rows of input %u, which has %lld",
+      "the micro-batches of a pipelined block take %lld rows of input %u, but it has only %lld",
       (long long)row, i, (long long)mpg_micro_batch_rows(&whole->desc));
 }
 

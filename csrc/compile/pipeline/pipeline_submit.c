@@ -3,20 +3,19 @@
 
 static mpg_status check_item(const mpg_pipeline_run *run, const mpg_micro_batch_item *item) {
   if (run->finished)
-    return mpg_fail(MPG_VALUE_ERROR,
-                    "the pipeline run is finished: its memory has been given back");
+    return mpg_fail(MPG_VALUE_ERROR, "the pipeline run is finished and has released its memory");
   if (item->micro_batch >= run->num_micro_batches)
-    return mpg_fail(MPG_VALUE_ERROR, "there is no micro-batch %u: the run has %u",
+    return mpg_fail(MPG_VALUE_ERROR, "micro-batch %u does not exist: the run has %u",
                     item->micro_batch, run->num_micro_batches);
   const mpg_micro_batch *micro_batch = &run->micro_batches[item->micro_batch];
   if (!micro_batch->staged_calls[item->phase].frame)
-    return mpg_fail(MPG_VALUE_ERROR, "the backward of micro-batch %u is not prepared",
+    return mpg_fail(MPG_VALUE_ERROR, "the backward pass of micro-batch %u is not prepared",
                     item->micro_batch);
   if (item->segment >= mpg_micro_batch_programs(micro_batch, item->phase)->num_segments)
-    return mpg_fail(MPG_VALUE_ERROR, "there is no segment %u of micro-batch %u", item->segment,
+    return mpg_fail(MPG_VALUE_ERROR, "segment %u of micro-batch %u does not exist", item->segment,
                     item->micro_batch);
   if (micro_batch->staged_calls[item->phase].frame->first_ticks[item->segment])
-    return mpg_fail(MPG_VALUE_ERROR, "segment %u of micro-batch %u was queued already",
+    return mpg_fail(MPG_VALUE_ERROR, "segment %u of micro-batch %u is already queued",
                     item->segment, item->micro_batch);
   return MPG_OK;
 }

@@ -10,13 +10,13 @@ mpg_status mpg_graph_verify(const mpg_graph *graph) {
   for (size_t n = 0; n < graph->num_nodes; n++) {
     const mpg_node *node = &graph->nodes[n];
     if (node->inputs != inputs || node->values != values)
-      return broken(n, "its inputs or values are not where they belong");
+      return broken(n, "the ranges of its inputs or values are wrong");
     inputs += node->num_inputs;
     values += node->num_outputs;
     if (mpg_node_is_input(node) && (node->num_inputs || node->num_outputs != 1))
-      return broken(n, "an input has no inputs and one output");
+      return broken(n, "an input must have no inputs and one output");
     if (node->op && node->op->params->size && !node->params)
-      return broken(n, "it has no parameters");
+      return broken(n, "parameters are missing");
     for (uint32_t i = 0; i < node->num_inputs; i++) {
       mpg_value value = graph->inputs[node->inputs + i];
       if (!mpg_has_value(value)) {
@@ -31,20 +31,20 @@ mpg_status mpg_graph_verify(const mpg_graph *graph) {
         return broken(n, "a forward node reads a backward value");
       if (node->phase == MPG_PHASE_INVARIANT && source->phase != node->phase &&
           !mpg_node_is_input(source) && !mpg_node_flag(node, MPG_OP_SHAPE_ONLY))
-        return broken(n, "a node of the invariants reads what is computed later");
+        return broken(n, "an invariant node reads a value that is computed later");
       if (node->op && !(node->op->flags & (MPG_OP_COPY | MPG_OP_SPANS)) &&
           !mpg_device_id_equal(mpg_graph_at(graph, value)->device, node->device))
-        return broken(n, "it reads a value of another device and is no copy");
+        return broken(n, "it is not a copy, but reads a value of another device");
     }
     for (uint32_t i = 0; i < node->num_outputs; i++)
       if (!mpg_shape_known(&graph->values[node->values + i].desc.shape) ||
           !mpg_dtype_valid(graph->values[node->values + i].desc.dtype))
-        return broken(n, "a shape or dtype is not known");
+        return broken(n, "a shape or dtype is unknown");
   }
   if (inputs != graph->num_inputs || values != graph->num_values)
-    return broken(graph->num_nodes, "inputs or values are left over");
+    return broken(graph->num_nodes, "some inputs or values belong to no node");
   for (size_t i = 0; i < graph->num_outputs; i++)
     if (graph->outputs[i].node >= graph->num_nodes)
-      return broken(graph->outputs[i].node, "it is an output and does not exist");
+      return broken(graph->outputs[i].node, "it is an output but does not exist");
   return MPG_OK;
 }

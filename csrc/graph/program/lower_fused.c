@@ -92,7 +92,7 @@ static mpg_status add_member(maker *m, uint32_t n) {
     if (!contents) continue;
     uint32_t use = find_use(m, mpg_value_index(m->graph, input));
     if (use == UINT32_MAX)
-      return mpg_fail(MPG_ERROR, "internal: %s reads what its fused group does not know",
+      return mpg_fail(MPG_ERROR, "internal: %s reads a value that is not in its fused group",
                       node->op->name);
     *operand = value_at(m, use, input);
     m->last_read[*operand] = m->num_members;

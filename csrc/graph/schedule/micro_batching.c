@@ -90,7 +90,7 @@ static mpg_status check_statistics(const mpg_node *node) {
   const char *path = mpg_scope_text(node->scope);
   return mpg_fail(MPG_ERROR,
                   "%s%s%s updates its moving averages for every micro-batch: statistics='batch' "
-                  "needs gluon.nn.%s, not the operator itself",
+                  "requires gluon.nn.%s instead of the operator itself",
                   node->op->name, *path ? " in block " : "", path, node->op->name);
 }
 
@@ -102,9 +102,9 @@ static mpg_status fail_sizes(const walk *a, const walk *b, uint32_t n, uint32_t 
   char shapes[2][MPG_SHAPE_TEXT_SIZE];
   return mpg_fail(
       MPG_ERROR,
-      "%s%s%s goes across the %s: a %s of %lld row%s gives %s, one of %lld %s, "
-      "which are not as many for each row. Sizes must follow from the "
-      "inputs' shapes; Pipeline(check=False) leaves this to you",
+      "%s%s%s mixes data across the %s: a %s of %lld row%s gives %s, but one of %lld gives %s, "
+      "which is not the same size per row. Sizes must follow from the inputs' shapes; "
+      "Pipeline(check=False) skips this check",
       node->op->name, in, path, a->request->along_time ? "sequence" : "batch", part,
       (long long)a->request->rows, plural(a->request->rows),
       mpg_shape_text(&a->graph->values[node->values + k].desc.shape, shapes[0], sizeof shapes[0]),
@@ -160,18 +160,18 @@ static mpg_status check_output(walk *w, size_t i) {
   if (batch->kind == MPG_BATCH_SAME)
     return mpg_fail(MPG_ERROR,
                     "result %zu of the pipelined block, of shape %s for one %s, does not depend on "
-                    "the divided inputs: it has no rows that could be "
-                    "put together. Return it from outside of the block; Pipeline(check=False) puts "
-                    "together what every %s gives",
+                    "the divided inputs, so it has no rows to concatenate. Return it from outside "
+                    "of the block; Pipeline(check=False) concatenates the results of every %s",
                     i, shape, part, part);
   if (batch->axis || batch->outer != 1)
-    return mpg_fail(MPG_ERROR,
-                    "result %zu of the pipelined block, of shape %s for one %s, has the rows%s "
-                    "along axis %d (the divided axis in front), so the results can't be put "
-                    "together there. Return it with the axis that is divided where the inputs have "
-                    "it; Pipeline(check=False) joins along that axis anyway",
-                    i, shape, part, batch->outer != 1 || batch->inner != 1 ? " among others" : "",
-                    batch->axis);
+    return mpg_fail(
+        MPG_ERROR,
+        "result %zu of the pipelined block, of shape %s for one %s, has its rows%s along axis %d "
+        "(the divided axis first), so the results cannot be concatenated along the divided axis. "
+        "Return it with the rows along the axis that is divided in the inputs; "
+        "Pipeline(check=False) concatenates along that axis anyway",
+        i, shape, part, batch->outer != 1 || batch->inner != 1 ? " mixed with others" : "",
+        batch->axis);
   return MPG_OK;
 }
 
@@ -281,14 +281,14 @@ static mpg_status compare_node(const walk *a, const walk *b, uint32_t n) {
   }
   int number = counts ? -1 : other_number(node, other, &one, &two);
   if (number < 0) return MPG_OK;
-  return mpg_fail(MPG_ERROR,
-                  "%s%s%s goes across the %s: its %s is %g for a %s of %lld row%s and %g for one "
-                  "of %lld, so it is made of the number of rows, of which the "
-                  "whole has more. Do this outside of the pipelined block; Pipeline(check=False) "
-                  "takes the number of every %s",
-                  node->op->name, in, path, a->request->along_time ? "sequence" : "batch",
-                  node->op->params->params[number].name, one, part, (long long)a->request->rows,
-                  plural(a->request->rows), two, (long long)b->request->rows, part);
+  return mpg_fail(
+      MPG_ERROR,
+      "%s%s%s mixes data across the %s: its %s is %g for a %s of %lld row%s and %g for one of "
+      "%lld, so it depends on the number of rows, which is larger in the whole batch. Do this "
+      "outside of the pipelined block; Pipeline(check=False) uses the value of every %s",
+      node->op->name, in, path, a->request->along_time ? "sequence" : "batch",
+      node->op->params->params[number].name, one, part, (long long)a->request->rows,
+      plural(a->request->rows), two, (long long)b->request->rows, part);
 }
 
 mpg_status mpg_graph_compare_batching(const mpg_graph *first, const mpg_batching_request *request,

@@ -142,8 +142,8 @@ mpg_status mpg_graph_stages(const mpg_graph *graph, mpg_order *order, const mpg_
   for (size_t k = 0; k < count; k++)
     if (mpg_node_spans(&graph->nodes[order->nodes[k]]))
       MPG_GOTO(mpg_fail(MPG_NOT_IMPLEMENTED,
-                        "a pipeline cannot hold collectives of transport='nccl': use "
-                        "transport='local' (or 'auto', which does)"));
+                        "a pipeline cannot contain collectives of transport='nccl'; use "
+                        "transport='local' or 'auto'"));
   MPG_GOTO(mpg_analyse(graph, order, &s.facts));
   find_depths(&s);
   if (defer) find_late(&s, urgent, num_urgent);
