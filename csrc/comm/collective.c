@@ -106,8 +106,8 @@ static mpg_status cut(mpg_comm_plan *plan, uint32_t from, int count, int axis, u
     params.sections = count;
   } else if (count > MPG_MAX_TUPLE) {
     return mpg_fail(MPG_NOT_IMPLEMENTED,
-                    "%lld elements along axis %d can't be cut into %d parts: with more than %d "
-                    "devices they must divide evenly",
+                    "%lld elements along axis %d cannot be split into %d parts: with more than %d "
+                    "devices the split must be even",
                     (long long)total, axis, count, MPG_MAX_TUPLE);
   }
   for (int i = 0; i < count; i++) {
@@ -475,8 +475,8 @@ static mpg_status check_nccl(const mpg_comm_request *r) {
           id, k < r->num_inputs ? r->input_devices[k] : r->devices[k - r->num_inputs]);
     if (twice)
       return mpg_fail(MPG_ERROR,
-                      "two arrays are on %s; NCCL takes one array from each GPU. "
-                      "transport='local' has no such limit",
+                      "two arrays are on %s, but NCCL takes one array from each GPU; use "
+                      "transport='local' instead",
                       mpg_device_id_text(id).text);
     if (known == count) all[count++] = id;
   }
@@ -535,7 +535,7 @@ static mpg_status check(const mpg_comm_request *r, int *axis, int *other_axis) {
   bool one = r->kind == MPG_SCATTER || r->kind == MPG_BROADCAST;
   bool axes = r->kind != MPG_ALL_REDUCE && r->kind != MPG_REDUCE && r->kind != MPG_BROADCAST;
   if (r->num_ranks < 1 || r->num_ranks > MPG_COMM_MAX_RANKS)
-    return mpg_fail(MPG_VALUE_ERROR, "%s: from 1 to %d devices take part, got %d", name,
+    return mpg_fail(MPG_VALUE_ERROR, "%s: the number of devices must be from 1 to %d, got %d", name,
                     MPG_COMM_MAX_RANKS, r->num_ranks);
   if (r->num_inputs != (one ? 1 : r->num_ranks))
     return mpg_fail(MPG_VALUE_ERROR, "%s: %d devices need %d arrays, got %d", name, r->num_ranks,
@@ -560,8 +560,8 @@ mpg_status mpg_comm_plan_make(const char *name, const mpg_comm_request *request,
   for (size_t i = 0; i < sizeof transports / sizeof *transports; i++)
     if (strcmp(transports[i].name, name) == 0) found = &transports[i];
   if (found == NULL)
-    return mpg_fail(MPG_VALUE_ERROR,
-                    "there is no transport '%s'; there are 'auto', 'local' and 'nccl'", name);
+    return mpg_fail(MPG_VALUE_ERROR, "unknown transport '%s'; expected 'auto', 'local' or 'nccl'",
+                    name);
   mpg_comm_request checked = *request;
   MPG_TRY(check(request, &checked.axis, &checked.other_axis));
   if (checked.root.type == 0) checked.root = request->input_devices[0];

@@ -169,19 +169,21 @@ static mpg_status check(const mpg_rank_sums *r) {
   const mpg_device *device = first->storage->device;
   if (device->id.rank || (device->id.type != MPG_CPU && !r->indices))
     return mpg_fail(MPG_VALUE_ERROR,
-                    "sums over ranks are of arrays on a CPU device that names no rank, or on GPUs "
-                    "that are joined, not on %s",
+                    "sums over ranks: the arrays must be on a CPU device without a rank, or on "
+                    "joined GPUs, not on %s",
                     mpg_device_text(device));
   if (first->desc.dtype == MPG_BOOL)
-    return mpg_fail(MPG_TYPE_ERROR, "sums over ranks: there are no sums of bool");
+    return mpg_fail(MPG_TYPE_ERROR, "sums over ranks: bool arrays cannot be summed");
   for (uint32_t i = 0; i < r->num_arrays; i++) {
     const mpg_tensor *array = r->arrays[i], *sum = r->sums[i];
     if (array->storage->device != device || sum->storage->device != device)
-      return mpg_fail(MPG_VALUE_ERROR, "sums over ranks: the arrays are on several devices");
+      return mpg_fail(MPG_VALUE_ERROR, "sums over ranks: the arrays must be on one device");
     if (array->desc.dtype != first->desc.dtype || sum->desc.dtype != first->desc.dtype ||
         !mpg_shape_equal(&array->desc.shape, &sum->desc.shape))
       return mpg_fail(MPG_VALUE_ERROR,
-                      "sums over ranks: array %u is not like its sum and the first array", i);
+                      "sums over ranks: array %u must have the dtype of the first array and the "
+                      "dtype and shape of its sum",
+                      i);
   }
   return MPG_OK;
 }

@@ -54,12 +54,13 @@ static mpg_status check(const mpg_replicas *r) {
     const mpg_desc *first = &r->arrays[i % r->num_arrays]->desc, *desc = &r->arrays[i]->desc;
     const mpg_device *device = r->arrays[i / r->num_arrays * r->num_arrays]->storage->device;
     if (desc->dtype != first->dtype || !mpg_shape_equal(&desc->shape, &first->shape))
-      return mpg_fail(MPG_VALUE_ERROR,
-                      "sum_replicas: array %u of replica %u is not like that of replica 0",
-                      i % r->num_arrays, i / r->num_arrays);
+      return mpg_fail(
+          MPG_VALUE_ERROR,
+          "sum_replicas: array %u of replica %u differs in shape or dtype from that of replica 0",
+          i % r->num_arrays, i / r->num_arrays);
     if (r->arrays[i]->storage->device != device)
       return mpg_fail(MPG_VALUE_ERROR,
-                      "sum_replicas: the arrays of replica %u are on several devices",
+                      "sum_replicas: the arrays of replica %u must be on one device",
                       i / r->num_arrays);
   }
   return MPG_OK;

@@ -219,7 +219,7 @@ def test_compiled_collectives_are_copies_between_programs():
         (
             lambda x: par.broadcast(x[0], DEVICES, transport="mpi"),
             ValueError,
-            "no transport 'mpi'",
+            "unknown transport 'mpi'",
         ),
     ],
 )
