@@ -84,8 +84,8 @@ def pytest_runtest_call(item):
     error = outcome.excinfo and outcome.excinfo[1]
     if error is None or not os.environ.get("MPGLUON_TEST_DEVICES"):
         return
-    kernel = re.search(r"(\w+) cannot run on gpu\(\d+\) yet", str(error))
-    device = re.search(r"(\S+) is not there: GPUs here are numbered", str(error))
+    kernel = re.search(r"(\w+) cannot run on gpu\(\d+\): it has no kernel", str(error))
+    device = re.search(r"(\S+) does not exist: GPUs are numbered", str(error))
     if kernel and kernel[1] in MISSING:
         outcome.force_exception(pytest.skip.Exception(f"no kernel for GPUs: {kernel[1]}"))
     elif device:

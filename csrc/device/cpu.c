@@ -142,7 +142,7 @@ static void cpu_fork_done(mpg_device *device, bool child) {
 /* --- Memory ----------------------------------------------------------------------------------- */
 
 static mpg_status refused(mpg_device *device, size_t size) {
-  return mpg_fail(MPG_DEVICE_OUT_OF_MEMORY, "%s: the system refused %zu bytes",
+  return mpg_fail(MPG_DEVICE_OUT_OF_MEMORY, "%s: the system could not allocate %zu bytes",
                   mpg_device_text(device), size);
 }
 

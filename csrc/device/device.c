@@ -68,16 +68,18 @@ mpg_status mpg_gpu_collectives(const mpg_device_id *ids, int count) {
   const char *reason;
   int indices[MOST];
   for (int i = 0; i < count; i++) {
-    if (i == MOST) return mpg_fail(MPG_NOT_IMPLEMENTED, "at most %d GPUs can take part", MOST);
+    if (i == MOST)
+      return mpg_fail(MPG_NOT_IMPLEMENTED, "NCCL: at most %d GPUs can take part in a collective",
+                      MOST);
     if (ids[i].rank)
-      return mpg_fail(MPG_NOT_IMPLEMENTED,
-                      "NCCL is between the GPUs of one process so far; transport='local' is "
-                      "between those of ranks, too");
-    if (ids[i].type != MPG_GPU)
       return mpg_fail(
           MPG_NOT_IMPLEMENTED,
-          "NCCL is between GPUs, and %s is none; transport='local' is between any devices",
-          mpg_device_id_text(ids[i]).text);
+          "NCCL works only between GPUs of one process; use transport='local' between ranks");
+    if (ids[i].type != MPG_GPU)
+      return mpg_fail(MPG_NOT_IMPLEMENTED,
+                      "NCCL works only between GPUs, but %s is not a GPU; use transport='local' "
+                      "between other devices",
+                      mpg_device_id_text(ids[i]).text);
     indices[i] = ids[i].index;
   }
   const mpg_gpu_library *library = mpg_gpu_library_get(&reason);
@@ -107,9 +109,9 @@ static void share_threads(void) {
 
 mpg_status mpg_device_set_threads(int n) {
   if (n < 0 || n > 4096)
-    return mpg_fail(MPG_VALUE_ERROR,
-                    "threads per CPU device must be 1 to 4096, or 0 to share the cores out; got %d",
-                    n);
+    return mpg_fail(
+        MPG_VALUE_ERROR,
+        "threads per CPU device must be 1 to 4096, or 0 to divide the cores evenly; got %d", n);
   table.fixed_threads = n;
   share_threads();
   return MPG_OK;
@@ -168,7 +170,7 @@ static mpg_status open_gpu(mpg_device_id id, mpg_device **result) {
   if (!count)
     return mpg_fail(MPG_ERROR, "%s cannot be used: %s", mpg_device_id_text(id).text, reason);
   if (id.index >= count)
-    return mpg_fail(MPG_ERROR, "%s is not there: GPUs here are numbered 0 to %d",
+    return mpg_fail(MPG_ERROR, "%s does not exist: GPUs are numbered 0 to %d",
                     mpg_device_id_text(id).text, count - 1);
   return open_device(id, &mpg_gpu_backend, result);
 }
@@ -177,8 +179,7 @@ static mpg_status open_gpu(mpg_device_id id, mpg_device **result) {
 static mpg_status open_remote(mpg_device_id id, mpg_device **result) {
   const char *reason;
   if (id.type == MPG_GPU && !mpg_gpu_library_get(&reason))
-    return mpg_fail(MPG_ERROR,
-                    "%s cannot be used by rank %d, where its programs are compiled, too: %s",
+    return mpg_fail(MPG_ERROR, "%s cannot be used by rank %d, which also compiles its programs: %s",
                     mpg_device_id_text(id).text, mpg_ranks_own(), reason);
   return open_device(id, &mpg_remote_backend, result);
 }
@@ -193,10 +194,10 @@ mpg_status mpg_device_get(mpg_device_id id, mpg_device **device) {
     }
   }
   if (id.index < 0)
-    return mpg_fail(MPG_ERROR, "there is no device of index %d: indices start at 0", id.index);
+    return mpg_fail(MPG_ERROR, "device index %d is negative; indices start at 0", id.index);
   if (id.rank) {
     if (mpg_device_rank(id) >= mpg_ranks_count())
-      return mpg_fail(MPG_VALUE_ERROR, "%s: there is no rank %d: this program has %d",
+      return mpg_fail(MPG_VALUE_ERROR, "%s: rank %d does not exist; this program has %d ranks",
                       mpg_device_id_text(id).text, mpg_device_rank(id), mpg_ranks_count());
     if (mpg_device_rank(id) != mpg_ranks_own()) return open_remote(id, device);
   }
@@ -204,7 +205,7 @@ mpg_status mpg_device_get(mpg_device_id id, mpg_device **device) {
     return open_device(
         id, table.mode == MPG_ENGINE_SHUFFLE ? &mpg_shuffle_backend : &mpg_cpu_backend, device);
   if (id.type == MPG_GPU) return open_gpu(id, device);
-  return mpg_fail(MPG_ERROR, "there is no device type of number %d", id.type);
+  return mpg_fail(MPG_ERROR, "unknown device type number %d", id.type);
 }
 
 mpg_status mpg_device_side(mpg_device *device, mpg_device **side) {
@@ -231,7 +232,7 @@ static void discard(const mpg_submission *submission) {
 }
 
 static mpg_status refuse_after_shutdown(const mpg_device *device) {
-  return mpg_fail(MPG_ERROR, "%s takes no more work: mpgluon has been shut down",
+  return mpg_fail(MPG_ERROR, "%s does not accept more work: mpgluon has been shut down",
                   mpg_device_text(device));
 }
 
@@ -371,7 +372,7 @@ void mpg_device_free_scratch(mpg_device *device) {
 
 mpg_status mpg_device_memory(mpg_device *device, size_t *free_bytes, size_t *total) {
   if (!device->backend->memory)
-    return mpg_fail(MPG_VALUE_ERROR, "%s is no GPU: its memory is the machine's",
+    return mpg_fail(MPG_VALUE_ERROR, "%s is not a GPU; only GPUs have memory of their own",
                     mpg_device_text(device));
   MPG_TRY(device->backend->memory(device, free_bytes, total));
   mpg_memory_stats stats;
@@ -492,10 +493,9 @@ static mpg_status setting(const char *name, long long low, long long high, long 
   errno = 0;
   long long parsed = strtoll(text, &end, 10);
   if (errno || *end || parsed < low || parsed > high)
-    return mpg_fail(
-        MPG_VALUE_ERROR,
-        "environment variable %s is '%.80s'; it must be a whole number from %lld to %lld", name,
-        text, low, high);
+    return mpg_fail(MPG_VALUE_ERROR,
+                    "environment variable %s is '%.80s'; it must be an integer from %lld to %lld",
+                    name, text, low, high);
   *value = parsed;
   return MPG_OK;
 }

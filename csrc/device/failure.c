@@ -37,7 +37,7 @@ enum { RESERVED_RANGES = 8 };
 /* Used if there is no memory for the actual text. */
 static mpg_cause no_memory_cause = {
     .status = MPG_HOST_OUT_OF_MEMORY,
-    .text = "work failed, and there was no memory left to keep what its error said"};
+    .text = "work failed, and there was not enough memory to store its error message"};
 
 /* The latest failure that mpg_device_failure returned to this worker thread. If its work passes the
  * failure on, the cause stays the same. */

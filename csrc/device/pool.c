@@ -500,9 +500,9 @@ static mpg_status out_of_memory(const mpg_pool *pool, size_t size) {
       bytes_text(GET(held) + scratch, held, sizeof held),
       bytes_text(GET(in_use) + scratch, used, sizeof used),
       bound ? bytes_text(bound, limit, sizeof limit) : "none",
-      bound
-          ? "Use smaller batches, spread the model over more devices, or raise the limit."
-          : "The machine has no more: use smaller batches, or spread the model over more devices.");
+      bound ? "Use smaller batches, spread the model over more devices, or raise the limit."
+            : "The machine has no more memory: use smaller batches, or spread the model over more "
+              "devices.");
 }
 
 static bool fits(const mpg_pool *pool, size_t size) {

@@ -183,7 +183,7 @@ static mpg_status start_worker(mpg_queue *queue, mpg_device *device, void *(*wor
   int error = pthread_create(&queue->thread, NULL, worker, device);
   pthread_sigmask(SIG_SETMASK, &before, NULL);
   if (error)
-    return mpg_fail(MPG_ERROR, "%s: its worker thread could not be started: %s",
+    return mpg_fail(MPG_ERROR, "%s: the worker thread could not be started: %s",
                     mpg_device_text(device), strerror(error));
   queue->started = true;
   return MPG_OK;

@@ -112,10 +112,10 @@ static void fail_deadlocked(mpg_rendezvous *rendezvous) {
   list_devices(rendezvous, devices, sizeof devices);
   rendezvous->status = MPG_ERROR;
   snprintf(rendezvous->text, sizeof rendezvous->text,
-           "'%s': %s need all %d devices, of which %d %s joined (%s), and nothing is queued that "
-           "brings the others; they must be devices of this process, not of other ranks. Call the "
-           "block on each device, and run backward for each, before a result is read; or the work "
-           "of another device has failed before it came here",
+           "'%s': %s need all %d devices, but only %d %s joined (%s), and no queued work lets the "
+           "others join; they must be devices of this process, not of other ranks. Call the block "
+           "on each device, and run backward for each, before reading a result; or the work of "
+           "another device has failed before it joined",
            rendezvous->key, rendezvous->who, rendezvous->count, rendezvous->joined,
            rendezvous->joined == 1 ? "has" : "have", devices);
   end(rendezvous);
@@ -159,8 +159,8 @@ static mpg_status join(const mpg_participant *p, void **data, mpg_rendezvous **r
 mpg_status mpg_rendezvous_join(const mpg_participant *p, mpg_rendezvous **joined, int *place) {
   if (mpg_engine_get_mode() != MPG_ENGINE_ASYNC)
     return mpg_fail(MPG_NOT_IMPLEMENTED,
-                    "'%s': %s of several devices need them to run side by side, and not in the "
-                    "engine's mode '%s', which waits for each piece of work; use the mode 'async'",
+                    "'%s': %s of several devices must run concurrently, but the engine's mode '%s' "
+                    "runs one piece of work at a time; use the mode 'async'",
                     p->key, p->who, mpg_engine_get_mode() == MPG_ENGINE_SYNC ? "sync" : "shuffle");
   if (p->device->backend->work_waits) MPG_TRY(p->device->backend->work_waits(p->device));
   void *data = mpg_malloc(p->size ? p->size : 1);

@@ -78,9 +78,9 @@ static void test_given_up(void) {
   mpg_tick ticks[2];
   for (int i = 0; i < 2; i++) ticks[i] = send(i, (visit){.key = "k", .count = 3, .seen = seen[i]});
   CHECK(wait_for(0, ticks[0]) == MPG_ERROR);
-  CHECK_TEXT("'k': sums need all 3 devices, of which 2 have come (cpu(0), cpu(1))");
+  CHECK_TEXT("'k': sums need all 3 devices, but only 2 have joined (cpu(0), cpu(1))");
   CHECK(wait_for(1, ticks[1]) == MPG_ERROR);
-  CHECK_TEXT("2 have come");
+  CHECK_TEXT("2 have joined");
   for (int i = 0; i < 3; i++)
     ticks[i % 2] = send(i, (visit){.key = "k", .count = 3, .value = i, .seen = seen[i]});
   CHECK_OK(mpg_wait_all());

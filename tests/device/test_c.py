@@ -136,12 +136,12 @@ def test_c_program_test_passes(build, variant, program, name):
         ),
         (
             {"MPGLUON_CPU_THREADS": "many"},
-            "MPGLUON_CPU_THREADS is 'many'; it must be a whole number",
+            "MPGLUON_CPU_THREADS is 'many'; it must be an integer",
         ),
         ({"MPGLUON_CPU_THREADS": "-1"}, "MPGLUON_CPU_THREADS is '-1'"),
         (
             {"MPGLUON_SPIN": "1001"},
-            "MPGLUON_SPIN is '1001'; it must be a whole number from 0 to 1000",
+            "MPGLUON_SPIN is '1001'; it must be an integer from 0 to 1000",
         ),
         ({"MPGLUON_TEAM_SPIN": "0"}, "MPGLUON_TEAM_SPIN is '0'; it must be auto, short or long"),
     ],

@@ -75,7 +75,7 @@ def test_gpu_memory_info_honors_limits():
         assert mx.context.gpu_memory_info(0) == (1 << 20, used + (1 << 20)) or free < (1 << 20)
     finally:
         mx.context.set_memory_limit(mx.gpu(0), 0)
-    with pytest.raises(mx.base.MXNetError, match=r"gpu\(99\) is not there"):
+    with pytest.raises(mx.base.MXNetError, match=r"gpu\(99\) does not exist"):
         mx.context.gpu_memory_info(99)
 
 

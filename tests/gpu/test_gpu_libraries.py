@@ -183,7 +183,7 @@ def test_library_of_other_kernels_is_rejected(tmp_path, monkeypatch):
         """,
         MPGLUON_CUDA_LIBRARY=str(other),
     )
-    assert out.startswith("0 ") and "was built from other sources than mpgluon itself" in out
+    assert out.startswith("0 ") and "was built from different sources than mpgluon" in out
 
 
 @needs_stand_in

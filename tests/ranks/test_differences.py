@@ -20,13 +20,13 @@ def slow(*case):
             "order",
             [
                 "rank 1 expects, as transfer 1, 12 bytes from cpu(0, rank=0) to cpu(0): float32 (3)"
-                ", number 3 of those made at ",
+                ", number 3 of the arrays created at ",
                 "differences.py:",
                 "but rank 0 sent, as transfer 1, 12 bytes",
-                "number 1 of those made at ",
+                "number 1 of the arrays created at ",
             ],
         ),
-        slow("lines", ["in lines, at", "number 1 of those made at"]),
+        slow("lines", ["in lines, at", "number 1 of the arrays created at"]),
         slow("views", ["float32 (3), number 1"]),
         slow("shapes", ["float32 (2, 3)", "float32 (3, 2)"]),
         slow("dtypes", ["int32 (2)", "float32 (2)"]),

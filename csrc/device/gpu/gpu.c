@@ -104,10 +104,10 @@ static void lose(mpg_device *device) {
   pthread_mutex_lock(&state->queue.mutex);
   if (!atomic_load(&state->lost)) {
     char text[700];
-    snprintf(text, sizeof text,
-             "%s is lost: %.500s. Its arrays cannot be used any more in this process; other "
-             "devices can",
-             mpg_device_text(device), mpg_error_text());
+    snprintf(
+        text, sizeof text,
+        "%s is lost: %.500s. Its arrays can no longer be used in this process; other devices can",
+        mpg_device_text(device), mpg_error_text());
     const mpg_issued_work *first =
         mpg_issued_after(&state->history, atomic_load(device->completed));
     mpg_submission work = {0};
@@ -270,8 +270,9 @@ mpg_status mpg_gpu_check(mpg_device *device, mpg_gpu_report **report, _Atomic(ui
   gpu_state *state = state_of(device);
   mpg_tick tick;
   if (device->scratch_stays)
-    return mpg_fail(MPG_NOT_IMPLEMENTED,
-                    "a kernel with a check is not captured: where it reports is for one call");
+    return mpg_fail(
+        MPG_NOT_IMPLEMENTED,
+        "a kernel with a check cannot be captured, because its report belongs to a single call");
   *raised = device->raised;
   while (!(*report = mpg_issued_check(&state->history, device, &state->queue.mutex,
                                       atomic_load(&state->issued) + 1, &tick))) {
@@ -458,8 +459,8 @@ static void gpu_work_failed(mpg_device *device, mpg_status status) { note_loss(d
 static mpg_status gpu_allocate(mpg_device *device, size_t size, void **memory) {
   MPG_TRY(usable(device));
   if (mpg_memory_refused())
-    return mpg_fail(MPG_DEVICE_OUT_OF_MEMORY, "%s: %zu bytes were refused", mpg_device_text(device),
-                    size);
+    return mpg_fail(MPG_DEVICE_OUT_OF_MEMORY, "%s: %zu bytes could not be allocated",
+                    mpg_device_text(device), size);
   return note_loss(device, state_of(device)->driver->allocate(state_of(device)->gpu, size, memory));
 }
 
@@ -609,7 +610,7 @@ mpg_gpu_communicator *mpg_gpu_communicator_of(const mpg_device *device, const in
 
 static mpg_status check_gpu(mpg_device *device) {
   if (!is_gpu(device))
-    return mpg_fail(MPG_VALUE_ERROR, "%s is no GPU of this process", mpg_device_text(device));
+    return mpg_fail(MPG_VALUE_ERROR, "%s is not a GPU of this process", mpg_device_text(device));
   return usable(device);
 }
 
@@ -617,7 +618,7 @@ mpg_status mpg_gpu_communicator_join(mpg_device *device, const int32_t *indices,
   MPG_TRY(check_gpu(device));
   joined **link = find_joined(device, indices);
   if (*link)
-    return mpg_fail(MPG_ERROR, "%s has joined these GPUs already", mpg_device_text(device));
+    return mpg_fail(MPG_ERROR, "%s has already joined these GPUs", mpg_device_text(device));
   joined *new = mpg_malloc(sizeof *new + size_of_indices());
   if (!new) return mpg_out_of_host_memory(sizeof *new + size_of_indices());
   new->next = NULL;

@@ -55,8 +55,8 @@ static bool library_path(char *path, size_t size) {
   }
   snprintf(
       gpu_library.reason, sizeof gpu_library.reason,
-      "this build of mpgluon has no GPU kernels: install it where nvcc is found (docs/cuda.md), or "
-      "use CPU devices (python -m mpgluon.port --write --cpu changes mx.gpu to mx.cpu)");
+      "this build of mpgluon has no GPU kernels: install it on a machine with nvcc (docs/cuda.md), "
+      "or use CPU devices (python -m mpgluon.port --write --cpu changes mx.gpu to mx.cpu)");
   return false;
 }
 
@@ -77,7 +77,7 @@ const mpg_gpu_library *mpg_gpu_library_get(const char **reason) {
   void *handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
   if (!handle) {
     snprintf(gpu_library.reason, sizeof gpu_library.reason,
-             "the library of GPU kernels could not be opened: %.400s", dlerror());
+             "the library of GPU kernels cannot be opened: %.400s", dlerror());
     return NULL;
   }
   mpg_gpu_library_open_fn open =
@@ -85,7 +85,7 @@ const mpg_gpu_library *mpg_gpu_library_get(const char **reason) {
   const mpg_gpu_library *library = open ? open(&services) : NULL;
   if (!library || library->stamp != gpu_library.stamp) {
     snprintf(gpu_library.reason, sizeof gpu_library.reason,
-             "%.400s was built from other sources than mpgluon itself: build both anew", path);
+             "%.400s was built from different sources than mpgluon; rebuild both", path);
     return NULL; /* the handle stays open, which is harmless */
   }
   gpu_library.library = library;

@@ -183,7 +183,7 @@ static mpg_status check(const mpg_all_reduce *work, const char *said, int rank) 
   memcpy(&o, said, sizeof o);
   if (o.magic != MAGIC)
     return mpg_fail(MPG_ERROR,
-                    "the ranks run different programs: rank %d sums arrays over ranks, rank %d "
+                    "the ranks run different programs: rank %d sums arrays over ranks, but rank %d "
                     "sends an array",
                     engine->rank, rank);
   if (o.number != work->number || o.count != work->count || o.item != work->item ||

@@ -112,7 +112,7 @@ mpg_status mpg_ranks_compare_steps(const mpg_rank_step *own, const mpg_rank_step
 
 static const char *line_of(uint32_t key, char *text, size_t size) {
   uint32_t origin = key ? mpg_host_origin_of_key(key) : 0;
-  snprintf(text, size, "a line that rank %d has not run", engine->rank);
+  snprintf(text, size, "a line that has not run on rank %d", engine->rank);
   if (origin) mpg_host_origin_text(origin, text, size);
   return text;
 }
@@ -126,7 +126,7 @@ static void describe(const mpg_transfer *t, char *text, size_t size) {
                              (long long)call->dims[i]);
   if (call->array) {
     uint32_t number = low_bits((uint32_t)call->array, COUNT_BITS);
-    snprintf(made, sizeof made, ", number %u of those made at %s,", number,
+    snprintf(made, sizeof made, ", number %u of the arrays created at %s,", number,
              line_of((uint32_t)(call->array >> 32), line, sizeof line));
   }
   if (call->graph)

@@ -29,10 +29,10 @@ int mpg_ranks_own(void) { return engine->rank; }
 bool mpg_ranks_any_order(void) { return engine->mpi.any_order; }
 
 mpg_status mpg_ranks_begin(const mpg_mpi *mpi, int rank, int size, double limit) {
-  if (engine->peers) return mpg_fail(MPG_ERROR, "the ranks have begun already");
+  if (engine->peers) return mpg_fail(MPG_ERROR, "the ranks are already connected");
   if (size < 1 || rank < 0 || rank >= size || mpi->largest_tag < 1 || mpi->handle_size < 1 ||
       mpi->handle_size > (int)sizeof(mpg_mpi_handle))
-    return mpg_fail(MPG_VALUE_ERROR, "rank %d of %d: there is no such rank", rank, size);
+    return mpg_fail(MPG_VALUE_ERROR, "rank %d does not exist in a program of %d ranks", rank, size);
   engine->peers = mpg_calloc((size_t)size, sizeof *engine->peers);
   if (!engine->peers) return mpg_out_of_host_memory((size_t)size * sizeof *engine->peers);
   engine->mpi = *mpi;
@@ -239,13 +239,13 @@ static void look_around(int64_t *seen) {
       if (now - peer->ended_ns < LATE_NS) continue;
       if (waits_for(i))
         snprintf(text, sizeof text,
-                 "rank %d has ended, and has not sent what rank %d waits for: the ranks run "
+                 "rank %d has ended without sending the data that rank %d waits for: the ranks run "
                  "different programs",
                  i, engine->rank);
       else if (mpg_rank_awaits(i, now - LATE_NS))
         snprintf(text, sizeof text,
-                 "rank %d has ended, but rank %d waits for it, for %.300s: the ranks run different "
-                 "programs",
+                 "rank %d has ended, but rank %d still waits for it (%.300s): the ranks run "
+                 "different programs",
                  i, engine->rank, own->text);
       else
         continue;
@@ -255,8 +255,8 @@ static void look_around(int64_t *seen) {
       if (peer->steps)
         snprintf(steps, sizeof steps, "step %llu, ", (unsigned long long)peer->steps);
       snprintf(text, sizeof text,
-               "nothing has been heard of rank %d for %.1f s: it is stopped, "
-               "dead or cut off (MPGLUON_RANKS_TIMEOUT); last known at: %s%.200s",
+               "rank %d has not responded for %.1f s: it is stopped, dead or disconnected "
+               "(MPGLUON_RANKS_TIMEOUT); last known at: %s%.200s",
                i, (double)(now - peer->heard_ns) * 1e-9, steps,
                peer->standing.text[0] ? peer->standing.text : "no block");
       mpg_peer_lost(i, text);
@@ -306,10 +306,10 @@ static void *engine_main(void *unused) {
 
 mpg_status mpg_engine_start(void) {
   if (engine->forked)
-    return mpg_fail(MPG_ERROR,
-                    "this process was forked from rank %d, and takes no part in "
-                    "transfers between ranks",
-                    engine->rank);
+    return mpg_fail(
+        MPG_ERROR,
+        "this process was forked from rank %d and cannot take part in transfers between ranks",
+        engine->rank);
   if (engine->started) return MPG_OK;
   sigset_t all, before;
   sigfillset(&all); /* signals are handled by the host's threads */
@@ -317,7 +317,8 @@ mpg_status mpg_engine_start(void) {
   int error = pthread_create(&engine->thread, NULL, engine_main, NULL);
   pthread_sigmask(SIG_SETMASK, &before, NULL);
   if (error)
-    return mpg_fail(MPG_ERROR, "the thread for ranks could not be started: %s", strerror(error));
+    return mpg_fail(MPG_ERROR, "the communication thread of the ranks could not be started: %s",
+                    strerror(error));
   engine->started = true;
   return MPG_OK;
 }

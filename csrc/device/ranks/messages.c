@@ -294,7 +294,7 @@ static void hear(const mpg_message *m) {
   if (heard.kind == MPG_NEWS_ENDED) peer->end = heard.end;
   if (heard.kind == MPG_NEWS_FAILED)
     snprintf(engine->peers[m->rank].failed, MPG_NOTICE, "%s",
-             heard.text[0] ? heard.text : "an error without a text");
+             heard.text[0] ? heard.text : "an error without a message");
   if (heard.kind == MPG_NEWS_ALIVE || heard.kind == MPG_NEWS_STUCK)
     (void)mpg_news_listen(m->rank); /* if that fails, the rank is considered silent */
 }
@@ -318,7 +318,8 @@ static void finish(mpg_message *m, mpg_status status) {
 /* Checks that the message is the one that this program expects. */
 static mpg_status check_header(const mpg_message *m, const header *head) {
   if (head->magic != MAGIC)
-    return mpg_fail(MPG_ERROR, "rank %d sent what is no transfer: it runs another version",
+    return mpg_fail(MPG_ERROR,
+                    "rank %d sent an unknown message; it runs a different version of mpgluon",
                     m->rank);
   const mpg_transfer sent = {head->from, head->to, head->number, (size_t)head->size, head->call};
   mpg_status status = mpg_ranks_compare_calls(&m->transfer, &sent, m->rank);

@@ -6,7 +6,8 @@
 
 static mpg_status find(void *library, const char *name, void *function) {
   void *symbol = dlsym(library, name);
-  if (!symbol) return mpg_fail(MPG_ERROR, "the MPI library has no %s: %s", name, dlerror());
+  if (!symbol)
+    return mpg_fail(MPG_ERROR, "the MPI library does not export %s: %s", name, dlerror());
   memcpy(function, &symbol, sizeof symbol);
   return MPG_OK;
 }

@@ -205,8 +205,8 @@ static mpg_status remote_copy_to_host(mpg_device *device, void *host, const void
                                       size_t size) {
   (void)host, (void)memory, (void)size;
   return mpg_fail(MPG_ERROR,
-                  "the array is on %s, and this is rank %d, which does not have its contents. "
-                  "mx.parallel.fetch(x), called by all ranks, brings them to all, and "
+                  "the array is on %s, but this is rank %d, which does not have its contents. "
+                  "mx.parallel.fetch(x), called by all ranks, copies them to all, and "
                   "mx.parallel.save writes parameters and optimizer states of all ranks",
                   mpg_device_text(device), engine->rank);
 }

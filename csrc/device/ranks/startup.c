@@ -39,7 +39,8 @@ static mpg_status start_watch(const char *done) {
   pthread_sigmask(SIG_SETMASK, &before, NULL);
   if (!error) return MPG_OK;
   engine->beginning = false;
-  return mpg_fail(MPG_ERROR, "the thread for ranks could not be started: %s", strerror(error));
+  return mpg_fail(MPG_ERROR, "the communication thread of the ranks could not be started: %s",
+                  strerror(error));
 }
 
 mpg_status mpg_ranks_begin_within(double seconds) {
