@@ -36,7 +36,7 @@ static int take_devices(request *q, PyObject *object) {
   Py_ssize_t count = PyTuple_GET_SIZE(items);
   int result = 0;
   if (count > MPG_COMM_MAX_RANKS) {
-    PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "%s: at most %d devices take part, got %zd",
+    PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "%s: at most %d devices are supported, got %zd",
                  mpg_collective_name(q->r.kind), MPG_COMM_MAX_RANKS, count);
     result = -1;
   } else if ((q->devices = PyMem_Calloc((size_t)count + 1, sizeof *q->devices)) == NULL) {
@@ -91,12 +91,12 @@ static int request_take(request *q, PyObject *args) {
   q->r.kind = mpg_collective_find(kind);
   q->r.algorithm = mpg_comm_algorithm_find(algorithm);
   if (q->r.kind == MPG_COLLECTIVE_COUNT) {
-    PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "there is no collective '%s'", kind);
+    PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "unknown collective '%s'", kind);
     return -1;
   }
   if (q->r.algorithm == MPG_COMM_ALGORITHM_COUNT) {
     PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR],
-                 "%s: there is no algorithm '%s'; there are auto, one_shot and two_shot", kind,
+                 "%s: unknown algorithm '%s'; expected auto, one_shot or two_shot", kind,
                  algorithm);
     return -1;
   }
@@ -232,7 +232,8 @@ static PyObject *sum_replicas(PyObject *Py_UNUSED(self), PyObject *args) {
   bool done = true;
   if (count < 1 + apart || home < 0 || home >= count || count > MPG_COMM_MAX_RANKS ||
       (apart && (home != count - 1 || everywhere || copy))) {
-    PyErr_Format(PyExc_ValueError, "sum_replicas: from 1 to %d lists, of which one is home",
+    PyErr_Format(PyExc_ValueError,
+                 "sum_replicas: expected 1 to %d lists, and home must be the index of one",
                  MPG_COMM_MAX_RANKS);
     goto out;
   }
@@ -242,11 +243,12 @@ static PyObject *sum_replicas(PyObject *Py_UNUSED(self), PyObject *args) {
     goto out;
   }
   for (Py_ssize_t r = 0; r < count; r++) {
-    PyObject *list = mpg_py_items(PyTuple_GET_ITEM(lists, r), "sum_replicas takes lists of arrays");
+    PyObject *list =
+        mpg_py_items(PyTuple_GET_ITEM(lists, r), "sum_replicas: expected lists of arrays");
     if (list == NULL) goto out;
     Py_ssize_t here = PyTuple_GET_SIZE(list);
     if (each >= 0 && here != each) {
-      PyErr_SetString(PyExc_ValueError, "sum_replicas: the lists are of different lengths");
+      PyErr_SetString(PyExc_ValueError, "sum_replicas: the lists must have the same length");
       Py_DECREF(list);
       goto out;
     }
@@ -289,14 +291,14 @@ out:
 
 static PyObject *sum_over_ranks(PyObject *Py_UNUSED(self), PyObject *args) {
   PyObject *given[2], *kept[2] = {NULL, NULL}, *gpus = Py_None, *result = NULL;
-  const char *what = "sum_over_ranks takes lists of arrays";
+  const char *what = "sum_over_ranks: expected lists of arrays";
   unsigned long long names = 0;
   if (!PyArg_ParseTuple(args, "O!O!|OK", &PyList_Type, &given[0], &PyList_Type, &given[1], &gpus,
                         &names))
     return NULL;
   Py_ssize_t count = PyList_GET_SIZE(given[0]);
   if (count != PyList_GET_SIZE(given[1])) {
-    PyErr_SetString(PyExc_ValueError, "sum_over_ranks: the lists are of different lengths");
+    PyErr_SetString(PyExc_ValueError, "sum_over_ranks: the lists must have the same length");
     return NULL;
   }
   int32_t *indices = NULL;
@@ -355,17 +357,18 @@ static PyMethodDef methods[] = {
      "arrays; see mpgluon.parallel.collectives."},
     {"sum_replicas", sum_replicas, METH_VARARGS,
      "sum_replicas(lists, home, everywhere, apart=False, copy=False) -> bool: sums arrays of "
-     "replicas in place, or into the last list if `apart`, or copies those of home to the others "
-     "if `copy`, beside what their devices do. False, and nothing happened, where a device can't."},
+     "replicas in place, or into the last list if `apart`, or copies those of home to the other "
+     "lists if `copy`, concurrently with the work of their devices. Returns False and changes "
+     "nothing if a device does not support it."},
     {"sum_over_ranks", sum_over_ranks, METH_VARARGS,
      "sum_over_ranks(arrays, sums, gpus=None): writes into `sums` the sums over ranks of arrays "
-     "that each rank has by itself, beside what their device does; sums may be the arrays. gpus: "
-     "by rank, the numbers of those where they are, which are joined."},
+     "that each rank holds, concurrently with the work of their device; sums may be the arrays "
+     "themselves. gpus: the GPU index of each rank, for joined GPUs."},
     {"written_at", written_at, METH_O,
-     "written_at(array) -> (tick of its latest write, tick of its device's latest work)."},
+     "written_at(array) -> (tick of its latest write, latest tick of its device)."},
     {"collective_plan", collective_plan, METH_VARARGS,
-     "The same, but only what would run: {'ops': names, 'copies': between devices, 'bytes': "
-     "copied}."},
+     "Like collective, but returns only what would run: {'ops': names, 'copies': between devices, "
+     "'bytes': copied}."},
     {NULL, NULL, 0, NULL}};
 
 int mpg_py_comm_init(PyObject *module) {

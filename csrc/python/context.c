@@ -42,8 +42,8 @@ static int parse_text(const char *text, mpg_device_id *id) {
     Py_XDECREF(rank);
     return result;
   }
-  PyErr_Format(mpg_py->errors[MPG_KEY_ERROR], "no context is called '%s'; write cpu(0) or gpu(0)",
-               text);
+  PyErr_Format(mpg_py->errors[MPG_KEY_ERROR],
+               "unknown context '%s'; expected a context such as cpu(0) or gpu(0)", text);
   return -1;
 }
 
@@ -77,9 +77,10 @@ static PyObject *context_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
     long number = PyLong_AsLong(device_type);
     if (number == -1 && PyErr_Occurred()) return NULL;
     if (number != (int32_t)number || mpg_device_type_name((int32_t)number) == NULL) {
-      PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR],
-                   "device type %ld: 1 (cpu), 2 (gpu), 3 (cpu_pinned) and 5 (cpu_shared) are known",
-                   number);
+      PyErr_Format(
+          mpg_py->errors[MPG_VALUE_ERROR],
+          "unknown device type %ld; expected 1 (cpu), 2 (gpu), 3 (cpu_pinned) or 5 (cpu_shared)",
+          number);
       return NULL;
     }
     id = (mpg_device_id){.type = (int32_t)number};
@@ -89,7 +90,8 @@ static PyObject *context_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
   }
   if (index != INT_MIN) id.index = index;
   if (id.index < 0) {
-    PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "a device number is 0 or more, got %d", id.index);
+    PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "a device index must not be negative, got %d",
+                 id.index);
     return NULL;
   }
   if (rank != Py_None && mpg_py_resolve_rank(rank, &id) < 0) return NULL;
@@ -119,7 +121,7 @@ static PyObject *context_compare(PyObject *a, PyObject *b, int operation) {
 }
 static PyObject *context_enter(PyObject *self, PyObject *Py_UNUSED(unused)) {
   if (current.depth == MAX_DEPTH) {
-    PyErr_SetString(PyExc_RecursionError, "more than 256 contexts are entered");
+    PyErr_SetString(PyExc_RecursionError, "at most 256 contexts can be entered at a time");
     return NULL;
   }
   current.stack[current.depth++] = ((context *)self)->id;
@@ -184,33 +186,29 @@ static PyMethodDef context_methods[] = {
     {"__exit__", context_exit, METH_VARARGS, NULL},
     {"__reduce__", context_reduce, METH_NOARGS, NULL},
     {"empty_cache", context_empty_cache, METH_NOARGS,
-     "Gives the device's cached memory back to the system; waits for work that still uses it."},
+     "Returns the device's cached memory to the system; waits for work that uses it."},
     {0}};
 static PyGetSetDef context_properties[] = {
     {"device_type", get_device_type, NULL, "'cpu', 'gpu', 'cpu_pinned' or 'cpu_shared'.", NULL},
-    {"device_typeid", get_device_typeid, NULL, "The number of the device type: 1 is cpu, 2 is gpu.",
-     NULL},
-    {"device_id", get_device_id, NULL, "The number of the device among those of its type.", NULL},
+    {"device_typeid", get_device_typeid, NULL,
+     "The number of the device type: 1 for cpu, 2 for gpu.", NULL},
+    {"device_id", get_device_id, NULL, "The index of the device among those of its type.", NULL},
     {"rank", get_rank, NULL,
-     "The rank of the process that the device belongs to, of several;\n"
-     "None: it is this process's own.",
+     "The rank of the process that owns the device, in programs of several ranks;\nNone for "
+     "devices of this process.",
      NULL},
     {"count_key", get_count_key, NULL,
-     "The number by which optimizers count updates: device_id, and for devices of ranks a larger "
-     "one.",
+     "The number by which optimizers count updates: device_id, or a larger number for devices with "
+     "a rank.",
      NULL},
-    {"is_remote", get_is_remote, NULL, "Whether that is another process than this one.", NULL},
+    {"is_remote", get_is_remote, NULL, "Whether the device belongs to another process.", NULL},
     {0}};
 static PyType_Slot context_slots[] = {
     {Py_tp_doc,
-     "Context(device_type, device_id=0, rank=None)\n--\n\nA device: where arrays live and ops run. "
-     "In a "
-     "with-statement it is the current one of the\n"
-     "thread: where arrays are made that name no other.\n\nExamples\n--------\n"
-     ">>> with mx.cpu(1):\n"
-     "...     x = nd.zeros(2)\n"
-     ">>> x.context, x.as_in_context(mx.cpu(0)).context\n"
-     "(cpu(1), cpu(0))"},
+     "Context(device_type, device_id=0, rank=None)\n--\n\nA device, on which arrays live and ops "
+     "run. A with-statement makes it the current context of the\nthread, on which arrays are "
+     "created by default.\n\nExamples\n--------\n>>> with mx.cpu(1):\n...     x = nd.zeros(2)\n>>> "
+     "x.context, x.as_in_context(mx.cpu(0)).context\n(cpu(1), cpu(0))"},
     {Py_tp_new, context_new},
     {Py_tp_dealloc, context_dealloc},
     {Py_tp_repr, context_repr},
@@ -230,7 +228,7 @@ static PyObject *make(int32_t type, PyObject *number, PyObject *rank, const char
   }
   if (index < 0 || index > INT32_MAX)
     return PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR],
-                        "%s: a device number is 0 or more, got %ld", name, index);
+                        "%s: a device index must not be negative, got %ld", name, index);
   mpg_device_id id = {.type = type, .index = (int32_t)index};
   if (rank != NULL && mpg_py_resolve_rank(rank, &id) < 0) return NULL;
   return mpg_py_context(id);
@@ -239,13 +237,16 @@ static PyObject *make_named(int32_t type, PyObject *const *args, Py_ssize_t coun
                             const char *name) {
   PyObject *number = count > 0 ? args[0] : NULL, *rank = NULL;
   Py_ssize_t given = names == NULL ? 0 : PyTuple_GET_SIZE(names);
-  if (count > 1) return PyErr_Format(PyExc_TypeError, "%s() takes one device number", name);
+  if (count > 1)
+    return PyErr_Format(PyExc_TypeError, "%s() takes at most one positional argument, device_id",
+                        name);
   for (Py_ssize_t i = 0; i < given; i++) {
     PyObject *word = PyTuple_GET_ITEM(names, i);
     bool is_rank = PyUnicode_CompareWithASCIIString(word, "rank") == 0;
     PyObject **place = is_rank ? &rank : &number;
     if ((!is_rank && PyUnicode_CompareWithASCIIString(word, "device_id") != 0) || *place != NULL)
-      return PyErr_Format(PyExc_TypeError, "%s() takes only device_id and rank, each once", name);
+      return PyErr_Format(PyExc_TypeError, "%s() takes only device_id and rank, each at most once",
+                          name);
     *place = args[count + i];
   }
   return make(type, number, rank == Py_None ? NULL : rank, name);
@@ -308,7 +309,7 @@ static PyObject *set_memory_limit(PyObject *Py_UNUSED(module), PyObject *args) {
     if (bytes < 0)
       return mpg_py_refuse(
           PyIndex_Check(limit) ? MPG_VALUE_ERROR : MPG_TYPE_ERROR, limit,
-          "set_memory_limit: the limit is a number of bytes, or 0 or None for no limit");
+          "set_memory_limit: the limit must be a number of bytes, or 0 or None for no limit");
   }
   MPG_PY_TRY(mpg_pool_set_limit(device->pool, (size_t)bytes));
   Py_RETURN_NONE;
@@ -337,7 +338,7 @@ static PyObject *set_threads(PyObject *Py_UNUSED(module), PyObject *object) {
   if (threads < 0 || threads > 4096)
     return PyErr_Format(
         mpg_py->errors[MPG_VALUE_ERROR],
-        "threads per device: 1 or more, or 0 to share the machine's cores out; got %ld", threads);
+        "threads per device must be at least 1, or 0 to divide the cores evenly; got %ld", threads);
   MPG_PY_TRY(mpg_device_set_threads((int)threads));
   Py_RETURN_NONE;
 }
@@ -354,43 +355,39 @@ static PyObject *side_context(PyObject *Py_UNUSED(module), PyObject *ctx) {
 
 PyMethodDef mpg_py_context_methods[] = {
     {"side_context", side_context, METH_O,
-     "side_context(ctx)\n--\n\nA second queue of a CPU device (the first one for a GPU), "
-     "which goes on while `ctx` waits for others."},
+     "side_context(ctx)\n--\n\nA second queue of a CPU device (of CPU 0 for a GPU), which runs "
+     "while `ctx` waits for other devices."},
     {"cpu", (PyCFunction)(void (*)(void))cpu, METH_FASTCALL | METH_KEYWORDS,
-     "cpu(device_id=0, *, rank=None)\n--\n\nThe CPU device of that number: a worker thread with "
-     "its "
-     "own "
-     "memory pool. rank: of the process that it belongs to, the same device for all; None: this "
-     "process's own."},
+     "cpu(device_id=0, *, rank=None)\n--\n\nThe CPU device of that index: a worker thread with its "
+     "own memory pool. rank: the rank of the process that owns it, equal on all ranks; None for "
+     "this process."},
     {"gpu", (PyCFunction)(void (*)(void))gpu, METH_FASTCALL | METH_KEYWORDS,
-     "gpu(device_id=0, *, rank=None)\n--\n\nThe GPU of that number, of this process or of another "
-     "one."},
+     "gpu(device_id=0, *, rank=None)\n--\n\nThe GPU of that index, of this process or of the "
+     "process `rank`."},
     {"cpu_pinned", (PyCFunction)(void (*)(void))cpu_pinned, METH_FASTCALL | METH_KEYWORDS,
-     "cpu_pinned(device_id=0, *, rank=None)\n--\n\nThe memory of cpu(device_id) that is "
-     "page-locked, where there is a GPU: copies to and from GPUs go on beside the program.\n\n"
-     "Examples\n--------\n"
-     ">>> x = nd.array([1, 2], ctx=mx.cpu_pinned())\n"
-     ">>> x.context, (x + 1).context\n"
-     "(cpu_pinned(0), cpu(0))"},
+     "cpu_pinned(device_id=0, *, rank=None)\n--\n\nThe page-locked memory of cpu(device_id) if "
+     "there is a GPU: copies to and from GPUs run concurrently with the "
+     "program.\n\nExamples\n--------\n>>> x = nd.array([1, 2], ctx=mx.cpu_pinned())\n>>> "
+     "x.context, (x + 1).context\n(cpu_pinned(0), cpu(0))"},
     {"current_context", current_context, METH_NOARGS,
-     "current_context()\n--\n\nThe context that arrays are made on when none is named."},
+     "current_context()\n--\n\nThe context on which arrays are created by default."},
     {"num_gpus", num_gpus, METH_NOARGS,
-     "num_gpus()\n--\n\nGPUs that can be used; 0 without a driver."},
+     "num_gpus()\n--\n\nThe number of usable GPUs; 0 without a driver."},
     {"memory_stats", memory_stats, METH_O,
-     "memory_stats(ctx)\n--\n\nBytes of the device's memory: in_use, peak_in_use, held, peak_held, "
-     "limit (0: none); and counts of allocations."},
+     "memory_stats(ctx)\n--\n\nBytes of the device's memory: in_use, peak_in_use, held, peak_held "
+     "and limit (0 if unlimited); and numbers of allocations."},
     {"set_memory_limit", set_memory_limit, METH_VARARGS,
-     "set_memory_limit(ctx, bytes)\n--\n\nThe most memory the device may hold; 0 or None: no "
-     "limit."},
+     "set_memory_limit(ctx, bytes)\n--\n\nSets the maximum memory that the device may hold; 0 or "
+     "None removes the limit."},
     {"gpu_memory_info", gpu_memory_info, METH_O,
-     "gpu_memory_info(ctx)\n--\n\n(free, total) bytes of a GPU."},
+     "gpu_memory_info(ctx)\n--\n\nThe (free, total) bytes of a GPU."},
     {"reset_peak_memory", reset_peak_memory, METH_O,
-     "reset_peak_memory(ctx)\n--\n\nStarts the peaks of memory_stats anew."},
+     "reset_peak_memory(ctx)\n--\n\nResets the peaks of memory_stats."},
     {"set_threads", set_threads, METH_O,
-     "set_threads(n)\n--\n\nThreads each CPU device computes with; 0 shares the machine's cores "
-     "out."},
+     "set_threads(n)\n--\n\nSets the number of threads of each CPU device; 0 divides the machine's "
+     "cores evenly."},
     {"opened_devices", opened_devices, METH_NOARGS,
-     "opened_devices()\n--\n\nThe devices used so far: (Context, threads) each."},
+     "opened_devices()\n--\n\nThe devices used so far, each as (Context, threads)."},
     {0}};
 
 int mpg_py_context_init(PyObject *module) {

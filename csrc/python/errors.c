@@ -7,16 +7,16 @@ static const struct {
   const char *name, *doc;
   PyObject **builtin;
 } classes[] = {
-    {MPG_VALUE_ERROR, "MXNetValueError", "A value out of its range.", &PyExc_ValueError},
-    {MPG_TYPE_ERROR, "MXNetTypeError", "An argument of the wrong type.", &PyExc_TypeError},
-    {MPG_INDEX_ERROR, "MXNetIndexError", "An index out of bounds.", &PyExc_IndexError},
-    {MPG_NOT_IMPLEMENTED, "NotSupportedError", "A part of a feature that does not exist.",
+    {MPG_VALUE_ERROR, "MXNetValueError", "A value is out of range.", &PyExc_ValueError},
+    {MPG_TYPE_ERROR, "MXNetTypeError", "An argument has the wrong type.", &PyExc_TypeError},
+    {MPG_INDEX_ERROR, "MXNetIndexError", "An index is out of bounds.", &PyExc_IndexError},
+    {MPG_NOT_IMPLEMENTED, "NotSupportedError", "A part of a feature is not implemented.",
      &PyExc_NotImplementedError},
     {MPG_DEVICE_OUT_OF_MEMORY, "DeviceMemoryError",
-     "A device's memory is at its limit, or the machine refused more.", &PyExc_MemoryError},
-    {MPG_HOST_OUT_OF_MEMORY, "HostMemoryError", "The machine has no memory left.",
+     "A device's memory limit is reached, or the machine has no more memory.", &PyExc_MemoryError},
+    {MPG_HOST_OUT_OF_MEMORY, "HostMemoryError", "The machine has no more memory.",
      &PyExc_MemoryError},
-    {MPG_IO_ERROR, "MXNetIOError", "A file could not be read or written, or is damaged.",
+    {MPG_IO_ERROR, "MXNetIOError", "A file cannot be read or written, or is damaged.",
      &PyExc_OSError},
 };
 
@@ -40,9 +40,8 @@ static PyObject *new_value_error(PyObject *module, const char *name, const char 
 }
 
 int mpg_py_errors_init(PyObject *module) {
-  PyObject *base = new_class(
-      module, "MXNetError",
-      "A mistake in how something is used; the base of all errors of mpgluon.", PyExc_RuntimeError);
+  PyObject *base = new_class(module, "MXNetError", "The base class of all errors of mpgluon.",
+                             PyExc_RuntimeError);
   if (base == NULL) return -1;
   for (int i = 0; i < MPG_STATUS_COUNT; i++) mpg_py->errors[i] = Py_NewRef(base);
   Py_DECREF(base);
@@ -56,11 +55,10 @@ int mpg_py_errors_init(PyObject *module) {
   }
   /* Value errors for which MXNet programs catch a different built-in class. */
   mpg_py->assertion_error = new_value_error(
-      module, "MXNetAssertionError",
-      "A value that does not fit, where MXNet has an assert statement.", PyExc_AssertionError);
+      module, "MXNetAssertionError", "A value is invalid where MXNet has an assert statement.",
+      PyExc_AssertionError);
   Py_SETREF(mpg_py->errors[MPG_KEY_ERROR],
-            new_value_error(module, "MXNetKeyError", "A word that is none of those known.",
-                            PyExc_KeyError));
+            new_value_error(module, "MXNetKeyError", "A name is unknown.", PyExc_KeyError));
   if (mpg_py->assertion_error == NULL || mpg_py->errors[MPG_KEY_ERROR] == NULL) return -1;
   /* KeyError shows its message quoted; this class shows plain text like the rest. */
   PyObject *text = PyObject_GetAttrString(PyExc_Exception, "__str__");

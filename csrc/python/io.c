@@ -10,7 +10,8 @@ static int gather_sparse(PyObject *parts, const char *name, Py_ssize_t length,
   mpg_tensor tensors[1 + MPG_MAX_INDICES];
   long type = PyTuple_GET_SIZE(parts) > 3 ? PyLong_AsLong(PyTuple_GET_ITEM(parts, 0)) : 0;
   if ((type != MPG_ROW_SPARSE && type != MPG_CSR) || PyTuple_GET_SIZE(parts) != 3 + type) {
-    if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "save: no parts of a sparse array");
+    if (!PyErr_Occurred())
+      PyErr_SetString(PyExc_ValueError, "save: a sparse array cannot be saved in parts");
     return -1;
   }
   if (mpg_py_shape_from(PyTuple_GET_ITEM(parts, 1), &shape, "save") < 0) return -1;
@@ -35,8 +36,8 @@ static int gather(PyObject *arrays, PyObject *names, mpg_tensor_list *list) {
     name_items = mpg_py_items(names, "the names to save under must be a list or tuple");
     if (!name_items) goto fail;
     if (PyTuple_GET_SIZE(name_items) != count) {
-      PyErr_Format(PyExc_ValueError, "%zd names for %zd arrays", PyTuple_GET_SIZE(name_items),
-                   count);
+      PyErr_Format(PyExc_ValueError, "got %zd names for %zd arrays; the numbers must be equal",
+                   PyTuple_GET_SIZE(name_items), count);
       goto fail;
     }
   }
@@ -50,7 +51,7 @@ static int gather(PyObject *arrays, PyObject *names, mpg_tensor_list *list) {
     if (name_items) {
       PyObject *item = PyTuple_GET_ITEM(name_items, i);
       if (!PyUnicode_Check(item)) {
-        PyErr_Format(PyExc_TypeError, "save: names are strings, got %.100s",
+        PyErr_Format(PyExc_TypeError, "save: names must be strings, got %.100s",
                      Py_TYPE(item)->tp_name);
         goto fail;
       }
@@ -226,16 +227,16 @@ static PyObject *write_file(PyObject *Py_UNUSED(module), PyObject *args) {
 
 static PyMethodDef methods[] = {
     {"load_arrays", load_arrays, METH_O,
-     "load_arrays(path): the arrays and names (None when it has none) of an array file."},
+     "load_arrays(path): the arrays and names (None if it has none) of an array file."},
     {"load_arrays_from_bytes", load_arrays_from, METH_O,
      "load_arrays_from_bytes(bytes): load_arrays of a file's contents."},
     {"save_arrays", save_arrays, METH_VARARGS,
      "save_arrays(path, arrays, names): writes an array file; names may be None. The file is "
-     "replaced whole or not at all."},
+     "replaced atomically."},
     {"save_arrays_to_bytes", save_arrays_to, METH_VARARGS,
      "save_arrays_to_bytes(arrays, names): the contents of such a file."},
     {"write_file", write_file, METH_VARARGS,
-     "write_file(path, bytes): writes a file that is replaced whole or not at all."},
+     "write_file(path, bytes): writes a file, replacing it atomically."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -31,7 +31,7 @@ static PyObject *missing_attribute_get(PyObject *object, PyObject *instance, PyO
   if (PyExceptionInstance_Check(error))
     PyErr_SetObject((PyObject *)Py_TYPE(error), error);
   else
-    PyErr_Format(PyExc_TypeError, "MissingAttribute: the function has to return an error, not %R",
+    PyErr_Format(PyExc_TypeError, "MissingAttribute: the function must return an error, not %R",
                  error);
   Py_DECREF(error);
   return NULL;
@@ -79,8 +79,8 @@ static PyType_Slot missing_attribute_slots[] = {
     {Py_tp_clear, missing_attribute_clear},
     {Py_tp_descr_get, missing_attribute_get},
     {Py_tp_doc,
-     "MissingAttribute(error, name)\n--\n\nA class attribute that is not there: reading it raises "
-     "``error(object, name)``, where `object` is the class for a class's own."},
+     "MissingAttribute(error, name)\n--\n\nA missing class attribute: reading it raises "
+     "``error(object, name)``, where `object` is the class if it is read from the class."},
     {0, NULL}};
 static PyType_Spec missing_attribute_spec = {
     "mpgluon._core.MissingAttribute", sizeof(missing_attribute), 0,

@@ -26,7 +26,7 @@ static PyObject *set_exit_status(PyObject *Py_UNUSED(module), PyObject *status) 
 }
 static PyMethodDef methods[] = {
     {"set_exit_status", set_exit_status, METH_O,
-     "set_exit_status(status)\n--\n\nThe status with which the process ends, if not 0."},
+     "set_exit_status(status)\n--\n\nSets the exit status of the process, unless 0."},
     {NULL, NULL, 0, NULL}};
 
 static int add_functions(PyObject *module) {
@@ -96,17 +96,17 @@ static int expect_lock(void) {
   Py_XDECREF(answer);
   if (enabled == 0)
     PyErr_SetString(PyExc_ImportError,
-                    "mpgluon needs Python's global lock, which PYTHON_GIL=0 or -X gil=0 has turned "
-                    "off; leave these out, and Python turns it on");
+                    "mpgluon needs Python's global interpreter lock, which PYTHON_GIL=0 or -X "
+                    "gil=0 has disabled; remove these settings");
   return enabled > 0 ? 0 : -1;
 }
 
 static int exec_module(PyObject *module) {
   if (expect_lock() < 0) return -1;
   if (mpg_py != NULL) {
-    PyErr_SetString(
-        PyExc_ImportError,
-        "mpgluon._core is loaded already; there is one per process, and none for subinterpreters");
+    PyErr_SetString(PyExc_ImportError,
+                    "mpgluon._core is already loaded; it can be loaded once per process and not in "
+                    "subinterpreters");
     return -1;
   }
   mpg_py = &state;
@@ -126,7 +126,7 @@ static PyModuleDef_Slot slots[] = {
     {0, NULL}};
 static PyModuleDef definition = {PyModuleDef_HEAD_INIT,
                                  "mpgluon._core",
-                                 "The C core of mpgluon as Python sees it.",
+                                 "The C core of mpgluon as a Python module.",
                                  0,
                                  NULL,
                                  slots,

@@ -62,9 +62,9 @@ static PyObject *events(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused)
 
 PyMethodDef mpg_py_profiler_methods[] = {
     {"profiler_start", start, METH_NOARGS, "Clears the recorded events and starts recording."},
-    {"profiler_stop", stop, METH_NOARGS, "Stops recording; what was recorded stays."},
-    {"profiler_resume", resume, METH_NOARGS, "Goes on recording after a stop, keeping the events."},
+    {"profiler_stop", stop, METH_NOARGS, "Stops recording and keeps the recorded events."},
+    {"profiler_resume", resume, METH_NOARGS, "Resumes recording after a stop, keeping the events."},
     {"profiler_events", events, METH_NOARGS,
-     "Waits for all work; a list of (device, name, kind, scope, backward, program, peer, bytes, "
-     "stage, micro_batch, begin_ns, end_ns)."},
+     "Waits for all work; returns a list of (device, name, kind, scope, backward, program, peer, "
+     "bytes, stage, micro_batch, begin_ns, end_ns)."},
     {NULL, NULL, 0, NULL}};

@@ -14,7 +14,7 @@ static int take_types(PyObject *types, mpg_mpi *mpi) {
     unsigned long long handle = PyLong_AsUnsignedLongLong(value);
     if (PyErr_Occurred()) return -1;
     if (number < 0 || number >= (long)(sizeof mpi->types / sizeof *mpi->types)) {
-      PyErr_Format(PyExc_ValueError, "ranks_begin: there is no dtype %ld", number);
+      PyErr_Format(PyExc_ValueError, "ranks_begin: unknown dtype %ld", number);
       return -1;
     }
     mpi->types[number] = (mpg_mpi_handle)handle;
@@ -83,10 +83,9 @@ int mpg_py_resolve_rank(PyObject *object, mpg_device_id *id) {
   if (ranks < 0) return -1;
   if (rank < 0 || rank >= ranks) {
     PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR],
-                 ranks == 1
-                     ? "there is no rank %ld: this program is one process, rank 0; start it with "
-                       "mpirun -n 2 or more"
-                     : "there is no rank %ld: this program's ranks are numbered 0 to %ld",
+                 ranks == 1 ? "rank %ld does not exist: this program is one process, rank 0; start "
+                              "it with mpirun -n 2 or more"
+                            : "rank %ld does not exist: this program's ranks are numbered 0 to %ld",
                  rank, ranks - 1);
     return -1;
   }
@@ -184,8 +183,7 @@ int32_t *mpg_py_gpu_indices(PyObject *object) {
   if (good)
     PyErr_NoMemory();
   else if (!PyErr_Occurred())
-    PyErr_Format(PyExc_ValueError, "expected a tuple of %d numbers of GPUs, one of each rank",
-                 count);
+    PyErr_Format(PyExc_ValueError, "expected a tuple of %d GPU indices, one for each rank", count);
   return NULL;
 }
 
@@ -209,7 +207,7 @@ static PyObject *ranks_gpu_join(PyObject *Py_UNUSED(self), PyObject *args) {
   int32_t *indices;
   if (!PyArg_ParseTuple(args, "O!y#:ranks_gpu_join", &PyTuple_Type, &gpus, &id, &size)) return NULL;
   if (size != MPG_GPU_COMMUNICATOR_ID)
-    return PyErr_Format(PyExc_ValueError, "ranks_gpu_join: an id has %d bytes",
+    return PyErr_Format(PyExc_ValueError, "ranks_gpu_join: an id must have %d bytes",
                         MPG_GPU_COMMUNICATOR_ID);
   if (take_gpus(gpus, &device, &indices) < 0) return NULL;
   mpg_status status = mpg_gpu_communicator_join(device, indices, id);
@@ -261,59 +259,59 @@ static PyObject *ranks_differ(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(unu
 
 static PyMethodDef methods[] = {
     {"ranks_tell_end", ranks_tell_end, METH_VARARGS,
-     "ranks_tell_end(failure=None)\n--\n\nTells other ranks that this one has ended, or failed."},
+     "ranks_tell_end(failure=None)\n--\n\nReports to the other ranks that this one has ended or "
+     "failed."},
     {"ranks_gpu_card", ranks_gpu_card, METH_O,
-     "ranks_gpu_card(ctx) -> str: by which all processes know a GPU's card; an error without "
-     "NCCL."},
+     "ranks_gpu_card(ctx) -> str: the name by which all processes know a GPU's card; raises an "
+     "error without NCCL."},
     {"ranks_gpu_id", ranks_gpu_id, METH_O,
-     "ranks_gpu_id(ctx) -> bytes, with which all ranks join a communicator of GPUs."},
+     "ranks_gpu_id(ctx) -> bytes: an id with which all ranks join a communicator of GPUs."},
     {"ranks_gpu_join", ranks_gpu_join, METH_VARARGS,
-     "ranks_gpu_join((ctx, indices), id): begins to join, by a GPU of this process, the GPUs of "
-     "these numbers, one of each rank."},
+     "ranks_gpu_join((ctx, indices), id): starts to join a communicator of the GPUs with these "
+     "indices, one for each rank, with a GPU of this process."},
     {"ranks_gpu_joined", ranks_gpu_joined, METH_O,
-     "ranks_gpu_joined((ctx, indices)) -> bool: whether it has joined them."},
+     "ranks_gpu_joined((ctx, indices)) -> bool: whether the GPU has joined them."},
     {"ranks_gpu_leave", ranks_gpu_leave, METH_O,
-     "ranks_gpu_leave((ctx, indices)): leaves them, before any sum."},
+     "ranks_gpu_leave((ctx, indices)): leaves the communicator, before any sum."},
     {"ranks_begin_within", ranks_begin_within, METH_O,
      "ranks_begin_within(seconds)\n--\n\nEnds the process unless ranks_begun is called by then."},
-    {"ranks_begun", ranks_begun, METH_NOARGS, "ranks_begun()\n--\n\nMPI has begun."},
+    {"ranks_begun", ranks_begun, METH_NOARGS, "ranks_begun()\n--\n\nReports that MPI has begun."},
     {"ranks_end_within_limit", ranks_end_within_limit, METH_NOARGS,
-     "ranks_end_within_limit()\n--\n\nEnds the process unless MPI ends in time, at the end of "
-     "all."},
+     "ranks_end_within_limit()\n--\n\nEnds the process unless MPI ends within the time limit, at "
+     "the end of the program."},
     {"ranks_note_step", ranks_note_step, METH_NOARGS,
-     "ranks_note_step()\n--\n\nOne more step of training begins."},
+     "ranks_note_step()\n--\n\nReports that another training step begins."},
     {"ranks_note_update", ranks_note_update, METH_VARARGS,
-     "ranks_note_update(rescale_grad, learning_rate)\n--\n\nAn update of parameters that all ranks "
-     "make together, and compare."},
+     "ranks_note_update(rescale_grad, learning_rate)\n--\n\nReports an update of parameters, which "
+     "all ranks make together and compare."},
     {"ranks_note_collective", ranks_note_collective, METH_NOARGS,
-     "ranks_note_collective()\n--\n\nAll ranks are at the same place of the program."},
+     "ranks_note_collective()\n--\n\nReports that all ranks are at the same point of the program."},
     {"ranks_name_arrays", ranks_name_arrays, METH_O,
-     "ranks_name_arrays(named)\n--\n\nSets whether arrays that this thread makes get names, which "
+     "ranks_name_arrays(named)\n--\n\nSets whether arrays created by this thread get names, which "
      "the ranks compare. Returns the previous setting."},
     {"ranks_poll", ranks_poll, METH_VARARGS,
-     "ranks_poll(what, progress, again)\n--\n\nThis rank waits for all others, in vain so far; "
-     "again: not for the first time, with the number that the last call has returned."},
-    {"ranks_poll_end", ranks_poll_end, METH_NOARGS, "ranks_poll_end()\n--\n\nIt waits no more."},
+     "ranks_poll(what, progress, again)\n--\n\nReports that this rank is still waiting for all "
+     "other ranks. progress: the result of the previous call; again: whether there was one."},
+    {"ranks_poll_end", ranks_poll_end, METH_NOARGS,
+     "ranks_poll_end()\n--\n\nReports that this rank no longer waits."},
     {"ranks_find_lost", ranks_find_lost, METH_NOARGS,
-     "ranks_find_lost()\n--\n\nThe first rank that is lost (-1: none), why, and whether no other "
-     "goes on."},
+     "ranks_find_lost()\n--\n\nThe first lost rank (-1 if none), the reason, and whether no other "
+     "rank continues."},
     {"ranks_differ", ranks_differ, METH_NOARGS,
-     "ranks_differ()\n--\n\nOnce all ranks have ended: how this rank's transfers differ from "
-     "those of another one; None if they do not."},
+     "ranks_differ()\n--\n\nHow this rank's transfers differ from those of another rank, once all "
+     "ranks have ended; None if they do not differ."},
     {"ranks_begin", ranks_begin, METH_VARARGS,
      "ranks_begin(path, rank, size, communicator, byte, largest_tag, handle_size, limit, sum, "
-     "in_place, any_order, types)\n--\n\nFrom now on this process is one of several, which talk "
-     "through the "
-     "MPI library of that path; handles as numbers; limit: seconds of silence; any_order: MPI may "
-     "sum in its own, of the dtypes for which there are types."},
-    {"ranks_end", ranks_end, METH_NOARGS,
-     "ranks_end()\n--\n\nNothing is sent or received any more."},
+     "in_place, any_order, types)\n--\n\nMakes this process one of several ranks, which "
+     "communicate through the MPI library at that path; handles are numbers; limit: seconds "
+     "without a response; any_order: MPI may choose the order of sums, for the dtypes in types."},
+    {"ranks_end", ranks_end, METH_NOARGS, "ranks_end()\n--\n\nEnds sending and receiving."},
     {"ranks_flushed", ranks_flushed, METH_NOARGS,
-     "ranks_flushed()\n--\n\nWhether all that was sent has left."},
+     "ranks_flushed()\n--\n\nWhether all messages have left."},
     {"ranks_statistics", ranks_statistics, METH_NOARGS,
      "ranks_statistics()\n--\n\nNumbers of transfers, messages and bytes so far."},
     {"ranks_lost", ranks_lost, METH_VARARGS,
-     "ranks_lost(rank, text)\n--\n\nWhat waits for that rank fails from now on, with this text."},
+     "ranks_lost(rank, text)\n--\n\nFails all work that waits for that rank, with this text."},
     {NULL, NULL, 0, NULL}};
 
 int mpg_py_ranks_init(PyObject *module) { return PyModule_AddFunctions(module, methods); }

@@ -49,7 +49,7 @@ static PyObject *set_engine_mode(PyObject *Py_UNUSED(module), PyObject *args, Py
       Py_RETURN_NONE;
     }
   return PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR],
-                      "the engine's mode is 'async', 'sync' or 'shuffle', got '%s'", mode);
+                      "the engine's mode must be 'async', 'sync' or 'shuffle', got '%s'", mode);
 }
 static PyObject *run_ready(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused)) {
   Py_BEGIN_ALLOW_THREADS;
@@ -200,51 +200,50 @@ static PyObject *handed_over(PyObject *Py_UNUSED(module), PyObject *ctx) {
 PyMethodDef mpg_py_runtime_methods[] = {
     {"engine_queue_status", engine_queue_status, METH_NOARGS,
      "engine_queue_status()\n--\n\nFor each device (its name, ticks completed, ticks submitted, "
-     "the "
-     "work it is at, the op in it, the op's block path, the device it\n"
-     "waits for or None, the tick it waits for, the work there). Work is (name, line, block path, "
-     "stage, micro-batch) or None."},
+     "its current work, the op in it, the op's block path, the device it\nwaits for or None, the "
+     "tick it waits for, the work of that tick). Work is (name, line, block path, stage, "
+     "micro-batch) or None."},
     {"handed_over", handed_over, METH_O,
-     "handed_over(ctx)\n--\n\nWhen the worker of a device could see what was queued there last, "
-     "by time.perf_counter's clock; None where the profiler was off."},
+     "handed_over(ctx)\n--\n\nThe time at which the worker of a device could see the latest queued "
+     "work, by time.perf_counter's clock; None if the profiler was off."},
     {"_stall", stall, METH_VARARGS,
-     "_stall(ctx, seconds, until=-1)\n--\n\nQueues work on the device that does nothing for so "
-     "long, or until a file descriptor can be read; for tests."},
+     "_stall(ctx, seconds, until=-1)\n--\n\nQueues work that blocks the device for that time, or "
+     "until a file descriptor can be read; for tests."},
     {"waitall", waitall, METH_NOARGS,
      "waitall()\n--\n\nWaits for everything queued on all devices; raises the first failure not "
      "raised before.\n\nExamples\n--------\n"
      ">>> x = nd.ones((2, 3)) * 2  # queued\n"
      ">>> nd.waitall()              # done"},
     {"random_seed", random_seed, METH_O,
-     "random_seed(seed)\n--\n\nSets the seed of all random ops and starts their count anew."},
+     "random_seed(seed)\n--\n\nSets the seed of all random ops and resets their count."},
     {"random_state", random_state, METH_NOARGS,
-     "random_state()\n--\n\n(seed, number of random calls so far)."},
+     "random_state()\n--\n\nThe (seed, number of random calls so far)."},
     {"random_restore", random_restore, METH_O,
-     "random_restore(state)\n--\n\nGoes back to a state that random_state gave. Returns the "
-     "former one."},
+     "random_restore(state)\n--\n\nRestores a state from random_state. Returns the previous one."},
     {"set_engine_mode", (PyCFunction)(void (*)(void))set_engine_mode, METH_VARARGS | METH_KEYWORDS,
-     "set_engine_mode(mode, seed=0)\n--\n\n'async'; 'sync': each op has run, or failed, when its "
-     "call returns; 'shuffle': late and in random legal order, for tests."},
+     "set_engine_mode(mode, seed=0)\n--\n\n'async': work is queued; 'sync': each op has run, or "
+     "failed, when its call returns; 'shuffle': work runs late and in a random legal order, for "
+     "tests."},
     {"run_ready", run_ready, METH_NOARGS,
-     "run_ready()\n--\n\nRuns the tasks that the engine 'shuffle' keeps until a thread waits."},
-    {"engine_mode", engine_mode, METH_NOARGS, "engine_mode()\n--\n\nThe present mode."},
-    {"build_info", build_info, METH_NOARGS, "build_info()\n--\n\nWhat was built in: a dict."},
+     "run_ready()\n--\n\nRuns the tasks that the engine mode 'shuffle' holds back until a thread "
+     "waits."},
+    {"engine_mode", engine_mode, METH_NOARGS, "engine_mode()\n--\n\nThe current mode."},
+    {"build_info", build_info, METH_NOARGS, "build_info()\n--\n\nThe build settings, as a dict."},
     {"set_library_folders", set_library_folders, METH_O,
-     "set_library_folders(folders)\n--\n\nWhere oneDNN and OpenBLAS are looked for; before the "
-     "first op that uses them."},
+     "set_library_folders(folders)\n--\n\nSets the folders in which oneDNN and OpenBLAS are "
+     "searched; before the first op that uses them."},
     {"libraries", libraries, METH_NOARGS,
-     "libraries()\n--\n\nThe optional libraries: a dict each with name, found, version, path, "
-     "reason."},
+     "libraries()\n--\n\nThe optional libraries, each as a dict with name, found, version, path "
+     "and reason."},
     {"gpu_libraries", gpu_libraries, METH_NOARGS,
-     "gpu_libraries()\n--\n\nNVIDIA's libraries, opened by the call, as dicts like those of "
-     "`libraries`; none without a GPU."},
+     "gpu_libraries()\n--\n\nNVIDIA's libraries, opened by this call, as dicts like those of "
+     "`libraries`; empty without a GPU."},
     {"gpu_reason", gpu_reason, METH_NOARGS,
-     "gpu_reason()\n--\n\nWhy there is no GPU; None where there is one."},
-    {"_memory_free_kept", memory_free_kept, METH_NOARGS,
-     "Frees work space that is kept for further calls; for tests."},
+     "gpu_reason()\n--\n\nThe reason why no GPU is available; None if one is."},
+    {"_memory_free_kept", memory_free_kept, METH_NOARGS, "Frees cached work space; for tests."},
     {"_memory_until_failure", memory_until_failure, METH_NOARGS,
-     "How many allocations are left until the one that `_memory_fail_after` makes fail."},
+     "The number of allocations left until the one that `_memory_fail_after` makes fail."},
     {"_memory_fail_after", memory_fail_after, METH_VARARGS,
-     "Makes the n-th allocation of bookkeeping or device memory from now fail, and those behind "
-     "it, `count` (1) in all; for tests. 0 disarms. Returns whether one has failed."},
+     "Makes the n-th allocation of bookkeeping or device memory from now fail, and those after it, "
+     "`count` (1) in all; for tests. 0 disables this. Returns whether one has failed."},
     {0}};

@@ -232,17 +232,17 @@ def write_in_body(F, x):
         (
             lambda F, x: F.topk(x, k=int(x.sum())),
             r"int\(\) needs",
-            "a size has to follow from shapes",
+            "sizes must follow from shapes",
         ),
         (lambda F, x: [x for _ in range(x[0, 0])], "an index needs", "F.take and F.pick"),
         (lambda F, x: x * x.sum().asscalar(), r"asscalar\(\) needs", "array of one element"),
         (
             lambda F, x: nd.array(x.asnumpy()),
             r"asnumpy\(\) needs the value of an array of shape \(3, 4\)",
-            "with the ops of F .*or do this step outside",
+            "with the ops of F .*or move this step out",
         ),
         (lambda F, x: nd.array(np.asarray(x)), r"__array__\(\) needs", "with the ops of F"),
-        (lambda F, x: x.wait_to_read() or x, r"wait_to_read\(\) needs", "outside of the block"),
+        (lambda F, x: x.wait_to_read() or x, r"wait_to_read\(\) needs", "out of the block"),
         (
             lambda F, x: x[(x[:, 0] > 0).astype("bool")],
             "indexing by this array",
@@ -268,7 +268,7 @@ def write_in_body(F, x):
         ),
         (
             lambda F, x: F.reshape(x, shape=(x[0, 0], -1)),
-            "Reshape: shape has to be",
+            "Reshape: shape must be",
             "traced by hybridize",
         ),
         (

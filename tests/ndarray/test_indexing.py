@@ -218,9 +218,9 @@ def test_values_of_wrong_shape_or_type_are_refused():
     with pytest.raises(TypeError, match="int32"):
         array.astype("int32")[0] = None
     for key in ("a", 1.5, (0, "a"), (0, 1.5)):
-        with pytest.raises(ValueError, match="can't be an index"):
+        with pytest.raises(ValueError, match="cannot be an index"):
             array[key]
-        with pytest.raises(ValueError, match="can't be an index"):
+        with pytest.raises(ValueError, match="cannot be an index"):
             array[key] = 0
     with pytest.raises(ValueError):
         array[::0]

@@ -263,9 +263,12 @@ def test_argmax_result_compares_with_labels_and_indexes():
     "other, match",
     [
         (np.ma.array([1.0, 2.0], mask=[False, True]), "no mask"),
-        (np.array([1j, 2]), "complex128 is no operand"),
-        (np.array(["2020-01-01", "2020-01-02"], dtype="M8[D]"), "datetime64.* is no operand"),
-        (np.zeros(2, dtype=[("a", "f4")]), "is no operand"),
+        (np.array([1j, 2]), "complex128 cannot be an operand"),
+        (
+            np.array(["2020-01-01", "2020-01-02"], dtype="M8[D]"),
+            "datetime64.* cannot be an operand",
+        ),
+        (np.zeros(2, dtype=[("a", "f4")]), "cannot be an operand"),
     ],
 )
 def test_operands_that_would_lose_data_are_refused(other, match):

@@ -311,7 +311,7 @@ def test_none_for_enum_parameter_is_refused():
         if param["kind"] != "one of" or param["default"] == "None" or "None" in words:
             continue
         found += 1
-        with pytest.raises(ValueError, match=f"{param['name']} is one of .*, got None"):
+        with pytest.raises(ValueError, match=f"{param['name']} must be one of .*, got None"):
             _core.OpCall(name, {param["name"]: None})
     assert found > 20
 

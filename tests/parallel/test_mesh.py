@@ -443,14 +443,14 @@ def test_sum_replicas_sums_in_place(dtype, everywhere):
             wanted = expected[i] if everywhere or replica == 1 else before[replica][i]
             np.testing.assert_array_equal((array * 1).asnumpy(), wanted)
     for bad, text in (
-        ([lists[0], lists[1][:2]], "different lengths"),
+        ([lists[0], lists[1][:2]], "must have the same length"),
         ([lists[0], lists[1][::-1]], "array 0 of replica 1 differs in shape or dtype"),
     ):
         with pytest.raises(ValueError, match=text):
             _core.sum_replicas(bad, 0, True)
     with pytest.raises(ValueError, match="arrays of replica 0 must be on one device"):
         _core.sum_replicas([[lists[0][0], lists[1][0]]], 0, True)
-    with pytest.raises(ValueError, match="of which one is home"):
+    with pytest.raises(ValueError, match="home must be the index of one"):
         _core.sum_replicas(lists, 3, True)
 
 

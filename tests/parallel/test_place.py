@@ -309,7 +309,7 @@ def test_place_accepts_device_names():
         ({"(": on(0)}, ValueError, "no regular expression"),
         ({1: on(0)}, TypeError, "names of blocks and devices"),
         ({"output": 1}, TypeError, "names of blocks and devices"),
-        ({"output": "cpu:1"}, KeyError, "no context is called .cpu:1."),
+        ({"output": "cpu:1"}, KeyError, "unknown context .cpu:1."),
         ({"output": mx.gpu(99)}, mx.MXNetError, "is not there"),
         (3, TypeError, "a Mesh or a Plan, not int"),
     ],

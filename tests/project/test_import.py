@@ -71,7 +71,7 @@ def test_python_without_gil_is_rejected():
     """A free-threaded Python enables the GIL for extension modules that do not declare support.
     With PYTHON_GIL=0 it stays off, and the import must fail."""
     for answer, expected in (
-        ("False", "ImportError mpgluon needs Python's global lock"),
+        ("False", "ImportError mpgluon needs Python's global interpreter lock"),
         ("True", "imported"),
     ):
         code = (

@@ -716,7 +716,7 @@ def test_files_of_other_formats_raise_with_a_hint(tmp_path):
 
 @pytest.mark.parametrize("limit, kind", [(-5, ValueError), ("abc", TypeError), (1.5, TypeError)])
 def test_invalid_memory_limits_raise(limit, kind):
-    assert "the limit is a number of bytes" in text_of(
+    assert "the limit must be a number of bytes" in text_of(
         kind, lambda: mx.context.set_memory_limit(mx.cpu(0), limit)
     )
 

@@ -295,7 +295,7 @@ def test_multi_update_rejects_invalid_arrays():
     w, g, m = some()
     good = [w, g, m]
     for op, arrays, per_weight, factors, kind, match in [
-        ("nothing", good, 3, [1, 1], ValueError, "no update op 'nothing'"),
+        ("nothing", good, 3, [1, 1], ValueError, "unknown update op 'nothing'"),
         ("sgd_mom_update", good, 3, [1, 1], ValueError, "not a multi-weight update op"),
         (
             "preloaded_multi_sgd_mom_update",
@@ -350,7 +350,7 @@ def test_multi_update_rejects_invalid_arrays():
     assert (w.asnumpy()[:2] == values[0][:2] + values[0][2:] * 0 - values[1][:2]).all()
     with pytest.raises(TypeError):
         _core.holds([], [], [])
-    with pytest.raises(ValueError, match="1 keys, 0 values"):
+    with pytest.raises(ValueError, match="1 keys but 0 values"):
         _core.holds({}, [1], [])
 
 

@@ -94,21 +94,20 @@ static const char *other_way(const char *what) {
        "...)"},
       {"int()",
        "Keep it as an array of one element and compute with F: F.take and F.pick choose by index, "
-       "F.where by a condition, F.contrib.foreach and while_loop repeat; what "
-       "is a size has to follow from shapes"},
+       "F.where by a condition, F.contrib.foreach and while_loop repeat; sizes must follow from "
+       "shapes"},
       {"an index",
-       "F.take and F.pick choose by index, F.contrib.foreach and while_loop repeat, and what is a "
-       "size has to follow from shapes"},
+       "F.take and F.pick choose by index, F.contrib.foreach and while_loop repeat, and sizes must "
+       "follow from shapes"},
       {"x[...] = value",
-       "Make a new array with F.where, F.concat, F.scatter_nd or F.contrib.index_copy"},
+       "Create a new array with F.where, F.concat, F.scatter_nd or F.contrib.index_copy"},
       {"indexing by this array together with others, or in an assignment",
        "F.contrib.boolean_mask picks rows by a mask, F.take and F.gather_nd by indices, F.where "
        "chooses between elements"},
   };
   for (size_t i = 0; i < sizeof ways / sizeof ways[0]; i++)
     if (strcmp(what, ways[i].what) == 0) return ways[i].way;
-  return "Compute it with the ops of F (F.where, F.sum, ...), or do this step outside of the "
-         "block";
+  return "Compute it with the ops of F (F.where, F.sum, ...), or move this step out of the block";
 }
 
 static int refuse_value(const mpg_array *array, const char *what) {
@@ -123,7 +122,7 @@ static int refuse_value(const mpg_array *array, const char *what) {
                captured ? "from outside of the block that hybridize() is tracing"
                         : "that hybridize() is tracing",
                overwrites ? "values in a block are never overwritten"
-               : captured ? "it would be read once, now, and in no later call"
+               : captured ? "it would be read once, during tracing, and not in later calls"
                           : "it has a shape, a dtype and a device, but no value yet",
                line ? line : Py_None, other_way(what),
                captured ? "read it before the block is called, and pass the number as an argument"
@@ -356,7 +355,7 @@ PyObject *mpg_py_broadcast(PyObject *self, const mpg_shape *shape) {
   if (!fits) {
     char a[MPG_SHAPE_TEXT_SIZE], b[MPG_SHAPE_TEXT_SIZE];
     return PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR],
-                        "can't broadcast an array of shape %s to %s",
+                        "cannot broadcast an array of shape %s to %s",
                         mpg_shape_text(own, a, sizeof a), mpg_shape_text(shape, b, sizeof b));
   }
   PyObject *source = Py_NewRef(self);
@@ -392,7 +391,7 @@ static PyObject *array_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUS
   bool unpickled = PyTuple_GET_SIZE(args) == 1 && PyTuple_GET_ITEM(args, 0) == Py_None;
   if (type != mpg_py->array_type || unpickled) return without_elements(type);
   PyErr_SetString(mpg_py->errors[MPG_TYPE_ERROR],
-                  "NDArray is not called; make arrays with nd.array, nd.zeros, nd.empty, ...");
+                  "NDArray cannot be called; make arrays with nd.array, nd.zeros, nd.empty, ...");
   return NULL;
 }
 
@@ -441,14 +440,12 @@ static PyMemberDef members[] = {
 int mpg_py_array_init(PyObject *module) {
   PyType_Slot slots[64] = {
       {Py_tp_doc,
-       "An array on a device, with the operators of Python and the methods of MXNet's NDArray.\n\n"
-       "Ops on it are queued; what reads its values (asnumpy, printing, float(), ...) waits for "
-       "them. Arrays are contiguous:\n"
-       "reshape and x[begin:end] share memory, other indexing copies.\n\nExamples\n--------\n"
-       ">>> x = nd.array([[1, 2], [3, 4]])\n"
-       ">>> x[0] = x[1] * 10\n"
-       ">>> x.asnumpy().tolist(), x.shape, x.context\n"
-       "([[30.0, 40.0], [3.0, 4.0]], (2, 2), cpu(0))"},
+       "An array on a device, with Python's operators and the methods of MXNet's NDArray.\n\nOps "
+       "on it are queued; reading its values (asnumpy, printing, float(), ...) waits for them. "
+       "Arrays are contiguous:\nreshape and x[begin:end] share memory, other indexing "
+       "copies.\n\nExamples\n--------\n>>> x = nd.array([[1, 2], [3, 4]])\n>>> x[0] = x[1] * "
+       "10\n>>> x.asnumpy().tolist(), x.shape, x.context\n([[30.0, 40.0], [3.0, 4.0]], (2, 2), "
+       "cpu(0))"},
       {Py_tp_new, array_new},
       {Py_tp_dealloc, array_dealloc},
       {Py_tp_setattro, mpg_py_set_attribute},

@@ -80,11 +80,10 @@ static void let_go(exported *self) {
 static void report_kept(const exported *self, mpg_status status) {
   PyObject *type, *value, *traceback;
   PyErr_Fetch(&type, &value, &traceback);
-  mpg_fail_prefix(status,
-                  "DLPack: %zu bytes on %s stay allocated, as it is not known when work on them "
-                  "is done",
-                  mpg_tensor_bytes(&self->tensor),
-                  mpg_device_text(mpg_tensor_device(&self->tensor)));
+  mpg_fail_prefix(
+      status,
+      "DLPack: %zu bytes on %s stay allocated, because the end of the work on them is unknown",
+      mpg_tensor_bytes(&self->tensor), mpg_device_text(mpg_tensor_device(&self->tensor)));
   mpg_py_raise(status);
   PyErr_WriteUnraisable(NULL);
   PyErr_Restore(type, value, traceback);
@@ -203,7 +202,7 @@ PyObject *mpg_py_dlpack(PyObject *self, PyObject *args, PyObject *kwargs) {
   long major = 0;
   if (version != Py_None) {
     if (!PyTuple_Check(version) || PyTuple_GET_SIZE(version) != 2)
-      return PyErr_Format(PyExc_TypeError, "max_version is a tuple (major, minor)");
+      return PyErr_Format(PyExc_TypeError, "max_version must be a tuple (major, minor)");
     major = PyLong_AsLong(PyTuple_GET_ITEM(version, 0));
     if (major == -1 && PyErr_Occurred()) return NULL;
   }
@@ -213,8 +212,9 @@ PyObject *mpg_py_dlpack(PyObject *self, PyObject *args, PyObject *kwargs) {
     dl_device own = device_of(its);
     int type, id;
     if (!PyTuple_Check(device))
-      return PyErr_Format(PyExc_TypeError, "dl_device is a tuple (device type, device id)");
-    if (!PyArg_ParseTuple(device, "ii;dl_device is a tuple (device type, device id)", &type, &id))
+      return PyErr_Format(PyExc_TypeError, "dl_device must be a tuple (device type, device id)");
+    if (!PyArg_ParseTuple(device, "ii;dl_device must be a tuple (device type, device id)", &type,
+                          &id))
       return NULL;
     if (type != own.type || id != own.id) {
       PyErr_SetString(PyExc_BufferError,
@@ -340,7 +340,7 @@ static int import(const dl_tensor *source, void (*release_owner)(void *), void *
   if (source->device.type == DL_CUDA)
     id = (mpg_device_id){.type = MPG_GPU, .index = source->device.id};
   else if (source->device.type != DL_CPU && source->device.type != DL_CUDA_HOST)
-    return refuse("the tensor is on a device of an unknown kind");
+    return refuse("the tensor is on a device of an unknown type");
   if (source->ndim < 0 || source->ndim > MPG_MAX_NDIM)
     return refuse("the tensor has too many dimensions");
   mpg_desc desc = {.shape.ndim = source->ndim, .dtype = MPG_DTYPE_NONE};
@@ -348,7 +348,8 @@ static int import(const dl_tensor *source, void (*release_owner)(void *), void *
     if (dtypes[i].code == source->dtype.code && dtypes[i].bits == source->dtype.bits &&
         source->dtype.lanes == 1)
       desc.dtype = dtypes[i].dtype;
-  if (desc.dtype == MPG_DTYPE_NONE) return refuse("arrays of the tensor's dtype do not exist here");
+  if (desc.dtype == MPG_DTYPE_NONE)
+    return refuse("the tensor's dtype is not supported by NDArrays");
   for (int i = 0; i < source->ndim; i++) desc.shape.dims[i] = source->shape[i];
   size_t bytes;
   MPG_PY_TRY_INT(mpg_shape_check(&desc.shape, desc.dtype, &bytes));
@@ -410,7 +411,7 @@ static PyObject *from_capsule(PyObject *capsule, bool ordered) {
   strided s = {0};
   bool versioned = PyCapsule_IsValid(capsule, versioned_name);
   if (!versioned && !PyCapsule_IsValid(capsule, plain_name)) {
-    refuse("the capsule holds no tensor, or was used before");
+    refuse("the capsule holds no tensor, or was already consumed");
     return NULL;
   }
   const char *name = versioned ? versioned_name : plain_name;
@@ -418,11 +419,11 @@ static PyObject *from_capsule(PyObject *capsule, bool ordered) {
   dl_versioned *later = versioned ? managed : NULL;
   dl_managed *plain = versioned ? NULL : managed;
   if (versioned && later->major > 1) {
-    refuse("the capsule is of a later DLPack version");
+    refuse("the capsule has a newer, incompatible DLPack version");
     return NULL;
   }
   if (versioned && later->flags & DL_READ_ONLY) {
-    refuse("the tensor is read-only, and an NDArray can be written; copy it, as nd.array does");
+    refuse("the tensor is read-only, but an NDArray is writable; copy it with nd.array");
     return NULL;
   }
   /* Renamed first, so that the capsule no longer releases the tensor. */
@@ -475,7 +476,7 @@ static PyObject *from_dlpack(PyObject *Py_UNUSED(module), PyObject *object) {
   if (PyCapsule_CheckExact(object)) return from_capsule(object, false);
   PyObject *method = PyObject_GetAttrString(object, "__dlpack__");
   if (method == NULL) {
-    PyErr_Format(mpg_py->errors[MPG_TYPE_ERROR], "from_dlpack: %s has no __dlpack__",
+    PyErr_Format(mpg_py->errors[MPG_TYPE_ERROR], "from_dlpack: %s has no method __dlpack__",
                  Py_TYPE(object)->tp_name);
     return NULL;
   }
@@ -499,7 +500,7 @@ static PyObject *from_dlpack(PyObject *Py_UNUSED(module), PyObject *object) {
   if (PyCapsule_CheckExact(capsule))
     result = from_capsule(capsule, ordered);
   else
-    refuse("__dlpack__ returned no capsule");
+    refuse("__dlpack__ must return a capsule");
   Py_DECREF(capsule);
   return result;
 }
@@ -520,18 +521,13 @@ PyMethodDef mpg_py_dlpack_methods[] = {
      ">>> x.asnumpy()\n"
      "array([7., 7.], dtype=float32)"},
     {"to_dlpack_for_write_on", for_write_on, METH_VARARGS,
-     "to_dlpack_for_write_on(data, stream)\n--\n\nThe same for a consumer that works on that CUDA "
-     "stream, 1 being the default one."},
+     "to_dlpack_for_write_on(data, stream)\n--\n\nLike to_dlpack_for_write, for a consumer that "
+     "works on that CUDA stream; 1 is the default stream."},
     {"from_dlpack", from_dlpack, METH_O,
      "from_dlpack(dlpack)\n--\n\nAn NDArray sharing the memory of a DLPack capsule, or of an "
-     "object with __dlpack__; of a tensor that is not contiguous (a transposed one) a copy on its "
-     "device, which is done when this returns.\n"
-     "ValueError when it is read-only, of another dtype, or has strides beyond all memory. An "
-     "array "
-     "of this package comes back as one that shares its storage.\n\nExamples\n--------\n"
-     ">>> values = np.array([1, 2])\n"
-     ">>> x = nd.from_dlpack(values)\n"
-     ">>> values[0] = 7\n"
-     ">>> x.asnumpy()\n"
-     "array([7, 2])"},
+     "object with __dlpack__; for a tensor that is not contiguous (such as a transposed one) a "
+     "copy on its device, which is complete when this returns.\nRaises ValueError if the tensor is "
+     "read-only, has an unsupported dtype, or too large strides. An array of this package becomes "
+     "one that shares its storage.\n\nExamples\n--------\n>>> values = np.array([1, 2])\n>>> x = "
+     "nd.from_dlpack(values)\n>>> values[0] = 7\n>>> x.asnumpy()\narray([7, 2])"},
     {0}};

@@ -113,8 +113,8 @@ mpg_dtype mpg_py_dtype(PyObject *object) {
   PyObject *brief = dtype == MPG_DTYPE_NONE ? mpg_py_brief(object) : NULL;
   if (brief != NULL)
     PyErr_Format(mpg_py->errors[MPG_TYPE_ERROR],
-                 "%U is no dtype of arrays: float16, bfloat16, float32, float64, uint8, int8, "
-                 "int32, int64 and bool are",
+                 "unsupported dtype %U; expected float16, bfloat16, float32, float64, uint8, int8, "
+                 "int32, int64 or bool",
                  brief);
   Py_XDECREF(brief);
   return dtype;
@@ -128,7 +128,7 @@ static int dtypes_init(PyObject *module) {
       PyObject *space = Py_BuildValue("{s:s,s:i,s:s,s:s}", "__module__", "mpgluon", "itemsize", 2,
                                       "name", "bfloat16", "__doc__",
                                       "The dtype bfloat16: float32 with a significand of 8 bits. "
-                                      "NumPy has none: asnumpy() gives float32.");
+                                      "NumPy does not have it: asnumpy() returns float32.");
       if (space == NULL) return -1;
       mpg_py->dtypes[i] =
           PyObject_CallFunction((PyObject *)&PyType_Type, "s()N", "bfloat16", space);
@@ -203,8 +203,8 @@ PyArrayObject *mpg_py_as_ndarray(PyObject *object, mpg_dtype dtype) {
 PyObject *mpg_py_from_ndarray(PyArrayObject *source, mpg_dtype dtype, mpg_device_id id) {
   if (PyArray_NDIM(source) > MPG_MAX_NDIM)
     return PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR],
-                        "an array has at most %d dimensions, the source has %d", MPG_MAX_NDIM,
-                        PyArray_NDIM(source));
+                        "an array can have at most %d dimensions, but the source has %d",
+                        MPG_MAX_NDIM, PyArray_NDIM(source));
   mpg_desc desc = {.shape.ndim = PyArray_NDIM(source), .dtype = dtype};
   for (int i = 0; i < desc.shape.ndim; i++) desc.shape.dims[i] = PyArray_DIM(source, i);
   mpg_py_array *result = (mpg_py_array *)mpg_py_array_new();
@@ -275,7 +275,7 @@ int mpg_py_write_object(mpg_array *array, PyObject *value) {
   if (taken != (desc->dtype == MPG_BFLOAT16 ? MPG_FLOAT32 : desc->dtype)) {
     /* the array may also be rebound while `value` is converted */
     PyErr_SetString(mpg_py->errors[MPG_ERROR],
-                    "the array was given another dtype while a value was assigned to it");
+                    "the dtype of the array changed while a value was assigned to it");
     Py_DECREF(source);
     return -1;
   }
@@ -299,7 +299,7 @@ int mpg_py_write_object(mpg_array *array, PyObject *value) {
     PyErr_Clear();
     PyObject *shape = PyObject_GetAttrString((PyObject *)source, "shape");
     PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR],
-                 "can't assign a value of shape %S to an array of shape %s",
+                 "cannot assign a value of shape %S to an array of shape %s",
                  shape ? shape : Py_None, mpg_shape_text(&desc->shape, text, sizeof text));
     Py_XDECREF(shape);
     goto done;
@@ -332,12 +332,12 @@ static bool is_plain(PyArrayObject *array, const char *what) {
     return true;
   if (masked)
     PyErr_Format(mpg_py->errors[MPG_TYPE_ERROR],
-                 "%s: an NDArray has no mask, so a masked array is no operand; use "
+                 "%s: a masked array cannot be an operand, because an NDArray has no mask; use "
                  "array.filled(value), or x.asnumpy()",
                  what);
   else
     PyErr_Format(mpg_py->errors[MPG_TYPE_ERROR],
-                 "%s: a NumPy array of %S is no operand; NDArrays hold real numbers", what,
+                 "%s: a NumPy array of %S cannot be an operand; NDArrays hold real numbers", what,
                  PyArray_DESCR(array));
   return false;
 }
@@ -445,7 +445,7 @@ int mpg_py_getbuffer(PyObject *self, Py_buffer *view, int flags) {
   mpg_array *array = mpg_py_array_of(self);
   view->obj = NULL;
   if (mpg_py_is_sparse(self)) {
-    PyErr_SetString(PyExc_BufferError, "a sparse array has no buffer; take x.asnumpy()");
+    PyErr_SetString(PyExc_BufferError, "a sparse array has no buffer; use x.asnumpy()");
     return -1;
   }
   if (mpg_py_expect_readable(array, "the buffer protocol") < 0) return -1;
@@ -456,13 +456,13 @@ int mpg_py_getbuffer(PyObject *self, Py_buffer *view, int flags) {
   }
   if (!mpg_tensor_device(&array->tensor)->backend->host_accessible) {
     PyErr_Format(PyExc_BufferError,
-                 "the array is on %s; take x.as_in_context(mx.cpu()) or x.asnumpy()",
+                 "the array is on %s; use x.as_in_context(mx.cpu()) or x.asnumpy()",
                  mpg_device_text(mpg_tensor_device(&array->tensor)));
     return -1;
   }
   if (array->tensor.desc.dtype == MPG_BFLOAT16) {
     PyErr_SetString(PyExc_BufferError,
-                    "bfloat16 has no buffer format; take x.asnumpy(), which gives float32");
+                    "bfloat16 has no buffer format; use x.asnumpy(), which returns float32");
     return -1;
   }
   buffer *kept = PyMem_Malloc(sizeof *kept);
@@ -508,14 +508,12 @@ void mpg_py_releasebuffer(PyObject *Py_UNUSED(self), Py_buffer *view) {
 PyMethodDef mpg_py_exchange_methods[] = {
     {"array", (PyCFunction)(void (*)(void))py_array, METH_VARARGS | METH_KEYWORDS,
      "array(source_array, ctx=None, dtype=None)\n--\n\nA new NDArray with the values of an "
-     "NDArray, a NumPy array, a number or nested sequences.\n\n"
-     "dtype: None means the source's for an NDArray and float32 for all else. ctx: None means the "
-     "current context.\n"
-     "TypeError when the source is not array-like.\n\nExamples\n--------\n"
-     ">>> nd.array([[1, 2], [3, 4]], dtype='int32').asnumpy().tolist()\n"
-     "[[1, 2], [3, 4]]"},
+     "NDArray, a NumPy array, a number or nested sequences.\n\ndtype: None means the source's "
+     "dtype for an NDArray and float32 otherwise. ctx: None means the current context.\nRaises "
+     "TypeError if the source is not array-like.\n\nExamples\n--------\n>>> nd.array([[1, 2], [3, "
+     "4]], dtype='int32').asnumpy().tolist()\n[[1, 2], [3, 4]]"},
     {"empty", (PyCFunction)(void (*)(void))py_empty, METH_FASTCALL,
-     "empty(shape, ctx, dtype)\n--\n\nA new NDArray whose contents are not defined."},
+     "empty(shape, ctx, dtype)\n--\n\nA new NDArray with undefined contents."},
     {0}};
 
 static int import_numpy(void) {

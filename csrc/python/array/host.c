@@ -240,15 +240,16 @@ static PyObject *set_intruder(PyObject *Py_UNUSED(module), PyObject *callable) {
 }
 
 PyMethodDef mpg_py_host_methods[] = {
-    {"_origin", origin_number, METH_NOARGS, "The number of the user's line that is running."},
-    {"_origin_line", origin_line, METH_O, "The line of that number, as errors name it; '' for 0."},
+    {"_origin", origin_number, METH_NOARGS, "The key of the user's current line."},
+    {"_origin_line", origin_line, METH_O,
+     "The text of the line with that key, as in errors; '' for 0."},
     {"_set_package_folder", set_package_folder, METH_O,
-     "Lines of files in this folder are not named in errors."},
+     "Excludes the lines of files in this folder from errors."},
     {"_current_line", current_line, METH_NOARGS,
-     "The user's line that is running, as errors of queued work name it."},
+     "The user's current line, as in errors of queued work."},
     {"_set_intruder", set_intruder, METH_O,
-     "For tests: calls this, without arguments, wherever the core lets others run; None: "
-     "nothing."},
+     "For tests: calls this without arguments whenever the core releases the lock; None removes "
+     "it."},
     {0}};
 
 int mpg_py_host_init(PyObject *Py_UNUSED(module)) {

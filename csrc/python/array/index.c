@@ -120,12 +120,13 @@ static int parse_basic(PyObject *key, const plain_key *plain, const mpg_shape *s
       added++;
   }
   if (ellipses > 1) {
-    PyErr_SetString(mpg_py->errors[MPG_INDEX_ERROR], "an index has at most one ellipsis (...)");
+    PyErr_SetString(mpg_py->errors[MPG_INDEX_ERROR],
+                    "an index can have at most one ellipsis (...)");
     return -1;
   }
   if (plain->count > shape->ndim) return too_many(key, shape);
   if (shape->ndim + added > MPG_MAX_NDIM) {
-    PyErr_Format(mpg_py->errors[MPG_INDEX_ERROR], "an array has at most %d dimensions",
+    PyErr_Format(mpg_py->errors[MPG_INDEX_ERROR], "an array can have at most %d dimensions",
                  MPG_MAX_NDIM);
     return -1;
   }
@@ -251,7 +252,7 @@ static PyObject *no_index(PyObject *entry) {
   if (brief != NULL)
     PyErr_Format(
         mpg_py->errors[MPG_VALUE_ERROR],
-        "%U can't be an index: integers, slices, ..., None and integer or boolean arrays can",
+        "%U cannot be an index; expected integers, slices, ..., None, or integer or boolean arrays",
         brief);
   Py_XDECREF(brief);
   return NULL;
@@ -402,7 +403,7 @@ static int resolve(const mpg_array *array, PyObject *key, gather *result) {
   for (int i = leading; i < shape->ndim; i++) result->rows.dims[1 + i - leading] = shape->dims[i];
   if (leading == 0) {
     PyErr_SetString(mpg_py->errors[MPG_INDEX_ERROR],
-                    "True and False are no indices; use 1 and 0, None, or a boolean array");
+                    "True and False cannot be indices; use 1 and 0, None, or a boolean array");
     goto done;
   }
   if (count == 1 && leading == 1 && PyArray_Check(PyTuple_GET_ITEM(clean, 0)) &&
@@ -451,7 +452,7 @@ static mpg_shape gathered_shape(const gather *g) {
 static int check_ndim(const mpg_shape *shape) {
   if (shape->ndim <= MPG_MAX_NDIM) return 0;
   PyErr_Format(mpg_py->errors[MPG_INDEX_ERROR],
-               "the result would have %d dimensions; an array has at most %d", shape->ndim,
+               "the result would have %d dimensions; an array can have at most %d", shape->ndim,
                MPG_MAX_NDIM);
   return -1;
 }
@@ -503,8 +504,8 @@ static PyObject *get_advanced(PyObject *self, PyObject *key) {
   PyObject *result = NULL, *rows = NULL, *positions = NULL;
   if (looks_like_mask(key, shape, &g) &&
       PyErr_WarnEx(PyExc_UserWarning,
-                   "an index array of 0 and 1 takes rows 0 and 1, as in MXNet; for the rows where "
-                   "a mask is 1 use nd.contrib.boolean_mask(x, mask)",
+                   "an index array of 0 and 1 selects rows 0 and 1, as in MXNet; to select the "
+                   "rows where a mask is 1 use nd.contrib.boolean_mask(x, mask)",
                    1) < 0)
     goto done;
   if (check_ndim(&wanted) < 0) goto done;
@@ -537,7 +538,8 @@ PyObject *mpg_py_item(PyObject *self, Py_ssize_t index) {
   mpg_array *array = mpg_py_array_of(self);
   const mpg_shape *shape = &array->tensor.desc.shape;
   if (shape->ndim == 0) {
-    PyErr_SetString(mpg_py->errors[MPG_INDEX_ERROR], "an array without dimensions has no items");
+    PyErr_SetString(mpg_py->errors[MPG_INDEX_ERROR],
+                    "an array without dimensions cannot be iterated or indexed");
     return NULL;
   }
   if (index < 0 || index >= shape->dims[0])
@@ -626,8 +628,8 @@ static int assign_all(mpg_array *array, PyObject *value) {
 static int refuse_recorded(PyObject *value) {
   if (!mpg_py_is_array(value) || !mpg_py_tracked(mpg_py_array_of(value))) return 0;
   PyErr_SetString(mpg_py->errors[MPG_ERROR], RECORDING
-                  "a recorded value is assigned to a part of an array; use nd.concat, nd.where or "
-                  "nd.scatter_nd");
+                  "a recorded value cannot be assigned to a part of an array; use nd.concat, "
+                  "nd.where or nd.scatter_nd");
   return -1;
 }
 
@@ -726,13 +728,13 @@ int mpg_py_assign_subscript(PyObject *self, PyObject *key, PyObject *value) {
     return result;
   }
   if (value == NULL) {
-    PyErr_SetString(PyExc_TypeError, "elements of an array can't be deleted");
+    PyErr_SetString(PyExc_TypeError, "elements of an array cannot be deleted");
     return -1;
   }
   if (value == Py_None) { /* assigns NaN, as in MXNet */
     if (!mpg_dtype_is_float(array->tensor.desc.dtype)) {
       PyErr_Format(mpg_py->errors[MPG_TYPE_ERROR],
-                   "None is assigned as NaN, which %s does not have",
+                   "None is assigned as NaN, which dtype %s does not have",
                    mpg_dtype_name(array->tensor.desc.dtype));
       return -1;
     }
@@ -748,7 +750,7 @@ int mpg_py_assign_subscript(PyObject *self, PyObject *key, PyObject *value) {
   MPG_PY_TRY_INT(mpg_trace_check_write(array, "x[...] = value"));
   if (array->node != NULL && mpg_autograd_recording()) {
     PyErr_SetString(mpg_py->errors[MPG_ERROR], RECORDING
-                    "the array belongs to what is recorded, and backward needs its values; "
+                    "the array is part of the recorded computation, and backward needs its values; "
                     "compute a new array (nd.where, x * mask, ...), or assign under "
                     "autograd.pause() or before recording");
     return -1;

@@ -88,37 +88,33 @@ static PyObject *get_backward_number(PyObject *self, void *Py_UNUSED(unused)) {
   return PyLong_FromUnsignedLongLong(node != NULL ? node->visit : 0);
 }
 PyGetSetDef mpg_py_array_properties[] = {
-    {"shape", get_shape, NULL, "The lengths of the dimensions, a tuple.", NULL},
+    {"shape", get_shape, NULL, "The sizes of the dimensions, a tuple.", NULL},
     {"ndim", get_ndim, NULL, "The number of dimensions.", NULL},
     {"size", get_size, NULL, "The number of elements.", NULL},
     {"dtype", get_dtype, NULL,
-     "The element type as NumPy names it: numpy.float32, ...; mpgluon.bfloat16 for bfloat16.",
-     NULL},
+     "The NumPy dtype: numpy.float32, ...; mpgluon.bfloat16 for bfloat16.", NULL},
     {"context", get_context, NULL, "The device the array is on, a Context.", NULL},
     {"ctx", get_context, NULL, "The device the array is on, a Context.", NULL},
     {"stype", get_stype, NULL, "The storage type: always 'default'.", NULL},
     {"T", get_t, NULL, "The array with its dimensions in reverse order.", NULL},
     {"grad", get_grad, NULL,
-     "The gradient that attach_grad made and backward writes; None without.", NULL},
+     "The gradient that attach_grad created and backward writes; None without attach_grad.", NULL},
     {"grad_req", get_grad_req, NULL,
      "'write', 'add' or 'null'; None for an array without attach_grad.", NULL},
     {"_fresh_grad", get_fresh, set_fresh,
-     "Whether backward has written the gradient since this was last set to False.", NULL},
+     "Whether backward has written the gradient since this was set to False.", NULL},
     {"_on_tape", get_on_tape, NULL,
-     "Whether something else refers to the variable: a recorded use that may be differentiated.",
-     NULL},
+     "Whether a recorded computation that may be differentiated uses the variable.", NULL},
     {"_backward_number", get_backward_number, NULL,
-     "The number of the latest backward pass that reached the variable; they rise.", NULL},
+     "The number of the latest backward pass that reached the variable; it increases.", NULL},
     {"writable", get_writable, NULL, "Whether the array may be written to.", NULL},
-    {"_traced", get_traced, NULL, "Whether hybridize() is tracing the array: then it has no value.",
+    {"_traced", get_traced, NULL, "Whether the array is traced by hybridize() and so has no value.",
      NULL},
     {"_in_trace", get_in_trace, NULL,
-     "Whether ops on the array belong to a trace: it is traced, or older than the one that is "
-     "active.",
+     "Whether ops on the array belong to a trace: it is traced, or older than the active trace.",
      NULL},
     {"_place", get_place, NULL,
-     "Numbers of its memory, its offset there and its place on the tape; the same ones tell the "
-     "same array.",
+     "Numbers that identify the array: its memory, its offset there and its position on the tape.",
      NULL},
     {"_wants_gradient", get_wants_gradient, NULL,
      "Whether a recorded use of the array leads to a gradient.", NULL},
@@ -135,7 +131,7 @@ static PyObject *one_element(PyObject *self, const char *what) {
   if (mpg_shape_size(&array->tensor.desc.shape) != 1) {
     char text[MPG_SHAPE_TEXT_SIZE];
     return PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR],
-                        "%s: the array is not a scalar but of shape %s", what,
+                        "%s: the array must have one element, but has shape %s", what,
                         mpg_shape_text(&array->tensor.desc.shape, text, sizeof text));
   }
   return mpg_py_to_numpy(array);
@@ -193,7 +189,7 @@ static PyObject *to_array(PyObject *self, PyObject *args, PyObject *kwargs) {
   if (copy == Py_False) {
     if (array->tensor.desc.dtype == MPG_BFLOAT16)
       return PyErr_Format(PyExc_ValueError,
-                          "NumPy has no bfloat16: the values can't be had without a copy");
+                          "NumPy does not support bfloat16; the values must be copied");
     PyObject *view = PyMemoryView_FromObject(self);
     values = view ? PyArray_FromAny(view, NULL, 0, 0, 0, NULL) : NULL;
     Py_XDECREF(view);
@@ -209,7 +205,7 @@ static PyObject *to_array(PyObject *self, PyObject *args, PyObject *kwargs) {
   if (copy == Py_False && descr->type_num != PyArray_TYPE((PyArrayObject *)values)) {
     Py_DECREF(descr);
     Py_DECREF(values);
-    return PyErr_Format(PyExc_ValueError, "another dtype can't be had without a copy");
+    return PyErr_Format(PyExc_ValueError, "the array must be copied to change its dtype");
   }
   PyObject *result = PyArray_FromAny(values, descr, 0, 0, NPY_ARRAY_FORCECAST, NULL);
   Py_DECREF(values);
@@ -238,7 +234,7 @@ static PyObject *copyto(PyObject *self, PyObject *other) {
     return mpg_py_to_device(self, id, true);
   }
   if (other == self) {
-    if (PyErr_WarnEx(PyExc_RuntimeWarning, "copyto: the array is copied to itself", 1) < 0)
+    if (PyErr_WarnEx(PyExc_RuntimeWarning, "copyto: the array cannot be copied to itself", 1) < 0)
       return NULL;
     Py_RETURN_FALSE;
   }
@@ -281,7 +277,8 @@ static PyObject *attach_grad(PyObject *self, PyObject *args, PyObject *kwargs) {
     number = MPG_GRAD_NULL;
   else
     return PyErr_Format(mpg_py->errors[MPG_KEY_ERROR],
-                        "attach_grad: grad_req is 'write', 'add' or 'null', got '%s'", request);
+                        "attach_grad: grad_req must be 'write', 'add' or 'null', got '%s'",
+                        request);
   if (stype != Py_None &&
       !(PyUnicode_Check(stype) && PyUnicode_CompareWithASCIIString(stype, "default") == 0))
     return mpg_py_attach_sparse(self, request, stype);
@@ -381,7 +378,7 @@ static PyObject *reshape(PyObject *self, PyObject *args, PyObject *kwargs) {
 wrong_size:;
   char text[MPG_SHAPE_TEXT_SIZE];
   return PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR],
-                      "reshape: an array of shape %s can't be given the shape %R",
+                      "reshape: an array of shape %s cannot be reshaped to %R",
                       mpg_shape_text(own, text, sizeof text), wanted);
 }
 
@@ -409,45 +406,45 @@ PyMethodDef mpg_py_array_methods[] = {
      "asnumpy()\n--\n\nA NumPy array with a copy of the values; float32 for bfloat16. Waits for "
      "them."},
     {"asscalar", asscalar, METH_NOARGS,
-     "asscalar()\n--\n\nThe one element as a NumPy scalar. ValueError when there are more."},
+     "asscalar()\n--\n\nThe single element as a NumPy scalar. Raises ValueError if the array has "
+     "more elements."},
     {"item", item, METH_VARARGS, "item(*index)\n--\n\nOne element as a Python number."},
     {"wait_to_read", wait_to_read, METH_NOARGS,
-     "wait_to_read()\n--\n\nWaits for what was queued to write the array; raises its failure."},
+     "wait_to_read()\n--\n\nWaits for queued work that writes the array; raises its failure."},
     {"wait_to_write", wait_to_write, METH_NOARGS,
-     "wait_to_write()\n--\n\nWaits for what was queued to read or write the array."},
+     "wait_to_write()\n--\n\nWaits for queued work that reads or writes the array."},
     {"__array__", (PyCFunction)(void (*)(void))to_array, METH_VARARGS | METH_KEYWORDS,
-     "__array__(dtype=None, copy=None)\n--\n\nThe values as NumPy asks for them."},
+     "__array__(dtype=None, copy=None)\n--\n\nThe values as a NumPy array, for NumPy's protocol."},
     {"copy", copy, METH_NOARGS, "copy()\n--\n\nA copy on the same device."},
     {"__copy__", copy, METH_NOARGS, NULL},
     {"__deepcopy__", deepcopy, METH_O, NULL},
     {"__reduce__", reduce, METH_NOARGS, NULL},
     {"as_in_context", as_in_context, METH_O,
-     "as_in_context(context)\n--\n\nThe array on that device: itself (on the tape a view of it) "
-     "when it is there, else a copy. Differentiable,\nand traced as an op."},
-    {"as_in_ctx", as_in_context, METH_O, "as_in_ctx(context)\n--\n\nThe same as as_in_context."},
+     "as_in_context(context)\n--\n\nThe array on that device: itself (on the tape a view of it) if "
+     "it is there already, else a copy. Differentiable,\nand traced as an op."},
+    {"as_in_ctx", as_in_context, METH_O, "as_in_ctx(context)\n--\n\nAlias of as_in_context."},
     {"copyto", copyto, METH_O,
-     "copyto(other)\n--\n\nCopies to an array of the same shape, cast to its dtype, or to a new "
-     "one on a Context. Returns the target."},
+     "copyto(other)\n--\n\nCopies the array to an array of the same shape, cast to its dtype, or "
+     "to a new one on a Context. Returns the target."},
     {"astype", (PyCFunction)(void (*)(void))astype, METH_VARARGS | METH_KEYWORDS,
-     "astype(dtype, copy=True)\n--\n\nThe array cast to a dtype. copy=False gives the array itself "
-     "when it has the dtype."},
+     "astype(dtype, copy=True)\n--\n\nThe array cast to a dtype. copy=False returns the array "
+     "itself if it already has the dtype."},
     {"attach_grad", (PyCFunction)(void (*)(void))attach_grad, METH_VARARGS | METH_KEYWORDS,
      "attach_grad(grad_req='write', stype=None)\n--\n\nMakes the array a variable with a gradient "
      "of zeros that backward writes, or adds to ('add')."},
     {"detach", detach, METH_NOARGS,
-     "detach()\n--\n\nThe same values, cut off from what they were computed from."},
+     "detach()\n--\n\nThe same values without their recorded computation."},
     {"backward", (PyCFunction)(void (*)(void))backward, METH_VARARGS | METH_KEYWORDS,
      "backward(out_grad=None, retain_graph=False, train_mode=True)\n--\n\nComputes the gradients "
      "of the variables this array was computed from; out_grad None means ones."},
     {"reshape", (PyCFunction)(void (*)(void))reshape, METH_VARARGS | METH_KEYWORDS,
      "reshape(*shape, reverse=False)\n--\n\nThe array in another shape of the same size; shares "
-     "memory outside of autograd.record().\n\n"
-     "Codes: 0 keeps a dimension, -1 is worked out, -2 takes over all that are left, -3 joins two, "
-     "-4 splits one into the two numbers after it.\n"
-     "reverse=True applies them from the right. ValueError when the sizes differ."},
+     "memory outside of autograd.record().\n\nCodes: 0 keeps a dimension, -1 is inferred, -2 keeps "
+     "all remaining dimensions, -3 merges two, -4 splits one into the two numbers after "
+     "it.\nreverse=True applies them from the right. Raises ValueError if the sizes differ."},
     {"__dlpack__", (PyCFunction)(void (*)(void))mpg_py_dlpack, METH_VARARGS | METH_KEYWORDS,
      "__dlpack__(*, stream=None, max_version=None, dl_device=None, copy=None)\n--\n\nA DLPack "
      "capsule that shares the memory."},
     {"__dlpack_device__", mpg_py_dlpack_device, METH_NOARGS,
-     "__dlpack_device__()\n--\n\nThe device as DLPack numbers it: (type, id)."},
+     "__dlpack_device__()\n--\n\nThe device as DLPack's (type, id)."},
     {0}};

@@ -48,8 +48,8 @@ int mpg_py_number_init(void) {
     if (table == NULL && operator->scalar != NULL) table = operator->scalar->params;
     if ((operator->scalar && operator->scalar->params != table) ||
         (operator->reflected && operator->reflected->params != table)) {
-      PyErr_Format(PyExc_ImportError, "op %s has other parameters than the scalar ops before it",
-                   names[i].scalar);
+      PyErr_Format(PyExc_ImportError,
+                   "op %s has different parameters than the preceding scalar ops", names[i].scalar);
       return -1;
     }
   }
@@ -309,9 +309,10 @@ static PyObject *number_index(PyObject *self) {
    * protocol. */
   if (!mpg_dtype_is_integer(dtype) ||
       mpg_shape_size(&mpg_py_array_of(self)->tensor.desc.shape) != 1)
-    return PyErr_Format(PyExc_TypeError,
-                        "only an integer array of one element can be an index, not one of %s",
-                        mpg_dtype_name(dtype));
+    return PyErr_Format(
+        PyExc_TypeError,
+        "only an integer array of one element can be an index, not an array of dtype %s",
+        mpg_dtype_name(dtype));
   return scalar_of(self, "an index");
 }
 
@@ -361,7 +362,7 @@ static PyObject *py_binary(PyObject *module, PyObject *const *args, Py_ssize_t c
   if (!mpg_py_is_array(args[1]) && !mpg_py_is_array(args[2]) && !mpg_py_is_sparse(args[1]) &&
       !mpg_py_is_sparse(args[2]))
     return PyErr_Format(mpg_py->errors[MPG_TYPE_ERROR],
-                        "%s: one operand has to be an NDArray, got %s and %s", names[kind].array,
+                        "%s: one operand must be an NDArray, got %s and %s", names[kind].array,
                         Py_TYPE(args[1])->tp_name, Py_TYPE(args[2])->tp_name);
   for (int i = 1; i < 3; i++) {
     if (!mpg_py_is_handled(args[i]) || mpg_py_is_sparse(args[i])) continue;
@@ -377,11 +378,11 @@ static PyObject *py_binary(PyObject *module, PyObject *const *args, Py_ssize_t c
   PyObject *odd = mpg_py_is_array(args[1]) ? args[2] : args[1];
   return PyErr_Format(
       mpg_py->errors[MPG_TYPE_ERROR],
-      "%s: an operand of type %s is not supported; NDArrays, NumPy arrays and numbers are",
+      "%s: an operand of type %s is not supported; expected an NDArray, a NumPy array or a number",
       names[kind].array, Py_TYPE(odd)->tp_name);
 }
 
 PyMethodDef mpg_py_number_methods[] = {
     {"_binary", (PyCFunction)(void (*)(void))py_binary, METH_FASTCALL,
-     "_binary(kind, a, b)\n--\n\nThe operator of that number."},
+     "_binary(kind, a, b)\n--\n\nThe result of the operator with that number."},
     {0}};

@@ -92,14 +92,14 @@ static PyObject *set_sparse(PyObject *Py_UNUSED(module), PyObject *args) {
 
 static PyMethodDef methods[] = {
     {"alias", alias, METH_O,
-     "alias(array)\n--\n\nAnother object for the array, with the same place on the tape."},
+     "alias(array)\n--\n\nA second object for the array, with the same position on the tape."},
     {"share", share, METH_VARARGS,
-     "share(weight, array)\n--\n\nMakes a new weight with a sparse gradient stand for that array."},
+     "share(weight, array)\n--\n\nMakes a new weight with a sparse gradient share that array's "
+     "memory."},
     {"set_sparse", set_sparse, METH_VARARGS,
-     "set_sparse(sparse, weight, call, gradients)\n--\n\nThe class of sparse arrays, that of "
-     "weights "
-     "with sparse gradients, the function ``call(op, args, kwargs)`` that runs ops on these, and a "
-     "dict of the ids of dense arrays to gradients that are sparse arrays."},
+     "set_sparse(sparse, weight, call, gradients)\n--\n\nSets the class of sparse arrays, the "
+     "class of weights with sparse gradients, the function ``call(op, args, kwargs)`` that runs "
+     "ops on them, and a dict from the ids of dense arrays to their sparse gradients."},
     {0}};
 
 int mpg_py_sparse_init(PyObject *module) { return PyModule_AddFunctions(module, methods); }

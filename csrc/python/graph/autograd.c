@@ -31,12 +31,12 @@ static PyMethodDef scope_methods[] = {
     {"__enter__", scope_enter, METH_NOARGS, NULL},
     {"__exit__", (PyCFunction)(void (*)(void))scope_exit, METH_FASTCALL, NULL},
     {0}};
-static PyType_Slot scope_slots[] = {
-    {Py_tp_dealloc, scope_dealloc},
-    {Py_tp_methods, scope_methods},
-    {Py_tp_doc,
-     "A with-statement's change of autograd's recording and training flags; undone at its end."},
-    {0, NULL}};
+static PyType_Slot scope_slots[] = {{Py_tp_dealloc, scope_dealloc},
+                                    {Py_tp_methods, scope_methods},
+                                    {Py_tp_doc,
+                                     "A with-statement that changes autograd's recording and "
+                                     "training flags and restores them at its end."},
+                                    {0, NULL}};
 static PyType_Spec scope_spec = {"mpgluon.autograd._Scope", sizeof(scope), 0,
                                  Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
                                  scope_slots};
@@ -182,8 +182,8 @@ static int heads_from(arrays *heads, arrays *gradients, PyObject *head_object,
     return -1;
   }
   if (gradients->count == heads->count) return 0;
-  PyErr_Format(mpg_py->assertion_error, "%s: %d heads but %d head gradients", what, heads->count,
-               gradients->count);
+  PyErr_Format(mpg_py->assertion_error, "%s: got %d heads but %d head gradients", what,
+               heads->count, gradients->count);
   arrays_free(heads);
   arrays_free(gradients);
   return -1;
@@ -200,7 +200,7 @@ static PyObject *backward(PyObject *Py_UNUSED(module), PyObject *args, PyObject 
   if (heads_from(&heads, &gradients, head_object, gradient_object, "backward") < 0) return NULL;
   mpg_status status = MPG_OK;
   if (heads.count == 0)
-    status = mpg_fail(MPG_VALUE_ERROR, "backward: no heads are given");
+    status = mpg_fail(MPG_VALUE_ERROR, "backward: heads must not be empty");
   else
     status = mpg_autograd_backward(heads.items, gradient_object == Py_None ? NULL : gradients.items,
                                    heads.count, retain, train);
@@ -230,7 +230,7 @@ static PyObject *grad(PyObject *Py_UNUSED(module), PyObject *args, PyObject *kwa
     goto done;
   }
   if (variables.count == 0 || heads.count == 0) {
-    PyErr_SetString(mpg_py->assertion_error, "grad: heads and variables may not be empty");
+    PyErr_SetString(mpg_py->assertion_error, "grad: heads and variables must not be empty");
     goto done;
   }
   found = PyMem_Calloc((size_t)variables.count, sizeof *found);
@@ -267,7 +267,7 @@ static int request_of(PyObject *object, mpg_grad_req *request) {
       *request = known[i].request;
       return 0;
     }
-  mpg_py_refuse(MPG_KEY_ERROR, object, "grad_req is 'write', 'add' or 'null'");
+  mpg_py_refuse(MPG_KEY_ERROR, object, "grad_req must be 'write', 'add' or 'null'");
   return -1;
 }
 
@@ -283,7 +283,7 @@ static PyObject *mark_variables(PyObject *Py_UNUSED(module), PyObject *args, PyO
     return NULL;
   if (gradients.count != variables.count) {
     PyErr_SetString(mpg_py->errors[MPG_VALUE_ERROR],
-                    "mark_variables: a gradient array for each variable is needed");
+                    "mark_variables: each variable must have a gradient array");
     goto done;
   }
   if (request_object != NULL && !PyUnicode_Check(request_object)) {
@@ -291,7 +291,7 @@ static PyObject *mark_variables(PyObject *Py_UNUSED(module), PyObject *args, PyO
     if (requests == NULL) goto done;
     if (PyTuple_GET_SIZE(requests) != variables.count) {
       PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR],
-                   "mark_variables: %d variables but %zd grad_reqs", variables.count,
+                   "mark_variables: got %d variables but %zd grad_reqs", variables.count,
                    PyTuple_GET_SIZE(requests));
       goto done;
     }
@@ -304,7 +304,8 @@ static PyObject *mark_variables(PyObject *Py_UNUSED(module), PyObject *args, PyO
     if (gradient == NULL || mpg_py_expect_value(variable, "mark_variables") < 0 ||
         mpg_py_expect_value(gradient, "mark_variables") < 0) {
       if (!PyErr_Occurred())
-        PyErr_SetString(mpg_py->errors[MPG_TYPE_ERROR], "mark_variables: None is no gradient");
+        PyErr_SetString(mpg_py->errors[MPG_TYPE_ERROR],
+                        "mark_variables: a gradient must be an array, not None");
       goto done;
     }
     mpg_status status = mpg_autograd_mark_variable(variable, request, &gradient->tensor);
@@ -372,19 +373,19 @@ static mpg_status function_backward(void *pointer, mpg_array *const *out_grads, 
     items = PySequence_Tuple(result);
   else
     PyErr_Format(mpg_py->errors[MPG_TYPE_ERROR],
-                 "backward has to return an NDArray or a list of them, got %s",
+                 "backward must return an NDArray or a list of them, got %s",
                  Py_TYPE(result)->tp_name);
   if (items == NULL) goto done;
   if (PyTuple_GET_SIZE(items) != num_inputs) {
     PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR],
-                 "backward has to return one gradient per input of forward: %d, got %zd",
-                 num_inputs, PyTuple_GET_SIZE(items));
+                 "backward must return one gradient per input of forward: %d, got %zd", num_inputs,
+                 PyTuple_GET_SIZE(items));
     goto done;
   }
   for (int i = 0; i < num_inputs; i++) {
     PyObject *item = PyTuple_GET_ITEM(items, i);
     if (item == Py_None) continue;
-    mpg_array *gradient = mpg_py_expect_array(item, "a gradient that backward returns");
+    mpg_array *gradient = mpg_py_expect_array(item, "a gradient returned by backward");
     if (gradient == NULL) {
       for (int k = 0; k < i; k++) mpg_array_clear(&in_grads[k]);
       goto done;
@@ -483,7 +484,7 @@ static PyObject *current_scope(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(
  * meanwhile. */
 static PyObject *gradients_fresh(PyObject *Py_UNUSED(module), PyObject *arrays) {
   if (!PyList_Check(arrays))
-    return PyErr_Format(PyExc_TypeError, "gradients_fresh takes a list of arrays, not %s",
+    return PyErr_Format(PyExc_TypeError, "gradients_fresh: expected a list of arrays, not %s",
                         Py_TYPE(arrays)->tp_name);
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(arrays); i++) {
     const mpg_array *array = mpg_py_expect_array(PyList_GET_ITEM(arrays, i), "gradients_fresh");
@@ -494,7 +495,7 @@ static PyObject *gradients_fresh(PyObject *Py_UNUSED(module), PyObject *arrays) 
 }
 static PyObject *gradients_used(PyObject *Py_UNUSED(module), PyObject *arrays) {
   if (!PyList_Check(arrays))
-    return PyErr_Format(PyExc_TypeError, "gradients_used takes a list of arrays, not %s",
+    return PyErr_Format(PyExc_TypeError, "gradients_used: expected a list of arrays, not %s",
                         Py_TYPE(arrays)->tp_name);
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(arrays); i++) {
     mpg_array *array = mpg_py_expect_array(PyList_GET_ITEM(arrays, i), "gradients_used");
@@ -543,46 +544,44 @@ static PyObject *recorded(PyObject *Py_UNUSED(module), PyObject *object) {
 
 PyMethodDef mpg_py_autograd_methods[] = {
     {"recorded", recorded, METH_O,
-     "recorded(array)\n--\n\nWhat the array was recorded as: a list of nodes, and the node and "
-     "output "
-     "that it is. A node is (op, parameters, inputs), or None, a variable."},
+     "recorded(array)\n--\n\nThe recorded computation of the array: a list of nodes, and the node "
+     "and output of the array. A node is (op, parameters, inputs), or None for a variable."},
     {"record", KEYWORDS(record), METH_FASTCALL | METH_KEYWORDS,
      "record(train_mode=True)\n--\n\nA scope for a with-statement in which ops are recorded for "
      "backward."},
     {"pause", KEYWORDS(pause_), METH_FASTCALL | METH_KEYWORDS,
      "pause(train_mode=False)\n--\n\nA scope in which ops are not recorded."},
     {"train_mode", train_mode, METH_NOARGS,
-     "train_mode()\n--\n\nA scope in which ops behave as in training (dropout drops); recording "
-     "stays as it is."},
+     "train_mode()\n--\n\nA scope in which ops behave as in training (dropout is active); "
+     "recording does not change."},
     {"predict_mode", predict_mode, METH_NOARGS,
-     "predict_mode()\n--\n\nA scope in which ops behave as in inference; recording stays as it "
-     "is."},
+     "predict_mode()\n--\n\nA scope in which ops behave as in inference; recording does not "
+     "change."},
     {"is_recording", is_recording, METH_NOARGS,
      "is_recording()\n--\n\nWhether ops are recorded in this thread."},
     {"is_training", is_training, METH_NOARGS,
      "is_training()\n--\n\nWhether ops behave as in training in this thread."},
     {"set_recording", set_recording, METH_O,
-     "set_recording(is_recording)\n--\n\nSets the flag; returns what it was."},
+     "set_recording(is_recording)\n--\n\nSets the flag; returns its previous value."},
     {"set_training", set_training, METH_O,
-     "set_training(train_mode)\n--\n\nSets the flag; returns what it was."},
+     "set_training(train_mode)\n--\n\nSets the flag; returns its previous value."},
     {"backward", KEYWORDS(backward), METH_VARARGS | METH_KEYWORDS,
      "backward(heads, head_grads=None, retain_graph=False, train_mode=True)\n--\n\nComputes the "
-     "gradients of all variables the heads depend on, into their .grad.\n\n"
-     "head_grads: None, or per head an array of its shape or None (ones). MXNetError when a head "
-     "was not recorded."},
+     "gradients of all variables the heads depend on, into their .grad.\n\nhead_grads: None, or "
+     "per head an array of its shape or None (ones). Raises MXNetError if a head was not "
+     "recorded."},
     {"grad", KEYWORDS(grad), METH_VARARGS | METH_KEYWORDS,
      "grad(heads, variables, head_grads=None, retain_graph=None, create_graph=False, "
-     "train_mode=True)\n--\n\n"
-     "The gradients of the heads with respect to the variables, a list of new arrays; .grad stays "
-     "as it is.\n\ncreate_graph: records them, so they can be differentiated again. retain_graph "
-     "None: as create_graph."},
+     "train_mode=True)\n--\n\nThe gradients of the heads with respect to the variables, a list of "
+     "new arrays; .grad does not change.\n\ncreate_graph: records them, so they can be "
+     "differentiated again. retain_graph: None means as create_graph."},
     {"mark_variables", KEYWORDS(mark_variables), METH_VARARGS | METH_KEYWORDS,
      "mark_variables(variables, gradients, grad_reqs='write')\n--\n\nMakes arrays variables whose "
      "gradients backward writes into the given arrays."},
     {"record_function", record_function, METH_VARARGS,
-     "record_function(backward, inputs, outputs)\n--\n\nA list of arrays over the memory of "
-     "outputs that are on the tape, as computed from inputs by a\n"
-     "function whose gradient is `backward`."},
+     "record_function(backward, inputs, outputs)\n--\n\nA list of arrays that share the memory of "
+     "outputs and are recorded as computed from inputs by a\nfunction whose gradient is "
+     "`backward`."},
     {"gradients_fresh", gradients_fresh, METH_O,
      "gradients_fresh(arrays)\n--\n\nWhether backward has written the gradients of all arrays of "
      "a list since `gradients_used`."},
@@ -591,17 +590,17 @@ PyMethodDef mpg_py_autograd_methods[] = {
     {"intern_scope", intern_scope, METH_O,
      "intern_scope(path)\n--\n\nThe number of a block path, for set_scope."},
     {"set_scope", set_scope, METH_O,
-     "set_scope(number)\n--\n\nThe block path that errors and the profiler name for ops called "
-     "from now on; returns the former number."},
+     "set_scope(number)\n--\n\nSets the block path that errors and the profiler name for later "
+     "calls of ops; returns the previous number."},
     {"set_steps", set_steps, METH_O,
-     "set_steps(steps)\n--\n\nThe steps of loops that errors name for work queued from now on: 1 "
-     "+ that of the innermost loop, above it (<< 32) that of the one\n"
-     "around it; 0: none. Returns the former number."},
+     "set_steps(steps)\n--\n\nSets the loop steps that errors name for later queued work: 1 + the "
+     "step of the innermost loop, and (<< 32) that of the loop\naround it; 0 for none. Returns the "
+     "previous number."},
     {"begin_step", begin_step, METH_VARARGS,
-     "begin_step(outer, step)\n--\n\nSets the steps to those of a loop's step, from 0, in the "
-     "steps `outer`."},
-    {"get_steps", get_steps, METH_NOARGS, "get_steps()\n--\n\nWhat set_steps has set."},
-    {"current_scope", current_scope, METH_NOARGS, "current_scope()\n--\n\nThe present block path."},
+     "begin_step(outer, step)\n--\n\nSets the steps to step `step` of a loop, counted from 0, "
+     "inside the steps `outer`."},
+    {"get_steps", get_steps, METH_NOARGS, "get_steps()\n--\n\nThe value of set_steps."},
+    {"current_scope", current_scope, METH_NOARGS, "current_scope()\n--\n\nThe current block path."},
     {0}};
 
 int mpg_py_autograd_init(PyObject *module) {

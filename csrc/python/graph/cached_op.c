@@ -125,7 +125,7 @@ mpg_compiled *mpg_py_trace_and_compile(PyObject *traced, const mpg_inputs *input
 
 static bool alive(const cached_op *self) {
   if (self->trace == NULL)
-    PyErr_SetString(PyExc_RuntimeError, "CachedOp: it was garbage, and has been given up");
+    PyErr_SetString(PyExc_RuntimeError, "CachedOp: it was garbage collected and cannot be called");
   return self->trace != NULL;
 }
 
@@ -164,10 +164,9 @@ static int warn_of_dropped(const cached_op *self) {
   return PyErr_WarnFormat(
       PyExc_UserWarning, 1,
       "%s: more than %d signatures (shapes, dtypes, devices and modes of the inputs) have been "
-      "compiled; the least recently used one is dropped for each new one and compiled again when "
-      "it "
-      "comes back. If a size differs from call to call, as that of a growing cache does, pad it to "
-      "a few sizes, or run this block without hybridize()",
+      "compiled; the least recently used one is dropped for each new one and recompiled when it "
+      "recurs. If a size differs from call to call, as for a growing cache, pad it to a few sizes, "
+      "or run this block without hybridize()",
       *path ? path : "a hybridized block", (int)MPG_CACHE_LIMIT);
 }
 
@@ -254,7 +253,7 @@ static PyObject *cached_op_call(PyObject *object, PyObject *args, PyObject *kwar
   cached_op *self = (cached_op *)object;
   Py_ssize_t count = PyTuple_GET_SIZE(args);
   if (kwargs != NULL && PyDict_GET_SIZE(kwargs)) {
-    PyErr_SetString(PyExc_TypeError, "CachedOp takes arrays, without keywords");
+    PyErr_SetString(PyExc_TypeError, "CachedOp takes only positional arrays");
     return NULL;
   }
   if (!alive(self)) return NULL;
@@ -348,7 +347,7 @@ static int captured_from(PyObject *pair, mpg_captured *captured) {
   PyObject *storage, *node, *item;
   Py_ssize_t offset;
   if (!PyTuple_Check(pair))
-    return PyErr_SetString(PyExc_TypeError, "recapture: pairs of a place and an array are needed"),
+    return PyErr_SetString(PyExc_TypeError, "recapture: expected pairs of an index and an array"),
            -1;
   if (!PyArg_ParseTuple(pair, "(OnO)O:recapture", &storage, &offset, &node, &item)) return -1;
   *captured =
@@ -435,7 +434,7 @@ static PyObject *cached_op_clear(PyObject *object, PyObject *Py_UNUSED(unused)) 
 
 /* Sets the memory budget from a list of (Context or None, bytes). */
 static int set_budget(cached_op *self, PyObject *list) {
-  static const char form[] = "CachedOp: 'budget' is a list of (Context or None, bytes)";
+  static const char form[] = "CachedOp: 'budget' must be a list of (Context or None, bytes)";
   PyObject *items = mpg_py_items(list, form);
   if (items == NULL) return -1;
   int result = -1;
@@ -453,7 +452,7 @@ static int set_budget(cached_op *self, PyObject *list) {
       PyErr_SetString(PyExc_TypeError, form);
       goto done;
     }
-    if (!PyArg_ParseTuple(pair, "On;CachedOp: 'budget' is a list of (Context or None, bytes)",
+    if (!PyArg_ParseTuple(pair, "On;CachedOp: 'budget' must be a list of (Context or None, bytes)",
                           &device, &bytes))
       goto done;
     if (device != Py_None && mpg_py_device_id(device, &limit->device) < 0) goto done;
@@ -551,8 +550,8 @@ static PyObject *cached_op_dropped(PyObject *object, void *Py_UNUSED(unused)) {
 }
 
 static PyGetSetDef cached_op_properties[] = {{"dropped", cached_op_dropped, NULL,
-                                              "How many signatures made room for others: the least "
-                                              "recently used of more than CachedOp.LIMIT go.",
+                                              "The number of signatures that were dropped: beyond "
+                                              "CachedOp.LIMIT the least recently used ones.",
                                               NULL},
                                              {0}};
 
@@ -573,13 +572,12 @@ static PyMethodDef cached_op_methods[] = {
      "it ran, and what waits for its backward now. 'ops': how many ops the graph has. 'inputs': "
      "(shape, dtype, device, needs a gradient)."},
     {"bind", cached_op_bind, METH_O,
-     "bind(arrays)\n--\n\nMakes `arrays`, a list, the last inputs of every call from now on: calls "
-     "pass the rest only, and do not look at these\n"
-     "arrays again while they stay the same objects. [] binds nothing. The inputs of `trace` are "
-     "still all of them."},
+     "bind(arrays)\n--\n\nMakes `arrays`, a list, the last inputs of all later calls, which pass "
+     "only the remaining ones and do not check these\narrays while they stay the same objects. [] "
+     "binds nothing. `trace` still gets all inputs."},
     {"unbind", cached_op_unbind, METH_NOARGS,
-     "unbind()\n--\n\nGives up what is bound; calls do nothing and return None until `bind` binds "
-     "anew."},
+     "unbind()\n--\n\nReleases the bound arrays; calls do nothing and return None until the next "
+     "`bind`."},
     {"recapture", cached_op_recapture, METH_VARARGS,
      "recapture(pairs, holder, former, following)\n--\n\nFrom now on calls read, for each pair "
      "`(place, array)`, `array` for the captured one whose `_place`\n"
@@ -590,10 +588,10 @@ static PyMethodDef cached_op_methods[] = {
     {"dump", cached_op_dump, METH_NOARGS,
      "dump()\n--\n\nThe graphs as text, one line a node, most recently used signature first."},
     {"groups", cached_op_groups, METH_NOARGS,
-     "groups()\n--\n\nThe fused groups of all programs as text: domains, members, and which values "
-     "have memory."},
+     "groups()\n--\n\nThe fused groups of all programs as text: domains, members, and the values "
+     "that have memory."},
     {"clear", cached_op_clear, METH_NOARGS,
-     "clear()\n--\n\nForgets everything compiled; the next call traces anew."},
+     "clear()\n--\n\nDiscards everything compiled; the next call traces the function."},
     {0}};
 
 static PyType_Slot cached_op_slots[] = {
@@ -606,17 +604,14 @@ static PyType_Slot cached_op_slots[] = {
     {Py_tp_getset, cached_op_properties},
     {Py_tp_doc,
      "CachedOp(trace, flags={})\n--\n\nA function on arrays, compiled for each signature it is "
-     "called with (shapes, dtypes, devices, mode).\n\n"
-     "trace(*arrays) runs once per signature on arrays that have a shape, dtype and context but no "
-     "values, on any mix of\n"
-     "devices, and returns a list of arrays. Calling the object with arrays runs the compiled "
-     "programs, one per device, and\n"
-     "returns the list; while recording it is one call on the tape. Arrays with values that the "
-     "function uses besides its\n"
-     "arguments become constants. flags: {'exact': True} leaves out rewrites that change bits, "
-     "{'fuse': False} runs every op by itself.\n\n"
-     "Raises TypeError for arguments that are no arrays, MXNetError for what cannot be traced, and "
-     "what `trace` raises."},
+     "called with (shapes, dtypes, devices, mode).\n\ntrace(*arrays) runs once per signature on "
+     "arrays that have a shape, dtype and context but no values, on any mix of\ndevices, and "
+     "returns a list of arrays. Calling the object with arrays runs the compiled programs, one per "
+     "device, and\nreturns the list; while recording it is one call on the tape. Arrays with "
+     "values that the function uses in addition to its\narguments become constants. flags: "
+     "{'exact': True} omits rewrites that change bits, {'fuse': False} runs every op "
+     "separately.\n\nRaises TypeError for arguments that are not arrays, MXNetError for anything "
+     "that cannot be traced, and the errors of `trace`."},
     {0, NULL}};
 
 static PyType_Spec cached_op_spec = {

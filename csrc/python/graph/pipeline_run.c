@@ -210,7 +210,7 @@ static PyObject *staged_call_check(PyObject *object, PyObject *args, PyObject *k
     return NULL;
   if (rows < 1 || other_rows < 1 || axis < 0)
     return PyErr_Format(PyExc_ValueError,
-                        "StagedCall.check: rows must be 1 or more, axis 0 or more");
+                        "StagedCall.check: rows must be at least 1, axis at least 0");
   size_t count = (size_t)c->num_given + c->num_outputs;
   uint32_t *numbers = PyMem_Calloc(count + 1, sizeof *numbers);
   uint8_t *kinds = PyMem_Calloc(count + 1, 1);
@@ -264,9 +264,9 @@ static PyType_Slot staged_call_slots[] = {
     {Py_tp_methods, staged_call_methods},
     {Py_tp_getset, staged_call_properties},
     {Py_tp_doc,
-     "StagedCall(trace, inputs, wanted, carried, recording=True, exact=False, defer=False)\n--\n\n"
-     "trace(*inputs), compiled into segments by stage: what one device does between two changes of "
-     "device. It runs in a PipelineRun."},
+     "StagedCall(trace, inputs, wanted, carried, recording=True, exact=False, "
+     "defer=False)\n--\n\ntrace(*inputs), compiled into segments by stage: the work of one device "
+     "between two changes of device. It runs in a PipelineRun."},
     {0, NULL}};
 static PyType_Spec staged_call_spec = {"mpgluon._core.StagedCall", sizeof(staged_call), 0,
                                        Py_TPFLAGS_DEFAULT, staged_call_slots};
@@ -277,7 +277,8 @@ static int rows_from(PyObject *object, mpg_rows *rows) {
   long long begin, count, total;
   int axis;
   if (!PyTuple_Check(object)) {
-    PyErr_SetString(PyExc_TypeError, "PipelineRun: rows are tuples (axis, begin, count, total)");
+    PyErr_SetString(PyExc_TypeError,
+                    "PipelineRun: rows must be tuples (axis, begin, count, total)");
     return -1;
   }
   if (!PyArg_ParseTuple(object, "iLLL:PipelineRun", &axis, &begin, &count, &total)) return -1;
@@ -301,7 +302,7 @@ static PyObject *pipeline_run_new(PyTypeObject *type, PyObject *args, PyObject *
   Py_ssize_t count = PyTuple_GET_SIZE(calls_object);
   if (count != PyTuple_GET_SIZE(rows_object) || count == 0 || count > MOST) {
     PyErr_Format(PyExc_ValueError,
-                 "PipelineRun: there must be 1 to %d micro-batches, with rows each", MOST);
+                 "PipelineRun: there must be 1 to %d micro-batches, each with rows", MOST);
     return NULL;
   }
   pipeline_run *self = NULL;
@@ -386,7 +387,7 @@ static PyObject *pipeline_run_outputs(PyObject *object, PyObject *Py_UNUSED(unus
   for (uint32_t i = 0; list != NULL && i < run->num_outputs; i++) {
     mpg_array array = {.tensor = run->outputs[i]};
     if (array.tensor.storage == NULL) {
-      PyErr_SetString(PyExc_ValueError, "PipelineRun: it is finished");
+      PyErr_SetString(PyExc_ValueError, "PipelineRun: the run is finished");
       Py_CLEAR(list);
       break;
     }
@@ -410,12 +411,12 @@ static mpg_micro_batch_item *items_from(PyObject *object, size_t *count) {
   if (items == NULL) PyErr_NoMemory();
   if ((size_t)view.len != *count * 4 * sizeof *numbers)
     PyErr_SetString(PyExc_ValueError,
-                    "PipelineRun: items are an array of (phase, micro-batch, segment, "
-                    "stage) as 32-bit numbers");
+                    "PipelineRun: items must be an array of (phase, micro-batch, segment, stage) "
+                    "as 32-bit integers");
   for (size_t i = 0; !PyErr_Occurred() && i < *count; i++) {
     const uint32_t *item = numbers + 4 * i;
     if (item[0] > 1)
-      PyErr_Format(PyExc_ValueError, "PipelineRun: there is no phase %u", (unsigned int)item[0]);
+      PyErr_Format(PyExc_ValueError, "PipelineRun: unknown phase %u", (unsigned int)item[0]);
     items[i] = (mpg_micro_batch_item){item[1], item[2], item[3],
                                       item[0] ? MPG_PHASE_BACKWARD : MPG_PHASE_FORWARD};
   }
@@ -507,7 +508,7 @@ static const mpg_pipeline_run_schedule python_schedule = {drive_backward, releas
 static PyObject *pipeline_run_record(PyObject *object, PyObject *driver) {
   mpg_pipeline_run *run = ((pipeline_run *)object)->run;
   if (run->finished || run->driver != NULL)
-    return PyErr_Format(PyExc_ValueError, "PipelineRun.record: it is recorded already");
+    return PyErr_Format(PyExc_ValueError, "PipelineRun.record: the run is already recorded");
   PyObject *arrays = pipeline_run_outputs(object, NULL),
            *pair = arrays != NULL ? PyTuple_Pack(2, driver, (PyObject *)Py_TYPE(object)) : NULL;
   mpg_array *outputs = PyMem_Calloc(run->num_outputs + 1, sizeof *outputs);
@@ -538,7 +539,7 @@ static const mpg_micro_batch *micro_batch_at(PyObject *object, PyObject *args, i
   if (!PyArg_ParseTuple(args, "Ii", &micro_batch, phase)) return NULL;
   if (micro_batch >= run->num_micro_batches || *phase < 0 || *phase > 1 ||
       (*phase == 1 && run->micro_batches[micro_batch].backward == NULL)) {
-    PyErr_SetString(PyExc_ValueError, "PipelineRun: there is no such micro-batch or phase");
+    PyErr_SetString(PyExc_ValueError, "PipelineRun: unknown micro-batch or phase");
     return NULL;
   }
   return &run->micro_batches[micro_batch];
@@ -611,57 +612,54 @@ static PyObject *pipeline_run_finish(PyObject *object, PyObject *Py_UNUSED(unuse
 
 static PyMethodDef pipeline_run_methods[] = {
     {"outputs", pipeline_run_outputs, METH_NOARGS,
-     "outputs()\n--\n\nThe results, of all micro-batches together, not on the tape."},
+     "outputs()\n--\n\nThe results of all micro-batches together, not on the tape."},
     {"submit", pipeline_run_submit, METH_O,
-     "submit(items)\n--\n\nQueues segments in that order; items: array('I') of phase (0 forward, "
-     "1 backward), micro-batch, segment, stage, ...\n"
-     "A segment must come after those it waits for; MXNetError otherwise."},
+     "submit(items)\n--\n\nQueues segments in that order; items: array('I') of phase (0 forward, 1 "
+     "backward), micro-batch, segment, stage, ...\nA segment must come after those it waits for; "
+     "else MXNetError is raised."},
     {"peaks", pipeline_run_peaks, METH_VARARGS,
-     "peaks(items, keep=False)\n--\n\nThe most bytes that the memory of all micro-batches takes on "
-     "each "
-     "device when items are queued in this order, by plan: a dict of Context to int, without "
-     "devices that take\n"
-     "none. keep: nothing is given back, as a backward is to come."},
+     "peaks(items, keep=False)\n--\n\nThe planned peak memory of all micro-batches on each device "
+     "if items are queued in this order: a dict of Context to int, without devices that need\nno "
+     "memory. keep: no memory is released, because a backward pass follows."},
     {"record", pipeline_run_record, METH_O,
      "record(driver)\n--\n\nPuts the run on the tape as one call and returns its results. "
      "backward calls driver(run), which submits the\n"
      "backward items."},
     {"train", pipeline_run_train, METH_VARARGS,
-     "train(heads, train=True)\n--\n\nPrepares the backward of all micro-batches, heads being the "
-     "gradients of the results (None: zero), towards the\n"
-     "gradient arrays of the inputs; then backward items can be submitted."},
+     "train(heads, train=True)\n--\n\nPrepares the backward of all micro-batches, with heads as "
+     "the gradients of the results (None for zero), towards the\ngradient arrays of the inputs; "
+     "then backward items can be submitted."},
     {"describe", pipeline_run_describe, METH_VARARGS,
      "describe(micro_batch, phase)\n--\n\nThe programs of a micro-batch, as of StagedCall.forward, "
      "with "
      "arrays: which array each external one is, or None."},
     {"program", pipeline_run_program, METH_VARARGS,
-     "program(micro_batch, phase)\n--\n\nA number that tells whether two micro-batches run the "
-     "same programs."},
+     "program(micro_batch, phase)\n--\n\nA number that is equal for two micro-batches if they run "
+     "the same programs."},
     {"times", pipeline_run_times, METH_VARARGS,
-     "times(micro_batch, phase)\n--\n\n(begin, end) of each segment in ns, zeros while it has not "
+     "times(micro_batch, phase)\n--\n\nThe (begin, end) of each segment in ns, zeros until it has "
      "run."},
     {"watch", pipeline_run_watch, METH_NOARGS,
-     "watch()\n--\n\nThe same run, for its times: it keeps no memory of the run's."},
+     "watch()\n--\n\nThe same run for reading its times, without keeping its memory alive."},
     {"finish", pipeline_run_finish, METH_NOARGS,
-     "finish()\n--\n\nGives memory back; all that is wanted has been submitted."},
+     "finish()\n--\n\nReleases the memory once all work has been submitted."},
     {0}};
 static PyObject *pipeline_run_micro_batches(PyObject *object, void *Py_UNUSED(unused)) {
   return PyLong_FromUnsignedLong(((pipeline_run *)object)->run->num_micro_batches);
 }
 static PyGetSetDef pipeline_run_properties[] = {
-    {"micro_batches", pipeline_run_micro_batches, NULL, "How many micro-batches there are.", NULL},
-    {0}};
+    {"micro_batches", pipeline_run_micro_batches, NULL, "The number of micro-batches.", NULL}, {0}};
 static PyType_Slot pipeline_run_slots[] = {
     {Py_tp_new, pipeline_run_new},
     {Py_tp_dealloc, pipeline_run_dealloc},
     {Py_tp_methods, pipeline_run_methods},
     {Py_tp_getset, pipeline_run_properties},
     {Py_tp_doc,
-     "PipelineRun(calls, rows, input_kinds, output_kinds, carried_from, inputs)\n--\n\n"
-     "A StagedCall for each micro-batch of a batch. Kinds: MICRO_BATCH_SHARED by all "
-     "micro-batches, MICRO_BATCH_SPLIT along the first axis, MICRO_BATCH_CARRIED from result\n"
-     "carried_from[i] of the micro-batch before. rows: (axis, begin, count, total) of each "
-     "micro-batch, which random draws need."},
+     "PipelineRun(calls, rows, input_kinds, output_kinds, carried_from, inputs)\n--\n\nOne "
+     "StagedCall for each micro-batch of a batch. Kinds: MICRO_BATCH_SHARED by all micro-batches, "
+     "MICRO_BATCH_SPLIT along the first axis, MICRO_BATCH_CARRIED from result\ncarried_from[i] of "
+     "the previous micro-batch. rows: (axis, begin, count, total) of each micro-batch, for random "
+     "draws."},
     {0, NULL}};
 static PyType_Spec pipeline_run_spec = {"mpgluon._core.PipelineRun", sizeof(pipeline_run), 0,
                                         Py_TPFLAGS_DEFAULT, pipeline_run_slots};

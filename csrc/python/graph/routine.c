@@ -27,7 +27,7 @@ static mpg_status call_host(void *function, mpg_array *const *inputs, uint32_t n
   }
   if (list != NULL) results = PyObject_CallOneArg(function, list);
   if (results != NULL)
-    items = mpg_py_items(results, "Routine: a function has to return a list of arrays");
+    items = mpg_py_items(results, "Routine: a function must return a list of arrays");
   bool good = items != NULL;
   if (good && PyTuple_GET_SIZE(items) != (Py_ssize_t)num_outputs) {
     PyErr_Format(PyExc_ValueError, "Routine: a function returned %zd arrays, not %u",
@@ -79,7 +79,7 @@ static int slots_from(PyObject *object, uint32_t limit, uint32_t **slots, uint32
     long slot = PyLong_AsLong(PyTuple_GET_ITEM(items, i));
     if (slot < 0 || slot >= (long)limit) {
       if (!PyErr_Occurred())
-        PyErr_Format(PyExc_ValueError, "Routine: slot %ld is not within [0, %u)", slot,
+        PyErr_Format(PyExc_ValueError, "Routine: slot %ld is out of range [0, %u)", slot,
                      (unsigned)limit);
       break;
     }
@@ -95,7 +95,8 @@ static int sequence_call_from(py_routine *self, PyObject *item, mpg_sequence_cal
   PyObject *function, *scope, *inputs;
   if (!PyTuple_Check(item) || !PyArg_ParseTuple(item, "OOOI:Routine.sequence", &function, &scope,
                                                 &inputs, &call->num_outputs)) {
-    if (!PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "Routine.sequence: a call is a tuple");
+    if (!PyErr_Occurred())
+      PyErr_SetString(PyExc_TypeError, "Routine.sequence: a call must be a tuple");
     return -1;
   }
   call->scope = MPG_SCOPE_INHERITED;
@@ -170,7 +171,7 @@ static int loop_output_from(PyObject *item, mpg_loop_output *output) {
   PyObject *shape, *dtype, *ctx;
   if (!PyTuple_Check(item) || !PyArg_ParseTuple(item, "OOO:Routine.loop", &shape, &dtype, &ctx)) {
     if (!PyErr_Occurred())
-      PyErr_SetString(PyExc_TypeError, "Routine.loop: an output is described by a tuple");
+      PyErr_SetString(PyExc_TypeError, "Routine.loop: an output must be described by a tuple");
     return -1;
   }
   if (mpg_py_shape_from(shape, &output->desc.shape, "Routine.loop") < 0 ||
@@ -189,8 +190,8 @@ static PyObject *make_loop(PyObject *Py_UNUSED(type), PyObject *args) {
     return NULL;
   if (limit < 0 || (condition != Py_None && num_data)) {
     PyErr_SetString(PyExc_ValueError,
-                    "Routine.loop: the number of steps is not negative, and a loop with a "
-                    "condition has no data");
+                    "Routine.loop: the number of steps must not be negative, and a loop with a "
+                    "condition cannot have data");
     return NULL;
   }
   py_routine *self = (py_routine *)allocate(MPG_LOOP);
@@ -230,7 +231,7 @@ static PyObject *routine_call(PyObject *object, PyObject *args, PyObject *kwargs
   mpg_routine *routine = &((py_routine *)object)->routine;
   PyObject *given, *items = NULL, *list = NULL;
   if (kwargs != NULL && PyDict_GET_SIZE(kwargs)) {
-    PyErr_SetString(PyExc_TypeError, "Routine takes a list of arrays, without keywords");
+    PyErr_SetString(PyExc_TypeError, "Routine takes only a list of arrays");
     return NULL;
   }
   if (!PyArg_ParseTuple(args, "O:Routine", &given) || (items = PySequence_Tuple(given)) == NULL)
@@ -285,22 +286,21 @@ static void routine_dealloc(PyObject *object) {
 
 static PyMethodDef routine_methods[] = {
     {"sequence", make_sequence, METH_VARARGS | METH_STATIC,
-     "sequence(num_inputs, calls, results)\n--\n\nCalls one behind the other. A call is (function, "
-     "scope, inputs, num_outputs); scope: the number of a block path, or None.\n"
-     "Inputs and results are slots: the inputs of the sequence, then what its calls return, in "
-     "their order."},
+     "sequence(num_inputs, calls, results)\n--\n\nCalls in sequence. A call is (function, scope, "
+     "inputs, num_outputs); scope: the number of a block path, or None.\nInputs and results are "
+     "slots: first the inputs of the sequence, then the results of its calls, in their order."},
     {"branch", make_branch, METH_VARARGS | METH_STATIC,
      "branch(first, num_first, second, num_second, num_outputs)\n--\n\nTakes an array of one "
-     "number, the inputs of `first`, the inputs of `second`; calls `first` where the number is not "
-     "0."},
+     "number, the inputs of `first` and the inputs of `second`; calls `first` if the number is not "
+     "0, else `second`."},
     {"loop", make_loop, METH_VARARGS | METH_STATIC,
      "loop(name, limit, num_data, num_states, step, step_captures, condition, condition_captures, "
-     "outputs)\n--\n\nTakes data, states, and the two numbers of captures. Calls "
-     "step(*rows, *states, *captures) for each of `limit` rows of\nthe data, or while "
-     "condition(*states, *captures) (None: always) is not 0, at most `limit` times; a step returns "
-     "outputs and the next\n"
-     "states. outputs: (shape, dtype, ctx) of a step's. Returns the outputs of all steps along a "
-     "new first axis, zeros behind the last step,\nthen the last states."},
+     "outputs)\n--\n\nTakes data, states, and the captures of both functions. Calls step(*rows, "
+     "*states, *captures) for each of `limit` rows of\nthe data, or while condition(*states, "
+     "*captures) (None for always true) is not 0, at most `limit` times; a step returns outputs "
+     "and the next\nstates. outputs: (shape, dtype, ctx) of the outputs of a step. Returns the "
+     "outputs of all steps along a new first axis, with zeros after the last step,\nthen the last "
+     "states."},
     {0}};
 static PyType_Slot routine_slots[] = {
     {Py_tp_dealloc, routine_dealloc},
@@ -309,10 +309,9 @@ static PyType_Slot routine_slots[] = {
     {Py_tp_call, routine_call},
     {Py_tp_methods, routine_methods},
     {Py_tp_doc,
-     "CachedOps, other Routines, and functions from a list of arrays to one, put together; called "
-     "with a list of arrays it returns one. All of it runs in\n"
-     "the core, and on the tape what is called stands by itself. Made by `sequence`, `branch` and "
-     "`loop`."},
+     "A composition of CachedOps, other Routines, and functions from a list of arrays to one; "
+     "called with a list of arrays it returns one. It runs in\nthe core, and each call in it is "
+     "recorded separately on the tape. Created by `sequence`, `branch` and `loop`."},
     {0, NULL}};
 static PyType_Spec routine_spec = {
     .name = "mpgluon._core.Routine",
@@ -375,12 +374,11 @@ done:
 
 static PyMethodDef loop_methods[] = {
     {"loop_slices", loop_slices, METH_O,
-     "loop_slices(array)\n--\n\nThe entries along the first axis, of shape (1,) where there is no "
-     "other. Where gradients may be taken they are results of one op, whose\n"
-     "gradient is one op, too."},
+     "loop_slices(array)\n--\n\nThe entries along the first axis, of shape (1,) if there is no "
+     "other axis. While recording they are results of one op, whose\ngradient is also one op."},
     {"loop_stack", loop_stack, METH_VARARGS,
-     "loop_stack(rows, limit)\n--\n\nA tuple of arrays along a new first axis, with zeros behind "
-     "them up to that many."},
+     "loop_stack(rows, limit)\n--\n\nA tuple of arrays stacked along a new first axis, padded with "
+     "zeros up to `limit`."},
     {0}};
 
 int mpg_py_routine_init(PyObject *module) {

@@ -15,7 +15,7 @@ typedef struct saved_contents {
 static PyObject *new_saved(PyTypeObject *type, PyObject *args, PyObject *keywords) {
   PyObject *list, *keep = NULL;
   if (keywords != NULL && PyDict_GET_SIZE(keywords)) {
-    PyErr_SetString(PyExc_TypeError, "SavedContents takes a list of arrays");
+    PyErr_SetString(PyExc_TypeError, "SavedContents: expected a list of arrays");
     return NULL;
   }
   if (!PyArg_ParseTuple(args, "O!:SavedContents", &PyList_Type, &list)) return NULL;
@@ -26,7 +26,7 @@ static PyObject *new_saved(PyTypeObject *type, PyObject *args, PyObject *keyword
   saved_contents *self = count < 0 ? NULL : (saved_contents *)type->tp_alloc(type, count);
   for (int i = 0; self != NULL && i < count; i++) {
     if (mpg_array_traced(arrays[i])) {
-      PyErr_SetString(PyExc_TypeError, "SavedContents: an array in a trace has no contents");
+      PyErr_SetString(PyExc_TypeError, "SavedContents: a traced array has no contents");
       Py_CLEAR(self);
       break;
     }
@@ -74,18 +74,17 @@ done:
   return list;
 }
 
-static PyMethodDef methods[] = {
-    {"arrays", arrays, METH_NOARGS,
-     "arrays()\n--\n\nNew arrays with the contents; they share memory with the saved ones unless "
-     "these have been overwritten since."},
-    {0}};
+static PyMethodDef methods[] = {{"arrays", arrays, METH_NOARGS,
+                                 "arrays()\n--\n\nNew arrays with the contents; they share memory "
+                                 "with the saved arrays unless these have been overwritten."},
+                                {0}};
 static PyType_Slot slots[] = {
     {Py_tp_new, new_saved},
     {Py_tp_dealloc, dealloc},
     {Py_tp_methods, methods},
     {Py_tp_doc,
-     "SavedContents(arrays)\n--\n\nThe present contents of a list of arrays, whatever "
-     "is written to these later: a write copies what is still needed."},
+     "SavedContents(arrays)\n--\n\nThe current contents of a list of arrays, preserved when the "
+     "arrays are overwritten: a write copies the contents that are still needed."},
     {0, NULL}};
 static PyType_Spec spec = {"mpgluon._core.SavedContents", offsetof(saved_contents, arrays),
                            sizeof(saved_array), Py_TPFLAGS_DEFAULT, slots};

@@ -148,7 +148,7 @@ static PyObject *scope_exit(PyObject *object, PyObject *const *Py_UNUSED(args),
   scope *self = (scope *)object;
   Py_ssize_t last = self->entered != NULL ? PyList_GET_SIZE(self->entered) - 1 : -1;
   if (last < 0) {
-    PyErr_SetString(PyExc_RuntimeError, "a scope is left that was not entered");
+    PyErr_SetString(PyExc_RuntimeError, "a scope that was not entered cannot be left");
     return NULL;
   }
   PyObject *undos = Py_NewRef(PyList_GET_ITEM(self->entered, last));
@@ -184,7 +184,7 @@ static PyObject *scope_run(PyObject *object, PyObject *const *args, Py_ssize_t c
 
 static PyObject *scope_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
   if (type == mpg_py->change_type && kwargs != NULL && PyDict_GET_SIZE(kwargs) > 0) {
-    PyErr_SetString(PyExc_TypeError, "Scope() takes changes, without names");
+    PyErr_SetString(PyExc_TypeError, "Scope() takes only positional changes");
     return NULL;
   }
   scope *self = (scope *)type->tp_alloc(type, 0);
@@ -194,7 +194,7 @@ static PyObject *scope_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
   for (Py_ssize_t i = 0; type == mpg_py->change_type && i < PyTuple_GET_SIZE(args); i++) {
     PyObject *change = PyTuple_GET_ITEM(args, i);
     if (is_item(change) || is_setting(change) || !PyTuple_Check(change)) continue;
-    PyErr_Format(PyExc_TypeError, "Scope(): %R is no change", change);
+    PyErr_Format(PyExc_TypeError, "Scope(): %R is not a valid change", change);
     Py_DECREF(self);
     return NULL;
   }
@@ -241,7 +241,7 @@ static bool is_call(PyObject *change) {
 static PyObject *at_once(PyObject *Py_UNUSED(module), PyObject *const *changes, Py_ssize_t count) {
   for (Py_ssize_t i = 0; i < count; i++) /* checks all before making any */
     if (!is_call(changes[i]) && !(is_item(changes[i]) && PyTuple_GET_SIZE(changes[i]) == 3))
-      return PyErr_Format(PyExc_TypeError, "at_once(): %R is no change", changes[i]);
+      return PyErr_Format(PyExc_TypeError, "at_once(): %R is not a valid change", changes[i]);
   for (Py_ssize_t i = 0; i < count; i++) {
     PyObject *change = changes[i];
     if (!is_call(change)) {
@@ -263,7 +263,7 @@ static PyObject *set_attributes(PyObject *Py_UNUSED(module), PyObject *const *ar
                                 Py_ssize_t count) {
   if (count % 2 == 0) {
     PyErr_SetString(PyExc_TypeError,
-                    "set_attributes takes an object, and for each attribute a name and a value");
+                    "set_attributes expects an object, and a name and a value for each attribute");
     return NULL;
   }
   for (Py_ssize_t i = 1; i < count; i += 2)
@@ -273,16 +273,14 @@ static PyObject *set_attributes(PyObject *Py_UNUSED(module), PyObject *const *ar
 
 static PyMethodDef methods[] = {
     {"set_attributes", (PyCFunction)(void (*)(void))set_attributes, METH_FASTCALL,
-     "set_attributes(object, *names_and_values)\n--\n\nSets attributes, each a name and a value, "
-     "in one call, as object.__setattr__ does: without the object's own __setattr__, and without "
-     "asking for its\n"
-     "__dict__, which would make its methods slower to find from then on."},
+     "set_attributes(object, *names_and_values)\n--\n\nSets attributes, each given as a name and a "
+     "value, in one call, as object.__setattr__ does: without the object's own __setattr__, and "
+     "without requesting its\n__dict__, which would make later lookups of its methods slower."},
     {"at_once", (PyCFunction)(void (*)(void))at_once, METH_FASTCALL,
-     "at_once(*changes)\n--\n\nMakes changes that stay, one after the other: an interrupt finds "
-     "none of them, or all.\n\n"
-     "A change is ``(dict, key, value)``, an item that gets a value (as of ``vars(object)``), or "
-     "``(function, *args)``, a call of what is written in C.\n"
-     "One that fails raises, and those behind it are not made: what may fail comes first."},
+     "at_once(*changes)\n--\n\nMakes permanent changes atomically: an interrupt sees none of them, "
+     "or all.\n\nA change is ``(dict, key, value)``, which sets an item (as of ``vars(object)``), "
+     "or ``(function, *args)``, a call of a function written in C.\nA change that fails raises its "
+     "error, and later ones are not made, so changes that may fail come first."},
     {0}};
 
 static PyMethodDef scope_methods[] = {
@@ -299,15 +297,13 @@ static PyType_Slot scope_slots[] = {
     {Py_tp_clear, scope_clear},
     {Py_tp_methods, scope_methods},
     {Py_tp_doc,
-     "Scope(*changes)\n--\n\nA with-statement that changes state: all of it, or nothing, and an "
-     "interrupt can't leave it changed.\n\n"
-     "A change is ``(dict, key, value)``, an item that gets a value (as of ``vars(object)``, where "
-     "``object`` may be a threading.local);\n"
-     "``(dict, key)``, an item that is there and goes at the end; "
-     "``(set, value)``, with a function of this module that sets something and returns what it "
-     "was; or another such scope.\n"
-     "Subclasses define ``_changes()``, which is called each time one is entered and returns a "
-     "list of them; it changes nothing itself."},
+     "Scope(*changes)\n--\n\nA with-statement that changes state atomically: all of it or nothing, "
+     "and an interrupt cannot leave it changed.\n\nA change is ``(dict, key, value)``, an item to "
+     "set (as of ``vars(object)``, where ``object`` may be a threading.local);\n``(dict, key)``, "
+     "an existing item that is removed at the end; ``(set, value)``, with a function of this "
+     "module that sets a value and returns the previous one; or another scope.\nSubclasses define "
+     "``_changes()``, which is called on each entry and returns a list of changes; it must not "
+     "change anything itself."},
     {0, NULL}};
 static PyType_Spec scope_spec = {"mpgluon._core.Scope", sizeof(scope), 0,
                                  Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,

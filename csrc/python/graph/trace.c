@@ -21,17 +21,17 @@ static PyObject *function_call(PyObject *object, PyObject *args, PyObject *kwarg
   const mpg_function *function = ((py_function *)object)->function;
   mpg_trace *trace = mpg_trace_active();
   if (kwargs != NULL && PyDict_GET_SIZE(kwargs)) {
-    PyErr_SetString(PyExc_TypeError, "Function takes arrays, without keywords");
+    PyErr_SetString(PyExc_TypeError, "Function takes only positional arrays");
     return NULL;
   }
   if (trace == NULL) {
     PyErr_SetString(
         mpg_py->errors[MPG_ERROR],
-        "a Function is traced, by CachedOp or within a trace; it doesn't run by itself");
+        "a Function must be traced, by CachedOp or within a trace; it cannot run on its own");
     return NULL;
   }
   if (PyTuple_GET_SIZE(args) != (Py_ssize_t)function->num_inputs) {
-    PyErr_Format(PyExc_TypeError, "Function: takes %u arrays, %zd given",
+    PyErr_Format(PyExc_TypeError, "Function: expected %u arrays, got %zd",
                  (unsigned)function->num_inputs, PyTuple_GET_SIZE(args));
     return NULL;
   }
@@ -89,18 +89,17 @@ static void function_dealloc(PyObject *object) {
 }
 
 static PyGetSetDef function_properties[] = {
-    {"inputs", function_inputs, NULL, "The ids of the values it takes.", NULL},
-    {"outputs", function_outputs, NULL, "The ids of the values it computes.", NULL},
-    {"nodes", function_nodes, NULL, "How many ops it has.", NULL},
+    {"inputs", function_inputs, NULL, "The ids of its input values.", NULL},
+    {"outputs", function_outputs, NULL, "The ids of its computed values.", NULL},
+    {"nodes", function_nodes, NULL, "The number of its ops.", NULL},
     {0}};
 static PyType_Slot function_slots[] = {
     {Py_tp_call, function_call},
     {Py_tp_dealloc, function_dealloc},
     {Py_tp_getset, function_properties},
     {Py_tp_doc,
-     "A stretch of a Trace as a function of its own, made by `Trace.cut`. Calling it with arrays "
-     "emits its ops\n"
-     "into the active trace; ``CachedOp(function, flags)`` compiles it."},
+     "A section of a Trace as a function, created by `Trace.cut`. Calling it with arrays emits its "
+     "ops\ninto the active trace; ``CachedOp(function, flags)`` compiles it."},
     {0, NULL}};
 static PyType_Spec function_spec = {.name = "mpgluon._core.Function",
                                     .basicsize = sizeof(py_function),
@@ -111,13 +110,13 @@ static PyType_Spec function_spec = {.name = "mpgluon._core.Function",
 static mpg_trace *open_trace(PyObject *object) {
   mpg_trace *trace = ((py_trace *)object)->trace;
   if (trace != NULL && !trace->closed) return trace;
-  PyErr_SetString(mpg_py->errors[MPG_ERROR], "the trace is not going on");
+  PyErr_SetString(mpg_py->errors[MPG_ERROR], "the trace is not active");
   return NULL;
 }
 
 static PyObject *trace_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
   if (PyTuple_GET_SIZE(args) || (kwargs != NULL && PyDict_GET_SIZE(kwargs))) {
-    PyErr_SetString(PyExc_TypeError, "Trace() takes no arguments");
+    PyErr_SetString(PyExc_TypeError, "Trace() expects no arguments");
     return NULL;
   }
   return type->tp_alloc(type, 0);
@@ -126,7 +125,7 @@ static PyObject *trace_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 static PyObject *trace_enter(PyObject *object, PyObject *Py_UNUSED(unused)) {
   py_trace *self = (py_trace *)object;
   if (self->trace != NULL) {
-    PyErr_SetString(mpg_py->errors[MPG_ERROR], "a trace begins once");
+    PyErr_SetString(mpg_py->errors[MPG_ERROR], "a trace can be entered only once");
     return NULL;
   }
   MPG_PY_TRY(mpg_trace_begin(&self->trace));
@@ -193,7 +192,7 @@ static PyObject *trace_constants(PyObject *object, PyObject *from) {
   Py_ssize_t begin = trace ? PyLong_AsSsize_t(from) : -1;
   if (begin < 0) {
     if (!PyErr_Occurred())
-      PyErr_SetString(PyExc_ValueError, "Trace.constants: a number of constants is not negative");
+      PyErr_SetString(PyExc_ValueError, "Trace.constants: begin must not be negative");
     return NULL;
   }
   PyObject *list = PyList_New(0);
@@ -221,7 +220,7 @@ static PyObject *trace_live(PyObject *object, PyObject *Py_UNUSED(unused)) {
 
 static PyObject *trace_keep(PyObject *object, PyObject *ids) {
   mpg_trace *trace = open_trace(object);
-  PyObject *items = trace ? mpg_py_items(ids, "Trace.keep: the ids are a list of ints") : NULL;
+  PyObject *items = trace ? mpg_py_items(ids, "Trace.keep: the ids must be a list of ints") : NULL;
   if (items == NULL) return NULL;
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(items); i++) {
     size_t id = PyLong_AsSize_t(PyTuple_GET_ITEM(items, i));
@@ -239,13 +238,13 @@ static PyObject *trace_cut(PyObject *object, PyObject *args) {
   PyObject *results = Py_None;
   if (trace == NULL || !PyArg_ParseTuple(args, "n|O:cut", &begin, &results)) return NULL;
   if (begin < 0) {
-    PyErr_SetString(PyExc_ValueError, "Trace.cut: a number of nodes is not negative");
+    PyErr_SetString(PyExc_ValueError, "Trace.cut: begin must not be negative");
     return NULL;
   }
   mpg_value *values = NULL;
   Py_ssize_t count = 0;
   if (results != Py_None) {
-    PyObject *items = mpg_py_items(results, "Trace.cut: the results are a list of arrays");
+    PyObject *items = mpg_py_items(results, "Trace.cut: the results must be a list of arrays");
     if (items == NULL) return NULL;
     count = PyTuple_GET_SIZE(items);
     values = PyMem_Calloc((size_t)count + 1, sizeof *values);
@@ -324,7 +323,7 @@ static PyObject *trace_shape(PyObject *object, PyObject *number) {
   size_t id = PyLong_AsSize_t(number);
   if (trace == NULL || PyErr_Occurred()) return NULL;
   if (id >= trace->graph.num_values)
-    return PyErr_Format(PyExc_IndexError, "Trace.shape: there is no value %zu", id);
+    return PyErr_Format(PyExc_IndexError, "Trace.shape: unknown value %zu", id);
   return mpg_py_shape_tuple(&trace->graph.values[id].desc.shape);
 }
 
@@ -355,30 +354,30 @@ static PyMethodDef trace_methods[] = {
     {"new_input", trace_new_input, METH_VARARGS,
      "new_input(shape, dtype, ctx)\n--\n\nA new traced array."},
     {"value", trace_value, METH_O,
-     "value(array)\n--\n\nThe id of the array's value; it becomes a constant where it is none of "
-     "this trace."},
+     "value(array)\n--\n\nThe id of the array's value; an array that does not belong to this trace "
+     "becomes a constant."},
     {"constants", trace_constants, METH_O,
-     "constants(begin)\n--\n\nThe constants from that number on, as (id, array)."},
-    {"live", trace_live, METH_NOARGS,
-     "live()\n--\n\nThe ids of the values that some array stands for."},
+     "constants(begin)\n--\n\nThe constants from that index on, as (id, array)."},
+    {"live", trace_live, METH_NOARGS, "live()\n--\n\nThe ids of the values of existing arrays."},
     {"ops", trace_ops, METH_NOARGS,
      "ops()\n--\n\nThe ops so far, each as (name, parameters, ids of its inputs, id of its first "
      "output, number of outputs). The name is None for a call that is not an op."},
     {"shape", trace_shape, METH_O, "shape(id)\n--\n\nThe shape of the value with this id."},
-    {"keep", trace_keep, METH_O, "keep(ids)\n--\n\nThese values stay live until the trace ends."},
+    {"keep", trace_keep, METH_O, "keep(ids)\n--\n\nKeeps these values live until the trace ends."},
     {"forget_moves", trace_forget_moves, METH_NOARGS,
-     "forget_moves()\n--\n\nArrays that were moved between groups are moved anew from now on."},
+     "forget_moves()\n--\n\nDiscards the cached moves of arrays between groups, so that later uses "
+     "move them with new copies."},
     {"cut", trace_cut, METH_VARARGS,
      "cut(begin, results=None)\n--\n\nThe ops from node number `begin` on as a Function, or None "
-     "where there are none. Its outputs are the live values among\n"
-     "theirs, or those that are among the results."},
+     "if there are none. Its outputs are the live values among\ntheir results, or those contained "
+     "in `results`."},
     {0}};
 static PyGetSetDef trace_properties[] = {
     {"spans_ranks", trace_spans_ranks, NULL,
-     "Whether a value is on a device that names a rank, so that all ranks trace it.", NULL},
-    {"nodes", trace_nodes, NULL, "How many nodes it has.", NULL},
-    {"paused", trace_paused, NULL, "Whether autograd was recording when it began, and is not now.",
-     NULL},
+     "Whether a value is on a device with a rank, so that all ranks trace it.", NULL},
+    {"nodes", trace_nodes, NULL, "The number of its nodes.", NULL},
+    {"paused", trace_paused, NULL,
+     "Whether autograd was recording when it began, and no longer is.", NULL},
     {0}};
 static PyType_Slot trace_slots[] = {{Py_tp_new, trace_new},
                                     {Py_tp_dealloc, trace_dealloc},
@@ -462,13 +461,13 @@ static int watch_collector(PyObject *module) {
 
 static PyMethodDef methods[] = {
     {"_collecting", collecting, METH_VARARGS,
-     "_collecting(phase, info)\n--\n\nSets the active trace aside while the garbage collector "
-     "runs; one of gc.callbacks."},
+     "_collecting(phase, info)\n--\n\nSuspends the active trace while the garbage collector runs; "
+     "one of gc.callbacks."},
     {"captured_arrays", captured_arrays, METH_NOARGS,
-     "captured_arrays()\n--\n\nThe arrays with contents that the active trace has met so far."},
+     "captured_arrays()\n--\n\nThe arrays with contents that the active trace has used so far."},
     {"swap_trace", swap_trace, METH_O,
-     "swap_trace(trace)\n--\n\nMakes the trace (None: no trace) the active one of this thread; "
-     "returns the former."},
+     "swap_trace(trace)\n--\n\nSets the active trace of this thread (None for no trace); returns "
+     "the previous one."},
     {0}};
 
 int mpg_py_trace_init(PyObject *module) {

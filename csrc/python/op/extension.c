@@ -10,7 +10,7 @@ static int check_names(const mpg_extension_library *library, PyObject *taken, Py
     int truth = used ? PyObject_IsTrue(used) : -1;
     Py_XDECREF(used);
     if (truth > 0)
-      PyErr_Format(mpg_py->errors[MPG_ERROR], "%U: mx.nd has something called %s already", path,
+      PyErr_Format(mpg_py->errors[MPG_ERROR], "%U: mx.nd already has an attribute %s", path,
                    mpg_extension_name(library, i));
     if (truth) return -1;
   }
@@ -43,6 +43,6 @@ static PyObject *load_library(PyObject *Py_UNUSED(module), PyObject *args) {
 
 PyMethodDef mpg_py_extension_methods[] = {
     {"load_library", load_library, METH_VARARGS,
-     "load_library(path, taken)\n--\n\nThe ops of a library, which are known by their names then; "
-     "none where it was loaded before. taken(name): whether something else has that name."},
+     "load_library(path, taken)\n--\n\nLoads the ops of a library, which are then known by their "
+     "names; no ops if it is loaded already. taken(name): whether the name is already used."},
     {0}};

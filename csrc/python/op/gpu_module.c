@@ -84,8 +84,9 @@ static PyObject *launch_kernel(PyObject *Py_UNUSED(self), PyObject *args) {
   launch.kernel = PyCapsule_GetPointer(capsule, KERNEL);
   if (launch.kernel == NULL) return NULL;
   if (PyTuple_GET_SIZE(tuple) > MPG_GPU_MAX_ARGUMENTS)
-    return PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "CudaKernel(%s): at most %d arguments",
-                        launch.name, MPG_GPU_MAX_ARGUMENTS);
+    return PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR],
+                        "CudaKernel(%s): at most %d arguments are supported", launch.name,
+                        MPG_GPU_MAX_ARGUMENTS);
   launch.num_arguments = (int)PyTuple_GET_SIZE(tuple);
   for (int i = 0; i < launch.num_arguments; i++)
     if (take_argument(PyTuple_GET_ITEM(tuple, i), &arguments[i]) < 0) return NULL;
@@ -96,9 +97,9 @@ static PyObject *launch_kernel(PyObject *Py_UNUSED(self), PyObject *args) {
 
 PyMethodDef mpg_py_gpu_module_methods[] = {
     {"cuda_module", compile_module, METH_VARARGS,
-     "cuda_module(source, options, exports)\n--\n\nCompiles CUDA C++; a capsule."},
+     "cuda_module(source, options, exports)\n--\n\nCompiles CUDA C++ and returns a capsule."},
     {"cuda_kernel", find_kernel, METH_VARARGS,
-     "cuda_kernel(module, name)\n--\n\nA kernel of a module; a capsule."},
+     "cuda_kernel(module, name)\n--\n\nA kernel of a module, as a capsule."},
     {"cuda_launch", launch_kernel, METH_VARARGS,
      "cuda_launch(kernel, name, ctx, grid, block, shared, arguments)\n--\n\nQueues a launch. An "
      "argument is (array, whether it is written), or the bytes of a number."},

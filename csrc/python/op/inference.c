@@ -7,23 +7,23 @@
 int mpg_py_desc_from(PyObject *pair, mpg_desc *desc) {
   PyObject *shape, *dtype;
   if (!PyTuple_Check(pair) ||
-      !PyArg_ParseTuple(pair, "OO;infer_shape: an input is a (shape, dtype) pair", &shape,
+      !PyArg_ParseTuple(pair, "OO;infer_shape: an input must be a (shape, dtype) pair", &shape,
                         &dtype)) {
     if (!PyErr_Occurred())
-      PyErr_SetString(PyExc_TypeError, "infer_shape: an input is a (shape, dtype) pair");
+      PyErr_SetString(PyExc_TypeError, "infer_shape: an input must be a (shape, dtype) pair");
     return -1;
   }
   desc->shape = MPG_SHAPE_UNKNOWN;
   desc->dtype = MPG_DTYPE_NONE;
   if (dtype != Py_None && (desc->dtype = mpg_py_dtype(dtype)) == MPG_DTYPE_NONE) return -1;
   if (shape == Py_None) return 0;
-  PyObject *items = mpg_py_items(shape, "infer_shape: a shape is a sequence of integers");
+  PyObject *items = mpg_py_items(shape, "infer_shape: a shape must be a sequence of integers");
   if (items == NULL) return -1;
   Py_ssize_t count = PyTuple_GET_SIZE(items);
   int result = 0;
   if (count > MPG_MAX_NDIM) {
-    PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "an array has at most %d dimensions, not %zd",
-                 MPG_MAX_NDIM, count);
+    PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR],
+                 "an array can have at most %d dimensions, not %zd", MPG_MAX_NDIM, count);
     result = -1;
   }
   memset(&desc->shape, 0, sizeof desc->shape);
@@ -32,7 +32,7 @@ int mpg_py_desc_from(PyObject *pair, mpg_desc *desc) {
     int64_t size = PyLong_AsLongLong(PyTuple_GET_ITEM(items, i));
     if (size == -1 && PyErr_Occurred()) {
       if (PyErr_ExceptionMatches(PyExc_OverflowError))
-        PyErr_SetString(mpg_py->errors[MPG_VALUE_ERROR], "a dimension has less than 2^63 elements");
+        PyErr_SetString(mpg_py->errors[MPG_VALUE_ERROR], "a dimension must be less than 2^63");
       result = -1;
     }
     desc->shape.dims[i] = size > 0 ? size : -1;
@@ -106,7 +106,7 @@ static int infer_call(PyObject *args, inferred_call *call) {
     return -1;
   const mpg_op *op = mpg_op_find(name);
   if (op == NULL) {
-    PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "there is no op '%s'", name);
+    PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "unknown op '%s'", name);
     return -1;
   }
   /* A copy, because Python code in number conversions may change the list. */
@@ -114,8 +114,8 @@ static int infer_call(PyObject *args, inferred_call *call) {
   if (call->pairs == NULL) return -1;
   Py_ssize_t num_inputs = PyTuple_GET_SIZE(call->pairs);
   if (num_inputs > MPG_MAX_INPUTS) {
-    PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "%s: at most %d arrays, got %zd", name,
-                 MPG_MAX_INPUTS, num_inputs);
+    PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "%s: at most %d arrays are supported, got %zd",
+                 name, MPG_MAX_INPUTS, num_inputs);
     return -1;
   }
   if (set_params(op, call->params, given, (int)num_inputs) < 0) return -1;
@@ -172,7 +172,7 @@ static PyObject *op_cost(PyObject *Py_UNUSED(module), PyObject *args) {
       result = Py_BuildValue("dd", cost.bytes, cost.flops);
     } else {
       PyErr_SetString(mpg_py->errors[MPG_VALUE_ERROR],
-                      "op_cost: the inputs' shapes and dtypes do not say what the results are");
+                      "op_cost: the inputs' shapes and dtypes do not determine the outputs");
     }
   }
   end_call(&call);
@@ -251,49 +251,44 @@ static PyObject *trace_on(PyObject *Py_UNUSED(module), PyObject *ctx) {
   mpg_trace *trace = mpg_trace_active();
   mpg_device_id id;
   if (mpg_py_device_id(ctx, &id) < 0) return NULL;
-  if (trace == NULL)
-    return PyErr_Format(mpg_py->errors[MPG_ERROR], "trace_on: nothing is being traced");
+  if (trace == NULL) return PyErr_Format(mpg_py->errors[MPG_ERROR], "trace_on: no trace is active");
   trace->only = id;
   Py_RETURN_NONE;
 }
 
 static PyMethodDef methods[] = {
     {"op_cost", op_cost, METH_VARARGS,
-     "op_cost(name, inputs, params)\n--\n\nWhat a call of an op costs: (bytes read and written, "
-     "floating-point operations). inputs:\n"
-     "a list of (shape, dtype) pairs; params: a dict. Raises MXNetError where there is no such "
-     "call."},
+     "op_cost(name, inputs, params)\n--\n\nThe cost of a call of an op: (bytes read and written, "
+     "floating-point operations). inputs:\na list of (shape, dtype) pairs; params: a dict. Raises "
+     "MXNetError if the call is invalid."},
     {"infer_shape", infer_shape, METH_VARARGS,
      "infer_shape(name, inputs, params)\n--\n\nRuns an op's inference. inputs: a list of (shape, "
-     "dtype) pairs, 0 standing for sizes and None\n"
-     "for shapes and dtypes that are not known; params: a dict. Returns the lists of completed "
-     "inputs and of outputs, likewise."},
+     "dtype) pairs, with 0 for unknown sizes and None\nfor unknown shapes and dtypes; params: a "
+     "dict. Returns the lists of completed inputs and of outputs in the same form."},
     {"intern_scope", intern_scope, METH_O, "intern_scope(path)\n--\n\nThe number of a block path."},
     {"set_scope", set_scope, METH_O,
-     "set_scope(number)\n--\n\nFrom now on this thread queues work under that block path. Returns "
-     "the former number."},
+     "set_scope(number)\n--\n\nSets the block path under which this thread queues work. Returns "
+     "the previous number."},
     {"get_scope", get_scope, METH_NOARGS,
      "get_scope()\n--\n\nThe number of the block path under which this thread queues work."},
     {"begin_recompute", begin_recompute, METH_NOARGS,
-     "begin_recompute()\n--\n\nOps traced from here to end_recompute are computed again in the "
-     "backward phase. False, and nothing\n"
-     "begins, where nothing is traced or this has begun already."},
+     "begin_recompute()\n--\n\nMarks ops traced from here to end_recompute for recomputation in "
+     "the backward phase. Returns False and does\nnothing if no trace is active or this has "
+     "already begun."},
     {"trace_on", trace_on, METH_O,
-     "trace_on(ctx)\n--\n\nEverything that the active trace gets from now on is put on ctx, "
-     "whatever device it names."},
+     "trace_on(ctx)\n--\n\nPlaces all later ops of the active trace on ctx, regardless of the "
+     "devices they name."},
     {"end_recompute", end_recompute, METH_NOARGS,
-     "end_recompute()\n--\n\nEnds what begin_recompute began."},
+     "end_recompute()\n--\n\nEnds the section of begin_recompute."},
     {"set_group", set_group, METH_O,
-     "set_group(group)\n--\n\nFrom now on this thread moves the inputs of ops: to a Context, or "
-     "(True) to the first input's device, or (None) not at\n"
-     "all. Returns the former group."},
-    {"get_group", get_group, METH_NOARGS,
-     "get_group()\n--\n\nThe group that `set_group` set last."},
+     "set_group(group)\n--\n\nSets where this thread moves the inputs of ops: to a Context, or to "
+     "the first input's device (True), or not at\nall (None). Returns the previous group."},
+    {"get_group", get_group, METH_NOARGS, "get_group()\n--\n\nThe group set by `set_group`."},
     {"move_to", move_to, METH_VARARGS,
-     "move_to(array, ctx)\n--\n\nThe array on that device; within a trace one copy serves all who "
-     "ask. On the tape a view where it is there already."},
+     "move_to(array, ctx)\n--\n\nThe array on that device; within a trace one copy is shared by "
+     "all uses. On the tape a view if it is there already."},
     {"dtype_name", dtype_name, METH_O,
-     "dtype_name(dtype)\n--\n\nThe name of a dtype, however it is given: 'float32'."},
+     "dtype_name(dtype)\n--\n\nThe name of a dtype given in any form, such as 'float32'."},
     {0}};
 
 int mpg_py_gluon_init(PyObject *module) { return PyModule_AddFunctions(module, methods); }

@@ -42,7 +42,7 @@ typedef struct call {
 static int call_grow(call *c, int needed) {
   if (needed <= c->capacity) return 0;
   if (needed > MPG_MAX_INPUTS) {
-    PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "%s: at most %d arrays, got %d",
+    PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "%s: at most %d arrays are supported, got %d",
                  c->self->op->name, MPG_MAX_INPUTS, needed);
     return -1;
   }
@@ -285,7 +285,7 @@ static PyObject *run_out(call *c, mpg_array *const *inputs, int visible) {
   int count = mpg_py_array_list(c->out, outputs, visible, &keep, "out");
   if (count < 0) goto done;
   if (count != visible) {
-    PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "%s has %d outputs, out has %d arrays",
+    PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "%s has %d outputs, but out has %d arrays",
                  c->self->op->name, visible, count);
     goto done;
   }
@@ -647,7 +647,7 @@ static PyMemberDef op_members[] = {
 static PyMethodDef op_methods[] = {
     {"__reduce__", op_reduce, METH_NOARGS, NULL},
     {"describe", op_describe, METH_NOARGS,
-     "describe()\n--\n\nAll that is known of the op, as a dict: text, example, inputs, parameters "
+     "describe()\n--\n\nThe description of the op, as a dict: text, example, inputs, parameters "
      "with defaults and constraints, outputs, dtypes, flags."},
     {0}};
 static PyGetSetDef op_properties[] = {{"__doc__", get_doc, NULL, NULL, NULL},
@@ -688,7 +688,8 @@ static PyObject *op_new(const mpg_op *op, const char *name) {
   self->defaults = PyMem_Calloc(1, op->params->size + 1);
   if (self->name == NULL || self->names == NULL || self->defaults == NULL) goto fail;
   if (op->params->size > MPG_PY_MAX_PARAMS || num_params > MAX_PARAMS) {
-    PyErr_Format(PyExc_ImportError, "op %s has more parameters than the binding takes", op->name);
+    PyErr_Format(PyExc_ImportError, "op %s has more parameters than the binding supports",
+                 op->name);
     goto fail;
   }
   if (op->params->size > 0) mpg_params_defaults(op->params, self->defaults);
@@ -740,7 +741,7 @@ static PyObject *has_kernel(PyObject *module, PyObject *args) {
   if (!PyArg_ParseTuple(args, "sO:has_kernel", &name, &ctx) || mpg_py_device_id(ctx, &id) < 0)
     return NULL;
   const mpg_op *op = mpg_op_find(name);
-  if (!op) return PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "there is no op '%s'", name);
+  if (!op) return PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "unknown op '%s'", name);
   MPG_PY_TRY(mpg_device_get(id, &device));
   return PyBool_FromLong(mpg_kernel_get(device, op) != NULL);
 }
@@ -748,7 +749,7 @@ static PyObject *has_kernel(PyObject *module, PyObject *args) {
 static PyObject *get_op(PyObject *Py_UNUSED(module), PyObject *name) {
   PyObject *op = PyDict_GetItemWithError(mpg_py->ops_by_name, name);
   if (op != NULL) return Py_NewRef(op);
-  if (!PyErr_Occurred()) PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "there is no op %R", name);
+  if (!PyErr_Occurred()) PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "unknown op %R", name);
   return NULL;
 }
 static PyObject *ops(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused)) {
@@ -757,13 +758,14 @@ static PyObject *ops(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused)) {
 
 PyMethodDef mpg_py_op_methods[] = {
     {"list_ops", list_ops, METH_NOARGS,
-     "list_ops()\n--\n\nThe names of all ops, hidden ones too, in the order of the registry."},
+     "list_ops()\n--\n\nThe names of all ops, including hidden ones, in the order of the "
+     "registry."},
     {"get_op", get_op, METH_O,
-     "get_op(name)\n--\n\nThe op of that name or alias; MXNetError (a ValueError) when there is "
-     "none."},
+     "get_op(name)\n--\n\nThe op of that name or alias; raises MXNetError (a ValueError) if it is "
+     "unknown."},
     {"has_kernel", has_kernel, METH_VARARGS,
      "has_kernel(name, ctx)\n--\n\nWhether the op can run on that device."},
-    {"ops", ops, METH_NOARGS, "ops()\n--\n\nA dict of all names and aliases with their ops."},
+    {"ops", ops, METH_NOARGS, "ops()\n--\n\nA dict from all names and aliases to their ops."},
     {0}};
 
 static PyObject *add_under(const mpg_op *op, const char *name) {

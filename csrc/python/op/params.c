@@ -8,7 +8,7 @@ static int wrong(const mpg_param *param, const char *op, PyObject *value, const 
       !PyErr_ExceptionMatches(PyExc_OverflowError))
     return -1;
   PyErr_Clear();
-  mpg_py_refuse(MPG_TYPE_ERROR, value, "%s: %s has to be %s", op, param->name, expected);
+  mpg_py_refuse(MPG_TYPE_ERROR, value, "%s: %s must be %s", op, param->name, expected);
   return -1;
 }
 
@@ -203,7 +203,7 @@ static int from_enum(const target *to, void *field, PyObject *value) {
   if (*position < 0 && value == Py_None && strcmp(param->default_text, "None") == 0)
     return from_default(to); /* None is a default that is not an enum value */
   if (*position < 0)
-    mpg_py_refuse(MPG_VALUE_ERROR, value, "%s: %s is one of %s", to->op, param->name,
+    mpg_py_refuse(MPG_VALUE_ERROR, value, "%s: %s must be one of %s", to->op, param->name,
                   param->constraint);
   Py_XDECREF(text);
   return *position < 0 ? -1 : 0;
@@ -289,8 +289,9 @@ int mpg_py_shape_from(PyObject *object, mpg_shape *shape, const char *what) {
   }
   if (tuple_from(&param, what, &tuple, object) < 0) return -1;
   if (tuple.count > MPG_MAX_NDIM) {
-    PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "%s: an array has at most %d dimensions, got %d",
-                 what, MPG_MAX_NDIM, tuple.count);
+    PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR],
+                 "%s: an array can have at most %d dimensions, got %d", what, MPG_MAX_NDIM,
+                 tuple.count);
     return -1;
   }
   *shape = (mpg_shape){.ndim = tuple.count};

@@ -4,12 +4,12 @@
 #include "python/core.h"
 
 static const char *const kinds[] = {"any", "low", "half", "full", "widest", "loss"};
-_Static_assert(sizeof kinds / sizeof *kinds == MPG_PRECISION_KINDS, "a word for each kind");
+_Static_assert(sizeof kinds / sizeof *kinds == MPG_PRECISION_KINDS, "a name for each kind");
 
 static const mpg_op *find_op(PyObject *name) {
   const char *text = PyUnicode_AsUTF8(name);
   const mpg_op *op = text ? mpg_op_find(text) : NULL;
-  if (text && !op) PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "there is no op '%s'", text);
+  if (text && !op) PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "unknown op '%s'", text);
   return op;
 }
 
@@ -22,7 +22,7 @@ static int choose(PyObject *rules) {
     if (!word) return -1;
     while (found < MPG_PRECISION_KINDS && strcmp(kinds[found], word) != 0) found++;
     if (found == MPG_PRECISION_KINDS) {
-      PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "there is no kind of precision '%s'", word);
+      PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "unknown kind of precision '%s'", word);
       return -1;
     }
     mpg_precision_choose(op, (mpg_precision)found);
@@ -54,7 +54,7 @@ static PyObject *set_precision(PyObject *Py_UNUSED(module), PyObject *args) {
                                                    : MPG_FLOAT64;
   if (dtype == MPG_FLOAT64)
     return PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR],
-                        "the low precision is float16 or bfloat16, not %s", low);
+                        "the low precision must be float16 or bfloat16, not %s", low);
   mpg_precision_set(dtype);
   if (choose(rules) == 0 && set_conditions(conditions) == 0) Py_RETURN_NONE;
   mpg_precision_set(MPG_DTYPE_NONE);
@@ -79,13 +79,13 @@ static PyObject *set_loss_scale(PyObject *Py_UNUSED(module), PyObject *number) {
 
 PyMethodDef mpg_py_precision_methods[] = {
     {"set_precision", set_precision, METH_VARARGS,
-     "set_precision(low, rules, conditions)\n--\n\nTurns mixed precision on, or with None off. "
-     "rules: a dict of ops and kinds that differ from the table's; conditions: a list of (op, "
-     "parameter, value) that are computed in float32."},
+     "set_precision(low, rules, conditions)\n--\n\nEnables mixed precision, or disables it with "
+     "None. rules: a dict of ops and kinds that differ from the table's; conditions: a list of "
+     "(op, parameter, value) that are computed in float32."},
     {"precision_of", precision_of, METH_O,
-     "precision_of(op)\n--\n\nThe canonical name of an op, and its kind by the table: 'any', "
+     "precision_of(op)\n--\n\nThe canonical name of an op, and its kind in the table: 'any', "
      "'low', 'half', 'full', 'widest' or 'loss'."},
-    {"precision_is_mixed", precision_is_mixed, METH_NOARGS, "Whether mixed precision is on."},
+    {"precision_is_mixed", precision_is_mixed, METH_NOARGS, "Whether mixed precision is enabled."},
     {"set_loss_scale", set_loss_scale, METH_O,
-     "set_loss_scale(scale)\n--\n\nThe factor of gradients that output layers make."},
+     "set_loss_scale(scale)\n--\n\nSets the factor of gradients created by output layers."},
     {0}};

@@ -38,7 +38,7 @@ static int count_from(const op_call *self, PyObject *object) {
   long count = PyLong_AsLong(object);
   if (count == -1 && PyErr_Occurred()) return -1;
   if (count < 0 || count > MPG_MAX_INPUTS) {
-    PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "%s: takes 0 to %d arrays, not %ld",
+    PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "%s: expected 0 to %d arrays, not %ld",
                  self->op->name, MPG_MAX_INPUTS, count);
     return -1;
   }
@@ -183,8 +183,8 @@ static PyObject *call_infer(PyObject *object, PyObject *args) {
       (known = PyList_AsTuple(known_list)) == NULL)
     goto done;
   if (PyTuple_GET_SIZE(inputs) > MPG_MAX_INPUTS || PyTuple_GET_SIZE(known) > MPG_MAX_OUTPUTS) {
-    PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "%s: at most %d arrays", self->op->name,
-                 MPG_MAX_INPUTS);
+    PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "%s: at most %d arrays are supported",
+                 self->op->name, MPG_MAX_INPUTS);
     goto done;
   }
   int num_inputs = (int)PyTuple_GET_SIZE(inputs);
@@ -269,8 +269,8 @@ static PyObject *call_run(PyObject *object, PyObject *args) {
   int visible = 0;
   Py_ssize_t num_inputs = PyTuple_GET_SIZE(arrays);
   if (num_inputs > MPG_MAX_INPUTS) {
-    PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "%s: at most %d arrays", self->op->name,
-                 MPG_MAX_INPUTS);
+    PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "%s: at most %d arrays are supported",
+                 self->op->name, MPG_MAX_INPUTS);
     goto done;
   }
   params_for(self, (int)num_inputs, space);
@@ -312,7 +312,7 @@ static PyObject *call_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) 
     return NULL;
   const mpg_op *op = mpg_op_find(name);
   if (op == NULL) {
-    PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "there is no op '%s'", name);
+    PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "unknown op '%s'", name);
     return NULL;
   }
   op_call *self = PyObject_NewVar(op_call, type, (Py_ssize_t)op->params->size);
@@ -360,49 +360,48 @@ static PyObject *call_repr(PyObject *self) {
 
 static PyMethodDef call_methods[] = {
     {"num_inputs", call_num_inputs, METH_O,
-     "num_inputs(given)\n--\n\nHow many arrays the op takes with these parameters when `given` are "
-     "given."},
+     "num_inputs(given)\n--\n\nThe number of arrays that the op takes with these parameters if "
+     "`given` are given."},
     {"input_names", call_input_names, METH_O,
      "input_names(count)\n--\n\nThe names of the first `count` inputs."},
     {"states", call_states, METH_O,
-     "states(count)\n--\n\nFor each of the first `count` inputs: whether it is written, too (an "
+     "states(count)\n--\n\nFor each of the first `count` inputs: whether the op also writes it (an "
      "auxiliary state)."},
     {"keeps", call_keeps, METH_O,
-     "keeps(count)\n--\n\nFor each of the first `count` inputs: whether mixed precision leaves it "
-     "as it is, a state or numbers of steps."},
+     "keeps(count)\n--\n\nFor each of the first `count` inputs: whether mixed precision does not "
+     "cast it, because it is a state or holds numbers of steps."},
     {"initial_values", call_initial_values, METH_O,
-     "initial_values(count)\n--\n\nFor each of the first `count` inputs: the number that a "
-     "variable "
-     "made for it starts with, or None where the op does not say."},
+     "initial_values(count)\n--\n\nFor each of the first `count` inputs: the initial value of a "
+     "variable created for it, or None if the op does not define one."},
     {"output_names", call_output_names, METH_O,
-     "output_names(count)\n--\n\nThe names of the outputs that users see, for a call of `count` "
-     "arrays."},
+     "output_names(count)\n--\n\nThe names of the visible outputs of a call with `count` arrays."},
     {"text", call_text, METH_O, "text(name)\n--\n\nThe text form of a parameter."},
     {"infer", call_infer, METH_VARARGS,
      "infer(inputs, outputs, train)\n--\n\nRuns the op's inference. inputs: a list of (shape, "
-     "dtype) pairs, 0 standing for sizes and None for shapes and dtypes\n"
-     "that are not known; outputs: likewise, what is known of the first of them. Returns the lists "
-     "of completed inputs and of visible outputs, likewise. MXNetError when they do not fit."},
+     "dtype) pairs, with 0 for unknown sizes and None for unknown shapes and dtypes;\noutputs: the "
+     "known shapes and dtypes of the first outputs in the same form. Returns the lists of "
+     "completed inputs and of visible outputs in the same form. Raises MXNetError if they do not "
+     "match."},
     {"place", call_place, METH_VARARGS,
      "place(inputs, group)\n--\n\nThe device the op runs on in a group, to which its inputs are "
-     "moved; None: not known. inputs: a list of the inputs' devices,\n"
-     "None where one is not known; group: the group's device or None."},
+     "moved; None if unknown. inputs: a list of the inputs' devices,\nNone for unknown ones; "
+     "group: the group's device or None."},
     {"run", call_run, METH_VARARGS,
-     "run(arrays, ctx=None)\n--\n\nCalls the op (traces it, where the arrays are traced); a list "
-     "of the visible outputs. ctx: where an op that creates\n"
-     "arrays puts them. MXNetError when shapes, dtypes or devices do not fit."},
+     "run(arrays, ctx=None)\n--\n\nCalls the op (traces it if the arrays are traced); returns a "
+     "list of the visible outputs. ctx: the device of a created\narray. Raises MXNetError if "
+     "shapes, dtypes or devices do not match."},
     {0}};
 static PyGetSetDef call_properties[] = {
     {"name", call_name, NULL, "The op's canonical name.", NULL},
-    {"creates", call_flag, NULL, "Whether it makes arrays from nothing.",
+    {"creates", call_flag, NULL, "Whether it creates arrays without inputs.",
      (void *)(uintptr_t)MPG_OP_CREATES},
     {"copies", call_flag, NULL, "Whether it moves an array to a device.",
      (void *)(uintptr_t)MPG_OP_COPY},
     {"dynamic", call_flag, NULL, "Whether the shape of its result depends on values.",
      (void *)(uintptr_t)MPG_OP_DYNAMIC},
-    {"loss", call_flag, NULL, "Whether backward may start at it without a gradient.",
+    {"loss", call_flag, NULL, "Whether backward can start at it without a head gradient.",
      (void *)(uintptr_t)MPG_OP_LOSS},
-    {"amp_cast", call_flag, NULL, "Whether it is a cast that mixed precision puts in.",
+    {"amp_cast", call_flag, NULL, "Whether it is a cast inserted by mixed precision.",
      (void *)(uintptr_t)MPG_OP_AMP_CAST},
     {"differentiable", call_differentiable, NULL, "Whether gradients flow through it.", NULL},
     {"gradient_missing", call_gradient_missing, NULL, "Whether differentiating it is an error.",
@@ -416,9 +415,8 @@ static PyType_Slot call_slots[] = {
     {Py_tp_getset, call_properties},
     {Py_tp_doc,
      "OpCall(name, params)\n--\n\nAn op with its parameters (a dict of values or of their texts), "
-     "to be called or asked about later.\n\n"
-     "ValueError for an unknown op or a value out of range, TypeError for unknown, missing or "
-     "mistyped parameters."},
+     "to be called or queried later.\n\nRaises ValueError for an unknown op or a value out of "
+     "range, TypeError for unknown, missing or mistyped parameters."},
     {0, NULL}};
 static PyType_Spec call_spec = {.name = "mpgluon._core.OpCall",
                                 .basicsize = offsetof(op_call, params),
@@ -452,8 +450,8 @@ static PyMethodDef methods[] = {{"on_tape", on_tape, METH_O,
                                  "on_tape(array)\n--\n\nWhether the array is a variable of "
                                  "autograd, or was computed from one while recording."},
                                 {"replace_array", replace_array, METH_VARARGS,
-                                 "replace_array(target, source)\n--\n\nMakes `target` stand for "
-                                 "the memory of `source`, off the tape."},
+                                 "replace_array(target, source)\n--\n\nMakes `target` use the "
+                                 "memory of `source`, off the tape."},
                                 {0}};
 
 int mpg_py_symbol_init(PyObject *module) {

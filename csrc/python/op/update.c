@@ -55,9 +55,10 @@ static PyObject *update_call(PyObject *object, PyObject *const *args, size_t fla
     if (status < 0) return NULL;
   }
   if (!ready(self))
-    return PyErr_Format(mpg_py->errors[MPG_ERROR],
-                        "%s: prepared arrays have other memory now, or a block is being traced",
-                        self->op->name);
+    return PyErr_Format(
+        mpg_py->errors[MPG_ERROR],
+        "%s: the memory of the prepared arrays has changed, or a block is being traced",
+        self->op->name);
   MPG_PY_TRY(mpg_multi_update_call(self->update, params, numbers[0], numbers[1], numbers[2],
                                    mpg_autograd_scope()));
   Py_RETURN_NONE;
@@ -91,7 +92,7 @@ static double *numbers_of(PyObject *list, Py_ssize_t expected) {
   double *numbers = NULL;
   if (PyTuple_GET_SIZE(items) != expected)
     PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR],
-                 "MultiUpdate: %zd factors are given, not %zd, two for each weight",
+                 "MultiUpdate: got %zd factors, expected %zd, two for each weight",
                  PyTuple_GET_SIZE(items), expected);
   else if ((numbers = PyMem_Malloc((size_t)(expected + 1) * sizeof *numbers)) == NULL)
     PyErr_NoMemory();
@@ -110,7 +111,8 @@ static int prepare(multi_update *self, Py_ssize_t per_weight, PyObject *list) {
   Py_ssize_t count = PyTuple_GET_SIZE(self->arrays);
   if (per_weight < 1 || count == 0 || count > INT32_MAX || count % per_weight) {
     PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR],
-                 "MultiUpdate: %zd arrays are given, %zd for each weight", count, per_weight);
+                 "MultiUpdate: %zd arrays cannot be divided into %zd for each weight", count,
+                 per_weight);
     return -1;
   }
   /* may run Python code, so it precedes any read of the arrays */
@@ -144,7 +146,7 @@ static PyObject *update_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     return NULL;
   const mpg_op *op = mpg_op_find(name);
   if (op == NULL || op->params->size > MPG_PY_MAX_PARAMS)
-    return PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "MultiUpdate: there is no update op '%s'",
+    return PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "MultiUpdate: unknown update op '%s'",
                         name);
   multi_update *self = (multi_update *)type->tp_alloc(type, 0);
   if (self == NULL) return NULL;
@@ -175,11 +177,10 @@ static void update_dealloc(PyObject *object) {
   Py_DECREF(type);
 }
 
-static PyMethodDef update_methods[] = {
-    {"ready", update_ready, METH_NOARGS,
-     "ready()\n--\n\nWhether the arrays have the memory that they had when this was prepared, and "
-     "nothing is being traced."},
-    {0}};
+static PyMethodDef update_methods[] = {{"ready", update_ready, METH_NOARGS,
+                                        "ready()\n--\n\nWhether the arrays still have the memory "
+                                        "for which this was prepared, and no trace is active."},
+                                       {0}};
 static PyMemberDef update_members[] = {
     {"__vectorcalloffset__", T_PYSSIZET, offsetof(multi_update, call), READONLY, NULL}, {0}};
 static PyType_Slot update_slots[] = {
@@ -191,13 +192,12 @@ static PyType_Slot update_slots[] = {
     {Py_tp_methods, update_methods},
     {Py_tp_doc,
      "MultiUpdate(op, arrays, per_weight, factors)\n--\n\nAn update op for several weights, such "
-     "as 'multi_sgd_update', prepared for any number of weights of one device.\n\n"
-     "arrays: for each weight itself, its gradient and its states, `per_weight` in all; factors: "
-     "for each weight those of learning rate and weight decay. Calling the\n"
-     "object as (lr, correction, wd, options={}) updates the weights with rates lr * factor * "
-     "correction and decays wd * factor.\n\nRaises MXNetError where arrays do not fit, are on "
-     "several devices, or share memory, and when it is\n"
-     "called though not `ready`."},
+     "as 'multi_sgd_update', prepared for any number of weights of one device.\n\narrays: for each "
+     "weight the weight, its gradient and its states, `per_weight` in all; factors: for each "
+     "weight the factors of learning rate and weight decay. Calling the\nobject as (lr, "
+     "correction, wd, options={}) updates the weights with rates lr * factor * correction and "
+     "decays wd * factor.\n\nRaises MXNetError if arrays do not match, are on several devices, or "
+     "share memory, and if it is\ncalled though not `ready`."},
     {0, NULL}};
 static PyType_Spec update_spec = {
     .name = "mpgluon._core.MultiUpdate",
@@ -214,8 +214,8 @@ static PyObject *holds(PyObject *Py_UNUSED(module), PyObject *args) {
                         &PyList_Type, &values))
     return NULL;
   if (PyList_GET_SIZE(keys) != PyList_GET_SIZE(values))
-    return PyErr_Format(PyExc_ValueError, "holds: %zd keys, %zd values", PyList_GET_SIZE(keys),
-                        PyList_GET_SIZE(values));
+    return PyErr_Format(PyExc_ValueError, "holds: got %zd keys but %zd values",
+                        PyList_GET_SIZE(keys), PyList_GET_SIZE(values));
   /* Comparing keys may run any code, so the sizes are read in each iteration. */
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(keys) && i < PyList_GET_SIZE(values); i++) {
     PyObject *key = Py_NewRef(PyList_GET_ITEM(keys, i));
@@ -230,7 +230,7 @@ static PyObject *holds(PyObject *Py_UNUSED(module), PyObject *args) {
 
 static PyObject *versions(PyObject *Py_UNUSED(module), PyObject *arrays) {
   if (!PyList_Check(arrays))
-    return PyErr_Format(PyExc_TypeError, "versions takes a list of arrays, not %s",
+    return PyErr_Format(PyExc_TypeError, "versions: expected a list of arrays, not %s",
                         Py_TYPE(arrays)->tp_name);
   PyObject *numbers = PyList_New(0);
   for (Py_ssize_t i = 0; numbers != NULL && i < PyList_GET_SIZE(arrays); i++) {
@@ -244,13 +244,14 @@ static PyObject *versions(PyObject *Py_UNUSED(module), PyObject *arrays) {
   return numbers;
 }
 
-static PyMethodDef methods[] = {{"holds", holds, METH_VARARGS,
-                                 "holds(dict, keys, values)\n--\n\nWhether the dict has these "
-                                 "very objects under these keys, both given as lists."},
-                                {"versions", versions, METH_O,
-                                 "versions(arrays)\n--\n\nHow often the memory of each array of a "
-                                 "list was written; while the number stays, nothing was written."},
-                                {0}};
+static PyMethodDef methods[] = {
+    {"holds", holds, METH_VARARGS,
+     "holds(dict, keys, values)\n--\n\nWhether the dict has exactly these objects under these "
+     "keys, both given as lists."},
+    {"versions", versions, METH_O,
+     "versions(arrays)\n--\n\nThe write counts of the memory of each array in a list; an unchanged "
+     "count means that nothing was written."},
+    {0}};
 
 int mpg_py_update_init(PyObject *module) {
   PyObject *type = PyType_FromModuleAndSpec(module, &update_spec, NULL);
