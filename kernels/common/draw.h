@@ -115,7 +115,7 @@ static inline const char *mpg_law_refusal(mpg_distribution kind, int violation) 
     case MPG_DRAW_EXPONENTIAL:
     case MPG_DRAW_POISSON: return "%s: lam must not be negative or NaN; element %lld is";
     case MPG_DRAW_NEGATIVE_BINOMIAL:
-      return violation ? "%s: p has to be in 0..1; element %lld is not"
+      return violation ? "%s: p must be from 0 to 1, but element %lld is not"
                        : "%s: k must not be negative or NaN; element %lld is";
     case MPG_DRAW_GAMMA:
       return violation ? "%s: beta must not be negative or NaN; element %lld is"
@@ -130,9 +130,8 @@ static inline const char *mpg_law_refusal(mpg_distribution kind, int violation) 
  * infinity. */
 MPG_HOST_DEVICE double mpg_probability_of(double value) { return value >= 0 ? value : (double)NAN; }
 MPG_HOST_DEVICE bool mpg_probabilities_fit(double sum) { return sum > 0 && sum < INFINITY; }
-#define MPG_PROBABILITIES_REFUSAL                                                      \
-  "%s: the probabilities of row %lld have to be finite numbers, none negative and at " \
-  "least one above 0"
+#define MPG_PROBABILITIES_REFUSAL \
+  "%s: the probabilities of row %lld must be finite and not negative, with at least one above 0"
 
 /* State of one element's rejection sampling. */
 typedef struct mpg_tries {

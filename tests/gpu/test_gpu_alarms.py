@@ -93,7 +93,7 @@ DRAWS = {
     "gamma": (lambda p: mx.nd.random.gamma(p, p, 9), "_sample_gamma: alpha must .* element 1 is"),
     "negative_binomial": (
         lambda p: mx.nd.random.negative_binomial(p * 0, p),
-        "_sample_negative_binomial: p has to .* element 1 is not",
+        "_sample_negative_binomial: p must .* element 1 is not",
     ),
     "multinomial": (
         lambda p: mx.nd.random.multinomial(p.reshape((2, 2))),

@@ -135,7 +135,7 @@ def test_invalid_cache_size_raises(tmp_path):
     """
     settings = {"MPGLUON_CUDA_CACHE": str(tmp_path), "MPGLUON_CUDA_CACHE_SIZE": "much"}
     told = ended(code, **settings).stderr
-    assert "MPGLUON_CUDA_CACHE_SIZE is 'much'; it may be 1 to 1048576 (MiB)" in told
+    assert "MPGLUON_CUDA_CACHE_SIZE is 'much'; it must be 1 to 1048576 (MiB)" in told
 
 
 def test_source_with_includes_is_not_cached(tmp_path):

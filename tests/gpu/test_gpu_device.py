@@ -137,8 +137,8 @@ def test_missing_scratch_memory_raises_by_op_name():
 
 NO_DRIVER = "the NVIDIA driver finds no GPU (no CUDA-capable device is detected)"
 OLD_DRIVER = (
-    "the NVIDIA driver is for CUDA 12.4, older than CUDA 13.0 that mpgluon was built with: update "
-    "it"
+    "the NVIDIA driver supports CUDA 12.4, but mpgluon was built with the newer CUDA 13.0; update "
+    "the driver"
 )
 
 

@@ -123,8 +123,8 @@ def test_missing_library_error_names_the_package(code, setting, text, wheel, tmp
         shutil.copy(os.path.join(os.path.dirname(STAND_IN), "libcublas.so.13"), tmp_path)
     out = output_of(code, MPGLUON_CUDA_LIBRARY=str(alone), **{setting: str(tmp_path)})
     assert (
-        f"{text} is needed for this on a GPU and was not found" in out
-        and f"pip install {wheel}, or name its folder with {setting}" in out
+        f"{text} is needed for this on a GPU but was not found" in out
+        and f"pip install {wheel}, or set its folder with {setting}" in out
         and "[2. 2.]" in out
     )
 
@@ -204,7 +204,7 @@ def test_setting_selects_deterministic_convolutions():
     """
     for setting, result in [("", "True"), ("1", "True"), ("0", "False")]:
         assert output_of(code, MPGLUON_CUDA_DETERMINISTIC=setting).startswith(result)
-    assert "MPGLUON_CUDA_DETERMINISTIC is 'no'; it may be 0 or 1" in output_of(
+    assert "MPGLUON_CUDA_DETERMINISTIC is 'no'; it must be 0 or 1" in output_of(
         code, MPGLUON_CUDA_DETERMINISTIC="no"
     )
 
@@ -215,7 +215,7 @@ def test_setting_selects_tf32(code):
     assert output_of(code, MPGLUON_CUDA_TF32="").startswith("True") and output_of(
         code, MPGLUON_CUDA_TF32="0"
     ).startswith("True")
-    assert "MPGLUON_CUDA_TF32 is 'yes'; it may be 0 or 1" in output_of(
+    assert "MPGLUON_CUDA_TF32 is 'yes'; it must be 0 or 1" in output_of(
         code, MPGLUON_CUDA_TF32="yes"
     )
     if ON_STAND_IN:  # on a card, the library chooses the rounding

@@ -235,17 +235,19 @@ static mpg_status check(const mpg_kernel_call *call, const ctc *t) {
   for (int64_t n = 0; n < t->batch; n++) {
     int64_t frames = frames_of(t, n), count = labels_of(t, n);
     if (frames < 0 || frames > t->time)
-      return mpg_fail(MPG_VALUE_ERROR, "%s: data_lengths[%lld] is %lld, and data has %lld steps",
+      return mpg_fail(MPG_VALUE_ERROR,
+                      "%s: data_lengths[%lld] is %lld, but data has only %lld steps",
                       call->op->name, (long long)n, (long long)frames, (long long)t->time);
     if (count < 0 || count > t->length)
-      return mpg_fail(MPG_VALUE_ERROR, "%s: label_lengths[%lld] is %lld, and there are %lld labels",
+      return mpg_fail(MPG_VALUE_ERROR,
+                      "%s: label_lengths[%lld] is %lld, but there are only %lld labels",
                       call->op->name, (long long)n, (long long)count, (long long)t->length);
     for (int64_t i = 0; i < count; i++) {
       int64_t label = mpg_index_at(t->label, n * t->length + i);
       if (label < 0 || label >= t->classes) /* accepts the blank's own class, as in MXNet */
         return mpg_fail(
             MPG_VALUE_ERROR,
-            "%s: label[%lld, %lld] is %lld, and data has %lld classes, of which %lld is the blank",
+            "%s: label[%lld, %lld] is %lld, but data has %lld classes, of which %lld is the blank",
             call->op->name, (long long)n, (long long)i, (long long)label, (long long)t->classes,
             (long long)t->blank);
     }
@@ -276,7 +278,7 @@ static mpg_status run(const mpg_kernel_call *call, int first) {
   size_t size;
   if (!scratch_size(&t, first ? (size_t)t.time + 2 : 2, &t.scratch_each) ||
       !mpg_size_mul(t.scratch_each = mpg_align_up(t.scratch_each, 64), (size_t)t.groups, &size))
-    return mpg_fail(MPG_VALUE_ERROR, "%s: the labels and steps are too many", call->op->name);
+    return mpg_fail(MPG_VALUE_ERROR, "%s: there are too many labels and steps", call->op->name);
   t.scratch = mpg_device_scratch(call->device, size);
   if (!t.scratch) return MPG_DEVICE_OUT_OF_MEMORY;
   mpg_cpu_parallel_for(call, t.groups, 1, groups, &t);

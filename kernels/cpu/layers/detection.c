@@ -44,7 +44,7 @@ static mpg_status run(job *t, size_t doubles, size_t more) {
   if (!mpg_size_mul((size_t)t->boxes, doubles, &size) || !mpg_size_add(size, more + 8, &size) ||
       !mpg_size_mul(size, sizeof(double), &t->scratch_each) ||
       !mpg_size_mul(t->scratch_each = mpg_align_up(t->scratch_each, 64), (size_t)t->groups, &size))
-    return mpg_fail(MPG_VALUE_ERROR, "%s: the boxes are too many", call->op->name);
+    return mpg_fail(MPG_VALUE_ERROR, "%s: there are too many boxes", call->op->name);
   t->scratch = mpg_device_scratch(call->device, size);
   if (!t->scratch) return MPG_DEVICE_OUT_OF_MEMORY;
   mpg_cpu_parallel_for(call, t->groups, 1, groups, t);

@@ -91,8 +91,8 @@ static mpg_status run(matrices *t, matrix_fn one, int64_t elements, int64_t inte
 static mpg_status need_blas(matrices *t, int64_t work) {
   if (!(t->blas = mpg_cpu_openblas()))
     return mpg_fail(MPG_ERROR,
-                    "%s needs OpenBLAS, which is not there or turned off (MPGLUON_OPENBLAS): "
-                    "install scipy-openblas32",
+                    "%s needs OpenBLAS, which is missing or turned off (MPGLUON_OPENBLAS); install "
+                    "scipy-openblas32",
                     t->call->op->name);
   if (t->rows > INT_MAX / LAPACK_BLOCK || t->columns > INT_MAX / LAPACK_BLOCK || work > INT_MAX)
     return mpg_fail(MPG_ERROR, "%s: matrices of %lld x %lld are too large", t->call->op->name,
@@ -135,7 +135,7 @@ MPG_CPU_KERNEL(linalg_gelqf) {
   matrices t = matrices_of(call, &call->inputs[0]);
   MPG_TRY(need_blas(&t, 0));
   return run(&t, INSTANCE(gelqf, call->inputs[0].desc.dtype), (LAPACK_BLOCK + 1) * t.rows, 0,
-             "has no LQ factors");
+             "has no LQ factorization");
 }
 
 MPG_CPU_KERNEL(linalg_syevd) {
@@ -144,7 +144,7 @@ MPG_CPU_KERNEL(linalg_syevd) {
   if (__builtin_mul_overflow(2 * t.n + 6, t.n, &elements)) elements = INT64_MAX - 1;
   MPG_TRY(need_blas(&t, elements + 1));
   return run(&t, INSTANCE(syevd, call->inputs[0].desc.dtype), elements + 1, 3 + 5 * t.n,
-             "has eigenvalues that were not found (is it finite?)");
+             "has eigenvalues that could not be computed (is the matrix finite?)");
 }
 
 MPG_CPU_KERNEL(linalg_inverse) {

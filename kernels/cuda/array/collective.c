@@ -28,8 +28,7 @@ static mpg_status add_rank(ranks *r, mpg_device_id id, int *rank) {
   int at = 0;
   while (at < r->count && r->cards[at] != card) at++;
   if (at == MPG_NCCL_MAX_CARDS)
-    return mpg_fail(MPG_ERROR, "at most %d cards can take part in a collective",
-                    MPG_NCCL_MAX_CARDS);
+    return mpg_fail(MPG_ERROR, "a collective can span at most %d GPUs", MPG_NCCL_MAX_CARDS);
   if (at == r->count) {
     r->cards[r->count] = card;
     r->arrived[r->count++] = arrived;
@@ -59,9 +58,9 @@ static mpg_status find_ranks(const mpg_kernel_call *call, ranks *r) {
     if (same && r->outputs[i] != r->inputs[i]) distinct = false;
   }
   if (distinct) return MPG_OK;
-  return mpg_fail(MPG_NOT_IMPLEMENTED,
-                  "NCCL takes one array from each card and leaves one there; transport='local' has "
-                  "no such limit");
+  return mpg_fail(
+      MPG_NOT_IMPLEMENTED,
+      "NCCL takes one array from each GPU and leaves one there; use transport='local' instead");
 }
 
 #define CALL(name, ...)                                                                     \

@@ -254,7 +254,7 @@ mpg_status scatter_add(const mpg_kernel_call *call, const mpg_view *in, const mp
   MPG_TRY(mpg_cuda_zero(call, out));
   if (count_of(out) == 0 || count == 0 || after == 0) return MPG_OK;
   if (count > INT32_MAX)
-    return mpg_fail(MPG_NOT_IMPLEMENTED, "%s: more than 2^31 indices on a GPU", call->op->name);
+    return mpg_fail(MPG_NOT_IMPLEMENTED, "%s: a GPU supports at most 2^31 indices", call->op->name);
   size_t key_bytes = mpg_align_up((size_t)count * sizeof(uint64_t), 64),
          order_bytes = mpg_align_up((size_t)count * sizeof(int32_t), 64);
   uint64_t *keys[2] = {(uint64_t *)memory, (uint64_t *)(memory + key_bytes)};

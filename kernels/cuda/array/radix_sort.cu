@@ -115,7 +115,8 @@ mpg_status mpg_cuda_rows_new(const mpg_kernel_call *call, int64_t rows, int64_t 
                              size_t more, mpg_cuda_rows *out, void **memory) {
   int64_t count = rows * n;
   if (count > INT32_MAX)
-    return mpg_fail(MPG_NOT_IMPLEMENTED, "%s: more than 2^31 elements on a GPU", call->op->name);
+    return mpg_fail(MPG_NOT_IMPLEMENTED, "%s: a GPU supports at most 2^31 elements",
+                    call->op->name);
   size_t keys = mpg_align_up((size_t)count * sizeof(uint64_t), 64),
          places = mpg_align_up((size_t)count * sizeof(int32_t), 64),
          spare = mpg_cuda_sort_bytes(count);

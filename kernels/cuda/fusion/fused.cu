@@ -377,7 +377,7 @@ struct builder {
       const mpg_fused_member &member = fused->members[k];
       meaning m;
       if (!meaning_of(member.op, member.params, (int)member.num_inputs, &m))
-        return mpg_fail(MPG_ERROR, "internal: the fused group %s has members that GPUs do not fuse",
+        return mpg_fail(MPG_ERROR, "internal: the fused group %s has members that GPUs cannot fuse",
                         fused->name);
       if (m.kind >= LAYER_NORM)
         compute_rows(member, k, m);

@@ -360,7 +360,7 @@ mpg_status compile(const char *text, const char *name, const void **kernel) {
   mpg_nvrtc_source source = {};
   source.text = text;
   source.name = name;
-  source.hint = "with MPGLUON_CUDA_NVRTC=0 ops are not fused";
+  source.hint = "set MPGLUON_CUDA_NVRTC=0 to disable the fusion of ops";
   while (mpg_cuda_source_names[source.num_headers]) source.num_headers++;
   source.header_texts = mpg_cuda_source_texts;
   source.header_names = mpg_cuda_source_names;
@@ -383,7 +383,8 @@ void look_for_nvrtc() {
   text t = {};
   t.add("extern \"C\" __global__ void mpg_probe() {}\n");
   specialised.there = !t.failed && compile(t.data, "mpg_probe", &kernel) == MPG_OK;
-  if (!specialised.there) fprintf(stderr, "mpgluon: GPUs do not fuse ops: %s\n", mpg_error_text());
+  if (!specialised.there)
+    fprintf(stderr, "mpgluon: fusion of ops on GPUs is disabled: %s\n", mpg_error_text());
   mpg_free(t.data);
 }
 
@@ -399,7 +400,8 @@ mpg_status check_text(const made *m, const mpg_step_program *p, const char *name
   text t = text_of(p, name);
   bool same = t.failed || !strcmp(t.data, m->text);
   mpg_free(t.data);
-  return same ? MPG_OK : mpg_fail(MPG_ERROR, "internal: two fused groups have the key of %s", name);
+  return same ? MPG_OK
+              : mpg_fail(MPG_ERROR, "internal: two fused groups have the same key as %s", name);
 }
 
 /* Returns the kernel of a key, generating it if necessary. */

@@ -210,7 +210,7 @@ mpg_status run(const mpg_kernel_call *call, int first) {
   if (!mpg_size_mul(row, (first ? (size_t)t.time : 2) + 5, &each) ||
       !mpg_size_mul(each, (size_t)t.batch * sizeof(double), &bytes) ||
       !mpg_size_add(bytes, frames * sizeof(double) + 64, &bytes))
-    return mpg_fail(MPG_VALUE_ERROR, "%s: the labels and steps are too many", call->op->name);
+    return mpg_fail(MPG_VALUE_ERROR, "%s: there are too many labels and steps", call->op->name);
   char *memory = (char *)mpg_device_scratch(call->device, bytes);
   if (!memory) return MPG_DEVICE_OUT_OF_MEMORY;
   unsigned long long *bad = (unsigned long long *)memory;
@@ -219,16 +219,16 @@ mpg_status run(const mpg_kernel_call *call, int first) {
   t.each = (int64_t)each;
   mpg_cuda_assert of_frames, of_labels, of_label;
   MPG_TRY(mpg_cuda_assert_make(call, MPG_VALUE_ERROR,
-                               "%s: data_lengths[%lld] is %lld, and data has %lld steps",
+                               "%s: data_lengths[%lld] is %lld, but data has only %lld steps",
                                &of_frames));
   MPG_TRY(mpg_cuda_assert_make(call, MPG_VALUE_ERROR,
-                               "%s: label_lengths[%lld] is %lld, and there are %lld labels",
+                               "%s: label_lengths[%lld] is %lld, but there are only %lld labels",
                                &of_labels));
   MPG_TRY(mpg_cuda_assert_make(
       call, MPG_VALUE_ERROR,
       p->blank_label == FIRST
-          ? "%s: label[%lld, %lld] is %lld, and data has %lld classes, of which 0 is the blank"
-          : "%s: label[%lld, %lld] is %lld, and data has %lld classes, of which the last is the "
+          ? "%s: label[%lld, %lld] is %lld, but data has %lld classes, of which 0 is the blank"
+          : "%s: label[%lld, %lld] is %lld, but data has %lld classes, of which the last is the "
             "blank",
       &of_label));
   MPG_TRY(mpg_cuda_nothing_wrong(call, bad));

@@ -21,7 +21,7 @@ static mpg_status copy(const mpg_kernel_call *call, void *to, const void *from, 
 mpg_status mpg_cuda_replicas(const mpg_kernel_call *call) {
   const mpg_view *in = &call->inputs[0], *out = &call->outputs[0];
   char *host = malloc(bytes_of(in) + bytes_of(out) + 1);
-  if (!host) return mpg_fail(MPG_HOST_OUT_OF_MEMORY, "out of memory for the exchange of replicas");
+  if (!host) return mpg_fail(MPG_HOST_OUT_OF_MEMORY, "out of memory in a collective of replicas");
   mpg_status status = copy(call, host, in->data, bytes_of(in));
   if (status == MPG_OK) status = mpg_replicas_exchange(call, host, host + bytes_of(in));
   if (status == MPG_OK) status = copy(call, out->data, host + bytes_of(in), bytes_of(out));

@@ -123,7 +123,7 @@ matrices matrices_of(const mpg_view *view) {
 mpg_status open(const mpg_kernel_call *call, const matrices &t, libraries **all) {
   void *contents;
   if (call->device->scratch_stays)
-    return mpg_fail(MPG_NOT_IMPLEMENTED, "cuSOLVER's work is not captured");
+    return mpg_fail(MPG_NOT_IMPLEMENTED, "cuSOLVER's work cannot be captured");
   if (t.rows > INT_MAX || t.columns > INT_MAX || t.count > INT_MAX)
     return mpg_fail(MPG_ERROR, "%s: %lld matrices of %lld x %lld are too large", call->op->name,
                     (long long)t.count, (long long)t.rows, (long long)t.columns);
@@ -308,8 +308,9 @@ mpg_status eigenvectors(const mpg_kernel_call *call) {
                    infos + i));
   MPG_TRY(mpg_cuda_launch(call, signs_kernel<T>, mpg_cuda_blocks(t.count * t.n), MPG_CUDA_THREADS,
                           0, u, t.count * t.n, t.n));
-  return refuse(call, infos, t.count,
-                "%s: matrix %lld has eigenvalues that were not found (is it finite?)");
+  return refuse(
+      call, infos, t.count,
+      "%s: matrix %lld has eigenvalues that could not be computed (is the matrix finite?)");
 }
 
 /* --- LU --------------------------------------------------------------------------------------- */

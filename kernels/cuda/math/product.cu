@@ -378,7 +378,7 @@ mpg_status queue(const mpg_kernel_call *call, products *all, const mpg_cuda_prod
 extern "C" mpg_status mpg_cuda_setting(const char *name, bool otherwise, bool *on) {
   const char *setting = getenv(name);
   if (setting && *setting && strcmp(setting, "0") && strcmp(setting, "1"))
-    return mpg_fail(MPG_VALUE_ERROR, "%s is '%s'; it may be 0 or 1", name, setting);
+    return mpg_fail(MPG_VALUE_ERROR, "%s is '%s'; it must be 0 or 1", name, setting);
   *on = setting && *setting ? *setting == '1' : otherwise;
   return MPG_OK;
 }

@@ -84,11 +84,11 @@ static void look_for_cards(void) {
     cudaGetLastError();
     if (!version)
       snprintf(cuda_state.reason, sizeof cuda_state.reason,
-               "there is no NVIDIA driver (libcuda.so.1)");
+               "no NVIDIA driver is installed (libcuda.so.1)");
     else if (error == cudaErrorInsufficientDriver)
       snprintf(cuda_state.reason, sizeof cuda_state.reason,
-               "the NVIDIA driver is for CUDA %d.%d, older than CUDA %d.%d that mpgluon was built "
-               "with: update it",
+               "the NVIDIA driver supports CUDA %d.%d, but mpgluon was built with the newer CUDA "
+               "%d.%d; update the driver",
                version / 1000, version % 1000 / 10, CUDART_VERSION / 1000,
                CUDART_VERSION % 1000 / 10);
     else
@@ -180,7 +180,7 @@ static mpg_status driver_open(mpg_device_id id, mpg_gpu **result) {
   int slot = 0, former;
   while (slot < MOST_DEVICES && atomic_load(&cuda_state.opened[slot])) slot++;
   if (slot == MOST_DEVICES)
-    return mpg_fail(MPG_ERROR, "a process can open %d GPUs at most", MOST_DEVICES);
+    return mpg_fail(MPG_ERROR, "a process can open at most %d GPUs", MOST_DEVICES);
   mpg_gpu *gpu = mpg_calloc(1, sizeof *gpu);
   if (!gpu) return mpg_out_of_host_memory(sizeof *gpu);
   gpu->id = id;
@@ -217,8 +217,8 @@ static mpg_status driver_collectives(const int *indices, int count) {
     for (int k = 0; k < i; k++)
       if (indices[i] % cards == indices[k] % cards)
         return mpg_fail(MPG_NOT_IMPLEMENTED,
-                        "gpu(%d) and gpu(%d) are on one card; NCCL takes part with each card once. "
-                        "transport='local' has no such limit",
+                        "gpu(%d) and gpu(%d) are on one card, but NCCL takes each card only once; "
+                        "use transport='local' instead",
                         indices[k], indices[i]);
   return mpg_nccl_find(NULL);
 }

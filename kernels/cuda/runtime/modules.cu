@@ -63,7 +63,7 @@ mpg_status make(const mpg_gpu_source *s, module *m) {
 mpg_status compile(const mpg_gpu_source *s, void **result) {
   size_t size;
   if (s->num_options > MPG_NVRTC_MAX_OPTIONS || s->num_exports > MPG_NVRTC_MAX_EXPORTS)
-    return mpg_fail(MPG_VALUE_ERROR, "CudaModule: at most %d options and %d exports",
+    return mpg_fail(MPG_VALUE_ERROR, "CudaModule: at most %d options and %d exports are supported",
                     MPG_NVRTC_MAX_OPTIONS, MPG_NVRTC_MAX_EXPORTS);
   char *key = make_key(s, &size);
   if (!key) return mpg_out_of_host_memory(size);
@@ -99,8 +99,8 @@ mpg_status kernel(void *object, const char *name, const void **result) {
     if (!strcmp(m->exports[i], name)) found = m->code.names[i];
   if (mpg_nvrtc_kernel(m->library, found, result) == MPG_OK) return MPG_OK;
   return mpg_fail(MPG_ERROR,
-                  "CudaModule: there is no kernel \"%s\"; it is found if it is declared "
-                  "extern \"C\", or its name is among the exports",
+                  "CudaModule: kernel \"%s\" is not found; declare it extern \"C\", or add its "
+                  "name to the exports",
                   name);
 }
 

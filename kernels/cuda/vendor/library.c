@@ -132,10 +132,8 @@ const mpg_library *mpg_cuda_library_found(int number) {
   shown[id] = opened[id];
   if (!opened[id].handle)
     snprintf(shown[id].reason, sizeof shown[id].reason,
-             "%.120s%spip install %s, or name its folder "
-             "with %s",
-             opened[id].reason, opened[id].reason[0] ? "; " : "", known[id].package,
-             known[id].setting);
+             "%.120s%sinstall it with pip install %s, or set its folder with %s", opened[id].reason,
+             opened[id].reason[0] ? "; " : "", known[id].package, known[id].setting);
   pthread_mutex_unlock(&opening);
   return &shown[id];
 }
@@ -145,15 +143,17 @@ mpg_status mpg_cuda_library_functions(mpg_cuda_library_id id, const char *const 
   open_once(id);
   if (!opened[id].handle)
     return mpg_fail(MPG_ERROR,
-                    "%s (%s) is needed for this on a GPU and was not found%s%s: pip install %s, or "
-                    "name its folder with %s",
+                    "%s (%s) is needed for this on a GPU but was not found%s%s: install it with "
+                    "pip install %s, or set its folder with %s",
                     known[id].name, known[id].files[0], opened[id].reason[0] ? "; " : "",
                     opened[id].reason, known[id].package, known[id].setting);
   for (int i = 0; i < count; i++) {
     void *address = dlsym(opened[id].handle, names[i]);
     if (!address)
-      return mpg_fail(MPG_ERROR, "%s at %s is too old: it has no %s; pip install -U %s",
-                      known[id].name, opened[id].path, names[i], known[id].package);
+      return mpg_fail(
+          MPG_ERROR,
+          "%s at %s is too old: function %s is missing; update it with pip install -U %s",
+          known[id].name, opened[id].path, names[i], known[id].package);
     memcpy((char *)functions + (size_t)i * sizeof address, &address, sizeof address);
   }
   return MPG_OK;

@@ -58,7 +58,9 @@ mpg_status mpg_nccl_type(mpg_dtype dtype, ncclDataType_t *type) {
     case MPG_INT8: *type = MPG_ncclInt8; return MPG_OK;
     case MPG_INT32: *type = MPG_ncclInt32; return MPG_OK;
     case MPG_INT64: *type = MPG_ncclInt64; return MPG_OK;
-    default: return mpg_fail(MPG_NOT_IMPLEMENTED, "NCCL has no sums of %s", mpg_dtype_name(dtype));
+    default:
+      return mpg_fail(MPG_NOT_IMPLEMENTED, "NCCL cannot sum arrays of dtype %s",
+                      mpg_dtype_name(dtype));
   }
 }
 

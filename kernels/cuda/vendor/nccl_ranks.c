@@ -98,7 +98,7 @@ fail:
 static mpg_status begin(communicator *c) {
   if (!c->comm)
     return mpg_fail(MPG_ERROR,
-                    "sums over ranks of GPUs have been given up in this process, since one failed");
+                    "sums over ranks of GPUs are disabled in this process, because one failed");
   c->recorded = false;
   MPG_CUDA_TRY(cudaSetDevice(c->card));
   return mpg_cuda_check(cudaStreamWaitEvent(c->stream, c->arrived, 0), "cudaStreamWaitEvent");

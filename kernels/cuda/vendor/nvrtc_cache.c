@@ -70,7 +70,7 @@ static mpg_status read_settings(void) {
     char *end;
     mib = strtoll(size, &end, 10);
     if (*end || mib < 1 || mib > MOST_MIB)
-      return mpg_fail(MPG_VALUE_ERROR, "MPGLUON_CUDA_CACHE_SIZE is '%s'; it may be 1 to %d (MiB)",
+      return mpg_fail(MPG_VALUE_ERROR, "MPGLUON_CUDA_CACHE_SIZE is '%s'; it must be 1 to %d (MiB)",
                       size, MOST_MIB);
   }
   cache.limit = (uint64_t)mib << 20;
