@@ -32,9 +32,7 @@ def fetch_unpacked(url: str, path: str, sha1: str | None) -> None:
                 with files.open(file) as source, open(unpacked, "wb") as target:
                     shutil.copyfileobj(source, target)
         except (KeyError, RuntimeError, *UNREADABLE) as error:
-            raise MXNetError(f"{url} is not a zip file that has {file} in it: {error}") from error
+            raise MXNetError(f"{url} is not a zip file with {file}: {error}") from error
         if sha1 and not check_sha1(unpacked, sha1):
-            raise ValueError(
-                f"what {url} has is not the {file} that MXNet published (SHA-1 {sha1})"
-            )
+            raise ValueError(f"{url} does not hold the {file} that MXNet published (SHA-1 {sha1})")
         os.replace(unpacked, path)

@@ -33,8 +33,8 @@ def flatten(value, flat, what):
     if isinstance(value, _STATIC):
         return (type(value), value) if value is not None else None
     raise ValueError(
-        f"{what} of a hybridized block must be NDArrays (nd.array makes one of numbers), in lists, "
-        f"tuples or dicts as may be, but got {type(value).__name__}: {repr(value)[:60]}"
+        f"{what} of a hybridized block must be NDArrays (nd.array converts numbers), or nested "
+        f"lists, tuples or dicts of them, but got {type(value).__name__}: {repr(value)[:60]}"
     )
 
 

@@ -14,8 +14,8 @@ def repository_url() -> str:
     url = os.environ.get("MXNET_GLUON_REPO")
     if not url:
         raise MXNetError(
-            "nothing is fetched by default: set the environment variable MXNET_GLUON_REPO to the "
-            "address or the folder of your files of models and data sets"
+            "downloads are disabled by default; set the environment variable MXNET_GLUON_REPO "
+            "to the address or folder of your model and data set files"
         )
     return url if url.endswith("/") else f"{url}/"
 

@@ -53,9 +53,9 @@ class TrainerState:
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise TypeError(
-            "Trainer: it cannot be pickled or copied, because it holds its parameters' arrays on "
-            "devices; write its state by trainer.save_states(file), or mx.parallel.save(folder, "
-            "net, trainer), and load it into a new Trainer"
+            "Trainer: it cannot be pickled or copied, because it holds its parameters' arrays "
+            "on devices; save its state with trainer.save_states(file) or "
+            "mx.parallel.save(folder, net, trainer), and load it into a new Trainer"
         )
 
     # Moving
@@ -69,8 +69,8 @@ class TrainerState:
                 raise MXNetError(
                     f"Trainer(accumulate={self._accumulate}): Parameter "
                     f"'{self._params[index].name}' has grad_req "
-                    f"'{self._params[index].grad_req}', so its gradients do not add up; set it to "
-                    "'add'"
+                    f"'{self._params[index].grad_req}', so its gradients do not accumulate; set "
+                    "it to 'add'"
                 )
 
     def _moves(self, plan: Any) -> list[Any]:
@@ -123,10 +123,10 @@ class TrainerState:
                 continue
             if self._optimizer.multi_precision and (old in HALF) != (dtype in HALF):
                 raise MXNetError(
-                    f"Parameter '{self._params[index].name}' was cast from {old} to {dtype} in "
-                    "mid-training, and with multi_precision its state in the "
-                    f"{type(self._optimizer).__name__} optimizer is of another kind then: cast "
-                    "before the first step, or make a new Trainer"
+                    f"Parameter '{self._params[index].name}' was cast from {old} to {dtype} "
+                    "during training, but with multi_precision its state in the "
+                    f"{type(self._optimizer).__name__} optimizer depends on the dtype; cast "
+                    "before the first step, or create a new Trainer"
                 )
             for updater in self._by_device.values():
                 if index in updater.states:
@@ -213,8 +213,8 @@ class TrainerState:
         held, kind = self._optimizer.unsaved(), type(self._optimizer).__name__
         if held:
             raise MXNetError(
-                f"Trainer.save_states: the optimizer {kind} holds {held}, which no file can hold; "
-                "save after the update that uses them"
+                f"Trainer.save_states: the optimizer {kind} holds {held}, which cannot be "
+                "saved; save after the update that uses them"
             )
         with autograd.pause():
             adding = self._accumulate > 1
@@ -256,7 +256,7 @@ class TrainerState:
             optimizer. Nothing changes in this case.
         """
         if not os.path.exists(fname):
-            raise FileNotFoundError(f"Trainer.load_states: there is no file '{fname}'")
+            raise FileNotFoundError(f"Trainer.load_states: file '{fname}' does not exist")
         if is_pickle(fname):
             self._load_pickle(fname)
             return
@@ -265,7 +265,7 @@ class TrainerState:
         except MemoryError:
             raise
         except MXNetError as error:
-            raise MXNetError(f"'{fname}' is no file of trainer states ({error})") from error
+            raise MXNetError(f"'{fname}' is not a file of trainer states ({error})") from error
         header = _read_header(arrays, fname)
         source = f"'{fname}'"
         self.check_header(header, source)
@@ -329,7 +329,7 @@ class TrainerState:
             with open_regular(fname) as file:
                 states, name, saved = read_trainer_states(file.read())
             if name != type(self._optimizer).__name__:
-                raise MXNetError(f"it is of the optimizer {name}")
+                raise MXNetError(f"it belongs to the optimizer {name}")
             if sorted(states) != list(range(len(self._params))):
                 raise MXNetError(f"it has states of {len(states)} parameters")
             for index, state in states.items():
@@ -342,8 +342,9 @@ class TrainerState:
             )
         except (KeyError, TypeError, ValueError, AttributeError, MXNetError) as error:
             raise MXNetError(
-                f"'{fname}' is a pickle that this trainer, with {type(self._optimizer).__name__} "
-                f"and {counted(len(self._params), 'parameter')}, can't load: {error}"
+                f"'{fname}' is a pickle that this trainer, with "
+                f"{type(self._optimizer).__name__} and "
+                f"{counted(len(self._params), 'parameter')}, cannot load: {error}"
             ) from error
 
     def check_header(self, header: dict[str, Any], source: str) -> None:
@@ -352,14 +353,14 @@ class TrainerState:
         kind = type(self._optimizer).__name__
         if header["optimizer"] != kind:
             raise MXNetError(
-                f"{source} holds states of optimizer {header['optimizer']}, but this trainer has "
-                f"{kind}. Nothing was changed"
+                f"{source} holds states of optimizer {header['optimizer']}, but this trainer "
+                f"has {kind}; nothing was changed"
             )
         calls = header["waiting"][0]
         if calls and self._accumulate == 1:
             raise MXNetError(
-                f"{source} was saved after {counted(calls, 'call')} of step that wait for an "
-                "update; make the trainer with accumulate=, as the saved one was"
+                f"{source} was saved after {counted(calls, 'call')} of step without an update; "
+                "create the trainer with the same accumulate= as the saved one"
             )
         scaler = self._amp_loss_scaler
         if header["gradients"] and (scaler is None) != (header["loss_scaler"] is None):
@@ -457,15 +458,15 @@ def _read_header(arrays, fname):
     import json
 
     if not isinstance(arrays, dict) or _HEADER not in arrays:
-        raise MXNetError(f"'{fname}' is no file of trainer states")
+        raise MXNetError(f"'{fname}' is not a file of trainer states")
     if any(array is None for array in arrays.values()):
-        raise MXNetError(f"'{fname}' is damaged: it leaves arrays out")
+        raise MXNetError(f"'{fname}' is damaged: arrays are missing")
     try:
         header = json.loads(bytes(arrays[_HEADER].asnumpy().astype("uint8").tolist()))
     except (ValueError, RecursionError) as error:
         raise MXNetError(f"'{fname}' is damaged: {error}") from error
     if not isinstance(header, dict) or header.get("format") not in _FORMATS:
-        raise MXNetError(f"'{fname}' is no file of trainer states that this version reads")
+        raise MXNetError(f"'{fname}' is not a file of trainer states that this version can read")
     wrong = header_fault(header)
     if wrong is not None:
         raise MXNetError(f"'{fname}' is damaged: its header is incomplete ({wrong})")
@@ -483,7 +484,7 @@ def header_fault(header: Any) -> str | None:
         return isinstance(value, list) and len(value) == count and all(map(number, value))
 
     if not isinstance(header, dict):
-        return "it is no dict"
+        return "it is not a dict"
     header.setdefault("waiting", [0, 0])
     header.setdefault("gradients", {})
     header.setdefault("numbers", {})

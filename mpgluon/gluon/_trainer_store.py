@@ -48,7 +48,9 @@ class _Weights(MutableMapping):
         self._params[index].set_data(value)
 
     def __delitem__(self, index: int) -> None:
-        raise MXNetError("KVStore: the store of a Trainer keeps its parameters")
+        raise MXNetError(
+            "KVStore: the store of a Trainer cannot be replaced, because it holds the parameters"
+        )
 
     def __iter__(self) -> Iterator[int]:
         return (index for index, param in enumerate(self._params) if param.arrays is not None)
@@ -96,7 +98,7 @@ class TrainerStore(OptionsChecked):
             kvstores.check_name(kvstore)
         elif kvstore not in (None, "") and not isinstance(kvstore, kvstores.KVStoreBase):
             raise TypeError(
-                "Trainer: kvstore is the name of a store, a store or None, not "
+                "Trainer: kvstore must be the name of a store, a store or None, not "
                 f"{type(kvstore).__name__}"
             )
         of_ranks = kvstores.is_of_ranks(kvstore)
@@ -162,8 +164,8 @@ class TrainerStore(OptionsChecked):
             store, on_store = create_sparse_kvstore(kvstore)
             if wanted is False:
                 raise ValueError(
-                    "Trainer: parameters of row_sparse storage are updated on the kvstore; "
-                    "update_on_kvstore=False is not possible"
+                    "Trainer: parameters with row_sparse storage are updated on the kvstore; "
+                    "update_on_kvstore must not be False"
                 )
         else:
             shapes = [param.shape or () for param in self._params]
@@ -173,8 +175,8 @@ class TrainerStore(OptionsChecked):
             own = served or store is None or isinstance(store, kvstores.KVStore)
             if sparse and not own:
                 raise ValueError(
-                    f"Trainer: row_sparse gradients cannot go through a {type(store).__name__}; "
-                    "name a kvstore, such as 'device'"
+                    "Trainer: row_sparse gradients cannot be sent through a "
+                    f"{type(store).__name__}; use a named kvstore, such as 'device'"
                 )
             asked = wanted if wanted is not None else False if sparse and not served else update
             on_store = on_store if asked is None else asked
@@ -187,7 +189,7 @@ class TrainerStore(OptionsChecked):
                     )
         if store is not None and store.needs_optimizer and not on_store:
             raise ValueError(
-                f"Trainer: the servers of {store.type!r} update parameters; leave out "
+                f"Trainer: the servers of {store.type!r} update parameters; remove "
                 "update_on_kvstore=False, and call step instead of allreduce_grads and update"
             )
         if store is not None and self._compression_params:
@@ -268,8 +270,8 @@ class TrainerStore(OptionsChecked):
     def _refuse_on_store(self, method: str) -> None:
         if self._update_on_kvstore:
             raise MXNetAssertionError(
-                f"Trainer: {method}() is not possible where the kvstore updates parameters; make "
-                "the Trainer with update_on_kvstore=False"
+                f"Trainer: {method}() cannot be called if the kvstore updates parameters; "
+                "create the Trainer with update_on_kvstore=False"
             )
 
     def _sum_in_store(self) -> None:

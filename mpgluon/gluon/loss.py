@@ -236,7 +236,7 @@ class SoftmaxCrossEntropyLoss(Loss):
     def _check(self, pred, label):
         if label.ndim == pred.ndim and label.shape == pred.shape and pred.shape[self._axis] > 1:
             raise ValueError(
-                "SoftmaxCrossEntropyLoss: labels have the shape of the predictions, "
+                "SoftmaxCrossEntropyLoss: labels have the same shape as the predictions, "
                 f"{label.shape}; for one-hot labels or probabilities use sparse_label=False"
             )
         if _core.engine_mode() == "sync" and label.size and _has_values(label):
@@ -644,14 +644,12 @@ class SDMLLoss(Loss):
     def hybrid_forward(self, F: Any, x1: Any, x2: Any) -> Any:
         if x1.shape != x2.shape or len(x1.shape) != 2:
             raise AssertionError(
-                f"SDMLLoss: the inputs have one shape, (batch, features), not {x1.shape} and "
-                f"{x2.shape}"
+                "SDMLLoss: the inputs must have the same shape, (batch, features), not "
+                f"{x1.shape} and {x2.shape}"
             )
         batch = x1.shape[0]
         if batch < 2:
-            raise AssertionError(
-                "SDMLLoss: a batch has at least two pairs, as each learns from the others"
-            )
+            raise AssertionError("SDMLLoss: a batch must have at least two pairs")
         pairs = F.eye(batch, ctx=x1.context, dtype=x1.dtype)
         labels = pairs * (1 - self.smoothing_parameter) + (1 - pairs) * (
             self.smoothing_parameter / (batch - 1)

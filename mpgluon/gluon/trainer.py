@@ -135,8 +135,8 @@ class Trainer(TrainerStore, TrainerState):
         self._params = list(params)
         if not self._params:
             warnings.warn(
-                "Trainer: there are no parameters; net.collect_params() has those of a whole "
-                "network, net.params those that a block has itself",
+                "Trainer: params is empty; net.collect_params() returns the parameters of a "
+                "whole network, net.params only the block's own",
                 stacklevel=2,
             )
         self._names = unique_names(self._params, paths, Trainer)
@@ -144,9 +144,7 @@ class Trainer(TrainerStore, TrainerState):
         self._plan = None
         self._choose_store(kvstore, compression_params, update_on_kvstore)
         if not isinstance(accumulate, int) or accumulate < 1:
-            raise ValueError(
-                f"Trainer: accumulate must be a positive whole number, not {accumulate!r}"
-            )
+            raise ValueError(f"Trainer: accumulate must be a positive integer, not {accumulate!r}")
         if clip_global_norm is not None and not clip_global_norm > 0:
             raise ValueError(
                 f"Trainer: clip_global_norm must be positive, not {clip_global_norm!r}"
@@ -520,8 +518,8 @@ class Trainer(TrainerStore, TrainerState):
             f"Gradient of Parameter `{param.name}` on context {ctx} has not been updated by "
             "backward since last `step`. Either the loss does not depend on it, or the forward "
             "pass was not recorded, or the parameter was moved or cast (place, reset_ctx, cast) "
-            "between the forward pass and backward. If only some of the Parameters are meant to "
-            "be used, call step with ignore_stale_grad=True to leave the others as they are"
+            "between the forward pass and backward. If only some of the Parameters are used, "
+            "call step with ignore_stale_grad=True to leave the other Parameters unchanged"
         )
 
     def _updater(self, ctx):

@@ -87,7 +87,7 @@ def split_data(
     if size < num_slice:
         raise ValueError(
             f"Too many slices: an array of shape {data.shape} has {size} elements along axis "
-            f"{batch_axis}, fewer than the {num_slice} slices asked for"
+            f"{batch_axis}, fewer than the requested {num_slice} slices"
         )
     if even_split and size % num_slice:
         raise ValueError(
@@ -176,7 +176,7 @@ def clip_global_norm(
     """
     arrays = list(arrays)
     if not arrays:
-        raise MXNetAssertionError("clip_global_norm: there are no arrays to clip")
+        raise MXNetAssertionError("clip_global_norm: arrays must not be empty")
     total = global_norm(arrays)
     if check_isfinite:
         norm = float(brought_to_all(total).asscalar())
@@ -347,7 +347,7 @@ def download(
     name = os.path.basename(urllib.parse.urlparse(url).path)
     if path is None or os.path.isdir(path):
         if not name:
-            raise ValueError(f"download: {url!r} names no file; give `path`")
+            raise ValueError(f"download: {url!r} does not name a file; give `path`")
         path = os.path.join(path or "", name)
     path = os.path.expanduser(path)
     if os.path.exists(path) and not overwrite:
@@ -367,8 +367,8 @@ def download(
         context = ssl._create_unverified_context()
     if address.startswith("http:") and not (sha1_hash or sha256_hash):
         warnings.warn(
-            f"download: {url} is fetched without encryption, so anyone on the way can change it; "
-            "use https or give sha256_hash",
+            f"download: {url} is downloaded without encryption, so its contents can be modified "
+            "in transit; use https or give sha256_hash",
             stacklevel=2,
         )
     with replacing(path) as target:
@@ -383,7 +383,7 @@ def download(
                 if attempt == retries or address.startswith("file:"):
                     raise MXNetError(f"download: cannot read {url}: {error}") from error
         if wrong := _wrong_hash(target, sha1_hash, sha256_hash):
-            raise MXNetError(f"download: what {url} holds does not have the {wrong}")
+            raise MXNetError(f"download: the contents of {url} do not have the {wrong}")
     return path
 
 

@@ -191,7 +191,7 @@ def test_other_pickles_are_refused_and_change_nothing(tmp_path):
 
 def test_states_of_another_optimizer_are_refused(tmp_path):
     _, trainer = trainer_of("sgd", {}, SAVED["adam"][2])
-    with pytest.raises(MXNetError, match=r"with SGD and 4 parameters.* of the optimizer Adam"):
+    with pytest.raises(MXNetError, match=r"with SGD and 4 parameters.* to the optimizer Adam"):
         trainer.load_states(file_of(tmp_path, "adam"))
     param = mx.gluon.Parameter("weight", shape=(3, 2), init="ones")
     param.initialize()

@@ -579,7 +579,7 @@ def test_compiled_signatures_are_evicted_beyond_64():
     compiled = net.compiled()
     assert len(compiled) == 64 and compiled.dropped == 36
     assert max(entry["calls"] for entry in compiled) == 101
-    assert "36 more that were compiled" in repr(compiled)
+    assert "36 more compiled programs" in repr(compiled)
     net.hybridize()
     for rows in range(1, 101):
         net(inputs(rows, 3), 2.0)

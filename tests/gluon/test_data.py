@@ -140,13 +140,13 @@ def test_split_sampler_parts_are_disjoint_and_equal_in_size():
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        ((10, 2, 2), "part_index is 0 to 1 of 2 parts, not 2"),
+        ((10, 2, 2), "part_index must be 0 to 1 for 2 parts, not 2"),
         ((10, 2, -1), "not -1"),
         ((10, 0, 0), "part_index"),
-        ((10, 3, 0, 8), "8 samples can't be divided into 3 equal parts"),
+        ((10, 3, 0, 8), "8 samples cannot be divided into 3 equal parts"),
         ((10, 2, 0, 0), "0 samples"),
-        ((10, 2, 0, 12), "10 samples are less than a batch of 12"),
-        ((2, 3, 0), "2 samples are less than the 3 parts"),
+        ((10, 2, 0, 12), "10 samples are fewer than a batch of 12"),
+        ((2, 3, 0), "2 samples are fewer than the 3 parts"),
     ],
 )
 def test_split_sampler_rejects_invalid_parts(arguments, message):
@@ -263,7 +263,7 @@ def test_loader_and_shard_reject_invalid_arguments():
         ([mx.nd.ones(2), mx.nd.ones(3)], mx.MXNetError, r"shapes '\(2,\)', '\(3,\)'"),
         ([(1, mx.nd.ones(2)), (2, mx.nd.ones((2, 1)))], ValueError, r"shapes '\(2,\)', '\(2, 1\)'"),
         ([[1, 2], [3]], ValueError, r"shapes '\(2,\)', '\(1,\)'"),
-        ([{"a": 1}] * 2, TypeError, "got dict; give a batchify_fn"),
+        ([{"a": 1}] * 2, TypeError, "got dict; pass a batchify_fn"),
         (["x", "yy"], TypeError, "got str"),
         ([None, None], TypeError, "got NoneType"),
         ([mx.nd.ones(2), mx.nd.ones(2, dtype="int32")], mx.MXNetError, "must be float32.*astype"),

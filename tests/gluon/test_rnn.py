@@ -79,7 +79,7 @@ def test_layer_equals_stack_of_cells(kind, shape):
     "options", [{"projection_size": 2}, {"state_clip_min": -1}, {"use_sequence_length": True}]
 )
 def test_layers_without_equivalent_cells_refuse_to_unfuse(options):
-    with pytest.raises(NotImplementedError, match="no equivalent cells"):
+    with pytest.raises(NotImplementedError, match="cannot be converted to cells"):
         gluon.rnn.LSTM(3, **options)._unfuse()
 
 
@@ -589,7 +589,7 @@ def test_invalid_sequence_lengths_raise():
     layer.initialize()
     x = nd.ones((4, 2, 3))
     for wrong in (None, [2, 4], nd.array([1, 2, 3]), nd.array([[1, 2]])):
-        with pytest.raises(ValueError, match="has to be an array of 2 lengths, one for each"):
+        with pytest.raises(ValueError, match="must be an array of 2 lengths, one for each"):
             layer(x, layer.begin_state(2), wrong)
     options = {"mode": "gru", "state_size": 3, "num_layers": 1}
     arrays = [x, nd.ones(72), nd.zeros((1, 2, 3))]

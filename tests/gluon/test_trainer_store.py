@@ -66,7 +66,7 @@ def test_trainer_on_one_device_has_no_store():
 
 
 def test_trainer_without_parameters_warns():
-    with pytest.warns(UserWarning, match="no parameters; net.collect_params"):
+    with pytest.warns(UserWarning, match="params is empty; net.collect_params"):
         gluon.Trainer(nn.HybridSequential().params, "sgd")
 
 
@@ -78,7 +78,7 @@ def test_environment_selects_update_on_kvstore(monkeypatch):
     trainer.step(1)
     assert trainer._update_on_kvstore is False
     monkeypatch.setenv("MXNET_UPDATE_ON_KVSTORE", "x")
-    with pytest.raises(ValueError, match="MXNET_UPDATE_ON_KVSTORE is 0 or 1, not 'x'"):
+    with pytest.raises(ValueError, match="MXNET_UPDATE_ON_KVSTORE must be 0 or 1, not 'x'"):
         mx.model._create_kvstore("local", 2, {})
     monkeypatch.setenv("MXNET_UPDATE_ON_KVSTORE", "")
     huge, small = nd.zeros((1 << 24) + 1, dtype="int8"), nd.zeros(1)

@@ -155,7 +155,7 @@ def test_image_folder_data_set_lists_classes_and_warns_about_other_files(tmp_pat
             values = image.fromarray(np.full((4, 3, 3), 9, np.uint8))
             values.save(tmp_path / folder / name, "PNG")
     (tmp_path / "file").write_text("")
-    with pytest.warns(UserWarning, match="file is no folder|text.txt is left out"):
+    with pytest.warns(UserWarning, match="file is not a folder|text.txt is skipped"):
         data = vision.ImageFolderDataset(str(tmp_path))
     assert data.synsets == ["a", "b"] and len(data) == 3
     assert [(path[-5:], label) for path, label in data.items] == [

@@ -163,7 +163,7 @@ def test_transforms_work_in_data_loaders(image):
 
 def test_transforms_reject_invalid_arguments(image):
     for wrong, error, words in (
-        (lambda: T.Rotate(30)(image), TypeError, "put ToTensor in front"),
+        (lambda: T.Rotate(30)(image), TypeError, "put ToTensor before"),
         (lambda: T.RandomRotation((1, 2))(image), TypeError, "float32, not uint8"),
         (lambda: T.RandomRotation((3, 2)), ValueError, "least, largest"),
         (lambda: T.RandomRotation((1, 2), rotate_with_proba=2), ValueError, "0 to 1"),

@@ -314,7 +314,7 @@ def test_incompatible_state_raises_and_changes_nothing(tmp_path):
     other = trainer_of(plain, "sgd")
     before = values(plain)
     for load in (other.load_states, lambda _: mx.parallel.load(tmp_path, plain, other)):
-        with pytest.raises(mx.MXNetError, match="make the trainer with accumulate="):
+        with pytest.raises(mx.MXNetError, match="create the trainer with the same accumulate="):
             load(name)
     assert all(np.array_equal(a, b) for a, b in zip(before, values(plain)))
     other = trainer_of(plain, "sgd", accumulate=3)

@@ -122,8 +122,8 @@ class Signature:
 
     def _no_symbol(self, what):
         return _core.NotSupportedError(
-            f"{self.path}: {what} cannot be written as a symbol in a block that uses what "
-            "symbols lack, such as shapes"
+            f"{self.path}: {what} cannot be written as a symbol in a block that uses properties "
+            "that symbols lack, such as shapes"
         )
 
     def _state(self, arrays):

@@ -20,7 +20,8 @@ def initialize(block, init, ctx, verbose, force_reinit, group2ctx):
     devices = _device_groups.check(group2ctx)
     if ctx is not None and not hasattr(ctx, "device_type"):
         raise ValueError(
-            "initialize: with group2ctx, ctx is one device, that of what belongs to no group"
+            "initialize: with group2ctx, ctx must be one device, the device of the blocks "
+            "without a group"
         )
     ctx = current_context() if ctx is None else ctx
     homes = {}

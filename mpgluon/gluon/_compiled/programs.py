@@ -63,8 +63,8 @@ class CompiledPrograms(Tabular):
     def _parts(self):
         if not self._entries:
             return [
-                "nothing is compiled yet: call hybridize(), then the block (what a TrainStep "
-                "compiles is told by step.compiled())"
+                "nothing is compiled yet; call hybridize(), then the block (see step.compiled() "
+                "for the programs of a TrainStep)"
             ]
         devices = list(dict.fromkeys(name for entry in self._entries for name in entry["devices"]))
         rows = [("device", "held bytes", "peak held")]
@@ -73,8 +73,8 @@ class CompiledPrograms(Tabular):
             rows.append((name, f"{stats['held']:,}", f"{stats['peak_held']:,}"))
         dropped = (
             [
-                f"{self.dropped} more that were compiled made room for these (the least recently "
-                f"used of more than {LIMIT} go)",
+                f"{self.dropped} more compiled programs were evicted (only the {LIMIT} most "
+                "recently used are kept)",
                 "",
             ]
             if self.dropped

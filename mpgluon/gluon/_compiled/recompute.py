@@ -21,8 +21,8 @@ def _bytes(value):
     )
     if match is None:
         raise MXNetError(
-            "hybridize: recompute must be True, False, a number of bytes, a text as '64MB', or a "
-            f"dict from contexts to bytes, not {value!r}"
+            "hybridize: recompute must be True, False, a number of bytes, a string such as "
+            f"'64MB', or a dict from contexts to bytes, not {value!r}"
         )
     return int(float(match[1]) * 1024 ** " KMGT".index(match[2] or " "))
 
@@ -36,7 +36,8 @@ def limits(value):
         for ctx in value:
             if not isinstance(ctx, _core.Context):
                 raise MXNetError(
-                    f"hybridize: the keys of recompute must be contexts, as mx.cpu(0), not {ctx!r}"
+                    "hybridize: the keys of recompute must be contexts, such as mx.cpu(0), not "
+                    f"{ctx!r}"
                 )
         return [(ctx, _bytes(allowed)) for ctx, allowed in value.items()]
     return [(None, _bytes(value))]

@@ -134,9 +134,9 @@ class Binding(_Tracing):
         if array is None:
             raise MXNetError(
                 f"{self._path}: parameter '{param.name}' on {ctx} was used in one trace of the "
-                "block and not in another of the same signature. The computation of a hybridized "
-                "block may depend only on its inputs' shapes, dtypes and devices, and on the "
-                "training mode"
+                "block but not in another of the same signature; the computation of a "
+                "hybridized block may depend only on its inputs' shapes, dtypes and devices, "
+                "and on the training mode"
             )
         if has_row_gradient(param):
             if self._taps is not None:
@@ -172,10 +172,10 @@ def refuse_row_gradient(param):
     """Raises NotSupportedError for a parameter with a row_sparse gradient, while recording."""
     if _core.is_recording():
         raise NotSupportedError(
-            f"Parameter '{param.name}' has a row_sparse gradient, which there is in eager blocks, "
-            "in pipelines, and in hybridized ones that are compiled in one piece: not in bodies of "
-            "loops, or beside steps that run on the host. Make it with grad_stype='default' "
-            "(sparse_grad=False) there"
+            f"Parameter '{param.name}' has a row_sparse gradient, which is supported in eager "
+            "blocks, in pipelines and in hybridized blocks that compile to one program, but not "
+            "in bodies of loops or with steps that run on the host; create the parameter with "
+            "grad_stype='default' (sparse_grad=False)"
         )
 
 
@@ -192,14 +192,14 @@ class Unknown:
     def __getattr__(self, attribute):
         param = self._param
         raise MXNetError(
-            f"{self._path()}: the shape {param.shape} of parameter '{param.name}' is not known, "
-            f"and {attribute!r} was asked of it. It is found when the parameter is first used as "
-            "an input of an operator called through F, as in F.FullyConnected(x, weight, ...); "
-            "otherwise give the whole shape when the parameter is made"
+            f"{self._path()}: the shape {param.shape} of parameter '{param.name}' is not known "
+            f"yet, but {attribute!r} needs it; it is inferred when the parameter is first used "
+            "as an input of an operator called through F, as in F.FullyConnected(x, weight, "
+            "...); otherwise give the full shape when the parameter is created"
         )
 
     def _operator(self, *_):
-        return self.__getattr__("an operator of Python")
+        return self.__getattr__("a Python operator")
 
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = (
         _operator
@@ -247,8 +247,8 @@ def _complete(op, name, args, kwargs):
         return _resolved(where, name, args, kwargs, arrays, inferred)
     if not isinstance(op, _core.Op):
         raise MXNetError(
-            f"{where}: {name} is no operator, so the {size_of_unknown(unknown)} can't be found "
-            "from it; give the whole shape when the parameter is made"
+            f"{where}: {name} is not an operator, so it cannot infer the "
+            f"{size_of_unknown(unknown)}; give the full shape when the parameter is created"
         )
     info = op.describe()
     inputs = [entry["name"] for entry in info["inputs"]]
@@ -305,8 +305,8 @@ def _resolved(where, name, args, kwargs, arrays, inferred):
             param = array._param
             if not shape_is_known(shape):
                 raise MXNetError(
-                    f"{where}: {name} does not tell the shape of parameter '{param.name}' (known "
-                    f"so far: {shape}); give the whole shape when the parameter is made"
+                    f"{where}: {name} does not determine the shape of parameter '{param.name}' "
+                    f"(known so far: {shape}); give the full shape when the parameter is created"
                 )
             param.shape = tuple(shape)
             known[id(array)] = array._resolve()

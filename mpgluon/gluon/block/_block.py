@@ -374,13 +374,13 @@ class Block(TreeNode):
             where = {"": where}
         if isinstance(where, dict):
             if args or options:
-                raise TypeError("place: a dict takes no further arguments")
+                raise TypeError("place: no other arguments can be given with a dict")
             place(self, where)
         elif hasattr(where, "place"):
             where.place(self, *args, **options)
         else:
             raise TypeError(
-                "place: a dict of blocks and devices, a Context, a Mesh or a Plan, not "
+                "place: expected a dict of blocks and devices, a Context, a Mesh or a Plan, got "
                 f"{type(where).__name__}"
             )
         if verbose and says_where(self):
@@ -482,7 +482,7 @@ class Block(TreeNode):
         if not isinstance(loaded, dict):
             if loaded or self._collect_params_with_prefix():
                 raise ValueError(
-                    f"{source} holds arrays without names, so they belong to no parameters"
+                    f"{source} holds arrays without names, so they cannot be assigned to parameters"
                 )
             return
         if name_map is not None:
@@ -496,11 +496,11 @@ class Block(TreeNode):
             prefix = "" if any(name in params for name in plain) else self.prefix
             if params and plain and not any(prefix + name in params for name in plain):
                 raise AssertionError(
-                    f"{source} holds parameters by their full names, or those of another block "
-                    f"({brief(plain)}); none is one of the network's ({brief(params)}; "
-                    f"{brief(structured)} in files of save_parameters). Load the file into a block "
-                    "like the one that was saved: with the same layers, and for full names with "
-                    "the same prefix"
+                    f"{source} holds parameters by their full names, or parameters of another "
+                    f"block ({brief(plain)}); none of them is in the network ({brief(params)}; "
+                    f"{brief(structured)} in files of save_parameters). Load the file into a "
+                    "block with the same layers as the saved one, and for full names with the "
+                    "same prefix"
                 )
             params.load_dict(
                 loaded, ctx, allow_missing, ignore_extra, prefix, filename, cast_dtype, dtype_source

@@ -17,8 +17,8 @@ def flatten(args, inout_str):
     if is_symbolic((args,)):
         return [args], len(args) if len(args) > 1 else 0
     raise ValueError(
-        f"the {inout_str} of a HybridBlock must be Symbols or NDArrays, in lists or tuples as may "
-        f"be, but got {type(args).__name__}"
+        f"the {inout_str} of a HybridBlock must be Symbols or NDArrays, or nested lists or "
+        f"tuples of them, but got {type(args).__name__}"
     )
 
 

@@ -134,7 +134,7 @@ class HybridBlock(Block, Compilable):
         unknown = set(flags) - _FLAGS
         if unknown:
             raise MXNetError(
-                f"hybridize: unknown option {brief(sorted(unknown))}; there are "
+                f"hybridize: unknown option {brief(sorted(unknown))}; the options are "
                 f"{brief(sorted([*_FLAGS, 'group2ctx']), 20)}"
             )
         pipeline = flags.pop("pipeline", None)
@@ -159,8 +159,8 @@ class HybridBlock(Block, Compilable):
         self._clear_compiled()
         if active and (self._forward_hooks or self._forward_pre_hooks):
             warnings.warn(
-                f"'{self.name}' is being hybridized while it has forward hooks: those of its "
-                "children run only when it is traced.",
+                f"'{self.name}' is being hybridized while it has forward hooks; the hooks of "
+                "its children run only when it is traced",
                 stacklevel=2,
             )
         super().hybridize(active, **flags)
@@ -220,8 +220,8 @@ class HybridBlock(Block, Compilable):
         if is_symbolic((x, *args)):
             if holds((x, *args), nd.NDArray):
                 raise ValueError(
-                    f"{block_path() or type(self).__name__}: the inputs are NDArrays or Symbols, "
-                    "not some of either"
+                    f"{block_path() or type(self).__name__}: the inputs must be all NDArrays or "
+                    "all Symbols"
                 )
             return self._forward_symbols(x, *args)
         if self._active and tracing.current() is None:
@@ -229,8 +229,8 @@ class HybridBlock(Block, Compilable):
         ctx = x.context if isinstance(x, nd.NDArray) else first_context((x, *args))
         if ctx is None and x is None and not any(arg is not None for arg in args):
             raise ValueError(
-                f"{block_path() or type(self).__name__}: the inputs hold no NDArray and no Symbol, "
-                "all are None"
+                f"{block_path() or type(self).__name__}: the inputs must hold an NDArray or a "
+                "Symbol, but all are None"
             )
         if ctx is not None and ctx != current_context():
             with ctx:  # arrays created without a context belong on the input's device
@@ -263,9 +263,9 @@ class HybridBlock(Block, Compilable):
         if ctx is None:
             raise ValueError(
                 f"{block_path() or type(self).__name__}: the inputs of a HybridBlock with "
-                "parameters must hold an NDArray; got "
-                f"{brief(type(arg).__name__ for arg in (x, *args))}; nd.array(x) makes one of "
-                "numbers"
+                "parameters must hold an NDArray, got "
+                f"{brief(type(arg).__name__ for arg in (x, *args))}; convert numbers with "
+                "nd.array(x)"
             )
         arrays = {}
         strays = unknown = None
@@ -312,8 +312,9 @@ class HybridBlock(Block, Compilable):
             if unknown is None or "Unknown" not in str(error):
                 raise
             raise DeferredInitializationError(
-                f"{block_path()}: the {tracing.size_of_unknown(unknown)} is not known yet; it is "
-                "found when the parameter is first used as an input of an operator called through F"
+                f"{block_path()}: the {tracing.size_of_unknown(unknown)} is not known yet; it "
+                "is inferred when the parameter is first used as an input of an operator called "
+                "through F"
             ) from error
 
     def _forward_symbols(self, *args):
@@ -345,9 +346,9 @@ class HybridBlock(Block, Compilable):
         contexts = param.list_ctx()
         where = contexts[0] if len(contexts) == 1 else contexts
         text = (
-            f"{block_path() or type(self).__name__}: parameter '{param.name}' lives on {where}, "
-            f"but the input is on {ctx}. Move the input with x.as_in_context(mx.{contexts[0]}), or "
-            f"initialize the block with ctx=mx.{ctx}"
+            f"{block_path() or type(self).__name__}: parameter '{param.name}' is on {where}, "
+            f"but the input is on {ctx}; move the input with x.as_in_context(mx.{contexts[0]}), "
+            f"or initialize the block with ctx=mx.{ctx}"
         )
         return MXNetError(text if error is None else f"{text}. ({error})")
 
@@ -408,8 +409,8 @@ class HybridBlock(Block, Compilable):
 def _check_backend(what, backend):
     if backend is not None:
         raise MXNetError(
-            f"{what}: there is no backend {backend!r}, nor any other but the compiler itself; "
-            "leave backend out"
+            f"{what}: unknown backend {backend!r}; the compiler is the only backend, so omit "
+            "the argument"
         )
 
 

@@ -44,7 +44,7 @@ def structure_of(path, block):
         try:
             tree = json.load(file)
         except (ValueError, RecursionError) as error:
-            raise ValueError(f"{path} is no description of a model: {error}") from None
+            raise ValueError(f"{path} is not a model description: {error}") from None
     steps = []
     _match(block, [0], tree, path, steps)
     changes = [
@@ -73,14 +73,14 @@ def _match(block, counter, tree, path, steps):
             else ""
         )
         raise ValueError(
-            f"{path} describes another model: at {block.name} it should have {key}, and has "
-            f"{there or 'nothing'}. The blocks are the same, made in the same order"
+            f"{path} describes another model: {block.name} must have {key}, but has "
+            f"{there or 'nothing'}; create the same blocks in the same order"
         )
     names = list(entry["children"].values()) if isinstance(entry.get("children"), dict) else []
     if len(names) != len(children(block)):
         raise ValueError(
-            f"{path} describes another model: {key} has {len(names)} children there, {block.name} "
-            f"has {len(children(block))}"
+            f"{path} describes another model: {key} has {len(names)} children in the file, but "
+            f"{block.name} has {len(children(block))}"
         )
     steps.append((block, entry, names))
     for child in children(block).values():

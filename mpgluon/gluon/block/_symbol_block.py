@@ -35,7 +35,8 @@ def _flatten(value, flat, what):
         return None
     if not isinstance(value, (list, tuple)):
         raise ValueError(
-            f"{what} must be Symbols, in lists or tuples as may be, but got {type(value).__name__}"
+            f"{what} must be Symbols, or nested lists or tuples of them, but got "
+            f"{type(value).__name__}"
         )
     return [_flatten(item, flat, what) for item in value]
 
@@ -90,7 +91,7 @@ class SymbolBlock(HybridBlock):
         self._in_format = _flatten(inputs, given, "The inputs")
         self._out_format = _flatten(outputs, found, "The outputs")
         if not given or not found:
-            raise ValueError("a SymbolBlock has at least one input and one output")
+            raise ValueError("a SymbolBlock must have at least one input and one output")
         for symbol in given:
             if entries_of(symbol)[0][0].call is not None:
                 raise AssertionError(
@@ -122,8 +123,8 @@ class SymbolBlock(HybridBlock):
         for name, attributes in self._symbol.attr_dict().items():
             if attributes.get("__storage_type__", "0") != "0" and name not in names:
                 raise MXNetAssertionError(
-                    f"SymbolBlock: the parameter '{name}' is of sparse storage, which HybridBlocks "
-                    "do not have"
+                    f"SymbolBlock: the parameter '{name}' has sparse storage, which "
+                    "HybridBlocks do not support"
                 )
         for nodes, types, options in (
             (self._program.arguments, arguments, {}),
@@ -214,8 +215,8 @@ class SymbolBlock(HybridBlock):
         _collect(args, flat)
         if len(flat) != len(self._input_names):
             raise ValueError(
-                f"{self.name or type(self).__name__}: {len(self._input_names)} inputs "
-                f"({', '.join(self._input_names)}) are needed, got {len(flat)}"
+                f"{self.name or type(self).__name__}: expected {len(self._input_names)} inputs "
+                f"({', '.join(self._input_names)}), got {len(flat)}"
             )
         return dict(zip(self._input_names, flat))
 

@@ -17,8 +17,8 @@ class LoaderTimeoutError(TimeoutError, multiprocessing.TimeoutError):
 
     def __init__(self, timeout: float, culprit: str) -> None:
         super().__init__(
-            f"DataLoader: no batch arrived within {timeout} s; loading is slower than that "
-            f"(raise timeout=), or {culprit} hangs"
+            f"DataLoader: no batch arrived within {timeout} s; loading is too slow (increase "
+            f"timeout=), or {culprit} hangs"
         )
         self.timeout, self.culprit = timeout, culprit
 

@@ -205,8 +205,8 @@ class WorkerPool:
 
         if "fork" not in multiprocessing.get_all_start_methods():
             raise RuntimeError(
-                "DataLoader: worker processes need fork, which this system does not have; use "
-                "thread_pool=True"
+                "DataLoader: worker processes need fork, which this system does not support; "
+                "use thread_pool=True"
             )
         context = multiprocessing.get_context("fork")
         self._owner = os.getpid()
@@ -324,7 +324,7 @@ class WorkerPool:
                 how += " (perhaps the machine ran out of memory)"
         else:
             how = f"exited with code {code}"
-        self._death = f"DataLoader: worker process {process.pid} {how} while it made a batch"
+        self._death = f"DataLoader: worker process {process.pid} {how} while it was loading a batch"
         self.close()
         raise RuntimeError(self._death)
 

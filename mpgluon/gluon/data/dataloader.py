@@ -63,13 +63,13 @@ def _gather(data, convert):
         if len(shapes) == 1:
             raise
         raise MXNetValueError(
-            f"DataLoader: the samples of a batch have the shapes {brief(shapes)}; bring them to "
-            "one, with dataset.transform, or give a batchify_fn"
+            f"DataLoader: the samples of a batch have the shapes {brief(shapes)}; convert them "
+            "to one shape with dataset.transform, or pass a batchify_fn"
         ) from None
     if values.dtype.kind in "OUS":
         raise MXNetTypeError(
-            f"DataLoader: samples are arrays, numbers or tuples of these, got "
-            f"{type(first).__name__}; give a batchify_fn for others"
+            "DataLoader: samples must be arrays, numbers or tuples of these, got "
+            f"{type(first).__name__}; pass a batchify_fn for other types"
         )
     return convert(values)
 
@@ -287,7 +287,7 @@ class DataLoader(OptionsChecked):
             if sampler is None:
                 if not hasattr(dataset, "__len__"):
                     raise TypeError(
-                        "DataLoader: the data set must have a length and indices, got "
+                        "DataLoader: the data set must support len() and indexing, got "
                         f"{type(dataset).__name__}; use list(data), or a Dataset"
                     )
                 sampler = (_sampler.RandomSampler if shuffle else _sampler.SequentialSampler)(

@@ -125,8 +125,8 @@ class ArrayDataset(_Sized):
         for i, data in enumerate(args):
             if len(data) != self._length:
                 raise MXNetAssertionError(
-                    f"all arrays must have one length: array 0 has {self._length}, array {i} has "
-                    f"{len(data)}"
+                    f"all arrays must have the same length: array 0 has {self._length}, array "
+                    f"{i} has {len(data)}"
                 )
         # Items of a vector are returned as numbers, so vectors are stored in NumPy.
         self._data = [

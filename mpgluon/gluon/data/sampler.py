@@ -247,15 +247,15 @@ class SplitSampler(Sampler):
         part_index = _ranks.own() if part_index is None else part_index
         if not 0 <= part_index < num_parts:
             raise ValueError(
-                f"part_index is 0 to {num_parts - 1} of {num_parts} parts, not {part_index}"
+                f"part_index must be 0 to {num_parts - 1} for {num_parts} parts, not {part_index}"
             )
         if batch_size is not None and (batch_size < 1 or batch_size % num_parts):
             raise ValueError(
-                f"a batch of {batch_size} samples can't be divided into {num_parts} equal parts"
+                f"a batch of {batch_size} samples cannot be divided into {num_parts} equal parts"
             )
         if length < (batch_size or num_parts):
             raise ValueError(
-                f"{length} samples are less than "
+                f"{length} samples are fewer than "
                 + (f"a batch of {batch_size}" if batch_size else f"the {num_parts} parts")
             )
         self._length = length

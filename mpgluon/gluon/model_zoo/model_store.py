@@ -78,7 +78,7 @@ def short_hash(name: str) -> str:
     """
     if name not in _model_sha1:
         raise ValueError(
-            f"there are no trained parameters for {name!r}; there are for "
+            f"no trained parameters are available for {name!r}; they are available for "
             f"{', '.join(sorted(_model_sha1))}"
         )
     return _model_sha1[name][:8]
@@ -118,19 +118,20 @@ def get_model_file(name: str, root: str | None = None) -> str:
         return path
     if os.environ.get("MXNET_GLUON_REPO"):
         if there:
-            warnings.warn(f"{path} is damaged or another file; it is fetched anew", stacklevel=2)
+            warnings.warn(f"{path} is damaged or another file; downloading it again", stacklevel=2)
         archive = os.path.splitext(os.path.basename(path))[0] + ".zip"
         fetch_unpacked(repository_file_url("gluon/models", archive), path, _model_sha1[name])
         return path
     if there:
         raise ValueError(
-            f"{path} is not the file that MXNet published for {name} (SHA-1 {_model_sha1[name]}): "
-            "it is damaged or another one; load a file of your own with net.load_parameters"
+            f"{path} is not the file that MXNet published for {name} (SHA-1 "
+            f"{_model_sha1[name]}): it is damaged or another file; load your own file with "
+            "net.load_parameters"
         )
     raise FileNotFoundError(
-        f"the trained parameters of {name} are not at {path}; put MXNet's file there, name its "
-        "folder with `root`, set MXNET_GLUON_REPO to an address that has it, or leave out "
-        "pretrained=True and load a file of your own with net.load_parameters"
+        f"the trained parameters of {name} are not at {path}; put MXNet's file there, pass its "
+        "folder as `root`, set MXNET_GLUON_REPO to an address that has it, or omit "
+        "pretrained=True and load your own file with net.load_parameters"
     )
 
 

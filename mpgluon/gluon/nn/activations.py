@@ -26,12 +26,12 @@ def check_activation(layer: str, name: str, known: tuple[str, ...] = _NAMES) -> 
     """Raises TypeError or ValueError unless `name` is an activation that the layer supports."""
     if not isinstance(name, str):
         raise MXNetTypeError(
-            f"{layer}: the activation is a name, one of {', '.join(known)}, not a "
-            f"{type(name).__name__}; add layers behind this one for other functions"
+            f"{layer}: the activation must be a name, one of {', '.join(known)}, not a "
+            f"{type(name).__name__}; add a layer after this one for other functions"
         )
     if name not in known:
         raise MXNetValueError(
-            f"{layer}: there is no activation {name!r}{near(name, known)}; there are "
+            f"{layer}: unknown activation {name!r}{near(name, known)}; expected one of "
             f"{', '.join(known)}"
         )
 

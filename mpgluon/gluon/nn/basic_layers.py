@@ -45,7 +45,8 @@ class _Stack:
         if isinstance(prefix, (Block, list, tuple)):
             kind = type(self).__name__
             raise MXNetTypeError(
-                f"{kind} is made without blocks: net = nn.{kind}(), then net.add(block, ...)"
+                f"{kind} must be created without blocks: net = nn.{kind}(), then net.add(block, "
+                "...)"
             )
         super().__init__(prefix, params)
 

@@ -401,7 +401,7 @@ class _Pooling(Layer):
 
 
 _PADDING = """count_include_pad : bool, default True
-        Whether padding counts in the mean.
+        True if the mean includes padding.
     """
 
 # The order of positional arguments is MXNet's and differs between the classes.

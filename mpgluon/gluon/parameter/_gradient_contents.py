@@ -202,7 +202,8 @@ def read(
             fits = True
         if not fits:
             raise MXNetError(
-                f"the gradient of parameter '{param.name}' does not have its shape {param.shape}"
+                f"the gradient of parameter '{param.name}' does not have the parameter's shape "
+                f"{param.shape}"
             )
         contents.append((content, replica["fresh"]))
     return contents
@@ -217,9 +218,9 @@ def check(param: Parameter, entry: Mapping[str, Any], source: str) -> None:
         return
     raise MXNetError(
         f"{source} holds a gradient of parameter '{param.name}' with grad_req "
-        f"'{entry['grad_req']}', which an update has yet to use, and here its grad_req is "
-        f"'{param.grad_req}'; set it to '{entry['grad_req']}' first (Trainer(accumulate=...) does "
-        "for 'add')"
+        f"'{entry['grad_req']}', which no update has used yet, but the parameter's grad_req is "
+        f"'{param.grad_req}'; set it to '{entry['grad_req']}' first (Trainer(accumulate=...) "
+        "sets 'add')"
     )
 
 

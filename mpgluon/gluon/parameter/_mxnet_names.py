@@ -163,7 +163,7 @@ class MXNetNames:
         count = None if places is None else sum(place is not None for place in places)
         if count != (None if self.arrays is None else len(self.arrays)):
             raise AttributeError(
-                f"Parameter '{self.name}': its devices are those of its arrays; set _data first"
+                f"Parameter '{self.name}': its devices are given by its arrays; set _data first"
             )
 
     @property
@@ -228,6 +228,6 @@ class MXNetNames:
     def _get_row_sparse(self, arr_list: Any, ctx: Any, row_id: NDArray) -> Any:
         if not isinstance(row_id, nd.NDArray):
             raise TypeError(
-                f"Parameter '{self.name}': row_id is an NDArray, not {type(row_id).__name__}"
+                f"Parameter '{self.name}': row_id must be an NDArray, not {type(row_id).__name__}"
             )
         return self.list_row_sparse_data(row_id) if ctx is list else self.rows_on(row_id, ctx)

@@ -267,7 +267,7 @@ class Parameter(MXNetNames):
             or any(old not in (-1, 0, new) for new, old in zip(shape, known))
         ):
             raise AssertionError(
-                f"Parameter '{self.name}' has shape {known}, which {shape} does not fit"
+                f"Parameter '{self.name}' has shape {known}, which is incompatible with {shape}"
             )
         self._shape = shape
 
@@ -292,16 +292,16 @@ class Parameter(MXNetNames):
         allowed."""
         if self.stype != "default" and trainer is not None and self._trainer not in (None, trainer):
             raise MXNetError(
-                f"Parameter '{self.name}' has row_sparse storage and a Trainer already; it can't "
-                "have two"
+                f"Parameter '{self.name}' has row_sparse storage and already belongs to a "
+                "Trainer; it cannot belong to two"
             )
         self._trainer = trainer
 
     def replaced_error(self) -> MXNetError:
         """Returns the error for a parameter whose layer is no longer part of the network."""
         return MXNetError(
-            f"Parameter '{self.name}' is not part of the network any more: {self.replaced}. "
-            "Collect the parameters and make the Trainer afterwards: "
+            f"Parameter '{self.name}' is no longer part of the network: {self.replaced}. "
+            "Collect the parameters and create the Trainer afterwards: "
             "gluon.Trainer(net.collect_params(), ...)"
         )
 
@@ -313,14 +313,14 @@ class Parameter(MXNetNames):
             return self.replaced_error()
         if self.deferred_init:
             return DeferredInitializationError(
-                f"Parameter '{self.name}' has not been initialized yet: its shape {self._shape} is "
-                "not known before the first forward pass. Run one batch through the network "
-                "first, or give in_units, in_channels, input_size, ... when the layer is made"
+                f"Parameter '{self.name}' has not been initialized yet: its shape {self._shape} "
+                "is not known before the first forward pass. Run one batch through the network "
+                "first, or give in_units, in_channels, input_size, ... when the layer is created"
             )
         return MXNetError(
-            f"Parameter '{self.name}' has not been initialized. Call net.initialize(), and make "
-            "the Trainer with net.collect_params(), which includes the parameters of children, "
-            "rather than net.params"
+            f"Parameter '{self.name}' has not been initialized. Call net.initialize(), and "
+            "create the Trainer with net.collect_params(), which includes the parameters of "
+            "children, rather than net.params"
         )
 
     def _choose(self, ctx):
@@ -374,8 +374,8 @@ class Parameter(MXNetNames):
         in the message."""
         if self.stype != "default":
             raise MXNetError(
-                f"Parameter '{self.name}': {what} gives the whole array, but its storage is "
-                f"{self.stype}; take row_sparse_data(row_id) in a Block, not a HybridBlock"
+                f"Parameter '{self.name}': {what} returns the whole array, but its storage is "
+                f"{self.stype}; use row_sparse_data(row_id) in a Block, not a HybridBlock"
             )
 
     def row_sparse_data(self, row_id: NDArray) -> NDArray:
@@ -405,21 +405,21 @@ class Parameter(MXNetNames):
     def _rows(self, row_id, ctx, what):
         if self.stype == "default":
             raise MXNetError(
-                f"Parameter '{self.name}': {what} is for row_sparse storage, and its storage is "
-                "'default'; take data()"
+                f"Parameter '{self.name}': {what} needs row_sparse storage, but its storage is "
+                "'default'; use data()"
             )
         if self._trainer is None:
             raise MXNetError(
-                f"Parameter '{self.name}': {what} needs the Trainer that the parameter belongs to, "
-                "and none was made yet"
+                f"Parameter '{self.name}': {what} needs the Trainer of the parameter, but none "
+                "was created yet"
             )
         if self.arrays is None:
             raise self.missing_error()
         numbers = np.unique(row_id.asnumpy().astype(np.int64))
         if len(numbers) and not 0 <= numbers[0] <= numbers[-1] < self._shape[0]:
             raise MXNetError(
-                f"Parameter '{self.name}': row_id goes from {numbers[0]} to {numbers[-1]}, and "
-                f"there are {self._shape[0]} rows"
+                f"Parameter '{self.name}': row_id ranges from {numbers[0]} to {numbers[-1]}, "
+                f"but there are only {self._shape[0]} rows"
             )
         array = self.arrays[ctx]
         gradient = (self.gradients or {}).get(ctx)
@@ -591,7 +591,8 @@ class Parameter(MXNetNames):
         if not shape_is_known(self._shape):
             raise MXNetError(
                 f"Cannot initialize Parameter '{self.name}' because it has invalid shape: "
-                f"{self._shape}. Give in_units, in_channels, input_size, ... when the layer is made"
+                f"{self._shape}. Give in_units, in_channels, input_size, ... when the layer is "
+                "created"
             )
         # During the forward pass of one replica, its device may wait for the next replica's device.
         many = len(contexts) > 1 and autograd.is_training()
@@ -670,7 +671,7 @@ class Parameter(MXNetNames):
             raise ValueError(f"dtype_source must be 'current' or 'saved', not {dtype_source!r}")
         failed = f"Failed loading Parameter '{self.name}' from {source}"
         if data is None:
-            raise MXNetError(f"{failed}: the file leaves the array out")
+            raise MXNetError(f"{failed}: the array is missing in the file")
         if self._shape is not None and (
             len(self._shape) != len(data.shape)
             or any(known not in (-1, 0, size) for known, size in zip(self._shape, data.shape))
@@ -687,7 +688,7 @@ class Parameter(MXNetNames):
         if ctx is not None and initialized and set(context_list(ctx)) != set(self.list_ctx()):
             raise AssertionError(
                 f"Failed to load Parameter '{self.name}' on {context_list(ctx)} because it was "
-                f"previously initialized on {self.list_ctx()}; leave ctx out to keep it there, or "
+                f"previously initialized on {self.list_ctx()}; omit ctx to keep it there, or "
                 "use reset_ctx to move it"
             )
 

@@ -181,8 +181,8 @@ class ParameterDict:
         name = self._prefix + param.name if new else param.name
         if self._params.get(name, param) is not param:
             raise AssertionError(
-                f"Parameter '{name}' exists already in the block that has prefix "
-                f"'{self._prefix}'; give the parameters of a block different names"
+                f"Parameter '{name}' already exists in the block with prefix '{self._prefix}'; "
+                "give the parameters of a block different names"
             )
         self._params[name] = param
         if new:
@@ -249,7 +249,7 @@ class ParameterDict:
                 raise ValueError(
                     f"Prefix '{strip_prefix}' is to be stripped before saving, but the name of "
                     f"Parameter '{param.name}' does not start with it. The block may share "
-                    "parameters of other blocks, or make children outside name_scope()"
+                    "parameters of other blocks, or create children outside name_scope()"
                 )
             arrays[param.name[len(strip_prefix) :]] = param.reduced()
         nd.save(filename, arrays)
@@ -325,7 +325,7 @@ class ParameterDict:
             param_dict = {}  # an empty file
         if not isinstance(param_dict, dict):
             raise ValueError(
-                f"{source} holds arrays without names, so they belong to no parameters"
+                f"{source} holds arrays without names, so they cannot be assigned to parameters"
             )
         arrays = {
             restore_prefix + (name[4:] if name.startswith(("arg:", "aux:")) else name): array
@@ -378,8 +378,8 @@ def _name_in(name_map, name):
                 return match.expand(new) if isinstance(new, str) else new
         except re.error as error:
             raise ValueError(
-                f"name_map: {pattern!r}: {new!r} is no regular expression and its replacement: "
-                f"{error}"
+                f"name_map: {pattern!r}: {new!r} is not a regular expression and its "
+                f"replacement: {error}"
             ) from error
     return name
 
@@ -389,15 +389,15 @@ def renamed(arrays: Mapping[str, NDArray], name_map: Any, source: str) -> dict[s
     `Block.load_parameters`)."""
     if not callable(name_map) and not isinstance(name_map, dict):
         raise TypeError(
-            "name_map is a dict of names or patterns to names, or a function of a name, not "
-            f"{type(name_map).__name__}"
+            "name_map must be a dict of names or patterns to names, or a function of a name, "
+            f"not {type(name_map).__name__}"
         )
     found: dict[str, NDArray] = {}
     origins: dict[str, str] = {}
     for name, array in arrays.items():
         new = name_map(name) if callable(name_map) else _name_in(name_map, name)
         if new is not None and not isinstance(new, str):
-            raise TypeError(f"name_map: gave {new!r} for '{name}', which is no name")
+            raise TypeError(f"name_map: returned {new!r} for '{name}', which is not a name")
         if new is None:
             continue
         if new in found:

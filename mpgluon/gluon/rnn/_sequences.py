@@ -25,7 +25,7 @@ def steps_of(inputs, length, layout):
     axis = layout.find("T")
     if is_one(inputs) and not isinstance(inputs, nd.NDArray):
         if length is None:
-            raise ValueError("unroll: a symbol has no shape; give the length")
+            raise ValueError("unroll: a symbol has no shape; length must be given")
         return list(
             functions_of(inputs).split(inputs, num_outputs=length, axis=axis, squeeze_axis=True)
         )

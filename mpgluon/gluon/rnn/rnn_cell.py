@@ -362,7 +362,7 @@ class _CellStack:
         for cell in self._children.values():
             if isinstance(cell, BidirectionalCell):
                 raise AssertionError(
-                    "a BidirectionalCell needs the whole sequence: call unroll instead of stepping"
+                    "a BidirectionalCell needs the whole sequence; call unroll instead of stepping"
                 )
             count = len(cell.state_info())
             inputs, new = cell(inputs, states[:count])
@@ -556,8 +556,8 @@ class ZoneoutCell(ModifierCell):
     ) -> None:
         if isinstance(base_cell, BidirectionalCell):
             raise AssertionError(
-                "zoneout acts step by step, which a BidirectionalCell does not: put ZoneoutCell "
-                "around the cells inside it"
+                "zoneout works step by step, which a BidirectionalCell does not support; wrap "
+                "the cells inside it in ZoneoutCell"
             )
         _domain.fraction(zoneout_outputs=zoneout_outputs, zoneout_states=zoneout_states)
         super().__init__(base_cell)
@@ -664,7 +664,7 @@ class BidirectionalCell(HybridRecurrentCell):
 
     def __call__(self, inputs: Any, states: Any) -> Any:
         raise NotImplementedError(
-            "a BidirectionalCell needs the whole sequence: call unroll instead of stepping"
+            "a BidirectionalCell needs the whole sequence; call unroll instead of stepping"
         )
 
     def __repr__(self) -> str:

@@ -240,7 +240,7 @@ class _RNNLayer(HybridBlock):
         if getattr(lengths, "shape", None) != (batch_size,):
             given = getattr(lengths, "shape", type(lengths).__name__)
             raise ValueError(
-                f"{type(self).__name__}(use_sequence_length=True): sequence_length has to be an "
+                f"{type(self).__name__}(use_sequence_length=True): sequence_length must be an "
                 f"array of {batch_size} lengths, one for each sequence, not {given}"
             )
         return [lengths]
@@ -248,7 +248,7 @@ class _RNNLayer(HybridBlock):
     def _run_projected(self, F, inputs, states, params):
         if self._use_sequence_length or "lstm_state_clip_nan" in self._options:
             raise NotImplementedError(
-                "LSTMs with a projection take neither use_sequence_length nor state_clip_nan"
+                "LSTM: use_sequence_length and state_clip_nan are not supported with a projection"
             )
         low, high = [self._options.get(f"lstm_state_clip_{what}") for what in ("min", "max")]
         clip = (
@@ -287,8 +287,8 @@ class _RNNLayer(HybridBlock):
             or self._use_sequence_length
         ):
             raise NotImplementedError(
-                "Layers with a projection, clipped states or sequence lengths have no equivalent "
-                "cells"
+                "layers with a projection, clipped states or sequence lengths cannot be "
+                "converted to cells"
             )
         cells = {"lstm": rnn_cell.LSTMCell, "gru": rnn_cell.GRUCell}
 
@@ -314,22 +314,22 @@ class _RNNLayer(HybridBlock):
 
 _SHARED_DOC = """
     num_layers : int, default 1
-        How many layers lie on each other.
+        Number of stacked layers.
     layout : {'TNC', 'NTC'}
-        Of input and output: T time, N batch, C features.
+        Axes of input and output: T is time, N the batch, C the features.
     dropout : float, default 0
-        Of the outputs of every layer but the last.
+        Dropout rate of the outputs of every layer except the last.
     bidirectional : bool, default False
-        Whether each layer also runs backward in time; the outputs of both directions are
+        True if each layer also runs backward in time; the outputs of both directions are
         concatenated.
     i2h_weight_initializer, h2h_weight_initializer : Initializer or str, optional
-        First values of the weights of inputs and of states.
+        Initializers of the weights of inputs and of states.
     i2h_bias_initializer, h2h_bias_initializer : Initializer or str, default 'zeros'
-        First values of the biases of inputs and of states.
+        Initializers of the biases of inputs and of states.
     input_size : int, default 0
-        0 to find it in the first forward pass.
+        Features of the input; 0 to infer it in the first forward pass.
     dtype : str or numpy.dtype, default 'float32'
-        Of parameters and states.
+        Data type of parameters and states.
 
     Called with inputs only, it begins with zero states and returns the output, of shape
     (T, N, directions * hidden_size). Called with inputs and states (an array or a list of them), it
@@ -354,7 +354,7 @@ class RNN(_RNNLayer):
     hidden_size : int
         Features of the state.
     activation : {'relu', 'tanh'}
-        The function of the new state; the argument behind `num_layers`.""" + _SHARED_DOC.replace(
+        Activation function of the new state; follows `num_layers`.""" + _SHARED_DOC.replace(
         "KIND", "RNN"
     )
 
@@ -404,11 +404,11 @@ class LSTM(_RNNLayer):
     projection_size : int, optional
         Size that h is projected to.
     h2r_weight_initializer : Initializer or str, optional
-        First values of the weights of the projection.
+        Initializer of the weights of the projection.
     state_clip_min, state_clip_max : float, optional
         Bounds of c.
     state_clip_nan : bool, default False
-        Whether c is clipped where it is NaN, too.""" + _SHARED_DOC.replace("KIND", "LSTM")
+        True if NaN values of c are clipped as well.""" + _SHARED_DOC.replace("KIND", "LSTM")
 
     def __init__(
         self,

@@ -225,7 +225,7 @@ REFUSED = [
     (({"way": PIPELINED}, {"custom": ["Custom", "Function"]}), "pipeline", {}),
     (({"way": ["eager", "inactive", *STEPS]}, {"event": ["export"]}), "hybridize", {}),
     (({"placement": SPLIT}, {"parameters": ["tied"]}), "shared parameters", {}),
-    (({"placement": SPLIT}, {"event": ["export"]}), "there is no symbol", COMPILED_WHOLE),
+    (({"placement": SPLIT}, {"event": ["export"]}), "it has no symbol", COMPILED_WHOLE),
     (({"placement": SPLIT}, {"event": ["reset_ctx"]}), "is split over devices", {}),
     (
         ({"custom": ["Function"]}, {"event": ["export"]}),
@@ -270,7 +270,7 @@ REFUSED = [
     ),
     (
         ({"store": ["on the store"]}, {"clipping": ["clip_global_norm"]}),
-        "allreduce_grads() is not possible",
+        "allreduce_grads() cannot be called",
         LAID_OUT,
     ),
 ]

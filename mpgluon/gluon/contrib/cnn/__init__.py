@@ -93,7 +93,8 @@ class DeformableConvolution(HybridBlock):
         super().__init__(prefix=prefix, params=params)
         if layout != "NCHW" or adj is not None:
             raise ValueError(
-                f"{type(self).__name__}: layout is 'NCHW' and adj None, not {layout!r}, {adj!r}"
+                f"{type(self).__name__}: layout must be 'NCHW' and adj must be None, not "
+                f"{layout!r}, {adj!r}"
             )
         kernel = per_axis(kernel_size, 2, "kernel_size", 1)
         _domain.size(1, channels=channels, groups=groups, num_deformable_group=num_deformable_group)

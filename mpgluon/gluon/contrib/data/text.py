@@ -39,9 +39,11 @@ class _WikiText(Dataset):
 
         name = type(self).__name__
         if segment not in SEGMENTS:
-            raise MXNetError(f"{name}: segment is one of {', '.join(SEGMENTS)}, not {segment!r}")
+            raise MXNetError(
+                f"{name}: segment must be one of {', '.join(SEGMENTS)}, not {segment!r}"
+            )
         if seq_len < 1:
-            raise MXNetError(f"{name}: seq_len is at least 1, not {seq_len}")
+            raise MXNetError(f"{name}: seq_len must be at least 1, not {seq_len}")
         if root is None:
             root = os.path.join(data_dir(), "datasets", self._folder)
         self._root = os.path.expanduser(root)
@@ -58,7 +60,9 @@ class _WikiText(Dataset):
         indices = np.array(self._vocab.to_indices(tokens), np.int32)
         rows = max(len(indices) - 1, 0) // seq_len
         if rows == 0:
-            raise MXNetError(f"{name}: {path} has {len(indices)} tokens, seq_len is {seq_len}")
+            raise MXNetError(
+                f"{name}: {path} has only {len(indices)} tokens, but seq_len is {seq_len}"
+            )
         size = rows * seq_len
         self._data = nd.array(indices[:size].reshape((rows, seq_len)), dtype="int32")
         self._label = nd.array(indices[1 : size + 1].reshape((rows, seq_len)), dtype="int32")
@@ -79,11 +83,11 @@ class _WikiText(Dataset):
                     check_expansion(archive, file.getinfo(member).file_size)
                     return file.read(member).decode("utf-8"), archive
         except (ValueError, OSError, RuntimeError, *UNREADABLE) as e:
-            raise MXNetError(f"{path} is damaged, or has no {name}: {e}") from None
+            raise MXNetError(f"{path} is damaged or does not contain {name}: {e}") from None
         raise FileNotFoundError(
             f"{type(self).__name__} needs the file {name} in {self._root}, or "
-            f"{os.path.basename(archive)}, which has it; put it there, or name its folder with "
-            "`root`"
+            f"{os.path.basename(archive)}, which contains it; put it there, or pass its folder "
+            "as `root`"
         )
 
     @property

@@ -33,8 +33,9 @@ def check_handler_metric_ref(handler: object, known_metrics: list[EvalMetric]) -
         for metric in value if isinstance(value, list) else [value]:
             if not any(metric is known for known in known_metrics):
                 raise ValueError(
-                    f"{type(handler).__name__} has the metric {metric}, which is not one of the "
-                    "estimator's: use those of estimator.train_metrics and estimator.val_metrics"
+                    f"{type(handler).__name__} has the metric {metric}, which does not belong "
+                    "to the estimator; use a metric of estimator.train_metrics or "
+                    "estimator.val_metrics"
                 )
 
 

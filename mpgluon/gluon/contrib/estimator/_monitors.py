@@ -26,7 +26,7 @@ __all__ = ["CheckpointHandler", "EarlyStoppingHandler"]
 def _greater_is_better(mode, monitor):
     """True if greater values of the monitored metric are better."""
     if mode not in ("auto", "min", "max"):
-        warnings.warn(f"mode {mode!r} is unknown; taken for 'auto'", RuntimeWarning, stacklevel=4)
+        warnings.warn(f"unknown mode {mode!r}; using 'auto'", RuntimeWarning, stacklevel=4)
         mode = "auto"
     if mode != "auto":
         return mode == "max"
@@ -39,7 +39,7 @@ def _monitored(monitor):
     name, value = monitor.get_name_value()[0]
     if math.isnan(value):
         warnings.warn(
-            f"{name} is not updated: monitor one of the metrics of estimator.train_metrics and "
+            f"{name} is never updated; monitor a metric of estimator.train_metrics or "
             "estimator.val_metrics",
             RuntimeWarning,
             stacklevel=4,
@@ -134,8 +134,8 @@ class CheckpointHandler(TrainBegin, BatchEnd, EpochEnd):
         by_batches, by_epochs = bool(self.batch_period), bool(self.epoch_period)
         if by_batches != bool(estimator.max_batch) or by_epochs != bool(estimator.max_epoch):
             raise ValueError(
-                "CheckpointHandler: to resume, set batch_period alone where training goes by "
-                "batches, and epoch_period alone where it goes by epochs"
+                "CheckpointHandler: to resume, set only batch_period if training counts "
+                "batches, or only epoch_period if it counts epochs"
             )
         self._resume(estimator)
 
@@ -162,7 +162,7 @@ class CheckpointHandler(TrainBegin, BatchEnd, EpochEnd):
 
         path = self._path(self.model_prefix, "-symbol.json")
         net = estimator.net
-        reason: object = "the network is no hybridized HybridBlock"
+        reason: object = "the network is not a hybridized HybridBlock"
         inputs = getattr(estimator.batch_processor, "inputs", None)
         if isinstance(net, HybridBlock) and (inputs or is_hybridized(net)):
             try:
@@ -191,7 +191,7 @@ class CheckpointHandler(TrainBegin, BatchEnd, EpochEnd):
                     os.remove(self._path(oldest, suffix))
         self._report(
             estimator,
-            f"{batches} batches are trained; saved {name} in {self.model_dir}",
+            f"trained {batches} batches; saved {name} in {self.model_dir}",
         )
         value = _monitored(self.monitor) if self.save_best else None
         if value is None:
@@ -232,7 +232,7 @@ class CheckpointHandler(TrainBegin, BatchEnd, EpochEnd):
         if not found:
             self.trained_epoch = self.trained_batch = -1
             estimator.logger.info(
-                "CheckpointHandler: there is no checkpoint; training begins anew, for %d %s",
+                "CheckpointHandler: no checkpoint found; training from the beginning for %d %s",
                 total,
                 "epochs" if unit == "epoch" else "batches",
             )
@@ -241,8 +241,8 @@ class CheckpointHandler(TrainBegin, BatchEnd, EpochEnd):
         done = self.trained_epoch if unit == "epoch" else self.trained_batch
         if done >= total - 1:
             raise ValueError(
-                f"CheckpointHandler: the checkpoint {name} has all {total} of the number of {unit} "
-                "to train; set resume_from_checkpoint=False to train from the beginning"
+                f"CheckpointHandler: the checkpoint {name} is already trained for all {total} "
+                f"{unit}; set resume_from_checkpoint=False to train from the beginning"
             )
         for suffix in (".params", ".states"):
             if not os.path.exists(self._path(name, suffix)):
@@ -255,8 +255,7 @@ class CheckpointHandler(TrainBegin, BatchEnd, EpochEnd):
         estimator.net.load_parameters(self._path(name, ".params"))  # parameters keep their devices
         estimator.trainer.load_states(self._path(name, ".states"))
         estimator.logger.warning(
-            "CheckpointHandler: training goes on from the checkpoint of epoch %d, batch %d, for "
-            "%d %s",
+            "CheckpointHandler: resuming from the checkpoint of epoch %d, batch %d, for %d %s",
             self.trained_epoch,
             self.trained_batch,
             rest,

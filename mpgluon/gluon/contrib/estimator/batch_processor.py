@@ -131,8 +131,8 @@ class PipelineBatchProcessor(BatchProcessor):
 
         if len(estimator.context) != 1:
             raise ValueError(
-                "Estimator: with pipeline=, context must be one device, where batches are put; "
-                f"got {estimator.context}"
+                "Estimator: with pipeline=, context must be one device, to which batches are "
+                f"copied; got {estimator.context}"
             )
         made_of = (estimator.net, estimator.loss, estimator.trainer, self.pipeline)
         if self._step is None or made_of != self._made_of:

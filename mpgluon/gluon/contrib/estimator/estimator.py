@@ -166,12 +166,13 @@ class Estimator:
             absent = [c for c in context if c.device_type == "gpu" and c.device_id >= count]
             if absent:
                 raise MXNetAssertionError(
-                    f"Estimator: there is no {absent[0]}; the devices are mx.cpu() and {count} GPUs"
+                    f"Estimator: {absent[0]} does not exist; the devices are mx.cpu() and "
+                    f"{count} GPUs"
                 )
             return context
         if num_gpus() > 1 and not self.spans_devices:
             warnings.warn(
-                "You have multiple GPUs, gpu(0) will be used by default; for more of them pass a "
+                "You have multiple GPUs, gpu(0) will be used by default; to use several, pass a "
                 "list, as context=[mx.gpu(0), mx.gpu(1)]",
                 stacklevel=3,
             )
@@ -182,7 +183,7 @@ class Estimator:
             if initializer:
                 warnings.warn(
                     "Network already fully initialized, skipping initialization; "
-                    "net.initialize(init=..., force_reinit=True) initializes it again",
+                    "net.initialize(init=..., force_reinit=True) re-initializes it",
                     stacklevel=3,
                 )
             return
@@ -235,8 +236,8 @@ class Estimator:
             self._train_metrics.append(LossMetric(loss))
         elif self.spans_devices and not all(isinstance(m, LossMetric) for m in self._train_metrics):
             raise ValueError(
-                "Estimator: a pipeline gives losses and no predictions: with pipeline=, "
-                "train_metrics must be mx.metric.Loss; use val_metrics for others"
+                "Estimator: a pipeline returns losses but no predictions; with pipeline=, "
+                "train_metrics must be mx.metric.Loss; use val_metrics for other metrics"
             )
         for metric in self._train_metrics:
             metric.name = f"training {metric.name}"
@@ -318,9 +319,7 @@ class Estimator:
         """
         _check_loader(train_data)
         if (not epochs) == (not batches):
-            raise ValueError(
-                "Estimator.fit: say how long to train by epochs= or by batches=, one of the two"
-            )
+            raise ValueError("Estimator.fit: exactly one of epochs= and batches= must be given")
         self.max_epoch, self.max_batch, self.batch_axis = epochs, batches, batch_axis
         self.batches_per_epoch = len(train_data)
         handlers = self._prepare_default_handlers(val_data, event_handlers)

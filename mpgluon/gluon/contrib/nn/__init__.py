@@ -298,7 +298,7 @@ class SyncBatchNorm(BatchNorm):
         if num_devices is None:
             num_devices = max(1, num_gpus())
             warnings.warn(
-                f"SyncBatchNorm: num_devices is not given, and taken to be {num_devices}",
+                f"SyncBatchNorm: num_devices is not given; using {num_devices}",
                 stacklevel=2,
             )
         _domain.size(1, num_devices=num_devices)

@@ -63,7 +63,7 @@ class _ConvCell(HybridRecurrentCell):
         ]
         if any(size % 2 == 0 for size in h2h_kernel):
             raise AssertionError(
-                f"{type(self).__name__}: h2h_kernel has to be odd, so that the states keep their "
+                f"{type(self).__name__}: h2h_kernel must be odd, so that the states keep their "
                 f"size, but is {h2h_kernel}"
             )
         common = {
@@ -236,22 +236,22 @@ _PARAMETERS = """
     Parameters
     ----------
     input_shape : tuple of int
-        Of one step's input, without the batch; 0 for a number of channels to find in the first
-        forward pass.
+        Shape of one step's input, without the batch; a number of channels of 0 is inferred in the
+        first forward pass.
     hidden_channels : int
         Channels of the states.
     i2h_kernel, i2h_pad, i2h_dilate : int or tuple of int
-        Of the input's convolution.
+        Arguments of the input's convolution.
     h2h_kernel, h2h_dilate : int or tuple of int
-        Of the states' convolution, which keeps their size: kernels are odd.
+        Arguments of the states' convolution, which keeps their size: kernels must be odd.
     i2h_weight_initializer, h2h_weight_initializer : Initializer or str, optional
-        First values of the weights of inputs and of states.
+        Initializers of the weights of inputs and of states.
     i2h_bias_initializer, h2h_bias_initializer : Initializer or str, default 'zeros'
-        First values of the biases of inputs and of states.
+        Initializers of the biases of inputs and of states.
     conv_layout : str
-        Where the channels are: ``'{layout}'`` by default, or last.
+        Order of the axes: ``'{layout}'`` by default, or channels last.
     activation : str or Block, default 'tanh'
-        The function of the new state.
+        Activation function of the new state.
 
     Examples
     --------
@@ -264,9 +264,9 @@ _PARAMETERS = """
 
 
 def _cell(base, kind, dims, layout):
-    what = {1: "signals", 2: "pictures", 3: "volumes"}[dims]
+    what = {1: "signals", 2: "images", 3: "volumes"}[dims]
     name, space = f"Conv{dims}D{kind}", (8,) * dims
-    doc = f"{kind} over {what}: convolutions in place of matrix products." + _PARAMETERS.format(
+    doc = f"{kind} over {what}, with convolutions instead of matrix products." + _PARAMETERS.format(
         layout=layout,
         name=name,
         shape=(3, *space),

@@ -50,8 +50,8 @@ class VariationalDropoutCell(ModifierCell):
         )
         if drop_states and (both or isinstance(base_cell, BidirectionalCell)):
             raise AssertionError(
-                "drop_states acts step by step, which a BidirectionalCell does not: put "
-                "VariationalDropoutCell around the cells inside it"
+                "drop_states works step by step, which a BidirectionalCell does not support; "
+                "wrap the cells inside it in VariationalDropoutCell"
             )
         drops = {"inputs": drop_inputs, "states": drop_states, "outputs": drop_outputs}
         for name, rate in drops.items():

@@ -53,8 +53,8 @@ class _ImagesInFiles(Dataset):
 
     def _missing(self, names: Sequence[str]) -> FileNotFoundError:
         return FileNotFoundError(
-            f"{type(self).__name__} needs the files {', '.join(names)} in {self._root}; put them "
-            "there, or name their folder with `root`"
+            f"{type(self).__name__} needs the files {', '.join(names)} in {self._root}; put "
+            "them there, or pass their folder as `root`"
         )
 
     def __getitem__(self, idx: int) -> Any:
@@ -122,7 +122,7 @@ class MNIST(_ImagesInFiles):
         images, labels = read_idx(paths[0], 3), read_idx(paths[1], 1)
         if len(images) != len(labels):
             raise MXNetError(
-                f"{paths[0]} has {len(images)} images, {paths[1]} has {len(labels)} labels"
+                f"{paths[0]} has {len(images)} images, but {paths[1]} has {len(labels)} labels"
             )
         return images[..., None], labels.astype(np.int32)
 
@@ -222,7 +222,8 @@ class CIFAR10(_ImagesInFiles):
         size = self._labels + 3 * 32 * 32
         if not data or len(data) % size:
             raise MXNetError(
-                f"{path} is damaged: {len(data)} bytes are no multiple of the {size} of an image"
+                f"{path} is damaged: its size of {len(data)} bytes is not a multiple of the "
+                f"{size} bytes of an image"
             )
         return np.frombuffer(data, np.uint8).reshape(-1, size)
 
@@ -244,7 +245,9 @@ class CIFAR10(_ImagesInFiles):
             raise MXNetError(f"{archive} is damaged: {error}") from None
         absent = [name for name in names if name not in found]
         if absent:
-            raise MXNetError(f"{archive} is damaged, or another one: it has no {absent[0]}")
+            raise MXNetError(
+                f"{archive} is damaged or another archive: it does not contain {absent[0]}"
+            )
         return found
 
 
@@ -374,14 +377,14 @@ class ImageFolderDataset(Dataset):
         for folder in sorted(os.listdir(root)):
             path = os.path.join(root, folder)
             if not os.path.isdir(path):
-                warnings.warn(f"{path} is no folder, and left out", stacklevel=3)
+                warnings.warn(f"{path} is not a folder and is skipped", stacklevel=3)
                 continue
             for name in sorted(os.listdir(path)):
                 if os.path.splitext(name)[1].lower() in self._exts:
                     self.items.append((os.path.join(path, name), len(self.synsets)))
                 else:
                     warnings.warn(
-                        f"{os.path.join(path, name)} is left out: it ends with none of "
+                        f"{os.path.join(path, name)} is skipped: its extension is not one of "
                         f"{', '.join(self._exts)}",
                         stacklevel=3,
                     )
@@ -432,7 +435,7 @@ class ImageListDataset(Dataset):
         elif isinstance(imglist, (list, tuple)):
             found = [entry_of(entry) for entry in imglist]
         else:
-            raise MXNetValueError(f"imglist is the path of a list, or a list, not {imglist!r}")
+            raise MXNetValueError(f"imglist must be a list or the path of one, not {imglist!r}")
         self.items: list[tuple[str, Any]] = [
             (os.path.join(self._root, path), labels[0] if len(labels) == 1 else labels)
             for labels, path in found

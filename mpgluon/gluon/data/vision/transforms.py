@@ -102,8 +102,8 @@ class RandomApply(Sequential):
         super().__init__()
         if not callable(transforms):
             raise MXNetTypeError(
-                f"transforms is one block, not a {type(transforms).__name__}: put several into a "
-                "Compose"
+                f"transforms must be one block, not a {type(transforms).__name__}; combine "
+                "several with Compose"
             )
         self.transforms = transforms
         self.p = p
@@ -184,8 +184,8 @@ class Normalize(HybridBlock):
 def _check_float32(x, transform):
     if x.dtype != np.float32:
         raise MXNetTypeError(
-            f"{type(transform).__name__} takes images of float32, not {np.dtype(x.dtype)}: put "
-            "ToTensor in front of it"
+            f"{type(transform).__name__} needs images of float32, not {np.dtype(x.dtype)}; put "
+            "ToTensor before it"
         )
 
 

@@ -99,10 +99,10 @@ def get_model(name: str, **kwargs: Any) -> HybridBlock:
     'ResNetV1'
     """
     if not isinstance(name, str):
-        raise TypeError(f"the name of a model is a str, not {type(name).__name__}")
+        raise TypeError(f"the name of a model must be a str, not {type(name).__name__}")
     if name.lower() not in _MODELS:
         raise ValueError(
-            f"there is no model {name!r}{_near(name, _MODELS)}; there are "
+            f"unknown model {name!r}{_near(name, _MODELS)}; expected one of "
             f"{', '.join(sorted(_MODELS))}"
         )
     return _MODELS[name.lower()](**kwargs)

@@ -22,7 +22,7 @@ def constructor(
     make.__name__ = make.__qualname__ = name
     make.__module__ = get.__module__
     make.__doc__ = (
-        f"{what}; the parameters are those of `{get.__name__}`, from pretrained on.\n\n"
+        f"{what}. Takes the parameters of `{get.__name__}` from `pretrained` on.\n\n"
         "Returns\n-------\nHybridBlock\n"
     )
     return make

@@ -84,7 +84,7 @@ class _BlockV1(HybridBlock):
 class BasicBlockV1(_BlockV1):
     __doc__ = _BlockV1.__doc__.replace(
         "A residual block",
-        "Two 3x3 convolutions: the residual block of the networks of 18 and 34 layers,",
+        "Two 3x3 convolutions: the residual block of the 18- and 34-layer networks,",
     )
 
     def _fill(self, body, channels, stride, in_channels):
@@ -95,7 +95,7 @@ class BasicBlockV1(_BlockV1):
 class BottleneckV1(_BlockV1):
     __doc__ = _BlockV1.__doc__.replace(
         "A residual block",
-        "A 3x3 convolution between two that change the channels: the block of 50 layers and more,",
+        "A 3x3 convolution between two 1x1 ones: the block of networks of 50 or more layers,",
     )
 
     def _fill(self, body, channels, stride, in_channels):
@@ -106,7 +106,7 @@ class BottleneckV1(_BlockV1):
 
 class _BlockV2(HybridBlock):
     __doc__ = _BlockV1.__doc__.replace(
-        "version 1.", "version 2: normalisation and relu go before each convolution."
+        "version 1.", "version 2: normalization and relu precede each convolution."
     )
 
     def __init__(
@@ -140,7 +140,7 @@ class _BlockV2(HybridBlock):
 class BasicBlockV2(_BlockV2):
     __doc__ = _BlockV2.__doc__.replace(
         "A residual block",
-        "Two 3x3 convolutions: the residual block of the networks of 18 and 34 layers,",
+        "Two 3x3 convolutions: the residual block of the 18- and 34-layer networks,",
     )
 
     def _convolutions(self, channels, stride, in_channels):
@@ -153,7 +153,7 @@ class BasicBlockV2(_BlockV2):
 class BottleneckV2(_BlockV2):
     __doc__ = _BlockV2.__doc__.replace(
         "A residual block",
-        "A 3x3 convolution between two that change the channels: the block of 50 layers and more,",
+        "A 3x3 convolution between two 1x1 ones: the block of networks of 50 or more layers,",
     )
 
     def _convolutions(self, channels, stride, in_channels):
@@ -193,7 +193,7 @@ class _ResNet(HybridBlock):
         super().__init__(**kwargs)
         if len(layers) != len(channels) - 1:
             raise AssertionError(
-                f"channels must have one element more than layers, not {len(channels)} for "
+                f"channels must have one more element than layers, not {len(channels)} for "
                 f"{len(layers)}"
             )
         with self.name_scope():

@@ -158,7 +158,7 @@ def _vgg(num_layers: int) -> Callable[..., HybridBlock]:
 
 
 def _vgg_bn(num_layers: int) -> Callable[..., HybridBlock]:
-    what = f"VGG of {num_layers} layers with a BatchNorm behind each convolution"
+    what = f"VGG of {num_layers} layers with a BatchNorm after each convolution"
     return constructor(f"vgg{num_layers}_bn", what, get_vgg, num_layers, batch_norm=True)
 
 
