@@ -50,7 +50,7 @@ def check(group2ctx):
         isinstance(name, str) and isinstance(ctx, Context) for name, ctx in group2ctx.items()
     ):
         raise TypeError(
-            "group2ctx is a dict of group to Context, as in {'dev1': mx.cpu(0)}, not "
+            "group2ctx must be a dict of group to Context, as in {'dev1': mx.cpu(0)}, not "
             f"{group2ctx!r}"
         )
     return dict(group2ctx)
@@ -61,7 +61,7 @@ def lookup(group, devices, what):
     found = devices.get(group)
     if found is None:
         raise MXNetError(
-            f"{what}: the ctx_group {group!r} is not in group2ctx, which has "
+            f"{what}: ctx_group {group!r} is not in group2ctx, whose groups are: "
             f"{', '.join(sorted(devices)) or 'none'}"
         )
     return found

@@ -94,7 +94,7 @@ def _parts_of(net):
         total = shapes[name][params[0].axis]
         if at != total:
             raise MXNetError(
-                f"the shards of parameter '{name}' have {at} elements together along axis "
+                f"the shards of parameter '{name}' have {at} elements in total along axis "
                 f"{params[0].axis}, but its shape is {shapes[name]}"
             )
         ends = sorted(span for _, where in parts[name] for span in where.ranges)
@@ -102,8 +102,8 @@ def _parts_of(net):
             end != begin for (_, end), (begin, _) in zip([(0, 0), *ends], [*ends, (total, total)])
         ):
             raise MXNetError(
-                f"the shards of parameter '{name}' don't make a whole: they are the ranges {ends} "
-                f"along axis {params[0].axis} of {shapes[name]}"
+                f"the shards of parameter '{name}' do not cover it exactly once: they are the "
+                f"ranges {ends} along axis {params[0].axis} of {shapes[name]}"
             )
     return parts, shapes
 
@@ -262,8 +262,8 @@ def save(
         if _ranks.count() > 1:
             if gather:
                 raise NotSupportedError(
-                    "save: gather=True needs the arrays of all ranks on one; load the checkpoint "
-                    "in one process and save it there, or leave gather out"
+                    "save: gather=True needs the arrays of all ranks on one rank; load the "
+                    "checkpoint in one process and save it there, or omit gather"
                 )
             background = False  # all ranks take part in the commit
         if background:
@@ -285,7 +285,7 @@ def save(
         json.dumps(index)
     except (TypeError, ValueError) as error:
         raise MXNetError(
-            f"save: step, position, loss_scale and extra must be what JSON takes: {error}"
+            f"save: step, position, loss_scale and extra must be JSON-serializable: {error}"
         ) from error
     saving = Saving()
     if background:
@@ -339,7 +339,7 @@ def _describe(net, trainer):
             entry = header["gradients"][numbered[i]]
             if where is not None and any(r["kind"] == "rows" for r in entry["replicas"]):
                 raise NotSupportedError(
-                    f"save: parameter '{name}' is split, and its row_sparse gradient holds rows "
+                    f"save: parameter '{name}' is split, but its row_sparse gradient holds rows "
                     "that no update has used; save after the update"
                 )
             there = gradients.keys_of(entry, numbered[i])

@@ -40,13 +40,13 @@ def read_index(path: str) -> dict[str, Any]:
     and consistent."""
     if not os.path.exists(path):
         raise FileNotFoundError(
-            f"load: there is no checkpoint at '{os.path.dirname(path)}' (no {INDEX})"
+            f"load: no checkpoint at '{os.path.dirname(path)}' ({INDEX} is missing)"
         )
     with open(path, "rb") as file:
         text = file.read()
     match = re.fullmatch(rb'(.*),\n "crc32": (\d{1,10})\n\}\n', text, re.DOTALL)
     if not match or zlib.crc32(match[1] + b"\n}") != int(match[2]):
-        raise MXNetError(f"the checkpoint's index '{path}' is damaged: its checksum does not fit")
+        raise MXNetError(f"the checkpoint's index '{path}' is damaged: its checksum does not match")
     try:
         index = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -54,7 +54,7 @@ def read_index(path: str) -> dict[str, Any]:
     if not isinstance(index, dict) or index.get("format") not in _FORMATS:
         given = index.get("format") if isinstance(index, dict) else index
         raise MXNetError(
-            f"'{path}' is an index of format {given!r:.100}, which this version does not read"
+            f"'{path}' is an index of format {given!r:.100}, which this version does not support"
         )
     fault = _fault(index)
     if fault is not None:
@@ -77,14 +77,14 @@ def _fault(index):
             return f"it has no '{key}'"
     seed = index["random"]
     if not (_list_of(lambda n: type(n) is int and -_LARGEST <= n < 2 * _LARGEST, seed)):
-        return "its random state is no list of integers"
+        return "its random state is not a list of integers"
     if len(seed) != 2:
         return "its random state is not a pair"
     shards = index["shards"]
     if not _list_of(_is_shard, shards):
-        return "its shards are no list of files, sizes and checksums"
+        return "its shards are not a list of files, sizes and checksums"
     if not isinstance(index["arrays"], dict):
-        return "its arrays are no dict"
+        return "its arrays are not a dict"
     for name, entry in index["arrays"].items():
         fault = _fault_of_array(entry, len(shards))
         if fault is not None:
@@ -105,10 +105,10 @@ def _is_shard(shard):
 
 def _fault_of_array(entry, shards):
     if not isinstance(entry, dict):
-        return "it is described by no dict"
+        return "its description is not a dict"
     shape, axis, pieces = entry.get("shape"), entry.get("axis"), entry.get("pieces")
     if not _list_of(_size, shape) or len(shape) > 32:
-        return "its shape is no list of sizes"
+        return "its shape is not a list of sizes"
     if not isinstance(entry.get("dtype"), str) or not _safetensors.is_dtype(entry["dtype"]):
         return f"its dtype is {entry.get('dtype')!r:.50}"
     if axis is not None and not (type(axis) is int and 0 <= axis < len(shape)):
@@ -127,14 +127,14 @@ def _fault_of_array(entry, shards):
             return "a piece does not name a shard, a key and a checksum"
         ranges = piece.get("ranges")
         if not _list_of(lambda span: _list_of(_size, span) and len(span) == 2, ranges):
-            return "the ranges of a piece are no pairs"
+            return "the ranges of a piece are not pairs"
         covered += ranges
     if axis is None:
         return "it has ranges but no axis" if covered else None
     at = 0
     for begin, end in sorted(covered):
         if begin != at or end < begin:
-            return f"its pieces do not cover axis {axis} from {at} to {begin} once"
+            return f"its pieces do not cover axis {axis} from {at} to {begin} exactly once"
         at = end
     return None if at == shape[axis] else f"its pieces end at {at} of {shape[axis]} on axis {axis}"
 
@@ -185,7 +185,7 @@ def compare(index, wanted, shapes, directory):
     if differences:
         more = f"; and {len(differences) - 4} more" if len(differences) > 4 else ""
         raise MXNetError(
-            f"the checkpoint '{directory}' is one of another network: "
+            f"the checkpoint '{directory}' belongs to another network: "
             f"{'; '.join(differences[:4])}{more}. Nothing was changed"
         )
 

@@ -68,7 +68,7 @@ class DistributedTrainer(Trainer):
         **options: Any,
     ) -> None:
         if "kvstore" in options:
-            raise TypeError("DistributedTrainer: its kvstore is 'dist_sync'; there is no other")
+            raise TypeError("DistributedTrainer: kvstore must be 'dist_sync'")
         super().__init__(params, optimizer, optimizer_params, kvstore="dist_sync", **options)
         self._scale /= _ranks.count()
 
@@ -99,20 +99,22 @@ def broadcast_parameters(params: Any, root_rank: int = 0) -> None:
     """
     if not 0 <= root_rank < _ranks.count():
         raise MXNetError(
-            f"broadcast_parameters: there is no rank {root_rank}; there are {_ranks.count()}"
+            f"broadcast_parameters: root_rank {root_rank} is out of range: there are "
+            f"{_ranks.count()} ranks"
         )
     if isinstance(params, Block):
         params = params.collect_params()
     if not isinstance(params, (Mapping, ParameterDict)):
         raise TypeError(
-            "broadcast_parameters: takes a Block, a ParameterDict, or a dict of Parameters or "
-            f"NDArrays, not {type(params).__name__}"
+            "broadcast_parameters: expected a Block, a ParameterDict, or a dict of Parameters "
+            f"or NDArrays, got {type(params).__name__}"
         )
     values = [params[name] for name in sorted(params.keys())]
     for value in values:
         if not isinstance(value, (Parameter, NDArray)):
             raise TypeError(
-                f"broadcast_parameters: takes Parameters and NDArrays, not {type(value).__name__}"
+                "broadcast_parameters: expected Parameters and NDArrays, got "
+                f"{type(value).__name__}"
             )
     arrays = [value for value in values if isinstance(value, NDArray)]
     for array in arrays:

@@ -80,15 +80,15 @@ class Mesh:
     def __init__(self, axes: dict[str, int], devices: Sequence[Context] | None = None) -> None:
         if not isinstance(axes, dict) or not axes:
             raise TypeError(
-                "Mesh: axes is a dict of names to sizes, as in {'data': 2, 'stage': 2}, not "
-                f"{axes!r}"
+                "Mesh: axes must be a dict of names to sizes, as in {'data': 2, 'stage': 2}, "
+                f"not {axes!r}"
             )
         for name, size in axes.items():
             if name not in AXES:
-                raise ValueError(f"Mesh: there is no axis {name!r}; there are {', '.join(AXES)}")
+                raise ValueError(f"Mesh: unknown axis {name!r}; expected one of {', '.join(AXES)}")
             if not isinstance(size, int) or isinstance(size, bool) or size < 1:
                 raise ValueError(
-                    f"Mesh: axis {name!r} must have a positive whole number of devices, not "
+                    f"Mesh: axis {name!r} must have a positive integer number of devices, not "
                     f"{size!r}"
                 )
         self.axes: dict[str, int] = dict(axes)
@@ -98,27 +98,27 @@ class Mesh:
             there = num_gpus()
             if there and there < count:
                 raise MXNetError(
-                    f"Mesh: {shape} needs {count} devices, but this machine has {there} GPUs; name "
-                    "the devices with devices="
+                    f"Mesh: {shape} needs {count} devices, but this machine has {there} GPUs; "
+                    "pass the devices with devices="
                 )
             devices = [(gpu if there else cpu)(i) for i in range(count)]
         devices = list(devices)
         if not all(isinstance(ctx, Context) for ctx in devices):
-            raise TypeError(f"Mesh: devices is a list of Contexts, not {devices!r}")
+            raise TypeError(f"Mesh: devices must be a list of Contexts, not {devices!r}")
         if len(devices) != count:
             raise MXNetError(
                 f"Mesh: {shape} needs {count} devices, but {len(devices)} were given: {devices}"
             )
         if len(set(devices)) != count:
             twice = next(ctx for i, ctx in enumerate(devices) if ctx in devices[:i])
-            raise ValueError(
-                f"Mesh: {twice} is named twice; each place of a mesh is a device of its own"
-            )
+            raise ValueError(f"Mesh: {twice} is given twice; the devices must be unique")
         absent = [
             ctx for ctx in devices if ctx.device_type == "gpu" and ctx.device_id >= num_gpus()
         ]
         if absent:
-            raise MXNetError(f"Mesh: {absent[0]} is not there: this machine has {num_gpus()} GPUs")
+            raise MXNetError(
+                f"Mesh: {absent[0]} does not exist: this machine has {num_gpus()} GPUs"
+            )
         self.devices = devices
         self._at = dict(zip(itertools.product(*map(range, axes.values())), devices))
 
@@ -136,7 +136,7 @@ class Mesh:
         (2, 1)
         """
         if axis not in AXES:
-            raise ValueError(f"Mesh: there is no axis {axis!r}; there are {', '.join(AXES)}")
+            raise ValueError(f"Mesh: unknown axis {axis!r}; expected one of {', '.join(AXES)}")
         return self.axes.get(axis, 1)
 
     def device(self, data: int = 0, stage: int = 0, model: int = 0) -> Context:
@@ -154,7 +154,7 @@ class Mesh:
             size = self.size(axis)
             if not -size <= at < size:
                 raise IndexError(
-                    f"Mesh: axis {axis!r} has {size} devices, so there is no number {at}"
+                    f"Mesh: index {at} is out of range: axis {axis!r} has {size} devices"
                 )
             place.append(at % size)
         return self._at[tuple(place[AXES.index(axis)] for axis in self.axes)]
@@ -278,8 +278,8 @@ class Mesh:
         for block in assigned:
             if group_of(block) is not None and not is_placement(group_of(block)):
                 raise MXNetError(
-                    f"Mesh.place: block '{block.name}' belongs to ctx_group {group_of(block)!r} "
-                    "already; place networks without groups"
+                    f"Mesh.place: block '{block.name}' already belongs to ctx_group "
+                    f"{group_of(block)!r}; only networks without groups can be placed"
                 )
         count, stage_of = self.size("model"), _stages(net, assigned)
         for block in stage_of:
@@ -342,9 +342,9 @@ class Mesh:
                 return {net: 0}
             if len(units) < count:
                 raise MXNetError(
-                    f"Mesh.place: '{net.name}' has {len(units)} parts in a row "
-                    f"({brief(unit.name for unit in units)}), too few for {count} stages; say with "
-                    "stages= which blocks belong to which"
+                    f"Mesh.place: '{net.name}' has {len(units)} consecutive parts "
+                    f"({brief(unit.name for unit in units)}), too few for {count} stages; "
+                    "assign blocks to stages with stages="
                 )
             return {unit: stage for stage, part in enumerate(_cut(units, count)) for unit in part}
         if isinstance(stages, dict):
@@ -362,24 +362,24 @@ class Mesh:
             if isinstance(block, str):
                 if block not in paths:
                     raise MXNetError(
-                        f"Mesh.place: '{net.name}' has no block at path {block!r}; it has "
-                        f"{brief(path for path in paths if path)}"
+                        f"Mesh.place: '{net.name}' has no block at path {block!r}; its paths "
+                        f"are {brief(path for path in paths if path)}"
                     )
                 block = paths[block]
             if block not in known:
                 raise MXNetError(
-                    f"Mesh.place: {getattr(block, 'name', block)!r} is no descendant of "
+                    f"Mesh.place: {getattr(block, 'name', block)!r} is not a descendant of "
                     f"'{net.name}'"
                 )
             if not isinstance(stage, int) or not 0 <= stage < count:
                 raise MXNetError(
-                    f"Mesh.place: block '{block.name}' is given to stage {stage}, but the mesh has "
-                    f"stages 0 to {count - 1}"
+                    f"Mesh.place: block '{block.name}' is assigned to stage {stage}, but the "
+                    f"mesh has stages 0 to {count - 1}"
                 )
             if assigned.setdefault(block, stage) != stage:
                 raise MXNetError(
-                    f"Mesh.place: block '{block.name}' is given to stages {assigned[block]} and "
-                    f"{stage}"
+                    f"Mesh.place: block '{block.name}' is assigned to both stages "
+                    f"{assigned[block]} and {stage}"
                 )
         empty = [stage for stage in range(count) if stage not in assigned.values()]
         if empty:
@@ -419,8 +419,8 @@ class Replicas:
         of `initialize`."""
         if ctx is not None:
             raise ValueError(
-                f"initialize: '{net.name}' is placed on {self.mesh}, where its parameters belong; "
-                "leave ctx out"
+                f"initialize: '{net.name}' is placed on {self.mesh}, which determines the "
+                "devices of its parameters; omit ctx"
             )
         return self.homes(net)
 

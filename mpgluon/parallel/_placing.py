@@ -41,8 +41,8 @@ def place(net: Block, where: dict[str, Context | str]) -> None:
     for path, block in blocks.items():
         if group_of(block) is not None and not is_placement(group_of(block)):
             raise MXNetError(
-                f"place: block {path!r} belongs to ctx_group {group_of(block)!r} already; place "
-                "networks without groups"
+                f"place: block {path!r} already belongs to ctx_group {group_of(block)!r}; only "
+                "networks without groups can be placed"
             )
     homes = devices_now(net)
     _arrange(net, blocks.values(), devices, homes, where, named)
@@ -152,15 +152,17 @@ class _Placed(Replicas):
 def _devices(where):
     """Returns the devices of the dict, without duplicates. Raises an error for invalid entries."""
     if not where:
-        raise ValueError("place: the dict is empty; {'output': mx.cpu(1)} names blocks and devices")
+        raise ValueError(
+            "place: the dict is empty; it must map blocks to devices, as in {'output': mx.cpu(1)}"
+        )
     for name, ctx in where.items():
         if not isinstance(name, str) or not isinstance(ctx, Context):
             raise TypeError(
-                "place: the dict has names of blocks and devices, as in {'output': mx.cpu(1)}, not "
-                f"{name!r}: {ctx!r}"
+                "place: the dict must map names of blocks to devices, as in {'output': "
+                f"mx.cpu(1)}}, not {name!r}: {ctx!r}"
             )
         if ctx.device_type == "gpu" and ctx.device_id >= num_gpus():
-            raise MXNetError(f"place: {ctx} is not there: this machine has {num_gpus()} GPUs")
+            raise MXNetError(f"place: {ctx} does not exist: this machine has {num_gpus()} GPUs")
     return list(dict.fromkeys(where.values()))
 
 
@@ -179,8 +181,8 @@ def _named(net, where, blocks):
                 patterns.append((i, re.compile(key)))
             except re.error as error:
                 raise ValueError(
-                    f"place: {key!r} is no block and no regular expression: {error}; any "
-                    "text is '.*'"
+                    f"place: {key!r} is neither a block nor a regular expression: {error}; '.*' "
+                    "matches any text"
                 ) from error
     devices, named, used = list(where.values()), {}, set()
     for path, block in blocks.items():
@@ -196,9 +198,9 @@ def _named(net, where, blocks):
     unused = [key for i, key in enumerate(where) if i not in used]
     if unused:
         raise ValueError(
-            f"place: {unused[0]!r} is the path or name of no block of '{net.name}', or only of "
-            "such that an earlier pattern matches; there are "
-            f"{brief(path for path in blocks if path) if len(blocks) > 1 else 'none in it'}"
+            f"place: {unused[0]!r} does not match the path or name of any block of '{net.name}' "
+            "that no earlier pattern matches; the paths are "
+            f"{brief(path for path in blocks if path) if len(blocks) > 1 else 'none'}"
         )
     return named
 

@@ -81,4 +81,4 @@ def fetch(arrays: Any) -> Any:
         return {key: fetch(value) for key, value in arrays.items()}
     if isinstance(arrays, (list, tuple)):
         return type(arrays)(fetch(value) for value in arrays)
-    raise TypeError(f"fetch takes NDArrays, not {type(arrays).__name__}")
+    raise TypeError(f"fetch: expected NDArrays, got {type(arrays).__name__}")

@@ -91,8 +91,8 @@ def check_against_single_device(
         same = np.array_equal(a, b, equal_nan=True) if rtol is None else difference <= allowed
         if not same:
             raise MXNetError(
-                f"check_against_single_device: {name} differs from what one device ({ctx}) gives "
-                f"by up to {difference:.3g}"
+                f"check_against_single_device: {name} differs from the result of one device "
+                f"({ctx}) by up to {difference:.3g}"
                 + ("" if rtol is None else f", where {allowed:.3g} is allowed")
             )
         differences[name] = difference if same and difference == difference else 0.0

@@ -120,9 +120,9 @@ def in_pipeline() -> _core.Scope:
 def _run(kind, arrays, ctx, axis=0, other_axis=0, root=None, algorithm="auto", transport=None):
     if not isinstance(axis, int) or not isinstance(other_axis, int):
         raise TypeError(
-            f"{kind}: an axis is a whole number, not {axis!r}"
+            f"{kind}: an axis must be an integer, not {axis!r}"
             if not isinstance(axis, int)
-            else f"{kind}: an axis is a whole number, not {other_axis!r}"
+            else f"{kind}: an axis must be an integer, not {other_axis!r}"
         )
     if root is not None and not isinstance(root, Context):
         raise MXNetError(f"{kind}: the result's device must be a Context, not {root!r}")

@@ -89,7 +89,7 @@ def named(name: str, who: str = "", more: str = "") -> Schedule:
     become part of the message."""
     if not isinstance(name, str) or name not in SCHEDULES:
         raise ValueError(
-            f"{who}there is no schedule {name!r}; there are {', '.join(SCHEDULES)}{more}"
+            f"{who}unknown schedule {name!r}; expected one of {', '.join(SCHEDULES)}{more}"
         )
     return SCHEDULES[name]
 
@@ -290,7 +290,7 @@ def make_table(
     F0 F1 B0 F2 B1 B2
     F0 B0 F1 B1 F2 B2
     """
-    made = named(schedule, more=", and tables of one's own")
+    made = named(schedule, more=", and your own tables")
     cost = _costs(stages, times)
     whole = phases == "FB" and not stages.carried
     if whole and made.build is not None and in_flight is None:
@@ -304,8 +304,8 @@ def make_table(
     if table is None:
         few = ""
         if in_flight is not None:
-            few = f", or hold at most {in_flight} micro-batches, which is too few"
-        raise ScheduleError(f"the stages of this pipeline need each other in a circle{few}")
+            few = f", or the limit of {in_flight} micro-batches in flight is too low"
+        raise ScheduleError(f"the stages of this pipeline have a cyclic dependency{few}")
     return table
 
 
@@ -525,8 +525,8 @@ def parse_table(
                 )
             if not all(isinstance(number, numbers.Integral) for number in (stage, micro_batch)):
                 raise ScheduleError(
-                    f"entry {entry!r} of device {number_of_row}'s row: stage and micro-batch must "
-                    "be whole numbers"
+                    f"entry {entry!r} of device {number_of_row}'s row: stage and micro-batch "
+                    "must be integers"
                 )
             actions.append(Action(kind, int(stage), int(micro_batch)))
         parsed.append(actions)
@@ -601,7 +601,7 @@ def verify(
                 raise ScheduleError(f"{action}: this pipeline has no such action{advice}")
             if stages.devices[s] != device:
                 raise ScheduleError(
-                    f"{action} is in the row of device {device}, but stage {s} lies on device "
+                    f"{action} is in the row of device {device}, but stage {s} is on device "
                     f"{stages.devices[s]}"
                 )
             if action in seen:
@@ -619,8 +619,9 @@ def verify(
             if order != sorted(order, reverse=downwards):
                 first = next(b for a, b in zip(order, order[1:]) if (a < b if downwards else a > b))
                 raise ScheduleError(
-                    f"{Action(kind, s, first)} is out of order: gradients are added up by "
-                    f"micro-batch, {'downwards' if downwards else 'upwards'}"
+                    f"{Action(kind, s, first)} is out of order: gradients are summed by "
+                    f"micro-batch, "
+                    f"{'in descending order' if downwards else 'in ascending order'}"
                 )
     order, at, done, held = [], [0] * len(table), set(), [0] * len(stages)
     needs = {action: stages.needs(action, micro_batches, kinds) for action in seen}
@@ -658,7 +659,7 @@ def verify(
             reason, seen = "", set()
             while action not in seen:
                 seen.add(action)
-                reason += f"the {lacking}, which the schedule puts behind the "
+                reason += f"the {lacking}, which the schedule puts after the "
                 _, action, lacking = stuck[stages.devices[lacking.stage]]
                 reason += f"{action}" if action in seen else f"{action}, which waits for "
             raise ScheduleError(f"deadlock: {min(stuck.values())[1]} waits for {reason}")

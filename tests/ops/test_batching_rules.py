@@ -292,7 +292,7 @@ def test_ops_across_the_batch_are_refused_before_execution(case):
             and "mixes data across the batch" in text
             and "Pipeline(check=False)" in text
         ), text
-        with pytest.raises(mx.MXNetError, match="nothing has run"):
+        with pytest.raises(mx.MXNetError, match="no step has run"):
             pipeline.report()
 
 

@@ -270,32 +270,33 @@ def test_indivisible_attention_raises():
 
     with pytest.raises(
         MXNetError,
-        match=r"the attention 'net_attention' \(Mixing\) is not the same divided by heads "
-        r"\(_num_heads: the numbers are others; _num_heads, _units:",
+        match=r"the attention 'net_attention' \(Mixing\) changes if it is divided by heads "
+        r"\(_num_heads: the values differ; _num_heads, _units:",
     ):
         split(Mixing)
     with pytest.raises(
         NotImplementedError,
-        match=r"shard: 'attention' \(Other\): the block has parameters of its own \(bias\)",
+        match=r"shard: 'attention' \(Other\): the block has its own parameters \(bias\)",
     ):
         split(lambda: Other(own=True))
     with pytest.raises(
-        ValueError, match="which attribute is the number of heads. There are _units"
+        ValueError, match="which attribute is the number of heads .integer attributes: _units"
     ):
         split(lambda: Other(without=["_num_heads"]))
     with pytest.raises(ValueError, match="'heads' has no option 'head'"):
         split(Apart, ("heads", {"head": 3}))
     with pytest.raises(
         ValueError,
-        match="'queries' is no Dense of the block; its Dense children are query, key, value, proj",
+        match="'queries' is not a Dense child of the block; its Dense children are query, key, "
+        "value, proj",
     ):
         split(Apart, ("heads", {"inputs": ("queries", "key", "value")}))
-    with pytest.raises(ValueError, match="12 units of 'query' can't be divided into 1 x 5 heads"):
+    with pytest.raises(ValueError, match="12 units of 'query' cannot be divided into 1 x 5 heads"):
         make = Apart()
         make._num_heads = 5
         split(lambda: make)
     with pytest.raises(
         ValueError,
-        match="which children make queries, keys and values. its Dense children are none",
+        match="which children compute queries, keys and values .its Dense children are none",
     ):
         split(lambda: nn.HybridSequential(), ("heads", {}))

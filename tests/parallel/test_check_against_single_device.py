@@ -53,7 +53,7 @@ def test_check_names_the_differing_output():
             return out * (1 + (out.context == mx.cpu(2))), total
 
     with pytest.raises(
-        mx.MXNetError, match=r"output 0 differs from what one device \(cpu\(0\)\) gives by up to"
+        mx.MXNetError, match=r"output 0 differs from the result of one device \(cpu\(0\)\) by up to"
     ):
         check_against_single_device(Depends(), nd.array(np.random.RandomState(0).randn(4, 5)))
 

@@ -105,7 +105,7 @@ def test_interrupt_ends_the_program_with_a_dashboard():
 
 def test_closed_output_ends_only_the_drawing():
     file = Terminal()
-    with pytest.warns(RuntimeWarning, match="could not be drawn: ValueError"):
+    with pytest.warns(RuntimeWarning, match="cannot be drawn: ValueError"):
         with mx.parallel.dashboard(refresh=0.01, file=file) as board:
             file.close()
             until(lambda: board._failure is not None)
@@ -130,7 +130,7 @@ def test_dashboard_rejects_invalid_arguments_and_reentry():
     board = mx.parallel.dashboard(file=io.StringIO())
     with board:
         pass
-    with pytest.raises(mx.MXNetError, match="entered once"), board:
+    with pytest.raises(mx.MXNetError, match="entered only once"), board:
         pass
 
 

@@ -190,20 +190,23 @@ def test_errors_name_the_group():
     net.initialize(group2ctx=TWO)
     for hybrid in (False, True):
         net.hybridize(hybrid)
-        with pytest.raises(mx.MXNetError, match="'dev3' is not in group2ctx, which has dev1, dev2"):
+        with pytest.raises(
+            mx.MXNetError, match="'dev3' is not in group2ctx, whose groups are: dev1, dev2"
+        ):
             net(mx.nd.ones((2, 3)))
         with pytest.raises(mx.MXNetError, match="different devices"):  # the group mode has ended
             mx.nd.ones(2, ctx=on(1)) + mx.nd.ones(2, ctx=on(2))
     with pytest.raises(
-        mx.MXNetError, match=r"Made\.b: the ctx_group 'dev2' is not in group2ctx, which has dev1"
+        mx.MXNetError,
+        match=r"Made\.b: ctx_group 'dev2' is not in group2ctx, whose groups are: dev1",
     ):
         Made().initialize(group2ctx={"dev1": on(1)})
     for wrong in ({"dev1": str(on(1))}, [("dev1", on(1))]):
-        with pytest.raises(TypeError, match="group2ctx is a dict"):
+        with pytest.raises(TypeError, match="group2ctx must be a dict"):
             Made().initialize(group2ctx=wrong)
-        with pytest.raises(TypeError, match="group2ctx is a dict"):
+        with pytest.raises(TypeError, match="group2ctx must be a dict"):
             Made().hybridize(group2ctx=wrong)
-    with pytest.raises(ValueError, match="ctx is one device"):
+    with pytest.raises(ValueError, match="ctx must be one device"):
         Made().initialize(ctx=[on(0), on(1)], group2ctx=TWO)
 
 

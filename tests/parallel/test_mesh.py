@@ -227,7 +227,7 @@ def test_accumulation_detects_stale_gradients_in_every_step():
     with pytest.raises(UserWarning, match="has not been updated by backward"):
         trainer.step(1)
     train(net, mesh, trainer, data)
-    with pytest.raises(ValueError, match="positive whole number"):
+    with pytest.raises(ValueError, match="positive integer"):
         gluon.Trainer(net.collect_params(), "sgd", accumulate=0)
 
 
@@ -329,7 +329,7 @@ def test_train_step_accepts_a_last_batch_of_few_rows():
         results.append(values(net))
     close_by_name(*results, 1e-5)
     with pytest.raises(
-        ValueError, match="a batch of 1 row along axis 0 can't be divided among 2 replicas"
+        ValueError, match="a batch of 1 row along axis 0 cannot be divided among 2 replicas"
     ):
         step(data[0][0][:1], data[0][1][:1])
 
@@ -648,35 +648,35 @@ def test_mesh_device_and_line_index_devices():
 def test_invalid_meshes_raise():
     with pytest.raises(MXNetError, match="data 2 x stage 2 needs 4 devices, but 3 were given"):
         Mesh({"data": 2, "stage": 2}, devices=DEVICES[:3])
-    with pytest.raises(ValueError, match="named twice"):
+    with pytest.raises(ValueError, match="given twice"):
         Mesh({"data": 2}, devices=[on(0), on(0)])
-    with pytest.raises(ValueError, match="no axis 'pipe'"):
+    with pytest.raises(ValueError, match="unknown axis 'pipe'"):
         Mesh({"pipe": 2})
-    with pytest.raises(ValueError, match="positive whole number"):
+    with pytest.raises(ValueError, match="positive integer"):
         Mesh({"data": 0})
     with pytest.raises(TypeError, match="dict of names"):
         Mesh(4)
-    with pytest.raises(MXNetError, match="is not there: this machine has"):
+    with pytest.raises(MXNetError, match="does not exist: this machine has"):
         Mesh({"data": 1}, devices=[mx.gpu(99)])
     net = mlp()
-    with pytest.raises(MXNetError, match="5 parts in a row .* too few for 6 stages"):
+    with pytest.raises(MXNetError, match="5 consecutive parts .* too few for 6 stages"):
         net.place(Mesh({"stage": 6}))
     with pytest.raises(MXNetError, match="no block at path 'nine'"):
         net.place(Mesh({"stage": 2}), [["nine"], [net[1]]])
-    with pytest.raises(MXNetError, match="is no descendant"):
+    with pytest.raises(MXNetError, match="is not a descendant"):
         net.place(Mesh({"stage": 2}), [[nn.Dense(1)], [net[1]]])
     with pytest.raises(MXNetError, match="stage 1 of 2 has no blocks"):
         net.place(Mesh({"stage": 2}), {"0": 0})
-    with pytest.raises(MXNetError, match="is given to stages 0 and 1"):
+    with pytest.raises(MXNetError, match="is assigned to both stages 0 and 1"):
         net.place(Mesh({"stage": 2}), [[net[1]], [net[1]]])
-    with pytest.raises(MXNetError, match="is given to stage 2, but the mesh has stages 0 to 1"):
+    with pytest.raises(MXNetError, match="is assigned to stage 2, but the mesh has stages 0 to 1"):
         net.place(Mesh({"stage": 2}), {"0": 2})
     with mx.AttrScope(ctx_group="mine"):
         grouped = nn.Dense(2, in_units=2)
-    with pytest.raises(MXNetError, match="belongs to ctx_group 'mine' already"):
+    with pytest.raises(MXNetError, match="already belongs to ctx_group 'mine'"):
         grouped.place(Mesh({"data": 2}))
     net.place(Mesh({"data": 2}))
-    with pytest.raises(ValueError, match="leave ctx out"):
+    with pytest.raises(ValueError, match="omit ctx"):
         net.initialize(ctx=on(0))
     net.initialize()
     with pytest.raises(MXNetError, match=r"its input is on [cg]pu\(7\)"):

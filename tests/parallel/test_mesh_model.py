@@ -280,14 +280,14 @@ def test_second_place_moves_all_parameters():
 def test_failed_place_keeps_the_network():
     net = mlp()
     with pytest.raises(
-        ValueError, match=r"Mesh.place: there is no split 'rows' \(for '0'\); there are column"
+        ValueError, match=r"Mesh.place: unknown split 'rows' \(for '0'\); expected one of column"
     ):
         net.place(par.Mesh({"model": 2}), split={"0": "rows"})
     with pytest.raises(
-        ValueError, match="Mesh.place: 'first' matches the whole path or name of no layer"
+        ValueError, match="Mesh.place: 'first' does not match the whole path or name of any layer"
     ):
         net.place(par.Mesh({"model": 2}), split={"first": "row"})
-    with pytest.raises(ValueError, match="Mesh.place: '5' .*can't be split over 8 devices"):
+    with pytest.raises(ValueError, match="Mesh.place: '5' .*cannot be split over 8 devices"):
         net.place(par.Mesh({"model": 8}), split={"5": "column"})
     assert type(net[0]) is nn.Dense and net._group2ctx is None
     with pytest.raises(

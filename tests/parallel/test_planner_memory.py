@@ -97,7 +97,7 @@ def test_every_limit_from_the_reported_need_on_is_planned(make, devices):
         own = Profile.from_json({**free.profile.to_json(), "weights": []})
         return plan(net, x, CPU[:devices], memory=bytes_of_all, profile=own, **OPTIONS)
 
-    with pytest.raises(mx.MXNetError, match="no placement has room .* needs") as error:
+    with pytest.raises(mx.MXNetError, match="no placement fits .* needs") as error:
         limited(1)
     least = need(error.value)
     with pytest.raises(
@@ -150,7 +150,7 @@ def test_error_names_every_device_that_lacks_memory():
     profile = synthetic(3, 5)
     with pytest.raises(
         mx.MXNetError,
-        match=r"by estimate, needs .* on cpu\(\d\), .* for micro-batches under way; .* bytes on "
+        match=r"by estimate, needs .* on cpu\(\d\), .* for micro-batches in flight; .* bytes on "
         r"cpu\(\d\), ",
     ) as error:
         Search(profile, dict.fromkeys(CPU[:2], 1000), [2], SCHEDULES).run()

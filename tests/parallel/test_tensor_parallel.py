@@ -367,7 +367,7 @@ def test_trainer_of_layers_split_later_raises(when, way, options, ignore):
         value = net(nd.ones((2, 3), ctx=CTX[0])).sum()
     value.backward()
     text = (
-        f"is not part of the network any more: {'shard' if way == 'shard' else 'Mesh.place'} has "
+        f"is no longer part of the network: {'shard' if way == 'shard' else 'Mesh.place'} has "
         "split its layer '1' over devices.*Trainer afterwards"
     )
     with pytest.raises(mx.MXNetError, match=text):
@@ -548,14 +548,14 @@ def shared():
         (
             lambda: par.ColumnParallelDense(3, DEVICES),
             ValueError,
-            r"'.*weight' of shape \(3, 0\) can't be split over 4 devices: there are only 3 along "
+            r"'.*weight' of shape \(3, 0\) cannot be split over 4 devices: it has only 3 along "
             r"axis 0",
         ),
         (lambda: par.ParallelSelfAttention(8, 2, DEVICES), ValueError, "only 2 groups of 4"),
         (
             lambda: par.ParallelSelfAttention(8, 3, CTX),
             ValueError,
-            "8 units can't be divided into 3 heads",
+            "8 units cannot be divided into 3 heads",
         ),
         (lambda: par.ColumnParallelDense(3, []), ValueError, "list of Contexts"),
         (
@@ -579,17 +579,17 @@ def shared():
         (
             lambda: par.SequenceParallelLayerNorm(CTX, axis=2)(nd.ones((2, 3, 4))),
             mx.MXNetError,
-            "can't be the last one",
+            "cannot be the last axis",
         ),
         (
             lambda: par.shard(chain(nn.Dense(3)), {"nothing": "row"}, CTX),
             ValueError,
-            r"'nothing' matches the whole path or name of no layer.*there are 0 \(dense",
+            r"'nothing' does not match the whole path or name of any layer.* are 0 \(dense",
         ),
         (
             lambda: par.shard(chain(nn.Dense(3, activation="relu")), {"*": "row"}, CTX),
             ValueError,
-            r"'\*' is no regular expression: nothing to repeat",
+            r"'\*' is not a regular expression: nothing to repeat",
         ),
         (
             lambda: par.shard(
@@ -601,12 +601,12 @@ def shared():
         (
             lambda: par.shard(chain(nn.Dense(3)), {"0": "diagonal"}, CTX),
             ValueError,
-            "no split 'diagonal'",
+            "unknown split 'diagonal'",
         ),
         (
             lambda: par.shard(chain(nn.Dense(3)), {"0": "vocab"}, CTX),
             mx.MXNetError,
-            "'0' is a Dense, which can't be split by 'vocab'; that is for Embedding",
+            "'0' is a Dense, which cannot be split by 'vocab'; that split supports Embedding",
         ),
         (
             lambda: par.shard(chain(nn.BatchNorm()), {"0": "sequence"}, CTX),
@@ -616,7 +616,7 @@ def shared():
         (
             lambda: par.shard(chain(nn.Dense(1)), {"0": "column"}, CTX),
             ValueError,
-            r"shard: '0' \(Dense\).*can't be split over 2 devices",
+            r"shard: '0' \(Dense\).*cannot be split over 2 devices",
         ),
         (
             lambda: par.shard(chain(rnn.LSTM(4, state_clip_max=1.0)), {"0": "gates"}, CTX),
@@ -632,7 +632,7 @@ def shared():
         (
             lambda: ready(par.ColumnParallelDense(4, CTX, in_units=4)).reset_ctx(on(0)),
             mx.MXNetError,
-            r"stays on [cg]pu\(1\)",
+            r"cannot leave [cg]pu\(1\)",
         ),
     ],
 )
@@ -643,7 +643,7 @@ def test_invalid_split_layers_raise(call, error, text):
 
 def test_failed_shard_keeps_the_network():
     net = chain(nn.Dense(4), nn.Dense(1))
-    with pytest.raises(ValueError, match="can't be split"):
+    with pytest.raises(ValueError, match="cannot be split"):
         par.shard(net, {"0": "column", "1": "column"}, CTX)
     assert all(type(layer) is nn.Dense for layer in net)
 

@@ -266,7 +266,7 @@ def test_1f1b_holds_few_micro_batches_at_once():
             lambda t: t[0].append(("W", 0, 0)),
             "weight gradients of stage 0, micro-batch 1 is missing",
         ),
-        (lambda t: t[1].append(t[0].pop()), "lies on device 0"),
+        (lambda t: t[1].append(t[0].pop()), "is on device 0"),
         (lambda t: t[0].reverse(), "out of order"),
         (
             lambda t: (t[1].remove(("B", 1, 0)), t[1].insert(0, ("B", 1, 0))),
@@ -275,8 +275,8 @@ def test_1f1b_holds_few_micro_batches_at_once():
         (lambda t: t.pop(), "1 devices, but the pipeline spans 2"),
         (lambda t: t[0].append(("X", 0, 0)), "'F', 'B' or 'W'"),
         (lambda t: t[0].append(3), "must be"),
-        (lambda t: t[0].append(("F", "a", 0)), "stage and micro-batch must be whole numbers"),
-        (lambda t: t[0].append(("F", 0, 0.5)), "stage and micro-batch must be whole numbers"),
+        (lambda t: t[0].append(("F", "a", 0)), "stage and micro-batch must be integers"),
+        (lambda t: t[0].append(("F", 0, 0.5)), "stage and micro-batch must be integers"),
         (lambda t: t[0].append(("F", -1, 0)), "stage -1"),
         (
             lambda t: t[1].insert(0, t[1].pop(2)),
@@ -449,7 +449,7 @@ def test_ordinary_loop_plans_memory_held_between_passes():
             autograd.record(),
             pytest.raises(
                 ScheduleError,
-                match=r"bytes on [cg]pu\(1\).*ordinary loop all micro-batches are under way at "
+                match=r"bytes on [cg]pu\(1\).*ordinary loop all micro-batches are in flight at "
                 r"once",
             ),
         ):
@@ -471,7 +471,7 @@ def test_report_has_times_bytes_and_a_plot(tmp_path):
     net = NETS["dense"][0]([0, 1])
     pipeline = Pipeline(4)
     train = TrainStep(net, loss_of, None, pipeline)
-    with pytest.raises(mx.base.MXNetError, match="nothing has run"):
+    with pytest.raises(mx.base.MXNetError, match="no step has run"):
         pipeline.report()
     for _ in range(2):
         train(data((10, 16)), [])
@@ -586,9 +586,9 @@ def test_stages_name_the_layers_of_a_divided_sequence():
 
 def test_invalid_pipelines_and_networks_raise():
     net = NETS["dense"][0]([0, 1])
-    with pytest.raises(ValueError, match="positive whole number"):
+    with pytest.raises(ValueError, match="positive integer"):
         Pipeline(0)
-    with pytest.raises(ValueError, match="no schedule"):
+    with pytest.raises(ValueError, match="unknown schedule"):
         Pipeline(2, "2f2b")
     with pytest.raises(ValueError, match="along must be"):
         Pipeline(2, along="space")
@@ -608,17 +608,17 @@ def test_invalid_pipelines_and_networks_raise():
 @pytest.mark.parametrize(
     "options, message",
     [
-        ({"micro_batches": True}, "positive whole number"),
+        ({"micro_batches": True}, "positive integer"),
         ({"schedule": None}, "schedule must be a name, or for each device a list"),
         ({"schedule": [5, 6]}, "schedule must be a name, or for each device a list"),
-        ({"axis": -1}, "axis must be a whole number from 0 on"),
-        ({"axis": "0"}, "axis must be a whole number from 0 on"),
-        ({"split": 0}, "split must be a list of numbers of inputs"),
-        ({"split": []}, "split must be a list of numbers of inputs"),
-        ({"split": [0, 0]}, "each once"),
-        ({"carry": {1: 1}}, "carry= is for pipelines along time"),
-        ({"along": "time", "carry": [1]}, "carry must be a dict of numbers"),
-        ({"along": "time", "carry": {"a": 1}}, "carry must be a dict of numbers"),
+        ({"axis": -1}, "axis must be a non-negative integer"),
+        ({"axis": "0"}, "axis must be a non-negative integer"),
+        ({"split": 0}, "split must be a list of unique input indices"),
+        ({"split": []}, "split must be a list of unique input indices"),
+        ({"split": [0, 0]}, "unique input indices"),
+        ({"carry": {1: 1}}, "carry= needs a pipeline along time"),
+        ({"along": "time", "carry": [1]}, "carry must be a dict of integers"),
+        ({"along": "time", "carry": {"a": 1}}, "carry must be a dict of integers"),
     ],
 )
 def test_invalid_pipeline_options_raise(options, message):
@@ -630,10 +630,10 @@ def test_invalid_pipeline_options_raise(options, message):
     "change, message",
     [
         ({"pipeline": "1f1b"}, "pipeline must be an mx.parallel.Pipeline, not str"),
-        ({"loss": "l2"}, "loss must be called as"),
+        ({"loss": "l2"}, "loss must be callable as"),
         ({"loss": lambda out: None}, "loss must return an array with the loss of each sample"),
         ({"loss": lambda out: out.mean()}, "mean mixes data across the batch"),
-        ({"net": gluon.loss.L2Loss()}, "the network comes first, then the loss, not L2Loss"),
+        ({"net": gluon.loss.L2Loss()}, "must be the network and the second the loss, not L2Loss"),
         ({"trainer": "sgd"}, "trainer must be a gluon.Trainer or None, not str"),
         ({"net": lambda x: x}, "must be a HybridBlock"),
     ],

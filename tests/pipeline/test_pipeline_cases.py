@@ -121,9 +121,9 @@ def test_split_selects_the_divided_inputs():
     expected = run_loop(body, (0, 0), None, (X, table))
     got = run_loop(body, (0, 1), Pipeline(3, split=[0]), (X, table))
     assert np.array_equal(expected[0][0], got[0][0])
-    with pytest.raises(ValueError, match=r"split=\[5\] does not fit the 2 inputs"):
+    with pytest.raises(ValueError, match=r"split=\[5\] does not match the 2 inputs"):
         run_loop(body, (0, 1), Pipeline(3, split=[5]), (X, table))
-    with pytest.raises(ValueError, match="input 1 has 6 rows along axis 0, input 0 has 7"):
+    with pytest.raises(ValueError, match="input 1 has 6 rows along axis 0, but input 0 has 7"):
         run_loop(body, (0, 1), Pipeline(3, split=[0, 1]), (X, data((6, 6))))
 
 
@@ -576,7 +576,7 @@ def test_labels_of_another_length_raise():
         x, [label, weight.as_in_context(DEVICES[1])]
     ).shape == (9, 6)
     # As long as a micro-batch, so each micro-batch would use the whole label
-    with pytest.raises(ValueError, match="label 0 has 3 rows along axis 0, the data 9"):
+    with pytest.raises(ValueError, match="label 0 has 3 rows along axis 0, but the data has 9"):
         TrainStep(net, loss, None, Pipeline(3))(x, [label[:3], weight])
     assert TrainStep(net, loss, None, Pipeline(3, split=[0], check=False))(
         x, [label[:3], weight]

@@ -105,7 +105,7 @@ class dashboard:
 
     def __enter__(self) -> Self:
         if self._ended is not None:
-            raise MXNetError("dashboard: a dashboard is entered once; make another one")
+            raise MXNetError("dashboard: a dashboard can be entered only once; create another one")
         self._begun = time.perf_counter()
         self._show = _notebook() or _stream(self._file or sys.stderr)
         self._ended, self._sampler = threading.Event(), Sampler()
@@ -134,8 +134,7 @@ class dashboard:
             self._draw("" if kind is None else f"ended by {kind.__name__}", last=True)
         if self._failure is not None:
             warnings.warn(
-                f"the dashboard could not be drawn: {type(self._failure).__name__}: "
-                f"{self._failure}",
+                f"the dashboard cannot be drawn: {type(self._failure).__name__}: {self._failure}",
                 RuntimeWarning,
                 stacklevel=2,
             )

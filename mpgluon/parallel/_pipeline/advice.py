@@ -10,10 +10,11 @@ def of_size(error, path, rows, works, pipeline, kinds):
     """Returns `error`, raised by tracing a micro-batch of `rows`, with a remedy. `works` is a
     number of rows that was traced without an error."""
     return type(error)(
-        f"{error}\n  this is a micro-batch of {counted(rows, 'row')} along axis {pipeline.axis}; "
-        f"{path} works with {works}. If a number in it stands for the size of the batch, which a "
-        "pipeline divides: write -1 in its place in a reshape (0 keeps a size of the "
-        f"input), or take it from an input's shape{divided_by_length(pipeline, kinds, works)}"
+        f"{error}\n  this is a micro-batch of {counted(rows, 'row')} along axis "
+        f"{pipeline.axis}; {path} works with {works}. If the block contains the batch size as a "
+        "number, replace it by -1 in a reshape (0 keeps a size of the input), or take it from "
+        "an input's shape, because a pipeline divides the "
+        f"batch{divided_by_length(pipeline, kinds, works)}"
     )
 
 
@@ -29,5 +30,5 @@ def divided_by_length(pipeline, kinds, total):
         f"\n  {word} {others} {are} divided because of {total} elements along axis "
         f"{pipeline.axis}, as input {divided[0]} has; if one of the inputs is not part of the "
         "batch (a mask, a table), list only the inputs to divide: "
-        f"Pipeline(split={divided[:1]}), with the numbers of the labels for a TrainStep"
+        f"Pipeline(split={divided[:1]}), with the indices of the labels for a TrainStep"
     )

@@ -34,15 +34,15 @@ def _check_memory(peaks, advice):
         left = max(stats["limit"] - stats["in_use"], 0)
         if needed > left:
             raise schedules.ScheduleError(
-                f"the schedule needs {needed:,} bytes on {ctx} for micro-batches under way, "
-                f"{needed - left:,} more than its limit of {stats['limit']:,} "
-                f"leaves beside the {stats['in_use']:,} in use. {advice}"
+                f"the schedule needs {needed:,} bytes on {ctx} for micro-batches in flight, "
+                f"{needed - left:,} more than its limit of {stats['limit']:,} leaves with "
+                f"{stats['in_use']:,} in use. {advice}"
             )
 
 
 ALL_AT_ONCE = (
-    "In the ordinary loop all micro-batches are under way at once: TrainStep with schedule='1f1b', "
-    "or recompute, takes less"
+    "In the ordinary loop all micro-batches are in flight at once; TrainStep with "
+    "schedule='1f1b', or recompute, needs less"
 )
 
 
@@ -154,7 +154,7 @@ class Driver:
         self._choose(run)
         prepared = self._prepare(run, "FB")
         leaner = "" if prepared.schedule == "1f1b" else ", schedule='1f1b'"
-        _check_memory(prepared.peaks, f"More micro-batches{leaner} or recompute take less")
+        _check_memory(prepared.peaks, f"More micro-batches{leaner} or recompute need less")
         self._queue(run, prepared, "FB")
 
     def __call__(self, run: _core.PipelineRun) -> None:

@@ -122,12 +122,12 @@ class Pipeline:
             or micro_batches < 1
         ):
             raise ValueError(
-                f"Pipeline: micro_batches must be a positive whole number, not {micro_batches!r}"
+                f"Pipeline: micro_batches must be a positive integer, not {micro_batches!r}"
             )
         if along not in ("batch", "time"):
             raise ValueError(f"Pipeline: along must be 'batch' or 'time', not {along!r}")
         if isinstance(schedule, str) and schedule != AUTO:
-            schedules.named(schedule, "Pipeline: ", f", {AUTO}, and tables of one's own")
+            schedules.named(schedule, "Pipeline: ", f", {AUTO}, and your own tables")
         if not isinstance(schedule, (str, list, tuple)) or not all(
             isinstance(row, (list, tuple)) for row in schedule if not isinstance(schedule, str)
         ):
@@ -137,7 +137,7 @@ class Pipeline:
             )
         if not _whole(axis):
             raise ValueError(
-                "Pipeline: axis must be a whole number from 0 on (inputs may have different "
+                "Pipeline: axis must be a non-negative integer (inputs may have different "
                 f"numbers of axes), not {axis!r}"
             )
         if split is not None and not (
@@ -147,15 +147,15 @@ class Pipeline:
             and len(set(split)) == len(split)
         ):
             raise ValueError(
-                f"Pipeline: split must be a list of numbers of inputs, each once, not {split!r}"
+                f"Pipeline: split must be a list of unique input indices, not {split!r}"
             )
         if carry is not None and along != "time":
-            raise ValueError("Pipeline: carry= is for pipelines along time")
+            raise ValueError("Pipeline: carry= needs a pipeline along time")
         if carry is not None and not (
             isinstance(carry, dict) and carry and all(map(_whole, [*carry, *carry.values()]))
         ):
             raise ValueError(
-                f"Pipeline: carry must be a dict of numbers, {{argument: result}}, not {carry!r}"
+                f"Pipeline: carry must be a dict of integers, {{argument: result}}, not {carry!r}"
             )
         if statistics not in ("micro_batch", "batch"):
             raise ValueError(
@@ -175,7 +175,7 @@ class Pipeline:
         self.expected: Expected | None = None  # predictions of a plan
 
     def __repr__(self) -> str:
-        schedule = repr(self.schedule) if isinstance(self.schedule, str) else "a table of its own"
+        schedule = repr(self.schedule) if isinstance(self.schedule, str) else "a custom table"
         if self.schedule == AUTO and self._last is not None:
             schedule += f", last {self._last[1].schedule}"
         axis = f", axis={self.axis}" if self.axis else ""
@@ -203,7 +203,7 @@ class Pipeline:
         """Returns a `Report` with the times of the last step. Waits for the end of the step. Raises
         MXNetError if nothing has run."""
         if self._last is None:
-            raise MXNetError("Pipeline: nothing has run in this pipeline yet")
+            raise MXNetError("Pipeline: no step has run in this pipeline yet")
         return Report(*self._last)
 
     def note_run(self, *run: Any) -> None:
@@ -375,8 +375,8 @@ class Entry:
             if len(inputs) != len(outputs):
                 raise MXNetError(
                     f"{self.signature.path}: argument {argument} has {len(inputs)} arrays of "
-                    f"state, but result {result}, which is to be carried on, "
-                    f"has {len(outputs)}"
+                    f"state, but result {result}, which is carried over to it, has "
+                    f"{len(outputs)}"
                 )
             for i, o in zip(inputs, outputs):
                 carried_from[i] = o
@@ -487,8 +487,8 @@ class Entry:
                 raise MXNetError(
                     f"{self.signature.path}: result {self.misshapen[0]} of a micro-batch of "
                     f"{counted(rows, 'row')} has shape {self.misshapen[1]}, without the axis "
-                    "along which the batch is divided: an operator mixes data across the batch. Do "
-                    "that after the pipeline, on its whole result"
+                    "along which the batch is divided: an operator mixes data across the batch. "
+                    "Apply it after the pipeline, to the whole result"
                 )
             self.calls[key] = call, self.statistics, self.output_kinds
         call, statistics, self.output_kinds = self.calls[key]
@@ -685,9 +685,9 @@ class PipelinedCall:
             name, path = signature.splits
             raise MXNetError(
                 f"{path or signature.path}: {name} runs on the host, between two compiled "
-                "programs, and the stages of a pipeline are programs as a whole. Use it before or "
-                "behind the pipelined block; or do without pipeline=, with a loop over "
-                "micro-batches and grad_req='add'"
+                "programs, but each stage of a pipeline must be one program; use it before or "
+                "after the pipelined block, or replace pipeline= by a loop over micro-batches "
+                "with grad_req='add'"
             )
         return signature
 
@@ -770,15 +770,16 @@ class PipelinedCall:
             bad = [i for i in split if not 0 <= i < len(flat) or flat[i].ndim <= axis]
             if bad or not split:
                 raise ValueError(
-                    f"Pipeline: split={split} does not fit the {len(flat)} inputs: there must be "
-                    f"such inputs, with axis {axis}"
+                    f"Pipeline: split={split} does not match the {len(flat)} inputs: these "
+                    f"inputs must exist and have axis {axis}"
                 )
             total = flat[split[0]].shape[axis]
             other = [i for i in split if flat[i].shape[axis] != total]
             if other:
                 raise ValueError(
-                    f"Pipeline: input {other[0]} has {counted(flat[other[0]].shape[axis], 'row')} "
-                    f"along axis {axis}, input {split[0]} has {total}"
+                    f"Pipeline: input {other[0]} has "
+                    f"{counted(flat[other[0]].shape[axis], 'row')} along axis {axis}, but input "
+                    f"{split[0]} has {total}"
                 )
         return [
             CARRIED if i in carried else SPLIT if i in split else SHARED for i in range(len(flat))

@@ -86,8 +86,8 @@ class _Losses(HybridBlock):
         losses = list(losses) if isinstance(losses, (list, tuple)) else [losses]
         if not losses or not all(isinstance(loss, nd.NDArray) for loss in losses):
             raise MXNetError(
-                "TrainStep: loss must return an array with the loss of each sample, or a list of "
-                f"such, not {type(losses[0]).__name__ if losses else 'nothing'}"
+                "TrainStep: loss must return an array with the loss of each sample, or a list "
+                f"of these arrays, not {type(losses[0]).__name__ if losses else 'nothing'}"
             )
         return (losses, states) if self._states else (losses,)
 
@@ -156,12 +156,13 @@ class TrainStep:
             )
         if isinstance(net, Loss):
             raise MXNetError(
-                f"TrainStep: the network comes first, then the loss, not {type(net).__name__}"
+                "TrainStep: the first argument must be the network and the second the loss, not "
+                f"{type(net).__name__}"
             )
         if not callable(loss):
             raise MXNetError(
-                "TrainStep: loss must be called as loss(outputs, *labels), which "
-                f"{type(loss).__name__} can't be"
+                "TrainStep: loss must be callable as loss(outputs, *labels), but "
+                f"{type(loss).__name__} is not"
             )
         if trainer is not None and not callable(getattr(trainer, "step", None)):
             raise MXNetError(
@@ -264,8 +265,8 @@ class TrainStep:
         timewise = bool(self._pipeline.carry)
         if states is not None and not timewise:
             raise ValueError(
-                "TrainStep: the third argument is the states of a pipeline along time, which this "
-                "one is not; pass several inputs or labels as lists: step([x, ids], [y, z])"
+                "TrainStep: states, the third argument, needs a pipeline along time; pass "
+                "several inputs or labels as lists: step([x, ids], [y, z])"
             )
         self._check_labels(data, labels)
         if timewise and states is None:
@@ -340,8 +341,8 @@ class TrainStep:
             if label.ndim > axis and label.shape[axis] not in (1, first.shape[axis]):
                 raise ValueError(
                     f"TrainStep: label {i} has {counted(label.shape[axis], 'row')} along axis "
-                    f"{axis}, the data {first.shape[axis]}. Pipeline(split=[...]) says what is "
-                    "divided where it is to go whole to each micro-batch"
+                    f"{axis}, but the data has {first.shape[axis]}. To pass it whole to each "
+                    "micro-batch, list only the arrays to divide in Pipeline(split=[...])"
                 )
 
     def _run(self, call, args):
@@ -359,17 +360,17 @@ class TrainStep:
     def _run_replicas(self, mesh, call, data, labels):
         if self._pipeline.carry:
             raise MXNetError(
-                "TrainStep: a pipeline along time runs on one replica; use the ordinary loop, with "
-                "states of its own for each replica"
+                "TrainStep: a pipeline along time runs on one replica; use the ordinary loop, "
+                "with separate states for each replica"
             )
         axis, count, flat = self._pipeline.axis, mesh.size("data"), []
         structure = _nested.flatten((data, labels), flat, "TrainStep: data and labels")
         rows = flat[0].shape[axis] if flat[0].ndim > axis else count
         if rows < count:
             raise ValueError(
-                f"TrainStep: a batch of {counted(rows, 'row')} along axis {axis} can't be divided "
-                f"among {count} replicas, which need one each; take larger batches, or leave this "
-                "one out (DataLoader(last_batch='discard'))"
+                f"TrainStep: a batch of {counted(rows, 'row')} along axis {axis} cannot be "
+                f"divided among {count} replicas, which need at least one each; use larger "
+                "batches, or skip this one (DataLoader(last_batch='discard'))"
             )
         chosen = self._pipeline.split
         parts = []

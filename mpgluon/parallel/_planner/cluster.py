@@ -92,14 +92,18 @@ class Cluster:
             ("at_once", [at_once]),
         ):
             if not all(_is_whole(value) and value >= 1 for value in values):
-                raise ValueError(f"Cluster: {name} must be whole numbers from 1 on, not {values}")
+                raise ValueError(f"Cluster: {name} must be positive integers, not {values}")
         for name, link in (("inside", inside), ("between", between)):
             if len(link) != 2 or not link[0] >= 0 or not link[1] > 0:
                 raise ValueError(
-                    f"Cluster: {name} must be seconds of latency and bytes a second, not {link!r}"
+                    f"Cluster: {name} must be the latency in seconds and the rate in bytes per "
+                    f"second, not {link!r}"
                 )
         if not speed > 0 or (memory is not None and not memory >= 0):
-            raise ValueError(f"Cluster: a speed of {speed!r}, or {memory!r} bytes, is none")
+            raise ValueError(
+                "Cluster: speed must be positive and memory must not be negative, got "
+                f"{speed!r} and {memory!r}"
+            )
         self.per_host: int = per_host
         self.memory: int | None = memory
         self.speed: float = speed
@@ -124,8 +128,8 @@ class Cluster:
         per_host = hosts.count(hosts[0])
         if any(host != hosts[i - i % per_host] for i, host in enumerate(hosts)):
             raise MXNetError(
-                f"Cluster.of_ranks: the ranks are on hosts in the order {hosts}; a cluster has as "
-                "many on each, one host after the other"
+                f"Cluster.of_ranks: the ranks are on hosts in the order {hosts}; each host must "
+                "have the same number of consecutive ranks"
             )
         inside, between = [], []
         for (a, b), measured in links.measure().items():
@@ -398,11 +402,11 @@ def simulate(
     mesh = _checked_mesh(mesh)
     if isinstance(net, Profile):
         if sample is not None:
-            raise ValueError("simulate: a Profile has its batch; give no sample")
+            raise ValueError("simulate: a Profile already has its batch; sample must not be given")
         profile, counts = net, _counts(micro_batches, net.rows)
     else:
         if not isinstance(net, HybridBlock) or sample is None:
-            raise ValueError("simulate: takes a HybridBlock and a sample, or a Profile")
+            raise ValueError("simulate: expected a HybridBlock and a sample, or a Profile")
         arrays = list(sample) if isinstance(sample, (list, tuple)) else [sample]
         counts = _counts(micro_batches, arrays[0].shape[0])
         some = sorted({counts[i * (len(counts) - 1) // (MEASURED - 1)] for i in range(MEASURED)})
@@ -418,11 +422,11 @@ def _checked_mesh(mesh):
     for axis, size in mesh.items():
         if axis not in AXES or not _is_whole(size) or size < 1:
             raise ValueError(
-                f"simulate: mesh must be sizes from 1 on of the axes {', '.join(AXES)}, not "
+                f"simulate: mesh must give positive sizes for the axes {', '.join(AXES)}, not "
                 f"{axis!r}: {size!r}"
             )
     if mesh.pop("model", 1) > 1:
-        raise MXNetError("simulate: layers that are split ('model') are not simulated")
+        raise MXNetError("simulate: split layers ('model') are not supported")
     return mesh
 
 
@@ -432,8 +436,8 @@ def _counts(micro_batches, rows):
     counts = [micro_batches] if _is_whole(micro_batches) else sorted(set(micro_batches))
     if not counts or not all(_is_whole(m) and 1 <= m <= rows for m in counts):
         raise ValueError(
-            f"simulate: a batch of {counted(rows, 'row')} can't be divided into {micro_batches!r} "
-            "micro-batches"
+            f"simulate: a batch of {counted(rows, 'row')} cannot be divided into "
+            f"{micro_batches!r} micro-batches"
         )
     return counts
 
@@ -457,10 +461,10 @@ class _Simulator:
             stages = devices // data
         if stages is not None:
             if devices % stages or (data is not None and data * stages != devices):
-                raise ValueError(f"simulate: a mesh of {self.mesh} does not make {devices} devices")
+                raise ValueError(f"simulate: a mesh of {self.mesh} does not have {devices} devices")
             return [(devices // stages, stages)]
         if data is not None:
-            raise ValueError(f"simulate: a mesh of {self.mesh} does not make {devices} devices")
+            raise ValueError(f"simulate: a mesh of {self.mesh} does not have {devices} devices")
         most = min(devices, MOST_STAGES)
         return [(devices // s, s) for s in range(1, most + 1) if devices % s == 0 and self._has(s)]
 
@@ -474,14 +478,14 @@ class _Simulator:
         for data, stages in self._shapes(devices):
             if not self._has(stages):
                 raise MXNetError(
-                    f"simulate: the network has {counted(self.layers, 'layer')}, which are too few "
-                    f"for {stages} stages with the schedule {self.schedule!r}"
+                    f"simulate: the network has {counted(self.layers, 'layer')}, too few for "
+                    f"{stages} stages with the schedule {self.schedule!r}"
                 )
             found += [o for m in self.counts if (o := self._outcome(data, stages, m, alone))]
         if not found:
             raise MXNetError(
-                f"simulate: the schedule {self.schedule!r} takes none of {self.counts} "
-                "micro-batches"
+                f"simulate: the schedule {self.schedule!r} supports none of the numbers of "
+                f"micro-batches {self.counts}"
             )
         return min(found, key=lambda o: (not o.fits, -o.rows_per_second if o.fits else o.bytes))
 

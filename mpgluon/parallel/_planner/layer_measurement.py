@@ -51,7 +51,7 @@ def _trace(net, sample):
     indices of its arguments that are inputs of the network."""
     leaves, calls = _leaves(net), []
     if not leaves:
-        raise MXNetError(f"plan: {type(net).__name__} has no children to be placed")
+        raise MXNetError(f"plan: {type(net).__name__} has no children to place")
 
     def hook(path):
         return lambda block, args, out: calls.append(_Call(block, path, args, out))
@@ -109,8 +109,8 @@ def _layers(calls, total_bytes):
         if call.path in places:
             first = layers[places[call.path]]
             raise MXNetError(
-                f"plan: layer {first.name!r} is called more than once in a pass; put what repeats "
-                "into one block"
+                f"plan: layer {first.name!r} is called more than once in a pass; put the "
+                "repeated part into one block"
             )
         places[call.path] = len(layers)
         follows = None

@@ -121,7 +121,7 @@ class SavedAsJson:
             try:
                 data = json.load(f)
             except ValueError as error:
-                raise MXNetError(f"{path}: this is no JSON: {error}") from error
+                raise MXNetError(f"{path}: not a JSON file: {error}") from error
         try:
             return cls.from_json(data)
         except MemoryError:
@@ -304,12 +304,12 @@ class Profile(SavedAsJson, Tabular):
         """Returns the profile that `to_json` described. Raises MXNetError if `data` is invalid."""
         if not isinstance(data, dict) or data.get("format") != FORMAT:
             raise MXNetError(
-                "this is no profile: its format is "
+                "not a profile: its format is "
                 f"{data.get('format') if isinstance(data, dict) else data!r}, not {FORMAT!r}"
             )
         try:
             if any(not 0 <= s < i for i, y in enumerate(data["layers"]) for s, _ in y["sources"]):
-                raise ValueError("a layer gets what comes behind it")
+                raise ValueError("a layer gets the output of a later layer")
             return cls(
                 [
                     Layer(y["path"], y["kind"], y["sources"], y["follows"], y["params"])
@@ -388,8 +388,8 @@ def parse_context(name: str) -> Context:
     """Converts ``'cpu(1)'`` or ``'cpu(1, rank=2)'`` to a Context."""
     parts = parts_of(str(name))
     if parts is None:
-        raise MXNetError(f"{name!r} is no device, as 'cpu(0)' is")
+        raise MXNetError(f"{name!r} is not a device, such as 'cpu(0)'")
     try:
         return Context(*parts)
     except ValueError as error:
-        raise MXNetError(f"{name!r} is no device: {error}") from None
+        raise MXNetError(f"{name!r} is not a device: {error}") from None

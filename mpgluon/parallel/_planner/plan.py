@@ -130,7 +130,7 @@ def plan(
     rows = _check_arrays(sample, labels)
     for name, value, least in (("repeats", repeats, 1), ("trials", trials, 0)):
         if not isinstance(value, int) or value < least:
-            raise ValueError(f"plan: {name} must be a whole number from {least} on, not {value!r}")
+            raise ValueError(f"plan: {name} must be an integer, at least {least}, not {value!r}")
     counts = _numbers(micro_batches, rows, len(devices))
     limits = _limits(memory, devices)
     batch, training = (sample, labels, loss), (optimizer, optimizer_params, progress)
@@ -178,7 +178,7 @@ def _schedule_names(schedules):
         named(name, "plan: ")
     if not names:
         known = ", ".join(SCHEDULES)
-        raise ValueError(f"plan: schedules must name one at least; there are {known}")
+        raise ValueError(f"plan: schedules must have at least one of {known}")
     return names
 
 
@@ -186,7 +186,7 @@ def _check_initialized(net):
     for param in net.collect_params().values():
         if param.arrays is None and not param.deferred_init:
             raise MXNetError(
-                f"plan: parameter '{param.name}' is not initialized; call net.initialize() before"
+                f"plan: parameter '{param.name}' is not initialized; call net.initialize() first"
             )
 
 
@@ -201,8 +201,8 @@ def _fitting(profile, devices, rows):
         )
     if profile.rows != rows:
         raise MXNetError(
-            f"plan: the profile was made for batches of {counted(profile.rows, 'row')}, the sample "
-            f"has {rows}"
+            f"plan: the profile was made for batches of {counted(profile.rows, 'row')}, but the "
+            f"sample has {rows}"
         )
     return _restricted(profile, devices)
 
@@ -212,18 +212,18 @@ def _check_arrays(sample, labels):
     arrays = list(sample) if isinstance(sample, (list, tuple)) else [sample]
     if not arrays or not all(isinstance(a, NDArray) for a in arrays) or not arrays[0].ndim:
         raise ValueError(
-            "plan: sample must be an NDArray with the batch along axis 0, or a list of such, not "
-            f"{_described(sample)}"
+            "plan: sample must be an NDArray with the batch along axis 0, or a list of these, "
+            f"not {_described(sample)}"
         )
     rows = arrays[0].shape[0]
     for i, label in enumerate(labels if isinstance(labels, (list, tuple)) else [labels]):
         if not isinstance(label, NDArray):
             raise ValueError(
-                f"plan: labels must be an NDArray, or a list of such, not {_described(label)}"
+                f"plan: labels must be an NDArray or a list of NDArrays, not {_described(label)}"
             )
         if label.ndim and label.shape[0] not in (1, rows):
             raise ValueError(
-                f"plan: label {i} has {counted(label.shape[0], 'row')}, the sample {rows}"
+                f"plan: label {i} has {counted(label.shape[0], 'row')}, but the sample has {rows}"
             )
     return rows
 
@@ -242,7 +242,7 @@ def _numbers(micro_batches, rows, count):
     bad = [m for m in counts if not isinstance(m, int) or isinstance(m, bool) or not 1 <= m <= rows]
     if bad or not counts:
         raise ValueError(
-            f"plan: a batch of {counted(rows, 'row')} can't be divided into "
+            f"plan: a batch of {counted(rows, 'row')} cannot be divided into "
             f"{bad[0] if bad else 'no'} micro-batches"
         )
     return counts
@@ -257,14 +257,14 @@ def _limits(memory, devices):
         ):
             continue
         raise ValueError(
-            "plan: memory must be a number of bytes, or a dict of Context to that, not "
+            "plan: memory must be a number of bytes, or a dict of Context to bytes, not "
             f"{limit!r}{f' for {ctx}' if ctx is not None else ''}"
         )
     if isinstance(memory, dict):
         other = [ctx for ctx in memory if ctx not in devices]
         if other:
             raise ValueError(
-                f"plan: memory has a limit for {other[0]}, which is not among the devices"
+                f"plan: memory has a limit for {other[0]}, which is not one of the devices"
             )
         return {ctx: int(limit) for ctx, limit in memory.items() if limit is not None}
     return {ctx: int(memory) for ctx in devices}
@@ -398,14 +398,14 @@ class Plan(layer_profile.SavedAsJson, Tabular):
         """
         if device not in self.devices:
             raise ValueError(
-                f"Plan.move: {device} is not among the plan's devices, "
+                f"Plan.move: {device} is not one of the plan's devices, "
                 f"{', '.join(map(str, self.devices))}"
             )
         search = self._search()
         places = [self.profile.layers[i].path for i in search.free]
         if layer not in places:
             raise ValueError(
-                f"Plan.move: there is no layer {layer!r}; there are {', '.join(places)}"
+                f"Plan.move: unknown layer {layer!r}; expected one of {', '.join(places)}"
             )
         placement = list(self.candidate.placement)
         placement[places.index(layer)] = self.devices.index(device)
@@ -484,7 +484,7 @@ class Plan(layer_profile.SavedAsJson, Tabular):
                 there = "none" if block is None else f"a {type(block).__name__}"
                 raise MXNetError(
                     f"Plan.place: the plan is for another network: it has a {layer.kind} at "
-                    f"{layer.path!r}, and here is {there}"
+                    f"{layer.path!r}, but this network has {there}"
                 )
             missing = [
                 p.name
@@ -494,7 +494,7 @@ class Plan(layer_profile.SavedAsJson, Tabular):
             if missing:
                 raise MXNetError(
                     f"Plan.place: parameter '{missing[0]}' is not initialized; call "
-                    "net.initialize() before"
+                    "net.initialize() first"
                 )
         other = [
             path
@@ -503,8 +503,8 @@ class Plan(layer_profile.SavedAsJson, Tabular):
         ]
         if other:
             raise MXNetError(
-                f"Plan.place: block {other[0]!r} belongs to the group "
-                f"{group_of(found[other[0]])!r} already"
+                f"Plan.place: block {other[0]!r} already belongs to the group "
+                f"{group_of(found[other[0]])!r}"
             )
         moved = set()
         forget_placement(net)
@@ -523,7 +523,7 @@ class Plan(layer_profile.SavedAsJson, Tabular):
         `Report`."""
         if not isinstance(report, Report):
             raise TypeError(
-                "Plan.compare: report must be what pipeline.report() gives, not "
+                "Plan.compare: report must be the result of pipeline.report(), not "
                 f"{type(report).__name__}"
             )
         return Comparison(self, report)
@@ -551,7 +551,7 @@ class Plan(layer_profile.SavedAsJson, Tabular):
         """Returns the plan that `to_json` described. Raises MXNetError if `data` is invalid."""
         if not isinstance(data, dict) or data.get("format") != FORMAT:
             raise MXNetError(
-                "this is no plan: its format is "
+                "not a plan: its format is "
                 f"{data.get('format') if isinstance(data, dict) else data!r}, not {FORMAT!r}"
             )
         try:
@@ -734,14 +734,14 @@ class Comparison(Tabular):
             ctx: len(rows) for ctx, rows in measured.items()
         }:
             raise MXNetError(
-                "Plan.compare: the report is of another placement: its stages are on "
+                "Plan.compare: the report belongs to another placement: its stages are on "
                 f"{', '.join(str(contexts[d]) for d in graph.devices)}, the plan's on "
                 f"{', '.join(str(ctx) for ctx, _ in plan.stages)}"
             )
         if report.micro_batches != plan.micro_batches:
             raise MXNetError(
-                f"Plan.compare: the report is of {report.micro_batches} micro-batches, the plan "
-                f"has {plan.micro_batches}"
+                f"Plan.compare: the report has {report.micro_batches} micro-batches, but the "
+                f"plan has {plan.micro_batches}"
             )
         self.stages = [None] * len(plan.stages)
         for ctx, rows in planned.items():

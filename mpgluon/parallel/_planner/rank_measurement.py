@@ -59,9 +59,9 @@ def _check_own(net, sample):
     named = [ctx for ctx in [*named, *[a.context for a in arrays]] if ctx.rank is not None]
     if named:
         raise MXNetError(
-            f"plan: the network or the batch is on {named[0]}; over ranks each measures by itself: "
-            "initialize the network on a device that names no rank, such as cpu(0), and place it "
-            "by the plan"
+            f"plan: the network or the batch is on {named[0]}, but each rank measures by "
+            "itself; initialize the network on a device that names no rank, such as cpu(0), and "
+            "place it with the plan"
         )
 
 

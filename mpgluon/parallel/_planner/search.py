@@ -42,11 +42,13 @@ Candidate = collections.namedtuple(
         "order",
     ],
 )
-Candidate.__doc__ = """A placement (for each layer, the number of its device) and what
-is predicted: ``seconds`` of a step, the layers of each stage (none for one that only sends the
-batch), the number of its device, ``times`` of one micro-batch's passes ((kind, stage) -> seconds),
-the simulation, ``memory``, bytes of each device as (parameters and states, micro-batches), and
-``order``, the times that the schedule's table is made of; None: stages that are equally heavy."""
+Candidate.__doc__ = """A placement (the device index of each layer) with its predictions.
+
+``seconds`` is the time of a step, ``stages`` the layers of each stage (empty for a stage that only
+sends the batch), ``where`` the device index of each stage, ``times`` the seconds of one
+micro-batch's passes by (kind, stage), ``memory`` the bytes of each device as (parameters and
+states, micro-batches), and ``order`` the times from which the schedule's table is built, or None
+for stages with equal times."""
 
 
 class Search:
@@ -407,7 +409,7 @@ class Search:
     def find(self):
         """Returns the best candidate, or None if none of those considered fits."""
         if not self.micro_batches:
-            raise MXNetError("plan: there is no number of micro-batches to choose from")
+            raise MXNetError("plan: micro_batches has no candidates")
         if self._queue is None:
             self._fill_queue()
         first, best, looked = None, None, 0
@@ -436,16 +438,16 @@ class Search:
 
     def _none(self):
         rounds = {name: schedules.named(name).rounds for name in self.names}
-        least = "needs 2 micro-batches, 2 devices and"
+        least = "needs at least 2 micro-batches, 2 devices and"
         needs = [
-            f"the {name} schedule {least} {count} layers for each at least"
+            f"the {name} schedule {least} {count} layers for each device"
             for name, count in rounds.items()
             if count > 1
         ]
         raise MXNetError(
-            f"plan: there is no placement for {', '.join(self.names)} and "
-            f"{', '.join(map(str, self.micro_batches))} micro-batches of {len(self.free)} layers "
-            f"on {self.count} devices: {'; '.join(needs)}. Allow another schedule"
+            f"plan: no placement exists for {', '.join(self.names)} and "
+            f"{', '.join(map(str, self.micro_batches))} micro-batches of {len(self.free)} "
+            f"layers on {self.count} devices: {'; '.join(needs)}. Allow another schedule"
         )
 
     def _fill_queue(self):
@@ -639,16 +641,16 @@ class Search:
                 lacking.append(
                     (
                         limit - fixed - moving,
-                        f"{fixed + moving:,} bytes on {ctx}, {fixed + moving - limit:,} more than "
-                        f"its limit of {limit:,}: {fixed:,} for parameters, gradients and "
-                        f"optimizer states, {moving:,} for micro-batches under way",
+                        f"{fixed + moving:,} bytes on {ctx}, {fixed + moving - limit:,} more "
+                        f"than its limit of {limit:,}: {fixed:,} for parameters, gradients and "
+                        f"optimizer states, {moving:,} for micro-batches in flight",
                     )
                 )
         raise MXNetError(
-            "plan: no placement has room within the memory limits. The leanest "
+            "plan: no placement fits the memory limits. The smallest "
             f"({candidate.micro_batches} micro-batches, "
             f"{candidate.schedule})"
-            f"{'' if self.profile.is_measured(candidate) else ', by estimate,'} "
-            f"needs {'; '.join(text for _, text in sorted(lacking))}. Smaller batches, more "
-            "micro-batches, more devices or recompute take less"
+            f"{'' if self.profile.is_measured(candidate) else ', by estimate,'} needs "
+            f"{'; '.join(text for _, text in sorted(lacking))}. Use smaller batches, more "
+            "micro-batches, more devices or recompute"
         )

@@ -154,8 +154,8 @@ class SequenceParallelLayerNorm(SplitLayer):
         first = x if isinstance(x, nd.NDArray) else x[0]
         if self._axis % first.ndim == first.ndim - 1:
             raise MXNetError(
-                "SequenceParallelLayerNorm: the axis along which the sequence is divided can't be "
-                "the last one, which is normalised"
+                "SequenceParallelLayerNorm: axis, along which the sequence is divided, cannot "
+                "be the last axis, which is normalized"
             )
         if not self.gamma.shape[0]:
             self.gamma.shape = self.beta.shape = first.shape[-1:]
@@ -235,7 +235,7 @@ class ParallelSelfAttention(SplitLayer):
         super().__init__(ctx, **kwargs)
         if units % num_heads:
             raise ValueError(
-                f"ParallelSelfAttention: {units} units can't be divided into {num_heads} heads"
+                f"ParallelSelfAttention: {units} units cannot be divided into {num_heads} heads"
             )
         self._units, self._heads, self._causal, self._dropout, self._axis = (
             units,

@@ -102,7 +102,8 @@ class ParallelHeads(SplitLayer):
     def _complete(self, x):
         if not isinstance(x, nd.NDArray):
             raise MXNetError(
-                f"{self.name}: attention that is split by 'heads' takes arrays, not lists of parts"
+                f"{self.name}: the inputs of attention that is split by 'heads' must be arrays, "
+                "not lists of parts"
             )
 
     def hybrid_forward(self, F: Any, x: nd.NDArray, *args: Any) -> Any:
@@ -195,14 +196,14 @@ class _Run:
             arguments = dropout_arguments(child)
             if arguments["axes"]:
                 raise NotImplementedError(
-                    f"{self.layer.name}: dropout with axes= between heads can't be split"
+                    f"{self.layer.name}: dropout with axes= between heads cannot be split"
                 )
             rate = arguments["rate"]
             return self.dropout(args[0], rate, rank, so_far) if rate else args[0]
         if child.collect_params():
             raise NotImplementedError(
                 f"{self.layer.name}: '{child.name}' has parameters and is used between heads, "
-                "which can't be split"
+                "which cannot be split"
             )
         return child(*args)
 
@@ -268,8 +269,8 @@ def _form(layer, x):
     if x.ndim == 3 and x.shape[2] % heads == 0:
         return "units"
     raise NotImplementedError(
-        f"{layer.name}: dropout of shape {x.shape} (of one sample) between heads: it is not known "
-        "along which axis they lie"
+        f"{layer.name}: dropout of shape {x.shape} (of one sample) between heads cannot be "
+        "split, because the axis of the heads is not known"
     )
 
 
@@ -288,7 +289,7 @@ class _Ops:
             return self._ops.Dropout(data, p=p, mode=mode, axes=axes, **kwargs)
         if axes or mode != "training":
             raise NotImplementedError(
-                f"{run.layer.name}: dropout with axes= or mode= between heads can't be split"
+                f"{run.layer.name}: dropout with axes= or mode= between heads cannot be split"
             )
         return run.dropout(data, p, rank, so_far)
 
@@ -358,19 +359,19 @@ class _Check:
                 divided = np.concatenate(parts, -1)
                 if divided.shape != whole.shape:
                     raise MXNetError(
-                        f"the heads are of shape {divided.shape} together, not {whole.shape}"
+                        f"the heads have shape {divided.shape} in total, not {whole.shape}"
                     )
                 if not np.abs(divided - whole).max() <= 1e-2 * np.abs(whole).max():
-                    raise MXNetError("the numbers are others")
+                    raise MXNetError("the values differ")
             except (MXNetError, ValueError, TypeError) as error:
                 failures.append(f"{', '.join(choice)}: {str(error).splitlines()[0]}")
                 continue
             layer._choices = [choice]
             return
         raise MXNetError(
-            f"shard: the attention '{layer.name}' ({type(layer._block).__name__}) is not the same "
-            f"divided by heads ({'; '.join(failures)}). Give all attributes of the block that "
-            "count heads, or units of all heads, as in ('heads', {'attributes': ('heads', "
+            f"shard: the attention '{layer.name}' ({type(layer._block).__name__}) changes if it "
+            f"is divided by heads ({'; '.join(failures)}). List all attributes of the block "
+            "that count heads, or units of all heads, as in ('heads', {'attributes': ('heads', "
             "'units')})"
         )
 
@@ -441,13 +442,13 @@ def find(block: Block, options: dict[str, Any]) -> tuple[Any, ...]:
     blocks = options.pop("blocks", 3)
     if options:
         raise ValueError(
-            f"'heads' has no option {', '.join(map(repr, options))}; there are inputs, output, "
-            "attributes and blocks"
+            f"'heads' has no option {', '.join(map(repr, options))}; its options are inputs, "
+            "output, attributes and blocks"
         )
     if own_parameters(block):
         raise NotImplementedError(
-            f"the block has parameters of its own ({', '.join(own_parameters(block))}), which "
-            "can't be split by 'heads'"
+            f"the block has its own parameters ({', '.join(own_parameters(block))}), which "
+            "cannot be split by 'heads'"
         )
     dense = {name: child for name, child in children(block).items() if isinstance(child, nn.Dense)}
     inputs, output = _products(dense, inputs, output)
@@ -459,11 +460,13 @@ def find(block: Block, options: dict[str, Any]) -> tuple[Any, ...]:
         units = dense[name].weight.shape[0]
         if units % (blocks_of_input * heads):
             raise ValueError(
-                f"the {units} units of '{name}' can't be divided into {blocks_of_input} x {heads} "
-                "heads"
+                f"the {units} units of '{name}' cannot be divided into {blocks_of_input} x "
+                f"{heads} heads"
             )
         if dense_arguments(dense[name])["flatten"]:
-            raise ValueError(f"'{name}' has flatten=True: it makes no heads of a sequence")
+            raise ValueError(
+                f"'{name}' has flatten=True, so it cannot compute the heads of a sequence"
+            )
     return inputs, output, heads, choices, blocks_of_input
 
 
@@ -475,16 +478,19 @@ def _products(dense, inputs, output):
         inputs = next((names for names in _INPUTS if all(name in dense for name in names)), None)
         if inputs is None:
             raise ValueError(
-                f"which children make queries, keys and values? {there}; say it with inputs="
+                f"cannot infer which children compute queries, keys and values ({there}); pass "
+                "inputs="
             )
     inputs = (inputs,) if isinstance(inputs, str) else tuple(inputs)
     if output is None:
         output = next((name for name in _OUTPUT if name in dense and name not in inputs), None)
         if output is None:
-            raise ValueError(f"which child makes the output? {there}; say it with output=")
+            raise ValueError(
+                f"cannot infer which child computes the output ({there}); pass output="
+            )
     for name in (*inputs, output):
         if name not in dense:
-            raise ValueError(f"'{name}' is no Dense of the block; {there}")
+            raise ValueError(f"'{name}' is not a Dense child of the block; {there}")
     return inputs, output
 
 
@@ -499,14 +505,15 @@ def _counters(block, attributes, units, blocks):
         missing = [name for name in attributes if name not in numbers]
         if missing:
             raise ValueError(
-                f"the block has no number '{missing[0]}'; there are {', '.join(numbers) or 'none'}"
+                f"the block has no integer attribute '{missing[0]}'; it has "
+                f"{', '.join(numbers) or 'none'}"
             )
         return numbers[attributes[0]], [attributes]
     counting = next((name for name in _HEADS if name in numbers), None)
     if counting is None:
         raise ValueError(
-            "which attribute is the number of heads? There are "
-            f"{', '.join(numbers) or 'no numbers'}; say it with attributes="
+            "cannot infer which attribute is the number of heads (integer attributes: "
+            f"{', '.join(numbers) or 'no numbers'}); pass attributes="
         )
     more = tuple(
         name

@@ -75,8 +75,7 @@ class SplitLayer(HybridBlock):
     def forward(self, x: NDArray | list[NDArray], *args: Any) -> Any:
         if is_symbolic((x, *args)):
             raise NotSupportedError(
-                f"{type(self).__name__} computes on arrays on several devices; there is no symbol "
-                "of it"
+                f"{type(self).__name__} computes on arrays on several devices, so it has no symbol"
             )
         if not _device_groups.running():
             if len(self._lines) > 1:
@@ -229,8 +228,8 @@ class ColumnParallelDense(_ParallelDense):
         )
         if gather_output and blocks != 1:
             raise ValueError(
-                "ColumnParallelDense: the units of several blocks can't be put together in order; "
-                "set gather_output=False"
+                "ColumnParallelDense: the units of several blocks cannot be concatenated in "
+                "order; set gather_output=False"
             )
         split = {"axis": 0, "ctx": self._ctx, "blocks": blocks, "unit": unit, "dtype": dtype}
         with self.name_scope():
@@ -330,8 +329,8 @@ class RowParallelDense(_ParallelDense):
         super().__init__(ctx, **kwargs)
         if output_ctx is not None and scatter_output is not None:
             raise ValueError(
-                "RowParallelDense: output_ctx makes one array, scatter_output a list; give one of "
-                "them"
+                "RowParallelDense: output_ctx (one array) and scatter_output (a list) cannot "
+                "both be given"
             )
         self._flatten, self._parallel, self._output_ctx, self._scatter = (
             flatten,
@@ -521,8 +520,8 @@ class VocabParallelSoftmaxCELoss(Loss):
             )
         if any(part.shape[:-1] != label.shape for part in logits):
             raise MXNetError(
-                f"VocabParallelSoftmaxCELoss: logits of shapes {[part.shape for part in logits]} "
-                f"don't fit labels of shape {label.shape}"
+                "VocabParallelSoftmaxCELoss: logits of shapes "
+                f"{[part.shape for part in logits]} do not match labels of shape {label.shape}"
             )
         return super().forward(logits, label, *args)
 

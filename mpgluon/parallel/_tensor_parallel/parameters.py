@@ -65,8 +65,8 @@ class HomeParameter(Parameter):
         if context_list(ctx) != self.homes:
             where = self.home if len(self.homes) == 1 else self.homes
             raise MXNetError(
-                f"Parameter '{self.name}' belongs to a layer that is split over devices, and stays "
-                f"on {where}; to have the layer elsewhere, make it with other devices"
+                f"Parameter '{self.name}' belongs to a layer that is split over devices, and "
+                f"cannot leave {where}; create the layer with other devices"
             )
         super().reset_ctx(self.homes)
 
@@ -99,14 +99,14 @@ class Family:
             block, rest = divmod(total, self.blocks * self.unit)
             if rest:
                 raise ValueError(
-                    f"Parameter '{self.name}': {total} along axis {self.axis} is no multiple of "
-                    f"{self.blocks * self.unit}"
+                    f"Parameter '{self.name}': {total} along axis {self.axis} is not a multiple "
+                    f"of {self.blocks * self.unit}"
                 )
             if block < self.count:
                 what = f"{block} groups of {self.unit}" if self.unit > 1 else str(block)
                 raise ValueError(
-                    f"Parameter '{self.name}' of shape {self.shape} can't be split over "
-                    f"{self.count} devices: there are only {what} along axis {self.axis}"
+                    f"Parameter '{self.name}' of shape {self.shape} cannot be split over "
+                    f"{self.count} devices: it has only {what} along axis {self.axis}"
                 )
         for member in self.members:
             member.shape = self.part_shape(member.index)
@@ -265,7 +265,7 @@ def split_parameter(
         full = f"{block.params.prefix}shard{index}_{name}"
         if find_parameter(block.params, full) is not None:
             raise MXNetError(
-                f"Parameter '{full}' exists already; layers that are split over devices can't "
+                f"Parameter '{full}' already exists; layers that are split over devices cannot "
                 "share parameters (params=)"
             )
         param = ShardedParameter(full, family, index, home, **kwargs)

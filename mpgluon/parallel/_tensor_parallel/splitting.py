@@ -61,7 +61,7 @@ def _lstm(layer, ctx, options):
     arguments = lstm_arguments(layer)
     if arguments is None:
         raise NotImplementedError(
-            "LSTMs with a projection, clipped states or lengths of sequences can't be split"
+            "LSTMs with a projection, clipped states or sequence lengths cannot be split"
         )
     return ParallelLSTM(ctx=ctx, prefix=layer.prefix, **arguments, **options)
 
@@ -79,7 +79,7 @@ def _norm(layer, ctx, options):
 def _dropout(layer, ctx, options):
     arguments = dropout_arguments(layer)
     if arguments["axes"]:
-        raise NotImplementedError("Dropout with axes= can't be split along a sequence")
+        raise NotImplementedError("Dropout with axes= cannot be split along a sequence")
     return SequenceParallelDropout(arguments["rate"], ctx, prefix=layer.prefix, **options)
 
 
@@ -209,14 +209,14 @@ def matches(
         kind, options = how if isinstance(how, tuple) else (how, {})
         if kind not in _KINDS:
             raise ValueError(
-                f"{who}: there is no split {kind!r} (for '{pattern}'); there are "
+                f"{who}: unknown split {kind!r} (for '{pattern}'); expected one of "
                 f"{', '.join(_KINDS)}"
             )
         try:
             rules.append((re.compile(pattern), kind, options))
         except re.error as error:
             raise ValueError(
-                f"{who}: '{pattern}' is no regular expression: {error}; any text is '.*'"
+                f"{who}: '{pattern}' is not a regular expression: {error}; '.*' matches any text"
             ) from error
     places, used, work = list(walk(net)), set(), {}
     for parent, _, path, layer in places:
@@ -237,8 +237,8 @@ def matches(
                 and not isinstance(layer, nn.Activation)
             )
             raise ValueError(
-                f"{who}: '{pattern.pattern}' matches the whole path or name of no layer, or only "
-                f"of such that an earlier pattern matches; there are {known or 'no layers'}"
+                f"{who}: '{pattern.pattern}' does not match the whole path or name of any layer "
+                f"that no earlier pattern matches; the layers are {known or 'no layers'}"
             )
     for layer, (path, kind, options) in list(work.items()):
         if kind == "heads":
@@ -328,8 +328,8 @@ def split_layers(
     for layer, (path, _, _) in work.items():
         if layer in shared:
             raise MXNetError(
-                f"{who}: '{path}' shares parameters with another layer; shared parameters can't be "
-                "split"
+                f"{who}: '{path}' shares parameters with another layer; shared parameters "
+                "cannot be split"
             )
     for layer, (path, kind, options) in work.items():
         make = next(
@@ -338,8 +338,8 @@ def split_layers(
         if make is None:
             known = ", ".join(klass.__name__ for klass, _ in _KINDS[kind])
             raise MXNetError(
-                f"{who}: '{path}' is a {type(layer).__name__}, which can't be split by '{kind}'; "
-                f"that is for {known}"
+                f"{who}: '{path}' is a {type(layer).__name__}, which cannot be split by "
+                f"'{kind}'; that split supports {known}"
             )
         try:
             made[layer] = (
