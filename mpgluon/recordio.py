@@ -131,8 +131,8 @@ class MXRecordIO:
     def __getstate__(self) -> dict[str, Any]:
         if self.is_open and self.writable:
             raise MXNetError(
-                f"{self.uri} is being written: a copy of its MXRecordIO would empty the file; "
-                "close it first"
+                f"{self.uri} is open for writing: a copy of its MXRecordIO would empty the "
+                "file; close it first"
             )
         return {**self.__dict__, "_file": None, "pid": None, "_locks": {}}
 
@@ -152,7 +152,8 @@ class MXRecordIO:
         if self.pid != os.getpid():
             if not allow_reset:
                 raise RuntimeError(
-                    f"{self.uri} was opened by another process; call reset(), or open it here"
+                    f"{self.uri} was opened by another process; call reset(), or open it in "
+                    "this process"
                 )
             self.reset()
 
@@ -186,10 +187,10 @@ class MXRecordIO:
             The record to write, less than 512 MiB.
         """
         if isinstance(buf, str):
-            raise TypeError("a record is bytes, got str; encode it")
+            raise TypeError("a record must be bytes, got str; encode it")
         data = bytes(buf)
         if len(data) >> _LENGTH_BITS:
-            raise MXNetError(f"a record has less than 512 MiB, got {len(data)} bytes")
+            raise MXNetError(f"a record must be smaller than 512 MiB, got {len(data)} bytes")
         view = memoryview(_encode(data))
         with self._lock():
             self._check(writable=True)
@@ -218,17 +219,17 @@ class MXRecordIO:
             if not head and not parts:
                 return None
             if len(head) < _PART.size:
-                raise self._damaged(begin, "is cut off")
+                raise self._damaged(begin, "is truncated")
             magic, word = _PART.unpack(head)
             kind, size = word >> _LENGTH_BITS, word & ((1 << _LENGTH_BITS) - 1)
             if magic != _MAGIC:
                 raise self._damaged(begin, "does not begin with the magic number")
             if kind not in ((_MIDDLE, _LAST) if parts else (_WHOLE, _FIRST)):
-                raise self._damaged(begin, f"has a part of kind {kind} at the wrong place")
+                raise self._damaged(begin, f"has a part of kind {kind} at the wrong position")
             padded = size + -size % 4
             part = self._file.read(padded)
             if len(part) < padded:
-                raise self._damaged(begin, f"says {size} bytes, and the file ends before")
+                raise self._damaged(begin, f"has {size} bytes, but the file ends before them")
             parts.append(part[:size])
             if kind in (_WHOLE, _LAST):
                 return _MAGIC.join(parts)
@@ -309,8 +310,8 @@ class MXIndexedRecordIO(MXRecordIO):
                 place = -1
             if place < 0:
                 raise MXNetError(
-                    f"{self.idx_path} is damaged: line {number} is not a key, a tab and the place "
-                    "of a record"
+                    f"{self.idx_path} is damaged: line {number} is not a key, a tab and the "
+                    "offset of a record"
                 )
             index[key] = place
             keys.append(key)
@@ -362,11 +363,11 @@ class MXIndexedRecordIO(MXRecordIO):
             try:
                 record = self.read()
             except MXNetError as error:
-                raise MXNetError(f"{error}; or {self.idx_path} is wrong about it") from None
+                raise MXNetError(f"{error}; or the offset in {self.idx_path} is wrong") from None
         if record is None:
             raise MXNetError(
-                f"{self.uri} ends before the place of record {idx!r}, byte {self.idx[idx]}: it is "
-                f"cut off, or {self.idx_path} is the index of another file"
+                f"{self.uri} ends before record {idx!r} at byte {self.idx[idx]}: it is "
+                f"truncated, or {self.idx_path} is the index of another file"
             )
         return record
 
@@ -444,7 +445,7 @@ class ScannedRecordIO(MXIndexedRecordIO):
             length = word & ((1 << _LENGTH_BITS) - 1)
             begin += _PART.size + length + -length % 4
         if begin > size:
-            raise self._damaged(places[-1] if places else 0, "is cut off")
+            raise self._damaged(places[-1] if places else 0, "is truncated")
         file.seek(0)
         return places
 
@@ -537,13 +538,14 @@ def unpack(s: bytes) -> tuple[IRHeader, bytes]:
     """
     if len(s) < _HEADER.size:
         raise MXNetValueError(
-            f"a packed record has a header of {_HEADER.size} bytes, got {len(s)} bytes"
+            f"a packed record must have a header of {_HEADER.size} bytes, got {len(s)} bytes"
         )
     header, s = IRHeader(*_HEADER.unpack_from(s)), s[_HEADER.size :]
     if header.flag > 0:
         if header.flag > len(s) // 4:
             raise MXNetValueError(
-                f"the header of a packed record says {header.flag} labels, {len(s)} bytes follow"
+                f"the header of a packed record gives {header.flag} labels, but {len(s)} bytes "
+                "follow"
             )
         header = header._replace(label=np.frombuffer(s, "<f4", header.flag))
         s = s[4 * header.flag :]

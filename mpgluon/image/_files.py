@@ -16,9 +16,7 @@ def pillow():
     try:
         from PIL import Image
     except ImportError as error:
-        raise ImportError(
-            "reading and writing of images needs Pillow: pip install pillow"
-        ) from error
+        raise ImportError("reading and writing images needs Pillow: pip install pillow") from error
     return Image
 
 
@@ -42,8 +40,8 @@ def _check_pixels(picture, limit):
     pixels = picture.width * picture.height
     if limit is not None and pixels > limit:
         raise MXNetError(
-            f"{picture.width} x {picture.height} pixels are more than the limit of {limit}; if the "
-            "file is trusted, raise PIL.Image.MAX_IMAGE_PIXELS"
+            f"{picture.width} x {picture.height} pixels exceed the limit of {limit}; if the "
+            "file is trusted, increase PIL.Image.MAX_IMAGE_PIXELS"
         )
 
 
@@ -76,16 +74,16 @@ def encode(values, suffix, quality):
     """Returns the bytes of an image file."""
     image = pillow()
     if values.dtype != np.uint8:
-        raise MXNetValueError(f"an image to be stored has the dtype uint8, not {values.dtype}")
+        raise MXNetValueError(f"an image to be stored must have dtype uint8, not {values.dtype}")
     if values.ndim == 3 and values.shape[2] == 1:
         values = values[:, :, 0]
     if values.ndim != 2 and not (values.ndim == 3 and values.shape[2] in (3, 4)):
         raise MXNetValueError(
-            "an image to be stored has the shape (height, width) or (height, width, 3), got "
+            "an image to be stored must have shape (height, width) or (height, width, 3), got "
             f"{values.shape}"
         )
     if 0 in values.shape:
-        raise MXNetValueError(f"an image of the shape {values.shape} has no pixels")
+        raise MXNetValueError(f"an image of shape {values.shape} has no pixels")
     options = {
         ".jpg": ("JPEG", {"quality": quality}),
         ".jpeg": ("JPEG", {"quality": quality}),

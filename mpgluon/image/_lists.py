@@ -20,7 +20,7 @@ def read_list(path, dtype="float32"):
             labels = ()
         if not len(labels) or "\0" in parts[-1]:
             raise MXNetError(
-                f"{path}: line {number} is not a number, labels and a path, between tabs"
+                f"{path}: line {number} must be a number, labels and a path, separated by tabs"
             )
         found.append((key, labels, parts[-1]))
     return found
@@ -29,7 +29,9 @@ def read_list(path, dtype="float32"):
 def entry_of(entry, dtype="float32"):
     """Splits a list entry, [label..., path] or [labels, path], into (array of labels, path)."""
     if len(entry) < 2:
-        raise MXNetValueError(f"an entry of a list of images is [label..., path], got {entry!r}")
+        raise MXNetValueError(
+            f"an entry of a list of images must be [label..., path], got {entry!r}"
+        )
     if len(entry) > 2:
         labels = entry[:-1]
     else:

@@ -34,14 +34,16 @@ def resize(image, width, height, interp):
     dtype = np.dtype(image.dtype)
     if dtype not in (np.uint8, np.float32, np.float64):
         raise MXNetValueError(
-            f"images of uint8, float32 and float64 can be resized, not of {dtype}"
+            f"an image to be resized must have dtype uint8, float32 or float64, not {dtype}"
         )
     if image.ndim != 3 or 0 in image.shape:
         raise MXNetValueError(
-            f"an image to be resized has the shape (height, width, channels), got {image.shape}"
+            f"an image to be resized must have shape (height, width, channels), got {image.shape}"
         )
     if width < 1 or height < 1:
-        raise MXNetValueError(f"an image is at least 1 pixel wide and high, not {width} x {height}")
+        raise MXNetValueError(
+            f"an image must be at least 1 pixel wide and high, not {width} x {height}"
+        )
     if interp not in range(5):
         raise MXNetValueError(f"interp must be 0 to 4, got {interp!r}")
     return nd.image.resize(image, size=(width, height), interp=interp)

@@ -590,8 +590,7 @@ def colors_of(name: str, values: Any, default: Sequence[float]) -> np.ndarray[An
     array = np.array(default if values is True else plain(values), np.float32)
     if array.shape[:1] not in ((1,), (3,)):
         raise MXNetAssertionError(
-            f"{name} is True, or an array whose first axis has the length 1 or 3, as 1 or 3 "
-            f"numbers, not {values!r}"
+            f"{name} must be True, or an array whose first axis has length 1 or 3, not {values!r}"
         )
     return array
 

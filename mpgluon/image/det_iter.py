@@ -124,8 +124,8 @@ class ImageDetIter(ImageIter):
             self.reset()
         if len({width for _, width in shapes}) != 1:
             raise MXNetError(
-                "ImageDetIter: objects of all images have equally many numbers, not "
-                f"{sorted({width for _, width in shapes})}"
+                "ImageDetIter: the objects of all images must have the same number of values, "
+                f"not {sorted({width for _, width in shapes})}"
                 if shapes
                 else "ImageDetIter has no images"
             )
@@ -139,20 +139,20 @@ class ImageDetIter(ImageIter):
         rest = raw.size - header
         if header < 2 or width < 5 or rest < width or rest % width:
             raise MXNetError(
-                f"{self._last_sample()}: the label of an image with boxes is (2, numbers of an "
-                f"object, 5 or more, then these of each object), not {raw.size} numbers "
-                f"{raw[:8].tolist()}"
+                f"{self._last_sample()}: the label of an image with boxes must be (2, values "
+                f"per object (at least 5), then the values of each object), not {raw.size} "
+                f"values {raw[:8].tolist()}"
             )
         objects = raw[header:].reshape(-1, width)
         valid = (objects[:, 3] > objects[:, 1]) & (objects[:, 4] > objects[:, 2])
         if not valid.any():
-            raise MXNetError(f"{self._last_sample()}: no object has an area")
+            raise MXNetError(f"{self._last_sample()}: all objects have an empty area")
         return objects[valid]
 
     def _check_valid_label(self, label):
         """Raises RuntimeError if an image has no object left after augmentation."""
         if label.ndim != 2 or label.shape[1] < 5:
-            raise MXNetError(f"a label is (objects, 5 or more), not {label.shape}")
+            raise MXNetError(f"a label must have shape (objects, at least 5), not {label.shape}")
         objects = (label[:, 0] >= 0) & (label[:, 3] > label[:, 1]) & (label[:, 4] > label[:, 2])
         if not objects.any():
             raise MXNetError("no object is left")
@@ -217,12 +217,12 @@ class ImageDetIter(ImageIter):
         """
         if len(label_shape) != 2:
             raise MXNetValueError(
-                f"label_shape is (objects, numbers of one), not {tuple(label_shape)}"
+                f"label_shape must be (objects, values per object), not {tuple(label_shape)}"
             )
         count, width = self.label_shape
         if label_shape[0] < count or label_shape[1] != width:
             raise MXNetValueError(
-                f"label_shape has {count} objects or more, of {width} numbers, not "
+                f"label_shape must have at least {count} objects of {width} values, not "
                 f"{tuple(label_shape)}"
             )
 
@@ -243,12 +243,12 @@ class ImageDetIter(ImageIter):
         """
         if not isinstance(it, ImageDetIter) or it.label_shape[1] != self.label_shape[1]:
             raise MXNetAssertionError(
-                "sync_label_shape takes an ImageDetIter whose objects have "
-                f"{self.label_shape[1]} numbers"
+                "sync_label_shape expected an ImageDetIter whose objects have "
+                f"{self.label_shape[1]} values"
             )
         shape = max(self.label_shape, it.label_shape)
         if verbose and self.label_shape != it.label_shape:
-            logging.info("ImageDetIter: label_shape is %s now", shape)
+            logging.info("ImageDetIter: label_shape is now %s", shape)
         self.reshape(label_shape=shape)
         it.reshape(label_shape=shape)
         return it

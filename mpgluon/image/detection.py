@@ -98,7 +98,7 @@ class DetBorrowAug(DetAugmenter):
     def __init__(self, augmenter: Augmenter) -> None:
         if not isinstance(augmenter, Augmenter):
             raise MXNetTypeError(
-                f"DetBorrowAug takes an image.Augmenter, not {type(augmenter).__name__}"
+                f"DetBorrowAug expected an image.Augmenter, got {type(augmenter).__name__}"
             )
         super().__init__(augmenter=augmenter.dumps())
         self.augmenter = augmenter
@@ -136,7 +136,7 @@ class DetRandomSelectAug(DetAugmenter):
         for augmenter in augmenters:
             if not isinstance(augmenter, DetAugmenter):
                 raise MXNetValueError(
-                    f"DetRandomSelectAug takes DetAugmenters, not {type(augmenter).__name__}"
+                    f"DetRandomSelectAug expected DetAugmenters, got {type(augmenter).__name__}"
                 )
         self.aug_list: list[DetAugmenter] = augmenters
         self.skip_prob: float = skip_prob if augmenters else 1
@@ -412,7 +412,7 @@ def CreateMultiRandCropAugmenter(
     count = max(map(len, lists))
     if any(len(values) not in (1, count) for values in lists):
         raise MXNetAssertionError(
-            f"CreateMultiRandCropAugmenter: lists have 1 or {count} elements, not "
+            f"CreateMultiRandCropAugmenter: lists must have 1 or {count} elements, not "
             f"{', '.join(str(len(values)) for values in lists)}"
         )
     each = zip(*(values if len(values) == count else values * count for values in lists))

@@ -51,7 +51,7 @@ def _placed(image, out):
     if out is None:
         return image
     if out.shape != image.shape:
-        raise MXNetValueError(f"out has the shape {out.shape}, the image {image.shape}")
+        raise MXNetValueError(f"out has shape {out.shape}, but the image has shape {image.shape}")
     out[:] = image
     return out
 
@@ -94,14 +94,14 @@ def imdecode(
         buf = buf.asnumpy()
     if isinstance(buf, np.ndarray):
         if buf.dtype != np.uint8:
-            raise MXNetValueError(f"the bytes of an image are of uint8, not {buf.dtype}")
+            raise MXNetValueError(f"the bytes of an image must be of uint8, not {buf.dtype}")
         buf = buf.tobytes()
     elif not isinstance(buf, (bytes, bytearray, memoryview)):
         raise ValueError(
-            f"imdecode takes bytes, bytearray or an array of uint8, got {type(buf).__name__}"
+            f"imdecode: expected bytes, bytearray or an array of uint8, got {type(buf).__name__}"
         )
     if flag not in (0, 1):
-        raise MXNetValueError(f"flag must be 0 (grey) or 1 (colours), got {flag!r}")
+        raise MXNetValueError(f"flag must be 0 (grayscale) or 1 (color), got {flag!r}")
     values = decode(buf, int(flag))
     return _result(values[:, :, ::-1] if flag and not to_rgb else values, out)
 
@@ -251,7 +251,7 @@ def copyMakeBorder(
     """
     top, bot, left, right = plain((top, bot, left, right))
     if min(top, bot, left, right) < 0:
-        raise MXNetValueError(f"a border is not narrower than 0, got {(top, bot, left, right)}")
+        raise MXNetValueError(f"borders must not be negative, got {(top, bot, left, right)}")
     if type & ~_ISOLATED not in _BORDERS:
         raise MXNetValueError(f"type must be 0 to 4, got {type!r}")
     image = src.asnumpy()
@@ -349,8 +349,8 @@ def fixed_crop(
     out = src[y0 : y0 + h, x0 : x0 + w]
     if not out.size:
         raise MXNetValueError(
-            f"a rectangle of {w} x {h} at ({x0}, {y0}) has no pixel of an image of {src.shape[1]} "
-            f"x {src.shape[0]}"
+            f"a rectangle of {w} x {h} at ({x0}, {y0}) lies outside of an image of "
+            f"{src.shape[1]} x {src.shape[0]}"
         )
     if (w, h) != (width, height):
         out = imresize(out, width, height, interp=chosen_interp(interp, (h, w, height, width)))
@@ -365,7 +365,7 @@ def _checked(size):
     except (TypeError, ValueError):
         fits = False
     if not fits:
-        raise MXNetValueError(f"a size is (width, height), both above 0, not {size!r}")
+        raise MXNetValueError(f"a size must be (width, height), both above 0, not {size!r}")
     return width, height
 
 
@@ -495,7 +495,7 @@ def random_size_crop(
 def area_of(area: Any, options: dict[str, Any], function: str) -> Any:
     """Returns `area`, or the deprecated option `min_area`."""
     if "min_area" in options:
-        warnings.warn("min_area is called area now", DeprecationWarning, stacklevel=3)
+        warnings.warn("min_area was renamed to area", DeprecationWarning, stacklevel=3)
         area = options.pop("min_area")
     if options:
         raise MXNetAssertionError(f"{function} has no parameter {', '.join(options)}")
@@ -578,19 +578,19 @@ def imrotate(
             [2., 1.]]], dtype=float32)
     """
     if zoom_in and zoom_out:
-        raise ValueError("zoom_in and zoom_out cannot be both True")
+        raise ValueError("zoom_in and zoom_out cannot both be True")
     if src.dtype != np.float32:
-        raise TypeError(f"imrotate takes images of float32, got {src.dtype}")
+        raise TypeError(f"imrotate: expected images of float32, got {src.dtype}")
     if src.ndim not in (3, 4):
-        raise ValueError(f"imrotate takes images of 3 or 4 dimensions, got {src.ndim}")
+        raise ValueError(f"imrotate: expected images of 3 or 4 dimensions, got {src.ndim}")
     scalar = isinstance(rotation_degrees, Number)
     if src.ndim == 3 and not scalar:
-        raise TypeError("the angle of a single image is a number")
+        raise TypeError("the angle of a single image must be a number")
     images = src.asnumpy()
     images = images[None] if src.ndim == 3 else images
     degrees = np.full(len(images), rotation_degrees) if scalar else rotation_degrees.asnumpy()
     if len(degrees) != len(images):
-        raise ValueError(f"there are {len(images)} images and {len(degrees)} angles")
+        raise ValueError(f"imrotate: got {len(images)} images but {len(degrees)} angles")
     angle = np.deg2rad(degrees.astype(np.float64))[:, None, None]
     height, width = images.shape[2:]
     middle_y, middle_x = (height - 1) / 2, (width - 1) / 2

@@ -119,11 +119,12 @@ class ImageIter(DataIter):
             )
         if np.dtype(dtype).name not in _LABEL_DTYPES:
             raise MXNetAssertionError(
-                f"the dtype of labels is one of {', '.join(_LABEL_DTYPES)}, not {dtype}"
+                f"the dtype of labels must be one of {', '.join(_LABEL_DTYPES)}, not {dtype}"
             )
         if last_batch_handle not in _LAST_BATCHES:
             raise MXNetValueError(
-                f"last_batch_handle is one of {', '.join(_LAST_BATCHES)}, not {last_batch_handle!r}"
+                f"last_batch_handle must be one of {', '.join(_LAST_BATCHES)}, not "
+                f"{last_batch_handle!r}"
             )
         self.check_data_shape(data_shape)
         data_shape = tuple(plain(data_shape))
@@ -162,7 +163,8 @@ class ImageIter(DataIter):
         if self.seq is not None and num_parts > 1:
             if not 0 <= part_index < num_parts:
                 raise MXNetAssertionError(
-                    f"part_index is 0 to {num_parts - 1} of {num_parts} parts, not {part_index}"
+                    f"part_index must be 0 to {num_parts - 1} for {num_parts} parts, not "
+                    f"{part_index}"
                 )
             size = len(self.seq) // num_parts
             self.seq = self.seq[part_index * size : (part_index + 1) * size]
@@ -233,7 +235,7 @@ class ImageIter(DataIter):
         return label, self.augmentation_transform(data)
 
     def _log_left_out(self, error):
-        logging.debug("%s is left out: %s", self._last_sample(), error)
+        logging.debug("%s is skipped: %s", self._last_sample(), error)
 
     def _put_label(self, batch_label, place, label):
         batch_label[place] = label
@@ -252,8 +254,8 @@ class ImageIter(DataIter):
             data = self.postprocess_data(data)
             if data.shape != batch_data.shape[1:]:
                 raise MXNetValueError(
-                    f"{self._last_sample()}: the augmenters gave an image of the shape "
-                    f"{data.shape}; data_shape is {self.data_shape}"
+                    f"{self._last_sample()}: the augmenters returned an image of shape "
+                    f"{data.shape}, but data_shape is {self.data_shape}"
                 )
             batch_data[place] = data
             self._put_label(batch_label, place, label)
@@ -292,10 +294,10 @@ class ImageIter(DataIter):
         """Raises ValueError if batches cannot have images of that shape."""
         if len(data_shape) != 3:
             raise MXNetValueError(
-                f"data_shape is (channels, height, width), not {tuple(data_shape)}"
+                f"data_shape must be (channels, height, width), not {tuple(data_shape)}"
             )
         if data_shape[0] != 3:
-            raise MXNetValueError(f"data_shape has 3 channels, not {data_shape[0]}")
+            raise MXNetValueError(f"data_shape must have 3 channels, not {data_shape[0]}")
 
     def check_valid_image(self, data: NDArray | Sequence[NDArray]) -> None:
         """Raises RuntimeError if `data`, or the first of a list, is invalid; it is then skipped."""

@@ -60,7 +60,7 @@ def decode(data: bytes, channels: int, where: str) -> Pixels:
     except MXNetError as error:
         raise MXNetError(f"{where}: {error}") from None
     if values.shape[2] != channels:
-        raise MXNetError(f"{where}: the image has {values.shape[2]} channels, not {channels}")
+        raise MXNetError(f"{where}: the image has {values.shape[2]} channels, expected {channels}")
     return values
 
 
@@ -103,8 +103,8 @@ def check(settings: ImageSettings) -> None:
         given = [name for name, usual in others.items() if getattr(settings, name) != usual]
         if given:
             raise MXNetError(
-                "ImageRecordIter: random_resized_crop=True draws place and size itself; leave out "
-                f"{', '.join(given)}, or random_resized_crop"
+                "ImageRecordIter: random_resized_crop=True chooses position and size itself; "
+                f"omit {', '.join(given)}, or random_resized_crop"
             )
     pairs = [("min_crop_size", settings.min_crop_size, "max_crop_size", settings.max_crop_size)]
     if _has_random_area(settings):
@@ -120,12 +120,12 @@ def check(settings: ImageSettings) -> None:
         ]
         if least <= 0:
             raise MXNetError(
-                f"ImageRecordIter: the least aspect ratio is above 0, not {least}; it is "
-                "min_aspect_ratio, or 1 - max_aspect_ratio without that"
+                "ImageRecordIter: the least aspect ratio (min_aspect_ratio, or else 1 - "
+                f"max_aspect_ratio) must be above 0, not {least}"
             )
     for low, less, high, more in pairs:
         if less > more:
-            raise MXNetError(f"ImageRecordIter: {low} {less} is above {high}, {more}")
+            raise MXNetError(f"ImageRecordIter: {low} {less} exceeds {high}, {more}")
 
 
 def _is_warped(settings):
@@ -214,8 +214,8 @@ def _cropped(values, settings, draw):
         size = draw.randint(settings.min_crop_size, settings.max_crop_size)
         if not 0 < size <= min(values.shape[:2]):
             raise MXNetError(
-                f"ImageRecordIter: a square of {size} pixels cannot be cut out of an image of "
-                f"{values.shape[1]} x {values.shape[0]}; min_crop_size and max_crop_size say so"
+                f"ImageRecordIter: a square of {size} pixels cannot be cropped from an image of "
+                f"{values.shape[1]} x {values.shape[0]}; change min_crop_size and max_crop_size"
             )
         part = _part(values, size, size, settings.rand_crop, draw)
         return resized(part, width, height, method, draw)

@@ -26,7 +26,7 @@ def _read(path, shape, dtype):
     """Returns the lines of a file, or of all files in a folder, each with the given shape."""
     files = files_of(path)
     if not files:
-        raise MXNetError(f"CSVIter: the folder {path} has no files that are not empty")
+        raise MXNetError(f"CSVIter: the folder {path} has only empty files or none")
     return np.concatenate([_read_file(file, shape, dtype) for file in files])
 
 
@@ -42,8 +42,8 @@ def _read_file(path, shape, dtype):
         raise MXNetError(f"CSVIter: {path} is empty")
     if values.shape[1] != size:
         raise MXNetError(
-            f"CSVIter: the lines of {path} have {values.shape[1]} numbers, the shape {shape} has "
-            f"{size}"
+            f"CSVIter: the lines of {path} have {values.shape[1]} numbers, but the shape "
+            f"{shape} has {size}"
         )
     return values.reshape((-1, *shape))
 
@@ -121,7 +121,7 @@ class CSVIter(MXDataIter):
         )
         if len(self._label) != count:
             raise MXNetError(
-                f"CSVIter: {data_csv} has {count} lines, {label_csv} has {len(self._label)}"
+                f"CSVIter: {data_csv} has {count} lines, but {label_csv} has {len(self._label)}"
             )
         if label_shape == (1,):
             self._label = self._label.reshape((-1,))

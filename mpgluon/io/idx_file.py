@@ -48,7 +48,7 @@ def read_idx(path: str | os.PathLike[str], dimensions: int) -> np.ndarray[Any, A
                 head = file.read(begin)
                 if head[:4] != bytes([0, 0, 8, dimensions]) or len(head) < begin:
                     raise MXNetError(
-                        f"{path} is no file of {dimensions} dimensions of bytes in the IDX format"
+                        f"{path} is not an IDX file of bytes with {dimensions} dimensions"
                     )
                 shape = struct.unpack_from(f">{dimensions}I", head, 4)
                 size = math.prod(shape)
@@ -61,6 +61,6 @@ def read_idx(path: str | os.PathLike[str], dimensions: int) -> np.ndarray[Any, A
     if size != len(data):
         found = len(data) if len(data) < size else "more"
         raise MXNetError(
-            f"{path} is damaged: it says {size} bytes of shape {shape}, and has {found}"
+            f"{path} is damaged: its header gives {size} bytes of shape {shape}, but it has {found}"
         )
     return np.frombuffer(data, np.uint8).reshape(shape)

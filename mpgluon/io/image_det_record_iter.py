@@ -204,7 +204,7 @@ class ImageDetRecordIter(RecordImages):
         wanted = ["aug_seq"] if aug_seq != "det_aug_default" else []
         wanted += ["dtype"] if dtype not in (None, "float32") else []
         if wanted:
-            raise NotSupportedError(f"ImageDetRecordIter does not know {', '.join(wanted)}")
+            raise NotSupportedError(f"ImageDetRecordIter: unknown parameters {', '.join(wanted)}")
         self._check_sizes(data_shape, batch_size)
         for name, mode, modes in (
             ("resize_mode", resize_mode, ("force", "fit", "shrink")),
@@ -212,7 +212,7 @@ class ImageDetRecordIter(RecordImages):
         ):
             if mode not in modes:
                 raise MXNetError(
-                    f"ImageDetRecordIter: {name} is one of {', '.join(modes)}, not {mode!r}"
+                    f"ImageDetRecordIter: {name} must be one of {', '.join(modes)}, not {mode!r}"
                 )
         self._data_shape = tuple(data_shape)
         self._label_width = label_width
@@ -291,12 +291,14 @@ class ImageDetRecordIter(RecordImages):
         before, width = (int(label[0]), int(label[1])) if known else (0, 0)
         if before < 2 or width < 5 or len(label) < before or (len(label) - before) % width:
             raise MXNetError(
-                f"{where}: the label of an image with boxes is (2, numbers of an object, 5 or "
-                f"more, then these of each object), not {len(label)} numbers {label[:8].tolist()}"
+                f"{where}: the label of an image with boxes must be (2, values per object (at "
+                f"least 5), then the values of each object), not {len(label)} values "
+                f"{label[:8].tolist()}"
             )
         if self._label_width > 0 and len(label) != self._label_width:
             raise MXNetError(
-                f"{where}: the label has {len(label)} numbers, label_width is {self._label_width}"
+                f"{where}: the label has {len(label)} values, but label_width is "
+                f"{self._label_width}"
             )
         return label
 
@@ -316,7 +318,7 @@ class ImageDetRecordIter(RecordImages):
         values, label = self._changed(header, data, where, number)
         if len(label) > self._width:
             raise MXNetError(
-                f"{where}: the label has {len(label)} numbers, label_pad_width is {self._width}"
+                f"{where}: the label has {len(label)} values, but label_pad_width is {self._width}"
             )
         rows, columns, channels = values.shape
         out = np.zeros(self._data_shape, np.float32)
@@ -352,6 +354,6 @@ def _for_each(name, values, count):
     values = tuple(np.atleast_1d(values).tolist())
     if len(values) not in (1, count):
         raise MXNetError(
-            f"ImageDetRecordIter: {name} has {len(values)} numbers, for num_crop_sampler={count}"
+            f"ImageDetRecordIter: {name} has {len(values)} numbers, but num_crop_sampler is {count}"
         )
     return values * (count // len(values))

@@ -60,8 +60,8 @@ class RecordImages(MXDataIter):
             raise MXNetError(f"{type(self).__name__} needs path_imgrec, a RecordIO file")
         if path_imgidx and os.path.isdir(path_imgrec):
             raise MXNetError(
-                f"{type(self).__name__}: path_imgidx is the index of one file, and {path_imgrec} "
-                "is a folder: leave out path_imgidx"
+                f"{type(self).__name__}: path_imgidx is the index of one file, but "
+                f"{path_imgrec} is a folder; omit path_imgidx"
             )
         try:
             files: list[Any] = (
@@ -74,8 +74,8 @@ class RecordImages(MXDataIter):
         keys = [(file, key) for file in files for key in file.keys]
         if not 0 <= part_index < num_parts:
             raise MXNetError(
-                f"{type(self).__name__}: part_index is 0 to {num_parts - 1} of {num_parts} parts, "
-                f"not {part_index}"
+                f"{type(self).__name__}: part_index must be 0 to {num_parts - 1} for "
+                f"{num_parts} parts, not {part_index}"
             )
         size = -(-len(keys) // num_parts)
         self._keys: list[Any] = keys[part_index * size : (part_index + 1) * size]
@@ -102,7 +102,7 @@ class RecordImages(MXDataIter):
         name = type(self).__name__
         if len(data_shape) != 3 or data_shape[0] not in (1, 3, 4) or min(data_shape) < 1:
             raise MXNetError(
-                f"{name}: data_shape is (1, 3 or 4 channels, height, width), not {data_shape}"
+                f"{name}: data_shape must be (1, 3 or 4 channels, height, width), not {data_shape}"
             )
         check_batch_size(name, batch_size)
 
@@ -112,7 +112,7 @@ class RecordImages(MXDataIter):
         labels = header.label
         if self._labels is not None:
             if header.id not in self._labels:
-                raise MXNetError(f"{where}: the list has no line of the number {header.id}")
+                raise MXNetError(f"{where}: the list has no line with the number {header.id}")
             labels = self._labels[header.id]
         return np.atleast_1d(np.asarray(labels, np.float32))
 
@@ -188,7 +188,7 @@ class RecordImages(MXDataIter):
         mean = arrays["mean_img"].asnumpy()
         if mean.shape != self._data_shape:
             raise MXNetError(
-                f"{name}: mean_img in {path} has the shape {mean.shape}, images have "
+                f"{name}: mean_img in {path} has shape {mean.shape}, but images have shape "
                 f"{self._data_shape}"
             )
         return mean.astype(np.float32)
@@ -400,10 +400,10 @@ class ImageRecordIter(RecordImages):
         warn_of_unused(type(self).__name__, others)
         name = type(self).__name__
         if aug_seq != "aug_default":
-            raise NotSupportedError(f"{name}: aug_seq is 'aug_default' alone, not {aug_seq!r}")
+            raise NotSupportedError(f"{name}: aug_seq must be 'aug_default', not {aug_seq!r}")
         self._check_sizes(data_shape, batch_size)
         if inter_method not in (0, 1, 2, 3, 4, 9, 10):
-            raise MXNetError(f"{name}: inter_method is 0 to 4, 9 or 10, not {inter_method}")
+            raise MXNetError(f"{name}: inter_method must be 0 to 4, 9 or 10, not {inter_method}")
         self._dtype = np.dtype(dtype or "float32").type
         self._data_shape = tuple(data_shape)
         self._label_width = label_width
@@ -416,7 +416,7 @@ class ImageRecordIter(RecordImages):
         ).reshape(column)
         std = np.array((std_r, std_g, std_b, std_a)[:channels], np.float32)
         if (std == 0).any():
-            raise MXNetError(f"{name}: std_r, std_g, std_b and std_a are not 0")
+            raise MXNetError(f"{name}: std_r, std_g, std_b and std_a must not be 0")
         self._factor: np.ndarray[Any, Any] = (scale / std).astype(np.float32).reshape(column)
         makes_mean = mean_img and not os.path.isfile(mean_img)
         if mean_img and not makes_mean:
@@ -428,8 +428,8 @@ class ImageRecordIter(RecordImages):
         unwanted = is_scaled or (has_mean and not takes_mean)
         if unwanted and np.issubdtype(self._dtype, np.integer):
             raise MXNetError(
-                f"{name}: images of {np.dtype(self._dtype)} are not "
-                f"{'scaled' if takes_mean else 'normalized'}; leave out "
+                f"{name}: images of {np.dtype(self._dtype)} cannot be "
+                f"{'scaled' if takes_mean else 'normalized'}; omit "
                 f"{'' if takes_mean else 'mean, '}std, scale, max_random_contrast and "
                 "max_random_illumination, or dtype"
             )
@@ -492,7 +492,7 @@ class ImageRecordIter(RecordImages):
         # Lines of a list may have additional labels.
         if count < wanted or (count > wanted and self._labels is None):
             raise MXNetError(
-                f"{where} has {count} labels, label_width is {wanted}: give label_width={count}"
+                f"{where} has {count} labels, but label_width is {wanted}; pass label_width={count}"
             )
         return label[0] if self._label_width == 1 else label[: self._label_width]
 
@@ -539,7 +539,7 @@ ImageRecordUInt8Iter: Callable[..., ImageRecordIter] = _of_dtype(
     "ImageRecordUInt8Iter", "uint8", "which are not normalized"
 )
 ImageRecordInt8Iter: Callable[..., ImageRecordIter] = _of_dtype(
-    "ImageRecordInt8Iter", "int8", "of which the mean is taken off"
+    "ImageRecordInt8Iter", "int8", "from which the mean is subtracted"
 )
 ImageRecordIter_v1 = ImageRecordIter
 ImageRecordUInt8Iter_v1 = ImageRecordUInt8Iter

@@ -185,7 +185,7 @@ class DataIter:
 def check_batch_size(name: str, batch_size: int) -> None:
     """Raises MXNetValueError if batches of the iterator `name` would have no samples."""
     if batch_size < 1:
-        raise MXNetValueError(f"{name}: batch_size is at least 1, not {batch_size}")
+        raise MXNetValueError(f"{name}: batch_size must be at least 1, not {batch_size}")
 
 
 def _array(name, value):
@@ -195,13 +195,11 @@ def _array(name, value):
         array = nd.array(value)
     except (TypeError, ValueError) as error:
         raise TypeError(
-            f"NDArrayIter: {name!r} is a {type(value).__name__}, which becomes no array: {error}"
+            f"NDArrayIter: {name!r} is a {type(value).__name__}, which cannot be converted to "
+            f"an array: {error}"
         ) from None
     if not array.ndim:
-        raise TypeError(
-            f"NDArrayIter: {name!r} is a {type(value).__name__} without an axis along which samples"
-            " lie"
-        )
+        raise TypeError(f"NDArrayIter: {name!r} is a {type(value).__name__} without a sample axis")
     return array
 
 
@@ -214,7 +212,7 @@ def _named(data, allow_empty, name):
     if isinstance(data, nd.NDArray) or hasattr(data, "tocsr") or hasattr(data, "__array__"):
         data = [data]
     if isinstance(data, (list, tuple, dict)) and not data and not allow_empty:
-        raise MXNetAssertionError("NDArrayIter: there is no data")
+        raise MXNetAssertionError("NDArrayIter: data must not be empty")
     if isinstance(data, (list, tuple)):
         data = (
             {name: data[0]}
@@ -299,14 +297,14 @@ class NDArrayIter(DataIter):
             for name, array in (*self.data, *self.label):
                 if array.stype == "csr":
                     raise NotImplementedError(
-                        f"NDArrayIter: {name} is stored as csr, which is only with "
+                        f"NDArrayIter: {name} is stored as csr, which needs "
                         "last_batch_handle='discard'"
                     )
         for name, array in (*self.data, *self.label):
             if array.shape[self._axis] < self.num_data:
                 raise ValueError(
-                    f"NDArrayIter: {name} has {array.shape[self._axis]} samples, {self.data[0][0]} "
-                    f"has {self.num_data}"
+                    f"NDArrayIter: {name} has {array.shape[self._axis]} samples, but "
+                    f"{self.data[0][0]} has {self.num_data}"
                 )
         self.shuffle = shuffle
         self.last_batch_handle = last_batch_handle
@@ -607,7 +605,7 @@ class PrefetchingIter(WholeBatchIter):
         super().__init__()
         self.iters: list[DataIter] = list(iters) if isinstance(iters, (list, tuple)) else [iters]
         if not self.iters:
-            raise MXNetAssertionError("PrefetchingIter: there are no iterators")
+            raise MXNetAssertionError("PrefetchingIter: iters must not be empty")
         self.n_iter: int = len(self.iters)
         self.rename_data = rename_data
         self.rename_label = rename_label

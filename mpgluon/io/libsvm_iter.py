@@ -48,8 +48,8 @@ def _read(path, width):
             values += [float(value) for _, value in here]
         except ValueError:
             raise MXNetError(
-                f"LibSVMIter: {file}, line {number}: a line is a label or label:weight, qid:number "
-                f"or nothing, and 'column:value' pairs, not {text[:60]!r}"
+                f"LibSVMIter: {file}, line {number}: expected a label or label:weight, an "
+                f"optional qid:number, and 'column:value' pairs, got {text[:60]!r}"
             ) from None
         pointers.append(len(values))
     if not labels:
@@ -68,7 +68,7 @@ def _read(path, width):
 def _width(shape, what):
     shape = shape_of(shape)
     if len(shape) != 1:
-        raise MXNetError(f"LibSVMIter: {what} has one dimension, not {shape}")
+        raise MXNetError(f"LibSVMIter: {what} must have one dimension, not {shape}")
     return shape[0]
 
 
@@ -141,24 +141,26 @@ class LibSVMIter(MXDataIter):
     ) -> None:
         warn_of_unused(type(self).__name__, others)
         if not 0 <= part_index < num_parts:
-            raise MXNetError(f"LibSVMIter: there is no part {part_index} of {num_parts}")
+            raise MXNetError(
+                f"LibSVMIter: part_index {part_index} is out of range for {num_parts} parts"
+            )
         self._label, self._data = _read(data_libsvm, _width(data_shape, "data_shape"))
         if label_libsvm not in (None, "NULL"):
             if np.prod(shape_of(label_shape)) == 1:
                 raise MXNetError(
-                    f"LibSVMIter: labels of {label_libsvm} are csr rows of more than one number: "
-                    "give their label_shape; single numbers belong into data_libsvm"
+                    f"LibSVMIter: labels of {label_libsvm} are csr rows of more than one "
+                    "number; pass their label_shape, or put single numbers into data_libsvm"
                 )
             _, self._label = _read(label_libsvm, _width(label_shape, "label_shape"))
         elif np.prod(shape_of(label_shape)) != 1:
             raise MXNetError(
-                f"LibSVMIter: label_shape is (1,), not {label_shape}, as the labels in data_libsvm "
-                "are; for others give label_libsvm, too"
+                "LibSVMIter: label_shape must be (1,) for the labels in data_libsvm, not "
+                f"{label_shape}; for other labels pass label_libsvm"
             )
         count = len(self._data)
         if len(self._label) != count:
             raise MXNetError(
-                f"LibSVMIter: {data_libsvm} has {count} lines, {label_libsvm} has "
+                f"LibSVMIter: {data_libsvm} has {count} lines, but {label_libsvm} has "
                 f"{len(self._label)}"
             )
         begin, end = part_of(count, num_parts, part_index)

@@ -99,14 +99,17 @@ class MNISTIter(MXDataIter):
         kind = np.dtype(dtype or "float32")
         if kind.kind != "f":
             raise MXNetError(
-                f"MNISTIter: values are 0 to 1, and dtype is a floating one, not {kind}"
+                "MNISTIter: dtype must be a floating-point type, because values are 0 to 1, not "
+                f"{kind}"
             )
         images, labels = read_idx(image, 3), read_idx(label, 1)
         if len(images) != len(labels):
-            raise MXNetError(f"{image} has {len(images)} images, {label} has {len(labels)} labels")
+            raise MXNetError(
+                f"{image} has {len(images)} images, but {label} has {len(labels)} labels"
+            )
         if not 0 <= part_index < num_parts:
             raise MXNetError(
-                f"MNISTIter: part_index is 0 to {num_parts - 1} of {num_parts} parts, not "
+                f"MNISTIter: part_index must be 0 to {num_parts - 1} for {num_parts} parts, not "
                 f"{part_index}"
             )
         order = np.arange(*part_of(len(images), num_parts, part_index))
@@ -115,7 +118,7 @@ class MNISTIter(MXDataIter):
         self._order: np.ndarray[Any, Any] = order
         size = len(order)
         if size < batch_size:
-            raise MXNetError(f"MNISTIter: {size} images are less than a batch of {batch_size}")
+            raise MXNetError(f"MNISTIter: {size} images are fewer than a batch of {batch_size}")
         self._set_up(batch_size, size, "discard")
         shape = (-1,) if flat else (1, *images.shape[1:])
         scaled = images[order].reshape((size, *shape)) * np.float32(1 / 256)

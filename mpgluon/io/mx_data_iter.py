@@ -46,8 +46,8 @@ class MXDataIter(WholeBatchIter):
         self, handle: Any, data_name: str = "data", label_name: str = "softmax_label", **_: Any
     ) -> None:
         raise NotSupportedError(
-            "there are no handles of iterators in C: make an iterator by its class, such as "
-            "mx.io.ImageRecordIter"
+            "MXDataIter: handles of C iterators are not supported; create an iterator by its "
+            "class, such as mx.io.ImageRecordIter"
         )
 
     def _set_up(self, batch_size, count, last_batch):
@@ -82,7 +82,7 @@ class MXDataIter(WholeBatchIter):
         if end > 2 * count and self._last_batch == "round":
             raise MXNetError(
                 f"{type(self).__name__}: batch_size={self.batch_size} is too large for {count} "
-                "samples: those of the next epoch do not fill up the last batch; give a smaller "
+                "samples: the next epoch's samples do not fill the last batch; use a smaller "
                 "batch_size, or round_batch=False"
             )
         rows = np.arange(begin, end) % count
@@ -110,7 +110,7 @@ def warn_of_unused(name: str, parameters: dict[str, Any]) -> None:
     parameters."""
     if parameters:
         plural = "s" if len(parameters) > 1 else ""
-        text = f"{name} has no parameter{plural} {', '.join(parameters)}: of no effect"
+        text = f"{name}: ignoring unknown parameter{plural} {', '.join(parameters)}"
         warnings.warn(text, stacklevel=3)
 
 

@@ -146,8 +146,8 @@ def test_create_augmenter_builds_list_and_validates():
     assert normalize(nd.ones((4, 4, 3))).sum().item() == 0
     for wrong, words in (
         (dict(rand_resize=True), "rand_crop=True"),
-        (dict(mean=[1, 2]), "1 or 3 numbers"),
-        (dict(std=2.0), "1 or 3 numbers"),
+        (dict(mean=[1, 2]), "length 1 or 3"),
+        (dict(std=2.0), "length 1 or 3"),
         (dict(std=np.ones((2, 1, 3))), "first axis"),
     ):
         with pytest.raises(AssertionError, match=words):

@@ -123,7 +123,7 @@ def test_image_iter_hooks_and_augmenters_apply(root):
         (0, [30, 40], [60, 80]),
     ]
     batches = image.ImageIter(1, SHAPE, aug_list=[], imglist=LIST, path_root=root)
-    with pytest.raises(ValueError, match="0.png: the augmenters gave .* .3, 6, 8.*.3, 4, 4"):
+    with pytest.raises(ValueError, match="0.png: the augmenters returned .* .3, 6, 8.*.3, 4, 4"):
         next(batches)
 
 
@@ -263,9 +263,9 @@ def test_sync_label_shape_takes_larger_shape(root):
         for counts in ((1, 2), (3, 1))
     )
     assert few.sync_label_shape(many) is many and few.label_shape == many.label_shape == (3, 5)
-    with pytest.raises(ValueError, match="3 objects or more"):
+    with pytest.raises(ValueError, match="at least 3 objects"):
         few.reshape(label_shape=(2, 5))
-    with pytest.raises(ValueError, match="of 5 numbers"):
+    with pytest.raises(ValueError, match="of 5 values"):
         few.check_label_shape((3, 6))
     with pytest.raises(AssertionError, match="ImageDetIter"):
         few.sync_label_shape(image.ImageIter(1, SHAPE, imglist=LIST, path_root=root))
@@ -284,11 +284,11 @@ def test_draw_next_draws_boxes_and_names(root):
 @pytest.mark.parametrize(
     "label, words",
     [
-        ([1.0], "not 1 numbers"),
-        ([2, 5, 0, 0.1, 0.1, 0.5], "not 6 numbers"),
-        ([2, 4, 0, 0.1, 0.1, 0.5], "5 or more"),
-        ([2, 5, 0, 0.5, 0.1, 0.1, 0.5], "no object has an area"),
-        ([1e9, 5, 0, 0.1, 0.1, 0.5, 0.5], "7 numbers"),
+        ([1.0], "not 1 values"),
+        ([2, 5, 0, 0.1, 0.1, 0.5], "not 6 values"),
+        ([2, 4, 0, 0.1, 0.1, 0.5], "at least 5"),
+        ([2, 5, 0, 0.5, 0.1, 0.1, 0.5], "all objects have an empty area"),
+        ([1e9, 5, 0, 0.1, 0.1, 0.5, 0.5], "7 values"),
     ],
 )
 def test_invalid_detection_labels_are_refused(root, label, words):

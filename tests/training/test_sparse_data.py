@@ -67,9 +67,9 @@ def test_libsvm_label_shape_needs_a_label_file(tmp_path):
     for shape in (1, (1,)):
         assert len(list(mx.io.LibSVMIter(str(path), 2, label_shape=shape))) == 1
     for shape in (3, (3,)):
-        with pytest.raises(mx.MXNetError, match="label_shape is .1,., not .*3.*label_libsvm"):
+        with pytest.raises(mx.MXNetError, match="label_shape must be .1,.* not .*3.*label_libsvm"):
             mx.io.LibSVMIter(str(path), 2, label_shape=shape)
-    with pytest.raises(mx.MXNetError, match="csr rows .* give their label_shape"):
+    with pytest.raises(mx.MXNetError, match="csr rows .* pass their label_shape"):
         mx.io.LibSVMIter(str(path), 2, label_libsvm=str(path), batch_size=1)
 
 
@@ -136,5 +136,5 @@ def test_store_updates_only_pushed_rows(weight_stype):
 
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_label_with_fewer_samples_than_data_raises(shuffle):
-    with pytest.raises(ValueError, match="label has 2 samples, data has 3"):
+    with pytest.raises(ValueError, match="label has 2 samples, but data has 3"):
         mx.io.NDArrayIter(np.ones((3, 2)), np.ones(2), shuffle=shuffle)
