@@ -119,7 +119,7 @@ def export_model(
     types = in_types if input_type is None else input_type
     types = list(types) if isinstance(types, (list, tuple)) else [types] * len(shapes)
     if len(types) != len(shapes):
-        raise ValueError(f"in_types has {len(types)} dtypes for {len(shapes)} in_shapes")
+        raise ValueError(f"in_types has {len(types)} dtypes, but there are {len(shapes)} in_shapes")
     types = [dtype_name(dtype) for dtype in types]
     symbol, arrays = _network(sym, params, list(zip(shapes, types)))
     graph = _Graph(onnx, symbol, arrays, shapes, types)
@@ -132,7 +132,7 @@ def export_model(
 
 def _listed(shapes, what):
     if shapes is None or (shapes and all(isinstance(size, int) for size in shapes)):
-        raise ValueError(f"{what} is a list of the inputs' shapes, such as [(1, 3, 224, 224)]")
+        raise ValueError(f"{what} must be a list of the inputs' shapes, such as [(1, 3, 224, 224)]")
     return list(shapes)
 
 
@@ -142,7 +142,7 @@ def _save(onnx, model, path, large):
     if large and os.path.exists(beside):
         os.remove(beside)  # new data would be appended to an existing file
     if not large and model.ByteSize() >= 1 << 31:
-        raise ONNXError("the model is larger than 2 GB: export it with large_model=True")
+        raise ONNXError("the model is larger than 2 GB; export it with large_model=True")
     external = {"save_as_external_data": True, "location": f"{name}.data"} if large else {}
     onnx.save_model(model, path, **external)
     onnx.checker.check_model(path)
@@ -155,19 +155,21 @@ def _network(sym, params, inputs):
 
     if isinstance(sym, HybridBlock):
         if params is not None:
-            raise ValueError("a block's parameters are its own; leave params out")
+            raise ValueError("params must not be given with a block, which has its own parameters")
         symbol, constants = symbol_and_constants(sym, inputs)
         weights = {name: param.reduced() for name, param in sym.collect_params().items()}
         return symbol, {**weights, **constants}
     if isinstance(sym, (str, os.PathLike)):
         sym = load_symbol(os.fspath(sym))
     if not isinstance(sym, Symbol):
-        raise TypeError(f"sym is a Symbol, a HybridBlock or a path, not {type(sym).__name__}")
+        raise TypeError(f"sym must be a Symbol, a HybridBlock or a path, not {type(sym).__name__}")
     if isinstance(params, (str, os.PathLike)):
         params = nd.load(os.fspath(params))
     parts = params if isinstance(params, (list, tuple)) else [params or {}]
     if not all(isinstance(part, dict) for part in parts):
-        raise TypeError("params is a dict of arrays by name, a list of two, or a path")
+        raise TypeError(
+            "params must be a dict of arrays by name, a list of two such dicts, or a path"
+        )
     return sym, {
         name.split(":", 1)[1] if name.startswith(("arg:", "aux:")) else name: array
         for part in parts
@@ -189,8 +191,8 @@ class _Graph:
             inputs = free  # includes labels, which nothing in the file reads
         if len(inputs) != len(shapes):
             raise ValueError(
-                f"{len(shapes)} in_shapes for the inputs {', '.join(inputs) or '(none)'}; what is "
-                "no input has to be in params"
+                f"got {len(shapes)} in_shapes for the inputs {', '.join(inputs) or '(none)'}; "
+                "all other variables must be in params"
             )
         given = dict(zip(inputs, shapes))
         check_known(given)
@@ -203,7 +205,8 @@ class _Graph:
         """Returns the model with dynamic sizes."""
         if told is not None and len(told) != len(self._inputs):
             raise ValueError(
-                f"dynamic_input_shapes has {len(told)} shapes for {len(self._inputs)} inputs"
+                f"dynamic_input_shapes has {len(told)} shapes, but there are "
+                f"{len(self._inputs)} inputs"
             )
         axes = dynamic_axes(self._entries, self._shapes, self._dtypes, self._inputs, told)
         try:
@@ -267,8 +270,8 @@ class _Graph:
         for (node, index), name in zip(self._entries, self._names):
             if index >= len(values[node]):
                 raise ONNXError(
-                    f"ONNX export: node '{node.name}' (op {node.call.name}): its output {name} has "
-                    "no conversion; export the symbol's other outputs, as in sym[0]"
+                    f"ONNX export: node '{node.name}' (op {node.call.name}): its output {name} "
+                    "cannot be converted; export the symbol's other outputs, as in sym[0]"
                 )
             source = values[node][index]
             known = renamed.get(source, str(source))

@@ -27,7 +27,7 @@ _MOST_SLOW = 1 << 16
 def _product_of(sizes):
     """Returns the number of elements of a shape as a Python integer, which does not overflow."""
     if any(not isinstance(size, Open) and size < 0 for size in sizes):
-        raise ONNXError(f"a shape of {sizes}")
+        raise ONNXError(f"a shape has negative sizes: {sizes}")
     return math.prod(1 if isinstance(size, Open) else int(size) for size in sizes)
 
 
@@ -115,7 +115,7 @@ def _constant(node):
     ):
         if node.attribute(key) is not None:
             return np.array(node.attribute(key), dtype=dtype)
-    raise ONNXError("a constant that is no tensor")
+    raise ONNXError("a constant that is not a tensor")
 
 
 def _constant_of_shape(node):

@@ -46,7 +46,7 @@ class Value(str):
         """Returns the size of an axis, which must be fixed."""
         size = self.shape[axis]
         if isinstance(size, Dynamic):
-            raise ONNXError(f"the size of axis {axis} of {self} has to be fixed here")
+            raise ONNXError(f"the size of axis {axis} of {self} must be fixed")
         return size
 
     @property
@@ -224,8 +224,8 @@ class Builder:
                 if all(a == b * c for a, b, c in zip(size, other, second)):
                     return self.Mul(self._axis_size(source, axis), self._axis_size(source2, axis2))
         raise ONNXError(
-            "a size here depends on dynamic sizes in a way that the graph can't say; make fewer "
-            "axes dynamic"
+            "a size depends on dynamic sizes in a way that ONNX cannot express; make fewer axes "
+            "dynamic"
         )
 
     def _axis_size(self, source, axis):
@@ -272,8 +272,8 @@ class Builder:
         row = EXPORTS.get(node.call.name)
         if row is None:
             raise ONNXError(
-                f"ONNX export: node '{node.name}': the op {node.call.name} has no conversion. "
-                "Compute that part outside the exported block, or from ops that "
+                f"ONNX export: node '{node.name}': the op {node.call.name} cannot be converted; "
+                "compute that part outside the exported block, or with ops that "
                 f"mx.onnx.get_operator_support() lists{made_at(node)}"
             )
         begin, call = len(self.nodes), Call(node, inputs, outputs)

@@ -74,7 +74,7 @@ def import_to_gluon(model_file: str, ctx: Devices | None = None) -> SymbolBlock:
     graph = _read(model_file)
     symbol = graph.symbols()
     if not graph.inputs:
-        raise ONNXError(f"{model_file} has no inputs, and a block has some; see import_model")
+        raise ONNXError(f"{model_file} has no inputs, but a block needs inputs; see import_model")
     arguments, auxiliary = graph.parameters()
     arrays = {**arguments, **auxiliary}
     inputs = [var(name, dtype=dtype) for name, _, dtype in graph.inputs]
@@ -118,7 +118,7 @@ def _loaded(onnx, path):
     """Loads and checks the model in a file."""
     path = os.fspath(path)
     if not os.path.isfile(path):
-        raise FileNotFoundError(f"there is no file {path}")
+        raise FileNotFoundError(f"file {path} does not exist")
     try:
         with open_regular(path):
             pass  # a pipe would block
@@ -130,7 +130,7 @@ def _loaded(onnx, path):
     except (MemoryError, KeyboardInterrupt):
         raise
     except Exception as error:  # of protobuf, the checker, or external files
-        raise ONNXError(f"{path} is no valid ONNX file: {error}") from None
+        raise ONNXError(f"{path} is not a valid ONNX file: {error}") from None
     return model
 
 
@@ -144,7 +144,7 @@ def _read(path):
             return _Graph(onnx, path, model, way, size)
         except ONNXError as failure:
             error = error or failure
-    raise error or ONNXError("no sizes to try")
+    raise error or ONNXError("no sizes can be tried")
 
 
 def _external(tensor, key):
@@ -173,7 +173,7 @@ def _size(onnx, path, model):
         wanted += int(_external(tensor, "length") or files[name])
     if wanted > _SHARED * sum(files.values()):
         raise ONNXError(
-            f"{path}: its tensors take {wanted} bytes of files that have {sum(files.values())}"
+            f"{path}: its tensors need {wanted} bytes, but the files have {sum(files.values())}"
         )
     return os.path.getsize(path) + sum(files.values())
 
@@ -198,8 +198,8 @@ class _Graph:
         self.opset = max(versions, default=0)
         if self.opset < OLDEST:
             raise ONNXError(
-                f"{path} is of opset {self.opset}; {OLDEST} and newer ones are read. Convert it "
-                "with onnx.version_converter"
+                f"{path} has opset {self.opset}, but only {OLDEST} and newer are supported; "
+                "convert it with onnx.version_converter"
             )
         self._proto = model.graph
         self.values: dict[str, Any] = {}
@@ -229,7 +229,7 @@ class _Graph:
             self.values[info.name] = symbol = var(info.name)
             self.shapes.tell(symbol, shape, dtype)
         if self._proto.sparse_initializer:
-            raise ONNXError(f"{self._path} has sparse tensors, which are not read")
+            raise ONNXError(f"{self._path} has sparse tensors, which are not supported")
 
     def charge(self, size: int) -> None:
         """Counts the bytes of a computed or copied array against the limit for this file.
@@ -238,7 +238,7 @@ class _Graph:
         """
         self._left -= size
         if self._left < 0:
-            raise ONNXError("its constants take more memory than the size of the file allows")
+            raise ONNXError("its constants need more memory than the size of the file allows")
 
     def tensor(self, tensor: Any) -> Any:
         """Returns a tensor inside a node as an array."""
@@ -286,7 +286,7 @@ class _Graph:
             sizes = [1] * ndim
             sizes[axis] = -1
             return sym.reshape(sym.zeros_like(value), shape=tuple(sizes))
-        raise ONNXError("it depends on a size that no array has, computed from one left open")
+        raise ONNXError("it depends on an impossible size that is computed from a dynamic size")
 
     def parameter(self, name: str, array: Any) -> Symbol:
         """Returns an array as a parameter with that name, which is created once."""
@@ -311,7 +311,7 @@ class _Graph:
         if convert is None and (node.domain not in DOMAINS or node.op_type not in FOLDS):
             raise ONNXError(
                 f"ONNX import: {self._path}: node '{node.name or node.output[0]}': the op "
-                f"{node.domain + '.' if node.domain else ''}{node.op_type} has no conversion"
+                f"{node.domain + '.' if node.domain else ''}{node.op_type} cannot be converted"
             )
         source = Source(self, node, self._onnx)
         try:

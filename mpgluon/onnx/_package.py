@@ -49,5 +49,5 @@ def dtype_of(number: int) -> str:
     """Returns the dtype here that holds the values of an ONNX dtype."""
     name = NAMES.get(number) or WIDER.get(number)
     if name is None:
-        raise ONNXError(f"there is no array of ONNX's dtype {number} here")
+        raise ONNXError(f"arrays of ONNX's dtype {number} are not supported")
     return name

@@ -79,7 +79,7 @@ def _others(entries, shapes, dtypes, axes):
             ]
         except MXNetError as failure:
             error = error or failure
-    raise error or ONNXError("no other sizes")
+    raise error or ONNXError("no other sizes can be tried")
 
 
 def _resized(shapes, axes, names, way, run):
@@ -87,7 +87,7 @@ def _resized(shapes, axes, names, way, run):
     for (name, axis), label in axes.items():
         other[name][axis] = way(other[name][axis], names.index(label), run)
         if other[name][axis] <= 0:
-            raise ONNXError(f"axis {axis} of {name} can't be smaller")
+            raise ONNXError(f"axis {axis} of {name} cannot be smaller")
     return other
 
 
@@ -134,8 +134,8 @@ def dynamic_axes(entries, shapes, dtypes, inputs, told) -> dict[tuple[str, int],
         else:
             return axes
     raise ONNXError(
-        f"the graph does not fit other sizes of the dynamic axes {told}: it has sizes of its own "
-        f"that go with those of in_shapes. Make fewer axes dynamic. {error}"
+        f"the graph does not support other sizes of the dynamic axes {told}: it contains fixed "
+        f"sizes that match in_shapes; make fewer axes dynamic. {error}"
     )
 
 
@@ -166,7 +166,7 @@ def check_known(shapes: dict[str, tuple[int, ...]]) -> None:
     """Raises ValueError if the shape of an input is not completely given."""
     for name, shape in shapes.items():
         if not known(shape) or not all(isinstance(size, int) for size in shape):
-            raise ValueError(f"the shape of {name} has to be of positive sizes, not {shape}")
+            raise ValueError(f"the shape of {name} must have positive sizes, not {shape}")
 
 
 def dtype_name(dtype: Any) -> str:

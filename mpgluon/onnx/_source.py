@@ -98,7 +98,7 @@ class Source:
         if isinstance(found, Symbol):
             raise ONNXError(
                 f"its input {self.inputs[place]} ({what or 'number ' + str(place)}) is computed "
-                "when the graph runs; here it has to be a constant"
+                "when the graph runs, but it must be a constant"
             )
         return found
 
@@ -112,7 +112,7 @@ class Source:
             return None
         found = _listed(found, attribute)
         if any(isinstance(item, Open) for item in found):
-            raise ONNXError(f"{attribute or 'a value'} depends on a size that the file leaves open")
+            raise ONNXError(f"{attribute or 'a value'} depends on a dynamic size")
         return [int(item) for item in found]
 
     def sizes(self, place: int, attribute: str | None = None) -> list[Any]:
@@ -150,8 +150,8 @@ class Source:
         shape = self.shape(place)
         if shape is None:
             raise ONNXError(
-                f"the number of axes of {self.inputs[place]} is not known; the file has to say "
-                "the shapes of its inputs"
+                f"the number of axes of {self.inputs[place]} is not known; the file must "
+                "contain the shapes of its inputs"
             )
         return len(shape)
 
@@ -162,7 +162,7 @@ class Source:
             raise ONNXError(f"{self.inputs[place]} has no axis {axis}")
         size = self.shape(place)[axis]
         if isinstance(size, Open):
-            raise ONNXError(f"the size of axis {axis} of {self.inputs[place]} has to be known")
+            raise ONNXError(f"the size of axis {axis} of {self.inputs[place]} must be known")
         return size
 
 
@@ -242,7 +242,7 @@ def told_shape(info: Any) -> tuple[Any, str]:
     """Returns (shape or None, dtype) of a graph input, with 0 for unknown sizes."""
     kind = info.type.tensor_type
     if not info.type.HasField("tensor_type"):
-        raise ONNXError(f"the input {info.name} is no tensor")
+        raise ONNXError(f"the input {info.name} is not a tensor")
     shape = None
     if kind.HasField("shape"):
         shape = tuple(

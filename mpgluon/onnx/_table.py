@@ -30,7 +30,7 @@ def exports(names: str, onnx: str, unread: tuple[int, ...] = ()) -> Callable[...
     def enter(function):
         for name in names.split():
             if name in EXPORTS:
-                raise AssertionError(f"{name} has two exporters")
+                raise AssertionError(f"{name} already has an exporter")
             EXPORTS[name] = Export(function, onnx, unread)
         return function
 
@@ -43,7 +43,7 @@ def imports(names: str) -> Callable[..., Any]:
     def enter(function):
         for name in names.split():
             if name in IMPORTS:
-                raise AssertionError(f"{name} has two importers")
+                raise AssertionError(f"{name} already has an importer")
             IMPORTS[name] = function
         return function
 

@@ -19,11 +19,11 @@ IN_PART = {
     "Dropout": "mode='always'",
     "GroupNorm": "output_mean_var",
     "LayerNorm": "output_mean_var",
-    "LeakyReLU": "no conversion",  # also covers the mask output of rrelu
+    "LeakyReLU": "cannot be converted",  # also covers the mask output of rrelu
     "Pooling": "pooling_convention='same'",
     "RNN": "lstm_state_clip_min",
-    "_random_normal": "more than 0",
-    "_random_normal_like": "more than 0",
+    "_random_normal": "above 0",
+    "_random_normal_like": "above 0",
     "_sample_multinomial": "get_prob",
     "_contrib_MultiBoxDetection": "contrib.box_nms",
     "_contrib_ROIAlign": "position_sensitive",

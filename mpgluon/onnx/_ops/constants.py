@@ -69,7 +69,7 @@ def _counted(g, call, size, count=None):
     """Returns start, start + step, ... with `count` elements."""
     repeat = call["repeat"]
     if repeat != 1:
-        call.refuse("repeat with a dynamic size can't be converted")
+        call.refuse("repeat with a dynamic size cannot be converted")
     count = g.Squeeze(g.sizes([size]), [0]) if count is None else count
     start, step = float(call["start"]), float(call["step"])
     steps = g.cast(g.Range(g.number(0, "int64"), count, g.number(1, "int64")), call.dtype, "int64")
@@ -92,7 +92,7 @@ def size_array(g, call, x):
 @exports("diag", "Gather, or GatherND")
 def diag(g, call, x):
     if x.ndim != 2:
-        call.refuse("diag of other than two axes can't be converted")
+        call.refuse("diag of an array with more or fewer than two axes cannot be converted")
     rows, columns = x.sizes
     k = call["k"]
     places = [(i, i + k) for i in range(rows) if 0 <= i + k < columns]
@@ -130,7 +130,7 @@ def range_back(node):
     """Imports a range up to an open size."""
     start, (limit,), step = node.number(0), node.sizes(1), node.number(2)
     if not isinstance(limit, Open) or start != 0 or step != 1:
-        return node.refuse("only a range from 0 to a size can be read")
+        return node.refuse("only a range from 0 to a size is supported")
     steps = sym.contrib.arange_like(node.graph.vector(limit, 0, 1), axis=0)
     return sym.cast(steps, dtype=node.dtype(0))
 

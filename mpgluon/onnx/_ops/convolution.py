@@ -148,7 +148,7 @@ def deconvolution_back(node):
     stride, dilation, pairs = _window(node, kernel)
     told = node.attribute("output_shape")
     if told or any(before != after for before, after in pairs):
-        return node.refuse("output_shape, and padding that differs, are not available")
+        return node.refuse("output_shape and asymmetric padding are not supported")
     adjusted = node.attribute("output_padding") or [0] * len(kernel)
     bias = {"bias": node.symbol(2)} if node.has(2) else {}
     return sym.Deconvolution(
@@ -176,7 +176,7 @@ def pooling(g, call, x):
     if call["global_pool"]:
         return back(_global(g, call, x))
     if call["pooling_convention"] == "same":
-        call.refuse("pooling_convention='same' can't be converted; use 'valid' or 'full'")
+        call.refuse("pooling_convention='same' cannot be converted; use 'valid' or 'full'")
     return back(_pooled(g, call, x))
 
 
@@ -222,7 +222,9 @@ def _padded_ends(g, call, x, pads):
     """
     count = len(pads) // 2
     if call["pool_type"] != "max":
-        call.refuse("pooling_convention='full' with windows that lie outside can't be converted")
+        call.refuse(
+            "pooling_convention='full' with windows entirely in the padding cannot be converted"
+        )
     low = float(np.finfo(np.float16 if x.dtype == "float16" else np.float32).min)
     x = g.Pad(x, [0, 0, *pads[:count], 0, 0, *pads[count:]], low, mode="constant")
     return x, [0] * (2 * count), [0] * count
@@ -247,7 +249,7 @@ def max_pool_back(node):
     kernel = node.attribute("kernel_shape")
     stride, dilation, pairs = _window(node, kernel)
     if any(size != 1 for size in dilation):
-        return node.refuse("dilations are not available")
+        return node.refuse("dilations are not supported")
     x, pad = _split_padding(node.symbol(0), pairs, -np.finfo(np.float32).max)
     return _pooling(node, x, kernel, stride, pad, pool_type="max")
 
@@ -295,7 +297,7 @@ def lp_pool_back(node):
 def global_pool_back(node):
     kind = {"GlobalAveragePool": "avg", "GlobalMaxPool": "max"}[node.op]
     if node.ndim(0) not in (3, 4, 5):
-        return node.refuse("global pooling has 1 to 3 spatial axes")
+        return node.refuse("global pooling must have 1 to 3 spatial axes")
     kernel = (1,) * (node.ndim(0) - 2)
     return sym.Pooling(
         node.symbol(0), global_pool=True, kernel=kernel, pool_type=kind, name=node.name
@@ -396,4 +398,4 @@ def resize_back(node):
             align_corners=places == "align_corners",
             name=node.name,
         )
-    return node.refuse(f"resizing by {mode!r}, {places!r} and {times} is not available")
+    return node.refuse(f"resizing by {mode!r}, {places!r} and {times} is not supported")

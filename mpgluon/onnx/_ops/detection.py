@@ -40,7 +40,7 @@ def box_nms(g, call, x):
     if call["topk"] == 0:
         return x
     if x.dtype != "float32":
-        call.refuse(f"NonMaxSuppression wants float32, not {x.dtype}; cast before")
+        call.refuse(f"NonMaxSuppression needs float32, not {x.dtype}; cast before it")
     shape, count, width = x.shape, x.size(x.ndim - 2), x.size(x.ndim - 1)
     batch = shape[0] if x.ndim == 3 else 1 if x.ndim == 2 else math.prod(x.sizes[:-2])
     rows = x if x.ndim == 3 else g.reshape(x, (batch, count, width))
@@ -127,7 +127,7 @@ def _pair(first, second, x):
 @exports("_contrib_MultiBoxDetection", "an error that says what to use")
 def multi_box_detection(g, call, *inputs):
     call.refuse(
-        "it can't be converted; use contrib.box_decode and contrib.box_nms, which become "
+        "it cannot be converted; use contrib.box_decode and contrib.box_nms, which become "
         "NonMaxSuppression"
     )
 
@@ -138,7 +138,7 @@ def multi_box_detection(g, call, *inputs):
 @exports("_contrib_ROIAlign", "RoiAlign")
 def roi_align(g, call, x, rois):
     if call["position_sensitive"]:
-        call.refuse("position_sensitive=True can't be converted")
+        call.refuse("position_sensitive=True cannot be converted")
     height, width = call["pooled_size"]
     numbers, zero = g.Squeeze(g.cast(_columns(g, rois, 0, 1), "int64"), [1]), g.number(0, "int64")
     found = g.RoiAlign(
@@ -210,9 +210,9 @@ def spatial_transformer(g, call, x, loc):
 def grid_sample_back(node):
     mode = node.attribute("mode", "bilinear")
     if mode not in ("bilinear", "linear") or not node.attribute("align_corners", 0):
-        return node.refuse("only mode='bilinear' with align_corners=1 is available")
+        return node.refuse("only mode='bilinear' with align_corners=1 is supported")
     if node.attribute("padding_mode", "zeros") != "zeros":
-        return node.refuse("only padding_mode='zeros' is available")
+        return node.refuse("only padding_mode='zeros' is supported")
     grid = sym.transpose(node.symbol(1), axes=(0, 3, 1, 2))
     return sym.BilinearSampler(node.symbol(0), grid, name=node.name)
 
@@ -220,7 +220,7 @@ def grid_sample_back(node):
 @imports("RoiAlign")
 def roi_align_back(node):
     if node.attribute("mode", "avg") != "avg":
-        return node.refuse("only mode='avg' is available")
+        return node.refuse("only mode='avg' is supported")
     kind = "half_pixel" if node.opset >= 16 else "output_half_pixel"
     kind = node.attribute("coordinate_transformation_mode", kind)
     numbers = sym.expand_dims(sym.cast(node.symbol(2), dtype=node.dtype(1)), axis=1)

@@ -77,7 +77,7 @@ def nothing(g, call, x):
 @exports("Dropout", "nothing")
 def dropout(g, call, x):
     if call["mode"] == "always":
-        call.refuse("mode='always' draws random numbers, which a file for inference has none of")
+        call.refuse("mode='always' draws random numbers, which an inference file cannot do")
     return x
 
 
@@ -433,7 +433,7 @@ def mean_back(node):
 @imports("Mod")
 def mod_back(node):
     if node.attribute("fmod", 0):
-        raise ONNXError("Mod with fmod=1 is not available")
+        raise ONNXError("Mod with fmod=1 is not supported")
     return sym.broadcast_mod(node.symbol(0), node.symbol(1), name=node.name)
 
 

@@ -79,7 +79,7 @@ def gather_elements_back(node):
     axis = node.attribute("axis", 0)
     axis += node.ndim(0) * (axis < 0)
     if node.shape(1)[axis] != 1:
-        return node.refuse("only one index along the axis can be read")
+        return node.refuse("only one index along the axis is supported")
     return sym.pick(node.symbol(0), node.symbol(1), axis=axis, keepdims=True, name=node.name)
 
 
@@ -103,7 +103,7 @@ def gather_nd(g, call, x, indices):
 @imports("GatherND")
 def gather_nd_back(node):
     if node.attribute("batch_dims", 0):
-        return node.refuse("batch_dims is not available")
+        return node.refuse("batch_dims is not supported")
     ndim = node.ndim(1)
     axes = (ndim - 1, *range(ndim - 1))
     return sym.gather_nd(node.symbol(0), sym.transpose(node.symbol(1), axes=axes), name=node.name)
@@ -132,7 +132,7 @@ def one_hot(g, call, indices):
 @imports("OneHot")
 def one_hot_back(node):
     if node.attribute("axis", -1) != -1:
-        return node.refuse("only axis=-1 is available")
+        return node.refuse("only axis=-1 is supported")
     off, on = [float(item) for item in node.constant(2)]
     depth = int(node.number(1))
     return sym.one_hot(

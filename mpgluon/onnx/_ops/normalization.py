@@ -19,7 +19,7 @@ def _axis_second(g, x, axis, function):
 
 def _batch_norm(g, call, axis, x, gamma, beta, mean, variance):
     if len(call.outputs) > 1:
-        call.refuse("output_mean_var=True can't be converted")
+        call.refuse("output_mean_var=True cannot be converted")
     if call["fix_gamma"]:
         gamma = g.full(gamma.shape, 1, gamma.dtype)
     epsilon = float(call["eps"])
@@ -44,7 +44,7 @@ def sync_batch_norm(g, call, *arrays):
 @imports("BatchNormalization")
 def batch_norm_back(node):
     if node.attribute("training_mode", 0):
-        return node.refuse("training_mode=1 is not available")
+        return node.refuse("training_mode=1 is not supported")
     x, *parameters = [node.symbol(place) for place in range(5)]
     epsilon = node.attribute("epsilon", 1e-5)
     momentum = node.attribute("momentum", 0.9)
@@ -56,7 +56,7 @@ def batch_norm_back(node):
 @exports("LayerNorm", "LayerNormalization")
 def layer_norm(g, call, x, gamma, beta):
     if len(call.outputs) > 1:
-        call.refuse("output_mean_var=True can't be converted")
+        call.refuse("output_mean_var=True cannot be converted")
     axis, epsilon, last = call.axis(), float(call["eps"]), x.ndim - 1
     if axis == last:
         return g.LayerNormalization(x, gamma, beta, axis=last, epsilon=epsilon)
@@ -95,7 +95,7 @@ def instance_norm_back(node):
 @exports("GroupNorm", "InstanceNormalization, Mul, Add")
 def group_norm(g, call, x, gamma, beta):
     if len(call.outputs) > 1:
-        call.refuse("output_mean_var=True can't be converted")
+        call.refuse("output_mean_var=True cannot be converted")
     groups, channels = call["num_groups"], x.size(1)
     flat = g.Reshape(x, [0, groups, -1])
     own = gamma.shape == (groups,) and groups != channels

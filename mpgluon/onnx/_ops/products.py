@@ -120,7 +120,7 @@ def matmul_back(node):
     if left == right and node.shape(0)[:-2] == node.shape(1)[:-2]:
         return sym.linalg.gemm2(x, y, name=node.name)
     if left < 2:
-        return node.refuse("a vector times a stack of matrices is not available")
+        return node.refuse("a vector times a stack of matrices is not supported")
     return _with_broadcast(node, x, y)
 
 
@@ -131,7 +131,7 @@ def _with_broadcast(node, x, y):
     front_x = (*[1] * (ndim - len(front_x)), *front_x)
     front_y = (*[1] * (ndim - len(front_y)), *front_y)
     if any(isinstance(size, Open) for size in (*front_x, *front_y)):
-        return node.refuse("the shapes of stacks that broadcast have to be known")
+        return node.refuse("the shapes of stacks that broadcast must be known")
     front = tuple([max(pair) for pair in zip(front_x, front_y)])
     for _ in range(ndim + 2 - node.ndim(0)):
         x = sym.expand_dims(x, axis=0)

@@ -19,13 +19,13 @@ def _enter(op, onnx, parameters):
         dtype = call.dtype if call.dtype in FLOATS else "float32"
         given = {key: float(call[name]) for key, name in parameters.items()}
         if not given.get("scale", 1.0) > 0:  # runtimes crash the process
-            call.refuse("scale has to be more than 0")
+            call.refuse("scale must be above 0")
         return g.cast(function(*inputs, dtype=NUMBERS[dtype], **given, **shape), call.dtype, dtype)
 
     @exports(op, onnx)
     def of_shape(g, call):
         if not all(isinstance(size, int) for size in call.shape):
-            call.refuse("random numbers of a dynamic shape can't be converted")
+            call.refuse("random numbers of a dynamic shape cannot be converted")
         return drawn(g, call, g.__getattr__(onnx), shape=list(call.shape))
 
     @exports(f"{op}_like", f"{onnx}Like")
@@ -40,7 +40,7 @@ for _op, (_onnx, _parameters) in DRAWN.items():
 @exports("_sample_multinomial", "Log, Multinomial")
 def multinomial(g, call, x):
     if call["get_prob"]:
-        call.refuse("get_prob=True can't be converted")
+        call.refuse("get_prob=True cannot be converted")
     rows = g.reshape(g.cast(x, "float32"), (1, x.size(0))) if x.ndim == 1 else g.cast(x, "float32")
     shape, count = call["shape"], 1
     for size in (shape,) if isinstance(shape, int) else shape:

@@ -104,7 +104,7 @@ def _is_zero(state):
 def rnn(g, call, x, parameters, state, *rest):
     for key in ("projection_size", "lstm_state_clip_min", "lstm_state_clip_max"):
         if call[key] is not None:
-            call.refuse(f"{key} can't be converted")
+            call.refuse(f"{key} cannot be converted")
     *cell, lengths = rest if call["use_sequence_length"] else (*rest, None)
     lengths = None if lengths is None else g.cast(lengths, "int32")
     kind, hidden = KINDS[call["mode"]], call["state_size"]
@@ -154,10 +154,10 @@ def _mode(node, directions):
     each = told[: len(told) // directions]
     mode = MODES.get((node.op, tuple(each)))
     if mode is None or told != each * directions:
-        return node.refuse(f"the activations {told} are not available")
+        return node.refuse(f"the activations {told} are not supported")
     for key, needed in KINDS[mode].attributes.items():
         if isinstance(needed, int) and node.attribute(key, 0) != needed:
-            return node.refuse(f"{key} has to be {needed}, as in Gluon's layers")
+            return node.refuse(f"{key} must be {needed}, as in Gluon's layers")
     return mode
 
 
@@ -182,9 +182,9 @@ def rnn_back(node):
     hidden, direction = node.attribute("hidden_size"), node.attribute("direction", "forward")
     for key in ("clip", "layout", "input_forget"):
         if node.attribute(key, 0):
-            return node.refuse(f"{key} is not available")
+            return node.refuse(f"{key} is not supported")
     if node.has(7):
-        return node.refuse("peepholes are not available")
+        return node.refuse("peepholes are not supported")
     directions = 1 + (direction == "bidirectional")
     mode = _mode(node, directions)
     lengths = [node.symbol(4)] if node.has(4) else []

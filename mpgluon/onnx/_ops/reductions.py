@@ -162,7 +162,7 @@ def reduce_log_sum_exp_back(node):
 @imports("ArgMax ArgMin")
 def arg_back(node):
     if node.attribute("select_last_index", 0):
-        return node.refuse("select_last_index=1 is not available")
+        return node.refuse("select_last_index=1 is not supported")
     function = {"ArgMax": sym.argmax, "ArgMin": sym.argmin}[node.op]
     axis, keep = node.attribute("axis", 0), bool(node.attribute("keepdims", 1))
     found = function(node.symbol(0), axis=axis, keepdims=keep)
@@ -172,7 +172,7 @@ def arg_back(node):
 @imports("CumSum")
 def cumsum_back(node):
     if node.attribute("exclusive", 0):
-        return node.refuse("exclusive=1 is not available")
+        return node.refuse("exclusive=1 is not supported")
     reverse = bool(node.attribute("reverse", 0))
     axis = int(node.number(1))
     return sym._internal._np_cumsum(node.symbol(0), axis=axis, reverse=reverse, name=node.name)

@@ -24,7 +24,7 @@ def reshape(g, call, x, like=None):
 def reshape_back(node):
     shape = node.sizes(1, "shape")
     if node.attribute("allowzero", 0) and 0 in shape:
-        raise ONNXError("Reshape to a size of 0 is not available")
+        raise ONNXError("Reshape to a size of 0 is not supported")
     return sym.reshape(node.symbol(0), shape=tuple(_codes(node, shape)), name=node.name)
 
 
@@ -37,7 +37,7 @@ def _codes(node, shape):
     sizes = [known[axis] if size == 0 else size for axis, size in enumerate(shape)]
     codes = None if -1 in sizes else _matched(list(known), sizes)
     if codes is None:
-        raise ONNXError("the new shape has several sizes that the file leaves open")
+        raise ONNXError("the new shape has several dynamic sizes")
     return codes
 
 
@@ -200,7 +200,7 @@ def slice_like(g, call, x, like):
 def crop(g, call, x, like=None):
     height, width = call.shape[2:]
     if isinstance(height, Dynamic) or isinstance(width, Dynamic):
-        call.refuse("a crop to dynamic sizes can't be converted; fix height and width")
+        call.refuse("a crop to dynamic sizes cannot be converted; fix height and width")
     top, left = call["offset"]
     if call["center_crop"]:
         top, left = (x.size(2) - height) // 2, (x.size(3) - width) // 2
@@ -238,7 +238,7 @@ def _to_open(node, x, cut, axis):
     """Slices an axis up to an open size."""
     first, last, stride = cut
     if first != 0 or stride != 1:
-        raise ONNXError("a slice to a size that the file leaves open has to start at 0")
+        raise ONNXError("a slice to a dynamic size must start at 0")
     return sym.slice_like(x, node.graph.vector(last, axis, node.ndim(0)), axes=(axis,))
 
 
@@ -331,13 +331,13 @@ def pad_back(node):
     mode = node.attribute("mode", "constant")
     axes, ndim = node.integers(3), node.ndim(0)
     if mode not in PADS:
-        raise ONNXError(f"Pad with mode {mode!r} is not available")
+        raise ONNXError(f"Pad with mode {mode!r} is not supported")
     width = [(0, 0)] * ndim
     half = len(sizes) // 2
     for axis, pair in zip(axes or range(ndim), zip(sizes[:half], sizes[half:])):
         width[axis] = pair
     if min(sizes) < 0:
-        raise ONNXError("Pad with negative sizes is not available")
+        raise ONNXError("Pad with negative sizes is not supported")
     number = node.attribute("value", node.number(2) or 0.0)
     return padded(node.symbol(0), width, mode, number, node.name)
 
@@ -355,7 +355,7 @@ def padded(x, width, mode="constant", number=0.0, name=None):
         x = sym.pad(sym.expand_dims(x, axis=2), mode=mode, pad_width=flat, constant_value=number)
         return sym.squeeze(x, axis=2)
     if mode != "constant":
-        raise ONNXError(f"Pad of such axes with mode {mode!r} is not available")
+        raise ONNXError(f"Pad of these axes with mode {mode!r} is not supported")
     for axis, pair in enumerate(width):
         first = sym.slice_axis(x, axis=axis, begin=0, end=1) if sum(pair) else None
         fill = None if first is None else sym.zeros_like(first) + number
