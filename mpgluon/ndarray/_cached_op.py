@@ -41,7 +41,7 @@ class CachedOp:
         from ..symbol._graph import entries_of, placement, topological
 
         if not hasattr(sym, "list_inputs"):
-            raise TypeError(f"CachedOp: sym has to be a Symbol, not {type(sym).__name__}")
+            raise TypeError(f"CachedOp: sym must be a Symbol, not {type(sym).__name__}")
         dict(flags)
         self._names = sym.list_inputs()
         order = topological(entries_of(sym))
@@ -75,7 +75,7 @@ class CachedOp:
         """
         if len(args) != len(self._names):
             raise MXNetError(
-                f"CachedOp: {len(args)} arrays for {len(self._names)} inputs: "
+                f"CachedOp: got {len(args)} arrays, but there are {len(self._names)} inputs: "
                 f"{', '.join(self._names)}"
             )
         if default_ctx is None and args:
@@ -90,7 +90,7 @@ class CachedOp:
             targets = [out] if isinstance(out, _core.NDArray) else list(out)
             if len(targets) != len(results):
                 raise MXNetError(
-                    f"CachedOp: {len(targets)} arrays in out for {len(results)} outputs"
+                    f"CachedOp: out has {len(targets)} arrays, but there are {len(results)} outputs"
                 )
             for target, result in zip(targets, results):
                 target[:] = result

@@ -85,7 +85,8 @@ def foreach(
     steps = {array.shape[0] if array.shape else 0 for array in arrays}
     if len(steps) != 1 or 0 in steps:
         raise ValueError(
-            f"foreach: the data need first axes of one length of at least 1, got {sorted(steps)}"
+            "foreach: the first axes of the data must have the same length, at least 1, got "
+            f"{sorted(steps)}"
         )
     count = steps.pop()
     tracer = _tracer([*arrays, *states])
@@ -177,8 +178,8 @@ def _check_rank(ctx, what):
     """Raises MXNetError, on all ranks, for a condition whose value only one rank has."""
     if ctx.rank is not None and _ranks.count() > 1:
         raise MXNetError(
-            f"{what} is on {ctx}, and the other ranks do not have its value; use "
-            "mx.parallel.fetch(x), which all ranks call"
+            f"{what} is on {ctx}, so other ranks do not have its value; use "
+            "mx.parallel.fetch(x), which all ranks must call"
         )
 
 
@@ -187,13 +188,13 @@ def _truth(value, what):
     if isinstance(value, NDArray):
         _check_rank(value.context, what)
         if value.size != 1:
-            raise ValueError(f"{what} has to be one number, not an array of shape {value.shape}")
+            raise ValueError(f"{what} must be one number, not an array of shape {value.shape}")
         return bool(value)
     try:
         return bool(value)
     except Exception as error:
         raise ValueError(
-            f"{what} has to be one number, not {type(value).__name__}: {error}"
+            f"{what} must be one number, not {type(value).__name__}: {error}"
         ) from error
 
 
@@ -201,13 +202,15 @@ def _step_of(func, variables, what):
     """Returns ``func(*variables)`` as (outputs, list of new variables)."""
     result = func(*variables)
     if not isinstance(result, (tuple, list)) or len(result) != 2:
-        raise ValueError(f"{what}: func returns (outputs, loop_vars), not {type(result).__name__}")
+        raise ValueError(
+            f"{what}: func must return (outputs, loop_vars), not {type(result).__name__}"
+        )
     outputs, new = result
     new = [new] if isinstance(new, NDArray) else list(new or [])
     if len(new) != len(variables):
         raise ValueError(
-            f"{what}: func has to return as many loop_vars as it gets, {len(variables)}, not "
-            f"{len(new)}"
+            f"{what}: func must return the same number of loop_vars as it gets, "
+            f"{len(variables)}, not {len(new)}"
         )
     return ([] if outputs is None else outputs), new
 
@@ -234,19 +237,19 @@ def while_loop(
     ([[1.0], [4.0]], array([3.], dtype=float32))
     """
     if max_iterations is None:
-        raise ValueError("while_loop: max_iterations has to be given")
+        raise ValueError("while_loop: max_iterations must be given")
     try:
         limit = int(
             max_iterations.asscalar() if isinstance(max_iterations, NDArray) else max_iterations
         )
     except (TypeError, ValueError):
         raise ValueError(
-            f"while_loop: max_iterations has to be an integer, not {max_iterations!r}"
+            f"while_loop: max_iterations must be an integer, not {max_iterations!r}"
         ) from None
     single = isinstance(loop_vars, NDArray)
     variables = [loop_vars] if single else list(loop_vars)
     if not variables:
-        raise ValueError("while_loop: there has to be at least one of loop_vars")
+        raise ValueError("while_loop: loop_vars must not be empty")
     leaves, nest = _flat(variables, "while_loop: loop_vars")
     tracer = _tracer(leaves)
     if tracer is not None:
@@ -294,12 +297,12 @@ def _traced_while(tracer, cond, func, variables, nest, limit):
         result = cond(*nest(arrays))
         if not isinstance(result, NDArray):
             raise ValueError(
-                "while_loop: in a hybridized block cond has to return an array, not "
+                "while_loop: in a hybridized block, cond must return an array, not "
                 f"{type(result).__name__}"
             )
         if result.size != 1:
             raise ValueError(
-                "while_loop: the result of cond has to be one number, not an array of shape "
+                "while_loop: the result of cond must be one number, not an array of shape "
                 f"{result.shape}"
             )
         _check_rank(result.context, "while_loop: the result of cond")
@@ -316,9 +319,9 @@ def _traced_while(tracer, cond, func, variables, nest, limit):
     for place, (before, new) in enumerate(zip(descs, after)):
         if before != new:
             raise ValueError(
-                "while_loop: in a hybridized block the loop_vars keep shapes, dtypes and devices, "
-                f"but number {place} goes in as {_text(before)} and comes out of func as "
-                f"{_text(new)}. Make it {_text(new)} before the loop"
+                "while_loop: in a hybridized block, the loop_vars must keep shapes, dtypes and "
+                f"devices, but number {place} is {_text(before)} before and {_text(new)} after "
+                f"func; convert it to {_text(new)} before the loop"
             )
 
     limit, rows = max(limit, 0), stepped.descs[:num_outputs]
@@ -358,7 +361,7 @@ def cond(pred: Any, then_func: Callable[..., Any], else_func: Callable[..., Any]
     if tracer is None:
         return then_func() if _truth(pred, "cond: pred") else else_func()
     if pred.size != 1:
-        raise ValueError(f"cond: pred has to be one number, not an array of shape {pred.shape}")
+        raise ValueError(f"cond: pred must be one number, not an array of shape {pred.shape}")
     _check_rank(pred.context, "cond: pred")
     nests = []
 
@@ -380,14 +383,14 @@ def cond(pred: Any, then_func: Callable[..., Any], else_func: Callable[..., Any]
     first, second = bodies
     if len(first.descs) != len(second.descs):
         raise ValueError(
-            f"cond: then_func returned {len(first.descs)} arrays, else_func {len(second.descs)}; "
-            "they have to be as many"
+            f"cond: then_func returned {len(first.descs)} arrays, but else_func returned "
+            f"{len(second.descs)}; the numbers must be equal"
         )
     for place, (left, right) in enumerate(zip(first.descs, second.descs)):
         if left != right:
             raise ValueError(
-                f"cond: output {place} is {_text(left)} from then_func and {_text(right)} from "
-                "else_func; in a hybridized block they have to be alike"
+                f"cond: output {place} is {_text(left)} from then_func but {_text(right)} from "
+                "else_func; in a hybridized block they must match"
             )
     branch = _core.Routine.branch(
         first.routine, len(first.captures), second.routine, len(second.captures), len(first.descs)
@@ -406,8 +409,8 @@ def _text(desc):
 def _inside(error, what):
     return _core.NotSupportedError(
         f"{error.name}: the shape of its result depends on values, so in a hybridized block it "
-        f"can't be inside {what}, whose steps are compiled before there are values. Use a mask "
-        f"(F.where, multiplication) inside, call {error.name} outside of the {what}, or don't "
+        f"cannot be inside {what}, whose steps are compiled before values exist; use a mask "
+        f"(F.where, multiplication) inside, call {error.name} outside of the {what}, or do not "
         "hybridize this block"
     )
 
@@ -438,5 +441,5 @@ def boolean_mask(data: NDArray, index: NDArray, axis: int = 0) -> NDArray:
     for name, array in {"data": data, "index": index}.items():
         if not isinstance(array, NDArray):
             kind = type(array).__name__
-            raise _core.MXNetTypeError(f"boolean_mask: {name} has to be an NDArray, got {kind}")
+            raise _core.MXNetTypeError(f"boolean_mask: {name} must be an NDArray, got {kind}")
     return dynamic(_core.OpCall("_contrib_boolean_mask", {"axis": axis}), [data, index])[0]

@@ -52,7 +52,10 @@ def best_threshold(hist, edges, bins=255):
     """
     hist, edges = np.asarray(hist, np.float64), np.asarray(edges)
     if hist.ndim != 1 or edges.shape != (hist.size + 1,):
-        raise ValueError(f"hist of shape {hist.shape} needs one edge more, not {edges.shape}")
+        raise ValueError(
+            f"hist_edges must have one more element than hist of shape {hist.shape}, not "
+            f"{edges.shape}"
+        )
     zero = hist.size // 2
     if not 0 < bins <= 2 * zero + 1:
         raise ValueError(f"{bins} steps cannot be told apart by a histogram of {hist.size} bins")

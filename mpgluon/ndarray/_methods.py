@@ -106,7 +106,7 @@ def _array_interface(self) -> dict[str, Any]:
     Arrays of bfloat16, on a GPU or being traced do not have it.
     """
     if self._traced or self.dtype is _core.bfloat16 or self.context.device_type == "gpu":
-        raise AttributeError("__array_interface__: take x.asnumpy()")
+        raise AttributeError("__array_interface__ is not supported; use x.asnumpy()")
     memory = memoryview(self)
     return {**np.asarray(memory).__array_interface__, "data": memory}
 
@@ -149,7 +149,7 @@ def _as_nd_ndarray(self) -> NDArray:
 def _as_np_ndarray(self) -> NoReturn:
     """Always raises NotSupportedError: there is no ``mx.np`` here."""
     raise _core.NotSupportedError(
-        "as_np_ndarray: there is no mx.np in mpgluon; asnumpy() gives a NumPy array"
+        "as_np_ndarray: mpgluon does not have mx.np; asnumpy() returns a NumPy array"
     )
 
 
@@ -203,14 +203,14 @@ def ___setstate__(self, state: dict[str, Any]) -> None:
     """Restores an array pickled by MXNet: the state is its record in an array file."""
     record = state.get("handle") if isinstance(state, dict) else None
     if not isinstance(record, (bytes, bytearray)):
-        raise MXNetTypeError("the state of an array is a dict with the bytes of it, 'handle'")
+        raise MXNetTypeError("the state of an array must be a dict with its bytes, 'handle'")
     # Builds an array file with one array: magic number, reserved field, count; then no names.
     head, tail = struct.pack("<QQQ", 0x112, 0, 1), struct.pack("<Q", 0)
     (array,), *_ = _core.load_arrays_from_bytes(head + bytes(record) + tail)
     if not isinstance(array, NDArray):
-        raise MXNetError("the state of an array holds none that is dense")
+        raise MXNetError("the state of an array must hold a dense array")
     if self.shape != (0,):
-        raise MXNetTypeError("__setstate__: the array has values; write x[:] = values")
+        raise MXNetTypeError("__setstate__: the array already has values; use x[:] = values")
     _core.replace_array(self, array)
 
 

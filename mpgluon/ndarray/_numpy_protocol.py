@@ -174,8 +174,8 @@ def _refuse_recorded(name, values):
     for value in values:
         if isinstance(value, NDArray) and value._wants_gradient:
             raise _core.MXNetError(
-                f"numpy.{name} of an array that autograd records: its gradient would be lost; "
-                "use mx.nd, or x.asnumpy() or x.detach() for values alone"
+                f"numpy.{name}: the gradient of a recorded array would be lost; use mx.nd, or "
+                "x.asnumpy() or x.detach() for the values only"
             )
         if isinstance(value, (list, tuple)):
             _refuse_recorded(name, value)
@@ -216,7 +216,7 @@ def _into(result, out):
     if not isinstance(out, NDArray):
         return NotImplemented
     if out.shape != result.shape:
-        raise ValueError(f"out has the shape {out.shape}, the result {result.shape}")
+        raise ValueError(f"out has shape {out.shape}, but the result has shape {result.shape}")
     return _op("_copyto")(result.astype(out.dtype, copy=False), out=out)
 
 
@@ -624,7 +624,7 @@ def _broadcast_to(array, shape, subok=False):
     if array.shape == shape:
         return array
     if len(shape) < array.ndim or np.broadcast_shapes(array.shape, shape) != shape:
-        raise ValueError(f"an array of shape {array.shape} can't be broadcast to {shape}")
+        raise ValueError(f"an array of shape {array.shape} cannot be broadcast to {shape}")
     whole = shaped(array, (1,) * (len(shape) - array.ndim) + array.shape)
     return _op("broadcast_to")(whole, shape=shape)
 

@@ -132,10 +132,10 @@ class File:
                 self.size = os.fstat(file.fileno()).st_size
                 length = int.from_bytes(file.read(8), "little")
                 if self.size < 8 or length > min(self.size - 8, _LARGEST_HEADER):
-                    raise self.damaged("it is cut off in its header")
+                    raise self.damaged("its header is truncated")
                 text = file.read(length)
         except OSError as error:
-            raise MXNetError(f"safetensors file '{path}' can't be read: {error}") from error
+            raise MXNetError(f"safetensors file '{path}' cannot be read: {error}") from error
         self.header_sum = zlib.crc32(text)
         self._begin = 8 + length
         try:
@@ -146,7 +146,7 @@ class File:
                 if name != "__metadata__"
             }
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            raise self.damaged(f"its header is no list of arrays ({error})") from error
+            raise self.damaged(f"its header is not a dict of arrays ({error})") from error
         self._check_ranges()
 
     def damaged(self, why: str) -> MXNetError:
@@ -159,7 +159,7 @@ class File:
         ranges = sorted((begin, end, name) for name, (_, _, begin, end) in self.entries.items())
         for begin, end, name in ranges:
             if self._begin + end > self.size:
-                raise self.damaged(f"it is cut off: '{name}' would end behind the end of the file")
+                raise self.damaged(f"it is truncated: '{name}' extends past the end of the file")
             if begin != at:
                 raise self.damaged(f"'{name}' begins at byte {begin}, but '{last}' ends at {at}")
             at, last = end, name
@@ -169,8 +169,8 @@ class File:
     def _entry(self, name, entry):
         if entry["dtype"] in _OTHERS:
             raise NotSupportedError(
-                f"safetensors file '{self.path}': '{name}' is {entry['dtype']}, which no array "
-                "here can be; convert it with the program that wrote it"
+                f"safetensors file '{self.path}': '{name}' is {entry['dtype']}, which mpgluon "
+                "does not support; convert it with the program that wrote it"
             )
         dtype, shape, (begin, end) = (
             _DTYPES[entry["dtype"]],
@@ -183,9 +183,9 @@ class File:
             raise ValueError(f"a number of '{name}' is out of range")
         # NumPy computes strides from the nonzero dimensions.
         if math.prod(filter(None, shape)) * itemsize(dtype) > _MOST:
-            raise ValueError(f"no memory can hold the shape of '{name}'")
+            raise ValueError(f"the shape of '{name}' is too large for memory")
         if end - begin != math.prod(shape) * itemsize(dtype):
-            raise ValueError("an array's size is not that of its shape")
+            raise ValueError("an array's size does not match its shape")
         return dtype, shape, begin, end
 
     @contextmanager

@@ -429,8 +429,8 @@ def group_adagrad_update(
     """
     if weight.ndim != 2 or history.shape != (weight.shape[0], 1):
         raise _core.MXNetValueError(
-            "group_adagrad_update: the weight is a matrix, and its history of shape (rows, 1), not "
-            f"{weight.shape} and {history.shape}"
+            "group_adagrad_update: the weight must be a matrix and its history must have shape "
+            f"(rows, 1), not {weight.shape} and {history.shape}"
         )
     _domain.number(lr=lr, rescale_grad=rescale_grad, clip_gradient=clip_gradient, epsilon=epsilon)
     get = _core.get_op

@@ -82,7 +82,7 @@ def _as_saved(arrays, names):
         counts = Counter(names)
         twice = next(name for name in found if counts[name] > 1)
         warnings.warn(
-            f"the file has several arrays named {twice!r}; of arrays of one name the last is taken",
+            f"the file has several arrays named {twice!r}; the last one is used",
             stacklevel=3,
         )
     return found
@@ -109,7 +109,7 @@ def _way(fname, writing):
 
 
 def _unwritable(fname, error):
-    return _core.MXNetIOError(f"save: '{os.fspath(fname)}' can't be written: {error.strerror}")
+    return _core.MXNetIOError(f"save: '{os.fspath(fname)}' cannot be written: {error.strerror}")
 
 
 def _named_dense(fname, data):
@@ -117,13 +117,13 @@ def _named_dense(fname, data):
     arrays, names = _arrays_and_names(data)
     if names is None:
         raise _core.MXNetValueError(
-            f"save: arrays in '{os.fspath(fname)}' need names; give a dict of them"
+            f"save: arrays in '{os.fspath(fname)}' need names; pass a dict of arrays"
         )
     sparse = next((name for name, array in zip(names, arrays) if isinstance(array, tuple)), None)
     if sparse is not None:
         raise _core.MXNetValueError(
-            f"save: {sparse!r} is sparse, and '{os.fspath(fname)}' can't hold such arrays; convert "
-            "it with tostype('default'), or save as .params"
+            f"save: {sparse!r} is sparse, which the format of '{os.fspath(fname)}' does not "
+            "support; convert it with tostype('default'), or save as .params"
         )
     return dict(zip(names, arrays))
 
@@ -161,8 +161,8 @@ def _save_npz(fname, data):
     half = next((name for name, array in arrays.items() if array.dtype is bfloat16), None)
     if half is not None:
         raise _core.MXNetValueError(
-            f"save: {half!r} is bfloat16, which NumPy's files do not know; save as .params or "
-            ".safetensors, or convert it with astype('float32')"
+            f"save: {half!r} is bfloat16, which NumPy's files do not support; save as .params "
+            "or .safetensors, or convert it with astype('float32')"
         )
     try:
         with replacing(fname) as file:
@@ -179,7 +179,7 @@ def _load_npz(fname):
         raise
     except Exception as error:  # zipfile and NumPy raise many types for bad files
         raise _core.MXNetIOError(
-            f"load: '{os.fspath(fname)}' is no readable npz file: {error}"
+            f"load: '{os.fspath(fname)}' is not a readable npz file: {error}"
         ) from error
 
 
@@ -198,8 +198,8 @@ def _array(values, dtype, name, fname):
         return _core.array(values, dtype=dtype)
     except TypeError as error:
         raise _core.NotSupportedError(
-            f"load: array {name!r} of '{os.fspath(fname)}' is {dtype}, which no array here can "
-            "be; convert it with NumPy"
+            f"load: array {name!r} of '{os.fspath(fname)}' is {dtype}, which mpgluon does not "
+            "support; convert it with NumPy"
         ) from error
 
 
@@ -225,7 +225,7 @@ def save(fname: str, data: NDArray | list[NDArray] | dict[str, NDArray]) -> None
         _save_npz(fname, data)
     elif _suffix(fname) == ".pt":
         raise _core.MXNetValueError(
-            f"save: {os.fspath(fname)} is named like a file of another format, and this writes "
+            f"save: {os.fspath(fname)} has the extension of another format, but save writes "
             f"MXNet's; {_way(fname, 1)}"
         )
     else:

@@ -138,8 +138,8 @@ def UpSampling(
     arrays = [*data, *[array for array in (kwargs.pop("data", None), weight) if array is not None]]
     if len(arrays) != 2:
         raise TypeError(
-            f"UpSampling: sample_type='bilinear' takes the data and the weight, got {len(arrays)} "
-            "arrays"
+            "UpSampling: sample_type='bilinear' needs the data and the weight, got "
+            f"{len(arrays)} arrays"
         )
     return _op("Deconvolution")(*arrays, **bilinear_upsampling(scale, num_filter), **kwargs)
 
@@ -227,8 +227,9 @@ def _check_integer(name, value, dtype):
     limits = np.iinfo(kind)
     if not limits.min <= value <= limits.max or int(float(value)) != value:
         raise OverflowError(
-            f"{name}: {value} cannot be passed exactly for dtype {kind.name}, because numbers are "
-            f"doubles in ops; use nd.array with dtype='int64' for integers up to {(1 << 63) - 1}"
+            f"{name}: {value} cannot be represented exactly for dtype {kind.name}, because ops "
+            "hold numbers as doubles; use nd.array with dtype='int64' for integers up to "
+            f"{(1 << 63) - 1}"
         )
 
 
@@ -338,8 +339,8 @@ def from_numpy(
     """
     if not isinstance(ndarray, np.ndarray):
         raise TypeError(
-            f"from_numpy takes a NumPy array, not {type(ndarray).__name__}; nd.array takes other "
-            "things, too"
+            f"from_numpy: expected a NumPy array, got {type(ndarray).__name__}; nd.array "
+            "accepts other types"
         )
     if not zero_copy:
         return array(ndarray, dtype=ndarray.dtype)
@@ -360,7 +361,7 @@ def from_numpy(
                 a.flags["WRITEABLE"] = True  # NumPy raises if the memory itself is read-only
         except ValueError:
             raise ValueError(
-                "from_numpy: the array's memory is read-only and can't be shared; pass "
+                "from_numpy: the array's memory is read-only and cannot be shared; pass "
                 "zero_copy=False"
             ) from None
         shared = from_dlpack(ndarray)
@@ -466,7 +467,7 @@ def concatenate(arrays: Sequence[NDArray], axis: int = 0, always_copy: bool = Tr
     """
     arrays = list(arrays)
     if not arrays:
-        raise _core.MXNetAssertionError("concatenate: no arrays are given")
+        raise _core.MXNetAssertionError("concatenate: arrays must not be empty")
     if not always_copy and len(arrays) == 1:
         return arrays[0]
     return _op("Concat")(*arrays, dim=axis)
@@ -502,20 +503,18 @@ def moveaxis(
     destinations = [destination] if np.isscalar(destination) else list(destination)
     if len(sources) != len(destinations):
         raise ValueError(
-            f"moveaxis: as many sources as destinations are needed, got {len(sources)} and "
-            f"{len(destinations)}"
+            f"moveaxis: source and destination must have the same length, got {len(sources)} "
+            f"and {len(destinations)}"
         )
     ndim = tensor.ndim
     normal = []
     for axes in (sources, destinations):
         for axis in axes:
             if not -ndim <= axis < ndim:
-                raise ValueError(
-                    f"moveaxis: there is no axis {axis} in an array with {ndim} dimensions"
-                )
+                raise ValueError(f"moveaxis: axis {axis} is out of range for a {ndim}-d array")
         normal.append([axis % ndim for axis in axes])
         if len(set(normal[-1])) != len(normal[-1]):
-            raise ValueError("moveaxis: an axis is given twice")
+            raise ValueError("moveaxis: axes must be unique")
     order = [axis for axis in builtins.range(ndim) if axis not in normal[0]]
     for place, axis in sorted(zip(normal[1], normal[0])):
         order.insert(place, axis)
@@ -582,7 +581,7 @@ def histogram(
         edges = int(bins)
     else:
         raise ValueError(
-            f"histogram: bins is an integer or an NDArray of edges, got {type(bins).__name__}"
+            f"histogram: bins must be an integer or an NDArray of edges, got {type(bins).__name__}"
         )
     counts, edges = np.histogram(a.asnumpy(), bins=edges, range=range)
     plain = range is None and not isinstance(bins, NDArray)

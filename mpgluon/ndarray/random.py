@@ -44,17 +44,17 @@ def _draw(name, params, shape, dtype, ctx, out, options):
         options["dtype"] = dtype
     if any(arrays):
         if not all(arrays):
-            raise TypeError(f"random.{name}: the parameters have to be all NDArrays or all numbers")
+            raise TypeError(f"random.{name}: the parameters must be all NDArrays or all numbers")
         op = _OPS.get("_sample_" + name)
         if op is None:
-            raise _core.NotSupportedError(f"random.{name}: parameters have to be numbers")
+            raise _core.NotSupportedError(f"random.{name}: parameters must be numbers")
         if shape is not None:
             options["shape"] = shape
         return op(*params, **options)
     for param in params:
         if not hasattr(param, "__float__"):
             raise ValueError(
-                f"random.{name}: parameters are numbers or NDArrays, got {type(param).__name__}"
+                f"random.{name}: parameters must be numbers or NDArrays, got {type(param).__name__}"
             )
     if out is not None:
         shape = out.shape if shape is None else shape

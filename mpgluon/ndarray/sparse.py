@@ -65,7 +65,7 @@ def _is_scipy(source):
 
 def _check_shape(found, wanted):
     if wanted is not None and tuple(found) != tuple(wanted):
-        raise ValueError(f"the shape is {tuple(found)}, not {tuple(wanted)}")
+        raise ValueError(f"expected shape {tuple(wanted)}, got {tuple(found)}")
 
 
 def _part(values, ctx, dtype):
@@ -75,7 +75,7 @@ def _part(values, ctx, dtype):
     if not isinstance(values, NDArray):
         values = np.asarray(values)
         if values.dtype == object:
-            raise TypeError("the parts of a sparse array are arrays of numbers")
+            raise TypeError("the parts of a sparse array must be arrays of numbers")
     return _core.array(values, ctx=ctx, dtype=dtype)
 
 
@@ -122,9 +122,11 @@ def csr_matrix(
         _check_shape(arg1, shape)
         return empty("csr", arg1, ctx, dtype)
     if isinstance(arg1, tuple):
-        raise ValueError(f"csr_matrix: a tuple of 2 or 3 parts is expected, not of {len(arg1)}")
+        raise ValueError(f"csr_matrix: expected a tuple of 2 or 3 parts, got {len(arg1)}")
     if isinstance(arg1, RowSparseNDArray):
-        raise ValueError("csr_matrix: of a RowSparseNDArray; use tostype('default') first")
+        raise ValueError(
+            "csr_matrix: cannot convert a RowSparseNDArray; use tostype('default') first"
+        )
     if isinstance(arg1, CSRNDArray) or _is_scipy(arg1):
         _check_shape(arg1.shape, shape)
         return array(arg1, ctx, dtype)
@@ -141,11 +143,12 @@ def _from_parts(data, indices, indptr, shape, ctx, dtype):
     )
     if shape is None:
         if not indices.shape[0]:
-            raise ValueError("csr_matrix: without elements, the shape has to be given")
+            raise ValueError("csr_matrix: without elements, the shape must be given")
         shape = (indptr.shape[0] - 1, int(indices.max().asscalar()) + 1)
     if not data.ndim == indices.ndim == indptr.ndim == 1 or not indptr.shape[0] or len(shape) != 2:
         raise ValueError(
-            "csr_matrix: data, indices and indptr are vectors, the shape has two sizes"
+            "csr_matrix: data, indices and indptr must be vectors, and the shape must have two "
+            "sizes"
         )
     return CSRNDArray(data, indices, indptr, shape)
 
@@ -192,13 +195,18 @@ def row_sparse_array(
     ctx = ctx or _core.current_context()
     if isinstance(arg1, tuple):
         if len(arg1) < 2:
-            raise ValueError(f"row_sparse_array: a tuple of {len(arg1)}; a shape, or two parts")
+            raise ValueError(
+                "row_sparse_array: expected a shape or a tuple of two parts, got a tuple of "
+                f"{len(arg1)}"
+            )
         if _is_shape(arg1):
             _check_shape(arg1, shape)
             return empty("row_sparse", arg1, ctx, dtype)
         return _from_rows(*arg1, shape, ctx, dtype)
     if isinstance(arg1, CSRNDArray):
-        raise ValueError("row_sparse_array: of a CSRNDArray; use tostype('default') first")
+        raise ValueError(
+            "row_sparse_array: cannot convert a CSRNDArray; use tostype('default') first"
+        )
     if isinstance(arg1, RowSparseNDArray):
         _check_shape(arg1.shape, shape)
         return array(arg1, ctx, dtype)
@@ -211,13 +219,13 @@ def _from_rows(data, indices, shape, ctx, dtype):
     data, indices = _part(data, ctx, dtype), _part(indices, ctx, "int64")
     if shape is None:
         if not indices.shape[0]:
-            raise ValueError("row_sparse_array: without rows, the shape has to be given")
+            raise ValueError("row_sparse_array: without rows, the shape must be given")
         shape = (int(indices[-1].asscalar()) + 1, *data.shape[1:])
     fits = data.ndim == len(shape) and data.shape[1:] == tuple(shape[1:])
     if not fits or indices.ndim != 1 or 0 in shape[1:]:
         raise ValueError(
             f"row_sparse_array: data of shape {data.shape} and indices of shape {indices.shape} "
-            f"are no rows of an array of shape {tuple(shape)}"
+            f"do not fit an array of shape {tuple(shape)}"
         )
     return RowSparseNDArray(data, indices, shape)
 
@@ -271,15 +279,17 @@ def array(source_array: Any, ctx: Context | None = None, dtype: DType | None = N
     if isinstance(source_array, BaseSparseNDArray):
         return source_array.astype(dtype or source_array.dtype, copy=False).copyto(ctx)
     if isinstance(source_array, NDArray):
-        raise AssertionError("array: of a dense NDArray; use tostype('row_sparse') or ('csr')")
+        raise AssertionError(
+            "array: cannot convert a dense NDArray; use tostype('row_sparse') or tostype('csr')"
+        )
     if _is_scipy(source_array):
         matrix = source_array.tocsr(copy=True)
         matrix.sum_duplicates()
         parts = matrix.data, matrix.indices, matrix.indptr
         return _from_parts(*parts, matrix.shape, ctx, dtype)
     raise ValueError(
-        f"array: expected a sparse array, not {type(source_array).__name__}; nd.array makes dense "
-        "ones"
+        f"array: expected a sparse array, got {type(source_array).__name__}; use nd.array for "
+        "dense arrays"
     )
 
 

@@ -355,7 +355,7 @@ def test_block_that_traces_differently_is_refused():
     net.hybridize()
     net(nd.ones((1, 5, 4)), nd.ones((5, 4)))
     extra.append(1)
-    with pytest.raises(MXNetError, match="computed something else when it was traced again"):
+    with pytest.raises(MXNetError, match="computed something else when it was re-traced"):
         net(nd.ones((1, 5, 4)) * nd.array([1, 1, -1, 1, 1]).reshape((1, 5, 1)), nd.ones((5, 4)))
 
 

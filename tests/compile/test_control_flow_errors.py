@@ -29,8 +29,8 @@ def hybrid(f):
                 lambda v: F.sum(v) < 3, lambda v: ([], F.concat(v, v, dim=0)), s, max_iterations=3
             )[1],
             ValueError,
-            r"loop_vars keep shapes.*number 0 goes in as float32 \(5, 4\) on [cg]pu\(0\) and comes "
-            r"out of func as float32 \(10, 4\)",
+            r"loop_vars must keep shapes.*number 0 is float32 \(5, 4\) on [cg]pu\(0\) before "
+            r"and float32 \(10, 4\) on [cg]pu\(0\) after func",
         ),
         (
             lambda net, F, x, s: F.contrib.while_loop(
@@ -44,53 +44,53 @@ def hybrid(f):
                 lambda v: True, lambda v: ([], v), s, max_iterations=3
             )[1],
             ValueError,
-            "cond has to return an array, not bool",
+            "cond must return an array, not bool",
         ),
         (
             lambda net, F, x, s: F.contrib.while_loop(
                 lambda v: F.sum(v), lambda v: v, s, max_iterations=3
             )[1],
             ValueError,
-            r"func returns \(outputs, loop_vars\)",
+            r"func must return \(outputs, loop_vars\)",
         ),
         (
             lambda net, F, x, s: F.contrib.while_loop(
                 lambda v: F.sum(v), lambda v: ([], [v, v]), s, max_iterations=3
             )[1],
             ValueError,
-            "as many loop_vars as it gets, 1, not 2",
+            "the same number of loop_vars as it gets, 1, not 2",
         ),
         (
             lambda net, F, x, s: F.contrib.while_loop(lambda v: F.sum(v), lambda v: ([], v), s)[1],
             ValueError,
-            "max_iterations has to be given",
+            "max_iterations must be given",
         ),
         (
             lambda net, F, x, s: F.contrib.while_loop(lambda: 1, lambda: ([], []), [], 3)[1],
             ValueError,
-            "at least one of loop_vars",
+            "loop_vars must not be empty",
         ),
         (
             lambda net, F, x, s: F.contrib.cond(F.sum(s), lambda: s, lambda: x),
             ValueError,
-            r"output 0 is float32 \(5, 4\) on [cg]pu\(0\) from then_func and float32 \(2, 5, 4\)",
+            r"output 0 is float32 \(5, 4\) on [cg]pu\(0\) from then_func but float32 \(2, 5, 4\)",
         ),
         (
             lambda net, F, x, s: F.contrib.cond(
                 F.sum(s), lambda: s, lambda: s.as_in_context(on(1))
             ),
             ValueError,
-            r"from else_func|from then_func and float32 \(5, 4\) on [cg]pu\(1\)",
+            r"from else_func|from then_func but float32 \(5, 4\) on [cg]pu\(1\)",
         ),
         (
             lambda net, F, x, s: F.contrib.cond(F.sum(s), lambda: s, lambda: [s, s]),
             ValueError,
-            "then_func returned 1 arrays, else_func 2",
+            "then_func returned 1 arrays, but else_func returned 2",
         ),
         (
             lambda net, F, x, s: F.contrib.cond(s, lambda: s, lambda: s),
             ValueError,
-            "pred has to be one number",
+            "pred must be one number",
         ),
         (
             lambda net, F, x, s: F.contrib.cond(

@@ -437,5 +437,7 @@ def test_hybridized_block_accepts_and_returns_dicts():
             assert found["parts"][0].asnumpy().tolist() == (x.asnumpy() + target).tolist()
             product = found["parts"][1]["product"]
             assert product.asnumpy().sum() == found["sum"].asscalar()
-    with pytest.raises(ValueError, match="in lists, tuples or dicts as may be, but got object"):
+    with pytest.raises(
+        ValueError, match="or nested lists, tuples or dicts of them, but got object"
+    ):
         net({"scores": object()}, {"target": y})

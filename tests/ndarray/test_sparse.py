@@ -100,7 +100,7 @@ def test_sparse_copies_and_assignments_keep_values(stype):
     assert same(y, 3 * VALUES) and y.stype == stype
     y[:] = 0
     assert y.data.shape[0] == 0 and same(y, 0 * VALUES)
-    with pytest.raises(TypeError, match="all of it"):
+    with pytest.raises(TypeError, match="the whole array"):
         y[0] = 1
     with pytest.raises(ValueError, match="shape"):
         y[:] = sparse(stype, VALUES[:2])
@@ -213,7 +213,7 @@ def test_check_format_detects_invalid_row_sparse(indices):
 
 @pytest.mark.parametrize("data, indices", [((2, 5), 2), ((2, 1), 2), ((2, 3, 1), 2), ((2,), 2)])
 def test_row_sparse_data_of_wrong_shape_is_refused(data, indices):
-    with pytest.raises(ValueError, match="are no rows of an array of shape .3, 3"):
+    with pytest.raises(ValueError, match="do not fit an array of shape .3, 3"):
         nd.sparse.row_sparse_array((np.ones(data), np.arange(indices)), shape=(3, 3))
 
 
@@ -531,7 +531,7 @@ CSR = {
 def test_out_of_range_indices_are_reported_on_use(use):
     """Errors are raised on use and nothing is truncated."""
     for parts in CSR.values():
-        with pytest.raises(mx.MXNetError, match="out of range|does not ascend"):
+        with pytest.raises(mx.MXNetError, match="out of range|must increase"):
             use(nd.sparse.csr_matrix(parts, shape=(2, 3)))
     with pytest.raises(mx.MXNetError, match="index 1 is row 9, which is out of range"):
         use(nd.sparse.row_sparse_array(ROWS, shape=(5, 3)))
@@ -548,14 +548,14 @@ def test_retain_returns_all_requested_rows():
         dense[[i for i in range(5) if i not in wanted]] = 0
         np.testing.assert_array_equal(found.asnumpy(), dense)
     for wanted in ([5], [-1, 2]):
-        with pytest.raises(IndexError, match="there is no row (5|-1): rows are numbered 0 to 4"):
+        with pytest.raises(IndexError, match="row (5|-1) is out of range .0 to 4"):
             nd.sparse.retain(x, nd.array(wanted))
 
 
 def test_row_sparse_pull_of_missing_row_is_refused():
     store = mx.kv.create("local")
     store.init("a", nd.ones((4, 2)).tostype("row_sparse"))
-    with pytest.raises(IndexError, match="there is no row 9"):
+    with pytest.raises(IndexError, match="row 9 is out of range"):
         store.row_sparse_pull(
             "a", out=nd.zeros((4, 2), stype="row_sparse"), row_ids=nd.array([1, 9])
         )
@@ -586,7 +586,9 @@ def test_errors_name_the_op_that_was_called(name):
 def test_csr_dot_with_zero_dimensional_array_is_refused():
     x = nd.ones((2, 2)).tostype("csr")
     for transpose in (False, True):
-        with pytest.raises(ValueError, match="dot: a csr matrix with an array of no dimensions"):
+        with pytest.raises(
+            ValueError, match="dot: a csr matrix cannot be multiplied by a 0-d array"
+        ):
             nd.dot(x, nd.array(3.0), transpose_a=transpose)
 
 

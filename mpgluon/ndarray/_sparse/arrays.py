@@ -36,17 +36,17 @@ def zeros_of(stype: str, shape: Shape, ctx: Context, dtype: DType) -> Any:
         return RowSparseNDArray(_core.empty((0, *shape[1:]), ctx, dtype), none, shape)
     if stype == "csr":
         if len(shape) != 2:
-            raise _core.MXNetValueError(f"a csr array has two dimensions, not the shape {shape}")
+            raise _core.MXNetValueError(f"a csr array must have two dimensions, not shape {shape}")
         indptr = index_array(np.zeros(shape[0] + 1), ctx)
         return CSRNDArray(_core.empty((0,), ctx, dtype), none, indptr, shape)
-    raise ValueError(f"unknown storage type {stype!r}; there are 'default', 'row_sparse', 'csr'")
+    raise ValueError(f"unknown storage type {stype!r}; expected 'default', 'row_sparse' or 'csr'")
 
 
 def cast_storage(array: NDArray, stype: str) -> NDArray:
     """An array in another storage: always a new one, except a dense one that stays dense."""
     if stype not in ("default", "row_sparse", "csr"):
         raise ValueError(
-            f"unknown storage type {stype!r}; there are 'default', 'row_sparse', 'csr'"
+            f"unknown storage type {stype!r}; expected 'default', 'row_sparse' or 'csr'"
         )
     if isinstance(array, BaseSparseNDArray):
         return array.tostype(stype)
@@ -62,7 +62,7 @@ def cast_storage(array: NDArray, stype: str) -> NDArray:
 
 def _rows_of(array):
     if array.ndim < 1:
-        raise _core.MXNetValueError("tostype: a row_sparse array has at least one dimension")
+        raise _core.MXNetValueError("tostype: a row_sparse array must have at least one dimension")
     count = array.shape[0]
     if array.size:
         used = (array.detach() != 0).reshape((count, -1)).max(axis=1)
@@ -76,7 +76,7 @@ def _rows_of(array):
 def _elements_of(array):
     if array.ndim != 2:
         raise _core.MXNetValueError(
-            f"tostype: a csr array has two dimensions, not the shape {array.shape}"
+            f"tostype: a csr array must have two dimensions, not shape {array.shape}"
         )
     rows, columns = np.nonzero(array.detach().asnumpy())
     ctx, (height, width) = array.context, array.shape
@@ -213,7 +213,7 @@ class BaseSparseNDArray(NDArray):
 
     @property
     def size(self) -> NoReturn:
-        raise NotImplementedError("the size of a sparse array is ambiguous; see shape, and data")
+        raise NotImplementedError("the size of a sparse array is ambiguous; use shape or data")
 
     @property
     def dtype(self) -> Any:
@@ -313,7 +313,9 @@ class BaseSparseNDArray(NDArray):
         if not isinstance(other, NDArray):
             raise TypeError(f"copyto: expected an array or a Context, got {type(other).__name__}")
         if other is self:
-            warnings.warn("copyto: the array is copied to itself", RuntimeWarning, stacklevel=2)
+            warnings.warn(
+                "copyto: the array cannot be copied to itself", RuntimeWarning, stacklevel=2
+            )
             return False
         if other.stype not in ("default", self.stype):
             raise TypeError(f"copyto: from {self.stype} to {other.stype} is not supported")
@@ -332,7 +334,8 @@ class BaseSparseNDArray(NDArray):
         the package's other modules."""
         if source.shape != self.shape:
             raise _core.MXNetValueError(
-                f"an array of shape {source.shape} can't be copied to one of {self.shape}"
+                f"an array of shape {source.shape} cannot be copied to an array of shape "
+                f"{self.shape}"
             )
         if source.stype not in ("default", self.stype):
             source = source.tostype("default")
@@ -350,7 +353,9 @@ class BaseSparseNDArray(NDArray):
     def __setitem__(self, key: Any, value: Any) -> None:
         """Only ``x[:] = value`` is there."""
         if not (isinstance(key, slice) and key == slice(None)):
-            raise TypeError(f"{type(self).__name__}: values are assigned to all of it, x[:] = ...")
+            raise TypeError(
+                f"{type(self).__name__}: values can only be assigned to the whole array, x[:] = ..."
+            )
         if isinstance(value, NDArray):
             if value is not self:
                 self.copy_from(value)
@@ -377,7 +382,9 @@ class BaseSparseNDArray(NDArray):
     # Methods that are ops work by these as for dense arrays: nd.op(x, ...).
 
     def reshape(self, *shape: Any, **kwargs: Any) -> NoReturn:
-        raise NotImplementedError("reshape: not for sparse arrays; use tostype('default')")
+        raise NotImplementedError(
+            "reshape: sparse arrays are not supported; use tostype('default')"
+        )
 
     def _at(self, index):
         raise NotImplementedError("not for sparse arrays; use tostype('default')")
@@ -389,7 +396,7 @@ class BaseSparseNDArray(NDArray):
 
     @property
     def __array_interface__(self) -> NoReturn:
-        raise AttributeError("__array_interface__: take x.asnumpy()")
+        raise AttributeError("__array_interface__ is not supported; use x.asnumpy()")
 
     @property
     def _traced(self):
@@ -497,7 +504,7 @@ class RowSparseNDArray(BaseSparseNDArray):
         """Only ``x[:]`` is there: the array itself."""
         if isinstance(key, slice) and key == slice(None):
             return self
-        raise TypeError("RowSparseNDArray: only x[:] is there; use tostype('default')")
+        raise TypeError("RowSparseNDArray: only x[:] is supported; use tostype('default')")
 
     def tostype(self, stype: str) -> Any:
         """A copy in the storage 'default' or 'row_sparse'."""
@@ -519,7 +526,7 @@ class RowSparseNDArray(BaseSparseNDArray):
         none = wanted[(wanted < 0) | (wanted >= self._shape[0])]
         if len(none):
             raise _core.MXNetIndexError(
-                f"there is no row {none[0]}: rows are numbered 0 to {self._shape[0] - 1}"
+                f"row {none[0]} is out of range (0 to {self._shape[0] - 1})"
             )
         kept = np.flatnonzero(np.isin(numbers, wanted))
         rows = take_rows(self.values, index_array(kept, self.context))
@@ -530,17 +537,20 @@ class RowSparseNDArray(BaseSparseNDArray):
 
     def _wrong_sizes(self):
         if self.index.shape != self.values.shape[:1]:
-            return f"{self.values.shape[0]} rows, but indices of shape {self.index.shape}"
-        return self.values.shape[1:] != self._shape[1:] and "rows of another shape than the array"
+            return f"got {self.values.shape[0]} rows, but indices of shape {self.index.shape}"
+        return (
+            self.values.shape[1:] != self._shape[1:]
+            and "the rows do not have the shape of the array's rows"
+        )
 
     def _beyond(self, part, numbers):
         if len(numbers) != self._values.shape[0]:
-            return f"{self._values.shape[0]} rows, but {len(numbers)} indices"
+            return f"got {self._values.shape[0]} rows, but {len(numbers)} indices"
         return _out_of_range("row", numbers, self._shape[0])
 
     def _wrong_indices(self):
         numbers = self.numbers()
-        return (np.diff(numbers) <= 0).any() and "the numbers of rows do not ascend"
+        return (np.diff(numbers) <= 0).any() and "the row indices must be increasing"
 
 
 class CSRNDArray(BaseSparseNDArray):
@@ -627,7 +637,7 @@ class CSRNDArray(BaseSparseNDArray):
 
     def _fill(self, number):
         if number != 0:
-            raise ValueError("CSRNDArray: numbers are not assigned to it, only arrays")
+            raise ValueError("CSRNDArray: only arrays can be assigned, not numbers")
         self._take_over(zeros_of("csr", self.shape, self.context, self.dtype))
 
     def __getitem__(self, key: Any) -> CSRNDArray:
@@ -635,13 +645,13 @@ class CSRNDArray(BaseSparseNDArray):
         if isinstance(key, (int, np.integer)):
             count = self._shape[0]
             if not -count <= key < count:
-                raise _core.MXNetIndexError(f"row {key} of {count} rows")
+                raise _core.MXNetIndexError(f"row {key} is out of range for {count} rows")
             key = key % count
             return self.sliced(key, key + 1)
         if not isinstance(key, slice):
-            raise ValueError(f"CSRNDArray: rows are taken by x[i] and x[begin:end], not {key!r}")
+            raise ValueError(f"CSRNDArray: an index must be x[i] or x[begin:end], not {key!r}")
         if key.step not in (None, 1):
-            raise ValueError("CSRNDArray: only rows that follow each other are taken")
+            raise ValueError("CSRNDArray: the step of a slice must be 1")
         if key.start is None and key.stop is None:
             return self
         begin, end, _ = key.indices(self._shape[0])
@@ -681,19 +691,21 @@ class CSRNDArray(BaseSparseNDArray):
 
     def _wrong_sizes(self):
         if self.pointers.shape != (self._shape[0] + 1,):
-            return f"indptr of shape {self.pointers.shape} for {self._shape[0]} rows"
-        return self.index.shape != self.values.shape and "not as many indices as values"
+            return f"indptr of shape {self.pointers.shape} does not match {self._shape[0]} rows"
+        return (
+            self.index.shape != self.values.shape and "indices and values must have the same length"
+        )
 
     def _beyond(self, part, numbers):
         if part == "index":
             return _out_of_range("column", numbers, self._shape[1])
         ends = numbers[0] == 0 and numbers[-1] == self._index.shape[0]
         if not ends or (np.diff(numbers) < 0).any():
-            return "indptr does not ascend from 0 to the number of elements"
+            return "indptr must increase from 0 to the number of elements"
         return None
 
     def _wrong_indices(self):
         indptr, columns = self.numbers("pointers"), self.numbers()
         rising = np.diff(columns) > 0
         rising[indptr[1:-1][(indptr[1:-1] > 0) & (indptr[1:-1] < len(columns))] - 1] = True
-        return not rising.all() and "the columns of a row do not ascend"
+        return not rising.all() and "the column indices of a row must be increasing"

@@ -460,7 +460,7 @@ def getnnz(data: CSRNDArray, axis: int | None = None) -> NDArray:
     if not isinstance(data, CSRNDArray):
         raise _core.MXNetTypeError(f"getnnz: expected a csr matrix, not {type(data).__name__}")
     if axis not in (1, None):
-        raise _core.MXNetValueError(f"getnnz: axis is 1 or None, not {axis!r}")
+        raise _core.MXNetValueError(f"getnnz: axis must be 1 or None, not {axis!r}")
     counts = np.diff(data.numbers("pointers")) if axis == 1 else [len(data.numbers())]
     return index_array(counts, data.context)
 
@@ -528,7 +528,7 @@ def _take(op, a, indices, axis=0, mode="clip"):
     count = a.shape[0]
     wanted = _dense(indices).asnumpy().astype(np.int64)
     if mode == "raise" and len(wanted) and (wanted.min() < 0 or wanted.max() >= count):
-        raise _core.MXNetIndexError(f"take: an index is outside of 0 ... {count - 1}")
+        raise _core.MXNetIndexError(f"take: an index is out of range (0 to {count - 1})")
     wanted = wanted % count if mode == "wrap" else wanted.clip(0, count - 1)
     indptr = a.numbers("pointers")
     lengths = np.diff(indptr)[wanted]
@@ -621,9 +621,9 @@ def _product(lhs, rhs, transpose_a, transpose_b, forward_stype):
 
 def _check_product(size, other):
     if not other.ndim:
-        raise _core.MXNetValueError("dot: a csr matrix with an array of no dimensions")
+        raise _core.MXNetValueError("dot: a csr matrix cannot be multiplied by a 0-d array")
     if other.shape[0] != size:
-        raise _core.MXNetValueError(f"dot: {size} columns, but {other.shape[0]} rows")
+        raise _core.MXNetValueError(f"dot: {size} columns do not match {other.shape[0]} rows")
 
 
 # The forms that accept weights with sparse gradients directly.

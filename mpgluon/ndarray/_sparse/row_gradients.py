@@ -135,8 +135,8 @@ class RowSparseGradient(RowSparseNDArray):
         """
         if rows._traced:
             raise _core.NotSupportedError(
-                "the rows of a weight with a sparse gradient are used in a program whose weights "
-                "are not its own: take the weight as a parameter of the block"
+                "the rows of a weight with a sparse gradient are used in a program that does "
+                "not own the weight; make the weight a parameter of the block"
             )
         rows = rows.detach()
         self._mark(rows, self._new(rows.shape, rows.context, rows.dtype))

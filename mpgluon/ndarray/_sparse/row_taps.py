@@ -85,8 +85,8 @@ class FlatTaps(Taps):
         def new(number, rows):
             if number >= len(arrays):
                 raise _core.NotSupportedError(
-                    "rows of a parameter with a row_sparse gradient are taken in the body of a "
-                    "loop of a pipelined block: take them in front of the loop"
+                    "rows of a parameter with a row_sparse gradient cannot be taken in the body "
+                    "of a loop of a pipelined block; take them before the loop"
                 )
             return arrays[number].reshape(rows.shape)
 
@@ -95,8 +95,8 @@ class FlatTaps(Taps):
     def add(self, param, ctx, rows, numbers):
         if numbers is None:
             raise _core.NotSupportedError(
-                f"Parameter '{param.name}' has a row_sparse gradient, and a pipelined block uses "
-                "the whole of it, where the gradient has all rows: make it with "
+                f"Parameter '{param.name}' has a row_sparse gradient, but a pipelined block "
+                "uses the whole parameter, so its gradient has all rows; create it with "
                 "grad_stype='default' (sparse_grad=False)"
             )
         row = rows.shape[numbers.ndim :]
@@ -149,8 +149,8 @@ class TappedCall:
         def tap(number, rows):
             if number == len(self._specs):  # the steps of a loop have separate taps
                 raise _core.NotSupportedError(
-                    "rows of a parameter with a row_sparse gradient are taken in the body of a "
-                    "loop of a hybridized block: take them in front of the loop, or make the "
+                    "rows of a parameter with a row_sparse gradient cannot be taken in the body "
+                    "of a loop of a hybridized block; take them before the loop, or create the "
                     "parameter with grad_stype='default' (sparse_grad=False)"
                 )
             return arrays[first + number]
