@@ -260,13 +260,13 @@ class Executor:
         for node, grad, array in zip(self._program.arguments, self.grad_arrays, self.arg_arrays):
             if grad is not None and grad.shape != array.shape:
                 raise MXNetError(
-                    f"the gradient array of {node.name} has the shape {grad.shape}, the argument "
-                    f"{array.shape}"
+                    f"the gradient array of {node.name} has shape {grad.shape}, but the "
+                    f"argument has shape {array.shape}"
                 )
             if grad is not None and computes(grad.context) != computes(array.context):
                 raise MXNetError(
-                    f"the gradient array of {node.name} is on {grad.context}, the argument on "
-                    f"{array.context}"
+                    f"the gradient array of {node.name} is on {grad.context}, but the argument "
+                    f"is on {array.context}"
                 )
 
     def _check_gradients(self):
@@ -287,8 +287,8 @@ class Executor:
                 continue
             if node.call.gradient_missing and any(self._reaches(source) for source in sources[at]):
                 raise MXNetError(
-                    f"{node.name}: {node.call.name} has no gradient; bind with grad_req='null' for "
-                    "what it is computed from, or put BlockGrad behind it"
+                    f"{node.name}: {node.call.name} has no gradient; bind with grad_req='null' "
+                    "for its inputs, or put BlockGrad after it"
                 )
             if node.call.differentiable:
                 stack.extend(sources[at])
@@ -311,7 +311,9 @@ class Executor:
                 if not isinstance(array, (nd.NDArray, np.ndarray)):
                     raise ValueError("only accept keyword argument of NDArrays and numpy.ndarray")
                 if name not in arguments:
-                    raise TypeError(f"Unknown argument {name}; there are {', '.join(arguments)}")
+                    raise TypeError(
+                        f"Unknown argument {name}; the arguments are {', '.join(arguments)}"
+                    )
                 if arguments[name].shape != tuple(array.shape):
                     raise ValueError(
                         f"Shape not match! Argument {name}, need: {arguments[name].shape}, "
@@ -438,9 +440,9 @@ class Executor:
             node = self._program.order[at]
             if flows and grad is None and not (node.call is not None and node.call.loss):
                 raise MXNetError(
-                    f"backward: the output {node.output_name(index)} is not that of a loss layer, "
-                    "so out_grads must have a gradient for it. To minimize the output itself, "
-                    "bind mx.sym.make_loss of it"
+                    f"backward: the output {node.output_name(index)} is not the output of a "
+                    "loss layer, so out_grads must have a gradient for it; to minimize the "
+                    "output itself, bind mx.sym.make_loss of it"
                 )
 
     def _reaches(self, head):
@@ -523,7 +525,7 @@ class Executor:
                 if target is not None:
                     if array.shape != target.shape:
                         raise MXNetError(
-                            f"copy_params_from: {name} has the shape {array.shape}, needed is "
+                            f"copy_params_from: {name} has shape {array.shape}, expected "
                             f"{target.shape}"
                         )
                     if array is not target:
@@ -590,7 +592,8 @@ class Executor:
                     continue
                 if not known(shape):
                     raise MXNetError(
-                        f"reshape: the new shape of {node.name} does not follow from those given"
+                        f"reshape: the new shape of {node.name} cannot be inferred from the "
+                        "given shapes"
                     )
                 new.append(
                     self._resized(

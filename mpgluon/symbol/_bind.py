@@ -27,7 +27,7 @@ def _requests(grad_req, names, what):
         found = [grad_req.get(name, "null") for name in names]
     else:
         raise TypeError(
-            f"{what}: grad_req is a str, a list or a dict, not {type(grad_req).__name__}"
+            f"{what}: grad_req must be a str, a list or a dict, not {type(grad_req).__name__}"
         )
     for request in found:
         if request not in _REQUESTS:
@@ -73,7 +73,7 @@ def _check_groups(group2ctx):
     if group2ctx is not None and not (
         isinstance(group2ctx, dict) and all(isinstance(ctx, Context) for ctx in group2ctx.values())
     ):
-        raise TypeError("group2ctx is a dict of str to Context")
+        raise TypeError("group2ctx must be a dict of str to Context")
 
 
 def _check_names(what, names):
@@ -85,8 +85,8 @@ def _check_names(what, names):
     )
     if twice:
         raise MXNetError(
-            f"{what}: different variables are named {twice[0]!r}. Use one variable in all places, "
-            "or give each a name of its own"
+            f"{what}: different variables are named {twice[0]!r}; use the same variable "
+            "everywhere, or give each its own name"
         )
 
 
@@ -108,8 +108,8 @@ def bind(symbol, ctx, args, args_grad, grad_req, aux_states, group2ctx, shared_e
         for name, array in zip((*names, *symbol.list_auxiliary_states()), (*args, *auxiliary)):
             if computes(array.context) != computes(ctx) and not moves:
                 raise MXNetError(
-                    f"bind: the array of {name} is on {array.context}, the executor on {ctx}; name "
-                    "devices by group2ctx, or move the array"
+                    f"bind: the array of {name} is on {array.context}, but the executor is on "
+                    f"{ctx}; pass devices in group2ctx, or move the array"
                 )
     requests = _requests(grad_req, names, "bind")
     return Executor(symbol.__copy__(), ctx, args, gradients, requests, auxiliary, group2ctx)
@@ -221,8 +221,8 @@ def _infer(entries, variables, arguments, shapes, type_dict):
     ]
     if missing:
         raise MXNetError(
-            "simple_bind error. The shapes of these arguments do not follow from those given (0 "
-            f"is unknown): {', '.join(missing[:20])}"
+            "simple_bind error. The shapes of these arguments cannot be inferred (0 is "
+            f"unknown): {', '.join(missing[:20])}"
         )
     return found
 
@@ -256,8 +256,8 @@ def _new_array(name, shape, dtype, device, shared, buffer):
     if array is not None:
         if array.shape != shape or _core.dtype_name(array.dtype) != dtype:
             raise MXNetError(
-                f"simple_bind: the shared array of {name} is {array.dtype} {array.shape}, needed "
-                f"is {dtype} {shape}"
+                f"simple_bind: the shared array of {name} is {array.dtype} {array.shape}, "
+                f"expected {dtype} {shape}"
             )
         return array
     array = None if buffer is None else buffer.get(name)

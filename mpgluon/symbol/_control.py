@@ -36,9 +36,9 @@ def _numbers(text, what, limit, size=None, missing=False):
     try:
         found = [int(part) for part in str(text).strip().strip("[]()").split(",") if part.strip()]
     except ValueError:
-        raise MXNetError(f"{what} is a list of integers, not {text!r}") from None
+        raise MXNetError(f"{what} must be a list of integers, not {text!r}") from None
     if any(not (-1 if missing else 0) <= number < limit for number in found):
-        raise MXNetError(f"{what} has a number that is none of the {limit} there are: {text}")
+        raise MXNetError(f"{what} must have indices below {limit}, got {text}")
     if size is not None and len(found) != size:
         raise MXNetError(f"{what} has {len(found)} numbers, not {size}")
     return found
@@ -50,9 +50,9 @@ def _number(attrs, key, low, high):
     except KeyError:
         raise MXNetError(f"the attribute {key} is missing") from None
     except ValueError:
-        raise MXNetError(f"{key} is an integer, not {attrs[key]!r}") from None
+        raise MXNetError(f"{key} must be an integer, not {attrs[key]!r}") from None
     if not low <= number <= high:
-        raise MXNetError(f"{key} is {number}; it has to be in {low} to {high}")
+        raise MXNetError(f"{key} is {number}, but must be {low} to {high}")
     return number
 
 
@@ -181,8 +181,8 @@ class Foreach(Control):
         self.num_out = _number(attrs, "num_out_data", 0, self.num_outputs)
         if sorted([*data, *state, *remain]) != list(range(num_inputs)) or num_inputs != variables:
             raise MXNetError(
-                f"in_data_locs, in_state_locs and remain_locs have to name each of the {variables} "
-                f"variables of the graph once, for {num_inputs} inputs"
+                "in_data_locs, in_state_locs and remain_locs must contain each of the "
+                f"{variables} variables of the graph exactly once, for {num_inputs} inputs"
             )
         if (
             self.num_outputs - self.num_out != self.num_states
@@ -190,7 +190,7 @@ class Foreach(Control):
             or not data
         ):
             raise MXNetError(
-                f"the graph has {len(entries)} results, for {self.num_out} outputs and "
+                f"the graph has {len(entries)} results, but needs {self.num_out} outputs and "
                 f"{self.num_states} states, over {self.num_data} arrays"
             )
         locs = [0] * variables
@@ -263,11 +263,11 @@ class WhileLoop(Control):
             or not places
         ):
             raise MXNetError(
-                f"the graphs have {len(graphs[0])} and {len(graphs[1])} results, for "
+                f"the graphs have {len(graphs[0])} and {len(graphs[1])} results, but need "
                 f"{self.num_out} outputs and {len(places)} loop_vars"
             )
         if len(set(places)) != len(places):
-            raise MXNetError("func_var_locs names a variable twice")
+            raise MXNetError("func_var_locs contains a variable twice")
         self.graphs = [Subgraph(graphs[0], test), Subgraph(graphs[1], body)]
 
     def infer(self, inputs, outputs, train):
@@ -498,7 +498,7 @@ def foreach(
         outputs, nest_outputs = _flat(outputs, "foreach: the outputs of the body")
         new, nest_new = _flat(new, "foreach: the states that the body returned")
         if len(new) != len(first):
-            raise MXNetError(f"foreach: the body gets {len(first)} states and returned {len(new)}")
+            raise MXNetError(f"foreach: the body gets {len(first)} states but returned {len(new)}")
         entries, variables = _cut([*outputs, *new], mark, own)
     place = {node.name: i for i, (node, _) in enumerate(variables)}
     locs = []
@@ -506,7 +506,7 @@ def foreach(
         if symbol.name not in place:
             raise AssertionError(
                 f"foreach: the body does not use {outer.list_outputs()[0]}, one of its data and "
-                "states; a symbol's body has to use them all"
+                "states; a symbol's body must use all of them"
             )
         locs.append(place[symbol.name])
     rest = [(i, outer) for i, (_, outer) in enumerate(variables) if outer is not None]
@@ -569,25 +569,24 @@ def while_loop(
     from .symbol import Symbol
 
     if max_iterations is None:
-        raise ValueError("while_loop: max_iterations has to be given")
+        raise ValueError("while_loop: max_iterations must be given")
     try:
         limit = int(max_iterations)
     except (TypeError, ValueError):
         raise ValueError(
-            f"while_loop: max_iterations has to be an integer, not {max_iterations!r}"
+            f"while_loop: max_iterations must be an integer, not {max_iterations!r}"
         ) from None
     single = isinstance(loop_vars, Symbol)
     outer, nest = _flat([loop_vars] if single else loop_vars, "while_loop: loop_vars")
     if not outer:
-        raise ValueError("while_loop: there has to be at least one of loop_vars")
+        raise ValueError("while_loop: loop_vars must not be empty")
     mark = _scope_name(name + "_cond")
     with AttrScope(**{_MARK: mark}):
         own = [_placeholders(outer)]
         result = cond(*nest(own[0]))
         if not isinstance(result, Symbol) or len(result) != 1:
             raise ValueError(
-                "while_loop: cond has to return a Symbol of one output, not "
-                f"{type(result).__name__}"
+                f"while_loop: cond must return a Symbol of one output, not {type(result).__name__}"
             )
         test = _cut([result], mark, own[0])
     mark = _scope_name(name + "_func")
@@ -596,7 +595,7 @@ def while_loop(
         result = func(*nest(own[1]))
         if not isinstance(result, (tuple, list)) or len(result) != 2:
             raise ValueError(
-                f"while_loop: func returns (outputs, loop_vars), not {type(result).__name__}"
+                f"while_loop: func must return (outputs, loop_vars), not {type(result).__name__}"
             )
         outputs, nest_outputs = _flat(
             [] if result[0] is None else result[0], "while_loop: the outputs of func"
@@ -606,16 +605,16 @@ def while_loop(
         )
         if len(new) != len(outer):
             raise ValueError(
-                f"while_loop: func has to return as many loop_vars as it gets, {len(outer)}, not "
-                f"{len(new)}"
+                "while_loop: func must return the same number of loop_vars as it gets, "
+                f"{len(outer)}, not {len(new)}"
             )
         entries, variables = _cut([*outputs, *new], mark, own[1])
     place = {node.name: i for i, (node, _) in enumerate(variables)}
     for i, symbol in enumerate(own[1]):
         if symbol.name not in place:
             raise ValueError(
-                f"while_loop: func does not use loop_vars[{i}] ({outer[i].list_outputs()[0]}); a "
-                "symbol's body has to use them all"
+                f"while_loop: func does not use loop_vars[{i}] ({outer[i].list_outputs()[0]}); "
+                "a symbol's body must use all of them"
             )
     inputs, (test_locs, body_locs) = _join([test[1], variables], own, outer)
     results = _node(
@@ -653,7 +652,7 @@ def cond(
     from .symbol import Symbol
 
     if not isinstance(pred, Symbol) or len(pred) != 1:
-        raise ValueError(f"cond: pred has to be a Symbol of one output, not {type(pred).__name__}")
+        raise ValueError(f"cond: pred must be a Symbol of one output, not {type(pred).__name__}")
     graphs, nests, counts = [], [], []
     for part, function in (("pred", lambda: pred), ("then", then_func), ("else", else_func)):
         mark = _scope_name(f"{name}_{part}")
@@ -664,8 +663,8 @@ def cond(
         counts.append(len(found))
     if counts[1] != counts[2]:
         raise ValueError(
-            f"cond: then_func returned {counts[1]} symbols, else_func {counts[2]}; they have to be "
-            "as many"
+            f"cond: then_func returned {counts[1]} symbols, but else_func returned {counts[2]}; "
+            "the numbers must be equal"
         )
     inputs, locs = _join([variables for _, variables in graphs], [[], [], []], [])
     results = _node(

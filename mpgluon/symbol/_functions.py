@@ -53,7 +53,8 @@ def single(symbol: Symbol, what: str) -> Any:
     if len(entries_of(symbol)) != 1:
         raise MXNetError(
             f"{what} has {len(entries_of(symbol))} outputs "
-            f"({', '.join(symbol.list_outputs()[:4])}, ...); an input is a single one"
+            f"({', '.join(symbol.list_outputs()[:4])}, ...), but an input must be a single "
+            "output"
         )
     return entries_of(symbol)[0]
 
@@ -125,7 +126,7 @@ class Function:
                 for item in arg if isinstance(arg, (list, tuple)) else (arg,):
                     if not isinstance(item, Symbol):
                         raise TypeError(
-                            f"{op}: positional arguments are Symbols, got {type(item).__name__}"
+                            f"{op}: positional arguments must be Symbols, got {type(item).__name__}"
                         )
                     arrays.append(single(item, f"{op}: argument {len(arrays)}"))
         else:
@@ -146,7 +147,7 @@ class Function:
                 if self._variadic and isinstance(value, (list, tuple)):
                     arrays.extend([single(item, f"{op}: {key}") for item in value])
                 elif value is not None:
-                    raise TypeError(f"{op}: {key} has to be a Symbol, got {type(value).__name__}")
+                    raise TypeError(f"{op}: {key} must be a Symbol, got {type(value).__name__}")
             elif key in HIDDEN or (key.startswith("__") and key.endswith("__")):
                 extra[key] = str(value)
             # MXNet's ops without parameters accept any, and programs rely on it.
@@ -166,7 +167,7 @@ class Function:
         for key in attrs:
             if not (key.startswith("__") and key.endswith("__")):
                 raise MXNetError(
-                    f"{op} has no parameter {key!r}; an attribute of one's own is written __{key}__"
+                    f"{op} has no parameter {key!r}; write your own attribute as __{key}__"
                 )
         call = _core.OpCall(op, params)
         used = call.input_names(call.num_inputs(len(given))) if places else ()

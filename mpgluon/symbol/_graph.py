@@ -136,15 +136,15 @@ def make(call, texts, name, arrays, given):
     for key, entry in given.items():
         if key not in names:
             raise TypeError(
-                f"{call.name}: the input {key!r} is not used with these parameters; inputs are "
-                f"{', '.join(names) or 'none'}"
+                f"{call.name}: the input {key!r} is not used with these parameters; the inputs "
+                f"are {', '.join(names) or 'none'}"
             )
         place = names.index(key)
         if inputs[place] is not None:
             raise TypeError(f"{call.name}: the input {key!r} is given twice")
         inputs[place] = entry
     if len(inputs) != count:
-        raise TypeError(f"{call.name}: takes {count} inputs, {len(inputs)} given")
+        raise TypeError(f"{call.name}: expected {count} inputs, got {len(inputs)}")
     for place, (key, entry, initial) in enumerate(zip(names, inputs, call.initial_values(count))):
         if entry is None:
             made = dict(texts)

@@ -23,7 +23,7 @@ def parse_shape(text):
     try:
         return tuple([max(int(part), 0) for part in values.split(",") if part.strip()])
     except ValueError:
-        raise MXNetError(f"a shape is a tuple of integers, not {text!r}") from None
+        raise MXNetError(f"a shape must be a tuple of integers, not {text!r}") from None
 
 
 # MXNet's ids of dtypes, used in its files.
@@ -167,8 +167,7 @@ class Inference:
         if merged is None:
             what = self.order[at].output_name(index)
             raise MXNetError(
-                f"Error in operator {node.name}: {what} is {_text(old)}, but has to be "
-                f"{_text(new)} here"
+                f"Error in operator {node.name}: {what} is {_text(old)}, but must be {_text(new)}"
             )
         if merged == old:
             return

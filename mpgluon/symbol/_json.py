@@ -113,7 +113,7 @@ def _graph_text(entries, end):
 
 
 def _wrong(text):
-    return MXNetError(f"this is no symbol in JSON: {text}")
+    return MXNetError(f"invalid JSON of a symbol: {text}")
 
 
 def _expect(value, kind, what):
@@ -133,10 +133,12 @@ def _entry(value, count, what):
     """Returns (node index, output) of an input or head; node indices must be below `count`."""
     parts = _expect(value, list, what)
     if not 2 <= len(parts) <= 3:
-        raise _wrong(f"{what} has {len(parts)} numbers, not 2 or 3")
+        raise _wrong(f"{what} must have 2 or 3 numbers, not {len(parts)}")
     node, index = (_expect(part, int, what) for part in parts[:2])
     if not 0 <= node < count:
-        raise _wrong(f"{what} refers to node {node}; only the {count} nodes before it may be used")
+        raise _wrong(
+            f"{what} refers to node {node}, but can only refer to the {count} nodes before it"
+        )
     return node, index
 
 
@@ -190,7 +192,7 @@ def _graph(document, version, counted, depth):
         )
         graphs = _expect(item.get("subgraphs") or [], list, f"{what}: subgraphs")
         if graphs and op not in KINDS:
-            raise MXNetError(f"{name}: nodes with graphs inside them ({op}) can't be read")
+            raise MXNetError(f"{name}: nodes with graphs inside them ({op}) cannot be loaded")
         attrs = {}
         for key in ("param", "attr", "attrs"):
             if item.get(key) is not None:
@@ -203,7 +205,7 @@ def _graph(document, version, counted, depth):
             inputs.append((nodes[at], index))
         if op == "null":
             if inputs:
-                raise _wrong(f"{what}: {name} is a variable and has inputs")
+                raise _wrong(f"{what}: {name} is a variable but has inputs")
             attrs = {f"__{key}__" if key in HIDDEN else key: value for key, value in attrs.items()}
             nodes.append(Node(name, attrs))
             continue
@@ -226,10 +228,11 @@ def _graph(document, version, counted, depth):
 def _control_node(op, name, attrs, inputs, graphs, version, counted, depth):
     kind = KINDS[op]
     if depth == MAX_DEPTH:
-        raise _wrong(f"{name}: there are graphs within graphs, {MAX_DEPTH} deep")
+        raise _wrong(f"{name}: graphs are nested deeper than {MAX_DEPTH}")
     if len(graphs) != kind.num_graphs:
         raise MXNetError(
-            f"{name}: {op} has {kind.num_graphs} graphs inside it, the file gives {len(graphs)}"
+            f"{name}: {op} must have {kind.num_graphs} graphs inside it, but the file has "
+            f"{len(graphs)}"
         )
     entries = [
         _graph(_expect(graph, dict, f"{name}: a graph inside it"), version, counted, depth + 1)
@@ -257,7 +260,7 @@ def _custom_node(name, attrs, inputs):
         raise MXNetError(f"{name}: {error}") from None
     if len(inputs) != call.num_inputs(0):
         raise MXNetError(
-            f"{name}: {call.op_type} takes {call.num_inputs(0)} inputs, the file gives "
+            f"{name}: {call.op_type} needs {call.num_inputs(0)} inputs, but the file has "
             f"{len(inputs)}"
         )
     return Node(name, attrs, call, tuple(inputs))
@@ -283,11 +286,11 @@ def _op_node(op, name, attrs, inputs, version):
     except MemoryError:
         raise
     except MXNetError:
-        raise MXNetError(f"{name}: there is no op {op!r} in this build{of_op(op)}") from None
+        raise MXNetError(f"{name}: this build has no op {op!r}{of_op(op)}") from None
     if "hidden" in described["flags"]:
         raise MXNetError(
-            f"{name}: {op} is a part of other ops' gradients or of compiled networks; files don't "
-            "hold it"
+            f"{name}: {op} is an internal op of gradients or compiled networks, which files "
+            "cannot contain"
         )
     known = {param["name"] for param in described["params"]}
     moved = _upgrade(op, attrs, version, known)
@@ -295,7 +298,7 @@ def _op_node(op, name, attrs, inputs, version):
     if known and unknown:  # as in MXNet, ops without parameters keep any attribute
         raise MXNetError(
             f"{name}: {op} has no parameter {unknown[0]!r}; its parameters are "
-            f"{', '.join(sorted(known))}. Attributes of the user's own begin and end with __"
+            f"{', '.join(sorted(known))}. User-defined attributes must begin and end with __"
         )
     try:
         call = _core.OpCall(op, {key: value for key, value in attrs.items() if key in known})
@@ -306,7 +309,9 @@ def _op_node(op, name, attrs, inputs, version):
     stated_inputs, stated = len(inputs), attrs.get("num_args")
     counted = len(inputs) // INPUTS_EACH.get(op, 1)
     if "num_args" in known and stated is not None and stated != str(counted):
-        raise MXNetError(f"{name}: {op} has num_args={stated}, the file gives {len(inputs)} inputs")
+        raise MXNetError(
+            f"{name}: {op} has num_args={stated}, but the file has {len(inputs)} inputs"
+        )
     count = call.num_inputs(len(inputs))
     if len(inputs) > count:
         raise MXNetError(f"{name}: {op} takes {count} inputs, the file gives {len(inputs)}")

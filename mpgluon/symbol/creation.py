@@ -208,7 +208,7 @@ def histogram(
     if isinstance(bins, Symbol):
         return _call("_histogram", data=a, bins=bins, **kwargs)
     if not isinstance(bins, (int, np.integer)) or range is None:
-        raise ValueError("histogram: bins is a Symbol, or an integer that goes with a range")
+        raise ValueError("histogram: bins must be a Symbol, or an integer together with a range")
     return _call("_histogram", data=a, bin_cnt=bins, range=range, **kwargs)
 
 

@@ -23,4 +23,4 @@ class _Symbol(Symbol):
     __slots__ = ()
 
     def __init__(self, *args: Any) -> None:
-        raise _core.NotSupportedError("mx.sym.np: there is no mx.np in mpgluon; use mx.sym")
+        raise _core.NotSupportedError("mx.sym.np: mpgluon does not have mx.np; use mx.sym")

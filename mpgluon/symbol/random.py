@@ -49,7 +49,7 @@ def _draw(name, params, shape, dtype, kwargs):
     if all(symbols):
         return _call(f"_sample_{name}", *params, shape=shape, dtype=dtype, **kwargs)
     if any(symbols) or not all(isinstance(param, (int, float, np.generic)) for param in params):
-        raise ValueError(f"random.{name}: the parameters have to be all Symbols or all numbers")
+        raise ValueError(f"random.{name}: the parameters must be all Symbols or all numbers")
     return _call(f"_random_{name}", *params, shape=shape, dtype=dtype, **kwargs)
 
 

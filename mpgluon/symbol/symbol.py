@@ -94,7 +94,9 @@ class Symbol(SymbolMethods, Entries):
                 f"{type(index).__name__}"
             )
         if not -len(self) <= index < len(self):
-            raise IndexError(f"the symbol has {len(self)} outputs, there is no output {index}")
+            raise IndexError(
+                f"output index {index} is out of range: the symbol has {len(self)} outputs"
+            )
         return Symbol([self._entries[index]])
 
     def _variables(self):
@@ -158,7 +160,7 @@ class Symbol(SymbolMethods, Entries):
 
     def _set_attr(self, **kwargs):
         if self.name is None:
-            raise MXNetError("attributes are set on single nodes, not on groups")
+            raise MXNetError("attributes can only be set on single nodes, not on groups")
         for key, value in kwargs.items():
             if not isinstance(value, str):
                 raise ValueError(
@@ -209,14 +211,14 @@ class Symbol(SymbolMethods, Entries):
         if args:
             arguments = [node for node in variables if node not in written]
             if len(args) > len(arguments):
-                raise MXNetError(f"{self}: {len(args)} symbols for {len(arguments)} arguments")
+                raise MXNetError(f"{self}: got {len(args)} symbols for {len(arguments)} arguments")
             for node, symbol in zip(arguments, args):
                 replace[node] = single(symbol, f"the symbol for {node.name}")
         for key, symbol in kwargs.items():
             matches = [node for node in variables if node.name == key]
             if not matches:
                 raise MXNetError(
-                    f"{self}: there is no argument {key!r}; there are "
+                    f"{self}: unknown argument {key!r}; the arguments are "
                     f"{', '.join(node.name for node in variables)}"
                 )
             for node in matches:
@@ -246,13 +248,13 @@ class Symbol(SymbolMethods, Entries):
         if args:
             arguments = self.list_arguments()
             if len(args) > len(arguments):
-                raise ValueError(f"{len(args)} {what}s are given for {len(arguments)} arguments")
+                raise ValueError(f"got {len(args)} {what}s for {len(arguments)} arguments")
             return {name: value for name, value in zip(arguments, args) if value is not None}
         unknown = [name for name in kwargs if name not in names]
         if unknown:
             raise MXNetError(
-                f"infer_{what}: the symbol has no argument named {', '.join(unknown)}; there are "
-                f"{', '.join(names)}"
+                f"infer_{what}: the symbol has no argument named {', '.join(unknown)}; the "
+                f"arguments are {', '.join(names)}"
             )
         return {name: value for name, value in kwargs.items() if value is not None}
 
@@ -487,8 +489,7 @@ class Symbol(SymbolMethods, Entries):
         """
         if backend is not None:
             raise MXNetError(
-                f"optimize_for: there is no backend {backend!r}; a symbol is compiled when it is "
-                "bound"
+                f"optimize_for: unknown backend {backend!r}; a symbol is compiled when it is bound"
             )
         return self
 
@@ -508,7 +509,7 @@ class Symbol(SymbolMethods, Entries):
 
     def as_np_ndarray(self) -> NoReturn:
         """Always raises NotSupportedError: there is no ``mx.np`` here."""
-        raise _core.NotSupportedError("as_np_ndarray: there is no mx.np in mpgluon")
+        raise _core.NotSupportedError("as_np_ndarray: mpgluon does not have mx.np")
 
     @property
     def handle(self) -> Any:
@@ -644,7 +645,7 @@ def var(
     if stype is not None:
         numbers = {"default": 0, "row_sparse": 1, "csr": 2}
         if stype not in numbers:
-            raise ValueError(f"var: the storage type is one of {', '.join(numbers)}, not {stype!r}")
+            raise ValueError(f"var: stype must be one of {', '.join(numbers)}, not {stype!r}")
         attrs["__storage_type__"] = str(numbers[stype])
     for key, value in kwargs.items():
         if not (key.startswith("__") and key.endswith("__")):
@@ -655,7 +656,7 @@ def var(
         attrs[key] = str(value)
     for key, value in attrs.items():
         if not isinstance(value, str):
-            raise ValueError(f"var: the attribute {key} has to be text, not {type(value).__name__}")
+            raise ValueError(f"var: the attribute {key} must be a str, not {type(value).__name__}")
     return Symbol([(Node(name, attrs), 0)])
 
 
@@ -699,7 +700,7 @@ def load(fname: str) -> Symbol:
         try:
             text = file.read().decode("utf-8")
         except UnicodeDecodeError as error:
-            raise MXNetError(f"{fname} is no text: {error}") from None
+            raise MXNetError(f"{fname} is not a text file: {error}") from None
     try:
         return Symbol(parse(text))
     except MXNetError as error:

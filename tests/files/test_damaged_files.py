@@ -290,42 +290,48 @@ def nested(depth):
 
 def test_deeply_nested_subgraphs_are_refused():
     assert mx.sym.load_json(nested(8)).list_arguments() == ["x"]
-    with pytest.raises(MXNetError, match="graphs within graphs"):
+    with pytest.raises(MXNetError, match="graphs are nested deeper"):
         mx.sym.load_json(nested(40))
     head, tail = nested(1).split('"subgraphs": [')[0] + '"subgraphs": [', "]}]}"
     with pytest.raises(MXNetError):
         mx.sym.load_json(head * 5000 + tail * 5000)
     wide = json.loads(nested(1))
     wide["nodes"][1]["subgraphs"] = wide["nodes"][1]["subgraphs"] * 10000
-    with pytest.raises(MXNetError, match="the file gives 10000"):
+    with pytest.raises(MXNetError, match="the file has 10000"):
         mx.sym.load_json(json.dumps(wide))
 
 
 WRONG = {
     "graphs": (
         lambda node: node["subgraphs"].append(node["subgraphs"][0]),
-        "has 1 graphs inside it, the file gives 2",
+        "must have 1 graphs inside it, but the file has 2",
     ),
-    "none": (lambda node: node.pop("subgraphs"), "has 1 graphs inside it, the file gives 0"),
+    "none": (
+        lambda node: node.pop("subgraphs"),
+        "must have 1 graphs inside it, but the file has 0",
+    ),
     "locs": (
         lambda node: node["attrs"].update(in_data_locs="[5]"),
-        "in_data_locs has a number that is none of the 1",
+        "in_data_locs must have indices below 1",
     ),
     "text": (
         lambda node: node["attrs"].update(in_data_locs="[x]"),
-        "in_data_locs is a list of integers",
+        "in_data_locs must be a list of integers",
     ),
     "twice": (
         lambda node: node["attrs"].update(in_state_locs="[0]"),
-        "name each of the 1 variables of the graph once",
+        "contain each of the 1 variables of the graph exactly once",
     ),
     "outputs": (lambda node: node["attrs"].update(num_outputs="3"), "the graph has 1 results"),
     "many": (
         lambda node: node["attrs"].update(num_outputs="99999999999"),
-        "it has to be in 1 to 4096",
+        "but must be 1 to 4096",
     ),
     "missing": (lambda node: node["attrs"].pop("num_outputs"), "num_outputs is missing"),
-    "word": (lambda node: node["attrs"].update(num_outputs="two"), "num_outputs is an integer"),
+    "word": (
+        lambda node: node["attrs"].update(num_outputs="two"),
+        "num_outputs must be an integer",
+    ),
     "list": (
         lambda node: node.update(subgraphs={}) or node.update(subgraphs="x"),
         "subgraphs should be list",

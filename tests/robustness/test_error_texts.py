@@ -114,28 +114,28 @@ def test_array_used_after_its_trace_raises():
         ),
         (
             lambda net: net.hybridize(backend="TensorRT"),
-            ["no backend 'TensorRT'", "leave backend out"],
+            ["unknown backend 'TensorRT'", "omit the argument"],
         ),
         (
             lambda net: net.optimize_for(nd.ones((2, 4)), backend="TensorRT"),
-            ["no backend 'TensorRT'"],
+            ["unknown backend 'TensorRT'"],
         ),
         (
             lambda net: net.optimize_for(nd.ones((2, 4)), static_aloc=True),
             ["unknown option 'static_aloc'", "'static_alloc'"],
         ),
-        (lambda net: net(mx.sym.var("x")).optimize_for("TensorRT"), ["no backend 'TensorRT'"]),
+        (lambda net: net(mx.sym.var("x")).optimize_for("TensorRT"), ["unknown backend 'TensorRT'"]),
         (
             lambda net: net(mx.sym.var("x")).get_backend_symbol("TensorRT"),
-            ["no backend 'TensorRT'"],
+            ["unknown backend 'TensorRT'"],
         ),
         (lambda net: net(None), ["Dense", "must hold an NDArray"]),
-        (lambda net: net(np.ones((2, 4))), ["must be NDArrays (nd.array makes", "ndarray"]),
+        (lambda net: net(np.ones((2, 4))), ["must be NDArrays (nd.array converts", "ndarray"]),
         (
             lambda net: (net.hybridize(False), net(np.ones((2, 4)))),
             ["Dense", "must hold an NDArray", "ndarray", "nd.array(x)"],
         ),
-        (lambda net: Net(lambda F, x: x)(None), ["Net", "no NDArray and no Symbol"]),
+        (lambda net: Net(lambda F, x: x)(None), ["Net", "must hold an NDArray or a Symbol"]),
     ],
 )
 def test_invalid_options_raise_and_keep_the_network(call, words):
@@ -154,7 +154,7 @@ class Sum(gluon.HybridBlock):
 
 def test_mixed_arrays_and_symbols_raise():
     for args in ((nd.ones(2), mx.sym.var("x")), (mx.sym.var("x"), nd.ones(2))):
-        assert "NDArrays or Symbols, not some of either" in text_of(
+        assert "must be all NDArrays or all Symbols" in text_of(
             ValueError, lambda args=args: Sum()(*args)
         )
 
@@ -231,7 +231,7 @@ def test_parameter_file_with_full_names_error_names_the_prefix(saved):
     assert (
         "another block ('weight', 'bias')" in text
         and "'0.weight', '0.bias' in files of save_parameters" in text
-        and "like the one that was saved" in text
+        and "with the same layers as the saved one" in text
     )
 
 
@@ -266,20 +266,20 @@ def node(number, **changes):
     [
         (
             node(5, attrs={"num_args": "3", "dim": "0"}),
-            ["joined: Concat has num_args=3, the file gives 2 inputs"],
+            ["joined: Concat has num_args=3, but the file has 2 inputs"],
         ),
         (
             node(5, attrs={"num_args": "1", "dim": "0"}),
-            ["joined: Concat has num_args=1, the file gives 2 inputs"],
+            ["joined: Concat has num_args=1, but the file has 2 inputs"],
         ),
         (node(5, attrs={"num_args": "2000000000", "dim": "0"}), ["num_args=2000000000"]),
         (node(3, inputs=[[5, 0, 0], [1, 0, 0], [2, 0, 0]]), ["node 3: an input refers to node 5"]),
         (node(3, inputs=[[3, 0, 0], [1, 0, 0], [2, 0, 0]]), ["node 3: an input refers to node 3"]),
-        (node(3, inputs=[[0, 0, 0]]), ["fc: FullyConnected takes 3 inputs, the file gives 1"]),
+        (node(3, inputs=[[0, 0, 0]]), ["fc: FullyConnected needs 3 inputs, but the file has 1"]),
         (node(4, inputs=[[3, 7, 0]]), ["node 4: fc has no output 7"]),
         (node(4, inputs=[[-1, 0, 0]]), ["node 4: an input refers to node -1"]),
         (node(4, inputs=[[1.5, 0, 0]]), ["node 4: an input should be int, not float"]),
-        (node(3, op="Frobnicate"), ["fc: there is no op 'Frobnicate'", "mx.library.load"]),
+        (node(3, op="Frobnicate"), ["fc: this build has no op 'Frobnicate'", "mx.library.load"]),
         (
             node(3, attrs={"num_hidden": "9" * 50}),
             ["fc: FullyConnected: parameter num_hidden takes an integer"],
@@ -309,12 +309,12 @@ def test_truncated_or_hostile_symbol_files_raise(tmp_path):
         "[" * 100000,
         '{"nodes":' * 100000,
     ):
-        assert "this is no symbol in JSON" in text_of(
+        assert "invalid JSON of a symbol" in text_of(
             MXNetError, lambda wrong=wrong: mx.sym.load_json(wrong)
         )
     path = tmp_path / "bytes-symbol.json"
     path.write_bytes(b"\xff\xfe\x00")
-    assert f"{path} is no text" in text_of(MXNetError, lambda: mx.sym.load(str(path)))
+    assert f"{path} is not a text file" in text_of(MXNetError, lambda: mx.sym.load(str(path)))
 
 
 def test_foreach_over_a_vector_passes_one_element_rows():
@@ -496,7 +496,7 @@ CALLS = {  # PyTorch idioms; the error names the equivalent here
     "HybridSequential([a])": (lambda: nn.HybridSequential([nn.Dense(2)]), "net.add(block, ...)"),
     "DataLoader(generator)": (
         lambda: gluon.data.DataLoader((i for i in range(3)), 2),
-        "must have a length and indices, got generator; use list(data)",
+        "must support len() and indexing, got generator; use list(data)",
     ),
 }
 
@@ -613,8 +613,8 @@ def test_missing_super_init_raises():
         def __init__(self):
             self.number = 2
 
-    assert "NoSuper.__init__ has to call super().__init__()" in text_of(AttributeError, NoSuper)
-    assert "NoSuperNoLayer.__init__ has to call super().__init__()" in text_of(
+    assert "NoSuper.__init__ must call super().__init__()" in text_of(AttributeError, NoSuper)
+    assert "NoSuperNoLayer.__init__ must call super().__init__()" in text_of(
         AttributeError, lambda: NoSuperNoLayer()(nd.ones((2,)))
     )
 

@@ -174,7 +174,7 @@ def test_invalid_control_flow_symbols_raise():
         (
             lambda: mx.sym.contrib.foreach(lambda a, st: (a + st[0], []), x, [s]),
             MXNetError,
-            "gets 1 states and returned 0",
+            "gets 1 states but returned 0",
         ),
         (
             lambda: mx.sym.contrib.foreach(lambda a, st: (1, st), x, [s]),
@@ -184,12 +184,12 @@ def test_invalid_control_flow_symbols_raise():
         (
             lambda: mx.sym.contrib.while_loop(lambda a: a, lambda a: ([], []), [x], 3),
             ValueError,
-            "as many loop_vars",
+            "the same number of loop_vars",
         ),
         (
             lambda: mx.sym.contrib.while_loop(lambda a: 1, lambda a: ([], a), [x], 3),
             ValueError,
-            "has to return a Symbol",
+            "must return a Symbol",
         ),
         (
             lambda: mx.sym.contrib.while_loop(lambda a: a, lambda a: ([], a), [x]),
@@ -199,12 +199,12 @@ def test_invalid_control_flow_symbols_raise():
         (
             lambda: mx.sym.contrib.cond(x, lambda: [x, s], lambda: x),
             ValueError,
-            "2 symbols, else_func 1",
+            "2 symbols, but else_func returned 1",
         ),
         (
             lambda: mx.sym.contrib.cond(1, lambda: x, lambda: x),
             ValueError,
-            "pred has to be a Symbol",
+            "pred must be a Symbol",
         ),
     ):
         with pytest.raises(kind, match=words):

@@ -137,7 +137,7 @@ def test_invalid_feed_forward_arguments_raise():
     for arguments, error, message in (
         ((x,), ValueError, "y must be given"),
         ((x, list(y)), TypeError, "y must be an array"),
-        ((x, y[:4]), ValueError, "X has 8 rows, y 4"),
+        ((x, y[:4]), ValueError, "X has 8 rows, but y has 4"),
         ((x, x), ValueError, "one number for each row"),
         ((list(x), y), TypeError, "X must be a DataIter"),
         ((x, y, x), TypeError, "eval_data must be"),

@@ -515,7 +515,7 @@ def test_sequential_module_trains_and_predicts():
         .add(mx.mod.Module(first, label_names=None), auto_wiring=True)
     )
     twice.bind([("data", (4, 16))])
-    with pytest.raises(AssertionError, match="'fc1_weight' is one of module 1 and of module 0"):
+    with pytest.raises(AssertionError, match="'fc1_weight' is in module 1 and in module 0"):
         twice.init_params()
     with pytest.raises(AssertionError, match="empty"):
         mx.mod.SequentialModule().bind([("data", (4, 16))])

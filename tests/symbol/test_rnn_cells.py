@@ -241,7 +241,7 @@ def test_bucket_sentence_iter_pads_to_buckets(layout, caplog):
     assert len(list(batches)) == 4
     with pytest.raises(ValueError, match="layout"):
         mx.rnn.BucketSentenceIter(sentences, 2, buckets=[4], layout="TC")
-    with pytest.raises(ValueError, match="name the buckets"):
+    with pytest.raises(ValueError, match="pass buckets"):
         mx.rnn.BucketSentenceIter([[1], [1, 2]], 2)
     with pytest.raises(ValueError, match="longer than the largest"):
         mx.rnn.BucketSentenceIter([[1, 2, 3]], 1, buckets=[2])

@@ -122,7 +122,7 @@ def test_plot_network_rejects_invalid_arguments(monkeypatch):
     pytest.importorskip("graphviz")
     with pytest.raises(TypeError, match="must be a Symbol"):
         mx.viz.plot_network(None)
-    with pytest.raises(ValueError, match="shape is incomplete: name the shapes of data, "):
+    with pytest.raises(ValueError, match="shape is incomplete: pass the shapes of data, "):
         mx.viz.plot_network(network(), shape={"more": (2, 64)})
     with pytest.raises(mx.MXNetError, match="'b' is not in group2ctx"):
         mx.viz.plot_network(network(), group2ctx={"a": mx.cpu(0)})

@@ -165,7 +165,7 @@ def test_initializers_reject_invalid_arguments():
     ):
         with pytest.raises(ValueError):
             make()
-    with pytest.raises(ValueError, match="no initializer named"):
+    with pytest.raises(ValueError, match="unknown initializer"):
         init.create("xaver")
 
 
