@@ -18,6 +18,7 @@ def default_transport() -> str:
         if _default not in _TRANSPORTS:
             wrong, _default = _default, None
             raise ValueError(
-                f"MPGLUON_COLLECTIVES is {wrong!r}; it can be {', '.join(_TRANSPORTS)}"
+                f"environment variable MPGLUON_COLLECTIVES is {wrong!r}; it must be one of "
+                f"{', '.join(_TRANSPORTS)}"
             )
     return _default

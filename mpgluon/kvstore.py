@@ -117,7 +117,7 @@ def arrays_of(value: Any, what: str) -> list[NDArray]:
     for array in arrays:
         if not isinstance(array, NDArray):
             raise TypeError(
-                f"{what}: takes NDArrays, or lists of them for several devices, not "
+                f"{what}: expected NDArrays, or lists of them for several devices, got "
                 f"{type(array).__name__}"
             )
     return arrays
@@ -137,7 +137,9 @@ def rows_wanted(
 ) -> list[tuple[Any, list[tuple[NDArray, NDArray]]]]:
     """Returns (key, pairs of an array and its row ids) for the arguments of row_sparse_pull."""
     if out is None or row_ids is None:
-        raise AssertionError("row_sparse_pull: name the arrays (out=) and the rows (row_ids=)")
+        raise AssertionError(
+            "row_sparse_pull: the arrays (out=) and the rows (row_ids=) must be given"
+        )
     ids = row_ids if isinstance(key, (list, tuple)) else [row_ids]
     if len(ids) == 1 and not isinstance(row_ids, NDArray) and len(key) > 1:
         ids = list(ids) * len(key)
@@ -222,13 +224,13 @@ class KVStore(OptimizingStore):
     def _check_key(self, key, new):
         kind = str if isinstance(key, str) else int
         if not isinstance(key, (int, str)):
-            raise MXNetError(f"KVStore: a key is an int or a str, not {type(key).__name__}")
+            raise MXNetError(f"KVStore: a key must be an int or a str, not {type(key).__name__}")
         if self._key_type not in (None, kind):
             raise MXNetError(
-                f"KVStore: the keys of this store are {self._key_type.__name__}, {key!r} is none"
+                f"KVStore: the keys of this store must be {self._key_type.__name__}, got {key!r}"
             )
         if new and key in self._values:
-            raise MXNetError(f"KVStore: the key {key!r} has a value already")
+            raise MXNetError(f"KVStore: the key {key!r} already has a value")
         if not new and key not in self._values:
             raise MXNetError(f"KVStore: the key {key!r} has no value; call init first")
         self._key_type = kind
@@ -259,8 +261,8 @@ class KVStore(OptimizingStore):
             stored = self._values[one]
             if any(array.shape != stored.shape for array in arrays):
                 raise MXNetError(
-                    f"push: the value of {one!r} has the shape {stored.shape}, pushed is "
-                    f"{[array.shape for array in arrays]}"
+                    f"push: the value of {one!r} has shape {stored.shape}, but the pushed "
+                    f"arrays have shapes {[array.shape for array in arrays]}"
                 )
             keys.append(one)
             totals.append(sum_on(stored.context, arrays))
@@ -287,7 +289,7 @@ class KVStore(OptimizingStore):
         of these. Sparse arrays are skipped if `ignore_sparse`.
         """
         if out is None:
-            raise AssertionError("pull: name the arrays to copy into (out=)")
+            raise AssertionError("pull: out, the arrays to copy into, must be given")
         for one, arrays in pairs_of(key, out, "pull"):
             self._check_key(one, False)
             for array in arrays:
@@ -325,8 +327,8 @@ class KVStore(OptimizingStore):
             for array, numbers in wanted:
                 if array.stype != "row_sparse" or stored.stype != "row_sparse":
                     raise MXNetError(
-                        f"row_sparse_pull: {one!r} is stored as {stored.stype}, and pulled into an "
-                        f"array of {array.stype}; both have to be row_sparse"
+                        f"row_sparse_pull: {one!r} is stored as {stored.stype} and copied into "
+                        f"an array of {array.stype}; both must be row_sparse"
                     )
                 array[:] = stored.retain(numbers).as_in_context(array.context)
 
@@ -334,8 +336,8 @@ class KVStore(OptimizingStore):
         """Rejects any type but 'none' with MXNetError: this store has nothing to compress."""
         if (compression_params or {}).get("type", "none") != "none":
             raise MXNetError(
-                f"set_gradient_compression: the store {self._kind!r} works in one process and does "
-                "not compress"
+                f"set_gradient_compression: the store {self._kind!r} works in one process and "
+                "does not support compression"
             )
 
     def set_optimizer(self, optimizer: Optimizer) -> None:
@@ -412,7 +414,7 @@ class KVStoreServer:
     def run(self) -> NoReturn:
         """Always raises NotSupportedError."""
         raise NotSupportedError(
-            "KVStoreServer: a rank serves where it calls mx.kv.create('dist_async'), by itself"
+            "KVStoreServer: a server is started by mx.kv.create('dist_async'), not by this class"
         )
 
 
@@ -453,7 +455,7 @@ def create(name: str = "local") -> KVStoreBase | Any:
     'local'
     """
     if not isinstance(name, str):
-        raise TypeError(f"create: the name of a store is a str, not {type(name).__name__}")
+        raise TypeError(f"create: the name of a store must be a str, not {type(name).__name__}")
     kind = name.lower()
     if kind in KVStoreBase.kv_registry:
         return KVStoreBase.kv_registry[kind]()
@@ -469,13 +471,12 @@ def create(name: str = "local") -> KVStoreBase | Any:
         return servers.create(name)
     if kind.startswith(_SPANNING):
         raise MXNetError(
-            f"create: there is no store {name!r}"
-            ": over machines (mpirun) there is 'dist_sync', whose values all ranks have, and "
-            "'dist_async', whose values servers have"
+            f"create: unknown store {name!r}; across machines (mpirun) use 'dist_sync', whose "
+            "values are on all ranks, or 'dist_async', whose values are on servers"
         )
     known = (*_KINDS, *_OF_RANKS, *_OF_SERVERS, *KVStoreBase.kv_registry)
     raise MXNetValueError(
-        f"create: unknown store {name!r}{near(name, known)}; there are {', '.join(known)}"
+        f"create: unknown store {name!r}{near(name, known)}; expected one of {', '.join(known)}"
     )
 
 

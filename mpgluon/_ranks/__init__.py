@@ -87,8 +87,8 @@ def _any_order():
     text = os.environ.get(_ORDER, "") or "ordered"
     if text not in ("ordered", "mpi"):
         raise ValueError(
-            f"environment variable {_ORDER} is {text!r}; it must be 'ordered', for sums in the "
-            "order of ranks, or 'mpi', for sums by MPI in its own"
+            f"environment variable {_ORDER} is {text!r}; it must be 'ordered' (sums in the "
+            "order of ranks) or 'mpi' (sums in MPI's own order)"
         )
     return text == "mpi"
 
@@ -160,8 +160,8 @@ def _warn_of_binding():
     cores, all_cores = len(os.sched_getaffinity(0)), os.cpu_count() or 1
     if _own == 0 and cores == 1 and ranks.isdigit() and all_cores >= 2 * int(ranks):
         warnings.warn(
-            f"mpirun has bound this rank to one of {all_cores} cores, so each of its CPU devices "
-            "has one thread; mpirun --bind-to none leaves all cores to all ranks",
+            f"mpirun has bound this rank to one of {all_cores} cores, so each of its CPU "
+            "devices has one thread; use mpirun --bind-to none to let all ranks use all cores",
             stacklevel=2,
         )
 
@@ -193,9 +193,9 @@ def _agree(mpi, any_order, wrong):
             raise ValueError(text if rank == mpi.COMM_WORLD.rank else f"on rank {rank}: {text}")
     if min(levels) < mpi.THREAD_MULTIPLE:
         raise MXNetError(
-            "ranks need MPI with the thread level MPI_THREAD_MULTIPLE, and rank "
-            f"{levels.index(min(levels))} has less; leave mpi4py.rc.thread_level as it is, or "
-            "install another MPI library"
+            "ranks need MPI with the thread level MPI_THREAD_MULTIPLE, but rank "
+            f"{levels.index(min(levels))} has a lower level; keep the default of "
+            "mpi4py.rc.thread_level, or install another MPI library"
         )
     for what, found in (("versions of mpgluon", versions), (_ORDER, orders), (_LIMIT, limits)):
         if len(set(found)) > 1:
@@ -232,8 +232,8 @@ def _wait_and_look(request, what, works):
             # that is silent, has ended or waits, too, is lost.
             if waited > _limit and works:
                 raise MXNetError(
-                    f"{what}: rank {_own} has waited {waited:.0f} s for the others, which do not "
-                    f"finish ({_LIMIT})"
+                    f"{what}: rank {_own} has waited {waited:.0f} s for the other ranks, which "
+                    f"have not finished ({_LIMIT})"
                 )
         time.sleep(pause)
 
@@ -259,7 +259,7 @@ def gather(what: str, text: str) -> list[str]:
     ]
     if any(place != what for place, _ in said):
         raise MXNetError(
-            "the ranks run different programs; they wait for each other at different places: "
+            "the ranks run different programs; they wait for each other at different calls: "
             + ", ".join(f"rank {rank} at {place!r}" for rank, (place, _) in enumerate(said))
         )
     _core.ranks_note_collective()
@@ -294,8 +294,8 @@ def barrier() -> None:
     transfers = gather("barrier", str(_core.ranks_statistics()["transfers"]))
     if len(set(transfers)) > 1:
         raise MXNetError(
-            "the ranks run different programs: so many transfers between ranks have been queued "
-            "by each: " + ", ".join(f"{n} by rank {r}" for r, n in enumerate(transfers))
+            "the ranks run different programs; numbers of queued transfers between ranks: "
+            + ", ".join(f"{n} by rank {r}" for r, n in enumerate(transfers))
         )
 
 
@@ -345,7 +345,7 @@ def _finish_work():
     try:
         _core.waitall()
     except BaseException as error:  # even Ctrl-C: no later code could handle it
-        _report(f"work that the program had queued when it ended has failed: {error}")
+        _report(f"work that was queued when the program ended failed: {error}")
         _core.ranks_tell_end(_failure)
 
 

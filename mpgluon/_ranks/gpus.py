@@ -37,8 +37,8 @@ def _look(ctx):
     """News of this rank for the others: its card, or why it can't take part; of rank 0 an id."""
     if count() > _core.GPU_RANKS_IN_ORDER and not any_order():
         return {
-            "why": f"more than {_core.GPU_RANKS_IN_ORDER} ranks can't be summed in their order "
-            "there (MPGLUON_RANKS_SUMS)"
+            "why": f"more than {_core.GPU_RANKS_IN_ORDER} ranks cannot be summed in the order of "
+            "ranks on GPUs (MPGLUON_RANKS_SUMS)"
         }
     try:
         made = _core.ranks_gpu_id(ctx).hex() if own() == 0 else ""
@@ -56,7 +56,7 @@ def _obstacle(said):
     for rank, card in enumerate(cards):
         first = cards.index(card)
         if first < rank:
-            return f"ranks {first} and {rank} are on one card, which NCCL takes only once"
+            return f"ranks {first} and {rank} are on the same GPU, which NCCL does not support"
     return None
 
 
@@ -79,7 +79,7 @@ def _join(gpus, made):
 
 def _find_obstacle(indices, with_ranks):
     if -1 in indices:
-        return f"rank {indices.index(-1)}: its array is on no GPU"
+        return f"rank {indices.index(-1)}: its array is not on a GPU"
     ctx = Context("gpu", indices[own()], rank=own() if with_ranks else None)
     said = [json.loads(text) for text in gather("a communicator of GPUs", json.dumps(_look(ctx)))]
     why = _obstacle(said)
@@ -113,7 +113,7 @@ def can_sum(indices: Indices, transport: str, with_ranks: bool = False) -> bool:
         _obstacles[key] = _find_obstacle(indices, with_ranks)
     why = _obstacles[key]
     if why is not None and transport == "nccl":
-        raise MXNetError(f"NCCL can't sum over ranks: {why}")
+        raise MXNetError(f"NCCL cannot sum over ranks: {why}")
     return why is None
 
 
@@ -133,7 +133,7 @@ def joined(contexts: Sequence[Context], transport: str) -> list[Indices | None]:
     said = [json.loads(text) for text in gather("GPUs of arrays", json.dumps(numbers))]
     if len(set(map(len, said))) > 1:
         raise MXNetError(
-            "the ranks run different programs; they sum so many arrays over ranks: "
+            "the ranks run different programs; numbers of arrays that they sum over ranks: "
             + ", ".join(f"{len(one)} on rank {rank}" for rank, one in enumerate(said))
         )
     return [

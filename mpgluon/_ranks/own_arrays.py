@@ -28,8 +28,8 @@ def check_own(array: NDArray, what: str) -> None:
     """MXNetError for an array on a device that names a rank."""
     if array.context.rank is not None:
         raise MXNetError(
-            f"{what}: the array is on {array.context}, which is one device for all ranks; take a "
-            "device that names no rank, such as cpu(0), of which each rank has its own"
+            f"{what}: the array is on {array.context}, which is one device for all ranks; use a "
+            "device that names no rank, such as cpu(0), which each rank has"
         )
 
 
@@ -136,7 +136,7 @@ def add_up(
 def copies_of(rank: int, arrays: Sequence[NDArray]) -> list[NDArray]:
     """New arrays with what that rank has in the arrays."""
     if not 0 <= rank < count():
-        raise MXNetError(f"there is no rank {rank}: there are {count()}")
+        raise MXNetError(f"rank {rank} is out of range: there are {count()} ranks")
     if count() == 1:
         return [array.copy() for array in arrays]
     return _together(arrays, lambda flat: flat.as_in_context(cpu(0, rank=rank)).copyto(cpu(0)))

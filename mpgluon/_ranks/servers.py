@@ -137,9 +137,9 @@ def _number_of_servers():
     ranks = _ranks.count()
     if not text.isdecimal() or not 1 <= int(text) < ranks:
         raise MXNetError(
-            f"create: 'dist_async' needs servers beside at least one worker: of {ranks} "
-            f"rank{'' if ranks == 1 else 's'} the last {text} would serve (environment variable "
-            f"{_SERVERS}, 1 by default). Start more by mpirun -n"
+            "create: 'dist_async' needs servers in addition to at least one worker, but of "
+            f"{ranks} rank{'' if ranks == 1 else 's'} the last {text} would be servers "
+            f"(environment variable {_SERVERS}, 1 by default); start more ranks with mpirun -n"
         )
     return int(text)
 
@@ -217,9 +217,11 @@ class AsyncKVStore(TwoBits, OptimizingStore):
         pairs = pairs_of(key, value, "init")
         for one, arrays in pairs:
             if not isinstance(one, (int, str)):
-                raise MXNetError(f"KVStore: a key is an int or a str, not {type(one).__name__}")
+                raise MXNetError(
+                    f"KVStore: a key must be an int or a str, not {type(one).__name__}"
+                )
             if one in self._keys:
-                raise MXNetError(f"KVStore: the key {one!r} has a value already")
+                raise MXNetError(f"KVStore: the key {one!r} already has a value")
             own_arrays.check_own(arrays[0], "init")
         if self.rank == 0:
             self._ask("init", [(one, _packed(arrays[0])) for one, arrays in pairs])
@@ -238,8 +240,8 @@ class AsyncKVStore(TwoBits, OptimizingStore):
             self._check(one)
             if any(array.shape != self._keys[one] for array in arrays):
                 raise MXNetError(
-                    f"push: the value of {one!r} has the shape {self._keys[one]}, pushed is "
-                    f"{[array.shape for array in arrays]}"
+                    f"push: the value of {one!r} has shape {self._keys[one]}, but the pushed "
+                    f"arrays have shapes {[array.shape for array in arrays]}"
                 )
             total = sum_on(arrays[0].context, arrays)
             own_arrays.check_own(total, "push")
@@ -261,7 +263,7 @@ class AsyncKVStore(TwoBits, OptimizingStore):
     ) -> None:
         """Copies values into `out`, as `KVStore.pull` does."""
         if out is None:
-            raise AssertionError("pull: name the arrays to copy into (out=)")
+            raise AssertionError("pull: out, the arrays to copy into, must be given")
         wanted = {}
         for one, arrays in pairs_of(key, out, "pull"):
             self._check(one)
@@ -281,8 +283,8 @@ class AsyncKVStore(TwoBits, OptimizingStore):
             for array, numbers in wanted:
                 if array.stype != "row_sparse":
                     raise MXNetError(
-                        f"row_sparse_pull: {one!r} is pulled into an array of {array.stype}; it "
-                        "has to be row_sparse"
+                        f"row_sparse_pull: the array that {one!r} is copied into must be "
+                        f"row_sparse, not {array.stype}"
                     )
                 found = self._ask("pull", [(one, numbers.asnumpy())])
                 array[:] = _unpacked(found[one]).as_in_context(array.context)
@@ -311,13 +313,17 @@ class AsyncKVStore(TwoBits, OptimizingStore):
         return _Updater(self, optimizer)
 
     def _set_updater(self, updater: Callable[[Any, Any, Any], Any]) -> NoReturn:
-        raise MXNetError(f"{self._kind!r}: servers update the values: call set_optimizer")
+        raise MXNetError(f"{self._kind!r}: servers update the values; call set_optimizer")
 
     def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> NoReturn:
-        raise MXNetError(f"save_optimizer_states: the servers of {self._kind!r} have the states")
+        raise MXNetError(
+            f"save_optimizer_states: only the servers of {self._kind!r} have the states"
+        )
 
     def load_optimizer_states(self, fname: str, trusted: bool = False) -> NoReturn:
-        raise MXNetError(f"load_optimizer_states: the servers of {self._kind!r} have the states")
+        raise MXNetError(
+            f"load_optimizer_states: only the servers of {self._kind!r} have the states"
+        )
 
 
 class _Updater(optimizers.Updater):

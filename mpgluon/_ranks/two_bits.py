@@ -44,8 +44,8 @@ class TwoBits:
         kind, threshold = params.pop("type", "none"), float(params.pop("threshold", 0.5))
         if kind not in ("none", "2bit") or params:
             raise MXNetError(
-                "set_gradient_compression: takes the type 'none' or '2bit' and a threshold, not "
-                f"{compression_params}"
+                "set_gradient_compression: expected the type 'none' or '2bit' and a threshold, "
+                f"got {compression_params}"
             )
         if not threshold > 0:
             raise MXNetError(
@@ -56,10 +56,11 @@ class TwoBits:
     def _compressed(self, key, array):
         """Codes of 2 bits, as bytes."""
         if array.stype != "default":
-            raise MXNetError("row_sparse arrays are not compressed: push dense ones")
+            raise MXNetError("row_sparse arrays cannot be compressed; push dense arrays")
         if dtype_name(array.dtype) != "float32":
             raise MXNetError(
-                f"only float32 is compressed; the array of {key!r} is {dtype_name(array.dtype)}"
+                f"only float32 arrays can be compressed; the array of {key!r} is "
+                f"{dtype_name(array.dtype)}"
             )
         residual, threshold = self._residuals.get(key), self._threshold
         total = array.reshape((-1,)) if residual is None else array.reshape((-1,)) + residual

@@ -166,7 +166,7 @@ def test_environment_variable_selects_the_transport():
         "ValueError as error:\n    print(error)",
         MPGLUON_COLLECTIVES="smoke",
     )
-    assert "MPGLUON_COLLECTIVES is 'smoke'; it can be auto, local, nccl" in out
+    assert "MPGLUON_COLLECTIVES is 'smoke'; it must be one of auto, local, nccl" in out
 
 
 FAILURE = (

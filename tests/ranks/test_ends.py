@@ -31,9 +31,7 @@ def slow(*values):
             ],
         ),
         slow("other_root", ["rank 0 has sent 1 messages to rank 1, which has received 0"]),
-        slow(
-            "failed", ["mpgluon, rank 0: work that the program had queued when it ended has failed"]
-        ),
+        slow("failed", ["mpgluon, rank 0: work that was queued when the program ended failed"]),
     ],
 )
 def test_end_reports_unnoticed_differences_and_failures(how, texts):

@@ -59,7 +59,7 @@ def test_ranks_that_share_a_card_sum_in_memory_of_the_host():
     more = {"HOSTCUDA_SHARED_CARDS": "1", "MPGLUON_COLLECTIVES": "nccl"}
     done = launching.run(2, script, "refused", **more)
     assert done.returncode != 0
-    assert "NCCL can't sum over ranks: ranks 0 and 1 are on one card" in done.stderr
+    assert "NCCL cannot sum over ranks: ranks 0 and 1 are on the same GPU" in done.stderr
 
 
 def test_what_a_gpu_finds_wrong_is_told_to_the_rank_that_it_sends_to():

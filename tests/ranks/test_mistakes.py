@@ -33,7 +33,7 @@ def test_all_ranks_are_told():
         assert "rank 1: %4 = relu(%3)" in found["different_graphs"]
         assert "mx.parallel.fetch(x)" in found["reading"]
         for branch in ("eager_branch", "hybridized_branch", "eager_loop"):
-            assert "is on cpu(0, rank=0), and the other ranks do not have" in found[branch]
+            assert "is on cpu(0, rank=0), so other ranks do not have" in found[branch]
         assert "rank 2 does not exist" in found["unknown_rank"]
         assert "on cpu(0, rank=0)" in found["two_ranks_in_one_op"]
         assert "different programs" in found["different_counts"]
@@ -108,7 +108,7 @@ def test_a_rank_without_devices():
         slow("order", "different MPGLUON_RANKS_SUMS: False on rank 0, True on rank 1"),
         slow("limits", "different MPGLUON_RANKS_TIMEOUT: 20.0 on rank 0, 7.0 on rank 1"),
         slow("limit", "MPGLUON_RANKS_TIMEOUT is 'soon'"),
-        slow("threads", "MPI_THREAD_MULTIPLE, and rank 1 has less"),
+        slow("threads", "MPI_THREAD_MULTIPLE, but rank 1 has a lower level"),
     ],
 )
 def test_ranks_that_begin_differently(how, text):

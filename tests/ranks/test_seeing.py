@@ -14,7 +14,7 @@ def test_info_measures_links():
     done = launching.run(2, "-m", "mpgluon.info")
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("NumPy") == 1  # rank 0 alone prints
-    (title,) = re.findall(r"ranks +2 on 1 host; CPU memory goes by (.+)", done.stdout)
+    (title,) = re.findall(r"ranks +2 on 1 host; CPU memory is sent with (.+)", done.stdout)
     assert "MPI" in title
     links = re.findall(r"([0-9.]+) us, ([0-9.]+) GB/s", done.stdout)
     assert len(links) == 2

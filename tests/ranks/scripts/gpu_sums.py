@@ -123,7 +123,7 @@ def by_nccl():
         add_up([nd.ones((2,), ctx=mx.cpu(0) if RANK == 1 else GPU)])
         raise AssertionError("nothing was raised")
     except mx.MXNetError as error:
-        assert "NCCL can't sum over ranks: rank 1: its array is on no GPU" in str(error)
+        assert "NCCL cannot sum over ranks: rank 1: its array is not on a GPU" in str(error)
     assert (add_up([nd.ones((2,))])[0].asnumpy() == RANKS).all()
 
 

@@ -187,8 +187,8 @@ def wrong():
         "names no rank",
         "'1bit'",
         "must be above 0",
-        "no store 'p3store_dist'",
-        "no rank 9",
+        "unknown store 'p3store_dist'",
+        "rank 9 is out of range",
     )
     assert len(messages) == 5, messages
     assert all(part in message for part, message in zip(expected, messages)), messages

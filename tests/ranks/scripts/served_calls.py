@@ -155,7 +155,7 @@ def wrong():
     store = mx.kv.create("dist_async")
     told(lambda: store.push("x", nd.ones(2)), "'x' has no value")
     store.init("x", nd.ones(2))
-    told(lambda: store.init("x", nd.ones(2)), "has a value already")
+    told(lambda: store.init("x", nd.ones(2)), "already has a value")
     told(lambda: store.push("x", nd.ones(3)), "(2,)", "(3,)")
     store.push("x", nd.ones(2))
     told(lambda: pulled(store, "x", 2), "before set_optimizer", "server")
