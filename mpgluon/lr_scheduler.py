@@ -32,7 +32,9 @@ def _set(scheduler, **values):
 def _check_factor(factor):
     _domain.number(factor=factor)
     if factor > 1.0:
-        raise ValueError(f"factor must be at most 1, so that the learning rate falls, got {factor}")
+        raise ValueError(
+            f"factor must be at most 1 so that the learning rate decreases, got {factor}"
+        )
 
 
 class LRScheduler(OptionsChecked):
@@ -67,7 +69,7 @@ class LRScheduler(OptionsChecked):
         self.warmup_begin_lr = warmup_begin_lr
         if warmup_begin_lr > base_lr:
             raise ValueError(
-                f"warmup_begin_lr ({warmup_begin_lr}) must not be above base_lr ({base_lr})"
+                f"warmup_begin_lr ({warmup_begin_lr}) must not exceed base_lr ({base_lr})"
             )
         if warmup_mode not in ("linear", "constant"):
             raise ValueError(f"warmup_mode must be 'linear' or 'constant', got {warmup_mode!r}")
@@ -185,7 +187,7 @@ class MultiFactorScheduler(_Falling):
         for one in step:
             _domain.at_least(1, step=one)
         if any(later <= earlier for earlier, later in zip(step, step[1:])):
-            raise ValueError(f"update numbers in step must grow, got {step}")
+            raise ValueError(f"update numbers in step must be increasing, got {step}")
         self.step = step
         self.cur_step_ind = 0
         _check_factor(factor)

@@ -283,7 +283,9 @@ class CompositeEvalMetric(EvalMetric):
     def get_metric(self, index: int) -> EvalMetric:
         """Returns the metric with that index; raises IndexError if it is out of range."""
         if not -len(self.metrics) <= index < len(self.metrics):
-            raise IndexError(f"metric {index} is asked for, but there are {len(self.metrics)}")
+            raise IndexError(
+                f"metric index {index} is out of range: there are {len(self.metrics)} metrics"
+            )
         return self.metrics[index]
 
     def update_dict(self, labels: Mapping[str, NDArray], preds: Mapping[str, NDArray]) -> None:
@@ -387,9 +389,7 @@ class CustomMetric(EvalMetric):
         return f"{type(self).__name__}({function}, name={self.name!r})"
 
     def get_config(self) -> dict[str, Any]:
-        raise NotImplementedError(
-            "a CustomMetric holds a function and cannot be written as a config"
-        )
+        raise NotImplementedError("a CustomMetric holds a function and has no config")
 
 
 def np(

@@ -138,7 +138,7 @@ class TopKAccuracy(EvalMetric):
         for label, pred in zip(labels, preds):
             if len(pred.shape) > 2:
                 raise MXNetAssertionError(
-                    "TopKAccuracy: predictions have at most 2 dimensions, got the shape "
+                    "TopKAccuracy: predictions must have at most 2 dimensions, got shape "
                     f"{tuple(pred.shape)}"
                 )
             label = host(label).astype("int32").ravel()
@@ -154,7 +154,7 @@ class TopKAccuracy(EvalMetric):
 
 def _misfit(name, label, pred):
     return MXNetAssertionError(
-        f"{name}: labels of the shape {label.shape} need scores of the shape "
+        f"{name}: labels of shape {label.shape} need scores of shape "
         f"{(*label.shape[:1], 'classes')}, got {pred.shape}".replace("'", "")
     )
 
@@ -173,7 +173,8 @@ def _binary_confusion(name, label, pred):
     label = label.ravel()
     if len(numpy.unique(label)) > 2:
         raise MXNetValueError(
-            f"{name} is for two classes, but the labels hold {len(numpy.unique(label))} values"
+            f"{name} supports two classes, but the labels have {len(numpy.unique(label))} "
+            "different values"
         )
     true = label == 1
     counts = BinaryCounts()
@@ -387,7 +388,7 @@ class PCC(EvalMetric):
             if label.size == 0:
                 continue
             if min(label.min(), pred.min()) < 0:
-                raise MXNetValueError("PCC: classes are numbered from 0, got a negative one")
+                raise MXNetValueError("PCC: class labels must not be negative")
             self._grow(int(max(label.max(), pred.max())) + 1)
             counts = numpy.zeros((self.k, self.k))
             numpy.add.at(counts, (pred, label), 1)
@@ -455,8 +456,8 @@ class Perplexity(EvalMetric):
         for label, pred in zip(labels, preds):
             if label.size * pred.shape[-1] != pred.size:
                 raise MXNetAssertionError(
-                    f"Perplexity: labels {tuple(label.shape)} do not fit predictions "
-                    f"{tuple(pred.shape)}: one label per row of the last axis"
+                    f"Perplexity: labels of shape {tuple(label.shape)} do not match predictions "
+                    f"of shape {tuple(pred.shape)}; expected one label per row of the last axis"
                 )
             label = label.as_in_context(pred.context).reshape((label.size,)).astype("int32")
             chosen = ndarray.pick(pred.reshape((label.size, pred.shape[-1])), label, axis=self.axis)
@@ -498,8 +499,8 @@ class _LogProbability(EvalMetric):
             wrong = label[(label < -classes) | (label >= classes)]
             if wrong.size:
                 raise MXNetIndexError(
-                    f"{name}: the predictions have {classes} classes, numbered from 0, and there "
-                    f"is a label {wrong[0]}"
+                    f"{name}: label {wrong[0]} is out of range: the predictions have {classes} "
+                    "classes, numbered from 0"
                 )
             chosen = wide(pred[numpy.arange(len(label)), label])
             self._add((-numpy.log(chosen + self.eps)).sum(), len(label))

@@ -44,8 +44,8 @@ class _Regression(EvalMetric):
                 difference = label - pred
             except ValueError:
                 raise MXNetValueError(
-                    f"{type(self).__name__}: labels and predictions have one shape, got "
-                    f"{label.shape} and {pred.shape}"
+                    f"{type(self).__name__}: labels and predictions must have the same shape, "
+                    f"got {label.shape} and {pred.shape}"
                 ) from None
             self._add(self._figure(difference), 1)
 

@@ -44,8 +44,8 @@ def take_apart(state, name, arrays, who="Trainer.save_states"):
     if state is None or isinstance(state, (int, float, bool)):
         return {"value": state}
     raise MXNetError(
-        f"{who}: the state of parameter '{name}' holds a {type(state).__name__}, "
-        "which can't be saved"
+        f"{who}: the state of parameter '{name}' holds a {type(state).__name__}, which cannot "
+        "be saved"
     )
 
 
@@ -62,7 +62,7 @@ def put_together(
         )
     if isinstance(shape, dict) and isinstance(shape.get("value", ""), (int, float, type(None))):
         return shape["value"]
-    raise MXNetError(f"'{fname}' is damaged: the state of '{name}' has no structure")
+    raise MXNetError(f"'{fname}' is damaged: the state of '{name}' has an invalid structure")
 
 
 def check_state(state, param, fname):

@@ -57,31 +57,29 @@ def states_of_bytes(data: bytes) -> dict[Any, Any]:
         loaded = read_pickle(data)
     except _RefusedName as error:
         raise MXNetError(
-            f"these bytes are no states of an optimizer: {error}; if they come from a trusted "
+            f"these bytes are not optimizer states: {error}; if they come from a trusted "
             "source, pass trusted=True"
         ) from error
     except MXNetError as error:
-        raise MXNetError(f"these bytes are no states of an optimizer: {error}") from error
+        raise MXNetError(f"these bytes are not optimizer states: {error}") from error
     if isinstance(loaded, tuple) and len(loaded) == 2:
         raise MXNetError(
-            "these bytes hold an optimizer too; only states are read: save them with "
+            "these bytes also hold an optimizer, but only states are read; save them with "
             "dump_optimizer=False, or pass trusted=True if the file comes from a trusted source"
         )
     if not isinstance(loaded, dict):
-        raise MXNetError(
-            f"these bytes hold a {type(loaded).__name__}, and no states of an optimizer"
-        )
+        raise MXNetError(f"these bytes hold a {type(loaded).__name__}, not optimizer states")
     return loaded
 
 
 def _states_of_arrays(arrays):
-    damaged = MXNetError("these bytes are no states of an optimizer: their header is damaged")
+    damaged = MXNetError("these bytes are not optimizer states: their header is damaged")
     if not isinstance(arrays, dict) or arrays.get(_HEADER) is None:
-        raise MXNetError("these bytes are an array file, but no states of an optimizer")
+        raise MXNetError("these bytes are an array file, not optimizer states")
     try:
         header = json.loads(arrays[_HEADER].asnumpy().tobytes())
         if header["format"] != _FORMAT:
-            raise MXNetError("these states are of a format that this version cannot read")
+            raise MXNetError("these states have a format that this version cannot read")
         states = {
             key: put_together(shape, str(number), arrays, "the states")
             for number, (key, shape) in enumerate(header["states"])
@@ -140,7 +138,7 @@ class _Restricted(pickle.Unpickler):
         module = "builtins" if module == "__builtin__" else module
         if (module, name) in self._known:
             return self._known[module, name]
-        raise _RefusedName(f"it holds a {module}.{name}, and only arrays and numbers are read")
+        raise _RefusedName(f"it holds a {module}.{name}, but only arrays and numbers are read")
 
 
 def _bytes_of(value=b"", encoding="latin1"):
@@ -200,7 +198,7 @@ class _Budget:
     def spend(self):
         self._left -= 1
         if self._left < 0:
-            raise MXNetError("its objects are nested more often than its size allows")
+            raise MXNetError("its objects are nested too deeply for its size")
 
 
 def taken_over(state: Any, budget: _Budget | None = None) -> Any:
@@ -230,7 +228,7 @@ def read_trainer_states(data: bytes) -> tuple[dict[int, Any], str, dict[str, Any
     """
     loaded = read_pickle(data)
     if not isinstance(loaded, tuple) or len(loaded) != 2 or not isinstance(loaded[0], dict):
-        raise MXNetError("it is no pickle of a Trainer's states")
+        raise MXNetError("it is not a pickle of a Trainer's states")
     states, optimizer = loaded
     if not isinstance(optimizer, SavedObject):
         raise MXNetError("it holds no optimizer")
@@ -246,7 +244,7 @@ class _Trusting(pickle.Unpickler):
         if name == "NDArray":
             return _SavedArray
         raise MXNetError(
-            f"these states of MXNet's hold a {module}.{name}; only arrays are taken over: save "
+            f"these MXNet states hold a {module}.{name}, but only arrays can be loaded; save "
             "them with dump_optimizer=False"
         )
 
@@ -259,5 +257,5 @@ def read_trusted(data: bytes) -> Any:
     except MXNetError:
         raise
     except Exception as error:  # a damaged pickle can raise any exception
-        raise MXNetError(f"these bytes are no states of an optimizer: {error}") from None
+        raise MXNetError(f"these bytes are not optimizer states: {error}") from None
     return loaded

@@ -29,15 +29,15 @@ class GroupAdaGrad(GroupedOptimizer):
     def create_state(self, index: Any, weight: NDArray) -> Any:
         if len(weight.shape) != 2:
             raise ValueError(
-                f"GroupAdaGrad is for matrices; parameter {self.idx2name.get(index, index)!r} has "
-                f"the shape {weight.shape}"
+                "GroupAdaGrad supports only matrices; parameter "
+                f"{self.idx2name.get(index, index)!r} has shape {weight.shape}"
             )
         return nd.zeros((weight.shape[0], 1), ctx=weight.context, dtype=weight.dtype)
 
     def _step_one(self, index, weight, grad, state, lr, wd):
         if wd != 0:
             raise ValueError(
-                "GroupAdaGrad has no weight decay, but parameter "
+                "GroupAdaGrad does not support weight decay, but parameter "
                 f"{self.idx2name.get(index, index)!r} has {wd}"
             )
         grad = self._gradient(grad)

@@ -163,7 +163,7 @@ class Optimizer:
     def register(klass: Class) -> Class:
         """Decorator that registers an optimizer under its lower-case name, for `create`."""
         if not isinstance(klass, type):
-            raise TypeError(f"an optimizer is a class, got {klass!r}")
+            raise TypeError(f"register: an optimizer must be a class, got {klass!r}")
         name = klass.__name__.lower()
         former = Optimizer.opt_registry.get(name)
         if former is not None and former is not klass:
@@ -180,7 +180,7 @@ class Optimizer:
         """Creates the optimizer of that name, in upper or lower case. Raises ValueError if it does
         not exist."""
         if not isinstance(name, str):
-            raise TypeError(f"an optimizer is given by name, not a {type(name).__name__}")
+            raise TypeError(f"the name of an optimizer must be a str, not a {type(name).__name__}")
         klass = Optimizer.opt_registry.get(name.lower())
         if klass is None:
             known = set(Optimizer.opt_registry)
@@ -188,7 +188,7 @@ class Optimizer:
             if name.lower() == "adamw":
                 hint = "; nd.contrib.adamw_update is its update, and 'adam' adds wd to the gradient"
             raise ValueError(
-                f"there is no optimizer named {name!r}{hint}; there are "
+                f"unknown optimizer {name!r}{hint}; expected one of "
                 f"{', '.join(sorted(known - {'test'}))}"
             )
         return klass(**kwargs)
@@ -206,14 +206,15 @@ class Optimizer:
         """Sets the learning rate. Raises UserWarning if a scheduler controls it."""
         if self.lr_scheduler is not None:
             raise UserWarning(
-                "the learning rate comes from lr_scheduler and cannot be set; change the scheduler"
+                "the learning rate is set by lr_scheduler and cannot be changed; change the "
+                "scheduler"
             )
         _domain.at_least(0, learning_rate=lr)
         self.lr = lr
 
     def set_lr_scale(self, args_lrscale: Any) -> NoReturn:
         """Raises DeprecationWarning: replaced by `set_lr_mult`."""
-        raise DeprecationWarning("set_lr_scale is gone: use set_lr_mult")
+        raise DeprecationWarning("set_lr_scale was removed; use set_lr_mult")
 
     def _symbol_multipliers(self, key):
         if not self.sym_info:
@@ -258,8 +259,8 @@ class Optimizer:
             return False
         if not self.multi_precision:
             warnings.warn(
-                f"{type(self).__name__}: sums in {dtype_name(weight)} lose small updates; "
-                "multi_precision=True keeps a float32 copy",
+                f"{type(self).__name__}: accumulating in {dtype_name(weight)} loses small "
+                "updates; use multi_precision=True, which keeps a float32 copy",
                 stacklevel=3,
             )
         return self.multi_precision
@@ -456,7 +457,8 @@ def aggregation_size() -> int:
         size = int(setting) if setting else LARGEST_GROUP
     except ValueError:
         raise ValueError(
-            f"MXNET_OPTIMIZER_AGGREGATION_SIZE must be a whole number, got {setting!r}"
+            "environment variable MXNET_OPTIMIZER_AGGREGATION_SIZE must be an integer, got "
+            f"{setting!r}"
         ) from None
     return max(1, min(size, LARGEST_GROUP))
 

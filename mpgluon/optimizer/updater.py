@@ -68,8 +68,8 @@ class Updater:
             indices, grads, weights = [index], [grad], [weight]
         if not len(indices) == len(grads) == len(weights):
             raise ValueError(
-                f"Updater: {len(indices)} indices, {len(grads)} gradients and {len(weights)} "
-                "weights do not belong together"
+                f"Updater: got {len(indices)} indices, {len(grads)} gradients and "
+                f"{len(weights)} weights; the numbers must be equal"
             )
         if not weights:
             return
@@ -156,7 +156,7 @@ class Updater:
                 loaded, optimizer = loaded
             if not isinstance(loaded, dict):
                 raise MXNetError(
-                    f"these bytes hold a {type(loaded).__name__}, and no states of an optimizer"
+                    f"these bytes hold a {type(loaded).__name__}, not optimizer states"
                 )
             loaded = taken_over(loaded)
         else:

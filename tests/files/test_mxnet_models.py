@@ -75,12 +75,12 @@ def test_states_of_another_module_are_refused(tmp_path):
     module.init_optimizer(optimizer_params={"momentum": 0.9})
     with pytest.raises(
         mx.MXNetError,
-        match="momentum.states holds states of 2, 3, and the module has the parameters "
+        match="momentum.states holds states of 2, 3, but the module has the parameters "
         "other_weight, other_bias",
     ):
         module.load_optimizer_states(os.path.join(FOLDER, "momentum.states"))
     (tmp_path / "empty.states").write_bytes(b"")
-    with pytest.raises(mx.MXNetError, match="empty.states: these bytes are no states"):
+    with pytest.raises(mx.MXNetError, match="empty.states: these bytes are not optimizer states"):
         module.load_optimizer_states(str(tmp_path / "empty.states"))
 
 
@@ -97,10 +97,10 @@ def test_invalid_states_are_refused_and_change_nothing():
         .replace(b"\x8c\x07NDArray", b"\x8c\x07NDArraz")
     )
     for wrong, words in (
-        (b"", "no states"),
-        (saved[: len(saved) // 2], "no states"),
+        (b"", "not optimizer states"),
+        (saved[: len(saved) // 2], "not optimizer states"),
         (pickle.dumps([1]), "hold a list"),
-        (other, r"NDArraz, and only arrays .* pass trusted=True"),
+        (other, r"NDArraz, but only arrays .* pass trusted=True"),
     ):
         with pytest.raises(mx.MXNetError, match=words):
             updater.set_states(wrong)

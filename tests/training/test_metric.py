@@ -246,9 +246,9 @@ def update(metric, labels, preds):
         (
             lambda: mx.metric.create("f1").update([mx.nd.array([0, 1, 2])], [mx.nd.zeros((3, 2))]),
             ValueError,
-            "F1 is for two classes",
+            "F1 supports two classes",
         ),
-        (lambda: mx.metric.create("acccuracy"), AssertionError, "no metric named"),
+        (lambda: mx.metric.create("acccuracy"), AssertionError, "unknown metric"),
         (lambda: mx.metric.create(None), AssertionError, "got NoneType"),
         (lambda: mx.metric.create(mx.metric.Accuracy(), axis=2), AssertionError, "further argum"),
         (lambda: mx.metric.TopKAccuracy(1), AssertionError, "2 or more"),
@@ -257,7 +257,7 @@ def update(metric, labels, preds):
         (lambda: mx.metric.Perplexity(None).update([1], []), AssertionError, "number of labels"),
         (lambda: update("ce", 3, (2, 2)), AssertionError, r"CrossEntropy: .*\(3,\).*\(2, 2\)"),
         (lambda: update("nll_loss", 3, 3), AssertionError, r"NegativeLog.*\(3, classes\).*\(3,\)"),
-        (lambda: update("f1", 3, 3), ValueError, r"F1: labels of the shape \(3,\) need .*\(3,\)"),
+        (lambda: update("f1", 3, 3), ValueError, r"F1: labels of shape \(3,\) need .*\(3,\)"),
         (lambda: update("mcc", 3, (2, 2)), ValueError, r"MCC: .*\(3, classes\), got \(2, 2\)"),
         (lambda: update("pcc", 3, 2), ValueError, r"PCC: .*\(3, classes\), got \(2,\)"),
         (lambda: update("pcc", 3, (2, 2)), ValueError, "PCC: "),
@@ -266,7 +266,7 @@ def update(metric, labels, preds):
         (
             lambda: mx.metric.create("ce").update([mx.nd.array([0, 5])], [mx.nd.ones((2, 5))]),
             IndexError,
-            "CrossEntropy: the predictions have 5 classes.*label 5",
+            "CrossEntropy: label 5 is out of range.* 5 classes",
         ),
         (
             lambda: mx.metric.create("nll_loss").update([mx.nd.array([-6])], [mx.nd.ones((1, 5))]),
