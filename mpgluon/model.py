@@ -61,7 +61,9 @@ def create_kvstore(
         return None, False
     setting = os.environ.get("MXNET_UPDATE_ON_KVSTORE") or "1"
     if setting not in ("0", "1"):
-        raise ValueError(f"MXNET_UPDATE_ON_KVSTORE is 0 or 1, not {setting!r}")
+        raise ValueError(
+            f"environment variable MXNET_UPDATE_ON_KVSTORE must be 0 or 1, not {setting!r}"
+        )
     updates = setting == "1"
     if isinstance(kvstore, str):
         if num_device == 1 and "dist" not in kvstore:
@@ -81,7 +83,7 @@ def create_sparse_kvstore(kvstore: str | KVStoreBase) -> tuple[KVStoreBase, bool
     store = kvstores.create(kvstore) if isinstance(kvstore, str) else kvstore
     if not isinstance(store, kvstores.KVStore):
         raise TypeError(
-            "parameters of row_sparse storage need a KVStore or the name of one, not "
+            "parameters with row_sparse storage need a KVStore or the name of one, not "
             f"{type(kvstore).__name__}"
         )
     return store, True
@@ -147,7 +149,7 @@ def split_params(
                 "auxiliary state (aux:)"
             )
         if array is None:
-            raise MXNetError(f"Invalid param file {fname}: it leaves the array {key!r} out")
+            raise MXNetError(f"Invalid param file {fname}: the array {key!r} is missing")
         found.setdefault(kind, {})[name] = array
     return found["arg"], found["aux"]
 
@@ -298,8 +300,8 @@ class FeedForward:
             others = sorted(set(arrays) - names)
             if others and not self.allow_extra_params:
                 raise ValueError(
-                    f"the symbol has no {', '.join(others)}; with allow_extra_params=True they are "
-                    "passed over"
+                    f"the symbol has no {', '.join(others)}; set allow_extra_params=True to "
+                    "ignore them"
                 )
             found.append({name: array for name, array in arrays.items() if name in names})
         return found
@@ -314,16 +316,16 @@ class FeedForward:
             raise TypeError(f"X must be a DataIter or an array, not {type(X).__name__}")
         if y is None:
             if is_train:
-                raise ValueError("y must be given where X is an array")
+                raise ValueError("y must be given if X is an array")
             y = np.zeros(X.shape[0], np.float32)
         if not isinstance(y, (np.ndarray, nd.NDArray)):
-            raise TypeError(f"y must be an array where X is one, not {type(y).__name__}")
+            raise TypeError(f"y must be an array if X is an array, not {type(y).__name__}")
         if X.shape[0] != y.shape[0]:
-            raise ValueError(f"X has {X.shape[0]} rows, y {y.shape[0]}")
+            raise ValueError(f"X has {X.shape[0]} rows, but y has {y.shape[0]}")
         if y.ndim == 2 and y.shape[1] == 1:
             y = y.reshape((-1,))
         if y.ndim != 1:
-            raise ValueError(f"y has one number for each row, not the shape {y.shape}")
+            raise ValueError(f"y must have one number for each row, not shape {y.shape}")
         batch = min(X.shape[0], self.numpy_batch_size)
         if is_train:
             return NDArrayIter(X, y, batch, shuffle=True, last_batch_handle="roll_over")
@@ -366,7 +368,7 @@ class FeedForward:
     def _predictor(self, data):
         """Returns a module with the parameters that predicts on an iterator's batches."""
         if self.arg_params is None:
-            raise MXNetError("the model has no parameters yet; call fit, or give arg_params")
+            raise MXNetError("the model has no parameters yet; call fit, or pass arg_params")
         module = self._module(data, None, self.ctx[:1])
         module.bind(data.provide_data, data.provide_label, for_training=False)
         module.set_params(*self._known(self.symbol))
@@ -526,7 +528,7 @@ class FeedForward:
         """
         epoch = self.num_epoch if epoch is None else epoch
         if epoch is None or self.symbol is None:
-            raise MXNetAssertionError("save needs an epoch, and a symbol that was trained")
+            raise MXNetAssertionError("save: epoch must be given, and the symbol must be trained")
         save_checkpoint(
             prefix,
             epoch,

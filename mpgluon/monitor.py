@@ -111,7 +111,7 @@ class Monitor:
             values = value if isinstance(value, (list, tuple)) else [value]
             if not all(isinstance(one, nd.NDArray) for one in values):
                 raise TypeError(
-                    f"Monitor: stat_func gives NDArrays, not {type(values[0]).__name__}"
+                    f"Monitor: stat_func must return NDArrays, not {type(values[0]).__name__}"
                 )
             results.append(
                 (

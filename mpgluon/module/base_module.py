@@ -461,8 +461,8 @@ def check_names(symbol: Symbol, names: list[str], what: str, must: bool) -> None
             one for one in known if not one.endswith(("_weight", "_bias", "_gamma", "_beta"))
         ]
         text = (
-            f"the module was made with {what}_names={list(names)}, but {name!r} is no argument of "
-            f"its symbol; did you mean one of {guesses}?"
+            f"the module was created with {what}_names={list(names)}, but {name!r} is not an "
+            f"argument of its symbol; did you mean one of {guesses}?"
         )
         if must:
             raise ValueError(text)

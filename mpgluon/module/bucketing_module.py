@@ -71,7 +71,7 @@ class BucketingModule(BaseModule):
     ) -> None:
         super().__init__(logger)
         if default_bucket_key is None:
-            raise AssertionError("default_bucket_key is needed")
+            raise AssertionError("default_bucket_key must be given")
         self._sym_gen = sym_gen
         self._default_bucket_key = default_bucket_key
         self._options = {
@@ -352,8 +352,8 @@ class BucketingModule(BaseModule):
         for key in self._buckets:
             if not isinstance(key, (int, np.integer)):
                 raise TypeError(
-                    f"save_checkpoint: the bucket {key!r} has a key that is no integer; save its "
-                    "symbol and the parameters by yourself"
+                    f"save_checkpoint: the bucket key {key!r} is not an integer; save its "
+                    "symbol and the parameters separately"
                 )
         nd.save(f"{prefix}.buckets", [nd.array(list(self._buckets), dtype="int32")])
         for key, module in self._buckets.items():

@@ -95,8 +95,8 @@ class Module(BaseModule):
         self._group2ctxs = self._groups(group2ctxs)
         if work_load_list is not None and len(work_load_list) != len(self._context):
             raise ValueError(
-                f"work_load_list has {len(work_load_list)} numbers for {len(self._context)} "
-                "contexts"
+                f"work_load_list has {len(work_load_list)} numbers, but there are "
+                f"{len(self._context)} contexts"
             )
         self._work_load_list = work_load_list or [1] * len(self._context)
         self._symbol = symbol
@@ -136,7 +136,9 @@ class Module(BaseModule):
                 for i in range(count)
             ]
         if len(group2ctxs) != count:
-            raise ValueError(f"group2ctxs has {len(group2ctxs)} dicts for {count} contexts")
+            raise ValueError(
+                f"group2ctxs has {len(group2ctxs)} dicts, but there are {count} contexts"
+            )
         return list(group2ctxs)
 
     def _reset_bind(self):
@@ -307,8 +309,8 @@ class Module(BaseModule):
             strange = [name for name in self._param_names if name not in shared_module._param_names]
             if strange:
                 raise MXNetError(
-                    f"bind: the module that is shared has no parameters {', '.join(strange)}; bind "
-                    "the one with all of them first"
+                    "bind: the shared module does not have the parameters "
+                    f"{', '.join(strange)}; bind the module with all parameters first"
                 )
         types = {
             desc.name: desc.dtype
@@ -435,7 +437,7 @@ class Module(BaseModule):
                 if given is not None and name in given:
                     if given[name].shape != array.shape:
                         raise MXNetError(
-                            f"init_params: {name} has the shape {given[name].shape}, needed is "
+                            f"init_params: {name} has shape {given[name].shape}, expected "
                             f"{array.shape}"
                         )
                     given[name].copyto(array)
@@ -533,7 +535,7 @@ class Module(BaseModule):
             store.set_gradient_compression(self._compression_params)
         elif store is not None and not isinstance(store, kvstores.KVStoreBase):
             raise TypeError(
-                "init_optimizer: kvstore is the name of a store, a store or None, not "
+                "init_optimizer: kvstore must be the name of a store, a store or None, not "
                 f"{type(kvstore).__name__}"
             )
         names = dict(enumerate(self._param_names))
@@ -554,7 +556,9 @@ class Module(BaseModule):
                 optimizer, sym=self._symbol, param_idx2name=names, **params
             )
         elif not isinstance(optimizer, optimizers.Optimizer):
-            raise TypeError(f"optimizer is a name or an Optimizer, not {type(optimizer).__name__}")
+            raise TypeError(
+                f"optimizer must be a name or an Optimizer, not {type(optimizer).__name__}"
+            )
         elif not optimizer.idx2name:
             optimizer.idx2name = names
         updater = store.updater_by(optimizer) if served else optimizers.get_updater(optimizer)
@@ -606,7 +610,7 @@ class Module(BaseModule):
         unknown = [str(key) for key in states if key not in self._param_names]
         if unknown:
             raise MXNetError(
-                f"{fname} holds states of {', '.join(unknown[:5])}, and the module has the "
+                f"{fname} holds states of {', '.join(unknown[:5])}, but the module has the "
                 f"parameters {', '.join(self._param_names[:5])}"
             )
         vars(self._updater).update(
@@ -762,7 +766,7 @@ class Module(BaseModule):
         """Sets the arrays of `state_names` to a number, or to lists of one array per context."""
         self._require(params=True)
         if (states is None) == (value is None):
-            raise AssertionError("set_states takes either states or a value")
+            raise AssertionError("set_states: exactly one of states and value must be given")
         for i, executor in enumerate(self._execs):
             for k, name in enumerate(self._state_names):
                 executor.arg_dict[name][:] = value if states is None else states[k][i]

@@ -95,7 +95,8 @@ class PythonModule(BaseModule):
             return
         if grad_req != "write":
             raise AssertionError(
-                f"{type(self).__name__} writes gradients; grad_req={grad_req!r} is not possible"
+                f"{type(self).__name__} overwrites gradients; grad_req={grad_req!r} is not "
+                "supported"
             )
         for shapes, names, what in (
             (data_shapes, self._data_names, "data"),
@@ -104,7 +105,8 @@ class PythonModule(BaseModule):
             given = [desc[0] for desc in shapes or ()]
             if shapes is not None and given != names:
                 raise AssertionError(
-                    f"bind: {what}_shapes are of {given}, the module's {what}_names are {names}"
+                    f"bind: {what}_shapes are for {given}, but the module's {what}_names are "
+                    f"{names}"
                 )
         self.for_training: bool = for_training
         self.inputs_need_grad: bool = inputs_need_grad
@@ -158,7 +160,7 @@ class PythonModule(BaseModule):
         if self._label_shapes is None:
             return
         if pre_sliced:
-            raise RuntimeError(f"{type(self).__name__} takes whole batches of labels")
+            raise RuntimeError(f"{type(self).__name__} supports only whole batches of labels")
         eval_metric.update(labels, self.get_outputs())
 
 
@@ -198,9 +200,9 @@ class PythonLossModule(PythonModule):
     ) -> None:
         super().__init__(data_names, label_names, [f"{name}_output"], logger)
         if len(self._data_names) != 1 or len(self._label_names) != 1:
-            raise AssertionError("PythonLossModule takes one data and one label")
+            raise AssertionError("PythonLossModule must have one data and one label")
         if grad_func is not None and not callable(grad_func):
-            raise AssertionError("grad_func has to be a function of scores and labels")
+            raise AssertionError("grad_func must be a function of scores and labels")
         self._name = name
         self._grad_func = grad_func
         self._scores = self._labels = self._scores_grad = None
@@ -221,14 +223,15 @@ class PythonLossModule(PythonModule):
     def backward(self, out_grads: Arrays | None = None) -> None:
         """Computes the gradient of the scores."""
         if out_grads is not None:
-            raise AssertionError("a loss takes no gradients from behind it")
+            raise AssertionError("a loss is the last module and cannot receive out_grads")
         self._require(training=True)
         self._backward_impl()
 
     def _backward_impl(self):
         if self._grad_func is None:
             raise NotImplementedError(
-                f"{type(self).__name__}: give grad_func, or define _backward_impl in a subclass"
+                f"{type(self).__name__}: grad_func is missing; pass it, or define "
+                "_backward_impl in a subclass"
             )
         grad = self._grad_func(self._scores, self._labels)
         self._scores_grad = (
@@ -242,6 +245,6 @@ class PythonLossModule(PythonModule):
     def install_monitor(self, mon: Monitor) -> None:
         """Raises NotImplementedError: there is no executor to monitor."""
         raise NotImplementedError(
-            "a PythonLossModule has no executor to watch; install the monitor on the modules "
+            "a PythonLossModule has no executor to monitor; install the monitor on the modules "
             "before it"
         )

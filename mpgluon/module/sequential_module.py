@@ -84,7 +84,9 @@ class SequentialModule(BaseModule):
         known = (self.META_TAKE_LABELS, self.META_AUTO_WIRING)
         for key in kwargs:
             if key not in known:
-                raise AssertionError(f"add: unknown option {key!r}; there are {', '.join(known)}")
+                raise AssertionError(
+                    f"add: unknown option {key!r}; expected one of {', '.join(known)}"
+                )
         self._modules.append(module)
         self._metas.append(kwargs)
         self.binded: bool = False
@@ -134,14 +136,14 @@ class SequentialModule(BaseModule):
         if shared_module is not None:
             raise AssertionError("shared_module for SequentialModule is not supported")
         if not self._modules:
-            raise AssertionError("the SequentialModule is empty: add modules before bind")
+            raise AssertionError("the SequentialModule is empty; add modules before bind")
         shapes = data_shapes
         for i, (module, meta) in enumerate(zip(self._modules, self._metas)):
             if meta.get(self.META_AUTO_WIRING):
                 if len(module.data_names) != len(shapes):
                     raise AssertionError(
-                        f"module {i} has {len(module.data_names)} data names for {len(shapes)} "
-                        "arrays"
+                        f"module {i} has {len(module.data_names)} data names, but got "
+                        f"{len(shapes)} arrays"
                     )
                 shapes = [DataDesc(name, desc[1]) for name, desc in zip(module.data_names, shapes)]
             module.bind(
@@ -196,7 +198,7 @@ class SequentialModule(BaseModule):
             for name in [name for arrays in module.get_params() for name in arrays]:
                 if name in owners:
                     raise AssertionError(
-                        f"Duplicated parameter names: {name!r} is one of module {i} and of module "
+                        f"Duplicated parameter names: {name!r} is in module {i} and in module "
                         f"{owners[name]}"
                     )
                 owners[name] = i

@@ -24,7 +24,7 @@ def as_steps(sequence: Symbol | Sequence[Symbol], length: int, axis: int) -> Any
         return list(sym.split(sequence, axis=axis, num_outputs=length, squeeze_axis=True))
     if sequence is None:
         raise AssertionError(
-            "unroll: inputs=None is not possible; make the input's variables before the call"
+            "unroll: inputs must not be None; create the input variables before the call"
         )
     if length is not None and len(sequence) != length:
         raise AssertionError(f"unroll: length is {length}, but there are {len(sequence)} inputs")

@@ -77,7 +77,7 @@ class BaseConvRNNCell(BaseRNNCell):
         super().__init__(prefix, params)
         if any(size % 2 == 0 for size in h2h_kernel):
             raise AssertionError(
-                f"{type(self).__name__}: h2h_kernel has to be odd, so that the states keep their "
+                f"{type(self).__name__}: h2h_kernel must be odd, so that the states keep their "
                 f"size, but is {h2h_kernel}"
             )
         self._num_hidden = num_hidden

@@ -80,7 +80,7 @@ class FusedRNNCell(BaseRNNCell):
         params: RNNParams | None = None,
     ) -> None:
         if mode not in _GATES:
-            raise ValueError(f"FusedRNNCell: mode is one of {', '.join(_GATES)}, not {mode!r}")
+            raise ValueError(f"FusedRNNCell: mode must be one of {', '.join(_GATES)}, not {mode!r}")
         super().__init__(f"{mode}_" if prefix is None else prefix, params)
         self._num_hidden = num_hidden
         self._num_layers = num_layers
@@ -170,7 +170,7 @@ class FusedRNNCell(BaseRNNCell):
 
     def __call__(self, inputs: Symbol, states: Sequence[Symbol]) -> NoReturn:
         raise NotImplementedError(
-            "a FusedRNNCell runs whole sequences: call unroll, or unfuse() it to step"
+            "a FusedRNNCell runs whole sequences; call unroll, or unfuse() it to step"
         )
 
     def unroll(
@@ -184,7 +184,7 @@ class FusedRNNCell(BaseRNNCell):
         self.reset()
         axis = layout.find("T")
         if axis not in (0, 1):
-            raise AssertionError(f"unroll: the layout is NTC or TNC, not {layout!r}")
+            raise AssertionError(f"unroll: the layout must be NTC or TNC, not {layout!r}")
         inputs = as_one(inputs, axis)
         if axis == 1:
             inputs = sym.swapaxes(inputs, dim1=0, dim2=1)

@@ -68,8 +68,7 @@ def encode_sentences(
         if word not in vocab:
             if not grows and not unknown_token:
                 raise AssertionError(
-                    f"Unknown token {word}; name an unknown_token for words that vocab does not "
-                    "have"
+                    f"Unknown token {word}; set unknown_token for words that are not in vocab"
                 )
             if unknown_token:
                 word = unknown_token
@@ -126,7 +125,7 @@ class BucketSentenceIter(DataIter):
         super().__init__(batch_size)
         self.major_axis: int = layout.find("N")
         if self.major_axis not in (0, 1):
-            raise ValueError(f"BucketSentenceIter: the layout is NT or TN, not {layout!r}")
+            raise ValueError(f"BucketSentenceIter: the layout must be NT or TN, not {layout!r}")
         if not buckets:
             buckets = [
                 length
@@ -137,8 +136,7 @@ class BucketSentenceIter(DataIter):
             ]
         if not buckets:
             raise ValueError(
-                f"BucketSentenceIter: no length has a batch of {batch_size} sentences; name the "
-                "buckets"
+                f"BucketSentenceIter: no length has a batch of {batch_size} sentences; pass buckets"
             )
         buckets = sorted(buckets)
         rows = [[] for _ in buckets]

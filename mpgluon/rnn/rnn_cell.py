@@ -113,7 +113,7 @@ class BaseRNNCell:
         if self._modified:
             raise AssertionError(
                 f"{type(self).__name__} is wrapped by a modifier such as ZoneoutCell or "
-                "ResidualCell; call that one instead"
+                "ResidualCell; call the modifier instead"
             )
 
     def _step_name(self):
@@ -426,7 +426,8 @@ class _Composite(BaseRNNCell):
         if self._override_cell_params:
             if not cell._own_params:
                 raise AssertionError(
-                    f"give params to {type(self).__name__} or to the cells inside it, not to both"
+                    f"params must be given either to {type(self).__name__} or to the cells "
+                    "inside it, not to both"
                 )
             cell.params._params.update(self.params._params)
         self.params._params.update(cell.params._params)
@@ -479,7 +480,7 @@ class SequentialRNNCell(_Composite):
         for cell in self._cells:
             if isinstance(cell, BidirectionalCell):
                 raise AssertionError(
-                    "a BidirectionalCell needs the whole sequence: call unroll instead of stepping"
+                    "a BidirectionalCell needs the whole sequence; call unroll instead of stepping"
                 )
             count = len(cell.state_info)
             inputs, new = cell(inputs, states[:count])
@@ -535,7 +536,7 @@ class DropoutCell(BaseRNNCell):
     ) -> None:
         super().__init__(prefix, params)
         if not isinstance(dropout, (int, float)):
-            raise AssertionError(f"dropout has to be a number, not {type(dropout).__name__}")
+            raise AssertionError(f"dropout must be a number, not {type(dropout).__name__}")
         self.dropout = dropout
 
     def __call__(self, inputs: Symbol, states: Sequence[Symbol]) -> tuple[Symbol, list[Symbol]]:
@@ -623,8 +624,8 @@ class ZoneoutCell(ModifierCell):
     ) -> None:
         if _whole_sequence(base_cell):
             raise AssertionError(
-                "zoneout acts step by step: unfuse a FusedRNNCell first, and put ZoneoutCell "
-                "around the cells inside a BidirectionalCell"
+                "zoneout works step by step; unfuse a FusedRNNCell first, and wrap the cells "
+                "inside a BidirectionalCell in ZoneoutCell"
             )
         super().__init__(base_cell)
         self.zoneout_outputs = zoneout_outputs
@@ -727,7 +728,7 @@ class BidirectionalCell(_Composite):
 
     def __call__(self, inputs: Symbol, states: Sequence[Symbol]) -> NoReturn:
         raise NotImplementedError(
-            "a BidirectionalCell needs the whole sequence: call unroll instead of stepping"
+            "a BidirectionalCell needs the whole sequence; call unroll instead of stepping"
         )
 
     def unroll(
