@@ -231,7 +231,7 @@ def calibrate(qsym, ranges, dtype):
             continue
         found = [ranges[key] for key in keys if key in ranges]
         if not found and node["name"].startswith("quantized_"):
-            raise ValueError(f"there is no range for {keys[0]}")
+            raise ValueError(f"calibration has no range for {keys[0]}")
         if not found:
             continue
         low, high = (float(end) for end in found[0])

@@ -33,14 +33,16 @@ MODES = ("none", "naive", "entropy", "customize")
 
 def _check(calib_mode, quantized_dtype, quantize_mode, quantize_granularity):
     if quantized_dtype not in DTYPES:
-        raise ValueError(f"quantized_dtype is one of {', '.join(DTYPES)}, not {quantized_dtype!r}")
+        raise ValueError(
+            f"quantized_dtype must be one of {', '.join(DTYPES)}, not {quantized_dtype!r}"
+        )
     if calib_mode not in (None, *MODES):
-        raise ValueError(f"calib_mode is one of {', '.join(MODES)}, not {calib_mode!r}")
+        raise ValueError(f"calib_mode must be one of {', '.join(MODES)}, not {calib_mode!r}")
     if quantize_mode not in ("full", "smart"):
-        raise ValueError(f"quantize_mode is 'full' or 'smart', not {quantize_mode!r}")
+        raise ValueError(f"quantize_mode must be 'full' or 'smart', not {quantize_mode!r}")
     if quantize_granularity != "tensor-wise":
         raise _core.NotSupportedError(
-            "quantize_granularity: one range for each tensor ('tensor-wise') is what there is"
+            "quantize_granularity must be 'tensor-wise' (one range for each tensor)"
         )
 
 
@@ -180,7 +182,7 @@ def quantize_graph(
         collector = LayerOutputCollector
         collector.include_layer = names
     if logger:
-        logger.info("quantised; %d ranges are to be found", len(names))
+        logger.info("quantized; %d ranges remain to be calibrated", len(names))
     return *_with_params(qsym, arg_params, aux_params), collector
 
 
@@ -311,7 +313,7 @@ def _shapes(calib_data, data_shapes):
     if data_shapes is None and calib_data is not None:
         data_shapes = [array.shape for array in next(_batches(calib_data, None))]
     if data_shapes is None:
-        raise ValueError("data_shapes: give the shapes of the inputs, or calib_data")
+        raise ValueError("data_shapes or calib_data must be given")
     return [tuple(getattr(shape, "shape", shape)) for shape in data_shapes]
 
 

@@ -108,4 +108,7 @@ def _writer() -> Any:
             return __import__(module, fromlist=["SummaryWriter"]).SummaryWriter
         except ImportError:
             continue
-    raise ImportError("TensorBoard: install mxboard, tensorboardX or tensorboard with torch")
+    raise ImportError(
+        "TensorBoard: no summary writer is installed; install mxboard, tensorboardX, or "
+        "tensorboard with torch"
+    )

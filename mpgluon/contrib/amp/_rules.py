@@ -26,7 +26,7 @@ def low_dtype(dtype: DType) -> str:
     name = "bfloat16" if structured else _core.dtype_name(dtype)
     if name not in ("float16", "bfloat16"):
         raise MXNetAssertionError(
-            f"AMP: the low precision is 'float16' or 'bfloat16', not {np.dtype(dtype)}"
+            f"AMP: the low precision must be 'float16' or 'bfloat16', not {np.dtype(dtype)}"
         )
     return name
 
@@ -58,7 +58,9 @@ class Rules:
         lists = {"low": target_ops, "full": fp32_ops, "conditional": [one[0] for one in conditions]}
         for kind, names in lists.items():
             if names is not None and not isinstance(names, (list, tuple)):
-                raise MXNetAssertionError(f"AMP: the {kind} ops are a list of names, not {names!r}")
+                raise MXNetAssertionError(
+                    f"AMP: the {kind} ops must be a list of names, not {names!r}"
+                )
         chosen: dict[str, str] = {}
         for kind, names in lists.items():
             for name in names or ():

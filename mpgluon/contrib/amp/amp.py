@@ -98,9 +98,9 @@ def turn_off() -> None:
 
 def _require_trainer(trainer):
     if isinstance(trainer, Optimizer):
-        raise TypeError("AMP: takes a gluon.Trainer, not an Optimizer")
+        raise TypeError("AMP: expected a gluon.Trainer, got an Optimizer")
     if not isinstance(trainer, Trainer):
-        raise TypeError(f"AMP: takes a gluon.Trainer, not {type(trainer).__name__}")
+        raise TypeError(f"AMP: expected a gluon.Trainer, got {type(trainer).__name__}")
 
 
 def init_trainer(optimizer_or_trainer: Trainer) -> None:
@@ -152,8 +152,8 @@ def unscale(optimizer_or_trainer: Trainer) -> None:
     factor = 1 / _scale_of(optimizer_or_trainer)
     if adds_up(optimizer_or_trainer):
         raise MXNetError(
-            "AMP: this Trainer accumulates gradients, and those of later batches will have the "
-            "scale of losses: call amp.unscale before the step that updates"
+            "AMP: this Trainer accumulates gradients, and the gradients of later batches will "
+            "be scaled by the loss scale; call amp.unscale before the step that updates"
         )
     for param in optimizer_or_trainer.parameters:
         for grad in (param.gradients or {}).values():

@@ -68,7 +68,7 @@ class LossScaler:
     @loss_scale.setter
     def loss_scale(self, scale: float) -> None:
         if not 0 < scale < math.inf:
-            raise ValueError(f"LossScaler: a scale must be positive and finite, not {scale!r}")
+            raise ValueError(f"LossScaler: the scale must be positive and finite, not {scale!r}")
         self._go_on(float(scale), 0)
 
     def _go_on(self, scale, unskipped):

@@ -72,11 +72,11 @@ class SVRGModule(Module):
     ) -> None:
         if not isinstance(update_freq, int):
             raise TypeError(
-                f"SVRGModule: update_freq, the epochs between gradients over all data, is an "
-                f"integer, not {update_freq!r}"
+                "SVRGModule: update_freq, the epochs between gradients over all data, must be "
+                f"an integer, not {update_freq!r}"
             )
         if update_freq <= 0:
-            raise ValueError(f"SVRGModule: update_freq is at least 1 epoch, not {update_freq}")
+            raise ValueError(f"SVRGModule: update_freq must be at least 1 epoch, not {update_freq}")
         options = (
             symbol,
             data_names,

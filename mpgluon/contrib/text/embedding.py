@@ -50,7 +50,7 @@ class _TokenEmbedding(Vocabulary):
         """Reads the vectors of a file, for all its tokens or for those of a vocabulary."""
         path = os.path.expanduser(path)
         if not os.path.isfile(path):
-            raise ValueError(f"there is no file {path} of token vectors")
+            raise ValueError(f"token vector file {path} does not exist")
         vectors, of_unknown = [], None
         for number, line in lines_of(path, encoding):
             token, vector = self._parse(line, elem_delim, f"{path}, line {number}")
@@ -58,19 +58,20 @@ class _TokenEmbedding(Vocabulary):
                 of_unknown = vector
             elif token in self._token_to_idx:
                 warnings.warn(
-                    f"{path}, line {number}: {token} is there already; this vector is skipped",
+                    f"{path}, line {number}: token {token} already has a vector; this one is "
+                    "skipped",
                     stacklevel=4,
                 )
             elif len(vector) == 1:
                 warnings.warn(
-                    f"{path}, line {number}: one number behind {token} is likely a header, "
-                    "and skipped",
+                    f"{path}, line {number}: only one number after {token}; the line is likely "
+                    "a header and is skipped",
                     stacklevel=4,
                 )
             elif vectors and len(vector) != len(vectors[0]):
                 raise MXNetAssertionError(
-                    f"{path}, line {number}: {token} has {len(vector)} numbers, the tokens "
-                    f"before have {len(vectors[0])}"
+                    f"{path}, line {number}: {token} has {len(vector)} numbers, but the tokens "
+                    f"before it have {len(vectors[0])}"
                 )
             else:
                 vectors.append(vector)
@@ -96,7 +97,7 @@ class _TokenEmbedding(Vocabulary):
         token, *numbers = line.rstrip().split(elem_delim)
         if not numbers:
             raise MXNetAssertionError(
-                f"{where}: a token and its numbers, with {elem_delim!r} between them, are expected"
+                f"{where}: expected a token and its numbers, separated by {elem_delim!r}"
             )
         try:
             return token, np.array(numbers, np.float32)
@@ -153,13 +154,13 @@ class _TokenEmbedding(Vocabulary):
             return path
         if there:
             raise ValueError(
-                f"{path} is not the file that MXNet published (SHA-1 {sha1}); load a file of your "
-                "own with CustomEmbedding"
+                f"{path} is not the file that MXNet published (SHA-1 {sha1}); load your own "
+                "file with CustomEmbedding"
             )
         raise FileNotFoundError(
             f"the vectors of {cls.__name__} are not at {path}; put the file there (from "
-            f"{archive}), name its folder's folder with embedding_root, set MXNET_GLUON_REPO to an "
-            "address that has it, or load a file of your own with CustomEmbedding"
+            f"{archive}), set embedding_root to the parent of its folder, set MXNET_GLUON_REPO "
+            "to an address that has it, or load your own file with CustomEmbedding"
         )
 
     @property
@@ -211,8 +212,8 @@ class _TokenEmbedding(Vocabulary):
         unknown = [token for token in tokens if token not in self._token_to_idx]
         if unknown:
             raise ValueError(
-                f"{unknown} are unknown; name the unknown token {self._unknown_token!r} itself to "
-                "give it another vector"
+                f"{unknown} are unknown; pass the unknown token {self._unknown_token!r} itself "
+                "to change its vector"
             )
         shapes = [(len(tokens), self._vec_len), *([(self._vec_len,)] if len(tokens) == 1 else [])]
         if not isinstance(new_vectors, nd.NDArray) or new_vectors.shape not in shapes:
@@ -271,7 +272,9 @@ def get_pretrained_file_names(
     if embedding_name is None:
         return families
     if embedding_name not in families:
-        raise KeyError(f"there is no embedding {embedding_name!r}; there are {', '.join(families)}")
+        raise KeyError(
+            f"unknown embedding {embedding_name!r}; expected one of {', '.join(families)}"
+        )
     return families[embedding_name]
 
 

@@ -57,12 +57,12 @@ class Vocabulary:
         reserved_tokens: list[Any] | None = None,
     ) -> None:
         if min_freq <= 0:
-            raise MXNetAssertionError(f"min_freq must be 1 at least, not {min_freq}")
+            raise MXNetAssertionError(f"min_freq must be at least 1, not {min_freq}")
         fixed = [unknown_token, *(reserved_tokens or ())]
         twice = [token for token, n in collections.Counter(fixed).items() if n > 1]
         if twice:
             raise MXNetAssertionError(
-                f"reserved_tokens must be different, and none of them unknown_token: {twice}"
+                f"reserved_tokens must be unique and must not contain unknown_token: {twice}"
             )
         self._unknown_token: Any = unknown_token
         self._reserved_tokens = None if reserved_tokens is None else list(reserved_tokens)
@@ -155,7 +155,9 @@ class Vocabulary:
         try:
             index = operator.index(indices)
         except TypeError:
-            raise ValueError(f"the number of a token is an int, not {indices!r}") from None
+            raise ValueError(f"a token index must be an int, not {indices!r}") from None
         if not 0 <= index < len(self):
-            raise ValueError(f"there is no token {index}; the vocabulary has {len(self)}")
+            raise ValueError(
+                f"token index {index} is out of range; the vocabulary has {len(self)} tokens"
+            )
         return self._idx_to_token[index]
