@@ -194,8 +194,8 @@ def install(numpy_names: bool = False) -> None:
     present = sys.modules.get("mxnet")
     if present is not None and not isinstance(present, _Renamed) and not _is_wheel(present):
         raise MXNetError(
-            f"mxnet is imported already, from {getattr(present, '__file__', 'somewhere')}; call "
-            "mpgluon.as_mxnet() before anything imports it"
+            f"mxnet is already imported, from {getattr(present, '__file__', 'somewhere')}; call "
+            "mpgluon.as_mxnet() before anything imports mxnet"
         )
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
@@ -235,14 +235,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         prog="python -m mpgluon.as_mxnet", description="Runs a program whose mxnet is mpgluon."
     )
     parser.add_argument(
-        "--numpy-names", action="store_true", help="give NumPy its removed names back: np.bool, …"
+        "--numpy-names", action="store_true", help="restore NumPy's removed names: np.bool, …"
     )
     parser.add_argument("-m", dest="module", action="store_true", help="run a module, not a file")
     parser.add_argument("program", help="the script, or with -m the module")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="what the program is given")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="arguments of the program")
     options = parser.parse_args(arguments)
     if not options.module and not os.path.exists(options.program):
-        parser.error(f"there is no file {options.program}")
+        parser.error(f"no such file: {options.program}")
     install(options.numpy_names)
     _give_to_children(options.numpy_names)
     sys.argv = [options.program, *options.arguments]

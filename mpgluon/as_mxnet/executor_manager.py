@@ -82,7 +82,8 @@ class _Absent:
 
     def _refuse(self) -> NoReturn:
         raise _core.NotSupportedError(
-            f"{type(self).__name__} is not there: mx.mod.Module binds symbols on several devices"
+            f"{type(self).__name__} is not available; use mx.mod.Module, which binds symbols on "
+            "several devices"
         )
 
 

@@ -17,8 +17,8 @@ __all__: list[str] = []
 
 def _refuse(*args: Any, **kwargs: Any) -> NoReturn:
     raise NotSupportedError(
-        "ops have no handles of MXNet's C library here: call mx.nd.NAME or mx.sym.NAME, and define "
-        "ops with mx.operator.CustomOp or autograd.Function"
+        "ops of mpgluon have no handles of MXNet's C library; call mx.nd.NAME or mx.sym.NAME, "
+        "and define ops with mx.operator.CustomOp or autograd.Function"
     )
 
 

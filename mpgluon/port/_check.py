@@ -200,7 +200,9 @@ class Check:
 
     def _package(self, node, name):
         if name in DISTRIBUTED:
-            text = "write mx.parallel.DistributedTrainer and its kin; docs/horovod.md has the names"
+            text = (
+                "write mx.parallel.DistributedTrainer and similar names; docs/horovod.md lists them"
+            )
             return self._add(*self._at(node), "missing", name, text)
         text = f"{name} imports mxnet itself: run the program by python -m mpgluon.as_mxnet, or "
         self._add(*self._at(node), "package", name, text + "call mpgluon.as_mxnet() before this")
@@ -210,7 +212,7 @@ class Check:
         module = _package.module_name(path[1:])
         if module is None:
             found = _package.lookup(path[1:])
-            text = found.text if isinstance(found, Missing) else "is no module here"
+            text = found.text if isinstance(found, Missing) else "is not a module in mpgluon"
             return self._add(line, column, "missing", alias.name, text)
         new = module if alias.asname else f"{_package.OURS} as mxnet"
         self._replace(line, column, alias.name, new)
@@ -219,7 +221,7 @@ class Check:
         """Changes a name in an import if it is contiguous in the source."""
         text = self.source.lines[line - 1]
         if text[column : column + len(old)] != old:
-            said = f"change it to {new}; --write does not, for it is no plain {old}"
+            said = f"change it to {new}; --write does not, because it is not a plain {old}"
             return self._add(line, column, "differs", old, said)
         self.edits.append(Edit(line, column, column + len(old), new))
         self._add(line, column, "import", old, new)
@@ -241,7 +243,7 @@ class Check:
         module, sure = _package.module_name(path[1:]), True
         if module is None:
             found = _package.lookup(path[1:])
-            text = found.text if isinstance(found, Missing) else "is no module here"
+            text = found.text if isinstance(found, Missing) else "is not a module in mpgluon"
             return self._add(line, column, "missing", ".".join(path), text)
         for alias in node.names:
             found = _package.lookup((*path[1:], alias.name)) if alias.name != "*" else Found(None)
@@ -257,7 +259,7 @@ class Check:
             said = f"change mxnet to {_package.OURS} once the names are settled; --write does not"
             return self._add(line, column, "differs", ".".join(path), said)
         if start is None:
-            said = f"change it to {module}; --write does not, for the line is an unusual one"
+            said = f"change it to {module}; --write does not, because the line is unusual"
             return self._add(line, column, "differs", ".".join(path), said)
         self._replace(line, start, ".".join(path), module)
 

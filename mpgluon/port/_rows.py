@@ -66,7 +66,7 @@ def page() -> str:
             return path.read_text(encoding="utf-8")
     raise FileNotFoundError(
         f"mpgluon.port: the list of differences, porting.md, is neither in {HERE} nor in "
-        f"{HERE.parents[1] / 'docs'}; install mpgluon anew"
+        f"{HERE.parents[1] / 'docs'}; reinstall mpgluon"
     )
 
 

@@ -67,7 +67,7 @@ def find(path: str) -> Iterator[tuple[str, Unreadable | None]]:
         yield path, Unreadable(_reason(error))
         return
     if not stat.S_ISDIR(mode):
-        yield path, None if stat.S_ISREG(mode) else Unreadable("is no ordinary file")
+        yield path, None if stat.S_ISREG(mode) else Unreadable("is not a regular file")
         return
     errors: list[OSError] = []
     seen = set()
@@ -92,7 +92,7 @@ def find(path: str) -> Iterator[tuple[str, Unreadable | None]]:
                 continue
             seen.add((state.st_dev, state.st_ino))
             ordinary = stat.S_ISREG(state.st_mode)
-            yield file, None if ordinary else Unreadable("is no ordinary file")
+            yield file, None if ordinary else Unreadable("is not a regular file")
         for failure in errors:
             yield str(failure.filename), Unreadable(_reason(failure))
         errors.clear()
@@ -118,7 +118,7 @@ def read(path: str) -> Source:
     if len(raw) > LARGEST:
         raise Unreadable(f"is larger than {LARGEST >> 20} MiB")
     if b"\0" in raw:
-        raise Unreadable("is binary, no text")
+        raise Unreadable("is a binary file")
     if path.endswith(".ipynb"):
         return _read_notebook(path, raw)
     try:
@@ -166,7 +166,7 @@ _PYTHON_2 = (
     (r"\bur[\"']", "a ur string"),
     (r"(?<![\w.])0[0-7]+\b", "an octal number"),
     (r"\b\d+[lL]\b", "a long number"),
-    (r"\blambda\s*\(", "a lambda that takes a tuple apart"),
+    (r"\blambda\s*\(", "a lambda that unpacks a tuple"),
 )
 
 
@@ -184,12 +184,12 @@ def _read_notebook(path, raw):
     try:
         document = json.loads(raw.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
-        raise Unreadable(f"is no notebook: {error}") from None
+        raise Unreadable(f"is not a notebook: {error}") from None
     cells = document.get("cells") if isinstance(document, dict) else None
     if cells is None and isinstance(document, dict) and "worksheets" in document:
         raise Unreadable("is a notebook of format 3; open and save it with Jupyter first")
     if not isinstance(cells, list) or not all(isinstance(cell, dict) for cell in cells):
-        raise Unreadable("is no notebook: it has no cells")
+        raise Unreadable("is not a notebook: it has no cells")
     lines: list[str] = []
     places: list[tuple[int, int]] = []
     problems = []

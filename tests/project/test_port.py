@@ -281,10 +281,10 @@ def test_unreadable_files_are_reported_and_others_are_read(tmp_path):
         "binary.py": "binary",
         "latin.py": "decoded",
         "coding.py": "no-such-coding",
-        "broken.ipynb": "no notebook",
+        "broken.ipynb": "not a notebook",
         "list.ipynb": "no cells",
         "loop.py": "symbolic links",
-        "pipe.py": "no ordinary file",
+        "pipe.py": "not a regular file",
     }.items():
         assert text in said.pop(name).text, name
     assert set(said) == {"old.py", "wrong.py"}
