@@ -49,7 +49,7 @@ def instruction_sets():
     unknown = [n for n in names if n not in ISA_FLAGS]
     if unknown:
         raise SystemExit(
-            f"MPGLUON_ISA: unknown instruction set {unknown[0]!r}; choose among "
+            f"MPGLUON_ISA: unknown instruction set {unknown[0]!r}; expected one of "
             f"{', '.join(ISA_FLAGS)}"
         )
     return names
@@ -206,8 +206,8 @@ def build_cuda(library, settings):
         if os.environ.get("MPGLUON_CUDA") == "1":
             raise
         print(
-            f"warning: {error}\nmpgluon goes without GPUs: {nvcc} may be older than CUDA 12; "
-            "MPGLUON_CUDA=1 makes this an error",
+            f"warning: {error}\nmpgluon is built without GPU support: {nvcc} may be older than "
+            "CUDA 12; MPGLUON_CUDA=1 makes this an error",
             file=sys.stderr,
         )
 
@@ -273,7 +273,7 @@ class BuildCore(build_ext):
             text=True,
         )
         if done.returncode:
-            raise SystemExit(f"mpgluon: the stubs could not be made: {done.stderr}")
+            raise SystemExit(f"mpgluon: cannot generate the stubs: {done.stderr}")
 
 
 setup(

@@ -16,7 +16,7 @@ def device(text: str) -> mx.Context:
     """Converts ``cpu(0)`` or ``gpu(1)`` from the command line to a Context."""
     match = re.fullmatch(r"(cpu|gpu)\((\d+)\)", text)
     if match is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is no device; write cpu(0), gpu(1), ...")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a device; expected cpu(0), gpu(1), ...")
     return mx.Context(match[1], int(match[2]))
 
 

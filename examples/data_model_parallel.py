@@ -108,7 +108,7 @@ def main() -> None:
     options = arguments.parse_args()
     devices, replicas = options.devices, options.replicas
     if len(devices) % replicas:
-        raise SystemExit("--devices takes a multiple of --replicas devices")
+        raise SystemExit("--devices must be a multiple of --replicas")
     mx.context.set_threads(1)
     rng = np.random.default_rng(options.seed)
     batches = [spirals(options.batch, options.classes, rng) for _ in range(options.steps)]

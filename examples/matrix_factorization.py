@@ -136,7 +136,9 @@ def main() -> None:
     arguments.add_argument("--lr", type=float, default=5e-3)
     options = arguments.parse_args()
     if len(options.devices) < 2:
-        raise SystemExit("--devices takes two devices or more, over which the tables are split")
+        raise SystemExit(
+            "--devices must name at least two devices, over which the tables are split"
+        )
     mx.context.set_threads(1)  # equal thread counts, so that placement can't change a bit
     pairs, scores = ratings(options.users, options.items, options.ratings, options.seed)
     cut = options.ratings * 9 // 10

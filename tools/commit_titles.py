@@ -33,7 +33,7 @@ IMPERATIVE = {
 def fault(title):
     """Returns the fault of a title, or None."""
     if len(title) > LENGTH:
-        return f"{len(title)} characters, at most {LENGTH} are allowed"
+        return f"{len(title)} characters, but at most {LENGTH} are allowed"
     if ";" in title:
         return "a semicolon: make two commits or use the body"
     if title.startswith(("Merge ", "Revert ")):
@@ -42,7 +42,7 @@ def fault(title):
     text = text if colon and re.fullmatch(r"[\w./, -]+", area) and len(area) < 30 else title
     verb = text.split(" ")[0].lower()
     if re.match(DESCRIPTIONS, text, re.I):
-        return f"'{text.split(' ')[0]}' is no verb: start with Fix, Add, Remove, Support, ..."
+        return f"'{text.split(' ')[0]}' is not a verb; start with Fix, Add, Remove, Support, ..."
     if verb not in IMPERATIVE and re.search(r"(ing|ed|[^s]s)$", verb):
         return f"'{verb}' is not imperative: start with Fix, Add, Remove, Support, ..."
     return None

@@ -113,7 +113,7 @@ def build(python, folder):
         command = [temp + "/env/bin/python", "-m", "pip", "wheel", "-q", "--no-deps"]
         command += ["-w", temp, ROOT]
         if subprocess.run(command, env=environment, cwd=ROOT).returncode:
-            raise SystemExit(f"gpu-wheel: {python} could not build the wheel")
+            raise SystemExit(f"gpu-wheel: {python} cannot build the wheel")
         (made,) = glob.glob(temp + "/*.whl")
         return repacked(made, folder)
 
@@ -158,7 +158,7 @@ def download(versions, folder):
         command += ["--python-version={}.{}".format(*version)]
         command += [f"--platform={name}_x86_64" for name in PLATFORMS]
         if subprocess.run([*command, *CARRIED]).returncode:
-            raise SystemExit("gpu-wheel: the packages to carry could not be fetched")
+            raise SystemExit("gpu-wheel: cannot download the packages to include")
 
 
 def pythons(given):
@@ -167,7 +167,7 @@ def pythons(given):
     for path in given or [sys.executable]:
         version = version_of(path)
         if not version:
-            raise SystemExit(f"gpu-wheel: {path} is no Python that runs")
+            raise SystemExit(f"gpu-wheel: {path} is not a working Python interpreter")
         found[version] = path
     if not given and WANTED not in found:
         path = find_python(WANTED)
@@ -202,7 +202,10 @@ def main():
     total = sum(os.path.getsize(path) for path in files)
     print(f"{len(files)} wheels, {total / 2**20:.1f} MiB, in {folder}")
     if total > MOST_BYTES:
-        raise SystemExit(f"gpu-wheel: more than {MOST_BYTES >> 20} MiB; --python names fewer")
+        raise SystemExit(
+            f"gpu-wheel: the wheels exceed {MOST_BYTES >> 20} MiB; name fewer versions with "
+            "--python"
+        )
 
 
 if __name__ == "__main__":

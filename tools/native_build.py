@@ -159,7 +159,7 @@ def build_cuda(nvcc, output):
         + [target for _, target, _ in jobs]
         + ["-o", output]
     ):
-        raise SystemExit("mpgluon: the GPU library could not be linked")
+        raise SystemExit("mpgluon: cannot link the GPU library")
 
 
 def build_groups(nvcc, folder):

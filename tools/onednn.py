@@ -40,7 +40,7 @@ def main():
     if not os.path.exists(os.path.join(arguments.sources, "include", "oneapi", "dnnl", "dnnl.h")):
         raise SystemExit(f"onednn: {arguments.sources} has no sources of oneDNN 3")
     if not shutil.which("cmake"):
-        raise SystemExit("onednn: there is no cmake; pip install cmake brings it")
+        raise SystemExit("onednn: cmake is missing; pip install cmake")
     build = os.path.join(folder, "build")
     options = [f"-D{name}={value}" for name, value in OPTIONS.items()]
     subprocess.run(

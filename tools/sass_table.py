@@ -343,7 +343,7 @@ def measure(nvcc, cuobjdump):
             if "kernels/cuda/" + kernel[0] != file:
                 continue
             if kernel[1] not in names:
-                raise SystemExit(f"{file} has no {kernel[1]}, but: {', '.join(sorted(names))}")
+                raise SystemExit(f"{file} has no {kernel[1]}; it has: {', '.join(sorted(names))}")
             mangled = names[kernel[1]]
             rows.append(row(kernel, *usage[mangled], code[mangled]))
     return rows
@@ -459,7 +459,7 @@ def main():
     with open(PAGE) as page:
         before, made_with = read(page.read())
     if made_with != release:
-        raise SystemExit(f"{PAGE} is for nvcc {made_with}; this is {release}: write it anew")
+        raise SystemExit(f"{PAGE} is for nvcc {made_with}, but this is {release}; rewrite it")
     if problems := worse(rows, before):
         raise SystemExit("\n".join(["worse than docs/measurements/cuda-kernels.md:", *problems]))
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -467,7 +467,7 @@ def main():
         objects = all_objects(nvcc)
         wrong = [name for text in pool.map(dump, objects) for name in wrong_clamps(text)]
     if wrong:
-        raise SystemExit(f"ptxas gets a clamp wrong in {', '.join(wrong)}")
+        raise SystemExit(f"ptxas compiles a clamp incorrectly in {', '.join(wrong)}")
     print(
         f"{len(rows)} CUDA kernels are as docs/measurements/cuda-kernels.md says, or better; "
         f"no wrong clamps in {len(objects)} objects"
