@@ -68,7 +68,7 @@ def random_uniform_arrays(*shapes: Shape, **kwargs: Any) -> list[np.ndarray[Any,
 def random_sample(population: Sequence[Any], k: int) -> Any:
     """Samples `k` elements of a list or an array without replacement, in random order."""
     if not 0 <= k <= len(population):
-        raise ValueError(f"random_sample: {k} of {len(population)} elements")
+        raise ValueError(f"random_sample: cannot sample {k} of {len(population)} elements")
     shuffled: Any = population[:]
     if isinstance(shuffled, np.ndarray):
         shuffled = shuffled.copy()
@@ -155,7 +155,7 @@ def rand_sparse_ndarray(
         "row_sparse",
         "powerlaw",
     ):
-        raise ValueError(f"rand_sparse_ndarray: no distribution {distribution!r} of {stype}")
+        raise ValueError(f"rand_sparse_ndarray: unknown distribution {distribution!r} of {stype}")
     if stype == "row_sparse":
         rows = np.arange(shape[0])[np.random.uniform(size=shape[0]) < density]
         if rsp_indices is not None:
@@ -163,7 +163,7 @@ def rand_sparse_ndarray(
         parts = _random_values((len(rows), *shape[1:]), data_init, modifier_func, dtype), rows
         return nd.sparse.row_sparse_array(parts, shape=shape, ctx=ctx, dtype=dtype), parts
     if stype != "csr":
-        raise ValueError(f"rand_sparse_ndarray: no stype {stype!r}")
+        raise ValueError(f"rand_sparse_ndarray: unknown stype {stype!r}")
     places = _places(*shape, density, distribution)
     values = _random_values(int(places.sum()), data_init, modifier_func, dtype)
     parts = (values, np.nonzero(places))

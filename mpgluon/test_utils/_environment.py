@@ -88,7 +88,7 @@ def environment(
     elif len(args) == 1 and isinstance(args[0], dict):
         values = dict(args[0])
     else:
-        raise ValueError(f"environment: takes a dict, or a name and a value; got {args}")
+        raise ValueError(f"environment: expected a dict, or a name and a value, got {args}")
     former = {name: os.environ.get(name) for name in values}
     _set_environment(values)
     try:

@@ -63,7 +63,9 @@ def download(
 
 def _no_file(what, paths):
     names = ", ".join(os.path.abspath(path) for path in paths)
-    return FileNotFoundError(f"{what}: nothing is downloaded; put the data there first: {names}")
+    return FileNotFoundError(
+        f"{what}: downloads are not supported; put the data there first: {names}"
+    )
 
 
 def download_model(
@@ -109,11 +111,11 @@ def _read_idx(path):
     dimensions = content[3] if len(content) > 3 else 0
     begin = 4 + 4 * dimensions
     if content[:3] != b"\0\0\x08" or len(content) < begin:
-        raise ValueError(f"{path} is no IDX file of unsigned bytes")
+        raise ValueError(f"{path} is not an IDX file of unsigned bytes")
     shape = np.frombuffer(content[4:begin], ">u4").astype(np.int64)
     if len(content) - begin != np.prod(shape):
         raise ValueError(
-            f"{path} says shape {shape.tolist()}, but has {len(content) - begin} bytes"
+            f"{path} has shape {shape.tolist()} in its header, but {len(content) - begin} bytes"
         )
     return np.frombuffer(content, np.uint8, offset=begin).reshape(shape)
 
@@ -248,4 +250,4 @@ def get_im2rec_path(home_env: str = "MXNET_HOME") -> str:
         path = os.path.join(folder, "tools", "im2rec.py")
         if os.path.isfile(path):
             return path
-    raise OSError(f"there is no program im2rec in {home}; set {home_env} to MXNet's folder")
+    raise OSError(f"the program im2rec is not in {home}; set {home_env} to MXNet's folder")

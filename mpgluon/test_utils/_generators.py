@@ -124,8 +124,8 @@ def verify_generator(
     found = [p for p, _, _ in results]
     if sum(p > alpha for p in found) < nrepeat * success_rate:
         raise AssertionError(
-            f"the distribution is another one: chi-square tests give p={found}; counts "
-            f"{[counts.tolist() for _, counts, _ in results]}, expected "
+            f"the distribution differs from the expected one: chi-square tests give p={found}; "
+            f"counts {[counts.tolist() for _, counts, _ in results]}, expected "
             f"{results[0][2].tolist()} in {buckets}"
         )
     return found

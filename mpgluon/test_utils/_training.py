@@ -127,7 +127,9 @@ def compare_optimizer(
 
     shapes = shape if isinstance(shape, list) else [shape]
     if ntensors != len(shapes):
-        raise ValueError(f"compare_optimizer: ntensors is {ntensors} for {len(shapes)} shapes")
+        raise ValueError(
+            f"compare_optimizer: ntensors is {ntensors}, but there are {len(shapes)} shapes"
+        )
     weights = [uniform(size, w_stype) for size in shapes]
     gradients = [uniform(size, g_stype) for size in shapes]
     others, other_gradients = copy.deepcopy(weights), copy.deepcopy(gradients)

@@ -397,8 +397,8 @@ def _check_complete(symbol, order, inference, shape, dtype):
     ):
         if wanted is not None and not complete:
             raise ValueError(
-                f"Input {what} is incomplete: name the {what}s of "
-                f"{', '.join(symbol.list_inputs())} that nothing else tells"
+                f"Input {what} is incomplete: pass the {what}s of "
+                f"{', '.join(symbol.list_inputs())} that cannot be inferred"
             )
 
 

@@ -25,7 +25,7 @@ class NetworkGraph(Digraph):
         if wanted != "svg":
             raise MXNetError(
                 f"plot_network: {wanted} needs Graphviz's program {self.engine}, which is not "
-                "there (apt install graphviz). Without it there is SVG: "
+                "installed (apt install graphviz); SVG works without it: "
                 "plot.drawing.save('plot.svg'), or plot_network(..., save_format='svg')"
             )
         return True

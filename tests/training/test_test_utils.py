@@ -282,5 +282,5 @@ def test_local_data_readers_name_missing_files(tmp_path, monkeypatch):
     assert os.path.exists("copy/t10k-labels-idx1-ubyte")
     with gzip.open("train-images-idx3-ubyte.gz", "wb") as file:
         file.write(files["train-images-idx3-ubyte"][:-1])
-    with pytest.raises(ValueError, match="says shape"):
+    with pytest.raises(ValueError, match="has shape"):
         test_utils.get_mnist()
