@@ -20,9 +20,9 @@ except ImportError as _error:
     if any(name.startswith("_core.") and name.endswith(".so") for name in _os.listdir(_folder)):
         raise
     raise ImportError(
-        f"mpgluon is imported from its sources in {_folder}, where its C core is not built. To use "
-        "the installed package, start Python in another folder; to build here: "
-        "python setup.py build_ext --inplace"
+        f"mpgluon was imported from its sources in {_folder}, where the C core is not built; to "
+        "use the installed package, start Python in another folder, or build with python "
+        "setup.py build_ext --inplace"
     ) from _error
 from .libinfo import __version__ as __version__
 

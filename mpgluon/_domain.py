@@ -73,7 +73,7 @@ def as_many(**lists: Sequence[Any] | None) -> None:
     counts = {name: len(values) for name, values in lists.items() if values is not None}
     if len(set(counts.values())) > 1:
         text = ", ".join(f"{name}: {count}" for name, count in counts.items())
-        raise MXNetValueError(f"the lists are as many as each other, got {text}")
+        raise MXNetValueError(f"the lists must have the same length, got {text}")
 
 
 def per_axis(value: Any, ndim: int, name: str, least: int) -> tuple[int, ...]:

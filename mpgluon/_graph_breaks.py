@@ -195,15 +195,15 @@ class Tracer(_core.Scope):
         Returns traced arrays for the results.
         """
         raise NotImplementedError(
-            f"{name} runs outside of compiled programs, which {type(self).__name__} does not know "
-            "how to trace; call it outside of the hybridized block"
+            f"{name} runs outside of compiled programs and cannot be traced by "
+            f"{type(self).__name__}; call it outside of the hybridized block"
         )
 
     def dynamic(self, name, run, inputs):
         """Adds a step whose results' shapes depend on values."""
         raise NotImplementedError(
-            f"the shape of what {name} gives depends on values, which {type(self).__name__} does "
-            "not know how to trace; call it outside of the hybridized block"
+            f"the output shape of {name} depends on values and cannot be traced by "
+            f"{type(self).__name__}; call it outside of the hybridized block"
         )
 
     def _new(self, host, descs):
@@ -375,8 +375,8 @@ class _Live(Tracer):
         """Skips a part that already ran before the function was re-traced."""
         if part.host is None or part.host.name != name or part.nodes != self.trace.nodes:
             raise MXNetError(
-                f"{name}: the block computed something else when it was traced again for arrays of "
-                "other shapes. The computation of a hybridized block may depend only on its "
+                f"{name}: the block computed something else when it was re-traced for inputs of "
+                "other shapes; the computation of a hybridized block may depend only on its "
                 "inputs' shapes, dtypes and devices, and on the training mode"
             )
         constants = self.trace.constants(self._constants)

@@ -71,7 +71,7 @@ ARRAY = {
     "half": "x.astype('float16')",
     "long": "x.astype('int64')",
     "int": "x.astype('int32')",
-    "contiguous": "x itself; arrays lie contiguously",
+    "contiguous": "x itself; arrays are always contiguous",
     "dim": "x.ndim",
     "numel": "x.size",
     "requires_grad_": "x.attach_grad()",
@@ -140,11 +140,11 @@ ARRAY = {
     "nonzero": "np.nonzero(x)",
     "mul_": "x *= y",
     "is_cuda": "x.context.device_type == 'gpu'",
-    "grad_fn": "autograd.get_symbol(x), which has the ops of what was recorded",
+    "grad_fn": "autograd.get_symbol(x), which has the recorded ops",
     "retain_grad": "x.attach_grad() before it is used",
     "register_hook": "an autograd.Function",
     "abs_": "x[:] = x.abs()",
-    "handle": "x itself: there are no handles of a C library here",
+    "handle": "x itself; mpgluon has no handles of a C library",
 }
 
 BLOCK = {
@@ -152,8 +152,8 @@ BLOCK = {
     "named_parameters": "net.collect_params().items()",
     "state_dict": "net.save_parameters(file), or net.collect_params()",
     "load_state_dict": "net.load_parameters(file)",
-    "train": "autograd.record() around what is trained",
-    "eval": "the network outside of autograd.record(), where it predicts",
+    "train": "autograd.record() around the code that is trained",
+    "eval": "the network outside of autograd.record(), where it is in prediction mode",
     "to": "net.place(mx.gpu(0)) to move it, net.cast('float16') to convert it",
     "cuda": "net.place(mx.gpu(0))",
     "cpu": "net.place(mx.cpu())",
@@ -161,7 +161,7 @@ BLOCK = {
     "double": "net.cast('float64')",
     "float": "net.cast('float32')",
     "modules": "net.apply(function)",
-    "buffers": "net.collect_params(), of those whose grad_req is 'null'",
+    "buffers": "net.collect_params(), filtered by grad_req == 'null'",
     "children": "net.apply(function), which visits all blocks; a Sequential can be iterated",
     "add_module": "net.register_child(block, name)",
     "requires_grad_": "net.collect_params().setattr('grad_req', 'null')",
@@ -321,19 +321,18 @@ AUTOGRAD = {
 }
 
 FUNCTION = {
-    "apply": "an instance and call it, f = F(); y = f(x): self takes the place of ctx in forward "
-    "and backward",
+    "apply": "an instance and call it, f = F(); y = f(x); self replaces ctx in both methods",
 }
 
 # Ops of MXNet's contrib that do not exist here, or not for symbols.
 CONTRIB = {
-    "quantized_rnn": "the op RNN computes with float32: dequantize what goes in, and quantize_v2 "
-    "what comes out",
-    "calibrate_entropy": "it looks at values: use nd.contrib.calibrate_entropy",
+    "quantized_rnn": "the op RNN computes with float32: dequantize the inputs, and apply "
+    "quantize_v2 to the outputs",
+    "calibrate_entropy": "it depends on values: use nd.contrib.calibrate_entropy",
     "getnnz": "it counts the elements of csr arrays: use nd.contrib.getnnz",
     "group_adagrad_update": "use nd.contrib.group_adagrad_update, or "
     "mx.optimizer.contrib.GroupAdaGrad",
-    "hawkesll": "its sum can be written with nd.contrib.foreach",
+    "hawkesll": "write its sum with nd.contrib.foreach",
     **dict.fromkeys(
         [
             "dgl_adjacency",
@@ -343,7 +342,7 @@ CONTRIB = {
             "dgl_subgraph",
             "edge_id",
         ],
-        "graphs are sampled by other packages, such as scipy.sparse.csgraph",
+        "sample graphs with another package, such as scipy.sparse.csgraph",
     ),
 }
 
@@ -387,7 +386,7 @@ def absent_before_init(kind):
     def error(block, name):
         owner = block if isinstance(block, type) else type(block)
         return AttributeError(
-            f"{owner.__name__}.__init__ has to call super().__init__() before anything else",
+            f"{owner.__name__}.__init__ must call super().__init__() before anything else",
             name=name,
             obj=block,
         )
@@ -402,7 +401,8 @@ def present(thing, names):
     return [
         name
         for name in names
-        if name in own or not isinstance(inspect.getattr_static(kind, name, None), _core.MissingAttribute)
+        if name in own
+        or not isinstance(inspect.getattr_static(kind, name, None), _core.MissingAttribute)
     ]
 
 
@@ -458,8 +458,8 @@ def of_numpy(module, name):
         return of_module(module, name, {})
     short = "npx" if module.endswith("extension") else "np"
     return AttributeError(
-        f"mx.{short}.{name}: there is no mx.{short} in mpgluon; use mx.nd, or NumPy, whose "
-        "functions take NDArrays",
+        f"mx.{short}.{name}: mpgluon does not have mx.{short}; use mx.nd, or NumPy, whose "
+        "functions accept NDArrays",
         name=name,
     )
 
@@ -469,7 +469,7 @@ def of_op(name):
     way = CONTRIB.get(name.removeprefix("_contrib_"))
     if way:
         return f"; {way}"
-    return f"{near(name, _core.ops())}; mx.library.load adds the ops of a library of one's own"
+    return f"{near(name, _core.ops())}; mx.library.load adds the ops of your own library"
 
 
 def of_package(module, name):

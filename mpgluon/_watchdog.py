@@ -76,8 +76,8 @@ def describe(standing: Sequence[tuple[Any, ...]], seconds: float) -> str:
         else ""
     )
     lines = [
-        f"mpgluon watchdog{here}: no device has finished anything for {seconds:.1f} s, but work is "
-        "queued:"
+        f"mpgluon watchdog{here}: no device has finished anything for {seconds:.1f} s, but work "
+        "is queued:"
     ]
     for device, completed, submitted, work, op, path, peer, tick, peer_work in standing:
         left = submitted - completed
@@ -105,7 +105,8 @@ def set_seconds(seconds: float | None) -> float | None:
         isinstance(seconds, (int, float)) and 0 <= seconds < float("inf")
     ):
         raise ValueError(
-            f"engine.set_watchdog: a number of seconds, or None (or 0) for none, not {seconds!r}"
+            "engine.set_watchdog: seconds must be a number, or None or 0 for no watchdog, not "
+            f"{seconds!r}"
         )
     former = _running.seconds if _running else None
     if _running:
@@ -132,6 +133,6 @@ def read_setting() -> None:
         except ValueError:
             raise ValueError(
                 f"environment variable MPGLUON_WATCHDOG is {text!r}; it must be a number of "
-                "seconds, 0 for none"
+                "seconds, or 0 for no watchdog"
             ) from None
         set_seconds(seconds)

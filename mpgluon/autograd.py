@@ -93,7 +93,7 @@ def mark_variables(
 
     requests = [grad_reqs] * len(pair[0]) if isinstance(grad_reqs, str) else grad_reqs
     if not len(pair[0]) == len(pair[1]) == len(requests):
-        raise ValueError("mark_variables: a gradient array for each variable is needed")
+        raise ValueError("mark_variables: each variable needs a gradient array")
     for variable, gradient, request in zip(*pair, requests):
         mark(variable, gradient, request)
 
@@ -194,8 +194,8 @@ class Function:
     def __call__(self, *inputs: Any) -> Any:
         if getattr(self, "_used", False):
             raise _core.MXNetError(
-                f"{type(self).__name__}: an instance of autograd.Function is called only once; "
-                "make another"
+                f"{type(self).__name__}: an instance of autograd.Function can be called only "
+                "once; create another instance"
             )
         arrays = [array for array in inputs if isinstance(array, _core.NDArray)]
         self._refuse_lists(inputs)
@@ -244,7 +244,7 @@ class Function:
         ):
             return list(outputs)
         raise TypeError(
-            f"{type(self).__name__}.forward has to return an NDArray, or a list or tuple of them, "
+            f"{type(self).__name__}.forward must return an NDArray, or a list or tuple of them, "
             f"not {type(outputs).__name__}"
         )
 
@@ -257,8 +257,7 @@ class Function:
         tracer = _graph_breaks.current()
         if tracer is None:
             raise _core.MXNetError(
-                f"{name}: a Function runs Python code on values, which is not possible in this "
-                "trace"
+                f"{name}: a Function runs Python code on values, which this trace does not support"
             )
 
         def run(values):
@@ -270,8 +269,8 @@ class Function:
                 return [outputs]
             if len(self._listed(outputs)) < 2:
                 raise TypeError(
-                    f"{name}.forward: in a hybridized block return one array by itself, not in a "
-                    f"{type(outputs).__name__}"
+                    f"{name}.forward: in a hybridized block, one array must be returned by "
+                    f"itself, not in a {type(outputs).__name__}"
                 )
             return list(outputs)
 

@@ -113,7 +113,7 @@ def lines_of(path: str | _os.PathLike[str], encoding: str = "utf-8") -> Iterator
         try:
             yield from enumerate(lines, 1)
         except UnicodeDecodeError as error:
-            raise MXNetError(f"{_os.fspath(path)} is no text: {error}") from None
+            raise MXNetError(f"{_os.fspath(path)} is not a text file: {error}") from None
 
 
 def _as_list(value):

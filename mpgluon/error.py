@@ -84,5 +84,5 @@ class InternalError(MXNetError):
 
     def __init__(self, msg: str) -> None:
         if "hint:" not in msg:
-            msg += "\nhint: this is an error inside mpgluon; please report it with its program"
+            msg += "\nhint: this is a bug in mpgluon; please report it with the program"
         super().__init__(msg)

@@ -42,7 +42,7 @@ def lines() -> list[str]:
     ]
     for device, threads in context.opened_devices():
         report.append(
-            f"{device!s:<10} {threads} thread{'s' if threads != 1 else ''}; shared out anew as "
+            f"{device!s:<10} {threads} thread{'s' if threads != 1 else ''}; redistributed as "
             "more CPU devices are used"
         )
     report += [_found(library) for library in _core.libraries()]
@@ -71,7 +71,7 @@ def _ones(*shape):
 def _sum_over_cards():
     arrays = [nd.ones((2,), ctx=context.gpu(i)) for i in range(context.num_gpus())]
     if len(arrays) == 1:
-        return "not tried: that takes two cards"
+        return "not tested: needs two GPUs"
     collectives.all_reduce(arrays, transport="nccl")[0].wait_to_read()
 
 
@@ -94,7 +94,7 @@ def _works(trial):
     try:
         said = trial()
     except NotSupportedError as error:
-        return f"not tried: {error}"
+        return f"not tested: {error}"
     except MXNetError as error:
         return f"DOES NOT WORK: {error}"
     return said if isinstance(said, str) else "works"
@@ -131,7 +131,7 @@ def ranks_lines() -> list[str]:
         rows.append((str(rank), there["host"], str(there["process"]), devices, *cells))
     number = counted(len({there["host"] for there in found}), "host")
     return [
-        f"ranks      {count} on {number}; CPU memory goes by {links.library()}",
+        f"ranks      {count} on {number}; CPU memory is sent with {links.library()}",
         "links      between cpu(0) of each: microseconds for 4 KB, GB/s of 16 MB",
         *aligned(rows),
     ]

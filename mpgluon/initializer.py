@@ -198,7 +198,7 @@ class Initializer:
     def _init_bilinear(self, name, arr):
         if len(arr.shape) != 4:
             raise ValueError(
-                f"bilinear upsampling weights have 4 dimensions; {name} has the shape {arr.shape}"
+                f"bilinear upsampling weights must have 4 dimensions; {name} has shape {arr.shape}"
             )
         height, width = arr.shape[2:]
         factor = np.ceil(width / 2.0)
@@ -210,8 +210,8 @@ class Initializer:
     def _init_loc_bias(self, name, arr):
         if arr.shape != (6,):
             raise ValueError(
-                f"the bias of a spatial transformer's localisation has the shape (6,); {name} has "
-                f"{arr.shape}"
+                f"the bias of a spatial transformer's localisation must have shape (6,); {name} "
+                f"has {arr.shape}"
             )
         arr[:] = np.array([1.0, 0, 0, 0, 1.0, 0], dtype="float32")
 
@@ -223,8 +223,8 @@ class Initializer:
 
     def _init_default(self, name, _):
         raise ValueError(
-            f"no rule says how to initialise {name!r}: names end in weight, bias, gamma or beta; "
-            "give the parameter an initializer of its own (init=...)"
+            f"cannot infer how to initialize {name!r}: its name does not end in weight, bias, "
+            "gamma or beta; give the parameter its own initializer (init=...)"
         )
 
     def __eq__(self, other: Any) -> bool:
@@ -306,7 +306,7 @@ class Load:
         if source is not None:
             if tuple(arr.shape) != tuple(source.shape):
                 raise ValueError(
-                    f"{name} has the shape {tuple(arr.shape)}, but the loaded array of that name "
+                    f"{name} has shape {tuple(arr.shape)}, but the loaded array of that name "
                     f"has {tuple(source.shape)}"
                 )
             arr[:] = source.as_in_context(arr.context).astype(arr.dtype)
@@ -341,7 +341,8 @@ class Mixed(Initializer):
     ) -> None:
         if len(patterns) != len(initializers):
             raise ValueError(
-                f"{len(patterns)} patterns need as many initializers, got {len(initializers)}"
+                f"the number of patterns, {len(patterns)}, must equal the number of "
+                f"initializers, got {len(initializers)}"
             )
         super().__init__()
         self.map: list[tuple[re.Pattern[str], Any]] = [
@@ -544,8 +545,8 @@ class Xavier(Initializer):
         shape = arr.shape
         if len(shape) < 2:
             raise ValueError(
-                f"{type(self).__name__} needs at least two dimensions to count inputs and outputs; "
-                f"{name} has the shape {shape}"
+                f"{type(self).__name__} needs at least two dimensions to count inputs and "
+                f"outputs; {name} has shape {shape}"
             )
         kernel = float(np.prod(shape[2:])) if len(shape) > 2 else 1.0
         fan_in, fan_out = shape[1] * kernel, shape[0] * kernel
@@ -714,7 +715,7 @@ class FusedRNN(Initializer):
                 init = self._init if self._init is not None else piece_desc.global_init
                 if init is None:
                     raise ValueError(
-                        f"FusedRNN without an initializer of its own cannot fill {desc}: no global "
+                        f"FusedRNN without its own initializer cannot fill {desc}: no global "
                         "initializer is given"
                     )
                 init(piece_desc, piece)

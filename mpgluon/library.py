@@ -87,15 +87,13 @@ def load(path: str, verbose: bool = True) -> None:
     """
     path = os.fspath(path)
     if not os.path.exists(path):
-        raise MXNetError(f"library.load: there is no file {path!r}")
+        raise MXNetError(f"library.load: file {path!r} does not exist")
     if not os.path.isabs(path):
-        raise MXNetError(
-            f"library.load: {path!r} is not an absolute path; os.path.abspath makes it one"
-        )
+        raise MXNetError(f"library.load: {path!r} is not an absolute path; use os.path.abspath")
     if os.path.splitext(path)[1] not in (".so", ".dll"):
-        raise MXNetError(f"library.load: {path!r} is no library: its name does not end in .so")
+        raise MXNetError(f"library.load: {path!r} is not a library: its name does not end in .so")
     if _cut_off(path):
-        raise MXNetError(f"library.load: {path!r} is cut off: the file ends before its contents")
+        raise MXNetError(f"library.load: {path!r} is truncated")
     ops = _core.load_library(path, _taken)
     for op in ops:
         space, short = place(op.__name__)

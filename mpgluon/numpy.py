@@ -26,4 +26,4 @@ class ndarray(_core.NDArray):
     """The array type of ``mx.np``, which has no instances. Use ``mx.nd``."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> NoReturn:
-        raise _core.NotSupportedError("mx.np.ndarray: there is no mx.np in mpgluon; use mx.nd")
+        raise _core.NotSupportedError("mx.np.ndarray: mpgluon does not have mx.np; use mx.nd")

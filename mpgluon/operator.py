@@ -115,7 +115,9 @@ class CustomOp:
         elif req == "add":
             dst[:] += src
         elif req != "null":
-            raise ValueError(f"assign: req is 'null', 'write', 'inplace' or 'add', not {req!r}")
+            raise ValueError(
+                f"assign: req must be 'null', 'write', 'inplace' or 'add', not {req!r}"
+            )
 
 
 class CustomOpProp:
@@ -175,8 +177,7 @@ class CustomOpProp:
         for i, stype in enumerate(in_stype):
             if stype != "default":
                 raise ValueError(
-                    f"input {i} is {stype}; an op that takes sparse arrays has an "
-                    "infer_storage_type of its own"
+                    f"input {i} is {stype}; an op with sparse inputs must define infer_storage_type"
                 )
         return (
             in_stype,
@@ -236,7 +237,7 @@ class PythonOp:
 
     def get_symbol(self, *args: Symbol, **kwargs: Any) -> Symbol:
         """Creates a node that calls the op on symbols, by position or by argument name."""
-        raise NotImplementedError("get_symbol: an op is a NumpyOp or an NDArrayOp")
+        raise NotImplementedError("get_symbol: the op must be a NumpyOp or an NDArrayOp")
 
     def forward(self, in_data: list[Any], out_data: list[Any]) -> None:
         """Writes ``out_data[i][:]``; by default copies the first input."""
@@ -394,7 +395,7 @@ def register(reg_name: str) -> Callable[[Class], Class]:
 
     def decorate(prop):
         if not (isinstance(prop, type) and issubclass(prop, CustomOpProp)):
-            raise TypeError(f"register: {prop!r} is no subclass of CustomOpProp")
+            raise TypeError(f"register: {prop!r} is not a subclass of CustomOpProp")
         _props[reg_name] = prop
         return prop
 
@@ -413,7 +414,7 @@ class CustomCall(_graph_breaks.PythonCall):
     def __init__(self, op_type: str, params: dict[str, Any]) -> None:
         if op_type not in _props:
             raise MXNetError(
-                f"Custom: no op is registered as {op_type!r}; there are "
+                f"Custom: no op is registered as {op_type!r}; the registered ops are: "
                 f"{', '.join(sorted(_props)) or 'none'} (mx.operator.register)"
             )
         self.op_type = op_type
@@ -501,7 +502,7 @@ class CustomCall(_graph_breaks.PythonCall):
         for name, old, new in zip((*self.arguments, *self.auxiliary), given, wanted):
             if old is not None and old != new:
                 raise MXNetError(
-                    f"Custom: {what} of {self.op_type!r} wants {name} to be {new}, it is {old}"
+                    f"Custom: {what} of {self.op_type!r} expected {name} to be {new}, got {old}"
                 )
 
     def _infer_dtypes(self, dtypes):
@@ -532,8 +533,8 @@ class CustomCall(_graph_breaks.PythonCall):
         ):
             if len(group) != len(names):
                 raise MXNetError(
-                    f"Custom: {what} of {self.op_type!r} gives {len(group)} {kind}; it has "
-                    f"{', '.join(names) or 'none'}"
+                    f"Custom: {what} of {self.op_type!r} returned {len(group)} {kind}; it must "
+                    f"return one for each of: {', '.join(names) or 'none'}"
                 )
 
     # Running
@@ -552,7 +553,8 @@ class CustomCall(_graph_breaks.PythonCall):
         if strays:
             raise MXNetError(
                 f"Custom: the inputs of {self.op_type!r} are on different devices: "
-                f"{', '.join(strays)}, the others on {ctx}; move one with as_in_context"
+                f"{', '.join(strays)}, but the other inputs are on {ctx}; move one with "
+                "as_in_context"
             )
         _, found = self.infer(descs, [], autograd.is_training(), exact=True)
         stypes = self._infer_storages([array.stype for array in inputs[:count]])
@@ -560,8 +562,8 @@ class CustomCall(_graph_breaks.PythonCall):
             tracer = _graph_breaks.current()
             if tracer is None:
                 raise MXNetError(
-                    f"Custom: {self.op_type!r} runs Python code on values, which is not possible "
-                    "in this trace"
+                    f"Custom: {self.op_type!r} runs Python code on values, which this trace "
+                    "does not support"
                 )
             return tracer.host(
                 f"Custom {self.op_type}",
@@ -675,14 +677,14 @@ def custom_array(
     call = CustomCall(op_type, {key: value for key, value in kwargs.items() if key not in arrays})
     names = call.input_names(call.num_inputs(0))
     if len(data) > len(names):
-        raise TypeError(f"Custom: {op_type!r} takes {len(names)} inputs, {len(data)} given")
+        raise TypeError(f"Custom: {op_type!r} needs {len(names)} inputs, got {len(data)}")
     _refuse_twice(op_type, names[: len(data)], arrays)
     given = {**dict(zip(names, data)), **arrays}
     for key in (*arrays, *names):
         if key not in names or not isinstance(given.get(key), nd.NDArray):
             raise TypeError(
-                f"Custom: the inputs of {op_type!r} are the NDArrays {', '.join(names)}; {key!r} "
-                f"is {_said_of(key, names, given)}"
+                f"Custom: the inputs of {op_type!r} must be the NDArrays {', '.join(names)}; "
+                f"{key!r} is {_said_of(key, names, given)}"
             )
     outputs = call.run([given[key] for key in names])
     return outputs[0] if len(outputs) == 1 else outputs
@@ -691,9 +693,7 @@ def custom_array(
 def _refuse_twice(op_type, by_place, by_name):
     for key in by_place:
         if key in by_name:
-            raise TypeError(
-                f"Custom: {op_type!r} is given {key!r} twice, by its place and its name"
-            )
+            raise TypeError(f"Custom: {op_type!r} got {key!r} twice, by position and by name")
 
 
 def _said_of(key, names, given):
@@ -726,7 +726,7 @@ def custom_symbol(
     call = CustomCall(op_type, params)
     names = call.input_names(call.num_inputs(0))
     if len(data) > len(names):
-        raise TypeError(f"Custom: {op_type!r} takes {len(names)} inputs, {len(data)} given")
+        raise TypeError(f"Custom: {op_type!r} needs {len(names)} inputs, got {len(data)}")
     _refuse_twice(op_type, names[: len(data)], given)
     for key, value in zip(names, data):
         given[key] = value

@@ -111,7 +111,7 @@ def set_state(state: str = "stop", profile_process: str = "worker") -> None:
     >>> mx.profiler.set_state("stop")
     """
     if state not in ("run", "stop"):
-        raise ValueError(f"profiler.set_state: state is 'run' or 'stop', not {state!r}")
+        raise ValueError(f"profiler.set_state: state must be 'run' or 'stop', not {state!r}")
     global _recording
     if state == "run":
         _marks.clear()
@@ -271,10 +271,12 @@ def dumps(
     True
     """
     if format not in ("table", "json"):
-        raise ValueError(f"profiler.dumps: format is 'table' or 'json', not {format!r}")
+        raise ValueError(f"profiler.dumps: format must be 'table' or 'json', not {format!r}")
     columns = ("count", "total", "avg", "min", "max")
     if sort_by not in columns:
-        raise ValueError(f"profiler.dumps: sort_by is one of {', '.join(columns)}, not {sort_by!r}")
+        raise ValueError(
+            f"profiler.dumps: sort_by must be one of {', '.join(columns)}, not {sort_by!r}"
+        )
     groups, kinds = {}, {}  # milliseconds, by device and op
     for event in events():
         name = event["name"] + (" (backward)" if event["backward"] else "")
@@ -515,7 +517,9 @@ class Marker:
         """
         scopes = {"global": "g", "process": "p", "thread": "t", "task": "t", "marker": "t"}
         if scope not in scopes:
-            raise ValueError(f"Marker.mark: scope is one of {', '.join(scopes)}, not {scope!r}")
+            raise ValueError(
+                f"Marker.mark: scope must be one of {', '.join(scopes)}, not {scope!r}"
+            )
         if _recording:
             _marks.append(
                 {

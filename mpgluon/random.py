@@ -39,9 +39,7 @@ def seed(seed_state: int, ctx: Context | str = "all") -> None:
     try:
         _core.random_seed(seed_state)
     except TypeError:
-        raise ValueError(
-            f"random.seed: the seed has to be an integer, got {seed_state!r}"
-        ) from None
+        raise ValueError(f"random.seed: the seed must be an integer, got {seed_state!r}") from None
 
 
 def get_state() -> tuple[int, int]:

@@ -103,21 +103,22 @@ def get_create_func(base_class: type[Kind], nickname: str) -> Callable[..., Kind
         if isinstance(what, base_class):
             if args or kwargs:
                 raise MXNetAssertionError(
-                    f"{what!r} is a {nickname} already and takes no further arguments"
+                    f"{what!r} is already a {nickname}; pass no further arguments"
                 )
             return what
         if isinstance(what, dict):
             return create(**what)
         if not isinstance(what, str):
             raise MXNetAssertionError(
-                f"create: the {nickname} is given by name or as an instance, got "
-                f"{type(what).__name__}"
+                f"create: the {nickname} must be a name or an instance, got {type(what).__name__}"
             )
         if what[:1] in ("[", "{"):
             import json
 
             if args or kwargs:
-                raise MXNetAssertionError(f"a {nickname} given as JSON takes no further arguments")
+                raise MXNetAssertionError(
+                    f"a {nickname} is given as JSON; pass no further arguments"
+                )
             try:
                 parsed = json.loads(what)
                 name, options = parsed if isinstance(parsed, list) else (None, parsed)
@@ -129,7 +130,7 @@ def get_create_func(base_class: type[Kind], nickname: str) -> Callable[..., Kind
         klass = family.get(what.lower())
         if klass is None:
             raise MXNetAssertionError(
-                f"there is no {nickname} named {what!r}{near(what, family)}; registered: "
+                f"unknown {nickname} {what!r}{near(what, family)}; registered: "
                 f"{', '.join(sorted(family)) or 'none'}"
             )
         return klass(*args, **kwargs)

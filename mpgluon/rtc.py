@@ -60,7 +60,7 @@ def _sizes(kernel, what, sizes):
     sizes = tuple(sizes)
     if len(sizes) != 3 or not all(isinstance(size, numbers.Integral) for size in sizes):
         raise MXNetAssertionError(
-            f"CudaKernel({kernel}): {what} is a tuple of 3 integers, not {sizes}"
+            f"CudaKernel({kernel}): {what} must be a tuple of 3 integers, not {sizes}"
         )
     if not all(0 < size < 2**31 for size in sizes):
         raise MXNetError(f"CudaKernel({kernel}): {what} is {sizes}, and may not")
@@ -170,17 +170,19 @@ class CudaKernel:
         """
         name = self._name
         if ctx.device_type != "gpu":
-            raise MXNetAssertionError(f"CudaKernel({name}): it is launched on a GPU, not on {ctx}")
+            raise MXNetAssertionError(
+                f"CudaKernel({name}): it must be launched on a GPU, not on {ctx}"
+            )
         grid, block = _sizes(name, "grid_dims", grid_dims), _sizes(name, "block_dims", block_dims)
         if len(args) != len(self._arguments):
             raise MXNetAssertionError(
-                f"CudaKernel({name}) takes {len(self._arguments)} arguments, got {len(args)}"
+                f"CudaKernel({name}) expected {len(self._arguments)} arguments, got {len(args)}"
             )
         if any(isinstance(value, _core.NDArray) and value._in_trace for value in args):
             raise MXNetError(
-                f"CudaKernel({name}).launch: hybridized blocks are not made of launches, which "
-                "write to arrays. Launch it in the forward of an autograd.Function or a CustomOp, "
-                "which hybridized blocks call between their compiled parts"
+                f"CudaKernel({name}).launch: a hybridized block cannot contain launches, which "
+                "write to arrays; launch it in the forward of an autograd.Function or a "
+                "CustomOp, which hybridized blocks call between their compiled parts"
             )
         packed = [
             self._packed(i, value, *kind)
@@ -193,10 +195,14 @@ class CudaKernel:
         what = f"CudaKernel({self._name}): argument {place}"
         if is_array:
             if not isinstance(value, _core.NDArray):
-                raise MXNetAssertionError(f"{what} is an NDArray, not a {type(value).__name__}")
+                raise MXNetAssertionError(
+                    f"{what} must be an NDArray, not a {type(value).__name__}"
+                )
             if value.dtype != dtype:
-                raise MXNetError(f"{what} is an array of {dtype}, not of {np.dtype(value.dtype)}")
+                raise MXNetError(
+                    f"{what} must be an array of {dtype}, not of {np.dtype(value.dtype)}"
+                )
             return value, not is_const
         if not isinstance(value, (numbers.Number, np.generic)):
-            raise MXNetAssertionError(f"{what} is a number, not a {type(value).__name__}")
+            raise MXNetAssertionError(f"{what} must be a number, not a {type(value).__name__}")
         return np.array(value).astype(dtype).tobytes()

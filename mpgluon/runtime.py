@@ -118,5 +118,7 @@ class Features(dict[str, Feature]):
         """
         name = feature_name.upper()
         if name not in self:
-            raise RuntimeError(f"there is no feature {feature_name!r}; known are {', '.join(self)}")
+            raise RuntimeError(
+                f"unknown feature {feature_name!r}; expected one of {', '.join(self)}"
+            )
         return self[name].enabled

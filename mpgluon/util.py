@@ -193,7 +193,7 @@ def set_np_shape(active: bool) -> bool:
 def set_np(shape: bool = True, array: bool = True) -> None:
     """Rejects `array` with NotSupportedError: there is no ``mx.np`` here."""
     if array:
-        raise _core.NotSupportedError("set_np: there is no mx.np in mpgluon; use mx.nd")
+        raise _core.NotSupportedError("set_np: mpgluon does not have mx.np; use mx.nd")
 
 
 def reset_np() -> None:

@@ -26,8 +26,8 @@ def check_expansion(path: str | os.PathLike[str], size: int) -> None:
     packed = os.path.getsize(path)
     if size > EXPANDS * packed + EXPANDS_PLUS:
         raise MXNetIOError(
-            f"{os.fspath(path)} has {packed} bytes and would become {size} or more; if it comes "
-            "from a trusted source, unpack it with other tools"
+            f"{os.fspath(path)} has {packed} bytes and would expand to at least {size}; if it "
+            "comes from a trusted source, unpack it with another tool"
         )
 
 

@@ -69,7 +69,7 @@ def torch_function(module: Callable[..., Any]) -> Any:
         return GluonModule(module)
     if not callable(module):
         raise TypeError(
-            "torch_function takes a torch.nn.Module, a function of tensors or a Block, not "
+            "torch_function: expected a torch.nn.Module, a function of tensors or a Block, got "
             f"{type(module).__name__}"
         )
     return TorchBlock(module)

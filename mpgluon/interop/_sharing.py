@@ -47,8 +47,8 @@ def to_ndarray(tensor, role):
     except ValueError as error:
         raise type(error)(
             f"torch_function: {role} is {tensor.dtype}, shape {tuple(tensor.shape)}: {error}. "
-            "Convert it, as tensor.to(torch.int32) and torch.view_as_real do, or keep it where "
-            "only PyTorch sees it"
+            "Convert it, for example with tensor.to(torch.int32) or torch.view_as_real, or use "
+            "it only inside PyTorch"
         ) from None
 
 
@@ -59,7 +59,7 @@ def listed(result, kind):
     if isinstance(result, (tuple, list)) and all(isinstance(item, kind) for item in result):
         return list(result), False
     raise TypeError(
-        f"torch_function: the result has to be a {kind.__name__}, or a tuple or list of them, not "
+        f"torch_function: the result must be a {kind.__name__}, or a tuple or list of them, not "
         f"{type(result).__name__}"
     )
 
@@ -174,14 +174,14 @@ class Pair:
         tensor, name = self.tensor, self.parameter.name
         if current.dtype != tensor.dtype or current.device != tensor.device:
             raise _core.MXNetError(
-                f"torch_function: parameter {name} is {current.dtype} on {current.device} by now, "
-                f"the module's was {tensor.dtype} on {tensor.device}: convert the module first, "
-                "then call torch_function again"
+                f"torch_function: parameter {name} is now {current.dtype} on {current.device}, "
+                f"but the module's was {tensor.dtype} on {tensor.device}; convert the module "
+                "first, then call torch_function again"
             )
         if current.shape != tensor.shape:
             raise _core.MXNetError(
-                f"torch_function: parameter {name} has the shape {tuple(current.shape)}, and the "
-                f"module's tensor was replaced by one of shape {tuple(tensor.shape)}: call "
+                f"torch_function: parameter {name} has shape {tuple(current.shape)}, but the "
+                f"module's tensor was replaced by one of shape {tuple(tensor.shape)}; call "
                 "torch_function again"
             )
 
@@ -202,8 +202,8 @@ class Pair:
         if not self.trained:
             if self.parameter.grad_req != "null":
                 raise _core.MXNetError(
-                    f"torch_function: parameter {self.parameter.name} has grad_req "
-                    f"'{self.parameter.grad_req}' by now, and is a buffer of the module: set "
+                    f"torch_function: parameter {self.parameter.name} now has grad_req "
+                    f"'{self.parameter.grad_req}', but it is a buffer of the module; set "
                     "grad_req first, then call torch_function again"
                 )
             return
@@ -223,8 +223,8 @@ def follow(pairs, module):
             tensor = found.pop(name, None)
             if tensor is None and pair.trained:
                 raise _core.MXNetError(
-                    f"torch_function: the module has no parameter {name} any more, which it had "
-                    "when it was given: call torch_function again"
+                    f"torch_function: the parameter {name} was removed from the module; call "
+                    "torch_function again"
                 )
             if tensor is not pair.tensor and not _replace(pair, tensor, module, name):
                 continue
@@ -233,8 +233,8 @@ def follow(pairs, module):
     new = next((name for name, tensor in found.items() if is_trained(tensor)), None)
     if new is not None:
         raise _core.MXNetError(
-            f"torch_function: the module has a parameter {new} by now, which nothing would train: "
-            "call torch_function again"
+            f"torch_function: the parameter {new} was added to the module and would not be "
+            "trained; call torch_function again"
         )
 
 
@@ -269,13 +269,13 @@ def tensors_to_share(module):
     for name, tensor in _tensors(module):
         if torch.nn.parameter.is_lazy(tensor):
             raise _core.MXNetError(
-                f"torch_function: parameter {name} of the module has no shape yet: call the module "
-                "with a tensor first"
+                f"torch_function: parameter {name} of the module has no shape yet; call the "
+                "module with a tensor first"
             )
         if tensor.is_inference():
             raise _core.MXNetError(
-                f"torch_function: {name} of the module was made in torch.inference_mode, so it "
-                "can't be trained: make the module outside, or under torch.no_grad"
+                f"torch_function: {name} of the module was created in torch.inference_mode, so "
+                "it cannot be trained; create the module outside of it, or under torch.no_grad"
             )
         counter = tensor.dim() == 0 and not (tensor.is_floating_point() or tensor.is_complex())
         if is_trained(tensor) or not counter:

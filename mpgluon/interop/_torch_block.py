@@ -46,9 +46,9 @@ class _TorchCall(autograd.Function):
         contexts = list(dict.fromkeys(array.context for array in arrays))
         if len(contexts) > 1:
             raise _core.MXNetError(
-                f"torch_function: arguments and parameters are on {contexts[0]} and {contexts[1]}. "
-                "Nothing is copied silently: x.as_in_context moves an argument, and "
-                "collect_params().reset_ctx the parameters"
+                "torch_function: arguments and parameters are on different devices, "
+                f"{contexts[0]} and {contexts[1]}; move an argument with x.as_in_context, or "
+                "the parameters with collect_params().reset_ctx"
             )
         self.context = contexts[0] if contexts else None
         with self.torch.inference_mode(False), self.block._locked():
@@ -87,8 +87,8 @@ class _TorchCall(autograd.Function):
         if block._is_module:
             block.module.train(autograd.is_training())
         wrote = (
-            "torch_function: the module wrote into one of its inputs; give it x.copy(), or make it "
-            "with inplace=False"
+            "torch_function: the module wrote into one of its inputs; pass x.copy(), or create "
+            "the module with inplace=False"
         )
         try:
             with self.torch.set_grad_enabled(self.recording):
@@ -128,10 +128,10 @@ class _TorchCall(autograd.Function):
                 if "modified by an inplace operation" not in str(error):
                     raise
                 raise _core.MXNetError(
-                    "torch_function: weights or arguments of the module were written between its "
-                    "call and this backward, which needs their former values. Do all backward "
-                    "passes before trainer.step, or call the module again after it; give it "
-                    "x.copy() of an argument that is written"
+                    "torch_function: weights or arguments of the module were overwritten "
+                    "between its call and this backward pass, which needs the old values; run "
+                    "all backward passes before trainer.step, or call the module again after "
+                    "it, and pass x.copy() of an argument that is overwritten"
                 ) from error
         results = []
         for tensor in self.sources:
@@ -223,7 +223,7 @@ class TorchBlock(gluon.HybridBlock):
         """Computes the module's outputs for these arguments: an NDArray, or a tuple of them."""
         if is_symbolic(args):
             raise _core.NotSupportedError(
-                "TorchBlock: a module of PyTorch has no symbol, so its network can't be exported"
+                "TorchBlock: a PyTorch module has no symbol, so its network cannot be exported"
             )
         arguments = [_ARRAY if isinstance(value, NDArray) else value for value in args]
         arrays = [value for value in args if isinstance(value, NDArray)]

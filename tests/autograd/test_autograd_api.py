@@ -430,7 +430,7 @@ def test_function_with_invalid_result_is_named_in_error(result):
         def forward(self, x):
             return result
 
-    with autograd.record(), pytest.raises(TypeError, match="Wrong.forward has to return"):
+    with autograd.record(), pytest.raises(TypeError, match="Wrong.forward must return"):
         Wrong()(variable([1.0]))
 
 

@@ -75,5 +75,5 @@ def test_ndarray_constructor_and_handle_are_refused_with_advice():
     for args in ((), (3,), (None, None)):
         with pytest.raises(TypeError, match=r"make arrays with nd\.array"):
             nd.NDArray(*args)
-    with pytest.raises(AttributeError, match="use x itself: there are no handles"):
+    with pytest.raises(AttributeError, match="use x itself; mpgluon has no handles"):
         nd.ones((2,)).handle

@@ -142,7 +142,7 @@ def test_info_tries_each_library():
     found = dict(line.split(maxsplit=1) for line in output_of(INFO).splitlines())
     assert found["CUDA"].startswith(counted(mx.num_gpus(), "GPU"))
     for name in LIBRARIES:
-        line = r"\d+\.\d+\S* \(.*\.so.*\), (works|not tried: .*)"
+        line = r"\d+\.\d+\S* \(.*\.so.*\), (works|not tested: .*)"
         assert re.fullmatch(line, found[name]), (name, found[name])
     tried = [name for name in LIBRARIES if found[name].endswith("works")]
     assert set(LIBRARIES) - set(tried) <= {"NCCL"}  # needs two cards

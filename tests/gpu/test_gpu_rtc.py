@@ -76,12 +76,33 @@ def test_kernel_launch_rejects_invalid_arguments():
     )
     one, four = (1, 1, 1), (4, 1, 1)
     for args, ctx, grid, block, error, text in [
-        ([x, y], mx.gpu(0), one, four, AssertionError, "takes 3 arguments, got 2"),
-        ([x, 2, 3], mx.gpu(0), one, four, AssertionError, "argument 1 is an NDArray, not a int"),
-        ([x, y, x], mx.gpu(0), one, four, AssertionError, "argument 2 is a number, not a NDArray"),
+        ([x, y], mx.gpu(0), one, four, AssertionError, "expected 3 arguments, got 2"),
+        (
+            [x, 2, 3],
+            mx.gpu(0),
+            one,
+            four,
+            AssertionError,
+            "argument 1 must be an NDArray, not a int",
+        ),
+        (
+            [x, y, x],
+            mx.gpu(0),
+            one,
+            four,
+            AssertionError,
+            "argument 2 must be a number, not a NDArray",
+        ),
         ([x, y, 3], mx.cpu(0), one, four, AssertionError, "on a GPU, not on cpu"),
-        ([x, y, 3], mx.gpu(0), (1, 1), four, AssertionError, "grid_dims is a tuple of 3 integers"),
-        ([x, y, 3], mx.gpu(0), one, (4.0, 1, 1), AssertionError, "block_dims is a tuple of 3"),
+        (
+            [x, y, 3],
+            mx.gpu(0),
+            (1, 1),
+            four,
+            AssertionError,
+            "grid_dims must be a tuple of 3 integers",
+        ),
+        ([x, y, 3], mx.gpu(0), one, (4.0, 1, 1), AssertionError, "block_dims must be a tuple of 3"),
         ([x, y, 3], mx.gpu(0), one, (0, 1, 1), mx.MXNetError, "block_dims"),
         ([x.astype("float64"), y, 3], mx.gpu(0), one, four, mx.MXNetError, "of float32, not of fl"),
         ([far, y, 3], mx.gpu(0), one, four, mx.MXNetError, r"argument 0 is on cpu\(0\).*gpu\(0\)"),

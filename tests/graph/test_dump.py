@@ -254,7 +254,7 @@ def test_profiler_trace_has_rows_for_user_marks(tmp_path):
     )
     with pytest.raises(RuntimeError, match="'read': stop.. without start"):
         task.stop()
-    with pytest.raises(ValueError, match="scope is one of"):
+    with pytest.raises(ValueError, match="scope must be one of"):
         domain.new_marker("here").mark("everywhere")
     profiler.set_state("run")
     try:

@@ -517,12 +517,12 @@ def test_file_that_is_not_an_op_library_is_refused(folder, tmp_path, monkeypatch
     open_ended = tmp_path / "open.c"
     open_ended.write_text("int nowhere(void); int f(void) { return nowhere(); }\n")
     refused(compiled(tmp_path / "libopen.so", source=open_ended), "undefined symbol: nowhere")
-    refused(str(tmp_path / "none.so"), "there is no file")
+    refused(str(tmp_path / "none.so"), "does not exist")
     whole = (tmp_path / "libempty.so").read_bytes()
     for size in (30, 1000, 5000, len(whole) // 2):
         cut = tmp_path / f"cut{size}.so"
         cut.write_bytes(whole[:size])
-        refused(str(cut), "cut[0-9]+.so'? (is cut off|cannot be opened)")
+        refused(str(cut), "cut[0-9]+.so'? (is truncated|cannot be opened)")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(mx.MXNetError, match="'text.so' is not an absolute path"):
         mx.library.load("text.so")

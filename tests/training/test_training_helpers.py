@@ -104,7 +104,7 @@ def test_registry_creates_classes_by_name_and_alias():
         (lambda: create(one, 5), "no further arguments"),
         (lambda: create('["short", {}]', size=3), "no further arguments"),
         (lambda: create("none"), "longname, short, shorter"),
-        (lambda: create(None), "thing is given by name or as an instance, got NoneType"),
+        (lambda: create(None), "thing must be a name or an instance, got NoneType"),
         (lambda: register(int), "only subclasses of Base"),
     ):
         with pytest.raises(AssertionError, match=words):
