@@ -21,7 +21,7 @@ def _requests(grad_req, names, what):
         found = [grad_req] * len(names)
     elif isinstance(grad_req, (list, tuple)):
         if len(grad_req) != len(names):
-            raise MXNetError(f"{what}: {len(grad_req)} grad_reqs for {len(names)} arguments")
+            raise MXNetError(f"{what}: got {len(grad_req)} grad_reqs for {len(names)} arguments")
         found = list(grad_req)
     elif isinstance(grad_req, dict):
         found = [grad_req.get(name, "null") for name in names]

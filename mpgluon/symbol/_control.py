@@ -40,7 +40,7 @@ def _numbers(text, what, limit, size=None, missing=False):
     if any(not (-1 if missing else 0) <= number < limit for number in found):
         raise MXNetError(f"{what} must have indices below {limit}, got {text}")
     if size is not None and len(found) != size:
-        raise MXNetError(f"{what} has {len(found)} numbers, not {size}")
+        raise MXNetError(f"{what} must have {size} numbers, not {len(found)}")
     return found
 
 

@@ -314,13 +314,13 @@ def _op_node(op, name, attrs, inputs, version):
         )
     count = call.num_inputs(len(inputs))
     if len(inputs) > count:
-        raise MXNetError(f"{name}: {op} takes {count} inputs, the file gives {len(inputs)}")
+        raise MXNetError(f"{name}: {op} needs {count} inputs, but the file has {len(inputs)}")
     names, states = call.input_names(count), call.states(count)
     for place in range(len(inputs), count):
         # Files of versions before 0.9 omit variables without a user-given name. Auxiliary states
         # may be missing in any version.
         if version >= 900 and not states[place]:
-            raise MXNetError(f"{name}: {op} takes {count} inputs, the file gives {len(inputs)}")
+            raise MXNetError(f"{name}: {op} needs {count} inputs, but the file has {len(inputs)}")
         inputs.append((Node(f"{name}_{names[place]}", dict(attrs)), 0))
     for place, (key, initial) in enumerate(zip(names, call.initial_values(count))):
         node = inputs[place][0]

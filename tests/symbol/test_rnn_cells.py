@@ -173,7 +173,7 @@ def test_invalid_cell_arguments_raise():
     cell = mx.rnn.RNNCell(HIDDEN)
     with pytest.raises(AssertionError, match="2 inputs"):
         cell.unroll(3, [mx.sym.Variable("a"), mx.sym.Variable("b")])
-    with pytest.raises(AssertionError, match="inputs=None"):
+    with pytest.raises(AssertionError, match="inputs must not be None"):
         cell.unroll(3, None)
     with pytest.raises(AssertionError, match="group"):
         cell.unroll(2, mx.sym.Group([mx.sym.Variable("a"), mx.sym.Variable("b")]))
