@@ -176,7 +176,7 @@ class Function:
                 kind = type(method).__name__
                 raise TypeError(
                     f"{cls.__name__}.{name}: a {kind} cannot keep values for backward; remove "
-                    f"@{kind} and write `def {name}(self, ...)`, with self in place of ctx"
+                    f"@{kind} and write `def {name}(self, ...)`, with self instead of ctx"
                 )
 
     def __init__(self) -> None:

@@ -84,5 +84,7 @@ class InternalError(MXNetError):
 
     def __init__(self, msg: str) -> None:
         if "hint:" not in msg:
-            msg += "\nhint: this is a bug in mpgluon; please report it with the program"
+            msg += (
+                "\nhint: this is a bug in mpgluon; please report it with the program that caused it"
+            )
         super().__init__(msg)

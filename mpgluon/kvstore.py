@@ -128,7 +128,7 @@ def pairs_of(key: Any, value: Any, what: str) -> list[tuple[Any, list[NDArray]]]
     if not isinstance(key, (list, tuple)):
         return [(key, arrays_of(value, what))]
     if len(key) != len(value):
-        raise ValueError(f"{what}: {len(key)} keys, but {len(value)} values")
+        raise ValueError(f"{what}: got {len(key)} keys, but {len(value)} values")
     return [(one, arrays_of(arrays, what)) for one, arrays in zip(key, value)]
 
 
@@ -150,7 +150,7 @@ def rows_wanted(
             rows = rows * len(arrays)
         if len(rows) != len(arrays):
             raise MXNetError(
-                f"row_sparse_pull: {len(arrays)} arrays, but {len(rows)} arrays of row_ids"
+                f"row_sparse_pull: got {len(arrays)} arrays, but {len(rows)} arrays of row_ids"
             )
         found.append((one, list(zip(arrays, rows))))
     return found
@@ -289,7 +289,7 @@ class KVStore(OptimizingStore):
         of these. Sparse arrays are skipped if `ignore_sparse`.
         """
         if out is None:
-            raise AssertionError("pull: out, the arrays to copy into, must be given")
+            raise AssertionError("pull: the arrays to copy into (out=) must be given")
         for one, arrays in pairs_of(key, out, "pull"):
             self._check_key(one, False)
             for array in arrays:

@@ -63,7 +63,7 @@ def _sizes(kernel, what, sizes):
             f"CudaKernel({kernel}): {what} must be a tuple of 3 integers, not {sizes}"
         )
     if not all(0 < size < 2**31 for size in sizes):
-        raise MXNetError(f"CudaKernel({kernel}): {what} is {sizes}, and may not")
+        raise MXNetError(f"CudaKernel({kernel}): {what} must be from 1 to 2**31 - 1, not {sizes}")
     return sizes
 
 

@@ -175,8 +175,8 @@ def pythons(given):
             found[WANTED] = path
         else:
             print(
-                "gpu-wheel: no Python {0}.{1} with headers was found here, so there is no wheel "
-                "for it. Install one (pyenv install {0}.{1}, uv python install {0}.{1}, or a "
+                "gpu-wheel: no Python {0}.{1} with headers was found, so its wheel cannot be "
+                "built. Install one (pyenv install {0}.{1}, uv python install {0}.{1}, or a "
                 "system's python{0}.{1}-dev and -venv), or name one with --python.".format(*WANTED),
                 file=sys.stderr,
             )

@@ -263,7 +263,7 @@ class AsyncKVStore(TwoBits, OptimizingStore):
     ) -> None:
         """Copies values into `out`, as `KVStore.pull` does."""
         if out is None:
-            raise AssertionError("pull: out, the arrays to copy into, must be given")
+            raise AssertionError("pull: the arrays to copy into (out=) must be given")
         wanted = {}
         for one, arrays in pairs_of(key, out, "pull"):
             self._check(one)

@@ -102,7 +102,7 @@ class MXDataIter(WholeBatchIter):
     def debug_skip_load(self) -> None:
         """Makes every later batch the first one, to measure the time to process batches."""
         self._always_first = True
-        logging.info("%s gives its first batch from now on", type(self).__name__)
+        logging.info("%s returns its first batch from now on", type(self).__name__)
 
 
 def warn_of_unused(name: str, parameters: dict[str, Any]) -> None:

@@ -170,7 +170,7 @@ def test_pretrained_embeddings_are_fetched_from_repository(tmp_path, monkeypatch
     words = text.embedding.GloVe(name, root)
     np.testing.assert_array_equal(words.get_vecs_by_tokens("b").asnumpy(), [3, 4])
     monkeypatch.setitem(text.embedding.GloVe.pretrained_file_name_sha1, name, "0" * 40)
-    with pytest.raises(ValueError, match="is not the glove.twitter.27B.25d.txt that MXNet"):
+    with pytest.raises(ValueError, match="does not hold the glove.twitter.27B.25d.txt that MXNet"):
         text.embedding.GloVe(name, root)
 
 

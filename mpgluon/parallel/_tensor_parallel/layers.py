@@ -371,8 +371,8 @@ class RowParallelDense(_ParallelDense):
         if self._parallel:
             if isinstance(x, nd.NDArray):
                 raise MXNetError(
-                    "RowParallelDense: with input_is_parallel=True the input is a list with the "
-                    "features of each device, not one array"
+                    "RowParallelDense: with input_is_parallel=True, the input must be a list "
+                    "with the features of each device, not one array"
                 )
             inputs = self._check_list(x)
             sizes = [_features(part, self._flatten) for part in inputs]
