@@ -405,7 +405,7 @@ class KVStoreServer:
     ...     mx.kvstore.KVStoreServer(mx.kv.create("local")).run()
     ... except mx.base.NotSupportedError as error:
     ...     print(error)
-    KVStoreServer: a rank serves where it calls mx.kv.create('dist_async'), by itself
+    KVStoreServer: a server is started by mx.kv.create('dist_async'), not by this class
     """
 
     def __init__(self, kvstore: KVStore) -> None:

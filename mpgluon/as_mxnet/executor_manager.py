@@ -82,8 +82,8 @@ class _Absent:
 
     def _refuse(self) -> NoReturn:
         raise _core.NotSupportedError(
-            f"{type(self).__name__} is not available; use mx.mod.Module, which binds symbols on "
-            "several devices"
+            f"{type(self).__name__} is not available; mx.mod.Module binds symbols on several "
+            "devices"
         )
 
 
@@ -97,7 +97,7 @@ class DataParallelExecutorGroup(_Absent):
     ...     DataParallelExecutorGroup(None)
     ... except mx.base.NotSupportedError as error:
     ...     print(error)
-    DataParallelExecutorGroup is not there: mx.mod.Module binds symbols on several devices
+    DataParallelExecutorGroup is not available; mx.mod.Module binds symbols on several devices
     """
 
 
@@ -110,5 +110,5 @@ class DataParallelExecutorManager(_Absent):
     ...     mx.executor_manager.DataParallelExecutorManager(None)
     ... except mx.base.NotSupportedError as error:
     ...     print(error)
-    DataParallelExecutorManager is not there: mx.mod.Module binds symbols on several devices
+    DataParallelExecutorManager is not available; mx.mod.Module binds symbols on several devices
     """

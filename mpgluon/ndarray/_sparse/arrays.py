@@ -387,7 +387,7 @@ class BaseSparseNDArray(NDArray):
         )
 
     def _at(self, index):
-        raise NotImplementedError("not for sparse arrays; use tostype('default')")
+        raise NotImplementedError("sparse arrays are not supported; use tostype('default')")
 
     _slice = _at
 
