@@ -1,9 +1,11 @@
 """Automatic differentiation: `backward` and `grad` differentiate ops run under `record`.
 
-x.attach_grad()
-with autograd.record():
-    loss = (x * x).sum()
-loss.backward()        # x.grad is 2 * x
+::
+
+    x.attach_grad()
+    with autograd.record():
+        loss = (x * x).sum()
+    loss.backward()        # x.grad is 2 * x
 """
 
 from __future__ import annotations

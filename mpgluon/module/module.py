@@ -136,9 +136,7 @@ class Module(BaseModule):
                 for i in range(count)
             ]
         if len(group2ctxs) != count:
-            raise ValueError(
-                f"group2ctxs has {len(group2ctxs)} dicts, but there are {count} contexts"
-            )
+            raise ValueError(f"group2ctxs has {len(group2ctxs)} dicts for {count} contexts")
         return list(group2ctxs)
 
     def _reset_bind(self):
@@ -557,7 +555,7 @@ class Module(BaseModule):
             )
         elif not isinstance(optimizer, optimizers.Optimizer):
             raise TypeError(
-                f"optimizer must be a name or an Optimizer, not {type(optimizer).__name__}"
+                f"optimizer must be a name or Optimizer, not {type(optimizer).__name__}"
             )
         elif not optimizer.idx2name:
             optimizer.idx2name = names

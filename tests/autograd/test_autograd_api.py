@@ -408,11 +408,11 @@ def test_function_gradient_is_cast_to_input_dtype():
     [
         (
             lambda dx, dy: (nd.ones((3,)), dy),
-            rf"shape \(3,\) on {re.escape(str(on(0)))}; the input has shape \(2,\)",
+            rf"shape \(3,\) on {re.escape(str(on(0)))}, but the input has shape \(2,\)",
         ),
         (
             lambda dx, dy: (dx.as_in_context(on(1)), dy),
-            rf"on {re.escape(str(on(1)))}; .* is on {re.escape(str(on(0)))}",
+            rf"on {re.escape(str(on(1)))}, .* is on {re.escape(str(on(0)))}",
         ),
     ],
 )

@@ -49,7 +49,7 @@ def test_download_has_limits_and_checks_sha256(server, tmp_path):
     assert fetch("file", sha256_hash=sha256) == path
     os.remove(path)
     for options, words in (
-        ({"sha256_hash": "0" * 64}, "does not have the SHA-256 0000"),
+        ({"sha256_hash": "0" * 64}, "do not have the SHA-256 0000"),
         ({"sha256_hash": sha256, "max_size": 1 << 20}, "more than the 1048576 bytes of max_size"),
     ):
         with pytest.raises(mx.MXNetError, match=words):

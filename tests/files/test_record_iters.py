@@ -418,7 +418,7 @@ def test_contradictory_crop_settings_are_refused(numbers):
         (dict(min_random_scale=0.5), "omit min_random_scale"),
         (dict(max_crop_size=3, min_crop_size=3), "omit max_crop_size, min_crop_size"),
         (dict(max_aspect_ratio=1), "the least aspect ratio .* must be above 0"),
-        (dict(min_aspect_ratio=2, max_aspect_ratio=1), "2 is above the largest, 1"),
+        (dict(min_aspect_ratio=2, max_aspect_ratio=1), "2 exceeds the largest, 1"),
         (dict(min_random_area=0.5, max_random_area=0.25), "min_random_area 0.5 exceeds"),
         (dict(random_resized_crop=False, max_crop_size=2, min_crop_size=3), "min_crop_size 3"),
     ):

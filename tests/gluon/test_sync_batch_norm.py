@@ -304,7 +304,7 @@ def test_reading_before_all_replicas_were_called_raises(hybrid):
         out.asnumpy()
     text = str(error.value)
     assert f"'{net.prefix}': statistics of SyncBatchNorm need all 2 devices" in text
-    assert f"1 has come ({on(0)})" in text and "in block SyncBatchNorm" in text
+    assert f"1 has joined ({on(0)})" in text and "in block SyncBatchNorm" in text
     net.initialize(ctx=devices(2), force_reinit=True)
     with autograd.record():
         outputs = [net(part) for part in parts]

@@ -340,7 +340,7 @@ def test_failed_from_numpy_leaves_source_writable(dtype):
         with pytest.raises(ValueError):
             nd.from_numpy(refused)
         assert refused.flags.writeable and source.flags.writeable
-    with pytest.raises(TypeError, match="not list"):
+    with pytest.raises(TypeError, match="got list"):
         nd.from_numpy([1, 2])
 
 

@@ -374,7 +374,7 @@ def test_pipeline_accepts_batch_on_another_axis():
     net.hybridize(pipeline=Pipeline(3, axis=1))
     with pytest.raises(
         mx.MXNetError,
-        match="softmax in block .* works along axis 1, and the pipeline divides axis 1",
+        match="softmax in block .* operates along axis 1, but the pipeline divides axis 1",
     ):
         net(IMAGES)
 

@@ -208,7 +208,7 @@ def test_custom_op_errors_are_reported():
     for what, message in [
         ("forward", "forward of 'test_wrong' failed: ValueError: bad input"),
         ("shape", "infer_shape of 'test_wrong' failed.*oops"),
-        ("count", "gives 2 outputs"),
+        ("count", "returned 2 outputs"),
         ("size", "infer_shape of 'test_wrong' failed.*negative"),
     ]:
         with pytest.raises(mx.MXNetError, match=message):

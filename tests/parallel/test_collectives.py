@@ -126,7 +126,7 @@ def test_duplicate_and_missing_devices_are_reported():
     """A device may hold several ranks. Layers and meshes report missing or duplicate devices."""
     x = [nd.ones((2,), ctx=ctx) for ctx in (DEVICES[0], DEVICES[1], DEVICES[0])]
     assert all((out.asnumpy() == 3).all() for out in par.all_reduce(x))
-    with pytest.raises(ValueError, match=r"[cg]pu\(1\) is named twice"):
+    with pytest.raises(ValueError, match=r"[cg]pu\(1\) is given twice"):
         par.Mesh({"model": 2}, devices=[DEVICES[1]] * 2)
     layer = par.ColumnParallelDense(4, DEVICES[:3], in_units=2)
     layer.initialize()

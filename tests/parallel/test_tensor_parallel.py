@@ -596,7 +596,7 @@ def shared():
                 chain(nn.Dense(3, activation="relu"), nn.Flatten()), {"x": "row"}, CTX
             ),
             ValueError,
-            r"there are 0 \(dense\d+\), 1 \(flatten",
+            r"the layers are 0 \(dense\d+\), 1 \(flatten",
         ),
         (
             lambda: par.shard(chain(nn.Dense(3)), {"0": "diagonal"}, CTX),

@@ -522,8 +522,8 @@ def test_deadlocked_schedule_error_names_the_cycle():
         ScheduleError,
         match="deadlock: backward of stage 0, micro-batch 0 waits for the backward of stage 1, "
         "micro-batch 0, which the schedule puts "
-        "behind the forward of stage 1, micro-batch 1, which waits for the forward of stage 0, "
-        "micro-batch 1, which the schedule puts behind the backward of stage 0, micro-batch 0",
+        "after the forward of stage 1, micro-batch 1, which waits for the forward of stage 0, "
+        "micro-batch 1, which the schedule puts after the backward of stage 0, micro-batch 0",
     ):
         train(data((10, 16)), [])
 

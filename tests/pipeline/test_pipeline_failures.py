@@ -463,7 +463,7 @@ def test_constant_batch_size_error_suggests_minus_one(way):
             net(nd.ones((rows, 8)))
 
     for shape, what in (
-        ((8, 8), "Reshape: the elements do not fit"),
+        ((8, 8), "Reshape: the number of elements does not match"),
         ((8, -1), "FullyConnected: weight must have the shape"),
     ):
         with pytest.raises(

@@ -282,7 +282,7 @@ def node(number, **changes):
         (node(3, op="Frobnicate"), ["fc: this build has no op 'Frobnicate'", "mx.library.load"]),
         (
             node(3, attrs={"num_hidden": "9" * 50}),
-            ["fc: FullyConnected: parameter num_hidden takes an integer"],
+            ["fc: FullyConnected: parameter num_hidden must be an integer"],
         ),
         (node(3, attrs={"num_hidden": "-4"}), ["num_hidden = -4 is outside its range"]),
         (lambda doc: doc.update(heads=[]), ["it has no heads"]),

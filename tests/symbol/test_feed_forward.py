@@ -150,7 +150,7 @@ def test_invalid_feed_forward_arguments_raise():
     with pytest.raises(AssertionError, match="symbol must be a Symbol"):
         FeedForward(3)
     others = {"other": mx.nd.zeros(2)}
-    with pytest.raises(ValueError, match="the symbol has no other; with allow_extra_params"):
+    with pytest.raises(ValueError, match="the symbol has no other; set allow_extra_params"):
         FeedForward(network(), arg_params=others, num_epoch=1).fit(x, y)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)

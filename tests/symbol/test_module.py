@@ -549,7 +549,7 @@ def test_python_loss_module_trains_like_softmax_output():
     for name, array in ways[0].items():
         np.testing.assert_allclose(array.asnumpy(), ways[1][name].asnumpy(), rtol=1e-4, atol=1e-6)
     loss = mx.mod.PythonLossModule()
-    with pytest.raises(AssertionError, match="data_shapes are of"):
+    with pytest.raises(AssertionError, match="data_shapes are for"):
         loss.bind([("x", (2, 2))], [("softmax_label", (2,))])
     loss.bind([("data", (2, 2))], [("softmax_label", (2,))])
     loss.forward(mx.io.DataBatch([mx.nd.ones((2, 2))], [mx.nd.ones(2)]), is_train=True)

@@ -47,8 +47,7 @@ static int num_libraries;
 static const char *error_of(const char *error, const char *function, int code, char *space,
                             size_t size) {
   if (*error) return error;
-  snprintf(space, size, "function %s of its library returned %d without an error message", function,
-           code);
+  snprintf(space, size, "function %s of its library returned %d without a message", function, code);
   return space;
 }
 

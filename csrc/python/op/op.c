@@ -688,8 +688,7 @@ static PyObject *op_new(const mpg_op *op, const char *name) {
   self->defaults = PyMem_Calloc(1, op->params->size + 1);
   if (self->name == NULL || self->names == NULL || self->defaults == NULL) goto fail;
   if (op->params->size > MPG_PY_MAX_PARAMS || num_params > MAX_PARAMS) {
-    PyErr_Format(PyExc_ImportError, "op %s has more parameters than the binding supports",
-                 op->name);
+    PyErr_Format(PyExc_ImportError, "op %s: the binding supports fewer parameters", op->name);
     goto fail;
   }
   if (op->params->size > 0) mpg_params_defaults(op->params, self->defaults);
@@ -758,8 +757,7 @@ static PyObject *ops(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused)) {
 
 PyMethodDef mpg_py_op_methods[] = {
     {"list_ops", list_ops, METH_NOARGS,
-     "list_ops()\n--\n\nThe names of all ops, including hidden ones, in the order of the "
-     "registry."},
+     "list_ops()\n--\n\nThe names of all ops, also hidden ones, in the registry's order."},
     {"get_op", get_op, METH_O,
      "get_op(name)\n--\n\nThe op of that name or alias; raises MXNetError (a ValueError) if it is "
      "unknown."},
