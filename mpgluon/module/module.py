@@ -554,9 +554,7 @@ class Module(BaseModule):
                 optimizer, sym=self._symbol, param_idx2name=names, **params
             )
         elif not isinstance(optimizer, optimizers.Optimizer):
-            raise TypeError(
-                f"optimizer must be a name or Optimizer, not {type(optimizer).__name__}"
-            )
+            raise TypeError(f"optimizer must be a name or Optimizer, not {type(optimizer)}")
         elif not optimizer.idx2name:
             optimizer.idx2name = names
         updater = store.updater_by(optimizer) if served else optimizers.get_updater(optimizer)
