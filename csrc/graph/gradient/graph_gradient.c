@@ -42,6 +42,15 @@ static mpg_status add(pass *p, mpg_value *sum, mpg_value gradient) {
                         sum);
 }
 
+/* True if input i is known to differ from all other inputs. */
+static bool is_unique(const mpg_value *inputs, uint32_t count, uint32_t i) {
+  enum { MAX_INPUTS = 4 }; /* bounds the time for nodes with many inputs */
+  for (uint32_t k = 0; k < count && count <= MAX_INPUTS; k++)
+    if (k != i && inputs[k].node == inputs[i].node && inputs[k].output == inputs[i].output)
+      return false;
+  return count <= MAX_INPUTS;
+}
+
 /* Adds a contribution to the part of its family and moves that part to the end of the list. */
 static mpg_status accumulate(pass *p, mpg_value value, uint64_t family, mpg_value gradient) {
   part **link = &p->parts[mpg_value_index(p->graph, value)], *found = NULL;
@@ -193,7 +202,11 @@ static mpg_status node_gradient(pass *p, uint32_t number) {
     MPG_ASSERT(mpg_shape_equal(&gradient->desc.shape, &value->desc.shape));
     MPG_ASSERT(mpg_device_id_equal(gradient->device, value->device));
 #endif
-    MPG_TRY(accumulate(p, in_values[i], node.family, p->in_grads[i]));
+    /* A part of one contribution that is added right away needs no list. */
+    if (!graph->has_families && is_unique(in_values, node.num_inputs, i))
+      MPG_TRY(add(p, &p->gradients[mpg_value_index(graph, in_values[i])], p->in_grads[i]));
+    else
+      MPG_TRY(accumulate(p, in_values[i], node.family, p->in_grads[i]));
   }
   for (uint32_t i = 0; i < node.num_inputs && !graph->has_families; i++)
     if (p->needed[i]) MPG_TRY(settle(p, mpg_value_index(graph, in_values[i])));
