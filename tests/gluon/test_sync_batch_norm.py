@@ -323,7 +323,7 @@ def test_backward_of_too_few_replicas_raises():
     autograd.backward(outputs[:2])
     with pytest.raises(
         mx.MXNetError,
-        match=r"gradients of SyncBatchNorm need all 3 .* 2 have come \(\w+\(0\), \w+\(1\)\)",
+        match=r"gradients of SyncBatchNorm need all 3 .* 2 have joined \(\w+\(0\), \w+\(1\)\)",
     ):
         parts[0].grad.asnumpy()
     with pytest.raises(mx.MXNetError, match="need all 3"):

@@ -120,7 +120,7 @@ def test_library_callback_errors_name_the_op():
     ):
         with pytest.raises(mx.MXNetError, match=text):
             nd.tests_wrong(x, how=how)
-    for how, text in [(10, "forward says no"), (11, "forward of its library returned 5")]:
+    for how, text in [(10, "forward says no"), (11, "function forward of its library returned 5")]:
         with pytest.raises(mx.MXNetError, match=f"tests_wrong: {text}"):
             (nd.tests_wrong(x, how=how) + 1).asnumpy()
     x.attach_grad()
