@@ -145,7 +145,7 @@ def test_auto_falls_back_for_logical_gpus_or_without_nccl(tmp_path):
     alone = shutil.copy(LIBRARY, tmp_path / "mpgluon_hostcuda.so")
     out = run(both, MPGLUON_CUDA_LIBRARY=str(alone), MPGLUON_NCCL=str(tmp_path))
     assert (
-        "NCCL (libnccl.so.2) is needed for this on a GPU and was not found" in out
+        "NCCL (libnccl.so.2) is needed for this on a GPU but was not found" in out
         and "pip install nvidia-nccl-cu13, or set its folder with MPGLUON_NCCL" in out
     )
     assert "[[3.0, 3.0], [3.0, 3.0]]" in out
