@@ -1,4 +1,4 @@
-"""Programs on several ranks, started by mpirun, where MPI is."""
+"""Runs programs on several ranks with mpirun, if MPI is installed."""
 
 import contextlib
 import glob
@@ -12,13 +12,14 @@ import time
 
 from support.processes import script_environment
 
-# Where programs run: not where the package's sources lie, of which `-m` would take them.
+# Working directory of the programs. In the repository root, `python -m` would import the package
+# from its sources.
 TESTS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-SCRIPTS = os.path.join(TESTS, "ranks", "scripts")  # the programs
+SCRIPTS = os.path.join(TESTS, "ranks", "scripts")
 
 
 def _launcher():
-    if "MPGLUON_TEST_MPIRUN" in os.environ:  # of several MPI libraries, as MPI4PY_LIBMPI chooses
+    if "MPGLUON_TEST_MPIRUN" in os.environ:  # must match the library in MPI4PY_LIBMPI
         return os.environ["MPGLUON_TEST_MPIRUN"]
     beside = os.path.join(os.path.dirname(sys.executable), "mpirun")
     return beside if os.path.exists(beside) else shutil.which("mpirun")
@@ -32,7 +33,7 @@ def _missing():
     return None if _launcher() else "there is no mpirun"
 
 
-MISSING = _missing()  # why programs can't be run; None: they can
+MISSING = _missing()  # reason why programs cannot run, or None if they can
 
 
 def _options():
@@ -58,8 +59,8 @@ def _settings(more):
 
 
 def run(count, script, *arguments, timeout=100, **more):
-    """Runs a Python file, with what lies beside it, on so many ranks; returns the process. Count 1:
-    without mpirun."""
+    """Runs a Python file on `count` ranks, without mpirun if `count` is 1. `more` sets environment
+    variables. Returns the completed process."""
     return subprocess.run(
         _command(count, script, arguments),
         capture_output=True,
@@ -69,14 +70,14 @@ def run(count, script, *arguments, timeout=100, **more):
 
 
 def told(count, script, how, launched=run, **settings):
-    """By rank what each has printed as "told", and the process."""
+    """Returns {rank: the value printed as "told"} and the completed process."""
     done = launched(count, script, how, **{"MPGLUON_RANKS_TIMEOUT": "20", **settings})
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"rank')]
     return {line["rank"]: line["told"] for line in lines}, done
 
 
 def start(count, script, *arguments, **more):
-    """Starts the same, without waiting; what it prints is lost."""
+    """Starts a program like `run`, without waiting. Discards its output. Returns the process."""
     return subprocess.Popen(
         _command(count, script, arguments),
         stdout=subprocess.DEVNULL,
@@ -86,15 +87,15 @@ def start(count, script, *arguments, **more):
 
 
 def run_to_the_end(count, script, *arguments, timeout=100, **more):
-    """`run`, but a launcher that goes on without ranks is ended: Open MPI's hangs now and then when
-    a rank is stopped or dies while it begins."""
+    """Same as `run`, but kills a launcher that keeps running without ranks. Open MPI's launcher
+    sometimes hangs if a rank stops or dies during startup."""
     launcher = subprocess.Popen(
         _command(count, script, arguments),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         **_settings(more),
     )
-    begin = seen = time.monotonic()  # seen: when there were ranks, or might have been
+    begin = seen = time.monotonic()  # seen: last time that ranks ran or could be starting
     while True:
         try:
             found = launcher.communicate(timeout=1)
@@ -112,26 +113,26 @@ def run_to_the_end(count, script, *arguments, timeout=100, **more):
 
 
 def end_all(text):
-    """Kills the processes whose command lines have that text."""
+    """Kills all processes whose command lines contain `text`."""
     for pid in pids_of(text):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
 
 
 def pids_of(text):
-    """Running processes whose command lines have that text, by number."""
+    """Returns {pid: command line} of running processes whose command lines contain `text`."""
     found = {}
     for path in glob.glob("/proc/[0-9]*/cmdline"):
         try:
             with open(path, "rb") as file:
                 command = file.read().replace(b"\0", b" ").decode(errors="replace")
         except (FileNotFoundError, ProcessLookupError):
-            continue  # it has ended
+            continue  # the process has ended
         if text in command:
             found[int(path.split("/")[2])] = command
     return found
 
 
 def processes_of(text):
-    """The command lines of running processes that have that text."""
+    """Returns the command lines of running processes that contain `text`."""
     return list(pids_of(text).values())

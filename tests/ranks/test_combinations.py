@@ -1,4 +1,4 @@
-"""Programs of features (`programs/feature_programs.py`) on devices of several ranks match eager
+"""Feature programs (`programs/feature_programs.py`) on devices of several ranks match eager
 execution on one device of each rank, or raise an error on all ranks."""
 
 import json

@@ -1,4 +1,4 @@
-"""Kvstores of ranks, and training by them."""
+"""Data-parallel training with kvstores over ranks."""
 
 import json
 import os
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.skipif(launching.MISSING is not None, reason=str(launch
 
 
 def bits_of(count, parts, **more):
-    """The bits of each program, by rank."""
+    """Returns {program: bits of its weights} of each rank."""
     done = launching.run(
         count, os.path.join(launching.SCRIPTS, "data_parallel.py"), str(parts), **more
     )
@@ -33,12 +33,12 @@ def test_ranks_train_with_the_bits_of_replicas(count):
 
 @pytest.mark.skipif(mx.num_gpus() < 2, reason="needs 2 GPUs, which may be logical ones")
 def test_gpus_of_ranks_train_with_the_bits_of_replicas():
-    # In one process NCCL would add in its own order.
+    # In one process, NCCL would add in a different order.
     (alone,) = bits_of(1, 2, DEVICE_TYPE="gpu", MPGLUON_COLLECTIVES="local")
     assert bits_of(2, 2, DEVICE_TYPE="gpu") == [alone] * 2
 
 
-def test_calls_of_stores():
+def test_dist_sync_kvstore_sums_updates_and_rejects_bad_calls():
     programs = ["push", "order", "optimizer", "rows", "compressed", "wrong", "failed_sum"]
     done = launching.run(3, os.path.join(launching.SCRIPTS, "kvstore_calls.py"), *programs)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
@@ -48,7 +48,7 @@ def test_calls_of_stores():
 
 
 @pytest.mark.slow
-def test_sums_in_the_order_of_mpi():
+def test_ranks_sums_option_selects_mpi_order_and_rejects_bad_value():
     script = os.path.join(launching.SCRIPTS, "kvstore_calls.py")
     done = launching.run(3, script, "any_order", MPGLUON_RANKS_SUMS="mpi")
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
@@ -56,13 +56,13 @@ def test_sums_in_the_order_of_mpi():
     assert done.returncode != 0 and "MPGLUON_RANKS_SUMS is 'soon'" in done.stderr
 
 
-def test_ranks_that_push_different_arrays():
+def test_pushing_arrays_of_different_sizes_raises_error():
     done = launching.run(2, os.path.join(launching.SCRIPTS, "kvstore_calls.py"), "differs")
     assert done.returncode != 0
     assert "the ranks run different programs" in done.stderr and "20 bytes" in done.stderr
 
 
-def test_without_mpi(tmp_path):
+def test_dist_kvstore_error_without_mpi4py_names_pip_command(tmp_path):
     (tmp_path / "mpi4py.py").write_text("raise ImportError('no MPI here')")
     script = tmp_path / "script.py"
     script.write_text(

@@ -1,4 +1,4 @@
-"""Ranks that run different programs get an error that names both calls, on all ranks."""
+"""Ranks that run different programs all raise an error that names both calls."""
 
 import os
 
@@ -40,7 +40,7 @@ def slow(*case):
         slow("roots", ["root_rank 0", "root_rank 1"]),
     ],
 )
-def test_difference_is_an_error_on_all_ranks(how, texts):
+def test_different_programs_raise_error_on_all_ranks(how, texts):
     told, done = launching.told(2, SCRIPT, how)
     assert set(told) == {0, 1}, done.stdout + done.stderr
     for text in told.values():

@@ -10,7 +10,7 @@ SCRIPT = os.path.join(launching.SCRIPTS, "ends.py")
 
 
 @pytest.mark.slow
-def test_queued_work_is_finished_before_the_end():
+def test_queued_work_is_finished_before_exit():
     done = launching.run(2, SCRIPT, "unread")
     assert done.returncode == 0 and done.stdout.count("done") == 2, done.stdout + done.stderr
     assert "mpgluon, rank" not in done.stderr
@@ -34,7 +34,7 @@ def slow(*values):
         slow("failed", ["mpgluon, rank 0: work that was queued when the program ended failed"]),
     ],
 )
-def test_end_reports_unnoticed_differences_and_failures(how, texts):
+def test_exit_reports_unnoticed_differences_and_failures(how, texts):
     done = launching.run(2, SCRIPT, how, MPGLUON_RANKS_TIMEOUT="10")
     assert done.returncode != 0 and done.stdout.count("done") == 2, done.stdout + done.stderr
     assert all(text in done.stderr for text in texts), done.stderr

@@ -1,4 +1,4 @@
-"""Programs over several ranks give the bits that they give in one process."""
+"""Programs over several ranks compute the same bits as in one process."""
 
 import json
 import os
@@ -13,7 +13,7 @@ PROGRAMS = os.path.join(launching.SCRIPTS, "programs.py")
 
 
 def bits_of(count, folder, **more):
-    """What each rank has printed: {program: bits}."""
+    """Returns {program: bits} of each rank."""
     done = launching.run(count, PROGRAMS, CHECKPOINTS=str(folder), **more)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"rank')]
@@ -42,6 +42,6 @@ def test_ranks_give_the_bits_of_one_process(alone, count, tmp_path):
 
 @pytest.mark.skipif(mx.num_gpus() < 4, reason="needs 4 GPUs, which may be logical ones")
 def test_gpus_of_ranks_give_the_bits_of_one_process(tmp_path):
-    more = {"DEVICE_TYPE": "gpu", "MPGLUON_COLLECTIVES": "local"}  # NCCL adds in its own order
+    more = {"DEVICE_TYPE": "gpu", "MPGLUON_COLLECTIVES": "local"}  # NCCL adds in a different order
     alone = bits_of(1, tmp_path / "alone", **more)[0]
     check(bits_of(2, tmp_path / "two", **more), alone)

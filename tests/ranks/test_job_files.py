@@ -1,4 +1,4 @@
-"""The job files of examples/cluster: read as their tools read them, and what they start, run."""
+"""The job files of examples/cluster, parsed as their tools parse them, and their script."""
 
 import os
 import re
@@ -13,7 +13,7 @@ FOLDER = os.path.join(ROOT, "examples", "cluster")
 SCRIPT = os.path.join(FOLDER, "train.py")
 
 
-def test_slurm():
+def test_slurm_file_has_valid_options_and_starts_train_script():
     path = os.path.join(FOLDER, "slurm.sbatch")
     checked = subprocess.run(["bash", "-n", path], capture_output=True, text=True)
     assert checked.returncode == 0 and not checked.stderr, checked.stderr
@@ -23,7 +23,7 @@ def test_slurm():
     head, body = text.split("\nset -", 1)
     options = dict(re.findall(r"^#SBATCH --([a-z-]+)(?:=(\S+))?$", head, re.M))
     assert len(options) == head.count("#SBATCH")
-    assert "#SBATCH" not in body  # which sbatch does not read behind the first command
+    assert "#SBATCH" not in body  # sbatch ignores options after the first command
     assert int(options["nodes"]) * int(options["ntasks-per-node"]) == 4
     assert re.fullmatch(r"\d\d:\d\d:\d\d", options["time"])
     command = re.search(r"srun (.*?)\\\n +python (\S+)", body, re.S)
@@ -31,7 +31,7 @@ def test_slurm():
     assert os.path.join(ROOT, command[2]) == SCRIPT
 
 
-def test_kubernetes():
+def test_kubernetes_file_matches_ranks_volumes_and_train_script():
     yaml = pytest.importorskip("yaml")
     with open(os.path.join(FOLDER, "mpijob.yaml")) as file:
         job = yaml.safe_load(file)
@@ -56,8 +56,8 @@ def test_kubernetes():
 
 @pytest.mark.slow
 @pytest.mark.skipif(launching.MISSING is not None, reason=str(launching.MISSING))
-def test_what_they_start(tmp_path):
-    """A job that is started again goes on from the newest checkpoint."""
+def test_restarted_train_script_continues_from_newest_checkpoint(tmp_path):
+    """A restarted job continues from the newest checkpoint."""
     options = ["--out", str(tmp_path / "saved"), "--every", "2", "--units", "16"]
     for steps, printed in (("2", ["step 2"]), ("4", ["step 4"])):
         done = launching.run(2, SCRIPT, *options, "--steps", steps)

@@ -1,5 +1,5 @@
-"""Ranks that are killed or stopped at random moments of training and saving: what was saved stays,
-all processes end within the limit, and other numbers of ranks go on with the same bits."""
+"""Ranks that are killed or stopped at random moments of training and saving. Checkpoints survive,
+all processes end within the limit, and other numbers of ranks continue with the same bits."""
 
 import os
 import random
@@ -15,8 +15,8 @@ pytestmark = pytest.mark.skipif(launching.MISSING is not None, reason=str(launch
 SCRIPT = os.path.join(launching.SCRIPTS, "killed.py")
 KILLS = int(os.environ.get("MPGLUON_TEST_KILLS", "12"))
 STEPS = 60
-SILENT = 3  # seconds that a rank may be silent
-LIMIT = 60  # seconds until all have ended, on a busy machine
+SILENT = 3  # seconds without a response after which a rank is treated as lost
+LIMIT = 60  # seconds until all ranks have ended, on a busy machine
 
 
 def lines(folder, name):
@@ -34,7 +34,8 @@ def wait_until(condition, process, seconds=LIMIT):
 
 
 def kill_one(folder, ranks, chance):
-    """Starts ranks and kills one; returns what was done and the seconds until all had ended."""
+    """Starts ranks and kills or stops one. Returns the signal's name, the number of steps that were
+    saved before the signal, and the seconds until the launcher had ended."""
     saved, begun = lines(folder, "saved"), len(lines(folder, "begun"))
     before, newest = len(saved), int(saved[-1]) if saved else 0
     if os.path.exists(os.path.join(folder, "processes")):
@@ -42,7 +43,7 @@ def kill_one(folder, ranks, chance):
     process = launching.start(ranks, SCRIPT, folder, str(STEPS), MPGLUON_RANKS_TIMEOUT=str(SILENT))
     try:
         wait_until(lambda: len(lines(folder, "processes")) == ranks, process)
-        if chance.random() < 0.2:  # while it starts
+        if chance.random() < 0.2:  # during startup
             time.sleep(chance.uniform(0, 4))
         else:
             after = before + chance.randrange(12)
@@ -55,13 +56,13 @@ def kill_one(folder, ranks, chance):
             try:
                 os.kill(int(lines(folder, "processes")[victim]), how)
             except ProcessLookupError:
-                pass  # it has ended by itself
+                pass  # the rank has already ended
         begin = time.monotonic()
         try:
             process.wait(LIMIT)
         except subprocess.TimeoutExpired:
-            # Before the first step it is Open MPI's launcher that hangs; it waits, too, for a rank
-            # that is stopped behind the end of MPI, when the others have ended.
+            # Open MPI's launcher may hang before the first step. After all other ranks have ended,
+            # it also waits for a rank that was stopped after it finalized MPI.
             last = lines(folder, "bits") and len(launching.processes_of(f"python {SCRIPT}")) < 2
             if len(lines(folder, "begun")) > begun and not last:
                 raise
@@ -80,7 +81,7 @@ def kill_one(folder, ranks, chance):
 
 
 @pytest.mark.slow
-def test_kills_at_random_moments(tmp_path):
+def test_training_survives_kills_at_random_moments(tmp_path):
     folder, whole = str(tmp_path / "killed"), str(tmp_path / "whole")
     os.mkdir(folder), os.mkdir(whole)
     done = launching.run(1, SCRIPT, whole, str(STEPS))
@@ -92,7 +93,7 @@ def test_kills_at_random_moments(tmp_path):
         longest[how] = max(longest.get(how, 0), seconds)
         newest = ([0] + [int(step) for step in lines(folder, "saved")[:saved]])[-1]
         done = None
-        if number % 4 == 3 or lines(folder, "bits"):  # to the end, on other ranks
+        if number % 4 == 3 or lines(folder, "bits"):  # finish on a random number of ranks
             done = launching.run(chance.choice([1, 2, 3]), SCRIPT, folder, str(STEPS))
             assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
             assert lines(folder, "bits")[-1:] == lines(whole, "bits"), f"kill {number}, {how}"

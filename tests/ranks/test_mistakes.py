@@ -1,4 +1,4 @@
-"""Ranks that differ, fail or go away: all others get an error that says so, and nothing hangs."""
+"""Ranks that differ, fail or disappear. All other ranks raise an error, and no process hangs."""
 
 import os
 import time
@@ -22,7 +22,7 @@ def run(how, count=2, script=SCRIPT, **settings):
 
 
 @needs_mpi
-def test_all_ranks_are_told():
+def test_mistakes_raise_errors_on_all_ranks():
     told, done = run("tell")
     assert done.returncode == 0 and set(told) == {0, 1}, done.stdout + done.stderr
     first, second = told[0], told[1]
@@ -51,7 +51,7 @@ def test_all_ranks_are_told():
         slow("stop", "rank 1 has not responded for"),
     ],
 )
-def test_a_rank_that_goes_away(how, text):
+def test_lost_rank_is_named_in_error_on_remaining_rank(how, text):
     begin = time.monotonic()
     told, done = run(how, MPGLUON_RANKS_TIMEOUT="2")
     assert told.get(0) and text in told[0], done.stdout + done.stderr
@@ -61,7 +61,7 @@ def test_a_rank_that_goes_away(how, text):
 
 @needs_mpi
 @pytest.mark.slow
-def test_much_that_is_on_its_way_to_a_rank_that_has_stopped():
+def test_sender_is_released_if_receiving_rank_stops():
     told, done = run("full", MPGLUON_RANKS_TIMEOUT="5")
     assert told == {0: [2.0, 2.0]}, done.stdout + done.stderr
     assert not launching.processes_of(f"{SCRIPT} full"), "processes are left"
@@ -71,8 +71,8 @@ def test_much_that_is_on_its_way_to_a_rank_that_has_stopped():
 @pytest.mark.parametrize(
     "count, how", [(2, "transfers"), slow(2, "barrier"), slow(2, "sum"), slow(3, "sum")]
 )
-def test_ranks_that_wait_for_one_another(count, how):
-    """Within the limit, and some seconds for a busy machine, all are told who waits for whom."""
+def test_deadlock_of_ranks_raises_error_on_all_ranks(count, how):
+    """All ranks report the cycle of waits within the limit and some seconds for a busy machine."""
     told, done = run(how, count, MPGLUON_RANKS_TIMEOUT="6")
     assert sorted(told) == list(range(count)), done.stdout + done.stderr
     for rank, found in told.items():
@@ -86,7 +86,7 @@ def test_ranks_that_wait_for_one_another(count, how):
 
 @pytest.mark.slow
 @needs_mpi
-def test_a_rank_that_computes_for_long():
+def test_busy_rank_is_reported_by_watchdog_without_error():
     told, done = run("busy", MPGLUON_RANKS_TIMEOUT="3", MPGLUON_WATCHDOG="1")
     assert told == {0: [3.0, 3.0], 1: [3.0, 3.0]}, done.stdout + done.stderr
     assert "mpgluon watchdog, rank 0: no device has finished anything for 1" in done.stderr
@@ -94,7 +94,7 @@ def test_a_rank_that_computes_for_long():
 
 
 @needs_mpi
-def test_a_rank_without_devices():
+def test_rank_without_devices_fetches_the_same_losses():
     told, done = run("idle", 3)
     assert len(set(map(str, told.values()))) == 1 and set(told) == {0, 1, 2}, done.stderr
     assert len(told[0]) == 3
@@ -111,7 +111,7 @@ def test_a_rank_without_devices():
         slow("threads", "MPI_THREAD_MULTIPLE, but rank 1 has a lower level"),
     ],
 )
-def test_ranks_that_begin_differently(how, text):
+def test_different_settings_raise_error_on_all_ranks(how, text):
     told, done = run(how, script=BEGINNINGS)
     assert set(told) == {0, 1} and done.returncode == 0, done.stdout + done.stderr
     for found in told.values():
@@ -120,7 +120,7 @@ def test_ranks_that_begin_differently(how, text):
 
 @pytest.mark.slow
 @needs_mpi
-def test_a_rank_that_never_begins():
+def test_rank_that_never_starts_mpi_ends_program_within_limit():
     begin, beginnings = time.monotonic(), {"script": BEGINNINGS, "MPGLUON_RANKS_TIMEOUT": "2"}
     told, done = run("stop", launched=launching.run_to_the_end, **beginnings)
     assert told == {} and done.returncode != 0
@@ -134,7 +134,7 @@ def test_a_rank_that_never_begins():
 
 @pytest.mark.slow
 @needs_mpi
-def test_a_rank_that_never_ends():
+def test_rank_that_never_ends_mpi_ends_program_within_limit():
     told, done = run("never_ends", script=BEGINNINGS, MPGLUON_RANKS_TIMEOUT="2")
     assert told == {0: None, 1: None} and done.returncode != 0, done.stdout + done.stderr
     assert "MPI has not ended within 2 s" in done.stderr
@@ -142,7 +142,7 @@ def test_a_rank_that_never_ends():
 
 
 @pytest.mark.parametrize("bound, ranks, warned", [(1, 4, 1), (2, 4, 0), (1, 8, 0)])
-def test_ranks_that_are_bound_to_a_core_are_told(monkeypatch, recwarn, bound, ranks, warned):
+def test_ranks_bound_to_a_single_core_raise_warning(monkeypatch, recwarn, bound, ranks, warned):
     from mpgluon import _ranks
 
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(bound)))
@@ -173,7 +173,7 @@ def test_one_process_is_rank_0():
     ]
 
 
-def test_without_mpi4py(tmp_path):
+def test_error_without_mpi4py_names_pip_command(tmp_path):
     (tmp_path / "mpi4py").mkdir()
     (tmp_path / "mpi4py" / "__init__.py").write_text("raise ImportError('no MPI here')")
     printed = output_of(
@@ -191,7 +191,7 @@ def test_without_mpi4py(tmp_path):
     assert "pip install mpgluon[mpi]" in printed and "no MPI here" in printed
 
 
-def test_a_limit_that_is_none():
+def test_invalid_ranks_timeout_raises_error():
     if launching.MISSING:
         pytest.skip(launching.MISSING)
     done = launching.run(2, SCRIPT, "tell", MPGLUON_RANKS_TIMEOUT="soon")

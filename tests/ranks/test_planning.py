@@ -1,4 +1,4 @@
-"""Plans over ranks."""
+"""Plans for devices of several ranks."""
 
 import json
 import os

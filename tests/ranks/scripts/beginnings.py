@@ -1,4 +1,4 @@
-"""How ranks begin, where rank 1 is another one than rank 0: what each is told.
+"""Starts MPI on two ranks, of which rank 1 has a different setup, and prints the error of each.
 
 mpirun -n 2 python beginnings.py version
 """
@@ -26,7 +26,7 @@ def change():
         sys.modules["mpi4py"] = None
     elif HOW == "stop":
         os.kill(os.getpid(), signal.SIGSTOP)
-    elif HOW == "never_ends":  # after what mpgluon does at the end, before what mpi4py does
+    elif HOW == "never_ends":  # after mpgluon's exit handlers, before mpi4py's
         atexit.register(os.kill, os.getpid(), signal.SIGSTOP)
     else:
         os.environ.update({"limit": {"MPGLUON_RANKS_TIMEOUT": "soon"}}.get(HOW, {}))
@@ -46,4 +46,4 @@ except (mx.MXNetError, ValueError) as error:
 sys.stdout.write("\n" + json.dumps({"rank": int(SECOND), "told": text}) + "\n")
 sys.stdout.flush()
 if HOW == "no_mpi":
-    sys.exit(1)  # a script that does not catch it
+    sys.exit(1)  # as a script that does not catch the error

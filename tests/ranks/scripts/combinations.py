@@ -1,12 +1,13 @@
-"""Programs of features (`programs/feature_programs.py`) whose four stages are on devices of several
-ranks. Each rank compares them with eager execution on one device of its own.
+"""Feature programs (`programs/feature_programs.py`) whose four stages are on devices of several
+ranks. Each rank compares them with eager execution on one of its own devices.
 
     mpirun -n 2 python ranks/scripts/combinations.py 0/8 [seed]
     mpirun -n 2 python ranks/scripts/combinations.py '{"way": "hybridized", "count": "2"}'
     mpirun -n 2 python ranks/scripts/combinations.py refused
 
-The first form runs a part of the programs with all pairs of values, the second one program, and the
-third one those that raise an error over ranks. Each rank prints its errors in one line of JSON.
+The first form runs a part of the programs that cover all pairs of values. The second form runs one
+program. The third form runs the programs that raise an error over ranks. Each rank prints its
+errors as one line of JSON.
 """
 
 import json
@@ -17,7 +18,7 @@ import warnings
 import mpgluon as mx
 from mpgluon import nd, parallel as par
 
-# The package `programs` of the tests, not programs.py next to this file
+# Import the package tests/programs instead of programs.py in this folder
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
 from programs.feature_programs import failure, possible
@@ -29,15 +30,15 @@ PLACED = {"placement": "ranks"}
 
 
 def part_of(text, seed):
-    """The rows of a part such as 0/8, all with the devices of ranks."""
+    """Returns the rows of a part, such as 0/8, all placed on the devices of ranks."""
     part, parts = map(int, text.split("/"))
     rows = [{**row, **PLACED} for row in cover(FACTORS, excluded, 2, seed)[0]]
     return [row for row in rows if possible(row) and not refused_on_ranks(row)][part::parts]
 
 
 def errors(rows):
-    """The values other than the defaults and the error of each row that fails here. Ends early if
-    the ranks cannot continue together."""
+    """Returns the non-default values and the error of each row that fails on this rank. Stops early
+    if the ranks cannot continue together."""
     found = []
     for row in rows:
         error = failure(row)
@@ -46,7 +47,7 @@ def errors(rows):
             found.append([chosen, f"{type(error).__name__}: {error}"])
         try:
             nd.waitall()
-            par.barrier()  # a rank may have failed where another one has not
+            par.barrier()  # the program may have failed on some ranks only
         except mx.MXNetError as other:
             found.append([row, f"after this program: {other}"])
             break
@@ -63,5 +64,5 @@ elif first.startswith("{"):
 else:
     chosen = part_of(first, int(rest[0]) if rest else SEED)
 line = {"rank": par.rank(), "told": {"programs": len(chosen), "errors": errors(chosen)}}
-# One write with a line break before it, so that lines of several ranks do not mix
+# A single write that begins with a line break, so that lines of several ranks do not mix
 sys.stdout.write("\n" + json.dumps(line) + "\n")

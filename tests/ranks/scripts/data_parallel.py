@@ -1,5 +1,5 @@
-"""Data-parallel training by kvstores of ranks: each rank has its own part of each batch. Prints the
-weights' bits; on one rank, those of as many replicas in one process.
+"""Data-parallel training with kvstores over ranks. Each rank has its own part of each batch. Prints
+a hash of the weights' bits. A single rank trains the same number of replicas in one process.
 
 mpirun -n 2 python data_parallel.py 2      or, all in one process:  python data_parallel.py 2
 """
@@ -26,7 +26,7 @@ BATCH = 12
 
 
 def batches(epochs):
-    """The parts of each batch that are this process's, one for each of its devices."""
+    """Yields this process's parts of each batch, one for each of its devices."""
     parts = range(PARTS) if RANKS == 1 else [None]
     samplers = [
         gluon.data.SplitSampler(len(X), PARTS if RANKS == 1 else None, part, BATCH)
@@ -41,7 +41,7 @@ def batches(epochs):
 
 
 def network(**options):
-    # Rank 0's weights count: the others begin with different ones.
+    # Training starts with rank 0's weights. The other ranks initialize different ones.
     mx.random.seed(7 + RANK)
     net = nn.HybridSequential(prefix="net_")
     with net.name_scope():
@@ -94,7 +94,7 @@ def module():
 
 
 def rows():
-    """Row_sparse gradients, of other rows on each rank."""
+    """Row_sparse gradients with different rows on each rank."""
     mx.random.seed(5 + RANK)
     net = nn.Embedding(30, 4, sparse_grad=True, prefix="rows_")
     net.initialize(mx.init.Normal(), ctx=DEVICES)
@@ -111,7 +111,7 @@ def rows():
 
 
 def averaged():
-    """Horovod's names, and shapes that the first batch tells."""
+    """Horovod's API, with parameter shapes deferred until the first batch."""
     net = network()
     if RANKS > 1:
         mx.parallel.broadcast_parameters(net.collect_params())

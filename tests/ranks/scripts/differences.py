@@ -1,5 +1,5 @@
-"""Ranks that differ in the way which the argument names, without failing by themselves: the error
-of each rank, printed in one line."""
+"""Ranks whose programs differ in the way that the argument names. No rank fails by itself. Each
+rank prints its error in one line."""
 
 import json
 import sys
@@ -11,7 +11,7 @@ from mpgluon.gluon import nn
 
 RANK = par.rank()
 DEVICES = [mx.cpu(0, rank=i) for i in range(par.num_ranks())]
-STEPS = 3  # rank 1 gets its error when it receives, rank 0 when rank 1 has told it
+STEPS = 3  # rank 1 raises its error when it receives, rank 0 once rank 1 has reported it
 
 
 def turned(values):
@@ -19,7 +19,7 @@ def turned(values):
 
 
 def read(arrays):
-    """All of them, and then more, which fails on the ranks that got what they expected."""
+    """Reads all arrays, then exchanges more, which fails on ranks whose reads all succeeded."""
     for array in arrays:
         par.fetch(array).wait_to_read()
     for _ in range(STEPS):
@@ -52,17 +52,18 @@ def dtypes():
 
 
 def sizes():
-    """Rank 1 has less room than rank 0 sends."""
+    """Rank 1 has a smaller buffer than rank 0's message."""
     read([nd.ones((10 if RANK else 10_000,), ctx=DEVICES[0])])
 
 
 def parts():
-    """Messages in one piece and in two."""
+    """Messages sent in one part and in two parts."""
     read([nd.ones((20_000 if RANK else 10,), ctx=DEVICES[0])])
 
 
 def graphs():
-    """Two networks of one structure, compiled by both ranks, called in another order."""
+    """Two networks with the same structure. After compilation, the ranks call them in different
+    orders."""
     nets = []
     for _ in range(2):
         net = nn.HybridSequential()
@@ -125,7 +126,7 @@ def roots():
 
 
 def no_difference():
-    """What may differ: who branches, how often a rank computes by itself, and what it reads."""
+    """Allowed differences: branches, local computation and local reads of each rank."""
     x = nd.ones((4, 4), ctx=DEVICES[0]) * 2
     if RANK == 0:
         print((x * 3).sum().asscalar(), x)

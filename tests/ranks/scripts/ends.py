@@ -1,4 +1,4 @@
-"""Programs that end in the way which the argument names, with work still queued."""
+"""Programs that end in the way that the argument names, with work still queued."""
 
 import sys
 
@@ -10,7 +10,7 @@ DEVICES = [mx.cpu(0, rank=i) for i in range(par.num_ranks())]
 
 
 def unread():
-    """Much is queued, and nothing of it is read."""
+    """Much work is queued, and none of its results are read."""
     net = nn.HybridSequential()
     net.add(nn.Dense(512, in_units=512), nn.Dense(512, in_units=512))
     net.place({"0": DEVICES[0], "1": DEVICES[1]}, verbose=False)
@@ -31,20 +31,20 @@ def unread():
 
 
 def left_out():
-    """The owner alone makes the last call, which needs all."""
+    """Only the owner makes the last call, which all ranks must make."""
     x = nd.ones((3,)).as_in_context(DEVICES[0])
     if par.rank() == 0:
         par.fetch(x)
 
 
 def other_root():
-    """As many transfers on both ranks, but each sends and none receives."""
+    """Both ranks have the same number of transfers, but each rank sends and neither receives."""
     root = par.rank()
     nd.ones((3,)).as_in_context(DEVICES[root]).copyto(mx.cpu(0))
 
 
 def failed():
-    """Work fails when it runs, and no result is read."""
+    """Work fails when it runs, and its result is never read."""
     rows = nd.ones((4, 20_000), ctx=DEVICES[0])
     par.fetch(nd.take(rows, nd.array([7.0], ctx=DEVICES[0]), mode="raise"))
 

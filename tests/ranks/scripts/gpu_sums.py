@@ -1,7 +1,7 @@
-"""Sums over ranks of arrays on GPUs, checked by each rank, by the name of a program. `apart`: each
-rank has a card of its own, so that the GPUs sum.
+"""Sums over ranks of arrays on GPUs, checked by each rank. The first argument names the program.
+`apart` means that each rank has its own card, so the GPUs compute the sums.
 
-mpirun -n 3 python gpu_sums.py bits apart
+mpirun -n 3 python gpu_sums.py bits_of_cpus apart
 """
 
 import ctypes
@@ -45,7 +45,7 @@ def bits(arrays):
 
 @program
 def bits_of_cpus():
-    """GPUs sum in the order of ranks, as CPUs do."""
+    """GPUs add in the order of ranks, like CPUs."""
     for dtype in ("float32", "float16", "bfloat16", "float64", "int64", "uint8"):
         here = values(RANK, dtype)
         expected = bits(own_arrays.add_up(here))
@@ -59,7 +59,7 @@ def bits_of_cpus():
 
 @program
 def any_order():
-    """NCCL's own order (MPGLUON_RANKS_SUMS=mpi): as near as the worst order is."""
+    """MPGLUON_RANKS_SUMS=mpi adds in NCCL's order, within the rounding error of the worst order."""
     for dtype, unit in (("float32", 2.0**-24), ("float16", 2.0**-11), ("int32", 0)):
         parts = [
             (np.random.RandomState(rank).randn(300_001) * 100).astype(dtype)
@@ -74,7 +74,7 @@ def any_order():
 
 @program
 def of_each_rank():
-    """Off the tape, all_reduce of an array on a GPU of each rank."""
+    """Unrecorded all_reduce of an array on a GPU of each rank."""
     arrays = [nd.full((300_000,), rank + 1, ctx=mx.gpu(0, rank=rank)) for rank in range(RANKS)]
     total = RANKS * (RANKS + 1) / 2
     sums = mx.parallel.all_reduce(arrays)
@@ -86,8 +86,8 @@ def of_each_rank():
 
 @program
 def mixed():
-    """Ranks that have their arrays on GPUs of other numbers, in other numbers of them, or on a CPU
-    device: one store, one key after the other, in whatever order; then moved."""
+    """Ranks whose arrays for a key are on GPUs with different indices or on a CPU device. One store
+    sums the keys in sequence, and the last turn moves some arrays to other devices."""
     places = [
         [mx.gpu(0)] * 6,
         [mx.gpu(0), mx.gpu(1), mx.gpu(1), mx.cpu(0), mx.gpu(0), mx.gpu(1)],
@@ -97,7 +97,7 @@ def mixed():
     store.init(list(range(6)), [nd.zeros((70_001,), ctx=ctx) for ctx in places])
     for turn in range(3):
         for key in range(6):
-            ctx = places[(key + turn // 2) % 6]  # in the last turn some have moved
+            ctx = places[(key + turn // 2) % 6]  # some arrays move in the last turn
             out = nd.zeros((70_001,), ctx=ctx)
             store.pushpull(key, nd.full((70_001,), RANK + 1, ctx=ctx), out=out)
             assert (out.asnumpy() == total).all() and out.context == ctx
@@ -111,7 +111,7 @@ def mixed():
 
 @program
 def by_nccl():
-    """MPGLUON_COLLECTIVES=nccl."""
+    """MPGLUON_COLLECTIVES=nccl sums GPU arrays and rejects an array on a CPU device."""
     arrays = [nd.full((9,), rank + 1, ctx=mx.gpu(0, rank=rank)) for rank in range(RANKS)]
     total = RANKS * (RANKS + 1) / 2
     for found in (
@@ -129,7 +129,8 @@ def by_nccl():
 
 @program
 def wrong():
-    """What one rank can't give, or gives in another size, is an error on all; the next is right."""
+    """A failed or differently sized array of one rank raises an error on all ranks. The next sum is
+    correct."""
     rows = nd.ones((4, 20_000), ctx=GPU)
     number = nd.array([7.0 if RANK == 1 else 1.0], ctx=GPU)
     for array, said in (
@@ -146,14 +147,14 @@ def wrong():
 
 @program
 def failed_copy():
-    """What a rank's GPU finds wrong is an error on the rank that it has sent to, and not passed
-    on."""
+    """An error that a rank's GPU detects is raised on all ranks that read a copy of the result. The
+    next copy is correct."""
     here, there = mx.gpu(0, rank=0), mx.gpu(0, rank=1)
     rows = nd.ones((4, 20_000), ctx=here)
     bad = nd.take(rows, nd.array([7.0], ctx=here), mode="raise")
     copies = [bad.as_in_context(there), (bad + 1).as_in_context(mx.cpu(0, rank=1))]
     reads = [mx.parallel.fetch(array).wait_to_read for array in copies]
-    if RANK == 0:  # its own error: one that nobody has read there fails the program at its end
+    if RANK == 0:  # an unread error of this rank would fail the program at exit
         reads += [bad.wait_to_read]
     for read in reads:
         try:
@@ -167,7 +168,7 @@ def failed_copy():
 
 @program
 def broken():
-    """Rank 1's card breaks in the midst of sums: an error on all ranks, also of later sums."""
+    """Rank 1's card breaks during sums. These and later sums raise an error on all ranks."""
     array = nd.ones((1 << 20,), ctx=GPU)
     add_up([array])[0].wait_to_read()
     if RANK == 1:
@@ -183,7 +184,7 @@ def broken():
 
 @program
 def stopped():
-    """Rank 1 stops for good, in the midst of sums: an error that names it, also of later sums."""
+    """Rank 1 stops during sums. These and later sums raise an error that names rank 1."""
     array = nd.ones((1 << 20,), ctx=GPU)
     add_up([array])[0].wait_to_read()
     if RANK == 1:
@@ -198,7 +199,7 @@ def stopped():
 
 @program
 def refused():
-    """MPGLUON_COLLECTIVES=nccl, on one card."""
+    """MPGLUON_COLLECTIVES=nccl with ranks that share a card."""
     add_up([nd.ones((3,), ctx=GPU)])
 
 

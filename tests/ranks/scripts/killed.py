@@ -1,5 +1,5 @@
-"""Trains a network on four devices of all ranks and saves it after each step; goes on from the
-checkpoint that is there. See test_kills.py, which kills it.
+"""Trains a network on four devices of all ranks and saves a checkpoint after each step. Continues
+from an existing checkpoint. test_kills.py kills this program.
 
 mpirun -n 2 python killed.py FOLDER STEPS
 """

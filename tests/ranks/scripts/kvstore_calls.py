@@ -1,4 +1,4 @@
-"""Calls of kvstores of ranks, checked by each rank, by the name of a program.
+"""Calls of kvstores over ranks, checked by each rank. The arguments name the programs.
 
 mpirun -n 3 python kvstore_calls.py push
 """
@@ -12,7 +12,7 @@ from mpgluon import nd
 from mpgluon._ranks import own_arrays
 
 RANK, RANKS = mx.parallel.rank(), mx.parallel.num_ranks()
-SUM = RANKS * (RANKS + 1) / 2  # of what `mine` gives
+SUM = RANKS * (RANKS + 1) / 2  # sum over ranks of the values of `mine`
 PROGRAMS = {}
 
 
@@ -36,10 +36,10 @@ def push():
     for kind in ("dist_sync", "dist_device_sync", "dist"):
         store = mx.kv.create(kind)
         assert (store.rank, store.num_workers, store.type) == (RANK, RANKS, kind)
-        shapes = [(3,), (2, 5), (700, 20)]  # the last is summed in parts
+        shapes = [(3,), (2, 5), (700, 20)]  # the last array is summed in parts
         store.init(list("abc"), [mine(shape) for shape in shapes])
         for key, shape in zip("abc", shapes):
-            assert (pulled(store, key, shape) == 1).all()  # rank 0's
+            assert (pulled(store, key, shape) == 1).all()  # the value of rank 0
         store.push(list("abc"), [[mine(shape), mine(shape, ctx=mx.cpu(1))] for shape in shapes])
         for key, shape in zip("abc", shapes):
             assert (pulled(store, key, shape) == 2 * SUM).all()
@@ -56,8 +56,8 @@ def push():
 
 @program
 def order():
-    """The sum has the bits of adding in the order of ranks: whole arrays, in pieces, in place, and
-    several that travel together."""
+    """Sums have the bits of adding in the order of ranks: for whole arrays, arrays in parts,
+    in-place sums, and several arrays in one message."""
     sizes = {7: "float64", 5001: "float32", 70_001: "float32", 1_500_003: "float32"}
     sums, store = [], mx.kv.create("dist_sync")
     for size, dtype in sizes.items():
@@ -81,7 +81,7 @@ def order():
 
 @program
 def any_order():
-    """MPI's own order (MPGLUON_RANKS_SUMS=mpi): as near as the worst order is."""
+    """MPGLUON_RANKS_SUMS=mpi adds in MPI's order, within the rounding error of the worst order."""
     for dtype, tolerance in (("float32", 2 * (RANKS - 1) * 2.0**-24), ("float16", 0), ("int64", 0)):
         wide = "float32" if dtype == "float16" else dtype
         parts = [
@@ -97,7 +97,7 @@ def any_order():
 
 @program
 def failed_sum():
-    """What one rank can't give is an error on all, and the next sum is right."""
+    """A failed array of one rank raises an error on all ranks, and the next sum is correct."""
     rows = nd.ones((4, 20_000))
     x = nd.take(rows, nd.array([7.0 if RANK == 1 else 1.0]), mode="raise")
     try:
@@ -128,7 +128,7 @@ def rows():
     out = nd.sparse.zeros("row_sparse", (6, 2))
     store.row_sparse_pull("a", out=out, row_ids=nd.array([3, 0]))
     assert out.asnumpy().tolist() == [[0, 0], [0, 0], [0, 0], [1, 1], [0, 0], [0, 0]]
-    # Each rank pushes a row of its own and one that all have; rank 0 pushes no rows.
+    # Rank 0 pushes no rows. Each other rank pushes its own row and row 4.
     pushed = nd.sparse.row_sparse_array((mine((2, 2)), [RANK, 4]), shape=(6, 2))
     store.push("a", pushed if RANK else nd.sparse.zeros("row_sparse", (6, 2)))
     store.row_sparse_pull("a", out=out, row_ids=nd.arange(6))
@@ -140,7 +140,7 @@ def rows():
 
 @program
 def compressed():
-    """As many numbers as bytes don't divide, with residuals, against the same in NumPy."""
+    """2-bit gradients with residuals match NumPy. The 35 values do not fill whole bytes."""
     store = mx.kv.create("dist_sync")
     store.set_gradient_compression({"type": "2bit", "threshold": 0.5})
     store.init("a", nd.zeros((5, 7)))
@@ -160,7 +160,7 @@ def compressed():
 
 @program
 def differs():
-    """Ranks that push arrays of different sizes are told so."""
+    """Ranks push arrays of different sizes, which raises an error."""
     store = mx.kv.create("dist_sync")
     store.init("a", nd.zeros(4))
     store.init("b", nd.zeros(5))

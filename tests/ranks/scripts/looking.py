@@ -1,4 +1,4 @@
-"""How often a rank looks for a message that it has been waiting for while its device computes.
+"""Measures how often a rank polls for an awaited message while its device computes.
 
 mpirun -n 2 python looking.py
 """
@@ -14,7 +14,7 @@ DEVICES = [mx.cpu(0, rank=rank) for rank in range(par.num_ranks())]
 
 
 def wake_ups():
-    """How often threads other than devices' have gone to sleep so far."""
+    """Returns how often all threads other than the devices' threads have gone to sleep."""
     count = 0
     for path in glob.glob("/proc/self/task/*/status"):
         with open(path) as file:
@@ -25,7 +25,7 @@ def wake_ups():
 
 
 def compute():
-    """Both devices compute; then one sends to the other."""
+    """Both devices compute. Then one device sends its result to the other."""
     products = []
     for device in DEVICES:
         x = nd.ones((512, 512), ctx=device)

@@ -1,4 +1,5 @@
-"""Mistakes on two ranks: what each is told, printed in one line; and how rank 1 goes away."""
+"""Mistakes on several ranks and ways in which rank 1 ends or stops. Each rank prints its errors in
+one line."""
 
 import functools
 import json
@@ -41,7 +42,7 @@ def different_counts():
 
 
 def failed_work():
-    """A row beyond the last, found when the kernel runs; all wait for the result."""
+    """The kernel detects an index past the last row, and all ranks wait for the result."""
     rows = nd.ones((4, 20_000), ctx=DEVICES[0])
     par.fetch(nd.take(rows, nd.array([7.0], ctx=DEVICES[0]), mode="raise")).wait_to_read()
 
@@ -59,7 +60,8 @@ def two_ranks_in_one_op():
 
 
 def printing():
-    """The owner prints values; the others can print the array, too, as logs and debuggers do."""
+    """The owner prints values. Other ranks can print the array without values, for logs and
+    debuggers."""
     text = str(nd.ones((3,), ctx=DEVICES[0]))
     html = nd.ones((3,), ctx=DEVICES[0])._repr_html_()
     if RANK == 0:
@@ -70,14 +72,14 @@ def printing():
 
 
 def many_arrays():
-    """More than an op takes."""
+    """More arrays than a single operator accepts."""
     arrays = [nd.full((2,), i + RANK) for i in range(4097)]
     assert own_arrays.copies_of(1, arrays)[4096].asnumpy().tolist() == [4097, 4097]
     assert own_arrays.add_up(arrays)[4096].asnumpy().tolist() == [8193, 8193]
 
 
 class Branch(gluon.HybridBlock):
-    """Branches by a value of rank 0: fetched, all ranks have it."""
+    """Branches on a value of rank 0. If `fetched` is True, all ranks get the value first."""
 
     def __init__(self, fetched):
         super().__init__()
@@ -143,7 +145,7 @@ def leave(how):
         raise ArithmeticError("a mistake of rank 1")
     if RANK == 1 and how == "stop":
         os.kill(os.getpid(), signal.SIGSTOP)
-    if RANK == 1:  # its script ends
+    if RANK == 1:  # rank 1's script ends
         return None
     try:
         if how == "end before a graph":
@@ -173,7 +175,7 @@ def summed():
     own_arrays.add_up([nd.ones((100_000,))])[0].wait_to_read()
 
 
-# What ranks 0 and 1 wait for. Ranks 2 and more wait for rank 0.
+# Waits of ranks 0 and 1. All other ranks wait for rank 0.
 WAITS = {
     "transfers": (lambda: fetched(1), lambda: fetched(0)),
     "barrier": (par.barrier, lambda: fetched(0)),
@@ -182,7 +184,7 @@ WAITS = {
 
 
 def stand(how):
-    """Ranks that have branched, and wait for one another: what each is told, and when."""
+    """Deadlock of ranks that took different branches. Returns the error and the seconds waited."""
     net = nn.Dense(2, in_units=3)
     net.initialize()
     trainer = gluon.Trainer(net.collect_params(), "sgd")
@@ -201,7 +203,7 @@ def stand(how):
 
 
 def busy():
-    """One rank computes for longer than the limit; the other waits. That is no mistake."""
+    """One rank computes for longer than the limit while the other waits. This is not an error."""
     x = nd.ones((2,), ctx=DEVICES[1])
     if RANK == 1:
         time.sleep(7)
@@ -209,7 +211,7 @@ def busy():
 
 
 def full():
-    """More is on its way to a rank that has stopped than may be: its sender is let go, too."""
+    """More data is queued for a stopped rank than the limit allows. The sender is released."""
     x = nd.ones((4 << 20,), ctx=DEVICES[0])
     par.fetch(x).wait_to_read()
     if RANK == 1:
@@ -217,12 +219,12 @@ def full():
     for _ in range(40):  # 16 MB each
         x.as_in_context(DEVICES[1])
     x.wait_to_read()
-    y = nd.ones((2,), ctx=DEVICES[0]) + 1  # behind them
+    y = nd.ones((2,), ctx=DEVICES[0]) + 1  # queued after the transfers
     return y.asnumpy().tolist()
 
 
 def idle():
-    """Only ranks 0 and 1 have devices: the others run the script, and get what they fetch."""
+    """Only ranks 0 and 1 have devices. Other ranks run the same script and fetch the results."""
     mx.random.seed(5)
     net = nn.HybridSequential()
     net.add(nn.Dense(4, in_units=3, activation="tanh"), nn.Dense(2, in_units=4))
@@ -253,4 +255,4 @@ if __name__ == "__main__":
     sys.stdout.write("\n" + json.dumps({"rank": RANK, "told": found}) + "\n")
     sys.stdout.flush()
     if sys.argv[1] in ("stop", "full"):
-        os._exit(3)  # and mpirun ends the other
+        os._exit(3)  # makes mpirun end the other rank

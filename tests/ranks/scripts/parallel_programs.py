@@ -1,4 +1,5 @@
-"""More programs, with the ways of training in parallel; see programs.py, which runs them."""
+"""Programs that train in parallel: pipelines, shards, replicas and collectives. programs.py runs
+them."""
 
 import os
 import tempfile
@@ -116,7 +117,7 @@ def collectives(devices):
 
 @program
 def sums_off_the_tape(devices):
-    """Of an array on each rank, where there are as many ranks as arrays."""
+    """Unrecorded all_reduce. If the numbers of ranks and arrays match, each rank has one array."""
     results = []
     for count in (2, 3, 4):
         for size, dtype in (
@@ -134,7 +135,7 @@ def sums_off_the_tape(devices):
 
 @program
 def split_layers(devices):
-    """Tensor parallelism over all devices, and a pipeline in between."""
+    """Tensor parallelism over all devices."""
     net = nn.HybridSequential()
     net.add(nn.Dense(12, activation="tanh", in_units=6), nn.Dense(10, in_units=12))
     net.add(nn.Dense(4, in_units=10))
@@ -153,7 +154,7 @@ def split_layers(devices):
 
 
 def replicated(devices, axes, **settings):
-    """Replicas, stages and shards."""
+    """Trains on a mesh of replicas, stages and shards."""
     mesh = par.Mesh(axes, devices=devices)
     net = nn.HybridSequential()
     for units in (12, 12, 12, 4):
@@ -192,8 +193,8 @@ def mesh_of_three(devices):
 
 @program
 def checkpoint(devices):
-    """Saved in the middle: each rank writes its devices' files; then loaded into another network.
-    All ranks are on one machine."""
+    """Saves a checkpoint during training and loads it into another network. Each rank writes the
+    files of its devices. All ranks are on one machine."""
 
     def make():
         mx.random.seed(3)
@@ -223,7 +224,7 @@ def checkpoint(devices):
 
 
 class Words(gluon.HybridBlock):
-    """A lookup with a row_sparse gradient, and a layer on another device."""
+    """An embedding with a row_sparse gradient and a layer on another device."""
 
     def __init__(self, devices):
         super().__init__()
@@ -263,7 +264,7 @@ def rows(devices):
 
 
 def lookup(table, ctx):
-    """A backward pass that reaches two rows of an embedding."""
+    """Runs a backward pass that reaches two rows of an embedding."""
     with autograd.record():
         loss = (table(nd.array([7, 1, 7], ctx=ctx)) ** 2).sum()
     loss.backward()
@@ -271,8 +272,8 @@ def lookup(table, ctx):
 
 @program
 def copied_rows(devices):
-    """Copies of row_sparse arrays and gradients in both directions. Only the rank of a gradient
-    knows how many rows it has."""
+    """Copies row_sparse arrays and gradients in both directions. Only the rank that owns a gradient
+    knows its number of rows."""
     own, kept = mx.cpu(0), []
     for source, target in ((0, 1), (1, 0), (2, 3), (0, 2)):
         source, target = devices[source], devices[target]
@@ -292,8 +293,8 @@ def copied_rows(devices):
 
 @program
 def moved_rows(devices):
-    """A row_sparse gradient moves between backward and update, with the optimizer's states, the
-    count of updates and the number of random calls, which all ranks know."""
+    """Moves a row_sparse gradient between backward and update. The optimizer's states and update
+    count move with it. All ranks know the number of random calls."""
     kept = []
     for optimizer in ("adam", "sgld"):
         table, ctx = nn.Embedding(9, 4, sparse_grad=True), devices[0]
@@ -311,8 +312,8 @@ def moved_rows(devices):
 
 @program
 def clipped_rows(devices):
-    """The rows of one rank change no names of arrays that all ranks make on the same line: Adam's
-    states, which move to another rank afterwards."""
+    """Row_sparse arrays of one rank do not change the names of arrays that all ranks create on the
+    same line. Those arrays are Adam's states, which move to another rank afterwards."""
     net = Words(devices)
     trainer = gluon.Trainer(net.collect_params(), "adam", clip_global_norm=0.1)
     for device in devices[1:3]:
@@ -327,7 +328,7 @@ def clipped_rows(devices):
 
 @program
 def replicated_rows(devices):
-    """Replicas on two ranks add their row_sparse gradients up."""
+    """Replicas on two ranks sum their row_sparse gradients."""
     kept = []
     for optimizer in ("adam", "sgd"):
         table = nn.Embedding(9, 4, sparse_grad=True)
@@ -345,7 +346,7 @@ def replicated_rows(devices):
 
 @program
 def saved_rows(devices):
-    """A checkpoint has the row_sparse and dense sums of gradients that no update has used."""
+    """A checkpoint contains accumulated row_sparse and dense gradients that no update has used."""
     net = Words(devices)
     for param in net.collect_params().values():
         param.grad_req = "add"
@@ -369,7 +370,7 @@ def saved_rows(devices):
 
 @program
 def auto_schedule(devices):
-    """All ranks choose the same schedule, although each has measured its own devices."""
+    """All ranks choose the same schedule, although each rank measures only its own devices."""
     kept = []
     for _ in range(8):
         net = Words(devices)
@@ -384,8 +385,8 @@ def auto_schedule(devices):
 
 @program
 def shuffled_engine(devices):
-    """A rank that waits for the others runs the work that this engine keeps until a thread waits:
-    the other ranks may wait for its messages."""
+    """The shuffle engine defers work until a thread waits. A rank in a barrier must run that work,
+    because other ranks may wait for its messages."""
     former = mx.engine.mode()
     mx.engine.set_mode("shuffle", 3)
     try:

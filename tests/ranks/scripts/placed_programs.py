@@ -1,4 +1,4 @@
-"""Programs whose layers are placed by names, by groups, or along time; see programs.py, which runs
+"""Programs whose layers are placed by names or groups, or pipelined along time. programs.py runs
 them."""
 
 import numpy as np
@@ -10,7 +10,7 @@ from mpgluon.gluon import nn, rnn
 
 
 class Recurrent(gluon.HybridBlock):
-    """Two LSTMs on two devices, with their states."""
+    """Two LSTMs on two devices, with states as inputs and outputs."""
 
     def __init__(self, devices):
         super().__init__()
@@ -49,7 +49,7 @@ for schedule in ("gpipe", "zero_bubble"):
 
 @program
 def groups_of_a_module(devices):
-    """Symbols in groups, which group2ctx puts onto ranks."""
+    """A Module whose symbol groups are placed on ranks by group2ctxs."""
     with mx.AttrScope(ctx_group="one"):
         hidden = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=10, name="first")
         hidden = mx.sym.Activation(hidden, act_type="tanh")
@@ -103,7 +103,7 @@ def placed_by_names(devices):
     trainer = gluon.Trainer(net.collect_params(), "adam", {"learning_rate": 1e-2})
     kept = []
     for i in range(3):
-        if i == 2:  # elsewhere, in the middle of training
+        if i == 2:  # moves layers to other devices during training
             net.place({"0": devices[2], "1": devices[1], "2": devices[1]})
         label = nd.array(np.arange(8) % 4, ctx=devices[1])
         with autograd.record():

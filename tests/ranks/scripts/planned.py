@@ -1,4 +1,4 @@
-"""A plan over two ranks: both get the same, with links measured, and train by it.
+"""A plan for two ranks with measured links. Both ranks get the same plan and train with it.
 
 mpirun -n 2 python planned.py
 """

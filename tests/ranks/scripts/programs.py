@@ -1,4 +1,4 @@
-"""Programs over four devices, which ranks share: what each gives is printed by its bits.
+"""Programs on four devices that are divided among ranks. Prints a hash of each program's results.
 
 mpirun -n 2 python programs.py      or, all in one process:  python programs.py
 """
@@ -21,7 +21,7 @@ from mpgluon.gluon import nn
 
 
 def train(net, devices, steps=3, optimizer="sgd", settings=None, shape=(8, 6), classes=3):
-    """Losses, and then all parameters."""
+    """Trains and returns the losses, the final outputs and all parameters."""
     trainer = gluon.Trainer(
         net.collect_params(),
         optimizer,
@@ -42,7 +42,7 @@ def train(net, devices, steps=3, optimizer="sgd", settings=None, shape=(8, 6), c
 
 
 class Chain(gluon.HybridBlock):
-    """A layer on each device, in turn, dropout behind each."""
+    """Layers on the devices in turn, each followed by dropout."""
 
     def __init__(self, devices, depth=5):
         super().__init__()
@@ -64,8 +64,8 @@ class Chain(gluon.HybridBlock):
 
 
 class Branches(gluon.HybridBlock):
-    """Two branches on two devices, from an input on a third; one goes back and forth, and a layer
-    is used twice."""
+    """Two branches on two devices. Both pass through a shared layer on a third device and are
+    joined on a fourth device."""
 
     def __init__(self, devices):
         super().__init__()
@@ -110,14 +110,15 @@ for mode in MODES:
 
 @program
 def copies(devices):
-    """Back and forth, of sizes up to some pieces; from a device of the process's own, and to it."""
+    """Copies back and forth, of empty arrays up to arrays sent in several parts, also from and to a
+    local device."""
     kept = []
     for size in (0, 1, 7, 1000, 16384, 16385, 300_000):
         x = nd.arange(size, ctx=devices[0]) if size else nd.zeros((0, 2), ctx=devices[0])
         for device in (*devices, *devices[::-1]):
             x = x.as_in_context(device) + 1
         kept.append(x)
-    own = nd.arange(5)  # each rank has one
+    own = nd.arange(5)  # each rank has its own array
     for device in devices:
         kept.append((own.as_in_context(device) * 2).as_in_context(own.context) + own)
     out = nd.zeros((5,), ctx=devices[1])
@@ -128,7 +129,7 @@ def copies(devices):
 
 @program
 def random_numbers(devices):
-    """Draws count, wherever they are made."""
+    """All ranks count each random call, on any device."""
     kept = [nd.random.normal(shape=(3, 4), ctx=device) for device in devices]
     kept += [nd.Dropout(nd.ones((4, 5), ctx=devices[3]), p=0.5, mode="always")]
     return [*kept, nd.random.uniform(shape=(3,), ctx=devices[2])]
@@ -136,7 +137,7 @@ def random_numbers(devices):
 
 @program
 def gradients(devices):
-    """autograd.grad, twice; grad_req add; a gradient that comes back to an own device."""
+    """Second-order autograd.grad, grad_req "add", and a gradient that returns to a local device."""
     x = inputs(1, (4, 3), devices[0])
     own = inputs(2, (4, 3), mx.cpu(0))
     x.attach_grad("add")
@@ -164,8 +165,8 @@ class TripleProp(mx.operator.CustomOpProp):
 
 
 class Broken(gluon.HybridBlock):
-    """Two graph breaks. An array before the first lives in a cycle until the collector runs, which
-    it does on one rank only; the other rank stores it."""
+    """Two graph breaks. An array before the first break is in a reference cycle. Rank 1 runs the
+    garbage collector, and other ranks keep the array."""
 
     def __init__(self):
         super().__init__()
@@ -193,7 +194,7 @@ def graph_breaks(devices):
 
 @program
 def amp_float16(devices):
-    """Overflows on one rank skip the update, and halve the scale, on all."""
+    """An overflow on one rank skips the update and halves the loss scale on all ranks."""
     amp.init("float16")
     try:
         net = nn.HybridSequential()
@@ -217,7 +218,7 @@ def amp_float16(devices):
 
 @program
 def clipped_by_utils(devices):
-    """MXNet's function, which reads the norm."""
+    """MXNet's gluon.utils.clip_global_norm, which reads the norm."""
     arrays = [inputs(i, (4, 3), device) for i, device in enumerate(devices)]
     norm = gluon.utils.clip_global_norm(arrays, 1.0)
     return [nd.array([norm]), *arrays]

@@ -1,4 +1,4 @@
-"""The programs that programs.py runs, by name, and what they share."""
+"""Registry of the programs that programs.py runs, and their shared helpers."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""What two ranks see of each other: the clocks of both, and one trace of what both do.
+"""Clock offsets between two ranks and a merged trace of both.
 
 mpirun -n 2 python seeing.py TRACE
 """
@@ -13,7 +13,7 @@ from mpgluon.gluon import nn
 
 RANK = par.rank()
 DEVICES = [mx.cpu(0, rank=i) for i in range(par.num_ranks())]
-AHEAD = [0, 7_000_000_000]  # nanoseconds of each rank's clock, in place of hosts that differ
+AHEAD = [0, 7_000_000_000]  # simulated clock offset of each rank in nanoseconds
 
 
 def clock():
@@ -21,7 +21,7 @@ def clock():
 
 
 offsets = links.clock_offsets(clock)
-assert offsets[0] == 0 and abs(offsets[1] - AHEAD[1]) < 20_000_000, offsets  # of one machine
+assert offsets[0] == 0 and abs(offsets[1] - AHEAD[1]) < 20_000_000, offsets  # same machine
 assert links.gather_to_first("names", f"rank {RANK}") == (None if RANK else ["rank 0", "rank 1"])
 
 mx.profiler.set_config(filename=sys.argv[1])
@@ -34,7 +34,7 @@ for _ in range(2):
         x = nd.dot(x, x).as_in_context(device)
         nd.waitall()
         par.barrier()
-        time.sleep(0.05)  # further apart than the clocks of ranks on a busy machine may seem to be
+        time.sleep(0.05)  # longer than the error of clock offsets on a busy machine
 par.fetch(x).wait_to_read()
 task.stop()
 mx.profiler.dump()

@@ -1,4 +1,4 @@
-"""Calls of the kvstore of servers, checked by each worker, by the name of a program.
+"""Calls of the kvstore with servers, checked by each worker. The arguments name the programs.
 
 DMLC_NUM_SERVER=2 mpirun -n 4 python served_calls.py pushed
 """
@@ -36,13 +36,13 @@ def told(call, *texts):
 
 @program
 def pushed():
-    """Sums of whole numbers, which any order gives alike, over all workers and their devices."""
+    """Sums over all workers and their devices. Integers make the sums independent of the order."""
     store = mx.kv.create("dist_async")
     count, mine = store.num_workers, store.rank + 1
     shapes = {3: (4,), "a": (2, 3), "b": (5, 1), 8: (60, 50)}
     keys = list(shapes)
     store.init(keys, [nd.full(shape, mine) for shape in shapes.values()])
-    assert all((pulled(store, key, shapes[key]) == 1).all() for key in keys)  # the first worker's
+    assert all((pulled(store, key, shapes[key]) == 1).all() for key in keys)  # from worker 0
     store.set_optimizer(mx.optimizer.SGD(learning_rate=1, wd=0))
     for _ in range(5):
         grads = [[nd.full(s, mine), nd.full(s, mine, ctx=mx.cpu(1))] for s in shapes.values()]
@@ -71,7 +71,7 @@ def rows():
     store.row_sparse_pull(["a", "b"], out=two, row_ids=[nd.array([8]), nd.array([1, 2])])
     assert [one.asnumpy().sum() for one in two] == [2, 8]
     expected = np.zeros((9, 2))
-    expected[8] = 1  # a row that nobody pushed; row 0 has come down to 0
+    expected[8] = 1  # no worker pushed row 8; worker 0 reduced row 0 to 0
     expected[7] = 1 - store.num_workers
     assert (out.asnumpy() == expected).all(), out
 
@@ -82,14 +82,14 @@ def compressed():
     store.set_gradient_compression({"type": "2bit", "threshold": 0.5})
     store.init("a", nd.zeros((3, 3)))
     store.set_optimizer(mx.optimizer.SGD(learning_rate=1, wd=0))
-    for _ in range(4):  # 0.2 a time: rounded to 0.5 at the third
+    for _ in range(4):  # 0.2 per push; the third push reaches the threshold 0.5
         store.push("a", nd.full((3, 3), 0.2))
     store.barrier()
     assert (pulled(store, "a", (3, 3)) == -0.5 * store.num_workers).all()
 
 
 def trained(net, trainer, steps=4, size=8):
-    """The parameters behind training on batches of numbers."""
+    """Trains on random batches and returns the parameters."""
     for step in range(steps):
         data = nd.array(np.random.RandomState(step).randn(size, 5))
         with autograd.record():
@@ -97,7 +97,7 @@ def trained(net, trainer, steps=4, size=8):
         loss.backward()
         if step == 2:
             trainer.set_learning_rate(0.05)
-        trainer.step(1 + step % 2)  # batches of different sizes
+        trainer.step(1 + step % 2)  # different batch sizes
     return [param.data().asnumpy() for param in net.collect_params().values()]
 
 
@@ -112,7 +112,7 @@ def network(sparse=False):
 
 @program
 def one_worker():
-    """One worker's training has the bits of training without servers."""
+    """Training with one worker has the same bits as training without servers."""
     options = {"learning_rate": 0.1, "momentum": 0.9}
     there, here = network(), network()
     store = mx.kv.create("dist_async")
@@ -135,7 +135,7 @@ def one_worker():
 
 @program
 def module():
-    """A Module that learns to tell two clouds apart, several workers at a time."""
+    """Several workers train a Module to classify two clusters of points."""
     store = mx.kv.create("dist_async")
     random = np.random.RandomState(store.rank)
     label = random.randint(0, 2, 64).astype("float32")
@@ -159,7 +159,7 @@ def wrong():
     told(lambda: store.push("x", nd.ones(3)), "(2,)", "(3,)")
     store.push("x", nd.ones(2))
     told(lambda: pulled(store, "x", 2), "before set_optimizer", "server")
-    assert (pulled(store, "x", 2) == 1).all()  # said once, and the server goes on
+    assert (pulled(store, "x", 2) == 1).all()  # the error is raised once, and the server continues
     told(lambda: store.save_optimizer_states("x"), "servers")
     net = network()
     told(
@@ -173,7 +173,7 @@ def wrong():
 
 @program
 def raises():
-    """What becomes of the others when a worker fails."""
+    """One worker fails while all others wait in a barrier."""
     store = mx.kv.create("dist_async")
     store.init("x", nd.ones(2))
     if store.rank == 1:
