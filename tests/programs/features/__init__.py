@@ -1,1 +1,1 @@
-"""Programs of features: the table, the network, and how both are run and compared."""
+"""Feature programs: the table of features, the network, and their execution and comparison."""

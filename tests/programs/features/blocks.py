@@ -1,6 +1,6 @@
-"""The network of a program of features (`feature_programs.py`): four stages on devices, and the
-captured arrays, parameters, control flow, custom operators and layers that a row of the table
-(`features/table.py`) puts into them."""
+"""The network of a feature program (`feature_programs.py`). It has four stages on devices. A row of
+the table (`features/table.py`) selects its captured arrays, parameters, control flow, custom
+operators and layers."""
 
 import numpy as np
 
@@ -91,7 +91,7 @@ ORIGINS = {
 }
 
 
-# --- Views and writes: functions of (F, h) that return values like h. What is recorded can't be
+# --- Views and writes: functions of (F, h) that return values like h. Recorded arrays cannot be
 # written to, so these write to arrays that no operator has read yet -------------------------------
 
 
@@ -188,7 +188,7 @@ FLOW = {
 }
 
 
-# --- Operators of one's own -----------------------------------------------------------------------
+# --- Custom operators -----------------------------------------------------------------------------
 
 
 class Double(mx.operator.CustomOp):
@@ -212,7 +212,7 @@ class DoubleProp(mx.operator.CustomOpProp):
 
 
 class Bent(autograd.Function):
-    """tanh with half its gradient."""
+    """tanh with half of its gradient."""
 
     def forward(self, x):
         y = nd.tanh(x)
@@ -238,7 +238,7 @@ CUSTOM = {
 
 
 class Cells(HybridBlock):
-    """A layer on rows of shape `inner`, between reshapes."""
+    """Applies a layer to rows of shape `inner`, between reshapes."""
 
     def __init__(self, layer, inner, time_major=False):
         super().__init__(prefix="cells_")
@@ -253,7 +253,7 @@ class Cells(HybridBlock):
 
 
 class Lookup(HybridBlock):
-    """Rows of an embedding by the signs of h, which has no gradient by this way."""
+    """Adds embedding rows selected by the signs of h. The selection has no gradient."""
 
     def __init__(self, sparse):
         super().__init__(prefix="lookup_")
@@ -308,8 +308,8 @@ LAYERS = {
 
 
 class Body(HybridBlock):
-    """Captured arrays, own parameters, memory, control flow and custom operators, on the device
-    of its input."""
+    """Applies parameters, captured arrays, views or writes, control flow and custom operators on
+    the device of its input."""
 
     def __init__(self, row, dtype):
         super().__init__(prefix="body_")
@@ -356,8 +356,8 @@ class Body(HybridBlock):
 
 
 class Subject(HybridBlock):
-    """The network of a row: its four stages lie on `places`, by `as_in_context` here where `moves`
-    is True, and otherwise by the caller's placement."""
+    """The network of a row, whose four stages are on the devices `places`. `as_in_context` moves
+    arrays between them if `moves` is True. Otherwise, the caller's placement does."""
 
     def __init__(self, row, places, moves, dtype="float32", timewise=False):
         super().__init__(prefix="net_")
@@ -386,7 +386,7 @@ class Subject(HybridBlock):
         return x.as_in_context(self.places[stage]) if self.moves else x
 
     def read(self, F, inputs):
-        """One array from the inputs of the row's structure."""
+        """Returns one array computed from inputs in the row's structure."""
         kind = self.row["inputs"]
         if kind == "one":
             return inputs[0]
@@ -405,7 +405,7 @@ class Subject(HybridBlock):
             tied = self.row["parameters"] == "tied"
             middle = middle.as_in_context(self.places[0 if tied else 3])
         else:
-            # Its gradient would meet those of another device there, which rounds them otherwise.
+            # Its gradient would be added to gradients of another device, with different rounding.
             middle = F.BlockGrad(middle)
         return {
             "one": lambda: h,
@@ -429,7 +429,7 @@ class Subject(HybridBlock):
             after = carried if F is mx.sym else carried.as_in_context(state.context)
         h = self.move(h, 3)
         if self.row["parameters"] == "tied" and self.moves:
-            # The shared weight lies with the first stage.
+            # The shared weight is on the device of the first stage.
             h = h.as_in_context(self.places[0])
         out = self.results(F, self.last(h), middle)
         return (out, after) if self.timewise else out

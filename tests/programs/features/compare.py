@@ -1,11 +1,11 @@
-"""How results of programs of features are compared: by bits, or within a tolerance."""
+"""Comparison of the results of feature programs, by bits or within a tolerance."""
 
 import numpy as np
 
 import mpgluon as mx
 from mpgluon import nd
 
-# A few roundings of each type, relative to the largest value
+# A few rounding errors of each type, relative to the largest value
 TOLERANCE = {
     "float32": 2e-6,
     "float64": 1e-14,
@@ -18,7 +18,7 @@ TOLERANCE = {
 CLIPPED = 1e-7  # norms are float32
 # Gradients of a saturated softmax are rounding errors, and fused attention has larger ones.
 SATURATED = 100
-ILL_CONDITIONED = 4  # times the rounding error of the wanted values themselves
+ILL_CONDITIONED = 4  # factor on the rounding error of the wanted values themselves
 
 
 def values(arrays):
@@ -27,8 +27,8 @@ def values(arrays):
 
 
 def close(found, wanted, row, what, exact=None):
-    """Raises AssertionError if found and wanted differ by more than a few roundings. `exact`, the
-    wanted values in float64, widens the limit for programs that amplify rounding errors."""
+    """Raises AssertionError if found and wanted differ by more than a few rounding errors. `exact`
+    is wanted in float64 and widens the limit for programs that amplify rounding errors."""
     clipped = row["clipping"] != "none"
     tolerance = max(TOLERANCE[row["precision"]], CLIPPED if clipped else 0)
     if row["layer"] == "attention" and row["exact"] == "default":
@@ -51,7 +51,7 @@ def close(found, wanted, row, what, exact=None):
 
 def equal(found, wanted, what):
     for name in wanted:
-        if name not in found:  # gradients before a `TrainStep` updates
+        if name not in found:  # `TrainStep` runs do not record gradients
             continue
         assert len(found[name]) == len(wanted[name]), f"{what}: {name}"
         for i, (a, b) in enumerate(zip(found[name], wanted[name])):

@@ -2,16 +2,16 @@
 
 A table has factors, and each factor its values; a row chooses one value of each factor. `cover`
 draws rows greedily, as AETG does: a row begins with a tuple of values that is missing so far, and
-each further factor, in random order, takes the value that adds most missing tuples. `excluded` says
-which two values never share a row. The same seed draws the same rows.
+each further factor, in random order, takes the value that adds the most missing tuples. `excluded`
+is True for two values that never share a row. The same seed draws the same rows.
 
-Sets of values are the bits of an integer: counting missing tuples is counting bits.
+Sets of values are bit sets in integers, so counting missing tuples is a population count.
 """
 
 import itertools
 import random
 
-TRIES = 40  # rows to draw for a tuple before it counts as impossible
+TRIES = 40  # rows to draw for a tuple before it is treated as impossible
 
 
 class Table:
@@ -33,14 +33,13 @@ class Table:
                 self.fits[j] |= 1 << i
 
     def row(self, numbers):
-        """The chosen values as {factor: value}, in the order of the factors."""
+        """Returns the chosen values as {factor: value}, in the order of the factors."""
         return dict(self.names[i] for i in sorted(numbers))
 
     def complete(self, begun, gain, draw):
-        """A row that contains the values `begun`, or None if the draw ends in a factor without a
-        value. Each factor takes the value for which `gain(value, chosen, set of chosen)` is
-        greatest. A factor with a single value left goes first, so that no other choice takes that
-        value away."""
+        """Returns a row that contains the values `begun`, or None if a factor has no value left.
+        Each factor takes the value with the greatest `gain(value, chosen, set of chosen)`. A factor
+        with a single value left is next, before another choice excludes that value."""
         chosen, mask, allowed = list(begun), 0, -1
         for i in begun:
             mask |= 1 << i
@@ -65,13 +64,13 @@ class Table:
 
 
 class Pairs:
-    """Pairs of values that no row has so far."""
+    """Pairs of values that are not in any row yet."""
 
     def __init__(self, table):
         self.missing = list(table.fits)
 
     def left(self):
-        """All of them, each once."""
+        """Yields each missing pair once."""
         for i, others in enumerate(self.missing):
             yield from ((i, j) for j in range(i + 1, len(self.missing)) if others >> j & 1)
 
@@ -88,7 +87,7 @@ class Pairs:
 
 
 class Triples:
-    """Triples of values that no row has so far, if each two of a triple fit."""
+    """Triples of values that fit pairwise and are not in any row yet."""
 
     def __init__(self, table):
         fits, count = table.fits, len(table.fits)
@@ -122,8 +121,8 @@ class Triples:
 
 
 def cover(factors, excluded, strength, seed):
-    """Rows in which all tuples of `strength` (2 or 3) values occur, the number of these tuples, and
-    the tuples that fit by twos and yet are in no row that was drawn."""
+    """Returns rows that contain all tuples of `strength` (2 or 3) values, the number of these
+    tuples, and the impossible tuples, which fit pairwise but are in no row that was drawn."""
     table, draw = Table(factors, excluded), random.Random(seed)
     missing = {2: Pairs, 3: Triples}[strength](table)
     wanted = list(missing.left())

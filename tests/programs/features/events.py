@@ -1,7 +1,7 @@
-"""Events in the middle of a program of features (`features/run.py`), each a function of the run.
+"""Events in the middle of a feature program (`features/run.py`). Each is a function of the run.
 
-Most change nothing that is computed, so the run is compared with one without the event. Those of
-`IN_BOTH` change what is computed, and happen in both runs.
+Most events do not change results, so the run is compared with a run without the event. The events
+in `IN_BOTH` change results and happen in both runs.
 """
 
 import contextlib
@@ -32,12 +32,12 @@ def event(name):
     return registered
 
 
-# Events that change what is computed: a plain run has them, too.
+# Events that change results, so a plain run has them as well
 IN_BOTH = ("set_learning_rate", "set_data", "freeze", "captured")
 
 
 def reset(run):
-    """After a change of the network the program makes what it had made of it."""
+    """Hybridizes the network and discards its `TrainStep` after a change of the network."""
     run.hybridize(run.net)
     run.train = None
 
@@ -56,13 +56,13 @@ def reset_ctx(run):
     if run.row["placement"] in BY_CODE:
         run.net.places = [on(0)] * 4
     run.net.collect_params().reset_ctx(on(0))
-    run.mesh = None  # which nothing lies on any longer
+    run.mesh = None  # no parameter is on the mesh after this
     reset(run)
 
 
 @event("cast")
 def cast(run):
-    run.net.cast("float64")  # which holds the values of all others
+    run.net.cast("float64")  # represents all values of the other types
     run.net.cast(run.dtype)
 
 
@@ -101,7 +101,7 @@ def checkpoint(run):
 
 @event("resumed")
 def resumed(run):
-    """Continues with a new network and trainer, as a script does that was started again."""
+    """Continues with a new network and trainer, like a restarted script."""
     folder = os.path.join(run.folder, "run")
     mx.parallel.save(folder, run.net, run.trainer).wait()
     run.net = run.make_network()
@@ -112,7 +112,7 @@ def resumed(run):
 @event("export")
 def export(run):
     if run.timewise and run.row["placement"] in REPLICAS:
-        return  # a block that reads shapes keeps those of its first call, of a replica's samples
+        return  # a block that reads shapes would keep a replica's shapes from its first call
     wanted = values(run.predict())
     files = run.net.export(os.path.join(run.folder, "net"), epoch=1)
     count = len(flat(run.inputs(50)[0])) + run.timewise
@@ -156,7 +156,7 @@ def exception(run):
 @event("interrupt")
 def interrupt(run):
     if mx.parallel.num_ranks() > 1:
-        return  # the ranks would not be interrupted at one place, and then run different programs
+        return  # ranks interrupted at different operators would run different programs
     previous = signal.signal(signal.SIGALRM, signal.default_int_handler)
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.0005)
@@ -218,6 +218,6 @@ def set_data(run):
 
 @event("captured")
 def captured(run):
-    """Captured arrays are read in every call."""
+    """Writes to captured arrays, which every call must read."""
     for i, array in enumerate(run.net.body.captured):
         array[:] = nd.array(numbers(80 + i), dtype=array.dtype, ctx=array.context)

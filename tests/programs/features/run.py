@@ -1,5 +1,5 @@
-"""One execution of a program of features: a network of `features/blocks.py`, trained as the values
-of a row of `features/table.py` say."""
+"""One execution of a feature program: a network of `features/blocks.py`, trained with the options
+in a row of `features/table.py`."""
 
 import contextlib
 import re
@@ -18,7 +18,7 @@ from programs.features.table import BY_CODE, FACTORS, MESHES, PIPELINED, REPLICA
 from support.devices import on
 
 STEPS_OF_TRAINING = 3
-SEED = 23  # of training
+SEED = 23  # random seed of training
 PLACES = {
     "two devices": (0, 0, 1, 1),
     "three devices": (0, 1, 1, 2),
@@ -40,7 +40,7 @@ RATES = {
 
 @contextlib.contextmanager
 def common_folder():
-    """A temporary folder that all ranks use. Rank 0 creates it, and removes it when all ranks have
+    """Yields a temporary folder for all ranks. Rank 0 creates it and removes it when all ranks have
     left it."""
     with contextlib.ExitStack() as stack:
         path = ""
@@ -49,13 +49,14 @@ def common_folder():
         try:
             yield _ranks.gather("the folder of a program", path)[0]
         finally:
-            with contextlib.suppress(mx.MXNetError):  # of ranks that cannot continue together
+            # Ranks that cannot continue together raise this error.
+            with contextlib.suppress(mx.MXNetError):
                 _ranks.gather("the end of a program", "")
 
 
 class Run:
-    """One execution of a program: as its row says, or `plain`, on one device without a pipeline
-    and without events that change nothing. `compiled`: whether a plain run is hybridized."""
+    """One execution of a program with the options in its row. A `plain` run uses one device, no
+    pipeline and no events that leave results unchanged, and is hybridized if `compiled` is True."""
 
     def __init__(self, row, plain, compiled):
         self.row, self.plain, self.compiled = row, plain, compiled
@@ -71,7 +72,7 @@ class Run:
         self.mesh, self.made_table = None, None
 
     def options(self, function):
-        """The options that the values of the row give to a public function."""
+        """Returns the options that the values of the row give to a public function."""
         given = {}
         for factor, value in self.row.items():
             given.update(FACTORS[factor][value].get(function, {}))
@@ -84,7 +85,7 @@ class Run:
         return [self.device(i) for i in PLACES.get(placement, (0, 0, 0, 0))]
 
     def device(self, index):
-        """Device `index` of the row's placement, which names a rank if the placement is "ranks"."""
+        """Returns device `index` of the row's placement, on a rank if the placement is "ranks"."""
         if self.row["placement"] != "ranks" or on(0).device_type != "cpu":
             return on(index)
         return mx.cpu(index, rank=index % mx.parallel.num_ranks())
@@ -92,7 +93,7 @@ class Run:
     def make_network(self):
         row, placement = self.row, self.row["placement"]
         mx.random.seed(11)
-        # Moves to the same device keep the order in which gradients are added up.
+        # Moves to the same device keep the order in which gradients are added.
         places, moves = [on(0)] * 4 if self.plain else self.places(), placement in BY_CODE
         net = Subject(row, places, moves, self.dtype, self.timewise)
         init = mx.init.Uniform(0.7)
@@ -153,7 +154,7 @@ class Run:
             options["schedule"] = self.table()
         if options.get("split") == "all":
             options["split"] = list(range(self.divided()))
-            if self.row["way"] in STEPS:  # the label, after inputs and state
+            if self.row["way"] in STEPS:  # the label follows the inputs and the state
                 count = len(flat(self.inputs(0)[0])) + self.timewise
                 options["split"].append(count)
         if options.get("carry") == "state":
@@ -167,7 +168,7 @@ class Run:
         return Pipeline(self.micro_batches, **options)
 
     def table(self):
-        """An order of actions for this network, from the stages of a twin's step."""
+        """Returns a schedule table for this network, from the stages of a twin's `TrainStep`."""
         if self.made_table is not None:
             return self.made_table
         twin = Run({**self.row, "way": "step gpipe", "event": "none"}, False, False)
@@ -198,7 +199,7 @@ class Run:
         return on(0) if self.plain else self.places()[0]
 
     def inputs(self, step):
-        """The inputs of a step in the structure of the row, and its labels."""
+        """Returns the inputs of a step, in the structure of the row, and its labels."""
         rows = self.rows_of(step)
         a, b = self.array(100 + step, rows), self.array(200 + step, rows)
         whole = nd.array(numbers(300 + step), ctx=self.home(), dtype=self.dtype)
@@ -216,7 +217,7 @@ class Run:
         return {"two": 2, "list": 2, "dict": 2}.get(self.row["inputs"], 1)
 
     def cut(self, inputs, begin, end):
-        """Rows begin to end of what is divided."""
+        """Returns the inputs with rows [begin, end) of those that are divided."""
         kind = self.row["inputs"]
         if kind == "list":
             return [[x[begin:end] for x in inputs[0]]]
@@ -226,7 +227,7 @@ class Run:
         return [parts[0], inputs[1]] if kind == "whole" else parts
 
     def parts(self, rows):
-        """The rows of the micro-batches."""
+        """Returns the row range (begin, end) of each micro-batch."""
         divided = self.pipelined and self.row["layer"] != "Dropout"
         count = min(self.micro_batches, rows) if divided else 1
         sizes = [len(part) for part in np.array_split(np.arange(rows), count)]
@@ -234,7 +235,7 @@ class Run:
         return [(int(end - size), int(end)) for end, size in zip(ends, sizes)]
 
     def losses(self, outputs, label):
-        """The loss of each row; two of them where the program has several heads."""
+        """Returns the per-row losses: two arrays if the row has several heads, otherwise one."""
         if self.row["outputs"] == "dict":
             values = [outputs["h"], outputs["middle"]]
         elif self.row["outputs"] == "one":
@@ -271,7 +272,8 @@ class Run:
         losses = self.scaled(losses)
         if kind == "head gradients":
             autograd.backward(losses, self.heads(losses), **options)
-        elif kind == "twice" and not self.plain:  # the second one replaces the first one's
+        elif kind == "twice" and not self.plain:
+            # The second pass replaces the gradients of the first.
             autograd.backward(losses, **options)
             autograd.backward(losses)
         else:
@@ -285,15 +287,16 @@ class Run:
         return [nd.full(x.shape, value, ctx=x.context, dtype=x.dtype) for x in losses]
 
     def scaled(self, losses):
-        """Losses times the trainer's scale, if it has one. Recorded."""
+        """Returns the losses times the trainer's loss scale, if any. The product is recorded."""
         if self.amp != "float16":
             return losses
         with amp.scale_loss(losses, self.trainer) as scaled:
             return scaled
 
     def by_hand(self, inputs, label, params):
-        """One micro-batch after the other, gradients added up; along time backward from the last
-        one, with the gradient of the state that it began with."""
+        """Runs one micro-batch after another and accumulates gradients. Along time, the backward
+        passes start with the last chunk, and each passes the gradient of its initial state to the
+        chunk before it. Returns the losses."""
         net, held, state, found = self.net, [], self.state(), []
         self.added = [p for p in params if p.grad_req != "null"]
         for param in self.added:
@@ -331,7 +334,7 @@ class Run:
         return nd.array(values, ctx=on(1) if moved else self.home(), dtype=self.dtype)
 
     def loop(self, inputs, label, params):
-        """The ordinary loop of record and backward."""
+        """Runs the ordinary loop of record and backward. Returns the losses."""
         if self.mesh is not None and self.row["placement"] in REPLICAS:
             return self.loop_on_mesh(inputs, label, params)
         with self.record():
@@ -360,8 +363,8 @@ class Run:
         ]
 
     def penalized(self, losses, params):
-        """Losses and the squares of their gradients by a weight in the middle, which no placement
-        splits."""
+        """Adds a penalty to the losses: the squared gradients of a weight in the middle, which no
+        placement splits. Returns the losses without the penalty."""
         inner = {
             *self.net.body.collect_params().values(),
             *self.net.layer.collect_params().values(),
@@ -397,12 +400,12 @@ class Run:
         ]
 
     def divide(self, array, stage=0):
-        """The part of each replica: of the rows, or along time of the samples."""
+        """Divides an array among replicas by rows, or by samples if the network is along time."""
         axis = int(self.timewise)
         return self.mesh.split_and_load(array, axis, even_split=False, stage=stage)
 
     def whole(self, array):
-        """The array on the first device of each replica."""
+        """Copies the whole array to the first device of each replica."""
         replicas = range(self.mesh.size("data"))
         return [array.as_in_context(self.mesh.device(data=i)) for i in replicas]
 
@@ -415,7 +418,7 @@ class Run:
         return [arrays[0], None] if kind == "None" else arrays
 
     def step(self, inputs, label):
-        """A `TrainStep`, which updates as well."""
+        """Runs a `TrainStep`, which also updates the parameters. Returns the losses."""
         if self.train is None:
             self.pipeline = self.make_pipeline()
             self.train = TrainStep(
@@ -427,7 +430,7 @@ class Run:
         return losses if isinstance(losses, list) else [losses]
 
     def clip(self, params):
-        """Explicit clipping between backward and update."""
+        """Clips gradients between backward and update. Returns True if it also reduced them."""
         how = self.row["clipping"]
         if how == "clip_global_norm":
             self.trainer.allreduce_grads()
@@ -459,7 +462,7 @@ class Run:
         self.keep(f"weights {number}", self.weights(params))
 
     def gradients(self, params):
-        """The gradients that a step would use: sums over replicas, without the scale of losses."""
+        """Returns the gradients that a step would use: summed over replicas, without loss scale."""
         scale = self.trainer._amp_loss_scaler.loss_scale if self.amp == "float16" else 1
         learning = [p for p in params if p.grad_req != "null"]
         sums = [nd.add_n(*[g.as_in_context(on(0)) for g in p.list_grad()]) for p in learning]
@@ -473,7 +476,7 @@ class Run:
         return self.joined(kept, [p.list_data()[0] for p in kept])
 
     def joined(self, params, arrays):
-        """Arrays of parameters. The parts of a split layer are joined."""
+        """Returns the arrays of parameters, with the parts of each split layer concatenated."""
         parts = {}
         for param, array in zip(params, arrays):
             name = re.sub(r"_shard\d+", "", param.name)
@@ -486,11 +489,12 @@ class Run:
     def keep(self, name, arrays):
         self.found[name] = values(arrays)
 
-    # --- The whole --------------------------------------------------------------------------------
+    # --- Running a program ------------------------------------------------------------------------
 
     def predict(self, net=None, number=50, by_parts=None):
-        """The results of the network outside of training. by_parts: whether a network along time
-        takes the chunks of a pipeline, as plain runs do."""
+        """Returns the outputs of the network in prediction mode. If `by_parts` is True, a network
+        along time runs on the chunks of a pipeline one by one. This is the default for plain runs,
+        unless the row trains with a `TrainStep`."""
         if by_parts is None:
             by_parts = self.plain and self.row["way"] not in STEPS
         inputs, (label,) = self.inputs(number)

@@ -1,10 +1,10 @@
-"""The table of features: one row of `FACTORS` for each question that a program answers, and the
-answers with the options they give to public functions.
+"""The table of features. `FACTORS` has an entry for each property of a program, with its possible
+values and the options that they give to public functions.
 
 A new feature adds its value here. `feature_programs.py` runs programs of these values, and
 `tests/combinations` fails if a public option is in no value. Some pairs of values are in no
-program: `MEANINGLESS` lists those without a meaning, `DIFFERENT` those that are documented to
-compute other values, and `REFUSED` those that raise an error, with words of its text.
+program. `MEANINGLESS` lists pairs without a meaning. `DIFFERENT` lists pairs that are documented to
+compute different results. `REFUSED` lists pairs that raise an error, with a part of its message.
 """
 
 import itertools
@@ -39,7 +39,7 @@ OPTIMIZERS = {
     "signum": {"learning_rate": 0.01},
     "sgld": {"learning_rate": 0.001},
 }
-# Optimizers whose weights change little if a gradient changes little
+# Optimizers for which a small change of a gradient causes a small change of the weights
 SMOOTH = ("sgd", "sgd momentum", "nag")
 
 FACTORS = {
@@ -153,14 +153,14 @@ FACTORS = {
 }
 
 DEFAULTS = {factor: next(iter(values)) for factor, values in FACTORS.items()}
-# Optimizers that are for other networks than these, or for tests of optimizers
+# Optimizers for other kinds of networks or for tests of optimizers
 OTHER_OPTIMIZERS = ("groupadagrad", "svrgoptimizer", "assignmentoptimizer", "test", "ccsgd")
 COMPILED = [way for way in FACTORS["way"] if way not in ("eager", "inactive")]
 PIPELINED = [way for way in FACTORS["way"] if "Pipeline" in FACTORS["way"][way]]
 STEPS = [way for way in PIPELINED if "TrainStep" in FACTORS["way"][way]]
 LOOPS = [way for way in PIPELINED if way not in STEPS]
 ALONG_TIME = [way for way in PIPELINED if way.endswith("time")]
-WRITES = ("write to a new array", "in-place sums")  # which no compiled block has
+WRITES = ("write to a new array", "in-place sums")  # not possible in a compiled block
 MESHES = [name for name, value in FACTORS["placement"].items() if "Mesh" in value]
 REPLICAS = ("mesh of replicas", "mesh of replicas and stages")
 SPLIT = ("mesh with split layers", "shard")
@@ -176,7 +176,7 @@ HALVES = ("float16", "bfloat16", "amp bfloat16", "amp float16", "multi_precision
 
 
 def rules(*entries):
-    """Pairs of sets of values: {factor: values} for both sides."""
+    """Converts pairs of {factor: values} to pairs of (factor, set of values)."""
     return [
         tuple((factor, frozenset(values)) for side in entry for factor, values in side.items())
         for entry in entries
@@ -187,7 +187,7 @@ def but(factor, *values):
     return [value for value in FACTORS[factor] if value not in values]
 
 
-# Pairs without a meaning: an option without effect or an order of calls that no program has.
+# Pairs without a meaning: an option has no effect, or no program makes calls in this order.
 MEANINGLESS = rules(
     ({"captured": ["nothing"]}, {"count": but("count", "0")}),
     ({"captured": but("captured", "nothing")}, {"count": ["0"]}),
@@ -196,27 +196,27 @@ MEANINGLESS = rules(
     ({"way": ["eager", "inactive"]}, {"exact": ["exact"]}),
     ({"way": ["eager"]}, {"recompute": ["all"]}),  # an option of `hybridize`
     ({"way": but("way", *ALONG_TIME)}, {"pipeline": ["carry", "axis"]}),
-    # A TrainStep takes no heads, and updates before a program can clip.
+    # A TrainStep does not accept head gradients, and updates before a program can clip.
     ({"way": STEPS}, {"gradient": but("gradient", "backward", "several heads")}),
     ({"way": STEPS}, {"clipping": ["clip_global_norm", "utils"]}),
-    # A table is for the devices of the stages of one replica.
+    # A schedule table covers the stages of one replica.
     ({"way": ["step table"]}, {"placement": REPLICAS}),
-    # Gradients are written by hand or twice, which accumulation would add up.
+    # The program writes gradients itself or twice, and accumulation would add them.
     ({"gradient": ["autograd.grad", "twice"]}, {"accumulate": ["2"]}),
 )
 
-# Pairs that compute other values than one device without a pipeline, as documented.
+# Pairs that are documented to compute different results than one device without a pipeline
 DIFFERENT = rules(
-    # Each replica has its part of a penalty and of a norm, and numbers and statistics of its own
-    # (docs/parallel.md).
+    # Each replica has its own part of a penalty and of a norm, and its own random numbers and
+    # statistics (docs/parallel.md).
     ({"placement": REPLICAS}, {"gradient": ["second order"]}),
     ({"placement": REPLICAS}, {"clipping": ["utils"]}),
     ({"placement": REPLICAS}, {"layer": ["Dropout", "BatchNorm"]}),
-    # Each chunk draws other numbers.
+    # Each chunk draws different random numbers.
     ({"way": ALONG_TIME}, {"layer": ["Dropout"]}),
 )
 
-# Pairs that raise an error, words of its text, and other values that the error takes.
+# Pairs that raise an error, a part of its message, and other values that the error requires
 LAID_OUT = {"placement": "mesh of replicas"}
 CAPTURING = {"captured": "host data", "count": "2"}
 COMPILED_WHOLE = {"way": "hybridized"}
@@ -276,8 +276,8 @@ REFUSED = [
 ]
 
 
-# Combinations that raise an error on all ranks if the placement "ranks" spans several, words of its
-# text, and other values that the error takes.
+# Combinations that raise an error on all ranks if the placement "ranks" spans several ranks, a part
+# of its message, and other values that the error requires
 REFUSED_ON_RANKS = [
     ({"event": ["save_parameters", "load_parameters", "pickle"]}, "mx.parallel.save", {}),
     ({"event": ["export"]}, "mx.parallel.save", COMPILED_WHOLE),
@@ -296,7 +296,7 @@ def refused_on_ranks(row):
 
 
 def refused_rows():
-    """The values of a row for each combination of `REFUSED_ON_RANKS`, and words of its error."""
+    """Returns (values of a row, part of its error) for each combination of `REFUSED_ON_RANKS`."""
     return [
         ({"placement": "ranks", **others, **dict(zip(values, chosen))}, text)
         for values, text, others in REFUSED_ON_RANKS
@@ -305,7 +305,7 @@ def refused_rows():
 
 
 def excluded(one, other):
-    """Whether two (factor, value) are never in one program."""
+    """True if two (factor, value) pairs are never in the same program."""
     return any(
         one[0] == first and other[0] == second and one[1] in values and other[1] in others
         for (first, values), (second, others) in EXCLUDED
@@ -315,7 +315,7 @@ def excluded(one, other):
 EXCLUDED = (*MEANINGLESS, *DIFFERENT, *rules(*[sides for sides, *_ in REFUSED]))
 
 
-# Options without a value of their own in `FACTORS`, and where they are given instead.
+# Options without a value of their own in `FACTORS`, and the place that sets them
 OTHER_OPTIONS = {
     "hybridize": {
         "pipeline": "the ways with a Pipeline",

@@ -1,1 +1,1 @@
-"""Programs as new users write them from the docs."""
+"""Programs as a new user writes them from the docs."""

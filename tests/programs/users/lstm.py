@@ -2,7 +2,7 @@
 from the docs.
 
 It has sequences of different lengths, accumulated steps, a frozen embedding, states carried from
-batch to batch, a learning rate by factors, placement during training, and export.
+batch to batch, a learning rate scheduled by factors, placement during training, and export.
 """
 
 import os
