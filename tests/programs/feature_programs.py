@@ -1,4 +1,4 @@
-"""Programs of features: each has one value of every factor of `features/table.py` and is compared
+"""Feature programs: each has one value of every factor of `features/table.py` and is compared
 with eager execution on one device.
 
     python tests/programs/feature_programs.py --strength 2 [--seed 7] [--seconds 600]
@@ -50,9 +50,9 @@ def check(row):
     found = Run(row, False, False).run()
     first = [name for name in wanted if name.endswith(" 0") and not name.startswith("weights")]
     if by_bits(row) and compiled:
-        equal(found, Run(row, True, True).run(), "beside one device, hybridized")
+        equal(found, Run(row, True, True).run(), "unlike one device, hybridized")
     elif by_bits(row):
-        equal(found, wanted, "beside eager execution on one device")
+        equal(found, wanted, "unlike eager execution on one device")
     # Lookups by sign turn rounding differences into different rows.
     smooth = row["optimizer"] in SMOOTH and row["layer"] not in ("Embedding", "row_sparse")
     divided = row["placement"] in REPLICAS or (
@@ -65,12 +65,12 @@ def check(row):
         if not found.get(name):
             continue
         try:
-            close(found[name], wanted[name], row, f"beside eager execution: {name}")
+            close(found[name], wanted[name], row, f"unlike eager execution: {name}")
         except AssertionError:
             if row["precision"] == "float64":
                 raise
             exact = exact or Run({**row, "precision": "float64"}, True, False).run()
-            close(found[name], wanted[name], row, f"eager execution: {name}", exact[name])
+            close(found[name], wanted[name], row, f"unlike eager execution: {name}", exact[name])
 
 
 def shorter(row, fails):
@@ -142,7 +142,7 @@ def hunt(seconds, seed, strength=3):
 
 
 def main():
-    parser = argparse.ArgumentParser(description="Programs of features.")
+    parser = argparse.ArgumentParser(description="Feature programs.")
     parser.add_argument("--strength", type=int, choices=(2, 3), default=2)
     parser.add_argument("--seed", type=int, help="a fresh one by default")
     parser.add_argument("--seconds", type=float, default=float("inf"))

@@ -43,7 +43,7 @@ def close(found, wanted, row, what, exact=None):
         if exact is not None:
             limit += ILL_CONDITIONED * np.nanmax(np.abs(b - exact[i]), initial=0)
         assert a.shape == b.shape, f"{what}: array {i} has shape {a.shape} instead of {b.shape}"
-        assert np.array_equal(np.isnan(a), np.isnan(b)), f"{what}: array {i} has other NaN"
+        assert np.array_equal(np.isnan(a), np.isnan(b)), f"{what}: array {i} has NaN elsewhere"
         assert np.nanmax(np.abs(a - b), initial=0) <= limit, (
             f"{what}: array {i} differs by {np.abs(a - b).max()}, more than {limit}"
         )

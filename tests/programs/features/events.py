@@ -124,7 +124,7 @@ def export(run):
         return (results[:-1], results[-1]) if run.timewise else results
 
     found = run.predict(called, by_parts=run.timewise)
-    close(found, wanted, run.row, "what was exported predicts")
+    close(found, wanted, run.row, "predictions of the exported block")
 
 
 def same_predictions(run, other):
