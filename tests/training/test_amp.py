@@ -677,3 +677,25 @@ def test_convert_hybrid_block_keeps_sequence_lengths():
     converted = amp.convert_hybrid_block(net, "float16", cast_optional_params=True)
     output = converted(*inputs)[0].asnumpy()
     assert output[2048].any() and not output[2049:].any()
+
+
+@pytest.mark.parametrize("way", ("pipeline", "step"))
+def test_pipelines_follow_amp_being_turned_on_and_off(way):
+    net = gluon.nn.Dense(2, in_units=4)
+    net.initialize(mx.init.Uniform(1))
+    x, label, pipeline = nd.ones((4, 4)) / 3, nd.zeros((4, 2)), mx.parallel.Pipeline(2)
+    step = mx.parallel.TrainStep(net, lambda out, y: out.astype("float32") - y, None, pipeline)
+
+    def run():
+        return (net(x).astype("float32") if way == "pipeline" else step(x, label)).asnumpy()
+
+    if way == "pipeline":
+        net.hybridize(pipeline=pipeline)
+    single = run()
+    amp.init("bfloat16")
+    try:
+        low = run()
+    finally:
+        amp.turn_off()
+    assert not np.array_equal(low, single)
+    assert np.array_equal(run(), single)

@@ -70,6 +70,10 @@ static PyObject *precision_is_mixed(PyObject *Py_UNUSED(module), PyObject *Py_UN
   return PyBool_FromLong(mpg_precision_on);
 }
 
+static PyObject *precision_changes(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused)) {
+  return PyLong_FromUnsignedLongLong(mpg_precision_changes());
+}
+
 static PyObject *set_loss_scale(PyObject *Py_UNUSED(module), PyObject *number) {
   double scale = PyFloat_AsDouble(number);
   if (scale == -1 && PyErr_Occurred()) return NULL;
@@ -86,6 +90,8 @@ PyMethodDef mpg_py_precision_methods[] = {
      "precision_of(op)\n--\n\nThe canonical name of an op, and its kind in the table: 'any', "
      "'low', 'half', 'full', 'widest' or 'loss'."},
     {"precision_is_mixed", precision_is_mixed, METH_NOARGS, "Whether mixed precision is enabled."},
+    {"precision_changes", precision_changes, METH_NOARGS,
+     "precision_changes()\n--\n\nHow often the rules of mixed precision have changed."},
     {"set_loss_scale", set_loss_scale, METH_O,
      "set_loss_scale(scale)\n--\n\nSets the factor of gradients created by output layers."},
     {0}};

@@ -610,10 +610,9 @@ class PipelinedCall:
         params = [param.arrays[ctx] for param, ctx in entry.signature.used]
         calls, statistics, taps = self._calls(entry, fronts, kinds, params, rows, recording)
         if self._pipeline.carry and not moved:
-            homes = [a.context for a in flat]
-            for i, kind in enumerate(kinds):
-                if kind == CARRIED:
-                    homes[i] = calls[0].outputs[entry.carried_from[i]][2]
+            homes, outputs = [a.context for a in flat], calls[0].outputs
+            for i in [i for i, kind in enumerate(kinds) if kind == CARRIED]:
+                homes[i] = outputs[entry.carried_from[i]][2]
             if homes != [a.context for a in flat]:
                 states = iter([a.as_in_context(ctx) for a, ctx in zip(flat, homes)])
                 return self.begin(_nested.regroup(structure, states), recording, True)
@@ -652,6 +651,7 @@ class PipelinedCall:
             ),
             autograd.is_training(),
             recompute.changes,
+            _core.precision_changes(),
             _device_groups.current(),
         )
         entry = self._entries.get(key)
