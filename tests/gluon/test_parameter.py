@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 import mpgluon as mx
-from mpgluon import autograd, gluon
+from mpgluon import autograd, gluon, nd
+from mpgluon.gluon import nn
 from support.devices import on
 
 
@@ -195,3 +196,23 @@ def test_parameter_dict_shares_and_validates_parameters():
 def test_parameter_rejects_csr_storage():
     with pytest.raises(ValueError, match="row_sparse"):
         gluon.Parameter("w", shape=(1,), stype="csr")
+
+
+@pytest.mark.parametrize("error", (ValueError("failed"), KeyboardInterrupt()))
+def test_failed_reinitialization_keeps_values_and_gradients(error):
+    class Failing(mx.init.Initializer):
+        def _init_weight(self, name, array):
+            raise error
+
+    net = nn.Dense(2, in_units=2)
+    net.initialize(mx.init.One(), ctx=on(0))
+    net.hybridize()
+    x = nd.ones((1, 2), ctx=on(0))
+    with autograd.record():
+        net(x).backward()
+    with pytest.raises(type(error)):
+        net.initialize(Failing(), force_reinit=True)
+    assert net(x).asnumpy().tolist() == [[2, 2]]
+    assert net.weight.grad().asnumpy().tolist() == [[1, 1], [1, 1]]
+    net.initialize(mx.init.Constant(3), force_reinit=True)
+    assert net(x).asnumpy().tolist() == [[6, 6]]

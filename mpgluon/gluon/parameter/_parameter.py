@@ -576,12 +576,17 @@ class Parameter(MXNetNames):
                 f"Cannot initialize Parameter '{self.name}' because it has invalid shape: "
                 f"{self._shape}."
             )
-        key = _reserve_random_calls()
-        self._hold(
-            arrays=None, gradients=None, deferred_init=(init, contexts, default_init, None, key)
-        )
-        if shape_is_known(self._shape):
+        waiting = init, contexts, default_init, None, _reserve_random_calls()
+        former = self.arrays, self.gradients, self.deferred_init
+        self._hold(arrays=None, gradients=None, deferred_init=waiting)
+        if not shape_is_known(self._shape):
+            return
+        try:
             self.finish_deferred_init()
+        except BaseException:
+            if former[0] is not None:  # a failed initialization keeps the values
+                self._hold(arrays=former[0], gradients=former[1], deferred_init=former[2])
+            raise
 
     def finish_deferred_init(self) -> None:
         """Runs the deferred initialization, if there is one."""
