@@ -66,13 +66,14 @@ def put_together(
 
 
 def check_state(state, param, fname):
-    """Raises MXNetError unless every array of a state has the shape of its parameter, one element,
-    or (for layer-wise rates) fewer dimensions."""
+    """Raises MXNetError unless every array of a state broadcasts to the shape of its parameter or
+    (for layer-wise rates) has fewer dimensions."""
     if isinstance(state, tuple):
         for part in state:
             check_state(part, param, fname)
     elif isinstance(state, nd.NDArray) and state.ndim == len(param.shape or ()):
-        if any(known not in (0, -1, size) for known, size in zip(param.shape, state.shape)):
+        pairs = zip(param.shape, state.shape)
+        if any(known not in (0, -1, size) and size != 1 for known, size in pairs):
             raise MXNetError(
                 f"'{fname}' holds a state of shape {state.shape} for parameter '{param.name}', "
                 f"which has shape {param.shape}"

@@ -561,3 +561,21 @@ def test_move_after_backward_keeps_no_old_arrays(hybridize):
     loss.backward()
     net.collect_params().reset_ctx(on(1))
     assert not any(param.left for param in net.collect_params().values())
+
+
+def test_states_of_one_number_per_row_are_loaded(tmp_path):
+    net = network()
+    trainer = gluon.Trainer(net.collect_params(".*weight"), "groupadagrad", {"learning_rate": 0.1})
+    train(net, trainer, 0, 2)
+    trainer.save_states(str(tmp_path / "states"))
+    mx.parallel.save(tmp_path / "run", net, trainer)
+    results = []
+    for load in (
+        lambda: trainer.load_states(str(tmp_path / "states")),
+        lambda: mx.parallel.load(tmp_path / "run", net, trainer),
+    ):
+        mx.parallel.load(tmp_path / "run", net)
+        load()
+        train(net, trainer, 2, 4)
+        results.append(values(net))
+    assert all(np.array_equal(a, b) for a, b in zip(*results))
