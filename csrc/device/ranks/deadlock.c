@@ -90,6 +90,7 @@ void mpg_ranks_poll_end(mpg_rank_wait *wait) {
 
 bool mpg_rank_awaits(int rank, int64_t since_ns) {
   const mpg_rank_state *own = &engine->peers[engine->rank].standing;
+  if (rank >= 63) return false; /* these ranks share a bit, which any of them may have set */
   return own->since_ns && own->since_ns < since_ns && own->waits_for & bit_of(rank);
 }
 
@@ -144,14 +145,15 @@ void mpg_deadlock_check(int64_t now) {
   }
   if (now - engine->waits_changed_ns < engine->limit_ns / 3) return;
   char text[MPG_NOTICE] = "the ranks wait for one another and never go on";
-  size_t length = strlen(text);
+  const size_t start = strlen(text);
+  size_t length = start;
   for (int i = 0; i < engine->size && length + 1 < sizeof text; i++) {
     if (!(deadlocked & bit_of(i)) || engine->peers[i].ended_ns) continue;
     char ranks[40] = "";
     name_ranks(engine->peers[i].standing.waits_for, ranks, sizeof ranks);
     length += (size_t)snprintf(
         text + length, sizeof text - length, "%s rank %d waits for rank %s, at step %llu, for %s",
-        length > 46 ? ";" : ":", i, ranks, (unsigned long long)engine->peers[i].steps,
+        length > start ? ";" : ":", i, ranks, (unsigned long long)engine->peers[i].steps,
         engine->peers[i].standing.text);
   }
   mpg_peers_lost(text);
