@@ -230,7 +230,7 @@ class TrainerState:
             "optimizer": type(self._optimizer).__name__,
             "num_update": self._optimizer.num_update,
             "learning_rate": self._optimizer.lr,
-            "numbers": self._optimizer.numbers(),
+            "numbers": self._optimizer.saved_numbers(),
             "counts": counts,
             "states": shapes,
             "waiting": list(self._waiting),
@@ -413,7 +413,7 @@ class TrainerState:
             "num_update": header["num_update"],
             "_all_counts": every,
             "_counts": next(iter(every.values())),
-            **{name: header.get("numbers", {}).get(name) for name in optimizer.numbers()},
+            **{name: header.get("numbers", {}).get(name) for name in optimizer.saved_numbers()},
             **optimizer.resumed(counts),
         }
         if optimizer.lr_scheduler is None and header["learning_rate"] is not None:

@@ -408,7 +408,7 @@ class Optimizer:
         order of `indices`, regardless of the order of updates. Replicas use the same numbers."""
         return nullcontext()
 
-    def numbers(self) -> dict[str, float | None]:
+    def saved_numbers(self) -> dict[str, float | None]:
         """Returns the attributes that files of training states store besides update counts."""
         return {}
 

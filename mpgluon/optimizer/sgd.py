@@ -384,8 +384,8 @@ class LARS(_Momentum):
         # The update that cur_lr belongs to. All weights of one step use the same two rates.
         self._rate_update: int | None = None
 
-    def numbers(self) -> dict[str, float | None]:
-        """See `Optimizer.numbers`."""
+    def saved_numbers(self) -> dict[str, float | None]:
+        """See `Optimizer.saved_numbers`."""
         return {name: getattr(self, name) for name in ("last_lr", "cur_lr", "_rate_update")}
 
     def _decays(self, name):
