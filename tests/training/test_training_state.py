@@ -579,3 +579,21 @@ def test_states_of_one_number_per_row_are_loaded(tmp_path):
         train(net, trainer, 2, 4)
         results.append(values(net))
     assert all(np.array_equal(a, b) for a, b in zip(*results))
+
+
+def test_lars_continues_with_the_rate_of_its_last_update(tmp_path):
+    def trainer_with_schedule(net):
+        schedule = mx.lr_scheduler.FactorScheduler(step=1, factor=0.5, base_lr=0.1)
+        options = {"momentum": 0.9, "lr_scheduler": schedule}
+        return gluon.Trainer(net.collect_params(), "lars", options)
+
+    net = network()
+    trainer = trainer_with_schedule(net)
+    train(net, trainer, 0, 2)
+    mx.parallel.save(tmp_path, net, trainer)
+    other = network()
+    resumed = trainer_with_schedule(other)
+    mx.parallel.load(tmp_path, other, resumed)
+    for each in ((net, trainer), (other, resumed)):
+        train(*each, 2, 5)
+    assert same(net, other)
