@@ -6,10 +6,47 @@ are compiled.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from .._hints import OptionsChecked
 from ..attribute import AttrScope
+
+
+class _Changes:
+    """Counts the times at which any block may have got other children, parameters, devices or
+    options. Compiled calls look at their blocks again when `count` has grown."""
+
+    def __init__(self):
+        self.count = 0
+
+    def note(self):
+        self.count += 1
+
+
+changes = _Changes()
+
+
+def _noting(method):
+    @functools.wraps(method)
+    def noting(self, *args, **kwargs):
+        changes.note()
+        return method(self, *args, **kwargs)
+
+    return noting
+
+
+class Parts(dict[str, Any]):
+    """The children or parameters of a block, by name. Changes are counted."""
+
+    __setitem__ = _noting(dict.__setitem__)
+    __delitem__ = _noting(dict.__delitem__)
+    __ior__ = _noting(dict.__ior__)
+    clear = _noting(dict.clear)
+    pop = _noting(dict.pop)
+    popitem = _noting(dict.popitem)
+    setdefault = _noting(dict.setdefault)
+    update = _noting(dict.update)
 
 
 class TreeNode(OptionsChecked):
@@ -20,8 +57,8 @@ class TreeNode(OptionsChecked):
     _spans_devices = False
 
     def __init__(self) -> None:
-        self._children: dict[str, Any] = {}
-        self._reg_params: dict[str, Any] = {}
+        self._children: dict[str, Any] = Parts()
+        self._reg_params: dict[str, Any] = Parts()
         self._forward_hooks: dict[int, Any] = {}
         self._forward_pre_hooks: dict[int, Any] = {}
         self._ctx_group: str | None = AttrScope.current().get(None).get("ctx_group")

@@ -11,7 +11,6 @@ from .. import autograd, ndarray as nd
 from .._device_groups import is_placement
 from ..base import MXNetError
 from ..context import Context, cpu, gpu, num_gpus
-from ..gluon._compiled import recompute
 from ..gluon._tree import (
     children,
     devices_of_groups,
@@ -469,7 +468,6 @@ def forget_placement(net: Block) -> None:
         forget_compiled(block)
 
     net.apply(forget)
-    recompute.changes += 1  # blocks that contain the network must also be recompiled
 
 
 def _stages(net, assigned):

@@ -13,10 +13,12 @@ from ...ndarray._sparse.row_gradients import whole
 from ...ndarray._sparse.row_taps import TappedCall, Taps, has_row_gradient
 from .._block_path import block_path
 from .._nested import ARRAY, flatten, regroup
-from .._tree import flags_of
+from .._tree import changes, flags_of
 from ..utils import shape_is_known
 from . import grouped, recompute, tracing
-from .captured import are_current, find as find_captured
+from .captured import Captured, are_current
+from .places import find
+from .structure import snapshot
 
 _ONLY_ARRAYS = {nd.NDArray}
 # Number of argument structures for which a block keeps programs. Each structure has as many
@@ -50,13 +52,16 @@ class Signature:
         self.first_trace = None  # trace of `discover`, until `op` compiles it
         self.op = None
         self.bound = False  # the parameters' arrays are bound to `op`
-        # Calls need no preparation: parameters are bound, and nothing was captured.
+        # Calls need no preparation: parameters are bound, and no places are to be checked.
         self.ready = False
         self.unbound = 0  # number of times the parameters were unbound
         self.splits = (
             None  # (name, block path) of the first step on the host, which splits the block
         )
         self.captured = ()  # `captured.Captured`
+        self.conditions = ()  # `places.Fixed` and `places.Container`
+        self.others = None  # the other blocks that are reached from the block
+        self.structure_seen, self.changes = None, None  # their `snapshot`, and `changes.count` then
         self.row_gradients = False  # some parameters have sparse gradients
         self.tapped = {}  # if row_gradients: shapes of the arguments -> TappedCall
         self.last_used = 0
@@ -86,7 +91,9 @@ class Signature:
         for param, ctx in discovery.settled.items():
             param.reset_ctx(ctx)
             param.floating = False
-        for param in self.block.collect_params().values():
+        # A block may also use parameters of blocks that are not registered with it.
+        used = [param for param, _ in discovery.used]
+        for param in dict.fromkeys([*self.block.collect_params().values(), *used]):
             if param.deferred_init and shape_is_known(param.shape):
                 param.finish_deferred_init()
         return traced and (state, traced)
@@ -138,27 +145,37 @@ class Signature:
         value = self.block.forward(*regroup(self.structure, iter(arrays)))
         outputs = []
         self.outputs = flatten(value, outputs, "The outputs")
-        self._note_captured(outputs)
+        self._note_places(outputs)
         return outputs
 
-    def _note_captured(self, outputs):
-        """Records where the arrays are kept that the active trace captured or returned."""
+    def _note_places(self, outputs):
+        """Records where the arrays are kept that the active trace captured or returned, and its
+        other dependencies."""
         known = {captured.place for captured in self.captured}
         arrays = [*_core.captured_arrays(), *[array for array in outputs if not array._traced]]
         arrays = [array for array in arrays if array._place not in known]
-        if arrays:
-            found = [
-                captured
-                for captured in find_captured(self.block, arrays)
-                if captured.place not in known
-            ]
-            self.captured = (*self.captured, *found)
-            self.ready = False
+        if not arrays and self.others is not None:
+            return
+        seen, found = changes.count, find(self.block, arrays)
+        if self.others is None:
+            self.others = found.blocks
+            self.structure_seen, self.changes = snapshot([self.block, *self.others]), seen
+        self.captured = (
+            *self.captured,
+            *[Captured(*one) for one in found.arrays if one[-1]._place not in known],
+        )
+        self.conditions = found.conditions
+        self.ready = False
 
     def is_current(self):
-        """True if calls use the current arrays in place of the captured ones. If false, the block
-        must be traced again."""
-        return are_current(self)
+        """True if the trace is valid, and calls use the current arrays in place of the captured
+        ones. If false, the block must be traced again."""
+        seen = changes.count
+        if self.changes != seen and self.others is not None:
+            if self.structure_seen != snapshot([self.block, *self.others]):
+                return False
+            self.changes = seen
+        return all([condition.holds() for condition in self.conditions]) and are_current(self)
 
     def bind(self):
         """Makes the parameters' arrays inputs of every call, until a parameter's arrays are
@@ -246,14 +263,14 @@ class CompiledCall:
         self._flags["budget"] = recompute.limits(flags.get("recompute"))
         self._signatures = {}
         self._dropped = 0
-        self._changes, self._repeats = recompute.changes, None
+        self._changes = changes.count
 
     @property
     def _block(self):
         return self._block_reference()
 
     def __call__(self, args):
-        if self._changes != recompute.changes:
+        if self._changes != changes.count:
             self._look_again()
         if set(map(type, args)) == _ONLY_ARRAYS:  # the usual case
             flat = list(args)
@@ -301,18 +318,14 @@ class CompiledCall:
                 self._signatures.pop(key, None)
                 signature = self._add(key, flat)
                 signature.bind()
-        signature.ready = not signature.captured
+        signature.ready = not signature.captured and not signature.conditions
         return signature
 
     def _look_again(self):
-        """Discards all signatures if the recompute option changed on the block or a descendant."""
-        self._changes, former, self._repeats = (
-            recompute.changes,
-            self._repeats,
-            recompute.of_descendants(self._block),
-        )
-        if former != self._repeats:
-            self._forget(list(self._signatures))
+        """Makes every signature check its blocks in its next call."""
+        self._changes = changes.count
+        for signature in list(self._signatures.values()):
+            signature.ready = False
 
     def _forget(self, keys):
         for key in keys:
@@ -349,8 +362,6 @@ class CompiledCall:
         return signature
 
     def _add(self, key, flat):
-        if self._repeats is None:
-            self._repeats = recompute.of_descendants(self._block)
         signature = self._make(key[0], flat, key[2])
         if signature.splits:
             signature.op = _graph_breaks.Split(_weakly(signature.trace_parts), self._flags)

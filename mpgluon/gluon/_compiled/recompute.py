@@ -4,11 +4,6 @@ import re
 
 from ... import _core
 from ...base import MXNetError
-from .._tree import children, flags_of, is_hybridized
-
-# Counts changes of the option on any block. Compiled calls check their blocks again when it has
-# grown.
-changes = 0
 
 
 def _bytes(value):
@@ -41,12 +36,3 @@ def limits(value):
                 )
         return [(ctx, _bytes(allowed)) for ctx, allowed in value.items()]
     return [(None, _bytes(value))]
-
-
-def of_descendants(block):
-    """Returns for the block and each descendant whether it is recomputed. Compiled calls depend on
-    this list."""
-    found = [flags_of(block).get("recompute") is True and is_hybridized(block)]
-    for child in children(block).values():
-        found += of_descendants(child)
-    return found

@@ -17,8 +17,9 @@ from ...name import NameManager, Prefix
 from .._block_path import add_path, is_call, scope_of
 from .._compiled import grouped
 from .._compiled.programs import CompiledPrograms
+from .._compiled.structure import KINDS
 from .._nested import is_symbolic
-from .._tree import TreeNode, children, compiled_call, is_hybridized
+from .._tree import Parts, TreeNode, changes, children, compiled_call, is_hybridized
 from ..parameter._parameter import Parameter, load_values
 from ..parameter._parameter_dict import ParameterDict, check_names, renamed
 from ..utils import HookHandle, brief, indent
@@ -32,6 +33,11 @@ if TYPE_CHECKING:
     from typing_extensions import Never, Self
 
     from ..._types import Devices, DType, Init, NDArray
+
+
+_PARTS = {"_children", "_reg_params"}
+# Attributes on which traces depend (`_compiled.structure`).
+_NOTED = _PARTS | {"_ctx_group", "_group2ctx", "_flags"}
 
 
 class _NameScope(_core.Scope):
@@ -179,6 +185,10 @@ class Block(TreeNode):
                 )
             self.params.adopt(value)
             self._reg_params[name] = value
+        elif name in _NOTED or isinstance(existing, KINDS) is not isinstance(value, KINDS):
+            changes.note()
+            if name in _PARTS and not isinstance(value, Parts):
+                value = Parts(value)
         super().__setattr__(name, value)
 
     def _alias(self):

@@ -78,11 +78,6 @@ class HybridBlock(Block, Compilable):
         Block.__init__(self, prefix, params, **kwargs)
         Compilable.__init__(self)
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        super().__setattr__(name, value)
-        if isinstance(value, HybridBlock):
-            self._clear_compiled()
-
     def register_child(self, block: Block, name: str | None = None) -> None:
         """Adds a child, which must be a HybridBlock."""
         if not isinstance(block, HybridBlock):
@@ -91,16 +86,16 @@ class HybridBlock(Block, Compilable):
                 f"{type(block)}. If you are using Sequential, please try HybridSequential instead."
             )
         super().register_child(block, name)
-        self._clear_compiled()
 
     def hybridize(self, active: bool = True, **flags: Any) -> None:
         """Turns compilation of this block and its descendants on or off.
 
         A hybridized block computes the same results as an eager one. Arrays that it uses besides
-        its arguments and parameters are read in every call. A replaced array is detected if the
-        block, its class, variables of its functions, or lists, dicts and objects there refer to it.
-        The values of these arrays cannot be read (``asscalar``) during tracing. Everything else,
-        such as numbers in attributes, is constant after the block was traced.
+        its arguments and parameters are read in every call. Replaced arrays and blocks are detected
+        if the block, its class, variables of its functions, or lists, dicts and objects there refer
+        to them, and so are lists and dicts of these that grow or shrink. The values of the arrays
+        cannot be read (``asscalar``) during tracing. Everything else, such as numbers in
+        attributes, is constant after the block was traced; call `hybridize` again after changes.
 
         Parameters
         ----------
@@ -150,8 +145,6 @@ class HybridBlock(Block, Compilable):
             raise MXNetTypeError(f"hybridize: exact must be True or False, not {flags['exact']!r}")
         _check_backend("hybridize", flags.get("backend"))
         recompute.limits(flags.get("recompute"))
-        if "recompute" in flags or "recompute" in self._flags:
-            recompute.changes += 1
         self._active = bool(active)
         self._flags = dict(flags)
         if pipeline is not None:

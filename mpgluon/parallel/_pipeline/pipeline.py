@@ -13,7 +13,7 @@ from ..._core import (
 )
 from ...base import MXNetError, counted, is_floating
 from ...gluon import _nested
-from ...gluon._compiled import recompute, running_statistics
+from ...gluon._compiled import running_statistics
 from ...gluon._compiled.call import CompiledCall, Signature
 from ...ndarray._sparse.row_taps import FlatTaps, MicroBatchTaps, has_row_gradient
 from .. import collectives, schedules
@@ -650,7 +650,6 @@ class PipelinedCall:
                 for a, k in zip(fronts, kinds)
             ),
             autograd.is_training(),
-            recompute.changes,
             _core.precision_changes(),
             _device_groups.current(),
         )

@@ -119,6 +119,9 @@ class TrainStep:
     Labels move to the device of their output. If there are as many outputs as labels (or if both
     have keys), this is the output at the same position, otherwise the first output.
 
+    Network and loss are traced as by `HybridBlock.hybridize`: numbers in attributes, such as a
+    loss's weight, are constant. Create another TrainStep after changing one, or make it an array.
+
     If the network is placed on a `Mesh` with several replicas, each replica receives a part of the
     batch, which its pipeline divides further.
 

@@ -1,0 +1,329 @@
+"""Places outside a block's arguments and parameters that its compiled programs depend on.
+
+`find` searches attributes of blocks and their classes, variables that their functions see, and
+lists, dicts, tuples, modules, classes and plain objects reachable from there. It returns the places
+of captured arrays, and the containers and variables that must not change: those with captured
+arrays, blocks or parameters.
+"""
+
+import collections
+import contextvars
+import functools
+import sys
+import threading
+import types
+import weakref
+
+import numpy as np
+
+from ... import ndarray as nd
+from .._tree import Parts, TreeNode, children, own_parameters
+from ..parameter import Parameter
+
+# Limits of the search: the number of objects, and the depth below a block's attribute or variable.
+_OBJECTS, _DEPTH = 20000, 6
+# Values of these types, and functions, classes and modules of these packages, hold no user arrays.
+_VALUES = (
+    type(None),
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    bytearray,
+    range,
+    np.generic,
+    types.BuiltinFunctionType,
+)
+_PACKAGES = sys.stdlib_module_names | {"mpgluon", "numpy"}
+_CONTAINERS = (dict, list, tuple, collections.deque, np.ndarray)
+# Other objects of these packages that lead to user arrays.
+_FOLLOWED = (
+    *_CONTAINERS,
+    TreeNode,
+    type,
+    types.FunctionType,
+    types.MethodType,
+    types.ModuleType,
+    types.SimpleNamespace,
+    staticmethod,
+    classmethod,
+    property,
+    functools.partial,
+    collections.UserDict,
+    collections.UserList,
+    contextvars.ContextVar,
+    threading.local,
+    weakref.ref,
+)
+_MISSING = object()
+
+
+class Place:
+    """A place that is reached from a block, its root, by `keys`, one at a time."""
+
+    __slots__ = ("root", "keys")
+
+    def __init__(self, root, keys):
+        self.root, self.keys = weakref.ref(root), keys
+
+    def value(self):
+        """Returns what is kept there now, or a marker if there is nothing."""
+        value = self.root()
+        try:
+            for get, key in self.keys:
+                value = get(value, key)
+        except (AttributeError, LookupError, TypeError, ValueError):
+            return _MISSING
+        return value
+
+
+class Fixed(Place):
+    """A place that must hold the same object: a block, a parameter, or a container that is watched
+    at another place."""
+
+    __slots__ = ("expected",)
+
+    def __init__(self, root, keys, expected):
+        super().__init__(root, keys)
+        self.expected = expected
+
+    def holds(self):
+        return self.value() is self.expected
+
+
+class Container(Place):
+    """The place of a container, whose length or keys, blocks and parameters must not change."""
+
+    __slots__ = ("layout",)
+
+    def __init__(self, root, keys, container):
+        super().__init__(root, keys)
+        self.layout = _layout(container)
+
+    def holds(self):
+        value = self.value()
+        return isinstance(value, _CONTAINERS) and _layout(value) == self.layout
+
+
+def _items(container):
+    if isinstance(container, dict):
+        return container.values()
+    return container.flat if isinstance(container, np.ndarray) else container
+
+
+def _layout(container):
+    """Returns what a trace depends on in a container, besides its arrays' values."""
+    items = list(_items(container))
+    return [
+        list(container) if isinstance(container, dict) else len(items),
+        *[item if isinstance(item, (TreeNode, Parameter)) else type(item) for item in items],
+    ]
+
+
+def _item(container, key):
+    return container[key]
+
+
+def _attribute(value, name):
+    """Returns an attribute of an object or class as it is stored: without evaluating properties or
+    binding functions."""
+    own = getattr(value, "__dict__", ())
+    if name in own:
+        return own[name]
+    for kind in (value if isinstance(value, type) else type(value)).__mro__:
+        if name in kind.__dict__:
+            found = kind.__dict__[name]
+            # Members of __slots__ are descriptors that hold the value.
+            return found.__get__(value) if isinstance(found, types.MemberDescriptorType) else found
+    raise AttributeError(name)
+
+
+def _flat_item(array, index):
+    return array.flat[index]
+
+
+def _variable(variable, _):
+    return variable.get()
+
+
+def _referent(reference, _):
+    return reference()
+
+
+def _cell(function, index):
+    return function.__closure__[index].cell_contents
+
+
+def _global(function, name):
+    return function.__globals__[name]
+
+
+def _default(function, key):
+    return function.__defaults__[key] if isinstance(key, int) else function.__kwdefaults__[key]
+
+
+def _names(code):
+    """Returns the names that a function and the functions inside it look up."""
+    names = set(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            names |= _names(constant)
+    return names
+
+
+def _of_a_package(value):
+    """True if a function, class or module belongs to a package that holds no user arrays."""
+    module = (
+        value.__name__
+        if isinstance(value, types.ModuleType)
+        else getattr(value, "__module__", None)
+    )
+    return isinstance(module, str) and module.partition(".")[0] in _PACKAGES
+
+
+def _class_parts(kind, value):
+    """Returns the parts of `value` that its class `kind` and the base classes define."""
+    parts = {}
+    for base in kind.__mro__:
+        if not _of_a_package(base):
+            for name in base.__dict__:
+                if name not in parts and not (name.startswith("__") and name != "__call__"):
+                    try:
+                        parts[name] = (_attribute, name, _attribute(value, name))
+                    except AttributeError:
+                        pass  # a slot without a value
+    return list(parts.values())
+
+
+def _parts(value, names):
+    """Returns (get, key, part) for each part of `value` that may lead to an array."""
+    if isinstance(value, dict):
+        return [(_item, key, part) for key, part in list(value.items())]
+    if isinstance(value, _CONTAINERS):
+        get = _flat_item if isinstance(value, np.ndarray) else _item
+        return [(get, key, part) for key, part in enumerate(list(_items(value)))]
+    if isinstance(value, contextvars.ContextVar):
+        part = value.get(None)
+        return [] if part is None else [(_variable, None, part)]
+    if isinstance(value, weakref.ref):
+        return [(_referent, None, value())]
+    if isinstance(value, types.FunctionType):
+        parts = [
+            (_global, name, value.__globals__[name])
+            for name in sorted(names)
+            if name in value.__globals__
+        ]
+        for index, cell in enumerate(value.__closure__ or ()):
+            try:
+                parts.append((_cell, index, cell.cell_contents))
+            except ValueError:
+                pass  # the variable is not assigned yet
+        defaults = [*enumerate(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).items()]
+        return (
+            parts
+            + [(_default, key, part) for key, part in defaults]
+            + [(_attribute, name, part) for name, part in list(vars(value).items())]
+        )
+    if isinstance(value, types.MethodType):
+        return [(getattr, "__self__", value.__self__), (getattr, "__func__", value.__func__)]
+    if isinstance(value, (staticmethod, classmethod)):
+        return [(getattr, "__func__", value.__func__)]
+    if isinstance(value, property):
+        return [(getattr, "fget", value.fget)]
+    if isinstance(value, functools.partial):
+        return [(getattr, name, getattr(value, name)) for name in ("func", "args", "keywords")]
+    if isinstance(value, types.ModuleType):
+        return [
+            (_attribute, name, vars(value)[name]) for name in sorted(names) if name in vars(value)
+        ]
+    if isinstance(value, type):
+        return _class_parts(value, value)
+    own = [(_attribute, name, part) for name, part in list(getattr(value, "__dict__", {}).items())]
+    return own + _class_parts(type(value), value)
+
+
+def _is_opaque(value):
+    """True if no user arrays, blocks or parameters are searched inside the value."""
+    if isinstance(value, _VALUES):
+        return True
+    if isinstance(value, np.ndarray):
+        return value.dtype != object
+    if isinstance(value, (types.FunctionType, types.ModuleType, type)):
+        return _of_a_package(value)
+    return not isinstance(value, _FOLLOWED) and _of_a_package(type(value))
+
+
+class Found:
+    """The result of `find`."""
+
+    def __init__(self):
+        self.arrays = []  # (root, keys, array) for each place of a captured array
+        self.conditions = []  # `Fixed` and `Container`
+        self.blocks = []  # descendants, and other blocks that were reached
+
+
+def find(block, arrays):
+    """Searches what is reachable from `block`, and returns a `Found`: the places of arrays that
+    share memory with `arrays`, and the conditions under which the block's traces are valid."""
+    memory = {array._place[0] for array in arrays}
+    found, seen, wanted, again = Found(), {id(block): 0}, set(), []
+    # Objects to search: (object, root, keys, names that functions use, number of the container
+    # that holds it). A block is the root of what it holds.
+    queue = [(block, block, (), frozenset(), None)]
+
+    def want(number):
+        """Marks an object and those on the path to it."""
+        while number is not None and number not in wanted:
+            wanted.add(number)
+            number = queue[number][-1]
+
+    for number, (value, root, keys, names, _) in enumerate(queue):  # the queue grows
+        registered = ()
+        if isinstance(value, TreeNode):
+            registered = {*map(id, children(value).values())}
+            registered.update(map(id, own_parameters(value).values()))
+        elif isinstance(value, types.FunctionType):
+            names = frozenset(_names(value.__code__))
+        for get, key, part in _parts(value, names):
+            here = (*keys, (get, key))
+            if isinstance(part, nd.NDArray):
+                if not part._traced and part._place[0] in memory:
+                    found.arrays.append((root, here, part))
+                    want(number)
+                continue
+            if isinstance(part, (TreeNode, Parameter)):
+                if isinstance(value, _CONTAINERS):
+                    want(number)
+                elif id(part) not in registered:
+                    found.conditions.append(Fixed(root, here, part))
+                    want(number)
+                if isinstance(part, TreeNode) and id(part) not in seen:
+                    seen[id(part)] = len(queue)
+                    found.blocks.append(part)
+                    queue.append((part, part, (), frozenset(), None))
+                continue
+            if _is_opaque(part):
+                continue
+            # In a module, only the names that the function uses are searched.
+            mark = (id(part), names) if isinstance(part, types.ModuleType) else id(part)
+            if mark in seen:
+                if isinstance(part, _CONTAINERS):
+                    again.append((seen[mark], number, Fixed(root, here, part)))
+            elif len(seen) < _OBJECTS and len(keys) < _DEPTH:
+                seen[mark] = len(queue)
+                queue.append((part, root, here, names, number))
+    while True:
+        valid = [entry for entry in again if entry[0] in wanted]
+        if not valid:
+            break
+        again = [entry for entry in again if entry[0] not in wanted]
+        for _, number, condition in valid:
+            found.conditions.append(condition)
+            want(number)
+    for number in sorted(wanted):
+        value, root, keys, *_ = queue[number]
+        if isinstance(value, _CONTAINERS) and not isinstance(value, Parts):
+            found.conditions.append(Container(root, keys, value))
+    return found

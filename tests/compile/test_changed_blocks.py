@@ -1,0 +1,387 @@
+"""Compiled blocks whose children, containers or attributes change between calls."""
+
+import collections
+import contextvars
+import copy
+import types
+import weakref
+
+import numpy as np
+import pytest
+
+import mpgluon as mx
+from mpgluon import gluon, nd
+from support.captures import array, same
+from support.devices import on
+
+VARIABLE = contextvars.ContextVar("array")
+
+
+def scale(factor):
+    return nd.full((1, 3), factor, ctx=on(0))
+
+
+class Times(gluon.HybridBlock):
+    """Multiplies by a constant parameter."""
+
+    def __init__(self, factor):
+        super().__init__()
+        self.factor = self.params.get("factor", shape=(1, 3), init=mx.init.Constant(factor))
+        self.initialize(ctx=on(0))
+
+    def hybrid_forward(self, F, x, factor):
+        return F.broadcast_mul(x, factor)
+
+
+class Body(gluon.HybridBlock):
+    """Calls a function of the block, `F` and the input."""
+
+    def __init__(self, call, **attributes):
+        super().__init__()
+        self.call = call
+        for name, value in attributes.items():
+            setattr(self, name, value)
+
+    def hybrid_forward(self, F, x):
+        return self.call(self, F, x)
+
+
+def in_turn(blocks, x):
+    for block in blocks:
+        x = block(x)
+    return x
+
+
+def times_all(arrays, F, x):
+    for one in arrays:
+        x = F.broadcast_mul(x, one)
+    return x
+
+
+def with_parameters():
+    body = Body(lambda b, F, x: times_all([p.data(x.context) for p in b.scales], F, x))
+    body.scales = [Times(2).factor, Times(3).factor]
+    return body
+
+
+def sequential(*factors):
+    net = gluon.nn.HybridSequential()
+    net.add(*map(Times, factors))
+    return net
+
+
+def object_array(*arrays):
+    found = np.empty(len(arrays), dtype=object)
+    found[:] = arrays
+    return found
+
+
+def variable_body():
+    VARIABLE.set(scale(2))
+    return Body(lambda b, F, x: F.broadcast_mul(x, VARIABLE.get()))
+
+
+def body_in_a_list():
+    inner = sequential(2, 3)
+    return Body(lambda b, F, x: in_turn(b.hidden[0], x), hidden=[inner])
+
+
+def shared_list():
+    masks = [scale(2)]
+    return Body(
+        lambda b, F, x: times_all(b.b, F, times_all(b.a, F, x)), a=masks, b=masks, other=[scale(5)]
+    )
+
+
+def deep_list():
+    net = Body(lambda b, F, x: times_all(b.masks, F, x), masks=[scale(2)])
+    for _ in range(5):
+        net = Body(lambda b, F, x: b.inner(x), inner=net)
+    return net
+
+
+def innermost(net):
+    while hasattr(net, "inner"):
+        net = net.inner
+    return net
+
+
+def closure():
+    masks = [scale(2)]
+    return Body(lambda b, F, x: times_all(masks, F, x), change=lambda: masks.append(scale(3)))
+
+
+def unregistered():
+    body = Body(lambda b, F, x: vars(b)["hidden"](x))
+    vars(body)["hidden"] = Times(2)
+    return body
+
+
+def weakly_owned():
+    owner = Times(1)
+    owner.mask = scale(2)
+    body = Body(lambda b, F, x: F.broadcast_mul(x, b.owner().mask))
+    body.kept, body.owner = lambda: owner, weakref.ref(owner)
+    return body
+
+
+def swap(net):
+    net.a, net.b = net.b, net.a
+
+
+def set_item(container, key, value):
+    container[key] = value
+
+
+# name -> (function that builds a block, changes of it one after the other)
+CASES = {
+    "add": (lambda: sequential(2), [lambda n: n.add(Times(3)), lambda n: n.add(Times(5))]),
+    "add to an empty one": (lambda: sequential(), [lambda n: n.add(Times(3))]),
+    "register": (
+        lambda: Body(lambda b, F, x: in_turn(b._children.values(), x)),
+        [lambda n: n.register_child(Times(3)), lambda n: n.register_child(Times(5), "0")],
+    ),
+    "attribute": (
+        lambda: Body(lambda b, F, x: b.a(x), a=Times(2)),
+        [lambda n: setattr(n, "a", Times(3)), lambda n: setattr(n, "a", Times(5))],
+    ),
+    "swap": (
+        lambda: Body(lambda b, F, x: b.b(b.a(x) + 1), a=Times(2), b=Times(3)),
+        [swap, swap],
+    ),
+    "children": (
+        lambda: sequential(2, 3),
+        [
+            lambda n: set_item(n._children, "1", Times(5)),
+            lambda n: n._children.pop("0"),
+            lambda n: n._children.update({"2": Times(7)}),
+            lambda n: n._children.setdefault("3", Times(11)),
+            lambda n: n._children.popitem(),
+            lambda n: setattr(n, "_children", collections.OrderedDict(a=Times(13))),
+            lambda n: n._children.clear(),
+        ],
+    ),
+    "copied": (
+        lambda: copy.deepcopy(sequential(2, 3)),
+        [lambda n: n.add(Times(3)), lambda n: n._children.popitem()],
+    ),
+    "parameter": (
+        lambda: Times(2),
+        [lambda n: set_item(n._reg_params, "factor", Times(3).factor)],
+    ),
+    "list of blocks": (
+        lambda: Body(lambda b, F, x: in_turn(b.layers, x), layers=[Times(2), Times(3)]),
+        [
+            lambda n: n.layers.append(Times(5)),
+            lambda n: set_item(n.layers, 0, Times(7)),
+            lambda n: n.layers.reverse(),
+            lambda n: setattr(n, "layers", [Times(11)]),
+        ],
+    ),
+    "last of a list": (
+        lambda: Body(lambda b, F, x: b.layers[-1](x), layers=[Times(2)]),
+        [lambda n: n.layers.append(Times(5)), lambda n: n.layers.pop()],
+    ),
+    "dict of blocks": (
+        lambda: Body(lambda b, F, x: in_turn(b.layers.values(), x), layers={"a": Times(2)}),
+        [
+            lambda n: set_item(n.layers, "b", Times(5)),
+            lambda n: set_item(n.layers, "a", Times(7)),
+            lambda n: n.layers.pop("a"),
+        ],
+    ),
+    "blocks below a list": (
+        body_in_a_list,
+        [lambda n: n.hidden[0].add(Times(5)), lambda n: n.hidden[0]._children.pop("0")],
+    ),
+    "block of an object": (
+        lambda: Body(lambda b, F, x: b.parts.first(x), parts=types.SimpleNamespace(first=Times(2))),
+        [lambda n: setattr(n.parts, "first", Times(3))],
+    ),
+    "block beside the tree": (
+        unregistered,
+        [lambda n, i=i: set_item(vars(n), "hidden", Times(i)) for i in (3, 5)],
+    ),
+    "parameters in a list": (
+        with_parameters,
+        [
+            lambda n: n.scales.append(Times(5).factor),
+            lambda n: set_item(n.scales, 0, Times(7).factor),
+            lambda n: n.scales.pop(),
+        ],
+    ),
+    "array": (
+        lambda: Body(lambda b, F, x: F.broadcast_mul(x, b.mask), mask=scale(2)),
+        [lambda n: setattr(n, "mask", scale(i)) for i in (3, 5)],
+    ),
+    "array or None": (
+        lambda: Body(
+            lambda b, F, x: x if b.mask is None else F.broadcast_mul(x, b.mask), mask=None
+        ),
+        [lambda n, v=v: setattr(n, "mask", v) for v in (scale(2), None, scale(3))],
+    ),
+    "array below a class's": (
+        lambda: Body(
+            lambda b, F, x: F.broadcast_mul(x, getattr(b, "mask", scale(7))), mask=scale(2)
+        ),
+        [lambda n: delattr(n, "mask"), lambda n: setattr(n, "mask", scale(3))],
+    ),
+    "list of arrays": (
+        lambda: Body(lambda b, F, x: times_all(b.masks, F, x), masks=[scale(2), scale(3)]),
+        [
+            lambda n: n.masks.append(scale(5)),
+            lambda n: n.masks.insert(0, scale(7)),
+            lambda n: set_item(n.masks, 1, scale(11)),
+            lambda n: set_item(n.masks, slice(1, 3), []),
+            lambda n: setattr(n, "masks", [scale(13), scale(2), scale(3), scale(5)]),
+            lambda n: setattr(n, "masks", (scale(13), scale(2), scale(3), scale(7))),
+        ],
+    ),
+    "last array": (
+        lambda: Body(lambda b, F, x: F.broadcast_mul(x, b.masks[-1]), masks=[scale(2)]),
+        [lambda n: n.masks.append(scale(3)), lambda n: n.masks.append(scale(5))],
+    ),
+    "dict of arrays": (
+        lambda: Body(lambda b, F, x: times_all(b.masks.values(), F, x), masks={"a": scale(2)}),
+        [
+            lambda n: set_item(n.masks, "b", scale(3)),
+            lambda n: n.masks.pop("a"),
+            lambda n: n.masks.update(b=scale(5), c=scale(7)),
+        ],
+    ),
+    "nested": (
+        lambda: Body(
+            lambda b, F, x: times_all([m for ms in b.masks.values() for m in ms], F, x),
+            masks={"a": [scale(2)]},
+        ),
+        [
+            lambda n: n.masks["a"].append(scale(3)),
+            lambda n: set_item(n.masks, "b", [scale(5)]),
+            lambda n: set_item(n.masks, "a", [scale(7), scale(2)]),
+        ],
+    ),
+    "items": (
+        lambda: Body(
+            lambda b, F, x: times_all([m for m in b.masks if m is not None], F, x),
+            masks=[scale(2), None],
+        ),
+        [lambda n: set_item(n.masks, 1, scale(3)), lambda n: set_item(n.masks, 0, None)],
+    ),
+    "one list twice": (
+        shared_list,
+        [
+            lambda n: n.a.append(scale(3)),
+            lambda n: setattr(n, "b", n.other),
+            lambda n: setattr(n, "a", n.other),
+        ],
+    ),
+    "deep": (
+        deep_list,
+        [
+            lambda n: innermost(n).masks.append(scale(3)),
+            lambda n: set_item(innermost(n).masks, 0, scale(5)),
+            lambda n: setattr(innermost(n), "masks", [scale(7)]),
+        ],
+    ),
+    "closure": (closure, [lambda n: n.change()] * 2),
+    "context variable": (variable_body, [lambda n, i=i: VARIABLE.set(scale(i)) for i in (3, 5)]),
+    "object array": (
+        lambda: Body(
+            lambda b, F, x: times_all(b.masks, F, x), masks=object_array(scale(2), scale(3))
+        ),
+        [
+            lambda n: set_item(n.masks, 0, scale(5)),
+            lambda n: setattr(n, "masks", object_array(*map(scale, (7, 2, 3)))),
+        ],
+    ),
+    "weak reference": (
+        weakly_owned,
+        [lambda n: setattr(n.owner(), "mask", scale(3))],
+    ),
+}
+
+
+class Outer(gluon.HybridBlock):
+    """Has the changing block two levels below."""
+
+    def __init__(self, block):
+        super().__init__()
+        self.middle = gluon.nn.HybridSequential()
+        self.middle.add(block, Times(1))
+
+    def hybrid_forward(self, F, x):
+        return (self.middle(x) + 1).as_in_context(on(1)) * 2
+
+
+def caller(mode, block):
+    """Returns a function that calls the block within an `Outer`, in the given mode."""
+    outer = Outer(block)
+    if mode == "block itself":
+        block.hybridize()
+    elif mode == "hybridized":
+        outer.hybridize()
+    elif mode == "pipelined":
+        outer.hybridize(pipeline=mx.parallel.Pipeline(2))
+    elif mode == "step":
+        step = mx.parallel.TrainStep(
+            outer, lambda out, label: (out * label).sum(axis=1), None, mx.parallel.Pipeline(2)
+        )
+        ones = nd.ones((4, 3), ctx=on(1))
+        return lambda x: step(x, ones)
+    return outer
+
+
+@pytest.mark.parametrize("mode", ["block itself", "hybridized", "pipelined", "step"])
+@pytest.mark.parametrize("name", CASES)
+def test_next_call_sees_change_of_block(name, mode):
+    build, changes = CASES[name]
+    block, x = build(), array(0, (4, 3))
+    eager, compiled = Outer(block), caller(mode, block)
+    for change in [lambda n: None, *changes]:
+        change(block)
+        active = block._active
+        block._active = False
+        expected = eager(x).asnumpy()
+        block._active = active
+        for _ in range(2):
+            found = compiled(x).asnumpy()
+            assert same(found, expected.sum(axis=1) if mode == "step" else expected)
+
+
+@pytest.mark.parametrize("mode", ["hybridized", "pipelined"])
+def test_unchanged_blocks_are_not_traced_again(mode):
+    traces = []
+
+    def call(block, F, x):
+        traces.append(1)
+        return times_all(block.masks, F, in_turn(block.layers, x))
+
+    body = Body(call, masks=[scale(2)], layers=[Times(2), Times(3)], unrelated=[])
+    net = caller(mode, body)
+    net(array(0, (4, 3)))
+    first = len(traces)
+    for factor in range(3):
+        body.masks[0][:] = factor
+        if mode == "hybridized":
+            body.masks[0] = scale(factor)
+        body.unrelated = [factor]
+        sequential(2, 3)  # other blocks change
+        net(array(factor, (4, 3)))
+    assert len(traces) == first
+
+
+def test_unregistered_layer_of_unknown_shape_joins_a_hybridized_block():
+    def dense():
+        layer = gluon.nn.Dense(3)
+        layer.initialize(ctx=on(0))
+        return layer
+
+    mx.random.seed(1)
+    net = Body(lambda b, F, x: in_turn(b.layers, x), layers=[dense()])
+    net.hybridize()
+    x = array(0, (4, 3))
+    with pytest.warns(UserWarning, match="unregistered"):
+        net(x)
+        net.layers.append(dense())
+        found = net(x)
+    assert same(found.asnumpy(), in_turn(net.layers, x).asnumpy())
