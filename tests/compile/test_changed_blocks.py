@@ -198,7 +198,7 @@ CASES = {
         lambda: Body(lambda b, F, x: b.parts.first(x), parts=types.SimpleNamespace(first=Times(2))),
         [lambda n: setattr(n.parts, "first", Times(3))],
     ),
-    "block beside the tree": (
+    "unregistered block": (
         unregistered,
         [lambda n, i=i: set_item(vars(n), "hidden", Times(i)) for i in (3, 5)],
     ),
@@ -385,3 +385,19 @@ def test_unregistered_layer_of_unknown_shape_joins_a_hybridized_block():
         net.layers.append(dense())
         found = net(x)
     assert same(found.asnumpy(), in_turn(net.layers, x).asnumpy())
+
+
+def test_traces_of_several_shapes_watch_the_same_list():
+    def call(block, F, x):
+        written = nd.array(np.ones((1, 3)), ctx=x.context)  # each trace captures a new array
+        written[:] = 2
+        return F.broadcast_mul(times_all(block.masks, F, x), written)
+
+    net = Body(call, masks=[scale(2)])
+    net.hybridize()
+    xs = [array(0, (rows, 3)) for rows in (4, 5, 4)]
+    for x in xs:
+        net(x)
+    net.masks.append(scale(3))
+    for x in xs:
+        assert same(net(x).asnumpy(), x.asnumpy() * 12)

@@ -156,7 +156,8 @@ class Signature:
         arrays = [array for array in arrays if array._place not in known]
         if not arrays and self.others is not None:
             return
-        seen, found = changes.count, find(self.block, arrays)
+        seen = changes.count
+        found = find(self.block, [*arrays, *[captured.array for captured in self.captured]])
         if self.others is None:
             self.others = found.blocks
             self.structure_seen, self.changes = snapshot([self.block, *self.others]), seen

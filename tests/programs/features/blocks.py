@@ -369,6 +369,7 @@ class Subject(HybridBlock):
             )
             self.body = Body(row, dtype)
             self.layer = LAYERS[row["layer"]]()
+            self.tail = nn.HybridSequential()
             tied = {"tied": self.first.params}.get(row["parameters"])
             self.last = nn.Dense(WIDTH, in_units=WIDTH, flatten=False, params=tied)
 
@@ -423,7 +424,7 @@ class Subject(HybridBlock):
         if self.timewise:
             h = F.broadcast_add(h, self.move(state, 0))
         middle = self.body(self.move(self.first(h), 1))
-        h = self.layer(self.move(middle, 2))
+        h = self.tail(self.layer(self.move(middle, 2)))
         if self.timewise:
             carried = F.mean(h, axis=0, keepdims=True) * 0.5
             after = carried if F is mx.sym else carried.as_in_context(state.context)

@@ -33,7 +33,7 @@ def event(name):
 
 
 # Events that change results, so a plain run has them as well
-IN_BOTH = ("set_learning_rate", "set_data", "freeze", "captured")
+IN_BOTH = ("set_learning_rate", "set_data", "freeze", "captured", "longer list", "new layer")
 
 
 def reset(run):
@@ -221,3 +221,20 @@ def captured(run):
     """Writes to captured arrays, which every call must read."""
     for i, array in enumerate(run.net.body.captured):
         array[:] = nd.array(numbers(80 + i), dtype=array.dtype, ctx=array.context)
+
+
+@event("longer list")
+def longer_list(run):
+    """Inserts and appends a captured array, which the next call must use."""
+    arrays = run.net.body.captured
+    new = [numbers(90), numbers(91)]
+    if isinstance(arrays[0], nd.NDArray):
+        new = [nd.array(one, dtype=arrays[0].dtype, ctx=arrays[0].context) for one in new]
+    arrays.insert(0, new[0])
+    arrays.append(new[1])
+
+
+@event("new layer")
+def new_layer(run):
+    """Adds a layer below a child, which the next call must use."""
+    run.net.tail.add(gluon.nn.Activation("tanh"))

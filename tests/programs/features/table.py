@@ -132,6 +132,7 @@ FACTORS = {
         **plain("resumed", "export", "pickle"),
         **plain("deepcopy", "new shapes", "exception", "interrupt", "memory limit"),
         **plain("hybridize", "predict", "freeze", "set_learning_rate", "set_data", "captured"),
+        **plain("longer list", "new layer"),
     },
     "rows": plain("8 in 4", "7 in 3", "3 in 4", "2 in 2"),
     "pipeline": {
@@ -192,6 +193,8 @@ MEANINGLESS = rules(
     ({"captured": ["nothing"]}, {"count": but("count", "0")}),
     ({"captured": but("captured", "nothing")}, {"count": ["0"]}),
     ({"captured": ["nothing", "NumPy", "NumPy number"]}, {"event": ["captured"]}),
+    # A traced block keeps the numbers and the empty lists that it read.
+    ({"captured": ["nothing", "NumPy", "NumPy number"]}, {"event": ["longer list"]}),
     ({"way": but("way", *PIPELINED)}, {"pipeline": but("pipeline", "default")}),
     ({"way": ["eager", "inactive"]}, {"exact": ["exact"]}),
     ({"way": ["eager"]}, {"recompute": ["all"]}),  # an option of `hybridize`
