@@ -69,7 +69,7 @@ class Place:
         self.root, self.keys = weakref.ref(root), keys
 
     def value(self):
-        """Returns what is kept there now, or a marker if there is nothing."""
+        """Returns the object that is kept there now, or a marker if the place is missing."""
         value = self.root()
         try:
             for get, key in self.keys:
@@ -114,7 +114,7 @@ def _items(container):
 
 
 def _layout(container):
-    """Returns what a trace depends on in a container, besides its arrays' values."""
+    """Returns the properties of a container that a trace depends on, besides its arrays."""
     items = list(_items(container))
     return [
         list(container) if isinstance(container, dict) else len(items),
@@ -265,12 +265,12 @@ class Found:
 
 
 def find(block, arrays):
-    """Searches what is reachable from `block`, and returns a `Found`: the places of arrays that
+    """Searches everything reachable from `block`, and returns a `Found`: the places of arrays that
     share memory with `arrays`, and the conditions under which the block's traces are valid."""
     memory = {array._place[0] for array in arrays}
     found, seen, wanted, again = Found(), {id(block): 0}, set(), []
     # Objects to search: (object, root, keys, names that functions use, number of the container
-    # that holds it). A block is the root of what it holds.
+    # that holds it). A block is the root of its attributes.
     queue = [(block, block, (), frozenset(), None)]
 
     def want(number):

@@ -8,7 +8,8 @@ KINDS = (nd.NDArray, list, tuple, dict)
 
 
 def snapshot(blocks):
-    """Returns what traces depend on in each block. Traces are valid as long as it is equal."""
+    """Returns the properties of blocks that traces depend on. Traces are valid as long as these are
+    equal."""
     return [
         [
             flags_of(block).get("recompute") is True and is_hybridized(block),
