@@ -202,6 +202,8 @@ class TrainerStore(OptionsChecked):
         if of_ranks:
             called = on_store = False
         if called and on_store:
+            for index in range(len(self._params)):
+                self._optimizer.refuse_part(index)
             store.set_optimizer(self._optimizer)
         elif store is not None and not called:
             kvstores.show(store, _StoreUpdater(self) if on_store else None, _Weights(self._params))

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import itertools
+
 from .. import _core
 from .._core import dtype_name
+from ..base import MXNetError
 from ..optimizer import multi
+from ..optimizer.optimizer import updates_parts
 from ._gradient_buckets import make_buckets
 from .parameter._parameter import changes
 
 
 class _Group:
-    """The weights on one device that are updated together."""
+    """The weights on one device that are updated together.
+
+    If they are parts of split parameters that must be updated with the other parts, `line` is the
+    tuple of the devices of all parts. There is a group for each of these devices, and the k-th
+    weights of these groups are the parts of one parameter.
+    """
 
     __slots__ = (
         "ctx",
+        "line",
         "indices",
         "grads",
         "weights",
@@ -25,8 +35,8 @@ class _Group:
         "used",
     )
 
-    def __init__(self, ctx):
-        self.ctx = ctx
+    def __init__(self, ctx, line=None):
+        self.ctx, self.line = ctx, line
         self.indices, self.grads, self.weights = [], [], []
         self.known = set()  # the indices
         # The result of Updater.alike for parts of at most `size` weights.
@@ -81,7 +91,7 @@ class _Group:
     def fresh(self):
         """Returns the subset of the group whose gradients backward has written since the last
         step."""
-        group = _Group(self.ctx)
+        group = _Group(self.ctx, self.line)
         group.updates = 3  # creating `multi` for a single step does not pay off
         for index, grad, weight in zip(self.indices, self.grads, self.weights):
             if weight._fresh_grad:
@@ -89,12 +99,31 @@ class _Group:
         return group
 
 
+def update_parts(groups, updaters):
+    """Updates the weights of all groups of one line."""
+    optimizer = updaters[0].optimizer
+    size = max(1, optimizer.aggregate_num)
+    for parts in zip(
+        *[
+            updater.alike(group.indices, group.grads, group.weights, size)
+            for group, updater in zip(groups, updaters)
+        ]
+    ):
+        arguments = []
+        for group, updater, (indices, grads, weights) in zip(groups, updaters, parts):
+            updater.prepare(indices, weights)
+            states = [updater.states[index] for index in indices]
+            arguments.append((group.ctx.count_key, indices, weights, grads, states))
+        optimizer.update_parts(arguments)
+
+
 class Plan:
     """The weights to update, by device. Parameters replace their dicts of arrays as a whole, so a
     changed dict invalidates the plan."""
 
-    def __init__(self, params, sharded, apart):
+    def __init__(self, params, optimizer, sharded, apart):
         self.changes, self.mode = changes[0], (sharded, apart)
+        self.params, self.optimizer = params, optimizer
         self.seen = [(param, param.arrays, param.gradients) for param in params]
         # Arrays from before a move, which a pending backward pass may still write to.
         self.left = [
@@ -103,7 +132,7 @@ class Plan:
         self.owners = {}  # index -> device of the copy that represents all
         self.weights = []
         self.dtypes = {}  # dtypes by index
-        groups = {}
+        placed = {}  # index -> [(device, gradient, weight)]
         self.sparse = [  # (index, parameter) of the parameters with row_sparse gradients
             (index, param)
             for index, param in enumerate(params)
@@ -135,13 +164,13 @@ class Plan:
             )
             self.weights += param.arrays.values()
             self.dtypes[index] = dtype_name(self.weights[-1].dtype)
-            for ctx, weight in param.arrays.items():
-                if sharded and ctx != self.owners[index]:
-                    continue
-                if ctx not in groups:
-                    groups[ctx] = _Group(ctx)
-                groups[ctx].add(index, sums.get(param, param.gradients[ctx]), weight)
-        self.work = list(groups.values())
+            placed[index] = [
+                (ctx, sums.get(param, param.gradients[ctx]), weight)
+                for ctx, weight in param.arrays.items()
+                if not sharded or ctx == self.owners[index]
+            ]
+        self.work = self._groups(placed)
+        self._check_parts(self.work)
         # Index -> devices where the parameter is updated.
         self.devices = {index: [] for index in self.dtypes}
         for group in self.work:
@@ -149,6 +178,50 @@ class Plan:
                 self.devices[index].append(group.ctx)
         for index, param in self.sparse:
             self.devices[index] = list(param.arrays)
+
+    def _groups(self, placed):
+        """Returns the groups of weights to update, first those without a line. `placed` has, by
+        index, the devices, gradients and weights of a parameter's copies."""
+        groups, families = {}, {}
+        for index, copies in placed.items():
+            family = self.params[index].family
+            if family is not None and updates_parts(self.optimizer, family.axis):
+                families.setdefault(family, []).append(index)
+                continue
+            for ctx, grad, weight in copies:
+                groups.setdefault(ctx, _Group(ctx)).add(index, grad, weight)
+        lines = {}
+        for indices in families.values():
+            indices.sort(key=lambda index: self.params[index].index)
+            for copies in zip(*[placed[index] for index in indices]):
+                line = tuple(ctx for ctx, _, _ in copies)
+                if line not in lines:
+                    lines[line] = [_Group(ctx, line) for ctx in line]
+                for group, index, (_, grad, weight) in zip(lines[line], indices, copies):
+                    group.add(index, grad, weight)
+        return [*groups.values(), *itertools.chain(*lines.values())]
+
+    def joined(self, work):
+        """Returns lists of groups to update together: all groups of a line, or a single group."""
+        by_line = itertools.groupby(work, lambda group: group.line or group)
+        return [list(groups) for _, groups in by_line]
+
+    def _check_parts(self, work):
+        """Raises MXNetError if only some parts of a split parameter would be updated."""
+        for groups in self.joined(work):
+            found = {}
+            for group in groups if groups[0].line else []:
+                for index in group.indices:
+                    found.setdefault(self.params[index].family, []).append(index)
+            for family, indices in found.items():
+                if len(indices) < family.count:
+                    raise MXNetError(
+                        f"Trainer: {type(self.optimizer).__name__} updates all {family.count} "
+                        f"parts of the parameter '{family.name}' together, but only "
+                        f"{', '.join(repr(self.params[index].name) for index in indices)} can be "
+                        "updated; give the Trainer all parts, with gradients that backward has "
+                        "written"
+                    )
 
     def fresh(self):
         """True if backward has written all gradients since the last step."""
@@ -175,7 +248,11 @@ class Plan:
     def fresh_work(self):
         """Returns the groups, restricted to parameters whose gradients backward has written since
         the last step."""
-        return self.work if self.fresh() else [group.fresh() for group in self.work]
+        if self.fresh():
+            return self.work
+        work = [group.fresh() for group in self.work]
+        self._check_parts(work)
+        return work
 
     @staticmethod
     def fresh_rows(param):

@@ -13,7 +13,7 @@ from ..optimizer._nested_states import copy_state
 from ._trainer_state import TrainerState
 from ._trainer_store import TrainerStore, unique_names
 from ._tree import parameters_by_path
-from ._update_plan import Plan
+from ._update_plan import Plan, update_parts
 from .block import Block
 from .parameter import Parameter, ParameterDict
 from .parameter._gradient_contents import changes_to
@@ -114,9 +114,10 @@ class Trainer(TrainerStore, TrainerState):
         if isinstance(params, Block):
             by_path = parameters_by_path(params)
             paths = {id(param): path for path, param in by_path.items()}
-            params = sorted(dict.fromkeys(by_path.values()), key=lambda param: param.name)
+            params = sorted(dict.fromkeys(by_path.values()), key=lambda p: _whole_name(p.name, p))
         if isinstance(params, (dict, ParameterDict)):
-            params = [params[name] for name in sorted(params.keys())]
+            names = sorted(params.keys(), key=lambda name: _whole_name(name, params[name]))
+            params = [params[name] for name in names]
         if not isinstance(params, (list, tuple)):
             raise ValueError(
                 "First argument must be a list or dict of Parameters, or a Block, got "
@@ -303,7 +304,7 @@ class Trainer(TrainerStore, TrainerState):
             else:
                 plan.changes = now
                 return plan
-        made = Plan(self._params, *self._mode())
+        made = Plan(self._params, self._optimizer, *self._mode())
         self._check_sums(made)
         with autograd.pause():
             casts = self._casts(plan.dtypes, made.dtypes) if plan is not None else []
@@ -360,7 +361,7 @@ class Trainer(TrainerStore, TrainerState):
             _core.ranks_note_update(optimizer.rescale_grad, optimizer.learning_rate)
         if not plan.fresh():
             self._check_stale(plan, ignore_stale_grad)
-            work = [group.fresh() for group in work]
+            work = plan.fresh_work()
         if plan.left:
             plan.forget_left()
         with autograd.pause():
@@ -412,7 +413,8 @@ class Trainer(TrainerStore, TrainerState):
     def _update_groups(self, plan, work):
         """Updates the weights of groups, and the weights with row_sparse gradients."""
         steps, num_update = [], self._optimizer.num_update
-        for group in work:
+        for groups in plan.joined(work):
+            group = groups[0]
             if group.multi is not None:
                 counted = group.multi.step(steps, group.ctx.count_key, plan.changes, num_update)
                 if counted is not None:
@@ -420,8 +422,11 @@ class Trainer(TrainerStore, TrainerState):
                     steps.append(group.used)
                     continue
             _core.at_once(*steps)
-            group.update(self._updater(group.ctx))
-            steps, num_update = [group.used], self._optimizer.num_update
+            if group.line is None:
+                group.update(self._updater(group.ctx))
+            else:
+                update_parts(groups, [self._updater(part.ctx) for part in groups])
+            steps, num_update = [part.used for part in groups], self._optimizer.num_update
         if plan.buckets or self._accumulate > 1:
             steps += self._ended(plan)
         _core.at_once(*steps)
@@ -527,6 +532,12 @@ class Trainer(TrainerStore, TrainerState):
         if updater is None:
             updater = self._by_device[ctx] = opt.get_updater(self._optimizer)
         return updater
+
+
+def _whole_name(name, param):
+    """Returns the name by which a parameter is sorted: for parts, that of the whole parameter."""
+    split = getattr(param, "family", None) is not None
+    return name.replace(f"shard{param.index}_", "", 1) if split else name
 
 
 # Used by other modules of the package.

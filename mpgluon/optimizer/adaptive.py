@@ -7,7 +7,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from .. import _domain, ndarray as nd
-from .._core import at_once
 from .optimizer import GroupedOptimizer, register, replace, update_group, zeros_like_state
 
 if TYPE_CHECKING:
@@ -557,40 +556,40 @@ class LAMB(GroupedOptimizer):
     def create_state(self, index: Any, weight: NDArray) -> Any:
         return (zeros_like_state(weight), zeros_like_state(weight))
 
-    def _step_one(self, index, weight, grad, state, lr, wd):
+    def combines(self, axis: int) -> bool:
+        return True
+
+    # Norms of parts are combined to the norm of the whole.
+    _total = staticmethod(nd.norm)
+
+    def _phases(self, indices, weights, grads, states, lrs, wds):
         bounds = {"lower_bound": self.lower_bound, "upper_bound": self.upper_bound}
-        options = {name: value for name, value in bounds.items() if value}
-        norm = nd.norm(weight)
-        step, norm_of_step = (
-            nd.empty(grad.shape, ctx=weight.context, dtype=grad.dtype),
-            nd.empty(norm.shape, ctx=weight.context, dtype=norm.dtype),
-        )
-        first = partial(
-            nd.lamb_update_phase1,
-            weight,
-            grad,
-            *state,
-            out=step,
-            beta1=self.beta1,
-            beta2=self.beta2,
-            epsilon=self.epsilon,
-            t=self._index_update_count[index],
-            bias_correction=self.bias_correction,
-            **self._options(wd=wd),
-        )
-        at_once(
-            (first,),
-            (partial(nd.norm, step, out=norm_of_step),),
-            (
-                partial(
-                    nd.lamb_update_phase2,
-                    weight,
-                    step,
-                    norm,
-                    norm_of_step,
-                    out=weight,
-                    lr=lr,
-                    **options,
-                ),
-            ),
-        )
+        bounds = {name: value for name, value in bounds.items() if value}
+        firsts, norms, lasts = [], [], []
+        for index, weight, grad, state, lr, wd in zip(indices, weights, grads, states, lrs, wds):
+            norm = nd.norm(weight)
+            step, norm_of_step = (
+                nd.empty(grad.shape, ctx=weight.context, dtype=grad.dtype),
+                nd.empty(norm.shape, ctx=weight.context, dtype=norm.dtype),
+            )
+            direction = partial(
+                nd.lamb_update_phase1,
+                weight,
+                grad,
+                *state,
+                out=step,
+                beta1=self.beta1,
+                beta2=self.beta2,
+                epsilon=self.epsilon,
+                t=self._index_update_count[index],
+                bias_correction=self.bias_correction,
+                **self._options(wd=wd),
+            )
+            firsts += [(direction,), (partial(nd.norm, step, out=norm_of_step),)]
+            norms += [norm, norm_of_step]
+            last = partial(
+                nd.lamb_update_phase2, weight, step, norm, norm_of_step, out=weight, lr=lr, **bounds
+            )
+            lasts.append((last,))
+        yield firsts, norms
+        yield lasts

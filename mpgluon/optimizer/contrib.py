@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .. import _domain, ndarray as nd
-from .optimizer import GroupedOptimizer, register, replace
+from .optimizer import GroupedOptimizer, register
 
 if TYPE_CHECKING:
     from .._types import NDArray
@@ -34,18 +34,25 @@ class GroupAdaGrad(GroupedOptimizer):
             )
         return nd.zeros((weight.shape[0], 1), ctx=weight.context, dtype=weight.dtype)
 
-    def _step_one(self, index, weight, grad, state, lr, wd):
-        if wd != 0:
-            raise ValueError(
-                "GroupAdaGrad does not support weight decay, but parameter "
-                f"{self.idx2name.get(index, index)!r} has {wd}"
-            )
-        grad = self._gradient(grad)
-        history = state + nd.mean(nd.square(grad), axis=1, keepdims=True)
-        replace(
-            (state, history),
-            (
-                weight,
-                weight - nd.broadcast_div(lr * grad, nd.sqrt(history + self.float_stable_eps)),
-            ),
-        )
+    def combines(self, axis: int) -> bool:
+        return axis == 1
+
+    def _phases(self, indices, weights, grads, states, lrs, wds):
+        for index, wd in zip(indices, wds):
+            if wd != 0:
+                raise ValueError(
+                    "GroupAdaGrad does not support weight decay, but parameter "
+                    f"{self.idx2name.get(index, index)!r} has {wd}"
+                )
+        grads, means = [self._gradient(grad) for grad in grads], []
+        for index, grad in zip(indices, grads):
+            columns = getattr(self.param_dict.get(index), "global_shape", grad.shape)[1]
+            mean = nd.mean(nd.square(grad), axis=1, keepdims=True)
+            means.append(mean * (grad.shape[1] / columns))
+        yield [], means
+        changes = []
+        for weight, grad, state, mean, lr in zip(weights, grads, states, means, lrs):
+            history = state + mean
+            step = nd.broadcast_div(lr * grad, nd.sqrt(history + self.float_stable_eps))
+            changes += [(history.copyto, state), ((weight - step).copyto, weight)]
+        yield changes

@@ -7,18 +7,20 @@ import math
 import operator
 import os
 import warnings
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from .. import _domain, ndarray as nd
 from .._core import at_once, versions
 from .._hints import constructed, near, of_package, unknown_option
+from ..base import MXNetError
 from ..ndarray.sparse import BaseSparseNDArray
 from ._lazy import update_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     from typing_extensions import Never
@@ -285,22 +287,32 @@ class Optimizer:
         if not self.multi_precision:
             self.update(index, weight, grad, state)
             return
-        many = isinstance(index, (list, tuple))
         indices, weights, grads, states = as_lists(index, weight, grad, state)
-        half = [dtype_name(w) in HALF for w in weights]
-        if not any(half):
+        masters, grads, states, casts = self._masters(weights, grads, states)
+        if not casts:
             self.update(index, weight, grad, state)
             return
-        masters = [s[0] if h else w for h, w, s in zip(half, weights, states)]
-        grads = [g.astype("float32") if h else g for h, g in zip(half, grads)]
-        states = [s[1] if h else s for h, s in zip(half, states)]
-        if many:
+        if isinstance(index, (list, tuple)):
             self.update(indices, masters, grads, states)
         else:
             self.update(index, masters[0], grads[0], states[0])
-        for h, w, master in zip(half, weights, masters):
-            if h:
-                nd.cast(master, dtype=dtype_name(w), out=w)
+        at_once(*casts)
+
+    def _masters(self, weights, grads, states):
+        """Returns the arguments of `update` with float32 copies in place of the 16-bit weights that
+        have one, and the changes (`_core.at_once`) that copy these back."""
+        if not self.multi_precision:
+            return weights, grads, states, []
+        half = [dtype_name(w) in HALF for w in weights]
+        masters = [s[0] if h else w for h, w, s in zip(half, weights, states)]
+        grads = [g.astype("float32") if h else g for h, g in zip(half, grads)]
+        states = [s[1] if h else s for h, s in zip(half, states)]
+        casts = [
+            (partial(nd.cast, master, dtype=dtype_name(w), out=w),)
+            for h, w, master in zip(half, weights, masters)
+            if h
+        ]
+        return masters, grads, states, casts
 
     def settle_counts(self) -> None:
         """Writes all pending update counts, so that they may be changed. Used by other modules of
@@ -400,6 +412,23 @@ class Optimizer:
     def _get_wd(self, index):
         return self._get_wds([index])[0]
 
+    def combines(self, axis: int) -> bool:
+        """True if an update combines elements along an axis of the parameter, as a norm does. The
+        parts of a parameter that is split along this axis must then be updated together."""
+        return False
+
+    def refuse_part(self, index: Any) -> None:
+        """Raises MXNetError if an update of this parameter alone would be wrong, because it is a
+        part of a split parameter."""
+        param: Any = self.param_dict.get(index)
+        split = getattr(param, "global_shape", None) is not None
+        if split and getattr(param, "count", 2) > 1 and self.combines(param.axis):
+            raise MXNetError(
+                f"{type(self).__name__}: parameter '{param.name}' is a part of a split parameter, "
+                "and its update depends on the other parts; update all parts with Trainer.step, "
+                "without a kvstore that runs the optimizer and without an update() of a subclass"
+            )
+
     # True if updates draw random numbers.
     draws: bool = False
 
@@ -467,8 +496,8 @@ class GroupedOptimizer(Optimizer):
     """An optimizer whose `update` accepts single arrays or lists of any length, on one device, and
     updates them in groups.
 
-    A subclass defines `_step(indices, weights, grads, states, lrs, wds)` for a group, or
-    `_step_one(index, weight, grad, state, lr, wd)`.
+    A subclass defines `_step(indices, weights, grads, states, lrs, wds)` for a group,
+    `_step_one(index, weight, grad, state, lr, wd)`, or, with `combines`, `_phases`.
     """
 
     def __init__(self, **kwargs: Any) -> None:
@@ -477,25 +506,95 @@ class GroupedOptimizer(Optimizer):
 
     def update(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
         indices, weights, grads, states = as_lists(index, weight, grad, state)
+        for i in indices:
+            self.refuse_part(i)
         if any(isinstance(array, BaseSparseNDArray) for array in (*grads, *weights)):
             for one in zip(indices, weights, grads, states):
                 update_rows(self, *one)
             return
-        counts, num_update, before = self._index_update_count, self.num_update, versions(weights)
-        known = {i: counts.get(i) for i in indices}
-        try:
+        with self._counting_changes([(self._index_update_count, indices, weights)]):
             self._update_all(indices, weights, grads, states)
-        except BaseException:  # includes interrupts: updates that did not happen are not counted
-            same = [
-                i for i, w, version in zip(indices, weights, before) if versions([w]) == [version]
-            ]
-            for i in same:
-                counts[i] = known[i]
-                if known[i] is None:
+
+    @contextmanager
+    def _counting_changes(self, parts: Sequence[tuple[Any, Any, Any]]) -> Iterator[None]:
+        """Returns the scope of an update of `parts`: (update counts, indices, weights). After an
+        error or an interrupt, weights that did not change are not counted."""
+        num_update = self.num_update
+        before = [
+            (counts, i, counts.get(i), weight, version)
+            for counts, indices, weights in parts
+            for i, weight, version in zip(indices, weights, versions(weights))
+        ]
+        try:
+            yield
+        except BaseException:  # includes interrupts
+            same = [one for one in before if versions([one[3]]) == [one[4]]]
+            for counts, i, count, _, _ in same:
+                counts[i] = count
+                if count is None:
                     del counts[i]
-            if len(same) == len(indices):
+            if len(same) == len(before):
                 self.num_update = num_update
             raise
+
+    def update_parts(self, parts: Sequence[tuple[int, Any, Any, Any, Any]]) -> None:
+        """Updates all parts of parameters that are split along an axis with `combines`.
+
+        Parameters
+        ----------
+        parts : list of tuple
+            For each device, the key of its update counts, and lists of indices, weights, gradients
+            and states. The k-th entries of all lists belong to the k-th parameter.
+        """
+        counted = [(self.count_on(key), indices, weights) for key, indices, weights, _, _ in parts]
+        with self._counting_changes(counted):
+            begun, casts = [], []
+            for key, indices, weights, grads, states in parts:
+                self.count_on(key)
+                rates = self._begin(indices)
+                *arrays, own_casts = self._masters(weights, grads, states)
+                begun.append(self._begin_phases(indices, *arrays, *rates))
+                casts += own_casts
+            self._run_phases(begun, casts)
+
+    # An optimizer with `combines` defines _phases(indices, weights, grads, states, lrs, wds), a
+    # generator of two lists of changes (`_core.at_once`) for the weights on one device. With the
+    # first list, it yields the arrays that these changes, or earlier ops, fill with sums over the
+    # weights' elements. These arrays are then replaced in place by their totals over all parts. The
+    # second list updates weights and states. If the first list is empty, the arrays already hold
+    # the totals when the generator resumes. Otherwise, all changes run together at the end.
+
+    def _phases(self, indices, weights, grads, states, lrs, wds):
+        raise NotImplementedError(f"{type(self).__name__} must define _step, _step_one or _phases")
+
+    _total = staticmethod(nd.sum)  # op that computes a total along axis 0
+
+    def _begin_phases(self, *arguments):
+        """Returns the generator, its first changes, and the arrays of sums."""
+        phases = self._phases(*arguments)
+        return phases, *next(phases)
+
+    def _run_phases(self, begun, also=()):
+        """Runs the changes of all parts, given the results of `_begin_phases`, and the changes
+        `also`."""
+        phases, firsts, sums = zip(*begun)
+        changes = list(chain(*firsts, *[self._totals(arrays) for arrays in zip(*sums)]))
+        if not any(firsts):
+            at_once(*changes)
+            changes = []
+        at_once(*changes, *chain(*map(next, phases)), *also)
+
+    def _totals(self, arrays):
+        """Returns the changes that replace arrays, one on each device, by their total."""
+        first, *others = arrays
+        if not others:
+            return []
+        every = nd.empty((len(arrays), *first.shape), ctx=first.context, dtype=first.dtype)
+        return [
+            *[(array.copyto, every[i]) for i, array in enumerate(arrays)],
+            (partial(self._total, every, axis=0, out=first),),
+            *[(first.copyto, other) for other in others],
+        ]
 
     def _update_all(self, indices, weights, grads, states):
         lrs, wds = self._begin(indices)
@@ -523,8 +622,8 @@ class GroupedOptimizer(Optimizer):
         for arguments in zip(indices, weights, grads, states, lrs, wds):
             self._step_one(*arguments)
 
-    def _step_one(self, index, weight, grad, state, lr, wd):
-        raise NotImplementedError(f"{type(self).__name__} must define _step or _step_one")
+    def _step_one(self, *arguments):
+        self._run_phases([self._begin_phases(*[[value] for value in arguments])])
 
     def _multi_numbers(self, count):
         raise NotImplementedError(f"{type(self).__name__} must define _multi_numbers, as _multi")
@@ -556,26 +655,29 @@ def replace(*pairs: tuple[NDArray, NDArray]) -> None:
     at_once(*[(value.copyto, array) for array, value in pairs])
 
 
-def update_group(
+def group_change(
     op: Callable[..., Any],
     weights: Sequence[NDArray],
     others: Sequence[Sequence[Any]],
     lrs: Sequence[float],
     wds: Sequence[float],
-    also: Sequence[Any] = (),
     **options: Any,
-) -> None:
-    """Calls an update op for several weights. `others` are lists (gradients, states, ...) with the
-    length of `weights`. `also` are further changes (`_core.at_once`) to include."""
+) -> tuple[Any]:
+    """Returns the change (`_core.at_once`) that calls an update op for several weights. `others`
+    are lists (gradients, states, ...) with the length of `weights`."""
     every = 1 + len(others)
     arrays = [None] * (len(weights) * every)
     arrays[::every] = weights
     for i, part in enumerate(others, 1):
         arrays[i::every] = part
-    at_once(
-        (partial(op, *arrays, out=weights, num_weights=len(weights), lrs=lrs, wds=wds, **options),),
-        *also,
+    return (
+        partial(op, *arrays, out=weights, num_weights=len(weights), lrs=lrs, wds=wds, **options),
     )
+
+
+def update_group(*args: Any, **options: Any) -> None:
+    """Calls an update op for several weights; see `group_change`."""
+    at_once(group_change(*args, **options))
 
 
 @register
@@ -590,7 +692,13 @@ class Test(Optimizer):
         state[:] = weight
 
 
-# Used by MultiStep.
+# Used by other modules of the package.
+
+
+def updates_parts(optimizer: Optimizer, axis: int) -> bool:
+    """True if `update_parts` must update parameters that are split along an axis. False if a user's
+    subclass has an update of its own."""
+    return optimizer.combines(axis) and type(optimizer).update is GroupedOptimizer.update
 
 
 def counting_steps(optimizer: Optimizer) -> set[Any]:

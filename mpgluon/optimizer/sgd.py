@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from .. import _domain, ndarray as nd, random
@@ -14,6 +15,7 @@ from .optimizer import (
     HALF,
     GroupedOptimizer,
     dtype_name,
+    group_change,
     register,
     replace,
     update_group,
@@ -44,8 +46,8 @@ class _Momentum(GroupedOptimizer):
             return (self.create_state(index, master), master)
         return self.create_state(index, weight)
 
-    def update_multi_precision(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
-        self.update(index, weight, grad, state)
+    def _masters(self, weights, grads, states):
+        return weights, grads, states, []  # updates of these classes use the float32 copies
 
     def _step(self, indices, weights, grads, states, lrs, wds):
         if not self.multi_precision:
@@ -76,27 +78,17 @@ class _Momentum(GroupedOptimizer):
         """Updates weights that are either all, or none, updated through float32 copies."""
         raise NotImplementedError(f"{type(self).__name__} does not define _step_alike")
 
-    def _sgd(self, weights, grads, states, lrs, wds, master, plain=False, also=(), **more):
-        """Runs plain or momentum SGD. With `plain`, gradients are neither rescaled nor clipped. See
-        `update_group` for `also`."""
-        options = {**(more if plain else self._options(**more)), "also": also}
-        if master:
-            masters = [state[1] for state in states]
-            if states[0][0] is None:
-                update_group(nd.multi_mp_sgd_update, weights, (grads, masters), lrs, wds, **options)
-            else:
-                update_group(
-                    nd.multi_mp_sgd_mom_update,
-                    weights,
-                    (grads, [state[0] for state in states], masters),
-                    lrs,
-                    wds,
-                    **options,
-                )
-        elif states[0] is None:
-            update_group(nd.multi_sgd_update, weights, (grads,), lrs, wds, **options)
-        else:
-            update_group(nd.multi_sgd_mom_update, weights, (grads, states), lrs, wds, **options)
+    def _sgd(self, weights, grads, states, lrs, wds, master, plain=False):
+        """Returns the change (`_core.at_once`) that runs plain or momentum SGD. With `plain`,
+        gradients are neither rescaled nor clipped."""
+        options = {**({} if plain else self._options()), **self._momentum_option()}
+        masters = [[state[1] for state in states]] if master else []
+        momenta = [state[0] for state in states] if master else states
+        if momenta[0] is None:
+            op = nd.multi_mp_sgd_update if master else nd.multi_sgd_update
+            return group_change(op, weights, (grads, *masters), lrs, wds, **options)
+        op = nd.multi_mp_sgd_mom_update if master else nd.multi_sgd_mom_update
+        return group_change(op, weights, (grads, momenta, *masters), lrs, wds, **options)
 
     def _momentum_option(self):
         return {"momentum": self.momentum} if self.momentum > 0 else {}
@@ -135,7 +127,7 @@ class SGD(_Momentum):
         return self.lazy_update
 
     def _step_alike(self, indices, weights, grads, states, lrs, wds, master):
-        self._sgd(weights, grads, states, lrs, wds, master, **self._momentum_option())
+        at_once(self._sgd(weights, grads, states, lrs, wds, master))
 
     def _multi(self, weights, states):
         if any(self._through_master(w, s) for w, s in zip(weights, states)):
@@ -175,7 +167,7 @@ class NAG(_Momentum):
 
     def _step_alike(self, indices, weights, grads, states, lrs, wds, master):
         if (states[0][0] if master else states[0]) is None:
-            self._sgd(weights, grads, states, lrs, wds, master)
+            at_once(self._sgd(weights, grads, states, lrs, wds, master))
             return
         if not master:
             update_group(
@@ -274,23 +266,36 @@ class SGLD(GroupedOptimizer):
 
     @contextmanager
     def draws_by(self, indices: Sequence[Any]) -> Iterator[None]:
-        """See `Optimizer.draws_by`."""
+        """See `Optimizer.draws_by`. The parts of a split parameter use the numbers of the whole."""
+        order: dict[Any, int] = {}
+        wholes = [self._family(index) or index for index in indices]
+        for whole in wholes:
+            order.setdefault(whole, len(order))
         seed, call = random.get_state()
-        random.set_state((seed, call + len(indices)))
-        self._draws = {index: (seed, call + i) for i, index in enumerate(indices)}
+        random.set_state((seed, call + len(order)))
+        self._draws = {i: (seed, call + order[whole]) for i, whole in zip(indices, wholes)}
         try:
             yield
         finally:
             self._draws = {}
 
+    def _family(self, index):
+        return getattr(self.param_dict.get(index), "family", None)
+
     def _step_one(self, index, weight, grad, state, lr, wd):
         grad = self._gradient(grad)
         moved = weight + -lr / 2 * (grad + wd * weight)
-        given = self._draws.get(index)
+        given, family = self._draws.get(index), self._family(index)
         with nullcontext() if given is None else random.calls_at(given):
             noise = random.normal(
-                0, math.sqrt(lr), shape=weight.shape, dtype=dtype_name(weight), ctx=weight.context
+                0,
+                math.sqrt(lr),
+                shape=weight.shape if family is None else family.shape,
+                dtype=dtype_name(weight),
+                ctx=weight.context,
             )
+        if family is not None:
+            noise = family.take(noise, self.param_dict[index].index)
         weight[:] = moved + noise
 
 
@@ -404,26 +409,34 @@ class LARS(_Momentum):
     def _is_layer(self, index):
         return not self.idx2name.get(index, str(index)).endswith(("gamma", "beta", "bias"))
 
+    def combines(self, axis: int) -> bool:
+        return True
+
     def _step_alike(self, indices, weights, grads, states, lrs, wds, master):
+        self._run_phases([self._begin_phases(indices, weights, grads, states, lrs, wds)])
+
+    def _phases(self, indices, weights, grads, states, lrs, wds):
+        """See `GroupedOptimizer`. Either all weights, or none, have a float32 copy."""
+        master = self._through_master(weights[0], states[0])
         momentum = self.momentum
         if momentum > 0 and self.momentum_correction and self.last_lr:
             momentum = momentum * (self.cur_lr / self.last_lr)
         more = {"momentum": momentum} if self.momentum > 0 else {}
         layers = [i for i, index in enumerate(indices) if self._is_layer(index)]
-        others = [i for i, index in enumerate(indices) if not self._is_layer(index)]
-        order = layers + others
-        context = weights[0].context
+        order = layers + [i for i, index in enumerate(indices) if not self._is_layer(index)]
+        context, count = weights[0].context, len(layers)
         rates = nd.array([lrs[i] for i in order], ctx=context, dtype="float32")
         decays = nd.array([wds[i] for i in order], ctx=context, dtype="float32")
+        sums = [
+            nd.multi_sum_sq(*[arrays[i] for i in layers], num_arrays=count)
+            for arrays in ((weights, grads) if layers else ())
+        ]
+        yield [], sums
         if layers:
-            count = len(layers)
-            weight_norms = nd.multi_sum_sq(*[weights[i] for i in layers], num_arrays=count)
-            grad_norms = nd.multi_sum_sq(*[grads[i] for i in layers], num_arrays=count)
             scaled = rates[:count]
             nd.multi_lars(
                 scaled,
-                weight_norms,
-                grad_norms,
+                *sums,
                 decays[:count],
                 eta=self.eta,
                 eps=self.eps,
@@ -444,14 +457,19 @@ class LARS(_Momentum):
             (True, False): nd.preloaded_multi_mp_sgd_update,
             (True, True): nd.preloaded_multi_mp_sgd_mom_update,
         }[master, has_momentum]
-        op(
-            *arrays,
-            rates,
-            decays,
-            out=[weights[i] for i in order],
-            num_weights=len(order),
-            **self._options(**more),
-        )
+        yield [
+            (
+                partial(
+                    op,
+                    *arrays,
+                    rates,
+                    decays,
+                    out=[weights[i] for i in order],
+                    num_weights=len(order),
+                    **self._options(**more),
+                ),
+            )
+        ]
 
 
 @register
@@ -545,7 +563,10 @@ class LBSGD(_Momentum):
         curve = {"linear": part, "power2": part * part, "sqrt": math.sqrt(part)}
         return 1.0 + rise * curve.get(self.warmup_strategy, 0.0)
 
-    def _update_all(self, indices, weights, grads, states):
+    def combines(self, axis: int) -> bool:
+        return self.warmup_strategy == "lars"
+
+    def _begin(self, indices):
         # The rate depends on the number of previous updates. `num_update` may already include this
         # step for parameters on other devices, so the number is computed from these parameters.
         counts, counted = self._index_update_count, self.num_update
@@ -555,10 +576,16 @@ class LBSGD(_Momentum):
         finally:
             self.num_update = counted
         self._update_count(indices)
-        self._step(indices, weights, grads, states, lrs, wds)
+        return lrs, wds
 
     def _step_alike(self, indices, weights, grads, states, lrs, wds, master):
-        for index, weight, grad, state, lr, wd in zip(indices, weights, grads, states, lrs, wds):
+        for one in zip(indices, weights, grads, states, lrs, wds):
+            self._step_one(*one)
+
+    def _phases(self, indices, weights, grads, states, lrs, wds):
+        """See `GroupedOptimizer`. Either all weights, or none, have a float32 copy."""
+        lars, means, sums, changes = self.warmup_strategy == "lars", [], [], []
+        for index, weight, grad in zip(indices, weights, grads):
             total, seen = self.cumgrads.get(index, (None, self.init_updates))
             seen += 1
             due = seen % self.batch_scale == 0
@@ -566,40 +593,25 @@ class LBSGD(_Momentum):
                 total = total + grad
             else:
                 total = grad if due else grad.copy()
-            seen_now = (self.cumgrads, index, (None if due else total, seen))
-            if not due:
-                at_once(seen_now)
-                continue
-            mean = total / self.batch_scale if self.batch_scale != 1 else total
-            if self.warmup_strategy == "lars":
-                self._sgd(
-                    [weight],
-                    [self._lars(weight, mean, wd)],
-                    [state],
-                    [lr],
-                    [0.0],
-                    master,
-                    plain=True,
-                    also=[seen_now],
-                    **self._momentum_option(),
-                )
-            else:
-                lr *= self._warmup_factor(seen)
-                self._sgd(
-                    [weight],
-                    [mean],
-                    [state],
-                    [lr],
-                    [wd],
-                    master,
-                    also=[seen_now],
-                    **self._momentum_option(),
-                )
+            mean = total / self.batch_scale if due and self.batch_scale != 1 else total
+            means.append((due, mean, (self.cumgrads, index, (None if due else total, seen))))
+            if due and lars:
+                sums += [nd.sum(array * array) for array in (weight, mean)]
+        yield [], sums
+        norms, master = iter(sums), self._through_master(weights[0], states[0])
+        for weight, (due, mean, seen), state, lr, wd in zip(weights, means, states, lrs, wds):
+            if due and lars:
+                step = self._lars(weight, mean, wd, next(norms), next(norms))
+                changes.append(self._sgd([weight], [step], [state], [lr], [0.0], master, True))
+            elif due:
+                lr *= self._warmup_factor(seen[2][1])
+                changes.append(self._sgd([weight], [mean], [state], [lr], [wd], master))
+            changes.append(seen)
+        yield changes
 
-    def _lars(self, weight, grad, wd):
+    def _lars(self, weight, grad, wd, weight_norm, grad_norm):
         """Returns the gradient, rescaled, clipped and with weight decay, times the layer's factor.
-        Computed on the device."""
-        weight_norm, grad_norm = nd.sum(weight * weight), nd.sum(grad * grad)
+        The norms are squared. Computed on the device."""
         factor = nd.clip(nd.sqrt(weight_norm / (grad_norm + wd * weight_norm + 1e-18)), 0.01, 100.0)
         step = self._gradient(grad) + wd * weight
         return nd.broadcast_mul(step, factor.reshape((1,) * len(weight.shape)))

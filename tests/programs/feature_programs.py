@@ -67,7 +67,8 @@ def check(row):
         try:
             close(found[name], wanted[name], row, f"unlike eager execution: {name}")
         except AssertionError:
-            if row["precision"] == "float64":
+            # SGLD draws different numbers in float64.
+            if row["precision"] == "float64" or row["optimizer"] == "sgld":
                 raise
             exact = exact or Run({**row, "precision": "float64"}, True, False).run()
             close(found[name], wanted[name], row, f"unlike eager execution: {name}", exact[name])

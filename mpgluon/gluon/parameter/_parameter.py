@@ -114,7 +114,7 @@ class Parameter(MXNetNames):
     -----
     The following attributes are internal to the package: `arrays` and `gradients` (device -> array,
     or None), `deferred_init` (the arguments of a pending initialization, or empty), `floating`,
-    `replaced`, `owner`, `left`.
+    `replaced`, `owner`, `left`, `family` (the split parameter that this one is a part of).
 
     Examples
     --------
@@ -125,6 +125,8 @@ class Parameter(MXNetNames):
     >>> weight.data(mx.cpu(1)).asnumpy().tolist()
     [[1.0, 1.0, 1.0], [1.0, 1.0, 1.0]]
     """
+
+    family: Any = None
 
     def __init__(
         self,

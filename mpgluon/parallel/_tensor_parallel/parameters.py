@@ -169,7 +169,7 @@ class ShardedParameter(HomeParameter):
     """
 
     def __init__(self, name: str, family: Family, index: int, home: Context, **kwargs: Any) -> None:
-        self._family = family
+        self.family: Family = family
         self.index: int = index
         super().__init__(
             name, home, shape=family.part_shape(index), allow_deferred_init=True, **kwargs
@@ -179,27 +179,27 @@ class ShardedParameter(HomeParameter):
     @property
     def global_name(self) -> str:
         """The name of the whole parameter, which checkpoints use."""
-        return self._family.name
+        return self.family.name
 
     @property
     def global_shape(self) -> tuple[int, ...]:
         """The shape of the whole parameter."""
-        return self._family.shape
+        return self.family.shape
 
     @property
     def axis(self) -> int:
         """The axis along which the whole is split."""
-        return self._family.axis
+        return self.family.axis
 
     @property
     def count(self) -> int:
         """The number of parts."""
-        return self._family.count
+        return self.family.count
 
     @property
     def ranges(self) -> list[tuple[int, int]]:
         """The ranges (begin, end) along `axis` of the whole that this part consists of."""
-        return self._family.ranges(self.index)
+        return self.family.ranges(self.index)
 
     def initialize(
         self,
@@ -212,7 +212,7 @@ class ShardedParameter(HomeParameter):
             # Warns that it is already initialized.
             super().initialize(init, ctx, default_init, force_reinit)
             return
-        with self._family.calls(self.index):
+        with self.family.calls(self.index):
             super().initialize(init, ctx, default_init, force_reinit)
 
     def finish_deferred_init(self) -> None:
@@ -230,12 +230,12 @@ class ShardedParameter(HomeParameter):
                 initializer.create(default_init)(
                     initializer.InitDesc(self.global_name, {"__init__": init}), whole
                 )
-            self._take(self._family.take(whole, self.index), contexts)
+            self._take(self.family.take(whole, self.index), contexts)
 
     def set_data(self, data: nd.NDArray) -> None:
         """Sets the value of the part. An array with the whole shape is reduced to the part."""
         if isinstance(data, nd.NDArray) and tuple(data.shape) == self.global_shape != self.shape:
-            data = self._family.take(data, self.index)
+            data = self.family.take(data, self.index)
         super().set_data(data)
 
 
@@ -287,4 +287,4 @@ def home_parameter(
 
 def complete_whole(param: ShardedParameter, shape: Sequence[int]) -> None:
     """Completes the shape of the whole that a parameter is a part of."""
-    param._family.complete(shape)
+    param.family.complete(shape)

@@ -32,15 +32,15 @@ OPTIMIZERS = {
     "rmsprop": {"learning_rate": 0.01, "centered": True},
     "ftrl": {"learning_rate": 0.1},
     "ftml": {"learning_rate": 0.01},
-    "lamb": {"learning_rate": 0.01},
-    "lars": {"learning_rate": 0.1, "momentum": 0.9},
-    "lbsgd": {"learning_rate": 0.1},
+    "lamb": {"learning_rate": 0.01, "epsilon": 0.01},
+    "lars": {"learning_rate": 0.1, "momentum": 0.9, "eta": 0.1},
+    "lbsgd": {"learning_rate": 0.01, "warmup_strategy": "lars"},
     "dcasgd": {"learning_rate": 0.1},
     "signum": {"learning_rate": 0.01},
     "sgld": {"learning_rate": 0.001},
 }
 # Optimizers for which a small change of a gradient causes a small change of the weights
-SMOOTH = ("sgd", "sgd momentum", "nag")
+SMOOTH = ("sgd", "sgd momentum", "nag", "lamb", "lars", "lbsgd", "dcasgd", "sgld")
 
 FACTORS = {
     "way": {

@@ -133,8 +133,7 @@ def sums_off_the_tape(devices):
     return [total.astype("float32") for total in results]
 
 
-@program
-def split_layers(devices):
+def split_layers(devices, optimizer):
     """Tensor parallelism over all devices."""
     net = nn.HybridSequential()
     net.add(nn.Dense(12, activation="tanh", in_units=6), nn.Dense(10, in_units=12))
@@ -142,7 +141,7 @@ def split_layers(devices):
     par.shard(net, {"0": "column", "1": "row"}, devices)
     net.initialize(mx.init.Xavier(), ctx=devices[0])
     net.hybridize()
-    trainer = gluon.Trainer(net.collect_params(), "adam", {"learning_rate": 1e-2})
+    trainer = gluon.Trainer(net.collect_params(), optimizer, {"learning_rate": 1e-2})
     kept = []
     for i in range(2):
         with autograd.record():
@@ -153,7 +152,15 @@ def split_layers(devices):
     return kept + values(net)
 
 
-def replicated(devices, axes, **settings):
+for optimizer in ("adam", "lamb", "lars", "sgld"):
+
+    def run(devices, optimizer=optimizer):
+        return split_layers(devices, optimizer)
+
+    PROGRAMS["split_layers_" + optimizer] = run
+
+
+def replicated(devices, axes, optimizer="adam", **settings):
     """Trains on a mesh of replicas, stages and shards."""
     mesh = par.Mesh(axes, devices=devices)
     net = nn.HybridSequential()
@@ -162,7 +169,7 @@ def replicated(devices, axes, **settings):
     net.place(mesh)
     net.initialize(mx.init.Xavier())
     net.hybridize()
-    trainer = gluon.Trainer(net.collect_params(), "adam", {"learning_rate": 1e-2}, **settings)
+    trainer = gluon.Trainer(net.collect_params(), optimizer, {"learning_rate": 1e-2}, **settings)
     kept = []
     for i in range(2):
         x, y = inputs(i, (8, 6), mx.cpu(0)), labels(8, 4, mx.cpu(0))
@@ -189,6 +196,11 @@ def replicas_and_stages(devices):
 @program
 def mesh_of_three(devices):
     return replicated(devices, {"data": 2, "model": 2}, shard_updates=True)
+
+
+@program
+def mesh_of_norms(devices):
+    return replicated(devices, {"data": 2, "model": 2}, "lamb")
 
 
 @program
