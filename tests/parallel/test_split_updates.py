@@ -160,6 +160,32 @@ def test_replicas_of_parts_are_updated_alike(name, options):
         assert sum(states) == len(net.collect_params())
 
 
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_checkpoints_of_states_load_onto_any_split(tmp_path, name):
+    bias = name != "groupadagrad"
+    makers = [
+        lambda: dense(bias=bias),
+        lambda: dense(PLAN, 3, bias),
+        lambda: dense(OTHER_PLAN, 2, bias),
+    ]
+    for number, make in enumerate(makers):
+        mx.random.seed(3)
+        net = make()
+        net.initialize(mx.init.Xavier())
+        trainer = trainer_of(net, name)
+        train(net, trainer)
+        path = str(tmp_path / str(number))
+        par.save(path, net, trainer)
+        train(net, trainer, seed=1)
+        for other_make in makers:
+            other = other_make()
+            other.initialize()
+            other_trainer = trainer_of(other, name)
+            par.load(path, other, other_trainer)
+            train(other, other_trainer, seed=1)
+            close_by_name(values(net), values(other))
+
+
 def test_draws_are_in_the_order_of_whole_parameters():
     """The name of a part sorts differently than the name of the whole."""
 
