@@ -257,6 +257,10 @@ def test_layers_are_split_by_default_or_by_plan():
     assert net(batches((10,))[0][0]).shape == (8, 5) and net[0].ctx == DEVICES
     net, _ = build({"data": 2}, mlp, split={"0": "column"})
     assert type(net[0]) is nn.Dense
+    tables = nn.HybridSequential()
+    tables.add(nn.Embedding(8, 4), nn.Embedding(8, 4, sparse_grad=True))
+    tables.place(par.Mesh({"model": 2}, devices=DEVICES[:2]))
+    assert [type(layer) for layer in tables] == [par.VocabParallelEmbedding, nn.Embedding]
 
 
 def test_second_place_moves_all_parameters():

@@ -628,6 +628,11 @@ def shared():
             NotImplementedError,
             r"shard: '0' \(LSTM\): LSTMs with a projection",
         ),
+        (
+            lambda: par.shard(chain(nn.Embedding(6, 2, sparse_grad=True)), {"0": "vocab"}, CTX),
+            NotImplementedError,
+            r"shard: '0' \(Embedding\): an Embedding with sparse_grad=True cannot be split",
+        ),
         (lambda: par.shard(shared(), {"0": "row"}, CTX), mx.MXNetError, "shares parameter"),
         (
             lambda: ready(par.ColumnParallelDense(4, CTX, in_units=4)).reset_ctx(on(0)),

@@ -35,6 +35,11 @@ def _dense(kind):
 
 
 def _embedding(layer, ctx, options):
+    if layer.weight.grad_stype != "default":
+        raise NotImplementedError(
+            "an Embedding with sparse_grad=True cannot be split, because the parts have dense "
+            "gradients, and lazy optimizers would update all rows"
+        )
     rows, size = layer.weight.shape
     return VocabParallelEmbedding(
         rows,
@@ -287,6 +292,8 @@ def every_layer(net: Block, count: int) -> dict[Block, tuple[str, str, dict[str,
         if kind is None or layer in shared or layer in work:
             continue
         weight = next(iter(own_parameters(layer).values()))
+        if weight.grad_stype != "default":
+            continue
         if weight.shape[0] // (4 if kind == "gates" else 1) >= count and not (
             kind == "gates" and lstm_arguments(layer) is None
         ):
