@@ -210,12 +210,6 @@ class TrainerState:
             for per_device in its_counts:
                 if i in per_device:
                     counts[names[i]] = max(counts.get(names[i], 0), per_device[i])
-        held, kind = self._optimizer.unsaved(), type(self._optimizer).__name__
-        if held:
-            raise MXNetError(
-                f"Trainer.save_states: the optimizer {kind} holds {held}, which cannot be "
-                "saved; save after the update that uses them"
-            )
         with autograd.pause():
             adding = self._accumulate > 1
             chosen = set(gradients.to_save(self._params, adding, self._waiting[0]))
@@ -414,7 +408,6 @@ class TrainerState:
             "_all_counts": every,
             "_counts": next(iter(every.values())),
             **{name: header.get("numbers", {}).get(name) for name in optimizer.saved_numbers()},
-            **optimizer.resumed(counts),
         }
         if optimizer.lr_scheduler is None and header["learning_rate"] is not None:
             numbers["lr"] = header["learning_rate"]

@@ -441,14 +441,6 @@ class Optimizer:
         """Returns the attributes that files of training states store besides update counts."""
         return {}
 
-    def unsaved(self) -> str | None:
-        """Returns a text that names state which files cannot store at the moment, or None."""
-        return None
-
-    def resumed(self, counts: dict[Any, int]) -> dict[str, Any]:
-        """Returns the attributes that follow from loaded update counts, by index."""
-        return {}
-
     def __getstate__(self) -> dict[str, Any]:
         self.settle_counts()
         state = self.__dict__.copy()
@@ -512,18 +504,23 @@ class GroupedOptimizer(Optimizer):
             for one in zip(indices, weights, grads, states):
                 update_rows(self, *one)
             return
-        with self._counting_changes([(self._index_update_count, indices, weights)]):
+        written = self._written(weights, states)
+        with self._counting_changes([(self._index_update_count, indices, written)]):
             self._update_all(indices, weights, grads, states)
+
+    def _written(self, weights, states):
+        """Returns an array that each update of a weight writes."""
+        return weights
 
     @contextmanager
     def _counting_changes(self, parts: Sequence[tuple[Any, Any, Any]]) -> Iterator[None]:
-        """Returns the scope of an update of `parts`: (update counts, indices, weights). After an
-        error or an interrupt, weights that did not change are not counted."""
+        """Returns the scope of an update of `parts`: (update counts, indices, arrays). After an
+        error or an interrupt, weights whose array did not change are not counted."""
         num_update = self.num_update
         before = [
-            (counts, i, counts.get(i), weight, version)
-            for counts, indices, weights in parts
-            for i, weight, version in zip(indices, weights, versions(weights))
+            (counts, i, counts.get(i), array, version)
+            for counts, indices, arrays in parts
+            for i, array, version in zip(indices, arrays, versions(arrays))
         ]
         try:
             yield
@@ -546,7 +543,10 @@ class GroupedOptimizer(Optimizer):
             For each device, the key of its update counts, and lists of indices, weights, gradients
             and states. The k-th entries of all lists belong to the k-th parameter.
         """
-        counted = [(self.count_on(key), indices, weights) for key, indices, weights, _, _ in parts]
+        counted = [
+            (self.count_on(key), indices, self._written(weights, states))
+            for key, indices, weights, _, states in parts
+        ]
         with self._counting_changes(counted):
             begun, casts = [], []
             for key, indices, weights, grads, states in parts:

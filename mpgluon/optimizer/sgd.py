@@ -539,18 +539,28 @@ class LBSGD(_Momentum):
         self.updates_per_epoch = updates_per_epoch
         self.init_updates: int = begin_epoch * updates_per_epoch
         self.num_epochs = num_epochs
-        # index -> (sum of gradients or None, number of gradients so far)
-        self.cumgrads: dict[Any, tuple[Any, int]] = {}
 
-    def unsaved(self) -> str | None:
-        """Returns a text that names pending sums of gradients, or None."""
-        waiting = any(total is not None for total, _ in self.cumgrads.values())
-        return "sums of gradients in the middle of a batch of `batch_scale`" if waiting else None
+    def create_state(self, index: Any, weight: NDArray) -> Any:
+        momentum = super().create_state(index, weight)
+        return momentum if self.batch_scale == 1 else (momentum, zeros_like_state(weight))
 
-    def resumed(self, counts: dict[Any, int]) -> dict[str, Any]:
-        """See `Optimizer.resumed`."""
-        begin = self.init_updates - self.begin_num_update
-        return {"cumgrads": {index: (None, begin + count) for index, count in counts.items()}}
+    def _parts(self, weight, state):
+        """Returns the state without the sum of gradients, and the sum or None."""
+        if self.batch_scale == 1:
+            return state, None
+        master = self._through_master(weight, state)
+        own = state[0] if master else state
+        if not isinstance(own, (tuple, list)):
+            raise ValueError(
+                f"LBSGD: a state has no sum of gradients, which batch_scale={self.batch_scale} "
+                "needs; create a new state"
+            )
+        return ((own[0], state[1]) if master else own[0]), own[1]
+
+    def _written(self, weights, states):
+        if self.batch_scale == 1:
+            return weights
+        return [self._parts(weight, state)[1] for weight, state in zip(weights, states)]
 
     def _warmup_factor(self, updates):
         total = self.warmup_epochs * self.updates_per_epoch
@@ -583,31 +593,29 @@ class LBSGD(_Momentum):
             self._step_one(*one)
 
     def _phases(self, indices, weights, grads, states, lrs, wds):
-        """See `GroupedOptimizer`. Either all weights, or none, have a float32 copy."""
-        lars, means, sums, changes = self.warmup_strategy == "lars", [], [], []
-        for index, weight, grad in zip(indices, weights, grads):
-            total, seen = self.cumgrads.get(index, (None, self.init_updates))
-            seen += 1
-            due = seen % self.batch_scale == 0
+        lars, sums, due, added = self.warmup_strategy == "lars", [], [], []
+        first = self.init_updates - self.begin_num_update
+        for index, weight, grad, state, *rates in zip(indices, weights, grads, states, lrs, wds):
+            state, total = self._parts(weight, state)
+            seen, mean = first + self._index_update_count[index], grad
+            last = seen % self.batch_scale == 0
             if total is not None:
-                total = total + grad
-            else:
-                total = grad if due else grad.copy()
-            mean = total / self.batch_scale if due and self.batch_scale != 1 else total
-            means.append((due, mean, (self.cumgrads, index, (None if due else total, seen))))
-            if due and lars:
-                sums += [nd.sum(array * array) for array in (weight, mean)]
+                new = total + grad.astype(total.dtype, copy=False)
+                mean = (new / self.batch_scale).astype(grad.dtype, copy=False) if last else None
+                added.append(((nd.zeros_like(new) if last else new).copyto, total))
+            if last:
+                due.append((weight, mean, state, *rates, seen))
+                sums += [nd.sum(array * array) for array in (weight, mean)] if lars else []
         yield [], sums
-        norms, master = iter(sums), self._through_master(weights[0], states[0])
-        for weight, (due, mean, seen), state, lr, wd in zip(weights, means, states, lrs, wds):
-            if due and lars:
-                step = self._lars(weight, mean, wd, next(norms), next(norms))
-                changes.append(self._sgd([weight], [step], [state], [lr], [0.0], master, True))
-            elif due:
-                lr *= self._warmup_factor(seen[2][1])
-                changes.append(self._sgd([weight], [mean], [state], [lr], [wd], master))
-            changes.append(seen)
-        yield changes
+        norms, changes = iter(sums), []
+        for weight, mean, state, lr, wd, seen in due:
+            if lars:
+                mean, wd = self._lars(weight, mean, wd, next(norms), next(norms)), 0.0
+            else:
+                lr *= self._warmup_factor(seen)
+            master = self._through_master(weight, state)
+            changes.append(self._sgd([weight], [mean], [state], [lr], [wd], master, plain=lars))
+        yield [*changes, *added]
 
     def _lars(self, weight, grad, wd, weight_norm, grad_norm):
         """Returns the gradient, rescaled, clipped and with weight decay, times the layer's factor.

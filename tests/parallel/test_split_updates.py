@@ -7,6 +7,7 @@ import mpgluon as mx
 from mpgluon import MXNetError, autograd, gluon, nd, parallel as par
 from mpgluon.gluon import nn, rnn
 from mpgluon.kvstore import KVStoreBase
+from mpgluon.optimizer._nested_states import take_apart
 from support.compare import close_by_name
 from support.devices import on
 from support.interrupts import sweep
@@ -25,7 +26,7 @@ OPTIMIZERS = {
     "groupadagrad": {"learning_rate": 0.1},
     "lamb": {"learning_rate": 0.05, "epsilon": 0.01, "wd": 0.1, "upper_bound": 1.5},
     "lars": {"learning_rate": 0.1, "momentum": 0.9, "eta": 1.0, "wd": 0.1},
-    "lbsgd": {"learning_rate": 0.1, "warmup_strategy": "lars", "wd": 0.1, "momentum": 0.9},
+    "lbsgd": {"learning_rate": 0.1, "warmup_strategy": "lars", "wd": 0.1, "batch_scale": 3},
     "nadam": {"learning_rate": 0.01, "epsilon": 0.01},
     "nag": {"learning_rate": 0.1, "momentum": 0.9},
     "rmsprop": {"learning_rate": 0.01, "centered": True, "epsilon": 0.01},
@@ -281,12 +282,14 @@ def test_stale_parts_are_skipped_together_or_raise():
     assert changed(2) == {True}
 
 
-@pytest.mark.parametrize("name", ["lamb", "lars", "lbsgd"])
-def test_interrupted_step_updates_all_parts_of_a_parameter_or_none(name):
+@pytest.mark.parametrize(
+    "name, more", [("lamb", {}), ("lars", {}), ("lbsgd", {}), ("lbsgd", {"batch_scale": 1})]
+)
+def test_interrupted_step_updates_all_parts_of_a_parameter_or_none(name, more):
     def make():
         mx.random.seed(3)
         net = split_net()
-        trainer = trainer_of(net, name)
+        trainer = trainer_of(net, name, more)
         train(net, trainer, steps=1)
         with autograd.record():
             loss = net(nd.ones((2, 3))).sum()
@@ -294,13 +297,15 @@ def test_interrupted_step_updates_all_parts_of_a_parameter_or_none(name):
         return net, trainer
 
     def read(thing):
-        """Returns (value, update counts of all parts) by name of the whole parameter."""
+        """Returns the value, and states and update counts of all parts, by name of the whole."""
         net, trainer = thing
         found = {name: [value.tobytes()] for name, value in values(net).items()}
+        states = trainer.all_states()
         for index, param in enumerate(trainer.parameters):
-            for counts in trainer.optimizer.update_counts.values():
-                if index in counts:
-                    found[getattr(param, "global_name", param.name)].append(counts[index])
+            own, arrays = found[getattr(param, "global_name", param.name)], {}
+            take_apart(states[index], "", arrays)
+            own += [array.asnumpy().tobytes() for array in arrays.values()]
+            own += [counts.get(index) for counts in trainer.optimizer.update_counts.values()]
         return found
 
     def step(thing):

@@ -324,15 +324,67 @@ def test_incompatible_state_raises_and_changes_nothing(tmp_path):
     backward(plain, 0)
     with pytest.raises(mx.MXNetError, match="set it to 'add'"):
         other.step(5)
-    stuck = trainer_of(network(), "lbsgd")
-    stuck.optimizer.batch_scale = 2
-    stuck_net = network()
-    stuck = gluon.Trainer(stuck_net.collect_params(), "lbsgd", {"batch_scale": 2})
-    train(stuck_net, stuck, 0, 1)
-    with pytest.raises(mx.MXNetError, match="save after the update"):
-        stuck.save_states(name)
-    train(stuck_net, stuck, 1, 2)
-    stuck.save_states(name)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_sums_of_lbsgd_follow_their_parameter(tmp_path, dtype, capsys):
+    """The training state includes gradients in the middle of a batch of `batch_scale`."""
+    options = {"momentum": 0.9, "learning_rate": 0.01, "batch_scale": 3, "updates_per_epoch": 2}
+    options["multi_precision"] = dtype == "float16"
+
+    def make():
+        net = network()
+        net.cast(dtype)
+        return net, gluon.Trainer(net.collect_params(), "lbsgd", options)
+
+    def backward(net, i):
+        ctx = net[0].weight.list_ctx()[0]
+        x = nd.array(np.random.RandomState(i).randn(5, 3), ctx=ctx, dtype=dtype)
+        with autograd.record():
+            loss = (net(x) ** 2).sum()
+        loss.backward()
+
+    def train(net, trainer, begin, end):
+        for i in range(begin, end):
+            backward(net, i)
+            trainer.step(5)
+        return net
+
+    wanted = train(*make(), 0, 7)
+    net, trainer = make()
+    train(net, trainer, 0, 4)
+    mx.parallel.save(tmp_path, net, trainer)
+    trainer.save_states(str(tmp_path / "s"))
+    placed(net, [1, 0], capsys)
+    assert same(train(net, trainer, 4, 7), wanted)
+    loaded, other = make()
+    mx.parallel.load(tmp_path, loaded, other)
+    before = copy.deepcopy(loaded)
+    assert same(train(loaded, other, 4, 7), wanted)
+    third = gluon.Trainer(before.collect_params(), "lbsgd", options)
+    third.load_states(str(tmp_path / "s"))
+    assert same(train(before, third, 4, 7), wanted)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"update_on_kvstore": False}, {"shard_updates": True}], ids=str
+)
+def test_lbsgd_of_replicas_equals_one_device(options):
+    results = []
+    for devices in (CPU[:1], CPU[:2]):
+        net = network()
+        net.collect_params().reset_ctx(devices)
+        trainer = gluon.Trainer(net.collect_params(), "lbsgd", {"batch_scale": 2}, **options)
+        for i in range(5):
+            with autograd.record():
+                losses = [(net(nd.ones((4, 3), ctx=ctx) * i) ** 2).sum() for ctx in devices]
+            autograd.backward(losses)
+            trainer.step(4 * len(devices))
+        results.append(values(net))
+        for param in net.collect_params().values():
+            copies = [array.asnumpy() for array in param.list_data()]
+            assert all((copies[0] == other).all() for other in copies)
+    assert all((a == b).all() for a, b in zip(*results))
 
 
 def test_states_load_into_a_recreated_network(tmp_path):
