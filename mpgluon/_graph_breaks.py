@@ -26,18 +26,19 @@ from . import _core, _ranks
 from .base import MXNetError
 
 
-class _Local(threading.local):
-    tracer = None
+class _Thread(threading.local):
+    tracer = None  # cuts the active trace
+    tracing = None  # values of parameters in the active trace (`gluon._compiled.tracing`)
 
 
-_local = _Local()
+thread = _Thread()
 # Maximum number of parts per block; beyond it, the least recently used leaves are evicted.
 LIMIT = 256
 
 
 def current():
     """Returns the tracer that cuts the active trace of this thread, or None."""
-    return _local.tracer
+    return thread.tracer
 
 
 class PythonCall:
@@ -153,7 +154,7 @@ class Tracer(_core.Scope):
         self.has_bodies = False  # of loops or branches
 
     def _changes(self):
-        return [self.trace, (vars(_local), "tracer", self)]
+        return [self.trace, (vars(thread), "tracer", self)]
 
     def _part(self, results=None):
         function = self.trace.cut(self._begin, results)
@@ -301,12 +302,13 @@ def _inner(part):
 
 
 def _running(recording, training):
-    """Returns a scope that suspends the trace, so that ops run on values."""
+    """Returns a scope that suspends the trace, so that ops and blocks run on values."""
     return _core.Scope(
         (_core.swap_trace, None),
         (_core.set_recording, recording),
         (_core.set_training, training),
-        (vars(_local), "tracer", None),
+        (vars(thread), "tracer", None),
+        (vars(thread), "tracing", None),
     )
 
 

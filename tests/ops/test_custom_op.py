@@ -9,6 +9,7 @@ import pytest
 
 import mpgluon as mx
 from mpgluon import autograd, gluon, nd
+from support.compare import close, same_bits
 from support.devices import on
 
 
@@ -593,3 +594,144 @@ def test_custom_op_prop_method_returning_none_is_reported(what):
     mx.operator.register(name)(type("Nothing", (ProductProp,), {what: lambda self, *_: None}))
     with pytest.raises(mx.MXNetError, match=f"{what} of '{name}'"):
         nd.Custom(nd.ones(2), nd.ones(2), op_type=name)
+
+
+class LayerOp(mx.operator.CustomOp):
+    """Applies a layer with parameters, and differentiates it with a tape of its own."""
+
+    def __init__(self, layer):
+        self.layer = layer
+
+    def forward(self, is_train, req, in_data, out_data, aux):
+        assert not autograd.is_recording() and autograd.is_training() == is_train
+        assert not in_data[0]._in_trace
+        self.assign(out_data[0], req[0], self.layer(in_data[0]))
+
+    def backward(self, req, out_grad, in_data, out_data, in_grad, aux):
+        self.assign(in_grad[0], req[0], layer_gradient(self.layer, in_data[0], out_grad[0]))
+
+
+def layer_gradient(layer, x, top):
+    assert not autograd.is_recording()
+    x = x.copy()
+    x.attach_grad()
+    with autograd.record():
+        y = layer(x)
+    y.backward(top)
+    return x.grad
+
+
+class LayerProp(mx.operator.CustomOpProp):
+    def infer_shape(self, in_shape):
+        return in_shape, [(in_shape[0][0], 5)], []
+
+    def create_operator(self, ctx, shapes, dtypes):
+        return LayerOp(self.layer)
+
+
+class LayerFunction(autograd.Function):
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x):
+        self.save_for_backward(x)
+        return self.layer(x)
+
+    def backward(self, top):
+        return layer_gradient(self.layer, self.saved_tensors[0], top)
+
+
+class HostLayer(gluon.HybridBlock):
+    """A layer that an op on the host calls, directly or in a loop or branch."""
+
+    def __init__(self, function, where, units):
+        super().__init__()
+        self.function, self.where = function, where
+        with self.name_scope():
+            self.inner = gluon.nn.HybridSequential()
+            self.inner.add(
+                gluon.nn.Dense(5, in_units=units, activation="tanh"),
+                gluon.nn.BatchNorm(in_channels=units),
+                gluon.nn.Dropout(0.5),
+            )
+        self.op = f"layer_of_{self.name}"
+        mx.operator.register(self.op)(type("Prop", (LayerProp,), {"layer": self.inner}))
+
+    def on_host(self, F, x):
+        return LayerFunction(self.inner)(x) if self.function else F.Custom(x, op_type=self.op)
+
+    def hybrid_forward(self, F, x):
+        if self.where == "foreach":
+            rows = x.reshape((2, -1, 5))
+            return F.contrib.foreach(
+                lambda r, s: (self.on_host(F, r) + s, s), rows, F.ones((1, 5))
+            )[0].reshape((-1, 5))
+        if self.where == "cond":
+            return F.contrib.cond(
+                x.sum() > 0, lambda: self.on_host(F, x), lambda: self.on_host(F, -x)
+            )
+        return self.on_host(F, x)
+
+
+@pytest.mark.parametrize("units", [5, 0])
+@pytest.mark.parametrize(
+    "function, where",
+    [
+        *[(function, where) for where in ("block", "foreach", "placed") for function in (0, 1)],
+        (False, "cond"),  # a Function's result has an unknown shape, which branches reject
+    ],
+)
+def test_layers_run_on_values_inside_host_ops(function, where, units):
+    """No trace is active in a CustomOp or Function, so layers there run as in eager code."""
+
+    def train(hybrid, inner_hybrid, **options):
+        mx.random.seed(3)
+        net = gluon.nn.HybridSequential()
+        host = HostLayer(function, where, units)
+        net.add(gluon.nn.Dense(5, in_units=5), host, gluon.nn.Dense(3, in_units=5))
+        if where == "placed":
+            mx.parallel.Mesh({"stage": 3}, [mx.cpu(0), mx.cpu(1), mx.cpu(2)]).place(net)
+        net.initialize(mx.init.Xavier())
+        net.hybridize(hybrid, exact=True, **options)
+        host.inner.hybridize(inner_hybrid, exact=True)
+        trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
+        x, results = nd.random.uniform(shape=(4, 5)), []
+        for _ in range(3):
+            with autograd.record():
+                y = net(x)
+            y.backward()
+            trainer.step(4)
+            results.append(y.asnumpy())
+        results.append(net(x).asnumpy())
+        return results + [p.data().asnumpy() for p in net.collect_params().values()]
+
+    wanted = train(False, False)
+    for inner_hybrid in (False, True):
+        same_bits(train(True, inner_hybrid), wanted)
+    same_bits(train(True, False, recompute=True), wanted)
+
+
+def test_layers_run_in_host_ops_after_a_pipelined_block():
+    def train(pipelined):
+        mx.random.seed(4)
+        body, head = gluon.nn.HybridSequential(), HostLayer(False, "block", 5)
+        body.add(gluon.nn.Dense(5, in_units=5, activation="tanh"), gluon.nn.Dense(5, in_units=5))
+        if pipelined:
+            mx.parallel.Mesh({"stage": 2}, [mx.cpu(0), mx.cpu(1)]).place(body)
+            body.hybridize(pipeline=mx.parallel.Pipeline(2), exact=True)
+            head.hybridize(exact=True)
+        for block in (body, head):
+            block.initialize(mx.init.Xavier())
+        params = {**body.collect_params(), **head.collect_params()}
+        trainer = gluon.Trainer(params, "sgd", {"learning_rate": 0.1})
+        x = nd.random.uniform(shape=(4, 5))
+        for _ in range(2):
+            with autograd.record():
+                y = head(body(x).as_in_context(mx.cpu(0)))
+            y.backward()
+            trainer.step(4)
+        return [y, *[p.data() for p in params.values()]]
+
+    for found, wanted in zip(train(True), train(False)):
+        close(found, wanted)

@@ -11,7 +11,6 @@ with an `InferringOps` for ``F``: the first operator that takes the `Unknown` as
 its shape by the operator's own inference.
 """
 
-import threading
 import types
 
 from ... import _core, _graph_breaks, ndarray as nd
@@ -20,16 +19,9 @@ from ...ndarray._sparse.row_taps import has_row_gradient
 from ..utils import shape_is_known
 
 
-class _Local(threading.local):
-    tracing = None
-
-
-_local = _Local()
-
-
 def current():
     """Returns the tracing in progress in this thread, or None."""
-    return _local.tracing
+    return _graph_breaks.thread.tracing
 
 
 class _Parameters:
@@ -52,7 +44,7 @@ class _Parameters:
 
 class _Tracing(_Parameters, _core.Scope):
     def _changes(self):
-        return [(vars(_local), "tracing", self)]
+        return [(vars(_graph_breaks.thread), "tracing", self)]
 
 
 class Discovery(_Parameters, _graph_breaks.Tracer):
@@ -74,7 +66,7 @@ class Discovery(_Parameters, _graph_breaks.Tracer):
         self.splits = None  # (name, block path) of the first step that splits the block
 
     def _changes(self):
-        return [*super()._changes(), (vars(_local), "tracing", self)]
+        return [*super()._changes(), (vars(_graph_breaks.thread), "tracing", self)]
 
     def _parameter(self, param, ctx):
         array = self.used.get((param, ctx))
