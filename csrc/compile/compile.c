@@ -138,7 +138,8 @@ static mpg_status take_outputs(mpg_compiled *c, const mpg_value *values) {
 }
 
 /* Copies the trace's graph to `joint` and appends the gradient. out_grads[i] is a new input if
- * arrives[i]. Otherwise no gradient flows or, if `fill`, zeros do. */
+ * arrives[i]. Otherwise no gradient flows or, if `fill`, zeros do. With `fill`, ops without a
+ * gradient don't fail. */
 static mpg_status differentiate(const mpg_compiled *c, const bool *arrives, bool fill,
                                 const bool *wanted, const bool *summed, bool train,
                                 mpg_graph *joint, mpg_value *out_grads, mpg_value *sums,
@@ -184,7 +185,8 @@ static mpg_status differentiate(const mpg_compiled *c, const bool *arrives, bool
                                  .wanted = variables,
                                  .num_wanted = num_wanted,
                                  .gradients = results,
-                                 .train = train};
+                                 .train = train,
+                                 .lenient = fill};
   MPG_GOTO(mpg_graph_gradient(joint, &request));
   num_wanted = 0;
   for (uint32_t i = 0; i < c->num_inputs; i++)
@@ -209,7 +211,8 @@ static mpg_status simplify_joint(mpg_graph *joint, mpg_value *in_grads, uint32_t
   return mpg_graph_set_outputs(joint, in_grads, 0);
 }
 
-/* Determines the forward values that the gradient of all outputs reads. */
+/* Determines the forward values that the gradient of all outputs reads. Ops without a gradient fail
+ * only once a backward pass has a gradient for them. */
 static mpg_status find_saved(mpg_compiled *c) {
   mpg_graph joint;
   mpg_order order = {0};
@@ -225,7 +228,7 @@ static mpg_status find_saved(mpg_compiled *c) {
   mpg_value *in_grads = out_grads + c->num_outputs;
   for (uint32_t i = 0; i < c->num_outputs; i++) arrives[i] = true;
   MPG_GOTO(
-      differentiate(c, arrives, false, c->wanted, NULL, true, &joint, out_grads, NULL, in_grads));
+      differentiate(c, arrives, true, c->wanted, NULL, true, &joint, out_grads, NULL, in_grads));
   MPG_GOTO(simplify_joint(&joint, in_grads, c->num_inputs));
   if (mpg_recompute_wanted(&joint, c->graph.num_nodes)) {
     MPG_GOTO(mpg_recompute_find(&joint, c->graph.num_nodes, in_grads, c->num_inputs, c->saved));
@@ -706,10 +709,10 @@ fail:
   return status;
 }
 
-static mpg_status make_backward(const mpg_compiled *c, mpg_compiled_backward *b, bool lower) {
+static mpg_status make_backward(const mpg_compiled *c, mpg_compiled_backward *b) {
   bool made = false;
-  MPG_TRY(try_backward(c, b, false, lower, &made));
-  return made ? MPG_OK : try_backward(c, b, true, lower, &made);
+  MPG_TRY(try_backward(c, b, false, true, &made));
+  return made ? MPG_OK : try_backward(c, b, true, true, &made);
 }
 
 /* Allocates a backward with an empty signature and without programs. */
@@ -731,6 +734,7 @@ static mpg_status new_backward(const mpg_compiled *c, mpg_compiled_backward **re
 mpg_status mpg_compiled_measure(mpg_compiled *c, mpg_plan *plan) {
   mpg_order order = {0};
   mpg_compiled_backward *b;
+  bool made;
   mpg_status status = MPG_OK;
   MPG_TRY(new_backward(c, &b));
   b->train = true;
@@ -740,7 +744,7 @@ mpg_status mpg_compiled_measure(mpg_compiled *c, mpg_plan *plan) {
   MPG_GOTO(find_reached(c, b));
   MPG_GOTO(find_saved(c));
   MPG_GOTO(plan_forward(c, &order));
-  MPG_GOTO(make_backward(c, b, false));
+  MPG_GOTO(try_backward(c, b, true, false, &made));
   *plan = b->plan;
   b->plan = (mpg_plan){0};
 fail:
@@ -778,7 +782,7 @@ mpg_status mpg_compiled_get_backward(mpg_compiled *c, const bool *arrives, const
   memcpy(b->places, places, c->num_inputs);
   memcpy(b->summed, summed, c->num_inputs * sizeof *summed);
   MPG_GOTO(find_reached(c, b));
-  MPG_GOTO(make_backward(c, b, true));
+  MPG_GOTO(make_backward(c, b));
   b->next = c->backwards;
   *result = c->backwards = b;
   return MPG_OK;

@@ -441,3 +441,42 @@ def test_hybridized_block_accepts_and_returns_dicts():
         ValueError, match="or nested lists, tuples or dicts of them, but got object"
     ):
         net({"scores": object()}, {"target": y})
+
+
+FLAGGED = {
+    "all_finite": lambda F, x: (x * 2, F.all_finite(x)),
+    "multi_all_finite": lambda F, x: (x * 2, F.multi_all_finite(x, x * x, num_arrays=2)),
+    "in the middle": lambda F, x: (x * 2, F.all_finite(x * x) * 3 + x),
+    "foreach": lambda F, x: F.contrib.foreach(
+        lambda row, s: ([row * 2, F.all_finite(row)], s + row), x, x[0]
+    )[0],
+    "while_loop": lambda F, x: F.contrib.while_loop(
+        lambda s, i: i < 2, lambda s, i: ([s * 2, F.all_finite(s)], [s * s, i + 1]), [x, x[0, 0]], 3
+    )[0],
+    "cond": lambda F, x: F.contrib.cond(
+        x.sum() > 0, lambda: [x * 2, F.all_finite(x)], lambda: [x, F.all_finite(x)]
+    ),
+}
+
+
+@pytest.mark.parametrize("options", [{}, {"recompute": True}, {"recompute": 10**6}])
+@pytest.mark.parametrize("name", FLAGGED)
+def test_output_without_gradient_fails_only_if_a_gradient_arrives(name, options):
+    def run(net, head):
+        x = nd.array([[1.0, 2], [0, 1]])
+        x.attach_grad()
+        with autograd.record():
+            outputs = net(x)
+        try:
+            outputs[head].backward()
+        except mx.MXNetError as error:
+            assert head == 1 and "has no gradient" in str(error)
+            return []
+        assert head == 0
+        return [outputs[1].asnumpy(), x.grad.asnumpy()]
+
+    eager, hybrid = (gluon.nn.HybridLambda(FLAGGED[name]) for _ in range(2))
+    hybrid.hybridize(**options)
+    for head in (0, 1):
+        for found, wanted in zip(run(hybrid, head), run(eager, head)):
+            np.testing.assert_array_equal(found, wanted)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import mpgluon as mx
-from mpgluon import _core, autograd
+from mpgluon import _core, autograd, gluon, nd
 from samples.base import FIRST_ORDER_ONLY, all_samples
 from support.sample_calls import call, mode, place
 
@@ -301,3 +301,36 @@ def test_expm1_gradient_is_accurate_for_negative_inputs(dtype, low):
     np.testing.assert_allclose(
         x.grad.asnumpy(), exact, rtol=tolerance, atol=6e-8 * (dtype == "float16")
     )
+
+
+class Beside(gluon.HybridBlock):
+    """Returns the square of its first input, and the results of an op on the other inputs."""
+
+    def __init__(self, name, params):
+        super().__init__()
+        self.op, self.options = name, params
+
+    def forward(self, x, *arrays):
+        return [x * x, *call(self.op, arrays, self.options)]
+
+
+@pytest.mark.parametrize(
+    "name, sample",
+    [case for case in CASES if not _core.get_op(case.values[0]).describe()["differentiable"]],
+)
+def test_results_without_gradient_are_returned_while_recording(name, sample):
+    def run(hybridize):
+        net = Beside(name, sample.params)
+        net.hybridize(hybridize, exact=True)
+        mx.random.seed(3)
+        x, *arrays = [nd.array([[1, -2]]), *place(sample, sample.dtypes[0])]
+        for array in (x, *arrays):
+            array.attach_grad()
+        with autograd.record(train_mode=sample.train):
+            square, *others = net(x, *arrays)
+        square.backward()
+        assert x.grad.asnumpy().tolist() == [[2, -4]]
+        return others
+
+    found, wanted = run(True), run(False)
+    assert len(found) == len(wanted) and all(map(same_bits, found, wanted))

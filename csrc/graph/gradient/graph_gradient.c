@@ -226,7 +226,10 @@ static mpg_status run(pass *p, const mpg_differentiation *request, size_t num_no
     for (uint32_t i = 0; i < node->num_inputs && !depends; i++)
       depends = mpg_has_value(inputs[i]) && p->depends[mpg_value_index(graph, inputs[i])];
     starts |= depends && mpg_node_starts(node);
-    if (depends && node->op && node->op->gradient == mpg_gradient_none) depends = false;
+    if (depends && node->op &&
+        (request->lenient ? !mpg_op_differentiable(node->op)
+                          : node->op->gradient == mpg_gradient_none))
+      depends = false;
     if (depends) memset(p->depends + node->values, true, node->num_outputs);
   }
   if (starts) MPG_TRY(find_reached(p, request, num_nodes));
