@@ -41,6 +41,15 @@ def current():
     return thread.tracer
 
 
+def refuse_in_trace(what):
+    """Raises MXNetError while a block is traced."""
+    if thread.tracing is not None:
+        raise MXNetError(
+            f"{what} cannot be called inside a block's forward while the block is traced; call it "
+            "outside of the block"
+        )
+
+
 class PythonCall:
     """A call, at a cut, of an op implemented in Python.
 

@@ -6,14 +6,18 @@ position in the array. It never depends on the device.
 
 from __future__ import annotations
 
+from operator import index
 from typing import TYPE_CHECKING
 
-from . import _core
+from . import _core, _graph_breaks
 from ._hints import near_names as _near_names
 from .ndarray.random import *  # noqa: F403
 from .ndarray.random import __all__ as _samplers
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
     from ._core import Context, Scope
 
 
@@ -28,6 +32,8 @@ def seed(seed_state: int, ctx: Context | str = "all") -> None:
     ``ctx`` is accepted for compatibility with MXNet and ignored, as all devices share one sequence.
     Raises ValueError if the seed is not an integer.
 
+    In a hybridized block it acts in every call, between two compiled parts.
+
     Examples
     --------
     >>> mx.random.seed(7)
@@ -37,19 +43,37 @@ def seed(seed_state: int, ctx: Context | str = "all") -> None:
     True
     """
     try:
-        _core.random_seed(seed_state)
+        number = index(seed_state)
     except TypeError:
         raise ValueError(f"random.seed: the seed must be an integer, got {seed_state!r}") from None
+    _act("random.seed", _core.random_seed, number)
+
+
+def _act(name: str, function: Callable[[Any], Any], value: Any) -> None:
+    """Changes the random state. In a hybridized block, each call of the block changes it."""
+    tracer = _graph_breaks.current()
+
+    def run(_arrays: Any) -> list[Any]:
+        function(value)
+        return []
+
+    if tracer is None:
+        run([])
+    else:
+        tracer.host(name, run, [], [])
 
 
 def get_state() -> tuple[int, int]:
     """Returns the seed and the count of random calls, for `set_state`.
+
+    Raises MXNetError inside a hybridized block, where it would not run in every call.
 
     Examples
     --------
     >>> state = mx.random.get_state()
     >>> mx.random.set_state(state)
     """
+    _graph_breaks.refuse_in_trace("random.get_state")
     return _core.random_state()
 
 
@@ -62,7 +86,7 @@ def calls_at(state: tuple[int, int]) -> Scope:
 
 
 def set_state(state: tuple[int, int]) -> None:
-    """Restores a state returned by `get_state`.
+    """Restores a state returned by `get_state`. In a hybridized block it acts in every call.
 
     Examples
     --------
@@ -72,4 +96,4 @@ def set_state(state: tuple[int, int]) -> None:
     >>> bool((nd.random.uniform(shape=3).asnumpy() == first).all())
     True
     """
-    _core.random_restore(state)
+    _act("random.set_state", _core.random_restore, state)

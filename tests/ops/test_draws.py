@@ -149,3 +149,68 @@ def test_compiled_prediction_program_has_no_dropout():
     net.hybridize()
     net(nd.ones((2, 4), ctx=on(0)))
     assert "Dropout" not in str(net.compiled().programs())
+
+
+def seed_first(F, x):
+    mx.random.seed(3)
+    return F.Dropout(x, p=0.5) + F.random.uniform(shape=(2, 3))
+
+
+def seed_between_draws(F, x):
+    x = F.Dropout(x, p=0.5)
+    mx.random.seed(3)
+    return x + F.random.uniform(shape=(2, 3))
+
+
+def seed_last(F, x):
+    x = F.Dropout(x, p=0.5)
+    mx.random.seed(3)
+    return x
+
+
+def seed_in_loop(F, x):
+    def body(row, total):
+        mx.random.seed(4)
+        drawn = F.random.uniform(shape=(3,))
+        return row * drawn, total + drawn
+
+    rows, total = F.contrib.foreach(body, x, F.zeros((3,)))
+    return rows + total
+
+
+def set_state(F, x):
+    mx.random.set_state((3, 7))
+    return F.Dropout(x, p=0.5)
+
+
+@pytest.mark.parametrize(
+    "function", [seed_first, seed_between_draws, seed_last, seed_in_loop, set_state]
+)
+def test_seed_in_hybrid_forward_acts_in_every_call(function):
+    def draws(hybridize):
+        net = nn.HybridLambda(function)
+        net.hybridize(hybridize)
+        mx.random.seed(0)
+        x, found = nd.ones((2, 3)), []
+        x.attach_grad()
+        for _ in range(3):
+            with autograd.record():
+                y = net(x)
+            y.backward()
+            found += [y, x.grad, nd.random.uniform(shape=2)]
+            found = [array.copy() for array in found]
+        return [array.asnumpy() for array in found]
+
+    np.testing.assert_equal(draws(True), draws(False))
+
+
+def test_random_state_in_hybrid_forward_is_refused():
+    net = nn.HybridLambda(lambda F, x: x + mx.random.get_state()[1])
+    net(nd.ones(2))
+    net.hybridize()
+    with pytest.raises(mx.MXNetError, match="random.get_state cannot .* outside of the block"):
+        net(nd.ones(2))
+    net = nn.HybridLambda(seed_first)
+    net.hybridize(pipeline=Pipeline(1))
+    with pytest.raises(mx.MXNetError, match="random.seed runs on the host"):
+        net(nd.ones((2, 3)))

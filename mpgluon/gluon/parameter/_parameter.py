@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ... import autograd, initializer, ndarray as nd, random
+from ... import _core, autograd, initializer, ndarray as nd, random
 from ..._core import at_once, dtype_name, mark_variables, set_attributes, side_context
 from ...base import MXNetAssertionError, MXNetError
 from ...context import Context, computes, current_context
@@ -35,8 +35,8 @@ _CALLS_PER_INITIALIZATION = 64
 def _reserve_random_calls():
     """Reserves the random calls of one initialization. Returns the random state that the
     initialization must use."""
-    key = seed, call = random.get_state()
-    random.set_state((seed, call + _CALLS_PER_INITIALIZATION))
+    key = seed, call = _core.random_state()
+    _core.random_restore((seed, call + _CALLS_PER_INITIALIZATION))
     return key
 
 
