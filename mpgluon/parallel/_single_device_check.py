@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .. import _core, autograd, ndarray as nd, random
+from .. import _core, _graph_breaks, autograd, ndarray as nd, random
 from ..base import MXNetError
 from ..context import cpu
 from ..gluon import _nested
@@ -72,6 +72,7 @@ def check_against_single_device(
             "check_against_single_device: the network must be a HybridBlock, not "
             f"{type(net).__name__}"
         )
+    _graph_breaks.refuse_in_trace("check_against_single_device")
     ctx = cpu(0) if ctx is None else ctx
     flat = []
     structure = _nested.flatten(inputs, flat, "The inputs")

@@ -6,6 +6,7 @@ import re
 import numpy as np
 import pytest
 
+import mpgluon as mx
 from mpgluon import gluon, nd
 from mpgluon.base import MXNetError
 from support.control_flow import Function
@@ -314,3 +315,45 @@ def test_arrays_created_in_block_may_be_written_in_block():
     net = Outer(f)
     net.hybridize()
     assert net(nd.ones((1, 4))).asnumpy().tolist() == [[5, 1, 2, 3]]
+
+
+OUTSIDE = {
+    "check_against_single_device": mx.parallel.check_against_single_device,
+    "plan": lambda net, x: mx.parallel.plan(net, x, [on(0), on(1)], progress=False),
+    "TrainStep": lambda net, x: mx.parallel.TrainStep(
+        net, gluon.loss.L2Loss(), None, mx.parallel.Pipeline(1)
+    )(x, x),
+}
+
+
+class Calling(gluon.HybridBlock):
+    """Calls a function with itself or a child."""
+
+    def __init__(self, function, child):
+        super().__init__()
+        self.function, self.child = function, child
+        self.layers = gluon.nn.HybridSequential()
+        self.layers.add(gluon.nn.Dense(4, in_units=4), gluon.nn.Dense(4, in_units=4))
+
+    def hybrid_forward(self, F, x):
+        self.function(self.layers if self.child else self, x)
+        return self.layers(x)
+
+
+@pytest.mark.parametrize("child, hybridize", [(False, False), (False, True), (True, True)])
+@pytest.mark.parametrize("name", OUTSIDE)
+def test_method_that_traces_is_refused_inside_forward(name, child, hybridize):
+    """Called for the running block, the method would call itself endlessly."""
+    net = Calling(OUTSIDE[name], child)
+    net.initialize(ctx=on(0))
+    net.hybridize(hybridize)
+    with pytest.raises(MXNetError, match=f"{name} cannot be called inside a block's forward"):
+        net(nd.ones((2, 4), ctx=on(0)))
+
+
+def test_method_that_traces_may_be_called_for_a_child_in_eager_code():
+    for name, function in OUTSIDE.items():
+        if name != "export":  # only hybridized blocks can be exported
+            net = Calling(function, True)
+            net.initialize(ctx=on(0))
+            net(nd.ones((2, 4), ctx=on(0)))

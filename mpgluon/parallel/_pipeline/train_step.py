@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ... import autograd, ndarray as nd
+from ... import _graph_breaks, autograd, ndarray as nd
 from ...base import MXNetError, counted
 from ...gluon import _nested
 from ...gluon._compiled.programs import CompiledPrograms
@@ -264,6 +264,7 @@ class TrainStep:
         -------
         The results of a call.
         """
+        _graph_breaks.refuse_in_trace("TrainStep")
         data, labels = _arguments(data), _arguments(labels)
         timewise = bool(self._pipeline.carry)
         if states is not None and not timewise:
