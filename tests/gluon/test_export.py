@@ -329,3 +329,24 @@ def test_device_copies_in_loop_bodies_are_not_exported(kind, tmp_path):
     same(lambda x: net(x.as_in_context(on(0))), block, x.as_in_context(on(2)))
     text = (tmp_path / "net-symbol.json").read_text()
     assert "subgraphs" in text and '"op": "_copyto"' not in text and '"ctx"' not in text
+
+
+def test_export_inside_a_traced_forward_is_refused(tmp_path):
+    class Exporting(gluon.HybridBlock):
+        def __init__(self):
+            super().__init__()
+            self.layer = gluon.nn.Dense(3, in_units=2)
+
+        def hybrid_forward(self, F, x):
+            y = self.layer(x)
+            self.layer.export(str(tmp_path / "layer"))
+            return y
+
+    net = Exporting()
+    net.initialize()
+    net.layer.hybridize()
+    net(nd.ones((3, 2)))  # in eager code, the child was called with values
+    assert (tmp_path / "layer-symbol.json").exists()
+    net.hybridize()
+    with pytest.raises(mx.MXNetError, match="export cannot be called inside .* outside"):
+        net(nd.ones((3, 2)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from ... import ndarray as nd
+from ... import _graph_breaks, ndarray as nd
 from ..._core import dtype_name
 from ...base import MXNetAssertionError, MXNetError, NotSupportedError
 from ...context import current_context
@@ -352,6 +352,7 @@ def portable_symbol(
 
 def export_block(block: HybridBlock, path: str, epoch: int, remove_amp_cast) -> Any:
     """Implements `HybridBlock.export`."""
+    _graph_breaks.refuse_in_trace("export")
     symbol, constants = portable_symbol(block)
     symbol_file, param_file = f"{path}-symbol.json", f"{path}-{epoch:04d}.params"
     arguments, states = set(symbol.list_arguments()), set(symbol.list_auxiliary_states())
