@@ -9,7 +9,7 @@ import numpy as np
 
 from .. import _core, _domain
 from .._core import NDArray, array, from_dlpack, to_dlpack_for_read, to_dlpack_for_write, waitall
-from ..base import MXNetTypeError, is_floating
+from ..base import MXNetError, MXNetTypeError, is_floating
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -556,6 +556,8 @@ def onehot_encode(indices: NDArray, out: NDArray) -> NDArray:
     array([[0., 1., 0.],
            [1., 0., 0.]], dtype=float32)
     """
+    if len(out.shape) != 2:
+        raise MXNetError(f"onehot_encode: out must have a shape (n, depth), got {out.shape}")
     return _op("one_hot")(indices, depth=out.shape[1], dtype=out.dtype, out=out)
 
 

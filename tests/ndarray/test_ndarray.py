@@ -410,6 +410,10 @@ def test_moveaxis_concatenate_split_and_histogram_match_numpy():
     assert counts.asnumpy().tolist() == [1, 2, 1] and edges.shape == (4,)
     out = nd.zeros((2, 3))
     assert nd.onehot_encode(nd.array([2, 0]), out).asnumpy().tolist() == [[0, 0, 1], [1, 0, 0]]
+    assert nd.onehot_encode(nd.array([0, 0]), nd.zeros((2, 0))).shape == (2, 0)
+    for shape in ((2,), (), (2, 3, 1)):
+        with pytest.raises(mx.MXNetError, match=r"onehot_encode: out must .* \(n, depth\), got"):
+            nd.onehot_encode(nd.array([2, 0]), nd.zeros(shape))
     assert x.transpose(1, 0, 2).shape == x.transpose((1, 0, 2)).shape == (3, 2, 4)
     assert x.flatten().shape == (2, 12) and x.expand_dims(0).squeeze().shape == (2, 3, 4)
     nd.waitall()
