@@ -37,7 +37,15 @@ def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
     A pipe raises MXNetIOError, because opening it could block until its other end is opened. So do
     folders and devices. A missing file raises FileNotFoundError.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    return open(os.fspath(path), "rb", opener=_descriptor)
+
+
+def _descriptor(path, flags):
+    """Opens a file for `open`, which closes the descriptor even if it is interrupted.
+
+    A descriptor must have one owner: a second close raises OSError, or closes another file.
+    """
+    descriptor = os.open(path, flags | os.O_NONBLOCK)
     try:
         mode = os.fstat(descriptor).st_mode
         if not stat.S_ISREG(mode):
@@ -45,10 +53,10 @@ def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
             raise MXNetIOError(
                 f"'{os.fspath(path)}' is not a file that can be loaded: it is {kind}"
             )
-        return os.fdopen(descriptor, "rb")
     except BaseException:
         os.close(descriptor)
         raise
+    return descriptor
 
 
 @contextmanager
@@ -61,9 +69,8 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     """
     temporary = f"{os.fspath(path)}.{os.urandom(8).hex()}.new"
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    descriptor = os.open(temporary, flags, 0o666)
     try:
-        with os.fdopen(descriptor, "w+b") as file:
+        with open(temporary, "w+b", opener=lambda path, _: os.open(path, flags, 0o666)) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())

@@ -3,6 +3,7 @@
 The files try to run code, or to use up memory or time.
 """
 
+import gc
 import gzip
 import io
 import json
@@ -10,6 +11,7 @@ import os
 import pickle
 import stat
 import struct
+import sys
 import tarfile
 import threading
 import zipfile
@@ -20,7 +22,7 @@ import pytest
 import mpgluon as mx
 from fuzz.cost import bounded
 from mpgluon import _files, image, recordio
-from mpgluon._files import replacing
+from mpgluon._files import open_regular, replacing
 from mpgluon.base import MXNetError
 from mpgluon.ndarray import _safetensors
 from support.paths import TESTS
@@ -342,6 +344,49 @@ def test_interrupted_save_leaves_no_files(tmp_path):
         file.write(b"half")
         raise Stop
     assert path.read_text() == "before" and os.listdir(tmp_path) == ["a"]
+
+
+def read_file(path):
+    with open_regular(path) as file:
+        assert file.read() == b"kept"
+
+
+def replace_file(path):
+    with replacing(path) as file:
+        file.write(b"kept")
+
+
+@pytest.mark.parametrize("work", [read_file, replace_file])
+def test_interrupt_of_file_access_is_no_other_error(work, tmp_path):
+    """A descriptor that is closed twice raises OSError, or closes a file of another thread.
+
+    The interrupts include the return of each built-in function, before its result is stored."""
+    path = tmp_path / "file"
+    path.write_bytes(b"kept")
+
+    def points(n):
+        count = 0
+
+        def met(frame, event, _):
+            nonlocal count
+            count += event in ("call", "c_return")
+            if count == n:
+                sys.setprofile(None)
+                raise KeyboardInterrupt
+
+        sys.setprofile(met)
+        try:
+            work(path)
+        finally:
+            sys.setprofile(None)
+        return count
+
+    for n in range(1, points(0)):
+        with pytest.raises(KeyboardInterrupt):
+            points(n)
+        gc.collect()
+        assert [name.name for name in tmp_path.iterdir()] == ["file"]
+        assert path.read_bytes() == b"kept"
 
 
 @pytest.mark.parametrize("suffix", ["params", "safetensors", "npz", "states", "json"])
