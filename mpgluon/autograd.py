@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import copy
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from . import _core, _graph_breaks
@@ -35,7 +36,7 @@ from ._hints import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from typing import Any
 
     from .symbol import Symbol
@@ -134,6 +135,20 @@ def get_symbol(x: NDArray) -> Symbol:
     return symbol_of(x)
 
 
+@contextmanager
+def refuse_release(what: str, arrays: Sequence[NDArray]) -> Iterator[None]:
+    """Returns a scope that raises MXNetError if a backward in it releases the recorded computation
+    of `arrays`. Their later gradients would be lost without an error."""
+    recorded = [array for array in arrays if array._wants_gradient] if is_recording() else []
+    yield
+    if not all(array._wants_gradient for array in recorded):
+        raise _core.MXNetError(
+            f"{what} called backward on the computation that it is part of, and released it; pass "
+            "retain_graph=True to that backward, or record another computation, which begins with "
+            "copies of the inputs"
+        )
+
+
 class Function:
     """A function with a custom gradient.
 
@@ -204,7 +219,10 @@ class Function:
         if any(array._in_trace for array in arrays):
             return self._in_a_step(inputs, arrays)
         self._used = True
-        with pause(train_mode=is_training()):
+        with (
+            refuse_release(f"{type(self).__name__}.forward", arrays),
+            pause(train_mode=is_training()),
+        ):
             outputs = self.forward(*inputs)
         if not is_recording():
             return outputs

@@ -617,7 +617,8 @@ class CustomCall(_graph_breaks.PythonCall):
             )
             return op
 
-        with autograd.pause(train_mode=train):
+        what = f"Custom: forward of {self.op_type!r}"
+        with autograd.refuse_release(what, inputs[:count]), autograd.pause(train_mode=train):
             op = self._run("forward", self.op_type, ctx, forward)
         if not autograd.is_recording():
             return outputs

@@ -209,6 +209,10 @@ static mpg_status backward(mpg_backward_pass *pass, head_list *list, bool retain
     pass->variables[num_wanted] = variable;
     wanted[num_wanted++] = (mpg_value){variable->graph_node, 0};
   }
+  if (num_variables == 0)
+    return mpg_fail(MPG_ERROR,
+                    "backward: the heads were not computed from variables (attach_grad), or an "
+                    "earlier backward without retain_graph=True released that computation");
   if (num_wanted + pass->num_parameter_sets == 0)
     return mpg_fail(MPG_ERROR,
                     "backward: no variable that the heads were computed from requires a gradient: "

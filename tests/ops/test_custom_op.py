@@ -735,3 +735,57 @@ def test_layers_run_in_host_ops_after_a_pipelined_block():
 
     for found, wanted in zip(train(True), train(False)):
         close(found, wanted)
+
+
+class Backward(mx.operator.CustomOp):
+    """Calls backward in its forward, on a computation that the test recorded."""
+
+    def forward(self, is_train, req, in_data, out_data, aux):
+        self.assign(out_data[0], req[0], in_data[0] * 2)
+        BackwardProp.run()
+
+    def backward(self, req, out_grad, in_data, out_data, in_grad, aux):
+        self.assign(in_grad[0], req[0], out_grad[0] * 2)
+
+
+@mx.operator.register("calls_backward")
+class BackwardProp(mx.operator.CustomOpProp):
+    def create_operator(self, ctx, shapes, dtypes):
+        return Backward()
+
+
+class BackwardFunction(autograd.Function):
+    def forward(self, x):
+        BackwardProp.run()
+        return x * 2
+
+    def backward(self, top):
+        return top * 2
+
+
+@pytest.mark.parametrize(
+    "call, name",
+    [
+        (lambda x: nd.Custom(x, op_type="calls_backward"), "forward of 'calls_backward'"),
+        (lambda x: BackwardFunction()(x), "BackwardFunction.forward"),
+    ],
+)
+def test_backward_in_forward_may_not_release_the_outer_computation(call, name):
+    x = nd.ones(2)
+    x.attach_grad()
+    with autograd.record():
+        hidden = x * 3
+        BackwardProp.run = staticmethod(lambda: hidden.backward(retain_graph=True))
+        y = call(hidden)
+    assert x.grad.asnumpy().tolist() == [3, 3]
+    y.backward()
+    assert x.grad.asnumpy().tolist() == [6, 6]
+    with autograd.record():
+        hidden = x * 3
+        BackwardProp.run = staticmethod(hidden.backward)
+        with pytest.raises(mx.MXNetError, match=f"{name} called backward .* retain_graph=True"):
+            call(hidden)
+        BackwardProp.run = staticmethod(lambda: None)
+        y = call(nd.ones(2))
+    with pytest.raises(mx.MXNetError, match="not computed from variables .* retain_graph=True"):
+        y.backward()
