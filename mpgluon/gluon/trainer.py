@@ -371,24 +371,28 @@ class Trainer(TrainerStore, TrainerState):
                 self._clip(plan, work)
             if self._unequal:
                 self._equalize(plan)
-            for group in work:  # prepare all devices before any state changes
-                updater = self._updater(group.ctx)
-                if group.holds(updater):
-                    continue
-                if not updater.states.keys() >= group.known:
-                    _core.at_once(*self._moves(plan))
-                group.prepare(updater, plan.changes)
-            if plan.buckets:
-                self._unequal = True
-            if self._optimizer.lr_scheduler is not None and len(work) + len(plan.sparse) > 1:
-                self._count_ahead(plan, work)
             if not self._optimizer.draws:
-                self._update_groups(plan, work)
+                self._run(plan, work)
                 return
             indices = {index for group in work for index in group.indices}
             indices.update(index for index, param in plan.sparse if plan.fresh_rows(param))
             with self._optimizer.draws_by(sorted(indices)):
-                self._update_groups(plan, work)
+                self._run(plan, work)
+
+    def _run(self, plan, work):
+        """Updates all weights, after their states exist on all devices."""
+        for group in work:  # prepare all devices before any state changes
+            updater = self._updater(group.ctx)
+            if group.holds(updater):
+                continue
+            if not updater.states.keys() >= group.known:
+                _core.at_once(*self._moves(plan))
+            group.prepare(updater, plan.changes)
+        if plan.buckets:
+            self._unequal = True
+        if self._optimizer.lr_scheduler is not None and len(work) + len(plan.sparse) > 1:
+            self._count_ahead(plan, work)
+        self._update_groups(plan, work)
 
     def _count_ahead(self, plan, work):
         """Sets the number of updates to its value after this step, before the first group queries

@@ -12,7 +12,7 @@ from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from .. import _domain, ndarray as nd
+from .. import _core, _domain, ndarray as nd
 from .._core import at_once, versions
 from .._hints import constructed, near, of_package, unknown_option
 from ..base import MXNetError
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
 # Maximum number of weights of a multi-weight update op. More weights need several calls.
 LARGEST_GROUP = 60
+
+# Random calls that a Trainer reserves for the update of each parameter, if any update draws.
+_CALLS = 1024
 
 HALF = ("float16", "bfloat16")
 _LR_MULT, _WD_MULT = operator.attrgetter("lr_mult"), operator.attrgetter("wd_mult")
@@ -88,6 +91,10 @@ class Optimizer:
     single arrays. If it sets `aggregate_num` above 0, it receives lists of at most this length, all
     on one device. Rates that are negative or not finite raise ValueError before any update.
 
+    In a Trainer, the random numbers of `mx.nd.random` in these methods do not depend on the
+    parameter's devices, and are the same for all its replicas. Numbers of other generators, such as
+    NumPy's, differ between replicas.
+
     Examples
     --------
     >>> mx.optimizer.create("sgd", learning_rate=0.1, momentum=0.9)
@@ -95,6 +102,15 @@ class Optimizer:
     """
 
     opt_registry: dict[str, type[Optimizer]] = {}
+    # True if updates may draw random numbers, as those of classes outside of this package.
+    draws: bool = False
+    _draws: dict[Any, tuple[int, int]] | None = None  # index -> random state for its update
+    _drew = False  # an update has used its random state
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "draws" not in vars(cls) and not cls.__module__.startswith("mpgluon."):
+            cls.draws = True
 
     def __init__(
         self,
@@ -429,13 +445,48 @@ class Optimizer:
                 "without a kvstore that runs the optimizer and without an update() of a subclass"
             )
 
-    # True if updates draw random numbers.
-    draws: bool = False
+    def _drawn_for(self, index):
+        """Returns the key of the random numbers for a parameter's update. Parameters with the same
+        key use the same numbers."""
+        return index
 
-    def draws_by(self, indices: Sequence[Any]) -> AbstractContextManager[None]:
+    @contextmanager
+    def draws_by(self, indices: Sequence[Any]) -> Iterator[None]:
         """Returns a scope in which the updates of parameters, by index, use random numbers in the
         order of `indices`, regardless of the order of updates. Replicas use the same numbers."""
-        return nullcontext()
+        keys = {index: self._drawn_for(index) for index in indices}
+        order = {key: call for call, key in enumerate(dict.fromkeys(keys.values()))}
+        seed, call = _core.random_state()
+        self._draws = {i: (seed, call + order[key] * _CALLS) for i, key in keys.items()}
+        self._drew = False
+        try:
+            yield
+        finally:
+            self._draws = None
+            if self._drew:
+                _core.random_restore((seed, call + len(order) * _CALLS))
+
+    @property
+    def draws_one_by_one(self) -> bool:
+        """True if lists of weights must be updated one by one at the moment, because each has its
+        own random numbers."""
+        return self._draws is not None
+
+    def numbers_of(self, index: Any, create: bool = False) -> AbstractContextManager[None]:
+        """Returns a scope with the random numbers of a parameter for its update or, with `create`,
+        for its state."""
+        given = self._draws.get(index) if self._draws is not None else None
+        if given is None:
+            return nullcontext()
+        return self._numbers((given[0], given[1] + _CALLS // 2) if create else given)
+
+    @contextmanager
+    def _numbers(self, state):
+        with _core.Scope((_core.random_restore, state)):
+            try:
+                yield
+            finally:
+                self._drew |= _core.random_state() != state
 
     def saved_numbers(self) -> dict[str, float | None]:
         """Returns the attributes that files of training states store besides update counts."""
@@ -618,9 +669,12 @@ class GroupedOptimizer(Optimizer):
         self._update_count(indices)
         return self._get_lrs(indices), self._get_wds(indices)
 
+    draws_one_by_one = False
+
     def _step(self, indices, weights, grads, states, lrs, wds):
         for arguments in zip(indices, weights, grads, states, lrs, wds):
-            self._step_one(*arguments)
+            with self.numbers_of(arguments[0]):
+                self._step_one(*arguments)
 
     def _step_one(self, *arguments):
         self._run_phases([self._begin_phases(*[[value] for value in arguments])])

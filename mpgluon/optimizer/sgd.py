@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -23,8 +22,6 @@ from .optimizer import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from .._types import NDArray
 
 
@@ -260,24 +257,9 @@ class SGLD(GroupedOptimizer):
 
     draws = True
 
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self._draws: dict[Any, tuple[int, int]] = {}  # index -> random state for its update
-
-    @contextmanager
-    def draws_by(self, indices: Sequence[Any]) -> Iterator[None]:
-        """See `Optimizer.draws_by`. The parts of a split parameter use the numbers of the whole."""
-        order: dict[Any, int] = {}
-        wholes = [self._family(index) or index for index in indices]
-        for whole in wholes:
-            order.setdefault(whole, len(order))
-        seed, call = random.get_state()
-        random.set_state((seed, call + len(order)))
-        self._draws = {i: (seed, call + order[whole]) for i, whole in zip(indices, wholes)}
-        try:
-            yield
-        finally:
-            self._draws = {}
+    def _drawn_for(self, index):
+        """The parts of a split parameter use the numbers of the whole."""
+        return self._family(index) or index
 
     def _family(self, index):
         return getattr(self.param_dict.get(index), "family", None)
@@ -285,15 +267,14 @@ class SGLD(GroupedOptimizer):
     def _step_one(self, index, weight, grad, state, lr, wd):
         grad = self._gradient(grad)
         moved = weight + -lr / 2 * (grad + wd * weight)
-        given, family = self._draws.get(index), self._family(index)
-        with nullcontext() if given is None else random.calls_at(given):
-            noise = random.normal(
-                0,
-                math.sqrt(lr),
-                shape=weight.shape if family is None else family.shape,
-                dtype=dtype_name(weight),
-                ctx=weight.context,
-            )
+        family = self._family(index)
+        noise = random.normal(
+            0,
+            math.sqrt(lr),
+            shape=weight.shape if family is None else family.shape,
+            dtype=dtype_name(weight),
+            ctx=weight.context,
+        )
         if family is not None:
             noise = family.take(noise, self.param_dict[index].index)
         weight[:] = moved + noise

@@ -82,7 +82,8 @@ class Updater:
         self.prepare(indices, weights)
         if not self.aggregate_updates:
             for i, w, g in zip(indices, weights, grads):
-                self.optimizer.update_multi_precision(i, w, g, self.states[i])
+                with self.optimizer.numbers_of(i):
+                    self.optimizer.update_multi_precision(i, w, g, self.states[i])
             return
         for part in self.alike(indices, grads, weights, self.optimizer.aggregate_num):
             self._update(*part)
@@ -111,11 +112,17 @@ class Updater:
     def _update_rows(self, index, grad, weight):
         """Updates one weight if gradient or weight is sparse."""
         self.prepare([index], [weight])
-        update_rows(self.optimizer, index, weight, grad, self.states[index])
+        with self.optimizer.numbers_of(index):
+            update_rows(self.optimizer, index, weight, grad, self.states[index])
 
     def _update(self, indices, grads, weights):
-        states = self.states
-        self.optimizer.update_multi_precision(indices, weights, grads, [states[i] for i in indices])
+        states, optimizer = self.states, self.optimizer
+        if optimizer.draws_one_by_one:
+            for i, w, g in zip(indices, weights, grads):
+                with optimizer.numbers_of(i):
+                    optimizer.update_multi_precision([i], [w], [g], [states[i]])
+            return
+        optimizer.update_multi_precision(indices, weights, grads, [states[i] for i in indices])
 
     def prepare(self, indices: Sequence[Any], weights: Sequence[NDArray]) -> None:
         """Creates missing states, and moves loaded ones to the devices of their weights."""
@@ -123,7 +130,9 @@ class Updater:
             return
         for index, weight in zip(indices, weights):
             if index not in self.states:
-                self.states[index] = self.optimizer.create_state_multi_precision(index, weight)
+                with self.optimizer.numbers_of(index, create=True):
+                    state = self.optimizer.create_state_multi_precision(index, weight)
+                self.states[index] = state
             elif not self.states_synced.get(index):
                 self.states[index] = self.sync_state_context(self.states[index], weight.context)
             self.states_synced[index] = True

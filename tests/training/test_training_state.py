@@ -454,10 +454,45 @@ def test_loss_scale_is_saved_with_states(tmp_path):
         trainer_of(network(), "sgd").load_states(str(tmp_path / "s"))
 
 
-def test_random_updates_do_not_depend_on_placement(capsys):
-    """SGLD draws noise per parameter; all replicas receive the same noise."""
+class Noisy(mx.optimizer.Optimizer):
+    """Draws the initial state, and several numbers in each update."""
 
-    def run(devices, replicas=None):
+    def create_state(self, index, weight):
+        return nd.random.normal(shape=weight.shape, ctx=weight.context)
+
+    def update(self, index, weight, grad, state):
+        self._update_count(index)
+        for _ in range(index % 3):
+            weight += nd.random.uniform(shape=weight.shape, ctx=weight.context)
+        weight[:] = weight - self._get_lr(index) * grad + state
+        state[:] = nd.random.normal(shape=weight.shape, ctx=weight.context)
+
+
+class NoisyLists(Noisy):
+    """Receives lists of weights."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.aggregate_num = 4
+
+    def update(self, index, weight, grad, state):
+        for one in zip(index, weight, grad, state):
+            super().update(*one)
+
+
+class NoisySteps(mx.optimizer.SGD):
+    def _step(self, indices, *others):
+        return mx.optimizer.optimizer.GroupedOptimizer._step(self, indices, *others)
+
+    def _step_one(self, index, weight, grad, state, lr, wd):
+        weight[:] = weight - lr * grad + nd.random.normal(shape=weight.shape, ctx=weight.context)
+
+
+@pytest.mark.parametrize("optimizer", [mx.optimizer.SGLD, Noisy, NoisyLists, NoisySteps])
+def test_random_updates_do_not_depend_on_placement(optimizer, capsys):
+    """Each parameter has its own numbers, and all its replicas use the same ones."""
+
+    def run(devices, replicas=None, **options):
         net = nn.HybridSequential(prefix="n_")
         with net.name_scope():
             for _ in range(3):
@@ -466,7 +501,7 @@ def test_random_updates_do_not_depend_on_placement(capsys):
         net.initialize(mx.init.Xavier(), ctx=replicas)
         if devices:
             placed(net, devices, capsys)
-        trainer = trainer_of(net, "sgld")
+        trainer = gluon.Trainer(net.collect_params(), optimizer(learning_rate=0.1), **options)
         for _ in range(2):
             xs = [nd.ones((4, 3), ctx=ctx) for ctx in replicas or [net[0].weight.list_ctx()[0]]]
             with autograd.record():
@@ -478,9 +513,34 @@ def test_random_updates_do_not_depend_on_placement(capsys):
     expected = run(None)
     for devices in ([1, 1, 1], [0, 1, 0], [2, 1, 0]):
         assert same(expected, run(devices)), devices
-    for param in run(None, CPU[:2]).collect_params().values():
-        one, other = param.list_data()
-        assert (one.asnumpy() == other.asnumpy()).all()
+    copies = [
+        [param.list_data() for param in net.collect_params().values()]
+        for net in (run(None, CPU[:2], update_on_kvstore=on_store) for on_store in (False, True))
+    ]
+    for replicas in zip(*copies):
+        first, *others = [array.asnumpy() for arrays in replicas for array in arrays]
+        for other in others:
+            np.testing.assert_array_equal(first, other)
+
+
+def test_random_state_advances_only_if_updates_draw():
+    class Plain(mx.optimizer.Optimizer):
+        def update(self, index, weight, grad, state):
+            self._update_count(index)
+            weight -= self._get_lr(index) * grad
+
+    layer = nn.Dense(2, in_units=2)
+    layer.initialize()
+    for optimizer in (Plain(), mx.optimizer.SGD(), Noisy(), mx.optimizer.SGLD()):
+        trainer = gluon.Trainer(layer.collect_params(), optimizer)
+        with autograd.record():
+            loss = layer(nd.ones((1, 2)))
+        loss.backward()
+        before = mx.random.get_state()
+        trainer.step(1)
+        assert (mx.random.get_state() != before) == isinstance(
+            optimizer, (Noisy, mx.optimizer.SGLD)
+        )
 
 
 def test_overflow_discards_sums_of_row_sparse_gradients():
