@@ -672,3 +672,37 @@ def test_ops_are_identical_in_all_namespaces():
     assert mx.sym.op.UpSampling is mx.sym.sparse.UpSampling is mx.sym.UpSampling
     x = nd.array([[0, 1], [0, 2]])
     assert nd.sparse.cast_storage(x, "csr").stype == "csr"
+
+
+SPARSE = {
+    "product": lambda F, x, s: x * s,
+    "dot": lambda F, x, s: F.dot(s, x),
+    "sum": lambda F, x, s: s + x,
+    "dense": lambda F, x, s: x + s.tostype("default"),
+    "returned": lambda F, x, s: s,
+    "cast": lambda F, x, s: x.tostype(s.stype),
+}
+
+
+@pytest.mark.parametrize("way", [{}, {"pipeline": mx.parallel.Pipeline(1)}])
+@pytest.mark.parametrize("stype", ["row_sparse", "csr"])
+@pytest.mark.parametrize("name", SPARSE)
+def test_captured_sparse_array_is_refused_in_a_hybridized_block(name, stype, way):
+    class Keeping(mx.gluon.HybridBlock):
+        def __init__(self, kept):
+            super().__init__()
+            self.kept = kept
+
+        def hybrid_forward(self, F, x):
+            return SPARSE[name](F, x, self.kept)
+
+    dense, x = nd.array([[0, 1], [0, 3]]), nd.ones((2, 2))
+    net = Keeping(dense.tostype(stype))
+    expected = net(x).asnumpy()
+    net.hybridize(**way)
+    with pytest.raises(mx.MXNetError, match=rf"a {stype} array .* x.tostype\('default'\)"):
+        net(x)
+    if name != "cast":
+        net = Keeping(dense)
+        net.hybridize(**way)
+        np.testing.assert_array_equal(net(x).copy().asnumpy(), expected)

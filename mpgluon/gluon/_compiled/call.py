@@ -145,6 +145,7 @@ class Signature:
         value = self.block.forward(*regroup(self.structure, iter(arrays)))
         outputs = []
         self.outputs = flatten(value, outputs, "The outputs")
+        outputs = [whole(array) for array in outputs]
         self._note_places(outputs)
         return outputs
 

@@ -42,6 +42,17 @@ def zeros_of(stype: str, shape: Shape, ctx: Context, dtype: DType) -> Any:
     raise ValueError(f"unknown storage type {stype!r}; expected 'default', 'row_sparse' or 'csr'")
 
 
+def _refuse_in_trace(array, stype):
+    """Raises NotSupportedError if the stored positions of a sparse array depend on `array`, which
+    belongs to a trace."""
+    if array._in_trace:
+        raise _core.NotSupportedError(
+            f"a {stype} array cannot be used in a hybridized block, whose programs have dense "
+            "arrays only; keep it dense, as x.tostype('default'), or pass it as an input, which "
+            "becomes dense, or do not hybridize the block"
+        )
+
+
 def cast_storage(array: NDArray, stype: str) -> NDArray:
     """An array in another storage: always a new one, except a dense one that stays dense."""
     if stype not in ("default", "row_sparse", "csr"):
@@ -52,6 +63,7 @@ def cast_storage(array: NDArray, stype: str) -> NDArray:
         return array.tostype(stype)
     if stype == "default":
         return array
+    _refuse_in_trace(array, stype)
     twin = array if _core.is_recording() and _core.on_tape(array) else None
     array = array.detach()
     result = _rows_of(array) if stype == "row_sparse" else _elements_of(array)
@@ -166,15 +178,21 @@ class BaseSparseNDArray(NDArray):
 
     def numbers(self, part: str = "index") -> np.ndarray[Any, Any]:
         """A part's numbers as a NumPy array; kept. MXNetError where they reach out of the array."""
-        self._refresh()
-        numbers = self._host.get(part)
+        known = self._known()
+        numbers = known.get(part)
         if numbers is None:
             numbers = getattr(self, part).asnumpy().astype(np.int64, copy=False)
             wrong = self._beyond(part, numbers)
             if wrong:
                 raise MXNetError(f"{type(self).__name__} of shape {self._shape}: {wrong}")
-            self._host[part] = numbers
+            known[part] = numbers
         return numbers
+
+    def _known(self):
+        """Returns the numbers on the host that were computed from the stored positions."""
+        self._refresh()
+        _refuse_in_trace(self._index, self.stype)
+        return self._host
 
     def _beyond(self, part, numbers):
         """A text about numbers of a part that are out of range, or something false."""
@@ -588,29 +606,30 @@ class CSRNDArray(BaseSparseNDArray):
 
     def rows(self) -> np.ndarray[Any, Any]:
         """The row of each element; kept."""
-        rows = self._host.get("rows")
+        known = self._known()
+        rows = known.get("rows")
         if rows is None:
             self.numbers()  # the columns are in range, too
-            rows = self._host["rows"] = row_numbers(self.numbers("pointers"))
+            rows = known["rows"] = row_numbers(self.numbers("pointers"))
         return rows
 
     def row_index(self) -> NDArray:
         """The same on the matrix's device; kept."""
-        self._refresh()
-        index = self._host.get("row index")
+        known = self._known()
+        index = known.get("row index")
         if index is None:
-            index = self._host["row index"] = index_array(self.rows(), self.context)
+            index = known["row index"] = index_array(self.rows(), self.context)
         return index
 
     def columns_used(self) -> tuple[NDArray, NDArray]:
         """The columns that have elements, and the place among them of each element's column, on
         the matrix's device; kept."""
-        self._refresh()
-        parts = self._host.get("columns used")
+        known = self._known()
+        parts = known.get("columns used")
         if parts is None:
             parts = occurring(self.numbers(), self._shape[1])
             parts = tuple([index_array(part, self.context) for part in parts])
-            self._host["columns used"] = parts
+            known["columns used"] = parts
         return parts
 
     def with_values(self, values: NDArray) -> CSRNDArray:
