@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ... import autograd, ndarray as nd, random
+from ... import _core, autograd, ndarray as nd, random
 from ...base import MXNetError
 from ...gluon import nn
 from ...gluon._tree import children, own_parameters, run_eagerly, set_children
@@ -324,7 +324,7 @@ class _Check:
         self.weights, self.error, self.forms = {}, None, None
 
     def run(self):
-        with random.calls_at(random.get_state()):  # the check must not advance the random state
+        with random.calls_at(_core.random_state()):  # the check must not advance the random state
             thread = threading.Thread(target=self._guarded, name="check of heads")
             thread.start()
             thread.join()

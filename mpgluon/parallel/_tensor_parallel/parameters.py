@@ -139,7 +139,7 @@ class Family:
         """Returns a scope in which a part is initialized. All parts of one initialization use the
         random calls of the whole; the first part reserves them."""
         if self.key is None or index in self.drawn:
-            self.key, self.drawn = random.get_state(), {index}
+            self.key, self.drawn = _core.random_state(), {index}
             return _core.Scope()
         self.drawn.add(index)
         return random.calls_at(self.key)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from ... import initializer, random
+from ... import _core, initializer, random
 from ...base import MXNetError
 from ...gluon import nn, rnn
 from ...gluon._tree import children, forget_compiled, own_parameters
@@ -356,7 +356,7 @@ def split_layers(
             )
         except (ValueError, NotImplementedError) as error:
             raise type(error)(f"{who}: '{path}' ({type(layer).__name__}): {error}") from error
-    with random.calls_at(random.get_state()):  # splitting must not advance the random state
+    with random.calls_at(_core.random_state()):  # splitting must not advance the random state
         for layer, new in made.items():
             _take_over(layer, new)
     for parent, name, _, layer in places:
