@@ -261,6 +261,10 @@ static inline mpg_array *mpg_compiled_input(const mpg_compiled *c, const mpg_inp
 static inline uint32_t mpg_compiled_first_fixed(const mpg_compiled *c) {
   return c->num_given - c->num_bound;
 }
+/* True if a captured array has a gradient, which a pipeline cannot return. */
+static inline bool mpg_compiled_captures_variable(const mpg_compiled *c) {
+  return memchr(c->wanted + c->num_given, true, c->num_inputs - c->num_given) != NULL;
+}
 static inline uint32_t mpg_compiled_num_fixed(const mpg_compiled *c) {
   return c->num_bound + c->num_constants + c->num_kept;
 }

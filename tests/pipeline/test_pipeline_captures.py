@@ -190,3 +190,48 @@ def test_captured_arrays_with_a_gradient_raise(count):
     for way in (ordinary_loop, train_step):
         with pytest.raises(mx.MXNetError, match="neither an input nor a parameter; pass it as"):
             way(network(count, [0, 1], [Attribute, Wanted]), Pipeline(4))
+
+
+KEPT = nd.ones((1, WIDTH))
+
+
+def kept_in_places():
+    """Yields (block that uses a captured array, the array, the text of its place)."""
+    inner = nd.ones((1, WIDTH))
+
+    def default(F, x, table=nd.ones((1, WIDTH))):
+        return F.broadcast_mul(x, table)
+
+    class Kept(gluon.HybridBlock):
+        table = nd.ones((1, WIDTH))
+
+        def __init__(self):
+            super().__init__(prefix="kept_")
+            self.tables = {"first": [nd.ones((1, WIDTH))]}
+
+        def hybrid_forward(self, F, x):
+            return F.broadcast_mul(x, self.find())
+
+    for array, text, find in (
+        (Kept.table, "self.table of Kept 'kept'", lambda self: self.table),
+        (None, "self.tables['first'][0] of Kept 'kept'", lambda self: self.tables["first"][0]),
+        (KEPT, "KEPT of Kept 'kept'", lambda self: KEPT),
+        (inner, "inner of Kept 'kept'", lambda self: inner),
+    ):
+        block = type("Kept", (Kept,), {"find": find})()
+        yield block, find(block) if array is None else array, text
+    block = gluon.nn.HybridLambda(default, prefix="layer_")
+    yield block, default.__defaults__[0], "self._func.__defaults__[0] of HybridLambda 'layer'"
+
+
+def test_captured_array_with_a_gradient_is_named():
+    for block, array, text in kept_in_places():
+        array.attach_grad()
+        for net in (block, nn.HybridSequential()):
+            if net is not block:
+                net.add(block)
+            net.hybridize(pipeline=Pipeline(2))
+            net(nd.ones((4, WIDTH)))
+            with autograd.record(), pytest.raises(mx.MXNetError) as caught:
+                net(nd.ones((4, WIDTH)))
+            assert f": {text} has a gradient, but is neither an input" in str(caught.value)

@@ -100,11 +100,10 @@ static mpg_status check_compiled(const mpg_compiled *c, const mpg_pipeline_run_r
         MPG_ERROR,
         "a micro-batch was compiled for %u inputs and %u outputs, but the run has %u and %u",
         c->num_given, c->num_outputs, request->num_inputs, request->num_outputs);
-  for (uint32_t i = c->num_given; i < c->num_inputs; i++)
-    if (c->wanted[i])
-      return mpg_fail(MPG_ERROR,
-                      "a pipelined block uses an array with a gradient that is neither an input "
-                      "nor a parameter; pass it as an input");
+  if (mpg_compiled_captures_variable(c))
+    return mpg_fail(MPG_ERROR,
+                    "a pipelined block uses an array with a gradient that is neither an input nor "
+                    "a parameter; pass it as an input");
   for (uint32_t i = 0; i < c->num_outputs; i++) {
     bool own = c->outputs[i].external >= c->num_inputs;
     for (uint32_t k = 0; k < i; k++) own = own && c->outputs[k].external != c->outputs[i].external;

@@ -173,6 +173,10 @@ static PyObject *staged_call_outputs(PyObject *object, void *Py_UNUSED(unused)) 
   return list;
 }
 
+static PyObject *staged_call_captures_variable(PyObject *object, void *Py_UNUSED(unused)) {
+  return PyBool_FromLong(mpg_compiled_captures_variable(((staged_call *)object)->compiled));
+}
+
 static PyObject *staged_call_forward(PyObject *object, PyObject *Py_UNUSED(unused)) {
   const mpg_compiled *c = ((staged_call *)object)->compiled;
   return describe_set(c->programs);
@@ -257,6 +261,8 @@ static PyMethodDef staged_call_methods[] = {
 static PyGetSetDef staged_call_properties[] = {
     {"outputs", staged_call_outputs, NULL,
      "(shape, dtype, ctx, whether it has memory of its own) of each result.", NULL},
+    {"captures_variable", staged_call_captures_variable, NULL,
+     "Whether a captured array has a gradient, which a PipelineRun refuses.", NULL},
     {0}};
 static PyType_Slot staged_call_slots[] = {
     {Py_tp_new, staged_call_new},

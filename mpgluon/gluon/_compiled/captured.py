@@ -5,6 +5,7 @@ array was found (`places.find`) are checked for a replacement (``block.mask = ne
 """
 
 from ... import ndarray as nd
+from ...base import MXNetError
 from .places import Place
 
 
@@ -21,6 +22,19 @@ class Captured(Place):
         """Returns the array that is kept there now, or None."""
         value = self.value()
         return value if isinstance(value, nd.NDArray) else None
+
+
+def without_variables(call, signature):
+    """Returns the staged call. Raises MXNetError, naming the place, if it captured an array with a
+    gradient."""
+    if not call.captures_variable:
+        return call
+    places = [kept.text() for kept in signature.captured if kept.array._wants_gradient]
+    raise MXNetError(
+        f"{signature.path}: {places[0] if places else 'a captured array'} has a gradient, but is "
+        "neither an input nor a parameter; pass it as an input of the pipelined block, or use a "
+        "Parameter"
+    )
 
 
 def are_current(signature):

@@ -78,6 +78,18 @@ class Place:
             return _MISSING
         return value
 
+    def text(self):
+        """Returns the place for error messages, such as ``self.masks[0] of Net 'net0'``."""
+        value = root = self.root()
+        text = "self"
+        for get, key in self.keys:
+            if get is _cell:
+                text = value.__code__.co_freevars[key]
+            else:
+                text = _TEXTS.get(get, "{}.{}").format(text, key)
+            value = get(value, key)
+        return f"{text} of {type(root).__name__} '{root.name}'"
+
 
 class Fixed(Place):
     """A place that must hold the same object: a block, a parameter, or a container that is watched
@@ -162,6 +174,17 @@ def _global(function, name):
 
 def _default(function, key):
     return function.__defaults__[key] if isinstance(key, int) else function.__kwdefaults__[key]
+
+
+# Text of a part, by its getter: the text of the whole and the key; "{}.{}" for attributes.
+_TEXTS = {
+    _item: "{}[{!r}]",
+    _flat_item: "{}.flat[{}]",
+    _variable: "{}.get()",
+    _referent: "{}()",
+    _global: "{1}",
+    _default: "{}.__defaults__[{!r}]",
+}
 
 
 def _names(code):

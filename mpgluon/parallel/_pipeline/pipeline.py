@@ -15,6 +15,7 @@ from ...base import MXNetError, counted, is_floating
 from ...gluon import _nested
 from ...gluon._compiled import running_statistics
 from ...gluon._compiled.call import CompiledCall, Signature
+from ...gluon._compiled.captured import without_variables
 from ...ndarray._sparse.row_taps import FlatTaps, MicroBatchTaps, has_row_gradient
 from .. import collectives, schedules
 from ..collectives import divide
@@ -716,7 +717,7 @@ class PipelinedCall:
                 self._exact,
                 self._pipeline.deferred and recording,
             )
-            calls.append(call)
+            calls.append(without_variables(call, entry.signature))
             statistics.append(found)
             for i in state:  # shape of the state after this micro-batch
                 shape, dtype, *_ = call.outputs[entry.carried_from[i]]
