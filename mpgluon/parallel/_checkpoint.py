@@ -348,24 +348,17 @@ def _describe(net, trainer):
                 for (key, _), (other, _) in zip(there, gradients.keys_of(entry, name))
             ]
         for key, whole in keys:
-            array, split = arrays[key], None
-            shape = list(array.shape)
-            if where is not None and _is_along(where.axis, shape, param.shape):
-                split, shape[where.axis] = where, shapes[name][where.axis]
-            elif where is not None and where.ranges[0][0]:
+            array = arrays[key]
+            split = where if where is not None and array.shape == param.shape else None
+            if where is not None and split is None and where.ranges[0][0]:
                 continue  # all shards have the same value
+            shape = shapes[name] if split is not None else array.shape
             parts.append(
                 _Part(whole, dtype_name(array.dtype), tuple(shape), split, array, array.context)
             )
     every = list(dict.fromkeys(names[param][0] for param in trainer.parameters))
     index["trainer"] = {**header, **states, "names": every}
     return parts, index
-
-
-def _is_along(axis, shape, whole):
-    """True if an array of a parameter, such as a state with one number for each row, is split along
-    the axis with the parameter. `whole` is the parameter's shape."""
-    return len(shape) == len(whole) and shape[axis] == whole[axis]
 
 
 def _shape_of(part):
@@ -659,14 +652,12 @@ class _Reader:
     def entry(self, name):
         return self._arrays[name]
 
-    def read_new(self, name, param, where):
-        """Returns an array on the parameter's first device with the part `where` of a saved
-        array."""
+    def read_new(self, name, param, where, shaped):
+        """Returns an array on the parameter's first device with the part `where` of a saved array.
+        It has the parameter's shape if `shaped`."""
         entry = self._arrays[name]
-        shape = list(entry["shape"])
-        if where is not None:
-            shape[where.axis] = param.shape[where.axis]
-        array = nd.empty(tuple(shape), ctx=param.list_ctx()[0], dtype=entry["dtype"])
+        shape = param.shape if shaped else tuple(entry["shape"])
+        array = nd.empty(shape, ctx=param.list_ctx()[0], dtype=entry["dtype"])
         self.read(name, where, array)
         return array
 
@@ -721,17 +712,17 @@ def _read_training(reader, index, trainer, names, source):
         name, where = names[param]
 
         def array_of(key, shaped, param=param, where=where):
-            """Returns an array. If `shaped`, it is split like the parameter."""
-            return reader.read_new(STATE + key, param, where if shaped else None)
+            """Returns an array. If `shaped`, it has the parameter's shape and is split like the
+            parameter."""
+            return reader.read_new(STATE + key, param, where if shaped else None, shaped)
 
         structure, entry = saved["states"].get(name), saved["gradients"].get(name)
         if structure is not None:
             whole = list(index["arrays"].get(name, {"shape": param.shape})["shape"])
-            arrays = {}
-            for key in state_keys(structure, name):
-                shape = reader.entry(STATE + key)["shape"]
-                along = where is not None and _is_along(where.axis, shape, whole)
-                arrays[key] = array_of(key, along)
+            arrays = {
+                key: array_of(key, list(reader.entry(STATE + key)["shape"]) == whole)
+                for key in state_keys(structure, name)
+            }
             states[i] = put_together(structure, name, arrays, "the checkpoint")
             check_state(states[i], param, "the checkpoint")
         if entry is not None:
