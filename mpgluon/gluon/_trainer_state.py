@@ -201,12 +201,12 @@ class TrainerState:
     def _describe_states(self, arrays, names):
         """Returns the JSON header of the saved states and adds their arrays to `arrays`. `names`
         has the parameters' names by index."""
-        shapes, counts = {}, {}
+        states, counts = {}, {}
         its_counts = self._optimizer.update_counts.values()
         for i, param in enumerate(self._params):
             state = self._state_of(i, param)
             if state is not NO_STATE:
-                shapes[names[i]] = take_apart(state, names[i], arrays)
+                states[names[i]] = take_apart(state, names[i], arrays)
             for per_device in its_counts:
                 if i in per_device:
                     counts[names[i]] = max(counts.get(names[i], 0), per_device[i])
@@ -226,7 +226,7 @@ class TrainerState:
             "learning_rate": self._optimizer.lr,
             "numbers": self._optimizer.saved_numbers(),
             "counts": counts,
-            "states": shapes,
+            "states": states,
             "waiting": list(self._waiting),
             "gradients": grads,
             "loss_scaler": None if scaler is None else list(scaler.state),
@@ -284,17 +284,17 @@ class TrainerState:
         )
         if missing:
             raise MXNetError(f"'{fname}' has no states of the parameters {brief(missing)}")
-        loaded = {}
-        for name, shape in states.items():
-            index = numbers[name]
-            loaded[index] = put_together(shape, name, arrays, fname)
-            check_state(loaded[index], self._params[index], fname)
 
-        def array_of(key):
+        def array_of(key, stype=None):
             if key not in arrays:
                 raise MXNetError(f"'{fname}' is damaged: the array '{key}' is missing")
             return arrays[key]
 
+        loaded = {}
+        for name, structure in states.items():
+            index = numbers[name]
+            loaded[index] = put_together(structure, name, array_of, source)
+            check_state(loaded[index], self._params[index], source)
         named = {numbers[name]: name for name in header["gradients"] if name in numbers}
         self.take_over(
             header,
@@ -327,7 +327,7 @@ class TrainerState:
             if sorted(states) != list(range(len(self._params))):
                 raise MXNetError(f"it has states of {len(states)} parameters")
             for index, state in states.items():
-                check_state(state, self._params[index], fname)
+                check_state(state, self._params[index], f"'{fname}'")
             self.take_over(
                 {"num_update": int(saved["num_update"]), "learning_rate": float(saved["lr"])},
                 states,

@@ -5,22 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .. import autograd
-from ..ndarray import NDArray, add_n
+from ..ndarray import add_n
 from ..ndarray._sparse.row_gradients import RowGradientWeight
 from ..ndarray._sparse.rows import set_rows, take_rows
 from ..ndarray.sparse import BaseSparseNDArray, RowSparseNDArray
+from ._nested_states import arrays_of, map_arrays
 
 if TYPE_CHECKING:
+    from .._types import NDArray
     from .optimizer import Optimizer
-
-
-def _arrays(state):
-    """Returns the arrays of a nested state."""
-    if isinstance(state, NDArray):
-        return [state]
-    if isinstance(state, (tuple, list)):
-        return [array for part in state for array in _arrays(part)]
-    return []
 
 
 def _is_sparse(array):
@@ -29,11 +22,20 @@ def _is_sparse(array):
 
 def _with_arrays(state, arrays):
     """Returns the state with its arrays replaced, given a dict by the arrays' ids."""
-    if isinstance(state, NDArray):
-        return arrays.get(id(state), state)
-    if isinstance(state, (tuple, list)):
-        return type(state)(_with_arrays(part, arrays) for part in state)
-    return state
+    return map_arrays(lambda array: arrays.get(id(array), array), state)
+
+
+def _write_back(state, used, arrays):
+    """Copies the items of lists and dicts from `used` to `state`. `used` is a copy of the state
+    with replaced arrays, by whose ids `arrays` has the state's arrays."""
+    if isinstance(state, list):
+        state[:] = _with_arrays(used, arrays)
+    elif isinstance(state, dict):
+        state.clear()
+        state.update(_with_arrays(used, arrays))
+    elif isinstance(state, tuple):
+        for part, its_copy in zip(state, used):
+            _write_back(part, its_copy, arrays)
 
 
 def _plain(array):
@@ -50,14 +52,14 @@ def update_rows(
     not decayed. Otherwise, the update uses the dense gradient.
     """
     with autograd.pause():
-        sparse = [array for array in (weight, *_arrays(state)) if _is_sparse(array)]
+        sparse = [array for array in (weight, *arrays_of(state)) if _is_sparse(array)]
         if sparse:
             dense = {id(array): array.tostype("default") for array in sparse}
-            update_rows(
-                optimizer, index, dense.get(id(weight), weight), grad, _with_arrays(state, dense)
-            )
+            used = _with_arrays(state, dense)
+            update_rows(optimizer, index, dense.get(id(weight), weight), grad, used)
             for array in sparse:
                 array[:] = dense[id(array)]
+            _write_back(state, used, {id(dense[id(array)]): array for array in sparse})
             return
         weight = _plain(weight)
         if not (isinstance(grad, RowSparseNDArray) and optimizer.updates_rows):
@@ -65,14 +67,15 @@ def update_rows(
             return
         rows, values = grad.index, grad.values
         count = weight.shape[0]
-        states = [array for array in _arrays(state) if array.ndim and array.shape[0] == count]
+        states = [array for array in arrays_of(state) if array.ndim and array.shape[0] == count]
         arrays = [weight, *states]
         taken = [take_rows(array, rows) for array in arrays]
-        state = _with_arrays(state, {id(array): part for array, part in zip(arrays, taken)})
+        used = _with_arrays(state, {id(array): part for array, part in zip(arrays, taken)})
         if rows.shape[0]:
-            _update(optimizer, index, taken[0], values, state)
+            _update(optimizer, index, taken[0], values, used)
         for array, part in zip(arrays, taken):
             set_rows(array, part, rows)
+        _write_back(state, used, {id(part): array for array, part in zip(arrays, taken)})
 
 
 def _update(optimizer, index, weight, grad, state):

@@ -1,9 +1,9 @@
-"""Nested optimizer states: arrays, numbers, and tuples of these. Used by other modules of the
-package."""
+"""Nested optimizer states: arrays, numbers and strings in tuples, lists and dicts.
+Used by other modules of the package."""
 
 from __future__ import annotations
 
-import os
+import copy
 from typing import TYPE_CHECKING
 
 from .. import ndarray as nd
@@ -11,70 +11,121 @@ from .._core import dtype_name
 from ..base import MXNetError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable
+    from typing import Any
 
     from .._types import NDArray
+    from ..context import Context
+    from ..gluon.parameter import Parameter
 
 
-def copy_state(state, ctx):
+def map_arrays(function: Callable[[NDArray], Any], state: Any) -> Any:
+    """Returns a nested state with each array replaced by `function(array)`."""
+    if isinstance(state, nd.NDArray):
+        return function(state)
+    if isinstance(state, dict):
+        mapped = copy.copy(state)
+        for key, part in state.items():
+            mapped[key] = map_arrays(function, part)
+        return mapped
+    if isinstance(state, (tuple, list)):
+        parts = [map_arrays(function, part) for part in state]
+        return state._make(parts) if hasattr(state, "_make") else type(state)(parts)
+    return state
+
+
+def arrays_of(state: Any) -> list[NDArray]:
+    """Returns the arrays of a nested state."""
+    arrays: list[NDArray] = []
+    map_arrays(arrays.append, state)
+    return arrays
+
+
+def copy_state(state: Any, ctx: Context) -> Any:
     """Returns a copy of a nested state on device `ctx`."""
-    if isinstance(state, nd.NDArray):
-        return state.copyto(ctx)
-    if isinstance(state, (tuple, list)):
-        return type(state)(copy_state(part, ctx) for part in state)
-    return state
+    return map_arrays(lambda array: array.copyto(ctx), state)
 
 
-def cast_state(state, old, dtype):
+def cast_state(state: Any, old: str, dtype: str) -> Any:
     """Returns a nested state with the arrays of dtype `old` cast to `dtype`."""
-    if isinstance(state, nd.NDArray):
-        return state.astype(dtype) if dtype_name(state.dtype) == old else state
-    if isinstance(state, (tuple, list)):
-        return type(state)(cast_state(part, old, dtype) for part in state)
-    return state
+    return map_arrays(
+        lambda array: array.astype(dtype) if dtype_name(array.dtype) == old else array, state
+    )
 
 
-def take_apart(state, name, arrays, who="Trainer.save_states"):
-    """Adds the arrays of a nested state to `arrays`. Returns its structure for JSON."""
+def take_apart(
+    state: Any, name: str, arrays: dict[str, NDArray], who: str = "Trainer.save_states"
+) -> Any:
+    """Adds the arrays of a nested state to `arrays`. Returns its structure for JSON.
+
+    A tuple is a JSON list; a list and a dict are a JSON object with the key "list" or "dict".
+    """
     if isinstance(state, nd.NDArray):
         arrays[name] = state
-        return "array"
-    if isinstance(state, (tuple, list)):
-        return [take_apart(part, f"{name}:{i}", arrays, who) for i, part in enumerate(state)]
-    if state is None or isinstance(state, (int, float, bool)):
+        return "array" if state.stype == "default" else state.stype
+    if type(state) in (tuple, list):
+        parts = [take_apart(part, f"{name}:{i}", arrays, who) for i, part in enumerate(state)]
+        return parts if type(state) is tuple else {"list": parts}
+    if type(state) is dict and all(type(key) in (int, str) for key in state):
+        parts = [
+            [key, take_apart(part, f"{name}:{i}", arrays, who)]
+            for i, (key, part) in enumerate(state.items())
+        ]
+        return {"dict": parts}
+    if state is None or isinstance(state, (int, float, str)):
         return {"value": state}
+    kind = type(state).__name__
     raise MXNetError(
-        f"{who}: the state of parameter '{name}' holds a {type(state).__name__}, which cannot "
-        "be saved"
+        f"{who}: the state of parameter '{name}' holds a {kind}, which cannot be saved; use "
+        "arrays, numbers, strings, tuples, lists, and dicts whose keys are str or int"
     )
 
 
 def put_together(
-    shape: Sequence[int], name: str, arrays: Sequence[NDArray], fname: str | os.PathLike[str]
-) -> NDArray:
-    if shape == "array":
-        if name not in arrays:
-            raise MXNetError(f"'{fname}' is damaged: the array '{name}' is missing")
-        return arrays[name]
-    if isinstance(shape, list):
-        return tuple(
-            put_together(part, f"{name}:{i}", arrays, fname) for i, part in enumerate(shape)
-        )
-    if isinstance(shape, dict) and isinstance(shape.get("value", ""), (int, float, type(None))):
-        return shape["value"]
-    raise MXNetError(f"'{fname}' is damaged: the state of '{name}' has an invalid structure")
+    structure: Any, name: str, array_of: Callable[[str, str], Any], source: str
+) -> Any:
+    """Returns the nested state with a structure of `take_apart`.
+
+    Calls `array_of(name, stype)` for each array. Raises MXNetError for an invalid structure;
+    `source` describes its origin in the error message.
+    """
+    match structure:
+        case "array":
+            return array_of(name, "default")
+        case "row_sparse" | "csr":
+            return array_of(name, structure)
+        case [*parts]:
+            return tuple(_put_all(parts, name, array_of, source))
+        case {"list": [*parts]}:
+            return _put_all(parts, name, array_of, source)
+        case {"dict": [*pairs]} if all(map(_is_pair, pairs)):
+            parts = _put_all([part for _, part in pairs], name, array_of, source)
+            return dict(zip([key for key, _ in pairs], parts))
+        case {"value": None | int() | float() | str() as value}:
+            return value
+    raise MXNetError(f"{source} is damaged: the state of '{name}' has an invalid structure")
 
 
-def check_state(state, param, fname):
+def _put_all(parts, name, array_of, source):
+    try:
+        return [put_together(part, f"{name}:{i}", array_of, source) for i, part in enumerate(parts)]
+    except RecursionError as error:
+        raise MXNetError(f"{source} is damaged: a state is nested too deeply") from error
+
+
+def _is_pair(value):
+    return isinstance(value, list) and len(value) == 2 and type(value[0]) in (int, str)
+
+
+def check_state(state: Any, param: Parameter, source: str) -> None:
     """Raises MXNetError unless every array of a state broadcasts to the shape of its parameter or
     (for layer-wise rates) has fewer dimensions."""
-    if isinstance(state, tuple):
-        for part in state:
-            check_state(part, param, fname)
-    elif isinstance(state, nd.NDArray) and state.ndim == len(param.shape or ()):
-        pairs = zip(param.shape, state.shape)
-        if any(known not in (0, -1, size) and size != 1 for known, size in pairs):
+    for array in arrays_of(state):
+        pairs = zip(param.shape or (), array.shape)
+        if array.ndim == len(param.shape or ()) and any(
+            known not in (0, -1, size) and size != 1 for known, size in pairs
+        ):
             raise MXNetError(
-                f"'{fname}' holds a state of shape {state.shape} for parameter '{param.name}', "
+                f"{source} holds a state of shape {array.shape} for parameter '{param.name}', "
                 f"which has shape {param.shape}"
             )

@@ -81,8 +81,8 @@ def _states_of_arrays(arrays):
         if header["format"] != _FORMAT:
             raise MXNetError("these states have a format that this version cannot read")
         states = {
-            key: put_together(shape, str(number), arrays, "the states")
-            for number, (key, shape) in enumerate(header["states"])
+            key: put_together(structure, str(number), lambda name, _: arrays[name], "the states")
+            for number, (key, structure) in enumerate(header["states"])
         }
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise damaged from error

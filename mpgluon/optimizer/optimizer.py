@@ -266,8 +266,9 @@ class Optimizer:
     # --- State ---
 
     def create_state(self, index: Any, weight: NDArray) -> Any:
-        """Returns the state of a weight: None, an array, or a tuple of these, on the weight's
-        device."""
+        """Returns the state of a weight: None, an array, a number, a string, or a tuple, list or
+        dict of these, whose arrays are on the weight's device. States of other types, such as named
+        tuples, cannot be saved."""
         return None
 
     def _keeps_master(self, weight):

@@ -9,6 +9,7 @@ from ..base import MXNetError
 from ..ndarray import NDArray
 from ..ndarray.sparse import BaseSparseNDArray
 from ._lazy import update_rows
+from ._nested_states import map_arrays
 from ._state_files import read_trusted, states_of_bytes, states_to_bytes, taken_over
 
 if TYPE_CHECKING:
@@ -16,15 +17,6 @@ if TYPE_CHECKING:
 
     from ..context import Context
     from .optimizer import Optimizer
-
-
-def _move(state, context):
-    """Moves a state (an array, None, or a nested tuple or list of these) to another device."""
-    if isinstance(state, NDArray):
-        return state.as_in_context(context)
-    if isinstance(state, (tuple, list)):
-        return type(state)(_move(part, context) for part in state)
-    return state
 
 
 class Updater:
@@ -139,7 +131,7 @@ class Updater:
 
     def sync_state_context(self, state: Any, context: Context) -> Any:
         """Moves a state to a device. Parts that are on it already are not copied."""
-        return _move(state, context)
+        return map_arrays(lambda array: array.as_in_context(context), state)
 
     def set_states(self, states: bytes, trusted: bool = False) -> None:
         """Replaces the states by those returned by `get_states`, also that of MXNet.

@@ -333,7 +333,7 @@ def _describe(net, trainer):
                 states[kind].setdefault(name, header[kind][numbered[i]])
         keys = [
             (key, STATE + name + key[len(numbered[i]) :])
-            for key in state_keys(header["states"].get(numbered[i]), numbered[i])
+            for key in state_keys(header["states"].get(numbered[i], []), numbered[i])
         ]
         if numbered[i] in header["gradients"]:
             entry = header["gradients"][numbered[i]]
@@ -719,12 +719,14 @@ def _read_training(reader, index, trainer, names, source):
         structure, entry = saved["states"].get(name), saved["gradients"].get(name)
         if structure is not None:
             whole = list(index["arrays"].get(name, {"shape": param.shape})["shape"])
-            arrays = {
-                key: array_of(key, list(reader.entry(STATE + key)["shape"]) == whole)
-                for key in state_keys(structure, name)
-            }
-            states[i] = put_together(structure, name, arrays, "the checkpoint")
-            check_state(states[i], param, "the checkpoint")
+
+            def state_of(key, stype, array_of=array_of, whole=whole):
+                return array_of(key, list(reader.entry(STATE + key)["shape"]) == whole).tostype(
+                    stype
+                )
+
+            states[i] = put_together(structure, name, state_of, source)
+            check_state(states[i], param, source)
         if entry is not None:
             shaped = dict(gradients.keys_of(entry, name))
             found.update(

@@ -18,6 +18,7 @@ from ..gluon._trainer_state import header_fault
 from ..gluon.parameter import _gradient_contents as gradients
 from ..gluon.utils import brief
 from ..ndarray import _safetensors
+from ..optimizer._nested_states import put_together
 
 INDEX = "index.json"
 FORMAT = "mpgluon checkpoint 3"
@@ -28,11 +29,9 @@ _LARGEST = 1 << 63
 
 def state_keys(structure: Any, name: str) -> list[str]:
     """Returns the names of the arrays of a state."""
-    if structure == "array":
-        return [name]
-    if isinstance(structure, list):
-        return [key for i, part in enumerate(structure) for key in state_keys(part, f"{name}:{i}")]
-    return []
+    names: list[str] = []
+    put_together(structure, name, lambda key, _: names.append(key), "the checkpoint")
+    return names
 
 
 def read_index(path: str) -> dict[str, Any]:
@@ -59,7 +58,19 @@ def read_index(path: str) -> dict[str, Any]:
     fault = _fault(index)
     if fault is not None:
         raise MXNetError(f"the checkpoint's index '{path}' is damaged: {fault}")
+    _check_states(index, f"the checkpoint's index '{path}'")
     return index
+
+
+def _check_states(index, source):
+    """Raises MXNetError if the structure of a state is invalid or one of its arrays is missing."""
+
+    def array_of(key, stype):
+        if STATE + key not in index["arrays"]:
+            raise MXNetError(f"{source} is damaged: it has no array '{STATE + key}'")
+
+    for name, structure in (index.get("trainer") or {"states": {}})["states"].items():
+        put_together(structure, name, array_of, source)
 
 
 def _size(value):
@@ -146,11 +157,8 @@ def _fault_of_trainer(index):
     fault = header_fault(header)
     if fault is not None:
         return f"its trainer has no valid '{fault}'"
-    for name, structure in header["states"].items():
-        keys = state_keys(structure, name)
-        if name in header["gradients"]:
-            keys += [key for key, _ in gradients.keys_of(header["gradients"][name], name)]
-        for key in keys:
+    for name, entry in header["gradients"].items():
+        for key, _ in gradients.keys_of(entry, name):
             if STATE + key not in index["arrays"]:
                 return f"it has no array '{STATE + key}'"
     return None

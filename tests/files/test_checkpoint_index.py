@@ -27,6 +27,14 @@ def piece(index):
     return entry(index)["pieces"][0]
 
 
+def nested(depth):
+    """Returns the structure of a state of lists in lists."""
+    structure = "array"
+    for _ in range(depth):
+        structure = {"list": [structure]}
+    return structure
+
+
 FAULTS = {
     "shard -1": lambda i: piece(i).update(shard=-1, crc32=0),
     "shard 99": lambda i: piece(i).update(shard=99),
@@ -53,6 +61,9 @@ FAULTS = {
     "counts": lambda i: i["trainer"].update(counts={"weight": "1"}),
     "states": lambda i: i["trainer"]["states"].update(weight=["array"] * 3),
     "state of another shape": lambda i: i["trainer"]["states"].update(weight="array"),
+    "structure": lambda i: i["trainer"]["states"].update(weight={"list": "array"}),
+    "csr vector": lambda i: i["trainer"]["states"].update(bias=["array", "csr"]),
+    "deep state": lambda i: i["trainer"]["states"].update(weight=nested(450)),
     "gradients": lambda i: i["trainer"].update(gradients={"weight": {"grad_req": "write"}}),
     "waiting": lambda i: i["trainer"].update(waiting=[-1, 0]),
     "deep": lambda i: i.update(extra=None),

@@ -213,16 +213,20 @@ def test_optimizer_states_keep_their_structure():
         0: None,
         "w": (mx.nd.ones(2), mx.nd.zeros((2, 3)).tostype("row_sparse")),
         7: ((mx.nd.array([1], dtype="float16"), None), 3, 0.5),
+        8: [{"a": 1, 2: [mx.nd.ones(3)]}, True, "text"],
     }
     updater.states = states
     other = mx.optimizer.get_updater(mx.optimizer.Adam())
     other.set_states(updater.get_states())
-    assert list(other.states) == [0, "w", 7]
+    assert list(other.states) == [0, "w", 7, 8]
     assert other.states[0] is None and other.states[7][1:] == (3, 0.5)
     assert other.states["w"][1].stype == "row_sparse"
     assert other.states[7][0][0].dtype == np.float16 and other.states[7][0][1] is None
-    updater.states = {0: {"a": 1}}
-    with pytest.raises(MXNetError, match="get_states: .* holds a dict, which cannot be saved"):
+    (found, *others) = other.states[8]
+    assert others == [True, "text"] and found.pop(2)[0].asnumpy().tolist() == [1, 1, 1]
+    assert found == {"a": 1} and type(other.states["w"]) is tuple
+    updater.states = {0: {"a": {1}}}
+    with pytest.raises(MXNetError, match="get_states: .* holds a set, which cannot be saved"):
         updater.get_states()
 
 

@@ -12,6 +12,7 @@ from ...gluon._tree import children, forget_hooks, forward_hooks, set_devices_of
 from ...gluon.block import HybridBlock
 from ...gluon.contrib.nn import HybridConcurrent
 from ...gluon.nn import Dense, HybridSequential
+from ...optimizer._nested_states import arrays_of
 from .layer_profile import NOTHING, Cost, Layer, Profile
 
 __all__ = ["level", "measure"]
@@ -364,16 +365,9 @@ def _measure_update(call, devices, optimizer, optimizer_params):
             nd.waitall()
             taken.append(time.perf_counter() - begin)
         seconds[ctx] = statistics.median(taken[1:]) / size
-        factor = _state_bytes(updater.states) / size
+        states = arrays_of(updater.states)
+        factor = sum(_bytes(array.shape, array.dtype) for array in states) / size
     return seconds, factor
-
-
-def _state_bytes(states):
-    if isinstance(states, nd.NDArray):
-        return _bytes(states.shape, states.dtype)
-    if isinstance(states, dict):
-        states = list(states.values())
-    return sum(map(_state_bytes, states)) if isinstance(states, (list, tuple)) else 0
 
 
 def _measure_transfer(devices):
