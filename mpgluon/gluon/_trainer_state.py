@@ -201,12 +201,13 @@ class TrainerState:
     def _describe_states(self, arrays, names):
         """Returns the JSON header of the saved states and adds their arrays to `arrays`. `names`
         has the parameters' names by index."""
-        states, counts = {}, {}
+        states, shapes, counts = {}, {}, {}
         its_counts = self._optimizer.update_counts.values()
         for i, param in enumerate(self._params):
             state = self._state_of(i, param)
             if state is not NO_STATE:
                 states[names[i]] = take_apart(state, names[i], arrays)
+                shapes[names[i]] = None if param.shape is None else list(param.shape)
             for per_device in its_counts:
                 if i in per_device:
                     counts[names[i]] = max(counts.get(names[i], 0), per_device[i])
@@ -227,6 +228,7 @@ class TrainerState:
             "numbers": self._optimizer.saved_numbers(),
             "counts": counts,
             "states": states,
+            "shapes": shapes,
             "waiting": list(self._waiting),
             "gradients": grads,
             "loss_scaler": None if scaler is None else list(scaler.state),
@@ -294,7 +296,7 @@ class TrainerState:
         for name, structure in states.items():
             index = numbers[name]
             loaded[index] = put_together(structure, name, array_of, source)
-            check_state(loaded[index], self._params[index], source)
+            check_state(loaded[index], header["shapes"].get(name), self._params[index], source)
         named = {numbers[name]: name for name in header["gradients"] if name in numbers}
         self.take_over(
             header,
@@ -327,7 +329,7 @@ class TrainerState:
             if sorted(states) != list(range(len(self._params))):
                 raise MXNetError(f"it has states of {len(states)} parameters")
             for index, state in states.items():
-                check_state(state, self._params[index], f"'{fname}'")
+                check_state(state, None, self._params[index], f"'{fname}'")
             self.take_over(
                 {"num_update": int(saved["num_update"]), "learning_rate": float(saved["lr"])},
                 states,
@@ -476,10 +478,14 @@ def header_fault(header: Any) -> str | None:
     def numbers(value, count):
         return isinstance(value, list) and len(value) == count and all(map(number, value))
 
+    def sizes(value):
+        return isinstance(value, list) and all(type(size) is int for size in value)
+
     if not isinstance(header, dict):
         return "it is not a dict"
     header.setdefault("waiting", [0, 0])
     header.setdefault("gradients", {})
+    header.setdefault("shapes", {})
     header.setdefault("numbers", {})
     header.setdefault("loss_scaler", None)
     header.setdefault("divided_by", None)
@@ -492,6 +498,8 @@ def header_fault(header: Any) -> str | None:
         "numbers": isinstance(header["numbers"], dict)
         and all(value is None or number(value) for value in header["numbers"].values()),
         "states": isinstance(header.get("states"), dict),
+        "shapes": isinstance(header["shapes"], dict)
+        and all(shape is None or sizes(shape) for shape in header["shapes"].values()),
         "counts": isinstance(header.get("counts"), dict)
         and all(isinstance(count, int) for count in header["counts"].values()),
         "waiting": numbers(header["waiting"], 2) and header["waiting"][0] >= 0,

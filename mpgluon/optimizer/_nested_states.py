@@ -1,4 +1,4 @@
-"""Nested optimizer states: arrays, numbers and strings in tuples, lists and dicts.
+"""Nested optimizer states: arrays of any shapes, numbers and strings in tuples, lists and dicts.
 Used by other modules of the package."""
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from .._core import dtype_name
 from ..base import MXNetError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from typing import Any
 
     from .._types import NDArray
@@ -117,15 +117,31 @@ def _is_pair(value):
     return isinstance(value, list) and len(value) == 2 and type(value[0]) in (int, str)
 
 
-def check_state(state: Any, param: Parameter, source: str) -> None:
-    """Raises MXNetError unless every array of a state broadcasts to the shape of its parameter or
-    (for layer-wise rates) has fewer dimensions."""
+def check_state(state: Any, shape: Sequence[int] | None, param: Parameter, source: str) -> None:
+    """Raises MXNetError if a loaded state belongs to a parameter of another shape. `shape` is the
+    shape of the saved parameter, or None if it is unknown.
+
+    MXNet's files and those of earlier versions do not contain the shape. Their states must
+    broadcast to the parameter, or have another number of dimensions.
+    """
+    if param.shape is None:
+        return
+    if shape is not None:
+        if not _fits(shape, param.shape):
+            raise MXNetError(
+                f"{source} holds the state of a parameter of shape {tuple(shape)}, but parameter "
+                f"'{param.name}' has shape {param.shape}"
+            )
+        return
     for array in arrays_of(state):
-        pairs = zip(param.shape or (), array.shape)
-        if array.ndim == len(param.shape or ()) and any(
-            known not in (0, -1, size) and size != 1 for known, size in pairs
-        ):
+        ones = [known if size == 1 else size for size, known in zip(array.shape, param.shape)]
+        if array.ndim == len(param.shape) and not _fits(ones, param.shape):
             raise MXNetError(
                 f"{source} holds a state of shape {array.shape} for parameter '{param.name}', "
                 f"which has shape {param.shape}"
             )
+
+
+def _fits(shape, known):
+    """True if two shapes are equal, except for dimensions that are not known."""
+    return len(shape) == len(known) and all(a == b or min(a, b) <= 0 for a, b in zip(shape, known))

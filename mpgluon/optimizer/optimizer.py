@@ -267,8 +267,12 @@ class Optimizer:
 
     def create_state(self, index: Any, weight: NDArray) -> Any:
         """Returns the state of a weight: None, an array, a number, a string, or a tuple, list or
-        dict of these, whose arrays are on the weight's device. States of other types, such as named
-        tuples, cannot be saved."""
+        dict of these. Arrays are on the weight's device and may have any shape.
+
+        States of other types, such as named tuples, cannot be saved. If a parameter is split over
+        devices, `mx.parallel.save` needs arrays with the shape of its parts, in which dimensions
+        may be 1, or with one element. An array of size 1 along the split axis must be equal for all
+        parts."""
         return None
 
     def _keeps_master(self, weight):

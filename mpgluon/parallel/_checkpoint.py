@@ -39,6 +39,7 @@ from ._checkpoint_index import (
     read_index,
     state_keys,
 )
+from ._split_states import is_split, is_split_over
 from ._tensor_parallel.parameters import ShardedParameter, complete_whole
 
 if TYPE_CHECKING:
@@ -325,14 +326,15 @@ def _describe(net, trainer):
         numbered[i] = name if where is None else f"{name}:{where.ranges[0][0]}"
     arrays = {}
     header = describe_states(trainer, arrays, numbered)
-    states = {"states": {}, "counts": {}, "gradients": {}}
+    wheres = _wheres_of_states(trainer, names, numbered, header["states"], arrays)
+    states = {"states": {}, "shapes": {}, "counts": {}, "gradients": {}}
     for i, param in enumerate(trainer.parameters):
         name, where = names[param]
         for kind in states:
             if numbered[i] in header[kind]:
                 states[kind].setdefault(name, header[kind][numbered[i]])
         keys = [
-            (key, STATE + name + key[len(numbered[i]) :])
+            (key, STATE + name + key[len(numbered[i]) :], wheres.get(key))
             for key in state_keys(header["states"].get(numbered[i], []), numbered[i])
         ]
         if numbered[i] in header["gradients"]:
@@ -344,28 +346,53 @@ def _describe(net, trainer):
                 )
             there = gradients.keys_of(entry, numbered[i])
             keys += [
-                (key, STATE + other)
+                (key, STATE + other, where)
                 for (key, _), (other, _) in zip(there, gradients.keys_of(entry, name))
             ]
-        for key, whole in keys:
+        for key, whole, its_where in keys:
             array = arrays[key]
-            split = where if where is not None and array.shape == param.shape else None
-            if where is not None and split is None and where.ranges[0][0]:
+            if where is not None and its_where is None and where.ranges[0][0]:
                 continue  # all shards have the same value
-            shape = shapes[name] if split is not None else array.shape
+            shape = list(array.shape)
+            if its_where is not None:
+                shape[its_where.axis] = shapes[name][its_where.axis]
             parts.append(
-                _Part(whole, dtype_name(array.dtype), tuple(shape), split, array, array.context)
+                _Part(whole, dtype_name(array.dtype), tuple(shape), its_where, array, array.context)
             )
+    # `arrays` has the shapes of the network's parameters.
+    states["shapes"] = {n: shape for n, shape in states["shapes"].items() if n not in params}
     every = list(dict.fromkeys(names[param][0] for param in trainer.parameters))
     index["trainer"] = {**header, **states, "names": every}
     return parts, index
 
 
-def _shape_of(part):
-    if part.where is None:
-        return tuple(part.shape)
-    axis, ranges = part.where
-    return (*part.shape[:axis], sum(end - begin for begin, end in ranges), *part.shape[axis + 1 :])
+def _wheres_of_states(trainer, names, numbered, states, arrays):
+    """Returns for each array of a split parameter's state the part of the whole that it is, by the
+    name of the array. Arrays that are the same for all parts are missing."""
+    families, wheres = {}, {}
+    for i, param in enumerate(trainer.parameters):
+        name, where = names[param]
+        if where is not None and numbered[i] in states:
+            families.setdefault(name, []).append((param, where, numbered[i]))
+    for name, family in families.items():
+        parts, its_wheres, keys = zip(*family)
+        if any(states[key] != states[keys[0]] for key in keys):
+            raise NotSupportedError(
+                f"save: parameter '{name}' is split over devices, and the states of its parts "
+                "have different numbers or structures; save with Trainer.save_states"
+            )
+        for its_keys in zip(*[state_keys(states[key], key) for key in keys]):
+            if is_split_over(name, its_wheres[0].axis, parts, [arrays[key] for key in its_keys]):
+                wheres.update(zip(its_keys, its_wheres))
+    return wheres
+
+
+def _shape_of(shape, where):
+    """Returns the shape of the part `where` of an array."""
+    if where is None:
+        return tuple(shape)
+    axis, ranges = where
+    return (*shape[:axis], sum(end - begin for begin, end in ranges), *shape[axis + 1 :])
 
 
 def _spans(ranges):
@@ -429,7 +456,10 @@ def _write(directory, parts, index, gather, progress):
     for part in parts:
         shards.setdefault(part.device, []).append(part)
     described, arrays, files, written = [], {}, [], {}  # written: by index of the shard
-    sizes = {id(part): math.prod(_shape_of(part)) * itemsize(part.dtype) for part in parts}
+    sizes = {
+        id(part): math.prod(_shape_of(part.shape, part.where)) * itemsize(part.dtype)
+        for part in parts
+    }
     with _bar(sum(sizes.values()), progress, "saving") as bar:
         for number, (device, own) in enumerate(shards.items()):
             name = f"shard-{generation:06d}-{re.sub(r'[^A-Za-z0-9]+', '', str(device))}.safetensors"
@@ -442,7 +472,10 @@ def _write(directory, parts, index, gather, progress):
             if _owner(device) == _ranks.own():
                 written[number] = _safetensors.write(
                     os.path.join(directory, name),
-                    [(key, part.dtype, _shape_of(part), part.read) for key, part in zip(keys, own)],
+                    [
+                        (key, part.dtype, _shape_of(part.shape, part.where), part.read)
+                        for key, part in zip(keys, own)
+                    ],
                     bar.update,
                 )
             files.append((name, str(device), keys, own))
@@ -649,14 +682,11 @@ class _Reader:
     def __init__(self, arrays, files):
         self._arrays, self._files = arrays, files
 
-    def entry(self, name):
-        return self._arrays[name]
-
-    def read_new(self, name, param, where, shaped):
-        """Returns an array on the parameter's first device with the part `where` of a saved array.
-        It has the parameter's shape if `shaped`."""
+    def read_new(self, name, param, where):
+        """Returns an array on the parameter's first device with the part `where` of a saved
+        array."""
         entry = self._arrays[name]
-        shape = param.shape if shaped else tuple(entry["shape"])
+        shape = _shape_of(entry["shape"], where)
         array = nd.empty(shape, ctx=param.list_ctx()[0], dtype=entry["dtype"])
         self.read(name, where, array)
         return array
@@ -710,31 +740,17 @@ def _read_training(reader, index, trainer, names, source):
     saved, states, found = index["trainer"], {}, {}
     for i, param in enumerate(trainer.parameters):
         name, where = names[param]
+        whole = index["arrays"].get(name, {"shape": saved["shapes"].get(name)})["shape"]
 
-        def array_of(key, shaped, param=param, where=where):
-            """Returns an array. If `shaped`, it has the parameter's shape and is split like the
-            parameter."""
-            return reader.read_new(STATE + key, param, where if shaped else None, shaped)
+        def array_of(key, stype="default", param=param, where=where, whole=whole):
+            shape = index["arrays"][STATE + key]["shape"]
+            split = where is not None and is_split(shape, whole, where.axis)
+            return reader.read_new(STATE + key, param, where if split else None).tostype(stype)
 
-        structure, entry = saved["states"].get(name), saved["gradients"].get(name)
-        if structure is not None:
-            whole = list(index["arrays"].get(name, {"shape": param.shape})["shape"])
-
-            def state_of(key, stype, array_of=array_of, whole=whole):
-                return array_of(key, list(reader.entry(STATE + key)["shape"]) == whole).tostype(
-                    stype
-                )
-
-            states[i] = put_together(structure, name, state_of, source)
-            check_state(states[i], param, source)
-        if entry is not None:
-            shaped = dict(gradients.keys_of(entry, name))
-            found.update(
-                trainer.read_gradients(
-                    saved,
-                    {i: name},
-                    lambda key, array_of=array_of, shaped=shaped: array_of(key, shaped[key]),
-                    source,
-                )
-            )
+        if name in saved["states"]:
+            states[i] = put_together(saved["states"][name], name, array_of, source)
+            if where is None:
+                check_state(states[i], whole, param, source)
+        if name in saved["gradients"]:
+            found.update(trainer.read_gradients(saved, {i: name}, array_of, source))
     return states, found

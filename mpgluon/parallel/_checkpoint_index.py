@@ -19,6 +19,7 @@ from ..gluon.parameter import _gradient_contents as gradients
 from ..gluon.utils import brief
 from ..ndarray import _safetensors
 from ..optimizer._nested_states import put_together
+from ._split_states import check_splittable
 
 INDEX = "index.json"
 FORMAT = "mpgluon checkpoint 3"
@@ -228,6 +229,12 @@ def check_trainer(index, trainer, names, directory):
             f"the checkpoint '{directory}' has no optimizer states of the parameters "
             f"{brief(missing)}"
         )
+    for param in trainer.parameters:
+        name, where = names[param]
+        if where is not None and name in header["states"]:
+            whole = index["arrays"][name]["shape"]
+            for key in state_keys(header["states"][name], name):
+                check_splittable(name, index["arrays"][STATE + key]["shape"], whole, where.axis)
 
 
 class _Pieces:

@@ -63,6 +63,7 @@ FAULTS = {
     "state of another shape": lambda i: i["trainer"]["states"].update(weight="array"),
     "structure": lambda i: i["trainer"]["states"].update(weight={"list": "array"}),
     "csr vector": lambda i: i["trainer"]["states"].update(bias=["array", "csr"]),
+    "shapes": lambda i: i["trainer"].update(shapes={"weight": ["2", 3]}),
     "deep state": lambda i: i["trainer"]["states"].update(weight=nested(450)),
     "gradients": lambda i: i["trainer"].update(gradients={"weight": {"grad_req": "write"}}),
     "waiting": lambda i: i["trainer"].update(waiting=[-1, 0]),

@@ -1,4 +1,4 @@
-"""Optimizers of a program's own, whose states are nested."""
+"""Optimizers of a program's own, whose states are nested and have shapes of their own."""
 
 import collections
 import json
@@ -24,7 +24,7 @@ class Keeps(mx.optimizer.Optimizer):
 
         return {
             "mean": zeros(*weight.shape),
-            "history": [zeros(1), [0, "few"]],
+            "history": [zeros(7), [0, "few"]],
             "rows": (zeros(weight.shape[0], 1), None, True),
             "norm": zeros(1),
             3: ({"factor": 0.5}, [], ()),
@@ -34,7 +34,7 @@ class Keeps(mx.optimizer.Optimizer):
     def update(self, index, weight, grad, state):
         history, (count, _) = state["history"]
         state["mean"] += grad * self.rescale_grad
-        history[:] = grad.reshape(-1)[:1] + count
+        history[count % 7 : count % 7 + 1] = grad.reshape(-1)[:1] + count
         state["rows"][0][:] += nd.sum(grad.reshape((grad.shape[0], -1)), axis=1, keepdims=True)
         state["norm"][:] += nd.mean(state["mean"])
         state["history"][1] = [count + 1, "many" if count else "few"]
@@ -104,7 +104,7 @@ FILES = [through_trainer, through_checkpoint, through_background_checkpoint]
 
 @pytest.mark.parametrize("through", FILES)
 @pytest.mark.parametrize("multi_precision", [False, True])
-def test_nested_states_are_restored(through, multi_precision, tmp_path):
+def test_nested_states_of_any_shape_are_restored(through, multi_precision, tmp_path):
     def made():
         net = network()
         if multi_precision:
@@ -127,7 +127,7 @@ def test_nested_states_are_restored(through, multi_precision, tmp_path):
 
 
 @pytest.mark.parametrize("dump_optimizer", [False, True])
-def test_stores_restore_nested_states(dump_optimizer, tmp_path):
+def test_stores_restore_nested_states_of_any_shape(dump_optimizer, tmp_path):
     stores = []
     for _ in range(2):
         store = mx.kv.create("local")
@@ -220,7 +220,7 @@ def test_states_of_other_types_train_and_move_but_raise_when_saved(kind, tmp_pat
 
 
 def test_lists_in_older_files_are_tuples(tmp_path):
-    """The former format had no types: structures are JSON lists."""
+    """The former format had no types: structures are JSON lists, and shapes are missing."""
     net = network()
     trainer = gluon.Trainer(net.collect_params(), "adam", {"multi_precision": True})
     net.cast("float16")
@@ -230,8 +230,29 @@ def test_lists_in_older_files_are_tuples(tmp_path):
     arrays = nd.load(str(tmp_path / "states"))
     header = json.loads(arrays["trainer_states"].asnumpy().tobytes())
     assert header["states"]["n_dense0_weight"] == ["array", ["array", "array"]]
+    assert header.pop("shapes")["n_dense0_weight"] == [4, 3]
+    arrays["trainer_states"] = nd.array(list(json.dumps(header).encode()), dtype="uint8")
+    nd.save(str(tmp_path / "states"), arrays)
     trainer.load_states(str(tmp_path / "states"))
     assert described(trainer.all_states()) == wanted
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_states_of_a_parameter_of_another_shape_are_refused(optimizer, tmp_path):
+    nets = [nn.Dense(4, in_units=units, prefix="n_") for units in (3, 1)]
+    trainers = []
+    for net, units in zip(nets, (3, 1)):
+        net.initialize()
+        trainers.append(gluon.Trainer(net.collect_params(), optimizer))
+        with autograd.record():
+            loss = net(nd.ones((2, units))).sum()
+        loss.backward()
+        trainers[-1].step(1)
+    path = str(tmp_path / "states")
+    for saved, loaded in ((0, 1), (1, 0)):
+        trainers[saved].save_states(path)
+        with pytest.raises(mx.MXNetError, match=r"parameter of shape \(4, .\), but .*'n_weight'"):
+            trainers[loaded].load_states(path)
 
 
 STRUCTURES = {
@@ -266,3 +287,149 @@ def test_invalid_structures_of_states_raise(name, tmp_path):
     with pytest.raises(mx.MXNetError, match="is damaged"):
         trainer.load_states(path)
     assert described(trainer.all_states()) == wanted
+
+
+# --- Split layers ---------------------------------------------------------------------------------
+def split_network(count, kind, seed=1):
+    mx.random.seed(seed)
+    net = nn.HybridSequential(prefix="n_")
+    with net.name_scope():
+        net.add(nn.Dense(6, in_units=3, activation="tanh"), nn.Dense(4, in_units=6))
+    if count > 1:
+        mx.parallel.shard(net, {"0": kind}, CPU[:count])
+    net.initialize(mx.init.Xavier(), ctx=CPU[0])
+    return net
+
+
+class Shaped(mx.optimizer.Optimizer):
+    """Has a state of shapes that a function of the weight's shape returns, filled with numbers
+    that do not depend on the split."""
+
+    def __init__(self, shapes, fill=None, **options):
+        super().__init__(**options)
+        self.shapes, self.fill = shapes, fill or (lambda weight: nd.mean(weight * 0 + 2))
+
+    def create_state(self, index, weight):
+        shapes = self.shapes(weight.shape) if len(weight.shape) == 2 else []
+        return [
+            nd.broadcast_to(self.fill(weight).reshape((1,) * len(shape)), shape=shape)
+            for shape in shapes
+        ]
+
+    def update(self, index, weight, grad, state):
+        for array in state:
+            if array.shape[-1:] == (1,) and len(array.shape) == 2 and array.shape[0] > 1:
+                array[:] += nd.mean(nd.abs(weight), axis=1, keepdims=True)
+            elif array.shape == weight.shape:
+                array[:] += weight
+            else:
+                array[:] += 1
+
+
+SPLIT = {
+    "the weight's shape": lambda shape: [shape, shape],
+    "one number per row": lambda shape: [(shape[0], 1)],
+    "one element": lambda shape: [(1,), (1, 1), (1, 1, 1)],
+}
+
+
+@pytest.mark.parametrize("shapes", SPLIT)
+@pytest.mark.parametrize("source", [1, 2, 3])
+def test_states_of_split_layers_load_into_any_split(shapes, source, tmp_path):
+    def made(count, seed):
+        net = split_network(count, "column", seed)
+        return net, gluon.Trainer(net.collect_params(), Shaped(SPLIT[shapes]))
+
+    def whole(net, trainer):
+        """Returns the states of the first layer's weight as whole arrays."""
+        states = [
+            [array.asnumpy() for array in trainer.all_states()[i]]
+            for i, param in enumerate(trainer.parameters)
+            if "dense0" in param.name and param.name.endswith("weight")
+        ]
+        rows = sum(len(arrays[0]) for arrays in states)
+        return [np.concatenate(parts) if rows == 6 else parts[0] for parts in zip(*states)]
+
+    net, trainer = made(source, 1)
+    train(net, trainer)
+    mx.parallel.save(tmp_path, net, trainer)
+    for target in (1, 2, 3):
+        other, its_trainer = made(target, 2)
+        mx.parallel.load(tmp_path, other, its_trainer)
+        for a, b in zip(whole(net, trainer), whole(other, its_trainer), strict=True):
+            np.testing.assert_array_equal(a, b)
+        train(other, its_trainer, 3, 4)
+
+
+def test_group_adagrad_continues_on_a_split_layer(tmp_path):
+    def made(count):
+        net = split_network(count, "column")
+        params = net.collect_params(".*weight")
+        return net, gluon.Trainer(params, "groupadagrad", {"learning_rate": 0.1})
+
+    net, trainer = made(2)
+    train(net, trainer)
+    mx.parallel.save(tmp_path, net, trainer)
+    other, its_trainer = made(2)
+    mx.parallel.load(tmp_path, other, its_trainer)
+    train(net, trainer, 3, 5)
+    train(other, its_trainer, 3, 5)
+    for a, b in zip(values(net), values(other)):
+        np.testing.assert_array_equal(a, b)
+
+
+UNSPLIT = {
+    "an unrelated shape": (lambda shape: [(7,)], None, r"shape \(7,\), which cannot be split"),
+    "a vector of rows": (lambda shape: [shape[:1]], None, "cannot be split along axis 0"),
+    "one element that differs": (
+        lambda shape: [(1,)],
+        lambda weight: nd.sum(nd.abs(weight)),
+        r"shape \(1,\) that differs",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", UNSPLIT)
+def test_states_that_cannot_be_split_raise_when_saved(what, tmp_path):
+    shapes, fill, text = UNSPLIT[what]
+    net = split_network(2, "column")
+    trainer = gluon.Trainer(net.collect_params(), Shaped(shapes, fill))
+    train(net, trainer)
+    with pytest.raises(mx.MXNetError, match=f"save: the state of parameter '0.weight'.*{text}"):
+        mx.parallel.save(tmp_path / "run", net, trainer)
+    wanted = described(trainer.all_states())
+    trainer.save_states(str(tmp_path / "states"))  # keeps the state of each part
+    other = split_network(2, "column", 2)
+    its_trainer = gluon.Trainer(other.collect_params(), Shaped(shapes, fill))
+    its_trainer.load_states(str(tmp_path / "states"))
+    assert described(its_trainer.all_states()) == wanted
+
+
+def test_numbers_that_differ_between_parts_raise_when_saved(tmp_path):
+    class Counts(mx.optimizer.Optimizer):
+        def create_state(self, index, weight):
+            return [index]
+
+        def update(self, index, weight, grad, state):
+            state[0] += 1
+
+    net = split_network(2, "column")
+    trainer = gluon.Trainer(net.collect_params(), Counts())
+    train(net, trainer)
+    with pytest.raises(mx.MXNetError, match=r"save: parameter '0.bias' .* different numbers"):
+        mx.parallel.save(tmp_path, net, trainer)
+
+
+def test_states_that_cannot_be_split_raise_when_loaded(tmp_path):
+    net, split = split_network(1, "column"), split_network(2, "column", 2)
+    trainer, its_trainer = [
+        gluon.Trainer(each.collect_params(), Shaped(lambda shape: [(7,)])) for each in (net, split)
+    ]
+    train(net, trainer)
+    mx.parallel.save(tmp_path, net, trainer)
+    before = values(split)
+    with pytest.raises(mx.MXNetError, match=r"load: .*'0.weight' has an array of shape \(7,\)"):
+        mx.parallel.load(tmp_path, split, its_trainer)
+    for a, b in zip(values(split), before):
+        np.testing.assert_array_equal(a, b)
+    assert not its_trainer.all_states()

@@ -1,0 +1,69 @@
+"""Optimizer states of parameters that are split over devices, and how checkpoints split them.
+
+The optimizer has a state for each part of a parameter. An array of the state either is split like
+the parameter, or has the same value for all parts. Saving and loading use the same rule.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from .._core import NotSupportedError
+from .._ranks.own_arrays import brought_to_all
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from .._types import NDArray
+    from ..gluon.parameter import Parameter
+
+
+def is_split(shape: Sequence[int], param_shape: Sequence[int], axis: int) -> bool | None:
+    """True if a state's array is split along `axis` like its parameter, False if each part has the
+    whole array, None if it is neither.
+
+    It is split if it has the parameter's shape, except for dimensions of size 1 other than `axis`.
+    """
+    if len(shape) == len(param_shape) and all(
+        size in (1, full) for size, full in zip(shape, param_shape)
+    ):
+        return shape[axis] == param_shape[axis]
+    return False if math.prod(shape) == 1 else None
+
+
+def is_split_over(
+    name: str, axis: int, parts: Sequence[Parameter], arrays: Sequence[NDArray]
+) -> bool:
+    """True if an array of the state of parameter `name` is split like the parameter, given the
+    array for each part. Raises NotSupportedError if it is not and differs between the parts."""
+    kinds = [is_split(array.shape, part.shape, axis) for array, part in zip(arrays, parts)]
+    if None in kinds:
+        at = kinds.index(None)
+        raise NotSupportedError(
+            f"save: the state of parameter '{name}' has an array of shape {arrays[at].shape}, "
+            f"which cannot be split along axis {axis} like the part of shape {parts[at].shape}; "
+            "use an array of the part's shape, of sizes 1 along other axes, or of one element, or "
+            "save with Trainer.save_states"
+        )
+    if not all(kinds) and len(set(map(_contents, arrays))) > 1:
+        raise NotSupportedError(
+            f"save: the state of parameter '{name}' has an array of shape {arrays[0].shape} that "
+            "differs between the parts of the parameter, but is not split like them; save with "
+            "Trainer.save_states"
+        )
+    return all(kinds)
+
+
+def _contents(array):
+    return array.shape, brought_to_all(array).asnumpy().tobytes()
+
+
+def check_splittable(name: str, shape: Sequence[int], whole: Sequence[int], axis: int) -> None:
+    """Raises NotSupportedError if a saved array cannot be split over the parts of a parameter."""
+    if is_split(shape, whole, axis) is None:
+        raise NotSupportedError(
+            f"load: the state of parameter '{name}' has an array of shape {tuple(shape)}, which "
+            f"cannot be split along axis {axis} like the parameter, which has shape "
+            f"{tuple(whole)}; load the checkpoint into a network with the whole parameter"
+        )
