@@ -334,6 +334,20 @@ def test_train_step_accepts_a_last_batch_of_few_rows():
         step(data[0][0][:1], data[0][1][:1])
 
 
+def test_train_step_on_replicas_joins_losses_along_the_divided_axis():
+    x, y = [nd.random.uniform(shape=(2, 6, width), ctx=on(0)) for width in (3, 4)]
+    found = []
+    for replicas in (1, 2):
+        mx.random.seed(1)
+        net = nn.Dense(4, in_units=3, flatten=False)
+        Mesh({"data": replicas}, [on(i) for i in range(replicas)]).place(net)
+        net.initialize()
+        step = TrainStep(net, lambda out, y: ((out - y) ** 2).mean(-1), None, Pipeline(2, axis=1))
+        found.append(step(x, y).asnumpy())
+    assert found[0].shape == found[1].shape == (2, 6)
+    np.testing.assert_allclose(*found, rtol=1e-6)
+
+
 def test_pipelined_loop_on_data_and_stage_axes_matches_one_device():
     data, results = batches(3), []
     for axes, pieces in (({"data": 1}, None), ({"data": 2, "stage": 2}, 3)):

@@ -388,6 +388,6 @@ class TrainStep:
         losses = zip(*[self._run(call, args)[0] for args in calls])
         with autograd.pause():
             return [
-                nd.concat(*[part.as_in_context(own[0].context) for part in own], dim=0)
+                nd.concat(*[part.as_in_context(own[0].context) for part in own], dim=axis)
                 for own in losses
             ]
