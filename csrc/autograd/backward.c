@@ -354,10 +354,13 @@ static mpg_status grad(mpg_backward_pass *pass, head_list *list, mpg_array *cons
   MPG_TRY(grow_arrays(pass));
   bind_heads(pass, list);
   MPG_TRY(mpg_backward_pass_run(pass, results, (size_t)num_variables, retain, create_graph, train));
-  for (int i = 0; i < num_variables; i++)
-    mpg_array_copy(&gradients[i], &pass->arrays[mpg_value_index(&pass->graph, results[i])]);
-  clear_arrays(pass, pass->graph.num_values);
   mpg_status status = MPG_OK;
+  for (int i = 0; i < num_variables && status == MPG_OK; i++) {
+    uint32_t value = mpg_value_index(&pass->graph, results[i]);
+    if (!pass->arrays[value].tensor.storage) status = mpg_backward_pass_fill_zero(pass, value);
+    if (status == MPG_OK) mpg_array_copy(&gradients[i], &pass->arrays[value]);
+  }
+  clear_arrays(pass, pass->graph.num_values);
   for (int i = 0; i < num_variables && create_graph && status == MPG_OK; i++)
     if (!gradients[i].node) status = record_constant(&gradients[i], variables[i]);
   for (int i = 0; i < num_variables && status == MPG_OK; i++)

@@ -62,5 +62,7 @@ mpg_value mpg_backward_pass_value(const mpg_backward_pass *pass, const mpg_array
 /* Runs the live nodes of the backward phase. The num_kept values in `kept` are not released. */
 mpg_status mpg_backward_pass_run(mpg_backward_pass *pass, const mpg_value *kept, size_t num_kept,
                                  bool retain, bool create_graph, bool train);
+/* Creates the array of a value that a call left empty. */
+mpg_status mpg_backward_pass_fill_zero(mpg_backward_pass *pass, uint32_t value);
 
 #endif

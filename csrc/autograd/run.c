@@ -96,17 +96,18 @@ static mpg_status deliver(mpg_array *result, mpg_target *target) {
   return MPG_OK;
 }
 
-static mpg_status fill_zero(const mpg_graph_value *value, mpg_tensor *tensor) {
+mpg_status mpg_backward_pass_fill_zero(mpg_backward_pass *pass, uint32_t value) {
+  const mpg_graph_value *of = &pass->graph.values[value];
   mpg_full_params params;
   memset(&params, 0, sizeof params);
-  params.shape = mpg_shape_tuple(&value->desc.shape);
-  params.dtype = value->desc.dtype;
+  params.shape = mpg_shape_tuple(&of->desc.shape);
+  params.dtype = of->desc.dtype;
   mpg_device *device;
-  MPG_TRY(mpg_device_get(value->device, &device));
+  MPG_TRY(mpg_device_get(of->device, &device));
   mpg_invocation call = {.op = mpg_op_get(MPG_OP__full),
                          .params = &params,
                          .num_outputs = 1,
-                         .outputs = tensor,
+                         .outputs = &pass->arrays[value].tensor,
                          .backward = true,
                          .device = device};
   return mpg_invoke(&call);
@@ -151,6 +152,20 @@ static mpg_status add_sum(mpg_array *sum, mpg_array *result) {
   return MPG_OK;
 }
 
+/* Delivers a result of a call to its gradient array, if it has one. An empty result is zero. It
+ * stays empty if the call missed the input, so that other calls do not add a zero to it. */
+static mpg_status store_result(mpg_backward_pass *pass, uint32_t value, bool missed) {
+  const mpg_tensor *result = &pass->arrays[value].tensor;
+  mpg_target *target = pass->targets[value];
+  bool read = pass->uses[value] > (target ? 1u : 0u);
+  if (!result->storage && !missed && (read || (target && target->request == MPG_GRAD_WRITE)))
+    MPG_TRY(mpg_backward_pass_fill_zero(pass, value));
+  if (!target) return MPG_OK;
+  if (result->storage) return deliver(&pass->arrays[value], target);
+  target->missed = missed;
+  return MPG_OK;
+}
+
 static mpg_status run_call(mpg_backward_pass *pass, const mpg_node *node, bool retain, bool train) {
   mpg_graph *graph = &pass->graph;
   mpg_tape_node *owner = node->opaque;
@@ -185,26 +200,16 @@ static mpg_status run_call(mpg_backward_pass *pass, const mpg_node *node, bool r
   for (uint32_t i = 0; i < num_results && status == MPG_OK; i++) {
     uint32_t value = node->values + i;
     if (!needed[i]) continue;
-    if (targets[i].done) {
-      if (pass->uses[value] > 1 && !results[i].tensor.storage) {
-        results[i].tensor = targets[i].tensor;
-        mpg_tensor_retain(&results[i].tensor);
-      }
-    } else {
-      bool read_on = pass->uses[value] > (pass->targets[value] ? 1u : 0u);
-      bool writes = pass->targets[value] && pass->targets[value]->request == MPG_GRAD_WRITE &&
-                    !targets[i].missed;
+    if (!targets[i].done) {
       MPG_GOTO(settle_result(owner, &graph->values[value], &results[i], i));
       if (!owner->call->adds_sums) MPG_GOTO(add_sum(sums[i], &results[i]));
-      if (!results[i].tensor.storage && (read_on || writes))
-        MPG_GOTO(fill_zero(&graph->values[value], &results[i].tensor));
-      if (pass->targets[value] && results[i].tensor.storage)
-        MPG_GOTO(deliver(&results[i], pass->targets[value]));
-      else if (targets[i].missed)
-        pass->targets[value]->missed = true;
+    } else if (pass->uses[value] > 1 && !results[i].tensor.storage) {
+      results[i].tensor = targets[i].tensor;
+      mpg_tensor_retain(&results[i].tensor);
     }
     pass->arrays[value] = results[i];
     results[i] = (mpg_array){0};
+    if (!targets[i].done) MPG_GOTO(store_result(pass, value, targets[i].missed));
   }
 fail:
   for (uint32_t i = 0; i < num_results; i++) mpg_array_clear(&results[i]);
@@ -293,6 +298,11 @@ static mpg_status run_node(mpg_backward_pass *pass, const mpg_node *node, bool r
     if (!mpg_has_value(inputs[i])) continue;
     uint32_t value = mpg_value_index(graph, inputs[i]);
     if (pass->arrays[value].tensor.storage) continue;
+    const mpg_node *source = &graph->nodes[inputs[i].node];
+    if (source->phase == MPG_PHASE_BACKWARD && source->opaque) { /* missed by that call */
+      if (!node->opaque) MPG_TRY(mpg_backward_pass_fill_zero(pass, value));
+      continue;
+    }
     if (!mpg_node_flag(node, MPG_OP_SHAPE_ONLY))
       return mpg_fail(
           MPG_ERROR,

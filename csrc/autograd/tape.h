@@ -30,7 +30,7 @@ typedef struct mpg_target {
   mpg_tensor tensor; /* borrowed; storage is NULL if there is no fixed destination */
   mpg_grad_req request;
   bool done;   /* the call has written (or added) the gradient */
-  bool missed; /* the call does not reach the variable, so its gradient is unchanged */
+  bool missed; /* the call does not reach the input, so a variable's gradient is unchanged */
 } mpg_target;
 
 /* A call that is opaque to the tape and computes its own gradient. */

@@ -318,9 +318,9 @@ static mpg_status recorded_backward(mpg_tape_node *node, mpg_array *const *out_g
   } while (moved);
   MPG_GOTO(status);
   for (uint32_t k = 0; k < count; k++) {
-    bool placed = m.places[k] == MPG_PLACE_WRITE || m.places[k] == MPG_PLACE_ADD;
-    targets[k].done = placed && space.b->reached[input_of(c, k)];
-    targets[k].missed = placed && !targets[k].done;
+    bool reached = space.b->reached[input_of(c, k)];
+    targets[k].done = reached && (m.places[k] == MPG_PLACE_WRITE || m.places[k] == MPG_PLACE_ADD);
+    targets[k].missed = !reached && m.places[k] != MPG_PLACE_NONE;
   }
   if (together) targets[count].done = true;
 fail:

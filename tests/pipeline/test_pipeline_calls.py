@@ -91,3 +91,72 @@ def test_row_sparse_gradients_of_several_calls_are_summed():
         found.append([p.grad().tostype("default").asnumpy() for p in net.collect_params().values()])
     for a, b in zip(*found, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+class Partial(gluon.HybridBlock):
+    """Only the results after the first depend on `late`, and none depends on `unused`."""
+
+    def __init__(self):
+        super().__init__()
+        with self.name_scope():
+            for name in ("weight", "late", "unused"):
+                setattr(self, name, self.params.get(name, shape=(1, 3), init="ones"))
+
+    def hybrid_forward(self, F, x, weight, late, unused):
+        h = F.broadcast_mul(x, weight)
+        return h, F.broadcast_mul(h, late), F.broadcast_add(F.BlockGrad(h), late)
+
+
+class Detached(gluon.HybridBlock):
+    def __init__(self):
+        super().__init__()
+        with self.name_scope():
+            self.shift = self.params.get("shift", shape=(1, 3), init="ones")
+
+    def hybrid_forward(self, F, x, shift):
+        return F.broadcast_add(x.detach(), shift)
+
+
+WAYS = {
+    "hybridized": dict,
+    "static": lambda: {"static_alloc": True, "static_shape": True},
+    "pipelined": lambda: {"pipeline": mx.parallel.Pipeline(2)},
+}
+
+
+@pytest.mark.parametrize("grad_req", ["write", "add"])
+@pytest.mark.parametrize("use", [(0,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (2, 2), (0, "detached")])
+@pytest.mark.parametrize("way", WAYS)
+def test_gradients_that_no_call_reaches_are_unchanged_and_stale(way, use, grad_req):
+    found = []
+    for flags in (None, WAYS[way]()):
+        net, after = Partial(), Detached()
+        params = [*net.collect_params().values(), *after.collect_params().values()]
+        for block in (net, after):
+            block.initialize(ctx=on(0))
+            if flags is not None:
+                block.hybridize(**flags)
+        for param in params:
+            param.grad_req = grad_req
+            param.grad()[:] = 7
+        x = nd.array(np.random.RandomState(0).rand(4, 3), ctx=on(0))
+        with autograd.record():
+            heads = [after(net(x)[1]) if i == "detached" else net(x)[i] for i in use]
+        autograd.backward(heads)
+        found.append([(p.data()._fresh_grad, p.grad().asnumpy().tolist()) for p in params])
+    for (fresh, grad), (wanted_fresh, wanted) in zip(*reversed(found), strict=True):
+        assert fresh == wanted_fresh
+        np.testing.assert_allclose(grad, wanted, rtol=1e-6)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_autograd_grad_of_unreached_parameters_is_zero(way):
+    net = Partial()
+    net.initialize(ctx=on(0))
+    net.hybridize(**WAYS[way]())
+    x = nd.ones((4, 3), ctx=on(0))
+    with autograd.record():
+        heads = [net(x)[0] for _ in range(2)]
+    params = [net.weight, net.late, net.unused]
+    grads = autograd.grad(heads, [param.data() for param in params])
+    assert [grad.asnumpy().tolist() for grad in grads] == [[[8.0] * 3], [[0.0] * 3], [[0.0] * 3]]

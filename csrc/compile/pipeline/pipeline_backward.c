@@ -145,7 +145,7 @@ fail:
   return status;
 }
 
-/* Finds the parameters that no micro-batch's result depends on. They keep their gradients. */
+/* Finds the inputs that no micro-batch's result depends on. Parameters keep their gradients. */
 static mpg_status find_missed(const mpg_pipeline_run *run, mpg_array *const *heads,
                               const bool *needed, mpg_target *targets) {
   const mpg_compiled *c = run->micro_batches[0].state.compiled;
@@ -156,8 +156,8 @@ static mpg_status find_missed(const mpg_pipeline_run *run, mpg_array *const *hea
                  (run->num_micro_batches > 1 && run->output_kinds[i] == MPG_BATCH_STATE);
   mpg_status status = mpg_compiled_find_reached(c, arrives, &reached);
   for (uint32_t i = 0; status == MPG_OK && i < run->num_inputs; i++)
-    targets[i].missed = needed[i] && c->wanted[i] && targets[i].tensor.storage &&
-                        run->input_kinds[i] != MPG_BATCH_STATE && !reached[i];
+    targets[i].missed =
+        needed[i] && c->wanted[i] && run->input_kinds[i] != MPG_BATCH_STATE && !reached[i];
   mpg_free(reached);
   mpg_free(arrives);
   return status;
@@ -169,7 +169,9 @@ mpg_status mpg_pipeline_run_differentiate(mpg_pipeline_run *run, mpg_array *cons
   MPG_TRY(find_missed(run, heads, needed, targets));
   for (uint32_t i = 0; i < run->num_inputs; i++) {
     bool target = targets[i].tensor.storage && run->input_kinds[i] != MPG_BATCH_STATE;
-    if (!needed[i] || !run->micro_batches[0].state.compiled->wanted[i] || target) continue;
+    if (!needed[i] || !run->micro_batches[0].state.compiled->wanted[i] || target ||
+        targets[i].missed)
+      continue;
     MPG_TRY(new_gradient(mpg_micro_batch_input(&run->micro_batches[0], i),
                          run->input_kinds[i] == MPG_BATCH_DIVIDED
                              ? mpg_micro_batch_rows(&run->inputs[i].tensor.desc)
