@@ -37,8 +37,9 @@ def by_bits(row):
         return False
     if row["gradient"] == "second order" and row["placement"] != "one device":
         return False  # gradients on another device are summed there first
-    if row["layer"] == "row_sparse" and row["accumulate"] == "2" and row["way"] in PIPELINED:
-        return False  # rows of micro-batches are summed before the previous step's rows are added
+    several = row["accumulate"] == "2" or row["calls"] == "2"
+    if row["layer"] == "row_sparse" and several and row["way"] in PIPELINED:
+        return False  # rows of micro-batches are summed in another order
     return not (row["layer"] == "Dropout" and row["way"] in PIPELINED)
 
 

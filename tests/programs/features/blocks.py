@@ -359,9 +359,10 @@ class Subject(HybridBlock):
     """The network of a row, whose four stages are on the devices `places`. `as_in_context` moves
     arrays between them if `moves` is True. Otherwise, the caller's placement does."""
 
-    def __init__(self, row, places, moves, dtype="float32", timewise=False):
+    def __init__(self, row, places, moves, dtype="float32", timewise=False, axis=0):
         super().__init__(prefix="net_")
-        self.row, self.places, self.moves, self.timewise = row, places, moves, timewise
+        self.row, self.places, self.moves = row, places, moves
+        self.timewise, self.axis = timewise, axis
         deferred = row["parameters"] == "deferred"
         with self.name_scope():
             self.first = nn.Dense(
@@ -426,7 +427,7 @@ class Subject(HybridBlock):
         middle = self.body(self.move(self.first(h), 1))
         h = self.tail(self.layer(self.move(middle, 2)))
         if self.timewise:
-            carried = F.mean(h, axis=0, keepdims=True) * 0.5
+            carried = F.mean(h, axis=self.axis, keepdims=True) * 0.5
             after = carried if F is mx.sym else carried.as_in_context(state.context)
         h = self.move(h, 3)
         if self.row["parameters"] == "tied" and self.moves:

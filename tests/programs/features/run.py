@@ -2,6 +2,8 @@
 in a row of `features/table.py`."""
 
 import contextlib
+import functools
+import operator
 import re
 import tempfile
 
@@ -64,6 +66,8 @@ class Run:
         self.pipelined = row["way"] in PIPELINED
         self.timewise = row["way"].endswith("time")
         self.rows, self.micro_batches = map(int, row["rows"].split(" in "))
+        self.axis = FACTORS["pipeline"][row["pipeline"]].get("Pipeline", {}).get("axis", 0)
+        self.calls = int(row["calls"])
         precision = row["precision"]
         self.dtype = precision if precision in ("float64", "float16", "bfloat16") else "float32"
         if precision == "multi_precision":
@@ -95,7 +99,7 @@ class Run:
         mx.random.seed(11)
         # Moves to the same device keep the order in which gradients are added.
         places, moves = [on(0)] * 4 if self.plain else self.places(), placement in BY_CODE
-        net = Subject(row, places, moves, self.dtype, self.timewise)
+        net = Subject(row, places, moves, self.dtype, self.timewise, self.axis)
         init = mx.init.Uniform(0.7)
         by_name = dict(zip(STAGES, places))
         if self.plain or placement in BY_CODE:
@@ -162,7 +166,6 @@ class Run:
         arguments = len(self.inputs(0)[0])
         if self.timewise:
             options.setdefault("check", False)
-            options.pop("axis", None)
             if arguments > 1 or self.row["pipeline"] == "carry":
                 options["carry"] = {arguments: 1}
         return Pipeline(self.micro_batches, **options)
@@ -175,7 +178,7 @@ class Run:
         net = twin.make_network()
         step = TrainStep(net, twin.losses, None, twin.make_pipeline(), exact=True)
         inputs, labels = twin.inputs(0)
-        step(inputs, labels)
+        step(inputs, [labels])
         graph = step.pipeline.report().stages.graph
         times = {(kind, s): 1 + s % 3 for kind in "FBW" for s in range(len(graph))}
         count = min(self.rows, self.micro_batches)
@@ -191,18 +194,21 @@ class Run:
         return self.rows
 
     def array(self, seed, rows):
-        shape = (rows, 2, WIDTH) if self.timewise else (rows, WIDTH)
+        """Returns an array whose rows are along the axis that a pipeline divides."""
+        shape = [rows, WIDTH]
+        if self.timewise or self.axis:
+            shape.insert(1 - self.axis, 2)
         values = np.random.RandomState(seed).uniform(-1, 1, shape)
         return nd.array(values, ctx=self.home(), dtype=self.dtype)
 
     def home(self):
         return on(0) if self.plain else self.places()[0]
 
-    def inputs(self, step):
-        """Returns the inputs of a step, in the structure of the row, and its labels."""
-        rows = self.rows_of(step)
-        a, b = self.array(100 + step, rows), self.array(200 + step, rows)
-        whole = nd.array(numbers(300 + step), ctx=self.home(), dtype=self.dtype)
+    def inputs(self, step, call=0):
+        """Returns the inputs of a call in a step, in the structure of the row, and its label."""
+        rows, seed = self.rows_of(step), step + 1000 * call
+        a, b = self.array(100 + seed, rows), self.array(200 + seed, rows)
+        whole = nd.array(numbers(300 + seed), ctx=self.home(), dtype=self.dtype)
         inputs = {
             "one": [a],
             "two": [a, b],
@@ -211,20 +217,24 @@ class Run:
             "dict": [{"a": a, "b": b}],
             "None": [a, None],
         }[self.row["inputs"]]
-        return inputs, [self.array(400 + step, rows)]
+        return inputs, self.array(400 + seed, rows)
 
     def divided(self):
         return {"two": 2, "list": 2, "dict": 2}.get(self.row["inputs"], 1)
+
+    def rows_between(self, x, begin, end):
+        return x.slice_axis(axis=self.axis, begin=begin, end=end)
 
     def cut(self, inputs, begin, end):
         """Returns the inputs with rows [begin, end) of those that are divided."""
         kind = self.row["inputs"]
         if kind == "list":
-            return [[x[begin:end] for x in inputs[0]]]
+            return [[self.rows_between(x, begin, end) for x in inputs[0]]]
         if kind == "dict":
-            return [{key: x[begin:end] for key, x in inputs[0].items()}]
-        parts = [None if x is None else x[begin:end] for x in inputs]
-        return [parts[0], inputs[1]] if kind == "whole" else parts
+            return [{key: self.rows_between(x, begin, end) for key, x in inputs[0].items()}]
+        if kind == "whole":
+            return [self.rows_between(inputs[0], begin, end), inputs[1]]
+        return [None if x is None else self.rows_between(x, begin, end) for x in inputs]
 
     def parts(self, rows):
         """Returns the row range (begin, end) of each micro-batch."""
@@ -293,15 +303,34 @@ class Run:
         with amp.scale_loss(losses, self.trainer) as scaled:
             return scaled
 
-    def by_hand(self, inputs, label, params):
-        """Runs one micro-batch after another and accumulates gradients. Along time, the backward
-        passes start with the last chunk, and each passes the gradient of its initial state to the
-        chunk before it. Returns the losses."""
-        net, held, state, found = self.net, [], self.state(), []
-        self.added = [p for p in params if p.grad_req != "null"]
+    def by_hand(self, batches, params):
+        """Runs one micro-batch after another and accumulates gradients. Returns the losses, summed
+        over the batches. The gradients of several batches are summed as by one backward."""
+        self.added = [p for p in params if p.grad_req != "null" and not p.name.endswith("unused")]
         for param in self.added:
             param.grad_req = "add"
-        for begin, end in self.parts(len(label)):
+        if len(batches) == 1:
+            return self.batch_by_hand(*batches[0])
+        grads, losses = [self.take_gradients()], []
+        for batch in batches:
+            losses.append(self.batch_by_hand(*batch))
+            grads.append(self.take_gradients())
+        for param, before, *own in zip(self.added, *grads):
+            param.grad()[:] = before + functools.reduce(operator.add, own)
+        return self.summed(losses)
+
+    def take_gradients(self):
+        """Returns copies of the gradients that are accumulated, and sets them to zero."""
+        grads = [param.grad().copy() for param in self.added]
+        for param in self.added:
+            param.zero_grad()
+        return grads
+
+    def batch_by_hand(self, inputs, label):
+        """Runs the micro-batches of one call. Along time, the backward passes start with the last
+        chunk, and each passes the gradient of its initial state to the chunk before it."""
+        net, held, state, found = self.net, [], self.state(), []
+        for begin, end in self.parts(label.shape[self.axis]):
             part = self.cut(inputs, begin, end)
             if self.timewise:
                 state = state.detach()
@@ -309,7 +338,7 @@ class Run:
             with self.record():
                 out = net(*part, state) if self.timewise else net(*part)
                 out, after = out if self.timewise else (out, None)
-                losses = self.losses(out, label[begin:end])
+                losses = self.losses(out, self.rows_between(label, begin, end))
                 found.append(losses)
                 if self.timewise:
                     held.append((self.scaled(losses), state, after))
@@ -324,22 +353,33 @@ class Run:
             mode = self.options("backward").get("train_mode", True)
             autograd.backward(ends, heads, train_mode=mode)
             grads = before.grad
-        return [nd.concat(*piece, dim=0) for piece in zip(*found)]
+        return [nd.concat(*piece, dim=self.axis) for piece in zip(*found)]
 
     def state(self):
-        values = np.random.RandomState(5).uniform(-1, 1, (1, 2, WIDTH))
+        shape = [2, WIDTH]
+        shape.insert(self.axis, 1)
+        values = np.random.RandomState(5).uniform(-1, 1, shape)
         row = self.row
         moves = row["placement"] not in SPLIT and row["event"] != "reset_ctx"
         moved = row["pipeline"] == "carry" and moves and not self.plain
         return nd.array(values, ctx=on(1) if moved else self.home(), dtype=self.dtype)
 
-    def loop(self, inputs, label, params):
-        """Runs the ordinary loop of record and backward. Returns the losses."""
+    @staticmethod
+    def summed(losses):
+        """Returns the sums over several calls of the network."""
+        return [functools.reduce(operator.add, each) for each in zip(*losses)]
+
+    def called(self, inputs, label, state):
+        out = self.net(*inputs, *([state] if self.timewise else []))
+        return self.losses(out[0] if self.timewise else out, label)
+
+    def loop(self, batches, params):
+        """Runs the ordinary loop of record and backward. Returns the losses, summed over the
+        batches."""
         if self.mesh is not None and self.row["placement"] in REPLICAS:
-            return self.loop_on_mesh(inputs, label, params)
+            return self.loop_on_mesh(batches)
         with self.record():
-            out = self.net(*inputs, *([self.state()] if self.timewise else []))
-            losses = self.losses(out[0] if self.timewise else out, label)
+            losses = self.summed([self.called(*batch, self.state()) for batch in batches])
             if self.row["gradient"] == "second order":
                 return self.penalized(losses, params)
             if self.row["gradient"] != "autograd.grad":
@@ -379,30 +419,37 @@ class Run:
         autograd.backward([nd.add_n(*total, (penalty * 0.1).astype(total[0].dtype))])
         return losses
 
-    def loop_on_mesh(self, inputs, label, params):
+    def loop_on_mesh(self, batches):
+        divided = [self.divided_batch(*batch) for batch in batches]
+        losses = []
+        for parts in zip(*divided):
+            with self.record():
+                losses.append(self.summed([self.called(*part) for part in parts]))
+        with autograd.record():
+            self.backward([x for each in losses for x in each])
+        return [
+            nd.concat(*[x.as_in_context(on(0)) for x in each], dim=self.sample_axis)
+            for each in zip(*losses)
+        ]
+
+    def divided_batch(self, inputs, label):
+        """Returns the inputs, label and state of each replica."""
         parts = self.divide(label, stage=-1)
         pieces = [
             self.whole(x) if i and self.row["inputs"] == "whole" else self.divide(x)
             for i, x in enumerate(flat(inputs))
         ]
-        states = self.divide(self.state()) if self.timewise else None
-        losses = []
-        for i, target in enumerate(parts):
-            given = self.shaped([piece[i] for piece in pieces])
-            with self.record():
-                out = self.net(*given, states[i])[0] if self.timewise else self.net(*given)
-                losses.append(self.losses(out, target))
-        with autograd.record():
-            self.backward([x for each in losses for x in each])
-        return [
-            nd.concat(*[x.as_in_context(on(0)) for x in each], dim=int(self.timewise))
-            for each in zip(*losses)
-        ]
+        states = self.divide(self.state()) if self.timewise else [None] * len(parts)
+        return list(zip(map(self.shaped, zip(*pieces)), parts, states))
+
+    @property
+    def sample_axis(self):
+        """The axis of the samples, which replicas divide. Pipelines along time divide another."""
+        return 1 - self.axis if self.timewise else self.axis
 
     def divide(self, array, stage=0):
-        """Divides an array among replicas by rows, or by samples if the network is along time."""
-        axis = int(self.timewise)
-        return self.mesh.split_and_load(array, axis, even_split=False, stage=stage)
+        """Divides an array among replicas by samples."""
+        return self.mesh.split_and_load(array, self.sample_axis, even_split=False, stage=stage)
 
     def whole(self, array):
         """Copies the whole array to the first device of each replica."""
@@ -410,7 +457,7 @@ class Run:
         return [array.as_in_context(self.mesh.device(data=i)) for i in replicas]
 
     def shaped(self, arrays):
-        kind = self.row["inputs"]
+        kind, arrays = self.row["inputs"], list(arrays)
         if kind == "list":
             return [arrays]
         if kind == "dict":
@@ -442,15 +489,15 @@ class Run:
         return False
 
     def train_once(self, number):
-        inputs, (label,) = self.inputs(number)
+        batches = [self.inputs(number, call) for call in range(self.calls)]
         params = list(self.net.collect_params().values())
         rows = self.rows_of(number)
         if not self.plain and self.row["way"] in STEPS:
-            losses = self.step(inputs, label)
+            losses = self.step(*batches[0])
         else:
             self.added = []
             by_hand = self.plain and (len(self.parts(rows)) > 1 or self.timewise)
-            losses = (self.by_hand if by_hand else self.loop)(inputs, label, params)
+            losses = (self.by_hand if by_hand else self.loop)(batches, params)
             self.keep(f"gradients {number}", self.gradients(params))
             updated = self.clip(params)
             ignore = self.row["parameters"] == "unused"
@@ -497,17 +544,17 @@ class Run:
         unless the row trains with a `TrainStep`."""
         if by_parts is None:
             by_parts = self.plain and self.row["way"] not in STEPS
-        inputs, (label,) = self.inputs(number)
+        inputs, label = self.inputs(number)
         net = net or self.net
         if not self.timewise:
             return flat(net(*inputs))
         if not by_parts:
             return flat(net(*inputs, self.state()))
         state, found = self.state(), []
-        for begin, end in self.parts(len(label)):
+        for begin, end in self.parts(label.shape[self.axis]):
             out, state = net(*self.cut(inputs, begin, end), state)
             found.append(flat(out))
-        return [*[nd.concat(*piece, dim=0) for piece in zip(*found)], state]
+        return [*[nd.concat(*piece, dim=self.axis) for piece in zip(*found)], state]
 
     def run(self):
         row = self.row

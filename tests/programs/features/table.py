@@ -150,6 +150,7 @@ FACTORS = {
         "second order": {"grad": {"create_graph": True}},
         "twice": {"backward": {"retain_graph": True}},
     },
+    "calls": plain("1", "2"),  # calls of the network before one backward
     "engine": plain("async", "sync", "shuffle"),
 }
 
@@ -198,8 +199,10 @@ MEANINGLESS = rules(
     ({"way": but("way", *PIPELINED)}, {"pipeline": but("pipeline", "default")}),
     ({"way": ["eager", "inactive"]}, {"exact": ["exact"]}),
     ({"way": ["eager"]}, {"recompute": ["all"]}),  # an option of `hybridize`
-    ({"way": but("way", *ALONG_TIME)}, {"pipeline": ["carry", "axis"]}),
-    # A TrainStep does not accept head gradients, and updates before a program can clip.
+    ({"way": but("way", *ALONG_TIME)}, {"pipeline": ["carry"]}),
+    # A TrainStep calls the network once, does not accept head gradients, and updates before a
+    # program can clip.
+    ({"way": STEPS}, {"calls": ["2"]}),
     ({"way": STEPS}, {"gradient": but("gradient", "backward", "several heads")}),
     ({"way": STEPS}, {"clipping": ["clip_global_norm", "utils"]}),
     # A schedule table covers the stages of one replica.
