@@ -431,12 +431,16 @@ class Split:
         self._trace = trace
         self.flags = flags
         self._roots = {}
+        self._precision = _core.precision_changes()  # the parts contain the casts of amp
         self._clock = 0
         self.dropped = 0  # number of evicted parts
 
     def __call__(self, *arrays):
         if any(array._traced for array in arrays):
             return list(self._trace(*arrays))  # inside another trace, which then contains the ops
+        if self._precision != _core.precision_changes():
+            self._precision = _core.precision_changes()
+            self.clear()
         key = (
             _core.is_training(),
             _core.is_recording(),

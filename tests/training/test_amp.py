@@ -679,23 +679,42 @@ def test_convert_hybrid_block_keeps_sequence_lengths():
     assert output[2048].any() and not output[2049:].any()
 
 
-@pytest.mark.parametrize("way", ("pipeline", "step"))
-def test_pipelines_follow_amp_being_turned_on_and_off(way):
-    net = gluon.nn.Dense(2, in_units=4)
+class Broken(gluon.HybridBlock):
+    """A host step between two layers."""
+
+    def __init__(self):
+        super().__init__()
+        with self.name_scope():
+            self.first, self.last = gluon.nn.Dense(4, in_units=4), gluon.nn.Dense(2, in_units=4)
+
+    def hybrid_forward(self, F, x):
+        h = self.first(x)
+        h = F.contrib.cond(F.sum(h) != 0, lambda: h / 3, lambda: h)
+        return self.last(h)
+
+
+@pytest.mark.parametrize("way", ("graph break", "pipeline", "step"))
+def test_compiled_blocks_follow_amp_being_turned_on_and_off(way):
+    net = Broken() if way == "graph break" else gluon.nn.Dense(2, in_units=4)
     net.initialize(mx.init.Uniform(1))
     x, label, pipeline = nd.ones((4, 4)) / 3, nd.zeros((4, 2)), mx.parallel.Pipeline(2)
     step = mx.parallel.TrainStep(net, lambda out, y: out.astype("float32") - y, None, pipeline)
 
     def run():
-        return (net(x).astype("float32") if way == "pipeline" else step(x, label)).asnumpy()
+        return (step(x, label) if way == "step" else net(x).astype("float32")).asnumpy()
 
-    if way == "pipeline":
-        net.hybridize(pipeline=pipeline)
-    single = run()
-    amp.init("bfloat16")
-    try:
-        low = run()
-    finally:
-        amp.turn_off()
-    assert not np.array_equal(low, single)
+    def low():
+        amp.init("bfloat16")
+        try:
+            return run()
+        finally:
+            amp.turn_off()
+
+    single, wanted = run(), low()
+    if way != "step":
+        net.hybridize(exact=True, pipeline=pipeline if way == "pipeline" else None)
     assert np.array_equal(run(), single)
+    assert not np.array_equal(wanted, single)
+    for _ in range(2):
+        assert np.array_equal(low(), wanted)
+        assert np.array_equal(run(), single)
