@@ -1,4 +1,4 @@
-"""Pipelines along time whose initial states are not on the device that returns new states."""
+"""Pipelines along time whose initial states have another device or dtype than the new states."""
 
 import numpy as np
 import pytest
@@ -63,3 +63,46 @@ def trained(way, home):
 def test_states_move_to_the_device_that_returns_them(way, home):
     for a, b in zip(trained(way, on(home)), trained(way, on(1)), strict=True):
         assert np.array_equal(a, b)
+
+
+class Widening(gluon.HybridBlock):
+    """Returns a float32 state, whatever the dtype of the given one."""
+
+    def __init__(self):
+        super().__init__()
+        with self.name_scope():
+            self.layer = nn.Dense(3, in_units=3, flatten=False)
+
+    def hybrid_forward(self, F, x, state):
+        h = F.broadcast_add(self.layer(x), F.cast(state, "float32"))
+        return h, F.slice_axis(h, axis=0, begin=-1, end=None) / 3
+
+
+@pytest.mark.parametrize("way", ("loop", "step"))
+def test_states_change_their_dtype(way):
+    x, found = nd.random.uniform(shape=(6, 2, 3), ctx=on(0)), []
+    for pipelined in (False, True):
+        mx.random.seed(3)
+        net, pipeline = Widening(), Pipeline(3, along="time")
+        net.initialize(mx.init.Uniform(1), ctx=on(0))
+        first = nd.ones((1, 2, 3), dtype="float16", ctx=on(0)) / 3
+        parts = [x] if pipelined else [x[i : i + 2] for i in (0, 2, 4)]
+        if way == "step" and pipelined:
+            step = TrainStep(net, lambda out, label: out * label, None, pipeline)
+            loss, state = step(x, nd.ones_like(x), first)
+        else:
+            first.attach_grad()
+            if pipelined:
+                net.hybridize(pipeline=pipeline)
+            with autograd.record():
+                outs, state = [], first
+                for part in parts:
+                    out, state = net(part, state)
+                    outs.append(out)
+                loss = nd.concat(*outs, dim=0)
+            loss.backward()
+        grads = [net.layer.weight.grad()] + ([first.grad] if way == "loop" else [])
+        assert state.dtype == np.float32
+        found.append([a.asnumpy() for a in (loss, state, *grads)])
+    for a, b in zip(*found, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6)

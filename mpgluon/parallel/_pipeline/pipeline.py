@@ -440,7 +440,7 @@ class Entry:
         recording = wanted is not None
         total = next(a.shape[0] for a, kind in zip(whole, self.kinds) if kind == SPLIT)
         divided = rows < total
-        states = tuple(a.shape for a, kind in zip(arrays, self.kinds) if kind == CARRIED)
+        states = tuple((a.shape, a.dtype) for a, kind in zip(arrays, self.kinds) if kind == CARRIED)
         key = (rows, divided, recording and tuple(wanted), states)
         if key not in self.calls:
             carried = [kind == CARRIED for kind in self.kinds]
@@ -719,9 +719,9 @@ class PipelinedCall:
             )
             calls.append(without_variables(call, entry.signature))
             statistics.append(found)
-            for i in state:  # shape of the state after this micro-batch
+            for i in state:  # shape and dtype of the state after this micro-batch
                 shape, dtype, *_ = call.outputs[entry.carried_from[i]]
-                if shape != state[i].shape:
+                if (shape, dtype) != (state[i].shape, _core.dtype_name(state[i].dtype)):
                     state[i] = nd.empty(shape, ctx=state[i].context, dtype=dtype)
         return calls, statistics, MicroBatchTaps(lookups)
 
