@@ -30,7 +30,8 @@ def close(found, wanted, row, what, exact=None):
     """Raises AssertionError if found and wanted differ by more than a few rounding errors. `exact`
     is wanted in float64 and widens the limit for programs that amplify rounding errors."""
     clipped = row["clipping"] != "none"
-    tolerance = max(TOLERANCE[row["precision"]], CLIPPED if clipped else 0)
+    switched = "amp bfloat16" if row["event"] == "amp" else row["precision"]
+    tolerance = max(TOLERANCE[row["precision"]], TOLERANCE[switched], CLIPPED if clipped else 0)
     if row["layer"] == "attention" and row["exact"] == "default":
         tolerance *= SATURATED
     found = found if isinstance(found, (list, tuple)) else [found]

@@ -15,6 +15,7 @@ import numpy as np
 
 import mpgluon as mx
 from mpgluon import gluon, nd
+from mpgluon.contrib import amp
 from programs.features.blocks import WIDTH, numbers
 from programs.features.compare import close, flat, values
 from programs.features.table import BY_CODE, REPLICAS
@@ -33,7 +34,15 @@ def event(name):
 
 
 # Events that change results, so a plain run has them as well
-IN_BOTH = ("set_learning_rate", "set_data", "freeze", "captured", "longer list", "new layer")
+IN_BOTH = (
+    "set_learning_rate",
+    "set_data",
+    "freeze",
+    "captured",
+    "longer list",
+    "new layer",
+    "amp",
+)
 
 
 def reset(run):
@@ -214,6 +223,15 @@ def set_learning_rate(run):
 @event("set_data")
 def set_data(run):
     run.net.body.scale.set_data(nd.array(numbers(70), dtype=run.dtype))
+
+
+@event("amp")
+def amp_switched(run):
+    """Turns mixed precision on, or off if it is on."""
+    if run.amp:
+        amp.turn_off()
+    else:
+        amp.init("bfloat16")
 
 
 @event("captured")

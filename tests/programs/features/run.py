@@ -560,9 +560,9 @@ class Run:
         row = self.row
         engine = "async" if self.plain else row["engine"]
         with contextlib.ExitStack() as stack:
+            stack.callback(amp.turn_off)
             if self.amp:
                 amp.init(self.amp)
-                stack.callback(amp.turn_off)
             if engine != "async":
                 mx.engine.set_mode(engine, *([3] if engine == "shuffle" else []))
                 stack.callback(mx.engine.set_mode, "async")

@@ -11,6 +11,7 @@ import itertools
 
 from mpgluon.parallel import schedules
 from programs.features.blocks import CUSTOM, FLOW, LAYERS, MEMORY, ORIGINS
+from programs.features.own_optimizer import Nested
 
 NAMED = [*schedules.NAMES, "auto"]
 
@@ -38,9 +39,10 @@ OPTIMIZERS = {
     "dcasgd": {"learning_rate": 0.1},
     "signum": {"learning_rate": 0.01},
     "sgld": {"learning_rate": 0.001},
+    Nested.__name__.lower(): {"learning_rate": 0.1, "wd": 0.01},
 }
 # Optimizers for which a small change of a gradient causes a small change of the weights
-SMOOTH = ("sgd", "sgd momentum", "nag", "lamb", "lars", "lbsgd", "dcasgd", "sgld")
+SMOOTH = ("sgd", "sgd momentum", "nag", "lamb", "lars", "lbsgd", "dcasgd", "sgld", "nested")
 
 FACTORS = {
     "way": {
@@ -132,7 +134,7 @@ FACTORS = {
         **plain("resumed", "export", "pickle"),
         **plain("deepcopy", "new shapes", "exception", "interrupt", "memory limit"),
         **plain("hybridize", "predict", "freeze", "set_learning_rate", "set_data", "captured"),
-        **plain("longer list", "new layer"),
+        **plain("longer list", "new layer", "amp"),
     },
     "rows": plain("8 in 4", "7 in 3", "3 in 4", "2 in 2"),
     "pipeline": {
