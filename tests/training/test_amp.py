@@ -718,3 +718,30 @@ def test_compiled_blocks_follow_amp_being_turned_on_and_off(way):
     for _ in range(2):
         assert np.array_equal(low(), wanted)
         assert np.array_equal(run(), single)
+
+
+OPTIMIZERS = [
+    name
+    for name, found in mx.optimizer.Optimizer.opt_registry.items()
+    if found.__module__.startswith(mx.optimizer.__name__)
+]
+
+
+@pytest.mark.filterwarnings("ignore:.*accumulating in float16")
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_optimizers_update_weights_under_amp(name, dtype):
+    weights = []
+    for low in (False, True):
+        mx.random.seed(1)
+        updater = mx.optimizer.get_updater(mx.optimizer.create(name))
+        weight = nd.array([[0.5, -0.25], [1, 2]], dtype=dtype)
+        if low:
+            amp.init("bfloat16")
+        try:
+            for _ in range(2):
+                updater(0, nd.array([[1, 0.5], [-1, 0.25]], dtype=dtype), weight)
+        finally:
+            amp.turn_off()
+        weights.append(weight.asnumpy())
+    np.testing.assert_allclose(*weights, rtol=1e-2 if dtype == "float16" else 1e-6)
