@@ -1,7 +1,8 @@
-"""The processes of a program that mpirun has started: MPI begins when a rank is first asked for.
+"""Ranks: the processes of a program that was started with mpirun.
 
-mpi4py starts MPI, finds out who is who, and lends the core the library that it has opened; arrays
-never go through Python (``csrc/device/ranks``).
+MPI is initialized on the first use of a rank. mpi4py initializes MPI and assigns the ranks. The
+core calls the MPI library that mpi4py has loaded, so arrays never pass through Python
+(``csrc/device/ranks``).
 """
 
 from __future__ import annotations
@@ -18,46 +19,48 @@ from typing import Any
 from .. import _core
 from ..base import MXNetError
 
-# Variables that launchers set in the processes that they start: Open MPI and PRRTE, MPICH's Hydra
-# and other PMI launchers, Slurm.
+# Environment variables set by launchers: Open MPI and PRRTE, MPICH's Hydra and other PMI launchers,
+# Slurm
 _LAUNCHED = ("OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK", "MPI_LOCALNRANKS")
 _LIMIT = "MPGLUON_RANKS_TIMEOUT"
 _ORDER = "MPGLUON_RANKS_SUMS"
 
-_world = None  # of MPI, with messages apart from the program's own; None: not begun, or one process
-_count = 0  # 0: not begun
+# Duplicate of MPI.COMM_WORLD for messages of this package. None before `begin`, or if there is only
+# one rank.
+_world = None
+_count = 0  # number of ranks; 0 before `begin`
 _own = 0
 _limit = 60.0  # seconds
-_in_any_order = False  # sums
-_failure = None  # the text of an exception that nobody has caught
+_in_any_order = False  # MPI may choose the order of sums
+_failure = None  # text of the error that ended this rank's program
 
 
 def count() -> int:
-    """The number of ranks. Begins with MPI where a launcher has started this process."""
+    """Returns the number of ranks. Initializes MPI if a launcher started this process."""
     if not _count:
         begin()
     return _count
 
 
 def own() -> int:
-    """The rank of this process, from 0."""
+    """Returns the rank of this process, counted from 0."""
     count()
     return _own
 
 
 def any_order() -> bool:
-    """Whether sums may be taken in another order than that of ranks."""
+    """True if sums over ranks may use an order other than rank order."""
     count()
     return _in_any_order
 
 
 def world() -> Any:
-    """mpi4py's communicator for messages beside those of the program's transfers."""
+    """Returns mpi4py's communicator for messages other than the transfers of arrays."""
     return _world
 
 
 def launched() -> bool:
-    """Whether this process was started as one of several, as far as the environment tells."""
+    """True if a launcher seems to have started this process, or if mpi4py.MPI is imported."""
     return "mpi4py.MPI" in sys.modules or any(name in os.environ for name in _LAUNCHED)
 
 
@@ -94,9 +97,9 @@ def _any_order():
 
 
 def _types(mpi):
-    """MPI's types of the dtypes that it can sum, by their numbers. Not of bytes: Open MPI's sums of
-    these stop at the largest number, where ours wrap around."""
-    numbers = {  # of csrc/tensor/dtype.h
+    """Returns {dtype number: MPI type} for the dtypes that MPI may sum. Byte types are missing,
+    because Open MPI's sums of bytes saturate but ours wrap around."""
+    numbers = {  # as in csrc/tensor/dtype.h
         0: mpi.FLOAT,
         1: mpi.DOUBLE,
         4: mpi.INT32_T,
@@ -106,7 +109,7 @@ def _types(mpi):
 
 
 def begin() -> None:
-    """Begins, unless that has been done."""
+    """Initializes MPI and connects the ranks, once for each process."""
     global _count, _limit
     if _count:
         return
@@ -155,7 +158,8 @@ def _begin_with(mpi, any_order):
 
 
 def _warn_of_binding():
-    """Open MPI's mpirun binds one or two ranks to a core each, which is seldom what is wanted."""
+    """Warns if mpirun has bound this rank to a single core, Open MPI's default for up to two
+    ranks."""
     ranks = os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", "")
     cores, all_cores = len(os.sched_getaffinity(0)), os.cpu_count() or 1
     if _own == 0 and cores == 1 and ranks.isdigit() and all_cores >= 2 * int(ranks):
@@ -171,7 +175,7 @@ def _note_uncaught():
 
     def hook(kind, error, trace):
         global _failure
-        if os.getpid() != process:  # a fork, which is no rank
+        if os.getpid() != process:  # a forked child is not a rank
             former(kind, error, trace)
             return
         _failure = f"{kind.__name__}: {error}"
@@ -182,7 +186,8 @@ def _note_uncaught():
 
 
 def _agree(mpi, any_order, wrong):
-    """MXNetError on all ranks, unless all can begin and mean the same."""
+    """Raises an error on all ranks if one of them cannot start or if their versions or settings
+    differ."""
     from ..libinfo import __version__
 
     level = mpi.Query_thread()
@@ -204,9 +209,23 @@ def _agree(mpi, any_order, wrong):
 
 
 def wait(request: Any, what: str, works: bool = False) -> None:
-    """Waits for MPI's request; Ctrl-C and other threads get their turns. MXNetError when a rank is
-    lost or never comes. works: all ranks are here, and what they wait for
-    takes its time."""
+    """Waits for an MPI request. Ctrl-C and other Python threads are not blocked.
+
+    Parameters
+    ----------
+    request : mpi4py.MPI.Request
+        Any object with a method ``Test``.
+    what : str
+        The name of the operation in errors.
+    works : bool, default False
+        True if all ranks have started the operation and only its completion is pending. The wait
+        then has a time limit (``MPGLUON_RANKS_TIMEOUT``).
+
+    Raises
+    ------
+    MXNetError
+        If a rank is lost or in a deadlock, or if the time limit has passed.
+    """
     if request.Test():
         return
     try:
@@ -221,15 +240,15 @@ def _wait_and_look(request, what, works):
         waited = time.monotonic() - begin
         if waited > 0.001:
             pause = min(pause * 1.5 + 0.00002, 0.002)
-            _core.run_ready()  # the other ranks may wait for that work
+            _core.run_ready()  # the other ranks may wait for the results of this work
             lost, why, _ = _core.ranks_find_lost()
             if lost >= 0:
                 raise MXNetError(f"{what}: {why}")
             if waited - looked > 0.05 and not works:
                 looked = waited
                 progress = _core.ranks_poll(what, progress or 0, progress is not None)
-            # Without `works` there is no limit to the wait: a rank may compute for long, and one
-            # that is silent, has ended or waits, too, is lost.
+            # Without `works` the wait is unlimited, because another rank may compute for a long
+            # time. A rank that is silent, has ended or is in a deadlock is reported as lost.
             if waited > _limit and works:
                 raise MXNetError(
                     f"{what}: rank {_own} has waited {waited:.0f} s for the other ranks, which "
@@ -239,7 +258,7 @@ def _wait_and_look(request, what, works):
 
 
 def gather(what: str, text: str) -> list[str]:
-    """The texts of all ranks, by rank. All ranks call it with the same `what`."""
+    """Returns the texts of all ranks, by rank. All ranks call it with the same `what`."""
     if count() == 1:
         return [text]
     lost, why, _ = _core.ranks_find_lost()
@@ -268,8 +287,8 @@ def gather(what: str, text: str) -> list[str]:
 
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
-    """Leaves the arrays that this thread makes out of the sequence that the ranks compare: this
-    rank alone makes them."""
+    """Excludes the arrays that this thread creates from the sequence that the ranks compare, for
+    arrays that only this rank creates."""
     former = _core.ranks_name_arrays(False)
     try:
         yield
@@ -278,7 +297,8 @@ def alone() -> Iterator[None]:
 
 
 def compare(what: str, said: str) -> None:
-    """MXNetError on all ranks, which call it together, unless all say the same."""
+    """Raises an MXNetError on all ranks unless all of them pass the same `said`. All ranks call
+    it."""
     by_rank = gather(what, said)
     if len(set(by_rank)) > 1:
         raise MXNetError(
@@ -288,7 +308,8 @@ def compare(what: str, said: str) -> None:
 
 
 def barrier() -> None:
-    """Returns when all ranks have called it. They must have queued the same transfers so far."""
+    """Returns when all ranks have called it. Raises an MXNetError if they have queued different
+    numbers of transfers."""
     if count() == 1:
         return
     transfers = gather("barrier", str(_core.ranks_statistics()["transfers"]))
@@ -300,7 +321,8 @@ def barrier() -> None:
 
 
 def join(found: dict[int, Any]) -> dict[int, Any]:
-    """The dicts of all ranks as one; values are what JSON takes, keys numbers. All call it."""
+    """Returns the merged dicts of all ranks. Keys are integers, and values can be stored as JSON.
+    All ranks call it."""
     if count() == 1:
         return found
     import json
@@ -312,8 +334,8 @@ def join(found: dict[int, Any]) -> dict[int, Any]:
 
 
 def agree_on_trace(text: str) -> None:
-    """Raises on all ranks, showing the first line that differs, unless all have traced the same
-    graph. Called by the core when it compiles one with devices of ranks."""
+    """Raises an MXNetError with the first different line on all ranks unless all of them have
+    traced the same graph. The core calls it when it compiles a graph with devices of ranks."""
     import hashlib
 
     if len(set(gather("a new graph", hashlib.sha256(text.encode()).hexdigest()))) == 1:
@@ -332,7 +354,7 @@ def agree_on_trace(text: str) -> None:
 
 
 def _report(text):
-    """Prints the reason, and ends the process with an error status."""
+    """Prints the reason of a failure and makes the process exit with an error status."""
     global _failure
     sys.stdout.flush()
     print(f"mpgluon, rank {_own}: {text}", file=sys.stderr, flush=True)
@@ -341,7 +363,7 @@ def _report(text):
 
 
 def _finish_work():
-    """Finishes the queued work: other ranks may wait for it, and its errors are still unread."""
+    """Finishes the queued work, which other ranks may wait for, and reports its errors."""
     try:
         _core.waitall()
     except BaseException as error:  # even Ctrl-C: no later code could handle it
@@ -350,7 +372,8 @@ def _finish_work():
 
 
 def _end(process):
-    """Others may still wait for data of this rank; and MPI ends on all ranks together."""
+    """Sends the remaining data to the other ranks, then waits until all of them have ended, as
+    MPI can only be finalized on all ranks together."""
     if os.getpid() != process:
         return
     if _failure is None:
@@ -378,4 +401,4 @@ def _end(process):
     else:
         sys.stdout.flush()
         sys.stderr.flush()
-        _world.Abort(1)  # the others have been told, or do not answer
+        _world.Abort(1)  # the other ranks have been notified or do not respond

@@ -1,8 +1,8 @@
-"""Communicators over ranks of GPUs (NCCL's), for sums of arrays on them: of each rank one GPU, on a
-card of its own. Where there can be none, the arrays are summed in memory of the host.
+"""NCCL communicators between ranks, for all-reduces of arrays on GPUs.
 
-A communicator goes by the numbers of its GPUs, by rank. All ranks ask for the same ones in the same
-order.
+A communicator has one GPU of each rank, and no two of them share a card. If a communicator is not
+possible, the arrays are summed in host memory. The key of a communicator is the tuple of its GPU
+indices by rank. All ranks request the same communicators in the same order.
 """
 
 from __future__ import annotations
@@ -16,25 +16,24 @@ from ..base import MXNetError
 from ..context import Context, num_gpus
 from . import any_order, count, gather, own, wait
 
-Indices = tuple[int, ...]  # by rank; -1: no GPU
-# Whether the GPUs are named with their ranks, and their numbers: why they can't be joined; None:
-# they are.
+Indices = tuple[int, ...]  # GPU index by rank; -1 means no GPU
+# {(contexts name their ranks, GPU indices): why no communicator is possible, or None if it exists}
 _obstacles: dict[tuple[bool, Indices], str | None] = {}
 
 
 class _Joining:
-    """A request, as `wait` takes it."""
+    """Request for `wait` that completes when this rank has joined a communicator."""
 
     def __init__(self, gpus, made):
         self._gpus = gpus
         _core.ranks_gpu_join(gpus, made)
 
-    def Test(self):  # as MPI calls it
+    def Test(self):  # named as in mpi4py
         return _core.ranks_gpu_joined(self._gpus)
 
 
 def _look(ctx):
-    """News of this rank for the others: its card, or why it can't take part; of rank 0 an id."""
+    """Returns this rank's card, or the reason why it cannot join. Rank 0 adds NCCL's id."""
     if count() > _core.GPU_RANKS_IN_ORDER and not any_order():
         return {
             "why": f"more than {_core.GPU_RANKS_IN_ORDER} ranks cannot be summed in the order of "
@@ -48,7 +47,7 @@ def _look(ctx):
 
 
 def _obstacle(said):
-    """Why the ranks' cards can't be joined; None: they can."""
+    """Returns the reason why the ranks' cards cannot form a communicator, or None if they can."""
     for rank, one in enumerate(said):
         if one["why"]:
             return f"rank {rank}: {one['why']}"
@@ -61,7 +60,7 @@ def _obstacle(said):
 
 
 def _join(gpus, made):
-    """Joins a communicator; an error on all ranks unless all could."""
+    """Joins a communicator. Raises an MXNetError on all ranks if one of them fails to join."""
     failure = ""
     try:
         wait(_Joining(gpus, bytes.fromhex(made)), "joining a communicator of GPUs", works=True)
@@ -89,22 +88,24 @@ def _find_obstacle(indices, with_ranks):
 
 
 def can_sum(indices: Indices, transport: str, with_ranks: bool = False) -> bool:
-    """Whether arrays on the GPUs of these numbers, one of each rank, are summed between the GPUs.
-    The first call for them joins a communicator, if there can be one: all ranks make it.
+    """Returns True if NCCL can sum arrays on these GPUs, one of each rank.
+
+    The first call for a tuple of indices joins a communicator if one is possible. All ranks call
+    it.
 
     Parameters
     ----------
     indices : tuple of int
-        By rank, the GPU's number; -1 where the rank's array is on no GPU.
+        The GPU index by rank; -1 if the rank's array is not on a GPU.
     transport : {'auto', 'local', 'nccl'}
-        'local': never; 'nccl': else it is an error.
+        'local' always returns False. 'nccl' raises an error instead of returning False.
     with_ranks : bool, default False
-        Whether the GPUs are those that name their ranks, such as ``gpu(0, rank=1)``.
+        True if the contexts name their ranks, such as ``gpu(0, rank=1)``.
 
     Raises
     ------
     MXNetError
-        `transport` is 'nccl', and there can be no communicator; or one rank could not join.
+        If `transport` is 'nccl' and no communicator is possible, or if a rank failed to join.
     """
     if transport == "local":
         return False
@@ -119,14 +120,16 @@ def can_sum(indices: Indices, transport: str, with_ranks: bool = False) -> bool:
 
 @functools.cache
 def _anywhere():
-    """Whether a rank has GPUs."""
+    """True if any rank has GPUs."""
     return any(int(text) for text in gather("GPUs of ranks", str(num_gpus())))
 
 
 def joined(contexts: Sequence[Context], transport: str) -> list[Indices | None]:
-    """The GPUs between which arrays are summed that this rank has in these contexts, which name no
-    rank: their numbers by rank; None for an array that is summed in memory of the host. All ranks
-    call it, for the same arrays."""
+    """Returns, for each array, the GPU indices by rank of the communicator that sums it.
+
+    An entry is None if the array is summed in host memory. `contexts` are the devices of this
+    rank's arrays, which name no rank. All ranks call it for the same arrays.
+    """
     if not _anywhere():
         return [None] * len(contexts)
     numbers = [ctx.device_id if ctx.device_type == "gpu" else -1 for ctx in contexts]

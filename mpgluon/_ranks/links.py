@@ -1,5 +1,7 @@
-"""Measurements between ranks: the hosts they run on, their clocks, and how quickly data goes from
-one to another. All ranks call each function."""
+"""Measurements of ranks: their hosts, clock offsets, and the latency and bandwidth between them.
+
+All ranks call each function.
+"""
 
 from __future__ import annotations
 
@@ -13,17 +15,17 @@ from ..context import cpu, num_gpus
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_SMALL, _LARGE = 4 << 10, 16 << 20  # bytes of what latency and bandwidth are measured with
-_ROUNDS = 20  # there and back, of latency
-# Messages there and back, of which the quickest tells a clock's offset: so many, and more until one
-# took less than so many nanoseconds, for so many seconds at most
+_SMALL, _LARGE = 4 << 10, 16 << 20  # bytes of the copies that measure latency and bandwidth
+_ROUNDS = 20  # round trips of a latency measurement
+# Round trips for a clock offset: at least _PINGS, and more until one takes less than _QUICK
+# nanoseconds, but for at most _PATIENCE seconds
 _PINGS, _QUICK, _PATIENCE = 50, 20_000, 1.0
-ALL_PAIRS = 8  # ranks; of more, each measures what lies between it and the next
+ALL_PAIRS = 8  # largest number of ranks for which all pairs are measured
 
 
 def gather_to_first(what: str, text: str) -> list[str] | None:
-    """The texts of all ranks, by rank, on rank 0; None elsewhere. All call it with the same
-    `what`."""
+    """Returns the texts of all ranks, by rank, on rank 0 and None on other ranks. All ranks call it
+    with the same `what`."""
     if _ranks.count() == 1:
         return [text]
     import numpy
@@ -42,15 +44,18 @@ def gather_to_first(what: str, text: str) -> list[str] | None:
 
 
 def clock_offsets(clock: Callable[[], int] = time.monotonic_ns) -> list[int]:
-    """By rank, nanoseconds that its clock is ahead of rank 0's: of many messages there and back,
-    the quickest, halfway through which the other's clock was read."""
+    """Returns the nanoseconds by which each rank's clock is ahead of rank 0's clock.
+
+    The offset is taken from the fastest of many round trips. It assumes that the other rank read
+    its clock halfway through the round trip.
+    """
     import numpy
 
     own, world, offsets = _ranks.own(), _ranks.world(), {}
     _ranks.gather("clocks", "")
     message = numpy.zeros(1, numpy.int64)
     for rank in range(1, _ranks.count()):
-        best, pings = None, 0  # best: (nanoseconds there and back, offset)
+        best, pings = None, 0  # best: (nanoseconds of the round trip, offset)
         until = time.monotonic() + _PATIENCE
         while own == 0:
             pings += 1
@@ -77,7 +82,7 @@ def clock_offsets(clock: Callable[[], int] = time.monotonic_ns) -> list[int]:
 
 
 def _spin(request):
-    """Waits without sleeping, for a while."""
+    """Waits for a request. Spins at first, because a sleep would add to the measured time."""
     for _ in range(20_000):
         if request.Test():
             return
@@ -85,7 +90,8 @@ def _spin(request):
 
 
 def hosts() -> list[dict[str, Any]]:
-    """By rank: the name of its `host`, its `process`, its `cores` and `gpus`."""
+    """Returns a dict for each rank: the name of its `host`, its `process` id, and its numbers of
+    `cores` and `gpus`."""
     import platform
 
     own = {
@@ -99,14 +105,15 @@ def hosts() -> list[dict[str, Any]]:
 
 
 def library() -> str:
-    """The MPI library and its version."""
+    """Returns the name and the version of the MPI library."""
     from mpi4py import MPI
 
     return MPI.Get_library_version().split(",")[0].split("\n")[0].strip().rstrip("\0")
 
 
 def pairs() -> list[tuple[int, int]]:
-    """The pairs of ranks that are measured: all, or of many each rank and the next."""
+    """Returns the pairs of ranks to measure: all pairs, or each rank and the next one if there are
+    more than `ALL_PAIRS` ranks."""
     count = _ranks.count()
     if count > ALL_PAIRS:
         return [(rank, (rank + 1) % count) for rank in range(count)]
@@ -114,9 +121,12 @@ def pairs() -> list[tuple[int, int]]:
 
 
 def measure(chosen: list[tuple[int, int]] | None = None) -> dict[tuple[int, int], Any]:
-    """By pair of ranks: seconds that 4 KB take from a CPU device of the one to that of the other,
-    and bytes a second of 16 MB. One pair after the other, each timed by its first rank, as a
-    program's copies go."""
+    """Returns {(rank, rank): (latency, bandwidth)} of copies between the ranks' CPU devices.
+
+    Latency is the seconds of a 4 KB copy, and bandwidth the bytes per second of a 16 MB copy. Pairs
+    are measured one after another with ordinary array copies. The first rank of a pair takes the
+    time.
+    """
     chosen, count, found = pairs() if chosen is None else chosen, _ranks.count(), {}
     for a, b in chosen:
         ends = cpu(0, rank=a), cpu(0, rank=b)
@@ -137,7 +147,8 @@ def _there_and_back(array, here, there):
 
 
 def _seconds(rank, work, repeats=4):
-    """Of the work on that rank, several times; all ranks queue it."""
+    """Returns the seconds of the work on `rank` for each repeat after a warm-up. All ranks queue
+    it."""
     taken = []
     for _ in range(repeats):
         _core.waitall()

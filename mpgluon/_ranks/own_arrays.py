@@ -1,8 +1,9 @@
-"""Arrays that each rank has by itself, on devices that name no rank: their sums, and copies of
-those of one rank. All ranks call each function, with arrays of the same shapes and dtypes.
+"""All-reduce and broadcast of arrays on devices that name no rank, so that each rank has its own
+array. All ranks call each function, with arrays of the same shapes and dtypes.
 
-Sums are queued beside what the devices do (``csrc/comm/rank_sums.c``). A copy goes to the others by
-way of the CPU device that names its rank (``csrc/device/ranks``).
+Sums are queued concurrently with the work of the devices (``csrc/comm/rank_sums.c``). A broadcast
+copies the array to the CPU device that names the source rank, and from there to all ranks
+(``csrc/device/ranks``).
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from ..ndarray.sparse import RowSparseNDArray, row_sparse_array
 from . import count, own
 from .gpus import Indices
 
-_TOGETHER = 4 << 20  # bytes; smaller arrays travel together
-_ALONE = 1 << 20  # bytes; larger ones are summed where they are
-_MOST = 2048  # arrays that travel together; an op takes at most 4096
+_TOGETHER = 4 << 20  # bytes of a bucket of small arrays
+_ALONE = 1 << 20  # bytes from which an array is summed without a bucket
+_MOST = 2048  # arrays in a bucket; an op has at most 4096 inputs
 
 
 def check_own(array: NDArray, what: str) -> None:
-    """MXNetError for an array on a device that names a rank."""
+    """Raises an MXNetError if the array is on a device that names a rank."""
     if array.context.rank is not None:
         raise MXNetError(
             f"{what}: the array is on {array.context}, which is one device for all ranks; use a "
@@ -34,7 +35,8 @@ def check_own(array: NDArray, what: str) -> None:
 
 
 def brought_to_all(array: NDArray) -> NDArray:
-    """The array on a device of this process. All ranks call it if the array's device names one."""
+    """Returns the array on a device of this process. All ranks call it if the array's device names
+    a rank."""
     return array if array.context.rank is None else array.as_in_context(cpu(0))
 
 
@@ -43,7 +45,7 @@ def _bytes(array):
 
 
 def _grouped(arrays):
-    """Numbers of arrays that travel together."""
+    """Splits arrays into buckets by dtype. Returns lists of indices."""
     open_, groups = {}, []
     for number, array in enumerate(arrays):
         dtype = dtype_name(array.dtype)
@@ -58,7 +60,8 @@ def _grouped(arrays):
 
 
 def _together(arrays, work):
-    """`work` on arrays, joined into flat ones; new arrays of their shapes, where they are."""
+    """Applies `work` to flattened buckets of the arrays. Returns new arrays with the shapes and on
+    the devices of the given ones."""
     results = [None] * len(arrays)
     with autograd.pause():
         for numbers in _grouped(arrays):
@@ -74,9 +77,12 @@ def _together(arrays, work):
 
 
 def _queue_sums(parts, names):
-    """Queues sums: (array, its sum, the GPUs between which they are summed, or None for arrays on
-    CPU devices). The last ones first: backward finishes these first. Small ones travel together.
-    All ranks compare `names`, a hash."""
+    """Queues sums over ranks, with small arrays in buckets.
+
+    `parts` lists tuples (array, destination of its sum, GPU indices by rank or None for CPU
+    devices). Sums are queued in reverse order, because backward finishes the last gradients first.
+    All ranks compare `names`, a hash.
+    """
     open_ = {}
     for array, total, indices in reversed(parts):
         size = _bytes(array)
@@ -96,7 +102,7 @@ def _queue_sums(parts, names):
 
 
 def _brought(array, indices):
-    """The array where it is summed."""
+    """Returns the array on the device that sums it."""
     if indices is not None:
         return array.as_in_context(gpu(indices[own()]))
     return array.as_in_context(cpu(0)) if array.context.device_type == "gpu" else array
@@ -108,10 +114,20 @@ def add_up(
     gpus: Sequence[Indices | None] | None = None,
     keys: Sequence[Any] = (),
 ) -> list[NDArray]:
-    """The sums over ranks, in the order of ranks, of each array; on all ranks, in new arrays where
-    the arrays are, or `in_place`. gpus: for each array the GPUs between which it is summed, of
-    which this rank's gets it if it is elsewhere (`gpus.joined`); others are brought to the host.
-    keys: names of what is summed, which all ranks compare."""
+    """Sums each array over all ranks (all-reduce), by default in rank order.
+
+    Parameters
+    ----------
+    arrays : sequence of NDArray
+        This rank's arrays.
+    in_place : bool, default False
+        Write the sums into `arrays`. By default they are new arrays on the same devices.
+    gpus : sequence of tuple or None
+        The communicator of each array, from `gpus.joined`. The array is moved to this rank's GPU of
+        the communicator. An array without a communicator is summed in host memory.
+    keys : sequence
+        Names of the arrays, which all ranks compare.
+    """
     if count() == 1:
         return list(arrays) if in_place else [array.copy() for array in arrays]
     where = [None] * len(arrays) if gpus is None else list(gpus)
@@ -134,7 +150,7 @@ def add_up(
 
 
 def copies_of(rank: int, arrays: Sequence[NDArray]) -> list[NDArray]:
-    """New arrays with what that rank has in the arrays."""
+    """Returns new arrays with the values that `rank` has in its arrays (broadcast)."""
     if not 0 <= rank < count():
         raise MXNetError(f"rank {rank} is out of range: there are {count()} ranks")
     if count() == 1:
@@ -143,8 +159,8 @@ def copies_of(rank: int, arrays: Sequence[NDArray]) -> list[NDArray]:
 
 
 def rows_of(rank: int, array: RowSparseNDArray) -> RowSparseNDArray | None:
-    """The row_sparse array of that rank; None where it has no rows. Waits for the number of
-    rows."""
+    """Returns a copy of the row_sparse array of `rank`, or None if it has no rows. Waits for the
+    number of rows."""
     mine = rank == own()
     stored = nd.array([array.indices.shape[0] if mine else 0], dtype="int64")
     rows = int(copies_of(rank, [stored])[0].asscalar())
@@ -163,7 +179,7 @@ def rows_of(rank: int, array: RowSparseNDArray) -> RowSparseNDArray | None:
 
 
 def add_up_rows(array: RowSparseNDArray) -> RowSparseNDArray:
-    """The sum over ranks of row_sparse arrays, in the order of ranks."""
+    """Sums row_sparse arrays over all ranks, in rank order."""
     parts = [rows_of(rank, array) for rank in range(count())]
     parts = [part for part in parts if part is not None]
     if not parts:

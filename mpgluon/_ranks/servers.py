@@ -1,8 +1,9 @@
-"""The kvstore of servers, 'dist_async': the last ranks keep the values, and update them by each
-push as it comes; the other ranks are workers, and do not wait for one another.
+"""Asynchronous parameter servers: the kvstore 'dist_async'.
 
-A server begins where the program makes the store, and ends when all workers have ended. Values are
-spread over the servers by their keys, each whole.
+The last ranks are servers. They store the values and apply each push on arrival. The other ranks
+are workers, which do not wait for each other. A server starts to serve when the program creates the
+store, and its process exits after all workers have ended. Values are distributed over the servers
+by key and never split.
 """
 
 from __future__ import annotations
@@ -30,17 +31,17 @@ if TYPE_CHECKING:
     from .._types import Arrays, Keys, Values
     from ..optimizer import Optimizer
 
-_SERVERS = "DMLC_NUM_SERVER"  # as MXNet's launcher calls it
+_SERVERS = "DMLC_NUM_SERVER"  # set by MXNet's launcher
 _REQUEST, _REPLY = 1, 2  # tags
-_IDLE = 0.001  # seconds that a server sleeps at most between two looks for requests
-_LOOK = 0.05  # seconds between two looks for ranks that are lost
+_IDLE = 0.001  # longest pause in seconds between a server's polls for requests
+_LOOK = 0.05  # seconds between checks for lost ranks
 
 
 # --- Messages -----------------------------------------------------------------------------------
 
 
 def _packed(array):
-    """An array as what pickle takes."""
+    """Converts an array to a tuple that pickle supports."""
     dtype = dtype_name(array.dtype)
     if array.stype == "row_sparse":
         return "row_sparse", dtype, array.shape, _numbers(array.data), _numbers(array.indices)
@@ -64,7 +65,7 @@ def _unpacked(packed):
 
 
 class _Message:
-    """A message that is on its way to this process, as `_ranks.wait` waits for it."""
+    """Request for `_ranks.wait` that completes when a reply from a server has arrived."""
 
     def __init__(self, comm, source):
         self._comm, self._source, self._found = comm, source, None
@@ -78,7 +79,7 @@ class _Message:
 
 
 class _Channel:
-    """The messages of workers and servers. One for a process, as servers begin but once."""
+    """Messages between workers and servers. A process has one channel for all its stores."""
 
     def __init__(self, servers):
         world = _ranks.world()
@@ -88,13 +89,13 @@ class _Channel:
         _ranks.wait(request, "kvstore 'dist_async'")
         self.serves = world.rank in self.servers
         self.workers = self.comm.Split(int(self.serves), world.rank)
-        self.numbers = itertools.count()  # of stores
+        self.numbers = itertools.count()  # store ids
         self._sent, self._lock = [], threading.RLock()
         if not self.serves:
             atexit.register(self._end, os.getpid())
 
     def post(self, rank: int, said: Any, tag: int) -> None:
-        """Sends, and keeps what is sent until it has gone."""
+        """Sends a message without waiting. Keeps the request until the message has left."""
         with self._lock:
             self._sent = [request for request in self._sent if not request.Test()]
             self._sent.append(self.comm.isend(said, rank, tag=tag))
@@ -103,7 +104,7 @@ class _Channel:
         self.post(server, said, _REQUEST)
 
     def ask(self, questions: dict[int, tuple[Any, ...]], what: str) -> list[Any]:
-        """The answers of servers, in the order of the questions."""
+        """Sends {server: request} and returns the replies in the same order."""
         with self._lock:
             for server, question in questions.items():
                 self.send(server, *question)
@@ -118,13 +119,13 @@ class _Channel:
         return [answer for _, (_, answer) in answers]
 
     def _end(self, process):
-        if os.getpid() == process:  # no fork of it
+        if os.getpid() == process:  # not in a forked child
             for server in self.servers:
                 self.send(server, "end")
             self.flush()
 
     def flush(self) -> None:
-        """Returns when everything that was sent has gone."""
+        """Returns when all sent messages have left."""
         for request in self._sent:
             _ranks.wait(request, "the end of the kvstore")
 
@@ -145,8 +146,8 @@ def _number_of_servers():
 
 
 def create(kind: str) -> AsyncKVStore | NoReturn:
-    """The store, on a worker; a server serves here, and ends the process when all have ended. The
-    first is made by all ranks together."""
+    """Returns the store on a worker. A server serves requests in this call, and raises SystemExit
+    after all workers have ended. All ranks call it together for their first store."""
     global _channel
     if _channel is None:
         servers = _number_of_servers()
@@ -163,12 +164,12 @@ def create(kind: str) -> AsyncKVStore | NoReturn:
 
 
 class AsyncKVStore(TwoBits, OptimizingStore):
-    """Values by key, which servers keep: ``mx.kv.create('dist_async')``.
+    """Key-value store of asynchronous parameter servers: ``mx.kv.create('dist_async')``.
 
-    A push is sent and forgotten: the server updates its value by it, as soon as it comes and
-    whatever other workers do. A pull gives what is there then, with all that this worker has pushed
-    before. `init`, `set_optimizer` and `barrier` are called by all workers together; the first
-    values and the optimizer are those of the first worker.
+    A push does not wait for the server, which applies it on arrival without waiting for other
+    workers. A pull returns the current value, which includes all earlier pushes of this worker. All
+    workers call `init`, `set_optimizer` and `barrier` together. The first worker provides the first
+    values and the optimizer.
     """
 
     needs_optimizer = True
@@ -177,7 +178,7 @@ class AsyncKVStore(TwoBits, OptimizingStore):
         super().__init__()
         self._kind, self._channel, self._number = kind, channel, next(channel.numbers)
         self._optimizer: Optimizer | None = None
-        self._keys: dict[int | str, tuple[int, ...]] = {}  # shapes
+        self._keys: dict[int | str, tuple[int, ...]] = {}  # {key: shape of its value}
 
     def __repr__(self) -> str:
         return (
@@ -187,7 +188,7 @@ class AsyncKVStore(TwoBits, OptimizingStore):
 
     @property
     def rank(self) -> int:
-        """The number of this worker."""
+        """Index of this worker."""
         return _ranks.own()
 
     @property
@@ -199,7 +200,7 @@ class AsyncKVStore(TwoBits, OptimizingStore):
         return self._channel.servers[number % len(self._channel.servers)]
 
     def _ask(self, what, parts):
-        """Sends (key, said) to the servers of the keys; the answers, by key."""
+        """Sends each pair (key, said) to the key's server. Returns {key: reply}."""
         by_server = {}
         for key, said in parts:
             by_server.setdefault(self._server_of(key), []).append((key, said))
@@ -212,8 +213,8 @@ class AsyncKVStore(TwoBits, OptimizingStore):
         return answers
 
     def init(self, key: Keys, value: Values) -> None:
-        """Gives keys their first values, those of the first worker; each key once. All workers call
-        it."""
+        """Sets the first values of keys, once for each key. All workers call it, and the values are
+        those of the first worker."""
         pairs = pairs_of(key, value, "init")
         for one, arrays in pairs:
             if not isinstance(one, (int, str)):
@@ -233,9 +234,12 @@ class AsyncKVStore(TwoBits, OptimizingStore):
             raise MXNetError(f"KVStore: the key {key!r} has no value; call init first")
 
     def push(self, key: Keys, value: Values, priority: int = 0) -> None:
-        """Sums what devices give for a key and sends it to the key's server, which updates the
-        value. Waits for the numbers, not for the server; what goes wrong there is raised by the
-        next pull or `barrier`. Parameters as in `KVStore.push`."""
+        """Sums the arrays of all devices for a key and sends the sum to the key's server, which
+        updates the value.
+
+        Waits for the sum, but not for the server. The next pull or `barrier` raises errors of the
+        server. The parameters are those of `KVStore.push`.
+        """
         for one, arrays in pairs_of(key, value, "push"):
             self._check(one)
             if any(array.shape != self._keys[one] for array in arrays):
@@ -261,7 +265,7 @@ class AsyncKVStore(TwoBits, OptimizingStore):
     def pull(
         self, key: Keys, out: Values | None = None, priority: int = 0, ignore_sparse: bool = True
     ) -> None:
-        """Copies values into `out`, as `KVStore.pull` does."""
+        """Copies values into `out`. The parameters are those of `KVStore.pull`."""
         if out is None:
             raise AssertionError("pull: the arrays to copy into (out=) must be given")
         wanted = {}
@@ -277,7 +281,8 @@ class AsyncKVStore(TwoBits, OptimizingStore):
     def row_sparse_pull(
         self, key: Keys, out: Values | None = None, priority: int = 0, row_ids: Arrays | None = None
     ) -> None:
-        """Copies rows of values into row_sparse arrays, as `KVStore.row_sparse_pull` does."""
+        """Copies rows of values into row_sparse arrays. The parameters are those of
+        `KVStore.row_sparse_pull`."""
         for one, wanted in rows_wanted(key, out, row_ids):
             self._check(one)
             for array, numbers in wanted:
@@ -290,7 +295,7 @@ class AsyncKVStore(TwoBits, OptimizingStore):
                 array[:] = _unpacked(found[one]).as_in_context(array.context)
 
     def barrier(self) -> None:
-        """Returns when all workers have called it, and what they have pushed is in the values."""
+        """Returns when all workers have called it and the servers have applied all their pushes."""
         said = {server: ("flush", self._number, []) for server in self._channel.servers}
         self._channel.ask(said, "barrier")
         _ranks.wait(self._channel.workers.Ibarrier(), "barrier of the workers")
@@ -298,9 +303,11 @@ class AsyncKVStore(TwoBits, OptimizingStore):
     _barrier = barrier
 
     def set_optimizer(self, optimizer: Optimizer) -> None:
-        """From now on pushed gradients update the values, on the servers. All workers call it. A
-        worker's `rescale_grad`, and its learning rate where no scheduler sets that, go with each
-        push."""
+        """Makes the servers update the values with `optimizer` on each later push.
+
+        All workers call it. Each push carries the worker's `rescale_grad`, and its learning rate
+        unless the optimizer has a scheduler.
+        """
         self._optimizer = optimizer
         if self.rank == 0:
             said = "optimizer", self._number, pickle.dumps(optimizer)
@@ -308,7 +315,7 @@ class AsyncKVStore(TwoBits, OptimizingStore):
         self.barrier()
 
     def updater_by(self, optimizer: Optimizer) -> optimizers.Updater:
-        """Sets the optimizer; returns an updater that pushes gradients and pulls weights."""
+        """Sets the optimizer and returns an updater that pushes gradients and pulls weights."""
         self.set_optimizer(optimizer)
         return _Updater(self, optimizer)
 
@@ -327,7 +334,7 @@ class AsyncKVStore(TwoBits, OptimizingStore):
 
 
 class _Updater(optimizers.Updater):
-    """An updater whose states servers have."""
+    """Updater that pushes gradients and pulls weights. The servers own its states."""
 
     def __init__(self, store, optimizer):
         super().__init__(optimizer)
@@ -347,13 +354,13 @@ class _Updater(optimizers.Updater):
 
 
 class _Server:
-    """Answers the workers, one request after the other."""
+    """Serves the requests of the workers, one at a time."""
 
     def __init__(self, channel):
         self._channel, self._working = channel, set(range(channel.num_workers))
         self._values: dict[tuple[int, Any], NDArray] = {}  # by store and key
         self._updaters: dict[int, Any] = {}  # by store
-        self._failures: dict[int, str] = {}  # by worker, until it asks next
+        self._failures: dict[int, str] = {}  # by worker; reported in the reply to its next request
 
     def run(self) -> None:
         idle, looked = 0.0, time.monotonic()
@@ -384,7 +391,7 @@ class _Server:
         answer = None
         try:
             answer = getattr(self, f"_{what}")(*said)
-        except Exception as error:  # the worker is told, by its next question
+        except Exception as error:  # reported in the reply to the worker's next request
             self._failures.setdefault(worker, f"{type(error).__name__}: {error}")
         if what != "push":
             self._channel.post(worker, (self._failures.pop(worker, None), answer), _REPLY)

@@ -1,4 +1,4 @@
-"""The kvstore of several ranks: each has a copy of all values, with the same bits."""
+"""Kvstore over ranks. Each rank has a bit-identical replica of all values."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ if TYPE_CHECKING:
 
 
 class DistKVStore(TwoBits, KVStore):
-    """Values by key, of all ranks together: ``mx.kv.create('dist_sync')``.
+    """Key-value store that is replicated on all ranks: ``mx.kv.create('dist_sync')``.
 
-    All ranks call `init`, `push` and the methods made of them, with the same keys in the same
-    order. The first values are those of rank 0. What the ranks push is summed, for each rank over
-    its devices first, then in the order of ranks. The sum replaces the value or goes through the
-    updater, on every rank alike: there are no servers.
+    All ranks call `init`, `push` and the methods built on them with the same keys in the same
+    order. Rank 0 provides the first values. Pushed arrays are summed over the devices of each rank
+    and then over the ranks, in rank order. On every rank the sum replaces the value or is passed to
+    the updater. There are no servers.
     """
 
     spans_ranks = True
 
     def __init__(self, kind: str) -> None:
         super().__init__(kind)
-        # By key: the GPUs between which its arrays are summed; None: in memory of the host.
+        # {key: GPU indices of the communicator that sums its arrays, or None for host memory}
         self._gpus: dict[Any, gpus.Indices | None] = {}
         _ranks.count()
 
@@ -60,14 +60,17 @@ class DistKVStore(TwoBits, KVStore):
         return [found[number] for number in range(len(arrays))]
 
     def _sums(self, keys, arrays):
-        """The sums over ranks of what this rank pushes for the keys."""
+        """Sums the pushed arrays of the keys over all ranks."""
         for array in arrays:
             own_arrays.check_own(array, "push")
         return self.add_up(keys, arrays)
 
     def add_up(self, keys: Keys, arrays: list[Any], in_place: bool = False) -> list[Any]:
-        """The sums over ranks of arrays, compressed if that was asked for; the keys tell apart
-        what they are of. in_place: those of dense arrays may be these arrays."""
+        """Sums arrays over all ranks, compressed if gradient compression is set.
+
+        `keys` has the key of each array. The key selects the residual and the communicator. With
+        `in_place`, the sums of dense arrays may be written into `arrays`.
+        """
         dense = [number for number, array in enumerate(arrays) if array.stype == "default"]
         if self._threshold is None:
             sums = own_arrays.add_up(
@@ -86,8 +89,8 @@ class DistKVStore(TwoBits, KVStore):
         ]
 
     def _gpus_of(self, places):
-        """Between which GPUs the arrays of (key, context) are summed. The ranks agree on that when
-        they sum a key for the first time, by where they have its arrays then."""
+        """Returns the GPU indices of the communicator for each (key, context), or None. The ranks
+        agree on it at the first sum of a key, based on the contexts of its arrays at that time."""
         asked = [(key, ctx) for key, ctx in places if key not in self._gpus]
         if asked:
             found = gpus.joined([ctx for _, ctx in asked], default_transport())
@@ -104,14 +107,14 @@ class DistKVStore(TwoBits, KVStore):
 
 
 def broadcast_values(rank: int, arrays: list[NDArray]) -> None:
-    """Writes what that rank has in the arrays into those of all ranks."""
+    """Copies the values of the arrays of `rank` into the arrays of all ranks (broadcast)."""
     values = own_arrays.copies_of(rank, arrays)
     _core.at_once(*[(value.copyto, array) for array, value in zip(arrays, values)])
 
 
 def sums_over_ranks(store: Any, groups: dict[Any, list[Any]]) -> dict[Any, list[Any]]:
-    """Lists of (name, gradient, weight) with the gradients' sums over ranks, where the store is one
-    of ranks; else as they are."""
+    """Replaces the gradients in lists of (name, gradient, weight) by their sums over ranks. Returns
+    the lists unchanged unless the store spans ranks."""
     if not isinstance(store, DistKVStore):
         return groups
     sums = {}

@@ -1,7 +1,9 @@
-"""Gradients of 2 bits a number: what is rounded away is kept, and added to the next gradient.
+"""Two-bit gradient compression with error feedback: the rounding error of a gradient is kept as a
+residual and added to the next gradient.
 
 Seide et al., "1-Bit Stochastic Gradient Descent and its Application to Data-Parallel Distributed
-Training of Speech DNNs", 2014, describe the residual; the numbers are MXNet's.
+Training of Speech DNNs", 2014, describe the residual. The levels -threshold, 0 and threshold are
+those of MXNet.
 """
 
 from __future__ import annotations
@@ -15,30 +17,31 @@ from ..base import MXNetError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_PER_BYTE = (1.0, 4.0, 16.0, 64.0)  # four numbers of 2 bits in a byte
+_PER_BYTE = (1.0, 4.0, 16.0, 64.0)  # place values of the four 2-bit codes in a byte
 
 
 class TwoBits:
-    """The part of a store that compresses what is pushed."""
+    """Mixin for stores that compress pushed gradients."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self._threshold: float | None = None  # None: nothing is compressed
-        self._residuals: dict[Any, NDArray] = {}  # by key, what was rounded away
+        self._threshold: float | None = None  # None disables compression
+        self._residuals: dict[Any, NDArray] = {}  # accumulated rounding errors by key
 
     def set_gradient_compression(self, compression_params: dict[str, Any] | None) -> None:
-        """Rounds what is pushed from now on to -threshold, 0 or threshold, 2 bits a number; what
-        is rounded away is added to the next push of the key.
+        """Compresses later pushes to 2 bits per element: -threshold, 0 or threshold.
+
+        The rounding error is added to the next push of the key (error feedback).
 
         Parameters
         ----------
         compression_params : dict
-            ``{'type': '2bit', 'threshold': 0.5}``; the type 'none' compresses nothing.
+            ``{'type': '2bit', 'threshold': 0.5}``. The type 'none' disables compression.
 
         Raises
         ------
         MXNetError
-            When the type is another, or the threshold not above 0.
+            If the type is unknown, or if the threshold is not above 0.
         """
         params = dict(compression_params or {})
         kind, threshold = params.pop("type", "none"), float(params.pop("threshold", 0.5))
@@ -54,7 +57,7 @@ class TwoBits:
         self._threshold = threshold if kind == "2bit" else None
 
     def _compressed(self, key, array):
-        """Codes of 2 bits, as bytes."""
+        """Returns the array plus the key's residual as packed 2-bit codes. Updates the residual."""
         if array.stype != "default":
             raise MXNetError("row_sparse arrays cannot be compressed; push dense arrays")
         if dtype_name(array.dtype) != "float32":
@@ -76,7 +79,7 @@ class TwoBits:
 
 
 def decompressed(packed: NDArray, shape: Sequence[int], threshold: float) -> NDArray:
-    """The float32 numbers that codes of 2 bits stand for."""
+    """Decodes packed 2-bit codes to float32 values."""
     weights = nd.array([_PER_BYTE], ctx=packed.context)
     codes = nd.floor(packed.astype("float32").reshape((packed.size, 1)) / weights)
     codes = codes - nd.floor(codes / 4) * 4
