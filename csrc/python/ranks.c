@@ -1,4 +1,4 @@
-/* _core.ranks_*: the processes of a program. See device/ranks/ranks.h and the package _ranks. */
+/* _core.ranks_*: communication between ranks. See device/ranks/ranks.h and the package _ranks. */
 #include "device/ranks/ranks.h"
 
 #include "device/gpu/gpu.h"
@@ -6,7 +6,7 @@
 
 #include "python/core.h"
 
-/* {number of a dtype: MPI's handle}. */
+/* Reads {dtype number: handle of its MPI type}. Returns -1 with an exception. */
 static int take_types(PyObject *types, mpg_mpi *mpi) {
   PyObject *key, *value;
   for (Py_ssize_t i = 0; PyDict_Next(types, &i, &key, &value);) {
@@ -105,11 +105,12 @@ static PyObject *ranks_begun(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(unus
   Py_RETURN_NONE;
 }
 
-/* MPI's own end comes next, and may meet a rank that stops. */
+/* MPI_Finalize is next and hangs if another rank has stopped. */
 static void watch_end(void) { (void)mpg_ranks_end_within_limit(); }
 
-/* Behind the script's own handlers of its end, which may take their time. What is registered last
- * is called first, and mpi4py has registered MPI's end already. */
+/* Py_AtExit handlers run after the script's own atexit handlers, which may be slow, and in reverse
+ * order of registration. So the watchdog starts right before mpi4py's MPI_Finalize, which is
+ * registered already. */
 static PyObject *ranks_end_within_limit(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(unused)) {
   if (Py_AtExit(watch_end) < 0) watch_end();
   Py_RETURN_NONE;
@@ -187,7 +188,7 @@ int32_t *mpg_py_gpu_indices(PyObject *object) {
   return NULL;
 }
 
-/* The device and the numbers of (ctx, indices); -1 with an exception. */
+/* Reads the device and the GPU indices of a tuple (ctx, indices). Returns -1 with an exception. */
 static int take_gpus(PyObject *args, mpg_device **device, int32_t **indices) {
   PyObject *context, *numbers;
   if (!PyTuple_Check(args) || !PyArg_ParseTuple(args, "OO", &context, &numbers)) {

@@ -1,4 +1,5 @@
-/* Facts that both ranks of a message must agree on: the call, its array, the training step. */
+/* Consistency checks between ranks: sender and receiver of a message compare the call, its array
+ * and the parameter update. */
 #include <stdio.h>
 #include <string.h>
 
@@ -8,7 +9,7 @@
 
 static mpg_engine *const engine = &mpg_the_engine;
 
-/* Number of arrays that calls of one kind on one line have made since the last rendezvous. */
+/* Count of arrays that calls of one kind on one line have created since the last rendezvous. */
 typedef struct made {
   uint64_t line_and_kind; /* 0 if the entry is free */
   uint32_t count;
@@ -23,12 +24,13 @@ static struct {
   mpg_rank_step step;
 } calls;
 
-/* This thread makes arrays that the other ranks do not make. */
+/* True if only this rank creates the arrays of this thread. */
 static _Thread_local bool alone;
 
 /* --- Names of arrays -------------------------------------------------------------------------- */
 
-/* Bits of a name: the 32 bits of the line's key, then COLLECTIVE_BITS, KIND_BITS, COUNT_BITS. */
+/* Layout of a name, from the highest bits: the 32-bit key of the line, COLLECTIVE_BITS, KIND_BITS,
+ * COUNT_BITS. */
 enum { COUNT_BITS = 18, KIND_BITS = 8, COLLECTIVE_BITS = 6, FIRST_MADE = 256 };
 
 static uint32_t low_bits(uint32_t number, int bits) { return number & ((1u << bits) - 1); }
@@ -138,8 +140,9 @@ static void describe(const mpg_transfer *t, char *text, size_t size) {
   snprintf(text + used, size - used, " at %s", line_of(call->line, line, sizeof line));
 }
 
-/* Ranks may branch and make an array by different calls. So names are compared only if the same
- * call made both arrays, or if both ranks run the line that made the sender's array. */
+/* Ranks may branch and create an array by different calls. So a different name is a mismatch only
+ * if the same kind of call on the same line created both arrays, or if this rank has also run the
+ * line that created the sender's array. */
 static bool same_array(const mpg_rank_call *own, const mpg_rank_call *theirs) {
   if (!own->array || !theirs->array) return true;
   if (own->array == theirs->array) return own->offset == theirs->offset;
