@@ -1,4 +1,4 @@
-/* Ops of one's own in C, for mpgluon.
+/* C interface for user-defined ops of mpgluon.
  *
  * A shared library lists its ops in one table, with MPGLUON_LIBRARY. It includes this header and
  * links against nothing:
@@ -6,15 +6,17 @@
  *     cc -shared -fPIC -O2 -I$(python -c "import mpgluon; print(mpgluon.library.get_include())") \
  *        -o libmine.so mine.c
  *
- * mx.library.load("/path/libmine.so") then makes mx.nd.NAME and mx.sym.NAME of each op. A library
- * stays loaded until the process ends, and all that its table points to has to stay as it is.
+ * mx.library.load("/path/libmine.so") then defines mx.nd.NAME and mx.sym.NAME for each op. A
+ * library stays loaded until the process ends. Everything that its table points to must stay valid
+ * and unchanged.
  *
- * Functions return 0, or the value of mpgluon_fail, whose text the user reads in an MXNetError:
+ * Functions return 0 on success. On failure they return the value of mpgluon_fail, and the user
+ * gets an MXNetError with its text:
  *
  *     if (k > size) return mpgluon_fail(call, "k is %d, of %d elements", k, size);
  *
- * What a call gives them is theirs until they return. Structs with a comment that says so grow at
- * their end in later versions; libraries that were built with this header go on working.
+ * The arguments of a function are valid until it returns. Later versions may append fields to the
+ * structs marked "may grow". Libraries that were built with this header keep working then.
  */
 #ifndef MPGLUON_OP_H
 #define MPGLUON_OP_H
@@ -46,17 +48,18 @@ enum {
   MPGLUON_BOOL = 7,
   MPGLUON_BFLOAT16 = 12
 };
-/* Sets of them: MPGLUON_SET(MPGLUON_FLOAT32) | MPGLUON_SET(MPGLUON_FLOAT64). */
+/* Set of one dtype, for MPGLUON_SET(MPGLUON_FLOAT32) | MPGLUON_SET(MPGLUON_FLOAT64). */
 #define MPGLUON_SET(dtype) (UINT32_C(1) << (dtype))
 
-/* An array that a kernel reads or writes: row-major, without gaps. It may have no elements. */
+/* An array that a kernel reads or writes: row-major and contiguous. It may be empty. */
 typedef struct mpgluon_array {
-  void *data; /* on a GPU: of its memory */
+  void *data; /* device memory in GPU kernels */
   int32_t dtype, ndim;
   const int64_t *shape;
 } mpgluon_array;
 
-static inline int64_t mpgluon_size(const mpgluon_array *array) { /* its number of elements */
+/* Returns the number of elements. */
+static inline int64_t mpgluon_size(const mpgluon_array *array) {
   int64_t size = 1;
   for (int32_t i = 0; i < array->ndim; i++) size *= array->shape[i];
   return size;
@@ -64,9 +67,9 @@ static inline int64_t mpgluon_size(const mpgluon_array *array) { /* its number o
 
 /* Shape and dtype. */
 typedef struct mpgluon_desc {
-  int32_t dtype;                         /* MPGLUON_UNKNOWN: not known */
-  int32_t ndim;                          /* -1: not known */
-  int64_t shape[MPGLUON_MAX_DIMENSIONS]; /* -1: not known */
+  int32_t dtype;                         /* MPGLUON_UNKNOWN if not known */
+  int32_t ndim;                          /* -1 if not known */
+  int64_t shape[MPGLUON_MAX_DIMENSIONS]; /* -1 for a size that is not known */
 } mpgluon_desc;
 
 /* --- Parameters ------------------------------------------------------------------------------- */
@@ -75,17 +78,19 @@ enum {
   MPGLUON_INTEGER = 1, /* value.integer */
   MPGLUON_NUMBER,      /* value.number */
   MPGLUON_BOOLEAN,     /* value.integer, 0 or 1 */
-  MPGLUON_CHOICE,      /* value.integer, the place of the word in `range`: "mean|sum" */
-  MPGLUON_TEXT         /* value.text, UTF-8; NULL for None, where that is the default */
+  MPGLUON_CHOICE,      /* value.integer, the index of the choice in `range`, as in "mean|sum" */
+  MPGLUON_TEXT         /* value.text, UTF-8; NULL represents None if that is the default */
 };
 
 typedef struct mpgluon_param {
   const char *name;
   int32_t kind;
-  const char *initial; /* the default, as users would write it: "0.5", "True", "mean"; NULL: none */
-  const char *range;   /* of numbers "low..high", either of which may be left out; of a choice its
-                          words; else NULL */
-  const char *doc;     /* or NULL */
+  /* The default as text, such as "0.5", "True" or "mean". NULL if the parameter is required. */
+  const char *initial;
+  /* Numbers: "low..high", where either bound may be omitted, or NULL. Choices: "a|b|c". NULL for
+   * other kinds. */
+  const char *range;
+  const char *doc; /* or NULL */
 } mpgluon_param;
 
 typedef union mpgluon_value {
@@ -94,82 +99,85 @@ typedef union mpgluon_value {
   const char *text;
 } mpgluon_value;
 
-/* --- What functions get ----------------------------------------------------------------------- */
+/* --- Arguments of functions ------------------------------------------------------------------- */
 
-/* Inference: from the inputs' shapes and dtypes to the outputs'. Grows. */
+/* Inference of the outputs' shapes and dtypes from those of the inputs. May grow. */
 typedef struct mpgluon_infer {
   const struct mpgluon_op *op;
   const mpgluon_value *params; /* in the order of the table */
   int32_t num_inputs, num_outputs;
-  /* The first input's shape is known. Others may not be yet, as of weights that are made later:
-   * what is written here completes them, and is an error for the user where it contradicts an
-   * array. */
+  /* The shape of the first input is known. Those of later inputs may be unknown, for example of
+   * weights with deferred initialization. The function may complete them. The user gets an error if
+   * they contradict the given arrays. */
   mpgluon_desc *inputs;
-  mpgluon_desc *outputs; /* unknown on entry; to be filled */
-  int32_t train;         /* whether it is in autograd's train mode */
+  mpgluon_desc *outputs; /* unknown on entry; the function sets them */
+  int32_t train;         /* 1 in autograd's train mode */
   char *error;           /* for mpgluon_fail */
   size_t error_size;
 } mpgluon_infer;
 
-/* A run of a kernel. Grows. */
+/* A kernel call. May grow. */
 typedef struct mpgluon_call {
   const struct mpgluon_op *op;
   const mpgluon_value *params;
   int32_t num_inputs, num_outputs;
-  const mpgluon_array *inputs;  /* read only, but for states; backward gets no states: their data is
-                                   NULL, and their ndim 0 */
-  const mpgluon_array *outputs; /* forward writes all elements. Backward gets their shapes, and
-                                   their data where the op has MPGLUON_BACKWARD_READS_OUTPUTS */
-  /* Of backward: what arrives at each output (zeros where nothing does), and the gradients to be
-   * written, of all inputs but the states. Bit i of `wanted`: somebody reads that of input i. */
+  /* Read-only except for states. In backward, states have data NULL and ndim 0. */
+  const mpgluon_array *inputs;
+  /* Forward writes all elements. Backward gets the shapes. It gets the data only if the op has the
+   * flag MPGLUON_BACKWARD_READS_OUTPUTS; otherwise data is NULL. */
+  const mpgluon_array *outputs;
+  /* Backward only. output_gradients[i] is zero if output i has no gradient. The kernel writes
+   * input_gradients of all inputs except states. It may skip input i if bit i of `wanted` is 0. */
   const mpgluon_array *output_gradients, *input_gradients;
   uint32_t wanted;
-  int32_t train;
-  int32_t num_threads; /* that it may use */
-  void *stream; /* on a GPU, which is the current one: the cudaStream_t to queue all work on */
-  /* Memory until the function returns (on a GPU: until the work it has queued is done), aligned to
-   * 64 bytes; on a GPU it is the GPU's. The next call of it gives the same memory. NULL: there is
-   * not enough. */
+  int32_t train;       /* 1 in autograd's train mode */
+  int32_t num_threads; /* number of threads that the kernel may use */
+  void *stream; /* the cudaStream_t to queue all work on; its GPU is current. NULL on a CPU */
+  /* Returns temporary memory of the kernel's device, aligned to 64 bytes, or NULL if there is not
+   * enough. It is valid until the function returns, or on a GPU until the queued work is done. The
+   * next call of `scratch` reuses it. */
   void *(*scratch)(const struct mpgluon_call *call, size_t size);
-  void *host; /* for scratch */
+  void *host; /* private, for scratch */
   char *error;
   size_t error_size;
 } mpgluon_call;
 
-/* The text of the error, and what to return then. */
+/* Sets the error text, as printf formats it, and evaluates to the value that the function returns.
+ */
 #define MPGLUON_FAILED 1
 #define mpgluon_fail(call, ...) \
   (snprintf((call)->error, (call)->error_size, __VA_ARGS__), MPGLUON_FAILED)
 
 /* --- Ops -------------------------------------------------------------------------------------- */
 
-/* Called by one thread at a time. Results depend on what it is given alone. */
+/* Called by one thread at a time. The results must depend only on the arguments. */
 typedef int (*mpgluon_infer_function)(mpgluon_infer *call);
-/* Called by the thread of a device, by those of several devices at a time, never by Python's. What
- * it writes depends on what it is given alone: calls may be left out, run twice, or (on a GPU) be
- * captured once and replayed. On a GPU it queues work on `stream`, and neither waits nor allocates
- * in other ways than by scratch. */
+/* Called by the worker thread of a device, without the GIL. Several devices may call it at the same
+ * time. The results must depend only on the arguments, because calls may be skipped, repeated, or
+ * captured once and replayed on a GPU. A GPU kernel queues its work on `stream`. It must not wait,
+ * and may allocate only with `scratch`. */
 typedef int (*mpgluon_kernel)(const mpgluon_call *call);
 
 enum { MPGLUON_BACKWARD_READS_OUTPUTS = 1 };
 
-/* An op. Grows; what is not set is 0. */
+/* An op. May grow. Fields that are not set must be 0. */
 typedef struct mpgluon_op {
-  const char *name;    /* a C identifier */
-  const char *doc;     /* for users; lines ">>> ..." at its end are an example. Or NULL */
-  const char *inputs;  /* names in order: "data, weight"; one at least. "!calls" is a state, which
-                          forward writes, too: an auxiliary state of symbols */
-  const char *outputs; /* likewise, without states */
+  const char *name; /* a C identifier */
+  const char *doc;  /* for users, or NULL; lines ">>> ..." at its end are an example */
+  /* Names of the inputs in order, at least one, such as "data, weight, !calls". "!" marks a state,
+   * which forward also writes. A symbol has an auxiliary state for it. */
+  const char *inputs;
+  const char *outputs; /* names of the outputs, without states */
   const mpgluon_param *params;
   int32_t num_params;
-  uint32_t dtypes; /* that the first input may have, a set */
+  uint32_t dtypes; /* set of dtypes that the first input may have */
   uint32_t flags;
-  /* How many of the first inputs have a row for each example of a batch, as all outputs then do;
-   * each example's row is computed from its rows, and from the other inputs. Pipelines need to
-   * know. 0: it goes across the batch. */
+  /* Number of leading inputs that have one row per example of a batch. All outputs must then have
+   * one row per example, computed only from that example's rows and the remaining inputs.
+   * Pipelines rely on this. 0 means that the op combines examples. */
   int32_t num_row_inputs;
-  mpgluon_infer_function infer; /* NULL: all arrays are like the first input */
-  /* One of them at least. An op without backward cannot be differentiated. */
+  mpgluon_infer_function infer; /* NULL if all arrays have the first input's shape and dtype */
+  /* At least one of the forward functions is set. An op without backward is not differentiable. */
   mpgluon_kernel forward, backward;
   mpgluon_kernel cuda_forward, cuda_backward;
 } mpgluon_op;
@@ -188,7 +196,7 @@ typedef struct mpgluon_table {
 #define MPGLUON_EXPORT __attribute__((visibility("default")))
 #endif
 
-/* The library's ops, an array. Once in a library, at file scope. */
+/* Defines the library's table from an array of ops. Used once in a library, at file scope. */
 #ifdef __cplusplus
 #define MPGLUON_LIBRARY_ extern "C" MPGLUON_EXPORT const mpgluon_table mpgluon_library
 #else
