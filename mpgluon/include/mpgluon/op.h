@@ -142,8 +142,7 @@ typedef struct mpgluon_call {
   size_t error_size;
 } mpgluon_call;
 
-/* Sets the error text, as printf formats it, and evaluates to the value that the function returns.
- */
+/* Sets the error text, with a format as in printf. The function returns the value of this macro. */
 #define MPGLUON_FAILED 1
 #define mpgluon_fail(call, ...) \
   (snprintf((call)->error, (call)->error_size, __VA_ARGS__), MPGLUON_FAILED)

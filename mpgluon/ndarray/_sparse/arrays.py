@@ -1,9 +1,9 @@
-"""Arrays that are stored sparsely: some rows of an array (`RowSparseNDArray`), or the elements of a
-matrix that are not 0 (`CSRNDArray`).
+"""Sparse arrays: some rows of an array (`RowSparseNDArray`), or the nonzero elements of a matrix
+(`CSRNDArray`).
 
-An array holds its parts as dense arrays: values, and indices of int64. The core knows nothing of
-it; an op that gets one is run by `ops.call`. The parts are never written to: what changes a
-sparse array gives it other parts.
+A sparse array is built from dense arrays, its values and int64 indices. The core does not support
+sparse arrays, so `ops.call` runs ops on them. The dense arrays are never written to. A change of a
+sparse array replaces them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _op = _core.get_op
 
 
 def zeros_of(stype: str, shape: Shape, ctx: Context, dtype: DType) -> Any:
-    """A sparse array without any element."""
+    """Returns a sparse array without stored elements."""
     none = index_array([], ctx)
     if stype == "row_sparse":
         return RowSparseNDArray(_core.empty((0, *shape[1:]), ctx, dtype), none, shape)
@@ -54,7 +54,8 @@ def _refuse_in_trace(array, stype):
 
 
 def cast_storage(array: NDArray, stype: str) -> NDArray:
-    """An array in another storage: always a new one, except a dense one that stays dense."""
+    """Converts an array to another storage type. The result is a new array, unless a dense array
+    stays dense."""
     if stype not in ("default", "row_sparse", "csr"):
         raise ValueError(
             f"unknown storage type {stype!r}; expected 'default', 'row_sparse' or 'csr'"
@@ -99,33 +100,34 @@ def _elements_of(array):
 
 
 class BaseSparseNDArray(NDArray):
-    """The base of sparse arrays, which have the methods of NDArray. A method that has no sparse
-    form works on a dense copy (`tostype`).
+    """Base of sparse arrays, which have the methods of NDArray. A method without a sparse
+    implementation works on a dense copy (`tostype`).
 
-    For the package's other modules, and never written to: `values`, `index` and, of csr,
-    `pointers`, the parts themselves; `numbers`, these on the host; `with_values`, other values in
-    the same places.
+    Other modules of the package use `values`, `index` and, for csr, `pointers`, which return the
+    parts without a copy. `numbers` returns indices or pointers on the host. `with_values` returns
+    an array with other values at the same positions. The returned parts must not be written to.
     """
 
     __slots__ = ("_gradient", "_host", "_index", "_shape", "_source", "_values", "_variable")
 
     def __init__(self, values: NDArray, indices: NDArray, shape: Shape) -> None:
         self._shape = tuple(int(size) for size in shape)
-        # On the tape: a dense array of its values, which is differentiated in its place; of a
-        # variable, its gradient. As a gradient: the dense variable whose gradient it takes over.
+        # _variable: the dense array that is differentiated in place of this one, if it is on the
+        # tape. _gradient: the gradient of a variable. _source: for a gradient, the dense variable
+        # and the dense gradient that backward writes.
         self._variable = self._gradient = self._source = None
         self._set(values, indices)
 
     def _set(self, values, indices):
         self._values, self._index, self._host = values, indices, {}
         if self._gradient is None:
-            self._variable = None  # what it was computed as on the tape
+            self._variable = None  # belongs to the replaced values
         else:
             with _core.pause():
                 self._variable[:] = self.tostype("default")
 
     def _refresh(self):
-        """Takes over what backward has written since the last time."""
+        """Copies the gradient that backward has written since the previous call."""
         if self._source is None:
             return
         variable, gradient = self._source
@@ -135,27 +137,29 @@ class BaseSparseNDArray(NDArray):
                 self._take_over(cast_storage(gradient, self.stype))
 
     def follow(self, variable: NDArray, gradient: NDArray) -> None:
-        """Becomes the gradient of a dense variable, in this storage, until it is marked again;
-        `gradient` is the array that backward writes. For the package's other modules."""
-        self._source = _core.alias(variable), gradient  # not the object: it may go away before
+        """Makes this array the gradient of a dense variable until the variable is marked again.
+        `gradient` is the dense array that backward writes. For other modules of the package."""
+        # An alias does not keep the user's array object alive.
+        self._source = _core.alias(variable), gradient
 
     def be_variable(self, variable: NDArray, gradient: NDArray | None) -> None:
-        """Stands for a dense array of the tape from now on; `gradient`: that of a variable, or
-        None. For the package's other modules."""
+        """Sets the dense array on the tape that is differentiated in place of this one. `gradient`
+        is the gradient of a variable, or None. For other modules of the package."""
         self._variable, self._gradient = variable, gradient
 
     @property
     def differentiated(self) -> bool:
-        """Whether a dense array is differentiated in its place, which ops are recorded on."""
+        """True if ops are recorded on a dense array that is differentiated in place of this one."""
         return self._variable is not None and _core.is_recording()
 
     def on_tape(self) -> NDArray:
-        """The array as a dense one that is differentiated in its place."""
+        """Returns the dense array that is differentiated in place of this one."""
         with _core.record(_core.is_training()):
             return self.tostype("default")
 
     def attach_grad(self, grad_req: str = "write", stype: str | None = None) -> None:
-        """Makes the array a variable, with a gradient in the storage `stype`; default: its own."""
+        """Makes the array a variable with a gradient. The gradient's storage type is `stype`, by
+        default that of the array."""
         from .variables import attach
 
         attach(self, grad_req, self.stype if stype is None else stype)
@@ -177,7 +181,8 @@ class BaseSparseNDArray(NDArray):
         self._variable._fresh_grad = fresh
 
     def numbers(self, part: str = "index") -> np.ndarray[Any, Any]:
-        """A part's numbers as a NumPy array; kept. MXNetError where they reach out of the array."""
+        """Returns indices or pointers as a NumPy array, which is cached. Raises an MXNetError if
+        they are out of range."""
         known = self._known()
         numbers = known.get(part)
         if numbers is None:
@@ -195,12 +200,12 @@ class BaseSparseNDArray(NDArray):
         return self._host
 
     def _beyond(self, part, numbers):
-        """A text about numbers of a part that are out of range, or something false."""
+        """Returns a description of indices or pointers that are out of range, or a false value."""
         raise NotImplementedError
 
     @property
     def values(self) -> NDArray:
-        """The values themselves."""
+        """The values, without a copy."""
         self._refresh()
         if self._variable is not None and _core.is_recording():
             return self._taken(self._variable)
@@ -208,7 +213,7 @@ class BaseSparseNDArray(NDArray):
 
     @property
     def index(self) -> NDArray:
-        """The numbers of the stored rows, or the columns of the stored elements: int64."""
+        """The indices of the stored rows, or the columns of the stored elements, as int64."""
         self._refresh()
         return self._index
 
@@ -258,7 +263,7 @@ class BaseSparseNDArray(NDArray):
 
     @property
     def indices(self) -> NDArray:
-        """A copy of the indices, of int64."""
+        """A copy of the int64 indices."""
         return self.index.copy()
 
     def _aux_data(self, i):
@@ -290,7 +295,7 @@ class BaseSparseNDArray(NDArray):
     # Values
 
     def asnumpy(self) -> np.ndarray[Any, Any]:
-        """The values as a dense NumPy array."""
+        """Returns the values as a dense NumPy array."""
         return self.tostype("default").asnumpy()
 
     def wait_to_read(self) -> None:
@@ -318,14 +323,21 @@ class BaseSparseNDArray(NDArray):
     as_in_ctx = as_in_context
 
     def astype(self, dtype: DType, copy: bool = True) -> Any:
-        """The array of another dtype; the array itself where it is of that dtype and not `copy`."""
+        """Converts the array to a dtype. Returns the array itself if it has that dtype and `copy`
+        is false."""
         if _core.dtype_name(dtype) == _core.dtype_name(self.dtype):
             return self.copy() if copy else self
         return self.with_values(self.values.astype(dtype))
 
     def copyto(self, other: NDArray | Context) -> Any:
-        """Copies the array to a device, as a new one; or into an array of the same shape, which is
-        dense or stored in the same way. Returns the copy."""
+        """Copies the array to a device or into another array, and returns the copy.
+
+        Parameters
+        ----------
+        other : Context or NDArray
+            A device for a new array. Or an array of the same shape, which is dense or has the same
+            storage type.
+        """
         if isinstance(other, Context):
             return self._on(other)
         if not isinstance(other, NDArray):
@@ -342,14 +354,14 @@ class BaseSparseNDArray(NDArray):
         return self.tostype("default").copyto(other)
 
     def copy_from(self, source: NDArray) -> BaseSparseNDArray:
-        """Takes over the values of an array, sparse or dense; returns this one."""
+        """Copies the values of a sparse or dense array into this one, and returns it."""
         with _core.pause():
             _core.at_once(*self.changes_to_copy(source))
         return self
 
     def changes_to_copy(self, source: NDArray) -> list[tuple[Any, ...]]:
-        """The changes (`_core.at_once`) by which the array takes over the values of another. For
-        the package's other modules."""
+        """Returns the changes for `_core.at_once` that copy the values of `source` into this array.
+        For other modules of the package."""
         if source.shape != self.shape:
             raise _core.MXNetValueError(
                 f"an array of shape {source.shape} cannot be copied to an array of shape "
@@ -369,7 +381,7 @@ class BaseSparseNDArray(NDArray):
         return [(dense.copyto, self._variable), (_core.set_attributes, self, *state, "_host", {})]
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        """Only ``x[:] = value`` is there."""
+        """Assigns to all elements. Only ``x[:] = value`` is supported."""
         if not (isinstance(key, slice) and key == slice(None)):
             raise TypeError(
                 f"{type(self).__name__}: values can only be assigned to the whole array, x[:] = ..."
@@ -383,11 +395,11 @@ class BaseSparseNDArray(NDArray):
             self.copy_from(_core.array(np.broadcast_to(value, self.shape), dtype=self.dtype))
 
     def check_format(self, full_check: bool = True) -> None:
-        """MXNetError unless the indices are what they have to be; without `full_check` only sizes
-        are compared."""
+        """Raises an MXNetError if the sizes or indices are invalid. Only sizes are checked unless
+        `full_check` is true."""
         try:
             wrong = self._wrong_sizes() or (full_check and self._wrong_indices())
-        except MXNetError as error:  # of their range
+        except MXNetError as error:  # indices out of range
             raise MXNetError(f"check_format: {error}") from None
         if wrong:
             raise MXNetError(f"check_format: {type(self).__name__}: {wrong}")
@@ -397,7 +409,7 @@ class BaseSparseNDArray(NDArray):
 
         return _loaded, (save_tobuffer([self]),)
 
-    # Methods that are ops work by these as for dense arrays: nd.op(x, ...).
+    # Op methods are inherited from NDArray and work like nd.op(x, ...).
 
     def reshape(self, *shape: Any, **kwargs: Any) -> NoReturn:
         raise NotImplementedError(
@@ -434,7 +446,7 @@ def _loaded(buffer):
 
 
 def _on_dense(name):
-    """The method of NDArray on a dense copy."""
+    """Returns a method that calls NDArray's method on a dense copy."""
     method = getattr(NDArray, name)
 
     @functools.wraps(method, assigned=("__name__", "__doc__"))
@@ -460,10 +472,10 @@ def _out_of_range(what, numbers, size):
 
 
 class RowSparseNDArray(BaseSparseNDArray):
-    """Some rows of an array: `data` (rows, ...) and `indices` (rows,), their numbers, ascending.
-    All other rows are 0.
+    """Array of which only some rows are stored; all other rows are 0.
 
-    Gradients of embeddings are stored so. See `row_sparse_array` for ways to make one.
+    `data` has the stored rows, and `indices` their ascending row indices. Embeddings can have
+    gradients of this type. `row_sparse_array` creates such arrays.
 
     Examples
     --------
@@ -479,7 +491,7 @@ class RowSparseNDArray(BaseSparseNDArray):
     stype = "row_sparse"
 
     def with_values(self, values: NDArray) -> RowSparseNDArray:
-        """The array with other values in the same rows."""
+        """Returns an array with other values in the same rows."""
         return RowSparseNDArray(values, self.index, self._shape)
 
     def _on(self, ctx):
@@ -519,13 +531,13 @@ class RowSparseNDArray(BaseSparseNDArray):
         self._set(full, index_array(np.arange(self.shape[0]), self.context))
 
     def __getitem__(self, key: Any) -> RowSparseNDArray:
-        """Only ``x[:]`` is there: the array itself."""
+        """Returns the array itself for ``x[:]``, the only supported index."""
         if isinstance(key, slice) and key == slice(None):
             return self
         raise TypeError("RowSparseNDArray: only x[:] is supported; use tostype('default')")
 
     def tostype(self, stype: str) -> Any:
-        """A copy in the storage 'default' or 'row_sparse'."""
+        """Returns a copy with storage type 'default' or 'row_sparse'."""
         if stype == "row_sparse":
             return self.copy()
         if stype != "default":
@@ -533,13 +545,13 @@ class RowSparseNDArray(BaseSparseNDArray):
         if self._variable is not None and _core.is_recording():
             return self._variable
         if self.here:
-            self.numbers()  # are in range
+            self.numbers()  # checks their range
         with _ranks.alone():  # the number of rows decides which op it calls
             return add_rows(self.values, self.index, self._shape[0])
 
     def retain(self, indices: NDArray) -> RowSparseNDArray:
-        """The rows of these numbers alone, zeros where the array has none. IndexError for numbers
-        that are none of rows."""
+        """Returns only the rows with these indices. Rows that are not stored become zeros. Raises
+        an IndexError for an index that is out of range."""
         wanted, numbers = np.unique(indices.asnumpy().astype(np.int64)), self.numbers()
         none = wanted[(wanted < 0) | (wanted >= self._shape[0])]
         if len(none):
@@ -572,11 +584,10 @@ class RowSparseNDArray(BaseSparseNDArray):
 
 
 class CSRNDArray(BaseSparseNDArray):
-    """A matrix by its elements that are stored ("compressed sparse row"): those of row i are
-    ``data[indptr[i]:indptr[i + 1]]``, in the columns ``indices[indptr[i]:indptr[i + 1]]``, which
-    ascend.
+    """Matrix in compressed sparse row (CSR) format.
 
-    See `csr_matrix` for ways to make one.
+    The stored elements of row i are ``data[indptr[i]:indptr[i + 1]]``, in the ascending columns
+    ``indices[indptr[i]:indptr[i + 1]]``. `csr_matrix` creates such matrices.
 
     Examples
     --------
@@ -595,26 +606,26 @@ class CSRNDArray(BaseSparseNDArray):
 
     @property
     def pointers(self) -> NDArray:
-        """Where each row begins, and the last one ends: int64."""
+        """The offsets of the rows' first elements, then the number of elements, as int64."""
         self._refresh()
         return self._pointers
 
     @property
     def indptr(self) -> NDArray:
-        """A copy of the pointers, of int64."""
+        """A copy of the int64 row pointers."""
         return self.pointers.copy()
 
     def rows(self) -> np.ndarray[Any, Any]:
-        """The row of each element; kept."""
+        """Returns the row of each element as a NumPy array, which is cached."""
         known = self._known()
         rows = known.get("rows")
         if rows is None:
-            self.numbers()  # the columns are in range, too
+            self.numbers()  # checks the range of the columns
             rows = known["rows"] = row_numbers(self.numbers("pointers"))
         return rows
 
     def row_index(self) -> NDArray:
-        """The same on the matrix's device; kept."""
+        """Returns the row of each element on the matrix's device. The result is cached."""
         known = self._known()
         index = known.get("row index")
         if index is None:
@@ -622,8 +633,8 @@ class CSRNDArray(BaseSparseNDArray):
         return index
 
     def columns_used(self) -> tuple[NDArray, NDArray]:
-        """The columns that have elements, and the place among them of each element's column, on
-        the matrix's device; kept."""
+        """Returns the columns that have elements, and the position of each element's column among
+        them, on the matrix's device. The results are cached."""
         known = self._known()
         parts = known.get("columns used")
         if parts is None:
@@ -633,10 +644,10 @@ class CSRNDArray(BaseSparseNDArray):
         return parts
 
     def with_values(self, values: NDArray) -> CSRNDArray:
-        """The matrix with other values in the same places."""
+        """Returns a matrix with other values at the same positions."""
         other = CSRNDArray(values, self.index, self.pointers, self._shape)
         if other.context == self.context:
-            other._host = self._host  # what is known of the places; other places get another dict
+            other._host = self._host  # caches of equal positions; `_set` starts a new dict
         return other
 
     def _on(self, ctx):
@@ -647,7 +658,7 @@ class CSRNDArray(BaseSparseNDArray):
         return take_rows(dense.reshape((-1,)), self._places())
 
     def _places(self):
-        """Where the elements are in the flattened matrix."""
+        """Returns the positions of the elements in the flattened matrix."""
         return index_array(self.rows() * self._shape[1] + self.numbers(), self.context)
 
     def _take_over(self, other):
@@ -660,7 +671,8 @@ class CSRNDArray(BaseSparseNDArray):
         self._take_over(zeros_of("csr", self.shape, self.context, self.dtype))
 
     def __getitem__(self, key: Any) -> CSRNDArray:
-        """Rows: ``x[i]`` (a matrix of one row), ``x[begin:end]``, ``x[:]`` (the array itself)."""
+        """Returns rows: ``x[i]`` (a matrix with one row), ``x[begin:end]``, or ``x[:]`` (the array
+        itself)."""
         if isinstance(key, (int, np.integer)):
             count = self._shape[0]
             if not -count <= key < count:
@@ -677,7 +689,7 @@ class CSRNDArray(BaseSparseNDArray):
         return self.sliced(begin, max(begin, end))
 
     def sliced(self, begin: int, end: int) -> CSRNDArray:
-        """The rows from `begin` to `end`, which are in range."""
+        """Returns the rows from `begin` to before `end`, which must be in range."""
         indptr = self.numbers("pointers")[begin : end + 1]
         first, last, ctx = int(indptr[0]), int(indptr[-1]), self.context
         places = index_array(np.arange(first, last), ctx)
@@ -689,7 +701,7 @@ class CSRNDArray(BaseSparseNDArray):
         )
 
     def tostype(self, stype: str) -> Any:
-        """A copy in the storage 'default' or 'csr'."""
+        """Returns a copy with storage type 'default' or 'csr'."""
         if stype == "csr":
             return self.copy()
         if stype != "default":
@@ -697,12 +709,12 @@ class CSRNDArray(BaseSparseNDArray):
         if self._variable is not None and _core.is_recording():
             return self._variable
         height, width = self._shape
-        if not height * width:  # a 0 in the shape of reshape means the size that was there
+        if not height * width:  # in reshape, a size of 0 means the input's size
             return _core.empty(self._shape, self.context, self.dtype)
         return add_rows(self.values, self._places(), height * width).reshape(self._shape)
 
     def asscipy(self) -> Any:
-        """The matrix as a ``scipy.sparse.csr_matrix``."""
+        """Returns the matrix as a ``scipy.sparse.csr_matrix``."""
         from scipy.sparse import csr_matrix
 
         parts = self.values.asnumpy(), self.numbers(), self.numbers("pointers")
