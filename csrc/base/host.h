@@ -29,9 +29,9 @@ typedef struct mpg_host {
    * program. Returns 0 if the line is unknown or if this is not the main thread, because the order
    * of calls from other threads is not fixed. */
   uint32_t (*origin_key)(uint32_t origin);
-  /* Optional; any thread. Returns 0 if this process has not run the line. */
+  /* Optional; any thread. The inverse of origin_key; 0 if this process has not run the line. */
   uint32_t (*origin_of_key)(uint32_t key);
-  /* Lock held. Called when memory is short: frees garbage that the host still holds, for example in
+  /* Lock held. Called when memory is low. Frees garbage that the host still holds, for example in
    * reference cycles. */
   void (*collect)(void);
   /* Optional; lock held. True if the host has no other thread that could submit work. */
@@ -41,8 +41,8 @@ typedef struct mpg_host {
   mpg_status (*agree)(const char *text);
 } mpg_host;
 
-/* Set once by the host, before any other call. The default host suits a single-threaded C program:
- * it does nothing and knows no source lines. */
+/* Set once by the host, before any other call. The default host is for single-threaded C programs:
+ * its functions do nothing, and source lines are unknown. */
 void mpg_host_set(const mpg_host *host); /* borrowed; must outlive the process */
 
 /* Wrappers of the host's functions. Every call is a turn, except mpg_host_origin_text. */

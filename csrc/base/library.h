@@ -24,8 +24,8 @@ typedef struct mpg_library {
   const char *setting; /* the environment variable: a folder, or "0" */
   void *handle;        /* NULL if missing; use mpg_library_symbol */
   char version[96];    /* "3.2.0"; "" if missing */
-  char path[512];      /* where it was loaded from; "" if missing */
-  char reason[256];    /* why it could not be loaded; "" if it was */
+  char path[512];      /* path of the loaded file; "" if missing */
+  char reason[256];    /* why loading failed; "" if it succeeded */
 } mpg_library;
 
 /* Sets the host's folders, which are tried in order (its prefix's lib, site-packages). Copies the

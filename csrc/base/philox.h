@@ -1,9 +1,9 @@
 /* Philox4x32-10, the counter-based generator of Salmon et al., "Parallel Random Numbers: As Easy as
  * 1, 2, 3" (SC 2011).
  *
- * A draw is a pure function of (seed, call, position): seed is the user's, call counts random ops
- * in program order, position is the element's index in the whole output. No state, so any thread,
- * device or order gives the same numbers.
+ * A draw is a pure function of (seed, call, position). The user sets the seed, `call` counts random
+ * ops in program order, and `position` is the element's index in the whole output. The generator
+ * has no state, so any thread, device or order gives the same numbers.
  */
 #ifndef MPG_BASE_PHILOX_H
 #define MPG_BASE_PHILOX_H
@@ -15,15 +15,15 @@
 typedef struct mpg_random_key {
   uint64_t seed;
   uint64_t call;
-  uint64_t position; /* added to the element index: where this shard starts in the whole batch */
-  /* A shard along an inner axis is not contiguous in the whole. It consists of runs of `run`
-   * elements that begin `stride` apart. 0 for `run` means contiguous. */
+  uint64_t position; /* start of this shard in the whole output; added to the element index */
+  /* A shard along an inner axis is not contiguous in the whole output. It consists of runs of `run`
+   * elements that begin `stride` apart. `run` is 0 if the shard is contiguous. */
   uint64_t run, stride;
-  /* For a tile of the shard: the index of the tile's element 0 in the shard. */
+  /* For a tile of the shard: index of the tile's first element in the shard. */
   uint64_t first;
 } mpg_random_key;
 
-/* Returns the position in the whole of element `index` of the shard. */
+/* Returns the position of the shard's element `index` in the whole output. */
 MPG_HOST_DEVICE uint64_t mpg_random_position(const mpg_random_key *key, uint64_t index) {
   index += key->first;
   return key->position + (key->run ? index / key->run * key->stride + index % key->run : index);

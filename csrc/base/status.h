@@ -20,10 +20,10 @@ typedef enum mpg_status {
   MPG_INDEX_ERROR,          /* an index out of bounds */
   MPG_KEY_ERROR,            /* an unknown name */
   MPG_NOT_IMPLEMENTED,      /* an unsupported part of a feature */
-  MPG_DEVICE_OUT_OF_MEMORY, /* a device's pool is at its limit, or the machine refused */
+  MPG_DEVICE_OUT_OF_MEMORY, /* a device's pool is at its limit, or the system allocation failed */
   MPG_HOST_OUT_OF_MEMORY,   /* malloc of bookkeeping failed */
   MPG_IO_ERROR,             /* a file could not be read or written, or is damaged */
-  MPG_INTERRUPTED,          /* the host's signal handler asked to stop; the host knows why */
+  MPG_INTERRUPTED,          /* the host's signal handler asked to stop; the host holds the reason */
   MPG_HOST_EXCEPTION,       /* a callback into the host raised; the host holds the exception */
   MPG_STATUS_COUNT
 } mpg_status;
