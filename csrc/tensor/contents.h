@@ -1,4 +1,4 @@
-/* Copy on write of contents that a gradient still reads.
+/* Copy-on-write of contents that a gradient still reads.
  *
  * A saver of a storage's contents records the version. Before work that writes a storage is queued,
  * mpg_storage_before_write copies the contents if they have savers. The write itself
@@ -67,7 +67,7 @@ static inline void mpg_contents_release(mpg_saved *saved) { /* no-op if nothing 
 /* Returns a storage with the contents of that version: the storage itself, a copy, or NULL if they
  * are lost. *no_memory is the reason of the loss. Borrowed. */
 mpg_storage *mpg_contents_find(mpg_storage *storage, uint32_t version, bool *no_memory);
-const char *mpg_contents_lost_text(bool no_memory); /* Returns that reason as text. */
+const char *mpg_contents_lost_text(bool no_memory); /* describes the reason of the loss */
 static inline mpg_storage *mpg_contents_at(mpg_storage *storage, uint32_t version) {
   bool no_memory;
   return __builtin_expect(storage->version == version, 1)

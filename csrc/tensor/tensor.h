@@ -1,11 +1,13 @@
 /* Storages and tensors.
  *
- * A storage is memory on one device. It has a reference count, a version (number of writes) and the
- * uses by queued work. A tensor is a view of a storage: byte offset, shape, dtype; always
- * contiguous. Tensors are values: copying the struct borrows the storage, and mpg_tensor_retain and
- * mpg_tensor_release count references. Ownership: a storage lives while references are held. Its
- * memory then returns to the pool immediately; the uses that travel with the block protect queued
- * work. Threads: host lock; workers see only raw addresses.
+ * A storage is memory on one device. It has a reference count, a version (number of writes) and a
+ * record of its uses by queued work. A tensor is a contiguous view of a storage, with a byte
+ * offset, shape and dtype. Tensors are values: copying the struct borrows the storage, and
+ * mpg_tensor_retain and mpg_tensor_release count references.
+ *
+ * Ownership: a storage lives while references are held. Its memory then returns to the pool
+ * immediately, together with the record of uses, which protects queued work. Threads: host lock;
+ * workers see only raw addresses.
  */
 #ifndef MPG_TENSOR_TENSOR_H
 #define MPG_TENSOR_TENSOR_H
@@ -18,18 +20,18 @@ typedef struct mpg_kept_contents mpg_kept_contents; /* contents.h */
 
 typedef struct mpg_storage {
   int32_t references;
-  /* 0: never written, so any work among the block's uses belongs to an earlier storage. */
+  /* 0 if never written; any work among the block's uses then belongs to an earlier storage. */
   uint32_t version;
-  bool watched; /* a cache depends on its contents: writes are counted */
+  bool watched; /* writes are counted, because a cache depends on the contents */
   bool tracked; /* reads by other devices are counted */
-  /* Other code holds the address and may write without notice: memory from outside, or exported
+  /* Other code holds the address and may write without notice, as for imported memory or exported
    * memory (DLPack). */
   bool exposed;
   uint32_t savers; /* number of gradients that need the present contents: contents.h */
   mpg_device *device;
-  mpg_kept_contents *kept; /* owned: copies of overwritten contents; mostly NULL */
+  mpg_kept_contents *kept; /* copies of overwritten contents; owned, mostly NULL */
   size_t size;             /* requested bytes */
-  uint64_t born;           /* number of storages created up to this one */
+  uint64_t born;           /* serial number: storages created up to and including this one */
   uint64_t name;           /* name in all processes (mpg_ranks_name_array); 0 if none */
   /* For memory from outside: called instead of freeing, when no queued work uses the memory. */
   void (*release)(void *owner);
@@ -76,7 +78,7 @@ static inline void mpg_tensor_release(mpg_tensor *tensor) {
   if (tensor->storage) mpg_storage_release(tensor->storage);
   tensor->storage = NULL;
 }
-/* An address on the tensor's device. */
+/* Returns the address in the memory of the tensor's device. */
 static inline void *mpg_tensor_data(const mpg_tensor *tensor) {
   return (char *)tensor->storage->block.memory + tensor->offset;
 }
@@ -89,7 +91,7 @@ static inline mpg_device *mpg_tensor_device(const mpg_tensor *tensor) {
 static inline size_t mpg_tensor_bytes(const mpg_tensor *tensor) {
   return (size_t)mpg_shape_size(&tensor->desc.shape) * mpg_dtype_size(tensor->desc.dtype);
 }
-/* True if the two share bytes. */
+/* True if the tensors share bytes. */
 static inline bool mpg_tensor_overlaps(const mpg_tensor *a, const mpg_tensor *b) {
   return a->storage == b->storage && a->offset < b->offset + mpg_tensor_bytes(b) &&
          b->offset < a->offset + mpg_tensor_bytes(a);
@@ -101,12 +103,14 @@ mpg_status mpg_tensor_slice(const mpg_tensor *tensor, int64_t begin, int64_t end
                             mpg_tensor *result);
 
 /* The functions below release the host lock while they block, so the caller must hold a reference
- * to the storage. This one waits for the work that currently writes the tensor and reports its
- * failure. Other threads may queue more work meanwhile. */
+ * to the storage. */
+/* Waits for the work that currently writes the tensor and reports its failure. Other threads may
+ * queue more work meanwhile. */
 mpg_status mpg_tensor_wait(const mpg_tensor *tensor);
-/* Wait until the host may read (write) the tensor at its address: until no work is left and the
- * lock has been held since that check. If other threads keep queueing work, the lock is eventually
- * held while waiting. Reading reports the failure of the work that wrote the tensor. */
+/* Wait until the host may read (write) the tensor at its address. On return, no work that prevents
+ * this is queued, and the lock has been held since that check. If other threads keep queueing work,
+ * the lock is eventually held while waiting. Reading reports the failure of the work that wrote the
+ * tensor. */
 mpg_status mpg_tensor_wait_read(const mpg_tensor *tensor);
 mpg_status mpg_tensor_wait_write(const mpg_tensor *tensor);
 /* Copy to and from host memory of exactly mpg_tensor_bytes; blocking. The copy is atomic with
@@ -146,12 +150,12 @@ static inline mpg_status mpg_points_add(mpg_point_list *list, mpg_device *device
 mpg_status mpg_storage_foreign_points(mpg_storage *storage, const mpg_device *device, bool writes,
                                       mpg_point_list *list);
 /* Adds the points that work on `device` must wait for before it reads or writes the storage. Each
- * point is added once; points that are reached and have not failed are skipped. Work on the
- * storage's own device needs no waiting, but a reader lists the last write to learn of its failure.
- * Work that writes only a part of the storage counts as a reader, because the rest is kept. Work of
- * another device that writes pushes into the storage, so it waits for all work that still uses the
- * storage. Also reserves memory for recording the use. This function and those that record uses
- * must be called within mpg_device_queue. */
+ * point is added once. Points that are reached and have not failed are skipped. Work on the
+ * storage's own device does not wait, but a reader lists the last write so that its failure
+ * propagates. Work that writes only a part of the storage is treated as a reader, because the rest
+ * is kept. Work of another device that writes into the storage (a push) waits for all work that
+ * still uses the storage. Also reserves memory for recording the use. This function and the ones
+ * that record uses must be called within mpg_device_queue. */
 static inline mpg_status mpg_storage_points(mpg_storage *storage, const mpg_device *device,
                                             bool reads, bool writes, mpg_point_list *list) {
   const mpg_uses *uses = &storage->block.uses;
@@ -172,7 +176,7 @@ static inline mpg_status mpg_storage_failure(const mpg_storage *storage) {
 }
 /* Record that work at `tick` of `device` reads (writes) the storage, after its points were
  * collected. Only the storage's own device writes; a push by another device is recorded like a
- * read. Tick 0 means already written, by this thread. */
+ * read. Tick 0 means that this thread has already written the storage. */
 void mpg_storage_add_foreign_read(mpg_storage *storage, mpg_device *device, mpg_tick tick);
 static inline void mpg_storage_add_read(mpg_storage *storage, mpg_device *device, mpg_tick tick) {
   if (storage->device != device)
