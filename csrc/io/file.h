@@ -18,7 +18,7 @@ typedef struct mpg_source {
   const char *bytes; /* memory; NULL for a file */
   int descriptor;
   uint64_t size;
-  char *window; /* owned: the part of the file that serves small reads */
+  char *window; /* buffered part of the file, for small reads; owned */
   uint64_t window_offset;
   size_t window_size;
 } mpg_source;
@@ -26,8 +26,8 @@ typedef struct mpg_source {
 mpg_status mpg_source_open(mpg_source *source, const char *path);
 void mpg_source_open_memory(mpg_source *source, const char *name, const void *bytes, size_t size);
 void mpg_source_close(mpg_source *source);
-/* Copies `size` bytes from `offset` on. Reading past the end fails with MPG_IO_ERROR and reports a
- * truncated file; `what` names the expected contents ("the names"). */
+/* Copies `size` bytes, starting at `offset`. Reading past the end fails with MPG_IO_ERROR and
+ * reports a truncated file; `what` names the expected contents ("the names"). */
 mpg_status mpg_source_read(mpg_source *source, uint64_t offset, void *target, size_t size,
                            const char *what);
 /* Sets the error text "file 'x.params', byte 24: <text>" and returns MPG_IO_ERROR. */
@@ -35,12 +35,12 @@ mpg_status mpg_source_fail(const mpg_source *source, uint64_t offset, const char
     __attribute__((format(printf, 3, 4), cold));
 
 typedef struct mpg_sink {
-  char *path; /* owned: the target with symbolic links resolved; NULL for a buffer */
-  /* Owned: the file being written; NULL if the target is not a regular file and is written
-   * directly. */
+  char *path; /* the target with symbolic links resolved; NULL for a buffer; owned */
+  /* The file being written. NULL if the target is not a regular file and is written directly.
+   * Owned. */
   char *temporary;
   int descriptor;
-  char *buffer; /* owned: the whole contents, or the part not yet written to the file */
+  char *buffer; /* the whole contents, or the part not yet written to the file; owned */
   size_t length, capacity;
 } mpg_sink;
 

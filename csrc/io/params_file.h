@@ -11,8 +11,8 @@
  *
  * Versions:
  *   - 0xF993FAC9: written by MXNet 1.x
- *   - 0xF993FACA: the same with NumPy's shapes: ndim 0 is a scalar, -1 is no array
- *   - 0xF993FAC8: no storage type
+ *   - 0xF993FACA: the same with NumPy's shapes, where ndim 0 is a scalar and -1 means "no array"
+ *   - 0xF993FAC8: without a storage type
  *   - none, in the oldest files: the first word is ndim, and the dims are uint32
  *
  * Except in version 0xF993FACA, an ndim of 0 means "no array", and the array ends there.
@@ -36,8 +36,10 @@ typedef struct mpg_named_tensor {
   size_t name_length;
   mpg_tensor tensor; /* owned reference; storage is NULL if the file says "no array" here */
   mpg_storage_type type;
-  mpg_shape shape;                     /* of a sparse array, whose values `tensor` holds */
-  mpg_tensor indices[MPG_MAX_INDICES]; /* of a sparse array; owned references */
+  /* Sparse arrays only, whose values are in `tensor`: the whole shape, and owned references to the
+   * index arrays. */
+  mpg_shape shape;
+  mpg_tensor indices[MPG_MAX_INDICES];
 } mpg_named_tensor;
 
 typedef struct mpg_tensor_list {
@@ -51,7 +53,7 @@ void mpg_tensor_list_free(mpg_tensor_list *list);
 mpg_status mpg_tensor_list_add(mpg_tensor_list *list, const char *name, size_t name_length,
                                const mpg_tensor *tensor);
 
-/* Makes the last item sparse: its tensor holds the values. The indices are retained. */
+/* Makes the last item sparse, with its tensor as the values. The indices are retained. */
 void mpg_tensor_list_make_sparse(mpg_tensor_list *list, mpg_storage_type type,
                                  const mpg_shape *shape, const mpg_tensor *indices);
 
