@@ -22,8 +22,8 @@ typedef struct mpg_array {
   mpg_tensor tensor; /* when traced: storage is NULL, but desc is valid */
   /* Owned reference to the op or variable that produced the array; NULL if not on the tape. */
   mpg_tape_node *node;
-  uint32_t output; /* which output of node */
-  /* Compiled calls rely on its tensor and node: call mpg_array_changed when these are replaced. */
+  uint32_t output; /* output index of node */
+  /* Compiled calls rely on the tensor and node. Call mpg_array_changed when these are replaced. */
   bool bound;
   mpg_trace *trace; /* owned reference while traced, else NULL */
   mpg_value value;  /* in the traced graph */
@@ -39,7 +39,7 @@ static inline void mpg_array_clear_all(mpg_array *arrays, size_t count) {
 }
 /* Creates another reference to the same array (retains). */
 void mpg_array_copy(mpg_array *target, const mpg_array *source);
-/* Returns how often a bound array has received another tensor or node. */
+/* Returns the number of times that the tensor or node of a bound array was replaced. */
 uint64_t mpg_array_changes(void);
 void mpg_array_note_change(void);
 static inline void mpg_array_changed(const mpg_array *array) {

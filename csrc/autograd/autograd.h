@@ -52,8 +52,8 @@ mpg_status mpg_autograd_grad(mpg_array *const *heads, mpg_array *const *head_gra
                              bool create_graph, bool train, mpg_array *gradients);
 
 /* Passes the recorded computation of `head` to `read` as a graph of ops whose inputs are the
- * variables and the arrays off the tape. Calls of compiled functions are expanded to ops. Python
- * functions are an error. */
+ * variables and the arrays off the tape. Calls of compiled functions are expanded to ops. Fails if
+ * the computation contains a Python function. */
 struct mpg_graph;
 mpg_status mpg_autograd_read(mpg_array *head,
                              mpg_status (*read)(const struct mpg_graph *graph, mpg_value head,
@@ -63,9 +63,9 @@ mpg_status mpg_autograd_read(mpg_array *head,
 /* A differentiable call that is opaque to the core: autograd.Function or a custom op. */
 typedef struct mpg_callback {
   const char *name;
-  /* Computes in_grads (num_inputs empty structs; an empty one means zero) from out_grads
-   * (num_outputs; an empty one is zero). Runs in the thread that called backward, with the host
-   * lock held. May return MPG_HOST_EXCEPTION. */
+  /* Computes the num_inputs in_grads, which are empty structs, from the num_outputs out_grads. An
+   * empty struct represents a zero gradient in both. Runs in the thread that called backward, with
+   * the host lock held. May return MPG_HOST_EXCEPTION. */
   mpg_status (*backward)(void *state, mpg_array *const *out_grads, int num_outputs,
                          mpg_array *in_grads, int num_inputs);
   void (*release)(void *state);
@@ -79,11 +79,11 @@ mpg_status mpg_autograd_record_callback(const mpg_callback *callback, void *stat
 /* Sets the block path under which this thread queues ops (mpg_scope_intern) and returns the
  * previous one. */
 uint32_t mpg_autograd_set_scope(uint32_t scope);
-/* The loop steps, as in a submission, in which this thread queues work. The setter returns the
- * previous ones. */
+/* The loop position (mpg_submission.steps) under which this thread queues work. The setter returns
+ * the previous position. */
 uint64_t mpg_autograd_steps(void);
 uint64_t mpg_autograd_set_steps(uint64_t steps);
-/* Enters step `step` (from 0) of a loop that began in the steps `outer`. */
+/* Enters step `step` (counted from 0) of a loop that began at loop position `outer`. */
 static inline void mpg_autograd_begin_step(uint64_t outer, int64_t step) {
   mpg_autograd_set_steps(outer << 32 | (uint32_t)(step + 1));
 }

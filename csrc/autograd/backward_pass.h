@@ -1,4 +1,4 @@
-/* One backward over the tape: the reached part of the tape as a graph, the gradient appended to it,
+/* State of one backward pass: a graph of the reached part of the tape, with the gradient appended,
  * and the arrays that hold the graph's values. Passes are kept for reuse, so that a backward
  * allocates nothing in steady state. Internal to csrc/autograd. Threads: host lock.
  */
@@ -46,7 +46,7 @@ typedef struct mpg_backward_pass {
     uint32_t graph_node;
   } *parameter_sets;
   size_t num_parameter_sets, parameter_sets_capacity;
-  uint64_t *distinct; /* numbers of sets that are known to share no variable */
+  uint64_t *distinct; /* numbers of parameter sets that share no variable */
   size_t num_distinct, distinct_capacity;
   bool together, clash;
   bool taken; /* saved contents were taken from the tape */

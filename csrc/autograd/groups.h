@@ -1,8 +1,8 @@
 /* Device groups: ops in a group run on its device. Inputs on other devices are copied there first.
  *
  * The mode is per thread. Programs enable it if the user names the device of every op, as
- * AttrScope(ctx_group=...) does with group2ctx. Outside of groups, an op with inputs on different
- * devices is an error. Threads: host lock.
+ * AttrScope(ctx_group=...) does with group2ctx. Outside of groups, an op fails if its inputs are on
+ * different devices. Threads: host lock.
  */
 #ifndef MPG_AUTOGRAD_GROUPS_H
 #define MPG_AUTOGRAD_GROUPS_H
@@ -11,7 +11,7 @@
 
 typedef struct mpg_group {
   bool active;
-  /* type 0: no device is named, and an op runs on the device of its first input */
+  /* Type 0 if no device is named; an op then runs on the device of its first input. */
   mpg_device_id device;
 } mpg_group;
 

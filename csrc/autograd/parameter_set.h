@@ -1,4 +1,5 @@
-/* The variables among the arrays bound to compiled calls (a block's parameters), as one unit.
+/* Parameter sets: the variables among the arrays bound to compiled calls (a block's parameters), as
+ * one unit.
  *
  * While the arrays are unchanged, a recorded call holds one reference to all of them. A backward
  * that reaches them only through one call treats them as one value, so it does not visit or read
@@ -12,7 +13,7 @@
 
 #include "autograd/tape.h"
 
-/* Versions of the contents at one time. Calls that hold a reference save the contents. */
+/* Versions of the contents at one point in time. Calls that hold a reference save the contents. */
 typedef struct mpg_parameter_versions {
   mpg_late_savers savers; /* linked in the list while calls hold a reference, or counted */
   bool counted, *saved;   /* parameters that have a counted saver */

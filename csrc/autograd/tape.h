@@ -61,15 +61,15 @@ struct mpg_tape_node {
   uint8_t kind; /* mpg_tape_kind */
   uint8_t size_class;
   bool train, consumed;
-  bool starts;     /* calls only: the gradient isn't zero even if a zero gradient arrives */
-  bool fresh;      /* of a variable: backward has written since the flag was cleared */
-  uint8_t request; /* of a variable: mpg_grad_req */
-  uint64_t parameter_set_number; /* of a variable: the latest set that contains it; 0 if none */
+  bool starts;     /* calls only: the gradient isn't zero even if the output gradients are */
+  bool fresh;      /* variables only: backward has written since the flag was cleared */
+  uint8_t request; /* variables only: mpg_grad_req */
+  uint64_t parameter_set_number; /* variables only: the latest set that contains it; 0 if none */
   uint32_t scope, origin;
   uint32_t num_inputs, num_outputs;
   uint64_t sequence; /* creation order */
-  /* Gradients of any order: `sequence` of the forward op that they belong to. 0 means that this op
-   * is a forward op. */
+  /* `sequence` of the forward op whose gradient, of any order, this op computes. 0 if this op is a
+   * forward op. */
   uint64_t family;
   uint64_t visit;      /* backward's mark: set when that pass reaches the node */
   uint32_t graph_node; /* the graph node in that pass */
@@ -81,11 +81,11 @@ struct mpg_tape_node {
   mpg_device **devices; /* per input, then per output */
   mpg_saved *saved;     /* per input, then per output; ops only */
   const mpg_tape_call *call;
-  void *state; /* of a call */
-  /* Of an expanded call: the replacement of each output. Owned, including the nodes. */
+  void *state; /* calls only */
+  /* Expanded calls only: the replacement of each output. Owned, including the nodes. */
   mpg_tape_edge *expansion;
-  mpg_tensor gradient; /* of a variable; owned */
-  /* Of a call: inputs that follow the edges (parameter_set.h). Owned reference; NULL if none. */
+  mpg_tensor gradient; /* variables only; owned */
+  /* Calls only: the inputs that follow the edges (parameter_set.h). Owned reference, or NULL. */
   mpg_parameter_set *parameters;
 };
 void mpg_parameter_set_release(mpg_parameter_set *parameters); /* NULL is allowed */
@@ -105,8 +105,8 @@ void mpg_tape_consume(mpg_tape_node *node); /* releases edges, saved contents an
  * it along several paths are then summed in the order in which the ops would sum them. Releases the
  * call's state. */
 mpg_status mpg_tape_expand(mpg_tape_node *node);
-/* Skips the next `count` sequence numbers. They are for the expansion of the call recorded just
- * before. */
+/* Skips the next `count` sequence numbers and reserves them for the expansion of the call that was
+ * recorded last. */
 void mpg_tape_reserve(uint64_t count);
 
 /* True if results computed from the node while recording need a gradient. NULL is allowed. */
@@ -114,7 +114,7 @@ static inline bool mpg_tape_wants(const mpg_tape_node *node) {
   return node && !node->consumed &&
          !(node->kind == MPG_TAPE_VARIABLE && node->request == MPG_GRAD_NULL);
 }
-/* Returns the name for errors: the op's, the call's, or "variable". */
+/* Returns a name for errors: that of the op or call, or "variable". */
 const char *mpg_tape_name(const mpg_tape_node *node);
 /* Returns the saved contents of slot `slot` (inputs, then outputs) as a borrowed tensor. Returns
  * MPG_ERROR if they were overwritten and could not be preserved. */

@@ -35,7 +35,7 @@ typedef struct mpg_trace_copy {
 struct mpg_trace {
   int32_t references;
   bool closed;        /* ended: accepts no more nodes */
-  mpg_device_id only; /* device of every node, overriding the ops' own; type 0 if none */
+  mpg_device_id only; /* overrides the device of every node; type 0 if unset */
   mpg_graph graph;
   mpg_trace_constant *constants; /* owned */
   size_t num_constants, constants_capacity;
@@ -58,10 +58,10 @@ mpg_trace *mpg_trace_active(void); /* borrowed, or NULL */
 /* Makes `trace` (or NULL) the active one and returns the previous one. */
 mpg_trace *mpg_trace_swap(mpg_trace *trace);
 
-/* Adds an input to the graph; *array (empty) becomes it. */
+/* Adds an input to the graph and fills *array (empty) with a traced array for it. */
 mpg_status mpg_trace_input(mpg_trace *trace, const mpg_desc *desc, mpg_device_id device,
                            mpg_array *array);
-/* Makes *array (empty) another array for a value of the graph. */
+/* Fills *array (empty) with a new traced array for a value of the graph. */
 mpg_status mpg_trace_array(mpg_trace *trace, mpg_value value, mpg_array *array);
 /* Returns the value of any array in the trace. An array with contents becomes a constant. */
 mpg_status mpg_trace_value(mpg_trace *trace, const mpg_array *array, const char *op,
@@ -81,8 +81,8 @@ mpg_status mpg_trace_check_write(const mpg_array *array, const char *what);
 mpg_status mpg_trace_call(mpg_trace *trace, const mpg_op *op, const void *params,
                           mpg_array *const *inputs, int num_inputs, mpg_array *outputs,
                           int num_visible, bool separate, bool train, uint32_t scope);
-/* Support for autograd.pause(): mpg_trace_paused returns whether it is active, and
- * mpg_trace_pause_value detaches a new value. */
+/* Support for autograd.pause(). mpg_trace_paused is true while it is active, and
+ * mpg_trace_pause_value then detaches a new value. */
 bool mpg_trace_paused(const mpg_trace *trace);
 mpg_status mpg_trace_pause_value(mpg_trace *trace, mpg_value *value);
 /* True if ops on the array belong to the active trace: it is traced, or was created before the
