@@ -5,9 +5,9 @@
  * caller runs one op per step (eagerly, on the tape, or into a trace), so collectives are recorded,
  * differentiated, placed, ordered and overlapped like all other ops. The gradient of each
  * collective follows as its conjugate: the gradient of a copy is the copy back, the gradient of a
- * split concatenates, and the gradient of a sum is a broadcast. Sums are taken in the order of the
- * ranks for every algorithm. So all replicas get bit-identical results, and reduce_scatter is
- * bit-identical to the parts of all_reduce.
+ * split concatenates, and the gradient of a sum is a broadcast. Every algorithm sums in rank order.
+ * So all replicas get bit-identical results, and reduce_scatter is bit-identical to the parts of
+ * all_reduce.
  *
  * A transport converts a request to a plan: copies and ops, also between ranks, or single NCCL ops.
  * rank_sums.h sums arrays that each rank owns. Ownership: a plan owns its steps and parameters
@@ -44,13 +44,13 @@ enum { MPG_COMM_MAX_RANKS = 512 };
 
 typedef struct mpg_comm_request {
   mpg_collective kind;
-  mpg_comm_algorithm algorithm; /* of all_reduce */
+  mpg_comm_algorithm algorithm; /* all_reduce only */
   int num_ranks;
   const mpg_device_id *devices; /* per rank: the device of its results */
   int num_inputs;               /* num_ranks, or 1 for scatter and broadcast */
   const mpg_desc *inputs;
   const mpg_device_id *input_devices;
-  mpg_device_id root; /* of reduce and gather; type 0: the device of the first input */
+  mpg_device_id root; /* reduce and gather only; type 0 means the device of the first input */
   int axis, other_axis;
 } mpg_comm_request;
 
@@ -71,11 +71,11 @@ typedef struct mpg_comm_plan {
   size_t num_slots, slots_capacity;
   uint32_t *results; /* in the arena */
   int num_results;
-  size_t num_copies, bytes; /* between devices */
+  size_t num_copies, bytes; /* copies between devices, and their total size */
 } mpg_comm_plan;
 
 const char *mpg_collective_name(mpg_collective kind);
-/* Returns the value with that name; MPG_COLLECTIVE_COUNT or MPG_COMM_ALGORITHM_COUNT if the name is
+/* Look up a value by name. Return MPG_COLLECTIVE_COUNT or MPG_COMM_ALGORITHM_COUNT if the name is
  * unknown. */
 mpg_collective mpg_collective_find(const char *name);
 mpg_comm_algorithm mpg_comm_algorithm_find(const char *name);

@@ -1,9 +1,9 @@
 /* The GPU part of rank_sums.h: sums over one GPU of each rank, joined by a communicator.
  *
- * The sums are taken in the order of ranks, as on CPUs: each rank gets all ranks' values of one
- * part, sums them, and sends the sums to the other ranks. If any order is allowed, the library
- * computes the sums. Before the data exchange, the ranks confirm through MPI that all have arrived
- * and sum the same arrays. So an earlier failure leaves no card waiting; a rank that is lost later
+ * Sums are computed in rank order, as on CPUs. Each rank receives all ranks' values of one part,
+ * sums them, and sends the sums to the other ranks. If any order is allowed, NCCL computes the
+ * sums. Before the data exchange, the ranks confirm through MPI that all of them have arrived and
+ * sum the same arrays. So no card waits for a rank that failed earlier. A rank that is lost later
  * ends the communicator.
  *
  * Ownership: everything is borrowed; a communicator belongs to its device. Threads: running work,
@@ -23,12 +23,12 @@ typedef struct mpg_gpu_rank_sums {
   mpg_kernel_fn add; /* kernel of add_n */
   mpg_dtype dtype;
   uint32_t num_arrays;
-  const mpg_view *views; /* [2 * i]: an array, and its sum */
+  const mpg_view *views; /* array i at [2 * i], and its sum at [2 * i + 1] */
   size_t count;          /* total number of elements */
   char *joined, *parts;  /* on the device: mpg_gpu_rank_sums_room bytes each, or NULL for 0 */
 } mpg_gpu_rank_sums;
 
-/* Maximum number of ranks that can sum in order. */
+/* Maximum number of ranks for sums in rank order. */
 enum { MPG_GPU_RANKS_IN_ORDER = 32 };
 
 /* Computes the bytes of device memory for the arrays packed contiguously (*joined, 0 if they are

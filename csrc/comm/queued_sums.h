@@ -1,6 +1,6 @@
-/* Sums to be queued: the work and its arrays. The arrays are held until the work is queued, because
- * another thread may replace their memory meanwhile. Ownership: let_go releases the references, and
- * frees the work unless it was queued. Threads: host lock. */
+/* Sums to be queued: the work and its arrays. The struct holds references to the arrays until the
+ * work is queued, because another thread may replace their memory meanwhile. Ownership: let_go
+ * releases the references, and frees the work unless it was queued. Threads: host lock. */
 #ifndef MPG_COMM_QUEUED_SUMS_H
 #define MPG_COMM_QUEUED_SUMS_H
 

@@ -1,5 +1,5 @@
-/* Sums over ranks, in place or out of place: of arrays that each rank owns, and of arrays on one
- * device of each rank.
+/* All-reduces over ranks, in place or out of place. The arrays are on devices that name no rank, so
+ * that each rank owns one, or on one device of each rank.
  *
  * Like sums of replicas (replicas.h), these are not ops. They run in a side queue, one at a time,
  * as soon as the arrays are final, while the programs that compute them still run. Work that is
@@ -13,10 +13,10 @@
 
 #include "tensor/tensor.h"
 
-/* sums[i] is the sum of arrays[i]: the same array, or a different one of its shape and dtype. All
- * have one dtype and are on one device that does not name a rank. They are sent together. For
- * arrays on a GPU, `indices` gives per rank the index of the GPU in the communicator
- * (device/gpu/gpu.h); NULL on a CPU device. */
+/* sums[i] receives the sum of arrays[i]. It is the same array, or a different one of the same shape
+ * and dtype. All arrays have one dtype, are on one device that does not name a rank, and are sent
+ * together. For arrays on a GPU, `indices` has the index of each rank's GPU in the communicator
+ * (device/gpu/gpu.h). It is NULL on a CPU device. */
 typedef struct mpg_rank_sums {
   const mpg_tensor *const *arrays, *const *sums;
   uint32_t num_arrays;
@@ -28,8 +28,8 @@ mpg_status mpg_comm_sum_over_ranks(const mpg_rank_sums *sums);
 /* True if there is one array per rank, in the order of ranks, with equal shapes and dtypes, on CPU
  * devices or on GPUs that are joined by a communicator. At most MPG_COMM_MAX_RANKS. */
 bool mpg_comm_one_of_each_rank(const mpg_tensor *const *arrays, int count);
-/* Sums arrays for which mpg_comm_one_of_each_rank holds. results[rank] is on the device of
- * arrays[rank]; empty before, owned by the caller. */
+/* Sums arrays that satisfy mpg_comm_one_of_each_rank. results[rank] is on the device of
+ * arrays[rank]. It is empty on entry and owned by the caller. */
 mpg_status mpg_comm_all_reduce_over_ranks(const mpg_tensor *const *arrays, mpg_tensor *results);
 
 #endif

@@ -1,5 +1,5 @@
-/* Sums of replicas on several devices, in place or out of place, for instance of gradients before
- * an update.
+/* Sums of replicated arrays on several devices, in place or out of place, for instance of gradients
+ * before an update.
  *
  * Unlike a collective, this is not an op: nothing is recorded, and it is not in the devices' own
  * queues. It runs in the side queue of one of the devices as soon as the arrays are final, while
@@ -13,11 +13,11 @@
 #include "tensor/tensor.h"
 
 /* arrays[replica * num_arrays + i] is array i of a replica. The arrays of a replica are on one
- * device; shapes and dtypes are equal in all replicas. The sums, in the order of the replicas, are
- * written to the arrays of `home`, or of all replicas if `everywhere`. With `apart`, the last
- * replica, which is then the home, is only written. With `copy`, nothing is summed, and the home's
- * arrays are copied to all other replicas. *done is false if a device has no side queue; then
- * nothing has happened. */
+ * device, and all replicas have the same shapes and dtypes. The sums, computed in the order of the
+ * replicas, are written to the arrays of `home`, or of all replicas if `everywhere`. With `apart`,
+ * the last replica is the home, and is written but not summed. With `copy`, nothing is summed, and
+ * the home's arrays are copied to all other replicas. *done is false if a device has no side queue;
+ * then nothing has happened. */
 typedef struct mpg_replicas {
   const mpg_tensor *const *arrays;
   uint32_t num_arrays, num_replicas, home;
