@@ -1,8 +1,9 @@
-/* Devices: a work queue and a memory pool each, behind one backend interface.
+/* Devices. Each has a work queue and a memory pool, and implements a common backend interface.
  *
- * Timeline. A device counts the work submitted to it (`submitted`) and the work done (`completed`);
- * both only grow. A point (device, tick) is reached when completed >= tick. Work on one device runs
- * in submission order; work that depends on another device carries the points it must wait for.
+ * Timeline. A device counts the work submitted to it (`submitted`) and the work done (`completed`).
+ * Both counts are monotonic. A point (device, tick) is reached when completed >= tick. Work on one
+ * device runs in submission order. Work that depends on another device carries the points that it
+ * must wait for.
  *
  * Lock-free hand-over. Submission happens under the host lock (base/host.h), so each queue has one
  * producer and one consumer, the worker. `completed` is stored with release order after all effects
@@ -11,7 +12,7 @@
  * this.
  *
  * Failures. Failed work leaves a failure record for its ticks. Work whose data points are failed
- * ticks fails as well, without running. A failure is reported where a value is waited for. The
+ * ticks fails as well, without running. A wait for a value reports the failure of its work. The
  * device continues to run other work.
  *
  * Ownership: the device table owns the devices, which live until the process ends. Threads: host
@@ -51,7 +52,7 @@ mpg_device_id_name mpg_device_id_text(mpg_device_id id);
 static inline bool mpg_device_id_equal(mpg_device_id a, mpg_device_id b) {
   return a.type == b.type && a.index == b.index && a.rank == b.rank;
 }
-/* Returns for instance "cpu"; NULL if users cannot name that type. */
+/* Returns the name of a type, such as "cpu"; NULL if users cannot name the type. */
 const char *mpg_device_type_name(int32_t type);
 /* Parses one device at *text and advances *text past it; "cpu" is "cpu(0)". Returns false if *text
  * does not start with a device. */
@@ -89,7 +90,7 @@ typedef struct mpg_submission {
   mpg_tick ticks;              /* number of ticks of the work; 0 means 1 */
   uint32_t origin;             /* the host's source line that queued it; 0 means unknown */
   uint32_t scope;              /* block path (mpg_scope_text); 0 means none */
-  uint32_t stage, micro_batch; /* of a pipeline: 1 + the index; 0 means none */
+  uint32_t stage, micro_batch; /* pipelines only: 1 + the index; 0 means none */
   /* Loop position: 1 + the step of the innermost loop in the low 32 bits, and of the loop around it
    * in the high 32 bits. 0 means none. */
   uint64_t steps;
@@ -107,7 +108,7 @@ typedef struct mpg_memory_stats {
   size_t peak_held;
   size_t limit;                /* 0 means none */
   uint64_t allocations;        /* successful calls of mpg_pool_alloc */
-  uint64_t system_allocations; /* those that allocated from the system */
+  uint64_t system_allocations; /* allocations from the system */
 } mpg_memory_stats;
 
 /* Memory sharing with other libraries that use the same hardware on their own streams. */
@@ -178,9 +179,9 @@ typedef struct mpg_backend {
   /* Optional: reports that running work has failed, with its error text. If the device itself is
    * lost, the backend reports so from then on. */
   void (*work_failed)(mpg_device *device, mpg_status status);
-  /* Optional: running work, whose stream has passed all that it needs, is about to block, possibly
-   * until the host queues more work. Publishes the progress so far. Fails if a check that the work
-   * depends on has failed, because then its data must not be passed on. */
+  /* Optional; called when running work is about to block, possibly until the host queues more work.
+   * Its stream has passed everything that the work needs. Publishes the progress so far. Fails if a
+   * check that the work depends on has failed, because then its data must not be passed on. */
   mpg_status (*work_waits)(mpg_device *device);
   /* Optional: captures, which issue recorded work again as a unit (see gpu.h). Called by running
    * work, except capture_free (any thread). */
@@ -212,7 +213,7 @@ typedef struct mpg_submitted {
   uint32_t origin, scope, stage, micro_batch;
   int64_t queued_ns; /* monotonic clock, when published; 0 means the profiler was off */
 } mpg_submitted;
-/* Returns the latest submission; NULL if there is none yet. */
+/* Returns the latest submission; NULL before the first one. */
 const mpg_submitted *mpg_device_latest(const mpg_device *device);
 
 struct mpg_device {
@@ -246,7 +247,7 @@ struct mpg_device {
   /* Set by the device before `completed` when it has failures to report; NULL if the device reports
    * none. */
   _Atomic(uint32_t) *raised;
-  struct mpg_event_buffer *events; /* of the profiler */
+  struct mpg_event_buffer *events; /* profiler events */
   mpg_submitted *recent;           /* ring buffer of the latest submissions; host lock */
   uint64_t submissions;
   mpg_device_id_name name; /* text of `id` */
@@ -288,10 +289,10 @@ mpg_device *mpg_device_newest(void);
 mpg_status mpg_gpu_collectives(const mpg_device_id *ids, int count);
 /* Returns the number of usable GPUs. If it is 0, sets *reason (static); `reason` may be NULL. */
 int mpg_gpu_count(const char **reason);
-/* Returns NVIDIA's library with that number (base/library.h); NULL if the number is out of range or
- * there is no GPU. Host lock. */
+/* Returns a library of NVIDIA by number (base/library.h). NULL if the number is out of range or no
+ * GPU is usable. Host lock. */
 const struct mpg_library *mpg_gpu_vendor_library(int number);
-/* Memory of a GPU. A limit is treated as its size. */
+/* Returns the free and total memory of a GPU. If a limit is set, it is the total. */
 mpg_status mpg_device_memory(mpg_device *device, size_t *free_bytes, size_t *total);
 static inline const char *mpg_device_text(const mpg_device *device) { return device->name.text; }
 
@@ -314,21 +315,21 @@ int mpg_machine_cores(void); /* cores this process may run on */
  * 4. `note` records the uses in the storages. It gets the last tick of each submission.
  * 5. Only then waits for the work if the mode is synchronous.
  *
- * Neither function may release the host lock (base/host.h counts turns); a violation aborts the
- * process in debug builds and in tests. Callers allocate storages and look up the host's source
- * line before the call, as both may release the lock.
+ * Neither `prepare` nor `note` may release the host lock (base/host.h counts turns). A violation
+ * aborts the process in debug builds and in tests. Callers allocate storages and look up the host's
+ * source line before the call, as both may release the lock.
  *
  * In `prepare`, the first tick of submission i is mpg_device_next_tick(devices[i]), so payloads can
- * name each other's ticks. A device may occur more than once; its submissions run in that order. If
- * `prepare` fails, nothing was queued and the caller keeps the payloads; later failures discard
+ * contain each other's ticks. A device may occur more than once; its submissions run in that order.
+ * If `prepare` fails, nothing was queued and the caller keeps the payloads; later failures discard
  * them. If it sets *done, it has done and recorded the work itself, and nothing is queued. In
- * synchronous mode the work is done on return and its failure is the result. */
+ * synchronous mode the work is done on return, and its failure is returned. */
 enum { MPG_MOST_TOGETHER = 72 };
-/* Workspace, shared by all calls, as only one thread prepares at a time. */
+/* Work space that all calls share, as only one thread prepares at a time. */
 typedef struct mpg_point_list {
   mpg_point *points;
   size_t capacity;
-  int begin, count; /* those from `begin` on belong to the next submission */
+  int begin, count; /* points from `begin` on belong to the next submission */
 } mpg_point_list;
 typedef struct mpg_queuing {
   mpg_device *const *devices;
@@ -427,8 +428,8 @@ typedef struct mpg_queue_status {
   const mpg_submitted *peer_work; /* the work that reaches that tick; NULL if unknown */
 } mpg_queue_status;
 mpg_queue_status mpg_device_queue_status(const mpg_device *device);
-/* Queues work that only blocks, for `ms` milliseconds or until the file descriptor `until` (-1:
- * none) is readable or at its end; for tests. */
+/* For tests: queues work that blocks for `ms` milliseconds, or until the file descriptor `until` is
+ * readable or at its end. `until` may be -1. */
 mpg_status mpg_device_stall(mpg_device *device, int32_t ms, int until);
 
 /* Execution mode. Set before the first device is opened (environment
@@ -442,8 +443,8 @@ typedef enum mpg_engine_mode {
 } mpg_engine_mode;
 mpg_status mpg_engine_set_mode(mpg_engine_mode mode, uint64_t seed);
 mpg_engine_mode mpg_engine_get_mode(void);
-/* Runs the tasks that MPG_ENGINE_SHUFFLE keeps until a thread waits, unless they wait for other
- * work. No effect in other modes. Host lock not held. */
+/* Runs the tasks that MPG_ENGINE_SHUFFLE holds back until a thread waits, unless they wait for
+ * other work. No effect in other modes. Called without the host lock. */
 void mpg_engine_run_ready(void);
 
 /* Block paths: interned text and its number. */

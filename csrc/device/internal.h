@@ -1,8 +1,8 @@
 /* Internals shared by the files of csrc/device; no other layer includes it.
  *
- * Failures: per device, ranges of failed ticks, each with a cause. Ranges that a failure propagated
- * to share its cause. Tasks: submissions as stored by the backends. Threads: stated at each
- * function.
+ * Failures are ranges of failed ticks of a device, each with a cause. A failure that propagates to
+ * other ranges shares its cause with them. Tasks are submissions as stored by the backends.
+ * Threads: stated at each function.
  */
 #ifndef MPG_DEVICE_INTERNAL_H
 #define MPG_DEVICE_INTERNAL_H
@@ -27,9 +27,10 @@ const char *mpg_failures_text(const mpg_cause *cause);
 /* Sets the error text. Marks the cause as reported, unless called on a worker, which passes it
  * on. */
 mpg_status mpg_failures_report(const mpg_cause *cause);
-/* Returns the first one and marks all as reported; NULL if there are none. */
+/* Returns the first unreported cause and marks all causes as reported. NULL if all are reported. */
 const mpg_cause *mpg_failures_unreported(mpg_device *device);
-/* This thread starts new work, which passes on only failures that it reads from then on. */
+/* Called when this thread starts new work, which passes on only failures that it reads from then
+ * on. */
 void mpg_failures_forget_passed_on(void);
 void mpg_failures_fork_prepare(mpg_device *device);
 void mpg_failures_fork_done(mpg_device *device, bool child);

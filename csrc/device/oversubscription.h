@@ -1,9 +1,9 @@
 /* Detection of oversubscribed cores, for a worker and its OpenMP team. The threads of a team wait
  * for each other at the end of every kernel and spin for milliseconds. This is fastest if each
- * thread has a core of its own. If other programs also use the cores, a spinning thread blocks the
- * thread that it waits for, and a step takes a hundred times as long. So a worker periodically
- * measures how long it had to wait for a core. If the share is high, the teams of its process sleep
- * immediately instead of spinning, for a while.
+ * thread has a core of its own. If other programs also use the cores, a spinning thread may occupy
+ * the core of the thread that it waits for, and a step takes a hundred times as long. So a worker
+ * periodically measures how long it had to wait for a core. If the share is high, the teams of its
+ * process sleep immediately instead of spinning for some time.
  *
  * Ownership: the backend embeds one per worker, zeroed. All calls are made by the worker, except
  * mpg_oversubscription_forget.
@@ -41,8 +41,8 @@ typedef struct mpg_oversubscription {
   struct mpg_short_spin *short_spin;
 } mpg_oversubscription;
 
-/* Decides from the total times that this thread has run and waited for a core until `now_ns`.
- * Pure. */
+/* Updates the state from the total times that this thread has run and waited for a core until
+ * `now_ns`. Has no other effects. */
 void mpg_oversubscription_judge(mpg_oversubscription_state *state, int64_t now_ns, uint64_t ran_ns,
                                 uint64_t waited_ns);
 

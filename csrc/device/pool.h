@@ -1,4 +1,4 @@
-/* A device's memory pool: a cache of blocks in size classes (eight per doubling), with a limit and
+/* Memory pool of a device: caching allocator with size classes (eight per doubling), a limit and
  * statistics.
  *
  * Splitting and coalescing. If the pool holds much more than its peak use, or has reached its

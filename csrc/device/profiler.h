@@ -1,4 +1,4 @@
-/* Profiler events: which op ran on which device, with begin and end times.
+/* Profiler events: ops, copies and waits of each device, with begin and end times.
  *
  * Off by default, when recording costs one relaxed load. Each device has its own buffer, written
  * only by the thread that runs the device's work. It is read under the host lock after profiling
@@ -23,7 +23,7 @@ typedef struct mpg_event {
   bool backward;
   bool program;                /* an instruction of a compiled program, not an eager op */
   int32_t peer;                /* ordinal of the other device of a copy or wait; -1 means none */
-  uint32_t stage, micro_batch; /* of a pipeline: 1 + the index; 0 means none */
+  uint32_t stage, micro_batch; /* pipelines only: 1 + the index; 0 means none */
   uint64_t bytes;              /* size of a copy */
   int64_t begin_ns, end_ns;    /* mpg_clock_ns */
 } mpg_event;

@@ -1,7 +1,8 @@
-/* The queue of a device's worker, with a single producer (the holder of the host lock) and a single
- * consumer (the worker, or the host if there is no worker). It is a chain of segments that hold
- * tasks of variable size back to back. `published` counts tasks; the worker reads nothing beyond
- * it. No lock is taken unless a thread sleeps.
+/* Single-producer, single-consumer queue of a device's worker. The producer is the holder of the
+ * host lock. The consumer is the worker, or the host before the worker has started and after it has
+ * ended. The queue is a chain of segments that hold tasks of variable size back to back.
+ * `published` counts tasks, and the worker reads nothing beyond it. No lock is taken unless a
+ * thread sleeps.
  *
  * Ownership: a backend embeds the queue in its state; tasks own the copies of payload and points
  * until they are popped.
@@ -42,7 +43,7 @@ typedef struct mpg_queue {
   _Atomic(mpg_queue_segment *) spare; /* a used segment, for reuse by the producer */
   _Atomic(void *) spare_apart;        /* the same for the memory of a large task */
   pthread_mutex_t mutex;              /* the backend may use it for its own waiters */
-  pthread_cond_t work_arrived;        /* used if there is no futex */
+  pthread_cond_t work_arrived;        /* for systems without futexes */
 
   /* Consumer state; belongs to the producer while there is no worker. */
   _Alignas(64) mpg_queue_segment *read_segment;

@@ -20,7 +20,7 @@
 #include "device/device.h"
 #include "device/rendezvous.h"
 
-typedef struct mpg_gpu mpg_gpu; /* the driver's state of one (logical) device */
+typedef struct mpg_gpu mpg_gpu; /* the driver's state of one logical device */
 
 /* State that a card writes for the host: the tick that its stream has passed, and device-side
  * assertions, which are errors that kernels detect in their inputs. It is host memory, written in
@@ -78,15 +78,15 @@ typedef struct mpg_gpu_communicators {
   mpg_status (*begin)(mpg_gpu_communicator *c);
   void *(*stream)(mpg_gpu_communicator *c);
   mpg_status (*copy)(mpg_gpu_communicator *c, void *to, const void *from, size_t size);
-  /* Sends part r of `from` to rank r, and receives part r of `to` from rank r. Skips this rank's
-   * own part. */
+  /* All-to-all: sends part r of `from` to rank r, and receives part r of `to` from rank r. Skips
+   * this rank's own part. */
   mpg_status (*exchange)(mpg_gpu_communicator *c, const char *from, char *to, size_t size);
-  /* Gives every rank the parts of all ranks. */
+  /* All-gathers: every rank gets the parts of all ranks. */
   mpg_status (*gather)(mpg_gpu_communicator *c, char *parts, size_t size);
-  /* Sums in an order that NCCL chooses. `dtype` is an mpg_dtype. */
+  /* All-reduces in an order that NCCL chooses. `dtype` is an mpg_dtype. */
   mpg_status (*sum)(mpg_gpu_communicator *c, const void *from, void *to, size_t count,
                     uint32_t dtype);
-  /* *done: later work may be issued on the stream. */
+  /* Sets *done if later work may be issued on the stream. */
   mpg_status (*issued)(mpg_gpu_communicator *c, bool *done);
   mpg_status (*finished)(mpg_gpu_communicator *c, bool *done);
 } mpg_gpu_communicators;
@@ -157,8 +157,8 @@ typedef struct mpg_gpu_driver {
    * error says why not. Host lock. */
   mpg_status (*collectives)(const int *indices, int count);
   const mpg_gpu_communicators *communicators;
-  /* Returns NVIDIA's library with that number, opened by the call; NULL if the number is out of
-   * range. If the library is not installed, its `reason` says how to get it. */
+  /* Returns a library of NVIDIA by number, opened by the call. NULL if the number is out of range.
+   * If the library is not installed, its `reason` tells how to install it. */
   const mpg_library *(*library)(int number);
   const char *(*describe)(mpg_gpu *gpu); /* "NVIDIA H100 80GB HBM3 (compute capability 9.0)" */
 } mpg_gpu_driver;
@@ -204,7 +204,7 @@ mpg_status mpg_gpu_communicator_join(mpg_device *device, const int32_t *indices,
  * functions, for one thread at a time. */
 mpg_gpu_communicator *mpg_gpu_communicator_of(const mpg_device *device, const int32_t *indices,
                                               const mpg_gpu_communicators **calls);
-/* Leaves an unused communicator, which may be joined again. Does nothing if there is none. */
+/* Leaves an unused communicator, which may be joined again. Does nothing if it does not exist. */
 void mpg_gpu_communicator_forget(mpg_device *device, const int32_t *indices);
 /* These functions require GPUs. */
 mpg_status mpg_gpu_card_name(mpg_device *device, char *name, size_t size);

@@ -56,8 +56,8 @@ mpg_tick mpg_issued_overflow_tick(mpg_issued *issued);
 void mpg_issued_collect(mpg_issued *issued, mpg_device *device);
 /* True if the outcome of a check before `tick` is unknown. The mutex is held. */
 bool mpg_issued_open_before(mpg_issued *issued, mpg_device *device, mpg_tick tick);
-/* Returns the first unfinished work; NULL if there is none or it is no longer in the log. The mutex
- * is held. */
+/* Returns the first work that ends after tick `done`; NULL if all work is finished or if the log no
+ * longer has it. The mutex is held. */
 const mpg_issued_work *mpg_issued_after(const mpg_issued *issued, mpg_tick done);
 
 #endif

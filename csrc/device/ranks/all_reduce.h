@@ -1,16 +1,16 @@
 /* All-reduce over ranks: sums of arrays in host memory. Each rank has one array and gets the sum.
  *
- * Each rank sums one part, in the order of the ranks, and sends the sums to all other ranks. This
- * is pipelined in pieces that fit into a core's cache: while one piece is summed, the next ones
- * arrive and the previous ones are sent. Only MPI copies data. Small arrays are sent to all ranks,
- * and each rank sums them. So all ranks get the bits of sequential addition, for any number of
- * ranks. The setting `any_order` leaves the sum to MPI.
+ * Each rank sums one part, in rank order, and sends the sums to all other ranks (reduce-scatter,
+ * then all-gather). This is pipelined in pieces that fit into a core's cache: while one piece is
+ * summed, the next ones arrive and the previous ones are sent. Only MPI copies data. Small arrays
+ * are sent to all ranks, and each rank sums them. So all ranks get the bits of sequential addition,
+ * for any number of ranks. The setting `any_order` leaves the sum to MPI.
  *
- * All ranks run the same sums in the same order, one at a time; numbers and sizes are compared.
- * Unlike transfers, they do not advance in the engine, but in the thread that runs them, which
+ * All ranks run the same sums in the same order, one at a time, and compare numbers and sizes.
+ * Unlike transfers, sums do not advance in the engine, but in the thread that runs them, which
  * waits.
  *
- * Ownership: memory belongs to the caller; rooms for pieces are reused. Threads: running work of
+ * Ownership: memory belongs to the caller; buffers for pieces are reused. Threads: running work of
  * one queue.
  */
 #ifndef MPG_DEVICE_RANKS_ALL_REDUCE_H
@@ -38,9 +38,9 @@ mpg_status mpg_all_reduce_run(const mpg_all_reduce *work);
 /* Notifies the other ranks of a failure instead of summing, with this thread's error text. */
 void mpg_all_reduce_fail(const mpg_all_reduce *work);
 
-/* Polls `look` until it reports that a joint operation of all ranks is done; for operations that do
- * not use this engine, such as NCCL. The thread is treated as working meanwhile. Fails if `look`
- * fails or if a rank is lost. */
+/* Polls `look` until it reports that a joint operation of all ranks is done, for operations that do
+ * not use this engine, such as NCCL's. Deadlock detection treats the thread as working meanwhile.
+ * Fails if `look` fails or if a rank is lost. */
 mpg_status mpg_all_reduce_until(mpg_status (*look)(void *state, bool *done), void *state);
 
 /* Returns memory for packed arrays, reused by the next call; NULL if out of memory. */

@@ -30,18 +30,18 @@ struct mpg_message {
   size_t buffer_size, buffer_room; /* bytes in use, and bytes allocated */
   char *data;                      /* large data; owned by a send */
   char *target;                    /* target of a receive */
-  bool body;                       /* a receive has its header */
+  bool body;                       /* a receive that has its header and waits for the data */
   int num_requests, num_tested;    /* requests before num_tested are complete */
   mpg_mpi_handle *requests;        /* points to `few`, or owned */
   mpg_mpi_handle few[2];
-  char text[MPG_NOTICE]; /* why it failed */
+  char text[MPG_NOTICE]; /* the error if it failed */
 };
 
 /* The wait state of a rank, for deadlock detection (deadlock.h). */
 typedef struct mpg_rank_state {
   int64_t since_ns;          /* start of the wait, by this process's clock; 0 means not waiting */
   uint64_t waits_for;        /* set of ranks */
-  uint64_t serial;           /* progress counter; unchanged while nothing moves */
+  uint64_t serial;           /* progress counter; unchanged while the rank makes no progress */
   char text[MPG_NOTICE / 2]; /* the event it waits for; if it does not wait, its latest block */
 } mpg_rank_state;
 
@@ -54,8 +54,8 @@ typedef struct mpg_rank_end {
 } mpg_rank_end;
 
 typedef struct mpg_peer {
-  char lost[MPG_NOTICE]; /* why it is lost; empty: not lost */
-  /* How its script failed; empty: no failure. Messages sent earlier may still arrive. */
+  char lost[MPG_NOTICE]; /* the reason if it is lost, else empty */
+  /* The error text if its script has failed, else empty. Messages sent earlier may still arrive. */
   char failed[MPG_NOTICE];
   int64_t heard_ns;        /* time of the last message from it */
   bool awaited;            /* a sum over ranks waits for it */
@@ -111,7 +111,7 @@ typedef struct mpg_engine {
   int64_t waits_changed_ns; /* time when that checksum last changed */
   /* How long a rank may be silent, and the time of the last report to the other ranks. */
   int64_t limit_ns, told_ns;
-  /* gave_up: messages were given up since mpg_messages_advance started to poll. */
+  /* gave_up: messages were abandoned since mpg_messages_advance started to poll. */
   bool ended, gave_up;
   uint32_t scope; /* the block whose work sent last; 0 means none */
 } mpg_engine;

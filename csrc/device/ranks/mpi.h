@@ -1,5 +1,5 @@
-/* The MPI library that the host has opened: its few required functions, found at run time. Building
- * needs no MPI.
+/* The required functions of the MPI library that the host has opened, resolved at run time. The
+ * build does not need MPI.
  *
  * Implementations define a handle as an int or a pointer. Both are passed in a pointer-sized
  * register, of which a callee that takes an int reads the lower half. So handles are pointer-sized
@@ -25,7 +25,7 @@ typedef struct mpg_mpi {
                     mpg_mpi_handle operation, mpg_mpi_handle communicator, mpg_mpi_handle *request);
   int (*error_string)(int code, char *text, int *length);
   mpg_mpi_handle communicator, byte, sum;
-  mpg_mpi_handle types[16]; /* by dtype number; 0 means that MPI has no such type */
+  mpg_mpi_handle types[16]; /* by dtype number; 0 if MPI does not sum that dtype */
   void *in_place;           /* MPI_IN_PLACE */
   /* handle_size: bytes of a request in an array, an int or a pointer. */
   int largest_tag, handle_size;
