@@ -1,7 +1,7 @@
-/* The cache of one compiled function: signature -> compiled call. A signature consists of the
- * inputs' shapes, dtypes and devices, the train mode, whether autograd is recording, and which
- * inputs need gradients. Beyond MPG_CACHE_LIMIT entries, the least recently used one is evicted.
- * Ownership: the cache owns its entries. Threads: host lock. */
+/* LRU cache of one compiled function, from signatures to compiled calls. A signature consists of
+ * the inputs' shapes, dtypes and devices, the train and recording modes, and the set of inputs that
+ * need gradients. The cache has at most MPG_CACHE_LIMIT entries. Ownership: the cache owns its
+ * entries. Threads: host lock. */
 #ifndef MPG_COMPILE_CALL_CACHE_H
 #define MPG_COMPILE_CALL_CACHE_H
 
@@ -19,7 +19,7 @@ typedef struct mpg_cache_entry {
   mpg_signature_input *inputs; /* owned */
   uint32_t num_inputs, num_bound;
   bool train, recording;
-  uint64_t binding; /* a binding whose arrays are known to fit */
+  uint64_t binding; /* number of a binding whose arrays match the signature */
   uint64_t last_used;
   mpg_compiled *compiled; /* owned reference */
   uint64_t precision;     /* mpg_precision_changes at compilation */

@@ -20,8 +20,8 @@ typedef struct mpg_call_state {
   uint32_t parameters_begin, parameters_end;
 } mpg_call_state;
 
-/* Iterates over the forward external arrays, skipping the parameter set. Starts at 0 and continues
- * until mpg_compiled_forward_externals. */
+/* Returns the first external array from `external` on that is not in the parameter set, to iterate
+ * over the forward external arrays from 0 to mpg_compiled_forward_externals. */
 static inline uint32_t mpg_call_external(const mpg_call_state *state, uint32_t external) {
   return external == state->parameters_begin ? state->parameters_end : external;
 }
@@ -32,7 +32,7 @@ void mpg_call_save(mpg_call_state *state, uint32_t external, const mpg_tensor *t
  * name for errors: "a hybridized block". */
 mpg_status mpg_call_get_saved(const mpg_call_state *state, const char *block,
                               mpg_tensor *externals);
-/* True if saved contents have moved since, because their array was written. */
+/* True if saved contents are now at another address, because their array was written. */
 bool mpg_call_saved_moved(const mpg_call_state *state, const mpg_tensor *externals);
 void mpg_call_release_saved(mpg_call_state *state);
 /* Finds the contents of an external array that were saved as this version of its storage. Borrowed.

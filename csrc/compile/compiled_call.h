@@ -11,19 +11,19 @@
  * calls may overlap, and two forwards before a backward have two frames.
  *
  * External arrays of the programs are numbered in this order: inputs (the user's, then constants),
- * results (memory of outputs), gradients of outputs, gradients of inputs, and the earlier sums that
- * these are added to.
+ * results (memory of outputs), gradients of outputs, gradients of inputs, and the earlier sums to
+ * which the gradients of inputs are added.
  *
  * On the tape, a call's inputs are the unbound inputs, the constants, and then the bound inputs,
  * which are mostly one parameter set (autograd/parameter_set.h).
  *
  * The last of the user's inputs may be *bound*: the same arrays from call to call (a block's
- * parameters). A binding has a number. If a call has the number that the compiled call knows, these
- * arrays aren't checked before the work is queued. If no gradient is recorded, values computed from
- * bound inputs and constants alone (packed or folded weights) are kept with the binding. An
- * invariants program computes them at the first call, and recomputes them after a write to one of
- * these arrays (invariants.c). They follow the inputs among the external arrays. At most a few
- * signatures of a function keep these values at a time.
+ * parameters). A binding has a number. If a call has the number of the compiled call's current
+ * binding, these arrays aren't checked before the work is queued. If no gradient is recorded,
+ * values computed from bound inputs and constants alone (packed or folded weights) are kept with
+ * the binding. An invariants program computes them at the first call, and recomputes them after a
+ * write to one of these arrays (invariants.c). The kept values follow the inputs among the external
+ * arrays. At most a few signatures of a function keep values at a time.
  *
  * Ownership: a compiled call is reference-counted; tapes of recorded calls hold references.
  * Threads: host lock.
@@ -59,13 +59,13 @@ static inline mpg_array *mpg_inputs_at(const mpg_inputs *inputs, uint32_t i) {
 }
 
 /* The tensors of bound inputs and constants, then the kept values. All are owned, because other
- * threads may replace the arrays' memory while a call waits. Reference-counted: a call in progress
- * keeps its binding. */
+ * threads may replace the arrays' memory while a call waits. Reference-counted, because a call in
+ * progress keeps its binding. */
 typedef struct mpg_binding {
   int32_t references;
   uint64_t number;
-  /* Its number among the compiled call's bindings, by which frames cache addresses; 0 if `number`
-   * is 0. */
+  /* Serial number among the compiled call's bindings, under which frames cache addresses; 0 if
+   * `number` is 0. */
   uint64_t launched;
   bool made;          /* the invariants program has run, for the contents of `versions` */
   uint64_t watched;   /* mpg_storage_watched_writes at the last comparison */
@@ -75,26 +75,27 @@ typedef struct mpg_binding {
 } mpg_binding;
 
 typedef struct mpg_compiled_output {
-  uint32_t external; /* a passed-through input, or a result */
-  uint32_t same;     /* first output that is the same value; they share a position on the tape */
-  /* The input that is passed through, whose tape position it keeps; MPG_NO_BASE if none. */
+  uint32_t external; /* external array of a passed-through input, or of a result */
+  uint32_t same;     /* first output with the same value; they share a position on the tape */
+  /* The input that is passed through and whose tape position the output keeps; MPG_NO_BASE if
+   * none. */
   uint32_t input;
   mpg_desc desc;
 } mpg_compiled_output;
 
 typedef struct mpg_compiled_backward {
   struct mpg_compiled_backward *next;
-  bool *arrives;   /* per output: it has a gradient */
+  bool *arrives;   /* per output: true if it has a gradient */
   uint8_t *places; /* per input: mpg_gradient_place */
-  bool *summed;    /* per input: a sum arrives, and its gradient is added to it */
+  bool *summed;    /* per input: true if its gradient is added to an earlier sum */
   bool retain, train;
-  bool *gives; /* per input: its gradient array is written; else it is zero */
-  /* Per input: a recorded path leads to it from an output that has a gradient, or a sum arrives.
-   * The remaining inputs keep their gradient, as variables outside of the recorded computation
-   * do. */
+  bool *gives; /* per input: true if its gradient array is written, false if it is zero */
+  /* Per input: true if a recorded path leads to it from an output that has a gradient, or if it has
+   * an earlier sum. The remaining inputs keep their gradient, like variables outside of the
+   * recorded computation. */
   bool *reached;
   bool reaches_bound;     /* all bound inputs are reached */
-  uint64_t parameter_set; /* number of the parameter set that this is known to fit */
+  uint64_t parameter_set; /* number of the parameter set that was last checked to fit */
   mpg_program_set *programs;
   mpg_plan plan;
   void *space; /* bookkeeping memory for the next call; owned */
@@ -118,7 +119,7 @@ typedef struct mpg_compiled {
   mpg_value *traced;
   mpg_array *constants;                          /* owned */
   uint32_t num_given, num_constants, num_inputs; /* inputs: given, then constants */
-  uint32_t num_bound; /* number of bound inputs: the last of the given ones */
+  uint32_t num_bound; /* number of bound inputs, which are the last of the given ones */
   mpg_value *inputs;  /* values of the inputs */
   mpg_compiled_output *outputs;
   uint32_t num_outputs;
@@ -127,16 +128,16 @@ typedef struct mpg_compiled {
   uint32_t *external; /* per value of the graph: external array, or MPG_NO_BASE */
   bool recording, exact, unfused;
   bool starts;     /* a node starts a gradient (mpg_node_starts) */
-  uint64_t agreed; /* number of the graph, equal in all processes; 0 if it spans no ranks */
+  uint64_t agreed; /* number of the graph, equal on all ranks; 0 if it does not span ranks */
   mpg_compile_stages stages;
   /* Per random call: the position of a micro-batch's rows in its output, once checked
    * (pipeline_run.h); NULL if unknown. */
   mpg_drawn *drawn;
-  /* Per given input: other micro-batches wait for its gradient; NULL if none do. */
+  /* Per given input: true if other micro-batches wait for its gradient; NULL if none do. */
   bool *carried;
-  bool *wanted; /* per input: needs a gradient */
-  bool *saved;  /* per value: lives until backward; NULL for prediction */
-  /* Per external array of the forward: holds a saved value; NULL for prediction. */
+  bool *wanted; /* per input: true if it needs a gradient */
+  bool *saved;  /* per value: true if it lives until backward; NULL for prediction */
+  /* Per external array of the forward: true if it holds a saved value; NULL for prediction. */
   bool *saved_external;
   mpg_plan plan;
   mpg_program_set *programs;
@@ -152,7 +153,7 @@ typedef struct mpg_compiled {
   mpg_compiled_backward *backwards;
   uint64_t saved_in;    /* number of the parameter set that last received saved_external */
   mpg_binding *binding; /* of the latest call; owned reference */
-  const void *family;   /* identifies the signature cache of its function; only compared */
+  const void *family;   /* address of its function's signature cache; only compared */
   /* Links of the list of compiled calls that keep values. keeper_link is NULL outside the list. */
   struct mpg_compiled *next_keeper, **keeper_link;
   uint64_t bindings;               /* number of bindings created so far */
@@ -165,7 +166,7 @@ typedef struct mpg_compiled {
 
 /* Limit of planned bytes per device, forward and backward together (recompute_budget.c). */
 typedef struct mpg_memory_limit {
-  mpg_device_id device; /* type 0: all devices without their own limit */
+  mpg_device_id device; /* type 0 means all devices without their own limit */
   size_t bytes;
 } mpg_memory_limit;
 typedef struct mpg_memory_budget {
@@ -177,12 +178,12 @@ typedef struct mpg_compile_options {
   bool recording;
   bool exact;         /* disables rewrites that change bits */
   bool unfused;       /* disables fusion, for comparison */
-  const bool *wanted; /* per given input: it is on the tape */
+  const bool *wanted; /* per given input: true if it is on the tape */
   /* For pipeline runs (pipeline_run.h); mpg_compiled_call does not accept calls with stages. */
   mpg_compile_stages stages;
   const bool *carried; /* per given input; NULL if none */
-  uint32_t num_bound;  /* number of bound inputs: the last of the given ones */
-  /* If recording: values are recomputed to stay within this budget; NULL means unlimited. */
+  uint32_t num_bound;  /* number of bound inputs, which are the last of the given ones */
+  /* If recording, values are recomputed to stay within this budget. NULL means unlimited. */
   const mpg_memory_budget *budget;
 } mpg_compile_options;
 
@@ -192,7 +193,7 @@ mpg_status mpg_compile(mpg_trace *trace, const mpg_array *inputs, uint32_t num_i
                        mpg_array *const *outputs, uint32_t num_outputs,
                        const mpg_compile_options *options, mpg_compiled **compiled); /* new */
 void mpg_compiled_release(mpg_compiled *compiled);
-/* The former memory and tape node of a captured array, only for comparison, and the array that
+/* The previous memory and tape node of a captured array, only for comparison, and the array that
  * replaces it. */
 typedef struct mpg_captured {
   const void *storage;
@@ -218,8 +219,8 @@ void mpg_compiled_unbind(mpg_compiled *compiled); /* releases the binding */
 void mpg_compiled_release_kept(void);
 void mpg_compiled_free_spare(mpg_compiled *compiled);
 
-/* Calls it. `inputs` match those of the trace (same shapes, dtypes, devices); `outputs` are empty
- * structs. */
+/* Calls the function. `inputs` match those of the trace in shape, dtype and device. `outputs` are
+ * empty structs. */
 mpg_status mpg_compiled_call(mpg_compiled *compiled, const mpg_inputs *inputs, mpg_array *outputs);
 
 /* Returns the backward programs for a backward signature, compiling them on first use (compile.c).
@@ -253,7 +254,7 @@ void mpg_binding_release(mpg_binding *binding); /* NULL is allowed */
  * inputs, which it does not read. */
 mpg_status mpg_compiled_refresh(mpg_compiled *compiled, mpg_binding *binding,
                                 const mpg_tensor *given);
-/* Returns input i of a call: given, or a constant. */
+/* Returns input i of a call, which is given or a constant. */
 static inline mpg_array *mpg_compiled_input(const mpg_compiled *c, const mpg_inputs *inputs,
                                             uint32_t i) {
   return i < c->num_given ? mpg_inputs_at(inputs, i) : &c->constants[i - c->num_given];

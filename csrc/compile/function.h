@@ -28,8 +28,8 @@ typedef struct mpg_function {
 mpg_status mpg_function_cut(const mpg_trace *trace, size_t begin, const mpg_value *results,
                             size_t num_results, mpg_function **function);
 void mpg_function_free(mpg_function *function);
-/* Emits its nodes into a trace. `inputs` are num_inputs arrays, traced or constants; `outputs` are
- * num_outputs empty structs. */
+/* Emits the function's nodes into a trace. `inputs` are num_inputs traced or constant arrays, and
+ * `outputs` are num_outputs empty structs. */
 mpg_status mpg_function_call(const mpg_function *function, mpg_trace *trace,
                              mpg_array *const *inputs, mpg_array *outputs);
 

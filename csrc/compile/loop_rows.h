@@ -1,6 +1,6 @@
-/* Slicing of a loop's data along the first axis, and stacking of its output rows, by ops that have
- * a limited number of outputs or inputs. For loops in the core and in Python, run and traced.
- * Threads: host lock.
+/* Slicing of a loop's data along the first axis, and stacking of its output rows, with ops that
+ * have a limited number of outputs or inputs. Used by loops in the core and in Python, eager and
+ * traced. Threads: host lock.
  */
 #ifndef MPG_COMPILE_LOOP_ROWS_H
 #define MPG_COMPILE_LOOP_ROWS_H
@@ -17,9 +17,9 @@ typedef struct mpg_loop_joined { /* scratch memory: rows joined so far; free wit
   size_t capacity;
 } mpg_loop_joined;
 
-/* Slices along the first axis; slices of a vector have shape (1,). If gradients may be needed, the
- * slices are results of one op, so that their gradient is also one op. `slices` are `count`
- * structs; on failure the caller clears the ones that were filled. */
+/* Slices an array along the first axis. Slices of a vector have shape (1,). If gradients may be
+ * needed, the slices are results of one op, so that their gradient is also one op. `slices` are
+ * `count` structs; on failure the caller clears the ones that were filled. */
 mpg_status mpg_loop_slices(mpg_array *whole, int64_t count, mpg_array *slices);
 
 /* Stacks rows, `stride` structs apart, along a new first axis, and pads with zeros up to `limit`.

@@ -2,7 +2,7 @@
  * sequences of these calls, nested to any depth, run in one call of the core. On the tape, every
  * compiled call is a separate node.
  *
- * All of them have the same interface (`mpg_callee`): arrays in, arrays out.
+ * All of them have the same interface (`mpg_callee`), from input arrays to output arrays.
  *   - A sequence has slots: its inputs, then the results of its calls in order. Values that no
  *     later call reads are released at once.
  *   - A branch receives its condition, the inputs of its first function, then those of the second,
@@ -61,12 +61,13 @@ typedef struct mpg_branch {
 
 typedef struct mpg_loop {
   char *name; /* for errors; owned */
-  /* `condition` returns whether there is another step. If its function is NULL, there are `limit`
-   * steps. */
+  /* `condition` returns nonzero if another step runs. If its function is NULL, `limit` steps run.
+   */
   mpg_callee step, condition;
   uint32_t num_data, num_states, num_step_captures, num_condition_captures, num_outputs;
-  int64_t limit; /* of steps; outputs have `limit` rows, padded with zeros after the last step */
-  mpg_loop_output *outputs;     /* with a condition: per output; owned */
+  /* Largest number of steps. Outputs have `limit` rows, padded with zeros after the last step. */
+  int64_t limit;
+  mpg_loop_output *outputs;     /* per output if there is a condition; owned */
   uint32_t turns;               /* number of steps so far, over all calls */
   struct mpg_loop_space *space; /* scratch memory for the next call; owned */
 } mpg_loop;
@@ -75,7 +76,7 @@ typedef enum mpg_routine_kind { MPG_SEQUENCE, MPG_BRANCH, MPG_LOOP } mpg_routine
 
 typedef struct mpg_routine {
   mpg_routine_kind kind;
-  uint32_t num_inputs, num_outputs; /* of a call; the binding checks them */
+  uint32_t num_inputs, num_outputs; /* per call; the binding checks them */
   union {
     mpg_sequence sequence;
     mpg_branch branch;
@@ -91,7 +92,7 @@ mpg_status mpg_routine_call(void *routine, mpg_array *const *inputs, uint32_t nu
 /* Accepts a zeroed or partly filled routine. */
 void mpg_routine_clear(mpg_routine *routine);
 
-/* Sets *truth to whether an array of one number is not zero. May block. */
+/* Sets *truth to true if the only element of an array is nonzero. May block. */
 mpg_status mpg_routine_truth(const mpg_array *array, const char *what, bool *truth);
 mpg_status mpg_loop_call(mpg_loop *loop, mpg_array *const *inputs, mpg_array *outputs); /* loop.c */
 void mpg_loop_clear(mpg_loop *loop);

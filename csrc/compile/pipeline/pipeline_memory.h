@@ -22,12 +22,12 @@ typedef struct mpg_spare_lanes {
 } mpg_spare_lanes;
 
 mpg_status mpg_spare_lanes_add(mpg_spare_lanes *spares, const mpg_lane *lane);
-/* Takes the oldest spare lane of that device and size. Returns false if there is none, or if only
- * the latest is left, which may still be read: a push into it would wait for the reader. */
+/* Takes the oldest spare lane of that device and size. Returns false if no such lane exists, or if
+ * only the latest one is left, because a push into it might wait for its reader. */
 bool mpg_spare_lanes_take(mpg_spare_lanes *spares, const mpg_device *device, size_t size,
                           mpg_lane *lane);
 
-/* For each block of a micro-batch, the number of segments that have yet to use it. */
+/* For each block of a micro-batch, the number of segments that will still use it. */
 typedef struct mpg_block_uses {
   uint32_t *counts; /* owned */
   uint32_t num_blocks;

@@ -2,13 +2,14 @@
  * a sequence), with many of these calls in flight at once.
  *
  * Each micro-batch is a compiled call with stages (mpg_compile_options.stages). The driver of a run
- * decides the order in which the segments of all micro-batches are queued: this order is the
+ * decides the order in which the segments of all micro-batches are queued. This order is the
  * pipeline's schedule. An input is shared by all micro-batches (a parameter), split along its first
- * axis, or carried: micro-batch k gets an output of micro-batch k - 1. An output is split (each
- * micro-batch writes its rows of one array) or carried (that of the last micro-batch is the
- * result). The gradient of a shared input is the sum over the micro-batches, added in the order of
- * the backward pass: from the first to the last, or from the last to the first if an input is
- * carried. Therefore results are bitwise independent of the schedule and of the placement.
+ * axis, or carried, so that micro-batch k gets an output of micro-batch k - 1. An output is split
+ * (each micro-batch writes its rows of one array) or carried (the result is the output of the last
+ * micro-batch). The gradient of a shared input is the sum over the micro-batches, added in the
+ * order of the backward pass. This order is from the first to the last micro-batch, or reversed if
+ * an input is carried. Therefore results are bitwise independent of the schedule and of the
+ * placement.
  *
  * A block of memory is taken when the first segment that uses it is queued, and released after the
  * last one. A lane (an array that one device pushes to another) stays with the run until the run is
@@ -29,7 +30,7 @@
 #include "op/batching/batching.h"
 
 typedef struct mpg_micro_batch {
-  /* Its blocks are those of both phases. `saved` is owned in a recorded run, else NULL. */
+  /* Contains the blocks of both phases. `saved` is owned in a recorded run, else NULL. */
   mpg_call_state state;
   mpg_rows rows;
   mpg_tensor *externals; /* owned references */
@@ -49,13 +50,13 @@ typedef struct mpg_pipeline_run {
   mpg_tensor *outputs;    /* owned references; whole arrays */
   mpg_spare_lanes spares; /* lanes that no queued micro-batch needs; owned references */
   mpg_random_key random;
-  bool *missed;   /* per input: mpg_pipeline_run_train found that no result depends on it; owned */
+  bool *missed;   /* per input: true if mpg_pipeline_run_train found no dependent result; owned */
   bool trains;    /* mpg_pipeline_run_train has prepared a backward that is not yet queued */
   bool downwards; /* backward runs from the last micro-batch to the first */
   bool recording; /* memory is kept for a later backward */
   bool retain;
   bool finished;
-  const struct mpg_pipeline_run_schedule *schedule; /* of a recorded run */
+  const struct mpg_pipeline_run_schedule *schedule; /* recorded runs only */
   void *driver;                                     /* state of the schedule; owned */
   uint32_t scope, origin;
 } mpg_pipeline_run;
@@ -91,9 +92,9 @@ void mpg_pipeline_run_release(mpg_pipeline_run *run);
 void mpg_pipeline_run_unwatch(mpg_pipeline_run *run); /* removes a watcher */
 
 /* Prepares the backward of all micro-batches, so that items of the backward phase can be queued.
- * heads[i] is the gradient of output i; NULL if none arrives. targets[i] is the destination of the
- * gradient of input i; its tensor has no storage if there is none. needed[i] is true if the
- * gradient is wanted. results[i] (empty structs) receives a gradient without a target. */
+ * heads[i] is the gradient of output i, or NULL if the output has no gradient. targets[i] is the
+ * destination of the gradient of input i, whose tensor may have no storage. needed[i] is true if
+ * the gradient is needed. results[i] (empty structs) receives a gradient without a target. */
 mpg_status mpg_pipeline_run_differentiate(mpg_pipeline_run *run, mpg_array *const *heads,
                                           const bool *needed, mpg_target *targets,
                                           mpg_array *results, bool retain, bool train);
@@ -147,8 +148,8 @@ mpg_status mpg_micro_batch_slice(const mpg_tensor *whole, const mpg_desc *desc, 
 mpg_status mpg_micro_batch_begin(const mpg_pipeline_run *run, mpg_micro_batch *micro_batch,
                                  mpg_phase phase);
 /* partial_gradients.c. Marks gradients that are sums over some micro-batches only, because queueing
- * failed in the middle. Reading them fails with this thread's current error text, until they are
- * written again. Host lock. */
+ * failed halfway. Reading them fails with this thread's current error text until the next write.
+ * Host lock. */
 void mpg_fail_partial_gradients(const mpg_pipeline_run *run, const mpg_micro_batch_item *items,
                                 size_t count, mpg_status status);
 
