@@ -1,8 +1,8 @@
 /* Recomputation (activation checkpointing): recomputes forward values in the backward phase instead
  * of keeping them.
  *
- * Forward nodes have the number of a recompute region. Only two kinds of values of a region are
- * kept: values from outside the region, and values that backward nodes of other regions read. All
+ * Forward nodes have the number of a recompute region. Only two kinds of values are kept for a
+ * region: values from outside the region, and values that backward nodes of other regions read. All
  * remaining values that the region's gradient reads are recomputed by copies of the forward nodes
  * in the backward phase, directly before their first use. A node of MPG_RECOMPUTE_ANYWHERE is
  * recomputed for any reader. Results are bit-identical, because a copy has the same inputs,

@@ -1,4 +1,4 @@
-/* Facts about a graph and about an order of its nodes, shared by several passes.
+/* Use and lifetime analysis of a graph and an order of its nodes, shared by several passes.
  *
  * An analysis is a snapshot; a pass that changes the graph or the order computes a new one. A view
  * shares the memory of another value, its root. A node with MPG_OP_SHAPE_ONLY uses its inputs but

@@ -34,14 +34,14 @@ typedef struct mpg_node {
   uint32_t scope;            /* block path */
   uint32_t origin;           /* source line of the host */
   uint32_t recompute_region; /* nodes that are recomputed together (recompute.h); 0 means none */
-  /* In graphs from the tape: the forward op that the node is, or whose gradients it computes
-   * (graph_gradient.c). */
+  /* In graphs from the tape: sequence number of the forward op, or of the forward op whose
+   * gradients the node computes (graph_gradient.c). */
   uint64_t family;
   uint32_t duplicate_of; /* 1 + the node that computes the same values (simplify.c); 0 if none */
   uint32_t random;       /* index of the random call in program order; MPG_NO_RANDOM */
   uint8_t phase;         /* mpg_phase */
   bool train;
-  /* For a view: users get a new array, as from other ops, so an output of the graph shares no
+  /* Views only: users get a new array, as from other ops, so an output of the graph shares no
    * memory with its input. */
   bool separate;
   bool recomputes; /* a copy of a forward node in the backward phase (recompute.h) */
@@ -64,11 +64,11 @@ typedef struct mpg_graph {
   /* Storage of `values`. Older blocks stay until the graph is cleared, because gradient formulas
    * hold pointers to descs while they emit. */
   struct mpg_value_block *value_block;
-  mpg_value *outputs; /* of the graph */
+  mpg_value *outputs; /* outputs of the graph */
   size_t num_outputs, outputs_capacity;
-  mpg_desc *descs; /* workspace of emission */
+  mpg_desc *descs; /* work space for mpg_graph_emit */
   size_t descs_capacity;
-  mpg_arena arena; /* params */
+  mpg_arena arena; /* holds params */
   uint32_t num_random;
   /* Fields of newly emitted nodes. */
   uint32_t scope, origin, recompute_region;
@@ -131,7 +131,7 @@ static inline size_t mpg_desc_bytes(const mpg_desc *desc) {
 }
 /* True if the node writes one of its inputs. */
 bool mpg_node_mutates(const mpg_node *node);
-/* True if output 0 may share the memory of input 0 because the bytes are equal: VIEW ops. */
+/* True for VIEW ops, whose output 0 may share the memory of input 0 because the bytes are equal. */
 static inline bool mpg_node_is_view(const mpg_node *node) {
   return mpg_node_flag(node, MPG_OP_VIEW) && node->num_outputs == 1;
 }
@@ -180,11 +180,11 @@ typedef struct mpg_differentiation {
 } mpg_differentiation;
 mpg_status mpg_graph_gradient(mpg_graph *graph, const mpg_differentiation *request);
 
-/* simplify.c: removes nodes by rewiring their users and the graph's outputs: nodes that change
- * nothing (algebraic_simplification.c), and nodes that compute the same as an earlier node of their
- * phase and recompute region (common_subexpressions.c). Results stay bit-identical; effects, random
- * draws, and the order of reads and writes are kept. Outputs that were separate arrays share no
- * memory with each other or with the user's inputs. */
+/* simplify.c: removes identity nodes (algebraic_simplification.c), and nodes that compute the same
+ * as an earlier node of their phase and recompute region (common_subexpressions.c). Rewires their
+ * users and the graph's outputs. Results stay bit-identical, and effects, random draws, and the
+ * order of reads and writes are kept. Outputs that were separate arrays share no memory with each
+ * other or with the user's inputs. */
 mpg_status mpg_graph_simplify(mpg_graph *graph);
 
 /* invariant_hoisting.c: moves nodes that depend only on `fixed` inputs (parameters) and constants
@@ -205,15 +205,15 @@ typedef struct mpg_segment { /* consecutive nodes of one device that are queued 
 typedef struct mpg_order {
   uint32_t *nodes; /* owned */
   size_t count;
-  uint32_t *segment_of;  /* owned; segment per position; NULL means one segment per device */
+  uint32_t *segment_of;  /* segment per position, owned; NULL means one segment per device */
   mpg_segment *segments; /* owned */
   uint32_t num_segments;
-  struct mpg_fusion *fusion; /* owned; neighbors that run as one kernel (fuse.h); NULL means none */
+  struct mpg_fusion *fusion; /* groups that run as one kernel (fuse.h), owned; NULL means none */
 } mpg_order;
 mpg_status mpg_graph_order(const mpg_graph *graph, mpg_phase phase, const mpg_value *roots,
                            size_t num_roots, mpg_order *order);
-/* Moves nodes numbered from `first` on (sums of gradients) directly after the last of their inputs,
- * when the inputs are still cached, and their memory becomes free for the next gradient. */
+/* Moves nodes numbered from `first` on (sums of gradients) directly after the last of their inputs.
+ * There the inputs are still in the cache, and their memory becomes free for the next gradient. */
 mpg_status mpg_order_follow(const mpg_graph *graph, uint32_t first, mpg_order *order);
 void mpg_order_free(mpg_order *order);
 /* Returns the device whose program contains a node. A copy to another device runs on the source
@@ -232,7 +232,7 @@ static inline mpg_device_id mpg_node_runs_on(const mpg_graph *graph, const mpg_n
 mpg_status mpg_graph_stages(const mpg_graph *graph, mpg_order *order, const mpg_value *urgent,
                             size_t num_urgent, bool defer);
 
-/* True if a value is on a device of a named rank; then all ranks trace and compile the graph. */
+/* True if a value is on a device that names a rank. All ranks then trace and compile the graph. */
 bool mpg_graph_spans_ranks(const mpg_graph *graph);
 /* dump.c: stable text for tests, one line per node. mpg_graph_verify returns MPG_ERROR with the
  * first broken rule; debug builds verify between passes. */

@@ -2,10 +2,10 @@
  * instructions is issued once into a capture. From then on the capture is replayed at the cost of
  * one call.
  *
- * A *captured segment* is a run of instructions of one segment that the device's stream always gets
- * together. It ends before waits, after signals that another program of the set waits for, and
- * around work that needs the host (copies to devices of other backends, kernels that turn out to
- * block). Its remaining signals are given at its end.
+ * A *captured segment* is a run of instructions of one segment that are always issued together. It
+ * ends before waits, after signals that another program of the set waits for, and around work that
+ * needs the host (copies to devices of other backends, kernels that block). Its remaining signals
+ * are signaled at its end.
  *
  * A random op uses a new key in each call. During capture it gets the device address of its key,
  * and before each replay the keys are written there, in the order of the device's work. A device

@@ -20,9 +20,9 @@ mpg_status mpg_fused_make(const mpg_graph *graph, const mpg_order *order, const 
                           const mpg_fusion_group *group, const mpg_device *device, mpg_arena *arena,
                           mpg_fused_call *call);
 
-/* Prints the domain, where tiles are whole after "|", then a line for each member. Values with
- * memory are in0, out0 and so on; local values are named by their shared slot. Stable text for
- * tests. */
+/* Prints the domain, with "|" before the dims that tiles do not cut, then a line for each member.
+ * Values with memory are named in0, in1, ... and out0, out1, ...; local values are named by their
+ * shared slot. Stable text for tests. */
 void mpg_fused_dump(const mpg_fused *fused, mpg_text *text);
 
 #endif

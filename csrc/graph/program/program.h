@@ -39,7 +39,7 @@ typedef struct mpg_instruction {
   bool train, backward;
   bool recomputes;  /* recomputes a node of the forward phase */
   uint32_t peer;    /* slot of the other device: target of a copy, source of a wait */
-  uint32_t segment; /* of a wait: the segment that signals */
+  uint32_t segment; /* waits only: the segment that signals */
   uint32_t tick;    /* number of the signal in its segment */
   const mpg_op *op; /* RUN, COPY; NULL means a fused group */
   mpg_fused *fused; /* RUN of a group */
@@ -50,7 +50,7 @@ typedef struct mpg_instruction {
   uint32_t random; /* call number within the graph; MPG_NO_RANDOM */
   uint32_t scope, origin;
   size_t bytes;      /* size of a copy */
-  uint32_t transfer; /* of a copy between ranks: its first transfer number in a call */
+  uint32_t transfer; /* copies between ranks only: first transfer number within a call */
 } mpg_instruction;
 
 static inline const char *mpg_instruction_name(const mpg_instruction *instruction) {
@@ -59,7 +59,7 @@ static inline const char *mpg_instruction_name(const mpg_instruction *instructio
                             : "wait";
 }
 
-typedef struct mpg_access { /* how a segment uses one base */
+typedef struct mpg_access { /* use of one base by a segment */
   uint32_t base;
   uint32_t index; /* index in its part, or of the block */
   uint8_t part;   /* part of the external arrays; MPG_MAX_PARTS for a block */
@@ -129,9 +129,9 @@ typedef struct mpg_program_set {
   uint32_t num_drawn;
   bool small; /* a single program that runs faster inline than handed over */
   mpg_parts parts;
-  mpg_call_frame *frames;             /* for reuse by further calls; host lock */
-  _Atomic(mpg_call_frame *) returned; /* the same, returned by the last user of each */
-  mpg_arena arena;                    /* params */
+  mpg_call_frame *frames;             /* list of frames for reuse; host lock */
+  _Atomic(mpg_call_frame *) returned; /* list of frames that any thread has returned for reuse */
+  mpg_arena arena;                    /* holds params */
 } mpg_program_set;
 
 /* lower.c: lowers an order to programs. The caller owns the set. */
@@ -155,13 +155,13 @@ typedef struct mpg_launching {
   /* Identifies the fixed arrays: equal numbers mean equal arrays. 0 means that all arrays must be
    * checked. */
   uint64_t binding;
-  /* Optional: the caller's last check. No other thread runs from then until the work is queued.
-   * Fails if the arrays have changed since the call was prepared. Sets *unread if no other device
-   * is reading a fixed array that is written. */
+  /* Optional. The caller's last check; no other thread runs between it and the queueing of the
+   * work. Fails if the arrays have changed since the call was prepared. Sets *unread if no other
+   * device is reading a fixed array that the call writes. */
   mpg_status (*look)(const void *looking, bool *unread);
   const void *looking;
-  /* One storage per block. Those from first_block on are filled in with new storages, which the
-   * caller releases, possibly at once. */
+  /* One storage per block. The launch fills the entries from first_block on with new storages,
+   * which the caller releases, possibly at once. */
   mpg_storage **blocks;
   mpg_random_key random;
   uint32_t scope, origin;
@@ -198,15 +198,15 @@ mpg_status mpg_staged_call_submit(mpg_staged_call *staged_call, uint32_t segment
 /* Also valid for a zeroed call that did not begin. Queued work still runs. */
 void mpg_staged_call_end(mpg_staged_call *staged_call);
 
-/* program.c: the work of one device. For launch.c. */
+/* program.c: running of one device's program, for launch.c. */
 struct mpg_call_frame {
   _Atomic int32_t references; /* one per queued segment, plus one for a staged call */
   mpg_program_set *set;       /* owned reference while queued */
   mpg_call_frame *next;       /* link in the set's lists */
   uint64_t binding;           /* the binding whose addresses are among the bases */
   mpg_random_key random;
-  uint64_t transfers; /* first number of its copies between ranks */
-  mpg_rank_step step; /* the training step at which it was queued */
+  uint64_t transfers; /* first transfer number of its copies between ranks */
+  mpg_rank_step step; /* the parameter update after which it was queued */
   uint32_t line;      /* key of the source line that queued it */
   mpg_rows rows;
   /* Per segment, filled in when they run and read afterward; NULL if not requested. Owned while in

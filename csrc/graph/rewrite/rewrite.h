@@ -30,8 +30,8 @@ typedef struct mpg_rewrite_rule {
    * replaced (mpg_rewrite_replace). It must not take or emit anything before the match is complete.
    * Errors are kept in r->status. */
   bool (*apply)(mpg_rewrite *r, uint32_t node);
-  bool prediction; /* only if no gradient is recorded */
-  /* Only if results that depend on parameters alone are kept between calls
+  bool prediction; /* applies only if no gradient is recorded */
+  /* Applies only if results that depend on parameters alone are kept between calls
    * (invariant_hoisting.c). */
   bool keeps;
   /* 1 + an op for which the device type of the pattern's last op must have a kernel; 0 means
@@ -47,10 +47,10 @@ typedef struct mpg_operand {
 
 struct mpg_rewrite {
   const mpg_graph *graph; /* the source */
-  const bool *parameter;  /* per node of the source: it is an input that holds a parameter */
+  const bool *parameter;  /* per node of the source: true for an input that holds a parameter */
   /* Per value of the source: number of uses by inputs of live nodes and as graph outputs. */
   const uint32_t *users;
-  const bool *wants; /* per value of the source: it depends on an input whose gradient is wanted */
+  const bool *wants; /* per value of the source: depends on an input whose gradient is needed */
   /* Per value of the source: the last node that writes it (an auxiliary state), or 0. */
   const uint32_t *written;
   uint32_t node; /* the current node */
@@ -71,7 +71,7 @@ typedef struct mpg_rewrite_request {
    * hold parameters. */
   mpg_value *inputs;
   size_t num_inputs, num_parameters;
-  const bool *wanted; /* per input: its gradient is wanted */
+  const bool *wanted; /* per input: true if its gradient is needed */
   bool recording;
   bool keeps; /* results of the invariants phase are kept between calls */
 } mpg_rewrite_request;
@@ -93,8 +93,8 @@ static inline const void *mpg_rewrite_params(const mpg_rewrite *r, mpg_operand o
 static inline uint32_t mpg_rewrite_users(const mpg_rewrite *r, mpg_operand operand) {
   return r->users[mpg_value_index(r->graph, operand.value)];
 }
-/* Returns output 0 of the current node. mpg_rewrite_input returns input i of the node that computes
- * an operand. */
+/* mpg_rewrite_shown returns output 0 of the current node. mpg_rewrite_input returns input i of the
+ * node that computes an operand. */
 static inline mpg_operand mpg_rewrite_shown(const mpg_rewrite *r) {
   return (mpg_operand){{r->node, 0}, false};
 }
@@ -120,7 +120,7 @@ bool mpg_rewrite_scaled(const mpg_rewrite *r, mpg_operand from, mpg_match match,
 /* True if the operand is an input of the graph that holds a parameter, possibly copied to another
  * device. */
 bool mpg_rewrite_is_parameter(const mpg_rewrite *r, mpg_operand operand);
-/* True if a gradient with respect to the operand is wanted (if one is recorded). */
+/* True if the operand depends on an input whose gradient is needed. */
 static inline bool mpg_rewrite_wants(const mpg_rewrite *r, mpg_operand operand) {
   return r->wants[mpg_value_index(r->graph, operand.value)];
 }

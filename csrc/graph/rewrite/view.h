@@ -1,5 +1,5 @@
-/* Strided views: the layout of an array in another array that it was derived from by reshapes,
- * transposes and slices. Rules use it to read the other array in place. A dimension is a list of
+/* Strided views: the layout of an array within its base, from which it was derived by reshapes,
+ * transposes and slices. Rules use the layout to read the base in place. A dimension is a list of
  * factors (size, stride), outermost first. A reshape redistributes the factors, a transpose
  * permutes them, and a slice shortens one. Plain values. Any thread. */
 #ifndef MPG_GRAPH_REWRITE_VIEW_H
@@ -20,7 +20,7 @@ typedef struct mpg_view_layout {
   int dims[MPG_VIEW_FACTORS];           /* the dimension of each factor, ascending */
 } mpg_view_layout;
 
-/* Sets the layout of an array itself. Returns false if it is empty. */
+/* Sets the layout of the base itself. Returns false if it is empty. */
 bool mpg_view_start(const mpg_shape *shape, mpg_view_layout *layout);
 /* True for ops that mpg_view_apply may support: their outputs are views of their first input. */
 bool mpg_view_op(const mpg_node *node);

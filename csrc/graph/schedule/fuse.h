@@ -1,4 +1,4 @@
-/* Fusion: runs of nodes of an order that execute as one pass over memory.
+/* Operator fusion: runs of nodes of an order that execute as one pass over memory.
  *
  * Nothing is rewritten: a fusion is an annotation of an order. A fused group is a run of adjacent
  * positions: elementwise ops, broadcasts, reductions and views on one device, all moved to the
@@ -45,7 +45,7 @@ typedef struct mpg_fusion {
   mpg_fusion_group *groups;
   uint32_t num_groups;
   uint32_t *group_of; /* per position; UINT32_MAX means not in a group */
-  bool *internal;     /* per value: read only by its group, so it has no memory */
+  bool *internal;     /* per value: true if only its group reads it, so it has no memory */
   mpg_fused_use *uses;
   size_t num_uses, groups_capacity, uses_capacity;
 } mpg_fusion;

@@ -1,6 +1,6 @@
-/* Open groups of a fusion (fuse.c): their nodes, their common domain, and how they see each value
- * on it. A group is a plain value, so a step that may fail is tried on a copy. Ownership: the
- * caller owns it. Threads: host lock. */
+/* Open groups of a fusion (fuse.c): their nodes, their common domain, and the dims of each value on
+ * it. A group is a plain value, so a step that may fail is tried on a copy. Ownership: the caller
+ * owns it. Threads: host lock. */
 #ifndef MPG_GRAPH_SCHEDULE_FUSE_GROUPS_H
 #define MPG_GRAPH_SCHEDULE_FUSE_GROUPS_H
 
@@ -17,7 +17,7 @@ typedef struct mpg_open_group {
   uint32_t num_members, num_uses, num_trailing;
   uint32_t producer; /* node number; UINT32_MAX means none */
   int64_t panel;     /* number of elements in the producer's panels */
-  int64_t least;     /* number of elements in the smallest panels for many threads */
+  int64_t least;     /* number of elements in the smallest panel, for many threads */
   bool generated;    /* the device generates its kernel */
   uint32_t row;      /* dims that a generated kernel reduces; 0 means none */
   mpg_dtype row_dtype;
@@ -37,7 +37,7 @@ typedef struct mpg_fuse_candidate {
 
 /* Returns NULL if the group does not use the value. */
 mpg_fused_use *mpg_open_group_use(mpg_open_group *g, uint32_t value);
-/* Returns the last dim of the domain that tiles cut, or -1 if there is none. */
+/* Returns the last dim of the domain that tiles cut, or -1 if tiles cut no dim. */
 int mpg_open_group_split(const mpg_domain *domain, const mpg_fused_use *uses, size_t count);
 
 /* Starts a group with one node. Returns false if the node cannot be in a group. */

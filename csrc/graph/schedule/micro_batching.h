@@ -5,7 +5,7 @@
  * Values computed with the state are accepted. A value computed from several steps of one chunk
  * without the state (a mean, positions that begin at 0) may only become state itself.
  *
- * Threads: host lock. Owns nothing.
+ * Ownership: nothing is owned. Threads: host lock.
  */
 #ifndef MPG_GRAPH_SCHEDULE_MICRO_BATCHING_H
 #define MPG_GRAPH_SCHEDULE_MICRO_BATCHING_H
@@ -14,7 +14,7 @@
 #include "op/batching/batching.h"
 
 typedef struct mpg_batching_request {
-  const mpg_value *inputs; /* all other inputs are constants */
+  const mpg_value *inputs; /* the remaining inputs of the graph are constants */
   /* mpg_batch_kind; DIVIDED inputs are divided along their first axis. */
   const uint8_t *input_kinds;
   uint32_t num_inputs;

@@ -1,7 +1,7 @@
 /* Memory plans: the location of every value of one phase.
  *
- * A value is in an external array (an input, an output, a gradient: one "base" each), or at an
- * offset in a block that is planned per device. The main block holds values whose lifetimes are
+ * A value is in an external array (an input, output or gradient, each with its own "base"), or at
+ * an offset in a block that is planned per device. The main block holds values whose lifetimes are
  * known in the device's own order. A lane is the block of one pair of devices, into which the first
  * pushes arrays for the second. A pushed array occupies its part of the lane from the start of the
  * phase to its last use, so that a push never waits for the receiving device. Afterward the part is
@@ -57,9 +57,9 @@ typedef struct mpg_plan_request {
   const mpg_graph *graph;
   const mpg_order *order;
   uint32_t num_externals;
-  /* Per value: the external array that it is in, or must be written into; MPG_NO_BASE. */
+  /* Per value: the external array that holds it or must receive it, or MPG_NO_BASE. */
   const uint32_t *external;
-  const bool *saved;       /* per value: alive after the phase */
+  const bool *saved;       /* per value: true if it is alive after the phase */
   const mpg_plan *forward; /* NULL in the forward phase */
   bool unfused;            /* mpg_schedule: disables fusion */
   bool retain;             /* saved values of the forward plan must be kept */
@@ -77,7 +77,7 @@ void mpg_plan_free(mpg_plan *plan);
 /* Returns the bytes of all blocks on a device. A backward plan includes both phases, because it
  * begins with the blocks of the forward plan. */
 size_t mpg_plan_bytes(const mpg_plan *plan, mpg_device_id device);
-/* Returns UINT32_MAX if there is none. */
+/* Returns the slot of a device, or UINT32_MAX if the plan does not contain it. */
 uint32_t mpg_plan_slot(const mpg_plan *plan, mpg_device_id device);
 /* True for a node that needs no kernel because its output is at the location of its input. */
 bool mpg_plan_aliased(const mpg_plan *plan, const mpg_graph *graph, const mpg_node *node);

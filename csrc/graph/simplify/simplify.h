@@ -20,8 +20,8 @@ typedef struct mpg_cse_table {
 } mpg_cse_table;
 mpg_status mpg_cse_table_init(mpg_cse_table *seen, size_t num_nodes);
 void mpg_cse_table_free(mpg_cse_table *seen);
-/* Returns the earlier node that computes the same as node n. If there is none, adds n to the table
- * and returns n. Does not check for inputs that are written. */
+/* Returns the earlier node that computes the same values as node n. If no node does, adds n to the
+ * table and returns n. Does not check for inputs that are written. */
 uint32_t mpg_cse_table_find(mpg_cse_table *seen, const mpg_graph *graph, uint32_t n);
 
 #endif
