@@ -1,5 +1,5 @@
-/* Fused groups, the interface to backends: ops that run tile by tile, so that intermediate results
- * need no memory.
+/* Fused groups, as backends see them: ops that run tile by tile, so that intermediate results need
+ * no memory.
  *
  * Tiles. The domain of a group is a row-major box of dims. Each value of the group varies along
  * some dims and is broadcast along the others (its size is 1 there). Tiles cut the domain along
@@ -42,7 +42,8 @@ enum { MPG_FUSED_MAX_ROW = 8192 }; /* elements per row that a generated kernel r
 
 enum { MPG_REDUCTION_CHUNK = 16384 }; /* approximate number of elements */
 
-/* Rows per chunk of a reduction of (count, inner) to (inner); elements per chunk if inner is 1. */
+/* Returns the rows per chunk of a reduction of (count, inner) to (inner). If inner is 1, these are
+ * elements. */
 static inline int64_t mpg_reduction_chunk(int64_t count, int64_t inner) {
   int64_t length = inner >= MPG_REDUCTION_CHUNK / 64 ? 64 : MPG_REDUCTION_CHUNK / inner;
   if (count <= length + length / 2) length = count;
@@ -51,15 +52,15 @@ static inline int64_t mpg_reduction_chunk(int64_t count, int64_t inner) {
 
 typedef struct mpg_fused_value {
   mpg_dtype dtype;
-  uint32_t varying;              /* bit i: varies along dim i */
+  uint32_t varying;              /* bit i is set if the value varies along dim i */
   int64_t strides[MPG_MAX_NDIM]; /* in elements; 0 along broadcast dims */
   /* Operand of the call: inputs, then outputs. LOCAL has only the memory of a tile; PANEL is a
    * producer's result with only the memory of a panel. */
   uint32_t operand;
-  uint32_t slot; /* of a local value; values in one slot have disjoint lifetimes */
+  uint32_t slot; /* LOCAL values only; values in one slot have disjoint lifetimes */
 } mpg_fused_value;
 
-typedef struct mpg_fused_draw { /* Random draws of a member. */
+typedef struct mpg_fused_draw { /* random draws of a member */
   uint32_t call;                /* call number within the graph */
   mpg_shape shape;              /* shape of the draws */
 } mpg_fused_draw;
@@ -78,7 +79,7 @@ typedef struct mpg_fused_producer {
   const mpg_op *op; /* NULL if there is no producer */
   const void *params;
   mpg_product product;
-  uint32_t first_input, num_inputs; /* of the call */
+  uint32_t first_input, num_inputs; /* range of its inputs among the call's inputs */
   uint32_t value;                   /* index of the result */
 } mpg_fused_producer;
 
@@ -91,12 +92,12 @@ typedef struct mpg_fused {
   mpg_fused_producer producer;
   const mpg_fused_member *members;
   const mpg_fused_value *values;
-  /* Value indices, by members' operands; MPG_FUSED_LOCAL: contents are not read. */
+  /* Value indices, by members' operands; MPG_FUSED_LOCAL if the contents are not read. */
   const uint32_t *operands;
   const uint8_t *slot_bytes; /* size of the largest element in each slot */
   const mpg_fused_draw *draws;
-  mpg_random_key *keys; /* of the draws; unused if call->random_at is set */
-  mpg_view *views;      /* per operand: its desc on the whole domain */
+  mpg_random_key *keys; /* per draw; unused if call->random_at is set */
+  mpg_view *views;      /* per operand, with its desc on the whole domain */
   bool reduces;         /* a member needs scratch memory, at most two doubles per element */
   const char *name;     /* "sum+mul+relu" */
 } mpg_fused;

@@ -1,5 +1,5 @@
-/* Inference rules, gradients and arities that rows of ops.def name, and helpers for the files of op
- * families. */
+/* Declarations of the inference rules, gradients and arities that the rows of ops.def name, and
+ * helpers for the files of op families. */
 #ifndef MPG_OP_INFER_H
 #define MPG_OP_INFER_H
 
@@ -22,17 +22,17 @@
 #undef MPG_OP_ROW
 #undef MPG_COMPOSED_ROW
 
-/* Gradient of rows without one: reports the error. */
+/* Gradient of ops that are not differentiable. Fails with an error that names the op. */
 void mpg_gradient_missing(mpg_gradient *g);
-/* Arity of ops with one array per name. */
+/* Returns one array per name. */
 int mpg_arity_names(const mpg_op *op, const void *params, int given);
 
 /* Shared rules. */
-/* Requires all inputs and outputs to have one shape and dtype; each completes the others. */
+/* Requires all inputs and outputs to have one shape and dtype, and completes unknown ones. */
 mpg_status mpg_infer_same(mpg_infer *infer);
 /* Requires all inputs and outputs to have one dtype. */
 mpg_status mpg_infer_same_dtype(mpg_infer *infer);
-/* Gives outputs[0] the dtype of input 0. True if the shape of input 0 is known. */
+/* Copies the dtype of input 0 to outputs[0]. Returns true if the shape of input 0 is known. */
 static inline bool mpg_infer_begin(mpg_infer *infer) {
   infer->outputs[0].dtype = infer->inputs[0].dtype;
   return mpg_shape_known(&infer->inputs[0].shape);
@@ -46,7 +46,7 @@ mpg_status mpg_infer_expect_shape(mpg_infer *infer, int input, const mpg_shape *
 mpg_status mpg_infer_tuple_shape(mpg_infer *infer, const mpg_tuple *tuple, mpg_shape *shape);
 /* Returns the bytes of inputs and outputs whose contents a call accesses. */
 double mpg_cost_bytes(const mpg_infer *call);
-enum { MPG_COST_FUNCTION = 10 }; /* operations per elementary function */
+enum { MPG_COST_FUNCTION = 10 }; /* floating-point operations per elementary function */
 /* Returns a cost of `flops` operations and one access to all inputs and outputs. */
 static inline mpg_cost mpg_cost_of(const mpg_infer *call, double flops) {
   return (mpg_cost){mpg_cost_bytes(call), flops};

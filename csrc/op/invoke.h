@@ -1,6 +1,6 @@
-/* Runs one op: checks, inference, allocation, dependencies, and then execution, either immediately
- * on this thread (small work on an idle device) or queued. Other threads may run while it waits or
- * asks for the user's source line, so the caller must hold references to the storages that it
+/* Eager execution of one op: checks, inference, allocation and dependencies, then execution on this
+ * thread (small work on an idle device) or queuing. Other threads may run while it waits or
+ * determines the user's source line, so the caller must hold references to the storages that it
  * passes. Threads: host lock.
  */
 #ifndef MPG_OP_INVOKE_H
@@ -14,21 +14,21 @@ typedef struct mpg_invocation {
   const void *params; /* NULL for ops without parameters */
   int num_inputs;
   mpg_tensor *inputs; /* borrowed; mutable inputs are written */
-  int num_outputs;    /* all outputs, including hidden ones: mpg_op_num_outputs */
-  /* On entry: storage NULL to allocate a new output, otherwise the array to write, whose shape and
-   * dtype must match. */
+  int num_outputs;    /* mpg_op_num_outputs, which includes hidden outputs */
+  /* If the storage is NULL on entry, a new output is allocated. Otherwise it is the array to write,
+   * whose shape and dtype must match. */
   mpg_tensor *outputs;
   bool separate; /* outputs get memory of their own, even those of VIEW ops */
   bool train;
-  const mpg_random_key *random; /* NULL: a RANDOM op takes the next call number */
+  const mpg_random_key *random; /* if NULL, a RANDOM op takes the next call number */
   uint32_t scope;               /* block path */
-  uint32_t origin;              /* source line of the user; 0: determined when needed */
+  uint32_t origin;              /* source line of the user; if 0, it is determined when needed */
   bool backward;                /* part of a backward pass; for the profiler */
-  uint64_t steps;               /* number of loop steps, as in a submission */
+  uint64_t steps;               /* loop position, as in mpg_submission */
   mpg_device *device;           /* target of CREATES and COPY ops; otherwise NULL */
 } mpg_invocation;
 
-/* If it fails, outputs that were NULL are NULL again. */
+/* On failure, storages that were NULL on entry are NULL. */
 mpg_status mpg_invoke(mpg_invocation *invocation);
 
 /* Like mpg_invoke, for an op whose arrays are on several devices (spanning.c). */
@@ -38,8 +38,8 @@ mpg_status mpg_invoke_spanning(mpg_invocation *invocation);
  * a hand-off to the worker. */
 enum { MPG_INLINE_ELEMENTS = 16384 };
 
-/* The random state: one seed, one counter of calls. mx.random.seed sets the seed and resets the
- * counter. */
+/* The random state consists of a seed and a counter of calls. mx.random.seed sets the seed and
+ * resets the counter. */
 void mpg_random_seed(uint64_t seed);
 /* Reserves `calls` call numbers; key.call is the first. */
 mpg_random_key mpg_random_next(uint64_t calls);

@@ -22,7 +22,7 @@ typedef struct mpg_kernel_call {
   const mpg_op *op;   /* NULL for a fused group */
   const void *params; /* mpg_fused for a fused group */
   mpg_device *device;
-  void *stream; /* of the backend; NULL on CPU */
+  void *stream; /* the backend's stream; NULL on CPU devices */
   int num_threads;
   int num_inputs, num_outputs;
   const mpg_view *inputs; /* mutable inputs ("!") are also written through these views */
@@ -30,12 +30,12 @@ typedef struct mpg_kernel_call {
    * input is mutable. */
   const mpg_view *outputs;
   mpg_random_key random; /* RANDOM ops */
-  /* Device address of the key while work is captured, read whenever the work runs, with `first` 0.
-   * A fused group has one key for each of its draws. NULL: use `random`. */
+  /* Device address of the key if work is captured. The work reads the key, whose `first` is 0, each
+   * time it runs. A fused group has one key for each of its draws. If NULL, `random` is used. */
   const mpg_random_key *random_at;
   bool train; /* TRAIN ops */
-  /* Given to members of a fused group, which share the device's scratch memory. NULL: the device's
-   * scratch memory is free. */
+  /* Scratch memory for members of a fused group, which share the device's scratch memory. NULL if
+   * the kernel may use the device's scratch memory itself. */
   void *scratch;
   size_t scratch_size;
 } mpg_kernel_call;

@@ -2,10 +2,12 @@
  * Preparation checks the arrays and creates their views, so a call only passes a few numbers,
  * collects the dependencies of each array, and records its new use.
  *
- * The op updates several weights at once, such as `multi_sgd_update`; its kernel runs as often as
- * its lists of rates require. Ownership: the update holds references to its arrays until
- * mpg_multi_update_release. Queued work holds a reference to the views and numbers, but not to the
- * arrays, whose memory is released in program order. Threads: host lock.
+ * The op updates several weights at once, such as `multi_sgd_update`. Its kernel runs several times
+ * if its lists of rates cannot hold all weights.
+ *
+ * Ownership: the update holds references to its arrays until mpg_multi_update_release. Queued work
+ * holds a reference to the views and numbers, but not to the arrays, whose memory is released in
+ * program order. Threads: host lock.
  */
 #ifndef MPG_OP_MULTI_UPDATE_H
 #define MPG_OP_MULTI_UPDATE_H
@@ -22,7 +24,7 @@ mpg_status mpg_multi_update_make(const mpg_op *op, const mpg_tensor *arrays, uin
                                  uint32_t per_weight, const double *factors,
                                  mpg_multi_update **update);
 void mpg_multi_update_release(mpg_multi_update *update); /* NULL is allowed */
-/* In the order given. */
+/* Returns the arrays, in the order in which they were given. */
 const mpg_tensor *mpg_multi_update_arrays(const mpg_multi_update *update, uint32_t *count);
 
 /* Runs the update with the op's `params`. The rates of each weight are lr * factor * correction and

@@ -17,7 +17,7 @@ typedef enum mpg_op_id {
 #include "op/ops.def"
 #undef MPG_OP_ROW
 #undef MPG_COMPOSED_ROW
-  MPG_OP_COUNT, /* followed by the rows of user libraries (op/user/extension.h) */
+  MPG_OP_COUNT, /* ids from here on belong to user libraries (op/user/extension.h) */
   MPG_OP_ADDED = 512,
   MPG_OP_LIMIT = MPG_OP_COUNT + MPG_OP_ADDED
 } mpg_op_id;
@@ -55,12 +55,12 @@ mpg_status mpg_infer_fail(const mpg_infer *infer, const char *format, ...)
  * computes it with another kernel. */
 typedef struct mpg_cost {
   double bytes; /* bytes read and written */
-  double flops; /* floating-point operations; an elementary function is 10 */
+  double flops; /* floating-point operations; 10 for an elementary function */
 } mpg_cost;
 typedef mpg_cost (*mpg_cost_fn)(const mpg_infer *call);
 
 /* Returns the seconds that `cost` takes on a device type (mpg_device_id.type) in `dtype`, including
- * the launch. A roofline model with round figures; only ratios matter. */
+ * the launch. This is a roofline model with round figures, of which only ratios matter. */
 double mpg_cost_seconds(mpg_cost cost, int32_t device_type, mpg_dtype dtype);
 /* Returns the seconds to copy `bytes` to another device. */
 double mpg_copy_seconds(double bytes, int32_t device_type);
@@ -111,8 +111,8 @@ struct mpg_gradient {
   /* Gradients of the outputs; MPG_NO_VALUE means zero. At least one has a value, except for ops
    * that start a gradient (mpg_op_starts_gradient). */
   const mpg_value *out_grads;
-  const bool *needed; /* whether in_grads[i] is needed */
-  /* Results, preset to MPG_NO_VALUE: zero or not differentiable. */
+  const bool *needed; /* true if in_grads[i] is needed */
+  /* Results, preset to MPG_NO_VALUE, which means zero or not differentiable. */
   mpg_value *in_grads;
   bool train; /* mode of the forward op */
   mpg_status status;
@@ -121,8 +121,7 @@ typedef void (*mpg_gradient_fn)(mpg_gradient *g);
 
 /* Gradient of ops whose derivative is zero everywhere (comparison, floor, zeros_like). */
 void mpg_gradient_none(mpg_gradient *g);
-/* A row without a gradient has mpg_gradient_missing: differentiating it is an error that names the
- * op. */
+/* An op without a gradient has mpg_gradient_missing, which fails and names the op. */
 
 /* Helpers that emit an op and return its first output. Ops without inputs run on the device of
  * `like`. */
@@ -147,7 +146,7 @@ mpg_value mpg_emit_full_like(mpg_gradient *g, mpg_value like, double value);
 mpg_value mpg_emit_sum_to(mpg_gradient *g, mpg_value a, const mpg_shape *shape);
 mpg_value mpg_emit_broadcast_to(mpg_gradient *g, mpg_value a, const mpg_shape *shape);
 mpg_value mpg_emit_reshape(mpg_gradient *g, mpg_value a, const mpg_shape *shape);
-mpg_value mpg_emit_view(mpg_gradient *g, mpg_value a); /* the same array as a separate value */
+mpg_value mpg_emit_view(mpg_gradient *g, mpg_value a); /* emits the same array as a new value */
 /* Casts `a`; returns `a` if it already has the dtype. */
 mpg_value mpg_emit_cast(mpg_gradient *g, mpg_value a, mpg_dtype dtype);
 /* Averages over the axes that are 1 in `shape`, which has the rank of `a`. */
@@ -157,15 +156,15 @@ static inline const mpg_desc *mpg_value_desc(mpg_gradient *g, mpg_value value) {
 }
 
 /* --- Composed ops ----------------------------------------------------------------------------- */
-/* Emits ops that compute `outputs` from `inputs`. An output must not be an input or a view of
- * one. */
+/* Emits ops that compute `outputs` from `inputs`. An output must not be an input or a view of an
+ * input. */
 typedef void (*mpg_compose_fn)(mpg_gradient *g, const mpg_value *inputs, mpg_value *outputs);
 
 /* Second-order gradient of an op whose gradient is a single op: emits the forward op as a
  * composition of other ops and differentiates that twice. */
 #define MPG_ZEROS_LIKE(i) (-1 - (i))
 typedef struct mpg_written_out {
-  int num_inputs, num_outputs; /* of the forward op; only outputs that receive gradients */
+  int num_inputs, num_outputs; /* of the forward op, counting only outputs with gradients */
   /* Index of each forward input among the inputs of the gradient op; MPG_ZEROS_LIKE(i) if it is not
    * among them because no gradient reads its contents. */
   const int *inputs;
@@ -201,8 +200,8 @@ typedef enum mpg_op_flags {
   /* Output 0 may overwrite input 0, or any input with the same number of bytes: element i depends
    * on element i only. In an update of num_weights weights, this holds for every output. */
   MPG_OP_INPLACE = 1 << 0,
-  /* Cost grows faster than the size of the arrays, or a library's threads are used: never runs
-   * inline. */
+  /* Never runs inline, because the cost grows faster than the size of the arrays, or because the
+   * kernel uses a library's threads. */
   MPG_OP_HEAVY = 1 << 1,
   /* Draws random numbers and consumes one call number. */
   MPG_OP_RANDOM = 1 << 2,
@@ -212,7 +211,7 @@ typedef enum mpg_op_flags {
   MPG_OP_CREATES = 1 << 4,
   /* Behaves differently in train mode. */
   MPG_OP_TRAIN = 1 << 5,
-  /* Output 0 has the bytes of input 0: no kernel runs if the two can share memory. */
+  /* Output 0 has the bytes of input 0, so no kernel runs if the two can share memory. */
   MPG_OP_VIEW = 1 << 6,
   /* Internal helper of gradients or of the compiler, not exported to mx.nd. */
   MPG_OP_HIDDEN = 1 << 7,
@@ -226,8 +225,8 @@ typedef enum mpg_op_flags {
   /* Arrays are on several devices, which params->from and params->to name (op/array/collective.h).
    * Runs on the device of its first input. */
   MPG_OP_SPANS = 1 << 11,
-  /* Returns its input, with a gradient other than the identity's (BlockGrad). Rewrites must not
-   * remove it. */
+  /* Returns its input, but its gradient is not the identity (BlockGrad). Rewrites must not remove
+   * it. */
   MPG_OP_GRADIENT_ONLY = 1 << 12,
   /* Stops gradients: the result is not recorded on the tape. */
   MPG_OP_DETACHES = 1 << 13,
@@ -241,7 +240,7 @@ typedef enum mpg_op_flags {
   MPG_OP_AMP_CAST = 1 << 16,
   /* Packs a weight into the layout of a kernel; the result is kept regardless of its size. */
   MPG_OP_PACKS = 1 << 17,
-  /* For fusion: a map. Element i of each output depends on element i of the (broadcast) inputs. */
+  /* A map, for fusion. Element i of each output depends on element i of the (broadcast) inputs. */
   MPG_OP_MAP = 1 << 18,
   /* A map if all arrays have the same shape. */
   MPG_OP_MAP_ONE_SHAPE = 1 << 19,
@@ -249,8 +248,8 @@ typedef enum mpg_op_flags {
   MPG_OP_MAP_ALONE = 1 << 20,
   /* A reduction over the axes that op/math/reduce.h returns. */
   MPG_OP_REDUCTION = 1 << 21,
-  /* Draws random numbers row by row: a micro-batch gets the numbers that its rows have in the whole
-   * batch. */
+  /* Draws random numbers row by row, so that a micro-batch gets the numbers of its rows in the
+   * whole batch. */
   MPG_OP_DRAWS_ROWS = 1 << 22,
   /* A recurrence over time steps; the next part of a sequence starts from its final state. */
   MPG_OP_CARRIES = 1 << 23,
@@ -296,9 +295,9 @@ struct mpg_op {
   mpg_infer_fn infer;
   mpg_cost_fn cost;
   mpg_gradient_fn gradient; /* NULL if not differentiable */
-  mpg_compose_fn compose;   /* of COMPOSED ops; NULL for an op with a kernel */
-  mpg_arity_fn num_inputs;  /* NULL: one per name, or as given for "*" */
-  mpg_arity_fn num_outputs; /* NULL: one per name */
+  mpg_compose_fn compose;   /* COMPOSED ops only; NULL for an op with a kernel */
+  mpg_arity_fn num_inputs;  /* NULL means one per name, or the given number for "*" */
+  mpg_arity_fn num_outputs; /* NULL means one per name */
   uint32_t saves;
   uint32_t flags;
   /* Dtypes of the first input, of all inputs of a list, or of the output if there is no input;
@@ -328,7 +327,7 @@ int mpg_op_num_outputs(const mpg_op *op, const void *params, int num_inputs);
 int mpg_op_visible_outputs(const mpg_op *op, const void *params, int num_inputs);
 int mpg_op_num_input_names(const mpg_op *op); /* names in `inputs`; a variadic name is one */
 bool mpg_op_variadic(const mpg_op *op);
-/* e.g. "arg3" for a variadic op. */
+/* Returns the name of an input, such as "arg3" for a variadic op. */
 const char *mpg_op_input_name(const mpg_op *op, int index, char *buffer, size_t size);
 /* True if the op starts a gradient: its input gradients can be nonzero even if the output gradient
  * is zero. Losses do, and so do ops that add their own gradient. */

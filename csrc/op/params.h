@@ -9,8 +9,8 @@
  *
  * MPG_PARAM_KINDS lists the kinds: their C type, text form, and accepted Python values.
  *
- * default: the text form, or "required". constraint: "", or "low..high" for INT and FLOAT kinds,
- * either side of which may be empty. Defaults are those of MXNet 1.9.1. Any thread may read;
+ * The default is a text form, or "required". The constraint is "", or "low..high" for INT and FLOAT
+ * kinds, where either side may be empty. Defaults are those of MXNet 1.9.1. Any thread may read;
  * parsing requires the host lock.
  */
 #ifndef MPG_OP_PARAMS_H
@@ -58,15 +58,15 @@ typedef struct mpg_opt_float {
  * OPT_INT    an integer or None
  * FLOAT      a number
  * OPT_FLOAT  a number or None
- * SHAPE      an integer or a tuple of integers; None (count -1) if the default is None. Elements
- *            may be None (MPG_TUPLE_NONE) in begin, end and step of slices
+ * SHAPE      an integer or a tuple of integers, or None (count -1) if the default is None. Elements
+ *            may be None (MPG_TUPLE_NONE) in begin, end and step of slices.
  * FLOATS     a number or a tuple of numbers
- * DTYPE      an mpg_dtype: a dtype's name, NumPy dtype or type; None (MPG_DTYPE_NONE) if the
- *            default is None
- * ENUM       a name from the constraint "a|b|c", stored as its index; None (-1) if the default is
- *            None
- * STRING     text, interned; None (NULL) if the default is None
- * DEVICE     a Context or "cpu(0)"; the default "None" means the current context (type 0) */
+ * DTYPE      a dtype's name, NumPy dtype or type, stored as an mpg_dtype, or None (MPG_DTYPE_NONE)
+ *            if the default is None
+ * ENUM       a name from the constraint "a|b|c", stored as its index, or None (-1) if the default
+ *            is None
+ * STRING     text, stored interned, or None (NULL) if the default is None
+ * DEVICE     a Context or "cpu(0)". The default "None" means the current context (type 0). */
 #define MPG_PARAM_KINDS(K)                                                             \
   K(BOOL, bool, bool, "boolean", "a bool")                                             \
   K(INT, int, int64_t, "integer", "an integer")                                        \
@@ -86,7 +86,7 @@ typedef enum mpg_param_kind {
 #undef MPG_PARAM_KIND
 } mpg_param_kind;
 
-/* The C type of a field: mpg_field_INT. */
+/* Defines the C types of fields, such as mpg_field_INT. */
 #define MPG_PARAM_TYPE(KIND, name, type, noun, expected) typedef type mpg_field_##KIND;
 MPG_PARAM_KINDS(MPG_PARAM_TYPE)
 #undef MPG_PARAM_TYPE
@@ -99,7 +99,7 @@ typedef struct mpg_param {
 
 typedef struct mpg_param_table {
   const char *name;
-  size_t size; /* of the struct; 0 for ops without parameters */
+  size_t size; /* size of the struct; 0 for ops without parameters */
   int count;
   const mpg_param *params;
 } mpg_param_table;
@@ -116,7 +116,7 @@ MPG_PARAM_STRUCT(none)
 #undef MPG_PARAM_STRUCT
 #undef MPG_PARAM_FIELD
 
-/* The table of one struct: &mpg_<struct>_table. */
+/* Declares the tables of all structs, such as mpg_<struct>_table. */
 #define MPG_PARAM_TABLE(structure) extern const mpg_param_table mpg_##structure##_table;
 MPG_ALL_PARAMS(MPG_PARAM_TABLE)
 MPG_PARAM_TABLE(none)

@@ -16,7 +16,7 @@ typedef mpg_device_id (*mpg_input_device_fn)(const void *inputs, int index);
 mpg_device_id mpg_op_named_device(const mpg_op *op, const void *params);
 
 /* Determines the device of an op. `otherwise` is the device of an op that has no inputs and names
- * no device. If the inputs are on different devices, fails with the device of each. */
+ * no device. If the inputs are on different devices, fails with an error that lists them. */
 mpg_status mpg_op_place(const mpg_op *op, const void *params, const void *inputs, int num_inputs,
                         mpg_input_device_fn device_of, mpg_device_id otherwise,
                         mpg_device_id *device);

@@ -1,4 +1,4 @@
-/* Queues kernels. All work on arrays is queued here, except programs (graph/program/launch.c).
+/* Queuing of kernels. All work on arrays is queued here, except programs (graph/program/launch.c).
  *
  * The caller lists the arrays that the work reads and writes. The points to wait for are derived
  * from this list, and the new uses are recorded, while no other thread runs (mpg_device_queue). The
@@ -20,8 +20,8 @@ static inline mpg_array_use mpg_use_array(const mpg_tensor *tensor, bool reads, 
 }
 
 typedef struct mpg_kernel_submission {
-  /* The first device does the work. The others wait for its end; their arrays count as written
-   * then. */
+  /* The first device does the work. The remaining devices wait for its end, and their arrays are
+   * treated as written at that point. */
   mpg_device *const *devices;
   int num_devices;
   /* True for work that sends or receives, the only work that remote devices do. Other work on a
@@ -38,7 +38,7 @@ typedef struct mpg_kernel_submission {
 mpg_status mpg_kernel_submit(const mpg_kernel_submission *submission);
 
 /* Queues an op. `views` holds its inputs, then its outputs, which have memory. `ready` and `state`
- * are as above. */
+ * are those of mpg_kernel_submission. */
 mpg_status mpg_op_submit(const mpg_invocation *inv, mpg_kernel_fn kernel,
                          mpg_device *const *devices, int num_devices, const mpg_view *views,
                          mpg_random_key random, mpg_status (*ready)(void *state, bool *done),

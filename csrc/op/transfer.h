@@ -1,4 +1,4 @@
-/* Copies between devices of different processes (device/ranks/ranks.h), as single ops.
+/* Eager copies between devices of different processes (device/ranks/ranks.h).
  *
  * The process of the source queues a send on the source device. The process of the target queues a
  * receive on the remote device that represents the source, and the target device waits for it.

@@ -1,5 +1,5 @@
-/* Collectives as single ops. The arrays of one op are on several devices, whose programs all wait
- * for the op and continue after it.
+/* Collectives as single ops. The arrays of one op are on several devices. The programs of all these
+ * devices wait for the op.
  *
  * The op runs on the device of its first input, which issues the transfers of all devices, after
  * all earlier work on every participating device. Later work on each of these devices waits for its
@@ -21,10 +21,10 @@ typedef enum mpg_collective_kind {
   MPG_EXCHANGE
 } mpg_collective_kind;
 
-enum { MPG_MAX_SPANNED = 512 }; /* inputs, and likewise outputs */
+enum { MPG_MAX_SPANNED = 512 }; /* largest number of inputs, and of outputs */
 
-/* Parses the devices that a parameter names, at most `max`. Returns their number, or 0 if the text
- * is empty or names something other than devices. */
+/* Parses a parameter that lists at most `max` devices. Returns their number, or 0 if the text is
+ * empty or invalid. */
 int mpg_collective_places(const char *text, mpg_device_id *places, int max);
 /* Returns the parameter's text for these devices, interned; NULL if out of memory. */
 const char *mpg_collective_text(const mpg_device_id *places, int count);

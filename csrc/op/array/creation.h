@@ -7,7 +7,8 @@
 
 #include "op/op.h"
 
-/* True if an op fills its output with a single value, which its row or its parameters give. */
+/* True if an op fills its output with a single value, given by the op or its parameters; stores the
+ * value. */
 static inline bool mpg_op_fill(const mpg_op *op, const void *params, double *value) {
   switch (op->id) {
     case MPG_OP__full: *value = ((const mpg_full_params *)params)->value; return true;
@@ -28,7 +29,7 @@ typedef struct mpg_steps {
   int64_t repeat;
 } mpg_steps;
 
-/* True if an op creates such a range; stores its parameters. */
+/* True if an op creates a range; stores the range. */
 static inline bool mpg_op_steps(const mpg_op *op, const void *params, mpg_dtype dtype,
                                 mpg_steps *steps) {
   if (op->id == MPG_OP__arange) {

@@ -6,8 +6,8 @@
 
 #include "op/params.h"
 
-/* A strided region of an array: in each dimension shape.dims[i] elements from `start`, `step`
- * apart. All of them are inside the array. */
+/* A strided region of an array. In each dimension it has shape.dims[i] elements that begin at
+ * `start` and are `step` apart. All elements are inside the array. */
 typedef struct mpg_region {
   int64_t start[MPG_MAX_NDIM], step[MPG_MAX_NDIM];
   mpg_shape shape; /* number of elements */

@@ -17,19 +17,19 @@
 #include "op/op.h"
 
 typedef enum mpg_batch_kind {
-  MPG_BATCH_SAME,    /* the same in every micro-batch: parameters, constants */
+  MPG_BATCH_SAME,    /* equal in every micro-batch, such as parameters and constants */
   MPG_BATCH_DIVIDED, /* the micro-batch's rows of a larger array */
   MPG_BATCH_STATE,   /* along time: computed from the state of the previous chunk */
-  /* Inputs and results of a block have a kind from above; values inside may also have these: */
-  MPG_BATCH_FREE, /* all elements equal or random: usable as rows, or as one value */
-  MPG_BATCH_PART, /* along time: the result of a piece from its own steps; usable only as a state */
+  /* Inputs and results of a block have one of the kinds above. Values inside may also have: */
+  MPG_BATCH_FREE, /* all elements are equal or random, so it is usable as rows or as one value */
+  MPG_BATCH_PART, /* along time: a chunk's result from its own steps, usable only as a state */
 } mpg_batch_kind;
 
 typedef struct mpg_batch {
   mpg_batch_kind kind;
-  int axis; /* DIVIDED: size outer * rows * inner */
+  int axis; /* DIVIDED only: the axis of size outer * rows * inner */
   int64_t outer, inner;
-  uint32_t cause; /* PART: the node that created it */
+  uint32_t cause; /* PART only: the node that created it */
 } mpg_batch;
 
 typedef struct mpg_batching {
@@ -39,8 +39,8 @@ typedef struct mpg_batching {
   const mpg_desc *inputs, *outputs; /* of one micro-batch */
   mpg_batch *in;                    /* changed temporarily if inputs are FREE */
   mpg_batch *out;
-  int64_t rows; /* of the micro-batch */
-  /* Axis along which arrays created inside have the rows of a micro-batch. */
+  int64_t rows; /* number of rows in the micro-batch */
+  /* Axis of the micro-batch's rows in arrays that the block creates. */
   int axis;
   bool train, along_time;
   uint32_t scope;
@@ -51,7 +51,7 @@ typedef struct mpg_batching {
 mpg_status mpg_op_batching(mpg_batching *b);
 
 /* --- For rules -------------------------------------------------------------------------------- */
-/* Rules are called with at least one DIVIDED input; the other inputs are SAME or FREE. */
+/* Rules are called with at least one DIVIDED input. The remaining inputs are SAME or FREE. */
 #define MPG_OP_ROW(id, aliases, inputs, outputs, params, infer, cost, gradient, num_inputs, \
                    num_outputs, saves, flags, dtypes, batching, kernel, doc)                \
   mpg_status mpg_batching_##batching(mpg_batching *b);
@@ -70,7 +70,7 @@ static inline bool mpg_batching_divided(const mpg_batching *b, int input) {
 int mpg_batching_first(const mpg_batching *b); /* the first divided input */
 /* Requires that inputs [0, count) that are not FREE are divided along `axis`. */
 mpg_status mpg_batching_all_along(const mpg_batching *b, int count, int axis);
-/* Marks an output as divided along `axis`, in the way that `input` is along its own axis. */
+/* Marks an output as divided along `axis`, with the outer and inner sizes of `input`. */
 static inline void mpg_batching_set(mpg_batching *b, int output, int axis, int input) {
   b->out[output] = (mpg_batch){.kind = MPG_BATCH_DIVIDED,
                                .axis = axis,

@@ -4,8 +4,7 @@
 
 #include "op/op.h"
 
-/* Emits the broadcasting op only if the shapes differ, because passes know more about the other
- * op. */
+/* Emits `broadcasting` only if the shapes differ, because passes optimize `same` better. */
 static inline mpg_value mpg_binary(mpg_gradient *g, mpg_op_id same, mpg_op_id broadcasting,
                                    mpg_value a, mpg_value b) {
   if (g->status != MPG_OK) return MPG_NO_VALUE;

@@ -38,7 +38,8 @@ typedef struct mpg_convolution {
 /* Returns the layout that the parameter `layout` of Convolution, Deconvolution or Pooling names; -1
  * (None) is channels-first. */
 mpg_layout mpg_layout_of(int param);
-/* Move the last axis of a shape after the first one, and the inverse. */
+/* mpg_channels_first moves the last axis of a shape after the first one. mpg_channels_last is the
+ * inverse. */
 mpg_shape mpg_channels_first(const mpg_shape *shape);
 mpg_shape mpg_channels_last(const mpg_shape *shape);
 /* Return the channels-first shape of data or of a weight. */
@@ -69,9 +70,9 @@ void mpg_convolution_set(mpg_convolution *c, mpg_layout layout, const mpg_shape 
 /* Returns the layout of a Convolution, its channels-last form, a Deconvolution, or one of their
  * backward ops. */
 mpg_layout mpg_convolution_layout(const mpg_op *op, const void *params);
-/* A packed weight (op/layers/packed.h) has room for layouts in blocks of 16 and 64 channels. */
 /* Convert the parameters of a convolution to those of its packed form, and back. Parameters that
- * only the target has get their defaults. */
+ * only the target has get their defaults. A packed weight (op/layers/packed.h) has room for layouts
+ * in blocks of 16 and 64 channels. */
 void mpg_packed_params_from(mpg_packed_convolution_params *to, const mpg_convolution_params *from);
 void mpg_packed_params_to(const mpg_packed_convolution_params *from, mpg_convolution_params *to);
 int64_t mpg_packed_elements(const mpg_packed_convolution_params *p, int64_t channels);
@@ -84,13 +85,13 @@ void mpg_packed_convolution_set(mpg_convolution *c, const mpg_packed_convolution
 enum { MPG_WINOGRAD_GROUP = 16 };
 typedef struct mpg_winograd {
   int64_t batch, channels, filters, in_h, in_w, out_h, out_w, pad_h, pad_w;
-  int64_t tiles_h, tiles_w, tiles; /* of a sample; in total */
+  int64_t tiles_h, tiles_w, tiles; /* tiles per sample along h and w; total number of tiles */
 } mpg_winograd;
 void mpg_winograd_set(mpg_winograd *w, const mpg_shape *data, int64_t filters,
                       const mpg_tuple *pad);
 /* Copies the parameters that both structs have. */
 void mpg_winograd_params_from(mpg_winograd_params *to, const mpg_convolution_params *from);
-/* True if Winograd is faster for this convolution and its gradients. `packed` means that the weight
+/* True if Winograd is faster for this convolution and its gradients. `packed` is true if the weight
  * is packed once instead of at every call. */
 bool mpg_winograd_pays(const mpg_convolution *c, bool packed);
 /* True if the tiles are so few that all transformed inputs stay in the L3 cache, and the weights

@@ -9,7 +9,7 @@ typedef enum mpg_rnn_mode {
   MPG_RNN_TANH,
   MPG_RNN_LSTM,
   MPG_RNN_GRU
-} mpg_rnn_mode; /* in the order of the parameter's values */
+} mpg_rnn_mode; /* values of the parameter `mode` */
 
 typedef struct mpg_rnn_size {
   mpg_rnn_mode mode;
@@ -17,7 +17,7 @@ typedef struct mpg_rnn_size {
   int layers, directions, gates;
   int states; /* 2 for LSTM (hidden, cell), else 1 */
   bool is_lstm;
-  bool lengths; /* sequences have their own lengths, the last input of the forward ops */
+  bool lengths; /* the last input of the forward ops has the sequences' lengths */
 } mpg_rnn_size;
 
 enum { MPG_RNN_MAX_INPUTS = 4 + 4 * 64 * 2 };
@@ -29,14 +29,14 @@ mpg_rnn_size mpg_rnn_size_of(const mpg_rnn_params *params, int64_t time, int64_t
 int mpg_rnn_num_inputs(const mpg_rnn_size *size, bool flat);
 int64_t mpg_rnn_layer_input(const mpg_rnn_size *size, int layer); /* features of a layer's input */
 
-/* Computes the number of elements of the reserve; false on overflow. The reserve keeps the
- * values that backward reads and is the work space of the forward pass. It consists of blocks of
+/* Computes the number of elements of the reserve. Returns false on overflow. The reserve holds the
+ * values that backward reads, and is the work space of the forward pass. It consists of blocks of
  * time * batch * hidden elements, in this order:
  * - per layer and direction: the gates [time, batch, gates * hidden] (gates blocks), then the
  *   cell states (LSTM) or the hidden part of n (GRU) (1 block)
  * - per layer except the last: its output (directions blocks), and with dropout its output after
  *   dropout (directions blocks)
- * - if sequences have lengths: the last layer's output as its own steps see it (directions
+ * - if sequences have lengths: the last layer's output before padded steps are masked (directions
  *   blocks) */
 bool mpg_rnn_reserve_elements(const mpg_rnn_size *size, bool dropout, int64_t *elements);
 

@@ -17,8 +17,8 @@ typedef struct mpg_product {
   int64_t least; /* a panel may be halved while it remains a multiple of this number of rows */
 } mpg_product;
 
-/* Returns the rows per panel for a number of threads. Smaller panels may be better with many
- * threads. */
+/* Returns the rows per panel for a number of threads. Many threads get smaller panels, so that each
+ * has several. */
 static inline int64_t mpg_product_panel(const mpg_product *p, int threads) {
   int64_t rows = p->panel;
   while (rows % (2 * p->least) == 0 && p->m / rows < 4 * (int64_t)threads) rows /= 2;
@@ -29,7 +29,7 @@ static inline int64_t mpg_product_panel(const mpg_product *p, int threads) {
  * and dtypes; only the first two are read. */
 bool mpg_product_in_panels(const mpg_op *op, const void *params, const mpg_desc *const *inputs,
                            mpg_product *p);
-/* Decides for a dense product, from its sizes alone. */
+/* Sets the panels of a dense product from its sizes. Returns false if it is computed as a whole. */
 bool mpg_product_cut(mpg_product *p);
 
 #endif

@@ -1,4 +1,4 @@
-/* Axes of a reduction (a row with MPG_OP_REDUCTION), after inference has checked them. Stateless;
+/* Axes of a reduction (an op with MPG_OP_REDUCTION), after inference has checked them. Stateless;
  * any thread. */
 #ifndef MPG_OP_MATH_REDUCE_H
 #define MPG_OP_MATH_REDUCE_H

@@ -7,7 +7,7 @@
 
 typedef struct mpg_rows {
   int64_t axis;   /* as in the params */
-  uint32_t whole; /* bit i: output i is a sum over all rows */
+  uint32_t whole; /* bit i is set if output i is a sum over all rows */
 } mpg_rows;
 
 /* Returns false for other ops. Input 0 and output 0 contain all rows. */

@@ -1,8 +1,8 @@
 /* Automatic mixed precision: the dtype in which a call computes, from the kind of its op.
  *
- * The kinds are in op/precision/precision.def. While mixed precision is on, the code that calls an
- * op for a user asks mpg_precision_target and casts the inputs. The rules are global to the process
- * and change only between calls. Threads: host lock.
+ * The kinds are in op/precision/precision.def. While mixed precision is on, user calls of ops get
+ * their dtype from mpg_precision_target and cast their inputs to it. The rules are global to the
+ * process and change only between calls. Threads: host lock.
  */
 #ifndef MPG_OP_PRECISION_H
 #define MPG_OP_PRECISION_H
@@ -22,7 +22,7 @@ typedef enum mpg_precision {
 extern bool mpg_precision_on; /* read by every call; only mpg_precision_set writes it */
 
 mpg_status mpg_precision_init(void); /* called after the registry is filled */
-/* Returns the kind in the table. */
+/* Returns an op's kind in the table. */
 mpg_precision mpg_op_precision(const mpg_op *op);
 /* Turns mixed precision on with the rules of the table, or off if `low` is MPG_DTYPE_NONE. */
 void mpg_precision_set(mpg_dtype low);
@@ -32,7 +32,7 @@ void mpg_precision_choose(const mpg_op *op, mpg_precision kind);
 mpg_status mpg_precision_full_if(const mpg_op *op, const char *param, const char *value);
 void mpg_precision_set_loss_scale(double scale);
 double mpg_precision_loss_scale(void);
-/* Returns the number of rule changes. Compiled code is valid for one number only. */
+/* Returns the number of rule changes. Compiled code is valid only while it stays the same. */
 uint64_t mpg_precision_changes(void);
 
 /* Returns the dtype to which floating-point inputs of a call are cast; MPG_DTYPE_NONE means no

@@ -1,4 +1,4 @@
-/* Kernels that users write in CUDA C++ (mx.rtc).
+/* CUDA C++ kernels written by users (mx.rtc).
  *
  * A module is compiled when it is created. Modules and kernels are never freed, and equal sources
  * share a module. Threads: host lock.
@@ -27,7 +27,7 @@ typedef struct mpg_gpu_launch {
   const mpg_gpu_argument *arguments;
 } mpg_gpu_launch;
 
-/* Compiles a module. Fails with the reason if there is no GPU. */
+/* Compiles a module. If no GPU is usable, fails with the reason. */
 mpg_status mpg_gpu_module_compile(const mpg_gpu_source *source, void **module);
 mpg_status mpg_gpu_module_kernel(void *module, const char *name, const void **kernel);
 /* Queues a launch. */

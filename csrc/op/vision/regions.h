@@ -1,5 +1,5 @@
-/* Helpers for ops on regions of interest: (regions, [image, xmin, ymin, xmax, ymax]) in image
- * coordinates, of data (batch, channels, height, width). Any thread. */
+/* Helpers for ops on regions of interest of data (batch, channels, height, width). Regions are an
+ * array (regions, [image, xmin, ymin, xmax, ymax]) in image coordinates. Any thread. */
 #ifndef MPG_OP_VISION_REGIONS_H
 #define MPG_OP_VISION_REGIONS_H
 
@@ -8,7 +8,7 @@
 /* True if data and rois (with `numbers` columns) have these shapes and the same dtype. Otherwise
  * the composition fails with an error. */
 bool mpg_is_regions(mpg_gradient *g, const mpg_value *inputs, int numbers);
-/* Emits one column of rois, (regions, 1, ...) with `ndim` axes. */
+/* Emits one column of rois, with shape (regions, 1, ...) of `ndim` axes. */
 mpg_value mpg_emit_roi_number(mpg_gradient *g, mpg_value rois, int column, int ndim);
 /* Emits the image index of each region as int32. */
 mpg_value mpg_emit_roi_image(mpg_gradient *g, mpg_value rois, int ndim);

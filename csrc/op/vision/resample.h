@@ -9,7 +9,7 @@
 
 #include "base/host_device.h"
 
-/* Interpolation kinds, numbered as in OpenCV. AREA only enlarges; shrinking takes means. */
+/* Interpolation kinds, numbered as in OpenCV. AREA is only used to enlarge; shrinking averages. */
 enum {
   MPG_RESAMPLE_NEAREST,
   MPG_RESAMPLE_LINEAR,
@@ -49,12 +49,12 @@ MPG_HOST_DEVICE int64_t mpg_resample_clip(int64_t index, int64_t size) {
   return index < 0 ? 0 : index >= size ? size - 1 : index;
 }
 
-/* Cubic kernel with the slope parameter -0.75, for a distance below 1, and between 1 and 2. */
+/* Cubic convolution kernel with the parameter a = -0.75, for distances below 1 and from 1 to 2. */
 MPG_HOST_DEVICE double mpg_cubic_near(double x) { return (1.25 * x - 2.25) * x * x + 1; }
 MPG_HOST_DEVICE double mpg_cubic_far(double x) { return ((-0.75 * x + 3.75) * x - 6) * x + 3; }
 
-/* Returns the elements and weights that make up element i of the result. Beyond the ends, the end
- * elements are used. */
+/* Returns the input elements and their weights for element i of the result. Indices are clamped to
+ * the ends. */
 MPG_HOST_DEVICE mpg_taps mpg_resample_taps(const mpg_resample_axis *axis, int64_t i) {
   mpg_taps taps;
   double place, low, part;

@@ -4,14 +4,14 @@
 
 #include "op/op.h"
 
-/* Elements of images as rows (positions, channels). */
+/* The pixels of images as rows (positions, channels). */
 typedef struct mpg_pixels {
   mpg_value rows;
   /* Row of the first position of each image, of dtype `index`; broadcasts to positions. */
   mpg_value base;
   mpg_dtype index; /* int32, or int64 if there are more rows */
   int64_t height, width;
-  bool clamped; /* positions outside have the value of the edge; otherwise 0 */
+  bool clamped; /* positions outside have the value of the edge if true, otherwise 0 */
 } mpg_pixels;
 
 /* Prepares data (batch, groups * channels, height, width). Positions will have `ndim` axes, the
