@@ -1,13 +1,13 @@
 /* Shared declarations of the extension module mpgluon._core.
  *
- * This layer only converts: Python objects to arrays, parameters and contexts, and results and
- * errors back. The core below exists once per process (device table, registry), and so does the
- * module: it cannot be loaded into a second interpreter. Its state (types, exceptions, cached ops)
- * is reachable through one pointer, `mpg_py`, because number slots receive no module. Threads:
- * every function here is called with the GIL held, which is the core's host lock.
+ * This layer only converts Python objects to arrays, parameters and contexts, and results and
+ * errors back. The core exists once per process (device table, registry), so the module cannot be
+ * loaded into a second interpreter. Its state (types, exceptions, cached ops) is reachable through
+ * one pointer, `mpg_py`, because number slots receive no module. Threads: every function here is
+ * called with the GIL held, which is the core's host lock.
  *
- * References: "new" results are owned by the caller; arguments are borrowed. Functions that return
- * PyObject * return NULL, those that return int return -1, with a Python exception set.
+ * References: "new" results are owned by the caller; arguments are borrowed. On failure, functions
+ * return NULL (PyObject *) or -1 (int) with a Python exception set.
  */
 #ifndef MPG_PYTHON_CORE_H
 #define MPG_PYTHON_CORE_H
@@ -26,7 +26,7 @@ typedef struct mpg_py_array {
   mpg_array array;
 } mpg_py_array;
 
-/* A binary operator: the op for two arrays, for array and scalar, and for scalar and array. */
+/* The ops of a binary operator for two arrays, for array and scalar, and for scalar and array. */
 typedef struct mpg_py_operator {
   const mpg_op *array, *scalar, *reflected;
 } mpg_py_operator;
@@ -106,14 +106,14 @@ extern PyMethodDef mpg_py_host_methods[];
 
 /* --- NDArray (array.c) ------------------------------------------------------------------------ */
 int mpg_py_array_init(PyObject *module);
-/* False only if the object cannot be of a Python class derived from NDArray, as for numbers, tuples
- * and plain arrays. A fast check.
- */
+/* Fast check. Returns false only if the object cannot be an instance of a Python class derived from
+ * NDArray, as for numbers, tuples and plain arrays. */
 static inline bool mpg_py_may_derive(PyObject *object) {
   PyTypeObject *type = Py_TYPE(object);
   return type != mpg_py->array_type && PyType_HasFeature(type, Py_TPFLAGS_HEAPTYPE);
 }
-/* True for a sparse array: a Python class over dense parts. Its own struct is empty. */
+/* True for a sparse array, a Python class with dense arrays as parts, whose own mpg_array is
+ * empty. */
 static inline bool mpg_py_is_sparse(PyObject *object) {
   return mpg_py_may_derive(object) && mpg_py->sparse_type != NULL &&
          PyType_IsSubtype(Py_TYPE(object), mpg_py->sparse_type);
@@ -126,24 +126,24 @@ static inline bool mpg_py_is_array(PyObject *object) {
 static inline mpg_array *mpg_py_array_of(PyObject *object) {
   return &((mpg_py_array *)object)->array;
 } /* requires that mpg_py_is_array is true */
-PyObject *mpg_py_array_new(void); /* new and empty: fill ->array at once */
-/* New. Moves *array into the object. *array becomes empty, even on failure. */
+PyObject *mpg_py_array_new(void); /* new and empty; the caller fills ->array immediately */
+/* Moves *array into a new object. *array becomes empty, even on failure. */
 PyObject *mpg_py_array_take(mpg_array *array);
-/* New: a list. Moves each array as mpg_py_array_take does. */
+/* Returns a new list. Moves each array as mpg_py_array_take does. */
 PyObject *mpg_py_array_take_all(mpg_array *arrays, Py_ssize_t count);
 /* Returns the array of `object`, borrowed. Otherwise raises TypeError "what: expected an NDArray,
  * got ...". */
 mpg_array *mpg_py_expect_array(PyObject *object, const char *what);
-/* Returns a short description of a value for error messages: its repr, shortened, or an array's
- * shape and dtype. New. */
+/* Returns a short description of a value for error messages, which is its shortened repr, or an
+ * array's shape and dtype. New. */
 PyObject *mpg_py_brief(PyObject *value);
 /* Raises "<format>, got <the value in brief>" and returns NULL. */
 PyObject *mpg_py_refuse(mpg_status kind, PyObject *value, const char *format, ...);
 /* Fails for arrays that are being traced, because they have no value. `what` is the method's
  * name. */
 int mpg_py_expect_value(const mpg_array *array, const char *what);
-/* Same, for a value that steers later code. While a block is traced, also fails for an array from
- * outside, which may have another value in the next call. */
+/* Same, for a value that controls later code. While a block is traced, also fails for an array from
+ * outside, which may have a different value in the next call. */
 int mpg_py_expect_readable(const mpg_array *array, const char *what);
 /* Converts a list or tuple of NDArrays (or one NDArray) to pointers borrowed from *keep, a new
  * reference that the caller releases after use. Returns the count. Returns -1 with an exception if
@@ -164,27 +164,27 @@ PyObject *mpg_py_call_op(const mpg_op *op, const void *params, mpg_array *const 
 /* Same as mpg_py_call, but writes the result into `out`. */
 int mpg_py_call_out(const mpg_op *op, const void *params, mpg_array *const *inputs, int num_inputs,
                     mpg_array *out);
-/* Calls an op by name. The parameters are (name, pointer to the value) pairs, ended by NULL; values
- * have the struct's types: mpg_tuple for SHAPE, int64_t for INT, ... Unknown names are an error.
- * Writes into `out`, or returns a new NDArray if `out` is NULL. */
+/* Calls an op by name. The parameters are (name, pointer to the value) pairs, ended by NULL. Values
+ * have the types of the parameter struct, such as mpg_tuple for SHAPE and int64_t for INT. Fails
+ * for unknown names. Writes into `out`, or returns a new NDArray if `out` is NULL. */
 PyObject *mpg_py_call_named(const char *op, mpg_array *const *inputs, int num_inputs,
                             mpg_array *out, ...);
-/* True if the array is traced, or on the tape while recording: reads must then use ops. */
+/* True if the array is traced, or on the tape while recording. Reads must then use ops. */
 static inline bool mpg_py_tracked(const mpg_array *array) {
   return mpg_array_traced(array) || (array->node != NULL && mpg_autograd_recording());
 }
 PyObject *mpg_py_shape_tuple(const mpg_shape *shape); /* new */
-/* New; a view if possible. The sizes must be equal. */
+/* Reshapes an array; the result is a view if possible. The sizes must be equal. New. */
 PyObject *mpg_py_reshape(PyObject *self, const mpg_shape *shape);
-/* New reference; self if it already has the dtype. */
+/* Casts an array. New reference; self if it already has the dtype. */
 PyObject *mpg_py_cast(PyObject *self, mpg_dtype dtype);
 /* Returns the array's device as users name it: cpu_pinned for pinned memory. */
 mpg_device_id mpg_py_context_id(const mpg_array *array);
 /* Creates a tensor on that device, in pinned memory for cpu_pinned. */
 mpg_status mpg_py_tensor_create(mpg_device_id id, const mpg_desc *desc, mpg_tensor *tensor);
-/* New reference; self if it is already there and !copy. */
+/* Copies an array to a device. New reference; self if it is already there and !copy. */
 PyObject *mpg_py_to_device(PyObject *self, mpg_device_id id, bool copy);
-/* New reference; self if the shapes are equal. */
+/* Broadcasts an array. New reference; self if the shapes are equal. */
 PyObject *mpg_py_broadcast(PyObject *self, const mpg_shape *shape);
 extern PyMethodDef mpg_py_array_methods[]; /* method.c */
 extern PyGetSetDef mpg_py_array_properties[];
@@ -198,14 +198,14 @@ static inline bool mpg_py_is_handled(PyObject *object) {
          (PyType_IsSubtype(Py_TYPE(object), mpg_py->sparse_type) ||
           PyType_IsSubtype(Py_TYPE(object), mpg_py->weight_type));
 }
-/* True if one of an op's arguments is sparse: mpg_py_sparse_call must run the op. */
+/* True if an argument of an op is sparse. mpg_py_sparse_call must then run the op. */
 bool mpg_py_takes_sparse(PyObject *const *args, Py_ssize_t count);
 PyObject *mpg_py_sparse_call(PyObject *op, PyObject *const *args, Py_ssize_t count,
                              PyObject *keywords);
 /* Returns the sparse gradient of a dense array; NULL if it has none. New reference. */
 PyObject *mpg_py_sparse_gradient(PyObject *array);
 int mpg_py_forget_sparse_gradient(PyObject *array); /* does nothing if it has none */
-/* attach_grad of a dense array, with a gradient in the storage `stype`. */
+/* Implements attach_grad of a dense array with a gradient of storage type `stype`. */
 PyObject *mpg_py_attach_sparse(PyObject *array, const char *request, PyObject *stype);
 /* Converts a sparse array to a dense one and, while recording, a weight with a sparse gradient to a
  * variable of all its rows. Returns other objects unchanged. New reference. */
@@ -223,12 +223,12 @@ PyObject *mpg_py_item(PyObject *self, Py_ssize_t index);
 
 /* --- NumPy, buffers, DLPack (exchange.c, dlpack.c) -------------------------------------------- */
 int mpg_py_exchange_init(PyObject *module);
-/* New ndarray with a copy of the contents; bfloat16 becomes float32. */
+/* Returns a new ndarray with a copy of the contents. bfloat16 becomes float32. */
 PyObject *mpg_py_to_numpy(const mpg_array *array);
 /* Returns a new NDArray from any object that NumPy can convert. For dtype NONE, uses the source's
  * dtype, except float32 for float64. */
 PyObject *mpg_py_from_object(PyObject *object, mpg_dtype dtype, mpg_device_id device);
-/* Writes `value`, converted by NumPy and broadcast, into the tensor (blocking). */
+/* Writes `value`, converted by NumPy and broadcast, into the tensor. Blocks. */
 int mpg_py_write_object(mpg_array *array, PyObject *value);
 /* Returns an NDArray for an operand of an op: `object` itself, or a scalar or NumPy array converted
  * to the device of `like` (may be NULL). If both are floating or both are integer, it is also
@@ -238,7 +238,7 @@ PyObject *mpg_py_operand(PyObject *object, const mpg_array *like, bool alike, co
 bool mpg_py_is_numpy(PyObject *object);  /* numpy.ndarray */
 bool mpg_py_is_scalar(PyObject *object); /* Python or NumPy number, including bool */
 int mpg_py_scalar(PyObject *object, double *value);
-/* MPG_DTYPE_NONE with an exception if it is not a dtype */
+/* Returns MPG_DTYPE_NONE with an exception if the object is not a dtype. */
 mpg_dtype mpg_py_dtype(PyObject *object);
 int mpg_py_getbuffer(PyObject *self, Py_buffer *view, int flags);
 void mpg_py_releasebuffer(PyObject *self, Py_buffer *view);
@@ -250,14 +250,15 @@ PyObject *mpg_py_dlpack_device(PyObject *self, PyObject *unused);
 /* --- Context (context.c) ---------------------------------------------------------------------- */
 int mpg_py_context_init(PyObject *module);
 PyObject *mpg_py_context(mpg_device_id id); /* new reference */
-/* Sets id->rank from a rank number. Initializes MPI first if the program was started by it. */
+/* Sets id->rank from a rank number. Initializes MPI first if a launcher started the program. */
 int mpg_py_resolve_rank(PyObject *rank, mpg_device_id *id);
 /* Accepts a Context or its text; None means the current one. */
 int mpg_py_device_id(PyObject *object, mpg_device_id *id);
 mpg_device_id mpg_py_current_device(void);
-/* Same arguments; opens the device. NULL with an exception. */
+/* Opens the device of a Context or its text, as in mpg_py_device_id. NULL with an exception. */
 mpg_device *mpg_py_device(PyObject *object);
-/* Converts a tuple of GPU indices, one per rank. New, PyMem_Free; NULL with an exception. */
+/* Converts a tuple of GPU indices, one per rank. The caller frees the result with PyMem_Free. NULL
+ * with an exception. */
 int32_t *mpg_py_gpu_indices(PyObject *object);
 extern PyMethodDef mpg_py_context_methods[];
 
@@ -307,8 +308,7 @@ int mpg_py_symbol_init(PyObject *module);            /* symbol.c */
 int mpg_py_trace_init(PyObject *module);             /* trace.c */
 int mpg_py_scope_init(PyObject *module);             /* scope.c */
 int mpg_py_missing_attribute_init(PyObject *module); /* missing_attribute.c */
-/* A tp_setattro: setting a name that cannot be set raises the error of reading it, if reading also
- * fails. */
+/* A tp_setattro. If an attribute can be neither set nor read, raises the error of reading it. */
 int mpg_py_set_attribute(PyObject *object, PyObject *name, PyObject *value);
 /* Convert from and to (shape, dtype) pairs. In a shape, 0 and -1 are unknown sizes; None is an
  * unknown shape or dtype (inference.c). */

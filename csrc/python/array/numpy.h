@@ -1,4 +1,4 @@
-/* NumPy's C API, as one shared table that exchange.c fills. */
+/* NumPy's C API, through one shared table that exchange.c fills. */
 #ifndef MPG_PYTHON_ARRAY_NUMPY_H
 #define MPG_PYTHON_ARRAY_NUMPY_H
 

@@ -1,4 +1,5 @@
-/* Descriptions of compiled calls for Python. New references, NULL with an exception; host lock. */
+/* Descriptions of compiled calls for Python. Results are new references, or NULL with an exception.
+ * Threads: host lock. */
 #ifndef MPG_PYTHON_GRAPH_DESCRIBE_H
 #define MPG_PYTHON_GRAPH_DESCRIBE_H
 
