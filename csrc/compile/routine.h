@@ -61,7 +61,7 @@ typedef struct mpg_branch {
 
 typedef struct mpg_loop {
   char *name; /* for errors; owned */
-  /* `condition` returns nonzero if another step runs. If its function is NULL, `limit` steps run.
+  /* Another step runs if `condition` returns nonzero. If its function is NULL, `limit` steps run.
    */
   mpg_callee step, condition;
   uint32_t num_data, num_states, num_step_captures, num_condition_captures, num_outputs;

@@ -35,7 +35,7 @@ mpg_status mpg_source_fail(const mpg_source *source, uint64_t offset, const char
     __attribute__((format(printf, 3, 4), cold));
 
 typedef struct mpg_sink {
-  char *path; /* the target with symbolic links resolved; NULL for a buffer; owned */
+  char *path; /* the target with symbolic links resolved, owned; NULL for a buffer */
   /* The file being written. NULL if the target is not a regular file and is written directly.
    * Owned. */
   char *temporary;

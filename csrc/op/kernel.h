@@ -47,7 +47,7 @@ typedef mpg_status (*mpg_kernel_fn)(const mpg_kernel_call *call);
 void mpg_kernels_set(mpg_device_type type, const mpg_kernel_fn *table, mpg_kernel_fn fused);
 /* Returns NULL if the device type has no kernel for this op. */
 mpg_kernel_fn mpg_kernel_get(const mpg_device *device, const mpg_op *op);
-/* Fails with MPG_NOT_IMPLEMENTED if there is no kernel. */
+/* Fails with MPG_NOT_IMPLEMENTED if the device type has no kernel for this op. */
 mpg_status mpg_kernel_find(const mpg_device *device, const mpg_op *op, mpg_kernel_fn *kernel);
 /* Identifies this interface, its ops and structs. A library of kernels must have the same stamp. */
 uint64_t mpg_kernel_stamp(void);

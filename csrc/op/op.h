@@ -300,8 +300,8 @@ struct mpg_op {
   mpg_arity_fn num_outputs; /* NULL means one per name */
   uint32_t saves;
   uint32_t flags;
-  /* Dtypes of the first input, of all inputs of a list, or of the output if there is no input;
-   * inference checks the rest. */
+  /* Dtypes of the first input, of all inputs of a list, or of the output of an op without inputs.
+   * Inference checks the rest. */
   mpg_dtype_set dtypes;
   mpg_batching_fn batching;
   const char *doc;

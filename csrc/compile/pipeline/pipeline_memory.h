@@ -22,8 +22,8 @@ typedef struct mpg_spare_lanes {
 } mpg_spare_lanes;
 
 mpg_status mpg_spare_lanes_add(mpg_spare_lanes *spares, const mpg_lane *lane);
-/* Takes the oldest spare lane of that device and size. Returns false if no such lane exists, or if
- * only the latest one is left, because a push into it might wait for its reader. */
+/* Takes the oldest spare lane of that device and size. Returns false if no spare lane matches, or
+ * if only the latest match is left, because a push into it might wait for its reader. */
 bool mpg_spare_lanes_take(mpg_spare_lanes *spares, const mpg_device *device, size_t size,
                           mpg_lane *lane);
 

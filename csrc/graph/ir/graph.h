@@ -34,8 +34,8 @@ typedef struct mpg_node {
   uint32_t scope;            /* block path */
   uint32_t origin;           /* source line of the host */
   uint32_t recompute_region; /* nodes that are recomputed together (recompute.h); 0 means none */
-  /* In graphs from the tape: sequence number of the forward op, or of the forward op whose
-   * gradients the node computes (graph_gradient.c). */
+  /* In graphs from the tape: sequence number of the node's own op, or of the forward op whose
+   * gradients it computes (graph_gradient.c). */
   uint64_t family;
   uint32_t duplicate_of; /* 1 + the node that computes the same values (simplify.c); 0 if none */
   uint32_t random;       /* index of the random call in program order; MPG_NO_RANDOM */

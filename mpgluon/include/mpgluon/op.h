@@ -133,9 +133,9 @@ typedef struct mpgluon_call {
   int32_t train;       /* 1 in autograd's train mode */
   int32_t num_threads; /* number of threads that the kernel may use */
   void *stream; /* the cudaStream_t to queue all work on; its GPU is current. NULL on a CPU */
-  /* Returns temporary memory of the kernel's device, aligned to 64 bytes, or NULL if there is not
-   * enough. It is valid until the function returns, or on a GPU until the queued work is done. The
-   * next call of `scratch` reuses it. */
+  /* Returns temporary memory of the kernel's device, aligned to 64 bytes, or NULL if memory is
+   * exhausted. It is valid until the function returns, or on a GPU until the queued work is done.
+   * The next call of `scratch` reuses it. */
   void *(*scratch)(const struct mpgluon_call *call, size_t size);
   void *host; /* private, for scratch */
   char *error;

@@ -475,7 +475,7 @@ class RowSparseNDArray(BaseSparseNDArray):
     """Array of which only some rows are stored; all other rows are 0.
 
     `data` has the stored rows, and `indices` their ascending row indices. Embeddings can have
-    gradients of this type. `row_sparse_array` creates such arrays.
+    gradients of this type. Use `row_sparse_array` to create one.
 
     Examples
     --------
@@ -587,7 +587,7 @@ class CSRNDArray(BaseSparseNDArray):
     """Matrix in compressed sparse row (CSR) format.
 
     The stored elements of row i are ``data[indptr[i]:indptr[i + 1]]``, in the ascending columns
-    ``indices[indptr[i]:indptr[i + 1]]``. `csr_matrix` creates such matrices.
+    ``indices[indptr[i]:indptr[i + 1]]``. Use `csr_matrix` to create one.
 
     Examples
     --------
