@@ -82,7 +82,10 @@ def _read_limit():
     except ValueError:
         limit = -1
     if not 1 <= limit <= 1e6:
-        raise ValueError(f"environment variable {_LIMIT} is {text!r}; it must be seconds, 1 to 1e6")
+        raise ValueError(
+            f"environment variable {_LIMIT} is {text!r}; it must be a number of seconds from 1 to "
+            "1000000"
+        )
     return limit
 
 
@@ -315,8 +318,8 @@ def barrier() -> None:
     transfers = gather("barrier", str(_core.ranks_statistics()["transfers"]))
     if len(set(transfers)) > 1:
         raise MXNetError(
-            "the ranks run different programs; numbers of queued transfers between ranks: "
-            + ", ".join(f"{n} by rank {r}" for r, n in enumerate(transfers))
+            "barrier: the ranks run different programs; numbers of queued transfers between ranks: "
+            + ", ".join(f"{n} on rank {r}" for r, n in enumerate(transfers))
         )
 
 
@@ -367,7 +370,7 @@ def _finish_work():
     try:
         _core.waitall()
     except BaseException as error:  # even Ctrl-C: no later code could handle it
-        _report(f"work that was queued when the program ended failed: {error}")
+        _report(f"pending work failed at the end of the program: {error}")
         _core.ranks_tell_end(_failure)
 
 

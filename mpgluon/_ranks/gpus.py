@@ -36,8 +36,8 @@ def _look(ctx):
     """Returns this rank's card, or the reason why it cannot join. Rank 0 adds NCCL's id."""
     if count() > _core.GPU_RANKS_IN_ORDER and not any_order():
         return {
-            "why": f"more than {_core.GPU_RANKS_IN_ORDER} ranks cannot be summed in the order of "
-            "ranks on GPUs (MPGLUON_RANKS_SUMS)"
+            "why": f"GPUs support sums in rank order for at most {_core.GPU_RANKS_IN_ORDER} ranks; "
+            "set MPGLUON_RANKS_SUMS=mpi to allow any order"
         }
     try:
         made = _core.ranks_gpu_id(ctx).hex() if own() == 0 else ""
@@ -136,7 +136,7 @@ def joined(contexts: Sequence[Context], transport: str) -> list[Indices | None]:
     said = [json.loads(text) for text in gather("GPUs of arrays", json.dumps(numbers))]
     if len(set(map(len, said))) > 1:
         raise MXNetError(
-            "the ranks run different programs; numbers of arrays that they sum over ranks: "
+            "the ranks run different programs; they sum different numbers of arrays over ranks: "
             + ", ".join(f"{len(one)} on rank {rank}" for rank, one in enumerate(said))
         )
     return [

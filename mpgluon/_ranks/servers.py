@@ -138,8 +138,8 @@ def _number_of_servers():
     ranks = _ranks.count()
     if not text.isdecimal() or not 1 <= int(text) < ranks:
         raise MXNetError(
-            "create: 'dist_async' needs servers in addition to at least one worker, but of "
-            f"{ranks} rank{'' if ranks == 1 else 's'} the last {text} would be servers "
+            "create: 'dist_async' needs servers and at least one worker, but the program has "
+            f"{ranks} rank{'' if ranks == 1 else 's'} and the number of servers is {text} "
             f"(environment variable {_SERVERS}, 1 by default); start more ranks with mpirun -n"
         )
     return int(text)

@@ -31,7 +31,7 @@ def slow(*values):
             ],
         ),
         slow("other_root", ["rank 0 has sent 1 messages to rank 1, which has received 0"]),
-        slow("failed", ["mpgluon, rank 0: work that was queued when the program ended failed"]),
+        slow("failed", ["mpgluon, rank 0: pending work failed at the end of the program"]),
     ],
 )
 def test_exit_reports_unnoticed_differences_and_failures(how, texts):
