@@ -26,7 +26,7 @@ typedef struct mpg_array {
   /* Compiled calls rely on the tensor and node. Call mpg_array_changed when these are replaced. */
   bool bound;
   mpg_trace *trace; /* owned reference while traced, else NULL */
-  mpg_value value;  /* in the traced graph */
+  mpg_value value;  /* value of the array in the traced graph */
 } mpg_array;
 
 static inline const mpg_desc *mpg_array_desc(const mpg_array *array) { return &array->tensor.desc; }

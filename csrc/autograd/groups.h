@@ -18,10 +18,10 @@ typedef struct mpg_group {
 mpg_group mpg_group_get(void);
 mpg_group mpg_group_set(mpg_group group); /* returns the previous one */
 
-/* Returns the array on `device`; `target` is empty. If it is already there, returns a view. The
- * gradients of a view are summed before they join other gradients, as those of a copy are, so that
- * results are bitwise independent of the placement of groups. Within a trace, makes one copy per
- * value and device. */
+/* Sets `target`, which is empty, to the array on `device`: a copy, or a view if the array is
+ * already there. The gradients of the view are summed before they are added to other gradients,
+ * like those of a copy, so that results are bitwise independent of the placement of groups. Within
+ * a trace, creates one copy per value and device. */
 mpg_status mpg_group_move(const mpg_array *array, mpg_device_id device, mpg_array *target);
 
 /* Same as mpg_call_as, inside a group. */

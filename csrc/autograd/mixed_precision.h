@@ -4,14 +4,15 @@
 
 #include "autograd/array.h"
 
-/* Same as mpg_call_as, with inputs cast by the rules. The casts are separate calls, in the same
- * trace or on the tape. */
+/* Same as mpg_call_as, with inputs cast according to the precision rules. The casts are separate
+ * calls, in the same trace or on the tape. */
 mpg_status mpg_precision_call(mpg_trace *trace, const mpg_op *op, const void *params,
                               mpg_array *const *inputs, int num_inputs, mpg_array *outputs,
                               int num_visible, mpg_array *const *out, bool separate);
 
-/* Calls without the rules: mpg_call_in in a given trace or none, mpg_call_plain without `out`, for
- * the component ops of another op (record.c). */
+/* Calls of ops without the precision rules (record.c). mpg_call_in emits the op into `trace`, or
+ * runs it if `trace` is NULL. mpg_call_plain has no `out` and calls the component ops of another
+ * op. */
 mpg_status mpg_call_in(mpg_trace *trace, const mpg_op *op, const void *params,
                        mpg_array *const *inputs, int num_inputs, mpg_array *outputs,
                        int num_visible, mpg_array *const *out, bool separate);

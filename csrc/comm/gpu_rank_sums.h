@@ -25,7 +25,7 @@ typedef struct mpg_gpu_rank_sums {
   uint32_t num_arrays;
   const mpg_view *views; /* array i at [2 * i], and its sum at [2 * i + 1] */
   size_t count;          /* total number of elements */
-  char *joined, *parts;  /* on the device: mpg_gpu_rank_sums_room bytes each, or NULL for 0 */
+  char *joined, *parts;  /* device memory of mpg_gpu_rank_sums_room bytes; NULL for 0 bytes */
 } mpg_gpu_rank_sums;
 
 /* Maximum number of ranks for sums in rank order. */

@@ -1,9 +1,10 @@
 /* Sums of replicated arrays on several devices, in place or out of place, for instance of gradients
  * before an update.
  *
- * Unlike a collective, this is not an op: nothing is recorded, and it is not in the devices' own
- * queues. It runs in the side queue of one of the devices as soon as the arrays are final, while
- * the programs that compute them still run. Work that is queued later on the devices sees the sums.
+ * Unlike a collective, this is not an op. Nothing is recorded, and the devices' own queues do not
+ * contain it. It runs in the side queue of one of the devices as soon as the arrays are final,
+ * while the programs that compute them still run. Work that is queued later on the devices sees the
+ * sums.
  *
  * Ownership: everything is borrowed for the call. Threads: host lock.
  */

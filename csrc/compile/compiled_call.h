@@ -152,7 +152,7 @@ typedef struct mpg_compiled {
   int *invariant_threads;
   mpg_compiled_backward *backwards;
   uint64_t saved_in;    /* number of the parameter set that last received saved_external */
-  mpg_binding *binding; /* of the latest call; owned reference */
+  mpg_binding *binding; /* binding of the latest call; owned reference */
   const void *family;   /* address of its function's signature cache; only compared */
   /* Links of the list of compiled calls that keep values. keeper_link is NULL outside the list. */
   struct mpg_compiled *next_keeper, **keeper_link;
@@ -242,8 +242,7 @@ mpg_status mpg_compiled_replay(mpg_compiled *compiled, const mpg_array *inputs,
 mpg_status mpg_compiled_find_reached(const mpg_compiled *compiled, const bool *arrives,
                                      bool **reached);
 
-/* invariants.c. Builds the invariants program of a simplified graph, if there are values to
- * keep. */
+/* invariants.c. Builds the invariants program of a simplified graph if it has values to keep. */
 mpg_status mpg_compiled_make_invariants(mpg_compiled *compiled);
 /* Returns the binding of a call with a reference, creating it if the compiled call has a different
  * one. */

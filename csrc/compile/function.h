@@ -23,8 +23,8 @@ typedef struct mpg_function {
 } mpg_function;
 
 /* Extracts the nodes of `trace` from number `begin` on. The outputs are the nodes' values that are
- * live or, if `results` is not NULL, that are among `results`. *function (new) is NULL if there are
- * no ops. */
+ * live or, if `results` is not NULL, that are among `results`. *function (new) is NULL if the nodes
+ * contain no op. */
 mpg_status mpg_function_cut(const mpg_trace *trace, size_t begin, const mpg_value *results,
                             size_t num_results, mpg_function **function);
 void mpg_function_free(mpg_function *function);

@@ -94,9 +94,9 @@ typedef struct mpg_submission {
   /* Loop position: 1 + the step of the innermost loop in the low 32 bits, and of the loop around it
    * in the high 32 bits. 0 means none. */
   uint64_t steps;
-  /* Optional; called exactly once per submission when the payload is no longer needed: after the
-   * last return of the work, after a failure, when the work will never run, or when submission
-   * fails. Called by the worker or the host. */
+  /* Optional. The worker or the host calls it exactly once per submission when the payload is no
+   * longer needed. This is after the last return of the work, after a failure, when the work will
+   * never run, or when submission fails. */
   void (*discard)(void *payload);
 } mpg_submission;
 
@@ -120,7 +120,7 @@ typedef struct mpg_sharing {
   mpg_status (*received)(mpg_device *device);
   /* Blocks until copy_from_host has written all its data. */
   mpg_status (*arrived)(mpg_device *device);
-  /* Orders our work queued from this call on after the other libraries' work on the default
+  /* Orders work that we queue after this call after the other libraries' work on the default
    * stream. */
   mpg_status (*follow_default)(mpg_device *device);
   mpg_status (*settle)(mpg_device *device); /* blocks until the hardware has finished all work */
@@ -131,10 +131,11 @@ typedef struct mpg_backend {
   const char *name; /* "cpu" */
   /* Fills device->backend_state; must not start threads, which a fork would lose. */
   mpg_status (*open)(mpg_device *device);
-  /* At exit, for every device first: asks the worker to stop after the running work. */
+  /* Called at exit, for all devices before the first `close`. Asks the worker to stop after the
+   * running work. */
   void (*stop)(mpg_device *device);
-  /* At exit, afterward: waits until the worker has stopped and discards the remaining work as
-   * failed. */
+  /* Called at exit, after `stop`. Waits until the worker has stopped, and discards the remaining
+   * work as failed. */
   void (*close)(mpg_device *device);
   /* 64-byte aligned; system memory, below the pool. */
   mpg_status (*allocate)(mpg_device *device, size_t size, void **memory);
@@ -223,7 +224,7 @@ struct mpg_device {
   const mpg_backend *backend;
   void *backend_state;
   void *stream;  /* owned by the backend; NULL on CPU devices */
-  bool remote;   /* owned by another process: no memory and no kernels here (ranks/ranks.h) */
+  bool remote;   /* owned by another process, so without memory and kernels here (ranks/ranks.h) */
   bool captures; /* the backend supports captures, and they are enabled */
   /* MPG_CAPTURE_KEYS in the device's memory, read by captured work when it runs; NULL until the
    * first use. Running work. */

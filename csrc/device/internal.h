@@ -16,7 +16,7 @@ extern const mpg_backend mpg_cpu_backend, mpg_shuffle_backend, mpg_gpu_backend;
 typedef struct mpg_cause mpg_cause; /* lives as long as the process */
 
 mpg_status mpg_failures_open(mpg_device *device);
-void mpg_failures_close(mpg_device *device); /* after a device could not be opened */
+void mpg_failures_close(mpg_device *device); /* called if a device could not be opened */
 /* Never returns NULL. */
 const mpg_cause *mpg_cause_new(mpg_device *device, mpg_status status, const char *text,
                                const mpg_submission *submission);
@@ -109,7 +109,7 @@ void mpg_tick_wait(mpg_device *device, mpg_tick tick, bool give_up_lock);
 mpg_status mpg_room_wait(mpg_device *device, mpg_tick tick);
 int64_t mpg_spin_limit_ns(void); /* the longest worthwhile spin: 0 on one core */
 int64_t mpg_idle_spin_ns(void);  /* the same for idle workers (MPGLUON_SPIN) */
-/* Registers a spinning worker. Returns true if it may spin: one core is left to the caller. */
+/* Registers a spinning worker. Returns true if it may spin, which always leaves one core free. */
 bool mpg_idle_spin_begin(void);
 /* Required after each mpg_idle_spin_begin, even if it returned false. */
 void mpg_idle_spin_end(void);

@@ -41,11 +41,11 @@ typedef struct mpg_queue {
   _Alignas(64) _Atomic(uint32_t) sleeping; /* the worker sleeps or is about to */
   _Atomic(bool) stopping;
   _Atomic(mpg_queue_segment *) spare; /* a used segment, for reuse by the producer */
-  _Atomic(void *) spare_apart;        /* the same for the memory of a large task */
+  _Atomic(void *) spare_apart;        /* memory of a large task, for reuse by the producer */
   pthread_mutex_t mutex;              /* the backend may use it for its own waiters */
   pthread_cond_t work_arrived;        /* for systems without futexes */
 
-  /* Consumer state; belongs to the producer while there is no worker. */
+  /* Consumer state; belongs to the producer while no worker exists. */
   _Alignas(64) mpg_queue_segment *read_segment;
   size_t read_offset;
   uint64_t consumed;

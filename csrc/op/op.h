@@ -255,7 +255,7 @@ typedef enum mpg_op_flags {
   MPG_OP_CARRIES = 1 << 23,
   /* Values are positions (_arange), so they depend on the sizes of the outputs. */
   MPG_OP_COUNTS = 1 << 24,
-  /* Constant inputs give constant outputs, and random ones random outputs (MPG_BATCH_FREE in
+  /* Outputs are constant for constant inputs, and random for random inputs (MPG_BATCH_FREE in
    * op/batching/batching.h). */
   MPG_OP_UNIFORM = 1 << 25,
   /* Composed of other ops (`compose`), which replace it in graphs and in eager calls. */
@@ -341,8 +341,7 @@ bool mpg_op_differentiable(const mpg_op *op);
 bool mpg_op_in_place(const mpg_op *op, int output);
 bool mpg_op_input_mutable(const mpg_op *op, int index); /* "!", an auxiliary state */
 bool mpg_op_input_optional(const mpg_op *op, int index);
-/* True if the row gives an initial value for a variable created for this input; stores the
- * value. */
+/* True if variables created for this input have an initial value; stores the value. */
 bool mpg_op_input_initial(const mpg_op *op, int index, double *value);
 /* True if a call reads the states that it writes only to update them, and no result depends on
  * them. */

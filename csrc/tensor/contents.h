@@ -75,10 +75,10 @@ static inline mpg_storage *mpg_contents_at(mpg_storage *storage, uint32_t versio
              : mpg_contents_find(storage, version, &no_memory);
 }
 
-/* True if the present contents have a copy. */
+/* True if the present contents have a copy already. */
 bool mpg_contents_kept(mpg_storage *storage);
-/* Records a copy of the present contents, which have none yet. Takes ownership of `copy`; NULL
- * means that there was no memory. */
+/* Records a copy of the present contents, which must not have a copy. Takes ownership of `copy`,
+ * which is NULL if memory was exhausted. */
 mpg_status mpg_contents_keep(mpg_storage *storage, mpg_storage *copy);
 
 #endif

@@ -33,7 +33,7 @@ typedef struct mpg_storage {
   size_t size;             /* requested bytes */
   uint64_t born;           /* serial number: storages created up to and including this one */
   uint64_t name;           /* name in all processes (mpg_ranks_name_array); 0 if none */
-  /* For memory from outside: called instead of freeing, when no queued work uses the memory. */
+  /* Imported memory only: called instead of freeing, once no queued work uses the memory. */
   void (*release)(void *owner);
   void *owner;
   mpg_block block;
@@ -55,8 +55,8 @@ mpg_status mpg_storage_wrap(mpg_device *device, void *memory, size_t size, void 
 uint64_t mpg_storage_births(void); /* number of storages created so far */
 static inline void mpg_storage_retain(mpg_storage *storage) { storage->references++; }
 void mpg_storage_destroy(mpg_storage *storage);
-/* Releases the owners of outside memory whose storage is gone, if the queued work that still used
- * the memory is done. Creating, wrapping and destroying storages does this as well. */
+/* Releases the owners of imported memory whose storage was destroyed, once the queued work that
+ * still used the memory is done. Creating, wrapping and destroying storages does this as well. */
 void mpg_storage_collect(void);
 static inline void mpg_storage_release(mpg_storage *storage) {
   if (--storage->references == 0) mpg_storage_destroy(storage);
@@ -113,7 +113,7 @@ mpg_status mpg_tensor_wait(const mpg_tensor *tensor);
  * tensor. */
 mpg_status mpg_tensor_wait_read(const mpg_tensor *tensor);
 mpg_status mpg_tensor_wait_write(const mpg_tensor *tensor);
-/* Copy to and from host memory of exactly mpg_tensor_bytes; blocking. The copy is atomic with
+/* Copy to and from host memory of exactly mpg_tensor_bytes, and block. The copy is atomic with
  * respect to work that other threads queue meanwhile: the functions wait once, and if the array
  * stays busy, the device copies in the order of its work. Copying from the host counts as a write
  * (version). */
@@ -192,8 +192,8 @@ static inline void mpg_storage_add_write(mpg_storage *storage, mpg_tick tick) {
   storage->version++;
   if (storage->watched) mpg_storage_note_watched();
 }
-/* Returns the number of writes to watched storages. While it stays the same, so do their contents,
- * except those of exposed storages, which may change at any time. */
+/* Returns the number of writes to watched storages. While it stays the same, their contents do not
+ * change, except for exposed storages, which may change at any time. */
 uint64_t mpg_storage_watched_writes(void);
 /* Returns the number of queued reads of tracked storages by other devices. */
 uint64_t mpg_storage_foreign_reads(void);

@@ -25,7 +25,7 @@ struct mpg_message {
   int rank;          /* the sending or receiving rank */
   bool sends, control, done;
   mpg_status status;               /* valid if done */
-  mpg_transfer transfer;           /* of a receive */
+  mpg_transfer transfer;           /* expected by a receive */
   char *buffer;                    /* header, then small data or a notice; owned */
   size_t buffer_size, buffer_room; /* bytes in use, and bytes allocated */
   char *data;                      /* large data; owned by a send */
@@ -100,7 +100,7 @@ typedef struct mpg_engine {
     char *memory;
     size_t size;
   } spare[4]; /* memory of sent large data, reused because fresh memory is slow to fill */
-  /* For sums; only used by the thread of their queue, so no lock is needed. */
+  /* Buffers of sums. Only the thread of the sums' queue uses them, without the lock. */
   mpg_room openings, arrived, joined;
   uint64_t sent, received, bytes_sent, bytes_received;
   mpg_peer *peers;               /* by rank */

@@ -152,8 +152,8 @@ typedef struct mpg_launching {
   /* One tensor per external array of each part. Its storage is NULL if no program uses it; the
    * pointer is NULL if the whole part is unused. */
   const mpg_tensor *parts[MPG_MAX_PARTS];
-  /* Identifies the fixed arrays: equal numbers mean equal arrays. 0 means that all arrays must be
-   * checked. */
+  /* Identifies the fixed arrays. Equal numbers mean equal arrays, and 0 means that all arrays must
+   * be checked. */
   uint64_t binding;
   /* Optional. The caller's last check; no other thread runs between it and the queueing of the
    * work. Fails if the arrays have changed since the call was prepared. Sets *unread if no other
@@ -170,8 +170,8 @@ typedef struct mpg_launching {
 mpg_status mpg_launch(mpg_program_set *set, const mpg_launching *call);
 
 /* The rows of a batch that a call computes. They draw the same random numbers as in the whole
- * batch. If their position in a draw is unknown, `axis` is taken as the batch axis of an array that
- * has `count` rows there. */
+ * batch. If their position in a draw is unknown, an axis `axis` of size `count` is treated as the
+ * batch axis. */
 typedef struct mpg_rows {
   int32_t axis;
   int64_t begin, count, total; /* total 0 means all rows */
@@ -181,11 +181,11 @@ typedef struct mpg_segment_time { /* monotonic clock, ns; 0 means not run yet */
   int64_t begin, end;             /* begin: after the first waits */
 } mpg_segment_time;
 
-/* A call whose segments are queued separately; many may be in flight. The caller chooses the order:
- * a segment comes after the segments it waits for, and segments of one device keep their order.
- * Missing blocks are allocated when a segment that uses them is queued, and the caller may release
- * a block after the last of these segments. External arrays must exist when a segment that uses
- * them is queued. Nothing is fixed. Host lock. */
+/* A call whose segments are queued separately. Many calls may be in flight. The caller chooses an
+ * order in which a segment follows the segments that it waits for, and in which segments of one
+ * device keep their order. Missing blocks are allocated when a segment that uses them is queued,
+ * and the caller may release a block after the last of these segments. External arrays must exist
+ * when a segment that uses them is queued. Nothing is fixed. Host lock. */
 typedef struct mpg_staged_call {
   mpg_launching call;    /* borrows its pointers */
   mpg_call_frame *frame; /* owned reference */

@@ -1,4 +1,4 @@
-/* Batching rules: how an op treats micro-batches.
+/* Batching rules of ops, which check that micro-batches give the results of the whole batch.
  *
  * A pipeline runs a block on parts of a batch. The result equals that of the whole batch if every
  * op processes each row independently. The rule of an op receives the batch axis of the op's inputs
@@ -62,7 +62,7 @@ mpg_status mpg_op_batching(mpg_batching *b);
 mpg_status mpg_batching_fail(const mpg_batching *b, int input, const char *format, ...)
     __attribute__((format(printf, 3, 4), cold));
 mpg_status mpg_batching_fail_along(const mpg_batching *b, int input);
-/* Stores the only divided input in *input; fails if there are several. */
+/* Stores the index of the only divided input in *input. Fails if several inputs are divided. */
 mpg_status mpg_batching_one(const mpg_batching *b, int *input);
 static inline bool mpg_batching_divided(const mpg_batching *b, int input) {
   return input < b->num_inputs && b->in[input].kind == MPG_BATCH_DIVIDED;

@@ -9,13 +9,14 @@
 
 #include "op/op.h"
 
+/* Kinds of ops, by the dtype in which they compute. */
 typedef enum mpg_precision {
-  MPG_PRECISION_ANY = 0, /* in the dtype of its inputs */
-  MPG_PRECISION_LOW,     /* in the low precision */
-  MPG_PRECISION_HALF,    /* in float16 if that is the low precision, otherwise in float32 */
-  MPG_PRECISION_FULL,    /* in float32 */
-  MPG_PRECISION_WIDEST,  /* in the widest dtype of its inputs */
-  MPG_PRECISION_LOSS,    /* in float32; the gradient is multiplied by the loss scale */
+  MPG_PRECISION_ANY = 0, /* the dtype of the inputs */
+  MPG_PRECISION_LOW,     /* the low precision */
+  MPG_PRECISION_HALF,    /* float16 if that is the low precision, otherwise float32 */
+  MPG_PRECISION_FULL,    /* float32 */
+  MPG_PRECISION_WIDEST,  /* the widest dtype of the inputs */
+  MPG_PRECISION_LOSS,    /* float32; the gradient is multiplied by the loss scale */
   MPG_PRECISION_KINDS
 } mpg_precision;
 
