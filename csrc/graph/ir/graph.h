@@ -175,7 +175,7 @@ typedef struct mpg_differentiation {
   size_t num_wanted;
   mpg_value *gradients;
   bool train;     /* mode of the appended nodes */
-  bool lenient;   /* ops without a gradient count as constants instead of failing */
+  bool lenient;   /* ops without a gradient are treated as constants instead of failing */
   uint32_t first; /* nodes before this one are treated as constants */
 } mpg_differentiation;
 mpg_status mpg_graph_gradient(mpg_graph *graph, const mpg_differentiation *request);

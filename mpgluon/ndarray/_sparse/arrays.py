@@ -194,7 +194,7 @@ class BaseSparseNDArray(NDArray):
         return numbers
 
     def _known(self):
-        """Returns the numbers on the host that were computed from the stored positions."""
+        """Returns the host's cache of values that depend only on the stored positions."""
         self._refresh()
         _refuse_in_trace(self._index, self.stype)
         return self._host
