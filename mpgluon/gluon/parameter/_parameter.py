@@ -152,9 +152,8 @@ class Parameter(MXNetNames):
         # In the order in which the devices were given.
         self.arrays: dict[Context, NDArray] | None = None
         self.gradients: dict[Context, NDArray] | None = None
-        self.deferred_init: tuple[
-            Any, ...
-        ] = ()  # (init, devices, default initializer, value or None, random key)
+        # (init, devices, default initializer, value or None, random key)
+        self.deferred_init: tuple[Any, ...] = ()
         self._trainer = None
         self.replaced: str | None = None  # reason if the layer was replaced in the network
         self.owner = UNOWNED
