@@ -205,7 +205,8 @@ def _agree(mpi, any_order, wrong):
             f"{levels.index(min(levels))} has a lower level; keep the default of "
             "mpi4py.rc.thread_level, or install another MPI library"
         )
-    for what, found in (("versions of mpgluon", versions), (_ORDER, orders), (_LIMIT, limits)):
+    sums = ["mpi" if order else "ordered" for order in orders]
+    for what, found in (("versions of mpgluon", versions), (_ORDER, sums), (_LIMIT, limits)):
         if len(set(found)) > 1:
             by_rank = ", ".join(f"{value} on rank {rank}" for rank, value in enumerate(found))
             raise MXNetError(f"the ranks have different {what}: {by_rank}")

@@ -30,7 +30,7 @@ def slow(*values):
                 "rank 1 has queued 0 transfers between ranks, but rank 0 has queued 2",
             ],
         ),
-        slow("other_root", ["rank 0 has sent 1 messages to rank 1, which has received 0"]),
+        slow("other_root", ["rank 1 has received 0 of the 1 messages that rank 0 has sent to it"]),
         slow("failed", ["mpgluon, rank 0: pending work failed at the end of the program"]),
     ],
 )

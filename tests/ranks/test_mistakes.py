@@ -105,7 +105,7 @@ def test_rank_without_devices_fetches_the_same_losses():
     "how, text",
     [
         ("version", "different versions of mpgluon: "),
-        slow("order", "different MPGLUON_RANKS_SUMS: False on rank 0, True on rank 1"),
+        slow("order", "different MPGLUON_RANKS_SUMS: ordered on rank 0, mpi on rank 1"),
         slow("limits", "different MPGLUON_RANKS_TIMEOUT: 20.0 on rank 0, 7.0 on rank 1"),
         slow("limit", "MPGLUON_RANKS_TIMEOUT is 'soon'"),
         slow("threads", "MPI_THREAD_MULTIPLE, but rank 1 has a lower level"),

@@ -98,10 +98,10 @@ bool mpg_ranks_differ(char *text, size_t size) {
                (unsigned long long)peer->end.numbers);
     else if (peer->end.sent != peer->received)
       snprintf(text, size,
-               "the ranks run different programs: rank %d has sent %llu messages to rank %d, which "
-               "has received %llu",
-               i, (unsigned long long)peer->end.sent, engine->rank,
-               (unsigned long long)peer->received);
+               "the ranks run different programs: rank %d has received %llu of the %llu messages "
+               "that rank %d has sent to it",
+               engine->rank, (unsigned long long)peer->received, (unsigned long long)peer->end.sent,
+               i);
     else if (mpg_ranks_compare_steps(&step, &peer->end.step, i) != MPG_OK)
       snprintf(text, size, "%s", mpg_error_text());
     else

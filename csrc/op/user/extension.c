@@ -365,7 +365,12 @@ static mpg_status check_functions(const mpg_extension *e) {
 }
 
 /* Checks an op of the table and prepares the contents of its rows. */
-static mpg_status make_op(mpg_extension *e, const mpgluon_op *given, size_t size) {
+/* The size of an op in the first version of the header. Fields that later versions append are zero
+ * in libraries that were built with it. */
+#define FIRST_OP_SIZE (offsetof(mpgluon_op, cuda_backward) + sizeof(mpgluon_kernel))
+
+/* `given` points to the library's mpgluon_op, of `size` bytes. */
+static mpg_status make_op(mpg_extension *e, const void *given, size_t size) {
   uint32_t states;
   memcpy(&e->op, given, size);
   if (!e->op.name || !identifier(e->op.name, strlen(e->op.name)))
@@ -407,7 +412,8 @@ static mpg_status read_table(mpg_extension_library *library) {
                     "it was built with version %u of mpgluon/op.h, but this mpgluon has version "
                     "%d; recompile it",
                     (unsigned)table->version, MPGLUON_OP_VERSION);
-  if (table->op_size != sizeof(mpgluon_op) || table->num_ops < 1 || !table->ops)
+  if (table->op_size < FIRST_OP_SIZE || table->op_size > sizeof(mpgluon_op) || table->num_ops < 1 ||
+      !table->ops)
     return mpg_fail(MPG_ERROR, "its table of ops is invalid");
   library->ops = mpg_calloc((size_t)table->num_ops, sizeof *library->ops);
   if (!library->ops) return mpg_out_of_host_memory((size_t)table->num_ops * sizeof *library->ops);
@@ -416,7 +422,7 @@ static mpg_status read_table(mpg_extension_library *library) {
     if (!e) return mpg_out_of_host_memory(sizeof *e);
     library->count++;
     e->path = library->path;
-    MPG_TRY(make_op(e, &table->ops[i], table->op_size));
+    MPG_TRY(make_op(e, (const char *)table->ops + (size_t)i * table->op_size, table->op_size));
     for (int k = 0; k < i; k++)
       if (!strcmp(library->ops[k]->op.name, e->op.name))
         return mpg_fail(MPG_ERROR, "two of its ops have the name %s", e->op.name);
