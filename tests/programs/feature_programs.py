@@ -20,6 +20,8 @@ import sys
 import time
 import warnings
 
+import numpy as np
+
 import mpgluon as mx
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # tests
@@ -54,8 +56,9 @@ def check(row):
         equal(found, Run(row, True, True).run(), "unlike one device, hybridized")
     elif by_bits(row):
         equal(found, wanted, "unlike eager execution on one device")
-    # Lookups by sign turn rounding differences into different rows.
+    # Lookups by sign and rounding turn rounding differences into different rows and integers.
     smooth = row["optimizer"] in SMOOTH and row["layer"] not in ("Embedding", "row_sparse")
+    smooth &= row["custom"] != "straight through"
     divided = row["placement"] in REPLICAS or (
         row["layer"] == "Dropout" and row["way"] in PIPELINED
     )
@@ -65,6 +68,8 @@ def check(row):
     for name in wanted if smooth else first:
         if not found.get(name):
             continue
+        if not all(np.isfinite(array).all() for array in wanted[name]):
+            break  # rounding decides which of the following numbers are infinite or NaN
         try:
             close(found[name], wanted[name], row, f"unlike eager execution: {name}")
         except AssertionError:
