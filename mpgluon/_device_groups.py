@@ -15,6 +15,14 @@ from .context import Context
 __all__ = ["check", "current", "device", "gathered", "mapped", "move", "placed"]
 
 
+class Groups(dict[str, Context]):
+    """A dict of groups to devices that belongs to one of `replicas` replicas of a network."""
+
+    def __init__(self, groups, replicas):
+        super().__init__(groups)
+        self.replicas = replicas
+
+
 class _State(threading.local):
     devices = None  # group -> Context
     key = None  # the active dict and group, as a dict key
@@ -98,6 +106,12 @@ def mapped(devices):
 def devices():
     """Returns the devices of the active dict."""
     return _state.devices.values() if _state.devices is not None else ()
+
+
+def is_of_another_replica(ctx):
+    """True if the active dict belongs to one of several replicas, which doesn't have the device."""
+    active = _state.devices
+    return getattr(active, "replicas", 1) > 1 and ctx not in active.values()
 
 
 def running():

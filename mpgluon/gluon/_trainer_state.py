@@ -18,6 +18,7 @@ from ..optimizer._state_files import is_pickle, read_trainer_states
 from ..optimizer.optimizer import HALF
 from ._trainer_store import NO_STATE
 from .parameter import _gradient_contents as gradients
+from .parameter._parameter_dict import split_advice
 from .utils import brief
 
 if TYPE_CHECKING:
@@ -271,7 +272,8 @@ class TrainerState:
         if unknown:
             raise MXNetError(
                 f"'{fname}' holds states of parameters that this trainer does not have: "
-                f"{brief(unknown)}; it has {brief(self._param2idx)}"
+                f"{brief(unknown)}; it has {brief(self._param2idx)}. "
+                f"{split_advice(*unknown, *self._param2idx)}".rstrip(". ")
             )
         # Parameters that were never updated have no state, and older files do not name them.
         given = {numbers[name] for name in header.get("names") or states if name in numbers}

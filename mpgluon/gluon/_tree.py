@@ -55,6 +55,7 @@ class TreeNode(OptionsChecked):
     # True if the block itself moves its inputs to its devices. Inside it, no group determines the
     # device.
     _spans_devices = False
+    _stands_for: Any = None  # the class of the layer that a split layer replaces
 
     def __init__(self) -> None:
         self._children: dict[str, Any] = Parts()
@@ -102,6 +103,11 @@ def children(block):
 def set_children(block, blocks):
     """Replaces the children of a block, by name."""
     block._children = blocks
+
+
+def stand_for(block, kind):
+    """Allows layers of a class to replace the block, as if it were of that class."""
+    block._stands_for = kind
 
 
 def own_parameters(block):

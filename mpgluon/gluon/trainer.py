@@ -527,7 +527,8 @@ class Trainer(TrainerStore, TrainerState):
             f"Gradient of Parameter `{param.name}` on context {ctx} has not been updated by "
             "backward since last `step`. Either the loss does not depend on it, or the forward "
             "pass was not recorded, or the parameter was moved or cast (place, reset_ctx, cast) "
-            "between the forward pass and backward. If only some of the Parameters are used, "
+            "between the forward pass and backward, or its layer was replaced in the network and "
+            "needs a new Trainer. If only some of the Parameters are used, "
             "call step with ignore_stale_grad=True to leave the other Parameters unchanged"
         )
 

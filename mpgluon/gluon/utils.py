@@ -18,13 +18,13 @@ from .._files import open_regular, replacing
 from .._hints import GLUON, near_names
 from .._ranks.own_arrays import brought_to_all
 from ..base import MXNetAssertionError, MXNetError
-from ..context import Context
+from ..context import Context, current_context
 from ._repository import repository_file_url, repository_url
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from .._types import ArrayLike, NDArray
+    from .._types import ArrayLike, Devices, NDArray
     from ..parallel import Mesh
 
 __all__ = [
@@ -42,6 +42,21 @@ near_names(__name__, pad_sequence=GLUON["pad_sequence"])
 # MXNet's names, which other packages import.
 _get_repo_url = repository_url
 _get_repo_file_url = repository_file_url
+
+
+def context_list(ctx: Devices | None) -> list[Context]:
+    """Returns the devices of an argument `ctx` as a list, by default the current context. Raises
+    ValueError for other types and for duplicates."""
+    if ctx is None:
+        return [current_context()]
+    if isinstance(ctx, Context):
+        return [ctx]
+    contexts = list(ctx)
+    if not contexts or not all(isinstance(c, Context) for c in contexts):
+        raise ValueError(f"ctx must be a Context or a list of Contexts, not {ctx!r}")
+    if len(set(contexts)) != len(contexts):
+        raise ValueError(f"ctx names a device twice: {contexts}")
+    return contexts
 
 
 def replace_file(src: str | os.PathLike[str], dst: str | os.PathLike[str]) -> None:

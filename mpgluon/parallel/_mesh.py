@@ -8,7 +8,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from .. import autograd, ndarray as nd
-from .._device_groups import is_placement
+from .._device_groups import Groups, is_placement
 from ..base import MXNetError
 from ..context import Context, cpu, gpu, num_gpus
 from ..gluon._tree import (
@@ -318,6 +318,7 @@ class Mesh:
                 if param.arrays is not None or param.deferred_init:
                     if param.list_ctx() != homes[param]:
                         param.reset_ctx(homes[param])
+                param.placed = homes[param]
         return net
 
     def _groups(self, replica):
@@ -398,8 +399,8 @@ class Replicas:
     """
 
     def __init__(self, dicts: list[dict[str, Context]], mesh: Any) -> None:
-        self.dicts, self.mesh = dicts, mesh
-        self._by_device = {ctx: groups for groups in dicts for ctx in groups.values()}
+        self.dicts, self.mesh = [Groups(groups, len(dicts)) for groups in dicts], mesh
+        self._by_device = {ctx: groups for groups in self.dicts for ctx in groups.values()}
 
     def of(self, ctx: Context) -> dict[str, Context]:
         """Returns the dict of the replica that device `ctx` belongs to."""
@@ -422,6 +423,10 @@ class Replicas:
                 "devices of its parameters; omit ctx"
             )
         return self.homes(net)
+
+    def covers(self, block: Block) -> bool:
+        """True if the placement is that of the block, not of a network around it."""
+        return True
 
     def initialized(self, net: Block) -> None:
         """Called at the end of `initialize`."""
@@ -468,6 +473,8 @@ def forget_placement(net: Block) -> None:
         forget_compiled(block)
 
     net.apply(forget)
+    for param in net.collect_params().values():
+        param.placed = None
 
 
 def _stages(net, assigned):

@@ -44,14 +44,29 @@ def place(net: Block, where: dict[str, Context | str]) -> None:
                 f"place: block {path!r} already belongs to ctx_group {group_of(block)!r}; only "
                 "networks without groups can be placed"
             )
+    _check_split(blocks, named)
     homes = devices_now(net)
     _arrange(net, blocks.values(), devices, homes, where, named)
-    wanted = devices_of_groups(net).homes(net)
+    placed = devices_of_groups(net)
+    wanted, named_homes = placed.homes(net), placed.named_homes(net)
     with autograd.pause():
         for param in net.collect_params().values():
             param.floating = False
             if param in homes and homes[param] != wanted[param]:
                 param.reset_ctx(wanted[param])
+            param.placed = named_homes.get(param)
+
+
+def _check_split(blocks, named):
+    """Raises MXNetError for a device of a block with split layers, which cannot move."""
+    for path, block in blocks.items():
+        for param in block.collect_params().values() if block in named else ():
+            if isinstance(param, HomeParameter) and param.homes != [named[block]]:
+                raise MXNetError(
+                    f"place: block {path!r} has layers that are split over devices, such as that "
+                    f"of '{param.name}' on {brief(map(str, param.homes))}, and cannot move to "
+                    f"{named[block]}; name other blocks, or use Mesh.place"
+                )
 
 
 def _arrange(net, blocks, devices, homes, where, named):
@@ -122,6 +137,18 @@ class _Placed(Replicas):
         """Returns the devices on which `initialize` creates each parameter: for named blocks, their
         own; for others `ctx`, or their previous devices if `ctx` is None (None if they have
         none)."""
+        homes = self.named_homes(net)
+        params = net.collect_params().values()
+        if ctx is not None and all(param in homes for param in params):
+            return super().initial_homes(net, ctx)
+        now = devices_now(net)
+        return {
+            param: homes[param] if param in homes else ctx if ctx is not None else now.get(param)
+            for param in params
+        }
+
+    def named_homes(self, net: Block) -> dict[Any, list[Context]]:
+        """Returns the devices of the parameters of named blocks."""
         homes: dict[Any, list[Context]] = {}
 
         def visit(block, device):
@@ -135,18 +162,15 @@ class _Placed(Replicas):
                 visit(child, device)
 
         visit(net, None)
-        params = net.collect_params().values()
-        if ctx is not None and all(param in homes for param in params):
-            return super().initial_homes(net, ctx)
-        now = devices_now(net)
-        return {
-            param: homes[param] if param in homes else ctx if ctx is not None else now.get(param)
-            for param in params
-        }
+        return homes
+
+    def covers(self, block: Block) -> bool:
+        """True if the placement is that of the block, not of a network around it."""
+        return block is self.net
 
     def initialized(self, net: Block) -> None:
         """Renews the placement, because layers without a device have one after `initialize`."""
-        place(net, self._where)
+        place(self.net, self._where)
 
 
 def _devices(where):

@@ -47,20 +47,27 @@ def initialize(block, init, ctx, verbose, force_reinit, group2ctx):
 
 
 def initialize_replicas(block, init, ctx, verbose, force_reinit):
-    """Implements `Block.initialize` of a block that is placed on devices."""
-    placed = devices_of_groups(block)
+    """Implements `Block.initialize` of a block that is placed, or in a network that is placed."""
+    placed, params = devices_of_groups(block), block.collect_params()
+    if not placed.covers(block):
+        open_ends = any(param.placed is None for param in params.values())
+        params.initialize(init, ctx, verbose, force_reinit)
+        if open_ends:
+            placed.initialized(block)
+        return
     homes = placed.initial_homes(block, ctx)
     init = Uniform() if init is None else create(init)
     if verbose:
         init.set_verbosity(verbose=verbose)
-    for param in block.collect_params().values():
+    for param in params.values():
         param.initialize(None, homes[param], init, force_reinit=force_reinit)
     placed.initialized(block)
 
 
 def replicated(block):
-    """True if the block is placed on a mesh."""
-    return devices_of_groups(block) is not None and not isinstance(devices_of_groups(block), dict)
+    """True if the block is placed on a mesh or by `Block.place`."""
+    placed = devices_of_groups(block)
+    return placed is not None and not isinstance(placed, dict)
 
 
 def replica(block, args, symbolic):

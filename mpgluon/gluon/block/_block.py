@@ -170,7 +170,8 @@ class Block(TreeNode):
 
     def __setattr__(self, name: str, value: Any) -> None:
         existing = self.__dict__.get(name)
-        if isinstance(existing, (Parameter, Block)) and not isinstance(value, type(existing)):
+        kinds = (type(existing), getattr(existing, "_stands_for", None) or type(existing))
+        if isinstance(existing, (Parameter, Block)) and not isinstance(value, kinds):
             raise TypeError(
                 f"Changing attribute type for {name} from {type(existing)} to {type(value)} is not "
                 "allowed."

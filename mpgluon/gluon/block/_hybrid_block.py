@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ... import _core, ndarray as nd
-from ..._device_groups import check as check_groups
+from ..._device_groups import check as check_groups, is_of_another_replica
 from ...base import MXNetError, MXNetTypeError, is_floating
 from ...context import computes, current_context
 from .._block_path import block_path
@@ -327,6 +327,12 @@ class HybridBlock(Block, Compilable):
         if ctx is not None and computes(ctx) in contexts:
             return computes(ctx), None
         if len(contexts) == 1:
+            if is_of_another_replica(contexts[0]):
+                raise MXNetError(
+                    f"{block_path() or type(self).__name__}: parameter '{param.name}' is on "
+                    f"{contexts[0]} alone, which doesn't belong to this replica; place the network "
+                    "again (Mesh.place), so that all replicas have the parameter"
+                )
             # hybrid_forward may move the input or the parameter. If it does not, the operator
             # raises an error.
             return contexts[0], param

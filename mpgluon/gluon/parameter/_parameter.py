@@ -15,7 +15,7 @@ from ...base import MXNetAssertionError, MXNetError
 from ...context import Context, computes, current_context
 from ...ndarray._sparse.row_gradients import RowGradientWeight, RowSparseGradient, row_sparse_part
 from .._compiled import tracing
-from ..utils import shape_is_known
+from ..utils import context_list, shape_is_known
 from ._gradient_contents import contents_of, filled, left_behind, on_devices
 from ._mxnet_names import MXNetNames
 
@@ -48,23 +48,6 @@ UNOWNED, OWNED_BY_DICT, OWNED_BY_BLOCKS = range(3)
 class DeferredInitializationError(MXNetError):
     """Raised if a parameter's value is used before the first forward pass has inferred its
     shape."""
-
-
-def context_list(ctx: Devices | None) -> list[Context]:
-    if ctx is None:
-        return [current_context()]
-    if isinstance(ctx, Context):
-        return [ctx]
-    contexts = list(ctx)
-    if not contexts or not all(isinstance(c, Context) for c in contexts):
-        raise ValueError(f"ctx must be a Context or a list of Contexts, not {ctx!r}")
-    if len(set(contexts)) != len(contexts):
-        raise ValueError(f"ctx names a device twice: {contexts}")
-    return contexts
-
-
-def _same_dtype(a, b):
-    return a == b or dtype_name(a) == dtype_name(b)
 
 
 # Counts changes of any parameter's arrays, gradients or multipliers. As long as the number is the
@@ -113,8 +96,9 @@ class Parameter(MXNetNames):
     Notes
     -----
     The following attributes are internal to the package: `arrays` and `gradients` (device -> array,
-    or None), `deferred_init` (the arguments of a pending initialization, or empty), `floating`,
-    `replaced`, `owner`, `left`, `family` (the split parameter that this one is a part of).
+    or None), `deferred_init` (the arguments of a pending initialization, or empty), `placed` (the
+    devices that a placement of the network gives it, or None), `floating`, `replaced`, `owner`,
+    `left`, `family` (the split parameter that this one is a part of).
 
     Examples
     --------
@@ -127,6 +111,7 @@ class Parameter(MXNetNames):
     """
 
     family: Any = None
+    placed: list[Context] | None = None
 
     def __init__(
         self,
@@ -460,6 +445,15 @@ class Parameter(MXNetNames):
             return self.deferred_init[1]
         raise self.missing_error()
 
+    def _devices(self, ctx):
+        """Returns the devices of new arrays, given the argument `ctx` of a call."""
+        if ctx is not None and self.placed not in (None, context_list(ctx)):
+            raise ValueError(
+                f"Parameter '{self.name}' is placed on {self.placed}, so omit ctx, or place the "
+                f"network again; it cannot be created on {context_list(ctx)}"
+            )
+        return self.placed or context_list(ctx)
+
     def zero_grad(self) -> None:
         """Sets the gradients on all devices to zero. Does nothing without gradients."""
         for array in (self.gradients or {}).values():
@@ -548,7 +542,8 @@ class Parameter(MXNetNames):
         init : Initializer or str, optional
             Initializer that overrides the parameter's own and `default_init`.
         ctx : Context or list of Context, default the current context
-            Devices; a copy is created on each.
+            Devices; a copy is created on each. A placement of the network (`Block.place`) is the
+            default for its parameters, and must not be contradicted.
         default_init : Initializer, default ``Uniform()``
             Initializer for a parameter without one of its own.
         force_reinit : bool, default False
@@ -558,7 +553,8 @@ class Parameter(MXNetNames):
         Raises
         ------
         ValueError
-            If the shape is not known and `allow_deferred_init` is False.
+            If the shape is not known and `allow_deferred_init` is False, or for other devices than
+            those of the placement.
         """
         if self.arrays is not None and not force_reinit:
             warnings.warn(
@@ -569,7 +565,7 @@ class Parameter(MXNetNames):
             return
         if default_init is None:
             default_init = initializer.Uniform()
-        contexts = context_list(ctx)
+        contexts = self._devices(ctx)
         if init is None:
             init = default_init if self.init is None else self.init
         if not shape_is_known(self._shape) and not self._allow_deferred_init:
@@ -685,13 +681,15 @@ class Parameter(MXNetNames):
             raise AssertionError(
                 f"{failed}: shape incompatible expected {self._shape} vs saved {data.shape}"
             )
-        if not cast_dtype and not _same_dtype(self.dtype, data.dtype):
+        if not cast_dtype and dtype_name(self.dtype) != dtype_name(data.dtype):
             raise AssertionError(
                 f"{failed}: dtype incompatible expected {dtype_name(self.dtype)} vs saved "
                 f"{dtype_name(data.dtype)}. Set cast_dtype=True to cast the dtype of saved params."
             )
         initialized = self.arrays is not None or self.deferred_init
-        if ctx is not None and initialized and set(context_list(ctx)) != set(self.list_ctx()):
+        if not initialized:
+            self._devices(ctx)
+        elif ctx is not None and set(context_list(ctx)) != set(self.list_ctx()):
             raise AssertionError(
                 f"Failed to load Parameter '{self.name}' on {context_list(ctx)} because it was "
                 f"previously initialized on {self.list_ctx()}; omit ctx to keep it there, or "
@@ -702,11 +700,12 @@ class Parameter(MXNetNames):
         """Takes over a loaded value, and initializes the parameter if necessary. Returns the
         remaining changes (`_core.at_once`), which the caller must apply."""
         self._shape = tuple(data.shape)
-        if cast_dtype and dtype_source == "saved" and not _same_dtype(self.dtype, data.dtype):
+        differs = dtype_name(self.dtype) != dtype_name(data.dtype)
+        if differs and cast_dtype and dtype_source == "saved":
             self.cast(data.dtype)
         if self.arrays is not None:
             return self._copies(data)
-        self._init_impl(data, self.list_ctx() if self.deferred_init else context_list(ctx))
+        self._init_impl(data, self.list_ctx() if self.deferred_init else self._devices(ctx))
         return []
 
     def reset_ctx(self, ctx: Devices) -> None:
@@ -718,7 +717,7 @@ class Parameter(MXNetNames):
         ValueError
             If the parameter was never initialized.
         """
-        contexts = context_list(ctx)
+        contexts, self.placed = context_list(ctx), None
         if self.arrays is not None:
             with autograd.pause():
                 contents = on_devices(contents_of(self), self.list_ctx(), contexts)
@@ -770,7 +769,7 @@ def match_attributes(param: Parameter, attributes: Mapping[str, Any]) -> None:
             if merged is not None:
                 param._shape = merged
                 continue
-        elif key == "dtype" and _same_dtype(value, existing):
+        elif key == "dtype" and dtype_name(value) == dtype_name(existing):
             continue
         if value != existing:
             raise AssertionError(

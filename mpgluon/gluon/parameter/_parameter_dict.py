@@ -353,9 +353,11 @@ def check_names(
     if not allow_missing:
         for name in params:
             if name not in arrays:
+                advice = split_advice(name, *arrays)
                 raise AssertionError(
                     f"Parameter '{name[skip:]}' is missing in {source}, which contains parameters: "
-                    f"{brief(arrays)}. Set allow_missing=True to ignore missing parameters."
+                    f"{brief(arrays)}. "
+                    f"{advice or 'Set allow_missing=True to ignore missing parameters.'}"
                 )
     if not ignore_extra:
         for name in arrays:
@@ -365,6 +367,17 @@ def check_names(
                     f"ParameterDict, which contains parameters: {brief(params)}. Set "
                     "ignore_extra=True to ignore."
                 )
+
+
+def split_advice(*names: str) -> str:
+    """Returns the advice for an error about names that differ, if some are of split layers."""
+    if not any(re.search(r"(^|[._])shard\d+_", name) for name in names):
+        return ""
+    return (
+        "Layers are split over devices in the network or in the file, and their parts have names "
+        "of their own: load the file before splitting (Mesh.place, mx.parallel.shard), or use "
+        "mx.parallel.save and mx.parallel.load"
+    )
 
 
 def _name_in(name_map, name):

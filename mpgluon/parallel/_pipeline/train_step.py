@@ -13,6 +13,7 @@ from ...gluon.block import HybridBlock
 from ...gluon.loss import Loss
 from ...gluon.trainer import loss_scaling, scaled_by
 from .._mesh import placement
+from .._tensor_parallel.splitting import walk
 from .driver import Driver
 from .pipeline import Pipeline, PipelinedCall
 
@@ -59,6 +60,20 @@ def _beside_outputs(labels, outputs):
         return [{key: _beside(label[key], outputs[key]) for key in keys}]
     paired = isinstance(outputs, (list, tuple)) and len(outputs) == len(labels)
     return [_beside(label, outputs[i] if paired else outputs) for i, label in enumerate(labels)]
+
+
+def _check_placement(net):
+    """Raises MXNetError if only blocks inside the network are placed on several replicas."""
+    if placement(net) is not None:
+        return
+    for _, _, path, block in walk(net):
+        placed = placement(block)
+        if placed is not None and len(placed.dicts) > 1:
+            raise MXNetError(
+                f"TrainStep: block '{path}' is placed on {len(placed.dicts)} replicas, but the "
+                f"network around it, {type(net).__name__}, is not; place the whole network "
+                "(Mesh.place)"
+            )
 
 
 def _beside(label, output):
@@ -280,6 +295,7 @@ class TrainStep:
             )
         call = self._calls.get((len(labels), timewise))
         if call is None:
+            _check_placement(self._net)
             block = _Losses(self._net, self._loss, len(labels), timewise)
             call = self._calls[len(labels), timewise] = PipelinedCall(block, self._flags)
         args = (*data, states, *labels) if timewise else (*data, *labels)

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from ... import _core, _device_groups, autograd, initializer, ndarray as nd, random
 from ...base import MXNetError
-from ...gluon.parameter._parameter import Parameter, context_list
+from ...gluon.parameter._parameter import Parameter
 from ...gluon.parameter._parameter_dict import find_parameter
-from ...gluon.utils import shape_is_known
+from ...gluon.utils import context_list, shape_is_known
 from ..collectives import divide
 
 if TYPE_CHECKING:

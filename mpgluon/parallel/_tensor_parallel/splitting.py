@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ... import _core, initializer, random
 from ...base import MXNetError
 from ...gluon import nn, rnn
-from ...gluon._tree import children, forget_compiled, own_parameters
+from ...gluon._tree import children, forget_compiled, own_parameters, stand_for
 from ...gluon.block import Block, HybridBlock
 from ...gluon.nn.basic_layers import dense_arguments, dropout_arguments, layer_norm_arguments
 from ...gluon.nn.conv_layers import convolution_arguments
@@ -117,6 +117,7 @@ def walk(block: Block, path: str = "") -> Iterator[tuple[Block, str, str, Block]
 
 def _take_over(old, new):
     """Copies the settings of the old layer's parameters, and their values if they have any."""
+    stand_for(new, type(old))
     for name, param in own_parameters(old).items():
         parts = [
             p

@@ -235,6 +235,7 @@ REFUSED = [
     (({"placement": SPLIT}, {"parameters": ["tied"]}), "shared parameters", {}),
     (({"placement": SPLIT}, {"event": ["export"]}), "it has no symbol", COMPILED_WHOLE),
     (({"placement": SPLIT}, {"event": ["reset_ctx"]}), "is split over devices", {}),
+    (({"placement": SPLIT}, {"event": ["place"]}), "split over devices", {}),
     (
         ({"custom": ["Function"]}, {"event": ["export"]}),
         "cannot be written as a symbol",
