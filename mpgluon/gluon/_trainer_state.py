@@ -409,6 +409,7 @@ class TrainerState:
         } or {0: {}}
         numbers = {
             "num_update": header["num_update"],
+            "number_before": None,
             "_all_counts": every,
             "_counts": next(iter(every.values())),
             **{name: header.get("numbers", {}).get(name) for name in optimizer.saved_numbers()},

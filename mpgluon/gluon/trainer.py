@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ from .._hints import TRAINER, absent, present
 from ..base import MXNetAssertionError
 from ..optimizer._lazy import sum_rows
 from ..optimizer._nested_states import copy_state
+from ..optimizer.optimizer import GroupedOptimizer
 from ._trainer_state import TrainerState
 from ._trainer_store import TrainerStore, unique_names
 from ._tree import parameters_by_path
@@ -390,14 +392,24 @@ class Trainer(TrainerStore, TrainerState):
             group.prepare(updater, plan.changes)
         if plan.buckets:
             self._unequal = True
-        if self._optimizer.lr_scheduler is not None and len(work) + len(plan.sparse) > 1:
-            self._count_ahead(plan, work)
-        self._update_groups(plan, work)
+        optimizer = self._optimizer
+        if optimizer.number_before is None:  # a step that failed is completed with its number
+            optimizer.number_before = optimizer.num_update
+        try:
+            if len(work) + len(plan.sparse) > 1 or isinstance(optimizer, GroupedOptimizer):
+                self._count_ahead(plan, work)
+            self._update_groups(plan, work)
+        except BaseException:  # includes interrupts
+            counts = itertools.chain(*map(dict.values, optimizer.update_counts.values()))
+            optimizer.num_update = max(optimizer.number_before, *counts, 0)
+            raise
+        optimizer.number_before = None
 
     def _count_ahead(self, plan, work):
-        """Sets the number of updates to its value after this step, before the first group queries
-        the scheduler. Parameters that were frozen for a while have lower counts; their rate must
-        not depend on whether a device with higher counts comes first."""
+        """Sets the number of updates to its value after this step, before the first group computes
+        its rates. Parameters that were frozen for a while have lower counts. Their rate, and the
+        step that LARS takes them to belong to, must not depend on whether a group with higher
+        counts comes first."""
         optimizer = self._optimizer
         number = optimizer.num_update
         for group in work:

@@ -106,6 +106,8 @@ class Optimizer:
     draws: bool = False
     _draws: dict[Any, tuple[int, int]] | None = None  # index -> random state for its update
     _drew = False  # an update has used its random state
+    # The value of num_update before the Trainer's current step, also if it failed; else None.
+    number_before: int | None = None
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)

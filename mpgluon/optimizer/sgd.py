@@ -559,9 +559,11 @@ class LBSGD(_Momentum):
 
     def _begin(self, indices):
         # The rate depends on the number of previous updates. `num_update` may already include this
-        # step for parameters on other devices, so the number is computed from these parameters.
-        counts, counted = self._index_update_count, self.num_update
-        self.num_update = max(counts.get(i, self.begin_num_update) for i in indices)
+        # step. Outside a Trainer, the number is computed from these parameters.
+        counts, counted, number = self._index_update_count, self.num_update, self.number_before
+        if number is None:
+            number = max(counts.get(i, self.begin_num_update) for i in indices)
+        self.num_update = number
         try:
             lrs, wds = self._get_lrs(indices), self._get_wds(indices)
         finally:

@@ -583,6 +583,39 @@ def test_rate_of_unfrozen_layers_does_not_depend_on_placement(capsys):
     assert same(expected, run([0, 1])) and same(expected, run([1, 0]))
 
 
+@pytest.mark.parametrize("scheduled", [False, True])
+@pytest.mark.parametrize("optimizer", ["lbsgd", "lars", "sgd", "nadam"])
+def test_rates_after_skipped_updates_do_not_depend_on_placement(optimizer, scheduled, capsys):
+    def run(devices, **settings):
+        net = network()
+        if devices:
+            placed(net, devices, capsys)
+        options = {"learning_rate": 0.2}
+        if optimizer in ("sgd", "lars"):
+            options["momentum"] = 0.9
+        if scheduled:
+            options["lr_scheduler"] = mx.lr_scheduler.FactorScheduler(1, 0.5, base_lr=0.2)
+        trainer = gluon.Trainer(net.collect_params(), optimizer, options)
+        vars(trainer.optimizer).update(settings)
+        for i, rate in enumerate([0.2, 0.1, 0.4, 0.05, 0.1, 0.3, 0.2]):
+            if not scheduled:
+                trainer.set_learning_rate(rate)
+            with autograd.record():
+                x = nd.array(np.random.RandomState(i).randn(4, 3), ctx=on((devices or [0])[0]))
+                y = net[0](x) if i in (0, 3, 4, 5) else nd.ones((4, 4), ctx=x.context)
+                if i != 4:
+                    y = net[1](y.as_in_context(net[1].weight.list_ctx()[0]))
+                loss = (y**2).sum()
+            loss.backward()
+            trainer.step(4, ignore_stale_grad=True)
+        return net
+
+    expected = run(None)
+    for devices in ([0, 1], [1, 0]):
+        assert same(expected, run(devices))
+    assert same(expected, run(None, aggregate_num=1))  # several groups on one device
+
+
 def test_never_updated_parameters_load_without_states(tmp_path):
     def make():
         net = network()
