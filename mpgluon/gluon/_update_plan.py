@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 from .. import _core
 from .._core import dtype_name
@@ -124,6 +125,7 @@ class Plan:
     def __init__(self, params, optimizer, sharded, apart):
         self.changes, self.mode = changes[0], (sharded, apart)
         self.params, self.optimizer = params, optimizer
+        self.factors = None  # the multipliers' state at a value of `changes`: see factors_fit
         self.seen = [(param, param.arrays, param.gradients) for param in params]
         # Arrays from before a move, which a pending backward pass may still write to.
         self.left = [
@@ -222,6 +224,20 @@ class Plan:
                         "updated; give the Trainer all parts, with gradients that backward has "
                         "written"
                     )
+
+    def factors_fit(self, lr, wd):
+        """True if `lr` and `wd` times the multipliers of any parameter are finite, and the learning
+        rates are not negative."""
+        if self.factors is None or self.factors[0] != changes[0]:
+            params = [self.params[index] for index in self.dtypes]
+            lrs, wds = [p.lr_mult for p in params], [abs(p.wd_mult) for p in params]
+            # max and min may skip NaN, a sum does not
+            known = math.isfinite(sum(lrs)) and math.isfinite(sum(wds)) and min(lrs, default=0) >= 0
+            self.factors = changes[0], known, max(lrs, default=0), max(wds, default=0)
+        _, known, largest_lr, largest_wd = self.factors
+        return (
+            known and lr >= 0 and math.isfinite(lr * largest_lr) and math.isfinite(wd * largest_wd)
+        )
 
     def fresh(self):
         """True if backward has written all gradients since the last step."""

@@ -398,6 +398,7 @@ class Trainer(TrainerStore, TrainerState):
         try:
             if len(work) + len(plan.sparse) > 1 or isinstance(optimizer, GroupedOptimizer):
                 self._count_ahead(plan, work)
+            self._check_rates(plan, work)
             self._update_groups(plan, work)
         except BaseException:  # includes interrupts
             counts = itertools.chain(*map(dict.values, optimizer.update_counts.values()))
@@ -425,6 +426,16 @@ class Trainer(TrainerStore, TrainerState):
                     counts = optimizer.update_counts.get(ctx.count_key, {})
                     number = max(number, counts.get(index, optimizer.begin_num_update) + 1)
         optimizer.num_update = number
+
+    def _check_rates(self, plan, work):
+        """Raises ValueError if a rate or weight decay is invalid, before any weight changes."""
+        optimizer = self._optimizer
+        # The first group checks the scheduler's rate, which all groups share.
+        lr = 1.0 if optimizer.lr_scheduler is not None else optimizer.lr
+        if not plan.factors_fit(lr, optimizer.wd):
+            indices = [index for group in work for index in group.indices]
+            indices += [index for index, param in plan.sparse if plan.fresh_rows(param)]
+            optimizer.check_rates(indices)
 
     def _update_groups(self, plan, work):
         """Updates the weights of groups, and the weights with row_sparse gradients."""

@@ -435,6 +435,11 @@ class Optimizer:
     def _get_wd(self, index):
         return self._get_wds([index])[0]
 
+    def check_rates(self, indices: Sequence[Any]) -> None:
+        """Raises ValueError if a learning rate or weight decay is invalid."""
+        self._get_lrs(indices)
+        self._get_wds(indices)
+
     def combines(self, axis: int) -> bool:
         """True if an update combines elements along an axis of the parameter, as a norm does. The
         parts of a parameter that is split along this axis must then be updated together."""

@@ -10,6 +10,7 @@ import pytest
 import mpgluon as mx
 from mpgluon import _core, autograd, gluon, nd
 from mpgluon.optimizer import multi
+from support.devices import on
 from support.failures import sweep
 
 MultiUpdate = _core.MultiUpdate
@@ -246,6 +247,52 @@ def test_invalid_rates_change_nothing(rate):
     assert trainer._optimizer.num_update == 6
     with pytest.raises(ValueError, match="batch_size"):
         trainer.step(0)
+
+
+@pytest.mark.parametrize("what", ["nan", "negative", "decay", "sparse"])
+@pytest.mark.parametrize("name", ["sgd", "adam", "lars", "lbsgd", "dcasgd", "own"])
+def test_invalid_rates_on_the_last_device_change_nothing(name, what):
+    class Own(mx.optimizer.Optimizer):
+        def update(self, index, weight, grad, state):
+            self._update_count(index)
+            weight -= self._get_lr(index) * (grad + self._get_wd(index) * weight)
+
+    optimizer = Own() if name == "own" else mx.optimizer.create(name)
+    optimizer.wd = 0.1
+    made = [
+        gluon.Parameter(
+            f"p{i}_weight",
+            shape=(3, 2),
+            grad_stype="row_sparse" if what == "sparse" and i == 2 else "default",
+        )
+        for i in range(3)
+    ]
+    for i, param in enumerate(made):
+        param.initialize("ones", ctx=on(i))
+    trainer = gluon.Trainer(made, optimizer)
+
+    def back():
+        with mx.autograd.record():
+            losses = [(p.data(p.list_ctx()[0]) * 2).sum() for p in made]
+        mx.autograd.backward(losses)
+
+    for _ in range(3):
+        back()
+        trainer.step(1)
+    back()
+    before = [p.data(p.list_ctx()[0]).asnumpy() for p in made]
+    if what == "decay":
+        made[2].wd_mult = float("inf")
+    else:
+        made[2].lr_mult = -1.0 if what == "negative" else float("nan")
+    with pytest.raises(ValueError):
+        trainer.step(1)
+    for param, value in zip(made, before):
+        np.testing.assert_array_equal(param.data(param.list_ctx()[0]).asnumpy(), value)
+    assert optimizer.num_update == 3
+    made[2].lr_mult = made[2].wd_mult = 1.0
+    trainer.step(1)
+    assert optimizer.num_update == 4
 
 
 def test_optimizer_subclass_with_its_own_step_is_called():
