@@ -32,8 +32,10 @@ if TYPE_CHECKING:
 # Maximum number of weights of a multi-weight update op. More weights need several calls.
 LARGEST_GROUP = 60
 
-# Random calls that a Trainer reserves for the update of each parameter, if any update draws.
-_CALLS = 1024
+# Random calls that a Trainer reserves for the update of each parameter, if any update draws. No
+# update makes as many calls, so no two updates draw the same numbers. Calls are counted modulo
+# 2**64.
+_CALLS = 1 << 32
 
 HALF = ("float16", "bfloat16")
 _LR_MULT, _WD_MULT = operator.attrgetter("lr_mult"), operator.attrgetter("wd_mult")

@@ -543,6 +543,33 @@ def test_random_state_advances_only_if_updates_draw():
         )
 
 
+def test_updates_with_many_draws_share_no_numbers(tmp_path):
+    class Many(mx.optimizer.Optimizer):
+        def draw(self):
+            return [float(mx.nd.random.uniform(shape=1).asscalar()) for _ in range(1500)]
+
+        def create_state(self, index, weight):
+            return self.draw()
+
+        def update(self, index, weight, grad, state):
+            state += self.draw()
+
+    net = network()
+    trainer = gluon.Trainer(net.collect_params(), Many())
+    for i in range(2):
+        backward(net, i)
+        trainer.step(1)
+    mx.parallel.save(tmp_path, net, trainer)
+    after = mx.random.get_state()
+    draws = np.concatenate([*trainer.all_states().values(), Many().draw()])
+    assert len(draws) == 1500 * (4 * 3 + 1)
+    # Floats in [0, 1) may coincide by chance, but not runs of them.
+    pairs = list(zip(draws[:-1], draws[1:]))
+    assert len(set(pairs)) > len(pairs) - 4
+    mx.parallel.load(tmp_path, net, trainer)
+    assert mx.random.get_state() == after
+
+
 def test_overflow_discards_sums_of_row_sparse_gradients():
     layer = nn.Embedding(4, 2, sparse_grad=True)
     layer.initialize(mx.init.One())
