@@ -8,12 +8,21 @@ from __future__ import annotations
 
 import os
 import re
+import sys
+import warnings
 from typing import TYPE_CHECKING, Any
 
-from .. import _core, autograd, ndarray as nd
+from .. import _core, _domain, autograd, ndarray as nd
 from .._files import open_regular
 from ..base import MXNetError, counted
-from ..optimizer._nested_states import cast_state, check_state, copy_state, put_together, take_apart
+from ..optimizer._nested_states import (
+    cast_state,
+    check_state,
+    continues,
+    copy_state,
+    put_together,
+    take_apart,
+)
 from ..optimizer._state_files import is_pickle, read_trainer_states
 from ..optimizer.optimizer import HALF
 from ._trainer_store import NO_STATE
@@ -299,6 +308,7 @@ class TrainerState:
             index = numbers[name]
             loaded[index] = put_together(structure, name, array_of, source)
             check_state(loaded[index], header["shapes"].get(name), self._params[index], source)
+        self.check_states(loaded, source)
         named = {numbers[name]: name for name in header["gradients"] if name in numbers}
         self.take_over(
             header,
@@ -332,8 +342,11 @@ class TrainerState:
                 raise MXNetError(f"it has states of {len(states)} parameters")
             for index, state in states.items():
                 check_state(state, None, self._params[index], f"'{fname}'")
+            self.check_states(states, f"'{fname}'")
+            rate = float(saved["lr"])
+            _domain.at_least(0, learning_rate=rate)
             self.take_over(
-                {"num_update": int(saved["num_update"]), "learning_rate": float(saved["lr"])},
+                {"num_update": int(saved["num_update"]), "learning_rate": rate},
                 states,
                 {index: int(count) for index, count in saved["_index_update_count"].items()},
                 {},
@@ -367,6 +380,29 @@ class TrainerState:
                 f"{source} holds gradients that no update has used, and {has} scales losses "
                 f"(amp.init_trainer), but {lacks} does not"
             )
+
+    def check_states(self, states: dict[int, Any], source: str) -> None:
+        """Raises MXNetError if a state by parameter index does not have the arrays that this
+        trainer's optimizer needs. States of a user's classes may change their structure."""
+        kind = type(self._optimizer)
+        if not all(
+            method.__module__.startswith("mpgluon.")
+            for method in (kind.create_state, kind.create_state_multi_precision)
+        ):
+            return
+        for index, state in states.items():
+            param = self._params[index]
+            shape = (1,) * len(param.shape or (1, 1))
+            with warnings.catch_warnings(), autograd.pause():
+                warnings.simplefilter("ignore")  # the user sees the warnings of the real state
+                weight = nd.zeros(shape, ctx=param.list_ctx()[0], dtype=param.dtype)
+                new = self._optimizer.create_state_multi_precision(index, weight)
+            if not continues(state, new):
+                raise MXNetError(
+                    f"{source}: the state of parameter '{param.name}' does not have the arrays "
+                    f"that {self._optimizer!r} needs; create the optimizer with the options of the "
+                    "saved one, such as momentum and multi_precision"
+                )
 
     def read_gradients(
         self,
@@ -467,7 +503,7 @@ def _read_header(arrays, fname):
         raise MXNetError(f"'{fname}' is not a file of trainer states that this version can read")
     wrong = header_fault(header)
     if wrong is not None:
-        raise MXNetError(f"'{fname}' is damaged: its header is incomplete ({wrong})")
+        raise MXNetError(f"'{fname}' is damaged: its header is invalid ({wrong})")
     return header
 
 
@@ -476,7 +512,8 @@ def header_fault(header: Any) -> str | None:
     entries that older files lack."""
 
     def number(value):
-        return isinstance(value, (int, float)) and not isinstance(value, bool)
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        return number and abs(value) <= sys.float_info.max  # not NaN
 
     def numbers(value, count):
         return isinstance(value, list) and len(value) == count and all(map(number, value))
@@ -496,8 +533,9 @@ def header_fault(header: Any) -> str | None:
     names = header.get("names")
     checks = {
         "optimizer": isinstance(header.get("optimizer"), str),
-        "num_update": isinstance(header.get("num_update"), int),
-        "learning_rate": "learning_rate" in header and (rate is None or number(rate)),
+        "num_update": isinstance(header.get("num_update"), int) and header["num_update"] >= 0,
+        "learning_rate": "learning_rate" in header
+        and (rate is None or (number(rate) and rate >= 0)),
         "numbers": isinstance(header["numbers"], dict)
         and all(value is None or number(value) for value in header["numbers"].values()),
         "states": isinstance(header.get("states"), dict),

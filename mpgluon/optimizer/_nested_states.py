@@ -46,6 +46,35 @@ def copy_state(state: Any, ctx: Context) -> Any:
     return map_arrays(lambda array: array.copyto(ctx), state)
 
 
+def is_complete(state: Any) -> bool:
+    """True if no part of a nested state of tuples and lists is None."""
+    if isinstance(state, (tuple, list)):
+        return all(map(is_complete, state))
+    return state is not None
+
+
+def completed(state: Any, new: Any) -> Any:
+    """Returns a nested state with the parts that are None replaced by those of a new state."""
+    if state is None:
+        return new
+    pair = isinstance(state, (tuple, list)) and isinstance(new, (tuple, list))
+    if pair and len(state) == len(new):
+        return type(state)(map(completed, state, new))
+    return state
+
+
+def continues(state: Any, new: Any) -> bool:
+    """True if a nested state has the parts that a new state has. It may have arrays where the new
+    state has None, such as a momentum that is now 0."""
+    if isinstance(new, (tuple, list)):
+        return (
+            isinstance(state, (tuple, list))
+            and len(state) == len(new)
+            and all(map(continues, state, new))
+        )
+    return (new is None and state is None) or isinstance(state, nd.NDArray)
+
+
 def cast_state(state: Any, old: str, dtype: str) -> Any:
     """Returns a nested state with the arrays of dtype `old` cast to `dtype`."""
     return map_arrays(

@@ -64,7 +64,7 @@ class MultiStep:
         # The optimizer owns this object: see `counting_steps`.
         self._optimizer = weakref.ref(optimizer)
         self._states, self._params = updater.states, optimizer.param_dict
-        self._changes = changes
+        self._changes, self._keeps_momentum = changes, optimizer.keeps_momentum
         self.indices: list[Any] = []
         self._held, self._updates, self._rates = [], [], []
         for indices, grads, weights in parts:
@@ -117,9 +117,10 @@ class MultiStep:
             self._written = self.count
 
     def holds(self, updater: Updater) -> bool:
-        """True if the updater still has the states that this was created for."""
+        """True if the updater still has, and needs, the states that this was created for."""
         return (
             updater.optimizer is self._optimizer()
+            and updater.optimizer.keeps_momentum == self._keeps_momentum
             and updater.states is self._states
             and holds(self._states, self.indices, self._held)
         )

@@ -269,6 +269,11 @@ class Optimizer:
 
     # --- State ---
 
+    @property
+    def keeps_momentum(self) -> bool:
+        """True if new states have a momentum, which older states may lack."""
+        return False
+
     def create_state(self, index: Any, weight: NDArray) -> Any:
         """Returns the state of a weight: None, an array, a number, a string, or a tuple, list or
         dict of these. Arrays are on the weight's device and may have any shape.

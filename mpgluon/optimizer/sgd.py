@@ -25,7 +25,17 @@ if TYPE_CHECKING:
     from .._types import NDArray
 
 
-class _Momentum(GroupedOptimizer):
+class _OptionalMomentum(GroupedOptimizer):
+    """Base class of optimizers whose states have a momentum only if it is not 0."""
+
+    momentum: float
+
+    @property
+    def keeps_momentum(self) -> bool:
+        return self.momentum != 0.0
+
+
+class _Momentum(_OptionalMomentum):
     """Base class of SGD, NAG, LARS and LBSGD: an optional momentum, and the state (momentum,
     float32 copy) of 16-bit weights."""
 
@@ -78,13 +88,14 @@ class _Momentum(GroupedOptimizer):
     def _sgd(self, weights, grads, states, lrs, wds, master, plain=False):
         """Returns the change (`_core.at_once`) that runs plain or momentum SGD. With `plain`,
         gradients are neither rescaled nor clipped."""
-        options = {**({} if plain else self._options()), **self._momentum_option()}
+        options = {} if plain else self._options()
         masters = [[state[1] for state in states]] if master else []
         momenta = [state[0] for state in states] if master else states
         if momenta[0] is None:
             op = nd.multi_mp_sgd_update if master else nd.multi_sgd_update
             return group_change(op, weights, (grads, *masters), lrs, wds, **options)
         op = nd.multi_mp_sgd_mom_update if master else nd.multi_sgd_mom_update
+        options.update(self._momentum_option())
         return group_change(op, weights, (grads, momenta, *masters), lrs, wds, **options)
 
     def _momentum_option(self):
@@ -196,7 +207,7 @@ class NAG(_Momentum):
 
 
 @register
-class Signum(GroupedOptimizer):
+class Signum(_OptionalMomentum):
     """Signum: steps by the sign of the gradient, or of its momentum. `wd_lh` is a decoupled weight
     decay.
 
@@ -281,7 +292,7 @@ class SGLD(GroupedOptimizer):
 
 
 @register
-class DCASGD(GroupedOptimizer):
+class DCASGD(_OptionalMomentum):
     """Delay-compensated SGD: corrects delayed gradients by the weight's change since they were
     computed, times `lamda`.
 
@@ -402,7 +413,6 @@ class LARS(_Momentum):
         momentum = self.momentum
         if momentum > 0 and self.momentum_correction and self.last_lr:
             momentum = momentum * (self.cur_lr / self.last_lr)
-        more = {"momentum": momentum} if self.momentum > 0 else {}
         layers = [i for i, index in enumerate(indices) if self._is_layer(index)]
         order = layers + [i for i, index in enumerate(indices) if not self._is_layer(index)]
         context, count = weights[0].context, len(layers)
@@ -432,6 +442,7 @@ class LARS(_Momentum):
             elif states[i] is not None:
                 arrays.append(states[i])
         has_momentum = (states[0][0] if master else states[0]) is not None
+        more = {"momentum": momentum} if self.momentum > 0 and has_momentum else {}
         op = {
             (False, False): nd.preloaded_multi_sgd_update,
             (False, True): nd.preloaded_multi_sgd_mom_update,

@@ -9,7 +9,7 @@ from ..base import MXNetError
 from ..ndarray import NDArray
 from ..ndarray.sparse import BaseSparseNDArray
 from ._lazy import update_rows
-from ._nested_states import map_arrays
+from ._nested_states import completed, is_complete, map_arrays
 from ._state_files import read_trusted, states_of_bytes, states_to_bytes, taken_over
 
 if TYPE_CHECKING:
@@ -39,6 +39,8 @@ class Updater:
     >>> weight.asnumpy().tolist()
     [0.5, 0.5]
     """
+
+    _keeps_momentum = False  # the optimizer's value when states were last prepared
 
     def __init__(self, optimizer: Optimizer) -> None:
         self.optimizer = optimizer
@@ -117,7 +119,12 @@ class Updater:
         optimizer.update_multi_precision(indices, weights, grads, [states[i] for i in indices])
 
     def prepare(self, indices: Sequence[Any], weights: Sequence[NDArray]) -> None:
-        """Creates missing states, and moves loaded ones to the devices of their weights."""
+        """Creates missing states and momenta, and moves loaded states to the devices of their
+        weights."""
+        momentum = self.optimizer.keeps_momentum
+        if momentum != self._keeps_momentum:
+            self._keeps_momentum = momentum
+            self.states_synced.clear()
         if all(map(self.states_synced.get, indices)):
             return
         for index, weight in zip(indices, weights):
@@ -126,7 +133,11 @@ class Updater:
                     state = self.optimizer.create_state_multi_precision(index, weight)
                 self.states[index] = state
             elif not self.states_synced.get(index):
-                self.states[index] = self.sync_state_context(self.states[index], weight.context)
+                state = self.sync_state_context(self.states[index], weight.context)
+                if momentum and not is_complete(state):
+                    new = self.optimizer.create_state_multi_precision(index, weight)
+                    state = completed(state, new)
+                self.states[index] = state
             self.states_synced[index] = True
 
     def sync_state_context(self, state: Any, context: Context) -> Any:

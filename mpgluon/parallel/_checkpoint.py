@@ -751,6 +751,7 @@ def _read_training(reader, index, trainer, names, source):
             states[i] = put_together(saved["states"][name], name, array_of, source)
             if where is None:
                 check_state(states[i], whole, param, source)
+            trainer.check_states({i: states[i]}, source)
         if name in saved["gradients"]:
             found.update(trainer.read_gradients(saved, {i: name}, array_of, source))
     return states, found
