@@ -46,7 +46,8 @@ class Trainer(TrainerStore, TrainerState):
     params : Block, ParameterDict, or dict or list of Parameter
         Parameters to update. Each must be initialized, possibly deferred.
     optimizer : str or Optimizer
-        The optimizer, or its name, such as ``'adam'``.
+        The optimizer, or its name, such as ``'adam'``. An Optimizer object belongs to one trainer;
+        another trainer with other parameters warns.
     optimizer_params : dict, optional
         Arguments of the optimizer: ``{'learning_rate': 0.1}``.
     kvstore : str, KVStoreBase or None, default 'device'
@@ -183,6 +184,13 @@ class Trainer(TrainerStore, TrainerState):
                 raise MXNetAssertionError(
                     "optimizer_params must be None if optimizer is an instance of Optimizer "
                     "instead of str"
+                )
+            if optimizer.param_dict and optimizer.param_dict != by_index:
+                warnings.warn(
+                    "Trainer: this optimizer already belongs to other parameters, whose "
+                    "multipliers and update counts it now mixes with those of this Trainer; "
+                    "create an optimizer for each Trainer",
+                    stacklevel=3,
                 )
             self._optimizer = optimizer
             self._optimizer.param_dict = by_index

@@ -276,7 +276,9 @@ class Optimizer:
 
     def create_state(self, index: Any, weight: NDArray) -> Any:
         """Returns the state of a weight: None, an array, a number, a string, or a tuple, list or
-        dict of these. Arrays are on the weight's device and may have any shape.
+        dict of these. Arrays are on the weight's device and may have any shape. Each array, list
+        and dict must occur once. Those that parameters share, or that occur twice in a state,
+        become separate ones when the state is moved, saved or loaded.
 
         States of other types, such as named tuples, cannot be saved. If a parameter is split over
         devices, `mx.parallel.save` needs arrays with the shape of its parts, in which dimensions

@@ -1,5 +1,7 @@
 """Options of an optimizer that change between updates, or differ from those of saved states."""
 
+import copy
+
 import numpy as np
 import pytest
 
@@ -115,3 +117,14 @@ def test_files_with_invalid_rates_are_refused(rate, tmp_path):
     nd.save(str(tmp_path / "s"), arrays)
     with pytest.raises(mx.base.MXNetError, match="learning_rate"):
         trainer.load_states(str(tmp_path / "s"))
+
+
+def test_an_optimizer_of_another_trainer_warns(recwarn):
+    net, optimizer = network(), mx.optimizer.SGD()
+    gluon.Trainer(net[0].collect_params(), optimizer)
+    gluon.Trainer(net[0].collect_params(), optimizer)  # a new trainer of the same parameters
+    gluon.Trainer(net[1].collect_params(), copy.deepcopy(optimizer))
+    assert not recwarn.list
+    with pytest.warns(UserWarning, match="an optimizer for each Trainer") as caught:
+        gluon.Trainer(net[1].collect_params(), optimizer)
+    assert caught[0].filename == __file__
