@@ -129,7 +129,11 @@ def _layout(container):
     """Returns the properties of a container that a trace depends on, besides its arrays."""
     items = list(_items(container))
     return [
-        list(container) if isinstance(container, dict) else len(items),
+        container.shape
+        if isinstance(container, np.ndarray)
+        else list(container)
+        if isinstance(container, dict)
+        else len(items),
         *[item if isinstance(item, (TreeNode, Parameter)) else type(item) for item in items],
     ]
 
@@ -228,8 +232,10 @@ def _parts(value, names):
         get = _flat_item if isinstance(value, np.ndarray) else _item
         return [(get, key, part) for key, part in enumerate(list(_items(value)))]
     if isinstance(value, contextvars.ContextVar):
-        part = value.get(None)
-        return [] if part is None else [(_variable, None, part)]
+        try:
+            return [(_variable, None, value.get())]
+        except LookupError:
+            return []  # neither set nor with a default
     if isinstance(value, weakref.ref):
         return [(_referent, None, value())]
     if isinstance(value, types.FunctionType):
