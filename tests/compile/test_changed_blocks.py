@@ -3,6 +3,7 @@
 import collections
 import contextvars
 import copy
+import functools
 import types
 import weakref
 
@@ -11,10 +12,13 @@ import pytest
 
 import mpgluon as mx
 from mpgluon import gluon, nd
+from mpgluon.gluon._compiled.places import find
 from support.captures import array, same
 from support.devices import on
 
 VARIABLE = contextvars.ContextVar("array")
+DEFAULT = nd.full((1, 3), 2, ctx=on(0))
+WITH_DEFAULT = contextvars.ContextVar("default", default=DEFAULT)
 
 
 def scale(factor):
@@ -133,8 +137,145 @@ def set_item(container, key, value):
     container[key] = value
 
 
+def grid(*arrays):
+    return object_array(*arrays).reshape(2, -1)
+
+
+def weighted(block, F, x):
+    for (i, j), one in np.ndenumerate(block.masks):
+        x = F.broadcast_add(x, one * (i + 10 * j))
+    return x
+
+
+class Holder:
+    def __init__(self, kept):
+        self.kept = kept
+
+    def get(self):
+        return self.kept
+
+
+class Slots:
+    __slots__ = ("kept",)
+
+    def __init__(self, kept):
+        self.kept = kept
+
+
+ALIVE = []  # referents of weak references
+
+
+def weakly_held(kept):
+    ALIVE.append(Holder(kept))
+    return weakref.ref(ALIVE[-1])
+
+
+def kept_of(held):
+    return held.kept
+
+
+def called(held):
+    return held()
+
+
+def first_of(held):
+    return held[0]
+
+
+# name -> (function that puts an array into an object, function that returns the array)
+HOLDERS = {
+    "object": (Holder, kept_of),
+    "object with slots": (Slots, kept_of),
+    "namespace": (lambda kept: types.SimpleNamespace(kept=kept), kept_of),
+    "function": (lambda kept: lambda: kept, called),
+    "partial": (lambda kept: functools.partial(lambda one: one, kept), called),
+    "bound method": (lambda kept: Holder(kept).get, called),
+    "weak reference": (weakly_held, lambda held: held().kept),
+    "list": (lambda kept: [kept], first_of),
+    "tuple": (lambda kept: (kept,), first_of),
+    "list of an object": (lambda kept: [Holder(kept)], lambda held: held[0].kept),
+    "object of a list": (lambda kept: Holder([kept]), lambda held: held.kept[0]),
+}
+
+
+def shared_by_attributes(make, read):
+    def call(block, F, x):
+        return F.broadcast_add(F.broadcast_mul(x, read(block.a)), read(block.b))
+
+    held = make(scale(2))
+    return Body(call, a=held, b=held)
+
+
+def shared_by_items(make, read):
+    def call(block, F, x):
+        first, last = [read(held) for held in block.all]
+        return F.broadcast_add(F.broadcast_mul(x, first), last)
+
+    return Body(call, all=[make(scale(2))] * 2)
+
+
+def shared_by_children(make, read):
+    def call(block, F, x):
+        return F.broadcast_add(F.broadcast_mul(x, read(block.held)), read(block.held))
+
+    held = make(scale(2))
+    children = [Body(call, held=held) for _ in range(2)]
+    return Body(lambda b, F, x: b.b(b.a(x)), a=children[0], b=children[1])
+
+
+def shared_with_layers(make, read):
+    held = make(Times(2))
+    return Body(lambda b, F, x: read(b.b)(read(b.a)(x) + 1), a=held, b=held)
+
+
 # name -> (function that builds a block, changes of it one after the other)
 CASES = {
+    **{
+        f"{name} of two attributes": (
+            lambda make=make, read=read: shared_by_attributes(make, read),
+            [
+                lambda n, make=make: setattr(n, "b", make(scale(3))),
+                lambda n: setattr(n, "a", n.b),
+                lambda n, make=make: setattr(n, "a", make(scale(5))),
+                swap,
+            ],
+        )
+        for name, (make, read) in HOLDERS.items()
+    },
+    **{
+        f"{name} of two items": (
+            lambda make=make, read=read: shared_by_items(make, read),
+            [
+                lambda n, make=make: set_item(n.all, 0, make(scale(3))),
+                lambda n: set_item(n.all, 1, n.all[0]),
+                lambda n, make=make: set_item(n.all, 1, make(scale(5))),
+                lambda n: n.all.reverse(),
+            ],
+        )
+        for name, (make, read) in HOLDERS.items()
+    },
+    **{
+        f"{name} of two children": (
+            lambda make=make, read=read: shared_by_children(make, read),
+            [
+                lambda n, make=make: setattr(n.a, "held", make(scale(3))),
+                lambda n: setattr(n.b, "held", n.a.held),
+                lambda n, make=make: setattr(n.b, "held", make(scale(5))),
+            ],
+        )
+        for name, (make, read) in HOLDERS.items()
+    },
+    **{
+        f"{name} with a layer": (
+            lambda make=make, read=read: shared_with_layers(make, read),
+            [
+                lambda n, make=make: setattr(n, "b", make(Times(3))),
+                lambda n: setattr(n, "a", n.b),
+                lambda n, make=make: setattr(n, "a", make(Times(5))),
+            ],
+        )
+        for name, (make, read) in HOLDERS.items()
+    },
     "add": (lambda: sequential(2), [lambda n: n.add(Times(3)), lambda n: n.add(Times(5))]),
     "add to an empty one": (lambda: sequential(), [lambda n: n.add(Times(3))]),
     "register": (
@@ -285,6 +426,17 @@ CASES = {
     ),
     "closure": (closure, [lambda n: n.change()] * 2),
     "context variable": (variable_body, [lambda n, i=i: VARIABLE.set(scale(i)) for i in (3, 5)]),
+    "context variable with a default": (
+        lambda: Body(lambda b, F, x: F.broadcast_mul(x, WITH_DEFAULT.get())),
+        [lambda n, i=i: WITH_DEFAULT.set(scale(i)) for i in (3, 5)],
+    ),
+    "shape of an object array": (
+        lambda: Body(weighted, masks=grid(*map(scale, (2, 3, 5, 7)))),
+        [
+            lambda n: setattr(n, "masks", n.masks.reshape(4, 1)),
+            lambda n: setattr(n, "masks", n.masks.reshape(1, 4)),
+        ],
+    ),
     "object array": (
         lambda: Body(
             lambda b, F, x: times_all(b.masks, F, x), masks=object_array(scale(2), scale(3))
@@ -335,6 +487,10 @@ def caller(mode, block):
 @pytest.mark.parametrize("name", CASES)
 def test_next_call_sees_change_of_block(name, mode):
     build, changes = CASES[name]
+    contextvars.copy_context().run(check_changes, build, changes, mode)
+
+
+def check_changes(build, changes, mode):
     block, x = build(), array(0, (4, 3))
     eager, compiled = Outer(block), caller(mode, block)
     for change in [lambda n: None, *changes]:
@@ -368,6 +524,29 @@ def test_unchanged_blocks_are_not_traced_again(mode):
         sequential(2, 3)  # other blocks change
         net(array(factor, (4, 3)))
     assert len(traces) == first
+
+
+SHARED = scale(2)
+
+
+def shared_mask():
+    return SHARED
+
+
+def test_shared_code_adds_few_conditions():
+    """Blocks of one class share its methods, and functions of one module share its globals."""
+
+    class Masked(gluon.HybridBlock):
+        def mask(self):
+            return shared_mask()
+
+        def hybrid_forward(self, F, x):
+            return F.broadcast_mul(x, self.mask())
+
+    net = gluon.nn.HybridSequential()
+    for _ in range(50):
+        net.add(Masked(), Body(lambda b, F, x: F.broadcast_mul(x, shared_mask())))
+    assert len(find(net, [SHARED]).conditions) <= 4
 
 
 def test_unregistered_layer_of_unknown_shape_joins_a_hybridized_block():

@@ -57,6 +57,8 @@ _FOLLOWED = (
     threading.local,
     weakref.ref,
 )
+# Code, which a class usually shares among its instances.
+_CODE = (types.FunctionType, staticmethod, classmethod, property)
 _MISSING = object()
 
 
@@ -92,17 +94,21 @@ class Place:
 
 
 class Fixed(Place):
-    """A place that must hold the same object: a block, a parameter, or a container that is watched
-    at another place."""
+    """A place that must hold the same object: a block, a parameter, or an object that is reached
+    from several places."""
 
     __slots__ = ("expected",)
 
     def __init__(self, root, keys, expected):
         super().__init__(root, keys)
-        self.expected = expected
+        try:
+            self.expected = weakref.ref(expected)  # the object may own the root
+        except TypeError:
+            self.expected = lambda: expected
 
     def holds(self):
-        return self.value() is self.expected
+        expected = self.expected()
+        return expected is not None and self.value() is expected
 
 
 class Container(Place):
@@ -273,6 +279,21 @@ def _parts(value, names):
     return own + _class_parts(type(value), value)
 
 
+def _variable_of(value, get, key, part):
+    """Returns a key of the variable that stores the part. Places with the same key always hold the
+    same object: a global that several functions read, and a method of several instances."""
+    if get is _cell:
+        return id(value.__closure__[key]), None
+    if get is _global:
+        return id(value.__globals__), key
+    if isinstance(value, types.ModuleType):
+        return id(vars(value)), key
+    if get is _attribute and isinstance(part, _CODE) and key not in getattr(value, "__dict__", ()):
+        if any([base.__dict__.get(key) is part for base in type(value).__mro__]):
+            return id(type(value)), key
+    return id(value), key
+
+
 def _is_opaque(value):
     """True if no user arrays, blocks or parameters are searched inside the value."""
     if isinstance(value, _VALUES):
@@ -298,6 +319,7 @@ def find(block, arrays):
     share memory with `arrays`, and the conditions under which the block's traces are valid."""
     memory = {array._place[0] for array in arrays}
     found, seen, wanted, again = Found(), {id(block): 0}, set(), []
+    variables = set()  # that hold the objects of `queue` and `again`
     # Objects to search: (object, root, keys, names that functions use, number of the container
     # that holds it). A block is the root of its attributes.
     queue = [(block, block, (), frozenset(), None)]
@@ -338,19 +360,26 @@ def find(block, arrays):
             # In a module, only the names that the function uses are searched.
             mark = (id(part), names) if isinstance(part, types.ModuleType) else id(part)
             if mark in seen:
-                if isinstance(part, _CONTAINERS):
-                    again.append((seen[mark], number, Fixed(root, here, part)))
+                variable = _variable_of(value, get, key, part)
+                if variable not in variables:
+                    variables.add(variable)
+                    again.append((seen[mark], number, (root, here, part)))
             elif len(seen) < _OBJECTS and len(keys) < _DEPTH:
                 seen[mark] = len(queue)
+                variables.add(_variable_of(value, get, key, part))
                 queue.append((part, root, here, names, number))
+    shared = {}  # number of an object that is reached again -> its first place
     while True:
         valid = [entry for entry in again if entry[0] in wanted]
         if not valid:
             break
         again = [entry for entry in again if entry[0] not in wanted]
-        for _, number, condition in valid:
-            found.conditions.append(condition)
+        for first, number, place in valid:
+            found.conditions.append(Fixed(*place))
+            value, root, keys, *_ = queue[first]
+            shared[first] = Fixed(root, keys, value)
             want(number)
+    found.conditions.extend(shared.values())
     for number in sorted(wanted):
         value, root, keys, *_ = queue[number]
         if isinstance(value, _CONTAINERS) and not isinstance(value, Parts):
