@@ -111,6 +111,44 @@ def test_ignore_stale_grad_skips_unused_parameters():
     assert np.array_equal(net.b.weight.data().asnumpy(), unused)
 
 
+class TwoLayers(gluon.HybridBlock):
+    """The second layer computes on the device of its weight."""
+
+    def __init__(self):
+        super().__init__(prefix="two_")
+        with self.name_scope():
+            self.a, self.b = nn.Dense(4, in_units=4), nn.Dense(3, in_units=4)
+        mx.random.seed(1)
+        self.initialize(mx.init.Uniform(1), ctx=on(0))
+
+    def hybrid_forward(self, F, x):
+        return self.b(self.a(x).as_in_context(self.b.weight.list_ctx()[0]))
+
+
+@pytest.mark.parametrize("way", ["pipelined", "step"])
+def test_layer_may_move_between_calls(way):
+    net, expected = TwoLayers(), TwoLayers()
+    blocks = (net, expected)
+    trainers = [gluon.Trainer(n.collect_params(), "sgd", {"learning_rate": 0.1}) for n in blocks]
+    if way == "pipelined":
+        net.hybridize(pipeline=Pipeline(2))
+    step = TrainStep(net, L2, trainers[0], Pipeline(2))
+
+    def train(block, trainer):
+        with autograd.record():
+            loss = L2(block(X), Y.as_in_context(block.b.weight.list_ctx()[0]))
+        loss.backward()
+        trainer.step(8)
+        return loss.asnumpy()
+
+    for ctx in (on(0), on(1), on(2), on(0)):
+        for block in blocks:
+            block.b.collect_params().reset_ctx(ctx)
+        for _ in range(2):
+            found = step(X, Y).asnumpy() if way == "step" else train(net, trainers[0])
+            np.testing.assert_allclose(found, train(expected, trainers[1]), rtol=1e-5)
+
+
 class Masked(gluon.HybridBlock):
     """Adds a (time, time) mask to its scores."""
 

@@ -179,6 +179,11 @@ class Signature:
             self.changes = seen
         return all([condition.holds() for condition in self.conditions]) and are_current(self)
 
+    def parameter_arrays(self):
+        """Returns the arrays of the parameter copies that the block uses. Raises KeyError or
+        TypeError if one no longer exists."""
+        return [param.arrays[ctx] for param, ctx in self.used]
+
     def bind(self):
         """Makes the parameters' arrays inputs of every call, until a parameter's arrays are
         replaced."""
@@ -186,7 +191,7 @@ class Signature:
             seen = self.unbound
             for param, _ in self.used:
                 param.bound_by(self)
-            self.op.bind([param.arrays[ctx] for param, ctx in self.used])
+            self.op.bind(self.parameter_arrays())
             self.row_gradients = any(has_row_gradient(param) for param, _ in self.used)
             self.bound = True
             if self.unbound == seen:

@@ -280,11 +280,7 @@ class Entry:
         self.tables = {}  # (programs, phases, schedule) -> Prepared
         # Number of calls, then for the last call the rows of each micro-batch and (device, dtype,
         # shape) of its inputs.
-        self.called, self.micro_batches, self.shapes = (
-            0,
-            (),
-            (),
-        )
+        self.called, self.micro_batches, self.shapes = 0, (), ()
         self.runs, self.chosen = 0, None  # schedule='auto': number of runs, and the chosen schedule
 
     def trace(self, rows, *arrays):
@@ -607,8 +603,7 @@ class PipelinedCall:
         count = max(min(self._pipeline.micro_batches, total), 1)  # at most one for each row
         rows = divide(total, count)
         fronts = [_leading(a, axis) if kind == SPLIT else a for a, kind in zip(flat, kinds)]
-        entry = self._entry_of(structure, places, fronts, kinds, rows)
-        params = [param.arrays[ctx] for param, ctx in entry.signature.used]
+        entry, params = self._entry_of(structure, places, fronts, kinds, rows)
         calls, statistics, taps = self._calls(entry, fronts, kinds, params, rows, recording)
         if self._pipeline.carry and not moved:
             homes, outputs = [a.context for a in flat], calls[0].outputs
@@ -641,8 +636,8 @@ class PipelinedCall:
         return run, entry, note
 
     def _entry_of(self, structure, places, fronts, kinds, rows):
-        """Returns the entry for calls with this signature. Traces the block if there is no current
-        entry."""
+        """Returns the entry for calls with this signature, and the arrays of its parameters.
+        Traces the block if there is no current entry."""
         key = (
             structure,
             tuple(kinds),
@@ -655,10 +650,14 @@ class PipelinedCall:
             _device_groups.current(),
         )
         entry = self._entries.get(key)
-        if entry is None or not entry.signature.is_current():
-            signature = self._discovered(structure, places, fronts, kinds, rows)
-            entry = self._entries[key] = Entry(signature, kinds, self._pipeline)
-        return entry
+        if entry is not None and entry.signature.is_current():
+            try:
+                return entry, entry.signature.parameter_arrays()
+            except (KeyError, TypeError):
+                pass  # a parameter was moved or its arrays were dropped since the trace
+        signature = self._discovered(structure, places, fronts, kinds, rows)
+        entry = self._entries[key] = Entry(signature, kinds, self._pipeline)
+        return entry, signature.parameter_arrays()
 
     def _discovered(self, structure, places, fronts, kinds, rows):
         """Returns a signature whose parameters are known, after tracing the first micro-batch.
@@ -682,12 +681,11 @@ class PipelinedCall:
                 error.__traceback__
             ) from None
         if signature.splits:
-            name, path = signature.splits
             raise MXNetError(
-                f"{path or signature.path}: {name} runs on the host, between two compiled "
-                "programs, but each stage of a pipeline must be one program; use it before or "
-                "after the pipelined block, or replace pipeline= by a loop over micro-batches "
-                "with grad_req='add'"
+                f"{signature.splits[1] or signature.path}: {signature.splits[0]} runs on the host, "
+                "between two compiled programs, but each stage of a pipeline must be one program; "
+                "use it before or after the pipelined block, or replace pipeline= by a loop over "
+                "micro-batches with grad_req='add'"
             )
         return signature
 
@@ -726,9 +724,10 @@ class PipelinedCall:
         return calls, statistics, MicroBatchTaps(lookups)
 
     def _signature(self, structure, places):
+        block = self._block
         signature = Signature(
-            self._block,
-            getattr(self._block, "shown_name", type(self._block).__name__),
+            block,
+            getattr(block, "shown_name", type(block).__name__),
             structure,
             autograd.is_training(),
         )
