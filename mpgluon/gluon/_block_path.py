@@ -73,10 +73,14 @@ def scope_of(block, outer):
     return scope
 
 
-def add_path(error, hybridized):
-    """Adds the path of the running block to the text of an error that passes through it, once.
+def add_path(hybridized):
+    """Adds the path of the running block to the text of the error being handled, once.
 
-    If the block is traced or hybridized, adds the user's source line as well."""
+    If the block is traced or hybridized, adds the user's source line as well. The caller must not
+    keep the error in a local variable: `_calls` makes frames keep copies of their locals, and the
+    error's traceback refers to the frames, so error and network would only be freed by a garbage
+    collection."""
+    error = sys.exc_info()[1]
     if getattr(error, "block_path", None) is None:
         path = block_path()
         text = str(error)

@@ -1,5 +1,6 @@
 """Blocks: names, registration, files, hooks, errors, hybridize."""
 
+import contextlib
 import copy
 import gc
 import re
@@ -657,18 +658,33 @@ def test_arrays_created_in_a_block_are_on_its_inputs_device():
     assert mx.context.current_context() == on(0)
 
 
-@pytest.mark.parametrize("hybridized", [False, True])
+@contextlib.contextmanager
+def without_garbage_collector():
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+FLAGS = {"eager": None, "hybridized": {}, "pipelined": {"pipeline": mx.parallel.Pipeline(2)}}
+
+
+@pytest.mark.parametrize("mode", FLAGS)
 @pytest.mark.parametrize("trained", [False, True])
-def test_networks_are_freed_without_the_garbage_collector(hybridized, trained):
+def test_networks_are_freed_without_the_garbage_collector(mode, trained):
     """Networks form no reference cycles: large arrays do not trigger the garbage collector."""
 
     def values():
         net = nn.HybridSequential()
         with net.name_scope():
-            net.add(nn.Dense(4, flatten=False), gluon.rnn.LSTM(3), nn.BatchNorm(), nn.Dense(2))
+            net.add(nn.Dense(4, flatten=False), nn.BatchNorm(), nn.Dense(2))
+            if mode != "pipelined":  # LSTM's batch is its second axis
+                net.add(nn.HybridLambda(lambda F, x: F.expand_dims(x, 0)), gluon.rnn.LSTM(3))
         net.initialize()
-        if hybridized:
-            net.hybridize()
+        if FLAGS[mode] is not None:
+            net.hybridize(**FLAGS[mode])
         if trained:
             trainer = gluon.Trainer(net.collect_params(), "adam")
         x = nd.ones((2, 2, 3))
@@ -681,12 +697,40 @@ def test_networks_are_freed_without_the_garbage_collector(hybridized, trained):
         params = net.collect_params().values()
         return [weakref.ref(param) for param in params]
 
-    gc.collect()
-    gc.disable()
-    try:
+    with without_garbage_collector():
         assert all(param() is None for param in values())
-    finally:
-        gc.enable()
+
+
+@pytest.mark.parametrize("mode", FLAGS)
+def test_networks_are_freed_at_once_after_a_call_that_raised(mode):
+    def network():
+        net = nn.HybridSequential()
+        net.add(nn.HybridSequential())
+        net[0].add(nn.Dense(4, in_units=3))
+        net.initialize()
+        if FLAGS[mode] is not None:
+            net.hybridize(**FLAGS[mode])
+        net(nd.ones((4, 3)))
+        with pytest.raises(mx.MXNetError, match="HybridSequential"):
+            net(nd.ones((4, 5)))
+        return weakref.ref(net)
+
+    with without_garbage_collector():
+        assert network()() is None
+
+
+def test_train_step_is_freed_without_the_garbage_collector():
+    def network():
+        net = nn.Dense(3, in_units=3)
+        net.initialize()
+        trainer = gluon.Trainer(net.collect_params(), "sgd")
+        step = mx.parallel.TrainStep(net, gluon.loss.L2Loss(), trainer, mx.parallel.Pipeline(2))
+        for _ in range(2):
+            step(nd.ones((4, 3)), nd.ones((4, 3)))
+        return weakref.ref(net)
+
+    with without_garbage_collector():
+        assert network()() is None
 
 
 def lines_run(function, name):

@@ -611,8 +611,8 @@ class Block(TreeNode):
                 for hook in list(self._forward_hooks.values()):
                     hook(self, args, out)
             return out
-        except MXNetError as error:
-            add_path(error, is_hybridized(self))
+        except MXNetError:
+            add_path(is_hybridized(self))
             raise
         finally:
             _core.set_scope(outer)

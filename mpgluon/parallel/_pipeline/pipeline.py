@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from typing import TYPE_CHECKING, Any
 
 from ... import _core, _device_groups, autograd, ndarray as nd
@@ -551,10 +552,10 @@ def _step(op):
 
 class PipelinedCall:
     """Runs a block's calls in micro-batches. Replaces `CompiledCall` after
-    ``hybridize(pipeline=...)``."""
+    ``hybridize(pipeline=...)``. Refers to the block weakly, like `CompiledCall`."""
 
     def __init__(self, block: Any, flags: dict[str, Any]) -> None:
-        self._block, self._pipeline = block, flags["pipeline"]
+        self._block, self._pipeline = weakref.ref(block), flags["pipeline"]
         self._exact = bool(flags.get("exact"))
         self._entries = {}
 
@@ -724,7 +725,7 @@ class PipelinedCall:
         return calls, statistics, MicroBatchTaps(lookups)
 
     def _signature(self, structure, places):
-        block = self._block
+        block = self._block()
         signature = Signature(
             block,
             getattr(block, "shown_name", type(block).__name__),
@@ -796,4 +797,4 @@ class PipelinedCall:
         ]
 
     def discover(self, args: tuple[Any, ...]) -> None:
-        CompiledCall(self._block, {}).discover(args)
+        CompiledCall(self._block(), {}).discover(args)

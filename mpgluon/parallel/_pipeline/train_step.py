@@ -194,6 +194,7 @@ class TrainStep:
         self._net, self._loss, self._trainer, self._pipeline = net, loss, trainer, pipeline
         self._flags = {"pipeline": pipeline, "exact": exact}
         self._calls = {}
+        self._blocks = []  # their blocks, to which they refer weakly
 
     def __repr__(self) -> str:
         loss = getattr(self._loss, "__name__", type(self._loss).__name__)
@@ -297,6 +298,7 @@ class TrainStep:
         if call is None:
             _check_placement(self._net)
             block = _Losses(self._net, self._loss, len(labels), timewise)
+            self._blocks.append(block)
             call = self._calls[len(labels), timewise] = PipelinedCall(block, self._flags)
         args = (*data, states, *labels) if timewise else (*data, *labels)
         replicas = placement(self._net)
@@ -326,7 +328,8 @@ class TrainStep:
             Bytes, without parameters.
         """
         data, labels = _arguments(data), _arguments(labels)
-        call = PipelinedCall(_Losses(self._net, self._loss, len(labels), False), self._flags)
+        block = _Losses(self._net, self._loss, len(labels), False)
+        call = PipelinedCall(block, self._flags)
         with autograd.train_mode():
             run, entry, _ = call.begin((*data, *labels), True)
             run.train(self._heads(entry, run.outputs(), 1))

@@ -206,7 +206,7 @@ class _Bench:
             if not trained:
                 layer.collect_params().setattr("grad_req", "null")
         self.layer = layer
-        probe = _Probe(layer, call.structure, call.inputs)
+        self.probe = _Probe(layer, call.structure, call.inputs)  # kept for `self.call`
         self.arrays = []
         for i, array in enumerate(call.inputs):
             shape = (MICRO_BATCHES, *array.shape)
@@ -226,7 +226,7 @@ class _Bench:
             and any(p.grad_req != "null" for p in layer.collect_params().values())
         )
         self.pipeline = Pipeline(MICRO_BATCHES)
-        self.call = PipelinedCall(probe, {"pipeline": self.pipeline})
+        self.call = PipelinedCall(self.probe, {"pipeline": self.pipeline})
 
     def start(self):
         """Queues the passes of all micro-batches."""
