@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import mpgluon as mx
-from mpgluon import autograd, gluon
+from mpgluon import autograd, gluon, nd
 from mpgluon.gluon import nn, rnn
 from mpgluon.parallel import Pipeline
 from programs.random_blocks import Node, check_fresh
@@ -101,6 +101,74 @@ def test_dropout_does_not_depend_on_micro_batches(where, exact):
         return Parts(lambda net, F, x: body(F, net.b(body(F, net.a(x)).as_in_context(net.two))))
 
     check(make, exact, axis, "batch", data((14, 7, 6) if axis == 0 else (7, 14, 6), 4))
+
+
+CAPTURED = nd.ones((6,), ctx=DEVICES[0])
+# Draws that all rows share; the last case also draws for each row.
+SHARED = {
+    "one vector": lambda F, x: F.broadcast_add(x, F.random.normal(shape=(6,))),
+    "one number": lambda F, x: F.broadcast_mul(x, F.random.uniform(shape=(1, 1))),
+    "like a constant": lambda F, x: F.broadcast_mul(x, F.random.uniform_like(F.ones((1, 6)))),
+    "of distributions": lambda F, x: F.broadcast_add(x, F.sample_normal(CAPTURED, CAPTURED)),
+    "mask of a weight": lambda F, x: F.dot(x, F.random.uniform(shape=(6, 6))),
+    "as many rows as a micro-batch": lambda F, x: F.dot(
+        F.dot(x, F.ones((6, 3))), F.random.uniform(shape=(3, 6))
+    ),
+    "dropped constant": lambda F, x: F.broadcast_mul(x, F.Dropout(CAPTURED, p=0.5)),
+    "dropped mask": lambda F, x: F.broadcast_mul(x, F.Dropout(F.ones((1, 6)), p=0.5)),
+    "several": lambda F, x: (
+        F.broadcast_add(
+            F.broadcast_mul(F.random.normal(shape=(1,)), F.Dropout(x, p=0.5)),
+            F.random.uniform(shape=(1, 6)),
+        )
+        + F.random.normal(shape=x.shape)
+    ),
+}
+
+
+@pytest.mark.parametrize("verified", [True, False])
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("name", SHARED)
+def test_draws_without_rows_are_the_same_in_all_micro_batches(name, exact, verified):
+    x = data((12, 6), 4)
+    for body in (SHARED[name], lambda F, x: F.relu(SHARED[name](F, SHARED[name](F, x)))):
+        found = []
+        for pieces in (None, 2, 4, 5, 12):
+            pipeline = pieces and Pipeline(pieces, check=verified)
+            net = gluon.nn.HybridLambda(body)
+            if pieces:
+                net.hybridize(exact=exact, pipeline=pipeline)
+            mx.random.seed(9)
+            x.attach_grad()
+            with autograd.record():
+                out = net(x)
+            out.backward()
+            found.append((out.asnumpy(), x.grad.asnumpy()))
+            found[-1] += (mx.random.normal(shape=(3,)).asnumpy(),)
+        for other in found[1:]:
+            for a, b in zip(found[0], other, strict=True):
+                np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_draws_of_the_other_axis_are_the_same_in_all_micro_batches():
+    """Along time, each step of the batch uses the mask that is drawn once."""
+
+    def make():
+        return Parts(
+            lambda net, F, x, state: (
+                F.broadcast_mul(x, F.random.uniform(shape=(x.shape[0], 1, 6))),
+                state,
+            )
+        )
+
+    found = []
+    for pieces in (None, 2, 3):
+        net = make()
+        if pieces:
+            net.hybridize(pipeline=Pipeline(pieces, along="time", axis=1))
+        mx.random.seed(9)
+        found.append(net(data((2, 6, 6), 4), nd.zeros((2, 6), ctx=DEVICES[0]))[0].asnumpy())
+    assert np.array_equal(found[0], found[1]) and np.array_equal(found[0], found[2])
 
 
 def recurrent(net, F, x, states=None):

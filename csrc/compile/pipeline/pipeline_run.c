@@ -152,6 +152,16 @@ mpg_status mpg_pipeline_run_check(mpg_compiled *c, const mpg_micro_batch_check *
   return status;
 }
 
+mpg_status mpg_pipeline_run_compare_draws(mpg_compiled *c, const mpg_compiled *other) {
+  const mpg_graph *graph, *second;
+  check_of(c, &graph);
+  check_of(other, &second);
+  MPG_ASSERT(graph->num_random <= c->graph.num_random);
+  if (!c->drawn) c->drawn = mpg_calloc((size_t)c->graph.num_random + 1, sizeof *c->drawn);
+  if (!c->drawn) return mpg_out_of_host_memory(c->graph.num_random * sizeof *c->drawn);
+  return mpg_graph_compare_draws(graph, second, c->drawn);
+}
+
 /* Allocates output i of the whole run. A split output has the rows of all micro-batches. A carried
  * output is that of the last micro-batch, whose shape may differ, because carried state may
  * grow. */

@@ -84,6 +84,9 @@ typedef struct mpg_micro_batch_check {
   int64_t other_rows;
 } mpg_micro_batch_check;
 mpg_status mpg_pipeline_run_check(mpg_compiled *compiled, const mpg_micro_batch_check *check);
+/* Compares with the same function compiled for another number of rows, to detect draws of random
+ * numbers without rows, which are the same in all micro-batches. Called after the check, if any. */
+mpg_status mpg_pipeline_run_compare_draws(mpg_compiled *compiled, const mpg_compiled *other);
 
 /* Creates a run with its outputs allocated and nothing queued. Checks that the shapes of the
  * micro-batches fit the inputs. */

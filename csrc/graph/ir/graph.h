@@ -146,6 +146,7 @@ bool mpg_node_crosses(const mpg_graph *graph, const mpg_node *node);
  * (outer, rows, inner). `outer` is 0 if unknown. */
 typedef struct mpg_drawn {
   int64_t outer, inner;
+  bool rowless; /* the draw has no rows, so all micro-batches draw the same numbers */
 } mpg_drawn;
 
 /* Appends a copy of a value on its own device. */

@@ -192,9 +192,11 @@ static void shift_random(mpg_random_key *key, const mpg_call_frame *frame, uint3
                          bool by_rows, const mpg_shape *shape) {
   const mpg_rows *rows = &frame->rows;
   if (!rows->total) return;
-  if (random < frame->set->num_drawn && frame->set->drawn[random].outer) {
-    shift_rows(key, rows, frame->set->drawn[random].outer, rows->count,
-               frame->set->drawn[random].inner);
+  const mpg_drawn *drawn =
+      random < frame->set->num_drawn ? &frame->set->drawn[random] : &(mpg_drawn){0};
+  if (drawn->rowless) return;
+  if (drawn->outer) {
+    shift_rows(key, rows, drawn->outer, rows->count, drawn->inner);
     return;
   }
   int64_t inner = 1, outer = 1;

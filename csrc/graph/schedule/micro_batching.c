@@ -175,25 +175,32 @@ static mpg_status check_output(walk *w, size_t i) {
   return MPG_OK;
 }
 
+/* Returns the shape of the numbers that a random node draws. */
+static mpg_shape drawn_shape(const mpg_graph *graph, const mpg_node *node) {
+  const mpg_graph_value *outputs = &graph->values[node->values];
+  /* The last output of an op that carries a state is the state. */
+  uint32_t last = mpg_node_flag(node, MPG_OP_CARRIES) ? 0 : node->num_outputs - 1;
+  const mpg_shape *output = &outputs[last].desc.shape,
+                  *input = node->num_inputs
+                               ? &mpg_graph_at(graph, *mpg_node_inputs(graph, node))->desc.shape
+                               : output;
+  return mpg_op_drawn_shape(node->op, node->params, input, output);
+}
+
 /* Records the position of the rows in the draws of a node, from which other micro-batches
  * continue. */
 static void note_drawn(const walk *w, const mpg_node *node) {
   if (!mpg_node_flag(node, MPG_OP_DRAWS_ROWS)) return;
   const mpg_value *inputs = mpg_node_inputs(w->graph, node);
-  const mpg_graph_value *outputs = &w->graph->values[node->values];
-  /* The last output of an op that carries a state is the state. Keys for parts of an array have the
-   * rows of the input. */
-  uint32_t last = mpg_node_flag(node, MPG_OP_CARRIES) ? 0 : node->num_outputs - 1;
-  mpg_shape drawn =
-      mpg_op_drawn_shape(node->op, node->params, &mpg_graph_at(w->graph, inputs[0])->desc.shape,
-                         &outputs[last].desc.shape);
+  mpg_shape drawn = drawn_shape(w->graph, node);
+  /* Keys for parts of an array have the rows of the input. */
   mpg_batch batch =
       w->values[mpg_node_flag(node, MPG_OP_SHAPE_ONLY) ? mpg_value_index(w->graph, inputs[0])
                                                        : node->values];
   if (batch.kind != MPG_BATCH_DIVIDED) return;
   MPG_ASSERT(node->random < w->request->num_drawn);
   mpg_drawn *found = &w->request->drawn[node->random];
-  *found = (mpg_drawn){batch.outer, batch.inner};
+  *found = (mpg_drawn){.outer = batch.outer, .inner = batch.inner};
   for (int d = 0; d < drawn.ndim; d++)
     *(d < batch.axis ? &found->outer : &found->inner) *= d == batch.axis ? 1 : drawn.dims[d];
 }
@@ -316,4 +323,25 @@ fail:
   mpg_workspace_free(&a.space);
   mpg_workspace_free(&b.space);
   return status;
+}
+
+mpg_status mpg_graph_compare_draws(const mpg_graph *graph, const mpg_graph *second,
+                                   mpg_drawn *drawn) {
+  uint32_t count = graph->num_random;
+  if (count != second->num_random) return MPG_OK;
+  const mpg_node **others = mpg_calloc((size_t)count + 1, sizeof *others);
+  if (!others) return mpg_out_of_host_memory(count * sizeof *others);
+  for (size_t n = 0; n < second->num_nodes; n++)
+    if (second->nodes[n].op && second->nodes[n].random != MPG_NO_RANDOM)
+      others[second->nodes[n].random] = &second->nodes[n];
+  for (size_t n = 0; n < graph->num_nodes; n++) {
+    const mpg_node *node = &graph->nodes[n];
+    if (!node->op || node->random == MPG_NO_RANDOM) continue;
+    const mpg_node *other = others[node->random];
+    if (!other || other->op != node->op) continue;
+    mpg_shape one = drawn_shape(graph, node), two = drawn_shape(second, other);
+    if (mpg_shape_equal(&one, &two)) drawn[node->random] = (mpg_drawn){.rowless = true};
+  }
+  mpg_free(others);
+  return MPG_OK;
 }

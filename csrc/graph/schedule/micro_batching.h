@@ -40,5 +40,10 @@ mpg_status mpg_graph_check_batching(const mpg_graph *graph, const mpg_batching_r
  * determines which axis of size 1 is the batch axis. */
 mpg_status mpg_graph_compare_batching(const mpg_graph *graph, const mpg_batching_request *request,
                                       const mpg_graph *second, const mpg_batching_request *other);
+/* Marks the random calls whose shape is the same for two numbers of rows: they have no rows.
+ * `drawn` has an entry for each random call of `graph`. Traces with different numbers of random
+ * calls mark none. */
+mpg_status mpg_graph_compare_draws(const mpg_graph *graph, const mpg_graph *second,
+                                   mpg_drawn *drawn);
 
 #endif

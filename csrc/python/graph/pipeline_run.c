@@ -242,6 +242,19 @@ static PyObject *staged_call_check(PyObject *object, PyObject *args, PyObject *k
   return result;
 }
 
+static PyObject *staged_call_compare_draws(PyObject *object, PyObject *other) {
+  if (!Py_IS_TYPE(other, Py_TYPE(object)))
+    return PyErr_Format(PyExc_TypeError, "StagedCall.compare_draws: expected a StagedCall, got %s",
+                        Py_TYPE(other)->tp_name);
+  mpg_status status = mpg_pipeline_run_compare_draws(((staged_call *)object)->compiled,
+                                                     ((staged_call *)other)->compiled);
+  return status == MPG_OK ? Py_NewRef(Py_None) : mpg_py_raise(status);
+}
+
+static PyObject *staged_call_draws(PyObject *object, void *Py_UNUSED(unused)) {
+  return PyBool_FromLong(((staged_call *)object)->compiled->graph.num_random > 0);
+}
+
 static PyMethodDef staged_call_methods[] = {
     {"forward", staged_call_forward, METH_NOARGS,
      "forward()\n--\n\nThe forward programs: {'segments': [...], 'blocks': [(device, bytes with "
@@ -257,12 +270,16 @@ static PyMethodDef staged_call_methods[] = {
      "it does on the whole. Kinds: as in PipelineRun; axis: of rows in arrays that the function "
      "makes itself; other: the same function for other_rows rows;\n"
      "whole_statistics: no BatchNorm may update its moving averages."},
+    {"compare_draws", staged_call_compare_draws, METH_O,
+     "compare_draws(other)\n--\n\nMakes all micro-batches draw the same random numbers if the "
+     "shape of a draw is the same in `other`, the same function for another number of rows."},
     {0}};
 static PyGetSetDef staged_call_properties[] = {
     {"outputs", staged_call_outputs, NULL,
      "(shape, dtype, ctx, whether it has memory of its own) of each result.", NULL},
     {"captures_variable", staged_call_captures_variable, NULL,
      "Whether a captured array has a gradient, which a PipelineRun refuses.", NULL},
+    {"draws", staged_call_draws, NULL, "Whether the function draws random numbers.", NULL},
     {0}};
 static PyType_Slot staged_call_slots[] = {
     {Py_tp_new, staged_call_new},

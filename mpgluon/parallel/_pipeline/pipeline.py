@@ -21,6 +21,7 @@ from ...ndarray._sparse.row_taps import FlatTaps, MicroBatchTaps, has_row_gradie
 from .. import collectives, schedules
 from ..collectives import divide
 from .advice import divided_by_length, of_size
+from .checks import check, placeholders
 from .driver import AUTO, Driver
 from .report import Report
 
@@ -85,7 +86,8 @@ class Pipeline:
     Notes
     -----
     Results and gradients are bitwise identical to running the micro-batches one after the other and
-    accumulating gradients. Random numbers (dropout) are the same as for the whole batch. Statistics
+    accumulating gradients. Random numbers (dropout) are the same as for the whole batch; a draw
+    without the batch axis, such as a mask of a weight, is the same in all micro-batches. Statistics
     over the batch (BatchNorm) are those of a micro-batch.
 
     Raises
@@ -441,7 +443,7 @@ class Entry:
         key = (rows, divided, recording and tuple(wanted), states)
         if key not in self.calls:
             carried = [kind == CARRIED for kind in self.kinds]
-            arrays = [*arrays, *_placeholders(lookups)]
+            arrays = [*arrays, *placeholders(lookups)]
             carried += [False] * (len(arrays) - len(carried))
 
             def make():
@@ -471,9 +473,9 @@ class Entry:
             if shared:
                 self.copied = shared
                 call = make()
-            if self.pipeline.check and divided:
+            if divided and (self.pipeline.check or call.draws):
                 try:
-                    self._check(call, rows, arrays, whole)
+                    check(self, call, rows, arrays, whole)
                 except MemoryError:
                     raise
                 except MXNetError as error:
@@ -501,48 +503,6 @@ class Entry:
         if key not in self.updates:
             self.updates[key] = running_statistics.Update(statistics)
         return self.updates[key]
-
-    def _check(self, call, rows, arrays, whole):
-        """Raises MXNetError if the block's results on a micro-batch differ from its results on the
-        whole batch."""
-        # The values of taps are not read, and the indices of their rows are not results.
-        kinds = [*self.kinds, *[SHARED] * (len(arrays) - len(self.kinds))]
-        traced = (self.misshapen, self.statistics, self.output_kinds)
-        results = [kind if i < self.own else CARRIED for i, kind in enumerate(self.output_kinds)]
-        check = (kinds, results, rows, self.pipeline.axis, bool(self.pipeline.carry))
-        whole_statistics = self.pipeline.statistics == "batch"
-        if self.compared and rows > 1:
-            return call.check(*check, whole_statistics=whole_statistics)
-        # Trace the whole batch as well. This detects numbers and sizes that do not derive from
-        # shapes, and identifies the batch axis if a micro-batch has one row.
-        none = [False] * len(arrays)
-        total = next(a.shape[0] for a, kind in zip(whole, kinds) if kind == SPLIT)
-        params = arrays[len(whole) : len(whole) + len(self.signature.used)]
-        tapped = len(arrays) > len(whole) + len(params)
-        try:
-            lookups = self.find_lookups(total, [*whole, *params]) if tapped else []
-            other = _core.StagedCall(
-                lambda *traced: self.trace(total, *traced),
-                [*whole, *params, *_placeholders(lookups)],
-                none,
-                none,
-                recording=tapped,
-                exact=True,
-            )
-        except MemoryError:
-            raise
-        except (MXNetError, ValueError):
-            # The block works only on micro-batches.
-            call.check(*check, whole_statistics=whole_statistics)
-        else:
-            call.check(*check, other, total, whole_statistics)
-        self.misshapen, self.statistics, self.output_kinds = traced
-        self.compared = True
-
-
-def _placeholders(lookups):
-    """Returns arrays with the shapes of the taps."""
-    return [_core.empty((one.count, *one.row), one.device, one.dtype) for one in lookups]
 
 
 def _step(op):
