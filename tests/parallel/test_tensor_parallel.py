@@ -183,6 +183,49 @@ def test_vocabulary_parallel_embedding_equals_embedding(count, hybridize):
         close(many[2][name], value)
 
 
+@COUNTS
+@MODES
+def test_infinite_and_nan_rows_of_a_split_embedding_affect_only_themselves(count, hybridize):
+    table = np.arange(24, dtype="float32").reshape(8, 3)
+    special = {0: np.nan, 3: np.inf, 4: -np.inf, 7: np.nan}  # includes the ends of all parts
+    for row, value in special.items():
+        table[row, 1] = value
+    x, out_grad = nd.array([1, 2, 5, 6, 4]), np.ones((5, 3), "float32")
+    out_grad[0, 0], out_grad[3, 2] = np.nan, np.inf
+
+    def results(embed, hybrid):
+        embed.initialize()
+        for param in embed.collect_params().values():
+            begin = getattr(param, "ranges", [(0, 8)])[0][0]
+            param.set_data(nd.array(table[begin : begin + param.shape[0]]))
+        embed.hybridize(hybrid)
+        with autograd.record():
+            out = embed(x)
+        out.backward(nd.array(out_grad))
+        return out.asnumpy(), gradients(embed)
+
+    out, grads = results(nn.Embedding(8, 3, prefix="e_"), False)
+    split_out, split_grads = results(
+        par.VocabParallelEmbedding(8, 3, DEVICES[:count], prefix="e_"), hybridize
+    )
+    np.testing.assert_array_equal(split_out, out)
+    for name, value in grads.items():
+        np.testing.assert_array_equal(split_grads[name], value)
+
+
+@COUNTS
+@MODES
+def test_infinite_logits_of_split_classes_affect_only_themselves(count, hybridize):
+    logits = inputs_of((4, 8))
+    logits[:, [0, 3, 4, 7]] = -np.inf  # masked classes, at the ends of the parts
+    label = nd.array([1, 2, 5, 6])
+    expected = gluon.loss.SoftmaxCELoss()(nd.array(logits), label).asnumpy()
+    loss = par.VocabParallelSoftmaxCELoss()
+    loss.hybridize(hybridize)
+    parts = par.scatter(nd.array(logits), DEVICES[:count], axis=1)
+    close(loss(parts, label).asnumpy(), expected)
+
+
 class Scores(gluon.HybridBlock):
     """Class scores and their loss, split or on one device."""
 

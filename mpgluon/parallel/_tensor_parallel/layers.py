@@ -474,8 +474,9 @@ class VocabParallelEmbedding(SplitLayer):
                 input_dim=end - begin,
                 output_dim=self._output_dim,
             )
-            here = F.cast((local >= 0) * (local < end - begin), dtype=weight.dtype)
-            outs.append(F.broadcast_mul(rows, F.expand_dims(here, axis=-1)))
+            here = F.expand_dims((local >= 0) * (local < end - begin), axis=-1)
+            # Not a product: 0 times NaN or infinity is NaN.
+            outs.append(F.where(F.broadcast_like(here, rows), rows, F.zeros_like(rows)))
         return self._total(outs, x)
 
 
@@ -539,10 +540,10 @@ class VocabParallelSoftmaxCELoss(Loss):
             size = part.shape[-1]
             local = index - begin
             sums.append(F.sum(F.exp(F.broadcast_sub(part, most)), axis=-1, keepdims=True))
-            here = F.cast(F.expand_dims((local >= 0) * (local < size), axis=-1), dtype=part.dtype)
-            picked.append(
-                F.pick(part, F.clip(local, a_min=0, a_max=size - 1), axis=-1, keepdims=True) * here
-            )
+            here = F.expand_dims((local >= 0) * (local < size), axis=-1)
+            logit = F.pick(part, F.clip(local, a_min=0, a_max=size - 1), axis=-1, keepdims=True)
+            # Not a product: 0 times NaN or infinity is NaN.
+            picked.append(F.where(here, logit, F.zeros_like(logit)))
             begin += size
         loss = F.log(collectives.reduce(sums, home)) + shift - collectives.reduce(picked, home)
         return self._mean(F, loss, sample_weight)
