@@ -283,7 +283,8 @@ class Optimizer:
         States of other types, such as named tuples, cannot be saved. If a parameter is split over
         devices, `mx.parallel.save` needs arrays with the shape of its parts, in which dimensions
         may be 1, or with one element. An array of size 1 along the split axis must be equal for all
-        parts."""
+        parts, unless all parts have size 1 along it. Then `mx.parallel.load` calls this method to
+        learn from the new shapes which arrays are split."""
         return None
 
     def _keeps_master(self, weight):

@@ -39,7 +39,7 @@ from ._checkpoint_index import (
     read_index,
     state_keys,
 )
-from ._split_states import is_split, is_split_over
+from ._split_states import NewShapes, equal_if_ambiguous, is_split, is_split_over
 from ._tensor_parallel.parameters import ShardedParameter, complete_whole
 
 if TYPE_CHECKING:
@@ -326,7 +326,7 @@ def _describe(net, trainer):
         numbered[i] = name if where is None else f"{name}:{where.ranges[0][0]}"
     arrays = {}
     header = describe_states(trainer, arrays, numbered)
-    wheres = _wheres_of_states(trainer, names, numbered, header["states"], arrays)
+    wheres, ambiguous = _wheres_of_states(trainer, names, numbered, header["states"], arrays)
     states = {"states": {}, "shapes": {}, "counts": {}, "gradients": {}}
     for i, param in enumerate(trainer.parameters):
         name, where = names[param]
@@ -362,14 +362,17 @@ def _describe(net, trainer):
     # `arrays` has the shapes of the network's parameters.
     states["shapes"] = {n: shape for n, shape in states["shapes"].items() if n not in params}
     every = list(dict.fromkeys(names[param][0] for param in trainer.parameters))
-    index["trainer"] = {**header, **states, "names": every}
+    index["trainer"] = {**header, **states, "names": every, "ambiguous": ambiguous}
     return parts, index
 
 
 def _wheres_of_states(trainer, names, numbered, states, arrays):
     """Returns for each array of a split parameter's state the part of the whole that it is, by the
-    name of the array. Arrays that are the same for all parts are missing."""
-    families, wheres = {}, {}
+    name of the array. Arrays that are the same for all parts are missing.
+
+    Also returns (split axis, True if all parts are equal) by the name of the whole array, for the
+    arrays whose shapes do not show that they are split."""
+    families, wheres, ambiguous = {}, {}, {}
     for i, param in enumerate(trainer.parameters):
         name, where = names[param]
         if where is not None and numbered[i] in states:
@@ -382,9 +385,13 @@ def _wheres_of_states(trainer, names, numbered, states, arrays):
                 "have different numbers or structures; save with Trainer.save_states"
             )
         for its_keys in zip(*[state_keys(states[key], key) for key in keys]):
-            if is_split_over(name, its_wheres[0].axis, parts, [arrays[key] for key in its_keys]):
+            axis, its_arrays = its_wheres[0].axis, [arrays[key] for key in its_keys]
+            if is_split_over(name, axis, parts, its_arrays):
                 wheres.update(zip(its_keys, its_wheres))
-    return wheres
+                equal = equal_if_ambiguous(axis, parts, its_arrays)
+                if equal is not None:
+                    ambiguous[STATE + name + its_keys[0][len(keys[0]) :]] = axis, equal
+    return wheres, ambiguous
 
 
 def _shape_of(shape, where):
@@ -742,10 +749,17 @@ def _read_training(reader, index, trainer, names, source):
         name, where = names[param]
         whole = index["arrays"].get(name, {"shape": saved["shapes"].get(name)})["shape"]
 
-        def array_of(key, stype="default", param=param, where=where, whole=whole):
+        new = NewShapes(trainer.optimizer, i, param, name)
+
+        def array_of(key, stype="default", param=param, where=where, whole=whole, new=new):
             shape = index["arrays"][STATE + key]["shape"]
-            split = where is not None and is_split(shape, whole, where.axis)
-            return reader.read_new(STATE + key, param, where if split else None).tostype(stype)
+            part = where if where is not None and is_split(shape, whole, where.axis) else None
+            axis, equal = saved["ambiguous"].get(STATE + key, (None, None))
+            if axis is not None:
+                own = _shape_of(shape, part)
+                if new.is_one_part(key, shape, own, axis, equal):
+                    part = _Where(axis, ((0, 1),))
+            return reader.read_new(STATE + key, param, part).tostype(stype)
 
         if name in saved["states"]:
             states[i] = put_together(saved["states"][name], name, array_of, source)

@@ -158,11 +158,25 @@ def _fault_of_trainer(index):
     fault = header_fault(header)
     if fault is not None:
         return f"its trainer has no valid '{fault}'"
+    ambiguous = header.setdefault("ambiguous", {})  # missing in older files
+    if not isinstance(ambiguous, dict) or any(
+        not _is_ambiguous(entry, index["arrays"].get(name)) for name, entry in ambiguous.items()
+    ):
+        return "its trainer has no valid 'ambiguous'"
     for name, entry in header["gradients"].items():
         for key, _ in gradients.keys_of(entry, name):
             if STATE + key not in index["arrays"]:
                 return f"it has no array '{STATE + key}'"
     return None
+
+
+def _is_ambiguous(entry, array):
+    return (
+        array is not None
+        and isinstance(entry, list)
+        and list(map(type, entry)) == [int, bool]
+        and 0 <= entry[0] < len(array["shape"])
+    )
 
 
 def compare(index, wanted, shapes, directory):

@@ -2,6 +2,9 @@
 
 The optimizer has a state for each part of a parameter. An array of the state either is split like
 the parameter, or has the same value for all parts. Saving and loading use the same rule.
+
+If all parts have size 1 along the split axis, the shape is ambiguous. Such an array is saved as
+split, and the index lists it. Loading onto larger parts compares it with the optimizer's new state.
 """
 
 from __future__ import annotations
@@ -11,12 +14,16 @@ from typing import TYPE_CHECKING
 
 from .._core import NotSupportedError
 from .._ranks.own_arrays import brought_to_all
+from ..base import MXNetError
+from ..optimizer._nested_states import take_apart
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import Any
 
     from .._types import NDArray
     from ..gluon.parameter import Parameter
+    from ..optimizer.optimizer import Optimizer
 
 
 def is_split(shape: Sequence[int], param_shape: Sequence[int], axis: int) -> bool | None:
@@ -53,6 +60,49 @@ def is_split_over(
             "Trainer.save_states"
         )
     return all(kinds)
+
+
+def equal_if_ambiguous(
+    axis: int, parts: Sequence[Parameter], arrays: Sequence[NDArray]
+) -> bool | None:
+    """Returns None if the shapes of a split array's parts exclude that it is unsplit and the same
+    for all parts. Otherwise returns True if all parts are equal."""
+    if len(parts) == 1 or any(part.shape[axis] != 1 for part in parts):
+        return None
+    return len(set(map(_contents, arrays))) == 1
+
+
+class NewShapes:
+    """The shapes of the arrays in the state that an optimizer creates for a parameter. Creates the
+    state on first use."""
+
+    def __init__(self, optimizer: Optimizer, index: int, param: Parameter, name: str) -> None:
+        self._of = optimizer, index, param, name
+        self._shapes: dict[str, tuple[int, ...]] | None = None
+
+    def is_one_part(
+        self, key: str, whole: Sequence[int], part: Sequence[int], axis: int, equal: bool
+    ) -> bool:
+        """True if the ambiguous array `key` is not split for this parameter: its new shape is that
+        of one saved part, instead of the shape `part`. Raises MXNetError if the saved parts
+        differ."""
+        optimizer, index, param, name = self._of
+        if self._shapes is None:
+            arrays: dict[str, Any] = {}
+            weight = param.list_data()[0].detach()
+            state = optimizer.create_state_multi_precision(index, weight)
+            take_apart(state, name, arrays, "load")
+            self._shapes = {key: array.shape for key, array in arrays.items()}
+        one = (*whole[:axis], 1, *whole[axis + 1 :])
+        if tuple(part) == one or self._shapes.get(key) != one:
+            return False
+        if not equal:
+            raise MXNetError(
+                f"load: the state of parameter '{name}' has an array of shape {one} that differed "
+                f"between the {whole[axis]} parts of the saved parameter, so it cannot be loaded "
+                "unsplit; load the checkpoint into a network with the same split"
+            )
+        return True
 
 
 def _contents(array):

@@ -361,6 +361,102 @@ def test_states_of_split_layers_load_into_any_split(shapes, source, tmp_path):
         train(other, its_trainer, 3, 4)
 
 
+class Mixed(mx.optimizer.Optimizer):
+    """Has a momentum, one number per row, and a count of one element in two shapes."""
+
+    def create_state(self, index, weight):
+        ones = (1,) * len(weight.shape)
+        shapes = [weight.shape, (*weight.shape[:1], *ones[1:]), ones, (1,)]
+        return [nd.zeros(shape, ctx=weight.context) for shape in shapes]
+
+    def update(self, index, weight, grad, state):
+        momentum, rows, *counts = state
+        momentum[:] = 0.9 * momentum + grad
+        rows[:] += nd.sum(nd.abs(weight.reshape((0, -1))), axis=1).reshape(rows.shape)
+        for count in counts:
+            count[:] += 1
+        weight -= 0.1 * momentum / (rows + 1) / counts[0].asscalar() / counts[1].asscalar()
+
+
+@pytest.mark.parametrize("gather", [False, True])
+@pytest.mark.parametrize("steps", [0, 2])  # new states have equal parts
+@pytest.mark.parametrize("target", [1, 2, 3])
+def test_states_of_parts_of_one_row_load_into_any_split(target, steps, gather, tmp_path):
+    def made(count):
+        mx.random.seed(1)
+        net = nn.HybridSequential(prefix="n_")
+        with net.name_scope():
+            net.add(nn.Dense(3, in_units=2, prefix="d_"))
+        if count > 1:
+            mx.parallel.shard(net, {".*d": "column"}, CPU[:count])
+        net.initialize(mx.init.Uniform(0.5), ctx=CPU[0])
+        return net, gluon.Trainer(net.collect_params(), Mixed())
+
+    def step(net, trainer, begin, end):
+        for number in range(begin, end):
+            mx.random.seed(number)
+            x = nd.random.normal(shape=(4, 2))
+            with autograd.record():
+                loss = (net(x) * nd.array([[1, 2, 3]])).sum() + (net(x) ** 2).sum()
+            loss.backward()
+            trainer.step(4)
+
+    def whole(net):
+        params = net.collect_params().values()
+        return [
+            np.concatenate([p.list_data()[0].asnumpy() for p in params if p.name.endswith(end)])
+            for end in ("weight", "bias")
+        ]
+
+    one, its_trainer = made(1)
+    step(one, its_trainer, 0, steps + 2)
+    net, trainer = made(3)  # all parts have one row
+    step(net, trainer, 0, steps)
+    if not steps:
+        for i, param in enumerate(trainer.parameters):
+            state = trainer.optimizer.create_state(i, param.data(param.list_ctx()[0]))
+            trainer.replace_states({**trainer.all_states(), i: state})
+    mx.parallel.save(tmp_path, net, trainer, gather=gather)
+    net, trainer = made(target)
+    mx.parallel.load(tmp_path, net, trainer)
+    for i, param in enumerate(trainer.parameters):
+        new = trainer.optimizer.create_state(i, param.data(param.list_ctx()[0]))
+        assert [a.shape for a in trainer.all_states()[i]] == [a.shape for a in new]
+    step(net, trainer, steps, steps + 2)
+    for a, b in zip(whole(one), whole(net)):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_differing_states_of_parts_of_one_row_raise_when_loaded_unsplit(tmp_path):
+    class Sum(mx.optimizer.Optimizer):
+        def create_state(self, index, weight):
+            return nd.zeros(1, ctx=weight.context)
+
+        def update(self, index, weight, grad, state):
+            state[:] += nd.sum(weight)
+
+    def made(split):
+        net = nn.HybridSequential(prefix="n_")
+        net.add(nn.Dense(2, in_units=2, prefix="d_"))
+        if split:
+            mx.parallel.shard(net, {".*d": "column"}, CPU[:2])
+        net.initialize()
+        biases = net.collect_params(".*bias")
+        for i, param in enumerate(biases.values()):
+            param.set_data(nd.arange(i, i + param.shape[0]))
+        return net, gluon.Trainer(biases, Sum())
+
+    net, trainer = made(True)
+    with autograd.record():
+        loss = net(nd.ones((1, 2))).sum()
+    loss.backward()
+    trainer.step(1)
+    mx.parallel.save(tmp_path, net, trainer)
+    mx.parallel.load(tmp_path, *made(True))
+    with pytest.raises(mx.MXNetError, match=r"load: .* shape \(1,\) that differed between the 2"):
+        mx.parallel.load(tmp_path, *made(False))
+
+
 def test_group_adagrad_continues_on_a_split_layer(tmp_path):
     def made(count):
         net = split_network(count, "column")
