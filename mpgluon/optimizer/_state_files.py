@@ -24,6 +24,13 @@ from ._nested_states import put_together, take_apart
 if TYPE_CHECKING:
     from typing import Any
 
+# Limit on the bytes of objects that a pickle creates by calls: _TIMES times its size, plus _PLUS
+# bytes. An object has _OBJECT bytes in addition to its contents.
+_TIMES, _PLUS, _OBJECT = 16, 16 << 20, 512
+
+# Types of keys that are hashed once, or in constant time
+_KEYS = (str, bytes, float, bool, type(None))
+
 _HEADER = "updater_states"
 _FORMAT = "mpgluon updater states 1"
 
@@ -114,31 +121,101 @@ class SavedObject:
     """An optimizer or scheduler of MXNet in a pickle, with its attributes."""
 
 
-class _Restricted(pickle.Unpickler):
+class _Budget:
+    """Limits the memory or time that a pickle takes. Its objects may share parts, so a few bytes
+    can copy or walk over a large part many times."""
+
+    def __init__(self, most: int) -> None:
+        self._left = most
+
+    def spend(self, amount: int = 1) -> None:
+        self._left -= amount
+        if self._left < 0:
+            raise MXNetError("its objects are nested too deeply or too large for its size")
+
+
+def _checked(name, keys):
+    """Returns the method `name` of the reader, which adds keys to a dict or set, with a check of
+    these items of the stack."""
+    load = getattr(pickle._Unpickler, name)
+
+    def checked(self):
+        if name == "load_frozenset":
+            self._spend(_OBJECT)
+        _check_keys(self.stack[keys])
+        load(self)
+
+    return checked
+
+
+class _Restricted(pickle._Unpickler):
     """Unpickles only arrays, numbers and containers.
 
     The classes and functions that a pickle may call are created for each pickle, because a pickle
     can set attributes of everything that it can name.
+
+    Everything that these calls create is counted, as a pickle can repeat a call with the same large
+    argument. Keys of dicts and sets must be scalars, because the time to hash nested tuples is
+    exponential. The subclassed reader is the one in Python, whose opcodes can be overridden.
     """
+
+    dispatch = dict(pickle._Unpickler.dispatch)
 
     def __init__(self, data: bytes) -> None:
         super().__init__(io.BytesIO(data))
+        budget = _Budget(_TIMES * len(data) + _PLUS)
+        self._spend = budget.spend
         self._known = {
-            ("builtins", "bytearray"): lambda *args: bytearray(_bytes_of(*args)),
-            ("_codecs", "encode"): lambda *args: _bytes_of(*args),
-            ("builtins", "set"): lambda items=(): set(_list_of(items)),
+            ("builtins", "bytearray"): lambda *args: bytearray(self._bytes_of(*args)),
+            ("_codecs", "encode"): lambda *args: self._bytes_of(*args),
+            ("builtins", "set"): lambda items=(): self._set_of(items),
         }
-        self._array = type("NDArray", (_SavedArray,), {})
+
+        class NDArray(_SavedArray):
+            def __setstate__(self, state):
+                budget.spend(_OBJECT + len(state["handle"] or b""))
+                super().__setstate__(state)
+
+        class Saved(SavedObject):
+            def __setstate__(self, state):
+                budget.spend(_OBJECT + 64 * len(state))
+                vars(self).update(state)
+
+        self._array, self._saved = NDArray, Saved
 
     def find_class(self, module, name):
         if module.startswith("mxnet.") and name == "NDArray":
             return self._array
         if module.startswith(("mxnet.optimizer.", "mxnet.lr_scheduler")):
-            return type(name, (SavedObject,), {})
+            self._spend(4 * _OBJECT)
+            return type(name, (self._saved,), {})
         module = "builtins" if module == "__builtin__" else module
         if (module, name) in self._known:
             return self._known[module, name]
         raise _RefusedName(f"it holds a {module}.{name}, but only arrays and numbers are read")
+
+    def _bytes_of(self, *args):
+        value = _bytes_of(*args)
+        self._spend(len(value))
+        return value
+
+    def _set_of(self, items):
+        items = _list_of(items)
+        self._spend(_OBJECT + 64 * len(items))
+        _check_keys(items)
+        return set(items)
+
+    def _load_set(self):
+        self._spend(_OBJECT)
+        pickle._Unpickler.load_empty_set(self)
+
+    dispatch[pickle.EMPTY_SET[0]] = _load_set
+    # The keys are the items of the stack after the mark, or every second one.
+    dispatch[pickle.SETITEM[0]] = _checked("load_setitem", slice(-2, -1))
+    dispatch[pickle.SETITEMS[0]] = _checked("load_setitems", slice(None, None, 2))
+    dispatch[pickle.DICT[0]] = _checked("load_dict", slice(None, None, 2))
+    dispatch[pickle.ADDITEMS[0]] = _checked("load_additems", slice(None))
+    dispatch[pickle.FROZENSET[0]] = _checked("load_frozenset", slice(None))
 
 
 def _bytes_of(value=b"", encoding="latin1"):
@@ -149,6 +226,13 @@ def _bytes_of(value=b"", encoding="latin1"):
     if isinstance(value, bytes):
         return value
     raise MXNetError(f"it makes bytes from a {type(value).__name__}")
+
+
+def _check_keys(keys):
+    for key in keys:
+        kind = type(key)
+        if not (kind is int and key.bit_length() <= 64 or kind in _KEYS):
+            raise MXNetError(f"it has a key of type {kind.__name__}, but keys must be scalars")
 
 
 def _list_of(items):
@@ -186,19 +270,6 @@ def read_pickle(data: bytes) -> Any:
         raise
     except Exception as error:  # a damaged pickle can raise any exception
         raise MXNetError(f"it is damaged: {error}") from error
-
-
-class _Budget:
-    """Limits the walk over a pickle's objects. They may share parts, so n objects can nest to
-    2^n."""
-
-    def __init__(self, most):
-        self._left = most
-
-    def spend(self):
-        self._left -= 1
-        if self._left < 0:
-            raise MXNetError("its objects are nested too deeply for its size")
 
 
 def taken_over(state: Any, budget: _Budget | None = None) -> Any:

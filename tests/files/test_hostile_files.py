@@ -164,6 +164,43 @@ BOMBS = {
 }
 
 
+def repeats(large, opcodes):
+    """A pickle that memoizes a large value as 1, and repeats opcodes that copy it."""
+    return b"\x80\x04" + large + b"q\x01" + opcodes * (len(large) // len(opcodes)) + b"}."
+
+
+_LARGE = b"B" + struct.pack("<I", 600_000) + bytes(600_000)
+_ITEMS = b"](" + b"".join(b"M" + struct.pack("<H", i) for i in range(60_000)) + b"e"
+_ATTRIBUTES = b"}(" + b"".join(b"\x8c\x05%05dN" % i for i in range(40_000)) + b"u"
+BOMBS |= {
+    "bytearrays": repeats(b"cbuiltins\nbytearray\nq\x00" + _LARGE, b"h\x00h\x01\x85R"),
+    "sets": repeats(b"cbuiltins\nset\nq\x00" + _ITEMS, b"h\x00h\x01\x85R"),
+    "attributes": repeats(b"cmxnet.optimizer.a\nA\nq\x00" + _ATTRIBUTES, b"h\x00)\x81h\x01b"),
+    "arrays": repeats(
+        b"cmxnet.ndarray\nNDArray\nq\x00}\x8c\x06handle"
+        + b"B"
+        + struct.pack("<I", len(_record := mx.nd.save_tobuffer([mx.nd.ones(150_000)])[24:-8]))
+        + _record
+        + b"s",
+        b"h\x00)\x81h\x01b",
+    ),
+    "classes": repeats(
+        b"\x8c\x11mxnet.optimizer.aq\x00\x8c\x01A" + b"N0" * 300_000 + b"\x8c\x01A",
+        b"h\x00h\x01\x93",
+    ),
+    "empty sets": b"\x80\x04" + b"\x8f" * 1_000_000 + b"}.",
+    "key": b"\x80\x04}N\x85" + b"2\x86" * 60 + b"Ns.",
+    "keys": b"\x80\x04}(N\x85" + b"2\x86" * 60 + b"Nu.",
+    "old dict": b"\x80\x04(N\x85" + b"2\x86" * 60 + b"Nd.",
+    "member": b"\x80\x04\x8f(N\x85" + b"2\x86" * 60 + b"\x90.",
+    "frozen member": b"\x80\x04(N\x85" + b"2\x86" * 60 + b"\x91.",
+    "set of tuples": b"\x80\x04cbuiltins\nset\nN\x85" + b"2\x86" * 60 + b"\x85\x85R.",
+    "integer key": repeats(
+        b"\x8b" + struct.pack("<i", 500_000) + bytes([7]) * 500_000, b"}h\x01Ns"
+    ),
+}
+
+
 @pytest.mark.parametrize("reader", STATES)
 def test_hostile_states_run_no_code_and_use_bounded_memory(reader, tmp_path):
     path, made = tmp_path / "net-0001.states", tmp_path / "made"
