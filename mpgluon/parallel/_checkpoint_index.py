@@ -84,7 +84,8 @@ def _list_of(check, value):
 
 def _fault(index):
     """Returns a description of the first fault in an index, or None."""
-    for key in ("step", "position", "loss_scale", "extra", "shards", "arrays", "random"):
+    required = "step", "position", "loss_scale", "extra", "shards", "arrays", "random", "trainer"
+    for key in required:
         if key not in index:
             return f"it has no '{key}'"
     seed = index["random"]
@@ -118,7 +119,7 @@ def _is_shard(shard):
 def _fault_of_array(entry, shards):
     if not isinstance(entry, dict):
         return "its description is not a dict"
-    shape, axis, pieces = entry.get("shape"), entry.get("axis"), entry.get("pieces")
+    shape, axis, pieces = entry.get("shape"), entry.get("axis", "entry"), entry.get("pieces")
     if not _list_of(_size, shape) or len(shape) > 32:
         return "its shape is not a list of sizes"
     if not isinstance(entry.get("dtype"), str) or not _safetensors.is_dtype(entry["dtype"]):

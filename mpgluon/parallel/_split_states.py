@@ -3,7 +3,7 @@
 The optimizer has a state for each part of a parameter. An array of the state either is split like
 the parameter, or has the same value for all parts. Saving and loading use the same rule.
 
-If all parts have size 1 along the split axis, the shape is ambiguous. Such an array is saved as
+If all parts have size 1 along the split axis, the shape is ambiguous. The array is then saved as
 split, and the index lists it. Loading onto larger parts compares it with the optimizer's new state.
 """
 
