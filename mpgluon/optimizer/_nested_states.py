@@ -6,6 +6,8 @@ from __future__ import annotations
 import copy
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from .. import ndarray as nd
 from .._core import dtype_name
 from ..base import MXNetError
@@ -17,6 +19,10 @@ if TYPE_CHECKING:
     from .._types import NDArray
     from ..context import Context
     from ..gluon.parameter import Parameter
+
+# Limits on states that are saved. JSON readers use the stack for each level, and Python converts
+# integers of up to 4300 digits from text.
+_DEEPEST, _LONGEST = 200, 14_000
 
 
 def map_arrays(function: Callable[[NDArray], Any], state: Any) -> Any:
@@ -83,31 +89,59 @@ def cast_state(state: Any, old: str, dtype: str) -> Any:
 
 
 def take_apart(
-    state: Any, name: str, arrays: dict[str, NDArray], who: str = "Trainer.save_states"
+    state: Any,
+    name: str,
+    arrays: dict[str, NDArray],
+    who: str = "Trainer.save_states",
+    inside: tuple[Any, ...] = (),
 ) -> Any:
     """Adds the arrays of a nested state to `arrays`. Returns its structure for JSON.
 
     A tuple is a JSON list; a list and a dict are a JSON object with the key "list" or "dict".
+    `inside` has the tuples, lists and dicts that contain the state.
     """
     if isinstance(state, nd.NDArray):
         arrays[name] = state
         return "array" if state.stype == "default" else state.stype
+    if len(inside) > _DEEPEST or any(state is outer for outer in inside):
+        raise MXNetError(
+            f"{who}: the state of parameter '{name:.80}' is nested more than {_DEEPEST} levels "
+            "deep or contains itself, so it cannot be saved"
+        )
+    inside = (*inside, state)
     if type(state) in (tuple, list):
-        parts = [take_apart(part, f"{name}:{i}", arrays, who) for i, part in enumerate(state)]
+        parts = [
+            take_apart(part, f"{name}:{i}", arrays, who, inside) for i, part in enumerate(state)
+        ]
         return parts if type(state) is tuple else {"list": parts}
     if type(state) is dict and all(type(key) in (int, str) for key in state):
         parts = [
-            [key, take_apart(part, f"{name}:{i}", arrays, who)]
+            [
+                _checked(key, name, who),
+                take_apart(part, f"{name}:{i}", arrays, who, inside),
+            ]
             for i, (key, part) in enumerate(state.items())
         ]
         return {"dict": parts}
+    if isinstance(state, np.generic):
+        state = state.item()
     if state is None or isinstance(state, (int, float, str)):
-        return {"value": state}
+        return {"value": _checked(state, name, who)}
     kind = type(state).__name__
     raise MXNetError(
         f"{who}: the state of parameter '{name}' holds a {kind}, which cannot be saved; use "
         "arrays, numbers, strings, tuples, lists, and dicts whose keys are str or int"
     )
+
+
+def _checked(value, name, who):
+    """Returns a value of a state. Raises MXNetError for an integer that JSON cannot store."""
+    if isinstance(value, int) and value.bit_length() > _LONGEST:
+        raise MXNetError(
+            f"{who}: the state of parameter '{name}' holds an integer of {value.bit_length()} "
+            f"bits, which cannot be saved; at most {_LONGEST} are supported"
+        )
+    return value
 
 
 def put_together(

@@ -219,6 +219,91 @@ def test_states_of_other_types_train_and_move_but_raise_when_saved(kind, tmp_pat
             save()
 
 
+def nested(levels, part):
+    for _ in range(levels):
+        part = [part] if levels % 2 else (part,)
+    return part
+
+
+def cyclic():
+    part = [1]
+    part += [part, part]
+    return part
+
+
+def saved_and_loaded(state, tmp_path, kind):
+    """Returns a state after it was saved in one of three ways."""
+
+    class Own(mx.optimizer.Optimizer):
+        def create_state(self, index, weight):
+            return state
+
+        def update(self, index, weight, grad, state):
+            weight -= self.lr * grad
+
+    net = nn.Dense(1, in_units=1, use_bias=False, prefix="n_")
+    net.initialize()
+    trainer = gluon.Trainer(net.collect_params(), Own())
+    other = gluon.Trainer(net.collect_params(), Own())
+    with autograd.record():
+        loss = net(nd.ones((1, 1)))
+    loss.backward()
+    trainer.step(1)
+    if kind == "states":
+        trainer.save_states(str(tmp_path / "states"))
+        other.load_states(str(tmp_path / "states"))
+    elif kind == "checkpoint":
+        mx.parallel.save(tmp_path, net, trainer)
+        mx.parallel.load(tmp_path, net, other)
+    else:
+        updater = other.updater_on(CPU[0])
+        updater.set_states(trainer.updater_on(CPU[0]).get_states())
+        return updater.states[0]
+    return other.all_states()[0]
+
+
+SAVES = pytest.mark.parametrize("kind", ["states", "checkpoint", "updater"])
+
+
+@SAVES
+@pytest.mark.parametrize(
+    "state, text",
+    [
+        (nested(900, 1), "nested more than 200 levels"),
+        (nested(5000, 1), "nested more than 200 levels"),
+        (cyclic(), "contains itself"),
+        ([{"count": 10**5000}], "holds an integer of 16610 bits"),
+        ({10**5000: 1}, "holds an integer of 16610 bits"),
+        ([np.complex64(1)], "holds a complex, which cannot be saved"),
+    ],
+    ids=["deep", "deeper", "cyclic", "integer", "key", "complex"],
+)
+def test_states_that_files_cannot_hold_raise_when_saved(kind, state, text, tmp_path):
+    with pytest.raises(mx.MXNetError, match=f"state of parameter '[^']*(weight|0).*{text}"):
+        saved_and_loaded(state, tmp_path, kind)
+
+
+@SAVES
+@pytest.mark.parametrize(
+    "value",
+    [
+        np.float64(1.5),
+        np.float32(0.1),
+        np.float16(np.inf),
+        np.int64(-(2**63)),
+        np.uint8(3),
+        np.bool_(True),
+        np.str_("a"),
+        nested(190, 10**4000),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_numpy_numbers_and_large_values_in_states_are_saved(kind, value, tmp_path):
+    loaded = saved_and_loaded([value], tmp_path, kind)[0]
+    wanted = value.item() if isinstance(value, np.generic) else value
+    assert loaded == wanted and type(loaded) is type(wanted)
+
+
 def test_lists_in_older_files_are_tuples(tmp_path):
     """The former format had no types: structures are JSON lists, and shapes are missing."""
     net = network()
