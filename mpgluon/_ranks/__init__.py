@@ -13,11 +13,13 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 from .. import _core
 from ..base import MXNetError
+
+_Result = TypeVar("_Result")
 
 # Environment variables set by launchers: Open MPI and PRRTE, MPICH's Hydra and other PMI launchers,
 # Slurm
@@ -335,6 +337,26 @@ def join(found: dict[int, Any]) -> dict[int, Any]:
     for text in gather("results", json.dumps(found)):
         joined.update((int(key), value) for key, value in json.loads(text).items())
     return joined
+
+
+def all_succeed(what: str, work: Callable[[], _Result]) -> _Result:
+    """Returns the result of `work`, or raises its error. If it fails on any rank, the others raise
+    an MXNetError with that rank and its error. All ranks call it."""
+    if count() == 1:
+        return work()
+    result, error = None, None
+    try:
+        result = work()
+    except BaseException as failure:  # even Ctrl-C: the other ranks wait for the outcome
+        error = failure
+    text = "" if error is None else f"{type(error).__name__}: {error}"
+    texts = gather(what, text.encode("utf-8", "backslashreplace").decode())
+    if error is not None:
+        raise error
+    for rank, failed in enumerate(texts):
+        if failed:
+            raise MXNetError(f"{what}: rank {rank} has failed: {failed}")
+    return result
 
 
 def agree_on_trace(text: str) -> None:

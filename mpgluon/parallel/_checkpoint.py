@@ -452,67 +452,86 @@ def _bar(total, progress, text):
     )
 
 
-def _write(directory, parts, index, gather, progress):
+def _begin(directory, former):
     os.makedirs(directory, exist_ok=True)
+    return {0: _generation(former) + 1} if _ranks.own() == 0 else {}
+
+
+def _write(directory, parts, index, gather, progress):
     former = os.path.join(directory, INDEX)
-    first = _ranks.own() == 0  # rank 0 decides for all ranks
-    generation = _ranks.join({0: _generation(former) + 1} if first else {})[0]
+    # Rank 0 decides for all ranks.
+    generation = _ranks.join(_ranks.all_succeed("save", lambda: _begin(directory, former)))[0]
     if gather:
         parts = _whole(parts)
     shards = {}
     for part in parts:
         shards.setdefault(part.device, []).append(part)
-    described, arrays, files, written = [], {}, [], {}  # written: by index of the shard
-    sizes = {
-        id(part): math.prod(_shape_of(part.shape, part.where)) * itemsize(part.dtype)
-        for part in parts
-    }
-    with _bar(sum(sizes.values()), progress, "saving") as bar:
-        for number, (device, own) in enumerate(shards.items()):
-            name = f"shard-{generation:06d}-{re.sub(r'[^A-Za-z0-9]+', '', str(device))}.safetensors"
-            keys = [
-                part.name
-                if part.where is None
-                else f"{part.name}:{part.where.axis}:{part.where.ranges[0][0]}"
-                for part in own
-            ]
+    files = []
+    for device, own in shards.items():
+        name = f"shard-{generation:06d}-{re.sub(r'[^A-Za-z0-9]+', '', str(device))}.safetensors"
+        keys = [
+            part.name
+            if part.where is None
+            else f"{part.name}:{part.where.axis}:{part.where.ranges[0][0]}"
+            for part in own
+        ]
+        files.append((name, device, keys, own))
+    written = _ranks.join(
+        _ranks.all_succeed("save", lambda: _write_shards(directory, files, progress))
+    )
+    described, arrays = [], {}
+    for number, (name, device, keys, own) in enumerate(files):
+        size, header, sums = written[number]
+        described.append(
+            {"file": name, "device": str(device), "bytes": size, "header_crc32": header}
+        )
+        for key, part, total in zip(keys, own, sums):
+            axis, ranges = part.where or (None, [])
+            entry = arrays.setdefault(
+                part.name,
+                {"shape": list(part.shape), "dtype": part.dtype, "axis": axis, "pieces": []},
+            )
+            entry["pieces"].append(
+                {
+                    "shard": number,
+                    "key": key,
+                    "ranges": [list(span) for span in ranges],
+                    "crc32": total,
+                }
+            )
+    for entry in arrays.values():
+        entry["pieces"].sort(key=lambda piece: piece["ranges"])
+    text = _text({**index, "generation": generation, "shards": described, "arrays": arrays})
+
+    def commit():
+        if _ranks.own() == 0:
+            _commit(directory, former, text, {shard["file"] for shard in described})
+
+    _ranks.all_succeed("save", commit)
+
+
+def _write_shards(directory, files, progress):
+    """Writes the shards of this rank. Returns their sizes and checksums by index."""
+    written = {}
+    shapes = [[_shape_of(part.shape, part.where) for part in own] for *_, own in files]
+    total = sum(
+        math.prod(shape) * itemsize(part.dtype)
+        for its_shapes, (*_, own) in zip(shapes, files)
+        for shape, part in zip(its_shapes, own)
+    )
+    with _bar(total, progress, "saving") as bar:
+        for number, (name, device, keys, own) in enumerate(files):
             if _owner(device) == _ranks.own():
                 written[number] = _safetensors.write(
                     os.path.join(directory, name),
                     [
-                        (key, part.dtype, _shape_of(part.shape, part.where), part.read)
-                        for key, part in zip(keys, own)
+                        (key, part.dtype, shape, part.read)
+                        for key, shape, part in zip(keys, shapes[number], own)
                     ],
                     bar.update,
                 )
-            files.append((name, str(device), keys, own))
-        _sync(directory)  # the files' directory entries must be on the disk before the index
-        written = _ranks.join(written)
-        for number, (name, device, keys, own) in enumerate(files):
-            size, header, sums = written[number]
-            described.append(
-                {"file": name, "device": device, "bytes": size, "header_crc32": header}
-            )
-            for key, part, total in zip(keys, own, sums):
-                axis, ranges = part.where or (None, [])
-                entry = arrays.setdefault(
-                    part.name,
-                    {"shape": list(part.shape), "dtype": part.dtype, "axis": axis, "pieces": []},
-                )
-                entry["pieces"].append(
-                    {
-                        "shard": number,
-                        "key": key,
-                        "ranges": [list(span) for span in ranges],
-                        "crc32": total,
-                    }
-                )
-    for entry in arrays.values():
-        entry["pieces"].sort(key=lambda piece: piece["ranges"])
-    text = _text({**index, "generation": generation, "shards": described, "arrays": arrays})
-    if first:
-        _commit(directory, former, text, {shard["file"] for shard in described})
-    _ranks.join({})  # wait for rank 0's commit
+    _sync(directory)  # the files' directory entries must be on the disk before the index
+    return written
 
 
 def _text(index):
@@ -627,17 +646,25 @@ def load(
         return _load(directory, net, trainer, progress)
 
 
-def _load(directory, net, trainer, progress):
+def _check(directory, net, trainer, progress, source):
+    """Returns the index, the parts of the network, its parameters' (name, where) and the files of a
+    checkpoint, after all checks."""
     index = read_index(os.path.join(directory, INDEX))
     wanted, shapes = _parts_of(net)
     compare(index, wanted, shapes, directory)
     names = {param: (name, where) for name, pieces in wanted.items() for param, where in pieces}
-    source = f"the checkpoint '{directory}'"
     if trainer is not None:
         check_trainer(index, trainer, names, directory)
         trainer.check_header(index["trainer"], source)
     with _bar(sum(shard["bytes"] for shard in index["shards"]), progress, "checking") as bar:
-        files = open_shards(directory, index, bar.update)
+        return index, wanted, names, open_shards(directory, index, bar.update)
+
+
+def _load(directory, net, trainer, progress):
+    source = f"the checkpoint '{directory}'"
+    index, wanted, names, files = _ranks.all_succeed(
+        "load", lambda: _check(directory, net, trainer, progress, source)
+    )
     reader = _Reader(index["arrays"], files)
     for name, pieces in wanted.items():
         _complete([param for param, _ in pieces], tuple(index["arrays"][name]["shape"]))

@@ -94,6 +94,18 @@ def test_busy_rank_is_reported_by_watchdog_without_error():
 
 
 @needs_mpi
+def test_failed_checkpoints_raise_on_all_ranks_and_allow_the_next(tmp_path):
+    told, done = run("checkpoint errors", CHECKPOINTS=str(tmp_path))
+    assert set(told) == {0, 1}, done.stdout + done.stderr
+    failing = {"begin": 1, "generation": 0, "write": 1, "commit": 0, "read": 1}
+    for step, rank in failing.items():
+        own = "OSError: [Errno 28] No space left"
+        who = "load" if step == "read" else "save"
+        assert told[rank][step] == own
+        assert told[1 - rank][step] == f"MXNetError: {who}: rank {rank} has failed: {own}"
+
+
+@needs_mpi
 def test_rank_without_devices_fetches_the_same_losses():
     told, done = run("idle", 3)
     assert len(set(map(str, told.values()))) == 1 and set(told) == {0, 1, 2}, done.stderr

@@ -12,6 +12,7 @@ import mpgluon as mx
 from mpgluon import autograd, gluon, nd, parallel as par
 from mpgluon._ranks import own_arrays
 from mpgluon.gluon import nn
+from mpgluon.parallel import _checkpoint
 
 RANK, RANKS = par.rank(), par.num_ranks()
 DEVICES = [mx.cpu(0, rank=i) for i in range(par.num_ranks())]
@@ -241,8 +242,43 @@ def idle():
     return par.fetch(loss).asnumpy().tolist()
 
 
+def checkpoint_errors():
+    """Each step of a save and a load fails on one rank, and the next save and load succeed. Returns
+    the errors by step."""
+    folder = os.environ["CHECKPOINTS"]
+    net = nn.HybridSequential()
+    net.add(nn.Dense(4, in_units=3), nn.Dense(2, in_units=4))
+    net[0].initialize(mx.init.One(), ctx=DEVICES[0])
+    net[1].initialize(mx.init.One(), ctx=DEVICES[1])
+
+    def fail(*_, **__):
+        raise OSError(28, "No space left")
+
+    errors = {}
+    for step, rank, place, name in (
+        ("begin", 1, os, "makedirs"),
+        ("generation", 0, _checkpoint, "_generation"),
+        ("write", 1, _checkpoint._safetensors, "write"),
+        ("commit", 0, _checkpoint, "_commit"),
+        ("read", 1, _checkpoint, "read_index"),
+    ):
+        par.save(folder, net, step=7)
+        works = getattr(place, name)
+        if rank == RANK:
+            setattr(place, name, fail)
+        try:
+            errors[step] = (par.load if step == "read" else par.save)(folder, net)
+        except (OSError, mx.MXNetError) as error:
+            errors[step] = f"{type(error).__name__}: {error}"
+        setattr(place, name, works)
+        assert par.load(folder, net)["step"] == 7  # the checkpoint before the failed save
+    par.barrier()
+    return errors
+
+
 WAYS = {
     "tell": told,
+    "checkpoint errors": checkpoint_errors,
     "idle": idle,
     "busy": busy,
     "full": full,
