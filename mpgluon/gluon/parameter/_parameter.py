@@ -11,6 +11,7 @@ import numpy as np
 
 from ... import _core, autograd, initializer, ndarray as nd, random
 from ..._core import at_once, dtype_name, mark_variables, set_attributes, side_context
+from ..._ranks.own_arrays import brought_to_all
 from ...base import MXNetAssertionError, MXNetError
 from ...context import Context, computes, current_context
 from ...ndarray._sparse.row_gradients import RowGradientWeight, RowSparseGradient, row_sparse_part
@@ -608,7 +609,7 @@ class Parameter(MXNetNames):
                         initializer.InitDesc(self.name, {"__init__": init}), value
                     )
                 if waits:  # all devices copy from this memory, which must not be reused before that
-                    value = nd.from_numpy(value.asnumpy())
+                    value = nd.from_numpy(brought_to_all(value).asnumpy())
                 self._take(value, contexts, own=not waits)
             else:
                 self._init_impl(value, contexts)

@@ -409,3 +409,28 @@ def shuffled_engine(devices):
         return [sent]
     finally:
         mx.engine.set_mode(former)
+
+
+@program
+def replicas_of_unknown_shapes(devices):
+    """The first forward pass is recorded and initializes the parameters. Replica 0 then waits for
+    the statistics of replica 1."""
+    mx.random.seed(3)
+    net = nn.HybridSequential()
+    net.add(
+        nn.Dense(6), gluon.contrib.nn.SyncBatchNorm(num_devices=2), nn.Dense(4, activation="relu")
+    )
+    net.add(nn.Dense(3))
+    net.initialize(mx.init.Xavier(), ctx=devices[:2])
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
+    losses = []
+    for _ in range(2):
+        with autograd.record():
+            parts = [
+                LOSS(net(inputs(i, (4, 5), device)), labels(4, 3, device))
+                for i, device in enumerate(devices[:2])
+            ]
+        autograd.backward(parts)
+        trainer.step(8)
+        losses += parts
+    return [*losses, *values(net)]
