@@ -13,6 +13,8 @@ bool mpg_autograd_recording(void);
 bool mpg_autograd_set_recording(bool on); /* returns the previous value */
 bool mpg_autograd_training(void);
 bool mpg_autograd_set_training(bool on);
+/* While on, calls of this thread ignore the rules of mixed precision. */
+bool mpg_autograd_set_uncast(bool on);
 
 /* Calls an op: emits it into a graph if it belongs to a trace (trace.h). Otherwise runs it and,
  * while recording, puts it on the tape. `inputs` are borrowed. `outputs` are num_visible empty

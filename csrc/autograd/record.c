@@ -12,7 +12,7 @@
 
 /* The thread's mode for op calls. One struct, so that a call needs one thread-local lookup. */
 typedef struct call_mode {
-  bool recording, training;
+  bool recording, training, uncast;
   uint32_t scope;
   uint64_t steps;
   mpg_trace *trace; /* the active one, borrowed */
@@ -50,6 +50,12 @@ bool mpg_autograd_set_recording(bool on) {
 bool mpg_autograd_set_training(bool on) {
   bool former = mode.training;
   mode.training = on;
+  return former;
+}
+
+bool mpg_autograd_set_uncast(bool on) {
+  bool former = mode.uncast;
+  mode.uncast = on;
   return former;
 }
 
@@ -284,7 +290,7 @@ mpg_status mpg_call_as(const mpg_op *op, const void *params, mpg_array *const *i
                        int num_inputs, mpg_array *outputs, int num_visible, mpg_array *const *out,
                        bool separate) {
   mpg_trace *trace = find_trace(mode.trace, op, inputs, num_inputs);
-  if (__builtin_expect(mpg_precision_on, 0))
+  if (__builtin_expect(mpg_precision_on, 0) && !mode.uncast)
     return mpg_precision_call(trace, op, params, inputs, num_inputs, outputs, num_visible, out,
                               separate);
   return call_in(trace, op, params, inputs, num_inputs, outputs, num_visible, out, separate);

@@ -374,7 +374,7 @@ class Trainer(TrainerStore, TrainerState):
             work = plan.fresh_work()
         if plan.left:
             plan.forget_left()
-        with autograd.pause():
+        with autograd.pause(), _core.Scope((_core.set_uncast, True)):  # amp is for networks
             if self._amp_loss_scaler is not None and self._overflows(plan, work):
                 return
             if self._max_norm is not None:

@@ -567,7 +567,7 @@ class LAMB(GroupedOptimizer):
         bounds = {name: value for name, value in bounds.items() if value}
         firsts, norms, lasts = [], [], []
         for index, weight, grad, state, lr, wd in zip(indices, weights, grads, states, lrs, wds):
-            norm = nd.norm(weight).astype(weight.dtype, copy=False)  # amp: float32 norms
+            norm = nd.norm(weight)
             step, norm_of_step = (
                 nd.empty(grad.shape, ctx=weight.context, dtype=grad.dtype),
                 nd.empty(norm.shape, ctx=weight.context, dtype=norm.dtype),

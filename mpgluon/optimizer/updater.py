@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from typing import TYPE_CHECKING, Any
 
+from .. import _core
 from ..base import MXNetError
 from ..ndarray import NDArray
 from ..ndarray.sparse import BaseSparseNDArray
@@ -56,6 +57,10 @@ class Updater:
         return self.optimizer.aggregate_num > 0
 
     def __call__(self, index: Any, grad: Any, weight: Any) -> None:
+        with _core.Scope((_core.set_uncast, True)):  # amp is for networks
+            self._call(index, grad, weight)
+
+    def _call(self, index, grad, weight):
         if isinstance(index, (list, tuple)):
             indices, grads, weights = list(index), list(grad), list(weight)
         else:

@@ -745,3 +745,32 @@ def test_optimizers_update_weights_under_amp(name, dtype):
             amp.turn_off()
         weights.append(weight.asnumpy())
     np.testing.assert_allclose(*weights, rtol=1e-2 if dtype == "float16" else 1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("store", [True, False])
+@pytest.mark.parametrize("name", sorted(set(mx.optimizer.Optimizer.opt_registry)))
+def test_updates_of_weights_ignore_amp(name, store, dtype):
+    if name in ("groupadagrad", "svrgoptimizer", "assignmentoptimizer"):
+        pytest.skip("needs other networks")
+
+    def updated(mixed):
+        mx.random.seed(3)
+        param = gluon.Parameter("w", shape=(3, 4), dtype=dtype)
+        param.initialize(mx.init.Constant(0.5), ctx=on(0))
+        options = {"warmup_strategy": "lars"} if name == "lbsgd" else {}
+        trainer = gluon.Trainer([param], name, options, update_on_kvstore=store)
+        if mixed:
+            amp.init("bfloat16")
+        try:
+            for i in range(2):
+                with autograd.record():
+                    loss = (param.data() * nd.arange(12).reshape((3, 4)).astype(dtype)).sum()
+                loss.backward()
+                param.grad()[:] = (i + 1) * 0.25
+                trainer.step(1)
+        finally:
+            amp.turn_off()
+        return param.data().asnumpy()
+
+    same_bits([updated(True)], [updated(False)])

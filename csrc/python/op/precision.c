@@ -1,4 +1,5 @@
 /* Python interface to the rules of mixed precision. */
+#include "autograd/autograd.h"
 #include "op/precision/precision.h"
 
 #include "python/core.h"
@@ -70,6 +71,11 @@ static PyObject *precision_is_mixed(PyObject *Py_UNUSED(module), PyObject *Py_UN
   return PyBool_FromLong(mpg_precision_on);
 }
 
+static PyObject *set_uncast(PyObject *Py_UNUSED(module), PyObject *value) {
+  int on = PyObject_IsTrue(value);
+  return on < 0 ? NULL : PyBool_FromLong(mpg_autograd_set_uncast(on));
+}
+
 static PyObject *precision_changes(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused)) {
   return PyLong_FromUnsignedLongLong(mpg_precision_changes());
 }
@@ -90,6 +96,9 @@ PyMethodDef mpg_py_precision_methods[] = {
      "precision_of(op)\n--\n\nThe canonical name of an op, and its kind in the table: 'any', "
      "'low', 'half', 'full', 'widest' or 'loss'."},
     {"precision_is_mixed", precision_is_mixed, METH_NOARGS, "Whether mixed precision is enabled."},
+    {"set_uncast", set_uncast, METH_O,
+     "set_uncast(on)\n--\n\nWhile on, calls of this thread ignore mixed precision. Returns the "
+     "previous value."},
     {"precision_changes", precision_changes, METH_NOARGS,
      "precision_changes()\n--\n\nHow often the rules of mixed precision have changed."},
     {"set_loss_scale", set_loss_scale, METH_O,

@@ -1,4 +1,4 @@
-"""Checks that a pipelined block computes on its micro-batches what it computes on the batch."""
+"""Checks that a pipelined block computes the same on micro-batches as on the whole batch."""
 
 from ... import _core
 from ..._core import (
