@@ -15,6 +15,7 @@ import sys
 import tarfile
 import threading
 import zipfile
+import zlib
 
 import numpy as np
 import pytest
@@ -347,6 +348,52 @@ def test_file_that_shrinks_while_being_read_is_refused(tmp_path):
     for read in (lambda: file.read("a"), file.checksums):
         with pytest.raises(MXNetError, match="it ends within 'a'"):
             read()
+
+
+# --- Checkpoints ----------------------------------------------------------------------------------
+def write_index(path, index):
+    text = json.dumps(index)[:-1]
+    checksum = zlib.crc32(text.encode() + b"\n}")
+    path.write_text(f'{text},\n "crc32": {checksum}\n}}\n')
+
+
+def paths_of_keys(value, path=()):
+    """Yields the paths of all keys of nested dicts and lists."""
+    for key in (
+        value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
+    ):
+        yield (*path, key)
+        yield from paths_of_keys(value[key], (*path, key))
+
+
+def test_missing_entries_of_the_index_raise_errors_of_the_package(tmp_path):
+    net = mx.gluon.nn.HybridSequential()
+    net.add(mx.gluon.nn.Dense(2, in_units=3))
+    net.initialize()
+    trainer = mx.gluon.Trainer(net.collect_params(), "adam")
+    with mx.autograd.record():
+        loss = net(mx.nd.ones((1, 3)))
+    loss.backward()
+    trainer.step(1)
+    mx.parallel.save(tmp_path, net, trainer)
+    index = json.loads((tmp_path / "index.json").read_text())
+    del index["crc32"]
+    index["trainer"]["ambiguous"] = {"optimizer:0.weight:0": [0, True]}
+    write_index(tmp_path / "index.json", index)
+    mx.parallel.load(tmp_path, net, trainer)
+    refused = []
+    for path in list(paths_of_keys(index)):
+        changed = json.loads(json.dumps(index))
+        holder = changed
+        for key in path[:-1]:
+            holder = holder[key]
+        del holder[path[-1]]
+        write_index(tmp_path / "index.json", changed)
+        try:
+            mx.parallel.load(tmp_path, net, trainer)
+        except MXNetError:
+            refused.append(path)
+    assert {("trainer",), ("arrays", "0.weight", "axis")} <= set(refused)
 
 
 # --- Folders writable by other users, and pipes ---------------------------------------------------

@@ -10,8 +10,10 @@ import pathlib
 
 from mpgluon import _core
 
-# `_implementation` is NumPy's function before dispatch to other arrays (NEP 18).
+# `_implementation` is NumPy's function before dispatch to other arrays (NEP 18). `_Unpickler` is
+# the reader of pickles in Python, whose opcodes can be overridden.
 STANDARD = {
+    "_Unpickler",
     "_create_unverified_context",
     "_getframe",
     "_implementation",
