@@ -207,8 +207,9 @@ MEANINGLESS = rules(
     ({"way": STEPS}, {"calls": ["2"]}),
     ({"way": STEPS}, {"gradient": but("gradient", "backward", "several heads")}),
     ({"way": STEPS}, {"clipping": ["clip_global_norm", "utils"]}),
-    # A schedule table covers the stages of one replica.
+    # A schedule table covers the stages of one replica, and a new layer may change them.
     ({"way": ["step table"]}, {"placement": REPLICAS}),
+    ({"way": ["step table"]}, {"event": ["new layer"]}),
     # The program writes gradients itself or twice, and accumulation would add them.
     ({"gradient": ["autograd.grad", "twice"]}, {"accumulate": ["2"]}),
 )
