@@ -152,7 +152,6 @@ def test_tasks_code_runs(tmp_path, monkeypatch, capsys):
     finally:
         mx.engine.set_mode("async")
         mx.context.set_memory_limit(mx.cpu(0), 0)
-        mx.contrib.amp.turn_off()
     assert "{'epoch': 3}" in printed and (tmp_path / "profile.json").stat().st_size
 
 
@@ -188,7 +187,7 @@ def test_blocks_can_be_pasted_into_a_prompt(path):
 
 def test_every_page_with_code_is_tested():
     """By this file or by a more specific test."""
-    elsewhere = {"docs/add-an-op.md", "docs/architecture.md", "docs/interop.md"}
+    elsewhere = {f"docs/{page}.md" for page in ("add-an-op", "architecture", "interop", "recipes")}
     with open(__file__, encoding="utf-8") as file:
         run_here = set(re.findall(r'"((?:docs/)?[\w-]+\.md)"', file.read()))
     pages = [os.path.join("docs", name) for name in os.listdir(os.path.join(ROOT, "docs"))]
