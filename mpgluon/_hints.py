@@ -271,6 +271,7 @@ FUNCTIONS = {
         name: f"dtype='{name}'"
         for name in ("float16", "float32", "float64", "int8", "int32", "int64", "uint8")
     },
+    "notebook": "mx.callback, or the event handlers of an estimator, with a plotting package",
     "imdecode": "mx.image.imdecode, whose images are of uint8 and the shape (height, width, 3)",
 }
 

@@ -23,7 +23,6 @@ ELSEWHERE = (
     "contrib.onnx",
     "info",
     "libinfo",
-    "notebook",
     "numpy",
     "numpy_extension",
     "registry",

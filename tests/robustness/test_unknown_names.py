@@ -64,6 +64,20 @@ def test_mxnet_op_aliases_exist_or_raise_with_a_hint():
         nd.imdecode
 
 
+@pytest.mark.parametrize(
+    "name, way",
+    [
+        ("notebook", "mx.callback"),
+    ],
+)
+def test_modules_left_out_of_mxnet_raise_with_an_alternative(name, way):
+    *outer, last = name.split(".")
+    module = importlib.import_module(".".join(["mpgluon", *outer]))
+    with pytest.raises(AttributeError, match=f"no attribute '{last}'; use {way}"):
+        getattr(module, last)
+    assert last not in dir(module)
+
+
 def classes_of(base):
     # The library of GPU kernels is in the package but is not a Python module.
     left_out = {"mpgluon._cuda"}

@@ -1,5 +1,0 @@
-"""Callbacks for notebooks: ``mx.notebook``."""
-
-from . import callback as callback
-
-__all__ = ["callback"]
