@@ -7,19 +7,10 @@ The ops are in ``mx.contrib.nd`` and ``mx.contrib.sym``, vocabularies and word v
 
 import sys as _sys
 
+from .._hints import near_names as _near_names
 from ..ndarray import contrib as nd, contrib as ndarray
 from ..symbol import contrib as sym, contrib as symbol
-from . import (
-    amp,
-    autograd,
-    io,
-    onnx,
-    quantization,
-    quantization as quant,
-    svrg_optimization,
-    tensorboard,
-    text,
-)
+from . import amp, autograd, io, onnx, quantization, quantization as quant, tensorboard, text
 
 __all__ = [
     "amp",
@@ -30,12 +21,13 @@ __all__ = [
     "onnx",
     "quant",
     "quantization",
-    "svrg_optimization",
     "sym",
     "symbol",
     "tensorboard",
     "text",
 ]
+
+_near_names(__name__, svrg_optimization="mx.mod.Module with an optimizer of mx.optimizer")
 
 # `import mpgluon.contrib.ndarray` returns the same modules as the attributes.
 _sys.modules[f"{__name__}.ndarray"], _sys.modules[f"{__name__}.symbol"] = ndarray, symbol

@@ -68,6 +68,7 @@ def test_mxnet_op_aliases_exist_or_raise_with_a_hint():
     "name, way",
     [
         ("notebook", "mx.callback"),
+        ("contrib.svrg_optimization", "mx.mod.Module"),
     ],
 )
 def test_modules_left_out_of_mxnet_raise_with_an_alternative(name, way):

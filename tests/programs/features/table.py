@@ -158,7 +158,7 @@ FACTORS = {
 
 DEFAULTS = {factor: next(iter(values)) for factor, values in FACTORS.items()}
 # Optimizers for other kinds of networks or for tests of optimizers
-OTHER_OPTIMIZERS = ("groupadagrad", "svrgoptimizer", "assignmentoptimizer", "test", "ccsgd")
+OTHER_OPTIMIZERS = ("groupadagrad", "test", "ccsgd")
 COMPILED = [way for way in FACTORS["way"] if way not in ("eager", "inactive")]
 PIPELINED = [way for way in FACTORS["way"] if "Pipeline" in FACTORS["way"][way]]
 STEPS = [way for way in PIPELINED if "TrainStep" in FACTORS["way"][way]]
