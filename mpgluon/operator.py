@@ -7,12 +7,12 @@ between two parts and reads and writes arrays as in eager code.
 
 from __future__ import annotations
 
-import warnings
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from . import _core, _device_groups, _graph_breaks, autograd, ndarray as nd, profiler
+from ._hints import near_names
 from .base import MXNetError, is_floating
 from .context import current_context
 
@@ -28,14 +28,12 @@ if TYPE_CHECKING:
 __all__ = [
     "CustomOp",
     "CustomOpProp",
-    "NDArrayOp",
-    "NumpyOp",
     "OperatorArguments",
-    "PythonOp",
     "get_all_registered_operators",
     "get_operator_arguments",
     "register",
 ]
+near_names(__name__, **dict.fromkeys(["NDArrayOp", "NumpyOp", "PythonOp"], "mx.operator.CustomOp"))
 
 
 class OperatorArguments(NamedTuple):
@@ -209,167 +207,6 @@ class CustomOpProp:
     def create_operator(self, ctx: Context, in_shapes: list[Any], in_dtypes: list[Any]) -> CustomOp:
         """Creates the CustomOp for inputs of these shapes and dtypes."""
         raise NotImplementedError(f"{type(self).__name__}.create_operator is not defined")
-
-
-class PythonOp:
-    """The base of Python ops in MXNet's older interface; use `CustomOp` in new programs.
-
-    A call with symbols, or `get_symbol`, creates a node.
-
-    Parameters
-    ----------
-    need_top_grad : bool, default True
-        True if backward reads the gradients of the outputs; False for a loss.
-
-    Examples
-    --------
-    >>> issubclass(mx.operator.NumpyOp, mx.operator.PythonOp)
-    True
-    """
-
-    def __init__(self, need_top_grad: bool = True) -> None:
-        self.need_top_grad_ = need_top_grad
-        warnings.warn(f"{type(self).__name__}: old ops are deprecated; use CustomOp", stacklevel=2)
-
-    def __call__(self, *args: Symbol, **kwargs: Any) -> Symbol:
-        """Calls `get_symbol`."""
-        return self.get_symbol(*args, **kwargs)
-
-    def get_symbol(self, *args: Symbol, **kwargs: Any) -> Symbol:
-        """Creates a node that calls the op on symbols, by position or by argument name."""
-        raise NotImplementedError("get_symbol: the op must be a NumpyOp or an NDArrayOp")
-
-    def forward(self, in_data: list[Any], out_data: list[Any]) -> None:
-        """Writes ``out_data[i][:]``; by default copies the first input."""
-        out_data[0][:] = in_data[0]
-
-    def backward(
-        self, out_grad: list[Any], in_data: list[Any], out_data: list[Any], in_grad: list[Any]
-    ) -> None:
-        """Writes ``in_grad[i][:]``; by default ones."""
-        in_grad[0][:] = 1.0
-
-    def infer_shape(self, in_shape: list[Any]) -> tuple[Any, ...]:
-        """Returns ``(input shapes, output shapes)`` from the inputs' shapes."""
-        return in_shape, [in_shape[0]]
-
-    def list_outputs(self) -> list[str]:
-        """Returns the names of the outputs."""
-        return ["output"]
-
-    def list_arguments(self) -> list[str]:
-        """Returns the names of the inputs."""
-        return ["data"]
-
-    def need_top_grad(self) -> bool:
-        """True if backward reads the gradients of the outputs."""
-        return self.need_top_grad_
-
-
-class NumpyOp(PythonOp):
-    """An op whose functions receive NumPy arrays.
-
-    Examples
-    --------
-    >>> import warnings
-    >>> class Square(mx.operator.NumpyOp):
-    ...     def forward(self, in_data, out_data):
-    ...         out_data[0][:] = in_data[0] ** 2
-    ...     def backward(self, out_grad, in_data, out_data, in_grad):
-    ...         in_grad[0][:] = 2 * in_data[0] * out_grad[0]
-    >>> with warnings.catch_warnings():
-    ...     warnings.simplefilter("ignore")
-    ...     square = Square()
-    >>> square(mx.sym.var("x")).eval(x=nd.array([1, 3]))[0].asnumpy()
-    array([1., 9.], dtype=float32)
-    """
-
-    def get_symbol(self, *args: Symbol, **kwargs: Any) -> Symbol:
-        """Creates a node that calls the op on symbols, by position or by argument name."""
-        return _old_symbol(self, _NumpyOp(self), args, kwargs)
-
-
-class NDArrayOp(PythonOp):
-    """An op whose functions receive NDArrays.
-
-    Examples
-    --------
-    >>> import warnings
-    >>> class Square(mx.operator.NDArrayOp):
-    ...     def forward(self, in_data, out_data):
-    ...         out_data[0][:] = in_data[0] ** 2
-    ...     def backward(self, out_grad, in_data, out_data, in_grad):
-    ...         in_grad[0][:] = 2 * in_data[0] * out_grad[0]
-    >>> with warnings.catch_warnings():
-    ...     warnings.simplefilter("ignore")
-    ...     square = Square()
-    >>> square(mx.sym.var("x")).eval(x=nd.array([1, 3]))[0].asnumpy()
-    array([1., 9.], dtype=float32)
-    """
-
-    def get_symbol(self, *args: Symbol, **kwargs: Any) -> Symbol:
-        """Creates a node that calls the op on symbols, by position or by argument name."""
-        return _old_symbol(self, _NDArrayOp(self), args, kwargs)
-
-    def declare_backward_dependency(
-        self, out_grad: list[int], in_data: list[int], out_data: list[int]
-    ) -> list[int]:
-        """Returns the arrays that backward reads; the result is ignored, as all are kept."""
-        return [*(out_grad if self.need_top_grad() else ()), *in_data, *out_data]
-
-
-class _NDArrayOp(CustomOp):
-    """Adapts the functions of an NDArrayOp to `CustomOp`."""
-
-    def __init__(self, op):
-        self.op = op
-
-    def forward(self, is_train, req, in_data, out_data, aux):
-        self.op.forward(in_data=in_data, out_data=out_data)
-
-    def backward(self, req, out_grad, in_data, out_data, in_grad, aux):
-        arrived = out_grad if self.op.need_top_grad() else []
-        self.op.backward(out_grad=arrived, in_data=in_data, out_data=out_data, in_grad=in_grad)
-
-
-class _NumpyOp(_NDArrayOp):
-    """Adapts a NumpyOp: passes NumPy arrays, and copies their final contents back."""
-
-    def forward(self, is_train, req, in_data, out_data, aux):
-        out = _host(out_data)
-        super().forward(is_train, req, _host(in_data), out, aux)
-        for target, kind, value in zip(out_data, req, out):
-            self.assign(target, kind, value)
-
-    def backward(self, req, out_grad, in_data, out_data, in_grad, aux):
-        grads = _host(in_grad)
-        super().backward(req, _host(out_grad), _host(in_data), _host(out_data), grads, aux)
-        for target, kind, value in zip(in_grad, req, grads):
-            self.assign(target, kind, value)
-
-
-def _host(arrays):
-    return [array.asnumpy() for array in arrays]
-
-
-class _OldProp(CustomOpProp):
-    """Adapts the description of an old op to `CustomOpProp`."""
-
-    def __init__(self, op, functions):
-        super().__init__(need_top_grad=op.need_top_grad())
-        self.functions = functions
-        self.list_arguments, self.list_outputs = op.list_arguments, op.list_outputs
-        self.infer_shape = op.infer_shape
-
-    def create_operator(self, ctx, in_shapes, in_dtypes):
-        return self.functions
-
-
-def _old_symbol(op, functions, args, kwargs):
-    """Creates a node that calls an old op, which is registered under a generated name."""
-    name = f"{type(op).__name__}_{len(_props)}"
-    _props[name] = lambda: _OldProp(op, functions)
-    return custom_symbol(*args, op_type=name, **kwargs)
 
 
 _props = {}

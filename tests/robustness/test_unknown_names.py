@@ -69,9 +69,10 @@ def test_mxnet_op_aliases_exist_or_raise_with_a_hint():
     [
         ("notebook", "mx.callback"),
         ("contrib.svrg_optimization", "mx.mod.Module"),
+        ("operator.NumpyOp", "mx.operator.CustomOp"),
     ],
 )
-def test_modules_left_out_of_mxnet_raise_with_an_alternative(name, way):
+def test_names_left_out_of_mxnet_raise_with_an_alternative(name, way):
     *outer, last = name.split(".")
     module = importlib.import_module(".".join(["mpgluon", *outer]))
     with pytest.raises(AttributeError, match=f"no attribute '{last}'; use {way}"):
