@@ -4,6 +4,7 @@ They cover comparison, random arrays, numerical gradients, distributions of rand
 sets in local files.
 """
 
+from .._hints import near_names as _near_names
 from . import _arrays, _comparison, _environment, _files, _generators, _symbols, _training
 from ._arrays import *
 from ._comparison import *
@@ -22,3 +23,16 @@ __all__ = [
     *_symbols.__all__,
     *_training.__all__,
 ]
+
+# Helpers of MXNet that its own tests of operators do not need
+_near_names(
+    __name__,
+    check_gluon_hybridize_consistency="assert_almost_equal on both results",
+    check_speed="time.perf_counter, and nd.waitall() before each reading",
+    chi_square_check="verify_generator",
+    collapse_sum_like="numpy.sum",
+    mean_check="verify_generator",
+    numeric_grad="check_numeric_gradient",
+    simple_forward="Symbol.eval",
+    var_check="verify_generator",
+)

@@ -20,18 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DummyIter",
-    "create_2d_tensor",
     "create_sparse_array",
     "create_sparse_array_zd",
-    "create_vector",
-    "get_identity_mat",
-    "get_identity_mat_batch",
-    "new_matrix_with_real_eigvals_2d",
-    "new_matrix_with_real_eigvals_nd",
-    "new_orthonormal_matrix_2d",
-    "new_sym_matrix_with_real_eigvals_2d",
-    "new_sym_matrix_with_real_eigvals_nd",
-    "rand_coord_2d",
     "rand_ndarray",
     "rand_shape_2d",
     "rand_shape_3d",
@@ -40,7 +30,6 @@ __all__ = [
     "random_arrays",
     "random_sample",
     "random_uniform_arrays",
-    "shuffle_csr_column_indices",
 ]
 
 
@@ -216,17 +205,6 @@ def create_sparse_array_zd(
     )
 
 
-def shuffle_csr_column_indices(csr: Any) -> None:
-    """Shuffles the column indices within each row of a CSR matrix, such as SciPy's, in place.
-
-    It modifies ``indices`` according to ``indptr``.
-    """
-    for begin, end in zip(csr.indptr[:-1], csr.indptr[1:]):
-        columns = np.array(csr.indices[begin:end])
-        np.random.shuffle(columns)
-        csr.indices[begin:end] = columns
-
-
 def rand_shape_nd(num_dim: int, dim: int = 10, allow_zero_size: bool = False) -> Shape:
     """Returns a shape of `num_dim` random dimensions up to `dim`."""
     least = 0 if allow_zero_size else 1
@@ -245,77 +223,6 @@ def rand_shape_3d(
     """Returns a random shape of three dimensions up to `dim0`, `dim1` and `dim2`."""
     last = int(np.random.randint(0 if allow_zero_size else 1, dim2 + 1))
     return (*rand_shape_2d(dim0, dim1, allow_zero_size), last)
-
-
-def rand_coord_2d(x_low: int, x_high: int, y_low: int, y_high: int) -> tuple[Any, Any]:
-    """Returns ``(x, y)``, random NumPy integers in ``[x_low, x_high)`` and ``[y_low, y_high)``."""
-    return (
-        np.random.randint(x_low, x_high, dtype=np.int64),
-        np.random.randint(y_low, y_high, dtype=np.int64),
-    )
-
-
-def create_2d_tensor(rows: int, columns: int, dtype: DType = np.int64) -> NDArray:
-    """Returns an array of shape (rows, columns) whose elements are their row indices."""
-    return nd.broadcast_to(nd.arange(0, rows, dtype=dtype).reshape((rows, 1)), (rows, columns))
-
-
-def create_vector(size: int, dtype: DType = np.int64) -> NDArray:
-    """Returns the integers in [0, size)."""
-    return nd.arange(0, size, dtype=dtype)
-
-
-def get_identity_mat(size: int) -> NDArray:
-    """Returns the identity matrix, of shape (size, size), float32."""
-    return nd.eye(size)
-
-
-def get_identity_mat_batch(size: int) -> NDArray:
-    """Returns two identity matrices, an array of shape (2, size, size), float32."""
-    return nd.stack(nd.eye(size), nd.eye(size))
-
-
-def _many(make, shape):
-    count = int(np.prod(shape[:-2]))
-    return np.array([make(shape[-1]) for _ in range(count)]).reshape(shape)
-
-
-def new_matrix_with_real_eigvals_2d(n: int) -> np.ndarray[Any, Any]:
-    """Returns a random matrix of shape (n, n) with real eigenvalues between -10 and 10.
-
-    Its eigenvectors are well-conditioned.
-    """
-    while True:
-        normal = np.random.uniform(-1.0, 1.0, (n, 1))
-        normal /= np.linalg.norm(normal)
-        reflection = np.eye(n) - 2 * normal @ normal.T
-        vectors = reflection @ np.diag(np.random.uniform(-1.0, 1.0, n))
-        if np.linalg.cond(vectors, 2) < 3:
-            break
-    return np.linalg.inv(vectors) @ np.diag(np.random.uniform(-10.0, 10.0, n)) @ vectors
-
-
-def new_matrix_with_real_eigvals_nd(shape: Shape) -> np.ndarray[Any, Any]:
-    """Returns an array of `new_matrix_with_real_eigvals_2d` matrices in its last two dimensions."""
-    return _many(new_matrix_with_real_eigvals_2d, shape)
-
-
-def new_orthonormal_matrix_2d(n: int) -> np.ndarray[Any, Any]:
-    """Returns a random orthonormal matrix of shape (n, n)."""
-    x = np.random.standard_normal((n, n))
-    return np.linalg.qr(x.T @ x)[0]
-
-
-def new_sym_matrix_with_real_eigvals_2d(n: int) -> np.ndarray[Any, Any]:
-    """Returns a random symmetric matrix of shape (n, n) with eigenvalues between -10 and 10."""
-    vectors = new_orthonormal_matrix_2d(n)
-    return vectors.T @ np.diag(np.random.uniform(-10.0, 10.0, n)) @ vectors
-
-
-def new_sym_matrix_with_real_eigvals_nd(shape: Shape) -> np.ndarray[Any, Any]:
-    """Returns an array of `new_sym_matrix_with_real_eigvals_2d` matrices in its last two
-    dimensions."""
-    return _many(new_sym_matrix_with_real_eigvals_2d, shape)
 
 
 class DummyIter(io.DataIter):

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any, TypeAlias
 
-    from .._types import ArrayLike, DType, Shape
+    from .._types import ArrayLike
 
     Tolerance: TypeAlias = float | Mapping[Any, float] | None
     Tolerances: TypeAlias = dict[Any, float]
@@ -27,20 +27,14 @@ __all__ = [
     "assert_almost_equal_with_err",
     "assign_each",
     "assign_each2",
-    "checkShapes",
-    "collapse_sum_like",
     "compare_ndarray_tuple",
     "default_atols",
     "default_numeric_eps",
     "default_rtols",
     "effective_dtype",
     "find_max_violation",
-    "get_atol",
-    "get_etol",
-    "get_rtol",
     "get_tolerance",
     "get_tols",
-    "locationError",
     "np_reduce",
     "same",
     "same_array",
@@ -111,21 +105,6 @@ def get_tols(x: Any, y: Any, rtol: Tolerance = None, atol: Tolerance = None) -> 
     )
 
 
-def get_rtol(rtol: float | None = None, dtype: DType = np.dtype(np.float64)) -> float:
-    """Returns `rtol`, or the relative tolerance of the dtype if it is None."""
-    return default_rtols()[np.dtype(dtype)] if rtol is None else rtol
-
-
-def get_atol(atol: float | None = None, dtype: DType = np.dtype(np.float64)) -> float:
-    """Returns `atol`, or the absolute tolerance of the dtype if it is None."""
-    return default_atols()[np.dtype(dtype)] if atol is None else atol
-
-
-def get_etol(etol: float | None = None) -> float:
-    """Returns `etol`, the fraction of values that may differ, or 0 if it is None."""
-    return 0 if etol is None else etol
-
-
 def same(a: ArrayLike, b: ArrayLike) -> bool:
     """True if shapes and all values are equal (NaN is never equal)."""
     return np.array_equal(_values(a), _values(b))
@@ -143,8 +122,7 @@ def same_array(array1: nd.NDArray, array2: nd.NDArray) -> bool:
     return shown and same(array1, array2)
 
 
-def checkShapes(a: Any, b: Any) -> None:
-    """Raises AssertionError unless both arrays have the same shape."""
+def _check_shapes(a, b):
     if a.shape != b.shape:
         raise AssertionError(f"shapes differ: a.shape = {a.shape} and b.shape = {b.shape}")
 
@@ -164,8 +142,10 @@ def almost_equal(
     """
     a, b = _values(a), _values(b)
     if not use_broadcast:
-        checkShapes(a, b)
-    return np.allclose(a, b, rtol=get_rtol(rtol), atol=get_atol(atol), equal_nan=equal_nan)
+        _check_shapes(a, b)
+    rtol = 1e-5 if rtol is None else rtol
+    atol = 1e-20 if atol is None else atol
+    return np.allclose(a, b, rtol=rtol, atol=atol, equal_nan=equal_nan)
 
 
 def find_max_violation(
@@ -181,17 +161,6 @@ def find_max_violation(
         return (), 0.0
     place = np.unravel_index(np.argmax(violation), violation.shape)
     return tuple(int(i) for i in place), float(violation[place])
-
-
-def locationError(
-    a: Any, b: Any, index: Any, names: tuple[str, str], maxError: bool = False
-) -> str:
-    """Formats the difference of two arrays at `index`; `maxError` marks it as the largest."""
-    kind = "maximum " if maxError else ""
-    return (
-        f"Location of {kind}error: {index}, "
-        f"{names[0]}={float(a[index]):.8f}, {names[1]}={float(b[index]):.8f}"
-    )
 
 
 def _raise_unless_close(a, b, rtol, atol, etol, names, equal_nan, mismatches):
@@ -211,7 +180,8 @@ def _raise_unless_close(a, b, rtol, atol, etol, names, equal_nan, mismatches):
     lines = [
         f"{wrong} of {close.size} values differ by more than rtol={rtol:g}, atol={atol:g}; "
         f"worst at {place}: {worst:.3g} times that",
-        locationError(a, b, place, names, maxError=True),
+        f"Location of maximum error: {place}, {names[0]}={float(a[place]):.8f}, "
+        f"{names[1]}={float(b[place]):.8f}",
     ]
     for where in np.argwhere(~close)[: mismatches[0]]:
         where = tuple(int(i) for i in where)
@@ -247,7 +217,7 @@ def assert_almost_equal(
         The maximum number of differences in the message; the second is kept for MXNet and ignored.
     """
     if not use_broadcast:
-        checkShapes(_values(a), _values(b))
+        _check_shapes(_values(a), _values(b))
     _raise_unless_close(a, b, rtol, atol, 0, names, equal_nan, mismatches)
 
 
@@ -272,7 +242,7 @@ def assert_almost_equal_with_err(
 
     For instance, 0.01 is one in a hundred.
     """
-    _raise_unless_close(a, b, rtol, atol, get_etol(etol), names, equal_nan, mismatches)
+    _raise_unless_close(a, b, rtol, atol, etol or 0, names, equal_nan, mismatches)
 
 
 def assert_almost_equal_ignore_nan(
@@ -321,7 +291,7 @@ def assign_each2(
     if function is None:
         return first
     second = np.asarray(input2)
-    checkShapes(first, second)
+    _check_shapes(first, second)
     results = [function(one, other) for one, other in zip(first.flat, second.flat)]
     return np.array(results, np.float64).reshape(first.shape)
 
@@ -346,19 +316,3 @@ def np_reduce(
             shape[i] = 1
         result = result.reshape(tuple(shape))
     return result
-
-
-def collapse_sum_like(a: np.ndarray[Any, Any], shape: Shape) -> np.ndarray[Any, Any]:
-    """Sums `a` over the axes along which an array of `shape` is broadcast to it."""
-    if len(a.shape) < len(shape):
-        raise ValueError(f"collapse_sum_like: {shape} is longer than {a.shape}")
-    if a.size == 0 or np.prod(shape) == 0:
-        return np.zeros(shape, dtype=a.dtype)
-    more = a.ndim - len(shape)
-    axes = list(range(more))
-    for i, size in enumerate(shape):
-        if size != a.shape[more + i]:
-            if size != 1:
-                raise ValueError(f"collapse_sum_like: {shape} does not broadcast to {a.shape}")
-            axes.append(more + i)
-    return np.sum(a, axis=tuple(axes)).reshape(shape)

@@ -24,10 +24,8 @@ __all__ = [
     "download_model",
     "get_bz2_data",
     "get_cifar10",
-    "get_im2rec_path",
     "get_mnist",
     "get_mnist_iterator",
-    "get_mnist_pkl",
     "get_mnist_ubyte",
     "get_zip_data",
 ]
@@ -146,13 +144,6 @@ def get_mnist() -> dict[str, np.ndarray[Any, Any]]:
     return found
 
 
-def get_mnist_pkl() -> None:
-    """Raises FileNotFoundError unless ``data/mnist.pkl.gz`` exists."""
-    path = os.path.join("data", "mnist.pkl.gz")
-    if not os.path.exists(path):
-        raise _no_file("get_mnist_pkl", [path])
-
-
 def _unpack(what, names, archive):
     """Unpacks an archive in the folder ``data`` unless all its files exist."""
     if all(os.path.exists(os.path.join("data", name)) for name in names):
@@ -237,17 +228,3 @@ def get_bz2_data(data_dir: str, data_name: str, url: str, data_origin_name: str)
     with bz2.BZ2File(packed) as file, open(path, "wb") as unpacked:
         shutil.copyfileobj(file, unpacked)
     os.remove(packed)
-
-
-def get_im2rec_path(home_env: str = "MXNET_HOME") -> str:
-    """Returns the path of MXNet's program im2rec.
-
-    It is in the folder that an environment variable names, or in that of this package. Raises
-    OSError if it is missing.
-    """
-    home = os.environ.get(home_env, os.path.dirname(os.path.dirname(__file__)))
-    for folder in (home, os.path.join(home, os.pardir, os.pardir)):
-        path = os.path.join(folder, "tools", "im2rec.py")
-        if os.path.isfile(path):
-            return path
-    raise OSError(f"the program im2rec is not in {home}; set {home_env} to MXNet's folder")

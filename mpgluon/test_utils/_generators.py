@@ -15,10 +15,7 @@ if TYPE_CHECKING:
 
 
 __all__ = [
-    "chi_square_check",
     "gen_buckets_probs_with_ppf",
-    "mean_check",
-    "var_check",
     "verify_generator",
 ]
 
@@ -41,58 +38,20 @@ def _samples(generator, count):
     return samples.asnumpy() if hasattr(samples, "asnumpy") else np.asarray(samples)
 
 
-def mean_check(generator: Generator, mu: float, sigma: float, nsamples: int = 1000000) -> bool:
-    """True if the mean of ``generator(nsamples)`` is within three standard errors of `mu`.
-
-    The standard error is ``sigma / sqrt(nsamples)``.
-    """
-    mean = _samples(generator, nsamples).mean()
-    return bool(abs(mean - mu) < 3 * sigma / np.sqrt(nsamples))
-
-
-def var_check(generator: Generator, sigma: float, nsamples: int = 1000000) -> bool:
-    """True if the variance of a normal ``generator(nsamples)`` is within three standard errors of
-    ``sigma ** 2``."""
-    variance = _samples(generator, nsamples).var(ddof=1)
-    allowed = 3 * np.sqrt(2 * sigma**4 / (nsamples - 1))
-    return bool(abs(variance - sigma**2) < allowed)
-
-
-def chi_square_check(
-    generator: Generator, buckets: Buckets, probs: Sequence[float], nsamples: int = 1000000
-) -> tuple[float, np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Runs a chi-square test of ``generator(nsamples)``.
-
-    Parameters
-    ----------
-    generator : callable
-        Returns the requested number of random numbers.
-    buckets : list
-        Ascending, disjoint ranges ``(from, to)`` of a continuous distribution, or the values of a
-        discrete one.
-    probs : sequence of float
-        The probability of each bucket.
-    nsamples : int, default 1000000
-        The number of samples.
-
-    Returns
-    -------
-    (p, counts, expected)
-        The p-value, the number of samples in each bucket, and the expected numbers. Requires SciPy;
-        ImportError otherwise.
-    """
+def _chi_square_check(generator, buckets, probs, nsamples):
+    """Returns the p-value of a chi-square test, the counts per bucket, and the expected counts."""
     from scipy import stats
 
     if not isinstance(buckets, list) or len(buckets) != len(probs):
         raise ValueError(
-            "chi_square_check: buckets must be a list with one entry for each of probs"
+            "verify_generator: buckets must be a list with one entry for each of probs"
         )
     samples = _samples(generator, nsamples)
     expected = (nsamples * np.array(probs, np.float32)).astype(np.int32)
     if isinstance(buckets[0], (list, tuple)):
         borders = np.array(buckets, np.float32).ravel()
         if np.any(borders[1:] < borders[:-1]):
-            raise ValueError("chi_square_check: buckets must ascend and be disjoint")
+            raise ValueError("verify_generator: buckets must ascend and be disjoint")
         places = np.searchsorted(borders, samples, side="right") // 2
         counts = np.array([(places == i).sum() for i in range(len(buckets))])
     else:
@@ -112,15 +71,29 @@ def verify_generator(
     success_rate: float = 0.2,
     alpha: float = 0.05,
 ) -> list[float]:
-    """Runs `chi_square_check` `nrepeat` times.
+    """Runs a chi-square test of ``generator(nsamples)`` `nrepeat` times.
 
-    Raises AssertionError if less than the fraction `success_rate` of the p-values exceeds `alpha`.
+    Raises AssertionError if too few p-values exceed `alpha`. Requires SciPy; ImportError otherwise.
+
+    Parameters
+    ----------
+    generator : callable
+        Returns the requested number of random numbers.
+    buckets : list
+        Ascending, disjoint ranges ``(from, to)`` of a continuous distribution, or the values of a
+        discrete one.
+    probs : sequence of float
+        The probability of each bucket.
+    nsamples, nrepeat : int
+        The number of samples in a test, and the number of tests.
+    success_rate, alpha : float
+        The fraction of p-values that must exceed `alpha`.
 
     Returns
     -------
     list of float, the p-values.
     """
-    results = [chi_square_check(generator, buckets, probs, nsamples) for _ in range(nrepeat)]
+    results = [_chi_square_check(generator, buckets, probs, nsamples) for _ in range(nrepeat)]
     found = [p for p, _, _ in results]
     if sum(p > alpha for p in found) < nrepeat * success_rate:
         raise AssertionError(

@@ -1,9 +1,8 @@
-"""Checks of symbols and functions: their results, gradients and speed."""
+"""Checks of symbols and functions: their results and gradients."""
 
 from __future__ import annotations
 
 import json
-import time
 import traceback
 from typing import TYPE_CHECKING
 
@@ -27,12 +26,9 @@ if TYPE_CHECKING:
 __all__ = [
     "check_consistency",
     "check_numeric_gradient",
-    "check_speed",
     "check_symbolic_backward",
     "check_symbolic_forward",
-    "numeric_grad",
     "same_symbol_structure",
-    "simple_forward",
 ]
 
 
@@ -42,34 +38,6 @@ def same_symbol_structure(sym1: Symbol, sym2: Symbol) -> bool:
         [node["op"] for node in json.loads(sym.tojson())["nodes"]] for sym in (sym1, sym2)
     )
     return ops == others
-
-
-def simple_forward(
-    sym: Symbol, ctx: Context | None = None, is_train: bool = False, **inputs: Any
-) -> Any:
-    """Evaluates a symbol once.
-
-    Parameters
-    ----------
-    sym : Symbol
-        A symbol without auxiliary states; MXNetError otherwise, or if an argument is missing.
-    ctx : Context, default `default_context()`
-        The device to run on.
-    is_train : bool, default False
-        True to run in training mode.
-    **inputs
-        The arguments by name: NDArray, array or list; all but NDArrays become float32.
-
-    Returns
-    -------
-    numpy.ndarray, or a list of them if the symbol has several outputs.
-    """
-    ctx = ctx or default_context()
-    outputs = sym.bind(
-        ctx, args={name: nd.array(value, ctx=ctx) for name, value in inputs.items()}
-    ).forward(is_train=is_train)
-    values = [output.asnumpy() for output in outputs]
-    return values[0] if len(values) == 1 else values
 
 
 def _array(value, ctx, dtype):
@@ -243,63 +211,26 @@ def _differences(value, array, eps):
     return gradient
 
 
-def numeric_grad(
-    executor: Any,
-    location: Any,
-    aux_states: dict[str, Any] | None = None,
-    eps: float = 1e-4,
-    use_forward_train: bool = True,
-    dtype: DType = np.float32,
-) -> Any:
-    """Computes gradients of the sum of the first output by central differences.
-
-    Parameters
-    ----------
-    executor : Executor
-        The executor, or a function of NumPy arrays that returns a number or an array.
-    location : dict of str to numpy.ndarray
-        The point at which gradients are computed. For a function: a list of float64 arrays.
-    aux_states : dict of str to array, optional
-        The auxiliary states before each run.
-    eps : float, default 1e-4
-        The distance between the two points of a difference.
-    use_forward_train : bool, default True
-        True to run in training mode.
-    dtype : default float32
-        The dtype of an executor's gradients.
-
-    Returns
-    -------
-    dict of str to numpy.ndarray, zeros for integer arguments. For a function: a list.
-    """
-    if not isinstance(location, dict):
-        points = list(location)
-
-        def value_of(i):
-            return lambda array: executor(*points[:i], array, *points[i + 1 :])
-
-        return [_differences(value_of(i), array, eps) for i, array in enumerate(points)]
-    states = {name: np.array(_numpy(value)) for name, value in (aux_states or {}).items()}
+def _numeric_gradients(executor, point, states, eps, train_mode, dtype):
+    """Returns gradients of an executor's summed first output by central differences."""
 
     def output_of(name):
         def output(array):
             executor.arg_dict[name][:] = array
             for key, value in states.items():
                 executor.aux_dict[key][:] = value
-            return executor.forward(is_train=use_forward_train)[0].asnumpy()
+            return executor.forward(is_train=train_mode)[0].asnumpy()
 
         return output
 
-    point = {name: np.array(value) for name, value in location.items()}
-    for name, array in point.items():
-        executor.arg_dict[name][:] = array
-    gradients = {}
-    for name, array in point.items():
-        if array.dtype.kind == "f":
-            gradients[name] = _differences(output_of(name), array, eps).astype(dtype)
-        else:
-            gradients[name] = np.zeros(array.shape, dtype)
-    return gradients
+    return {
+        name: (
+            _differences(output_of(name), array, eps)
+            if array.dtype.kind == "f"
+            else np.zeros(array.shape)
+        ).astype(dtype)
+        for name, array in point.items()
+    }
 
 
 def _numpy(value):
@@ -379,7 +310,7 @@ def check_numeric_gradient(
     outputs = executor.forward(is_train=True)
     eps = get_tolerance(outputs[0], numeric_eps, default_numeric_eps())
     executor.backward()
-    right = numeric_grad(executor, point, states, eps, use_forward_train, dtype)
+    right = _numeric_gradients(executor, point, states, eps, use_forward_train, dtype)
     _compare_gradients(names, requests, gradients, right, before, rtol, atol)
 
 
@@ -418,75 +349,12 @@ def _check_function(function, location, eps, rtol, atol, chosen, train_mode, ctx
         ],
     )
     step = get_tolerance(outputs[0], eps, default_numeric_eps())
-    expected = numeric_grad(value, points, eps=step)
     for i in range(len(arrays)) if chosen is None else chosen:
         names = (f"gradient of input {i}", "differences")
-        right = expected[i].astype(arrays[i].asnumpy().dtype)
+        right = _differences(
+            lambda array: value(*points[:i], array, *points[i + 1 :]), points[i], step
+        ).astype(arrays[i].asnumpy().dtype)
         assert_almost_equal(arrays[i].grad, right, rtol, atol, names)
-
-
-def check_speed(
-    sym: Any,
-    location: Any = None,
-    ctx: Context | None = None,
-    N: int = 20,
-    grad_req: str | Sequence[str] | dict[str, str] | None = None,
-    typ: str = "whole",
-    **kwargs: Any,
-) -> float:
-    """Returns the seconds per run, including the wait for the results.
-
-    Parameters
-    ----------
-    sym : Symbol
-        The symbol, or a function of NDArrays.
-    location : dict of str to array, optional
-        The arguments; by default random ones of the shapes in `kwargs`. For a function: a list.
-    ctx : Context, default `default_context()`
-        The device.
-    N : int, default 20
-        The number of measured runs, after a warm-up run.
-    grad_req : str, list of str, or dict of str to str, default "write"
-        "write", "add" or "null" for the gradients.
-    typ : {"whole", "forward"}
-        Forward and backward, or only forward. A function only runs forward.
-    **kwargs
-        Arguments of ``simple_bind``, such as the shapes by name.
-    """
-    if typ not in ("whole", "forward"):
-        raise ValueError(f'check_speed: typ must be "whole" or "forward", got {typ!r}')
-    ctx = ctx or default_context()
-    run = _run_of_function(sym, location, ctx)
-    if isinstance(sym, Symbol):
-        run = _run_of_symbol(sym, location, ctx, grad_req or "write", typ == "whole", kwargs)
-    run()
-    nd.waitall()
-    begin = time.perf_counter()
-    for _ in range(N):
-        run()
-    nd.waitall()
-    return (time.perf_counter() - begin) / N
-
-
-def _run_of_function(function, location, ctx):
-    if isinstance(function, Symbol):
-        return None
-    arrays = [nd.array(value, ctx=ctx) for value in location]
-    return lambda: function(*arrays)
-
-
-def _run_of_symbol(sym, location, ctx, grad_req, whole, kwargs):
-    shapes = kwargs if location is None else {name: np.shape(v) for name, v in location.items()}
-    executor = sym.simple_bind(ctx, grad_req=grad_req, **shapes)
-    for name, array in executor.arg_dict.items():
-        array[:] = np.random.standard_normal(array.shape) if location is None else location[name]
-
-    def run():
-        outputs = executor.forward(is_train=whole)
-        if whole:
-            executor.backward(outputs)
-
-    return run
 
 
 def _executors(sym, ctx_list, grad_req, scale, arg_params, aux_params, use_uniform, rand_type):

@@ -70,6 +70,7 @@ def test_mxnet_op_aliases_exist_or_raise_with_a_hint():
         ("notebook", "mx.callback"),
         ("contrib.svrg_optimization", "mx.mod.Module"),
         ("operator.NumpyOp", "mx.operator.CustomOp"),
+        ("test_utils.simple_forward", "Symbol.eval"),
     ],
 )
 def test_names_left_out_of_mxnet_raise_with_an_alternative(name, way):
