@@ -82,7 +82,6 @@ ARRAY = {
     "std": "nd.sqrt(((x - x.mean()) ** 2).mean())",
     "any": "(x != 0).sum() > 0",
     "all": "(x == 0).sum() == 0",
-    "add_": "x += y",
     "unsqueeze_": "x = x.expand_dims(axis)",
     "squeeze_": "x = x.squeeze(axis)",
     "bool": "x.astype('bool')",
@@ -111,20 +110,8 @@ ARRAY = {
     "logsumexp": "nd.log(nd.exp(x - x.max()).sum()) + x.max()",
     "nelement": "x.size",
     "ravel": "x.reshape(-1)",
-    "eq": "x == y",
-    "ge": "x >= y",
-    "gt": "x > y",
-    "le": "x <= y",
-    "lt": "x < y",
     "isnan": "nd.contrib.isnan(x)",
     "is_contiguous": "x itself: the elements of an array are always in order",
-    "ne": "x != y",
-    "pow": "x ** y",
-    "add": "x + y",
-    "sub": "x - y",
-    "mul": "x * y",
-    "div": "x / y",
-    "div_": "x /= y",
     "copy_": "y.copyto(x), or x[:] = y",
     "uniform_": "nd.random.uniform(low, high, shape=x.shape, out=x)",
     "normal_": "nd.random.normal(loc, scale, shape=x.shape, out=x)",
@@ -138,13 +125,19 @@ ARRAY = {
     "tril": "numpy.tril(x), or a product with a mask",
     "gelu": "nd.LeakyReLU(x, act_type='gelu')",
     "nonzero": "np.nonzero(x)",
-    "mul_": "x *= y",
     "is_cuda": "x.context.device_type == 'gpu'",
     "grad_fn": "autograd.get_symbol(x), which has the recorded ops",
     "retain_grad": "x.attach_grad() before it is used",
     "register_hook": "an autograd.Function",
     "abs_": "x[:] = x.abs()",
     "handle": "x itself; mpgluon has no handles of a C library",
+    **{
+        name: f"x {operator} y"
+        for name, operator in zip(
+            "eq ne lt le gt ge pow add sub mul div add_ sub_ mul_ div_".split(),
+            "== != < <= > >= ** + - * / += -= *= /=".split(),
+        )
+    },
 }
 
 BLOCK = {
@@ -172,20 +165,23 @@ BLOCK = {
     "fit": "autograd.record() and gluon.Trainer",
 }
 
+LOSSES = {
+    "CrossEntropyLoss": "SoftmaxCrossEntropyLoss",
+    "MSELoss": "L2Loss (half of it)",
+    "NLLLoss": "SoftmaxCrossEntropyLoss(from_logits=True)",
+    "BCEWithLogitsLoss": "SigmoidBinaryCrossEntropyLoss",
+    "BCELoss": "SigmoidBinaryCrossEntropyLoss(from_sigmoid=True)",
+    "SmoothL1Loss": "HuberLoss",
+}
+
 LAYERS = {
     "Linear": "Dense",
     "Module": "HybridBlock",
     "ModuleList": "HybridSequential",
-    "Conv1d": "Conv1D",
-    "Conv2d": "Conv2D",
-    "Conv3d": "Conv3D",
     "ConvTranspose2d": "Conv2DTranspose",
     "BatchNorm1d": "BatchNorm",
     "BatchNorm2d": "BatchNorm",
     "BatchNorm3d": "BatchNorm",
-    "MaxPool1d": "MaxPool1D",
-    "MaxPool2d": "MaxPool2D",
-    "AvgPool2d": "AvgPool2D",
     "AdaptiveAvgPool2d": "GlobalAvgPool2D",
     "ReLU": "Activation('relu')",
     "Sigmoid": "Activation('sigmoid')",
@@ -194,13 +190,9 @@ LAYERS = {
     "LSTM": "mx.gluon.rnn.LSTM",
     "GRU": "mx.gluon.rnn.GRU",
     "RNN": "mx.gluon.rnn.RNN",
-    "CrossEntropyLoss": "mx.gluon.loss.SoftmaxCrossEntropyLoss",
-    "MSELoss": "mx.gluon.loss.L2Loss (half of it)",
     "L1Loss": "mx.gluon.loss.L1Loss",
-    "NLLLoss": "mx.gluon.loss.SoftmaxCrossEntropyLoss(from_logits=True)",
     "PixelShuffle": "mx.gluon.contrib.nn.PixelShuffle2D",
     "SyncBatchNorm": "mx.gluon.contrib.nn.SyncBatchNorm",
-    "BCEWithLogitsLoss": "mx.gluon.loss.SigmoidBinaryCrossEntropyLoss",
     "Parameter": "mx.gluon.Parameter",
     "Softmax": "nd.softmax, or HybridLambda('softmax')",
     "Identity": "HybridLambda(lambda F, x: x)",
@@ -215,6 +207,7 @@ LAYERS = {
         ["MultiheadAttention", "MultiHeadAttention", "Transformer", "TransformerEncoderLayer"],
         "a HybridBlock of Dense layers, F.batch_dot and F.softmax, as in examples/gpt_pipeline.py",
     ),
+    **{name: f"mx.gluon.loss.{way}" for name, way in LOSSES.items()},
 }
 
 GLUON = {
@@ -229,24 +222,18 @@ GLUON = {
 }
 
 FUNCTIONS = {
+    **{
+        name: ARRAY[name]
+        for name in "cat matmul mm bmm view masked_fill chunk clamp unsqueeze permute gelu".split()
+    },
     "tensor": "nd.array",
-    "cat": "nd.concat",
-    "matmul": "nd.dot or nd.batch_dot",
-    "mm": "nd.dot",
-    "bmm": "nd.batch_dot",
     "rand": "nd.random.uniform",
     "randint": "nd.random.randint",
-    "view": "x.reshape",
-    "masked_fill": "nd.where(mask, nd.ones_like(x) * value, x)",
-    "chunk": "nd.split",
     "distributed": "mx.kv.create('dist_sync'), or mx.parallel",
     "Linear": "mx.gluon.nn.Dense",
     "randn": "nd.random.randn",
     "manual_seed": "mx.random.seed",
     "no_grad": "autograd.pause",
-    "clamp": "nd.clip",
-    "unsqueeze": "nd.expand_dims",
-    "permute": "nd.transpose",
     "einsum": "nd.dot and nd.transpose",
     "Tensor": "nd.NDArray",
     "device": "mx.Context, or mx.gpu(0)",
@@ -262,7 +249,6 @@ FUNCTIONS = {
         name: f"numpy.{name}, which takes NDArrays"
         for name in ("any", "all", "unique", "allclose", "tril", "triu", "std", "var")
     },
-    "gelu": "nd.LeakyReLU(x, act_type='gelu')",
     "silu": "x * nd.sigmoid(x), or nn.Swish",
     "scaled_dot_product_attention": "nd.batch_dot and nd.softmax",
     "cross_entropy": "mx.gluon.loss.SoftmaxCrossEntropyLoss",
@@ -300,15 +286,6 @@ TRAINER = {
     "lr": "trainer.learning_rate",
     "state_dict": "trainer.save_states(file)",
     "load_state_dict": "trainer.load_states(file)",
-}
-
-LOSSES = {
-    "CrossEntropyLoss": "SoftmaxCrossEntropyLoss",
-    "MSELoss": "L2Loss (half of it)",
-    "NLLLoss": "SoftmaxCrossEntropyLoss(from_logits=True)",
-    "BCEWithLogitsLoss": "SigmoidBinaryCrossEntropyLoss",
-    "BCELoss": "SigmoidBinaryCrossEntropyLoss(from_sigmoid=True)",
-    "SmoothL1Loss": "HuberLoss",
 }
 
 AUTOGRAD = {
