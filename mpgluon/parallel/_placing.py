@@ -44,7 +44,7 @@ def place(net: Block, where: dict[str, Context | str]) -> None:
                 f"place: block {path!r} already belongs to ctx_group {group_of(block)!r}; only "
                 "networks without groups can be placed"
             )
-    _check_split(blocks, named)
+    _check_split(net, "", None, named)
     homes = devices_now(net)
     _arrange(net, blocks.values(), devices, homes, where, named)
     placed = devices_of_groups(net)
@@ -57,16 +57,18 @@ def place(net: Block, where: dict[str, Context | str]) -> None:
             param.placed = named_homes.get(param)
 
 
-def _check_split(blocks, named):
-    """Raises MXNetError for a device of a block with split layers, which cannot move."""
-    for path, block in blocks.items():
-        for param in block.collect_params().values() if block in named else ():
-            if isinstance(param, HomeParameter) and param.homes != [named[block]]:
-                raise MXNetError(
-                    f"place: block {path!r} has layers that are split over devices, such as that "
-                    f"of '{param.name}' on {brief(map(str, param.homes))}, and cannot move to "
-                    f"{named[block]}; name other blocks, or use Mesh.place"
-                )
+def _check_split(block, path, device, named):
+    """Raises MXNetError if a split layer inside the block would have to move to a device."""
+    device = named.get(block, device)
+    for param in own_parameters(block).values() if device is not None else ():
+        if isinstance(param, HomeParameter) and param.homes != [device]:
+            raise MXNetError(
+                f"place: block {path!r} is split over devices ('{param.name}' is on "
+                f"{brief(map(str, param.homes))}), and cannot move to {device}; name other blocks, "
+                "or use Mesh.place"
+            )
+    for name, child in children(block).items():
+        _check_split(child, f"{path}.{name}" if path else name, device, named)
 
 
 def _arrange(net, blocks, devices, homes, where, named):
@@ -165,7 +167,7 @@ class _Placed(Replicas):
         return homes
 
     def covers(self, block: Block) -> bool:
-        """True if the placement is that of the block, not of a network around it."""
+        """True if the block itself was placed, and not a network around it."""
         return block is self.net
 
     def initialized(self, net: Block) -> None:
