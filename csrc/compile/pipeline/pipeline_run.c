@@ -122,14 +122,20 @@ static mpg_batching_request check_of(const mpg_compiled *c, const mpg_graph **gr
                                 .num_inputs = c->num_given};
 }
 
+/* Allocates the positions of the rows in all draws of `c`. */
+static mpg_status new_drawn(const mpg_compiled *c, mpg_drawn **drawn) {
+  *drawn = mpg_calloc((size_t)c->graph.num_random + 1, sizeof **drawn);
+  return *drawn ? MPG_OK : mpg_out_of_host_memory(c->graph.num_random * sizeof **drawn);
+}
+
 mpg_status mpg_pipeline_run_check(mpg_compiled *c, const mpg_micro_batch_check *check) {
   const mpg_graph *graph, *second = NULL;
   mpg_batching_request request = check_of(c, &graph), other = {0};
   if (check->other &&
       (check->other->num_given != c->num_given || check->other->num_outputs != c->num_outputs))
     return mpg_fail(MPG_VALUE_ERROR, "the call for another size has different inputs or results");
-  mpg_drawn *drawn = mpg_calloc((size_t)c->graph.num_random + 1, sizeof *drawn);
-  if (!drawn) return mpg_out_of_host_memory(c->graph.num_random * sizeof *drawn);
+  mpg_drawn *drawn;
+  MPG_TRY(new_drawn(c, &drawn));
   request.input_kinds = check->input_kinds;
   request.output_kinds = check->output_kinds;
   request.rows = check->rows;
@@ -156,10 +162,8 @@ mpg_status mpg_pipeline_run_compare_draws(mpg_compiled *c, const mpg_compiled *o
   const mpg_graph *graph, *second;
   check_of(c, &graph);
   check_of(other, &second);
-  MPG_ASSERT(graph->num_random <= c->graph.num_random);
-  if (!c->drawn) c->drawn = mpg_calloc((size_t)c->graph.num_random + 1, sizeof *c->drawn);
-  if (!c->drawn) return mpg_out_of_host_memory(c->graph.num_random * sizeof *c->drawn);
-  return mpg_graph_compare_draws(graph, second, c->drawn);
+  if (!c->drawn) MPG_TRY(new_drawn(c, &c->drawn));
+  return mpg_graph_compare_draws(graph, second, c->drawn, c->graph.num_random);
 }
 
 /* Allocates output i of the whole run. A split output has the rows of all micro-batches. A carried

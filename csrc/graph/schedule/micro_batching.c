@@ -326,8 +326,9 @@ fail:
 }
 
 mpg_status mpg_graph_compare_draws(const mpg_graph *graph, const mpg_graph *second,
-                                   mpg_drawn *drawn) {
+                                   mpg_drawn *drawn, uint32_t num_drawn) {
   uint32_t count = graph->num_random;
+  MPG_ASSERT(count <= num_drawn);
   if (count != second->num_random) return MPG_OK;
   const mpg_node **others = mpg_calloc((size_t)count + 1, sizeof *others);
   if (!others) return mpg_out_of_host_memory(count * sizeof *others);

@@ -41,9 +41,9 @@ mpg_status mpg_graph_check_batching(const mpg_graph *graph, const mpg_batching_r
 mpg_status mpg_graph_compare_batching(const mpg_graph *graph, const mpg_batching_request *request,
                                       const mpg_graph *second, const mpg_batching_request *other);
 /* Marks the random calls whose shape is the same for two numbers of rows: they have no rows.
- * `drawn` has an entry for each random call of `graph`. Traces with different numbers of random
- * calls mark none. */
+ * `drawn` has num_drawn entries, at least one for each random call of `graph`; the caller owns it.
+ * Traces with different numbers of random calls mark none. */
 mpg_status mpg_graph_compare_draws(const mpg_graph *graph, const mpg_graph *second,
-                                   mpg_drawn *drawn);
+                                   mpg_drawn *drawn, uint32_t num_drawn);
 
 #endif
