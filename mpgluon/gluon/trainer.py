@@ -20,6 +20,7 @@ from .block import Block
 from .parameter import Parameter, ParameterDict
 from .parameter._gradient_contents import changes_to
 from .parameter._parameter import changes
+from .parameter._parameter_dict import name_of_whole
 from .utils import global_norm, scale_arrays
 
 if TYPE_CHECKING:
@@ -117,9 +118,9 @@ class Trainer(TrainerStore, TrainerState):
         if isinstance(params, Block):
             by_path = parameters_by_path(params)
             paths = {id(param): path for path, param in by_path.items()}
-            params = sorted(dict.fromkeys(by_path.values()), key=lambda p: _whole_name(p.name, p))
+            params = sorted(dict.fromkeys(by_path.values()), key=lambda p: _sorting_name(p.name, p))
         if isinstance(params, (dict, ParameterDict)):
-            names = sorted(params.keys(), key=lambda name: _whole_name(name, params[name]))
+            names = sorted(params.keys(), key=lambda name: _sorting_name(name, params[name]))
             params = [params[name] for name in names]
         if not isinstance(params, (list, tuple)):
             raise ValueError(
@@ -570,10 +571,10 @@ class Trainer(TrainerStore, TrainerState):
         return updater
 
 
-def _whole_name(name, param):
-    """Returns the name by which a parameter is sorted: for parts, that of the whole parameter."""
-    split = getattr(param, "family", None) is not None
-    return name.replace(f"shard{param.index}_", "", 1) if split else name
+def _sorting_name(name, param):
+    """Returns the name by which a parameter is sorted. The parts of a split parameter are together,
+    at the place of the whole."""
+    return name if param.family is None else name_of_whole(name)
 
 
 # Used by other modules of the package.

@@ -26,6 +26,7 @@ from ..base import MXNetError, itemsize
 from ..gluon._trainer_state import describe_states
 from ..gluon._tree import parameters_by_path
 from ..gluon.parameter import _gradient_contents as gradients
+from ..gluon.parameter._parameter_dict import name_of_whole
 from ..gluon.trainer import loss_scaling
 from ..ndarray import _safetensors
 from ..optimizer._nested_states import check_state, put_together
@@ -110,7 +111,7 @@ def _parts_of(net):
 
 
 def _global_name(name, param):
-    unsplit = re.sub(r"shard\d+_", "", name)
+    unsplit = name_of_whole(name)
     if unsplit != name:  # layers of mx.parallel: the name in the layer before it was split
         return unsplit
     given = getattr(param, "global_name", None)

@@ -369,9 +369,14 @@ def check_names(
                 )
 
 
+def name_of_whole(name: str) -> str:
+    """Returns the name of a part of a split parameter without its number (``shard1_``)."""
+    return re.sub(r"(?<![^._])shard\d+_", "", name)
+
+
 def split_advice(*names: str) -> str:
-    """Returns the advice for an error about names that differ, if some are of split layers."""
-    if not any(re.search(r"(^|[._])shard\d+_", name) for name in names):
+    """Returns advice for an error about differing names, if some are names of parts."""
+    if all(name_of_whole(name) == name for name in names):
         return ""
     return (
         "Layers are split over devices in the network or in the file, and their parts have names "
