@@ -29,7 +29,16 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) 
 from programs.features.compare import close, equal
 from programs.features.covering import cover
 from programs.features.run import Run
-from programs.features.table import DEFAULTS, FACTORS, PIPELINED, REPLICAS, SMOOTH, SPLIT, excluded
+from programs.features.table import (
+    DEFAULTS,
+    DRAWING,
+    FACTORS,
+    PIPELINED,
+    REPLICAS,
+    SMOOTH,
+    SPLIT,
+    excluded,
+)
 from programs.random_blocks import fresh_seed
 
 
@@ -42,7 +51,7 @@ def by_bits(row):
     several = row["accumulate"] == "2" or row["calls"] == "2"
     if row["layer"] == "row_sparse" and several and row["way"] in PIPELINED:
         return False  # rows of micro-batches are summed in another order
-    return not (row["layer"] == "Dropout" and row["way"] in PIPELINED)
+    return not (row["layer"] in DRAWING and row["way"] in PIPELINED)
 
 
 def check(row):
@@ -59,9 +68,7 @@ def check(row):
     # Lookups by sign and rounding turn rounding differences into different rows and integers.
     smooth = row["optimizer"] in SMOOTH and row["layer"] not in ("Embedding", "row_sparse")
     smooth &= row["custom"] != "straight through"
-    divided = row["placement"] in REPLICAS or (
-        row["layer"] == "Dropout" and row["way"] in PIPELINED
-    )
+    divided = row["placement"] in REPLICAS or (row["layer"] in DRAWING and row["way"] in PIPELINED)
     if divided and row["precision"] == "amp float16":
         smooth, first = False, ["losses 0"]  # only sums over the whole batch may overflow
     exact = None

@@ -211,6 +211,35 @@ class DoubleProp(mx.operator.CustomOpProp):
         return Double()
 
 
+class Layered(mx.operator.CustomOp):
+    """Calls a layer with a parameter, in forward and, recorded, in backward."""
+
+    def __init__(self, ctx, dtype):
+        self.layer = nn.Dense(WIDTH, in_units=WIDTH, flatten=False, use_bias=False)
+        # Loading draws no random numbers, unlike initialize.
+        weight = nd.full((WIDTH, WIDTH), 0.15, ctx=ctx, dtype="float32")
+        self.layer.load_dict({"weight": weight}, ctx=ctx)
+        self.layer.cast(dtype)
+        self.layer.hybridize()
+
+    def forward(self, is_train, req, in_data, out_data, aux):
+        self.assign(out_data[0], req[0], self.layer(in_data[0]))
+
+    def backward(self, req, out_grad, in_data, out_data, in_grad, aux):
+        x = in_data[0].copy()
+        x.attach_grad()
+        with autograd.record():
+            y = self.layer(x)
+        y.backward(out_grad[0].astype(y.dtype))
+        self.assign(in_grad[0], req[0], x.grad)
+
+
+@mx.operator.register("feature_layered")
+class LayeredProp(DoubleProp):
+    def create_operator(self, ctx, shapes, dtypes):
+        return Layered(ctx, dtypes[0])
+
+
 class Bent(autograd.Function):
     """tanh with half of its gradient."""
 
@@ -227,6 +256,7 @@ class Bent(autograd.Function):
 CUSTOM = {
     "operators": lambda F, h: F.tanh(h),
     "Custom": lambda F, h: F.Custom(h, op_type="feature_double") * 0.5,
+    "Custom with a layer": lambda F, h: F.Custom(h, op_type="feature_layered") + h,
     "Function": lambda F, h: Bent()(h),
     "BlockGrad": lambda F, h: F.BlockGrad(h) * 0.1 + h,
     "make_loss": lambda F, h: h + F.make_loss(h * 0.1) * 0.1,
@@ -277,6 +307,22 @@ class Attention(HybridBlock):
         return h + F.reshape_like(F.batch_dot(scores, rows[2]), h)
 
 
+class Noise(HybridBlock):
+    """Multiplies all rows by one row of random numbers, in training."""
+
+    dtype = "float32"
+
+    def cast(self, dtype):
+        super().cast(dtype)
+        self.dtype = dtype
+
+    def hybrid_forward(self, F, h):
+        if not autograd.is_training():
+            return h
+        noise = F.random.uniform(0.5, 1, shape=(1, WIDTH), dtype="float32")
+        return F.broadcast_mul(h, F.cast(noise, dtype=self.dtype))
+
+
 def nested():
     block = nn.HybridSequential(prefix="nested_")
     for _ in range(3):
@@ -295,6 +341,7 @@ LAYERS = {
     "LayerNorm": lambda: nn.LayerNorm(in_channels=WIDTH),
     "BatchNorm": lambda: nn.BatchNorm(axis=-1, in_channels=WIDTH),
     "Dropout": lambda: nn.Dropout(0.3),
+    "noise": Noise,
     "LSTM": lambda: Cells(rnn.LSTM(2, input_size=2), (3, 2), time_major=True),
     "Conv2D": lambda: plane(nn.Conv2D(2, 3, padding=1, in_channels=2)),
     "Embedding": lambda: Lookup(sparse=False),
@@ -416,6 +463,8 @@ class Subject(HybridBlock):
             "list": lambda: [h, middle],
             "dict": lambda: {"h": h, "middle": middle},
             "same twice": lambda: (h, h),
+            # An op without a gradient, whose result does not depend on rounding
+            "with an index": lambda: (h, F.argmax(h * 0, axis=-1), h * 2),
         }[self.row["outputs"]]()
 
     def hybrid_forward(self, F, *inputs):

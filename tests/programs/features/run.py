@@ -4,6 +4,7 @@ in a row of `features/table.py`."""
 import contextlib
 import functools
 import operator
+import os
 import re
 import tempfile
 
@@ -16,7 +17,16 @@ from mpgluon.parallel import Mesh, Pipeline, TrainStep, schedules
 from programs.features.blocks import WIDTH, Subject, numbers
 from programs.features.compare import flat, values
 from programs.features.events import EVENTS, IN_BOTH, STAGES
-from programs.features.table import BY_CODE, FACTORS, MESHES, PIPELINED, REPLICAS, SPLIT, STEPS
+from programs.features.table import (
+    BY_CODE,
+    DRAWING,
+    FACTORS,
+    MESHES,
+    PIPELINED,
+    REPLICAS,
+    SPLIT,
+    STEPS,
+)
 from support.devices import on
 
 STEPS_OF_TRAINING = 3
@@ -106,7 +116,7 @@ class Run:
             net.initialize_on_places(init)
         elif placement == "placed before":
             net.place(by_name, verbose=False)
-            net.initialize(init)
+            self.create_parameters(net, init)
         elif placement in MESHES:
             value = FACTORS["placement"][placement]
             mesh = value["Mesh"]
@@ -116,12 +126,12 @@ class Run:
             if how == "split":
                 options = {"split": {"first": "column", "last": "row"}}
             self.mesh.place(net, **(options if how else {}))
-            net.initialize(init)
+            self.create_parameters(net, init)
         elif placement == "shard":
             mx.parallel.shard(net, {"first": "column", "last": "row"}, [on(0), on(1)])
-            net.initialize(init, ctx=on(0))
+            self.create_parameters(net, init, ctx=on(0))
         else:
-            net.initialize(init, ctx=on(0))
+            self.create_parameters(net, init, ctx=on(0))
             if placement == "placed by pattern":
                 net.place(
                     {"first|body": places[0], "layer": places[2], "last": places[3]}, verbose=False
@@ -132,6 +142,26 @@ class Run:
             net.cast(self.dtype)
         self.hybridize(net)
         return net
+
+    def create_parameters(self, net, init, **ctx):
+        """Creates the parameters of a network, which may be placed, in the row's way."""
+        way = self.row["created"]
+        if way == "net":
+            net.initialize(init, **ctx)
+        elif way == "collect_params":
+            net.collect_params().initialize(init, **ctx)
+        elif way == "children":
+            stages = net.stages[:3] if self.row["parameters"] == "tied" else net.stages
+            for stage in stages:
+                stage.initialize(init, **ctx)
+        else:
+            row = {**self.row, "captured": "nothing"}  # captured arrays draw random numbers
+            other = Subject(row, [on(0)] * 4, False, self.dtype, self.timewise, self.axis)
+            other.initialize(init, ctx=on(0))
+            with tempfile.TemporaryDirectory() as folder:
+                path = os.path.join(folder, "initial.params")
+                other.save_parameters(path)
+                net.load_parameters(path, **ctx)
 
     def hybridize(self, net):
         row = self.row
@@ -238,7 +268,7 @@ class Run:
 
     def parts(self, rows):
         """Returns the row range (begin, end) of each micro-batch."""
-        divided = self.pipelined and self.row["layer"] != "Dropout"
+        divided = self.pipelined and self.row["layer"] not in DRAWING
         count = min(self.micro_batches, rows) if divided else 1
         sizes = [len(part) for part in np.array_split(np.arange(rows), count)]
         ends = np.cumsum(sizes)

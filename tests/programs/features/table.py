@@ -78,6 +78,8 @@ FACTORS = {
         },
         "shard": {},
     },
+    # How the parameters are created; "net": by the network's initialize
+    "created": plain("net", "collect_params", "children", "load_parameters"),
     "captured": plain("nothing", *ORIGINS),
     "count": plain("0", "1", "2", "3", "7", "20"),
     "parameters": {
@@ -85,7 +87,7 @@ FACTORS = {
         **plain("deferred", "unused", "attribute"),
     },
     "inputs": plain("one", "two", "whole", "list", "dict", "None"),
-    "outputs": plain("one", "two", "nested", "list", "dict", "same twice"),
+    "outputs": plain("one", "two", "nested", "list", "dict", "same twice", "with an index"),
     "flow": plain(*FLOW),
     "custom": plain(*CUSTOM),
     "memory": plain(*MEMORY),
@@ -164,6 +166,8 @@ PIPELINED = [way for way in FACTORS["way"] if "Pipeline" in FACTORS["way"][way]]
 STEPS = [way for way in PIPELINED if "TrainStep" in FACTORS["way"][way]]
 LOOPS = [way for way in PIPELINED if way not in STEPS]
 ALONG_TIME = [way for way in PIPELINED if way.endswith("time")]
+DRAWING = ("Dropout", "noise")
+HOSTED = ("Custom", "Custom with a layer", "Function")
 WRITES = ("write to a new array", "in-place sums")  # not possible in a compiled block
 MESHES = [name for name, value in FACTORS["placement"].items() if "Mesh" in value]
 REPLICAS = ("mesh of replicas", "mesh of replicas and stages")
@@ -202,6 +206,10 @@ MEANINGLESS = rules(
     ({"way": ["eager", "inactive"]}, {"exact": ["exact"]}),
     ({"way": ["eager"]}, {"recompute": ["all"]}),  # an option of `hybridize`
     ({"way": but("way", *ALONG_TIME)}, {"pipeline": ["carry"]}),
+    # These placements create each stage's parameters on its device.
+    ({"placement": BY_CODE}, {"created": but("created", "net")}),
+    # Files of whole parameters load before layers are split (test_placed_initialization.py).
+    ({"placement": SPLIT}, {"created": ["load_parameters"]}),
     # A TrainStep calls the network once, does not accept head gradients, and updates before a
     # program can clip.
     ({"way": STEPS}, {"calls": ["2"]}),
@@ -220,9 +228,9 @@ DIFFERENT = rules(
     # statistics (docs/parallel.md).
     ({"placement": REPLICAS}, {"gradient": ["second order"]}),
     ({"placement": REPLICAS}, {"clipping": ["utils"]}),
-    ({"placement": REPLICAS}, {"layer": ["Dropout", "BatchNorm"]}),
+    ({"placement": REPLICAS}, {"layer": [*DRAWING, "BatchNorm"]}),
     # Each chunk draws different random numbers.
-    ({"way": ALONG_TIME}, {"layer": ["Dropout"]}),
+    ({"way": ALONG_TIME}, {"layer": DRAWING}),
 )
 
 # Pairs that raise an error, a part of its message, and other values that the error requires
@@ -231,10 +239,15 @@ CAPTURING = {"captured": "host data", "count": "2"}
 COMPILED_WHOLE = {"way": "hybridized"}
 REFUSED = [
     (({"way": PIPELINED}, {"flow": ["while_loop", "cond"]}), "pipeline", {}),
-    (({"way": PIPELINED}, {"custom": ["Custom", "Function"]}), "pipeline", {}),
+    (({"way": PIPELINED}, {"custom": HOSTED}), "pipeline", {}),
     (({"way": ["eager", "inactive", *STEPS]}, {"event": ["export"]}), "hybridize", {}),
     (({"placement": SPLIT}, {"parameters": ["tied"]}), "shared parameters", {}),
     (({"placement": SPLIT}, {"event": ["export"]}), "it has no symbol", COMPILED_WHOLE),
+    (
+        ({"parameters": ["deferred"]}, {"created": ["load_parameters"]}),
+        "has not been initialized yet",
+        {"placement": "placed before"},
+    ),
     (({"placement": SPLIT}, {"event": ["reset_ctx"]}), "is split over devices", {}),
     (({"placement": SPLIT}, {"event": ["place"]}), "split over devices", {}),
     (
@@ -248,7 +261,7 @@ REFUSED = [
         {**COMPILED_WHOLE, **CAPTURING},
     ),
     (
-        ({"custom": ["Custom"]}, {"event": ["export"]}),
+        ({"custom": ["Custom", "Custom with a layer"]}, {"event": ["export"]}),
         "cannot be written as a symbol",
         {**COMPILED_WHOLE, **CAPTURING},
     ),
@@ -265,7 +278,7 @@ REFUSED = [
     ),
     (({"way": ["step along time"]}, {"placement": REPLICAS}), "one replica", {}),
     (({"way": LOOPS}, {"gradient": ["second order"]}), "pipeline", {}),
-    (({"custom": ["Function", "Custom"]}, {"gradient": ["second order"]}), "no gradient", {}),
+    (({"custom": HOSTED}, {"gradient": ["second order"]}), "no gradient", {}),
     (({"way": COMPILED}, {"memory": WRITES}), "hybridize", {}),
     (({"recompute": ["layers"]}, {"memory": WRITES}), "hybridize", {}),
     (
@@ -274,7 +287,7 @@ REFUSED = [
         COMPILED_WHOLE,
     ),
     (
-        ({"layer": ["row_sparse"]}, {"custom": ["Custom", "Function"]}),
+        ({"layer": ["row_sparse"]}, {"custom": HOSTED}),
         "has a row_sparse gradient",
         COMPILED_WHOLE,
     ),
