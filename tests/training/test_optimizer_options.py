@@ -1,4 +1,4 @@
-"""Options of an optimizer that change between updates, or differ from those of saved states."""
+"""Options of an optimizer that change between updates, or after states were saved."""
 
 import copy
 

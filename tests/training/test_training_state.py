@@ -42,7 +42,8 @@ def trainer_of(net, optimizer="adam", **options):
 
 def backward(net, i):
     ctx = net[0].weight.list_ctx()[0]
-    x = nd.array(np.random.RandomState(i).randn(5, 3), ctx=ctx)
+    dtype = net[0].weight.dtype
+    x = nd.array(np.random.RandomState(i).randn(5, 3), ctx=ctx, dtype=dtype)
     with autograd.record():
         loss = (net(x) ** 2).sum()
     loss.backward()
@@ -337,33 +338,21 @@ def test_sums_of_lbsgd_follow_their_parameter(tmp_path, dtype, capsys):
         net.cast(dtype)
         return net, gluon.Trainer(net.collect_params(), "lbsgd", options)
 
-    def backward(net, i):
-        ctx = net[0].weight.list_ctx()[0]
-        x = nd.array(np.random.RandomState(i).randn(5, 3), ctx=ctx, dtype=dtype)
-        with autograd.record():
-            loss = (net(x) ** 2).sum()
-        loss.backward()
-
-    def train(net, trainer, begin, end):
-        for i in range(begin, end):
-            backward(net, i)
-            trainer.step(5)
-        return net
-
-    wanted = train(*make(), 0, 7)
+    wanted, its_trainer = make()
+    train(wanted, its_trainer, 0, 7)
     net, trainer = make()
     train(net, trainer, 0, 4)
     mx.parallel.save(tmp_path, net, trainer)
     trainer.save_states(str(tmp_path / "s"))
     placed(net, [1, 0], capsys)
-    assert same(train(net, trainer, 4, 7), wanted)
     loaded, other = make()
     mx.parallel.load(tmp_path, loaded, other)
     before = copy.deepcopy(loaded)
-    assert same(train(loaded, other, 4, 7), wanted)
     third = gluon.Trainer(before.collect_params(), "lbsgd", options)
     third.load_states(str(tmp_path / "s"))
-    assert same(train(before, third, 4, 7), wanted)
+    for found, found_trainer in ((net, trainer), (loaded, other), (before, third)):
+        train(found, found_trainer, 4, 7)
+        assert same(found, wanted)
 
 
 @pytest.mark.parametrize(
