@@ -19,9 +19,9 @@ mpg_group mpg_group_get(void);
 mpg_group mpg_group_set(mpg_group group); /* returns the previous one */
 
 /* Sets `target`, which is empty, to the array on `device`: a copy, or a view if the array is
- * already there. The gradients of the view are summed before they are added to other gradients,
- * like those of a copy, so that results are bitwise independent of the placement of groups. Within
- * a trace, creates one copy per value and device. */
+ * already there. Both a copy and a view sum their own gradients before other gradients are added,
+ * so results are bitwise independent of the placement of groups. Within a trace, creates one copy
+ * per value and device. */
 mpg_status mpg_group_move(const mpg_array *array, mpg_device_id device, mpg_array *target);
 
 /* Same as mpg_call_as, inside a group. */

@@ -114,7 +114,7 @@ static inline bool mpg_tape_wants(const mpg_tape_node *node) {
   return node && !node->consumed &&
          !(node->kind == MPG_TAPE_VARIABLE && node->request == MPG_GRAD_NULL);
 }
-/* Returns a name for errors: that of the op or call, or "variable". */
+/* Returns the name of the op or call for errors, or "variable". */
 const char *mpg_tape_name(const mpg_tape_node *node);
 /* Returns the saved contents of slot `slot` (inputs, then outputs) as a borrowed tensor. Returns
  * MPG_ERROR if they were overwritten and could not be preserved. */

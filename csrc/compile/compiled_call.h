@@ -219,7 +219,7 @@ void mpg_compiled_unbind(mpg_compiled *compiled); /* releases the binding */
 void mpg_compiled_release_kept(void);
 void mpg_compiled_free_spare(mpg_compiled *compiled);
 
-/* Calls the function. `inputs` match those of the trace in shape, dtype and device. `outputs` are
+/* Calls the function. `inputs` have the shapes, dtypes and devices of the trace. `outputs` are
  * empty structs. */
 mpg_status mpg_compiled_call(mpg_compiled *compiled, const mpg_inputs *inputs, mpg_array *outputs);
 

@@ -164,7 +164,7 @@ typedef void (*mpg_compose_fn)(mpg_gradient *g, const mpg_value *inputs, mpg_val
  * composition of other ops and differentiates that twice. */
 #define MPG_ZEROS_LIKE(i) (-1 - (i))
 typedef struct mpg_written_out {
-  int num_inputs, num_outputs; /* of the forward op, counting only outputs with gradients */
+  int num_inputs, num_outputs; /* counts of the forward op, without outputs that have no gradient */
   /* Index of each forward input among the inputs of the gradient op; MPG_ZEROS_LIKE(i) if it is not
    * among them because no gradient reads its contents. */
   const int *inputs;

@@ -10,8 +10,8 @@
  * MPG_PARAM_KINDS lists the kinds: their C type, text form, and accepted Python values.
  *
  * The default is a text form, or "required". The constraint is "", or "low..high" for INT and FLOAT
- * kinds, where either side may be empty. Defaults are those of MXNet 1.9.1. Any thread may read;
- * parsing requires the host lock.
+ * kinds, where either side may be empty. Defaults are the same as in MXNet 1.9.1. Any thread may
+ * read; parsing requires the host lock.
  */
 #ifndef MPG_OP_PARAMS_H
 #define MPG_OP_PARAMS_H

@@ -213,8 +213,8 @@ class AsyncKVStore(TwoBits, OptimizingStore):
         return answers
 
     def init(self, key: Keys, value: Values) -> None:
-        """Sets the first values of keys, once for each key. All workers call it, and the values are
-        those of the first worker."""
+        """Sets the first values of keys, once for each key. All workers call it, and the first
+        worker's values are used."""
         pairs = pairs_of(key, value, "init")
         for one, arrays in pairs:
             if not isinstance(one, (int, str)):
@@ -238,7 +238,7 @@ class AsyncKVStore(TwoBits, OptimizingStore):
         updates the value.
 
         Waits for the sum, but not for the server. The next pull or `barrier` raises errors of the
-        server. The parameters are those of `KVStore.push`.
+        server. Takes the parameters of `KVStore.push`.
         """
         for one, arrays in pairs_of(key, value, "push"):
             self._check(one)
@@ -265,7 +265,7 @@ class AsyncKVStore(TwoBits, OptimizingStore):
     def pull(
         self, key: Keys, out: Values | None = None, priority: int = 0, ignore_sparse: bool = True
     ) -> None:
-        """Copies values into `out`. The parameters are those of `KVStore.pull`."""
+        """Copies values into `out`. Takes the parameters of `KVStore.pull`."""
         if out is None:
             raise AssertionError("pull: the arrays to copy into (out=) must be given")
         wanted = {}
@@ -281,7 +281,7 @@ class AsyncKVStore(TwoBits, OptimizingStore):
     def row_sparse_pull(
         self, key: Keys, out: Values | None = None, priority: int = 0, row_ids: Arrays | None = None
     ) -> None:
-        """Copies rows of values into row_sparse arrays. The parameters are those of
+        """Copies rows of values into row_sparse arrays. Takes the parameters of
         `KVStore.row_sparse_pull`."""
         for one, wanted in rows_wanted(key, out, row_ids):
             self._check(one)

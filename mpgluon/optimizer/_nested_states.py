@@ -60,7 +60,7 @@ def is_complete(state: Any) -> bool:
 
 
 def completed(state: Any, new: Any) -> Any:
-    """Returns a nested state with the parts that are None replaced by those of a new state."""
+    """Returns a nested state whose parts that are None come from a new state."""
     if state is None:
         return new
     pair = isinstance(state, (tuple, list)) and isinstance(new, (tuple, list))

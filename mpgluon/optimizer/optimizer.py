@@ -104,7 +104,7 @@ class Optimizer:
     """
 
     opt_registry: dict[str, type[Optimizer]] = {}
-    # True if updates may draw random numbers, as those of classes outside of this package.
+    # True if updates may draw random numbers. Classes outside of this package get True.
     draws: bool = False
     _draws: dict[Any, tuple[int, int]] | None = None  # index -> random state for its update
     _drew = False  # an update has used its random state

@@ -425,7 +425,7 @@ class Replicas:
         return self.homes(net)
 
     def covers(self, block: Block) -> bool:
-        """True if the placement is that of the block, not of a network around it."""
+        """True if the block itself was placed, and not a network around it."""
         return True
 
     def initialized(self, net: Block) -> None:

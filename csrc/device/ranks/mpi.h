@@ -25,7 +25,7 @@ typedef struct mpg_mpi {
                     mpg_mpi_handle operation, mpg_mpi_handle communicator, mpg_mpi_handle *request);
   int (*error_string)(int code, char *text, int *length);
   mpg_mpi_handle communicator, byte, sum;
-  mpg_mpi_handle types[16]; /* by dtype number; 0 if MPI does not sum that dtype */
+  mpg_mpi_handle types[16]; /* by dtype number; 0 for a dtype that MPI does not sum */
   void *in_place;           /* MPI_IN_PLACE */
   /* handle_size: bytes of a request in an array, an int or a pointer. */
   int largest_tag, handle_size;

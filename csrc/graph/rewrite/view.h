@@ -24,8 +24,8 @@ typedef struct mpg_view_layout {
 bool mpg_view_start(const mpg_shape *shape, mpg_view_layout *layout);
 /* True for ops that mpg_view_apply may support: their outputs are views of their first input. */
 bool mpg_view_op(const mpg_node *node);
-/* Converts the layout of a node's first input to that of its output. Returns false if the output is
- * not a strided view. */
+/* Converts the layout of a node's first input to the layout of its output. Returns false if the
+ * output is not a strided view. */
 bool mpg_view_apply(const mpg_graph *graph, const mpg_node *node, uint32_t output,
                     mpg_view_layout *layout);
 /* Appends a factor to the last dimension, merged with the previous factor if they are

@@ -1,5 +1,5 @@
 /* Ops of user libraries (mpgluon/include/mpgluon/op.h). Each op is added to the registry as a row
- * whose functions call those of the library.
+ * whose functions call the library's functions.
  *
  * An op has a second row for its gradient, which cannot be looked up by name. Libraries are never
  * closed after their ops were added, because the rows point into them and are never removed.

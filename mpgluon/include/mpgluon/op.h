@@ -101,14 +101,14 @@ typedef union mpgluon_value {
 
 /* --- Arguments of functions ------------------------------------------------------------------- */
 
-/* Inference of the outputs' shapes and dtypes from those of the inputs. May grow. */
+/* Inference of the outputs' shapes and dtypes from the inputs. May grow. */
 typedef struct mpgluon_infer {
   const struct mpgluon_op *op;
   const mpgluon_value *params; /* in the order of the table */
   int32_t num_inputs, num_outputs;
-  /* The shape of the first input is known. Those of later inputs may be unknown, for example of
-   * weights with deferred initialization. The function may complete them. The user gets an error if
-   * they contradict the given arrays. */
+  /* The shape of the first input is known. Later inputs, such as weights with deferred
+   * initialization, may have unknown shapes, which the function may complete. The user gets an
+   * error if they contradict the given arrays. */
   mpgluon_desc *inputs;
   mpgluon_desc *outputs; /* unknown on entry; the function sets them */
   int32_t train;         /* 1 in autograd's train mode */

@@ -158,8 +158,8 @@ class BaseSparseNDArray(NDArray):
             return self.tostype("default")
 
     def attach_grad(self, grad_req: str = "write", stype: str | None = None) -> None:
-        """Makes the array a variable with a gradient. The gradient's storage type is `stype`, by
-        default that of the array."""
+        """Makes the array a variable with a gradient. The gradient's storage type is `stype`, or by
+        default the array's."""
         from .variables import attach
 
         attach(self, grad_req, self.stype if stype is None else stype)
