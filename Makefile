@@ -173,10 +173,10 @@ HOSTCUDA_TESTS ?= $(sort $(wildcard tests/gpu/test_*.py)) $(call test_files,ops,
   $(call test_files,device,memory) $(call test_files,files,checkpoint) \
   $(call test_files,training,amp) \
   $(call test_files,symbol,module executor symbol bucketing control_flow_symbols)
-hostcuda:
-	python3 tests/hostcuda/build.py
+hostcuda: $(VENV)/.test
+	$(BIN)/python tests/hostcuda/build.py
 
-hostcuda-test: hostcuda $(if $(filter $(BIN)/python,$(HOSTCUDA_PYTHON)),$(VENV)/.test)
+hostcuda-test: hostcuda
 	rm -rf build/hostcuda/groups && mkdir -p build/hostcuda/groups
 	cd tests && $(if $(PARTS),MPGLUON_TEST_SHARD=$(call part_of,$(PARTS))) \
 	  MPGLUON_CUDA_LIBRARY=$(CURDIR)/build/hostcuda/mpgluon_hostcuda.so HOSTCUDA_DEVICES=8 \
@@ -198,7 +198,7 @@ HOSTCUDA_ASAN_TESTS = \
   $(call test_files,pipeline,pipeline pipeline_failures) $(call test_files,device,memory)
 
 hostcuda-asan: .venv-asan/.made
-	HOSTCUDA_SANITIZE=address,undefined python3 tests/hostcuda/build.py
+	HOSTCUDA_SANITIZE=address,undefined .venv-asan/bin/python tests/hostcuda/build.py
 	$(HOSTCUDA_ASAN) MPGLUON_TEST_SHARD=$(call part_of,16) ../.venv-asan/bin/python \
 	  ../.venv-asan/bin/$(PYTEST_SANITIZED) -q \
 	  ops/test_ops.py gpu/test_gpu.py gpu/test_gpu_networks.py -m "not slow"
@@ -208,8 +208,9 @@ hostcuda-asan: .venv-asan/.made
 
 # Compiles the GPU library with nvcc, and of the specialised groups that hostcuda-test has left as
 # many as have all kinds of lines. Runs nothing.
-cuda-build:
-	python3 tools/native_build.py
+cuda-build: $(VENV)/.test
+	$(BIN)/python tools/native_build.py
+	$(BIN)/python tools/fused_groups.py
 
 # Whether the hot kernels are still as docs/measurements/cuda-kernels.md says, in what cuda-build has
 # compiled, and nothing of it has a clamp that ptxas gets wrong. tools/sass_table.py without --check

@@ -56,7 +56,7 @@ def instruction_sets():
 
 
 def onednn_include():
-    """The folder of dnnl.h, or None: a setting, the build environment's prefix, or the running
+    """The folder of dnnl/dnnl.h, or None: a setting, the build environment's prefix, or the running
     one's."""
     setting = os.environ.get("MPGLUON_ONEDNN")
     if setting == "0":
@@ -74,7 +74,7 @@ def onednn_include():
     folders += ["/usr/local/include", "/usr/include"]
     for folder in folders:
         if os.path.exists(os.path.join(folder, "oneapi", "dnnl", "dnnl.h")):
-            return folder
+            return os.path.join(folder, "oneapi")
     return None
 
 
@@ -95,8 +95,8 @@ class Settings:
             "-pthread",
             "-fopenmp",
             "-g1",
-            "-I" + os.path.join(ROOT, "csrc"),
-            "-I" + ROOT,
+            "-Icsrc",
+            "-I.",
             *(["-DMPG_DEBUG=1"] if self.debug else ["-DNDEBUG"]),
             "-O1" if self.debug or self.sanitize else "-O2",
             *[f"-DMPG_ISA_{name.upper()}=1" for name in self.instruction_sets],
@@ -115,7 +115,8 @@ class Settings:
             self.link += [f"-fsanitize={self.sanitize}"]
         include = onednn_include()
         if include:
-            self.flags += ["-DMPG_WITH_ONEDNN=1", "-isystem", include]
+            copies = os.path.dirname(tools.package_headers("oneapi", include))
+            self.flags += ["-DMPG_WITH_ONEDNN=1", "-isystem", copies]
         self.objects = os.path.join(ROOT, "build", self._variant())
 
     def _variant(self):
@@ -143,8 +144,9 @@ def core_sources(settings):
     """(source, object file, flags) of the core, and of the choice among kernels."""
     import numpy
 
-    python = ["-isystem", sysconfig.get_paths()["include"], "-isystem", numpy.get_include()]
     own = "cp{}{}".format(*sys.version_info[:2])
+    headers = tools.package_headers(f"numpy-{own}", numpy.get_include())
+    python = ["-isystem", sysconfig.get_paths()["include"], "-isystem", headers]
     for source in [*c_files("csrc"), DISPATCH]:
         for_python = source.startswith(os.path.join("csrc", "python"))
         target = settings.object_of(source, *([own] if for_python else []))
@@ -230,8 +232,7 @@ class BuildPython(build_py):
 
 
 class BuildCore(build_ext):
-    """Compiles only what changed (by the compiler's own dependency files), several files at
-    once."""
+    """Compiles what changed by ninja, links it and writes the type stubs."""
 
     def build_extension(self, ext):
         settings = Settings()
@@ -239,7 +240,8 @@ class BuildCore(build_ext):
             tools.find_nvcc()  # a missing one that is asked for is said before anything is compiled
         objects = [job for folder in (core_sources, kernel_sources) for job in folder(settings)]
         tools.compile_all(
-            [(source, target, settings.compiler + options) for source, target, options in objects]
+            [(source, target, settings.compiler + options) for source, target, options in objects],
+            settings.objects,
         )
         output = self.get_ext_fullpath(ext.name)
         os.makedirs(os.path.dirname(output), exist_ok=True)

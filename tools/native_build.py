@@ -1,22 +1,22 @@
-"""Builds native code: compiles changed files in parallel and builds the GPU library. Used by
-setup.py and tests/hostcuda/build.py.
+"""Builds native code: compiles changed files by ninja and builds the GPU library. Used by setup.py
+and tests/hostcuda/build.py.
 
 As a program it builds only the GPU library, into build/: MPGLUON_CUDA=1 python3
 tools/native_build.py
 """
 
+import contextlib
+import filecmp
 import functools
 import glob
 import hashlib
-import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 import sysconfig
-import threading
-from concurrent.futures import ThreadPoolExecutor
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
@@ -141,8 +141,8 @@ def cuda_flags(nvcc):
     return [
         nvcc,
         "-O3",
-        "-I" + os.path.join(ROOT, "csrc"),
-        "-I" + ROOT,
+        "-Icsrc",
+        "-I.",
         "-Xcompiler=" + ",".join(host),
     ]
 
@@ -153,76 +153,13 @@ def build_cuda(nvcc, output):
     jobs = cuda_jobs(nvcc)
     embedded = embed_sources(cuda_folder())
     jobs.append((embedded, embedded + ".o", cuda_flags(nvcc) + ["-Xcompiler=-std=gnu11"]))
-    compile_all(jobs)
+    compile_all(jobs, cuda_folder())
     if not run(
         [nvcc, "-shared", "-cudart=static", "-Xlinker=--no-undefined", "-Xlinker=-z,defs"]
         + [target for _, target, _ in jobs]
         + ["-o", output]
     ):
         raise SystemExit("mpgluon: cannot link the GPU library")
-
-
-def build_groups(nvcc, folder):
-    """Compiles a selection of the sources of specialized groups that tests wrote to a folder
-    (MPGLUON_CUDA_GROUPS), in parallel. Does not run them."""
-    texts = {}
-    for path in sorted(glob.glob(os.path.join(folder, "*.cu"))):
-        with open(path) as f:
-            texts[path] = f.read()
-    chosen = choose_groups(texts)
-    temp = os.path.join(cuda_folder(), "groups")
-    os.makedirs(temp, exist_ok=True)
-    flags = [
-        nvcc,
-        "-I" + os.path.join(ROOT, "csrc"),
-        "-I" + ROOT,
-        "-std=c++17",
-        "--fmad=false",
-        "-Xcompiler=" + ",".join(warnings()),
-        "-diag-suppress=550",  # register set but never used
-    ] + nvcc_warnings()
-    jobs = []
-    for number in range(0, len(chosen), 32):
-        source = os.path.join(temp, f"groups{number}.cu")
-        with open(source, "w") as f:
-            f.writelines(f'#include "{path}"\n' for path in chosen[number : number + 32])
-        jobs.append((source, source + ".o", flags + cuda_architectures()[:1]))
-    for old in set(glob.glob(os.path.join(temp, "*"))) - {path for job in jobs for path in job[:2]}:
-        os.remove(old)
-    compile_all(jobs)
-    print(
-        f"{len(chosen)} specialised groups of the tests compile, which have every kind of line "
-        f"that is in all {len(texts)}"
-    )
-
-
-def choose_groups(texts):
-    """Returns the paths of group sources that together contain every kind of line of all sources
-    (greedy set cover, by new kinds per length). A kind ignores the numbers of registers, operands
-    and sizes. Loads, stores and draws are distinct kinds for each number of elements per thread,
-    row operations for each way of sharing a row among threads."""
-
-    def kinds(text):
-        form = re.search(r"enum { (EACH = \d+), PACKS = .*\n.*", text)
-        lines = set()
-        for line in text.splitlines():
-            kind = re.sub(
-                r"\d+(?=u\b|LL\b|\.0f|\]|,| & 1)|(?<=[a-z]_)\d+|\br\d+|mpg_group_\w+"
-                r"|(?<= [-+*/?>] )\d+|(?<=\(\()\d+|(?<=share)\d+",
-                "#",
-                line.strip(),
-            )
-            way = form[1] if "EACH_PACK" in kind else form[0] if "lanes::" in kind else ""
-            lines.add((kind, way))
-        return lines
-
-    left, chosen = {path: kinds(texts[path]) for path in sorted(texts)}, []
-    while left:
-        best = max(left, key=lambda path: len(left[path]) / len(texts[path]))
-        found = left.pop(best)
-        chosen += [best] if found else []
-        left = {path: more for path, lines in left.items() if (more := lines - found)}
-    return sorted(chosen)
 
 
 # Headers that the source of a specialized group includes (kernels/cuda/fusion/specialise.h). NVRTC
@@ -301,116 +238,60 @@ def nvcc_warnings():
     return ["--Werror=all-warnings"] if "-Werror" in warnings() else []
 
 
-class Progress:
-    """Shows how many of `total` files are compiled, in a line of the controlling terminal, because
-    pip captures printed output. Without a terminal, prints at each tenth."""
-
-    def __init__(self, total):
-        self.total, self.done, self.lock = total, 0, threading.Lock()
-        try:
-            self.terminal = open("/dev/tty", "w")
-        except OSError:
-            self.terminal = None
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        if self.terminal:
-            print("\r\033[K", end="", file=self.terminal)
-            self.terminal.close()
-
-    def advance(self):
-        with self.lock:
-            self.done += 1
-            tenths = self.done * 10 // self.total
-            text = f"mpgluon: {self.done} of {self.total} files are compiled"
-            if self.terminal:
-                print(f"\r{text}", end="", file=self.terminal, flush=True)
-            elif tenths > (self.done - 1) * 10 // self.total:
-                print(text, flush=True)
+def find_ninja():
+    beside = os.path.dirname(sys.executable)
+    paths = os.pathsep.join([beside, os.environ.get("PATH", os.defpath)])
+    found = shutil.which("ninja", path=paths)
+    if not found:
+        raise SystemExit("mpgluon: ninja was not found: pip install ninja")
+    return found
 
 
-def compile_all(jobs):
-    """Compiles outdated files in parallel. A job is (source, object, the command without both)."""
+def compile_all(jobs, folder):
+    """Compiles outdated files in parallel by ninja, which keeps its records in the folder. A job is
+    (source, object, the command without both)."""
 
-    def compile_one(job):
-        source, target, command = job
-        os.makedirs(os.path.dirname(target), exist_ok=True)
-        command = command + ["-MD", "-MF", target + ".d", "-c", source, "-o", target]
-        if not up_to_date(target, command):
-            if not run(command):
-                return False
-            with open(target + ".made", "w") as f:
-                json.dump(record(target, command), f)
-        progress.advance()
-        return True
+    def escaped(text):
+        return re.sub(r"([$ :])", r"$\1", text)
 
-    threads = int(os.environ.get("MAX_JOBS", os.cpu_count() or 1))
-    with Progress(len(jobs)) as progress, ThreadPoolExecutor(threads) as pool:
-        failed = [
-            source
-            for source, ok in zip([job[0] for job in jobs], pool.map(compile_one, jobs))
-            if not ok
-        ]
-    if failed:
-        raise SystemExit(f"mpgluon: the compiler failed on {', '.join(failed)}")
-
-
-# Headers of packages (-isystem) are compared by content, because pip unpacks them into a new folder
-# for each build.
-
-
-def record(target, command):
-    """Returns the build record of an object: the command and the contents of the included package
-    headers."""
-    folders = package_folders(command)
-    headers = {
-        name: digest(name) for name in dependencies(target) if name.startswith(tuple(folders))
-    }
-    return {"command": without_folders(command), "folders": folders, "headers": headers}
-
-
-def up_to_date(target, command):
-    """True if the object is newer than all its sources and was built by the same command with the
-    same package headers."""
-    try:
-        with open(target + ".made") as f:
-            made = json.load(f)
-        if made["command"] != without_folders(command):
-            return False
-        now = dict(zip(made["folders"], package_folders(command)))
-        time = os.path.getmtime(target)
-        for name in dependencies(target):
-            folder = next((folder for folder in now if name.startswith(folder)), None)
-            if folder is None:
-                if os.path.getmtime(os.path.join(ROOT, name)) > time:
-                    return False
-            elif digest(now[folder] + name[len(folder) :]) != made["headers"][name]:
-                return False
-        return True
-    except (OSError, LookupError, ValueError):
-        return False
-
-
-def package_folders(command):
-    return [
-        os.path.join(folder, "")
-        for option, folder in zip(command, command[1:])
-        if option == "-isystem"
+    lines = [
+        f"builddir = {escaped(folder)}",
+        "rule compile",
+        "  command = $compiler -MD -MF $out.d -c $in -o $out",
+        "  depfile = $out.d",
+        "  deps = gcc",
+        "  description = $in",
     ]
+    for source, target, command in jobs:
+        lines.append(f"build {escaped(target)}: compile {escaped(source)}")
+        lines.append("  compiler = " + shlex.join(command).replace("$", "$$"))
+    os.makedirs(folder, exist_ok=True)
+    path = os.path.join(folder, "build.ninja")
+    with open(path, "w") as f:
+        f.write("\n".join(lines) + "\n")
+    threads = os.environ.get("MAX_JOBS", str(os.cpu_count() or 1))
+    command = [find_ninja(), "-C", ROOT, "-f", path, "-j", threads]
+    status = dict(os.environ, NINJA_STATUS="mpgluon: %f of %t files are compiled: ")
+    with contextlib.suppress(OSError), open("/dev/tty", "w") as terminal:
+        # The progress is written to the terminal because pip captures standard output.
+        if not subprocess.run(command, stdout=terminal, env=status).returncode:
+            return
+    # Without a terminal, or again to put a failed compiler's messages into the captured output.
+    if subprocess.run([*command, "--quiet"]).returncode:
+        raise SystemExit("mpgluon: the compiler failed")
 
 
-def without_folders(command):
-    return [command[0]] + [
-        word for option, word in zip(command, command[1:]) if option != "-isystem"
-    ]
-
-
-def dependencies(target):
-    """Returns the files that an object was built from, as recorded by the compiler."""
-    with open(target + ".d") as f:
-        return f.read().replace("\\\n", " ").split(":", 1)[1].split()
+def package_headers(name, folder):
+    """Copies a package's headers to build/include and returns the copy's path. pip unpacks packages
+    into a new folder for each build, but ninja compares paths and times; an unchanged header keeps
+    both."""
+    copies = os.path.join("build", "include", name)
+    for path in glob.glob(os.path.join(folder, "**", "*.h"), recursive=True):
+        copy = os.path.join(ROOT, copies, os.path.relpath(path, folder))
+        if not os.path.exists(copy) or not filecmp.cmp(path, copy, shallow=False):
+            os.makedirs(os.path.dirname(copy), exist_ok=True)
+            shutil.copyfile(path, copy)
+    return copies
 
 
 @functools.cache
@@ -432,6 +313,5 @@ if __name__ == "__main__":
     found = find_nvcc()
     if found:
         build_cuda(found, os.path.join(ROOT, "build", "_cuda.so"))
-        build_groups(found, os.path.join(ROOT, "build", "hostcuda", "groups"))
     else:
         print("nvcc was not found: the GPU library is not built")

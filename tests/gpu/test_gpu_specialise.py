@@ -2,6 +2,7 @@
 and one compilation per source text."""
 
 import glob
+import importlib
 import os
 import re
 import sys
@@ -112,18 +113,17 @@ def test_group_compilation_error_names_the_setting(tmp_path):
     assert "set MPGLUON_CUDA_NVRTC=0 to disable the fusion of ops: no such architecture" in told
 
 
-def build_tools():
+def tool(name):
     sys.path.insert(0, os.path.join(ROOT, "tools"))
     try:
-        import native_build
+        return importlib.import_module(name)
     finally:
         sys.path.pop(0)
-    return native_build
 
 
 def test_headers_given_to_nvrtc_include_only_each_other(tmp_path):
     """NVRTC receives only these files, so they must not include others."""
-    native_build = build_tools()
+    native_build = tool("native_build")
     given = {name.removeprefix("csrc/") for name in native_build.GENERATED}
     for name in native_build.GENERATED:
         with open(os.path.join(ROOT, name)) as f:
@@ -147,6 +147,6 @@ def test_saved_groups_cover_every_kind_of_source(tmp_path):
     finished(program, timeout=600, MPGLUON_CUDA_GROUPS=str(tmp_path))
     paths = glob.glob(str(tmp_path / "*.cu"))
     texts = {path: open(path).read() for path in paths}
-    chosen = build_tools().choose_groups(texts)
+    chosen = tool("fused_groups").choose_groups(texts)
     assert len(paths) == 5 and len(chosen) == 4
     assert sum(" / 40" in texts[path] or " / 44" in texts[path] for path in chosen) == 2

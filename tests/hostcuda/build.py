@@ -81,9 +81,9 @@ def build():
         "-ffp-contract=off",
         "-fno-math-errno",
         "-isystem",
-        os.path.join(ROOT, "tests", "hostcuda", "include"),
-        "-I" + os.path.join(ROOT, "csrc"),
-        "-I" + ROOT,
+        os.path.join("tests", "hostcuda", "include"),
+        "-Icsrc",
+        "-I.",
     ]
     if platform.machine() == "x86_64" and "avx2" in open("/proc/cpuinfo").read():
         flags.append("-march=x86-64-v3")
@@ -104,14 +104,16 @@ def build():
         )
     embedded = tools.embed_sources(folder)
     jobs.append((embedded, embedded + ".o", cc + ["-std=gnu11"] + flags))
-    others = []
-    for name in LIBRARIES:
-        source = os.path.join("tests", "hostcuda", "libraries", name + ".cpp")
-        others.append(
-            (source, os.path.join(folder, source + ".o"), cxx + ["-std=c++17", "-O3"] + flags[1:])
-        )
-    tools.compile_all(jobs + others)
     library = os.path.join(folder, "mpgluon_hostcuda.so")
+    others = []
+    for name in [*LIBRARIES, "nvrtc"]:
+        source = os.path.join("tests", "hostcuda", "libraries", name + ".cpp")
+        if name == "nvrtc":
+            own = flags + nvrtc_definitions(flags, folder, library)
+        else:
+            own = ["-O3"] + flags[1:]
+        others.append((source, os.path.join(folder, source + ".o"), cxx + ["-std=c++17"] + own))
+    tools.compile_all(jobs + others, folder)
     link = (
         cxx
         + ["-shared", "-pthread", "-Wl,-z,defs"]
@@ -125,10 +127,6 @@ def build():
         + ["-Wl,-soname,mpgluon_hostcuda.so", "-lm", "-ldl", "-o", library]
     ):
         sys.exit("hostcuda: the linker failed")
-    source = os.path.join("tests", "hostcuda", "libraries", "nvrtc.cpp")
-    command = cxx + ["-std=c++17"] + flags + nvrtc_definitions(flags, folder, library)
-    tools.compile_all([(source, os.path.join(folder, source + ".o"), command)])
-    others.append((source, os.path.join(folder, source + ".o"), None))
     targets = [target for _, target, _ in others]
     names = [*LIBRARIES.values(), "libnvrtc.so.13", "libnvrtc-builtins.so.13.0"]
     for target, name in zip([*targets, None], names):  # the last one is only opened, never called

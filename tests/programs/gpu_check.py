@@ -13,7 +13,7 @@ suites  installs mpgluon; runs the test suites on the card, as one GPU and as fo
 Requires a machine with a card and a Python with NumPy, and PyTorch for `check`; no internet. With
 --wheel, a wheel or a folder of `make gpu-wheel`, it needs no compiler, nvcc, pip or pytest. If no
 wheel is compatible or it was built from other sources, it builds the sources, which requires nvcc,
-a C compiler, pip and setuptools. The packages of the Python installation are not changed.
+a C compiler, pip, setuptools and ninja. The packages of the Python installation are not changed.
 
 It writes three files to FOLDER: gpu-check.json and gpu-check.md (gpu-suites.*), updated after every
 part, and at the end gpu-check-logs.tar.xz. All other files are in --work, by default

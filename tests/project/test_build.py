@@ -29,13 +29,15 @@ def tools(monkeypatch):
     monkeypatch.setattr(
         found.glob,
         "glob",
-        lambda pattern: [] if pattern.startswith("/usr/local/cuda") else there(pattern),
+        lambda pattern, **more: (
+            [] if pattern.startswith("/usr/local/cuda") else there(pattern, **more)
+        ),
     )
     which = found.shutil.which
     monkeypatch.setattr(
         found.shutil,
         "which",
-        lambda name: None if name.startswith("/usr/local/cuda") else which(name),
+        lambda name, **more: None if name.startswith("/usr/local/cuda") else which(name, **more),
     )
     return found
 
@@ -76,9 +78,8 @@ def test_required_but_missing_nvcc_raises_with_a_remedy(tools, monkeypatch):
 
 def test_missing_nvcc_raises_before_compilation(tmp_path):
     program = f"""
-        import concurrent.futures, runpy, shutil, sys
+        import runpy, shutil, sys
         shutil.which = lambda *place, **more: None
-        concurrent.futures.ThreadPoolExecutor = None  # which compiles
         sys.argv = ["setup.py", "build_ext", "-b", {str(tmp_path)!r}, "-t", {str(tmp_path)!r}]
         runpy.run_path("setup.py", run_name="__main__")
     """
@@ -105,47 +106,26 @@ def test_source_distribution_has_every_file(tmp_path):
     assert not missing
 
 
-def test_objects_are_rebuilt_if_their_inputs_changed(tools, monkeypatch, tmp_path):
-    """A package's headers are compared by content, because pip may install them elsewhere, and the
-    project's files by time."""
+def test_headers_of_packages_that_move_cause_no_rebuild(tools, monkeypatch, tmp_path):
+    """pip unpacks a package that a build requires into a new folder each time."""
     monkeypatch.setattr(tools, "ROOT", str(tmp_path))
-    compiled = []
-    monkeypatch.setattr(
-        tools,
-        "run",
-        lambda command: (
-            compiled.append(command) or subprocess.run(command, cwd=tmp_path).returncode == 0
-        ),
-    )
     monkeypatch.setenv("PATH", os.defpath)
-    (tmp_path / "own.h").write_text("#define OWN 1\n")
-    (tmp_path / "a.c").write_text(
-        '#include "own.h"\n#include <package.h>\nint a = OWN + PACKAGE;\n'
-    )
+    (tmp_path / "a.c").write_text("#include <package.h>\nint a = PACKAGE;\n")
+    target = tmp_path / "a.o"
 
-    def build(package, *flags):
-        tools.digest.cache_clear()
-        compiled.clear()
-        tools.compile_all(
-            [("a.c", str(tmp_path / "a.o"), ["cc", *flags, "-isystem", str(tmp_path / package)])]
-        )
-        return len(compiled)
+    def build(folder, text):
+        """Returns whether it compiles when the package is in this folder."""
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "package.h").write_text(text)
+        copies = tools.package_headers("package", str(tmp_path / folder))
+        before = target.stat().st_mtime_ns if target.exists() else None
+        job = ("a.c", str(target), ["cc", "-isystem", copies])
+        tools.compile_all([job], str(tmp_path / "objects with spaces"))
+        return target.stat().st_mtime_ns != before
 
-    def header(package, text):
-        (tmp_path / package).mkdir()
-        (tmp_path / package / "package.h").write_text(text)
-
-    header("one", "#define PACKAGE 1\n")
-    assert (build("one"), build("one")) == (1, 0)
-    header("same", "#define PACKAGE 1\n")
-    shutil.rmtree(tmp_path / "one")
-    assert build("same") == 0
-    header("other", "#define PACKAGE 2\n")
-    assert (build("other"), build("other")) == (1, 0)
-    assert (build("other", "-DMORE"), build("other", "-DMORE")) == (1, 0)
-    later = os.path.getmtime(tmp_path / "a.o") + 10
-    os.utime(tmp_path / "own.h", (later, later))
-    assert build("other", "-DMORE") == 1
+    assert build("one", "#define PACKAGE 1\n")
+    assert not build("two", "#define PACKAGE 1\n")
+    assert build("three", "#define PACKAGE 2\n")
 
 
 def test_warnings_are_errors_only_on_request(tools, monkeypatch):
@@ -201,37 +181,53 @@ import importlib.util, sys
 spec = importlib.util.spec_from_file_location("tools", sys.argv[1])
 tools = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(tools)
-tools.ROOT = sys.argv[2]
-tools.compile_all([(f"{n}.c", f"{sys.argv[2]}/{n}.o", ["cc"]) for n in range(3)])
+tools.ROOT = folder = sys.argv[2]
+tools.compile_all([(f"{n}.c", f"{folder}/{n}.o", ["cc"]) for n in range(3)], folder)
 """
 
 
-@pytest.fixture
-def compiles(tmp_path):
+def compiling(tmp_path, text):
     """Returns a command that compiles three files."""
     for number in range(3):
-        (tmp_path / f"{number}.c").write_text(f"int a{number};\n")
+        (tmp_path / f"{number}.c").write_text(text)
     native_build = os.path.join(ROOT, "tools", "native_build.py")
     return [sys.executable, "-c", COMPILES, native_build, str(tmp_path)]
 
 
-def test_progress_is_shown_on_the_terminal(compiles):
-    """Also with redirected standard output, which pip captures."""
+def on_a_terminal(command):
+    """Runs a command whose standard output is a pipe, as under pip. Returns its status and the
+    texts on the terminal and in the pipe."""
+    reading, writing = os.pipe()
     process, terminal = pty.fork()
     if process == 0:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, 1)
-        os.execv(compiles[0], compiles)
+        os.dup2(writing, 1)
+        os.execv(command[0], command)
+    os.close(writing)
     shown = b""
     with contextlib.suppress(OSError):  # raised at the end of output
         while more := os.read(terminal, 1000):
             shown += more
     os.close(terminal)
-    assert os.waitpid(process, 0)[1] == 0
-    assert b"1 of 3 files" in shown and b"3 of 3 files are compiled" in shown
+    with open(reading, encoding="utf-8") as pipe:
+        return os.waitpid(process, 0)[1], shown.decode(), pipe.read()
 
 
-def test_progress_without_a_terminal_goes_to_stdout(compiles):
-    done = subprocess.run(compiles, capture_output=True, text=True, start_new_session=True)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == "mpgluon: 3 of 3 files are compiled"
+def test_progress_is_shown_on_the_terminal_under_pip(tmp_path):
+    status, shown, captured = on_a_terminal(compiling(tmp_path, "int a;\n"))
+    assert status == 0 and not captured
+    assert "mpgluon: 3 of 3 files are compiled" in shown
+
+
+def test_compiler_messages_are_in_the_captured_output(tmp_path):
+    command = compiling(tmp_path, "int a = unknown;\n")
+    status, _, captured = on_a_terminal(command)
+    assert status and "unknown" in captured and "0.c" in captured
+    done = subprocess.run(command, capture_output=True, text=True, start_new_session=True)
+    assert done.returncode and "unknown" in done.stdout
+    assert "mpgluon: the compiler failed" in done.stderr
+
+
+def test_missing_ninja_raises_with_a_remedy(tools, monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    with pytest.raises(SystemExit, match="pip install ninja"):
+        tools.find_ninja()
