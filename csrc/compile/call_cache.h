@@ -5,7 +5,7 @@
 #ifndef MPG_COMPILE_CALL_CACHE_H
 #define MPG_COMPILE_CALL_CACHE_H
 
-#include "compile/compiled_call.h"
+#include "compile/compiled.h"
 
 enum { MPG_CACHE_LIMIT = 64 };
 

@@ -8,7 +8,7 @@
 #define MPG_COMPILE_CALL_STATE_H
 
 #include "autograd/tape.h"
-#include "compile/compiled_call.h"
+#include "compile/compiled.h"
 
 typedef struct mpg_call_state {
   mpg_compiled *compiled; /* owned reference */

@@ -2,57 +2,11 @@
 #include <string.h>
 
 #include "base/workspace.h"
-#include "compile/compiled_call.h"
+#include "compile/compile.h"
+#include "compile/invariants.h"
 #include "graph/gradient/gradient_store.h"
 #include "graph/gradient/recompute.h"
 #include "graph/rewrite/rewrite.h"
-
-static void free_backward(mpg_compiled_backward *backward) {
-  mpg_free(backward->arrives);
-  mpg_free(backward->places);
-  mpg_free(backward->summed);
-  mpg_free(backward->gives);
-  mpg_free(backward->reached);
-  if (backward->programs) mpg_program_set_release(backward->programs);
-  mpg_plan_free(&backward->plan);
-  mpg_free(backward->space);
-  mpg_free(backward);
-}
-
-void mpg_compiled_release(mpg_compiled *c) {
-  if (!c || --c->references) return;
-  while (c->backwards) {
-    mpg_compiled_backward *next = c->backwards->next;
-    free_backward(c->backwards);
-    c->backwards = next;
-  }
-  for (uint32_t i = 0; c->constants && i < c->num_constants; i++) mpg_array_clear(&c->constants[i]);
-  mpg_compiled_unbind(c);
-  mpg_compiled_free_spare(c);
-  mpg_free(c->space);
-  mpg_free(c->constants);
-  mpg_free(c->traced);
-  mpg_free(c->inputs);
-  mpg_free(c->outputs);
-  mpg_free(c->results);
-  mpg_free(c->external);
-  mpg_free(c->wanted);
-  mpg_free(c->carried);
-  mpg_free(c->drawn);
-  mpg_free(c->saved);
-  mpg_free(c->saved_external);
-  if (c->programs) mpg_program_set_release(c->programs);
-  if (c->invariants) mpg_program_set_release(c->invariants);
-  mpg_plan_free(&c->invariant_plan);
-  mpg_free(c->invariant_threads);
-  mpg_free(c->kept);
-  mpg_free(c->sources);
-  mpg_plan_free(&c->plan);
-  mpg_graph_free(&c->graph);
-  mpg_graph_free(&c->original);
-  mpg_free(c->original_inputs);
-  mpg_free(c);
-}
 
 static mpg_status take_inputs(mpg_compiled *c, mpg_trace *trace, const mpg_array *inputs) {
   c->num_constants = (uint32_t)trace->num_constants;
@@ -326,160 +280,6 @@ fail:
   return status;
 }
 
-static mpg_status make_all(mpg_compiled *c, const mpg_memory_budget *budget) {
-  if (c->recording && budget && budget->count) MPG_TRY(mpg_compiled_fit(c, budget));
-  if (c->recording) MPG_TRY(find_saved(c));
-  return make_forward(c);
-}
-
-/* Allocates an empty compiled call. The caller releases *result even on failure. */
-static mpg_status new_compiled(uint32_t num_inputs, uint32_t num_outputs,
-                               const mpg_compile_options *options, mpg_compiled **result) {
-  mpg_compiled *c = *result = mpg_calloc(1, sizeof *c);
-  if (!c) return mpg_out_of_host_memory(sizeof *c);
-  c->references = 1;
-  c->num_given = num_inputs;
-  c->num_bound = options->num_bound;
-  c->num_outputs = num_outputs;
-  c->recording = options->recording;
-  c->exact = options->exact;
-  c->unfused = options->unfused;
-  c->stages = options->stages;
-  mpg_graph_init(&c->graph);
-  mpg_graph_init(&c->original);
-  if (!options->carried || !num_inputs) return MPG_OK;
-  c->carried = mpg_malloc(num_inputs * sizeof *c->carried);
-  if (!c->carried) return mpg_out_of_host_memory(num_inputs);
-  memcpy(c->carried, options->carried, num_inputs * sizeof *c->carried);
-  return MPG_OK;
-}
-
-/* Takes the trace's graph, inputs and outputs. Sets separate[i] if output i is a separate array.
- */
-static mpg_status take_trace(mpg_compiled *c, mpg_trace *trace, const mpg_array *inputs,
-                             mpg_array *const *outputs, const mpg_compile_options *options,
-                             bool *separate) {
-  mpg_status status = MPG_OK;
-  mpg_value *values = mpg_malloc((c->num_outputs + 1) * sizeof *values);
-  if (!values) return mpg_out_of_host_memory(c->num_outputs * sizeof *values);
-  for (uint32_t i = 0; i < c->num_outputs; i++) {
-    MPG_GOTO(mpg_trace_value(trace, outputs[i], "the block's result", &values[i]));
-    separate[i] = is_separate(&trace->graph, values[i]);
-  }
-  MPG_GOTO(mpg_graph_copy(&c->graph, &trace->graph));
-  MPG_GOTO(mpg_graph_set_outputs(&c->graph, values, c->num_outputs));
-  MPG_VERIFY(&c->graph);
-  MPG_GOTO(take_inputs(c, trace, inputs));
-  for (uint32_t i = 0; i < c->num_given; i++)
-    c->wanted[i] = options->recording && options->wanted[i];
-  for (size_t n = 0; n < c->graph.num_nodes; n++) c->starts |= mpg_node_starts(&c->graph.nodes[n]);
-  if (c->stages == MPG_STAGES_NONE) c->recording = memchr(c->wanted, true, c->num_inputs) != NULL;
-fail:
-  mpg_free(values);
-  return status;
-}
-
-/* Saves the inputs of nodes and the outputs before simplification. */
-static mpg_status keep_traced(mpg_compiled *c) {
-  size_t inputs = c->graph.num_inputs, count = inputs + c->num_outputs;
-  c->traced = mpg_malloc((count + 1) * sizeof *c->traced);
-  if (!c->traced) return mpg_out_of_host_memory(count * sizeof *c->traced);
-  if (inputs) memcpy(c->traced, c->graph.inputs, inputs * sizeof *c->traced);
-  if (c->num_outputs)
-    memcpy(c->traced + inputs, c->graph.outputs, c->num_outputs * sizeof *c->traced);
-  return MPG_OK;
-}
-
-/* Removes the tape edge of an input if outputs depend on it only through detached values, as in
- * eager calls. Parameter sets and pipeline runs track reachability themselves. */
-static mpg_status cut_detached(mpg_compiled *c) {
-  bool *arrives = mpg_malloc(c->num_outputs + 1), *reached = NULL;
-  if (!arrives) return mpg_out_of_host_memory(c->num_outputs);
-  memset(arrives, true, c->num_outputs);
-  mpg_status status = mpg_compiled_find_reached(c, arrives, &reached);
-  for (uint32_t i = 0; status == MPG_OK && i < mpg_compiled_first_fixed(c); i++)
-    c->wanted[i] &= reached[i];
-  c->recording = memchr(c->wanted, true, c->num_inputs) != NULL;
-  mpg_free(reached);
-  mpg_free(arrives);
-  return status;
-}
-
-/* Checks that all processes have traced the same graph if it spans several ranks. */
-static mpg_status agree(mpg_compiled *c) {
-  const mpg_graph *graph = &c->graph;
-  if (!mpg_graph_spans_ranks(graph)) return MPG_OK;
-  mpg_text text = {0};
-  mpg_graph_dump(graph, &text);
-  mpg_status status =
-      text.failed ? mpg_out_of_host_memory(0) : mpg_host_agree(mpg_text_string(&text));
-  mpg_text_free(&text);
-  c->agreed = mpg_ranks_note_graph();
-  return status;
-}
-
-mpg_status mpg_compile(mpg_trace *trace, const mpg_array *inputs, uint32_t num_inputs,
-                       mpg_array *const *outputs, uint32_t num_outputs,
-                       const mpg_compile_options *options, mpg_compiled **compiled) {
-  mpg_compiled *c = NULL;
-  mpg_status status = MPG_OK;
-  bool *separate = mpg_malloc((num_outputs + 1) * sizeof *separate);
-  if (!separate) return mpg_out_of_host_memory(num_outputs * sizeof *separate);
-  MPG_GOTO(new_compiled(num_inputs, num_outputs, options, &c));
-  MPG_GOTO(take_trace(c, trace, inputs, outputs, options, separate));
-  mpg_dump_pass("traced", &c->graph, NULL, NULL);
-  MPG_GOTO(agree(c));
-  MPG_GOTO(rewrite(c, trace));
-  MPG_GOTO(separate_outputs(&c->graph, separate));
-  mpg_dump_pass("rewritten", &c->graph, NULL, NULL);
-  MPG_GOTO(keep_traced(c));
-  if (c->recording && c->stages == MPG_STAGES_NONE) MPG_GOTO(cut_detached(c));
-  MPG_GOTO(mpg_graph_simplify(&c->graph));
-  mpg_dump_pass("simplified", &c->graph, NULL, NULL);
-  if (!c->recording && c->stages == MPG_STAGES_NONE) MPG_GOTO(mpg_compiled_make_invariants(c));
-  MPG_GOTO(take_outputs(c, c->graph.outputs));
-  MPG_GOTO(make_all(c, options->budget));
-  *compiled = c;
-  c = NULL;
-fail:
-  mpg_free(separate);
-  mpg_compiled_release(c);
-  return status;
-}
-
-bool mpg_compiled_recapture(mpg_compiled *c, const mpg_captured *captured, size_t count,
-                            bool recording, bool change) {
-  for (uint32_t i = 0; i < c->num_constants; i++) {
-    mpg_array *constant = &c->constants[i];
-    const mpg_tensor *tensor = &constant->tensor;
-    const mpg_captured *place = captured;
-    while (place < captured + count && place->storage != tensor->storage) place++;
-    if (place == captured + count || constant->trace) continue;
-    const mpg_array *array = place->array;
-    bool whole = constant->node == place->node && tensor->offset == place->offset &&
-                 mpg_shape_equal(&tensor->desc.shape, &array->tensor.desc.shape);
-    mpg_tape_node *node = whole ? array->node : NULL;
-    size_t ahead = tensor->offset - place->offset; /* offset of a view within the array */
-    if (!whole && (constant->node || tensor->offset < place->offset ||
-                   ahead + mpg_desc_bytes(&tensor->desc) > mpg_desc_bytes(&array->tensor.desc)))
-      return false;
-    if (tensor->desc.dtype != array->tensor.desc.dtype ||
-        mpg_tensor_device(tensor) != mpg_tensor_device(&array->tensor))
-      return false;
-    if (recording && mpg_tape_wants(node) && !c->wanted[c->num_given + i]) return false;
-    if (!change) continue;
-    mpg_array next = {.tensor = {array->tensor.storage, array->tensor.offset + ahead, tensor->desc},
-                      .node = mpg_tape_retain(node),
-                      .output = array->output};
-    mpg_tensor_retain(&next.tensor);
-    mpg_array former = *constant;
-    *constant = next;
-    mpg_compiled_unbind(c);
-    mpg_array_clear(&former);
-  }
-  return true;
-}
-
 /* --- Backward --------------------------------------------------------------------------------- */
 
 /* True if all forward values that are read were saved. */
@@ -541,26 +341,6 @@ static void arrange_backward(const mpg_compiled *c, mpg_program_set *set) {
           .sizes = {own, c->num_bound, c->num_constants + c->num_results + c->num_outputs + own,
                     c->num_bound, c->num_constants + own, c->num_bound, c->num_constants},
           .fixed = {false, true, false, true}});
-}
-
-mpg_status mpg_compiled_find_reached(const mpg_compiled *c, const bool *arrives, bool **reached) {
-  const mpg_graph *graph = &c->graph;
-  bool *marked = mpg_calloc(graph->num_nodes + 1, sizeof *marked);
-  if (marked) *reached = mpg_malloc((c->num_inputs + 1) * sizeof **reached);
-  if (!marked || !*reached) {
-    mpg_free(marked);
-    return mpg_out_of_host_memory(graph->num_nodes);
-  }
-  for (uint32_t i = 0; i < c->num_outputs; i++)
-    if (arrives[i]) marked[c->traced[graph->num_inputs + i].node] = true;
-  for (size_t n = graph->num_nodes; n-- > 0;) {
-    const mpg_node *node = &graph->nodes[n];
-    if (!marked[n] || mpg_node_flag(node, MPG_OP_DETACHES)) continue;
-    for (uint32_t i = 0; i < node->num_inputs; i++) marked[c->traced[node->inputs + i].node] = true;
-  }
-  for (uint32_t i = 0; i < c->num_inputs; i++) (*reached)[i] = marked[c->inputs[i].node];
-  mpg_free(marked);
-  return MPG_OK;
 }
 
 static mpg_status find_reached(const mpg_compiled *c, mpg_compiled_backward *b) {
@@ -727,33 +507,8 @@ static mpg_status new_backward(const mpg_compiled *c, mpg_compiled_backward **re
     *result = b;
     return MPG_OK;
   }
-  free_backward(b);
+  mpg_compiled_backward_free(b);
   return mpg_out_of_host_memory(c->num_inputs);
-}
-
-mpg_status mpg_compiled_measure(mpg_compiled *c, mpg_plan *plan) {
-  mpg_order order = {0};
-  mpg_compiled_backward *b;
-  bool made;
-  mpg_status status = MPG_OK;
-  MPG_TRY(new_backward(c, &b));
-  b->train = true;
-  for (uint32_t i = 0; i < c->num_outputs; i++) b->arrives[i] = true;
-  for (uint32_t i = 0; i < c->num_inputs; i++)
-    b->places[i] = c->wanted[i] ? MPG_PLACE_WRITE : MPG_PLACE_NONE;
-  MPG_GOTO(find_reached(c, b));
-  MPG_GOTO(find_saved(c));
-  MPG_GOTO(plan_forward(c, &order));
-  MPG_GOTO(try_backward(c, b, true, false, &made));
-  *plan = b->plan;
-  b->plan = (mpg_plan){0};
-fail:
-  mpg_order_free(&order);
-  mpg_plan_free(&c->plan);
-  mpg_free(c->saved);
-  c->saved = NULL;
-  free_backward(b);
-  return status;
 }
 
 /* Returns the backward of this signature; NULL if it does not exist yet. */
@@ -787,6 +542,155 @@ mpg_status mpg_compiled_get_backward(mpg_compiled *c, const bool *arrives, const
   *result = c->backwards = b;
   return MPG_OK;
 fail:
-  free_backward(b);
+  mpg_compiled_backward_free(b);
+  return status;
+}
+
+/* --- Compilation ------------------------------------------------------------------------------ */
+
+/* An mpg_measure for mpg_compiled_fit. */
+static mpg_status measure(mpg_compiled *c, mpg_plan *plan) {
+  mpg_order order = {0};
+  mpg_compiled_backward *b;
+  bool made;
+  mpg_status status = MPG_OK;
+  MPG_TRY(new_backward(c, &b));
+  b->train = true;
+  for (uint32_t i = 0; i < c->num_outputs; i++) b->arrives[i] = true;
+  for (uint32_t i = 0; i < c->num_inputs; i++)
+    b->places[i] = c->wanted[i] ? MPG_PLACE_WRITE : MPG_PLACE_NONE;
+  MPG_GOTO(find_reached(c, b));
+  MPG_GOTO(find_saved(c));
+  MPG_GOTO(plan_forward(c, &order));
+  MPG_GOTO(try_backward(c, b, true, false, &made));
+  *plan = b->plan;
+  b->plan = (mpg_plan){0};
+fail:
+  mpg_order_free(&order);
+  mpg_plan_free(&c->plan);
+  mpg_free(c->saved);
+  c->saved = NULL;
+  mpg_compiled_backward_free(b);
+  return status;
+}
+
+static mpg_status make_all(mpg_compiled *c, const mpg_memory_budget *budget) {
+  if (c->recording && budget && budget->count) MPG_TRY(mpg_compiled_fit(c, budget, measure));
+  if (c->recording) MPG_TRY(find_saved(c));
+  return make_forward(c);
+}
+
+/* Allocates an empty compiled call. The caller releases *result even on failure. */
+static mpg_status new_compiled(uint32_t num_inputs, uint32_t num_outputs,
+                               const mpg_compile_options *options, mpg_compiled **result) {
+  mpg_compiled *c = *result = mpg_calloc(1, sizeof *c);
+  if (!c) return mpg_out_of_host_memory(sizeof *c);
+  c->references = 1;
+  c->num_given = num_inputs;
+  c->num_bound = options->num_bound;
+  c->num_outputs = num_outputs;
+  c->recording = options->recording;
+  c->exact = options->exact;
+  c->unfused = options->unfused;
+  c->stages = options->stages;
+  mpg_graph_init(&c->graph);
+  mpg_graph_init(&c->original);
+  if (!options->carried || !num_inputs) return MPG_OK;
+  c->carried = mpg_malloc(num_inputs * sizeof *c->carried);
+  if (!c->carried) return mpg_out_of_host_memory(num_inputs);
+  memcpy(c->carried, options->carried, num_inputs * sizeof *c->carried);
+  return MPG_OK;
+}
+
+/* Takes the trace's graph, inputs and outputs. Sets separate[i] if output i is a separate array.
+ */
+static mpg_status take_trace(mpg_compiled *c, mpg_trace *trace, const mpg_array *inputs,
+                             mpg_array *const *outputs, const mpg_compile_options *options,
+                             bool *separate) {
+  mpg_status status = MPG_OK;
+  mpg_value *values = mpg_malloc((c->num_outputs + 1) * sizeof *values);
+  if (!values) return mpg_out_of_host_memory(c->num_outputs * sizeof *values);
+  for (uint32_t i = 0; i < c->num_outputs; i++) {
+    MPG_GOTO(mpg_trace_value(trace, outputs[i], "the block's result", &values[i]));
+    separate[i] = is_separate(&trace->graph, values[i]);
+  }
+  MPG_GOTO(mpg_graph_copy(&c->graph, &trace->graph));
+  MPG_GOTO(mpg_graph_set_outputs(&c->graph, values, c->num_outputs));
+  MPG_VERIFY(&c->graph);
+  MPG_GOTO(take_inputs(c, trace, inputs));
+  for (uint32_t i = 0; i < c->num_given; i++)
+    c->wanted[i] = options->recording && options->wanted[i];
+  for (size_t n = 0; n < c->graph.num_nodes; n++) c->starts |= mpg_node_starts(&c->graph.nodes[n]);
+  if (c->stages == MPG_STAGES_NONE) c->recording = memchr(c->wanted, true, c->num_inputs) != NULL;
+fail:
+  mpg_free(values);
+  return status;
+}
+
+/* Saves the inputs of nodes and the outputs before simplification. */
+static mpg_status keep_traced(mpg_compiled *c) {
+  size_t inputs = c->graph.num_inputs, count = inputs + c->num_outputs;
+  c->traced = mpg_malloc((count + 1) * sizeof *c->traced);
+  if (!c->traced) return mpg_out_of_host_memory(count * sizeof *c->traced);
+  if (inputs) memcpy(c->traced, c->graph.inputs, inputs * sizeof *c->traced);
+  if (c->num_outputs)
+    memcpy(c->traced + inputs, c->graph.outputs, c->num_outputs * sizeof *c->traced);
+  return MPG_OK;
+}
+
+/* Removes the tape edge of an input if outputs depend on it only through detached values, as in
+ * eager calls. Parameter sets and pipeline runs track reachability themselves. */
+static mpg_status cut_detached(mpg_compiled *c) {
+  bool *arrives = mpg_malloc(c->num_outputs + 1), *reached = NULL;
+  if (!arrives) return mpg_out_of_host_memory(c->num_outputs);
+  memset(arrives, true, c->num_outputs);
+  mpg_status status = mpg_compiled_find_reached(c, arrives, &reached);
+  for (uint32_t i = 0; status == MPG_OK && i < mpg_compiled_first_fixed(c); i++)
+    c->wanted[i] &= reached[i];
+  c->recording = memchr(c->wanted, true, c->num_inputs) != NULL;
+  mpg_free(reached);
+  mpg_free(arrives);
+  return status;
+}
+
+/* Checks that all processes have traced the same graph if it spans several ranks. */
+static mpg_status agree(mpg_compiled *c) {
+  const mpg_graph *graph = &c->graph;
+  if (!mpg_graph_spans_ranks(graph)) return MPG_OK;
+  mpg_text text = {0};
+  mpg_graph_dump(graph, &text);
+  mpg_status status =
+      text.failed ? mpg_out_of_host_memory(0) : mpg_host_agree(mpg_text_string(&text));
+  mpg_text_free(&text);
+  c->agreed = mpg_ranks_note_graph();
+  return status;
+}
+
+mpg_status mpg_compile(mpg_trace *trace, const mpg_array *inputs, uint32_t num_inputs,
+                       mpg_array *const *outputs, uint32_t num_outputs,
+                       const mpg_compile_options *options, mpg_compiled **compiled) {
+  mpg_compiled *c = NULL;
+  mpg_status status = MPG_OK;
+  bool *separate = mpg_malloc((num_outputs + 1) * sizeof *separate);
+  if (!separate) return mpg_out_of_host_memory(num_outputs * sizeof *separate);
+  MPG_GOTO(new_compiled(num_inputs, num_outputs, options, &c));
+  MPG_GOTO(take_trace(c, trace, inputs, outputs, options, separate));
+  mpg_dump_pass("traced", &c->graph, NULL, NULL);
+  MPG_GOTO(agree(c));
+  MPG_GOTO(rewrite(c, trace));
+  MPG_GOTO(separate_outputs(&c->graph, separate));
+  mpg_dump_pass("rewritten", &c->graph, NULL, NULL);
+  MPG_GOTO(keep_traced(c));
+  if (c->recording && c->stages == MPG_STAGES_NONE) MPG_GOTO(cut_detached(c));
+  MPG_GOTO(mpg_graph_simplify(&c->graph));
+  mpg_dump_pass("simplified", &c->graph, NULL, NULL);
+  if (!c->recording && c->stages == MPG_STAGES_NONE) MPG_GOTO(mpg_compiled_make_invariants(c));
+  MPG_GOTO(take_outputs(c, c->graph.outputs));
+  MPG_GOTO(make_all(c, options->budget));
+  *compiled = c;
+  c = NULL;
+fail:
+  mpg_free(separate);
+  mpg_compiled_release(c);
   return status;
 }

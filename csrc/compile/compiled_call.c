@@ -1,15 +1,20 @@
 /* Calls of compiled programs, and their nodes on the tape. */
+#include "compile/compiled_call.h"
+
 #include <string.h>
 
 #include "compile/call_state.h"
+#include "compile/compile.h"
+#include "compile/invariants.h"
+#include "compile/replay.h"
 #include "device/ranks/ranks.h"
 
 static const char BLOCK[] = "a hybridized block";
 
 /* State that a recorded call keeps for its backward. A single block of memory, which the compiled
  * call reuses for its next call. */
-typedef struct mpg_recorded_call {
-  struct mpg_recorded_call *next; /* in the list of spare ones */
+typedef struct recorded_call {
+  mpg_spare_call spare; /* link in the list of spare calls; must be first */
   mpg_call_state state;
   mpg_parameter_set *parameters;    /* owned; NULL if bound inputs are among `inputs` */
   mpg_parameter_versions *versions; /* versions of the parameters at the call; owned */
@@ -21,14 +26,6 @@ typedef struct mpg_recorded_call {
   uint64_t steps; /* of enclosing loops */
   bool ran;       /* if false, there are no blocks, and nothing is saved */
 } recorded_call;
-
-void mpg_compiled_free_spare(mpg_compiled *c) {
-  while (c->spare) {
-    recorded_call *next = c->spare->next;
-    mpg_free(c->spare);
-    c->spare = next;
-  }
-}
 
 /* Returns the input of the compiled call that has number i on the tape. */
 static uint32_t input_of(const mpg_compiled *c, uint32_t i) {
@@ -71,8 +68,8 @@ static void recorded_release(void *state) {
   mpg_parameter_versions_release(call->versions);
   mpg_parameter_set_release(call->parameters);
   mpg_poison(call, recorded_size(c));
-  call->next = c->spare;
-  c->spare = call;
+  call->spare.next = c->spare;
+  c->spare = &call->spare;
   mpg_compiled_release(c);
 }
 
@@ -415,9 +412,9 @@ static mpg_tensor *external_at(const call_space *space, uint32_t external) {
 static mpg_status new_recorded(mpg_compiled *c, mpg_parameter_set *parameters,
                                recorded_call **result) {
   size_t size = recorded_size(c);
-  recorded_call *call = c->spare;
+  recorded_call *call = (recorded_call *)c->spare;
   if (call) {
-    c->spare = call->next;
+    c->spare = call->spare.next;
   } else if (!(call = mpg_malloc(size))) {
     return mpg_out_of_host_memory(size);
   }

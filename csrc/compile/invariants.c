@@ -1,7 +1,7 @@
 /* Bindings, and the values kept with them, which depend only on parameters and constants. */
 #include <string.h>
 
-#include "compile/compiled_call.h"
+#include "compile/invariants.h"
 
 /* --- Compiling -------------------------------------------------------------------------------- */
 
@@ -66,32 +66,9 @@ mpg_status mpg_compiled_make_invariants(mpg_compiled *c) {
 
 /* --- Calling ---------------------------------------------------------------------------------- */
 
-void mpg_binding_release(mpg_binding *binding) {
-  if (!binding || --binding->references) return;
-  for (uint32_t i = 0; i < binding->num_fixed + binding->num_kept; i++)
-    mpg_tensor_release(&binding->tensors[i]);
-  mpg_free(binding->versions);
-  mpg_free(binding);
-}
-
 /* List of the compiled calls that keep values, the most recently bound first. Runtime state, under
  * the host lock. */
 static mpg_compiled *keepers;
-
-static void remove_keeper(mpg_compiled *c) {
-  if (!c->keeper_link) return;
-  *c->keeper_link = c->next_keeper;
-  if (c->next_keeper) c->next_keeper->keeper_link = c->keeper_link;
-  c->keeper_link = NULL;
-  c->next_keeper = NULL;
-}
-
-void mpg_compiled_unbind(mpg_compiled *c) {
-  mpg_binding *binding = c->binding;
-  c->binding = NULL;
-  remove_keeper(c);
-  mpg_binding_release(binding);
-}
 
 void mpg_compiled_release_kept(void) {
   while (keepers) mpg_compiled_unbind(keepers);

@@ -2,8 +2,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "compile/compiled_call.h"
 #include "base/workspace.h"
+#include "compile/recompute_budget.h"
 #include "graph/gradient/recompute.h"
 #include "graph/ir/analysis.h"
 
@@ -18,6 +18,7 @@ typedef struct choice {
 typedef struct chooser {
   mpg_compiled *c;
   const mpg_memory_budget *budget;
+  mpg_measure measure;
   uint32_t *given;  /* per node: the region assigned by the user */
   uint8_t *classes; /* per node: the first choice_kind that recomputes it */
   size_t *weights;  /* per node: bytes saved by recomputing it */
@@ -165,7 +166,7 @@ static mpg_status apply(chooser *ch, choice choice) {
 static mpg_status try_choice(chooser *ch, choice choice, bool *fits) {
   mpg_plan plan = {0};
   MPG_TRY(apply(ch, choice));
-  MPG_TRY(mpg_compiled_measure(ch->c, &plan));
+  MPG_TRY(ch->measure(ch->c, &plan));
   double excess = excess_of(&plan, ch->budget);
   *fits = excess <= 1;
   if (excess < ch->excess) {
@@ -251,8 +252,8 @@ static mpg_status choose(chooser *ch) {
   return best.amount ? apply(ch, best) : fail_with(ch);
 }
 
-mpg_status mpg_compiled_fit(mpg_compiled *c, const mpg_memory_budget *budget) {
-  chooser ch = {.c = c, .budget = budget, .excess = 1e301};
+mpg_status mpg_compiled_fit(mpg_compiled *c, const mpg_memory_budget *budget, mpg_measure measure) {
+  chooser ch = {.c = c, .budget = budget, .measure = measure, .excess = 1e301};
   mpg_status status = MPG_OK;
   if (c->graph.num_nodes == 0) return MPG_OK;
   MPG_GOTO(begin(&ch));

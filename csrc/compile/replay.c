@@ -2,7 +2,7 @@
  * traced, because some ops that rewrites insert have no second gradient. */
 #include <string.h>
 
-#include "compile/compiled_call.h"
+#include "compile/replay.h"
 
 static mpg_status replay_node(const mpg_graph *graph, const mpg_node *node, mpg_array *values,
                               mpg_random_key random) {

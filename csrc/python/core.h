@@ -17,7 +17,7 @@
 #include <structmember.h>
 
 #include "autograd/autograd.h"
-#include "compile/compiled_call.h"
+#include "compile/compile.h"
 #include "op/invoke.h"
 
 /* --- NDArray ---------------------------------------------------------------------------------- */

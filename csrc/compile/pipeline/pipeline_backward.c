@@ -1,5 +1,6 @@
 /* Backward of pipeline runs: gradients of the micro-batches, and the run's node on the tape.
  */
+#include "compile/compile.h"
 #include "compile/pipeline/pipeline_run.h"
 
 static const char BLOCK[] = "a pipelined block";

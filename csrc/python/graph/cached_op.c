@@ -1,5 +1,6 @@
 /* _core.CachedOp: a Python function on arrays, compiled once per signature. See core.h. */
 #include "compile/call_cache.h"
+#include "compile/compiled_call.h"
 #include "python/core.h"
 #include "python/graph/describe.h"
 

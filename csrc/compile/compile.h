@@ -1,0 +1,37 @@
+/* Compilation of a trace to a compiled call.
+ *
+ * Forward programs are compiled at once, backward programs when a backward pass first needs them.
+ * Ownership: as noted at the functions. Threads: host lock.
+ */
+#ifndef MPG_COMPILE_COMPILE_H
+#define MPG_COMPILE_COMPILE_H
+
+#include "compile/compiled.h"
+#include "compile/recompute_budget.h"
+
+typedef struct mpg_compile_options {
+  bool recording;
+  bool exact;         /* disables rewrites that change bits */
+  bool unfused;       /* disables fusion, for comparison */
+  const bool *wanted; /* per given input: true if it is on the tape */
+  /* For pipeline runs (pipeline_run.h); mpg_compiled_call does not accept calls with stages. */
+  mpg_compile_stages stages;
+  const bool *carried; /* per given input; NULL if none */
+  uint32_t num_bound;  /* number of bound inputs, which are the last of the given ones */
+  /* If recording, values are recomputed to stay within this budget. NULL means unlimited. */
+  const mpg_memory_budget *budget;
+} mpg_compile_options;
+
+/* Compiles an ended trace whose first inputs are `inputs`. Takes ownership of the trace's
+ * constants. */
+mpg_status mpg_compile(mpg_trace *trace, const mpg_array *inputs, uint32_t num_inputs,
+                       mpg_array *const *outputs, uint32_t num_outputs,
+                       const mpg_compile_options *options, mpg_compiled **compiled); /* new */
+
+/* Returns the backward programs for a backward signature, compiling them on first use.
+ * Borrowed. */
+mpg_status mpg_compiled_get_backward(mpg_compiled *compiled, const bool *arrives,
+                                     const bool *summed, const uint8_t *places, bool retain,
+                                     bool train, mpg_compiled_backward **backward);
+
+#endif

@@ -1,0 +1,240 @@
+/* Compiled calls: a traced function as programs per device, forward and backward, for one
+ * signature.
+ *
+ * There are two kinds of forward programs: for prediction (no values are kept), and for recording,
+ * which keep exactly the values that the gradient reads. Backward programs are built on first use,
+ * one set per backward signature: which outputs have a gradient, the destination of each input's
+ * gradient (none, a new array, written or added to the user's), and whether the graph is retained.
+ *
+ * A call's memory is its frame: the planned blocks of each device. They come from the devices'
+ * pools and return there as soon as the work is queued or, when recorded, after the backward. So
+ * calls may overlap, and two forwards before a backward have two frames.
+ *
+ * External arrays of the programs are numbered in this order: inputs (the user's, then constants),
+ * results (memory of outputs), gradients of outputs, gradients of inputs, and the earlier sums to
+ * which the gradients of inputs are added.
+ *
+ * On the tape, a call's inputs are the unbound inputs, the constants, and then the bound inputs,
+ * which are mostly one parameter set (autograd/parameter_set.h).
+ *
+ * The last of the user's inputs may be *bound*: the same arrays from call to call (a block's
+ * parameters). A binding has a number. If a call has the number of the compiled call's current
+ * binding, these arrays aren't checked before the work is queued. If no gradient is recorded,
+ * values computed from bound inputs and constants alone (packed or folded weights) are kept with
+ * the binding. An invariants program computes them at the first call, and recomputes them after a
+ * write to one of these arrays (invariants.c). The kept values follow the inputs among the external
+ * arrays. At most a few signatures of a function keep values at a time.
+ *
+ * Ownership: a compiled call is reference-counted; tapes of recorded calls hold references.
+ * Threads: host lock.
+ */
+#ifndef MPG_COMPILE_COMPILED_H
+#define MPG_COMPILE_COMPILED_H
+
+#include "autograd/parameter_set.h"
+#include "autograd/trace.h"
+#include "graph/program/program.h"
+
+typedef enum mpg_gradient_place {
+  MPG_PLACE_NONE,
+  MPG_PLACE_NEW,
+  MPG_PLACE_WRITE,
+  MPG_PLACE_ADD
+} mpg_gradient_place;
+
+typedef struct mpg_inputs {
+  mpg_array *const *given, *const *bound; /* borrowed; the arrays stay alive during the call */
+  uint32_t num_given, num_bound;
+  /* Equal numbers mean the same bound arrays with the same tensors and nodes. 0 means that they
+   * must be checked. */
+  uint64_t binding;
+  /* The bound arrays if they are variables; NULL to record them one by one. Borrowed. */
+  mpg_parameter_set *parameters;
+} mpg_inputs;
+static inline uint32_t mpg_inputs_count(const mpg_inputs *inputs) {
+  return inputs->num_given + inputs->num_bound;
+}
+static inline mpg_array *mpg_inputs_at(const mpg_inputs *inputs, uint32_t i) {
+  return i < inputs->num_given ? inputs->given[i] : inputs->bound[i - inputs->num_given];
+}
+
+/* The tensors of bound inputs and constants, then the kept values. All are owned, because other
+ * threads may replace the arrays' memory while a call waits. Reference-counted, because a call in
+ * progress keeps its binding. */
+typedef struct mpg_binding {
+  int32_t references;
+  uint64_t number;
+  /* Serial number among the compiled call's bindings, under which frames cache addresses; 0 if
+   * `number` is 0. */
+  uint64_t launched;
+  bool made;          /* the invariants program has run, for the contents of `versions` */
+  uint64_t watched;   /* mpg_storage_watched_writes at the last comparison */
+  uint32_t *versions; /* per source array of the invariants program */
+  uint32_t num_fixed, num_kept;
+  mpg_tensor tensors[];
+} mpg_binding;
+
+typedef struct mpg_compiled_output {
+  uint32_t external; /* external array of a passed-through input, or of a result */
+  uint32_t same;     /* first output with the same value; they share a position on the tape */
+  /* The input that is passed through and whose tape position the output keeps; MPG_NO_BASE if
+   * none. */
+  uint32_t input;
+  mpg_desc desc;
+} mpg_compiled_output;
+
+typedef struct mpg_compiled_backward {
+  struct mpg_compiled_backward *next;
+  bool *arrives;   /* per output: true if it has a gradient */
+  uint8_t *places; /* per input: mpg_gradient_place */
+  bool *summed;    /* per input: true if its gradient is added to an earlier sum */
+  bool retain, train;
+  bool *gives; /* per input: true if its gradient array is written, false if it is zero */
+  /* Per input: true if a recorded path leads to it from an output that has a gradient, or if it has
+   * an earlier sum. The remaining inputs keep their gradient, like variables outside of the
+   * recorded computation. */
+  bool *reached;
+  bool reaches_bound;     /* all bound inputs are reached */
+  uint64_t parameter_set; /* number of the parameter set that was last checked to fit */
+  mpg_program_set *programs;
+  mpg_plan plan;
+  void *space; /* bookkeeping memory for the next call; owned */
+} mpg_compiled_backward;
+
+typedef enum mpg_compile_stages {
+  MPG_STAGES_NONE,     /* one segment per device */
+  MPG_STAGES_WHOLE,    /* segments by stage */
+  MPG_STAGES_DEFERRED, /* segments by stage; deferred work of the backward in separate segments */
+} mpg_compile_stages;
+
+/* List of memory blocks that recorded calls reuse (compiled_call.c). */
+typedef struct mpg_spare_call {
+  struct mpg_spare_call *next;
+} mpg_spare_call;
+
+typedef struct mpg_compiled {
+  int32_t references;
+  mpg_graph graph; /* rewritten and simplified */
+  /* The graph as traced if it was rewritten, else empty. Gradients of gradients are computed from
+   * it. */
+  mpg_graph original;
+  mpg_value *original_inputs;
+  /* Inputs of all nodes, then outputs, as traced. Gradients are summed along these, in the same
+   * order as eager gradients. */
+  mpg_value *traced;
+  mpg_array *constants;                          /* owned */
+  uint32_t num_given, num_constants, num_inputs; /* inputs: given, then constants */
+  uint32_t num_bound; /* number of bound inputs, which are the last of the given ones */
+  mpg_value *inputs;  /* values of the inputs */
+  mpg_compiled_output *outputs;
+  uint32_t num_outputs;
+  mpg_value *results; /* values that have separate memory as outputs */
+  uint32_t num_results;
+  uint32_t *external; /* per value of the graph: external array, or MPG_NO_BASE */
+  bool recording, exact, unfused;
+  bool starts;     /* a node starts a gradient (mpg_node_starts) */
+  uint64_t agreed; /* number of the graph, equal on all ranks; 0 if it does not span ranks */
+  mpg_compile_stages stages;
+  /* Per random call: the position of a micro-batch's rows in its output, once checked
+   * (pipeline_run.h); NULL if unknown. */
+  mpg_drawn *drawn;
+  /* Per given input: true if other micro-batches wait for its gradient; NULL if none do. */
+  bool *carried;
+  bool *wanted; /* per input: true if it needs a gradient */
+  bool *saved;  /* per value: true if it lives until backward; NULL for prediction */
+  /* Per external array of the forward: true if it holds a saved value; NULL for prediction. */
+  bool *saved_external;
+  mpg_plan plan;
+  mpg_program_set *programs;
+  mpg_value *kept; /* values that the invariants program computes and the other programs read */
+  uint32_t num_kept;
+  uint32_t *sources; /* fixed arrays that the invariants program reads, by number */
+  uint32_t num_sources;
+  mpg_program_set *invariants; /* NULL if no values are kept */
+  mpg_plan invariant_plan;
+  /* Per slot of that plan: the device's number of threads when it ran, because layouts may depend
+   * on it. */
+  int *invariant_threads;
+  mpg_compiled_backward *backwards;
+  uint64_t saved_in;    /* number of the parameter set that last received saved_external */
+  mpg_binding *binding; /* binding of the latest call; owned reference */
+  const void *family;   /* address of its function's signature cache; only compared */
+  /* Links of the list of compiled calls that keep values. keeper_link is NULL outside the list. */
+  struct mpg_compiled *next_keeper, **keeper_link;
+  uint64_t bindings;     /* number of bindings created so far */
+  void *space;           /* bookkeeping memory for the next call; owned */
+  mpg_spare_call *spare; /* owned */
+  uint64_t calls, last_used;
+  size_t held; /* bytes of frames that wait for their backward */
+  uint32_t frames;
+} mpg_compiled;
+
+void mpg_compiled_release(mpg_compiled *compiled);
+void mpg_compiled_unbind(mpg_compiled *compiled); /* releases the binding */
+void mpg_binding_release(mpg_binding *binding);   /* NULL is allowed */
+void mpg_compiled_backward_free(mpg_compiled_backward *backward);
+
+/* The previous memory and tape node of a captured array, only for comparison, and the array that
+ * replaces it. */
+typedef struct mpg_captured {
+  const void *storage;
+  size_t offset;
+  const void *node;
+  const mpg_array *array;
+} mpg_captured;
+/* True if the arrays can replace the compiled call's constants and views of them. With `change`,
+ * replaces them. `recording` is true while autograd is recording. */
+bool mpg_compiled_recapture(mpg_compiled *compiled, const mpg_captured *captured, size_t count,
+                            bool recording, bool change);
+
+/* Fills *reached with one flag for each of the compiled->num_inputs inputs, including captured
+ * arrays: true if an output with a gradient depends on the input through values that aren't
+ * detached. `arrives` has one flag for each output. The caller frees *reached. */
+mpg_status mpg_compiled_find_reached(const mpg_compiled *compiled, const bool *arrives,
+                                     bool **reached);
+
+/* Returns input i of a call, which is given or a constant. */
+static inline mpg_array *mpg_compiled_input(const mpg_compiled *c, const mpg_inputs *inputs,
+                                            uint32_t i) {
+  return i < c->num_given ? mpg_inputs_at(inputs, i) : &c->constants[i - c->num_given];
+}
+static inline uint32_t mpg_compiled_first_fixed(const mpg_compiled *c) {
+  return c->num_given - c->num_bound;
+}
+/* True if a captured array has a gradient, which a pipeline cannot return. */
+static inline bool mpg_compiled_captures_variable(const mpg_compiled *c) {
+  return memchr(c->wanted + c->num_given, true, c->num_inputs - c->num_given) != NULL;
+}
+static inline uint32_t mpg_compiled_num_fixed(const mpg_compiled *c) {
+  return c->num_bound + c->num_constants + c->num_kept;
+}
+
+static inline uint32_t mpg_compiled_kept(const mpg_compiled *c, uint32_t i) {
+  return c->num_inputs + i;
+}
+static inline uint32_t mpg_compiled_result(const mpg_compiled *c, uint32_t i) {
+  return c->num_inputs + c->num_kept + i;
+}
+/* Returns the graph value of output i: a result or an input that is passed through. */
+static inline const mpg_graph_value *mpg_compiled_output_value(const mpg_compiled *c, uint32_t i) {
+  uint32_t external = c->outputs[i].external, first = mpg_compiled_result(c, 0);
+  return mpg_graph_at(&c->graph,
+                      external < first ? c->inputs[external] : c->results[external - first]);
+}
+static inline uint32_t mpg_compiled_out_grad(const mpg_compiled *c, uint32_t i) {
+  return mpg_compiled_result(c, c->num_results) + i;
+}
+static inline uint32_t mpg_compiled_in_grad(const mpg_compiled *c, uint32_t i) {
+  return mpg_compiled_out_grad(c, c->num_outputs) + i;
+}
+static inline uint32_t mpg_compiled_forward_externals(const mpg_compiled *c) {
+  return mpg_compiled_result(c, c->num_results);
+}
+static inline uint32_t mpg_compiled_sum(const mpg_compiled *c, uint32_t i) {
+  return mpg_compiled_in_grad(c, c->num_inputs) + i;
+}
+static inline uint32_t mpg_compiled_all_externals(const mpg_compiled *c) {
+  return mpg_compiled_sum(c, c->num_inputs);
+}
+
+#endif

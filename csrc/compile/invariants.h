@@ -1,0 +1,24 @@
+/* Bindings, and the values kept with them: the results of the invariants program.
+ *
+ * Ownership: as noted at the functions. Threads: host lock.
+ */
+#ifndef MPG_COMPILE_INVARIANTS_H
+#define MPG_COMPILE_INVARIANTS_H
+
+#include "compile/compiled.h"
+
+/* Builds the invariants program of a simplified graph if it has values to keep. */
+mpg_status mpg_compiled_make_invariants(mpg_compiled *compiled);
+/* Returns the binding of a call with a reference, creating it if the compiled call has a different
+ * one. */
+mpg_status mpg_compiled_bind(mpg_compiled *compiled, const mpg_inputs *inputs,
+                             mpg_binding **binding);
+/* Runs the invariants program unless the kept values are up to date. `given` are the unbound
+ * inputs, which it does not read. */
+mpg_status mpg_compiled_refresh(mpg_compiled *compiled, mpg_binding *binding,
+                                const mpg_tensor *given);
+/* Releases the kept values of all compiled calls that aren't running, because a device is out of
+ * memory. The next call recomputes them. */
+void mpg_compiled_release_kept(void);
+
+#endif
