@@ -202,6 +202,7 @@ typedef struct mpg_backend {
   void (*collect)(mpg_device *device);
   const mpg_sharing *sharing; /* NULL means that only the host shares its memory */
   bool host_accessible;       /* the host can read and write its memory directly */
+  bool runs_in_wait;          /* only `wait` makes progress, so waiting threads must not spin */
   bool runs_inline;           /* small work may run in the submitting thread on an idle device */
 } mpg_backend;
 
@@ -295,6 +296,9 @@ int mpg_gpu_count(const char **reason);
 const struct mpg_library *mpg_gpu_vendor_library(int number);
 /* Returns the free and total memory of a GPU. If a limit is set, it is the total. */
 mpg_status mpg_device_memory(mpg_device *device, size_t *free_bytes, size_t *total);
+/* Returns unused memory to the system: cached blocks, after waiting for queued work that still uses
+ * them, scratch if the device is idle, and memory that its driver has cached. */
+mpg_status mpg_device_trim(mpg_device *device);
 static inline const char *mpg_device_text(const mpg_device *device) { return device->name.text; }
 
 /* Sets the threads per CPU device: n >= 1 fixes it for all devices; 0 divides the machine's cores

@@ -7,10 +7,27 @@
 #ifndef MPG_DEVICE_INTERNAL_H
 #define MPG_DEVICE_INTERNAL_H
 
-#include "device/oversubscription.h"
+#include "device/cpu/oversubscription.h"
 #include "device/device.h"
 
 extern const mpg_backend mpg_cpu_backend, mpg_shuffle_backend, mpg_gpu_backend;
+
+/* --- The device table (device.c). Host lock. -------------------------------------------------- */
+mpg_device *mpg_device_find(mpg_device_id id); /* returns NULL if the device is not open */
+/* Makes room for one more device, so that adding it cannot fail. */
+mpg_status mpg_device_table_reserve(void);
+void mpg_device_table_add(mpg_device *device);
+void mpg_engine_store_mode(mpg_engine_mode mode);
+bool mpg_engine_refuses_work(void); /* true after the shutdown */
+void mpg_engine_refuse_work(void);
+/* Called when the process exits. Kernel caches are then leaked, because the libraries that free
+ * them may have been torn down. */
+void mpg_engine_note_exit(void);
+/* Called by the backend's close when nothing runs any more. */
+void mpg_device_free_kernel_cache(mpg_device *device);
+/* Returns the device whose work this thread runs as its worker, or NULL. Any thread. */
+mpg_device *mpg_worker_device(void);
+void mpg_worker_set_device(mpg_device *device);
 
 /* --- Failures (failure.c). Any thread. -------------------------------------------------------- */
 typedef struct mpg_cause mpg_cause; /* lives as long as the process */
@@ -78,16 +95,9 @@ void mpg_task_list_drop(mpg_task_list *list);
 /* True if the list has a first task and all its points are reached. */
 bool mpg_task_list_ready(const mpg_task_list *list);
 
-/* Returns the device whose work this thread runs as its worker, or NULL. */
-mpg_device *mpg_worker_device(void);
-void mpg_worker_set_device(mpg_device *device);
-
-/* Called by the backend's close when nothing runs any more. */
-void mpg_device_free_kernel_cache(mpg_device *device);
-
 enum { MPG_RECENT = 2048 }; /* length of a device's submission history */
 
-/* --- Waiting (wait.c) ------------------------------------------------------------------------- */
+/* --- Spinning (spin.c). Any thread. ----------------------------------------------------------- */
 static inline void mpg_cpu_pause(void) {
 #if defined(__x86_64__) || defined(__i386__)
   __builtin_ia32_pause();
@@ -101,31 +111,39 @@ int mpg_this_core(void);
 /* Spins until the tick is reached or `ns` have passed, or until the device's worker shares this
  * core. True if reached. Any thread. */
 bool mpg_tick_spin(const mpg_device *device, mpg_tick tick, int64_t ns);
+int64_t mpg_spin_limit_ns(void); /* the longest worthwhile spin: 0 on one core */
+/* Registers a spinning worker. Returns true if it may spin, which always leaves one core free. */
+bool mpg_idle_spin_begin(void);
+/* Required after each mpg_idle_spin_begin, even if it returned false. */
+void mpg_idle_spin_end(void);
+void mpg_idle_spin_forget(void); /* called in a forked child, which has no workers */
+
+/* --- Waiting (wait.c) ------------------------------------------------------------------------- */
 /* Waits without a time limit. Releases the host lock while blocking if `give_up_lock`. Not
  * interruptible. */
 void mpg_tick_wait(mpg_device *device, mpg_tick tick, bool give_up_lock);
 /* Like mpg_tick_wait, but interruptible, and returns early if the device waits for work that the
  * host has yet to queue. */
 mpg_status mpg_room_wait(mpg_device *device, mpg_tick tick);
-int64_t mpg_spin_limit_ns(void); /* the longest worthwhile spin: 0 on one core */
-int64_t mpg_idle_spin_ns(void);  /* the same for idle workers (MPGLUON_SPIN) */
-/* Registers a spinning worker. Returns true if it may spin, which always leaves one core free. */
-bool mpg_idle_spin_begin(void);
-/* Required after each mpg_idle_spin_begin, even if it returned false. */
-void mpg_idle_spin_end(void);
 
+/* --- Settings (settings.c). Any thread, after mpg_settings_read. ------------------------------ */
+typedef struct mpg_start_settings {
+  int fixed_threads;    /* MPGLUON_CPU_THREADS */
+  mpg_engine_mode mode; /* MPGLUON_ENGINE */
+  uint64_t seed;        /* MPGLUON_ENGINE_SEED */
+} mpg_start_settings;
+/* Reads all settings of this layer. Sets *start to those that can change later. */
+mpg_status mpg_settings_read(mpg_start_settings *start);
+int64_t mpg_idle_spin_ns(void);            /* MPGLUON_SPIN: the longest spin of an idle worker */
 mpg_team_spin mpg_team_spin_setting(void); /* MPGLUON_TEAM_SPIN */
 bool mpg_pool_poison_setting(void);        /* MPGLUON_POOL_POISON */
 
-/* --- Shuffled execution (shuffle.c) --------------------------------------------------------------
- */
+/* --- Shuffled execution (shuffle.c) ----------------------------------------------------------- */
 void mpg_shuffle_seed(uint64_t seed);
 
 /* --- Pool and profiler ------------------------------------------------------------------------ */
 /* Sets the total size of the device's scratch buffers. Called by the thread that runs the device's
  * work. */
 mpg_status mpg_pool_resize_scratch(mpg_pool *pool, size_t size);
-/* Frees the device's scratch buffers. Host lock; the device must be idle. */
-void mpg_device_free_scratch(mpg_device *device);
 
 #endif

@@ -722,16 +722,7 @@ void mpg_pool_free(mpg_pool *pool, const mpg_block *block) {
   SET(in_use, GET(in_use) - block->size);
 }
 
-mpg_status mpg_pool_trim(mpg_pool *pool, bool wait) {
-  mpg_device *device = pool->device;
-  MPG_TRY(shrink(pool, 0, wait, true));
-  if (mpg_device_idle(device)) mpg_device_free_scratch(device);
-  if (!device->backend->trim) return MPG_OK;
-  void *token = mpg_host_release_lock();
-  device->backend->trim(device);
-  mpg_host_acquire_lock(token);
-  return MPG_OK;
-}
+mpg_status mpg_pool_trim(mpg_pool *pool, bool wait) { return shrink(pool, 0, wait, true); }
 
 mpg_status mpg_pool_set_limit(mpg_pool *pool, size_t limit) {
   SET(limit, limit);

@@ -1,7 +1,4 @@
 /* The state of the devices' queues, for the watchdog. */
-#include <errno.h>
-#include <poll.h>
-
 #include "device/internal.h"
 
 static const mpg_submitted *find(const mpg_device *device, mpg_tick tick) {
@@ -14,6 +11,10 @@ static const mpg_submitted *find(const mpg_device *device, mpg_tick tick) {
   }
   /* An older submission may have reached the tick. */
   return device->submissions <= MPG_RECENT ? found : NULL;
+}
+
+const mpg_submitted *mpg_device_latest(const mpg_device *device) {
+  return device->submissions ? &device->recent[(device->submissions - 1) % MPG_RECENT] : NULL;
 }
 
 mpg_queue_status mpg_device_queue_status(const mpg_device *device) {
@@ -31,36 +32,4 @@ mpg_queue_status mpg_device_queue_status(const mpg_device *device) {
     queue_status.peer_work = find(queue_status.peer, queue_status.tick);
   }
   return queue_status;
-}
-
-struct stall {
-  int32_t ms;
-  int until;
-};
-
-static mpg_status stall(mpg_run *run, void *payload) {
-  const struct stall *how = payload;
-  (void)run;
-  struct pollfd until = {.fd = how->until, .events = POLLIN}; /* poll ignores a negative fd */
-  while (poll(&until, 1, how->ms) < 0 && errno == EINTR) continue;
-  return MPG_OK;
-}
-
-static mpg_status prepare_stall(void *state, mpg_point_list *points, mpg_submission *submissions,
-                                bool *done) {
-  (void)points, (void)done;
-  submissions[0] = (mpg_submission){
-      .name = "stall", .work = stall, .payload = state, .payload_size = sizeof(struct stall)};
-  return MPG_OK;
-}
-
-static void note_nothing(void *state, const mpg_tick *ticks) { (void)state, (void)ticks; }
-
-mpg_status mpg_device_stall(mpg_device *device, int32_t ms, int until) {
-  struct stall how = {ms, until};
-  return mpg_device_queue(&(mpg_queuing){.devices = &device,
-                                         .count = 1,
-                                         .prepare = prepare_stall,
-                                         .note = note_nothing,
-                                         .state = &how});
 }

@@ -4,11 +4,6 @@
 #include "base/memory.h"
 #include "device/internal.h"
 
-static _Thread_local mpg_device *worker_device;
-
-mpg_device *mpg_worker_device(void) { return worker_device; }
-void mpg_worker_set_device(mpg_device *device) { worker_device = device; }
-
 static void discard(const mpg_task *task) {
   if (task->submission.discard) task->submission.discard((void *)task->submission.payload);
 }
@@ -65,10 +60,10 @@ void mpg_task_fail(mpg_device *device, const mpg_task *task, mpg_status status) 
 }
 
 void mpg_task_drop(mpg_device *device, const mpg_task *task) {
-  mpg_device *outer = worker_device;
-  worker_device = device; /* payloads are discarded without the host, as on the device's worker */
+  mpg_device *outer = mpg_worker_device();
+  mpg_worker_set_device(device); /* payloads are discarded without the host, as by its worker */
   mpg_task_fail(device, task, mpg_fail(MPG_ERROR, "work was not run: mpgluon has been shut down"));
-  worker_device = outer;
+  mpg_worker_set_device(outer);
 }
 
 /* --- Lists ------------------------------------------------------------------------------------ */

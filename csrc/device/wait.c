@@ -1,31 +1,10 @@
 /* Waits for ticks and points: spins, then sleeps, and checks for Ctrl-C. */
-#include "base/clock.h"
 #include "base/host.h"
 #include "device/internal.h"
 #include "device/rendezvous.h"
 #include "device/ranks/deadlock.h"
 
-static const int64_t SPIN_NS = 30000, INTERRUPT_SLICE_NS = 50000000;
-
-int64_t mpg_spin_limit_ns(void) { return mpg_machine_cores() > 1 ? SPIN_NS : 0; }
-
-static bool shares_core(const mpg_device *device) {
-  int core = atomic_load_explicit(&((mpg_device *)device)->at.core, memory_order_relaxed);
-  return core && core == mpg_this_core();
-}
-
-bool mpg_tick_spin(const mpg_device *device, mpg_tick tick, int64_t ns) {
-  if (mpg_tick_reached(device, tick)) return true;
-  if (ns <= 0) return false;
-  int64_t end = mpg_clock_ns() + ns;
-  do {
-    for (int i = 0; i < 32; i++) {
-      if (mpg_tick_reached(device, tick)) return true;
-      mpg_cpu_pause();
-    }
-  } while (!shares_core(device) && mpg_clock_ns() < end);
-  return mpg_tick_reached(device, tick);
-}
+static const int64_t INTERRUPT_SLICE_NS = 50000000;
 
 /* How a thread waits. give_up_lock releases the host lock meanwhile. interruptible checks for
  * interrupts after each slice. for_room also returns once the device waits for work that the host
@@ -53,12 +32,8 @@ static mpg_status block(mpg_device *device, mpg_tick tick, manner how, mpg_rank_
 
 /* Spins, then blocks. */
 static mpg_status wait_for(mpg_device *device, mpg_tick tick, manner how) {
-  /* In shuffled mode, and for remote devices, only backend->wait makes progress, so spinning is
-   * useless. */
-  bool reached = mpg_tick_spin(
-      device, tick,
-      device->backend == &mpg_shuffle_backend || device->remote ? 0 : mpg_spin_limit_ns());
-  if (reached) return MPG_OK;
+  if (mpg_tick_spin(device, tick, device->backend->runs_in_wait ? 0 : mpg_spin_limit_ns()))
+    return MPG_OK;
   mpg_rank_wait ranks = {0};
   mpg_status status = block(device, tick, how, &ranks);
   mpg_ranks_poll_end(&ranks);

@@ -149,7 +149,7 @@ static mpg_device *context_device(PyObject *self) {
 static PyObject *context_empty_cache(PyObject *self, PyObject *Py_UNUSED(unused)) {
   mpg_device *device = context_device(self);
   if (device == NULL) return NULL;
-  MPG_PY_TRY(mpg_pool_trim(device->pool, true));
+  MPG_PY_TRY(mpg_device_trim(device));
   if (((context *)self)->id.type == MPG_CPU_PINNED) {
     mpg_storage_collect();
     mpg_pinned_trim();

@@ -91,7 +91,7 @@ static void test_stats(void) {
   CHECK(stats_of(cpu(1)).held == 0); /* separate per device */
   CHECK(mpg_device_scratch(cpu(0), 10000) != NULL);
   CHECK(stats_of(cpu(0)).in_use == 64 + 12288 && stats_of(cpu(0)).held == 64 + 12288);
-  CHECK_OK(mpg_pool_trim(pool, false));
+  CHECK_OK(mpg_device_trim(cpu(0)));
   CHECK(stats_of(cpu(0)).held == 64);
   mpg_pool_free(pool, &b);
 }

@@ -1,10 +1,10 @@
-/* Thread teams that sleep if other programs want their cores (device/oversubscription.h). */
+/* Thread teams that sleep if other programs want their cores (device/cpu/oversubscription.h). */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <sched.h>
 #include <sys/wait.h>
 
-#include "device/oversubscription.h"
+#include "device/cpu/oversubscription.h"
 #include "harness.h"
 
 static mpg_device *cpu(int index) {

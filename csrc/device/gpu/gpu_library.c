@@ -95,3 +95,38 @@ const mpg_gpu_library *mpg_gpu_library_get(const char **reason) {
 }
 
 bool mpg_gpu_library_forked(void) { return gpu_library.library && gpu_library.process != getpid(); }
+
+int mpg_gpu_count(const char **reason) {
+  const char *why;
+  if (!reason) reason = &why;
+  const mpg_gpu_library *library = mpg_gpu_library_get(reason);
+  return library ? library->driver->count(reason) : 0;
+}
+
+const mpg_library *mpg_gpu_vendor_library(int number) {
+  const char *reason;
+  return mpg_gpu_count(&reason) ? mpg_gpu_library_get(&reason)->driver->library(number) : NULL;
+}
+
+mpg_status mpg_gpu_collectives(const mpg_device_id *ids, int count) {
+  enum { MOST = 64 };
+  const char *reason;
+  int indices[MOST];
+  for (int i = 0; i < count; i++) {
+    if (i == MOST)
+      return mpg_fail(MPG_NOT_IMPLEMENTED, "NCCL: at most %d GPUs can take part in a collective",
+                      MOST);
+    if (ids[i].rank)
+      return mpg_fail(
+          MPG_NOT_IMPLEMENTED,
+          "NCCL works only between GPUs of one process; use transport='local' between ranks");
+    if (ids[i].type != MPG_GPU)
+      return mpg_fail(MPG_NOT_IMPLEMENTED,
+                      "NCCL works only between GPUs, but %s is not a GPU; use transport='local' "
+                      "between other devices",
+                      mpg_device_id_text(ids[i]).text);
+    indices[i] = ids[i].index;
+  }
+  const mpg_gpu_library *library = mpg_gpu_library_get(&reason);
+  return library ? library->driver->collectives(indices, count) : mpg_fail(MPG_ERROR, "%s", reason);
+}

@@ -186,7 +186,7 @@ static void remote_close(mpg_device *device) {
   pthread_mutex_unlock(&engine->lock);
 }
 
-/* device.c holds the engine's lock across a fork. */
+/* runtime.c holds the engine's lock across a fork. */
 static void remote_fork_prepare(mpg_device *device) { (void)device; }
 static void remote_fork_done(mpg_device *device, bool child) { (void)device, (void)child; }
 
@@ -234,5 +234,6 @@ const mpg_backend mpg_remote_backend = {
     .copy_to_host = remote_copy_to_host,
     .copy_from_host = remote_copy_from_host,
     .host_accessible = false,
+    .runs_in_wait = true,
     .runs_inline = false,
 };

@@ -6,7 +6,7 @@
 #include <sys/mman.h>
 
 #include "base/memory.h"
-#include "device/oversubscription.h"
+#include "device/cpu/oversubscription.h"
 #include "device/profiler.h"
 #include "device/queue.h"
 

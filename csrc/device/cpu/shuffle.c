@@ -224,5 +224,6 @@ const mpg_backend mpg_shuffle_backend = {
     .copy_to_host = shuffle_copy_to_host,
     .copy_from_host = shuffle_copy_from_host,
     .host_accessible = true,
+    .runs_in_wait = true,
     .runs_inline = false, /* nothing runs before a thread waits */
 };

@@ -1,6 +1,6 @@
 /* Detects more runnable threads than cores, and shortens the spinning of teams in that case. */
 #define _GNU_SOURCE
-#include "device/oversubscription.h"
+#include "device/cpu/oversubscription.h"
 
 #include <fcntl.h>
 #include <omp.h>
