@@ -3,7 +3,6 @@
 
 #include <string.h>
 
-#include "autograd/autograd.h"
 #include "autograd/tape.h"
 #include "autograd/trace.h"
 
@@ -40,14 +39,4 @@ void mpg_array_copy(mpg_array *target, const mpg_array *source) {
     target->trace->references++;
     target->trace->live[mpg_value_index(&target->trace->graph, target->value)]++;
   }
-}
-
-mpg_status mpg_array_detach(mpg_array *target, const mpg_array *source) {
-  if (source->trace) {
-    mpg_array *input = (mpg_array *)source;
-    return mpg_call(mpg_op_get(MPG_OP__detach), NULL, &input, 1, target, 1, NULL);
-  }
-  *target = (mpg_array){.tensor = source->tensor};
-  mpg_tensor_retain(&target->tensor);
-  return MPG_OK;
 }

@@ -45,8 +45,4 @@ void mpg_array_note_change(void);
 static inline void mpg_array_changed(const mpg_array *array) {
   if (array->bound) mpg_array_note_change();
 }
-/* Detaches: *target (empty) gets the same tensor, off the tape. For a traced array, emits
- * `_detach`. */
-mpg_status mpg_array_detach(mpg_array *target, const mpg_array *source);
-
 #endif

@@ -28,6 +28,9 @@ mpg_status mpg_call(const mpg_op *op, const void *params, mpg_array *const *inpu
 mpg_status mpg_call_as(const mpg_op *op, const void *params, mpg_array *const *inputs,
                        int num_inputs, mpg_array *outputs, int num_visible, mpg_array *const *out,
                        bool separate);
+/* Detaches: *target (empty) gets the same tensor, off the tape. For a traced array, emits
+ * `_detach`. */
+mpg_status mpg_array_detach(mpg_array *target, const mpg_array *source);
 /* Returns the number of visible outputs of a call. */
 int mpg_call_outputs(const mpg_op *op, const void *params, int num_inputs);
 

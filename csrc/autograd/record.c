@@ -4,72 +4,12 @@
 #include "autograd/composed.h"
 #include "autograd/groups.h"
 #include "autograd/mixed_precision.h"
+#include "autograd/mode.h"
 #include "autograd/tape.h"
 #include "autograd/trace.h"
 #include "base/host.h"
 #include "op/placement.h"
 #include "op/precision/precision.h"
-
-/* The thread's mode for op calls. One struct, so that a call needs one thread-local lookup. */
-typedef struct call_mode {
-  bool recording, training, uncast;
-  uint32_t scope;
-  uint64_t steps;
-  mpg_trace *trace; /* the active one, borrowed */
-  mpg_group group;
-} call_mode;
-static _Thread_local call_mode mode;
-
-mpg_trace *mpg_trace_active(void) { return mode.trace; }
-
-mpg_trace *mpg_trace_swap(mpg_trace *trace) {
-  mpg_trace *former = mode.trace;
-  mode.trace = trace;
-  return former;
-}
-
-mpg_group mpg_group_get(void) { return mode.group; }
-
-mpg_group mpg_group_set(mpg_group group) {
-  mpg_group former = mode.group;
-  mode.group = group;
-  return former;
-}
-
-bool mpg_autograd_recording(void) { return mode.recording; }
-bool mpg_autograd_training(void) { return mode.training; }
-uint32_t mpg_autograd_scope(void) { return mode.scope; }
-uint64_t mpg_autograd_steps(void) { return mode.steps; }
-
-bool mpg_autograd_set_recording(bool on) {
-  bool former = mode.recording;
-  mode.recording = on;
-  return former;
-}
-
-bool mpg_autograd_set_training(bool on) {
-  bool former = mode.training;
-  mode.training = on;
-  return former;
-}
-
-bool mpg_autograd_set_uncast(bool on) {
-  bool former = mode.uncast;
-  mode.uncast = on;
-  return former;
-}
-
-uint32_t mpg_autograd_set_scope(uint32_t scope) {
-  uint32_t former = mode.scope;
-  mode.scope = scope;
-  return former;
-}
-
-uint64_t mpg_autograd_set_steps(uint64_t steps) {
-  uint64_t former = mode.steps;
-  mode.steps = steps;
-  return former;
-}
 
 int mpg_call_outputs(const mpg_op *op, const void *params, int num_inputs) {
   return mpg_op_visible_outputs(op, params, num_inputs);
@@ -203,9 +143,9 @@ mpg_status mpg_record_call(const mpg_op *op, const void *params, mpg_array *cons
                          .train = train,
                          .random = random,
                          .scope = scope,
-                         .steps = mode.steps,
+                         .steps = mpg_mode.steps,
                          .device = device};
-  return run_and_record(&call, inputs, outputs, num_outputs, NULL, mode.recording);
+  return run_and_record(&call, inputs, outputs, num_outputs, NULL, mpg_mode.recording);
 }
 
 /* Returns the trace that a call belongs to, given the active one; NULL if the call runs eagerly. */
@@ -220,7 +160,7 @@ static mpg_trace *find_trace(mpg_trace *trace, const mpg_op *op, mpg_array *cons
   return NULL;
 }
 
-static mpg_status check_out(const call_mode *now, const mpg_op *op, mpg_array *const *inputs,
+static mpg_status check_out(const mpg_call_mode *now, const mpg_op *op, mpg_array *const *inputs,
                             int num_inputs, mpg_array *const *out, int num_visible) {
   for (int i = 0; i < num_visible; i++) {
     if (__builtin_expect(now->trace || out[i]->trace, 0))
@@ -246,7 +186,7 @@ mpg_status mpg_call(const mpg_op *op, const void *params, mpg_array *const *inpu
 static inline __attribute__((always_inline)) mpg_status
 call_in(mpg_trace *trace, const mpg_op *op, const void *params, mpg_array *const *inputs,
         int num_inputs, mpg_array *outputs, int num_visible, mpg_array *const *out, bool separate) {
-  const call_mode *now = &mode;
+  const mpg_call_mode *now = &mpg_mode;
   if (__builtin_expect(now->group.active, 0) && !(op->flags & (MPG_OP_COPY | MPG_OP_SPANS)))
     return mpg_group_call(trace, op, params, inputs, num_inputs, outputs, num_visible, out,
                           separate);
@@ -289,8 +229,8 @@ call_in(mpg_trace *trace, const mpg_op *op, const void *params, mpg_array *const
 mpg_status mpg_call_as(const mpg_op *op, const void *params, mpg_array *const *inputs,
                        int num_inputs, mpg_array *outputs, int num_visible, mpg_array *const *out,
                        bool separate) {
-  mpg_trace *trace = find_trace(mode.trace, op, inputs, num_inputs);
-  if (__builtin_expect(mpg_precision_on, 0) && !mode.uncast)
+  mpg_trace *trace = find_trace(mpg_mode.trace, op, inputs, num_inputs);
+  if (__builtin_expect(mpg_precision_on, 0) && !mpg_mode.uncast)
     return mpg_precision_call(trace, op, params, inputs, num_inputs, outputs, num_visible, out,
                               separate);
   return call_in(trace, op, params, inputs, num_inputs, outputs, num_visible, out, separate);
@@ -304,6 +244,16 @@ mpg_status mpg_call_in(mpg_trace *trace, const mpg_op *op, const void *params,
 
 mpg_status mpg_call_plain(const mpg_op *op, const void *params, mpg_array *const *inputs,
                           int num_inputs, mpg_array *outputs, int num_visible) {
-  return call_in(find_trace(mode.trace, op, inputs, num_inputs), op, params, inputs, num_inputs,
+  return call_in(find_trace(mpg_mode.trace, op, inputs, num_inputs), op, params, inputs, num_inputs,
                  outputs, num_visible, NULL, false);
+}
+
+mpg_status mpg_array_detach(mpg_array *target, const mpg_array *source) {
+  if (source->trace) {
+    mpg_array *input = (mpg_array *)source;
+    return mpg_call(mpg_op_get(MPG_OP__detach), NULL, &input, 1, target, 1, NULL);
+  }
+  *target = (mpg_array){.tensor = source->tensor};
+  mpg_tensor_retain(&target->tensor);
+  return MPG_OK;
 }
