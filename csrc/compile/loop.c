@@ -32,6 +32,19 @@ static void free_space(mpg_loop_space *space) {
 
 /* --- Steps ------------------------------------------------------------------------------------ */
 
+mpg_status mpg_condition_truth(const mpg_array *array, const char *what, bool *truth) {
+  uint8_t item[16] = {0};
+  const mpg_tensor *tensor = &array->tensor;
+  if (mpg_shape_size(&tensor->desc.shape) != 1) {
+    char text[MPG_SHAPE_TEXT_SIZE];
+    return mpg_fail(MPG_VALUE_ERROR, "%s: a condition must be one number, not an array of shape %s",
+                    what, mpg_shape_text(&tensor->desc.shape, text, sizeof text));
+  }
+  MPG_TRY(mpg_tensor_copy_to_host(tensor, item));
+  *truth = mpg_dtype_nonzero(tensor->desc.dtype, item, 0);
+  return MPG_OK;
+}
+
 static mpg_status ask(const mpg_loop *loop, mpg_loop_space *space, mpg_array *const *captures,
                       bool *goes_on) {
   mpg_array **argument = space->arguments, truth = {0};
@@ -39,7 +52,7 @@ static mpg_status ask(const mpg_loop *loop, mpg_loop_space *space, mpg_array *co
   for (uint32_t i = 0; i < loop->num_condition_captures; i++) *argument++ = captures[i];
   MPG_TRY(mpg_callee_call(&loop->condition, space->arguments,
                           loop->num_states + loop->num_condition_captures, &truth, 1));
-  mpg_status status = mpg_routine_truth(&truth, loop->name, goes_on);
+  mpg_status status = mpg_condition_truth(&truth, loop->name, goes_on);
   mpg_array_clear(&truth);
   return status;
 }

@@ -73,23 +73,10 @@ fail:
 
 /* --- Branches --------------------------------------------------------------------------------- */
 
-mpg_status mpg_routine_truth(const mpg_array *array, const char *what, bool *truth) {
-  uint8_t item[16] = {0};
-  const mpg_tensor *tensor = &array->tensor;
-  if (mpg_shape_size(&tensor->desc.shape) != 1) {
-    char text[MPG_SHAPE_TEXT_SIZE];
-    return mpg_fail(MPG_VALUE_ERROR, "%s: a condition must be one number, not an array of shape %s",
-                    what, mpg_shape_text(&tensor->desc.shape, text, sizeof text));
-  }
-  MPG_TRY(mpg_tensor_copy_to_host(tensor, item));
-  *truth = mpg_dtype_nonzero(tensor->desc.dtype, item, 0);
-  return MPG_OK;
-}
-
 static mpg_status branch_call(const mpg_branch *branch, mpg_array *const *inputs,
                               mpg_array *outputs, uint32_t num_outputs) {
   bool truth = false;
-  MPG_TRY(mpg_routine_truth(inputs[0], "cond", &truth));
+  MPG_TRY(mpg_condition_truth(inputs[0], "cond", &truth));
   if (truth)
     return mpg_callee_call(&branch->first, inputs + 1, branch->num_first, outputs, num_outputs);
   return mpg_callee_call(&branch->second, inputs + 1 + branch->num_first, branch->num_second,

@@ -92,9 +92,10 @@ mpg_status mpg_routine_call(void *routine, mpg_array *const *inputs, uint32_t nu
 /* Accepts a zeroed or partly filled routine. */
 void mpg_routine_clear(mpg_routine *routine);
 
+/* --- Loops (loop.c) --------------------------------------------------------------------------- */
 /* Sets *truth to true if the only element of an array is nonzero. May block. */
-mpg_status mpg_routine_truth(const mpg_array *array, const char *what, bool *truth);
-mpg_status mpg_loop_call(mpg_loop *loop, mpg_array *const *inputs, mpg_array *outputs); /* loop.c */
+mpg_status mpg_condition_truth(const mpg_array *array, const char *what, bool *truth);
+mpg_status mpg_loop_call(mpg_loop *loop, mpg_array *const *inputs, mpg_array *outputs);
 void mpg_loop_clear(mpg_loop *loop);
 
 #endif

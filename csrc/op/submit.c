@@ -1,4 +1,4 @@
-/* Queues kernels: collects the points to wait for and packs the work of ops. */
+/* Finds and queues kernels: collects the points to wait for and packs the work of ops. */
 #include "op/submit.h"
 
 #include <string.h>
@@ -6,6 +6,45 @@
 #include "base/clock.h"
 #include "base/host.h"
 #include "base/memory.h"
+#include "op/fused.h"
+#include "op/user/extension.h"
+
+/* --- Tables of kernels ------------------------------------------------------------------------ */
+
+/* Indexed by mpg_device_type; set once at startup. */
+static struct {
+  const mpg_kernel_fn *table;
+  mpg_kernel_fn fused;
+  mpg_fuses_fn fuses;
+} kernel_tables[8];
+
+void mpg_kernels_set(mpg_device_type type, const mpg_kernel_fn *table, mpg_kernel_fn fused) {
+  kernel_tables[type].table = table;
+  kernel_tables[type].fused = fused;
+}
+void mpg_kernels_set_fuses(mpg_device_type type, mpg_fuses_fn fuses) {
+  kernel_tables[type].fuses = fuses;
+}
+mpg_fuses_fn mpg_kernel_get_fuses(const mpg_device *device) {
+  return kernel_tables[device->id.type].fuses;
+}
+mpg_kernel_fn mpg_kernel_get_fused(const mpg_device *device) {
+  return kernel_tables[device->id.type].fused;
+}
+mpg_kernel_fn mpg_kernel_get(const mpg_device *device, const mpg_op *op) {
+  if (__builtin_expect(op->id >= MPG_OP_COUNT, 0)) return mpg_extension_kernel(device, op);
+  return kernel_tables[device->id.type].table[op->id];
+}
+
+mpg_status mpg_kernel_find(const mpg_device *device, const mpg_op *op, mpg_kernel_fn *kernel) {
+  *kernel = mpg_kernel_get(device, op);
+  if (*kernel) return MPG_OK;
+  if (op->extension) return mpg_extension_no_kernel(device, op);
+  return mpg_fail(MPG_NOT_IMPLEMENTED,
+                  "%s cannot run on %s: it has no kernel for that device type; move its inputs "
+                  "with .as_in_context(mx.cpu())",
+                  op->name, mpg_device_text(device));
+}
 
 /* --- Work on arrays --------------------------------------------------------------------------- */
 

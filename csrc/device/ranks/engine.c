@@ -13,12 +13,7 @@
 #include "base/host.h"
 #include "base/memory.h"
 
-mpg_engine mpg_the_engine = {.size = 1,
-                             .lock = PTHREAD_MUTEX_INITIALIZER,
-                             .changed = PTHREAD_COND_INITIALIZER,
-                             .begun = PTHREAD_COND_INITIALIZER};
 static mpg_engine *const engine = &mpg_the_engine;
-static uint64_t next_number; /* runtime state; host lock */
 
 static const size_t MAX_IN_FLIGHT = (size_t)512 << 20;
 
@@ -67,21 +62,8 @@ void mpg_ranks_give_up(const char *text) {
   pthread_mutex_unlock(&engine->lock);
 }
 
-static bool any_failed(void) {
-  for (int i = 0; i < mpg_device_count(); i++)
-    if (mpg_device_has_failed(mpg_device_at(i))) return true;
-  return false;
-}
-
-mpg_rank_end mpg_rank_end_of(int rank) {
-  return (mpg_rank_end){.numbers = next_number,
-                        .sent = engine->peers[rank].sent,
-                        .step = mpg_ranks_step(),
-                        .failures = any_failed()};
-}
-
 bool mpg_ranks_differ(char *text, size_t size) {
-  bool differ = false, failures = any_failed();
+  bool differ = false, failures = mpg_rank_end_of(engine->rank).failures;
   const mpg_rank_step step = mpg_ranks_step();
   pthread_mutex_lock(&engine->lock);
   for (int i = 0; i < engine->size && engine->peers; i++)
@@ -90,11 +72,11 @@ bool mpg_ranks_differ(char *text, size_t size) {
     const mpg_peer *peer = &engine->peers[i];
     if (i == engine->rank) continue;
     differ = true;
-    if (peer->end.numbers != next_number)
+    if (peer->end.numbers != engine->next_number)
       snprintf(text, size,
                "the ranks run different programs: rank %d has queued %llu transfers between ranks, "
                "but rank %d has queued %llu",
-               engine->rank, (unsigned long long)next_number, i,
+               engine->rank, (unsigned long long)engine->next_number, i,
                (unsigned long long)peer->end.numbers);
     else if (peer->end.sent != peer->received)
       snprintf(text, size,
@@ -142,8 +124,8 @@ uint64_t mpg_transfer_numbers(mpg_device_id from, mpg_device_id to) {
 }
 
 uint64_t mpg_transfers_take(uint64_t count) {
-  uint64_t first = next_number;
-  next_number += count;
+  uint64_t first = engine->next_number;
+  engine->next_number += count;
   return first;
 }
 
@@ -188,25 +170,6 @@ bool mpg_engine_advance(bool *left) {
 
 static const int64_t TELL_NS = 500000000, LOOK_NS = 100000000, SLEPT_NS = 3000000000,
                      LATE_NS = 1000000000, FAILED_NS = 300000000;
-
-void mpg_peer_lost(int rank, const char *text) {
-  mpg_peer *peer = &engine->peers[rank];
-  if (peer->lost[0]) return;
-  snprintf(peer->lost, MPG_NOTICE, "%s", text);
-  for (mpg_message *m = engine->in_flight; m; m = m->next) {
-    if (m->rank != rank || m->control || m->done) continue;
-    mpg_message_give_up(m, peer->lost);
-  }
-}
-
-void mpg_peers_lost(const char *text) {
-  for (int i = 0; i < engine->size && engine->peers; i++) {
-    if (i == engine->rank) continue;
-    if (!engine->peers[i].ended_ns && !engine->peers[i].lost[0])
-      (void)mpg_news_tell(i, MPG_NEWS_STUCK, text);
-    mpg_peer_lost(i, text);
-  }
-}
 
 static bool waits_for(int rank) {
   if (engine->peers[rank].awaited) return true;
@@ -419,7 +382,7 @@ bool mpg_ranks_flushed(void) {
 
 mpg_rank_statistics mpg_ranks_statistics(void) {
   pthread_mutex_lock(&engine->lock);
-  const mpg_rank_statistics statistics = {next_number, engine->sent, engine->received,
+  const mpg_rank_statistics statistics = {engine->next_number, engine->sent, engine->received,
                                           engine->bytes_sent, engine->bytes_received};
   pthread_mutex_unlock(&engine->lock);
   return statistics;

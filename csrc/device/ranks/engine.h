@@ -102,6 +102,7 @@ typedef struct mpg_engine {
   } spare[4]; /* memory of sent large data, reused because fresh memory is slow to fill */
   /* Buffers of sums. Only the thread of the sums' queue uses them, without the lock. */
   mpg_room openings, arrived, joined;
+  uint64_t next_number; /* of transfers; host lock */
   uint64_t sent, received, bytes_sent, bytes_received;
   mpg_peer *peers;               /* by rank */
   _Atomic(int) sums_running;     /* number of active calls of mpg_all_reduce_run, which call MPI */
@@ -115,7 +116,7 @@ typedef struct mpg_engine {
   bool ended, gave_up;
   uint32_t scope; /* the block whose work sent last; 0 means none */
 } mpg_engine;
-extern mpg_engine mpg_the_engine; /* runtime state */
+extern mpg_engine mpg_the_engine; /* runtime state (state.c) */
 
 /* messages.c */
 mpg_status mpg_message_send(const mpg_transfer *transfer, int rank, uint64_t number,
@@ -123,19 +124,18 @@ mpg_status mpg_message_send(const mpg_transfer *transfer, int rank, uint64_t num
 mpg_status mpg_message_receive(const mpg_transfer *transfer, void *target, mpg_message **message);
 /* Returns false if the message is kept because MPI still uses it. */
 bool mpg_message_free(mpg_message *message);
-/* Fails a message because its rank is lost. Its missing data is not waited for. */
-void mpg_message_give_up(mpg_message *message, const char *text);
-void mpg_deadlock_check(int64_t now); /* deadlock.c: deadlock detection */
-/* True if this rank's host has waited for `rank` without progress since before since_ns. */
-bool mpg_rank_awaits(int rank, int64_t since_ns);
 bool mpg_messages_advance(void);      /* returns true if a message advanced */
 mpg_status mpg_news_listen(int rank); /* for the next report */
 mpg_status mpg_news_tell(int rank, mpg_news news, const char *text);
-/* Returns this rank's summary for `rank`. engine.c; host lock. */
+/* Returns this rank's summary for `rank`. Host lock. */
 mpg_rank_end mpg_rank_end_of(int rank);
-void mpg_peer_lost(int rank, const char *text); /* engine.c */
+void mpg_peer_lost(int rank, const char *text);
 /* Marks all ranks as lost and notifies them. */
 void mpg_peers_lost(const char *text);
+
+void mpg_deadlock_check(int64_t now); /* deadlock.c: deadlock detection */
+/* True if this rank's host has waited for `rank` without progress since before since_ns. */
+bool mpg_rank_awaits(int rank, int64_t since_ns);
 
 /* remote.c: advances the work of remote devices. Returns true if any advanced. Sets *left if work
  * is still queued. */

@@ -299,7 +299,8 @@ static void hear(const mpg_message *m) {
     (void)mpg_news_listen(m->rank); /* if that fails, the rank is considered silent */
 }
 
-void mpg_message_give_up(mpg_message *m, const char *text) {
+/* Fails a message because its rank is lost. Its missing data is not waited for. */
+static void give_up(mpg_message *m, const char *text) {
   engine->gave_up = true;
   m->done = true;
   m->status = MPG_ERROR;
@@ -307,6 +308,38 @@ void mpg_message_give_up(mpg_message *m, const char *text) {
   while (!m->sends && m->num_tested < m->num_requests &&
          mpg_mpi_cancel(&engine->mpi, &m->requests[m->num_tested]))
     m->num_tested++;
+}
+
+static bool any_failed(void) {
+  for (int i = 0; i < mpg_device_count(); i++)
+    if (mpg_device_has_failed(mpg_device_at(i))) return true;
+  return false;
+}
+
+mpg_rank_end mpg_rank_end_of(int rank) {
+  return (mpg_rank_end){.numbers = engine->next_number,
+                        .sent = engine->peers[rank].sent,
+                        .step = mpg_ranks_step(),
+                        .failures = any_failed()};
+}
+
+void mpg_peer_lost(int rank, const char *text) {
+  mpg_peer *peer = &engine->peers[rank];
+  if (peer->lost[0]) return;
+  snprintf(peer->lost, MPG_NOTICE, "%s", text);
+  for (mpg_message *m = engine->in_flight; m; m = m->next) {
+    if (m->rank != rank || m->control || m->done) continue;
+    give_up(m, peer->lost);
+  }
+}
+
+void mpg_peers_lost(const char *text) {
+  for (int i = 0; i < engine->size && engine->peers; i++) {
+    if (i == engine->rank) continue;
+    if (!engine->peers[i].ended_ns && !engine->peers[i].lost[0])
+      (void)mpg_news_tell(i, MPG_NEWS_STUCK, text);
+    mpg_peer_lost(i, text);
+  }
 }
 
 static void finish(mpg_message *m, mpg_status status) {

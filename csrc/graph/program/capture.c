@@ -3,6 +3,8 @@
 
 #include <string.h>
 
+#include "graph/program/issue.h"
+
 enum {
   KEPT = 4,          /* captures per segment */
   SHORTEST = 3,      /* fewer kernels are not worth a capture */

@@ -37,13 +37,4 @@ mpg_status mpg_capture_run(mpg_run *run, const mpg_call_frame *frame, mpg_progra
                            mpg_captured_segment *captured, uint32_t *next);
 void mpg_captures_free(mpg_program *program);
 
-/* program.c: issues one RUN or COPY. `random_at` is the device address of the keys of a random
- * instruction; NULL if it gets them with the call. */
-mpg_status mpg_program_issue(mpg_run *run, const mpg_call_frame *frame, const mpg_program *program,
-                             const mpg_instruction *instruction, const mpg_random_key *random_at);
-/* Computes the random keys of an instruction in this call: one, or one for each draw of a fused
- * group. */
-void mpg_program_keys(const mpg_call_frame *frame, const mpg_program *program,
-                      const mpg_instruction *instruction, mpg_random_key *keys);
-
 #endif

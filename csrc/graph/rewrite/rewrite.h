@@ -132,6 +132,12 @@ bool mpg_rewrite_is_addition(const mpg_rewrite *r, const mpg_node *node);
  * (op/layers/winograd.c). */
 bool mpg_rewrite_winograd_pays(const mpg_rewrite *r, mpg_operand convolution, bool packed);
 
+/* --- For sweeps ------------------------------------------------------------------------------- */
+/* Copies all nodes before the current one to the target, once. */
+void mpg_rewrite_start(mpg_rewrite *r);
+/* Copies a node to the target unchanged. */
+mpg_status mpg_rewrite_take_over(mpg_rewrite *r, uint32_t number);
+
 /* --- For rules: building ---------------------------------------------------------------------- */
 /* Returns the operand as a value of the target, on the last op's device. */
 mpg_value mpg_rewrite_take(mpg_rewrite *r, mpg_operand operand);

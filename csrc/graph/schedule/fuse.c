@@ -461,12 +461,3 @@ fail:
   if (status != MPG_OK) mpg_order_free(fused);
   return status;
 }
-
-void mpg_fusion_free(mpg_fusion *fusion) {
-  if (!fusion) return;
-  mpg_free(fusion->groups);
-  mpg_free(fusion->group_of);
-  mpg_free(fusion->internal);
-  mpg_free(fusion->uses);
-  mpg_free(fusion);
-}

@@ -90,6 +90,15 @@ fail:
   return status;
 }
 
+void mpg_fusion_free(mpg_fusion *fusion) {
+  if (!fusion) return;
+  mpg_free(fusion->groups);
+  mpg_free(fusion->group_of);
+  mpg_free(fusion->internal);
+  mpg_free(fusion->uses);
+  mpg_free(fusion);
+}
+
 void mpg_order_free(mpg_order *order) {
   mpg_free(order->nodes);
   mpg_free(order->segment_of);
