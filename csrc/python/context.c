@@ -33,12 +33,34 @@ PyObject *mpg_py_context(mpg_device_id id) {
   return (PyObject *)self;
 }
 
+/* Sets id->rank from a rank number. Initializes MPI first if a launcher started the program. */
+static int resolve_rank(PyObject *object, mpg_device_id *id) {
+  long rank = PyLong_AsLong(object);
+  if (rank == -1 && PyErr_Occurred()) return -1;
+  PyObject *module = PyImport_ImportModule("mpgluon._ranks");
+  PyObject *count = module ? PyObject_CallMethod(module, "count", NULL) : NULL;
+  long ranks = count ? PyLong_AsLong(count) : -1;
+  Py_XDECREF(module);
+  Py_XDECREF(count);
+  if (ranks < 0) return -1;
+  if (rank < 0 || rank >= ranks) {
+    PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR],
+                 ranks == 1 ? "rank %ld does not exist: this program is one process, rank 0; start "
+                              "it with mpirun -n 2 or more"
+                            : "rank %ld does not exist: this program's ranks are numbered 0 to %ld",
+                 rank, ranks - 1);
+    return -1;
+  }
+  id->rank = ranks == 1 ? 0 : (int32_t)rank + 1;
+  return 0;
+}
+
 static int parse_text(const char *text, mpg_device_id *id) {
   const char *end = text;
   if (mpg_device_id_parse(&end, id) && *end == 0) {
     if (id->rank == 0) return 0;
     PyObject *rank = PyLong_FromLong(mpg_device_rank(*id));
-    int result = rank ? mpg_py_resolve_rank(rank, id) : -1;
+    int result = rank ? resolve_rank(rank, id) : -1;
     Py_XDECREF(rank);
     return result;
   }
@@ -94,7 +116,7 @@ static PyObject *context_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
                  id.index);
     return NULL;
   }
-  if (rank != Py_None && mpg_py_resolve_rank(rank, &id) < 0) return NULL;
+  if (rank != Py_None && resolve_rank(rank, &id) < 0) return NULL;
   context *self = (context *)type->tp_alloc(type, 0);
   if (self != NULL) self->id = id;
   return (PyObject *)self;
@@ -230,7 +252,7 @@ static PyObject *make(int32_t type, PyObject *number, PyObject *rank, const char
     return PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR],
                         "%s: a device index must not be negative, got %ld", name, index);
   mpg_device_id id = {.type = type, .index = (int32_t)index};
-  if (rank != NULL && mpg_py_resolve_rank(rank, &id) < 0) return NULL;
+  if (rank != NULL && resolve_rank(rank, &id) < 0) return NULL;
   return mpg_py_context(id);
 }
 static PyObject *make_named(int32_t type, PyObject *const *args, Py_ssize_t count, PyObject *names,

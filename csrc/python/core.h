@@ -250,8 +250,6 @@ PyObject *mpg_py_dlpack_device(PyObject *self, PyObject *unused);
 /* --- Context (context.c) ---------------------------------------------------------------------- */
 int mpg_py_context_init(PyObject *module);
 PyObject *mpg_py_context(mpg_device_id id); /* new reference */
-/* Sets id->rank from a rank number. Initializes MPI first if a launcher started the program. */
-int mpg_py_resolve_rank(PyObject *rank, mpg_device_id *id);
 /* Accepts a Context or its text; None means the current one. */
 int mpg_py_device_id(PyObject *object, mpg_device_id *id);
 mpg_device_id mpg_py_current_device(void);

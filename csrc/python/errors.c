@@ -2,6 +2,8 @@
  * also derive from that. */
 #include "python/core.h"
 
+mpg_py_state *mpg_py; /* in this file, because all others of the layer depend on it */
+
 static const struct {
   mpg_status status;
   const char *name, *doc;

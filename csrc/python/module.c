@@ -8,7 +8,6 @@
 #include "python/core.h"
 
 static mpg_py_state state; /* runtime state: one module per process */
-mpg_py_state *mpg_py;
 
 /* Runs at exit, after MPI has ended: MPI's atexit function was registered later, so it runs
  * first. */

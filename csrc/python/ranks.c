@@ -72,27 +72,6 @@ static PyObject *ranks_lost(PyObject *Py_UNUSED(self), PyObject *args) {
   Py_RETURN_NONE;
 }
 
-int mpg_py_resolve_rank(PyObject *object, mpg_device_id *id) {
-  long rank = PyLong_AsLong(object);
-  if (rank == -1 && PyErr_Occurred()) return -1;
-  PyObject *module = PyImport_ImportModule("mpgluon._ranks");
-  PyObject *count = module ? PyObject_CallMethod(module, "count", NULL) : NULL;
-  long ranks = count ? PyLong_AsLong(count) : -1;
-  Py_XDECREF(module);
-  Py_XDECREF(count);
-  if (ranks < 0) return -1;
-  if (rank < 0 || rank >= ranks) {
-    PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR],
-                 ranks == 1 ? "rank %ld does not exist: this program is one process, rank 0; start "
-                              "it with mpirun -n 2 or more"
-                            : "rank %ld does not exist: this program's ranks are numbered 0 to %ld",
-                 rank, ranks - 1);
-    return -1;
-  }
-  id->rank = ranks == 1 ? 0 : (int32_t)rank + 1;
-  return 0;
-}
-
 static PyObject *ranks_begin_within(PyObject *Py_UNUSED(self), PyObject *object) {
   double seconds = PyFloat_AsDouble(object);
   if (seconds == -1 && PyErr_Occurred()) return NULL;
