@@ -72,8 +72,9 @@ double mpg_copy_seconds(double bytes, int32_t device_type);
 typedef struct mpg_value {
   uint32_t node, output;
 } mpg_value;
-#define MPG_NO_VALUE ((mpg_value){UINT32_MAX, 0})
-static inline bool mpg_has_value(mpg_value value) { return value.node != UINT32_MAX; }
+#define MPG_NO_NODE UINT32_MAX
+#define MPG_NO_VALUE ((mpg_value){MPG_NO_NODE, 0})
+static inline bool mpg_has_value(mpg_value value) { return value.node != MPG_NO_NODE; }
 static inline bool mpg_value_equal(mpg_value a, mpg_value b) {
   return a.node == b.node && a.output == b.output;
 }

@@ -159,7 +159,7 @@ typedef struct recomputation {
   walker walk;
   const bool *saved;
   mpg_graph *result;
-  /* Per node of the joint graph: its number in the result, or UINT32_MAX. For forward nodes, the
+  /* Per node of the joint graph that is in the result: its number there. For forward nodes, the
    * number of the copy. */
   uint32_t *places;
   uint32_t *batch; /* forward nodes to recompute next */

@@ -5,7 +5,7 @@
 #include "op/array/creation.h"
 #include "op/math/activation.h"
 
-static const mpg_operand none = {{UINT32_MAX, 0}, false};
+static const mpg_operand none = {{MPG_NO_NODE, 0}, false};
 
 /* --- Matching --------------------------------------------------------------------------------- */
 

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "graph/schedule/fuse_groups.h"
+#include "graph/schedule/plan.h"
 
 typedef struct fuser {
   const mpg_graph *graph;
@@ -17,7 +18,7 @@ typedef struct fuser {
   uint32_t num_groups;
   size_t groups_capacity;
   uint32_t first_open; /* all groups before it are closed */
-  uint32_t *group_of;  /* per node; UINT32_MAX */
+  uint32_t *group_of;  /* per node, or MPG_NO_GROUP */
   bool *kept;          /* per root: it or a view of it is saved or in an external array */
   mpg_open_group *trial, *spare;
 } fuser;
@@ -35,7 +36,7 @@ static void reuse(fuser *f, mpg_open_group *g) {
 static void dissolve(fuser *f, uint32_t number) {
   mpg_open_group *g = f->groups[number];
   for (uint32_t i = 0; i < g->num_members; i++)
-    f->group_of[f->order->nodes[g->members[i]]] = UINT32_MAX;
+    f->group_of[f->order->nodes[g->members[i]]] = MPG_NO_GROUP;
   reuse(f, g);
   f->groups[number] = NULL;
 }
@@ -47,7 +48,7 @@ static void close_group(fuser *f, uint32_t number) {
 }
 
 static bool is_open(const fuser *f, uint32_t number) {
-  return number != UINT32_MAX && f->groups[number] && f->groups[number]->open;
+  return number != MPG_NO_GROUP && f->groups[number] && f->groups[number]->open;
 }
 
 static void close_all(fuser *f) {
@@ -66,7 +67,7 @@ static uint32_t find_sources(fuser *f, const mpg_fuse_candidate *c, uint32_t *fo
   if (mpg_node_flag(node, MPG_OP_SHAPE_ONLY)) return 0;
   for (uint32_t i = 0; i < node->num_inputs; i++) {
     mpg_value input = mpg_node_inputs(f->graph, node)[i];
-    uint32_t number = mpg_has_value(input) ? f->group_of[input.node] : UINT32_MAX;
+    uint32_t number = mpg_has_value(input) ? f->group_of[input.node] : MPG_NO_GROUP;
     if (!is_open(f, number)) continue;
     const mpg_open_group *g = f->groups[number];
     bool known = false;
@@ -118,7 +119,7 @@ static bool has_gap(const fuser *f, const mpg_open_group *g, uint32_t position,
 static size_t producer_inputs_longer(const fuser *f, const mpg_open_group *g, uint32_t position) {
   const mpg_graph *graph = f->graph;
   size_t longer = 0;
-  if (g->producer == UINT32_MAX) return 0;
+  if (g->producer == MPG_NO_NODE) return 0;
   const mpg_node *producer = &graph->nodes[g->producer];
   for (uint32_t i = 0; i < producer->num_inputs; i++) {
     uint32_t root = f->facts.root[mpg_value_index(graph, mpg_node_inputs(graph, producer)[i])];
@@ -227,7 +228,7 @@ static uint32_t largest_to(const fuser *f, uint32_t *sources, uint32_t first, ui
   return sources[first] = number;
 }
 
-/* Joins the node to the largest group that accepts it, and returns that group, or UINT32_MAX if
+/* Joins the node to the largest group that accepts it, and returns that group, or MPG_NO_GROUP if
  * there is none. */
 static uint32_t join_largest(fuser *f, const mpg_fuse_candidate *c, uint32_t *sources,
                              uint32_t count) {
@@ -241,7 +242,7 @@ static uint32_t join_largest(fuser *f, const mpg_fuse_candidate *c, uint32_t *so
     f->group_of[c->number] = number;
     return number;
   }
-  return UINT32_MAX;
+  return MPG_NO_GROUP;
 }
 
 static bool merge_into(fuser *f, const mpg_fuse_candidate *c, uint32_t base, uint32_t number,
@@ -258,7 +259,7 @@ static bool merge_into(fuser *f, const mpg_fuse_candidate *c, uint32_t base, uin
 }
 
 static mpg_status visit(fuser *f, uint32_t position) {
-  uint32_t n = f->order->nodes[position], sources[MAX_SOURCES], base = UINT32_MAX;
+  uint32_t n = f->order->nodes[position], sources[MAX_SOURCES], base = MPG_NO_GROUP;
   const mpg_node *node = &f->graph->nodes[n];
   mpg_fuse_candidate c = {.node = node,
                           .number = n,
@@ -276,16 +277,16 @@ static mpg_status visit(fuser *f, uint32_t position) {
   if (fusible && c.kind != MPG_FUSE_PRODUCER) base = join_largest(f, &c, sources, count);
   for (uint32_t i = 0; i < count; i++) {
     if (sources[i] == base || !is_open(f, sources[i])) continue;
-    if (base == UINT32_MAX || !merge_into(f, &c, base, sources[i], sources, count))
+    if (base == MPG_NO_GROUP || !merge_into(f, &c, base, sources[i], sources, count))
       close_group(f, sources[i]);
   }
-  return fusible && base == UINT32_MAX ? start_group(f, &c) : MPG_OK;
+  return fusible && base == MPG_NO_GROUP ? start_group(f, &c) : MPG_OK;
 }
 
 static void find_kept(fuser *f) {
   const mpg_graph *graph = f->graph;
   for (size_t v = 0; v < graph->num_values; v++)
-    if (f->external[v] != UINT32_MAX) f->kept[f->facts.root[v]] = true;
+    if (f->external[v] != MPG_NO_BASE) f->kept[f->facts.root[v]] = true;
   for (size_t k = 0; f->saved && k < f->order->count; k++) {
     const mpg_node *node = &graph->nodes[f->order->nodes[k]];
     for (uint32_t i = 0; i < node->num_outputs; i++)
@@ -317,7 +318,7 @@ static mpg_status put_group(fuser *f, mpg_open_group *g, uint32_t number, mpg_or
   for (uint32_t i = 0; i < g->num_members; i++) {
     uint32_t n = f->order->nodes[g->members[i]];
     if (g->members[i] > g->last) { /* views that only other nodes may use */
-      f->group_of[n] = UINT32_MAX;
+      f->group_of[n] = MPG_NO_GROUP;
       continue;
     }
     fusion->group_of[fused->count] = fusion->num_groups;
@@ -337,12 +338,12 @@ static void find_made(const fuser *f, mpg_order *fused, uint32_t *made_by) {
   const mpg_graph *graph = f->graph;
   mpg_fusion *fusion = fused->fusion;
   for (size_t k = 0; k < fused->count; k++) {
-    if (fusion->group_of[k] == UINT32_MAX) continue;
+    if (fusion->group_of[k] == MPG_NO_GROUP) continue;
     const mpg_node *node = &graph->nodes[fused->nodes[k]];
     for (uint32_t i = 0; i < node->num_outputs; i++) {
       uint32_t v = node->values + i;
       made_by[v] = fusion->group_of[k];
-      fusion->internal[v] = f->external[v] == UINT32_MAX && !(f->saved && f->saved[v]);
+      fusion->internal[v] = f->external[v] == MPG_NO_BASE && !(f->saved && f->saved[v]);
     }
   }
   for (size_t i = 0; i < graph->num_outputs; i++)
@@ -398,11 +399,11 @@ static mpg_status make_result(fuser *f, mpg_order *fused) {
   MPG_TRY(begin_result(f, fused));
   for (uint32_t k = 0; k < order->count; k++) {
     uint32_t n = order->nodes[k], number = f->group_of[n];
-    if (number != UINT32_MAX) {
+    if (number != MPG_NO_GROUP) {
       if (f->groups[number]->last == k) MPG_TRY(put_group(f, f->groups[number], number, fused));
       continue;
     }
-    fused->fusion->group_of[fused->count] = UINT32_MAX;
+    fused->fusion->group_of[fused->count] = MPG_NO_GROUP;
     if (fused->segment_of) fused->segment_of[fused->count] = order->segment_of[k];
     fused->nodes[fused->count++] = n;
   }

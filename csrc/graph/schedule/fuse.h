@@ -38,13 +38,14 @@ typedef struct mpg_fusion_group {
   uint32_t row; /* as in mpg_fused */
   mpg_dtype row_dtype;
   uint32_t uses, num_uses; /* index of its first use in fusion->uses, and their number */
-  uint32_t producer;       /* node of the product that the group follows; UINT32_MAX means none */
+  uint32_t producer;       /* node of the product that the group follows; MPG_NO_NODE means none */
 } mpg_fusion_group;
 
+#define MPG_NO_GROUP UINT32_MAX
 typedef struct mpg_fusion {
   mpg_fusion_group *groups;
   uint32_t num_groups;
-  uint32_t *group_of; /* per position; UINT32_MAX means not in a group */
+  uint32_t *group_of; /* per position; MPG_NO_GROUP means not in a group */
   bool *internal;     /* per value: true if only its group reads it, so it has no memory */
   mpg_fused_use *uses;
   size_t num_uses, groups_capacity, uses_capacity;
@@ -59,7 +60,7 @@ void mpg_fusion_free(mpg_fusion *fusion); /* NULL is allowed */
 /* Returns the group of a position, or NULL. mpg_order_first and mpg_order_last return the first and
  * last position of the step that a position belongs to. */
 static inline const mpg_fusion_group *mpg_order_group(const mpg_order *order, size_t position) {
-  return order->fusion && order->fusion->group_of[position] != UINT32_MAX
+  return order->fusion && order->fusion->group_of[position] != MPG_NO_GROUP
              ? &order->fusion->groups[order->fusion->group_of[position]]
              : NULL;
 }

@@ -62,7 +62,7 @@ static bool can_be_cut(const mpg_open_group *g) {
   if (tile > MPG_FUSED_MAX_TILE) return false;
   if (g->generated) return true; /* a thread computes few elements, however many there are */
   if (all > MPG_FUSED_MAX_TILE && all / tile < 8) return false;
-  if (g->producer != UINT32_MAX && g->least % tile) return false;
+  if (g->producer != MPG_NO_NODE && g->least % tile) return false;
   if (all <= MPG_FUSED_MAX_FEW) return true;
   for (uint32_t i = 0; i < g->num_uses; i++) { /* threads share whole chunks */
     if (!g->uses[i].trailing) continue;
@@ -70,7 +70,7 @@ static bool can_be_cut(const mpg_open_group *g) {
             chunk = mpg_reduction_chunk(all / inner, inner);
     if ((all / inner + chunk - 1) / chunk < 8 || chunk * inner % tile) return false;
     /* Threads also share whole panels. */
-    if (g->producer != UINT32_MAX &&
+    if (g->producer != MPG_NO_NODE &&
         all / 8 < g->panel / common_divisor(g->panel, chunk * inner) * chunk * inner)
       return false;
   }
@@ -141,7 +141,7 @@ bool mpg_open_group_begin(mpg_open_group *g, const mpg_graph *graph, const mpg_f
                         .open = true,
                         .domain = a->domain,
                         .last = c->position,
-                        .producer = UINT32_MAX,
+                        .producer = MPG_NO_NODE,
                         .generated = c->generated};
   if (c->kind == MPG_FUSE_PRODUCER) {
     g->producer = c->number;
@@ -188,7 +188,7 @@ static bool join_by_input(mpg_open_group *g, const mpg_value *inputs, const mpg_
 static bool widen_by_input(mpg_open_group *g, const mpg_value *inputs, const mpg_graph *graph,
                            const mpg_fuse_action *a, mpg_domain_map *old, mpg_domain_map *joined) {
   uint32_t all = mpg_domain_all(&g->domain);
-  if (g->num_trailing || g->producer != UINT32_MAX) return false;
+  if (g->num_trailing || g->producer != MPG_NO_NODE) return false;
   for (uint32_t i = 0; i < a->num_inputs; i++) {
     const mpg_fused_use *use = mpg_open_group_use(g, mpg_value_index(graph, inputs[i]));
     if (use && use->varying == all)
@@ -226,11 +226,11 @@ bool mpg_open_group_merge(mpg_open_group *g, mpg_open_group *other, uint32_t val
                       *there = mpg_open_group_use(other, value);
   mpg_domain_map old, joined;
   if (!here || !there || there->varying != mpg_domain_all(&other->domain)) return false;
-  if ((other->num_trailing || other->producer != UINT32_MAX) &&
+  if ((other->num_trailing || other->producer != MPG_NO_NODE) &&
       here->varying != mpg_domain_all(&g->domain))
     return false;
-  if (g->producer != UINT32_MAX && other->producer != UINT32_MAX) return false;
-  if (other->producer != UINT32_MAX) {
+  if (g->producer != MPG_NO_NODE && other->producer != MPG_NO_NODE) return false;
+  if (other->producer != MPG_NO_NODE) {
     g->producer = other->producer;
     g->panel = other->panel;
     g->least = other->least;

@@ -15,7 +15,7 @@ typedef struct mpg_open_group {
   uint32_t last;        /* position of its last kernel */
   uint32_t num_kernels; /* number of members except views */
   uint32_t num_members, num_uses, num_trailing;
-  uint32_t producer; /* node number; UINT32_MAX means none */
+  uint32_t producer; /* node number; MPG_NO_NODE means none */
   int64_t panel;     /* number of elements in the producer's panels */
   int64_t least;     /* number of elements in the smallest panel, for many threads */
   bool generated;    /* the device generates its kernel */

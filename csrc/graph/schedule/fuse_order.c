@@ -12,12 +12,12 @@ typedef struct mover {
   const bool *unfused;
   const mpg_analysis *facts;
   /* The following arrays are per node. `place` is its position, or the position of the node it was
-   * moved after; UINT32_MAX means not in the list. */
+   * moved after; MPG_NO_POSITION means not in the list. */
   uint32_t *place;
   uint32_t *next; /* the next node in the list */
   uint32_t *last; /* the last node that was moved after it, or itself */
   bool *follows;  /* it is a producer, or was moved after one */
-  uint32_t tail;  /* the last node of the list; UINT32_MAX means empty */
+  uint32_t tail;  /* the last node of the list; MPG_NO_NODE means empty */
   uint32_t write; /* position of the latest node that writes an input */
   bool moved;
 } mover;
@@ -40,41 +40,42 @@ static bool is_trailing_reduction(const mover *m, uint32_t n) {
          mpg_device_id_equal(graph->nodes[maker].device, node->device);
 }
 
-/* Returns the input that comes last in the list; UINT32_MAX if it is not unique or none is
+/* Returns the input that comes last in the list; MPG_NO_NODE if it is not unique or none is
  * listed. */
 static uint32_t latest_input(const mover *m, const mpg_node *node) {
   const mpg_value *inputs = mpg_node_inputs(m->graph, node);
-  uint32_t latest = UINT32_MAX;
+  uint32_t latest = MPG_NO_NODE;
   for (uint32_t i = 0; i < node->num_inputs; i++) {
     uint32_t place = m->place[inputs[i].node];
-    if (place != UINT32_MAX && (latest == UINT32_MAX || place > m->place[latest]))
+    if (place != MPG_NO_POSITION && (latest == MPG_NO_NODE || place > m->place[latest]))
       latest = inputs[i].node;
   }
-  for (uint32_t i = 0; latest != UINT32_MAX && i < node->num_inputs; i++)
-    if (inputs[i].node != latest && m->place[inputs[i].node] == m->place[latest]) return UINT32_MAX;
+  for (uint32_t i = 0; latest != MPG_NO_NODE && i < node->num_inputs; i++)
+    if (inputs[i].node != latest && m->place[inputs[i].node] == m->place[latest])
+      return MPG_NO_NODE;
   return latest;
 }
 
-/* Returns the node that a map may directly follow, or UINT32_MAX. The map must be its only reader
+/* Returns the node that a map may directly follow, or MPG_NO_NODE. The map must be its only reader
  * and all other inputs must be available, so that no array lives longer. */
 static uint32_t followed_by(const mover *m, uint32_t n) {
   const mpg_graph *graph = m->graph;
   const mpg_node *node = &graph->nodes[n];
-  if (kind_of(m, n) != MPG_FUSE_MAP) return UINT32_MAX;
+  if (kind_of(m, n) != MPG_FUSE_MAP) return MPG_NO_NODE;
   uint32_t source = latest_input(m, node);
-  if (source == UINT32_MAX || !m->follows[source]) return UINT32_MAX;
+  if (source == MPG_NO_NODE || !m->follows[source]) return MPG_NO_NODE;
   const mpg_node *maker = &graph->nodes[source];
   bool fits = m->facts->uses[maker->values] == 1 && maker->num_outputs == 1 &&
               node->num_outputs == 1 && mpg_device_id_equal(maker->device, node->device) &&
               mpg_desc_bytes(&graph->values[node->values].desc) <=
                   mpg_desc_bytes(&graph->values[maker->values].desc);
-  return fits ? source : UINT32_MAX;
+  return fits ? source : MPG_NO_NODE;
 }
 
 /* True if the node at position k may move after `source`. It must not move past a write or to
  * another segment. */
 static bool may_move(const mover *m, uint32_t k, uint32_t source) {
-  if (source == UINT32_MAX || m->place[source] == UINT32_MAX) return false;
+  if (source == MPG_NO_NODE || m->place[source] == MPG_NO_POSITION) return false;
   const uint32_t *segment_of = m->order->segment_of;
   uint32_t place = m->place[source];
   return place >= m->write && (!segment_of || segment_of[place] == segment_of[k]);
@@ -83,12 +84,12 @@ static bool may_move(const mover *m, uint32_t k, uint32_t source) {
 static void insert_after(mover *m, uint32_t n, uint32_t before) {
   m->moved |= before != m->tail;
   if (before == m->tail) {
-    m->next[n] = UINT32_MAX;
+    m->next[n] = MPG_NO_NODE;
     m->tail = n;
   } else {
     m->next[n] = m->next[before];
   }
-  if (before != UINT32_MAX) m->next[before] = n;
+  if (before != MPG_NO_NODE) m->next[before] = n;
 }
 
 static void visit(mover *m, uint32_t k) {
@@ -114,7 +115,7 @@ static mpg_status write_order(const mover *m, mpg_order *moved) {
                        .segment_of = order->segment_of ? mpg_malloc(size) : NULL};
   if (!moved->nodes || (order->segment_of && !moved->segment_of))
     return mpg_out_of_host_memory(size);
-  for (uint32_t n = order->nodes[0]; n != UINT32_MAX; n = m->next[n]) {
+  for (uint32_t n = order->nodes[0]; n != MPG_NO_NODE; n = m->next[n]) {
     if (order->segment_of) moved->segment_of[moved->count] = order->segment_of[m->place[n]];
     moved->nodes[moved->count++] = n;
   }
@@ -134,7 +135,7 @@ mpg_status mpg_fuse_order(const mpg_graph *graph, const mpg_order *order, const 
              .next = mpg_workspace_take(&space, count, sizeof *m.next),
              .last = mpg_workspace_take(&space, count, sizeof *m.last),
              .follows = mpg_workspace_take(&space, count, sizeof *m.follows),
-             .tail = UINT32_MAX};
+             .tail = MPG_NO_NODE};
   mpg_status status = MPG_OK;
   MPG_GOTO(mpg_workspace_check(&space));
   memset(m.place, 0xff, count * sizeof *m.place);

@@ -6,7 +6,10 @@
 
 #include "graph/ir/analysis.h"
 
-#define NOBODY UINT32_MAX
+enum {
+  NO_ROOT = UINT32_MAX, /* in place of a value */
+  ORDERED = UINT32_MAX, /* in place of a number of dependencies */
+};
 
 /* Nodes are named by their position in the request's order. */
 typedef struct schedule {
@@ -61,21 +64,21 @@ static mpg_status find_edges(schedule *s, edge_list *edges) {
   uint32_t *last_user = mpg_malloc((graph->num_values + 1) * sizeof *last_user);
   mpg_status status = MPG_OK;
   if (!last_user) return mpg_out_of_host_memory(graph->num_values * sizeof *last_user);
-  for (size_t v = 0; v < graph->num_values; v++) last_user[v] = NOBODY;
-  uint32_t last_rendezvous = NOBODY;
+  for (size_t v = 0; v < graph->num_values; v++) last_user[v] = MPG_NO_NODE;
+  uint32_t last_rendezvous = MPG_NO_NODE;
   for (uint32_t k = 0; k < s->count; k++) {
     const mpg_node *node = node_at(s, k);
     if (mpg_node_flag(node, MPG_OP_RENDEZVOUS)) {
-      if (last_rendezvous != NOBODY) MPG_GOTO(add_edge(edges, last_rendezvous, k));
+      if (last_rendezvous != MPG_NO_NODE) MPG_GOTO(add_edge(edges, last_rendezvous, k));
       last_rendezvous = k;
     }
     for (uint32_t i = 0; i < node->num_inputs; i++) {
       mpg_value input = mpg_node_inputs(graph, node)[i];
       uint32_t root = s->facts.root[mpg_value_index(graph, input)];
-      if (s->facts.position[input.node] != NOBODY)
+      if (s->facts.position[input.node] != MPG_NO_POSITION)
         MPG_GOTO(add_edge(edges, s->facts.position[input.node], k));
       if (!s->facts.written[root] || last_user[root] == k) continue;
-      if (last_user[root] != NOBODY) MPG_GOTO(add_edge(edges, last_user[root], k));
+      if (last_user[root] != MPG_NO_NODE) MPG_GOTO(add_edge(edges, last_user[root], k));
       last_user[root] = k;
     }
   }
@@ -109,7 +112,7 @@ static void find_memory(schedule *s) {
     const mpg_node *node = &graph->nodes[n];
     for (uint32_t i = 0; i < node->num_outputs; i++) {
       uint32_t value = node->values + i, root = s->facts.root[value];
-      bool made = s->facts.position[n] != NOBODY; /* computed in this phase */
+      bool made = s->facts.position[n] != MPG_NO_POSITION; /* computed in this phase */
       bool saved = request->saved && request->saved[value];
       if (!mpg_node_is_input(node) && (made ? root == value : request->forward && saved))
         s->bytes[root] = mpg_align_up(mpg_desc_bytes(&graph->values[value].desc), 64);
@@ -160,17 +163,17 @@ static mpg_status new_order(const schedule *s, mpg_order *order) {
 /* --- Bytes alive ------------------------------------------------------------------------------ */
 
 /* Returns the root of an input that dies at the node and whose memory the output may reuse, or
- * NOBODY. */
+ * NO_ROOT. */
 static uint32_t dying_input(const schedule *s, const mpg_node *node) {
   const mpg_graph *graph = s->graph;
-  if (!mpg_node_flag(node, MPG_OP_INPLACE) || !reads(node)) return NOBODY;
+  if (!mpg_node_flag(node, MPG_OP_INPLACE) || !reads(node)) return NO_ROOT;
   for (uint32_t i = 0; i < node->num_inputs; i++) {
     uint32_t root = s->facts.root[mpg_value_index(graph, mpg_node_inputs(graph, node)[i])];
     if (s->left_uses[root] == 1 && !s->stays[root] && s->bytes[root] &&
         s->bytes[root] == s->bytes[node->values])
       return root;
   }
-  return NOBODY;
+  return NO_ROOT;
 }
 
 /* Computes the bytes alive before the first node. */
@@ -180,7 +183,7 @@ static void alive_before(schedule *s, size_t *alive) {
   memset(alive, 0, MPG_MAX_GRAPH_DEVICES * sizeof *alive);
   for (size_t n = 0; n < graph->num_nodes; n++) {
     const mpg_node *node = &graph->nodes[n];
-    if (s->facts.position[n] != NOBODY) continue;
+    if (s->facts.position[n] != MPG_NO_POSITION) continue;
     for (uint32_t i = 0; i < node->num_outputs; i++)
       if (s->facts.readers[node->values + i] || s->stays[node->values + i])
         alive[slot_of(s, graph->values[node->values + i].device)] += s->bytes[node->values + i];
@@ -190,7 +193,7 @@ static void alive_before(schedule *s, size_t *alive) {
 /* Returns the bytes alive on the node's device while it runs. */
 static size_t alive_with(schedule *s, const mpg_node *node, const size_t *alive) {
   uint32_t over = dying_input(s, node);
-  size_t now = alive[slot_of(s, node->device)] - (over == NOBODY ? 0 : s->bytes[over]);
+  size_t now = alive[slot_of(s, node->device)] - (over == NO_ROOT ? 0 : s->bytes[over]);
   for (uint32_t i = 0; i < node->num_outputs; i++)
     if (s->facts.root[node->values + i] == node->values + i) now += s->bytes[node->values + i];
   return now;
@@ -368,7 +371,7 @@ typedef struct depth_search { /* all arrays are per position */
   double *needs; /* bytes to compute it, as if its dependencies formed a tree */
   double *keeps; /* bytes of its outputs */
   uint32_t *stack;
-  uint32_t *seen; /* number of visited dependencies; NOBODY means that the node is in the order */
+  uint32_t *seen; /* number of visited dependencies; ORDERED means that the node is in the order */
 } depth_search;
 
 static mpg_status begin_depth_search(const schedule *s, depth_search *d) {
@@ -431,13 +434,13 @@ static void find_needs(const schedule *s, depth_search *d) {
   }
 }
 
-/* Returns the next dependency of the node that is not in the order, or NOBODY. */
+/* Returns the next dependency of the node that is not in the order, or MPG_NO_NODE. */
 static uint32_t next_dependency(depth_search *d, uint32_t k) {
   while (d->seen[k] < d->first[k + 1] - d->first[k]) {
     uint32_t other = d->before[d->first[k] + d->seen[k]++];
-    if (d->seen[other] != NOBODY) return other;
+    if (d->seen[other] != ORDERED) return other;
   }
-  return NOBODY;
+  return MPG_NO_NODE;
 }
 
 /* Appends the node after all its dependencies, without recursion. */
@@ -446,14 +449,14 @@ static void append_depth_first(const schedule *s, depth_search *d, uint32_t k, m
   d->stack[depth++] = k;
   while (depth) {
     uint32_t top = d->stack[depth - 1];
-    uint32_t other = d->seen[top] == NOBODY ? NOBODY : next_dependency(d, top);
-    if (other != NOBODY) {
+    uint32_t other = d->seen[top] == ORDERED ? MPG_NO_NODE : next_dependency(d, top);
+    if (other != MPG_NO_NODE) {
       d->stack[depth++] = other;
       continue;
     }
     depth--;
-    if (d->seen[top] == NOBODY) continue;
-    d->seen[top] = NOBODY;
+    if (d->seen[top] == ORDERED) continue;
+    d->seen[top] = ORDERED;
     order->nodes[order->count++] = s->order->nodes[top];
   }
 }
@@ -548,8 +551,8 @@ static mpg_status pop_within(schedule *s, heap *ready, const size_t *alive, cons
   enum { TRIES = 32 };
   entry aside[TRIES];
   int count = 0, earliest = 0;
-  *taken = NOBODY;
-  while (ready->count && count < TRIES && *taken == NOBODY) {
+  *taken = MPG_NO_NODE;
+  while (ready->count && count < TRIES && *taken == MPG_NO_NODE) {
     entry top = pop(ready);
     const mpg_node *node = node_at(s, top.node);
     if (alive_with(s, node, alive) <= most[slot_of(s, node->device)]) {
@@ -559,7 +562,7 @@ static mpg_status pop_within(schedule *s, heap *ready, const size_t *alive, cons
       aside[count++] = top;
     }
   }
-  if (*taken == NOBODY) {
+  if (*taken == MPG_NO_NODE) {
     *taken = aside[earliest].node;
     aside[earliest] = aside[--count];
   }
@@ -611,15 +614,15 @@ static mpg_status note_ready(schedule *s, list_scheduler *l, uint32_t slot, cons
 /* Chooses the device that can start a node first, and the start time. */
 static mpg_status choose_device(schedule *s, list_scheduler *l, const double *paths, uint32_t *slot,
                                 double *when) {
-  *slot = NOBODY;
+  *slot = UINT32_MAX;
   for (uint32_t i = 0; i < s->num_devices; i++) {
     MPG_TRY(note_ready(s, l, i, paths));
     if (!l->ready[i].count && !l->coming[i].count) continue;
     double possible = l->ready[i].count ? l->free_at[i] : -l->coming[i].entries[0].rank;
-    if (*slot == NOBODY || possible < *when) *slot = i, *when = possible;
+    if (*slot == UINT32_MAX || possible < *when) *slot = i, *when = possible;
   }
-  return *slot != NOBODY ? MPG_OK
-                         : mpg_fail(MPG_ERROR, "internal: the order of a graph has a cycle");
+  return *slot != UINT32_MAX ? MPG_OK
+                             : mpg_fail(MPG_ERROR, "internal: the order of a graph has a cycle");
 }
 
 static mpg_status choose_node(schedule *s, list_scheduler *l, uint32_t slot, const size_t *most,

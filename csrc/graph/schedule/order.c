@@ -28,7 +28,7 @@ mpg_status mpg_graph_order(const mpg_graph *graph, mpg_phase phase, const mpg_va
     if (mpg_has_value(roots[i])) live[roots[i].node] = true;
   for (size_t n = count; n-- > 0;) {
     const mpg_node *node = &graph->nodes[n];
-    first[n] = UINT32_MAX;
+    first[n] = MPG_NO_NODE;
     if (phase == MPG_PHASE_FORWARD && node->phase == phase && mpg_node_mutates(node))
       live[n] = true;
   }
@@ -48,7 +48,7 @@ mpg_status mpg_graph_order(const mpg_graph *graph, mpg_phase phase, const mpg_va
     order->nodes[order->count++] = (uint32_t)n;
     /* A copy of a copy follows its source in turn. */
     for (size_t done = order->count - 1; done < order->count; done++)
-      for (uint32_t copy = first[order->nodes[done]]; copy != UINT32_MAX; copy = next[copy])
+      for (uint32_t copy = first[order->nodes[done]]; copy != MPG_NO_NODE; copy = next[copy])
         order->nodes[order->count++] = copy;
   }
 fail:
@@ -66,15 +66,15 @@ mpg_status mpg_order_follow(const mpg_graph *graph, uint32_t first, mpg_order *o
   mpg_status status = MPG_OK;
   if (!leader || !begin || !nodes)
     MPG_GOTO(mpg_out_of_host_memory(graph->num_nodes * sizeof *leader));
-  for (size_t n = 0; n < graph->num_nodes; n++) leader[n] = UINT32_MAX;
+  for (size_t n = 0; n < graph->num_nodes; n++) leader[n] = MPG_NO_POSITION;
   for (size_t k = 0; k < count; k++) {
-    uint32_t n = order->nodes[k], last = UINT32_MAX;
+    uint32_t n = order->nodes[k], last = MPG_NO_POSITION;
     for (uint32_t i = 0; n >= first && i < graph->nodes[n].num_inputs; i++) {
       mpg_value input = mpg_node_inputs(graph, &graph->nodes[n])[i];
-      uint32_t at = mpg_has_value(input) ? leader[input.node] : UINT32_MAX;
-      if (at != UINT32_MAX && (last == UINT32_MAX || at > last)) last = at;
+      uint32_t at = mpg_has_value(input) ? leader[input.node] : MPG_NO_POSITION;
+      if (at != MPG_NO_POSITION && (last == MPG_NO_POSITION || at > last)) last = at;
     }
-    leader[n] = last == UINT32_MAX ? (uint32_t)k : last;
+    leader[n] = last == MPG_NO_POSITION ? (uint32_t)k : last;
     begin[leader[n] + 1]++;
   }
   for (size_t k = 0; k < count; k++) begin[k + 1] += begin[k];

@@ -220,7 +220,7 @@ static bool may_lie_over(const planner *p, size_t k, uint32_t out, uint32_t inpu
    * read the input after it was overwritten. */
   int64_t all = 1;
   for (int d = 0; d < group->ndim; d++) all *= group->dims[d];
-  const mpg_node *producer = group->producer != UINT32_MAX ? &graph->nodes[group->producer] : NULL;
+  const mpg_node *producer = group->producer != MPG_NO_NODE ? &graph->nodes[group->producer] : NULL;
   /* Every panel reads the producer's inputs again. */
   for (uint32_t i = 0; producer && i < producer->num_inputs; i++)
     if (find(p->plan, mpg_value_index(graph, mpg_node_inputs(graph, producer)[i])) == input)
