@@ -13,9 +13,9 @@ from .._hints import OptionsChecked
 from ..attribute import AttrScope
 
 
-class _Changes:
-    """Counts the times at which any block may have got other children, parameters, devices or
-    options. Compiled calls look at their blocks again when `count` has grown."""
+class ChangeCount:
+    """Counts changes of one kind. Caches store the `count` that they have seen, and check their
+    contents when it has grown."""
 
     def __init__(self):
         self.count = 0
@@ -24,13 +24,14 @@ class _Changes:
         self.count += 1
 
 
-changes = _Changes()
+# Changes after which a block may have different children, parameters, devices or options
+structure_changes = ChangeCount()
 
 
 def _noting(method):
     @functools.wraps(method)
     def noting(self, *args, **kwargs):
-        changes.note()
+        structure_changes.note()
         return method(self, *args, **kwargs)
 
     return noting

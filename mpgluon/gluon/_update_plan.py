@@ -11,7 +11,7 @@ from ..base import MXNetError
 from ..optimizer import multi
 from ..optimizer.optimizer import updates_parts
 from ._gradient_buckets import make_buckets
-from .parameter._parameter import changes
+from .parameter._parameter import parameter_changes
 
 
 class _Group:
@@ -123,9 +123,9 @@ class Plan:
     changed dict invalidates the plan."""
 
     def __init__(self, params, optimizer, sharded, apart):
-        self.changes, self.mode = changes[0], (sharded, apart)
+        self.changes, self.mode = parameter_changes.count, (sharded, apart)
         self.params, self.optimizer = params, optimizer
-        self.factors = None  # the multipliers' state at a value of `changes`: see factors_fit
+        self.factors = None  # see factors_fit
         self.seen = [(param, param.arrays, param.gradients) for param in params]
         # Arrays from before a move, which a pending backward pass may still write to.
         self.left = [
@@ -228,12 +228,12 @@ class Plan:
     def factors_fit(self, lr, wd):
         """True if `lr` and `wd` times the multipliers of any parameter are finite, and the learning
         rates are not negative."""
-        if self.factors is None or self.factors[0] != changes[0]:
+        if self.factors is None or self.factors[0] != parameter_changes.count:
             params = [self.params[index] for index in self.dtypes]
             lrs, wds = [p.lr_mult for p in params], [abs(p.wd_mult) for p in params]
             # max and min may skip NaN, a sum does not
             known = math.isfinite(sum(lrs)) and math.isfinite(sum(wds)) and min(lrs, default=0) >= 0
-            self.factors = changes[0], known, max(lrs, default=0), max(wds, default=0)
+            self.factors = parameter_changes.count, known, max(lrs, default=0), max(wds, default=0)
         _, known, largest_lr, largest_wd = self.factors
         return (
             known and lr >= 0 and math.isfinite(lr * largest_lr) and math.isfinite(wd * largest_wd)

@@ -19,7 +19,7 @@ from ._update_plan import Plan, update_parts
 from .block import Block
 from .parameter import Parameter, ParameterDict
 from .parameter._gradient_contents import changes_to
-from .parameter._parameter import changes
+from .parameter._parameter import parameter_changes
 from .parameter._parameter_dict import name_of_whole
 from .utils import global_norm, scale_arrays
 
@@ -305,7 +305,7 @@ class Trainer(TrainerStore, TrainerState):
 
     def _current_plan(self):
         """Returns the update plan, rebuilt if a parameter's arrays were replaced."""
-        plan, now = self._plan, changes[0]
+        plan, now = self._plan, parameter_changes.count
         if plan is not None:
             if plan.changes == now:
                 return plan

@@ -13,7 +13,7 @@ from ...ndarray._sparse.row_gradients import whole
 from ...ndarray._sparse.row_taps import TappedCall, Taps, has_row_gradient
 from .._block_path import block_path
 from .._nested import ARRAY, flatten, regroup
-from .._tree import changes, flags_of
+from .._tree import flags_of, structure_changes
 from ..utils import shape_is_known
 from . import grouped, recompute, tracing
 from .captured import Captured, are_current
@@ -61,7 +61,8 @@ class Signature:
         self.captured = ()  # `captured.Captured`
         self.conditions = ()  # `places.Fixed` and `places.Container`
         self.others = None  # the other blocks that are reached from the block
-        self.structure_seen, self.changes = None, None  # their `snapshot`, and `changes.count` then
+        # Their `snapshot`, and the `structure_changes.count` at that time
+        self.structure_seen, self.changes_seen = None, None
         self.row_gradients = False  # some parameters have sparse gradients
         self.tapped = {}  # if row_gradients: shapes of the arguments -> TappedCall
         self.last_used = 0
@@ -157,11 +158,12 @@ class Signature:
         arrays = [array for array in arrays if array._place not in known]
         if not arrays and self.others is not None:
             return
-        seen = changes.count
+        seen = structure_changes.count
         found = find(self.block, [*arrays, *[captured.array for captured in self.captured]])
         if self.others is None:
             self.others = found.blocks
-            self.structure_seen, self.changes = snapshot([self.block, *self.others]), seen
+            self.structure_seen = snapshot([self.block, *self.others])
+            self.changes_seen = seen
         self.captured = (
             *self.captured,
             *[Captured(*one) for one in found.arrays if one[-1]._place not in known],
@@ -172,11 +174,11 @@ class Signature:
     def is_current(self):
         """True if the trace is valid, and calls use the current arrays in place of the captured
         ones. If false, the block must be traced again."""
-        seen = changes.count
-        if self.changes != seen and self.others is not None:
+        seen = structure_changes.count
+        if self.changes_seen != seen and self.others is not None:
             if self.structure_seen != snapshot([self.block, *self.others]):
                 return False
-            self.changes = seen
+            self.changes_seen = seen
         return all([condition.holds() for condition in self.conditions]) and are_current(self)
 
     def parameter_arrays(self):
@@ -270,14 +272,14 @@ class CompiledCall:
         self._flags["budget"] = recompute.limits(flags.get("recompute"))
         self._signatures = {}
         self._dropped = 0
-        self._changes = changes.count
+        self._changes_seen = structure_changes.count
 
     @property
     def _block(self):
         return self._block_reference()
 
     def __call__(self, args):
-        if self._changes != changes.count:
+        if self._changes_seen != structure_changes.count:
             self._look_again()
         if set(map(type, args)) == _ONLY_ARRAYS:  # the usual case
             flat = list(args)
@@ -330,7 +332,7 @@ class CompiledCall:
 
     def _look_again(self):
         """Makes every signature check its blocks in its next call."""
-        self._changes = changes.count
+        self._changes_seen = structure_changes.count
         for signature in list(self._signatures.values()):
             signature.ready = False
 

@@ -19,7 +19,7 @@ from .._compiled import grouped
 from .._compiled.programs import CompiledPrograms
 from .._compiled.structure import KINDS
 from .._nested import is_symbolic
-from .._tree import Parts, TreeNode, changes, children, compiled_call, is_hybridized
+from .._tree import Parts, TreeNode, children, compiled_call, is_hybridized, structure_changes
 from ..parameter._parameter import Parameter, load_values
 from ..parameter._parameter_dict import ParameterDict, check_names, renamed
 from ..utils import HookHandle, brief, indent
@@ -187,7 +187,7 @@ class Block(TreeNode):
             self.params.adopt(value)
             self._reg_params[name] = value
         elif name in _NOTED or isinstance(existing, KINDS) is not isinstance(value, KINDS):
-            changes.note()
+            structure_changes.note()
             if name in _PARTS and not isinstance(value, Parts):
                 value = Parts(value)
         super().__setattr__(name, value)

@@ -16,6 +16,7 @@ from ...base import MXNetAssertionError, MXNetError
 from ...context import Context, computes, current_context
 from ...ndarray._sparse.row_gradients import RowGradientWeight, RowSparseGradient, row_sparse_part
 from .._compiled import tracing
+from .._tree import ChangeCount
 from ..utils import context_list, shape_is_known
 from ._gradient_contents import contents_of, filled, left_behind, on_devices
 from ._mxnet_names import MXNetNames
@@ -51,9 +52,8 @@ class DeferredInitializationError(MXNetError):
     shape."""
 
 
-# Counts changes of any parameter's arrays, gradients or multipliers. As long as the number is the
-# same, none of them has changed.
-changes: list[int] = [0]
+# Changes of the arrays, gradients or multipliers of any parameter
+parameter_changes = ChangeCount()
 _COUNTED = frozenset(("arrays", "gradients", "lr_mult", "wd_mult"))
 
 
@@ -176,16 +176,16 @@ class Parameter(MXNetNames):
         if name == "name":
             self._var = None  # it has the old name
         if name in _COUNTED:
-            changes[0] += 1
+            parameter_changes.note()
 
     def _hold(self, *before, **values):
         """Replaces `arrays` and related attributes atomically: after an interrupt, either all old
         or all new values are visible. `before` are further changes (`_core.at_once`) to include."""
         self._unbind()  # before the change, in case an interrupt follows it immediately
-        changes[0] += 1
+        parameter_changes.note()
         at_once(*before, (set_attributes, self, *chain(*values.items())))
         self._unbind()
-        changes[0] += 1
+        parameter_changes.note()
 
     def bound_by(self, call: Any) -> None:
         """Registers a compiled call that holds the arrays. Its unbind() is called when they are
