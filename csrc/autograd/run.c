@@ -41,8 +41,8 @@ static mpg_status bind_values(mpg_backward_pass *pass, bool retain, bool create_
         if (!take) continue;
         mpg_tensor_retain(&tensor);
         pass->arrays[value].tensor = tensor;
-        if (!retain && !create_graph) /* the last use in this pass frees it */
-          mpg_contents_release(&place.node->saved[place.slot]);
+        /* The last use in this pass frees it. */
+        if (!retain && !create_graph) mpg_contents_release(&place.node->saved[place.slot]);
         if (create_graph) {
           mpg_tape_node *owner = pass->owners[n];
           pass->arrays[value].node = mpg_tape_retain(owner);

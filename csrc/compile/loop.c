@@ -5,10 +5,8 @@
 #include "autograd/tape.h"
 #include "base/host.h"
 
-enum {
-  BETWEEN_INTERRUPTS = 64,
-  LARGEST_KEPT = 1 << 14 /* maximum number of arrays for which scratch memory is kept */
-};
+/* LARGEST_KEPT: maximum number of arrays for which scratch memory is kept */
+enum { BETWEEN_INTERRUPTS = 64, LARGEST_KEPT = 1 << 14 };
 
 typedef struct mpg_loop_space {
   mpg_array *slices; /* per data array, per step; owned, as are all arrays */

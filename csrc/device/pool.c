@@ -429,7 +429,9 @@ static mpg_status wait_for_uses(mpg_pool *pool, const mpg_uses *cached, bool giv
 static mpg_status give_back(mpg_pool *pool, size_t size, bool wait, bool give_up_lock,
                             size_t *given) {
   mpg_status status = MPG_OK;
-  size_t most_waits = 0, index;
+  /* Limited, because other threads may add blocks while the host lock is released. */
+  size_t most_waits = 0;
+  size_t index;
   size_class *class;
   *given = 0;
   lock(pool);
@@ -440,8 +442,7 @@ static mpg_status give_back(mpg_pool *pool, size_t size, bool wait, bool give_up
     else if (join(pool))
       continue;
     else if (most_waits && (class = find_cached(pool, size - *given, true, &index)))
-      most_waits--, /* other threads may add blocks while the host lock is released */
-          status = wait_for_uses(pool, &class->cached[index].uses, give_up_lock);
+      most_waits--, status = wait_for_uses(pool, &class->cached[index].uses, give_up_lock);
     else
       break;
   }
@@ -672,8 +673,8 @@ static mpg_status take(mpg_pool *pool, size_class *class, size_t rounded, size_t
 
 static __attribute__((noinline)) void make_usable(const mpg_pool *pool, size_class *class,
                                                   mpg_block *block) {
-  for (size_t i = 0; i < class->count; i++)
-    poison(pool, &class->cached[i]); /* work may have finished meanwhile */
+  /* The work that used cached blocks may have finished meanwhile. */
+  for (size_t i = 0; i < class->count; i++) poison(pool, &class->cached[i]);
   poison(pool, block);
   unpoison(pool, block);
 }
@@ -703,8 +704,8 @@ mpg_status mpg_pool_alloc(mpg_pool *pool, size_t size, bool host_access, mpg_blo
   if (in_use > GET(peak_in_use)) raise_peak(&pool->peak_in_use, in_use);
   SET(allocations, GET(allocations) + 1);
   size_t bound = GET(limit);
-  if (bound && GET(held) + GET(scratch) > bound)
-    shrink(pool, bound, false, false); /* scratch may have grown since */
+  /* Scratch may have grown since the last check. */
+  if (bound && GET(held) + GET(scratch) > bound) shrink(pool, bound, false, false);
   return MPG_OK;
 }
 
@@ -717,8 +718,8 @@ void mpg_pool_free(mpg_pool *pool, const mpg_block *block) {
   lock(pool);
   put(pool, class, block);
   unlock(pool);
-  if (__builtin_expect(pool->poison, 0)) /* devices that capture are not poisoned */
-    poison(pool, &class->cached[class->count - 1]);
+  /* Devices that capture are not poisoned. */
+  if (__builtin_expect(pool->poison, 0)) poison(pool, &class->cached[class->count - 1]);
   SET(in_use, GET(in_use) - block->size);
 }
 

@@ -295,8 +295,8 @@ static void hear(const mpg_message *m) {
   if (heard.kind == MPG_NEWS_FAILED)
     snprintf(engine->peers[m->rank].failed, MPG_NOTICE, "%s",
              heard.text[0] ? heard.text : "an error without a message");
-  if (heard.kind == MPG_NEWS_ALIVE || heard.kind == MPG_NEWS_STUCK)
-    (void)mpg_news_listen(m->rank); /* if that fails, the rank is considered silent */
+  /* If that fails, the rank is considered silent. */
+  if (heard.kind == MPG_NEWS_ALIVE || heard.kind == MPG_NEWS_STUCK) (void)mpg_news_listen(m->rank);
 }
 
 /* Fails a message because its rank is lost. Its missing data is not waited for. */

@@ -56,8 +56,8 @@ static bool fold_norm(mpg_rewrite *r, uint32_t n) {
   if (node->train && !p->use_global_stats) return false;
   /* Mean or variance is used. */
   if (r->users[node->values + 1] || r->users[node->values + 2]) return false;
-  mpg_operand norm = mpg_rewrite_shown(r), data = mpg_rewrite_input(r, norm, 0), product,
-              known[6]; /* gamma, beta, mean, variance, weight, bias */
+  /* known: gamma, beta, mean, variance, weight, bias */
+  mpg_operand norm = mpg_rewrite_shown(r), data = mpg_rewrite_input(r, norm, 0), product, known[6];
   const mpg_desc *desc = mpg_rewrite_desc(r, norm);
   bool has_bias;
   if (!product_before(r, data, p->axis < 0 ? p->axis + desc->shape.ndim : p->axis, &product,

@@ -124,8 +124,8 @@ mpg_status mpg_infer_amp_multicast(mpg_infer *infer) {
 static mpg_value cast_like(mpg_gradient *g, mpg_value grad, mpg_value input) {
   if (g->status != MPG_OK || !mpg_has_value(grad)) return MPG_NO_VALUE;
   mpg_cast_params params = {.dtype = mpg_value_desc(g, input)->dtype};
-  if (!mpg_dtype_is_float((mpg_dtype)params.dtype))
-    return MPG_NO_VALUE; /* integers have no gradient */
+  /* Integers have no gradient. */
+  if (!mpg_dtype_is_float((mpg_dtype)params.dtype)) return MPG_NO_VALUE;
   if (mpg_value_desc(g, grad)->dtype == (mpg_dtype)params.dtype) return grad;
   return mpg_emit1(g, MPG_OP_Cast, &params, grad);
 }

@@ -9,14 +9,8 @@
 /* Larger windows, strides or pads are mistakes, and would overflow. */
 #define LARGEST ((int64_t)1 << 31)
 
-enum {
-  LAYOUT_NCDHW,
-  LAYOUT_NCHW,
-  LAYOUT_NCW,
-  LAYOUT_NDHWC,
-  LAYOUT_NHWC,
-  LAYOUT_NWC
-}; /* values of `layout` */
+/* Values of `layout` */
+enum { LAYOUT_NCDHW, LAYOUT_NCHW, LAYOUT_NCW, LAYOUT_NDHWC, LAYOUT_NHWC, LAYOUT_NWC };
 
 /* Checks one tuple of a window: empty, or one element per spatial axis, each in [low, LARGEST]. */
 static mpg_status check_tuple(const mpg_infer *infer, const char *name, const mpg_tuple *tuple,

@@ -20,8 +20,8 @@ mpg_status mpg_infer_softmax_output(mpg_infer *infer) {
   if (!mpg_shape_known(data)) return MPG_OK;
   if (data->ndim < (params->multi_output ? 2 : 1))
     return mpg_infer_fail(infer, "data has too few dimensions");
-  if (label->ndim >= 0 && mpg_shape_known(label) && mpg_shape_equal(label, data))
-    return MPG_OK; /* probabilities */
+  /* Labels of the same shape are probabilities. */
+  if (label->ndim >= 0 && mpg_shape_known(label) && mpg_shape_equal(label, data)) return MPG_OK;
   if (params->multi_output) {
     mpg_shape flat = {.ndim = 2, .dims = {data->dims[0], mpg_shape_product(data, 2, data->ndim)}},
               without = {0}, kept = *data;

@@ -4,12 +4,8 @@
 
 #include "op/op.h"
 
-typedef enum mpg_rnn_mode {
-  MPG_RNN_RELU,
-  MPG_RNN_TANH,
-  MPG_RNN_LSTM,
-  MPG_RNN_GRU
-} mpg_rnn_mode; /* values of the parameter `mode` */
+/* Values of the parameter `mode` */
+typedef enum mpg_rnn_mode { MPG_RNN_RELU, MPG_RNN_TANH, MPG_RNN_LSTM, MPG_RNN_GRU } mpg_rnn_mode;
 
 typedef struct mpg_rnn_size {
   mpg_rnn_mode mode;

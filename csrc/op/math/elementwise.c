@@ -186,8 +186,8 @@ UNARY_GRADIENT(digamma, mpg_multiply(g, G, unary(g, MPG_OP__trigamma, X)))
 UNARY_GRADIENT(relu, mpg_emit2(g, MPG_OP__backward_relu, NULL, G, Y))
 UNARY_GRADIENT(sigmoid, mpg_emit2(g, MPG_OP__backward_sigmoid, NULL, G, Y))
 UNARY_GRADIENT(softrelu, mpg_multiply(g, G, unary(g, MPG_OP_sigmoid, X)))
-UNARY_GRADIENT(log_sigmoid,
-               negative(g, mpg_multiply(g, G, unary(g, MPG_OP_expm1, Y)))) /* 1 - sigmoid(x) */
+/* 1 - sigmoid(x) */
+UNARY_GRADIENT(log_sigmoid, negative(g, mpg_multiply(g, G, unary(g, MPG_OP_expm1, Y))))
 WIDE_GRADIENT(softsign, mpg_divide(g, grad, square(g, mpg_plus(g, unary(g, MPG_OP_abs, x), 1))))
 
 /* x * t, t = tanh(softrelu(x)): t + x * (1 - t * t) * sigmoid(x) */

@@ -34,8 +34,8 @@ static mpg_status infer_reduced(mpg_infer *infer, const mpg_tuple *axis, bool ke
       if (reduced[i]) count *= in->dims[i];
       if (!reduced[i] || keepdims) out.dims[out.ndim++] = reduced[i] ? 1 : in->dims[i];
     }
-    if (out.ndim == 0 && !keepdims) /* As in MXNet, where results have at least one axis. */
-      out = (mpg_shape){.ndim = 1, .dims = {1}};
+    /* As in MXNet, where results have at least one axis. */
+    if (out.ndim == 0 && !keepdims) out = (mpg_shape){.ndim = 1, .dims = {1}};
     if (needs_element && count == 0 && mpg_shape_known(&out) && mpg_shape_size(&out) > 0)
       return mpg_infer_fail(infer, "the reduced axes are empty and have no extreme element");
   }

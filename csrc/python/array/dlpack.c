@@ -486,8 +486,8 @@ static PyObject *from_dlpack(PyObject *Py_UNUSED(module), PyObject *object) {
                   : ordered ? Py_BuildValue("{s:(ii)s:O}", "max_version", 1, 0, "stream", stream)
                             : Py_BuildValue("{s:(ii)}", "max_version", 1, 0);
   if (how && none) capsule = PyObject_Call(method, none, how);
-  if (how && capsule == NULL &&
-      PyErr_ExceptionMatches(PyExc_TypeError)) { /* a producer from before versions */
+  /* A producer from before versions raises TypeError. */
+  if (how && capsule == NULL && PyErr_ExceptionMatches(PyExc_TypeError)) {
     PyErr_Clear();
     if (PyDict_DelItemString(how, "max_version") == 0) capsule = PyObject_Call(method, none, how);
   }
