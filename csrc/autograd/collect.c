@@ -6,6 +6,8 @@
 
 static uint64_t passes; /* runtime state: number of passes so far, which marks the current one */
 
+uint64_t mpg_autograd_new_pass(void) { return ++passes; }
+
 static mpg_status push(mpg_backward_pass *pass, size_t depth, mpg_tape_node *node) {
   MPG_TRY(mpg_grow((void **)&pass->stack, &pass->stack_capacity, depth + 1, sizeof *pass->stack));
   pass->stack[depth].node = node;
@@ -258,7 +260,7 @@ static void forget_nodes(mpg_backward_pass *pass) {
 
 static mpg_status visit_heads(mpg_backward_pass *pass, mpg_array *const *heads, int num_heads,
                               bool create_graph, bool together) {
-  pass->visit = ++passes;
+  pass->visit = mpg_autograd_new_pass();
   pass->together = together;
   pass->clash = false;
   pass->num_parameter_sets = 0;

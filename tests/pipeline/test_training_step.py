@@ -92,6 +92,63 @@ def test_trainer_divides_by_the_rows_of_a_dict():
     np.testing.assert_allclose(moved, net.a.weight.grad().asnumpy() / 8, rtol=1e-4, atol=1e-6)
 
 
+class WithTable(gluon.HybridBlock):
+    """Its first input is not divided."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = nn.Dense(3, in_units=4)
+
+    def hybrid_forward(self, F, table, x):
+        return self.dense(F.broadcast_add(x, F.sum(table, axis=0, keepdims=True)))
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("rows", [1, 2, 8, 20])
+def test_trainer_divides_by_the_rows_of_divided_inputs(rows, replicas):
+    net = WithTable()
+    mx.parallel.Mesh({"data": replicas}, [on(i) for i in range(replicas)]).place(net)
+    net.initialize(mx.init.One())
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 1})
+    step = TrainStep(net, L2, trainer, Pipeline(2, split=[1, 2]))
+    step([nd.zeros((rows, 4), ctx=on(0)), nd.ones((8, 4), ctx=on(0))], nd.zeros((8, 3), ctx=on(0)))
+    found = net.dense.weight.data(on(0)).asnumpy()
+    np.testing.assert_allclose(found, 1 - 4 / 3, rtol=1e-5)  # each output is 4
+
+
+class SharedScale(gluon.HybridBlock):
+    """Multiplies by a parameter that exists on one device only."""
+
+    def __init__(self, scale):
+        super().__init__()
+        self.dense, self.scales = nn.Dense(3, in_units=4), [scale]
+
+    def hybrid_forward(self, F, x):
+        x = self.dense(x)
+        return F.broadcast_mul(x, self.scales[0].data(on(0)).as_in_context(x.context))
+
+
+@pytest.mark.parametrize("grad_req", ["write", "add"])
+def test_replicas_add_to_gradients_of_one_parameter(grad_req):
+    scale = gluon.Parameter("scale", shape=(1, 3))
+    scale.initialize(mx.init.One(), ctx=on(0))
+    net = SharedScale(scale)
+    mx.parallel.Mesh({"data": 3}, [on(i) for i in range(3)]).place(net)
+    net.initialize(mx.init.One())
+    scale.grad_req = grad_req
+    x, y = data((6, 4)), data((6, 3), seed=1)
+    for count in range(1, 3):
+        TrainStep(net, L2, None, Pipeline(2)).gradients(x, y)
+        found = scale.grad().copy()
+        with autograd.record():
+            loss = L2(nd.broadcast_mul(nd.dot(x, nd.ones((4, 3), ctx=on(0))), scale.data()), y)
+        scale.zero_grad()
+        loss.backward()
+        times = count if grad_req == "add" else 1
+        np.testing.assert_allclose(found.asnumpy(), times * scale.grad().asnumpy(), rtol=1e-5)
+        scale.grad()[:] = found
+
+
 def test_several_arguments_not_in_lists_raise():
     step = TrainStep(Heads(), losses, None, Pipeline(2))
     with pytest.raises(ValueError, match=r"pass several .* lists: step\(\[x, ids\], \[y, z\]\)"):

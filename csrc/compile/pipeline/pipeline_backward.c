@@ -193,7 +193,8 @@ mpg_status mpg_pipeline_run_differentiate(mpg_pipeline_run *run, mpg_array *cons
   return MPG_OK;
 }
 
-mpg_status mpg_pipeline_run_train(mpg_pipeline_run *run, mpg_array *const *heads, bool train) {
+mpg_status mpg_pipeline_run_train(mpg_pipeline_run *run, mpg_array *const *heads, bool train,
+                                  const mpg_pipeline_run *earlier) {
   mpg_target *targets = mpg_calloc(run->num_inputs + 1, sizeof *targets);
   mpg_array *results = mpg_calloc(run->num_inputs + 1, sizeof *results);
   bool *needed = mpg_calloc(run->num_inputs + 1, sizeof *needed);
@@ -201,6 +202,7 @@ mpg_status mpg_pipeline_run_train(mpg_pipeline_run *run, mpg_array *const *heads
   if (!run->missed) run->missed = mpg_calloc(run->num_inputs + 1, sizeof *run->missed);
   if (!targets || !results || !needed || !run->missed)
     MPG_GOTO(mpg_out_of_host_memory(run->num_inputs * sizeof *targets));
+  run->pass = earlier ? earlier->pass : mpg_autograd_new_pass();
   for (uint32_t i = 0; i < run->num_inputs; i++) {
     const mpg_tape_node *variable = run->inputs[i].node;
     if (!variable) continue;
@@ -211,10 +213,15 @@ mpg_status mpg_pipeline_run_train(mpg_pipeline_run *run, mpg_array *const *heads
                    "from variables while recording, or is carried state. Call detach() on it",
                    i));
     needed[i] = variable->request != MPG_GRAD_NULL;
-    targets[i] = (mpg_target){variable->gradient, (mpg_grad_req)variable->request, false, false};
+    mpg_grad_req request = (mpg_grad_req)variable->request;
+    if (request == MPG_GRAD_WRITE && variable->visit == run->pass) request = MPG_GRAD_ADD;
+    targets[i] = (mpg_target){variable->gradient, request, false, false};
   }
   MPG_GOTO(mpg_pipeline_run_differentiate(run, heads, needed, targets, results, false, train));
-  for (uint32_t i = 0; i < run->num_inputs; i++) run->missed[i] = targets[i].missed;
+  for (uint32_t i = 0; i < run->num_inputs; i++) {
+    run->missed[i] = targets[i].missed;
+    if (needed[i] && !targets[i].missed) run->inputs[i].node->visit = run->pass;
+  }
   run->trains = true;
 fail:
   for (uint32_t i = 0; results && i < run->num_inputs; i++) mpg_array_clear(&results[i]);

@@ -51,6 +51,7 @@ typedef struct mpg_pipeline_run {
   mpg_spare_lanes spares; /* lanes that no queued micro-batch needs; owned references */
   mpg_random_key random;
   bool *missed;   /* per input: true if mpg_pipeline_run_train found no dependent result; owned */
+  uint64_t pass;  /* number of the backward pass that mpg_pipeline_run_train prepared */
   bool trains;    /* mpg_pipeline_run_train has prepared a backward that is not yet queued */
   bool downwards; /* backward runs from the last micro-batch to the first */
   bool recording; /* memory is kept for a later backward */
@@ -112,8 +113,10 @@ mpg_status mpg_pipeline_run_peaks(const mpg_pipeline_run *run, const mpg_micro_b
 /* Called once all items are queued. Releases memory and references, but keeps the timings. */
 void mpg_pipeline_run_finish(mpg_pipeline_run *run);
 /* Prepares the backward for the variables among the inputs. Their gradients are written to the same
- * arrays as by autograd. */
-mpg_status mpg_pipeline_run_train(mpg_pipeline_run *run, mpg_array *const *heads, bool train);
+ * arrays as by autograd. `earlier` (or NULL) is a run whose backward belongs to the same pass, such
+ * as that of another replica: gradients are added to those that the pass has written. */
+mpg_status mpg_pipeline_run_train(mpg_pipeline_run *run, mpg_array *const *heads, bool train,
+                                  const mpg_pipeline_run *earlier);
 
 /* Driver of a recorded run's backward: `backward` is called once the backward is prepared, and
  * queues all its items. */

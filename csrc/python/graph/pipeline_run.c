@@ -484,9 +484,10 @@ static PyObject *pipeline_run_peaks(PyObject *object, PyObject *args) {
 
 static PyObject *pipeline_run_train(PyObject *object, PyObject *args) {
   mpg_pipeline_run *run = ((pipeline_run *)object)->run;
-  PyObject *heads_object;
-  int train = 1;
-  if (!PyArg_ParseTuple(args, "O!|p:train", &PyList_Type, &heads_object, &train)) return NULL;
+  PyObject *heads_object, *earlier = Py_None;
+  if (!PyArg_ParseTuple(args, "O!|O:train", &PyList_Type, &heads_object, &earlier)) return NULL;
+  if (earlier != Py_None && !Py_IS_TYPE(earlier, Py_TYPE(object)))
+    return PyErr_Format(PyExc_TypeError, "PipelineRun.train: earlier must be a PipelineRun");
   if (PyList_GET_SIZE(heads_object) != run->num_outputs)
     return PyErr_Format(PyExc_ValueError, "PipelineRun.train: expected %u heads", run->num_outputs);
   mpg_array **heads = PyMem_Calloc(run->num_outputs + 1, sizeof *heads);
@@ -503,7 +504,8 @@ static PyObject *pipeline_run_train(PyObject *object, PyObject *args) {
       break;
   }
   if (!PyErr_Occurred()) {
-    mpg_status status = mpg_pipeline_run_train(run, heads, train);
+    mpg_status status = mpg_pipeline_run_train(
+        run, heads, true, earlier != Py_None ? ((pipeline_run *)earlier)->run : NULL);
     if (status != MPG_OK) mpg_py_raise(status);
   }
   PyMem_Free(heads);
@@ -649,9 +651,10 @@ static PyMethodDef pipeline_run_methods[] = {
      "backward calls driver(run), which submits the\n"
      "backward items."},
     {"train", pipeline_run_train, METH_VARARGS,
-     "train(heads, train=True)\n--\n\nPrepares the backward of all micro-batches, with heads as "
+     "train(heads, earlier=None)\n--\n\nPrepares the backward of all micro-batches, with heads as "
      "the gradients of the results (None for zero), towards the\ngradient arrays of the inputs; "
-     "then backward items can be submitted."},
+     "then backward items can be submitted. earlier: a run of the same step, to whose gradients "
+     "this run adds."},
     {"describe", pipeline_run_describe, METH_VARARGS,
      "describe(micro_batch, phase)\n--\n\nThe programs of a micro-batch, as of StagedCall.forward, "
      "with "

@@ -560,7 +560,7 @@ class PipelinedCall:
         axis, flat = self._pipeline.axis, []
         structure = _nested.flatten(args, flat, "The inputs")
         places = _carried_places(args, self._pipeline.carry)
-        kinds, total = self._input_kinds(flat, places)
+        kinds, total = self.input_kinds(flat, places)
         count = max(min(self._pipeline.micro_batches, total), 1)  # at most one for each row
         rows = divide(total, count)
         fronts = [_leading(a, axis) if kind == SPLIT else a for a, kind in zip(flat, kinds)]
@@ -710,7 +710,9 @@ class PipelinedCall:
             return False
         return True
 
-    def _input_kinds(self, flat, places):
+    def input_kinds(self, flat: list[Any], places: dict[int, list[int]]) -> tuple[list[Any], int]:
+        """Returns the kind of each input, and the number of rows of those that are divided.
+        `places` has the carried inputs."""
         pipeline, axis = self._pipeline, self._pipeline.axis
         carried = {i for arrays in places.values() for i in arrays}
         split = pipeline.split

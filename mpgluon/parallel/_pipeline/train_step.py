@@ -15,7 +15,7 @@ from ...gluon.trainer import loss_scaling, scaled_by
 from .._mesh import placement
 from .._tensor_parallel.splitting import walk
 from .driver import Driver
-from .pipeline import Pipeline, PipelinedCall
+from .pipeline import SPLIT, Pipeline, PipelinedCall
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -258,7 +258,7 @@ class TrainStep:
         losses = self.gradients(data, labels, states)
         if self._trainer is not None:
             if batch_size is None:
-                batch_size = _flat(data, "the data")[0].shape[self._pipeline.axis]
+                batch_size = self._samples(_arguments(data), _arguments(labels))
             self._trainer.step(batch_size, ignore_stale_grad=ignore_stale_grad)
         return losses
 
@@ -303,7 +303,7 @@ class TrainStep:
         args = (*data, states, *labels) if timewise else (*data, *labels)
         replicas = placement(self._net)
         if replicas is None or len(replicas.dicts) == 1:
-            losses, states = self._run(call, args)
+            _, losses, states = self._run(call, args)
         else:
             losses = self._run_replicas(replicas.mesh, call, data, labels)
         losses = losses[0] if len(losses) == 1 else losses
@@ -343,6 +343,13 @@ class TrainStep:
             nd.full_like(out, scale) if i < num_losses else None for i, out in enumerate(outputs)
         ]
 
+    def _samples(self, data, labels):
+        """Returns the number of rows of the arrays that are divided."""
+        if self._pipeline.carry:
+            return _flat(data, "the data")[0].shape[self._pipeline.axis]
+        call = self._calls[len(labels), False]
+        return call.input_kinds(_flat((*data, *labels), "data and labels"), {})[1]
+
     def _scale(self):
         """Returns the loss scale (contrib.amp) by which the trainer divides gradients, or 1."""
         scaler = None if self._trainer is None else loss_scaling(self._trainer)
@@ -368,17 +375,18 @@ class TrainStep:
                     "micro-batch, list only the arrays to divide in Pipeline(split=[...])"
                 )
 
-    def _run(self, call, args):
-        """Queues forward and backward passes. Returns the losses and, along time, the states."""
+    def _run(self, call, args, earlier=None):
+        """Queues forward and backward passes. `earlier` is the run of another replica in the same
+        step. Returns the run, the losses and, along time, the states."""
         with autograd.train_mode():
             run, entry, note = call.begin(args, True)
             outputs = run.outputs()
-            run.train(self._heads(entry, outputs, self._scale()))
+            run.train(self._heads(entry, outputs, self._scale()), earlier)
             Driver(entry, self._pipeline).train(run)
             note(outputs)
         run.finish()
         results = call.regroup(entry, outputs)
-        return results[0], results[1] if len(results) > 1 else None
+        return run, results[0], results[1] if len(results) > 1 else None
 
     def _run_replicas(self, mesh, call, data, labels):
         if self._pipeline.carry:
@@ -388,25 +396,26 @@ class TrainStep:
             )
         axis, count, flat = self._pipeline.axis, mesh.size("data"), []
         structure = _nested.flatten((data, labels), flat, "TrainStep: data and labels")
-        rows = flat[0].shape[axis] if flat[0].ndim > axis else count
+        kinds, rows = call.input_kinds(flat, {})
         if rows < count:
             raise ValueError(
                 f"TrainStep: a batch of {counted(rows, 'row')} along axis {axis} cannot be "
                 f"divided among {count} replicas, which need at least one each; use larger "
                 "batches, or skip this one (DataLoader(last_batch='discard'))"
             )
-        chosen = self._pipeline.split
         parts = []
-        for number, array in enumerate(flat):
-            divided = array.ndim > axis and array.shape[axis] == rows
-            if divided if chosen is None else number in chosen:
+        for array, kind in zip(flat, kinds):
+            if kind == SPLIT:
                 parts.append(mesh.split_and_load(array, axis, even_split=False))
             else:
                 parts.append([array.as_in_context(mesh.device(data=i)) for i in range(count)])
         calls = [sum(_nested.regroup(structure, iter(part)), []) for part in zip(*parts)]
-        losses = zip(*[self._run(call, args)[0] for args in calls])
+        run, losses = None, []
+        for args in calls:
+            run, own, _ = self._run(call, args, run)
+            losses.append(own)
         with autograd.pause():
             return [
                 nd.concat(*[part.as_in_context(own[0].context) for part in own], dim=axis)
-                for own in losses
+                for own in zip(*losses)
             ]
