@@ -100,7 +100,7 @@ void mpg_tape_destroy(mpg_tape_node *node);
 static inline void mpg_tape_release(mpg_tape_node *node) {
   if (node && --node->references == 0) mpg_tape_destroy(node);
 }
-uint64_t mpg_autograd_new_pass(void); /* returns a new number for `visit`; host lock */
+uint64_t mpg_autograd_new_pass(void);       /* returns a new number for `visit`; host lock */
 void mpg_tape_consume(mpg_tape_node *node); /* releases edges, saved contents and a call's state */
 /* Runs a call as ops (its `expand`), which replace it in every later backward. Gradients that reach
  * it along several paths are then summed in the order in which the ops would sum them. Releases the

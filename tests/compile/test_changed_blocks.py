@@ -4,6 +4,7 @@ import collections
 import contextvars
 import copy
 import functools
+import sys
 import types
 import weakref
 
@@ -127,6 +128,77 @@ def weakly_owned():
     body = Body(lambda b, F, x: F.broadcast_mul(x, b.owner().mask))
     body.kept, body.owner = lambda: owner, weakref.ref(owner)
     return body
+
+
+class Base(Body):
+    mask = None
+
+    def scaled(self, F, x):
+        return F.broadcast_mul(F.broadcast_mul(x, BASE.mask), super().mask)
+
+    def hybrid_forward(self, F, x):
+        return self.scaled(F, x)
+
+
+class Derived(Base):
+    mask = None
+
+    def scaled(self, F, x):
+        return super().scaled(F, x) * 2
+
+
+BASE = types.SimpleNamespace()
+
+
+def derived():
+    BASE.mask, Body.mask = scale(2), scale(3)
+    return Derived(None)
+
+
+class Masks(list):
+    """A container whose items, attributes and special methods lead to arrays."""
+
+    def __init__(self, *arrays):
+        super().__init__(arrays)
+        self.last = scale(2)
+
+    def __getitem__(self, key):
+        return BASE.masks[key]
+
+
+def masks():
+    BASE.masks = {"a": scale(3)}
+    return Body(
+        lambda b, F, x: times_all([b.masks["a"], b.masks.last, *b.masks], F, x),
+        masks=Masks(scale(5)),
+    )
+
+
+def imported_module():
+    sys.modules["module_with_a_mask"] = types.SimpleNamespace(mask=scale(2))
+
+    def call(block, F, x):
+        import module_with_a_mask
+
+        return F.broadcast_mul(x, module_with_a_mask.mask)
+
+    return Body(call)
+
+
+def library_holders():
+    masks = {"a": scale(2)}
+    return Body(
+        lambda b, F, x: times_all([b.proxy["a"], b.chain["a"], b.weak["a"], b.cached()], F, x),
+        proxy=types.MappingProxyType(masks),
+        chain=collections.ChainMap({}, masks),
+        weak=weakref.WeakValueDictionary(masks),
+        cached=functools.lru_cache(maxsize=0)(lambda: masks["a"]),
+        masks=masks,
+    )
+
+
+def replace_masks(net, factor):
+    net.masks["a"] = net.weak["a"] = scale(factor)
 
 
 def swap(net):
@@ -445,6 +517,26 @@ CASES = {
             lambda n: set_item(n.masks, 0, scale(5)),
             lambda n: setattr(n, "masks", object_array(*map(scale, (7, 2, 3)))),
         ],
+    ),
+    "overridden by a subclass": (
+        derived,
+        [lambda n: setattr(BASE, "mask", scale(5)), lambda n: setattr(Body, "mask", scale(7))],
+    ),
+    "subclass of list": (
+        masks,
+        [
+            lambda n: set_item(BASE.masks, "a", scale(7)),
+            lambda n: setattr(n.masks, "last", scale(3)),
+            lambda n: n.masks.append(scale(2)),
+        ],
+    ),
+    "module imported in the forward": (
+        imported_module,
+        [lambda n: setattr(sys.modules["module_with_a_mask"], "mask", scale(3))],
+    ),
+    "holders of the standard library": (
+        library_holders,
+        [lambda n, i=i: replace_masks(n, i) for i in (3, 5)],
     ),
     "weak reference": (
         weakly_owned,

@@ -51,8 +51,14 @@ _FOLLOWED = (
     classmethod,
     property,
     functools.partial,
+    functools.partialmethod,
+    type(functools.lru_cache(lambda: None)),
+    collections.ChainMap,
     collections.UserDict,
     collections.UserList,
+    types.MappingProxyType,
+    weakref.WeakKeyDictionary,
+    weakref.WeakValueDictionary,
     contextvars.ContextVar,
     threading.local,
     weakref.ref,
@@ -162,6 +168,16 @@ def _attribute(value, name):
     raise AttributeError(name)
 
 
+def _inherited(_, key):
+    """Returns an attribute of a base class that a subclass overrides."""
+    base, name = key
+    return base.__dict__[name]
+
+
+def _imported(_, name):
+    return sys.modules[name]
+
+
 def _flat_item(array, index):
     return array.flat[index]
 
@@ -193,6 +209,8 @@ _TEXTS = {
     _variable: "{}.get()",
     _referent: "{}()",
     _global: "{1}",
+    _imported: "{1}",
+    _inherited: "{1[0].__name__}.{1[1]}",
     _default: "{}.__defaults__[{!r}]",
 }
 
@@ -217,26 +235,33 @@ def _of_a_package(value):
 
 
 def _class_parts(kind, value):
-    """Returns the parts of `value` that its class `kind` and the base classes define."""
-    parts = {}
-    for base in kind.__mro__:
-        if not _of_a_package(base):
-            for name in base.__dict__:
-                if name not in parts and not (name.startswith("__") and name != "__call__"):
-                    try:
-                        parts[name] = (_attribute, name, _attribute(value, name))
-                    except AttributeError:
-                        pass  # a slot without a value
-    return list(parts.values())
+    """Returns the parts of `value` that its class `kind` and the base classes define: attributes,
+    methods, and special methods but for those that create objects. Overridden parts are included
+    because `super()` reaches them."""
+    parts, seen = [], set()
+    for base in [base for base in kind.__mro__ if not _of_a_package(base)]:
+        for name, part in list(base.__dict__.items()):
+            special = name.startswith("__") and name.endswith("__")
+            if special and (name in ("__init__", "__new__") or not isinstance(part, _CODE)):
+                continue
+            try:
+                get, key = (_inherited, (base, name)) if name in seen else (_attribute, name)
+                parts.append((get, key, get(value, key)))
+            except AttributeError:
+                pass  # a slot without a value
+            seen.add(name)
+    return parts
 
 
 def _parts(value, names):
     """Returns (get, key, part) for each part of `value` that may lead to an array."""
-    if isinstance(value, dict):
-        return [(_item, key, part) for key, part in list(value.items())]
-    if isinstance(value, _CONTAINERS):
-        get = _flat_item if isinstance(value, np.ndarray) else _item
-        return [(get, key, part) for key, part in enumerate(list(_items(value)))]
+    if isinstance(value, (*_CONTAINERS, types.MappingProxyType)):
+        if isinstance(value, (dict, types.MappingProxyType)):
+            parts = [(_item, key, part) for key, part in list(value.items())]
+        else:
+            get = _flat_item if isinstance(value, np.ndarray) else _item
+            parts = [(get, key, part) for key, part in enumerate(list(_items(value)))]
+        return parts if _of_a_package(type(value)) else parts + _own_parts(value)
     if isinstance(value, contextvars.ContextVar):
         try:
             return [(_variable, None, value.get())]
@@ -249,6 +274,11 @@ def _parts(value, names):
             (_global, name, value.__globals__[name])
             for name in sorted(names)
             if name in value.__globals__
+        ]
+        parts += [
+            (_imported, name, sys.modules[name])
+            for name in sorted(names)
+            if name in sys.modules and name not in value.__globals__
         ]
         for index, cell in enumerate(value.__closure__ or ()):
             try:
@@ -267,7 +297,7 @@ def _parts(value, names):
         return [(getattr, "__func__", value.__func__)]
     if isinstance(value, property):
         return [(getattr, "fget", value.fget)]
-    if isinstance(value, functools.partial):
+    if isinstance(value, (functools.partial, functools.partialmethod)):
         return [(getattr, name, getattr(value, name)) for name in ("func", "args", "keywords")]
     if isinstance(value, types.ModuleType):
         return [
@@ -275,6 +305,11 @@ def _parts(value, names):
         ]
     if isinstance(value, type):
         return _class_parts(value, value)
+    return _own_parts(value)
+
+
+def _own_parts(value):
+    """Returns the attributes of an object and the parts that its class defines."""
     own = [(_attribute, name, part) for name, part in list(getattr(value, "__dict__", {}).items())]
     return own + _class_parts(type(value), value)
 
@@ -288,6 +323,10 @@ def _variable_of(value, get, key, part):
         return id(value.__globals__), key
     if isinstance(value, types.ModuleType):
         return id(vars(value)), key
+    if get is _imported:
+        return id(sys.modules), key
+    if get is _inherited:
+        return id(key[0]), key[1]
     if get is _attribute and isinstance(part, _CODE) and key not in getattr(value, "__dict__", ()):
         if any([base.__dict__.get(key) is part for base in type(value).__mro__]):
             return id(type(value)), key
