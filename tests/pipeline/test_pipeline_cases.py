@@ -61,6 +61,17 @@ def whole_table(net, F, x, table):
     return net.b(net.a(F.dot(x, table)).as_in_context(net.two))
 
 
+def class_token(net, F, x, token):
+    rows = x.shape[0]
+    repeated = [
+        F.broadcast_to(token, (rows, 6)),
+        F.tanh(F.broadcast_axis(token, axis=0, size=rows)) * 2,
+        F.tile(token, reps=(rows, 1)) + token,
+        F.repeat(token, repeats=rows, axis=0),
+    ]
+    return net.b(net.a(F.mean(F.stack(x, *repeated, axis=1), axis=1)).as_in_context(net.two))
+
+
 def several_results(net, F, x):
     h = net.a(x)
     return [net.b(h.as_in_context(net.two)), (h * 2, h.as_in_context(net.two).sum(axis=1))]
@@ -96,6 +107,7 @@ CASES = {
     "nested inputs": (nested, (X, [Y, (Y,)])),
     "an input that is not divided": (whole_table, (X, data((6, 6), 2))),
     "several results": (several_results, (X,)),
+    "one row repeated for each sample": (class_token, (X, data((1, 6), 2))),
     "results on both devices": (results_on_both, (X,)),
 }
 

@@ -3,7 +3,9 @@
 
 #include <stdarg.h>
 #include <stdio.h>
+#include <string.h>
 
+#include "base/memory.h"
 #include "op/infer.h"
 #include "op/math/activation.h"
 
@@ -81,17 +83,68 @@ int mpg_batching_first(const mpg_batching *b) {
   return i;
 }
 
-mpg_status mpg_op_batching(mpg_batching *b) {
-  int divided = -1, free = -1, same = -1;
+/* Finds an axis of size 1 that the op repeats once per row, such as that of a class token. */
+static bool repeats(const mpg_batching *b, int *axis) {
+  bool known = b->op->batching == mpg_batching_broadcast_to ||
+               b->op->batching == mpg_batching_tile || b->op->batching == mpg_batching_repeat;
+  if (!known || b->num_inputs != 1) return false;
+  const mpg_shape *from = &b->inputs[0].shape, *to = &b->outputs[0].shape;
+  for (int n = 0; n <= to->ndim; n++) {
+    int found = n ? n - 1 : b->axis, own = found - to->ndim + from->ndim;
+    if (found >= to->ndim || to->dims[found] != b->rows) continue;
+    if (own >= 0 && from->dims[own] != 1) continue;
+    *axis = found;
+    return true;
+  }
+  return false;
+}
+
+static void exchange(mpg_batching *b, mpg_batch_kind from, mpg_batch_kind to) {
+  for (int i = 0; i < b->num_inputs; i++)
+    if (b->in[i].kind == from) b->in[i].kind = to;
+}
+
+static void set_same(mpg_batching *b) {
   for (int k = 0; k < b->num_outputs; k++) b->out[k] = (mpg_batch){.kind = MPG_BATCH_SAME};
+}
+
+/* Runs the rule with repeated inputs as rows, or else as values that are the same in every
+ * micro-batch. Without other rows, the results are repeated as well. */
+static mpg_status with_repeated(mpg_batching *b, bool divided) {
+  mpg_batch *kept = mpg_malloc((size_t)b->num_inputs * sizeof *kept);
+  if (!kept) return mpg_out_of_host_memory((size_t)b->num_inputs * sizeof *kept);
+  memcpy(kept, b->in, (size_t)b->num_inputs * sizeof *kept);
+  exchange(b, MPG_BATCH_REPEATED, MPG_BATCH_DIVIDED);
+  mpg_status status = b->op->batching(b);
+  memcpy(b->in, kept, (size_t)b->num_inputs * sizeof *kept);
+  if (status == MPG_OK && !divided && !(b->op->flags & MPG_OP_RANDOM))
+    for (int k = 0; k < b->num_outputs; k++)
+      if (b->out[k].kind == MPG_BATCH_DIVIDED)
+        b->out[k].kind = mpg_batching_whole(&b->out[k]) ? MPG_BATCH_REPEATED : MPG_BATCH_SAME;
+  if (status != MPG_OK) {
+    set_same(b);
+    exchange(b, MPG_BATCH_REPEATED, MPG_BATCH_SAME);
+    status = divided ? b->op->batching(b) : MPG_OK;
+    memcpy(b->in, kept, (size_t)b->num_inputs * sizeof *kept);
+  }
+  mpg_free(kept);
+  return status;
+}
+
+mpg_status mpg_op_batching(mpg_batching *b) {
+  int divided = -1, free = -1, same = -1, repeated = -1;
+  set_same(b);
   for (int i = b->num_inputs; i-- > 0;) {
     if (b->in[i].kind == MPG_BATCH_DIVIDED)
       divided = i;
+    else if (b->in[i].kind == MPG_BATCH_REPEATED)
+      repeated = i;
     else if (b->in[i].kind == MPG_BATCH_FREE)
       free = i;
     else
       same = i;
   }
+  if (repeated >= 0) return with_repeated(b, divided >= 0);
   if (divided >= 0) return b->op->batching(b);
   if (same < 0 && b->op->flags & MPG_OP_UNIFORM) { /* with free inputs, or without inputs */
     for (int k = 0; k < b->num_outputs; k++) b->out[k] = (mpg_batch){.kind = MPG_BATCH_FREE};
@@ -110,8 +163,11 @@ mpg_status mpg_op_batching(mpg_batching *b) {
       b->in[free] = was;
       if (status == MPG_OK) return MPG_OK;
     }
-    for (int k = 0; k < b->num_outputs; k++) b->out[k] = (mpg_batch){.kind = MPG_BATCH_SAME};
+    set_same(b);
   }
+  int axis;
+  if (same >= 0 && repeats(b, &axis))
+    b->out[0] = (mpg_batch){.kind = MPG_BATCH_REPEATED, .axis = axis, .outer = 1, .inner = 1};
   return MPG_OK;
 }
 

@@ -23,11 +23,12 @@ typedef enum mpg_batch_kind {
   /* Inputs and results of a block have one of the kinds above. Values inside may also have: */
   MPG_BATCH_FREE, /* all elements are equal or random, so it is usable as rows or as one value */
   MPG_BATCH_PART, /* along time: a chunk's result from its own steps, usable only as a state */
+  MPG_BATCH_REPEATED, /* equal along `axis`, once per row: usable as rows or as one value */
 } mpg_batch_kind;
 
 typedef struct mpg_batch {
   mpg_batch_kind kind;
-  int axis; /* DIVIDED only: the axis of size outer * rows * inner */
+  int axis; /* DIVIDED, REPEATED: the axis of size outer * rows * inner */
   int64_t outer, inner;
   uint32_t cause; /* PART only: the node that created it */
 } mpg_batch;
@@ -37,7 +38,7 @@ typedef struct mpg_batching {
   const void *params;
   int num_inputs, num_outputs;
   const mpg_desc *inputs, *outputs; /* of one micro-batch */
-  mpg_batch *in;                    /* changed temporarily if inputs are FREE */
+  mpg_batch *in;                    /* changed temporarily if inputs are FREE or REPEATED */
   mpg_batch *out;
   int64_t rows; /* number of rows in the micro-batch */
   /* Axis of the micro-batch's rows in arrays that the block creates. */
