@@ -183,6 +183,8 @@ def test_parameter_dict_shares_and_validates_parameters():
     assert params.list_ctx() == [on(1)]
     params.setattr("lr_mult", 0.5)
     assert w.lr_mult == 0.5
+    with pytest.warns(UserWarning, match="no attribute 'lr_multi'; did you mean 'lr_mult'?"):
+        params.setattr("lr_multi", 0.1)
     with pytest.raises(AssertionError, match="same name"):
         other = gluon.ParameterDict("net_")
         other.get("w", shape=(1,))

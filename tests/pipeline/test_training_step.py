@@ -149,6 +149,21 @@ def test_replicas_add_to_gradients_of_one_parameter(grad_req):
         scale.grad()[:] = found
 
 
+@pytest.mark.parametrize("total", [nd.mean, nd.sum])
+def test_loss_that_is_not_per_sample_names_the_remedy(total):
+    net = nn.Dense(3, in_units=4)
+    net.initialize()
+    step = TrainStep(net, lambda out, y: total(L2(out, y)), None, Pipeline(2))
+    with pytest.raises(mx.MXNetError, match="the loss of each sample, not their mean or sum"):
+        step.gradients(X, Y)
+
+
+def test_loss_with_other_arguments_names_those_of_the_call():
+    step = TrainStep(Heads(), lambda a, b, y, z: L2(a, y) + L2(b, z), None, Pipeline(2))
+    with pytest.raises(TypeError, match=r"called as loss\(outputs, \*labels\).*2 labels: missing"):
+        step.gradients([X, SCALE], [Y, Z])
+
+
 def test_several_arguments_not_in_lists_raise():
     step = TrainStep(Heads(), losses, None, Pipeline(2))
     with pytest.raises(ValueError, match=r"pass several .* lists: step\(\[x, ids\], \[y, z\]\)"):

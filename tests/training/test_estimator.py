@@ -170,8 +170,8 @@ def placed(axes, pipeline=None):
     mesh = mx.parallel.Mesh(axes, [mx.cpu(i) for i in range(8)][: np.prod([*axes.values()])])
     net = mesh.place(network())
     net.initialize("xavier")
-    devices = mx.cpu(0) if pipeline else mesh.line("data")
-    one = est.Estimator(net, LOSS(), trainer=trainer_of(net), context=devices, pipeline=pipeline)
+    one = est.Estimator(net, LOSS(), trainer=trainer_of(net), pipeline=pipeline)
+    assert one.context == (mesh.line("data") if pipeline is None else [mx.cpu(0)])
     one.logger.setLevel("ERROR")
     return one
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ... import initializer, ndarray as nd
+from ..._hints import near
 from .._tree import devices_of_groups
 from ..utils import brief, indent
 from ._constant import Constant
@@ -236,7 +238,12 @@ class ParameterDict:
         return list(dict.fromkeys(ctx for param in self.values() for ctx in param.list_ctx()))
 
     def setattr(self, name: str, value: Any) -> None:
-        """Sets an attribute of all parameters, as in ``params.setattr('grad_req', 'null')``."""
+        """Sets an attribute of all parameters, as in ``params.setattr('grad_req', 'null')``. Warns
+        if parameters lack the attribute but have one with a similar name."""
+        known = {key for param in self.values() for key in dir(param) if not key.startswith("_")}
+        guess = "" if name in known else near(name, sorted(known))
+        if guess:
+            warnings.warn(f"setattr: parameters have no attribute {name!r}{guess}", stacklevel=2)
         for param in self.values():
             setattr(param, name, value)
 

@@ -86,9 +86,11 @@ class Pipeline:
     Notes
     -----
     Results and gradients are bitwise identical to running the micro-batches one after the other and
-    accumulating gradients. Random numbers (dropout) are the same as for the whole batch; a draw
-    without the batch axis, such as a mask of a weight, is the same in all micro-batches. Statistics
-    over the batch (BatchNorm) are those of a micro-batch.
+    accumulating gradients. Dropout masks, and random arrays of the divided inputs' shapes, are the
+    same as for the whole batch. A draw without the batch axis, such as a mask of a weight, is the
+    same in all micro-batches. Draws whose batch axis is not the divided axis, such as
+    ``normal_like(x.T)``, have the same distribution, but other numbers than the whole batch.
+    Statistics over the batch (BatchNorm) are those of a micro-batch.
 
     Raises
     ------

@@ -3,6 +3,8 @@ passes still run."""
 
 from __future__ import annotations
 
+import inspect
+import math
 from typing import TYPE_CHECKING, Any
 
 from ... import _graph_breaks, autograd, ndarray as nd
@@ -84,9 +86,10 @@ def _beside(label, output):
 class _Losses(HybridBlock):
     """Network and loss combined into one block."""
 
-    def __init__(self, net, loss, num_labels, states):
+    def __init__(self, net, loss, num_labels, states, axis):
         super().__init__(prefix="", params=None)
         self.net, self.loss, self._num_labels, self._states = net, loss, num_labels, states
+        self._axis = axis
         self.shown_name = type(net).__name__
 
     def forward(self, *args):
@@ -97,12 +100,28 @@ class _Losses(HybridBlock):
         states = None
         if self._states:
             outputs, states = outputs
-        losses = self.loss(outputs, *_beside_outputs(labels, outputs))
+        labels = _beside_outputs(labels, outputs)
+        try:
+            inspect.signature(self.loss).bind(outputs, *labels)
+        except TypeError as error:
+            raise TypeError(
+                "TrainStep: loss is called as loss(outputs, *labels), where outputs is what the "
+                f"network returns, with {counted(len(labels), 'label')}: {error}"
+            ) from None
+        losses = self.loss(outputs, *labels)
         losses = list(losses) if isinstance(losses, (list, tuple)) else [losses]
         if not losses or not all(isinstance(loss, nd.NDArray) for loss in losses):
             raise MXNetError(
                 "TrainStep: loss must return an array with the loss of each sample, or a list "
                 f"of these arrays, not {type(losses[0]).__name__ if losses else 'nothing'}"
+            )
+        first = _flat(args, "the data")[0].shape
+        several = len(first) > self._axis and first[self._axis] > 1
+        if several and any(math.prod(loss.shape) == 1 for loss in losses):
+            raise MXNetError(
+                "TrainStep: loss must return an array with the loss of each sample, not their "
+                "mean or sum. Leave out mean() or sum(), or limit it to axes of each sample; the "
+                "trainer divides the gradients by batch_size"
             )
         return (losses, states) if self._states else (losses,)
 
@@ -297,7 +316,7 @@ class TrainStep:
         call = self._calls.get((len(labels), timewise))
         if call is None:
             _check_placement(self._net)
-            block = _Losses(self._net, self._loss, len(labels), timewise)
+            block = _Losses(self._net, self._loss, len(labels), timewise, self._pipeline.axis)
             self._blocks.append(block)
             call = self._calls[len(labels), timewise] = PipelinedCall(block, self._flags)
         args = (*data, states, *labels) if timewise else (*data, *labels)
@@ -328,7 +347,7 @@ class TrainStep:
             Bytes, without parameters.
         """
         data, labels = _arguments(data), _arguments(labels)
-        block = _Losses(self._net, self._loss, len(labels), False)
+        block = _Losses(self._net, self._loss, len(labels), False, self._pipeline.axis)
         call = PipelinedCall(block, self._flags)
         with autograd.train_mode():
             run, entry, _ = call.begin((*data, *labels), True)

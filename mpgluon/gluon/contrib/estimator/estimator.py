@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from ....base import MXNetAssertionError
 from ....context import Context, cpu, gpu, num_gpus
 from ....metric import Loss as LossMetric
+from ..._tree import devices_of_groups
 from ...data import DataLoader
 from ...loss import Loss
 from ...trainer import Trainer
@@ -78,7 +79,7 @@ class Estimator:
         By default "sgd" with a learning rate of 0.001, with a warning.
     context : Context or list of Context, optional
         Devices over which batches are divided; each holds a copy of the parameters. By default the
-        first GPU, or ``cpu()``. For a network that spans several devices, the first of them.
+        first GPU, or ``cpu()``. For a placed network, the first device of each replica.
     val_net : Block, optional
         Network to evaluate instead of `net`, with the same parameters.
     val_loss : gluon.loss.Loss, optional
@@ -170,6 +171,10 @@ class Estimator:
                     f"{count} GPUs"
                 )
             return context
+        placed = devices_of_groups(self.net)
+        if placed is not None and not self.spans_devices:  # the first device of each replica
+            replicas = [placed] if isinstance(placed, dict) else placed.dicts
+            return [next(iter(devices.values())) for devices in replicas]
         if num_gpus() > 1 and not self.spans_devices:
             warnings.warn(
                 "You have multiple GPUs, gpu(0) will be used by default; to use several, pass a "
@@ -188,8 +193,8 @@ class Estimator:
                 )
             return
         settings = {"init": initializer} if initializer else {}
-        # A network that was placed by a mesh has its devices.
-        if given or not self.spans_devices:
+        # A placed network has its devices.
+        if given or not (self.spans_devices or devices_of_groups(self.net) is not None):
             settings["ctx"] = self.context
         self.net.initialize(**settings)
 
