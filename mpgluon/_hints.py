@@ -17,14 +17,14 @@ OPTIONS = {  # of layers, optimizers and ops: the first one that the callee has 
     "momentum": ("optimizer_params",),
     "betas": ("beta1",),
     "eps": ("epsilon",),
-    "bias": ("use_bias", "no_bias"),
+    "bias": ("use_bias",),
     "in_features": ("in_units",),
     "out_features": ("units",),
     "out_channels": ("channels",),
     "stride": ("strides",),
     "padding": ("pad",),
     "dilation": ("dilate",),
-    "groups": ("num_group", "groups"),
+    "groups": ("num_group",),
     "kernel_size": ("kernel", "pool_size"),
     "num_embeddings": ("input_dim",),
     "embedding_dim": ("output_dim",),
@@ -52,6 +52,14 @@ OPTIONS = {  # of layers, optimizers and ops: the first one that the callee has 
     "gamma": ("factor",),
 }
 
+# Notes on options whose values differ from those of the foreign option
+_VALUES = {
+    "descending": "which is its opposite",
+    "largest": "which is its opposite",
+    "drop_last": "last_batch='discard' drops it",
+    "batch_first": "layout='NTC' has the batch first",
+}
+
 ARRAY = {
     "to": "x.as_in_context(mx.gpu(0)) to move it, x.astype('float16') to convert it",
     "cuda": "x.as_in_context(mx.gpu(0))",
@@ -63,7 +71,7 @@ ARRAY = {
     "unsqueeze": "x.expand_dims(axis)",
     "clone": "x.copy()",
     "t": "x.T",
-    "matmul": "nd.dot(x, y), or nd.batch_dot(x, y)",
+    "matmul": "x @ y",
     "mm": "nd.dot(x, y)",
     "bmm": "nd.batch_dot(x, y)",
     "float": "x.astype('float32')",
@@ -78,8 +86,8 @@ ARRAY = {
     "requires_grad": "x.attach_grad(), and x.grad_req",
     "zero_": "x[:] = 0",
     "fill_": "x[:] = value",
-    "masked_fill": "nd.where(mask, nd.ones_like(x) * value, x)",
-    "std": "nd.sqrt(((x - x.mean()) ** 2).mean())",
+    "masked_fill": "numpy.where(mask, value, x)",
+    "std": "numpy.std(x, axis, ddof=1)",
     "any": "(x != 0).sum() > 0",
     "all": "(x == 0).sum() == 0",
     "unsqueeze_": "x = x.expand_dims(axis)",
@@ -89,25 +97,27 @@ ARRAY = {
     "type": "x.astype(dtype)",
     "type_as": "x.astype(y.dtype)",
     "bfloat16": "x.astype('bfloat16')",
-    "gather": "nd.pick(x, index, axis) for one element a row, nd.gather_nd(x, indices)",
+    "gather": "nd.pick(x, index, axis) for one element per row, else numpy.take_along_axis(x, "
+    "indices, axis)",
     "scatter": "nd.scatter_nd(values, indices, shape)",
-    "scatter_": "x[indices] = values",
+    "scatter_": "x[rows, columns] = values",
     "index_select": "x.take(indices, axis=axis)",
-    "masked_select": "nd.contrib.boolean_mask(x, mask)",
-    "masked_fill_": "x[:] = nd.where(mask, nd.ones_like(x) * value, x)",
+    "masked_select": "nd.contrib.boolean_mask(x.reshape(-1), mask.reshape(-1))",
+    "masked_fill_": "x[:] = numpy.where(mask, value, x)",
     "expand": "x.broadcast_to(shape)",
     "expand_as": "x.broadcast_like(y)",
     "view_as": "x.reshape_like(y)",
     "repeat_interleave": "x.repeat(repeats, axis=axis)",
     "chunk": "x.split(num_outputs, axis=axis)",
     "unbind": "x.split(num_outputs, axis=axis, squeeze_axis=True)",
-    "narrow": "x.slice_axis(axis, begin, end)",
+    "narrow": "x.slice_axis(axis, start, start + length)",
     "cat": "nd.concat(x, y, dim=axis)",
-    "var": "((x - x.mean()) ** 2).mean(), or nd.moments(x, axes)",
+    "var": "numpy.var(x, axis, ddof=1)",
     "amax": "x.max(axis)",
     "amin": "x.min(axis)",
     "cumsum": "nd.cumsum(x, axis)",
-    "logsumexp": "nd.log(nd.exp(x - x.max()).sum()) + x.max()",
+    "logsumexp": "m + nd.log(nd.exp(x - m).sum(axis, keepdims=True)) with "
+    "m = x.max(axis, keepdims=True)",
     "nelement": "x.size",
     "ravel": "x.reshape(-1)",
     "isnan": "nd.contrib.isnan(x)",
@@ -115,21 +125,28 @@ ARRAY = {
     "copy_": "y.copyto(x), or x[:] = y",
     "uniform_": "nd.random.uniform(low, high, shape=x.shape, out=x)",
     "normal_": "nd.random.normal(loc, scale, shape=x.shape, out=x)",
-    "clamp": "x.clip(a_min, a_max)",
+    "clamp": "x.clip(a_min, a_max), or nd.maximum(x, a_min)",
     "to_device": "x.as_in_context(mx.gpu(0))",
     "clamp_": "x[:] = x.clip(a_min, a_max)",
     "new_zeros": "nd.zeros(shape, ctx=x.context, dtype=x.dtype)",
     "detach_": "x = x.detach()",
     "data": "x itself, or x.detach()",
-    "triu": "numpy.triu(x), or a product with a mask",
-    "tril": "numpy.tril(x), or a product with a mask",
+    "triu": "numpy.triu(x)",
+    "tril": "numpy.tril(x)",
     "gelu": "nd.LeakyReLU(x, act_type='gelu')",
-    "nonzero": "np.nonzero(x)",
+    "nonzero": "numpy.argwhere(x)",
     "is_cuda": "x.context.device_type == 'gpu'",
     "grad_fn": "autograd.get_symbol(x), which has the recorded ops",
-    "retain_grad": "x.attach_grad() before it is used",
+    "retain_grad": "autograd.grad(loss, [x])",
     "register_hook": "an autograd.Function",
     "abs_": "x[:] = x.abs()",
+    "unique": "numpy.unique(x)",
+    "cumprod": "numpy.cumprod(x, axis)",
+    "isinf": "nd.contrib.isinf(x)",
+    "isfinite": "nd.contrib.isfinite(x)",
+    "logical_and": "nd.logical_and(x, y)",
+    "logical_or": "nd.logical_or(x, y)",
+    "logical_not": "nd.logical_not(x)",
     "handle": "x itself; mpgluon has no handles of a C library",
     **{
         name: f"x {operator} y"
@@ -141,7 +158,7 @@ ARRAY = {
 }
 
 BLOCK = {
-    "parameters": "net.collect_params()",
+    "parameters": "net.collect_params() for a Trainer, net.collect_params().values() to iterate",
     "named_parameters": "net.collect_params().items()",
     "state_dict": "net.save_parameters(file), or net.collect_params()",
     "load_state_dict": "net.load_parameters(file)",
@@ -154,20 +171,39 @@ BLOCK = {
     "double": "net.cast('float64')",
     "float": "net.cast('float32')",
     "modules": "net.apply(function)",
-    "buffers": "net.collect_params(), filtered by grad_req == 'null'",
-    "children": "net.apply(function), which visits all blocks; a Sequential can be iterated",
+    "buffers": "[p for p in net.collect_params().values() if p.grad_req == 'null']",
+    "children": "net.apply(function), which visits all blocks; list(net) of a Sequential",
     "add_module": "net.register_child(block, name)",
     "requires_grad_": "net.collect_params().setattr('grad_req', 'null')",
     "training": "autograd.is_training()",
-    "named_modules": "net.apply(function), or net._children.items()",
+    "named_modules": "net.apply(function), and the name of each block",
     "register_parameter": "self.params.get(name, shape=shape)",
     "register_buffer": "self.params.get_constant(name, value)",
-    "fit": "autograd.record() and gluon.Trainer",
+    "fit": "a loop of autograd.record() and trainer.step(batch_size), or "
+    "gluon.contrib.estimator.Estimator(net, loss)",
+    "append": "net.add(block)",
+    "extend": "net.add(*blocks)",
+    "compile": "net.hybridize()",
+}
+
+# Settings of PyTorch's Parameters: assigning them would hide methods or have no effect.
+PARAMETER_SETTINGS = {
+    "requires_grad": "param.grad_req = 'null' to freeze it, or 'write'",
+    "data": "param.set_data(value)",
+    "grad": "param.zero_grad(); unless grad_req is 'add', each backward overwrites the gradient",
+}
+
+PARAMETER = {
+    "requires_grad": "param.grad_req, which is 'null' if it is frozen",
+    "device": "param.list_ctx()",
+    "numel": "param.data().size",
+    "numpy": "param.data().asnumpy()",
+    "copy_": "param.set_data(value)",
 }
 
 LOSSES = {
     "CrossEntropyLoss": "SoftmaxCrossEntropyLoss",
-    "MSELoss": "L2Loss (half of it)",
+    "MSELoss": "L2Loss(weight=2)",
     "NLLLoss": "SoftmaxCrossEntropyLoss(from_logits=True)",
     "BCEWithLogitsLoss": "SigmoidBinaryCrossEntropyLoss",
     "BCELoss": "SigmoidBinaryCrossEntropyLoss(from_sigmoid=True)",
@@ -178,11 +214,14 @@ LAYERS = {
     "Linear": "Dense",
     "Module": "HybridBlock",
     "ModuleList": "HybridSequential",
-    "ConvTranspose2d": "Conv2DTranspose",
-    "BatchNorm1d": "BatchNorm",
-    "BatchNorm2d": "BatchNorm",
-    "BatchNorm3d": "BatchNorm",
-    "AdaptiveAvgPool2d": "GlobalAvgPool2D",
+    **{f"Conv{n}d": f"Conv{n}D(channels, kernel_size, in_channels=in_channels)" for n in (1, 2, 3)},
+    **{
+        f"ConvTranspose{n}d": f"Conv{n}DTranspose(channels, kernel_size, in_channels=in_channels)"
+        for n in (1, 2, 3)
+    },
+    **{f"BatchNorm{n}d": "BatchNorm(in_channels=channels)" for n in (1, 2, 3)},
+    "AdaptiveAvgPool2d": "GlobalAvgPool2D for one element, else HybridLambda(lambda F, x: "
+    "F.contrib.AdaptiveAvgPooling2D(x, output_size=size))",
     "ReLU": "Activation('relu')",
     "Sigmoid": "Activation('sigmoid')",
     "Tanh": "Activation('tanh')",
@@ -196,13 +235,14 @@ LAYERS = {
     "Parameter": "mx.gluon.Parameter",
     "Softmax": "nd.softmax, or HybridLambda('softmax')",
     "Identity": "HybridLambda(lambda F, x: x)",
-    "Upsample": "HybridLambda with F.UpSampling or F.contrib.BilinearResize2D",
-    "DataParallel": "gluon.utils.split_and_load, or mx.parallel",
+    "Upsample": "HybridLambda(lambda F, x: F.UpSampling(x, scale=2, sample_type='nearest'))",
+    "DataParallel": "mx.parallel.Mesh({'data': 2})",
     "functional": "mx.nd",
     "init": "mx.init",
     "utils": "mx.gluon.utils",
     "SiLU": "Swish",
-    "RMSNorm": "LayerNorm, or a HybridBlock of F.square and F.mean",
+    "RMSNorm": "a HybridBlock of "
+    "x * F.rsqrt(F.mean(F.square(x), axis=-1, keepdims=True) + epsilon) * gain",
     **dict.fromkeys(
         ["MultiheadAttention", "MultiHeadAttention", "Transformer", "TransformerEncoderLayer"],
         "a HybridBlock of Dense layers, F.batch_dot and F.softmax, as in examples/gpt_pipeline.py",
@@ -215,7 +255,8 @@ GLUON = {
     "Dataset": "gluon.data.Dataset",
     "optim": "mx.optimizer and gluon.Trainer",
     "TensorDataset": "gluon.data.ArrayDataset",
-    "pad_sequence": "nd.pad for each array, then nd.stack",
+    "pad_sequence": "nd.pad(x, mode='constant', pad_width=(0, missing), constant_value=0) for each "
+    "array, then nd.stack(*arrays)",
     "Dense": "gluon.nn.Dense",
     "Sequential": "gluon.nn.Sequential",
     "HybridSequential": "gluon.nn.HybridSequential",
@@ -224,17 +265,20 @@ GLUON = {
 FUNCTIONS = {
     **{
         name: ARRAY[name]
-        for name in "cat matmul mm bmm view masked_fill chunk clamp unsqueeze permute gelu".split()
+        for name in "cat matmul mm bmm view masked_fill chunk clamp unsqueeze permute gelu "
+        "gather index_select masked_select narrow unbind repeat_interleave logsumexp numel clone "
+        "std var triu tril unique cumprod isnan isinf isfinite".split()
     },
-    "tensor": "nd.array",
-    "rand": "nd.random.uniform",
-    "randint": "nd.random.randint",
+    "tensor": "nd.array(values, dtype=dtype); the default dtype is float32",
+    "rand": "nd.random.uniform(shape=shape)",
+    "randint": "nd.random.randint(low, high, shape)",
     "distributed": "mx.kv.create('dist_sync'), or mx.parallel",
     "Linear": "mx.gluon.nn.Dense",
     "randn": "nd.random.randn",
     "manual_seed": "mx.random.seed",
-    "no_grad": "autograd.pause",
-    "einsum": "nd.dot and nd.transpose",
+    "no_grad": "autograd.pause(), which is only needed inside of autograd.record()",
+    "einsum": "nd.batch_dot(x, y) and x.transpose(axes), or numpy.einsum outside of hybridized "
+    "blocks",
     "Tensor": "nd.NDArray",
     "device": "mx.Context, or mx.gpu(0)",
     "compile": "net.hybridize()",
@@ -244,14 +288,11 @@ FUNCTIONS = {
     "functional": "nd",
     "optim": "mx.optimizer and mx.gluon.Trainer",
     "utils": "mx.gluon.utils and mx.gluon.data",
-    **{name: f"nd.contrib.{name}" for name in ("isnan", "isinf", "isfinite")},
-    **{
-        name: f"numpy.{name}, which takes NDArrays"
-        for name in ("any", "all", "unique", "allclose", "tril", "triu", "std", "var")
-    },
+    **{name: f"numpy.{name}, which takes NDArrays" for name in ("any", "all", "allclose")},
     "silu": "x * nd.sigmoid(x), or nn.Swish",
-    "scaled_dot_product_attention": "nd.batch_dot and nd.softmax",
-    "cross_entropy": "mx.gluon.loss.SoftmaxCrossEntropyLoss",
+    "scaled_dot_product_attention": "nd.batch_dot(nd.softmax(scores), values) with "
+    "scores = nd.batch_dot(queries, keys, transpose_b=True) / size ** 0.5",
+    "cross_entropy": "mx.gluon.loss.SoftmaxCrossEntropyLoss()(outputs, labels).mean()",
     "pad_sequence": GLUON["pad_sequence"],
     **{
         name: f"dtype='{name}'"
@@ -289,12 +330,12 @@ TRAINER = {
 }
 
 AUTOGRAD = {
-    "no_grad": "autograd.pause",
+    "no_grad": FUNCTIONS["no_grad"],
     "enable_grad": "autograd.record",
     "set_grad_enabled": "autograd.set_recording",
     **dict.fromkeys(
         ["detect_anomaly", "set_detect_anomaly"],
-        "mx.Monitor, or nd.contrib.isfinite of outputs and gradients",
+        "mx.monitor.Monitor, or nd.contrib.isfinite of outputs and gradients",
     ),
 }
 
@@ -371,6 +412,15 @@ def absent_before_init(kind):
 
     for name in _FIRST:
         setattr(kind, name, _core.MissingAttribute(error, name))
+
+
+def unsettable(param, name):
+    """Returns the error for assigning one of PyTorch's settings to a Parameter."""
+    return AttributeError(
+        f"Parameter '{param.name}': {name} cannot be set; use {PARAMETER_SETTINGS[name]}",
+        name=name,
+        obj=param,
+    )
 
 
 def present(thing, names):
@@ -537,7 +587,10 @@ def unknown_option_of(function, given, taken):
 def near_option(name, known):
     """Returns the suggestion of `near`, or the equivalent of another framework's option."""
     ways = [way for way in OPTIONS.get(name, ()) if way in known]
-    return f"; did you mean {ways[0]!r}?" if ways else near(name, known)
+    if not ways:
+        return near(name, known)
+    note = f" ({_VALUES[name]})" if name in _VALUES else ""
+    return f"; did you mean {ways[0]!r}?{note}"
 
 
 def near(name, known):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import warnings
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy as np
 from .. import _core, _ranks
 from .._core import NDArray
 from .._hints import ARRAY, absent, present
-from ..base import MXNetError, MXNetTypeError
+from ..base import MXNetError, MXNetTypeError, MXNetValueError
 from . import _numpy_compositions  # noqa: F401 - registers more NumPy functions
 from ._numpy_protocol import array_function, array_ufunc
 
@@ -31,10 +32,32 @@ OPS = (
 ).split()
 
 
+def _check_two_axes(array, axes):
+    """Rejects or warns about ``x.transpose(0, 1)`` if it does not swap the two axes.
+
+    In PyTorch the call swaps them. In MXNet 1.9.1 it raises an error, because the second argument
+    is the output.
+    """
+    first, second = axes
+    if array.ndim != 2:
+        raise MXNetValueError(
+            f"transpose: expected all {array.ndim} axes in their new order, got ({first}, {second})"
+            f"; use x.swapaxes({first}, {second}) to swap two axes"
+        )
+    if axes in ((0, 1), (-2, -1), (0, -1), (-2, 1)):
+        warnings.warn(
+            f"transpose({first}, {second}) of a matrix keeps the order of its axes; use "
+            f"x.swapaxes({first}, {second}) or x.T to swap them",
+            stacklevel=3,
+        )
+
+
 def _transpose(self, *axes: int | Sequence[int], **kwargs: Any) -> NDArray:
     """Permutes the axes: ``x.transpose((1, 0))`` or ``x.transpose(1, 0)``; reverses them if none
-    are given."""
+    are given. ``x.swapaxes(0, 1)`` swaps two axes."""
     if len(axes) > 1:
+        if len(axes) == 2:
+            _check_two_axes(self, axes)
         axes = (axes,)
     return _core.get_op("transpose")(self, *axes, **kwargs)
 

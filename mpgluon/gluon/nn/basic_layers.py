@@ -356,7 +356,8 @@ class BatchNorm(_Norm):
     axis : int, default 1
         Axis of the channels.
     momentum : float, default 0.9
-        Momentum of the running averages.
+        Share of the old running averages in the new ones. PyTorch's momentum is one minus this
+        number, so a value between 0 and 0.5 gives a warning.
     epsilon : float, default 1e-5
         Added to the variance before the square root.
     center, scale : bool, default True
@@ -401,6 +402,13 @@ class BatchNorm(_Norm):
         _domain.at_least(0, epsilon=epsilon)
         _domain.fraction(momentum=momentum)
         _domain.axis(axis=axis)
+        if 0 < momentum < 0.5:
+            warnings.warn(
+                f"{type(self).__name__}: momentum={momentum:g} keeps {momentum:.0%} of the running "
+                f"averages in each step; PyTorch's momentum={momentum:g} is "
+                f"momentum={1 - momentum:g} here",
+                stacklevel=2,
+            )
         self._kwargs = {
             "axis": axis,
             "eps": epsilon,

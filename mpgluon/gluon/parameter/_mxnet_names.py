@@ -1,4 +1,5 @@
-"""Private names of MXNet's `Parameter`, for programs and packages that use them."""
+"""Private names of MXNet's `Parameter`, for programs and packages that use them, and hints for
+PyTorch's names."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from ... import ndarray as nd
+from ..._hints import PARAMETER, absent, present
 from ...base import MXNetError
 from ...context import Context, computes, current_context
 from .._compiled import tracing
@@ -109,6 +111,9 @@ class MXNetNames:
         super().__init_subclass__(**options)
         parameter: Any = next(kind for kind in cls.__mro__ if MXNetNames in kind.__bases__)
         cls.overrides_data = cls.data is not parameter.data
+
+    def __dir__(self) -> list[str]:
+        return present(self, super().__dir__())
 
     @property
     def _data(self) -> list[NDArray] | None:
@@ -231,3 +236,6 @@ class MXNetNames:
                 f"Parameter '{self.name}': row_id must be an NDArray, not {type(row_id).__name__}"
             )
         return self.list_row_sparse_data(row_id) if ctx is list else self.rows_on(row_id, ctx)
+
+
+absent(MXNetNames, PARAMETER)

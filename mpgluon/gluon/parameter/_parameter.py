@@ -11,6 +11,7 @@ import numpy as np
 
 from ... import _core, autograd, initializer, ndarray as nd, random
 from ..._core import at_once, dtype_name, mark_variables, set_attributes, side_context
+from ..._hints import PARAMETER_SETTINGS, unsettable
 from ..._ranks.own_arrays import brought_to_all
 from ...base import MXNetAssertionError, MXNetError
 from ...context import Context, computes, current_context
@@ -164,12 +165,8 @@ class Parameter(MXNetNames):
         return f"{type(self).__name__} {self.name} (shape={self.shape}, dtype={self.dtype})"
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name == "requires_grad":  # PyTorch's name, which would have no effect
-            raise AttributeError(
-                f"Parameter '{self.name}' has no attribute 'requires_grad'; use param.grad_req = "
-                "'null' to freeze it, or 'write'",
-                name=name,
-            )
+        if name in PARAMETER_SETTINGS:
+            raise unsettable(self, name)
         object.__setattr__(self, name, value)
         if name == "arrays":
             self._unbind()
