@@ -47,19 +47,6 @@ def chain(*sizes):
     return net
 
 
-class Attention(gluon.HybridBlock):
-    def __init__(self):
-        super().__init__()
-        self.embed, self.qkv, self.out = (
-            nn.Embedding(11, 8),
-            nn.Dense(24, in_units=8, flatten=False),
-            nn.Dense(8, in_units=24, flatten=False),
-        )
-
-    def hybrid_forward(self, F, tokens):
-        return self.out(self.qkv(self.embed(tokens)))
-
-
 def names(net, **more):
     """Returns the names that the documents assume."""
     x, y = nd.random.normal(shape=(16, 8)), nd.array(np.arange(16) % 4)
@@ -84,12 +71,6 @@ def names(net, **more):
 def ready(net, **more):
     net.initialize()
     return names(net, trainer=gluon.Trainer(net.collect_params(), "adam"), **more)
-
-
-def staged():
-    net = chain(8, 16, 4)
-    net.place(mx.parallel.Mesh({"stage": 2}))
-    return ready(net)
 
 
 def run(path, given, tmp_path, monkeypatch, capsys):
@@ -147,12 +128,8 @@ def test_quickstart_code_trains_with_the_same_losses(tmp_path, monkeypatch, caps
 
 @cpus_only
 def test_tasks_code_runs(tmp_path, monkeypatch, capsys):
-    try:
-        _, printed = together("docs/tasks.md", tmp_path, monkeypatch, capsys)
-    finally:
-        mx.engine.set_mode("async")
-        mx.context.set_memory_limit(mx.cpu(0), 0)
-    assert "{'epoch': 3}" in printed and (tmp_path / "profile.json").stat().st_size
+    scope, printed = together("docs/tasks.md", tmp_path, monkeypatch, capsys)
+    assert printed.splitlines()[-1] == "2" and scope["losses"].context == mx.cpu(1)
 
 
 @cpus_only
@@ -193,86 +170,6 @@ def test_every_page_with_code_is_tested():
     pages = [os.path.join("docs", name) for name in os.listdir(os.path.join(ROOT, "docs"))]
     pages = [path for path in [*pages, "README.md"] if path.endswith(".md")]
     assert {path for path in pages if blocks(path)} <= run_here | elsewhere
-
-
-@cpus_only
-def test_parallel_page_code_runs(tmp_path, monkeypatch, capsys):
-    pytest.importorskip("matplotlib")
-
-    def meshed():
-        batches = [(nd.random.normal(shape=(16, 8)), nd.array(np.arange(16) % 4)) for _ in range(2)]
-        return names(chain(8, 16, 12, 4), batches=batches)
-
-    def planned():
-        return ready(chain(8, 16, 12, 4))
-
-    def replicated():
-        return ready(chain(8, 4), dataset=dataset())
-
-    def synchronised():
-        net = nn.HybridSequential()
-        net.add(nn.Dense(4), gluon.contrib.nn.SyncBatchNorm(num_devices=2))
-        xs, ys = (
-            [array[8 * i : 8 * i + 8].as_in_context(mx.cpu(i)) for i in (0, 1)]
-            for array in (names(net)["x"], names(net)["y"])
-        )
-        return names(net, xs=xs, ys=ys, batch_size=16)
-
-    def trained():
-        scope = staged()
-        pipeline = mx.parallel.Pipeline(8)
-        step = mx.parallel.TrainStep(scope["net"], scope["loss"], scope["trainer"], pipeline)
-        return {**scope, "step": step, "batches": [(scope["x"], scope["y"])] * 2}
-
-    given = [
-        lambda: names(None),
-        meshed,
-        synchronised,
-        lambda: ready(chain(8, 4), scaler=1024.0),
-        staged,
-        trained,
-        lambda: names(Attention()),
-        replicated,
-        planned,
-        planned,
-    ]
-    results = run("docs/parallel.md", given, tmp_path, monkeypatch, capsys)
-    (
-        (placed, where),
-        (mesh, _),
-        (synced, _),
-        (saved, _),
-        (pipelined, report),
-        (watched, _),
-        (split, _),
-        (replica, _),
-        (plan, printed),
-        (_, simulated),
-    ) = results
-    text = re.sub(r"'resnet.*'", "'resnetv10'", where)
-    with open(os.path.join(ROOT, "docs", "parallel.md")) as file:
-        assert f"```text\n{text}```" in file.read()
-    assert placed["net"].output.weight.list_ctx() == [mx.cpu(1)]
-    assert (
-        len({param.list_ctx()[0] for param in mesh["net"].collect_params().values()}) == 4
-        and len(mesh["losses"]) == 2
-    )
-    assert all(np.isfinite(loss.asnumpy()).all() for loss in synced["losses"])
-    assert (
-        saved["found"]["position"] == {"epoch": 3, "batch": 120}
-        and saved["found"]["loss_scale"] == 1024.0
-    )
-    assert (
-        "micro-batches" in report
-        and (tmp_path / "timeline.png").stat().st_size
-        and pipelined["losses"].shape == (16,)
-    )
-    assert watched["board"].cpu_seconds() >= 0
-    kinds = [type(child).__name__ for child in split["net"]._children.values()]
-    assert kinds == ["VocabParallelEmbedding", "ColumnParallelDense", "RowParallelDense"]
-    assert [x.shape for x, _ in replica["data"]] == [(256, 8)] * 2
-    assert "measured" in printed and "predicted" in printed
-    assert "512 x 2" in simulated
 
 
 def dataset():

@@ -225,7 +225,7 @@ MEANINGLESS = rules(
 # Pairs that are documented to compute different results than one device without a pipeline
 DIFFERENT = rules(
     # Each replica has its own part of a penalty and of a norm, and its own random numbers and
-    # statistics (docs/parallel.md).
+    # statistics (docs/parallel/reference.md).
     ({"placement": REPLICAS}, {"gradient": ["second order"]}),
     ({"placement": REPLICAS}, {"clipping": ["utils"]}),
     ({"placement": REPLICAS}, {"layer": [*DRAWING, "BatchNorm"]}),
