@@ -97,8 +97,8 @@ ARRAY = {
     "type": "x.astype(dtype)",
     "type_as": "x.astype(y.dtype)",
     "bfloat16": "x.astype('bfloat16')",
-    "gather": "nd.pick(x, index, axis) for one element per row, else numpy.take_along_axis(x, "
-    "indices, axis)",
+    "gather": "nd.pick(x, index, axis) for one element per row, else nd.gather_nd(x, "
+    "nd.stack(rows, columns))",
     "scatter": "nd.scatter_nd(values, indices, shape)",
     "scatter_": "x[rows, columns] = values",
     "index_select": "x.take(indices, axis=axis)",
@@ -134,19 +134,33 @@ ARRAY = {
     "triu": "numpy.triu(x)",
     "tril": "numpy.tril(x)",
     "gelu": "nd.LeakyReLU(x, act_type='gelu')",
-    "nonzero": "numpy.argwhere(x)",
+    "nonzero": "numpy.argwhere(x), a NumPy array",
     "is_cuda": "x.context.device_type == 'gpu'",
     "grad_fn": "autograd.get_symbol(x), which has the recorded ops",
     "retain_grad": "autograd.grad(loss, [x])",
     "register_hook": "an autograd.Function",
     "abs_": "x[:] = x.abs()",
-    "unique": "numpy.unique(x)",
-    "cumprod": "numpy.cumprod(x, axis)",
+    "unique": "numpy.unique(x), a NumPy array",
+    "cumprod": "numpy.cumprod(x, axis), a NumPy array",
     "isinf": "nd.contrib.isinf(x)",
     "isfinite": "nd.contrib.isfinite(x)",
     "logical_and": "nd.logical_and(x, y)",
     "logical_or": "nd.logical_or(x, y)",
     "logical_not": "nd.logical_not(x)",
+    "neg": "-x",
+    "remainder": "x % y",
+    "where": "nd.where(condition, x, y)",
+    "clamp_min": "nd.maximum(x, a_min)",
+    "clamp_max": "nd.minimum(x, a_max)",
+    "new_ones": "nd.ones(shape, ctx=x.context, dtype=x.dtype)",
+    "new_full": "nd.full(shape, value, ctx=x.context, dtype=x.dtype)",
+    "swapdims": "x.swapaxes(first, second)",
+    "movedim": "nd.moveaxis(x, source, destination)",
+    "roll": "numpy.roll(x, shift, axis)",
+    "outer": "numpy.outer(x, y)",
+    "trace": "numpy.trace(x)",
+    "median": "numpy.median(x), a NumPy number",
+    "equal": "numpy.array_equal(x, y)",
     "handle": "x itself; mpgluon has no handles of a C library",
     **{
         name: f"x {operator} y"
@@ -223,9 +237,26 @@ LAYERS = {
     "AdaptiveAvgPool2d": "GlobalAvgPool2D for one element, else HybridLambda(lambda F, x: "
     "F.contrib.AdaptiveAvgPooling2D(x, output_size=size))",
     "ReLU": "Activation('relu')",
+    "ReLU6": "HybridLambda(lambda F, x: F.clip(x, 0, 6))",
+    "Hardtanh": "HybridLambda(lambda F, x: F.clip(x, -1, 1))",
+    "Hardswish": "HybridLambda(lambda F, x: x * F.clip(x + 3, 0, 6) / 6)",
+    "Mish": "HybridLambda(lambda F, x: x * F.tanh(F.Activation(x, act_type='softrelu')))",
+    "Softplus": "Activation('softrelu')",
+    "LogSoftmax": "HybridLambda('log_softmax')",
     "Sigmoid": "Activation('sigmoid')",
     "Tanh": "Activation('tanh')",
+    "AdaptiveMaxPool2d": "GlobalMaxPool2D for one element",
+    "Dropout1d": "Dropout(rate, axes=(2,))",
     "Dropout2d": "Dropout(rate, axes=(2, 3))",
+    "Dropout3d": "Dropout(rate, axes=(2, 3, 4))",
+    "LSTMCell": "mx.gluon.rnn.LSTMCell",
+    "GRUCell": "mx.gluon.rnn.GRUCell",
+    "RNNCell": "mx.gluon.rnn.RNNCell",
+    "KLDivLoss": "mx.gluon.loss.KLDivLoss",
+    "CTCLoss": "mx.gluon.loss.CTCLoss",
+    "TripletMarginLoss": "mx.gluon.loss.TripletLoss",
+    "ModuleDict": "self.register_child(block, name)",
+    "Buffer": "self.params.get_constant(name, value)",
     "LSTM": "mx.gluon.rnn.LSTM",
     "GRU": "mx.gluon.rnn.GRU",
     "RNN": "mx.gluon.rnn.RNN",
@@ -267,7 +298,8 @@ FUNCTIONS = {
         name: ARRAY[name]
         for name in "cat matmul mm bmm view masked_fill chunk clamp unsqueeze permute gelu "
         "gather index_select masked_select narrow unbind repeat_interleave logsumexp numel clone "
-        "std var triu tril unique cumprod isnan isinf isfinite".split()
+        "std var triu tril unique cumprod isnan isinf isfinite nonzero remainder neg median "
+        "eq ne lt le gt ge pow sub mul div".split()
     },
     "tensor": "nd.array(values, dtype=dtype); the default dtype is float32",
     "rand": "nd.random.uniform(shape=shape)",
@@ -288,7 +320,30 @@ FUNCTIONS = {
     "functional": "nd",
     "optim": "mx.optimizer and mx.gluon.Trainer",
     "utils": "mx.gluon.utils and mx.gluon.data",
-    **{name: f"numpy.{name}, which takes NDArrays" for name in ("any", "all", "allclose")},
+    **{
+        name: f"numpy.{name}, which takes NDArrays"
+        for name in "diff dstack fliplr flipud hstack inner outer roll tensordot trace vdot "
+        "vstack".split()
+    },
+    **{
+        name: f"numpy.{name}, which takes NDArrays and returns a NumPy array"
+        for name in "all any bincount count_nonzero cov cross fmod interp isclose isin kron "
+        "nan_to_num nanmean quantile rot90 searchsorted".split()
+    },
+    "allclose": "numpy.allclose(x, y)",
+    "atan2": "numpy.arctan2(y, x), a NumPy array",
+    "meshgrid": "numpy.meshgrid(*arrays, indexing='ij')",
+    "lerp": "x + weight * (y - x)",
+    "inverse": "nd.linalg.inverse(x)",
+    "normalize": "nd.L2Normalization(x)",
+    "multinomial": "nd.random.multinomial(probabilities)",
+    "randperm": "nd.random.shuffle(nd.arange(count))",
+    "elu": "nd.LeakyReLU(x, act_type='elu', slope=slope)",
+    "leaky_relu": "nd.LeakyReLU(x, slope=slope)",
+    "hardtanh": "x.clip(-1, 1)",
+    "mse_loss": "mx.gluon.loss.L2Loss(weight=2)(outputs, targets).mean()",
+    "l1_loss": "mx.gluon.loss.L1Loss()(outputs, targets).mean()",
+    "as_tensor": "nd.array(values, dtype=dtype); the default dtype is float32",
     "silu": "x * nd.sigmoid(x), or nn.Swish",
     "scaled_dot_product_attention": "nd.batch_dot(nd.softmax(scores), values) with "
     "scores = nd.batch_dot(queries, keys, transpose_b=True) / size ** 0.5",
@@ -311,6 +366,23 @@ DATA = {
     "ConcatDataset": "a Dataset whose __getitem__ chooses one of several",
     "WeightedRandomSampler": "a Sampler of your own: __iter__ yields indices, __len__ counts them",
     "default_collate": "gluon.data.default_batchify_fn",
+}
+
+SCHEDULERS = {
+    "StepLR": "FactorScheduler(step=step_size * len(batches), factor=gamma), which counts updates",
+    "MultiStepLR": "MultiFactorScheduler(step=steps, factor=gamma), which counts updates",
+    "ExponentialLR": "FactorScheduler(step=len(batches), factor=gamma), which counts updates",
+    "CosineAnnealingLR": "CosineScheduler(max_update=updates, base_lr=rate)",
+    "PolynomialLR": "PolyScheduler(max_update=updates, base_lr=rate, pwr=power)",
+    "LambdaLR": "a function of the number of updates that returns the rate",
+    "ReduceLROnPlateau": "trainer.set_learning_rate(rate)",
+}
+
+INITIALIZERS = {
+    "kaiming_normal_": "MSRAPrelu(factor_type='in', slope=0)",
+    "kaiming_uniform_": "Xavier(factor_type='in', magnitude=6)",
+    "xavier_normal_": "Xavier(rnd_type='gaussian', magnitude=1)",
+    "xavier_uniform_": "Xavier()",
 }
 
 OPTIMIZERS = {

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from . import _domain, ndarray, random, registry
-from ._hints import near_names
+from ._hints import INITIALIZERS, near_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -48,7 +48,7 @@ __all__ = [
     "FusedRNN",
 ]
 
-near_names(__name__)
+near_names(__name__, **INITIALIZERS)
 
 
 class InitDesc(str):

@@ -11,7 +11,7 @@ import logging
 import math
 
 from . import _domain
-from ._hints import OptionsChecked, constructed, near_names
+from ._hints import SCHEDULERS, OptionsChecked, constructed, near_names
 
 __all__ = [
     "LRScheduler",
@@ -21,7 +21,7 @@ __all__ = [
     "CosineScheduler",
 ]
 
-near_names(__name__)
+near_names(__name__, **SCHEDULERS)
 
 
 def _set(scheduler, **values):

@@ -62,8 +62,8 @@ type | x.astype(dtype) | r.dtype == numpy.int64
 type_as | x.astype(y.dtype) | r.dtype == numpy.int32 | y = y.astype('int32')
 bfloat16 | x.astype('bfloat16') | 'bfloat16' in str(r.dtype)
 gather | nd.pick(x, index, axis) | same(r, [1, 6]) | index = nd.array([0, 2])
-gather | numpy.take_along_axis(x, indices, axis) | same(r, [[3, 1], [4, 5]]) | \
-indices = nd.array([[2, 0], [0, 1]], dtype='int64')
+gather | nd.gather_nd(x, nd.stack(rows, columns)) | same(r, [2, 6]) | \
+rows, columns = nd.array([0, 1]), nd.array([1, 2])
 scatter | nd.scatter_nd(values, indices, shape) | same(r, [[0, 9], [0, 0], [8, 0]]) | \
 indices = nd.array([[0, 2], [1, 0]])
 scatter_ | x[rows, columns] = values | same(x, [[1, 9, 3], [4, 5, 8]])
@@ -116,6 +116,21 @@ cumprod | numpy.cumprod(x, axis) | same(r, X.cumprod(1))
 logical_and | nd.logical_and(x, y) | same(r, [0, 1]) | x, y = nd.array([1, 1]), nd.array([0, 1])
 logical_or | nd.logical_or(x, y) | same(r, [1, 1]) | x, y = nd.array([1, 1]), nd.array([0, 1])
 logical_not | nd.logical_not(x) | same(r, [0, 1]) | x = nd.array([1, 0])
+neg | -x | same(r, -X)
+remainder | x % y | same(r, X % Y)
+remainder | x % y | same(r, [1, -1]) | x, y = nd.array([-3, 3]), nd.array([2, -2])
+where | nd.where(condition, x, y) | same(r, numpy.where(X > 2, X, Y)) | condition = x > 2
+clamp_min | nd.maximum(x, a_min) | same(r, X.clip(2))
+clamp_max | nd.minimum(x, a_max) | same(r, X.clip(None, 4))
+new_ones | nd.ones(shape, ctx=x.context, dtype=x.dtype) | same(r, numpy.ones((3, 2)))
+new_full | nd.full(shape, value, ctx=x.context, dtype=x.dtype) | same(r, numpy.full((3, 2), 7))
+swapdims | x.swapaxes(first, second) | same(r, X.T) | first, second = 0, 1
+movedim | nd.moveaxis(x, source, destination) | same(r, X.T) | source, destination = 0, 1
+roll | numpy.roll(x, shift, axis) | same(r, numpy.roll(X, 1, 1)) | shift = 1
+outer | numpy.outer(x, y) | same(r, numpy.outer(X, Y)) and type(r) is nd.NDArray
+trace | numpy.trace(x) | same(r, 6)
+median | numpy.median(x) | r == 3.5
+equal | numpy.array_equal(x, y) | r is False or not r
 handle | x itself | same(x, X)
 eq | x == y | same(r, X == Y)
 ne | x != y | same(r, X != Y)
@@ -193,6 +208,25 @@ Linear | Dense | made(r(5), x).shape == (2, 5)
 Module | HybridBlock | r is gluon.HybridBlock
 ModuleList | HybridSequential | len(built(r, block, block)) == 2
 ReLU | Activation('relu') | same(r(-x), 0 * X)
+ReLU6 | HybridLambda(lambda F, x: F.clip(x, 0, 6)) | same(r(2 * x), (2 * X).clip(0, 6))
+Hardtanh | HybridLambda(lambda F, x: F.clip(x, -1, 1)) | same(r(x), X.clip(-1, 1))
+Hardswish | HybridLambda(lambda F, x: x * F.clip(x + 3, 0, 6) / 6) | \
+same(r(x - 3), (X - 3) * X.clip(0, 6) / 6)
+Mish | HybridLambda(lambda F, x: x * F.tanh(F.Activation(x, act_type='softrelu'))) | \
+same(r(x), X * numpy.tanh(numpy.log1p(EXP)))
+Softplus | Activation('softrelu') | same(r(x), numpy.log1p(EXP))
+LogSoftmax | HybridLambda('log_softmax') | same(r(x), LOG_P)
+AdaptiveMaxPool2d | GlobalMaxPool2D | r()(image).shape == (1, 2, 1, 1)
+Dropout1d | Dropout(rate, axes=(2,)) | by_channels(r, 1)
+Dropout3d | Dropout(rate, axes=(2, 3, 4)) | by_channels(r, 3)
+LSTMCell | mx.gluon.rnn.LSTMCell | r(5).begin_state(2)[1].shape == (2, 5)
+GRUCell | mx.gluon.rnn.GRUCell | r(5).begin_state(2)[0].shape == (2, 5)
+RNNCell | mx.gluon.rnn.RNNCell | r(5).begin_state(2)[0].shape == (2, 5)
+KLDivLoss | mx.gluon.loss.KLDivLoss | same(r()(nd.log(x), x), 0 * X[:, 0])
+CTCLoss | mx.gluon.loss.CTCLoss | issubclass(r, gluon.loss.Loss)
+TripletMarginLoss | mx.gluon.loss.TripletLoss | issubclass(r, gluon.loss.Loss)
+ModuleDict | self.register_child(block, name) | self._children['own'] is block
+Buffer | self.params.get_constant(name, value) | r.grad_req == 'null' | value = x
 Sigmoid | Activation('sigmoid') | same(r(x), EXP / (1 + EXP))
 Tanh | Activation('tanh') | same(r(x), numpy.tanh(X))
 AdaptiveAvgPool2d | GlobalAvgPool2D | r()(image).shape == (1, 2, 1, 1)
@@ -274,9 +308,26 @@ optim | mx.optimizer | r.Adam
 optim | mx.gluon.Trainer | r is gluon.Trainer
 utils | mx.gluon.utils | r.clip_global_norm
 utils | mx.gluon.data | r.DataLoader
-any | numpy.any | bool(r(x))
-all | numpy.all | bool(r(x))
-allclose | numpy.allclose | r(x, x) and not r(x, y)
+allclose | numpy.allclose(x, y) | not r
+atan2 | numpy.arctan2(y, x) | same(r, numpy.arctan2(Y, X))
+meshgrid | numpy.meshgrid(*arrays, indexing='ij') | [one.shape for one in r] == [(2, 3)] * 2 | \
+arrays = nd.ones(2), nd.ones(3)
+lerp | x + weight * (y - x) | same(r, X + 0.25 * (Y - X)) | weight = 0.25
+inverse | nd.linalg.inverse(x) | abs((r @ x).asnumpy() - numpy.eye(2)).max() < 1e-6 | \
+x = nd.array([[2, 1], [1, 3]])
+normalize | nd.L2Normalization(x) | same(r, X / numpy.sqrt((X * X).sum(1, keepdims=True)))
+multinomial | nd.random.multinomial(probabilities) | same(r, [1]) | \
+probabilities = nd.array([[0, 1]])
+randperm | nd.random.shuffle(nd.arange(count)) | sorted(r.asnumpy()) == [0, 1]
+elu | nd.LeakyReLU(x, act_type='elu', slope=slope) | same(r, 0.5 * (numpy.exp(-X) - 1)) | \
+x, slope = -x, 0.5
+leaky_relu | nd.LeakyReLU(x, slope=slope) | same(r, -X / 2) | x, slope = -x, 0.5
+hardtanh | x.clip(-1, 1) | same(r, X.clip(-1, 1))
+mse_loss | mx.gluon.loss.L2Loss(weight=2)(outputs, targets).mean() | \
+same(r, [((X - Y) ** 2).mean()]) | outputs, targets = x, y
+l1_loss | mx.gluon.loss.L1Loss()(outputs, targets).mean() | same(r, [abs(X - Y).mean()]) | \
+outputs, targets = x, y
+as_tensor | nd.array(values, dtype=dtype) | r.dtype == numpy.int64 | values = [1, 2]
 silu | x * nd.sigmoid(x) | same(r, X * EXP / (1 + EXP))
 silu | nn.Swish | same(r()(x), X * EXP / (1 + EXP))
 scaled_dot_product_attention | nd.batch_dot(nd.softmax(scores), values) | \
@@ -292,6 +343,43 @@ imdecode | mx.image.imdecode | callable(r)
 DTYPES = "float16 float32 float64 int8 int32 int64 uint8".split()
 for name in DTYPES:
     FUNCTIONS += f"{name} | dtype='{name}' | nd.ones(2, dtype=dtype).dtype == numpy.{name}\n"
+# Arguments of NumPy's functions, which take NDArrays; the second group returns NumPy arrays.
+NUMPY = {
+    "diff": "(x,)",
+    "dstack": "([x, y],)",
+    "fliplr": "(x,)",
+    "flipud": "(x,)",
+    "hstack": "([x, y],)",
+    "inner": "(x, y)",
+    "outer": "(x, y)",
+    "roll": "(x, 1)",
+    "tensordot": "(x, y)",
+    "trace": "(x,)",
+    "vdot": "(x, y)",
+    "vstack": "([x, y],)",
+}
+ON_HOST = {
+    "all": "(x,)",
+    "any": "(x,)",
+    "bincount": "(x[0].astype('int64'),)",
+    "count_nonzero": "(x,)",
+    "cov": "(x,)",
+    "cross": "(x, y)",
+    "fmod": "(x, y)",
+    "interp": "(x, x[0], y[0])",
+    "isclose": "(x, y)",
+    "isin": "(x, y)",
+    "kron": "(x, y)",
+    "nan_to_num": "(x,)",
+    "nanmean": "(x,)",
+    "quantile": "(x, 0.5)",
+    "rot90": "(x,)",
+    "searchsorted": "(x[0], y[0])",
+}
+for name, given in {**NUMPY, **ON_HOST}.items():
+    plain = re.sub(r"\b(x|y)\b", lambda match: match[0].upper(), given)
+    FUNCTIONS += f"{name} | numpy.{name} | same(r(*{given}), r(*{plain})) and "
+    FUNCTIONS += f"isinstance(r(*{given}), nd.NDArray) is {name in NUMPY}\n"
 SHARED = [name for name, way in _hints.FUNCTIONS.items() if _hints.ARRAY.get(name) == way]
 FUNCTIONS += "".join(
     line + "\n" for line in ARRAY.replace("\\\n", "").splitlines() if line.split(" | ")[0] in SHARED
@@ -308,6 +396,30 @@ random_split | dataset.shard(num_shards, index) | len(r) == 2 | index = 1
 ConcatDataset | a Dataset | len(list(r_loader())) == 2
 WeightedRandomSampler | a Sampler | len(list(r_loader(sampler=weighted()))) == 2
 default_collate | gluon.data.default_batchify_fn | same(r([1, 2]), [1, 2])
+"""
+SCHEDULERS = """
+StepLR | FactorScheduler(step=step_size * len(batches), factor=gamma) | \
+[r(1), r(5), r(6)] == [0.01, 0.01, 0.005] | step_size, batches, gamma = 1, [0] * 5, 0.5
+MultiStepLR | MultiFactorScheduler(step=steps, factor=gamma) | \
+[r(5), r(6), r(8)] == [0.01, 0.005, 0.0025] | steps, gamma = [5, 7], 0.5
+ExponentialLR | FactorScheduler(step=len(batches), factor=gamma) | \
+[r(2), r(3), r(5)] == [0.01, 0.005, 0.0025] | batches, gamma = [0] * 2, 0.5
+CosineAnnealingLR | CosineScheduler(max_update=updates, base_lr=rate) | \
+same([r(0), r(5), r(10)], [0.5, 0.25, 0]) | updates = 10
+PolynomialLR | PolyScheduler(max_update=updates, base_lr=rate, pwr=power) | \
+same([r(0), r(5), r(10)], [0.5, 0.125, 0]) | updates, power = 10, 2
+LambdaLR | a function | \
+mx.optimizer.SGD(lr_scheduler=lambda updates: 0.5).learning_rate == 0.5
+ReduceLROnPlateau | trainer.set_learning_rate(rate) | trainer.learning_rate == 0.5
+"""
+INITIALIZERS = """
+kaiming_normal_ | MSRAPrelu(factor_type='in', slope=0) | \
+abs(drawn(r).std() / numpy.sqrt(2 / 200) - 1) < 0.05
+kaiming_uniform_ | Xavier(factor_type='in', magnitude=6) | \
+abs(drawn(r).max() / numpy.sqrt(6 / 200) - 1) < 0.05
+xavier_normal_ | Xavier(rnd_type='gaussian', magnitude=1) | \
+abs(drawn(r).std() / numpy.sqrt(2 / 300) - 1) < 0.05 and abs(drawn(r)).max() > numpy.sqrt(6 / 300)
+xavier_uniform_ | Xavier() | abs(drawn(r).max() / numpy.sqrt(6 / 300) - 1) < 0.05
 """
 OPTIMIZERS = """
 AdamW | nd.contrib.adamw_update | callable(r) and mx.optimizer.Adam(wd=0.1).wd == 0.1
@@ -344,6 +456,8 @@ TABLES = {
     "GLUON": (lambda scope: gluon, GLUON),
     "FUNCTIONS": (lambda scope: nd, FUNCTIONS),
     "DATA": (lambda scope: gluon.data, DATA),
+    "SCHEDULERS": (lambda scope: mx.lr_scheduler, SCHEDULERS),
+    "INITIALIZERS": (lambda scope: mx.init, INITIALIZERS),
     "OPTIMIZERS": (lambda scope: mx.optimizer, OPTIMIZERS),
     "TRAINER": (lambda scope: scope["trainer"], TRAINER),
     "AUTOGRAD": (lambda scope: autograd, AUTOGRAD),
@@ -411,10 +525,17 @@ def built(kind, *blocks):
     return net
 
 
-def by_channels(layer):
+def by_channels(layer, ndim=2):
     with autograd.record():
-        found = layer(nd.ones((4, 8, 3, 3))).asnumpy().reshape(32, 9)
+        found = layer(nd.ones((4, 8) + (3,) * ndim)).asnumpy().reshape(32, -1)
     return set(found.std(1)) == {0} and set(found[:, 0]) == {0, 2}
+
+
+def drawn(init):
+    """Returns the initial weight of a layer of 200 inputs and 100 units."""
+    layer = nn.Dense(100, in_units=200)
+    layer.initialize(init)
+    return layer.weight.data().asnumpy()
 
 
 def owned(kind):
@@ -477,8 +598,8 @@ def scope_of(tmp_path):
     given["frozen"] = lambda net: {p.grad_req for p in net.collect_params().values()} == {"null"}
     given["r_loader"] = lambda **options: gluon.data.DataLoader(Pairs(), batch_size=2, **options)
     given.update(dataset=gluon.data.SimpleDataset(list(range(5))), weighted=Weighted)
-    helpers = (hooked, recorded, same, inside, recording, made, built, by_channels, owned, replicas)
-    given.update((one.__name__, one) for one in helpers)
+    helpers = (hooked, recorded, same, inside, recording, made, built, by_channels, drawn, owned)
+    given.update({one.__name__: one for one in helpers}, replicas=replicas)
     given.update(mx=mx, nd=nd, nn=nn, rnn=rnn, gluon=gluon, autograd=autograd, numpy=numpy, os=os)
     given.update(net=net, trainer=trainer, trained=trained, x=x, y=y, loss=gluon.loss.L2Loss())
     return given
@@ -533,7 +654,12 @@ def test_foreign_name_raises_a_hint_that_works(table, name, checks, tmp_path, mo
     with pytest.raises(AttributeError, match="; use ") as caught:
         getattr(thing, name)
     assert str(caught.value).endswith(hint) and caught.value.name == name
-    checked(hint, checks, tmp_path, {**vars(gluon.loss), **vars(nn)})
+    checked(
+        hint,
+        checks,
+        tmp_path,
+        {**vars(gluon.loss), **vars(nn), **vars(mx.lr_scheduler), **vars(mx.init)},
+    )
 
 
 @pytest.mark.parametrize("name, checks", rows_of(PARAMETER_SETTINGS).items())
