@@ -157,7 +157,7 @@ def test_page_is_short(name):
         item for item in re.findall(r"^- .*(?:\n  .*)*", text, re.M) if item.count("\n") > 2
     ]
     lines = [line for code in blocks(text) for line in code.splitlines()]
-    assert lines and max(map(len, lines)) <= 88
+    assert lines and max(map(len, lines)) <= 80
     assert not re.search(r"^    \S", re.sub(r"^```.*?^```$", "", text, flags=re.M | re.S), re.M)
 
 
