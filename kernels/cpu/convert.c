@@ -157,7 +157,7 @@ void mpg_cpu_store(mpg_compute compute, mpg_dtype dtype, void *data, int64_t ind
   }
 }
 
-void mpg_cpu_scalar(mpg_compute compute, mpg_dtype dtype, double value, void *result) {
+void mpg_cpu_scalar_value(mpg_compute compute, mpg_dtype dtype, double value, void *result) {
   if (mpg_dtype_is_float(dtype)) {
     uint64_t element;
     store_block(MPG_COMPUTE_F64, dtype, &value, &element, 1);

@@ -48,27 +48,22 @@ typedef union mpg_block_buffer {
   int64_t i64[MPG_CPU_BLOCK];
 } __attribute__((aligned(64))) mpg_block_buffer;
 
-#define mpg_cpu_load MPG_CPU_NAME(load)
-#define mpg_cpu_store MPG_CPU_NAME(store)
 /* Returns elements [index, index + count) of `data` in the compute type: a pointer into `data` if
  * its dtype already has that type, else `buffer`, filled (count <= MPG_CPU_BLOCK). */
 const void *mpg_cpu_load(mpg_compute compute, mpg_dtype dtype, const void *data, int64_t index,
-                         int64_t count, mpg_block_buffer *buffer);
+                         int64_t count, mpg_block_buffer *buffer) MPG_PER_ISA(mpg_cpu_load);
 /* Like mpg_cpu_load, but copies any number of elements to `to`. */
-#define mpg_cpu_load_all MPG_CPU_NAME(load_all)
 void mpg_cpu_load_all(mpg_compute compute, mpg_dtype dtype, const void *data, int64_t index,
-                      int64_t count, void *to);
+                      int64_t count, void *to) MPG_PER_ISA(mpg_cpu_load_all);
 /* Writes `count` values of the compute type to elements [index, ...) of `data`. Does nothing if
  * `values` already points there. */
 void mpg_cpu_store(mpg_compute compute, mpg_dtype dtype, void *data, int64_t index, int64_t count,
-                   const void *values);
+                   const void *values) MPG_PER_ISA(mpg_cpu_store);
 /* Converts an array of `count` halves to float and back, on the call's threads. */
-#define mpg_cpu_widen MPG_CPU_NAME(widen)
-#define mpg_cpu_narrow MPG_CPU_NAME(narrow)
 void mpg_cpu_widen(const mpg_kernel_call *call, mpg_dtype dtype, const void *half, int64_t count,
-                   float *wide);
+                   float *wide) MPG_PER_ISA(mpg_cpu_widen);
 void mpg_cpu_narrow(const mpg_kernel_call *call, mpg_dtype dtype, const float *wide, int64_t count,
-                    void *half);
+                    void *half) MPG_PER_ISA(mpg_cpu_narrow);
 /* Returns the buffer for results of mpg_cpu_store: the elements of `data` if the dtype allows, else
  * `buffer`. */
 static inline void *mpg_cpu_place(mpg_compute compute, mpg_dtype dtype, void *data, int64_t index,
@@ -77,7 +72,7 @@ static inline void *mpg_cpu_place(mpg_compute compute, mpg_dtype dtype, void *da
                                             : (void *)buffer;
 }
 /* Rounds `value` to `dtype` (0.1 differs in float16) and stores it in the compute type. */
-#define mpg_cpu_scalar MPG_CPU_NAME(scalar_value)
-void mpg_cpu_scalar(mpg_compute compute, mpg_dtype dtype, double value, void *result);
+void mpg_cpu_scalar_value(mpg_compute compute, mpg_dtype dtype, double value, void *result)
+    MPG_PER_ISA(mpg_cpu_scalar_value);
 
 #endif

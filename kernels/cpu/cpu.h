@@ -1,6 +1,7 @@
 /* Declarations shared by CPU kernels. Each file in this folder is compiled once per instruction set
- * (MPG_ISA: base, v3, v4), so every non-static symbol carries the set's name: define kernels with
- * MPG_CPU_KERNEL(name), other shared functions with MPG_CPU_NAME(name).
+ * (MPG_ISA: base, v3, v4). Declarations with MPG_PER_ISA give each build's symbol the set's name:
+ * mpg_cpu_dot is mpg_cpu_dot_v3 to the linker and to profilers. Every non-static function needs
+ * one, or two builds define the same symbol. Kernels are declared here, from ops.def.
  *
  * Threads: a kernel runs on its device's worker, or inline on the host with num_threads 1. Two
  * devices run at the same time, so the only state of a kernel is in call->device.
@@ -11,16 +12,17 @@
 #include "base/memory.h"
 #include "op/kernel.h"
 
-#define MPG_CONCAT_(a, b, c) a##_##b##_##c
-#define MPG_CONCAT(a, b, c) MPG_CONCAT_(a, b, c)
-#define MPG_CPU_NAME(name) MPG_CONCAT(mpg_cpu, name, MPG_ISA)
-#define MPG_CPU_KERNEL(name) mpg_status MPG_CPU_NAME(name)(const mpg_kernel_call *call)
+#define MPG_TEXT_(x) #x
+#define MPG_TEXT(x) MPG_TEXT_(x)
+#define MPG_PER_ISA(name) __asm__(#name "_" MPG_TEXT(MPG_ISA))
 
 #define MPG_OP_ROW(id, aliases, inputs, outputs, params, infer, cost, gradient, num_inputs, \
                    num_outputs, saves, flags, dtypes, batching, kernel, doc)                \
-  mpg_status MPG_CPU_NAME(kernel)(const mpg_kernel_call *);
+  mpg_status mpg_cpu_##kernel(const mpg_kernel_call *) MPG_PER_ISA(mpg_cpu_##kernel);
 #include "op/ops.def"
 #undef MPG_OP_ROW
+mpg_status mpg_cpu_fused(const mpg_kernel_call *) MPG_PER_ISA(mpg_cpu_fused);
+extern const mpg_kernel_fn mpg_cpu_table[MPG_OP_COUNT] MPG_PER_ISA(mpg_cpu_table);
 
 /* Hints for the loop that follows: MPG_UNROLL unrolls n iterations; MPG_INDEPENDENT promises that
  * no iteration reads what a different one writes. */
@@ -47,9 +49,8 @@
  * this thread only if there is a single chunk. Chunk sizes are multiples of `grain`, except the
  * last. Chunk boundaries may depend on the number of threads, so sums must not depend on them. */
 typedef void (*mpg_range_fn)(void *context, int64_t begin, int64_t end);
-#define mpg_cpu_parallel_for MPG_CPU_NAME(parallel_for)
 void mpg_cpu_parallel_for(const mpg_kernel_call *call, int64_t count, int64_t grain,
-                          mpg_range_fn body, void *context);
+                          mpg_range_fn body, void *context) MPG_PER_ISA(mpg_cpu_parallel_for);
 
 /* Returns the distance between two threads' buffers of `bytes` each. It leaves a page between them:
  * processors prefetch within a page, which would take lines from the other thread after each of its

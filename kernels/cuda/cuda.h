@@ -22,7 +22,7 @@ extern "C" {
 #include "kernels/cuda/block.h"
 #include "kernels/cuda/random_key.h"
 
-#define MPG_CUDA_KERNEL(name) extern "C" mpg_status mpg_cuda_##name(const mpg_kernel_call *call)
+/* The declarations of all kernels. They give the definitions C linkage. */
 #define MPG_OP_ROW(id, aliases, inputs, outputs, params, infer, cost, gradient, num_inputs, \
                    num_outputs, saves, flags, dtypes, batching, kernel, doc)                \
   extern "C" mpg_status mpg_cuda_##kernel(const mpg_kernel_call *);

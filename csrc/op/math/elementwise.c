@@ -40,31 +40,30 @@ static void give(mpg_gradient *g, int i, mpg_value value) {
 #define G (g->out_grads[0])
 #define X (g->inputs[0])
 #define Y (g->outputs[0])
-#define GRADIENT(name) void mpg_gradient_##name(mpg_gradient *g)
 /* For ops with one input: the expression is the gradient. */
-#define UNARY_GRADIENT(name, expression) \
-  GRADIENT(name) { g->in_grads[0] = (expression); }
+#define UNARY_GRADIENT(function, expression) \
+  void function(mpg_gradient *g) { g->in_grads[0] = (expression); }
 
 /* --- Two arrays ------------------------------------------------------------------------------- */
 
-GRADIENT(add) {
+void mpg_gradient_add(mpg_gradient *g) {
   for (int i = 0; i < 2; i++)
     if (g->needed[i]) give(g, i, G);
 }
-GRADIENT(sub) {
+void mpg_gradient_sub(mpg_gradient *g) {
   if (g->needed[0]) give(g, 0, G);
   if (g->needed[1]) give(g, 1, negative(g, G));
 }
-GRADIENT(mul) {
+void mpg_gradient_mul(mpg_gradient *g) {
   if (g->needed[0]) give(g, 0, mpg_multiply(g, G, g->inputs[1]));
   if (g->needed[1]) give(g, 1, mpg_multiply(g, G, g->inputs[0]));
 }
-GRADIENT(div) {
+void mpg_gradient_div(mpg_gradient *g) {
   mpg_value quotient = mpg_divide(g, G, g->inputs[1]);
   if (g->needed[0]) give(g, 0, quotient);
   if (g->needed[1]) give(g, 1, negative(g, mpg_multiply(g, quotient, Y)));
 }
-GRADIENT(mod) { /* integers have no gradient, as in MXNet */
+void mpg_gradient_mod(mpg_gradient *g) { /* integers have no gradient, as in MXNet */
   if (!mpg_dtype_is_float(mpg_value_desc(g, G)->dtype)) return;
   if (g->needed[0]) give(g, 0, G);
   if (g->needed[1])
@@ -72,7 +71,7 @@ GRADIENT(mod) { /* integers have no gradient, as in MXNet */
          negative(g, mpg_multiply(
                          g, G, unary(g, MPG_OP_floor, mpg_divide(g, g->inputs[0], g->inputs[1])))));
 }
-GRADIENT(power) {
+void mpg_gradient_power(mpg_gradient *g) {
   mpg_value base = g->inputs[0], exponent = g->inputs[1];
   if (g->needed[0]) {
     mpg_value less =
@@ -81,7 +80,7 @@ GRADIENT(power) {
   }
   if (g->needed[1]) give(g, 1, mpg_multiply(g, G, mpg_multiply(g, Y, unary(g, MPG_OP_log, base))));
 }
-GRADIENT(maximum) {
+void mpg_gradient_maximum(mpg_gradient *g) {
   if (g->needed[0])
     give(g, 0,
          mpg_multiply(g, G,
@@ -93,7 +92,7 @@ GRADIENT(maximum) {
              g, G,
              mpg_binary(g, MPG_OP__lesser, MPG_OP_broadcast_lesser, g->inputs[0], g->inputs[1])));
 }
-GRADIENT(minimum) {
+void mpg_gradient_minimum(mpg_gradient *g) {
   if (g->needed[0])
     give(g, 0,
          mpg_multiply(g, G,
@@ -105,27 +104,27 @@ GRADIENT(minimum) {
              g, G,
              mpg_binary(g, MPG_OP__greater, MPG_OP_broadcast_greater, g->inputs[0], g->inputs[1])));
 }
-GRADIENT(hypot) {
+void mpg_gradient_hypot(mpg_gradient *g) {
   mpg_value quotient = mpg_divide(g, G, Y);
   for (int i = 0; i < 2; i++)
     if (g->needed[i]) give(g, i, mpg_multiply(g, quotient, g->inputs[i]));
 }
-GRADIENT(add_n) {
+void mpg_gradient_add_n(mpg_gradient *g) {
   for (int i = 0; i < g->num_inputs; i++) g->in_grads[i] = G;
 }
 
 /* Second-order gradients. The backward ops are linear in grad. */
-GRADIENT(backward_relu) {
+void mpg_gradient_backward_relu(mpg_gradient *g) {
   if (g->needed[0]) g->in_grads[0] = mpg_emit2(g, MPG_OP__backward_relu, NULL, G, g->inputs[1]);
 }
-GRADIENT(backward_sigmoid) { /* grad * y * (1 - y) */
+void mpg_gradient_backward_sigmoid(mpg_gradient *g) { /* grad * y * (1 - y) */
   mpg_value y = g->inputs[1];
   if (g->needed[0]) g->in_grads[0] = mpg_emit2(g, MPG_OP__backward_sigmoid, NULL, G, y);
   if (g->needed[1])
     g->in_grads[1] =
         mpg_multiply(g, mpg_multiply(g, G, X), mpg_minus_from(g, 1, mpg_times(g, y, 2)));
 }
-GRADIENT(backward_tanh) { /* grad * (1 - y * y) */
+void mpg_gradient_backward_tanh(mpg_gradient *g) { /* grad * (1 - y * y) */
   mpg_value y = g->inputs[1];
   if (g->needed[0]) g->in_grads[0] = mpg_emit2(g, MPG_OP__backward_tanh, NULL, G, y);
   if (g->needed[1]) g->in_grads[1] = mpg_multiply(g, mpg_multiply(g, G, X), mpg_times(g, y, -2));
@@ -135,60 +134,64 @@ GRADIENT(backward_tanh) { /* grad * (1 - y * y) */
 
 /* For formulas that would lose precision in 16-bit dtypes: grad and x are float32, and the result
  * is rounded once. */
-#define WIDE_GRADIENT(name, formula)                                         \
-  GRADIENT(name) {                                                           \
+#define WIDE_GRADIENT(function, formula)                                     \
+  void function(mpg_gradient *g) {                                           \
     mpg_value grad = mpg_widen(g, G), x = mpg_widen(g, X);                   \
     g->in_grads[0] = mpg_emit_cast(g, formula, mpg_value_desc(g, X)->dtype); \
   }
 
-UNARY_GRADIENT(identity, G)
-UNARY_GRADIENT(make_loss, mpg_emit_full_like(g, X, 1))
-UNARY_GRADIENT(abs, mpg_multiply(g, G, unary(g, MPG_OP_sign, X)))
-UNARY_GRADIENT(negative, negative(g, G))
-UNARY_GRADIENT(square, mpg_multiply(g, G, mpg_times(g, X, 2)))
-UNARY_GRADIENT(sqrt, mpg_times(g, mpg_divide(g, G, Y), 0.5))
+UNARY_GRADIENT(mpg_gradient_identity, G)
+UNARY_GRADIENT(mpg_gradient_make_loss, mpg_emit_full_like(g, X, 1))
+UNARY_GRADIENT(mpg_gradient_abs, mpg_multiply(g, G, unary(g, MPG_OP_sign, X)))
+UNARY_GRADIENT(mpg_gradient_negative, negative(g, G))
+UNARY_GRADIENT(mpg_gradient_square, mpg_multiply(g, G, mpg_times(g, X, 2)))
+UNARY_GRADIENT(mpg_gradient_sqrt, mpg_times(g, mpg_divide(g, G, Y), 0.5))
 /* The order of operations avoids overflow unless the result overflows; likewise in rcbrt. */
-UNARY_GRADIENT(rsqrt, mpg_divide(g, mpg_multiply(g, mpg_times(g, G, -0.5), Y), X))
-UNARY_GRADIENT(cbrt, mpg_divide(g, G, mpg_times(g, square(g, Y), 3)))
-UNARY_GRADIENT(rcbrt, mpg_divide(g, mpg_multiply(g, mpg_times(g, G, -1.0 / 3), Y), X))
-UNARY_GRADIENT(reciprocal, negative(g, mpg_multiply(g, G, square(g, Y))))
-UNARY_GRADIENT(exp, mpg_multiply(g, G, Y))
-UNARY_GRADIENT(expm1, mpg_multiply(g, G, unary(g, MPG_OP_exp, X)))
-UNARY_GRADIENT(log, mpg_divide(g, G, X))
-UNARY_GRADIENT(log2, mpg_times(g, mpg_divide(g, G, X), 1 / M_LN2))
-UNARY_GRADIENT(log10, mpg_times(g, mpg_divide(g, G, X), 1 / M_LN10))
-UNARY_GRADIENT(log1p, mpg_divide(g, G, mpg_plus(g, X, 1)))
-UNARY_GRADIENT(sin, mpg_multiply(g, G, unary(g, MPG_OP_cos, X)))
-UNARY_GRADIENT(cos, negative(g, mpg_multiply(g, G, unary(g, MPG_OP_sin, X))))
-UNARY_GRADIENT(tan, mpg_multiply(g, G, mpg_plus(g, square(g, Y), 1)))
-WIDE_GRADIENT(arcsin,
+UNARY_GRADIENT(mpg_gradient_rsqrt, mpg_divide(g, mpg_multiply(g, mpg_times(g, G, -0.5), Y), X))
+UNARY_GRADIENT(mpg_gradient_cbrt, mpg_divide(g, G, mpg_times(g, square(g, Y), 3)))
+UNARY_GRADIENT(mpg_gradient_rcbrt, mpg_divide(g, mpg_multiply(g, mpg_times(g, G, -1.0 / 3), Y), X))
+UNARY_GRADIENT(mpg_gradient_reciprocal, negative(g, mpg_multiply(g, G, square(g, Y))))
+UNARY_GRADIENT(mpg_gradient_exp, mpg_multiply(g, G, Y))
+UNARY_GRADIENT(mpg_gradient_expm1, mpg_multiply(g, G, unary(g, MPG_OP_exp, X)))
+UNARY_GRADIENT(mpg_gradient_log, mpg_divide(g, G, X))
+UNARY_GRADIENT(mpg_gradient_log2, mpg_times(g, mpg_divide(g, G, X), 1 / M_LN2))
+UNARY_GRADIENT(mpg_gradient_log10, mpg_times(g, mpg_divide(g, G, X), 1 / M_LN10))
+UNARY_GRADIENT(mpg_gradient_log1p, mpg_divide(g, G, mpg_plus(g, X, 1)))
+UNARY_GRADIENT(mpg_gradient_sin, mpg_multiply(g, G, unary(g, MPG_OP_cos, X)))
+UNARY_GRADIENT(mpg_gradient_cos, negative(g, mpg_multiply(g, G, unary(g, MPG_OP_sin, X))))
+UNARY_GRADIENT(mpg_gradient_tan, mpg_multiply(g, G, mpg_plus(g, square(g, Y), 1)))
+WIDE_GRADIENT(mpg_gradient_arcsin,
               mpg_multiply(g, grad, unary(g, MPG_OP_rsqrt, mpg_minus_from(g, 1, square(g, x)))))
-WIDE_GRADIENT(arccos,
+WIDE_GRADIENT(mpg_gradient_arccos,
               negative(g, mpg_multiply(g, grad,
                                        unary(g, MPG_OP_rsqrt, mpg_minus_from(g, 1, square(g, x))))))
-WIDE_GRADIENT(arctan, mpg_divide(g, grad, mpg_plus(g, square(g, x), 1)))
-UNARY_GRADIENT(sinh, mpg_multiply(g, G, unary(g, MPG_OP_cosh, X)))
-UNARY_GRADIENT(cosh, mpg_multiply(g, G, unary(g, MPG_OP_sinh, X)))
-UNARY_GRADIENT(tanh, mpg_emit2(g, MPG_OP__backward_tanh, NULL, G, Y))
-WIDE_GRADIENT(arcsinh, mpg_multiply(g, grad, unary(g, MPG_OP_rsqrt, mpg_plus(g, square(g, x), 1))))
-WIDE_GRADIENT(arccosh, mpg_multiply(g, grad, unary(g, MPG_OP_rsqrt, mpg_plus(g, square(g, x), -1))))
-WIDE_GRADIENT(arctanh, mpg_divide(g, grad, mpg_minus_from(g, 1, square(g, x))))
-UNARY_GRADIENT(degrees, mpg_times(g, G, 180 / M_PI))
-UNARY_GRADIENT(radians, mpg_times(g, G, M_PI / 180))
-WIDE_GRADIENT(erf,
+WIDE_GRADIENT(mpg_gradient_arctan, mpg_divide(g, grad, mpg_plus(g, square(g, x), 1)))
+UNARY_GRADIENT(mpg_gradient_sinh, mpg_multiply(g, G, unary(g, MPG_OP_cosh, X)))
+UNARY_GRADIENT(mpg_gradient_cosh, mpg_multiply(g, G, unary(g, MPG_OP_sinh, X)))
+UNARY_GRADIENT(mpg_gradient_tanh, mpg_emit2(g, MPG_OP__backward_tanh, NULL, G, Y))
+WIDE_GRADIENT(mpg_gradient_arcsinh,
+              mpg_multiply(g, grad, unary(g, MPG_OP_rsqrt, mpg_plus(g, square(g, x), 1))))
+WIDE_GRADIENT(mpg_gradient_arccosh,
+              mpg_multiply(g, grad, unary(g, MPG_OP_rsqrt, mpg_plus(g, square(g, x), -1))))
+WIDE_GRADIENT(mpg_gradient_arctanh, mpg_divide(g, grad, mpg_minus_from(g, 1, square(g, x))))
+UNARY_GRADIENT(mpg_gradient_degrees, mpg_times(g, G, 180 / M_PI))
+UNARY_GRADIENT(mpg_gradient_radians, mpg_times(g, G, M_PI / 180))
+WIDE_GRADIENT(mpg_gradient_erf,
               mpg_times(g, mpg_multiply(g, grad, unary(g, MPG_OP_exp, negative(g, square(g, x)))),
                         M_2_SQRTPI))
-UNARY_GRADIENT(erfinv,
+UNARY_GRADIENT(mpg_gradient_erfinv,
                mpg_times(g, mpg_multiply(g, G, unary(g, MPG_OP_exp, square(g, Y))), 1 / M_2_SQRTPI))
-UNARY_GRADIENT(gamma, mpg_multiply(g, G, mpg_multiply(g, Y, unary(g, MPG_OP__digamma, X))))
-UNARY_GRADIENT(gammaln, mpg_multiply(g, G, unary(g, MPG_OP__digamma, X)))
-UNARY_GRADIENT(digamma, mpg_multiply(g, G, unary(g, MPG_OP__trigamma, X)))
-UNARY_GRADIENT(relu, mpg_emit2(g, MPG_OP__backward_relu, NULL, G, Y))
-UNARY_GRADIENT(sigmoid, mpg_emit2(g, MPG_OP__backward_sigmoid, NULL, G, Y))
-UNARY_GRADIENT(softrelu, mpg_multiply(g, G, unary(g, MPG_OP_sigmoid, X)))
-/* 1 - sigmoid(x) */
-UNARY_GRADIENT(log_sigmoid, negative(g, mpg_multiply(g, G, unary(g, MPG_OP_expm1, Y))))
-WIDE_GRADIENT(softsign, mpg_divide(g, grad, square(g, mpg_plus(g, unary(g, MPG_OP_abs, x), 1))))
+UNARY_GRADIENT(mpg_gradient_gamma,
+               mpg_multiply(g, G, mpg_multiply(g, Y, unary(g, MPG_OP__digamma, X))))
+UNARY_GRADIENT(mpg_gradient_gammaln, mpg_multiply(g, G, unary(g, MPG_OP__digamma, X)))
+UNARY_GRADIENT(mpg_gradient_digamma, mpg_multiply(g, G, unary(g, MPG_OP__trigamma, X)))
+UNARY_GRADIENT(mpg_gradient_relu, mpg_emit2(g, MPG_OP__backward_relu, NULL, G, Y))
+UNARY_GRADIENT(mpg_gradient_sigmoid, mpg_emit2(g, MPG_OP__backward_sigmoid, NULL, G, Y))
+UNARY_GRADIENT(mpg_gradient_softrelu, mpg_multiply(g, G, unary(g, MPG_OP_sigmoid, X)))
+UNARY_GRADIENT(mpg_gradient_log_sigmoid,
+               negative(g, mpg_multiply(g, G, unary(g, MPG_OP_expm1, Y)))) /* 1 - sigmoid(x) */
+WIDE_GRADIENT(mpg_gradient_softsign,
+              mpg_divide(g, grad, square(g, mpg_plus(g, unary(g, MPG_OP_abs, x), 1))))
 
 /* x * t, t = tanh(softrelu(x)): t + x * (1 - t * t) * sigmoid(x) */
 static mpg_value slope_of_mish(mpg_gradient *g, mpg_value x) {
@@ -198,26 +201,27 @@ static mpg_value slope_of_mish(mpg_gradient *g, mpg_value x) {
       mpg_multiply(
           g, x, mpg_multiply(g, unary(g, MPG_OP_sigmoid, x), mpg_minus_from(g, 1, square(g, t)))));
 }
-WIDE_GRADIENT(mish, mpg_multiply(g, grad, slope_of_mish(g, x)))
-GRADIENT(hard_sigmoid) { /* alpha where the result is neither 0 nor 1 */
+WIDE_GRADIENT(mpg_gradient_mish, mpg_multiply(g, grad, slope_of_mish(g, x)))
+void mpg_gradient_hard_sigmoid(mpg_gradient *g) { /* alpha where the result is neither 0 nor 1 */
   const mpg_hard_sigmoid_params *params = g->params;
   mpg_value inside = mpg_multiply(g, scalar(g, MPG_OP__greater_scalar, Y, 0),
                                   scalar(g, MPG_OP__lesser_scalar, Y, 1));
   g->in_grads[0] = mpg_multiply(g, mpg_times(g, G, params->alpha), inside);
 }
-GRADIENT(clip) {
+void mpg_gradient_clip(mpg_gradient *g) {
   const mpg_clip_params *params = g->params;
   mpg_value inside = mpg_multiply(g, scalar(g, MPG_OP__greater_equal_scalar, X, params->a_min),
                                   scalar(g, MPG_OP__lesser_equal_scalar, X, params->a_max));
   g->in_grads[0] = mpg_multiply(g, G, inside);
 }
-GRADIENT(quadratic) {
+void mpg_gradient_quadratic(mpg_gradient *g) {
   const mpg_quadratic_params *params = g->params;
   g->in_grads[0] = mpg_multiply(g, G, mpg_plus(g, mpg_times(g, X, 2 * params->a), params->b));
 }
-UNARY_GRADIENT(div_sqrt_dim, unary(g, MPG_OP__contrib_div_sqrt_dim, G))
+UNARY_GRADIENT(mpg_gradient_div_sqrt_dim, unary(g, MPG_OP__contrib_div_sqrt_dim, G))
 
-GRADIENT(activation) { /* computed from the result, so that the input need not be kept */
+void mpg_gradient_activation(
+    mpg_gradient *g) { /* computed from the result, so that the input need not be kept */
   const mpg_activation_params *params = g->params;
   switch (params->act_type) {
     case MPG_ACTIVATION_RELU:
@@ -282,7 +286,7 @@ mpg_status mpg_infer_leaky_relu(mpg_infer *infer) {
   return MPG_OK;
 }
 
-GRADIENT(leaky_relu) {
+void mpg_gradient_leaky_relu(mpg_gradient *g) {
   const mpg_leaky_relu_params *params = g->params;
   if (params->act_type == MPG_LEAKY_RRELU) {
     g->in_grads[0] = mpg_multiply(g, G, g->outputs[1]);
@@ -308,7 +312,7 @@ GRADIENT(leaky_relu) {
 
 /* The op is grad * f(x). f' is 0, exp(x) times a constant below zero, or the normal density times
  * (2 - x * x). */
-GRADIENT(backward_leaky_relu) {
+void mpg_gradient_backward_leaky_relu(mpg_gradient *g) {
   const mpg_leaky_relu_params *params = g->params;
   mpg_value x = g->inputs[1];
   if (g->needed[0]) g->in_grads[0] = mpg_emit2(g, MPG_OP__backward_LeakyReLU, params, G, x);

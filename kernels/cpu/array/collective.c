@@ -5,8 +5,6 @@
 #include "kernels/cpu/cpu.h"
 #include "op/array/collective.h"
 
-mpg_status MPG_CPU_NAME(add_n)(const mpg_kernel_call *call);
-
 static size_t bytes_of(const mpg_view *view) {
   return (size_t)mpg_shape_size(&view->desc.shape) * mpg_dtype_size(view->desc.dtype);
 }
@@ -20,10 +18,10 @@ static mpg_status sum(const mpg_kernel_call *call, size_t skipped, const mpg_vie
   adding.inputs = parts;
   adding.outputs = output;
   adding.num_outputs = 1;
-  return MPG_CPU_NAME(add_n)(&adding);
+  return mpg_cpu_add_n(&adding);
 }
 
-MPG_CPU_KERNEL(collective) {
+mpg_status mpg_cpu_collective(const mpg_kernel_call *call) {
   mpg_collective_kind kind =
       (mpg_collective_kind)((const mpg_collective_params *)call->params)->kind;
   size_t skipped = 0;

@@ -34,14 +34,14 @@ static void fill(const mpg_kernel_call *call, double value) {
   mpg_cpu_parallel_for(call, mpg_shape_size(&out->desc.shape), 65536, run_fill, &p);
 }
 
-MPG_CPU_KERNEL(full) {
+mpg_status mpg_cpu_full(const mpg_kernel_call *call) {
   double value = 0;
   mpg_op_fill(call->op, call->params, &value);
   fill(call, value);
   return MPG_OK;
 }
 
-MPG_CPU_KERNEL(eye) {
+mpg_status mpg_cpu_eye(const mpg_kernel_call *call) {
   const mpg_eye_params *params = call->params;
   const mpg_desc *desc = &call->outputs[0].desc;
   fill(call, 0);
@@ -102,7 +102,7 @@ static void run_range(void *context, int64_t begin, int64_t end) {
   }
 }
 
-MPG_CPU_KERNEL(arange) {
+mpg_status mpg_cpu_arange(const mpg_kernel_call *call) {
   const mpg_view *out = &call->outputs[0];
   int64_t count = mpg_shape_size(&out->desc.shape);
   range_plan p = {out->desc.dtype, out->data, {0, 1, 1}, count > 0 ? count : 1};
@@ -111,7 +111,7 @@ MPG_CPU_KERNEL(arange) {
   return MPG_OK;
 }
 
-MPG_CPU_KERNEL(linspace) {
+mpg_status mpg_cpu_linspace(const mpg_kernel_call *call) {
   const mpg_linspace_params *params = call->params;
   const mpg_view *out = &call->outputs[0];
   int64_t count = mpg_shape_size(&out->desc.shape), gaps = params->endpoint ? count - 1 : count;
@@ -162,17 +162,17 @@ static void cast(const mpg_kernel_call *call, const mpg_view *in, const mpg_view
                        &p);
 }
 
-MPG_CPU_KERNEL(cast) {
+mpg_status mpg_cpu_cast(const mpg_kernel_call *call) {
   cast(call, &call->inputs[0], &call->outputs[0]);
   return MPG_OK;
 }
 
-MPG_CPU_KERNEL(identity) {
+mpg_status mpg_cpu_identity(const mpg_kernel_call *call) {
   cast(call, &call->inputs[0], &call->outputs[0]);
   return MPG_OK;
 }
 
-MPG_CPU_KERNEL(amp_multicast) {
+mpg_status mpg_cpu_amp_multicast(const mpg_kernel_call *call) {
   for (int i = 0; i < call->num_outputs; i++) cast(call, &call->inputs[i], &call->outputs[i]);
   return MPG_OK;
 }

@@ -98,12 +98,14 @@ static mpg_status gather(const mpg_kernel_call *call, const mpg_view *a, const m
   return MPG_OK;
 }
 
-MPG_CPU_KERNEL(take) {
+mpg_status mpg_cpu_take(const mpg_kernel_call *call) {
   const mpg_take_params *params = call->params;
   return gather(call, &call->inputs[0], &call->inputs[1], params->axis, params->mode);
 }
 
-MPG_CPU_KERNEL(embedding) { return gather(call, &call->inputs[1], &call->inputs[0], 0, MODE_CLIP); }
+mpg_status mpg_cpu_embedding(const mpg_kernel_call *call) {
+  return gather(call, &call->inputs[1], &call->inputs[0], 0, MODE_CLIP);
+}
 
 /* --- Scatter-add ------------------------------------------------------------------------------ */
 
@@ -184,7 +186,7 @@ static size_t wide_bytes(const mpg_view *out) {
   return item_of(out) == 2 ? (size_t)count_of(out) * sizeof(float) : 0;
 }
 
-MPG_CPU_KERNEL(take_back) {
+mpg_status mpg_cpu_take_back(const mpg_kernel_call *call) {
   const mpg_take_back_params *params = call->params;
   const mpg_view *grad = &call->inputs[0], *indices = &call->inputs[1], *out = &call->outputs[0];
   const mpg_shape *shape = &out->desc.shape;
@@ -241,14 +243,14 @@ static void run_picks(const mpg_kernel_call *call, const mpg_view *many, const m
   if (p.length > 0) mpg_cpu_parallel_for(call, count_of(index), 2048, pick_range, &p);
 }
 
-MPG_CPU_KERNEL(pick) {
+mpg_status mpg_cpu_pick(const mpg_kernel_call *call) {
   const mpg_pick_params *params = call->params;
   run_picks(call, &call->inputs[0], &call->outputs[0], &call->inputs[1], params->axis.value,
             params->mode == 1, false);
   return MPG_OK;
 }
 
-MPG_CPU_KERNEL(pick_back) {
+mpg_status mpg_cpu_pick_back(const mpg_kernel_call *call) {
   const mpg_pick_back_params *params = call->params;
   zero(call, &call->outputs[0]);
   run_picks(call, &call->outputs[0], &call->inputs[0], &call->inputs[1], params->axis,
@@ -256,7 +258,7 @@ MPG_CPU_KERNEL(pick_back) {
   return MPG_OK;
 }
 
-MPG_CPU_KERNEL(fill_element) {
+mpg_status mpg_cpu_fill_element(const mpg_kernel_call *call) {
   copy_all(call, &call->inputs[0], &call->outputs[0]);
   run_picks(call, &call->outputs[0], &call->inputs[1], &call->inputs[2], 1, false, true);
   return MPG_OK;
@@ -271,7 +273,7 @@ static uint64_t element_bits(mpg_dtype dtype, double value) {
   return bits;
 }
 
-MPG_CPU_KERNEL(one_hot) {
+mpg_status mpg_cpu_one_hot(const mpg_kernel_call *call) {
   const mpg_one_hot_params *params = call->params;
   const mpg_view *indices = &call->inputs[0], *out = &call->outputs[0];
   int64_t count = count_of(indices), depth = params->depth;
@@ -348,7 +350,7 @@ static void choose_rows(void *context, int64_t begin, int64_t end) {
   }
 }
 
-MPG_CPU_KERNEL(where) {
+mpg_status mpg_cpu_where(const mpg_kernel_call *call) {
   const mpg_view *condition = &call->inputs[0], *x = &call->inputs[1], *out = &call->outputs[0];
   choice c = {condition, x->data, call->inputs[2].data, out->data, item_of(x)};
   int64_t total = count_of(x), conditions = count_of(condition);
@@ -389,7 +391,7 @@ static mpg_status resolve_nd(const mpg_kernel_call *call, const mpg_view *indice
   return MPG_OK;
 }
 
-MPG_CPU_KERNEL(gather_nd) {
+mpg_status mpg_cpu_gather_nd(const mpg_kernel_call *call) {
   const mpg_view *data = &call->inputs[0], *out = &call->outputs[0];
   int64_t *positions, count, inner;
   MPG_TRY(
@@ -413,18 +415,18 @@ static mpg_status scatter_rows(const mpg_kernel_call *call, const mpg_view *valu
   return MPG_OK;
 }
 
-MPG_CPU_KERNEL(scatter_nd) {
+mpg_status mpg_cpu_scatter_nd(const mpg_kernel_call *call) {
   zero(call, &call->outputs[0]);
   return scatter_rows(call, &call->inputs[0], &call->inputs[1]);
 }
 
-MPG_CPU_KERNEL(scatter_set_nd) {
+mpg_status mpg_cpu_scatter_set_nd(const mpg_kernel_call *call) {
   if (call->inputs[0].data != call->outputs[0].data)
     copy_all(call, &call->inputs[0], &call->outputs[0]);
   return scatter_rows(call, &call->inputs[1], &call->inputs[2]);
 }
 
-MPG_CPU_KERNEL(scatter_add_nd) {
+mpg_status mpg_cpu_scatter_add_nd(const mpg_kernel_call *call) {
   const mpg_view *values = &call->inputs[0], *out = &call->outputs[0];
   int64_t *positions, count, inner;
   void *wide;
@@ -441,7 +443,7 @@ MPG_CPU_KERNEL(scatter_add_nd) {
   return MPG_OK;
 }
 
-MPG_CPU_KERNEL(ravel) {
+mpg_status mpg_cpu_ravel(const mpg_kernel_call *call) {
   const mpg_tuple *shape = &((const mpg_index_shape_params *)call->params)->shape;
   const mpg_view *in = &call->inputs[0], *out = &call->outputs[0];
   int64_t count = count_of(out);
@@ -455,7 +457,7 @@ MPG_CPU_KERNEL(ravel) {
   return MPG_OK;
 }
 
-MPG_CPU_KERNEL(unravel) {
+mpg_status mpg_cpu_unravel(const mpg_kernel_call *call) {
   const mpg_tuple *shape = &((const mpg_index_shape_params *)call->params)->shape;
   const mpg_view *in = &call->inputs[0], *out = &call->outputs[0];
   int64_t count = count_of(in);
@@ -508,7 +510,7 @@ static void reverse_steps(void *context, int64_t begin, int64_t end) {
   }
 }
 
-MPG_CPU_KERNEL(sequence_reverse) {
+mpg_status mpg_cpu_sequence_reverse(const mpg_kernel_call *call) {
   const mpg_view *data = &call->inputs[0];
   if (count_of(data) == 0) return MPG_OK;
   sequences s = sequences_of(call, data, 0);
@@ -522,7 +524,7 @@ static size_t last_step(const sequences *s, int64_t b) {
   return step_at(s, length > 0 ? length - 1 : 0, b);
 }
 
-MPG_CPU_KERNEL(sequence_last) {
+mpg_status mpg_cpu_sequence_last(const mpg_kernel_call *call) {
   const mpg_sequence_params *params = call->params;
   if (count_of(&call->outputs[0]) == 0) return MPG_OK;
   sequences s = sequences_of(call, &call->inputs[0], params->axis);
@@ -531,7 +533,7 @@ MPG_CPU_KERNEL(sequence_last) {
   return MPG_OK;
 }
 
-MPG_CPU_KERNEL(sequence_last_back) {
+mpg_status mpg_cpu_sequence_last_back(const mpg_kernel_call *call) {
   const mpg_sequence_last_back_params *params = call->params;
   zero(call, &call->outputs[0]);
   if (count_of(&call->outputs[0]) == 0) return MPG_OK;
@@ -543,7 +545,7 @@ MPG_CPU_KERNEL(sequence_last_back) {
 
 /* --- Masks ------------------------------------------------------------------------------------ */
 
-MPG_CPU_KERNEL(boolean_mask) {
+mpg_status mpg_cpu_boolean_mask(const mpg_kernel_call *call) {
   const mpg_view *data = &call->inputs[0], *index = &call->inputs[1], *out = &call->outputs[0];
   size_t bytes =
       (size_t)mpg_shape_product(&data->desc.shape, 1, data->desc.shape.ndim) * item_of(data);
@@ -558,7 +560,7 @@ MPG_CPU_KERNEL(boolean_mask) {
   return MPG_OK;
 }
 
-MPG_CPU_KERNEL(boolean_mask_back) {
+mpg_status mpg_cpu_boolean_mask_back(const mpg_kernel_call *call) {
   const mpg_view *grad = &call->inputs[0], *index = &call->inputs[1], *out = &call->outputs[0];
   size_t bytes =
       (size_t)mpg_shape_product(&grad->desc.shape, 1, grad->desc.shape.ndim) * item_of(grad);

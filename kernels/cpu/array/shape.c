@@ -5,7 +5,7 @@
 #include "kernels/cpu/convert.h"
 #include "kernels/cpu/array/move.h"
 
-#define MPG_KERNEL(name) MPG_CPU_KERNEL(name)
+#define MPG_KERNEL(cpu, cuda) mpg_status cpu(const mpg_kernel_call *call)
 
 static mpg_status run_move(const mpg_kernel_call *call, const mpg_move *move, const void *in,
                            void *out, size_t item) {
@@ -63,13 +63,13 @@ static bool join_in_order(const mpg_kernel_call *call, int64_t before) {
 
 /* --- Shapes as arrays ------------------------------------------------------------------------- */
 
-MPG_CPU_KERNEL(shape_array) {
+mpg_status mpg_cpu_shape_array(const mpg_kernel_call *call) {
   const mpg_shape *shape = &call->inputs[0].desc.shape;
   for (int i = 0; i < shape->ndim; i++) ((int64_t *)call->outputs[0].data)[i] = shape->dims[i];
   return MPG_OK;
 }
 
-MPG_CPU_KERNEL(size_array) {
+mpg_status mpg_cpu_size_array(const mpg_kernel_call *call) {
   *(int64_t *)call->outputs[0].data = count_of(&call->inputs[0]);
   return MPG_OK;
 }

@@ -281,19 +281,19 @@ static mpg_status run_ordering(const mpg_kernel_call *call, ordering *p, const m
   return MPG_OK;
 }
 
-MPG_CPU_KERNEL(sort) {
+mpg_status mpg_cpu_sort(const mpg_kernel_call *call) {
   const mpg_sort_params *params = call->params;
   ordering p = {.values = &call->outputs[0], .ascending = params->is_ascend};
   return run_ordering(call, &p, &params->axis, 0);
 }
 
-MPG_CPU_KERNEL(argsort) {
+mpg_status mpg_cpu_argsort(const mpg_kernel_call *call) {
   const mpg_argsort_params *params = call->params;
   ordering p = {.indices = &call->outputs[0], .ascending = params->is_ascend};
   return run_ordering(call, &p, &params->axis, 0);
 }
 
-MPG_CPU_KERNEL(topk) {
+mpg_status mpg_cpu_topk(const mpg_kernel_call *call) {
   const mpg_topk_params *params = call->params;
   const mpg_view *out = &call->outputs[0];
   ordering p = {.ascending = params->is_ascend};
@@ -441,11 +441,11 @@ static mpg_status run_search(const mpg_kernel_call *call, const mpg_opt_int *axi
   return MPG_OK;
 }
 
-MPG_CPU_KERNEL(argmax) {
+mpg_status mpg_cpu_argmax(const mpg_kernel_call *call) {
   const mpg_argmax_params *params = call->params;
   return run_search(call, &params->axis, false);
 }
-MPG_CPU_KERNEL(argmin) {
+mpg_status mpg_cpu_argmin(const mpg_kernel_call *call) {
   const mpg_argmax_params *params = call->params;
   return run_search(call, &params->axis, true);
 }
@@ -471,11 +471,11 @@ static mpg_status move_along(const mpg_kernel_call *call, const mpg_view *dense,
   return MPG_OK;
 }
 
-MPG_CPU_KERNEL(gather_along) {
+mpg_status mpg_cpu_gather_along(const mpg_kernel_call *call) {
   return move_along(call, &call->outputs[0], &call->inputs[0], false);
 }
 
-MPG_CPU_KERNEL(scatter_along) {
+mpg_status mpg_cpu_scatter_along(const mpg_kernel_call *call) {
   const mpg_view *out = &call->outputs[0];
   uint64_t nothing = 0;
   mpg_cpu_fill(call, out->data, count_of(out), item_of(out), &nothing);

@@ -290,7 +290,7 @@ static mpg_status run_wide(const mpg_kernel_call *call, int mask,
   return MPG_OK;
 }
 
-MPG_CPU_KERNEL(attention) { return run_wide(call, 3, forward); }
-MPG_CPU_KERNEL(attention_backward) {
+mpg_status mpg_cpu_attention(const mpg_kernel_call *call) { return run_wide(call, 3, forward); }
+mpg_status mpg_cpu_attention_backward(const mpg_kernel_call *call) {
   return run_wide(call, 6 + (((const mpg_attention_params *)call->params)->p > 0), backward);
 }

@@ -313,7 +313,7 @@ static mpg_status run(const mpg_kernel_call *call, const mpg_convolution *c, int
   return MPG_OK;
 }
 
-MPG_CPU_KERNEL(convolution) {
+mpg_status mpg_cpu_convolution(const mpg_kernel_call *call) {
   const mpg_convolution_params *p = call->params;
   const mpg_view *data = &call->inputs[0], *weight = &call->inputs[1], *out = &call->outputs[0];
   mpg_convolution c;
@@ -326,7 +326,7 @@ MPG_CPU_KERNEL(convolution) {
 }
 
 /* Gradient with respect to the data, and the forward pass of Deconvolution. */
-MPG_CPU_KERNEL(convolution_backward_data) {
+mpg_status mpg_cpu_convolution_backward_data(const mpg_kernel_call *call) {
   const mpg_view *out_grad = &call->inputs[0], *weight = &call->inputs[1],
                  *data = &call->outputs[0];
   mpg_convolution c;
@@ -350,7 +350,7 @@ MPG_CPU_KERNEL(convolution_backward_data) {
   return run(call, &c, MPG_BACKWARD_DATA, data->desc.dtype, buffers);
 }
 
-MPG_CPU_KERNEL(convolution_backward_weight) {
+mpg_status mpg_cpu_convolution_backward_weight(const mpg_kernel_call *call) {
   const mpg_convolution_backward_params *p = call->params;
   const mpg_view *out_grad = &call->inputs[0], *data = &call->inputs[1],
                  *weight = &call->outputs[0];
@@ -404,13 +404,13 @@ static mpg_status each_sample(const mpg_kernel_call *call, const mpg_view *image
   return MPG_OK;
 }
 
-MPG_CPU_KERNEL(im2col) {
+mpg_status mpg_cpu_im2col(const mpg_kernel_call *call) {
   const mpg_im2col_params *p = call->params;
   return each_sample(call, &call->inputs[0], &call->outputs[0], &p->kernel, &p->stride, &p->dilate,
                      &p->pad, true);
 }
 
-MPG_CPU_KERNEL(col2im) {
+mpg_status mpg_cpu_col2im(const mpg_kernel_call *call) {
   const mpg_col2im_params *p = call->params;
   return each_sample(call, &call->outputs[0], &call->inputs[0], &p->kernel, &p->stride, &p->dilate,
                      &p->pad, false);

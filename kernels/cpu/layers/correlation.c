@@ -126,17 +126,17 @@ static mpg_status run(const mpg_kernel_call *call, const mpg_shape *first, const
   return MPG_OK;
 }
 
-MPG_CPU_KERNEL(displaced_products) {
+mpg_status mpg_cpu_displaced_products(const mpg_kernel_call *call) {
   return run(call, &call->inputs[0].desc.shape, &call->inputs[1].desc.shape, false, products_float,
              products_double);
 }
 
-MPG_CPU_KERNEL(displaced_first) {
+mpg_status mpg_cpu_displaced_first(const mpg_kernel_call *call) {
   return run(call, &call->inputs[0].desc.shape, &call->inputs[1].desc.shape, false, first_float,
              first_double);
 }
 
-MPG_CPU_KERNEL(displaced_second) {
+mpg_status mpg_cpu_displaced_second(const mpg_kernel_call *call) {
   return run(call, &call->inputs[1].desc.shape, &call->outputs[0].desc.shape, true, second_float,
              second_double);
 }

@@ -285,5 +285,5 @@ static mpg_status run(const mpg_kernel_call *call, int first) {
   return MPG_OK;
 }
 
-MPG_CPU_KERNEL(ctc_loss) { return run(call, 0); }
-MPG_CPU_KERNEL(ctc_loss_back) { return run(call, 1); }
+mpg_status mpg_cpu_ctc_loss(const mpg_kernel_call *call) { return run(call, 0); }
+mpg_status mpg_cpu_ctc_loss_back(const mpg_kernel_call *call) { return run(call, 1); }

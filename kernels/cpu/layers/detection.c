@@ -81,7 +81,7 @@ static void iou_rows(void *context, int64_t begin, int64_t end) {
   }
 }
 
-MPG_CPU_KERNEL(box_iou) {
+mpg_status mpg_cpu_box_iou(const mpg_kernel_call *call) {
   job t = {.call = call,
            .wide = call->inputs[0].desc.dtype == MPG_FLOAT64,
            .others = mpg_shape_size(&call->inputs[1].desc.shape) / 4};
@@ -132,7 +132,7 @@ static job rows_of(const mpg_kernel_call *call, const mpg_view *view) {
                .width = shape->dims[shape->ndim - 1]};
 }
 
-MPG_CPU_KERNEL(box_nms) {
+mpg_status mpg_cpu_box_nms(const mpg_kernel_call *call) {
   const mpg_box_nms_params *p = call->params;
   job t = rows_of(call, &call->inputs[0]);
   t.sample = suppress;
@@ -144,7 +144,7 @@ MPG_CPU_KERNEL(box_nms) {
   return MPG_OK;
 }
 
-MPG_CPU_KERNEL(box_nms_back) {
+mpg_status mpg_cpu_box_nms_back(const mpg_kernel_call *call) {
   job t = rows_of(call, &call->inputs[0]);
   const int64_t *record = call->inputs[1].data;
   size_t row = (size_t)t.width * item_of(&call->inputs[0]);
@@ -182,7 +182,7 @@ static void match(const job *t, int64_t n, double *scratch) {
   }
 }
 
-MPG_CPU_KERNEL(bipartite_matching) {
+mpg_status mpg_cpu_bipartite_matching(const mpg_kernel_call *call) {
   job t = rows_of(call, &call->inputs[0]);
   for (int i = 0; i < 2; i++)
     for (int64_t k = 0; k < mpg_shape_size(&call->outputs[i].desc.shape); k++)
@@ -195,7 +195,7 @@ MPG_CPU_KERNEL(bipartite_matching) {
 
 /* --- Anchors ---------------------------------------------------------------------------------- */
 
-MPG_CPU_KERNEL(multibox_prior) {
+mpg_status mpg_cpu_multibox_prior(const mpg_kernel_call *call) {
   const mpg_multibox_prior_params *p = call->params;
   const int64_t *picture = call->inputs[0].desc.shape.dims;
   float box[4];
@@ -243,7 +243,7 @@ static void detect(const job *t, int64_t n, double *scratch) {
       }
 }
 
-MPG_CPU_KERNEL(multibox_detection) {
+mpg_status mpg_cpu_multibox_detection(const mpg_kernel_call *call) {
   const mpg_shape *shape = &call->inputs[0].desc.shape;
   job t = {.call = call,
            .sample = detect,
@@ -327,7 +327,7 @@ static void target(const job *t, int64_t n, double *scratch) {
                    kind[j] == BACKGROUND ? 0 : p->ignore_label);
 }
 
-MPG_CPU_KERNEL(multibox_target) {
+mpg_status mpg_cpu_multibox_target(const mpg_kernel_call *call) {
   const mpg_shape *label = &call->inputs[1].desc.shape;
   job t = {.call = call,
            .sample = target,

@@ -42,7 +42,7 @@ static void probability_back_range(void *context, int64_t begin, int64_t end) {
   }
 }
 
-MPG_CPU_KERNEL(softmax_output_back) {
+mpg_status mpg_cpu_softmax_output_back(const mpg_kernel_call *call) {
   const mpg_softmax_output_params *params = call->params;
   softmax_back p = {.params = params,
                     .output = &call->inputs[0],

@@ -156,7 +156,7 @@ static batch_norm batch_norm_backward_of(const mpg_kernel_call *call, int axis, 
   return t;
 }
 
-MPG_CPU_KERNEL(batch_norm) {
+mpg_status mpg_cpu_batch_norm(const mpg_kernel_call *call) {
   const mpg_batch_norm_params *p = call->params;
   const mpg_desc *x = &call->inputs[0].desc;
   batch_norm t = batch_norm_of(call, axis_of(p->axis, x->shape.ndim), p->fix_gamma);
@@ -169,7 +169,7 @@ MPG_CPU_KERNEL(batch_norm) {
   return MPG_OK;
 }
 
-MPG_CPU_KERNEL(batch_norm_backward) {
+mpg_status mpg_cpu_batch_norm_backward(const mpg_kernel_call *call) {
   const mpg_batch_norm_backward_params *p = call->params;
   const mpg_desc *x = &call->inputs[1].desc;
   batch_norm t = batch_norm_backward_of(call, axis_of(p->axis, x->shape.ndim), p->fix_gamma);
@@ -180,7 +180,7 @@ MPG_CPU_KERNEL(batch_norm_backward) {
   return MPG_OK;
 }
 
-MPG_CPU_KERNEL(batch_norm_relu) {
+mpg_status mpg_cpu_batch_norm_relu(const mpg_kernel_call *call) {
   const mpg_batch_norm_relu_params *p = call->params;
   const mpg_desc *x = &call->inputs[0].desc;
   batch_norm t = batch_norm_of(call, x->shape.ndim - 1, p->fix_gamma);
@@ -192,7 +192,7 @@ MPG_CPU_KERNEL(batch_norm_relu) {
   return last_forward(call, &t, x->dtype);
 }
 
-MPG_CPU_KERNEL(batch_norm_relu_backward) {
+mpg_status mpg_cpu_batch_norm_relu_backward(const mpg_kernel_call *call) {
   const mpg_batch_norm_relu_backward_params *p = call->params;
   const mpg_desc *x = &call->inputs[1].desc;
   batch_norm t = batch_norm_backward_of(call, x->shape.ndim - 1, p->fix_gamma);
@@ -253,7 +253,7 @@ static mpg_status layer_norm_setup(const mpg_kernel_call *call, layer_norm *t, m
   return MPG_OK;
 }
 
-MPG_CPU_KERNEL(layer_norm) {
+mpg_status mpg_cpu_layer_norm(const mpg_kernel_call *call) {
   const mpg_layer_norm_params *p = call->params;
   const mpg_view *x = &call->inputs[0];
   layer_norm t = forward_of(call);
@@ -271,7 +271,7 @@ MPG_CPU_KERNEL(layer_norm) {
   return MPG_OK;
 }
 
-MPG_CPU_KERNEL(layer_norm_backward) {
+mpg_status mpg_cpu_layer_norm_backward(const mpg_kernel_call *call) {
   enum { ELEMENTS = 32768, ROWS = 128, PIECES = 16 };
   const mpg_layer_norm_backward_params *p = call->params;
   const mpg_view *x = &call->inputs[1];
@@ -301,7 +301,7 @@ MPG_CPU_KERNEL(layer_norm_backward) {
 }
 
 /* --- GroupNorm and InstanceNorm --------------------------------------------------------------- */
-MPG_CPU_KERNEL(group_norm) {
+mpg_status mpg_cpu_group_norm(const mpg_kernel_call *call) {
   const mpg_view *x = &call->inputs[0];
   const mpg_shape *moments = &call->outputs[1].desc.shape;
   layer_norm t = forward_of(call);
@@ -314,7 +314,7 @@ MPG_CPU_KERNEL(group_norm) {
   return MPG_OK;
 }
 
-MPG_CPU_KERNEL(group_norm_backward) {
+mpg_status mpg_cpu_group_norm_backward(const mpg_kernel_call *call) {
   const mpg_view *x = &call->inputs[1];
   const mpg_shape *moments = &call->inputs[3].desc.shape;
   layer_norm t = backward_of(call);
@@ -337,7 +337,7 @@ static void l2_split(const mpg_kernel_call *call, const mpg_view *x, layer_norm 
   t->eps = p->eps;
 }
 
-MPG_CPU_KERNEL(l2_normalization) {
+mpg_status mpg_cpu_l2_normalization(const mpg_kernel_call *call) {
   const mpg_view *x = &call->inputs[0];
   layer_norm t = {.x = x->data, .y = call->outputs[0].data, .deviation = call->outputs[1].data};
   l2_split(call, x, &t);
@@ -349,7 +349,7 @@ MPG_CPU_KERNEL(l2_normalization) {
   return MPG_OK;
 }
 
-MPG_CPU_KERNEL(l2_normalization_backward) {
+mpg_status mpg_cpu_l2_normalization_backward(const mpg_kernel_call *call) {
   const mpg_view *x = &call->inputs[1];
   layer_norm t = {.dy = call->inputs[0].data,
                   .x = x->data,

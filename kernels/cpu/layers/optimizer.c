@@ -149,7 +149,7 @@ static segment segment_of(const mpg_view *inputs, const mpg_view *out, int num_s
   return s;
 }
 
-MPG_CPU_KERNEL(update) {
+mpg_status mpg_cpu_update(const mpg_kernel_call *call) {
   mpg_update u = mpg_update_of(call);
   update_plan plan = {u.rule, u.c, u.num_states, 0, NULL};
   if (u.rescale) {
@@ -171,7 +171,7 @@ MPG_CPU_KERNEL(update) {
   return MPG_OK;
 }
 
-MPG_CPU_KERNEL(lamb_phase2) {
+mpg_status mpg_cpu_lamb_phase2(const mpg_kernel_call *call) {
   const mpg_lamb_phase2_params *params = call->params;
   mpg_block_buffer buffer;
   double norms[2], lr = params->lr;
@@ -192,7 +192,7 @@ MPG_CPU_KERNEL(lamb_phase2) {
   return MPG_OK;
 }
 
-MPG_CPU_KERNEL(multi_update) {
+mpg_status mpg_cpu_multi_update(const mpg_kernel_call *call) {
   mpg_update u = mpg_update_of(call);
   update_plan plan = {u.rule, u.c, u.num_states, 0, NULL};
   int count = u.count, per_weight = mpg_update_inputs(&u);
@@ -212,7 +212,7 @@ MPG_CPU_KERNEL(multi_update) {
   return MPG_OK;
 }
 
-MPG_CPU_KERNEL(reset_arrays) {
+mpg_status mpg_cpu_reset_arrays(const mpg_kernel_call *call) {
   for (int i = 0; i < call->num_inputs; i++) {
     const mpg_view *array = &call->inputs[i];
     if (array->data)
@@ -246,7 +246,7 @@ static void run_finite(void *context, int64_t begin, int64_t end) {
   if (broken) atomic_store_explicit(&p->broken, true, memory_order_relaxed);
 }
 
-MPG_CPU_KERNEL(all_finite) {
+mpg_status mpg_cpu_all_finite(const mpg_kernel_call *call) {
   bool fresh = call->op->id == MPG_OP_all_finite
                    ? ((const mpg_all_finite_params *)call->params)->init_output
                    : ((const mpg_multi_all_finite_params *)call->params)->init_output;
@@ -285,7 +285,7 @@ static void scale_range(void *context, int64_t begin, int64_t end) {
 #undef SCALE
 }
 
-MPG_CPU_KERNEL(multi_scale) {
+mpg_status mpg_cpu_multi_scale(const mpg_kernel_call *call) {
   int last = call->num_inputs - 1;
   for (int i = 0; i < last; i++) {
     const mpg_view *array = &call->inputs[i];

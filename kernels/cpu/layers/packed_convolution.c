@@ -40,7 +40,7 @@ static void set_building(building *b, const mpg_packed_convolution_params *p,
 #endif
 }
 
-MPG_CPU_KERNEL(pack_convolution) {
+mpg_status mpg_cpu_pack_convolution(const mpg_kernel_call *call) {
   const mpg_packed_convolution_params *p = call->params;
   mpg_shape data = {.ndim = p->shape.count};
   for (int i = 0; i < data.ndim; i++) data.dims[i] = p->shape.values[i];
@@ -85,7 +85,7 @@ static mpg_status run_plain(const mpg_kernel_call *call, void *weight) {
   return mpg_kernel_get(call->device, op)(&plain);
 }
 
-MPG_CPU_KERNEL(packed_convolution) {
+mpg_status mpg_cpu_packed_convolution(const mpg_kernel_call *call) {
   const mpg_packed_convolution_params *p = call->params;
   const mpg_packed_header *head = call->inputs[1].data;
   int64_t size = mpg_shape_size(&call->outputs[0].desc.shape);

@@ -53,7 +53,7 @@ static bool one_window(const pooling *t) {
   return !t->last;
 }
 
-MPG_CPU_KERNEL(pooling) {
+mpg_status mpg_cpu_pooling(const mpg_kernel_call *call) {
   const mpg_view *data = &call->inputs[0], *out = &call->outputs[0];
   pooling t;
   int64_t planes = setup(&t, call->params, &data->desc.shape, &out->desc.shape);
@@ -72,7 +72,7 @@ MPG_CPU_KERNEL(pooling) {
   return MPG_OK;
 }
 
-MPG_CPU_KERNEL(pooling_backward) {
+mpg_status mpg_cpu_pooling_backward(const mpg_kernel_call *call) {
   const mpg_view *grad = &call->inputs[0], *data = &call->inputs[1];
   pooling t;
   int64_t planes = setup(&t, call->params, &data->desc.shape, &grad->desc.shape);
@@ -86,7 +86,7 @@ MPG_CPU_KERNEL(pooling_backward) {
   return MPG_OK;
 }
 
-MPG_CPU_KERNEL(pooling_at_max) {
+mpg_status mpg_cpu_pooling_at_max(const mpg_kernel_call *call) {
   const mpg_view *data = &call->inputs[1], *out = &call->outputs[0];
   pooling t;
   int64_t planes = setup(&t, call->params, &data->desc.shape, &out->desc.shape);
@@ -99,7 +99,7 @@ MPG_CPU_KERNEL(pooling_at_max) {
   return MPG_OK;
 }
 
-MPG_CPU_KERNEL(max_pooling) {
+mpg_status mpg_cpu_max_pooling(const mpg_kernel_call *call) {
   const mpg_view *data = &call->inputs[0], *out = &call->outputs[0];
   pooling t;
   int64_t pieces = setup(&t, call->params, &data->desc.shape, &out->desc.shape);
@@ -110,7 +110,7 @@ MPG_CPU_KERNEL(max_pooling) {
   return MPG_OK;
 }
 
-MPG_CPU_KERNEL(max_pooling_backward) {
+mpg_status mpg_cpu_max_pooling_backward(const mpg_kernel_call *call) {
   const mpg_pooling_index_params *p = call->params;
   const mpg_view *grad = &call->inputs[0], *data = &call->outputs[0];
   mpg_pooling_params params = {.kernel = p->kernel,

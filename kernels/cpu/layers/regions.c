@@ -77,7 +77,7 @@ static void largest_rows(void *context, int64_t begin, int64_t end) {
   }
 }
 
-MPG_CPU_KERNEL(roi_max_places) {
+mpg_status mpg_cpu_roi_max_places(const mpg_kernel_call *call) {
   job t = job_of(call);
   mpg_cpu_parallel_for(call, call->outputs[0].desc.shape.dims[0] * t.channels, 1, largest_rows, &t);
   return MPG_OK;
@@ -122,7 +122,7 @@ static void rotated_bins(void *context, int64_t begin, int64_t end) {
   }
 }
 
-MPG_CPU_KERNEL(rroi_align) {
+mpg_status mpg_cpu_rroi_align(const mpg_kernel_call *call) {
   job t = job_of(call);
   mpg_cpu_parallel_for(call, call->outputs[0].desc.shape.dims[0] * t.high * t.wide_bins, 1,
                        rotated_bins, &t);

@@ -3,6 +3,6 @@
 
 #include "kernels/cpu/cpu.h"
 
-MPG_CPU_KERNEL(replicas) {
+mpg_status mpg_cpu_replicas(const mpg_kernel_call *call) {
   return mpg_replicas_exchange(call, call->inputs[0].data, call->outputs[0].data);
 }

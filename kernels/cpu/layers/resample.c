@@ -129,7 +129,7 @@ static void backward_range(void *context, int64_t begin, int64_t end) {
   }
 }
 
-MPG_CPU_KERNEL(resample) {
+mpg_status mpg_cpu_resample(const mpg_kernel_call *call) {
   const mpg_resample_params *params = call->params;
   const mpg_desc *out = &call->outputs[0].desc;
   int axis = (int)params->axis.value;

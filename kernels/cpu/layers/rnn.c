@@ -255,17 +255,17 @@ static rnn_call describe(const mpg_kernel_call *call, bool flat, bool dropped) {
   return c;
 }
 
-MPG_CPU_KERNEL(rnn) {
+mpg_status mpg_cpu_rnn(const mpg_kernel_call *call) {
   rnn_call c = describe(call, true, call->train && ((const mpg_rnn_params *)call->params)->p > 0);
   return run_any(&c, forward_in);
 }
 
-MPG_CPU_KERNEL(rnn_separate) {
+mpg_status mpg_cpu_rnn_separate(const mpg_kernel_call *call) {
   rnn_call c = describe(call, false, call->train && ((const mpg_rnn_params *)call->params)->p > 0);
   return run_any(&c, forward_in);
 }
 
-MPG_CPU_KERNEL(rnn_backward) {
+mpg_status mpg_cpu_rnn_backward(const mpg_kernel_call *call) {
   const mpg_rnn_backward_params *params = call->params;
   rnn_call c = describe(call, params->flat, params->dropped);
   return run_any(&c, backward_in);

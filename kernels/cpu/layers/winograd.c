@@ -327,7 +327,7 @@ static forward forward_of(const mpg_winograd_params *p, const mpg_view *inputs) 
   return f;
 }
 
-MPG_CPU_KERNEL(winograd_convolution) {
+mpg_status mpg_cpu_winograd_convolution(const mpg_kernel_call *call) {
   forward f = forward_of(call->params, call->inputs);
   f.out = call->outputs[0].data;
   if (f.g.tiles == 0) return MPG_OK;
@@ -459,7 +459,7 @@ static void pack_squares(void *context, int64_t begin, int64_t end) {
   }
 }
 
-MPG_CPU_KERNEL(pack_winograd) {
+mpg_status mpg_cpu_pack_winograd(const mpg_kernel_call *call) {
   const mpg_pack_winograd_params *p = call->params;
   const int64_t *dims = call->inputs[0].desc.shape.dims;
   packing w = {dims[p->backward ? 0 : 1], dims[p->backward ? 1 : 0], p->backward,
@@ -564,7 +564,7 @@ static void unpack_squares(void *context, int64_t begin, int64_t end) {
   }
 }
 
-MPG_CPU_KERNEL(winograd_backward_weight) {
+mpg_status mpg_cpu_winograd_backward_weight(const mpg_kernel_call *call) {
   const mpg_winograd_backward_params *p = call->params;
   gradient t = {.out_grad = call->inputs[0].data, .data = call->inputs[1].data};
   const mpg_view *out = &call->outputs[0];

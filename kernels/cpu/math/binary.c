@@ -328,7 +328,7 @@ static void run_plan(const mpg_kernel_call *call, plan *p, const mpg_view *a, co
     mpg_cpu_parallel_for(call, total, grain, run_broadcast, p);
 }
 
-MPG_CPU_KERNEL(binary) {
+mpg_status mpg_cpu_binary(const mpg_kernel_call *call) {
   const binary_op *op = find(mpg_formula_by_op(call->op->id));
   plan p;
   mpg_dtype dtype = call->inputs[0].desc.dtype;
@@ -434,7 +434,7 @@ static row_fn power_row(double exponent) {
                            : NULL;
 }
 
-MPG_CPU_KERNEL(scalar) {
+mpg_status mpg_cpu_scalar(const mpg_kernel_call *call) {
   const mpg_formula formula = mpg_formula_of(call->op, call->params);
   const binary_op *op = find(formula.id);
   const mpg_scalar_params *params = call->params;
@@ -459,7 +459,7 @@ MPG_CPU_KERNEL(scalar) {
   if (base.compute == MPG_COMPUTE_F64 && !mpg_dtype_is_float(dtype))
     p.number.f64 = params->scalar;
   else
-    mpg_cpu_scalar(base.compute, dtype, params->scalar, &p.number);
+    mpg_cpu_scalar_value(base.compute, dtype, params->scalar, &p.number);
   if (base.direct && !mpg_compute_direct(base.compute, dtype)) { /* a row of halves */
     float number = p.number.f32;
     mpg_cpu_store(MPG_COMPUTE_F32, dtype, &p.number.u16, 0, 1, &number);

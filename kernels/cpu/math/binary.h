@@ -4,9 +4,8 @@
 
 #include "kernels/cpu/cpu.h"
 
-#define mpg_cpu_leak MPG_CPU_NAME(leak)
 /* Leaky relu on floats: out = a if a > 0, else a * b, with b broadcast to a's shape. */
 void mpg_cpu_leak(const mpg_kernel_call *call, const mpg_view *a, const mpg_view *b,
-                  const mpg_view *out);
+                  const mpg_view *out) MPG_PER_ISA(mpg_cpu_leak);
 
 #endif

@@ -249,7 +249,7 @@ static void turned_range(void *context, int64_t begin, int64_t end) {
   }
 }
 
-MPG_CPU_KERNEL(cumsum) {
+mpg_status mpg_cpu_cumsum(const mpg_kernel_call *call) {
   const mpg_cumsum_params *params = call->params;
   const mpg_shape *shape = &call->inputs[0].desc.shape;
   /* The result's dtype decides the type of the sums. */

@@ -172,7 +172,7 @@ static mpg_status unary(const mpg_kernel_call *call, const unary_op *op) {
   return MPG_OK;
 }
 
-MPG_CPU_KERNEL(unary) { return unary(call, find(call)); }
+mpg_status mpg_cpu_unary(const mpg_kernel_call *call) { return unary(call, find(call)); }
 
 typedef struct rrelu_plan {
   mpg_compute compute;
@@ -218,7 +218,7 @@ static void run_rrelu(void *context, int64_t begin, int64_t end) {
   }
 }
 
-MPG_CPU_KERNEL(leaky_relu) {
+mpg_status mpg_cpu_leaky_relu(const mpg_kernel_call *call) {
   const mpg_leaky_relu_params *params = call->params;
   const unary_op *formula = find(call);
   if (formula) return unary(call, formula);
@@ -286,7 +286,7 @@ static void run_backward(void *context, int64_t begin, int64_t end) {
   }
 }
 
-MPG_CPU_KERNEL(backward_leaky_relu) {
+mpg_status mpg_cpu_backward_leaky_relu(const mpg_kernel_call *call) {
   const mpg_leaky_relu_params *params = call->params;
   backward_plan p = {call->inputs[0].data,       call->inputs[1].data, call->outputs[0].data,
                      call->inputs[0].desc.dtype, params->act_type,     params->slope};
@@ -332,7 +332,7 @@ static void run_add_n(void *context, int64_t begin, int64_t end) {
   }
 }
 
-MPG_CPU_KERNEL(add_n) {
+mpg_status mpg_cpu_add_n(const mpg_kernel_call *call) {
   mpg_dtype dtype = call->inputs[0].desc.dtype;
   sum_plan p = {call, mpg_dtype_is_float(dtype) ? mpg_compute_of(dtype) : MPG_COMPUTE_I64, dtype};
   mpg_cpu_parallel_for(call, mpg_shape_size(&call->outputs[0].desc.shape), 16384, run_add_n, &p);

@@ -330,7 +330,7 @@ static void lay_out(run *r) {
   r->stride = mpg_align_up(at, 4096); /* page-aligned, so that threads write to separate pages */
 }
 
-mpg_status MPG_CPU_NAME(fused)(const mpg_kernel_call *call) {
+mpg_status mpg_cpu_fused(const mpg_kernel_call *call) {
   run r = {.call = call, .fused = call->params};
   cut(&r);
   give_tail(&r);

@@ -101,26 +101,26 @@ static mpg_status need_blas(matrices *t, int64_t work) {
   return MPG_OK;
 }
 
-MPG_CPU_KERNEL(linalg_potrf) {
+mpg_status mpg_cpu_linalg_potrf(const mpg_kernel_call *call) {
   matrices t = matrices_of(call, &call->inputs[0]);
   MPG_TRY(need_blas(&t, 0));
   return run(&t, INSTANCE(potrf, call->inputs[0].desc.dtype), 0, 0, "is not positive definite");
 }
 
-MPG_CPU_KERNEL(linalg_potri) {
+mpg_status mpg_cpu_linalg_potri(const mpg_kernel_call *call) {
   matrices t = matrices_of(call, &call->inputs[0]);
   MPG_TRY(need_blas(&t, 0));
   return run(&t, INSTANCE(potri, call->inputs[0].desc.dtype), 0, 0, "has a zero on its diagonal");
 }
 
-MPG_CPU_KERNEL(linalg_triangular) {
+mpg_status mpg_cpu_linalg_triangular(const mpg_kernel_call *call) {
   matrices t = matrices_of(call, &call->outputs[0]);
   t.n = ((const mpg_linalg_triangular_params *)call->params)->rightside ? t.columns : t.rows;
   MPG_TRY(need_blas(&t, 0));
   return run(&t, INSTANCE(triangular, call->inputs[0].desc.dtype), 0, 0, "");
 }
 
-MPG_CPU_KERNEL(linalg_syrk) {
+mpg_status mpg_cpu_linalg_syrk(const mpg_kernel_call *call) {
   matrices t = matrices_of(call, &call->inputs[0]);
   const mpg_view *out = &call->outputs[0];
   t.n = out->desc.shape.dims[out->desc.shape.ndim - 1];
@@ -131,14 +131,14 @@ MPG_CPU_KERNEL(linalg_syrk) {
   return run(&t, INSTANCE(syrk, call->inputs[0].desc.dtype), 0, 0, "");
 }
 
-MPG_CPU_KERNEL(linalg_gelqf) {
+mpg_status mpg_cpu_linalg_gelqf(const mpg_kernel_call *call) {
   matrices t = matrices_of(call, &call->inputs[0]);
   MPG_TRY(need_blas(&t, 0));
   return run(&t, INSTANCE(gelqf, call->inputs[0].desc.dtype), (LAPACK_BLOCK + 1) * t.rows, 0,
              "has no LQ factorization");
 }
 
-MPG_CPU_KERNEL(linalg_syevd) {
+mpg_status mpg_cpu_linalg_syevd(const mpg_kernel_call *call) {
   matrices t = matrices_of(call, &call->inputs[0]);
   int64_t elements;
   if (__builtin_mul_overflow(2 * t.n + 6, t.n, &elements)) elements = INT64_MAX - 1;
@@ -147,14 +147,14 @@ MPG_CPU_KERNEL(linalg_syevd) {
              "has eigenvalues that could not be computed (is the matrix finite?)");
 }
 
-MPG_CPU_KERNEL(linalg_inverse) {
+mpg_status mpg_cpu_linalg_inverse(const mpg_kernel_call *call) {
   matrices t = matrices_of(call, &call->inputs[0]);
   MPG_TRY(need_blas(&t, 0));
   return run(&t, INSTANCE(inverse, call->inputs[0].desc.dtype), LAPACK_BLOCK * t.n, t.n,
              "is singular");
 }
 
-MPG_CPU_KERNEL(linalg_det) {
+mpg_status mpg_cpu_linalg_det(const mpg_kernel_call *call) {
   matrices t = matrices_of(call, &call->inputs[0]);
   int64_t count = t.count;
   MPG_TRY(need_blas(&t, 0));
@@ -169,5 +169,5 @@ static mpg_status part(const mpg_kernel_call *call, bool extract) {
   return run(&t, INSTANCE(part, call->inputs[0].desc.dtype), 0, 0, "");
 }
 
-MPG_CPU_KERNEL(linalg_extracttrian) { return part(call, true); }
-MPG_CPU_KERNEL(linalg_maketrian) { return part(call, false); }
+mpg_status mpg_cpu_linalg_extracttrian(const mpg_kernel_call *call) { return part(call, true); }
+mpg_status mpg_cpu_linalg_maketrian(const mpg_kernel_call *call) { return part(call, false); }

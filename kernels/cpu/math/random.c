@@ -181,7 +181,7 @@ static int64_t grain_of(mpg_distribution kind) {
                                                                    : 512;
 }
 
-MPG_CPU_KERNEL(random) {
+mpg_status mpg_cpu_random(const mpg_kernel_call *call) {
   const mpg_view *out = &call->outputs[0];
   draw_plan p = {.law = mpg_law_of(call->op->id, call->params),
                  .key = call->random,
@@ -208,7 +208,7 @@ static mpg_status check_law(const mpg_kernel_call *call, const draw_plan *p, int
   return MPG_OK;
 }
 
-MPG_CPU_KERNEL(sample) {
+mpg_status mpg_cpu_sample(const mpg_kernel_call *call) {
   const mpg_view *out = &call->outputs[0], *first = &call->inputs[0];
   int64_t count = mpg_shape_size(&out->desc.shape), params = mpg_shape_size(&first->desc.shape);
   draw_plan p = {.law = mpg_law_of_sample(call->op->id),
@@ -276,7 +276,7 @@ static void run_choices(void *context, int64_t begin, int64_t end) {
   }
 }
 
-MPG_CPU_KERNEL(sample_multinomial) {
+mpg_status mpg_cpu_sample_multinomial(const mpg_kernel_call *call) {
   const mpg_shape *shape = &call->inputs[0].desc.shape;
   int64_t rows = mpg_shape_product(shape, 0, shape->ndim - 1),
           count = mpg_shape_size(&call->outputs[0].desc.shape);
@@ -330,7 +330,7 @@ static void run_gather(void *context, int64_t begin, int64_t end) {
     memcpy(p->out + i * p->bytes, p->in + p->rows[i].row * p->bytes, (size_t)p->bytes);
 }
 
-MPG_CPU_KERNEL(shuffle) {
+mpg_status mpg_cpu_shuffle(const mpg_kernel_call *call) {
   const mpg_desc *desc = &call->inputs[0].desc;
   int64_t size = mpg_shape_size(&desc->shape), rows = desc->shape.ndim ? desc->shape.dims[0] : 1;
   if (size == 0) return MPG_OK;
@@ -439,7 +439,7 @@ static void align_mask(dropout_plan *p, const mpg_shape *data, const mpg_shape *
   }
 }
 
-MPG_CPU_KERNEL(dropout) {
+mpg_status mpg_cpu_dropout(const mpg_kernel_call *call) {
   enum { TRAINING, ALWAYS };
   const mpg_dropout_params *params = call->params;
   const mpg_view *data = &call->inputs[0], *out = &call->outputs[0], *mask = &call->outputs[1];
@@ -464,7 +464,7 @@ MPG_CPU_KERNEL(dropout) {
   return MPG_OK;
 }
 
-MPG_CPU_KERNEL(dropout_draw) {
+mpg_status mpg_cpu_dropout_draw(const mpg_kernel_call *call) {
   uint64_t *draw = call->outputs[0].data;
   const mpg_random_key *key = &call->random;
   draw[0] = key->seed, draw[1] = key->call, draw[2] = key->position, draw[3] = key->run,
@@ -472,7 +472,7 @@ MPG_CPU_KERNEL(dropout_draw) {
   return MPG_OK;
 }
 
-MPG_CPU_KERNEL(dropout_part) {
+mpg_status mpg_cpu_dropout_part(const mpg_kernel_call *call) {
   const mpg_dropout_part_params *params = call->params;
   const mpg_view *data = &call->inputs[0], *out = &call->outputs[0];
   const uint64_t *draw = call->inputs[1].data;
@@ -505,7 +505,7 @@ MPG_CPU_KERNEL(dropout_part) {
   return MPG_OK;
 }
 
-MPG_CPU_KERNEL(dropout_apply) {
+mpg_status mpg_cpu_dropout_apply(const mpg_kernel_call *call) {
   const mpg_dropout_params *params = call->params;
   const mpg_view *data = &call->inputs[0], *mask = &call->inputs[1];
   double keep = 1 - params->p;

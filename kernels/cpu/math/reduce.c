@@ -327,7 +327,7 @@ static mpg_status reduce(const mpg_kernel_call *call, const mpg_view *in, const 
   return MPG_OK;
 }
 
-MPG_CPU_KERNEL(reduce) {
+mpg_status mpg_cpu_reduce(const mpg_kernel_call *call) {
   const mpg_view *in = &call->inputs[0], *out = &call->outputs[0];
   bool reduced[MPG_MAX_NDIM];
   mpg_reduced_axes(call->op, call->params, in->desc.shape.ndim, reduced);
@@ -462,7 +462,7 @@ static void run_short(void *context, int64_t begin, int64_t end) {
   }
 }
 
-MPG_CPU_KERNEL(broadcast) {
+mpg_status mpg_cpu_broadcast(const mpg_kernel_call *call) {
   const mpg_view *in = &call->inputs[0], *out = &call->outputs[0];
   broadcast_plan p = {in->data, out->data, (int64_t)item_of(in),
                       mpg_broadcast_of(&in->desc.shape, &out->desc.shape)};
@@ -483,7 +483,7 @@ mpg_status mpg_cpu_reduce_lines(const mpg_kernel_call *call, const mpg_view *in,
   return reduce(call, &source, &result, (bool[MPG_MAX_NDIM]){false, true}, f);
 }
 
-MPG_CPU_KERNEL(multi_sum_sq) {
+mpg_status mpg_cpu_multi_sum_sq(const mpg_kernel_call *call) {
   bool reduced[MPG_MAX_NDIM];
   for (int k = 0; k < MPG_MAX_NDIM; k++) reduced[k] = true;
   for (int i = 0; i < call->num_inputs; i++) {

@@ -11,11 +11,11 @@
 #include "kernels/common/reduce.h"
 #include "kernels/cpu/cpu.h"
 
-#define mpg_cpu_reduce_lines MPG_CPU_NAME(reduce_lines)
 /* Reduces each of `lines` equal parts of `in` to an element of `out`, like contiguous elements in
  * reduce.c. Floats. */
 mpg_status mpg_cpu_reduce_lines(const mpg_kernel_call *call, const mpg_view *in, int64_t lines,
-                                const mpg_view *out, mpg_reduction f);
+                                const mpg_view *out, mpg_reduction f)
+    MPG_PER_ISA(mpg_cpu_reduce_lines);
 
 typedef struct mpg_trailing_reduction {
   const mpg_op *op;
@@ -27,17 +27,17 @@ typedef struct mpg_trailing_reduction {
   size_t state_bytes, partial_bytes; /* per thread; for all chunks; multiples of 64 */
 } mpg_trailing_reduction;
 
-#define mpg_cpu_trailing_of MPG_CPU_NAME(trailing_of)
-#define mpg_cpu_trailing_begin MPG_CPU_NAME(trailing_begin)
-#define mpg_cpu_trailing_feed MPG_CPU_NAME(trailing_feed)
-#define mpg_cpu_trailing_end MPG_CPU_NAME(trailing_end)
 mpg_trailing_reduction mpg_cpu_trailing_of(const mpg_op *op, const void *params, mpg_dtype dtype,
-                                           int64_t count, int64_t inner);
-void mpg_cpu_trailing_begin(void *state); /* call before the first row of a chunk */
+                                           int64_t count, int64_t inner)
+    MPG_PER_ISA(mpg_cpu_trailing_of);
+void mpg_cpu_trailing_begin(void *state)
+    MPG_PER_ISA(mpg_cpu_trailing_begin); /* call before the first row of a chunk */
 /* `values` are the source's rows from `row` on. */
 void mpg_cpu_trailing_feed(const mpg_trailing_reduction *trailing, void *state, void *partials,
-                           const void *values, int64_t row, int64_t rows);
+                           const void *values, int64_t row, int64_t rows)
+    MPG_PER_ISA(mpg_cpu_trailing_feed);
 mpg_status mpg_cpu_trailing_end(const mpg_kernel_call *call, const mpg_trailing_reduction *trailing,
-                                void *partials, mpg_dtype dtype, void *out);
+                                void *partials, mpg_dtype dtype, void *out)
+    MPG_PER_ISA(mpg_cpu_trailing_end);
 
 #endif

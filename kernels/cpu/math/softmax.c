@@ -136,10 +136,10 @@ static mpg_status softmax_with(const mpg_kernel_call *call, double sign) {
   return run_job(call, &p);
 }
 
-MPG_CPU_KERNEL(softmax) { return softmax_with(call, 1); }
-MPG_CPU_KERNEL(softmin) { return softmax_with(call, -1); }
+mpg_status mpg_cpu_softmax(const mpg_kernel_call *call) { return softmax_with(call, 1); }
+mpg_status mpg_cpu_softmin(const mpg_kernel_call *call) { return softmax_with(call, -1); }
 
-MPG_CPU_KERNEL(log_softmax) {
+mpg_status mpg_cpu_log_softmax(const mpg_kernel_call *call) {
   const mpg_log_softmax_params *params = call->params;
   job p = {.kind = KIND_LOG_SOFTMAX,
            .in = {&call->inputs[0]},
@@ -159,12 +159,16 @@ static mpg_status back_with(const mpg_kernel_call *call, int kind) {
   return run_job(call, &p);
 }
 
-MPG_CPU_KERNEL(softmax_back) { return back_with(call, KIND_SOFTMAX_BACK); }
-MPG_CPU_KERNEL(log_softmax_back) { return back_with(call, KIND_LOG_SOFTMAX_BACK); }
+mpg_status mpg_cpu_softmax_back(const mpg_kernel_call *call) {
+  return back_with(call, KIND_SOFTMAX_BACK);
+}
+mpg_status mpg_cpu_log_softmax_back(const mpg_kernel_call *call) {
+  return back_with(call, KIND_LOG_SOFTMAX_BACK);
+}
 
 /* Forward pass of SoftmaxOutput: along dimension 1 (multi_output), the last (preserve_shape), or
  * all but the first. */
-MPG_CPU_KERNEL(softmax_output) {
+mpg_status mpg_cpu_softmax_output(const mpg_kernel_call *call) {
   const mpg_softmax_output_params *params = call->params;
   const mpg_shape *shape = &call->inputs[0].desc.shape;
   job p = {.kind = KIND_SOFTMAX, .in = {&call->inputs[0]}, .out = &call->outputs[0], .scale = 1};
@@ -206,12 +210,12 @@ static mpg_status run_ce(const mpg_kernel_call *call, ce *p, bool sum, mpg_range
   return MPG_OK;
 }
 
-MPG_CPU_KERNEL(softmax_cross_entropy) {
+mpg_status mpg_cpu_softmax_cross_entropy(const mpg_kernel_call *call) {
   ce p = {.data = &call->inputs[0], .label = &call->inputs[1], .loss = &call->outputs[0]};
   return run_ce(call, &p, true, ce_rows_f32, ce_rows_f64);
 }
 
-MPG_CPU_KERNEL(softmax_ce) {
+mpg_status mpg_cpu_softmax_ce(const mpg_kernel_call *call) {
   ce p = {.data = &call->inputs[0],
           .label = &call->inputs[1],
           .loss = &call->outputs[0],
@@ -220,7 +224,7 @@ MPG_CPU_KERNEL(softmax_ce) {
   return run_ce(call, &p, false, ce_rows_f32, ce_rows_f64);
 }
 
-MPG_CPU_KERNEL(softmax_ce_back) {
+mpg_status mpg_cpu_softmax_ce_back(const mpg_kernel_call *call) {
   ce p = {.data = &call->inputs[1],
           .label = &call->inputs[2],
           .loss = &call->inputs[0],

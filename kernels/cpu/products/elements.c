@@ -74,7 +74,7 @@ static void add_rows(void *context, int64_t begin, int64_t end) {
   add(p, 0, p->width, begin, end);
 }
 
-MPG_CPU_KERNEL(add_products) {
+mpg_status mpg_cpu_add_products(const mpg_kernel_call *call) {
   const mpg_shape *dense = &call->inputs[3].desc.shape;
   product p = {.call = call,
                .rows = call->inputs[1].data,

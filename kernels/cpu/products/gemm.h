@@ -18,30 +18,28 @@ static inline bool mpg_gemm_tiny(int64_t m, int64_t n, int64_t k) {
   return m * k + k * n + m * n <= MPG_GEMM_TINY;
 }
 
-#define mpg_cpu_sgemm MPG_CPU_NAME(sgemm)
-#define mpg_cpu_gemm_any MPG_CPU_NAME(gemm_any)
 mpg_status mpg_cpu_sgemm(const mpg_kernel_call *call, bool transpose_a, bool transpose_b, int64_t m,
                          int64_t n, int64_t k, float alpha, const float *a, int64_t lda,
-                         const float *b, int64_t ldb, float beta, float *c, int64_t ldc);
+                         const float *b, int64_t ldb, float beta, float *c, int64_t ldc)
+    MPG_PER_ISA(mpg_cpu_sgemm);
 mpg_status mpg_cpu_gemm_any(const mpg_kernel_call *call, mpg_dtype dtype, bool transpose_a,
                             bool transpose_b, int64_t m, int64_t n, int64_t k, double alpha,
                             const void *a, int64_t lda, const void *b, int64_t ldb, double beta,
-                            void *c, int64_t ldc);
+                            void *c, int64_t ldc) MPG_PER_ISA(mpg_cpu_gemm_any);
 
 /* Product of float32 matrices that an op widened from bfloat16. If the processor multiplies
  * bfloat16, the operands of a product that is not tiny are rounded to it. Uses the device's
  * MPG_SCRATCH_LIBRARY. b_half is b in dense bfloat16 rows, or NULL; with it, b may be NULL. beta
  * must be 0 or 1. */
-#define mpg_cpu_gemm_narrowed MPG_CPU_NAME(gemm_narrowed)
 mpg_status mpg_cpu_gemm_narrowed(const mpg_kernel_call *call, bool transpose_a, bool transpose_b,
                                  int64_t m, int64_t n, int64_t k, const float *a, int64_t lda,
                                  const float *b, int64_t ldb, const uint16_t *b_half, float beta,
-                                 float *c, int64_t ldc);
+                                 float *c, int64_t ldc) MPG_PER_ISA(mpg_cpu_gemm_narrowed);
 
 /* Multiplies `count` rows of k elements, each with its own transposed matrix (n, k), in float32 or
  * float64; n is a multiple of 4. Returns false if it did nothing. */
-#define mpg_cpu_row_products MPG_CPU_NAME(row_products)
 bool mpg_cpu_row_products(const mpg_kernel_call *call, mpg_dtype dtype, int64_t count, int64_t n,
-                          int64_t k, const void *a, const void *b, void *c);
+                          int64_t k, const void *a, const void *b, void *c)
+    MPG_PER_ISA(mpg_cpu_row_products);
 
 #endif

@@ -59,7 +59,7 @@ static void dense_range(void *context, int64_t begin, int64_t end) { /* units ar
     t->out[r] = dot(t->dtype, t->data + r / t->n * t->k, t->weight + r % t->n * t->k, t->k);
 }
 
-MPG_CPU_KERNEL(integer_fully_connected) {
+mpg_status mpg_cpu_integer_fully_connected(const mpg_kernel_call *call) {
   const mpg_view *data = &call->inputs[0], *weight = &call->inputs[1], *out = &call->outputs[0];
   int64_t n = weight->desc.shape.dims[0], k = weight->desc.shape.dims[1],
           m = mpg_shape_size(&out->desc.shape) / n;
@@ -158,7 +158,7 @@ static mpg_status plain_convolution(const mpg_kernel_call *call, const mpg_convo
   return MPG_OK;
 }
 
-MPG_CPU_KERNEL(integer_convolution) {
+mpg_status mpg_cpu_integer_convolution(const mpg_kernel_call *call) {
   const mpg_convolution_params *p = call->params;
   mpg_convolution c;
   mpg_convolution_set(&c, mpg_convolution_layout(call->op, p), &call->inputs[0].desc.shape,

@@ -27,7 +27,7 @@ static bool onednn_matmul(const mpg_kernel_call *call, mpg_dtype dtype, mpg_oned
 }
 #endif
 
-MPG_CPU_KERNEL(dot) {
+mpg_status mpg_cpu_dot(const mpg_kernel_call *call) {
   const mpg_dot_params *p = call->params;
   const mpg_view *a = &call->inputs[0], *b = &call->inputs[1];
   const mpg_shape *as = &a->desc.shape, *bs = &b->desc.shape;
@@ -95,7 +95,7 @@ static mpg_status many_products(const mpg_kernel_call *call, batch *t, int64_t c
   return MPG_OK;
 }
 
-MPG_CPU_KERNEL(batch_dot) {
+mpg_status mpg_cpu_batch_dot(const mpg_kernel_call *call) {
   const mpg_batch_dot_params *p = call->params;
   const mpg_view *a = &call->inputs[0], *b = &call->inputs[1], *c = &call->outputs[0];
   int ndim = a->desc.shape.ndim;
@@ -135,7 +135,7 @@ MPG_CPU_KERNEL(batch_dot) {
 }
 
 /* Also runs _linalg_gemm, whose params match those of _linalg_gemm2 up to alpha. */
-MPG_CPU_KERNEL(linalg_gemm) {
+mpg_status mpg_cpu_linalg_gemm(const mpg_kernel_call *call) {
   bool with_c = call->op->id == MPG_OP__linalg_gemm, ta, tb;
   double alpha, beta = 0;
   int64_t axis_param;
@@ -191,7 +191,7 @@ static void fill_bias(void *context, int64_t begin, int64_t end) {
   for (int64_t i = begin; i < end; i++) memcpy((char *)t->out + (size_t)i * row, t->bias, row);
 }
 
-MPG_CPU_KERNEL(fully_connected) {
+mpg_status mpg_cpu_fully_connected(const mpg_kernel_call *call) {
   const mpg_fully_connected_params *p = call->params;
   const mpg_view *data = &call->inputs[0], *weight = &call->inputs[1], *out = &call->outputs[0];
   const void *bias = call->num_inputs == 3 ? call->inputs[2].data : NULL;

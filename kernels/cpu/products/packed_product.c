@@ -71,14 +71,14 @@ static building building_of(int64_t m, int64_t n, int64_t k, bool bias) {
   return b;
 }
 
-MPG_CPU_KERNEL(pack_fully_connected) {
+mpg_status mpg_cpu_pack_fully_connected(const mpg_kernel_call *call) {
   const mpg_pack_fully_connected_params *p = call->params;
   const mpg_shape *weight = &call->inputs[0].desc.shape;
   building b = building_of(p->rows, weight->dims[0], weight->dims[1], !p->no_bias);
   return mpg_cpu_pack(call, mpg_shape_size(weight) ? &b.packing : NULL);
 }
 
-MPG_CPU_KERNEL(packed_fully_connected) {
+mpg_status mpg_cpu_packed_fully_connected(const mpg_kernel_call *call) {
   const mpg_fully_connected_params *p = call->params;
   const mpg_view *data = &call->inputs[0], *out = &call->outputs[0];
   const mpg_packed_header *head = call->inputs[1].data;

@@ -35,16 +35,16 @@ typedef struct mpg_packing {
 #ifdef MPG_WITH_ONEDNN
 /* Builder for mpg_cpu_onednn_find, with an mpg_packing. Slots are the plain and the packed weight;
  * offset[1] is the size of the packed one in bytes. */
-#define mpg_cpu_build_pack MPG_CPU_NAME(build_pack)
-bool mpg_cpu_build_pack(const mpg_onednn *dnnl, mpg_onednn_prepared *prepared, void *packing);
+bool mpg_cpu_build_pack(const mpg_onednn *dnnl, mpg_onednn_prepared *prepared, void *packing)
+    MPG_PER_ISA(mpg_cpu_build_pack);
 #endif
 
 /* Runs a packing op. `packing` has key, pack and choose; NULL leaves the weight plain. */
-#define mpg_cpu_pack MPG_CPU_NAME(pack)
-mpg_status mpg_cpu_pack(const mpg_kernel_call *call, mpg_packing *packing);
+mpg_status mpg_cpu_pack(const mpg_kernel_call *call, mpg_packing *packing)
+    MPG_PER_ISA(mpg_cpu_pack);
 /* Runs the op on the weight call->inputs[1] if it is packed. `outer` has the slots' addresses; slot
  * 1 is filled in. */
-#define mpg_cpu_packed_run MPG_CPU_NAME(packed_run)
-mpg_status mpg_cpu_packed_run(const mpg_kernel_call *call, mpg_packing *packing, void **outer);
+mpg_status mpg_cpu_packed_run(const mpg_kernel_call *call, mpg_packing *packing, void **outer)
+    MPG_PER_ISA(mpg_cpu_packed_run);
 
 #endif

@@ -15,13 +15,13 @@ typedef struct mpg_paired_product {
 } mpg_paired_product;
 
 /* Finds a product of any dtype that oneDNN multiplies. Returns false if oneDNN has none. */
-#define mpg_cpu_paired_product_find MPG_CPU_NAME(paired_product_find)
 bool mpg_cpu_paired_product_find(const mpg_kernel_call *call, const mpg_onednn_matmul *s,
-                                 mpg_paired_product *product);
+                                 mpg_paired_product *product)
+    MPG_PER_ISA(mpg_cpu_paired_product_find);
 /* `scratch` is 64-byte aligned. `bias` may be NULL. */
-#define mpg_cpu_paired_product_run MPG_CPU_NAME(paired_product_run)
 mpg_status mpg_cpu_paired_product_run(const mpg_kernel_call *call, const mpg_onednn_matmul *s,
                                       const mpg_paired_product *product, const void *a,
-                                      const void *b, const void *bias, void *c, void *scratch);
+                                      const void *b, const void *bias, void *c, void *scratch)
+    MPG_PER_ISA(mpg_cpu_paired_product_run);
 #endif
 #endif

@@ -16,7 +16,6 @@ typedef enum mpg_pairs { MPG_NO_PAIRS, MPG_PAIRS_IN_VECTORS, MPG_PAIRS_IN_TILES 
 
 /* Returns the method that oneDNN uses, if there is oneDNN (its variable ONEDNN_MAX_CPU_ISA may
  * limit it). */
-#define mpg_cpu_pairs MPG_CPU_NAME(pairs)
-mpg_pairs mpg_cpu_pairs(void);
+mpg_pairs mpg_cpu_pairs(void) MPG_PER_ISA(mpg_cpu_pairs);
 
 #endif

@@ -28,25 +28,24 @@ typedef struct mpg_panels {
   void *own;            /* a convolution's state, in the device's MPG_SCRATCH_LIBRARY */
 } mpg_panels;
 
-#define mpg_cpu_panels_begin MPG_CPU_NAME(panels_begin)
-#define mpg_cpu_panel MPG_CPU_NAME(panel)
-#define mpg_cpu_panels MPG_CPU_NAME(panels)
 /* `call` is the op's own call, except for its outputs. `threads` is the number of threads that
  * compute panels, at most MPG_PANEL_THREADS. `tail` passed mpg_panel_takes, or is NULL. */
 mpg_status mpg_cpu_panels_begin(const mpg_kernel_call *call, const mpg_product *product,
-                                const mpg_panel_tail *tail, int threads, mpg_panels *panels);
+                                const mpg_panel_tail *tail, int threads, mpg_panels *panels)
+    MPG_PER_ISA(mpg_cpu_panels_begin);
 /* Computes one panel into `out`, on the thread with index `thread`. */
 mpg_status mpg_cpu_panel(const mpg_kernel_call *call, const mpg_panels *panels, int thread,
-                         int64_t panel, float *out);
+                         int64_t panel, float *out) MPG_PER_ISA(mpg_cpu_panel);
 /* Runs the op by itself: all panels. */
-mpg_status mpg_cpu_panels(const mpg_kernel_call *call, const mpg_product *product);
+mpg_status mpg_cpu_panels(const mpg_kernel_call *call, const mpg_product *product)
+    MPG_PER_ISA(mpg_cpu_panels);
 
 /* Implementation for convolutions. */
-#define mpg_cpu_winograd_begin MPG_CPU_NAME(winograd_begin)
-#define mpg_cpu_winograd_panel MPG_CPU_NAME(winograd_panel)
 mpg_status mpg_cpu_winograd_begin(const mpg_kernel_call *call, const mpg_panel_tail *tail,
-                                  int threads, mpg_panels *panels);
-void mpg_cpu_winograd_panel(const mpg_panels *panels, int thread, int64_t panel, float *out);
+                                  int threads, mpg_panels *panels)
+    MPG_PER_ISA(mpg_cpu_winograd_begin);
+void mpg_cpu_winograd_panel(const mpg_panels *panels, int thread, int64_t panel, float *out)
+    MPG_PER_ISA(mpg_cpu_winograd_panel);
 
 /* True if the op computes panels with a tail, with the same bits as separate ops. */
 static inline bool mpg_panel_takes(const mpg_op *op, const void *params) {

@@ -58,14 +58,13 @@ typedef struct mpg_onednn {
   dnnl_engine_t engine; /* one per process */
 } mpg_onednn;
 
-#define mpg_cpu_onednn MPG_CPU_NAME(onednn)
-const mpg_onednn *mpg_cpu_onednn(void); /* NULL if missing, or disabled by MPGLUON_ONEDNN=0 */
+/* NULL if missing, or disabled by MPGLUON_ONEDNN=0. */
+const mpg_onednn *mpg_cpu_onednn(void) MPG_PER_ISA(mpg_cpu_onednn);
 
 /* Returns oneDNN's type for a dtype with fast primitives on this processor: float32, and bfloat16
  * if the processor multiplies it (sums are float32, rounded once at the end). Otherwise returns
  * dnnl_data_type_undef. */
-#define mpg_cpu_onednn_dtype MPG_CPU_NAME(onednn_dtype)
-dnnl_data_type_t mpg_cpu_onednn_dtype(mpg_dtype dtype);
+dnnl_data_type_t mpg_cpu_onednn_dtype(mpg_dtype dtype) MPG_PER_ISA(mpg_cpu_onednn_dtype);
 
 /* Cache key of a primitive. Unused fields are zero; keys are compared as bytes. */
 enum { MPG_ONEDNN_KEY_VALUES = 32 };
@@ -118,55 +117,53 @@ typedef bool (*mpg_onednn_build)(const mpg_onednn *dnnl, mpg_onednn_prepared *pr
 
 /* Returns the prepared operation for the key, building it if necessary. NULL means to use the plain
  * kernel. */
-#define mpg_cpu_onednn_find MPG_CPU_NAME(onednn_find)
 const mpg_onednn_prepared *mpg_cpu_onednn_find(const mpg_kernel_call *call, mpg_onednn_key *key,
-                                               mpg_onednn_build build, void *context);
+                                               mpg_onednn_build build, void *context)
+    MPG_PER_ISA(mpg_cpu_onednn_find);
 /* Runs a prepared operation on the outer slots' addresses. `scratch` has prepared->scratch bytes,
  * 64-byte aligned. */
-#define mpg_cpu_onednn_run MPG_CPU_NAME(onednn_run)
 mpg_status mpg_cpu_onednn_run(const mpg_kernel_call *call, const mpg_onednn_prepared *prepared,
-                              void *const *outer, void *scratch);
+                              void *const *outer, void *scratch) MPG_PER_ISA(mpg_cpu_onednn_run);
 
 /* Functions for builders. Each returns false if oneDNN refuses. A slot's desc is copied. */
-#define mpg_cpu_onednn_outer MPG_CPU_NAME(onednn_outer)
 bool mpg_cpu_onednn_outer(const mpg_onednn *dnnl, mpg_onednn_prepared *prepared,
-                          const_dnnl_memory_desc_t desc, int *slot);
-#define mpg_cpu_onednn_inner MPG_CPU_NAME(onednn_inner)
+                          const_dnnl_memory_desc_t desc, int *slot)
+    MPG_PER_ISA(mpg_cpu_onednn_outer);
 bool mpg_cpu_onednn_inner(const mpg_onednn *dnnl, mpg_onednn_prepared *prepared,
-                          const_dnnl_memory_desc_t desc, int *slot);
+                          const_dnnl_memory_desc_t desc, int *slot)
+    MPG_PER_ISA(mpg_cpu_onednn_inner);
 /* Adds a step for a primitive desc, which it owns even on failure. Arguments are pairs (DNNL_ARG_*,
  * slot); the scratchpad is added. */
-#define mpg_cpu_onednn_step MPG_CPU_NAME(onednn_step)
 bool mpg_cpu_onednn_step(const mpg_onednn *dnnl, mpg_onednn_prepared *prepared,
-                         dnnl_primitive_desc_t desc, int num_args, const int (*args)[2]);
+                         dnnl_primitive_desc_t desc, int num_args, const int (*args)[2])
+    MPG_PER_ISA(mpg_cpu_onednn_step);
 /* True for a reference implementation, which accepts every layout but is about 100 times slower. */
-#define mpg_cpu_onednn_is_reference MPG_CPU_NAME(onednn_is_reference)
-bool mpg_cpu_onednn_is_reference(const mpg_onednn *dnnl, const_dnnl_primitive_desc_t desc);
+bool mpg_cpu_onednn_is_reference(const mpg_onednn *dnnl, const_dnnl_primitive_desc_t desc)
+    MPG_PER_ISA(mpg_cpu_onednn_is_reference);
 /* Adds a step that copies a slot into a different layout. */
-#define mpg_cpu_onednn_reorder MPG_CPU_NAME(onednn_reorder)
 bool mpg_cpu_onednn_reorder(const mpg_onednn *dnnl, mpg_onednn_prepared *prepared,
                             const_dnnl_memory_desc_t from, int from_slot,
-                            const_dnnl_memory_desc_t to, int to_slot);
+                            const_dnnl_memory_desc_t to, int to_slot)
+    MPG_PER_ISA(mpg_cpu_onednn_reorder);
 /* Returns the attributes of all primitives here: user-provided scratchpad. NULL if out of
  * memory. */
-#define mpg_cpu_onednn_attributes MPG_CPU_NAME(onednn_attributes)
-const_dnnl_primitive_attr_t mpg_cpu_onednn_attributes(const mpg_onednn *dnnl);
+const_dnnl_primitive_attr_t mpg_cpu_onednn_attributes(const mpg_onednn *dnnl)
+    MPG_PER_ISA(mpg_cpu_onednn_attributes);
 
 /* Like mpg_cpu_onednn_attributes, for a primitive that accumulates into its result. The caller owns
  * them. NULL if oneDNN refuses. */
-#define mpg_cpu_onednn_attributes_to_sum MPG_CPU_NAME(onednn_attributes_to_sum)
-dnnl_primitive_attr_t mpg_cpu_onednn_attributes_to_sum(const mpg_onednn *dnnl);
+dnnl_primitive_attr_t mpg_cpu_onednn_attributes_to_sum(const mpg_onednn *dnnl)
+    MPG_PER_ISA(mpg_cpu_onednn_attributes_to_sum);
 /* Like mpg_cpu_onednn_attributes, for a primitive that adds an array to its result. */
-#define mpg_cpu_onednn_attributes_to_add MPG_CPU_NAME(onednn_attributes_to_add)
 dnnl_primitive_attr_t mpg_cpu_onednn_attributes_to_add(const mpg_onednn *dnnl,
-                                                       const_dnnl_memory_desc_t added);
+                                                       const_dnnl_memory_desc_t added)
+    MPG_PER_ISA(mpg_cpu_onednn_attributes_to_add);
 
 /* Sets oneDNN's thread count to call->num_threads on this thread. Returns the previous count, for
  * mpg_onednn_threads_end. */
-#define mpg_onednn_threads_begin MPG_CPU_NAME(onednn_threads_begin)
-int mpg_onednn_threads_begin(const mpg_kernel_call *call);
-#define mpg_onednn_threads_end MPG_CPU_NAME(onednn_threads_end)
-void mpg_onednn_threads_end(const mpg_kernel_call *call, int before);
+int mpg_onednn_threads_begin(const mpg_kernel_call *call) MPG_PER_ISA(mpg_onednn_threads_begin);
+void mpg_onednn_threads_end(const mpg_kernel_call *call, int before)
+    MPG_PER_ISA(mpg_onednn_threads_end);
 
 #endif
 #endif

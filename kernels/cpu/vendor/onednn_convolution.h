@@ -20,18 +20,17 @@ typedef struct mpg_onednn_convolution {
 } mpg_onednn_convolution;
 
 /* The key of the prepared operation, without its kind. */
-#define mpg_onednn_convolution_key MPG_CPU_NAME(onednn_convolution_key)
-mpg_onednn_key mpg_onednn_convolution_key(const mpg_onednn_convolution *how);
+mpg_onednn_key mpg_onednn_convolution_key(const mpg_onednn_convolution *how)
+    MPG_PER_ISA(mpg_onednn_convolution_key);
 /* Returns the primitive of a convolution with a packed weight, and a desc of the plain weight. The
  * caller owns both. NULL if there is no fast one. */
-#define mpg_cpu_onednn_convolution_choose MPG_CPU_NAME(onednn_convolution_choose)
 dnnl_primitive_desc_t mpg_cpu_onednn_convolution_choose(const mpg_onednn *dnnl,
                                                         const mpg_onednn_convolution *how,
-                                                        dnnl_memory_desc_t *weight);
+                                                        dnnl_memory_desc_t *weight)
+    MPG_PER_ISA(mpg_cpu_onednn_convolution_choose);
 /* Builder for mpg_cpu_onednn_find, with an mpg_onednn_convolution. Slots are data, weight, out, and
  * if present, the bias and the added array. */
-#define mpg_cpu_onednn_convolution_build MPG_CPU_NAME(onednn_convolution_build)
 bool mpg_cpu_onednn_convolution_build(const mpg_onednn *dnnl, mpg_onednn_prepared *prepared,
-                                      void *how);
+                                      void *how) MPG_PER_ISA(mpg_cpu_onednn_convolution_build);
 #endif
 #endif

@@ -20,9 +20,9 @@ typedef struct mpg_onednn_matmul {
 } mpg_onednn_matmul;
 
 /* Slots are a, b, c, bias. Returns NULL if there is no fast implementation. */
-#define mpg_cpu_onednn_matmul_find MPG_CPU_NAME(onednn_matmul_find)
 const mpg_onednn_prepared *mpg_cpu_onednn_matmul_find(const mpg_kernel_call *call,
-                                                      const mpg_onednn_matmul *s);
+                                                      const mpg_onednn_matmul *s)
+    MPG_PER_ISA(mpg_cpu_onednn_matmul_find);
 /* Returns the width of a packed b's panels, in vectors of 16 columns. */
 static inline int64_t mpg_onednn_matmul_width(const mpg_onednn_prepared *prepared) {
   return (int64_t)prepared->offset[1];

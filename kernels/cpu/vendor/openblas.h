@@ -55,8 +55,7 @@ typedef struct mpg_openblas {
   mpg_openblas_f64 f64;
 } mpg_openblas;
 
-#define mpg_cpu_openblas MPG_CPU_NAME(openblas)
 /* NULL if missing, or disabled by MPGLUON_OPENBLAS=0. */
-const mpg_openblas *mpg_cpu_openblas(void);
+const mpg_openblas *mpg_cpu_openblas(void) MPG_PER_ISA(mpg_cpu_openblas);
 
 #endif

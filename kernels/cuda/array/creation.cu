@@ -109,13 +109,13 @@ mpg_status cast(const mpg_kernel_call *call, const mpg_view *in, const mpg_view 
 
 } // namespace
 
-MPG_CUDA_KERNEL(full) {
+mpg_status mpg_cuda_full(const mpg_kernel_call *call) {
   double value = 0;
   mpg_op_fill(call->op, call->params, &value);
   return fill(call, value);
 }
 
-MPG_CUDA_KERNEL(eye) {
+mpg_status mpg_cuda_eye(const mpg_kernel_call *call) {
   const mpg_eye_params *params = (const mpg_eye_params *)call->params;
   const mpg_desc *desc = &call->outputs[0].desc;
   int64_t rows = desc->shape.dims[0], columns = desc->shape.dims[1];
@@ -125,7 +125,7 @@ MPG_CUDA_KERNEL(eye) {
                          call->outputs[0].data, rows, columns, params->k);
 }
 
-MPG_CUDA_KERNEL(arange) {
+mpg_status mpg_cuda_arange(const mpg_kernel_call *call) {
   const mpg_view *out = &call->outputs[0];
   int64_t count = count_of(out);
   range r = {out->desc.dtype, {0, 1, 1}, count > 0 ? count : 1, 0, false, false};
@@ -133,7 +133,7 @@ MPG_CUDA_KERNEL(arange) {
   return launch_range(call, r);
 }
 
-MPG_CUDA_KERNEL(linspace) {
+mpg_status mpg_cuda_linspace(const mpg_kernel_call *call) {
   const mpg_linspace_params *params = (const mpg_linspace_params *)call->params;
   const mpg_view *out = &call->outputs[0];
   int64_t count = count_of(out), gaps = params->endpoint ? count - 1 : count;
@@ -146,11 +146,15 @@ MPG_CUDA_KERNEL(linspace) {
   return launch_range(call, r);
 }
 
-MPG_CUDA_KERNEL(cast) { return cast(call, &call->inputs[0], &call->outputs[0]); }
+mpg_status mpg_cuda_cast(const mpg_kernel_call *call) {
+  return cast(call, &call->inputs[0], &call->outputs[0]);
+}
 
-MPG_CUDA_KERNEL(identity) { return cast(call, &call->inputs[0], &call->outputs[0]); }
+mpg_status mpg_cuda_identity(const mpg_kernel_call *call) {
+  return cast(call, &call->inputs[0], &call->outputs[0]);
+}
 
-MPG_CUDA_KERNEL(amp_multicast) {
+mpg_status mpg_cuda_amp_multicast(const mpg_kernel_call *call) {
   for (int i = 0; i < call->num_outputs; i++)
     MPG_TRY(cast(call, &call->inputs[i], &call->outputs[i]));
   return MPG_OK;

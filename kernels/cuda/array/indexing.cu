@@ -481,16 +481,16 @@ mpg_status masked(const mpg_kernel_call *call, bool backward) {
 
 } // namespace
 
-MPG_CUDA_KERNEL(take) {
+mpg_status mpg_cuda_take(const mpg_kernel_call *call) {
   const mpg_take_params *params = (const mpg_take_params *)call->params;
   return gather(call, &call->inputs[0], &call->inputs[1], params->axis, params->mode);
 }
 
-MPG_CUDA_KERNEL(embedding) {
+mpg_status mpg_cuda_embedding(const mpg_kernel_call *call) {
   return gather(call, &call->inputs[1], &call->inputs[0], 0, MODE_CLIP);
 }
 
-MPG_CUDA_KERNEL(take_back) {
+mpg_status mpg_cuda_take_back(const mpg_kernel_call *call) {
   const mpg_take_back_params *params = (const mpg_take_back_params *)call->params;
   const mpg_view *grad = &call->inputs[0], *indices = &call->inputs[1], *out = &call->outputs[0];
   const mpg_shape *shape = &out->desc.shape;
@@ -503,25 +503,25 @@ MPG_CUDA_KERNEL(take_back) {
                      shape->dims[axis], mpg_shape_product(shape, axis + 1, shape->ndim), memory);
 }
 
-MPG_CUDA_KERNEL(pick) {
+mpg_status mpg_cuda_pick(const mpg_kernel_call *call) {
   const mpg_pick_params *params = (const mpg_pick_params *)call->params;
   return picks(call, &call->inputs[0], &call->outputs[0], &call->inputs[1], params->axis.value,
                params->mode == 1, false);
 }
 
-MPG_CUDA_KERNEL(pick_back) {
+mpg_status mpg_cuda_pick_back(const mpg_kernel_call *call) {
   const mpg_pick_back_params *params = (const mpg_pick_back_params *)call->params;
   MPG_TRY(mpg_cuda_zero(call, &call->outputs[0]));
   return picks(call, &call->outputs[0], &call->inputs[0], &call->inputs[1], params->axis,
                params->mode == 1, true);
 }
 
-MPG_CUDA_KERNEL(fill_element) {
+mpg_status mpg_cuda_fill_element(const mpg_kernel_call *call) {
   MPG_TRY(mpg_cuda_copy(call, &call->inputs[0], &call->outputs[0]));
   return picks(call, &call->outputs[0], &call->inputs[1], &call->inputs[2], 1, false, true);
 }
 
-MPG_CUDA_KERNEL(one_hot) {
+mpg_status mpg_cuda_one_hot(const mpg_kernel_call *call) {
   const mpg_one_hot_params *params = (const mpg_one_hot_params *)call->params;
   const mpg_view *indices = &call->inputs[0], *out = &call->outputs[0];
   int64_t count = count_of(indices), depth = params->depth;
@@ -534,7 +534,7 @@ MPG_CUDA_KERNEL(one_hot) {
   return MPG_OK;
 }
 
-MPG_CUDA_KERNEL(where) {
+mpg_status mpg_cuda_where(const mpg_kernel_call *call) {
   const mpg_view *condition = &call->inputs[0], *x = &call->inputs[1], *out = &call->outputs[0];
   int64_t total = count_of(x);
   if (!total) return MPG_OK;
@@ -547,7 +547,7 @@ MPG_CUDA_KERNEL(where) {
   return MPG_OK;
 }
 
-MPG_CUDA_KERNEL(gather_nd) {
+mpg_status mpg_cuda_gather_nd(const mpg_kernel_call *call) {
   const mpg_view *data = &call->inputs[0], *out = &call->outputs[0];
   int64_t *positions, count, inner;
   MPG_TRY(
@@ -557,18 +557,18 @@ MPG_CUDA_KERNEL(gather_nd) {
                            : MPG_OK;
 }
 
-MPG_CUDA_KERNEL(scatter_nd) {
+mpg_status mpg_cuda_scatter_nd(const mpg_kernel_call *call) {
   MPG_TRY(mpg_cuda_zero(call, &call->outputs[0]));
   return scatter_rows(call, &call->inputs[0], &call->inputs[1]);
 }
 
-MPG_CUDA_KERNEL(scatter_set_nd) {
+mpg_status mpg_cuda_scatter_set_nd(const mpg_kernel_call *call) {
   if (call->inputs[0].data != call->outputs[0].data)
     MPG_TRY(mpg_cuda_copy(call, &call->inputs[0], &call->outputs[0]));
   return scatter_rows(call, &call->inputs[1], &call->inputs[2]);
 }
 
-MPG_CUDA_KERNEL(scatter_add_nd) {
+mpg_status mpg_cuda_scatter_add_nd(const mpg_kernel_call *call) {
   const mpg_view *values = &call->inputs[0], *indices = &call->inputs[1], *out = &call->outputs[0];
   int64_t *positions, count, inner,
       rows = mpg_shape_product(&indices->desc.shape, 1, indices->desc.shape.ndim);
@@ -579,7 +579,7 @@ MPG_CUDA_KERNEL(scatter_add_nd) {
                      inner, memory);
 }
 
-MPG_CUDA_KERNEL(ravel) {
+mpg_status mpg_cuda_ravel(const mpg_kernel_call *call) {
   const mpg_view *in = &call->inputs[0], *out = &call->outputs[0];
   int64_t count = count_of(out);
   return mpg_cuda_launch(call, ravel_kernel, mpg_cuda_blocks(count), MPG_CUDA_THREADS, 0,
@@ -587,7 +587,7 @@ MPG_CUDA_KERNEL(ravel) {
                          dims_of(&((const mpg_index_shape_params *)call->params)->shape));
 }
 
-MPG_CUDA_KERNEL(unravel) {
+mpg_status mpg_cuda_unravel(const mpg_kernel_call *call) {
   const mpg_view *in = &call->inputs[0], *out = &call->outputs[0];
   int64_t count = count_of(in);
   return mpg_cuda_launch(call, unravel_kernel, mpg_cuda_blocks(count), MPG_CUDA_THREADS, 0,
@@ -595,10 +595,10 @@ MPG_CUDA_KERNEL(unravel) {
                          dims_of(&((const mpg_index_shape_params *)call->params)->shape));
 }
 
-MPG_CUDA_KERNEL(boolean_mask) { return masked(call, false); }
-MPG_CUDA_KERNEL(boolean_mask_back) { return masked(call, true); }
+mpg_status mpg_cuda_boolean_mask(const mpg_kernel_call *call) { return masked(call, false); }
+mpg_status mpg_cuda_boolean_mask_back(const mpg_kernel_call *call) { return masked(call, true); }
 
-MPG_CUDA_KERNEL(shuffle) {
+mpg_status mpg_cuda_shuffle(const mpg_kernel_call *call) {
   const mpg_view *in = &call->inputs[0], *out = &call->outputs[0];
   int64_t count = in->desc.shape.ndim ? in->desc.shape.dims[0] : 1;
   mpg_cuda_rows keys;

@@ -64,7 +64,7 @@ mpg_status last_step(const mpg_kernel_call *call, const mpg_view *steps, const m
 
 } // namespace
 
-MPG_CUDA_KERNEL(sequence_reverse) {
+mpg_status mpg_cuda_sequence_reverse(const mpg_kernel_call *call) {
   const mpg_view *data = &call->inputs[0];
   sequences s = sequences_of(call, data, 0);
   unsigned blocks = mpg_cuda_blocks(count_of(data));
@@ -74,12 +74,12 @@ MPG_CUDA_KERNEL(sequence_reverse) {
   return MPG_OK;
 }
 
-MPG_CUDA_KERNEL(sequence_last) {
+mpg_status mpg_cuda_sequence_last(const mpg_kernel_call *call) {
   return last_step(call, &call->inputs[0], &call->outputs[0],
                    ((const mpg_sequence_params *)call->params)->axis, false);
 }
 
-MPG_CUDA_KERNEL(sequence_last_back) {
+mpg_status mpg_cuda_sequence_last_back(const mpg_kernel_call *call) {
   const mpg_view *out = &call->outputs[0];
   MPG_TRY(mpg_cuda_zero(call, out));
   return last_step(call, out, &call->inputs[0],

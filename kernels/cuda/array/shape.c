@@ -1,9 +1,7 @@
 /* Ops that rearrange elements, on GPUs: kernels/common/shape.inc. */
 #include "kernels/cuda/array/move.h"
 
-#define MPG_KERNEL(name)                                   \
-  mpg_status mpg_cuda_##name(const mpg_kernel_call *call); \
-  mpg_status mpg_cuda_##name(const mpg_kernel_call *call)
+#define MPG_KERNEL(cpu, cuda) mpg_status cuda(const mpg_kernel_call *call)
 #define run_move mpg_cuda_move
 #define spread mpg_cuda_spread
 #define fill mpg_cuda_fill
@@ -15,12 +13,12 @@ static bool join_in_order(const mpg_kernel_call *call, int64_t before) {
 
 #include "kernels/common/shape.inc"
 
-MPG_KERNEL(shape_array) {
+mpg_status mpg_cuda_shape_array(const mpg_kernel_call *call) {
   const mpg_shape *shape = &call->inputs[0].desc.shape;
   return mpg_cuda_write(call, shape->dims, shape->ndim, call->outputs[0].data);
 }
 
-MPG_KERNEL(size_array) {
+mpg_status mpg_cuda_size_array(const mpg_kernel_call *call) {
   int64_t count = count_of(&call->inputs[0]);
   return mpg_cuda_write(call, &count, 1, call->outputs[0].data);
 }

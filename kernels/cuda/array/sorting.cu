@@ -172,21 +172,21 @@ mpg_status move_along(const mpg_kernel_call *call, const mpg_view *dense, const 
 
 } // namespace
 
-MPG_CUDA_KERNEL(sort) {
+mpg_status mpg_cuda_sort(const mpg_kernel_call *call) {
   const mpg_sort_params *params = (const mpg_sort_params *)call->params;
   results r = {};
   r.values = call->outputs[0].data;
   return order(call, r, &params->axis, params->is_ascend, 0);
 }
 
-MPG_CUDA_KERNEL(argsort) {
+mpg_status mpg_cuda_argsort(const mpg_kernel_call *call) {
   const mpg_argsort_params *params = (const mpg_argsort_params *)call->params;
   results r = {};
   r.indices = mpg_untyped_view(&call->outputs[0]);
   return order(call, r, &params->axis, params->is_ascend, 0);
 }
 
-MPG_CUDA_KERNEL(topk) {
+mpg_status mpg_cuda_topk(const mpg_kernel_call *call) {
   const mpg_topk_params *params = (const mpg_topk_params *)call->params;
   const mpg_view *out = &call->outputs[0];
   enum { BOTH, INDICES, MASK, VALUE };
@@ -202,21 +202,21 @@ MPG_CUDA_KERNEL(topk) {
   return order(call, r, &params->axis, params->is_ascend, params->k);
 }
 
-MPG_CUDA_KERNEL(argmax) {
+mpg_status mpg_cuda_argmax(const mpg_kernel_call *call) {
   const mpg_argmax_params *params = (const mpg_argmax_params *)call->params;
   return search(call, extent_of(&call->inputs[0].desc.shape, &params->axis), false);
 }
 
-MPG_CUDA_KERNEL(argmin) {
+mpg_status mpg_cuda_argmin(const mpg_kernel_call *call) {
   const mpg_argmax_params *params = (const mpg_argmax_params *)call->params;
   return search(call, extent_of(&call->inputs[0].desc.shape, &params->axis), true);
 }
 
-MPG_CUDA_KERNEL(gather_along) {
+mpg_status mpg_cuda_gather_along(const mpg_kernel_call *call) {
   return move_along(call, &call->outputs[0], &call->inputs[0], false);
 }
 
-MPG_CUDA_KERNEL(scatter_along) {
+mpg_status mpg_cuda_scatter_along(const mpg_kernel_call *call) {
   MPG_TRY(mpg_cuda_zero(call, &call->outputs[0]));
   return move_along(call, &call->inputs[0], &call->outputs[0], true);
 }

@@ -472,12 +472,12 @@ mpg_status backward(const mpg_kernel_call *call) {
 
 } // namespace
 
-MPG_CUDA_KERNEL(attention) {
+mpg_status mpg_cuda_attention(const mpg_kernel_call *call) {
   MPG_CUDA_FLOAT_DTYPE(call->inputs[0].desc.dtype, T, return forward<T>(call));
   return MPG_OK;
 }
 
-MPG_CUDA_KERNEL(attention_backward) {
+mpg_status mpg_cuda_attention_backward(const mpg_kernel_call *call) {
   MPG_CUDA_FLOAT_DTYPE(call->inputs[0].desc.dtype, T, return backward<T>(call));
   return MPG_OK;
 }

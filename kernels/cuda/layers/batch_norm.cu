@@ -750,7 +750,7 @@ mpg_status run_backward(const mpg_kernel_call *call, bool fix_gamma, bool batch_
 
 } // namespace
 
-MPG_CUDA_KERNEL(batch_norm) {
+mpg_status mpg_cuda_batch_norm(const mpg_kernel_call *call) {
   const mpg_batch_norm_params *p = (const mpg_batch_norm_params *)call->params;
   const mpg_desc *x = &call->inputs[0].desc;
   int axis = axis_of(p->axis, x->shape.ndim);
@@ -758,14 +758,14 @@ MPG_CUDA_KERNEL(batch_norm) {
       false)
 }
 
-MPG_CUDA_KERNEL(batch_norm_backward) {
+mpg_status mpg_cuda_batch_norm_backward(const mpg_kernel_call *call) {
   const mpg_batch_norm_backward_params *p = (const mpg_batch_norm_backward_params *)call->params;
   const mpg_desc *x = &call->inputs[1].desc;
   int axis = axis_of(p->axis, x->shape.ndim);
   RUN(x->dtype, run_backward, p->fix_gamma, p->batch_stats, axis, false, false)
 }
 
-MPG_CUDA_KERNEL(batch_norm_relu) {
+mpg_status mpg_cuda_batch_norm_relu(const mpg_kernel_call *call) {
   const mpg_batch_norm_relu_params *p = (const mpg_batch_norm_relu_params *)call->params;
   const mpg_desc *x = &call->inputs[0].desc;
   int axis = x->shape.ndim - 1;
@@ -773,7 +773,7 @@ MPG_CUDA_KERNEL(batch_norm_relu) {
       p->add)
 }
 
-MPG_CUDA_KERNEL(batch_norm_relu_backward) {
+mpg_status mpg_cuda_batch_norm_relu_backward(const mpg_kernel_call *call) {
   const mpg_batch_norm_relu_backward_params *p =
       (const mpg_batch_norm_relu_backward_params *)call->params;
   const mpg_desc *x = &call->inputs[1].desc;

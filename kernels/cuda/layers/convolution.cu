@@ -260,7 +260,7 @@ mpg_status run(const mpg_kernel_call *call, const mpg_convolution *c, mpg_cuda_d
 
 } // namespace
 
-MPG_CUDA_KERNEL(convolution) {
+mpg_status mpg_cuda_convolution(const mpg_kernel_call *call) {
   const mpg_convolution_params *p = (const mpg_convolution_params *)call->params;
   const mpg_view *data = &call->inputs[0], *weight = &call->inputs[1], *out = &call->outputs[0];
   mpg_convolution c;
@@ -273,7 +273,7 @@ MPG_CUDA_KERNEL(convolution) {
 }
 
 /* Gradient with respect to the data, and the forward pass of Deconvolution. */
-MPG_CUDA_KERNEL(convolution_backward_data) {
+mpg_status mpg_cuda_convolution_backward_data(const mpg_kernel_call *call) {
   const mpg_view *out_grad = &call->inputs[0], *weight = &call->inputs[1],
                  *data = &call->outputs[0];
   mpg_convolution c;
@@ -297,7 +297,7 @@ MPG_CUDA_KERNEL(convolution_backward_data) {
   return run(call, &c, MPG_CUDA_BACKWARD_DATA, arrays);
 }
 
-MPG_CUDA_KERNEL(convolution_backward_weight) {
+mpg_status mpg_cuda_convolution_backward_weight(const mpg_kernel_call *call) {
   const mpg_convolution_backward_params *p = (const mpg_convolution_backward_params *)call->params;
   const mpg_view *out_grad = &call->inputs[0], *data = &call->inputs[1],
                  *weight = &call->outputs[0];

@@ -88,14 +88,14 @@ __global__ void second_kernel(const T *products, const T *first, T *out, displac
                              (T *)call->outputs[0].data, t));                                  \
   return MPG_OK
 
-MPG_CUDA_KERNEL(displaced_products) {
+mpg_status mpg_cuda_displaced_products(const mpg_kernel_call *call) {
   MPG_LAUNCH_DISPLACED(products_kernel, &call->inputs[0].desc.shape, &call->inputs[1].desc.shape);
 }
 
-MPG_CUDA_KERNEL(displaced_first) {
+mpg_status mpg_cuda_displaced_first(const mpg_kernel_call *call) {
   MPG_LAUNCH_DISPLACED(first_kernel, &call->inputs[0].desc.shape, &call->inputs[1].desc.shape);
 }
 
-MPG_CUDA_KERNEL(displaced_second) {
+mpg_status mpg_cuda_displaced_second(const mpg_kernel_call *call) {
   MPG_LAUNCH_DISPLACED(second_kernel, &call->inputs[1].desc.shape, &call->outputs[0].desc.shape);
 }

@@ -245,5 +245,5 @@ mpg_status run(const mpg_kernel_call *call, int first) {
 
 } // namespace
 
-MPG_CUDA_KERNEL(ctc_loss) { return run(call, 0); }
-MPG_CUDA_KERNEL(ctc_loss_back) { return run(call, 1); }
+mpg_status mpg_cuda_ctc_loss(const mpg_kernel_call *call) { return run(call, 0); }
+mpg_status mpg_cuda_ctc_loss_back(const mpg_kernel_call *call) { return run(call, 1); }

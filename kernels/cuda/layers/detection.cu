@@ -351,7 +351,7 @@ bool is_wide(const mpg_kernel_call *call) { return call->inputs[0].desc.dtype ==
 
 } // namespace
 
-MPG_CUDA_KERNEL(box_iou) {
+mpg_status mpg_cuda_box_iou(const mpg_kernel_call *call) {
   const mpg_box_iou_params *p = (const mpg_box_iou_params *)call->params;
   int64_t count = count_of(&call->outputs[0]);
   return mpg_cuda_launch(call, iou_kernel, mpg_cuda_blocks(count), MPG_CUDA_THREADS, 0,
@@ -359,7 +359,7 @@ MPG_CUDA_KERNEL(box_iou) {
                          count_of(&call->inputs[1]) / 4, p->format, is_wide(call), count);
 }
 
-MPG_CUDA_KERNEL(box_nms) {
+mpg_status mpg_cuda_box_nms(const mpg_kernel_call *call) {
   const mpg_view *data = &call->inputs[0];
   const int64_t *end = data->desc.shape.dims + data->desc.shape.ndim;
   scored_rows s = {};
@@ -390,7 +390,7 @@ MPG_CUDA_KERNEL(box_nms) {
 }
 
 /* A record's rows are distinct, as box_nms writes them. */
-MPG_CUDA_KERNEL(box_nms_back) {
+mpg_status mpg_cuda_box_nms_back(const mpg_kernel_call *call) {
   const mpg_view *grad = &call->inputs[0], *out = &call->outputs[0];
   const int64_t *end = grad->desc.shape.dims + grad->desc.shape.ndim;
   int64_t count = count_of(grad);
@@ -403,7 +403,7 @@ MPG_CUDA_KERNEL(box_nms_back) {
   return MPG_OK;
 }
 
-MPG_CUDA_KERNEL(multibox_prior) {
+mpg_status mpg_cuda_multibox_prior(const mpg_kernel_call *call) {
   const int64_t *picture = call->inputs[0].desc.shape.dims;
   int64_t count = call->outputs[0].desc.shape.dims[1];
   return mpg_cuda_launch(call, prior_kernel, mpg_cuda_blocks(count), MPG_CUDA_THREADS, 0,
@@ -411,7 +411,7 @@ MPG_CUDA_KERNEL(multibox_prior) {
                          call->outputs[0], count);
 }
 
-MPG_CUDA_KERNEL(multibox_detection) {
+mpg_status mpg_cuda_multibox_detection(const mpg_kernel_call *call) {
   const int64_t *shape = call->inputs[0].desc.shape.dims;
   int64_t samples = shape[0], all = samples * shape[2];
   detections t = {};
@@ -443,7 +443,7 @@ MPG_CUDA_KERNEL(multibox_detection) {
                          call->outputs[0]);
 }
 
-MPG_CUDA_KERNEL(multibox_target) {
+mpg_status mpg_cuda_multibox_target(const mpg_kernel_call *call) {
   const int64_t *label = call->inputs[1].desc.shape.dims;
   targets t = {};
   for (int i = 0; i < 3; i++) t.inputs[i] = call->inputs[i], t.outputs[i] = call->outputs[i];

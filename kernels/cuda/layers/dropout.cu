@@ -186,7 +186,7 @@ void align_mask(plan *p, const mpg_shape *data, const mpg_shape *mask) {
 
 } // namespace
 
-MPG_CUDA_KERNEL(dropout) {
+mpg_status mpg_cuda_dropout(const mpg_kernel_call *call) {
   enum { TRAINING, ALWAYS };
   const mpg_dropout_params *params = (const mpg_dropout_params *)call->params;
   const mpg_view *data = &call->inputs[0], *mask = &call->outputs[1];
@@ -202,11 +202,11 @@ MPG_CUDA_KERNEL(dropout) {
   return apply(call, p, data, (const uint8_t *)mask->data);
 }
 
-MPG_CUDA_KERNEL(dropout_draw) {
+mpg_status mpg_cuda_dropout_draw(const mpg_kernel_call *call) {
   return mpg_cuda_write_key(call, (uint64_t *)call->outputs[0].data);
 }
 
-MPG_CUDA_KERNEL(dropout_part) {
+mpg_status mpg_cuda_dropout_part(const mpg_kernel_call *call) {
   const mpg_dropout_part_params *params = (const mpg_dropout_part_params *)call->params;
   const mpg_view *data = &call->inputs[0];
   const mpg_shape *shape = &data->desc.shape;
@@ -222,7 +222,7 @@ MPG_CUDA_KERNEL(dropout_part) {
   return draw_and_apply(call, p, data);
 }
 
-MPG_CUDA_KERNEL(dropout_apply) {
+mpg_status mpg_cuda_dropout_apply(const mpg_kernel_call *call) {
   const mpg_view *data = &call->inputs[0], *mask = &call->inputs[1];
   plan p = plan_of(((const mpg_dropout_params *)call->params)->p);
   align_mask(&p, &data->desc.shape, &mask->desc.shape);

@@ -74,7 +74,7 @@ columns columns_of(const mpg_shape *shape, const mpg_tuple *kernel, const mpg_tu
 
 } // namespace
 
-MPG_CUDA_KERNEL(im2col) {
+mpg_status mpg_cuda_im2col(const mpg_kernel_call *call) {
   const mpg_im2col_params *p = (const mpg_im2col_params *)call->params;
   columns w = columns_of(&call->inputs[0].desc.shape, &p->kernel, &p->stride, &p->dilate, &p->pad);
   int64_t count = count_of(&call->outputs[0]);
@@ -85,7 +85,7 @@ MPG_CUDA_KERNEL(im2col) {
   return MPG_OK;
 }
 
-MPG_CUDA_KERNEL(col2im) {
+mpg_status mpg_cuda_col2im(const mpg_kernel_call *call) {
   const mpg_col2im_params *p = (const mpg_col2im_params *)call->params;
   columns w = columns_of(&call->outputs[0].desc.shape, &p->kernel, &p->stride, &p->dilate, &p->pad);
   int64_t count = count_of(&call->outputs[0]);

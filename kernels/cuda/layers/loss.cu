@@ -46,7 +46,7 @@ __global__ void probability_back_kernel(softmax_back p, int64_t count) {
 
 } // namespace
 
-MPG_CUDA_KERNEL(softmax_output_back) {
+mpg_status mpg_cuda_softmax_output_back(const mpg_kernel_call *call) {
   const mpg_softmax_output_params *params = (const mpg_softmax_output_params *)call->params;
   const mpg_view *output = &call->inputs[0], *label = &call->inputs[1];
   const mpg_shape *shape = &output->desc.shape;

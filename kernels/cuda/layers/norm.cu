@@ -622,11 +622,16 @@ extern "C" mpg_status mpg_cuda_add_shares(const mpg_kernel_call *call, const flo
   }
 }
 
-MPG_CUDA_KERNEL(layer_norm){
-    RUN(call->inputs[0].desc.dtype, layer_norm_forward)} MPG_CUDA_KERNEL(layer_norm_backward){
-    RUN(call->inputs[1].desc.dtype, layer_norm_backward)} MPG_CUDA_KERNEL(group_norm){
-    RUN(call->inputs[0].desc.dtype, group_norm_forward)} MPG_CUDA_KERNEL(group_norm_backward){
-    RUN(call->inputs[1].desc.dtype, group_norm_backward)} MPG_CUDA_KERNEL(l2_normalization){
-    RUN(call->inputs[0].desc.dtype, l2_forward)} MPG_CUDA_KERNEL(l2_normalization_backward) {
+mpg_status mpg_cuda_layer_norm(const mpg_kernel_call *call){
+    RUN(call -> inputs[0].desc.dtype, layer_norm_forward)} mpg_status
+    mpg_cuda_layer_norm_backward(const mpg_kernel_call *call){
+        RUN(call->inputs[1].desc.dtype, layer_norm_backward)} mpg_status
+    mpg_cuda_group_norm(const mpg_kernel_call *call){
+        RUN(call->inputs[0].desc.dtype, group_norm_forward)} mpg_status
+    mpg_cuda_group_norm_backward(const mpg_kernel_call *call){
+        RUN(call->inputs[1].desc.dtype, group_norm_backward)} mpg_status
+    mpg_cuda_l2_normalization(const mpg_kernel_call *call){
+        RUN(call->inputs[0].desc.dtype, l2_forward)} mpg_status
+    mpg_cuda_l2_normalization_backward(const mpg_kernel_call *call) {
   RUN(call->inputs[1].desc.dtype, l2_backward)
 }

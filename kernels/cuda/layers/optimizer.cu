@@ -305,7 +305,7 @@ mpg_status run(const mpg_kernel_call *call, mpg_update_rule which, table *t,
 
 } // namespace
 
-MPG_CUDA_KERNEL(update) {
+mpg_status mpg_cuda_update(const mpg_kernel_call *call) {
   mpg_update u = mpg_update_of(call);
   table t = {};
   t.num_states = u.num_states;
@@ -316,7 +316,7 @@ MPG_CUDA_KERNEL(update) {
   return run(call, u.rule, &t, &s, 1);
 }
 
-MPG_CUDA_KERNEL(lamb_phase2) {
+mpg_status mpg_cuda_lamb_phase2(const mpg_kernel_call *call) {
   const mpg_lamb_phase2_params *params = (const mpg_lamb_phase2_params *)call->params;
   table t = {};
   t.c.rescale = 1;
@@ -333,7 +333,7 @@ MPG_CUDA_KERNEL(lamb_phase2) {
   return run(call, MPG_RULE_plain, &t, &s, 1);
 }
 
-MPG_CUDA_KERNEL(multi_update) {
+mpg_status mpg_cuda_multi_update(const mpg_kernel_call *call) {
   mpg_update u = mpg_update_of(call);
   int per_weight = mpg_update_inputs(&u);
   table t = {};
@@ -394,12 +394,12 @@ __global__ void scale_kernel(D *array, int64_t count, const float *factor) {
 
 } // namespace
 
-MPG_CUDA_KERNEL(reset_arrays) {
+mpg_status mpg_cuda_reset_arrays(const mpg_kernel_call *call) {
   for (int i = 0; i < call->num_inputs; i++) MPG_TRY(mpg_cuda_zero(call, &call->inputs[i]));
   return MPG_OK;
 }
 
-MPG_CUDA_KERNEL(all_finite) {
+mpg_status mpg_cuda_all_finite(const mpg_kernel_call *call) {
   bool fresh = call->op->id == MPG_OP_all_finite
                    ? ((const mpg_all_finite_params *)call->params)->init_output
                    : ((const mpg_multi_all_finite_params *)call->params)->init_output;
@@ -416,7 +416,7 @@ MPG_CUDA_KERNEL(all_finite) {
   return MPG_OK;
 }
 
-MPG_CUDA_KERNEL(multi_scale) {
+mpg_status mpg_cuda_multi_scale(const mpg_kernel_call *call) {
   int last = call->num_inputs - 1;
   for (int i = 0; i < last; i++) {
     const mpg_view *in = &call->inputs[i];

@@ -542,7 +542,7 @@ mpg_status back_any(const mpg_kernel_call *call, const pooling &t, kind k, const
 
 } // namespace
 
-MPG_CUDA_KERNEL(pooling) {
+mpg_status mpg_cuda_pooling(const mpg_kernel_call *call) {
   const mpg_pooling_params *p = (const mpg_pooling_params *)call->params;
   const mpg_view *data = &call->inputs[0], *out = &call->outputs[0];
   results r = {out->data, NULL, NULL, NULL};
@@ -550,7 +550,7 @@ MPG_CUDA_KERNEL(pooling) {
                   &out->desc.shape);
 }
 
-MPG_CUDA_KERNEL(pooling_backward) {
+mpg_status mpg_cuda_pooling_backward(const mpg_kernel_call *call) {
   const mpg_pooling_params *p = (const mpg_pooling_params *)call->params;
   const mpg_view *grad = &call->inputs[0], *data = &call->inputs[1];
   pooling t = pooling_of(p, &data->desc.shape, &grad->desc.shape);
@@ -566,7 +566,7 @@ MPG_CUDA_KERNEL(pooling_backward) {
   return back_any(call, t, k, g, data->data, &call->outputs[0]);
 }
 
-MPG_CUDA_KERNEL(pooling_at_max) {
+mpg_status mpg_cuda_pooling_at_max(const mpg_kernel_call *call) {
   const mpg_view *data = &call->inputs[1], *out = &call->outputs[0];
   results r = {out->data, NULL, NULL, call->inputs[0].data};
   return pool_any(
@@ -575,7 +575,7 @@ MPG_CUDA_KERNEL(pooling_at_max) {
       MAX, data, r, &out->desc.shape);
 }
 
-MPG_CUDA_KERNEL(max_pooling) {
+mpg_status mpg_cuda_max_pooling(const mpg_kernel_call *call) {
   const mpg_view *data = &call->inputs[0], *out = &call->outputs[0];
   results r = {out->data, (uint8_t *)call->outputs[1].data, NULL, NULL};
   return pool_any(
@@ -584,7 +584,7 @@ MPG_CUDA_KERNEL(max_pooling) {
       MAX, data, r, &out->desc.shape);
 }
 
-MPG_CUDA_KERNEL(max_pooling_backward) {
+mpg_status mpg_cuda_max_pooling_backward(const mpg_kernel_call *call) {
   const mpg_pooling_index_params *p = (const mpg_pooling_index_params *)call->params;
   const mpg_view *grad = &call->inputs[0], *data = &call->outputs[0];
   mpg_pooling_params params = {};

@@ -138,7 +138,7 @@ __global__ void matching_kernel(matching t, best *parts) {
 
 } // namespace
 
-MPG_CUDA_KERNEL(roi_max_places) {
+mpg_status mpg_cuda_roi_max_places(const mpg_kernel_call *call) {
   const mpg_roi_pooling_params *p = (const mpg_roi_pooling_params *)call->params;
   regions t = regions_of(call, p->spatial_scale, 0);
   MPG_CUDA_FLOAT_DTYPE(
@@ -148,7 +148,7 @@ MPG_CUDA_KERNEL(roi_max_places) {
   return MPG_OK;
 }
 
-MPG_CUDA_KERNEL(rroi_align) {
+mpg_status mpg_cuda_rroi_align(const mpg_kernel_call *call) {
   const mpg_rroi_align_params *p = (const mpg_rroi_align_params *)call->params;
   regions t = regions_of(call, p->spatial_scale, p->sampling_ratio);
   MPG_CUDA_FLOAT_DTYPE(
@@ -158,7 +158,7 @@ MPG_CUDA_KERNEL(rroi_align) {
   return MPG_OK;
 }
 
-MPG_CUDA_KERNEL(bipartite_matching) {
+mpg_status mpg_cuda_bipartite_matching(const mpg_kernel_call *call) {
   const mpg_bipartite_params *p = (const mpg_bipartite_params *)call->params;
   const mpg_shape *shape = &call->inputs[0].desc.shape;
   matching t = {};

@@ -52,7 +52,7 @@ mpg_status resample(const mpg_kernel_call *call) {
 
 } // namespace
 
-MPG_CUDA_KERNEL(resample) {
+mpg_status mpg_cuda_resample(const mpg_kernel_call *call) {
   return call->outputs[0].desc.dtype == MPG_FLOAT64 ? resample<double>(call)
                                                     : resample<float>(call);
 }

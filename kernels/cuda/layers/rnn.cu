@@ -641,17 +641,17 @@ mpg_status backward_of(const mpg_kernel_call *call) {
 
 } // namespace
 
-MPG_CUDA_KERNEL(rnn) {
+mpg_status mpg_cuda_rnn(const mpg_kernel_call *call) {
   MPG_CUDA_FLOAT_DTYPE(call->inputs[0].desc.dtype, T, return forward_of<T>(call, true));
   return MPG_OK;
 }
 
-MPG_CUDA_KERNEL(rnn_separate) {
+mpg_status mpg_cuda_rnn_separate(const mpg_kernel_call *call) {
   MPG_CUDA_FLOAT_DTYPE(call->inputs[0].desc.dtype, T, return forward_of<T>(call, false));
   return MPG_OK;
 }
 
-MPG_CUDA_KERNEL(rnn_backward) {
+mpg_status mpg_cuda_rnn_backward(const mpg_kernel_call *call) {
   MPG_CUDA_FLOAT_DTYPE(call->inputs[0].desc.dtype, T, return backward_of<T>(call));
   return MPG_OK;
 }

@@ -227,7 +227,7 @@ void places_of_line(places *p, int64_t count) {
 
 } // namespace
 
-MPG_CUDA_KERNEL(binary) {
+mpg_status mpg_cuda_binary(const mpg_kernel_call *call) {
   const mpg_view *a = &call->inputs[0], *b = &call->inputs[1], *out = &call->outputs[0];
   operands o = {};
   o.a = a->data;
@@ -239,7 +239,7 @@ MPG_CUDA_KERNEL(binary) {
   return launch_binary(call, mpg_formula_of(call->op, call->params), o);
 }
 
-MPG_CUDA_KERNEL(scalar) {
+mpg_status mpg_cuda_scalar(const mpg_kernel_call *call) {
   operands o = {};
   o.a = call->inputs[0].data;
   o.out = call->outputs[0].data;

@@ -35,7 +35,7 @@ __global__ void cumsum_kernel(mpg_untyped in, mpg_untyped out, int64_t lines, in
 
 } // namespace
 
-MPG_CUDA_KERNEL(cumsum) {
+mpg_status mpg_cuda_cumsum(const mpg_kernel_call *call) {
   const mpg_cumsum_params *params = (const mpg_cumsum_params *)call->params;
   const mpg_shape *shape = &call->inputs[0].desc.shape;
   int64_t outer = 1, length = mpg_shape_size(shape), inner = 1;

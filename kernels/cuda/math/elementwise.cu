@@ -115,7 +115,7 @@ bool launch_formula(const mpg_kernel_call *call, mpg_status *status) {
 
 } // namespace
 
-MPG_CUDA_KERNEL(unary) {
+mpg_status mpg_cuda_unary(const mpg_kernel_call *call) {
   mpg_status status;
   if (launch_formula(call, &status)) return status;
   return mpg_fail(MPG_NOT_IMPLEMENTED, "%s has no formula for GPUs", call->op->name);
@@ -199,7 +199,7 @@ mpg_status backward_leaky(const mpg_kernel_call *call, double slope) {
 
 } // namespace
 
-MPG_CUDA_KERNEL(leaky_relu) {
+mpg_status mpg_cuda_leaky_relu(const mpg_kernel_call *call) {
   const mpg_leaky_relu_params *params = (const mpg_leaky_relu_params *)call->params;
   mpg_status status;
   if (launch_formula(call, &status)) return status;
@@ -223,7 +223,7 @@ MPG_CUDA_KERNEL(leaky_relu) {
                          (const void *)call->inputs[0].data, call->outputs[0].data, mask, count, s);
 }
 
-MPG_CUDA_KERNEL(backward_leaky_relu) {
+mpg_status mpg_cuda_backward_leaky_relu(const mpg_kernel_call *call) {
   const mpg_leaky_relu_params *params = (const mpg_leaky_relu_params *)call->params;
   MPG_CUDA_FLOAT_DTYPE(call->inputs[0].desc.dtype, T, {
     switch (params->act_type) {
@@ -313,7 +313,7 @@ mpg_status launch_add_n(const mpg_kernel_call *call) {
 
 } // namespace
 
-MPG_CUDA_KERNEL(add_n) {
+mpg_status mpg_cuda_add_n(const mpg_kernel_call *call) {
   MPG_CUDA_DTYPE(call->inputs[0].desc.dtype, T, return launch_add_n<T>(call));
   return MPG_OK;
 }

@@ -164,7 +164,7 @@ mpg_status run(const mpg_kernel_call *call, product &t) {
 
 } // namespace
 
-MPG_CUDA_KERNEL(integer_fully_connected) {
+mpg_status mpg_cuda_integer_fully_connected(const mpg_kernel_call *call) {
   const mpg_shape *weight = &call->inputs[1].desc.shape;
   product t = {};
   t.filters = weight->dims[0];
@@ -178,7 +178,7 @@ MPG_CUDA_KERNEL(integer_fully_connected) {
   return run(call, t);
 }
 
-MPG_CUDA_KERNEL(integer_convolution) {
+mpg_status mpg_cuda_integer_convolution(const mpg_kernel_call *call) {
   const mpg_convolution_params *p = (const mpg_convolution_params *)call->params;
   mpg_convolution c;
   mpg_convolution_set(&c, mpg_convolution_layout(call->op, p), &call->inputs[0].desc.shape,

@@ -445,13 +445,15 @@ mpg_status triangle(const mpg_kernel_call *call, bool extract) {
   return call->inputs[0].desc.dtype == MPG_FLOAT64 ? function<double>(__VA_ARGS__) \
                                                    : function<float>(__VA_ARGS__)
 
-MPG_CUDA_KERNEL(linalg_potrf) { BY_DTYPE(cholesky, call, false); }
-MPG_CUDA_KERNEL(linalg_potri) { BY_DTYPE(cholesky, call, true); }
-MPG_CUDA_KERNEL(linalg_triangular) { BY_DTYPE(triangular, call); }
-MPG_CUDA_KERNEL(linalg_gelqf) { BY_DTYPE(lq, call); }
-MPG_CUDA_KERNEL(linalg_syevd) { BY_DTYPE(eigenvectors, call); }
-MPG_CUDA_KERNEL(linalg_inverse) { BY_DTYPE(inverse, call); }
-MPG_CUDA_KERNEL(linalg_det) { BY_DTYPE(det, call); }
+mpg_status mpg_cuda_linalg_potrf(const mpg_kernel_call *call) { BY_DTYPE(cholesky, call, false); }
+mpg_status mpg_cuda_linalg_potri(const mpg_kernel_call *call) { BY_DTYPE(cholesky, call, true); }
+mpg_status mpg_cuda_linalg_triangular(const mpg_kernel_call *call) { BY_DTYPE(triangular, call); }
+mpg_status mpg_cuda_linalg_gelqf(const mpg_kernel_call *call) { BY_DTYPE(lq, call); }
+mpg_status mpg_cuda_linalg_syevd(const mpg_kernel_call *call) { BY_DTYPE(eigenvectors, call); }
+mpg_status mpg_cuda_linalg_inverse(const mpg_kernel_call *call) { BY_DTYPE(inverse, call); }
+mpg_status mpg_cuda_linalg_det(const mpg_kernel_call *call) { BY_DTYPE(det, call); }
 
-MPG_CUDA_KERNEL(linalg_extracttrian) { return triangle(call, true); }
-MPG_CUDA_KERNEL(linalg_maketrian) { return triangle(call, false); }
+mpg_status mpg_cuda_linalg_extracttrian(const mpg_kernel_call *call) {
+  return triangle(call, true);
+}
+mpg_status mpg_cuda_linalg_maketrian(const mpg_kernel_call *call) { return triangle(call, false); }

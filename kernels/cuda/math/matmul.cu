@@ -13,7 +13,7 @@ __global__ void mirror_kernel(T *out, int64_t n, int64_t count) {
 
 } // namespace
 
-MPG_CUDA_KERNEL(dot) {
+mpg_status mpg_cuda_dot(const mpg_kernel_call *call) {
   const mpg_dot_params *params = (const mpg_dot_params *)call->params;
   const mpg_view *a = &call->inputs[0], *b = &call->inputs[1];
   const mpg_shape *as = &a->desc.shape, *bs = &b->desc.shape;
@@ -35,7 +35,7 @@ MPG_CUDA_KERNEL(dot) {
   return mpg_cuda_multiply(call, &p);
 }
 
-MPG_CUDA_KERNEL(batch_dot) {
+mpg_status mpg_cuda_batch_dot(const mpg_kernel_call *call) {
   const mpg_batch_dot_params *params = (const mpg_batch_dot_params *)call->params;
   const mpg_view *a = &call->inputs[0], *b = &call->inputs[1], *c = &call->outputs[0];
   int ndim = a->desc.shape.ndim;
@@ -62,7 +62,7 @@ MPG_CUDA_KERNEL(batch_dot) {
 
 /* Matrices whose rows are along `axis`: `inner` products are interleaved between the rows, in
  * `outer` groups. The larger of the two counts becomes the batch of one library call. */
-MPG_CUDA_KERNEL(linalg_gemm) {
+mpg_status mpg_cuda_linalg_gemm(const mpg_kernel_call *call) {
   mpg_cuda_product p = {};
   int64_t axis_param;
   bool with_c = call->op->id == MPG_OP__linalg_gemm;
@@ -104,7 +104,7 @@ MPG_CUDA_KERNEL(linalg_gemm) {
   return MPG_OK;
 }
 
-MPG_CUDA_KERNEL(linalg_syrk) {
+mpg_status mpg_cuda_linalg_syrk(const mpg_kernel_call *call) {
   const mpg_linalg_syrk_params *params = (const mpg_linalg_syrk_params *)call->params;
   const mpg_view *a = &call->inputs[0], *out = &call->outputs[0];
   const mpg_shape *shape = &a->desc.shape;
@@ -132,7 +132,7 @@ MPG_CUDA_KERNEL(linalg_syrk) {
   return MPG_OK;
 }
 
-MPG_CUDA_KERNEL(fully_connected) {
+mpg_status mpg_cuda_fully_connected(const mpg_kernel_call *call) {
   const mpg_fully_connected_params *params = (const mpg_fully_connected_params *)call->params;
   const mpg_view *data = &call->inputs[0], *weight = &call->inputs[1];
   mpg_cuda_product p = {};

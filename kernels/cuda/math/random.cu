@@ -121,11 +121,11 @@ plan plan_of(const mpg_kernel_call *call, const mpg_law &law) {
 
 } // namespace
 
-MPG_CUDA_KERNEL(random) {
+mpg_status mpg_cuda_random(const mpg_kernel_call *call) {
   return launch(call, plan_of(call, mpg_law_of(call->op->id, call->params)));
 }
 
-MPG_CUDA_KERNEL(sample) {
+mpg_status mpg_cuda_sample(const mpg_kernel_call *call) {
   plan p = plan_of(call, mpg_law_of_sample(call->op->id));
   int64_t count = count_of(&call->outputs[0]), params = count_of(&call->inputs[0]);
   p.as = mpg_untyped_view(&call->inputs[0]);
@@ -182,7 +182,7 @@ __global__ void choices_kernel(mpg_cuda_key given, mpg_untyped data, const doubl
 
 } // namespace
 
-MPG_CUDA_KERNEL(sample_multinomial) {
+mpg_status mpg_cuda_sample_multinomial(const mpg_kernel_call *call) {
   const mpg_view *data = &call->inputs[0];
   const mpg_shape *shape = &data->desc.shape;
   int64_t rows = mpg_shape_product(shape, 0, shape->ndim - 1),

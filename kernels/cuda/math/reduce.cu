@@ -388,14 +388,14 @@ __global__ void broadcast_kernel(const T *in, T *out, int64_t count, mpg_broadca
 
 } // namespace
 
-MPG_CUDA_KERNEL(reduce) {
+mpg_status mpg_cuda_reduce(const mpg_kernel_call *call) {
   const mpg_view *in = &call->inputs[0], *out = &call->outputs[0];
   bool reduced[MPG_MAX_NDIM];
   mpg_reduced_axes(call->op, call->params, in->desc.shape.ndim, reduced);
   return reduce(call, in, out, reduced, mpg_reduction_of(call->op, call->params));
 }
 
-MPG_CUDA_KERNEL(broadcast) {
+mpg_status mpg_cuda_broadcast(const mpg_kernel_call *call) {
   const mpg_view *in = &call->inputs[0], *out = &call->outputs[0];
   mpg_broadcast p = mpg_broadcast_of(&in->desc.shape, &out->desc.shape);
   int64_t count = count_of(out);
@@ -406,7 +406,7 @@ MPG_CUDA_KERNEL(broadcast) {
   return MPG_OK;
 }
 
-MPG_CUDA_KERNEL(multi_sum_sq) {
+mpg_status mpg_cuda_multi_sum_sq(const mpg_kernel_call *call) {
   bool reduced[MPG_MAX_NDIM];
   for (int k = 0; k < MPG_MAX_NDIM; k++) reduced[k] = true;
   for (int i = 0; i < call->num_inputs; i++) {

@@ -395,21 +395,25 @@ mpg_status back_with(const mpg_kernel_call *call, kind what) {
 
 } // namespace
 
-MPG_CUDA_KERNEL(softmax) { return softmax_with(call, 1); }
-MPG_CUDA_KERNEL(softmin) { return softmax_with(call, -1); }
+mpg_status mpg_cuda_softmax(const mpg_kernel_call *call) { return softmax_with(call, 1); }
+mpg_status mpg_cuda_softmin(const mpg_kernel_call *call) { return softmax_with(call, -1); }
 
-MPG_CUDA_KERNEL(log_softmax) {
+mpg_status mpg_cuda_log_softmax(const mpg_kernel_call *call) {
   const mpg_log_softmax_params *params = (const mpg_log_softmax_params *)call->params;
   return run(call, LOG_SOFTMAX, NULL, NULL,
              along(&call->inputs[0].desc.shape, params->axis, scale_of(&params->temperature)));
 }
 
-MPG_CUDA_KERNEL(softmax_back) { return back_with(call, SOFTMAX_BACK); }
-MPG_CUDA_KERNEL(log_softmax_back) { return back_with(call, LOG_SOFTMAX_BACK); }
+mpg_status mpg_cuda_softmax_back(const mpg_kernel_call *call) {
+  return back_with(call, SOFTMAX_BACK);
+}
+mpg_status mpg_cuda_log_softmax_back(const mpg_kernel_call *call) {
+  return back_with(call, LOG_SOFTMAX_BACK);
+}
 
 /* Forward pass of SoftmaxOutput: along dimension 1 (multi_output), the last (preserve_shape), or
  * all but the first. */
-MPG_CUDA_KERNEL(softmax_output) {
+mpg_status mpg_cuda_softmax_output(const mpg_kernel_call *call) {
   const mpg_softmax_output_params *params = (const mpg_softmax_output_params *)call->params;
   const mpg_shape *shape = &call->inputs[0].desc.shape;
   extent e = along(shape,
@@ -594,10 +598,12 @@ mpg_status launch_ce_back(const mpg_kernel_call *call) {
 
 } // namespace
 
-MPG_CUDA_KERNEL(softmax_cross_entropy) { return cross_entropy(call, true); }
-MPG_CUDA_KERNEL(softmax_ce) { return cross_entropy(call, false); }
+mpg_status mpg_cuda_softmax_cross_entropy(const mpg_kernel_call *call) {
+  return cross_entropy(call, true);
+}
+mpg_status mpg_cuda_softmax_ce(const mpg_kernel_call *call) { return cross_entropy(call, false); }
 
-MPG_CUDA_KERNEL(softmax_ce_back) {
+mpg_status mpg_cuda_softmax_ce_back(const mpg_kernel_call *call) {
   switch (call->inputs[1].desc.dtype) {
     case MPG_FLOAT32: return launch_ce_back<float>(call);
     case MPG_FLOAT16: return launch_ce_back<mpg_half>(call);
