@@ -1,10 +1,11 @@
 /* One instance of an implementation per floating-point dtype. Included once by a kernel's file,
  * which defines IMPLEMENTATION as the implementation's file name. Each inclusion of that file has
  *   S           storage type          A         computing type (float or double)
- *   LOAD(x)     S to A                STORE(x)  A to S              NAME(x)  names of this instance
+ *   LOAD(x)     S to A                STORE(x)  A to S              NAME(x)  x of this instance
  *   DTYPE       of S                  COMPUTE   of A (convert.h)    LOWEST   the least finite S
  *   LANE_INT    an integer as wide as A
  *   LOAD_LINE(target, source), STORE_LINE(target, source)   64 bytes of A from and to S, by address
+ * The file defines x_T as NAME(x) for each of its names, so that its definitions have plain names.
  * Afterward, INSTANCE(dtype, function) is the function's instance for a dtype.
  */
 #include <float.h>

@@ -5,28 +5,54 @@
  * pieces' sums are added in order.
  */
 
-typedef A NAME(line) __attribute__((vector_size(64)));
-typedef __typeof__((NAME(line)){0} < (NAME(line)){0}) NAME(lanes);
-enum { NAME(LINE) = 64 / sizeof(A) };
-enum { NAME(LINES) = NAME(COLUMNS) / NAME(LINE), NAME(FEW) = 16 };
+/* Names of this instance. */
+#define FEW_T NAME(FEW)
+#define LINE_T NAME(LINE)
+#define LINES_T NAME(LINES)
+#define add_lines_T NAME(add_lines)
+#define bits_T NAME(bits)
+#define lanes_T NAME(lanes)
+#define last_apply_T NAME(last_apply)
+#define last_backward_apply_T NAME(last_backward_apply)
+#define last_backward_statistics_T NAME(last_backward_statistics)
+#define last_center_T NAME(last_center)
+#define last_statistics_T NAME(last_statistics)
+#define last_sums_T NAME(last_sums)
+#define last_total_T NAME(last_total)
+#define line_T NAME(line)
+#define mask_at_T NAME(mask_at)
+#define poisoned_T NAME(poisoned)
+#define put_mask_T NAME(put_mask)
+#define rounded_T NAME(rounded)
+#define sum_columns_T NAME(sum_columns)
+#define sum_lines_T NAME(sum_lines)
+#define sums_T NAME(sums)
+#define through_T NAME(through)
+#define through_one_T NAME(through_one)
+#define where_T NAME(where)
+
+typedef A line_T __attribute__((vector_size(64)));
+typedef __typeof__((line_T){0} < (line_T){0}) lanes_T;
+enum { LINE_T = 64 / sizeof(A) };
+enum { LINES_T = COLUMNS_T / LINE_T, FEW_T = 16 };
 
 /* Halves go through an array, since vector lanes have no address. */
 #define GATHER(v, p) /* v = the next LINE elements of p, as A */                  \
   do {                                                                            \
-    A lanes_[NAME(LINE)];                                                         \
+    A lanes_[LINE_T];                                                             \
     if (sizeof(S) != sizeof(A)) LOAD_LINE(lanes_, p);                             \
     memcpy(&(v), sizeof(S) == sizeof(A) ? (const void *)(p) : lanes_, sizeof(v)); \
   } while (0)
 #define SCATTER(p, v) /* the next LINE elements of p = v */                 \
   do {                                                                      \
-    A lanes_[NAME(LINE)];                                                   \
+    A lanes_[LINE_T];                                                       \
     memcpy(sizeof(S) == sizeof(A) ? (void *)(p) : lanes_, &(v), sizeof(v)); \
     if (sizeof(S) != sizeof(A)) STORE_LINE(p, lanes_);                      \
   } while (0)
 
 /* Rounds to the storage type, as separate ops would. */
-static inline NAME(line) NAME(rounded)(NAME(line) v) {
-  S stored[NAME(LINE)];
+static inline line_T rounded_T(line_T v) {
+  S stored[LINE_T];
   if (sizeof(S) == sizeof(A)) return v;
   SCATTER(stored, v);
   GATHER(v, stored);
@@ -34,53 +60,52 @@ static inline NAME(line) NAME(rounded)(NAME(line) v) {
 }
 
 /* Returns a bit mask of the lanes that are set. */
-static inline uint32_t NAME(bits)(NAME(lanes) set) {
+static inline uint32_t bits_T(lanes_T set) {
 #ifdef __AVX512DQ__
   if (sizeof(A) == 4) return _mm512_movepi32_mask((__m512i)set);
   return _mm512_movepi64_mask((__m512i)set);
 #else
   uint32_t bits = 0;
-  for (int l = 0; l < NAME(LINE); l++) bits |= (uint32_t)(set[l] & 1) << l;
+  for (int l = 0; l < LINE_T; l++) bits |= (uint32_t)(set[l] & 1) << l;
   return bits;
 #endif
 }
 
 /* Returns v in lanes whose bit is set, else 0. */
-static inline NAME(line) NAME(where)(uint32_t bits, NAME(line) v) {
+static inline line_T where_T(uint32_t bits, line_T v) {
 #ifdef __AVX512DQ__
-  if (sizeof(A) == 4) return (NAME(line))_mm512_maskz_mov_epi32((__mmask16)bits, (__m512i)v);
-  return (NAME(line))_mm512_maskz_mov_epi64((__mmask8)bits, (__m512i)v);
+  if (sizeof(A) == 4) return (line_T)_mm512_maskz_mov_epi32((__mmask16)bits, (__m512i)v);
+  return (line_T)_mm512_maskz_mov_epi64((__mmask8)bits, (__m512i)v);
 #else
-  for (int l = 0; l < NAME(LINE); l++) v[l] = bits >> l & 1 ? v[l] : 0;
+  for (int l = 0; l < LINE_T; l++) v[l] = bits >> l & 1 ? v[l] : 0;
   return v;
 #endif
 }
 
 /* Returns LANES bits; c must be a multiple of 8. */
-static inline uint32_t NAME(mask_at)(const uint8_t *row, int64_t c) {
+static inline uint32_t mask_at_T(const uint8_t *row, int64_t c) {
   return sizeof(A) == 4 ? (uint32_t)row[c / 8] | (uint32_t)row[c / 8 + 1] << 8 : row[c / 8];
 }
 
-static inline void NAME(put_mask)(uint8_t *row, int64_t c, uint32_t bits) {
+static inline void put_mask_T(uint8_t *row, int64_t c, uint32_t bits) {
   row[c / 8] = (uint8_t)bits;
   if (sizeof(A) == 4) row[c / 8 + 1] = (uint8_t)(bits >> 8);
 }
 
 /* Returns v, but NaN in lanes whose bit is set. Rarely called. */
-static __attribute__((noinline)) NAME(line) NAME(poisoned)(uint32_t bits, NAME(line) v) {
-  for (int l = 0; l < NAME(LINE); l++) v[l] = bits >> l & 1 ? (A)NAN : v[l];
+static __attribute__((noinline)) line_T poisoned_T(uint32_t bits, line_T v) {
+  for (int l = 0; l < LINE_T; l++) v[l] = bits >> l & 1 ? (A)NAN : v[l];
   return v;
 }
 
 /* Gradient of relu: 0 where relu clipped, NaN where its input was NaN. */
-static inline NAME(line)
-    NAME(through)(const batch_norm *t, const uint8_t *mask, int64_t c, NAME(line) v) {
-  v = NAME(where)(NAME(mask_at)(mask, c), v);
+static inline line_T through_T(const batch_norm *t, const uint8_t *mask, int64_t c, line_T v) {
+  v = where_T(mask_at_T(mask, c), v);
   return __builtin_expect(mask[2 * t->mask_bytes], 0)
-             ? NAME(poisoned)(NAME(mask_at)(mask + t->mask_bytes, c), v)
+             ? poisoned_T(mask_at_T(mask + t->mask_bytes, c), v)
              : v;
 }
-static inline A NAME(through_one)(const batch_norm *t, const uint8_t *mask, int64_t c, A v) {
+static inline A through_one_T(const batch_norm *t, const uint8_t *mask, int64_t c, A v) {
   if (!(mask[c / 8] >> c % 8 & 1)) v = 0;
   return __builtin_expect(mask[2 * t->mask_bytes], 0) && mask[t->mask_bytes + c / 8] >> c % 8 & 1
              ? (A)NAN
@@ -89,26 +114,24 @@ static inline A NAME(through_one)(const batch_norm *t, const uint8_t *mask, int6
 
 /* Sums per channel of u = x - center and u * u, or with dy, of dy, dy * u and u, where dy is 0 if
  * relu clipped. */
-typedef struct NAME(sums) {
+typedef struct sums_T {
   double *sum, *product, *away;
-} NAME(sums);
+} sums_T;
 
 /* Adds row r of LINES lines of channels, starting at channel c. */
-static inline __attribute__((always_inline)) void NAME(add_lines)(const batch_norm *t, int64_t r,
-                                                                  int64_t c,
-                                                                  const NAME(line) * middle,
-                                                                  NAME(line) * a, NAME(line) * b,
-                                                                  NAME(line) * d) {
+static inline __attribute__((always_inline)) void add_lines_T(const batch_norm *t, int64_t r,
+                                                              int64_t c, const line_T *middle,
+                                                              line_T *a, line_T *b, line_T *d) {
   const S *x = (const S *)t->x + r * t->channels + c,
           *dy = t->dy ? (const S *)t->dy + r * t->channels + c : NULL;
   const uint8_t *mask = t->mask ? t->mask + r * (2 * t->mask_bytes + 1) : NULL;
-  for (int k = 0; k < NAME(LINES); k++) {
-    NAME(line) u, v;
-    GATHER(u, x + k * NAME(LINE));
+  for (int k = 0; k < LINES_T; k++) {
+    line_T u, v;
+    GATHER(u, x + k * LINE_T);
     u -= middle[k];
     if (dy) {
-      GATHER(v, dy + k * NAME(LINE));
-      if (mask) v = NAME(through)(t, mask, c + k * NAME(LINE), v);
+      GATHER(v, dy + k * LINE_T);
+      if (mask) v = through_T(t, mask, c + k * LINE_T, v);
       d[k] += u;
     } else {
       v = u;
@@ -119,20 +142,18 @@ static inline __attribute__((always_inline)) void NAME(add_lines)(const batch_no
 }
 
 /* Adds rows [begin, end), at most ROWS, of LINES lines of channels, starting at channel c. */
-static void NAME(sum_lines)(const batch_norm *t, int64_t begin, int64_t end, int64_t c,
-                            const A *center, NAME(sums) to) {
-  NAME(line)
-  as[NAME(LINES)] = {{0}}, bs[NAME(LINES)] = {{0}}, us[NAME(LINES)] = {{0}}, middle[NAME(LINES)];
-  for (int k = 0; k < NAME(LINES); k++)
-    memcpy(&middle[k], center + c + k * NAME(LINE), sizeof middle[k]);
-  for (int64_t few = begin; few < end; few += NAME(FEW)) {
-    NAME(line) a[NAME(LINES)] = {{0}}, b[NAME(LINES)] = {{0}}, d[NAME(LINES)] = {{0}};
-    int64_t last = end - few < NAME(FEW) ? end : few + NAME(FEW);
-    for (int64_t r = few; r < last; r++) NAME(add_lines)(t, r, c, middle, a, b, d);
-    for (int k = 0; k < NAME(LINES); k++) as[k] += a[k], bs[k] += b[k], us[k] += d[k];
+static void sum_lines_T(const batch_norm *t, int64_t begin, int64_t end, int64_t c, const A *center,
+                        sums_T to) {
+  line_T as[LINES_T] = {{0}}, bs[LINES_T] = {{0}}, us[LINES_T] = {{0}}, middle[LINES_T];
+  for (int k = 0; k < LINES_T; k++) memcpy(&middle[k], center + c + k * LINE_T, sizeof middle[k]);
+  for (int64_t few = begin; few < end; few += FEW_T) {
+    line_T a[LINES_T] = {{0}}, b[LINES_T] = {{0}}, d[LINES_T] = {{0}};
+    int64_t last = end - few < FEW_T ? end : few + FEW_T;
+    for (int64_t r = few; r < last; r++) add_lines_T(t, r, c, middle, a, b, d);
+    for (int k = 0; k < LINES_T; k++) as[k] += a[k], bs[k] += b[k], us[k] += d[k];
   }
-  for (int j = 0; j < NAME(COLUMNS); j++) {
-    int k = j / NAME(LINE), l = j % NAME(LINE);
+  for (int j = 0; j < COLUMNS_T; j++) {
+    int k = j / LINE_T, l = j % LINE_T;
     to.sum[j] += (double)as[k][l];
     to.product[j] += (double)bs[k][l];
     to.away[j] += (double)us[k][l];
@@ -140,19 +161,19 @@ static void NAME(sum_lines)(const batch_norm *t, int64_t begin, int64_t end, int
 }
 
 /* Adds rows [begin, end), at most ROWS, of `width` < COLUMNS channels, starting at channel c. */
-static void NAME(sum_columns)(const batch_norm *t, int64_t begin, int64_t end, int64_t c, int width,
-                              const A *center, NAME(sums) to) {
+static void sum_columns_T(const batch_norm *t, int64_t begin, int64_t end, int64_t c, int width,
+                          const A *center, sums_T to) {
   const int64_t channels = t->channels, mask_stride = 2 * t->mask_bytes + 1;
-  A as[NAME(COLUMNS)] = {0}, bs[NAME(COLUMNS)] = {0}, us[NAME(COLUMNS)] = {0};
-  for (int64_t few = begin; few < end; few += NAME(FEW)) {
-    A a[NAME(COLUMNS)] = {0}, b[NAME(COLUMNS)] = {0}, d[NAME(COLUMNS)] = {0};
-    for (int64_t r = few; r < (end - few < NAME(FEW) ? end : few + NAME(FEW)); r++) {
+  A as[COLUMNS_T] = {0}, bs[COLUMNS_T] = {0}, us[COLUMNS_T] = {0};
+  for (int64_t few = begin; few < end; few += FEW_T) {
+    A a[COLUMNS_T] = {0}, b[COLUMNS_T] = {0}, d[COLUMNS_T] = {0};
+    for (int64_t r = few; r < (end - few < FEW_T ? end : few + FEW_T); r++) {
       const S *x = (const S *)t->x + r * channels + c,
               *dy = t->dy ? (const S *)t->dy + r * channels + c : NULL;
       const uint8_t *mask = t->mask ? t->mask + r * mask_stride : NULL;
       for (int j = 0; j < width; j++) {
         A u = (A)LOAD(x[j]) - center[c + j], v = dy ? (A)LOAD(dy[j]) : u;
-        if (mask) v = NAME(through_one)(t, mask, c + j, v);
+        if (mask) v = through_one_T(t, mask, c + j, v);
         a[j] += v;
         b[j] += v * u;
         d[j] += u;
@@ -168,7 +189,7 @@ static void NAME(sum_columns)(const batch_norm *t, int64_t begin, int64_t end, i
 }
 
 /* Computes the sums of row pieces [begin, end). */
-static void NAME(last_sums)(void *context, int64_t begin, int64_t end) {
+static void last_sums_T(void *context, int64_t begin, int64_t end) {
   const batch_norm *t = context;
   const A *center = t->dy ? t->mean : t->center;
   for (int64_t piece = begin; piece < end; piece++) {
@@ -176,21 +197,21 @@ static void NAME(last_sums)(void *context, int64_t begin, int64_t end) {
             last = t->outer - first < t->piece_rows ? t->outer : first + t->piece_rows;
     double *sums = t->partial + piece * SUMS * t->channels;
     memset(sums, 0, (size_t)(SUMS * t->channels) * sizeof *sums);
-    for (int64_t c = 0; c < t->channels; c += NAME(COLUMNS)) {
-      NAME(sums) to = {sums + c, sums + c + t->channels, sums + c + 2 * t->channels};
-      for (int64_t r = first; r < last; r += NAME(ROWS)) {
-        int64_t stop = last - r < NAME(ROWS) ? last : r + NAME(ROWS);
-        if (t->channels - c >= NAME(COLUMNS))
-          NAME(sum_lines)(t, r, stop, c, center, to);
+    for (int64_t c = 0; c < t->channels; c += COLUMNS_T) {
+      sums_T to = {sums + c, sums + c + t->channels, sums + c + 2 * t->channels};
+      for (int64_t r = first; r < last; r += ROWS_T) {
+        int64_t stop = last - r < ROWS_T ? last : r + ROWS_T;
+        if (t->channels - c >= COLUMNS_T)
+          sum_lines_T(t, r, stop, c, center, to);
         else
-          NAME(sum_columns)(t, r, stop, c, (int)(t->channels - c), center, to);
+          sum_columns_T(t, r, stop, c, (int)(t->channels - c), center, to);
       }
     }
   }
 }
 
 /* Adds all pieces' sums to those of the first piece, for channels [begin, end). */
-static void NAME(last_total)(void *context, int64_t begin, int64_t end) {
+static void last_total_T(void *context, int64_t begin, int64_t end) {
   const batch_norm *t = context;
   int64_t pieces = (t->outer + t->piece_rows - 1) / t->piece_rows;
   for (int64_t piece = 1; piece < pieces; piece++) {
@@ -202,8 +223,8 @@ static void NAME(last_total)(void *context, int64_t begin, int64_t end) {
 }
 
 /* Computes the center of the sums: the mean of the first rows. */
-static void NAME(last_center)(const batch_norm *t) {
-  int64_t rows = t->outer < NAME(ROWS) ? t->outer : NAME(ROWS);
+static void last_center_T(const batch_norm *t) {
+  int64_t rows = t->outer < ROWS_T ? t->outer : ROWS_T;
   A *center = t->center;
   for (int64_t c = 0; c < t->channels; c++) center[c] = 0;
   for (int64_t r = 0; r < rows; r++)
@@ -213,7 +234,7 @@ static void NAME(last_center)(const batch_norm *t) {
 }
 
 /* Converts the sums or the moving statistics to y = (x - center) * scale + shift. */
-static void NAME(last_statistics)(const batch_norm *t) {
+static void last_statistics_T(const batch_norm *t) {
   A *center = t->center, *scale = t->scale, *shift = t->shift, *mean = t->mean,
     *inverse = t->inverse;
   double count = (double)t->outer;
@@ -221,11 +242,11 @@ static void NAME(last_statistics)(const batch_norm *t) {
     double rest = 0;
     if (t->batch_stats) {
       double variance =
-          NAME(moments)(count, t->partial[c], t->partial[t->channels + c], &center[c], &rest);
-      NAME(batch_norm_finish)(t, c, center[c], variance);
+          moments_T(count, t->partial[c], t->partial[t->channels + c], &center[c], &rest);
+      batch_norm_finish_T(t, c, center[c], variance);
     } else {
       mean[c] = ((const A *)t->moving_mean)[c];
-      inverse[c] = NAME(inverse_deviation)(((const A *)t->moving_var)[c], t->eps);
+      inverse[c] = inverse_deviation_T(((const A *)t->moving_var)[c], t->eps);
     }
     center[c] = mean[c];
     scale[c] = inverse[c] * (t->gamma ? ((const A *)t->gamma)[c] : 1);
@@ -233,7 +254,7 @@ static void NAME(last_statistics)(const batch_norm *t) {
   }
 }
 
-static void NAME(last_apply)(void *context, int64_t begin, int64_t end) { /* rows */
+static void last_apply_T(void *context, int64_t begin, int64_t end) { /* rows */
   const batch_norm *t = context;
   const int64_t channels = t->channels, mask_stride = 2 * t->mask_bytes + 1;
   const A *center = t->center, *scale = t->scale, *shift = t->shift;
@@ -244,25 +265,25 @@ static void NAME(last_apply)(void *context, int64_t begin, int64_t end) { /* row
     uint8_t *mask = t->mask ? t->mask + r * mask_stride : NULL;
     if (mask) memset(mask + t->mask_bytes, 0, (size_t)t->mask_bytes + 1);
     int64_t c = 0;
-    for (; c + NAME(LINE) <= channels; c += NAME(LINE)) {
-      NAME(line) v, middle, slope, offset;
+    for (; c + LINE_T <= channels; c += LINE_T) {
+      line_T v, middle, slope, offset;
       GATHER(v, x + c);
       memcpy(&middle, center + c, sizeof middle);
       memcpy(&slope, scale + c, sizeof slope);
       memcpy(&offset, shift + c, sizeof offset);
       v = (v - middle) * slope + offset;
-      if (t->mask) v = NAME(rounded)(v);
+      if (t->mask) v = rounded_T(v);
       if (residual) {
         GATHER(middle, residual + c);
         v = middle + v;
-        v = NAME(rounded)(v);
+        v = rounded_T(v);
       }
       if (mask) {
-        uint32_t nans = NAME(bits)(v != v);
-        NAME(put_mask)(mask, c, NAME(bits)(v > 0));
-        v = NAME(where)(NAME(bits)(~(v < 0)), v);
+        uint32_t nans = bits_T(v != v);
+        put_mask_T(mask, c, bits_T(v > 0));
+        v = where_T(bits_T(~(v < 0)), v);
         if (__builtin_expect(nans != 0, 0)) {
-          NAME(put_mask)(mask + t->mask_bytes, c, nans);
+          put_mask_T(mask + t->mask_bytes, c, nans);
           mask[2 * t->mask_bytes] = 1;
         }
       }
@@ -288,7 +309,7 @@ static void NAME(last_apply)(void *context, int64_t begin, int64_t end) { /* row
 
 /* Converts the sums to dx = (dz - offset - (x - mean) * slope) * scale; `center` holds the
  * slope. */
-static void NAME(last_backward_statistics)(const batch_norm *t) {
+static void last_backward_statistics_T(const batch_norm *t) {
   A *slope = t->center, *scale = t->scale, *shift = t->shift;
   const A *inverse = t->inverse;
   double count = (double)t->outer;
@@ -305,7 +326,7 @@ static void NAME(last_backward_statistics)(const batch_norm *t) {
   if (t->kept_mean != t->mean) memcpy(t->kept_mean, t->mean, (size_t)t->channels * sizeof(A));
 }
 
-static void NAME(last_backward_apply)(void *context, int64_t begin, int64_t end) { /* rows */
+static void last_backward_apply_T(void *context, int64_t begin, int64_t end) { /* rows */
   const batch_norm *t = context;
   const int64_t channels = t->channels, mask_stride = 2 * t->mask_bytes + 1;
   const A *slope = t->center, *scale = t->scale, *shift = t->shift, *mean = t->kept_mean;
@@ -315,11 +336,11 @@ static void NAME(last_backward_apply)(void *context, int64_t begin, int64_t end)
       *dresidual = t->dresidual ? (S *)t->dresidual + r * channels : NULL;
     const uint8_t *mask = t->mask ? t->mask + r * mask_stride : NULL;
     int64_t c = 0;
-    for (; c + NAME(LINE) <= channels; c += NAME(LINE)) {
-      NAME(line) u, v, w;
+    for (; c + LINE_T <= channels; c += LINE_T) {
+      line_T u, v, w;
       GATHER(u, x + c);
       GATHER(v, dy + c);
-      if (mask) v = NAME(through)(t, mask, c, v);
+      if (mask) v = through_T(t, mask, c, v);
       if (dresidual) SCATTER(dresidual + c, v);
       memcpy(&w, shift + c, sizeof w);
       v -= w;
@@ -332,7 +353,7 @@ static void NAME(last_backward_apply)(void *context, int64_t begin, int64_t end)
       SCATTER(dx + c, v);
     }
     for (; c < channels; c++) {
-      A v = mask ? NAME(through_one)(t, mask, c, (A)LOAD(dy[c])) : (A)LOAD(dy[c]);
+      A v = mask ? through_one_T(t, mask, c, (A)LOAD(dy[c])) : (A)LOAD(dy[c]);
       A result = (v - shift[c] - ((A)LOAD(x[c]) - mean[c]) * slope[c]) * scale[c];
       if (dresidual) dresidual[c] = STORE(v);
       dx[c] = STORE(result);

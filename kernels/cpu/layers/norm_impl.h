@@ -3,84 +3,127 @@
  * results do not depend on threads.
  */
 
-enum { NAME(COLUMNS) = 64, NAME(ROWS) = 128 };
+/* Names of this instance. */
+#define CHUNK_T NAME(CHUNK)
+#define COLUMNS_T NAME(COLUMNS)
+#define LANES_T NAME(LANES)
+#define PIECE_T NAME(PIECE)
+#define ROWS_T NAME(ROWS)
+#define SHORT_T NAME(SHORT)
+#define VECTORS_T NAME(VECTORS)
+#define WIDE_T NAME(WIDE)
+#define add_distances_T NAME(add_distances)
+#define add_products_T NAME(add_products)
+#define batch_norm_backward_channels_T NAME(batch_norm_backward_channels)
+#define batch_norm_channels_T NAME(batch_norm_channels)
+#define batch_norm_finish_T NAME(batch_norm_finish)
+#define column_sums_T NAME(column_sums)
+#define dot_T NAME(dot)
+#define fold_T NAME(fold)
+#define group_norm_affine_T NAME(group_norm_affine)
+#define group_norm_backward_rows_T NAME(group_norm_backward_rows)
+#define group_norm_rows_T NAME(group_norm_rows)
+#define inverse_deviation_T NAME(inverse_deviation)
+#define l2_backward_inner_T NAME(l2_backward_inner)
+#define l2_backward_rows_T NAME(l2_backward_rows)
+#define l2_inner_T NAME(l2_inner)
+#define l2_rows_T NAME(l2_rows)
+#define layer_norm_backward_affine_T NAME(layer_norm_backward_affine)
+#define layer_norm_backward_columns_T NAME(layer_norm_backward_columns)
+#define layer_norm_backward_inner_T NAME(layer_norm_backward_inner)
+#define layer_norm_backward_pieces_T NAME(layer_norm_backward_pieces)
+#define layer_norm_inner_T NAME(layer_norm_inner)
+#define layer_norm_rows_T NAME(layer_norm_rows)
+#define moments_T NAME(moments)
+#define normalise_T NAME(normalise)
+#define normalise_back_T NAME(normalise_back)
+#define padded_T NAME(padded)
+#define put_moments_T NAME(put_moments)
+#define read_T NAME(read)
+#define row_distances_T NAME(row_distances)
+#define row_dot_T NAME(row_dot)
+#define row_products_T NAME(row_products)
+#define row_sum_T NAME(row_sum)
+#define scale_T NAME(scale)
+#define sum_T NAME(sum)
+#define vector_T NAME(vector)
+
+enum { COLUMNS_T = 64, ROWS_T = 128 };
 
 /* --- Sums of contiguous elements -------------------------------------------------------------- */
 /* Element i is summed in lane i % WIDE on every instruction set; the lanes are then folded in
  * halves. */
 enum {
-  NAME(CHUNK) = 4096,
-  NAME(LANES) = MPG_VECTOR_BYTES / sizeof(A),
-  NAME(VECTORS) = 128 / MPG_VECTOR_BYTES,
-  NAME(WIDE) = 128 / sizeof(A)
+  CHUNK_T = 4096,
+  LANES_T = MPG_VECTOR_BYTES / sizeof(A),
+  VECTORS_T = 128 / MPG_VECTOR_BYTES,
+  WIDE_T = 128 / sizeof(A)
 };
-typedef A NAME(vector)
-    __attribute__((vector_size(MPG_VECTOR_BYTES), aligned(sizeof(A)), may_alias));
+typedef A vector_T __attribute__((vector_size(MPG_VECTOR_BYTES), aligned(sizeof(A)), may_alias));
 #define UNROLLED MPG_UNROLL(8) /* keeps arrays of vectors in registers */
-#define EACH_VECTOR UNROLLED for (int k = 0; k < NAME(VECTORS); k++)
-#define VECTOR_AT(p) (*(const NAME(vector) *)(const void *)(p))
+#define EACH_VECTOR UNROLLED for (int k = 0; k < VECTORS_T; k++)
+#define VECTOR_AT(p) (*(const vector_T *)(const void *)(p))
 
 /* Loads n elements and fills the other lanes with `pad`. Returns by address, since the ABI for
  * vector results depends on the instruction set. */
-static void NAME(padded)(const A *p, int64_t n, A pad, NAME(vector) * v) {
-  A lanes[NAME(LANES)];
-  for (int l = 0; l < NAME(LANES); l++) lanes[l] = l < n ? p[l] : pad;
+static void padded_T(const A *p, int64_t n, A pad, vector_T *v) {
+  A lanes[LANES_T];
+  for (int l = 0; l < LANES_T; l++) lanes[l] = l < n ? p[l] : pad;
   memcpy(v, lanes, sizeof *v);
 }
 /* Executes ADD(v) for the vectors v of elements [i, n) of p, fewer than WIDE. `pad` is neutral in
  * ADD. */
-#define EACH_OF_REST(p, i, n, pad, ADD)                                                \
-  EACH_VECTOR if ((i) + k * NAME(LANES) < (n)) {                                       \
-    NAME(vector) v;                                                                    \
-    if ((i) + (k + 1) * NAME(LANES) <= (n))                                            \
-      v = VECTOR_AT((p) + (i) + k * NAME(LANES));                                      \
-    else                                                                               \
-      NAME(padded)((p) + (i) + k * NAME(LANES), (n) - (i) - k * NAME(LANES), pad, &v); \
-    ADD                                                                                \
+#define EACH_OF_REST(p, i, n, pad, ADD)                                    \
+  EACH_VECTOR if ((i) + k * LANES_T < (n)) {                               \
+    vector_T v;                                                            \
+    if ((i) + (k + 1) * LANES_T <= (n))                                    \
+      v = VECTOR_AT((p) + (i) + k * LANES_T);                              \
+    else                                                                   \
+      padded_T((p) + (i) + k * LANES_T, (n) - (i) - k * LANES_T, pad, &v); \
+    ADD                                                                    \
   }
 
-static inline __attribute__((always_inline)) double NAME(fold)(NAME(vector) * v) {
-  A lanes[NAME(LANES)];
-  UNROLLED for (int half = NAME(VECTORS) / 2; half; half /= 2)
-      UNROLLED for (int k = 0; k < half; k++) v[k] += v[k + half];
+static inline __attribute__((always_inline)) double fold_T(vector_T *v) {
+  A lanes[LANES_T];
+  UNROLLED for (int half = VECTORS_T / 2; half; half /= 2) UNROLLED for (int k = 0; k < half; k++)
+      v[k] += v[k + half];
   memcpy(lanes, v, sizeof lanes);
-  UNROLLED for (int half = NAME(LANES) / 2; half; half /= 2) UNROLLED for (int l = 0; l < half; l++)
+  UNROLLED for (int half = LANES_T / 2; half; half /= 2) UNROLLED for (int l = 0; l < half; l++)
       lanes[l] += lanes[l + half];
   return (double)lanes[0];
 }
 
 /* Rows shorter than this are summed element by element, in double. */
-enum { NAME(SHORT) = 8 };
+enum { SHORT_T = 8 };
 
-static double NAME(row_sum)(const A *x, int64_t count) {
+static double row_sum_T(const A *x, int64_t count) {
   double result = 0;
-  if (count < NAME(SHORT)) {
+  if (count < SHORT_T) {
     for (int64_t i = 0; i < count; i++) result += (double)x[i];
     return result;
   }
   for (int64_t i = 0, n; i < count; i = n) {
-    n = count - i < NAME(CHUNK) ? count : i + NAME(CHUNK);
-    NAME(vector) sums[NAME(VECTORS)] = {{0}}, more[NAME(VECTORS)] = {{0}};
-    for (; i + 2 * NAME(WIDE) <= n; i += 2 * NAME(WIDE)) {
-      EACH_VECTOR sums[k] += VECTOR_AT(x + i + k * NAME(LANES));
-      EACH_VECTOR more[k] += VECTOR_AT(x + i + NAME(WIDE) + k * NAME(LANES));
+    n = count - i < CHUNK_T ? count : i + CHUNK_T;
+    vector_T sums[VECTORS_T] = {{0}}, more[VECTORS_T] = {{0}};
+    for (; i + 2 * WIDE_T <= n; i += 2 * WIDE_T) {
+      EACH_VECTOR sums[k] += VECTOR_AT(x + i + k * LANES_T);
+      EACH_VECTOR more[k] += VECTOR_AT(x + i + WIDE_T + k * LANES_T);
     }
-    if (i + NAME(WIDE) <= n) {
-      EACH_VECTOR sums[k] += VECTOR_AT(x + i + k * NAME(LANES));
-      i += NAME(WIDE);
+    if (i + WIDE_T <= n) {
+      EACH_VECTOR sums[k] += VECTOR_AT(x + i + k * LANES_T);
+      i += WIDE_T;
     }
     EACH_OF_REST(x, i, n, 0, more[k] += v;)
     EACH_VECTOR sums[k] += more[k];
-    result += NAME(fold)(sums);
+    result += fold_T(sums);
   }
   return result;
 }
 
 /* Adds the signed distances of the elements from `center` to *away, and their squares to
  * *squares. */
-static void NAME(row_distances)(const A *x, int64_t count, A center, double *away,
-                                double *squares) {
-  if (count < NAME(SHORT)) {
+static void row_distances_T(const A *x, int64_t count, A center, double *away, double *squares) {
+  if (count < SHORT_T) {
     for (int64_t i = 0; i < count; i++) {
       double v = (double)(x[i] - center);
       *away += v, *squares += v * v;
@@ -88,28 +131,28 @@ static void NAME(row_distances)(const A *x, int64_t count, A center, double *awa
     return;
   }
   for (int64_t i = 0, n; i < count; i = n) {
-    n = count - i < NAME(CHUNK) ? count : i + NAME(CHUNK);
-    NAME(vector) sums[NAME(VECTORS)] = {{0}}, products[NAME(VECTORS)] = {{0}};
+    n = count - i < CHUNK_T ? count : i + CHUNK_T;
+    vector_T sums[VECTORS_T] = {{0}}, products[VECTORS_T] = {{0}};
 #define ADD     \
   v -= center;  \
   sums[k] += v; \
   products[k] += v * v;
-    for (; i + NAME(WIDE) <= n; i += NAME(WIDE)) EACH_VECTOR {
-        NAME(vector) v = VECTOR_AT(x + i + k * NAME(LANES));
+    for (; i + WIDE_T <= n; i += WIDE_T) EACH_VECTOR {
+        vector_T v = VECTOR_AT(x + i + k * LANES_T);
         ADD
       }
     EACH_OF_REST(x, i, n, center, ADD)
 #undef ADD
-    *away += NAME(fold)(sums), *squares += NAME(fold)(products);
+    *away += fold_T(sums), *squares += fold_T(products);
   }
 }
 
 /* Sums y, the distances of x from `center` (unless away is NULL), and the products of both. */
-static inline __attribute__((always_inline)) void NAME(row_products)(const A *x, const A *y,
-                                                                     int64_t count, A center,
-                                                                     double *sum, double *away,
-                                                                     double *product) {
-  if (count < NAME(SHORT)) {
+static inline __attribute__((always_inline)) void row_products_T(const A *x, const A *y,
+                                                                 int64_t count, A center,
+                                                                 double *sum, double *away,
+                                                                 double *product) {
+  if (count < SHORT_T) {
     for (int64_t i = 0; i < count; i++) {
       double v = (double)(x[i] - center), w = (double)y[i];
       *sum += w, *product += v * w;
@@ -118,43 +161,38 @@ static inline __attribute__((always_inline)) void NAME(row_products)(const A *x,
     return;
   }
   for (int64_t i = 0, n; i < count; i = n) {
-    n = count - i < NAME(CHUNK) ? count : i + NAME(CHUNK);
-    NAME(vector)
-    sums[NAME(VECTORS)] = {{0}}, distances[NAME(VECTORS)] = {{0}}, products[NAME(VECTORS)] = {{0}},
-    w;
+    n = count - i < CHUNK_T ? count : i + CHUNK_T;
+    vector_T sums[VECTORS_T] = {{0}}, distances[VECTORS_T] = {{0}}, products[VECTORS_T] = {{0}}, w;
 #define ADD                    \
   v -= center;                 \
   sums[k] += w;                \
   if (away) distances[k] += v; \
   products[k] += v * w;
-    for (; i + NAME(WIDE) <= n; i += NAME(WIDE)) EACH_VECTOR {
-        NAME(vector) v = VECTOR_AT(x + i + k * NAME(LANES));
-        w = VECTOR_AT(y + i + k * NAME(LANES));
+    for (; i + WIDE_T <= n; i += WIDE_T) EACH_VECTOR {
+        vector_T v = VECTOR_AT(x + i + k * LANES_T);
+        w = VECTOR_AT(y + i + k * LANES_T);
         ADD
       }
     EACH_OF_REST(x, i, n, center,
-                 if (i + (k + 1) * NAME(LANES) <= n) w = VECTOR_AT(y + i + k * NAME(LANES));
-                 else NAME(padded)(y + i + k * NAME(LANES), n - i - k * NAME(LANES), 0, &w); ADD)
+                 if (i + (k + 1) * LANES_T <= n) w = VECTOR_AT(y + i + k * LANES_T);
+                 else padded_T(y + i + k * LANES_T, n - i - k * LANES_T, 0, &w); ADD)
 #undef ADD
-    *sum += NAME(fold)(sums), *product += NAME(fold)(products);
-    if (away) *away += NAME(fold)(distances);
+    *sum += fold_T(sums), *product += fold_T(products);
+    if (away) *away += fold_T(distances);
   }
 }
 
 /* Returns the dot product. */
-static double NAME(row_dot)(const A *x, const A *y, int64_t count) {
+static double row_dot_T(const A *x, const A *y, int64_t count) {
   double result = 0;
   for (int64_t i = 0, n; i < count; i = n) {
-    n = count - i < NAME(CHUNK) ? count : i + NAME(CHUNK);
-    NAME(vector) sums[NAME(VECTORS)] = {{0}}, w;
-    for (; i + NAME(WIDE) <= n; i += NAME(WIDE))
-      EACH_VECTOR sums[k] +=
-          VECTOR_AT(x + i + k * NAME(LANES)) * VECTOR_AT(y + i + k * NAME(LANES));
-    EACH_OF_REST(x, i, n, 0,
-                 if (i + (k + 1) * NAME(LANES) <= n) w = VECTOR_AT(y + i + k * NAME(LANES));
-                 else NAME(padded)(y + i + k * NAME(LANES), n - i - k * NAME(LANES), 0, &w);
-                 sums[k] += v * w;)
-    result += NAME(fold)(sums);
+    n = count - i < CHUNK_T ? count : i + CHUNK_T;
+    vector_T sums[VECTORS_T] = {{0}}, w;
+    for (; i + WIDE_T <= n; i += WIDE_T)
+      EACH_VECTOR sums[k] += VECTOR_AT(x + i + k * LANES_T) * VECTOR_AT(y + i + k * LANES_T);
+    EACH_OF_REST(x, i, n, 0, if (i + (k + 1) * LANES_T <= n) w = VECTOR_AT(y + i + k * LANES_T);
+                 else padded_T(y + i + k * LANES_T, n - i - k * LANES_T, 0, &w); sums[k] += v * w;)
+    result += fold_T(sums);
   }
   return result;
 }
@@ -164,40 +202,38 @@ static double NAME(row_dot)(const A *x, const A *y, int64_t count) {
 #undef UNROLLED
 
 /* The same for stored elements, in pieces that are A in memory: in place, or converted. */
-enum { NAME(PIECE) = sizeof(S) == sizeof(A) ? NAME(CHUNK) : MPG_CPU_BLOCK };
-#define EACH_PIECE                                                                               \
-  for (int64_t at = 0, length; at < n && (length = n - at < NAME(PIECE) ? n - at : NAME(PIECE)); \
-       at += NAME(PIECE))
-static const A *NAME(read)(const S *x, int64_t n, mpg_block_buffer *buffer) {
+enum { PIECE_T = sizeof(S) == sizeof(A) ? CHUNK_T : MPG_CPU_BLOCK };
+#define EACH_PIECE                                                                       \
+  for (int64_t at = 0, length; at < n && (length = n - at < PIECE_T ? n - at : PIECE_T); \
+       at += PIECE_T)
+static const A *read_T(const S *x, int64_t n, mpg_block_buffer *buffer) {
   return sizeof(S) == sizeof(A) ? (const A *)(const void *)x
                                 : mpg_cpu_load(COMPUTE, DTYPE, x, 0, n, buffer);
 }
 
-static double NAME(sum)(const S *x, int64_t n) {
+static double sum_T(const S *x, int64_t n) {
   double result = 0;
   mpg_block_buffer buffer;
-  EACH_PIECE result += NAME(row_sum)(NAME(read)(x + at, length, &buffer), length);
+  EACH_PIECE result += row_sum_T(read_T(x + at, length, &buffer), length);
   return result;
 }
 
-static void NAME(add_distances)(const S *x, int64_t n, A center, double *away, double *squares) {
+static void add_distances_T(const S *x, int64_t n, A center, double *away, double *squares) {
   mpg_block_buffer buffer;
-  EACH_PIECE NAME(row_distances)(NAME(read)(x + at, length, &buffer), length, center, away,
-                                 squares);
+  EACH_PIECE row_distances_T(read_T(x + at, length, &buffer), length, center, away, squares);
 }
 
-static void NAME(add_products)(const S *x, const S *y, int64_t n, A center, double *sum,
-                               double *away, double *product) {
+static void add_products_T(const S *x, const S *y, int64_t n, A center, double *sum, double *away,
+                           double *product) {
   mpg_block_buffer x_buffer, y_buffer;
-  EACH_PIECE NAME(row_products)(NAME(read)(x + at, length, &x_buffer),
-                                NAME(read)(y + at, length, &y_buffer), length, center, sum, away,
-                                product);
+  EACH_PIECE row_products_T(read_T(x + at, length, &x_buffer), read_T(y + at, length, &y_buffer),
+                            length, center, sum, away, product);
 }
 
 /* Returns the variance from sums of distances from *center. *center becomes the mean and *rest its
  * rounding error. Normalization subtracts the unrounded mean, since distances near a large mean can
  * be smaller than its rounding error. */
-static double NAME(moments)(double count, double away, double squares, A *center, double *rest) {
+static double moments_T(double count, double away, double squares, A *center, double *rest) {
   if (count == 0) return *rest = 0;
   double shift = away / count, mean = (double)*center + shift,
          variance = squares / count - shift * shift;
@@ -206,21 +242,21 @@ static double NAME(moments)(double count, double away, double squares, A *center
   return variance > 0 ? variance : variance == variance ? 0 : variance;
 }
 
-static double NAME(dot)(const S *x, const S *y, int64_t n) {
+static double dot_T(const S *x, const S *y, int64_t n) {
   double result = 0;
   mpg_block_buffer x_buffer, y_buffer;
   EACH_PIECE {
-    const A *c = NAME(read)(x + at, length, &x_buffer);
-    result += NAME(row_dot)(c, y == x ? c : NAME(read)(y + at, length, &y_buffer), length);
+    const A *c = read_T(x + at, length, &x_buffer);
+    result += row_dot_T(c, y == x ? c : read_T(y + at, length, &y_buffer), length);
   }
   return result;
 }
 
 /* y = (x - center) * scale + shift. */
-static void NAME(normalise)(const S *x, S *y, int64_t n, A center, A scale, A shift) {
+static void normalise_T(const S *x, S *y, int64_t n, A center, A scale, A shift) {
   mpg_block_buffer loaded, stored;
   EACH_PIECE {
-    const A *c = NAME(read)(x + at, length, &loaded);
+    const A *c = read_T(x + at, length, &loaded);
     A *to = mpg_cpu_place(COMPUTE, DTYPE, y, at, &stored);
     MPG_INDEPENDENT for (int64_t i = 0; i < length; i++) to[i] = (c[i] - center) * scale + shift;
     mpg_cpu_store(COMPUTE, DTYPE, y, at, length, to);
@@ -228,12 +264,11 @@ static void NAME(normalise)(const S *x, S *y, int64_t n, A center, A scale, A sh
 }
 
 /* dx = (dy - offset - (x - center) * slope) * scale. */
-static void NAME(normalise_back)(const S *x, const S *dy, S *dx, int64_t n, A center, A offset,
-                                 A slope, A scale) {
+static void normalise_back_T(const S *x, const S *dy, S *dx, int64_t n, A center, A offset, A slope,
+                             A scale) {
   mpg_block_buffer x_buffer, dy_buffer, stored;
   EACH_PIECE {
-    const A *c = NAME(read)(x + at, length, &x_buffer),
-            *d = NAME(read)(dy + at, length, &dy_buffer);
+    const A *c = read_T(x + at, length, &x_buffer), *d = read_T(dy + at, length, &dy_buffer);
     A *to = mpg_cpu_place(COMPUTE, DTYPE, dx, at, &stored);
     MPG_INDEPENDENT for (int64_t i = 0; i < length; i++) to[i] =
         (d[i] - offset - (c[i] - center) * slope) * scale;
@@ -242,10 +277,10 @@ static void NAME(normalise_back)(const S *x, const S *dy, S *dx, int64_t n, A ce
 }
 
 /* y = x * scale. */
-static void NAME(scale)(const S *x, S *y, int64_t n, A scale) {
+static void scale_T(const S *x, S *y, int64_t n, A scale) {
   mpg_block_buffer loaded, stored;
   EACH_PIECE {
-    const A *c = NAME(read)(x + at, length, &loaded);
+    const A *c = read_T(x + at, length, &loaded);
     A *to = mpg_cpu_place(COMPUTE, DTYPE, y, at, &stored);
     MPG_INDEPENDENT for (int64_t i = 0; i < length; i++) to[i] = c[i] * scale;
     mpg_cpu_store(COMPUTE, DTYPE, y, at, length, to);
@@ -256,12 +291,12 @@ static void NAME(scale)(const S *x, S *y, int64_t n, A scale) {
 /* --- Columns: sums down the rows of a matrix, COLUMNS at a time ------------------------------- */
 /* Sums columns into sums[j]: x, squared distances from `mean` (if given), or (x - mean) * y (if y
  * is given as well). */
-static void NAME(column_sums)(const S *x, const S *y, const A *mean, int64_t rows, int64_t stride,
-                              int width, double *sums) {
-  A partial[NAME(COLUMNS)];
+static void column_sums_T(const S *x, const S *y, const A *mean, int64_t rows, int64_t stride,
+                          int width, double *sums) {
+  A partial[COLUMNS_T];
   for (int j = 0; j < width; j++) sums[j] = 0;
-  for (int64_t begin = 0; begin < rows; begin += NAME(ROWS)) {
-    int64_t end = rows - begin < NAME(ROWS) ? rows : begin + NAME(ROWS);
+  for (int64_t begin = 0; begin < rows; begin += ROWS_T) {
+    int64_t end = rows - begin < ROWS_T ? rows : begin + ROWS_T;
     for (int j = 0; j < width; j++) partial[j] = 0;
     for (int64_t r = begin; r < end; r++) {
       const S *row = x + r * stride;
@@ -279,21 +314,21 @@ static void NAME(column_sums)(const S *x, const S *y, const A *mean, int64_t row
 }
 
 /* --- BatchNorm -------------------------------------------------------------------------------- */
-static A NAME(inverse_deviation)(double variance, double eps) {
+static A inverse_deviation_T(double variance, double eps) {
   return variance == 0 && eps == 0 ? 0 : (A)1 / (A)sqrt((A)variance + (A)eps);
 }
 
 /* Stores and applies the statistics of one channel. */
-static void NAME(batch_norm_finish)(const batch_norm *t, int64_t c, double mean, double variance) {
+static void batch_norm_finish_T(const batch_norm *t, int64_t c, double mean, double variance) {
   A *moving_mean = t->moving_mean, *moving_var = t->moving_var;
   A m = (A)t->momentum;
   moving_mean[c] = moving_mean[c] * m + (A)mean * (1 - m);
   moving_var[c] = moving_var[c] * m + (A)variance * (1 - m);
   ((A *)t->mean)[c] = (A)mean;
-  ((A *)t->inverse)[c] = NAME(inverse_deviation)((A)variance, t->eps);
+  ((A *)t->inverse)[c] = inverse_deviation_T((A)variance, t->eps);
 }
 
-static void NAME(batch_norm_channels)(void *context, int64_t begin, int64_t end) {
+static void batch_norm_channels_T(void *context, int64_t begin, int64_t end) {
   const batch_norm *t = context;
   const S *x = t->x;
   S *y = t->y;
@@ -304,30 +339,29 @@ static void NAME(batch_norm_channels)(void *context, int64_t begin, int64_t end)
     if (t->batch_stats) {
       double sum = 0, away = 0, squares = 0;
       for (int64_t o = 0; o < t->outer; o++)
-        sum += NAME(sum)(x + (o * t->channels + c) * t->inner, t->inner);
+        sum += sum_T(x + (o * t->channels + c) * t->inner, t->inner);
       A center = (A)(sum / count);
       for (int64_t o = 0; o < t->outer; o++)
-        NAME(add_distances)(x + (o * t->channels + c) * t->inner, t->inner, center, &away,
-                            &squares);
-      double variance = NAME(moments)(count, away, squares, &center, &rest);
-      NAME(batch_norm_finish)(t, c, center, variance);
+        add_distances_T(x + (o * t->channels + c) * t->inner, t->inner, center, &away, &squares);
+      double variance = moments_T(count, away, squares, &center, &rest);
+      batch_norm_finish_T(t, c, center, variance);
     } else {
       mean[c] = ((const A *)t->moving_mean)[c];
-      inverse[c] = NAME(inverse_deviation)(((const A *)t->moving_var)[c], t->eps);
+      inverse[c] = inverse_deviation_T(((const A *)t->moving_var)[c], t->eps);
     }
     A center = mean[c], scale = inverse[c] * (t->gamma ? ((const A *)t->gamma)[c] : 1);
     A shift = (A)((double)((const A *)t->beta)[c] - rest * (double)scale);
     for (int64_t o = 0; o < t->outer; o++) {
       const S *from = x + (o * t->channels + c) * t->inner;
       S *to = y + (o * t->channels + c) * t->inner;
-      NAME(normalise)(from, to, t->inner, center, scale, shift);
+      normalise_T(from, to, t->inner, center, scale, shift);
     }
   }
 }
 
 /* dx = (dy - mean(dy) - (x - mean) * inverse^2 * mean(dy * (x - mean))) * inverse * gamma, with the
  * means only for batch statistics. */
-static void NAME(batch_norm_backward_channels)(void *context, int64_t begin, int64_t end) {
+static void batch_norm_backward_channels_T(void *context, int64_t begin, int64_t end) {
   const batch_norm *t = context;
   const S *x = t->x, *dy = t->dy;
   S *dx = t->y;
@@ -337,7 +371,7 @@ static void NAME(batch_norm_backward_channels)(void *context, int64_t begin, int
     A mean = ((const A *)t->mean)[c], inverse = ((const A *)t->inverse)[c];
     for (int64_t o = 0; o < t->outer; o++) {
       int64_t at = (o * t->channels + c) * t->inner;
-      NAME(add_products)(x + at, dy + at, t->inner, mean, &sum, &away, &product);
+      add_products_T(x + at, dy + at, t->inner, mean, &sum, &away, &product);
     }
     if (t->batch_stats) product = about_mean(product, sum, away, count);
     ((A *)t->dgamma)[c] = t->gamma ? (A)(product * inverse) : 0;
@@ -347,7 +381,7 @@ static void NAME(batch_norm_backward_channels)(void *context, int64_t begin, int
     A offset = t->batch_stats ? (A)(sum / count) : 0;
     for (int64_t o = 0; o < t->outer; o++) {
       int64_t at = (o * t->channels + c) * t->inner;
-      NAME(normalise_back)(x + at, dy + at, dx + at, t->inner, mean, offset, slope, scale);
+      normalise_back_T(x + at, dy + at, dx + at, t->inner, mean, offset, slope, scale);
     }
   }
 }
@@ -355,7 +389,7 @@ static void NAME(batch_norm_backward_channels)(void *context, int64_t begin, int
 #include "kernels/cpu/layers/batch_norm_last_impl.h"
 
 /* --- LayerNorm along the last axis: gamma, beta and rows are A, in place or converted --------- */
-static void NAME(put_moments)(const layer_norm *t, int64_t r, A mean, A deviation) {
+static void put_moments_T(const layer_norm *t, int64_t r, A mean, A deviation) {
   if (t->rounded) {
     ((S *)t->mean)[r] = STORE(mean);
     ((S *)t->deviation)[r] = STORE(deviation);
@@ -365,7 +399,7 @@ static void NAME(put_moments)(const layer_norm *t, int64_t r, A mean, A deviatio
   }
 }
 
-static void NAME(layer_norm_rows)(void *context, int64_t begin, int64_t end) {
+static void layer_norm_rows_T(void *context, int64_t begin, int64_t end) {
   const layer_norm *t = context;
   const A *gamma = t->gamma, *beta = t->beta;
   const bool direct = sizeof(S) == sizeof(A);
@@ -375,21 +409,21 @@ static void NAME(layer_norm_rows)(void *context, int64_t begin, int64_t end) {
     const A *x = direct ? (const A *)t->x + r * n : row;
     A *y = direct ? (A *)t->y + r * n : row;
     if (!direct) mpg_cpu_load_all(COMPUTE, DTYPE, t->x, r * n, n, row);
-    A mean = (A)(NAME(row_sum)(x, n) / (double)n);
+    A mean = (A)(row_sum_T(x, n) / (double)n);
     double away = 0, squares = 0, rest;
-    NAME(row_distances)(x, n, mean, &away, &squares);
-    A deviation = (A)sqrt((A)NAME(moments)((double)n, away, squares, &mean, &rest) + (A)t->eps),
+    row_distances_T(x, n, mean, &away, &squares);
+    A deviation = (A)sqrt((A)moments_T((double)n, away, squares, &mean, &rest) + (A)t->eps),
       inverse = 1 / deviation;
     MPG_INDEPENDENT for (int64_t i = 0; i < n; i++) y[i] =
         (x[i] - mean) * inverse * gamma[i] + beta[i];
     if (!direct) mpg_cpu_store(COMPUTE, DTYPE, t->y, r * n, n, y);
-    NAME(put_moments)(t, r, mean, deviation);
+    put_moments_T(t, r, mean, deviation);
   }
 }
 
 /* Computes dx for the rows of pieces [begin, end), and the pieces' sums of dgamma and dbeta, in
  * A. */
-static void NAME(layer_norm_backward_pieces)(void *context, int64_t begin, int64_t end) {
+static void layer_norm_backward_pieces_T(void *context, int64_t begin, int64_t end) {
   const layer_norm *t = context;
   const A *gamma = t->gamma;
   const bool direct = sizeof(S) == sizeof(A);
@@ -415,7 +449,7 @@ static void NAME(layer_norm_backward_pieces)(void *context, int64_t begin, int64
         dbeta[i] += dy[i];
       }
       double sum = 0, product = 0;
-      NAME(row_products)(x, scaled, n, mean, &sum, NULL, &product);
+      row_products_T(x, scaled, n, mean, &sum, NULL, &product);
       A offset = (A)(sum / (double)n), slope = (A)(product / (double)n * inverse * inverse);
       MPG_INDEPENDENT for (int64_t i = 0; i < n; i++) dx[i] =
           (scaled[i] - offset - (x[i] - mean) * slope) * inverse;
@@ -425,12 +459,12 @@ static void NAME(layer_norm_backward_pieces)(void *context, int64_t begin, int64
 }
 
 /* Adds the pieces' sums in order, in double. */
-static void NAME(layer_norm_backward_columns)(void *context, int64_t begin, int64_t end) {
+static void layer_norm_backward_columns_T(void *context, int64_t begin, int64_t end) {
   const layer_norm *t = context;
   int64_t n = t->n, pieces = (t->outer + t->piece_rows - 1) / t->piece_rows;
-  for (int64_t at = begin; at < end; at += NAME(COLUMNS)) {
-    int width = end - at < NAME(COLUMNS) ? (int)(end - at) : NAME(COLUMNS);
-    double dgamma[NAME(COLUMNS)] = {0}, dbeta[NAME(COLUMNS)] = {0};
+  for (int64_t at = begin; at < end; at += COLUMNS_T) {
+    int width = end - at < COLUMNS_T ? (int)(end - at) : COLUMNS_T;
+    double dgamma[COLUMNS_T] = {0}, dbeta[COLUMNS_T] = {0};
     for (int64_t piece = 0; piece < pieces; piece++) {
       const A *sums = (const A *)t->sums + piece * 2 * n + at;
       for (int j = 0; j < width; j++) dgamma[j] += (double)sums[j], dbeta[j] += (double)sums[n + j];
@@ -443,23 +477,23 @@ static void NAME(layer_norm_backward_columns)(void *context, int64_t begin, int6
 }
 
 /* --- LayerNorm along an inner axis of (outer, n, inner); units are (outer, block of inner) ---- */
-static void NAME(layer_norm_inner)(void *context, int64_t begin, int64_t end) {
+static void layer_norm_inner_T(void *context, int64_t begin, int64_t end) {
   const layer_norm *t = context;
-  int64_t n = t->n, inner = t->inner, blocks = (inner + NAME(COLUMNS) - 1) / NAME(COLUMNS);
-  double sums[NAME(COLUMNS)];
+  int64_t n = t->n, inner = t->inner, blocks = (inner + COLUMNS_T - 1) / COLUMNS_T;
+  double sums[COLUMNS_T];
   for (int64_t piece = begin; piece < end; piece++) {
-    int64_t o = piece / blocks, at = piece % blocks * NAME(COLUMNS);
-    int width = inner - at < NAME(COLUMNS) ? (int)(inner - at) : NAME(COLUMNS);
+    int64_t o = piece / blocks, at = piece % blocks * COLUMNS_T;
+    int width = inner - at < COLUMNS_T ? (int)(inner - at) : COLUMNS_T;
     const S *x = (const S *)t->x + o * n * inner + at;
     S *y = (S *)t->y + o * n * inner + at;
-    A mean[NAME(COLUMNS)], inverse[NAME(COLUMNS)];
-    NAME(column_sums)(x, NULL, NULL, n, inner, width, sums);
+    A mean[COLUMNS_T], inverse[COLUMNS_T];
+    column_sums_T(x, NULL, NULL, n, inner, width, sums);
     for (int j = 0; j < width; j++) mean[j] = (A)(sums[j] / (double)n);
-    NAME(column_sums)(x, NULL, mean, n, inner, width, sums);
+    column_sums_T(x, NULL, mean, n, inner, width, sums);
     for (int j = 0; j < width; j++) {
       A deviation = (A)sqrt((A)(sums[j] / (double)n) + (A)t->eps);
       inverse[j] = 1 / deviation;
-      NAME(put_moments)(t, o * inner + at + j, mean[j], deviation);
+      put_moments_T(t, o * inner + at + j, mean[j], deviation);
     }
     for (int64_t k = 0; k < n; k++) {
       A gamma = (A)LOAD(((const S *)t->gamma)[k]), beta = (A)LOAD(((const S *)t->beta)[k]);
@@ -469,16 +503,16 @@ static void NAME(layer_norm_inner)(void *context, int64_t begin, int64_t end) {
   }
 }
 
-static void NAME(layer_norm_backward_inner)(void *context, int64_t begin, int64_t end) {
+static void layer_norm_backward_inner_T(void *context, int64_t begin, int64_t end) {
   const layer_norm *t = context;
-  int64_t n = t->n, inner = t->inner, blocks = (inner + NAME(COLUMNS) - 1) / NAME(COLUMNS);
+  int64_t n = t->n, inner = t->inner, blocks = (inner + COLUMNS_T - 1) / COLUMNS_T;
   for (int64_t piece = begin; piece < end; piece++) {
-    int64_t o = piece / blocks, at = piece % blocks * NAME(COLUMNS);
-    int width = inner - at < NAME(COLUMNS) ? (int)(inner - at) : NAME(COLUMNS);
+    int64_t o = piece / blocks, at = piece % blocks * COLUMNS_T;
+    int width = inner - at < COLUMNS_T ? (int)(inner - at) : COLUMNS_T;
     const S *x = (const S *)t->x + o * n * inner + at, *dy = (const S *)t->dy + o * n * inner + at;
     S *dx = (S *)t->y + o * n * inner + at;
-    A mean[NAME(COLUMNS)], inverse[NAME(COLUMNS)];
-    double sum[NAME(COLUMNS)] = {0}, product[NAME(COLUMNS)] = {0};
+    A mean[COLUMNS_T], inverse[COLUMNS_T];
+    double sum[COLUMNS_T] = {0}, product[COLUMNS_T] = {0};
     for (int j = 0; j < width; j++) {
       mean[j] = ((const A *)t->mean)[o * inner + at + j];
       inverse[j] = 1 / ((const A *)t->deviation)[o * inner + at + j];
@@ -505,7 +539,7 @@ static void NAME(layer_norm_backward_inner)(void *context, int64_t begin, int64_
 }
 
 /* Computes dgamma and dbeta. begin and end count positions along the normalized axis. */
-static void NAME(layer_norm_backward_affine)(void *context, int64_t begin, int64_t end) {
+static void layer_norm_backward_affine_T(void *context, int64_t begin, int64_t end) {
   const layer_norm *t = context;
   for (int64_t k = begin; k < end; k++) {
     double dgamma = 0, dbeta = 0;
@@ -518,7 +552,7 @@ static void NAME(layer_norm_backward_affine)(void *context, int64_t begin, int64
       for (int64_t i = 0; i < t->inner; i++)
         g += (A)LOAD(dy[i]) * (((A)LOAD(x[i]) - mean[i]) / deviation[i]);
       dgamma += (double)g;
-      dbeta += NAME(sum)(dy, t->inner);
+      dbeta += sum_T(dy, t->inner);
     }
     ((S *)t->dgamma)[k] = STORE((A)dgamma);
     ((S *)t->dbeta)[k] = STORE((A)dbeta);
@@ -526,7 +560,7 @@ static void NAME(layer_norm_backward_affine)(void *context, int64_t begin, int64
 }
 
 /* --- GroupNorm: rows of n elements; row r belongs to group r % groups ------------------------- */
-static void NAME(group_norm_rows)(void *context, int64_t begin, int64_t end) {
+static void group_norm_rows_T(void *context, int64_t begin, int64_t end) {
   const layer_norm *t = context;
   int64_t n = t->n;
   for (int64_t r = begin; r < end; r++) {
@@ -534,18 +568,18 @@ static void NAME(group_norm_rows)(void *context, int64_t begin, int64_t end) {
     S *y = (S *)t->y + r * n;
     A gamma = (A)LOAD(((const S *)t->gamma)[r % t->inner]),
       beta = (A)LOAD(((const S *)t->beta)[r % t->inner]);
-    A mean = n ? (A)(NAME(sum)(x, n) / (double)n) : 0;
+    A mean = n ? (A)(sum_T(x, n) / (double)n) : 0;
     double away = 0, squares = 0, rest;
-    NAME(add_distances)(x, n, mean, &away, &squares);
-    A deviation = (A)sqrt((A)NAME(moments)((double)n, away, squares, &mean, &rest) + (A)t->eps),
+    add_distances_T(x, n, mean, &away, &squares);
+    A deviation = (A)sqrt((A)moments_T((double)n, away, squares, &mean, &rest) + (A)t->eps),
       scale = gamma / deviation;
     A shift = (A)((double)beta - rest * (double)scale);
-    NAME(normalise)(x, y, n, mean, scale, shift);
-    NAME(put_moments)(t, r, mean, deviation);
+    normalise_T(x, y, n, mean, scale, shift);
+    put_moments_T(t, r, mean, deviation);
   }
 }
 
-static void NAME(group_norm_backward_rows)(void *context, int64_t begin, int64_t end) {
+static void group_norm_backward_rows_T(void *context, int64_t begin, int64_t end) {
   const layer_norm *t = context;
   int64_t n = t->n;
   for (int64_t r = begin; r < end; r++) {
@@ -554,17 +588,17 @@ static void NAME(group_norm_backward_rows)(void *context, int64_t begin, int64_t
     A gamma = (A)LOAD(((const S *)t->gamma)[r % t->inner]);
     A mean = ((const A *)t->mean)[r], inverse = 1 / ((const A *)t->deviation)[r];
     double sum = 0, away = 0, product = 0;
-    NAME(add_products)(x, dy, n, mean, &sum, &away, &product);
+    add_products_T(x, dy, n, mean, &sum, &away, &product);
     product = about_mean(product, sum, away, (double)n);
     t->partial[2 * r] = product * inverse;
     t->partial[2 * r + 1] = sum;
     A offset = (A)(sum / (double)n), slope = (A)(product / (double)n * inverse * inverse),
       scale = gamma * inverse;
-    NAME(normalise_back)(x, dy, dx, n, mean, offset, slope, scale);
+    normalise_back_T(x, dy, dx, n, mean, offset, slope, scale);
   }
 }
 
-static void NAME(group_norm_affine)(const layer_norm *t) {
+static void group_norm_affine_T(const layer_norm *t) {
   for (int64_t g = 0; g < t->inner; g++) {
     double dgamma = 0, dbeta = 0;
     for (int64_t r = g; r < t->outer; r += t->inner)
@@ -575,42 +609,42 @@ static void NAME(group_norm_affine)(const layer_norm *t) {
 }
 
 /* --- L2Normalization: data is (outer, n, inner) ----------------------------------------------- */
-static void NAME(l2_rows)(void *context, int64_t begin, int64_t end) {
+static void l2_rows_T(void *context, int64_t begin, int64_t end) {
   const layer_norm *t = context;
   int64_t n = t->n;
   for (int64_t r = begin; r < end; r++) {
     const S *x = (const S *)t->x + r * n;
-    A norm = (A)sqrt((A)NAME(dot)(x, x, n) + (A)t->eps);
-    NAME(scale)(x, (S *)t->y + r * n, n, 1 / norm);
+    A norm = (A)sqrt((A)dot_T(x, x, n) + (A)t->eps);
+    scale_T(x, (S *)t->y + r * n, n, 1 / norm);
     ((A *)t->deviation)[r] = norm;
   }
 }
 
 /* dx = (dy - x * slope) / norm, where slope = sum(x * dy) / norm^2. */
-static void NAME(l2_backward_rows)(void *context, int64_t begin, int64_t end) {
+static void l2_backward_rows_T(void *context, int64_t begin, int64_t end) {
   const layer_norm *t = context;
   int64_t n = t->n;
   for (int64_t r = begin; r < end; r++) {
     const S *x = (const S *)t->x + r * n, *dy = (const S *)t->dy + r * n;
     A inverse = 1 / ((const A *)t->deviation)[r];
-    A slope = (A)(NAME(dot)(x, dy, n) * inverse * inverse);
-    NAME(normalise_back)(x, dy, (S *)t->y + r * n, n, 0, 0, slope, inverse);
+    A slope = (A)(dot_T(x, dy, n) * inverse * inverse);
+    normalise_back_T(x, dy, (S *)t->y + r * n, n, 0, 0, slope, inverse);
   }
 }
 
 /* Units are (outer, block of inner). */
-static void NAME(l2_inner)(void *context, int64_t begin, int64_t end) {
+static void l2_inner_T(void *context, int64_t begin, int64_t end) {
   const layer_norm *t = context;
-  int64_t n = t->n, inner = t->inner, blocks = (inner + NAME(COLUMNS) - 1) / NAME(COLUMNS);
-  const A zeros[NAME(COLUMNS)] = {0};
+  int64_t n = t->n, inner = t->inner, blocks = (inner + COLUMNS_T - 1) / COLUMNS_T;
+  const A zeros[COLUMNS_T] = {0};
   for (int64_t piece = begin; piece < end; piece++) {
-    int64_t o = piece / blocks, at = piece % blocks * NAME(COLUMNS);
-    int width = inner - at < NAME(COLUMNS) ? (int)(inner - at) : NAME(COLUMNS);
+    int64_t o = piece / blocks, at = piece % blocks * COLUMNS_T;
+    int width = inner - at < COLUMNS_T ? (int)(inner - at) : COLUMNS_T;
     const S *x = (const S *)t->x + o * n * inner + at;
     S *y = (S *)t->y + o * n * inner + at;
-    double sums[NAME(COLUMNS)];
-    A inverse[NAME(COLUMNS)];
-    NAME(column_sums)(x, NULL, zeros, n, inner, width, sums);
+    double sums[COLUMNS_T];
+    A inverse[COLUMNS_T];
+    column_sums_T(x, NULL, zeros, n, inner, width, sums);
     for (int j = 0; j < width; j++) {
       A norm = (A)sqrt((A)sums[j] + (A)t->eps);
       inverse[j] = 1 / norm;
@@ -622,18 +656,18 @@ static void NAME(l2_inner)(void *context, int64_t begin, int64_t end) {
   }
 }
 
-static void NAME(l2_backward_inner)(void *context, int64_t begin, int64_t end) {
+static void l2_backward_inner_T(void *context, int64_t begin, int64_t end) {
   const layer_norm *t = context;
-  int64_t n = t->n, inner = t->inner, blocks = (inner + NAME(COLUMNS) - 1) / NAME(COLUMNS);
-  const A zeros[NAME(COLUMNS)] = {0};
+  int64_t n = t->n, inner = t->inner, blocks = (inner + COLUMNS_T - 1) / COLUMNS_T;
+  const A zeros[COLUMNS_T] = {0};
   for (int64_t piece = begin; piece < end; piece++) {
-    int64_t o = piece / blocks, at = piece % blocks * NAME(COLUMNS);
-    int width = inner - at < NAME(COLUMNS) ? (int)(inner - at) : NAME(COLUMNS);
+    int64_t o = piece / blocks, at = piece % blocks * COLUMNS_T;
+    int width = inner - at < COLUMNS_T ? (int)(inner - at) : COLUMNS_T;
     const S *x = (const S *)t->x + o * n * inner + at, *dy = (const S *)t->dy + o * n * inner + at;
     S *dx = (S *)t->y + o * n * inner + at;
-    double sums[NAME(COLUMNS)];
-    A inverse[NAME(COLUMNS)], slope[NAME(COLUMNS)];
-    NAME(column_sums)(x, dy, zeros, n, inner, width, sums);
+    double sums[COLUMNS_T];
+    A inverse[COLUMNS_T], slope[COLUMNS_T];
+    column_sums_T(x, dy, zeros, n, inner, width, sums);
     for (int j = 0; j < width; j++) {
       inverse[j] = 1 / ((const A *)t->deviation)[o * inner + at + j];
       slope[j] = (A)(sums[j] * inverse[j] * inverse[j]);

@@ -3,6 +3,15 @@
  * one; a window without elements gives LOWEST.
  */
 
+/* Names of this instance. */
+#define RUN_T NAME(RUN)
+#define pooling_at_max_T NAME(pooling_at_max)
+#define pooling_backward_T NAME(pooling_backward)
+#define pooling_forward_T NAME(pooling_forward)
+#define run_sum_T NAME(run_sum)
+#define side_by_side_T NAME(side_by_side)
+#define take_T NAME(take)
+
 /* For each output position: the window's clipped bounds, its first element (-1 if none), the
  * divisor of an average, and the output index. */
 #define EACH_PLACE(...)                                                                           \
@@ -37,7 +46,7 @@
 #define LARGER(value, best) (((value) > (best)) | ((value) != (value))) /* branch-free */
 
 /* Sums contiguous elements, in a fixed order of lanes. */
-static A NAME(run_sum)(const S *x, int64_t n) {
+static A run_sum_T(const S *x, int64_t n) {
   enum { LANES = 16 };
   A lanes[LANES] = {0}, total = 0;
   int64_t i = 0;
@@ -48,12 +57,12 @@ static A NAME(run_sum)(const S *x, int64_t n) {
   return total;
 }
 
-enum { NAME(RUN) = 256 }; /* adjacent windows computed at once */
+enum { RUN_T = 256 }; /* adjacent windows computed at once */
 
 /* Combines `width` elements of each of `count` adjacent windows, which are `step` apart. */
-static inline __attribute__((always_inline)) void NAME(take)(const pooling *t, const S *in,
-                                                             int64_t step, int width, int64_t count,
-                                                             A *value) {
+static inline __attribute__((always_inline)) void take_T(const pooling *t, const S *in,
+                                                         int64_t step, int width, int64_t count,
+                                                         A *value) {
 #define EACH_WINDOW(...)                  \
   {                                       \
     for (int64_t x = 0; x < count; x++) { \
@@ -78,20 +87,19 @@ static inline __attribute__((always_inline)) void NAME(take)(const pooling *t, c
 
 /* Computes windows [first, first + count) of an output row, none of which crosses a border along
  * the last axis. The elements of a window are combined in order. */
-static void NAME(side_by_side)(const pooling *t, const S *in, const int64_t *low,
-                               const int64_t *high, int64_t first, int64_t count, A divisor,
-                               S *out) {
+static void side_by_side_T(const pooling *t, const S *in, const int64_t *low, const int64_t *high,
+                           int64_t first, int64_t count, A divisor, S *out) {
   const mpg_window *w = &t->window;
-  A apart[NAME(RUN)], *value = sizeof(S) == sizeof(A) ? (A *)(void *)out : apart;
+  A apart[RUN_T], *value = sizeof(S) == sizeof(A) ? (A *)(void *)out : apart;
   for (int64_t x = 0; x < count; x++) value[x] = t->type == MPG_POOL_MAX ? -(A)INFINITY : 0;
-#define TAKE(width)                                   \
-  {                                                   \
-    if (step == 1)                                    \
-      NAME(take)(t, from, 1, width, count, value);    \
-    else if (step == 2)                               \
-      NAME(take)(t, from, 2, width, count, value);    \
-    else                                              \
-      NAME(take)(t, from, step, width, count, value); \
+#define TAKE(width)                               \
+  {                                               \
+    if (step == 1)                                \
+      take_T(t, from, 1, width, count, value);    \
+    else if (step == 2)                           \
+      take_T(t, from, 2, width, count, value);    \
+    else                                          \
+      take_T(t, from, step, width, count, value); \
   }
   for (int64_t a = low[0]; a < high[0]; a++)
     for (int64_t b = low[1]; b < high[1]; b++) {
@@ -115,7 +123,7 @@ static void NAME(side_by_side)(const pooling *t, const S *in, const int64_t *low
   }
 }
 
-static void NAME(pooling_forward)(void *context, int64_t begin, int64_t end) {
+static void pooling_forward_T(void *context, int64_t begin, int64_t end) {
   const pooling *t = context;
   const mpg_window *w = &t->window;
   int64_t plane = w->in[0] * w->in[1] * w->in[2], places = w->out[0] * w->out[1] * w->out[2];
@@ -131,9 +139,9 @@ static void NAME(pooling_forward)(void *context, int64_t begin, int64_t end) {
         if (rows && x == inner && z0 < z1 && y0 < y1) {
           int64_t low[2] = {z0, y0}, high[2] = {z1, y1};
           A divisor = t->type == MPG_POOL_AVG && counted > 0 ? (A)counted : 1;
-          for (int64_t done = inner; done < behind; done += NAME(RUN))
-            NAME(side_by_side)(t, in, low, high, done, MIN(behind - done, NAME(RUN)), divisor,
-                               out + place + done - inner);
+          for (int64_t done = inner; done < behind; done += RUN_T)
+            side_by_side_T(t, in, low, high, done, MIN(behind - done, RUN_T), divisor,
+                           out + place + done - inner);
           place += behind - inner - 1, x = behind - 1;
           continue;
         } if (t->type == MPG_POOL_MAX) {
@@ -156,10 +164,10 @@ static void NAME(pooling_forward)(void *context, int64_t begin, int64_t end) {
           if (!rows && w->kernel[2] >= 16) {
             for (int64_t a = z0; a < z1; a++)
               if (x1 - x0 == w->in[2])
-                sum += NAME(run_sum)(in + (a * w->in[1] + y0) * w->in[2], (y1 - y0) * w->in[2]);
+                sum += run_sum_T(in + (a * w->in[1] + y0) * w->in[2], (y1 - y0) * w->in[2]);
               else
                 for (int64_t b = y0; b < y1; b++)
-                  sum += NAME(run_sum)(in + (a * w->in[1] + b) * w->in[2] + x0, x1 - x0);
+                  sum += run_sum_T(in + (a * w->in[1] + b) * w->in[2] + x0, x1 - x0);
           } else {
             EACH_ELEMENT(sum += (A)LOAD(in[i]);)
           }
@@ -168,7 +176,7 @@ static void NAME(pooling_forward)(void *context, int64_t begin, int64_t end) {
   }
 }
 
-static void NAME(pooling_backward)(void *context, int64_t begin, int64_t end) {
+static void pooling_backward_T(void *context, int64_t begin, int64_t end) {
   const pooling *t = context;
   const mpg_window *w = &t->window;
   int64_t plane = w->in[0] * w->in[1] * w->in[2], places = w->out[0] * w->out[1] * w->out[2];
@@ -201,7 +209,7 @@ static void NAME(pooling_backward)(void *context, int64_t begin, int64_t end) {
 }
 
 /* out[place] = grad at the maximum of that window; grad has the data's layout. */
-static void NAME(pooling_at_max)(void *context, int64_t begin, int64_t end) {
+static void pooling_at_max_T(void *context, int64_t begin, int64_t end) {
   const pooling *t = context;
   const mpg_window *w = &t->window;
   int64_t plane = w->in[0] * w->in[1] * w->in[2], places = w->out[0] * w->out[1] * w->out[2];

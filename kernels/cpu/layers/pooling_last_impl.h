@@ -3,20 +3,39 @@
  * result is summed in window order, as with channels first.
  */
 
-enum { NAME(CHANNELS) = 64 };
+/* Names of this instance. */
+#define CHANNELS_T NAME(CHANNELS)
+#define GROUPS_T NAME(GROUPS)
+#define LANES_T NAME(LANES)
+#define gather_lanes_T NAME(gather_lanes)
+#define lanes_T NAME(lanes)
+#define largest_lanes_T NAME(largest_lanes)
+#define load_index_T NAME(load_index)
+#define load_lanes_T NAME(load_lanes)
+#define places_T NAME(places)
+#define pooling_at_max_last_T NAME(pooling_at_max_last)
+#define pooling_backward_index_T NAME(pooling_backward_index)
+#define pooling_backward_last_T NAME(pooling_backward_last)
+#define pooling_forward_index_T NAME(pooling_forward_index)
+#define pooling_forward_last_T NAME(pooling_forward_last)
+#define reach_T NAME(reach)
+#define store_index_T NAME(store_index)
+#define store_lanes_T NAME(store_lanes)
+
+enum { CHANNELS_T = 64 };
 
 /* For each output position and its window: `in` and `out` point to the block's channels there. */
 #define EACH_BLOCK(...)                                                                        \
   const pooling *t = context;                                                                  \
   const mpg_window *w = &t->window;                                                            \
   int64_t plane = w->in[0] * w->in[1] * w->in[2], places = w->out[0] * w->out[1] * w->out[2];  \
-  int64_t blocks = (t->channels + NAME(CHANNELS) - 1) / NAME(CHANNELS);                        \
+  int64_t blocks = (t->channels + CHANNELS_T - 1) / CHANNELS_T;                                \
   for (int64_t r = begin; r < end; r++) {                                                      \
-    int64_t n = r / blocks, first = r % blocks * NAME(CHANNELS);                               \
-    int count = (int)MIN(t->channels - first, NAME(CHANNELS));                                 \
+    int64_t n = r / blocks, first = r % blocks * CHANNELS_T;                                   \
+    int count = (int)MIN(t->channels - first, CHANNELS_T);                                     \
     int64_t data = n * plane * t->channels + first, result = n * places * t->channels + first; \
-    if (count == NAME(CHANNELS)) { /* a constant, so that loops over the block unroll */       \
-      enum { width = NAME(CHANNELS) };                                                         \
+    if (count == CHANNELS_T) { /* a constant, so that loops over the block unroll */           \
+      enum { width = CHANNELS_T };                                                             \
       __VA_ARGS__                                                                              \
     } else {                                                                                   \
       const int width = count;                                                                 \
@@ -26,10 +45,10 @@ enum { NAME(CHANNELS) = 64 };
 #define EACH_CHANNEL(...) \
   for (int c = 0; c < width; c++) __VA_ARGS__
 
-static void NAME(pooling_forward_last)(void *context, int64_t begin, int64_t end) {
+static void pooling_forward_last_T(void *context, int64_t begin, int64_t end) {
   EACH_BLOCK(
       const S *in = (const S *)t->data + data; S *out = (S *)t->out + result; EACH_PLACE(
-          A value[NAME(CHANNELS)];
+          A value[CHANNELS_T];
           EACH_CHANNEL(value[c] = t->type == MPG_POOL_MAX ? LEAST : 0;) EACH_ELEMENT({
             const S *x = in + i * t->channels;
             if (t->type == MPG_POOL_MAX)
@@ -54,15 +73,15 @@ static void NAME(pooling_forward_last)(void *context, int64_t begin, int64_t end
 
 /* Finds the maximum of each channel's window and its position, or -1 if the window is empty. */
 #define FIND_LARGEST                                \
-  A best[NAME(CHANNELS)];                           \
-  int64_t at[NAME(CHANNELS)];                       \
+  A best[CHANNELS_T];                               \
+  int64_t at[CHANNELS_T];                           \
   EACH_CHANNEL({ best[c] = LEAST, at[c] = front; }) \
   EACH_ELEMENT(EACH_CHANNEL({                       \
     A a = (A)LOAD(in[i * t->channels + c]);         \
     if (LARGER(a, best[c])) best[c] = a, at[c] = i; \
   }))
 
-static void NAME(pooling_backward_last)(void *context, int64_t begin, int64_t end) {
+static void pooling_backward_last_T(void *context, int64_t begin, int64_t end) {
   EACH_BLOCK(const S *in = (const S *)t->data + data, *grad = (const S *)t->grad + result,
              *pooled = (const S *)t->result + result;
              S *out = (S *)t->out + data; for (int64_t i = 0; i < plane; i++)
@@ -92,7 +111,7 @@ static void NAME(pooling_backward_last)(void *context, int64_t begin, int64_t en
                  }))
 }
 
-static void NAME(pooling_at_max_last)(void *context, int64_t begin, int64_t end) {
+static void pooling_at_max_last_T(void *context, int64_t begin, int64_t end) {
   EACH_BLOCK(const S *in = (const S *)t->data + data, *values = (const S *)t->grad + data;
              S *out = (S *)t->out + result; EACH_PLACE(FIND_LARGEST EACH_CHANNEL(
                  out[place * t->channels + c] =
@@ -101,80 +120,79 @@ static void NAME(pooling_at_max_last)(void *context, int64_t begin, int64_t end)
 
 /* Vectors of channels, GROUPS at a time; loops over them unroll, which keeps them in registers.
  * Positions have the width of values, so that one mask fits both. */
-enum { NAME(LANES) = MPG_VECTOR_BYTES / sizeof(A), NAME(GROUPS) = 4 };
-typedef A NAME(lanes) __attribute__((vector_size(NAME(LANES) * sizeof(A))));
-typedef LANE_INT NAME(places) __attribute__((vector_size(NAME(LANES) * sizeof(LANE_INT))));
+enum { LANES_T = MPG_VECTOR_BYTES / sizeof(A), GROUPS_T = 4 };
+typedef A lanes_T __attribute__((vector_size(LANES_T * sizeof(A))));
+typedef LANE_INT places_T __attribute__((vector_size(LANES_T * sizeof(LANE_INT))));
 
 /* Returns by address, since the ABI for vector arguments depends on the instruction set. */
-static inline __attribute__((always_inline)) void NAME(load_lanes)(const S *from, int count,
-                                                                   NAME(lanes) * v) {
+static inline __attribute__((always_inline)) void load_lanes_T(const S *from, int count,
+                                                               lanes_T *v) {
   A values[64 / sizeof(A)] = {0};
-  if (sizeof *v == 64 && count == NAME(LANES))
+  if (sizeof *v == 64 && count == LANES_T)
     LOAD_LINE(values, from);
   else
-    for (int j = 0; j < MIN(count, NAME(LANES)); j++) values[j] = (A)LOAD(from[j]);
+    for (int j = 0; j < MIN(count, LANES_T); j++) values[j] = (A)LOAD(from[j]);
   memcpy(v, values, sizeof *v);
 }
-static inline __attribute__((always_inline)) void NAME(store_lanes)(const NAME(lanes) * v, S *to,
-                                                                    int count) {
+static inline __attribute__((always_inline)) void store_lanes_T(const lanes_T *v, S *to,
+                                                                int count) {
   A values[64 / sizeof(A)];
   memcpy(values, v, sizeof *v);
-  if (sizeof *v == 64 && count == NAME(LANES))
+  if (sizeof *v == 64 && count == LANES_T)
     STORE_LINE(to, values);
   else
-    for (int j = 0; j < MIN(count, NAME(LANES)); j++) to[j] = STORE(values[j]);
+    for (int j = 0; j < MIN(count, LANES_T); j++) to[j] = STORE(values[j]);
 }
-static inline __attribute__((always_inline)) void NAME(load_index)(const uint8_t *from, int count,
-                                                                   NAME(places) * v) {
-  LANE_INT values[NAME(LANES)] = {0};
-  for (int j = 0; j < MIN(count, NAME(LANES)); j++) values[j] = from[j];
+static inline __attribute__((always_inline)) void load_index_T(const uint8_t *from, int count,
+                                                               places_T *v) {
+  LANE_INT values[LANES_T] = {0};
+  for (int j = 0; j < MIN(count, LANES_T); j++) values[j] = from[j];
   memcpy(v, values, sizeof *v);
 }
-static inline __attribute__((always_inline)) void NAME(store_index)(const NAME(places) * v,
-                                                                    uint8_t *to, int count) {
-  LANE_INT values[NAME(LANES)];
+static inline __attribute__((always_inline)) void store_index_T(const places_T *v, uint8_t *to,
+                                                                int count) {
+  LANE_INT values[LANES_T];
   memcpy(values, v, sizeof *v);
-  for (int j = 0; j < MIN(count, NAME(LANES)); j++) to[j] = (uint8_t)values[j];
+  for (int j = 0; j < MIN(count, LANES_T); j++) to[j] = (uint8_t)values[j];
 }
 
 /* Windows that contain an element, as offsets and window indices; identical away from borders. */
-typedef struct NAME(reach) {
+typedef struct reach_T {
   int count;
   int64_t offset[MPG_POOLING_INDEX_NONE];
   LANE_INT number[MPG_POOLING_INDEX_NONE]; /* element's index in the window, with padding */
-} NAME(reach);
+} reach_T;
 
 /* Finds the maximum of each of `groups` vectors of channels; the last vector has `count`
  * channels. */
-static inline __attribute__((always_inline)) void NAME(largest_lanes)(const NAME(reach) * r,
-                                                                      const S *in, S *out,
-                                                                      uint8_t *index, int groups,
-                                                                      int count) {
-  NAME(lanes) best[NAME(GROUPS)];
-  NAME(places) at[NAME(GROUPS)];
+static inline __attribute__((always_inline)) void largest_lanes_T(const reach_T *r, const S *in,
+                                                                  S *out, uint8_t *index,
+                                                                  int groups, int count) {
+  lanes_T best[GROUPS_T];
+  places_T at[GROUPS_T];
   MPG_UNROLL(4)
   for (int g = 0; g < groups; g++) {
-    best[g] = (NAME(lanes)){0} + (r->count ? -(A)INFINITY : LOWEST);
-    at[g] = (NAME(places)){0} + (r->count ? r->number[0] : MPG_POOLING_INDEX_NONE);
+    best[g] = (lanes_T){0} + (r->count ? -(A)INFINITY : LOWEST);
+    at[g] = (places_T){0} + (r->count ? r->number[0] : MPG_POOLING_INDEX_NONE);
   }
   for (int e = 0; e < r->count; e++) MPG_UNROLL(4)
   for (int g = 0; g < groups; g++) {
-    NAME(lanes) value;
-    NAME(load_lanes)(in + r->offset[e] + g * NAME(LANES), count, &value);
-    NAME(places) larger = (value > best[g]) | (value != value);
-    best[g] = (NAME(lanes))((larger & (NAME(places))value) | (~larger & (NAME(places))best[g]));
+    lanes_T value;
+    load_lanes_T(in + r->offset[e] + g * LANES_T, count, &value);
+    places_T larger = (value > best[g]) | (value != value);
+    best[g] = (lanes_T)((larger & (places_T)value) | (~larger & (places_T)best[g]));
     at[g] = (larger & r->number[e]) | (~larger & at[g]);
   }
   MPG_UNROLL(4)
   for (int g = 0; g < groups; g++) {
-    NAME(store_lanes)(&best[g], out + g * NAME(LANES), count);
-    NAME(store_index)(&at[g], index + g * NAME(LANES), count);
+    store_lanes_T(&best[g], out + g * LANES_T, count);
+    store_index_T(&at[g], index + g * LANES_T, count);
   }
 }
 
 /* Stores the maximum and its position in the window, including padding. */
-static void NAME(pooling_forward_index)(void *context, int64_t begin, int64_t end) {
-  NAME(reach) reach;
+static void pooling_forward_index_T(void *context, int64_t begin, int64_t end) {
+  reach_T reach;
   EACH_BLOCK(
       const S *in = (const S *)t->data + data; S *out = (S *)t->out + result;
       uint8_t *index = t->index + result; EACH_PLACE(
@@ -188,33 +206,30 @@ static void NAME(pooling_forward_index)(void *context, int64_t begin, int64_t en
                                w->kernel[2] +
                            d - x * w->stride[2] + w->pad[2]);
           } int64_t to = place * t->channels;
-          for (int c = 0, step; c < width;
-               c += step) if ((step = NAME(GROUPS) * NAME(LANES)) <= width - c)
-              NAME(largest_lanes)(&reach, in + c, out + to + c, index + to + c, NAME(GROUPS),
-                                  NAME(LANES));
-          else if ((step = NAME(LANES)) <= width - c)
-              NAME(largest_lanes)(&reach, in + c, out + to + c, index + to + c, 1, NAME(LANES));
-          else NAME(largest_lanes)(&reach, in + c, out + to + c, index + to + c, 1, width - c);))
+          for (int c = 0, step; c < width; c += step) if ((step = GROUPS_T * LANES_T) <= width - c)
+              largest_lanes_T(&reach, in + c, out + to + c, index + to + c, GROUPS_T, LANES_T);
+          else if ((step = LANES_T) <= width - c)
+              largest_lanes_T(&reach, in + c, out + to + c, index + to + c, 1, LANES_T);
+          else largest_lanes_T(&reach, in + c, out + to + c, index + to + c, 1, width - c);))
 }
 
 /* One vector at a time: with several, compilers do not widen the bytes of `index` in registers. */
-static inline __attribute__((always_inline)) void NAME(gather_lanes)(const NAME(reach) * r,
-                                                                     const S *grad,
-                                                                     const uint8_t *index, S *out,
-                                                                     int count) {
-  NAME(lanes) sum = {0}, slope;
+static inline __attribute__((always_inline)) void gather_lanes_T(const reach_T *r, const S *grad,
+                                                                 const uint8_t *index, S *out,
+                                                                 int count) {
+  lanes_T sum = {0}, slope;
   for (int e = 0; e < r->count; e++) {
-    NAME(places) which;
-    NAME(load_lanes)(grad + r->offset[e], count, &slope);
-    NAME(load_index)(index + r->offset[e], count, &which);
-    sum += (NAME(lanes))((which == r->number[e]) & (NAME(places))slope);
+    places_T which;
+    load_lanes_T(grad + r->offset[e], count, &slope);
+    load_index_T(index + r->offset[e], count, &which);
+    sum += (lanes_T)((which == r->number[e]) & (places_T)slope);
   }
-  NAME(store_lanes)(&sum, out, count);
+  store_lanes_T(&sum, out, count);
 }
 
 /* Each element gathers gradients from the windows that contain it, in order. */
-static void NAME(pooling_backward_index)(void *context, int64_t begin, int64_t end) {
-  NAME(reach) reach;
+static void pooling_backward_index_T(void *context, int64_t begin, int64_t end) {
+  reach_T reach;
   EACH_BLOCK(const S *grad = (const S *)t->grad + result; const uint8_t *index = t->index + result;
              S *out = (S *)t->out + data; for (int64_t i = 0; i < plane; i++) {
                int64_t at[3] = {i / w->in[2] / w->in[1], i / w->in[2] % w->in[1], i % w->in[2]},
@@ -238,9 +253,9 @@ static void NAME(pooling_backward_index)(void *context, int64_t begin, int64_t e
                    }
                S *to = out + i * t->channels;
                int c = 0;
-               for (; c + NAME(LANES) <= width; c += NAME(LANES))
-                 NAME(gather_lanes)(&reach, grad + c, index + c, to + c, NAME(LANES));
-               if (c < width) NAME(gather_lanes)(&reach, grad + c, index + c, to + c, width - c);
+               for (; c + LANES_T <= width; c += LANES_T)
+                 gather_lanes_T(&reach, grad + c, index + c, to + c, LANES_T);
+               if (c < width) gather_lanes_T(&reach, grad + c, index + c, to + c, width - c);
              })
 }
 

@@ -1,10 +1,22 @@
 /* Linear algebra for one dtype. Included by linalg.c with
- *   T   the dtype      B   its functions in mpg_openblas      NAME(x)   names of this instance
+ *   T   the dtype      B   its functions in mpg_openblas      NAME(x)   spelled x_T here
  * LAPACK matrices are column-major, so it sees these matrices transposed: their lower triangles are
  * its upper ones. Functions on one matrix return 0, or LAPACK's error code.
  */
 
-static int NAME(potrf)(const matrices *t, int64_t i, void *scratch) {
+/* Names of this instance. */
+#define det_T NAME(det)
+#define gelqf_T NAME(gelqf)
+#define inverse_T NAME(inverse)
+#define mirror_T NAME(mirror)
+#define part_T NAME(part)
+#define potrf_T NAME(potrf)
+#define potri_T NAME(potri)
+#define syevd_T NAME(syevd)
+#define syrk_T NAME(syrk)
+#define triangular_T NAME(triangular)
+
+static int potrf_T(const matrices *t, int64_t i, void *scratch) {
   (void)scratch;
   bool lower = ((const mpg_linalg_cholesky_params *)t->call->params)->lower;
   T *out = (T *)t->call->outputs[0].data + i * t->n * t->n;
@@ -18,7 +30,7 @@ static int NAME(potrf)(const matrices *t, int64_t i, void *scratch) {
 }
 
 /* Copies one triangle to the other. */
-static void NAME(mirror)(T *a, int64_t n, bool lower) {
+static void mirror_T(T *a, int64_t n, bool lower) {
   for (int64_t r = 0; r < n; r++)
     for (int64_t c = 0; c < r; c++) {
       if (lower)
@@ -28,7 +40,7 @@ static void NAME(mirror)(T *a, int64_t n, bool lower) {
     }
 }
 
-static int NAME(potri)(const matrices *t, int64_t i, void *scratch) {
+static int potri_T(const matrices *t, int64_t i, void *scratch) {
   (void)scratch;
   bool lower = ((const mpg_linalg_cholesky_params *)t->call->params)->lower;
   T *out = (T *)t->call->outputs[0].data + i * t->n * t->n;
@@ -36,11 +48,11 @@ static int NAME(potri)(const matrices *t, int64_t i, void *scratch) {
   memcpy(out, (const T *)t->call->inputs[0].data + i * t->n * t->n,
          (size_t)(t->n * t->n) * sizeof(T));
   t->blas->B.potri(lower ? "U" : "L", &n, out, &n, &info, 1);
-  NAME(mirror)(out, t->n, lower);
+  mirror_T(out, t->n, lower);
   return info;
 }
 
-static int NAME(triangular)(const matrices *t, int64_t i, void *scratch) {
+static int triangular_T(const matrices *t, int64_t i, void *scratch) {
   (void)scratch;
   const mpg_linalg_triangular_params *p = t->call->params;
   const T *a = (const T *)t->call->inputs[0].data + i * t->n * t->n;
@@ -55,7 +67,7 @@ static int NAME(triangular)(const matrices *t, int64_t i, void *scratch) {
   return 0;
 }
 
-static int NAME(syrk)(const matrices *t, int64_t i, void *scratch) {
+static int syrk_T(const matrices *t, int64_t i, void *scratch) {
   (void)scratch;
   const mpg_linalg_syrk_params *p = t->call->params;
   T *out = (T *)t->call->outputs[0].data + i * t->n * t->n;
@@ -64,12 +76,12 @@ static int NAME(syrk)(const matrices *t, int64_t i, void *scratch) {
                   (int)(p->transpose ? t->rows : t->columns), (T)p->alpha,
                   (const T *)t->call->inputs[0].data + i * t->rows * t->columns, (int)t->columns, 0,
                   out, (int)t->n);
-  NAME(mirror)(out, t->n, true);
+  mirror_T(out, t->n, true);
   return 0;
 }
 
 /* Factors A by factoring A^T = Q^T L^T, which is the matrix that LAPACK sees. */
-static int NAME(gelqf)(const matrices *t, int64_t i, void *scratch) {
+static int gelqf_T(const matrices *t, int64_t i, void *scratch) {
   T *q = (T *)t->call->outputs[0].data + i * t->rows * t->columns,
     *l = (T *)t->call->outputs[1].data + i * t->rows * t->rows;
   T *tau = scratch, *work = tau + t->rows;
@@ -85,7 +97,7 @@ static int NAME(gelqf)(const matrices *t, int64_t i, void *scratch) {
   return info;
 }
 
-static int NAME(syevd)(const matrices *t, int64_t i, void *scratch) {
+static int syevd_T(const matrices *t, int64_t i, void *scratch) {
   int64_t n = t->n;
   T *u = (T *)t->call->outputs[0].data + i * n * n, *work = scratch;
   int size = (int)n, work_size = (int)(1 + 6 * n + 2 * n * n), places_size = (int)(3 + 5 * n),
@@ -103,7 +115,7 @@ static int NAME(syevd)(const matrices *t, int64_t i, void *scratch) {
   return info;
 }
 
-static int NAME(inverse)(const matrices *t, int64_t i, void *scratch) {
+static int inverse_T(const matrices *t, int64_t i, void *scratch) {
   T *out = (T *)t->call->outputs[0].data + i * t->n * t->n, *work = scratch;
   int n = (int)t->n, work_size = (int)(LAPACK_BLOCK * t->n), *pivots = (int *)(work + work_size),
       info = 0;
@@ -117,7 +129,7 @@ static int NAME(inverse)(const matrices *t, int64_t i, void *scratch) {
 }
 
 /* Computes det, or its sign and logarithm. */
-static int NAME(det)(const matrices *t, int64_t i, void *scratch) {
+static int det_T(const matrices *t, int64_t i, void *scratch) {
   T *lu = scratch, swaps = 1, sign = 1, logarithm = 0, product = 1;
   int n = (int)t->n, *pivots = (int *)(lu + t->n * t->n), info = 0;
   if (n)
@@ -141,7 +153,7 @@ static int NAME(det)(const matrices *t, int64_t i, void *scratch) {
 }
 
 /* Copies between a matrix and the packed vector of its triangle. */
-static int NAME(part)(const matrices *t, int64_t i, void *scratch) {
+static int part_T(const matrices *t, int64_t i, void *scratch) {
   (void)scratch;
   int64_t n = t->n, away = t->offset < 0 ? -t->offset : t->offset, side = n - away, at = 0;
   int64_t count = side * (side + 1) / 2;

@@ -73,11 +73,11 @@ static inline int32_t magnitude_i32(int32_t x) { return x < 0 ? (int32_t)(0u - (
 static inline int64_t magnitude_i64(int64_t x) { return x < 0 ? (int64_t)(0u - (uint64_t)x) : x; }
 /* Vector maximum and minimum that return the first operand if it is NaN, and loads of narrower
  * numbers. The processor's float maximum returns the second operand if either is NaN. */
-#define AS_CHOSEN(result, x, y, keep)      \
-  do {                                     \
-    NAME(mask) keep_ = (NAME(mask))(keep); \
-    result = y;                            \
-    NAME(choose)(&keep_, &(x), &result);   \
+#define AS_CHOSEN(result, x, y, keep) \
+  do {                                \
+    mask_T keep_ = (mask_T)(keep);    \
+    result = y;                       \
+    choose_T(&keep_, &(x), &result);  \
   } while (0)
 #if defined(__AVX512F__)
 #define EXTREME(T, M, result, x, y, name)                                                       \

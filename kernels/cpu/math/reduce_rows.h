@@ -1,5 +1,6 @@
 /* Arithmetic of reductions for one accumulator type. Included by reduce.c with
  *   T, U (type of additions and multiplications), INT (a signed integer of its size), NAME(x)
+ *       (spelled x_T here)
  *   LOWEST, HIGHEST, MAGNITUDE(x), IS_NAN(x)
  *   LARGEST(result, x, y), SMALLEST: on vectors, x if it is NaN, else the larger (smaller), y if
  *       they are equal
@@ -12,19 +13,49 @@
  * instruction set's width (compilers split wider ones, and comparisons into single elements). The
  * order of combinations does not depend on the width.
  */
-enum { NAME(LANES) = MPG_VECTOR_BYTES / sizeof(T), NAME(VECTORS) = MPG_WIDE / NAME(LANES) };
-typedef T NAME(vector)
-    __attribute__((vector_size(MPG_VECTOR_BYTES), aligned(sizeof(T)), may_alias));
-typedef U NAME(unsigned_vector)
-    __attribute__((vector_size(MPG_VECTOR_BYTES), aligned(sizeof(T)), may_alias));
-typedef INT NAME(mask)
-    __attribute__((vector_size(MPG_VECTOR_BYTES), aligned(sizeof(T)), may_alias));
 
-static T NAME(identity)(mpg_combine how) {
+/* Names of this instance. */
+#define LANES_T NAME(LANES)
+#define VECTORS_T NAME(VECTORS)
+#define add_rest_T NAME(add_rest)
+#define arithmetic_T NAME(arithmetic)
+#define arithmetic_of_T NAME(arithmetic_of)
+#define choose_T NAME(choose)
+#define collect_T NAME(collect)
+#define columns_T NAME(columns)
+#define combine_T NAME(combine)
+#define combine_vector_T NAME(combine_vector)
+#define end_chunk_T NAME(end_chunk)
+#define feed_T NAME(feed)
+#define halve_T NAME(halve)
+#define identity_T NAME(identity)
+#define lines_as_T NAME(lines_as)
+#define load_T NAME(load)
+#define load_one_T NAME(load_one)
+#define mask_T NAME(mask)
+#define narrow_T NAME(narrow)
+#define prepare_T NAME(prepare)
+#define push_T NAME(push)
+#define rows_as_T NAME(rows_as)
+#define run_items_T NAME(run_items)
+#define run_lines_T NAME(run_lines)
+#define short_lines_T NAME(short_lines)
+#define source_arithmetic_T NAME(source_arithmetic)
+#define source_rows_T NAME(source_rows)
+#define unsigned_vector_T NAME(unsigned_vector)
+#define vector_T NAME(vector)
+
+enum { LANES_T = MPG_VECTOR_BYTES / sizeof(T), VECTORS_T = MPG_WIDE / LANES_T };
+typedef T vector_T __attribute__((vector_size(MPG_VECTOR_BYTES), aligned(sizeof(T)), may_alias));
+typedef U unsigned_vector_T
+    __attribute__((vector_size(MPG_VECTOR_BYTES), aligned(sizeof(T)), may_alias));
+typedef INT mask_T __attribute__((vector_size(MPG_VECTOR_BYTES), aligned(sizeof(T)), may_alias));
+
+static T identity_T(mpg_combine how) {
   return how == MPG_ADD ? 0 : how == MPG_MULTIPLY ? 1 : how == MPG_LARGEST ? LOWEST : HIGHEST;
 }
 
-INLINE T NAME(combine)(mpg_combine how, T x, T y) {
+INLINE T combine_T(mpg_combine how, T x, T y) {
   switch (how) {
     case MPG_ADD: return (T)((U)x + (U)y);
     case MPG_MULTIPLY: return (T)((U)x * (U)y);
@@ -32,7 +63,7 @@ INLINE T NAME(combine)(mpg_combine how, T x, T y) {
     default: return IS_NAN(x) ? x : x < y ? x : y;
   }
 }
-INLINE T NAME(prepare)(mpg_prepare how, T x) {
+INLINE T prepare_T(mpg_prepare how, T x) {
   switch (how) {
     case MPG_MAGNITUDE: return MAGNITUDE(x);
     case MPG_SQUARE: return (T)((U)x * (U)x);
@@ -44,16 +75,16 @@ INLINE T NAME(prepare)(mpg_prepare how, T x) {
 
 /* Vector versions. By address, since the ABI for vector arguments depends on the instruction
  * set. */
-INLINE void NAME(choose)(const NAME(mask) * where, const NAME(vector) * x, NAME(vector) * y) {
-  *y = (NAME(vector))((*where & (NAME(mask)) * x) | (~*where & (NAME(mask)) * y));
+INLINE void choose_T(const mask_T *where, const vector_T *x, vector_T *y) {
+  *y = (vector_T)((*where & (mask_T)*x) | (~*where & (mask_T)*y));
 }
-INLINE void NAME(combine_vector)(mpg_combine how, NAME(vector) * x, const NAME(vector) * y) {
+INLINE void combine_vector_T(mpg_combine how, vector_T *x, const vector_T *y) {
   if (how == MPG_ADD) {
-    *x = (NAME(vector))((NAME(unsigned_vector)) * x + (NAME(unsigned_vector)) * y);
+    *x = (vector_T)((unsigned_vector_T)*x + (unsigned_vector_T)*y);
   } else if (how == MPG_MULTIPLY) {
-    *x = (NAME(vector))((NAME(unsigned_vector)) * x * (NAME(unsigned_vector)) * y);
+    *x = (vector_T)((unsigned_vector_T)*x * (unsigned_vector_T)*y);
   } else {
-    NAME(vector) result;
+    vector_T result;
     if (how == MPG_LARGEST)
       LARGEST(result, *x, *y);
     else
@@ -62,9 +93,8 @@ INLINE void NAME(combine_vector)(mpg_combine how, NAME(vector) * x, const NAME(v
   }
 }
 /* Loads the vector at element i of `from`, whose type is T or as `source` says. */
-INLINE void NAME(load)(mpg_prepare how, source_kind source, const void *from, int64_t i,
-                       NAME(vector) * v) {
-  NAME(vector) x = {0}; /* gcc does not see that all lanes are written */
+INLINE void load_T(mpg_prepare how, source_kind source, const void *from, int64_t i, vector_T *v) {
+  vector_T x = {0}; /* gcc does not see that all lanes are written */
   (void)source;
 #ifdef NARROW
   if (source == SOURCE_NARROW)
@@ -73,120 +103,119 @@ INLINE void NAME(load)(mpg_prepare how, source_kind source, const void *from, in
     LOAD_NARROW_TOO(x, (const NARROW_TOO *)from + i);
   else
 #endif
-    x = *(const NAME(vector) *)(const void *)((const T *)from + i);
+    x = *(const vector_T *)(const void *)((const T *)from + i);
   if (how == MPG_SQUARE) {
-    x = (NAME(vector))((NAME(unsigned_vector))x * (NAME(unsigned_vector))x);
+    x = (vector_T)((unsigned_vector_T)x * (unsigned_vector_T)x);
   } else if (how == MPG_MAGNITUDE) {
-    T values[NAME(LANES)];
+    T values[LANES_T];
     memcpy(values, &x, sizeof x);
-    for (int k = 0; k < NAME(LANES); k++) values[k] = MAGNITUDE(values[k]);
+    for (int k = 0; k < LANES_T; k++) values[k] = MAGNITUDE(values[k]);
     memcpy(&x, values, sizeof x);
   } else if (how != MPG_PLAIN) {
-    NAME(mask) number = ~(NAME(mask))IS_NAN(x);
-    NAME(vector) other = (NAME(vector)){0} + (T)(how == MPG_NAN_TO_1);
-    NAME(choose)(&number, &x, &other);
+    mask_T number = ~(mask_T)IS_NAN(x);
+    vector_T other = (vector_T){0} + (T)(how == MPG_NAN_TO_1);
+    choose_T(&number, &x, &other);
     x = other;
   }
   *v = x;
 }
 /* Loads one element of `from`. */
-INLINE T NAME(load_one)(mpg_prepare how, source_kind source, const void *from, int64_t i) {
+INLINE T load_one_T(mpg_prepare how, source_kind source, const void *from, int64_t i) {
   (void)source;
 #ifdef NARROW
-  if (source == SOURCE_NARROW) return NAME(prepare)(how, (T)OF_NARROW(((const NARROW *)from)[i]));
+  if (source == SOURCE_NARROW) return prepare_T(how, (T)OF_NARROW(((const NARROW *)from)[i]));
   if (source == SOURCE_NARROW_TOO)
-    return NAME(prepare)(how, (T)OF_NARROW_TOO(((const NARROW_TOO *)from)[i]));
+    return prepare_T(how, (T)OF_NARROW_TOO(((const NARROW_TOO *)from)[i]));
 #endif
-  return NAME(prepare)(how, ((const T *)from)[i]);
+  return prepare_T(how, ((const T *)from)[i]);
 }
 
 /* acc = ((acc + row) + row) + ...; `first` ignores the old acc. Columns that do not fill a vector
  * are covered by two overlapping vectors, which compute equal results. */
-INLINE void NAME(rows_as)(mpg_combine how, mpg_prepare prepare, source_kind source,
-                          const void *rows, int64_t stride, int64_t n, T *acc, int64_t width,
-                          bool first) {
-  enum { LANES = NAME(LANES) };
-  NAME(vector) v[4], row;
+INLINE void rows_as_T(mpg_combine how, mpg_prepare prepare, source_kind source, const void *rows,
+                      int64_t stride, int64_t n, T *acc, int64_t width, bool first) {
+  enum { LANES = LANES_T };
+  vector_T v[4], row;
   int64_t i = 0;
   if (width < LANES) {
     for (; i < width; i++) {
-      T x = first ? NAME(load_one)(prepare, source, rows, i) : acc[i];
+      T x = first ? load_one_T(prepare, source, rows, i) : acc[i];
       for (int64_t r = first; r < n; r++)
-        x = NAME(combine)(how, x, NAME(load_one)(prepare, source, rows, r * stride + i));
+        x = combine_T(how, x, load_one_T(prepare, source, rows, r * stride + i));
       acc[i] = x;
     }
     return;
   }
-  NAME(vector) last = {0}; /* gcc does not see that this is set before it is read */
+  vector_T last = {0}; /* gcc does not see that this is set before it is read */
   bool ragged = width % LANES;
   if (ragged) {
     int64_t at = width - LANES;
     if (first)
-      NAME(load)(prepare, source, rows, at, &last);
+      load_T(prepare, source, rows, at, &last);
     else
-      NAME(load)(MPG_PLAIN, SOURCE_T, acc, at, &last);
+      load_T(MPG_PLAIN, SOURCE_T, acc, at, &last);
     for (int64_t r = first; r < n; r++) {
-      NAME(load)(prepare, source, rows, at + r * stride, &row);
-      NAME(combine_vector)(how, &last, &row);
+      load_T(prepare, source, rows, at + r * stride, &row);
+      combine_vector_T(how, &last, &row);
     }
   }
   for (; i + 4 * LANES <= width; i += 4 * LANES) {
     for (int k = 0; k < 4; k++) {
       if (first)
-        NAME(load)(prepare, source, rows, i + k * LANES, &v[k]);
+        load_T(prepare, source, rows, i + k * LANES, &v[k]);
       else
-        NAME(load)(MPG_PLAIN, SOURCE_T, acc, i + k * LANES, &v[k]);
+        load_T(MPG_PLAIN, SOURCE_T, acc, i + k * LANES, &v[k]);
     }
     for (int64_t r = first; r < n; r++)
       for (int k = 0; k < 4; k++) {
-        NAME(load)(prepare, source, rows, r * stride + i + k * LANES, &row);
-        NAME(combine_vector)(how, &v[k], &row);
+        load_T(prepare, source, rows, r * stride + i + k * LANES, &row);
+        combine_vector_T(how, &v[k], &row);
       }
-    for (int k = 0; k < 4; k++) *(NAME(vector) *)(void *)(acc + i + k * LANES) = v[k];
+    for (int k = 0; k < 4; k++) *(vector_T *)(void *)(acc + i + k * LANES) = v[k];
   }
   for (; i + LANES <= width; i += LANES) {
     if (first)
-      NAME(load)(prepare, source, rows, i, &v[0]);
+      load_T(prepare, source, rows, i, &v[0]);
     else
-      NAME(load)(MPG_PLAIN, SOURCE_T, acc, i, &v[0]);
+      load_T(MPG_PLAIN, SOURCE_T, acc, i, &v[0]);
     for (int64_t r = first; r < n; r++) {
-      NAME(load)(prepare, source, rows, r * stride + i, &row);
-      NAME(combine_vector)(how, &v[0], &row);
+      load_T(prepare, source, rows, r * stride + i, &row);
+      combine_vector_T(how, &v[0], &row);
     }
-    *(NAME(vector) *)(void *)(acc + i) = v[0];
+    *(vector_T *)(void *)(acc + i) = v[0];
   }
-  if (ragged) *(NAME(vector) *)(void *)(acc + width - LANES) = last;
+  if (ragged) *(vector_T *)(void *)(acc + width - LANES) = last;
 }
 
 /* Reduces the lanes of a line by halves, in place. */
-INLINE T NAME(halve)(mpg_combine how, NAME(vector) * v, int vectors) {
-  NAME(mask) iota;
-  for (int j = 0; j < NAME(LANES); j++) iota[j] = j;
+INLINE T halve_T(mpg_combine how, vector_T *v, int vectors) {
+  mask_T iota;
+  for (int j = 0; j < LANES_T; j++) iota[j] = j;
   for (int half = vectors / 2; half; half /= 2)
-    for (int k = 0; k < half; k++) NAME(combine_vector)(how, &v[k], &v[k + half]);
+    for (int k = 0; k < half; k++) combine_vector_T(how, &v[k], &v[k + half]);
   MPG_UNROLL(4)
-  for (int half = NAME(LANES) / 2; half; half /= 2) {
+  for (int half = LANES_T / 2; half; half /= 2) {
 #ifdef __clang__
-    NAME(vector) other = {0};
-    for (int j = 0; j < NAME(LANES); j++) other[j] = v[0][(iota[j] + half) & (NAME(LANES) - 1)];
+    vector_T other = {0};
+    for (int j = 0; j < LANES_T; j++) other[j] = v[0][(iota[j] + half) & (LANES_T - 1)];
 #else
-    NAME(vector) other = __builtin_shuffle(v[0], (iota + half) & (NAME(LANES) - 1));
+    vector_T other = __builtin_shuffle(v[0], (iota + half) & (LANES_T - 1));
 #endif
-    NAME(combine_vector)(how, &v[0], &other);
+    combine_vector_T(how, &v[0], &other);
   }
   return v[0][0];
 }
 
 /* Combines v with the remaining `rest` elements, lane by lane. */
-INLINE void NAME(add_rest)(mpg_combine how, mpg_prepare prepare, const T *behind, int64_t rest,
-                           int vectors, const NAME(mask) * inside, NAME(vector) * v) {
+INLINE void add_rest_T(mpg_combine how, mpg_prepare prepare, const T *behind, int64_t rest,
+                       int vectors, const mask_T *inside, vector_T *v) {
   MPG_UNROLL(8)
-  for (int k = 0; k < NAME(VECTORS); k++)
-    if (k < vectors && k * NAME(LANES) < rest) {
-      NAME(vector) kept = v[k], row;
-      NAME(load)(prepare, SOURCE_T, behind, k * NAME(LANES), &row);
-      NAME(combine_vector)(how, &kept, &row);
-      NAME(choose)(&inside[k], &kept, &v[k]);
+  for (int k = 0; k < VECTORS_T; k++)
+    if (k < vectors && k * LANES_T < rest) {
+      vector_T kept = v[k], row;
+      load_T(prepare, SOURCE_T, behind, k * LANES_T, &row);
+      combine_vector_T(how, &kept, &row);
+      choose_T(&inside[k], &kept, &v[k]);
     }
 }
 
@@ -194,25 +223,25 @@ INLINE void NAME(add_rest)(mpg_combine how, mpg_prepare prepare, const T *behind
  * MPG_WIDE interleaved lanes, or half as many if a line has fewer elements (at least 16). `line`
  * points to them in the accumulator's type, readable up to `limit`; NULL if they need
  * conversion. */
-INLINE void NAME(lines_as)(mpg_combine how, mpg_prepare prepare, source_kind source, const pass *p,
-                           int64_t at, const T *line, int64_t count, int64_t lines, const T *limit,
-                           T *out) {
-  enum { LANES = NAME(LANES), VECTORS = NAME(VECTORS), PIECE = MPG_ROWS * MPG_WIDE };
-  NAME(mask) iota[VECTORS], inside[VECTORS];
+INLINE void lines_as_T(mpg_combine how, mpg_prepare prepare, source_kind source, const pass *p,
+                       int64_t at, const T *line, int64_t count, int64_t lines, const T *limit,
+                       T *out) {
+  enum { LANES = LANES_T, VECTORS = VECTORS_T, PIECE = MPG_ROWS * MPG_WIDE };
+  mask_T iota[VECTORS], inside[VECTORS];
   for (int k = 0; k < VECTORS; k++)
     for (int j = 0; j < LANES; j++) iota[k][j] = k * LANES + j;
   const int wide = count >= MPG_WIDE ? MPG_WIDE : MPG_WIDE / 2, vectors = wide / LANES;
   int64_t whole = count / wide * wide, rest = count - whole;
-  for (int k = 0; k < VECTORS; k++) inside[k] = iota[k] < (NAME(mask)){0} + (INT)rest;
+  for (int k = 0; k < VECTORS; k++) inside[k] = iota[k] < (mask_T){0} + (INT)rest;
   mpg_block_buffer buffer;
-  NAME(vector) levels[LEVELS][VECTORS], v[VECTORS] = {{0}}, row;
+  vector_T levels[LEVELS][VECTORS], v[VECTORS] = {{0}}, row;
   if (line && whole == MPG_WIDE) /* fast path of the loop below, which is slow for few elements */
     for (; lines > 1; lines--, line += count) {
       MPG_UNROLL(8)
-      for (int k = 0; k < VECTORS; k++) NAME(load)(prepare, SOURCE_T, line, k * LANES, &v[k]);
+      for (int k = 0; k < VECTORS; k++) load_T(prepare, SOURCE_T, line, k * LANES, &v[k]);
       if (line + whole + MPG_WIDE > limit) break;
-      NAME(add_rest)(how, prepare, line + whole, rest, VECTORS, inside, v);
-      *out++ = NAME(halve)(how, v, VECTORS);
+      add_rest_T(how, prepare, line + whole, rest, VECTORS, inside, v);
+      *out++ = halve_T(how, v, VECTORS);
       at += count;
     }
   for (int64_t r = 0; r < lines; r++, at += count, line = line ? line + count : NULL) {
@@ -225,21 +254,21 @@ INLINE void NAME(lines_as)(mpg_combine how, mpg_prepare prepare, source_kind sou
           : line ? line + done
                  : mpg_cpu_load(p->compute, p->dtype, p->source, at + done, n, &buffer);
       if (vectors == VECTORS) {
-        for (int k = 0; k < VECTORS; k++) NAME(load)(prepare, source, piece, k * LANES, &v[k]);
+        for (int k = 0; k < VECTORS; k++) load_T(prepare, source, piece, k * LANES, &v[k]);
         for (int64_t i = MPG_WIDE; i < n; i += MPG_WIDE)
           for (int k = 0; k < VECTORS; k++) {
-            NAME(load)(prepare, source, piece, i + k * LANES, &row);
-            NAME(combine_vector)(how, &v[k], &row);
+            load_T(prepare, source, piece, i + k * LANES, &row);
+            combine_vector_T(how, &v[k], &row);
           }
       } else {
-        for (int k = 0; k < VECTORS / 2; k++) NAME(load)(prepare, source, piece, k * LANES, &v[k]);
+        for (int k = 0; k < VECTORS / 2; k++) load_T(prepare, source, piece, k * LANES, &v[k]);
       }
       done += n;
       if (done == whole) break;
       int level = 0;
       for (; pieces >> level & 1; level++)
         for (int k = 0; k < VECTORS; k++) {
-          NAME(combine_vector)(how, &levels[level][k], &v[k]);
+          combine_vector_T(how, &levels[level][k], &v[k]);
           v[k] = levels[level][k];
         }
       for (int k = 0; k < VECTORS; k++) levels[level][k] = v[k];
@@ -249,7 +278,7 @@ INLINE void NAME(lines_as)(mpg_combine how, mpg_prepare prepare, source_kind sou
     for (int level = 0; pieces >> level; level++) {
       if (!(pieces >> level & 1)) continue;
       for (int k = 0; k < VECTORS; k++) {
-        NAME(combine_vector)(how, &levels[level][k], &v[k]);
+        combine_vector_T(how, &levels[level][k], &v[k]);
         v[k] = levels[level][k];
       }
     }
@@ -258,26 +287,26 @@ INLINE void NAME(lines_as)(mpg_combine how, mpg_prepare prepare, source_kind sou
                              : (const T *)mpg_cpu_load(p->compute, p->dtype, p->source, at + whole,
                                                        rest, &buffer);
       if (line && behind + wide > limit) behind = memcpy(&buffer, behind, (size_t)rest * sizeof(T));
-      NAME(add_rest)(how, prepare, behind, rest, vectors, inside, v);
+      add_rest_T(how, prepare, behind, rest, vectors, inside, v);
     }
-    out[r] = vectors == VECTORS ? NAME(halve)(how, v, VECTORS) : NAME(halve)(how, v, VECTORS / 2);
+    out[r] = vectors == VECTORS ? halve_T(how, v, VECTORS) : halve_T(how, v, VECTORS / 2);
   }
 }
 
-typedef struct NAME(arithmetic) {
+typedef struct arithmetic_T {
   void (*rows)(const void *rows, int64_t stride, int64_t n, T *acc, int64_t width, bool first);
   void (*lines)(const pass *p, int64_t at, const T *line, int64_t count, int64_t lines,
                 const T *limit, T *out);
-} NAME(arithmetic);
+} arithmetic_T;
 
 #define ARITHMETIC(name, how, prepare, source)                                            \
   static void NAME(name##_rows)(const void *rows, int64_t stride, int64_t n, T *acc,      \
                                 int64_t width, bool first) {                              \
-    NAME(rows_as)(how, prepare, source, rows, stride, n, acc, width, first);              \
+    rows_as_T(how, prepare, source, rows, stride, n, acc, width, first);                  \
   }                                                                                       \
   static void NAME(name##_lines)(const pass *p, int64_t at, const T *line, int64_t count, \
                                  int64_t lines, const T *limit, T *out) {                 \
-    NAME(lines_as)(how, prepare, source, p, at, line, count, lines, limit, out);          \
+    lines_as_T(how, prepare, source, p, at, line, count, lines, limit, out);              \
   }
 ARITHMETIC(sum, MPG_ADD, MPG_PLAIN, SOURCE_T)
 ARITHMETIC(magnitudes, MPG_ADD, MPG_MAGNITUDE, SOURCE_T)
@@ -298,8 +327,8 @@ ARITHMETIC(smallest_narrow, MPG_SMALLEST, MPG_PLAIN, SOURCE_NARROW)
 ARITHMETIC(smallest_narrow_too, MPG_SMALLEST, MPG_PLAIN, SOURCE_NARROW_TOO)
 #endif
 
-#define CHOICE(name) ((NAME(arithmetic)){NAME(name##_rows), NAME(name##_lines)})
-static NAME(arithmetic) NAME(arithmetic_of)(mpg_combine how, mpg_prepare prepare) {
+#define CHOICE(name) ((arithmetic_T){NAME(name##_rows), NAME(name##_lines)})
+static arithmetic_T arithmetic_of_T(mpg_combine how, mpg_prepare prepare) {
   if (how == MPG_LARGEST) return CHOICE(largest);
   if (how == MPG_SMALLEST) return CHOICE(smallest);
   if (how == MPG_MULTIPLY) return prepare == MPG_NAN_TO_1 ? CHOICE(nanproduct) : CHOICE(product);
@@ -309,8 +338,8 @@ static NAME(arithmetic) NAME(arithmetic_of)(mpg_combine how, mpg_prepare prepare
                                    : CHOICE(sum);
 }
 /* Returns the arithmetic on the source's own type, or zeros if elements are converted first. */
-static NAME(arithmetic) NAME(source_arithmetic)(const pass *p) {
-  if (mpg_compute_direct(p->compute, p->dtype)) return NAME(arithmetic_of)(p->how, p->prepare);
+static arithmetic_T source_arithmetic_T(const pass *p) {
+  if (mpg_compute_direct(p->compute, p->dtype)) return arithmetic_of_T(p->how, p->prepare);
 #ifdef NARROW
   if (p->how == MPG_ADD && p->prepare == MPG_PLAIN && p->dtype == NARROW_DTYPE)
     return CHOICE(sum_narrow);
@@ -323,15 +352,15 @@ static NAME(arithmetic) NAME(source_arithmetic)(const pass *p) {
   if (p->how == MPG_SMALLEST && p->dtype == NARROW_DTYPE) return CHOICE(smallest_narrow);
   if (p->how == MPG_SMALLEST && p->dtype == NARROW_TOO_DTYPE) return CHOICE(smallest_narrow_too);
 #endif
-  return (NAME(arithmetic)){NULL, NULL};
+  return (arithmetic_T){NULL, NULL};
 }
 
 /* --- Pairwise summation ----------------------------------------------------------------------- */
 
 /* Pairwise combination of pieces, like a binary counter: level k, `width` wide, holds the result of
  * 2^k pieces. `acc` is the next piece and is overwritten. */
-static void NAME(push)(const NAME(arithmetic) * plain, T *levels, int64_t level_stride,
-                       uint64_t pieces, T *acc, int64_t width) {
+static void push_T(const arithmetic_T *plain, T *levels, int64_t level_stride, uint64_t pieces,
+                   T *acc, int64_t width) {
   int level = 0;
   for (; pieces >> level & 1; level++) {
     T *held = levels + level * level_stride;
@@ -340,8 +369,8 @@ static void NAME(push)(const NAME(arithmetic) * plain, T *levels, int64_t level_
   }
   memcpy(levels + level * level_stride, acc, (size_t)width * sizeof(T));
 }
-static void NAME(collect)(const NAME(arithmetic) * plain, T *levels, int64_t level_stride,
-                          uint64_t pieces, T *result, int64_t width) {
+static void collect_T(const arithmetic_T *plain, T *levels, int64_t level_stride, uint64_t pieces,
+                      T *result, int64_t width) {
   bool first = true;
   for (int level = 0; pieces >> level; level++) {
     if (!(pieces >> level & 1)) continue;
@@ -353,8 +382,8 @@ static void NAME(collect)(const NAME(arithmetic) * plain, T *levels, int64_t lev
 }
 
 /* Reduces a wide row to one row of `inner`, in place, including the `rest` rows after it. */
-static void NAME(narrow)(const NAME(arithmetic) * f, const NAME(arithmetic) * plain, T *wide,
-                         int64_t group, int64_t inner, const T *behind, int64_t rest) {
+static void narrow_T(const arithmetic_T *f, const arithmetic_T *plain, T *wide, int64_t group,
+                     int64_t inner, const T *behind, int64_t rest) {
   if (rest) f->rows(behind, 0, 1, wide, rest * inner, false);
   for (int64_t half = group / 2; half; half /= 2)
     plain->rows(wide + half * inner, 0, 1, wide, half * inner, false);
@@ -363,9 +392,9 @@ static void NAME(narrow)(const NAME(arithmetic) * f, const NAME(arithmetic) * pl
 /* --- A pass ----------------------------------------------------------------------------------- */
 
 /* Combines `n` rows of `width` from the source, converted to the accumulator's type, into acc. */
-static void NAME(source_rows)(const pass *p, const NAME(arithmetic) * f, int64_t at, int64_t stride,
-                              int64_t n, T *acc, int64_t width) {
-  NAME(arithmetic) direct = NAME(source_arithmetic)(p);
+static void source_rows_T(const pass *p, const arithmetic_T *f, int64_t at, int64_t stride,
+                          int64_t n, T *acc, int64_t width) {
+  arithmetic_T direct = source_arithmetic_T(p);
   if (direct.rows) {
     direct.rows((const char *)p->source + at * (int64_t)mpg_dtype_size(p->dtype), stride, n, acc,
                 width, true);
@@ -383,38 +412,38 @@ static void NAME(source_rows)(const pass *p, const NAME(arithmetic) * f, int64_t
 
 /* Reduces columns [column, column + width) of rows [row, row + count) of one outer index, in groups
  * of adjacent rows or one by one. */
-static void NAME(columns)(const pass *p, const NAME(arithmetic) * f, const NAME(arithmetic) * plain,
-                          int64_t at, int64_t count, int64_t width, T *result) {
+static void columns_T(const pass *p, const arithmetic_T *f, const arithmetic_T *plain, int64_t at,
+                      int64_t count, int64_t width, T *result) {
   T levels[LEVELS * MPG_COLUMNS], acc[MPG_COLUMNS];
   int64_t group = group_of(p->inner, count), rows = count / group, wide = group * width,
           stride = group * p->inner;
   uint64_t pieces = 0;
   if (count == 0) {
-    for (int64_t i = 0; i < width; i++) result[i] = NAME(identity)(p->how);
+    for (int64_t i = 0; i < width; i++) result[i] = identity_T(p->how);
     return;
   }
   if (rows <= MPG_ROWS && group == 1) {
-    NAME(source_rows)(p, f, at, stride, rows, result, width);
+    source_rows_T(p, f, at, stride, rows, result, width);
     return;
   }
   for (int64_t done = 0; done < rows; done += MPG_ROWS) {
-    NAME(source_rows)(p, f, at + done * stride, stride,
-                      rows - done < MPG_ROWS ? rows - done : MPG_ROWS, acc, wide);
-    NAME(push)(plain, levels, MPG_COLUMNS, pieces++, acc, wide);
+    source_rows_T(p, f, at + done * stride, stride, rows - done < MPG_ROWS ? rows - done : MPG_ROWS,
+                  acc, wide);
+    push_T(plain, levels, MPG_COLUMNS, pieces++, acc, wide);
   }
-  NAME(collect)(plain, levels, MPG_COLUMNS, pieces, acc, wide);
+  collect_T(plain, levels, MPG_COLUMNS, pieces, acc, wide);
   if (group > 1) {
     mpg_block_buffer buffer;
     const T *behind = mpg_cpu_load(p->compute, p->dtype, p->source, at + rows * stride,
                                    count % group * width, &buffer);
-    NAME(narrow)(f, plain, acc, group, width, behind, count % group);
+    narrow_T(f, plain, acc, group, width, behind, count % group);
   }
   memcpy(result, acc, (size_t)width * sizeof(T));
 }
 
 /* Reduces lines shorter than those of lines_as: transposes them to columns. */
-static void NAME(short_lines)(const NAME(arithmetic) * f, const T *line, int64_t count,
-                              int64_t lines, T *out) {
+static void short_lines_T(const arithmetic_T *f, const T *line, int64_t count, int64_t lines,
+                          T *out) {
   enum { TILE = 64 };
   T turned[TILE * (MPG_WIDE / 2)];
   for (int64_t done = 0; done < lines; done += TILE) {
@@ -435,12 +464,12 @@ static void NAME(short_lines)(const NAME(arithmetic) * f, const T *line, int64_t
 }
 
 /* Reduces lines of `count` from element `at` on, as many at a time as fit into a block. */
-static void NAME(run_lines)(const pass *p, const NAME(arithmetic) * f, int64_t at, int64_t count,
-                            int64_t lines, T *out) {
+static void run_lines_T(const pass *p, const arithmetic_T *f, int64_t at, int64_t count,
+                        int64_t lines, T *out) {
   mpg_block_buffer buffer;
   bool direct = mpg_compute_direct(p->compute, p->dtype);
   int64_t most = direct ? lines : MPG_CPU_BLOCK / count;
-  NAME(arithmetic) stored = NAME(source_arithmetic)(p);
+  arithmetic_T stored = source_arithmetic_T(p);
   if (most == 0 || (!direct && stored.lines && count >= MPG_WIDE / 2)) {
     (stored.lines ? stored.lines : f->lines)(p, at, NULL, count, lines, NULL, out);
     return;
@@ -450,17 +479,16 @@ static void NAME(run_lines)(const pass *p, const NAME(arithmetic) * f, int64_t a
     const T *values = mpg_cpu_load(p->compute, p->dtype, p->source, from, n * count, &buffer);
     const T *limit = direct ? (const T *)p->source + p->outer * p->count : values + n * count;
     if (count < MPG_WIDE / 2)
-      NAME(short_lines)(f, values, count, n, out + done);
+      short_lines_T(f, values, count, n, out + done);
     else
       f->lines(p, from, values, count, n, limit, out + done);
   }
 }
 
-static void NAME(run_items)(const pass *p, int64_t begin, int64_t end) {
-  NAME(arithmetic)
-  f = NAME(arithmetic_of)(p->how, p->prepare), plain = NAME(arithmetic_of)(p->how, MPG_PLAIN);
+static void run_items_T(const pass *p, int64_t begin, int64_t end) {
+  arithmetic_T f = arithmetic_of_T(p->how, p->prepare), plain = arithmetic_of_T(p->how, MPG_PLAIN);
   if (p->inner == 1 && p->count > 0 && p->chunks == 1) {
-    NAME(run_lines)(p, &f, begin * p->count, p->count, end - begin, (T *)p->target + begin);
+    run_lines_T(p, &f, begin * p->count, p->count, end - begin, (T *)p->target + begin);
     return;
   }
   int64_t tiles, width = tile_of(p->inner, &tiles);
@@ -469,41 +497,39 @@ static void NAME(run_items)(const pass *p, int64_t begin, int64_t end) {
             outer = item / tiles / p->chunks, first = chunk * p->chunk;
     int64_t n = p->count - first < p->chunk ? p->count - first : p->chunk;
     if (p->inner == 1 && n > 0)
-      NAME(run_lines)(p, &f, outer * p->count + first, n, 1, (T *)p->target + item);
+      run_lines_T(p, &f, outer * p->count + first, n, 1, (T *)p->target + item);
     else
-      NAME(columns)(p, &f, &plain, (outer * p->count + first) * p->inner + column, n,
-                    p->inner - column < width ? p->inner - column : width,
-                    (T *)p->target + (outer * p->chunks + chunk) * p->inner + column);
+      columns_T(p, &f, &plain, (outer * p->count + first) * p->inner + column, n,
+                p->inner - column < width ? p->inner - column : width,
+                (T *)p->target + (outer * p->chunks + chunk) * p->inner + column);
   }
 }
 
 /* --- Trailing reductions: rows supplied incrementally ----------------------------------------- */
 
 #ifndef NO_TRAILING
-static void NAME(end_chunk)(const mpg_trailing_reduction *trailing, const NAME(arithmetic) * f,
-                            const NAME(arithmetic) * plain, trailing_state *state, int64_t group,
-                            T *piece, T *acc, T *levels, T *result) {
+static void end_chunk_T(const mpg_trailing_reduction *trailing, const arithmetic_T *f,
+                        const arithmetic_T *plain, trailing_state *state, int64_t group, T *piece,
+                        T *acc, T *levels, T *result) {
   int64_t inner = trailing->inner, wide = group * inner, rows = state->held / group;
   if (group == 1 && state->held) {
-    NAME(push)(plain, levels, trailing->wide, state->pieces++, piece, inner);
+    push_T(plain, levels, trailing->wide, state->pieces++, piece, inner);
   } else if (rows) {
     f->rows(piece, wide, rows, acc, wide, true);
-    NAME(push)(plain, levels, trailing->wide, state->pieces++, acc, wide);
+    push_T(plain, levels, trailing->wide, state->pieces++, acc, wide);
   }
-  NAME(collect)(plain, levels, trailing->wide, state->pieces, acc, wide);
-  if (group > 1)
-    NAME(narrow)(f, plain, acc, group, inner, piece + rows * wide, state->held % group);
+  collect_T(plain, levels, trailing->wide, state->pieces, acc, wide);
+  if (group > 1) narrow_T(f, plain, acc, group, inner, piece + rows * wide, state->held % group);
   memcpy(result, acc, (size_t)inner * sizeof(T));
   state->pieces = 0;
   state->held = 0;
 }
 
-static void NAME(feed)(const mpg_trailing_reduction *trailing, char *memory, T *partials,
-                       const void *values, int64_t row, int64_t rows) {
+static void feed_T(const mpg_trailing_reduction *trailing, char *memory, T *partials,
+                   const void *values, int64_t row, int64_t rows) {
   mpg_reduction reduction = mpg_reduction_of(trailing->op, trailing->params);
-  NAME(arithmetic)
-  f = NAME(arithmetic_of)(reduction.how, reduction.prepare),
-  plain = NAME(arithmetic_of)(reduction.how, MPG_PLAIN);
+  arithmetic_T f = arithmetic_of_T(reduction.how, reduction.prepare),
+               plain = arithmetic_of_T(reduction.how, MPG_PLAIN);
   mpg_compute compute = accumulator_of(trailing->dtype);
   bool direct = mpg_compute_direct(compute, trailing->dtype);
   trailing_state *state = (trailing_state *)(void *)memory;
@@ -520,7 +546,7 @@ static void NAME(feed)(const mpg_trailing_reduction *trailing, char *memory, T *
     if (n > rows - done) n = rows - done;
     if (group > 1 && direct && n == full) { /* without a copy */
       f.rows((const T *)values + done * inner, wide, MPG_ROWS, acc, wide, true);
-      NAME(push)(&plain, levels, trailing->wide, state->pieces++, acc, wide);
+      push_T(&plain, levels, trailing->wide, state->pieces++, acc, wide);
     } else if (group > 1) {
       mpg_block_buffer loaded;
       for (int64_t i = 0; i < n * inner; i += MPG_CPU_BLOCK) {
@@ -532,7 +558,7 @@ static void NAME(feed)(const mpg_trailing_reduction *trailing, char *memory, T *
       state->held += n;
       if (state->held == full) {
         f.rows(piece, wide, MPG_ROWS, acc, wide, true);
-        NAME(push)(&plain, levels, trailing->wide, state->pieces++, acc, wide);
+        push_T(&plain, levels, trailing->wide, state->pieces++, acc, wide);
         state->held = 0;
       }
     } else {
@@ -548,14 +574,13 @@ static void NAME(feed)(const mpg_trailing_reduction *trailing, char *memory, T *
         }
       state->held += n;
       if (state->held == full) {
-        NAME(push)(&plain, levels, trailing->wide, state->pieces++, piece, inner);
+        push_T(&plain, levels, trailing->wide, state->pieces++, piece, inner);
         state->held = 0;
       }
     }
     done += n;
     if (at + n == end)
-      NAME(end_chunk)(trailing, &f, &plain, state, group, piece, acc, levels,
-                      partials + chunk * inner);
+      end_chunk_T(trailing, &f, &plain, state, group, piece, acc, levels, partials + chunk * inner);
   }
 }
 #endif

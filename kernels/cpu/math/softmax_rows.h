@@ -1,18 +1,51 @@
 /* Softmax arithmetic on one contiguous row, for one type. Included by softmax.c with
- *   T (float or double), COMPUTE (its mpg_compute), NAME(x) (names for that type)
+ *   T (float or double), COMPUTE (its mpg_compute), NAME(x) (spelled x_T here)
  *   EXP, EXP_NONPOSITIVE (for arguments up to 0), LOG
  * Sums have 16 lanes, with element i in lane i % 16, and the lanes are folded pairwise. The order
  * is the same on every instruction set and does not depend on threads.
  */
-enum { NAME(LANES) = MPG_VECTOR_BYTES / sizeof(T), NAME(VECTORS) = 16 / NAME(LANES) };
-typedef T NAME(vector)
-    __attribute__((vector_size(MPG_VECTOR_BYTES), aligned(sizeof(T)), may_alias));
+
+/* Names of this instance. */
+#define LANES_T NAME(LANES)
+#define VECTORS_T NAME(VECTORS)
+#define add_lanes_T NAME(add_lanes)
+#define add_to_lane_T NAME(add_to_lane)
+#define backward_columns_T NAME(backward_columns)
+#define ce_back_rows_T NAME(ce_back_rows)
+#define ce_rows_T NAME(ce_rows)
+#define fold_lanes_T NAME(fold_lanes)
+#define fold_sum_T NAME(fold_sum)
+#define forward_columns_T NAME(forward_columns)
+#define gather_T NAME(gather)
+#define load_one_T NAME(load_one)
+#define log_softmax_back_row_T NAME(log_softmax_back_row)
+#define log_softmax_row_T NAME(log_softmax_row)
+#define put_columns_T NAME(put_columns)
+#define row_exp_T NAME(row_exp)
+#define row_max_T NAME(row_max)
+#define row_sum_T NAME(row_sum)
+#define run_columns_T NAME(run_columns)
+#define run_row_T NAME(run_row)
+#define run_streams_T NAME(run_streams)
+#define run_units_T NAME(run_units)
+#define scale_and_max_T NAME(scale_and_max)
+#define scatter_T NAME(scatter)
+#define softmax_back_row_T NAME(softmax_back_row)
+#define softmax_row_T NAME(softmax_row)
+#define store_one_T NAME(store_one)
+#define stream_T NAME(stream)
+#define sum_columns_T NAME(sum_columns)
+#define take_columns_T NAME(take_columns)
+#define vector_T NAME(vector)
+
+enum { LANES_T = MPG_VECTOR_BYTES / sizeof(T), VECTORS_T = 16 / LANES_T };
+typedef T vector_T __attribute__((vector_size(MPG_VECTOR_BYTES), aligned(sizeof(T)), may_alias));
 #define EACH_VECTOR \
   MPG_UNROLL(8)     \
-  for (int k = 0; k < NAME(VECTORS); k++) /* unrolled, to keep arrays of vectors in registers */
-#define VECTOR_AT(p) (*(const NAME(vector) *)(const void *)((p) + k * NAME(LANES)))
+  for (int k = 0; k < VECTORS_T; k++) /* unrolled, to keep arrays of vectors in registers */
+#define VECTOR_AT(p) (*(const vector_T *)(const void *)((p) + k * LANES_T))
 
-static T NAME(fold_sum)(const T *lane) {
+static T fold_sum_T(const T *lane) {
   T sum[16];
   for (int i = 0; i < 16; i++) sum[i] = lane[i];
   for (int half = 8; half >= 1; half /= 2)
@@ -20,7 +53,7 @@ static T NAME(fold_sum)(const T *lane) {
   return sum[0];
 }
 
-static T NAME(row_max)(const T *x, int64_t n) {
+static T row_max_T(const T *x, int64_t n) {
   T lane[64], max = -(T)INFINITY;
   int64_t i = 0;
   if (n >= 64) {
@@ -34,8 +67,8 @@ static T NAME(row_max)(const T *x, int64_t n) {
 }
 
 /* Adds x[0 .. n) to the lanes; n is a multiple of 16 unless the row ends here. */
-static void NAME(add_lanes)(const T *x, int64_t n, T *lane) {
-  NAME(vector) sum[NAME(VECTORS)];
+static void add_lanes_T(const T *x, int64_t n, T *lane) {
+  vector_T sum[VECTORS_T];
   int64_t i = 0;
   memcpy(sum, lane, sizeof sum);
   for (; i + 16 <= n; i += 16) EACH_VECTOR sum[k] += VECTOR_AT(x + i);
@@ -43,19 +76,19 @@ static void NAME(add_lanes)(const T *x, int64_t n, T *lane) {
   for (; i < n; i++) lane[i % 16] += x[i];
 }
 
-static T NAME(row_sum)(const T *x, int64_t n) {
+static T row_sum_T(const T *x, int64_t n) {
   T lane[16] = {0};
-  NAME(add_lanes)(x, n, lane);
-  return NAME(fold_sum)(lane);
+  add_lanes_T(x, n, lane);
+  return fold_sum_T(lane);
 }
 
 /* Returns the sum of exp(x - max). Stores the exponentials in y unless it is NULL; y may be x.
  * Additions and prefetching of the next row overlap with the exponentials of the next STRIP
  * elements.
  */
-static T NAME(row_exp)(const T *x, T *y, int64_t n, T max) {
+static T row_exp_T(const T *x, T *y, int64_t n, T max) {
   T lane[16], buffer[STRIP];
-  NAME(vector) sum[NAME(VECTORS)] = {{0}};
+  vector_T sum[VECTORS_T] = {{0}};
   int64_t at = 0;
   for (; at + STRIP <= n; at += STRIP) {
     const T *from = x + at;
@@ -68,33 +101,33 @@ static T NAME(row_exp)(const T *x, T *y, int64_t n, T max) {
   memcpy(lane, sum, sizeof sum);
   T *to = y ? y + at : buffer;
   MPG_INDEPENDENT for (int64_t i = 0; i < n - at; i++) to[i] = EXP_NONPOSITIVE(x[at + i] - max);
-  NAME(add_lanes)(to, n - at, lane);
-  return NAME(fold_sum)(lane);
+  add_lanes_T(to, n - at, lane);
+  return fold_sum_T(lane);
 }
 
-static void NAME(softmax_row)(const T *x, T *y, int64_t n) {
-  T inverse = 1 / NAME(row_exp)(x, y, n, NAME(row_max)(x, n));
+static void softmax_row_T(const T *x, T *y, int64_t n) {
+  T inverse = 1 / row_exp_T(x, y, n, row_max_T(x, n));
   for (int64_t i = 0; i < n; i++) y[i] *= inverse;
 }
 
-static void NAME(log_softmax_row)(const T *x, T *y, int64_t n) {
-  T max = NAME(row_max)(x, n), log_sum = LOG(NAME(row_exp)(x, NULL, n, max));
+static void log_softmax_row_T(const T *x, T *y, int64_t n) {
+  T max = row_max_T(x, n), log_sum = LOG(row_exp_T(x, NULL, n, max));
   for (int64_t i = 0; i < n; i++) y[i] = (x[i] - max) - log_sum;
 }
 
-static void NAME(softmax_back_row)(const T *grad, const T *y, T *out, int64_t n, T scale) {
-  NAME(vector) sums[NAME(VECTORS)] = {{0}};
+static void softmax_back_row_T(const T *grad, const T *y, T *out, int64_t n, T scale) {
+  vector_T sums[VECTORS_T] = {{0}};
   T lane[16];
   int64_t at = 0;
   for (; at + 16 <= n; at += 16) EACH_VECTOR sums[k] += VECTOR_AT(grad + at) * VECTOR_AT(y + at);
   memcpy(lane, sums, sizeof lane);
   for (int64_t i = at; i < n; i++) lane[i % 16] += grad[i] * y[i];
-  T sum = NAME(fold_sum)(lane);
+  T sum = fold_sum_T(lane);
   MPG_INDEPENDENT for (int64_t i = 0; i < n; i++) out[i] = y[i] * (grad[i] - sum) * scale;
 }
 
-static void NAME(log_softmax_back_row)(const T *grad, const T *y, T *out, int64_t n, T scale) {
-  T sum = NAME(row_sum)(grad, n);
+static void log_softmax_back_row_T(const T *grad, const T *y, T *out, int64_t n, T scale) {
+  T sum = row_sum_T(grad, n);
   MPG_INDEPENDENT for (int64_t i = 0; i < n; i++) out[i] =
       (grad[i] - EXP_NONPOSITIVE(y[i]) * sum) * scale;
 }
@@ -102,8 +135,8 @@ static void NAME(log_softmax_back_row)(const T *grad, const T *y, T *out, int64_
 /* --- Conversion between any dtype and stride and contiguous rows of T ------------------------- */
 
 /* rows[j * n + i] = element (start + i * stride + j), j < columns. */
-static void NAME(gather)(const mpg_view *view, int64_t start, int64_t n, int64_t stride,
-                         int64_t columns, T *rows) {
+static void gather_T(const mpg_view *view, int64_t start, int64_t n, int64_t stride,
+                     int64_t columns, T *rows) {
   if (stride == 1 && columns == 1) {
     mpg_cpu_load_all(COMPUTE, view->desc.dtype, view->data, start, n, rows);
     return;
@@ -123,8 +156,8 @@ static void NAME(gather)(const mpg_view *view, int64_t start, int64_t n, int64_t
 #undef GATHER
 }
 
-static void NAME(scatter)(const mpg_view *view, int64_t start, int64_t n, int64_t stride,
-                          int64_t columns, const T *rows) {
+static void scatter_T(const mpg_view *view, int64_t start, int64_t n, int64_t stride,
+                      int64_t columns, const T *rows) {
   if (stride == 1 && columns == 1) {
     mpg_cpu_store(COMPUTE, view->desc.dtype, view->data, start, n, rows);
     return;
@@ -146,7 +179,7 @@ static void NAME(scatter)(const mpg_view *view, int64_t start, int64_t n, int64_
 
 /* --- Rows of an array ------------------------------------------------------------------------- */
 
-static void NAME(run_row)(const job *p, const T *const *in, T *out, int64_t length) {
+static void run_row_T(const job *p, const T *const *in, T *out, int64_t length) {
   int64_t n = p->n;
   if (p->kind == KIND_SOFTMAX || p->kind == KIND_LOG_SOFTMAX) {
     const T *x = in[0];
@@ -155,20 +188,20 @@ static void NAME(run_row)(const job *p, const T *const *in, T *out, int64_t leng
       x = out;
     }
     if (p->kind == KIND_LOG_SOFTMAX) {
-      NAME(log_softmax_row)(x, out, n);
+      log_softmax_row_T(x, out, n);
       return;
     }
-    if (length > 0) NAME(softmax_row)(x, out, length);
+    if (length > 0) softmax_row_T(x, out, length);
     for (int64_t i = length; i < n; i++) out[i] = 0;
   } else if (p->kind == KIND_SOFTMAX_BACK) {
-    NAME(softmax_back_row)(in[0], in[1], out, n, (T)p->scale);
+    softmax_back_row_T(in[0], in[1], out, n, (T)p->scale);
   } else {
-    NAME(log_softmax_back_row)(in[0], in[1], out, n, (T)p->scale);
+    log_softmax_back_row_T(in[0], in[1], out, n, (T)p->scale);
   }
 }
 
 /* Units are tiles of up to p->tile columns. */
-static void NAME(run_units)(void *context, int64_t begin, int64_t end) {
+static void run_units_T(void *context, int64_t begin, int64_t end) {
   const job *p = context;
   int inputs = p->kind >= KIND_SOFTMAX_BACK ? 2 : 1;
   int64_t tiles = (p->after + p->tile - 1) / p->tile;
@@ -182,7 +215,7 @@ static void NAME(run_units)(void *context, int64_t begin, int64_t end) {
     for (int k = 0; k < inputs; k++) {
       source[k] = p->direct_in[k] ? (const T *)p->in[k]->data + start : buffer + k * p->tile * p->n;
       if (!p->direct_in[k])
-        NAME(gather)(p->in[k], start, p->n, p->after, columns, buffer + k * p->tile * p->n);
+        gather_T(p->in[k], start, p->n, p->after, columns, buffer + k * p->tile * p->n);
     }
     for (int64_t j = 0; j < columns; j++) {
       const T *in[2] = {source[0] + j * p->n, inputs > 1 ? source[1] + j * p->n : NULL};
@@ -191,15 +224,15 @@ static void NAME(run_units)(void *context, int64_t begin, int64_t end) {
         length = mpg_index_at(p->length, outer * p->after + column + j);
         length = length < 0 ? 0 : length > p->n ? p->n : length;
       }
-      NAME(run_row)(p, in, target + j * p->n, length);
+      run_row_T(p, in, target + j * p->n, length);
     }
-    if (!p->direct_out) NAME(scatter)(p->out, start, p->n, p->after, columns, target);
+    if (!p->direct_out) scatter_T(p->out, start, p->n, p->after, columns, target);
   }
 }
 
 /* --- Many short or strided rows: tiles of columns --------------------------------------------- */
 
-static void NAME(scale_and_max)(const job *p, T *x, T *max, int64_t count) {
+static void scale_and_max_T(const job *p, T *x, T *max, int64_t count) {
   if (p->scale != 1)
     for (int64_t j = 0; j < count; j++) x[j] *= (T)p->scale;
   for (int64_t j = 0; j < count; j++) max[j] = x[j] > max[j] ? x[j] : max[j];
@@ -208,8 +241,8 @@ static void NAME(scale_and_max)(const job *p, T *x, T *max, int64_t count) {
 /* Loads a tile: row i has element i of `columns` rows of the array, starting at row `first`. It is
  * `width` wide, padded with zeros. Tiles may exceed a core's cache, so each traversal combines
  * several steps. */
-static void NAME(take_columns)(const job *p, const mpg_view *view, int64_t first, int64_t columns,
-                               int64_t width, T *tile, T *max) {
+static void take_columns_T(const job *p, const mpg_view *view, int64_t first, int64_t columns,
+                           int64_t width, T *tile, T *max) {
   mpg_block_buffer buffer;
   for (int64_t j = 0; max && j < width; j++) max[j] = -(T)INFINITY;
   if (columns < width)
@@ -224,8 +257,7 @@ static void NAME(take_columns)(const job *p, const mpg_view *view, int64_t first
       for (int64_t j = 0; j < count; j++)
         for (int64_t i = 0; i < p->n; i++) tile[i * width + done + j] = from[j * p->n + i];
     }
-    for (int64_t i = 0; max && i < p->n; i++)
-      NAME(scale_and_max)(p, tile + i * width, max, columns);
+    for (int64_t i = 0; max && i < p->n; i++) scale_and_max_T(p, tile + i * width, max, columns);
     return;
   }
   for (int64_t done = 0, count; done < columns; done += count) {
@@ -235,14 +267,14 @@ static void NAME(take_columns)(const job *p, const mpg_view *view, int64_t first
       T *row = tile + i * width + done;
       mpg_cpu_load_all(COMPUTE, view->desc.dtype, view->data,
                        (outer * p->n + i) * p->after + column, count, row);
-      if (max) NAME(scale_and_max)(p, row, max + done, count);
+      if (max) scale_and_max_T(p, row, max + done, count);
     }
   }
 }
 
 /* Stores a tile. `factors` holds a factor per column, or is NULL. */
-static void NAME(put_columns)(const job *p, int64_t first, int64_t columns, int64_t width,
-                              const T *tile, const T *factors) {
+static void put_columns_T(const job *p, int64_t first, int64_t columns, int64_t width,
+                          const T *tile, const T *factors) {
   const mpg_view *view = p->out;
   T rows[MPG_CPU_BLOCK];
   _Static_assert((int)MPG_SOFTMAX_TILE <= (int)MPG_CPU_BLOCK, "a row of a tile fits");
@@ -273,8 +305,7 @@ static void NAME(put_columns)(const job *p, int64_t first, int64_t columns, int6
 /* Sums each column in the order of fold_sum: element i in lane i % 16; lanes without elements are
  * skipped. If `max` is given, sums exp(element - maximum of its column), and stores these in
  * `exps`. */
-static void NAME(sum_columns)(const T *tile, const T *max, T *exps, int64_t n, int64_t width,
-                              T *sums) {
+static void sum_columns_T(const T *tile, const T *max, T *exps, int64_t n, int64_t width, T *sums) {
   enum { COLUMNS = 64 };
   T lane[16][COLUMNS];
   int lanes = n < 16 ? (int)n : 16;
@@ -305,15 +336,15 @@ static void NAME(sum_columns)(const T *tile, const T *max, T *exps, int64_t n, i
 
 /* Forward passes column by column, with the same bits as softmax_row and the other row functions.
  * Returns true if columns must still be multiplied by `factors`. */
-static bool NAME(forward_columns)(const job *p, T *tile, const T *max, int64_t n, int64_t width,
-                                  T *factors) {
+static bool forward_columns_T(const job *p, T *tile, const T *max, int64_t n, int64_t width,
+                              T *factors) {
   if (p->kind == KIND_SOFTMAX) {
-    NAME(sum_columns)(tile, max, tile, n, width, factors);
+    sum_columns_T(tile, max, tile, n, width, factors);
     for (int64_t j = 0; j < width; j++) factors[j] = 1 / factors[j];
     return true;
   }
   T sums[MPG_SOFTMAX_TILE];
-  NAME(sum_columns)(tile, max, tile + n * width, n, width, sums);
+  sum_columns_T(tile, max, tile + n * width, n, width, sums);
   for (int64_t j = 0; j < width; j++) sums[j] = LOG(sums[j]);
   for (int64_t i = 0; i < n; i++)
     for (int64_t j = 0; j < width; j++)
@@ -322,18 +353,18 @@ static bool NAME(forward_columns)(const job *p, T *tile, const T *max, int64_t n
 }
 
 /* Backward pass; the result overwrites grad. `products` is scratch. */
-static void NAME(backward_columns)(const job *p, T *grad, const T *y, T *products, int64_t n,
-                                   int64_t width) {
+static void backward_columns_T(const job *p, T *grad, const T *y, T *products, int64_t n,
+                               int64_t width) {
   T sums[MPG_SOFTMAX_TILE], scale = (T)p->scale;
   if (p->kind == KIND_SOFTMAX_BACK) {
     for (int64_t i = 0; i < n * width; i++) products[i] = grad[i] * y[i];
-    NAME(sum_columns)(products, NULL, NULL, n, width, sums);
+    sum_columns_T(products, NULL, NULL, n, width, sums);
     for (int64_t i = 0; i < n; i++)
       for (int64_t j = 0; j < width; j++)
         grad[i * width + j] = y[i * width + j] * (grad[i * width + j] - sums[j]) * scale;
     return;
   }
-  NAME(sum_columns)(grad, NULL, NULL, n, width, sums);
+  sum_columns_T(grad, NULL, NULL, n, width, sums);
   for (int64_t i = 0; i < n; i++)
     for (int64_t j = 0; j < width; j++)
       grad[i * width + j] =
@@ -341,7 +372,7 @@ static void NAME(backward_columns)(const job *p, T *grad, const T *y, T *product
 }
 
 /* Units are tiles of up to p->tile columns of the whole array. */
-static void NAME(run_columns)(void *context, int64_t begin, int64_t end) {
+static void run_columns_T(void *context, int64_t begin, int64_t end) {
   const job *p = context;
   int64_t all = p->before * p->after;
   T *tile = (T *)(void *)(p->buffers + (size_t)omp_get_thread_num() * p->buffer_bytes),
@@ -351,36 +382,36 @@ static void NAME(run_columns)(void *context, int64_t begin, int64_t end) {
             width = (columns + 15) / 16 * 16;
     T max[MPG_SOFTMAX_TILE], factors[MPG_SOFTMAX_TILE];
     bool forward = p->kind < KIND_SOFTMAX_BACK, scaled = false;
-    NAME(take_columns)(p, p->in[0], first, columns, width, tile, forward ? max : NULL);
+    take_columns_T(p, p->in[0], first, columns, width, tile, forward ? max : NULL);
     if (forward) {
       for (int64_t j = columns; j < width; j++) max[j] = 0; /* defined values for the padding */
-      scaled = NAME(forward_columns)(p, tile, max, p->n, width, factors);
+      scaled = forward_columns_T(p, tile, max, p->n, width, factors);
     } else {
-      NAME(take_columns)(p, p->in[1], first, columns, width, second, NULL);
-      NAME(backward_columns)(p, tile, second, third, p->n, width);
+      take_columns_T(p, p->in[1], first, columns, width, second, NULL);
+      backward_columns_T(p, tile, second, third, p->n, width);
     }
-    NAME(put_columns)(p, first, columns, width, tile, scaled ? factors : NULL);
+    put_columns_T(p, first, columns, width, tile, scaled ? factors : NULL);
   }
 }
 
 /* --- Long strided rows: streams of columns ---------------------------------------------------- */
 
 /* Loads `count` elements of row i, from `column` on, as T. */
-static const T *NAME(stream)(const job *p, const mpg_view *view, int64_t outer, int64_t i,
-                             int64_t column, int64_t count, mpg_block_buffer *buffer) {
+static const T *stream_T(const job *p, const mpg_view *view, int64_t outer, int64_t i,
+                         int64_t column, int64_t count, mpg_block_buffer *buffer) {
   return mpg_cpu_load(COMPUTE, view->desc.dtype, view->data, (outer * p->n + i) * p->after + column,
                       count, buffer);
 }
 
 /* lane[i % 16] += values, in the order of sum_columns. */
-static void NAME(add_to_lane)(T *lanes, int64_t i, int64_t width, const T *values, int64_t count) {
+static void add_to_lane_T(T *lanes, int64_t i, int64_t width, const T *values, int64_t count) {
   T *lane = lanes + i % 16 * width;
   if (i < 16)
     for (int64_t j = 0; j < count; j++) lane[j] = values[j] + 0;
   else
     for (int64_t j = 0; j < count; j++) lane[j] += values[j];
 }
-static void NAME(fold_lanes)(T *lanes, int64_t n, int64_t width, int64_t count) {
+static void fold_lanes_T(T *lanes, int64_t n, int64_t width, int64_t count) {
   for (int half = 8; half >= 1; half /= 2)
     for (int k = 0; k < half && k + half < n; k++)
       for (int64_t j = 0; j < count; j++) lanes[k * width + j] += lanes[(k + half) * width + j];
@@ -390,7 +421,7 @@ static void NAME(fold_lanes)(T *lanes, int64_t n, int64_t width, int64_t count) 
  * Exponentials are computed twice, which is faster than storing them. Results have the bits of
  * rows.
  */
-static void NAME(run_streams)(void *context, int64_t begin, int64_t end) {
+static void run_streams_T(void *context, int64_t begin, int64_t end) {
   const job *p = context;
   int64_t pieces = (p->after + p->tile - 1) / p->tile;
   T *lanes = (T *)(void *)(p->buffers + (size_t)omp_get_thread_num() * p->buffer_bytes);
@@ -402,34 +433,34 @@ static void NAME(run_streams)(void *context, int64_t begin, int64_t end) {
             count = p->after - column < p->tile ? p->after - column : p->tile;
     for (int64_t j = 0; j < count; j++) max[j] = -(T)INFINITY;
     for (int64_t i = 0; forward && i < p->n; i++) {
-      const T *x = NAME(stream)(p, p->in[0], outer, i, column, count, &first);
+      const T *x = stream_T(p, p->in[0], outer, i, column, count, &first);
       for (int64_t j = 0; j < count; j++) {
         T scaled = x[j] * scale;
         max[j] = scaled > max[j] ? scaled : max[j];
       }
     }
     for (int64_t i = 0; i < p->n; i++) {
-      const T *x = NAME(stream)(p, p->in[0], outer, i, column, count, &first);
+      const T *x = stream_T(p, p->in[0], outer, i, column, count, &first);
       if (forward) {
         MPG_INDEPENDENT for (int64_t j = 0; j < count; j++) values[j] =
             EXP_NONPOSITIVE(x[j] * scale - max[j]);
         x = values;
       } else if (p->kind == KIND_SOFTMAX_BACK) {
-        const T *y = NAME(stream)(p, p->in[1], outer, i, column, count, &second);
+        const T *y = stream_T(p, p->in[1], outer, i, column, count, &second);
         for (int64_t j = 0; j < count; j++) values[j] = x[j] * y[j];
         x = values;
       }
-      NAME(add_to_lane)(lanes, i, p->tile, x, count);
+      add_to_lane_T(lanes, i, p->tile, x, count);
     }
-    NAME(fold_lanes)(lanes, p->n, p->tile, count);
+    fold_lanes_T(lanes, p->n, p->tile, count);
     if (p->kind == KIND_SOFTMAX)
       for (int64_t j = 0; j < count; j++) sums[j] = 1 / sums[j];
     if (p->kind == KIND_LOG_SOFTMAX)
       for (int64_t j = 0; j < count; j++) sums[j] = LOG(sums[j]);
     for (int64_t i = 0; i < p->n; i++) {
       int64_t at = (outer * p->n + i) * p->after + column;
-      const T *x = NAME(stream)(p, p->in[0], outer, i, column, count, &first),
-              *y = forward ? NULL : NAME(stream)(p, p->in[1], outer, i, column, count, &second);
+      const T *x = stream_T(p, p->in[0], outer, i, column, count, &first),
+              *y = forward ? NULL : stream_T(p, p->in[1], outer, i, column, count, &second);
       T *to = mpg_cpu_place(COMPUTE, p->out->desc.dtype, p->out->data, at, &result);
       switch (p->kind) {
         case KIND_SOFTMAX:
@@ -455,46 +486,46 @@ static void NAME(run_streams)(void *context, int64_t begin, int64_t end) {
 
 /* --- Cross-entropy ---------------------------------------------------------------------------- */
 
-static void NAME(store_one)(const mpg_view *view, int64_t i, T value) {
-  NAME(scatter)(view, i, 1, 1, 1, &value);
+static void store_one_T(const mpg_view *view, int64_t i, T value) {
+  scatter_T(view, i, 1, 1, 1, &value);
 }
-static T NAME(load_one)(const mpg_view *view, int64_t i) {
+static T load_one_T(const mpg_view *view, int64_t i) {
   T value;
-  NAME(gather)(view, i, 1, 1, 1, &value);
+  gather_T(view, i, 1, 1, 1, &value);
   return value;
 }
 
-static void NAME(ce_rows)(void *context, int64_t begin, int64_t end) {
+static void ce_rows_T(void *context, int64_t begin, int64_t end) {
   const ce *p = context;
   T *buffer = (T *)(void *)(p->buffers + (size_t)omp_get_thread_num() * p->buffer_bytes);
   for (int64_t row = begin; row < end; row++) {
     const T *x = p->direct ? (const T *)p->data->data + row * p->n : buffer;
-    if (!p->direct) NAME(gather)(p->data, row * p->n, p->n, 1, 1, buffer);
-    T max = NAME(row_max)(x, p->n), log_sum = LOG(NAME(row_exp)(x, NULL, p->n, max));
+    if (!p->direct) gather_T(p->data, row * p->n, p->n, 1, 1, buffer);
+    T max = row_max_T(x, p->n), log_sum = LOG(row_exp_T(x, NULL, p->n, max));
     T loss = -((x[mpg_index_clip(mpg_index_at(p->label, row), p->n)] - max) - log_sum);
     if (p->losses) {
       ((T *)p->losses)[row] = loss;
       continue;
     }
-    NAME(store_one)(p->loss, row, loss);
-    NAME(store_one)(p->max, row, max);
-    NAME(store_one)(p->log_sum, row, log_sum);
+    store_one_T(p->loss, row, loss);
+    store_one_T(p->max, row, max);
+    store_one_T(p->log_sum, row, log_sum);
   }
 }
 
-static void NAME(ce_back_rows)(void *context, int64_t begin, int64_t end) {
+static void ce_back_rows_T(void *context, int64_t begin, int64_t end) {
   const ce *p = context;
   T *buffer = (T *)(void *)(p->buffers + (size_t)omp_get_thread_num() * p->buffer_bytes);
   for (int64_t row = begin; row < end; row++) {
     const T *x = p->direct ? (const T *)p->data->data + row * p->n : buffer;
     T *out = p->direct ? (T *)p->out->data + row * p->n : buffer;
-    if (!p->direct) NAME(gather)(p->data, row * p->n, p->n, 1, 1, buffer);
-    T max = NAME(load_one)(p->max, row), log_sum = NAME(load_one)(p->log_sum, row),
-      grad = NAME(load_one)(p->loss, row);
+    if (!p->direct) gather_T(p->data, row * p->n, p->n, 1, 1, buffer);
+    T max = load_one_T(p->max, row), log_sum = load_one_T(p->log_sum, row),
+      grad = load_one_T(p->loss, row);
     int64_t label = mpg_index_clip(mpg_index_at(p->label, row), p->n);
     for (int64_t i = 0; i < p->n; i++) out[i] = EXP((x[i] - max) - log_sum) * grad;
     out[label] = -grad + out[label];
-    if (!p->direct) NAME(scatter)(p->out, row * p->n, p->n, 1, 1, out);
+    if (!p->direct) scatter_T(p->out, row * p->n, p->n, 1, 1, out);
   }
 }
 

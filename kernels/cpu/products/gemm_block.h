@@ -1,18 +1,35 @@
 /* The blocked matrix product in C, for one computing type. Included by gemm.c with
  *   T          computing type                  V, LANES   vector of T and its length
- *   NAME(x)    names of this instance
+ *   NAME(x)    the name x of this instance, which is spelled x_T here
  *   V_LOAD, V_STORE, V_SET, V_FMA(a, b, c) = a * b + c; FMA, the same for T
  * Packing converts elements to T, so half precision uses the same code. Every element of C is
  * summed over k in ascending order, one fma per step, in every tile: its bits depend on k only.
  */
 
-enum { NAME(NR) = 2 * LANES, NAME(ROWS) = 96, NAME(COLUMNS) = 4 * NAME(NR) };
+/* Names of this instance. */
+#define COLUMNS_T NAME(COLUMNS)
+#define NR_T NAME(NR)
+#define ROWS_T NAME(ROWS)
+#define block_T NAME(block)
+#define blocks_T NAME(blocks)
+#define gemm_narrow_T NAME(gemm_narrow)
+#define gemm_product_T NAME(gemm_product)
+#define gemm_small_T NAME(gemm_small)
+#define gemm_thin_T NAME(gemm_thin)
+#define micro_T NAME(micro)
+#define narrow_tile_T NAME(narrow_tile)
+#define pack_T NAME(pack)
+#define small_of_T NAME(small_of)
+#define small_tile_T NAME(small_tile)
+#define thin_tile_T NAME(thin_tile)
+
+enum { NR_T = 2 * LANES, ROWS_T = 96, COLUMNS_T = 4 * NR_T };
 
 /* Multiplies a block of rows x NR from packed operands: a has k groups of `rows`, b k groups of
  * NR. */
-static inline __attribute__((always_inline)) void NAME(micro)(int rows, int64_t k, const T *a,
-                                                              const T *b, T *tile, int64_t stride,
-                                                              bool first) {
+static inline __attribute__((always_inline)) void micro_T(int rows, int64_t k, const T *a,
+                                                          const T *b, T *tile, int64_t stride,
+                                                          bool first) {
   V sum[MPG_GEMM_MR][2];
   MPG_UNROLL(16)
   for (int r = 0; r < rows; r++) {
@@ -39,8 +56,8 @@ static inline __attribute__((always_inline)) void NAME(micro)(int rows, int64_t 
 
 /* Packs `width` rows (`valid` of which exist) and k columns of a matrix whose element (i, p) is at
  * i * row + p * step. */
-static void NAME(pack)(mpg_dtype dtype, const void *source, int64_t row, int64_t step, int valid,
-                       int width, int64_t k, T *packed) {
+static void pack_T(mpg_dtype dtype, const void *source, int64_t row, int64_t step, int valid,
+                   int width, int64_t k, T *packed) {
 #define PACK(S, CONVERT)                                                                          \
   {                                                                                               \
     const S *s = source;                                                                          \
@@ -63,11 +80,11 @@ static void NAME(pack)(mpg_dtype dtype, const void *source, int64_t row, int64_t
 }
 
 /* Computes rows [i0, i1) x columns [j0, j1) of C, a block of at most ROWS x COLUMNS. */
-static void NAME(block)(const mpg_gemm *g, int64_t i0, int64_t i1, int64_t j0, int64_t j1) {
-  enum { NR = NAME(NR), KC = 256 };
-  T packed_a[NAME(ROWS) * KC] __attribute__((aligned(64)));
+static void block_T(const mpg_gemm *g, int64_t i0, int64_t i1, int64_t j0, int64_t j1) {
+  enum { NR = NR_T, KC = 256 };
+  T packed_a[ROWS_T * KC] __attribute__((aligned(64)));
   T packed_b[NR * KC] __attribute__((aligned(64)));
-  T tile[NAME(ROWS) * NAME(COLUMNS)] __attribute__((aligned(64)));
+  T tile[ROWS_T * COLUMNS_T] __attribute__((aligned(64)));
   size_t size = mpg_dtype_size(g->dtype);
   int64_t a_row = g->transpose_a ? 1 : g->lda, a_step = g->transpose_a ? g->lda : 1;
   /* b_row and b_step describe rows of B's transpose */
@@ -79,25 +96,25 @@ static void NAME(block)(const mpg_gemm *g, int64_t i0, int64_t i1, int64_t j0, i
     for (int i = 0; i < rows;) {
       int left = rows - i, width = left > 8 ? MPG_GEMM_MR : left > 4 ? 8 : 4;
       if (width > MPG_GEMM_MR) width = MPG_GEMM_MR;
-      NAME(pack)(g->dtype, (const char *)g->a + (size_t)((i0 + i) * a_row + p0 * a_step) * size,
-                 a_row, a_step, left < width ? left : width, width, kc, packed_a + i * KC);
+      pack_T(g->dtype, (const char *)g->a + (size_t)((i0 + i) * a_row + p0 * a_step) * size, a_row,
+             a_step, left < width ? left : width, width, kc, packed_a + i * KC);
       i += width;
     }
     for (int64_t j = j0; j < j1; j += NR) {
       int valid = j1 - j < NR ? (int)(j1 - j) : NR;
-      NAME(pack)(g->dtype, (const char *)g->b + (size_t)(j * b_row + p0 * b_step) * size, b_row,
-                 b_step, valid, NR, kc, packed_b);
+      pack_T(g->dtype, (const char *)g->b + (size_t)(j * b_row + p0 * b_step) * size, b_row, b_step,
+             valid, NR, kc, packed_b);
       for (int i = 0; i < rows;) {
         int left = rows - i, width = left > 8 ? MPG_GEMM_MR : left > 4 ? 8 : 4;
         if (width > MPG_GEMM_MR) width = MPG_GEMM_MR;
         const T *a = packed_a + i * KC;
         T *t = tile + i * stride + (j - j0);
         if (width == MPG_GEMM_MR)
-          NAME(micro)(MPG_GEMM_MR, kc, a, packed_b, t, stride, p0 == 0);
+          micro_T(MPG_GEMM_MR, kc, a, packed_b, t, stride, p0 == 0);
         else if (width == 8)
-          NAME(micro)(8 < MPG_GEMM_MR ? 8 : MPG_GEMM_MR, kc, a, packed_b, t, stride, p0 == 0);
+          micro_T(8 < MPG_GEMM_MR ? 8 : MPG_GEMM_MR, kc, a, packed_b, t, stride, p0 == 0);
         else
-          NAME(micro)(4, kc, a, packed_b, t, stride, p0 == 0);
+          micro_T(4, kc, a, packed_b, t, stride, p0 == 0);
         i += width;
       }
     }
@@ -123,29 +140,28 @@ static void NAME(block)(const mpg_gemm *g, int64_t i0, int64_t i1, int64_t j0, i
 }
 
 /* Computes blocks [begin, end) of C, in row-major order. */
-static void NAME(blocks)(void *context, int64_t begin, int64_t end) {
+static void blocks_T(void *context, int64_t begin, int64_t end) {
   const mpg_gemm *g = context;
-  int64_t across = (g->n + NAME(COLUMNS) - 1) / NAME(COLUMNS);
+  int64_t across = (g->n + COLUMNS_T - 1) / COLUMNS_T;
   for (int64_t block = begin; block < end; block++) {
-    int64_t i0 = block / across * NAME(ROWS), j0 = block % across * NAME(COLUMNS);
-    int64_t i1 = g->m - i0 < NAME(ROWS) ? g->m : i0 + NAME(ROWS),
-            j1 = g->n - j0 < NAME(COLUMNS) ? g->n : j0 + NAME(COLUMNS);
-    NAME(block)(g, i0, i1, j0, j1);
+    int64_t i0 = block / across * ROWS_T, j0 = block % across * COLUMNS_T;
+    int64_t i1 = g->m - i0 < ROWS_T ? g->m : i0 + ROWS_T,
+            j1 = g->n - j0 < COLUMNS_T ? g->n : j0 + COLUMNS_T;
+    block_T(g, i0, i1, j0, j1);
   }
 }
 
-static void NAME(gemm_product)(const mpg_kernel_call *call, mpg_gemm *g) {
-  int64_t down = (g->m + NAME(ROWS) - 1) / NAME(ROWS),
-          across = (g->n + NAME(COLUMNS) - 1) / NAME(COLUMNS);
+static void gemm_product_T(const mpg_kernel_call *call, mpg_gemm *g) {
+  int64_t down = (g->m + ROWS_T - 1) / ROWS_T, across = (g->n + COLUMNS_T - 1) / COLUMNS_T;
   if (down * across == 1)
-    NAME(blocks)(g, 0, 1);
+    blocks_T(g, 0, 1);
   else
-    mpg_cpu_parallel_for(call, down * across, 1, NAME(blocks), g);
+    mpg_cpu_parallel_for(call, down * across, 1, blocks_T, g);
 }
 
 /* Products with so few elements that packing would cost more: rows of C at a time, in the same
  * steps. Nothing transposed, alpha 1, beta 0. */
-static inline __attribute__((always_inline)) void NAME(small_of)(const mpg_gemm *g, int64_t n) {
+static inline __attribute__((always_inline)) void small_of_T(const mpg_gemm *g, int64_t n) {
   for (int64_t i = 0; i < g->m; i++) {
     const T *a = (const T *)g->a + i * g->lda, *b = g->b;
     T *c = (T *)g->c + i * g->ldc, sum[16];
@@ -157,9 +173,9 @@ static inline __attribute__((always_inline)) void NAME(small_of)(const mpg_gemm 
 }
 
 /* Computes rows from i on and at most two vectors of columns, at j0 and j1. */
-static inline __attribute__((always_inline)) void NAME(small_tile)(int rows, int vectors,
-                                                                   const mpg_gemm *g, int64_t i,
-                                                                   int64_t j0, int64_t j1) {
+static inline __attribute__((always_inline)) void small_tile_T(int rows, int vectors,
+                                                               const mpg_gemm *g, int64_t i,
+                                                               int64_t j0, int64_t j1) {
   const T *a = (const T *)g->a + i * g->lda, *b = g->b;
   T *c = (T *)g->c + i * g->ldc;
   V sum[4][2];
@@ -181,14 +197,14 @@ static inline __attribute__((always_inline)) void NAME(small_tile)(int rows, int
   }
 }
 
-static void NAME(gemm_small)(const mpg_kernel_call *call, mpg_gemm *g) {
+static void gemm_small_T(const mpg_kernel_call *call, mpg_gemm *g) {
   (void)call;
   switch (g->n < LANES ? g->n : 0) {
     case 0: break;
-    case 1: NAME(small_of)(g, 1); return;
-    case 4: NAME(small_of)(g, 4); return;
-    case 8: NAME(small_of)(g, 8); return;
-    default: NAME(small_of)(g, g->n); return;
+    case 1: small_of_T(g, 1); return;
+    case 4: small_of_T(g, 4); return;
+    case 8: small_of_T(g, 8); return;
+    default: small_of_T(g, g->n); return;
   }
   /* the last vector may overlap the previous one; both compute equal results */
   int64_t last = g->n - LANES;
@@ -197,23 +213,23 @@ static void NAME(gemm_small)(const mpg_kernel_call *call, mpg_gemm *g) {
     bool both = j + LANES < g->n;
     for (; i + 4 <= g->m; i += 4)
       if (both)
-        NAME(small_tile)(4, 2, g, i, j0, j1);
+        small_tile_T(4, 2, g, i, j0, j1);
       else
-        NAME(small_tile)(4, 1, g, i, j0, j1);
+        small_tile_T(4, 1, g, i, j0, j1);
     for (; i < g->m; i++)
       if (both)
-        NAME(small_tile)(1, 2, g, i, j0, j1);
+        small_tile_T(1, 2, g, i, j0, j1);
       else
-        NAME(small_tile)(1, 1, g, i, j0, j1);
+        small_tile_T(1, 1, g, i, j0, j1);
   }
 }
 
 /* --- Few elements of C ------------------------------------------------------------------------ */
 /* Products whose C has at most MPG_GEMM_THIN tiles, for which packing costs more than it saves. A
  * tile's sums stay in registers and take the same steps as the blocked product. */
-static inline __attribute__((always_inline)) void NAME(thin_tile)(int rows, int columns,
-                                                                  const mpg_gemm *g, int64_t i,
-                                                                  int64_t j) {
+static inline __attribute__((always_inline)) void thin_tile_T(int rows, int columns,
+                                                              const mpg_gemm *g, int64_t i,
+                                                              int64_t j) {
   int64_t a_row = g->transpose_a ? 1 : g->lda, a_step = g->transpose_a ? g->lda : 1;
   int64_t b_column = g->transpose_b ? g->ldb : 1, b_step = g->transpose_b ? 1 : g->ldb;
   const T *a = (const T *)g->a + i * a_row, *b = (const T *)g->b + j * b_column;
@@ -227,15 +243,15 @@ static inline __attribute__((always_inline)) void NAME(thin_tile)(int rows, int 
           beta == 0 ? alpha * sum[r][q] : alpha * sum[r][q] + beta * c[r * g->ldc + q];
 }
 
-#define THIN_TILES(rows)                               \
-  switch (g->n - j) {                                  \
-    case 1: NAME(thin_tile)(rows, 1, g, i, j); break;  \
-    case 2: NAME(thin_tile)(rows, 2, g, i, j); break;  \
-    case 3: NAME(thin_tile)(rows, 3, g, i, j); break;  \
-    default: NAME(thin_tile)(rows, 4, g, i, j); break; \
-  }                                                    \
+#define THIN_TILES(rows)                           \
+  switch (g->n - j) {                              \
+    case 1: thin_tile_T(rows, 1, g, i, j); break;  \
+    case 2: thin_tile_T(rows, 2, g, i, j); break;  \
+    case 3: thin_tile_T(rows, 3, g, i, j); break;  \
+    default: thin_tile_T(rows, 4, g, i, j); break; \
+  }                                                \
   break
-static void NAME(gemm_thin)(const mpg_kernel_call *call, mpg_gemm *g) {
+static void gemm_thin_T(const mpg_kernel_call *call, mpg_gemm *g) {
   (void)call;
   for (int64_t i = 0; i < g->m; i += 4)
     for (int64_t j = 0; j < g->n; j += 4) switch (g->m - i) {
@@ -251,10 +267,10 @@ static void NAME(gemm_thin)(const mpg_kernel_call *call, mpg_gemm *g) {
 /* C = A x B^T for an A of at most NARROW rows: the product of a recurrent step, or of a layer with
  * a small batch. B is read once, row by row, without packing. Every element of C is one sum over k
  * in LANES parts, so its bits depend on k only. begin and end count groups of 4 rows of B. */
-static inline __attribute__((always_inline)) void NAME(narrow_tile)(int rows, const mpg_gemm *g,
-                                                                    int64_t i, int64_t j,
-                                                                    const T *a_tails,
-                                                                    const T *b_tails) {
+static inline __attribute__((always_inline)) void narrow_tile_T(int rows, const mpg_gemm *g,
+                                                                int64_t i, int64_t j,
+                                                                const T *a_tails,
+                                                                const T *b_tails) {
   const T *a = (const T *)g->a + i * g->lda, *b = (const T *)g->b + j * g->ldb;
   int64_t whole = g->k / LANES * LANES;
   V sum[5][4];
@@ -289,7 +305,7 @@ static inline __attribute__((always_inline)) void NAME(narrow_tile)(int rows, co
   }
 }
 
-static void NAME(gemm_narrow)(void *context, int64_t begin, int64_t end) {
+static void gemm_narrow_T(void *context, int64_t begin, int64_t end) {
   const mpg_gemm *g = context;
   T a_tails[MPG_GEMM_NARROW * LANES] __attribute__((aligned(64))) = {0},
                                      b_tails[4 * LANES] __attribute__((aligned(64))) = {0};
@@ -303,12 +319,12 @@ static void NAME(gemm_narrow)(void *context, int64_t begin, int64_t end) {
       for (int64_t p = whole; p < g->k; p++)
         b_tails[q * LANES + p - whole] = ((const T *)g->b)[(j + q) * g->ldb + p];
     int64_t i = 0;
-    for (; i + 5 <= g->m; i += 5) NAME(narrow_tile)(5, g, i, j, a_tails, b_tails);
+    for (; i + 5 <= g->m; i += 5) narrow_tile_T(5, g, i, j, a_tails, b_tails);
     switch (g->m - i) {
-      case 4: NAME(narrow_tile)(4, g, i, j, a_tails, b_tails); break;
-      case 3: NAME(narrow_tile)(3, g, i, j, a_tails, b_tails); break;
-      case 2: NAME(narrow_tile)(2, g, i, j, a_tails, b_tails); break;
-      case 1: NAME(narrow_tile)(1, g, i, j, a_tails, b_tails); break;
+      case 4: narrow_tile_T(4, g, i, j, a_tails, b_tails); break;
+      case 3: narrow_tile_T(3, g, i, j, a_tails, b_tails); break;
+      case 2: narrow_tile_T(2, g, i, j, a_tails, b_tails); break;
+      case 1: narrow_tile_T(1, g, i, j, a_tails, b_tails); break;
       default: break;
     }
   }

@@ -11,14 +11,34 @@
  * bits do not depend on panels or threads.
  */
 
+/* Names of this instance. */
+#define PANEL_T NAME(PANEL)
+#define STEP_DEPTH_T NAME(STEP_DEPTH)
+#define STEP_ROWS_T NAME(STEP_ROWS)
+#define first_vector_T NAME(first_vector)
+#define pack_T NAME(pack)
+#define pack_panels_T NAME(pack_panels)
+#define packed_T NAME(packed)
+#define packed_bytes_T NAME(packed_bytes)
+#define packed_place_T NAME(packed_place)
+#define packed_round_T NAME(packed_round)
+#define packed_shape_T NAME(packed_shape)
+#define packing_T NAME(packing)
+#define panel_columns_T NAME(panel_columns)
+#define panel_product_T NAME(panel_product)
+#define step_fn_T NAME(step_fn)
+#define step_fns_T NAME(step_fns)
+#define step_tile_T NAME(step_tile)
+#define vector_column_T NAME(vector_column)
+
 #ifdef __AVX512F__
-enum { NAME(STEP_ROWS) = 6 };
+enum { STEP_ROWS_T = 6 };
 #else
-enum { NAME(STEP_ROWS) = 2 };
+enum { STEP_ROWS_T = 2 };
 #endif
 enum {
-  NAME(PANEL) = 4,
-  NAME(STEP_DEPTH) = 96 /* rows of a panel and of A that fit the smallest L1 caches */
+  PANEL_T = 4,
+  STEP_DEPTH_T = 96 /* rows of a panel and of A that fit the smallest L1 caches */
 };
 
 #if defined(MPG_WITH_PAIRS) && !defined(LANES_OF_DOUBLE)
@@ -26,7 +46,7 @@ enum {
 #include "kernels/cpu/products/pairs_panel.h"
 #endif
 
-typedef struct NAME(packed) {
+typedef struct packed_T {
   int64_t k, width; /* rows; columns per group */
   int groups;
   int64_t vectors, panels;
@@ -35,12 +55,12 @@ typedef struct NAME(packed) {
 #ifdef WITH_PAIRS
   mpg_pair *pairs, *rows; /* B, and the rounded rows of A */
 #endif
-} NAME(packed);
+} packed_T;
 
 /* rounded: A and B may be rounded to bfloat16, which B's values already are. */
-static NAME(packed)
-    NAME(packed_shape)(int64_t k, int64_t width, int groups, int num_threads, bool rounded) {
-  NAME(packed) b = {.k = k, .width = width, .groups = groups};
+static packed_T packed_shape_T(int64_t k, int64_t width, int groups, int num_threads,
+                               bool rounded) {
+  packed_T b = {.k = k, .width = width, .groups = groups};
 #ifdef WITH_PAIRS
   if (rounded) b.how = mpg_cpu_pairs();
 #else
@@ -51,7 +71,7 @@ static NAME(packed)
   if (groups > 1) {
     b.panels = blocks;
   } else { /* an equal number per thread */
-    b.panels = (b.vectors + NAME(PANEL) - 1) / NAME(PANEL);
+    b.panels = (b.vectors + PANEL_T - 1) / PANEL_T;
     b.panels = (b.panels + num_threads - 1) / num_threads * num_threads;
     if (b.panels > b.vectors) b.panels = b.vectors;
   }
@@ -59,7 +79,7 @@ static NAME(packed)
 }
 
 /* Returns the bytes for B and m rounded rows of A. */
-static size_t NAME(packed_bytes)(const NAME(packed) * b, int64_t m) {
+static size_t packed_bytes_T(const packed_T *b, int64_t m) {
 #ifdef WITH_PAIRS
   if (b->how)
     return (size_t)(pairs_depth(b->k) * b->vectors * LANES + pairs_row(b->k) * m) *
@@ -70,7 +90,7 @@ static size_t NAME(packed_bytes)(const NAME(packed) * b, int64_t m) {
   return (size_t)(b->k * b->vectors * LANES) * sizeof(T);
 }
 /* Places B in a buffer of packed_bytes, 64-byte aligned. */
-static void NAME(packed_place)(NAME(packed) * b, T *buffer) {
+static void packed_place_T(packed_T *b, T *buffer) {
 #ifdef WITH_PAIRS
   if (b->how) {
     b->pairs = (void *)buffer;
@@ -81,42 +101,41 @@ static void NAME(packed_place)(NAME(packed) * b, T *buffer) {
   b->data = buffer;
 }
 
-static int64_t NAME(first_vector)(const NAME(packed) * b, int64_t panel) {
+static int64_t first_vector_T(const packed_T *b, int64_t panel) {
   return panel * b->vectors / b->panels;
 }
 /* Returns the columns [*begin, *end) of a group that a panel covers. */
-static void NAME(panel_columns)(const NAME(packed) * b, int64_t panel, int64_t *begin,
-                                int64_t *end) {
-  *begin = NAME(first_vector)(b, panel) / b->groups * LANES;
-  *end = NAME(first_vector)(b, panel + 1) / b->groups * LANES;
+static void panel_columns_T(const packed_T *b, int64_t panel, int64_t *begin, int64_t *end) {
+  *begin = first_vector_T(b, panel) / b->groups * LANES;
+  *end = first_vector_T(b, panel + 1) / b->groups * LANES;
   if (*end > b->width) *end = b->width;
 }
 /* Returns the first column of vector v in B, and its number of valid lanes. */
-static int64_t NAME(vector_column)(const NAME(packed) * b, int64_t v, int *valid) {
+static int64_t vector_column_T(const packed_T *b, int64_t v, int *valid) {
   int64_t j = v / b->groups * LANES, left = b->width - j;
   *valid = left < LANES ? (int)left : LANES;
   return v % b->groups * b->width + j;
 }
 
 /* Packs B, or if transposed, the [n x k] matrix whose transpose it is. */
-typedef struct NAME(packing) {
-  const NAME(packed) * b;
+typedef struct packing_T {
+  const packed_T *b;
   const T *source;
   const uint16_t *half; /* source of pairs, in bfloat16 */
   bool transposed;
-} NAME(packing);
+} packing_T;
 
-static void NAME(pack_panels)(void *context, int64_t begin, int64_t end) {
-  const NAME(packing) *p = context;
-  const NAME(packed) *b = p->b;
+static void pack_panels_T(void *context, int64_t begin, int64_t end) {
+  const packing_T *p = context;
+  const packed_T *b = p->b;
   const int64_t k = b->k, n = b->width * b->groups;
   for (int64_t panel = begin; panel < end; panel++) {
-    int64_t from = NAME(first_vector)(b, panel), to = NAME(first_vector)(b, panel + 1),
+    int64_t from = first_vector_T(b, panel), to = first_vector_T(b, panel + 1),
             stride = (to - from) * LANES;
     T *data = b->data + from * LANES * k;
     for (int64_t v = from; v < to; v++, data += LANES) {
       int valid;
-      int64_t column = NAME(vector_column)(b, v, &valid);
+      int64_t column = vector_column_T(b, v, &valid);
       if (!p->transposed) {
         const T *source = p->source + column;
         for (int64_t i = 0; i < k; i++) {
@@ -148,10 +167,10 @@ static void NAME(pack_panels)(void *context, int64_t begin, int64_t end) {
 #include "kernels/cpu/products/packed_pairs.h"
 #endif
 
-static void NAME(pack)(const mpg_kernel_call *call, const NAME(packed) * b, const T *source,
-                       const uint16_t *half, bool transposed) {
-  NAME(packing) p = {b, source, half, transposed};
-  mpg_range_fn body = NAME(pack_panels);
+static void pack_T(const mpg_kernel_call *call, const packed_T *b, const T *source,
+                   const uint16_t *half, bool transposed) {
+  packing_T p = {b, source, half, transposed};
+  mpg_range_fn body = pack_panels_T;
 #ifdef WITH_PAIRS
   if (b->how) body = pack_pairs;
 #endif
@@ -159,8 +178,8 @@ static void NAME(pack)(const mpg_kernel_call *call, const NAME(packed) * b, cons
 }
 
 /* Rounds m rows of A if B is packed as pairs. Call before the panels of a product. */
-static void NAME(packed_round)(const mpg_kernel_call *call, const NAME(packed) * b, int64_t m,
-                               const T *a, int64_t lda) {
+static void packed_round_T(const mpg_kernel_call *call, const packed_T *b, int64_t m, const T *a,
+                           int64_t lda) {
 #ifdef WITH_PAIRS
   if (b->how) {
     rounding p = {b, a, lda};
@@ -172,10 +191,12 @@ static void NAME(packed_round)(const mpg_kernel_call *call, const NAME(packed) *
 }
 
 /* Computes `rows` rows of C with a panel `width` vectors wide, over k of its rows. */
-static inline __attribute__((always_inline)) void NAME(step_tile)(
-    const int rows, const int width, int64_t k, const T *a, int64_t lda, const T *b, const T *ahead,
-    T *const *c, int64_t ldc, const int *valid, bool first) {
-  V sum[NAME(STEP_ROWS)][NAME(PANEL)];
+static inline __attribute__((always_inline)) void step_tile_T(const int rows, const int width,
+                                                              int64_t k, const T *a, int64_t lda,
+                                                              const T *b, const T *ahead,
+                                                              T *const *c, int64_t ldc,
+                                                              const int *valid, bool first) {
+  V sum[STEP_ROWS_T][PANEL_T];
   MPG_UNROLL(8)
   for (int r = 0; r < rows; r++) MPG_UNROLL(8)
   for (int v = 0; v < width; v++) {
@@ -191,7 +212,7 @@ static inline __attribute__((always_inline)) void NAME(step_tile)(
     }
   }
   for (int64_t p = 0; p < k; p++) {
-    V row[NAME(PANEL)];
+    V row[PANEL_T];
     MPG_UNROLL(8)
     for (int v = 0; v < width; v++) row[v] = V_LOAD(b + v * LANES);
     b += width * LANES;
@@ -222,7 +243,7 @@ static inline __attribute__((always_inline)) void NAME(step_tile)(
   static void NAME(step_##ROWS##x##WIDTH)(int64_t k, const T *a, int64_t lda, const T *b, \
                                           const T *ahead, T *const *c, int64_t ldc,       \
                                           const int *valid, bool first) {                 \
-    NAME(step_tile)(ROWS, WIDTH, k, a, lda, b, ahead, c, ldc, valid, first);              \
+    step_tile_T(ROWS, WIDTH, k, a, lda, b, ahead, c, ldc, valid, first);                  \
   }
 #define STEP_TILES(ROWS) STEP_TILE(ROWS, 1) STEP_TILE(ROWS, 2) STEP_TILE(ROWS, 3) STEP_TILE(ROWS, 4)
 STEP_TILES(1)
@@ -236,11 +257,11 @@ STEP_TILES(6)
 #undef STEP_TILES
 #undef STEP_TILE
 
-typedef void (*NAME(step_fn))(int64_t k, const T *a, int64_t lda, const T *b, const T *ahead,
-                              T *const *c, int64_t ldc, const int *valid, bool first);
+typedef void (*step_fn_T)(int64_t k, const T *a, int64_t lda, const T *b, const T *ahead,
+                          T *const *c, int64_t ldc, const int *valid, bool first);
 #define STEP_ROW(ROWS) \
   {NAME(step_##ROWS##x1), NAME(step_##ROWS##x2), NAME(step_##ROWS##x3), NAME(step_##ROWS##x4)}
-static const NAME(step_fn) NAME(step_fns)[NAME(STEP_ROWS)][NAME(PANEL)] = {
+static const step_fn_T step_fns_T[STEP_ROWS_T][PANEL_T] = {
     STEP_ROW(1), STEP_ROW(2),
 #ifdef __AVX512F__
     STEP_ROW(3), STEP_ROW(4), STEP_ROW(5), STEP_ROW(6),
@@ -250,30 +271,30 @@ static const NAME(step_fn) NAME(step_fns)[NAME(STEP_ROWS)][NAME(PANEL)] = {
 
 /* Computes C's columns of one panel; C is [m x groups * width] with row stride ldc. Accumulates
  * into C if `add`. */
-static void NAME(panel_product)(const NAME(packed) * b, int64_t panel, int64_t m, const T *a,
-                                int64_t lda, T *c, int64_t ldc, bool add) {
+static void panel_product_T(const packed_T *b, int64_t panel, int64_t m, const T *a, int64_t lda,
+                            T *c, int64_t ldc, bool add) {
 #ifdef WITH_PAIRS
   if (b->how) {
     product_of_pairs(b, panel, m, c, ldc, add);
     return;
   }
 #endif
-  int64_t from = NAME(first_vector)(b, panel), to = NAME(first_vector)(b, panel + 1);
-  int width = (int)(to - from), valid[NAME(PANEL)];
-  int64_t column[NAME(PANEL)];
-  for (int v = 0; v < width; v++) column[v] = NAME(vector_column)(b, from + v, &valid[v]);
+  int64_t from = first_vector_T(b, panel), to = first_vector_T(b, panel + 1);
+  int width = (int)(to - from), valid[PANEL_T];
+  int64_t column[PANEL_T];
+  for (int v = 0; v < width; v++) column[v] = vector_column_T(b, from + v, &valid[v]);
   const int64_t k = b->k, start = from * LANES * k, line = 64 / (int64_t)sizeof(T);
-  int64_t blocks = (m + NAME(STEP_ROWS) - 1) / NAME(STEP_ROWS);
-  for (int64_t p = 0; p < k; p += NAME(STEP_DEPTH)) {
-    int64_t depth = k - p < NAME(STEP_DEPTH) ? k - p : NAME(STEP_DEPTH);
+  int64_t blocks = (m + STEP_ROWS_T - 1) / STEP_ROWS_T;
+  for (int64_t p = 0; p < k; p += STEP_DEPTH_T) {
+    int64_t depth = k - p < STEP_DEPTH_T ? k - p : STEP_DEPTH_T;
     int64_t rows = start + p * width * LANES, ahead = rows + depth * width * LANES;
     for (int64_t i = 0; i < blocks; i++) {
       int64_t row = i * m / blocks, count = (i + 1) * m / blocks - row;
-      T *target[NAME(PANEL)];
+      T *target[PANEL_T];
       for (int v = 0; v < width; v++) target[v] = c + row * ldc + column[v];
-      NAME(step_fns)
-      [count - 1][width - 1](depth, a + row *lda + p, lda, b->data + rows,
-                             b->data + ahead + i *depth *line, target, ldc, valid, p == 0 &&!add);
+      step_fns_T[count - 1][width - 1](depth, a + row * lda + p, lda, b->data + rows,
+                                       b->data + ahead + i * depth * line, target, ldc, valid,
+                                       p == 0 && !add);
     }
   }
 }
