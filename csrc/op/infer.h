@@ -5,12 +5,13 @@
 
 #include "op/op.h"
 
-#define MPG_OP_ROW(id, aliases, inputs, outputs, params, infer, cost, gradient, num_inputs, \
-                   num_outputs, saves, flags, dtypes, batching, kernel, doc)                \
-  mpg_status mpg_infer_##infer(mpg_infer *);                                                \
-  mpg_cost mpg_cost_##cost(const mpg_infer *);                                              \
-  void mpg_gradient_##gradient(mpg_gradient *);                                             \
-  int mpg_arity_##num_inputs(const mpg_op *, const void *, int);                            \
+#define MPG_OP_ROW(id, aliases, inputs, outputs, params, infer, infer_inputs, cost, gradient, \
+                   num_inputs, num_outputs, saves, flags, dtypes, batching, kernel, doc)      \
+  mpg_status mpg_infer_##infer(mpg_infer *);                                                  \
+  mpg_status mpg_infer_inputs_##infer_inputs(mpg_infer *);                                    \
+  mpg_cost mpg_cost_##cost(const mpg_infer *);                                                \
+  void mpg_gradient_##gradient(mpg_gradient *);                                               \
+  int mpg_arity_##num_inputs(const mpg_op *, const void *, int);                              \
   int mpg_arity_##num_outputs(const mpg_op *, const void *, int);
 #define MPG_COMPOSED_ROW(id, aliases, inputs, outputs, params, infer, compose, num_inputs, \
                          num_outputs, flags, dtypes, doc)                                  \
@@ -41,6 +42,9 @@ static inline bool mpg_infer_begin(mpg_infer *infer) {
 mpg_status mpg_infer_expect_dtype(mpg_infer *infer, int input, mpg_dtype dtype);
 /* Requires inputs[i].shape to match `shape`, and completes it. */
 mpg_status mpg_infer_expect_shape(mpg_infer *infer, int input, const mpg_shape *shape);
+/* Like mpg_infer_expect_shape, for infer_inputs rules: the error says that the output has uses
+ * which require `shape`. Sizes of `shape` may be unknown. */
+mpg_status mpg_infer_input_shape(mpg_infer *infer, int input, const mpg_shape *shape);
 /* Converts an mpg_tuple to a shape. Fails if a size is negative or if the array would be too large
  * for any dtype. */
 mpg_status mpg_infer_tuple_shape(mpg_infer *infer, const mpg_tuple *tuple, mpg_shape *shape);

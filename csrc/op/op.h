@@ -35,13 +35,15 @@ typedef struct mpg_infer {
   const void *params;
   int num_inputs, num_outputs;
   mpg_desc *inputs;
-  mpg_desc *outputs; /* all dims/dtypes unknown on entry */
+  mpg_desc *outputs; /* all dims/dtypes unknown on entry, except for infer_inputs */
   bool train;        /* autograd's train mode, for ops whose outputs depend on it */
   /* Host addresses of the inputs' contents, for DYNAMIC ops; NULL if the contents are unknown
    * (tracing). */
   const void *const *values;
 } mpg_infer;
 typedef mpg_status (*mpg_infer_fn)(mpg_infer *infer);
+/* The same for the other direction: an op's `infer_inputs` completes input shapes from output
+ * shapes. It must leave shapes unknown unless the outputs determine them. */
 
 /* Fails with MPG_ERROR and the text "FullyConnected: <text> (data: float32 (2, 3), weight: float32
  * (4, 5))". */
@@ -294,6 +296,7 @@ struct mpg_op {
   const char *outputs;
   const mpg_param_table *params;
   mpg_infer_fn infer;
+  mpg_infer_fn infer_inputs; /* completes input shapes from output shapes */
   mpg_cost_fn cost;
   mpg_gradient_fn gradient; /* NULL if not differentiable */
   mpg_compose_fn compose;   /* COMPOSED ops only; NULL for an op with a kernel */
@@ -373,9 +376,10 @@ mpg_status mpg_op_check_outputs(const mpg_op *op, const mpg_desc *outputs, int n
 mpg_status mpg_op_infer_values(const mpg_op *op, const void *params, bool train, mpg_desc *inputs,
                                int num_inputs, const void *const *values, mpg_desc *outputs,
                                int num_outputs);
-/* Completes input shapes from output shapes if these determine them (infer_inputs.c). */
+/* Completes input shapes from output shapes if the op's `infer_inputs` can: the shape of a symbol's
+ * variable may follow from the use of a result. `outputs` holds the first num_outputs outputs. */
 mpg_status mpg_op_infer_inputs(const mpg_op *op, const void *params, mpg_desc *inputs,
-                               int num_inputs, const mpg_desc *outputs, int num_outputs);
+                               int num_inputs, mpg_desc *outputs, int num_outputs);
 /* Runs the op's gradient; returns MPG_ERROR if it has none. */
 mpg_status mpg_op_gradient(mpg_gradient *g);
 /* Counts how often the ops of a composed op read each value and how often the caller reads each

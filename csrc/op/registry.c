@@ -8,24 +8,25 @@
 #include "op/infer.h"
 #include "op/precision/precision.h"
 
-#define MPG_OP_ROW(op_id, op_aliases, op_inputs, op_outputs, op_params, op_infer, op_cost,    \
-                   op_gradient, op_num_inputs, op_num_outputs, op_saves, op_flags, op_dtypes, \
-                   op_batching, op_kernel, op_doc)                                            \
-  {.id = MPG_OP_##op_id,                                                                      \
-   .name = #op_id,                                                                            \
-   .aliases = op_aliases,                                                                     \
-   .inputs = op_inputs,                                                                       \
-   .outputs = op_outputs,                                                                     \
-   .params = &mpg_##op_params##_table,                                                        \
-   .infer = mpg_infer_##op_infer,                                                             \
-   .cost = mpg_cost_##op_cost,                                                                \
-   .gradient = mpg_gradient_##op_gradient,                                                    \
-   .num_inputs = mpg_arity_##op_num_inputs,                                                   \
-   .num_outputs = mpg_arity_##op_num_outputs,                                                 \
-   .saves = op_saves,                                                                         \
-   .flags = op_flags,                                                                         \
-   .dtypes = op_dtypes,                                                                       \
-   .batching = mpg_batching_##op_batching,                                                    \
+#define MPG_OP_ROW(op_id, op_aliases, op_inputs, op_outputs, op_params, op_infer, op_infer_inputs, \
+                   op_cost, op_gradient, op_num_inputs, op_num_outputs, op_saves, op_flags,        \
+                   op_dtypes, op_batching, op_kernel, op_doc)                                      \
+  {.id = MPG_OP_##op_id,                                                                           \
+   .name = #op_id,                                                                                 \
+   .aliases = op_aliases,                                                                          \
+   .inputs = op_inputs,                                                                            \
+   .outputs = op_outputs,                                                                          \
+   .params = &mpg_##op_params##_table,                                                             \
+   .infer = mpg_infer_##op_infer,                                                                  \
+   .infer_inputs = mpg_infer_inputs_##op_infer_inputs,                                             \
+   .cost = mpg_cost_##op_cost,                                                                     \
+   .gradient = mpg_gradient_##op_gradient,                                                         \
+   .num_inputs = mpg_arity_##op_num_inputs,                                                        \
+   .num_outputs = mpg_arity_##op_num_outputs,                                                      \
+   .saves = op_saves,                                                                              \
+   .flags = op_flags,                                                                              \
+   .dtypes = op_dtypes,                                                                            \
+   .batching = mpg_batching_##op_batching,                                                         \
    .doc = op_doc},
 #define MPG_COMPOSED_ROW(op_id, op_aliases, op_inputs, op_outputs, op_params, op_infer,          \
                          op_compose, op_num_inputs, op_num_outputs, op_flags, op_dtypes, op_doc) \
@@ -36,6 +37,7 @@
    .outputs = op_outputs,                                                                        \
    .params = &mpg_##op_params##_table,                                                           \
    .infer = mpg_infer_##op_infer,                                                                \
+   .infer_inputs = mpg_infer_inputs_none,                                                        \
    .cost = mpg_cost_passes,                                                                      \
    .gradient = mpg_gradient_missing,                                                             \
    .compose = mpg_compose_##op_compose,                                                          \
@@ -345,6 +347,18 @@ mpg_status mpg_op_infer(const mpg_op *op, const void *params, bool train, mpg_de
   return mpg_op_infer_values(op, params, train, inputs, num_inputs, NULL, outputs, num_outputs);
 }
 
+mpg_status mpg_op_infer_inputs(const mpg_op *op, const void *params, mpg_desc *inputs,
+                               int num_inputs, mpg_desc *outputs, int num_outputs) {
+  if (num_inputs < 1 || num_outputs < 1) return MPG_OK;
+  mpg_infer infer = {.op = op,
+                     .params = params,
+                     .num_inputs = num_inputs,
+                     .num_outputs = num_outputs,
+                     .inputs = inputs,
+                     .outputs = outputs};
+  return op->infer_inputs(&infer);
+}
+
 mpg_status mpg_op_check_outputs(const mpg_op *op, const mpg_desc *outputs, int num_outputs) {
   for (int i = 0; i < num_outputs; i++) {
     if (!mpg_shape_known(&outputs[i].shape)) continue;
@@ -425,13 +439,22 @@ mpg_status mpg_infer_expect_dtype(mpg_infer *infer, int input, mpg_dtype dtype) 
                         name, other, own);
 }
 
-mpg_status mpg_infer_expect_shape(mpg_infer *infer, int input, const mpg_shape *shape) {
+static mpg_status expect_shape(mpg_infer *infer, int input, const mpg_shape *shape,
+                               const char *why) {
   mpg_shape wanted = *shape;
   if (mpg_shape_merge(&infer->inputs[input].shape, &wanted)) return MPG_OK;
   char name[64], text[MPG_SHAPE_TEXT_SIZE];
-  return mpg_infer_fail(infer, "%s must have the shape %s",
+  return mpg_infer_fail(infer, "%s must have the shape %s%s",
                         input_name(infer, input, name, sizeof name),
-                        mpg_shape_text(shape, text, sizeof text));
+                        mpg_shape_text(shape, text, sizeof text), why);
+}
+
+mpg_status mpg_infer_expect_shape(mpg_infer *infer, int input, const mpg_shape *shape) {
+  return expect_shape(infer, input, shape, "");
+}
+
+mpg_status mpg_infer_input_shape(mpg_infer *infer, int input, const mpg_shape *shape) {
+  return expect_shape(infer, input, shape, ", as the following ops require");
 }
 
 mpg_status mpg_infer_tuple_shape(mpg_infer *infer, const mpg_tuple *tuple, mpg_shape *shape) {
@@ -467,5 +490,26 @@ mpg_status mpg_infer_same_dtype(mpg_infer *infer) {
     dtype = infer->inputs[i].dtype;
   for (int i = 0; i < infer->num_inputs; i++) MPG_TRY(mpg_infer_expect_dtype(infer, i, dtype));
   for (int i = 0; i < infer->num_outputs; i++) infer->outputs[i].dtype = dtype;
+  return MPG_OK;
+}
+
+mpg_status mpg_infer_inputs_none(mpg_infer *infer) {
+  (void)infer;
+  return MPG_OK;
+}
+
+mpg_status mpg_infer_inputs_first(mpg_infer *infer) {
+  return mpg_infer_input_shape(infer, 0, &infer->outputs[0].shape);
+}
+
+mpg_status mpg_infer_inputs_same(mpg_infer *infer) {
+  for (int i = 0; i < infer->num_inputs; i++)
+    MPG_TRY(mpg_infer_input_shape(infer, i, &infer->outputs[0].shape));
+  return MPG_OK;
+}
+
+mpg_status mpg_infer_inputs_each(mpg_infer *infer) {
+  for (int i = 0; i < infer->num_inputs && i < infer->num_outputs; i++)
+    MPG_TRY(mpg_infer_input_shape(infer, i, &infer->outputs[i].shape));
   return MPG_OK;
 }

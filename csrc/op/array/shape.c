@@ -235,6 +235,26 @@ mpg_status mpg_infer_squeeze(mpg_infer *infer) {
   return MPG_OK;
 }
 
+/* Reshapes keep the number of elements, which determines a single unknown size. */
+mpg_status mpg_infer_inputs_same_size(mpg_infer *infer) {
+  mpg_shape *in = &infer->inputs[0].shape;
+  const mpg_shape *out = &infer->outputs[0].shape;
+  int unknown = -1;
+  int64_t size = 1, rest = 1;
+  if (in->ndim < 0 || !mpg_shape_known(out)) return MPG_OK;
+  for (int i = 0; i < out->ndim; i++)
+    if (__builtin_mul_overflow(size, out->dims[i], &size)) return MPG_OK;
+  for (int i = 0; i < in->ndim; i++) {
+    if (in->dims[i] < 0 && unknown >= 0) return MPG_OK;
+    if (in->dims[i] < 0)
+      unknown = i;
+    else if (__builtin_mul_overflow(rest, in->dims[i], &rest))
+      return MPG_OK;
+  }
+  if (unknown >= 0 && rest > 0 && size % rest == 0) in->dims[unknown] = size / rest;
+  return MPG_OK;
+}
+
 void mpg_gradient_reshape(mpg_gradient *g) {
   if (g->needed[0])
     g->in_grads[0] = mpg_emit_reshape(g, g->out_grads[0], &mpg_value_desc(g, g->inputs[0])->shape);
@@ -262,6 +282,21 @@ mpg_status mpg_infer_transpose(mpg_infer *infer) {
   }
   infer->outputs[0].shape = shape;
   return MPG_OK;
+}
+
+/* Each input axis equals one output axis. */
+mpg_status mpg_infer_inputs_transpose(mpg_infer *infer) {
+  PARAMS(transpose, params);
+  const mpg_shape *out = &infer->outputs[0].shape;
+  mpg_shape wanted = *out;
+  if (params->axes.count > 0 && params->axes.count != out->ndim) return MPG_OK;
+  for (int i = 0; i < out->ndim; i++) {
+    int axis = out->ndim - 1 - i;
+    if (params->axes.count > 0)
+      MPG_TRY(mpg_axis_normalize(params->axes.values[i], out->ndim, infer->op->name, &axis));
+    wanted.dims[axis] = out->dims[i];
+  }
+  return mpg_infer_input_shape(infer, 0, &wanted);
 }
 
 void mpg_gradient_transpose(mpg_gradient *g) {

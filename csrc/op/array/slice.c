@@ -70,6 +70,29 @@ mpg_status mpg_infer_concat(mpg_infer *infer) {
   return MPG_OK;
 }
 
+/* Infers all axes except the joined one, and the joined one if it is unknown for a single input. */
+mpg_status mpg_infer_inputs_concat(mpg_infer *infer) {
+  PARAMS(concat, params);
+  const mpg_shape *out = &infer->outputs[0].shape;
+  int axis, unknown = -1;
+  if (out->ndim < 1) return MPG_OK;
+  MPG_TRY(mpg_axis_normalize(params->dim, out->ndim, infer->op->name, &axis));
+  mpg_shape wanted = *out;
+  wanted.dims[axis] = -1;
+  int64_t rest = out->dims[axis];
+  for (int i = 0; i < infer->num_inputs; i++) {
+    MPG_TRY(mpg_infer_input_shape(infer, i, &wanted));
+    int64_t size = infer->inputs[i].shape.dims[axis];
+    if (size >= 0)
+      rest = rest < 0 ? -1 : rest - size;
+    else
+      unknown = unknown == -1 ? i : -2;
+  }
+  if (unknown >= 0 && out->dims[axis] >= 0 && rest >= 0)
+    infer->inputs[unknown].shape.dims[axis] = rest;
+  return MPG_OK;
+}
+
 void mpg_gradient_concat(mpg_gradient *g) {
   GRADIENT_PARAMS(concat, params);
   int ndim = mpg_value_desc(g, g->inputs[0])->shape.ndim;
@@ -157,6 +180,27 @@ mpg_status mpg_infer_split(mpg_infer *infer) {
   int64_t size = in->dims[axis] / params->num_outputs;
   for (int i = 0; i < infer->num_outputs; i++)
     MPG_TRY(set_part(infer, i, axis, size, params->squeeze_axis));
+  return MPG_OK;
+}
+
+mpg_status mpg_infer_inputs_split(mpg_infer *infer) {
+  enum { LIMIT = INT32_MAX }; /* larger sizes stay unknown, so that a product of two fits int64 */
+  PARAMS(split, params);
+  for (int i = 0; i < infer->num_outputs; i++) {
+    mpg_shape whole = infer->outputs[i].shape;
+    if (whole.ndim < 0) continue;
+    int axis, ndim = whole.ndim + (params->squeeze_axis ? 1 : 0);
+    if (ndim > MPG_MAX_NDIM) return MPG_OK;
+    MPG_TRY(mpg_axis_normalize(params->axis, ndim, infer->op->name, &axis));
+    if (params->squeeze_axis) {
+      for (int k = whole.ndim; k > axis; k--) whole.dims[k] = whole.dims[k - 1];
+      whole.ndim = ndim;
+      whole.dims[axis] = 1;
+    }
+    int64_t part = whole.dims[axis];
+    whole.dims[axis] = part < 0 || part > LIMIT ? -1 : part * params->num_outputs;
+    MPG_TRY(mpg_infer_input_shape(infer, 0, &whole));
+  }
   return MPG_OK;
 }
 

@@ -108,6 +108,30 @@ mpg_status mpg_infer_convolution(mpg_infer *infer) {
   return MPG_OK;
 }
 
+/* Infers the batch, and sizes with stride 1. With larger strides several input sizes give one
+ * output size. */
+mpg_status mpg_infer_inputs_convolution(mpg_infer *infer) {
+  enum { LIMIT = INT32_MAX }; /* larger sizes stay unknown, so that a product of two fits int64 */
+  const mpg_convolution_params *p = infer->params;
+  int ndim = p->kernel.count + 2;
+  if (infer->inputs[0].shape.ndim != ndim || infer->outputs[0].shape.ndim != ndim) return MPG_OK;
+  mpg_layout layout = mpg_convolution_layout(infer->op, p);
+  mpg_shape data = mpg_data_first(&infer->inputs[0].shape, layout),
+            out = mpg_data_first(&infer->outputs[0].shape, layout);
+  data.dims[0] = out.dims[0];
+  for (int i = 0; i < p->kernel.count; i++) {
+    int64_t stride = mpg_tuple_at(&p->stride, i, 1), dilate = mpg_tuple_at(&p->dilate, i, 1),
+            pad = mpg_tuple_at(&p->pad, i, 0), size = out.dims[2 + i], kernel = p->kernel.values[i];
+    if (stride != 1 || size < 0 || size > LIMIT || kernel < 1 || kernel > LIMIT || dilate < 1 ||
+        dilate > LIMIT || pad < 0 || pad > LIMIT)
+      continue;
+    int64_t needed = size + dilate * (kernel - 1) - 2 * pad;
+    if (needed > 0) data.dims[2 + i] = needed;
+  }
+  data = mpg_data_laid(&data, layout);
+  return mpg_infer_input_shape(infer, 0, &data);
+}
+
 static mpg_convolution_backward_params backward_params(mpg_layout layout, const mpg_tuple *stride,
                                                        const mpg_tuple *dilate,
                                                        const mpg_tuple *pad, int64_t groups) {

@@ -169,6 +169,17 @@ mpg_status mpg_infer_fully_connected(mpg_infer *infer) {
   return MPG_OK;
 }
 
+/* data (batch, ...), weight, bias -> (batch, ..., hidden). All axes but the last are equal, or only
+ * the batch if flattened. */
+mpg_status mpg_infer_inputs_fully_connected(mpg_infer *infer) {
+  bool flatten = ((const mpg_fully_connected_params *)infer->params)->flatten;
+  const mpg_shape *out = &infer->outputs[0].shape;
+  mpg_shape data = infer->inputs[0].shape;
+  if (data.ndim < 1 || out->ndim < 1 || (!flatten && out->ndim != data.ndim)) return MPG_OK;
+  for (int i = 0; i < (flatten ? 1 : data.ndim - 1); i++) data.dims[i] = out->dims[i];
+  return mpg_infer_input_shape(infer, 0, &data);
+}
+
 void mpg_gradient_fully_connected(mpg_gradient *g) {
   const mpg_fully_connected_params *p = g->params;
   mpg_shape data_shape = mpg_value_desc(g, g->inputs[0])->shape;

@@ -479,6 +479,7 @@ static void add_op(mpg_extension *e) {
                 .outputs = e->op.outputs,
                 .params = &e->forward_table,
                 .infer = infer_forward,
+                .infer_inputs = mpg_infer_inputs_none,
                 .cost = mpg_cost_math,
                 .gradient = gradients ? gradient : mpg_gradient_missing,
                 .num_inputs = mpg_arity_names,
