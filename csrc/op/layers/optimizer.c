@@ -80,36 +80,10 @@ int mpg_arity_num_weights(const mpg_op *op, const void *params, int given) {
   return count > MPG_MAX_OUTPUTS ? MPG_MAX_OUTPUTS : (int)count;
 }
 
-mpg_status mpg_infer_multi_update(mpg_infer *infer) {
+/* Each weight has `per_weight` arrays: itself, its gradient and its states. If `mixed`, the states
+ * are float32. `extra` arrays follow: none, or the learning rates and the weight decays. */
+static mpg_status infer_multi(mpg_infer *infer, int per_weight, bool mixed, int extra) {
   int64_t weights = num_weights(infer->op, infer->params);
-  int per_weight = 3, extra = 0;
-  bool mixed = false;
-  switch (infer->op->id) {
-    case MPG_OP_multi_sgd_update: per_weight = 2; break;
-    case MPG_OP_multi_mp_sgd_update: mixed = true; break;
-    case MPG_OP_multi_mp_sgd_mom_update:
-      per_weight = 4;
-      mixed = true;
-      break;
-    case MPG_OP_preloaded_multi_sgd_update:
-      per_weight = 2;
-      extra = 2;
-      break;
-    case MPG_OP_preloaded_multi_sgd_mom_update: extra = 2; break;
-    case MPG_OP_preloaded_multi_mp_sgd_update:
-      extra = 2;
-      mixed = true;
-      break;
-    case MPG_OP_preloaded_multi_mp_sgd_mom_update:
-      per_weight = 4;
-      extra = 2;
-      mixed = true;
-      break;
-    case MPG_OP__multi_adam_update:
-    case MPG_OP__multi_adamax_update:
-    case MPG_OP__multi_nadam_update: per_weight = 4; break;
-    default: break;
-  }
   if (infer->num_outputs != weights)
     return mpg_infer_fail(infer, "num_weights must be at most %d", MPG_MAX_OUTPUTS);
   if (infer->num_inputs != weights * per_weight + extra)
@@ -143,6 +117,17 @@ mpg_status mpg_infer_multi_update(mpg_infer *infer) {
   }
   return MPG_OK;
 }
+
+/* Named by the arrays of each weight. */
+mpg_status mpg_infer_multi_2(mpg_infer *infer) { return infer_multi(infer, 2, false, 0); }
+mpg_status mpg_infer_multi_3(mpg_infer *infer) { return infer_multi(infer, 3, false, 0); }
+mpg_status mpg_infer_multi_4(mpg_infer *infer) { return infer_multi(infer, 4, false, 0); }
+mpg_status mpg_infer_multi_mixed_3(mpg_infer *infer) { return infer_multi(infer, 3, true, 0); }
+mpg_status mpg_infer_multi_mixed_4(mpg_infer *infer) { return infer_multi(infer, 4, true, 0); }
+mpg_status mpg_infer_preloaded_2(mpg_infer *infer) { return infer_multi(infer, 2, false, 2); }
+mpg_status mpg_infer_preloaded_3(mpg_infer *infer) { return infer_multi(infer, 3, false, 2); }
+mpg_status mpg_infer_preloaded_mixed_3(mpg_infer *infer) { return infer_multi(infer, 3, true, 2); }
+mpg_status mpg_infer_preloaded_mixed_4(mpg_infer *infer) { return infer_multi(infer, 4, true, 2); }
 
 /* --- LARS ------------------------------------------------------------------------------------- */
 
