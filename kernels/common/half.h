@@ -55,9 +55,9 @@ MPG_HOST_DEVICE uint16_t mpg_float_to_half(float value) {
 #else
   uint32_t bits = mpg_float_bits(value), sign = bits >> 16 & 0x8000, magnitude = bits & 0x7fffffff;
   if (magnitude > 0x7f800000) return (uint16_t)(sign | 0x7e00 | (magnitude >> 13 & 0x1ff));
-  if (magnitude >= 0x477ff000)
-    return (uint16_t)(sign | 0x7c00); /* 65520 and above round to infinity */
-  if (magnitude < 0x38800000)         /* subnormal: the addition rounds at the right bit */
+  /* 65520 and above round to infinity. */
+  if (magnitude >= 0x477ff000) return (uint16_t)(sign | 0x7c00);
+  if (magnitude < 0x38800000) /* subnormal: the addition rounds at the right bit */
     return (uint16_t)(sign | (mpg_float_bits(mpg_float_from_bits(magnitude) + 0.5f) - 0x3f000000));
   return (uint16_t)(sign | ((magnitude - 0x38000000 + 0xfff + (magnitude >> 13 & 1)) >> 13));
 #endif

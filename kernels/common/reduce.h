@@ -63,8 +63,9 @@ static inline mpg_runs mpg_runs_of(const mpg_shape *shape, const bool *reduced) 
       r.reduced[r.count++] = reduced[i];
     }
   }
-  if (!any) { /* nothing to combine, but one pass still prepares the elements and converts them to
-                 the accumulator's type */
+  /* If there is nothing to combine, one pass still prepares the elements and converts them to the
+   * accumulator's type. */
+  if (!any) {
     r.sizes[r.count] = 1;
     r.reduced[r.count++] = true;
   }

@@ -31,10 +31,11 @@ typedef struct mpg_update {
   bool mixed;      /* the last input per weight is its float32 master copy, which is updated */
   bool keeps_copy; /* the float32 copy is only read */
   double lr, wd;   /* for a single weight */
-  const mpg_floats *lrs, *wds; /* for several weights; NULL if the last two inputs hold them
-                                  (float32) */
-  const mpg_view *rescale;     /* one-element array that replaces c.rescale, or NULL; 0 or a
-                                  non-finite value skips the update */
+  /* For several weights. NULL if the last two inputs hold them (float32). */
+  const mpg_floats *lrs, *wds;
+  /* Array of one element that replaces c.rescale, or NULL. 0 or a non-finite value skips the
+   * update. */
+  const mpg_view *rescale;
 } mpg_update;
 
 /* Inputs per weight. */

@@ -162,8 +162,8 @@ void mpg_cpu_scalar_value(mpg_compute compute, mpg_dtype dtype, double value, vo
     uint64_t element;
     store_block(MPG_COMPUTE_F64, dtype, &value, &element, 1);
     load_block(compute, dtype, &element, result, 1);
-  } else if (compute == MPG_COMPUTE_I32) { /* clamps to the compute type's range, so that
-                                              comparisons with large numbers hold */
+  } else if (compute == MPG_COMPUTE_I32) {
+    /* Clamp to the compute type's range, so that comparisons with large numbers hold. */
     int64_t whole = mpg_whole(value);
     *(int32_t *)result = whole > INT32_MAX   ? INT32_MAX
                          : whole < INT32_MIN ? INT32_MIN

@@ -31,8 +31,8 @@ static inline mpg_compute mpg_compute_of(mpg_dtype dtype) {
     default: return MPG_COMPUTE_I32;
   }
 }
-static inline mpg_dtype mpg_compute_dtype(mpg_compute compute) { /* the dtype with equal
-                                                                    representation */
+/* Returns the dtype with the compute type's representation. */
+static inline mpg_dtype mpg_compute_dtype(mpg_compute compute) {
   static const mpg_dtype dtypes[MPG_COMPUTE_COUNT] = {MPG_FLOAT32, MPG_FLOAT64, MPG_INT32,
                                                       MPG_INT64};
   return dtypes[compute];

@@ -42,8 +42,8 @@ MPG_HALVES_INLINE void mpg_load_bf16(const uint16_t *source, float *target) {
   for (int i = 0; i < MPG_HALVES; i++) target[i] = mpg_bfloat16_to_float(source[i]);
 }
 #if defined(__AVX2__) && !defined(__AVX512F__)
-MPG_HALVES_INLINE __m256i mpg_rounded_lanes(__m256i bits) { /* no foreign NaN: see
-                                                               mpg_computed_lanes */
+/* NaNs come from halves or from the processor, as in mpg_computed_lanes. */
+MPG_HALVES_INLINE __m256i mpg_rounded_lanes(__m256i bits) {
   __m256i even = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
   bits = _mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff));
   return _mm256_srli_epi32(_mm256_add_epi32(bits, even), 16);
@@ -80,8 +80,8 @@ MPG_HALVES_INLINE void mpg_store_bf16(const float *source, uint16_t *target) {
 /* Rounds floats that were computed from halves. Their NaNs come from halves or from the processor,
  * and rounding keeps both NaNs. */
 #if defined(__AVX512F__)
-MPG_HALVES_INLINE __m512i mpg_computed_lanes(const float *source) { /* in the high half of each
-                                                                       lane */
+/* Returns the results in the high half of each lane. */
+MPG_HALVES_INLINE __m512i mpg_computed_lanes(const float *source) {
   __m512i bits = _mm512_loadu_si512(source);
   __mmask16 odd = _mm512_test_epi32_mask(bits, _mm512_set1_epi32(0x10000));
   __m512i up = _mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff));

@@ -5,10 +5,8 @@
 
 #include "kernels/common/half.h"
 
-#define MPG_MEMBER                                                                   \
-  __host__ __device__                                                                \
-      __forceinline__ /* for member functions; MPG_HOST_DEVICE is for free functions \
-                       */
+/* For member functions; MPG_HOST_DEVICE is for free functions. */
+#define MPG_MEMBER __host__ __device__ __forceinline__
 
 /* Element types: float, double, mpg_half, mpg_bfloat16, uint8_t, int8_t, int32_t, int64_t,
  * mpg_boolean. Kernels compute in float, double, int32_t or int64_t. mpg_to<T>(x) converts between

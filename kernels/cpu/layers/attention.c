@@ -48,9 +48,9 @@ typedef struct attention {
   mpg_random_key draw;
   uint32_t threshold; /* keeps a weight if the upper 24 bits of its word are below */
   double kept_scale;
-  bool all_at_once; /* backward: one unit per head; otherwise blocks of rows and blocks of keys are
-                       separate units */
-  bool for_keys;    /* if separate, this pass handles keys */
+  /* Backward: one unit per head. Otherwise blocks of rows and blocks of keys are separate units. */
+  bool all_at_once;
+  bool for_keys; /* if separate, this pass handles keys */
   char *scratch;
   size_t scratch_bytes; /* bytes per thread */
 } attention;

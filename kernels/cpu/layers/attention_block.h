@@ -270,12 +270,12 @@ static void attention_forward_T(void *context, int64_t begin, int64_t end) {
 /* --- Backward --------------------------------------------------------------------------------- */
 
 typedef struct work_T {
-  int64_t padded, value_padded;           /* widths of packed rows */
-  T *key_panels, *value_panels;           /* transposed */
-  T *keys, *key_grads, *value_grads;      /* rows */
-  T *query, *query_grads, *grads, *inner; /* query rows (scaled), their gradients, the result's
-                                             gradient, and <grad, output> per row */
-  T *weights, *score_grads;               /* per block */
+  int64_t padded, value_padded;      /* widths of packed rows */
+  T *key_panels, *value_panels;      /* transposed */
+  T *keys, *key_grads, *value_grads; /* rows */
+  /* Query rows (scaled), their gradients, the result's gradient, and <grad, output> per row. */
+  T *query, *query_grads, *grads, *inner;
+  T *weights, *score_grads; /* per block */
 } work_T;
 
 static size_t divide_T(const attention *p, char *scratch, work_T *w) {

@@ -69,10 +69,10 @@ typedef struct rnn_T {
   const T *h0, *c0; /* [L * D, N, H] */
   /* per layer and direction: [G * H, in], [G * H, H], [G * H], [G * H] */
   const T **wi, **wh, **bi, **bh;
-  const uint16_t **wi_half, **wh_half; /* wi and wh in bfloat16 if the call has them; wi and wh may
-                                          then be NULL */
-  T *output;                           /* [S, N, D * H] */
-  T *hn, *cn;                          /* [L * D, N, H], or NULL */
+  /* wi and wh in bfloat16 if the call has them. wi and wh may then be NULL. */
+  const uint16_t **wi_half, **wh_half;
+  T *output;  /* [S, N, D * H] */
+  T *hn, *cn; /* [L * D, N, H], or NULL */
   T *reserve;
   bool clip, clip_nan;
   T clip_min, clip_max;

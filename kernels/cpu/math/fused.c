@@ -24,11 +24,13 @@ typedef struct run {
   int split;                   /* tiles fix the dims before `split` and take `step` of it */
   int64_t inner, step, blocks; /* elements inside `split`; tiles along it */
   int64_t tiles, pieces;       /* total tiles; shares of the threads */
-  int64_t rows, grain; /* total blocks of `inner` elements; `grain` blocks hold whole chunks of all
-                          trailing reductions and whole panels, 0 if there are neither */
+  /* Total blocks of `inner` elements. `grain` blocks hold whole chunks of all trailing reductions
+   * and whole panels; 0 if there are neither. */
+  int64_t rows, grain;
   int64_t panel, panel_elements; /* blocks per producer panel; 0 if there is no producer */
-  uint32_t first, made; /* the producer performs the members before `first` and computes this value:
-                           its own, or that of the last such member */
+  /* The producer performs the members before `first` and computes the value `made`: its own, or
+   * that of the last of these members. */
+  uint32_t first, made;
   mpg_panel_tail tail;
   mpg_panels panels;
   mpg_kernel_call producer; /* the producer's call, except for its output */

@@ -362,8 +362,9 @@ typedef struct dropout_plan {
   bool drawn;         /* true if the mask is drawn here, element by element */
   int ndim;           /* 0 if the mask has the data's shape; else as in run_apply */
   int64_t dims[MPG_MAX_NDIM], strides[MPG_MAX_NDIM];
-  int64_t part, whole, begin; /* part of an array: `part` contiguous elements of every `whole`, from
-                                 `begin` on; part 0 means the whole array */
+  /* Part of an array: `part` contiguous elements of every `whole`, from `begin` on. part 0 means
+   * the whole array. */
+  int64_t part, whole, begin;
 } dropout_plan;
 
 static void draw_mask(const dropout_plan *p, int64_t begin, int64_t n) {

@@ -30,8 +30,8 @@ typedef struct mpg_trailing_reduction {
 mpg_trailing_reduction mpg_cpu_trailing_of(const mpg_op *op, const void *params, mpg_dtype dtype,
                                            int64_t count, int64_t inner)
     MPG_PER_ISA(mpg_cpu_trailing_of);
-void mpg_cpu_trailing_begin(void *state)
-    MPG_PER_ISA(mpg_cpu_trailing_begin); /* call before the first row of a chunk */
+/* Call before the first row of a chunk. */
+void mpg_cpu_trailing_begin(void *state) MPG_PER_ISA(mpg_cpu_trailing_begin);
 /* `values` are the source's rows from `row` on. */
 void mpg_cpu_trailing_feed(const mpg_trailing_reduction *trailing, void *state, void *partials,
                            const void *values, int64_t row, int64_t rows)

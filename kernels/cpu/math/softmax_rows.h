@@ -321,9 +321,8 @@ static void sum_columns_T(const T *tile, const T *max, T *exps, int64_t n, int64
             EXP_NONPOSITIVE(row[j] - top[j]);
         row = exp;
       }
-      if (i < 16)
-        for (int64_t j = 0; j < count; j++)
-          sum[j] = row[j] + 0; /* turns -0 into 0, as adding to 0 does */
+      if (i < 16) /* adding 0 turns -0 into 0, as the later additions do */
+        for (int64_t j = 0; j < count; j++) sum[j] = row[j] + 0;
       else
         for (int64_t j = 0; j < count; j++) sum[j] += row[j];
     }

@@ -36,10 +36,8 @@ enum { STEP_ROWS_T = 6 };
 #else
 enum { STEP_ROWS_T = 2 };
 #endif
-enum {
-  PANEL_T = 4,
-  STEP_DEPTH_T = 96 /* rows of a panel and of A that fit the smallest L1 caches */
-};
+/* STEP_DEPTH rows of a panel and of A fit the smallest L1 caches. */
+enum { PANEL_T = 4, STEP_DEPTH_T = 96 };
 
 #if defined(MPG_WITH_PAIRS) && !defined(LANES_OF_DOUBLE)
 #define WITH_PAIRS

@@ -104,9 +104,9 @@ typedef struct mpg_onednn_prepared {
   int num_steps, num_outer, num_slots;
   mpg_onednn_step steps[MPG_ONEDNN_STEPS];
   dnnl_memory_t memory[MPG_ONEDNN_SLOTS]; /* owned */
-  size_t offset[MPG_ONEDNN_SLOTS];        /* of inner slots in the scratch buffer; builders may use
-                                             the entries of outer slots */
-  size_t scratch;                         /* bytes */
+  /* Offsets of inner slots in the scratch buffer. Builders may use the entries of outer slots. */
+  size_t offset[MPG_ONEDNN_SLOTS];
+  size_t scratch; /* bytes */
 } mpg_onednn_prepared;
 
 /* Fills `prepared` (zeroed, with its key) with steps. On failure, the caller destroys the parts

@@ -34,10 +34,9 @@ typedef mpg_step step;
 typedef mpg_step_operand operand;
 
 /* --- Members ---------------------------------------------------------------------------------- */
-/* Kinds of members that take several steps. */
-const uint8_t DROPOUT = 128, /* DRAW, then DROP */
-    LAYER_NORM = 129, LAYER_NORM_BACK = 130, SOFTMAX = 131, LOG_SOFTMAX = 132, SOFTMAX_BACK = 133,
-              LOG_SOFTMAX_BACK = 134;
+/* Kinds of members that take several steps. DROPOUT is DRAW, then DROP. */
+const uint8_t DROPOUT = 128, LAYER_NORM = 129, LAYER_NORM_BACK = 130, SOFTMAX = 131,
+              LOG_SOFTMAX = 132, SOFTMAX_BACK = 133, LOG_SOFTMAX_BACK = 134;
 /* An op with its parameters. */
 struct meaning {
   uint8_t kind, row, fixed, mean;

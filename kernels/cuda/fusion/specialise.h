@@ -21,8 +21,9 @@ enum mpg_step_kind {
   MPG_STEP_ROUND,
   MPG_STEP_UNARY,
   MPG_STEP_BINARY,
-  MPG_STEP_DRAW,   /* 1 if Dropout keeps an element, else 0; row: the draw, a: an operand whose
-                      places are drawn, constant: its threshold */
+  /* 1 if Dropout keeps an element, else 0; row: the draw, a: an operand whose places are drawn,
+   * constant: its threshold */
+  MPG_STEP_DRAW,
   MPG_STEP_DROP,   /* a if b is not 0, times the constant; else 0 */
   MPG_STEP_REDUCE, /* of a row; row: an mpg_combine or NUMBERS, b: 1 for the mean */
   MPG_STEP_EXP,    /* exponential as in the softmax kernels */

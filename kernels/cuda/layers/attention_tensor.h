@@ -19,8 +19,8 @@ struct mpg_constant {
 
 const float MPG_LOG2_E = 0x1.715476p+0f;
 
-struct mpg_alignments { /* rows are aligned to 16 bytes (results: 4) and whole; no effect on
-                           results */
+/* Arrays whose rows are whole and aligned to 16 bytes (results: 4). No effect on results. */
+struct mpg_alignments {
   bool query, key, value, grad, result, query_grad, key_grad, value_grad;
 };
 

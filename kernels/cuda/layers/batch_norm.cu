@@ -34,8 +34,9 @@ struct extent {
   bool last;             /* inner is 1: channels are contiguous */
   int rows;              /* channels last: rows per chunk */
   int64_t planes, parts; /* otherwise: planes per chunk, or chunks per plane; one of them is 1 */
-  int across; /* 2^across threads of a block are across channels, or along a plane; the rest are
-                 down the rows, or for further planes */
+  /* 2^across threads of a block are across channels, or along a plane. The rest are down the rows,
+   * or for further planes. */
+  int across;
 };
 
 template <class T, class C>
@@ -46,8 +47,8 @@ struct batch_norm {
   /* mean, inverse: outputs of forward, inputs of backward */
   C *moving_mean, *moving_var, *mean, *inverse;
   C *dgamma, *dbeta;
-  uint8_t *mask; /* per row: bits that relu lets through, bits of NaN, and if there is NaN; NULL if
-                    no relu */
+  /* Per row: bits that relu lets through, bits of NaN, and if there is NaN. NULL if no relu. */
+  uint8_t *mask;
   int64_t mask_bytes;
   double eps, momentum;
   bool batch_stats;

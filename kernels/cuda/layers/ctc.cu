@@ -81,8 +81,9 @@ __global__ void refuse_kernel(ctc t, const unsigned long long *bad, mpg_cuda_ass
 struct sample {
   int64_t n, frames, count, states, row;
   double *alpha, *beta, *after, *shares;
-  int64_t *classes, *next; /* per state; next: the next state of the same class or -1, stored as -3
-                              - next if the class has an earlier state */
+  /* Per state. next is the next state of the same class or -1, stored as -3 - next if the class has
+   * an earlier state. */
+  int64_t *classes, *next;
 };
 
 __device__ sample sample_of(const ctc &t, bool back) {

@@ -13,9 +13,10 @@ struct plan {
   const uint64_t *draw; /* a key stored by mpg_cuda_write_key, or NULL */
   double scale;
   uint32_t threshold;
-  int64_t part, whole, begin; /* part of an array: `part` contiguous elements of every `whole`, from
-                                 `begin` on; part 0 means the whole array */
-  int ndim;                   /* for a mask shared along axes; 0 if the mask has the data's shape */
+  /* Part of an array: `part` contiguous elements of every `whole`, from `begin` on. part 0 means
+   * the whole array. */
+  int64_t part, whole, begin;
+  int ndim; /* for a mask shared along axes; 0 if the mask has the data's shape */
   int64_t dims[MPG_MAX_NDIM], strides[MPG_MAX_NDIM];
 };
 

@@ -364,8 +364,8 @@ bounds<T> bounds_of(const mpg_rnn_params *p) {
   typedef mpg_compute_t<T> C;
   bounds<T> b = {p->lstm_state_clip_min.present || p->lstm_state_clip_max.present,
                  p->lstm_state_clip_nan != 0, -(C)INFINITY, (C)INFINITY};
-  if (p->lstm_state_clip_min.present)
-    b.min = mpg_to<C>(mpg_to<T>(p->lstm_state_clip_min.value)); /* rounded like the state */
+  /* The bounds are rounded like the state. */
+  if (p->lstm_state_clip_min.present) b.min = mpg_to<C>(mpg_to<T>(p->lstm_state_clip_min.value));
   if (p->lstm_state_clip_max.present) b.max = mpg_to<C>(mpg_to<T>(p->lstm_state_clip_max.value));
   return b;
 }

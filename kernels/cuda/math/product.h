@@ -17,8 +17,9 @@ typedef struct mpg_cuda_product {
   int64_t m, n, k, lda, ldb, ldc;
   int64_t count, a_step, b_step, c_step;
   double alpha, beta;
-  const void *a, *b, *c0, *bias; /* c0: NULL if beta is 0; has c's layout, and may be c. bias: NULL,
-                                    or beta is 0 and count 1 */
+  /* c0 has c's layout and may be c. It is NULL if beta is 0. If there is a bias, beta is 0 and
+   * count is 1. */
+  const void *a, *b, *c0, *bias;
   void *c;
 } mpg_cuda_product;
 

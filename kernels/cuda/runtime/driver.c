@@ -40,10 +40,8 @@ typedef int (*write_value_fn)(cudaStream_t stream, unsigned long long address, u
                               unsigned flags);
 typedef int (*attribute_fn)(int *value, int attribute, int card);
 
-enum {
-  MOST_DEVICES = 64,
-  CAN_WRITE_64_BITS = 122 /* CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_... */
-};
+/* CAN_WRITE_64_BITS is CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS. */
+enum { MOST_DEVICES = 64, CAN_WRITE_64_BITS = 122 };
 
 /* Constant once counted; guarded by the host lock before. */
 static struct {
