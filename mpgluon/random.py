@@ -85,6 +85,29 @@ def calls_at(state: tuple[int, int]) -> Scope:
     return _core.Scope((_core.random_restore, state))
 
 
+def position() -> Any:
+    """Returns the number of the next random call: in the active trace, or else the random state."""
+    traced = _core.traced_draws()
+    return _core.random_state() if traced is None else traced
+
+
+def calls_from(number: Any) -> Scope:
+    """Returns a scope whose random calls repeat those from `number`, a result of `position`, on.
+
+    Calls after the scope are as if it had made none.
+    """
+    return _core.Scope((_setter(number), number))
+
+
+def move_to(number: Any) -> None:
+    """Makes the next random calls repeat those from `number`, a result of `position`, on."""
+    _setter(number)(number)
+
+
+def _setter(number):
+    return _core.random_restore if isinstance(number, tuple) else _core.set_traced_draws
+
+
 def set_state(state: tuple[int, int]) -> None:
     """Restores a state returned by `get_state`. In a hybridized block it acts in every call.
 

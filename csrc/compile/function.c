@@ -35,14 +35,20 @@ static mpg_status take_inputs(const mpg_graph *graph, const mpg_node *node, mpg_
   return MPG_OK;
 }
 
+/* Counts of the target graph before the nodes of a function. */
+typedef struct base {
+  uint32_t regions; /* recompute regions */
+  uint32_t random;  /* random calls, minus those of the source graph before the function */
+} base;
+
 /* Emits a node of one graph into another. `known` maps each value of `from` to its value in `into`.
- * `regions` is the number of recompute regions that `into` had before. If `into` is in a region,
- * the node joins it. */
-static mpg_status emit(const mpg_graph *from, const mpg_node *node, mpg_graph *into,
-                       uint32_t regions, mpg_value *known) {
+ * If `into` is in a recompute region, the node joins it. Nodes that share a random call continue to
+ * share it. */
+static mpg_status emit(const mpg_graph *from, const mpg_node *node, mpg_graph *into, base before,
+                       mpg_value *known) {
   mpg_value stack[32], *inputs = stack;
   mpg_status status = MPG_OK;
-  uint32_t region = into->recompute_region;
+  uint32_t region = into->recompute_region, num_random = into->num_random;
   if (node->num_inputs > sizeof stack / sizeof *stack &&
       !(inputs = mpg_malloc(node->num_inputs * sizeof *inputs)))
     return mpg_out_of_host_memory(node->num_inputs * sizeof *inputs);
@@ -51,16 +57,28 @@ static mpg_status emit(const mpg_graph *from, const mpg_node *node, mpg_graph *i
   into->scope = node->scope;
   into->origin = node->origin;
   into->train = node->train;
-  if (!region && node->recompute_region) into->recompute_region = regions + node->recompute_region;
+  if (!region && node->recompute_region)
+    into->recompute_region = before.regions + node->recompute_region;
   if (into->recompute_region > into->num_recompute_regions)
     into->num_recompute_regions = into->recompute_region;
+  if (node->random != MPG_NO_RANDOM) into->num_random = before.random + node->random;
   MPG_GOTO(mpg_graph_emit(into, node->op, node->params, inputs, (int)node->num_inputs, MPG_NO_VALUE,
                           known + node->values));
   if (node->num_outputs) into->nodes[known[node->values].node].separate = node->separate;
 fail:
   into->recompute_region = region;
+  if (into->num_random < num_random) into->num_random = num_random;
   if (inputs != stack) mpg_free(inputs);
   return status;
+}
+
+/* Counts the random calls of the nodes before number `end`. */
+static uint32_t count_random(const mpg_graph *graph, size_t end) {
+  uint32_t count = 0;
+  for (size_t n = 0; n < end; n++)
+    if (graph->nodes[n].random != MPG_NO_RANDOM && graph->nodes[n].random >= count)
+      count = graph->nodes[n].random + 1;
+  return count;
 }
 
 mpg_status mpg_function_cut(const mpg_trace *trace, size_t begin, const mpg_value *results,
@@ -79,6 +97,7 @@ mpg_status mpg_function_cut(const mpg_trace *trace, size_t begin, const mpg_valu
     return mpg_out_of_host_memory(graph->num_values * sizeof *known);
   }
   mpg_graph_init(&function->graph);
+  uint32_t drawn = count_random(graph, begin);
   for (size_t i = 0; i < graph->num_values; i++) {
     known[i] = MPG_NO_VALUE;
     /* Constants have no count until an array refers to them. */
@@ -89,8 +108,13 @@ mpg_status mpg_function_cut(const mpg_trace *trace, size_t begin, const mpg_valu
     const mpg_node *node = &graph->nodes[n];
     if (mpg_node_is_input(node)) continue;
     any = true;
+    if (node->random < drawn) /* each function draws after the previous one */
+      MPG_GOTO(mpg_fail(MPG_NOT_IMPLEMENTED,
+                        "%s: its random numbers repeat those of an op before a step on the host; "
+                        "call the block without hybridize()",
+                        node->op->name));
     MPG_GOTO(take_inputs(graph, node, function, known));
-    MPG_GOTO(emit(graph, node, &function->graph, 0, known));
+    MPG_GOTO(emit(graph, node, &function->graph, (base){.random = -drawn}, known));
     for (uint32_t i = 0; i < node->num_outputs; i++)
       if (wanted[node->values + i])
         MPG_GOTO(add(&function->outputs, &function->outputs_capacity, &function->output_ids,
@@ -112,7 +136,7 @@ mpg_status mpg_function_call(const mpg_function *function, mpg_trace *trace,
                              mpg_array *const *inputs, mpg_array *outputs) {
   const mpg_graph *from = &function->graph;
   mpg_status status = MPG_OK;
-  uint32_t regions = trace->graph.num_recompute_regions;
+  base before = {trace->graph.num_recompute_regions, trace->graph.num_random};
   mpg_value *known = mpg_malloc((from->num_values + 1) * sizeof *known);
   if (!known) return mpg_out_of_host_memory(from->num_values * sizeof *known);
   for (uint32_t i = 0; i < function->num_inputs; i++)
@@ -120,7 +144,7 @@ mpg_status mpg_function_call(const mpg_function *function, mpg_trace *trace,
                              &known[mpg_value_index(from, function->inputs[i])]));
   for (size_t n = 0; n < from->num_nodes; n++)
     if (!mpg_node_is_input(&from->nodes[n]))
-      MPG_GOTO(emit(from, &from->nodes[n], &trace->graph, regions, known));
+      MPG_GOTO(emit(from, &from->nodes[n], &trace->graph, before, known));
   for (uint32_t i = 0; i < function->num_outputs; i++) {
     mpg_value value = known[mpg_value_index(from, function->outputs[i])];
     MPG_GOTO(mpg_trace_pause_value(trace, &value));

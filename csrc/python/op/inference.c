@@ -256,6 +256,22 @@ static PyObject *trace_on(PyObject *Py_UNUSED(module), PyObject *ctx) {
   Py_RETURN_NONE;
 }
 
+static PyObject *traced_draws(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused)) {
+  const mpg_trace *trace = mpg_trace_active();
+  return trace == NULL ? Py_NewRef(Py_None) : PyLong_FromUnsignedLong(trace->graph.num_random);
+}
+
+static PyObject *set_traced_draws(PyObject *Py_UNUSED(module), PyObject *object) {
+  mpg_trace *trace = mpg_trace_active();
+  unsigned long number = PyLong_AsUnsignedLong(object);
+  if (number == (unsigned long)-1 && PyErr_Occurred()) return NULL;
+  if (trace == NULL)
+    return PyErr_Format(mpg_py->errors[MPG_ERROR], "set_traced_draws: no trace is active");
+  unsigned long former = trace->graph.num_random;
+  trace->graph.num_random = (uint32_t)number;
+  return PyLong_FromUnsignedLong(former);
+}
+
 static PyMethodDef methods[] = {
     {"op_cost", op_cost, METH_VARARGS,
      "op_cost(name, inputs, params)\n--\n\nThe cost of a call of an op: (bytes read and written, "
@@ -278,6 +294,12 @@ static PyMethodDef methods[] = {
     {"trace_on", trace_on, METH_O,
      "trace_on(ctx)\n--\n\nPlaces all later ops of the active trace on ctx, regardless of the "
      "devices they name."},
+    {"traced_draws", traced_draws, METH_NOARGS,
+     "traced_draws()\n--\n\nThe number of random calls in the active trace, or None without a "
+     "trace."},
+    {"set_traced_draws", set_traced_draws, METH_O,
+     "set_traced_draws(number)\n--\n\nSets the number of the next random call in the active trace. "
+     "Returns the previous one. Ops with the\nnumber of an earlier op draw the same numbers."},
     {"end_recompute", end_recompute, METH_NOARGS,
      "end_recompute()\n--\n\nEnds the section of begin_recompute."},
     {"set_group", set_group, METH_O,
