@@ -300,3 +300,220 @@ def test_indivisible_attention_raises():
         match="which children compute queries, keys and values .its Dense children are none",
     ):
         split(lambda: nn.HybridSequential(), ("heads", {}))
+
+
+class Stateful(gluon.HybridBlock):
+    """Attention with a number, an array and a counter in attributes, and optional random ops."""
+
+    def __init__(self, kind="", dropout=0.3):
+        super().__init__()
+        self.heads, self.kind, self.scale, self.calls = HEADS, kind, 1.0, 0
+        self.mask = nd.array(np.tril(np.ones((TIME, TIME))))
+        with self.name_scope():
+            self.qkv = nn.Dense(3 * UNITS, flatten=False, in_units=UNITS)
+            self.out = nn.Dense(UNITS, flatten=False, in_units=UNITS)
+            self.drop, self.norm = nn.Dropout(dropout), nn.LayerNorm(in_channels=UNITS)
+
+    def hybrid_forward(self, F, x):
+        kinds, noisy = self.kind.split(), autograd.is_training()
+        self.calls += 1
+        if "child" in kinds:
+            x = self.drop(x)
+        if "dropout" in kinds:
+            x = F.Dropout(x, p=0.3)
+        if "noise" in kinds and noisy:
+            x = x + F.random.normal_like(x)
+        gate = F.mean(x, axis=-1, keepdims=True)
+        parts = self.qkv(x)
+        if "noise between" in self.kind and noisy:
+            parts = parts + F.random.normal_like(parts)
+        q, k, v = (
+            F.reshape(F.transpose(F.reshape(a, (0, 0, self.heads, -1)), (0, 2, 1, 3)), (-3, 0, 0))
+            for a in F.split(parts, num_outputs=3, axis=-1)
+        )
+        mask = F.expand_dims(self.mask.as_in_context(x.context) - 1, 0) * 1e4
+        scores = F.batch_dot(q, k, transpose_b=True) * self.scale
+        self.scores = F.softmax(F.broadcast_add(scores, mask))
+        out = F.reshape(F.batch_dot(self.drop(self.scores), v), (-4, -1, self.heads, 0, 0))
+        out = F.reshape(F.transpose(out, (0, 2, 1, 3)), (0, 0, -3))
+        return self.norm(x + F.Dropout(self.out(F.broadcast_mul(out, gate)), p=0.2))
+
+
+def trained(net, x):
+    """Returns the results, gradients and next random numbers of two recorded calls."""
+    mx.random.seed(9)
+    x = nd.array(x, ctx=DEVICES[0])
+    x.attach_grad()
+    for _ in range(2):
+        with autograd.record():
+            out = net(x)
+            loss = (out * out * out).sum()
+        loss.backward()
+    return out.asnumpy(), x.grad.asnumpy(), nd.random.uniform(shape=(2,)).asnumpy()
+
+
+def stateful(kind, split, way="eager", **options):
+    mx.random.seed(4)
+    net = nn.HybridSequential(prefix="net_")
+    with net.name_scope():
+        net.add(Stateful(kind, **options), nn.Dropout(0.2), Stateful(kind, **options))
+    if split:
+        par.shard(net, {"0|2": "heads"}, DEVICES[:2])
+    net.initialize(mx.init.Xavier(magnitude=1), ctx=DEVICES[0])
+    if way == "hybrid":
+        net.hybridize()
+    if way == "pipelined":
+        net.hybridize(pipeline=par.Pipeline(2))
+    return net
+
+
+@pytest.mark.parametrize("way", ["eager", "hybrid", "pipelined"])
+@pytest.mark.parametrize("kind", ["dropout", "noise", "dropout child noise", "child dropout"])
+def test_draws_before_the_heads_are_the_same_on_every_device(kind, way):
+    x = inputs_of((4, TIME, UNITS))
+    one = trained(stateful(kind, False), x)
+    many = trained(stateful(kind, True, way), x)
+    for a, b in zip(many[:2], one[:2]):
+        close(a, b, scale=max(1.0, np.abs(b).max()))
+    assert np.array_equal(many[2], one[2])  # the same number of random draws
+
+
+@pytest.mark.parametrize("kind", ["", "dropout"])
+def test_step_on_the_host_before_the_heads_cannot_follow_draws_in_a_compiled_block(kind):
+    class Hosted(Stateful):
+        def hybrid_forward(self, F, x):
+            if self.kind:
+                x = F.Dropout(x, p=0.3)
+            x = F.contrib.boolean_mask(x, F.ones(x.shape[0], ctx=x.context))
+            return super().hybrid_forward(F, x)
+
+    def net(split):
+        mx.random.seed(4)
+        net = nn.HybridSequential()
+        net.add(Hosted(kind))
+        if split:
+            par.shard(net, {"0": "heads"}, DEVICES[:2])
+        net.initialize(mx.init.Xavier(magnitude=1), ctx=DEVICES[0])
+        return net
+
+    x, many = inputs_of((4, TIME, UNITS)), net(True)
+    one = trained(net(False), x)
+    close(trained(many, x)[0], one[0], scale=1)
+    many.hybridize()
+    if kind:
+        with pytest.raises(NotImplementedError, match="repeat those of an op before a step on"):
+            trained(many, x)
+    else:
+        close(trained(many, x)[0], one[0], scale=1)
+
+
+@pytest.mark.parametrize("way", ["eager", "hybrid"])
+def test_random_ops_between_heads_raise(way):
+    net = stateful("noise between", True, way)
+    x = inputs_of((4, TIME, UNITS))
+    net(nd.array(x, ctx=DEVICES[0]))  # it draws nothing
+    with pytest.raises(NotImplementedError, match="random numbers between heads cannot be split"):
+        trained(net, x)
+
+
+def test_subclass_of_dropout_between_heads_raises():
+    class Doubled(nn.Dropout):
+        def hybrid_forward(self, F, x):
+            return F.Dropout(F.Dropout(x, p=0.2), p=0.2)
+
+    net = stateful("", True)
+    net[0].drop = Doubled(0.2)
+    with pytest.raises(NotImplementedError, match="random numbers between heads cannot be split"):
+        trained(net, inputs_of((4, TIME, UNITS)))
+
+
+def test_dropout_of_whole_units_between_heads_raises():
+    class Memory(Apart):
+        def hybrid_forward(self, F, x, memory, mask):
+            q = self.query(x)
+            memory = F.Dropout(memory, p=0.5)
+            k, v = self.key(memory), self.value(memory)
+            return self.proj(F.broadcast_mul(q, F.mean(k * 0 + 1, axis=1, keepdims=True)) + v * 0)
+
+    net = Around(Memory)
+    par.shard(net, {"attention": "heads"}, DEVICES[:2])
+    net.initialize()
+    x = nd.array(inputs_of((2, TIME, UNITS)))
+    with pytest.raises(NotImplementedError, match="the axis of the heads is not known"):
+        net(x, nd.array(inputs_of((2, TIME, 8))), x)
+
+
+def change_scale(layer):
+    layer.scale = 2.5
+
+
+def change_mask(layer):
+    layer.mask = nd.array(np.triu(np.ones((TIME, TIME))))
+
+
+def change_children(layer):
+    layer.drop = nn.Dropout(0.0)
+    norm = nn.LayerNorm(in_channels=UNITS, gamma_initializer=mx.init.Constant(3.0))
+    norm.initialize(ctx=DEVICES[0])
+    layer.norm = norm
+
+
+def change_kind(layer):
+    layer.kind = "dropout"
+    layer.heads = HEADS  # the same number
+
+
+@pytest.mark.parametrize("hybridize", [False, True], ids=["eager", "hybrid"])
+@pytest.mark.parametrize("change", [change_scale, change_mask, change_children, change_kind])
+def test_attributes_assigned_after_the_split_reach_the_block(change, hybridize):
+    x, results = inputs_of((4, TIME, UNITS)), []
+    for split in (False, True):
+        net = stateful("", split, "hybrid" if split and hybridize else "eager")
+        before = trained(net, x)
+        for layer in (net[0], net[2]):
+            change(layer)
+        net.hybridize(split and hybridize)  # programs keep the numbers that they read
+        results.append(trained(net, x))
+        assert np.abs(before[0] - results[-1][0]).max() > 1e-3
+    for a, b in zip(results[1][:2], results[0][:2]):
+        close(a, b, scale=max(1.0, np.abs(b).max()))
+    assert np.array_equal(results[1][2], results[0][2])
+
+
+def test_array_assigned_after_the_split_is_read_by_compiled_programs():
+    x = nd.array(inputs_of((4, TIME, UNITS)), ctx=DEVICES[0])
+    one, many = stateful("", False), stateful("", True, "hybrid")
+    many(x)
+    for net in (one, many):
+        change_mask(net[0])
+    close(many(x).asnumpy(), one(x).asnumpy(), scale=1)
+
+
+def test_attributes_that_the_code_assigns_are_kept():
+    x = nd.array(inputs_of((4, TIME, UNITS)), ctx=DEVICES[0])
+    one, many = stateful("", False), stateful("", True)
+    for calls in (1, 2):
+        one(x), many(x)
+        assert one[0].calls == many[0].calls == calls
+    # An array that is assigned between the heads has a part on each device.
+    parts = many[0].scores
+    assert [part.context for part in parts] == DEVICES[:2]
+    whole = np.concatenate([p.asnumpy().reshape((4, -1, TIME, TIME)) for p in parts], axis=1)
+    close(whole, one[0].scores.asnumpy().reshape((4, HEADS, TIME, TIME)), scale=1)
+    many[0].scores = None
+    assert many[0].scores is None and "scores" in vars(many[0]._block)
+    del many[0].scores
+    assert not hasattr(many[0], "scores")
+
+
+def test_assignments_that_would_change_the_split_raise():
+    net = stateful("", True)
+    with pytest.raises(MXNetError, match="attribute 'heads' counts heads that are split"):
+        net[0].heads = 2
+    with pytest.raises(MXNetError, match="'qkv' is split over devices with the heads"):
+        net[0].qkv = nn.Dense(3 * UNITS, flatten=False)
+    with pytest.raises(MXNetError, match="'out' is split over devices with the heads"):
+        net[0].register_child(nn.Dense(UNITS), "out")
+    with pytest.raises(NotImplementedError, match="a parameter of the block itself .'shift'"):
+        net[0].shift = gluon.Parameter("shift", shape=(1,))
+    assert net[0].heads == HEADS and isinstance(net[0].qkv, par.ColumnParallelDense)

@@ -4,12 +4,16 @@ The block's own code runs once for each device, with the attributes that count i
 numbers of that device. Everything before the products for queries, keys and values is computed
 once. There, each device receives its part. When the code reaches the output product, the heads of
 all devices are available, and the rest is computed once, on the whole result.
+
+The code runs on copies of the block. Random ops before the products draw the same numbers on every
+device, and the attributes that the first device's run assigns are written back to the block.
 """
 
 from __future__ import annotations
 
 import copy
 import threading
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,9 +21,11 @@ import numpy as np
 from ... import _core, autograd, ndarray as nd, random
 from ...base import MXNetError
 from ...gluon import nn
+from ...gluon._nested import holds
 from ...gluon._tree import children, own_parameters, run_eagerly, set_children
 from ...gluon.block import Block
 from ...gluon.nn.basic_layers import dense_arguments, dropout_arguments
+from ...gluon.parameter import Parameter
 from .. import collectives
 from .layers import SplitLayer, whole_weight
 
@@ -48,6 +54,29 @@ class _Reached(Exception):
     """Raised when a device's run reaches the output product; its argument is the input."""
 
 
+@dataclass
+class _Division:
+    """How a block is divided by heads.
+
+    Attributes
+    ----------
+    attributes : tuple of str
+        The one of `candidates` for which the parts are equal to the whole. None before `_Check`.
+    dropouts : list
+        Layout of the heads in the input of each dropout between heads (see `_form`).
+    kept : dict of Context to dict
+        Attributes that the block's code assigned between the heads: each device has its part.
+    """
+
+    inputs: tuple[str, ...]
+    output: str
+    heads: int
+    candidates: list[tuple[str, ...]]
+    attributes: tuple[str, ...] | None = None
+    dropouts: list[Any] = field(default_factory=list)
+    kept: dict[Context, dict[str, Any]] = field(default_factory=dict)
+
+
 class ParallelHeads(SplitLayer):
     """A block with attention whose heads are split. Created by `shard` for 'heads'.
 
@@ -67,6 +96,9 @@ class ParallelHeads(SplitLayer):
     choices : list of tuple of str
         Candidates for the block's attributes that count heads or units. The first candidate for
         which the parts are equal to the whole is used.
+
+    Other attributes are those of the block: they can be read and assigned. An array that the
+    block's code assigns between the heads is a list with the part of each device.
     """
 
     def __init__(
@@ -82,22 +114,73 @@ class ParallelHeads(SplitLayer):
         # Bypasses registration, because its parameters belong to this block.
         self.__dict__["_block"] = block
         self._children = children(block)
-        self._inputs, self._output, self._heads, self._choices = inputs, output, heads, choices
-        self._checked, self._dropouts = False, []
+        self.__dict__["_division"] = _Division(inputs, output, heads, choices)
 
-    def __getattr__(self, name: str) -> Any:  # gives access to the block's attributes
-        if name == "_block":
+    # Attributes that are not the layer's own are those of the block.
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("_block", "_division"):
             raise AttributeError(name)
+        kept = self._division.kept
+        if any(name in attributes for attributes in kept.values()):
+            return [kept.get(ctx, {}).get(name) for ctx in self._ctx]
         return getattr(self._block, name)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if self._is_own(name):
+            super().__setattr__(name, value)
+            return
+        self._assign(name, value)
+        self._division.attributes = None  # check the parts again
+
+    def __delattr__(self, name: str) -> None:
+        if self._is_own(name):
+            super().__delattr__(name)
+            return
+        delattr(self._block, name)
+        self._division.attributes = None
+
+    def _is_own(self, name):
+        return "_block" not in self.__dict__ or name in self.__dict__ or hasattr(type(self), name)
+
+    def _assign(self, name, value):
+        division, block = self._division, self._block
+        counts = division.attributes or division.candidates[0]
+        if name in counts and value != getattr(block, name):
+            raise MXNetError(
+                f"{self.name}: attribute '{name}' counts heads that are split over devices; set it "
+                "before shard"
+            )
+        if isinstance(value, Parameter):
+            raise NotImplementedError(
+                f"{self.name}: a parameter of the block itself ('{name}') cannot be split by "
+                "'heads'"
+            )
+        if isinstance(value, Block) and value is not children(self).get(name):
+            self._check_child(name)
+        setattr(block, name, value)
+        for attributes in division.kept.values():
+            attributes.pop(name, None)
+
+    def _check_child(self, name):
+        if name in (*self._division.inputs, self._division.output):
+            raise MXNetError(
+                f"{self.name}: '{name}' is split over devices with the heads and cannot be "
+                "replaced; replace it before shard"
+            )
+
+    def register_child(self, block: Block, name: str | None = None) -> None:
+        """Adds a child, or replaces one that is not split."""
+        self._check_child(name)
+        super().register_child(block, name)
+
     def _describe(self):
-        return f"{type(self._block).__name__}, {self._heads} heads"
+        return f"{type(self._block).__name__}, {self._division.heads} heads"
 
     def _counts(self, rank, attributes):
-        begin, end = collectives.divide(self._heads, len(self._ctx))[rank]
-        return {
-            name: getattr(self._block, name) * (end - begin) // self._heads for name in attributes
-        }
+        heads = self._division.heads
+        begin, end = collectives.divide(heads, len(self._ctx))[rank]
+        return {name: getattr(self._block, name) * (end - begin) // heads for name in attributes}
 
     def _complete(self, x):
         if not isinstance(x, nd.NDArray):
@@ -108,14 +191,17 @@ class ParallelHeads(SplitLayer):
 
     def hybrid_forward(self, F: Any, x: nd.NDArray, *args: Any) -> Any:
         home, args = x.context, [_moved(arg, self._ctx[0]) for arg in (x, *args)]
-        if not self._checked:
+        if self._division.attributes is None:
             _Check(self, args).run()
-            self._checked = True
-        return _moved(_Run(self, args).block(0).forward(*args), home)
+        return _moved(_Run(self, args).first(), home)
 
-    def _variant(self, stand_ins, attributes, F=None):
-        """Returns a copy of the block with other children and attributes."""
+    def _variant(self, stand_ins, attributes, F=None, shares=False):
+        """Returns a copy of the block with other children and attributes. Only if `shares`, it
+        changes lists, dicts and sets of the block in place."""
         block = copy.copy(self._block)
+        for name, value in [] if shares else block.__dict__.items():
+            if type(value) in (list, dict, set):
+                block.__dict__[name] = copy.copy(value)
         block.__dict__.update(attributes)
         run_eagerly(block)
         set_children(
@@ -135,71 +221,122 @@ class ParallelHeads(SplitLayer):
         return block
 
 
+@dataclass
+class _Progress:
+    """State of one device's run: numbers of results of each kind that it has used.
+
+    Attributes
+    ----------
+    block : HybridBlock
+        The copy of the block that runs.
+    position
+        Random position after the latest random call that belongs to the run.
+    given, before, between : dict
+        The attributes of the block's copy: at the beginning, at the first projection, and at the
+        output product.
+    """
+
+    rank: int
+    block: Any = None
+    parts: int = 0
+    shared: int = 0
+    draws: int = 0  # dropouts between heads
+    drawn: int = 0  # those with a rate above 0
+    ended: bool = False
+    position: Any = None
+    given: dict[str, Any] = field(default_factory=dict)
+    before: dict[str, Any] = field(default_factory=dict)
+    between: dict[str, Any] = field(default_factory=dict)
+
+
 class _Run:
     """One call. The runs of the other devices are nested inside the run of the first device."""
 
     def __init__(self, layer, args):
         self.layer, self.args, self.batch = layer, args, args[0].shape[0]
-        self.ctx = layer.ctx
-        self.spans = collectives.divide(layer._heads, len(self.ctx))
-        # Results of each projection, results of each child before the projections, draws of each
-        # dropout.
-        self.parts, self.shared, self.draws = (
-            [],
-            [],
-            [],
-        )
+        self.division, self.ctx = layer._division, layer.ctx
+        self.spans = collectives.divide(self.division.heads, len(self.ctx))
+        self.start = random.position()
+        self.position = None  # random position at the first projection
+        self.parts = []  # results of each projection
+        self.shared = []  # results of each child before the projections, and the position after it
+        self.draws = []  # draws of each dropout
+
+    def first(self):
+        """Runs the block for the first device, which computes the whole result."""
+        block, progress = self.block(0)
+        result = block.forward(*self.args)
+        if not progress.ended:
+            raise MXNetError(f"{self.layer.name}: '{self.division.output}' is not called")
+        self.keep(block, progress)
+        return result
 
     def block(self, rank):
-        """Returns the block for the run of a device."""
-        # Number of results of each kind that the run has used.
-        so_far = {
-            "parts": 0,
-            "shared": 0,
-            "draws": 0,
-            "ended": False,
-        }
+        """Returns the block for the run of a device, and the state of the run."""
+        progress = _Progress(rank)
         stand_ins = {
-            name: self.child(name, child, rank, so_far)
-            for name, child in children(self.layer).items()
+            name: self.child(name, child, progress) for name, child in children(self.layer).items()
         }
-        return self.layer._variant(
-            stand_ins,
-            self.layer._counts(rank, self.layer._choices[0]),
-            lambda ops: _Ops(ops, self, rank, so_far),
+        attributes = {
+            **self.division.kept.get(self.ctx[rank], {}),
+            **self.layer._counts(rank, self.division.attributes),
+        }
+        block = self.layer._variant(
+            stand_ins, attributes, lambda ops: _Ops(ops, self, progress), shares=not rank
         )
+        progress.given, progress.block = dict(block.__dict__), block
+        return block, progress
 
-    def child(self, name, child, rank, so_far):
+    def keep(self, block, progress):
+        """Keeps the attributes that a run has assigned: arrays that were assigned between heads
+        for the device, and those of the first device's run in the block itself."""
+        now = dict(block.__dict__)
+        for name in _changed(progress.before, progress.between):
+            value = progress.between.get(name)
+            if now.get(name) is value and holds(value, nd.NDArray):
+                self.division.kept.setdefault(self.ctx[progress.rank], {})[name] = now.pop(name)
+                progress.given.pop(name, None)
+        for name in () if progress.rank else _changed(progress.given, now):
+            if name in now:
+                self.layer._assign(name, now[name])
+            else:
+                self.layer._block.__dict__.pop(name, None)
+
+    def child(self, name, child, progress):
         """Returns the replacement for a child."""
-        if name in self.layer._inputs:
-            return lambda x: self.projection(child, x, rank, so_far)
-        if name == self.layer._output:
-            return lambda x: self.output(child, x, rank, so_far)
-        return lambda *args: self.other(child, args, rank, so_far)
+        if name in self.division.inputs:
+            return lambda x: self.projection(child, x, progress)
+        if name == self.division.output:
+            return lambda x: self.output(child, x, progress)
+        return lambda *args: self.other(child, args, progress)
 
-    def projection(self, child, x, rank, so_far):
-        if not rank:
+    def projection(self, child, x, progress):
+        if not progress.parts:
+            progress.before, progress.position = dict(progress.block.__dict__), random.position()
+            if not progress.rank:
+                self.position = progress.position
+            elif progress.position != self.position:
+                self.refuse_draws("before")
+        if not progress.rank:
             self.parts.append(child(collectives.broadcast(x, self.ctx)))
-        so_far["parts"] += 1
-        return self.parts[so_far["parts"] - 1][rank]
+        progress.parts += 1
+        return self.parts[progress.parts - 1][progress.rank]
 
-    def other(self, child, args, rank, so_far):
-        if so_far["ended"]:
+    def other(self, child, args, progress):
+        if progress.ended:
             return child(*args)
-        if not so_far["parts"]:  # before the heads are split: computed once for all devices
-            if not rank:
-                self.shared.append(child(*args))
-            so_far["shared"] += 1
-            value = self.shared[so_far["shared"] - 1]
-            return _moved(value, self.ctx[rank]) if rank else value
-        if isinstance(child, nn.Dropout):
+        if not progress.parts:  # before the heads are split: computed once for all devices
+            if not progress.rank:
+                self.shared.append((child(*args), random.position()))
+            value, after = self.shared[progress.shared]
+            progress.shared += 1
+            if not progress.rank:
+                return value
+            random.move_to(after)
+            return _moved(value, self.ctx[progress.rank])
+        if _is_dropout(child):
             arguments = dropout_arguments(child)
-            if arguments["axes"]:
-                raise NotImplementedError(
-                    f"{self.layer.name}: dropout with axes= between heads cannot be split"
-                )
-            rate = arguments["rate"]
-            return self.dropout(args[0], rate, rank, so_far) if rate else args[0]
+            return self.dropout(args[0], arguments["rate"], arguments["axes"], progress)
         if child.collect_params():
             raise NotImplementedError(
                 f"{self.layer.name}: '{child.name}' has parameters and is used between heads, "
@@ -207,44 +344,95 @@ class _Run:
             )
         return child(*args)
 
-    def dropout(self, x, rate, rank, so_far):
+    def dropout(self, x, rate, axes, progress):
         """Applies dropout with the same mask as for the whole array."""
-        (begin, end), shape, form = self.spans[rank], x.shape, self.layer._dropouts[so_far["draws"]]
-        local, heads = end - begin, self.layer._heads
+        number, rank = progress.draws, progress.rank
+        progress.draws += 1
+        if not rate:
+            return x
+        self.check_draws(progress)
+        if axes:
+            raise NotImplementedError(
+                f"{self.layer.name}: dropout with axes= between heads cannot be split"
+            )
+        if number >= len(self.division.dropouts):
+            raise NotImplementedError(
+                f"{self.layer.name}: dropout between heads that is called only in some modes "
+                "cannot be split; call it always, it acts only in training"
+            )
+        form = self.division.dropouts[number]
+        if isinstance(form, Exception):
+            raise form
+        (begin, end), shape, heads = self.spans[rank], x.shape, self.division.heads
+        local = end - begin
         axis, unit = (2, shape[2] // local) if form == "units" else (1, 1)
         if form == "samples":
             x = nd.reshape(x, shape=(self.batch, local, *shape[1:]))
         if not rank:
             draw = nd._internal._dropout_draw(x, axis=axis, total=heads * unit)
             self.draws.append(collectives.broadcast(draw, self.ctx))
-        so_far["draws"] += 1
+            progress.position = random.position()
+        draws = self.draws[progress.drawn]
+        progress.drawn += 1
         out = nd._internal._dropout_part(
-            x,
-            self.draws[so_far["draws"] - 1][rank],
-            p=rate,
-            axis=axis,
-            begin=begin * unit,
-            total=heads * unit,
+            x, draws[rank], p=rate, axis=axis, begin=begin * unit, total=heads * unit
         )
         return nd.reshape(out, shape=shape)
 
-    def output(self, child, x, rank, so_far):
-        if rank:
+    def output(self, child, x, progress):
+        self.check_draws(progress)
+        progress.between = dict(progress.block.__dict__)
+        if progress.rank:
             raise _Reached(x)
-        so_far["ended"] = True
+        progress.ended = True
         return child([x, *map(self.reached, range(1, len(self.ctx)))])[0]
 
     def reached(self, rank):
+        """Runs the block for another device, from the same random numbers. Returns the input of
+        the output product."""
         args = [_moved(arg, self.ctx[rank]) for arg in self.args]
+        block, progress = self.block(rank)
         try:
-            with self.ctx[rank]:
-                self.block(rank).forward(*args)
+            with self.ctx[rank], random.calls_from(self.start):
+                block.forward(*args)
         except _Reached as reached:
+            self.keep(block, progress)
             return reached.args[0]
         raise MXNetError(
-            f"{self.layer.name}: '{self.layer._output}' was called for one device and not for "
+            f"{self.layer.name}: '{self.division.output}' was called for one device and not for "
             "another"
         )
+
+    def check_draws(self, progress):
+        if random.position() != progress.position:
+            self.refuse_draws("between")
+
+    def refuse_draws(self, where):
+        raise NotImplementedError(
+            f"{self.layer.name}: random numbers {where} heads cannot be split by 'heads', except "
+            "dropout through F or a child Dropout; draw them before the products for queries, "
+            "keys and values"
+            if where == "between"
+            else f"{self.layer.name}: the devices draw different random numbers before the heads"
+        )
+
+
+def _is_dropout(child):
+    """True for a `Dropout`, except for subclasses that compute something else."""
+    return (
+        isinstance(child, nn.Dropout)
+        and type(child).hybrid_forward is nn.Dropout.hybrid_forward
+        and type(child).forward is nn.Dropout.forward
+    )
+
+
+def _changed(before, after):
+    """Returns the names of the attributes that differ between two copies of a block's dict."""
+    return [
+        name
+        for name in {**before, **after}
+        if name not in before or name not in after or before[name] is not after[name]
+    ]
 
 
 def _moved(value, ctx):
@@ -258,40 +446,52 @@ def _moved(value, ctx):
     )
 
 
-def _form(layer, x):
+def _form(layer, shape, parts):
     """Returns the layout of the heads in an input of dropout: a separate axis, merged with the
-    samples, or merged with the units."""
-    heads = layer._heads  # the array has one sample
-    if x.ndim == 4 and x.shape[1] == heads:
-        return "axis"
-    if x.ndim == 3 and x.shape[0] == heads:
-        return "samples"
-    if x.ndim == 3 and x.shape[2] % heads == 0:
-        return "units"
-    raise NotImplementedError(
-        f"{layer.name}: dropout of shape {x.shape} (of one sample) between heads cannot be "
-        "split, because the axis of the heads is not known"
+    samples, or merged with the units. Returns the error to raise if it is unknown.
+
+    Parameters
+    ----------
+    shape : tuple of int
+        Shape of the whole input for one sample.
+    parts : list of tuple of int
+        Shape of each device's input.
+    """
+    heads = layer._division.heads
+    if len(shape) == 4 and shape[1] == heads:
+        form, axis = "axis", 1
+    elif len(shape) == 3 and shape[0] == heads:
+        form, axis = "samples", 0
+    elif len(shape) == 3 and shape[2] % heads == 0:
+        form, axis = "units", 2
+    else:
+        form, axis = None, 0
+    if form is not None and sum(part[axis] for part in parts) == shape[axis]:
+        return form
+    return NotImplementedError(
+        f"{layer.name}: dropout of shape {shape} (of one sample) between heads cannot be split, "
+        "because the axis of the heads is not known"
     )
 
 
 class _Ops:
     """`F` with dropout between heads replaced."""
 
-    def __init__(self, ops, run, rank, so_far):
-        self._ops, self._state = ops, (run, rank, so_far)
+    def __init__(self, ops, run, progress):
+        self._ops, self._run, self._progress = ops, run, progress
 
     def __getattr__(self, name):
         return getattr(self._ops, name)
 
     def Dropout(self, data, p=0.5, mode="training", axes=(), **kwargs):
-        run, rank, so_far = self._state
-        if not so_far["parts"] or so_far["ended"]:
+        run, progress = self._run, self._progress
+        if not progress.parts or progress.ended:
             return self._ops.Dropout(data, p=p, mode=mode, axes=axes, **kwargs)
-        if axes or mode != "training":
+        if mode != "training":
             raise NotImplementedError(
-                f"{run.layer.name}: dropout with axes= or mode= between heads cannot be split"
+                f"{run.layer.name}: dropout with mode= between heads cannot be split"
             )
-        return run.dropout(data, p, rank, so_far)
+        return run.dropout(data, p, axes, progress)
 
 
 class _Check:
@@ -321,7 +521,8 @@ class _Check:
             dtype,
             rng,
         )
-        self.weights, self.error, self.forms = {}, None, None
+        self.weights, self.error = {}, None
+        self.shapes = []  # shapes of the inputs of dropout between heads, in the latest run
 
     def run(self):
         with random.calls_at(_core.random_state()):  # the check must not advance the random state
@@ -346,16 +547,16 @@ class _Check:
             else arg
             for arg in self.samples
         ]
-        self.forms = []
+        division, failures = layer._division, []
         whole = self._reached({}, None, args).asnumpy().astype("float64")
-        layer._dropouts, self.forms = self.forms, None
-        failures = []
-        for choice in layer._choices:
+        whole_shapes = self.shapes
+        for choice in division.candidates:
+            parts, shapes = [], []
             try:
-                parts = [
-                    self._reached(layer._counts(rank, choice), rank, args).asnumpy()
-                    for rank in range(len(layer.ctx))
-                ]
+                for rank in range(len(layer.ctx)):
+                    part = self._reached(layer._counts(rank, choice), rank, args)
+                    parts.append(part.asnumpy())
+                    shapes.append(self.shapes)
                 divided = np.concatenate(parts, -1)
                 if divided.shape != whole.shape:
                     raise MXNetError(
@@ -363,10 +564,16 @@ class _Check:
                     )
                 if not np.abs(divided - whole).max() <= 1e-2 * np.abs(whole).max():
                     raise MXNetError("the values differ")
+                if any(len(own) != len(whole_shapes) for own in shapes):
+                    raise MXNetError("the numbers of dropouts differ")
             except (MXNetError, ValueError, TypeError) as error:
                 failures.append(f"{', '.join(choice)}: {str(error).splitlines()[0]}")
                 continue
-            layer._choices = [choice]
+            division.dropouts = [
+                _form(layer, shape, [own[i] for own in shapes])
+                for i, shape in enumerate(whole_shapes)
+            ]
+            division.attributes = choice
             return
         raise MXNetError(
             f"shard: the attention '{layer.name}' ({type(layer._block).__name__}) changes if it "
@@ -376,30 +583,29 @@ class _Check:
         )
 
     def _reached(self, attributes, rank, args):
-        stand_ins = {}
+        stand_ins, division = {}, self.layer._division
         for name, child in children(self.layer).items():
-            if name in self.layer._inputs:
+            if name in division.inputs:
                 stand_ins[name] = lambda x, name=name, child=child: self._project(
                     x, name, child, rank
                 )
-            elif name == self.layer._output:
+            elif name == division.output:
                 stand_ins[name] = self._end
-            elif isinstance(child, nn.Dropout):
-                rate = dropout_arguments(child)["rate"]
-                stand_ins[name] = lambda x, rate=rate: self.dropout(x) if rate else x
+            elif _is_dropout(child):
+                stand_ins[name] = self.dropout
             elif child.collect_params():
                 stand_ins[name] = lambda x, *_: x  # children before or after the heads
-        self.apart = False
+        self.apart, self.shapes = False, []
         block = self.layer._variant(stand_ins, attributes, lambda ops: _WithoutDropout(ops, self))
         try:
             block.forward(*args)
         except _Reached as reached:
             return reached.args[0]
-        raise MXNetError(f"'{self.layer._output}' is not called")
+        raise MXNetError(f"'{division.output}' is not called")
 
     def dropout(self, x):
-        if self.apart and self.forms is not None:
-            self.forms.append(_form(self.layer, x))
+        if self.apart:
+            self.shapes.append(x.shape)
         return x
 
     @staticmethod

@@ -315,6 +315,29 @@ class Attention(HybridBlock):
         return h + F.reshape_like(F.batch_dot(scores, rows[2]), h)
 
 
+class Heads(HybridBlock):
+    """Attention of two heads with random numbers before and between them. Each row is a sequence
+    of three steps."""
+
+    def __init__(self):
+        super().__init__(prefix="heads_")
+        self.heads = 2
+        with self.name_scope():
+            self.qkv = nn.Dense(12, in_units=2, flatten=False)
+            self.out = nn.Dense(2, in_units=4, flatten=False)
+            self.drop = nn.Dropout(0.2)
+
+    def hybrid_forward(self, F, h):
+        steps = F.Dropout(F.reshape(h, shape=(-1, 3, 2)), p=0.2)
+        q, k, v = (
+            F.transpose(F.reshape(part, shape=(0, 0, self.heads, -1)), axes=(0, 2, 1, 3))
+            for part in F.split(self.qkv(steps), num_outputs=3, axis=-1)
+        )
+        scores = self.drop(F.softmax(F.linalg.gemm2(q, k, transpose_b=True), axis=-1))
+        out = F.transpose(F.linalg.gemm2(scores, v), axes=(0, 2, 1, 3))
+        return h + F.reshape_like(self.out(F.reshape(out, shape=(0, 0, -3))), h)
+
+
 class Noise(HybridBlock):
     """Multiplies all rows by one row of random numbers, in training."""
 
@@ -355,6 +378,7 @@ LAYERS = {
     "Embedding": lambda: Lookup(sparse=False),
     "row_sparse": lambda: Lookup(sparse=True),
     "attention": Attention,
+    "heads": Heads,
     "nested": nested,
 }
 

@@ -5,7 +5,6 @@ import contextlib
 import functools
 import operator
 import os
-import re
 import tempfile
 
 import numpy as np
@@ -13,7 +12,7 @@ import numpy as np
 import mpgluon as mx
 from mpgluon import _ranks, autograd, gluon, lr_scheduler, nd
 from mpgluon.contrib import amp
-from mpgluon.parallel import Mesh, Pipeline, TrainStep, schedules
+from mpgluon.parallel import Mesh, Pipeline, ShardedParameter, TrainStep, schedules
 from programs.features.blocks import WIDTH, Subject, numbers
 from programs.features.compare import flat, values
 from programs.features.events import EVENTS, IN_BOTH, STAGES
@@ -128,7 +127,10 @@ class Run:
             self.mesh.place(net, **(options if how else {}))
             self.create_parameters(net, init)
         elif placement == "shard":
-            mx.parallel.shard(net, {"first": "column", "last": "row"}, [on(0), on(1)])
+            plan = {"first": "column", "last": "row"}
+            if row["layer"] == "heads":
+                plan["layer"] = "heads"
+            mx.parallel.shard(net, plan, [on(0), on(1)])
             self.create_parameters(net, init, ctx=on(0))
         else:
             self.create_parameters(net, init, ctx=on(0))
@@ -553,15 +555,20 @@ class Run:
         return self.joined(kept, [p.list_data()[0] for p in kept])
 
     def joined(self, params, arrays):
-        """Returns the arrays of parameters, with the parts of each split layer concatenated."""
-        parts = {}
+        """Returns the arrays of parameters, with the parts of each split layer joined."""
+        whole = {}
         for param, array in zip(params, arrays):
-            name = re.sub(r"_shard\d+", "", param.name)
-            parts.setdefault(name, []).append(array.as_in_context(on(0)))
-        return [
-            nd.concat(*part, dim=int(part[0].shape[0] == WIDTH)) if len(part) > 1 else part[0]
-            for part in parts.values()
-        ]
+            array = array.as_in_context(on(0))
+            if not isinstance(param, ShardedParameter):
+                whole[param.name] = array
+                continue
+            zeros = nd.zeros(param.global_shape, ctx=on(0), dtype=array.dtype)
+            joined, begin = whole.setdefault(param.global_name, zeros), 0
+            for low, high in param.ranges:
+                part = nd.slice_axis(array, axis=param.axis, begin=begin, end=begin + high - low)
+                joined[(slice(None),) * param.axis + (slice(low, high),)] = part
+                begin += high - low
+        return list(whole.values())
 
     def keep(self, name, arrays):
         self.found[name] = values(arrays)
