@@ -133,6 +133,13 @@ def forget_hooks(block):
     block._forward_hooks, block._forward_pre_hooks = {}, {}
 
 
+def share_hooks(block, other):
+    """Gives a HybridBlock the hooks of another one. Handles of these hooks detach them from
+    both."""
+    for name in ("_forward_hooks", "_forward_pre_hooks", "_op_hook"):
+        setattr(block, name, getattr(other, name))
+
+
 def spans_devices(block):
     """True if the block itself moves its inputs to its devices."""
     return block._spans_devices

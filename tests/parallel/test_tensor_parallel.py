@@ -696,6 +696,78 @@ def test_failed_shard_keeps_the_network():
     assert all(type(layer) is nn.Dense for layer in net)
 
 
+def subclass(klass, **members):
+    """Returns a layer class with other members, and a layer of it."""
+    return type(f"My{klass.__name__}", (klass,), members)
+
+
+def with_parameter(layer):
+    layer.scale = layer.params.get("scale", shape=(1,))
+    return layer
+
+
+def with_child(layer):
+    layer.extra = nn.Dense(2)
+    return layer
+
+
+def with_forward(layer):
+    layer.hybrid_forward = lambda F, x, **params: x
+    return layer
+
+
+@pytest.mark.parametrize(
+    "layer, kind, text",
+    [
+        (subclass(nn.Dense, forward=lambda self, x: x)(4), "column", "overrides forward"),
+        (subclass(nn.Dense, hybrid_forward=lambda self, F, x: x)(4), "row", "overrides hybrid_"),
+        (subclass(nn.Conv2D, __call__=lambda self, x: x)(4, 3), "channel", "overrides __call__"),
+        (subclass(nn.Embedding, hybrid_forward=lambda *_: 0)(4, 3), "vocab", "overrides hybrid_"),
+        (subclass(rnn.LSTM, forward=lambda *_: 0)(4), "gates", "overrides forward"),
+        (subclass(nn.LayerNorm, cast=lambda *_: 0)(), "sequence", "overrides cast"),
+        (subclass(nn.Dropout, forward=lambda *_: 0)(0.5), "sequence", "overrides forward"),
+        (with_forward(nn.Dense(4)), "column", "overrides hybrid_forward"),
+        (with_parameter(nn.Dense(4)), "column", "has the additional parameter 'scale'"),
+        (with_child(nn.Dense(4)), "column", "has the additional child 'extra'"),
+    ],
+)
+def test_layers_with_additions_to_their_class_are_not_split(layer, kind, text):
+    net = chain(nn.Dense(6), layer)
+    with pytest.raises(mx.MXNetError, match=rf"shard: '1' \({type(layer).__name__}\) {text}"):
+        par.shard(net, {"0": "column", "1": kind}, CTX)
+    mesh = par.Mesh({"model": 2}, devices=CTX)
+    with pytest.raises(mx.MXNetError, match=f"Mesh.place: '1' .*{text}"):
+        mesh.place(net, split={"0": "column", "1": kind})
+    assert type(net[0]) is nn.Dense and net[1] is layer
+    mesh.place(net)  # by default, it splits the plain layers
+    assert type(net[0]) is par.ColumnParallelDense and net[1] is layer
+
+
+def test_subclass_with_its_own_defaults_is_split():
+    class Wide(nn.Dense):
+        def __init__(self, **kwargs):
+            super().__init__(6, activation="relu", **kwargs)
+
+    net = chain(Wide(in_units=4))
+    par.shard(net, {"0": "column"}, CTX)
+    net.initialize()
+    assert net(nd.ones((2, 4), ctx=CTX[0])).shape == (2, 6)
+
+
+def test_hooks_move_to_the_split_layer():
+    calls, net = [], chain(nn.Dense(6, in_units=4))
+    handle = net[0].register_forward_hook(lambda block, x, y: calls.append((block, y.shape)))
+    net[0].register_forward_pre_hook(lambda block, x: calls.append(block))
+    net[0].register_op_hook(lambda name, op, array: calls.append(op))
+    par.shard(net, {"0": "column"}, CTX)
+    net.initialize()
+    net(nd.ones((2, 4), ctx=CTX[0]))
+    assert calls == [net[0], "FullyConnected", "FullyConnected", (net[0], (2, 6))]
+    handle.detach()
+    net(nd.ones((2, 4), ctx=CTX[0]))
+    assert calls[4:] == [net[0], "FullyConnected", "FullyConnected"]
+
+
 def test_split_layers_have_the_same_results_in_any_engine_order():
     script = (
         "from parallel import test_tensor_parallel as t\nfor name in t.LAYERS:\n  o, s, shape = "

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ... import _core, initializer, random
 from ...base import MXNetError
 from ...gluon import nn, rnn
-from ...gluon._tree import children, forget_compiled, own_parameters, stand_for
+from ...gluon._tree import children, forget_compiled, own_parameters, share_hooks, stand_for
 from ...gluon.block import Block, HybridBlock
 from ...gluon.nn.basic_layers import dense_arguments, dropout_arguments, layer_norm_arguments
 from ...gluon.nn.conv_layers import convolution_arguments
@@ -107,6 +107,37 @@ _KINDS = {
 _EVERY = {nn.Dense: "column", nn.Conv2D: "column", nn.Embedding: "vocab", rnn.LSTM: "gates"}
 
 
+# class of a layer -> pattern of its parameters' names, names of its children
+_PARTS = {
+    nn.Dense: ("weight|bias", {"act"}),
+    nn.Conv2D: ("weight|bias", {"act"}),
+    nn.Embedding: ("weight", set()),
+    rnn.LSTM: (r"[lr]\d+_(i2h|h2h|h2r)_(weight|bias)", set()),
+    nn.LayerNorm: ("gamma|beta", set()),
+    nn.Dropout: ("", set()),
+}
+
+
+def _addition(layer, klass):
+    """Returns, as text, something that a layer adds to its class and that its split form would
+    lack: code of a subclass, a parameter or a child. Returns None if it adds nothing."""
+    own = type(layer).__mro__[: type(layer).__mro__.index(klass)]
+    for name in {name: None for scope in (layer, *own) for name in vars(scope)}:
+        method = getattr(klass, name, None)
+        if callable(method) and (name == "__call__" or not name.startswith("_")):
+            return f"overrides {name}"
+    pattern, known = _PARTS[klass]
+    for name in own_parameters(layer):
+        if not re.fullmatch(pattern, name):
+            return f"has the additional parameter '{name}'"
+    for name, child in children(layer).items():
+        if name not in known:
+            return f"has the additional child '{name}'"
+        if type(child) is not nn.Activation:
+            return f"has the activation {type(child).__name__}"
+    return None
+
+
 def walk(block: Block, path: str = "") -> Iterator[tuple[Block, str, str, Block]]:
     """Yields the descendants of a block as (parent, name in the parent, path, block)."""
     for name, child in list(children(block).items()):
@@ -151,7 +182,8 @@ def shard(net: Block, plan: dict[str, Any], ctx: Context | Sequence[Context]) ->
 
     Every matching layer is replaced by its split form. Like the layer, it accepts and returns one
     array, on the device of its input, so the network's code does not change. Parameters keep their
-    values, or are initialized with the same values. Create the Trainer afterwards.
+    values, or are initialized with the same values. Hooks of the layer move to its split form.
+    Create the Trainer afterwards.
 
     Parameters
     ----------
@@ -184,8 +216,8 @@ def shard(net: Block, plan: dict[str, Any], ctx: Context | Sequence[Context]) ->
         If a pattern is not a regular expression, matches nothing, or names an unknown split, or if
         a layer cannot be split in this way.
     MXNetError
-        If the split does not support a layer's class, or the layer shares parameters with another
-        one.
+        If the split does not support a layer's class, the layer adds code, parameters or children
+        to its class, or shares parameters with another one.
 
     Examples
     --------
@@ -292,6 +324,8 @@ def every_layer(net: Block, count: int) -> dict[Block, tuple[str, str, dict[str,
         kind = _EVERY.get(type(layer))
         if kind is None or layer in shared or layer in work:
             continue
+        if _addition(layer, type(layer)):
+            continue
         weight = next(iter(own_parameters(layer).values()))
         if weight.grad_stype != "default":
             continue
@@ -340,14 +374,22 @@ def split_layers(
                 "cannot be split"
             )
     for layer, (path, kind, options) in work.items():
-        make = next(
-            (make or klass for klass, make in _KINDS[kind] if isinstance(layer, klass)), None
+        klass, make = next(
+            ((klass, make) for klass, make in _KINDS[kind] if isinstance(layer, klass)),
+            (None, None),
         )
-        if make is None:
+        if klass is None:
             known = ", ".join(klass.__name__ for klass, _ in _KINDS[kind])
             raise MXNetError(
                 f"{who}: '{path}' is a {type(layer).__name__}, which cannot be split by "
                 f"'{kind}'; that split supports {known}"
+            )
+        addition = None if kind == "heads" else _addition(layer, klass)
+        if addition is not None:
+            raise MXNetError(
+                f"{who}: '{path}' ({type(layer).__name__}) {addition}, which its split form would "
+                f"lack; put the addition in a block around a plain {klass.__name__}, or do not "
+                "split the layer"
             )
         try:
             made[layer] = (
@@ -360,6 +402,8 @@ def split_layers(
     with random.calls_at(_core.random_state()):  # splitting must not advance the random state
         for layer, new in made.items():
             _take_over(layer, new)
+    for layer, new in made.items():
+        share_hooks(new, layer)
     for parent, name, _, layer in places:
         if layer in made:
             children(parent)[name] = made[layer]
