@@ -273,6 +273,7 @@ class Mesh:
         """
         if not isinstance(net, Block):
             raise TypeError(f"Mesh.place: expected a Block, not {type(net).__name__}")
+        refuse_inner(net, "Mesh.place", self)
         assigned = self._assign(net, stages)
         for block in assigned:
             if group_of(block) is not None and not is_placement(group_of(block)):
@@ -308,17 +309,16 @@ class Mesh:
                     for replica in range(self.size("data"))
                 ]
                 lie_on(block, lines)
-        set_devices_of_groups(
-            net, Replicas([self._groups(replica) for replica in range(self.size("data"))], self)
-        )
-        homes = devices_of_groups(net).homes(net)
+        replicas = Replicas([self._groups(replica) for replica in range(self.size("data"))], self)
+        set_devices_of_groups(net, replicas)
+        homes = replicas.homes(net)
         with autograd.pause():
             for param in net.collect_params().values():
                 param.floating = False
                 if param.arrays is not None or param.deferred_init:
                     if param.list_ctx() != homes[param]:
                         param.reset_ctx(homes[param])
-                param.placed = homes[param]
+                param.placed = _MeshDevices(homes[param], replicas)
         return net
 
     def _groups(self, replica):
@@ -458,6 +458,32 @@ def placement(block: Block) -> Replicas | None:
     """Returns the `Replicas` that a block was placed on, or None."""
     groups = devices_of_groups(block)
     return groups if isinstance(groups, Replicas) else None
+
+
+class _MeshDevices(list[Context]):
+    """The devices of a parameter of a network that a mesh placed, and the network's replicas."""
+
+    def __init__(self, devices: list[Context], replicas: Replicas) -> None:
+        super().__init__(devices)
+        self.replicas = replicas
+
+
+def refuse_inner(net: Block, who: str, mesh: Mesh | None = None) -> None:
+    """Raises MXNetError if a block is part of a network that a mesh placed, except `mesh`. Blocks
+    of the network compute on the devices of their replica, so they cannot be placed on their own.
+    """
+    params = net.collect_params().values()
+    own = {id(placement(block)) for block in [net, *[block for _, _, _, block in walk(net)]]}
+    owners = [getattr(param.placed, "replicas", None) for param in params]
+    if not owners or any(owner is None or id(owner) in own for owner in owners):
+        return  # it is a network, which may share blocks with a placed one
+    if owners[0].mesh is not mesh:
+        param = next(iter(params))
+        raise MXNetError(
+            f"{who}: '{net.name}' is part of a network that is placed on {owners[0].mesh} "
+            f"('{param.name}' is on {param.placed}); place the whole network again, with "
+            "mesh.place(net, stages=...) or net.place({...})"
+        )
 
 
 def forget_placement(net: Block) -> None:

@@ -20,7 +20,8 @@ from ..gluon._tree import (
 )
 from ..gluon.nn.basic_layers import HybridSequential, Sequential
 from ..gluon.utils import brief, shape_is_known
-from ._mesh import Replicas, forget_placement
+from ._mesh import Replicas, forget_placement, refuse_inner
+from ._tensor_parallel.layers import SplitLayer, lines_of
 from ._tensor_parallel.parameters import HomeParameter
 from ._tensor_parallel.splitting import walk
 
@@ -37,6 +38,7 @@ def place(net: Block, where: dict[str, Context | str]) -> None:
     where = {name: Context(ctx) if isinstance(ctx, str) else ctx for name, ctx in where.items()}
     blocks = {"": net, **{path: block for _, _, path, block in walk(net)}}
     devices = _devices(where)
+    refuse_inner(net, "place")
     named = _named(net, where, blocks)
     for path, block in blocks.items():
         if group_of(block) is not None and not is_placement(group_of(block)):
@@ -223,12 +225,25 @@ def _named(net, where, blocks):
             named.setdefault(block, devices[found])
     unused = [key for i, key in enumerate(where) if i not in used]
     if unused:
+        _refuse_parameter(net, unused[0], blocks)
         raise ValueError(
             f"place: {unused[0]!r} does not match the path or name of any block of '{net.name}' "
             "that no earlier pattern matches; the paths are "
             f"{brief(path for path in blocks if path) if len(blocks) > 1 else 'none'}"
         )
     return named
+
+
+def _refuse_parameter(net, key, blocks):
+    """Raises ValueError if the key of a placement names a parameter of the network."""
+    for path, block in blocks.items():
+        for name, param in own_parameters(block).items():
+            if key in (f"{path}.{name}" if path else name, param.name):
+                raise ValueError(
+                    f"place: {key!r} is a parameter, which follows its block; place the block "
+                    f"by its path {path!r}"
+                    + ("" if path else ", or move the parameter to a child block")
+                )
 
 
 def _having_devices(net):

@@ -379,6 +379,50 @@ def test_reset_ctx_of_a_network_on_a_mesh_ends_the_placement():
     assert net(nd.ones((4, 6), ctx=on(0))).context == on(0)
 
 
+@pytest.mark.parametrize("axes", [{"data": 2}, {"data": 2, "stage": 2}, {"stage": 2}])
+def test_block_of_a_network_on_a_mesh_cannot_be_placed(axes):
+    mesh, x = mx.parallel.Mesh(axes), nd.ones((4, 6), ctx=on(0))
+    net = made(mesh)
+    expected, devices = net(x).asnumpy(), {p: p.list_ctx() for p in net.collect_params().values()}
+    for place in (
+        lambda: net.features.place({"0": on(3)}),
+        lambda: net.output.place(on(3)),
+        lambda: mx.parallel.Mesh({"data": 2}).place(net.features),
+    ):
+        with pytest.raises(
+            mx.MXNetError, match=r"is part of a network that is placed on Mesh.*place the whole"
+        ):
+            place()
+    assert {p: p.list_ctx() for p in net.collect_params().values()} == devices
+    same_bits(net(x).asnumpy(), expected)
+    # The network itself, its copies, and networks around it can be placed again.
+    for other in (net, copy.deepcopy(net), pickle.loads(pickle.dumps(net))):
+        outer = nn.HybridSequential()
+        outer.add(other)
+        for block in (other, outer):
+            block.place({".*": on(1)}, verbose=False)
+            assert block(x).context == on(1)
+            other.place(mesh, verbose=False)
+
+
+def test_networks_on_meshes_may_share_a_block():
+    shared, x = nn.Dense(6, in_units=6), nd.ones((4, 6), ctx=on(0))
+    nets = [nn.HybridSequential() for _ in range(2)]
+    for net in nets:
+        net.add(shared, nn.Dense(3, in_units=6))
+        net.initialize()
+    for axes in ({"stage": 2}, {"data": 2, "stage": 2}):
+        for net in nets:
+            net.place(mx.parallel.Mesh(axes), verbose=False)
+        assert [net(x).context for net in nets] == [on(1), on(1)]
+
+
+@pytest.mark.parametrize("key", ["shift", "net_shift", "output.weight"])
+def test_placing_a_parameter_names_its_block(key):
+    with pytest.raises(ValueError, match=f"place: '{key}' is a parameter, which follows its block"):
+        made({key: on(1)})
+
+
 def test_reset_ctx_of_a_network_in_groups_ends_them():
     net = nn.HybridSequential()
     for i in range(2):

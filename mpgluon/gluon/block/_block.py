@@ -360,7 +360,8 @@ class Block(TreeNode):
         ValueError, TypeError
             If an entry matches no block, or is invalid.
         MXNetError
-            If a device does not exist, or if blocks belong to device groups of their own.
+            If a device does not exist, if blocks belong to device groups of their own, or if the
+            block is part of a network that a `Mesh` has placed.
         KeyError
             If the text of a device is invalid.
 

@@ -13,7 +13,7 @@ from ...context import Context
 from ...gluon._tree import group_of, set_devices_of_groups, set_group
 from ...gluon.block import HybridBlock
 from ...ndarray import NDArray
-from .._mesh import forget_placement
+from .._mesh import forget_placement, refuse_inner
 from .._pipeline.report import Report, draw_spans, new_figure
 from .._tensor_parallel.splitting import walk
 from ..schedules import SCHEDULES, named
@@ -476,6 +476,7 @@ class Plan(layer_profile.SavedAsJson, Tabular):
             If the plan is for another network, or the network is not initialized or belongs to
             other device groups.
         """
+        refuse_inner(net, "Plan.place")
         found = {path: block for _, _, path, block in walk(net)}
         placement = self.placement
         for layer in self.profile.layers:

@@ -691,6 +691,11 @@ def whole_weight(layer: _ParallelDense) -> Family:
     return layer._weight
 
 
+def lines_of(layer: SplitLayer) -> list[list[Context]]:
+    """Returns the devices of a layer's parts in each replica."""
+    return layer._lines
+
+
 def lie_on(layer: SplitLayer, lines: list[list[Context]]) -> None:
     """Sets the devices of a layer's parts in each replica. The caller must move their arrays with
     `reset_ctx`."""
