@@ -28,7 +28,7 @@ from ._tensor_parallel.splitting import walk
 if TYPE_CHECKING:
     from ..gluon.block import Block
 
-__all__ = ["described", "place"]
+__all__ = ["all_devices", "described", "place"]
 
 _GROUP = "place:"  # prefix of a device in group names
 
@@ -289,25 +289,40 @@ def says_where(net: Block) -> bool:
     return not over_ranks or _ranks.own() == 0
 
 
+def all_devices(net: Block) -> dict[Any, list[Context]]:
+    """Returns the devices of each parameter that is, or will be, on devices, including those of
+    split layers."""
+    return {
+        param: param.list_ctx()
+        for param in net.collect_params().values()
+        if param.arrays is not None or param.deferred_init
+    }
+
+
 def described(net: Block, before: dict[Any, list[Context]]) -> str:
-    """Describes the placement as text. `before` has the previous devices of the parameters."""
+    """Describes the placement as text. `before` is the result of `all_devices` before it."""
     groups = devices_of_groups(net)
     dicts = [groups] if isinstance(groups, dict) else groups.dicts
+    # The keys are groups and, for split layers, the texts of their devices.
     names = {group: ", ".join(str(each[group]) for each in dicts) for group in dicts[0]}
+    group_of_key = {group: group for group in names}
     params: dict[str | None, dict[Any, None]] = {}
-    layers: list[tuple[str, str]] = []  # path and group, in the order of the children
+    layers: list[tuple[str, str]] = []  # path and key, in the order of the children
     moves: list[str] = []
 
     def visit(block, path, outer):
-        """Returns the groups of the layers inside, and (path, group) of the first and the last
+        """Returns the keys of the layers inside, and (path, group) of the first and the last
         layer, where arrays enter and leave, or None if they are unknown."""
-        group = group_of(block) or outer
+        group = key = group_of(block) or outer
+        if isinstance(block, SplitLayer):
+            key = ", ".join(" + ".join(map(str, line)) for line in lines_of(block))
+            names[key], group_of_key[key] = f"split over {key}", group
         for param in own_parameters(block).values():
-            params.setdefault(group, {})[param] = None
+            params.setdefault(key, {})[param] = None
         if not children(block) or own_parameters(block) and _is_layer(block):
-            layers.append((path, group))
+            layers.append((path, key))
             ends = (path, group) if group in names else None
-            return {group}, ends, ends
+            return {key}, ends, ends
         begin, found = len(layers), set()
         first = last = None
         chain = type(block) in (Sequential, HybridSequential)  # its children run in order
@@ -322,8 +337,8 @@ def described(net: Block, before: dict[Any, list[Context]]) -> str:
             first, last = enters if last is None and first is None else first, leaves
         if len(found) == 1:
             layers[begin:] = [(path, *found)]
-            only = next(iter(found))
-            ends = (path, only) if only in names else None
+            only = group_of_key.get(next(iter(found)))
+            ends = (path, only) if only is not None else None
             return found, ends, ends
         return (found, first, last) if chain else (found, None, None)
 
@@ -337,7 +352,12 @@ def described(net: Block, before: dict[Any, list[Context]]) -> str:
             lines.append(f"  {devices}: {', '.join(paths)} ({_size(params.get(group, ()))})")
     if params.get(None):
         lines.append(f"  not placed: {_size(params[None])}")
-    moved = [param for param, devices in before.items() if param.list_ctx() != devices]
+    by_name = {param.name: devices for param, devices in before.items()}
+    moved = [
+        param
+        for param, devices in all_devices(net).items()
+        if devices != before.get(param, by_name.get(getattr(param, "global_name", param.name)))
+    ]
     return "\n".join([*lines, *moves, f"  moved: {_size(moved)}"])
 
 

@@ -281,6 +281,33 @@ def test_second_place_moves_all_parameters():
         net[0](x)
 
 
+@pytest.mark.parametrize("first", [False, True], ids=["uninitialized", "initialized"])
+def test_place_prints_the_devices_of_split_layers(first, capsys):
+    net = nn.HybridSequential(prefix="net_")
+    net.add(nn.Dense(8, in_units=6), nn.Dense(4, in_units=8), nn.LayerNorm(in_channels=4))
+    if first:
+        net.initialize()
+    a, b, c, d, *rest = DEVICES
+    net.place(par.Mesh({"stage": 2, "model": 2}, [a, b, c, d]), split={"0": "column", "1": "row"})
+    assert capsys.readouterr().out == (
+        "HybridSequential 'net':\n"
+        f"  {c}: 2 (2 parameters, 0.032 KB)\n"
+        f"  split over {a} + {b}: 0 (4 parameters, 0.224 KB)\n"
+        f"  split over {c} + {d}: 1 (3 parameters, 0.144 KB)\n"
+        f"  arrays move before 1, from {a} to {c}\n"
+        + (
+            "  moved: 7 parameters, 0.288 KB\n"  # all but the parts on the first device
+            if first
+            else "  moved: 0 parameters\n"
+        )
+    )
+    net.initialize()
+    net.place(par.Mesh({"data": 2, "model": 2, "stage": 2}, DEVICES))
+    printed = capsys.readouterr().out
+    assert f"  split over {a} + {c}, {rest[0]} + {rest[2]}: 0 (4 parameters" in printed
+    assert "  moved: 9 parameters, 0.4 KB\n" in printed
+
+
 def test_failed_place_keeps_the_network():
     net = mlp()
     with pytest.raises(

@@ -379,9 +379,9 @@ class Block(TreeNode):
         >>> net(nd.ones((1, 4))).context
         cpu(1)
         """
-        from ...parallel._placing import described, devices_now, place, says_where
+        from ...parallel._placing import all_devices, described, place, says_where
 
-        before = devices_now(self)
+        before = all_devices(self)
         if isinstance(where, Context):
             where = {"": where}
         if isinstance(where, dict):
