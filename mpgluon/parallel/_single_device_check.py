@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from .. import _core, _graph_breaks, autograd, ndarray as nd, random
 from ..base import MXNetError
 from ..context import cpu
 from ..gluon import _nested
+from ..gluon._compiled import grouped
 from ..gluon._compiled.call import Signature
 from ..gluon.block import HybridBlock
 
@@ -74,16 +76,21 @@ def check_against_single_device(
         )
     _graph_breaks.refuse_in_trace("check_against_single_device")
     ctx = cpu(0) if ctx is None else ctx
-    flat = []
-    structure = _nested.flatten(inputs, flat, "The inputs")
-    state = random.get_state()
+    flat, state = [], random.get_state()
+    with _called(net, inputs):
+        structure = _nested.flatten(grouped.moved(net, inputs, False, None), flat, "The inputs")
     with random.calls_at(state):
-        with autograd.record(train_mode=train):
+        with _called(net, inputs), autograd.record(train_mode=train):
             signature = Signature(net, type(net).__name__, structure, train)
             signature.discover(flat)
-        placed = _run(signature, flat, None, train, exact)
+
+        def traced(*arrays):
+            with _called(net, inputs):
+                return signature.trace(*arrays)
+
+        placed = _run(signature, traced, flat, None, train, exact)
         random.set_state(state)
-        single = _run(signature, flat, ctx, train, exact)
+        single = _run(signature, traced, flat, ctx, train, exact)
     differences = {}
     for (name, a), (_, b) in zip(placed, single):
         a, b = a.asnumpy(), b.asnumpy()
@@ -100,14 +107,21 @@ def check_against_single_device(
     return differences
 
 
-def _run(signature, flat, ctx, train, exact):
+@contextmanager
+def _called(net, inputs):
+    """Enters the replica and group of a block, as a call of the block does."""
+    with grouped.replica(net, inputs, False), grouped.group(net, False):
+        yield
+
+
+def _run(signature, traced, flat, ctx, train, exact):
     """Returns results and gradients of one run on copies of all arrays, on device `ctx` or, with
     None, on their current devices."""
 
     def trace(*arrays):
         if ctx is not None:
             _core.trace_on(ctx)
-        return signature.trace(*arrays)
+        return traced(*arrays)
 
     arrays = [a.copyto(ctx or a.context) for a in flat]
     params = []

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import mpgluon as mx
-from mpgluon import autograd, gluon, nd
+from mpgluon import autograd, gluon, nd, parallel as par
 from mpgluon.gluon import nn
 from mpgluon.parallel import check_against_single_device
 
@@ -42,6 +42,46 @@ def test_check_reports_no_difference_for_a_placed_network(exact, train):
     assert mx.random.get_state() == before
     assert np.array_equal(net.norm.running_mean.data().asnumpy(), mean)
     assert not net.a.weight.grad().asnumpy().any()
+
+
+def staged(x):
+    def make():
+        net = nn.HybridSequential()
+        net.add(nn.Dense(8, in_units=5), nn.Dense(7, in_units=8), nn.Dropout(0.3), nn.Dense(6))
+        net.initialize()
+        net(x)
+        return net
+
+    return make
+
+
+def on_plan(net, x):
+    devices, loss = [mx.cpu(0), mx.cpu(1)], gluon.loss.L2Loss()
+    plan = par.plan(net, x, devices, loss=loss, labels=nd.ones((4, 6)), trials=0)
+    return plan.move("1", mx.cpu(1)).move("3", mx.cpu(0))
+
+
+@pytest.mark.parametrize("hybridize", [False, True], ids=["eager", "hybrid"])
+@pytest.mark.parametrize(
+    "where",
+    [
+        lambda net, x: par.Mesh({"stage": 2}),
+        lambda net, x: par.Mesh({"data": 2, "stage": 2}),
+        lambda net, x: par.Mesh({"stage": 2, "model": 2}),
+        lambda net, x: {"0": mx.cpu(1), "3": mx.cpu(2)},
+        lambda net, x: mx.cpu(3),
+        on_plan,
+    ],
+    ids=["stages", "replicas", "split", "dict", "device", "plan"],
+)
+def test_check_accepts_any_placement(where, hybridize):
+    x = nd.array(np.random.RandomState(0).randn(4, 5))
+    net = staged(x)()
+    net.place(where(net, x), verbose=False)
+    if hybridize:
+        net.hybridize()
+    differences = check_against_single_device(net, x, rtol=1e-6)
+    assert len(differences) >= 7 and "output 0" in differences
 
 
 def test_check_names_the_differing_output():
