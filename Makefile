@@ -67,8 +67,8 @@ notebooks: $(VENV)/.site
 notebooks-check: $(VENV)/.site
 	$(BIN)/pytest -q --nbmake --nbmake-timeout=120 --durations=0 $(PARALLEL) notebooks
 site: $(VENV)/.site
-	rm -rf build/site
-	$(BIN)/sphinx-build -q -W --keep-going -j auto -c docs -d build/site-doctrees . build/site
+	rm -rf build/site docs/api/generated
+	$(BIN)/sphinx-build -q -E -W --keep-going -j auto -c docs -d build/site-doctrees . build/site
 	$(BIN)/python tools/check_links.py build/site
 $(VENV)/.site: $(VENV)/.test docs/requirements.txt
 	$(BIN)/python -m pip install -q -r docs/requirements.txt

@@ -17,12 +17,13 @@ project = "mpgluon"
 author = "The mpgluon authors"
 version = release = mpgluon.__version__
 root_doc = "docs/index"
-include_patterns = ["docs/**.md", "notebooks/*.ipynb"]
+include_patterns = ["docs/**.md", "docs/api/generated/*.rst", "notebooks/*.ipynb"]
 exclude_patterns = ["build", ".venv*", ".git", "tests", "csrc", "kernels", "mpgluon"]
 
 extensions = [
     "myst_nb",
     "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",  # writes docs/api/generated, a page for each class
     "sphinx.ext.napoleon",
     "sphinx_copybutton",
     "sphinx_design",
@@ -52,7 +53,7 @@ html_title = f"mpgluon {version}"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_additional_pages = {"index": "redirect.html"}
-templates_path = ["_templates"]
+templates_path = [os.path.join(ROOT, "docs", "_templates")]  # absolute for autosummary as well
 html_copy_source = False
 html_show_sourcelink = False
 html_theme_options = {

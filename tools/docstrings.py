@@ -1,11 +1,13 @@
-"""Sphinx extension that converts the package's docstrings to reStructuredText and shows classes
-with their constructors' signatures.
+"""Sphinx extension that converts the package's docstrings to reStructuredText, shows classes with
+their constructors' signatures and documents lists of functions.
 
 Docstrings have NumPy's format with plain text: a name with a star is a name, not emphasis.
 """
 
 import inspect
 import re
+
+from sphinx.ext.autosummary import Autosummary
 
 # Literal characters of plain text that reStructuredText interprets: stars before names, trailing
 # underscores and bars.
@@ -85,11 +87,27 @@ def show_bases(app, name, value, options, bases):
 
 
 def skip(app, what, name, value, skipped, options):
-    """Skips methods whose text autodoc would copy from the base class."""
-    return True if name in CALLED_BY_BASE and not getattr(value, "__doc__", None) else None
+    """Skips methods whose text autodoc would copy from the base class, and the classes of a module,
+    which have pages of their own."""
+    inherits_doc = name in CALLED_BY_BASE and not getattr(value, "__doc__", None)
+    return True if inherits_doc or (what == "module" and isinstance(value, type)) else None
+
+
+class Functions(Autosummary):
+    """``.. functions::`` A table of functions, followed by the documentation of each."""
+
+    def run(self):
+        text = ""
+        for name in filter(None, map(str.strip, self.content)):
+            module, _, name = f"{self.env.ref_context['py:module']}.{name}".rpartition(".")
+            text += f".. autofunction:: {module}::{name}\n\n"
+        self.options["nosignatures"] = None
+        return super().run() + self.parse_text_to_nodes(text)
 
 
 def setup(app):
+    app.setup_extension("sphinx.ext.autosummary")
+    app.add_directive("functions", Functions)
     app.connect("autodoc-process-docstring", process, priority=1)
     app.connect("autodoc-process-signature", sign)
     app.connect("autodoc-process-bases", show_bases)
