@@ -60,8 +60,8 @@ slow-test: $(VENV)/.test
 	cd tests && $(if $(PARTS),MPGLUON_TEST_SHARD=$(call part_of,$(PARTS))) \
 	  $(abspath $(BIN))/pytest . -m slow $(PARALLEL) --durations=15
 
-# The notebooks: executed and stored anew, or executed only. The site, in build/site: without
-# warnings, and its inner links lead somewhere.
+# The notebooks: executed and stored anew, or executed only. The site, in build/site: built
+# without warnings, with working internal links and code that fits the page.
 notebooks: $(VENV)/.site
 	$(BIN)/python tools/notebooks.py $(NOTEBOOKS)
 notebooks-check: $(VENV)/.site
@@ -69,7 +69,7 @@ notebooks-check: $(VENV)/.site
 site: $(VENV)/.site
 	rm -rf build/site docs/api/generated
 	$(BIN)/sphinx-build -q -E -W --keep-going -j auto -c docs -d build/site-doctrees . build/site
-	$(BIN)/python tools/check_links.py build/site
+	$(BIN)/python tools/check_site.py build/site
 $(VENV)/.site: $(VENV)/.test docs/requirements.txt
 	$(BIN)/python -m pip install -q -r docs/requirements.txt
 	touch $@

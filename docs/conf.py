@@ -1,11 +1,15 @@
 """The site: ``make site``. Its sources are docs/ and notebooks/, read where they are."""
 
+import base64
+import glob
+import importlib.metadata
 import os
 import sys
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 sys.path.insert(0, os.path.join(ROOT, "tools"))
 
+import nbformat  # noqa: E402
 from ipython_pygments_lexers import IPython3Lexer  # noqa: E402
 from pygments.lexer import bygroups, using  # noqa: E402
 from pygments.lexers.c_cpp import CppLexer  # noqa: E402
@@ -28,6 +32,7 @@ extensions = [
     "sphinx_copybutton",
     "sphinx_design",
     "docstrings",
+    "function_tables",
 ]
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 4
@@ -50,13 +55,26 @@ suppress_warnings = ["ref.python"]
 
 html_theme = "pydata_sphinx_theme"
 html_title = f"mpgluon {version}"
+html_logo = html_favicon = "_static/logo.svg"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_additional_pages = {"index": "redirect.html"}
 templates_path = [os.path.join(ROOT, "docs", "_templates")]  # absolute for autosummary as well
 html_copy_source = False
 html_show_sourcelink = False
+# The address of the repository, once `urls` in pyproject.toml has one under this name.
+ENTRIES = importlib.metadata.metadata(project).get_all("Project-URL") or ()
+URLS = dict(entry.split(", ", 1) for entry in ENTRIES)
+REPOSITORY = URLS.get("Repository")
 html_theme_options = {
+    "logo": {"text": html_title},
+    "icon_links": [
+        {"name": "Repository", "url": REPOSITORY, "icon": "fa-solid fa-code-branch"},
+    ]
+    if REPOSITORY
+    else [],
+    "collapse_navigation": True,  # only the current section's pages
+    "show_toc_level": 2,
     "show_prev_next": True,
     "navigation_with_keys": False,
     "header_links_before_dropdown": 7,
@@ -66,7 +84,10 @@ html_theme_options = {
     "use_edit_page_button": False,
     "pygments_light_style": "tango",
 }
-html_sidebars = {"docs/index": []}
+# Pages without others below them have nothing to show in the left column.
+html_sidebars = dict.fromkeys(
+    ("docs/index", "docs/install", "docs/quickstart", "genindex", "py-modindex", "search"), []
+)
 copyright = "mpgluon's authors, Apache License 2.0"
 
 
@@ -83,5 +104,28 @@ class CellLexer(IPython3Lexer):
     }
 
 
+def write_figures(app):
+    """Writes the largest figure of each notebook, for its card on docs/notebooks.md."""
+    for path in glob.glob(os.path.join(ROOT, "notebooks", "*.ipynb")):
+        figures = [
+            output.data["image/png"]
+            for cell in nbformat.read(path, 4).cells
+            for output in cell.get("outputs", ())
+            if "image/png" in output.get("data", {})
+        ]
+        if figures:
+            name = os.path.basename(path).replace(".ipynb", ".png")
+            with open(os.path.join(ROOT, "docs", "_static", "notebooks", name), "wb") as file:
+                file.write(base64.b64decode(max(figures, key=len)))
+
+
+def name_repository(app, page, source):
+    """Replaces the placeholder in the installation commands."""
+    if REPOSITORY:
+        source[0] = source[0].replace("git clone ADDRESS", f"git clone {REPOSITORY}")
+
+
 def setup(app):
     app.add_lexer("ipython3", CellLexer)
+    app.connect("builder-inited", write_figures, priority=1)
+    app.connect("source-read", name_repository)

@@ -118,7 +118,7 @@ class Speedometer:
     --------
     >>> report = mx.callback.Speedometer(batch_size=32, frequent=50)
     >>> for batch in range(100):
-    ...     report(mx.model.BatchEndParam(epoch=0, nbatch=batch, eval_metric=None, locals=None))
+    ...     report(mx.model.BatchEndParam(0, batch, eval_metric=None, locals=None))
     """
 
     def __init__(self, batch_size: int, frequent: int = 50, auto_reset: bool = True) -> None:

@@ -167,7 +167,7 @@ class MultiFactorScheduler(_Falling):
 
     Examples
     --------
-    >>> schedule = mx.lr_scheduler.MultiFactorScheduler(step=[5, 8], factor=0.5, base_lr=1.0)
+    >>> schedule = mx.lr_scheduler.MultiFactorScheduler([5, 8], factor=0.5, base_lr=1.0)
     >>> [schedule(update) for update in (1, 6, 9)]
     [1.0, 0.5, 0.25]
     """

@@ -164,7 +164,8 @@ def load_params(prefix: str, epoch: int) -> tuple[dict[str, NDArray], dict[str, 
     >>> import os, tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     path = os.path.join(folder, "net")
-    ...     mx.model.save_checkpoint(path, 3, None, {"gamma": nd.ones(3)}, {"mean": nd.ones(2)})
+    ...     arguments, states = {"gamma": nd.ones(3)}, {"mean": nd.ones(2)}
+    ...     mx.model.save_checkpoint(path, 3, None, arguments, states)
     ...     arg_params, aux_params = mx.model.load_params(path, 3)
     >>> arg_params["gamma"].shape, aux_params["mean"].shape
     ((3,), (2,))

@@ -45,7 +45,8 @@ class Monitor:
     Examples
     --------
     >>> monitor = mx.monitor.Monitor(1, lambda x: x.max())
-    >>> executor = mx.sym.relu(mx.sym.var("x"), name="r").bind(mx.cpu(), {"x": nd.array([1, 2])})
+    >>> relu = mx.sym.relu(mx.sym.var("x"), name="r")
+    >>> executor = relu.bind(mx.cpu(), {"x": nd.array([1, 2])})
     >>> monitor.install(executor)
     >>> monitor.tic()
     >>> _ = executor.forward()

@@ -76,7 +76,8 @@ class CudaModule:
             y[i] += alpha * x[i];
         }
         '''
-        axpy = mx.rtc.CudaModule(source).get_kernel("axpy", "const float *x, float *y, float alpha")
+        module = mx.rtc.CudaModule(source)
+        axpy = module.get_kernel("axpy", "const float *x, float *y, float alpha")
         x, y = nd.ones((10,), ctx=mx.gpu(0)), nd.zeros((10,), ctx=mx.gpu(0))
         axpy.launch([x, y, 3.0], mx.gpu(0), (1, 1, 1), (10, 1, 1))
 

@@ -1,5 +1,5 @@
-"""Sphinx extension that converts the package's docstrings to reStructuredText, shows classes with
-their constructors' signatures and documents lists of functions.
+"""Sphinx extension that converts the package's docstrings to reStructuredText, shows classes
+with their constructors' signatures.
 
 Docstrings have NumPy's format with plain text: a name with a star is a name, not emphasis.
 """
@@ -7,7 +7,7 @@ Docstrings have NumPy's format with plain text: a name with a star is a name, no
 import inspect
 import re
 
-from sphinx.ext.autosummary import Autosummary
+from mpgluon._core import Op
 
 # Literal characters of plain text that reStructuredText interprets: stars before names, trailing
 # underscores and bars.
@@ -19,6 +19,16 @@ ENTRIES = ("Parameters", "Other Parameters", "Returns", "Raises", "Attributes", 
 
 def escaped(line: str) -> str:
     return LITERAL.sub(lambda m: m[1] or "".join("\\" + char for char in m[0]), line)
+
+
+def other_names(app, what, name, value, options, lines: list[str]) -> None:
+    """Lists the aliases of an operator below its documentation."""
+    if isinstance(value, Op):
+        row = value.describe()
+        names = [row["name"], *row["aliases"].split()]
+        others = [f"``{other}``" for other in names if other != name.rpartition(".")[2]]
+        if others:
+            lines += ["", "Also registered as " + ", ".join(others) + "."]
 
 
 def process(app, what, name, value, options, lines: list[str]) -> None:
@@ -93,22 +103,9 @@ def skip(app, what, name, value, skipped, options):
     return True if inherits_doc or (what == "module" and isinstance(value, type)) else None
 
 
-class Functions(Autosummary):
-    """``.. functions::`` A table of functions, followed by the documentation of each."""
-
-    def run(self):
-        text = ""
-        for name in filter(None, map(str.strip, self.content)):
-            module, _, name = f"{self.env.ref_context['py:module']}.{name}".rpartition(".")
-            text += f".. autofunction:: {module}::{name}\n\n"
-        self.options["nosignatures"] = None
-        return super().run() + self.parse_text_to_nodes(text)
-
-
 def setup(app):
-    app.setup_extension("sphinx.ext.autosummary")
-    app.add_directive("functions", Functions)
     app.connect("autodoc-process-docstring", process, priority=1)
+    app.connect("autodoc-process-docstring", other_names, priority=900)
     app.connect("autodoc-process-signature", sign)
     app.connect("autodoc-process-bases", show_bases)
     app.connect("autodoc-skip-member", skip)

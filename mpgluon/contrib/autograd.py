@@ -98,7 +98,8 @@ def grad_and_loss(
 
     Examples
     --------
-    >>> gradients, result = mx.contrib.autograd.grad_and_loss(lambda x: x * x)(nd.array([3.0]))
+    >>> square = mx.contrib.autograd.grad_and_loss(lambda x: x * x)
+    >>> gradients, result = square(nd.array([3.0]))
     >>> gradients[0].asnumpy().tolist(), result.asnumpy().tolist()
     ([6.0], [9.0])
     """

@@ -371,7 +371,8 @@ def quantize_net_v2(
     >>> net.add(gluon.nn.Conv2D(8, 3, activation="relu"), gluon.nn.Dense(4))
     >>> net.initialize()
     >>> x = nd.random.uniform(shape=(2, 3, 8, 8))
-    >>> small = mx.contrib.quantization.quantize_net_v2(net, calib_data=[x], calib_mode="naive")
+    >>> quantize = mx.contrib.quantization.quantize_net_v2
+    >>> small = quantize(net, calib_data=[x], calib_mode="naive")
     >>> bool((abs(small(x) - net(x)).max() < 0.02 * abs(net(x)).max()).asscalar())
     True
     """

@@ -19,8 +19,10 @@ class SummaryWriter:
 
     Parameters
     ----------
+    logdir : str, optional
+        The folder of the file; the writer's default if it is the only argument and None.
     *args, **kwargs
-        Arguments of that writer; the folder of its file comes first.
+        Further arguments of that writer.
 
     Raises
     ------
@@ -36,7 +38,9 @@ class SummaryWriter:
     ...             writer.add_histogram(name, parameter.data(), step)
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, logdir: str | None = None, *args: Any, **kwargs: Any) -> None:
+        if args or logdir is not None:
+            args = (logdir, *args)
         self._writer: Any = _writer()(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:

@@ -147,7 +147,8 @@ class SigmoidBinaryCrossEntropyLoss(Loss):
     Examples
     --------
     >>> loss = gluon.loss.SigmoidBinaryCrossEntropyLoss()
-    >>> loss(nd.zeros((2, 1)), nd.array([[0], [1]])).asnumpy().astype(float).round(3).tolist()
+    >>> value = loss(nd.zeros((2, 1)), nd.array([[0], [1]]))
+    >>> value.asnumpy().astype(float).round(3).tolist()
     [0.693, 0.693]
     """
 
@@ -531,7 +532,8 @@ class PoissonNLLLoss(Loss):
     Examples
     --------
     >>> loss = gluon.loss.PoissonNLLLoss(from_logits=False)
-    >>> loss(nd.array([1.0, 2.0]), nd.array([1.0, 2.0])).asnumpy().astype(float).round(3).tolist()
+    >>> value = loss(nd.array([1.0, 2.0]), nd.array([1.0, 2.0]))
+    >>> value.asnumpy().astype(float).round(3).tolist()
     [0.807]
     """
 

@@ -153,7 +153,8 @@ class RandomOrderAug(SequentialAug):
 
     Examples
     --------
-    >>> augment = mx.image.RandomOrderAug([mx.image.BrightnessJitterAug(0.1), mx.image.CastAug()])
+    >>> parts = [mx.image.BrightnessJitterAug(0.1), mx.image.CastAug()]
+    >>> augment = mx.image.RandomOrderAug(parts)
     >>> augment(nd.zeros((1, 1, 3))).shape
     (1, 1, 3)
     """
@@ -642,7 +643,8 @@ def CreateAugmenter(
 
     Examples
     --------
-    >>> augmenters = mx.image.CreateAugmenter((3, 4, 4), resize=6, rand_mirror=True, mean=True)
+    >>> augmenters = mx.image.CreateAugmenter(
+    ...     (3, 4, 4), resize=6, rand_mirror=True, mean=True)
     >>> [type(augmenter).__name__ for augmenter in augmenters]
     ['ResizeAug', 'CenterCropAug', 'HorizontalFlipAug', 'CastAug', 'ColorNormalizeAug']
     """

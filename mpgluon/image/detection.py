@@ -123,7 +123,8 @@ class DetRandomSelectAug(DetAugmenter):
 
     Examples
     --------
-    >>> select = mx.image.DetRandomSelectAug([mx.image.DetHorizontalFlipAug(1)], skip_prob=1)
+    >>> flip = mx.image.DetHorizontalFlipAug(1)
+    >>> select = mx.image.DetRandomSelectAug([flip], skip_prob=1)
     >>> select(nd.array([[[1], [2]]]), np.zeros((1, 5)))[0].asnumpy().ravel()
     array([1., 2.], dtype=float32)
     """

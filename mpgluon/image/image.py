@@ -522,7 +522,8 @@ def color_normalize(
 
     Examples
     --------
-    >>> mx.image.color_normalize(nd.ones((1, 1, 2)), nd.array([0, 1]), nd.array([2, 2])).asnumpy()
+    >>> mean, std = nd.array([0, 1]), nd.array([2, 2])
+    >>> mx.image.color_normalize(nd.ones((1, 1, 2)), mean, std).asnumpy()
     array([[[0.5, 0. ]]], dtype=float32)
     """
     if mean is not None:

@@ -87,7 +87,8 @@ class ImageIter(DataIter):
     >>> path = os.path.join(root, "some.png")
     >>> from PIL import Image
     >>> Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(path)
-    >>> batches = mx.image.ImageIter(2, (3, 4, 4), imglist=[[0, "some.png"]] * 4, path_root=root)
+    >>> images = [[0, "some.png"]] * 4
+    >>> batches = mx.image.ImageIter(2, (3, 4, 4), imglist=images, path_root=root)
     >>> [batch.data[0].shape for batch in batches]
     [(2, 3, 4, 4), (2, 3, 4, 4)]
     """

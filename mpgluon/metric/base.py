@@ -348,7 +348,8 @@ class CustomMetric(EvalMetric):
 
     Examples
     --------
-    >>> metric = mx.metric.CustomMetric(lambda label, pred: abs(label - pred).max(), name="worst")
+    >>> worst = lambda label, pred: abs(label - pred).max()
+    >>> metric = mx.metric.CustomMetric(worst, name="worst")
     >>> metric.update([nd.array([1, 2])], [nd.array([1, 5])])
     >>> metric.get()
     ('worst', 3.0)
@@ -399,7 +400,8 @@ def np(
 
     Examples
     --------
-    >>> metric = mx.metric.np(lambda label, pred: float((label == pred).mean()), name="same")
+    >>> same = lambda label, pred: float((label == pred).mean())
+    >>> metric = mx.metric.np(same, name="same")
     >>> metric.update([nd.array([1, 2])], [nd.array([1, 5])])
     >>> metric.get()
     ('same', 0.5)

@@ -49,7 +49,8 @@ class BucketingModule(BaseModule):
     --------
     >>> def network(length):
     ...     x = mx.sym.Embedding(mx.sym.var("data"), input_dim=5, output_dim=length)
-    ...     y = mx.sym.FullyConnected(mx.sym.sum(x, axis=(1, 2)).reshape((-1, 1)), num_hidden=2)
+    ...     total = mx.sym.sum(x, axis=(1, 2)).reshape((-1, 1))
+    ...     y = mx.sym.FullyConnected(total, num_hidden=2)
     ...     return mx.sym.SoftmaxOutput(y, name="softmax"), ("data",), ("softmax_label",)
     >>> module = mx.mod.BucketingModule(network, default_bucket_key=4)
     >>> module.bind([("data", (2, 4))], [("softmax_label", (2,))])

@@ -48,8 +48,10 @@ class SequentialModule(BaseModule):
     --------
     >>> x = mx.sym.var("data")
     >>> module = mx.mod.SequentialModule()
-    >>> _ = module.add(mx.mod.Module(mx.sym.FullyConnected(x, num_hidden=4), label_names=[]))
-    >>> _ = module.add(mx.mod.Module(mx.sym.relu(x, name="r"), label_names=[]), auto_wiring=True)
+    >>> dense = mx.sym.FullyConnected(x, num_hidden=4)
+    >>> _ = module.add(mx.mod.Module(dense, label_names=[]))
+    >>> relu = mx.mod.Module(mx.sym.relu(x, name="r"), label_names=[])
+    >>> _ = module.add(relu, auto_wiring=True)
     >>> module.bind([("data", (2, 3))])
     >>> module.output_shapes
     [('r_output', (2, 4))]

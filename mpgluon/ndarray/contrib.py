@@ -225,7 +225,8 @@ def multi_adamw_update(
     >>> weights, grads = [nd.array([1]), nd.array([2])], [nd.array([10]), nd.array([10])]
     >>> states = [nd.zeros(1), nd.zeros(1)], [nd.zeros(1), nd.zeros(1)]
     >>> rates = {"lrs": [0.1, 0.2], "wds": [0, 0], "etas": [1, 1]}
-    >>> _ = nd.contrib.multi_adamw_update(weights, grads, *states, 1.0, **rates, out=weights)
+    >>> update = nd.contrib.multi_adamw_update
+    >>> _ = update(weights, grads, *states, 1.0, **rates, out=weights)
     >>> [weight.asnumpy().round(3) for weight in weights]
     [array([0.684], dtype=float32), array([1.368], dtype=float32)]
     """
@@ -469,7 +470,8 @@ def rand_zipfian(
 
     Examples
     --------
-    >>> samples, true, sampled = nd.contrib.rand_zipfian(nd.array([3]), num_sampled=4, range_max=5)
+    >>> classes = nd.array([3])
+    >>> samples, true, sampled = nd.contrib.rand_zipfian(classes, 4, range_max=5)
     >>> samples.shape, true.asnumpy().round(3)
     ((4,), array([0.498]))
     """
@@ -507,7 +509,8 @@ def calibrate_entropy(
     Examples
     --------
     >>> values = nd.concat(nd.random.normal(shape=10000), nd.array([100]), dim=0)
-    >>> threshold, loss = nd.contrib.calibrate_entropy(*nd.histogram(values, 2001, (-100, 100)))
+    >>> histogram = nd.histogram(values, 2001, (-100, 100))
+    >>> threshold, loss = nd.contrib.calibrate_entropy(*histogram)
     >>> bool((threshold < 50).asscalar())
     True
     """

@@ -110,7 +110,8 @@ def export_model(
     --------
     >>> net = gluon.nn.Dense(3, in_units=4)
     >>> net.initialize()
-    >>> mx.onnx.export_model(net, in_shapes=[(1, 4)], onnx_file_path="dense.onnx")  # doctest: +SKIP
+    >>> export = mx.onnx.export_model
+    >>> export(net, in_shapes=[(1, 4)], onnx_file_path="dense.onnx")  # doctest: +SKIP
     'dense.onnx'
     """
     onnx = onnx_package()

@@ -63,7 +63,7 @@ class Mesh:
     >>> mesh = mx.parallel.Mesh({'data': 2, 'stage': 2}, [mx.cpu(i) for i in range(4)])
     >>> net = mx.gluon.nn.HybridSequential()
     >>> net.add(mx.gluon.nn.Dense(8, in_units=4), mx.gluon.nn.Dense(2, in_units=8))
-    >>> _ = mesh.place(net)                # or net.place(mesh); before or after net.initialize()
+    >>> _ = mesh.place(net)             # or net.place(mesh), before or after initialize()
     >>> net.initialize()
     >>> trainer = mx.gluon.Trainer(net.collect_params(), 'sgd')
     >>> data, label = mx.nd.ones((6, 4)), mx.nd.zeros((6, 2))

@@ -66,8 +66,12 @@ def check_against_single_device(
     >>> net = mx.gluon.nn.HybridSequential()
     >>> net.add(mx.gluon.nn.Dense(4, in_units=3, prefix='first_'))
     >>> net.initialize(ctx=mx.cpu(1))
-    >>> mx.parallel.check_against_single_device(net, mx.nd.ones((2, 3), ctx=mx.cpu(1)))
-    {'output 0': 0.0, 'the gradient of first_weight': 0.0, 'the gradient of first_bias': 0.0}
+    >>> x = mx.nd.ones((2, 3), ctx=mx.cpu(1))
+    >>> for name, difference in mx.parallel.check_against_single_device(net, x).items():
+    ...     print(name, difference)
+    output 0 0.0
+    the gradient of first_weight 0.0
+    the gradient of first_bias 0.0
     """
     if not isinstance(net, HybridBlock):
         raise MXNetError(

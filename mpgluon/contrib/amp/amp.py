@@ -76,7 +76,8 @@ def init(
     --------
     >>> from mpgluon.contrib import amp
     >>> amp.init("bfloat16")
-    >>> nd.FullyConnected(nd.ones((1, 2)), nd.ones((3, 2)), no_bias=True, num_hidden=3).dtype
+    >>> x, w = nd.ones((1, 2)), nd.ones((3, 2))
+    >>> nd.FullyConnected(x, w, no_bias=True, num_hidden=3).dtype
     <class 'mpgluon.bfloat16'>
     >>> amp.turn_off()
     """

@@ -43,7 +43,8 @@ class Vocabulary:
     --------
     >>> import collections
     >>> counter = collections.Counter("a b b c c c".split())
-    >>> vocabulary = mx.contrib.text.vocab.Vocabulary(counter, min_freq=2, reserved_tokens=["_"])
+    >>> vocab = mx.contrib.text.vocab
+    >>> vocabulary = vocab.Vocabulary(counter, min_freq=2, reserved_tokens=["_"])
     >>> vocabulary.to_indices(["c", "b", "a", "_"])
     [2, 3, 0, 1]
     """

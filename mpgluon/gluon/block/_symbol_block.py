@@ -66,7 +66,8 @@ class SymbolBlock(HybridBlock):
     Examples
     --------
     >>> data = mx.sym.var("data")
-    >>> net = gluon.SymbolBlock(mx.sym.FullyConnected(data, num_hidden=3, name="dense"), data)
+    >>> dense = mx.sym.FullyConnected(data, num_hidden=3, name="dense")
+    >>> net = gluon.SymbolBlock(dense, data)
     >>> net.initialize()
     >>> net(nd.zeros((2, 5))).shape, list(net.params.keys())
     ((2, 3), ['dense_weight', 'dense_bias'])

@@ -51,7 +51,8 @@ class RecurrentCell(Block):
     ...         total = states[0] + x
     ...         return total, [total]
     ...
-    >>> Sum().unroll(3, nd.ones((1, 3, 1)), merge_outputs=True)[0].asnumpy().ravel().tolist()
+    >>> outputs, _ = Sum().unroll(3, nd.ones((1, 3, 1)), merge_outputs=True)
+    >>> outputs.asnumpy().ravel().tolist()
     [1.0, 2.0, 3.0]
     """
 

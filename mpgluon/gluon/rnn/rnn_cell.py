@@ -445,7 +445,8 @@ class DropoutCell(HybridRecurrentCell):
 
     Examples
     --------
-    >>> gluon.rnn.DropoutCell(0.5)(nd.ones((1, 2)), [])[0].asnumpy().tolist()  # only training drops
+    >>> output, _ = gluon.rnn.DropoutCell(0.5)(nd.ones((1, 2)), [])
+    >>> output.asnumpy().tolist()  # only training drops
     [[1.0, 1.0]]
     """
 

@@ -172,7 +172,8 @@ class TrainStep:
     >>> _ = mesh.place(net)
     >>> net.initialize()
     >>> trainer = mx.gluon.Trainer(net.collect_params(), 'sgd')
-    >>> step = mx.parallel.TrainStep(net, mx.gluon.loss.L2Loss(), trainer, mx.parallel.Pipeline(4))
+    >>> loss, pipeline = mx.gluon.loss.L2Loss(), mx.parallel.Pipeline(4)
+    >>> step = mx.parallel.TrainStep(net, loss, trainer, pipeline)
     >>> step(mx.nd.ones((8, 4)), mx.nd.zeros((8, 2))).shape
     (8,)
     >>> step.pipeline.report().micro_batches

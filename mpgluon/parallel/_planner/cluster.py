@@ -71,7 +71,7 @@ class Cluster:
     Examples
     --------
     >>> mx.parallel.Cluster([2, 16], per_host=8, between=(2e-5, 12e9), memory=80 * 2**30)
-    2 or 16 devices, 8 on each host; inside 5 us and 10 GB/s, between hosts 20 us and 12 GB/s
+    2 or 16 devices, 8 on each host; inside 5 us and 10 GB/s, between hosts 20 us and ...
     """
 
     def __init__(
@@ -273,8 +273,8 @@ class ClusterSimulation(Tabular):
     >>> net = nn.HybridSequential()
     >>> net.add(nn.Dense(8, in_units=4), nn.Dense(2, in_units=8))
     >>> net.initialize()
-    >>> found = mx.parallel.simulate(net, mx.parallel.Cluster(2), nd.ones((64, 4)), repeats=1,
-    ...                              progress=False)
+    >>> found = mx.parallel.simulate(net, mx.parallel.Cluster(2), nd.ones((64, 4)),
+    ...                              repeats=1, progress=False)
     >>> isinstance(found, mx.parallel.ClusterSimulation)
     True
     >>> found.outcomes[0].devices
@@ -391,8 +391,8 @@ def simulate(
     >>> net.add(nn.Dense(8, in_units=4), nn.Dense(2, in_units=8))
     >>> net.initialize()
     >>> cluster = mx.parallel.Cluster([2, 1024], per_host=8)
-    >>> found = mx.parallel.simulate(net, cluster, nd.ones((64, 4)), mesh={'stage': 2}, repeats=1,
-    ...                              progress=False)
+    >>> found = mx.parallel.simulate(net, cluster, nd.ones((64, 4)), mesh={'stage': 2},
+    ...                              repeats=1, progress=False)
     >>> [(o.devices, o.data, o.stages) for o in found.outcomes]
     [(2, 1, 2), (1024, 512, 2)]
     """

@@ -169,8 +169,8 @@ class Profile(SavedAsJson, Tabular):
     >>> net = nn.HybridSequential()
     >>> net.add(nn.Dense(8, in_units=4), nn.Dense(2, in_units=8))
     >>> net.initialize()
-    >>> plan = mx.parallel.plan(net, nd.ones((8, 4)), [mx.cpu(0)], micro_batches=1, repeats=1,
-    ...                         trials=0, progress=False)
+    >>> plan = mx.parallel.plan(net, nd.ones((8, 4)), [mx.cpu(0)], micro_batches=1,
+    ...                         repeats=1, trials=0, progress=False)
     >>> [layer.name for layer in plan.profile.layers]
     ['0 Dense', '1 Dense']
     """

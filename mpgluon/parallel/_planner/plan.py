@@ -322,8 +322,8 @@ class Plan(layer_profile.SavedAsJson, Tabular):
     >>> net = nn.HybridSequential()
     >>> net.add(nn.Dense(8, in_units=4), nn.Dense(2, in_units=8))
     >>> net.initialize()
-    >>> plan = mx.parallel.plan(net, nd.ones((8, 4)), [mx.cpu(0), mx.cpu(1)], micro_batches=2,
-    ...                         repeats=1, trials=0, progress=False)
+    >>> plan = mx.parallel.plan(net, nd.ones((8, 4)), [mx.cpu(0), mx.cpu(1)],
+    ...                         micro_batches=2, repeats=1, trials=0, progress=False)
     >>> plan.move('0', mx.cpu(1)).move('1', mx.cpu(0)).placement
     {'0': cpu(1), '1': cpu(0)}
     >>> plan.change(schedule='1f1b').schedule

@@ -60,7 +60,8 @@ class SequenceParallelDropout(SplitLayer):
     --------
     >>> devices = [mx.cpu(0), mx.cpu(1)]
     >>> layer = mx.parallel.SequenceParallelDropout(0.5, devices)
-    >>> [part.shape for part in layer(mx.parallel.scatter(mx.nd.ones((2, 6, 4)), devices, axis=1))]
+    >>> parts = mx.parallel.scatter(mx.nd.ones((2, 6, 4)), devices, axis=1)
+    >>> [part.shape for part in layer(parts)]
     [(2, 3, 4), (2, 3, 4)]
     """
 
@@ -107,7 +108,8 @@ class SequenceParallelLayerNorm(SplitLayer):
     >>> devices = [mx.cpu(0), mx.cpu(1)]
     >>> layer = mx.parallel.SequenceParallelLayerNorm(devices)
     >>> layer.initialize()
-    >>> [part.shape for part in layer(mx.parallel.scatter(mx.nd.ones((2, 6, 4)), devices, axis=1))]
+    >>> parts = mx.parallel.scatter(mx.nd.ones((2, 6, 4)), devices, axis=1)
+    >>> [part.shape for part in layer(parts)]
     [(2, 3, 4), (2, 3, 4)]
     """
 

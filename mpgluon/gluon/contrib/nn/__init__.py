@@ -265,7 +265,8 @@ class SyncBatchNorm(BatchNorm):
 
     Examples
     --------
-    >>> layer, devices = gluon.contrib.nn.SyncBatchNorm(num_devices=2), [mx.cpu(0), mx.cpu(1)]
+    >>> layer = gluon.contrib.nn.SyncBatchNorm(num_devices=2)
+    >>> devices = [mx.cpu(0), mx.cpu(1)]
     >>> layer.initialize(ctx=devices)
     >>> with mx.autograd.record():
     ...     parts = [layer(nd.array([[i]], ctx=ctx)) for i, ctx in enumerate(devices)]

@@ -34,7 +34,8 @@ class VariationalDropoutCell(ModifierCell):
 
     Examples
     --------
-    >>> gluon.contrib.rnn.VariationalDropoutCell(gluon.rnn.LSTMCell(3), drop_inputs=0.2).drop_inputs
+    >>> lstm = gluon.rnn.LSTMCell(3)
+    >>> gluon.contrib.rnn.VariationalDropoutCell(lstm, drop_inputs=0.2).drop_inputs
     0.2
     """
 

@@ -447,7 +447,8 @@ class RandomBrightness(HybridBlock):
 
     Examples
     --------
-    >>> gluon.data.vision.transforms.RandomBrightness(0)(nd.ones((1, 1, 3))).asnumpy().ravel()
+    >>> brightness = gluon.data.vision.transforms.RandomBrightness(0)
+    >>> brightness(nd.ones((1, 1, 3))).asnumpy().ravel()
     array([1., 1., 1.], dtype=float32)
     """
 
