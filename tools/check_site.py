@@ -39,7 +39,7 @@ class Page(HTMLParser):
             elif name == "class" and tag == "div" and value:
                 if "cell_output" in value.split():
                     self.is_output = True
-                elif "cell_input" in value.split() or value.startswith("highlight-"):
+                elif value.split()[0] in ("cell", "cell_input", "section"):
                     self.is_output = False
         if tag in ("pre", "dt"):
             self.inside = tag

@@ -1,4 +1,4 @@
-"""Sphinx extension with the directive ``functions``: a table of functions, then the text of each."""
+"""Sphinx extension with the directive ``functions``: a table of functions, then their text."""
 
 from sphinx.ext.autosummary import Autosummary
 
