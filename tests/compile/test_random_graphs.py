@@ -268,21 +268,10 @@ class Walk:
         self.values.append(y)
 
 
-KINDS = [
-    "dense",
-    "convolution",
-    "batch_norm",
-    "layer_norm",
-    "attention",
-    "feed_forward",
-    "cell",
-    "elementwise",
-    "elementwise",
-    "redundant",
-    "residual",
-    "softmax",
-    "move",
-]
+KINDS = (
+    "dense convolution batch_norm layer_norm attention feed_forward cell elementwise elementwise"
+    " redundant residual softmax move"
+).split()
 step = st.tuples(
     st.sampled_from(KINDS),
     st.lists(st.integers(0, 3), min_size=1, max_size=3),

@@ -9,6 +9,7 @@ import pytest
 import mpgluon as mx
 from mpgluon import gluon, image, nd
 from mpgluon.base import MXNetError
+from support.errors import raises
 
 ROW = np.array([[10, 200, 30, 90, 250, 5]], np.float32)[:, :, None]
 
@@ -64,22 +65,17 @@ def test_damaged_image_is_refused(tmp_path):
     for kind, step in (("PNG", 1), ("JPEG", 13)):
         data = file_of(picture(), kind)
         for size in range(0, len(data) - 20, step):
-            with pytest.raises(MXNetError, match="decoded"):
-                image.imdecode(data[:size])
-    with pytest.raises(MXNetError, match="imread: .*absent"):
-        image.imread(str(tmp_path / "absent.jpg"))
+            raises(MXNetError, "decoded", lambda: image.imdecode(data[:size]))
+    raises(MXNetError, "imread: .*absent", lambda: image.imread(str(tmp_path / "absent.jpg")))
     path = tmp_path / "text.jpg"
     path.write_bytes(b"text")
-    with pytest.raises(MXNetError, match="text.jpg"):
-        image.imread(str(path))
-    with pytest.raises(ValueError, match="bytes"):
-        image.imdecode("text")
+    raises(MXNetError, "text.jpg", lambda: image.imread(str(path)))
+    raises(ValueError, "bytes", lambda: image.imdecode("text"))
     for flag in (-1, 2):
         with pytest.raises(ValueError, match=f"flag must be 0 .* or 1 .*got {flag}"):
             image.imdecode(file_of(picture()), flag=flag)
     path.write_bytes(file_of(picture()))
-    with pytest.raises(ValueError, match="flag must be"):
-        image.imread(str(path), flag=-1)
+    raises(ValueError, "flag must be", lambda: image.imread(str(path), flag=-1))
     path.write_bytes(b"")
     empty = np.zeros(0, np.uint8)
     for read in (
@@ -87,8 +83,7 @@ def test_damaged_image_is_refused(tmp_path):
         lambda: image.imread(str(path)),
         lambda: mx.recordio.unpack_img(mx.recordio.pack((0, 1.0, 0, 0), b"")),
     ):
-        with pytest.raises(MXNetError, match="the input is an empty buffer"):
-            read()
+        raises(MXNetError, "the input is an empty buffer", read)
     with pytest.raises(ValueError, match="out has"):
         image.imdecode(file_of(picture()), out=nd.zeros((2, 2, 3)))
 
@@ -159,16 +154,11 @@ def test_nearest_resize_rounds_like_opencv_at_integer_positions():
 
 def test_invalid_resize_arguments_are_refused():
     for width, height in ((0, 2), (2, -1)):
-        with pytest.raises(ValueError, match="at least 1"):
-            image.imresize(nd.ones((2, 2, 3)), width, height)
-    with pytest.raises(ValueError, match="interp"):
-        image.imresize(nd.ones((2, 2, 3)), 1, 1, 9)
-    with pytest.raises(ValueError, match="interp"):
-        image.resize_short(nd.ones((2, 2, 3)), 1, 7)
-    with pytest.raises(ValueError, match="uint8"):
-        image.imresize(nd.ones((2, 2, 3), dtype="int32"), 1, 1)
-    with pytest.raises(ValueError, match="shape"):
-        image.imresize(nd.ones((2, 2)), 1, 1)
+        raises(ValueError, "at least 1", lambda: image.imresize(nd.ones((2, 2, 3)), width, height))
+    raises(ValueError, "interp", lambda: image.imresize(nd.ones((2, 2, 3)), 1, 1, 9))
+    raises(ValueError, "interp", lambda: image.resize_short(nd.ones((2, 2, 3)), 1, 7))
+    raises(ValueError, "uint8", lambda: image.imresize(nd.ones((2, 2, 3), dtype="int32"), 1, 1))
+    raises(ValueError, "shape", lambda: image.imresize(nd.ones((2, 2)), 1, 1))
 
 
 def test_crops_return_expected_regions():

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from mpgluon import image, nd
+from support.errors import raises
 
 VALUES = np.random.RandomState(0).randint(0, 255, (6, 8, 3)).astype(np.uint8)
 IMAGENET = (
@@ -251,10 +252,8 @@ def test_create_det_augmenter_matches_mxnet():
 
 
 def test_invalid_augmenter_arguments_are_refused():
-    with pytest.raises(TypeError, match="image.Augmenter"):
-        image.DetBorrowAug(image.DetHorizontalFlipAug(1))
-    with pytest.raises(ValueError, match="DetAugmenters"):
-        image.DetRandomSelectAug([image.CastAug()])
+    raises(TypeError, "image.Augmenter", lambda: image.DetBorrowAug(image.DetHorizontalFlipAug(1)))
+    raises(ValueError, "DetAugmenters", lambda: image.DetRandomSelectAug([image.CastAug()]))
     with pytest.raises(AssertionError, match="1 or 3 elements, not 3, 2"):
         image.CreateMultiRandCropAugmenter([0.1, 0.2, 0.3], [(1, 2), (1, 3)])
     for make in (

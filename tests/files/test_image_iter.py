@@ -8,6 +8,7 @@ import pytest
 import mpgluon as mx
 from mpgluon import image, recordio
 from mpgluon.base import MXNetError
+from support.errors import raises
 
 SHAPE = (3, 4, 4)
 LIST = [[10 * i, f"{i}.png"] for i in range(5)]
@@ -263,10 +264,8 @@ def test_sync_label_shape_takes_larger_shape(root):
         for counts in ((1, 2), (3, 1))
     )
     assert few.sync_label_shape(many) is many and few.label_shape == many.label_shape == (3, 5)
-    with pytest.raises(ValueError, match="at least 3 objects"):
-        few.reshape(label_shape=(2, 5))
-    with pytest.raises(ValueError, match="of 5 values"):
-        few.check_label_shape((3, 6))
+    raises(ValueError, "at least 3 objects", lambda: few.reshape(label_shape=(2, 5)))
+    raises(ValueError, "of 5 values", lambda: few.check_label_shape((3, 6)))
     with pytest.raises(AssertionError, match="ImageDetIter"):
         few.sync_label_shape(image.ImageIter(1, SHAPE, imglist=LIST, path_root=root))
 

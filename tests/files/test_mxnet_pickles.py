@@ -9,6 +9,7 @@ import pytest
 
 from mpgluon import nd
 from mpgluon.base import MXNetError
+from support.errors import raises
 
 # pickle.dumps(nd.array([[1, 2], [3, 4]]), 2), written by MXNet 1.9.1.
 WRITTEN = """
@@ -73,7 +74,5 @@ def test_invalid_pickle_state_is_refused():
 
 def test_ndarray_constructor_and_handle_are_refused_with_advice():
     for args in ((), (3,), (None, None)):
-        with pytest.raises(TypeError, match=r"make arrays with nd\.array"):
-            nd.NDArray(*args)
-    with pytest.raises(AttributeError, match="use x itself; mpgluon has no handles"):
-        nd.ones((2,)).handle
+        raises(TypeError, r"make arrays with nd\.array", lambda: nd.NDArray(*args))
+    raises(AttributeError, "use x itself; mpgluon has no handles", lambda: nd.ones((2,)).handle)

@@ -8,6 +8,7 @@ from mpgluon import gluon
 from mpgluon.gluon import nn, rnn
 from mpgluon.gluon.model_zoo import vision
 from support.devices import on
+from support.errors import raises
 from support.model_zoo import CLASSES, fill, image, size_of
 from support.onnx_files import error, listed, onnx, run
 
@@ -429,8 +430,7 @@ def test_invalid_dynamic_sizes_are_refused(tmp_path):
 def test_invalid_export_arguments_are_refused(tmp_path):
     net, path = initialized(nn.Dense(3, in_units=4)), str(tmp_path / "a.onnx")
     symbol, (arguments, states) = network(), values()
-    with pytest.raises(ValueError, match="in_shapes"):
-        mx.onnx.export_model(net, onnx_file_path=path)
+    raises(ValueError, "in_shapes", lambda: mx.onnx.export_model(net, onnx_file_path=path))
     with pytest.raises(ValueError, match="in_shapes"):
         mx.onnx.export_model(net, in_shapes=(1, 4), onnx_file_path=path)
     with pytest.raises(ValueError, match="in_types"):
@@ -446,8 +446,7 @@ def test_invalid_export_arguments_are_refused(tmp_path):
             [(1, 4)],
             onnx_file_path=path,
         )
-    with pytest.raises(TypeError, match="Symbol"):
-        mx.onnx.export_model(3, {}, [(1, 4)], onnx_file_path=path)
+    raises(TypeError, "Symbol", lambda: mx.onnx.export_model(3, {}, [(1, 4)], onnx_file_path=path))
     with pytest.raises(mx.MXNetError, match="weight must have the shape"):
         mx.onnx.export_model(symbol, [arguments, states], [(2, 7)], onnx_file_path=path)
     assert not (tmp_path / "a.onnx").exists()

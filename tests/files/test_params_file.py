@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import mpgluon as mx
+from support.errors import raises
 from support.processes import output_of
 
 VERSION_1, VERSION_2, VERSION_3 = 0xF993FAC8, 0xF993FAC9, 0xF993FACA
@@ -276,14 +277,11 @@ def test_mutated_file_is_loaded_or_refused():
 
 
 def test_missing_files_and_invalid_arguments_are_refused(tmp_path):
-    with pytest.raises(mx.MXNetError, match="none.params"):
-        mx.nd.load(tmp_path / "none.params")
-    with pytest.raises(mx.MXNetError, match="folder"):
-        mx.nd.load(tmp_path)
+    raises(mx.MXNetError, "none.params", lambda: mx.nd.load(tmp_path / "none.params"))
+    raises(mx.MXNetError, "folder", lambda: mx.nd.load(tmp_path))
     with pytest.raises(mx.MXNetError, match="cannot be written"):
         mx.nd.save(tmp_path / "no" / "folder", [mx.nd.zeros((1,))])
-    with pytest.raises(mx.MXNetError, match="folder"):
-        mx.nd.save(tmp_path, [mx.nd.zeros((1,))])
+    raises(mx.MXNetError, "folder", lambda: mx.nd.save(tmp_path, [mx.nd.zeros((1,))]))
     for wrong in (5, [1, 2], {"a": 1}, {1: mx.nd.zeros((1,))}, "text", (mx.nd.zeros((1,)),)):
         with pytest.raises(TypeError if isinstance(wrong, (list, dict)) else ValueError):
             mx.nd.save(tmp_path / "a", wrong)

@@ -10,6 +10,7 @@ import mpgluon as mx
 from mpgluon import io, nd, recordio
 from mpgluon.base import MXNetError, NotSupportedError
 from mpgluon.io import _record_images
+from support.errors import raises
 
 SHAPE = (3, 4, 4)
 
@@ -461,14 +462,12 @@ def test_invalid_record_iter_arguments_are_refused(numbers, tmp_path):
         (dict(inter_method=7), MXNetError, "0 to 4, 9 or 10"),
         (dict(std_r=0), MXNetError, "must not be 0"),
     ):
-        with pytest.raises(error, match=words):
-            io.ImageRecordIter(**{**good, **settings})
+        raises(error, words, lambda: io.ImageRecordIter(**{**good, **settings}))
     for settings, words in (
         (dict(data_shape=(4, 4, 4)), "record 0: the image has 3 channels, expected 4"),
         (dict(max_crop_size=9, min_crop_size=9), "square of 9 pixels"),
     ):
-        with pytest.raises(MXNetError, match=words):
-            next(io.ImageRecordIter(**{**good, **settings}))
+        raises(MXNetError, words, lambda: next(io.ImageRecordIter(**{**good, **settings})))
     record = recordio.MXRecordIO(str(tmp_path / "bad.rec"), "w")
     record.write(recordio.pack((0, 1.0, 0, 0), b"no image"))
     record.close()

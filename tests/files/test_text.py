@@ -9,6 +9,7 @@ import pytest
 
 import mpgluon as mx
 from mpgluon.contrib import text
+from support.errors import raises
 
 COUNTER = collections.Counter({"d": 1, "b": 3, "c": 3, "a": 2, "e": 1})
 
@@ -215,14 +216,12 @@ def test_invalid_wikitext_files_are_refused(tmp_path):
         (dict(segment="valid"), "train, validation, test, not 'valid'"),
         (dict(seq_len=0), "seq_len must be at least 1"),
     ):
-        with pytest.raises(mx.MXNetError, match=message):
-            make(str(tmp_path), **options)
+        raises(mx.MXNetError, message, lambda: make(str(tmp_path), **options))
     written(tmp_path, "wiki.train.tokens", "a b c")
     with pytest.raises(mx.MXNetError, match=r"tokens has only 4 tokens, but seq_len is 35"):
         make(str(tmp_path))
     (tmp_path / "wiki.train.tokens").write_bytes(b"a \xff b")
-    with pytest.raises(mx.MXNetError, match=r"wiki\.train\.tokens is damaged"):
-        make(str(tmp_path))
+    raises(mx.MXNetError, r"wiki\.train\.tokens is damaged", lambda: make(str(tmp_path)))
     archive = tmp_path / "wikitext-2-v1.zip"
     with zipfile.ZipFile(archive, "w") as file:
         file.writestr("../wiki.test.tokens", TOKENS)
@@ -232,5 +231,4 @@ def test_invalid_wikitext_files_are_refused(tmp_path):
     )
     for end in range(len(whole)):
         archive.write_bytes(whole[:end])
-        with pytest.raises(mx.MXNetError, match=r"wikitext-2-v1\.zip is damaged"):
-            make(str(tmp_path), "test")
+        raises(mx.MXNetError, r"wikitext-2-v1\.zip is damaged", lambda: make(str(tmp_path), "test"))

@@ -14,6 +14,7 @@ import pytest
 import mpgluon as mx
 from mpgluon import autograd, gluon, nd
 from mpgluon.gluon import nn
+from support.errors import raises
 from support.paths import ROOT
 
 torch = pytest.importorskip("torch")
@@ -170,17 +171,13 @@ def test_torch_function_rejects_invalid_arguments():
         (lambda: mx.interop.torch_function(3), TypeError, "expected a torch.nn.Module"),
         (lambda: mx.interop.torch_function(nn.Dense(2)), RuntimeError, "initialize"),
     ):
-        with pytest.raises(error, match=words):
-            wrong()
+        raises(error, words, wrong)
     net = mx.interop.torch_function(torch.nn.Linear(2, 2))
     net.cast("float16")
-    with pytest.raises(mx.MXNetError, match="convert the module first"):
-        net(x)
+    raises(mx.MXNetError, "convert the module first", lambda: net(x))
     net = mx.interop.torch_function(torch.nn.Linear(2, 2))
-    with pytest.raises(mx.base.NotSupportedError, match="no symbol"):
-        net(mx.sym.var("x"))
-    with pytest.raises(mx.MXNetError, match=r"cpu\(1\) and cpu\(0\)"):
-        net(x.as_in_context(mx.cpu(1)))
+    raises(mx.base.NotSupportedError, "no symbol", lambda: net(mx.sym.var("x")))
+    raises(mx.MXNetError, r"cpu\(1\) and cpu\(0\)", lambda: net(x.as_in_context(mx.cpu(1))))
 
 
 def ones_after(change):
@@ -267,21 +264,18 @@ def test_block_backward_raises_after_an_in_place_weight_update():
         first, second = module(x), module(x)
         first.backward()
         optimizer.step()
-        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-            second.backward()
+        raises(RuntimeError, "modified by an inplace operation", second.backward)
     frozen = nn.BatchNorm(in_channels=1)
     frozen.initialize()
     module = mx.interop.torch_function(frozen).eval()
     y = module(x)
     with torch.no_grad():
         next(module.buffers()).add_(1)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        y.sum().backward()
+    raises(RuntimeError, "modified by an inplace operation", lambda: y.sum().backward())
     hidden = x * 1
     y = mx.interop.torch_function(nn.Activation("sigmoid"))(hidden)
     hidden += 1
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        y.sum().backward()
+    raises(RuntimeError, "modified by an inplace operation", lambda: y.sum().backward())
 
 
 @pytest.mark.parametrize("hybridize", [False, True])
@@ -392,14 +386,11 @@ def test_replaced_torch_parameters_are_trained():
         assert y.asscalar() == before.sum().item()
         assert module[0].weight.tolist() == (before - 1).tolist()
     module[0].weight = torch.nn.Parameter(torch.zeros(2, 2))
-    with pytest.raises(mx.MXNetError, match=r"weight has shape \(1, 2\).*shape \(2, 2\)"):
-        net(x)
+    raises(mx.MXNetError, r"weight has shape \(1, 2\).*shape \(2, 2\)", lambda: net(x))
     module[0] = torch.nn.Linear(2, 1)
-    with pytest.raises(mx.MXNetError, match=r"the parameter 0.bias was added"):
-        net(x)
+    raises(mx.MXNetError, r"the parameter 0.bias was added", lambda: net(x))
     module[0] = torch.nn.Identity()
-    with pytest.raises(mx.MXNetError, match=r"the parameter 0.weight was removed"):
-        net(x)
+    raises(mx.MXNetError, r"the parameter 0.weight was removed", lambda: net(x))
 
 
 def test_module_shared_by_two_blocks_has_one_parameter():

@@ -11,6 +11,7 @@ import mpgluon as mx
 from mpgluon import autograd
 from mpgluon.gluon.model_zoo import model_store, vision
 from support.devices import on
+from support.errors import raises
 from support.model_zoo import CLASSES, RECORD, fill, image, size_of, structure
 
 with open(RECORD, encoding="utf-8") as file:
@@ -210,17 +211,13 @@ def test_missing_parameter_file_is_downloaded_whole_or_not_at_all(tmp_path, monk
         assert path.read_bytes() == contents
         model_store.purge(str(root))
         publish(f"{stem}.params", b"others")
-        with pytest.raises(ValueError, match="does not hold the mine-"):
-            get()
+        raises(ValueError, "does not hold the mine-", get)
         publish("other.params", contents)
-        with pytest.raises(mx.MXNetError, match=f"is not a zip file with {stem}.params"):
-            get()
+        raises(mx.MXNetError, f"is not a zip file with {stem}.params", get)
         (folder / f"{stem}.zip").write_bytes(b"no archive")
-        with pytest.raises(mx.MXNetError, match="is not a zip file"):
-            get()
+        raises(mx.MXNetError, "is not a zip file", get)
         (folder / f"{stem}.zip").unlink()
-        with pytest.raises(mx.MXNetError, match="cannot read"):
-            get()
+        raises(mx.MXNetError, "cannot read", get)
         assert not list(root.iterdir())
     monkeypatch.delenv("MXNET_GLUON_REPO")
     with pytest.raises(mx.MXNetError, match="set the environment variable MXNET_GLUON_REPO"):
@@ -228,23 +225,14 @@ def test_missing_parameter_file_is_downloaded_whole_or_not_at_all(tmp_path, monk
 
 
 def test_invalid_model_names_and_sizes_raise():
-    with pytest.raises(ValueError, match="resnet50_v2"):
-        vision.get_model("resnet19")
-    with pytest.raises(ValueError, match="no trained parameters"):
-        model_store.get_model_file("mine")
-    with pytest.raises(AssertionError, match="version"):
-        vision.get_resnet(3, 18)
-    with pytest.raises(AssertionError, match="18, 34"):
-        vision.get_resnet(1, 20)
-    with pytest.raises(ValueError, match="11, 13, 16, 19, not 12"):
-        vision.get_vgg(12)
-    with pytest.raises(ValueError, match="121, 161"):
-        vision.densenet.get_densenet(122)
-    with pytest.raises(AssertionError, match="'1.0' or '1.1', not '2'"):
-        vision.SqueezeNet("2")
-    with pytest.raises(AssertionError, match="not 1 for 2"):
-        vision.VGG([1, 1], [8])
-    with pytest.raises(ValueError, match="mobilenet0.3"):
-        vision.get_mobilenet(0.3, pretrained=True)
+    raises(ValueError, "resnet50_v2", lambda: vision.get_model("resnet19"))
+    raises(ValueError, "no trained parameters", lambda: model_store.get_model_file("mine"))
+    raises(AssertionError, "version", lambda: vision.get_resnet(3, 18))
+    raises(AssertionError, "18, 34", lambda: vision.get_resnet(1, 20))
+    raises(ValueError, "11, 13, 16, 19, not 12", lambda: vision.get_vgg(12))
+    raises(ValueError, "121, 161", lambda: vision.densenet.get_densenet(122))
+    raises(AssertionError, "'1.0' or '1.1', not '2'", lambda: vision.SqueezeNet("2"))
+    raises(AssertionError, "not 1 for 2", lambda: vision.VGG([1, 1], [8]))
+    raises(ValueError, "mobilenet0.3", lambda: vision.get_mobilenet(0.3, pretrained=True))
     with pytest.raises(AssertionError, match="one more element"):
         vision.ResNetV1(vision.BasicBlockV1, [1, 1], [8, 8])

@@ -6,6 +6,7 @@ import pytest
 import mpgluon as mx
 from mpgluon import autograd
 from mpgluon.gluon import contrib, nn
+from support.errors import raises
 
 draw = np.random.RandomState(4)
 
@@ -248,16 +249,11 @@ def test_grouped_convolution_matches_torch():
 
 
 def test_layers_reject_invalid_arguments():
-    with pytest.raises(AssertionError, match="layout"):
-        nn.Conv2D(3, 3, layout="HWCN")
-    with pytest.raises(AssertionError, match="kernel_size"):
-        nn.Conv2D(3, (3, 3, 3))
-    with pytest.raises(AssertionError, match="alpha"):
-        nn.LeakyReLU(-1)
-    with pytest.raises(AssertionError, match="no_such_function"):
-        nn.HybridLambda("no_such_function")
-    with pytest.raises(ValueError, match="lambda"):
-        nn.Lambda(3)
+    raises(AssertionError, "layout", lambda: nn.Conv2D(3, 3, layout="HWCN"))
+    raises(AssertionError, "kernel_size", lambda: nn.Conv2D(3, (3, 3, 3)))
+    raises(AssertionError, "alpha", lambda: nn.LeakyReLU(-1))
+    raises(AssertionError, "no_such_function", lambda: nn.HybridLambda("no_such_function"))
+    raises(ValueError, "lambda", lambda: nn.Lambda(3))
 
 
 def test_concurrent_concatenates_its_children():

@@ -7,14 +7,14 @@ import mpgluon as mx
 from mpgluon import autograd, gluon, nd
 from mpgluon.gluon import nn
 from support.devices import on
+from support.errors import raises
 
 
 def test_parameter_has_data_on_each_initialized_device():
     p = gluon.Parameter("weight", shape=(2, 3))
     assert repr(p) == "Parameter weight (shape=(2, 3), dtype=<class 'numpy.float32'>)"
     for call in (p.data, p.list_data, p.grad, p.list_ctx):
-        with pytest.raises(mx.MXNetError, match="has not been initialized"):
-            call()
+        raises(mx.MXNetError, "has not been initialized", call)
     p.initialize(ctx=[on(0), on(1)])
     assert p.list_ctx() == [on(0), on(1)]
     assert [array.context for array in p.list_data()] == [on(0), on(1)]
@@ -26,8 +26,7 @@ def test_parameter_has_data_on_each_initialized_device():
         p.data(on(2))
     p.set_data(np.full((2, 3), 7))
     assert all((array.asnumpy() == 7).all() for array in p.list_data())
-    with pytest.raises(AssertionError, match="weight"):
-        p.set_data(np.zeros((3, 2)))
+    raises(AssertionError, "weight", lambda: p.set_data(np.zeros((3, 2))))
 
 
 def test_initializing_again_needs_force_reinit():
@@ -170,10 +169,8 @@ def test_parameter_dict_shares_and_validates_parameters():
     params = gluon.ParameterDict("net_")
     w = params.get("w", shape=(5, 0), allow_deferred_init=True)
     assert w.name == "net_w" and params.get("w", shape=(5, 7)) is w and w.shape == (5, 7)
-    with pytest.raises(AssertionError, match="shape"):
-        params.get("w", shape=(5, 8))
-    with pytest.raises(AssertionError, match="dtype"):
-        params.get("w", dtype="float64")
+    raises(AssertionError, "shape", lambda: params.get("w", shape=(5, 8)))
+    raises(AssertionError, "dtype", lambda: params.get("w", dtype="float64"))
     shared = gluon.ParameterDict("other_", shared=params)
     assert list(shared) == []
     assert (
@@ -191,8 +188,7 @@ def test_parameter_dict_shares_and_validates_parameters():
         params.update(other)
     with pytest.raises(KeyError):
         params.get_constant("c")
-    with pytest.raises(ValueError, match="[Pp]refix"):
-        params.save("unused", strip_prefix="xyz")
+    raises(ValueError, "[Pp]refix", lambda: params.save("unused", strip_prefix="xyz"))
 
 
 def test_parameter_rejects_csr_storage():

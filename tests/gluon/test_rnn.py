@@ -10,6 +10,7 @@ import mpgluon as mx
 from mpgluon import autograd, gluon, nd
 from mpgluon.gluon import rnn
 from support.devices import on
+from support.errors import raises
 
 draw = np.random.RandomState(2)
 LAYERS = {
@@ -141,10 +142,8 @@ def test_wrong_state_shapes_raise():
     layer = rnn.LSTM(4, input_size=3)
     layer.initialize()
     x = inputs(5, 2, 3)
-    with pytest.raises(ValueError, match=r"\(1, 2, 4\).*\(1, 3, 4\)"):
-        layer(x, layer.begin_state(3))
-    with pytest.raises(ValueError, match="2 states, got 1"):
-        layer(x, layer.begin_state(2)[:1])
+    raises(ValueError, r"\(1, 2, 4\).*\(1, 3, 4\)", lambda: layer(x, layer.begin_state(3)))
+    raises(ValueError, "2 states, got 1", lambda: layer(x, layer.begin_state(2)[:1]))
 
 
 def test_begin_state_uses_the_parameters_device():
@@ -251,10 +250,8 @@ def test_modified_cells_are_called_through_their_modifier():
     base = rnn.LSTMCell(4)
     modifier = rnn.ResidualCell(base)
     assert repr(modifier) == "ResidualCell(LSTMCell(None -> 16))"
-    with pytest.raises(AssertionError, match="modifier"):
-        base.begin_state(batch_size=2)
-    with pytest.raises(AssertionError, match="twice"):
-        rnn.ZoneoutCell(base)
+    raises(AssertionError, "modifier", lambda: base.begin_state(batch_size=2))
+    raises(AssertionError, "twice", lambda: rnn.ZoneoutCell(base))
     assert len(modifier.begin_state(batch_size=2)) == 2
 
 

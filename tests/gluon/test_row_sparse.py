@@ -11,6 +11,7 @@ import pytest
 import mpgluon as mx
 from mpgluon import autograd, gluon, nd
 from mpgluon.gluon import nn
+from support.errors import raises
 
 
 class Net(gluon.HybridBlock):
@@ -370,15 +371,13 @@ def test_replicas_share_the_sum_of_sparse_gradients(hybrid):
 def test_stale_sparse_gradients_raise():
     layer = embedding()
     trainer = gluon.Trainer(layer.collect_params(), "sgd")
-    with pytest.raises(UserWarning, match="weight"):
-        trainer.step(1)
+    raises(UserWarning, "weight", lambda: trainer.step(1))
     trainer.step(1, ignore_stale_grad=True)
     with autograd.record():
         y = layer(nd.array([1]))
     y.backward()
     trainer.step(1)
-    with pytest.raises(UserWarning, match="weight"):
-        trainer.step(1)
+    raises(UserWarning, "weight", lambda: trainer.step(1))
 
 
 def test_accumulation_and_clipping_equal_dense():
@@ -427,13 +426,10 @@ def test_sparse_trainer_states_are_saved_and_loaded(tmp_path):
 def test_row_sparse_storage_trains_and_saves(tmp_path):
     layer = gluon.contrib.nn.SparseEmbedding(6, 2)
     layer.initialize("ones", ctx=[mx.cpu(0), mx.cpu(1)])
-    with pytest.raises(mx.MXNetError, match="Trainer"):
-        layer(nd.array([1]))
+    raises(mx.MXNetError, "Trainer", lambda: layer(nd.array([1])))
     trainer = gluon.Trainer(layer.collect_params(), "sgd", {"learning_rate": 1})
-    with pytest.raises(mx.MXNetError, match="two"):
-        gluon.Trainer(layer.collect_params(), "sgd")
-    with pytest.raises(mx.MXNetError, match="row_sparse_data"):
-        layer.weight.data()
+    raises(mx.MXNetError, "two", lambda: gluon.Trainer(layer.collect_params(), "sgd"))
+    raises(mx.MXNetError, "row_sparse_data", lambda: layer.weight.data())
     with autograd.record():
         losses = [
             layer(nd.array([[1, 2], [2, 5]], ctx=ctx)).sum() for ctx in layer.weight.list_ctx()
@@ -445,8 +441,7 @@ def test_row_sparse_storage_trains_and_saves(tmp_path):
     assert rows.indices.asnumpy().tolist() == [0, 2, 5]
     assert rows.data.asnumpy()[:, 0].tolist() == [1, -3, -1]
     assert len(layer.weight.list_row_sparse_data(nd.array([0]))) == 2
-    with pytest.raises(mx.MXNetError, match="6 rows"):
-        layer.weight.row_sparse_data(nd.array([6]))
+    raises(mx.MXNetError, "6 rows", lambda: layer.weight.row_sparse_data(nd.array([6])))
     layer.save_parameters(str(tmp_path / "params"))
     assert nd.load(str(tmp_path / "params"))["weight"].stype == "row_sparse"
     other = nn.Embedding(6, 2)
@@ -464,8 +459,7 @@ def test_row_sparse_storage_trains_and_saves(tmp_path):
 
     net = Hybrid()
     net.initialize()
-    with pytest.raises(RuntimeError, match="row_sparse_data"):
-        net(nd.ones((2, 2)))
+    raises(RuntimeError, "row_sparse_data", lambda: net(nd.ones((2, 2))))
 
 
 def test_hybridized_python_branch_before_a_sparse_lookup_raises():

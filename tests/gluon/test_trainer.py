@@ -8,6 +8,7 @@ from mpgluon import autograd, gluon
 from mpgluon.gluon import nn
 from support.compare import same_bits
 from support.devices import on
+from support.errors import raises
 
 OPTIMIZERS = [
     ("sgd", {"learning_rate": 0.1, "momentum": 0.9, "wd": 0.01}),
@@ -155,11 +156,9 @@ def test_data_parallel_equals_one_device_within_rounding():
 def test_stale_gradients_raise():
     net = make()
     trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
-    with pytest.raises(UserWarning, match="net_dense"):
-        trainer.step(1)
+    raises(UserWarning, "net_dense", lambda: trainer.step(1))
     train(net, trainer, batches(1))
-    with pytest.raises(UserWarning, match="has not been updated by backward"):
-        trainer.step(1)
+    raises(UserWarning, "has not been updated by backward", lambda: trainer.step(1))
     before = values(net)
     with autograd.record():
         y = net.first(mx.nd.ones((2, 4)))
@@ -214,10 +213,8 @@ def test_invalid_learning_rates_and_batch_sizes_raise():
 def test_trainer_rejects_invalid_arguments():
     net = make()
     params = net.collect_params()
-    with pytest.raises(ValueError, match="list or dict of Parameters"):
-        gluon.Trainer(3, "sgd")
-    with pytest.raises(ValueError, match="list of"):
-        gluon.Trainer([3], "sgd")
+    raises(ValueError, "list or dict of Parameters", lambda: gluon.Trainer(3, "sgd"))
+    raises(ValueError, "list of", lambda: gluon.Trainer([3], "sgd"))
     with pytest.raises(ValueError, match="net_dense0_weight"):
         gluon.Trainer([params["net_dense0_weight"]] * 2, "sgd")
     with pytest.raises(ValueError, match="compression"):
@@ -238,11 +235,9 @@ def test_mismatched_or_damaged_state_files_raise(tmp_path):
     trainer.save_states(path)
 
     other = gluon.Trainer(net.collect_params(), "sgd", {"momentum": 0.9})
-    with pytest.raises(mx.MXNetError, match="Adam.*SGD"):
-        other.load_states(path)
+    raises(mx.MXNetError, "Adam.*SGD", lambda: other.load_states(path))
     fewer = gluon.Trainer(net.first.collect_params(), "adam")
-    with pytest.raises(mx.MXNetError, match="net_dense1"):
-        fewer.load_states(path)
+    raises(mx.MXNetError, "net_dense1", lambda: fewer.load_states(path))
     bigger = (
         nn.Dense(7, in_units=4, prefix="net_dense0_"),
         nn.Dense(3, in_units=7, prefix="net_dense1_"),
@@ -251,18 +246,14 @@ def test_mismatched_or_damaged_state_files_raise(tmp_path):
     for layer in bigger:
         layer.initialize()
         params.update(layer.collect_params())
-    with pytest.raises(mx.MXNetError, match="shape"):
-        gluon.Trainer(params, "adam").load_states(path)
+    raises(mx.MXNetError, "shape", lambda: gluon.Trainer(params, "adam").load_states(path))
     (tmp_path / "junk").write_bytes(b"\x00" * 100)
-    with pytest.raises(mx.MXNetError, match="junk"):
-        trainer.load_states(str(tmp_path / "junk"))
+    raises(mx.MXNetError, "junk", lambda: trainer.load_states(str(tmp_path / "junk")))
     data = (tmp_path / "trainer.states").read_bytes()
     (tmp_path / "short").write_bytes(data[: len(data) // 2])
-    with pytest.raises(mx.MXNetError, match="short"):
-        trainer.load_states(str(tmp_path / "short"))
+    raises(mx.MXNetError, "short", lambda: trainer.load_states(str(tmp_path / "short")))
     net.save_parameters(path)
-    with pytest.raises(mx.MXNetError, match="not a file of trainer states"):
-        trainer.load_states(path)
+    raises(mx.MXNetError, "not a file of trainer states", lambda: trainer.load_states(path))
     with pytest.raises(FileNotFoundError):
         trainer.load_states(str(tmp_path / "missing"))
     before = values(net)
@@ -296,10 +287,8 @@ def test_clip_global_norm_spans_devices():
 
 def test_split_data_and_split_and_load_slice_batches():
     data = mx.nd.arange(20).reshape((5, 4))
-    with pytest.raises(ValueError, match="evenly"):
-        gluon.utils.split_data(data, 2)
-    with pytest.raises(ValueError, match="Too many slices"):
-        gluon.utils.split_data(data, 6)
+    raises(ValueError, "evenly", lambda: gluon.utils.split_data(data, 2))
+    raises(ValueError, "Too many slices", lambda: gluon.utils.split_data(data, 6))
     assert [part.shape for part in gluon.utils.split_data(data, 2, even_split=False)] == [
         (3, 4),
         (2, 4),

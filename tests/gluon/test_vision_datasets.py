@@ -11,6 +11,7 @@ import pytest
 import mpgluon as mx
 from mpgluon import gluon, recordio
 from mpgluon.base import MXNetError
+from support.errors import raises
 
 vision = gluon.data.vision
 IMAGES = np.random.RandomState(0).randint(0, 256, (3, 28, 28)).astype(np.uint8)
@@ -107,16 +108,14 @@ def test_damaged_cifar_files_raise(tmp_path):
     path = tmp_path / "test_batch.bin"
     for size in (0, 1, 3072, 3074, len(data) - 1):
         path.write_bytes(data[:size])
-        with pytest.raises(MXNetError, match="damaged"):
-            vision.CIFAR10(str(tmp_path), train=False)
+        raises(MXNetError, "damaged", lambda: vision.CIFAR10(str(tmp_path), train=False))
     path.unlink()
     archive = tmp_path / "cifar-10-binary.tar.gz"
     archive_of(archive, ["test_batch.bin"], data)
     whole = archive.read_bytes()
     for size in range(0, len(whole) - 600, 101):
         archive.write_bytes(whole[:size])
-        with pytest.raises(MXNetError, match="damaged"):
-            vision.CIFAR10(str(tmp_path), train=False)
+        raises(MXNetError, "damaged", lambda: vision.CIFAR10(str(tmp_path), train=False))
 
 
 @pytest.fixture

@@ -80,26 +80,8 @@ def test_column_sums_match_the_cpu_at_any_address(shape, dtype):
 
 
 CLOSE = {"float64": 1e-12, "float32": 1e-5, "float16": 2.0**-10, "bfloat16": 2.0**-7}
-LENGTHS = [
-    1,
-    7,
-    8,
-    64,
-    65,
-    256,
-    511,
-    512,
-    768,
-    1000,
-    1024,
-    1025,
-    2048,
-    3001,
-    4096,
-    8192,
-    8200,
-    65537,
-]
+LENGTHS = [1, 7, 8, 64, 65, 256, 511, 512, 768, 1000, 1024, 1025]
+LENGTHS += [2048, 3001, 4096, 8192, 8200, 65537]
 
 
 def as_on_a_cpu(function, dtype):

@@ -6,6 +6,7 @@ import pytest
 import mpgluon as mx
 from mpgluon import _core, autograd, gluon, nd
 from mpgluon.rtc import CudaKernel, _parsed
+from support.errors import raises
 from support.processes import ended, output_of
 from support.stand_in import ON_STAND_IN, needs_gpu
 
@@ -107,12 +108,10 @@ def test_kernel_launch_rejects_invalid_arguments():
         ([x.astype("float64"), y, 3], mx.gpu(0), one, four, mx.MXNetError, "of float32, not of fl"),
         ([far, y, 3], mx.gpu(0), one, four, mx.MXNetError, r"argument 0 is on cpu\(0\).*gpu\(0\)"),
     ]:
-        with pytest.raises(error, match=text):
-            axpy.launch(args, ctx, grid, block)
+        raises(error, text, lambda: axpy.launch(args, ctx, grid, block))
     y = y * 1
     axpy.launch([x, y, 3], mx.gpu(0), one, (2000, 1, 1))  # exceeds the block size
-    with pytest.raises(mx.MXNetError, match=r"CudaKernel\(axpy\): a kernel launch failed"):
-        y.asnumpy()
+    raises(mx.MXNetError, r"CudaKernel\(axpy\): a kernel launch failed", y.asnumpy)
 
 
 @needs_gpu

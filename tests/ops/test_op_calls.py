@@ -381,12 +381,10 @@ def test_every_op_has_a_signature_and_documentation():
         str(inspect.signature(nd.sum))
         == "(data, axis=None, keepdims=False, exclude=False, out=None, name=None)"
     )
-    assert list(inspect.signature(nd.FullyConnected).parameters)[:4] == [
-        "data",
-        "weight",
-        "bias",
-        "num_hidden",
-    ]
+    assert (
+        list(inspect.signature(nd.FullyConnected).parameters)[:4]
+        == "data weight bias num_hidden".split()
+    )
     assert (
         next(iter(inspect.signature(nd.concat).parameters.values())).kind
         is inspect.Parameter.VAR_POSITIONAL

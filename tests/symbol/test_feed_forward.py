@@ -8,6 +8,7 @@ import pytest
 
 import mpgluon as mx
 from mpgluon.model import FeedForward
+from support.errors import raises
 
 pytestmark = pytest.mark.filterwarnings("ignore:mx.model.FeedForward is deprecated")
 
@@ -143,12 +144,9 @@ def test_invalid_feed_forward_arguments_raise():
         ((x, y, x), TypeError, "eval_data must be"),
         ((x, y, (None, y)), ValueError, "has no data"),
     ):
-        with pytest.raises(error, match=message):
-            model.fit(*arguments)
-    with pytest.raises(mx.MXNetError, match="no parameters yet; call fit"):
-        model.predict(x)
-    with pytest.raises(AssertionError, match="symbol must be a Symbol"):
-        FeedForward(3)
+        raises(error, message, lambda: model.fit(*arguments))
+    raises(mx.MXNetError, "no parameters yet; call fit", lambda: model.predict(x))
+    raises(AssertionError, "symbol must be a Symbol", lambda: FeedForward(3))
     others = {"other": mx.nd.zeros(2)}
     with pytest.raises(ValueError, match="the symbol has no other; set allow_extra_params"):
         FeedForward(network(), arg_params=others, num_epoch=1).fit(x, y)

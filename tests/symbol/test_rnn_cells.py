@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import mpgluon as mx
+from support.errors import raises
 
 LENGTH, BATCH, INPUTS, HIDDEN = 4, 3, 5, 6
 
@@ -106,10 +107,8 @@ def test_zoneout_and_residual_cells_modify_outputs():
         executor = outputs.bind(mx.cpu(), arrays)
         trained = executor.forward(is_train=True)[0].asnumpy()
     assert (trained == 0).any(), "no first output was zoned out"
-    with pytest.raises(AssertionError, match="modifier"):
-        cell.base_cell.begin_state()
-    with pytest.raises(AssertionError, match="step by step"):
-        mx.rnn.ZoneoutCell(mx.rnn.FusedRNNCell(HIDDEN))
+    raises(AssertionError, "modifier", lambda: cell.base_cell.begin_state())
+    raises(AssertionError, "step by step", lambda: mx.rnn.ZoneoutCell(mx.rnn.FusedRNNCell(HIDDEN)))
 
 
 def test_stacked_cells_step_as_they_unroll():
@@ -173,14 +172,12 @@ def test_invalid_cell_arguments_raise():
     cell = mx.rnn.RNNCell(HIDDEN)
     with pytest.raises(AssertionError, match="2 inputs"):
         cell.unroll(3, [mx.sym.Variable("a"), mx.sym.Variable("b")])
-    with pytest.raises(AssertionError, match="inputs must not be None"):
-        cell.unroll(3, None)
+    raises(AssertionError, "inputs must not be None", lambda: cell.unroll(3, None))
     with pytest.raises(AssertionError, match="group"):
         cell.unroll(2, mx.sym.Group([mx.sym.Variable("a"), mx.sym.Variable("b")]))
     with pytest.raises(NotImplementedError, match="unfuse"):
         mx.rnn.FusedRNNCell(HIDDEN)(mx.sym.Variable("x"), [])
-    with pytest.raises(ValueError, match="mode"):
-        mx.rnn.FusedRNNCell(HIDDEN, mode="lstmp")
+    raises(ValueError, "mode", lambda: mx.rnn.FusedRNNCell(HIDDEN, mode="lstmp"))
     with pytest.raises(AssertionError, match="do not fit"):
         mx.rnn.FusedRNNCell(HIDDEN, prefix="f_").unpack_weights(
             {"f_parameters": mx.nd.zeros((1001,))}

@@ -23,14 +23,9 @@ def mlp():
 
 def test_missing_inputs_become_variables():
     net = mlp()
-    assert net.list_arguments() == [
-        "data",
-        "fc1_weight",
-        "fc1_bias",
-        "fc2_weight",
-        "fc2_bias",
-        "softmax_label",
-    ]
+    assert (
+        net.list_arguments() == "data fc1_weight fc1_bias fc2_weight fc2_bias softmax_label".split()
+    )
     assert net.list_outputs() == ["softmax_output"]
     without = mx.sym.FullyConnected(mx.sym.var("x"), num_hidden=2, no_bias=True, name="fc")
     assert without.list_arguments() == ["x", "fc_weight"]
@@ -69,23 +64,15 @@ def test_outputs_children_and_internals_are_indexed():
     assert [part.list_outputs()[0] for part in parts] == parts.list_outputs()
     assert parts[1:].list_outputs() == ["s_output1", "s_output2"]
     assert parts.get_children().list_outputs() == ["x"] and mx.sym.var("x").get_children() is None
-    assert mlp().get_internals().list_outputs() == [
-        "data",
-        "fc1_weight",
-        "fc1_bias",
-        "fc1_output",
-        "act_output",
-        "fc2_weight",
-        "fc2_bias",
-        "fc2_output",
-        "softmax_label",
-        "softmax_output",
-    ]
-    assert mlp().get_internals()["act_output"].list_arguments() == [
-        "data",
-        "fc1_weight",
-        "fc1_bias",
-    ]
+    assert (
+        mlp().get_internals().list_outputs()
+        == (
+            "data fc1_weight fc1_bias fc1_output act_output fc2_weight fc2_bias fc2_output"
+            " softmax_label softmax_output"
+        ).split()
+    )
+    active = mlp().get_internals()["act_output"]
+    assert active.list_arguments() == ["data", "fc1_weight", "fc1_bias"]
     for wrong, error in (("none", ValueError), (3, IndexError), (1.5, TypeError)):
         with pytest.raises(error):
             parts[wrong]
@@ -149,38 +136,11 @@ def test_invalid_symbol_calls_raise():
         x + "1"
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "x + y",
-        "x - y",
-        "x * y",
-        "x / y",
-        "x % y",
-        "x ** y",
-        "x > y",
-        "x >= y",
-        "x < y",
-        "x <= y",
-        "x == y",
-        "x != y",
-        "x + 2",
-        "2 + x",
-        "x - 2",
-        "2 - x",
-        "x * 2.5",
-        "x / 2",
-        "2 / x",
-        "x % 2",
-        "3 % x",
-        "x ** 2",
-        "2 ** x",
-        "-x",
-        "abs(x)",
-        "x > 1",
-        "x == 1",
-    ],
-)
+BETWEEN = [f"x {sign} y" for sign in "+ - * / % ** > >= < <= == !=".split()]
+WITH_NUMBERS = "x+2 2+x x-2 2-x x*2.5 x/2 2/x x%2 3%x x**2 2**x -x abs(x) x>1 x==1".split()
+
+
+@pytest.mark.parametrize("text", BETWEEN + WITH_NUMBERS)
 def test_symbol_operators_equal_array_operators(text):
     values = {
         "x": mx.nd.array([[1.0, -2.0], [3.0, 1.0]]),
@@ -320,18 +280,8 @@ def test_tojson_matches_mxnets_format():
         "name": "bn",
         "inputs": [[9, 0, 0], [10, 0, 0], [11, 0, 0], [12, 0, 1], [13, 0, 1]],
     }
-    assert document["heads"] == [[14, 0, 0]] and document["arg_nodes"] == [
-        0,
-        1,
-        2,
-        5,
-        6,
-        8,
-        10,
-        11,
-        12,
-        13,
-    ]
+    assert document["heads"] == [[14, 0, 0]]
+    assert document["arg_nodes"] == [0, 1, 2, 5, 6, 8, 10, 11, 12, 13]
     assert document["nodes"][3]["attrs"] == {"num_hidden": "8"}
 
 

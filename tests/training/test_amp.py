@@ -9,6 +9,7 @@ from mpgluon.contrib import amp
 from mpgluon.gluon import nn
 from support.compare import same_bits
 from support.devices import on
+from support.errors import raises
 
 LOSS = gluon.loss.SoftmaxCrossEntropyLoss()
 OPTIMIZERS = [
@@ -296,10 +297,8 @@ def test_amp_init_takes_user_op_lists():
     for lists in ((["dot"], None, ["dot"]), (["nothing"],), ("dot",)):
         with pytest.raises((AssertionError, ValueError)):
             amp.init("float16", *lists)
-    with pytest.raises(AssertionError, match="not"):
-        amp.init("float32")
-    with pytest.raises(AssertionError, match="init"):
-        amp.init_trainer(gluon.Trainer([], "sgd"))
+    raises(AssertionError, "not", lambda: amp.init("float32"))
+    raises(AssertionError, "init", lambda: amp.init_trainer(gluon.Trainer([], "sgd")))
     every = [
         name
         for get in (
@@ -628,10 +627,8 @@ def test_converted_bucketing_model_is_near_float32(dtype, optional):
         )
 
     module = mx.mod.BucketingModule(network_of, default_bucket_key=6)
-    with pytest.raises(AssertionError, match="bound"):
-        amp.convert_bucketing_module(module)
-    with pytest.raises(AssertionError, match="bucketing module"):
-        amp.convert_bucketing_module(None)
+    raises(AssertionError, "bound", lambda: amp.convert_bucketing_module(module))
+    raises(AssertionError, "bucketing module", lambda: amp.convert_bucketing_module(None))
     module.bind([("data", (2, 6))], [("softmax_label", (2,))])
     module.init_params(mx.init.Xavier())
     module.forward(batch_of(4), is_train=False)

@@ -6,6 +6,7 @@ import pytest
 import mpgluon as mx
 from mpgluon import nd
 from mpgluon.base import MXNetAssertionError, MXNetError
+from support.errors import raises
 
 
 def rows(batches):
@@ -106,11 +107,9 @@ def test_csv_iter_reads_data_and_labels(tmp_path):
     ):
         mx.io.CSVIter(data_shape=(3,), **files)
     (tmp_path / "label.csv").write_text("7\n")
-    with pytest.raises(mx.MXNetError, match="3 lines"):
-        mx.io.CSVIter(data_shape=(2,), **files)
+    raises(mx.MXNetError, "3 lines", lambda: mx.io.CSVIter(data_shape=(2,), **files))
     (tmp_path / "data.csv").write_text("1,2\n3,x\n")
-    with pytest.raises(mx.MXNetError, match="data.csv"):
-        mx.io.CSVIter(data_shape=(2,), **files)
+    raises(mx.MXNetError, "data.csv", lambda: mx.io.CSVIter(data_shape=(2,), **files))
 
 
 def test_numpy_arrays_become_float32():
@@ -157,8 +156,7 @@ def test_ndarray_iter_accepts_array_like_data_sets():
 
 def test_ndarray_iter_rejects_data_that_is_no_array():
     for data in (None, [], {}):
-        with pytest.raises(MXNetAssertionError, match="data must not be empty"):
-            mx.io.NDArrayIter(data)
+        raises(MXNetAssertionError, "data must not be empty", lambda: mx.io.NDArrayIter(data))
     for wrong, kind in (("xyz", "str"), (object(), "object"), (["a", [1]], "list")):
         with pytest.raises(TypeError, match=f"'b' is a {kind}.*cannot be converted to an array"):
             mx.io.NDArrayIter({"a": np.zeros(2), "b": wrong})
@@ -167,20 +165,17 @@ def test_ndarray_iter_rejects_data_that_is_no_array():
     for wrong, kind in ((np.float32(3), "float32"), ([None], "NoneType")):
         with pytest.raises(TypeError, match=f"'data' is a {kind} without a sample axis"):
             mx.io.NDArrayIter(wrong)
-    with pytest.raises(TypeError, match="not int"):
-        mx.io.NDArrayIter(3)
+    raises(TypeError, "not int", lambda: mx.io.NDArrayIter(3))
 
 
 def test_batches_and_prefetching_iter_reject_invalid_sources():
     for given in (dict(data=nd.ones(2)), dict(data=None, label=nd.ones(2))):
         with pytest.raises(MXNetAssertionError, match="must be list of NDArrays, not NDArray"):
             mx.io.DataBatch(**given)
-    with pytest.raises(MXNetAssertionError, match="iters must not be empty"):
-        mx.io.PrefetchingIter([])
+    raises(MXNetAssertionError, "iters must not be empty", lambda: mx.io.PrefetchingIter([]))
     for samples, words in ((8, "different numbers of batches"), (5, "padded differently")):
         sources = [mx.io.NDArrayIter(np.ones((n, 2)), batch_size=2) for n in (6, samples)]
-        with pytest.raises(MXNetAssertionError, match=words):
-            list(mx.io.PrefetchingIter(sources))
+        raises(MXNetAssertionError, words, lambda: list(mx.io.PrefetchingIter(sources)))
 
 
 def test_batch_size_below_1_raises(tmp_path):

@@ -11,6 +11,7 @@ import mpgluon as mx
 from mpgluon import autograd, gluon
 from mpgluon.gluon import nn
 from mpgluon.gluon.contrib import estimator as est
+from support.errors import raises
 
 LOSS = gluon.loss.SoftmaxCrossEntropyLoss
 
@@ -159,10 +160,8 @@ def test_checkpoint_handler_resumes_training(tmp_path):
     again = est.CheckpointHandler(folder, resume_from_checkpoint=True)
     with pytest.raises(ValueError, match="trained for all 4"):
         make().fit(loader(), epochs=4, event_handlers=again)
-    with pytest.raises(ValueError, match="to resume"):
-        make().fit(loader(), batches=4, event_handlers=again)
-    with pytest.raises(ValueError, match="needs a monitor"):
-        est.CheckpointHandler(folder, save_best=True)
+    raises(ValueError, "to resume", lambda: make().fit(loader(), batches=4, event_handlers=again))
+    raises(ValueError, "needs a monitor", lambda: est.CheckpointHandler(folder, save_best=True))
 
 
 def placed(axes, pipeline=None):
@@ -296,26 +295,20 @@ def test_pipeline_trains_like_one_device():
 
 def test_estimator_rejects_invalid_arguments():
     net = network([mx.cpu(0)])
-    with pytest.raises(ValueError, match="must be a gluon.loss.Loss"):
-        est.Estimator(net, lambda x, y: x)
-    with pytest.raises(ValueError, match="must be a gluon.Trainer"):
-        est.Estimator(net, LOSS(), trainer="sgd")
-    with pytest.raises(ValueError, match="context must be"):
-        est.Estimator(net, LOSS(), context="cpu")
+    raises(ValueError, "must be a gluon.loss.Loss", lambda: est.Estimator(net, lambda x, y: x))
+    raises(ValueError, "must be a gluon.Trainer", lambda: est.Estimator(net, LOSS(), trainer="sgd"))
+    raises(ValueError, "context must be", lambda: est.Estimator(net, LOSS(), context="cpu"))
     with pytest.raises(ValueError, match="evaluate_batch"):
         est.Estimator(net, LOSS(), trainer=trainer_of(net), batch_processor=object())
     with pytest.warns(UserWarning) as warned:
         est.Estimator(net, LOSS(), initializer="ones", context=mx.cpu(0))
     assert ["already" in str(one.message) for one in warned] == [True, False]
     one = make()
-    with pytest.raises(ValueError, match="epochs= and batches="):
-        one.fit(loader())
-    with pytest.raises(ValueError, match="DataLoader"):
-        one.fit([1], epochs=1)
+    raises(ValueError, "epochs= and batches=", lambda: one.fit(loader()))
+    raises(ValueError, "DataLoader", lambda: one.fit([1], epochs=1))
     with pytest.raises(ValueError, match="does not belong to the estimator"):
         one.fit(loader(), epochs=1, event_handlers=est.LoggingHandler(metrics=mx.metric.MAE()))
-    with pytest.raises(ValueError, match="EventHandler"):
-        one.fit(loader(), epochs=1, event_handlers=[1])
+    raises(ValueError, "EventHandler", lambda: one.fit(loader(), epochs=1, event_handlers=[1]))
 
 
 def test_estimator_rejects_missing_devices():

@@ -7,6 +7,7 @@ import pytest
 
 import mpgluon as mx
 from mpgluon import init
+from support.errors import raises
 
 
 def fill(initializer, shape, name="x_weight", ctx=None, dtype="float32"):
@@ -131,10 +132,8 @@ def test_mixed_and_load_select_values_by_name():
     np.testing.assert_array_equal(array.asnumpy(), [1, 2])
     load(init.InitDesc("b_weight"), array)
     np.testing.assert_array_equal(array.asnumpy(), [0, 0])
-    with pytest.raises(ValueError, match="shape"):
-        load("a", mx.nd.zeros((3,)))
-    with pytest.raises(ValueError, match="not among"):
-        init.Load({})("a", array)
+    raises(ValueError, "shape", lambda: load("a", mx.nd.zeros((3,))))
+    raises(ValueError, "not among", lambda: init.Load({})("a", array))
 
 
 def test_fused_rnn_initializer_fills_packed_parameters():
@@ -156,8 +155,7 @@ def test_fused_rnn_initializer_fills_packed_parameters():
 
 
 def test_initializers_reject_invalid_arguments():
-    with pytest.raises(ValueError, match="two dimensions"):
-        fill(init.Xavier(), (3,))
+    raises(ValueError, "two dimensions", lambda: fill(init.Xavier(), (3,)))
     for make in (
         lambda: init.Xavier("normal"),
         lambda: init.Xavier(factor_type="sum"),
@@ -165,8 +163,7 @@ def test_initializers_reject_invalid_arguments():
     ):
         with pytest.raises(ValueError):
             make()
-    with pytest.raises(ValueError, match="unknown initializer"):
-        init.create("xaver")
+    raises(ValueError, "unknown initializer", lambda: init.create("xaver"))
 
 
 def test_registered_initializer_class_is_created_by_name():

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import mpgluon as mx
+from support.errors import raises
 
 SHAPE = (2, 3)
 
@@ -99,14 +100,10 @@ def test_store_errors_name_the_cause():
         (lambda: mx.kv.create("horovod"), "unknown store 'horovod'; across machines"),
         (lambda: mx.kv.create("loca"), "unknown store"),
     ]:
-        with pytest.raises(mx.MXNetError, match=message):
-            call()
-    with pytest.raises(ValueError, match="2 keys"):
-        store.push(["a", "b"], [full(1)])
-    with pytest.raises(TypeError, match="NDArrays"):
-        store.push("a", [1.0])
-    with pytest.raises(AssertionError, match="out="):
-        store.pull("a")
+        raises(mx.MXNetError, message, call)
+    raises(ValueError, "2 keys", lambda: store.push(["a", "b"], [full(1)]))
+    raises(TypeError, "NDArrays", lambda: store.push("a", [1.0]))
+    raises(AssertionError, "out=", lambda: store.pull("a"))
 
 
 def test_module_init_optimizer_accepts_store_names():
@@ -117,10 +114,8 @@ def test_module_init_optimizer_accepts_store_names():
     )
     module.bind([("data", (4, 3))])
     module.init_params()
-    with pytest.raises(mx.MXNetError, match="needs servers"):
-        module.init_optimizer(kvstore="dist_async")
-    with pytest.raises(TypeError, match="a store or None"):
-        module.init_optimizer(kvstore=3)
+    raises(mx.MXNetError, "needs servers", lambda: module.init_optimizer(kvstore="dist_async"))
+    raises(TypeError, "a store or None", lambda: module.init_optimizer(kvstore=3))
     module.init_optimizer(kvstore="device")
     assert module._kvstore.type == "device"
 

@@ -11,6 +11,7 @@ import mpgluon as mx
 from mpgluon import _core, autograd, gluon, nd
 from mpgluon.optimizer import multi
 from support.devices import on
+from support.errors import raises
 from support.failures import sweep
 
 MultiUpdate = _core.MultiUpdate
@@ -238,15 +239,13 @@ def test_invalid_rates_change_nothing(rate):
     before = bits(made, trainer)
     backward(made, 1)
     made[3].lr_mult = rate
-    with pytest.raises(ValueError, match="p3_weight"):
-        trainer.step(1)
+    raises(ValueError, "p3_weight", lambda: trainer.step(1))
     assert bits(made, trainer) == before and trainer._optimizer.num_update == 5
     assert trainer._optimizer._index_update_count == dict.fromkeys(range(6), 5)
     made[3].lr_mult = 1
     trainer.step(1)
     assert trainer._optimizer.num_update == 6
-    with pytest.raises(ValueError, match="batch_size"):
-        trainer.step(0)
+    raises(ValueError, "batch_size", lambda: trainer.step(0))
 
 
 @pytest.mark.parametrize("what", ["nan", "negative", "decay", "sparse"])
@@ -379,8 +378,7 @@ def test_multi_update_rejects_invalid_arrays():
         ("multi_sgd_mom_update", [w[0:2], g[0:2], w[1:3]], 3, [1, 1], ValueError, "share memory"),
         ("multi_sgd_update", good, 3, [1, 1], mx.MXNetError, "2 each"),
     ]:
-        with pytest.raises(kind, match=match):
-            MultiUpdate(op, arrays, per_weight, factors)
+        raises(kind, match, lambda: MultiUpdate(op, arrays, per_weight, factors))
     # disjoint parts of one array
     update = MultiUpdate("multi_sgd_mom_update", [w[0:2], g[0:2], w[2:4]], 3, [1, 1])
     for call, match in [
@@ -390,15 +388,13 @@ def test_multi_update_rejects_invalid_arrays():
         (lambda: update(1.0, 1.0, 0.0, {"beta1": 1}), "no parameter 'beta1'"),
         (lambda: update(1.0, 1.0, 0.0, {"momentum": "a"}), "momentum"),
     ]:
-        with pytest.raises((TypeError, ValueError), match=match):
-            call()
+        raises((TypeError, ValueError), match, call)
     values = w.asnumpy(), g.asnumpy()
     update(0.5, 2.0, 0.0)
     assert (w.asnumpy()[:2] == values[0][:2] + values[0][2:] * 0 - values[1][:2]).all()
     with pytest.raises(TypeError):
         _core.holds([], [], [])
-    with pytest.raises(ValueError, match="1 keys but 0 values"):
-        _core.holds({}, [1], [])
+    raises(ValueError, "1 keys but 0 values", lambda: _core.holds({}, [1], []))
 
 
 def test_multi_update_in_a_traced_block_raises():
@@ -429,10 +425,8 @@ def test_failed_gradient_fails_the_weight(known):
         if not known:
             update(1.0, 1.0, 0.0)
             for array in (w, m, w + 1):
-                with pytest.raises(mx.MXNetError, match="potrf"):
-                    array.asnumpy()
-        with pytest.raises(mx.MXNetError, match="potrf"):
-            g.asnumpy()
+                raises(mx.MXNetError, "potrf", array.asnumpy)
+        raises(mx.MXNetError, "potrf", g.asnumpy)
     finally:
         with suppress(mx.MXNetError):
             nd.waitall()

@@ -10,14 +10,14 @@ import pytest
 
 import mpgluon as mx
 from mpgluon import gluon, nd
+from support.errors import raises
 from support.processes import output_of
 
 
 def test_executor_manager_splits_and_loads_batches():
     module = mx.executor_manager
     assert module._split_input_slice(7, [1, 1]) == [slice(0, 4), slice(4, 7)]
-    with pytest.raises(ValueError, match="Too many"):
-        module._split_input_slice(1, [1, 1])
+    raises(ValueError, "Too many", lambda: module._split_input_slice(1, [1, 1]))
     batch = mx.io.DataBatch([nd.arange(4)], [nd.ones(4)])
     whole, parts = nd.zeros(4), [nd.zeros(1), nd.zeros(3)]
     module._load_data(batch, [[(slice(0, 1), parts[0]), (slice(1, 4), parts[1])]])
@@ -27,8 +27,7 @@ def test_executor_manager_splits_and_loads_batches():
     module._check_arguments(x + mx.sym.var("y"))
     with pytest.raises(ValueError, match="two of the argument 'x'"):
         module._check_arguments(x + mx.sym.var("x"))
-    with pytest.raises(mx.base.NotSupportedError, match="Module"):
-        module.DataParallelExecutorManager(x)
+    raises(mx.base.NotSupportedError, "Module", lambda: module.DataParallelExecutorManager(x))
 
 
 def test_misc_factor_scheduler_decays_as_mxnet():
@@ -96,8 +95,7 @@ def test_tensorboard_callback_writes_metrics(monkeypatch):
         writer.add_histogram(
             "weights", half, parts=[nd.array([3]), {"a": nd.array(4)}], bins="auto"
         )
-        with pytest.raises(AttributeError, match="add_image"):
-            writer.add_image("image", half)
+        raises(AttributeError, "add_image", lambda: writer.add_image("image", half))
     (name, values), named = written[1]
     assert name == "weights" and values.dtype == "float32" and values.tolist() == [1, 2]
     assert named["parts"][0].tolist() == [3] and named["parts"][1]["a"].shape == ()
@@ -105,8 +103,7 @@ def test_tensorboard_callback_writes_metrics(monkeypatch):
     assert written[2] == "closed"
     for name in ("mxboard", "tensorboardX", "torch.utils.tensorboard"):
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(ImportError, match="install"):
-        mx.contrib.tensorboard.LogMetricsCallback("logs")
+    raises(ImportError, "install", lambda: mx.contrib.tensorboard.LogMetricsCallback("logs"))
 
 
 def test_errors_can_be_registered_by_name():
@@ -176,17 +173,10 @@ def test_util_functions_match_mxnet():
 @pytest.mark.slow
 def test_old_modules_import_as_mxnet():
     names = (
-        "contrib.amp.lists",
-        "contrib.autograd",
-        "contrib.io",
-        "contrib.quantization",
-        "contrib.tensorboard",
-        "executor_manager",
-        "gluon.contrib.cnn.conv_layers",
-        "kvstore.kvstore_server",
-        "misc",
-        "module.executor_group",
-    )
+        "contrib.amp.lists contrib.autograd contrib.io contrib.quantization contrib.tensorboard"
+        " executor_manager gluon.contrib.cnn.conv_layers kvstore.kvstore_server misc"
+        " module.executor_group"
+    ).split()
     imports = "; ".join(f"import mxnet.{name}" for name in names)
     code = f"import mpgluon; mpgluon.as_mxnet(); {imports}; print(mxnet.misc.__name__)"
     assert output_of(code).strip() == "mpgluon.as_mxnet.misc"

@@ -5,6 +5,7 @@ import pytest
 
 import mpgluon as mx
 from mpgluon import nd
+from support.errors import raises
 
 VALUES = np.array([[0, 1, 0], [2, 0, 3], [0, 0, 0], [0, 0, 4], [5, 0, 0]], "float32")
 
@@ -112,10 +113,8 @@ def test_store_pulls_and_pushes_row_sparse_arrays():
         lambda: store.row_sparse_pull("a", out=dense, row_ids=nd.array([0])),
         lambda: store.row_sparse_pull("a", out=outs, row_ids=[nd.array([0])] * 3),
     ):
-        with pytest.raises(mx.MXNetError, match="row_sparse_pull"):
-            wrong()
-    with pytest.raises(AssertionError, match="row_ids"):
-        store.row_sparse_pull("a", out=outs[0])
+        raises(mx.MXNetError, "row_sparse_pull", wrong)
+    raises(AssertionError, "row_ids", lambda: store.row_sparse_pull("a", out=outs[0]))
 
 
 @pytest.mark.parametrize("weight_stype", ["default", "row_sparse"])

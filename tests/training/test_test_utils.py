@@ -9,6 +9,7 @@ import pytest
 
 import mpgluon as mx
 from mpgluon import test_utils
+from support.errors import raises
 
 
 def test_comparison_functions_detect_differences():
@@ -201,10 +202,8 @@ def idx(array):
 
 def test_local_data_readers_name_missing_files(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(FileNotFoundError, match="train-images-idx3-ubyte.gz"):
-        test_utils.get_mnist()
-    with pytest.raises(FileNotFoundError, match="mnist.zip"):
-        test_utils.get_mnist_iterator(2, (1, 28, 28))
+    raises(FileNotFoundError, "train-images-idx3-ubyte.gz", test_utils.get_mnist)
+    raises(FileNotFoundError, "mnist.zip", lambda: test_utils.get_mnist_iterator(2, (1, 28, 28)))
     with pytest.raises(FileNotFoundError, match="resnet-18-symbol.json"):
         test_utils.download_model("resnet-18")
     images = np.random.randint(0, 256, (5, 28, 28))
@@ -232,5 +231,4 @@ def test_local_data_readers_name_missing_files(tmp_path, monkeypatch):
     assert os.path.exists("copy/t10k-labels-idx1-ubyte")
     with gzip.open("train-images-idx3-ubyte.gz", "wb") as file:
         file.write(files["train-images-idx3-ubyte"][:-1])
-    with pytest.raises(ValueError, match="has shape"):
-        test_utils.get_mnist()
+    raises(ValueError, "has shape", test_utils.get_mnist)

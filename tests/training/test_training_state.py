@@ -11,6 +11,7 @@ from mpgluon import autograd, gluon, nd
 from mpgluon.gluon import nn
 from mpgluon.gluon.trainer import set_loss_scaler
 from support.devices import on
+from support.errors import raises
 
 CPU = [mx.cpu(i) for i in range(4)]
 OPTIMIZERS = {
@@ -315,16 +316,13 @@ def test_incompatible_state_raises_and_changes_nothing(tmp_path):
     other = trainer_of(plain, "sgd")
     before = values(plain)
     for load in (other.load_states, lambda _: mx.parallel.load(tmp_path, plain, other)):
-        with pytest.raises(mx.MXNetError, match="create the trainer with the same accumulate="):
-            load(name)
+        raises(mx.MXNetError, "create the trainer with the same accumulate=", lambda: load(name))
     assert all(np.array_equal(a, b) for a, b in zip(before, values(plain)))
     other = trainer_of(plain, "sgd", accumulate=3)
     plain.collect_params().setattr("grad_req", "write")
-    with pytest.raises(mx.MXNetError, match="grad_req 'add'"):
-        other.load_states(name)
+    raises(mx.MXNetError, "grad_req 'add'", lambda: other.load_states(name))
     backward(plain, 0)
-    with pytest.raises(mx.MXNetError, match="set it to 'add'"):
-        other.step(5)
+    raises(mx.MXNetError, "set it to 'add'", lambda: other.step(5))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
