@@ -9,6 +9,7 @@ import mpgluon as mx
 from mpgluon import _core, autograd, nd
 from support.devices import on
 from support.errors import raises
+from support.training import backward_of
 
 
 @pytest.fixture(params=["async", "sync", "shuffle"])
@@ -144,9 +145,7 @@ def test_captured_variable_gets_gradient():
     w = nd.array([2.0, 3.0])
     w.attach_grad()
     op = _core.CachedOp(lambda x: [x * w], {})
-    with autograd.record():
-        y = op(nd.array([5.0, 7.0]))[0]
-    y.backward()
+    backward_of(lambda: op(nd.array([5.0, 7.0]))[0])
     assert np.array_equal(w.grad.asnumpy(), [5, 7])
 
 
@@ -168,9 +167,7 @@ def test_two_recorded_calls_may_precede_backward(engine):
         a.attach_grad()
     expected = []
     for x in (x1, x2):
-        with autograd.record():
-            y = function(x, *arrays[1:])[0]
-        y.backward()
+        backward_of(lambda: function(x, *arrays[1:])[0])
         expected.append([x.grad.asnumpy()] + [a.grad.asnumpy() for a in arrays[1:]])
     with autograd.record():
         y1 = op(x1, *arrays[1:])[0]
@@ -210,9 +207,7 @@ def test_grad_req_add_accumulates_compiled_gradients(engine):
     w.attach_grad("add")
     once = None
     for _ in range(2):
-        with autograd.record():
-            y = op(x, w)[0]
-        y.backward()
+        backward_of(lambda: op(x, w)[0])
         once = w.grad.asnumpy() if once is None else once
     assert np.allclose(w.grad.asnumpy(), 2 * once)
 
@@ -392,9 +387,7 @@ def test_moving_statistics_are_updated_in_place(engine):
         for a in [x] + params[:2]:
             a.attach_grad()
         for _ in range(3):
-            with autograd.record():
-                y = f(x, *params)[0]
-            y.backward()
+            y = backward_of(lambda: f(x, *params)[0])
         results.append([y.asnumpy(), x.grad.asnumpy()] + [p.asnumpy() for p in params])
         assert params[2].asnumpy().any()
     assert all(np.array_equal(a, b) for a, b in zip(*results))
@@ -505,9 +498,7 @@ def test_kernel_failure_in_program_fails_dependents_on_other_devices(mode):
     mx.engine.set_mode(mode, 3)
     try:
         for _ in range(3):
-            with autograd.record():
-                y = op(x, bad)[0]
-            y.backward()
+            y = backward_of(lambda: op(x, bad)[0])
             raises((mx.MXNetError, IndexError), "take.*out of range", y.asnumpy)
             raises((mx.MXNetError, IndexError), "out of range", lambda: x.grad.asnumpy())
             assert np.array_equal(op(x, good)[0].asnumpy(), before)
@@ -515,9 +506,7 @@ def test_kernel_failure_in_program_fails_dependents_on_other_devices(mode):
             nd.waitall()
         except (mx.MXNetError, IndexError):
             pass  # error not read above
-        with autograd.record():
-            y = op(x, good)[0]
-        y.backward()
+        y = backward_of(lambda: op(x, good)[0])
         assert x.grad.asnumpy().any()
     finally:
         mx.engine.set_mode("async")

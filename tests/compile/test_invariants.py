@@ -9,6 +9,7 @@ import mpgluon as mx
 from mpgluon import autograd, gluon, nd
 from support.devices import cpus_only, on
 from support.processes import output_of
+from support.training import backward_of
 
 
 class Scaled(gluon.HybridBlock):
@@ -104,9 +105,7 @@ def writes(tmp_path):
     def optimizer(net):
         trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
         x = nd.ones((4, 3), ctx=on(net._devices - 1))
-        with autograd.record():
-            y = net(x).sum()
-        y.backward()
+        backward_of(lambda: net(x).sum())
         trainer.step(1)
 
     def raw_update(net):
@@ -193,9 +192,7 @@ def test_states_written_by_the_graph_are_not_invariant():
 
 def test_recorded_calls_have_no_invariants():
     net, x = make()
-    with autograd.record():
-        y = net(x)
-    y.backward()
+    backward_of(lambda: net(x))
     assert program(net, "invariants") == []
     np.testing.assert_allclose(
         net.w.grad().asnumpy(), np.exp(net.w.data().asnumpy()) * (x.asnumpy() + 12), rtol=1e-5

@@ -29,6 +29,7 @@ from support.compare import same_bits
 from support.devices import on
 from support.errors import raises
 from support.processes import environment
+from support.training import backward_of
 
 CPU = [on(i) for i in range(6)]
 LOSS = gluon.loss.L2Loss()
@@ -64,9 +65,7 @@ def run(net, mesh, trainer, steps=3, seed=0):
             if trainer is None:
                 net(part)
                 continue
-            with autograd.record():
-                loss = LOSS(net(part), label)
-            loss.backward()
+            backward_of(lambda: LOSS(net(part), label))
         if trainer is not None:
             trainer.step(12)
 
@@ -680,9 +679,7 @@ def test_multi_range_parts_load_into_any_split(tmp_path, name, gather):
     ]
 
     def step(net, trainer, x):
-        with autograd.record():
-            loss = (net(x) ** 2).mean()
-        loss.backward()
+        backward_of(lambda: (net(x) ** 2).mean())
         trainer.step(1)
 
     for number, source in enumerate((None, CPU[:3], CPU[2:4])):

@@ -15,6 +15,7 @@ from mpgluon import autograd, gluon, nd
 from mpgluon.gluon import nn
 from support.devices import on
 from support.errors import raises
+from support.training import backward_of
 
 
 class Model(gluon.HybridBlock):
@@ -319,9 +320,7 @@ def test_deferred_shapes_of_custom_layers_are_inferred(hybrid):
         net.hybridize()
     with pytest.raises(gluon.DeferredInitializationError, match="weight"):
         net[1].weight.data()
-    with autograd.record():
-        y = net(inputs(2, 6))
-    y.backward()
+    y = backward_of(lambda: net(inputs(2, 6)))
     assert y.shape == (2, 3)
     assert net[1].weight.shape == (3, 7) and net[0].weight.shape == (7, 6)
     assert net[1].weight.grad().shape == (3, 7)
@@ -462,9 +461,7 @@ def test_block_that_overrides_forward_is_hybridized():
     x = inputs(2, 3)
     y = net(x).asnumpy()
     net.hybridize()
-    with autograd.record():
-        z = net(x)
-    z.backward()
+    z = backward_of(lambda: net(x))
     np.testing.assert_allclose(z.asnumpy(), y, rtol=1e-6)
     np.testing.assert_allclose(
         net.weight.grad().asnumpy(), x.asnumpy().T @ np.ones((2, 3)), rtol=1e-5
@@ -517,9 +514,7 @@ def test_unused_parameters_get_no_gradient():
         net = Half()
         net.initialize()
         net.hybridize(hybrid)
-        with autograd.record():
-            y = net(inputs(3, 2))
-        y.backward()
+        backward_of(lambda: net(inputs(3, 2)))
         assert net.used.weight.data()._fresh_grad and not net.unused.weight.data()._fresh_grad
 
 
@@ -593,9 +588,7 @@ def test_deepcopied_block_is_independent():
     other = copy.deepcopy(net)
     other.body[1].bias.set_data(mx.nd.ones((3,)))
     np.testing.assert_array_equal(net(x).asnumpy(), y)
-    with autograd.record():
-        z = other(x)
-    z.backward()
+    z = backward_of(lambda: other(x))
     np.testing.assert_allclose(z.asnumpy(), y + 1, rtol=1e-5)
     assert other.body[1].bias.grad().asnumpy().tolist() == [2, 2, 2]
     assert net.body[1].bias.grad().asnumpy().tolist() == [0, 0, 0]
@@ -676,9 +669,7 @@ def test_networks_are_freed_without_the_garbage_collector(mode, trained):
             trainer = gluon.Trainer(net.collect_params(), "adam")
         x = nd.ones((2, 2, 3))
         for _ in range(2):
-            with autograd.record():
-                loss = net(x).sum()
-            loss.backward()
+            backward_of(lambda: net(x).sum())
             if trained:
                 trainer.step(1)
         params = net.collect_params().values()

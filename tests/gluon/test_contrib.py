@@ -8,6 +8,7 @@ import mpgluon as mx
 from mpgluon import autograd, gluon, nd
 from mpgluon.gluon import contrib
 from support.errors import raises
+from support.training import backward_of
 
 
 def values(*shape, seed=0):
@@ -88,9 +89,7 @@ def test_convolutional_cell_supports_symbols_and_gradients():
     cell.initialize()
     x = values(2, 2, 2, 7)
     x.attach_grad()
-    with mx.autograd.record():
-        loss = (unrolled(cell, x)[0] ** 2).sum()
-    loss.backward()
+    backward_of(lambda: (unrolled(cell, x)[0] ** 2).sum())
     assert np.abs(x.grad.asnumpy()).sum() > 0 and np.abs(cell.h2h_weight.grad().asnumpy()).sum() > 0
 
 
@@ -330,9 +329,7 @@ def test_deformable_convolutions_of_zero_offsets_are_convolutions(hybridize):
         layer.deformable_conv_weight.set_data(plain.weight.data())
         layer.deformable_conv_bias.set_data(plain.bias.data())
         np.testing.assert_allclose(layer(x).asnumpy(), expected.asnumpy(), rtol=1e-4, atol=1e-5)
-        with mx.autograd.record():
-            loss = layer(x).sum()
-        loss.backward()
+        backward_of(lambda: layer(x).sum())
         assert layer.offset_weight.grad().asnumpy().any()
     assert "groups=2" in repr(layer) and layer.offset_weight.shape == (36, 2, 3, 2)
     with pytest.raises(ValueError, match="layout"):

@@ -16,6 +16,7 @@ from mpgluon import autograd, gluon, nd
 from mpgluon.gluon import nn
 from support.errors import raises
 from support.paths import ROOT
+from support.training import backward_of
 
 torch = pytest.importorskip("torch")
 VALUES = np.random.default_rng(3).standard_normal((8, 3)).astype("float32")
@@ -46,9 +47,7 @@ def torch_step(module, optimizer):
 def gluon_step(net, trainer):
     x = nd.array(VALUES)
     x.attach_grad()
-    with autograd.record():
-        loss = (net(x) ** 2).mean()
-    loss.backward()
+    loss = backward_of(lambda: (net(x) ** 2).mean())
     trainer.step(1)
     return loss.asscalar(), x.grad.asnumpy()
 
@@ -157,9 +156,7 @@ def test_requires_grad_maps_to_grad_req():
     net.collect_params().setattr("grad_req", "null")
     x = nd.array(VALUES)
     x.attach_grad()
-    with autograd.record():
-        y = net(x)
-    y.backward()
+    backward_of(lambda: net(x))
     assert x.grad.asnumpy().any() and not module.weight.requires_grad
 
 
@@ -296,9 +293,7 @@ def test_module_backward_raises_after_an_in_place_weight_update(hybridize):
         trainer.step(1)
         with pytest.raises(mx.MXNetError, match="before trainer.step"):
             second.backward()
-    with autograd.record():
-        y = net(x)
-    y.backward()
+    backward_of(lambda: net(x))
     slope = parts[0].weight.item() * parts[1].weight.item()
     assert x.grad.asscalar() == pytest.approx(slope)
 
@@ -378,9 +373,7 @@ def test_replaced_torch_parameters_are_trained():
     ):
         replace()
         before = module[0].weight.detach().clone()
-        with autograd.record():
-            y = net(x)
-        y.backward()
+        y = backward_of(lambda: net(x))
         trainer.step(1)
         nd.waitall()
         assert y.asscalar() == before.sum().item()
@@ -402,9 +395,7 @@ def test_module_shared_by_two_blocks_has_one_parameter():
     )
     assert len(net.collect_params()) == 1
     trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 1})
-    with autograd.record():
-        y = net(nd.array([[3]]))
-    y.backward()
+    backward_of(lambda: net(nd.array([[3]])))
     trainer.step(1)
     nd.waitall()
     assert shared.weight.item() == 1 - 6 and net(nd.ones((1, 1))).asscalar() == 25
@@ -460,9 +451,7 @@ def test_null_grad_req_drops_only_that_gradient():
     weight = net.collect_params()[net.prefix + "weight"]
     for wanted in (False, True):
         layer.weight.requires_grad_(wanted)
-        with autograd.record():
-            y = net(nd.ones((1, 1)))
-        y.backward()
+        backward_of(lambda: net(nd.ones((1, 1))))
         assert (weight.grad_req != "null") == wanted
     block = nn.Dense(1, in_units=1)
     block.initialize()
@@ -500,9 +489,7 @@ def test_modules_from_inference_mode_are_rejected():
     with torch.inference_mode():
         net = mx.interop.torch_function(layer)
         for _ in range(2):
-            with autograd.record():
-                y = net(x)
-            y.backward()
+            backward_of(lambda: net(x))
         assert x.grad.asnumpy().tolist() == layer.weight.tolist()
     module(torch.ones(1, 2)).backward()
     assert [p.grad is not None for p in module.parameters()] == [True, True]
@@ -541,9 +528,7 @@ def trained(hybridize, ctx):
     for seed in range(3):
         x = nd.array(np.random.RandomState(seed).rand(4, 3), ctx=ctx)
         x.attach_grad()
-        with autograd.record():
-            loss = (net(x) ** 2).sum()
-        loss.backward()
+        loss = backward_of(lambda: (net(x) ** 2).sum())
         trainer.step(4)
         found += [loss, x.grad, net(x)]  # alternates training and prediction
     assert all(array.context == ctx for array in found)

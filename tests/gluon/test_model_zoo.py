@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 import mpgluon as mx
-from mpgluon import autograd
 from mpgluon.gluon.model_zoo import model_store, vision
 from support.devices import on
 from support.errors import raises
 from support.model_zoo import CLASSES, RECORD, fill, image, size_of, structure
+from support.training import backward_of
 
 with open(RECORD, encoding="utf-8") as file:
     MXNET = json.load(file)  # recorded from MXNet 1.9.1
@@ -95,9 +95,7 @@ def test_networks_on_two_devices_have_the_bits_of_one(kind, hybridize):
         block = net if border is None else TwoDevices(net, border)
         if hybridize:
             block.hybridize()
-        with autograd.record():
-            out = block(x)
-        out.backward()
+        out = backward_of(lambda: block(x))
         gradients = {n: p.grad() for n, p in net.collect_params().items() if p.grad_req != "null"}
         assert border is None or {g.context for g in gradients.values()} == {on(0), on(1)}
         found.append({"out": out.asnumpy(), **{n: g.asnumpy() for n, g in gradients.items()}})
@@ -117,9 +115,7 @@ def losses_of(net, size, rate=0.05, samples=4, steps=8):
     loss = mx.gluon.loss.SoftmaxCrossEntropyLoss()
     losses = []
     for _ in range(steps):
-        with autograd.record():
-            error = loss(net(x), labels).mean()
-        error.backward()
+        error = backward_of(lambda: loss(net(x), labels).mean())
         trainer.step(1)
         losses.append(error.asscalar())
     return losses

@@ -8,6 +8,7 @@ from mpgluon import autograd, gluon, nd
 from mpgluon.gluon import nn
 from support.devices import on
 from support.errors import raises
+from support.training import backward_of
 
 
 def test_parameter_has_data_on_each_initialized_device():
@@ -51,9 +52,7 @@ def test_backward_writes_into_the_same_gradient_array():
     p.initialize(init="ones")
     grad = p.grad()
     for factor in (2, 3):
-        with autograd.record():
-            y = (p.data() * factor).sum()
-        y.backward()
+        backward_of(lambda: (p.data() * factor).sum())
         assert p.grad() is grad
         np.testing.assert_array_equal(grad.asnumpy(), np.full(3, factor))
     p.zero_grad()
@@ -64,9 +63,7 @@ def test_grad_req_controls_accumulation_and_storage():
     p = gluon.Parameter("weight", shape=(3,), grad_req="add")
     p.initialize(init="ones")
     for _ in range(2):
-        with autograd.record():
-            y = (p.data() * 2).sum()
-        y.backward()
+        backward_of(lambda: (p.data() * 2).sum())
     assert p.grad().asnumpy().tolist() == [4, 4, 4]
     p.grad_req = "null"
     with pytest.raises(mx.MXNetError, match="grad_req='null'|grad_req is 'null'"):
@@ -127,9 +124,7 @@ def test_cast_changes_data_and_gradient_dtype():
     p = gluon.Parameter("weight", shape=(3,))
     p.initialize(init="ones")
     p.cast("float64")
-    with autograd.record():
-        y = (p.data() * 2).sum()
-    y.backward()
+    backward_of(lambda: (p.data() * 2).sum())
     assert p.data().dtype == np.float64 and p.grad().dtype == np.float64
     assert p.grad().asnumpy().tolist() == [2, 2, 2]
 
@@ -156,9 +151,7 @@ def test_constant_keeps_its_value_and_has_no_gradient():
         net.hybridize(hybrid)
         x = mx.nd.ones((2, 2))
         x.attach_grad()
-        with autograd.record():
-            y = net(x)
-        y.backward()
+        y = backward_of(lambda: net(x))
         assert y.asnumpy().tolist() == [[2, 3], [4, 5]]
         trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 1})
         trainer.step(1)

@@ -7,6 +7,7 @@ import pytest
 import mpgluon as mx
 from mpgluon import autograd, gluon, nd
 from support.devices import on
+from support.training import backward_of
 
 WAYS = {
     "eager": None,
@@ -58,9 +59,7 @@ def test_blocks_compute_with_overridden_data(way, kind):
     net = run_in(Own(kind), way)
     net.w.initialize()
     for k in (1, 2):
-        with autograd.record():
-            y = net(nd.ones((4, 2)) * k)
-        y.backward()
+        y = backward_of(lambda: net(nd.ones((4, 2)) * k))
         assert y.asnumpy().tolist() == [[2 * k] * 2] * 4
         assert net.w.grad().asnumpy().tolist() == [8 * k] * 2
     net.w.set_data(nd.array([3, 5]))
@@ -188,9 +187,7 @@ def test_items_of_data_set_inside_a_block_take_effect(way):
     w = nd.array([[1, 2]])
     w.attach_grad()
     for _ in range(2):
-        with autograd.record():
-            y = net(nd.ones((1, 2)), w)
-        y.backward()
+        y = backward_of(lambda: net(nd.ones((1, 2)), w))
         assert y.asscalar() == 12 and w.grad.asnumpy().tolist() == [[4, 4]]
 
 

@@ -12,6 +12,7 @@ import mpgluon as mx
 from mpgluon import autograd, gluon, nd
 from mpgluon.gluon import nn
 from support.errors import raises
+from support.training import backward_of
 
 
 class Net(gluon.HybridBlock):
@@ -87,9 +88,7 @@ def test_gradient_holds_only_the_rows_used(hybrid):
     assert gradient.indices.asnumpy().tolist() == [1, 3, 4]
     assert gradient.data.asnumpy()[:, 0].tolist() == [1, 2, 1]
     assert layer.weight.grad() is gradient and layer.weight.data().grad is gradient
-    with autograd.record():
-        y = layer(nd.array([9])) * 3
-    y.backward()
+    y = backward_of(lambda: layer(nd.array([9])) * 3)
     assert gradient.indices.asnumpy().tolist() == [9] and gradient.asnumpy()[9].tolist() == [3] * 4
     layer.collect_params().zero_grad()
     assert gradient.asnumpy().sum() == 0 and gradient.data.shape == (0, 4)
@@ -114,9 +113,7 @@ def test_second_backward_overwrites_rows(hybrid):
         y = layer(nd.array([5, 5]))
     y.backward(retain_graph=True)
     y.backward()
-    with autograd.record():
-        y = layer(nd.array([6]))
-    y.backward()
+    y = backward_of(lambda: layer(nd.array([6])))
     assert layer.weight.grad().asnumpy()[:, 0].tolist() == [0, 0, 0, 0, 0, 4, 1, 0, 0, 0]
 
 
@@ -142,9 +139,7 @@ def test_recorded_calls_without_backward_free_memory(hybrid):
 
 def test_out_of_range_indices_are_clipped():
     layer = embedding()
-    with autograd.record():
-        y = layer(nd.array([-5, 3, 100]))
-    y.backward()
+    backward_of(lambda: layer(nd.array([-5, 3, 100])))
     assert layer.weight.grad().indices.asnumpy().tolist() == [0, 3, 9]
 
 
@@ -205,9 +200,7 @@ def test_functions_of_the_whole_weight_equal_dense(function):
     other.initialize("ones")
     found = []
     for each in (layer, other):
-        with autograd.record():
-            y = function(each.weight.data())
-        y.backward()
+        y = backward_of(lambda: function(each.weight.data()))
         value = function(each.weight.data())  # without the tape
         found.append([y.asnumpy(), value.asnumpy(), each.weight.grad().asnumpy()])
     for a, b in zip(*found):
@@ -288,9 +281,7 @@ def test_parameter_changes_keep_sparse_gradients():
     assert type(layer.weight.data()) is nd.NDArray and layer.weight.data().grad is None
     layer.weight.grad_req = "write"
     layer.cast("float64")
-    with autograd.record():
-        y = layer(nd.array([1]))
-    y.backward()
+    backward_of(lambda: layer(nd.array([1])))
     assert layer.weight.grad().dtype == np.float64 and layer.weight.grad().data.shape == (1, 4)
     layer.collect_params().reset_ctx(mx.cpu(1))
     assert layer.weight.grad().context == mx.cpu(1)
@@ -325,9 +316,7 @@ def test_lazy_updates_change_only_used_rows(name, dtype):
         trainers.append(gluon.Trainer(layer.collect_params(), name.partition(" ")[0], options))
     for _ in range(3):
         for layer, trainer in zip(layers, trainers):
-            with autograd.record():
-                loss = (layer(nd.array([2, 5, 2])) ** 2).sum()
-            loss.backward()
+            backward_of(lambda: (layer(nd.array([2, 5, 2])) ** 2).sum())
             trainer.step(1)
     found, expected = [layer.weight.data().asnumpy() for layer in layers]
     assert np.allclose(found[[2, 5]], expected[[2, 5]], rtol=1e-3 if dtype == "float16" else 1e-6)
@@ -343,9 +332,7 @@ def test_lazy_update_false_equals_dense_updates(name):
         options = {"learning_rate": 0.1, "wd": 0.01, "lazy_update": False}
         trainer = gluon.Trainer(layer.collect_params(), name, options)
         for number in (2, 5):
-            with autograd.record():
-                loss = (layer(nd.array([number])) ** 2).sum()
-            loss.backward()
+            backward_of(lambda: (layer(nd.array([number])) ** 2).sum())
             trainer.step(1)
     found, expected = [layer.weight.data().asnumpy() for layer in layers]
     assert np.allclose(found, expected, rtol=1e-6) and (found != 1).all()
@@ -373,9 +360,7 @@ def test_stale_sparse_gradients_raise():
     trainer = gluon.Trainer(layer.collect_params(), "sgd")
     raises(UserWarning, "weight", lambda: trainer.step(1))
     trainer.step(1, ignore_stale_grad=True)
-    with autograd.record():
-        y = layer(nd.array([1]))
-    y.backward()
+    backward_of(lambda: layer(nd.array([1])))
     trainer.step(1)
     raises(UserWarning, "weight", lambda: trainer.step(1))
 
@@ -393,9 +378,7 @@ def test_accumulation_and_clipping_equal_dense():
             clip_global_norm=0.5,
         )
         for number in (1, 2, 2, 3):
-            with autograd.record():
-                y = layer(nd.array([number, 5])) * 3
-            y.backward()
+            backward_of(lambda: layer(nd.array([number, 5])) * 3)
             trainer.step(1)
         results.append(layer.weight.data().asnumpy())
     assert np.allclose(*results, rtol=1e-5)
@@ -405,9 +388,7 @@ def test_sparse_trainer_states_are_saved_and_loaded(tmp_path):
     layer = embedding(prefix="net_")
     trainer = gluon.Trainer(layer.collect_params(), "adam")
     for _ in range(2):
-        with autograd.record():
-            y = layer(nd.array([1]))
-        y.backward()
+        backward_of(lambda: layer(nd.array([1])))
         trainer.step(1)
     trainer.save_states(tmp_path / "states")
     layer.save_parameters(str(tmp_path / "params"))
@@ -416,9 +397,7 @@ def test_sparse_trainer_states_are_saved_and_loaded(tmp_path):
     again = gluon.Trainer(other.collect_params(), "adam")
     again.load_states(tmp_path / "states")
     for net, one in ((layer, trainer), (other, again)):
-        with autograd.record():
-            y = net(nd.array([1, 2]))
-        y.backward()
+        backward_of(lambda: net(nd.array([1, 2])))
         one.step(1)
     assert (layer.weight.data().asnumpy() == other.weight.data().asnumpy()).all()
 
@@ -499,9 +478,7 @@ def test_step_cost_depends_on_rows_touched_only(hybrid, optimizer):
                 mx.context.reset_peak_memory(mx.cpu(0))
             x = nd.array(rng.randint(0, rows, (8, 10)), dtype="int64")
             begin = time.perf_counter()
-            with autograd.record():
-                loss = (layer(x) ** 2 - layer(x)).sum()
-            loss.backward()
+            backward_of(lambda: (layer(x) ** 2 - layer(x)).sum())
             trainer.step(1)
             nd.waitall()
             times.append(time.perf_counter() - begin)

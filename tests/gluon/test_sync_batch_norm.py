@@ -12,6 +12,7 @@ from mpgluon import _core, autograd, gluon, nd
 from mpgluon.gluon.contrib.nn import SyncBatchNorm
 from support.devices import on
 from support.errors import raises
+from support.training import backward_of
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("MPGLUON_ENGINE", "async") != "async", reason="replicas run side by side"
@@ -220,9 +221,7 @@ def test_prediction_and_global_statistics_do_not_synchronize():
     np.testing.assert_allclose(layer(part).asnumpy(), part.asnumpy(), rtol=1e-4)
     layer = SyncBatchNorm(num_devices=2, use_global_stats=True)
     layer.initialize()
-    with autograd.record():
-        out = layer(part)
-    out.backward()
+    out = backward_of(lambda: layer(part))
     np.testing.assert_allclose(out.asnumpy(), part.asnumpy(), rtol=1e-4)
 
 
@@ -272,9 +271,7 @@ def test_replicas_called_from_threads_synchronize():
     results = [None, None]
 
     def call(i):
-        with autograd.record():
-            out = net(parts[i])
-        out.backward()
+        out = backward_of(lambda: net(parts[i]))
         results[i] = out.asnumpy()
 
     threads = [threading.Thread(target=call, args=(i,)) for i in (0, 1)]

@@ -9,6 +9,7 @@ from mpgluon.gluon import nn
 from support.compare import same_bits
 from support.devices import on
 from support.errors import raises
+from support.training import backward_of
 
 OPTIMIZERS = [
     ("sgd", {"learning_rate": 0.1, "momentum": 0.9, "wd": 0.01}),
@@ -160,9 +161,7 @@ def test_stale_gradients_raise():
     train(net, trainer, batches(1))
     raises(UserWarning, "has not been updated by backward", lambda: trainer.step(1))
     before = values(net)
-    with autograd.record():
-        y = net.first(mx.nd.ones((2, 4)))
-    y.backward()
+    backward_of(lambda: net.first(mx.nd.ones((2, 4))))
     trainer.step(1, ignore_stale_grad=True)
     after = values(net)
     assert (before["net_dense0_weight"] != after["net_dense0_weight"]).any()
@@ -335,9 +334,7 @@ def test_optimizer_states_follow_a_cast_network(optimizer, options):
         for step, dtype in enumerate(dtypes):
             net.cast(dtype)
             x = mx.nd.array([[1, 2, 3], [step, -1, 0.5]], dtype=dtype)
-            with mx.autograd.record():
-                loss = (net(x) ** 2).sum()
-            loss.backward()
+            backward_of(lambda: (net(x) ** 2).sum())
             trainer.step(2)
         return net.weight.data().asnumpy()
 
@@ -352,9 +349,7 @@ def test_multi_precision_states_reject_a_cast_network():
     trainer = mx.gluon.Trainer(net, "adam", {"multi_precision": True})
     for dtype in ("float32", "float16"):
         net.cast(dtype)
-        with mx.autograd.record():
-            loss = net(mx.nd.ones((1, 3), dtype=dtype)).sum()
-        loss.backward()
+        backward_of(lambda: net(mx.nd.ones((1, 3), dtype=dtype)).sum())
         if dtype == "float32":
             trainer.step(1)
     with pytest.raises(

@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 
 import mpgluon as mx
-from mpgluon import _core, autograd, nd
+from mpgluon import _core, nd
 from support.compare import same_bits
 from support.functions import as_list, check, compiled, groups, steps
 from support.stand_in import needs_gpu
+from support.training import backward_of
 
 pytestmark = needs_gpu
 FLOATS = ["float32", "float16", "bfloat16"]
@@ -366,9 +367,7 @@ def test_layer_norm_parameter_gradients_skip_the_data_gradient():
     for call in (lambda *arrays: op(*arrays)[0], function):
         for parameter in (gamma, beta):
             parameter.attach_grad()
-        with mx.autograd.record():
-            y = call(x, gamma, beta)
-        y.backward()
+        backward_of(lambda: call(x, gamma, beta))
         found.append([gamma.grad.asnumpy(), beta.grad.asnumpy()])
     same_bits(*found)
     in_one(recorded_groups(op, "LayerNorm")[1], "_backward_LayerNorm", "_mul_scalar")
@@ -454,9 +453,7 @@ def test_transformer_block_has_the_expected_number_of_kernels(dtype):
         mx.random.seed(3)
         for array in arrays:
             array.attach_grad()
-        with autograd.record():
-            output = as_list(function(*arrays))[0]
-        output.backward()
+        output = backward_of(lambda: as_list(function(*arrays))[0])
         found.append([a.astype("float32").asnumpy() for a in (output, *(x.grad for x in arrays))])
     same_bits(*found)
     entry = next(i for i in range(len(op.compiled())) if steps(op, "backward", i))

@@ -11,6 +11,7 @@ from mpgluon import _core, autograd, gluon
 from mpgluon.gluon import nn, rnn
 from support.compare import same_on_both, uniform
 from support.stand_in import needs_gpu, needs_stand_in
+from support.training import backward_of
 
 pytestmark = needs_gpu
 
@@ -481,9 +482,7 @@ def train(make, devices, hybridize):
     loss, losses, random = gluon.loss.SoftmaxCrossEntropyLoss(), [], np.random.RandomState(0)
     for _ in range(5):
         x, y = (mx.nd.array(a, ctx=ctx) for a, ctx in zip(draw(random), devices))
-        with autograd.record():
-            value = loss(net(x), y)
-        value.backward()
+        value = backward_of(lambda: loss(net(x), y))
         trainer.step(x.shape[0])
         losses.append(value.mean().asscalar())
     return np.array(losses)
@@ -515,9 +514,7 @@ def test_biased_convolutions_have_the_same_bits_on_several_gpus(groups, dtype):
             np.random.RandomState(0).uniform(-1, 1, (2, 6, 7, 7)), ctx=devices[0]
         ).astype(dtype)
         for _ in range(3):  # the third pass replays captures
-            with autograd.record():
-                y = net(x)
-            y.backward()
+            y = backward_of(lambda: net(x))
         results.append([y.asnumpy()] + [p.grad().asnumpy() for p in net.collect_params().values()])
     for other in results[1:]:
         for a, b in zip(results[0], other):

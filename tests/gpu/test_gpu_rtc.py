@@ -9,6 +9,7 @@ from mpgluon.rtc import CudaKernel, _parsed
 from support.errors import raises
 from support.processes import ended, output_of
 from support.stand_in import ON_STAND_IN, needs_gpu
+from support.training import backward_of
 
 AXPY = r"""
 extern "C" __global__ void axpy(const float *x, float *y, float alpha) {
@@ -173,9 +174,7 @@ def test_kernels_implement_an_op_with_a_gradient():
     x.attach_grad()
     w.attach_grad()
     for _ in range(3):
-        with autograd.record():
-            y = (Cube()(x * w) * 2).sum()
-        y.backward()
+        y = backward_of(lambda: (Cube()(x * w) * 2).sum())
     inner = (values * values[:1]).astype("float64")
     np.testing.assert_allclose(y.asscalar(), 2 * (inner**3).sum(), rtol=1e-5)
     slope = 6 * inner**2
@@ -224,9 +223,7 @@ def test_kernels_have_the_same_bits_in_hybridized_blocks(kind):
             net.hybridize()
         x.attach_grad()
         for _ in range(3):
-            with autograd.record():
-                y = net(x)
-            y.backward()
+            y = backward_of(lambda: net(x))
         found.append([y.asnumpy().tobytes(), x.grad.asnumpy().tobytes()])
     assert found[0] == found[1]
 

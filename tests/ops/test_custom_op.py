@@ -12,6 +12,7 @@ from mpgluon import autograd, gluon, nd
 from support.compare import close, same_bits
 from support.devices import on
 from support.errors import raises
+from support.training import backward_of
 
 
 class Power(mx.operator.CustomOp):
@@ -90,9 +91,7 @@ def test_custom_op_works_in_eager_and_hybridized_blocks(hybrid, device):
     x, calls = mx.nd.array([1, 2, -3], ctx=device), mx.nd.zeros(1, ctx=device)
     x.attach_grad()
     for call in range(1, 4):
-        with autograd.record():
-            y = net(x, calls)
-        y.backward()
+        y = backward_of(lambda: net(x, calls))
         assert (
             y.asnumpy().tolist() == [4, 19, 1]
             and x.grad.asnumpy().tolist() == [7, 25, 0]
@@ -324,9 +323,7 @@ def test_custom_op_supports_sparse_arrays():
     assert y.stype == "csr" and SquaresProp.made.pop().seen == ["csr", "csr"]
     np.testing.assert_array_equal(y.asnumpy(), dense.asnumpy() ** 2)
     x.attach_grad()
-    with autograd.record():
-        y = nd.Custom(x, op_type="test_squares")
-    y.backward()
+    y = backward_of(lambda: nd.Custom(x, op_type="test_squares"))
     np.testing.assert_array_equal(x.grad.asnumpy(), 2 * dense.asnumpy())
     assert nd.Custom(dense, op_type="test_squares").stype == "default"
     with pytest.raises(
@@ -354,9 +351,7 @@ def test_profiler_names_the_custom_op(way):
         net = gluon.nn.HybridLambda(lambda F, x: F.Custom(x, op_type="test_squares"))
         if way == "hybridized":
             net.hybridize()
-        with autograd.record():
-            y = net(x)
-        y.backward()
+        backward_of(lambda: net(x))
     nd.waitall()
     mx.profiler.stop()
     times = json.loads(mx.profiler.dumps(format="json"))["Time"]["Custom Operator"]
@@ -445,9 +440,7 @@ def test_custom_infer_shape_determines_parameter_shapes(hybridize, by_name):
     layer.initialize()
     if hybridize:
         layer.hybridize()
-    with autograd.record():
-        out = layer(nd.array([[1, 2, 3], [4, 5, 6]]))
-    out.backward()
+    out = backward_of(lambda: layer(nd.array([[1, 2, 3], [4, 5, 6]])))
     assert out.asnumpy().tolist() == [[2, 3, 4], [5, 6, 7]]
     assert layer.scale.grad().asnumpy().tolist() == [5, 7, 9]
     assert layer.shift.grad().asnumpy().tolist() == [[3], [3]] and layer.calls.shape == (1,)
@@ -502,9 +495,7 @@ def test_custom_op_accepts_empty_inputs(hybrid):
         block.hybridize()
     x = nd.zeros((0, 3))
     x.attach_grad()
-    with autograd.record():
-        out = block(x, nd.zeros((0, 3)))
-    out.backward()
+    out = backward_of(lambda: block(x, nd.zeros((0, 3))))
     assert out.shape == x.grad.shape == (0, 3)
 
 
@@ -624,9 +615,7 @@ def test_layers_run_on_values_inside_host_ops(function, where, units):
         trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
         x, results = nd.random.uniform(shape=(4, 5)), []
         for _ in range(3):
-            with autograd.record():
-                y = net(x)
-            y.backward()
+            y = backward_of(lambda: net(x))
             trainer.step(4)
             results.append(y.asnumpy())
         results.append(net(x).asnumpy())
@@ -653,9 +642,7 @@ def test_layers_run_in_host_ops_after_a_pipelined_block():
         trainer = gluon.Trainer(params, "sgd", {"learning_rate": 0.1})
         x = nd.random.uniform(shape=(4, 5))
         for _ in range(2):
-            with autograd.record():
-                y = head(body(x).as_in_context(mx.cpu(0)))
-            y.backward()
+            y = backward_of(lambda: head(body(x).as_in_context(mx.cpu(0))))
             trainer.step(4)
         return [y, *[p.data() for p in params.values()]]
 

@@ -11,6 +11,7 @@ from mpgluon.parallel import Pipeline
 from samples.base import all_samples
 from support.devices import on
 from support.sample_calls import call, place
+from support.training import backward_of
 
 SAMPLES = all_samples()
 MODE_DEPENDENT = sorted(
@@ -115,9 +116,7 @@ def test_evaluation_does_not_shift_training_draws(make, way):
         for _ in range(2):
             for _ in range(evaluations):
                 net(x).wait_to_read()
-            with autograd.record():
-                y = net(x)
-            y.backward()
+            y = backward_of(lambda: net(x))
             results += [y.asnumpy(), x.grad.asnumpy()]
         return results
 
@@ -194,9 +193,7 @@ def test_seed_in_hybrid_forward_acts_in_every_call(function):
         x, found = nd.ones((2, 3)), []
         x.attach_grad()
         for _ in range(3):
-            with autograd.record():
-                y = net(x)
-            y.backward()
+            y = backward_of(lambda: net(x))
             found += [y, x.grad, nd.random.uniform(shape=2)]
             found = [array.copy() for array in found]
         return [array.asnumpy() for array in found]

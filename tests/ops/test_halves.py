@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from mpgluon import autograd, nd
+from support.training import backward_of
 
 # Functions with exact results in half precision, rounded functions and transcendental ones
 UNARY = "abs negative sign relu floor ceil trunc rint round square reciprocal sqrt exp tanh sigmoid"
@@ -60,9 +61,7 @@ def test_prelu_slope_gradient_ignores_positive_infinity(dtype):
     slope = nd.array([0.5, 0.5, 0.5, 0.5], dtype=dtype)
     for array in (x, slope):
         array.attach_grad()
-    with autograd.record():
-        y = nd.LeakyReLU(x, slope, act_type="prelu")
-    y.backward()
+    backward_of(lambda: nd.LeakyReLU(x, slope, act_type="prelu"))
     wide = [a.grad.astype("float64").asnumpy() for a in (slope, x)]
     np.testing.assert_array_equal(wide[0], [0, -2, 0, -np.inf])
     np.testing.assert_array_equal(wide[1], [[1, 0.5, 1, 0.5]])
@@ -89,9 +88,7 @@ def test_half_precision_gradients_lose_no_digits(name, dtype, unit):
     slopes = []
     for array in (x, x.astype("float64")):
         array.attach_grad()
-        with autograd.record():
-            y = getattr(nd, name)(array)
-        y.backward()
+        backward_of(lambda: getattr(nd, name)(array))
         slopes.append(array.grad.astype("float64").asnumpy())
     found, exact = slopes
     near = np.abs(found - exact) <= 4 * unit * np.abs(exact) + (6e-8 if dtype == "float16" else 0)

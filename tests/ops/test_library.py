@@ -20,6 +20,7 @@ from support.compare import same_bits
 from support.devices import cpus_only, on
 from support.errors import raises
 from support.processes import LIBRARY, compiled, output_of
+from support.training import backward_of
 
 pytestmark = cpus_only
 STRICT = ["-Wall", "-Wextra", "-Werror"]
@@ -124,9 +125,7 @@ def test_library_callback_errors_name_the_op():
         with pytest.raises(mx.MXNetError, match=f"tests_wrong: {text}"):
             (nd.tests_wrong(x, how=how) + 1).asnumpy()
     x.attach_grad()
-    with autograd.record():
-        y = nd.tests_wrong(x, how=9)
-    y.backward()
+    backward_of(lambda: nd.tests_wrong(x, how=9))
     raises(mx.MXNetError, "tests_wrong: backward says no", lambda: x.grad.asnumpy())
     assert nd.tests_wrong(x, how=9).asnumpy().tolist() == [1, 1]  # other calls still work
 
@@ -219,9 +218,7 @@ def test_library_op_states_are_updated_and_have_no_gradient():
     nd.tests_count(x, calls)
     assert calls.asscalar() == 0
     for turn in range(3):
-        with autograd.record():
-            y = nd.tests_count(x, calls) * 2
-        y.backward()
+        backward_of(lambda: nd.tests_count(x, calls) * 2)
         assert calls.asscalar() == turn + 1 and x.grad.asnumpy().tolist() == [2, 2, 2]
     with autograd.train_mode(), pytest.raises(mx.MXNetError, match="out overlaps a state"):
         nd.tests_count(nd.ones((1,), dtype="int64"), calls, out=calls)
@@ -260,9 +257,7 @@ def trained(one, two, hybridized):
         net.hybridize()
     (x,) = arrays((5, 4), ctx=one)
     x.attach_grad()
-    with autograd.record():
-        y = net(x)
-    y.backward()
+    y = backward_of(lambda: net(x))
     grads = [parameter.grad().asnumpy() for parameter in net.collect_params().values()]
     return [y.asnumpy(), x.grad.asnumpy(), net(x).asnumpy(), *grads]
 
@@ -318,9 +313,7 @@ def test_pipeline_accepts_rowwise_library_op():
     for pipelined in (True, False):
         net = stages("scale")
         net.hybridize(pipeline=Pipeline(4) if pipelined else None)
-        with autograd.record():
-            y = net(x)
-        y.backward()
+        y = backward_of(lambda: net(x))
         grads = [parameter.grad().asnumpy() for parameter in net.collect_params().values()]
         results.append([y.asnumpy(), *grads])
     for found, wanted in zip(*results):
@@ -375,9 +368,7 @@ def test_profiler_names_library_ops():
     mx.profiler.start()
     (x,) = arrays((3,), dtype="float64")
     x.attach_grad()
-    with autograd.record():
-        y = nd.tests_exp(x)
-    y.backward()
+    backward_of(lambda: nd.tests_exp(x))
     mx.nd.waitall()
     mx.profiler.stop()
     assert {"tests_exp", "_backward_tests_exp"} <= {e["name"] for e in mx.profiler.events()}

@@ -8,6 +8,7 @@ import pytest
 
 import mpgluon as mx
 from mpgluon import _core, autograd
+from support.training import backward_of
 
 op = _core.get_op
 
@@ -196,9 +197,7 @@ def test_kl_sparse_regularization_of_other_dtypes_matches_formula(dtype, rtol):
     x = mx.nd.array(value, dtype=dtype)
     average = mx.nd.full((5,), 0.25, dtype="float64" if dtype == "float64" else "float32")
     x.attach_grad()
-    with autograd.record():
-        y = mx.nd.IdentityAttachKLSparseReg(x, average, **SPARSE)
-    y.backward()
+    y = backward_of(lambda: mx.nd.IdentityAttachKLSparseReg(x, average, **SPARSE))
     exact = x.astype("float64").asnumpy()
     grad, after = penalised(exact, 0.25, 1.0, **SPARSE)
     assert x.grad.dtype == x.dtype and y.dtype == x.dtype
@@ -228,9 +227,7 @@ def test_half_precision_cross_entropy_gradient_is_rounded_once(dtype):
     for wide in (dtype, "float32"):
         x = values.astype(wide)
         x.attach_grad()
-        with autograd.record():
-            loss = op("_softmax_ce")(x, label)
-        loss.backward()
+        backward_of(lambda: op("_softmax_ce")(x, label))
         found.append(x.grad.astype("float32").asnumpy())
     close = {"float16": 2.0**-11, "bfloat16": 2.0**-8}[dtype]
     np.testing.assert_allclose(*found, rtol=1.01 * close, atol=1e-7)

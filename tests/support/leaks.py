@@ -9,7 +9,6 @@ import mpgluon as mx
 from mpgluon import nd
 from support.devices import on
 
-
 FIELDS = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
 
 

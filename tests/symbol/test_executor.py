@@ -9,6 +9,7 @@ from mpgluon.base import MXNetError
 from mpgluon.gluon import nn
 from support.devices import on
 from support.errors import raises
+from support.training import backward_of
 
 
 def values(*shape, seed=0):
@@ -326,12 +327,8 @@ def test_exported_block_is_imported(tmp_path):
     assert {name[:4] for name in mx.nd.load(param_file)} == {"arg:", "aux:"}
     block = gluon.SymbolBlock.imports(symbol_file, ["data"], param_file)
     np.testing.assert_array_equal(block(x).asnumpy(), expected)
-    with mx.autograd.record():
-        loss = (block(x) ** 2).sum()
-    loss.backward()
-    with mx.autograd.record():
-        loss = (net(x) ** 2).sum()
-    loss.backward()
+    backward_of(lambda: (block(x) ** 2).sum())
+    backward_of(lambda: (net(x) ** 2).sum())
     for name, param in net.collect_params().items():
         if param.grad_req != "null":
             np.testing.assert_allclose(

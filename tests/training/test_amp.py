@@ -10,6 +10,7 @@ from mpgluon.gluon import nn
 from support.compare import same_bits
 from support.devices import on
 from support.errors import raises
+from support.training import backward_of
 
 LOSS = gluon.loss.SoftmaxCrossEntropyLoss()
 OPTIMIZERS = [
@@ -56,9 +57,7 @@ def test_amp_casts_ops_by_kind(low):
     assert out.asnumpy().tolist() == [[2] * 3] * 2
     weight = nd.ones((1, 3))
     weight.attach_grad()
-    with autograd.record():
-        y = nd.FullyConnected(x, weight, no_bias=True, num_hidden=1)
-    y.backward()
+    backward_of(lambda: nd.FullyConnected(x, weight, no_bias=True, num_hidden=1))
     assert name_of(weight.grad) == "float32" and weight.grad.asnumpy().tolist() == [[2, 2, 2]]
 
 
@@ -257,9 +256,7 @@ def test_output_layer_gradients_are_scaled(low):
     amp.init_trainer(trainer)
     x = nd.zeros((1, 2))
     x.attach_grad()
-    with autograd.record():
-        out = nd.SoftmaxOutput(x, nd.zeros(1), grad_scale=2)
-    out.backward()
+    backward_of(lambda: nd.SoftmaxOutput(x, nd.zeros(1), grad_scale=2))
     assert x.grad.asnumpy().tolist() == [[-(2.0**16), 2.0**16]]
 
     class Layer(gluon.HybridBlock):
@@ -663,9 +660,7 @@ def test_recurrent_layers_cast_inputs_but_not_sequence_lengths(low, hybrid):
         if hybrid:
             block.hybridize()
     x, lengths = nd.ones((4100, 2, 4)), nd.array([4097, 3])
-    with autograd.record():
-        y = layer(net(x), None, lengths)
-    y.backward()
+    y = backward_of(lambda: layer(net(x), None, lengths))
     assert y.asnumpy()[4096, 0].any() and not y.asnumpy()[4097, 0].any()
     assert np.isfinite(net.weight.grad().asnumpy()).all()
 

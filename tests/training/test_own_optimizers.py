@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 import mpgluon as mx
-from mpgluon import autograd, gluon, nd
+from mpgluon import gluon, nd
 from mpgluon.gluon import nn
 from support.devices import on
+from support.training import backward_of
 
 CPU = [on(i) for i in range(4)]
 Moments = collections.namedtuple("Moments", "mean count")
@@ -61,9 +62,7 @@ def train(net, trainer, begin=0, end=3):
     for i in range(begin, end):
         x = nd.array(np.random.RandomState(i).randn(5, 3), ctx=first.list_ctx()[0])
         x = x.astype(first.dtype)
-        with autograd.record():
-            loss = (net(x) ** 2).sum()
-        loss.backward()
+        backward_of(lambda: (net(x) ** 2).sum())
         trainer.step(5)
 
 
@@ -245,9 +244,7 @@ def saved_and_loaded(state, tmp_path, kind):
     net.initialize()
     trainer = gluon.Trainer(net.collect_params(), Own())
     other = gluon.Trainer(net.collect_params(), Own())
-    with autograd.record():
-        loss = net(nd.ones((1, 1)))
-    loss.backward()
+    backward_of(lambda: net(nd.ones((1, 1))))
     trainer.step(1)
     if kind == "states":
         trainer.save_states(str(tmp_path / "states"))
@@ -329,9 +326,7 @@ def test_states_of_a_parameter_of_another_shape_are_refused(optimizer, tmp_path)
     for net, units in zip(nets, (3, 1)):
         net.initialize()
         trainers.append(gluon.Trainer(net.collect_params(), optimizer))
-        with autograd.record():
-            loss = net(nd.ones((2, units))).sum()
-        loss.backward()
+        backward_of(lambda: net(nd.ones((2, units))).sum())
         trainers[-1].step(1)
     path = str(tmp_path / "states")
     for saved, loaded in ((0, 1), (1, 0)):
@@ -481,9 +476,7 @@ def test_states_of_parts_of_one_row_load_into_any_split(target, steps, gather, t
         for number in range(begin, end):
             mx.random.seed(number)
             x = nd.random.normal(shape=(4, 2))
-            with autograd.record():
-                loss = (net(x) * nd.array([[1, 2, 3]])).sum() + (net(x) ** 2).sum()
-            loss.backward()
+            backward_of(lambda: (net(x) * nd.array([[1, 2, 3]])).sum() + (net(x) ** 2).sum())
             trainer.step(4)
 
     def whole(net):
@@ -532,9 +525,7 @@ def test_differing_states_of_parts_of_one_row_raise_when_loaded_unsplit(tmp_path
         return net, gluon.Trainer(biases, Sum())
 
     net, trainer = made(True)
-    with autograd.record():
-        loss = net(nd.ones((1, 2))).sum()
-    loss.backward()
+    backward_of(lambda: net(nd.ones((1, 2))).sum())
     trainer.step(1)
     mx.parallel.save(tmp_path, net, trainer)
     mx.parallel.load(tmp_path, *made(True))

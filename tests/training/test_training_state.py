@@ -12,6 +12,7 @@ from mpgluon.gluon import nn
 from mpgluon.gluon.trainer import set_loss_scaler
 from support.devices import on
 from support.errors import raises
+from support.training import backward_of
 
 CPU = [mx.cpu(i) for i in range(4)]
 OPTIMIZERS = {
@@ -45,9 +46,7 @@ def backward(net, i):
     ctx = net[0].weight.list_ctx()[0]
     dtype = net[0].weight.dtype
     x = nd.array(np.random.RandomState(i).randn(5, 3), ctx=ctx, dtype=dtype)
-    with autograd.record():
-        loss = (net(x) ** 2).sum()
-    loss.backward()
+    backward_of(lambda: (net(x) ** 2).sum())
 
 
 def train(net, trainer, begin, end):
@@ -166,9 +165,7 @@ def test_sums_of_grad_req_add_move_and_are_saved(sparse, tmp_path, capsys):
             if i == at:
                 net, trainer = event(net, trainer, remake)
             ctx = net[0].weight.list_ctx()[0]
-            with autograd.record():
-                loss = (net(nd.array([[i % 6, 1, (i + 2) % 6]], ctx=ctx)) ** 2).sum()
-            loss.backward()
+            backward_of(lambda: (net(nd.array([[i % 6, 1, (i + 2) % 6]], ctx=ctx)) ** 2).sum())
             if i % 3 == 2:
                 trainer.step(3)
                 net.collect_params().zero_grad()
@@ -387,9 +384,7 @@ def test_states_load_into_a_recreated_network(tmp_path):
         return net, gluon.Trainer(net.collect_params(), "adam")
 
     def step(net, trainer):
-        with autograd.record():
-            loss = (net(nd.ones((2, 4))) ** 2).sum()
-        loss.backward()
+        backward_of(lambda: (net(nd.ones((2, 4))) ** 2).sum())
         trainer.step(1)
 
     net, trainer = make()
@@ -520,9 +515,7 @@ def test_random_state_advances_only_if_updates_draw():
     layer.initialize()
     for optimizer in (Plain(), mx.optimizer.SGD(), Noisy(), mx.optimizer.SGLD()):
         trainer = gluon.Trainer(layer.collect_params(), optimizer)
-        with autograd.record():
-            loss = layer(nd.ones((1, 2)))
-        loss.backward()
+        backward_of(lambda: layer(nd.ones((1, 2))))
         before = mx.random.get_state()
         trainer.step(1)
         assert (mx.random.get_state() != before) == isinstance(
@@ -715,9 +708,7 @@ def test_move_after_backward_keeps_no_old_arrays(hybridize):
     if hybridize:
         net.hybridize()
     net.collect_params().setattr("grad_req", "add")
-    with autograd.record():
-        loss = net(nd.ones((2, 2), ctx=on(0))).sum()
-    loss.backward()
+    backward_of(lambda: net(nd.ones((2, 2), ctx=on(0))).sum())
     net.collect_params().reset_ctx(on(1))
     assert not any(param.left for param in net.collect_params().values())
 
