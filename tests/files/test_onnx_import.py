@@ -49,230 +49,180 @@ def node(op, count=1, outputs=("out",), **attributes):
     return onnx.helper.make_node(op, [f"x{i}" for i in range(count)], list(outputs), **attributes)
 
 
-# (op, opset, inputs, attributes); inputs in a tuple are constants of the file.
+def given(op, opset, *arrays, **attributes):
+    """Describes a node. (2, 3) is a random input of this shape, [2, 3] a random constant of the
+    file, and (array,) another constant."""
+    inputs = []
+    for array in arrays:
+        if isinstance(array, list):
+            array = (random(*array),)
+        elif isinstance(array, tuple) and isinstance(array[0], int):
+            array = random(*array)
+        inputs.append(array)
+    return op, opset, inputs, attributes
+
+
 NODES = {
-    "clip-7": ("Clip", 7, [random(3, 4)], {"min": -0.5, "max": 1.0}),
-    "clip-13": ("Clip", 13, [random(3, 4), (np.float32(-1),), (np.float32(1),)], {}),
-    "clip-13-above": ("Clip", 13, [random(3, 4), (np.float32(-1),)], {}),
-    "softmax-11": ("Softmax", 11, [random(2, 3, 4)], {"axis": 1}),
-    "softmax-13": ("Softmax", 13, [random(2, 3, 4)], {"axis": 1}),
-    "log-softmax-9": ("LogSoftmax", 9, [random(2, 3, 4)], {"axis": -1}),
-    "gemm": ("Gemm", 13, [random(2, 3), (random(4, 3),), (random(4),)], {"transB": 1}),
-    "gemm-scaled": (
-        "Gemm",
-        11,
-        [random(3, 2), (random(3, 4),), (random(2, 1),)],
-        {"transA": 1, "alpha": 0.5, "beta": 2.0},
+    "clip-7": given("Clip", 7, (3, 4), min=-0.5, max=1.0),
+    "clip-13": given("Clip", 13, (3, 4), (np.float32(-1),), (np.float32(1),)),
+    "clip-13-above": given("Clip", 13, (3, 4), (np.float32(-1),)),
+    "softmax-11": given("Softmax", 11, (2, 3, 4), axis=1),
+    "softmax-13": given("Softmax", 13, (2, 3, 4), axis=1),
+    "log-softmax-9": given("LogSoftmax", 9, (2, 3, 4), axis=-1),
+    "gemm": given("Gemm", 13, (2, 3), [4, 3], [4], transB=1),
+    "gemm-scaled": given("Gemm", 11, (3, 2), [3, 4], [2, 1], transA=1, alpha=0.5, beta=2.0),
+    "matmul-vector": given("MatMul", 13, (2, 3, 4), (4,)),
+    "matmul-stack": given("MatMul", 13, (5, 2, 3, 4), (5, 2, 4, 3)),
+    "matmul-broadcast": given("MatMul", 13, (5, 2, 3, 4), (2, 4, 3)),
+    "conv-same": given(
+        "Conv", 11, (1, 2, 6, 7), [3, 2, 4, 3], auto_pad="SAME_UPPER", strides=[2, 1]
     ),
-    "matmul-vector": ("MatMul", 13, [random(2, 3, 4), random(4)], {}),
-    "matmul-stack": ("MatMul", 13, [random(5, 2, 3, 4), random(5, 2, 4, 3)], {}),
-    "matmul-broadcast": ("MatMul", 13, [random(5, 2, 3, 4), random(2, 4, 3)], {}),
-    "conv-same": (
-        "Conv",
-        11,
-        [random(1, 2, 6, 7), (random(3, 2, 4, 3),)],
-        {"auto_pad": "SAME_UPPER", "strides": [2, 1]},
+    "conv-same-lower": given("Conv", 11, (1, 2, 6, 7), [3, 2, 4, 4], auto_pad="SAME_LOWER"),
+    "conv-one-side": given(
+        "Conv", 11, (1, 2, 6, 7), [3, 2, 3, 3], [3], pads=[1, 0, 0, 2], kernel_shape=[3, 3]
     ),
-    "conv-same-lower": (
-        "Conv",
-        11,
-        [random(1, 2, 6, 7), (random(3, 2, 4, 4),)],
-        {"auto_pad": "SAME_LOWER"},
-    ),
-    "conv-one-side": (
-        "Conv",
-        11,
-        [random(1, 2, 6, 7), (random(3, 2, 3, 3),), (random(3),)],
-        {"pads": [1, 0, 0, 2], "kernel_shape": [3, 3]},
-    ),
-    "conv-1d": (
-        "Conv",
-        11,
-        [random(1, 2, 9), (random(3, 2, 3),)],
-        {"pads": [2, 0], "dilations": [2]},
-    ),
-    "conv-3d": ("Conv", 11, [random(1, 2, 4, 4, 5), (random(2, 1, 2, 2, 2),)], {"group": 2}),
-    "conv-transpose": (
+    "conv-1d": given("Conv", 11, (1, 2, 9), [3, 2, 3], pads=[2, 0], dilations=[2]),
+    "conv-3d": given("Conv", 11, (1, 2, 4, 4, 5), [2, 1, 2, 2, 2], group=2),
+    "conv-transpose": given(
         "ConvTranspose",
         11,
-        [random(1, 2, 4, 4), (random(2, 3, 3, 3),), (random(3),)],
-        {"strides": [2, 2], "output_padding": [1, 1], "pads": [1, 1, 1, 1]},
+        (1, 2, 4, 4),
+        [2, 3, 3, 3],
+        [3],
+        strides=[2, 2],
+        output_padding=[1, 1],
+        pads=[1, 1, 1, 1],
     ),
-    "max-pool": (
-        "MaxPool",
-        12,
-        [random(1, 2, 7, 7)],
-        {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [0, 0, 1, 1]},
+    "max-pool": given(
+        "MaxPool", 12, (1, 2, 7, 7), kernel_shape=[3, 3], strides=[2, 2], pads=[0, 0, 1, 1]
     ),
-    "max-pool-ceil": (
-        "MaxPool",
-        12,
-        [random(1, 2, 6, 6)],
-        {"kernel_shape": [3, 3], "strides": [2, 2], "ceil_mode": 1},
+    "max-pool-ceil": given(
+        "MaxPool", 12, (1, 2, 6, 6), kernel_shape=[3, 3], strides=[2, 2], ceil_mode=1
     ),
-    "average-pool-one-side": (
-        "AveragePool",
-        11,
-        [random(1, 2, 6, 6)],
-        {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [0, 0, 1, 1]},
+    "average-pool-one-side": given(
+        "AveragePool", 11, (1, 2, 6, 6), kernel_shape=[3, 3], strides=[2, 2], pads=[0, 0, 1, 1]
     ),
-    "average-pool-counted": (
-        "AveragePool",
-        11,
-        [random(1, 2, 6, 6)],
-        {"kernel_shape": [3, 3], "pads": [1, 0, 1, 1], "count_include_pad": 1},
+    "average-pool-counted": given(
+        "AveragePool", 11, (1, 2, 6, 6), kernel_shape=[3, 3], pads=[1, 0, 1, 1], count_include_pad=1
     ),
-    "lp-normalization": ("LpNormalization", 7, [random(3, 4)], {"axis": 1, "p": 2}),
-    "lrn": ("LRN", 13, [random(1, 5, 3, 3)], {"size": 3, "alpha": 0.1, "bias": 2.0}),
-    "batch-norm-9": (
+    "lp-normalization": given("LpNormalization", 7, (3, 4), axis=1, p=2),
+    "lrn": given("LRN", 13, (1, 5, 3, 3), size=3, alpha=0.1, bias=2.0),
+    "batch-norm-9": given(
         "BatchNormalization",
         9,
-        [random(2, 3, 4), *[(np.abs(random(3)) + k,) for k in range(4)]],
-        {"epsilon": 1e-3},
+        (2, 3, 4),
+        *[(np.abs(random(3)) + k,) for k in range(4)],
+        epsilon=1e-3,
     ),
-    "layer-norm": (
-        "LayerNormalization",
-        17,
-        [random(2, 3, 4), (random(3, 4),), (random(3, 4),)],
-        {"axis": 1},
-    ),
-    "layer-norm-no-bias": ("LayerNormalization", 17, [random(2, 3, 4), (random(4),)], {}),
-    "group-norm-21": (
-        "GroupNormalization",
-        21,
-        [random(2, 4, 3), (random(4),), (random(4),)],
-        {"num_groups": 2},
-    ),
-    "gelu-20": ("Gelu", 20, [random(3, 4)], {}),
-    "gelu-20-tanh": ("Gelu", 20, [random(3, 4)], {"approximate": "tanh"}),
-    "mish-18": ("Mish", 18, [random(3, 4)], {}),
-    "hard-swish": ("HardSwish", 14, [random(3, 4)], {}),
-    "hard-sigmoid": ("HardSigmoid", 7, [random(3, 4)], {"alpha": 0.3}),
-    "selu": ("Selu", 7, [random(3, 4)], {"alpha": 1.5, "gamma": 0.7}),
-    "elu": ("Elu", 7, [random(3, 4)], {"alpha": 0.3}),
-    "leaky": ("LeakyRelu", 16, [random(3, 4)], {}),
-    "prelu": ("PRelu", 16, [random(2, 3, 4), (random(3, 1),)], {}),
-    "softplus": ("Softplus", 7, [random(3, 4)], {}),
-    "sum": ("Sum", 13, [random(3, 4), random(4), random(3, 1)], {}),
-    "mean": ("Mean", 13, [random(3, 4), random(4)], {}),
-    "max": ("Max", 13, [random(3, 4), random(4)], {}),
-    "min": ("Min", 13, [random(3, 4), random(4)], {}),
-    "pow": ("Pow", 15, [np.abs(random(3, 4)), (np.float32(1.5),)], {}),
-    "reduce-mean-13": ("ReduceMean", 13, [random(2, 3, 4)], {"axes": [1, -1], "keepdims": 0}),
-    "reduce-mean-18": ("ReduceMean", 18, [random(2, 3, 4), (integers(1),)], {}),
-    "reduce-sum-11": ("ReduceSum", 11, [random(2, 3, 4)], {"axes": [0]}),
-    "reduce-sum-13": ("ReduceSum", 13, [random(2, 3, 4), (integers(2),)], {"keepdims": 0}),
-    "reduce-l2": ("ReduceL2", 13, [random(2, 3, 4)], {"axes": [1]}),
-    "reduce-log-sum-exp": ("ReduceLogSumExp", 13, [random(2, 3)], {"axes": [1], "keepdims": 0}),
-    "reduce-prod": ("ReduceProd", 13, [random(2, 3)], {"axes": [1]}),
-    "argmax": ("ArgMax", 13, [random(2, 3, 4)], {"axis": 1, "keepdims": 0}),
-    "cumsum": ("CumSum", 14, [random(2, 3), (np.array(1),)], {"reverse": 1}),
-    "squeeze-11": ("Squeeze", 11, [random(1, 3, 1)], {"axes": [0]}),
-    "squeeze-13": ("Squeeze", 13, [random(1, 3, 1), (integers(-1),)], {}),
-    "unsqueeze-11": ("Unsqueeze", 11, [random(3, 4)], {"axes": [0, 3]}),
-    "unsqueeze-13": ("Unsqueeze", 13, [random(3, 4), (integers(-1, 0),)], {}),
-    "flatten": ("Flatten", 13, [random(2, 3, 4)], {"axis": 2}),
-    "flatten-0": ("Flatten", 13, [random(2, 3, 4)], {"axis": 0}),
-    "reshape": ("Reshape", 14, [random(2, 3, 4), (integers(0, -1),)], {}),
-    "transpose": ("Transpose", 13, [random(2, 3, 4)], {}),
-    "slice-9": ("Slice", 9, [random(5, 6)], {"starts": [1, -3], "ends": [4, 100], "axes": [0, 1]}),
-    "slice-13": (
+    "layer-norm": given("LayerNormalization", 17, (2, 3, 4), [3, 4], [3, 4], axis=1),
+    "layer-norm-no-bias": given("LayerNormalization", 17, (2, 3, 4), [4]),
+    "group-norm-21": given("GroupNormalization", 21, (2, 4, 3), [4], [4], num_groups=2),
+    "gelu-20": given("Gelu", 20, (3, 4)),
+    "gelu-20-tanh": given("Gelu", 20, (3, 4), approximate="tanh"),
+    "mish-18": given("Mish", 18, (3, 4)),
+    "hard-swish": given("HardSwish", 14, (3, 4)),
+    "hard-sigmoid": given("HardSigmoid", 7, (3, 4), alpha=0.3),
+    "selu": given("Selu", 7, (3, 4), alpha=1.5, gamma=0.7),
+    "elu": given("Elu", 7, (3, 4), alpha=0.3),
+    "leaky": given("LeakyRelu", 16, (3, 4)),
+    "prelu": given("PRelu", 16, (2, 3, 4), [3, 1]),
+    "softplus": given("Softplus", 7, (3, 4)),
+    "sum": given("Sum", 13, (3, 4), (4,), (3, 1)),
+    "mean": given("Mean", 13, (3, 4), (4,)),
+    "max": given("Max", 13, (3, 4), (4,)),
+    "min": given("Min", 13, (3, 4), (4,)),
+    "pow": given("Pow", 15, np.abs(random(3, 4)), (np.float32(1.5),)),
+    "reduce-mean-13": given("ReduceMean", 13, (2, 3, 4), axes=[1, -1], keepdims=0),
+    "reduce-mean-18": given("ReduceMean", 18, (2, 3, 4), (integers(1),)),
+    "reduce-sum-11": given("ReduceSum", 11, (2, 3, 4), axes=[0]),
+    "reduce-sum-13": given("ReduceSum", 13, (2, 3, 4), (integers(2),), keepdims=0),
+    "reduce-l2": given("ReduceL2", 13, (2, 3, 4), axes=[1]),
+    "reduce-log-sum-exp": given("ReduceLogSumExp", 13, (2, 3), axes=[1], keepdims=0),
+    "reduce-prod": given("ReduceProd", 13, (2, 3), axes=[1]),
+    "argmax": given("ArgMax", 13, (2, 3, 4), axis=1, keepdims=0),
+    "cumsum": given("CumSum", 14, (2, 3), (np.array(1),), reverse=1),
+    "squeeze-11": given("Squeeze", 11, (1, 3, 1), axes=[0]),
+    "squeeze-13": given("Squeeze", 13, (1, 3, 1), (integers(-1),)),
+    "unsqueeze-11": given("Unsqueeze", 11, (3, 4), axes=[0, 3]),
+    "unsqueeze-13": given("Unsqueeze", 13, (3, 4), (integers(-1, 0),)),
+    "flatten": given("Flatten", 13, (2, 3, 4), axis=2),
+    "flatten-0": given("Flatten", 13, (2, 3, 4), axis=0),
+    "reshape": given("Reshape", 14, (2, 3, 4), (integers(0, -1),)),
+    "transpose": given("Transpose", 13, (2, 3, 4)),
+    "slice-9": given("Slice", 9, (5, 6), starts=[1, -3], ends=[4, 100], axes=[0, 1]),
+    "slice-13": given(
         "Slice",
         13,
-        [
-            random(5, 6),
-            (integers(4, 0),),
-            (integers(-100, 5),),
-            (integers(0, 1),),
-            (integers(-2, 2),),
-        ],
-        {},
+        (5, 6),
+        (integers(4, 0),),
+        (integers(-100, 5),),
+        (integers(0, 1),),
+        (integers(-2, 2),),
     ),
-    "gather": ("Gather", 13, [random(5, 3), (integers([0, -1], [2, 4]),)], {}),
-    "gather-one": ("Gather", 13, [random(5, 3), (np.array(-1),)], {"axis": 1}),
-    "gather-nd": ("GatherND", 13, [random(5, 3), (integers([0, 1], [4, 2]),)], {}),
-    "expand": ("Expand", 13, [random(3, 1), (integers(2, 1, 4),)], {}),
-    "tile": ("Tile", 13, [random(2, 3), (integers(2, 1),)], {}),
-    "pad-7": ("Pad", 7, [random(1, 2, 3, 3)], {"pads": [0, 0, 1, 0, 0, 0, 2, 1], "value": 3.0}),
-    "pad-13": ("Pad", 13, [random(2, 3), (integers(1, 0, 0, 2),), (np.float32(2),)], {}),
-    "pad-reflect": (
-        "Pad",
-        13,
-        [random(1, 2, 4, 4), (integers(0, 0, 1, 1, 0, 0, 1, 2),)],
-        {"mode": "reflect"},
+    "gather": given("Gather", 13, (5, 3), (integers([0, -1], [2, 4]),)),
+    "gather-one": given("Gather", 13, (5, 3), (np.array(-1),), axis=1),
+    "gather-nd": given("GatherND", 13, (5, 3), (integers([0, 1], [4, 2]),)),
+    "expand": given("Expand", 13, (3, 1), (integers(2, 1, 4),)),
+    "tile": given("Tile", 13, (2, 3), (integers(2, 1),)),
+    "pad-7": given("Pad", 7, (1, 2, 3, 3), pads=[0, 0, 1, 0, 0, 0, 2, 1], value=3.0),
+    "pad-13": given("Pad", 13, (2, 3), (integers(1, 0, 0, 2),), (np.float32(2),)),
+    "pad-reflect": given(
+        "Pad", 13, (1, 2, 4, 4), (integers(0, 0, 1, 1, 0, 0, 1, 2),), mode="reflect"
     ),
-    "one-hot": (
-        "OneHot",
-        11,
-        [np.array([0, 2, 1]), (np.array(4),), (np.array([1, 5], dtype=np.float32),)],
-        {},
+    "one-hot": given(
+        "OneHot", 11, np.array([0, 2, 1]), (np.array(4),), (np.array([1, 5], dtype=np.float32),)
     ),
-    "upsample-9": (
-        "Upsample",
-        9,
-        [random(1, 2, 3, 4), (np.array([1, 1, 2, 2], dtype=np.float32),)],
-        {"mode": "nearest"},
+    "upsample-9": given(
+        "Upsample", 9, (1, 2, 3, 4), (np.array([1, 1, 2, 2], dtype=np.float32),), mode="nearest"
     ),
-    "depth-to-space-crd": (
-        "DepthToSpace",
-        13,
-        [random(1, 8, 2, 3)],
-        {"blocksize": 2, "mode": "CRD"},
+    "depth-to-space-crd": given("DepthToSpace", 13, (1, 8, 2, 3), blocksize=2, mode="CRD"),
+    "space-to-depth": given("SpaceToDepth", 13, (1, 2, 4, 6), blocksize=2),
+    "det": given("Det", 11, (2, 3, 3)),
+    "trilu": given("Trilu", 14, (3, 4), (np.array(1),), upper=0),
+    "mod": given("Mod", 13, integers(-5, 5, 7), integers(3, -3, 4)),
+    "dropout": given("Dropout", 13, (3, 4)),
+    "rnn-reverse": given(
+        "RNN", 14, (4, 2, 3), [1, 5, 3], [1, 5, 5], hidden_size=5, direction="reverse"
     ),
-    "space-to-depth": ("SpaceToDepth", 13, [random(1, 2, 4, 6)], {"blocksize": 2}),
-    "det": ("Det", 11, [random(2, 3, 3)], {}),
-    "trilu": ("Trilu", 14, [random(3, 4), (np.array(1),)], {"upper": 0}),
-    "mod": ("Mod", 13, [integers(-5, 5, 7), integers(3, -3, 4)], {}),
-    "dropout": ("Dropout", 13, [random(3, 4)], {}),
-    "rnn-reverse": (
-        "RNN",
-        14,
-        [random(4, 2, 3), (random(1, 5, 3),), (random(1, 5, 5),)],
-        {"hidden_size": 5, "direction": "reverse"},
+    "lstm-no-bias": given(
+        "LSTM", 14, (4, 2, 3), [2, 20, 3], [2, 20, 5], hidden_size=5, direction="bidirectional"
     ),
-    "lstm-no-bias": (
+    "lstm-lengths": given(
         "LSTM",
         14,
-        [random(4, 2, 3), (random(2, 20, 3),), (random(2, 20, 5),)],
-        {"hidden_size": 5, "direction": "bidirectional"},
+        (4, 3, 3),
+        [2, 20, 3],
+        [2, 20, 5],
+        [2, 40],
+        np.array([2, 4, 1], dtype=np.int32),
+        hidden_size=5,
+        direction="bidirectional",
     ),
-    "lstm-lengths": (
-        "LSTM",
-        14,
-        [
-            random(4, 3, 3),
-            (random(2, 20, 3),),
-            (random(2, 20, 5),),
-            (random(2, 40),),
-            np.array([2, 4, 1], dtype=np.int32),
-        ],
-        {"hidden_size": 5, "direction": "bidirectional"},
-    ),
-    "gru-lengths-reverse": (
+    "gru-lengths-reverse": given(
         "GRU",
         14,
-        [
-            random(4, 2, 3),
-            (random(1, 15, 3),),
-            (random(1, 15, 5),),
-            (random(1, 30),),
-            np.array([3, 1], dtype=np.int32),
-        ],
-        {"hidden_size": 5, "direction": "reverse", "linear_before_reset": 1},
+        (4, 2, 3),
+        [1, 15, 3],
+        [1, 15, 5],
+        [1, 30],
+        np.array([3, 1], dtype=np.int32),
+        hidden_size=5,
+        direction="reverse",
+        linear_before_reset=1,
     ),
 }
 
 
 @pytest.mark.parametrize("name", sorted(NODES))
 def test_onnx_node_matches_onnxruntime(name, tmp_path):
-    op, opset, given, attributes = NODES[name]
+    op, opset, given_inputs, attributes = NODES[name]
     inputs, constants = {}, {}
-    for i, array in enumerate(given):
+    for i, array in enumerate(given_inputs):
         if isinstance(array, tuple):
             constants[f"x{i}"] = np.asarray(array[0])
         else:
             inputs[f"x{i}"] = array
-    nodes = [node(op, len(given), **attributes)]
+    nodes = [node(op, len(given_inputs), **attributes)]
     path = save(tmp_path / "a.onnx", nodes, inputs, constants, opset)
     expected = run(path, list(inputs.values()))
     block = mx.onnx.import_to_gluon(path)
