@@ -7,6 +7,7 @@ import functools
 import sys
 import types
 import weakref
+from operator import attrgetter, itemgetter, setitem
 
 import numpy as np
 import pytest
@@ -205,10 +206,6 @@ def swap(net):
     net.a, net.b = net.b, net.a
 
 
-def set_item(container, key, value):
-    container[key] = value
-
-
 def grid(*arrays):
     return object_array(*arrays).reshape(2, -1)
 
@@ -242,18 +239,7 @@ def weakly_held(kept):
     return weakref.ref(ALIVE[-1])
 
 
-def kept_of(held):
-    return held.kept
-
-
-def called(held):
-    return held()
-
-
-def first_of(held):
-    return held[0]
-
-
+kept_of, called, first_of = attrgetter("kept"), lambda held: held(), itemgetter(0)
 # name -> (function that puts an array into an object, function that returns the array)
 HOLDERS = {
     "object": (Holder, kept_of),
@@ -300,52 +286,48 @@ def shared_with_layers(make, read):
     return Body(lambda b, F, x: read(b.b)(read(b.a)(x) + 1), a=held, b=held)
 
 
+# how an object is shared -> (function that builds a block, changes of it one after the other)
+SHARED = {
+    "of two attributes": (
+        shared_by_attributes,
+        lambda make: [
+            lambda n: setattr(n, "b", make(scale(3))),
+            lambda n: setattr(n, "a", n.b),
+            lambda n: setattr(n, "a", make(scale(5))),
+            swap,
+        ],
+    ),
+    "of two items": (
+        shared_by_items,
+        lambda make: [
+            lambda n: setitem(n.all, 0, make(scale(3))),
+            lambda n: setitem(n.all, 1, n.all[0]),
+            lambda n: setitem(n.all, 1, make(scale(5))),
+            lambda n: n.all.reverse(),
+        ],
+    ),
+    "of two children": (
+        shared_by_children,
+        lambda make: [
+            lambda n: setattr(n.a, "held", make(scale(3))),
+            lambda n: setattr(n.b, "held", n.a.held),
+            lambda n: setattr(n.b, "held", make(scale(5))),
+        ],
+    ),
+    "with a layer": (
+        shared_with_layers,
+        lambda make: [
+            lambda n: setattr(n, "b", make(Times(3))),
+            lambda n: setattr(n, "a", n.b),
+            lambda n: setattr(n, "a", make(Times(5))),
+        ],
+    ),
+}
 # name -> (function that builds a block, changes of it one after the other)
 CASES = {
     **{
-        f"{name} of two attributes": (
-            lambda make=make, read=read: shared_by_attributes(make, read),
-            [
-                lambda n, make=make: setattr(n, "b", make(scale(3))),
-                lambda n: setattr(n, "a", n.b),
-                lambda n, make=make: setattr(n, "a", make(scale(5))),
-                swap,
-            ],
-        )
-        for name, (make, read) in HOLDERS.items()
-    },
-    **{
-        f"{name} of two items": (
-            lambda make=make, read=read: shared_by_items(make, read),
-            [
-                lambda n, make=make: set_item(n.all, 0, make(scale(3))),
-                lambda n: set_item(n.all, 1, n.all[0]),
-                lambda n, make=make: set_item(n.all, 1, make(scale(5))),
-                lambda n: n.all.reverse(),
-            ],
-        )
-        for name, (make, read) in HOLDERS.items()
-    },
-    **{
-        f"{name} of two children": (
-            lambda make=make, read=read: shared_by_children(make, read),
-            [
-                lambda n, make=make: setattr(n.a, "held", make(scale(3))),
-                lambda n: setattr(n.b, "held", n.a.held),
-                lambda n, make=make: setattr(n.b, "held", make(scale(5))),
-            ],
-        )
-        for name, (make, read) in HOLDERS.items()
-    },
-    **{
-        f"{name} with a layer": (
-            lambda make=make, read=read: shared_with_layers(make, read),
-            [
-                lambda n, make=make: setattr(n, "b", make(Times(3))),
-                lambda n: setattr(n, "a", n.b),
-                lambda n, make=make: setattr(n, "a", make(Times(5))),
-            ],
-        )
+        f"{name} {how}": (functools.partial(build, make, read), changes(make))
+        for how, (build, changes) in SHARED.items()
         for name, (make, read) in HOLDERS.items()
     },
     "add": (lambda: sequential(2), [lambda n: n.add(Times(3)), lambda n: n.add(Times(5))]),
@@ -365,7 +347,7 @@ CASES = {
     "children": (
         lambda: sequential(2, 3),
         [
-            lambda n: set_item(n._children, "1", Times(5)),
+            lambda n: setitem(n._children, "1", Times(5)),
             lambda n: n._children.pop("0"),
             lambda n: n._children.update({"2": Times(7)}),
             lambda n: n._children.setdefault("3", Times(11)),
@@ -380,13 +362,13 @@ CASES = {
     ),
     "parameter": (
         lambda: Times(2),
-        [lambda n: set_item(n._reg_params, "factor", Times(3).factor)],
+        [lambda n: setitem(n._reg_params, "factor", Times(3).factor)],
     ),
     "list of blocks": (
         lambda: Body(lambda b, F, x: in_turn(b.layers, x), layers=[Times(2), Times(3)]),
         [
             lambda n: n.layers.append(Times(5)),
-            lambda n: set_item(n.layers, 0, Times(7)),
+            lambda n: setitem(n.layers, 0, Times(7)),
             lambda n: n.layers.reverse(),
             lambda n: setattr(n, "layers", [Times(11)]),
         ],
@@ -398,8 +380,8 @@ CASES = {
     "dict of blocks": (
         lambda: Body(lambda b, F, x: in_turn(b.layers.values(), x), layers={"a": Times(2)}),
         [
-            lambda n: set_item(n.layers, "b", Times(5)),
-            lambda n: set_item(n.layers, "a", Times(7)),
+            lambda n: setitem(n.layers, "b", Times(5)),
+            lambda n: setitem(n.layers, "a", Times(7)),
             lambda n: n.layers.pop("a"),
         ],
     ),
@@ -413,13 +395,13 @@ CASES = {
     ),
     "unregistered block": (
         unregistered,
-        [lambda n, i=i: set_item(vars(n), "hidden", Times(i)) for i in (3, 5)],
+        [lambda n, i=i: setitem(vars(n), "hidden", Times(i)) for i in (3, 5)],
     ),
     "parameters in a list": (
         with_parameters,
         [
             lambda n: n.scales.append(Times(5).factor),
-            lambda n: set_item(n.scales, 0, Times(7).factor),
+            lambda n: setitem(n.scales, 0, Times(7).factor),
             lambda n: n.scales.pop(),
         ],
     ),
@@ -444,8 +426,8 @@ CASES = {
         [
             lambda n: n.masks.append(scale(5)),
             lambda n: n.masks.insert(0, scale(7)),
-            lambda n: set_item(n.masks, 1, scale(11)),
-            lambda n: set_item(n.masks, slice(1, 3), []),
+            lambda n: setitem(n.masks, 1, scale(11)),
+            lambda n: setitem(n.masks, slice(1, 3), []),
             lambda n: setattr(n, "masks", [scale(13), scale(2), scale(3), scale(5)]),
             lambda n: setattr(n, "masks", (scale(13), scale(2), scale(3), scale(7))),
         ],
@@ -457,7 +439,7 @@ CASES = {
     "dict of arrays": (
         lambda: Body(lambda b, F, x: times_all(b.masks.values(), F, x), masks={"a": scale(2)}),
         [
-            lambda n: set_item(n.masks, "b", scale(3)),
+            lambda n: setitem(n.masks, "b", scale(3)),
             lambda n: n.masks.pop("a"),
             lambda n: n.masks.update(b=scale(5), c=scale(7)),
         ],
@@ -469,8 +451,8 @@ CASES = {
         ),
         [
             lambda n: n.masks["a"].append(scale(3)),
-            lambda n: set_item(n.masks, "b", [scale(5)]),
-            lambda n: set_item(n.masks, "a", [scale(7), scale(2)]),
+            lambda n: setitem(n.masks, "b", [scale(5)]),
+            lambda n: setitem(n.masks, "a", [scale(7), scale(2)]),
         ],
     ),
     "items": (
@@ -478,7 +460,7 @@ CASES = {
             lambda b, F, x: times_all([m for m in b.masks if m is not None], F, x),
             masks=[scale(2), None],
         ),
-        [lambda n: set_item(n.masks, 1, scale(3)), lambda n: set_item(n.masks, 0, None)],
+        [lambda n: setitem(n.masks, 1, scale(3)), lambda n: setitem(n.masks, 0, None)],
     ),
     "one list twice": (
         shared_list,
@@ -492,7 +474,7 @@ CASES = {
         deep_list,
         [
             lambda n: innermost(n).masks.append(scale(3)),
-            lambda n: set_item(innermost(n).masks, 0, scale(5)),
+            lambda n: setitem(innermost(n).masks, 0, scale(5)),
             lambda n: setattr(innermost(n), "masks", [scale(7)]),
         ],
     ),
@@ -514,7 +496,7 @@ CASES = {
             lambda b, F, x: times_all(b.masks, F, x), masks=object_array(scale(2), scale(3))
         ),
         [
-            lambda n: set_item(n.masks, 0, scale(5)),
+            lambda n: setitem(n.masks, 0, scale(5)),
             lambda n: setattr(n, "masks", object_array(*map(scale, (7, 2, 3)))),
         ],
     ),

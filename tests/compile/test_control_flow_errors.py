@@ -22,100 +22,87 @@ def hybrid(f):
     return lambda: net(nd.ones((2, 5, 4)), nd.ones((5, 4)))
 
 
+def while_loop(cond, func, **options):
+    """Returns the function of a block that loops over its state."""
+    options = options or {"max_iterations": 3}
+    return lambda net, F, x, s: F.contrib.while_loop(
+        lambda v: cond(F, v), lambda v: func(F, v), s, **options
+    )[1]
+
+
+def cond(then, otherwise, pred=lambda F, s: F.sum(s)):
+    return lambda net, F, x, s: F.contrib.cond(
+        pred(F, s), lambda: then(F, x, s), lambda: otherwise(F, x, s)
+    )
+
+
+def refused(words, f, kind=ValueError):
+    return pytest.param(f, kind, words)
+
+
 @pytest.mark.parametrize(
     "f, kind, words",
     [
-        (
-            lambda net, F, x, s: F.contrib.while_loop(
-                lambda v: F.sum(v) < 3, lambda v: ([], F.concat(v, v, dim=0)), s, max_iterations=3
-            )[1],
-            ValueError,
+        refused(
             r"loop_vars must keep shapes.*number 0 is float32 \(5, 4\) on [cg]pu\(0\) before "
             r"and float32 \(10, 4\) on [cg]pu\(0\) after func",
+            while_loop(lambda F, v: F.sum(v) < 3, lambda F, v: ([], F.concat(v, v, dim=0))),
         ),
-        (
-            lambda net, F, x, s: F.contrib.while_loop(
-                lambda v: v, lambda v: ([], v), s, max_iterations=3
-            )[1],
-            ValueError,
-            "one number, not an array of shape",
+        refused(
+            "one number, not an array of shape", while_loop(lambda F, v: v, lambda F, v: ([], v))
         ),
-        (
-            lambda net, F, x, s: F.contrib.while_loop(
-                lambda v: True, lambda v: ([], v), s, max_iterations=3
-            )[1],
-            ValueError,
+        refused(
             "cond must return an array, not bool",
+            while_loop(lambda F, v: True, lambda F, v: ([], v)),
         ),
-        (
-            lambda net, F, x, s: F.contrib.while_loop(
-                lambda v: F.sum(v), lambda v: v, s, max_iterations=3
-            )[1],
-            ValueError,
+        refused(
             r"func must return \(outputs, loop_vars\)",
+            while_loop(lambda F, v: F.sum(v), lambda F, v: v),
         ),
-        (
-            lambda net, F, x, s: F.contrib.while_loop(
-                lambda v: F.sum(v), lambda v: ([], [v, v]), s, max_iterations=3
-            )[1],
-            ValueError,
+        refused(
             "the same number of loop_vars as it gets, 1, not 2",
+            while_loop(lambda F, v: F.sum(v), lambda F, v: ([], [v, v])),
         ),
-        (
-            lambda net, F, x, s: F.contrib.while_loop(lambda v: F.sum(v), lambda v: ([], v), s)[1],
-            ValueError,
+        refused(
             "max_iterations must be given",
+            while_loop(lambda F, v: F.sum(v), lambda F, v: ([], v), max_iterations=None),
         ),
-        (
-            lambda net, F, x, s: F.contrib.while_loop(lambda: 1, lambda: ([], []), [], 3)[1],
-            ValueError,
+        refused(
             "loop_vars must not be empty",
+            lambda net, F, x, s: F.contrib.while_loop(lambda: 1, lambda: ([], []), [], 3)[1],
         ),
-        (
-            lambda net, F, x, s: F.contrib.cond(F.sum(s), lambda: s, lambda: x),
-            ValueError,
+        refused(
             r"output 0 is float32 \(5, 4\) on [cg]pu\(0\) from then_func but float32 \(2, 5, 4\)",
+            cond(lambda F, x, s: s, lambda F, x, s: x),
         ),
-        (
-            lambda net, F, x, s: F.contrib.cond(
-                F.sum(s), lambda: s, lambda: s.as_in_context(on(1))
-            ),
-            ValueError,
+        refused(
             r"from else_func|from then_func but float32 \(5, 4\) on [cg]pu\(1\)",
+            cond(lambda F, x, s: s, lambda F, x, s: s.as_in_context(on(1))),
         ),
-        (
-            lambda net, F, x, s: F.contrib.cond(F.sum(s), lambda: s, lambda: [s, s]),
-            ValueError,
+        refused(
             "then_func returned 1 arrays, but else_func returned 2",
+            cond(lambda F, x, s: s, lambda F, x, s: [s, s]),
         ),
-        (
-            lambda net, F, x, s: F.contrib.cond(s, lambda: s, lambda: s),
-            ValueError,
+        refused(
             "pred must be one number",
+            cond(lambda F, x, s: s, lambda F, x, s: s, pred=lambda F, s: s),
         ),
-        (
-            lambda net, F, x, s: F.contrib.cond(
-                F.sum(s), lambda: F.contrib.boolean_mask(s, s[:, 0]), lambda: s
-            ),
-            NotImplementedError,
+        refused(
             "inside cond, whose steps are compiled",
-        ),
-        (
-            lambda net, F, x, s: F.contrib.while_loop(
-                lambda v: F.sum(v),
-                lambda v: (F.contrib.boolean_mask(s, s[:, 0]), v),
-                s,
-                max_iterations=2,
-            )[1],
+            cond(lambda F, x, s: F.contrib.boolean_mask(s, s[:, 0]), lambda F, x, s: s),
             NotImplementedError,
-            "boolean_mask: the shape of its result depends on values.*while_loop",
         ),
-        (
+        refused(
+            "boolean_mask: the shape of its result depends on values.*while_loop",
+            while_loop(lambda F, v: F.sum(v), lambda F, v: (F.contrib.boolean_mask(v, v[:, 0]), v)),
+            NotImplementedError,
+        ),
+        refused(
+            r"different devices.*as_in_context\(mx.[cg]pu\(1\)\)",
             lambda net, F, x, s: F.contrib.foreach(
                 lambda a, st: (a + st, st.as_in_context(on(1)) + st), x, s
             )[0],
             MXNetError,
-            r"different devices.*as_in_context\(mx.[cg]pu\(1\)\)",
         ),
     ],
 )

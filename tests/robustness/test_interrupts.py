@@ -63,15 +63,22 @@ def trained(net):
     return out.asnumpy().tobytes(), net.first.weight.grad().asnumpy().tobytes()
 
 
-def everything(way, folder, places):
-    (folder / "kept").mkdir()
-    (folder / "other").mkdir()
+def at_places(few, many):
+    """Runs a test with interrupts at a few places, and as a slow test at many."""
+    return pytest.mark.parametrize("places", [few, pytest.param(many, marks=pytest.mark.slow)])
+
+
+@at_places(8, 60)
+@pytest.mark.parametrize("way", ["eager", "hybridized", "pipelined", "train step"])
+def test_interrupts_of_each_operation_are_clean(way, tmp_path, places):
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "other").mkdir()
     kept = Session(way)
     kept.step()
-    kept.save(folder / "kept")
+    kept.save(tmp_path / "kept")
 
     def again(session):
-        session.load(folder / "kept")
+        session.load(tmp_path / "kept")
         mx.random.seed(9)
         return (
             session.step(),
@@ -83,49 +90,23 @@ def everything(way, folder, places):
     expected = again(kept)
 
     def check(session):
-        assert again(session) == expected, "the step behind an interrupt is another"
+        assert again(session) == expected, "the step after an interrupt differs"
 
     sweep(lambda: kept, Session.step, check, places)
-    sweep(lambda: kept, lambda session: session.save(folder / "other"), check, places)
-    sweep(lambda: kept, lambda session: session.load(folder / "kept"), check, places)
+    sweep(lambda: kept, lambda session: session.save(tmp_path / "other"), check, places)
+    sweep(lambda: kept, lambda session: session.load(tmp_path / "kept"), check, places)
     sweep(lambda: Session(way), Session.step, check, places)  # includes compilation
 
 
-WAYS = ["eager", "hybridized", "pipelined", "train step"]
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_interrupts_at_some_points_of_each_operation_are_clean(way, tmp_path):
-    everything(way, tmp_path, 8)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("way", WAYS)
-def test_interrupts_at_many_points_of_each_operation_are_clean(way, tmp_path):
-    everything(way, tmp_path, 60)
-
-
-def first_calls(options, places):
+@at_places(20, 200)
+@pytest.mark.parametrize("options", [None, {}], ids=["eager", "hybridized"])
+def test_interrupts_of_a_first_call_are_clean(options, places):
     expected = trained(deferred(options))
 
     def check(net):
         assert trained(net) == expected and trained(deferred(options)) == expected
 
     sweep(lambda: deferred(options), trained, check, places)
-
-
-OPTIONS = [None, {}]
-
-
-@pytest.mark.parametrize("options", OPTIONS, ids=["eager", "hybridized"])
-def test_interrupts_at_some_points_of_a_first_call_are_clean(options):
-    first_calls(options, 20)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("options", OPTIONS, ids=["eager", "hybridized"])
-def test_interrupts_at_many_points_of_a_first_call_are_clean(options):
-    first_calls(options, 200)
 
 
 class Chain(gluon.nn.HybridSequential):
@@ -157,69 +138,52 @@ def step_of(net, trainer):
     return loss.asscalar()
 
 
-def checkpoints(folder, places):
+@at_places(6, 60)
+def test_interrupted_checkpoints_are_whole(tmp_path, places):
     net, trainer = chain()
     step_of(net, trainer)
-    mx.parallel.save(str(folder / "kept"), net, trainer)
+    mx.parallel.save(str(tmp_path / "kept"), net, trainer)
     expected = [step_of(net, trainer) for _ in range(2)]
 
     def load(thing, where="kept"):
-        mx.parallel.load(str(folder / where), *thing)
+        mx.parallel.load(str(tmp_path / where), *thing)
 
-    def check(thing):
-        load(thing)
-        assert [step_of(*thing) for _ in range(2)] == expected
-
-    def saved(thing):  # the folder holds the previous checkpoint or the new one
-        load(thing, "kept")
-        mx.parallel.save(str(folder / "other"), *thing)
-        sweep_one(thing)
-
-    def sweep_one(thing):
-        load(thing, "other")
+    def check(thing, where="kept"):
+        load(thing, where)
         assert [step_of(*thing) for _ in range(2)] == expected
 
     sweep(chain, load, check, places)
     load((net, trainer))
-    mx.parallel.save(str(folder / "other"), net, trainer)
+    mx.parallel.save(str(tmp_path / "other"), net, trainer)
+    # The folder holds the previous checkpoint or the new one
     sweep(
         lambda: (load((net, trainer)), (net, trainer))[1],
-        lambda thing: mx.parallel.save(str(folder / "other"), *thing),
-        sweep_one,
+        lambda thing: mx.parallel.save(str(tmp_path / "other"), *thing),
+        lambda thing: check(thing, "other"),
         places,
     )
 
 
-def test_interrupted_checkpoints_are_whole(tmp_path):
-    checkpoints(tmp_path, 6)
-
-
-def plans(places, trials):
+@pytest.mark.slow
+def test_interrupted_plans_are_clean():
     x, y = nd.array(np.random.RandomState(1).rand(8, 5)), nd.zeros((8, 2))
     expected = step_of(*chain())
 
     def plan(thing):
         devices = [mx.cpu(0), mx.cpu(1)]
-        mx.parallel.plan(
-            thing[0],
-            x,
-            devices,
-            labels=y,
-            loss=gluon.loss.L2Loss(),
-            micro_batches=2,
-            repeats=1,
-            trials=trials,
-        )
+        options = {"micro_batches": 2, "repeats": 1, "trials": 1}
+        mx.parallel.plan(thing[0], x, devices, labels=y, loss=gluon.loss.L2Loss(), **options)
 
     def check(thing):
         assert all(param.list_ctx() == [mx.cpu(0)] for param in thing[0].collect_params().values())
         assert not any(block._forward_hooks for block in thing[0]._children.values())
         assert step_of(*thing) == expected
 
-    sweep(chain, plan, check, places)
+    sweep(chain, plan, check, 12)
 
 
-def modules(places):
+@at_places(12, 150)
+def test_interrupted_module_calls_are_clean(places):
     data = mx.sym.var("data")
     out = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(data, num_hidden=3, name="fc"), name="softmax")
     batch = mx.io.DataBatch([nd.ones((4, 5))], [nd.zeros((4,))])
@@ -245,10 +209,6 @@ def modules(places):
     sweep(lambda: mx.mod.Module(out, label_names=["softmax_label"]), run, check, places)
 
 
-def test_interrupted_module_calls_are_clean():
-    modules(12)
-
-
 def symbols():
     data = mx.sym.var("data")
     with mx.name.Prefix("m_"), mx.AttrScope(__mood__="good"), mx.util.np_shape(), mx.engine.bulk(3):
@@ -257,13 +217,6 @@ def symbols():
 
 def test_interrupted_symbol_and_name_scopes_are_restored():
     sweep(lambda: None, lambda _: symbols(), lambda _: symbols(), 60)
-
-
-@pytest.mark.slow
-def test_interrupts_at_many_points_of_checkpoints_plans_and_modules_are_clean(tmp_path):
-    checkpoints(tmp_path, 60)
-    plans(12, 1)
-    modules(150)
 
 
 def whole(read, make, work, places, heal=lambda thing: None):
@@ -331,27 +284,19 @@ def by_parameter(thing):
     return found
 
 
-def steps_of(optimizer, places, steps=2):
-    whole(
-        by_parameter, lambda: in_training(optimizer, steps), lambda thing: thing[1].step(1), places
-    )
+SLOW_OPTIMIZERS = "adamax ftml ftrl lars nag rmsprop sgld signum".split()
+OPTIMIZERS = "adam sgd adadelta lamb nadam dcasgd lbsgd".split()
+SLOW = [(name, steps) for name in OPTIMIZERS + SLOW_OPTIMIZERS for steps in (0, 3)]
 
 
 @pytest.mark.parametrize(
-    "optimizer", ["adam", "sgd", "adadelta", "lamb", "nadam", "dcasgd", "lbsgd"]
+    "optimizer, steps, places",
+    [(name, 2, 8) for name in OPTIMIZERS]
+    + [pytest.param(*case, 60, marks=pytest.mark.slow) for case in SLOW],
 )
-def test_interrupted_step_updates_each_parameter_wholly_or_not(optimizer):
-    steps_of(optimizer, 8)
-
-
-OPTIMIZERS = "adam sgd nag adadelta adamax lamb lars nadam dcasgd lbsgd sgld ftml ftrl signum"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("steps", [0, 3])
-@pytest.mark.parametrize("optimizer", [*OPTIMIZERS.split(), "rmsprop"])
-def test_interrupts_at_many_points_of_a_step_update_wholly_or_not(optimizer, steps):
-    steps_of(optimizer, 60, steps)
+def test_interrupted_step_updates_each_parameter_wholly_or_not(optimizer, steps, places):
+    make = lambda: in_training(optimizer, steps)
+    whole(by_parameter, make, lambda thing: thing[1].step(1), places)
 
 
 EACH_COPY = {"update_on_kvstore": False}
@@ -404,6 +349,10 @@ def test_interrupted_accumulating_step_is_atomic():
             lambda thing: thing[1].step(1),
             25,
         )
+
+
+def weights(net):
+    return [bits(param.data()) for param in net.collect_params().values()]
 
 
 def parameters(net):
@@ -464,10 +413,7 @@ def test_interrupted_initialization_can_be_completed_or_restarted():
             loss = net(x).sum()
         loss.backward()
         trainer.step(4)
-        return [bits(param.data()) for param in net.collect_params().values()]
-
-    def known():
-        return Chain()
+        return weights(net)
 
     def unknown():
         net = nn.HybridSequential(prefix="late_")
@@ -475,7 +421,7 @@ def test_interrupted_initialization_can_be_completed_or_restarted():
             net.add(nn.Dense(3), nn.BatchNorm(), nn.Dense(2))
         return net
 
-    for make in (known, unknown):
+    for make in (Chain, unknown):
         net = make()
         initialize(net)
         expected = trained(net)
@@ -500,9 +446,7 @@ def test_interrupted_load_is_atomic(tmp_path):
     other.save_parameters(str(tmp_path / "net"))
     full = str(tmp_path / "names")
     other.collect_params().save(full)
-    everything = lambda thing: {
-        "all": tuple(bits(param.data()) for param in thing[0].collect_params().values())
-    }
+    everything = lambda thing: {"all": weights(thing[0])}
     whole(everything, chain, lambda thing: thing[0].load_parameters(str(tmp_path / "net")), 12)
     whole(everything, chain, lambda thing: thing[0].collect_params().load(full), 12)
     other = in_training("adam", 3)[1]
@@ -655,7 +599,20 @@ def test_interrupted_store_updates_are_atomic():
     )
 
 
-def loaders(places, **options):
+THREADS = {"num_workers": 2, "thread_pool": True}
+
+
+@pytest.mark.parametrize(
+    "options, places",
+    [
+        ({}, 10),
+        (THREADS, 10),
+        ({"num_workers": 1}, 8),
+        pytest.param({"num_workers": 2}, 60, marks=pytest.mark.slow),
+        pytest.param(THREADS, 60, marks=pytest.mark.slow),
+    ],
+)
+def test_interrupted_loaders_stay_usable(options, places):
     data = gluon.data.ArrayDataset(np.arange(40, dtype="float32"), np.arange(40))
     loader = gluon.data.DataLoader(data, batch_size=4, **options)
     expected = [(bits(x), bits(y)) for x, y in loader]
@@ -673,18 +630,6 @@ def loaders(places, **options):
         assert not getattr(loader._pool, "_rounds", None), "batches that nobody asks for are kept"
 
     sweep(lambda: None, work, check, places)
-
-
-def test_interrupted_loaders_stay_usable():
-    loaders(10)
-    loaders(10, num_workers=2, thread_pool=True)
-    loaders(8, num_workers=1)
-
-
-@pytest.mark.slow
-def test_interrupts_at_many_points_of_loaders_are_clean():
-    loaders(60, num_workers=2)
-    loaders(60, num_workers=2, thread_pool=True)
 
 
 def test_interrupted_prefetching_iterator_stays_usable():

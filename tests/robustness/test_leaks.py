@@ -7,6 +7,7 @@ and prints the leaks per step."""
 import argparse
 import contextlib
 import gc
+import inspect
 import itertools
 import os
 import pickle
@@ -34,27 +35,29 @@ WAYS = {}
 
 
 def way(make):
-    """Registers a way: a function that prepares a run and returns a function for one step."""
-    WAYS[make.__name__] = make
+    """Registers a way: a function that prepares a run and returns a function for one step, or a
+    generator that then runs a step for each `next`."""
+    steps = inspect.isgeneratorfunction(make)
+    WAYS[make.__name__] = (lambda: make().__next__) if steps else make
     return make
 
 
 class Spanning(gluon.HybridBlock):
-    def __init__(self):
+    """Two layers on two devices. If `back`, the result is normalized and returns to the first."""
+
+    def __init__(self, back=True):
         super().__init__()
+        self.back = back
         with self.name_scope():
-            self.first, self.norm, self.last = (
-                nn.Dense(8, in_units=8, activation="tanh"),
-                nn.BatchNorm(in_channels=8),
-                nn.Dense(8, in_units=8),
-            )
-        self.first.initialize(ctx=A)
-        self.norm.initialize(ctx=B)
-        self.last.initialize(ctx=B)
+            self.first = nn.Dense(8, in_units=8, activation="tanh")
+            self.last = nn.Dense(8, in_units=8)
+            self.norm = nn.BatchNorm(in_channels=8) if back else None
+        self.initialize(ctx=B)
+        self.first.initialize(ctx=A, force_reinit=True)
 
     def hybrid_forward(self, F, x):
-        x = self.norm(F.Dropout(self.first(x), p=0.2).as_in_context(B))
-        return self.last(x).as_in_context(A)
+        x = F.Dropout(self.first(x), p=0.2).as_in_context(B)
+        return self.last(self.norm(x)).as_in_context(A) if self.back else self.last(x)
 
 
 def data(shape=(4, 8), ctx=A):
@@ -98,24 +101,17 @@ def eager_over_devices():
     return lambda: (x.as_in_context(B) * 2).copyto(A) + x
 
 
-@way
-def eager_training():
-    net, x = Spanning(), data()
+def training(options, back=True):
+    net, x = Spanning(back), data((8, 8))
+    if options is not None:
+        net.hybridize(**options)
     return lambda: train(net, x)
 
 
-@way
-def hybridized():
-    net, x = Spanning(), data()
-    net.hybridize()
-    return lambda: train(net, x)
-
-
-@way
-def hybridized_exact():
-    net, x = Spanning(), data()
-    net.hybridize(exact=True)
-    return lambda: train(net, x)
+WAYS["eager_training"] = lambda: training(None)
+WAYS["hybridized"] = lambda: training({})
+WAYS["hybridized_exact"] = lambda: training({"exact": True})
+WAYS["pipeline"] = lambda: training({"pipeline": Pipeline(4, schedule="1f1b")}, back=False)
 
 
 @way
@@ -128,45 +124,38 @@ def prediction():
 @way
 def recorded_without_backward():
     net, eager_net, x = dense(), Spanning(), data()
-
-    def step():
+    while True:
         with autograd.record():
             net(x) + eager_net(x)
-
-    return step
+        yield
 
 
 @way
 def retained():
     net, x = dense(), data()
-
-    def step():
+    while True:
         with autograd.record():
             loss = net(x).sum()
         loss.backward(retain_graph=True)
         loss.backward()
-
-    return step
+        yield
 
 
 @way
 def gradients_added():
     net, x = dense(), data()
     net.collect_params().setattr("grad_req", "add")
-
-    def step():
+    while True:
         train(net, x)
         train(net, x)
         net.collect_params().zero_grad()
-
-    return step
+        yield
 
 
 @way
 def in_place():
     x, y, rows = data(), data(), nd.array([0, 2], ctx=A)
-
-    def step():
+    while True:
         x[1:3] = 5
         x[:, 1] = y[:, 2]
         x[rows] = 3
@@ -175,8 +164,7 @@ def in_place():
         z = x[1:2]
         z += 1
         z *= x.reshape((2, 16))[0, :8]
-
-    return step
+        yield
 
 
 @way
@@ -235,13 +223,11 @@ def exceptions():
         lambda: mx.parallel.all_reduce([x, nd.ones((2,), ctx=B)]),
         lambda: mx.parallel.all_reduce([x, "a"]),
     ]
-
-    def step():
+    while True:
         for mistake in wrong:
             with refused(MXNetError, TypeError, ValueError, IndexError, OSError, AttributeError):
                 mistake()
-
-    return step
+        yield
 
 
 @way
@@ -252,14 +238,12 @@ def exceptions_while_compiled():
             raise KeyError(y.shape)
 
     x = data()
-
-    def step():
+    while True:
         net = Refuses()
         net.hybridize()
         with refused(KeyError), autograd.record():
             net(x)
-
-    return step
+        yield
 
 
 @way
@@ -273,25 +257,21 @@ def exceptions_in_backward():
 
     x = data()
     x.attach_grad()
-
-    def step():
+    while True:
         with autograd.record():
             y = (Refuses()(x * 2) * 3).sum()
         with refused(KeyError):
             y.backward()
-
-    return step
+        yield
 
 
 @way
 def work_that_fails_later():
     x, far = data(), nd.array([99.0], ctx=B)
-
-    def step():
+    while True:
         with refused(MXNetError):  # raised at run time or at queueing
             (nd.take(x.as_in_context(B), far, mode="raise").as_in_context(A) + 1).asnumpy()
-
-    return step
+        yield
 
 
 @way
@@ -300,16 +280,13 @@ def through_time():
     cell.initialize(ctx=A)
     cell.hybridize()
     states = cell.begin_state(4, ctx=A)
-
-    def step():
-        nonlocal states
+    while True:
         states = [state.detach() for state in states]
         with autograd.record():
             for _ in range(3):
                 y, states = cell(x, states)
         y.backward()
-
-    return step
+        yield
 
 
 @way
@@ -318,28 +295,23 @@ def recurrent_layer():
     layer.initialize(ctx=A)
     layer.hybridize()
     states = layer.begin_state(2, ctx=A)
-
-    def step():
-        nonlocal states
+    while True:
         with autograd.record():
             y, states = layer(x, [state.detach() for state in states])
         y.backward()
-
-    return step
+        yield
 
 
 @way
 def second_order():
     net, x = dense(), data()
     x.attach_grad()
-
-    def step():
+    while True:
         for f in (nd.tanh, net):
             with autograd.record():
                 first = autograd.grad((f(x) ** 3).sum(), x, create_graph=True)[0].sum()
             first.backward()
-
-    return step
+        yield
 
 
 @way
@@ -355,34 +327,17 @@ def functions():
 
     x = data()
     x.attach_grad()
-
-    def step():
+    while True:
         with autograd.record():
             y = Twice()(x)
             Twice()(x)
         y.backward()
-
-    return step
-
-
-class Stages(gluon.HybridBlock):
-    def __init__(self):
-        super().__init__()
-        with self.name_scope():
-            self.first, self.last = (
-                nn.Dense(8, in_units=8, activation="tanh"),
-                nn.Dense(8, in_units=8),
-            )
-        self.first.initialize(ctx=A)
-        self.last.initialize(ctx=B)
-
-    def hybrid_forward(self, F, x):
-        return self.last(F.Dropout(self.first(x), p=0.2).as_in_context(B))
+        yield
 
 
 @way
 def train_step():
-    net = Stages()
+    net = Spanning(back=False)
     one = TrainStep(
         net, gluon.loss.L2Loss(), gluon.Trainer(net.collect_params(), "adam"), Pipeline(2)
     )
@@ -391,36 +346,24 @@ def train_step():
 
 
 @way
-def pipeline():
-    net, x = Stages(), data((8, 8))
-    net.hybridize(pipeline=Pipeline(4, schedule="1f1b"))
-    return lambda: train(net, x)
-
-
-@way
 def pipeline_without_backward():
-    net, x = Stages(), data((8, 8))
+    net, x = Spanning(back=False), data((8, 8))
     net.hybridize(pipeline=Pipeline(2))
-
-    def step():
+    while True:
         net(x)
         with autograd.record():
             net(x)
-
-    return step
+        yield
 
 
 @way
 def pipeline_of_changing_batches():
-    net, rows = Stages(), 0
+    net, rows = Spanning(back=False), 0
     net.hybridize(pipeline=Pipeline(2))
-
-    def step():
-        nonlocal rows
+    while True:
         rows = rows % 3 + 1
         train(net, data((2 * rows, 8)))
-
-    return step
+        yield
 
 
 @way
@@ -432,12 +375,10 @@ def trainer():
         gluon.Trainer(net.collect_params(), name)
         for name in ("sgd", "adam", "rmsprop", "ftrl", "lamb")
     ]
-
-    def step():
+    while True:
         for one in trainers:
             one.step(4, ignore_stale_grad=True)
-
-    return step
+        yield
 
 
 @way
@@ -446,28 +387,24 @@ def replicas():
     net.initialize(ctx=[A, B])
     net.hybridize()
     one, x = gluon.Trainer(net.collect_params(), "sgd", {"momentum": 0.9}), data()
-
-    def step():
+    while True:
         with autograd.record():
             losses = [net(part).sum() for part in gluon.utils.split_and_load(x, [A, B])]
         autograd.backward(losses)
         one.step(4)
-
-    return step
+        yield
 
 
 @way
 def collectives():
     x = [data(ctx=A), data(ctx=B)]
-
-    def step():
+    while True:
         with autograd.record():
             mx.parallel.all_reduce(x)
             mx.parallel.all_gather(x)
             mx.parallel.reduce_scatter(x)
             mx.parallel.broadcast(x[0], [A, B])
-
-    return step
+        yield
 
 
 @way
@@ -478,13 +415,11 @@ def data_loader():
     loader = gluon.data.DataLoader(
         pictures.transform_first(lambda x: x * 2), batch_size=5, shuffle=True
     )
-
-    def step():
+    while True:
         for _ in loader:
             pass
         next(iter(loader))
-
-    return step
+        yield
 
 
 @way
@@ -504,8 +439,7 @@ def saved_and_loaded():
     one = gluon.Trainer(net.collect_params(), "adam")
     train(net, x)
     one.step(1)
-
-    def step():
+    while True:
         path = os.path.join(folder.name, "file")
         nd.save(path, {"x": x, "y": x[1]})
         nd.load(path)
@@ -520,19 +454,16 @@ def saved_and_loaded():
         with refused(MXNetError):
             nd.load(path)
         pickle.loads(pickle.dumps(x))
-
-    return step
+        yield
 
 
 @way
 def checkpoints():
-    net, folder = Stages(), tempfile.TemporaryDirectory()
-
-    def step():
+    net, folder = Spanning(back=False), tempfile.TemporaryDirectory()
+    while True:
         mx.parallel.save(os.path.join(folder.name, "some"), net)
         mx.parallel.load(os.path.join(folder.name, "some"), net)
-
-    return step
+        yield
 
 
 @way
@@ -548,34 +479,29 @@ def shapes_that_never_repeat():
             if np.prod(shape) == 576
         ]
     )
-
-    def step():
+    while True:
         x = nd.ones(next(shapes), ctx=A)
         x.attach_grad()
         train(net, x)
-
-    return step
+        yield
 
 
 @way
 def blocks_that_go():
     x = data()
-
-    def step():
-        net = Stages()
+    while True:
+        net = Spanning(back=False)
         net.hybridize()
         train(net, x)
         del net
         gc.collect()
-
-    return step
+        yield
 
 
 @way
 def cast_and_moved():
     net, x = dense(), data()
-
-    def step():
+    while True:
         net.cast("float16")
         net(x.astype("float16"))
         net.cast("float32")
@@ -584,15 +510,13 @@ def cast_and_moved():
         net.collect_params().reset_ctx(A)
         net.hybridize()
         net(x)
-
-    return step
+        yield
 
 
 @way
 def exchanges():
     x, there = data(), np.ones((3, 4), dtype="float32")
-
-    def step():
+    while True:
         x.asnumpy()
         nd.array(there, ctx=A)
         nd.from_numpy(there, zero_copy=False)
@@ -604,8 +528,7 @@ def exchanges():
         x.to_dlpack_for_read()
         float(x[0, 0])
         there[0] + x[0, :4]
-
-    return step
+        yield
 
 
 @way
@@ -627,12 +550,10 @@ def control_flow():
     net.hybridize()
     loops, z = Loops(), data()
     z.attach_grad()
-
-    def step():
+    while True:
         train(net, z)
         loops(x)
-
-    return step
+        yield
 
 
 @mx.operator.register("leaks_square")
@@ -654,19 +575,16 @@ def custom_ops():
     x.attach_grad()
     net = nn.HybridLambda(lambda F, x: F.Custom(x + 1, op_type="leaks_square"))
     net.hybridize()
-
-    def step():
+    while True:
         train(net, x)
         train(lambda x: nd.Custom(x, op_type="leaks_square"), x)
-
-    return step
+        yield
 
 
 @way
 def symbols():
     x = data()
-
-    def step():
+    while True:
         a, b = mx.sym.var("a"), mx.sym.var("b")
         out = mx.sym.Group([mx.sym.FullyConnected(a, b, no_bias=True, num_hidden=3) * 2, a + 1])
         mx.sym.load_json(out.tojson()).infer_shape(a=(2, 3), b=(3, 3))
@@ -674,8 +592,7 @@ def symbols():
         with refused(MXNetError):
             out.infer_shape(a=(2, 3), b=(5, 5))
         (a * 2).eval(a=x, ctx=A)
-
-    return step
+        yield
 
 
 @way
@@ -684,15 +601,13 @@ def executors():
     out = mx.sym.tanh(a * b)
     one = out.bind(A, {"a": data(), "b": data()}, args_grad={"a": data(), "b": data()})
     two = (a * 2).bind(A, {"a": one.outputs[0]} if one.outputs else {"a": data()})
-
-    def step():
+    while True:
         one.forward(is_train=True)
         one.backward(data())
         one.forward(is_train=True)
         two.forward()
         one.forward(a=data())
-
-    return step
+        yield
 
 
 @way
@@ -706,8 +621,7 @@ def modules():
     net.init_params()
     net.init_optimizer()
     metric = mx.metric.Accuracy()
-
-    def step():
+    while True:
         batches.reset()
         for batch in batches:
             net.forward_backward(batch)
@@ -715,8 +629,7 @@ def modules():
             net.update_metric(metric, batch.label)
         metric.reset()
         net.get_params()
-
-    return step
+        yield
 
 
 @way
@@ -725,8 +638,7 @@ def watched():
     net, x = Spanning(), data()
     net.hybridize()
     net(x)
-
-    def step():
+    while True:
         repr(x)
         net.compiled()
         repr(net)
@@ -735,8 +647,7 @@ def watched():
         for p in net.collect_params().values():
             p.data().grad, p.data().context, p.data().shape, p.list_data()
         list(x), len(x), [row.sum() for row in x]
-
-    return step
+        yield
 
 
 STEPS = {"shapes_that_never_repeat": 70}  # warm-up steps; the default is 8

@@ -53,6 +53,12 @@ def backward(made, seed):
     autograd.backward(heads)
 
 
+def train(made, trainer, steps, first=0):
+    for step in range(first, first + steps):
+        backward(made, step)
+        trainer.step(1)
+
+
 def bits(made, trainer):
     arrays = [param.data() for param in made]
     for i, param in enumerate(made):
@@ -121,9 +127,7 @@ def test_one_call_mixes_dtypes(monkeypatch):
         )
         if alone:
             monkeypatch.setattr(multi, "prepare", lambda *_: None)
-        for step in range(5):
-            backward(made, step)
-            trainer.step(1)
+        train(made, trainer, 5)
         assert in_one_call(trainer) is not alone
         return bits(made, trainer)
 
@@ -152,9 +156,7 @@ def test_scheduler_is_called_once_per_step():
 def trained(name="adam", steps=5, count=6, **options):
     made = params(count)
     trainer = gluon.Trainer(made, name, {"learning_rate": 0.05, **options})
-    for step in range(steps):
-        backward(made, step)
-        trainer.step(1)
+    train(made, trainer, steps)
     assert in_one_call(trainer)
     return made, trainer
 
@@ -163,23 +165,19 @@ def test_update_counts_can_be_read_and_written():
     made, trainer = trained()
     optimizer = trainer._optimizer
     assert optimizer._index_update_count == dict.fromkeys(range(6), 5) and optimizer.num_update == 5
-    backward(made, 9)
-    trainer.step(1)
+    train(made, trainer, 1, 9)
     assert pickle.loads(pickle.dumps(optimizer))._all_index_update_counts == {
         0: dict.fromkeys(range(6), 6)
     }
     optimizer._index_update_count[2] = 9  # unequal counts return to grouped updates
-    for step in range(2):
-        backward(made, step)
-        trainer.step(1)
+    train(made, trainer, 2)
     assert (
         optimizer._index_update_count == {**dict.fromkeys(range(6), 8), 2: 11}
         and optimizer.num_update == 11
     )
     optimizer._all_index_update_counts = {0: dict.fromkeys(range(6), 20)}
     optimizer._index_update_count = optimizer._all_index_update_counts[0]
-    backward(made, 1)
-    trainer.step(1)
+    train(made, trainer, 1, 1)
     assert optimizer._index_update_count == dict.fromkeys(range(6), 21)
 
 
@@ -189,9 +187,7 @@ def test_loaded_states_are_used_by_the_next_step(tmp_path):
     kept = [param.data().asnumpy() for param in made]
 
     def further():
-        for step in range(3):
-            backward(made, step)
-            trainer.step(1)
+        train(made, trainer, 3)
         return bits(made, trainer)
 
     first = further()
@@ -206,8 +202,7 @@ def test_replaced_states_and_multipliers_are_used_by_the_next_step():
     updater = trainer._by_device[mx.cpu(0)]
     updater.states[0] = nd.zeros(made[0].shape)
     value = made[0].data().asnumpy()
-    backward(made, 1)
-    trainer.step(1)
+    train(made, trainer, 1, 1)
     np.testing.assert_allclose(
         made[0].data().asnumpy(), value - 0.05 * made[0].grad().asnumpy(), rtol=1e-6
     )
@@ -215,9 +210,7 @@ def test_replaced_states_and_multipliers_are_used_by_the_next_step():
     made[1].lr_mult = 0.0
     value = made[1].data().asnumpy()
     updater.states[1][:] = 0
-    for step in range(4):
-        backward(made, step)
-        trainer.step(1)
+    train(made, trainer, 4)
     assert (made[1].data().asnumpy() == value).all() and updater.states_synced[1]
 
 
@@ -310,18 +303,14 @@ def test_optimizer_subclass_with_its_own_step_is_called():
         del calls[:]
         made = params(5)
         trainer = gluon.Trainer(made, optimizer)
-        for step in range(6):
-            backward(made, step)
-            trainer.step(1)
+        train(made, trainer, 6)
         assert calls == expected and in_one_call(trainer) is not bool(expected)
 
 
 def test_moved_parameters_are_updated_on_their_device():
     made, trainer = trained("sgd", momentum=0.9)
     made[0].reset_ctx(mx.cpu(1))
-    for step in range(5):
-        backward(made, step)
-        trainer.step(1)
+    train(made, trainer, 5)
     assert in_one_call(trainer) and len(groups(trainer)) == 2
     assert trainer._optimizer._all_index_update_counts == {
         0: dict.fromkeys(range(1, 6), 10),
@@ -340,42 +329,29 @@ def some(count=3, dtype="float32", ctx=None, seed=1):
 def test_multi_update_rejects_invalid_arrays():
     w, g, m = some()
     good = [w, g, m]
+    mom = "multi_sgd_mom_update"
     for op, arrays, per_weight, factors, kind, match in [
         ("nothing", good, 3, [1, 1], ValueError, "unknown update op 'nothing'"),
         ("sgd_mom_update", good, 3, [1, 1], ValueError, "not a multi-weight update op"),
+        ("preloaded_" + mom, good, 3, [1, 1], ValueError, "not a multi-weight update op"),
+        (mom, good, 2, [1, 1], ValueError, "2 for each weight"),
+        (mom, good, 0, [1, 1], ValueError, "0 for each weight"),
+        (mom, [], 3, [], ValueError, "0 arrays"),
+        (mom, good, 3, [1], ValueError, "1 factors"),
+        (mom, good, 3, [1, "a"], TypeError, "real number"),
+        (mom, good, 3, 7, TypeError, "list of numbers"),
+        (mom, [w, g, 3], 3, [1, 1], TypeError, "MultiUpdate"),
         (
-            "preloaded_multi_sgd_mom_update",
-            good,
-            3,
-            [1, 1],
-            ValueError,
-            "not a multi-weight update op",
-        ),
-        ("multi_sgd_mom_update", good, 2, [1, 1], ValueError, "2 for each weight"),
-        ("multi_sgd_mom_update", good, 0, [1, 1], ValueError, "0 for each weight"),
-        ("multi_sgd_mom_update", [], 3, [], ValueError, "0 arrays"),
-        ("multi_sgd_mom_update", good, 3, [1], ValueError, "1 factors"),
-        ("multi_sgd_mom_update", good, 3, [1, "a"], TypeError, "real number"),
-        ("multi_sgd_mom_update", good, 3, 7, TypeError, "list of numbers"),
-        ("multi_sgd_mom_update", [w, g, 3], 3, [1, 1], TypeError, "MultiUpdate"),
-        (
-            "multi_sgd_mom_update",
+            mom,
             [w, g, some(1, ctx=mx.cpu(1))[0]],
             3,
             [1, 1],
             mx.MXNetError,
             r"cpu\(0\) and cpu\(1\)",
         ),
-        (
-            "multi_sgd_mom_update",
-            [w, g, nd.zeros((3,))],
-            3,
-            [1, 1],
-            mx.MXNetError,
-            "multi_sgd_mom_update",
-        ),
-        ("multi_sgd_mom_update", [w, g, g], 3, [1, 1], ValueError, "share memory"),
-        ("multi_sgd_mom_update", [w[0:2], g[0:2], w[1:3]], 3, [1, 1], ValueError, "share memory"),
+        (mom, [w, g, nd.zeros((3,))], 3, [1, 1], mx.MXNetError, mom),
+        (mom, [w, g, g], 3, [1, 1], ValueError, "share memory"),
+        (mom, [w[0:2], g[0:2], w[1:3]], 3, [1, 1], ValueError, "share memory"),
         ("multi_sgd_update", good, 3, [1, 1], mx.MXNetError, "2 each"),
     ]:
         raises(kind, match, lambda: MultiUpdate(op, arrays, per_weight, factors))
