@@ -65,17 +65,21 @@ def export(session, folder):
     )
 
 
-def sweep_all(way, folder, stride, counts):
+@pytest.mark.parametrize(
+    "stride, counts", [(9, [1, 12]), pytest.param(1, [1, 2, 12], marks=pytest.mark.slow)]
+)
+@pytest.mark.parametrize("way", ["eager", "hybridized", "exact", "pipelined", "train step"])
+def test_failed_allocations_of_each_operation_raise(way, stride, counts, tmp_path):
     """Makes host and device allocations fail during each operation: a MemoryError is raised and the
     next step is unaffected."""
-    (folder / "kept").mkdir()
-    (folder / "other").mkdir()
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "other").mkdir()
     session = Session(way)
     session.step()
-    session.save(folder / "kept")
+    session.save(tmp_path / "kept")
 
     def again():
-        session.load(folder / "kept")
+        session.load(tmp_path / "kept")
         mx.random.seed(9)
         return session.step(), session.net.out.weight.data().asnumpy().tobytes()
 
@@ -84,45 +88,23 @@ def sweep_all(way, folder, stride, counts):
     for count in counts:
         for name, work, check, wanted in [
             ("step", session.step, again, expected),
-            ("save", lambda: session.save(folder / "other"), again, expected),
-            ("load", lambda: session.load(folder / "kept"), again, expected),
+            ("save", lambda: session.save(tmp_path / "other"), again, expected),
+            ("load", lambda: session.load(tmp_path / "kept"), again, expected),
             ("compile", lambda: Session(way).step(), lambda: Session(way).step(), first),
-            ("export", lambda: export(session, folder), again, expected),
+            ("export", lambda: export(session, tmp_path), again, expected),
         ]:
             every = stride if name in ("step", "save", "load") else 12 * stride
 
-            def one(work=work, check=check, wanted=wanted):
+            def one(work=work):
                 for ctx in (mx.cpu(0), mx.cpu(1)):
                     ctx.empty_cache()
                 work()
 
-            failures = sweep(
-                one,
-                stride=every,
-                count=count,
-                after=lambda check=check, wanted=wanted, name=name: check_same(
-                    check(), wanted, name
-                ),
-            )
+            def after(name=name, check=check, wanted=wanted):
+                assert check() == wanted, f"after an error in {name} the next step differs"
+
+            failures = sweep(one, stride=every, count=count, after=after)
             assert failures > 0 or every > 1, name
-
-
-def check_same(found, wanted, name):
-    assert found == wanted, f"after an error in {name} the next step is another"
-
-
-WAYS = ["eager", "hybridized", "exact", "pipelined", "train step"]
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_some_failed_allocations_of_each_operation_raise(way, tmp_path):
-    sweep_all(way, tmp_path, 9, [1, 12])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("way", WAYS)
-def test_every_failed_allocation_of_each_operation_raises(way, tmp_path):
-    sweep_all(way, tmp_path, 1, [1, 2, 12])
 
 
 @pytest.mark.parametrize("options", [None, {}], ids=["eager", "hybridized"])
@@ -174,15 +156,6 @@ def test_step_under_any_memory_limit_works_or_names_the_device(options):
     assert attempt() == expected
 
 
-class Trap(gluon.HybridBlock):
-    def __init__(self, body, **kwargs):
-        super().__init__(**kwargs)
-        self.body = body
-
-    def hybrid_forward(self, F, x):
-        return self.body(F, x)
-
-
 TRAPS = {
     "bool": lambda F, x: x if x.sum() > 0 else -x,
     "float": lambda F, x: x * float(x.sum()),
@@ -195,7 +168,7 @@ TRAPS = {
 
 @pytest.mark.parametrize("name", TRAPS)
 def test_reading_values_in_a_trace_raises_with_a_hint(name):
-    net = Trap(TRAPS[name])
+    net = nn.HybridLambda(TRAPS[name])
     net.hybridize()
     with pytest.raises(mx.MXNetError, match=name) as caught:
         net(nd.ones((2, 3)))

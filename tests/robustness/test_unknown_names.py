@@ -12,6 +12,7 @@ import mpgluon as mx
 from mpgluon import _core, gluon, nd
 from mpgluon.base import MXNetError
 from mpgluon.gluon import nn
+from support.errors import raises, text_of
 
 # Ops of MXNet 1.9.1 added last or missing: those available work under mx.nd and mx.sym, and the
 # error for the others names an alternative.
@@ -109,9 +110,8 @@ def test_blocks_and_optimizers_name_unknown_options(base):
             for p in list(inspect.signature(kind.__init__).parameters.values())[1:]
             if p.default is p.empty and p.kind == p.POSITIONAL_OR_KEYWORD
         }
-        with pytest.raises(TypeError) as caught:
-            kind(**required, prefxi=1)
-        assert str(caught.value).startswith(f"{kind.__name__} has no option 'prefxi'")
+        text = text_of(TypeError, lambda: kind(**required, prefxi=1))
+        assert text.startswith(f"{kind.__name__} has no option 'prefxi'")
 
 
 def test_other_constructors_name_unknown_options():
@@ -123,18 +123,15 @@ def test_other_constructors_name_unknown_options():
         named = f"{kind.__name__}( has no option 'prefxi'|\\(\\) takes no arguments)"
         with pytest.raises(TypeError, match=named):
             kind(prefxi=1)
-    with pytest.raises(TypeError, match="no option 'lr'; did you mean 'optimizer_params'"):
-        gluon.Trainer({}, "sgd", lr=0.1)
-    with pytest.raises(TypeError, match="no option 'drop_last'; did you mean 'last_batch'"):
-        gluon.data.DataLoader([1, 2], 2, drop_last=True)
-    assert list(inspect.signature(gluon.Trainer).parameters)[0] == "params"
-    # An unknown name in place of a required one
-    with pytest.raises(TypeError, match="Conv2D has no option 'out_channels'; did you mean 'chann"):
-        gluon.nn.Conv2D(in_channels=3, out_channels=4, kernel_size=3)
-    with pytest.raises(
-        TypeError, match="Dense has no option 'in_features'; did you mean 'in_units'"
+    for name, near, call in (
+        ("lr", "optimizer_params", lambda: gluon.Trainer({}, "sgd", lr=0.1)),
+        ("drop_last", "last_batch", lambda: gluon.data.DataLoader([1, 2], 2, drop_last=True)),
+        # An unknown name in place of a required one
+        ("out_channels", "channels", lambda: nn.Conv2D(out_channels=4, kernel_size=3)),
+        ("in_features", "in_units", lambda: nn.Dense(in_features=3, out_features=4)),
     ):
-        gluon.nn.Dense(in_features=3, out_features=4)
+        raises(TypeError, f"has no option '{name}'; did you mean '{near}'", call)
+    assert list(inspect.signature(gluon.Trainer).parameters)[0] == "params"
 
 
 def test_samplers_with_other_bases_are_constructed():
@@ -189,9 +186,7 @@ def test_hints_offer_only_accepted_options():
         (lambda: Own(2, prefix="a"), "Own has no option 'prefix'; it takes width"),
         (lambda: nn.LayerNorm(eps=1e-3), "LayerNorm has no option 'eps'; did you mean 'epsilon'?"),
     ):
-        with pytest.raises(TypeError) as caught:
-            call()
-        assert str(caught.value).startswith(text)
+        assert text_of(TypeError, call).startswith(text)
     assert str(inspect.signature(gluon.Block)).startswith("(prefix:")
 
 
@@ -239,9 +234,7 @@ NEAR = {
 @pytest.mark.parametrize("case", NEAR)
 def test_unknown_names_suggest_the_nearest(case):
     call, name = NEAR[case]
-    with pytest.raises((ValueError, AssertionError)) as caught:
-        call()
-    assert f"; did you mean '{name}" in str(caught.value)
+    assert f"; did you mean '{name}" in text_of((ValueError, AssertionError), call)
 
 
 def test_names_that_are_not_strings_raise():
@@ -254,9 +247,7 @@ def test_names_that_are_not_strings_raise():
         lambda: mx.init.create(array),
         lambda: nn.Dense(2, activation=nn.LeakyReLU(0.1)),
     ):
-        with pytest.raises((TypeError, AssertionError)) as caught:
-            call()
-        assert "NDArray" in str(caught.value) or "LeakyReLU" in str(caught.value)
+        raises((TypeError, AssertionError), "NDArray|LeakyReLU", call)
 
 
 def test_arrays_as_parameters_are_named_by_shape_and_dtype():
@@ -285,9 +276,8 @@ def test_errors_do_not_print_large_values():
         lambda: nd.ones((2,))["x" * 5000],
         lambda: nd.ones((2,))[(0,) * 5000],
     ):
-        with pytest.raises((TypeError, ValueError, IndexError)) as caught:
-            call()
-        assert len(str(caught.value)) < 400 and "<NDArray" not in str(caught.value)
+        text = text_of((TypeError, ValueError, IndexError), call)
+        assert len(text) < 400 and "<NDArray" not in text
 
 
 def test_errors_of_ops_without_inputs_name_the_values():
@@ -298,9 +288,7 @@ def test_errors_of_ops_without_inputs_name_the_values():
         (lambda: nd.random.uniform(3, 2), "they are 3 and 2"),
         (lambda: nd.zeros((-3, 2)), "negative dimension -3 in shape (?, 2)"),
     ):
-        with pytest.raises(MXNetError) as caught:
-            call()
-        assert str(caught.value).endswith(end)
+        assert text_of(MXNetError, call).endswith(end)
 
 
 @pytest.mark.parametrize("name", mx.nd.random.__all__)
