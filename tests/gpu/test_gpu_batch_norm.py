@@ -6,6 +6,7 @@ import pytest
 
 import mpgluon as mx
 from mpgluon import _core, autograd, nd
+from support.compare import at
 from support.stand_in import needs_gpu
 
 pytestmark = needs_gpu
@@ -16,13 +17,7 @@ CLOSE = {"float64": 1e-10, "float32": 2e-5, "float16": 2e-3, "bfloat16": 2e-2}
 # or several chunks of rows. FIRST covers planes of all alignments, of several chunks, and several
 # per chunk.
 LAST = [
-    (1, 5, ()),
-    (40, 3, ()),
-    (700, 8, ()),
-    (3000, 24, ()),
-    (70, 264, ()),
-    (37, 530, ()),
-    (9, 2, ()),
+    (*rows, ()) for rows in ((1, 5), (40, 3), (700, 8), (3000, 24), (70, 264), (37, 530), (9, 2))
 ]
 FIRST = [
     (3, 5, (7,)),
@@ -50,11 +45,7 @@ def run(op, shape, axis, dtype, ctx, place=0, offset=0.0, nan=False, residual=Fa
         x[0, 0] = np.inf
     single = "float64" if dtype == "float64" else "float32"
 
-    def array(values, kind):
-        flat = nd.zeros(values.size + place, ctx=ctx, dtype=kind)
-        flat[place:] = nd.array(values.reshape(-1), ctx=ctx, dtype=kind)
-        return flat[place:].reshape(values.shape)
-
+    array = lambda values, kind: at(values, ctx, kind, place)
     data = [array(x, dtype), array(gamma, single), array(beta, single)]
     moving = [nd.zeros(channels, ctx=ctx, dtype=single), nd.ones(channels, ctx=ctx, dtype=single)]
     rest = [array(np.random.RandomState(2).randn(*shape), dtype)] if residual else []

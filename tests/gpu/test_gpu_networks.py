@@ -9,7 +9,7 @@ import pytest
 import mpgluon as mx
 from mpgluon import _core, autograd, gluon
 from mpgluon.gluon import nn, rnn
-from support.compare import same_on_both, uniform
+from support.compare import at, same_on_both, uniform
 from support.stand_in import needs_gpu, needs_stand_in
 from support.training import backward_of
 
@@ -28,14 +28,8 @@ def test_convolutions_match_the_cpu(ndim, groups, dtype):
     space, first, last = AXES[ndim]
     for stride, dilate, layout in [(1, 1, first), (2, 1, last), (2, 2, first), (3, 2, last)]:
         kernel, channels_last = (3,) * ndim, layout == last
-        options = dict(
-            kernel=kernel,
-            stride=(stride,) * ndim,
-            dilate=(dilate,) * ndim,
-            pad=(1,) * ndim,
-            num_group=groups,
-            layout=layout,
-        )
+        steps = dict(stride=(stride,) * ndim, dilate=(dilate,) * ndim, pad=(1,) * ndim)
+        options = dict(kernel=kernel, num_group=groups, layout=layout, **steps)
         data = (2,) + space + (4,) if channels_last else (2, 4) + space
         weight = (8,) + kernel + (4 // groups,) if channels_last else (8, 4 // groups) + kernel
         turned = (4,) + kernel + (8 // groups,) if channels_last else (4, 8 // groups) + kernel
@@ -73,12 +67,9 @@ def test_unaligned_convolutions_have_the_same_bits(dtype):
         random.uniform(-1, 1, shape).astype(dtype) for shape in [(2, 3, 6, 5), (4, 3, 3, 3), (4,)]
     ]
     for shift in (0, 1, 3):
-        arrays = []
-        for value in values:
-            buffer = mx.nd.zeros((value.size + shift,), ctx=mx.gpu(0), dtype=dtype)
-            buffer[shift:] = mx.nd.array(value.ravel(), ctx=mx.gpu(0), dtype=dtype)
-            arrays.append(buffer[shift:].reshape(value.shape))
-            arrays[-1].attach_grad()
+        arrays = [at(value, mx.gpu(0), dtype, shift) for value in values]
+        for array in arrays:
+            array.attach_grad()
         buffer = mx.nd.zeros((2 * 4 * 4 * 3 + shift,), ctx=mx.gpu(0), dtype=dtype)
         mx.nd.Convolution(
             *arrays, kernel=(3, 3), num_filter=4, out=buffer[shift:].reshape((2, 4, 4, 3))
@@ -164,19 +155,11 @@ def test_pooling_has_the_same_bits_in_both_layouts(pool_type, channels, dtype):
         for layout, place in (("NCHW", 0), ("NHWC", 0), ("NHWC", 1)):
             last = layout == "NHWC"
             turned = images if last else images.transpose(0, 3, 1, 2)
-            flat = mx.nd.zeros(images.size + place, ctx=mx.gpu(0), dtype=dtype)
-            flat[place:] = mx.nd.array(turned.reshape(-1), ctx=mx.gpu(0)).astype(dtype)
-            x = flat[place:].reshape(turned.shape)
+            x = at(turned, mx.gpu(0), dtype, place)
             x.attach_grad()
+            windows = dict(kernel=(kernel,) * 2, stride=(stride,) * 2, pad=(pad,) * 2)
             with autograd.record():
-                y = mx.nd.Pooling(
-                    x,
-                    kernel=(kernel,) * 2,
-                    stride=(stride,) * 2,
-                    pad=(pad,) * 2,
-                    pool_type=pool_type,
-                    layout=layout,
-                )
+                y = mx.nd.Pooling(x, pool_type=pool_type, layout=layout, **windows)
             shape = y.shape if last else (y.shape[0], *y.shape[2:], y.shape[1])
             slopes = np.arange(y.size).reshape(shape).astype("float32") % 17 - 8
             slopes = slopes if last else slopes.transpose(0, 3, 1, 2)
@@ -207,21 +190,10 @@ def test_pooling_matches_the_cpu(pool_type, p, dtype):
                 values = [np.abs(v) + 0.1 for v in values]
             if pool_type == "max":
                 values = [np.round(v * 3) for v in values]
-            same_on_both(
-                lambda x: mx.nd.Pooling(
-                    x,
-                    kernel=(3,) * ndim,
-                    stride=(2,) * ndim,
-                    pad=pad,
-                    pool_type=pool_type,
-                    p_value=p,
-                    pooling_convention=convention,
-                    count_include_pad=count_pad,
-                    layout=layout,
-                ),
-                values,
-                dtype,
-            )
+            windows = dict(kernel=(3,) * ndim, stride=(2,) * ndim, pad=pad, layout=layout)
+            how = dict(pooling_convention=convention, count_include_pad=count_pad)
+            how.update(pool_type=pool_type, p_value=p)
+            same_on_both(lambda x: mx.nd.Pooling(x, **windows, **how), values, dtype)
     values = [np.round(np.abs(uniform((2, 3, 13, 12))[0]) * 9) / 9 + 0.5]
     same_on_both(
         lambda x: mx.nd.Pooling(x, global_pool=True, pool_type=pool_type, p_value=p), values, dtype
@@ -247,42 +219,23 @@ def test_recurrent_layers_match_the_cpu(mode, bidirectional, dtype):
     values = uniform((7, 3, 4), (size,), *[state] * (2 if mode == "lstm" else 1))
     values[1] *= 0.5
     # The slope of relu jumps at 0, so keep rounded preactivations away from it
-    if mode == "rnn_relu" and dtype in (
-        "float16",
-        "bfloat16",
-    ):
+    if mode == "rnn_relu" and dtype in ("float16", "bfloat16"):
         values = [np.abs(v) / 2 for v in values]
     for p in (0, 0.4):
-
-        def run(*arrays):
-            return mx.nd.RNN(
-                *arrays,
-                state_size=hidden,
-                num_layers=layers,
-                bidirectional=bidirectional,
-                mode=mode,
-                p=p,
-                state_outputs=True,
-            )
-
-        same_on_both(run, values, dtype)
+        options = dict(mode=mode, p=p, num_layers=layers, bidirectional=bidirectional)
+        same_on_both(
+            lambda *a: mx.nd.RNN(*a, state_size=hidden, state_outputs=True, **options),
+            values,
+            dtype,
+        )
 
 
 def test_clipped_lstm_matches_the_cpu():
     values = uniform((6, 2, 3), (4 * 4 * (3 + 4 + 2),), (1, 2, 4), (1, 2, 4))
     values[1] *= 3
-    same_on_both(
-        lambda *a: mx.nd.RNN(
-            *a,
-            state_size=4,
-            num_layers=1,
-            mode="lstm",
-            state_outputs=True,
-            lstm_state_clip_min=-0.25,
-            lstm_state_clip_max=0.5,
-        ),
-        values,
-    )
+    options = dict(state_size=4, num_layers=1, mode="lstm", state_outputs=True)
+    clip = dict(lstm_state_clip_min=-0.25, lstm_state_clip_max=0.5)
+    same_on_both(lambda *a: mx.nd.RNN(*a, **options, **clip), values)
 
 
 def hidden_keys(length):
@@ -328,25 +281,19 @@ def test_fused_attention_matches_the_cpu(p, dtype):
             return results
 
         same_on_both(run, values, dtype)
-        assert (
-            all(
-                ("_dropout_attention(" if p else "_attention(") in dump and "batch_dot(" not in dump
-                for dump in dumps
-            )
-            and len(dumps) == 2
-        )
+        assert len(dumps) == 2
+        for dump in dumps:
+            assert ("_dropout_attention(" if p else "_attention(") in dump
+            assert "batch_dot(" not in dump
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_unaligned_attention_has_the_same_bits(dtype):
     values, results = uniform((2, 20, 16), (2, 36, 16), (2, 36, 8)), []
     for shift in (0, 1, 8):
-        arrays = []
-        for value in values:
-            buffer = mx.nd.zeros((value.size + shift,), ctx=mx.gpu(0), dtype=dtype)
-            buffer[shift:] = mx.nd.array(value.ravel(), ctx=mx.gpu(0)).astype(dtype)
-            arrays.append(buffer[shift:].reshape(value.shape))
-            arrays[-1].attach_grad()
+        arrays = [at(value, mx.gpu(0), dtype, shift) for value in values]
+        for array in arrays:
+            array.attach_grad()
         op = _core.CachedOp(lambda *a: [attend(0)(*a)], {})
         with autograd.record():
             y = op(*arrays)
@@ -551,9 +498,7 @@ def integers_on_both(op, data, weight, place, **params):
     """Runs the op on a CPU and a GPU with data that starts at byte `place` of its memory."""
     found = []
     for ctx in (mx.cpu(0), mx.gpu(0)):
-        flat = mx.nd.zeros((data.size + place,), ctx=ctx, dtype=data.dtype)
-        flat[place:] = mx.nd.array(data.ravel(), ctx=ctx, dtype=data.dtype)
-        x, w = flat[place:].reshape(data.shape), mx.nd.array(weight, ctx=ctx, dtype="int8")
+        x, w = at(data, ctx, data.dtype, place), mx.nd.array(weight, ctx=ctx, dtype="int8")
         ends = [mx.nd.array([end], ctx=ctx) for end in (-1.0, 1.0)] * 2
         out = op(x, w, None, *ends, no_bias=True, **params)[0]
         assert out.dtype == np.int32 and out.context == ctx

@@ -3,7 +3,7 @@ other libraries, and forks. The stand-in delays work as long as it is allowed.""
 
 import pytest
 
-from support.processes import output_of
+from support.processes import finished, output_of
 from support.stand_in import STAND_IN, needs_gpu, needs_stand_in
 
 pytestmark = [needs_gpu, needs_stand_in]
@@ -12,7 +12,7 @@ LATE = {"HOSTCUDA_DELAY": "30000", "HOSTCUDA_REUSE": "1", "HOSTCUDA_DEVICES": "2
 
 def test_device_copies_wait_for_host_copies():
     """Copies into and out of an array whose first values are still in flight."""
-    out = output_of(
+    finished(
         """
         import numpy as np
         import mpgluon as mx
@@ -23,16 +23,14 @@ def test_device_copies_wait_for_host_copies():
             assert (other.asnumpy() == 1).all()
             other = mx.nd.array(values, ctx=mx.gpu(1))
             assert (other.as_in_context(mx.gpu(0)).asnumpy() == values).all()
-        print("done")
     """,
         **LATE,
     )
-    assert out == "done\n"
 
 
 @pytest.mark.parametrize("graphs", ["0", "1"])
 def test_programs_over_devices_wait_for_host_copies(graphs):
-    out = output_of(
+    finished(
         """
         import numpy as np
         import mpgluon as mx
@@ -58,17 +56,15 @@ def test_programs_over_devices_wait_for_host_copies(graphs):
                     mx.nd.array(pair[0], ctx=mx.gpu(0))
                 found = call(pair, [mx.gpu(0), mx.gpu(1)])
                 np.testing.assert_allclose(found, wanted, rtol=1e-5)
-        print("done")
     """,
         MPGLUON_CUDA_GRAPHS=graphs,
         **LATE,
     )
-    assert out == "done\n"
 
 
 def test_memory_is_freed_after_copies_to_it():
     """Another device of the card reuses the memory, and its contents are not overwritten."""
-    out = output_of(
+    finished(
         """
         import numpy as np
         import mpgluon as mx
@@ -82,11 +78,9 @@ def test_memory_is_freed_after_copies_to_it():
             assert (other.asnumpy() == 0).all()
             del other
             mx.gpu(1).empty_cache()
-        print("done")
     """,
         **dict(LATE, HOSTCUDA_DEVICES="1", MPGLUON_GPU_LOGICAL="2"),
     )
-    assert out == "done\n"
 
 
 CONSUMER = f"""
@@ -113,7 +107,7 @@ def put(stream, to, values):
 
 
 def test_exported_memory_waits_for_host_copies():
-    out = output_of(
+    finished(
         CONSUMER
         + """
 values = np.arange(1000, dtype="float32")
@@ -121,16 +115,14 @@ for _ in range(8):
     capsule = mx.nd.array(values, ctx=mx.gpu(1)).__dlpack__(stream=1)
     seen = np.ctypeslib.as_array((ctypes.c_float * 1000).from_address(tensor(capsule).data))
     assert (seen == values).all()
-print("done")
 """,
         **LATE,
     )
-    assert out == "done\n"
 
 
 @pytest.mark.parametrize("stream", [1, None, -1, "own"])
 def test_memory_of_a_consumer_is_reused_after_its_work(stream):
-    out = output_of(
+    finished(
         CONSUMER
         + f"""
 stream = {stream!r}
@@ -148,17 +140,15 @@ for _ in range(8):
     y.wait_to_read()
     runtime.cudaDeviceSynchronize()
     assert (y.asnumpy() == 1).all()
-print("done")
 """,
         **LATE,
     )
-    assert out == "done\n"
 
 
 def test_imported_memory_waits_for_its_producer():
     """The producer receives the stream to synchronize with; with a bare capsule, the card is
     synchronized."""
-    out = output_of(
+    finished(
         CONSUMER
         + """
 source = mx.nd.zeros((1000,), ctx=mx.gpu(0))
@@ -198,11 +188,9 @@ for kind in (Producer, Array):
             assert (x.as_in_context(mx.gpu(1)) == k).asnumpy().all()
             assert ((x + 1).asnumpy() == k + 1).all()
         assert (x.asnumpy() == k).all()
-print("done")
 """,
         **LATE,
     )
-    assert out == "done\n"
 
 
 def test_logical_devices_are_exported_with_their_cards_index():

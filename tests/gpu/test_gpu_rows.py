@@ -7,6 +7,7 @@ import pytest
 
 import mpgluon as mx
 from mpgluon import autograd, nd
+from support.compare import at
 from support.stand_in import needs_gpu
 
 pytestmark = needs_gpu
@@ -63,45 +64,22 @@ def test_dropout_masks_equal_the_cpu(size, dtype):
             assert np.array_equal(a, b)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", [(1, 128), (7, 136), (513, 264), (2, 900, 1024)])
-def test_column_sums_match_the_cpu_at_any_address(shape, dtype):
-    """Equals the CPU within rounding, and the address does not change a bit."""
-    values = np.random.RandomState(1).randn(*shape).astype("float32")
-    found = []
-    for ctx, place in ((mx.cpu(0), 0), (mx.gpu(0), 0), (mx.gpu(0), 1)):
-        flat = nd.zeros(values.size + place, ctx=ctx, dtype=dtype)
-        flat[place:] = nd.array(values.reshape(-1), ctx=ctx).astype(dtype)
-        sums = flat[place:].reshape(shape).sum(axis=len(shape) - 2)
-        found.append(sums.astype("float64").asnumpy())
-    close = {"float64": 1e-12, "float32": 1e-5, "float16": 1e-3, "bfloat16": 8e-3}[dtype]
-    np.testing.assert_allclose(found[1], found[0], rtol=close, atol=close * np.abs(found[0]).max())
-    assert np.array_equal(found[1], found[2])
-
-
 CLOSE = {"float64": 1e-12, "float32": 1e-5, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 LENGTHS = [1, 7, 8, 64, 65, 256, 511, 512, 768, 1000, 1024, 1025]
 LENGTHS += [2048, 3001, 4096, 8192, 8200, 65537]
 
 
-def as_on_a_cpu(function, dtype):
+def as_on_a_cpu(function, dtype, close=CLOSE, least=0):
     """Checks that function(ctx, place) matches on a CPU and a GPU within rounding, and that on a
     GPU the address does not change a bit."""
     found = []
     for ctx, place in ((mx.cpu(0), 0), (mx.gpu(0), 0), (mx.gpu(0), 1)):
         found.append([a.astype("float64").asnumpy() for a in function(ctx, place)])
-    close = CLOSE[dtype]
+    close = close[dtype]
     for on_cpu, on_gpu, elsewhere in zip(*found, strict=True):
-        scale = np.nanmax(np.abs(on_cpu), initial=0, where=np.isfinite(on_cpu))
+        scale = np.nanmax(np.abs(on_cpu), initial=least, where=np.isfinite(on_cpu))
         np.testing.assert_allclose(on_gpu, on_cpu, rtol=close, atol=close * scale)
         np.testing.assert_array_equal(on_gpu, elsewhere)
-
-
-def at(values, ctx, dtype, place):
-    """Returns the values in an array that starts at element `place` of its memory."""
-    flat = nd.zeros(values.size + place, ctx=ctx, dtype=dtype)
-    flat[place:] = nd.array(values.reshape(-1), ctx=ctx, dtype="float32").astype(dtype)
-    return flat[place:].reshape(values.shape)
 
 
 def recorded(call, *arrays):
@@ -113,6 +91,13 @@ def recorded(call, *arrays):
     head = (nd.arange(y.size, ctx=y.ctx).reshape(y.shape) % 7 - 3).astype(y.dtype)
     y.backward(head)
     return [y, *(array.grad for array in arrays)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(1, 128), (7, 136), (513, 264), (2, 900, 1024)])
+def test_column_sums_match_the_cpu_at_any_address(shape, dtype):
+    values = np.random.RandomState(1).randn(*shape)
+    as_on_a_cpu(lambda ctx, place: [at(values, ctx, dtype, place).sum(axis=len(shape) - 2)], dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -179,39 +164,17 @@ def test_fused_cross_entropy_has_the_bits_of_its_parts(length, dtype):
         np.testing.assert_array_equal(a.asnumpy(), b.asnumpy())
 
 
+WIDTHS = [(1, 1), (70, 24), (50, 100), (300, 256), (37, 700), (65, 1024), (35, 2000), (5, 8192)]
+CLOSE_NORMS = {"float64": 1e-10, "float32": 1e-5, "float16": 2e-3, "bfloat16": 1.6e-2}
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(
-    "rows, width",
-    [
-        (1, 1),
-        (70, 24),
-        (50, 100),
-        (300, 256),
-        (37, 700),
-        (65, 1024),
-        (35, 2000),
-        (5, 8192),
-        (3, 8200),
-    ],
-)
+@pytest.mark.parametrize("rows, width", [*WIDTHS, (3, 8200)])
 def test_layer_norm_matches_the_cpu_at_any_address(rows, width, dtype):
-    """Results and gradients equal the CPU within rounding; the address does not change a bit."""
     random = np.random.RandomState(width)
     values = [random.randn(rows, width) + 2, random.randn(width), random.randn(width)]
-    found = []
-    for ctx, place in ((mx.cpu(0), 0), (mx.gpu(0), 0), (mx.gpu(0), 1)):
-        arrays = []
-        for value in [*values, values[0][::-1]]:
-            flat = nd.zeros(value.size + place, ctx=ctx, dtype=dtype)
-            flat[place:] = nd.array(value.reshape(-1), ctx=ctx).astype(dtype)
-            arrays.append(flat[place:].reshape(value.shape))
-        for array in arrays[:3]:
-            array.attach_grad()
-        with autograd.record():
-            y = nd.LayerNorm(*arrays[:3])
-        y.backward(arrays[3])
-        found.append([a.astype("float64").asnumpy() for a in [y, *(a.grad for a in arrays[:3])]])
-    close = {"float64": 1e-10, "float32": 1e-5, "float16": 2e-3, "bfloat16": 1.6e-2}[dtype]
-    for cpu, gpu, moved in zip(*found):
-        np.testing.assert_allclose(gpu, cpu, rtol=close, atol=close * max(1, np.abs(cpu).max()))
-        assert np.array_equal(gpu, moved)
+
+    def function(ctx, place):
+        return recorded(nd.LayerNorm, *(at(value, ctx, dtype, place) for value in values))
+
+    as_on_a_cpu(function, dtype, CLOSE_NORMS, least=1)

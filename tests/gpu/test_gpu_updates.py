@@ -6,6 +6,7 @@ import pytest
 
 import mpgluon as mx
 from mpgluon import nd
+from support.compare import at
 from support.stand_in import needs_gpu
 
 pytestmark = needs_gpu
@@ -32,12 +33,7 @@ def run(name, num_states, params, size, dtype, ctx, offset=0, mixed=False):
     aligned address."""
     draw = np.random.RandomState(size)
 
-    def array(values, dtype):
-        whole = nd.zeros((offset + size,), dtype=dtype, ctx=ctx)
-        part = whole[offset:]
-        part[:] = nd.array(values, ctx=ctx, dtype="float64").astype(dtype)
-        return part
-
+    array = lambda values, dtype: at(values, ctx, dtype, offset)
     weight = array(draw.uniform(-1, 1, size), dtype)
     grad = array(draw.uniform(-1, 1, size), dtype)
     of_states = "float32" if mixed else dtype
@@ -54,24 +50,17 @@ def run(name, num_states, params, size, dtype, ctx, offset=0, mixed=False):
     return [a.astype("float64").asnumpy() for a in changed]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
-@pytest.mark.parametrize("name", RULES)
+CASES = [(name, dtype) for name in RULES for dtype in TOLERANCES]
+CASES += [(name, dtype) for name in MIXED for dtype in ("float16", "bfloat16", "float32")]
+
+
+@pytest.mark.parametrize("name, dtype", CASES)
 def test_updates_match_the_cpu(name, dtype):
-    states, params = RULES[name]
-    for size in (1, 37, 2048, 5003):
-        found = run(name, states, params, size, dtype, mx.gpu(0))
-        wanted = run(name, states, params, size, dtype, mx.cpu(0))
-        for a, b in zip(found, wanted):
-            np.testing.assert_allclose(a, b, rtol=TOLERANCES[dtype], atol=TOLERANCES[dtype])
-
-
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
-@pytest.mark.parametrize("name", MIXED)
-def test_mixed_precision_updates_match_the_cpu(name, dtype):
-    states, params = MIXED[name]
-    for size in (2048, 4099):
-        found = run(name, states, params, size, dtype, mx.gpu(0), mixed=True)
-        wanted = run(name, states, params, size, dtype, mx.cpu(0), mixed=True)
+    mixed = name in MIXED
+    states, params = (MIXED if mixed else RULES)[name]
+    for size in (2048, 4099) if mixed else (1, 37, 2048, 5003):
+        found = run(name, states, params, size, dtype, mx.gpu(0), mixed=mixed)
+        wanted = run(name, states, params, size, dtype, mx.cpu(0), mixed=mixed)
         for a, b in zip(found, wanted):
             np.testing.assert_allclose(a, b, rtol=TOLERANCES[dtype], atol=TOLERANCES[dtype])
 

@@ -80,6 +80,13 @@ def same_on_both(function, values, dtype="float32", seed=7):
         )
 
 
+def at(values, ctx, dtype, place):
+    """Returns the values in an array that starts at element `place` of its memory."""
+    flat = mx.nd.zeros(values.size + place, ctx=ctx, dtype=dtype)
+    flat[place:] = mx.nd.array(values.reshape(-1), ctx=ctx, dtype=dtype)
+    return flat[place:].reshape(values.shape)
+
+
 def uniform(*shapes, seed=0):
     random = np.random.RandomState(seed)
     return [random.uniform(-1, 1, shape).astype("float32") for shape in shapes]
