@@ -117,11 +117,9 @@ class Deep(gluon.HybridBlock):
 
     def __init__(self):
         super().__init__()
-        self.listed, self.named, self.pair = (
-            [array(1)],
-            {"a": {"b": array(2)}},
-            (array(3), [array(4)]),
-        )
+        self.listed = [array(1)]
+        self.named = {"a": {"b": array(2)}}
+        self.pair = (array(3), [array(4)])
         self.plain = type("Plain", (), {})()
         self.plain.inner = array(5)
         self.inner = Net(lambda F, x, w, c: x * c, array(6))
@@ -181,10 +179,8 @@ class Ring(gluon.HybridBlock):
         self.a, self.b, self.ring = array(1), array(2), [array(3), array(4), array(5)]
         self.alias, self.whole = self.a, array(6, (3, 2, 3))
         self.row = self.whole[1]
-        self.first, self.second = (
-            Net(lambda F, x, w, c: x + c, array(7)),
-            Net(lambda F, x, w, c: x * c),
-        )
+        self.first = Net(lambda F, x, w, c: x + c, array(7))
+        self.second = Net(lambda F, x, w, c: x * c)
         self.second.captured = self.first.captured
 
     def hybrid_forward(self, F, x):
@@ -232,10 +228,8 @@ def test_captured_arrays_may_swap_places_without_retrace():
     exchange(net)
     net.ring.reverse()
     # No retrace
-    assert (
-        np.array_equal(net(x).asnumpy(), net.hybrid_forward(nd, x).asnumpy())
-        and net.compiled()[0]["calls"] == traced + 1
-    )
+    assert np.array_equal(net(x).asnumpy(), net.hybrid_forward(nd, x).asnumpy())
+    assert net.compiled()[0]["calls"] == traced + 1
 
 
 @pytest.mark.parametrize("cut", [False, True])

@@ -340,10 +340,7 @@ CASES = {
         lambda: Body(lambda b, F, x: b.a(x), a=Times(2)),
         [lambda n: setattr(n, "a", Times(3)), lambda n: setattr(n, "a", Times(5))],
     ),
-    "swap": (
-        lambda: Body(lambda b, F, x: b.b(b.a(x) + 1), a=Times(2), b=Times(3)),
-        [swap, swap],
-    ),
+    "swap": (lambda: Body(lambda b, F, x: b.b(b.a(x) + 1), a=Times(2), b=Times(3)), [swap, swap]),
     "children": (
         lambda: sequential(2, 3),
         [
@@ -360,10 +357,7 @@ CASES = {
         lambda: copy.deepcopy(sequential(2, 3)),
         [lambda n: n.add(Times(3)), lambda n: n._children.popitem()],
     ),
-    "parameter": (
-        lambda: Times(2),
-        [lambda n: setitem(n._reg_params, "factor", Times(3).factor)],
-    ),
+    "parameter": (lambda: Times(2), [lambda n: setitem(n._reg_params, "factor", Times(3).factor)]),
     "list of blocks": (
         lambda: Body(lambda b, F, x: in_turn(b.layers, x), layers=[Times(2), Times(3)]),
         [

@@ -217,11 +217,7 @@ def write_in_body(F, x):
             r"float\(\) needs",
             "array of one element and compute with F",
         ),
-        (
-            lambda F, x: F.topk(x, k=int(x.sum())),
-            r"int\(\) needs",
-            "sizes must follow from shapes",
-        ),
+        (lambda F, x: F.topk(x, k=int(x.sum())), r"int\(\) needs", "sizes must follow from shapes"),
         (lambda F, x: [x for _ in range(x[0, 0])], "an index needs", "F.take and F.pick"),
         (lambda F, x: x * x.sum().asscalar(), r"asscalar\(\) needs", "array of one element"),
         (

@@ -127,10 +127,8 @@ def test_first_call_runs_python_code_once(name):
     for step, (rows, record) in enumerate(
         [(2, False), (2, False), (2, True), (2, True), (3, True), (3, False), (2, False)]
     ):
-        expected, found = (
-            results(eager, batch(rows, step), record),
-            results(net, batch(rows, step), record),
-        )
+        expected = results(eager, batch(rows, step), record)
+        found = results(net, batch(rows, step), record)
         assert len(expected) == len(found), step
         assert all(map(np.array_equal, expected, found)), (step, rows, record)
         runs = [1, 1, 2, 2, 3, 4, 4][step]

@@ -280,10 +280,7 @@ WRONG = {
         "contain each of the 1 variables of the graph exactly once",
     ),
     "outputs": (lambda node: node["attrs"].update(num_outputs="3"), "the graph has 1 results"),
-    "many": (
-        lambda node: node["attrs"].update(num_outputs="99999999999"),
-        "but must be 1 to 4096",
-    ),
+    "many": (lambda node: node["attrs"].update(num_outputs="99999999999"), "but must be 1 to 4096"),
     "missing": (lambda node: node["attrs"].pop("num_outputs"), "num_outputs is missing"),
     "word": (
         lambda node: node["attrs"].update(num_outputs="two"),

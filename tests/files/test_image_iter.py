@@ -119,10 +119,7 @@ def test_image_iter_hooks_and_augmenters_apply(root):
             return super().postprocess_data(datum) + 1
 
     settings = dict(imglist=LIST, path_root=root, rand_mirror=True, mean=np.array([1.0]))
-    assert passed(Checked(2, SHAPE, **settings)) == [
-        (0, [0, 10], [0, 20]),
-        (0, [30, 40], [60, 80]),
-    ]
+    assert passed(Checked(2, SHAPE, **settings)) == [(0, [0, 10], [0, 20]), (0, [30, 40], [60, 80])]
     batches = image.ImageIter(1, SHAPE, aug_list=[], imglist=LIST, path_root=root)
     with pytest.raises(ValueError, match="0.png: the augmenters returned .* .3, 6, 8.*.3, 4, 4"):
         next(batches)

@@ -324,11 +324,7 @@ def test_damaged_onnx_file_is_read_or_refused(tmp_path):
 def test_file_that_is_not_onnx_is_refused(data, tmp_path):
     path = tmp_path / "a.onnx"
     path.write_bytes(data)
-    for function in (
-        mx.onnx.import_model,
-        mx.onnx.import_to_gluon,
-        mx.onnx.get_model_metadata,
-    ):
+    for function in (mx.onnx.import_model, mx.onnx.import_to_gluon, mx.onnx.get_model_metadata):
         with pytest.raises(mx.MXNetError, match="not a valid ONNX file"):
             function(str(path))
         with pytest.raises(FileNotFoundError):

@@ -543,10 +543,8 @@ def test_compiled_counts_ops_and_fused_groups():
     table = repr(net.compiled()).splitlines()
     assert "4 operators, called 1 time" in table[0]
     titles, numbers = re.split(r"  +", table[2].strip()), re.split(r"  +", table[3].strip())
-    assert (
-        dict(zip(titles, numbers))["fused groups"] == "1"
-        and dict(zip(titles, numbers))["forward ops"] == "2"
-    )
+    assert dict(zip(titles, numbers))["fused groups"] == "1"
+    assert dict(zip(titles, numbers))["forward ops"] == "2"
     assert "recomputed" not in titles and "kept" not in titles  # neither applies here
 
 

@@ -35,10 +35,8 @@ def test_convolutional_cells_of_1x1_kernels_match_numpy(dims, layout, kind, gate
     outputs, states = unrolled(cell, x)
     weights = {name[2:]: param.data().asnumpy() for name, param in cell.collect_params().items()}
     assert weights["i2h_weight"].shape == (3 * gates, 2, *(1,) * dims)
-    wi, wh = (
-        weights["i2h_weight"].reshape(3 * gates, 2),
-        weights["h2h_weight"].reshape(3 * gates, 3),
-    )
+    wi = weights["i2h_weight"].reshape(3 * gates, 2)
+    wh = weights["h2h_weight"].reshape(3 * gates, 3)
     h = c = np.zeros((2, *size, 3), "float32")
     for t in range(3):
         i2h = np.moveaxis(x.asnumpy()[:, t], 1, -1) @ wi.T + weights["i2h_bias"]
@@ -98,12 +96,10 @@ def test_projected_lstm_cell_matches_numpy():
     cell.initialize(mx.init.Uniform(0.5))
     x = values(2, 3, 4)
     outputs, (r, c) = unrolled(cell, x, valid_length=mx.nd.array([1, 3]))
-    assert (
-        outputs.shape == (2, 3, 3)
-        and r.shape == (2, 3)
-        and c.shape == (2, 5)
-        and repr(cell) == "LSTMPCell(4 -> 20 -> 3)"
-    )
+    assert outputs.shape == (2, 3, 3)
+    assert r.shape == (2, 3)
+    assert c.shape == (2, 5)
+    assert repr(cell) == "LSTMPCell(4 -> 20 -> 3)"
     weights = {name[2:]: param.data().asnumpy() for name, param in cell.collect_params().items()}
     out, state = np.zeros((2, 3)), np.zeros((2, 5))
     for t in range(3):
@@ -145,11 +141,9 @@ def test_variational_dropout_reuses_its_mask_across_steps(which, hybrid):
     still = net(x).asnumpy()
     assert np.array_equal(still, net(x).asnumpy())
     if which == "drop_outputs":  # all steps share the mask
-        assert (
-            np.array_equal(one == 0, np.repeat(one[:, :1] == 0, 3, axis=1))
-            and (one == 0).any()
-            and (one != 0).any()
-        )
+        assert np.array_equal(one == 0, np.repeat(one[:, :1] == 0, 3, axis=1))
+        assert (one == 0).any()
+        assert (one != 0).any()
 
 
 def test_variational_dropout_rejects_bidirectional_cells():
@@ -216,11 +210,9 @@ def test_pixel_shuffle_rejects_wrong_factors_and_channels():
 def test_interval_sampler_order_and_length():
     assert list(contrib.data.IntervalSampler(13, 3)) == [0, 3, 6, 9, 12, 1, 4, 7, 10, 2, 5, 8, 11]
     few = contrib.data.IntervalSampler(13, 3, rollover=False)
-    assert (
-        list(few) == [0, 3, 6, 9, 12]
-        and len(few) == 5
-        and len(contrib.data.IntervalSampler(13, 3)) == 13
-    )
+    assert list(few) == [0, 3, 6, 9, 12]
+    assert len(few) == 5
+    assert len(contrib.data.IntervalSampler(13, 3)) == 13
     with pytest.raises(AssertionError, match="smaller"):
         contrib.data.IntervalSampler(3, 5)
 
@@ -272,9 +264,8 @@ def test_saved_network_loads_under_different_child_names(tmp_path):
     net.save(str(tmp_path / "net"))
     other.load(str(tmp_path / "net"))
     np.testing.assert_allclose(other(x).asnumpy(), expected, rtol=1e-6)
-    assert (
-        list(net._children) == list(other._children) and list(other._children.values())[1]._active
-    )
+    assert list(net._children) == list(other._children)
+    assert list(other._children.values())[1]._active
     wrong = named(lambda units: gluon.nn.BatchNorm())
     before = list(wrong._children)
     with pytest.raises(ValueError, match="another model.*batchnorm2.*dense2"):
@@ -296,11 +287,9 @@ def test_rand_zipfian_returns_expected_counts(symbolic):
         sampled, true, expected = group.bind(mx.cpu(), {"true": classes}).forward()
     else:
         sampled, true, expected = mx.nd.contrib.rand_zipfian(classes, count, top)
-    assert (
-        str(np.dtype(sampled.dtype)) == "int64"
-        and sampled.shape == expected.shape == (count,)
-        and true.dtype == np.float64
-    )
+    assert str(np.dtype(sampled.dtype)) == "int64"
+    assert sampled.shape == expected.shape == (count,)
+    assert true.dtype == np.float64
     drawn = sampled.asnumpy()
     assert drawn.min() == 0 and drawn.max() < top
     share = np.log((np.arange(top) + 2) / (np.arange(top) + 1)) / np.log(top + 1) * count

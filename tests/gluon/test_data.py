@@ -67,10 +67,8 @@ def test_dataset_filter_shard_take_and_sample_select_items():
         [4, 5, 6, 7],
         [8, 9, 10],
     ]
-    assert (
-        everything(dataset.take(3)) == [0, 1, 2]
-        and len(dataset.take(None)) == len(dataset.take(50)) == 11
-    )
+    assert everything(dataset.take(3)) == [0, 1, 2]
+    assert len(dataset.take(None)) == len(dataset.take(50)) == 11
     assert everything(dataset.sample(data.SequentialSampler(2, start=4))) == [4, 5]
     assert everything(dataset.transform(lambda x: x * 2).take(3)) == [0, 2, 4]
     pairs = data.SimpleDataset([(1, 2), (3, 4)])
@@ -89,10 +87,8 @@ def test_dataset_filter_shard_take_and_sample_select_items():
 
 def test_samplers_yield_expected_orders_and_batches():
     assert list(data.IntervalSampler(10, 4)) == [0, 4, 8, 1, 5, 9, 2, 6, 3, 7]
-    assert (
-        list(data.IntervalSampler(10, 4, rollover=False)) == [0, 4, 8]
-        and len(data.IntervalSampler(10, 4, rollover=False)) == 3
-    )
+    assert list(data.IntervalSampler(10, 4, rollover=False)) == [0, 4, 8]
+    assert len(data.IntervalSampler(10, 4, rollover=False)) == 3
     np.random.seed(1)
     first = list(data.RandomSampler(50))
     assert sorted(first) == list(range(50)) and first != sorted(first)

@@ -346,9 +346,8 @@ def test_replaced_buffers_are_synchronized(tmp_path, ctx):
         y = alone(source)
         (expected,) = torch.autograd.grad(y.sum(), source)
         mine.backward()
-        assert (
-            mine.asnumpy().tolist() == y.tolist() and x.grad.asnumpy().tolist() == expected.tolist()
-        )
+        assert mine.asnumpy().tolist() == y.tolist()
+        assert x.grad.asnumpy().tolist() == expected.tolist()
     values = net._collect_params_with_prefix()
     assert sorted(values) == ["mean", "scale", "seen", "weight"]
     assert values["mean"].data().asnumpy().tolist() == alone.mean.tolist() == module.mean.tolist()

@@ -132,11 +132,9 @@ def test_resnet_parameter_names_match_mxnet():
     net = vision.resnet18_v1(prefix="net_", classes=10)
     names = list(net.collect_params())
     assert names[:2] == ["net_conv0_weight", "net_batchnorm0_gamma"]
-    assert (
-        "net_stage2_conv2_weight" in names
-        and "net_stage4_batchnorm4_running_var" in names
-        and names[-1] == "net_dense0_bias"
-    )
+    assert "net_stage2_conv2_weight" in names
+    assert "net_stage4_batchnorm4_running_var" in names
+    assert names[-1] == "net_dense0_bias"
     assert net.output.weight.shape == (10, 512)
 
 

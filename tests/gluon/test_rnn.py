@@ -419,7 +419,8 @@ def test_maximum_number_of_layers_trains():
 def test_state_info_reports_dtype():
     for layer, count in ((mx.gluon.rnn.LSTM(3), 2), (mx.gluon.rnn.GRU(3, dtype="float64"), 1)):
         infos = layer.state_info(2)
-        assert len(infos) == count and all(
+        assert len(infos) == count
+        assert all(
             info["dtype"] == ("float32" if count == 2 else "float64") and info["shape"] == (1, 2, 3)
             for info in infos
         )

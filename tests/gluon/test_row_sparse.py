@@ -371,11 +371,7 @@ def test_accumulation_and_clipping_equal_dense():
         layer = nn.Embedding(10, 4, sparse_grad=sparse)
         layer.initialize("ones")
         trainer = gluon.Trainer(
-            layer.collect_params(),
-            "sgd",
-            {"learning_rate": 1},
-            accumulate=2,
-            clip_global_norm=0.5,
+            layer.collect_params(), "sgd", {"learning_rate": 1}, accumulate=2, clip_global_norm=0.5
         )
         for number in (1, 2, 2, 3):
             backward_of(lambda: layer(nd.array([number, 5])) * 3)

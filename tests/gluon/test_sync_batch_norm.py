@@ -287,10 +287,7 @@ def test_replicas_called_from_threads_synchronize():
 
 @pytest.mark.parametrize(
     "hybrid",
-    [
-        pytest.param(False, id="eager"),
-        pytest.param(True, id="hybrid", marks=pytest.mark.slow),
-    ],
+    [pytest.param(False, id="eager"), pytest.param(True, id="hybrid", marks=pytest.mark.slow)],
 )
 def test_reading_before_all_replicas_were_called_raises(hybrid):
     net, _ = pair(2, make=lambda norm: norm())

@@ -23,10 +23,8 @@ class Split(gluon.HybridBlock):
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
         with self.name_scope():
-            self.first, self.second = (
-                nn.Dense(6, activation="tanh", in_units=4),
-                nn.Dense(3, in_units=6),
-            )
+            self.first = nn.Dense(6, activation="tanh", in_units=4)
+            self.second = nn.Dense(3, in_units=6)
 
     def hybrid_forward(self, F, x):
         return self.second(self.first(x).as_in_context(self.second.weight.list_ctx()[0]))

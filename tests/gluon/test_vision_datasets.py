@@ -88,10 +88,7 @@ def test_cifar10_reads_archives_and_plain_files(tmp_path):
     for found in (packed, vision.CIFAR10(str(tmp_path))):
         assert len(found) == 10 and found[1][1] == labels[1, 0] and found[1][1].dtype == np.int32
         np.testing.assert_array_equal(found[9][0].asnumpy(), images[1])
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "cifar-10-binary.tar.gz",
-        *names,
-    ]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cifar-10-binary.tar.gz", *names]
 
 
 def test_cifar100_reads_fine_and_coarse_labels(tmp_path):

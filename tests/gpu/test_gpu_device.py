@@ -91,12 +91,10 @@ def test_gpu_memory_info_is_per_card():
         HOSTCUDA_MEMORY=str(64 << 20),
     )
     free, total, free1, total1, *again = map(int, out.split())
-    assert (
-        total == total1 == 64 << 20
-        and free <= 60 << 20
-        and free1 == 64 << 20
-        and again == [free1, total1]
-    )
+    assert total == total1 == 64 << 20
+    assert free <= 60 << 20
+    assert free1 == 64 << 20
+    assert again == [free1, total1]
 
 
 @needs_stand_in
@@ -185,11 +183,9 @@ def test_card_out_of_memory_raises_and_recovers():
     """,
         HOSTCUDA_MEMORY=str(20 << 20),
     )
-    assert (
-        "[1.]" in out
-        and "gpu(0) is out of memory: asked for 33554432 bytes" in out
-        and "[2. 2.]" in out
-    )
+    assert "[1.]" in out
+    assert "gpu(0) is out of memory: asked for 33554432 bytes" in out
+    assert "[2. 2.]" in out
 
 
 @needs_stand_in
@@ -207,9 +203,9 @@ def test_lost_device_is_reported_and_others_continue():
                 print("error:", str(error).replace(chr(10), " "))
         print((b + 1).asnumpy(), (c + 1).asnumpy())
     """)
-    assert (
-        out.count("error:") == 2 and "gpu(0) is lost" in out and out.count("[2. 2. 2. 2. 2.]") == 2
-    )
+    assert out.count("error:") == 2
+    assert "gpu(0) is lost" in out
+    assert out.count("[2. 2. 2. 2. 2.]") == 2
 
 
 LOST = """

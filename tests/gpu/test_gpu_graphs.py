@@ -357,10 +357,8 @@ def test_synchronizing_kernels_are_excluded_from_captures(counts):
 
     net = Looks()
     net.hybridize()
-    x, index = (
-        nd.array(np.random.RandomState(0).rand(6, 6), ctx=mx.gpu(0)),
-        nd.array([5, 4, 3, 2, 1, 0], ctx=mx.gpu(0)),
-    )
+    x = nd.array(np.random.RandomState(0).rand(6, 6), ctx=mx.gpu(0))
+    index = nd.array([5, 4, 3, 2, 1, 0], ctx=mx.gpu(0))
     results = []
     for _ in range(10):
         results.append(net(x, index).asnumpy())

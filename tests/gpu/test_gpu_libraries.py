@@ -40,10 +40,8 @@ def folder_with(header, *patterns):
 )
 def test_library_declarations_match_nvidias_headers(name, header, wheel, tmp_path):
     """Compiles types, constants and signatures against NVIDIA's header, if installed."""
-    folder, runtime = (
-        folder_with(header, "/usr/local/cuda", "/opt/*/nvidia/*"),
-        folder_with("crt/host_defines.h", "/usr/local/cuda", "/opt/*/nvidia/cu13"),
-    )
+    folder = folder_with(header, "/usr/local/cuda", "/opt/*/nvidia/*")
+    runtime = folder_with("crt/host_defines.h", "/usr/local/cuda", "/opt/*/nvidia/cu13")
     if not folder or not runtime:
         pytest.skip(
             f"no {header} here (pip install {wheel} nvidia-cuda-runtime nvidia-cuda-crt brings it)"
@@ -122,11 +120,9 @@ def test_missing_library_error_names_the_package(code, setting, text, wheel, tmp
     if wheel == "nvidia-cusolver":  # it is loaded after cuBLAS
         shutil.copy(os.path.join(os.path.dirname(STAND_IN), "libcublas.so.13"), tmp_path)
     out = output_of(code, MPGLUON_CUDA_LIBRARY=str(alone), **{setting: str(tmp_path)})
-    assert (
-        f"{text} is needed for this on a GPU but was not found" in out
-        and f"pip install {wheel}, or set its folder with {setting}" in out
-        and "[2. 2.]" in out
-    )
+    assert f"{text} is needed for this on a GPU but was not found" in out
+    assert f"pip install {wheel}, or set its folder with {setting}" in out
+    assert "[2. 2.]" in out
 
 
 INFO = """
@@ -212,9 +208,8 @@ def test_setting_selects_deterministic_convolutions():
 @needs_gpu
 @pytest.mark.parametrize("code", [PRODUCT, CONVOLUTION], ids=["product", "convolution"])
 def test_setting_selects_tf32(code):
-    assert output_of(code, MPGLUON_CUDA_TF32="").startswith("True") and output_of(
-        code, MPGLUON_CUDA_TF32="0"
-    ).startswith("True")
+    assert output_of(code, MPGLUON_CUDA_TF32="").startswith("True")
+    assert output_of(code, MPGLUON_CUDA_TF32="0").startswith("True")
     assert "MPGLUON_CUDA_TF32 is 'yes'; it must be 0 or 1" in output_of(
         code, MPGLUON_CUDA_TF32="yes"
     )
@@ -332,16 +327,15 @@ def test_empty_and_very_large_batches_of_products_are_exact():
             [[5, 6], [5, 6]],
         )
         np.testing.assert_array_equal(mx.nd.linalg_syrk(empty[0]).asnumpy(), np.zeros((2, 2)))
-        assert mx.nd.dot(empty[1], c).shape == (0, 2) and mx.nd.batch_dot(
-            mx.nd.zeros((0, 2, 3)), mx.nd.zeros((0, 3, 4))
-        ).asnumpy().shape == (0, 2, 4)
-        many = np.arange(70001, dtype="float32")  # exceeds the batch limit of one call
-        a, b = (
-            mx.nd.array(many.reshape(-1, 1, 1)),
-            mx.nd.array(
-                np.stack([np.ones_like(many), 2 * np.ones_like(many)], 1).reshape(-1, 1, 2)
-            ),
+        assert mx.nd.dot(empty[1], c).shape == (0, 2)
+        assert mx.nd.batch_dot(mx.nd.zeros((0, 2, 3)), mx.nd.zeros((0, 3, 4))).asnumpy().shape == (
+            0,
+            2,
+            4,
         )
+        many = np.arange(70001, dtype="float32")  # exceeds the batch limit of one call
+        a = mx.nd.array(many.reshape(-1, 1, 1))
+        b = mx.nd.array(np.stack([np.ones_like(many), 2 * np.ones_like(many)], 1).reshape(-1, 1, 2))
         np.testing.assert_array_equal(
             mx.nd.batch_dot(a, b).asnumpy()[:, 0], np.stack([many, 2 * many], 1)
         )

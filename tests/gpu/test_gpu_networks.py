@@ -75,10 +75,8 @@ def test_unaligned_convolutions_have_the_same_bits(dtype):
             *arrays, kernel=(3, 3), num_filter=4, out=buffer[shift:].reshape((2, 4, 4, 3))
         )
         with autograd.record():
-            y, apart = (
-                mx.nd.Convolution(*arrays, kernel=(3, 3), num_filter=4),
-                mx.nd.Convolution(*arrays[:2], kernel=(3, 3), num_filter=4, no_bias=True),
-            )
+            y = mx.nd.Convolution(*arrays, kernel=(3, 3), num_filter=4)
+            apart = mx.nd.Convolution(*arrays[:2], kernel=(3, 3), num_filter=4, no_bias=True)
         autograd.backward([y, apart])
         results.append(
             [buffer[shift:].asnumpy(), y.asnumpy().ravel(), apart.asnumpy()]
@@ -106,16 +104,12 @@ def test_bias_is_added_before_rounding_if_cudnn_supports_it(groups, layout, dtyp
     with mx.gpu(0):
         x, w, b = (mx.nd.array(random.uniform(-1, 1, shape)).astype(dtype) for shape in shapes)
         options = dict(kernel=(1,) * ndim, num_filter=8, num_group=groups, layout=layout)
-        result, apart = (
-            mx.nd.Convolution(x, w, b, **options),
-            mx.nd.Convolution(x, w, no_bias=True, **options),
-        )
+        result = mx.nd.Convolution(x, w, b, **options)
+        apart = mx.nd.Convolution(x, w, no_bias=True, **options)
         along = b.reshape((1,) * (ndim + 1) + (8,)) if last else b.reshape((1, 8) + (1,) * ndim)
         wide = mx.nd.Convolution(*(a.astype("float32") for a in (x, w, b)), **options)
-        once, twice = (
-            wide.astype(dtype).astype("float32").asnumpy(),
-            mx.nd.broadcast_add(apart, along).astype("float32").asnumpy(),
-        )
+        once = wide.astype(dtype).astype("float32").asnumpy()
+        twice = mx.nd.broadcast_add(apart, along).astype("float32").asnumpy()
     assert (once != twice).any()
     np.testing.assert_array_equal(
         result.astype("float32").asnumpy(), twice if groups > 1 or ndim == 3 else once
@@ -125,10 +119,8 @@ def test_bias_is_added_before_rounding_if_cudnn_supports_it(groups, layout, dtyp
 def test_evicted_convolution_plans_are_recreated():
     """Uses more convolutions than the plan cache holds."""
     with mx.gpu(0):
-        data, weights = (
-            [mx.nd.ones((1, 1, 1, i)) for i in range(40, 90)],
-            [mx.nd.ones((1, 1, 1, j)) for j in range(1, 26)],
-        )
+        data = [mx.nd.ones((1, 1, 1, i)) for i in range(40, 90)]
+        weights = [mx.nd.ones((1, 1, 1, j)) for j in range(1, 26)]
         for _ in range(2):
             sums = [
                 mx.nd.Convolution(x, w, kernel=w.shape[2:], num_filter=1, no_bias=True).sum()
@@ -375,17 +367,13 @@ class Attending(gluon.HybridBlock):
     def __init__(self, units=16, heads=2, dropout=0.2):
         super().__init__()
         self.heads, self.units = heads, units
-        self.norm, self.qkv, self.out = (
-            nn.LayerNorm(in_channels=units),
-            nn.Dense(3 * units, in_units=units, flatten=False),
-            nn.Dense(units, in_units=units, flatten=False),
-        )
+        self.norm = nn.LayerNorm(in_channels=units)
+        self.qkv = nn.Dense(3 * units, in_units=units, flatten=False)
+        self.out = nn.Dense(units, in_units=units, flatten=False)
         self.drop = nn.Dropout(dropout)
-        self.after, self.up, self.down = (
-            nn.LayerNorm(in_channels=units),
-            nn.Dense(4 * units, in_units=units, flatten=False),
-            nn.Dense(units, in_units=4 * units, flatten=False),
-        )
+        self.after = nn.LayerNorm(in_channels=units)
+        self.up = nn.Dense(4 * units, in_units=units, flatten=False)
+        self.down = nn.Dense(units, in_units=4 * units, flatten=False)
 
     def hybrid_forward(self, F, x):
         def heads(y):

@@ -229,7 +229,7 @@ def test_forked_children_do_not_touch_the_card():
         for _ in range(50):
             y = y + x
         print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), y[:1].asnumpy())
-        """,
+        """
     )
     assert out == "3 [52.]\n"
 

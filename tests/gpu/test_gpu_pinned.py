@@ -40,14 +40,7 @@ def test_pinned_memory_is_locked_and_copied_directly():
     print(count(b"locked"))
     """
     )
-    assert out.splitlines() == [
-        "1 cpu(0) cpu_pinned(0)",
-        "0",
-        "1",
-        "2 cpu_pinned(0)",
-        "0",
-        "0",
-    ]
+    assert out.splitlines() == ["1 cpu(0) cpu_pinned(0)", "0", "1", "2 cpu_pinned(0)", "0", "0"]
 
 
 def test_writes_and_frees_wait_for_copies_to_gpus():

@@ -71,11 +71,9 @@ def test_compiler_errors_raise_from_the_module():
 @needs_gpu
 def test_kernel_launch_rejects_invalid_arguments():
     axpy = mx.rtc.CudaModule(AXPY).get_kernel("axpy", SIGNATURE)
-    x, y, far = (
-        nd.ones((4,), ctx=mx.gpu(0)),
-        nd.ones((4,), ctx=mx.gpu(0)),
-        nd.ones((4,), ctx=mx.cpu(0)),
-    )
+    x = nd.ones((4,), ctx=mx.gpu(0))
+    y = nd.ones((4,), ctx=mx.gpu(0))
+    far = nd.ones((4,), ctx=mx.cpu(0))
     one, four = (1, 1, 1), (4, 1, 1)
     for args, ctx, grid, block, error, text in [
         ([x, y], mx.gpu(0), one, four, AssertionError, "expected 3 arguments, got 2"),

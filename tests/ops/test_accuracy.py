@@ -514,11 +514,9 @@ def test_norms_are_accurate_far_from_zero(name, offset):
     nothing."""
     random = np.random.RandomState(0)
     data = (random.normal(size=(4, 3, 20, 21)) + offset).astype("float32")
-    gamma, beta, head = (
-        random.uniform(0.5, 1.5, 3).astype("float32"),
-        random.normal(size=3).astype("float32"),
-        random.normal(size=data.shape).astype("float32"),
-    )
+    gamma = random.uniform(0.5, 1.5, 3).astype("float32")
+    beta = random.normal(size=3).astype("float32")
+    head = random.normal(size=data.shape).astype("float32")
     x, g, b = (mx.nd.array(v) for v in (data, gamma, beta))
     for array in (x, g, b):
         array.attach_grad()
@@ -568,10 +566,8 @@ def test_half_precision_batch_norm_rounds_its_result_once(dtype, bits, axis):
             .astype("float32")
             .asnumpy()
         )
-    axes, along = (
-        tuple(i for i in range(4) if i != axis),
-        tuple(6 if i == axis else 1 for i in range(4)),
-    )
+    axes = tuple(i for i in range(4) if i != axis)
+    along = tuple(6 if i == axis else 1 for i in range(4))
     exact = (data - data.mean(axes, keepdims=True)) / np.sqrt(
         data.var(axes, keepdims=True) + 1e-3
     ) * gamma.asnumpy().reshape(along) + beta.asnumpy().reshape(along)
@@ -674,11 +670,9 @@ def test_half_precision_products_are_rounded_once(name, dtype, bits, hybrid):
 @pytest.mark.parametrize("name", NORMS)
 @pytest.mark.parametrize("value", [1, 1e6, 1e8, 16777217, 3e30])
 def test_norms_of_constant_channels_return_beta(name, value):
-    x, g, b = (
-        mx.nd.full((2, 3, 75, 77), value),
-        mx.nd.array([0.5, 1, 2]),
-        mx.nd.array([0.25, -1, 3]),
-    )
+    x = mx.nd.full((2, 3, 75, 77), value)
+    g = mx.nd.array([0.5, 1, 2])
+    b = mx.nd.array([0.25, -1, 3])
     with mx.autograd.train_mode():
         y = NORMS[name](x, g, b).asnumpy()
     assert (y == np.array([0.25, -1, 3]).reshape((1, 3, 1, 1))).all()
@@ -693,10 +687,8 @@ def test_bias_gradients_of_recurrent_layers_do_not_drift(mode, gates):
     steps, batch, size, hidden = 1500, 3, 4, 8
     random = np.random.RandomState(0)
     weights = random.uniform(-0.25, 0.25, gates * hidden * (size + hidden + 2))
-    data, head = (
-        random.normal(size=(steps, batch, size)),
-        random.normal(size=(steps, batch, hidden)) + 0.5,
-    )
+    data = random.normal(size=(steps, batch, size))
+    head = random.normal(size=(steps, batch, hidden)) + 0.5
     grads = []
     for dtype in ("float32", "float64"):
         x, w = (mx.nd.array(v.astype("float32"), dtype=dtype) for v in (data, weights))

@@ -166,13 +166,7 @@ def test_batching_rule_matches_op_on_split_inputs(name):
         )
 
 
-UPDATES = {
-    "all_finite",
-    "multi_all_finite",
-    "multi_sum_sq",
-    "reset_arrays",
-    "_multi_scale",
-}
+UPDATES = {"all_finite", "multi_all_finite", "multi_sum_sq", "reset_arrays", "_multi_scale"}
 
 # --- Error messages -------------------------------------------------------------------------------
 
@@ -185,10 +179,8 @@ class Block(gluon.HybridBlock):
         self.body, self.devices = body, [on(0), on(two)]
         mx.random.seed(3)
         with self.name_scope():
-            self.a, self.b = (
-                nn.Dense(6, in_units=6, flatten=False),
-                nn.Dense(6, in_units=6, flatten=False),
-            )
+            self.a = nn.Dense(6, in_units=6, flatten=False)
+            self.b = nn.Dense(6, in_units=6, flatten=False)
             for name, layer in layers.items():
                 setattr(self, name, layer)
         self.a.initialize(mx.init.Xavier(), ctx=self.devices[0])
@@ -437,10 +429,8 @@ class Timed(gluon.HybridBlock):
         self.body = body
         with self.name_scope():
             self.dense = nn.Dense(6, in_units=6, flatten=False)
-            self.lstm, self.both = (
-                rnn.GRU(6, input_size=6),
-                rnn.GRU(3, input_size=6, bidirectional=True),
-            )
+            self.lstm = rnn.GRU(6, input_size=6)
+            self.both = rnn.GRU(3, input_size=6, bidirectional=True)
         self.initialize(mx.init.Xavier())
 
     def hybrid_forward(self, F, x, state):

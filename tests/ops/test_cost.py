@@ -12,13 +12,7 @@ from samples.base import all_samples
 
 SAMPLES = all_samples()
 # Ops without arithmetic that use or serve a library's threads, or wait.
-MOVES = {
-    "_collective",
-    "_pack_convolution",
-    "_pack_fully_connected",
-    "_pack_winograd",
-    "_replicas",
-}
+MOVES = {"_collective", "_pack_convolution", "_pack_fully_connected", "_pack_winograd", "_replicas"}
 # Ops with more than a few operations per element that run inline if small.
 WINDOWS = {
     "Pooling",

@@ -92,11 +92,9 @@ def test_custom_op_works_in_eager_and_hybridized_blocks(hybrid, device):
     x.attach_grad()
     for call in range(1, 4):
         y = backward_of(lambda: net(x, calls))
-        assert (
-            y.asnumpy().tolist() == [4, 19, 1]
-            and x.grad.asnumpy().tolist() == [7, 25, 0]
-            and calls.asscalar() == call
-        )
+        assert y.asnumpy().tolist() == [4, 19, 1]
+        assert x.grad.asnumpy().tolist() == [7, 25, 0]
+        assert calls.asscalar() == call
         assert y.context == device
     assert net(x, calls).asnumpy().tolist() == [3, 18, 0]  # "same" adds 1 only in training
 
@@ -109,9 +107,8 @@ def test_custom_op_is_a_symbol_node_that_saves_and_loads():
         name="p",
         attr={"ctx_group": "g"},
     )
-    assert power.list_outputs() == ["p_power", "p_same"] and power.list_auxiliary_states() == [
-        "p_calls"
-    ]
+    assert power.list_outputs() == ["p_power", "p_same"]
+    assert power.list_auxiliary_states() == ["p_calls"]
     assert power.attr("op_type") == "test_power" and power.attr("ctx_group") == "g"
     assert power.infer_shape(x=(2, 3)) == ([(2, 3)], [(2, 3)] * 2, [(1,)])
     assert power.infer_type(x="float64")[1] == [np.float64] * 2
@@ -120,9 +117,8 @@ def test_custom_op_is_a_symbol_node_that_saves_and_loads():
     for _ in range(3):
         executor.forward(is_train=True, x=mx.nd.array([0, 1, 2]))
         executor.backward([mx.nd.ones(3)])
-    assert executor.outputs[0].asnumpy().tolist() == [4, 19, 58] and executor.grad_dict[
-        "x"
-    ].asnumpy().tolist() == [7, 25, 55]
+    assert executor.outputs[0].asnumpy().tolist() == [4, 19, 58]
+    assert executor.grad_dict["x"].asnumpy().tolist() == [7, 25, 55]
     assert executor.aux_dict["p_calls"].asscalar() == 3
     executor.set_monitor_callback(lambda name, array: None)
     executor.forward(is_train=True)
@@ -150,10 +146,8 @@ def test_custom_loss_trains_module_like_builtin():
     for name, array in params[0].items():
         np.testing.assert_allclose(array.asnumpy(), params[1][name].asnumpy(), rtol=1e-5, atol=1e-7)
     inferred = mx.sym.Custom(data=mx.sym.var("x"), op_type="test_softmax", name="s")
-    assert inferred.list_arguments() == ["x", "s_label"] and inferred.infer_shape(x=(5, 3))[0] == [
-        (5, 3),
-        (5,),
-    ]
+    assert inferred.list_arguments() == ["x", "s_label"]
+    assert inferred.infer_shape(x=(5, 3))[0] == [(5, 3), (5,)]
 
 
 def test_custom_op_that_keeps_its_results_is_freed():

@@ -115,12 +115,10 @@ def test_max_pooling_gradient_of_ties_goes_to_the_first():
 def test_batch_norm_updates_moving_statistics_in_training_only():
     random = np.random.RandomState(2)
     x = random.uniform(-1, 1, (5, 3, 4)).astype("float32")
-    gamma, beta, mean, var = (
-        mx.nd.array([2, 3, 4]),
-        mx.nd.zeros((3,)),
-        mx.nd.ones((3,)),
-        mx.nd.ones((3,)) * 2,
-    )
+    gamma = mx.nd.array([2, 3, 4])
+    beta = mx.nd.zeros((3,))
+    mean = mx.nd.ones((3,))
+    var = mx.nd.ones((3,)) * 2
     mx.nd.BatchNorm(mx.nd.array(x), gamma, beta, mean, var)
     assert (mean.asnumpy() == 1).all() and (var.asnumpy() == 2).all()
     with mx.autograd.train_mode():
@@ -251,12 +249,10 @@ def test_byte_arrays_with_out_of_range_numbers_match_numpy():
     for dtype in ("uint8", "int8"):
         x, wide = mx.nd.array(a.astype(dtype), dtype=dtype), a.astype(dtype).astype("int64")
         for number in (-300, -1, 3, 200, 255, 256, 300):
-            assert ((x > number).asnumpy() == (wide > number)).all() and (
-                (number > x).asnumpy() == (number > wide)
-            ).all()
-            assert ((x + number).asnumpy() == (wide + number).astype(dtype)).all() and (
-                (number - x).asnumpy() == (number - wide).astype(dtype)
-            ).all()
+            assert ((x > number).asnumpy() == (wide > number)).all()
+            assert ((number > x).asnumpy() == (number > wide)).all()
+            assert ((x + number).asnumpy() == (wide + number).astype(dtype)).all()
+            assert ((number - x).asnumpy() == (number - wide).astype(dtype)).all()
             assert (
                 mx.nd.maximum(x, number).asnumpy() == np.maximum(wide, number).astype(dtype)
             ).all()
@@ -274,10 +270,8 @@ def test_prelu_takes_one_slope_per_channel(shape):
             data, gamma = mx.nd.array(x, dtype=dtype), mx.nd.array(g, dtype=dtype)
             out = mx.nd.LeakyReLU(data, gamma, act_type="prelu").asnumpy()
             wide = np.float64 if dtype == "float64" else np.float32
-            values, factors = (
-                data.asnumpy().astype(wide),
-                np.broadcast_to(slopes, shape).astype(dtype).astype(wide),
-            )
+            values = data.asnumpy().astype(wide)
+            factors = np.broadcast_to(slopes, shape).astype(dtype).astype(wide)
             np.testing.assert_array_equal(
                 out, np.where(values > 0, values, values * factors).astype(dtype)
             )
@@ -408,10 +402,8 @@ def test_reductions_over_short_and_long_axes_match_numpy(dtype):
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
 def test_layer_norm_matches_float64_for_rows_of_any_length(dtype):
-    random, slack = (
-        np.random.RandomState(6),
-        {"float32": 1e-5, "float64": 1e-12, "float16": 3e-2, "bfloat16": 2e-1}[dtype],
-    )
+    random = np.random.RandomState(6)
+    slack = {"float32": 1e-5, "float64": 1e-12, "float16": 3e-2, "bfloat16": 2e-1}[dtype]
     for rows, n in [(5, n) for n in range(1, 70)] + [(300, 17), (3, 513), (20, 2000), (2, 9001)]:
         arrays = [
             mx.nd.array(random.standard_normal(shape) + 2, dtype=dtype)
@@ -524,9 +516,8 @@ def test_sum_bits_do_not_depend_on_threads_or_batch():
     try:
         for count in (1, 2):
             mx.context.set_threads(count)
-            assert (mx.nd.sum(x, axis=1).asnumpy() == whole).all() and mx.nd.sum(
-                x
-            ).asscalar() == mx.nd.sum(x * 1).asscalar()
+            assert (mx.nd.sum(x, axis=1).asnumpy() == whole).all()
+            assert mx.nd.sum(x).asscalar() == mx.nd.sum(x * 1).asscalar()
     finally:
         mx.context.set_threads(0)
 
@@ -595,10 +586,8 @@ def test_float64_functions_meet_documented_accuracy():
 
 def test_float32_power_is_rounded_once():
     random = np.random.RandomState(8)
-    x, y = (
-        np.exp(random.uniform(-20, 20, 20000)).astype("float32"),
-        random.uniform(-4, 4, 20000).astype("float32"),
-    )
+    x = np.exp(random.uniform(-20, 20, 20000)).astype("float32")
+    y = random.uniform(-4, 4, 20000).astype("float32")
     exact = np.power(x.astype("float64"), y.astype("float64"))
     good = (exact > 1e-37) & (exact < 3e38)
     assert units((mx.nd.array(x) ** mx.nd.array(y)).asnumpy()[good], exact[good], "float32") <= 0.51

@@ -34,16 +34,12 @@ def test_parameters_are_accepted_by_position_and_keyword():
         nd.sum(x, axis=1, out=None),
     ):
         np.testing.assert_array_equal(result.asnumpy(), expected)
-    assert (
-        nd.sum(x, 1, True).shape == (2, 1)
-        and nd.sum(x, axis=1, keepdims=np.bool_(True)).shape == (2, 1)
-        and nd.sum(x, axis=1, keepdims=1).shape == (2, 1)
-    )
+    assert nd.sum(x, 1, True).shape == (2, 1)
+    assert nd.sum(x, axis=1, keepdims=np.bool_(True)).shape == (2, 1)
+    assert nd.sum(x, axis=1, keepdims=1).shape == (2, 1)
     assert nd.sum(x, axis=None).shape in ((), (1,))
-    assert (
-        nd.clip(x, 2, 3).asnumpy().max() == 3
-        and nd.clip(x, a_min=np.float32(2), a_max=5).asnumpy().min() == 2
-    )
+    assert nd.clip(x, 2, 3).asnumpy().max() == 3
+    assert nd.clip(x, a_min=np.float32(2), a_max=5).asnumpy().min() == 2
 
 
 def test_optional_inputs_may_be_omitted_or_none():
@@ -74,18 +70,13 @@ def test_out_and_name_come_after_the_parameters():
 
 def test_inspect_signature_works_for_nd_and_sym_ops():
     signature = inspect.signature(nd.Convolution)
-    assert (
-        str(signature).startswith("(data, weight, bias=None, kernel=<required>, stride=(), ")
-        and signature.parameters["no_bias"].default is False
-    )
+    assert str(signature).startswith("(data, weight, bias=None, kernel=<required>, stride=(), ")
+    assert signature.parameters["no_bias"].default is False
     symbolic = inspect.signature(mx.sym.Convolution)
-    assert list(symbolic.parameters)[:4] == ["data", "weight", "bias", "kernel"] and list(
-        symbolic.parameters
-    )[-2:] == ["name", "attr"]
-    assert (
-        "data : Symbol" in mx.sym.Convolution.__doc__
-        and "NDArray" not in mx.sym.Convolution.__doc__
-    )
+    assert list(symbolic.parameters)[:4] == ["data", "weight", "bias", "kernel"]
+    assert list(symbolic.parameters)[-2:] == ["name", "attr"]
+    assert "data : Symbol" in mx.sym.Convolution.__doc__
+    assert "NDArray" not in mx.sym.Convolution.__doc__
     for name, op in _core.ops().items():
         assert inspect.signature(op)
         if hasattr(mx.sym, name):
@@ -419,10 +410,8 @@ def test_random_functions_follow_seed_shape_and_out():
     mx.random.seed(3)
     np.testing.assert_array_equal(nd.random.uniform(0, 1, (3, 2), ctx=mx.cpu(1)).asnumpy(), first)
     assert nd.random.normal(5, 0.1, shape=1000).asnumpy().mean() == pytest.approx(5, abs=0.05)
-    assert (
-        nd.random.randn(2, 3).shape == (2, 3)
-        and nd.random.randint(0, 5, shape=10).dtype == np.int32
-    )
+    assert nd.random.randn(2, 3).shape == (2, 3)
+    assert nd.random.randint(0, 5, shape=10).dtype == np.int32
     assert nd.random.uniform().shape == (1,) and mx.random.normal(shape=2).shape == (2,)
     target = nd.zeros((4,))
     assert nd.random.uniform(1, 2, out=target) is target and (target.asnumpy() >= 1).all()
@@ -502,10 +491,8 @@ def test_eager_control_flow_has_correct_values_and_gradients():
         outputs, last = nd.contrib.foreach(lambda row, total: (row * 2, total + row), data, state)
         loss = (last * last).sum()
     loss.backward()
-    assert outputs.asnumpy().tolist() == [[0, 2], [4, 6], [8, 10]] and last.asnumpy().tolist() == [
-        6,
-        9,
-    ]
+    assert outputs.asnumpy().tolist() == [[0, 2], [4, 6], [8, 10]]
+    assert last.asnumpy().tolist() == [6, 9]
     assert data.grad.asnumpy().tolist() == [[12, 18]] * 3
     nested, states = nd.contrib.foreach(
         lambda items, s: ([items[0], items[1] + s[0]], s), [data, data], [nd.ones(2)]
@@ -518,10 +505,8 @@ def test_eager_control_flow_has_correct_values_and_gradients():
         max_iterations=5,
     )
     assert outputs.asnumpy().ravel().tolist() == [0, 10, 20, 0, 0] and total.asscalar() == 3
-    assert (
-        nd.contrib.cond(nd.array([1]), lambda: 1, lambda: 2) == 1
-        and nd.contrib.cond(nd.array([0]), lambda: 1, lambda: 2) == 2
-    )
+    assert nd.contrib.cond(nd.array([1]), lambda: 1, lambda: 2) == 1
+    assert nd.contrib.cond(nd.array([0]), lambda: 1, lambda: 2) == 2
     assert nd.contrib.boolean_mask(data, nd.array([1, 0, 1])).asnumpy().tolist() == [[0, 1], [4, 5]]
     for wrong in (
         lambda: nd.contrib.foreach(lambda a, s: (a, s), nd.zeros((0, 2)), state),

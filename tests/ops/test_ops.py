@@ -224,8 +224,7 @@ def test_first_order_op_refuses_second_gradient(name):
         gradients = autograd.grad(total, wanted, create_graph=True)
         total = sum((gradient * gradient).sum() for gradient in gradients)
     with pytest.raises(
-        mx.MXNetError,
-        match=r"has no gradient; compute it under autograd.pause\(\)",
+        mx.MXNetError, match=r"has no gradient; compute it under autograd.pause\(\)"
     ):
         total.backward()
 

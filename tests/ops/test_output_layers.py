@@ -79,10 +79,8 @@ def test_make_loss_batch_normalization_counts_all_rows(shape, divisor):
 
 
 def test_softmax_output_along_channels_matches_formula():
-    x, label = (
-        np.random.RandomState(2).randn(2, 3, 4),
-        np.random.RandomState(3).randint(0, 3, (2, 4)).astype("float64"),
-    )
+    x = np.random.RandomState(2).randn(2, 3, 4)
+    label = np.random.RandomState(3).randint(0, 3, (2, 4)).astype("float64")
     out, grad = gradient("SoftmaxOutput", [x, label], multi_output=True)
     hot = np.moveaxis(np.eye(3)[label.astype(int)], -1, 1)
     np.testing.assert_allclose(out, softmax(x, 1), rtol=1e-12)
@@ -301,10 +299,8 @@ def test_reversed_self_assignment_is_correct():
 def test_indexing_and_softmax_bits_do_not_depend_on_threads():
     random = np.random.RandomState(8)
     grad, wide = mx.nd.array(random.randn(5000, 48)), mx.nd.array(random.randn(700, 900))
-    few, many = (
-        mx.nd.array(random.randint(0, 11, 5000), dtype="int32"),
-        mx.nd.array(random.randint(0, 900, 20000), dtype="int32"),
-    )
+    few = mx.nd.array(random.randint(0, 11, 5000), dtype="int32")
+    many = mx.nd.array(random.randint(0, 900, 20000), dtype="int32")
     calls = [
         lambda: op("_backward_take")(grad, few, shape=(11, 48)),
         lambda: op("_backward_take")(mx.nd.array(np.linspace(0, 1, 20000)), many, shape=(900,)),

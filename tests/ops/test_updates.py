@@ -160,13 +160,8 @@ def test_draw_with_parameter_out_of_range_is_refused(draw):
 
 def test_multi_lamb_update_matches_mxnet():
     """Compares with values from MXNet 1.9.1."""
-    weights, grads = (
-        [mx.nd.array([3.0, 4.0]), mx.nd.array([-1.0])],
-        [
-            mx.nd.array([1.0, -2.0]),
-            mx.nd.array([0.5]),
-        ],
-    )
+    weights = [mx.nd.array([3.0, 4.0]), mx.nd.array([-1.0])]
+    grads = [mx.nd.array([1.0, -2.0]), mx.nd.array([0.5])]
     mean, var = ([mx.nd.full(w.shape, n) for w in weights] for n in (0.1, 0.2))
     options = {"step_count": [2, 3], "lrs": [0.1, 0.2], "wds": [0.01, 0.1], "upper_bound": 2}
     copies = [w.copy() for w in weights]

@@ -51,21 +51,14 @@ def _command(count, script, arguments):
 
 
 def _settings(more):
-    return {
-        "text": True,
-        "cwd": TESTS,
-        "env": script_environment(MPGLUON_CPU_THREADS="1", **more),
-    }
+    return {"text": True, "cwd": TESTS, "env": script_environment(MPGLUON_CPU_THREADS="1", **more)}
 
 
 def run(count, script, *arguments, timeout=100, **more):
     """Runs a Python file on `count` ranks, without mpirun if `count` is 1. `more` sets environment
     variables. Returns the completed process."""
     return subprocess.run(
-        _command(count, script, arguments),
-        capture_output=True,
-        timeout=timeout,
-        **_settings(more),
+        _command(count, script, arguments), capture_output=True, timeout=timeout, **_settings(more)
     )
 
 

@@ -79,11 +79,9 @@ def test_errors_name_the_outer_block_and_its_failing_line(body, words):
 
 def test_eager_device_error_names_block_and_remedy():
     text = text_of(MXNetError, lambda: Net(second_device)(nd.ones((2, 3))))
-    assert (
-        "in block Net: " in text
-        and "rhs.as_in_context(mx.cpu(0))" in text
-        and text.count("Net") == 1
-    )
+    assert "in block Net: " in text
+    assert "rhs.as_in_context(mx.cpu(0))" in text
+    assert text.count("Net") == 1
 
 
 def test_array_used_after_its_trace_raises():
@@ -213,21 +211,17 @@ def test_parameter_file_with_full_names_error_names_the_prefix(saved):
     )
     other = nn.Dense(3, prefix="other_")
     text = text_of(AssertionError, lambda: other.load_parameters(names))
-    assert (
-        f"file '{names}' holds parameters by their full names" in text
-        and "'other_weight'" in text
-        and "same prefix" in text
-    )
+    assert f"file '{names}' holds parameters by their full names" in text
+    assert "'other_weight'" in text
+    assert "same prefix" in text
     other = nn.HybridSequential()
     other.add(nn.Dense(3))
     part = names.replace("names", "part")
     nd.save(part, {"weight": nd.ones((3, 4)), "bias": nd.ones((3,))})  # saved from a single Dense
     text = text_of(AssertionError, lambda: other.load_parameters(part))
-    assert (
-        "another block ('weight', 'bias')" in text
-        and "'0.weight', '0.bias' in files of save_parameters" in text
-        and "with the same layers as the saved one" in text
-    )
+    assert "another block ('weight', 'bias')" in text
+    assert "'0.weight', '0.bias' in files of save_parameters" in text
+    assert "with the same layers as the saved one" in text
 
 
 def test_truncated_parameter_files_raise(saved, tmp_path):
@@ -544,15 +538,12 @@ def test_names_with_hints_are_missing_and_raise_the_hint():
 def test_foreign_name_hints_keep_attribute_access_fast():
     """Neither a class __getattr__ nor a materialized __dict__, both of which disable CPython's fast
     attribute lookup."""
-    assert (
-        not hasattr(gluon.Block, "__getattr__")
-        and not hasattr(gluon.Parameter, "__getattr__")
-        and not hasattr(nd.NDArray, "__getattr__")
-    )
+    assert not hasattr(gluon.Block, "__getattr__")
+    assert not hasattr(gluon.Parameter, "__getattr__")
+    assert not hasattr(nd.NDArray, "__getattr__")
     net = nn.Dense(2)
-    assert "Block.parameters" not in text_of(
-        AttributeError, lambda: gluon.Block.parameters
-    ) and "collect_params" in text_of(AttributeError, lambda: gluon.Block.parameters)
+    assert "Block.parameters" not in text_of(AttributeError, lambda: gluon.Block.parameters)
+    assert "collect_params" in text_of(AttributeError, lambda: gluon.Block.parameters)
     net.parameters, net.fit = 3, "own"  # user attributes
     assert (net.parameters, net.fit) == (3, "own") and "parameters" in dir(net)
     with pytest.raises(AttributeError) as caught:

@@ -220,10 +220,7 @@ NEAR = {
     "Activation": (lambda: nn.Activation("rulu"), "relu"),
     "Dense": (lambda: nn.Dense(3, activation="rulu"), "relu"),
     "Conv": (lambda: nn.Conv2D(3, 3, activation="sigmiod"), "sigmoid"),
-    "Deformable": (
-        lambda: gluon.contrib.cnn.DeformableConvolution(3, activation="rulu"),
-        "relu",
-    ),
+    "Deformable": (lambda: gluon.contrib.cnn.DeformableConvolution(3, activation="rulu"), "relu"),
     "RNN": (lambda: gluon.rnn.RNN(3, activation="rulu"), "relu"),
     "RNNCell": (lambda: gluon.rnn.RNNCell(3, activation="tnah"), "tanh"),
     "LSTMCell": (lambda: gluon.rnn.LSTMCell(3, recurrent_activation="sigmoyd"), "sigmoid"),

@@ -44,14 +44,10 @@ class Small(gluon.HybridBlock):
     def __init__(self):
         super().__init__(prefix="small_")
         with self.name_scope():
-            self.conv, self.norm = (
-                nn.Conv2D(4, 3, in_channels=2, padding=1),
-                nn.BatchNorm(in_channels=4),
-            )
-            self.dense, self.out = (
-                nn.Dense(16, in_units=144, activation="tanh"),
-                nn.Dense(3, in_units=16),
-            )
+            self.conv = nn.Conv2D(4, 3, in_channels=2, padding=1)
+            self.norm = nn.BatchNorm(in_channels=4)
+            self.dense = nn.Dense(16, in_units=144, activation="tanh")
+            self.out = nn.Dense(3, in_units=16)
         for layer, index in ((self.conv, 0), (self.norm, 0), (self.dense, 1), (self.out, 1)):
             layer.initialize(mx.init.Xavier(), ctx=mx.cpu(index))
 

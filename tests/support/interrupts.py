@@ -94,20 +94,16 @@ def interrupted(work, n):
 
 def check_clean():
     """Asserts that no state scoped to a call is active."""
-    assert (
-        tracing.current() is None
-        and _graph_breaks.current() is None
-        and running_statistics.active() is None
-    )
+    assert tracing.current() is None
+    assert _graph_breaks.current() is None
+    assert running_statistics.active() is None
     assert _core.swap_trace(None) is None
     assert not autograd.is_recording() and not autograd.is_training()
     assert _core.get_scope() == 0 and _core.get_steps() == 0 and _core.set_group(None) is None
     assert not _device_groups.running() and _device_groups.current() is None
     assert getattr(gluon.block._block._NameScope._current, "value", None) is None
-    assert (
-        type(mx.name.NameManager.current()) is mx.name.NameManager
-        and mx.AttrScope.current().get(None) == {}
-    )
+    assert type(mx.name.NameManager.current()) is mx.name.NameManager
+    assert mx.AttrScope.current().get(None) == {}
     assert mx.current_context() == mx.cpu(0) and not mx.util.is_np_shape()
 
 

@@ -34,11 +34,9 @@ class Chain(Placed):
     names = ["a", "b", "c"]
 
     def make(self):
-        self.a, self.b, self.c = (
-            nn.Dense(8, activation="tanh"),
-            nn.Dense(8, activation="relu"),
-            nn.Dense(4),
-        )
+        self.a = nn.Dense(8, activation="tanh")
+        self.b = nn.Dense(8, activation="relu")
+        self.c = nn.Dense(4)
         self.drop = nn.Dropout(0.3)
 
     def hybrid_forward(self, F, x):
@@ -54,11 +52,9 @@ class BackAndForth(Placed):
     names = ["a", "b", "c"]
 
     def make(self):
-        self.a, self.b, self.c = (
-            nn.Dense(8, in_units=6),
-            nn.Dense(8, in_units=8),
-            nn.Dense(8, in_units=8),
-        )
+        self.a = nn.Dense(8, in_units=6)
+        self.b = nn.Dense(8, in_units=8)
+        self.c = nn.Dense(8, in_units=8)
         self.drop = nn.Dropout(0.2)
 
     def hybrid_forward(self, F, x):

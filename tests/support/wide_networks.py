@@ -78,10 +78,8 @@ class Recurrent(Started):
 
     def make(self):
         self.embed = nn.Embedding(50, WIDTH)
-        self.lstm1, self.lstm2 = (
-            rnn.LSTM(WIDTH, input_size=WIDTH),
-            rnn.LSTM(WIDTH, input_size=WIDTH),
-        )
+        self.lstm1 = rnn.LSTM(WIDTH, input_size=WIDTH)
+        self.lstm2 = rnn.LSTM(WIDTH, input_size=WIDTH)
         self.decoder = nn.Dense(50, flatten=False, in_units=WIDTH)
 
     def hybrid_forward(self, F, x):

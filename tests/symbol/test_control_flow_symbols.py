@@ -74,10 +74,8 @@ def test_control_flow_symbols_are_saved_and_loaded(make, shapes):
     symbol = make()
     again = mx.sym.load_json(symbol.tojson())
     assert again.tojson() == symbol.tojson()
-    assert (
-        again.list_arguments() == symbol.list_arguments()
-        and again.list_outputs() == symbol.list_outputs()
-    )
+    assert again.list_arguments() == symbol.list_arguments()
+    assert again.list_outputs() == symbol.list_outputs()
     assert again.infer_shape(**shapes) == symbol.infer_shape(**shapes)
     same_bits(values(symbol, shapes), values(again, shapes))
     copied = mx.sym.load_json(symbol.__copy__().tojson())
@@ -201,11 +199,7 @@ def test_invalid_control_flow_symbols_raise():
             ValueError,
             "2 symbols, but else_func returned 1",
         ),
-        (
-            lambda: mx.sym.contrib.cond(1, lambda: x, lambda: x),
-            ValueError,
-            "pred must be a Symbol",
-        ),
+        (lambda: mx.sym.contrib.cond(1, lambda: x, lambda: x), ValueError, "pred must be a Symbol"),
     ):
         with pytest.raises(kind, match=words):
             wrong()

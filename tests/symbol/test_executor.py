@@ -88,10 +88,8 @@ def test_executor_does_not_write_into_the_users_gradients():
     executor = bound(mx.sym.var("x") * 3, x=x)
     executor.forward(is_train=True)
     executor.backward(mx.nd.ones(2))
-    assert executor.grad_dict["x"].asnumpy().tolist() == [3, 3] and x.grad.asnumpy().tolist() == [
-        0,
-        0,
-    ]
+    assert executor.grad_dict["x"].asnumpy().tolist() == [3, 3]
+    assert x.grad.asnumpy().tolist() == [0, 0]
 
 
 def test_loss_layers_need_no_head_gradient():
@@ -128,9 +126,8 @@ def test_gradient_arrays_may_have_another_dtype():
     executor = (mx.sym.var("x") * 2).bind(on(0), [x], [mx.nd.zeros(4)])
     executor.forward(is_train=True)
     executor.backward(mx.nd.ones(4) * 3)
-    assert executor.grad_arrays[0].dtype == np.float32 and executor.grad_arrays[
-        0
-    ].asnumpy().tolist() == [6, 6, 6, 6]
+    assert executor.grad_arrays[0].dtype == np.float32
+    assert executor.grad_arrays[0].asnumpy().tolist() == [6, 6, 6, 6]
     x.attach_grad()
     function = mx._core.CachedOp(lambda a: [a * 2], {})
     with mx.autograd.record():
@@ -206,10 +203,8 @@ def test_reshape_shares_memory():
     executor.arg_dict["fc_weight"][:] = 1
     executor.arg_dict["x"][:] = 1
     smaller = executor.reshape(x=(2, 4))
-    assert (
-        smaller.forward()[0].shape == (2, 3)
-        and smaller.arg_dict["fc_weight"] is executor.arg_dict["fc_weight"]
-    )
+    assert smaller.forward()[0].shape == (2, 3)
+    assert smaller.arg_dict["fc_weight"] is executor.arg_dict["fc_weight"]
     assert smaller.outputs[0].asnumpy().min() == 4  # shares memory with the larger executor
     raises(mx.MXNetError, "allow_up_sizing", lambda: executor.reshape(x=(6, 4)))
     assert executor.reshape(allow_up_sizing=True, x=(6, 4)).forward()[0].shape == (6, 3)
@@ -242,10 +237,8 @@ def test_shared_arguments_are_the_same_arrays():
     second = net.simple_bind(
         on(0), x=(2, 4), shared_arg_names=["fc_weight", "fc_bias"], shared_exec=first
     )
-    assert (
-        second.arg_dict["fc_weight"] is first.arg_dict["fc_weight"]
-        and second.grad_dict["fc_bias"] is first.grad_dict["fc_bias"]
-    )
+    assert second.arg_dict["fc_weight"] is first.arg_dict["fc_weight"]
+    assert second.grad_dict["fc_bias"] is first.grad_dict["fc_bias"]
     buffer = {}
     third = net.simple_bind(on(0), x=(5, 4), shared_buffer=buffer)
     assert buffer["x"] is third.arg_dict["x"]

@@ -43,10 +43,8 @@ def test_feed_forward_learns_from_arrays():
         eval_data=(list(x), list(y)),
         epoch_end_callback=lambda epoch, *_: epochs.append(epoch),
     )
-    assert epochs == list(range(20)) and set(model.aux_params) == {
-        "norm_moving_mean",
-        "norm_moving_var",
-    }
+    assert epochs == list(range(20))
+    assert set(model.aux_params) == {"norm_moving_mean", "norm_moving_var"}
     data = mx.io.NDArrayIter(x, y, 10)
     assert model.score(data) > 0.9
     predicted, seen, labels = model.predict(data, return_data=True)

@@ -26,10 +26,8 @@ def task(samples=256):
 @pytest.mark.parametrize("context", [on(0), [on(0), on(1)]])
 def test_fitted_module_scores_and_predicts(context):
     data, label = task()
-    train, test = (
-        mx.io.NDArrayIter(data, label, batch_size=32),
-        mx.io.NDArrayIter(data[:50], label[:50], batch_size=32),
-    )
+    train = mx.io.NDArrayIter(data, label, batch_size=32)
+    test = mx.io.NDArrayIter(data[:50], label[:50], batch_size=32)
     seen = []
     module = mx.mod.Module(classifier(), context=context)
     mx.random.seed(1)
@@ -118,11 +116,9 @@ def test_module_checkpoint_restores_optimizer_states(tmp_path):
         for one, two in zip(state, loaded._updater.states[name]):
             np.testing.assert_array_equal(one.asnumpy(), two.asnumpy())
     symbol, arguments, states = mx.model.load_checkpoint(prefix, 2)
-    assert (
-        symbol.tojson() == classifier().tojson()
-        and set(arguments) == set(loaded.get_params()[0])
-        and states == {}
-    )
+    assert symbol.tojson() == classifier().tojson()
+    assert set(arguments) == set(loaded.get_params()[0])
+    assert states == {}
 
 
 def test_training_logs_cover_all_batches_of_an_epoch(caplog, tmp_path):
@@ -144,10 +140,8 @@ def test_training_logs_cover_all_batches_of_an_epoch(caplog, tmp_path):
     lines = [record.getMessage() for record in caplog.records]
     for epoch in range(2):
         accuracy, entropy = figures[4 * epoch + 3]
-        assert (
-            f"Epoch[{epoch}] Train-accuracy={accuracy:f}" in lines
-            and f"Epoch[{epoch}] Train-cross-entropy={entropy:f}" in lines
-        )
+        assert f"Epoch[{epoch}] Train-accuracy={accuracy:f}" in lines
+        assert f"Epoch[{epoch}] Train-cross-entropy={entropy:f}" in lines
     assert [line for line in lines if line.startswith("Saved")] == [
         f'Saved checkpoint to "{tmp_path}/net-0002.params"',
         f'Saved optimizer state to "{tmp_path}/net-0002.states"',
@@ -310,10 +304,8 @@ def test_module_accepts_batches_of_other_sizes():
     for size in (2, 9, 4):
         module.forward(mx.io.DataBatch([mx.nd.ones((size, 6))], [mx.nd.zeros(size)]), is_train=True)
         module.backward()
-        assert (
-            module.get_outputs()[0].shape == (size, 2)
-            and module._execs[0].arg_dict["fc1_weight"] is weight
-        )
+        assert module.get_outputs()[0].shape == (size, 2)
+        assert module._execs[0].arg_dict["fc1_weight"] is weight
     module.reshape([("data", (5, 6))], [("softmax_label", (5,))])
     assert module._exec_group.batch_size == 5  # Keras reads this attribute
     module.forward(mx.io.DataBatch([mx.nd.ones((3, 6))]), is_train=False)
@@ -363,9 +355,8 @@ def test_bucketing_module_trains_over_two_devices():
     assert metric.get()[1] > 0.85
     executors = [module._buckets[length]._execs[0] for length in (3, 4, 6)]
     assert len({id(one.arg_dict["h_weight"]) for one in executors}) == 1  # shared
-    assert executors[0].arg_dict["embed_weight"].context == on(1) and executors[0].arg_dict[
-        "out_weight"
-    ].context == on(2)
+    assert executors[0].arg_dict["embed_weight"].context == on(1)
+    assert executors[0].arg_dict["out_weight"].context == on(2)
     np.testing.assert_array_equal(
         module.get_params()[0]["h_weight"].asnumpy(), executors[1].arg_dict["h_weight"].asnumpy()
     )
@@ -494,11 +485,9 @@ def test_sequential_module_trains_and_predicts():
         optimizer_params={"learning_rate": 0.5, "momentum": 0.9},
     )
     assert dict(chain.score(train, "acc"))["accuracy"] > 0.9
-    assert (
-        chain.data_names == ["data"]
-        and chain.output_names == ["softmax_output"]
-        and chain.output_shapes == [("softmax_output", (32, 2))]
-    )
+    assert chain.data_names == ["data"]
+    assert chain.output_names == ["softmax_output"]
+    assert chain.output_shapes == [("softmax_output", (32, 2))]
     assert sorted(chain.get_params()[0]) == ["fc1_bias", "fc1_weight", "fc2_bias", "fc2_weight"]
     raises(AssertionError, "inputs_need_grad", chain.get_input_grads)
     with pytest.raises(AssertionError, match="take_label"):
@@ -602,9 +591,8 @@ def test_prediction_prepares_parameters_once_per_change():
 
     np.testing.assert_allclose(predict(), expected(), rtol=1e-5)
     (executor,) = module._execs
-    assert instructions(executor, "invariants") and "BatchNorm" not in "".join(
-        instructions(executor, "forward")
-    )
+    assert instructions(executor, "invariants")
+    assert "BatchNorm" not in "".join(instructions(executor, "forward"))
     prepared = executor._call.compiled()[0]["devices"][str(on(0))]["planned"]["kept"]
     assert prepared >= 8 * 3 * 3 * 3 * 4
     np.testing.assert_allclose(predict(x * 2), expected(x * 2), rtol=1e-5)

@@ -192,10 +192,13 @@ def test_checkpoints_convert_between_fused_and_single_cells(tmp_path):
         1, outputs, {"g_parameters": arrays["g_parameters"]}, {}
     )
     _, weights, aux = mx.rnn.load_rnn_checkpoint(fused.unfuse(), str(tmp_path / "m"), 2)
-    assert (
-        sorted(weights) == ["g_l0_h2h_bias", "g_l0_h2h_weight", "g_l0_i2h_bias", "g_l0_i2h_weight"]
-        and aux == {}
-    )
+    assert sorted(weights) == [
+        "g_l0_h2h_bias",
+        "g_l0_h2h_weight",
+        "g_l0_i2h_bias",
+        "g_l0_i2h_weight",
+    ]
+    assert aux == {}
     _, weights, _ = mx.rnn.load_rnn_checkpoint([fused], str(tmp_path / "m"), 2)
     assert np.array_equal(weights["g_parameters"].asnumpy(), arrays["g_parameters"].asnumpy())
 
@@ -222,9 +225,8 @@ def test_bucket_sentence_iter_pads_to_buckets(layout, caplog):
         sentences, 2, buckets=[4, 3], invalid_label=-1, layout=layout
     )
     assert "1 sentences" in caplog.text
-    assert batches.default_bucket_key == 4 and batches.provide_data[0].shape == (
-        (2, 4) if layout == "NT" else (4, 2)
-    )
+    assert batches.default_bucket_key == 4
+    assert batches.provide_data[0].shape == ((2, 4) if layout == "NT" else (4, 2))
     seen = list(batches)
     assert sorted(batch.bucket_key for batch in seen) == [3, 3, 4, 4]
     for batch in seen:

@@ -43,11 +43,9 @@ def test_automatic_names_match_mxnet():
     with mx.name.NameManager():
         x = mx.sym.var("x")
         assert (x + x).name == "_plus0" and (x + x).name == "_plus1"
-        assert (
-            (x * 2).name == "_mulscalar0"
-            and (2 - x).name == "_rminusscalar0"
-            and (x > x).name == "_greater0"
-        )
+        assert (x * 2).name == "_mulscalar0"
+        assert (2 - x).name == "_rminusscalar0"
+        assert (x > x).name == "_greater0"
         assert mx.sym.linalg.gemm2(x, x).name == "gemm20"
         with mx.name.Prefix("pre_"):
             assert mx.sym.FullyConnected(x, num_hidden=1).name == "pre_fullyconnected0"
@@ -56,11 +54,9 @@ def test_automatic_names_match_mxnet():
 def test_outputs_children_and_internals_are_indexed():
     parts = mx.sym.split(mx.sym.var("x"), num_outputs=3, name="s")
     assert len(parts) == 3 and parts.list_outputs() == ["s_output0", "s_output1", "s_output2"]
-    assert (
-        parts[1].list_outputs() == ["s_output1"]
-        and parts["s_output2"].list_outputs() == ["s_output2"]
-        and parts[-1].list_outputs() == ["s_output2"]
-    )
+    assert parts[1].list_outputs() == ["s_output1"]
+    assert parts["s_output2"].list_outputs() == ["s_output2"]
+    assert parts[-1].list_outputs() == ["s_output2"]
     assert [part.list_outputs()[0] for part in parts] == parts.list_outputs()
     assert parts[1:].list_outputs() == ["s_output1", "s_output2"]
     assert parts.get_children().list_outputs() == ["x"] and mx.sym.var("x").get_children() is None
@@ -77,11 +73,9 @@ def test_outputs_children_and_internals_are_indexed():
         with pytest.raises(error):
             parts[wrong]
     group = mx.sym.Group([parts[0], mx.sym.var("y")])
-    assert (
-        group.list_outputs() == ["s_output0", "y"]
-        and group.name is None
-        and repr(group) == "<Symbol group [s, y]>"
-    )
+    assert group.list_outputs() == ["s_output0", "y"]
+    assert group.name is None
+    assert repr(group) == "<Symbol group [s, y]>"
     with pytest.raises(TypeError):
         mx.sym.Group([])
     with pytest.raises(mx.MXNetError, match="single"):
@@ -95,12 +89,10 @@ def test_attributes_come_from_scopes_and_arguments():
         )
         y = mx.sym.FullyConnected(x, num_hidden=np.int64(4), name="fc", attr={"__own__": "2"})
     assert x.attr("lr_mult") == x.attr("__lr_mult__") == "2.0" or x.attr("lr_mult") == "2"
-    assert (
-        x.attr("ctx_group") == "dev1"
-        and x.attr("mood") == "fine"
-        and x.attr("__shape__") == "(2, 3)"
-        and x.attr("nothing") is None
-    )
+    assert x.attr("ctx_group") == "dev1"
+    assert x.attr("mood") == "fine"
+    assert x.attr("__shape__") == "(2, 3)"
+    assert x.attr("nothing") is None
     assert y.attr("__own__") == "2" and y.attr("num_hidden") == "4"
     assert y.attr_dict()["fc_weight"]["__ctx_group__"] == "dev1"
     y._set_attr(wd_mult="0")
@@ -194,13 +186,11 @@ def test_every_public_op_exists_in_mx_sym():
         flags = op.describe()["flags"]
         if "hidden" not in flags and not name.startswith("_"):
             assert callable(getattr(mx.sym, name)), name
-    assert (
-        mx.symbol is mx.sym
-        and mx.sym.op.relu.__doc__
-        and mx.sym.contrib
-        and mx.sym.image
-        and mx.sym._internal._plus_scalar
-    )
+    assert mx.symbol is mx.sym
+    assert mx.sym.op.relu.__doc__
+    assert mx.sym.contrib
+    assert mx.sym.image
+    assert mx.sym._internal._plus_scalar
 
 
 def test_call_composes_symbols():
@@ -325,11 +315,9 @@ def test_json_before_0_9_is_read():
     net = mx.sym.load_json(json.dumps(document))
     assert net.list_auxiliary_states() == ["bn_moving_mean", "bn_moving_var"]
     attributes = net.attr_dict()
-    assert (
-        attributes["bn"]["eps"] == "0.01"
-        and attributes["bn"]["__ctx_group__"] == "a"
-        and attributes["data"]["__lr_mult__"] == "3"
-    )
+    assert attributes["bn"]["eps"] == "0.01"
+    assert attributes["bn"]["__ctx_group__"] == "a"
+    assert attributes["data"]["__lr_mult__"] == "3"
     assert attributes["bn_gamma"]["__lr_mult__"] == "5" and "axis" not in attributes.get("am", {})
 
 
@@ -392,11 +380,9 @@ def test_old_json_moves_prefixed_attributes_to_inputs():
         ),
     ]
     attributes = _old(nodes).attr_dict()
-    assert (
-        attributes["w"]["__lr_mult__"] == "2"
-        and attributes["b"]["__wd_mult__"] == "0"
-        and "weight_lr_mult" not in attributes["fc"]
-    )
+    assert attributes["w"]["__lr_mult__"] == "2"
+    assert attributes["b"]["__wd_mult__"] == "0"
+    assert "weight_lr_mult" not in attributes["fc"]
 
 
 @pytest.mark.parametrize(
@@ -444,13 +430,11 @@ def test_output_names_match_mxnet():
     rnn = mx.sym.RNN(x, state_size=4, num_layers=1, mode="lstm", state_outputs=True, name="r")
     assert rnn.list_outputs() == ["r_output", "r_state_output", "r_statecell_output"]
     assert mx.sym.make_loss(x, name="m").list_outputs() == ["m_loss"]
-    assert mx.sym.sort(x, name="s").list_outputs() == ["s_output0"] and mx.sym.linalg.det(
-        x, name="d"
-    ).list_outputs() == ["d_output0"]
+    assert mx.sym.sort(x, name="s").list_outputs() == ["s_output0"]
+    assert mx.sym.linalg.det(x, name="d").list_outputs() == ["d_output0"]
 
-    assert mx.sym.topk(x, ret_typ="value", name="t").list_outputs() == [
-        "t_output0"
-    ] and mx.sym.topk(x, name="t").list_outputs() == ["t_output"]
+    assert mx.sym.topk(x, ret_typ="value", name="t").list_outputs() == ["t_output0"]
+    assert mx.sym.topk(x, name="t").list_outputs() == ["t_output"]
     assert mx.sym.topk(x, ret_typ="both", name="t").list_outputs() == ["t_output0", "t_output1"]
     assert mx.sym.SliceChannel(x, num_outputs=1, name="c").list_outputs() == ["c_output0"]
 
@@ -572,12 +556,10 @@ def test_deep_chains_are_copied_inferred_and_evaluated():
 
 def test_debug_str_lists_nodes():
     text = mlp().debug_str()
-    assert (
-        "Op:FullyConnected, Name=fc2" in text
-        and "Variable:fc1_bias" in text
-        and "num_hidden=8" in text
-        and "output[0]=softmax(0)" in text
-    )
+    assert "Op:FullyConnected, Name=fc2" in text
+    assert "Variable:fc1_bias" in text
+    assert "num_hidden=8" in text
+    assert "output[0]=softmax(0)" in text
 
 
 def test_symbol_as_in_context_moves_its_value():

@@ -97,10 +97,8 @@ def test_correlation_infers_either_input_from_the_other():
 
 def test_histogram_symbol_counts_values():
     x, edges = mx.sym.var("x"), mx.sym.var("edges")
-    values, bounds = (
-        np.array([0.1, 0.5, 0.9, 3, np.nan], "float32"),
-        np.array([0, 0.5, 1], "float32"),
-    )
+    values = np.array([0.1, 0.5, 0.9, 3, np.nan], "float32")
+    bounds = np.array([0, 0.5, 1], "float32")
     for symbol in (mx.sym.histogram(x, bins=2, range=(0, 1)), mx.sym.histogram(x, bins=edges)):
         given = {"x": values, "edges": bounds}
         arrays = {name: mx.nd.array(given[name]) for name in symbol.list_arguments()}

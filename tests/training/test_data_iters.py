@@ -22,11 +22,9 @@ def test_ndarray_iter_pads_discards_or_rolls_over_the_last_batch():
     assert rows(pad) == [[0, 2, 4], [6, 8]]
     pad.reset()
     last = list(pad)[-1]
-    assert (
-        last.pad == 1
-        and last.data[0].asnumpy()[:, 0].tolist() == [6, 8, 0]
-        and last.label[0].asnumpy().tolist() == [3, 4, 0]
-    )
+    assert last.pad == 1
+    assert last.data[0].asnumpy()[:, 0].tolist() == [6, 8, 0]
+    assert last.label[0].asnumpy().tolist() == [3, 4, 0]
     assert rows(mx.io.NDArrayIter(data, batch_size=3, last_batch_handle="discard")) == [[0, 2, 4]]
     rolled = mx.io.NDArrayIter(data, batch_size=3, last_batch_handle="roll_over")
     assert [batch.data[0].asnumpy()[:, 0].tolist() for batch in rolled] == [[0, 2, 4]]
@@ -41,9 +39,8 @@ def test_ndarray_iter_pads_discards_or_rolls_over_the_last_batch():
     assert sorted(batch.data[0].asnumpy()[:, 0].tolist()) == [0, 2, 4, 6, 8]
     assert (batch.data[1] - batch.data[0]).asnumpy().tolist() == [[1, 1]] * 5
     assert (batch.data[0].asnumpy()[:, 0] / 2).tolist() == batch.label[0].asnumpy().tolist()
-    assert [desc.name for desc in shuffled.provide_data] == ["a", "b"] and shuffled.provide_label[
-        0
-    ].shape == (5,)
+    assert [desc.name for desc in shuffled.provide_data] == ["a", "b"]
+    assert shuffled.provide_label[0].shape == (5,)
     with pytest.raises(ValueError):
         mx.io.NDArrayIter(data, batch_size=6, last_batch_handle="discard")
     with pytest.raises(ValueError):

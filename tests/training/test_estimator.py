@@ -276,11 +276,7 @@ def test_pipeline_trains_like_one_device():
     mx.parallel.Mesh({"stage": 2}, [mx.cpu(0), mx.cpu(1)]).place(net)
     net.initialize("xavier")
     piped = est.Estimator(
-        net,
-        LOSS(),
-        trainer=trainer_of(net),
-        context=mx.cpu(0),
-        pipeline=mx.parallel.Pipeline(2),
+        net, LOSS(), trainer=trainer_of(net), context=mx.cpu(0), pipeline=mx.parallel.Pipeline(2)
     )
     piped.logger.setLevel("ERROR")
     piped.fit(loader(), loader(16), epochs=2)

@@ -23,9 +23,8 @@ def test_push_sums_over_devices(kind):
     assert [array.asnumpy().max() for array in out] == [2, 2, 2]
     store.push("a", [full(device + 1, device) for device in range(3)])
     store.pull(["a", "b"], [out, full(0)])
-    assert [array.asnumpy().min() for array in out] == [6, 6, 6] and [
-        array.context for array in out
-    ] == [mx.cpu(i) for i in range(3)]
+    assert [array.asnumpy().min() for array in out] == [6, 6, 6]
+    assert [array.context for array in out] == [mx.cpu(i) for i in range(3)]
     pair = [full(1), full(3, 1)]
     store.pushpull("a", pair)
     assert [array.asnumpy().max() for array in pair] == [4, 4]

@@ -171,10 +171,8 @@ def test_update_counts_can_be_read_and_written():
     }
     optimizer._index_update_count[2] = 9  # unequal counts return to grouped updates
     train(made, trainer, 2)
-    assert (
-        optimizer._index_update_count == {**dict.fromkeys(range(6), 8), 2: 11}
-        and optimizer.num_update == 11
-    )
+    assert optimizer._index_update_count == {**dict.fromkeys(range(6), 8), 2: 11}
+    assert optimizer.num_update == 11
     optimizer._all_index_update_counts = {0: dict.fromkeys(range(6), 20)}
     optimizer._index_update_count = optimizer._all_index_update_counts[0]
     train(made, trainer, 1, 1)
@@ -391,10 +389,8 @@ def test_multi_update_in_a_traced_block_raises():
 @pytest.mark.parametrize("known", [False, True])
 def test_failed_gradient_fails_the_weight(known):
     w, g, m = (nd.full((2, 2), value) for value in (3, 1, 0))
-    update, square = (
-        MultiUpdate("multi_sgd_mom_update", [w, g, m], 3, [1, 1]),
-        nd.array([[1.0, 2.0], [2.0, 1.0]]),
-    )
+    update = MultiUpdate("multi_sgd_mom_update", [w, g, m], 3, [1, 1])
+    square = nd.array([[1.0, 2.0], [2.0, 1.0]])
     _core.set_engine_mode("shuffle", 1)  # work is deferred until a wait
     try:
         nd.linalg_potrf(square, out=g)  # not positive definite

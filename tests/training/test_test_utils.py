@@ -30,11 +30,9 @@ def test_comparison_functions_detect_differences():
 
 
 def test_random_arrays_have_requested_shapes_and_storage():
-    assert (
-        all(1 <= d <= 4 for d in test_utils.rand_shape_nd(6, 4))
-        and len(test_utils.rand_shape_2d()) == 2
-        and len(test_utils.rand_shape_3d()) == 3
-    )
+    assert all(1 <= d <= 4 for d in test_utils.rand_shape_nd(6, 4))
+    assert len(test_utils.rand_shape_2d()) == 2
+    assert len(test_utils.rand_shape_3d()) == 3
     array = test_utils.rand_ndarray((3, 4), ctx=mx.cpu(1))
     assert array.shape == (3, 4) and array.context == mx.cpu(1)
     for stype in ("csr", "row_sparse"):
@@ -218,9 +216,8 @@ def test_local_data_readers_name_missing_files(tmp_path, monkeypatch):
             with gzip.open(f"{name}.gz", "wb") as file:
                 file.write(content)
     mnist = test_utils.get_mnist()
-    assert mnist["train_data"].shape == (5, 1, 28, 28) and mnist["test_label"].tolist() == [
-        *range(5)
-    ]
+    assert mnist["train_data"].shape == (5, 1, 28, 28)
+    assert mnist["test_label"].tolist() == [*range(5)]
     assert np.array_equal(mnist["test_data"], (images[:, None] / 255).astype(np.float32))
     train, test = test_utils.get_mnist_iterator(2, (784,))
     batches = [batch.data[0].asnumpy() for batch in test]

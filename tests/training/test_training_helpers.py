@@ -20,9 +20,8 @@ def test_speedometer_logs_and_resets(caplog):
         report(SimpleNamespace(epoch=3, nbatch=batch, eval_metric=metric))
     lines = [record.getMessage() for record in caplog.records]
     assert len(lines) == 2
-    assert lines[0].startswith("Epoch[3] Batch [0-2]\tSpeed: ") and lines[0].endswith(
-        "\tloss=1.000000"
-    )
+    assert lines[0].startswith("Epoch[3] Batch [0-2]\tSpeed: ")
+    assert lines[0].endswith("\tloss=1.000000")
     assert lines[1].endswith("\tloss=3.500000")
     assert metric.get_global()[1] == 2.0
 
@@ -72,9 +71,9 @@ def test_get_logger_formats_lines(tmp_path):
     for handler in logger.handlers:
         handler.close()
     (line,) = path.read_text().splitlines()
-    assert (
-        line.startswith("I ") and line.endswith("] hello 5") and "test_training_helpers.py" in line
-    )
+    assert line.startswith("I ")
+    assert line.endswith("] hello 5")
+    assert "test_training_helpers.py" in line
 
 
 def test_registry_creates_classes_by_name_and_alias():

@@ -112,11 +112,7 @@ def events(folder, capsys):
     }
 
 
-KINDS = {
-    "each step": {},
-    "accumulate": {"accumulate": 3},
-    "clip": {"clip_global_norm": 0.5},
-}
+KINDS = {"each step": {}, "accumulate": {"accumulate": 3}, "clip": {"clip_global_norm": 0.5}}
 
 
 @pytest.mark.parametrize("kind", KINDS)
