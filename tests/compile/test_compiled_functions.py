@@ -194,8 +194,7 @@ def test_retain_graph_allows_repeated_compiled_backward(engine):
     y.backward(retain_graph=True)
     y.backward()
     assert all(np.array_equal(a, b.grad.asnumpy()) for a, b in zip(first, arrays))
-    with pytest.raises(mx.MXNetError, match="retain_graph"):
-        y.backward()
+    raises(mx.MXNetError, "retain_graph", y.backward)
 
 
 def test_grad_req_add_accumulates_compiled_gradients(engine):
@@ -530,8 +529,7 @@ def test_exception_in_traced_function_propagates():
         raise LookupError("here")
 
     op = _core.CachedOp(function, {})
-    with pytest.raises(LookupError, match="here"):
-        op(nd.ones((2,)))
+    raises(LookupError, "here", lambda: op(nd.ones((2,))))
     with pytest.raises(TypeError):
         _core.CachedOp(lambda x: [1], {})(nd.ones((2,)))
     with pytest.raises(TypeError):
@@ -634,8 +632,7 @@ def test_full_device_raises_error_and_smaller_calls_still_run():
     held = _core.memory_stats(on(1))["held"]
     _core.set_memory_limit(on(1), held + 50000)
     try:
-        with pytest.raises(mx.MXNetError, match=r"[cg]pu\(1\).*(limit|memory)"):
-            gradients(op, big)
+        raises(mx.MXNetError, r"[cg]pu\(1\).*(limit|memory)", lambda: gradients(op, big))
         assert all(np.array_equal(a, b) for a, b in zip(expected, gradients(op, arrays)))
     finally:
         _core.set_memory_limit(on(1), 0)

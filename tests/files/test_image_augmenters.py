@@ -151,8 +151,7 @@ def test_create_augmenter_builds_list_and_validates():
         (dict(std=2.0), "length 1 or 3"),
         (dict(std=np.ones((2, 1, 3))), "first axis"),
     ):
-        with pytest.raises(AssertionError, match=words):
-            image.CreateAugmenter((3, 4, 4), **wrong)
+        raises(AssertionError, words, lambda: image.CreateAugmenter((3, 4, 4), **wrong))
     with pytest.raises(NotImplementedError, match="Augmenter must define"):
         image.Augmenter()(nd.zeros((1, 1, 3)))
 

@@ -142,8 +142,7 @@ def test_check_valid_image_receives_image_or_list(root):
     assert seen[0].shape == (6, 8, 3) and [one.shape for one in seen[1]] == [(6, 8, 3)]
     batches = image.ImageIter(1, SHAPE, imglist=LIST, path_root=root)
     for wrong in (mx.nd.ones(()), [mx.nd.ones(())]):
-        with pytest.raises(RuntimeError, match="dimensions"):
-            batches.check_valid_image(wrong)
+        raises(RuntimeError, "dimensions", lambda: batches.check_valid_image(wrong))
 
 
 def test_image_iter_attributes_match_mxnet(root):
@@ -187,8 +186,7 @@ def test_damaged_image_is_reported_with_its_path(root):
         path_imgidx=f"{root}/r.idx",
         path_imglist=f"{root}/some.lst",
     )
-    with pytest.raises(MXNetError, match="no labels for record 0"):
-        next(batches)
+    raises(MXNetError, "no labels for record 0", lambda: next(batches))
 
 
 def test_invalid_image_iter_arguments_are_refused(root):
@@ -204,8 +202,7 @@ def test_invalid_image_iter_arguments_are_refused(root):
         (dict(rotate=3), TypeError, "rotate"),
     ):
         given = dict(batch_size=2, data_shape=SHAPE, imglist=LIST, path_root=root)
-        with pytest.raises(error, match=words):
-            image.ImageIter(**{**given, **settings})
+        raises(error, words, lambda: image.ImageIter(**{**given, **settings}))
 
 
 # --- With boxes -----------------------------------------------------------------------------------

@@ -66,8 +66,7 @@ def test_record_batches_and_padding_match_mxnet(numbers):
         ((found, order, _),) = passed(batches)
         assert (found, order) == (pad, labels)
         batches.reset()
-    with pytest.raises(MXNetError, match="batch_size=7 is too large for 5 samples"):
-        next(batches)
+    raises(MXNetError, "batch_size=7 is too large for 5 samples", lambda: next(batches))
     batches = io.ImageRecordIter(numbers, SHAPE, 2, round_batch=False)
     for _ in range(2):
         assert passed(batches) == WHOLE
@@ -108,8 +107,7 @@ def test_int8_records_subtract_rounded_means_and_saturate(tmp_path):
     nd.save(mean, {"mean_img": nd.full(SHAPE, 100.5)})
     assert iterate(mean_img=mean).asnumpy()[0, :, 0, 0].tolist() == [-51, 27, 99]
     for settings in (dict(scale=2), dict(std_r=2), dict(max_random_contrast=1)):
-        with pytest.raises(MXNetError, match="int8 cannot be scaled; omit std"):
-            iterate(**settings)
+        raises(MXNetError, "int8 cannot be scaled; omit std", lambda: iterate(**settings))
 
 
 def test_mean_image_is_subtracted_and_validated(numbers, tmp_path):
@@ -118,8 +116,7 @@ def test_mean_image_is_subtracted_and_validated(numbers, tmp_path):
     assert passed(io.ImageRecordIter(numbers, SHAPE, 2, mean_img=path))[1][2] == [33, 53]
     for shape, words in (((3, 5, 4), "images have"), (SHAPE, "no array mean_img")):
         nd.save(path, {"mean_img" if shape != SHAPE else "other": nd.zeros(shape)})
-        with pytest.raises(MXNetError, match=words):
-            io.ImageRecordIter(numbers, SHAPE, 2, mean_img=path)
+        raises(MXNetError, words, lambda: io.ImageRecordIter(numbers, SHAPE, 2, mean_img=path))
 
 
 def test_mean_image_is_subtracted_before_mirroring(tmp_path):
@@ -182,8 +179,7 @@ def test_labels_of_lists_and_records_are_validated(numbers, tmp_path):
     batches = io.ImageRecordIter(numbers, SHAPE, 2, path_imglist=str(path), label_width=2)
     assert next(batches).label[0].asnumpy().tolist() == [[0, 1], [1, 2]]
     next(batches)
-    with pytest.raises(MXNetError, match="no line with the number 4"):
-        next(batches)
+    raises(MXNetError, "no line with the number 4", lambda: next(batches))
     with pytest.raises(MXNetError, match="record 0 has 1 labels, but label_width is 2"):
         next(io.ImageRecordIter(numbers, SHAPE, 2, label_width=2))
     pairs = store(tmp_path / "p.rec", [([7.0, 8.0], np.zeros((6, 8, 3), np.uint8))] * 2)
@@ -204,8 +200,7 @@ def test_folder_of_record_files_is_read_in_order(tmp_path):
     part = io.ImageRecordIter(str(folder), SHAPE, 2, num_parts=2, part_index=1)
     assert passed(part) == [(0, [3, 4], [60, 80])]
     (folder / "c.rec").write_bytes(b"damaged")
-    with pytest.raises(MXNetError, match="c.rec is damaged"):
-        io.ImageRecordIter(str(folder), SHAPE, 2)
+    raises(MXNetError, "c.rec is damaged", lambda: io.ImageRecordIter(str(folder), SHAPE, 2))
     with pytest.raises(MXNetError, match="omit path_imgidx"):
         io.ImageRecordIter(str(folder), SHAPE, 2, path_imgidx=str(tmp_path / "a.idx"))
     (tmp_path / "none").mkdir()
@@ -530,8 +525,7 @@ def test_mnist_iter_yields_expected_batches_and_parts(mnist):
         (dict(dtype="uint8"), MXNetError, "floating"),
         (dict(image="/nowhere"), FileNotFoundError, "nowhere"),
     ):
-        with pytest.raises(error, match=words):
-            io.MNISTIter(**{**mnist, **settings})
+        raises(error, words, lambda: io.MNISTIter(**{**mnist, **settings}))
 
 
 # --- Images with boxes ----------------------------------------------------------------------------
@@ -648,8 +642,7 @@ def test_det_record_iter_mean_image_is_computed_once_and_used(boxes, tmp_path):
     there = (plain != part).any((1, 2, 3))
     assert there.all() and set(np.unique(plain - part)) <= {0, 7}
     nd.save(path, {"mean_img": nd.zeros((3, 5, 4))})
-    with pytest.raises(MXNetError, match="images have"):
-        batches(mean_img=path)
+    raises(MXNetError, "images have", lambda: batches(mean_img=path))
 
 
 def test_impossible_crop_keeps_whole_image(boxes):

@@ -237,8 +237,7 @@ def test_truncated_record_file_is_refused_after_the_cut(paths):
             with pytest.raises(MXNetError, match="ends before"):
                 recordio.MXIndexedRecordIO(*paths, "r").read_idx(ends.index(size))
         else:
-            with pytest.raises(MXNetError, match="damaged"):
-                read_all(paths[1])
+            raises(MXNetError, "damaged", lambda: read_all(paths[1]))
 
 
 @pytest.mark.parametrize(
@@ -250,8 +249,7 @@ def test_damaged_record_header_is_refused(paths, place, value):
     with open(paths[1], "r+b") as file:
         file.seek(place)
         file.write(value)
-    with pytest.raises(MXNetError, match="damaged"):
-        read_all(paths[1])
+    raises(MXNetError, "damaged", lambda: read_all(paths[1]))
 
 
 @pytest.mark.parametrize("line", ["", "0", "0\tx", "x\t0", "0\t-8", "0\t0\t0", "\t"])
@@ -259,8 +257,7 @@ def test_damaged_index_line_is_refused(paths, line):
     write(paths, [b"a"])
     with open(paths[0], "a") as file:
         file.write(line + "\n")
-    with pytest.raises(MXNetError, match="line 2"):
-        recordio.MXIndexedRecordIO(*paths, "r")
+    raises(MXNetError, "line 2", lambda: recordio.MXIndexedRecordIO(*paths, "r"))
 
 
 def test_pack_and_unpack_match_mxnet():
@@ -273,15 +270,13 @@ def test_pack_and_unpack_match_mxnet():
         assert header.flag == 2 and header.label.tolist() == [1, 2] and data == b"data"
         assert header.label.dtype == np.float32
     for bad in ((0, 1, -1, 0), (0, 1, 0, 2**64), (0, 1, "a", 0)):
-        with pytest.raises(ValueError, match="cannot be packed"):
-            recordio.pack(bad, b"")
+        raises(ValueError, "cannot be packed", lambda: recordio.pack(bad, b""))
 
 
 def test_truncated_packed_record_is_refused():
     record = recordio.pack((0, [1, 2, 3], 0, 0), b"")
     for size in range(len(record)):
-        with pytest.raises(MXNetError, match="header"):
-            recordio.unpack(record[:size])
+        raises(MXNetError, "header", lambda: recordio.unpack(record[:size]))
 
 
 def picture(mode):

@@ -96,8 +96,7 @@ def test_attributes_keep_their_type():
 
 
 def test_hybrid_block_rejects_plain_children():
-    with pytest.raises(ValueError, match="HybridBlock"):
-        nn.HybridSequential().add(nn.Lambda("relu"))
+    raises(ValueError, "HybridBlock", lambda: nn.HybridSequential().add(nn.Lambda("relu")))
 
 
 def test_containers_that_hide_blocks_are_reported():
@@ -318,8 +317,7 @@ def test_deferred_shapes_of_custom_layers_are_inferred(hybrid):
     net.initialize()
     if hybrid:
         net.hybridize()
-    with pytest.raises(gluon.DeferredInitializationError, match="weight"):
-        net[1].weight.data()
+    raises(gluon.DeferredInitializationError, "weight", lambda: net[1].weight.data())
     y = backward_of(lambda: net(inputs(2, 6)))
     assert y.shape == (2, 3)
     assert net[1].weight.shape == (3, 7) and net[0].weight.shape == (7, 6)
@@ -345,8 +343,7 @@ def test_uninferable_shape_error_names_the_parameter():
 
     net = Odd()
     net.initialize()
-    with pytest.raises(mx.MXNetError, match="weight"):
-        net(inputs(2, 3))
+    raises(mx.MXNetError, "weight", lambda: net(inputs(2, 3)))
 
 
 def test_initial_values_do_not_depend_on_time_or_device():
@@ -425,8 +422,7 @@ def test_hybridized_block_takes_and_returns_nested_arrays():
     for a, b in zip(results[:2], results[2:]):
         for one, two in zip(a, b):
             np.testing.assert_array_equal(one, two)
-    with pytest.raises(ValueError, match="object"):
-        net(arrays[0], [arrays[1], (arrays[2], object())])
+    raises(ValueError, "object", lambda: net(arrays[0], [arrays[1], (arrays[2], object())]))
 
 
 def test_traced_arrays_report_shape_dtype_and_context():
@@ -574,8 +570,7 @@ def test_hybridize_rejects_unknown_options():
     net = make()
     net.hybridize(static_alloc=True, static_shape=True, inline_limit=2)
     net(inputs(2, 6))
-    with pytest.raises(mx.MXNetError, match="statik_alloc"):
-        net.hybridize(statik_alloc=True)
+    raises(mx.MXNetError, "statik_alloc", lambda: net.hybridize(statik_alloc=True))
 
 
 def test_deepcopied_block_is_independent():
@@ -618,8 +613,7 @@ def test_input_on_wrong_device_error_names_block_and_devices(hybrid):
 
 def test_call_before_initialize_raises():
     net = Model()
-    with pytest.raises(mx.MXNetError, match="has not been initialized"):
-        net(inputs(2, 6))
+    raises(mx.MXNetError, "has not been initialized", lambda: net(inputs(2, 6)))
 
 
 def test_arrays_created_in_a_block_are_on_its_inputs_device():
@@ -687,8 +681,7 @@ def test_networks_are_freed_at_once_after_a_call_that_raised(mode):
         if FLAGS[mode] is not None:
             net.hybridize(**FLAGS[mode])
         net(nd.ones((4, 3)))
-        with pytest.raises(mx.MXNetError, match="HybridSequential"):
-            net(nd.ones((4, 5)))
+        raises(mx.MXNetError, "HybridSequential", lambda: net(nd.ones((4, 5))))
         return weakref.ref(net)
 
     with without_garbage_collector():

@@ -73,8 +73,7 @@ def test_convolutional_cells_keep_state_shapes():
     )
     assert cell.state_info(4) == [{"shape": (4, 7, 7, 3), "__layout__": "NHWC"}] * 2
     assert repr(contrib.rnn.Conv1DGRUCell((2, 7), 3, 3, 3)) == "Conv1DGRUCell(2 -> 9, tanh, NCW)"
-    with pytest.raises(AssertionError, match="odd"):
-        contrib.rnn.Conv1DRNNCell((2, 7), 3, 3, 2)
+    raises(AssertionError, "odd", lambda: contrib.rnn.Conv1DRNNCell((2, 7), 3, 3, 2))
     with pytest.raises(AssertionError, match="i2h_kernel must be an integer or 1 of them"):
         contrib.rnn.Conv1DRNNCell((2, 7), 3, (3, 3), 3)
 
@@ -201,8 +200,7 @@ def test_pixel_shuffle_matches_numpy(layer, shape, places):
 
 def test_pixel_shuffle_rejects_wrong_factors_and_channels():
     assert repr(contrib.nn.PixelShuffle2D(2)) == "PixelShuffle2D((2, 2))"
-    with pytest.raises(AssertionError, match="2 of them"):
-        contrib.nn.PixelShuffle2D((2, 2, 2))
+    raises(AssertionError, "2 of them", lambda: contrib.nn.PixelShuffle2D((2, 2, 2)))
     with pytest.raises(mx.MXNetError):
         contrib.nn.PixelShuffle1D(2)(mx.nd.ones((1, 3, 4)))
 
@@ -213,8 +211,7 @@ def test_interval_sampler_order_and_length():
     assert list(few) == [0, 3, 6, 9, 12]
     assert len(few) == 5
     assert len(contrib.data.IntervalSampler(13, 3)) == 13
-    with pytest.raises(AssertionError, match="smaller"):
-        contrib.data.IntervalSampler(3, 5)
+    raises(AssertionError, "smaller", lambda: contrib.data.IntervalSampler(3, 5))
 
 
 def test_sync_batch_norm_of_one_device_equals_batch_norm():
@@ -321,8 +318,7 @@ def test_deformable_convolutions_of_zero_offsets_are_convolutions(hybridize):
         backward_of(lambda: layer(x).sum())
         assert layer.offset_weight.grad().asnumpy().any()
     assert "groups=2" in repr(layer) and layer.offset_weight.shape == (36, 2, 3, 2)
-    with pytest.raises(ValueError, match="layout"):
-        contrib.cnn.DeformableConvolution(2, layout="NHWC")
+    raises(ValueError, "layout", lambda: contrib.cnn.DeformableConvolution(2, layout="NHWC"))
     bare = contrib.cnn.DeformableConvolution(2, use_bias=False, offset_use_bias=False)
     bare.initialize()
     assert bare(x).shape == (2, 2, 7, 6) and bare.deformable_conv_bias is None

@@ -66,8 +66,7 @@ def test_grad_req_controls_accumulation_and_storage():
         backward_of(lambda: (p.data() * 2).sum())
     assert p.grad().asnumpy().tolist() == [4, 4, 4]
     p.grad_req = "null"
-    with pytest.raises(mx.MXNetError, match="grad_req='null'|grad_req is 'null'"):
-        p.grad()
+    raises(mx.MXNetError, "grad_req='null'|grad_req is 'null'", p.grad)
     p.grad_req = "write"
     assert p.grad().asnumpy().tolist() == [0, 0, 0]
     with pytest.raises(ValueError, match="sometimes"):
@@ -78,8 +77,7 @@ def test_grad_req_controls_accumulation_and_storage():
 
 def test_deferred_parameter_is_initialized_once_its_shape_is_known():
     p = gluon.Parameter("weight", shape=(3, 0))
-    with pytest.raises(ValueError, match="invalid shape"):
-        p.initialize()
+    raises(ValueError, "invalid shape", p.initialize)
     p = gluon.Parameter("weight", shape=(3, 0), allow_deferred_init=True)
     p.initialize(ctx=on(1))
     with pytest.raises(gluon.DeferredInitializationError):
@@ -185,8 +183,7 @@ def test_parameter_dict_shares_and_validates_parameters():
 
 
 def test_parameter_rejects_csr_storage():
-    with pytest.raises(ValueError, match="row_sparse"):
-        gluon.Parameter("w", shape=(1,), stype="csr")
+    raises(ValueError, "row_sparse", lambda: gluon.Parameter("w", shape=(1,), stype="csr"))
 
 
 @pytest.mark.parametrize("error", (ValueError("failed"), KeyboardInterrupt()))

@@ -134,8 +134,7 @@ def test_layer_supports_ntc_layout():
     np.testing.assert_array_equal(
         layer(x).asnumpy(), other(x.swapaxes(0, 1)).asnumpy().swapaxes(0, 1)
     )
-    with pytest.raises(AssertionError, match="layout"):
-        rnn.LSTM(4, layout="CNT")
+    raises(AssertionError, "layout", lambda: rnn.LSTM(4, layout="CNT"))
 
 
 def test_wrong_state_shapes_raise():
@@ -211,8 +210,7 @@ def test_cells_unroll_equals_single_steps(kind):
     np.testing.assert_allclose(
         cell.unroll(5, x, merge_outputs=True)[0].asnumpy(), out.asnumpy(), rtol=1e-5, atol=1e-6
     )
-    with pytest.raises(AssertionError, match="length"):
-        cell.unroll(6, x)
+    raises(AssertionError, "length", lambda: cell.unroll(6, x))
 
 
 @pytest.mark.parametrize("kind", ["lstm", "residual", "stack", "bidirectional"])
@@ -242,8 +240,7 @@ def test_bidirectional_cell_unrolls_but_does_not_step():
     assert out.shape == (2, 5, 8) and len(states) == 4
     out, _ = cell.unroll(5, inputs(5, 2, 3), layout="TNC", merge_outputs=True)
     assert out.shape == (5, 2, 8)
-    with pytest.raises(NotImplementedError, match="unroll"):
-        cell(inputs(2, 3), states)
+    raises(NotImplementedError, "unroll", lambda: cell(inputs(2, 3), states))
 
 
 def test_modified_cells_are_called_through_their_modifier():

@@ -287,8 +287,7 @@ def test_parameter_changes_keep_sparse_gradients():
     assert layer.weight.grad().context == mx.cpu(1)
     for other in (copy.deepcopy(layer.weight), pickle.loads(pickle.dumps(layer.weight))):
         assert other.grad().stype == "row_sparse" and other.data().asnumpy().sum() == 80
-    with pytest.raises(ValueError, match="grad_stype"):
-        gluon.Parameter("w", shape=(1,), grad_stype="csr")
+    raises(ValueError, "grad_stype", lambda: gluon.Parameter("w", shape=(1,), grad_stype="csr"))
 
 
 OPTIMIZERS = {

@@ -202,8 +202,7 @@ def test_invalid_learning_rates_and_batch_sizes_raise():
         with pytest.raises(ValueError):
             trainer.set_learning_rate(rate)
     for batch_size in (0, -3, float("nan")):
-        with pytest.raises(ValueError, match="batch_size"):
-            trainer.step(batch_size)
+        raises(ValueError, "batch_size", lambda: trainer.step(batch_size))
     same_bits(before, values(net))
 
 

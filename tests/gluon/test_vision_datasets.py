@@ -81,8 +81,7 @@ def test_cifar10_reads_archives_and_plain_files(tmp_path):
         vision.CIFAR10(str(tmp_path))
     archive_of(tmp_path / "cifar-10-binary.tar.gz", names, data)
     packed = vision.CIFAR10(str(tmp_path))
-    with pytest.raises(MXNetError, match="test_batch.bin"):
-        vision.CIFAR10(str(tmp_path), train=False)
+    raises(MXNetError, "test_batch.bin", lambda: vision.CIFAR10(str(tmp_path), train=False))
     for name in names:
         (tmp_path / name).write_bytes(data)
     for found in (packed, vision.CIFAR10(str(tmp_path))):
@@ -169,8 +168,7 @@ def test_image_folder_data_set_lists_classes_and_warns_about_other_files(tmp_pat
     assert len(data) == 2 and data[0][1] == 1.5 and data[1][1].tolist() == [1, 2]
     for line in ("x\t1\ta.png", "1\ta.png", "1\tx\ta.png", "1"):
         (tmp_path / "some.lst").write_text(line)
-        with pytest.raises(MXNetError, match="line 1"):
-            vision.ImageListDataset(str(tmp_path), "some.lst")
+        raises(MXNetError, "line 1", lambda: vision.ImageListDataset(str(tmp_path), "some.lst"))
     for wrong in (None, [[1]]):
         with pytest.raises(ValueError):
             vision.ImageListDataset(str(tmp_path), wrong)

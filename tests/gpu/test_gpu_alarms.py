@@ -108,8 +108,7 @@ def test_invalid_distribution_parameters_raise_at_the_wait(name):
     function, text = DRAWS[name]
     good = function(mx.nd.array([1, 0.5, 0.25, 1], ctx=mx.gpu(0)))
     wrong = function(mx.nd.array([1, -2, 3, -4], ctx=mx.gpu(0)))
-    with pytest.raises(ValueError, match=text):
-        wrong.wait_to_read()
+    raises(ValueError, text, wrong.wait_to_read)
     mx.nd.waitall()
     assert good.asnumpy().shape == good.shape
 
@@ -135,8 +134,7 @@ def test_dependent_results_fail_on_all_devices(how):
         ]
         sound = [right + 1, right.as_in_context(other) * 2, right.as_in_context(mx.cpu(0)) + 1]
         for result in spoilt:
-            with pytest.raises(IndexError, match="index 7 is out of range.*take on gpu"):
-                result()
+            raises(IndexError, "index 7 is out of range.*take on gpu", result)
         target[:] = 5  # a full write makes it valid
         for array, factor, more in zip(sound, (1, 2, 1), (1, 0, 1)):
             np.testing.assert_array_equal(array.asnumpy(), TABLE[[0, 3, 1]] * factor + more)
@@ -176,8 +174,7 @@ def test_work_queued_after_an_unreported_failure_raises(use):
 def test_waitall_reports_a_failure_once():
     table, _, bad = arrays()
     wrong = mx.nd.take(table, bad, mode="raise") + 1
-    with pytest.raises(IndexError, match="index 7 is out of range"):
-        mx.nd.waitall()
+    raises(IndexError, "index 7 is out of range", lambda: mx.nd.waitall())
     mx.nd.waitall()
     del wrong
 
@@ -259,8 +256,7 @@ def test_index_into_an_empty_dimension_raises():
         lambda: mx.nd.take(table, index, mode="raise"),
         lambda: mx.nd.gather_nd(table, index.expand_dims(0)),
     ):
-        with pytest.raises(mx.base.MXNetError, match="size 0"):
-            function().asnumpy()
+        raises(mx.base.MXNetError, "size 0", lambda: function().asnumpy())
     mx.nd.waitall()
 
 
@@ -268,8 +264,7 @@ def test_synchronous_engine_raises_at_the_call():
     table, good, bad = arrays()
     mx.engine.set_mode("sync")
     try:
-        with pytest.raises(IndexError, match="index 7 is out of range"):
-            mx.nd.take(table, bad, mode="raise")
+        raises(IndexError, "index 7 is out of range", lambda: mx.nd.take(table, bad, mode="raise"))
         np.testing.assert_array_equal(
             mx.nd.take(table, good, mode="raise").asnumpy(), TABLE[[0, 3, 1]]
         )

@@ -104,8 +104,7 @@ def test_library_op_argument_errors_name_the_op():
         (lambda: nd.tests_mix(a.reshape(12)[0].reshape(()), b), mx.MXNetError, "a has no axis"),
         (lambda: nd.tests_mix(a, b.as_in_context(on(1))), mx.MXNetError, "tests_mix.*as_in_conte"),
     ]:
-        with pytest.raises(error, match=text):
-            call()
+        raises(error, text, call)
 
 
 def test_library_callback_errors_name_the_op():
@@ -512,8 +511,7 @@ def test_file_that_is_not_an_op_library_is_refused(folder, tmp_path, monkeypatch
         cut.write_bytes(whole[:size])
         refused(str(cut), "cut[0-9]+.so'? (is truncated|cannot be opened)")
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(mx.MXNetError, match="'text.so' is not an absolute path"):
-        mx.library.load("text.so")
+    raises(mx.MXNetError, "'text.so' is not an absolute path", lambda: mx.library.load("text.so"))
     refused(str(plain), "its name does not end in .so")
 
 

@@ -166,8 +166,7 @@ def test_bounds_of_kernel_sizes_and_lamb_raise():
 def test_groups_must_divide_channels():
     for layer in (nn.Conv2D, nn.Conv1DTranspose, gluon.contrib.cnn.DeformableConvolution):
         for channels, given in ((4, {}), (6, {"in_channels": 4})):
-            with pytest.raises(ValueError, match="groups must divide"):
-                layer(channels, 3, groups=3, **given)
+            raises(ValueError, "groups must divide", lambda: layer(channels, 3, groups=3, **given))
 
 
 def test_invalid_reflection_padding_raises():

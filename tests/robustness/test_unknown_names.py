@@ -61,8 +61,7 @@ def test_mxnet_op_aliases_exist_or_raise_with_a_hint():
     for package in (mx.nd, mx.sym):
         assert package.op.Custom is package.Custom
     assert nd.op.CachedOp is nd.CachedOp
-    with pytest.raises(AttributeError, match=r"use mx\.image\.imdecode"):
-        nd.imdecode
+    raises(AttributeError, r"use mx\.image\.imdecode", lambda: nd.imdecode)
 
 
 @pytest.mark.parametrize(
@@ -77,8 +76,7 @@ def test_mxnet_op_aliases_exist_or_raise_with_a_hint():
 def test_names_left_out_of_mxnet_raise_with_an_alternative(name, way):
     *outer, last = name.split(".")
     module = importlib.import_module(".".join(["mpgluon", *outer]))
-    with pytest.raises(AttributeError, match=f"no attribute '{last}'; use {way}"):
-        getattr(module, last)
+    raises(AttributeError, f"no attribute '{last}'; use {way}", lambda: getattr(module, last))
     assert last not in dir(module)
 
 
@@ -121,8 +119,7 @@ def test_other_constructors_name_unknown_options():
     assert len(kinds) > 8
     for kind in kinds:
         named = f"{kind.__name__}( has no option 'prefxi'|\\(\\) takes no arguments)"
-        with pytest.raises(TypeError, match=named):
-            kind(prefxi=1)
+        raises(TypeError, named, lambda: kind(prefxi=1))
     for name, near, call in (
         ("lr", "optimizer_params", lambda: gluon.Trainer({}, "sgd", lr=0.1)),
         ("drop_last", "last_batch", lambda: gluon.data.DataLoader([1, 2], 2, drop_last=True)),
@@ -151,8 +148,7 @@ def test_samplers_with_other_bases_are_constructed():
     class Plain(gluon.data.Sampler):
         pass
 
-    with pytest.raises(TypeError, match=r"Plain\(\) takes no arguments"):
-        Plain(3)
+    raises(TypeError, r"Plain\(\) takes no arguments", lambda: Plain(3))
 
 
 @pytest.mark.parametrize(
@@ -206,8 +202,7 @@ def test_functions_name_unknown_options(call, text):
         wanted = (
             rf"{text}(\(\))? has no (option|parameter) '{option}'; did you mean '{near}'\?; it "
         )
-        with pytest.raises(TypeError, match=wanted):
-            call(**{option: None})
+        raises(TypeError, wanted, lambda: call(**{option: None}))
 
 
 CELL = gluon.contrib.rnn.Conv2DLSTMCell
@@ -321,6 +316,5 @@ def test_draws_with_zero_parameters_give_limits_or_raise(name):
 )
 def test_initializers_with_negative_widths_raise(make):
     for value in (-3, float("nan")):
-        with pytest.raises(ValueError, match="must be at least 0, .*got"):
-            make(value)
+        raises(ValueError, "must be at least 0, .*got", lambda: make(value))
     make(0)

@@ -70,8 +70,7 @@ def test_resize_and_prefetching_iters_yield_all_batches():
         def next(self):
             raise RuntimeError("no data today")
 
-    with pytest.raises(RuntimeError, match="today"):
-        next(mx.io.PrefetchingIter(Failing(data, batch_size=2)))
+    raises(RuntimeError, "today", lambda: next(mx.io.PrefetchingIter(Failing(data, batch_size=2))))
 
 
 def test_csv_iter_reads_data_and_labels(tmp_path):
@@ -187,10 +186,7 @@ def test_batch_size_below_1_raises(tmp_path):
             lambda: mx.io.CSVIter(str(tmp_path / "data.csv"), (2,), batch_size=size),
             lambda: mx.io.LibSVMIter(str(tmp_path / "data.t"), (2,), batch_size=size),
         ):
-            with pytest.raises(
-                ValueError, match=f"Iter: batch_size must be at least 1, not {size}"
-            ):
-                make()
+            raises(ValueError, f"Iter: batch_size must be at least 1, not {size}", make)
 
 
 def test_csv_iter_reads_folders(tmp_path):
@@ -204,8 +200,7 @@ def test_csv_iter_reads_folders(tmp_path):
     with pytest.raises(MXNetError, match="inner has only empty files or none"):
         mx.io.CSVIter(str(folder / "inner"), 2)
     (folder / "b").write_text("5,6,7\n")
-    with pytest.raises(MXNetError, match="b have 3 numbers"):
-        mx.io.CSVIter(str(folder), 2)
+    raises(MXNetError, "b have 3 numbers", lambda: mx.io.CSVIter(str(folder), 2))
 
 
 @pytest.mark.parametrize("kind", ["csv", "libsvm"])
@@ -229,5 +224,4 @@ def test_batch_larger_than_the_data_wraps_around(tmp_path, kind):
         found = epochs(size, 5)
         for _ in range(good):
             assert len(next(found)) == 1
-        with pytest.raises(MXNetError, match=f"batch_size={size} is too large for 4 samples"):
-            next(found)
+        raises(MXNetError, f"batch_size={size} is too large for 4 samples", lambda: next(found))

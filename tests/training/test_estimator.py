@@ -128,8 +128,7 @@ def test_logging_and_progress_handlers_write_expected_lines(monkeypatch):
     ]
     assert len(lines) == len(begins) and all(map(str.startswith, lines, begins)), lines
     assert "Epoch 0:" in terminal.getvalue() and "/4" in terminal.getvalue()
-    with pytest.raises(ValueError, match="log_interval"):
-        est.LoggingHandler("batch")
+    raises(ValueError, "log_interval", lambda: est.LoggingHandler("batch"))
 
 
 def test_checkpoint_handler_resumes_training(tmp_path):

@@ -89,8 +89,7 @@ def test_parameter_name_suffix_selects_the_initial_value(name, value):
 
 
 def test_unknown_name_needs_an_initializer_of_its_own():
-    with pytest.raises(ValueError, match="a_something"):
-        fill(init.Zero(), (3,), "a_something")
+    raises(ValueError, "a_something", lambda: fill(init.Zero(), (3,), "a_something"))
     array = mx.nd.zeros((3,))
     init.Zero()(init.InitDesc("a_something", {"__init__": init.One().dumps()}), array)
     assert (array.asnumpy() == 1).all()

@@ -121,8 +121,7 @@ def test_errors_can_be_registered_by_name():
 
 
 def test_unsupported_kvstore_server_raises():
-    with pytest.raises(mx.base.NotSupportedError, match="dist_async"):
-        mx.kvstore.KVStoreServer(None).run()
+    raises(mx.base.NotSupportedError, "dist_async", lambda: mx.kvstore.KVStoreServer(None).run())
     mx.profiler.set_kvstore_handle(None)
 
 

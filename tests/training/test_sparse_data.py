@@ -21,8 +21,7 @@ def test_ndarray_iter_yields_csr_batches():
         assert batch.data[0].stype == "csr"
         order = batch.label[0].asnumpy().astype(int)
         assert np.array_equal(batch.data[0].asnumpy(), VALUES[order])
-    with pytest.raises(NotImplementedError, match="discard"):
-        mx.io.NDArrayIter(data, np.arange(5), 2)
+    raises(NotImplementedError, "discard", lambda: mx.io.NDArrayIter(data, np.arange(5), 2))
     scipy = pytest.importorskip("scipy.sparse")
     (batch,) = mx.io.NDArrayIter(
         scipy.csr_matrix(VALUES), batch_size=5, last_batch_handle="discard"
@@ -90,8 +89,7 @@ def test_libsvm_label_shape_needs_a_label_file(tmp_path):
 )
 def test_invalid_libsvm_files_raise(tmp_path, text, message):
     (tmp_path / "data.t").write_text(text)
-    with pytest.raises(mx.MXNetError, match=message):
-        mx.io.LibSVMIter(str(tmp_path / "data.t"), (3,))
+    raises(mx.MXNetError, message, lambda: mx.io.LibSVMIter(str(tmp_path / "data.t"), (3,)))
 
 
 def test_store_pulls_and_pushes_row_sparse_arrays():

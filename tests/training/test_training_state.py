@@ -270,8 +270,7 @@ def test_error_after_a_move_between_forward_and_backward_names_it(capsys):
         loss = net(nd.ones((2, 3))).sum()
     placed(net, [1, 1], capsys)
     loss.backward()
-    with pytest.raises(UserWarning, match="moved or cast"):
-        trainer.step(2)
+    raises(UserWarning, "moved or cast", lambda: trainer.step(2))
 
 
 def test_copied_networks_keep_gradient_sums_but_no_trainer():
@@ -293,8 +292,7 @@ def test_copying_a_trainer_raises_and_suggests_save_states(how):
     net = network()
     trainer = trainer_of(net)
     train(net, trainer, 0, 2)
-    with pytest.raises(TypeError, match="save_states"):
-        how(trainer)
+    raises(TypeError, "save_states", lambda: how(trainer))
 
 
 def test_incompatible_state_raises_and_changes_nothing(tmp_path):
@@ -393,8 +391,7 @@ def test_states_load_into_a_recreated_network(tmp_path):
     its_trainer.load_states(name)
     step(again, its_trainer)
     assert same(net, again)
-    with pytest.raises(mx.MXNetError, match="shape"):
-        make(units=5)[1].load_states(name)
+    raises(mx.MXNetError, "shape", lambda: make(units=5)[1].load_states(name))
     with pytest.raises(mx.MXNetError, match="does not have"):
         other = nn.Dense(4, in_units=4, prefix="head_")
         other.initialize()
@@ -689,8 +686,7 @@ def test_move_between_forward_and_backward_raises_after_earlier_backward(kind, r
     MOVES[move](net)
     loss.backward()
     for _ in range(2):
-        with pytest.raises(UserWarning, match="place, reset_ctx, cast"):
-            trainer.step(1)
+        raises(UserWarning, "place, reset_ctx, cast", lambda: trainer.step(1))
     params.zero_grad()
     forward().backward()
     trainer.step(1)
