@@ -143,11 +143,7 @@ def test_block_that_creates_states_is_exported_for_any_batch_size(tmp_path, broa
 
 
 def test_block_with_a_fixed_batch_size_is_exported_for_that_size(tmp_path):
-    class Fixed(gluon.HybridBlock):
-        def hybrid_forward(self, F, x):
-            return F.broadcast_add(x, F.arange(x.shape[0]).reshape((-1, 1)))
-
-    net = Fixed()
+    net = nn.HybridLambda(lambda F, x: F.broadcast_add(x, F.arange(x.shape[0]).reshape((-1, 1))))
     net.hybridize()
     x = nd.ones((3, 2))
     net(x)
@@ -223,11 +219,7 @@ def test_export_of_a_custom_function_raises_with_the_reason():
         def backward(self, dy):
             return dy * 0.5
 
-    class Calling(gluon.HybridBlock):
-        def hybrid_forward(self, F, x):
-            return Halved()(x)
-
-    net = Calling()
+    net = nn.HybridLambda(lambda F, x: Halved()(x))
     net.hybridize()
     net(nd.ones((3, 2)))
     with pytest.raises(mx.base.NotSupportedError, match="Halved cannot be written as a symbol"):

@@ -9,7 +9,7 @@ import pytest
 import mpgluon as mx
 from mpgluon import _core, autograd, gluon
 from mpgluon.gluon import nn, rnn
-from support.compare import at, same_on_both, uniform
+from support.compare import at, same_bits, same_on_both, uniform
 from support.stand_in import needs_gpu, needs_stand_in
 from support.training import backward_of
 
@@ -83,8 +83,7 @@ def test_unaligned_convolutions_have_the_same_bits(dtype):
             + [a.grad.asnumpy() for a in arrays]
         )
     for other in results[1:]:
-        for a, b in zip(results[0], other):
-            np.testing.assert_array_equal(a, b)
+        same_bits(results[0], other)
     np.testing.assert_array_equal(results[0][0], results[0][1])
 
 
@@ -293,8 +292,7 @@ def test_unaligned_attention_has_the_same_bits(dtype):
         y.backward()
         results.append([y.asnumpy()] + [a.grad.asnumpy() for a in arrays])
     for other in results[1:]:
-        for a, b in zip(results[0], other):
-            np.testing.assert_array_equal(a, b)
+        same_bits(results[0], other)
 
 
 # --- Networks -------------------------------------------------------------------------------------
@@ -452,8 +450,7 @@ def test_biased_convolutions_have_the_same_bits_on_several_gpus(groups, dtype):
             y = backward_of(lambda: net(x))
         results.append([y.asnumpy()] + [p.grad().asnumpy() for p in net.collect_params().values()])
     for other in results[1:]:
-        for a, b in zip(results[0], other):
-            np.testing.assert_array_equal(a, b)
+        same_bits(results[0], other)
 
 
 @pytest.mark.parametrize("make", [lenet, language_model, transformer])

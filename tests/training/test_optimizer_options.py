@@ -2,39 +2,11 @@
 
 import copy
 
-import numpy as np
 import pytest
 
 import mpgluon as mx
-from mpgluon import autograd, gluon, nd
-from mpgluon.gluon import nn
-
-
-def network():
-    mx.random.seed(1)
-    net = nn.HybridSequential(prefix="n_")
-    with net.name_scope():
-        net.add(nn.Dense(4, in_units=3, activation="tanh"), nn.Dense(2, in_units=4))
-    net.initialize(mx.init.Xavier())
-    return net
-
-
-def train(net, trainer, begin, end):
-    for i in range(begin, end):
-        weight = net[0].weight
-        x = nd.array(np.random.RandomState(i).randn(4, 3), ctx=weight.list_ctx()[0])
-        with autograd.record():
-            loss = (net(x.astype(weight.dtype)) ** 2).sum()
-        loss.backward()
-        trainer.step(4)
-
-
-def same(one, other):
-    values = [
-        [p.data(p.list_ctx()[0]).asnumpy() for p in net.collect_params().values()]
-        for net in (one, other)
-    ]
-    return all(map(np.array_equal, *values))
+from mpgluon import gluon, nd
+from support.training import network, same, train
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])

@@ -9,8 +9,9 @@ import pytest
 import mpgluon as mx
 from mpgluon import gluon, nd
 from mpgluon.gluon import nn
+from support.compare import same_bits
 from support.devices import on
-from support.training import backward_of
+from support.training import backward_of, network, train, values
 
 CPU = [on(i) for i in range(4)]
 Moments = collections.namedtuple("Moments", "mean count")
@@ -46,28 +47,6 @@ class Keeps(mx.optimizer.Optimizer):
         if len(weight.shape) == 2:
             step = step + state["rows"][0]
         weight -= self.lr * step
-
-
-def network(ctx=None):
-    mx.random.seed(1)
-    net = nn.HybridSequential(prefix="n_")
-    with net.name_scope():
-        net.add(nn.Dense(4, in_units=3, activation="tanh"), nn.Dense(2, in_units=4))
-    net.initialize(mx.init.Xavier(), ctx=ctx)
-    return net
-
-
-def train(net, trainer, begin=0, end=3):
-    first = next(iter(net.collect_params().values()))
-    for i in range(begin, end):
-        x = nd.array(np.random.RandomState(i).randn(5, 3), ctx=first.list_ctx()[0])
-        x = x.astype(first.dtype)
-        backward_of(lambda: (net(x) ** 2).sum())
-        trainer.step(5)
-
-
-def values(net):
-    return [p.list_data()[0].asnumpy() for p in net.collect_params().values()]
 
 
 def described(state):
@@ -121,8 +100,7 @@ def test_nested_states_of_any_shape_are_restored(through, multi_precision, tmp_p
         assert described(state) == described(its_states[index])
     train(net, trainer, 3, 5)
     train(other, its_trainer, 3, 5)
-    for a, b in zip(values(net), values(other)):
-        np.testing.assert_array_equal(a, b)
+    same_bits(values(net), values(other))
 
 
 @pytest.mark.parametrize("dump_optimizer", [False, True])
@@ -158,8 +136,7 @@ def test_place_and_cast_keep_the_types_of_nested_states(capsys):
     moved.cast("float64")
     moved.cast("float32")
     train(moved, its_trainer, 2, 3)
-    for a, b in zip(values(net), values(moved)):
-        np.testing.assert_array_equal(a, b)
+    same_bits(values(net), values(moved))
     states, its_states = trainer.all_states(), its_trainer.all_states()
     assert described(states) == described(its_states)
     assert its_states[0]["mean"].context == its_states[0]["history"][0].context == CPU[1]
@@ -546,8 +523,7 @@ def test_group_adagrad_continues_on_a_split_layer(tmp_path):
     mx.parallel.load(tmp_path, other, its_trainer)
     train(net, trainer, 3, 5)
     train(other, its_trainer, 3, 5)
-    for a, b in zip(values(net), values(other)):
-        np.testing.assert_array_equal(a, b)
+    same_bits(values(net), values(other))
 
 
 UNSPLIT = {
@@ -602,6 +578,5 @@ def test_states_that_cannot_be_split_raise_when_loaded(tmp_path):
     before = values(split)
     with pytest.raises(mx.MXNetError, match=r"load: .*'0.weight' has an array of shape \(7,\)"):
         mx.parallel.load(tmp_path, split, its_trainer)
-    for a, b in zip(values(split), before):
-        np.testing.assert_array_equal(a, b)
+    same_bits(values(split), before)
     assert not its_trainer.all_states()

@@ -12,7 +12,7 @@ from mpgluon.gluon import nn
 from mpgluon.gluon.trainer import set_loss_scaler
 from support.devices import on
 from support.errors import raises
-from support.training import backward_of
+from support.training import backward, backward_of, network, same, train, values
 
 CPU = [mx.cpu(i) for i in range(4)]
 OPTIMIZERS = {
@@ -28,39 +28,9 @@ OPTIMIZERS = {
 }
 
 
-def network(prefix="n_"):
-    mx.random.seed(1)
-    net = nn.HybridSequential(prefix=prefix)
-    with net.name_scope():
-        net.add(nn.Dense(4, in_units=3, activation="tanh"), nn.Dense(2, in_units=4))
-    net.initialize(mx.init.Xavier())
-    return net
-
-
 def trainer_of(net, optimizer="adam", **options):
     chosen = {"learning_rate": 0.1, **OPTIMIZERS[optimizer]}
     return gluon.Trainer(net.collect_params(), optimizer, chosen, **options)
-
-
-def backward(net, i):
-    ctx = net[0].weight.list_ctx()[0]
-    dtype = net[0].weight.dtype
-    x = nd.array(np.random.RandomState(i).randn(5, 3), ctx=ctx, dtype=dtype)
-    backward_of(lambda: (net(x) ** 2).sum())
-
-
-def train(net, trainer, begin, end):
-    for i in range(begin, end):
-        backward(net, i)
-        trainer.step(5)
-
-
-def values(net):
-    return [p.data(p.list_ctx()[0]).asnumpy() for p in net.collect_params().values()]
-
-
-def same(one, other):
-    return all(np.array_equal(a, b) for a, b in zip(values(one), values(other)))
 
 
 def placed(net, devices, capsys):
