@@ -36,55 +36,46 @@ def huber(rho):
 
 HALF = (LABEL > 0).astype("float32")
 ROWS = np.arange(4)
-# name -> (loss, arrays, elementwise result before weighting and averaging)
+
+
+def given(make, arrays, expected, **options):
+    """Describes a loss, and its elementwise result before weighting and averaging."""
+    return make, options, arrays, expected
+
+
 ELEMENTWISE = {
-    "l2": (losses.L2Loss, {}, (PRED, LABEL), (PRED - LABEL) ** 2 / 2),
-    "l2 of another shape": (
-        losses.L2Loss,
-        {},
-        (PRED, LABEL.reshape(4, 5, 1)),
-        (PRED - LABEL) ** 2 / 2,
+    "l2": given(losses.L2Loss, (PRED, LABEL), (PRED - LABEL) ** 2 / 2),
+    "l2 of another shape": given(
+        losses.L2Loss, (PRED, LABEL.reshape(4, 5, 1)), (PRED - LABEL) ** 2 / 2
     ),
-    "l1": (losses.L1Loss, {}, (PRED, LABEL), np.abs(PRED - LABEL)),
-    "sigmoid": (losses.SigmoidBCELoss, {}, (PRED, HALF), binary(PRED, HALF)),
-    "from sigmoid": (
-        losses.SigmoidBCELoss,
-        {"from_sigmoid": True},
-        (sigmoid(PRED), HALF),
-        binary(PRED, HALF),
+    "l1": given(losses.L1Loss, (PRED, LABEL), np.abs(PRED - LABEL)),
+    "sigmoid": given(losses.SigmoidBCELoss, (PRED, HALF), binary(PRED, HALF)),
+    "from sigmoid": given(
+        losses.SigmoidBCELoss, (sigmoid(PRED), HALF), binary(PRED, HALF), from_sigmoid=True
     ),
-    "softmax": (
+    "softmax": given(
+        losses.SoftmaxCELoss, (PRED, CLASSES), -log_softmax(PRED)[ROWS, CLASSES][:, None]
+    ),
+    "dense softmax": given(
         losses.SoftmaxCELoss,
-        {},
-        (PRED, CLASSES),
-        -log_softmax(PRED)[ROWS, CLASSES][:, None],
-    ),
-    "dense softmax": (
-        losses.SoftmaxCELoss,
-        {"sparse_label": False},
         (PRED, PROBABILITIES),
         -(log_softmax(PRED) * PROBABILITIES).sum(1, keepdims=True),
+        sparse_label=False,
     ),
-    "softmax from logits": (
+    "softmax from logits": given(
         losses.SoftmaxCELoss,
-        {"from_logits": True},
         (log_softmax(PRED), CLASSES),
         -log_softmax(PRED)[ROWS, CLASSES][:, None],
+        from_logits=True,
     ),
-    "huber": (losses.HuberLoss, {"rho": 0.7}, (PRED, LABEL), huber(0.7)),
-    "hinge": (losses.HingeLoss, {}, (PRED, SIGNS), np.maximum(0, 1 - PRED * SIGNS)),
-    "squared hinge": (
-        losses.SquaredHingeLoss,
-        {},
-        (PRED, SIGNS),
-        np.maximum(0, 1 - PRED * SIGNS) ** 2,
+    "huber": given(losses.HuberLoss, (PRED, LABEL), huber(0.7), rho=0.7),
+    "hinge": given(losses.HingeLoss, (PRED, SIGNS), np.maximum(0, 1 - PRED * SIGNS)),
+    "squared hinge": given(
+        losses.SquaredHingeLoss, (PRED, SIGNS), np.maximum(0, 1 - PRED * SIGNS) ** 2
     ),
-    "logistic": (losses.LogisticLoss, {}, (PRED, SIGNS), np.log(1 + np.exp(-PRED * SIGNS))),
-    "binary logistic": (
-        losses.LogisticLoss,
-        {"label_format": "binary"},
-        (PRED, HALF),
-        binary(PRED, HALF),
+    "logistic": given(losses.LogisticLoss, (PRED, SIGNS), np.log(1 + np.exp(-PRED * SIGNS))),
+    "binary logistic": given(
+        losses.LogisticLoss, (PRED, HALF), binary(PRED, HALF), label_format="binary"
     ),
 }
 

@@ -21,6 +21,11 @@ def bound(symbol, grad_req="write", **arrays):
     return symbol.bind(on(0), arrays, gradients, grad_req)
 
 
+def trained(executor, *heads):
+    executor.forward(is_train=True)
+    executor.backward(*heads)
+
+
 def test_executor_computes_results_and_gradients():
     a, b = values(3, 4), values(3, 4, seed=1)
     executor = bound(mx.sym.var("a") * mx.sym.var("b"), a=a, b=b)
@@ -44,8 +49,7 @@ def test_executor_has_the_bits_of_autograd():
     x, w, b = (mx.sym.var(name) for name in "xwb")
     symbol = mx.sym.log_softmax(mx.sym.tanh(mx.sym.FullyConnected(x, w, b, num_hidden=5)))
     executor = bound(symbol, **arrays)
-    executor.forward(is_train=True)
-    executor.backward(mx.nd.ones((4, 5)))
+    trained(executor, mx.nd.ones((4, 5)))
     copies = [array.copy() for array in arrays.values()]
     for array in copies:
         array.attach_grad()
@@ -62,20 +66,17 @@ def test_executor_has_the_bits_of_autograd():
 def test_grad_req_adds_writes_or_skips_gradients():
     x = mx.sym.var("x")
     executor = bound(x * x, grad_req="add", x=mx.nd.array([2.0]))
-    executor.forward(is_train=True)
-    executor.backward(mx.nd.ones(1))
+    trained(executor, mx.nd.ones(1))
     assert executor.grad_dict["x"].asscalar() == 9
     executor = bound(
         x * mx.sym.var("y"), grad_req={"x": "write"}, x=mx.nd.array([2.0]), y=mx.nd.array([3.0])
     )
-    executor.forward(is_train=True)
-    executor.backward(mx.nd.ones(1))
+    trained(executor, mx.nd.ones(1))
     assert executor.grad_dict["x"].asscalar() == 3 and executor.grad_dict["y"].asscalar() == 5
     executor = bound(
         mx.sym.BlockGrad(x) * mx.sym.var("y"), x=mx.nd.array([2.0]), y=mx.nd.array([3.0])
     )
-    executor.forward(is_train=True)
-    executor.backward(mx.nd.ones(1))
+    trained(executor, mx.nd.ones(1))
     assert executor.grad_dict["x"].asscalar() == 0  # written although no gradient flows there
     with pytest.raises(ValueError):
         bound(x * 2, grad_req="sometimes", x=mx.nd.ones(1))
@@ -86,8 +87,7 @@ def test_executor_does_not_write_into_the_users_gradients():
     x = mx.nd.ones(2)
     x.attach_grad()
     executor = bound(mx.sym.var("x") * 3, x=x)
-    executor.forward(is_train=True)
-    executor.backward(mx.nd.ones(2))
+    trained(executor, mx.nd.ones(2))
     assert executor.grad_dict["x"].asnumpy().tolist() == [3, 3]
     assert x.grad.asnumpy().tolist() == [0, 0]
 
@@ -97,8 +97,7 @@ def test_loss_layers_need_no_head_gradient():
     net = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(data, num_hidden=3, name="fc"), name="softmax")
     executor = net.simple_bind(on(0), data=(2, 4))
     executor.arg_dict["data"][:] = 1
-    executor.forward(is_train=True)
-    executor.backward()
+    trained(executor)
     np.testing.assert_allclose(
         executor.grad_dict["fc_bias"].asnumpy(), [2 / 3 - 2, 2 / 3, 2 / 3], rtol=1e-6
     )
@@ -123,8 +122,7 @@ def test_backward_after_prediction_computes_gradients():
 def test_gradient_arrays_may_have_another_dtype():
     x = mx.nd.ones(4, dtype="float64")
     executor = (mx.sym.var("x") * 2).bind(on(0), [x], [mx.nd.zeros(4)])
-    executor.forward(is_train=True)
-    executor.backward(mx.nd.ones(4) * 3)
+    trained(executor, mx.nd.ones(4) * 3)
     assert executor.grad_arrays[0].dtype == np.float32
     assert executor.grad_arrays[0].asnumpy().tolist() == [6, 6, 6, 6]
     x.attach_grad()
@@ -207,8 +205,7 @@ def test_reshape_shares_memory():
     raises(mx.MXNetError, "allow_up_sizing", lambda: executor.reshape(x=(6, 4)))
     assert executor.reshape(allow_up_sizing=True, x=(6, 4)).forward()[0].shape == (6, 3)
     raises(mx.MXNetError, "partial_shaping", lambda: executor.reshape(x=(5, 3)))
-    smaller.forward(is_train=True)
-    smaller.backward(mx.nd.ones((2, 3)))
+    trained(smaller, mx.nd.ones((2, 3)))
     assert executor.grad_dict["fc_weight"].asnumpy().min() == 2
 
 
@@ -219,8 +216,7 @@ def test_monitor_receives_outputs_and_gradients():
     executor.set_monitor_callback(
         lambda name, array: seen.append((name, array.asnumpy().tolist())), monitor_all=True
     )
-    executor.forward(is_train=True)
-    executor.backward(mx.nd.ones(2))
+    trained(executor, mx.nd.ones(2))
     assert [name for name, _ in seen][-4:-2] == ["r_data", "r_output"] and seen[-3][1] == [2, 2]
     assert seen[-2:] == [
         ("r_backward_output", [1, 1]),
@@ -250,8 +246,7 @@ def test_deep_chain_runs():
     for _ in range(2000):
         symbol = symbol + x
     executor = bound(symbol, x=mx.nd.ones(2))
-    executor.forward(is_train=True)
-    executor.backward(mx.nd.ones(2))
+    trained(executor, mx.nd.ones(2))
     assert executor.grad_dict["x"].asnumpy().tolist() == [2001, 2001]
 
 

@@ -288,30 +288,20 @@ def test_symbol_is_saved_and_loaded(tmp_path):
 def test_json_before_0_9_is_read():
     """That format separates "param" and "attr", has two numbers per input, no auxiliary states, and
     short names of multipliers."""
-    document = {
-        "nodes": [
-            {
-                "op": "null",
-                "param": {},
-                "name": "data",
-                "inputs": [],
-                "backward_source_id": -1,
-                "attr": {"lr_mult": "3"},
-            },
-            {"op": "null", "param": {}, "name": "bn_gamma", "inputs": [], "backward_source_id": -1},
-            {"op": "null", "param": {}, "name": "bn_beta", "inputs": [], "backward_source_id": -1},
-            {
-                "op": "BatchNorm",
-                "param": {"eps": "0.01"},
-                "name": "bn",
-                "inputs": [[0, 0], [1, 0], [2, 0]],
-                "attr": {"ctx_group": "a", "gamma_lr_mult": "5"},
-            },
-            {"op": "argmax", "param": {"axis": "-1"}, "name": "am", "inputs": [[3, 0]]},
-        ],
-        "arg_nodes": [0, 1, 2],
-        "heads": [[4, 0]],
-    }
+
+    def node(op, name, inputs=(), param=(), **more):
+        more = more if op != "null" else {"backward_source_id": -1, **more}
+        return {"op": op, "name": name, "inputs": inputs, "param": dict(param), **more}
+
+    nodes = [
+        node("null", "data", attr={"lr_mult": "3"}),
+        node("null", "bn_gamma"),
+        node("null", "bn_beta"),
+        node("BatchNorm", "bn", [[0, 0], [1, 0], [2, 0]], {"eps": "0.01"}),
+        node("argmax", "am", [[3, 0]], {"axis": "-1"}),
+    ]
+    nodes[3]["attr"] = {"ctx_group": "a", "gamma_lr_mult": "5"}
+    document = {"nodes": nodes, "arg_nodes": [0, 1, 2], "heads": [[4, 0]]}
     net = mx.sym.load_json(json.dumps(document))
     assert net.list_auxiliary_states() == ["bn_moving_mean", "bn_moving_var"]
     attributes = net.attr_dict()
