@@ -11,6 +11,7 @@ from mpgluon import autograd, gluon, nd
 from mpgluon.base import MXNetError
 from support.compare import same_bits
 from support.devices import on
+from support.errors import raises
 from support.paths import TESTS
 
 CONTROL = os.path.join(TESTS, "data", "control_flow-symbol.json")
@@ -163,46 +164,23 @@ def test_blocks_with_loops_are_exported(tmp_path):
 
 def test_invalid_control_flow_symbols_raise():
     x, s = mx.sym.var("x"), mx.sym.var("s")
-    for wrong, kind, words in (
+    foreach, while_loop = mx.sym.contrib.foreach, mx.sym.contrib.while_loop
+    cond = mx.sym.contrib.cond
+    for kind, words, wrong in (
+        (AssertionError, "does not use s", lambda: foreach(lambda a, st: (a, [a]), x, [s])),
+        (MXNetError, "1 .* returned 0", lambda: foreach(lambda a, st: (a + st[0], []), x, [s])),
+        (TypeError, "expected a Symbol", lambda: foreach(lambda a, st: (1, st), x, [s])),
         (
-            lambda: mx.sym.contrib.foreach(lambda a, st: (a, [a]), x, [s]),
-            AssertionError,
-            "does not use s",
-        ),
-        (
-            lambda: mx.sym.contrib.foreach(lambda a, st: (a + st[0], []), x, [s]),
-            MXNetError,
-            "gets 1 states but returned 0",
-        ),
-        (
-            lambda: mx.sym.contrib.foreach(lambda a, st: (1, st), x, [s]),
-            TypeError,
-            "expected a Symbol",
-        ),
-        (
-            lambda: mx.sym.contrib.while_loop(lambda a: a, lambda a: ([], []), [x], 3),
             ValueError,
             "the same number of loop_vars",
+            lambda: while_loop(lambda a: a, lambda a: ([], []), [x], 3),
         ),
-        (
-            lambda: mx.sym.contrib.while_loop(lambda a: 1, lambda a: ([], a), [x], 3),
-            ValueError,
-            "must return a Symbol",
-        ),
-        (
-            lambda: mx.sym.contrib.while_loop(lambda a: a, lambda a: ([], a), [x]),
-            ValueError,
-            "max_iterations",
-        ),
-        (
-            lambda: mx.sym.contrib.cond(x, lambda: [x, s], lambda: x),
-            ValueError,
-            "2 symbols, but else_func returned 1",
-        ),
-        (lambda: mx.sym.contrib.cond(1, lambda: x, lambda: x), ValueError, "pred must be a Symbol"),
+        (ValueError, "return a Symbol", lambda: while_loop(lambda a: 1, lambda a: ([], a), [x], 3)),
+        (ValueError, "max_iterations", lambda: while_loop(lambda a: a, lambda a: ([], a), [x])),
+        (ValueError, "2 .* else_func returned 1", lambda: cond(x, lambda: [x, s], lambda: x)),
+        (ValueError, "pred must be a Symbol", lambda: cond(1, lambda: x, lambda: x)),
     ):
-        with pytest.raises(kind, match=words):
-            wrong()
+        raises(kind, words, wrong)
 
 
 def test_boolean_mask_symbol_has_dynamic_shape():

@@ -450,6 +450,16 @@ def test_unknown_json_attributes_raise_or_are_kept():
     assert mx.sym.load_json(text.replace("__mine__", "mine")).attr("mine") == "5"
 
 
+def graph(op, inputs, **more):
+    """Returns the JSON of a variable and an op on it."""
+    nodes = [
+        {"op": "null", "name": "x", "inputs": []},
+        {"op": op, "name": "a", "inputs": inputs, **more},
+    ]
+    return json.dumps({"nodes": nodes, "heads": [[1, 0, 0]]})
+
+
+VERSION = {"attrs": {"mxnet_version": ["int", 10901]}}
 HOSTILE = {
     "empty": "",
     "no json": "{",
@@ -458,57 +468,24 @@ HOSTILE = {
     "deep": "[" * 200000,
     "deeper": '{"nodes":' * 100000,
     "cut": mlp().tojson()[:700],
-    "cyclic": '{"nodes":[{"op":"relu","name":"a","inputs":[[0,0,0]]}],"heads":[[0,0,0]]}',
-    "forward": (
-        '{"nodes":[{"op":"relu","name":"a","inputs":[[1,0,0]]},{"op":"null","name":"b",'
-        '"inputs":[]}],"heads":[[0,0,0]]}'
+    "cyclic": graph("relu", [[1, 0, 0]]),
+    "forward": json.dumps(
+        {"nodes": json.loads(graph("relu", [[1, 0, 0]]))["nodes"][::-1], "heads": [[0, 0, 0]]}
     ),
-    "negative": (
-        '{"nodes":[{"op":"null","name":"a","inputs":[]},{"op":"relu","name":"b",'
-        '"inputs":[[-1,0,0]]}],"heads":[[1,0,0]]}'
-    ),
-    "output": (
-        '{"nodes":[{"op":"null","name":"a","inputs":[]},{"op":"relu","name":"b","inputs":[[0,'
-        '7,0]]}],"heads":[[1,0,0]]}'
-    ),
+    "negative": graph("relu", [[-1, 0, 0]]),
+    "output": graph("relu", [[0, 7, 0]]),
     "head": '{"nodes":[{"op":"null","name":"a","inputs":[]}],"heads":[[9,0,0]]}',
     "no heads": '{"nodes":[{"op":"null","name":"a","inputs":[]}],"heads":[]}',
-    "unknown op": '{"nodes":[{"op":"Nonesuch","name":"a","inputs":[]}],"heads":[[0,0,0]]}',
-    "missing parameter": (
-        '{"nodes":[{"op":"null","name":"x","inputs":[]},{"op":"FullyConnected","name":"a",'
-        '"inputs":[[0,0,0],[0,0,0],[0,0,0]]}],"heads":[[1,0,0]]}'
-    ),
-    "wrong parameter": (
-        '{"nodes":[{"op":"null","name":"x","inputs":[]},{"op":"relu","name":"a","attrs":[1],'
-        '"inputs":[[0,0,0]]}],"heads":[[1,0,0]]}'
-    ),
-    "few inputs": (
-        '{"nodes":[{"op":"null","name":"x","inputs":[]},{"op":"elemwise_add","name":"a",'
-        '"inputs":[[0,0,0]]}],"heads":[[1,0,0]],"attrs":{"mxnet_version":["int",10901]}}'
-    ),
-    "many inputs": (
-        '{"nodes":[{"op":"null","name":"x","inputs":[]},{"op":"relu","name":"a","inputs":[[0,'
-        '0,0],[0,0,0]]}],"heads":[[1,0,0]]}'
-    ),
-    "huge count": (
-        '{"nodes":[{"op":"null","name":"x","inputs":[]},{"op":"Concat","name":"a",'
-        '"attrs":{"num_args":"999999999999"},"inputs":[[0,0,0]]}],"heads":[[1,0,0]]}'
-    ),
-    "huge outputs": (
-        '{"nodes":[{"op":"null","name":"x","inputs":[]},{"op":"split","name":"a",'
-        '"attrs":{"num_outputs":"99999999"},"inputs":[[0,0,0]]}],"heads":[[1,0,0]]}'
-    ),
-    "huge number": (
-        '{"nodes":[{"op":"null","name":"x","inputs":[]},{"op":"relu","name":"a",'
-        '"inputs":[[99999999999999999999999,0,0]]}],"heads":[[1,0,0]]}'
-    ),
-    "text for a number": (
-        '{"nodes":[{"op":"null","name":"x","inputs":[]},{"op":"relu","name":"a",'
-        '"inputs":[["0",0,0]]}],"heads":[[1,0,0]]}'
-    ),
-    "subgraph": (
-        '{"nodes":[{"op":"_foreach","name":"a","inputs":[],"subgraphs":[{}]}],"heads":[[0,0,0]]}'
-    ),
+    "unknown op": graph("Nonesuch", []),
+    "missing parameter": graph("FullyConnected", [[0, 0, 0]] * 3),
+    "wrong parameter": graph("relu", [[0, 0, 0]], attrs=[1]),
+    "few inputs": json.dumps({**json.loads(graph("elemwise_add", [[0, 0, 0]])), **VERSION}),
+    "many inputs": graph("relu", [[0, 0, 0]] * 2),
+    "huge count": graph("Concat", [[0, 0, 0]], attrs={"num_args": "999999999999"}),
+    "huge outputs": graph("split", [[0, 0, 0]], attrs={"num_outputs": "99999999"}),
+    "huge number": graph("relu", [[99999999999999999999999, 0, 0]]),
+    "text for a number": graph("relu", [["0", 0, 0]]),
+    "subgraph": graph("_foreach", [], subgraphs=[{}]),
 }
 
 

@@ -11,6 +11,7 @@ import mpgluon as mx
 from mpgluon import autograd, gluon
 from mpgluon.gluon import nn
 from mpgluon.gluon.contrib import estimator as est
+from support.compare import same_bits
 from support.errors import raises
 
 LOSS = gluon.loss.SoftmaxCrossEntropyLoss
@@ -65,8 +66,7 @@ def test_fit_equals_a_manual_training_loop():
                 losses = [LOSS()(net(x), y) for x, y in zip(*parts)]
             autograd.backward(losses)
             trainer.step(len(x))
-    for left, right in zip(values(one.net), values(net)):
-        assert np.array_equal(left.asnumpy(), right.asnumpy())
+    same_bits(values(one.net), values(net))
     assert [metric.name for metric in one.train_metrics + one.val_metrics] == [
         "training accuracy",
         "training softmaxcrossentropyloss",
@@ -152,8 +152,7 @@ def test_checkpoint_handler_resumes_training(tmp_path):
             folder, max_checkpoints=2, resume_from_checkpoint=True
         ),
     )
-    for left, right in zip(values(rest.net), values(whole.net)):
-        assert np.array_equal(left.asnumpy(), right.asnumpy())
+    same_bits(values(rest.net), values(whole.net))
     assert "model-epoch3batch16.params" in os.listdir(folder)
     assert "model-epoch1batch8.params" not in os.listdir(folder)
     again = est.CheckpointHandler(folder, resume_from_checkpoint=True)
@@ -214,8 +213,7 @@ def test_estimator_on_meshes_and_pipelines_fits_resumes_and_stops(tmp_path, axes
         autograd.backward(losses)
         loop.trainer.step(len(x))
     for one in (rest, loop):
-        for left, right in zip(values(one.net), values(whole.net)):
-            assert np.array_equal(left.asnumpy(), right.asnumpy())
+        same_bits(values(one.net), values(whole.net))
     loop.evaluate(loader(16))
     assert [m.get() for m in loop.val_metrics] == [m.get() for m in whole.val_metrics]
     stop = est.EarlyStoppingHandler(loop.val_metrics[1], min_delta=10.0, patience=1)
