@@ -13,9 +13,15 @@ from mpgluon import autograd, gluon, nd
 from mpgluon.base import MXNetError
 from mpgluon.gluon import nn
 
+
 # A Dense(3) and a Dense(1) on the same two samples: the optimizer's options, the compressed file
 # after three steps with a rate of 0.01, the weights at that point, and the weights after two more
 # steps with 0.005.
+def weights(first, second, bias, last, last_bias):
+    """Returns the weights and biases of both layers, whose units have equal weights."""
+    return [[first, second]] * 3, [bias] * 3, [[last] * 3], [last_bias]
+
+
 SAVED = {
     "sgd": (
         {"momentum": 0.9},
@@ -26,18 +32,8 @@ SAVED = {
         "ejIOR>he}tfHhbc*@XjJ^wO#ef0@=6N+^TAfVXXs=B$ZV3PdxFGnJknrWLeTPC~~NLRnP`s>4W#+71HCt|u>"
         "WpQD3T@fH`UrXqR9WsxMK3l<+HSw7BVLMi`Tr?sDt&HJPqeQaOh*(y#(0BsdJWY*An>-SNVHbKbncmSn7meg"
         "zHOq;9P~a|HBxS{f>5{ci?F4#xkrSEnMuYDkoAC)QC_bOLhMwE#8TS7G%2oL$",
-        [
-            [[2.117488384, 2.628232956]] * 3,
-            [0.510744214, 0.510744214, 0.510744214],
-            [[-0.918163061, -0.918163061, -0.918163061]],
-            [-1.369359374],
-        ],
-        [
-            [[-43.774303436, -62.569770813]] * 3,
-            [-18.795467377, -18.795467377, -18.795467377],
-            [[-84.590927124, -84.590927124, -84.590927124]],
-            [-5.800834656],
-        ],
+        weights(2.117488384, 2.628232956, 0.510744214, -0.918163061, -1.369359374),
+        weights(-43.774303436, -62.569770813, -18.795467377, -84.590927124, -5.800834656),
     ),
     "adam": (
         {},
@@ -49,18 +45,8 @@ SAVED = {
         ">2J1P9JvcxSLP}aV8~oQWl4UXjjprhAMOyBa>P>~rJ;ipBIMl|FTd(=9AU-~<qqi$qsR_Yp2QMh71znqt(r7"
         "Vntak2rYrJ=cMB$MM#DiPl*mXM4&_QH3L|3Em<C*|!6bIwh`4#36p{;SP^Y)Ru}^ZzjX3iq{Z1feVM;0sx`>"
         "CUxQlDBuR{`iLGHu1H~Dy51QulA`_Ffujy*aD1_@)z<Vvk;H?#H6=ixFOWVoNHjvuG;2hINn`OZ!3",
-        [
-            [[0.970035672, 0.970035851]] * 3,
-            [-0.029963735, -0.029963735, -0.029963735],
-            [[0.970037997, 0.970037997, 0.970037997]],
-            [-0.029975932],
-        ],
-        [
-            [[0.960095167, 0.960095644]] * 3,
-            [-0.039903272, -0.039903272, -0.039903272],
-            [[0.960101366, 0.960101366, 0.960101366]],
-            [-0.039935637],
-        ],
+        weights(0.970035672, 0.970035851, -0.029963735, 0.970037997, -0.029975932),
+        weights(0.960095167, 0.960095644, -0.039903272, 0.960101366, -0.039935637),
     ),
     "rmsprop": (
         {"centered": True},
@@ -73,18 +59,8 @@ SAVED = {
         "3T8QW*bo9_OK>)e9HfEBqDm$kGjCDjz*c^`Ph8vQ=7l6v(rm3ivjF2KEp3rBfQ|5E~E}Jzl^5TUcC`PL6MC1"
         "hN9)$+-kxTdnn+29dp%vu`BaxvjGMkG8I54uD^;?dh-*@>OJ1(5L4V`%U;F{WC(-v?Xupl<#=jW(>8ICL_Mz"
         "V&e4JkDFGp0e$M_AM?FPB=+cdoMQEEjuhKxElsjn%OJl+XVMnYo)n",
-        [
-            [[0.844820678, 0.844847679]] * 3,
-            [-0.155087441, -0.155087441, -0.155087441],
-            [[0.845182002, 0.845182002, 0.845182002]],
-            [-0.156996667],
-        ],
-        [
-            [[0.708827376, 0.708938003]] * 3,
-            [-0.290795922, -0.290795922, -0.290795922],
-            [[0.71025759, 0.71025759, 0.71025759]],
-            [-0.298142254],
-        ],
+        weights(0.844820678, 0.844847679, -0.155087441, 0.845182002, -0.156996667),
+        weights(0.708827376, 0.708938003, -0.290795922, 0.71025759, -0.298142254),
     ),
     "ftrl": (
         {},
@@ -96,18 +72,8 @@ SAVED = {
         "``u3$pMx{N*ir<vFg7tl=kK{S2oL@9K8v^{(j>(6L#mm@-dL#qx^RV1AqbZt8y2f1NR8AP0=#KEd9K$$bI|Z"
         "J8C<A|w{ZuS0>S%}i*SZ3Jvf&u;iRuvz%!moy8}x!iWH0TJQR`(YV&Y-OVWhplH1uRLHe`QuE1GTmJW#QlW8"
         "yRz`USINN-{xUKNFC`b<;o6@ztO`wzw1LnQ",
-        [
-            [[0.964100957, 0.968018711]] * 3,
-            [-0.021849526, -0.021849526, -0.021849526],
-            [[0.971986353, 0.971986353, 0.971986353]],
-            [-0.021965094],
-        ],
-        [
-            [[0.538069308, 0.540370882]] * 3,
-            [-0.01501005, -0.01501005, -0.01501005],
-            [[0.542285919, 0.542285919, 0.542285919]],
-            [-0.015467281],
-        ],
+        weights(0.964100957, 0.968018711, -0.021849526, 0.971986353, -0.021965094),
+        weights(0.538069308, 0.540370882, -0.01501005, 0.542285919, -0.015467281),
     ),
 }
 

@@ -576,51 +576,26 @@ def test_half_precision_batch_norm_rounds_its_result_once(dtype, bits, axis):
     np.testing.assert_allclose(var.asnumpy(), data.var(axes) / 2 + 0.5, rtol=2e-6)
 
 
-# Products too large for the small kernels: name, function of arrays and nd, shapes
-LARGE_PRODUCTS = {
-    "dot": (lambda F, a, b: F.dot(a, b), (96, 130), (130, 70)),
-    "dot, transposed": (
-        lambda F, a, b: F.dot(a, b, transpose_a=True, transpose_b=True),
-        (130, 96),
-        (70, 130),
+def product(op, *shapes, **options):
+    return lambda F, *arrays: getattr(F, op)(*arrays, **options), *shapes
+
+
+WINDOW = {"kernel": (3, 3), "num_filter": 40, "pad": (1, 1)}
+GROUPS = {"kernel": (3,), "num_filter": 12, "stride": (2,), "num_group": 6}
+LAST = {"kernel": (1, 3), "num_filter": 32, "dilate": (1, 2), "layout": "NHWC"}
+BACK = {"kernel": (4, 4), "num_filter": 20, "stride": (2, 2), "pad": (1, 1), "no_bias": False}
+DENSE = {"num_hidden": 80, "flatten": False}
+LARGE_PRODUCTS = {  # too large for the small kernels
+    "dot": product("dot", (96, 130), (130, 70)),
+    "dot, transposed": product("dot", (130, 96), (70, 130), transpose_a=True, transpose_b=True),
+    "batch_dot": product("batch_dot", (3, 65, 70), (3, 80, 70), transpose_b=True),
+    "FullyConnected": product("FullyConnected", (5, 21, 66), (80, 66), (80,), **DENSE),
+    "Convolution": product("Convolution", (2, 24, 15, 13), (40, 24, 3, 3), (40,), **WINDOW),
+    "Convolution of groups": product("Convolution", (2, 6, 31), (12, 1, 3), (12,), **GROUPS),
+    "Convolution, channels last": product(
+        "Convolution", (2, 9, 14, 16), (32, 1, 3, 16), (32,), **LAST
     ),
-    "batch_dot": (lambda F, a, b: F.batch_dot(a, b, transpose_b=True), (3, 65, 70), (3, 80, 70)),
-    "FullyConnected": (
-        lambda F, a, b, c: F.FullyConnected(a, b, c, num_hidden=80, flatten=False),
-        (5, 21, 66),
-        (80, 66),
-        (80,),
-    ),
-    "Convolution": (
-        lambda F, a, b, c: F.Convolution(a, b, c, kernel=(3, 3), num_filter=40, pad=(1, 1)),
-        (2, 24, 15, 13),
-        (40, 24, 3, 3),
-        (40,),
-    ),
-    "Convolution of groups": (
-        lambda F, a, b, c: F.Convolution(
-            a, b, c, kernel=(3,), num_filter=12, stride=(2,), num_group=6
-        ),
-        (2, 6, 31),
-        (12, 1, 3),
-        (12,),
-    ),
-    "Convolution, channels last": (
-        lambda F, a, b, c: F.Convolution(
-            a, b, c, kernel=(1, 3), num_filter=32, dilate=(1, 2), layout="NHWC"
-        ),
-        (2, 9, 14, 16),
-        (32, 1, 3, 16),
-        (32,),
-    ),
-    "Deconvolution": (
-        lambda F, a, b, c: F.Deconvolution(
-            a, b, c, kernel=(4, 4), num_filter=20, stride=(2, 2), pad=(1, 1), no_bias=False
-        ),
-        (2, 16, 7, 8),
-        (16, 20, 4, 4),
-        (20,),
-    ),
+    "Deconvolution": product("Deconvolution", (2, 16, 7, 8), (16, 20, 4, 4), (20,), **BACK),
 }
 
 
@@ -638,12 +613,8 @@ def test_half_precision_products_are_rounded_once(name, dtype, bits, hybrid):
     twice = on_gpu and name in ("Convolution of groups", "Deconvolution")
     random = np.random.RandomState(0)
 
-    class Layer(mx.gluon.HybridBlock):
-        def hybrid_forward(self, F, *arrays):
-            return function(F, *arrays)
-
     def run(arrays, slope):
-        layer = Layer()
+        layer = mx.gluon.nn.HybridLambda(function)
         if hybrid:
             layer.hybridize(static_alloc=True)
         for array in arrays:

@@ -40,29 +40,20 @@ def go_backward(F, x):
     return y
 
 
-@pytest.mark.parametrize(
-    "body, words",
-    [
-        (
-            second_device,
-            [
-                "broadcast_add: the inputs are on different devices: lhs on cpu(0), rhs on cpu(1)",
-                "rhs.as_in_context(mx.cpu(0))",
-            ],
-        ),
-        (
-            differentiate,
-            ["autograd.grad cannot be called inside a hybridized block", "Call it outside"],
-        ),
-        (
-            go_backward,
-            [
-                "backward cannot be called inside a hybridized block",
-                "call the block without hybridize()",
-            ],
-        ),
+LINES = {  # body of a block -> parts of its error
+    second_device: [
+        "broadcast_add: the inputs are on different devices: lhs on cpu(0), rhs on cpu(1)",
+        "rhs.as_in_context(mx.cpu(0))",
     ],
-)
+    differentiate: ["autograd.grad cannot be called inside a hybridized block", "Call it outside"],
+    go_backward: [
+        "backward cannot be called inside a hybridized block",
+        "call the block without hybridize()",
+    ],
+}
+
+
+@pytest.mark.parametrize("body, words", LINES.items())
 def test_errors_name_the_outer_block_and_its_failing_line(body, words):
     """The block that the user calls is named once, with its failing line."""
     net = Net(body)
@@ -93,45 +84,40 @@ def test_array_used_after_its_trace_raises():
         assert "Return it from the block to use it outside" in text_of(MXNetError, use)
 
 
+X = nd.ones((2, 4))
+BACKEND = "unknown backend 'TensorRT'"
+
+
 @pytest.mark.parametrize(
-    "call, words",
+    "words, call",
     [
         (
-            lambda net: net.hybridize(pipeline=3),
             ["pipeline must be an mx.parallel.Pipeline", "not 3"],
+            lambda net: net.hybridize(pipeline=3),
         ),
-        (lambda net: net.hybridize(exact="no"), ["exact must be True or False", "'no'"]),
+        (["exact must be True or False", "'no'"], lambda net: net.hybridize(exact="no")),
         (
-            lambda net: net.hybridize(recompute="64XB"),
             ["recompute must be True, False, a number of bytes", "64XB"],
+            lambda net: net.hybridize(recompute="64XB"),
         ),
+        ([BACKEND, "omit the argument"], lambda net: net.hybridize(backend="TensorRT")),
+        ([BACKEND], lambda net: net.optimize_for(X, backend="TensorRT")),
         (
-            lambda net: net.hybridize(backend="TensorRT"),
-            ["unknown backend 'TensorRT'", "omit the argument"],
-        ),
-        (
-            lambda net: net.optimize_for(nd.ones((2, 4)), backend="TensorRT"),
-            ["unknown backend 'TensorRT'"],
-        ),
-        (
-            lambda net: net.optimize_for(nd.ones((2, 4)), static_aloc=True),
             ["unknown option 'static_aloc'", "'static_alloc'"],
+            lambda net: net.optimize_for(X, static_aloc=True),
         ),
-        (lambda net: net(mx.sym.var("x")).optimize_for("TensorRT"), ["unknown backend 'TensorRT'"]),
+        ([BACKEND], lambda net: net(mx.sym.var("x")).optimize_for("TensorRT")),
+        ([BACKEND], lambda net: net(mx.sym.var("x")).get_backend_symbol("TensorRT")),
+        (["Dense", "must hold an NDArray"], lambda net: net(None)),
+        (["must be NDArrays (nd.array converts", "ndarray"], lambda net: net(np.ones((2, 4)))),
         (
-            lambda net: net(mx.sym.var("x")).get_backend_symbol("TensorRT"),
-            ["unknown backend 'TensorRT'"],
-        ),
-        (lambda net: net(None), ["Dense", "must hold an NDArray"]),
-        (lambda net: net(np.ones((2, 4))), ["must be NDArrays (nd.array converts", "ndarray"]),
-        (
-            lambda net: (net.hybridize(False), net(np.ones((2, 4)))),
             ["Dense", "must hold an NDArray", "ndarray", "nd.array(x)"],
+            lambda net: (net.hybridize(False), net(np.ones((2, 4)))),
         ),
-        (lambda net: Net(lambda F, x: x)(None), ["Net", "must hold an NDArray or a Symbol"]),
+        (["Net", "must hold an NDArray or a Symbol"], lambda net: Net(lambda F, x: x)(None)),
     ],
 )
-def test_invalid_options_raise_and_keep_the_network(call, words):
+def test_invalid_options_raise_and_keep_the_network(words, call):
     net = nn.Dense(3)
     net.initialize()
     net.hybridize()

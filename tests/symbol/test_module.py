@@ -220,24 +220,16 @@ def test_mismatched_parameters_are_handled_as_in_mxnet(kind, tmp_path):
             do(module)
         assert _values(module) == before
 
-    wrong = (
-        mx.MXNetError
-        if kind.startswith("shape")
-        else RuntimeError
-        if kind.startswith("missing")
-        else None
-    )
+    errors = {"shape": mx.MXNetError, "missing": RuntimeError}
+    wrong = errors.get(kind.split()[0])
     check(lambda module: module.load_params(path), wrong)
     check(lambda module: module.set_params(*parts), wrong)
     check(lambda module: module.init_params(mx.init.One(), *parts, force_init=True), wrong)
     for extra in (False, True):
-        wrong = (
-            mx.MXNetError
-            if kind.startswith("shape")
-            else ValueError
-            if kind.startswith("extra") and not extra
-            else None
+        errors = (
+            {"shape": mx.MXNetError} if extra else {"shape": mx.MXNetError, "extra": ValueError}
         )
+        wrong = errors.get(kind.split()[0])
         check(
             lambda module: module.set_params(*parts, allow_missing=True, allow_extra=extra),
             wrong,
