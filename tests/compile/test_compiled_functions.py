@@ -9,7 +9,7 @@ import mpgluon as mx
 from mpgluon import _core, autograd, nd
 from support.devices import on
 from support.errors import raises
-from support.training import backward_of
+from support.training import backward_of, variable
 
 
 @pytest.fixture(params=["async", "sync", "shuffle"])
@@ -142,8 +142,7 @@ def test_captured_constant_array_is_read_at_call_time():
 
 
 def test_captured_variable_gets_gradient():
-    w = nd.array([2.0, 3.0])
-    w.attach_grad()
+    w = variable(nd.array([2.0, 3.0]))
     op = _core.CachedOp(lambda x: [x * w], {})
     backward_of(lambda: op(nd.array([5.0, 7.0]))[0])
     assert np.array_equal(w.grad.asnumpy(), [5, 7])
@@ -320,8 +319,7 @@ def test_second_gradient_is_refused_if_input_was_overwritten():
 
 def test_second_gradient_of_constant_output_is_refused():
     op = _core.CachedOp(lambda x: [x * x, nd.arange(2)], {})
-    x = nd.array([1.0, 2.0])
-    x.attach_grad()
+    x = variable(nd.array([1.0, 2.0]))
     with autograd.record():
         y, z = op(x)
         with pytest.raises(
@@ -336,8 +334,7 @@ def test_expanded_call_frees_its_memory():
     Their saved arrays are freed by the first backward that does not retain the graph.
     """
     op = _core.CachedOp(lambda x: [nd.tanh(nd.tanh(nd.tanh(x)))], {})
-    x = array((64, 1024), 0)
-    x.attach_grad()
+    x = variable(array((64, 1024), 0))
     for _ in range(2):
         with autograd.record():
             y = op(x)[0]

@@ -9,6 +9,7 @@ from mpgluon.base import MXNetError
 from support.compare import same_bits
 from support.control_flow import Function
 from support.devices import on
+from support.training import variable
 
 
 def run(f, rows, calls=3, hybrid=False, ctx=None, exact=True, arrays=2):
@@ -394,8 +395,7 @@ def test_hybridize_options_apply_across_graph_breaks(recompute):
         if hybridize:
             net.hybridize(exact=True, **({"recompute": True} if recompute else {}))
         for call in range(2):
-            x = nd.array(np.random.RandomState(call).randn(3, 5, 4))
-            x.attach_grad()
+            x = variable(nd.array(np.random.RandomState(call).randn(3, 5, 4)))
             with autograd.record():
                 y = net(x)
                 loss = (y * y).sum()
@@ -423,8 +423,7 @@ def test_second_gradient_passes_through_a_graph_break():
         net.initialize(mx.init.Normal(1))
         if hybridize:
             net.hybridize(exact=True)
-        x = nd.array(np.random.RandomState(2).randn(1, 5, 4))
-        x.attach_grad()
+        x = variable(nd.array(np.random.RandomState(2).randn(1, 5, 4)))
         with autograd.record():
             y = (net(x, x)[0] ** 3).sum()
             g = autograd.grad(y, x, create_graph=True, retain_graph=True)[0]

@@ -8,6 +8,7 @@ from mpgluon import autograd, gluon, nd
 from support.captures import MODES, array, check_alike, first_of, make, paused
 from support.compare import same_bits
 from support.devices import on
+from support.training import variable
 
 # --- Gradients of all orders ----------------------------------------------------------------------
 
@@ -333,8 +334,7 @@ def test_is_recording_in_block_reflects_current_call():
 
 
 def test_unrecorded_call_is_not_on_the_tape():
-    c = array(1)
-    c.attach_grad()
+    c = variable(array(1))
     net = make(lambda F, x, w, c: x * c, "hybridized", c)
     net.w.grad_req = "null"
     with autograd.record():
@@ -464,8 +464,7 @@ FLAGGED = {
 @pytest.mark.parametrize("name", FLAGGED)
 def test_output_without_gradient_fails_only_if_a_gradient_arrives(name, options):
     def run(net, head):
-        x = nd.array([[1.0, 2], [0, 1]])
-        x.attach_grad()
+        x = variable(nd.array([[1.0, 2], [0, 1]]))
         with autograd.record():
             outputs = net(x)
         try:

@@ -17,7 +17,7 @@ from mpgluon.gluon import nn
 from support.compare import same_bits
 from support.errors import raises
 from support.paths import ROOT
-from support.training import backward_of
+from support.training import backward_of, variable
 
 torch = pytest.importorskip("torch")
 VALUES = np.random.default_rng(3).standard_normal((8, 3)).astype("float32")
@@ -46,8 +46,7 @@ def torch_step(module, optimizer):
 
 
 def gluon_step(net, trainer):
-    x = nd.array(VALUES)
-    x.attach_grad()
+    x = variable(nd.array(VALUES))
     loss = backward_of(lambda: (net(x) ** 2).mean())
     trainer.step(1)
     return loss.asscalar(), x.grad.asnumpy()
@@ -155,8 +154,7 @@ def test_requires_grad_maps_to_grad_req():
     net = mx.interop.torch_function(module)
     assert [p.grad_req for p in net.collect_params().values()] == ["write", "null"]
     net.collect_params().setattr("grad_req", "null")
-    x = nd.array(VALUES)
-    x.attach_grad()
+    x = variable(nd.array(VALUES))
     backward_of(lambda: net(x))
     assert x.grad.asnumpy().any() and not module.weight.requires_grad
 
@@ -285,8 +283,7 @@ def test_module_backward_raises_after_an_in_place_weight_update(hybridize):
     net.add(mx.interop.torch_function(torch.nn.Sequential(*parts)))
     net.hybridize(hybridize)
     trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
-    x = nd.ones((1, 1))
-    x.attach_grad()
+    x = variable(nd.ones((1, 1)))
     for _ in range(2):  # only the first call copies its arguments
         with autograd.record():
             first, second = net(x), net(x)
@@ -301,8 +298,7 @@ def test_module_backward_raises_after_an_in_place_weight_update(hybridize):
 def test_backward_raises_after_an_argument_changes():
     square, twice = (mx.interop.torch_function(f) for f in (torch.square, lambda a: a * 2))
     for number in range(3):
-        x = nd.array([3])
-        x.attach_grad()
+        x = variable(nd.array([3]))
         with autograd.record():
             y, z = square(x), twice(x)
         x[:] = 5
@@ -335,8 +331,7 @@ def test_replaced_buffers_are_synchronized(tmp_path, ctx):
     alone = copy.deepcopy(module)
     net = mx.interop.torch_function(module)
     net.collect_params().reset_ctx(ctx)
-    x = nd.array([[1, 2], [3, 4]], ctx=ctx)
-    x.attach_grad()
+    x = variable(nd.array([[1, 2], [3, 4]], ctx=ctx))
     with autograd.record():
         first, second = net(x), net(x)
     found = [first, second]
@@ -475,8 +470,7 @@ def test_modules_from_inference_mode_are_rejected():
     block = nn.Dense(1, in_units=2)
     block.initialize(mx.init.One())
     module = mx.interop.torch_function(block)
-    x = nd.ones((1, 2))
-    x.attach_grad()
+    x = variable(nd.ones((1, 2)))
     with torch.inference_mode():
         assert module(torch.ones(1, 2)).item() == 2
         with pytest.raises(
@@ -524,8 +518,7 @@ def trained(hybridize, ctx):
         net.hybridize()
     trainer, found = gluon.Trainer(net.collect_params(), "sgd"), []
     for seed in range(3):
-        x = nd.array(np.random.RandomState(seed).rand(4, 3), ctx=ctx)
-        x.attach_grad()
+        x = variable(nd.array(np.random.RandomState(seed).rand(4, 3), ctx=ctx))
         loss = backward_of(lambda: (net(x) ** 2).sum())
         trainer.step(4)
         found += [loss, x.grad, net(x)]  # alternates training and prediction

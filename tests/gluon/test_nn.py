@@ -7,6 +7,7 @@ import mpgluon as mx
 from mpgluon import autograd
 from mpgluon.gluon import contrib, nn
 from support.errors import raises
+from support.training import variable
 
 draw = np.random.RandomState(4)
 
@@ -146,8 +147,7 @@ def test_layer_has_expected_repr_shapes_and_gradients(make, text, shape, out_sha
     layer.initialize(
         mx.init.Xavier() if layer.collect_params(".*weight").keys() else mx.init.Uniform()
     )
-    x = inputs(*shape)
-    x.attach_grad()
+    x = variable(inputs(*shape))
 
     def run():
         mx.random.seed(7)
@@ -216,8 +216,7 @@ def test_batch_norm_gradient_cancels_exactly(exact):
     net.initialize()
     if exact is not None:
         net.hybridize(exact=exact)
-    x = mx.nd.random.uniform(100, 101, shape=(8, 20, 9, 9))
-    x.attach_grad()
+    x = variable(mx.nd.random.uniform(100, 101, shape=(8, 20, 9, 9)))
     with autograd.record():
         net(x).backward()
     assert abs(x.grad.asnumpy()).max() < 1e-9

@@ -7,7 +7,7 @@ import pytest
 import mpgluon as mx
 from mpgluon import autograd, gluon, nd
 from support.devices import on
-from support.training import backward_of
+from support.training import backward_of, variable
 
 WAYS = {
     "eager": None,
@@ -139,8 +139,7 @@ def test_overridden_data_may_draw_random_numbers():
 def test_set_items_of_data_take_effect_with_gradients(way, in_place):
     net = run_in(gluon.nn.Dense(1, in_units=2, use_bias=False), way)
     net.initialize()
-    source = nd.array([[3, 4]])
-    source.attach_grad()
+    source = variable(nd.array([[3, 4]]))
     for k in (1, 2, 3):
         with autograd.record():
             if in_place == "item":
@@ -158,8 +157,7 @@ def test_set_items_of_data_take_effect_with_gradients(way, in_place):
 def test_set_items_of_data_take_effect_on_each_device(way):
     net = run_in(gluon.nn.Dense(1, in_units=2, use_bias=False), way)
     net.initialize("ones", ctx=[on(0), on(1)])
-    source = nd.array([[3, 4]], ctx=on(1))
-    source.attach_grad()
+    source = variable(nd.array([[3, 4]], ctx=on(1)))
     with autograd.record():
         net.weight._data[1] = source * 2
         ys = [net(nd.ones((2, 2), ctx=ctx)) for ctx in (on(0), on(1))]
@@ -184,8 +182,7 @@ def test_items_of_data_set_inside_a_block_take_effect(way):
 
     net = run_in(Given(), way)
     net.initialize()
-    w = nd.array([[1, 2]])
-    w.attach_grad()
+    w = variable(nd.array([[1, 2]]))
     for _ in range(2):
         y = backward_of(lambda: net(nd.ones((1, 2)), w))
         assert y.asscalar() == 12 and w.grad.asnumpy().tolist() == [[4, 4]]

@@ -11,6 +11,7 @@ from mpgluon import autograd, gluon, nd
 from mpgluon.gluon import rnn
 from support.devices import on
 from support.errors import raises
+from support.training import variable
 
 draw = np.random.RandomState(2)
 LAYERS = {
@@ -347,8 +348,7 @@ def test_projected_layers_equal_stack_of_cells(layers, bidirectional, hybrid):
     layer.initialize(mx.init.Uniform(0.5))
     if hybrid:
         layer.hybridize()
-    x = mx.nd.array(np.random.RandomState(0).uniform(-1, 1, (3, 2, 5)))
-    x.attach_grad()
+    x = variable(mx.nd.array(np.random.RandomState(0).uniform(-1, 1, (3, 2, 5))))
     with mx.autograd.record():
         output, (r, c) = layer(x, layer.begin_state(2))
         (output**2).sum().backward()
@@ -405,8 +405,7 @@ def test_exported_layers_have_state_inputs(kind, states, begins, tmp_path):
 def test_maximum_number_of_layers_trains():
     net = rnn.LSTM(1, num_layers=64, bidirectional=True, input_size=1)
     net.initialize()
-    x = mx.nd.ones((2, 1, 1))
-    x.attach_grad()
+    x = variable(mx.nd.ones((2, 1, 1)))
     with mx.autograd.record():
         y = net(x)
     y.backward()
@@ -439,8 +438,7 @@ def test_half_precision_results_are_near_float64(layer, units, dtype, bound):
         parameters = list(net.collect_params().values())
         for i, parameter in enumerate(parameters if weights else ()):
             parameter.set_data(weights[i].astype(dtype))
-        data = x.astype(dtype)
-        data.attach_grad()
+        data = variable(x.astype(dtype))
         with mx.autograd.record():
             y = net(data)
         y.backward(slope.astype(dtype))

@@ -75,39 +75,20 @@ def test_kernel_launch_rejects_invalid_arguments():
     y = nd.ones((4,), ctx=mx.gpu(0))
     far = nd.ones((4,), ctx=mx.cpu(0))
     one, four = (1, 1, 1), (4, 1, 1)
-    for args, ctx, grid, block, error, text in [
-        ([x, y], mx.gpu(0), one, four, AssertionError, "expected 3 arguments, got 2"),
-        (
-            [x, 2, 3],
-            mx.gpu(0),
-            one,
-            four,
-            AssertionError,
-            "argument 1 must be an NDArray, not a int",
-        ),
-        (
-            [x, y, x],
-            mx.gpu(0),
-            one,
-            four,
-            AssertionError,
-            "argument 2 must be a number, not a NDArray",
-        ),
-        ([x, y, 3], mx.cpu(0), one, four, AssertionError, "on a GPU, not on cpu"),
-        (
-            [x, y, 3],
-            mx.gpu(0),
-            (1, 1),
-            four,
-            AssertionError,
-            "grid_dims must be a tuple of 3 integers",
-        ),
-        ([x, y, 3], mx.gpu(0), one, (4.0, 1, 1), AssertionError, "block_dims must be a tuple of 3"),
-        ([x, y, 3], mx.gpu(0), one, (0, 1, 1), mx.MXNetError, "block_dims"),
-        ([x.astype("float64"), y, 3], mx.gpu(0), one, four, mx.MXNetError, "of float32, not of fl"),
-        ([far, y, 3], mx.gpu(0), one, four, mx.MXNetError, r"argument 0 is on cpu\(0\).*gpu\(0\)"),
+    wide = x.astype("float64")
+    launch = lambda args, ctx=mx.gpu(0), grid=one, block=four: axpy.launch(args, ctx, grid, block)
+    for error, text, call in [
+        (AssertionError, "expected 3 arguments, got 2", lambda: launch([x, y])),
+        (AssertionError, "argument 1 must be an NDArray, not a int", lambda: launch([x, 2, 3])),
+        (AssertionError, "argument 2 must be a number, not a NDArray", lambda: launch([x, y, x])),
+        (AssertionError, "on a GPU, not on cpu", lambda: launch([x, y, 3], mx.cpu(0))),
+        (AssertionError, "grid_dims .* 3 integers", lambda: launch([x, y, 3], grid=(1, 1))),
+        (AssertionError, "block_dims .* 3", lambda: launch([x, y, 3], block=(4.0, 1, 1))),
+        (mx.MXNetError, "block_dims", lambda: launch([x, y, 3], block=(0, 1, 1))),
+        (mx.MXNetError, "of float32, not of fl", lambda: launch([wide, y, 3])),
+        (mx.MXNetError, r"argument 0 is on cpu\(0\).*gpu\(0\)", lambda: launch([far, y, 3])),
     ]:
-        raises(error, text, lambda: axpy.launch(args, ctx, grid, block))
+        raises(error, text, call)
     y = y * 1
     axpy.launch([x, y, 3], mx.gpu(0), one, (2000, 1, 1))  # exceeds the block size
     raises(mx.MXNetError, r"CudaKernel\(axpy\): a kernel launch failed", y.asnumpy)

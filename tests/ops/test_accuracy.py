@@ -8,6 +8,7 @@ import pytest
 import mpgluon as mx
 from mpgluon import _core
 from support.devices import on
+from support.training import variable
 
 
 @pytest.fixture(autouse=True)
@@ -386,8 +387,7 @@ def test_half_precision_casts_round_to_even(dtype):
 def test_cumulative_sums_do_not_drift(shape, axis, offset):
     values = (offset + np.random.RandomState(0).normal(size=shape) * 0.01).astype("float32")
     for reverse in (False, True):
-        x = mx.nd.array(values)
-        x.attach_grad()
+        x = variable(mx.nd.array(values))
         with mx.autograd.record():
             y = mx.nd.cumsum(x, axis=axis, reverse=reverse)
         y.backward(x if axis is not None else x.reshape((-1,)))
@@ -473,8 +473,7 @@ def test_max_pooling_keeps_nan_and_infinities(size, kernel, dtype, layout):
         net = Pool()
         if mode:
             net.hybridize(**mode)
-        x = mx.nd.array(values, dtype=dtype)
-        x.attach_grad()
+        x = variable(mx.nd.array(values, dtype=dtype))
         with mx.autograd.record():
             y = net(x)
         y.backward(mx.nd.ones_like(y))

@@ -12,7 +12,7 @@ from mpgluon import autograd, gluon, nd
 from support.compare import close, same_bits
 from support.devices import on
 from support.errors import raises
-from support.training import backward_of
+from support.training import backward_of, variable
 
 
 class Power(mx.operator.CustomOp):
@@ -163,8 +163,7 @@ def test_custom_op_that_keeps_its_results_is_freed():
             return Keeping()
 
     made = []
-    x = nd.ones((2,))
-    x.attach_grad()
+    x = variable(nd.ones((2,)))
     with autograd.record():
         y = nd.Custom(x, op_type="keeping")
     del y
@@ -245,8 +244,7 @@ def test_custom_op_has_no_second_gradient(hybrid):
 
     net = Net()
     net.hybridize(hybrid)
-    x = mx.nd.array([1.0, 2.0])
-    x.attach_grad()
+    x = variable(mx.nd.array([1.0, 2.0]))
     with autograd.record():
         (g,) = autograd.grad(net(x, mx.nd.zeros(1)), [x], create_graph=True)
     assert g.asnumpy().tolist() == [3, 12]
@@ -267,8 +265,7 @@ def test_custom_op_inputs_move_to_its_device_group(hybrid):
                 scores = F.relu(x)
             with mx.AttrScope(ctx_group="b"):
                 if not hybrid:
-                    scores = scores.detach()
-                    scores.attach_grad()
+                    scores = variable(scores.detach())
                     assert scores.grad.context == scores.context
                 return F.Custom(scores, x.sum(axis=1), op_type="test_softmax")
 
@@ -333,8 +330,7 @@ def test_custom_op_supports_sparse_arrays():
 @pytest.mark.parametrize("way", ["eager", "hybridized", "symbol"])
 def test_profiler_names_the_custom_op(way):
     mx.profiler.start()
-    x = nd.array([1, 2], ctx=on(1))
-    x.attach_grad()
+    x = variable(nd.array([1, 2], ctx=on(1)))
     if way == "symbol":
         sym = mx.sym.Custom(mx.sym.var("x"), op_type="test_squares")
         executor = sym.bind(on(1), [x], {"x": nd.zeros((2,), ctx=on(1))})
@@ -486,8 +482,7 @@ def test_custom_op_accepts_empty_inputs(hybrid):
     block = mx.gluon.nn.HybridLambda(product)
     if hybrid:
         block.hybridize()
-    x = nd.zeros((0, 3))
-    x.attach_grad()
+    x = variable(nd.zeros((0, 3)))
     out = backward_of(lambda: block(x, nd.zeros((0, 3))))
     assert out.shape == x.grad.shape == (0, 3)
 
@@ -523,8 +518,7 @@ class LayerOp(mx.operator.CustomOp):
 
 def layer_gradient(layer, x, top):
     assert not autograd.is_recording()
-    x = x.copy()
-    x.attach_grad()
+    x = variable(x.copy())
     with autograd.record():
         y = layer(x)
     y.backward(top)
@@ -677,8 +671,7 @@ class BackwardFunction(autograd.Function):
     ],
 )
 def test_backward_in_forward_may_not_release_the_outer_computation(call, name):
-    x = nd.ones(2)
-    x.attach_grad()
+    x = variable(nd.ones(2))
     with autograd.record():
         hidden = x * 3
         BackwardProp.run = staticmethod(lambda: hidden.backward(retain_graph=True))

@@ -9,6 +9,7 @@ import pytest
 
 import mpgluon as mx
 from support.processes import output_of
+from support.training import variable
 
 PROGRAM = """
 import json, sys
@@ -104,8 +105,7 @@ def test_primitive_cache_overflow_keeps_results_correct():
 
 
 def test_max_pooling_gradient_of_ties_goes_to_the_first():
-    data = mx.nd.array([[[[1, 1, 1, 0], [1, 1, 1, 0]]]])
-    data.attach_grad()
+    data = variable(mx.nd.array([[[[1, 1, 1, 0], [1, 1, 1, 0]]]]))
     with mx.autograd.record():
         out = mx.nd.Pooling(data, kernel=(2, 2), stride=(1, 1))
     out.backward(mx.nd.array([[[[1, 10, 100]]]]))
@@ -261,6 +261,7 @@ def test_clipping_ops_keep_nan_and_sign_of_zero():
         np.testing.assert_array_equal(hard, np.clip(x.astype(dtype) * 0.5 + 0.25, 0, 1))
 
 
+SLACK = {"float32": 1e-6, "float64": 1e-14, "float16": 1e-3, "bfloat16": 8e-3}
 REDUCED = [
     ((n,), 0)
     for n in map(
@@ -354,19 +355,11 @@ def test_reductions_over_short_and_long_axes_match_numpy(dtype):
                     err_msg=f"{op} {shape}",
                 )
             else:
-                slack = {"float32": 1e-6, "float64": 1e-14, "float16": 1e-3, "bfloat16": 8e-3}[
-                    dtype
-                ]
+                slack = SLACK[dtype]
                 bound = slack * (np.abs(wide).sum(axis=axis) if "sum" in op else 1)
-                error = np.abs(
-                    mine.asnumpy().reshape(np.shape(expected)).astype(wide.dtype) - expected
-                )
-                assert (error <= bound + slack * np.abs(expected)).all(), (
-                    op,
-                    shape,
-                    axis,
-                    error.max(),
-                )
+                found = mine.asnumpy().reshape(np.shape(expected)).astype(wide.dtype)
+                error, what = np.abs(found - expected), (op, shape, axis)
+                assert (error <= bound + slack * np.abs(expected)).all(), (what, error.max())
             assert mine.asnumpy().tobytes() == fused.asnumpy().tobytes(), (op, shape, axis)
 
 
@@ -595,8 +588,7 @@ def test_softmax_bits_do_not_depend_on_axis(dtype):
         for op in (mx.nd.softmax, mx.nd.log_softmax):
             results = []
             for turn in (0, 1):
-                x = mx.nd.array(values.T if turn else values, dtype=dtype)
-                x.attach_grad()
+                x = variable(mx.nd.array(values.T if turn else values, dtype=dtype))
                 with mx.autograd.record():
                     y = op(x, axis=turn)
                 y.backward(mx.nd.array(grads.T if turn else grads, dtype=dtype))

@@ -20,7 +20,7 @@ from support.compare import same_bits
 from support.devices import cpus_only, on
 from support.errors import raises
 from support.processes import LIBRARY, compiled, output_of
-from support.training import backward_of
+from support.training import backward_of, variable
 
 pytestmark = cpus_only
 STRICT = ["-Wall", "-Wextra", "-Werror"]
@@ -199,13 +199,11 @@ def test_library_op_computes_gradient_of_one_output_and_one_input():
 
 
 def test_library_op_without_gradient_is_refused_in_backward():
-    x = nd.ones((3,), dtype="float64")
-    x.attach_grad()
+    x = variable(nd.ones((3,), dtype="float64"))
     with autograd.record():
         (grad,) = autograd.grad(nd.tests_exp(x), [x], create_graph=True)
         raises(mx.MXNetError, "tests_exp: has no gradient.*second-order", grad.backward)
-    x = nd.ones((3,))
-    x.attach_grad()
+    x = variable(nd.ones((3,)))
     with autograd.record():
         y = nd.tests_where(x)
     raises(mx.MXNetError, "tests_where: has no gradient", y.backward)

@@ -9,6 +9,7 @@ import pytest
 import mpgluon as mx
 from mpgluon import _core, autograd, gluon, nd
 from support.processes import output_of
+from support.training import variable
 
 
 def x23():
@@ -517,8 +518,7 @@ def test_eager_control_flow_has_correct_values_and_gradients():
 
 
 def test_every_allocation_of_eager_calls_may_fail():
-    x = nd.ones((8, 8))
-    x.attach_grad()
+    x = variable(nd.ones((8, 8)))
 
     def work():
         y = (x + x) * 2.0
@@ -614,8 +614,7 @@ def test_long_means_do_not_count_in_half_precision(name, dtype):
     ],
 )
 def test_integer_remainder_has_no_gradient(remainder):
-    x = nd.array([5.0, 7.0])
-    x.attach_grad()
+    x = variable(nd.array([5.0, 7.0]))
     with autograd.record():
         y = remainder(x.astype("int32")) + x.astype("int32")
     y.backward()

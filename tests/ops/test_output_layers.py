@@ -8,7 +8,7 @@ import pytest
 
 import mpgluon as mx
 from mpgluon import _core, autograd
-from support.training import backward_of
+from support.training import backward_of, variable
 
 op = _core.get_op
 
@@ -155,8 +155,7 @@ def test_kl_sparse_regularization_matches_formula_over_steps_and_devices(hybrid)
     for _ in range(3):
         for i, ctx in enumerate(contexts):
             value, head = random.uniform(0.1, 0.9, (5, 3)), random.randn(5, 3)
-            x = mx.nd.array(value, ctx=ctx)
-            x.attach_grad()
+            x = variable(mx.nd.array(value, ctx=ctx))
             with autograd.record():
                 y = net(x)
             y.backward(mx.nd.array(head, ctx=ctx))
@@ -223,8 +222,7 @@ def test_half_precision_cross_entropy_gradient_is_rounded_once(dtype):
     label = mx.nd.array(np.random.RandomState(6).randint(0, 700, 9), dtype="int32")
     found = []
     for wide in (dtype, "float32"):
-        x = values.astype(wide)
-        x.attach_grad()
+        x = variable(values.astype(wide))
         backward_of(lambda: op("_softmax_ce")(x, label))
         found.append(x.grad.astype("float32").asnumpy())
     close = {"float16": 2.0**-11, "bfloat16": 2.0**-8}[dtype]
@@ -238,8 +236,7 @@ def test_fused_cross_entropy_is_bitwise_equal_to_its_parts(dtype):
     head = mx.nd.array(np.random.RandomState(7).randn(33), dtype=dtype)
     results = []
     for fused in (True, False):
-        x = mx.nd.array(values, dtype=dtype)
-        x.attach_grad()
+        x = variable(mx.nd.array(values, dtype=dtype))
         with autograd.record():
             loss = (
                 op("_softmax_ce")(x, label) if fused else -op("pick")(op("log_softmax")(x), label)

@@ -28,6 +28,7 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) 
 
 from support.devices import on
 from support.leaks import leaks, resident
+from support.training import variable
 
 pytestmark = pytest.mark.usefixtures("garbage_set_aside")
 A, B = on(0), on(1)
@@ -255,8 +256,7 @@ def exceptions_in_backward():
         def backward(self, dy):
             raise KeyError("no")
 
-    x = data()
-    x.attach_grad()
+    x = variable(data())
     while True:
         with autograd.record():
             y = (Refuses()(x * 2) * 3).sum()
@@ -325,8 +325,7 @@ def functions():
             self.saved_tensors
             return dy * 2
 
-    x = data()
-    x.attach_grad()
+    x = variable(data())
     while True:
         with autograd.record():
             y = Twice()(x)
@@ -480,8 +479,7 @@ def shapes_that_never_repeat():
         ]
     )
     while True:
-        x = nd.ones(next(shapes), ctx=A)
-        x.attach_grad()
+        x = variable(nd.ones(next(shapes), ctx=A))
         train(net, x)
         yield
 
@@ -571,8 +569,7 @@ class SquareProp(mx.operator.CustomOpProp):
 
 @way
 def custom_ops():
-    x = data()
-    x.attach_grad()
+    x = variable(data())
     net = nn.HybridLambda(lambda F, x: F.Custom(x + 1, op_type="leaks_square"))
     net.hybridize()
     while True:

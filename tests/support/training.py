@@ -15,6 +15,12 @@ def backward_of(compute):
     return result
 
 
+def variable(array):
+    """Attaches a gradient to an array and returns it."""
+    array.attach_grad()
+    return array
+
+
 def network(ctx=None):
     mx.random.seed(1)
     net = nn.HybridSequential(prefix="n_")

@@ -602,16 +602,10 @@ def test_types_are_inferred_backwards():
     """As in MXNet, through every op whose output has the dtype of its input."""
     a, b = mx.sym.var("a"), mx.sym.var("b")
     half = [np.float16]
-    assert mx.sym.dot(mx.sym.Activation(a, act_type="relu"), b).infer_type(b="float16") == (
-        half * 2,
-        half,
-        [],
-    )
-    assert ((mx.sym.zeros((2, 2)) + mx.sym.Flatten(a)) / b).infer_type() == (
-        [np.float32] * 2,
-        [np.float32],
-        [],
-    )
+    product = mx.sym.dot(mx.sym.Activation(a, act_type="relu"), b)
+    assert product.infer_type(b="float16") == (half * 2, half, [])
+    quotient = (mx.sym.zeros((2, 2)) + mx.sym.Flatten(a)) / b
+    assert quotient.infer_type() == ([np.float32] * 2, [np.float32], [])
     ops = [
         mx.sym.relu,
         mx.sym.transpose,
@@ -626,13 +620,10 @@ def test_types_are_inferred_backwards():
         lambda x: mx.sym.Dropout(x, p=0.5),
     ]
     for op in ops:
-        assert (op(a) + b).infer_type(b="float64") == ([np.float64] * 2, [np.float64], []), op(
-            a
-        ).name
-    assert (mx.sym.Cast(a, dtype="float64") + b).infer_type_partial(b="float64")[0] == [
-        None,
-        np.float64,
-    ]
+        found = (op(a) + b).infer_type(b="float64")
+        assert found == ([np.float64] * 2, [np.float64], []), op(a).name
+    cast = mx.sym.Cast(a, dtype="float64") + b
+    assert cast.infer_type_partial(b="float64")[0] == [None, np.float64]
 
 
 def test_shapes_and_types_are_inferred_independently():

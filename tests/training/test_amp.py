@@ -10,7 +10,7 @@ from mpgluon.gluon import nn
 from support.compare import same_bits
 from support.devices import on
 from support.errors import raises
-from support.training import backward_of
+from support.training import backward_of, variable
 
 LOSS = gluon.loss.SoftmaxCrossEntropyLoss()
 OPTIMIZERS = [
@@ -55,8 +55,7 @@ def test_amp_casts_ops_by_kind(low):
     out = nd.zeros((2, 3), dtype=low)
     nd.broadcast_add(x, half, out=out)
     assert out.asnumpy().tolist() == [[2] * 3] * 2
-    weight = nd.ones((1, 3))
-    weight.attach_grad()
+    weight = variable(nd.ones((1, 3)))
     backward_of(lambda: nd.FullyConnected(x, weight, no_bias=True, num_hidden=1))
     assert name_of(weight.grad) == "float32" and weight.grad.asnumpy().tolist() == [[2, 2, 2]]
 
@@ -252,8 +251,7 @@ def test_unscale_divides_gradients_by_the_loss_scale():
 def test_output_layer_gradients_are_scaled(low):
     trainer = gluon.Trainer([], "sgd")
     amp.init_trainer(trainer)
-    x = nd.zeros((1, 2))
-    x.attach_grad()
+    x = variable(nd.zeros((1, 2)))
     backward_of(lambda: nd.SoftmaxOutput(x, nd.zeros(1), grad_scale=2))
     assert x.grad.asnumpy().tolist() == [[-(2.0**16), 2.0**16]]
 
