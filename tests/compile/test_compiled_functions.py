@@ -7,8 +7,8 @@ import pytest
 
 import mpgluon as mx
 from mpgluon import _core, autograd, nd
+from support.calls import raises
 from support.devices import on
-from support.errors import raises
 from support.training import backward_of, variable
 
 

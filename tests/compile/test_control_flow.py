@@ -7,8 +7,8 @@ import mpgluon as mx
 from mpgluon import autograd, gluon, nd
 from mpgluon.base import MXNetError
 from support.compare import same_bits
-from support.control_flow import Function
 from support.devices import on
+from support.functions import Function
 from support.training import variable
 
 

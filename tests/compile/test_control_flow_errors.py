@@ -9,8 +9,8 @@ import pytest
 import mpgluon as mx
 from mpgluon import gluon, nd
 from mpgluon.base import MXNetError
-from support.control_flow import Function
 from support.devices import on
+from support.functions import Function
 
 # --- Errors ---------------------------------------------------------------------------------------
 

@@ -15,8 +15,8 @@ import pytest
 import mpgluon as mx
 from mpgluon import _core, autograd, gluon, nd
 from mpgluon.context import set_memory_limit
+from support.calls import raises
 from support.devices import on
-from support.errors import raises
 
 STEPS = 1100  # too many to unroll
 

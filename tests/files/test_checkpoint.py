@@ -25,9 +25,9 @@ from mpgluon.parallel import (
     save,
     shard,
 )
+from support.calls import raises
 from support.compare import same_bits
 from support.devices import on
-from support.errors import raises
 from support.processes import environment
 from support.training import backward_of
 

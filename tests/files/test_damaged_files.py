@@ -14,7 +14,7 @@ import pytest
 
 import mpgluon as mx
 from mpgluon.base import MXNetError
-from support.errors import raises
+from support.calls import raises
 from support.paths import TESTS
 
 SECONDS = float(os.environ.get("FUZZ_SECONDS", "0"))

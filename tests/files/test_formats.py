@@ -10,8 +10,8 @@ import safetensors.numpy as reference
 import mpgluon as mx
 from mpgluon import gluon, nd
 from mpgluon.gluon import nn
+from support.calls import raises
 from support.devices import on
-from support.errors import raises
 
 DTYPES = ["float64", "float32", "float16", "bfloat16", "int64", "int32", "int8", "uint8", "bool"]
 

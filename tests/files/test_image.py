@@ -9,7 +9,7 @@ import pytest
 import mpgluon as mx
 from mpgluon import gluon, image, nd
 from mpgluon.base import MXNetError
-from support.errors import raises
+from support.calls import raises
 
 ROW = np.array([[10, 200, 30, 90, 250, 5]], np.float32)[:, :, None]
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mpgluon import image, nd
-from support.errors import raises
+from support.calls import raises
 
 VALUES = np.random.RandomState(0).randint(0, 255, (6, 8, 3)).astype(np.uint8)
 IMAGENET = (

@@ -8,7 +8,7 @@ import pytest
 import mpgluon as mx
 from mpgluon import image, recordio
 from mpgluon.base import MXNetError
-from support.errors import raises
+from support.calls import raises
 
 SHAPE = (3, 4, 4)
 LIST = [[10 * i, f"{i}.png"] for i in range(5)]

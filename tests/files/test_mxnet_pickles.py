@@ -9,7 +9,7 @@ import pytest
 
 from mpgluon import nd
 from mpgluon.base import MXNetError
-from support.errors import raises
+from support.calls import raises
 
 # pickle.dumps(nd.array([[1, 2], [3, 4]]), 2), written by MXNet 1.9.1.
 WRITTEN = """

@@ -7,8 +7,8 @@ import mpgluon as mx
 from mpgluon import gluon
 from mpgluon.gluon import nn, rnn
 from mpgluon.gluon.model_zoo import vision
+from support.calls import raises
 from support.devices import on
-from support.errors import raises
 from support.model_zoo import CLASSES, fill, image, size_of
 from support.onnx_files import error, listed, onnx, run
 

@@ -9,8 +9,8 @@ from mpgluon.onnx._package import ONNXError
 from mpgluon.onnx._table import EXPORTS, IMPORTS
 from mpgluon.symbol._functions import node_of
 from samples.base import all_samples
+from support.calls import call, place
 from support.onnx_files import error, listed, onnx, run
-from support.sample_calls import call, place
 
 SAMPLES = all_samples()
 # Ops that convert only in part, with words of the error for the rest.

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import mpgluon as mx
-from support.errors import raises
+from support.calls import raises
 from support.processes import output_of
 
 VERSION_1, VERSION_2, VERSION_3 = 0xF993FAC8, 0xF993FAC9, 0xF993FACA

@@ -10,7 +10,7 @@ import mpgluon as mx
 from mpgluon import io, nd, recordio
 from mpgluon.base import MXNetError, NotSupportedError
 from mpgluon.io import _record_images
-from support.errors import raises
+from support.calls import raises
 
 SHAPE = (3, 4, 4)
 

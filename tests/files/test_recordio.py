@@ -14,7 +14,7 @@ import pytest
 import mpgluon as mx
 from mpgluon import recordio
 from mpgluon.base import MXNetError
-from support.errors import raises
+from support.calls import raises
 
 MAGIC = bytes.fromhex("0a23d7ce")
 # Records, and the bytes that MXNet 1.9.1 writes for them.

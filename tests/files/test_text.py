@@ -9,7 +9,7 @@ import pytest
 
 import mpgluon as mx
 from mpgluon.contrib import text
-from support.errors import raises
+from support.calls import raises
 
 COUNTER = collections.Counter({"d": 1, "b": 3, "c": 3, "a": 2, "e": 1})
 

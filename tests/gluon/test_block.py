@@ -13,8 +13,8 @@ import pytest
 import mpgluon as mx
 from mpgluon import autograd, gluon, nd
 from mpgluon.gluon import nn
+from support.calls import raises
 from support.devices import on
-from support.errors import raises
 from support.training import backward_of
 
 

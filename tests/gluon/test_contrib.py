@@ -7,7 +7,7 @@ import pytest
 import mpgluon as mx
 from mpgluon import autograd, gluon, nd
 from mpgluon.gluon import contrib
-from support.errors import raises
+from support.calls import raises
 from support.training import backward_of
 
 

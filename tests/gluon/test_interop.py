@@ -14,8 +14,8 @@ import pytest
 import mpgluon as mx
 from mpgluon import autograd, gluon, nd
 from mpgluon.gluon import nn
+from support.calls import raises
 from support.compare import same_bits
-from support.errors import raises
 from support.paths import ROOT
 from support.training import backward_of, variable
 

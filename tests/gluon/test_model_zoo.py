@@ -9,8 +9,8 @@ import pytest
 
 import mpgluon as mx
 from mpgluon.gluon.model_zoo import model_store, vision
+from support.calls import raises
 from support.devices import on
-from support.errors import raises
 from support.model_zoo import CLASSES, RECORD, fill, image, size_of, structure
 from support.training import backward_of
 

@@ -6,7 +6,7 @@ import pytest
 import mpgluon as mx
 from mpgluon import autograd
 from mpgluon.gluon import contrib, nn
-from support.errors import raises
+from support.calls import raises
 from support.training import variable
 
 draw = np.random.RandomState(4)

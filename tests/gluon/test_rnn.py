@@ -9,8 +9,8 @@ import pytest
 import mpgluon as mx
 from mpgluon import autograd, gluon, nd
 from mpgluon.gluon import rnn
+from support.calls import raises
 from support.devices import on
-from support.errors import raises
 from support.training import variable
 
 draw = np.random.RandomState(2)

@@ -10,8 +10,8 @@ import pytest
 import mpgluon as mx
 from mpgluon import _core, autograd, gluon, nd
 from mpgluon.gluon.contrib.nn import SyncBatchNorm
+from support.calls import raises
 from support.devices import on
-from support.errors import raises
 from support.training import backward_of
 
 pytestmark = pytest.mark.skipif(

@@ -6,9 +6,9 @@ import pytest
 import mpgluon as mx
 from mpgluon import autograd, gluon
 from mpgluon.gluon import nn
+from support.calls import raises
 from support.compare import same_bits
 from support.devices import on
-from support.errors import raises
 from support.training import backward_of
 
 OPTIMIZERS = [

@@ -11,7 +11,7 @@ import pytest
 import mpgluon as mx
 from mpgluon import gluon, recordio
 from mpgluon.base import MXNetError
-from support.errors import raises
+from support.calls import raises
 
 vision = gluon.data.vision
 IMAGES = np.random.RandomState(0).randint(0, 256, (3, 28, 28)).astype(np.uint8)

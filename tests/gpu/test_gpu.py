@@ -12,9 +12,9 @@ import mpgluon as mx
 from mpgluon import _core, autograd, gluon
 from mpgluon.gluon import nn
 from samples.base import all_samples
+from support.calls import call, mode, place
 from support.gpu_kernels import MISSING
 from support.processes import output_of
-from support.sample_calls import call, mode, place
 from support.stand_in import ON_STAND_IN, STAND_IN, needs_gpu
 
 pytestmark = needs_gpu

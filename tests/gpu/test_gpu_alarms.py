@@ -6,7 +6,7 @@ import pytest
 
 import mpgluon as mx
 from mpgluon import autograd, gluon
-from support.errors import raises
+from support.calls import raises
 from support.processes import finished
 from support.stand_in import needs_gpu
 

@@ -11,8 +11,8 @@ import pytest
 import mpgluon as mx
 import samples
 from mpgluon import autograd
+from support.calls import call, place
 from support.gpu_kernels import MISSING
-from support.sample_calls import call, place
 from support.stand_in import needs_gpu
 
 pytestmark = needs_gpu

@@ -6,7 +6,7 @@ import pytest
 import mpgluon as mx
 from mpgluon import _core, autograd, gluon, nd
 from mpgluon.rtc import CudaKernel, _parsed
-from support.errors import raises
+from support.calls import raises
 from support.processes import ended, output_of
 from support.stand_in import ON_STAND_IN, needs_gpu
 from support.training import backward_of

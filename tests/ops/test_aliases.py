@@ -12,8 +12,8 @@ from mpgluon import _core, autograd, gluon, nd
 from mpgluon.parallel import Pipeline
 from mpgluon.symbol._functions import Function
 from samples.base import all_samples
+from support.calls import call, mode, place
 from support.devices import on
-from support.sample_calls import call, mode, place
 
 SAMPLES = all_samples()
 FLAGS = {name: _core.get_op(name).describe()["flags"] for name in SAMPLES}

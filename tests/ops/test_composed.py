@@ -10,9 +10,9 @@ import mpgluon as mx
 from mpgluon import _core, autograd, nd
 from mpgluon.ndarray._namespaces import place as place_of
 from samples.base import all_samples
+from support.calls import call, mode, place
 from support.compare import same_bits
 from support.devices import on
-from support.sample_calls import call, mode, place
 
 SAMPLES = all_samples()
 COMPOSED = sorted(

@@ -9,9 +9,9 @@ import pytest
 
 import mpgluon as mx
 from mpgluon import autograd, gluon, nd
+from support.calls import raises
 from support.compare import close, same_bits
 from support.devices import on
-from support.errors import raises
 from support.training import backward_of, variable
 
 

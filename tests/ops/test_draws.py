@@ -9,9 +9,9 @@ from mpgluon import _core, autograd, gluon, nd
 from mpgluon.gluon import nn, rnn
 from mpgluon.parallel import Pipeline
 from samples.base import all_samples
+from support.calls import call, place
 from support.compare import same_bits
 from support.devices import on
-from support.sample_calls import call, place
 from support.training import backward_of
 
 SAMPLES = all_samples()

@@ -16,9 +16,9 @@ import mpgluon as mx
 from mpgluon import _core, autograd, gluon, nd
 from mpgluon.gluon import nn
 from mpgluon.parallel import Pipeline
+from support.calls import raises
 from support.compare import same_bits
 from support.devices import cpus_only, on
-from support.errors import raises
 from support.processes import LIBRARY, compiled, output_of
 from support.training import backward_of, variable
 

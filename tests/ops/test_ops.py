@@ -8,7 +8,7 @@ import pytest
 import mpgluon as mx
 from mpgluon import _core, autograd, gluon, nd
 from samples.base import FIRST_ORDER_ONLY, all_samples
-from support.sample_calls import call, mode, place
+from support.calls import call, mode, place
 
 SAMPLES = all_samples()
 OPS = sorted(_core.list_ops())

@@ -9,7 +9,7 @@ import pytest
 import mpgluon as mx
 from mpgluon import gluon, nd
 from mpgluon.gluon import nn, rnn
-from support.errors import raises
+from support.calls import raises
 
 
 def _sizes(least, *names):

@@ -11,7 +11,7 @@ import mpgluon as mx
 from mpgluon import _hints, autograd, gluon, nd
 from mpgluon.base import MXNetError
 from mpgluon.gluon import nn
-from support.errors import text_of
+from support.calls import text_of
 from support.processes import ended, output_of
 
 HERE = os.path.basename(__file__)

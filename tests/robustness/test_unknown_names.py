@@ -12,7 +12,7 @@ import mpgluon as mx
 from mpgluon import _core, gluon, nd
 from mpgluon.base import MXNetError
 from mpgluon.gluon import nn
-from support.errors import raises, text_of
+from support.calls import raises, text_of
 
 # Ops of MXNet 1.9.1 added last or missing: those available work under mx.nd and mx.sym, and the
 # error for the others names an alternative.

@@ -1,9 +1,9 @@
-"""Functions of arrays, compiled and eager: equal bits and fused groups."""
+"""Functions of arrays, compiled and eager: equal bits and fused groups. Blocks of a function."""
 
 import numpy as np
 
 import mpgluon as mx
-from mpgluon import _core, autograd, nd
+from mpgluon import _core, autograd, gluon, nd
 from support.compare import same_bits
 
 
@@ -70,3 +70,18 @@ def check(function, arrays, **options):
 def draw(*shapes, dtype="float32", seed=0):
     state = np.random.RandomState(seed)
     return [nd.array(state.uniform(-2, 2, shape), dtype=dtype) for shape in shapes]
+
+
+class Function(gluon.HybridBlock):
+    """A block of a function ``f(F, *arrays)`` that may use its Dense and Dropout layers."""
+
+    def __init__(self, f, ctx=None):
+        super().__init__()
+        self.f = f
+        with self.name_scope():
+            self.dense = gluon.nn.Dense(4, in_units=4, flatten=False)
+            self.late = gluon.nn.Dense(3, flatten=False)
+            self.drop = gluon.nn.Dropout(0.4)
+
+    def forward(self, x, *args):
+        return self.f(self, mx.nd, x, *args)

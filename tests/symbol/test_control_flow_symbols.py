@@ -9,9 +9,9 @@ import pytest
 import mpgluon as mx
 from mpgluon import autograd, gluon, nd
 from mpgluon.base import MXNetError
+from support.calls import raises
 from support.compare import same_bits
 from support.devices import on
-from support.errors import raises
 from support.paths import TESTS
 
 CONTROL = os.path.join(TESTS, "data", "control_flow-symbol.json")

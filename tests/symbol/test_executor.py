@@ -7,8 +7,8 @@ import mpgluon as mx
 from mpgluon import gluon, nd
 from mpgluon.base import MXNetError
 from mpgluon.gluon import nn
+from support.calls import raises
 from support.devices import on
-from support.errors import raises
 from support.training import backward_of
 
 

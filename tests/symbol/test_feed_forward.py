@@ -8,7 +8,7 @@ import pytest
 
 import mpgluon as mx
 from mpgluon.model import FeedForward
-from support.errors import raises
+from support.calls import raises
 
 pytestmark = pytest.mark.filterwarnings("ignore:mx.model.FeedForward is deprecated")
 

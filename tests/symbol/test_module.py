@@ -5,9 +5,9 @@ import pytest
 
 import mpgluon as mx
 from mpgluon import nd
+from support.calls import raises
 from support.compare import same_bits
 from support.devices import on
-from support.errors import raises
 
 
 def classifier():

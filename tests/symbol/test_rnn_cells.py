@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import mpgluon as mx
-from support.errors import raises
+from support.calls import raises
 
 LENGTH, BATCH, INPUTS, HIDDEN = 4, 3, 5, 6
 

@@ -7,9 +7,9 @@ import mpgluon as mx
 from mpgluon import autograd, gluon, nd
 from mpgluon.contrib import amp
 from mpgluon.gluon import nn
+from support.calls import raises
 from support.compare import same_bits
 from support.devices import on
-from support.errors import raises
 from support.training import backward_of, variable
 
 LOSS = gluon.loss.SoftmaxCrossEntropyLoss()

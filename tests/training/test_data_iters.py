@@ -6,7 +6,7 @@ import pytest
 import mpgluon as mx
 from mpgluon import nd
 from mpgluon.base import MXNetAssertionError, MXNetError
-from support.errors import raises
+from support.calls import raises
 
 
 def rows(batches):

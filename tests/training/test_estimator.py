@@ -11,8 +11,8 @@ import mpgluon as mx
 from mpgluon import autograd, gluon
 from mpgluon.gluon import nn
 from mpgluon.gluon.contrib import estimator as est
+from support.calls import raises
 from support.compare import same_bits
-from support.errors import raises
 
 LOSS = gluon.loss.SoftmaxCrossEntropyLoss
 

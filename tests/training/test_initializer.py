@@ -7,8 +7,8 @@ import pytest
 
 import mpgluon as mx
 from mpgluon import init
+from support.calls import raises
 from support.compare import same_bits
-from support.errors import raises
 
 
 def fill(initializer, shape, name="x_weight", ctx=None, dtype="float32"):

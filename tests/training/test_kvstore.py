@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import mpgluon as mx
-from support.errors import raises
+from support.calls import raises
 
 SHAPE = (2, 3)
 

@@ -10,8 +10,8 @@ import pytest
 import mpgluon as mx
 from mpgluon import _core, autograd, gluon, nd
 from mpgluon.optimizer import multi
+from support.calls import raises
 from support.devices import on
-from support.errors import raises
 from support.failures import sweep
 
 MultiUpdate = _core.MultiUpdate

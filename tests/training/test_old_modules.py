@@ -10,7 +10,7 @@ import pytest
 
 import mpgluon as mx
 from mpgluon import gluon, nd
-from support.errors import raises
+from support.calls import raises
 from support.processes import output_of
 
 

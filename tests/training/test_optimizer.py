@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import mpgluon as mx
+from support.calls import raises
 from support.compare import same_bits
 from support.devices import on
-from support.errors import raises
 from support.paths import TESTS
 
 with open(os.path.join(TESTS, "data", "optimizer_reference.json")) as file:

@@ -5,7 +5,7 @@ import pytest
 
 import mpgluon as mx
 from mpgluon import nd
-from support.errors import raises
+from support.calls import raises
 
 VALUES = np.array([[0, 1, 0], [2, 0, 3], [0, 0, 0], [0, 0, 4], [5, 0, 0]], "float32")
 

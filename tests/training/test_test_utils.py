@@ -9,7 +9,7 @@ import pytest
 
 import mpgluon as mx
 from mpgluon import test_utils
-from support.errors import raises
+from support.calls import raises
 
 
 def test_comparison_functions_detect_differences():

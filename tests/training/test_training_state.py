@@ -10,8 +10,8 @@ import mpgluon as mx
 from mpgluon import autograd, gluon, nd
 from mpgluon.gluon import nn
 from mpgluon.gluon.trainer import set_loss_scaler
+from support.calls import raises
 from support.devices import on
-from support.errors import raises
 from support.training import backward, backward_of, network, same, train, values
 
 CPU = [mx.cpu(i) for i in range(4)]

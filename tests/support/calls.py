@@ -1,4 +1,6 @@
-"""Calls of ops on their samples (tests/samples)."""
+"""Calls of ops on their samples (tests/samples), and calls that must raise."""
+
+import pytest
 
 import mpgluon as mx
 from mpgluon import _core, autograd
@@ -20,3 +22,16 @@ def place(sample, dtype, ctx=None, seed=0):
 
 def mode(sample):
     return autograd.train_mode() if sample.train else autograd.predict_mode()
+
+
+def raises(error, text, call):
+    """Asserts that a call raises an error of this type whose text matches a pattern."""
+    with pytest.raises(error, match=text):
+        call()
+
+
+def text_of(error, call):
+    """Returns the text of the error of this type that a call must raise."""
+    with pytest.raises(error) as caught:
+        call()
+    return str(caught.value)
