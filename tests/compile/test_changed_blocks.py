@@ -501,7 +501,7 @@ CASES = {
     "subclass of list": (
         masks,
         [
-            lambda n: set_item(BASE.masks, "a", scale(7)),
+            lambda n: BASE.masks.update(a=scale(7)),
             lambda n: setattr(n.masks, "last", scale(3)),
             lambda n: n.masks.append(scale(2)),
         ],

@@ -78,6 +78,21 @@ def _check_placement(net):
             )
 
 
+def _check_arguments(loss, outputs, labels):
+    """Raises TypeError if the loss cannot be called with these arguments."""
+    try:
+        signature = inspect.signature(loss)
+    except ValueError:
+        return  # a function of a C extension may have none
+    try:
+        signature.bind(outputs, *labels)
+    except TypeError as error:
+        raise TypeError(
+            "TrainStep: loss is called as loss(outputs, *labels), with all results of the network "
+            f"as one argument and {counted(len(labels), 'label')}: {error}"
+        ) from None
+
+
 def _beside(label, output):
     ctx = _nested.first_context(output)
     return label if ctx is None else _each(label, "labels", lambda a: a.as_in_context(ctx))
@@ -101,13 +116,7 @@ class _Losses(HybridBlock):
         if self._states:
             outputs, states = outputs
         labels = _beside_outputs(labels, outputs)
-        try:
-            inspect.signature(self.loss).bind(outputs, *labels)
-        except TypeError as error:
-            raise TypeError(
-                "TrainStep: loss is called as loss(outputs, *labels), where outputs is what the "
-                f"network returns, with {counted(len(labels), 'label')}: {error}"
-            ) from None
+        _check_arguments(self.loss, outputs, labels)
         losses = self.loss(outputs, *labels)
         losses = list(losses) if isinstance(losses, (list, tuple)) else [losses]
         if not losses or not all(isinstance(loss, nd.NDArray) for loss in losses):
