@@ -260,15 +260,15 @@ class BuildCore(build_ext):
     def write_stubs(self, package):
         """The type stubs, made from what was just built. A sanitizer's library could not be loaded
         here."""
-        complete = os.path.exists(os.path.join(package, "_stubs"))  # not built to be copied from
-        if not complete or os.environ.get("MPGLUON_SANITIZE"):
+        generator = os.path.join(package, "_internal", "stubs")  # missing in a build for copying
+        if not os.path.exists(generator) or os.environ.get("MPGLUON_SANITIZE"):
             return
         environment = dict(
             os.environ,
             PYTHONPATH=os.pathsep.join([os.path.dirname(package)] + [p for p in sys.path if p]),
         )
         done = subprocess.run(
-            [sys.executable, "-m", "mpgluon._stubs", package],
+            [sys.executable, "-m", "mpgluon._internal.stubs", package],
             cwd=os.path.dirname(package),
             env=environment,
             capture_output=True,

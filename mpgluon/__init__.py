@@ -63,7 +63,7 @@ from . import (
     runtime as runtime,
     util as util,
 )
-from ._hints import FUNCTIONS as _FUNCTIONS, of_module as _of_module
+from ._internal.hints import FUNCTIONS as _FUNCTIONS, of_module as _of_module
 from .base import MXNetError as MXNetError, bfloat16 as bfloat16
 from .context import (
     Context as Context,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 
-from . import _core, _device_groups
+from . import _core
+from ._internal import device_groups
 
 __all__ = ["AttrScope"]
 
@@ -48,7 +49,7 @@ class AttrScope(_core.Scope):
         attributes = {**AttrScope.current()._attr, **self._attr}
         changes = [(vars(self), "_attr", attributes), (vars(AttrScope._current), "value", self)]
         return (
-            [*changes, _device_groups.placed(attributes.get("ctx_group"))]
-            if _device_groups.running()
+            [*changes, device_groups.placed(attributes.get("ctx_group"))]
+            if device_groups.running()
             else changes
         )

@@ -14,7 +14,7 @@ import copy
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from . import _core, _graph_breaks
+from . import _core
 from ._core import (
     NDArray,
     backward,
@@ -28,7 +28,8 @@ from ._core import (
     set_training,
     train_mode,
 )
-from ._hints import (
+from ._internal import graph_breaks
+from ._internal.hints import (
     AUTOGRAD as _WAYS,
     FUNCTION as _FUNCTION,
     absent as _absent,
@@ -274,7 +275,7 @@ class Function:
         Each run of the step uses a copy of this instance, in the state before the call.
         """
         name = type(self).__name__
-        tracer = _graph_breaks.current()
+        tracer = graph_breaks.current()
         if tracer is None:
             raise _core.MXNetError(
                 f"{name}: a Function runs Python code on values, which this trace does not support"

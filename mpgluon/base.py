@@ -27,14 +27,14 @@ from ._core import (
     bfloat16,
     dtype_name,
 )
-from ._files import open_regular as _open_regular
+from ._internal.files import open_regular as _open_regular
 from .libinfo import __version__  # noqa: F401 - MXNet has it here as well
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from typing import Any
 
-    from ._types import DType
+    from ._internal.types import DType
 
 
 __all__ = [

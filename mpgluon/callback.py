@@ -10,7 +10,7 @@ import math
 import time
 from typing import TYPE_CHECKING
 
-from ._hints import constructed
+from ._internal.hints import constructed
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from . import _core, _watchdog
+from . import _core
+from ._internal import watchdog
 
 if TYPE_CHECKING:
     from ._core import Scope
@@ -59,7 +60,7 @@ def set_watchdog(seconds: float | None) -> float | None:
     >>> mx.engine.set_watchdog(former)
     60.0
     """
-    return _watchdog.set_seconds(seconds)
+    return watchdog.set_seconds(seconds)
 
 
 def set_bulk_size(size: int) -> int:
@@ -91,4 +92,4 @@ def bulk(size: int) -> Scope:
     return _core.Scope((globals(), "_bulk_size", int(size)))
 
 
-_watchdog.read_setting()
+watchdog.read_setting()

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from . import _core, _device_groups, _graph_breaks, autograd, ndarray as nd
+from . import _core, autograd, ndarray as nd
+from ._internal import device_groups, graph_breaks
 from .base import MXNetError
 from .context import computes
 from .ndarray._control import dynamic
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ._core import Context, NDArray
-    from ._types import ArrayLike, Arrays, Groups, Shape
+    from ._internal.types import ArrayLike, Arrays, Groups, Shape
     from .symbol import Symbol
 
 
@@ -108,7 +109,7 @@ class Program:
             inputs = [values[at][index] for at, index in sources]
             call = closed.get(node, node.call)
             try:
-                with _device_groups.on(device) if self.groups else nullcontext():
+                with device_groups.on(device) if self.groups else nullcontext():
                     if watched is not None:
                         outputs = watched.apply(node, call, place, sources, inputs, device or ctx)
                     elif sparse and any(is_handled(array) for array in inputs):
@@ -190,7 +191,7 @@ class Executor:
         self._grad_req = grad_req
         self._program = self._make_program(parameters) if base is None else base._program
         # Executors created from each other by reshape share their compiled programs.
-        kind = _graph_breaks.Split if self._program.splits else _core.CachedOp
+        kind = graph_breaks.Split if self._program.splits else _core.CachedOp
         self._call = kind(self._program.trace, {}) if base is None else base._call
         self._latest = [None] if base is None else base._latest  # [mark of its bound arrays]
         self._mark = object()

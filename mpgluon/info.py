@@ -11,9 +11,10 @@ import sys
 
 import numpy as np
 
-from . import _core, _ranks, context, nd, rtc
-from ._ranks import links
-from ._tables import aligned
+from . import _core, context, nd, rtc
+from ._internal import ranks
+from ._internal.ranks import links
+from ._internal.tables import aligned
 from .base import MXNetError, NotSupportedError, counted
 from .libinfo import __version__
 from .parallel import collectives
@@ -111,7 +112,7 @@ def ranks_lines() -> list[str]:
     >>> print(info.ranks_lines()[0])
     ranks      1: not started by mpirun
     """
-    count = _ranks.count()
+    count = ranks.count()
     if count == 1:
         return ["ranks      1: not started by mpirun"]
     found, measured = links.hosts(), links.measure()
@@ -143,8 +144,8 @@ def _link(measured, same_host):
 
 
 def _tell():
-    report = lines() + (ranks_lines() if _ranks.count() > 1 else [])
-    if _ranks.own() == 0:
+    report = lines() + (ranks_lines() if ranks.count() > 1 else [])
+    if ranks.own() == 0:
         print("\n".join(report), flush=True)
 
 

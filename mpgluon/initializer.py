@@ -17,15 +17,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from . import _domain, ndarray, random, registry
-from ._hints import INITIALIZERS, near_names
+from . import ndarray, random, registry
+from ._internal import domain
+from ._internal.hints import INITIALIZERS, near_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from typing_extensions import Self
 
-    from ._types import Alias, Class, Init, NDArray
+    from ._internal.types import Alias, Class, Init, NDArray
 
 __all__ = [
     "InitDesc",
@@ -454,7 +455,7 @@ class Uniform(Initializer):
 
     def __init__(self, scale: float = 0.07) -> None:
         super().__init__(scale=scale)
-        _domain.at_least(0, scale=scale)
+        domain.at_least(0, scale=scale)
         self.scale = scale
 
     def _init_weight(self, _, arr):
@@ -473,7 +474,7 @@ class Normal(Initializer):
 
     def __init__(self, sigma: float = 0.01) -> None:
         super().__init__(sigma=sigma)
-        _domain.at_least(0, sigma=sigma)
+        domain.at_least(0, sigma=sigma)
         self.sigma = sigma
 
     def _init_weight(self, _, arr):
@@ -496,7 +497,7 @@ class Orthogonal(Initializer):
     def __init__(self, scale: float = 1.414, rand_type: str = "uniform") -> None:
         if rand_type not in ("uniform", "normal"):
             raise ValueError(f"rand_type must be 'uniform' or 'normal', got {rand_type!r}")
-        _domain.number(scale=scale)
+        domain.number(scale=scale)
         super().__init__(scale=scale, rand_type=rand_type)
         self.scale = scale
         self.rand_type = rand_type
@@ -538,7 +539,7 @@ class Xavier(Initializer):
         super().__init__(rnd_type=rnd_type, factor_type=factor_type, magnitude=magnitude)
         self.rnd_type = rnd_type
         self.factor_type = factor_type
-        _domain.at_least(0, magnitude=magnitude)
+        domain.at_least(0, magnitude=magnitude)
         self.magnitude: float = float(magnitude)
 
     def _init_weight(self, name, arr):
@@ -573,7 +574,7 @@ class MSRAPrelu(Xavier):
     """
 
     def __init__(self, factor_type: str = "avg", slope: float = 0.25) -> None:
-        _domain.number(slope=slope)
+        domain.number(slope=slope)
         super().__init__("gaussian", factor_type, 2.0 / (1 + slope**2))
         self._kwargs = {"factor_type": factor_type, "slope": slope}
 
@@ -612,7 +613,7 @@ class LSTMBias(Initializer):
 
     def __init__(self, forget_bias: float = 1.0) -> None:
         super().__init__(forget_bias=forget_bias)
-        _domain.number(forget_bias=forget_bias)
+        domain.number(forget_bias=forget_bias)
         self.forget_bias = forget_bias
 
     def _init_weight(self, _, arr):

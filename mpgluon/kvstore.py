@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from . import optimizer as optimizers
 from ._core import NotSupportedError, write_file
-from ._files import open_regular
-from ._hints import near, near_names
+from ._internal.files import open_regular
+from ._internal.hints import near, near_names
 from .base import MXNetError, MXNetValueError
 from .ndarray import NDArray
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any, ClassVar, NoReturn
 
-    from ._types import Arrays, Class, Keys, Values
+    from ._internal.types import Arrays, Class, Keys, Values
     from .optimizer import Optimizer
 
 
@@ -462,11 +462,11 @@ def create(name: str = "local") -> KVStoreBase | Any:
     if kind in _KINDS:
         return KVStore(name)
     if kind in _OF_RANKS:
-        from ._ranks.store import DistKVStore
+        from ._internal.ranks.store import DistKVStore
 
         return DistKVStore(name)
     if kind in _OF_SERVERS:
-        from ._ranks import servers
+        from ._internal.ranks import servers
 
         return servers.create(name)
     if kind.startswith(_SPANNING):

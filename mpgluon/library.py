@@ -7,7 +7,7 @@ import struct
 import sys
 
 from . import _core, ndarray as nd
-from ._files import open_regular
+from ._internal.files import open_regular
 from .base import MXNetError
 from .libinfo import find_include_path
 from .ndarray._namespaces import place

@@ -10,8 +10,8 @@ from __future__ import annotations
 import logging
 import math
 
-from . import _domain
-from ._hints import SCHEDULERS, OptionsChecked, constructed, near_names
+from ._internal import domain
+from ._internal.hints import SCHEDULERS, OptionsChecked, constructed, near_names
 
 __all__ = [
     "LRScheduler",
@@ -30,7 +30,7 @@ def _set(scheduler, **values):
 
 
 def _check_factor(factor):
-    _domain.number(factor=factor)
+    domain.number(factor=factor)
     if factor > 1.0:
         raise ValueError(
             f"factor must be at most 1 so that the learning rate decreases, got {factor}"
@@ -61,8 +61,8 @@ class LRScheduler(OptionsChecked):
         warmup_begin_lr: float = 0,
         warmup_mode: str = "linear",
     ) -> None:
-        _domain.number(base_lr=base_lr, warmup_begin_lr=warmup_begin_lr)
-        _domain.size(0, warmup_steps=warmup_steps)
+        domain.number(base_lr=base_lr, warmup_begin_lr=warmup_begin_lr)
+        domain.size(0, warmup_steps=warmup_steps)
         self.base_lr = base_lr
         self.warmup_steps = warmup_steps
         self.warmup_final_lr = base_lr
@@ -136,8 +136,8 @@ class FactorScheduler(_Falling):
         warmup_mode: str = "linear",
     ) -> None:
         super().__init__(base_lr, warmup_steps, warmup_begin_lr, warmup_mode)
-        _domain.at_least(1, step=step)
-        _domain.number(stop_factor_lr=stop_factor_lr)
+        domain.at_least(1, step=step)
+        domain.number(stop_factor_lr=stop_factor_lr)
         self.step = step
         _check_factor(factor)
         self.factor = factor
@@ -185,7 +185,7 @@ class MultiFactorScheduler(_Falling):
         if not isinstance(step, list) or not step:
             raise TypeError(f"step must be a list of at least one update number, got {step!r}")
         for one in step:
-            _domain.at_least(1, step=one)
+            domain.at_least(1, step=one)
         if any(later <= earlier for earlier, later in zip(step, step[1:])):
             raise ValueError(f"update numbers in step must be increasing, got {step}")
         self.step = step
@@ -226,8 +226,8 @@ class _Annealing(LRScheduler):
         warmup_mode: str,
     ) -> None:
         super().__init__(base_lr, warmup_steps, warmup_begin_lr, warmup_mode)
-        _domain.size(1, max_update=max_update)
-        _domain.number(final_lr=final_lr)
+        domain.size(1, max_update=max_update)
+        domain.number(final_lr=final_lr)
         self.max_update = max_update
         self.base_lr_orig = base_lr
         self.final_lr = final_lr
@@ -270,7 +270,7 @@ class PolyScheduler(_Annealing):
         warmup_mode: str = "linear",
     ) -> None:
         super().__init__(max_update, base_lr, final_lr, warmup_steps, warmup_begin_lr, warmup_mode)
-        _domain.number(pwr=pwr)
+        domain.number(pwr=pwr)
         self.power = pwr
 
     def _curve(self, span, done):

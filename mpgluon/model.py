@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ._core import Context, NDArray
-    from ._types import Callbacks, Metric
+    from ._internal.types import Callbacks, Metric
     from .initializer import Initializer
     from .io import DataIter
     from .kvstore import KVStoreBase

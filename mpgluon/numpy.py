@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from . import _core
-from ._hints import of_numpy as _of_numpy
+from ._internal.hints import of_numpy as _of_numpy
 
 if TYPE_CHECKING:
     from typing import Any, NoReturn

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from . import _core, _device_groups, _graph_breaks, autograd, ndarray as nd, profiler
-from ._hints import near_names
+from . import _core, autograd, ndarray as nd, profiler
+from ._internal import device_groups, graph_breaks
+from ._internal.hints import near_names
 from .base import MXNetError, is_floating
 from .context import current_context
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ._core import Context, NDArray
-    from ._types import ArrayLike, Class
+    from ._internal.types import ArrayLike, Class
     from .symbol import Symbol
 
 
@@ -243,7 +244,7 @@ def _known(shape):
     return shape is not None and all(size > 0 for size in shape)
 
 
-class CustomCall(_graph_breaks.PythonCall):
+class CustomCall(graph_breaks.PythonCall):
     """A call of a registered op with parameters."""
 
     name = "Custom"
@@ -379,7 +380,7 @@ class CustomCall(_graph_breaks.PythonCall):
     def run(self, inputs: Sequence[NDArray], device: Context | None = None) -> list[NDArray]:
         """Computes the outputs for arrays of the arguments and auxiliary states."""
         count = len(self.arguments)
-        inputs = [*_device_groups.gathered(inputs[:count]), *inputs[count:]]
+        inputs = [*device_groups.gathered(inputs[:count]), *inputs[count:]]
         descs = [(array.shape, _core.dtype_name(array.dtype)) for array in inputs]
         ctx = (inputs[0].context if inputs else device) or current_context()
         strays = [
@@ -396,7 +397,7 @@ class CustomCall(_graph_breaks.PythonCall):
         _, found = self.infer(descs, [], autograd.is_training(), exact=True)
         stypes = self._infer_storages([array.stype for array in inputs[:count]])
         if any(array._in_trace for array in inputs):
-            tracer = _graph_breaks.current()
+            tracer = graph_breaks.current()
             if tracer is None:
                 raise MXNetError(
                     f"Custom: {self.op_type!r} runs Python code on values, which this trace "

@@ -14,8 +14,9 @@ import time
 import warnings
 from typing import Any
 
-from . import _chrome_trace, _core, _ranks
-from ._ranks import links
+from . import _core
+from ._internal import chrome_trace, ranks
+from ._internal.ranks import links
 
 __all__ = [
     "Counter",
@@ -221,25 +222,25 @@ def dump(finished: bool = True, profile_process: str = "worker") -> None:
     """
     if finished:
         set_state("stop")
-    if _ranks.count() == 1:
-        trace = _chrome_trace.chrome_trace(events(), _marks)
+    if ranks.count() == 1:
+        trace = chrome_trace.chrome_trace(events(), _marks)
     else:
         processes = _of_all_ranks(events(), _marks)
         if processes is None:
             return
-        trace = _chrome_trace.trace_of_processes(processes)
+        trace = chrome_trace.trace_of_processes(processes)
     with open(_config["filename"], "w", encoding="utf-8") as f:
         json.dump(trace, f)
 
 
 def _of_all_ranks(recorded, marks):
     """Returns each rank's name, events and marks, on rank 0's clock; None on other ranks."""
-    ahead = links.clock_offsets()[_ranks.own()]
+    ahead = links.clock_offsets()[ranks.own()]
     for event in recorded:
         event["begin"] -= ahead * 1e-9
         event["end"] -= ahead * 1e-9
     marks = [{**mark, "ts": mark["ts"] - ahead / 1e3} for mark in marks]
-    name = f"rank {_ranks.own()} on {platform.node()}"
+    name = f"rank {ranks.own()} on {platform.node()}"
     texts = links.gather_to_first("profiler.dump", json.dumps([name, recorded, marks]))
     return texts and [json.loads(text) for text in texts]
 

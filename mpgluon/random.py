@@ -9,8 +9,9 @@ from __future__ import annotations
 from operator import index
 from typing import TYPE_CHECKING
 
-from . import _core, _graph_breaks
-from ._hints import near_names as _near_names
+from . import _core
+from ._internal import graph_breaks
+from ._internal.hints import near_names as _near_names
 from .ndarray.random import *  # noqa: F403
 from .ndarray.random import __all__ as _samplers
 
@@ -51,7 +52,7 @@ def seed(seed_state: int, ctx: Context | str = "all") -> None:
 
 def _act(name: str, function: Callable[[Any], Any], value: Any) -> None:
     """Changes the random state. In a hybridized block, each call of the block changes it."""
-    tracer = _graph_breaks.current()
+    tracer = graph_breaks.current()
 
     def run(_arrays: Any) -> list[Any]:
         function(value)
@@ -73,7 +74,7 @@ def get_state() -> tuple[int, int]:
     >>> state = mx.random.get_state()
     >>> mx.random.set_state(state)
     """
-    _graph_breaks.refuse_in_trace("random.get_state")
+    graph_breaks.refuse_in_trace("random.get_state")
     return _core.random_state()
 
 

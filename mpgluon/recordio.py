@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ._files import open_regular
+from ._internal.files import open_regular
 from .base import MXNetAssertionError, MXNetError, MXNetValueError, lines_of
 
 if TYPE_CHECKING:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from ._hints import near
+from ._internal.hints import near
 from .base import MXNetAssertionError, MXNetValueError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ._types import Alias, Class, Kind, Register
+    from ._internal.types import Alias, Class, Kind, Register
 
 _FAMILIES: dict[type, dict[str, type]] = {}  # base class -> {lower-case name: class}
 

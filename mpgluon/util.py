@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
     from ._core import Context
-    from ._types import Function
+    from ._internal.types import Function
 
 
 __all__ = [

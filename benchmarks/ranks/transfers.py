@@ -18,7 +18,7 @@ from mpi4py import MPI
 
 import mpgluon as mx
 from mpgluon import gluon, nd
-from mpgluon._ranks import own_arrays
+from mpgluon._internal.ranks import own_arrays
 
 RANK, RANKS = mx.parallel.rank(), mx.parallel.num_ranks()
 DEVICES = [mx.cpu(0, rank=rank) for rank in range(RANKS)]

@@ -1,4 +1,4 @@
-/* _core.ranks_*: communication between ranks. See device/ranks/ranks.h and the package _ranks. */
+/* _core.ranks_*: communication between ranks (device/ranks/ranks.h, mpgluon/_internal/ranks). */
 #include "device/ranks/ranks.h"
 
 #include "device/gpu/gpu.h"

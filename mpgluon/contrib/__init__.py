@@ -7,7 +7,7 @@ The ops are in ``mx.contrib.nd`` and ``mx.contrib.sym``, vocabularies and word v
 
 import sys as _sys
 
-from .._hints import near_names as _near_names
+from .._internal.hints import near_names as _near_names
 from ..ndarray import contrib as nd, contrib as ndarray
 from ..symbol import contrib as sym, contrib as symbol
 from . import amp, autograd, io, onnx, quantization, quantization as quant, tensorboard, text

@@ -8,7 +8,7 @@ import tempfile
 import zipfile
 import zlib
 
-from .._files import check_expansion
+from .._internal.files import check_expansion
 from ..base import MXNetError
 from .utils import check_sha1, download
 

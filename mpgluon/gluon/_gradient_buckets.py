@@ -6,7 +6,7 @@ from functools import partial
 
 from .. import autograd, ndarray as nd
 from .._core import at_once, collective_plan, dtype_name, sum_replicas
-from .._transport import default_transport
+from .._internal.transport import default_transport
 
 _BUCKET = 1 << 20  # bytes; smaller arrays share a bucket
 _AT_ONCE = 16  # maximum number of arrays that one op call writes

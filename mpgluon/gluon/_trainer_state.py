@@ -12,8 +12,9 @@ import sys
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from .. import _core, _domain, autograd, ndarray as nd
-from .._files import open_regular
+from .. import _core, autograd, ndarray as nd
+from .._internal import domain
+from .._internal.files import open_regular
 from ..base import MXNetError, counted
 from ..optimizer._nested_states import (
     cast_state,
@@ -33,7 +34,7 @@ from .utils import brief
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .._types import NDArray
+    from .._internal.types import NDArray
     from ..context import Context
     from ..optimizer import Updater
     from ..optimizer.optimizer import Optimizer
@@ -344,7 +345,7 @@ class TrainerState:
                 check_state(state, None, self._params[index], f"'{fname}'")
             self.check_states(states, f"'{fname}'")
             rate = float(saved["lr"])
-            _domain.at_least(0, learning_rate=rate)
+            domain.at_least(0, learning_rate=rate)
             self.take_over(
                 {"num_update": int(saved["num_update"]), "learning_rate": rate},
                 states,

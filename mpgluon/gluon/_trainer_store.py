@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from .. import kvstore as kvstores, ndarray as nd
 from .._core import at_once
-from .._hints import OptionsChecked
-from .._ranks.own_arrays import add_up
+from .._internal.hints import OptionsChecked
+from .._internal.ranks.own_arrays import add_up
 from ..base import MXNetAssertionError, MXNetError
 from ..model import create_kvstore, create_sparse_kvstore
 from ..ndarray import NDArray

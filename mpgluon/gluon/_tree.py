@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from .._hints import OptionsChecked
+from .._internal.hints import OptionsChecked
 from ..attribute import AttrScope
 
 

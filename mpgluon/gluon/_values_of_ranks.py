@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .. import ndarray as nd
-from .._ranks import compare
-from .._ranks.own_arrays import check_own, copies_of
-from .._ranks.store import broadcast_values
+from .._internal.ranks import compare
+from .._internal.ranks.own_arrays import check_own, copies_of
+from .._internal.ranks.store import broadcast_values
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

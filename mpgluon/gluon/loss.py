@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .. import _core, _domain, _ranks, ndarray as nd
-from .._hints import LOSSES as _LOSSES, of_module as _of_module
+from .. import _core, ndarray as nd
+from .._internal import domain, ranks
+from .._internal.hints import LOSSES as _LOSSES, of_module as _of_module
 from .block import HybridBlock
 
 if TYPE_CHECKING:
-    from .._types import Layer
+    from .._internal.types import Layer
 else:
     Layer = HybridBlock
 
@@ -80,8 +81,8 @@ class Loss(Layer):
     def __init__(self, weight: float | None, batch_axis: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         if isinstance(weight, (int, float)):  # subclasses may accept other types
-            _domain.number(weight=weight)
-        _domain.axis(batch_axis=batch_axis)
+            domain.number(weight=weight)
+        domain.axis(batch_axis=batch_axis)
         self._weight = weight
         self._batch_axis = batch_axis
 
@@ -189,7 +190,7 @@ SigmoidBCELoss = SigmoidBinaryCrossEntropyLoss
 
 def _has_values(array):
     """True if the array is not traced, and this rank has its values."""
-    return not array._traced and array.context.rank in (None, _ranks.own())
+    return not array._traced and array.context.rank in (None, ranks.own())
 
 
 class SoftmaxCrossEntropyLoss(Loss):
@@ -229,7 +230,7 @@ class SoftmaxCrossEntropyLoss(Loss):
         **kwargs: Any,
     ) -> None:
         super().__init__(weight, batch_axis, **kwargs)
-        _domain.axis(axis=axis)
+        domain.axis(axis=axis)
         self._axis = axis
         self._sparse_label = sparse_label
         self._from_logits = from_logits
@@ -302,7 +303,7 @@ class KLDivLoss(Loss):
     ) -> None:
         super().__init__(weight, batch_axis, **kwargs)
         self._from_logits = from_logits
-        _domain.axis(axis=axis)
+        domain.axis(axis=axis)
         self._axis = axis
 
     def hybrid_forward(self, F: Any, pred: Any, label: Any, sample_weight: Any = None) -> Any:
@@ -390,7 +391,7 @@ class HuberLoss(Loss):
         self, rho: float = 1, weight: float | None = None, batch_axis: int = 0, **kwargs: Any
     ) -> None:
         super().__init__(weight, batch_axis, **kwargs)
-        _domain.positive(rho=rho)
+        domain.positive(rho=rho)
         self._rho = rho
 
     def hybrid_forward(self, F: Any, pred: Any, label: Any, sample_weight: Any = None) -> Any:
@@ -414,7 +415,7 @@ class HingeLoss(Loss):
         self, margin: float = 1, weight: float | None = None, batch_axis: int = 0, **kwargs: Any
     ) -> None:
         super().__init__(weight, batch_axis, **kwargs)
-        _domain.number(margin=margin)
+        domain.number(margin=margin)
         self._margin = margin
 
     def hybrid_forward(self, F: Any, pred: Any, label: Any, sample_weight: Any = None) -> Any:
@@ -437,7 +438,7 @@ class SquaredHingeLoss(Loss):
         self, margin: float = 1, weight: float | None = None, batch_axis: int = 0, **kwargs: Any
     ) -> None:
         super().__init__(weight, batch_axis, **kwargs)
-        _domain.number(margin=margin)
+        domain.number(margin=margin)
         self._margin = margin
 
     def hybrid_forward(self, F: Any, pred: Any, label: Any, sample_weight: Any = None) -> Any:
@@ -500,7 +501,7 @@ class TripletLoss(Loss):
         self, margin: float = 1, weight: float | None = None, batch_axis: int = 0, **kwargs: Any
     ) -> None:
         super().__init__(weight, batch_axis, **kwargs)
-        _domain.number(margin=margin)
+        domain.number(margin=margin)
         self._margin = margin
 
     def hybrid_forward(self, F: Any, pred: Any, positive: Any, negative: Any) -> Any:
@@ -591,7 +592,7 @@ class CosineEmbeddingLoss(Loss):
         self, weight: float | None = None, batch_axis: int = 0, margin: float = 0, **kwargs: Any
     ) -> None:
         super().__init__(weight, batch_axis, **kwargs)
-        _domain.number(margin=margin)
+        domain.number(margin=margin)
         self._margin = margin
 
     def hybrid_forward(
@@ -640,7 +641,7 @@ class SDMLLoss(Loss):
     ) -> None:
         super().__init__(weight, batch_axis, **kwargs)
         self.kl_loss: KLDivLoss = KLDivLoss(from_logits=True)
-        _domain.fraction(smoothing_parameter=smoothing_parameter)
+        domain.fraction(smoothing_parameter=smoothing_parameter)
         self.smoothing_parameter = smoothing_parameter
 
     def hybrid_forward(self, F: Any, x1: Any, x2: Any) -> Any:

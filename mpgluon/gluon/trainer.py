@@ -6,8 +6,9 @@ import itertools
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from .. import _core, _ranks, autograd, kvstore as kvstores, ndarray as nd, optimizer as opt
-from .._hints import TRAINER, absent, present
+from .. import _core, autograd, kvstore as kvstores, ndarray as nd, optimizer as opt
+from .._internal import ranks
+from .._internal.hints import TRAINER, absent, present
 from ..base import MXNetAssertionError
 from ..optimizer._lazy import sum_rows
 from ..optimizer._nested_states import copy_state
@@ -492,7 +493,7 @@ class Trainer(TrainerStore, TrainerState):
         states, update counts and random calls agree."""
         fresh = {ctx: grad for ctx, grad in param.gradients.items() if grad.fresh}
         for ctx, grad in fresh.items():
-            with _ranks.alone():  # the number of rows decides which ops it calls
+            with ranks.alone():  # the number of rows decides which ops it calls
                 self._updater(ctx)(index, grad.for_update(), param.arrays[ctx])
                 if self._accumulate > 1:
                     grad[:] = 0

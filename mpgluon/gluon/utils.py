@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .. import _core, _ranks, ndarray as nd
-from .._files import open_regular, replacing
-from .._hints import GLUON, near_names
-from .._ranks.own_arrays import brought_to_all
+from .. import _core, ndarray as nd
+from .._internal import ranks
+from .._internal.files import open_regular, replacing
+from .._internal.hints import GLUON, near_names
+from .._internal.ranks.own_arrays import brought_to_all
 from ..base import MXNetAssertionError, MXNetError
 from ..context import Context, current_context
 from ._repository import repository_file_url, repository_url
@@ -24,7 +25,7 @@ from ._repository import repository_file_url, repository_url
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from .._types import ArrayLike, Devices, NDArray
+    from .._internal.types import ArrayLike, Devices, NDArray
     from ..parallel import Mesh
 
 __all__ = [
@@ -244,7 +245,7 @@ def _stored(array):
     values = array.values
     if values.size:
         return values
-    with _ranks.alone():  # the other ranks may have rows
+    with ranks.alone():  # the other ranks may have rows
         return nd.zeros(1, ctx=values.context, dtype=values.dtype)
 
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from .._core import NDArray
-    from .._types import DType
+    from .._internal.types import DType
 
     Colors = Sequence[float] | np.ndarray[Any, Any] | NDArray
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .. import ndarray as nd
-from .._files import open_regular
-from .._hints import of_package
+from .._internal.files import open_regular
+from .._internal.hints import of_package
 from ..base import MXNetAssertionError, MXNetError, MXNetValueError
 from . import _resize
 from ._files import decode

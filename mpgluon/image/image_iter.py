@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .. import ndarray as nd, recordio
-from .._files import open_regular
+from .._internal.files import open_regular
 from ..base import MXNetAssertionError, MXNetError, MXNetValueError
 from ..io.io import DataBatch, DataDesc, DataIter
 from ._lists import entry_of, read_list

@@ -1,6 +1,6 @@
 """Iterators over batches of data, for Modules and custom training loops."""
 
-from .._hints import near_names as _near_names
+from .._internal.hints import near_names as _near_names
 from .csv_iter import CSVIter
 from .image_det_record_iter import ImageDetRecordIter
 from .image_record_iter import (

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .. import _core
-from .._files import open_regular
+from .._internal.files import open_regular
 from ..base import MXNetError
 from .io import DataDesc
 from .mx_data_iter import MXDataIter, files_of, rows_of, shape_of, warn_of_unused
@@ -15,7 +15,7 @@ from .mx_data_iter import MXDataIter, files_of, rows_of, shape_of, warn_of_unuse
 if TYPE_CHECKING:
     from typing import Any
 
-    from .._types import DType, Shape
+    from .._internal.types import DType, Shape
     from .mx_data_iter import Samples
 
 

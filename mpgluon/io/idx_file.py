@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .._files import check_expansion, open_regular
+from .._internal.files import check_expansion, open_regular
 from ..base import MXNetError
 
 if TYPE_CHECKING:

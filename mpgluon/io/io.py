@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from .. import _core, ndarray as nd
-from .._hints import late_names as _late_names
+from .._internal.hints import late_names as _late_names
 from ..base import MXNetAssertionError, MXNetValueError
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from .._core import NDArray
-    from .._types import DataShapes, DType, Shape
+    from .._internal.types import DataShapes, DType, Shape
 
 
 __all__ = ["DataBatch", "DataDesc", "DataIter", "NDArrayIter", "PrefetchingIter", "ResizeIter"]

@@ -15,7 +15,7 @@ from .mx_data_iter import MXDataIter, files_of, part_of, rows_of, shape_of, warn
 if TYPE_CHECKING:
     from typing import Any
 
-    from .._types import Shape
+    from .._internal.types import Shape
     from .mx_data_iter import Samples
 
 __all__ = ["LibSVMIter"]

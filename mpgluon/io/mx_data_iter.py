@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from .._core import NDArray
-    from .._types import Shape
+    from .._internal.types import Shape
 
     Samples = tuple[NDArray, NDArray, np.ndarray[Any, Any]]
 

@@ -9,7 +9,7 @@ them, so each update reads only once, after all of its device work is queued.
 from __future__ import annotations
 
 from .. import ndarray as ndarray  # GluonTS imports it from here
-from .._hints import near_names as _near_names
+from .._internal.hints import near_names as _near_names
 from .base import *
 from .base import __all__ as _base
 from .classification import *

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import numpy
 
 from .. import ndarray, registry
-from .._hints import constructed
+from .._internal.hints import constructed
 from ..base import MXNetAssertionError, dtype_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from .._types import Alias, Arrays, NDArray, Register
+    from .._internal.types import Alias, Arrays, NDArray, Register
 
 
 __all__ = [

@@ -15,7 +15,7 @@ from .base import EvalMetric, alias, check_label_shapes, host, register, total, 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from .._types import Arrays
+    from .._internal.types import Arrays
 
 
 __all__ = [

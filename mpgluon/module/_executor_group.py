@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from .._core import NDArray
-    from .._types import Arrays, DataShapes
+    from .._internal.types import Arrays, DataShapes
     from ..context import Context
     from ..executor import Executor
     from ..io import DataBatch

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from .._core import NDArray
-    from .._types import ArrayLike, Arrays, Callbacks, DataShapes, Metric, Shape
+    from .._internal.types import ArrayLike, Arrays, Callbacks, DataShapes, Metric, Shape
     from ..initializer import Initializer
     from ..io import DataBatch, DataDesc, DataIter
     from ..kvstore import KVStoreBase

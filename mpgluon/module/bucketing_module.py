@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from .._core import NDArray
-    from .._types import Arrays, DataShapes, Devices, Groups, Shape
+    from .._internal.types import Arrays, DataShapes, Devices, Groups, Shape
     from ..initializer import Initializer
     from ..io import DataBatch, DataDesc
     from ..kvstore import KVStoreBase

@@ -8,8 +8,8 @@ import warnings
 from typing import TYPE_CHECKING
 
 from .. import _core, kvstore as kvstores, ndarray as nd, optimizer as optimizers
-from .._files import open_regular
-from .._ranks.store import broadcast_values, sums_over_ranks
+from .._internal.files import open_regular
+from .._internal.ranks.store import broadcast_values, sums_over_ranks
 from ..base import MXNetError, itemsize
 from ..context import Context, cpu, current_context
 from ..executor import changes_to_copy, release
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from .._core import NDArray
-    from .._types import Arrays, DataShapes, Devices, Groups, Shape
+    from .._internal.types import Arrays, DataShapes, Devices, Groups, Shape
     from ..executor import Executor
     from ..initializer import Initializer
     from ..io import DataBatch

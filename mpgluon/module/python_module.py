@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from .._core import NDArray
-    from .._types import Arrays, DataShapes, Shape
+    from .._internal.types import Arrays, DataShapes, Shape
     from ..initializer import Initializer
     from ..io import DataBatch
     from ..kvstore import KVStoreBase

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from .. import _core
 from .._core import NDArray as NDArray
-from .._hints import FUNCTIONS as _FUNCTIONS, of_module as _of_module
+from .._internal.hints import FUNCTIONS as _FUNCTIONS, of_module as _of_module
 from . import (
     _internal as _internal,
     contrib as contrib,

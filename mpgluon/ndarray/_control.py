@@ -2,15 +2,16 @@
 
 On arrays with values they run in Python. While a block is traced, their bodies are traced once.
 Short loops over slices are unrolled into the block's graph, and any other loop or branch cuts the
-graph (see `mpgluon._graph_breaks`).
+graph (see `mpgluon._internal.graph_breaks`).
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .. import _core, _device_groups, _graph_breaks, _ranks
+from .. import _core
 from .._core import NDArray
+from .._internal import device_groups, graph_breaks, ranks
 from ..base import MXNetError
 from ._sparse.row_gradients import RowGradientWeight, whole
 
@@ -58,7 +59,7 @@ class _Steps(_core.Scope):
 
 def _tracer(arrays):
     """Returns the tracer that cuts the trace of the arrays' ops, or None if the ops run."""
-    return _graph_breaks.current() if any(array._in_trace for array in arrays) else None
+    return graph_breaks.current() if any(array._in_trace for array in arrays) else None
 
 
 def foreach(
@@ -125,18 +126,18 @@ def _traced_foreach(tracer, body, data, nest, states, nest_states, count):
         return [*leaves, *new]
 
     try:
-        traced = _graph_breaks.Body(
+        traced = graph_breaks.Body(
             step,
             [
                 *[(a.shape[1:] or (1,), a.dtype, a.context) for a in data],
-                *map(_graph_breaks.describe, states),
+                *map(graph_breaks.describe, states),
             ],
             "the body of foreach",
         )
-    except _graph_breaks.NeedsValues:
+    except graph_breaks.NeedsValues:
         return None
     nest_outputs, nest_new, num_outputs = nests
-    if traced.descs[num_outputs:] != [_graph_breaks.describe(state) for state in states]:
+    if traced.descs[num_outputs:] != [graph_breaks.describe(state) for state in states]:
         return None
 
     def inlined(arrays):
@@ -176,7 +177,7 @@ def _traced_foreach(tracer, body, data, nest, states, nest_states, count):
 
 def _check_rank(ctx, what):
     """Raises MXNetError, on all ranks, for a condition whose value only one rank has."""
-    if ctx.rank is not None and _ranks.count() > 1:
+    if ctx.rank is not None and ranks.count() > 1:
         raise MXNetError(
             f"{what} is on {ctx}, so other ranks do not have its value; use "
             "mx.parallel.fetch(x), which all ranks must call"
@@ -308,11 +309,11 @@ def _traced_while(tracer, cond, func, variables, nest, limit):
         _check_rank(result.context, "while_loop: the result of cond")
         return [result]
 
-    descs = [_graph_breaks.describe(array) for array in variables]
+    descs = [graph_breaks.describe(array) for array in variables]
     try:
-        tested = _graph_breaks.Body(test, descs, "the condition of while_loop")
-        stepped = _graph_breaks.Body(step, descs, "the body of while_loop")
-    except _graph_breaks.NeedsValues as error:
+        tested = graph_breaks.Body(test, descs, "the condition of while_loop")
+        stepped = graph_breaks.Body(step, descs, "the body of while_loop")
+    except graph_breaks.NeedsValues as error:
         raise _inside(error, "while_loop") from None
     nest_outputs, nest_new, num_outputs = nests
     after = stepped.descs[num_outputs:]
@@ -375,10 +376,10 @@ def cond(pred: Any, then_func: Callable[..., Any], else_func: Callable[..., Any]
 
     try:
         bodies = [
-            _graph_breaks.Body(flat_of(function, what), [], f"{what} of cond")
+            graph_breaks.Body(flat_of(function, what), [], f"{what} of cond")
             for function, what in ((then_func, "then_func"), (else_func, "else_func"))
         ]
-    except _graph_breaks.NeedsValues as error:
+    except graph_breaks.NeedsValues as error:
         raise _inside(error, "cond") from None
     first, second = bodies
     if len(first.descs) != len(second.descs):
@@ -424,7 +425,7 @@ def dynamic(call: Any, inputs: Sequence[NDArray]) -> Any:
     if tracer is None:
         return call.run(inputs)
     name = call.name.removeprefix("_contrib_")
-    return tracer.dynamic(name, call.run, _device_groups.gathered(inputs))
+    return tracer.dynamic(name, call.run, device_groups.gathered(inputs))
 
 
 def boolean_mask(data: NDArray, index: NDArray, axis: int = 0) -> NDArray:

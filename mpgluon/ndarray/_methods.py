@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .. import _core, _ranks
+from .. import _core
 from .._core import NDArray
-from .._hints import ARRAY, absent, present
+from .._internal import ranks
+from .._internal.hints import ARRAY, absent, present
 from ..base import MXNetError, MXNetTypeError, MXNetValueError
 from . import _numpy_compositions  # noqa: F401 - registers more NumPy functions
 from ._numpy_protocol import array_function, array_ufunc
@@ -115,7 +116,7 @@ def __repr_html_(self) -> str:
     """Returns the HTML for notebooks: abbreviated values, shape, dtype and device."""
     import html
 
-    if self._traced or self.context.rank not in (None, _ranks.own()):
+    if self._traced or self.context.rank not in (None, ranks.own()):
         return f"<div>{html.escape(repr(self))}</div>"
     values = np.array2string(self.asnumpy(), max_line_width=100, threshold=100)
     shape = " × ".join(map(str, self.shape)) or "no axes"

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .._core import NotSupportedError
-from .._files import open_regular, replacing
+from .._internal.files import open_regular, replacing
 from ..base import MXNetError, itemsize
 
 if TYPE_CHECKING:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .. import _core, _domain, autograd as _autograd
-from .._hints import of_contrib as _of_contrib
+from .. import _core, autograd as _autograd
+from .._internal import domain
+from .._internal.hints import of_contrib as _of_contrib
 from ..context import current_context  # noqa: F401 - MXNet has it here as well
 from . import _entropy, _namespaces, _zipfian, random as _random
 from ._control import boolean_mask, cond, foreach, while_loop  # noqa: F401
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from .._core import Context, NDArray
-    from .._types import Arrays
+    from .._internal.types import Arrays
     from ._contrib_ops import *  # noqa: F403
 
 _namespaces.fill(_core.ops(), {"contrib": globals()})
@@ -200,7 +201,7 @@ def mp_adamw_update(
 def _each(update, out, **lists):
     """Calls `update` with the items of parallel lists of arrays and rates."""
     outs = out if out is None or isinstance(out, (list, tuple)) else [out]
-    _domain.as_many(**lists, out=outs)
+    domain.as_many(**lists, out=outs)
     outs = outs or [None] * len(lists["weights"])
     return [update(*some, out=target) for some, target in zip(zip(*lists.values()), outs)]
 
@@ -433,7 +434,7 @@ def group_adagrad_update(
             "group_adagrad_update: the weight must be a matrix and its history must have shape "
             f"(rows, 1), not {weight.shape} and {history.shape}"
         )
-    _domain.number(lr=lr, rescale_grad=rescale_grad, clip_gradient=clip_gradient, epsilon=epsilon)
+    domain.number(lr=lr, rescale_grad=rescale_grad, clip_gradient=clip_gradient, epsilon=epsilon)
     get = _core.get_op
     with _autograd.pause():
         grad = grad * rescale_grad

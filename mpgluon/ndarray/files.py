@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .. import _core
-from .._files import open_regular, replacing
+from .._internal.files import open_regular, replacing
 from ..base import bfloat16
 from ._sparse.arrays import BaseSparseNDArray, CSRNDArray, RowSparseNDArray
 

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .. import _core, _domain
+from .. import _core
 from .._core import NDArray, array, from_dlpack, to_dlpack_for_read, to_dlpack_for_write, waitall
+from .._internal import domain
 from ..base import MXNetError, MXNetTypeError, is_floating
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from .._core import Context
-    from .._types import ArrayLike, ArrayOperator, DType, ShapeLike
+    from .._internal.types import ArrayLike, ArrayOperator, DType, ShapeLike
 
 
 __all__ = [
@@ -537,10 +538,10 @@ def split_v2(
     [(1, 2), (2, 2), (2, 2)]
     """
     if isinstance(indices_or_sections, (tuple, list, np.ndarray)):
-        _domain.axis(indices_or_sections=indices_or_sections)
+        domain.axis(indices_or_sections=indices_or_sections)
         indices, sections = (0, *[int(i) for i in indices_or_sections]), 0
     else:
-        _domain.size(1, indices_or_sections=indices_or_sections)
+        domain.size(1, indices_or_sections=indices_or_sections)
         indices, sections = (), int(indices_or_sections)
     return _op("_split_v2")(
         ary, indices=indices, axis=axis, squeeze_axis=squeeze_axis, sections=sections

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from .._core import Context, NDArray
-    from .._types import DType, ShapeLike
+    from .._internal.types import DType, ShapeLike
     from ._random_ops import *  # noqa: F403
 
 __all__ = [

@@ -13,7 +13,7 @@ import numpy as np
 
 from .. import _core
 from .._core import Context, NDArray
-from .._hints import unknown_option_of
+from .._internal.hints import unknown_option_of
 from . import _namespaces
 from ._sparse import ops as _sparse_ops
 from ._sparse.arrays import (
@@ -38,7 +38,7 @@ from .functions import (
 if TYPE_CHECKING:
     from typing import Any
 
-    from .._types import DType, ShapeLike
+    from .._internal.types import DType, ShapeLike
     from ._sparse_named_ops import *  # noqa: F403
     from .op import *  # noqa: F403
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .. import _core, ndarray as nd, symbol as sym
-from .._files import open_regular
+from .._internal.files import open_regular
 from ..base import MXNetError
 from ..name import NameManager
 from ..symbol import Group, Symbol, var
@@ -22,7 +22,7 @@ from ._table import IMPORTS
 if TYPE_CHECKING:
     from typing import Any
 
-    from .._types import Devices, NDArray
+    from .._internal.types import Devices, NDArray
     from ..gluon import SymbolBlock
 
 # The oldest supported opset. Newer files are supported if their ops are known.

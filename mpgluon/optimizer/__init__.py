@@ -4,7 +4,7 @@
 `get_updater` returns a function that also holds the states.
 """
 
-from .._hints import OPTIMIZERS as _OPTIMIZERS, near_names as _near_names
+from .._internal.hints import OPTIMIZERS as _OPTIMIZERS, near_names as _near_names
 from . import contrib
 from .adaptive import FTML, LAMB, AdaDelta, AdaGrad, Adam, Adamax, Ftrl, Nadam, RMSProp
 from .optimizer import Optimizer, Test, create, register

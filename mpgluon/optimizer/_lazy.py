@@ -12,7 +12,7 @@ from ..ndarray.sparse import BaseSparseNDArray, RowSparseNDArray
 from ._nested_states import arrays_of, map_arrays
 
 if TYPE_CHECKING:
-    from .._types import NDArray
+    from .._internal.types import NDArray
     from .optimizer import Optimizer
 
 

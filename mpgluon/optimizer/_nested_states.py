@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any
 
-    from .._types import NDArray
+    from .._internal.types import NDArray
     from ..context import Context
     from ..gluon.parameter import Parameter
 

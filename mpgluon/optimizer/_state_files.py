@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .._files import open_regular
+from .._internal.files import open_regular
 from ..base import MXNetError
 from ..ndarray import array, load_frombuffer, save_tobuffer
 from ._nested_states import put_together, take_apart

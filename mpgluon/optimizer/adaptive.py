@@ -6,11 +6,12 @@ import math
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from .. import _domain, ndarray as nd
+from .. import ndarray as nd
+from .._internal import domain
 from .optimizer import GroupedOptimizer, register, replace, update_group, zeros_like_state
 
 if TYPE_CHECKING:
-    from .._types import NDArray
+    from .._internal.types import NDArray
 
 
 @register
@@ -55,10 +56,10 @@ class Adam(GroupedOptimizer):
         **kwargs: Any,
     ) -> None:
         super().__init__(learning_rate=learning_rate, **kwargs)
-        _domain.decay(beta1=beta1, beta2=beta2)
+        domain.decay(beta1=beta1, beta2=beta2)
         self.beta1 = beta1
         self.beta2 = beta2
-        _domain.at_least(0, epsilon=epsilon)
+        domain.at_least(0, epsilon=epsilon)
         self.epsilon = epsilon
         self.lazy_update = lazy_update
 
@@ -113,7 +114,7 @@ class AdaGrad(GroupedOptimizer):
 
     def __init__(self, eps: float = 1e-7, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        _domain.at_least(0, eps=eps)
+        domain.at_least(0, eps=eps)
         self.float_stable_eps = eps
 
     @property
@@ -181,15 +182,15 @@ class RMSProp(GroupedOptimizer):
         **kwargs: Any,
     ) -> None:
         super().__init__(learning_rate=learning_rate, **kwargs)
-        _domain.fraction(gamma1=gamma1)
+        domain.fraction(gamma1=gamma1)
         self.gamma1 = gamma1
-        _domain.number(gamma2=gamma2)
+        domain.number(gamma2=gamma2)
         self.gamma2 = gamma2
         self.centered = centered
-        _domain.at_least(0, epsilon=epsilon)
+        domain.at_least(0, epsilon=epsilon)
         self.epsilon = epsilon
         if clip_weights is not None:
-            _domain.not_negative(clip_weights=clip_weights)
+            domain.not_negative(clip_weights=clip_weights)
         self.clip_weights = clip_weights
 
     def create_state(self, index: Any, weight: NDArray) -> Any:
@@ -251,9 +252,9 @@ class AdaDelta(GroupedOptimizer):
 
     def __init__(self, rho: float = 0.9, epsilon: float = 1e-5, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        _domain.fraction(rho=rho)
+        domain.fraction(rho=rho)
         self.rho = rho
-        _domain.at_least(0, epsilon=epsilon)
+        domain.at_least(0, epsilon=epsilon)
         self.epsilon = epsilon
 
     def create_state(self, index: Any, weight: NDArray) -> Any:
@@ -298,7 +299,7 @@ class Adamax(GroupedOptimizer):
         self, learning_rate: float = 0.002, beta1: float = 0.9, beta2: float = 0.999, **kwargs: Any
     ) -> None:
         super().__init__(learning_rate=learning_rate, **kwargs)
-        _domain.decay(beta1=beta1, beta2=beta2)
+        domain.decay(beta1=beta1, beta2=beta2)
         self.beta1 = beta1
         self.beta2 = beta2
 
@@ -376,9 +377,9 @@ class Nadam(Adamax):
         **kwargs: Any,
     ) -> None:
         super().__init__(learning_rate=learning_rate, beta1=beta1, beta2=beta2, **kwargs)
-        _domain.at_least(0, epsilon=epsilon)
+        domain.at_least(0, epsilon=epsilon)
         self.epsilon = epsilon
-        _domain.number(schedule_decay=schedule_decay)
+        domain.number(schedule_decay=schedule_decay)
         self.schedule_decay = schedule_decay
         self._schedule = [1.0]  # product of the momenta of updates 1..t, at index t
 
@@ -426,10 +427,10 @@ class FTML(GroupedOptimizer):
         self, beta1: float = 0.6, beta2: float = 0.999, epsilon: float = 1e-8, **kwargs: Any
     ) -> None:
         super().__init__(**kwargs)
-        _domain.decay(beta1=beta1, beta2=beta2)
+        domain.decay(beta1=beta1, beta2=beta2)
         self.beta1 = beta1
         self.beta2 = beta2
-        _domain.at_least(0, epsilon=epsilon)
+        domain.at_least(0, epsilon=epsilon)
         self.epsilon = epsilon
 
     def create_state(self, index: Any, weight: NDArray) -> Any:
@@ -478,8 +479,8 @@ class Ftrl(GroupedOptimizer):
         self, lamda1: float = 0.01, learning_rate: float = 0.1, beta: float = 1, **kwargs: Any
     ) -> None:
         super().__init__(**kwargs)  # a scheduler initially keeps its own rate, as in MXNet
-        _domain.at_least(0, learning_rate=learning_rate)
-        _domain.number(lamda1=lamda1, beta=beta)
+        domain.at_least(0, learning_rate=learning_rate)
+        domain.number(lamda1=lamda1, beta=beta)
         self.lr = learning_rate
         self.lamda1 = lamda1
         self.beta = beta
@@ -541,14 +542,14 @@ class LAMB(GroupedOptimizer):
         **kwargs: Any,
     ) -> None:
         super().__init__(learning_rate=learning_rate, **kwargs)
-        _domain.decay(beta1=beta1, beta2=beta2)
+        domain.decay(beta1=beta1, beta2=beta2)
         self.beta1 = beta1
         self.beta2 = beta2
-        _domain.at_least(0, epsilon=epsilon)
+        domain.at_least(0, epsilon=epsilon)
         self.epsilon = epsilon
         for name, bound in (("lower_bound", lower_bound), ("upper_bound", upper_bound)):
             if bound is not None:
-                _domain.number(**{name: bound})
+                domain.number(**{name: bound})
         self.lower_bound = lower_bound
         self.upper_bound = upper_bound
         self.bias_correction = bias_correction

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .. import _domain, ndarray as nd
+from .. import ndarray as nd
+from .._internal import domain
 from .optimizer import GroupedOptimizer, register
 
 if TYPE_CHECKING:
-    from .._types import NDArray
+    from .._internal.types import NDArray
 
 __all__ = ["GroupAdaGrad"]
 
@@ -19,7 +20,7 @@ class GroupAdaGrad(GroupedOptimizer):
 
     def __init__(self, eps: float = 1e-5, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        _domain.at_least(0, eps=eps)
+        domain.at_least(0, eps=eps)
         self.float_stable_eps = eps
 
     @property

@@ -12,9 +12,10 @@ from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from .. import _core, _domain, ndarray as nd
+from .. import _core, ndarray as nd
 from .._core import at_once, versions
-from .._hints import constructed, near, of_package, unknown_option
+from .._internal import domain
+from .._internal.hints import constructed, near, of_package, unknown_option
 from ..base import MXNetError
 from ..ndarray.sparse import BaseSparseNDArray
 from ._lazy import update_rows
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Never
 
-    from .._types import Class, NDArray, Symbol
+    from .._internal.types import Class, NDArray, Symbol
     from ..gluon.parameter import Parameter
     from ..lr_scheduler import LRScheduler
 
@@ -135,7 +136,7 @@ class Optimizer:
         self.rescale_grad = rescale_grad
         self.lr_scheduler = lr_scheduler
         if learning_rate is not None:
-            _domain.at_least(0, learning_rate=learning_rate)
+            domain.at_least(0, learning_rate=learning_rate)
             if lr_scheduler is not None and lr_scheduler.base_lr != learning_rate:
                 # Schedulers with base_lr_orig compute their rates from it.
                 if not hasattr(lr_scheduler, "base_lr_orig"):
@@ -152,11 +153,11 @@ class Optimizer:
         elif lr_scheduler is None:
             learning_rate = 0.01
         self.lr = learning_rate
-        _domain.number(wd=wd, rescale_grad=rescale_grad)
+        domain.number(wd=wd, rescale_grad=rescale_grad)
         self.wd = wd
         if clip_gradient is not None:
-            _domain.not_negative(clip_gradient=clip_gradient)
-        _domain.size(0, begin_num_update=begin_num_update)
+            domain.not_negative(clip_gradient=clip_gradient)
+        domain.size(0, begin_num_update=begin_num_update)
         self.clip_gradient = clip_gradient
         self.multi_precision = multi_precision
         self.aggregate_num: int = 0
@@ -231,7 +232,7 @@ class Optimizer:
                 "the learning rate is set by lr_scheduler and cannot be changed; change the "
                 "scheduler"
             )
-        _domain.at_least(0, learning_rate=lr)
+        domain.at_least(0, learning_rate=lr)
         self.lr = lr
 
     def set_lr_scale(self, args_lrscale: Any) -> NoReturn:
@@ -441,7 +442,7 @@ class Optimizer:
         wds = [wd * multiplier for multiplier in self._multipliers(indices, _WD_MULT, self.wd_mult)]
         if not math.isfinite(sum(wds)):
             for value in wds:
-                _domain.number(wd=value)
+                domain.number(wd=value)
         return wds
 
     def _get_wd(self, index):

@@ -7,8 +7,9 @@ import math
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from .. import _domain, ndarray as nd, random
+from .. import ndarray as nd, random
 from .._core import at_once
+from .._internal import domain
 from ..base import MXNetTypeError
 from .optimizer import (
     HALF,
@@ -22,7 +23,7 @@ from .optimizer import (
 )
 
 if TYPE_CHECKING:
-    from .._types import NDArray
+    from .._internal.types import NDArray
 
 
 class _OptionalMomentum(GroupedOptimizer):
@@ -41,7 +42,7 @@ class _Momentum(_OptionalMomentum):
 
     def __init__(self, momentum: float = 0.0, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        _domain.number(momentum=momentum)
+        domain.number(momentum=momentum)
         self.momentum = momentum
 
     def create_state(self, index: Any, weight: NDArray) -> Any:
@@ -232,9 +233,9 @@ class Signum(_OptionalMomentum):
         self, learning_rate: float = 0.01, momentum: float = 0.9, wd_lh: float = 0.0, **kwargs: Any
     ) -> None:
         super().__init__(learning_rate=learning_rate, **kwargs)
-        _domain.number(momentum=momentum)
+        domain.number(momentum=momentum)
         self.momentum = momentum
-        _domain.number(wd_lh=wd_lh)
+        domain.number(wd_lh=wd_lh)
         self.wd_lh = wd_lh
 
     def create_state(self, index: Any, weight: NDArray) -> Any:
@@ -313,9 +314,9 @@ class DCASGD(_OptionalMomentum):
 
     def __init__(self, momentum: float = 0.0, lamda: float = 0.04, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        _domain.number(momentum=momentum)
+        domain.number(momentum=momentum)
         self.momentum = momentum
-        _domain.number(lamda=lamda)
+        domain.number(lamda=lamda)
         self.lamda = lamda
 
     def create_state(self, index: Any, weight: NDArray) -> Any:
@@ -372,9 +373,9 @@ class LARS(_Momentum):
         super().__init__(momentum=momentum, **kwargs)
         self.momentum_correction = momentum_correction
         self.lazy_update = lazy_update
-        _domain.number(eta=eta)
+        domain.number(eta=eta)
         self.eta = eta
-        _domain.at_least(0, eps=eps)
+        domain.at_least(0, eps=eps)
         self.eps = eps
         self.last_lr: float | None = None
         self.cur_lr: float | None = None
@@ -515,9 +516,9 @@ class LBSGD(_Momentum):
         super().__init__(momentum=momentum, multi_precision=multi_precision, **kwargs)
         if not isinstance(warmup_strategy, str):
             raise MXNetTypeError(f"warmup_strategy must be a name, got {warmup_strategy!r}")
-        _domain.number(warmup_epochs=warmup_epochs, num_epochs=num_epochs)
-        _domain.positive(batch_scale=batch_scale)
-        _domain.size(0, updates_per_epoch=updates_per_epoch, begin_epoch=begin_epoch)
+        domain.number(warmup_epochs=warmup_epochs, num_epochs=num_epochs)
+        domain.positive(batch_scale=batch_scale)
+        domain.size(0, updates_per_epoch=updates_per_epoch, begin_epoch=begin_epoch)
         logging.info(
             "LBSGD: batch_scale=%f, warmup_epochs=%d, warmup_strategy=%s, updates_per_epoch=%d",
             batch_scale,

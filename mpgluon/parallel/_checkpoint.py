@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .. import _ranks, autograd, ndarray as nd, random
+from .. import autograd, ndarray as nd, random
 from .._core import NotSupportedError, dtype_name
-from .._files import replacing
+from .._internal import ranks
+from .._internal.files import replacing
 from ..base import MXNetError, itemsize
 from ..gluon._trainer_state import describe_states
 from ..gluon._tree import parameters_by_path
@@ -261,7 +262,7 @@ def save(
         former.wait()
     with autograd.pause():
         parts, index = _describe(net, trainer)
-        if _ranks.count() > 1:
+        if ranks.count() > 1:
             if gather:
                 raise NotSupportedError(
                     "save: gather=True needs the arrays of all ranks on one rank; load the "
@@ -455,13 +456,13 @@ def _bar(total, progress, text):
 
 def _begin(directory, former):
     os.makedirs(directory, exist_ok=True)
-    return {0: _generation(former) + 1} if _ranks.own() == 0 else {}
+    return {0: _generation(former) + 1} if ranks.own() == 0 else {}
 
 
 def _write(directory, parts, index, gather, progress):
     former = os.path.join(directory, INDEX)
     # Rank 0 decides for all ranks.
-    generation = _ranks.join(_ranks.all_succeed("save", lambda: _begin(directory, former)))[0]
+    generation = ranks.join(ranks.all_succeed("save", lambda: _begin(directory, former)))[0]
     if gather:
         parts = _whole(parts)
     shards = {}
@@ -477,8 +478,8 @@ def _write(directory, parts, index, gather, progress):
             for part in own
         ]
         files.append((name, device, keys, own))
-    written = _ranks.join(
-        _ranks.all_succeed("save", lambda: _write_shards(directory, files, progress))
+    written = ranks.join(
+        ranks.all_succeed("save", lambda: _write_shards(directory, files, progress))
     )
     described, arrays = [], {}
     for number, (name, device, keys, own) in enumerate(files):
@@ -505,10 +506,10 @@ def _write(directory, parts, index, gather, progress):
     text = _text({**index, "generation": generation, "shards": described, "arrays": arrays})
 
     def commit():
-        if _ranks.own() == 0:
+        if ranks.own() == 0:
             _commit(directory, former, text, {shard["file"] for shard in described})
 
-    _ranks.all_succeed("save", commit)
+    ranks.all_succeed("save", commit)
 
 
 def _write_shards(directory, files, progress):
@@ -522,7 +523,7 @@ def _write_shards(directory, files, progress):
     )
     with _bar(total, progress, "saving") as bar:
         for number, (name, device, keys, own) in enumerate(files):
-            if _owner(device) == _ranks.own():
+            if _owner(device) == ranks.own():
                 written[number] = _safetensors.write(
                     os.path.join(directory, name),
                     [
@@ -663,7 +664,7 @@ def _check(directory, net, trainer, progress, source):
 
 def _load(directory, net, trainer, progress):
     source = f"the checkpoint '{directory}'"
-    index, wanted, names, files = _ranks.all_succeed(
+    index, wanted, names, files = ranks.all_succeed(
         "load", lambda: _check(directory, net, trainer, progress, source)
     )
     reader = _Reader(index["arrays"], files)

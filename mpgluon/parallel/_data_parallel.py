@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from .. import _ranks
 from .._core import NDArray
-from .._ranks.own_arrays import check_own
-from .._ranks.store import broadcast_values
+from .._internal import ranks
+from .._internal.ranks.own_arrays import check_own
+from .._internal.ranks.store import broadcast_values
 from ..base import MXNetError
 from ..gluon._values_of_ranks import take_values
 from ..gluon.block import Block
@@ -70,7 +70,7 @@ class DistributedTrainer(Trainer):
         if "kvstore" in options:
             raise TypeError("DistributedTrainer: kvstore must be 'dist_sync'")
         super().__init__(params, optimizer, optimizer_params, kvstore="dist_sync", **options)
-        self._scale /= _ranks.count()
+        self._scale /= ranks.count()
 
 
 def broadcast_parameters(params: Any, root_rank: int = 0) -> None:
@@ -97,10 +97,10 @@ def broadcast_parameters(params: Any, root_rank: int = 0) -> None:
     >>> values = {"a": nd.ones(2)}
     >>> mx.parallel.broadcast_parameters(values)
     """
-    if not 0 <= root_rank < _ranks.count():
+    if not 0 <= root_rank < ranks.count():
         raise MXNetError(
             f"broadcast_parameters: root_rank {root_rank} is out of range: there are "
-            f"{_ranks.count()} ranks"
+            f"{ranks.count()} ranks"
         )
     if isinstance(params, Block):
         params = params.collect_params()

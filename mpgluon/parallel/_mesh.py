@@ -8,7 +8,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from .. import autograd, ndarray as nd
-from .._device_groups import Groups, is_placement
+from .._internal.device_groups import Groups, is_placement
 from ..base import MXNetError
 from ..context import Context, cpu, gpu, num_gpus
 from ..gluon._tree import (

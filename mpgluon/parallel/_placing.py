@@ -6,8 +6,9 @@ import math
 import re
 from typing import TYPE_CHECKING, Any
 
-from .. import _ranks, autograd
-from .._device_groups import is_placement
+from .. import autograd
+from .._internal import ranks
+from .._internal.device_groups import is_placement
 from ..base import MXNetError, counted, itemsize
 from ..context import Context, num_gpus
 from ..gluon._tree import (
@@ -286,7 +287,7 @@ def says_where(net: Block) -> bool:
     groups = devices_of_groups(net)
     dicts = [groups] if isinstance(groups, dict) else groups.dicts
     over_ranks = any(ctx.rank is not None for each in dicts for ctx in each.values())
-    return not over_ranks or _ranks.own() == 0
+    return not over_ranks or ranks.own() == 0
 
 
 def all_devices(net: Block) -> dict[Any, list[Context]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .. import _ranks
+from .._internal import ranks
 from ..context import cpu
 from ..ndarray import NDArray
 
@@ -27,7 +27,7 @@ def rank() -> int:
     >>> mx.parallel.rank()
     0
     """
-    return _ranks.own()
+    return ranks.own()
 
 
 def num_ranks() -> int:
@@ -38,7 +38,7 @@ def num_ranks() -> int:
     >>> mx.parallel.num_ranks()
     1
     """
-    return _ranks.count()
+    return ranks.count()
 
 
 def barrier() -> None:
@@ -53,7 +53,7 @@ def barrier() -> None:
     --------
     >>> mx.parallel.barrier()
     """
-    _ranks.barrier()
+    ranks.barrier()
 
 
 def fetch(arrays: Any) -> Any:

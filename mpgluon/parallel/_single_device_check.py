@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .. import _core, _graph_breaks, autograd, ndarray as nd, random
+from .. import _core, autograd, ndarray as nd, random
+from .._internal import graph_breaks
 from ..base import MXNetError
 from ..context import cpu
 from ..gluon import _nested
@@ -78,7 +79,7 @@ def check_against_single_device(
             "check_against_single_device: the network must be a HybridBlock, not "
             f"{type(net).__name__}"
         )
-    _graph_breaks.refuse_in_trace("check_against_single_device")
+    graph_breaks.refuse_in_trace("check_against_single_device")
     ctx = cpu(0) if ctx is None else ctx
     flat, state = [], random.get_state()
     with _called(net, inputs):

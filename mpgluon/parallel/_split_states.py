@@ -13,7 +13,7 @@ import math
 from typing import TYPE_CHECKING
 
 from .._core import NotSupportedError
-from .._ranks.own_arrays import brought_to_all
+from .._internal.ranks.own_arrays import brought_to_all
 from ..base import MXNetError
 from ..optimizer._nested_states import take_apart
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-    from .._types import NDArray
+    from .._internal.types import NDArray
     from ..gluon.parameter import Parameter
     from ..optimizer.optimizer import Optimizer
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .. import _core, _transport, autograd
-from .._transport import default_transport
+from .. import _core, autograd
+from .._internal import transport as _transport
+from .._internal.transport import default_transport
 from ..base import MXNetError
 from ..context import Context
 from ..ndarray import NDArray
@@ -135,10 +136,10 @@ def _join_gpus_of_ranks(contexts, transport):
     """Enables sums between the GPUs of several ranks, if the arrays are on one GPU of each rank."""
     if contexts[0].rank is None or any(ctx.device_type != "gpu" for ctx in contexts):
         return
-    from .. import _ranks
-    from .._ranks import gpus
+    from .._internal import ranks
+    from .._internal.ranks import gpus
 
-    if [ctx.rank for ctx in contexts] == list(range(_ranks.count())) and _ranks.count() > 1:
+    if [ctx.rank for ctx in contexts] == list(range(ranks.count())) and ranks.count() > 1:
         gpus.can_sum(tuple(ctx.device_id for ctx in contexts), transport, with_ranks=True)
 
 

@@ -10,7 +10,8 @@ import inspect
 import warnings
 from typing import Any
 
-from .. import _core, _hints
+from .. import _core
+from .._internal import hints
 from ..as_mxnet import MODULES, NUMPY_NAMES, imported_names
 from ..base import MXNetError
 from ..gluon import Block
@@ -169,7 +170,7 @@ def unknown_option(value: Any, given: list[str]) -> str | None:
     taken = {*known, "name", "attr", "out"}
     for name in given:
         if name not in taken and not (name.startswith("__") and name.endswith("__")):
-            near = _hints.near_option(name, sorted(known))
+            near = hints.near_option(name, sorted(known))
             plain = isinstance(value, _core.Op) and not value.describe()["params"]
             if plain:
                 return f"has no option {name!r}, and ignores it with a warning"

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any
 
-    from .._types import Init, Shape
+    from .._internal.types import Init, Shape
     from ..rnn.rnn_cell import RNNParams
     from ..symbol import Symbol
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from .._core import NDArray
-    from .._types import DType
+    from .._internal.types import DType
 
 
 __all__ = ["BucketSentenceIter", "encode_sentences"]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
     from .._core import NDArray
-    from .._types import Shape
+    from .._internal.types import Shape
     from ..symbol import Symbol
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .._hints import FUNCTIONS as _FUNCTIONS, of_module as _of_module
+from .._internal.hints import FUNCTIONS as _FUNCTIONS, of_module as _of_module
 from . import (
     _internal as _internal,
     contrib as contrib,

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .. import _core
-from .._graph_breaks import PythonCall
+from .._internal.graph_breaks import PythonCall
 from ..attribute import AttrScope
 from ..base import MXNetError
 from ..name import NameManager

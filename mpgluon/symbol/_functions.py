@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .. import _core
-from .._hints import near_option
+from .._internal.hints import near_option
 from ..attribute import AttrScope
 from ..base import MXNetError
 from ..name import NameManager

@@ -6,7 +6,8 @@ share nodes. Only the name and attributes of a node change after its creation, a
 on copies. All traversals are iterative, because chains may be very deep.
 """
 
-from .. import _core, _device_groups
+from .. import _core
+from .._internal import device_groups
 
 # Inputs per array that num_args counts, if there are several.
 INPUTS_EACH = {"_contrib_quantized_concat": 3}
@@ -172,7 +173,7 @@ def placement(order, group2ctx, variables):
     devices = dict(variables)
     for node in order:
         name = node.get("ctx_group") if group2ctx else None
-        device = None if name is None else _device_groups.lookup(name, group2ctx, node.name)
+        device = None if name is None else device_groups.lookup(name, group2ctx, node.name)
         if node.call is not None:
             device = node.call.place([devices.get(source) for source, _ in node.inputs], device)
         if device is not None:

@@ -4,7 +4,7 @@ import json
 import textwrap
 
 from .. import _core
-from .._hints import of_op
+from .._internal.hints import of_op
 from ..base import MXNetError
 from ..ndarray.functions import bilinear_upsampling
 from ..util import is_np_shape

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .. import _core, _device_groups, autograd
+from .. import _core, autograd
+from .._internal import device_groups
 from ..base import is_floating
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ class WatchedRun:
         written = node.call.states(len(inputs))
         for entry, array in zip(sources, inputs):
             self._homes[entry] = array.context
-        moved = _device_groups.gathered(inputs)
+        moved = device_groups.gathered(inputs)
         inputs = [old if state else new for old, new, state in zip(inputs, moved, written)]
         if self._watch_inputs:
             for name, array in zip(node.call.input_names(len(inputs)), inputs):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .. import _core, _domain
-from .._hints import of_contrib as _of_contrib
+from .. import _core
+from .._internal import domain
+from .._internal.hints import of_contrib as _of_contrib
 from ..context import current_context  # noqa: F401 - MXNet has it here as well
 from ..ndarray import _zipfian
 from . import random as _random
@@ -195,7 +196,7 @@ def _bounds_of(options):
 
 def _each(update, **lists):
     """Calls `update` with the items of parallel lists of symbols and rates; returns a group."""
-    _domain.as_many(**lists)
+    domain.as_many(**lists)
     return _Group([update(*some) for some in zip(*lists.values())])
 
 

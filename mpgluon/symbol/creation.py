@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .. import _core, _domain
+from .. import _core
+from .._internal import domain
 from ..name import NameManager
 from ..ndarray import functions as array_functions
 from ._functions import Function, is_number, node_of
@@ -16,7 +17,7 @@ from .symbol import Symbol, var
 if TYPE_CHECKING:
     from typing import Any
 
-    from .._types import DType, ShapeLike, SymbolLike, SymbolOperator
+    from .._internal.types import DType, ShapeLike, SymbolLike, SymbolOperator
 
 
 __all__ = [
@@ -227,7 +228,7 @@ def split_v2(
     [(2, 3)]
     """
     if isinstance(indices_or_sections, int):
-        _domain.size(1, indices_or_sections=indices_or_sections)
+        domain.size(1, indices_or_sections=indices_or_sections)
         sections, indices = indices_or_sections, ()
     elif isinstance(indices_or_sections, tuple):
         sections, indices = 0, (0, *indices_or_sections)

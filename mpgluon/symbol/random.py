@@ -19,7 +19,7 @@ from .symbol import Symbol
 if TYPE_CHECKING:
     from typing import Any
 
-    from .._types import DType, ShapeLike, SymbolLike
+    from .._internal.types import DType, ShapeLike, SymbolLike
     from ._random_ops import *  # noqa: F403
 
 __all__ = [

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .. import _core
-from .._files import open_regular
-from .._hints import late_names as _late_names
+from .._internal.files import open_regular
+from .._internal.hints import late_names as _late_names
 from ..base import MXNetError, NotImplementedForSymbol
 from ..util import is_np_shape
 from ._functions import attributes, node_of, single
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
     from .._core import Context, NDArray
-    from .._types import DType, Groups, Shape, ShapeLike
+    from .._internal.types import DType, Groups, Shape, ShapeLike
     from ..executor import Executor
     from ..initializer import Initializer
 

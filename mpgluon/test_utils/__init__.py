@@ -4,7 +4,7 @@ They cover comparison, random arrays, numerical gradients, distributions of rand
 sets in local files.
 """
 
-from .._hints import near_names as _near_names
+from .._internal.hints import near_names as _near_names
 from . import _arrays, _comparison, _environment, _files, _generators, _symbols, _training
 from ._arrays import *
 from ._comparison import *

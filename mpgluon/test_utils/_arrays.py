@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from .._core import Context, NDArray
-    from .._types import DType, Shape
+    from .._internal.types import DType, Shape
 
 
 __all__ = [

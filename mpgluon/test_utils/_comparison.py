@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any, TypeAlias
 
-    from .._types import ArrayLike
+    from .._internal.types import ArrayLike
 
     Tolerance: TypeAlias = float | Mapping[Any, float] | None
     Tolerances: TypeAlias = dict[Any, float]

@@ -16,7 +16,7 @@ from .. import io
 if TYPE_CHECKING:
     from typing import Any
 
-    from .._types import Shape
+    from .._internal.types import Shape
 
 
 __all__ = [

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from .._core import Context, NDArray
-    from .._types import DType
+    from .._internal.types import DType
     from ..executor import Executor
 
 

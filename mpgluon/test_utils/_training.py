@@ -13,7 +13,7 @@ from ._environment import default_context
 if TYPE_CHECKING:
     from typing import Any
 
-    from .._types import DType, Shape
+    from .._internal.types import DType, Shape
     from ..optimizer import Optimizer
 
 

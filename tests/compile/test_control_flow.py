@@ -307,9 +307,9 @@ def test_data_dependent_shapes_are_cached():
 
 
 def test_cache_of_data_dependent_shapes_is_bounded(monkeypatch):
-    from mpgluon import _graph_breaks
+    from mpgluon._internal import graph_breaks
 
-    monkeypatch.setattr(_graph_breaks, "LIMIT", 8)
+    monkeypatch.setattr(graph_breaks, "LIMIT", 8)
 
     def f(net, F, x, s):
         return [F.contrib.boolean_mask(x[0], x[0][:, 0] > 0) * 2 + 1]

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import mpgluon as mx
-from mpgluon import _core, _graph_breaks, autograd, gluon, nd
+from mpgluon import _core, autograd, gluon, nd
+from mpgluon._internal import graph_breaks
 from mpgluon.gluon import nn
 
 THREADS = 4
@@ -149,7 +150,7 @@ def test_partially_traced_part_is_not_run_by_another_thread(monkeypatch):
     net = Cut()
     net.hybridize()
     stopped, go_on = threading.Event(), threading.Event()
-    step, extend = _graph_breaks.Host.__call__, _graph_breaks.Split._extend
+    step, extend = graph_breaks.Host.__call__, graph_breaks.Split._extend
 
     def stop_the_first(host, env):
         if not stopped.is_set():
@@ -163,8 +164,8 @@ def test_partially_traced_part_is_not_run_by_another_thread(monkeypatch):
             first.result(60)
         return extend(split, *args)
 
-    monkeypatch.setattr(_graph_breaks.Host, "__call__", stop_the_first)
-    monkeypatch.setattr(_graph_breaks.Split, "_extend", stop_the_second)
+    monkeypatch.setattr(graph_breaks.Host, "__call__", stop_the_first)
+    monkeypatch.setattr(graph_breaks.Split, "_extend", stop_the_second)
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(lambda: net(nd.ones((2, 3))).asnumpy())
         assert stopped.wait(60)

@@ -22,8 +22,9 @@ import pytest
 
 import mpgluon as mx
 from fuzz.cost import bounded
-from mpgluon import _files, image, recordio
-from mpgluon._files import open_regular, replacing
+from mpgluon import image, recordio
+from mpgluon._internal import files
+from mpgluon._internal.files import open_regular, replacing
 from mpgluon.base import MXNetError
 from mpgluon.ndarray import _safetensors
 from support.paths import TESTS
@@ -555,7 +556,7 @@ ZEROS = 4 << 20
 
 
 def test_compressed_datasets_expand_within_bounds(tmp_path, monkeypatch):
-    monkeypatch.setattr(_files, "EXPANDS_PLUS", 1 << 20)
+    monkeypatch.setattr(files, "EXPANDS_PLUS", 1 << 20)
     vision, text = mx.gluon.data.vision, mx.gluon.contrib.data.text
     labels = gzip.compress(struct.pack(">II", 0x801, 0))
     (tmp_path / "train-labels-idx1-ubyte.gz").write_bytes(labels)

@@ -6,7 +6,7 @@ import os
 import pytest
 
 import mpgluon as mx
-from mpgluon._hints import CONTRIB
+from mpgluon._internal.hints import CONTRIB
 
 TABLE = os.path.join(os.path.dirname(__file__), "..", "data", "mxnet-1.9.1", "operators.tsv")
 # Equivalent defaults: MXNet's spelling and ours.

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 import mpgluon as mx
-from mpgluon import _core, _watchdog, autograd, gluon, nd
+from mpgluon import _core, autograd, gluon, nd
+from mpgluon._internal.watchdog import describe as describe_queues
 from mpgluon.context import memory_stats, set_memory_limit
 from mpgluon.gluon import nn
 from mpgluon.parallel import Pipeline, TrainStep
@@ -363,7 +364,7 @@ def test_environment_variable_enables_the_watchdog():
 
 def test_watchdog_text_describes_queues():
     work = ("forward", "train.py:3", "net", 1, 2)
-    text = _watchdog.describe(
+    text = describe_queues(
         [
             (str(on(0)), 3, 9, None, None, "", None, 0, None),
             (str(on(1)), 3, 9, work, "dot", "net/dense0", str(on(0)), 4, None),

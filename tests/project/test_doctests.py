@@ -50,7 +50,8 @@ WITHOUT = {
 MODULES = [
     info.name
     for info in pkgutil.walk_packages(mx.__path__, "mpgluon.")
-    if info.name.split(".")[1] not in ("_stubs", "test_utils", "numpy", "numpy_extension")
+    if not info.name.startswith("mpgluon._internal.stubs")
+    and info.name.split(".")[1] not in ("test_utils", "numpy", "numpy_extension")
     and importlib.util.find_spec(info.name).origin.endswith(".py")  # not shared libraries
 ]
 

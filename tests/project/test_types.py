@@ -8,7 +8,8 @@ import pathlib
 import pytest
 
 import mpgluon as mx
-from mpgluon import _core, _stubs
+from mpgluon import _core
+from mpgluon._internal import stubs
 from mpgluon.ndarray._namespaces import place
 
 PACKAGE = pathlib.Path(mx.__file__).parent
@@ -18,14 +19,14 @@ def test_stubs_match_the_registry():
     """The build generates them; in a source tree, build in place to regenerate them."""
     if not (PACKAGE / "_core.pyi").exists():
         pytest.skip("a sanitizer's build makes no stubs")
-    for path, text in _stubs.generate().items():
+    for path, text in stubs.generate().items():
         compile(text, path, "exec")
         assert (PACKAGE / path).read_text(encoding="utf-8") == text, path
 
 
 def test_stubs_define_every_name_they_use():
     """A type checker silently treats an undefined name as an unknown type."""
-    for path, text in _stubs.generate().items():
+    for path, text in stubs.generate().items():
         tree = ast.parse(text)
         defined = set(dir(builtins))
         for node in ast.walk(tree):
@@ -40,17 +41,17 @@ def test_stubs_define_every_name_they_use():
 
 
 def test_stubs_have_parameters_and_types():
-    stubs = _stubs.generate()
+    texts = stubs.generate()
     assert (
         "def FullyConnected(data: ArrayLike, weight: ArrayLike, bias: ArrayLike | None = None"
-        in stubs["ndarray/op.pyi"]
+        in texts["ndarray/op.pyi"]
     )
-    assert "def softmax(data: Symbol | None = None" in stubs["symbol/op.pyi"]
-    assert "    def softmax(self, length: ArrayLike | None = None" in stubs["_core.pyi"]
-    assert "    def softmax(self, length: Symbol | None = None" in stubs["symbol/_methods.pyi"]
-    assert "def gemm2(A: ArrayLike, B: ArrayLike, " in stubs["ndarray/linalg.pyi"]
+    assert "def softmax(data: Symbol | None = None" in texts["symbol/op.pyi"]
+    assert "    def softmax(self, length: ArrayLike | None = None" in texts["_core.pyi"]
+    assert "    def softmax(self, length: Symbol | None = None" in texts["symbol/_methods.pyi"]
+    assert "def gemm2(A: ArrayLike, B: ArrayLike, " in texts["ndarray/linalg.pyi"]
     # an array method that is not an op
-    assert "    def asnumpy(self) -> np.ndarray[Any, Any]:" in stubs["_core.pyi"]
+    assert "    def asnumpy(self) -> np.ndarray[Any, Any]:" in texts["_core.pyi"]
 
 
 @pytest.mark.parametrize("space", ["op", "random", "linalg", "contrib", "_internal"])
@@ -62,7 +63,7 @@ def test_stubs_name_every_function(space):
     }
     for package in (mx.nd, mx.sym):
         module = getattr(package, space)
-        text = _stubs.generate_namespace(space, symbol=package is mx.sym)
+        text = stubs.generate_namespace(space, symbol=package is mx.sym)
         listed = {
             line.split("(")[0].removeprefix("def ")
             for line in text.splitlines()

@@ -153,15 +153,15 @@ def test_rank_that_never_ends_mpi_ends_program_within_limit():
     assert not launching.processes_of(f"{BEGINNINGS} never_ends"), "processes are left"
 
 
-@pytest.mark.parametrize("bound, ranks, warned", [(1, 4, 1), (2, 4, 0), (1, 8, 0)])
-def test_ranks_bound_to_a_single_core_raise_warning(monkeypatch, recwarn, bound, ranks, warned):
-    from mpgluon import _ranks
+@pytest.mark.parametrize("bound, local, warned", [(1, 4, 1), (2, 4, 0), (1, 8, 0)])
+def test_ranks_bound_to_a_single_core_raise_warning(monkeypatch, recwarn, bound, local, warned):
+    from mpgluon._internal import ranks
 
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(bound)))
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
-    monkeypatch.setattr(_ranks, "_own", 0)
-    monkeypatch.setenv("OMPI_COMM_WORLD_LOCAL_SIZE", str(ranks))
-    _ranks._warn_of_binding()
+    monkeypatch.setattr(ranks, "_own", 0)
+    monkeypatch.setenv("OMPI_COMM_WORLD_LOCAL_SIZE", str(local))
+    ranks._warn_of_binding()
     texts = [str(one.message) for one in recwarn]
     assert len(texts) == warned and all("one of 8 cores" in text for text in texts)
 

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import mpgluon as mx
-from mpgluon import _hints, autograd, gluon, nd
+from mpgluon import autograd, gluon, nd
+from mpgluon._internal import hints as hint_tables
 from mpgluon.base import MXNetError
 from mpgluon.gluon import nn
 from support.calls import text_of
@@ -399,7 +400,7 @@ def test_exception_types_match_mxnet(case):
     )
 
 
-# Names from other frameworks outside the tables of mpgluon._hints, near names and unknown names.
+# Foreign names outside the tables of mpgluon._internal.hints, near names and unknown names.
 FOREIGN = {
     "nn.Conv2d": (lambda: nn.Conv2d, "use nn.Conv2D(channels, kernel_size"),
     "nn.MSELoss": (lambda: nn.MSELoss, "use mx.gluon.loss.L2Loss(weight=2)"),
@@ -503,18 +504,18 @@ ONLY_OF_ARRAYS = {"getnnz", "group_adagrad_update", "calibrate_entropy"}  # miss
 def test_names_with_hints_are_missing_and_raise_the_hint():
     x, net = nd.ones((2,)), nn.Dense(2)
     for thing, hints in (
-        (x, _hints.ARRAY),
-        (net, _hints.BLOCK),
-        (nn, _hints.LAYERS),
-        (nd, _hints.FUNCTIONS),
-        (nd.contrib, {k: v for k, v in _hints.CONTRIB.items() if k not in ONLY_OF_ARRAYS}),
-        (gluon, _hints.GLUON),
-        (gluon.data, _hints.DATA),
-        (mx.optimizer, _hints.OPTIMIZERS),
-        (mx.sym.contrib, _hints.CONTRIB),
-        (autograd, _hints.AUTOGRAD),
-        (gluon.loss, _hints.LOSSES),
-        (gluon.Trainer([], "sgd"), _hints.TRAINER),
+        (x, hint_tables.ARRAY),
+        (net, hint_tables.BLOCK),
+        (nn, hint_tables.LAYERS),
+        (nd, hint_tables.FUNCTIONS),
+        (nd.contrib, {k: v for k, v in hint_tables.CONTRIB.items() if k not in ONLY_OF_ARRAYS}),
+        (gluon, hint_tables.GLUON),
+        (gluon.data, hint_tables.DATA),
+        (mx.optimizer, hint_tables.OPTIMIZERS),
+        (mx.sym.contrib, hint_tables.CONTRIB),
+        (autograd, hint_tables.AUTOGRAD),
+        (gluon.loss, hint_tables.LOSSES),
+        (gluon.Trainer([], "sgd"), hint_tables.TRAINER),
     ):
         for name, hint in hints.items():
             assert hint in text_of(AttributeError, lambda: getattr(thing, name))

@@ -7,7 +7,8 @@ import random
 import sys
 
 import mpgluon as mx
-from mpgluon import _core, _device_groups, _graph_breaks, autograd, gluon, nd
+from mpgluon import _core, autograd, gluon, nd
+from mpgluon._internal import device_groups, graph_breaks
 from mpgluon.gluon._compiled import running_statistics, tracing
 
 # Interrupts affect a single process
@@ -95,12 +96,12 @@ def interrupted(work, n):
 def check_clean():
     """Asserts that no state scoped to a call is active."""
     assert tracing.current() is None
-    assert _graph_breaks.current() is None
+    assert graph_breaks.current() is None
     assert running_statistics.active() is None
     assert _core.swap_trace(None) is None
     assert not autograd.is_recording() and not autograd.is_training()
     assert _core.get_scope() == 0 and _core.get_steps() == 0 and _core.set_group(None) is None
-    assert not _device_groups.running() and _device_groups.current() is None
+    assert not device_groups.running() and device_groups.current() is None
     assert getattr(gluon.block._block._NameScope._current, "value", None) is None
     assert type(mx.name.NameManager.current()) is mx.name.NameManager
     assert mx.AttrScope.current().get(None) == {}

@@ -205,9 +205,9 @@ static bool alone(void) {
   return PyThreadState_Next(PyInterpreterState_ThreadHead(PyInterpreterState_Main())) == NULL;
 }
 
-/* Checks that all ranks compile the same graph (mpgluon._ranks). */
+/* Checks that all ranks compile the same graph (mpgluon._internal.ranks). */
 static mpg_status agree(const char *text) {
-  PyObject *module = PyImport_ImportModule("mpgluon._ranks");
+  PyObject *module = PyImport_ImportModule("mpgluon._internal.ranks");
   PyObject *done = module ? PyObject_CallMethod(module, "agree_on_trace", "s", text) : NULL;
   Py_XDECREF(module);
   Py_XDECREF(done);

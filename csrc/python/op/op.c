@@ -115,7 +115,7 @@ static int unknown_keyword(const op_object *self, PyObject *keyword) {
                             keyword);
   PyObject *comma = PyUnicode_FromString(", "),
            *list = comma ? PyUnicode_Join(comma, self->names) : NULL,
-           *hints = list ? PyImport_ImportModule("mpgluon._hints") : NULL,
+           *hints = list ? PyImport_ImportModule("mpgluon._internal.hints") : NULL,
            *near =
                hints ? PyObject_CallMethod(hints, "near_option", "OO", keyword, self->names) : NULL;
   if (near != NULL)

@@ -12,7 +12,7 @@ from ...base import MXNetAssertionError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ..._types import DType
+    from ..._internal.types import DType
 
 CONDITIONS = [
     ("Activation", "act_type", ["softrelu"]),

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from ..._core import Context, NDArray
-    from ..._types import DType
+    from ..._internal.types import DType
 
     Conditions = Sequence[tuple[str, str, Sequence[str]]]
 

@@ -7,7 +7,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from ... import _core, autograd, ndarray as nd
-from ..._ranks.own_arrays import brought_to_all
+from ..._internal.ranks.own_arrays import brought_to_all
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

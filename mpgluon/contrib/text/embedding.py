@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ... import NDArray
-    from ..._types import Register
+    from ..._internal.types import Register
 
 __all__ = [
     "CompositeEmbedding",

@@ -8,7 +8,8 @@ import weakref
 from itertools import count
 from typing import NamedTuple
 
-from ... import _core, _device_groups, _graph_breaks, autograd, ndarray as nd
+from ... import _core, autograd, ndarray as nd
+from ..._internal import device_groups, graph_breaks
 from ...ndarray._sparse.row_gradients import whole
 from ...ndarray._sparse.row_taps import TappedCall, Taps, has_row_gradient
 from .._block_path import block_path
@@ -81,7 +82,7 @@ class Signature:
             inputs = [discovery.trace.input(array) for array in flat]
             try:
                 outputs = self._forward(inputs)
-            except _graph_breaks.NeedsValues:
+            except graph_breaks.NeedsValues:
                 pass  # the rest of the block is traced when it runs
             else:
                 traced = discovery.traced(inputs, outputs)
@@ -110,7 +111,7 @@ class Signature:
                 # As in a real call, the block enters its replica and group before it is compiled.
                 with grouped.replica(self.block, arrays, False), grouped.group(self.block, False):
                     outputs = self._forward(arrays)
-            except _graph_breaks.NeedsValues as error:
+            except graph_breaks.NeedsValues as error:
                 raise self._no_symbol(error.name) from None
             if discovery.splits or discovery.has_bodies:
                 raise self._no_symbol(
@@ -137,7 +138,7 @@ class Signature:
     def _state(self, arrays):
         """Returns the state that a trace depends on and that can differ between calls of a
         signature."""
-        return _core.is_recording(), self.captured, [_graph_breaks.describe(a) for a in arrays]
+        return _core.is_recording(), self.captured, [graph_breaks.describe(a) for a in arrays]
 
     def _forward(self, arrays):
         """Runs the block on traced arrays and returns its results as a flat list."""
@@ -292,7 +293,7 @@ class CompiledCall:
             structure,
             tuple([array.context for array in flat]),
             autograd.is_training(),
-            _device_groups.current(),
+            device_groups.current(),
         )
         signature = self._signatures.get(key)
         if signature is None:
@@ -373,7 +374,7 @@ class CompiledCall:
     def _add(self, key, flat):
         signature = self._make(key[0], flat, key[2])
         if signature.splits:
-            signature.op = _graph_breaks.Split(_weakly(signature.trace_parts), self._flags)
+            signature.op = graph_breaks.Split(_weakly(signature.trace_parts), self._flags)
         else:
             signature.op = _core.CachedOp(_weakly(signature.trace), self._flags)
         if len(self._signatures) >= LIMIT:

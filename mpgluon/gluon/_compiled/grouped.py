@@ -1,12 +1,13 @@
 """Device groups of blocks: ``AttrScope(ctx_group=...)`` places blocks, their inputs and their
-parameters (see `mpgluon._device_groups`).
+parameters (see `mpgluon._internal.device_groups`).
 
 A block belongs to the group in whose scope it was created, or else to the group in whose scope it
 is called. Parameters of a block that was created in a group are initialized on the group's device.
 Other parameters *float*: they move to the device of the first group that uses them.
 """
 
-from ... import _core, _device_groups, autograd, ndarray as nd
+from ... import _core, autograd, ndarray as nd
+from ..._internal import device_groups
 from ...attribute import AttrScope
 from ...context import current_context
 from ...initializer import Uniform, create
@@ -17,7 +18,7 @@ from . import tracing
 
 def initialize(block, init, ctx, verbose, force_reinit, group2ctx):
     """Implements `Block.initialize` with a group2ctx."""
-    devices = _device_groups.check(group2ctx)
+    devices = device_groups.check(group2ctx)
     if ctx is not None and not hasattr(ctx, "device_type"):
         raise ValueError(
             "initialize: with group2ctx, ctx must be one device, the device of the blocks "
@@ -28,7 +29,7 @@ def initialize(block, init, ctx, verbose, force_reinit, group2ctx):
 
     def visit(one, group, path):
         group = group if group_of(one) is None else group_of(one)
-        device = None if group is None else _device_groups.lookup(group, devices, path)
+        device = None if group is None else device_groups.lookup(group, devices, path)
         for param in one.params.values():
             homes.setdefault(param, device)
         for name, child in children(one).items():
@@ -76,14 +77,14 @@ def replica(block, args, symbolic):
     devices = devices_of_groups(block)
     if devices is None or symbolic:
         return _core.Scope()
-    return _device_groups.mapped(
+    return device_groups.mapped(
         devices if isinstance(devices, dict) else devices.of(first_context(args))
     )
 
 
 def group(block, symbolic):
     """Returns a scope in which ops belong to the block's group."""
-    if group_of(block) is None or not (symbolic or _device_groups.running()):
+    if group_of(block) is None or not (symbolic or device_groups.running()):
         return _core.Scope()
     return AttrScope(ctx_group=group_of(block))
 
@@ -92,24 +93,24 @@ def moved(block, args, symbolic, outer):
     """Returns `args` on the device of the running group; `outer` is the group around the block.
 
     Within one group, and for placed blocks, gradients are summed as without groups."""
-    device = None if symbolic else _device_groups.device()
+    device = None if symbolic else device_groups.device()
     if device is None or spans_devices(block):
         return args
-    group = _device_groups.group()
-    within = group == outer or group is not None and _device_groups.is_placement(group)
-    return _device_groups.move(args, device, nd.NDArray, within)
+    group = device_groups.group()
+    within = group == outer or group is not None and device_groups.is_placement(group)
+    return device_groups.move(args, device, nd.NDArray, within)
 
 
 def near(contexts):
     """Returns the one device that belongs to the running replica, or None."""
-    here = [ctx for ctx in contexts if ctx in _device_groups.devices()]
+    here = [ctx for ctx in contexts if ctx in device_groups.devices()]
     return here[0] if len(here) == 1 else None
 
 
 def settled(param, ctx):
     """Moves a floating parameter to `ctx` if that is the running group's device. Returns False if
     the parameter stays on its device."""
-    if not param.floating or _device_groups.device() != ctx:
+    if not param.floating or device_groups.device() != ctx:
         return False
     trace = tracing.current()
     if trace is not None:

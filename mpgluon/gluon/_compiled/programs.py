@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ... import _core
-from ..._tables import Tabular
+from ..._internal.tables import Tabular
 from .call import LIMIT
 
 if TYPE_CHECKING:
@@ -193,7 +193,7 @@ def _entry_parts(entry):
 
 def _part_text(part):
     """Returns the text that identifies one part of a split block: its body and the steps before it
-    (see `mpgluon._graph_breaks.Split.compiled`)."""
+    (see `graph_breaks.Split.compiled`)."""
     steps = [
         name if shapes is None else f"{name} -> {', '.join(map(str, shapes))}"
         for name, shapes in part["after"]

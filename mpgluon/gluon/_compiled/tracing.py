@@ -4,7 +4,7 @@
 method ``parameter(param, ctx)`` returns the traced array that represents that copy of the
 parameter. There are three classes. `Discovery` creates an input for each requested copy, in the
 first trace. `Binding` returns these inputs in later traces. `LateBinding` adds inputs on demand to
-a program that consists of several parts (`mpgluon._graph_breaks`).
+a program that consists of several parts (`mpgluon._internal.graph_breaks`).
 
 A parameter whose shape is not known yet is passed to ``hybrid_forward`` as an `Unknown`, together
 with an `InferringOps` for ``F``: the first operator that takes the `Unknown` as an input completes
@@ -13,7 +13,8 @@ its shape by the operator's own inference.
 
 import types
 
-from ... import _core, _graph_breaks, ndarray as nd
+from ... import _core, ndarray as nd
+from ..._internal import graph_breaks
 from ...base import MXNetError, NotSupportedError
 from ...ndarray._sparse.row_taps import has_row_gradient
 from ..utils import shape_is_known
@@ -21,7 +22,7 @@ from ..utils import shape_is_known
 
 def current():
     """Returns the tracing in progress in this thread, or None."""
-    return _graph_breaks.thread.tracing
+    return graph_breaks.thread.tracing
 
 
 class _Parameters:
@@ -44,15 +45,15 @@ class _Parameters:
 
 class _Tracing(_Parameters, _core.Scope):
     def _changes(self):
-        return [(vars(_graph_breaks.thread), "tracing", self)]
+        return [(vars(graph_breaks.thread), "tracing", self)]
 
 
-class Discovery(_Parameters, _graph_breaks.Tracer):
+class Discovery(_Parameters, graph_breaks.Tracer):
     """The first trace of a block, before its parameters are known.
 
     It records the parameter copies that the block uses, in the order of first use; the devices of
     floating parameters, which move there after the trace; and whether the block must be split. It
-    stops at an op whose shape depends on values (`_graph_breaks.NeedsValues`).
+    stops at an op whose shape depends on values (`graph_breaks.NeedsValues`).
     """
 
     def __init__(self, taps=None):
@@ -66,7 +67,7 @@ class Discovery(_Parameters, _graph_breaks.Tracer):
         self.splits = None  # (name, block path) of the first step that splits the block
 
     def _changes(self):
-        return [*super()._changes(), (vars(_graph_breaks.thread), "tracing", self)]
+        return [*super()._changes(), (vars(graph_breaks.thread), "tracing", self)]
 
     def _parameter(self, param, ctx):
         array = self.used.get((param, ctx))
@@ -105,7 +106,7 @@ class Discovery(_Parameters, _graph_breaks.Tracer):
 
     def dynamic(self, name, run, inputs):
         self.splits = self.splits or (name, _core.current_scope())
-        raise _graph_breaks.NeedsValues(name)
+        raise graph_breaks.NeedsValues(name)
 
 
 class Binding(_Tracing):
@@ -141,7 +142,7 @@ class LateBinding(_Tracing):
     """Adds inputs on demand to a program in parts while it is traced."""
 
     def __init__(self):
-        self._tracer = _graph_breaks.current()
+        self._tracer = graph_breaks.current()
         self._arrays = {}
 
     def _parameter(self, param, ctx):

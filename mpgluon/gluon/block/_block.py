@@ -9,8 +9,8 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from ... import _core, ndarray as nd
-from ..._device_groups import group as running_group, running as groups_running
-from ..._hints import BLOCK, absent, absent_before_init, present, unknown_option
+from ..._internal.device_groups import group as running_group, running as groups_running
+from ..._internal.hints import BLOCK, absent, absent_before_init, present, unknown_option
 from ...base import MXNetError
 from ...context import Context
 from ...name import NameManager, Prefix
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Never, Self
 
-    from ..._types import Devices, DType, Init, NDArray
+    from ..._internal.types import Devices, DType, Init, NDArray
 
 
 _PARTS = {"_children", "_reg_params"}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ... import _core, ndarray as nd
-from ..._device_groups import check as check_groups, is_of_another_replica
+from ..._internal.device_groups import check as check_groups, is_of_another_replica
 from ...base import MXNetError, MXNetTypeError, is_floating
 from ...context import computes, current_context
 from .._block_path import block_path
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Never
 
-    from ..._types import DType
+    from ..._internal.types import DType
     from ..parameter import ParameterDict
 
 

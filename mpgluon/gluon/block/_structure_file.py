@@ -9,7 +9,7 @@ import contextlib
 import json
 
 from ..._core import at_once, write_file
-from ..._files import open_regular
+from ..._internal.files import open_regular
 from .._tree import can_be_hybridized, children, is_hybridized
 
 

@@ -3,7 +3,7 @@
 import html
 
 from ... import _core, ndarray as nd
-from ..._tables import aligned, html_table
+from ..._internal.tables import aligned, html_table
 from ...base import itemsize
 from .._tree import children, forward_hooks, own_parameters, runs_compiled, uncompiled
 from ..utils import shape_is_known

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from ... import _graph_breaks, ndarray as nd
+from ... import ndarray as nd
 from ..._core import dtype_name
+from ..._internal import graph_breaks
 from ...base import MXNetAssertionError, MXNetError, NotSupportedError
 from ...context import current_context
 from .. import _nested
@@ -20,7 +21,7 @@ from ._traced_symbol import traced_symbols
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ..._types import Devices, DType, NDArray, Symbol
+    from ..._internal.types import Devices, DType, NDArray, Symbol
     from ..parameter import Parameter
 
 
@@ -353,7 +354,7 @@ def portable_symbol(
 
 def export_block(block: HybridBlock, path: str, epoch: int, remove_amp_cast) -> Any:
     """Implements `HybridBlock.export`."""
-    _graph_breaks.refuse_in_trace("export")
+    graph_breaks.refuse_in_trace("export")
     symbol, constants = portable_symbol(block)
     symbol_file, param_file = f"{path}-symbol.json", f"{path}-{epoch:04d}.params"
     arguments, states = set(symbol.list_arguments()), set(symbol.list_auxiliary_states())

@@ -13,7 +13,7 @@ from .._compiled.call import Signature
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ..._types import NDArray, Symbol
+    from ..._internal.types import NDArray, Symbol
 
 
 def traced_symbols(

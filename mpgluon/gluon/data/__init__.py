@@ -1,6 +1,6 @@
 """Data sets, samplers, and the loader that combines samples into batches."""
 
-from ..._hints import DATA as _DATA, near_names as _near_names
+from ..._internal.hints import DATA as _DATA, near_names as _near_names
 from . import vision
 from .dataloader import DataLoader, default_batchify_fn, default_mp_batchify_fn
 from .dataset import ArrayDataset, Dataset, RecordFileDataset, SimpleDataset

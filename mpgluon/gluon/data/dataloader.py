@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ... import ndarray as nd
-from ..._hints import OptionsChecked
+from ..._internal.hints import OptionsChecked
 from ...base import MXNetAssertionError, MXNetError, MXNetTypeError, MXNetValueError
 from ...context import cpu, cpu_pinned, current_context
 from ..utils import brief

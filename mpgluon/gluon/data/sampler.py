@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ... import _ranks
-from ..._hints import OptionsChecked
+from ..._internal import ranks
+from ..._internal.hints import OptionsChecked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -246,8 +246,8 @@ class SplitSampler(Sampler):
         shuffle: bool = True,
         seed: int = 0,
     ) -> None:
-        num_parts = _ranks.count() if num_parts is None else num_parts
-        part_index = _ranks.own() if part_index is None else part_index
+        num_parts = ranks.count() if num_parts is None else num_parts
+        part_index = ranks.own() if part_index is None else part_index
         if not 0 <= part_index < num_parts:
             raise ValueError(
                 f"part_index must be 0 to {num_parts - 1} for {num_parts} parts, not {part_index}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..._hints import LAYERS as _LAYERS, of_module as _of_module
+from ..._internal.hints import LAYERS as _LAYERS, of_module as _of_module
 from ..block import Block, HybridBlock, SymbolBlock
 from .activations import *
 from .activations import __all__ as _activations

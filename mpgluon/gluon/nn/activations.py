@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ... import _domain, initializer
-from ..._hints import near
+from ... import initializer
+from ..._internal import domain
+from ..._internal.hints import near
 from ...base import MXNetTypeError, MXNetValueError
 from ..block import HybridBlock
 
 if TYPE_CHECKING:
-    from ..._types import Init, Layer
+    from ..._internal.types import Init, Layer
     from ..parameter import Parameter
 else:
     Layer = HybridBlock
@@ -88,7 +89,7 @@ class LeakyReLU(Layer):
     """
 
     def __init__(self, alpha: float, **kwargs: Any) -> None:
-        _domain.number(alpha=alpha)
+        domain.number(alpha=alpha)
         if alpha < 0:
             raise AssertionError(f"LeakyReLU: alpha must not be negative, but is {alpha}")
         super().__init__(**kwargs)
@@ -128,7 +129,7 @@ class PReLU(Layer):
         self, alpha_initializer: Init | None = None, in_channels: int = 1, **kwargs: Any
     ) -> None:
         super().__init__(**kwargs)
-        _domain.size(1, in_channels=in_channels)
+        domain.size(1, in_channels=in_channels)
         if alpha_initializer is None:
             alpha_initializer = initializer.Constant(0.25)
         with self.name_scope():
@@ -151,7 +152,7 @@ class ELU(Layer):
 
     def __init__(self, alpha: float = 1.0, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        _domain.number(alpha=alpha)
+        domain.number(alpha=alpha)
         self._alpha = alpha
 
     def hybrid_forward(self, F: Any, x: Any) -> Any:
@@ -195,7 +196,7 @@ class Swish(Layer):
 
     def __init__(self, beta: float = 1.0, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        _domain.number(beta=beta)
+        domain.number(beta=beta)
         self._beta = beta
 
     def hybrid_forward(self, F: Any, x: Any) -> Any:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from ... import _domain, autograd, ndarray as nd
+from ... import autograd, ndarray as nd
 from ..._core import dtype_name
+from ..._internal import domain
 from ...base import MXNetTypeError
 from .._compiled import running_statistics
 from ..block import Block, HybridBlock
@@ -15,7 +16,7 @@ from .activations import Activation, activation_name, after
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from ..._types import DType, Init, Layer
+    from ..._internal.types import DType, Init, Layer
     from ..parameter import Parameter, ParameterDict
 else:
     Layer = HybridBlock
@@ -178,8 +179,8 @@ class Dense(Layer):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        _domain.size(0, units=units)
-        _domain.size(0, in_units=in_units)
+        domain.size(0, units=units)
+        domain.size(0, in_units=in_units)
         self._units = units
         self._in_units = in_units
         self._flatten = flatten
@@ -237,8 +238,8 @@ class Dropout(Layer):
 
     def __init__(self, rate: float, axes: Sequence[int] = (), **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        _domain.fraction(rate=rate)
-        _domain.axis(axes=axes)
+        domain.fraction(rate=rate)
+        domain.axis(axes=axes)
         self._rate = rate
         self._axes = axes
 
@@ -288,7 +289,7 @@ class Embedding(Layer):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        _domain.size(1, input_dim=input_dim, output_dim=output_dim)
+        domain.size(1, input_dim=input_dim, output_dim=output_dim)
         self._kwargs = {"input_dim": input_dim, "output_dim": output_dim, "dtype": dtype}
         if sparse_grad:
             self._kwargs["sparse_grad"] = True
@@ -320,7 +321,7 @@ class _Norm(Layer):
     def _make_scale(
         self, in_channels, scale, center, gamma_initializer, beta_initializer, differentiable
     ):
-        _domain.size(0, in_channels=in_channels)
+        domain.size(0, in_channels=in_channels)
         shared = {"shape": (in_channels,), "allow_deferred_init": True}
         self.gamma: Parameter = self.params.get(
             "gamma",
@@ -399,9 +400,9 @@ class BatchNorm(_Norm):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        _domain.at_least(0, epsilon=epsilon)
-        _domain.fraction(momentum=momentum)
-        _domain.axis(axis=axis)
+        domain.at_least(0, epsilon=epsilon)
+        domain.fraction(momentum=momentum)
+        domain.axis(axis=axis)
         if 0 < momentum < 0.5:
             warnings.warn(
                 f"{type(self).__name__}: momentum={momentum:g} keeps {momentum:.0%} of the running "
@@ -505,8 +506,8 @@ class InstanceNorm(_Norm):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        _domain.at_least(0, epsilon=epsilon)
-        _domain.axis(axis=axis)
+        domain.at_least(0, epsilon=epsilon)
+        domain.axis(axis=axis)
         self._kwargs = {"eps": epsilon, "axis": axis, "center": center, "scale": scale}
         self._axis = axis
         self._epsilon = epsilon
@@ -562,8 +563,8 @@ class LayerNorm(_Norm):
         params: ParameterDict | None = None,
     ) -> None:
         super().__init__(prefix=prefix, params=params)
-        _domain.at_least(0, epsilon=epsilon)
-        _domain.axis(axis=axis)
+        domain.at_least(0, epsilon=epsilon)
+        domain.axis(axis=axis)
         self._kwargs = {"eps": epsilon, "axis": axis, "center": center, "scale": scale}
         self._axis = axis
         self._epsilon = epsilon
@@ -610,8 +611,8 @@ class GroupNorm(_Norm):
         params: ParameterDict | None = None,
     ) -> None:
         super().__init__(prefix=prefix, params=params)
-        _domain.size(1, num_groups=num_groups)
-        _domain.at_least(0, epsilon=epsilon)
+        domain.size(1, num_groups=num_groups)
+        domain.at_least(0, epsilon=epsilon)
         self._kwargs = {"eps": epsilon, "num_groups": num_groups, "center": center, "scale": scale}
         self._num_groups = num_groups
         self._epsilon = epsilon

@@ -9,8 +9,8 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING, Any
 
-from ... import _domain
-from ..._domain import per_axis
+from ..._internal import domain
+from ..._internal.domain import per_axis
 from ...base import MXNetValueError
 from ..block import HybridBlock
 from .activations import Activation, activation_name, after
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Never
 
-    from ..._types import Init, Layer
+    from ..._internal.types import Init, Layer
     from ..parameter import Parameter, ParameterDict
 else:
     Layer = HybridBlock
@@ -131,8 +131,8 @@ class _Conv(Layer):
         ndim = self._ndim
         layout = check_layout(layout, ndim)
         kernel = per_axis(kernel_size, ndim, "kernel_size", 1)
-        _domain.size(1, channels=channels, groups=groups)
-        _domain.size(0, in_channels=in_channels)
+        domain.size(1, channels=channels, groups=groups)
+        domain.size(0, in_channels=in_channels)
         check_groups(type(self).__name__, groups, channels=channels, in_channels=in_channels)
         self._channels = channels
         self._in_channels = in_channels

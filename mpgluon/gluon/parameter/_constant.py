@@ -11,7 +11,7 @@ from ._parameter import Parameter
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ..._types import ArrayLike
+    from ..._internal.types import ArrayLike
 
 
 class _Value(initializer.Initializer):

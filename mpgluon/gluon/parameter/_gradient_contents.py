@@ -8,16 +8,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ... import _ranks, ndarray as nd
+from ... import ndarray as nd
 from ..._core import dtype_name
-from ..._ranks.own_arrays import brought_to_all
+from ..._internal import ranks
+from ..._internal.ranks.own_arrays import brought_to_all
 from ...base import MXNetError
 from ...ndarray.sparse import RowSparseNDArray
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from ..._types import NDArray
+    from ..._internal.types import NDArray
     from ...context import Context
     from ._parameter import Parameter
 
@@ -75,7 +76,7 @@ def filled(grad: Any, ctx: Context, content: NDArray | None, dtype: Any) -> Any:
         return grad
     content = content.as_in_context(ctx)  # called by all ranks, even without rows
     if content.indices.size:
-        with _ranks.alone():
+        with ranks.alone():
             grad[:] = content.astype(dtype)
     return grad
 

@@ -11,8 +11,8 @@ import numpy as np
 
 from ... import _core, autograd, initializer, ndarray as nd, random
 from ..._core import at_once, dtype_name, mark_variables, set_attributes, side_context
-from ..._hints import PARAMETER_SETTINGS, unsettable
-from ..._ranks.own_arrays import brought_to_all
+from ..._internal.hints import PARAMETER_SETTINGS, unsettable
+from ..._internal.ranks.own_arrays import brought_to_all
 from ...base import MXNetAssertionError, MXNetError
 from ...context import Context, computes, current_context
 from ...ndarray._sparse.row_gradients import RowGradientWeight, RowSparseGradient, row_sparse_part
@@ -25,7 +25,7 @@ from ._mxnet_names import MXNetNames
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from ..._types import ArrayLike, Devices, DType, Init, NDArray, Shape, Symbol
+    from ..._internal.types import ArrayLike, Devices, DType, Init, NDArray, Shape, Symbol
     from ..trainer import Trainer
 
 tensor_types: tuple[type[NDArray], ...] = (nd.NDArray,)

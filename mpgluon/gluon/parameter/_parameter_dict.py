@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import weakref
     from collections.abc import ItemsView, Iterator, KeysView, Mapping, Sequence, ValuesView
 
-    from ..._types import ArrayLike, Devices, Init, NDArray
+    from ..._internal.types import ArrayLike, Devices, Init, NDArray
     from ...context import Context
 
 

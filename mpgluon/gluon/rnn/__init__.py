@@ -1,6 +1,6 @@
 """Recurrent layers and cells."""
 
-from ..._hints import near_names as _near_names
+from ..._internal.hints import near_names as _near_names
 from .rnn_cell import *
 from .rnn_cell import __all__ as _cells
 from .rnn_layer import *

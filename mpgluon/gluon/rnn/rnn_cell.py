@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ... import _core, _domain, ndarray as nd
+from ... import _core, ndarray as nd
+from ..._internal import domain
 from .._compiled import tracing
 from ..utils import indent
 from ._base_cell import HybridRecurrentCell, RecurrentCell
@@ -17,7 +18,7 @@ from ._sequences import arranged, functions_of, is_one, masked, merged, reversed
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ..._types import Init
+    from ..._internal.types import Init
     from ..parameter import Parameter, ParameterDict
 
 __all__ = [
@@ -55,8 +56,8 @@ class _GatedCell(HybridRecurrentCell):
         params: ParameterDict,
     ) -> None:
         super().__init__(prefix=prefix, params=params)
-        _domain.size(1, hidden_size=hidden_size)
-        _domain.size(0, input_size=input_size)
+        domain.size(1, hidden_size=hidden_size)
+        domain.size(0, input_size=input_size)
         self._hidden_size = hidden_size
         self._input_size = input_size
         rows = self._gates * hidden_size
@@ -460,8 +461,8 @@ class DropoutCell(HybridRecurrentCell):
         super().__init__(prefix, params)
         if not isinstance(rate, (int, float)):
             raise AssertionError("rate must be a number")
-        _domain.fraction(rate=rate)
-        _domain.axis(axes=axes)
+        domain.fraction(rate=rate)
+        domain.axis(axes=axes)
         self._rate = rate
         self._axes = axes
 
@@ -560,7 +561,7 @@ class ZoneoutCell(ModifierCell):
                 "zoneout works step by step, which a BidirectionalCell does not support; wrap "
                 "the cells inside it in ZoneoutCell"
             )
-        _domain.fraction(zoneout_outputs=zoneout_outputs, zoneout_states=zoneout_states)
+        domain.fraction(zoneout_outputs=zoneout_outputs, zoneout_states=zoneout_states)
         super().__init__(base_cell)
         self.zoneout_outputs = zoneout_outputs
         self.zoneout_states = zoneout_states

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from ... import _domain, ndarray as nd
+from ... import ndarray as nd
+from ..._internal import domain
 from ..block import HybridBlock
 from ..nn.activations import check_activation
 from . import _projected, rnn_cell
@@ -14,7 +15,7 @@ from ._base_cell import state_options, symbol_of_zeros
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ..._types import DType, Init
+    from ..._internal.types import DType, Init
 
 __all__ = ["RNN", "LSTM", "GRU"]
 
@@ -50,9 +51,9 @@ class _RNNLayer(HybridBlock):
         super().__init__(**kwargs)
         if layout not in ("TNC", "NTC"):
             raise AssertionError(f"Invalid layout {layout}; must be one of ['TNC' or 'NTC']")
-        _domain.size(1, hidden_size=hidden_size, num_layers=num_layers)
-        _domain.size(0, input_size=input_size, projection_size=projection_size or 0)
-        _domain.fraction(dropout=dropout)
+        domain.size(1, hidden_size=hidden_size, num_layers=num_layers)
+        domain.size(0, input_size=input_size, projection_size=projection_size or 0)
+        domain.fraction(dropout=dropout)
         self._mode = mode
         self._hidden_size = hidden_size
         self._projection_size = projection_size or None
@@ -81,10 +82,10 @@ class _RNNLayer(HybridBlock):
         if projection_size:
             self._options["projection_size"] = projection_size
         if state_clip_min is not None:
-            _domain.number(state_clip_min=state_clip_min)
+            domain.number(state_clip_min=state_clip_min)
             self._options["lstm_state_clip_min"] = state_clip_min
         if state_clip_max is not None:
-            _domain.number(state_clip_max=state_clip_max)
+            domain.number(state_clip_max=state_clip_max)
             self._options["lstm_state_clip_max"] = state_clip_max
         if state_clip_nan:
             self._options["lstm_state_clip_nan"] = True

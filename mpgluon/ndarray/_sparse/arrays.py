@@ -14,15 +14,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ... import _core, _ranks
+from ... import _core
 from ..._core import Context, MXNetError, NDArray
+from ..._internal import ranks
 from .rows import add_rows, index_array, occurring, pointers, row_numbers, take_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any, NoReturn
 
-    from ..._types import DType, Shape
+    from ..._internal.types import DType, Shape
 
 __all__ = ["BaseSparseNDArray", "CSRNDArray", "RowSparseNDArray"]
 
@@ -228,7 +229,7 @@ class BaseSparseNDArray(NDArray):
         """True if this process has the contents: the device belongs to its rank. For other modules
         of the package."""
         rank = self.context.rank
-        return rank is None or rank == _ranks.own()
+        return rank is None or rank == ranks.own()
 
     @property
     def ndim(self) -> int:
@@ -504,15 +505,15 @@ class RowSparseNDArray(BaseSparseNDArray):
         the owner knows the number of rows of a gradient, and a transfer needs the same shape on
         all ranks. For other modules of the package."""
         rank, rows = self.context.rank, self.values.shape[0]
-        if rank is None or _ranks.count() == 1:
+        if rank is None or ranks.count() == 1:
             return self
-        owned = int(_ranks.gather("the number of rows of a row_sparse array", str(rows))[rank])
+        owned = int(ranks.gather("the number of rows of a row_sparse array", str(rows))[rank])
         return self if rows == owned else self.without_contents(owned)
 
     def without_contents(self, rows: int) -> RowSparseNDArray:
         """Returns a placeholder with this shape and `rows` rows, for ranks without the contents.
         For other modules of the package."""
-        with _ranks.alone():
+        with ranks.alone():
             values = _core.empty((rows, *self._shape[1:]), self.context, self.dtype)
             index = _core.empty((rows,), self.context, "int64")
         return RowSparseNDArray(values, index, self._shape)
@@ -546,7 +547,7 @@ class RowSparseNDArray(BaseSparseNDArray):
             return self._variable
         if self.here:
             self.numbers()  # checks their range
-        with _ranks.alone():  # the number of rows decides which op it calls
+        with ranks.alone():  # the number of rows decides which op it calls
             return add_rows(self.values, self.index, self._shape[0])
 
     def retain(self, indices: NDArray) -> RowSparseNDArray:

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ... import _core, _ranks
+from ... import _core
 from ..._core import NDArray
+from ..._internal import ranks
 from .arrays import BaseSparseNDArray, CSRNDArray, RowSparseNDArray, cast_storage, zeros_of
 from .row_gradients import RowGradientWeight, rows_of, whole
 from .rows import add_rows, index_array, pointers, set_rows, sum_equal, take_rows
@@ -303,7 +304,7 @@ def _sum(first, *others):
     parts = (first, *others)
     if first.stype == "row_sparse" and not first.here:
         return first.without_contents(1)
-    with _ranks.alone():
+    with ranks.alone():
         values = _op("Concat")(*[part.values for part in parts], dim=0)
         keys = np.concatenate([_keys(part) for part in parts])
         return _at_keys(first, *sum_equal(values, keys, first.context))

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ... import _core, _ranks
+from ... import _core
 from ..._core import NDArray
+from ..._internal import ranks
 from .arrays import BaseSparseNDArray, RowSparseNDArray, cast_storage, zeros_of
 from .rows import index_array, sum_equal
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ..._core import Context
-    from ..._types import DType, Shape
+    from ..._internal.types import DType, Shape
 
 _op = _core.get_op
 _MANY_PARTS = 64
@@ -198,7 +199,7 @@ class RowSparseGradient(RowSparseNDArray):
             self._fresh = self._fresh or bool(reached)
             reached = []
         # Only the rank of the gradient's device sums.
-        with _core.pause(), _ranks.alone():
+        with _core.pause(), ranks.alone():
             taken = [part.take(self._shape[0]) for part in reached]
             self._parts = [part for part in self._parts if part.kept]
             if not taken:

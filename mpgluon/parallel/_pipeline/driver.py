@@ -7,7 +7,8 @@ import collections
 import gc
 from typing import TYPE_CHECKING
 
-from ... import _core, _ranks
+from ... import _core
+from ..._internal import ranks
 from ...context import memory_stats
 from .. import schedules
 from .stages import Stages
@@ -59,10 +60,10 @@ def _costs_of_ranks(report):
     """Returns the costs of a report, each as measured by the rank of its device. All ranks call
     it."""
     stages, actions = report.stages, sorted(report.costs)
-    ranks = [stages.contexts[stages.graph.devices[action.stage]].rank for action in actions]
-    known = (None, _ranks.own())
-    costs = {i: report.costs[a] for i, a in enumerate(actions) if ranks[i] in known}
-    joined = _ranks.join(costs)
+    owners = [stages.contexts[stages.graph.devices[action.stage]].rank for action in actions]
+    known = (None, ranks.own())
+    costs = {i: report.costs[a] for i, a in enumerate(actions) if owners[i] in known}
+    joined = ranks.join(costs)
     return {action: joined[i] for i, action in enumerate(actions)}
 
 
@@ -123,7 +124,7 @@ class Driver:
         prepared = {name: self._prepare(run, "FB", name) for name in schedules.SCHEDULES}
         too_large = {i: True for i, one in enumerate(prepared.values()) if not _fits(one.peaks)}
         if ranked:
-            too_large = _ranks.join(too_large)
+            too_large = ranks.join(too_large)
         for i, (name, (stages, table, _, peaks, _)) in enumerate(prepared.items()):
             if i in too_large:
                 continue
@@ -131,7 +132,7 @@ class Driver:
             if best is None or (makespan, sum(peaks.values())) < best[:2]:
                 best = (makespan, sum(peaks.values()), name)
         chosen = best[2] if best else schedules.DEFAULT
-        entry.chosen = _ranks.gather("the schedule of a pipeline", chosen)[0] if ranked else chosen
+        entry.chosen = ranks.gather("the schedule of a pipeline", chosen)[0] if ranked else chosen
 
     def _queue(self, run, prepared, phases):
         """Queues a plan and records it for the report."""

@@ -6,12 +6,13 @@ import contextlib
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from ... import _core, _device_groups, autograd, ndarray as nd
+from ... import _core, autograd, ndarray as nd
 from ..._core import (
     MICRO_BATCH_CARRIED as CARRIED,
     MICRO_BATCH_SHARED as SHARED,
     MICRO_BATCH_SPLIT as SPLIT,
 )
+from ..._internal import device_groups
 from ...base import MXNetError, counted, is_floating
 from ...gluon import _nested
 from ...gluon._compiled import running_statistics
@@ -610,7 +611,7 @@ class PipelinedCall:
             ),
             autograd.is_training(),
             _core.precision_changes(),
-            _device_groups.current(),
+            device_groups.current(),
         )
         entry = self._entries.get(key)
         if entry is not None and entry.signature.is_current():

@@ -7,8 +7,8 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from ... import ndarray as nd, profiler
-from ..._chrome_trace import chrome_trace
-from ..._tables import Tabular
+from ..._internal.chrome_trace import chrome_trace
+from ..._internal.tables import Tabular
 from .. import schedules
 
 if TYPE_CHECKING:

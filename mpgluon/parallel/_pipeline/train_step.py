@@ -7,7 +7,8 @@ import inspect
 import math
 from typing import TYPE_CHECKING, Any
 
-from ... import _graph_breaks, autograd, ndarray as nd
+from ... import autograd, ndarray as nd
+from ..._internal import graph_breaks
 from ...base import MXNetError, counted
 from ...gluon import _nested
 from ...gluon._compiled.programs import CompiledPrograms
@@ -309,7 +310,7 @@ class TrainStep:
         -------
         The results of a call.
         """
-        _graph_breaks.refuse_in_trace("TrainStep")
+        graph_breaks.refuse_in_trace("TrainStep")
         data, labels = _arguments(data), _arguments(labels)
         timewise = bool(self._pipeline.carry)
         if states is not None and not timewise:

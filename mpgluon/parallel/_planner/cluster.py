@@ -6,9 +6,9 @@ import math
 import statistics
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ... import _ranks
-from ..._ranks import links
-from ..._tables import Tabular
+from ..._internal import ranks
+from ..._internal.ranks import links
+from ..._internal.tables import Tabular
 from ...base import MXNetError, counted
 from ...gluon.block import HybridBlock
 from .._mesh import AXES
@@ -122,7 +122,7 @@ class Cluster:
             If there is only one rank, or hosts have different numbers of ranks or ranks that are
             not consecutive.
         """
-        hosts = [host["host"] for host in links.hosts()] if _ranks.count() > 1 else []
+        hosts = [host["host"] for host in links.hosts()] if ranks.count() > 1 else []
         if not hosts:
             raise MXNetError("Cluster.of_ranks: this program is one process; start it with mpirun")
         per_host = hosts.count(hosts[0])

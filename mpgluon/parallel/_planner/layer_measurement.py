@@ -4,7 +4,8 @@ import copy
 import statistics
 import time
 
-from ... import _core, _ranks, autograd, ndarray as nd, random
+from ... import _core, autograd, ndarray as nd, random
+from ..._internal import ranks
 from ...base import MXNetError, is_floating, itemsize
 from ...gluon import _nested
 from ...gluon._compiled.call import CompiledCall
@@ -456,7 +457,7 @@ class Progress:
     def __init__(self, title, total, shown):
         from tqdm import tqdm
 
-        disable = True if _ranks.own() else None if shown is None else not shown
+        disable = True if ranks.own() else None if shown is None else not shown
         self._bar = tqdm(desc=title, total=total, disable=disable)
 
     def __call__(self, text, last=False):

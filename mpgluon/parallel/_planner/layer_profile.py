@@ -14,8 +14,8 @@ import json
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ... import _core
-from ..._files import open_regular
-from ..._tables import Tabular
+from ..._internal.files import open_regular
+from ..._internal.tables import Tabular
 from ...base import MXNetError, counted
 from ...context import Context, parts_of
 

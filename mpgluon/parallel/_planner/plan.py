@@ -5,9 +5,9 @@ from __future__ import annotations
 import numbers
 from typing import TYPE_CHECKING, Any
 
-from ... import _graph_breaks
-from ..._device_groups import is_placement
-from ..._tables import Tabular
+from ..._internal import graph_breaks
+from ..._internal.device_groups import is_placement
+from ..._internal.tables import Tabular
 from ...base import MXNetError, counted
 from ...context import Context
 from ...gluon._tree import group_of, set_devices_of_groups, set_group
@@ -126,7 +126,7 @@ def plan(
     """
     if not isinstance(net, HybridBlock):
         raise MXNetError(f"plan: the network must be a HybridBlock, not {type(net).__name__}")
-    _graph_breaks.refuse_in_trace("plan")
+    graph_breaks.refuse_in_trace("plan")
     devices = _devices(devices)
     names = _schedule_names(schedules)
     rows = _check_arrays(sample, labels)

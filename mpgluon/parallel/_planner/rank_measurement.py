@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ... import _ranks
-from ..._ranks import links
+from ..._internal import ranks
+from ..._internal.ranks import links
 from ...base import MXNetError
 from ...context import Context, memory_stats
 from . import layer_measurement
@@ -34,16 +34,16 @@ def measure(net: Any, sample: Any, devices: Sequence[Context], *more: Any) -> Pr
     if not over_ranks(devices):
         return layer_measurement.measure(net, sample, devices, *more)
     _check_own(net, sample)
-    own = [ctx for ctx in devices if ctx.rank in (None, _ranks.own())]
+    own = [ctx for ctx in devices if ctx.rank in (None, ranks.own())]
     there = {ctx: Context(ctx.device_type, ctx.device_id) for ctx in own}
     arrays = list(sample) if isinstance(sample, (list, tuple)) else [sample]
-    _ranks.barrier()
+    ranks.barrier()
     found = {}  # empty on a rank without devices in this list
     if own:
         measured = list(dict.fromkeys(there.values()))
         profile = layer_measurement.measure(net, sample, measured, *more)
-        found[_ranks.own()] = profile.to_json()
-    joined = _ranks.join(found)
+        found[ranks.own()] = profile.to_json()
+    joined = ranks.join(found)
     profiles = {rank: Profile.from_json(data) for rank, data in joined.items()}
     return _joined(devices, profiles, arrays[0].context)
 
@@ -69,7 +69,7 @@ def _joined(devices, profiles, home):
     def source(ctx):
         """Returns the profile with the measurements of a device, and the device in that
         profile."""
-        rank = _ranks.own() if ctx.rank is None else ctx.rank
+        rank = ranks.own() if ctx.rank is None else ctx.rank
         return profiles[rank], Context(ctx.device_type, ctx.device_id)
 
     costs, update = {}, {}
@@ -109,15 +109,15 @@ def limits_of(devices: Sequence[Context]) -> dict[Context, int]:
     own = {
         number: memory_stats(ctx)["limit"]
         for number, ctx in enumerate(devices)
-        if ctx.rank in (None, _ranks.own())
+        if ctx.rank in (None, ranks.own())
     }
-    found = _ranks.join(own) if over_ranks(devices) else own
+    found = ranks.join(own) if over_ranks(devices) else own
     return {ctx: found[number] for number, ctx in enumerate(devices) if found[number]}
 
 
 def agreed(devices: Sequence[Context], value: bool) -> bool:
     """True if `value` is true on all ranks."""
-    return all(_ranks.join({_ranks.own(): value}).values()) if over_ranks(devices) else value
+    return all(ranks.join({ranks.own(): value}).values()) if over_ranks(devices) else value
 
 
 __all__ = ["agreed", "limits_of", "measure", "over_ranks"]

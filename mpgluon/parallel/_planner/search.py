@@ -14,7 +14,7 @@ were run, or chosen by an earlier search, are also considered.
 import collections
 import itertools
 
-from ... import _ranks
+from ..._internal import ranks
 from ...base import MXNetError
 from .. import schedules
 from .layer_profile import held_bytes, trained_bytes
@@ -429,7 +429,7 @@ class Search:
 
     def _shown(self, queue):
         """Wraps the queue in a progress bar that appears after 2 seconds."""
-        if self.progress is False or _ranks.own():
+        if self.progress is False or ranks.own():
             return queue
         from tqdm import tqdm
 

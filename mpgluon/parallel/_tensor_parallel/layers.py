@@ -12,8 +12,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ... import _device_groups, _domain, ndarray as nd
-from ..._domain import per_axis
+from ... import ndarray as nd
+from ..._internal import device_groups, domain
+from ..._internal.domain import per_axis
 from ...base import MXNetError, NotSupportedError
 from ...gluon._nested import is_symbolic
 from ...gluon._tree import own_parameters
@@ -67,8 +68,8 @@ class SplitLayer(HybridBlock):
 
     @property
     def _ctx(self):
-        if len(self._lines) > 1 and _device_groups.running():
-            here = _device_groups.devices()
+        if len(self._lines) > 1 and device_groups.running():
+            here = device_groups.devices()
             return next((line for line in self._lines if line[0] in here), self._lines[0])
         return self._lines[0]
 
@@ -77,7 +78,7 @@ class SplitLayer(HybridBlock):
             raise NotSupportedError(
                 f"{type(self).__name__} computes on arrays on several devices, so it has no symbol"
             )
-        if not _device_groups.running():
+        if not device_groups.running():
             if len(self._lines) > 1:
                 raise MXNetError(
                     f"{type(self).__name__} '{self.name}' belongs to a network that is placed on a "
@@ -86,10 +87,10 @@ class SplitLayer(HybridBlock):
             return self._forward(x, *args)
         # If a group determines the device of every op, move the inputs to the layer's devices
         # and keep the layer's own ops there.
-        with _device_groups.placed(None):
+        with device_groups.placed(None):
             return self._forward(
-                _device_groups.spread(x, self._ctx, nd.NDArray),
-                *_device_groups.move(args, self._ctx[0], nd.NDArray),
+                device_groups.spread(x, self._ctx, nd.NDArray),
+                *device_groups.move(args, self._ctx[0], nd.NDArray),
             )
 
     def _forward(self, x, *args):
@@ -604,8 +605,8 @@ class ParallelConv2D(SplitLayer):
         super().__init__(ctx, **kwargs)
         layout = check_layout(layout, 2)
         kernel = per_axis(kernel_size, 2, "kernel_size", 1)
-        _domain.size(1, channels=channels, groups=groups)
-        _domain.size(0, in_channels=in_channels)
+        domain.size(1, channels=channels, groups=groups)
+        domain.size(0, in_channels=in_channels)
         check_groups("ParallelConv2D", groups, channels=channels, in_channels=in_channels)
         self._channels, self._groups, self._gather_output, self._axis = (
             channels,

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ... import _core, _device_groups, autograd, initializer, ndarray as nd, random
+from ... import _core, autograd, initializer, ndarray as nd, random
+from ..._internal import device_groups
 from ...base import MXNetError
 from ...gluon.parameter._parameter import Parameter
 from ...gluon.parameter._parameter_dict import find_parameter
@@ -128,7 +129,7 @@ class Family:
 
     def take(self, whole: nd.NDArray, index: int) -> nd.NDArray:
         """Returns part `index` of an array with the whole shape."""
-        with _device_groups.paused():
+        with device_groups.paused():
             parts = [
                 nd.slice_axis(whole, axis=self.axis, begin=begin, end=end)
                 for begin, end in self.ranges(index)

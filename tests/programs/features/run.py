@@ -10,7 +10,8 @@ import tempfile
 import numpy as np
 
 import mpgluon as mx
-from mpgluon import _ranks, autograd, gluon, lr_scheduler, nd
+from mpgluon import autograd, gluon, lr_scheduler, nd
+from mpgluon._internal import ranks
 from mpgluon.contrib import amp
 from mpgluon.parallel import Mesh, Pipeline, ShardedParameter, TrainStep, schedules
 from programs.features.blocks import WIDTH, Subject, numbers
@@ -58,11 +59,11 @@ def common_folder():
         if mx.parallel.rank() == 0:
             path = stack.enter_context(tempfile.TemporaryDirectory())
         try:
-            yield _ranks.gather("the folder of a program", path)[0]
+            yield ranks.gather("the folder of a program", path)[0]
         finally:
             # Ranks that cannot continue together raise this error.
             with contextlib.suppress(mx.MXNetError):
-                _ranks.gather("the end of a program", "")
+                ranks.gather("the end of a program", "")
 
 
 class Run:

@@ -6,7 +6,7 @@ import sys
 
 import mpgluon as mx
 from mpgluon import autograd, gluon, nd, parallel as par
-from mpgluon._ranks import own_arrays
+from mpgluon._internal.ranks import own_arrays
 from mpgluon.gluon import nn
 
 RANK = par.rank()

@@ -14,8 +14,8 @@ import numpy as np
 
 import mpgluon as mx
 from mpgluon import nd
-from mpgluon._ranks import gpus, own_arrays
-from mpgluon._transport import default_transport
+from mpgluon._internal.ranks import gpus, own_arrays
+from mpgluon._internal.transport import default_transport
 
 RANK, RANKS = mx.parallel.rank(), mx.parallel.num_ranks()
 APART = "apart" in sys.argv[2:]

@@ -9,7 +9,7 @@ import numpy as np
 
 import mpgluon as mx
 from mpgluon import nd
-from mpgluon._ranks import own_arrays
+from mpgluon._internal.ranks import own_arrays
 
 RANK, RANKS = mx.parallel.rank(), mx.parallel.num_ranks()
 SUM = RANKS * (RANKS + 1) / 2  # sum over ranks of the values of `mine`

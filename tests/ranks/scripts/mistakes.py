@@ -10,7 +10,7 @@ import time
 
 import mpgluon as mx
 from mpgluon import autograd, gluon, nd, parallel as par
-from mpgluon._ranks import own_arrays
+from mpgluon._internal.ranks import own_arrays
 from mpgluon.gluon import nn
 from mpgluon.parallel import _checkpoint
 

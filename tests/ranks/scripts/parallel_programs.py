@@ -8,7 +8,8 @@ import numpy as np
 from registered import LOSS, PROGRAMS, inputs, program, values
 
 import mpgluon as mx
-from mpgluon import _ranks, autograd, gluon, nd, parallel as par
+from mpgluon import autograd, gluon, nd, parallel as par
+from mpgluon._internal import ranks
 from mpgluon.gluon import nn, rnn
 from support.pipelines import Attention
 
@@ -371,7 +372,7 @@ def saved_rows(devices):
     backward()
     trainer = gluon.Trainer(net.collect_params(), "sgd")
     with tempfile.TemporaryDirectory() as folder:
-        folder = _ranks.gather("the folder", folder)[0]
+        folder = ranks.gather("the folder", folder)[0]
         par.save(folder, net, trainer).wait()
         net.collect_params().zero_grad()
         par.load(folder, net, trainer)
@@ -390,7 +391,7 @@ def auto_schedule(devices):
         step = par.TrainStep(net, LOSS, gluon.Trainer(net.collect_params(), "sgd"), pipeline)
         x = nd.array([1, 5, 1, 7, 2, 5], ctx=devices[0])
         kept += [step(x, labels(6, 3, devices[1])) for _ in range(4)]
-        _ranks.compare("the schedule", pipeline.report().schedule)
+        ranks.compare("the schedule", pipeline.report().schedule)
         kept += [param.data() for param in net.collect_params().values()]
     return kept
 

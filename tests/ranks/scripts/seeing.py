@@ -8,7 +8,7 @@ import time
 
 import mpgluon as mx
 from mpgluon import nd, parallel as par
-from mpgluon._ranks import links
+from mpgluon._internal.ranks import links
 from mpgluon.gluon import nn
 
 RANK = par.rank()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .... import _domain
-from ...._domain import per_axis
+from ...._internal import domain
+from ...._internal.domain import per_axis
 from ...block import HybridBlock
 from ...nn.activations import Activation, after
 from ...nn.conv_layers import check_groups
@@ -13,7 +13,7 @@ from ...nn.conv_layers import check_groups
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ...._types import Init
+    from ...._internal.types import Init
     from ...parameter import Parameter, ParameterDict
 
 __all__ = ["DeformableConvolution", "ModulatedDeformableConvolution"]
@@ -97,8 +97,8 @@ class DeformableConvolution(HybridBlock):
                 f"{layout!r}, {adj!r}"
             )
         kernel = per_axis(kernel_size, 2, "kernel_size", 1)
-        _domain.size(1, channels=channels, groups=groups, num_deformable_group=num_deformable_group)
-        _domain.size(0, in_channels=in_channels)
+        domain.size(1, channels=channels, groups=groups, num_deformable_group=num_deformable_group)
+        domain.size(0, in_channels=in_channels)
         check_groups(type(self).__name__, groups, channels=channels, in_channels=in_channels)
         common = {
             "kernel": kernel,

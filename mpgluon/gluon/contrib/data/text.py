@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .... import ndarray as nd
-from ...._files import check_expansion
+from ...._internal.files import check_expansion
 from ....base import MXNetError, data_dir
 from ..._archives import UNREADABLE
 from ...data import Dataset

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ...._hints import constructed
+from ...._internal.hints import constructed
 
 if TYPE_CHECKING:
     from typing import Any

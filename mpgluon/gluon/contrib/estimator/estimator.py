@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any, TypeAlias
 
-    from ...._types import Init
+    from ...._internal.types import Init
     from ....metric import EvalMetric
     from ....parallel import Pipeline
     from ...block import Block

@@ -6,7 +6,8 @@ import warnings
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from .... import _domain, ndarray as nd
+from .... import ndarray as nd
+from ...._internal import domain
 from ....context import num_gpus
 from ...block import Block, HybridBlock
 from ...nn import BatchNorm, HybridSequential, Sequential
@@ -14,7 +15,7 @@ from ...nn import BatchNorm, HybridSequential, Sequential
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ...._types import DType, Init
+    from ...._internal.types import DType, Init
     from ...parameter import Parameter, ParameterDict
 
 __all__ = [
@@ -49,7 +50,7 @@ class Concurrent(Sequential):
         self, axis: int = -1, prefix: str | None = None, params: ParameterDict | None = None
     ) -> None:
         super().__init__(prefix=prefix, params=params)
-        _domain.axis(axis=axis)
+        domain.axis(axis=axis)
         self.axis = axis
 
     def forward(self, x: Any) -> Any:
@@ -76,7 +77,7 @@ class HybridConcurrent(HybridSequential):
         self, axis: int = -1, prefix: str | None = None, params: ParameterDict | None = None
     ) -> None:
         super().__init__(prefix=prefix, params=params)
-        _domain.axis(axis=axis)
+        domain.axis(axis=axis)
         self.axis = axis
 
     def hybrid_forward(self, F: Any, x: Any) -> Any:
@@ -104,7 +105,7 @@ class _PixelShuffle(HybridBlock):
 
     def __init__(self, factor: int | Sequence[int]) -> None:
         super().__init__()
-        self._factors = _domain.per_axis(factor, self._dims, "factor", 1)
+        self._factors = domain.per_axis(factor, self._dims, "factor", 1)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._factors[0] if self._dims == 1 else self._factors})"
@@ -211,7 +212,7 @@ class SparseEmbedding(Block):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        _domain.size(1, input_dim=input_dim, output_dim=output_dim)
+        domain.size(1, input_dim=input_dim, output_dim=output_dim)
         self._kwargs = {
             "input_dim": input_dim,
             "output_dim": output_dim,
@@ -302,7 +303,7 @@ class SyncBatchNorm(BatchNorm):
                 f"SyncBatchNorm: num_devices is not given; using {num_devices}",
                 stacklevel=2,
             )
-        _domain.size(1, num_devices=num_devices)
+        domain.size(1, num_devices=num_devices)
         self._num_devices = num_devices
 
     def hybrid_forward(

@@ -1,7 +1,7 @@
 """Convolutional recurrent cells over signals, images and volumes."""
 
-from .... import _domain
-from ...._domain import per_axis
+from ...._internal import domain
+from ...._internal.domain import per_axis
 from ....base import MXNetAssertionError
 from ...nn.conv_layers import check_layout
 from ...rnn.rnn_cell import HybridRecurrentCell
@@ -39,7 +39,7 @@ class _ConvCell(HybridRecurrentCell):
     ):
         """Creates the parameters. `kernels` and `dilates` are pairs, for the convolutions of the
         input and of the state."""
-        _domain.size(1, hidden_channels=hidden_channels)
+        domain.size(1, hidden_channels=hidden_channels)
         if not hasattr(input_shape, "__len__") or len(input_shape) != dims + 1:
             raise MXNetAssertionError(
                 f"{type(self).__name__}: input_shape must be the {dims + 1} sizes of one step's "

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .... import _domain
+from ...._internal import domain
 from ..._compiled import tracing
 from ..._tree import children
 from ...rnn._sequences import arranged, functions_of, masked, merged
 from ...rnn.rnn_cell import BidirectionalCell, HybridRecurrentCell, ModifierCell, SequentialRNNCell
 
 if TYPE_CHECKING:
-    from ...._types import Init
+    from ...._internal.types import Init
     from ...parameter import Parameter, ParameterDict
     from ...rnn.rnn_cell import RecurrentCell
 
@@ -57,7 +57,7 @@ class VariationalDropoutCell(ModifierCell):
         drops = {"inputs": drop_inputs, "states": drop_states, "outputs": drop_outputs}
         for name, rate in drops.items():
             if rate is not None:
-                _domain.fraction(**{f"drop_{name}": rate})
+                domain.fraction(**{f"drop_{name}": rate})
         super().__init__(base_cell)
         self.drop_inputs = drop_inputs
         self.drop_states = drop_states
@@ -156,8 +156,8 @@ class LSTMPCell(HybridRecurrentCell):
         params: ParameterDict | None = None,
     ) -> None:
         super().__init__(prefix=prefix, params=params)
-        _domain.size(1, hidden_size=hidden_size, projection_size=projection_size)
-        _domain.size(0, input_size=input_size)
+        domain.size(1, hidden_size=hidden_size, projection_size=projection_size)
+        domain.size(0, input_size=input_size)
         self._hidden_size = hidden_size
         self._input_size = input_size
         self._projection_size = projection_size

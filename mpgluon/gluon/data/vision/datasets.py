@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .... import image, ndarray as nd, recordio
-from ...._files import check_expansion
+from ...._internal.files import check_expansion
 from ....base import MXNetError, MXNetValueError, data_dir
 from ....image._lists import entry_of, read_list
 from ....io.idx_file import read_idx

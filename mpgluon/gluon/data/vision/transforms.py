@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .... import _domain, image
+from .... import image
+from ...._internal import domain
 from ....base import MXNetTypeError, MXNetValueError
 from ....image._plain import plain
 from ...block import Block, HybridBlock
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ...._core import NDArray
-    from ...._types import DType
+    from ...._internal.types import DType
 
 __all__ = [
     "Cast",
@@ -454,7 +455,7 @@ class RandomBrightness(HybridBlock):
 
     def __init__(self, brightness: float) -> None:
         super().__init__()
-        _domain.at_least(0, brightness=brightness)
+        domain.at_least(0, brightness=brightness)
         self._limits = _around_one(brightness)
 
     def hybrid_forward(self, F: Any, x: Any) -> Any:
@@ -478,7 +479,7 @@ class RandomContrast(HybridBlock):
 
     def __init__(self, contrast: float) -> None:
         super().__init__()
-        _domain.at_least(0, contrast=contrast)
+        domain.at_least(0, contrast=contrast)
         self._limits = _around_one(contrast)
 
     def hybrid_forward(self, F: Any, x: Any) -> Any:
@@ -502,7 +503,7 @@ class RandomSaturation(HybridBlock):
 
     def __init__(self, saturation: float) -> None:
         super().__init__()
-        _domain.at_least(0, saturation=saturation)
+        domain.at_least(0, saturation=saturation)
         self._limits = _around_one(saturation)
 
     def hybrid_forward(self, F: Any, x: Any) -> Any:
@@ -526,7 +527,7 @@ class RandomHue(HybridBlock):
 
     def __init__(self, hue: float) -> None:
         super().__init__()
-        _domain.at_least(0, hue=hue)
+        domain.at_least(0, hue=hue)
         self._limits = _around_one(hue)
 
     def hybrid_forward(self, F: Any, x: Any) -> Any:
@@ -553,9 +554,7 @@ class RandomColorJitter(HybridBlock):
         self, brightness: float = 0, contrast: float = 0, saturation: float = 0, hue: float = 0
     ) -> None:
         super().__init__()
-        _domain.at_least(
-            0, brightness=brightness, contrast=contrast, saturation=saturation, hue=hue
-        )
+        domain.at_least(0, brightness=brightness, contrast=contrast, saturation=saturation, hue=hue)
         self._args = (brightness, contrast, saturation, hue)
 
     def hybrid_forward(self, F: Any, x: Any) -> Any:
@@ -579,7 +578,7 @@ class RandomLighting(HybridBlock):
 
     def __init__(self, alpha: float) -> None:
         super().__init__()
-        _domain.at_least(0, alpha=alpha)
+        domain.at_least(0, alpha=alpha)
         self._alpha = alpha
 
     def hybrid_forward(self, F: Any, x: Any) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ...._hints import near as _near
+from ...._internal.hints import near as _near
 from .alexnet import *
 from .alexnet import __all__ as _alexnet
 from .densenet import *

@@ -10,7 +10,7 @@ from ...block import HybridBlock
 from ..model_store import get_model_file
 
 if TYPE_CHECKING:
-    from ...._types import Devices
+    from ...._internal.types import Devices
 
 __all__ = ["AlexNet", "alexnet"]
 

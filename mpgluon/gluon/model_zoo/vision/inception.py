@@ -11,7 +11,7 @@ from ...contrib.nn import HybridConcurrent
 from ..model_store import get_model_file
 
 if TYPE_CHECKING:
-    from ...._types import Devices
+    from ...._internal.types import Devices
 
 __all__ = ["Inception3", "inception_v3"]
 

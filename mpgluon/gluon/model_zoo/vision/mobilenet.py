@@ -14,7 +14,7 @@ from ._constructors import constructor
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ...._types import Devices
+    from ...._internal.types import Devices
 
 __all__ = [
     "MobileNet",

@@ -11,9 +11,10 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from . import _core, _ranks
-from .base import counted
-from .context import parts_of
+from .. import _core
+from ..base import counted
+from ..context import parts_of
+from . import ranks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -65,13 +66,13 @@ def _work(work):
 def _rank_elsewhere(device):
     """Returns the rank that owns the device, or None if it is this process."""
     rank = parts_of(device)[2]
-    return None if rank is None or rank == _ranks.own() else rank
+    return None if rank is None or rank == ranks.own() else rank
 
 
 def describe(standing: Sequence[tuple[Any, ...]], seconds: float) -> str:
     """Returns the report on devices with queued work of which none progressed for `seconds`."""
     here = (
-        f", rank {_ranks.own()}"
+        f", rank {ranks.own()}"
         if any(parts_of(entry[0])[2] is not None for entry in standing)
         else ""
     )

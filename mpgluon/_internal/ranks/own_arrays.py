@@ -12,11 +12,11 @@ import zlib
 from collections.abc import Sequence
 from typing import Any
 
-from .. import _core, autograd, ndarray as nd
-from .._core import NDArray, dtype_name
-from ..base import MXNetError, itemsize
-from ..context import cpu, gpu
-from ..ndarray.sparse import RowSparseNDArray, row_sparse_array
+from ... import _core, autograd, ndarray as nd
+from ..._core import NDArray, dtype_name
+from ...base import MXNetError, itemsize
+from ...context import cpu, gpu
+from ...ndarray.sparse import RowSparseNDArray, row_sparse_array
 from . import count, own
 from .gpus import Indices
 

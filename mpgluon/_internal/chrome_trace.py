@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 from typing import TYPE_CHECKING, Any
 
-from .context import parts_of
+from ..context import parts_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

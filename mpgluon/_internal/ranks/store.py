@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .. import _core, _ranks, autograd, ndarray as nd
-from .._core import NDArray
-from .._transport import default_transport
-from ..kvstore import KVStore
+from ... import _core, autograd, ndarray as nd
+from ..._core import NDArray
+from ...kvstore import KVStore
+from .. import ranks
+from ..transport import default_transport
 from . import gpus, own_arrays
 from .two_bits import TwoBits, decompressed
 
 if TYPE_CHECKING:
-    from .._types import Keys
+    from ..types import Keys
 
 
 class DistKVStore(TwoBits, KVStore):
@@ -30,19 +31,19 @@ class DistKVStore(TwoBits, KVStore):
         super().__init__(kind)
         # {key: GPU indices of the communicator that sums its arrays, or None for host memory}
         self._gpus: dict[Any, gpus.Indices | None] = {}
-        _ranks.count()
+        ranks.count()
 
     @property
     def rank(self) -> int:
-        return _ranks.own()
+        return ranks.own()
 
     @property
     def num_workers(self) -> int:
-        return _ranks.count()
+        return ranks.count()
 
     def barrier(self) -> None:
         """Returns when all ranks have called it."""
-        _ranks.barrier()
+        ranks.barrier()
 
     def _barrier(self):
         self.barrier()
@@ -99,7 +100,7 @@ class DistKVStore(TwoBits, KVStore):
 
     def _add_up_bits(self, key, array):
         packed, sums = self._compressed(key, array), None
-        for rank in range(_ranks.count()):
+        for rank in range(ranks.count()):
             there = own_arrays.copies_of(rank, [packed])[0]
             part = decompressed(there, array.shape, self._threshold)
             sums = part if sums is None else sums + part

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
-from ._core import NDArray
-from .context import Context
-from .io import DataDesc
-from .metric import EvalMetric
-from .symbol import Symbol
+from .._core import NDArray
+from ..context import Context
+from ..io import DataDesc
+from ..metric import EvalMetric
+from ..symbol import Symbol
 
 if TYPE_CHECKING:
-    from .gluon.block import HybridBlock
-    from .initializer import Initializer
+    from ..gluon.block import HybridBlock
+    from ..initializer import Initializer
 
     class Layer(HybridBlock):
         """A HybridBlock that maps an array to an array, and a symbol to a symbol."""

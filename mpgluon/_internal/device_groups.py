@@ -8,9 +8,9 @@ thread.
 
 import threading
 
-from . import _core
-from .base import MXNetError
-from .context import Context
+from .. import _core
+from ..base import MXNetError
+from ..context import Context
 
 __all__ = ["check", "current", "device", "gathered", "mapped", "move", "placed"]
 
@@ -98,7 +98,7 @@ def placed(group):
 
 def mapped(devices):
     """Returns a scope in which a dict of groups to devices is active."""
-    from .attribute import AttrScope
+    from ..attribute import AttrScope
 
     return _core.Scope(*placing(AttrScope.current().get(None).get("ctx_group"), devices))
 

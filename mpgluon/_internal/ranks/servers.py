@@ -17,10 +17,11 @@ import time
 import zlib
 from typing import TYPE_CHECKING, Any
 
-from .. import _core, _ranks, ndarray as nd, optimizer as optimizers
-from .._core import NDArray, dtype_name
-from ..base import MXNetError
-from ..kvstore import OptimizingStore, pairs_of, rows_wanted, sum_on
+from ... import _core, ndarray as nd, optimizer as optimizers
+from ..._core import NDArray, dtype_name
+from ...base import MXNetError
+from ...kvstore import OptimizingStore, pairs_of, rows_wanted, sum_on
+from .. import ranks
 from . import own_arrays
 from .two_bits import TwoBits, decompressed
 
@@ -28,8 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import NoReturn
 
-    from .._types import Arrays, Keys, Values
-    from ..optimizer import Optimizer
+    from ...optimizer import Optimizer
+    from ..types import Arrays, Keys, Values
 
 _SERVERS = "DMLC_NUM_SERVER"  # set by MXNet's launcher
 _REQUEST, _REPLY = 1, 2  # tags
@@ -65,7 +66,7 @@ def _unpacked(packed):
 
 
 class _Message:
-    """Request for `_ranks.wait` that completes when a reply from a server has arrived."""
+    """Request for `ranks.wait` that completes when a reply from a server has arrived."""
 
     def __init__(self, comm, source):
         self._comm, self._source, self._found = comm, source, None
@@ -82,11 +83,11 @@ class _Channel:
     """Messages between workers and servers. A process has one channel for all its stores."""
 
     def __init__(self, servers):
-        world = _ranks.world()
+        world = ranks.world()
         self.num_workers = world.size - servers
         self.servers = range(self.num_workers, world.size)
         self.comm, request = world.Idup()
-        _ranks.wait(request, "kvstore 'dist_async'")
+        ranks.wait(request, "kvstore 'dist_async'")
         self.serves = world.rank in self.servers
         self.workers = self.comm.Split(int(self.serves), world.rank)
         self.numbers = itertools.count()  # store ids
@@ -111,7 +112,7 @@ class _Channel:
             answers = []
             for server in questions:
                 message = _Message(self.comm, server)
-                _ranks.wait(message, f"{what}: the kvstore's server on rank {server}")
+                ranks.wait(message, f"{what}: the kvstore's server on rank {server}")
                 answers.append((server, message.read()))
         for server, (failure, _) in answers:
             if failure:
@@ -127,7 +128,7 @@ class _Channel:
     def flush(self) -> None:
         """Returns when all sent messages have left."""
         for request in self._sent:
-            _ranks.wait(request, "the end of the kvstore")
+            ranks.wait(request, "the end of the kvstore")
 
 
 _channel: _Channel | None = None
@@ -135,11 +136,11 @@ _channel: _Channel | None = None
 
 def _number_of_servers():
     text = os.environ.get(_SERVERS, "") or "1"
-    ranks = _ranks.count()
-    if not text.isdecimal() or not 1 <= int(text) < ranks:
+    count = ranks.count()
+    if not text.isdecimal() or not 1 <= int(text) < count:
         raise MXNetError(
             "create: 'dist_async' needs servers and at least one worker, but the program has "
-            f"{ranks} rank{'' if ranks == 1 else 's'} and the number of servers is {text} "
+            f"{count} rank{'' if count == 1 else 's'} and the number of servers is {text} "
             f"(environment variable {_SERVERS}, 1 by default); start more ranks with mpirun -n"
         )
     return int(text)
@@ -151,7 +152,7 @@ def create(kind: str) -> AsyncKVStore | NoReturn:
     global _channel
     if _channel is None:
         servers = _number_of_servers()
-        if len(set(_ranks.gather("kvstore 'dist_async'", str(servers)))) > 1:
+        if len(set(ranks.gather("kvstore 'dist_async'", str(servers)))) > 1:
             raise MXNetError(f"create: the ranks have different values of {_SERVERS}")
         _channel = _Channel(servers)
         if _channel.serves:
@@ -189,7 +190,7 @@ class AsyncKVStore(TwoBits, OptimizingStore):
     @property
     def rank(self) -> int:
         """Index of this worker."""
-        return _ranks.own()
+        return ranks.own()
 
     @property
     def num_workers(self) -> int:
@@ -298,7 +299,7 @@ class AsyncKVStore(TwoBits, OptimizingStore):
         """Returns when all workers have called it and the servers have applied all their pushes."""
         said = {server: ("flush", self._number, []) for server in self._channel.servers}
         self._channel.ask(said, "barrier")
-        _ranks.wait(self._channel.workers.Ibarrier(), "barrier of the workers")
+        ranks.wait(self._channel.workers.Ibarrier(), "barrier of the workers")
 
     _barrier = barrier
 
@@ -373,7 +374,7 @@ class _Server:
             if time.monotonic() - looked > _LOOK:
                 lost, why, _ = _core.ranks_find_lost()
                 if lost >= 0:
-                    raise MXNetError(f"the kvstore's server on rank {_ranks.own()}: {why}")
+                    raise MXNetError(f"the kvstore's server on rank {ranks.own()}: {why}")
                 looked = time.monotonic()
             time.sleep(idle)
             idle = min(idle * 1.5 + 0.00002, _IDLE)

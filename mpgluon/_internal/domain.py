@@ -6,7 +6,7 @@ import math
 import operator
 from typing import TYPE_CHECKING, Any
 
-from .base import MXNetAssertionError, MXNetTypeError, MXNetValueError
+from ..base import MXNetAssertionError, MXNetTypeError, MXNetValueError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

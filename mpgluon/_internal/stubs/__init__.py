@@ -1,6 +1,6 @@
 """Type stubs, generated from the op registry and from the extension.
 
-    python -m mpgluon._stubs [FOLDER]
+    python -m mpgluon._internal.stubs [FOLDER]
 
 writes them to the package, or to FOLDER instead. Some stubs have no module: they hold the ops of a
 module that also has functions of its own, which imports them for type checkers.
@@ -15,12 +15,12 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
-from .. import _core
-from ..ndarray._namespaces import place
-from ..symbol._functions import Function
-from ..symbol._methods import METHODS, NO_VALUE, OPERATORS, SymbolMethods
+from ... import _core
+from ...ndarray._namespaces import place
+from ...symbol._functions import Function
+from ...symbol._methods import METHODS, NO_VALUE, OPERATORS, SymbolMethods
 
-FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+FOLDER = os.path.dirname(_core.__file__)
 
 # Sub-namespace of ops -> its stub, in ndarray/ and in symbol/.
 _FILES = {
@@ -44,25 +44,27 @@ _TYPES = {
     "string": "str",
     "Context": "Context | str",
 }
-_MADE = "# Made from the op registry by `python -m mpgluon._stubs`; not edited by hand.\n"
+_COMMAND = "`python -m mpgluon._internal.stubs`; not edited by hand"
+_MADE = f"# Made from the op registry by {_COMMAND}.\n"
+_CORE_HEAD = f"# Made from _internal/stubs/_core.pyi by\n# {_COMMAND}.\n"
 _ARRAY_HEAD = f"""{_MADE}from collections.abc import Sequence
 from typing import Any, Literal
 
 from .._core import Context, NDArray
-from .._types import ArrayLike, DType
+from .._internal.types import ArrayLike, DType
 """
 _SYMBOL_HEAD = f"""{_MADE}from collections.abc import Sequence
 from typing import Any, Literal
 
 from .._core import Context
-from .._types import DType
+from .._internal.types import DType
 from .symbol import Symbol
 """
 _METHODS_HEAD = f"""{_MADE}from collections.abc import Sequence
 from typing import Any, Literal, NoReturn
 
 from .._core import Context
-from .._types import DType, SymbolLike
+from .._internal.types import DType, SymbolLike
 from ._functions import Function
 from .symbol import Symbol
 
@@ -248,7 +250,7 @@ def _check(node: ast.FunctionDef, value: Any, where: str) -> None:
     listed = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
     names = [argument.arg for argument in listed if argument.arg != "self"]
     if names != [name for name in real if name not in ("args", "kwargs", *stars)]:
-        raise SystemExit(f"_stubs/_core.pyi: {where} takes {real}, not {names}")
+        raise SystemExit(f"_internal/stubs/_core.pyi: {where} takes {real}, not {names}")
 
 
 _OF_EVERY_OBJECT = frozenset(vars(object)) | {
@@ -270,7 +272,7 @@ def _members(
     for node in nodes:
         if isinstance(node, ast.FunctionDef):
             if node.name not in names:
-                raise SystemExit(f"_stubs/_core.pyi: {where} has no {node.name}")
+                raise SystemExit(f"_internal/stubs/_core.pyi: {where} has no {node.name}")
             value = names[node.name]
             written.add(node.name)
             if not node.name.startswith("__"):
@@ -326,8 +328,7 @@ def _core_stub() -> str:
         for name, value in vars(_core).items()
         if not (name.startswith("__") and name.endswith("__"))
     }
-    made = "# Made from _stubs/_core.pyi by `python -m mpgluon._stubs`; not edited by hand.\n"
-    return made + "\n".join(_members(tree.body, names, "_core", "")) + "\n"
+    return _CORE_HEAD + "\n".join(_members(tree.body, names, "_core", "")) + "\n"
 
 
 def generate() -> dict[str, str]:

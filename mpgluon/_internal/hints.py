@@ -7,7 +7,7 @@ import inspect
 import sys
 from typing import TYPE_CHECKING
 
-from . import _core
+from .. import _core
 
 OPTIONS = {  # of layers, optimizers and ops: the first one that the callee has is suggested
     "lr": ("learning_rate", "optimizer_params"),

@@ -1,12 +1,12 @@
-# The types of what _core makes public. `python -m mpgluon._stubs` adds docstrings, the ops that
-# are methods of NDArray, and whatever else the module has.
+# The types of what _core makes public. `python -m mpgluon._internal.stubs` adds docstrings, the ops
+# that are methods of NDArray, and whatever else the module has.
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, ClassVar, Literal, NoReturn, TypeVar  # noqa: F401 - for what is added
 
 import numpy as np
 
-from ._types import ArrayLike, DType, Shape, ShapeLike
+from ._internal.types import ArrayLike, DType, Shape, ShapeLike
 
 _Result = TypeVar("_Result")
 

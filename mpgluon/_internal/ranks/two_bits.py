@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .. import ndarray as nd
-from .._core import NDArray, dtype_name
-from ..base import MXNetError
+from ... import ndarray as nd
+from ..._core import NDArray, dtype_name
+from ...base import MXNetError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -9,8 +9,9 @@ import os
 import time
 from typing import TYPE_CHECKING, Any
 
-from .. import _core, _ranks, ndarray as nd
-from ..context import cpu, num_gpus
+from ... import _core, ndarray as nd
+from ...context import cpu, num_gpus
+from .. import ranks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,19 +27,19 @@ ALL_PAIRS = 8  # largest number of ranks for which all pairs are measured
 def gather_to_first(what: str, text: str) -> list[str] | None:
     """Returns the texts of all ranks, by rank, on rank 0 and None on other ranks. All ranks call it
     with the same `what`."""
-    if _ranks.count() == 1:
+    if ranks.count() == 1:
         return [text]
     import numpy
 
     data = numpy.frombuffer(text.encode(), numpy.uint8)
-    sizes = [int(size) for size in _ranks.gather(what, str(len(data)))]
-    if _ranks.own():
-        _ranks.wait(_ranks.world().Isend(data, 0, 1), what)
+    sizes = [int(size) for size in ranks.gather(what, str(len(data)))]
+    if ranks.own():
+        ranks.wait(ranks.world().Isend(data, 0, 1), what)
         return None
     found = [text]
-    for rank in range(1, _ranks.count()):
+    for rank in range(1, ranks.count()):
         received = numpy.empty(sizes[rank], numpy.uint8)
-        _ranks.wait(_ranks.world().Irecv(received, rank, 1), what)
+        ranks.wait(ranks.world().Irecv(received, rank, 1), what)
         found.append(received.tobytes().decode())
     return found
 
@@ -51,10 +52,10 @@ def clock_offsets(clock: Callable[[], int] = time.monotonic_ns) -> list[int]:
     """
     import numpy
 
-    own, world, offsets = _ranks.own(), _ranks.world(), {}
-    _ranks.gather("clocks", "")
+    own, world, offsets = ranks.own(), ranks.world(), {}
+    ranks.gather("clocks", "")
     message = numpy.zeros(1, numpy.int64)
-    for rank in range(1, _ranks.count()):
+    for rank in range(1, ranks.count()):
         best, pings = None, 0  # best: (nanoseconds of the round trip, offset)
         until = time.monotonic() + _PATIENCE
         while own == 0:
@@ -77,8 +78,8 @@ def clock_offsets(clock: Callable[[], int] = time.monotonic_ns) -> list[int]:
             _spin(world.Isend(message, 0, 2))
             if last:
                 break
-    offsets = _ranks.join(offsets)
-    return [0, *[offsets[rank] for rank in range(1, _ranks.count())]]
+    offsets = ranks.join(offsets)
+    return [0, *[offsets[rank] for rank in range(1, ranks.count())]]
 
 
 def _spin(request):
@@ -86,7 +87,7 @@ def _spin(request):
     for _ in range(20_000):
         if request.Test():
             return
-    _ranks.wait(request, "clocks")
+    ranks.wait(request, "clocks")
 
 
 def hosts() -> list[dict[str, Any]]:
@@ -100,8 +101,8 @@ def hosts() -> list[dict[str, Any]]:
         "cores": len(os.sched_getaffinity(0)),
         "gpus": num_gpus(),
     }
-    joined = _ranks.join({_ranks.own(): own})
-    return [joined[rank] for rank in range(_ranks.count())]
+    joined = ranks.join({ranks.own(): own})
+    return [joined[rank] for rank in range(ranks.count())]
 
 
 def library() -> str:
@@ -114,7 +115,7 @@ def library() -> str:
 def pairs() -> list[tuple[int, int]]:
     """Returns the pairs of ranks to measure: all pairs, or each rank and the next one if there are
     more than `ALL_PAIRS` ranks."""
-    count = _ranks.count()
+    count = ranks.count()
     if count > ALL_PAIRS:
         return [(rank, (rank + 1) % count) for rank in range(count)]
     return [(a, b) for a in range(count) for b in range(count) if a != b]
@@ -127,7 +128,7 @@ def measure(chosen: list[tuple[int, int]] | None = None) -> dict[tuple[int, int]
     are measured one after another with ordinary array copies. The first rank of a pair takes the
     time.
     """
-    chosen, count, found = pairs() if chosen is None else chosen, _ranks.count(), {}
+    chosen, count, found = pairs() if chosen is None else chosen, ranks.count(), {}
     for a, b in chosen:
         ends = cpu(0, rank=a), cpu(0, rank=b)
         small, large = (nd.ones((size,), ctx=ends[0], dtype="uint8") for size in (_SMALL, _LARGE))
@@ -135,9 +136,9 @@ def measure(chosen: list[tuple[int, int]] | None = None) -> dict[tuple[int, int]
         taken = min(
             _seconds(a, lambda s=large, e=ends: s.as_in_context(e[1])[:1].as_in_context(e[0]))
         )
-        if _ranks.own() == a:
+        if ranks.own() == a:
             found[a * count + b] = [latency, _LARGE / max(taken - latency, 1e-9)]
-    return {divmod(key, count): tuple(value) for key, value in _ranks.join(found).items()}
+    return {divmod(key, count): tuple(value) for key, value in ranks.join(found).items()}
 
 
 def _there_and_back(array, here, there):
@@ -152,10 +153,10 @@ def _seconds(rank, work, repeats=4):
     taken = []
     for _ in range(repeats):
         _core.waitall()
-        _ranks.barrier()
+        ranks.barrier()
         begin = time.perf_counter()
         result = work()
-        if _ranks.own() == rank:
+        if ranks.own() == rank:
             result.wait_to_read()
         taken.append(time.perf_counter() - begin)
     return taken[1:]

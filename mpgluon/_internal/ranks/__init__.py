@@ -16,8 +16,8 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
-from .. import _core
-from ..base import MXNetError
+from ... import _core
+from ...base import MXNetError
 
 _Result = TypeVar("_Result")
 
@@ -193,7 +193,7 @@ def _note_uncaught():
 def _agree(mpi, any_order, wrong):
     """Raises an error on all ranks if one of them cannot start or if their versions or settings
     differ."""
-    from ..libinfo import __version__
+    from ...libinfo import __version__
 
     level = mpi.Query_thread()
     said = mpi.COMM_WORLD.allgather((wrong, level, __version__, any_order, _limit))

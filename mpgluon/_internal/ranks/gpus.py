@@ -11,9 +11,9 @@ import functools
 import json
 from collections.abc import Sequence
 
-from .. import _core
-from ..base import MXNetError
-from ..context import Context, num_gpus
+from ... import _core
+from ...base import MXNetError
+from ...context import Context, num_gpus
 from . import any_order, count, gather, own, wait
 
 Indices = tuple[int, ...]  # GPU index by rank; -1 means no GPU

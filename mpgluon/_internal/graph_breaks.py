@@ -22,8 +22,9 @@ import gc
 import threading
 from typing import Any
 
-from . import _core, _ranks
-from .base import MXNetError
+from .. import _core
+from ..base import MXNetError
+from . import ranks
 
 
 class _Thread(threading.local):
@@ -196,7 +197,7 @@ class Tracer(_core.Scope):
         """
         gc.collect()
         live = " ".join(map(str, self.trace.live()))
-        by_rank = _ranks.gather("the values after a graph break", live)
+        by_rank = ranks.gather("the values after a graph break", live)
         self.trace.keep(sorted({int(value) for text in by_rank for value in text.split()}))
 
     def host(self, name, run, inputs, outputs, bodies=()):

@@ -1,0 +1,1 @@
+"""Modules that several packages of mpgluon share. Programs do not import them."""

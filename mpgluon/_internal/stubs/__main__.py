@@ -1,0 +1,5 @@
+"""Command line of the stub generator: ``python -m mpgluon._internal.stubs``."""
+
+from . import main
+
+main()
