@@ -26,6 +26,10 @@ except ImportError as _error:
     ) from _error
 from .libinfo import __version__ as __version__
 
+# Modules of MXNet that new programs do not need are in the folder legacy, under their names in
+# MXNet: legacy/rnn is mpgluon.rnn.
+__path__.append(_os.path.join(__path__[0], "legacy"))
+
 _core._set_package_folder(_os.path.dirname(_os.path.abspath(__file__)))
 
 
@@ -133,56 +137,27 @@ if TYPE_CHECKING:
     from .attribute import AttrScope as AttrScope
     from .symbol import Symbol as Symbol
 
-# Loaded on first use, which keeps `import mpgluon` fast.
+# Modules that are loaded on first use, which keeps `import mpgluon` fast, and their short names.
 _LAZY = {
-    "as_mxnet": "as_mxnet",
-    "attribute": "attribute",
-    "callback": "callback",
-    "contrib": "contrib",
-    "error": "error",
-    "executor": "executor",
-    "executor_manager": "as_mxnet.executor_manager",
-    "gluon": "gluon",
-    "image": "image",
+    name: name
+    for name in (
+        "as_mxnet attribute callback contrib error executor executor_manager gluon image info "
+        "initializer interop io kvstore library log lr_scheduler metric misc model module monitor "
+        "name numpy numpy_extension onnx operator optimizer parallel profiler recordio registry "
+        "rnn rtc symbol test_utils visualization"
+    ).split()
+} | {
     "img": "image",
-    "info": "info",
     "init": "initializer",
-    "initializer": "initializer",
-    "interop": "interop",
-    "io": "io",
     "kv": "kvstore",
-    "kvstore": "kvstore",
-    "library": "library",
-    "log": "log",
-    "lr_scheduler": "lr_scheduler",
-    "metric": "metric",
-    "misc": "as_mxnet.misc",
     "mod": "module",
-    "model": "model",
-    "module": "module",
     "mon": "monitor",
-    "monitor": "monitor",
-    "name": "name",
     "np": "numpy",
-    "numpy": "numpy",
-    "numpy_extension": "numpy_extension",
     "npx": "numpy_extension",
-    "onnx": "onnx",
     "opt": "optimizer",
-    "optimizer": "optimizer",
-    "operator": "operator",
-    "parallel": "parallel",
-    "profiler": "profiler",
-    "recordio": "recordio",
-    "registry": "registry",
     "rnd": "random",
-    "rnn": "rnn",
-    "rtc": "rtc",
     "sym": "symbol",
-    "symbol": "symbol",
-    "test_utils": "test_utils",
     "viz": "visualization",
-    "visualization": "visualization",
 }
 _LAZY_NAMES = {"AttrScope": "attribute", "Symbol": "symbol"}
 

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from ..context import Context
     from ..executor import Executor
     from ..io import DataBatch
+    from ..legacy.monitor import Monitor
     from ..metric import EvalMetric
-    from ..monitor import Monitor
     from ..symbol import Symbol
     from .module import Module
 

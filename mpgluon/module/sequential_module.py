@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from ..initializer import Initializer
     from ..io import DataBatch
     from ..kvstore import KVStoreBase
+    from ..legacy.monitor import Monitor
     from ..metric import EvalMetric
-    from ..monitor import Monitor
     from ..optimizer import Optimizer
 
 

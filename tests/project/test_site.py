@@ -22,6 +22,7 @@ ELSEWHERE = (
     "contrib.amp.lists",
     "contrib.autograd",
     "contrib.onnx",
+    "executor_manager",
     "info",
     "libinfo",
     "numpy",

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import inspect
 import os
+import pkgutil
 import sys
 from collections.abc import Iterable
 from typing import Any
@@ -337,6 +338,9 @@ def generate() -> dict[str, str]:
     for space, file in _FILES.items():
         stubs[f"ndarray/{file}"] = generate_namespace(space, symbol=False)
         stubs[f"symbol/{file}"] = generate_namespace(space, symbol=True)
+    for module in pkgutil.iter_modules([os.path.join(FOLDER, "legacy")]):
+        if not module.name.startswith("_"):
+            stubs[f"{module.name}.pyi"] = f"from .legacy.{module.name} import *\n"
     return stubs
 
 

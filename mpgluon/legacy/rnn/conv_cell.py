@@ -5,16 +5,18 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING
 
-from .. import symbol as sym
+from mpgluon import symbol as sym
+
 from .rnn_cell import BaseRNNCell, gru_step, lstm_step
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any
 
-    from .._internal.types import Init, Shape
-    from ..rnn.rnn_cell import RNNParams
-    from ..symbol import Symbol
+    from mpgluon._internal.types import Init, Shape
+    from mpgluon.symbol import Symbol
+
+    from .rnn_cell import RNNParams
 
 
 __all__ = ["ConvRNNCell", "ConvLSTMCell", "ConvGRUCell"]

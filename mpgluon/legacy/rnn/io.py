@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .. import ndarray as nd
-from ..io import DataBatch, DataDesc, DataIter
+from mpgluon import ndarray as nd
+from mpgluon.io import DataBatch, DataDesc, DataIter
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-    from .._core import NDArray
-    from .._internal.types import DType
+    from mpgluon._core import NDArray
+
+    from mpgluon._internal.types import DType
 
 
 __all__ = ["BucketSentenceIter", "encode_sentences"]

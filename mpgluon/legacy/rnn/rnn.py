@@ -6,15 +6,17 @@ from __future__ import annotations
 import warnings
 from typing import TYPE_CHECKING
 
-from ..model import load_checkpoint, save_checkpoint
+from mpgluon.model import load_checkpoint, save_checkpoint
+
 from .rnn_cell import BaseRNNCell
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any
 
-    from .._core import NDArray
-    from ..symbol import Symbol
+    from mpgluon._core import NDArray
+
+    from mpgluon.symbol import Symbol
 
 
 __all__ = ["rnn_unroll", "save_rnn_checkpoint", "load_rnn_checkpoint", "do_rnn_checkpoint"]
@@ -34,7 +36,7 @@ def rnn_unroll(
 ) -> tuple[Any, Any]:
     """Calls ``cell.unroll``; the default inputs are variables named ``input_prefix + 't0_data'``,
     ..."""
-    from .. import symbol
+    from mpgluon import symbol
 
     warnings.warn("rnn_unroll is deprecated; call cell.unroll", stacklevel=2)
     if inputs is None:

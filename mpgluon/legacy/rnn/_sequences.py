@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .. import symbol as sym
+from mpgluon import symbol as sym
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-    from ..symbol import Symbol
+    from mpgluon.symbol import Symbol
 
 
 def as_steps(sequence: Symbol | Sequence[Symbol], length: int, axis: int) -> Any:

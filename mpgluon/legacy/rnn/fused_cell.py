@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .. import ndarray as nd, symbol as sym
-from ..initializer import FusedRNN
+from mpgluon import ndarray as nd, symbol as sym
+from mpgluon.initializer import FusedRNN
+
 from ._sequences import arranged, as_one
 from .rnn_cell import (
     BaseRNNCell,
@@ -21,9 +22,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any, NoReturn
 
-    from .._core import NDArray
-    from ..rnn.rnn_cell import RNNParams
-    from ..symbol import Symbol
+    from mpgluon._core import NDArray
+
+    from mpgluon.symbol import Symbol
+
+    from .rnn_cell import RNNParams
 
 
 __all__ = ["FusedRNNCell"]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from .. import _core
+from mpgluon import _core
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ..io import DataBatch
-    from ..ndarray import NDArray
-    from ..symbol import Symbol
+    from mpgluon.io import DataBatch
+    from mpgluon.ndarray import NDArray
+    from mpgluon.symbol import Symbol
 
 __all__ = ["DataParallelExecutorGroup", "DataParallelExecutorManager"]
 
@@ -92,7 +92,7 @@ class DataParallelExecutorGroup(_Absent):
 
     Examples
     --------
-    >>> from mpgluon.as_mxnet.executor_manager import DataParallelExecutorGroup
+    >>> from mpgluon.executor_manager import DataParallelExecutorGroup
     >>> try:
     ...     DataParallelExecutorGroup(None)
     ... except mx.base.NotSupportedError as error:

@@ -7,14 +7,15 @@ import re
 from math import sqrt
 from typing import TYPE_CHECKING
 
-from . import ndarray as nd
+from mpgluon import ndarray as nd
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from ._core import NDArray
-    from .executor import Executor
+    from mpgluon._core import NDArray
+
+    from mpgluon.executor import Executor
 
 
 __all__ = ["Monitor"]

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .. import _core, ndarray as nd, symbol as sym
-from ..initializer import LSTMBias
+from mpgluon import _core, ndarray as nd, symbol as sym
+from mpgluon.initializer import LSTMBias
+
 from ._sequences import arranged, as_steps
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any, NoReturn
 
-    from .._core import NDArray
-    from .._internal.types import Shape
-    from ..symbol import Symbol
+    from mpgluon._core import NDArray
+
+    from mpgluon._internal.types import Shape
+    from mpgluon.symbol import Symbol
 
 
 __all__ = [
