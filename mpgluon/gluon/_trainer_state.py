@@ -12,7 +12,7 @@ import sys
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from .. import _core, autograd, ndarray as nd
+from .. import _core, autograd, ndarray as nd, optimizer as opt
 from .._internal import domain
 from .._internal.files import open_regular
 from ..base import MXNetError, counted
@@ -26,7 +26,6 @@ from ..optimizer._nested_states import (
 )
 from ..optimizer._state_files import is_pickle, read_trainer_states
 from ..optimizer.optimizer import HALF
-from ._trainer_store import NO_STATE
 from .parameter import _gradient_contents as gradients
 from .parameter._parameter_dict import split_advice
 from .utils import brief
@@ -37,72 +36,79 @@ if TYPE_CHECKING:
     from .._internal.types import NDArray
     from ..context import Context
     from ..optimizer import Updater
-    from ..optimizer.optimizer import Optimizer
     from .parameter import Parameter
-    from .trainer import Trainer
 
 _FORMAT = "mpgluon trainer states 2"
 _FORMATS = (_FORMAT, "mpgluon trainer states 1")  # version 1 has no gradients, phase and scale
 _HEADER = "trainer_states"
+_NO_STATE = object()
 
 
 class TrainerState:
-    """The part of `Trainer` that moves, saves and loads its state."""
+    """The state of a trainer's parameters between steps: the optimizer's states and counts, calls
+    of `step` that wait for an update, and the scale of gradients.
 
-    _params: list[Parameter]
-    _names: list[str]
-    _param2idx: dict[str, int]
-    _optimizer: Optimizer
-    _by_device: dict[Context, Updater]
-    _loaded: dict[int, Any]
-    _accumulate: int
-    _waiting: tuple[int, float]
-    _scale: float
-    _amp_loss_scaler: Any
-    _amp_original_scale: float
-    _updater: Callable[[Context], Updater]
+    Each parameter's state is in the updater of each device where the parameter is updated. States
+    of a file wait in `loaded` until the next update moves them there.
+    """
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        raise TypeError(
-            "Trainer: it cannot be pickled or copied, because it holds its parameters' arrays "
-            "on devices; save its state with trainer.save_states(file) or "
-            "mx.parallel.save(folder, net, trainer), and load it into a new Trainer"
-        )
+    def __init__(self, params: list[Parameter], names: list[str], accumulate: int) -> None:
+        self.params = params
+        self.names = names
+        self.indices: dict[str, int] = {name: i for i, name in enumerate(names)}
+        self.optimizer: Any = None  # set by Trainer._init_optimizer
+        self.accumulate = accumulate
+        self.waiting: tuple[int, float] = 0, 0  # calls of step, and the number of their samples
+        # True while a step runs: replicas may have received different updates.
+        self.unequal = False
+        self.by_device: dict[Context, Updater] = {}
+        self.loaded: dict[int, Any] = {}
+        self.plan: Any = None  # the update plan, discarded when the states are replaced
+        self.scale = 1.0  # of gradients, before they are divided by the batch size
+        self.loss_scaler: Any = None  # contrib.amp's LossScaler
+        self.original_scale = 1.0  # `scale` without the loss scaler
+
+    def updater(self, ctx: Context) -> Updater:
+        """Returns the updater of the copies on a device, with their states."""
+        updater = self.by_device.get(ctx)
+        if updater is None:
+            updater = self.by_device[ctx] = opt.get_updater(self.optimizer)
+        return updater
 
     # Moving
 
-    def _check_sums(self, plan: Any) -> None:
+    def check_sums(self, plan: Any) -> None:
         """Raises MXNetError if the trainer accumulates and some gradients would not add up."""
-        if self._accumulate == 1:
+        if self.accumulate == 1:
             return
         for index in plan.dtypes:
-            if self._params[index].grad_req != "add":
+            if self.params[index].grad_req != "add":
                 raise MXNetError(
-                    f"Trainer(accumulate={self._accumulate}): Parameter "
-                    f"'{self._params[index].name}' has grad_req "
-                    f"'{self._params[index].grad_req}', so its gradients do not accumulate; set "
+                    f"Trainer(accumulate={self.accumulate}): Parameter "
+                    f"'{self.params[index].name}' has grad_req "
+                    f"'{self.params[index].grad_req}', so its gradients do not accumulate; set "
                     "it to 'add'"
                 )
 
-    def _moves(self, plan: Any) -> list[Any]:
+    def moves(self, plan: Any) -> list[Any]:
         """Returns the changes (`_core.at_once`) that move each parameter's state and update count
         to exactly the devices where the plan updates it. They may be on other devices or in loaded
         states. Parameters without a state are skipped."""
         changes: list[Any] = []
-        counts = self._optimizer.update_counts
+        counts = self.optimizer.update_counts
         for index, devices in plan.devices.items():
-            have = [ctx for ctx, updater in self._by_device.items() if index in updater.states]
+            have = [ctx for ctx, updater in self.by_device.items() if index in updater.states]
             missing = [ctx for ctx in devices if ctx not in have]
-            loaded = index in self._loaded
+            loaded = index in self.loaded
             if not have and not loaded:
                 continue
             if missing:
                 home = next((ctx for ctx in devices if ctx in have), have[0] if have else None)
-                state = self._by_device[home].states[index] if have else self._loaded[index]
+                state = self.by_device[home].states[index] if have else self.loaded[index]
                 keys = counts if home is None else [home.count_key]
                 count = next((counts[k][index] for k in keys if index in counts.get(k, ())), None)
                 for ctx in missing:
-                    updater = self._updater(ctx)
+                    updater = self.updater(ctx)
                     changes += [
                         (updater.states.__setitem__, index, copy_state(state, ctx)),
                         (updater.states_synced.__setitem__, index, True),
@@ -113,18 +119,18 @@ class TrainerState:
             for ctx in have:
                 if ctx not in devices:
                     changes += [
-                        (self._by_device[ctx].states.pop, index, None),
-                        (self._by_device[ctx].states_synced.pop, index, None),
+                        (self.by_device[ctx].states.pop, index, None),
+                        (self.by_device[ctx].states_synced.pop, index, None),
                     ]
             keys = {ctx.count_key for ctx in devices}
             for key, its in counts.items():
                 if key not in keys and index in its:
                     changes.append((its.pop, index, None))
             if loaded:
-                changes.append((self._loaded.pop, index, None))
+                changes.append((self.loaded.pop, index, None))
         return changes
 
-    def _casts(self, former: dict[int, str], dtypes: dict[int, str]) -> list[Any]:
+    def casts(self, former: dict[int, str], dtypes: dict[int, str]) -> list[Any]:
         """Returns the changes that cast the states of parameters whose dtype changed. `former` and
         `dtypes` are dtypes by parameter index."""
         changes = []
@@ -132,136 +138,113 @@ class TrainerState:
             old = former.get(index, dtype)
             if old == dtype:
                 continue
-            if self._optimizer.multi_precision and (old in HALF) != (dtype in HALF):
+            if self.optimizer.multi_precision and (old in HALF) != (dtype in HALF):
                 raise MXNetError(
-                    f"Parameter '{self._params[index].name}' was cast from {old} to {dtype} "
+                    f"Parameter '{self.params[index].name}' was cast from {old} to {dtype} "
                     "during training, but with multi_precision its state in the "
-                    f"{type(self._optimizer).__name__} optimizer depends on the dtype; cast "
+                    f"{type(self.optimizer).__name__} optimizer depends on the dtype; cast "
                     "before the first step, or create a new Trainer"
                 )
-            for updater in self._by_device.values():
+            for updater in self.by_device.values():
                 if index in updater.states:
                     state = cast_state(updater.states[index], old, dtype)
                     changes.append((updater.states.__setitem__, index, state))
-            if index in self._loaded:
-                state = cast_state(self._loaded[index], old, dtype)
-                changes.append((self._loaded.__setitem__, index, state))
+            if index in self.loaded:
+                state = cast_state(self.loaded[index], old, dtype)
+                changes.append((self.loaded.__setitem__, index, state))
         return changes
 
-    def updater_on(self, ctx: Context) -> Updater:
-        """Returns the updater of the copies on device `ctx`, with their states."""
-        return self._updater(ctx)
-
-    def _brought(self, ctx):
+    def complete_updater(self, ctx: Context) -> Updater:
         """Returns the updater of a device, after adding the loaded states for that device."""
-        for index, param in enumerate(self._params):
-            if index in self._loaded and ctx in (param.arrays or ()):
-                updater = self._updater(ctx)
+        for index, param in enumerate(self.params):
+            if index in self.loaded and ctx in (param.arrays or ()):
+                updater = self.updater(ctx)
                 if index not in updater.states:
-                    updater.states[index] = copy_state(self._loaded[index], ctx)
+                    updater.states[index] = copy_state(self.loaded[index], ctx)
                     updater.states_synced[index] = True
-        return self._updater(ctx)
+        return self.updater(ctx)
 
     def all_states(self) -> dict[int, Any]:
         """Returns the states of all parameters that have one, by parameter index."""
-        states = {i: self._state_of(i, param) for i, param in enumerate(self._params)}
-        return {index: state for index, state in states.items() if state is not NO_STATE}
+        states = {i: self.state_of(i, param) for i, param in enumerate(self.params)}
+        return {index: state for index, state in states.items() if state is not _NO_STATE}
 
     def replace_states(self, states: dict[int, Any]) -> None:
         """Replaces all states, by parameter index."""
-        vars(self).update({"_by_device": {}, "_loaded": dict(states), "_plan": None})
+        vars(self).update({"by_device": {}, "loaded": dict(states), "plan": None})
 
-    def _state_of(self, index, param):
+    def state_of(self, index: int, param: Parameter) -> Any:
+        """Returns the state of a parameter, or _NO_STATE."""
         for ctx in param.arrays or ():
-            updater = self._by_device.get(ctx)
+            updater = self.by_device.get(ctx)
             if updater is not None and index in updater.states:
                 return updater.states[index]
-        if index in self._loaded:
-            return self._loaded[index]
+        if index in self.loaded:
+            return self.loaded[index]
         # The parameter was moved since the last step.
         return next(
             (
                 updater.states[index]
-                for updater in self._by_device.values()
+                for updater in self.by_device.values()
                 if index in updater.states
             ),
-            NO_STATE,
+            _NO_STATE,
         )
 
     # Saving
 
-    def save_states(self, fname: str | os.PathLike[str]) -> None:
-        """Writes the trainer's state, keyed by parameter name.
-
-        The state consists of the optimizer's state of each parameter, update counts, the loss
-        scale, and, between a backward pass and its update, the gradients. It can be loaded onto any
-        placement.
-
-        The file is an array file like ``.params`` files. It does not contain multipliers such as
-        ``lr_mult``, which belong to the parameters, schedulers, or the random state.
-        """
+    def save(self, fname: str | os.PathLike[str]) -> None:
+        """See `Trainer.save_states`."""
         import json
 
         arrays = {}
-        header = self._describe_states(arrays, dict(enumerate(self._names)))
-        header["names"] = self._names
+        header = self.describe(arrays, dict(enumerate(self.names)))
+        header["names"] = self.names
         text = json.dumps(header, sort_keys=True).encode()
         arrays[_HEADER] = nd.array(list(text), dtype="uint8")
         nd.save(fname, arrays)
 
-    def _describe_states(self, arrays, names):
+    def describe(self, arrays: dict[str, NDArray], names: dict[int, str]) -> dict[str, Any]:
         """Returns the JSON header of the saved states and adds their arrays to `arrays`. `names`
         has the parameters' names by index."""
         states, shapes, counts = {}, {}, {}
-        its_counts = self._optimizer.update_counts.values()
-        for i, param in enumerate(self._params):
-            state = self._state_of(i, param)
-            if state is not NO_STATE:
+        its_counts = self.optimizer.update_counts.values()
+        for i, param in enumerate(self.params):
+            state = self.state_of(i, param)
+            if state is not _NO_STATE:
                 states[names[i]] = take_apart(state, names[i], arrays)
                 shapes[names[i]] = None if param.shape is None else list(param.shape)
             for per_device in its_counts:
                 if i in per_device:
                     counts[names[i]] = max(counts.get(names[i], 0), per_device[i])
         with autograd.pause():
-            adding = self._accumulate > 1
-            chosen = set(gradients.to_save(self._params, adding, self._waiting[0]))
+            adding = self.accumulate > 1
+            chosen = set(gradients.to_save(self.params, adding, self.waiting[0]))
             grads = {
                 names[i]: gradients.describe(param, names[i], arrays)
-                for i, param in enumerate(self._params)
+                for i, param in enumerate(self.params)
                 if param in chosen
             }
-        scaler = self._amp_loss_scaler
+        scaler = self.loss_scaler
         return {
             "format": _FORMAT,
-            "optimizer": type(self._optimizer).__name__,
-            "num_update": self._optimizer.num_update,
-            "learning_rate": self._optimizer.lr,
-            "numbers": self._optimizer.saved_numbers(),
+            "optimizer": type(self.optimizer).__name__,
+            "num_update": self.optimizer.num_update,
+            "learning_rate": self.optimizer.lr,
+            "numbers": self.optimizer.saved_numbers(),
             "counts": counts,
             "states": states,
             "shapes": shapes,
-            "waiting": list(self._waiting),
+            "waiting": list(self.waiting),
             "gradients": grads,
             "loss_scaler": None if scaler is None else list(scaler.state),
-            "divided_by": None if scaler is None else self._amp_original_scale / self._scale,
+            "divided_by": None if scaler is None else self.original_scale / self.scale,
         }
 
     # Loading
 
-    def load_states(self, fname: str | os.PathLike[str]) -> None:
-        """Reads a file of `save_states` or of MXNet 1.x. No code in the file is run. Parameters may
-        be on other devices than when they were saved.
-
-        States are matched by parameter name. If the names of all parameters differ only in their
-        numbers, as in a network that was created a second time, they are matched in the order of
-        these numbers. Gradients that no update has used are replaced as well.
-
-        Raises
-        ------
-        MXNetError
-            If the file holds no trainer states, or belongs to other parameters or another
-            optimizer. Nothing changes in this case.
-        """
+    def load(self, fname: str | os.PathLike[str]) -> None:
+        """See `Trainer.load_states`."""
         if not os.path.exists(fname):
             raise FileNotFoundError(f"Trainer.load_states: file '{fname}' does not exist")
         if is_pickle(fname):
@@ -282,15 +265,15 @@ class TrainerState:
         if unknown:
             raise MXNetError(
                 f"'{fname}' holds states of parameters that this trainer does not have: "
-                f"{brief(unknown)}; it has {brief(self._param2idx)}. "
-                f"{split_advice(*unknown, *self._param2idx)}".rstrip(". ")
+                f"{brief(unknown)}; it has {brief(self.indices)}. "
+                f"{split_advice(*unknown, *self.indices)}".rstrip(". ")
             )
         # Parameters that were never updated have no state, and older files do not name them.
         given = {numbers[name] for name in header.get("names") or states if name in numbers}
         missing = (
             [
                 name
-                for index, (name, param) in enumerate(zip(self._names, self._params))
+                for index, (name, param) in enumerate(zip(self.names, self.params))
                 if param.grad_req != "null" and index not in given
             ]
             if states
@@ -308,7 +291,7 @@ class TrainerState:
         for name, structure in states.items():
             index = numbers[name]
             loaded[index] = put_together(structure, name, array_of, source)
-            check_state(loaded[index], header["shapes"].get(name), self._params[index], source)
+            check_state(loaded[index], header["shapes"].get(name), self.params[index], source)
         self.check_states(loaded, source)
         named = {numbers[name]: name for name in header["gradients"] if name in numbers}
         self.take_over(
@@ -325,24 +308,24 @@ class TrainerState:
         lists are sorted by these numbers, which is the order of creation. (A plain sort would put
         dense10 before dense2.)"""
         saved = header.get("names")
-        if saved is None or all(name in self._param2idx for name in header["states"]):
-            return self._param2idx
-        saved, own = sorted(saved, key=_by_numbers), sorted(self._names, key=_by_numbers)
+        if saved is None or all(name in self.indices for name in header["states"]):
+            return self.indices
+        saved, own = sorted(saved, key=_by_numbers), sorted(self.names, key=_by_numbers)
         if len(saved) != len(own) or any(map(_other_name, saved, own)):
-            return self._param2idx
-        return {name: self._param2idx[mine] for name, mine in zip(saved, own)}
+            return self.indices
+        return {name: self.indices[mine] for name, mine in zip(saved, own)}
 
     def _load_pickle(self, fname):
         """Reads a file of MXNet, which has states by parameter index."""
         try:
             with open_regular(fname) as file:
                 states, name, saved = read_trainer_states(file.read())
-            if name != type(self._optimizer).__name__:
+            if name != type(self.optimizer).__name__:
                 raise MXNetError(f"it belongs to the optimizer {name}")
-            if sorted(states) != list(range(len(self._params))):
+            if sorted(states) != list(range(len(self.params))):
                 raise MXNetError(f"it has states of {len(states)} parameters")
             for index, state in states.items():
-                check_state(state, None, self._params[index], f"'{fname}'")
+                check_state(state, None, self.params[index], f"'{fname}'")
             self.check_states(states, f"'{fname}'")
             rate = float(saved["lr"])
             domain.at_least(0, learning_rate=rate)
@@ -355,26 +338,26 @@ class TrainerState:
         except (KeyError, TypeError, ValueError, AttributeError, MXNetError) as error:
             raise MXNetError(
                 f"'{fname}' is a pickle that this trainer, with "
-                f"{type(self._optimizer).__name__} and "
-                f"{counted(len(self._params), 'parameter')}, cannot load: {error}"
+                f"{type(self.optimizer).__name__} and "
+                f"{counted(len(self.params), 'parameter')}, cannot load: {error}"
             ) from error
 
     def check_header(self, header: dict[str, Any], source: str) -> None:
         """Raises MXNetError if this trainer cannot continue from a saved state. `source` describes
         the origin of the state in error messages."""
-        kind = type(self._optimizer).__name__
+        kind = type(self.optimizer).__name__
         if header["optimizer"] != kind:
             raise MXNetError(
                 f"{source} holds states of optimizer {header['optimizer']}, but this trainer "
                 f"has {kind}; nothing was changed"
             )
         calls = header["waiting"][0]
-        if calls and self._accumulate == 1:
+        if calls and self.accumulate == 1:
             raise MXNetError(
                 f"{source} was saved after {counted(calls, 'call')} of step without an update; "
                 "create the trainer with the same accumulate= as the saved one"
             )
-        scaler = self._amp_loss_scaler
+        scaler = self.loss_scaler
         if header["gradients"] and (scaler is None) != (header["loss_scaler"] is None):
             has, lacks = ("the saved trainer", "this one") if scaler is None else ("this one", "it")
             raise MXNetError(
@@ -385,23 +368,23 @@ class TrainerState:
     def check_states(self, states: dict[int, Any], source: str) -> None:
         """Raises MXNetError if a state by parameter index does not have the arrays that this
         trainer's optimizer needs. States of a user's classes may change their structure."""
-        kind = type(self._optimizer)
+        kind = type(self.optimizer)
         if not all(
             method.__module__.startswith("mpgluon.")
             for method in (kind.create_state, kind.create_state_multi_precision)
         ):
             return
         for index, state in states.items():
-            param = self._params[index]
+            param = self.params[index]
             shape = (1,) * len(param.shape or (1, 1))
             with warnings.catch_warnings(), autograd.pause():
                 warnings.simplefilter("ignore")  # the user sees the warnings of the real state
                 weight = nd.zeros(shape, ctx=param.list_ctx()[0], dtype=param.dtype)
-                new = self._optimizer.create_state_multi_precision(index, weight)
+                new = self.optimizer.create_state_multi_precision(index, weight)
             if not continues(state, new):
                 raise MXNetError(
                     f"{source}: the state of parameter '{param.name}' does not have the arrays "
-                    f"that {self._optimizer!r} needs; create the optimizer with the options of the "
+                    f"that {self.optimizer!r} needs; create the optimizer with the options of the "
                     "saved one, such as momentum and multi_precision"
                 )
 
@@ -416,7 +399,7 @@ class TrainerState:
         header, by index."""
         found = {}
         for index, name in names.items():
-            param, entry = self._params[index], header["gradients"].get(name)
+            param, entry = self.params[index], header["gradients"].get(name)
             if entry is None:
                 continue
             gradients.check(param, entry, source)
@@ -439,10 +422,10 @@ class TrainerState:
     ) -> None:
         """Replaces this trainer's state by a saved one: states, update counts and gradients by
         parameter index. Missing gradients are reset as after an update. The change is atomic."""
-        optimizer = self._optimizer
+        optimizer = self.optimizer
         optimizer.settle_counts()
         every = {
-            ctx.count_key: dict(counts) for param in self._params for ctx in param.list_ctx()
+            ctx.count_key: dict(counts) for param in self.params for ctx in param.list_ctx()
         } or {0: {}}
         numbers = {
             "num_update": header["num_update"],
@@ -454,21 +437,21 @@ class TrainerState:
         if optimizer.lr_scheduler is None and header["learning_rate"] is not None:
             numbers["lr"] = header["learning_rate"]
         own = {
-            "_by_device": {},
-            "_loaded": loaded,
-            "_plan": None,
-            "_waiting": tuple(header.get("waiting", (0, 0))),
-            "_unequal": False,
+            "by_device": {},
+            "loaded": loaded,
+            "plan": None,
+            "waiting": tuple(header.get("waiting", (0, 0))),
+            "unequal": False,
         }
-        scaler, scale = self._amp_loss_scaler, header.get("loss_scaler")
+        scaler, scale = self.loss_scaler, header.get("loss_scaler")
         if scaler is not None and scale is not None:
             scaler.state = tuple(scale)
             if header.get("divided_by") is not None:
-                own["_scale"] = self._amp_original_scale / header["divided_by"]
+                own["scale"] = self.original_scale / header["divided_by"]
         with autograd.pause():
             changes = [
                 change
-                for index, param in enumerate(self._params)
+                for index, param in enumerate(self.params)
                 for change in gradients.changes_to(param, grads.get(index))
             ]
             _core.at_once(
@@ -555,12 +538,23 @@ def header_fault(header: Any) -> str | None:
     return next((key for key, good in checks.items() if not good), None)
 
 
-# Used by other modules of the package.
-
-
-def describe_states(
-    trainer: Trainer, arrays: dict[str, NDArray], names: dict[int, str]
-) -> dict[str, Any]:
-    """Returns the JSON header of the saved states and adds their arrays to `arrays`. `names` has
-    the parameters' names by index."""
-    return trainer._describe_states(arrays, names)
+def unique_names(params: list[Parameter], paths: dict[int, str]) -> list[str]:
+    """Returns a unique name for each parameter: its own name, or, if several share it, its path in
+    the block or a number. `paths` has the paths by the parameters' ids."""
+    if len(set(map(id, params))) < len(params):
+        twice = next(p for i, p in enumerate(params) if any(p is other for other in params[:i]))
+        raise ValueError(f"Trainer: the parameter '{twice.name}' is given twice")
+    seen: dict[str, int] = {}
+    for param in params:
+        seen[param.name] = seen.get(param.name, 0) + 1
+    names, number = [], {}
+    for param in params:
+        if seen[param.name] == 1:
+            names.append(param.name)
+            continue
+        number[param.name] = number.get(param.name, -1) + 1
+        names.append(paths.get(id(param), f"{param.name}#{number[param.name]}"))
+    if len(set(names)) < len(names):
+        name = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"Trainer: two parameters are called '{name}'")
+    return names

@@ -292,3 +292,61 @@ class Plan:
                 every += rows
                 once[index] = rows[0]
         return [once[index] for index in sorted(once)], every
+
+    def count_ahead(self, work):
+        """Sets the number of updates to its value after this step, before the first group computes
+        its rates. Parameters that were frozen for a while have lower counts. Their rate, and the
+        step that LARS takes them to belong to, must not depend on whether a group with higher
+        counts comes first."""
+        optimizer = self.optimizer
+        number = optimizer.num_update
+        for group in work:
+            if group.multi is not None and group.multi.counts is not None:
+                number = max(number, group.multi.count + 1)
+                continue
+            counts = optimizer.update_counts.get(group.ctx.count_key, {})
+            first = optimizer.begin_num_update
+            number = max([number, *[counts.get(i, first) + 1 for i in group.indices]])
+        for index, param in self.sparse:
+            for ctx, grad in param.gradients.items():
+                if grad.fresh:
+                    counts = optimizer.update_counts.get(ctx.count_key, {})
+                    number = max(number, counts.get(index, optimizer.begin_num_update) + 1)
+        optimizer.num_update = number
+
+    def check_rates(self, work):
+        """Raises ValueError if a rate or weight decay is invalid, before any weight changes."""
+        optimizer = self.optimizer
+        # The first group checks the scheduler's rate, which all groups share.
+        lr = 1.0 if optimizer.lr_scheduler is not None else optimizer.lr
+        if not self.factors_fit(lr, optimizer.wd):
+            indices = [index for group in work for index in group.indices]
+            indices += [index for index, param in self.sparse if self.fresh_rows(param)]
+            optimizer.check_rates(indices)
+
+    def check_stale(self, ignore_stale_grad):
+        """Raises an error for gradients that backward has not written, unless they are ignored."""
+        for param in self.params:
+            if param.replaced:
+                raise param.replaced_error()
+        if ignore_stale_grad:
+            return
+        lost = self.lost()
+        self.forget_left()
+        for moved, _ in lost:  # these gradients are incomplete until the next backward pass
+            for weight in moved.arrays.values():
+                weight._fresh_grad = False
+        param, ctx = next(
+            (param, ctx)
+            for param, data, _ in self.seen
+            for ctx, weight in data.items()
+            if param.grad_req != "null" and not weight._fresh_grad
+        )
+        raise UserWarning(
+            f"Gradient of Parameter `{param.name}` on context {ctx} has not been updated by "
+            "backward since last `step`. Either the loss does not depend on it, or the forward "
+            "pass was not recorded, or the parameter was moved or cast (place, reset_ctx, cast) "
+            "between the forward pass and backward, or its layer was replaced in the network and "
+            "needs a new Trainer. If only some of the Parameters are used, "
+            "call step with ignore_stale_grad=True to leave the other Parameters unchanged"
+        )

@@ -2,38 +2,48 @@
 
 from __future__ import annotations
 
-import itertools
+import os
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from .. import _core, autograd, kvstore as kvstores, ndarray as nd, optimizer as opt
-from .._internal import ranks
-from .._internal.hints import TRAINER, absent, present
+from .. import _core, autograd, kvstore as kvstores, optimizer as opt
+from .._internal.hints import TRAINER, OptionsChecked, absent, present
 from ..base import MXNetAssertionError
 from ..optimizer._lazy import sum_rows
-from ..optimizer._nested_states import copy_state
-from ..optimizer.optimizer import GroupedOptimizer
-from ._trainer_state import TrainerState
-from ._trainer_store import TrainerStore, unique_names
+from ._trainer_state import TrainerState, unique_names
+from ._trainer_store import TrainerStore
 from ._tree import parameters_by_path
-from ._update_plan import Plan, update_parts
+from ._update import clip, ended, equalize, overflows, update
+from ._update_plan import Plan
 from .block import Block
 from .parameter import Parameter, ParameterDict
 from .parameter._gradient_contents import changes_to
 from .parameter._parameter import parameter_changes
 from .parameter._parameter_dict import name_of_whole
-from .utils import global_norm, scale_arrays
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from .._internal.types import NDArray
     from ..kvstore import KVStoreBase
     from ..optimizer.optimizer import Optimizer
 
 __all__ = ["Trainer"]
 
 
-class Trainer(TrainerStore, TrainerState):
+def _attribute_of(member: str, name: str) -> Any:
+    """Returns a property for the attribute `name` of a member object."""
+
+    def get(self):
+        return getattr(getattr(self, member), name)
+
+    def set(self, value):
+        setattr(getattr(self, member), name, value)
+
+    return property(get, set)
+
+
+class Trainer(OptionsChecked):
     """Applies an optimizer to parameters. One trainer updates all parameters of a model, on any
     devices.
 
@@ -100,9 +110,6 @@ class Trainer(TrainerStore, TrainerState):
     [[0.5, 0.5]]
     """
 
-    _amp_loss_scaler: Any = None  # set by contrib.amp: a LossScaler, and the scale without it
-    _amp_original_scale: float = 1.0
-
     def __init__(
         self,
         params: Block | ParameterDict | Mapping[str, Parameter] | Sequence[Parameter],
@@ -138,44 +145,31 @@ class Trainer(TrainerStore, TrainerState):
                 )
             if param.replaced:
                 raise param.replaced_error()
-        self._params = list(params)
-        if not self._params:
+        params = list(params)
+        if not params:
             warnings.warn(
                 "Trainer: params is empty; net.collect_params() returns the parameters of a "
                 "whole network, net.params only the block's own",
                 stacklevel=2,
             )
-        self._names = unique_names(self._params, paths, Trainer)
-        self._param2idx = {name: i for i, name in enumerate(self._names)}
-        self._plan = None
-        self._choose_store(kvstore, compression_params, update_on_kvstore)
+        self._state = TrainerState(params, unique_names(params, paths), accumulate)
+        self._store = TrainerStore(self._state, kvstore, compression_params, update_on_kvstore)
         if not isinstance(accumulate, int) or accumulate < 1:
             raise ValueError(f"Trainer: accumulate must be a positive integer, not {accumulate!r}")
         if clip_global_norm is not None and not clip_global_norm > 0:
             raise ValueError(
                 f"Trainer: clip_global_norm must be positive, not {clip_global_norm!r}"
             )
-        self._shard_updates, self._accumulate, self._max_norm = (
-            bool(shard_updates),
-            accumulate,
-            clip_global_norm,
-        )
+        self._shard_updates, self._max_norm = bool(shard_updates), clip_global_norm
         self._init_optimizer(optimizer, optimizer_params or {})
-        # Calls of step that wait for an update, and the number of their samples.
-        self._waiting = 0, 0
-        self._unequal = (
-            False  # true while a step runs: replicas may have received different updates
-        )
-        for param in self._params:
+        self._scale = self._optimizer.rescale_grad
+        for param in params:
             param.list_ctx()  # raises an error for parameters that were never initialized
             param.set_trainer(self)
             if accumulate > 1 and param.grad_req == "write":
                 param.grad_req = "add"
-        self._scale = self._optimizer.rescale_grad
-        self._by_device = {}  # device -> updater, which holds the states of the copies there
-        self._loaded = {}  # index -> loaded state that is not yet on its device
         if accumulate > 1:  # reset sums from before this trainer
-            _core.at_once(*[change for p in self._params for change in changes_to(p, None)])
+            _core.at_once(*[change for p in params for change in changes_to(p, None)])
         if kvstores.is_of_ranks(kvstore):
             self._ready()  # all ranks start with the values of rank 0
 
@@ -198,7 +192,14 @@ class Trainer(TrainerStore, TrainerState):
             self._optimizer.param_dict = by_index
         else:
             self._optimizer = opt.create(optimizer, param_dict=by_index, **optimizer_params)
-        self._optimizer.idx2name = dict(enumerate(self._names))
+        self._optimizer.idx2name = dict(enumerate(self._state.names))
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError(
+            "Trainer: it cannot be pickled or copied, because it holds its parameters' arrays "
+            "on devices; save its state with trainer.save_states(file) or "
+            "mx.parallel.save(folder, net, trainer), and load it into a new Trainer"
+        )
 
     def __dir__(self) -> list[str]:
         return present(self, super().__dir__())
@@ -246,14 +247,15 @@ class Trainer(TrainerStore, TrainerState):
         UserWarning
             If a gradient is stale.
         """
-        waiting, size = self._waiting
+        state, store = self._state, self._store
+        waiting, size = state.waiting
         self._set_scale(size + batch_size)
-        if not self._kv_initialized or self._params_left:
+        if not store.created or store.left:
             self._ready()
-        if waiting + 1 < self._accumulate:
+        if waiting + 1 < state.accumulate:
             self._wait(batch_size, ignore_stale_grad)
             return
-        if self._called_store is not None and self._update_on_kvstore:
+        if store.called is not None and store.updates:
             self._step_in_store(ignore_stale_grad)
             return
         self._allreduce_grads()
@@ -263,51 +265,97 @@ class Trainer(TrainerStore, TrainerState):
         """Runs a step with a user's store that has the optimizer."""
         plan = self._current_plan()
         if not plan.fresh():
-            self._check_stale(plan, ignore_stale_grad)
+            plan.check_stale(ignore_stale_grad)
         plan.forget_left()
         with autograd.pause():
-            if self._overflows(plan, plan.work):
+            if overflows(self._state, plan, plan.work):
                 return
             if self._max_norm is not None:
-                self._clip(plan, plan.work)
-            self._sum_in_store()
-        _core.at_once((_core.gradients_used, plan.weights), *self._ended(plan))
+                clip(self._state, plan, plan.work, self._max_norm)
+            self._store.sum_in_called()
+        _core.at_once((_core.gradients_used, plan.weights), *ended(self._state, plan))
 
     def _wait(self, batch_size, ignore_stale_grad):
         """Counts a call of `step` that only accumulates gradients."""
         plan = self._current_plan()
         fresh = plan.fresh()
         if not fresh:
-            self._check_stale(plan, ignore_stale_grad)
-        waiting, size = self._waiting
+            plan.check_stale(ignore_stale_grad)
+        waiting, size = self._state.waiting
         used = [(_core.gradients_used, plan.weights)] if fresh and not ignore_stale_grad else []
-        _core.at_once(*used, (vars(self), "_waiting", (waiting + 1, size + batch_size)))
+        _core.at_once(*used, (vars(self._state), "waiting", (waiting + 1, size + batch_size)))
 
     def allreduce_grads(self) -> None:
         """Sums the gradients of replicas, so that all of them hold the sum (with `shard_updates`,
         only the replica that is updated). For use with `update`. Raises AssertionError if the
         kvstore updates."""
         self._ready(update=False)
-        self._refuse_on_store("allreduce_grads")
+        self._store.refuse("allreduce_grads")
         self._allreduce_grads()
 
     def update(self, batch_size: float, ignore_stale_grad: bool = False) -> None:
         """Updates all parameters with their current gradients, regardless of `accumulate`; see
         `step`."""
         self._ready(update=False)
-        self._refuse_on_store("update")
-        self._set_scale(self._waiting[1] + batch_size)
+        self._store.refuse("update")
+        self._set_scale(self._state.waiting[1] + batch_size)
         self._update(ignore_stale_grad)
 
     def _set_scale(self, batch_size):
         if not batch_size > 0:
             raise ValueError(f"Trainer: batch_size must be positive, not {batch_size}")
-        self._optimizer.rescale_grad = self._scale / batch_size
+        state = self._state
+        state.optimizer.rescale_grad = state.scale / batch_size
+
+    def save_states(self, fname: str | os.PathLike[str]) -> None:
+        """Writes the trainer's state, keyed by parameter name.
+
+        The state consists of the optimizer's state of each parameter, update counts, the loss
+        scale, and, between a backward pass and its update, the gradients. It can be loaded onto any
+        placement.
+
+        The file is an array file like ``.params`` files. It does not contain multipliers such as
+        ``lr_mult``, which belong to the parameters, schedulers, or the random state.
+        """
+        self._state.save(fname)
+
+    def load_states(self, fname: str | os.PathLike[str]) -> None:
+        """Reads a file of `save_states` or of MXNet 1.x. No code in the file is run. Parameters may
+        be on other devices than when they were saved.
+
+        States are matched by parameter name. If the names of all parameters differ only in their
+        numbers, as in a network that was created a second time, they are matched in the order of
+        these numbers. Gradients that no update has used are replaced as well.
+
+        Raises
+        ------
+        MXNetError
+            If the file holds no trainer states, or belongs to other parameters or another
+            optimizer. Nothing changes in this case.
+        """
+        self._state.load(fname)
+
+    def notice(self, param: Parameter) -> None:
+        """Must be called before a parameter's value is replaced. Resets a store that holds the
+        parameter."""
+        if self._store.updates and not any(param is other for other in self._store.pending):
+            self._reset_kvstore()
+
+    def _ready(self, update=None):
+        """Creates the store if it does not exist yet, and gives it the remaining parameters."""
+        store = self._store
+        if not store.created:
+            self._init_kvstore(update)
+        if store.left and (store.called or store.of_ranks) is not None:
+            self._init_params()
 
     def _current_plan(self):
         """Returns the update plan, rebuilt if a parameter's arrays were replaced."""
-        plan, now = self._plan, parameter_changes.count
-        if plan is not None:
+        state, store, now = self._state, self._store, parameter_changes.count
+        plan, in_store = state.plan, store.updates is True
+        # Updates run only at home; sums are separate from gradients.
+        mode = self._shard_updates or in_store, in_store and store.called is None
+        if plan is not None and plan.mode == mode:
             if plan.changes == now:
                 return plan
             for param, data, grad in plan.seen:
@@ -316,260 +364,105 @@ class Trainer(TrainerStore, TrainerState):
             else:
                 plan.changes = now
                 return plan
-        made = Plan(self._params, self._optimizer, *self._mode())
-        self._check_sums(made)
+        made = Plan(state.params, state.optimizer, *mode)
+        state.check_sums(made)
         with autograd.pause():
-            casts = self._casts(plan.dtypes, made.dtypes) if plan is not None else []
+            casts = state.casts(plan.dtypes, made.dtypes) if plan is not None else []
             _core.at_once(*casts)
-            _core.at_once(*self._moves(made), (vars(self).update, {"_plan": made}))
+            _core.at_once(*state.moves(made), (vars(state).update, {"plan": made}))
         return made
 
-    def _at_home(self):
-        """True if each parameter is updated on only one of its devices."""
-        return self._shard_updates or self._update_on_kvstore is True
-
-    def _mode(self):
-        """Returns whether updates run only at home, and whether sums are separate from
-        gradients."""
-        return self._at_home(), self._update_on_kvstore is True and self._called_store is None
-
-    def _check_plan(self):
-        """Discards a plan that was built for another mode."""
-        if self._plan is not None and self._plan.mode != self._mode():
-            self._plan = None
-
     def _allreduce_grads(self):
-        plan = self._current_plan()
-        by_itself = self._called_store is None and self._store_of_ranks is None
+        plan, store = self._current_plan(), self._store
+        by_itself = store.called is None and store.of_ranks is None
         if not plan.buckets and not plan.sparse and by_itself:
             return
         with autograd.pause():
-            if self._called_store is not None:
-                self._sum_in_store()
+            if store.called is not None:
+                store.sum_in_called()
                 return
             for bucket in plan.buckets:
-                bucket.sum(everywhere=not self._at_home())
+                bucket.sum(everywhere=not plan.mode[0])
             for _, param in plan.sparse:
                 sum_rows(list(param.gradients.values()))
-            if self._store_of_ranks is not None:
-                self._sum_over_ranks(plan)
-
-    def _clip(self, plan, work):
-        """Clips the gradients that are about to be used by their global norm."""
-        once, grads = plan.gradients(work)
-        if not once:
-            return
-        norm = global_norm(once)
-        scale_arrays(
-            grads, nd.minimum(self._max_norm / (self._optimizer.rescale_grad * norm + 1e-8), 1.0)
-        )
+            if store.of_ranks is not None:
+                store.sum_over_ranks(plan)
 
     def _update(self, ignore_stale_grad):
         _core.ranks_note_step()
-        plan = self._current_plan()
-        work = plan.work
-        if self._store_of_ranks is not None or any(group.ctx.rank is not None for group in work):
-            optimizer = self._optimizer
+        plan, state = self._current_plan(), self._state
+        work, optimizer = plan.work, state.optimizer
+        if self._store.of_ranks is not None or any(group.ctx.rank is not None for group in work):
             _core.ranks_note_update(optimizer.rescale_grad, optimizer.learning_rate)
         if not plan.fresh():
-            self._check_stale(plan, ignore_stale_grad)
+            plan.check_stale(ignore_stale_grad)
             work = plan.fresh_work()
         if plan.left:
             plan.forget_left()
         with autograd.pause(), _core.Scope((_core.set_uncast, True)):  # amp is for networks
-            if self._amp_loss_scaler is not None and self._overflows(plan, work):
+            if overflows(state, plan, work):
                 return
             if self._max_norm is not None:
-                self._clip(plan, work)
-            if self._unequal:
-                self._equalize(plan)
-            if not self._optimizer.draws:
-                self._run(plan, work)
+                clip(state, plan, work, self._max_norm)
+            if state.unequal:
+                equalize(state, plan)
+            if not optimizer.draws:
+                update(state, plan, work)
                 return
             indices = {index for group in work for index in group.indices}
             indices.update(index for index, param in plan.sparse if plan.fresh_rows(param))
-            with self._optimizer.draws_by(sorted(indices)):
-                self._run(plan, work)
+            with optimizer.draws_by(sorted(indices)):
+                update(state, plan, work)
 
-    def _run(self, plan, work):
-        """Updates all weights, after their states exist on all devices."""
-        for group in work:  # prepare all devices before any state changes
-            updater = self._updater(group.ctx)
-            if group.holds(updater):
-                continue
-            if not updater.states.keys() >= group.known:
-                _core.at_once(*self._moves(plan))
-            group.prepare(updater, plan.changes)
-        if plan.buckets:
-            self._unequal = True
-        optimizer = self._optimizer
-        if optimizer.number_before is None:  # a step that failed is completed with its number
-            optimizer.number_before = optimizer.num_update
-        try:
-            if len(work) + len(plan.sparse) > 1 or isinstance(optimizer, GroupedOptimizer):
-                self._count_ahead(plan, work)
-            self._check_rates(plan, work)
-            self._update_groups(plan, work)
-        except BaseException:  # includes interrupts
-            counts = itertools.chain(*map(dict.values, optimizer.update_counts.values()))
-            optimizer.num_update = max(optimizer.number_before, *counts, 0)
-            raise
-        optimizer.number_before = None
+    # MXNet's private names, which subclasses override and programs read.
 
-    def _count_ahead(self, plan, work):
-        """Sets the number of updates to its value after this step, before the first group computes
-        its rates. Parameters that were frozen for a while have lower counts. Their rate, and the
-        step that LARS takes them to belong to, must not depend on whether a group with higher
-        counts comes first."""
-        optimizer = self._optimizer
-        number = optimizer.num_update
-        for group in work:
-            if group.multi is not None and group.multi.counts is not None:
-                number = max(number, group.multi.count + 1)
-                continue
-            counts = optimizer.update_counts.get(group.ctx.count_key, {})
-            first = optimizer.begin_num_update
-            number = max([number, *[counts.get(i, first) + 1 for i in group.indices]])
-        for index, param in plan.sparse:
-            for ctx, grad in param.gradients.items():
-                if grad.fresh:
-                    counts = optimizer.update_counts.get(ctx.count_key, {})
-                    number = max(number, counts.get(index, optimizer.begin_num_update) + 1)
-        optimizer.num_update = number
+    _params: list[Parameter] = _attribute_of("_state", "params")
+    _param2idx: dict[str, int] = _attribute_of("_state", "indices")
+    _optimizer: Optimizer = _attribute_of("_state", "optimizer")
+    _scale: float = _attribute_of("_state", "scale")
+    _amp_loss_scaler: Any = _attribute_of("_state", "loss_scaler")
+    _amp_original_scale: float = _attribute_of("_state", "original_scale")
+    _kvstore: KVStoreBase | None = _attribute_of("_store", "kvstore")
+    _kvstore_params: dict[str, Any] = _attribute_of("_store", "choice")
+    _kv_initialized: bool = _attribute_of("_store", "created")
+    _update_on_kvstore: bool | None = _attribute_of("_store", "updates")
+    _compression_params: Any = _attribute_of("_store", "compression_params")
+    _distributed: bool | None = _attribute_of("_store", "distributed")
+    _params_to_init: list[Parameter] = _attribute_of("_store", "pending")
+    _contains_sparse_weight: bool = _attribute_of("_store", "has_sparse_weight")
+    _contains_sparse_grad: bool = _attribute_of("_store", "has_sparse_gradient")
 
-    def _check_rates(self, plan, work):
-        """Raises ValueError if a rate or weight decay is invalid, before any weight changes."""
-        optimizer = self._optimizer
-        # The first group checks the scheduler's rate, which all groups share.
-        lr = 1.0 if optimizer.lr_scheduler is not None else optimizer.lr
-        if not plan.factors_fit(lr, optimizer.wd):
-            indices = [index for group in work for index in group.indices]
-            indices += [index for index, param in plan.sparse if plan.fresh_rows(param)]
-            optimizer.check_rates(indices)
+    @property
+    def _contexts(self):
+        """The devices of the parameters."""
+        return list(dict.fromkeys(ctx for param in self._params for ctx in param.list_ctx()))
 
-    def _update_groups(self, plan, work):
-        """Updates the weights of groups, and the weights with row_sparse gradients."""
-        steps, num_update = [], self._optimizer.num_update
-        for groups in plan.joined(work):
-            group = groups[0]
-            if group.multi is not None:
-                counted = group.multi.step(steps, group.ctx.count_key, plan.changes, num_update)
-                if counted is not None:
-                    num_update = counted
-                    steps.append(group.used)
-                    continue
-            _core.at_once(*steps)
-            if group.line is None:
-                group.update(self._updater(group.ctx))
-            else:
-                update_parts(groups, [self._updater(part.ctx) for part in groups])
-            steps, num_update = [part.used for part in groups], self._optimizer.num_update
-        if plan.buckets or self._accumulate > 1:
-            steps += self._ended(plan)
-        _core.at_once(*steps)
-        for index, param in plan.sparse:
-            self._update_rows(index, param)
+    def _check_contexts(self):
+        return self._contexts
 
-    def _overflows(self, plan, work):
-        """True if the gradients of the groups `work`, or fresh row_sparse gradients, contain
-        infinities or NaN. If so, marks them all as used."""
-        if self._amp_loss_scaler is None:
-            return False
-        grads = [grad for group in work for grad in group.grads]
-        rows = [grad for _, param in plan.sparse for grad in param.gradients.values()]
-        grads += [grad for grad in rows if grad.fresh]
-        if not self._amp_loss_scaler.overflows(grads):
-            return False
-        ended = self._ended(plan) if plan.buckets or self._accumulate > 1 else []
-        _core.at_once((_core.gradients_used, plan.weights), *ended)
-        for grad in rows:
-            if self._accumulate > 1:
-                grad[:] = 0
-            grad.used()
-        return True
+    @property
+    def _updaters(self):
+        """Updaters of the copies on each device of `_contexts`, with their states."""
+        return [self._state.complete_updater(ctx) for ctx in self._contexts]
 
-    def _update_rows(self, index, param):
-        """Updates a parameter by its row_sparse gradients. All ranks call the updater, so that
-        states, update counts and random calls agree."""
-        fresh = {ctx: grad for ctx, grad in param.gradients.items() if grad.fresh}
-        for ctx, grad in fresh.items():
-            with ranks.alone():  # the number of rows decides which ops it calls
-                self._updater(ctx)(index, grad.for_update(), param.arrays[ctx])
-                if self._accumulate > 1:
-                    grad[:] = 0
-            grad.used()
+    def _init_kvstore(self, update: bool | None = None) -> None:
+        self._store.create(update)
 
-    def _ended(self, plan):
-        """Returns the changes (`_core.at_once`) that follow the update of all weights."""
-        changes = []
-        if self._at_home():
-            changes += [change for bucket in plan.buckets for change in bucket.spread()] + [
-                (_core.gradients_used, plan.weights)
-            ]
-        if self._accumulate > 1:
-            changes += [
-                (grad.__setitem__, slice(None), 0)
-                for param in self._params
-                if param.grad_req == "add" and param.grad_stype == "default"
-                for grad in param.gradients.values()
-            ]
-        return [*changes, (vars(self).update, {"_waiting": (0, 0), "_unequal": False})]
+    def _init_params(self) -> None:
+        self._store.add_parameters()
 
-    def _equalize(self, plan):
-        """Makes the replicas of each parameter and their optimizer states equal, after an
-        interrupted step that may have updated only some of them."""
-        if self._at_home():
-            _core.at_once(*[change for bucket in plan.buckets for change in bucket.spread()])
-            return
-        counts = self._optimizer.update_counts
-        for index in plan.owners:
-            (first, weight), *others = self._params[index].arrays.items()
-            known, count = self._updater(first).states, counts.get(first.count_key, {}).get(index)
-            for ctx, other in others:
-                weight.copyto(other)
-                updater, its_counts = self._updater(ctx), counts.setdefault(ctx.count_key, {})
-                updater.states.pop(index, None)
-                its_counts.pop(index, None)
-                if index in known:
-                    updater.states[index], updater.states_synced[index] = (
-                        copy_state(known[index], ctx),
-                        True,
-                    )
-                if count is not None:
-                    its_counts[index] = count
+    def _reset_kvstore(self) -> None:
+        self._store.reset()
 
-    def _check_stale(self, plan, ignore_stale_grad):
-        """Raises an error for gradients that backward has not written, unless they are ignored."""
-        for param in self._params:
-            if param.replaced:
-                raise param.replaced_error()
-        if ignore_stale_grad:
-            return
-        lost = plan.lost()
-        plan.forget_left()
-        for moved, _ in lost:  # these gradients are incomplete until the next backward pass
-            for weight in moved.arrays.values():
-                weight._fresh_grad = False
-        param, ctx = next(
-            (param, ctx)
-            for param, data, _ in plan.seen
-            for ctx, weight in data.items()
-            if param.grad_req != "null" and not weight._fresh_grad
-        )
-        raise UserWarning(
-            f"Gradient of Parameter `{param.name}` on context {ctx} has not been updated by "
-            "backward since last `step`. Either the loss does not depend on it, or the forward "
-            "pass was not recorded, or the parameter was moved or cast (place, reset_ctx, cast) "
-            "between the forward pass and backward, or its layer was replaced in the network and "
-            "needs a new Trainer. If only some of the Parameters are used, "
-            "call step with ignore_stale_grad=True to leave the other Parameters unchanged"
-        )
-
-    def _updater(self, ctx):
-        updater = self._by_device.get(ctx)
-        if updater is None:
-            updater = self._by_device[ctx] = opt.get_updater(self._optimizer)
-        return updater
+    def _row_sparse_pull(
+        self, parameter: Parameter, out: Any, row_id: NDArray, full_idx: bool = False
+    ) -> None:
+        """Copies rows of a parameter into row_sparse arrays."""
+        self._ready()
+        for array in [out] if not isinstance(out, (list, tuple)) else out:
+            ctx = array.context if array.context in parameter.list_ctx() else None
+            rows = parameter.rows_on(row_id, ctx or parameter.list_ctx()[0])
+            array[:] = rows.as_in_context(array.context)
 
 
 def _sorting_name(name, param):
@@ -579,6 +472,11 @@ def _sorting_name(name, param):
 
 
 # Used by other modules of the package.
+
+
+def state_of(trainer: Trainer) -> Any:
+    """Returns the part of the trainer that checkpoints save and load."""
+    return trainer._state
 
 
 def current_plan(trainer: Trainer) -> Any:
@@ -593,14 +491,15 @@ def loss_scaling(trainer: Trainer) -> Any:
 
 def set_loss_scaler(trainer: Trainer, scaler: Any) -> None:
     """Sets the loss scaler of a trainer, which then skips updates whose gradients overflow."""
-    if trainer._amp_loss_scaler is None:
-        trainer._amp_original_scale = trainer._scale
-    trainer._amp_loss_scaler = scaler
+    state = trainer._state
+    if state.loss_scaler is None:
+        state.original_scale = state.scale
+    state.loss_scaler = scaler
 
 
 def scaled_by(trainer: Trainer, scale: float) -> None:
     """Makes the trainer's next step divide gradients by the loss scale."""
-    trainer._scale = trainer._amp_original_scale / scale
+    trainer._state.scale = trainer._state.original_scale / scale
 
 
 def scaled_losses(losses: list[Any], trainer: Trainer) -> list[Any]:
@@ -614,7 +513,7 @@ def scaled_losses(losses: list[Any], trainer: Trainer) -> list[Any]:
 
 def adds_up(trainer: Trainer) -> bool:
     """True if the next call of `step` only accumulates gradients."""
-    return trainer._waiting[0] + 1 < trainer._accumulate
+    return trainer._state.waiting[0] + 1 < trainer._state.accumulate
 
 
 absent(Trainer, TRAINER)

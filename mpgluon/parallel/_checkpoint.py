@@ -24,11 +24,10 @@ from .._core import NotSupportedError, dtype_name
 from .._internal import ranks
 from .._internal.files import replacing
 from ..base import MXNetError, itemsize
-from ..gluon._trainer_state import describe_states
 from ..gluon._tree import parameters_by_path
 from ..gluon.parameter import _gradient_contents as gradients
 from ..gluon.parameter._parameter_dict import name_of_whole
-from ..gluon.trainer import loss_scaling
+from ..gluon.trainer import loss_scaling, state_of
 from ..ndarray import _safetensors
 from ..optimizer._nested_states import check_state, put_together
 from ._checkpoint_index import (
@@ -327,7 +326,7 @@ def _describe(net, trainer):
         name, where = names.setdefault(param, (param.name, None))
         numbered[i] = name if where is None else f"{name}:{where.ranges[0][0]}"
     arrays = {}
-    header = describe_states(trainer, arrays, numbered)
+    header = state_of(trainer).describe(arrays, numbered)
     wheres, ambiguous = _wheres_of_states(trainer, names, numbered, header["states"], arrays)
     states = {"states": {}, "shapes": {}, "counts": {}, "gradients": {}}
     for i, param in enumerate(trainer.parameters):
@@ -657,7 +656,7 @@ def _check(directory, net, trainer, progress, source):
     names = {param: (name, where) for name, pieces in wanted.items() for param, where in pieces}
     if trainer is not None:
         check_trainer(index, trainer, names, directory)
-        trainer.check_header(index["trainer"], source)
+        state_of(trainer).check_header(index["trainer"], source)
     with _bar(sum(shard["bytes"] for shard in index["shards"]), progress, "checking") as bar:
         return index, wanted, names, open_shards(directory, index, bar.update)
 
@@ -688,7 +687,7 @@ def _load(directory, net, trainer, progress):
                     reader.read(name, where, target)
     if trainer is not None:
         counts = index["trainer"]["counts"]
-        trainer.take_over(
+        state_of(trainer).take_over(
             {"loss_scaler": index.get("loss_scaler"), **index["trainer"]},
             states,
             {
@@ -794,7 +793,7 @@ def _read_training(reader, index, trainer, names, source):
             states[i] = put_together(saved["states"][name], name, array_of, source)
             if where is None:
                 check_state(states[i], whole, param, source)
-            trainer.check_states({i: states[i]}, source)
+            state_of(trainer).check_states({i: states[i]}, source)
         if name in saved["gradients"]:
-            found.update(trainer.read_gradients(saved, {i: name}, array_of, source))
+            found.update(state_of(trainer).read_gradients(saved, {i: name}, array_of, source))
     return states, found

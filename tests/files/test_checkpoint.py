@@ -139,7 +139,7 @@ def test_optimizer_states_are_restored_bitwise(tmp_path, optimizer, options):
         {"data": 1}, seed=1, optimizer=optimizer, optimizer_params=options
     )
     load(tmp_path, other, other_trainer)
-    states = [s for u in other_trainer._by_device.values() for s in u.states]
+    states = [s for u in other_trainer._state.by_device.values() for s in u.states]
     assert not states  # the next step creates them on their devices
     for n, m, t in ((net, mesh, trainer), (other, other_mesh, other_trainer)):
         run(n, m, t, seed=2)

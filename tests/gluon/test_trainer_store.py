@@ -264,3 +264,46 @@ def test_row_sparse_pull_returns_the_requested_rows():
     assert out.indices.asnumpy().tolist() == [1, 3] and trainer._update_on_kvstore is True
     with pytest.raises(ValueError, match="row_sparse"):
         momentum(parameter(on(0), grad_stype="row_sparse"), kvstore=Counting())._init_kvstore()
+
+
+class Distributed(gluon.Trainer):
+    """Overrides the methods that trainers of Horovod and BytePS override."""
+
+    def __init__(self, *args, **options):
+        self.calls = []
+        super().__init__(*args, **options)
+        self._scale /= 4
+
+    def _init_optimizer(self, optimizer, optimizer_params):
+        self.calls.append("_init_optimizer")
+        super()._init_optimizer(optimizer, optimizer_params)
+
+    def _init_kvstore(self, *args):
+        self.calls.append("_init_kvstore")
+        super()._init_kvstore(*args)
+        self._update_on_kvstore = False
+
+    def _allreduce_grads(self):
+        self.calls.append("_allreduce_grads")
+        for param in self._params:
+            grads = param.list_grad()
+            total = sum(grad.as_in_context(on(0)) for grad in grads)
+            for grad in grads:
+                grad[:] = total
+
+    def _update(self, ignore_stale_grad=False):
+        self.calls.append("_update")
+        super()._update(ignore_stale_grad)
+
+
+def test_subclasses_override_mxnet_methods():
+    param = parameter([on(0), on(1)])
+    trainer = Distributed([param], "sgd", {"learning_rate": 1.0})
+    backward(param)
+    trainer.step(1)
+    hooks = ["_init_optimizer", "_init_kvstore", "_allreduce_grads", "_update"]
+    assert trainer.calls == hooks and trainer._kvstore.type == "device"
+    assert trainer._optimizer is trainer.optimizer and trainer._optimizer.rescale_grad == 0.25
+    for weight in param.list_data():
+        assert weight.asnumpy().tolist() == [start - 3 / 4 for start in STARTS]
+    assert [len(updater.states) for updater in trainer._updaters] == [1, 1]

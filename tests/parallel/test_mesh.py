@@ -117,7 +117,7 @@ def test_sharded_updates_have_the_same_bits_and_one_state(optimizer):
         )
         train(net, mesh, trainer, batches())
         results.append(values(net))
-        states = sum(len(updater.states) for updater in trainer._by_device.values())
+        states = sum(len(updater.states) for updater in trainer._state.by_device.values())
         assert states == len(net.collect_params()) * (1 if sharded else 3)
     same_bits(*results)
 
@@ -127,7 +127,7 @@ def test_sharded_updates_spread_and_save_their_states(tmp_path):
     trainer = gluon.Trainer(net.collect_params(), "adam", shard_updates=True)
     data = batches()
     train(net, mesh, trainer, data[:2])
-    assert {ctx for ctx, updater in trainer._by_device.items() if updater.states} == set(
+    assert {ctx for ctx, updater in trainer._state.by_device.items() if updater.states} == set(
         mesh.devices
     )
     trainer.save_states(str(tmp_path / "states"))
@@ -140,7 +140,7 @@ def test_sharded_updates_spread_and_save_their_states(tmp_path):
     trainer.load_states(str(tmp_path / "states"))
     train(net, mesh, trainer, data[2:])
     same_bits(expected, values(net))
-    assert not trainer._loaded
+    assert not trainer._state.loaded
 
 
 def test_small_gradients_share_a_bucket():

@@ -197,7 +197,7 @@ def test_trainer_options_match_one_device_on_a_model_mesh(options):
         train(net, mesh, trainer, batches((10,)), loop="all backward together")
         results.append(values(net))
         if "shard_updates" in options:
-            assert sum(len(updater.states) for updater in trainer._by_device.values()) == len(
+            assert sum(len(updater.states) for updater in trainer._state.by_device.values()) == len(
                 net.collect_params()
             )
     close_by_name(*results)

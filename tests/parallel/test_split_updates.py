@@ -157,7 +157,7 @@ def test_replicas_of_parts_are_updated_alike(name, options):
     assert all(found[key].tobytes() == first[key].tobytes() for key in first)
     close_by_name(values(wanted), found)
     if "shard_updates" in options:
-        states = [len(updater.states) for updater in trainer._by_device.values()]
+        states = [len(updater.states) for updater in trainer._state.by_device.values()]
         assert sum(states) == len(net.collect_params())
 
 
@@ -300,7 +300,7 @@ def test_interrupted_step_updates_all_parts_of_a_parameter_or_none(name, more):
         """Returns the value, and states and update counts of all parts, by name of the whole."""
         net, trainer = thing
         found = {name: [value.tobytes()] for name, value in values(net).items()}
-        states = trainer.all_states()
+        states = trainer._state.all_states()
         for index, param in enumerate(trainer.parameters):
             own, arrays = found[getattr(param, "global_name", param.name)], {}
             take_apart(states[index], "", arrays)

@@ -276,11 +276,11 @@ def by_parameter(thing):
             copies.add(
                 (
                     bits(array),
-                    bits(trainer._updater(ctx).states.get(index)) if count else None,
+                    bits(trainer._state.updater(ctx).states.get(index)) if count else None,
                     count,
                 )
             )
-    found["waiting"] = trainer._waiting
+    found["waiting"] = trainer._state.waiting
     return found
 
 
@@ -461,7 +461,7 @@ def test_interrupted_load_is_atomic(tmp_path):
 
 def states(trainer):
     arrays = {}
-    return trainer._describe_states(
+    return trainer._state.describe(
         arrays, {i: param.name for i, param in enumerate(trainer._params)}
     ), {name: bits(array) for name, array in arrays.items()}
 

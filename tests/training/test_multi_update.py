@@ -62,7 +62,7 @@ def train(made, trainer, steps, first=0):
 def bits(made, trainer):
     arrays = [param.data() for param in made]
     for i, param in enumerate(made):
-        state = trainer._state_of(i, param)
+        state = trainer._state.state_of(i, param)
         arrays += [
             part for part in (state if isinstance(state, tuple) else [state]) if part is not None
         ]
@@ -197,7 +197,7 @@ def test_loaded_states_are_used_by_the_next_step(tmp_path):
 
 def test_replaced_states_and_multipliers_are_used_by_the_next_step():
     made, trainer = trained("sgd", momentum=0.9)
-    updater = trainer._by_device[mx.cpu(0)]
+    updater = trainer._state.by_device[mx.cpu(0)]
     updater.states[0] = nd.zeros(made[0].shape)
     value = made[0].data().asnumpy()
     train(made, trainer, 1, 1)

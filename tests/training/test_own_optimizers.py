@@ -94,7 +94,7 @@ def test_nested_states_of_any_shape_are_restored(through, multi_precision, tmp_p
     train(net, trainer)
     train(other, its_trainer, 0, 1)
     through(tmp_path / "saved", net, trainer, other, its_trainer)
-    states, its_states = trainer.all_states(), its_trainer.all_states()
+    states, its_states = trainer._state.all_states(), its_trainer._state.all_states()
     assert states.keys() == its_states.keys() == {0, 1, 2, 3}
     for index, state in states.items():
         assert described(state) == described(its_states[index])
@@ -137,7 +137,7 @@ def test_place_and_cast_keep_the_types_of_nested_states(capsys):
     moved.cast("float32")
     train(moved, its_trainer, 2, 3)
     same_bits(values(net), values(moved))
-    states, its_states = trainer.all_states(), its_trainer.all_states()
+    states, its_states = trainer._state.all_states(), its_trainer._state.all_states()
     assert described(states) == described(its_states)
     assert its_states[0]["mean"].context == its_states[0]["history"][0].context == CPU[1]
 
@@ -230,10 +230,10 @@ def saved_and_loaded(state, tmp_path, kind):
         mx.parallel.save(tmp_path, net, trainer)
         mx.parallel.load(tmp_path, net, other)
     else:
-        updater = other.updater_on(CPU[0])
-        updater.set_states(trainer.updater_on(CPU[0]).get_states())
+        updater = other._state.updater(CPU[0])
+        updater.set_states(trainer._state.updater(CPU[0]).get_states())
         return updater.states[0]
-    return other.all_states()[0]
+    return other._state.all_states()[0]
 
 
 SAVES = pytest.mark.parametrize("kind", ["states", "checkpoint", "updater"])
@@ -284,7 +284,7 @@ def test_lists_in_older_files_are_tuples(tmp_path):
     trainer = gluon.Trainer(net.collect_params(), "adam", {"multi_precision": True})
     net.cast("float16")
     train(net, trainer)
-    wanted = described(trainer.all_states())
+    wanted = described(trainer._state.all_states())
     trainer.save_states(str(tmp_path / "states"))
     arrays = nd.load(str(tmp_path / "states"))
     header = json.loads(arrays["trainer_states"].asnumpy().tobytes())
@@ -293,7 +293,7 @@ def test_lists_in_older_files_are_tuples(tmp_path):
     arrays["trainer_states"] = nd.array(list(json.dumps(header).encode()), dtype="uint8")
     nd.save(str(tmp_path / "states"), arrays)
     trainer.load_states(str(tmp_path / "states"))
-    assert described(trainer.all_states()) == wanted
+    assert described(trainer._state.all_states()) == wanted
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
@@ -340,10 +340,10 @@ def test_invalid_structures_of_states_raise(name, tmp_path):
         text = text.replace('"deep"', '{"list":[' * 400 + '"array"' + "]}" * 400)
     arrays["trainer_states"] = nd.array(list(text.encode()), dtype="uint8")
     nd.save(path, arrays)
-    wanted = described(trainer.all_states())
+    wanted = described(trainer._state.all_states())
     with pytest.raises(mx.MXNetError, match="is damaged"):
         trainer.load_states(path)
-    assert described(trainer.all_states()) == wanted
+    assert described(trainer._state.all_states()) == wanted
 
 
 # --- Split layers ---------------------------------------------------------------------------------
@@ -400,7 +400,7 @@ def test_states_of_split_layers_load_into_any_split(shapes, source, tmp_path):
     def whole(net, trainer):
         """Returns the states of the first layer's weight as whole arrays."""
         states = [
-            [array.asnumpy() for array in trainer.all_states()[i]]
+            [array.asnumpy() for array in trainer._state.all_states()[i]]
             for i, param in enumerate(trainer.parameters)
             if "dense0" in param.name and param.name.endswith("weight")
         ]
@@ -470,13 +470,13 @@ def test_states_of_parts_of_one_row_load_into_any_split(target, steps, gather, t
     if not steps:
         for i, param in enumerate(trainer.parameters):
             state = trainer.optimizer.create_state(i, param.data(param.list_ctx()[0]))
-            trainer.replace_states({**trainer.all_states(), i: state})
+            trainer._state.replace_states({**trainer._state.all_states(), i: state})
     mx.parallel.save(tmp_path, net, trainer, gather=gather)
     net, trainer = made(target)
     mx.parallel.load(tmp_path, net, trainer)
     for i, param in enumerate(trainer.parameters):
         new = trainer.optimizer.create_state(i, param.data(param.list_ctx()[0]))
-        assert [a.shape for a in trainer.all_states()[i]] == [a.shape for a in new]
+        assert [a.shape for a in trainer._state.all_states()[i]] == [a.shape for a in new]
     step(net, trainer, steps, steps + 2)
     for a, b in zip(whole(one), whole(net)):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
@@ -545,12 +545,12 @@ def test_states_that_cannot_be_split_raise_when_saved(what, tmp_path):
     train(net, trainer)
     with pytest.raises(mx.MXNetError, match=f"save: the state of parameter '0.weight'.*{text}"):
         mx.parallel.save(tmp_path / "run", net, trainer)
-    wanted = described(trainer.all_states())
+    wanted = described(trainer._state.all_states())
     trainer.save_states(str(tmp_path / "states"))  # keeps the state of each part
     other = split_network(2, "column", 2)
     its_trainer = gluon.Trainer(other.collect_params(), Shaped(shapes, fill))
     its_trainer.load_states(str(tmp_path / "states"))
-    assert described(its_trainer.all_states()) == wanted
+    assert described(its_trainer._state.all_states()) == wanted
 
 
 def test_numbers_that_differ_between_parts_raise_when_saved(tmp_path):
@@ -579,4 +579,4 @@ def test_states_that_cannot_be_split_raise_when_loaded(tmp_path):
     with pytest.raises(mx.MXNetError, match=r"load: .*'0.weight' has an array of shape \(7,\)"):
         mx.parallel.load(tmp_path, split, its_trainer)
     same_bits(values(split), before)
-    assert not its_trainer.all_states()
+    assert not its_trainer._state.all_states()

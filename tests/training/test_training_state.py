@@ -504,7 +504,7 @@ def test_updates_with_many_draws_share_no_numbers(tmp_path):
         trainer.step(1)
     mx.parallel.save(tmp_path, net, trainer)
     after = mx.random.get_state()
-    draws = np.concatenate([*trainer.all_states().values(), Many().draw()])
+    draws = np.concatenate([*trainer._state.all_states().values(), Many().draw()])
     assert len(draws) == 1500 * (4 * 3 + 1)
     # Floats in [0, 1) may coincide by chance, but not runs of them.
     pairs = list(zip(draws[:-1], draws[1:]))
