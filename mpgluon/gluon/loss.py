@@ -402,7 +402,18 @@ class HuberLoss(Loss):
         return self._mean(F, loss, sample_weight)
 
 
-class HingeLoss(Loss):
+class _MarginLoss(Loss):
+    """Base of losses with a margin."""
+
+    def __init__(
+        self, margin: float = 1, weight: float | None = None, batch_axis: int = 0, **kwargs: Any
+    ) -> None:
+        super().__init__(weight, batch_axis, **kwargs)
+        domain.number(margin=margin)
+        self._margin = margin
+
+
+class HingeLoss(_MarginLoss):
     """Hinge loss ``max(0, margin - pred * label)`` for labels -1 and 1, averaged over each sample.
 
     Examples
@@ -411,20 +422,13 @@ class HingeLoss(Loss):
     [0.5]
     """
 
-    def __init__(
-        self, margin: float = 1, weight: float | None = None, batch_axis: int = 0, **kwargs: Any
-    ) -> None:
-        super().__init__(weight, batch_axis, **kwargs)
-        domain.number(margin=margin)
-        self._margin = margin
-
     def hybrid_forward(self, F: Any, pred: Any, label: Any, sample_weight: Any = None) -> Any:
         return self._mean(
             F, F.relu(self._margin - pred * F.reshape_like(label, pred)), sample_weight
         )
 
 
-class SquaredHingeLoss(Loss):
+class SquaredHingeLoss(_MarginLoss):
     """Squared hinge loss ``max(0, margin - pred * label) ** 2`` for labels -1 and 1, averaged over
     each sample.
 
@@ -433,13 +437,6 @@ class SquaredHingeLoss(Loss):
     >>> gluon.loss.SquaredHingeLoss()(nd.array([[0.5]]), nd.array([[1]])).asnumpy().tolist()
     [0.25]
     """
-
-    def __init__(
-        self, margin: float = 1, weight: float | None = None, batch_axis: int = 0, **kwargs: Any
-    ) -> None:
-        super().__init__(weight, batch_axis, **kwargs)
-        domain.number(margin=margin)
-        self._margin = margin
 
     def hybrid_forward(self, F: Any, pred: Any, label: Any, sample_weight: Any = None) -> Any:
         return self._mean(
@@ -486,7 +483,7 @@ class LogisticLoss(Loss):
         return self._mean(F, loss, sample_weight)
 
 
-class TripletLoss(Loss):
+class TripletLoss(_MarginLoss):
     """Triplet loss ``max(0, |positive - pred|^2 - |negative - pred|^2 + margin)``. The squares are
     summed over each sample.
 
@@ -496,13 +493,6 @@ class TripletLoss(Loss):
     >>> loss(nd.array([[0, 0]]), nd.array([[1, 0]]), nd.array([[0, 1]])).asnumpy().tolist()
     [1.0]
     """
-
-    def __init__(
-        self, margin: float = 1, weight: float | None = None, batch_axis: int = 0, **kwargs: Any
-    ) -> None:
-        super().__init__(weight, batch_axis, **kwargs)
-        domain.number(margin=margin)
-        self._margin = margin
 
     def hybrid_forward(self, F: Any, pred: Any, positive: Any, negative: Any) -> Any:
         positive = F.reshape_like(positive, pred)

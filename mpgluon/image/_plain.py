@@ -1,5 +1,6 @@
-"""Conversion of NumPy values and arrays to Python values."""
+"""Parameters as Python values, and the base of augmenters, which keep theirs."""
 
+import json
 from typing import Any
 
 import numpy as np
@@ -18,3 +19,25 @@ def plain(value: Any) -> Any:
     if type(value) in (list, tuple):
         return type(value)(map(plain, value))
     return value
+
+
+class Described:
+    """Base of augmenters, which keep their parameters for `repr` and `dumps`."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        self._kwargs = {name: plain(value) for name, value in kwargs.items()}
+
+    def __repr__(self) -> str:
+        texts = [f"{name}={value!r}" for name, value in self._kwargs.items()]
+        cut = [text if len(text) <= 60 else f"{text[:57]}..." for text in texts]
+        return f"{type(self).__name__}({', '.join(cut)})"
+
+    def dumps(self) -> Any:
+        """Returns the JSON text of the lower-case class name and the parameters.
+
+        Examples
+        --------
+        >>> mx.image.ResizeAug(256).dumps()
+        '["resizeaug", {"size": 256, "interp": 2}]'
+        """
+        return json.dumps([type(self).__name__.lower(), self._kwargs])

@@ -5,7 +5,6 @@ Each maps an image (height, width, channels) to an image.
 
 from __future__ import annotations
 
-import json
 import random
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +12,7 @@ import numpy as np
 
 from .. import ndarray as nd
 from ..base import MXNetAssertionError
-from ._plain import plain
+from ._plain import Described, plain
 from .image import (
     area_of,
     center_crop,
@@ -69,14 +68,7 @@ _TO_YIQ = ((0.299, 0.587, 0.114), (0.596, -0.274, -0.321), (0.211, -0.523, 0.311
 _FROM_YIQ = ((1.0, 0.956, 0.621), (1.0, -0.272, -0.647), (1.0, -1.107, 1.705))
 
 
-def called(augmenter: Any, options: dict[str, Any]) -> str:
-    """Returns ``Kind(option=value, ...)``, with long lists of numbers truncated."""
-    texts = [f"{name}={value!r}" for name, value in options.items()]
-    cut = [text if len(text) <= 60 else f"{text[:57]}..." for text in texts]
-    return f"{type(augmenter).__name__}({', '.join(cut)})"
-
-
-class Augmenter:
+class Augmenter(Described):
     """The base of augmenters. Subclasses define `__call__`.
 
     Parameters
@@ -92,22 +84,6 @@ class Augmenter:
     >>> Invert()(nd.zeros((1, 1, 1), dtype="uint8")).item()
     255
     """
-
-    def __init__(self, **kwargs: Any) -> None:
-        self._kwargs = {name: plain(value) for name, value in kwargs.items()}
-
-    def __repr__(self) -> str:
-        return called(self, self._kwargs)
-
-    def dumps(self) -> Any:
-        """Returns the JSON text of the lower-case class name and the parameters.
-
-        Examples
-        --------
-        >>> mx.image.ResizeAug(256).dumps()
-        '["resizeaug", {"size": 256, "interp": 2}]'
-        """
-        return json.dumps([type(self).__name__.lower(), self._kwargs])
 
     def __call__(self, src: NDArray) -> NDArray:
         """Returns the transformed image."""

@@ -7,7 +7,6 @@ image's width and height.
 
 from __future__ import annotations
 
-import json
 import math
 import random
 import warnings
@@ -18,8 +17,8 @@ import numpy as np
 
 from .. import ndarray as nd
 from ..base import MXNetAssertionError, MXNetTypeError, MXNetValueError
-from ._plain import plain
-from .augment import Augmenter, CastAug, ForceResizeAug, ResizeAug, called, color_augmenters
+from ._plain import Described
+from .augment import Augmenter, CastAug, ForceResizeAug, ResizeAug, color_augmenters
 from .image import copyMakeBorder, fixed_crop
 
 if TYPE_CHECKING:
@@ -42,7 +41,7 @@ __all__ = [
 ]
 
 
-class DetAugmenter:
+class DetAugmenter(Described):
     """The base of augmenters for images with boxes. Subclasses define `__call__`.
 
     Parameters
@@ -58,22 +57,6 @@ class DetAugmenter:
     >>> Forget()(nd.zeros((2, 2, 3)), np.zeros((3, 5)))[1].shape
     (1, 5)
     """
-
-    def __init__(self, **kwargs: Any) -> None:
-        self._kwargs = {name: plain(value) for name, value in kwargs.items()}
-
-    def __repr__(self) -> str:
-        return called(self, self._kwargs)
-
-    def dumps(self) -> Any:
-        """Returns the JSON text of the lower-case class name and the parameters.
-
-        Examples
-        --------
-        >>> mx.image.DetHorizontalFlipAug(0.5).dumps()
-        '["dethorizontalflipaug", {"p": 0.5}]'
-        """
-        return json.dumps([type(self).__name__.lower(), self._kwargs])
 
     def __call__(self, src: NDArray, label: Label) -> tuple[NDArray, Label]:
         """Returns the transformed image and label."""

@@ -25,8 +25,6 @@ from ._sources import Unreadable
 
 __all__ = ["KINDS", "Finding", "Report", "main", "read"]
 
-_CHANGED = ("import", "device")
-
 
 @dataclasses.dataclass
 class Report:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from ._package import OTHERS, OURS, Missing, lookup, public_names
+from ._package import OTHERS, OURS, public_names
 
 Path = tuple[str, ...]
 HEADS = ("mxnet", OURS)
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
-_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 
 class Scope:
@@ -162,8 +161,3 @@ def outside(node: ast.AST) -> Iterator[ast.AST]:
         for child in value if isinstance(value, list) else [value]:
             if isinstance(child, ast.AST):
                 yield child
-
-
-def is_missing(path: Path) -> bool:
-    """True if it is a name of mxnet that the package does not have."""
-    return path[0] == "mxnet" and isinstance(lookup(path[1:]), Missing)

@@ -12,8 +12,6 @@ from ._check import KINDS
 if TYPE_CHECKING:
     from . import Report
 
-_INDENT = 27
-
 
 def lines_of(reports: Sequence[Report], everything: bool = False) -> Iterator[str]:
     """Yields a section for each file with findings, then the summary."""

@@ -9,8 +9,6 @@ from ._scopes import Path, Scopes
 
 _COPIES = ("as_in_context", "as_in_ctx", "copyto", "as_nd_ndarray")
 _BLOCKS = (("gluon", "Block"), ("gluon", "nn", "Block"), ("gluon", "block", "Block"))
-_HYBRID = tuple((*path[:-1], "HybridBlock") for path in _BLOCKS)
-_MODULES = {"Module", "BucketingModule", "simple_bind", "bind"}
 
 
 def opportunities(tree: ast.Module, scopes: Scopes) -> Iterator[tuple[int, int, str]]:

@@ -9,6 +9,7 @@ module that also has functions of its own, which imports them for type checkers.
 from __future__ import annotations
 
 import ast
+import importlib
 import inspect
 import os
 import pkgutil
@@ -340,7 +341,9 @@ def generate() -> dict[str, str]:
         stubs[f"symbol/{file}"] = generate_namespace(space, symbol=True)
     for module in pkgutil.iter_modules([os.path.join(FOLDER, "legacy")]):
         if not module.name.startswith("_"):
-            stubs[f"{module.name}.pyi"] = f"from .legacy.{module.name} import *\n"
+            public = importlib.import_module(f"mpgluon.{module.name}").__all__
+            names = ", ".join(f"{name} as {name}" for name in public)
+            stubs[f"{module.name}.pyi"] = f"from .legacy.{module.name} import {names}\n"
     return stubs
 
 

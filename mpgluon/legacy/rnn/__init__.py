@@ -4,46 +4,17 @@
 also has iterators over sentences bucketed by length.
 """
 
-from . import io, rnn, rnn_cell
-from .conv_cell import BaseConvRNNCell, ConvGRUCell, ConvLSTMCell, ConvRNNCell
-from .fused_cell import FusedRNNCell
-from .io import BucketSentenceIter, encode_sentences
-from .rnn import do_rnn_checkpoint, load_rnn_checkpoint, rnn_unroll, save_rnn_checkpoint
-from .rnn_cell import (
-    BaseRNNCell,
-    BidirectionalCell,
-    DropoutCell,
-    GRUCell,
-    LSTMCell,
-    ModifierCell,
-    ResidualCell,
-    RNNCell,
-    RNNParams,
-    SequentialRNNCell,
-    ZoneoutCell,
-)
+from . import conv_cell, fused_cell, io, rnn, rnn_cell
+from .conv_cell import *
+from .fused_cell import *
+from .io import *
+from .rnn import *
+from .rnn_cell import *
 
 __all__ = [
-    "BaseConvRNNCell",
-    "BaseRNNCell",
-    "BidirectionalCell",
-    "BucketSentenceIter",
-    "ConvGRUCell",
-    "ConvLSTMCell",
-    "ConvRNNCell",
-    "DropoutCell",
-    "FusedRNNCell",
-    "GRUCell",
-    "LSTMCell",
-    "ModifierCell",
-    "RNNCell",
-    "RNNParams",
-    "ResidualCell",
-    "SequentialRNNCell",
-    "ZoneoutCell",
-    "do_rnn_checkpoint",
-    "encode_sentences",
-    "load_rnn_checkpoint",
-    "rnn_unroll",
-    "save_rnn_checkpoint",
+    *conv_cell.__all__,
+    *fused_cell.__all__,
+    *io.__all__,
+    *rnn.__all__,
+    *rnn_cell.__all__,
 ]

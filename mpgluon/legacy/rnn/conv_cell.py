@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .rnn_cell import RNNParams
 
 
-__all__ = ["ConvRNNCell", "ConvLSTMCell", "ConvGRUCell"]
+__all__ = ["BaseConvRNNCell", "ConvRNNCell", "ConvLSTMCell", "ConvGRUCell"]
 
 
 class BaseConvRNNCell(BaseRNNCell):

@@ -33,7 +33,11 @@ class _WikiText(Dataset):
     _folder: str  # relative to $MXNET_HOME/datasets
 
     def __init__(
-        self, root: str | None, segment: str, vocab: Vocabulary | None, seq_len: int
+        self,
+        root: str | None = None,
+        segment: str = "train",
+        vocab: Vocabulary | None = None,
+        seq_len: int = 35,
     ) -> None:
         from ....contrib import text as texts  # imported here because it imports this package
 
@@ -145,15 +149,6 @@ class WikiText2(_WikiText):
 
     _folder = "wikitext-2"
 
-    def __init__(
-        self,
-        root: str | None = None,
-        segment: str = "train",
-        vocab: Vocabulary | None = None,
-        seq_len: int = 35,
-    ) -> None:
-        super().__init__(root, segment, vocab, seq_len)
-
 
 class WikiText103(_WikiText):
     """WikiText-103, a hundred million words of Wikipedia. See `WikiText2`; the archive is
@@ -175,12 +170,3 @@ class WikiText103(_WikiText):
     """
 
     _folder = "wikitext-103"
-
-    def __init__(
-        self,
-        root: str | None = None,
-        segment: str = "train",
-        vocab: Vocabulary | None = None,
-        seq_len: int = 35,
-    ) -> None:
-        super().__init__(root, segment, vocab, seq_len)
