@@ -37,7 +37,7 @@ PyObject *mpg_py_context(mpg_device_id id) {
 static int resolve_rank(PyObject *object, mpg_device_id *id) {
   long rank = PyLong_AsLong(object);
   if (rank == -1 && PyErr_Occurred()) return -1;
-  PyObject *module = PyImport_ImportModule("mpgluon._ranks");
+  PyObject *module = PyImport_ImportModule("mpgluon._internal.ranks");
   PyObject *count = module ? PyObject_CallMethod(module, "count", NULL) : NULL;
   long ranks = count ? PyLong_AsLong(count) : -1;
   Py_XDECREF(module);

@@ -19,13 +19,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from mpgluon._core import Context, NDArray
-    from mpgluon.monitor import Monitor
-
     from mpgluon._internal.types import Callbacks, Metric
     from mpgluon.initializer import Initializer
     from mpgluon.io import DataIter
     from mpgluon.kvstore import KVStoreBase
     from mpgluon.module import BaseModule
+    from mpgluon.monitor import Monitor
     from mpgluon.optimizer import Optimizer
     from mpgluon.symbol import Symbol
 

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from typing import Any
 
     from mpgluon._core import NDArray
-
     from mpgluon.executor import Executor
 
 

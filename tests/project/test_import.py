@@ -1,11 +1,15 @@
 """Importing the package loads only the modules that every program needs; its names work."""
 
+import importlib
 import inspect
 import os
+import pickle
 import shutil
 import subprocess
 import sys
 import types
+
+import pytest
 
 import mpgluon as mx
 from support.processes import output_of
@@ -98,6 +102,25 @@ def test_names_in_dir_exist():
         print(*[name for parent, name in inside if parent == "mpgluon.parallel" and name[0] != "_"])
         """)
     assert printed.split() == ["collectives", "schedules"]
+
+
+@pytest.mark.parametrize("name", ["executor_manager", "log", "misc", "monitor", "rnn"])
+def test_legacy_modules_are_imported_under_their_own_names(name):
+    module = importlib.import_module(f"mpgluon.{name}")
+    assert getattr(mx, name) is module and module.__name__ == f"mpgluon.{name}"
+    assert os.path.join("mpgluon", "legacy", name) in module.__file__
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module(f"mpgluon.legacy.{name}")
+
+
+@pytest.mark.parametrize(
+    "name", ["model.FeedForward", "monitor.Monitor", "rnn.rnn_cell.LSTMCell", "rnn.io.DataIter"]
+)
+def test_pickles_name_legacy_classes_by_public_modules(name):
+    module, _, kind = name.rpartition(".")
+    loaded = pickle.loads(f"cmpgluon.{module}\n{kind}\n.".encode())
+    assert loaded is getattr(importlib.import_module(f"mpgluon.{module}"), kind)
+    assert b"legacy" not in pickle.dumps(loaded)
 
 
 def public_names(module):

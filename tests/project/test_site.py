@@ -25,6 +25,7 @@ ELSEWHERE = (
     "executor_manager",
     "info",
     "libinfo",
+    "misc",
     "numpy",
     "numpy_extension",
     "registry",

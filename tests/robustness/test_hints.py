@@ -8,7 +8,8 @@ import numpy
 import pytest
 
 import mpgluon as mx
-from mpgluon import _hints, autograd, gluon, nd
+from mpgluon import autograd, gluon, nd
+from mpgluon._internal import hints
 from mpgluon.gluon import nn, rnn
 from support.devices import cpus_only
 from support.paths import ROOT
@@ -380,7 +381,7 @@ for name, given in {**NUMPY, **ON_HOST}.items():
     plain = re.sub(r"\b(x|y)\b", lambda match: match[0].upper(), given)
     FUNCTIONS += f"{name} | numpy.{name} | same(r(*{given}), r(*{plain})) and "
     FUNCTIONS += f"isinstance(r(*{given}), nd.NDArray) is {name in NUMPY}\n"
-SHARED = [name for name, way in _hints.FUNCTIONS.items() if _hints.ARRAY.get(name) == way]
+SHARED = [name for name, way in hints.FUNCTIONS.items() if hints.ARRAY.get(name) == way]
 FUNCTIONS += "".join(
     line + "\n" for line in ARRAY.replace("\\\n", "").splitlines() if line.split(" | ")[0] in SHARED
 )
@@ -649,7 +650,7 @@ def checked(hint, checks, tmp_path, names):
 )
 def test_foreign_name_raises_a_hint_that_works(table, name, checks, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    hint = getattr(_hints, table)[name]
+    hint = getattr(hints, table)[name]
     thing = TABLES[table][0](scope_of(tmp_path))
     with pytest.raises(AttributeError, match="; use ") as caught:
         getattr(thing, name)
@@ -665,7 +666,7 @@ def test_foreign_name_raises_a_hint_that_works(table, name, checks, tmp_path, mo
 @pytest.mark.parametrize("name, checks", rows_of(PARAMETER_SETTINGS).items())
 def test_foreign_parameter_setting_raises_a_hint_that_works(name, checks, tmp_path):
     param = scope_of(tmp_path)["param"]
-    hint = _hints.PARAMETER_SETTINGS[name]
+    hint = hints.PARAMETER_SETTINGS[name]
     with pytest.raises(AttributeError, match=f": {name} cannot be set; use ") as caught:
         setattr(param, name, None)
     assert str(caught.value).endswith(hint)
@@ -674,10 +675,10 @@ def test_foreign_parameter_setting_raises_a_hint_that_works(name, checks, tmp_pa
 
 def test_every_hint_has_a_row():
     for table, (_, text) in TABLES.items():
-        assert rows_of(text).keys() == getattr(_hints, table).keys(), table
-    assert rows_of(PARAMETER_SETTINGS).keys() == _hints.PARAMETER_SETTINGS.keys()
+        assert rows_of(text).keys() == getattr(hints, table).keys(), table
+    assert rows_of(PARAMETER_SETTINGS).keys() == hints.PARAMETER_SETTINGS.keys()
     assert {(row[0], row[1]) for row in OPTIONS} == {
-        (option, way) for option, ways in _hints.OPTIONS.items() for way in ways
+        (option, way) for option, ways in hints.OPTIONS.items() for way in ways
     }
 
 

@@ -7,7 +7,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from ... import ndarray as nd
-from ..._hints import PARAMETER, absent, present
+from ..._internal.hints import PARAMETER, absent, present
 from ...base import MXNetError
 from ...context import Context, computes, current_context
 from .._compiled import tracing

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ... import initializer, ndarray as nd
-from ..._hints import near
+from ..._internal.hints import near
 from .._tree import devices_of_groups
 from ..utils import brief, indent
 from ._constant import Constant

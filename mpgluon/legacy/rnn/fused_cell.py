@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
     from mpgluon._core import NDArray
-
     from mpgluon.symbol import Symbol
 
     from .rnn_cell import RNNParams

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from typing import Any
 
     from mpgluon._core import NDArray
-
     from mpgluon._internal.types import DType
 
 

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from typing import Any
 
     from mpgluon._core import NDArray
-
     from mpgluon.symbol import Symbol
 
 

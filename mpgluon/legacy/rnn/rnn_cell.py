@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
     from mpgluon._core import NDArray
-
     from mpgluon._internal.types import Shape
     from mpgluon.symbol import Symbol
 
