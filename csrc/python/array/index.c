@@ -353,7 +353,7 @@ static PyObject *axis_positions(const mpg_shape *shape, int leading, int axis, i
 
 /* Fast path for the most common key, one array of integers: positions are the indices themselves,
  * made non-negative. */
-static PyArrayObject *row_positions(PyObject *entry, int64_t size) {
+static PyArrayObject *row_positions(PyObject *entry, int axis, int64_t size) {
   PyArrayObject *flat = (PyArrayObject *)PyArray_FromAny(
       entry, PyArray_DescrFromType(NPY_INT64), 0, 0,
       NPY_ARRAY_CARRAY | NPY_ARRAY_ENSURECOPY | NPY_ARRAY_FORCECAST, NULL);
@@ -362,8 +362,8 @@ static PyArrayObject *row_positions(PyObject *entry, int64_t size) {
   for (npy_intp i = 0, count = PyArray_SIZE(flat); i < count; i++) {
     if (values[i] < -size || values[i] >= size) {
       PyErr_Format(mpg_py->errors[MPG_INDEX_ERROR],
-                   "index %lld is out of bounds for axis 0 with size %lld", (long long)values[i],
-                   (long long)size);
+                   "index %lld is out of bounds for axis %d with size %lld", (long long)values[i],
+                   axis, (long long)size);
       Py_DECREF(flat);
       return NULL;
     }
@@ -408,7 +408,7 @@ static int resolve(const mpg_array *array, PyObject *key, gather *result) {
   }
   if (count == 1 && leading == 1 && PyArray_Check(PyTuple_GET_ITEM(clean, 0)) &&
       PyArray_ISINTEGER((PyArrayObject *)PyTuple_GET_ITEM(clean, 0))) {
-    result->flat = row_positions(PyTuple_GET_ITEM(clean, 0), shape->dims[0]);
+    result->flat = row_positions(PyTuple_GET_ITEM(clean, 0), 0, shape->dims[0]);
     status = result->flat ? 0 : -1;
     goto done;
   }
@@ -467,8 +467,7 @@ static PyObject *positions_array(const gather *g, mpg_device_id device) {
   return result;
 }
 
-static PyObject *take(mpg_array *source, mpg_array *positions) {
-  int64_t axis = 0;
+static PyObject *take(mpg_array *source, mpg_array *positions, int64_t axis) {
   mpg_array *inputs[2] = {source, positions};
   return mpg_py_call_named("take", inputs, 2, NULL, "axis", &axis, NULL);
 }
@@ -489,14 +488,60 @@ static bool looks_like_mask(PyObject *key, const mpg_shape *shape, const gather 
   return true;
 }
 
+/* True for x[:], which is x itself, as in MXNet. */
+static bool is_everything(PyObject *key) {
+  if (PyTuple_Check(key)) return PyTuple_GET_SIZE(key) == 0;
+  if (!PySlice_Check(key)) return false;
+  const PySliceObject *slice = (const PySliceObject *)key;
+  return slice->start == Py_None && slice->stop == Py_None && slice->step == Py_None;
+}
+
+/* Returns the axis of the only index in a key of the form (:, ..., index), or -1. */
+static int axis_of_only_index(PyObject *key) {
+  if (!PyTuple_Check(key) || PyTuple_GET_SIZE(key) < 2) return -1;
+  Py_ssize_t last = PyTuple_GET_SIZE(key) - 1;
+  for (Py_ssize_t i = 0; i < last; i++)
+    if (!PySlice_Check(PyTuple_GET_ITEM(key, i)) || !is_everything(PyTuple_GET_ITEM(key, i)))
+      return -1;
+  PyObject *index = PyTuple_GET_ITEM(key, last);
+  bool many = PyList_Check(index) || PyArray_Check(index);
+  return many && last < MPG_MAX_NDIM ? (int)last : -1;
+}
+
+/* Indexes one axis without the sizes of the others, so that the op of a trace fits other sizes.
+ * Returns NULL without an error if the general way must be used. */
+static PyObject *take_along(mpg_array *array, PyObject *key, int axis) {
+  PyObject *entry = numpy_entry(PyTuple_GET_ITEM(key, axis)), *positions = NULL, *result = NULL;
+  if (entry == NULL) return NULL;
+  const mpg_shape *shape = &array->tensor.desc.shape; /* after the conversion, which runs code */
+  PyArrayObject *index = (PyArrayObject *)entry;
+  if (axis < shape->ndim && PyArray_ISINTEGER(index) && PyArray_NDIM(index) > 0 &&
+      PyArray_SIZE(index) > 0 && mpg_shape_size(shape) > 0 &&
+      PyArray_NDIM(index) + shape->ndim - 1 <= MPG_MAX_NDIM) {
+    gather g = {.rows = {.ndim = 1, .dims = {shape->dims[axis]}}};
+    g.flat = row_positions(entry, axis, shape->dims[axis]);
+    if (g.flat != NULL) positions = positions_array(&g, mpg_array_device_id(array));
+    if (positions != NULL) result = take(array, mpg_py_array_of(positions), axis);
+    Py_XDECREF(g.flat);
+    Py_XDECREF(positions);
+  }
+  Py_DECREF(entry);
+  return result;
+}
+
 static PyObject *get_advanced(PyObject *self, PyObject *key) {
   mpg_array *array = mpg_py_array_of(self);
   const mpg_shape *shape = &array->tensor.desc.shape;
   /* The one key whose value need not be known on the host: an index array that is being traced. */
   if (mpg_py_is_array(key) && mpg_trace_takes(mpg_py_array_of(key)) &&
       mpg_py_array_of(key)->tensor.desc.dtype != MPG_BOOL && shape->ndim > 0)
-    return take(array, mpg_py_array_of(key));
+    return take(array, mpg_py_array_of(key), 0);
   if (!mpg_array_traced(array) && mpg_py_expect_value(array, "indexing") < 0) return NULL;
+  int axis = axis_of_only_index(key);
+  if (axis > 0) {
+    PyObject *taken = take_along(array, key, axis);
+    if (taken != NULL || PyErr_Occurred()) return taken;
+  }
   gather g = {0};
   if (resolve(array, key, &g) < 0) return NULL;
   shape = &g.shape;
@@ -517,7 +562,7 @@ static PyObject *get_advanced(PyObject *self, PyObject *key) {
   rows = mpg_shape_equal(&g.rows, shape) ? Py_NewRef(self) : mpg_py_reshape(self, &g.rows);
   positions = rows ? positions_array(&g, mpg_array_device_id(array)) : NULL;
   if (positions == NULL) goto done;
-  result = take(mpg_py_array_of(rows), mpg_py_array_of(positions));
+  result = take(mpg_py_array_of(rows), mpg_py_array_of(positions), 0);
   if (result != NULL && !mpg_shape_equal(&mpg_py_array_of(result)->tensor.desc.shape, &wanted))
     Py_SETREF(result, mpg_py_reshape(result, &wanted));
 done:
@@ -551,14 +596,6 @@ PyObject *mpg_py_item(PyObject *self, Py_ssize_t index) {
   PyObject *result = get_basic(self, key);
   Py_DECREF(key);
   return result;
-}
-
-/* True for x[:], which is x itself, as in MXNet. */
-static bool is_everything(PyObject *key) {
-  if (PyTuple_Check(key)) return PyTuple_GET_SIZE(key) == 0;
-  if (!PySlice_Check(key)) return false;
-  const PySliceObject *slice = (const PySliceObject *)key;
-  return slice->start == Py_None && slice->stop == Py_None && slice->step == Py_None;
 }
 
 PyObject *mpg_py_subscript(PyObject *self, PyObject *key) {
