@@ -89,7 +89,6 @@ def export_model(
     large_model : bool, default False
         True to write parameters to a separate file (``model.onnx.data``), which a model of more
         than 2 GB requires.
-        than 2 GB needs that.
 
     Returns
     -------
@@ -238,10 +237,12 @@ class _Graph:
         g = Builder(self._onnx)
         values: dict[Any, list[Value]] = {}
         read = {*self._read(), *[node for node in self._order if node.name in self._inputs]}
+        # Inputs first, because any op may depend on their sizes.
+        variables = [node for node in self._order if node.call is None and node in read]
+        for node in sorted(variables, key=lambda node: node.name in self._arrays):
+            values[node] = [self._variable(g, node)]
         for node in self._order:
             if node.call is None:
-                if node in read:
-                    values[node] = [self._variable(g, node)]
                 continue
             row = EXPORTS.get(node.call.name)
             sources = [
