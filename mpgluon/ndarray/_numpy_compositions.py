@@ -118,6 +118,17 @@ def _roll(a, shift, axis=None):
     return a
 
 
+def _constant_edge(array, axis, count, value):
+    """Returns an array filled with `value`, like `array` but with `count` elements along an
+    axis."""
+    if array.shape[axis] == 0 or array.dtype == np.bool_:
+        shape = [count if i == axis else size for i, size in enumerate(array.shape)]
+        return _op("_full")(shape=shape, value=value, ctx=array.context, dtype=array.dtype)
+    # Without the array's sizes, so that exported blocks accept other sizes.
+    row = _op("zeros_like")(_op("slice_axis")(array, axis=axis, begin=0, end=1))
+    return _op("repeat")(row + value if value else row, repeats=count, axis=axis)
+
+
 @implements("pad")
 def _pad(array, pad_width, mode="constant", **options):
     if mode != "constant" or not isinstance(array, NDArray) or {*options} - {"constant_values"}:
@@ -129,16 +140,8 @@ def _pad(array, pad_width, mode="constant", **options):
     if widths.dtype.kind != "i" or (widths < 0).any():
         return NotImplemented
     for axis, ends in enumerate(widths.tolist()):
-        edges = [
-            _op("_full")(
-                shape=[count if i == axis else n for i, n in enumerate(array.shape)],
-                value=value,
-                ctx=array.context,
-                dtype=array.dtype,
-            )
-            for count in ends
-        ]
-        array = np.concatenate([edges[0], array, edges[1]], axis=axis)
+        edges = [[_constant_edge(array, axis, count, value)] if count else [] for count in ends]
+        array = np.concatenate([*edges[0], array, *edges[1]], axis=axis)
     return array
 
 
