@@ -584,7 +584,7 @@ def while_loop(
     with AttrScope(**{_MARK: mark}):
         own = [_placeholders(outer)]
         result = cond(*nest(own[0]))
-        if not isinstance(result, Symbol) or len(result) != 1:
+        if not isinstance(result, Symbol) or len(entries_of(result)) != 1:
             raise ValueError(
                 f"while_loop: cond must return a Symbol of one output, not {type(result).__name__}"
             )
@@ -651,7 +651,7 @@ def cond(
     """
     from .symbol import Symbol
 
-    if not isinstance(pred, Symbol) or len(pred) != 1:
+    if not isinstance(pred, Symbol) or len(entries_of(pred)) != 1:
         raise ValueError(f"cond: pred must be a Symbol of one output, not {type(pred).__name__}")
     graphs, nests, counts = [], [], []
     for part, function in (("pred", lambda: pred), ("then", then_func), ("else", else_func)):

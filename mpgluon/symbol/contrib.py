@@ -12,6 +12,7 @@ from ..ndarray import _zipfian
 from . import random as _random
 from ._control import cond, foreach, while_loop  # noqa: F401
 from ._functions import Function as _Function
+from ._graph import entries_of as _entries_of
 from ._namespaces import fill
 from .creation import full
 from .symbol import Group as _Group, Symbol as _Symbol
@@ -71,7 +72,8 @@ def BatchNormWithReLU(
         "max_calib_range": max_calib_range,
     }
     result = _function("BatchNorm")(data, **given, **options, name=name, **kwargs)
-    parts = [_function("relu")(result[0]), *(result[i] for i in range(1, len(result)))]
+    parts = [_Symbol([entry]) for entry in _entries_of(result)]
+    parts[0] = _function("relu")(parts[0])
     return parts[0] if len(parts) == 1 else _Group(parts)
 
 

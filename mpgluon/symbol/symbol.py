@@ -11,6 +11,7 @@ from .._internal.files import open_regular
 from .._internal.hints import late_names as _late_names
 from ..base import MXNetError, NotImplementedForSymbol
 from ..util import is_np_shape
+from . import _array_uses
 from ._functions import attributes, node_of, single
 from ._graph import Entries, Node, hidden_key, rebuild, states, topological
 from ._infer import NUMBERS, Inference, dtype_type, known
@@ -66,10 +67,14 @@ class Symbol(SymbolMethods, Entries):
         return f"<{type(self).__name__} {name}>"
 
     def __len__(self) -> int:
+        if len(self._entries) == 1:
+            _array_uses.note("len(x)")
         return len(self._entries)
 
     def __iter__(self) -> Iterator[Symbol]:
-        return (self[i] for i in range(len(self)))
+        if len(self._entries) == 1:
+            _array_uses.note("the iteration over x")
+        return iter([Symbol([entry]) for entry in self._entries])
 
     def __getitem__(self, index: int | str | slice) -> Symbol:
         """Returns an output by index or name, or a group of outputs by slice.
@@ -83,6 +88,8 @@ class Symbol(SymbolMethods, Entries):
             if len(places) > 1:
                 raise ValueError(f"There are multiple outputs with name {index!r}")
             index = places[0]
+        elif len(self._entries) == 1:
+            _array_uses.note(f"x[{_text(index)}]")
         if isinstance(index, slice):
             chosen = self._entries[index]
             if not chosen:
@@ -93,9 +100,10 @@ class Symbol(SymbolMethods, Entries):
                 "Symbol only supports integer index to fetch i-th output, not "
                 f"{type(index).__name__}"
             )
-        if not -len(self) <= index < len(self):
+        count = len(self._entries)
+        if not -count <= index < count:
             raise IndexError(
-                f"output index {index} is out of range: the symbol has {len(self)} outputs"
+                f"output index {index} is out of range: the symbol has {count} outputs"
             )
         return Symbol([self._entries[index]])
 
@@ -229,7 +237,7 @@ class Symbol(SymbolMethods, Entries):
 
     def _gen_atomic_symbol(self):
         """Returns the op alone, with new variables as inputs."""
-        node = single(self, "the symbol")[0] if len(self) == 1 else self._entries[0][0]
+        node = self._entries[0][0]
         if node.call is None:
             return Symbol([(Node(node.name, dict(node.attrs)), 0)])
         names = node.call.input_names(len(node.inputs))
@@ -584,6 +592,16 @@ class Symbol(SymbolMethods, Entries):
         from .creation import split_v2
 
         return split_v2(self, *args, **kwargs)
+
+
+def _text(index):
+    """Returns an index as it is written between brackets."""
+    if not isinstance(index, slice):
+        return str(index)
+    parts = (
+        [index.start, index.stop] if index.step is None else [index.start, index.stop, index.step]
+    )
+    return ":".join(["" if part is None else str(part) for part in parts])
 
 
 def _unpickle(text):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ... import _core
 from ...base import MXNetAssertionError, MXNetError
 from ...gluon import HybridBlock, SymbolBlock, Trainer
-from ...gluon.block import symbol_of
+from ...gluon.block._symbol_block import symbol_and_constants
 from ...gluon.trainer import adds_up, loss_scaling, scaled_by, set_loss_scaler
 from ...module import BucketingModule
 from ...optimizer import Optimizer
@@ -314,8 +314,9 @@ def convert_hybrid_block(
     """
     if not isinstance(block, HybridBlock):
         raise MXNetAssertionError("block input should be a HybridBlock")
-    symbol, params = symbol_of(block), block.collect_params()
-    names = [name for name in symbol.list_inputs() if name not in params.keys()]
+    symbol, constants = symbol_and_constants(block, purpose="calling convert_hybrid_block")
+    params = block.collect_params()
+    names = [name for name in symbol.list_inputs() if name not in {**params, **constants}]
     converted = convert_symbol(
         symbol,
         target_dtype,
@@ -328,13 +329,13 @@ def convert_hybrid_block(
     )
     made = SymbolBlock(converted, [var(name) for name in names])
     used = set(converted.list_inputs())
-    values = _cast_params(
-        converted, {name: param.reduced() for name, param in params.items() if name in used}
-    )
+    arrays = {name: param.reduced() for name, param in params.items() if name in used}
+    values = _cast_params(converted, {**arrays, **constants})
     for name, param in made.collect_params().items():
         param.cast(values[name].dtype)
         param.shape = values[name].shape
-        param.initialize(ctx=ctx if ctx is not None else params[name].list_ctx(), init="zeros")
+        own = [constants[name].context] if name in constants else params[name].list_ctx()
+        param.initialize(ctx=ctx if ctx is not None else own, init="zeros")
         param.set_data(values[name])
     return made
 

@@ -100,19 +100,31 @@ class Signature:
                 param.finish_deferred_init()
         return traced and (state, traced)
 
+    def _predict(self, discovery, inputs):
+        """Traces the block for inputs of the given (shape, dtype, device), within `discovery`.
+        Returns the traced inputs and outputs."""
+        arrays = [discovery.trace.new_input(*desc) for desc in inputs]
+        try:
+            # As in a real call, the block enters its replica and group before it is compiled.
+            with grouped.replica(self.block, arrays, False), grouped.group(self.block, False):
+                return arrays, self._forward(arrays)
+        except graph_breaks.NeedsValues as error:
+            raise self._no_symbol(error.name) from None
+
+    def output_shapes(self, inputs):
+        """Returns the shapes of the block's results for inputs of the given (shape, dtype,
+        device)."""
+        discovery = tracing.Discovery()
+        with autograd.pause(train_mode=self.training), discovery:
+            return [array.shape for array in self._predict(discovery, inputs)[1]]
+
     def traced_ops(self, inputs):
         """Returns the block's ops (see `TracedOps`) for inputs of the given (shape, dtype, device).
 
         Raises NotSupportedError if the block runs steps on the host, loops or branches."""
         discovery = tracing.Discovery()
         with autograd.pause(train_mode=self.training), discovery:
-            arrays = [discovery.trace.new_input(*desc) for desc in inputs]
-            try:
-                # As in a real call, the block enters its replica and group before it is compiled.
-                with grouped.replica(self.block, arrays, False), grouped.group(self.block, False):
-                    outputs = self._forward(arrays)
-            except graph_breaks.NeedsValues as error:
-                raise self._no_symbol(error.name) from None
+            arrays, outputs = self._predict(discovery, inputs)
             if discovery.splits or discovery.has_bodies:
                 raise self._no_symbol(
                     discovery.splits[0] if discovery.splits else "a loop or branch"
@@ -132,7 +144,7 @@ class Signature:
     def _no_symbol(self, what):
         return _core.NotSupportedError(
             f"{self.path}: {what} cannot be written as a symbol in a block that uses properties "
-            "that symbols lack, such as shapes"
+            "that symbols lack, such as shapes, rows and operators that broadcast"
         )
 
     def _state(self, arrays):

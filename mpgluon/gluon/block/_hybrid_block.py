@@ -239,13 +239,13 @@ class HybridBlock(Block, Compilable):
         """The input variables and the symbol of a block that was hybridized and called; before
         that, (). MXNet's name."""
         from ...symbol import var
-        from ._symbol_block import symbol_of
+        from ._symbol_block import symbol_and_constants
 
         if self._compiled_call is None or self._compiled_call.structure() is None:
             return ()
-        symbol = symbol_of(self)
-        params = self.collect_params()
-        return [var(name) for name in symbol.list_inputs() if name not in params], symbol
+        symbol, constants = symbol_and_constants(self)
+        known = {**self.collect_params(), **constants}
+        return [var(name) for name in symbol.list_inputs() if name not in known], symbol
 
     def _hooked(self, ops):
         return WatchedOps(ops, self.prefix, *self._op_hook)
@@ -312,11 +312,22 @@ class HybridBlock(Block, Compilable):
 
     def _forward_symbols(self, *args):
         from ... import symbol
+        from ...symbol import _array_uses
 
-        with self.name_scope():
-            return self.hybrid_forward(
-                symbol, *args, **{name: param.var() for name, param in self._reg_params.items()}
+        variables = {name: param.var() for name, param in self._reg_params.items()}
+        if _array_uses.is_recording():
+            with self.name_scope():
+                return self.hybrid_forward(symbol, *args, **variables)
+        with self.name_scope(), _array_uses.recorded() as uses:
+            result = self.hybrid_forward(symbol, *args, **variables)
+        if uses:
+            warnings.warn(
+                f"{self.name or type(self).__name__}: {uses[0]} selects outputs of a Symbol, as in "
+                "MXNet, but rows of an array; use F.slice_axis, F.squeeze or F.split in a block "
+                "that is called on Symbols",
+                stacklevel=2,
             )
+        return result
 
     def _place(self, param, ctx):
         """Returns the device of the copy to use with inputs on `ctx`, and the parameter if that is
@@ -365,10 +376,11 @@ class HybridBlock(Block, Compilable):
         are ``data0``, ``data1``, ... The files name no devices: `SymbolBlock.imports` creates a
         block that runs on one device.
 
-        A block that reads shapes, or uses arrays besides its inputs and parameters, is written as
-        it was traced for prediction. The sizes that it read are constants, except for the batch
-        size, which stays variable if possible. Its arrays become parameters ``captured0``, ... A
-        dict of results is written in the order of the dict.
+        A block that reads shapes, indexes rows, relies on operators that broadcast, or uses arrays
+        besides its inputs and parameters, is written as it was traced for prediction. The sizes
+        that it read are constants, except for the batch size, which stays variable if possible. Its
+        arrays become parameters ``captured0``, ... A dict of results is written in the order of the
+        dict.
 
         Parameters
         ----------

@@ -16,7 +16,7 @@ from .._tree import compiled_call, export_form
 from ..parameter import ParameterDict
 from ..utils import shape_is_known
 from ._hybrid_block import HybridBlock
-from ._traced_symbol import traced_symbols
+from ._traced_symbol import output_shapes, traced_symbols
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -28,10 +28,12 @@ if TYPE_CHECKING:
 def _flatten(value, flat, what):
     """Appends the symbols in nested lists to `flat`; returns their structure."""
     from ...symbol import Symbol
+    from ...symbol._graph import entries_of
 
     if isinstance(value, Symbol):
         flat.append(value)
-        return len(value) if len(value) > 1 else 0
+        count = len(entries_of(value))
+        return count if count > 1 else 0
     if value is None:
         return None
     if not isinstance(value, (list, tuple)):
@@ -251,7 +253,11 @@ class SymbolBlock(HybridBlock):
         return out[0] if isinstance(out, list) and len(out) == 1 else out
 
     def _forward_symbols(self, *args):
-        out = _regroup(self._out_format, iter(self._symbol(**self._named(args))))
+        from ...symbol import Symbol
+        from ...symbol._graph import entries_of
+
+        entries = entries_of(self._symbol(**self._named(args)))
+        out = _regroup(self._out_format, iter([Symbol([entry]) for entry in entries]))
         return out[0] if isinstance(out, list) and len(out) == 1 else out
 
 
@@ -293,12 +299,18 @@ def symbol_of(block: HybridBlock) -> Symbol:
 
 
 def symbol_and_constants(
-    block: HybridBlock, inputs: Sequence[Any] | None = None
+    block: HybridBlock,
+    inputs: Sequence[Any] | None = None,
+    purpose: str = "calling export",
 ) -> tuple[Symbol, dict[str, NDArray]]:
     """Returns the symbol of a block, and the arrays of its variables that are neither inputs nor
     parameters, by name. `inputs` has the (shape, dtype) of each input, for a block that was not
-    called."""
+    called; the error for a block that was neither called nor has `inputs` names the `purpose`.
+
+    The block runs on symbols if it computes the same on them as on arrays, so that the ops and
+    their names are its own. Otherwise its trace on arrays becomes the symbol."""
     from ...symbol import Group
+    from ...symbol._array_uses import recorded
 
     if isinstance(block, SymbolBlock):
         return block._symbol, {}
@@ -308,7 +320,7 @@ def symbol_and_constants(
     if structure is None and inputs is None:
         raise RuntimeError(
             "Please first call block.hybridize() and then run forward with this block at least "
-            "once before calling export."
+            f"once before {purpose}."
         )
     form, first_only = (structure, False)
     if structure is not None:
@@ -323,21 +335,74 @@ def symbol_and_constants(
     names = ["data"] if count == 1 else [f"data{i}" for i in range(count)]
     constants: dict[str, NDArray] = {}
     found: list[Symbol] = []
-    try:
-        outputs = block(*_symbols_like(form, iter(names)))
-        _flatten(_lists(outputs[0] if first_only else outputs), found, "The outputs of the block")
-    except MemoryError:
-        raise
-    except Exception as error:
-        # Symbols lack shapes and values. A block that reads them is traced with shapes.
-        lacks = isinstance(error, _OF_SYMBOLS) and not isinstance(error, NotSupportedError)
-        if form is not structure or not lacks:
+    reason = None  # why the block computes something else on symbols
+    with recorded() as uses:
+        try:
+            outputs = block(*_symbols_like(form, iter(names)))
+            if first_only:
+                outputs = outputs[0]
+            _flatten(_lists(outputs), found, "The outputs of the block")
+        except MemoryError:
             raise
-        found, constants = traced_symbols(block, structure, descs, names)
+        except Exception as error:
+            # Symbols lack shapes and values.
+            lacks = isinstance(error, _OF_SYMBOLS) and not isinstance(error, NotSupportedError)
+            if form is not structure or not (lacks or uses):
+                raise
+            reason = str(error)
+    if form is structure:
+        if reason is None:
+            reason = uses[0] if uses else _difference(block, structure, found, descs, names)
+        if reason is not None:
+            found, constants = traced_symbols(block, structure, descs, names, reason)
     return found[0] if len(found) == 1 else Group(found), constants
 
 
-_OF_SYMBOLS = (MXNetError, AttributeError, TypeError, ValueError)
+_OF_SYMBOLS = (MXNetError, AttributeError, TypeError, ValueError, IndexError)
+
+
+def _difference(block, structure, found, inputs, names):
+    """Returns a text on how the shapes of a block's symbols differ from those of its arrays, or
+    None. Operators broadcast arrays, but not symbols."""
+    batch = inputs[0][0][:1]
+    other = [
+        ((shape[0] + 1, *shape[1:]) if shape and shape[:1] == batch else shape, *desc)
+        for shape, *desc in inputs
+    ]
+    for descs in (inputs, other):  # sizes of 1 may hide that an operator broadcasts
+        try:
+            wanted = output_shapes(block, structure, descs)
+        except MemoryError:
+            raise
+        except Exception:  # the block does not accept these inputs, so there is nothing to compare
+            return None
+        problem = _difference_from(wanted, block, found, descs, names)
+        if problem is not None:
+            return problem
+    return None
+
+
+def _difference_from(wanted, block, found, inputs, names):
+    from ...symbol._graph import entries_of
+    from ...symbol._infer import Inference, known
+
+    shapes = {
+        name: param.shape
+        for name, param in block.collect_params().items()
+        if shape_is_known(param.shape)
+    }
+    shapes.update({name: shape for name, (shape, _, _) in zip(names, inputs)})
+    entries = [entry for symbol in found for entry in entries_of(symbol)]
+    try:
+        made = [shape for shape, _ in Inference(entries, shapes, {}, only="shape").outputs()]
+    except MXNetError as error:
+        return str(error)
+    if len(made) != len(wanted):
+        return f"it has {len(made)} outputs as a symbol, but {len(wanted)} as arrays"
+    for shape, other in zip(made, wanted):
+        if known(shape) and shape != other:
+            return f"its result has the shape {shape} as a symbol, but {other} as an array"
+    return None
 
 
 def portable_symbol(

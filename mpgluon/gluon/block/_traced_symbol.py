@@ -7,7 +7,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from ... import _core
-from ...base import MXNetError
+from ...base import MXNetError, NotSupportedError
 from .._compiled.call import Signature
 
 if TYPE_CHECKING:
@@ -16,18 +16,29 @@ if TYPE_CHECKING:
     from ..._internal.types import NDArray, Symbol
 
 
+def output_shapes(block: Any, structure: Any, inputs: Sequence[Any]) -> list[tuple[int, ...]]:
+    """Returns the shapes of a block's results for arrays with the (shape, dtype, device) in
+    `inputs`."""
+    return Signature(block, block.name or type(block).__name__, structure, False).output_shapes(
+        inputs
+    )
+
+
 def traced_symbols(
-    block: Any, structure: Any, inputs: Sequence[Any], names: Sequence[str]
+    block: Any, structure: Any, inputs: Sequence[Any], names: Sequence[str], reason: str
 ) -> tuple[list[Symbol], dict[str, NDArray]]:
     """Returns the outputs of a block as symbols, and the arrays that it uses besides inputs and
     parameters, by name. `inputs` has (shape, dtype, device) of each input, `names` their names.
 
     The sizes that the block reads are constants in the symbol. Only the batch size stays variable,
     if the ops can infer it: the first dimension of the first input, and of all inputs with the same
-    first dimension.
+    first dimension. `reason` is why the block cannot run on symbols, for errors.
     """
     signature = Signature(block, block.name or type(block).__name__, structure, False)
-    traced = _public(signature.traced_ops(inputs), signature.path)
+    try:
+        traced = _public(signature.traced_ops(inputs), signature.path)
+    except NotSupportedError as error:
+        raise NotSupportedError(f"{error} ({reason})") from None
     given = [params for _, params, *_ in traced.ops]
     free = _with_free_batch(signature, traced, inputs)
     found = _symbols(traced, free, names)

@@ -26,9 +26,11 @@ def steps_of(inputs, length, layout):
     if is_one(inputs) and not isinstance(inputs, nd.NDArray):
         if length is None:
             raise ValueError("unroll: a symbol has no shape; length must be given")
-        return list(
-            functions_of(inputs).split(inputs, num_outputs=length, axis=axis, squeeze_axis=True)
-        )
+        from ... import symbol
+        from ...symbol._graph import entries_of
+
+        steps = symbol.split(inputs, num_outputs=length, axis=axis, squeeze_axis=True)
+        return [symbol.Symbol([entry]) for entry in entries_of(steps)]
     if isinstance(inputs, nd.NDArray):
         if length is not None and length != inputs.shape[axis]:
             raise AssertionError(

@@ -1,0 +1,141 @@
+"""Symbols of blocks whose code has another meaning for Symbols than for arrays: rows, `len`,
+iteration, and operators that broadcast."""
+
+import json
+
+import numpy as np
+import pytest
+
+import mpgluon as mx
+from mpgluon import gluon, nd
+from mpgluon.gluon import nn
+
+CASES = {
+    "row": lambda d, F, x: d(x[0]),
+    "row of a layer": lambda d, F, x: d(x)[0] - x[-1],
+    "rows of a result": lambda d, F, x: F.concat(d(x)[0:1], d(x), dim=0),
+    "backward": lambda d, F, x: d(x)[::-1] - x[::-1],
+    "iteration": lambda d, F, x: F.stack(*[d(row) for row in x], axis=0),
+    "sum of rows": lambda d, F, x: d(sum(x)),
+    "zip": lambda d, F, x: F.stack(*[d(a) * b for a, b in zip(x, x)], axis=0),
+    "unpacking": lambda d, F, x: (lambda first, *rest: d(first))(*x),
+    "len": lambda d, F, x: d(x) / len(x),
+    "split into one part": lambda d, F, x: F.split(d(x), num_outputs=1, axis=1)[0],
+    "subtraction": lambda d, F, x: d(x) - x.mean(axis=2, keepdims=True),
+    "product": lambda d, F, x: d(x) * (x > 0).sum(axis=2).expand_dims(2),
+    "sum without an axis": lambda d, F, x: d(x) + x.mean(axis=0),
+    "comparison": lambda d, F, x: d(x) * (x > x.mean(axis=1, keepdims=True)),
+    "power": lambda d, F, x: (d(x).abs() + 1) ** x.mean(axis=2, keepdims=True),
+    "index after an error": lambda d, F, x: d(x) / (len(x) - 1),
+}
+SAME = {  # several outputs are a list of arrays
+    "part of a split": lambda d, F, x: F.split(d(x), num_outputs=2, axis=2)[1],
+    "parts of a split": lambda d, F, x: F.concat(*F.split(d(x), num_outputs=2, axis=2)[::-1]),
+    "number of parts": lambda d, F, x: d(x) * len(F.split(x, num_outputs=2, axis=2)),
+    "equal shapes": lambda d, F, x: d(x) * x + (x > d(x)),
+}
+
+
+class Calling(gluon.HybridBlock):
+    def __init__(self, function, **options):
+        super().__init__(**options)
+        self.function = function
+        with self.name_scope():
+            self.d = nn.Dense(4, flatten=False, in_units=4)
+
+    def hybrid_forward(self, F, x):
+        return self.function(self.d, F, x)
+
+
+def called(function, shape=(3, 5, 4), **options):
+    """Returns a network that was called, its input and its result."""
+    net = Calling(function, **options)
+    net.initialize(mx.init.Xavier())
+    net.hybridize()
+    x = nd.array(np.random.RandomState(0).normal(size=shape))
+    return net, x, net(x).asnumpy()
+
+
+def imported(net, folder):
+    symbol, params = net.export(str(folder / "net"))
+    return gluon.SymbolBlock.imports(symbol, ["data"], params)
+
+
+@pytest.mark.parametrize("name", [*CASES, *SAME])
+def test_exported_block_computes_as_on_arrays(tmp_path, name):
+    net, x, wanted = called({**CASES, **SAME}[name])
+    found = imported(net, tmp_path)(x).asnumpy()
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("how", ["amp", "quantization", "onnx"])
+def test_other_conversions_compute_as_on_arrays(tmp_path, name, how):
+    net, x, wanted = called(CASES[name])
+    if how == "amp":
+        block = mx.contrib.amp.convert_hybrid_block(net, target_dtype="bfloat16")
+    elif how == "quantization":
+        block = mx.contrib.quantization.quantize_net(
+            net, calib_mode="none", data_shapes=[x.shape], exclude_layers_match=["fully"]
+        )
+    else:
+        pytest.importorskip("onnx")
+        path = str(tmp_path / "net.onnx")
+        mx.onnx.export_model(net, in_shapes=[x.shape], onnx_file_path=path)
+        block = mx.onnx.import_to_gluon(path, ctx=mx.cpu())
+    found = block(x).asnumpy()
+    assert found.shape == wanted.shape
+    np.testing.assert_allclose(found, wanted, rtol=0.1, atol=0.1)
+
+
+def test_operators_that_broadcast_for_other_batch_sizes_are_exported(tmp_path):
+    """With one row, the shapes are equal, and elementwise ops would suffice."""
+    net, _, _ = called(lambda d, F, x: d(x) - x.mean(axis=0, keepdims=True), (1, 5, 4))
+    block = imported(net, tmp_path)
+    x = nd.random.normal(shape=(3, 5, 4))
+    np.testing.assert_allclose(block(x).asnumpy(), net(x).asnumpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_blocks_that_compute_the_same_on_symbols_keep_the_names_of_their_ops(tmp_path):
+    net, _, _ = called(SAME["part of a split"], prefix="net_")
+    net.export(str(tmp_path / "net"))
+    nodes = json.loads((tmp_path / "net-symbol.json").read_text())["nodes"]
+    assert "net_dense0_fwd" in [node["name"] for node in nodes]
+
+
+def test_loop_in_a_block_that_indexes_rows_names_the_line():
+    def function(d, F, x):
+        return F.contrib.foreach(lambda row, states: (row[0], states), d(x), [])[0]
+
+    net, _, _ = called(function)
+    with pytest.raises(mx.base.NotSupportedError, match=r"x\[0\] at .*test_export_of_array_code"):
+        net.export("unused")
+
+
+def test_block_called_on_symbols_keeps_the_meaning_of_mxnet_and_warns():
+    net, _, _ = called(CASES["row"])
+    with pytest.warns(UserWarning, match=r"x\[0\] at .*selects outputs of a Symbol"):
+        symbol = net(mx.sym.var("data"))
+    assert symbol.infer_shape(data=(3, 5, 4))[1] == [(3, 5, 4)]
+
+
+def test_amp_converts_blocks_that_capture_arrays():
+    class Scaled(gluon.HybridBlock):
+        def __init__(self):
+            super().__init__()
+            self.scale = nd.array([1.0, 2, 3, 4])
+            with self.name_scope():
+                self.d = nn.Dense(4, in_units=4)
+
+        def hybrid_forward(self, F, x):
+            return self.d(F.broadcast_mul(x, self.scale.reshape((1, -1))))
+
+    net = Scaled()
+    net.initialize(mx.init.Xavier())
+    net.hybridize()
+    with pytest.raises(RuntimeError, match="before calling convert_hybrid_block"):
+        mx.contrib.amp.convert_hybrid_block(net, target_dtype="bfloat16")
+    x = nd.random.normal(shape=(3, 4))
+    wanted = net(x).asnumpy()
+    block = mx.contrib.amp.convert_hybrid_block(net, target_dtype="bfloat16")
+    np.testing.assert_allclose(block(x).asnumpy(), wanted, rtol=0.1, atol=0.1)
