@@ -8,7 +8,7 @@ import pytest
 
 import mpgluon as mx
 from mpgluon import gluon, nd
-from mpgluon.gluon import nn
+from mpgluon.gluon import nn, rnn
 
 CASES = {
     "row": lambda d, F, x: d(x[0]),
@@ -139,3 +139,61 @@ def test_amp_converts_blocks_that_capture_arrays():
     wanted = net(x).asnumpy()
     block = mx.contrib.amp.convert_hybrid_block(net, target_dtype="bfloat16")
     np.testing.assert_allclose(block(x).asnumpy(), wanted, rtol=0.1, atol=0.1)
+
+
+LAYERS = {
+    "LSTM": lambda: rnn.LSTM(3, num_layers=2, bidirectional=True),
+    "GRU": lambda: rnn.GRU(3, layout="NTC"),
+    "RNN": lambda: rnn.RNN(3, activation="tanh"),
+    "clipped": lambda: rnn.LSTM(3, state_clip_min=-0.1, state_clip_max=0.1),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("how", ["shape", "captured", "row"])
+def test_recurrent_layers_in_array_code_are_exported_as_mxnets_op(tmp_path, name, how):
+    class Recurrent(gluon.HybridBlock):
+        def __init__(self):
+            super().__init__()
+            with self.name_scope():
+                self.layer = LAYERS[name]()
+            self.scale = nd.ones((1, 1, 4)) * 2
+
+        def hybrid_forward(self, F, x):
+            if how == "captured":
+                x = F.broadcast_mul(x, self.scale)
+            y = self.layer(x)
+            return y / 2 if how == "captured" else y[1] if how == "row" else y / x.shape[2]
+
+    net = Recurrent()
+    net.initialize(mx.init.Xavier())
+    net.hybridize()
+    x = nd.random.normal(shape=(3, 5, 4))
+    wanted = net(x).asnumpy()
+    block = imported(net, tmp_path)
+    np.testing.assert_allclose(block(x).asnumpy(), wanted, rtol=1e-5, atol=1e-6)
+    nodes = json.loads((tmp_path / "net-symbol.json").read_text())["nodes"]
+    ops = {node["op"] for node in nodes}
+    assert "RNN" in ops and "_rnn" not in ops
+    x = nd.random.normal(shape=(3, 2, 4) if name != "GRU" else (2, 5, 4))
+    np.testing.assert_allclose(block(x).asnumpy(), net(x).asnumpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_recurrent_layer_with_lengths_in_array_code_is_exported(tmp_path):
+    class Recurrent(gluon.HybridBlock):
+        def __init__(self):
+            super().__init__()
+            with self.name_scope():
+                self.layer = rnn.LSTM(3, use_sequence_length=True)
+
+        def hybrid_forward(self, F, x, lengths):
+            return self.layer(x, None, lengths) / x.shape[2]
+
+    net = Recurrent()
+    net.initialize()
+    net.hybridize()
+    x, lengths = nd.random.normal(shape=(4, 3, 2)), nd.array([1, 4, 2])
+    wanted = net(x, lengths).asnumpy()
+    symbol, params = net.export(str(tmp_path / "net"))
+    block = gluon.SymbolBlock.imports(symbol, ["data0", "data1"], params)
+    np.testing.assert_allclose(block(x, lengths).asnumpy(), wanted, rtol=1e-5, atol=1e-6)

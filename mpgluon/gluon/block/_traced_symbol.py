@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ... import _core
 from ...base import MXNetError, NotSupportedError
+from ...name import NameManager
 from .._compiled.call import Signature
 
 if TYPE_CHECKING:
@@ -161,7 +162,6 @@ def _are_first(sizes, others, shapes):
 
 
 def _symbols(traced, parameters_of_ops, names):
-    from ...name import NameManager
     from ...symbol import Symbol
     from ...symbol._graph import Node, entries_of
 
@@ -175,8 +175,26 @@ def _symbols(traced, parameters_of_ops, names):
         constants[name] = array
         values[value] = (Node(name, {}), 0)
     for (op, _, inputs, first, count), params in zip(traced.ops, parameters_of_ops):
-        call = _core.OpCall(op, params)
-        name = NameManager.current().get(None, op.lower().lstrip("_"))
-        node = Node(name, params, call, tuple(values[value] for value in inputs))
+        sources = [values[value] for value in inputs]
+        node = _recurrent(params, sources) if op == "_rnn" else _node(op, params, sources)
         values.update({first + index: (node, index) for index in range(count)})
     return [Symbol([values[value]]) for value in traced.outputs], constants
+
+
+def _node(op, params, sources):
+    from ...symbol._graph import Node
+
+    name = NameManager.current().get(None, op.lower().lstrip("_"))
+    return Node(name, params, _core.OpCall(op, params), tuple(sources))
+
+
+def _recurrent(params, sources):
+    """Returns MXNet's op for recurrent layers, which has all weights in one array."""
+    states = 2 if params["mode"] == "lstm" else 1
+    end = len(sources) - (params.get("use_sequence_length", "False") in ("True", "1"))
+    flat = [
+        (_node("Reshape", {"shape": "(-1,)"}, [weight]), 0) for weight in sources[1 + states : end]
+    ]
+    joined = _node("_rnn_param_concat", {"num_args": str(len(flat)), "dim": "0"}, flat)
+    inputs = [sources[0], (joined, 0), *sources[1 : 1 + states], *sources[end:]]
+    return _node("RNN", params, inputs)
