@@ -37,6 +37,7 @@ class TracedOps(NamedTuple):
     parameters: dict  # value -> Parameter
     constants: dict  # value -> array
     outputs: list
+    output_shapes: list
 
 
 class Signature:
@@ -139,6 +140,7 @@ class Signature:
                 {trace.value(array): param for (param, _), array in discovery.used.items()},
                 dict(trace.constants(0)),
                 output_ids,
+                [array.shape for array in outputs],
             )
 
     def _no_symbol(self, what):

@@ -377,9 +377,10 @@ class HybridBlock(Block, Compilable):
         block that runs on one device.
 
         A block that reads shapes, indexes rows, relies on operators that broadcast, or uses arrays
-        besides its inputs and parameters, is written as it was traced for prediction. The sizes
-        that it read are constants, except for the batch size, which stays variable if possible. Its
-        arrays become parameters ``captured0``, ... A dict of results is written in the order of the
+        besides its inputs and parameters, is written as it was traced for prediction. Its arrays
+        become parameters ``captured0``, ... Sizes that its ops infer from their inputs stay
+        variable. If its results depend on the size of an input's axis in another way, the imported
+        block raises an error for other sizes. A dict of results is written in the order of the
         dict.
 
         Parameters

@@ -1,0 +1,309 @@
+"""The sizes that stay variable in the symbol of a traced block.
+
+A trace has the sizes of its inputs in the parameters of its ops: a reshape to (4, 6), a slice that
+ends at 4. More traces with other sizes of an input's axis show which parameters depend on it. The
+axis is free if each of them can be written without the size, as in a reshape to (0, 6) or a slice
+that ends at None. Otherwise the axis is fixed: the symbol would compute with the size of the trace.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import Any
+
+    from .._compiled.call import TracedOps
+
+
+class Trace(NamedTuple):
+    """A trace, and the shapes of the block's inputs in it."""
+
+    shapes: list
+    traced: TracedOps
+
+
+def free_sizes(
+    first: Trace,
+    retrace: Callable[[Sequence[tuple[int, ...]]], TracedOps | None],
+    is_valid: Callable[[Sequence[Any], Sequence[Trace]], bool],
+) -> tuple[list[dict[str, str]], list[tuple[int, int]]]:
+    """Returns the parameters of each op without the sizes of free axes, and the fixed axes as pairs
+    of input and axis.
+
+    `retrace` traces the block for other shapes of the inputs, or returns None if the block does not
+    accept them. `is_valid` checks that a symbol with the given parameters of ops has the results'
+    shapes of some traces. Axes for which the block only accepts one size are not in the list: its
+    ops reject other sizes as well.
+    """
+    traces, fixed = [first], []
+    params = [params for _, params, *_ in first.traced.ops]
+
+    def settle(axes):
+        """Decides whether some axes of equal size are free. Returns False if the block does not
+        accept another size."""
+        nonlocal traces, params
+        more = list(_resized(first.shapes, axes, retrace))
+        if not more:
+            return False
+        opened = _opened([*traces, *more])
+        if opened is None or (opened != params and not is_valid(opened, [*traces, *more])):
+            fixed.extend(axes)
+        else:
+            traces, params = [*traces, *more], opened
+        return True
+
+    rest = [group for group in _groups(first.shapes) if not settle(group)]
+    # Axes that the block only accepts with equal sizes.
+    alone = [axis for group in rest for axis in group]
+    sizes = [first.shapes[place][axis] for place, axis in alone]
+    for size in dict.fromkeys(sizes):
+        equal = [axis for axis, other in zip(alone, sizes) if other == size]
+        if len(equal) > 1:
+            settle(equal)
+    return params, fixed
+
+
+def _groups(shapes):
+    """Returns the axes of all inputs in groups. The first group is the batch axis: the first axis
+    of the first input, and of all inputs with the same first size."""
+    batch = [
+        (place, 0) for place, shape in enumerate(shapes) if shape and shape[:1] == shapes[0][:1]
+    ]
+    axes = [(place, axis) for place, shape in enumerate(shapes) for axis in range(len(shape))]
+    return [*([batch] if batch else []), *[[axis] for axis in axes if axis not in batch]]
+
+
+def _resized(shapes, axes, retrace):
+    """Traces the block with other sizes of some axes."""
+    place, axis = axes[0]
+    size = shapes[place][axis]
+    # Some blocks only accept even or smaller sizes. A size of 1 can have other ops.
+    for other in (size + 1, size * 2 if size > 1 else 3, size - 1):
+        if other <= 1:
+            continue
+        changed = [list(shape) for shape in shapes]
+        for place, axis in axes:
+            changed[place][axis] = other
+        changed = [tuple(shape) for shape in changed]
+        traced = retrace(changed)
+        if traced is not None:
+            yield Trace(changed, traced)
+
+
+def _opened(traces):
+    """Returns the parameters of each op without sizes that differ between traces, or None if an op
+    cannot be written so."""
+    all_traced = [trace.traced for trace in traces]
+    first = all_traced[0]
+    if any(not _same_graph(first, other) for other in all_traced[1:]):
+        return None
+    found = []
+    for place, (name, params, *_) in enumerate(first.ops):
+        texts = [traced.ops[place][1] for traced in all_traced]
+        if any(other != params for other in texts):
+            params = _without_sizes(name, texts, [traced.shapes[place] for traced in all_traced])
+            if params is None:
+                return None
+        found.append(params)
+    return found
+
+
+def _same_graph(first, other):
+    """True if two traces have the same ops on the same values, and equal captured arrays."""
+    return (
+        [(op[0], *op[2:]) for op in first.ops] == [(op[0], *op[2:]) for op in other.ops]
+        and (first.inputs, first.outputs) == (other.inputs, other.outputs)
+        and first.parameters == other.parameters
+        and first.constants.keys() == other.constants.keys()
+        and all(_equal(array, other.constants[key]) for key, array in first.constants.items())
+    )
+
+
+def _equal(array, other):
+    return array is other or (
+        array.shape == other.shape
+        and array.dtype == other.dtype
+        and (
+            array._place == other._place
+            or np.array_equal(array.asnumpy(), other.asnumpy(), equal_nan=True)
+        )
+    )
+
+
+def _without_sizes(name, texts, shapes):
+    """Returns an op's parameters without the sizes that differ between traces, or None. `texts` has
+    its parameters in each trace, `shapes` the shape of its first input."""
+    if any(other.keys() != texts[0].keys() for other in texts):
+        return None
+    found = dict(texts[0])
+    for key in found:
+        given = [other[key] for other in texts]
+        if len(set(given)) == 1:
+            continue
+        write = _WRITERS.get((name, key))
+        values = [_numbers(text) for text in given]
+        if write is None or len({len(value) for value in values}) > 1:
+            return None
+        written = write(texts[0], list(zip(*values)), shapes)
+        if written is None:
+            return None
+        parts = ", ".join(map(str, written))
+        found[key] = f"({parts},)" if given[0].startswith("(") else parts
+    return found
+
+
+def _numbers(text):
+    return [None if part == "None" else int(part) for part in re.findall(r"None|-?\d+", text)]
+
+
+# --- Writers of parameters. Each gets the op's parameters, the values of each number in all traces,
+# and the shapes of the op's first input; it returns the numbers to write, or None. ----------------
+
+
+def _reshape(params, sizes, shapes):
+    if params.get("reverse", "False") not in ("False", "0"):
+        return _one_open(sizes)
+    old = list(zip(*shapes))
+    if len({len(shape) for shape in shapes}) > 1:
+        return _one_open(sizes)
+    # 0 copies the input's size, unless codes of merged or split axes precede it.
+    plain = all(size >= -1 for group in sizes for size in group)
+    codes = [
+        0 if plain and _differ(size) and place < len(old) and old[place] == size else size
+        for place, size in enumerate(sizes)
+    ]
+    if not plain:
+        return _one_open(codes)
+    new = [_resolved(codes, shape) for codes, shape in zip(zip(*sizes), shapes)]
+    return _one_open(codes) or _matched(old, list(zip(*new)))
+
+
+def _resolved(codes, shape):
+    """Returns the sizes of a reshape without the codes 0 and -1."""
+    sizes = [shape[place] if code == 0 else code for place, code in enumerate(codes)]
+    if -1 in sizes:
+        rest = -math.prod(sizes)
+        sizes[sizes.index(-1)] = math.prod(shape) // rest if rest else 0
+    return sizes
+
+
+def _one_open(codes):
+    """Returns the codes with -1 for the only size that differs, or None if several differ."""
+    codes = [code if isinstance(code, int) else -1 if _differ(code) else code[0] for code in codes]
+    return codes if codes.count(-1) <= 1 else None
+
+
+def _matched(old, new):
+    """Returns codes of Reshape that keep, merge and split axes in order, or None. A size is the
+    tuple of its values in all traces."""
+    if not old or not new:
+        return [] if len(old) == len(new) else None
+    ways = []
+    if old[0] == new[0]:
+        ways.append(([0], 1, 1))
+    if len(old) > 1 and _product(old[:2]) == new[0]:
+        ways.append(([-3], 2, 1))
+    if len(new) > 1 and old[0] == _product(new[:2]):
+        split = [-1 if _differ(size) else size[0] for size in new[:2]]
+        if split != [-1, -1]:
+            ways.append(([-4, *split], 1, 2))
+    for codes, used, made in ways:
+        more = _matched(old[used:], new[made:])
+        if more is not None:
+            return codes + more
+    return None
+
+
+def _product(sizes):
+    return tuple([math.prod(values) for values in zip(*sizes)])
+
+
+def _differ(values):
+    return len(set(values)) > 1
+
+
+def _repeated(params, sizes, shapes):
+    """Writes the shape of broadcast_to, in which 0 copies the input's size."""
+    if any(len(shape) != len(sizes) for shape in shapes):
+        return None
+    codes = [
+        (0 if size == own else None) if _differ(size) else size[0]
+        for size, own in zip(sizes, zip(*shapes))
+    ]
+    return None if None in codes else codes
+
+
+def _created(params, sizes, shapes):
+    """Writes the shape of a new array, in which 0 is inferred from the op that reads it."""
+    return [0 if _differ(size) else size[0] for size in sizes]
+
+
+def _begins(params, values, shapes):
+    return _bounds(params, values, shapes, _begin)
+
+
+def _ends(params, values, shapes):
+    return _bounds(params, values, shapes, _end)
+
+
+def _bounds(params, values, shapes, write):
+    axis = params.get("axis")
+    axes = range(len(values)) if axis is None else [int(axis)]
+    steps = _numbers(params.get("step", "")) or [1] * len(values)
+    bounds = []
+    for place, step, bound in zip(axes, steps, values):
+        sizes = [shape[place] for shape in shapes]
+        if _differ(bound):
+            if None in bound:
+                return None
+            bound = write(bound, sizes, (step or 1) < 0)
+            if bound is _FIXED:
+                return None
+            bounds.append(bound)
+        else:
+            bounds.append(bound[0])
+    return bounds
+
+
+_FIXED = object()
+
+
+def _from_end(values, sizes):
+    """Returns a bound as a negative distance from the end, or _FIXED."""
+    distances = {value - size if value >= 0 else value for value, size in zip(values, sizes)}
+    distance = distances.pop()
+    return distance if not distances and distance < 0 else _FIXED
+
+
+def _begin(values, sizes, backward):
+    if backward and all(value >= size - 1 for value, size in zip(values, sizes)):
+        return None
+    return _from_end(values, sizes)
+
+
+def _end(values, sizes, backward):
+    if not backward:
+        if all(value >= size for value, size in zip(values, sizes)):
+            return None
+        clipped = [min(value, size) for value, size in zip(values, sizes)]
+        most = max(values)
+        if all(value >= 0 and value == min(most, size) for value, size in zip(clipped, sizes)):
+            return most
+    return _from_end(values, sizes)
+
+
+_WRITERS = {
+    ("Reshape", "shape"): _reshape,
+    ("broadcast_to", "shape"): _repeated,
+    ("slice", "begin"): _begins,
+    ("slice", "end"): _ends,
+    ("slice_axis", "begin"): _begins,
+    ("slice_axis", "end"): _ends,
+    **{(name, "shape"): _created for name in ("_zeros", "_ones", "_full")},
+}
