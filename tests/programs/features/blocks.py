@@ -122,6 +122,13 @@ def through_views(F, h):
     ).reshape_like(h)
 
 
+def rows_and_broadcasting(F, h):
+    """Uses an array in ways that have another meaning for a Symbol."""
+    parts = F.stack(h, h * 0.5, axis=0)
+    total = sum(part for part in parts) / len(parts)
+    return total + parts[-1] * 0.1 - h.mean(axis=-1, keepdims=True) * 0.1
+
+
 MEMORY = {
     "values": lambda F, h: h * 0.9,
     "views": through_views,
@@ -133,6 +140,7 @@ MEMORY = {
         F.slice_axis(h, axis=-1, begin=0, end=2),
         dim=-1,
     ),
+    "rows and broadcasting": rows_and_broadcasting,
 }
 
 
@@ -290,6 +298,14 @@ class Cells(HybridBlock):
         return F.reshape_like(self.layer(rows), h)
 
 
+class ShapedCells(Cells):
+    """Reads the shape of its input."""
+
+    def hybrid_forward(self, F, h):
+        rows = h.reshape((h.size // 6, *self.inner)).transpose((1, 0, 2))
+        return F.reshape_like(self.layer(rows).transpose((1, 0, 2)), h)
+
+
 class Lookup(HybridBlock):
     """Adds embedding rows selected by the signs of h. The selection has no gradient."""
 
@@ -374,6 +390,7 @@ LAYERS = {
     "Dropout": lambda: nn.Dropout(0.3),
     "noise": Noise,
     "LSTM": lambda: Cells(rnn.LSTM(2, input_size=2), (3, 2), time_major=True),
+    "LSTM of shapes": lambda: ShapedCells(rnn.LSTM(2, input_size=2), (3, 2)),
     "Conv2D": lambda: plane(nn.Conv2D(2, 3, padding=1, in_channels=2)),
     "Embedding": lambda: Lookup(sparse=False),
     "row_sparse": lambda: Lookup(sparse=True),
