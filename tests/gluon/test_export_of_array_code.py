@@ -197,3 +197,23 @@ def test_recurrent_layer_with_lengths_in_array_code_is_exported(tmp_path):
     symbol, params = net.export(str(tmp_path / "net"))
     block = gluon.SymbolBlock.imports(symbol, ["data0", "data1"], params)
     np.testing.assert_allclose(block(x, lengths).asnumpy(), wanted, rtol=1e-5, atol=1e-6)
+
+
+INTERNAL = {
+    "cross entropy": lambda d, F, x: gluon.loss.SoftmaxCELoss()(d(x), x[:, :, 0].abs()),
+    "masked": lambda d, F, x: F.SequenceMask(
+        d(x), x[:, 0, 0].abs() * 3, use_sequence_length=True, axis=1, value=0.5
+    ),
+    "full_like": lambda d, F, x: d(x) * nd.full_like(x[0], 3),
+    "full_like of a dtype": lambda d, F, x: d(x).astype("float64") * nd.full_like(x, 3, "float64"),
+}
+
+
+@pytest.mark.parametrize("name", INTERNAL)
+def test_internal_ops_are_written_as_ops_of_mxnet(tmp_path, name):
+    net, x, wanted = called(INTERNAL[name])
+    found = imported(net, tmp_path)(x).asnumpy()
+    assert found.dtype == wanted.dtype
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+    nodes = json.loads((tmp_path / "net-symbol.json").read_text())["nodes"]
+    assert not {"_softmax_ce", "_full_like", "full_like"} & {node["op"] for node in nodes}

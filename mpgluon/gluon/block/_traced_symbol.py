@@ -90,6 +90,8 @@ def _public(traced, path):
     """Returns the trace with ops that files can store."""
     ops = [(_PUBLIC.get(op[0], op[0]), *op[1:]) for op in traced.ops]
     for name, *_ in ops:
+        if name in _COMPOSED:
+            continue
         if name is None or "hidden" in _core.ops()[name].describe()["flags"]:
             raise _core.NotSupportedError(
                 f"{path}: {name or 'a compiled call'} cannot be written as a symbol"
@@ -124,7 +126,7 @@ def _symbols(traced, parameters_of_ops, names, checks=()):
         values[value] = (Node(name, {}), 0)
     for (op, _, inputs, first, count), params in zip(traced.ops, parameters_of_ops):
         sources = [values[value] for value in inputs]
-        node = _recurrent(params, sources) if op == "_rnn" else _node(op, params, sources)
+        node = _COMPOSED[op](params, sources) if op in _COMPOSED else _node(op, params, sources)
         values.update({first + index: (node, index) for index in range(count)})
     return [Symbol([values[value]]) for value in traced.outputs], constants
 
@@ -153,3 +155,26 @@ def _recurrent(params, sources):
     joined = _node("_rnn_param_concat", {"num_args": str(len(flat)), "dim": "0"}, flat)
     inputs = [sources[0], (joined, 0), *sources[1 : 1 + states], *sources[end:]]
     return _node("RNN", params, inputs)
+
+
+def _cross_entropy(params, sources):
+    data, label = sources
+    logs = _node("log_softmax", {"axis": "-1"}, [data])
+    picked = _node("pick", {"axis": "-1"}, [(logs, 0), label])
+    return _node("_mul_scalar", {"scalar": "-1.0"}, [(picked, 0)])
+
+
+def _filled(params, sources):
+    node = _node("zeros_like", {}, sources)
+    if params.get("dtype", "None") != "None":
+        node = _node("Cast", {"dtype": params["dtype"]}, [(node, 0)])
+    number = params.get("fill_value", "0")
+    return _node("_plus_scalar", {"scalar": number}, [(node, 0)]) if float(number) else node
+
+
+# Internal ops that MXNet lacks, and functions that write them with MXNet's ops.
+_COMPOSED = {
+    "_rnn": _recurrent,
+    "_softmax_ce": _cross_entropy,
+    "_full_like": _filled,
+}
