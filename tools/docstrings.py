@@ -68,6 +68,8 @@ def signature_of(kind: type) -> str:
         signature = inspect.signature(kind)
     except (TypeError, ValueError):
         return ""
+    if kind.__init__ is object.__init__ and str(signature) == "(*args, **kwargs)":
+        return "()"  # __new__ rejects arguments that no __init__ takes
     parameters = []
     for parameter in signature.parameters.values():
         default = parameter.default

@@ -632,7 +632,7 @@ def test_invalid_pipeline_options_raise(options, message):
         ({"pipeline": "1f1b"}, "pipeline must be an mx.parallel.Pipeline, not str"),
         ({"loss": "l2"}, "loss must be callable as"),
         ({"loss": lambda out: None}, "loss must return an array with the loss of each sample"),
-        ({"loss": lambda out: out.mean()}, "mean mixes data across the batch"),
+        ({"loss": lambda out: out.mean()}, "the loss of each sample, not their mean or sum"),
         ({"net": gluon.loss.L2Loss()}, "must be the network and the second the loss, not L2Loss"),
         ({"trainer": "sgd"}, "trainer must be a gluon.Trainer or None, not str"),
         ({"net": lambda x: x}, "must be a HybridBlock"),

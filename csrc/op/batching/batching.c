@@ -85,9 +85,10 @@ int mpg_batching_first(const mpg_batching *b) {
 
 /* Finds an axis of size 1 that the op repeats once per row, such as that of a class token. */
 static bool repeats(const mpg_batching *b, int *axis) {
-  bool known = b->op->batching == mpg_batching_broadcast_to ||
-               b->op->batching == mpg_batching_tile || b->op->batching == mpg_batching_repeat;
-  if (!known || b->num_inputs != 1) return false;
+  mpg_op_id id = b->op->id;
+  if (id != MPG_OP_broadcast_to && id != MPG_OP_broadcast_axis && id != MPG_OP_tile &&
+      id != MPG_OP_repeat)
+    return false;
   const mpg_shape *from = &b->inputs[0].shape, *to = &b->outputs[0].shape;
   for (int n = 0; n <= to->ndim; n++) {
     int found = n ? n - 1 : b->axis, own = found - to->ndim + from->ndim;

@@ -42,9 +42,6 @@ class Sampler(OptionsChecked):
     [['c', 'b'], ['a']]
     """
 
-    def __init__(self) -> None:  # its signature, instead of that of OptionsChecked.__new__
-        pass
-
     def __iter__(self) -> Iterator[Any]:
         raise NotImplementedError(f"{type(self).__name__} must define __iter__")
 
