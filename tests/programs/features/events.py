@@ -120,8 +120,9 @@ def resumed(run):
 
 @event("export")
 def export(run):
-    if run.timewise and (run.axis or run.row["placement"] in REPLICAS):
-        return  # a block that reads shapes keeps those of its first call, except for axis 0
+    repeats = run.row["flow"] == "repeated rows"
+    if run.timewise and (run.axis or run.row["placement"] in REPLICAS or repeats):
+        return  # a block that reads shapes keeps some of those of its first call
     wanted = values(run.predict())
     files = run.net.export(os.path.join(run.folder, "net"), epoch=1)
     count = len(flat(run.inputs(50)[0])) + run.timewise
