@@ -42,6 +42,11 @@ FREE = {
     "merged axes": lambda F, h: h.reshape((h.shape[0] * h.shape[1], 2)),
     "attention": attention,
     "repeated": lambda F, h: F.broadcast_to(h.mean(axis=2, keepdims=True), (*h.shape[:2], 3)),
+    "token": lambda F, h: F.concat(F.broadcast_to(F.ones((1, 1, 2)), (len(h), 1, 2)), h, dim=1),
+    "token by axis": lambda F, h: F.concat(
+        F.broadcast_axis(F.ones((1, 1, 2)) * 2, axis=0, size=len(h)), h, dim=1
+    ),
+    "token for each place": lambda F, h: F.broadcast_to(F.ones((1, 1, 2)) * 2, h.shape) * h,
     "zeros": lambda F, h: F.concat(F.zeros((h.shape[0], 1, 2)), h, dim=1),
 }
 # Results that depend on sizes, and the axes on which they depend
@@ -52,7 +57,6 @@ FIXED = {
     "half of the batch": (lambda F, h: h[: h.shape[0] // 2], [0]),
     "positions": (lambda F, h: h * F.arange(h.shape[1]).reshape((1, -1, 1)), [1]),
     "rows": (lambda F, h: sum(h) / len(h), [0]),
-    "token": (lambda F, h: F.concat(F.broadcast_to(F.ones((1, 1, 2)), (len(h), 1, 2)), h), [0]),
     "unrolled": (lambda F, h: sum(h[:, i] * i for i in range(h.shape[1])), [1]),
     "made on the host": (lambda F, h: h * nd.array(np.arange(h.shape[1])).reshape((1, -1, 1)), [1]),
 }

@@ -107,7 +107,9 @@ def _opened(traces):
     for place, (name, params, *_) in enumerate(first.ops):
         texts = [traced.ops[place][1] for traced in all_traced]
         if any(other != params for other in texts):
-            params = _without_sizes(name, texts, [traced.shapes[place] for traced in all_traced])
+            shapes = [traced.shapes[place] for traced in all_traced]
+            inputs = [trace.shapes for trace in traces]
+            params = _without_sizes(name, texts, shapes, inputs)
             if params is None:
                 return None
         found.append(params)
@@ -136,11 +138,14 @@ def _equal(array, other):
     )
 
 
-def _without_sizes(name, texts, shapes):
-    """Returns an op's parameters without the sizes that differ between traces, or None. `texts` has
-    its parameters in each trace, `shapes` the shape of its first input."""
+def _without_sizes(name, texts, shapes, inputs):
+    """Returns an op's parameters without the sizes that differ between traces, or None. For each
+    trace, `texts` has its parameters, `shapes` the shape of its first input, and `inputs` those of
+    the block's inputs."""
     if any(other.keys() != texts[0].keys() for other in texts):
         return None
+    if name in _REPEATED:
+        return _repeated(_REPEATED[name], texts, shapes, inputs)
     found = dict(texts[0])
     for key in found:
         given = [other[key] for other in texts]
@@ -160,6 +165,47 @@ def _without_sizes(name, texts, shapes):
 
 def _numbers(text):
     return [None if part == "None" else int(part) for part in re.findall(r"None|-?\d+", text)]
+
+
+# Ops that repeat axes of size 1, and the parameter with the new sizes.
+_REPEATED = {"broadcast_to": "shape", "broadcast_axis": "size"}
+
+
+def _repeated(key, texts, shapes, inputs):
+    """Returns the parameters of an op that repeats axes. Sizes of one of the block's inputs are
+    left to the parameter `like`: this input, and pairs of axes of the result and of the input."""
+    if any({**other, key: ""} != {**texts[0], key: ""} for other in texts):
+        return None
+    sizes = list(zip(*[_numbers(other[key]) for other in texts]))
+    axes = _numbers(texts[0].get("axis", "")) or list(range(len(sizes)))
+    if any(len(shape) != len(shapes[0]) for shape in shapes) or len(axes) != len(sizes):
+        return None
+    codes, like = [], []
+    for axis, size in zip(axes, sizes):
+        own = tuple([shape[axis] for shape in shapes])
+        codes.append(own[0] if _differ(size) and not _differ(own) else size[0])
+        if _differ(size) and _differ(own):
+            codes[-1] = 0
+        elif _differ(size):
+            like.append((axis, _places(size, inputs)))
+    found = {**texts[0], key: f"({', '.join(map(str, codes))},)"}
+    if not like:
+        return found
+    for place in range(len(inputs[0])):
+        pairs = [(axis, at) for axis, places in like for where, at in places if where == place]
+        if len({axis for axis, _ in pairs}) == len(like):
+            return {**found, "like": (place, list(dict(reversed(pairs)).items()))}
+    return None
+
+
+def _places(size, inputs):
+    """Returns the (input, axis) that have these sizes in the traces."""
+    return [
+        (place, axis)
+        for place, shape in enumerate(inputs[0])
+        for axis in range(len(shape))
+        if tuple([shapes[place][axis] for shapes in inputs]) == size
+    ]
 
 
 # --- Writers of parameters. Each gets the op's parameters, the values of each number in all traces,
@@ -228,17 +274,6 @@ def _differ(values):
     return len(set(values)) > 1
 
 
-def _repeated(params, sizes, shapes):
-    """Writes the shape of broadcast_to, in which 0 copies the input's size."""
-    if any(len(shape) != len(sizes) for shape in shapes):
-        return None
-    codes = [
-        (0 if size == own else None) if _differ(size) else size[0]
-        for size, own in zip(sizes, zip(*shapes))
-    ]
-    return None if None in codes else codes
-
-
 def _created(params, sizes, shapes):
     """Writes the shape of a new array, in which 0 is inferred from the op that reads it."""
     return [0 if _differ(size) else size[0] for size in sizes]
@@ -300,7 +335,6 @@ def _end(values, sizes, backward):
 
 _WRITERS = {
     ("Reshape", "shape"): _reshape,
-    ("broadcast_to", "shape"): _repeated,
     ("slice", "begin"): _begins,
     ("slice", "end"): _ends,
     ("slice_axis", "begin"): _begins,

@@ -126,6 +126,13 @@ def _symbols(traced, parameters_of_ops, names, checks=()):
         values[value] = (Node(name, {}), 0)
     for (op, _, inputs, first, count), params in zip(traced.ops, parameters_of_ops):
         sources = [values[value] for value in inputs]
+        if "like" in params:  # repeats axes as often as an input has rows
+            place, pairs = params["like"]
+            rest = {key: text for key, text in params.items() if key != "like"}
+            op, sources = "broadcast_like", [(_node(op, rest, sources), 0)]
+            sources.append(values[traced.inputs[place]])
+            lhs, rhs = zip(*pairs)
+            params = {"lhs_axes": str(lhs), "rhs_axes": str(rhs)}
         node = _COMPOSED[op](params, sources) if op in _COMPOSED else _node(op, params, sources)
         values.update({first + index: (node, index) for index in range(count)})
     return [Symbol([values[value]]) for value in traced.outputs], constants

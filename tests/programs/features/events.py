@@ -120,8 +120,7 @@ def resumed(run):
 
 @event("export")
 def export(run):
-    repeats = run.row["flow"] == "repeated rows"
-    if run.timewise and (run.axis or run.row["placement"] in REPLICAS or repeats):
+    if run.timewise and (run.axis or run.row["placement"] in REPLICAS):
         return  # a block that reads shapes keeps some of those of its first call
     wanted = values(run.predict())
     files = run.net.export(os.path.join(run.folder, "net"), epoch=1)
