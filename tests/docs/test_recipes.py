@@ -33,6 +33,11 @@ def frozen(scope, printed):
     ] * 2
 
 
+def replaced(scope, printed):
+    assert "[0.]" in printed
+    assert scope["net"](scope["data"]).shape == (256, 5)
+
+
 def tied(scope, printed):
     assert printed.splitlines()[-1] == "True"
     net = scope["net"]
@@ -95,6 +100,7 @@ def compared(scope, printed):
 
 CHECKS = {
     "Freeze layers": frozen,
+    "Replace the head": replaced,
     "Tie weights": tied,
     "Own a parameter": owned,
     "Warm up the learning rate": warmed_up,

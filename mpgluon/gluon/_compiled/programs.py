@@ -81,7 +81,7 @@ class CompiledPrograms(Tabular):
             else []
         )
         parts = [part for entry in self._entries for part in (*_entry_parts(entry), "")]
-        return [*parts, *dropped, "memory really held, all arrays together", rows]
+        return [*parts, *dropped, "memory of all arrays in this process, with cached blocks", rows]
 
 
 def _pipeline_parts(entry, lines):
