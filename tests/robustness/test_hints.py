@@ -733,6 +733,9 @@ negative_slope | alpha | nn.LeakyReLU({}) | 0.5 | 0.5 | same(r(-x), -X / 2)
 negative_slope | slope | nd.LeakyReLU(-x, {}) | 0.5 | 0.5 | same(r, -X / 2)
 step_size | step | mx.lr_scheduler.FactorScheduler({}) | 3 | 3 | r.step == 3
 milestones | step | mx.lr_scheduler.MultiFactorScheduler({}) | [3] | [3] | r.step == [3]
+n_microbatches | micro_batches | mx.parallel.Pipeline({}) | 8 | 8 | r.micro_batches == 8
+num_microbatches | micro_batches | mx.parallel.Pipeline({}) | 8 | 8 | r.micro_batches == 8
+chunks | micro_batches | mx.parallel.Pipeline({}) | 8 | 8 | r.micro_batches == 8
 gamma | factor | mx.lr_scheduler.FactorScheduler(3, {}) | 0.5 | 0.5 | r.factor == 0.5
 """
 OPTIONS = [line.split(" | ") for line in OPTIONS.replace("\\\n", "").strip().splitlines()]

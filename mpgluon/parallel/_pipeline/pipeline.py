@@ -13,6 +13,7 @@ from ..._core import (
     MICRO_BATCH_SPLIT as SPLIT,
 )
 from ..._internal import device_groups
+from ..._internal.hints import OptionsChecked
 from ...base import MXNetError, counted, is_floating
 from ...gluon import _nested
 from ...gluon._compiled import running_statistics
@@ -39,7 +40,7 @@ __all__ = ["Pipeline"]
 _NONE = contextlib.nullcontext()
 
 
-class Pipeline:
+class Pipeline(OptionsChecked):
     """Pipeline parallelism for a hybridized block: ``net.hybridize(pipeline=Pipeline(...))`` or
     `TrainStep`.
 
@@ -133,6 +134,8 @@ class Pipeline:
             )
         if along not in ("batch", "time"):
             raise ValueError(f"Pipeline: along must be 'batch' or 'time', not {along!r}")
+        if isinstance(schedule, str):
+            schedule = schedule.lower()  # '1F1B', as in other frameworks
         if isinstance(schedule, str) and schedule != AUTO:
             schedules.named(schedule, "Pipeline: ", f", {AUTO}, and your own tables")
         if not isinstance(schedule, (str, list, tuple)) or not all(
