@@ -23,7 +23,7 @@ _Static_assert((int)MPGLUON_BFLOAT16 == MPG_BFLOAT16 && (int)MPGLUON_UNKNOWN == 
 
 /* An op of a library; its two rows refer to it. */
 struct mpg_extension {
-  mpgluon_op op; /* a copy of the part that the library knows; the rest is 0 */
+  mpgluon_op op; /* copy of the library's entry; fields that its header lacks are 0 */
   const char *path;
   int num_inputs, num_outputs;
   uint32_t states; /* bit i: input i is written */
@@ -112,8 +112,8 @@ static mpg_status infer_forward(mpg_infer *infer) {
   return MPG_OK;
 }
 
-/* Inputs of the gradient op: the gradients of all outputs, the inputs except states, and the
- * outputs if the op reads them. */
+/* True if the gradient op reads the outputs. Its inputs are the gradients of all outputs, the
+ * inputs except states, and these outputs if they are read. */
 static bool reads_outputs(const mpg_extension *e) {
   return e->op.flags & MPGLUON_BACKWARD_READS_OUTPUTS;
 }
@@ -213,7 +213,7 @@ static mpg_status run_backward(const mpg_kernel_call *call, mpgluon_kernel funct
     input_gradients[i] = array_of(&call->outputs[k++]);
   }
   for (int i = 0; i < e->num_outputs; i++) {
-    outputs[i] = output_gradients[i]; /* of the same shape, without data */
+    outputs[i] = output_gradients[i]; /* copies the shape and dtype */
     outputs[i].data = reads_outputs(e) ? given++->data : NULL;
   }
   mpgluon_call own = {
@@ -325,7 +325,7 @@ static mpg_status make_param(mpg_extension *e, int index) {
   if (*range ? !words && !(numbers && strstr(range, "..")) : words)
     return mpg_fail(MPG_ERROR, "%s: \"%s\" is not a valid range of parameter %s", e->op.name, range,
                     name);
-  /* In tables this means that there is no default. */
+  /* Parameter tables use "required" to mark a missing default. */
   if (given->initial && !strcmp(given->initial, "required"))
     return mpg_fail(MPG_ERROR, "%s: the default of %s cannot be \"required\"", e->op.name, name);
   *param = (mpg_param){.name = name,
@@ -364,12 +364,12 @@ static mpg_status check_functions(const mpg_extension *e) {
   return MPG_OK;
 }
 
-/* Checks an op of the table and prepares the contents of its rows. */
-/* The size of an op in the first version of the header. Fields that later versions append are zero
- * in libraries that were built with it. */
+/* Size of an op in the first version of the header. In libraries built with an older version,
+ * fields that newer versions append are zero. */
 #define FIRST_OP_SIZE (offsetof(mpgluon_op, cuda_backward) + sizeof(mpgluon_kernel))
 
-/* `given` points to the library's mpgluon_op, of `size` bytes. */
+/* Checks an op of a library's table and prepares the contents of its rows. `given` points to the
+ * library's mpgluon_op, of `size` bytes. */
 static mpg_status make_op(mpg_extension *e, const void *given, size_t size) {
   uint32_t states;
   memcpy(&e->op, given, size);

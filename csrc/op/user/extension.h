@@ -24,7 +24,7 @@ void mpg_extension_close(mpg_extension_library *library);
 
 /* Returns the kernel of an op from a library, or NULL if it has none for this device. */
 mpg_kernel_fn mpg_extension_kernel(const mpg_device *device, const mpg_op *op);
-/* Fails with the error for a missing kernel. */
+/* Fails with an error that names the kernel function that the library lacks. */
 mpg_status mpg_extension_no_kernel(const mpg_device *device, const mpg_op *op);
 
 #endif

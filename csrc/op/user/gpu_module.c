@@ -1,4 +1,5 @@
-/* Kernels that users write, queued as work on the arrays that they read and write. */
+/* Compiles kernels written by users, and queues their launches with the arrays that they read and
+ * write. */
 #include "op/user/gpu_module.h"
 
 #include <string.h>
@@ -37,11 +38,12 @@ typedef struct launch_task {
   const char *name;
   uint32_t grid[3], block[3], shared;
   int num_arguments;
-  uint64_t arguments[]; /* each argument at the start of its element */
+  uint64_t arguments[]; /* each argument is in the leading bytes of its element */
 } launch_task;
 
-/* The kernel waits first, like work that polls its own stream. Earlier and later work then
- * completes separately, so a fault that the GPU reports is attributed to the right kernel. */
+/* Calls work_waits first, which publishes the progress of earlier work. Earlier work and the
+ * launch then complete separately, so a fault that the GPU reports is attributed to the right
+ * kernel. */
 static mpg_status launch_work(mpg_run *run, void *payload) {
   launch_task *task = payload;
   if (run->device->backend->work_waits) MPG_TRY(run->device->backend->work_waits(run->device));
