@@ -25,8 +25,8 @@ int mpg_arity_collective(const mpg_op *op, const void *params, int given) {
   return count ? count : given;
 }
 
-/* Gives output i the desc of input i, or of the first input, with the first axis multiplied by
- * `times` and divided by `parts`. */
+/* Sets each output to the desc of the input with the same index (of input 0 if there is only one),
+ * with the first axis divided by `parts` and multiplied by `times`. */
 static mpg_status set_outputs(mpg_infer *infer, int times, int parts) {
   for (int i = 0; i < infer->num_outputs; i++) {
     mpg_desc desc = infer->inputs[i < infer->num_inputs ? i : 0];

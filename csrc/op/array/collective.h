@@ -1,17 +1,18 @@
-/* Collectives as single ops. The arrays of one op are on several devices. The programs of all these
- * devices wait for the op.
+/* Collectives as single ops. The arrays of one op are on several devices, and the programs of all
+ * these devices wait for the op.
  *
  * The op runs on the device of its first input, which issues the transfers of all devices, after
- * all earlier work on every participating device. Later work on each of these devices waits for its
- * end. Each backend has a kernel `collective`, which reads the devices from the parameters.
- * Threads: any.
+ * all earlier work on every participating device. Later work on each of these devices waits for
+ * the end of the op. Each backend has a kernel `collective`, which reads the devices from the
+ * parameters. Threads: any.
  */
 #ifndef MPG_OP_ARRAY_COLLECTIVE_H
 #define MPG_OP_ARRAY_COLLECTIVE_H
 
 #include "op/op.h"
 
-/* Kinds of collectives, in the order of the parameter's values. */
+/* Values of the parameter `kind` (op/defs/collective.def), in order: all_reduce, reduce,
+ * broadcast, reduce_scatter, all_gather, exchange. */
 typedef enum mpg_collective_kind {
   MPG_SUM_TO_ALL,
   MPG_SUM_TO_ONE,

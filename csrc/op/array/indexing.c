@@ -125,7 +125,7 @@ void mpg_compose_count_sketch(mpg_gradient *g, const mpg_value *inputs, mpg_valu
 
 /* --- pick ------------------------------------------------------------------------------------- */
 
-/* Checks that `index` has the shape of `data` without `axis`, or with size 1 along it. */
+/* Checks that an input has the shape of `data` without `axis`, or with size 1 along `axis`. */
 static mpg_status expect_positions(mpg_infer *infer, int input, const mpg_shape *data, int axis) {
   mpg_shape without = {0}, with = *data;
   with.dims[axis] = 1;
@@ -133,7 +133,7 @@ static mpg_status expect_positions(mpg_infer *infer, int input, const mpg_shape 
     if (i != axis) without.dims[without.ndim++] = data->dims[i];
   const mpg_shape *index = &infer->inputs[input].shape;
   if (index->ndim == data->ndim) return mpg_infer_expect_shape(infer, input, &with);
-  /* A single index is an array of one element. */
+  /* For a 1-d array, the single index may be an array of one element. */
   if (without.ndim == 0 && index->ndim == 1) without = with;
   return mpg_infer_expect_shape(infer, input, &without);
 }
@@ -284,7 +284,8 @@ void mpg_gradient_where(mpg_gradient *g) {
 
 /* --- gather_nd, scatter_nd -------------------------------------------------------------------- */
 
-/* Computes the shape of the elements of an array of `shape` at the columns of `indices`. */
+/* Computes the result shape of gather_nd: each column of `indices` selects an element or a
+ * sub-array of an array of `shape`. */
 static mpg_status gathered_shape(mpg_infer *infer, const mpg_shape *shape, const mpg_shape *indices,
                                  mpg_shape *result) {
   if (indices->ndim < 1) return mpg_infer_fail(infer, "indices must have at least one dimension");
@@ -361,7 +362,7 @@ void mpg_gradient_scatter_set_nd(mpg_gradient *g) {
     g->in_grads[1] = mpg_emit2(g, MPG_OP_gather_nd, NULL, g->out_grads[0], g->inputs[2]);
 }
 
-/* Checks the indexed shape. Its first dimension is not used and may be -1. */
+/* Checks the parameter `shape`. Its first dimension is not used and may be -1. */
 static mpg_status indexed_shape(mpg_infer *infer, const mpg_tuple *tuple) {
   if (tuple->count < 1 || tuple->count > MPG_MAX_NDIM)
     return mpg_infer_fail(infer, "shape must have 1 to %d dimensions", MPG_MAX_NDIM);
@@ -427,7 +428,7 @@ static mpg_status expect_lengths(mpg_infer *infer, const mpg_shape *data, int64_
   return mpg_infer_expect_shape(infer, 1, &batch);
 }
 
-/* Keeps the elements whose index along the time axis is below the length of their sequence. */
+/* Replaces the padding, the steps past the length of each sequence, with params->value. */
 void mpg_compose_sequence_mask(mpg_gradient *g, const mpg_value *inputs, mpg_value *outputs) {
   GRADIENT_PARAMS(sequence_mask, params);
   mpg_shape data = mpg_value_desc(g, inputs[0])->shape;

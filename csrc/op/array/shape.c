@@ -122,7 +122,7 @@ mpg_status mpg_infer_reshape(mpg_infer *infer) {
     if (params->reverse) {
       reverse_list(dims, in->ndim);
       reverse_list(codes, count);
-      /* Code -4 comes before its two numbers in both directions. */
+      /* Reversing the list put each code -4 after its two numbers; moves it before them. */
       for (int i = 0; i + 2 < count; i++)
         if (codes[i + 2] == -4 && codes[i] != -4) {
           int64_t right = codes[i], left = codes[i + 1];
@@ -235,7 +235,8 @@ mpg_status mpg_infer_squeeze(mpg_infer *infer) {
   return MPG_OK;
 }
 
-/* Reshapes keep the number of elements, which determines a single unknown size. */
+/* Infers the size of a single unknown input dimension, because reshapes keep the number of
+ * elements. */
 mpg_status mpg_infer_inputs_same_size(mpg_infer *infer) {
   mpg_shape *in = &infer->inputs[0].shape;
   const mpg_shape *out = &infer->outputs[0].shape;
@@ -284,7 +285,7 @@ mpg_status mpg_infer_transpose(mpg_infer *infer) {
   return MPG_OK;
 }
 
-/* Each input axis equals one output axis. */
+/* Infers the input shape by inverting the permutation. */
 mpg_status mpg_infer_inputs_transpose(mpg_infer *infer) {
   PARAMS(transpose, params);
   const mpg_shape *out = &infer->outputs[0].shape;
@@ -361,7 +362,8 @@ mpg_status mpg_infer_tile(mpg_infer *infer) {
   return MPG_OK;
 }
 
-/* Sums `value`, read as (before, times, after), over the middle: (before, 1, after). */
+/* Reshapes `value` to (before, times, after) and sums over the middle axis, which is kept with
+ * size 1. */
 static mpg_value sum_middle(mpg_gradient *g, mpg_value value, int64_t before, int64_t times,
                             int64_t after) {
   mpg_shape wide = {.ndim = 3, .dims = {before, times, after}},

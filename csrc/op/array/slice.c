@@ -70,7 +70,8 @@ mpg_status mpg_infer_concat(mpg_infer *infer) {
   return MPG_OK;
 }
 
-/* Infers all axes except the joined one, and the joined one if it is unknown for a single input. */
+/* Infers all input dimensions except along the concatenated axis. Along this axis, infers a size
+ * that is unknown for only one input. */
 mpg_status mpg_infer_inputs_concat(mpg_infer *infer) {
   PARAMS(concat, params);
   const mpg_shape *out = &infer->outputs[0].shape;
@@ -376,7 +377,7 @@ mpg_status mpg_infer_slice_axis(mpg_infer *infer) {
   if (infer->inputs[0].shape.ndim < 0) return MPG_OK;
   MPG_TRY(mpg_axis_normalize(params->axis, infer->inputs[0].shape.ndim, infer->op->name, &axis));
   if (infer->inputs[0].shape.dims[axis] < 0) {
-    /* Begin and end may be relative to the unknown end. */
+    /* Begin and end may be relative to the unknown size, so the result's size is unknown. */
     infer->outputs[0].shape = infer->inputs[0].shape;
     return MPG_OK;
   }
