@@ -35,7 +35,7 @@ mpg_status mpg_batching_fail_along(const mpg_batching *b, int input) {
   return mpg_batching_fail(b, input, "it operates along axis %d", b->in[input].axis);
 }
 
-/* Fails because input `other` is not divided, but its rows would be combined with those of
+/* Fails because input `other` is not divided, but its rows would be combined with the rows of
  * `input`. */
 static mpg_status fail_whole(const mpg_batching *b, int input, int other) {
   char name[64], shape[MPG_SHAPE_TEXT_SIZE];
@@ -83,7 +83,8 @@ int mpg_batching_first(const mpg_batching *b) {
   return i;
 }
 
-/* Finds an axis of size 1 that the op repeats once per row, such as that of a class token. */
+/* True if the op repeats its input once per row of the micro-batch, along an axis of size 1 or a
+ * new axis (a class token). Sets *axis to this axis of the output. */
 static bool repeats(const mpg_batching *b, int *axis) {
   mpg_op_id id = b->op->id;
   if (id != MPG_OP_broadcast_to && id != MPG_OP_broadcast_axis && id != MPG_OP_tile &&
@@ -109,8 +110,8 @@ static void set_same(mpg_batching *b) {
   for (int k = 0; k < b->num_outputs; k++) b->out[k] = (mpg_batch){.kind = MPG_BATCH_SAME};
 }
 
-/* Runs the rule with repeated inputs as rows, or else as values that are the same in every
- * micro-batch. Without other rows, the results are repeated as well. */
+/* Runs the rule with REPEATED inputs treated as DIVIDED. If the rule fails, treats them as SAME
+ * instead. If no input is DIVIDED, DIVIDED results become REPEATED. */
 static mpg_status with_repeated(mpg_batching *b, bool divided) {
   mpg_batch *kept = mpg_malloc((size_t)b->num_inputs * sizeof *kept);
   if (!kept) return mpg_out_of_host_memory((size_t)b->num_inputs * sizeof *kept);
@@ -147,12 +148,12 @@ mpg_status mpg_op_batching(mpg_batching *b) {
   }
   if (repeated >= 0) return with_repeated(b, divided >= 0);
   if (divided >= 0) return b->op->batching(b);
-  if (same < 0 && b->op->flags & MPG_OP_UNIFORM) { /* with free inputs, or without inputs */
+  if (same < 0 && b->op->flags & MPG_OP_UNIFORM) { /* all inputs are FREE, or there are none */
     for (int k = 0; k < b->num_outputs; k++) b->out[k] = (mpg_batch){.kind = MPG_BATCH_FREE};
     return MPG_OK;
   }
-  /* A free array with as many rows as the micro-batch may be treated as divided if the op's rule
-   * allows it. An example is the first state of a recurrent network. */
+  /* Treats a FREE input with an axis of b->rows elements as DIVIDED if the op's rule accepts that.
+   * An example is the initial state of a recurrent network. */
   if (free >= 0) {
     const mpg_batch was = b->in[free];
     const mpg_shape *shape = &b->inputs[free].shape;
@@ -178,7 +179,7 @@ mpg_status mpg_batching_unknown(mpg_batching *b) {
 
 /* --- Elementwise ------------------------------------------------------------------------------ */
 
-/* Aligns inputs at the last axis, as broadcasting does. */
+/* Rule of elementwise ops. Aligns the inputs at the last axis, as broadcasting does. */
 mpg_status mpg_batching_pointwise(mpg_batching *b) {
   int first = mpg_batching_first(b), ndim = b->outputs[0].shape.ndim,
       axis = b->in[first].axis + ndim - mpg_batching_ndim(b, first);
@@ -197,7 +198,7 @@ mpg_status mpg_batching_pointwise(mpg_batching *b) {
   return MPG_OK;
 }
 
-/* The op divides by the square root of the size of the last axis. */
+/* The op divides by the square root of the size of the last axis, which must not be the batch. */
 mpg_status mpg_batching_div_sqrt_dim(mpg_batching *b) {
   if (b->in[0].axis == mpg_batching_ndim(b, 0) - 1)
     return mpg_batching_fail(b, 0, "it divides by the number of rows");
@@ -212,7 +213,7 @@ mpg_status mpg_batching_data(mpg_batching *b) {
   return MPG_OK;
 }
 
-/* gamma has values per channel, or per row. */
+/* Fails if gamma has values per row, because every micro-batch gets the whole gamma. */
 mpg_status mpg_batching_leaky_relu(mpg_batching *b) {
   MPG_TRY(mpg_batching_data(b));
   if (b->num_inputs == 1) return MPG_OK;
@@ -250,7 +251,7 @@ mpg_status mpg_batching_where(mpg_batching *b) {
 
 /* --- Creation and random numbers -------------------------------------------------------------- */
 
-/* zeros, noise: ops without inputs. */
+/* Ops without inputs (zeros, noise). mpg_op_batching sets the kind of their outputs. */
 mpg_status mpg_batching_made(mpg_batching *b) {
   (void)b;
   return MPG_OK;
@@ -291,7 +292,7 @@ mpg_status mpg_batching_dropout(mpg_batching *b) {
   return mpg_batching_data(b);
 }
 
-/* Random keys do not depend on the rows. */
+/* The output, a random key, does not depend on the rows, so it remains SAME. */
 mpg_status mpg_batching_dropout_draw(mpg_batching *b) {
   (void)b;
   return MPG_OK;
@@ -306,7 +307,7 @@ mpg_status mpg_batching_first_axis(mpg_batching *b) {
   return b->in[0].axis == 0 ? MPG_OK : mpg_batching_fail_along(b, 0);
 }
 
-/* All inputs have the rows along their first axis. */
+/* Requires the rows along the first axis of every input. */
 mpg_status mpg_batching_all_first(mpg_batching *b) {
   MPG_TRY(mpg_batching_all_along(b, b->num_inputs, 0));
   mpg_batching_set(b, 0, 0, mpg_batching_first(b));
@@ -315,7 +316,7 @@ mpg_status mpg_batching_all_first(mpg_batching *b) {
 
 /* --- Reductions and ordering ------------------------------------------------------------------ */
 
-/* True if an axis is among those of a reduction. An empty list means all axes. */
+/* True if a reduction removes or collapses an axis. An empty list means all axes. */
 static bool reduced(const mpg_tuple *axes, bool exclude, int ndim, int axis) {
   if (axes->count <= 0) return !exclude || axes->count < 0;
   for (int i = 0; i < axes->count; i++)
@@ -367,7 +368,8 @@ mpg_status mpg_batching_broadcast_like(mpg_batching *b) {
   return MPG_OK;
 }
 
-/* The rule of ops along one axis, or on the flattened array. */
+/* Rule of ops along one axis, or on the flattened array if `axis` is None. `removed` means that
+ * the outputs lack the axis. */
 static mpg_status along(mpg_batching *b, const mpg_opt_int *axis, bool removed) {
   int own = b->in[0].axis,
       at = axis->present ? mpg_batching_axis(axis->value, mpg_batching_ndim(b, 0)) : own;
@@ -376,8 +378,8 @@ static mpg_status along(mpg_batching *b, const mpg_opt_int *axis, bool removed) 
   return MPG_OK;
 }
 
-/* The rule of ops with a parameter `axis`. A parameter `keepdims` determines whether the axis
- * stays. */
+/* Rule of ops with a parameter `axis`. Their parameter `keepdims`, if any, tells whether the
+ * outputs keep the axis. */
 mpg_status mpg_batching_along_axis(mpg_batching *b) {
   const mpg_param_table *table = b->op->params;
   int axis = mpg_params_find(table, "axis"), keepdims = mpg_params_find(table, "keepdims");

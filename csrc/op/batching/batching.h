@@ -5,9 +5,10 @@
  * and determines the batch axis of its outputs. It fails if rows of different micro-batches would
  * be combined. Rules read only descs and parameters; nothing runs.
  *
- * In an axis of outer * rows * inner elements, the batch is the middle digit: reshapes merge it
- * with adjacent axes and split it off again. Ops whose elements depend only on the same elements of
- * their inputs have the rule `pointwise`. Ops with the rule `unknown` cannot take a divided input.
+ * The batch may be a part of an axis, because reshapes merge the batch axis with adjacent axes and
+ * split it off again. The axis then has outer * rows * inner elements, and the row is the middle
+ * digit of the index. Elementwise ops have the rule `pointwise`. Ops with the rule `unknown`
+ * cannot take a divided input.
  *
  * The rules of a family are in one file. Any thread may call.
  */
@@ -19,25 +20,25 @@
 typedef enum mpg_batch_kind {
   MPG_BATCH_SAME,    /* equal in every micro-batch, such as parameters and constants */
   MPG_BATCH_DIVIDED, /* the micro-batch's rows of a larger array */
-  MPG_BATCH_STATE,   /* along time: computed from the state of the previous chunk */
+  MPG_BATCH_STATE,   /* along time: depends on the state of the previous chunk */
   /* Inputs and results of a block have one of the kinds above. Values inside may also have: */
-  MPG_BATCH_FREE, /* all elements are equal or random, so it is usable as rows or as one value */
-  MPG_BATCH_PART, /* along time: a chunk's result from its own steps, usable only as a state */
-  MPG_BATCH_REPEATED, /* equal along `axis`, once per row: usable as rows or as one value */
+  MPG_BATCH_FREE,     /* all elements are equal or random, so usable as DIVIDED or SAME */
+  MPG_BATCH_PART,     /* along time: computed from one chunk only; may only become state */
+  MPG_BATCH_REPEATED, /* one value repeated for each row along `axis`: usable as DIVIDED or SAME */
 } mpg_batch_kind;
 
 typedef struct mpg_batch {
   mpg_batch_kind kind;
   int axis; /* DIVIDED, REPEATED: the axis of size outer * rows * inner */
   int64_t outer, inner;
-  uint32_t cause; /* PART only: the node that created it */
+  uint32_t cause; /* PART only: the node that created the value */
 } mpg_batch;
 
 typedef struct mpg_batching {
   const mpg_op *op;
   const void *params;
   int num_inputs, num_outputs;
-  const mpg_desc *inputs, *outputs; /* of one micro-batch */
+  const mpg_desc *inputs, *outputs; /* descs in one micro-batch */
   mpg_batch *in;                    /* changed temporarily if inputs are FREE or REPEATED */
   mpg_batch *out;
   int64_t rows; /* number of rows in the micro-batch */
@@ -59,7 +60,8 @@ mpg_status mpg_op_batching(mpg_batching *b);
 #include "op/ops.def"
 #undef MPG_OP_ROW
 
-/* Fails with this reason. `input` is the divided input. */
+/* Fails with an error that names the op, the block and the divided input, and gives this
+ * reason. */
 mpg_status mpg_batching_fail(const mpg_batching *b, int input, const char *format, ...)
     __attribute__((format(printf, 3, 4), cold));
 mpg_status mpg_batching_fail_along(const mpg_batching *b, int input);
@@ -69,7 +71,8 @@ static inline bool mpg_batching_divided(const mpg_batching *b, int input) {
   return input < b->num_inputs && b->in[input].kind == MPG_BATCH_DIVIDED;
 }
 int mpg_batching_first(const mpg_batching *b); /* the first divided input */
-/* Requires that inputs [0, count) that are not FREE are divided along `axis`. */
+/* Requires that inputs [0, count) are FREE or divided along `axis`, with their rows in the same
+ * order, and that the remaining inputs are not divided. */
 mpg_status mpg_batching_all_along(const mpg_batching *b, int count, int axis);
 /* Marks an output as divided along `axis`, with the outer and inner sizes of `input`. */
 static inline void mpg_batching_set(mpg_batching *b, int output, int axis, int input) {

@@ -18,8 +18,9 @@ mpg_status mpg_batching_dot(mpg_batching *b) {
   return MPG_OK;
 }
 
-/* The rule of stacks of matrices with rows along `row` and columns along `column`. The batch must
- * be on the same other axis in both inputs. */
+/* Rule of products of stacks of matrices, with rows along axis `row` and columns along axis
+ * `column`. The batch may be the same stack axis in both inputs, or an axis of one matrix that is
+ * not summed over. */
 static mpg_status product(mpg_batching *b, int row, int column, bool transpose_a,
                           bool transpose_b) {
   int first = mpg_batching_first(b), own = b->in[first].axis;
@@ -50,7 +51,8 @@ mpg_status mpg_batching_fully_connected(mpg_batching *b) {
                                               : MPG_OK;
 }
 
-/* All inputs are stacks of matrices, and the last `used` axes are those of a matrix. */
+/* Rule of ops on stacks of matrices or vectors, which have the last `used` axes and axis `extra`
+ * (none if -1). The batch must be the same stack axis in all inputs. */
 static mpg_status stacks(mpg_batching *b, int used, int extra) {
   int first = mpg_batching_first(b), own = b->in[first].axis;
   if (own >= mpg_batching_ndim(b, first) - used || own == extra)
@@ -74,7 +76,7 @@ mpg_status mpg_batching_linalg_gemm2(mpg_batching *b) {
 
 /* --- Layers ----------------------------------------------------------------------------------- */
 
-/* data has the rows first; all rows share the weights. */
+/* The first axis of data is the batch, and all rows share the weights. */
 mpg_status mpg_batching_weighted(mpg_batching *b) { return mpg_batching_first_axis(b); }
 
 static mpg_status but(mpg_batching *b, int axis) {
@@ -82,7 +84,8 @@ static mpg_status but(mpg_batching *b, int axis) {
   return b->in[0].axis == axis ? mpg_batching_fail_along(b, 0) : MPG_OK;
 }
 
-/* The statistics are those of a micro-batch, as the documentation of Pipeline says. */
+/* Accepts the batch axis although the statistics then are those of one micro-batch, as the
+ * documentation of Pipeline says. */
 mpg_status mpg_batching_batch_norm(mpg_batching *b) {
   PARAMS(batch_norm);
   return but(b, mpg_batching_axis(p->axis, mpg_batching_ndim(b, 0)));
@@ -110,7 +113,7 @@ mpg_status mpg_batching_softmax(mpg_batching *b) {
   PARAMS(softmax);
   int axis = mpg_batching_axis(p->axis, mpg_batching_ndim(b, 0)), own;
   if (b->num_inputs < 2) return but(b, axis);
-  /* length: data's shape without the axis */
+  /* length has data's shape without the softmax axis */
   own = mpg_batching_divided(b, 0) ? b->in[0].axis : b->in[1].axis + (axis <= b->in[1].axis);
   if (own == axis) return mpg_batching_fail_along(b, 0);
   for (int i = 0; i < 2; i++)
@@ -208,12 +211,13 @@ mpg_status mpg_batching_rnn_separate(mpg_batching *b) {
 
 /* --- Boxes ------------------------------------------------------------------------------------ */
 
-/* The anchors are the same for every sample. */
+/* The anchors are the same for every sample, so the output remains SAME. */
 mpg_status mpg_batching_multibox_prior(mpg_batching *b) {
   return b->in[0].axis > 1 ? mpg_batching_fail_along(b, 0) : MPG_OK;
 }
 
-/* All inputs except `anchor` have the samples first. */
+/* Requires the samples along the first axis of all inputs except `anchor`, which all samples
+ * share. */
 static mpg_status samples(mpg_batching *b, int anchor) {
   int first = mpg_batching_first(b);
   for (int i = 0; i < b->num_inputs; i++) {
@@ -231,7 +235,8 @@ static mpg_status samples(mpg_batching *b, int anchor) {
 mpg_status mpg_batching_multibox_target(mpg_batching *b) { return samples(b, 0); }
 mpg_status mpg_batching_multibox_detection(mpg_batching *b) { return samples(b, 2); }
 
-/* The rows are regions, which may refer to any image of the first input. */
+/* The rows are regions. They may refer to any image of the first input, which must not be
+ * divided. */
 mpg_status mpg_batching_regions(mpg_batching *b) {
   if (mpg_batching_divided(b, 0))
     return mpg_batching_fail(b, 0, "the regions may refer to any image of the batch");
@@ -240,7 +245,7 @@ mpg_status mpg_batching_regions(mpg_batching *b) {
   return MPG_OK;
 }
 
-/* Each box of one input is compared with each box of the other one. */
+/* The op compares each box of one input with each box of the other, so only one may be divided. */
 mpg_status mpg_batching_box_iou(mpg_batching *b) {
   int input;
   MPG_TRY(mpg_batching_one(b, &input));

@@ -4,8 +4,8 @@
 
 #define PARAMS(structure) const mpg_##structure##_params *p = b->params
 
-/* Marks output k as the range [begin, begin + count) of axis `axis` of input 0, at its axis `at`.
- * The range must consist of whole blocks, each with all rows. */
+/* Marks output k as the range [begin, begin + count) of input 0 along its batch axis, which is
+ * axis `at` of the output. The range must consist of whole blocks, each with all rows. */
 static mpg_status cut(mpg_batching *b, int k, int at, int64_t begin, int64_t count, int64_t step) {
   const mpg_batch *in = &b->in[0];
   int64_t block = b->rows * in->inner;
@@ -17,7 +17,8 @@ static mpg_status cut(mpg_batching *b, int k, int at, int64_t begin, int64_t cou
 }
 
 mpg_status mpg_batching_reshape(mpg_batching *b) {
-  /* Only the array that gives the shape is divided. */
+  /* Only the input that gives the shape is divided, so the result is the same in every
+   * micro-batch. */
   if (!mpg_batching_divided(b, 0)) return MPG_OK;
   const mpg_batch *in = &b->in[0];
   const mpg_shape *from = &b->inputs[0].shape, *to = &b->outputs[0].shape;
@@ -26,7 +27,7 @@ mpg_status mpg_batching_reshape(mpg_batching *b) {
   int best = -1;
   for (int axis = 0; axis < to->ndim; axis++) {
     int64_t before = mpg_shape_product(to, 0, axis), size = to->dims[axis];
-    if (!outer || !inner) { /* empty arrays: matched by size */
+    if (!outer || !inner) { /* empty arrays: matches axes by size */
       if (best < 0 && size == from->dims[in->axis]) b->out[0] = *in, b->out[0].axis = best = axis;
       continue;
     }
@@ -35,8 +36,8 @@ mpg_status mpg_batching_reshape(mpg_batching *b) {
                        .axis = axis,
                        .outer = outer / before,
                        .inner = size / (outer / before * b->rows)};
-    /* With one row several axes are possible, and the walk of a larger batch decides
-     * (graph/schedule/micro_batching.c). Without that walk, an axis of size 1 is preferred. */
+    /* With one row, several axes are possible. A check with a larger batch decides
+     * (graph/schedule/micro_batching.c); without it, an axis of size 1 is preferred. */
     if (best >= 0 && (mpg_batching_whole(&b->out[0]) || !mpg_batching_whole(&found))) continue;
     b->out[0] = found;
     best = axis;
@@ -76,7 +77,8 @@ mpg_status mpg_batching_transpose(mpg_batching *b) {
   return MPG_OK;
 }
 
-/* The rule of concatenation along the batch axis: the rows of one input, then those of the next. */
+/* Rule of concatenation along the batch axis. The result has one or more blocks of rows per input,
+ * which all have the same inner size. */
 static mpg_status join_rows(mpg_batching *b, int axis) {
   int first = mpg_batching_first(b);
   int64_t inner = b->in[first].inner, outer = 0;
@@ -227,7 +229,8 @@ mpg_status mpg_batching_diag(mpg_batching *b) {
   return MPG_OK;
 }
 
-/* Inserts the two axes of the diagonal's planes; the diagonal is the last axis of the input. */
+/* Maps the batch axis to the output, where the two axes of the diagonal's planes replace the last
+ * axis of the input. */
 mpg_status mpg_batching_diag_back(mpg_batching *b) {
   PARAMS(diag_back);
   int ndim = b->outputs[0].shape.ndim, own = b->in[0].axis, to = 0;
@@ -261,9 +264,9 @@ mpg_status mpg_batching_pick(mpg_batching *b) {
   PARAMS(pick);
   int ndim = mpg_batching_ndim(b, 0),
       at = p->axis.present ? mpg_batching_axis(p->axis.value, ndim) : 0;
-  bool kept = mpg_batching_ndim(b, 1) == ndim; /* index has the axis, with size 1 */
+  bool kept = mpg_batching_ndim(b, 1) == ndim; /* index keeps the picked axis with size 1 */
   int own = b->in[0].axis;
-  if (!mpg_batching_divided(b, 0)) { /* picked by a divided index */
+  if (!mpg_batching_divided(b, 0)) { /* only the index is divided */
     own = b->in[1].axis + (!kept && at <= b->in[1].axis);
     if (b->in[0].kind == MPG_BATCH_SAME)
       return mpg_batching_fail(b, 1, "its data is the same for every micro-batch");
