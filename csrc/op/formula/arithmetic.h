@@ -4,7 +4,8 @@
 
 #include "op/op.h"
 
-/* Emits `broadcasting` only if the shapes differ, because passes optimize `same` better. */
+/* Emits the op `same` if the shapes are equal, otherwise `broadcasting`. Passes optimize `same`
+ * better. */
 static inline mpg_value mpg_binary(mpg_gradient *g, mpg_op_id same, mpg_op_id broadcasting,
                                    mpg_value a, mpg_value b) {
   if (g->status != MPG_OK) return MPG_NO_VALUE;
@@ -43,30 +44,31 @@ static inline mpg_value mpg_widen(mpg_gradient *g, mpg_value a) {
   return dtype == MPG_FLOAT16 || dtype == MPG_BFLOAT16 ? mpg_emit_cast(g, a, MPG_FLOAT32) : a;
 }
 
-/* Creates an array on the device of `like`, filled with a number. */
+/* Emits an array filled with a number, on the device of `like`. */
 mpg_value mpg_emit_full(mpg_gradient *g, mpg_value like, const mpg_shape *shape, mpg_dtype dtype,
                         double number);
-/* Emits `numbers` along an axis, in a shape that broadcasts to that of `like`. */
+/* Emits an array with the rank of `like` that holds `numbers` along an axis and has size 1 along
+ * all others. */
 mpg_value mpg_emit_numbers(mpg_gradient *g, mpg_value like, int axis, mpg_dtype dtype,
                            const double *numbers, int count);
 /* Emits a[..., begin:end, ...] along an axis. */
 mpg_value mpg_emit_slice(mpg_gradient *g, mpg_value a, int axis, int64_t begin, int64_t end);
 mpg_value mpg_emit_concat(mpg_gradient *g, const mpg_value *parts, int count, int axis);
-/* Reduces along an axis, which is kept with size 1. */
+/* Emits a reduction along an axis, which is kept with size 1. */
 mpg_value mpg_emit_reduce(mpg_gradient *g, mpg_op_id reduction, mpg_value a, int axis);
-/* Averages over several axes, which are dropped. */
+/* Emits a mean over several axes, which are dropped. */
 mpg_value mpg_emit_mean_over(mpg_gradient *g, mpg_value a, int count, const int64_t *axes);
 mpg_value mpg_emit_transpose(mpg_gradient *g, mpg_value a, int count, const int64_t *axes);
-/* Emits 0, 1, ..., count - 1 in a shape of `count` elements, on the device of `like`. */
+/* Emits an array of the given shape that holds 0, 1, ..., count - 1, on the device of `like`. */
 mpg_value mpg_emit_count(mpg_gradient *g, mpg_value like, int64_t count, mpg_dtype dtype,
                          const mpg_shape *shape);
 /* True if two inputs have the same dtype. Otherwise the composition fails with an error. */
 bool mpg_same_dtype(mpg_gradient *g, int first, int second);
-/* Selects elements of `a` if the condition is nonzero, otherwise of `b`. The condition broadcasts
- * to `a`. */
+/* Emits a selection: elements of `a` if the condition is nonzero, otherwise of `b`. The condition
+ * and `b` broadcast to the shape of `a`. */
 mpg_value mpg_emit_where(mpg_gradient *g, mpg_value condition, mpg_value a, mpg_value b);
-/* Replaces the elements of `a` from the length of each sequence on by `value`. `a` is (time, batch,
- * ...), or (batch, time, ...) if `time` is 1. */
+/* Replaces the padding of `a`, the steps past the length of each sequence, with `value`. `a` is
+ * (time, batch, ...), or (batch, time, ...) if `time` is 1. */
 mpg_value mpg_emit_sequence_mask(mpg_gradient *g, mpg_value a, mpg_value lengths, int time,
                                  double value);
 

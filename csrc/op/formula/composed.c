@@ -31,7 +31,7 @@ typedef struct inferred {
 typedef struct desc_builder {
   mpg_builder builder;
   bool train;
-  mpg_arena arena; /* owns the values, whose addresses must not change */
+  mpg_arena arena; /* owns the values, so that their addresses do not change */
   inferred **values;
   size_t count, capacity;
 } desc_builder;
@@ -74,8 +74,8 @@ static mpg_status infer_emitted(mpg_builder *builder, const mpg_op *op, const vo
   return MPG_OK;
 }
 
-/* Infers the outputs' shapes from all input shapes. Infers their dtypes only if those of all inputs
- * are known; shapes do not depend on dtypes. */
+/* Infers the output shapes once all input shapes are known, and the output dtypes once all input
+ * dtypes are known. Shapes do not depend on dtypes. */
 mpg_status mpg_infer_composed(mpg_infer *infer) {
   enum { FEW = 16 };
   bool typed = true;
@@ -114,7 +114,8 @@ fail:
   return status;
 }
 
-/* Checks a call. Emitting the ops performs the checks of inference by composition. */
+/* Checks a call. If composition infers the op, only the common checks run here, because emitting
+ * the ops performs the remaining checks. */
 static mpg_status check(const mpg_op *op, const void *params, bool train, mpg_desc *descs,
                         int num_inputs, int num_outputs) {
   return op->infer == mpg_infer_composed

@@ -83,7 +83,7 @@ void mpg_gradient_written_out(mpg_gradient *g, const mpg_written_out *forward) {
   mpg_builder *builder = g->builder;
   uint32_t first = builder->next(builder);
   int num_heads = 0;
-  for (int i = 0; i < num_all; i++) { /* views, so that an array given twice becomes two values */
+  for (int i = 0; i < num_all; i++) { /* views, so that an array passed twice becomes two values */
     int input = i < num_inputs ? forward->inputs[i] : forward->out_grads[i - num_inputs];
     given[i] = input < 0 ? mpg_emit_full_like(g, g->inputs[-1 - input], 0)
                          : mpg_emit_view(g, g->inputs[input]);

@@ -22,8 +22,9 @@ mpg_status mpg_infer_reshape_exact(mpg_infer *infer) {
   return MPG_OK;
 }
 
-/* Emits a node even if the shape stays the same. The node represents the copy of a move between
- * devices, so that second-order gradients are summed in the same order. */
+/* Emits a node even if the shape stays the same. If a move between groups stays on one device
+ * (autograd/groups.c), _reshape_exact replaces the copy. With one node as for a copy, second-order
+ * gradients are summed in the same order as on several devices. */
 void mpg_gradient_reshape_exact(mpg_gradient *g) {
   mpg_exact_shape_params params = exact_shape(&mpg_value_desc(g, g->inputs[0])->shape);
   g->in_grads[0] = mpg_emit1(g, MPG_OP__reshape_exact, &params, g->out_grads[0]);
@@ -106,7 +107,7 @@ mpg_value mpg_emit_scalar(mpg_gradient *g, mpg_op_id scalar_op, mpg_value a, dou
   return mpg_emit1(g, scalar_op, &params, a);
 }
 
-/* True if the dtype represents the number exactly, as a normal number. */
+/* True if float16 or bfloat16 represents the number exactly, as a normal number. */
 static bool holds(mpg_dtype dtype, double number) {
   int exponent, bits = dtype == MPG_FLOAT16 ? 11 : 8, largest = dtype == MPG_FLOAT16 ? 16 : 128;
   double digits = ldexp(frexp(number, &exponent), bits);
