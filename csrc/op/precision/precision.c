@@ -17,7 +17,7 @@ bool mpg_precision_on;
 
 static struct {
   mpg_dtype low;
-  uint8_t table[MPG_OP_LIMIT], kinds[MPG_OP_LIMIT]; /* from the table, and as chosen */
+  uint8_t table[MPG_OP_LIMIT], kinds[MPG_OP_LIMIT]; /* kinds from the table; kinds in use */
   condition conditions[CONDITIONS];
   int num_conditions;
   double loss_scale;
@@ -109,13 +109,13 @@ mpg_dtype mpg_precision_target(const mpg_op *op, const void *params, const mpg_d
   mpg_precision kind = (mpg_precision)rules.kinds[op->id];
   if (rules.num_conditions && meets_condition(op, params)) kind = MPG_PRECISION_FULL;
   if (kind == MPG_PRECISION_ANY && op->extension && !(op->dtypes >> rules.low & 1) &&
-      op->dtypes >> MPG_FLOAT32 & 1) /* a library's op without a kernel for the low dtype */
+      op->dtypes >> MPG_FLOAT32 & 1) /* a user library's op that lacks the low dtype */
     kind = MPG_PRECISION_FULL;
   if (kind == MPG_PRECISION_ANY) return MPG_DTYPE_NONE;
   mpg_dtype widest = MPG_DTYPE_NONE;
   for (int i = 0; i < num_inputs; i++) {
     if (!mpg_dtype_is_float(inputs[i])) continue;
-    if (inputs[i] == MPG_FLOAT64) return MPG_DTYPE_NONE; /* float64 is intentional */
+    if (inputs[i] == MPG_FLOAT64) return MPG_DTYPE_NONE; /* the user wants float64 */
     widest = widest == MPG_DTYPE_NONE || widest == inputs[i] ? inputs[i] : MPG_FLOAT32;
   }
   if (out != MPG_DTYPE_NONE)

@@ -1,4 +1,4 @@
-/* Automatic mixed precision: the dtype in which a call computes, from the kind of its op.
+/* Automatic mixed precision: the kind of an op determines the dtype in which a call computes.
  *
  * The kinds are in op/precision/precision.def. While mixed precision is on, user calls of ops get
  * their dtype from mpg_precision_target and cast their inputs to it. The rules are global to the
@@ -23,24 +23,26 @@ typedef enum mpg_precision {
 extern bool mpg_precision_on; /* read by every call; only mpg_precision_set writes it */
 
 mpg_status mpg_precision_init(void); /* called after the registry is filled */
-/* Returns an op's kind in the table. */
+/* Returns an op's kind in the table, regardless of overrides. */
 mpg_precision mpg_op_precision(const mpg_op *op);
 /* Turns mixed precision on with the rules of the table, or off if `low` is MPG_DTYPE_NONE. */
 void mpg_precision_set(mpg_dtype low);
 /* Overrides the kind of an op until the next mpg_precision_set. */
 void mpg_precision_choose(const mpg_op *op, mpg_precision kind);
-/* Computes an op in float32 if a parameter has this value, in MXNet's text form. */
+/* Makes an op compute in float32 if a parameter has this value, given in MXNet's text form. */
 mpg_status mpg_precision_full_if(const mpg_op *op, const char *param, const char *value);
 void mpg_precision_set_loss_scale(double scale);
 double mpg_precision_loss_scale(void);
-/* Returns the number of rule changes. Compiled code is valid only while it stays the same. */
+/* Returns the number of rule changes. Compiled code is valid only while this number stays the
+ * same. */
 uint64_t mpg_precision_changes(void);
 
 /* Returns the dtype to which floating-point inputs of a call are cast; MPG_DTYPE_NONE means no
  * cast. `out` is the dtype of the array that the result is written into, or MPG_DTYPE_NONE. */
 mpg_dtype mpg_precision_target(const mpg_op *op, const void *params, const mpg_dtype *inputs,
                                int num_inputs, mpg_dtype out);
-/* True if an input is a count and never cast: the sequence lengths of a recurrent layer. */
+/* True if an input must not be cast because it is a count: the sequence lengths of a recurrent
+ * layer. */
 bool mpg_precision_counts(const mpg_op *op, const void *params, int input, int num_inputs);
 /* True if the gradient of a call is multiplied by the loss scale. */
 bool mpg_precision_scales(const mpg_op *op);
