@@ -1,5 +1,5 @@
-/* Functions that the parameter act_type of Activation and LeakyReLU selects, in the order of its
- * values in op/defs/elementwise.def. */
+/* Values of the parameter act_type of Activation and of LeakyReLU, in the order of
+ * op/defs/elementwise.def. */
 #ifndef MPG_OP_MATH_ACTIVATION_H
 #define MPG_OP_MATH_ACTIVATION_H
 
@@ -22,8 +22,8 @@ enum {
   MPG_LEAKY_SELU
 };
 
-/* Returns the shape that broadcasts prelu's gamma to the data: the axes of gamma are the first axes
- * of the data, up to the channels. */
+/* Returns the shape in which PReLU's gamma broadcasts to the data. The last axis of gamma is the
+ * channel axis of the data. */
 static inline mpg_shape mpg_prelu_shape(const mpg_shape *data, const mpg_shape *gamma) {
   mpg_shape shape = *data;
   int before = (data->ndim > 1 ? 2 : 1) - gamma->ndim;

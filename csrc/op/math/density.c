@@ -20,8 +20,8 @@ static mpg_value log_of(const density *d, mpg_value a) { return apply(d, MPG_OP_
 static mpg_value gammaln(const density *d, mpg_value a) { return apply(d, MPG_OP_gammaln, a); }
 static mpg_value exp_of(const density *d, mpg_value a) { return apply(d, MPG_OP_exp, a); }
 
-/* Reshapes a parameter to the rank of the samples. If `vector`, its last axis is that of the
- * samples. */
+/* Widens a parameter and reshapes it so that it broadcasts to the samples. Its axes are the
+ * leading axes of the samples; if `vector`, its last axis is the last axis of the samples. */
 static mpg_value spread(mpg_gradient *g, mpg_value parameter, const mpg_shape *sample,
                         bool vector) {
   if (g->status != MPG_OK) return MPG_NO_VALUE;
@@ -57,7 +57,7 @@ static mpg_value finish(mpg_gradient *g, const mpg_value *inputs, mpg_value dens
   return mpg_emit_cast(g, density, mpg_value_desc(g, inputs[0])->dtype);
 }
 
-/* Converts a log density to the requested form: as it is, or its exponential. */
+/* Returns a log density, or its exponential unless is_log. */
 static mpg_value of_log(const density *d, mpg_value value) {
   return d->is_log ? value : exp_of(d, value);
 }
@@ -103,7 +103,8 @@ void mpg_compose_density_poisson(mpg_gradient *g, const mpg_value *inputs, mpg_v
   outputs[0] = finish(g, inputs, of_log(&d, mpg_subtract(g, value, d.a)));
 }
 
-/* The experiment ends after d->a failures, each with probability d->b. */
+/* Emits the probability of x successes before d->a failures, each of which has probability
+ * d->b. */
 static mpg_value negative_binomial(const density *d) {
   mpg_gradient *g = d->g;
   mpg_value choices = mpg_subtract(g, gammaln(d, mpg_add(g, d->x, d->a)),
@@ -119,7 +120,7 @@ void mpg_compose_density_negative_binomial(mpg_gradient *g, const mpg_value *inp
   outputs[0] = finish(g, inputs, negative_binomial(&d));
 }
 
-/* The parameters are mean and dispersion. */
+/* Converts the parameters, mean and dispersion, to the number and probability of failures. */
 void mpg_compose_density_generalized_negative_binomial(mpg_gradient *g, const mpg_value *inputs,
                                                        mpg_value *outputs) {
   density d = begin(g, inputs, true, false);

@@ -113,7 +113,8 @@ void mpg_gradient_add_n(mpg_gradient *g) {
   for (int i = 0; i < g->num_inputs; i++) g->in_grads[i] = G;
 }
 
-/* Second-order gradients. The backward ops are linear in grad. */
+/* Second-order gradients. The backward ops are linear in grad, so the gradient for grad is the
+ * same op. */
 void mpg_gradient_backward_relu(mpg_gradient *g) {
   if (g->needed[0]) g->in_grads[0] = mpg_emit2(g, MPG_OP__backward_relu, NULL, G, g->inputs[1]);
 }
@@ -132,8 +133,8 @@ void mpg_gradient_backward_tanh(mpg_gradient *g) { /* grad * (1 - y * y) */
 
 /* --- One array -------------------------------------------------------------------------------- */
 
-/* For formulas that would lose precision in 16-bit dtypes: grad and x are float32, and the result
- * is rounded once. */
+/* Defines a gradient that would lose precision in 16-bit dtypes. The formula's grad and x are
+ * widened to float32, so the result is rounded once. */
 #define WIDE_GRADIENT(function, formula)                                     \
   void function(mpg_gradient *g) {                                           \
     mpg_value grad = mpg_widen(g, G), x = mpg_widen(g, X);                   \
@@ -193,7 +194,7 @@ UNARY_GRADIENT(mpg_gradient_log_sigmoid,
 WIDE_GRADIENT(mpg_gradient_softsign,
               mpg_divide(g, grad, square(g, mpg_plus(g, unary(g, MPG_OP_abs, x), 1))))
 
-/* x * t, t = tanh(softrelu(x)): t + x * (1 - t * t) * sigmoid(x) */
+/* Derivative of mish(x) = x * t with t = tanh(softrelu(x)): t + x * (1 - t * t) * sigmoid(x) */
 static mpg_value slope_of_mish(mpg_gradient *g, mpg_value x) {
   mpg_value t = unary(g, MPG_OP_tanh, unary(g, MPG_OP__softrelu, x));
   return mpg_add(
@@ -202,7 +203,7 @@ static mpg_value slope_of_mish(mpg_gradient *g, mpg_value x) {
           g, x, mpg_multiply(g, unary(g, MPG_OP_sigmoid, x), mpg_minus_from(g, 1, square(g, t)))));
 }
 WIDE_GRADIENT(mpg_gradient_mish, mpg_multiply(g, grad, slope_of_mish(g, x)))
-void mpg_gradient_hard_sigmoid(mpg_gradient *g) { /* alpha where the result is neither 0 nor 1 */
+void mpg_gradient_hard_sigmoid(mpg_gradient *g) { /* alpha if 0 < result < 1, otherwise 0 */
   const mpg_hard_sigmoid_params *params = g->params;
   mpg_value inside = mpg_multiply(g, scalar(g, MPG_OP__greater_scalar, Y, 0),
                                   scalar(g, MPG_OP__lesser_scalar, Y, 1));
@@ -220,8 +221,8 @@ void mpg_gradient_quadratic(mpg_gradient *g) {
 }
 UNARY_GRADIENT(mpg_gradient_div_sqrt_dim, unary(g, MPG_OP__contrib_div_sqrt_dim, G))
 
-void mpg_gradient_activation(
-    mpg_gradient *g) { /* computed from the result, so that the input need not be kept */
+/* Uses the result, so that the input need not be saved. */
+void mpg_gradient_activation(mpg_gradient *g) {
   const mpg_activation_params *params = g->params;
   switch (params->act_type) {
     case MPG_ACTIVATION_RELU:
@@ -255,7 +256,7 @@ int mpg_arity_leaky_relu_outputs(const mpg_op *op, const void *params, int given
   return ((const mpg_leaky_relu_params *)params)->act_type == MPG_LEAKY_RRELU ? 2 : 1;
 }
 
-/* Infers gamma: one value, one per channel, or one per channel and row. */
+/* Infers the shape of gamma: one value, one per channel, or one per row and channel. */
 static mpg_status infer_gamma(mpg_infer *infer) {
   const mpg_shape *data = &infer->inputs[0].shape;
   mpg_shape *gamma = &infer->inputs[1].shape;
@@ -303,15 +304,16 @@ void mpg_gradient_leaky_relu(mpg_gradient *g) {
     mpg_value slope = mpg_emit_reshape(g, g->inputs[1], &shape);
     g->in_grads[0] = mpg_emit3(g, MPG_OP_where, NULL, positive, G, mpg_multiply(g, G, slope));
   }
-  if (g->needed[1]) { /* selected, not multiplied: 0 * inf would be NaN */
+  if (g->needed[1]) { /* `where`, because multiplying 0 by inf gives NaN */
     mpg_value below = mpg_emit3(g, MPG_OP_where, NULL, positive, mpg_emit_full_like(g, X, 0), X);
     g->in_grads[1] =
         mpg_emit_reshape(g, mpg_emit_sum_to(g, mpg_multiply(g, G, below), &shape), &original);
   }
 }
 
-/* The op is grad * f(x). f' is 0, exp(x) times a constant below zero, or the normal density times
- * (2 - x * x). */
+/* The backward op computes grad * f'(x) for the activation f. f'' is 0 for leaky. For elu and selu
+ * it is exp(x) times a constant if x <= 0, otherwise 0. For gelu it is the normal density times 2
+ * - x * x. */
 void mpg_gradient_backward_leaky_relu(mpg_gradient *g) {
   const mpg_leaky_relu_params *params = g->params;
   mpg_value x = g->inputs[1];

@@ -1,5 +1,4 @@
-/* Linear algebra: inference and gradients. One triangle of a matrix is selected by extracting it
- * and expanding it to a matrix. */
+/* Linear algebra: inference and gradients. */
 #include <math.h>
 #include <string.h>
 
@@ -8,8 +7,8 @@
 
 /* --- Inference -------------------------------------------------------------------------------- */
 
-/* Infers dtypes and checks that the input is an array of matrices, square ones if requested. *known
- * is true if its shape is known. */
+/* Infers the output dtypes. Checks that input 0 is an array of matrices, and that they are square
+ * if `square`. Sets *known to true if the shape of input 0 is known. */
 static mpg_status matrices(mpg_infer *infer, bool square, bool *known) {
   const mpg_shape *a = &infer->inputs[0].shape;
   for (int i = 0; i < infer->num_outputs; i++) infer->outputs[i].dtype = infer->inputs[0].dtype;
@@ -189,7 +188,8 @@ static mpg_value extracted(mpg_gradient *g, mpg_value a, int64_t offset) {
   return mpg_emit1(g, MPG_OP_diag, &params, a);
 }
 
-/* Emits square zero matrices with the vectors in `a` as diagonals. */
+/* Emits square matrices with the vectors of `a` on the diagonal at `offset` and zeros
+ * elsewhere. */
 static mpg_value diagonal(mpg_gradient *g, mpg_value a, int64_t offset) {
   if (g->status != MPG_OK) return MPG_NO_VALUE;
   mpg_shape shape = mpg_value_desc(g, a)->shape;
@@ -247,7 +247,8 @@ void mpg_compose_linalg_sumlogdiag(mpg_gradient *g, const mpg_value *inputs, mpg
 
 /* --- Gradients of products and factors -------------------------------------------------------- */
 
-/* Keeps one triangle with the diagonal and zeros the rest. */
+/* Keeps one triangle with the diagonal and zeros the rest, by extracting the triangle to a vector
+ * and expanding the vector to a matrix. */
 static mpg_value triangle(mpg_gradient *g, mpg_value a, bool lower) {
   mpg_linalg_triangle_params params;
   memset(&params, 0, sizeof params);
@@ -256,13 +257,13 @@ static mpg_value triangle(mpg_gradient *g, mpg_value a, bool lower) {
                    mpg_emit1(g, MPG_OP__linalg_extracttrian, &params, a));
 }
 
-/* Emits the symmetric matrix with this triangle. */
+/* Emits symmetric matrices from one triangle of `a`. */
 static mpg_value mirrored(mpg_gradient *g, mpg_value a, bool lower) {
   mpg_value half = triangle(g, a, lower), main = diagonal(g, extracted(g, a, 0), 0);
   return mpg_subtract(g, mpg_add(g, half, swapped(g, half)), main);
 }
 
-/* Returns the gradient of output i, or zeros if there is none. */
+/* Returns the gradient of output i; emits zeros if the gradient is missing. */
 static mpg_value arrived(mpg_gradient *g, int i) {
   return mpg_has_value(g->out_grads[i]) ? g->out_grads[i] : mpg_emit_full_like(g, g->outputs[i], 0);
 }
@@ -362,7 +363,8 @@ void mpg_gradient_linalg_gelqf(mpg_gradient *g) {
 void mpg_gradient_linalg_syevd(mpg_gradient *g) {
   mpg_value u = g->outputs[0], l = g->outputs[1];
   mpg_shape rows = mpg_value_desc(g, u)->shape, columns = rows;
-  /* As in MXNet, for equal eigenvalues. */
+  /* Lower bound of the distance of two eigenvalues, as in MXNet, so that equal eigenvalues do not
+   * cause a division by 0. */
   double least = mpg_value_desc(g, u)->dtype == MPG_FLOAT32 ? 1e-30 : 1e-100;
   mpg_value inner = diagonal(g, arrived(g, 1), 0);
   if (mpg_has_value(g->out_grads[0])) {

@@ -169,8 +169,8 @@ mpg_status mpg_infer_fully_connected(mpg_infer *infer) {
   return MPG_OK;
 }
 
-/* data (batch, ...), weight, bias -> (batch, ..., hidden). All axes but the last are equal, or only
- * the batch if flattened. */
+/* Infers data from the output (batch, ..., hidden). All axes except the last are equal, or only
+ * the batch axis if `flatten`. */
 mpg_status mpg_infer_inputs_fully_connected(mpg_infer *infer) {
   bool flatten = ((const mpg_fully_connected_params *)infer->params)->flatten;
   const mpg_shape *out = &infer->outputs[0].shape;
@@ -349,7 +349,8 @@ void mpg_compose_khatri_rao(mpg_gradient *g, const mpg_value *inputs, mpg_value 
 /* --- Costs ------------------------------------------------------------------------------------ */
 static double elements(const mpg_desc *desc) { return (double)mpg_shape_size(&desc->shape); }
 
-/* One multiplication and one addition per element of the result and of the summed axis. */
+/* Cost of one multiplication and one addition for each element of the result and each index of the
+ * summed axis. */
 static mpg_cost product(const mpg_infer *call, int64_t summed) {
   return mpg_cost_of(call, 2 * elements(&call->outputs[0]) * (double)summed);
 }
@@ -373,7 +374,8 @@ mpg_cost mpg_cost_fully_connected(const mpg_infer *call) {
                          (double)((const mpg_fully_connected_params *)call->params)->num_hidden);
 }
 
-/* One multiplication and one addition per element of A and column of the result. */
+/* Cost of one multiplication and one addition for each element of A and each column of the
+ * result. */
 mpg_cost mpg_cost_linalg_gemm(const mpg_infer *call) {
   double a = elements(&call->inputs[0]),
          columns = (double)call->outputs[0].shape.dims[call->outputs[0].shape.ndim - 1];

@@ -30,9 +30,9 @@ static bool dense(const mpg_op *op, const void *params, const mpg_shape *a, cons
   return mpg_product_cut(p);
 }
 
-/* Cuts images into panels of whole rows (a multiple of `step`) or whole images, with a number of
- * positions close to `wanted`. Returns false if the number is less than half or more than twice of
- * that, or if there are too few panels. */
+/* Sets panels of whole rows (a multiple of `step`) or whole images, with close to `wanted`
+ * positions each. Returns false if a panel would have less than half or more than twice `wanted`
+ * positions, or if there would be too few panels. */
 static bool cut_images(mpg_product *p, int64_t batch, int64_t height, int64_t width, int64_t step,
                        int64_t wanted) {
   enum { PANELS = 8 };

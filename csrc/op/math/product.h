@@ -17,16 +17,16 @@ typedef struct mpg_product {
   int64_t least; /* a panel may be halved while it remains a multiple of this number of rows */
 } mpg_product;
 
-/* Returns the rows per panel for a number of threads. Many threads get smaller panels, so that each
- * has several. */
+/* Returns the rows per panel for a number of threads. With many threads panels are smaller, so
+ * that each thread gets several. */
 static inline int64_t mpg_product_panel(const mpg_product *p, int threads) {
   int64_t rows = p->panel;
   while (rows % (2 * p->least) == 0 && p->m / rows < 4 * (int64_t)threads) rows /= 2;
   return rows;
 }
 
-/* Returns false for other ops and for products that are computed as a whole. `inputs` holds shapes
- * and dtypes; only the first two are read. */
+/* Describes a product that is computed in panels. Returns false for other ops and for products
+ * that are computed as a whole. Only the first two `inputs` are read. */
 bool mpg_product_in_panels(const mpg_op *op, const void *params, const mpg_desc *const *inputs,
                            mpg_product *p);
 /* Sets the panels of a dense product from its sizes. Returns false if it is computed as a whole. */

@@ -16,8 +16,8 @@ static mpg_dtype dtype_of(int type, const mpg_opt_float *low, const mpg_opt_floa
   return type == TYPE_INT8 ? MPG_INT8 : MPG_UINT8;
 }
 static double largest_of(mpg_dtype dtype) { return dtype == MPG_INT8 ? 127 : 255; }
-/* Returns the range in steps that MXNet's quantize_v2 and dequantize use: half a step beyond the
- * largest number. */
+/* Returns the end of a range in quantization steps, as in MXNet's quantize_v2 and dequantize: half
+ * a step beyond the largest number. */
 static double range_of(mpg_dtype dtype) { return largest_of(dtype) + 0.5; }
 
 /* --- Inference -------------------------------------------------------------------------------- */
@@ -100,7 +100,7 @@ static mpg_value number(mpg_gradient *g, mpg_value like, double value) {
   return mpg_emit_full(g, like, &one_number, MPG_FLOAT32, value);
 }
 
-/* Returns the larger absolute value of the ends of a range. */
+/* Emits the larger absolute value of the two ends of a range. */
 static mpg_value reach(mpg_gradient *g, mpg_value low, mpg_value high) {
   return mpg_emit2(g, MPG_OP__maximum, NULL, mpg_emit1(g, MPG_OP_abs, NULL, low),
                    mpg_emit1(g, MPG_OP_abs, NULL, high));
@@ -111,7 +111,7 @@ static mpg_value divisor(mpg_gradient *g, mpg_value x) {
   return mpg_emit_scalar(g, MPG_OP__maximum_scalar, x, 1e-30);
 }
 
-/* Reduces all elements. */
+/* Emits the minimum or maximum of all elements. */
 static mpg_value extreme(mpg_gradient *g, mpg_op_id op, mpg_value data) {
   mpg_reduce_params params;
   memset(&params, 0, sizeof params);
@@ -253,7 +253,8 @@ static mpg_status expect_small(const mpg_infer *infer, int input) {
                               mpg_dtype_name(given));
 }
 
-/* Infers shapes by the rule of the float32 layer, which has the first `count` inputs. */
+/* Infers shapes by the rule of the float32 layer, whose inputs correspond to the first `count`
+ * inputs. */
 static mpg_status infer_as_floats(mpg_infer *infer, mpg_infer_fn rule, int count) {
   mpg_desc inputs[5], outputs[3];
   mpg_infer layer = *infer;
@@ -413,13 +414,13 @@ static mpg_value scaled(mpg_gradient *g, mpg_value x, mpg_value scale) {
   return mpg_emit2(g, MPG_OP_broadcast_mul, NULL, x, scale);
 }
 
-/* Returns the quantization step of a dtype with this range, as in quantize_v2. */
+/* Emits the quantization step of a dtype for a range, as in quantize_v2. */
 static mpg_value step_of(mpg_gradient *g, mpg_dtype dtype, mpg_value low, mpg_value high) {
   return mpg_times(g, reach(g, low, high), 1 / range_of(dtype));
 }
 
-/* Computes the range of an int32 product. Its step is the product of the steps of two arrays; here
- * the largest 8-bit number is the end of a range. */
+/* Emits the range of an int32 product, whose step is the product of the steps of two arrays.
+ * Unlike in step_of, the end of an 8-bit range is the largest 8-bit number. */
 static void product_range(mpg_gradient *g, mpg_dtype left, const mpg_value *left_ends,
                           mpg_dtype right, const mpg_value *right_ends, mpg_value *ends) {
   mpg_value most =
@@ -439,8 +440,8 @@ static mpg_value whole(mpg_gradient *g, mpg_value x, mpg_dtype dtype) {
                        MPG_INT32);
 }
 
-/* inputs: data, weight, optional bias, then the ends of their ranges. The bias is rescaled to steps
- * of the sums. */
+/* Emits an int32 product and its range. `inputs` holds data, weight and an optional bias, then the
+ * ends of their ranges. The bias is rescaled to the step of the sums. */
 static void products(mpg_gradient *g, mpg_op_id op, const void *params, int bias_axis,
                      const mpg_value *inputs, mpg_value *outputs) {
   int arrays = g->num_inputs / (1 + ENDS);
@@ -580,7 +581,7 @@ void mpg_compose_quantized_concat(mpg_gradient *g, const mpg_value *inputs, mpg_
   mpg_free(parts);
 }
 
-/* Composed of arithmetic, because BatchNorm would write the statistics. */
+/* Composed of arithmetic, because BatchNorm would update the moving averages. */
 void mpg_compose_quantized_batch_norm(mpg_gradient *g, const mpg_value *inputs,
                                       mpg_value *outputs) {
   const mpg_batch_norm_params *p = g->params;

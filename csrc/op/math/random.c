@@ -32,7 +32,7 @@ static mpg_status check_law(const mpg_infer *infer) {
   for (int i = 0; i < table->count; i++) {
     if (table->params[i].kind != MPG_PARAM_FLOAT) continue;
     double value = *(const double *)param(infer, table->params[i].name);
-    /* Samples are 0. */
+    /* An infinite rate is valid: all samples are 0. */
     bool limit = infer->op->id == MPG_OP__random_exponential && value == INFINITY;
     if (!isfinite(value) && !limit)
       return mpg_infer_fail(infer, "parameter %s must be a finite number, not %g",
@@ -146,7 +146,7 @@ static bool drops(const mpg_dropout_params *params, bool train) {
   return (train || params->mode == ALWAYS) && params->p > 0;
 }
 
-/* The mask has one byte per drawn value; it is empty if nothing is drawn. */
+/* The mask has one byte per drawn value. It is empty if the call does not drop elements. */
 mpg_status mpg_infer_dropout(mpg_infer *infer) {
   const mpg_dropout_params *params = infer->params;
   const mpg_desc *data = &infer->inputs[0];
@@ -255,7 +255,7 @@ bool mpg_op_draws(const mpg_op *op, const void *params, bool train) {
 
 mpg_shape mpg_op_drawn_shape(const mpg_op *op, const void *params, const mpg_shape *input,
                              const mpg_shape *output) {
-  if (op->id == MPG_OP__dropout_attention) { /* the scores in row-major order */
+  if (op->id == MPG_OP__dropout_attention) { /* one draw per attention score */
     const int64_t *sizes = ((const mpg_attention_params *)params)->sizes.values;
     return (mpg_shape){.ndim = 1, .dims = {sizes[0] * sizes[1] * sizes[2] * sizes[3]}};
   }

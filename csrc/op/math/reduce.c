@@ -5,7 +5,7 @@
 #include "op/formula/arithmetic.h"
 #include "op/infer.h"
 
-/* Marks the axes of a reduction. An invalid or repeated entry of `axis` is an error. */
+/* Marks the axes of a reduction. Fails on an invalid or repeated entry of `axis`. */
 static mpg_status reduced_axes(const mpg_infer *infer, const mpg_tuple *axis, bool exclude,
                                int ndim, bool *reduced) {
   bool all = axis->count <= 0;
@@ -107,9 +107,10 @@ static mpg_value where(mpg_gradient *g, mpg_value condition, mpg_value a, mpg_va
   return mpg_emit3(g, MPG_OP_where, NULL, condition, a, b);
 }
 
-/* Emits the product of the other elements of x, which is y / x without zeros. With one zero, it is
- * nonzero only at the zero. With two zeros, each gets the other zero times the product of the rest,
- * which is 0 but has a gradient. With more zeros it is 0. */
+/* Emits the gradient of prod: for each element, G times the product of the other elements. Without
+ * zeros, this product is y / x. With one zero, it is nonzero only at the zero. With two zeros,
+ * each zero gets the other zero times the product of the rest, which is 0 but has a second-order
+ * gradient. With more zeros, it is 0. */
 static mpg_value product_gradient(mpg_gradient *g, mpg_value x) {
   mpg_reduce_params params = *(const mpg_reduce_params *)g->params;
   params.keepdims = true;
@@ -131,7 +132,7 @@ void mpg_gradient_nansum(mpg_gradient *g) {
   g->in_grads[0] = mpg_multiply(g, kept(g, G), is_number(g));
 }
 
-/* As for prod, with 1 in place of NaN and a gradient of 0 there. */
+/* Same as prod with each NaN replaced by 1. The gradient of a NaN is 0. */
 void mpg_gradient_nanprod(mpg_gradient *g) {
   mpg_value numbers = where(g, is_number(g), X, mpg_emit_full_like(g, X, 1));
   g->in_grads[0] = mpg_multiply(g, product_gradient(g, numbers), is_number(g));

@@ -1,16 +1,16 @@
-/* Row ops, which compute each row along an axis independently: LayerNorm, the softmax family, and
- * their gradients. For fusion. Stateless; any thread. */
+/* Row ops, for fusion. They compute each row along an axis independently: LayerNorm, the softmax
+ * family, and their gradients. Stateless; any thread. */
 #ifndef MPG_OP_MATH_ROWS_H
 #define MPG_OP_MATH_ROWS_H
 
 #include "op/op.h"
 
 typedef struct mpg_rows {
-  int64_t axis;   /* as in the params */
+  int64_t axis;   /* the parameter; may be negative */
   uint32_t whole; /* bit i is set if output i is a sum over all rows */
 } mpg_rows;
 
-/* Returns false for other ops. Input 0 and output 0 contain all rows. */
+/* Describes a row op. Returns false for other ops. Input 0 and output 0 contain all rows. */
 static inline bool mpg_rows_of(const mpg_op *op, const void *params, mpg_rows *rows) {
   *rows = (mpg_rows){0, 0};
   switch (op->id) {

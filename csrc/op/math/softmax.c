@@ -95,7 +95,7 @@ void mpg_gradient_log_softmax(mpg_gradient *g) {
   softmax_gradient(g, MPG_OP__log_softmax_backward, params->axis, inverse_of(&params->temperature));
 }
 
-/* Sums along the axis, which keeps the size 1. */
+/* Emits a sum along the axis, which is kept with size 1. */
 static mpg_value sum_along(mpg_gradient *g, mpg_value value, int64_t axis) {
   mpg_shape shape = mpg_value_desc(g, g->inputs[0])->shape;
   shape.dims[axis < 0 ? axis + shape.ndim : axis] = 1;
@@ -105,8 +105,8 @@ static mpg_value scaled(mpg_gradient *g, mpg_value a, double scale) {
   return scale == 1 ? a : mpg_emit_scalar(g, MPG_OP__mul_scalar, a, scale);
 }
 
-/* f(d, y) = y (d - s) c with s = sum(d y). The gradient for v is f(v, y) with respect to d, and (v
- * (d - s) - d sum(v y)) c with respect to y. */
+/* f(d, y) = y (d - s) c with s = sum(d y). With the output gradient v, the gradient is f(v, y)
+ * with respect to d, and (v (d - s) - d sum(v y)) c with respect to y. */
 void mpg_gradient_softmax_back(mpg_gradient *g) {
   GRADIENT_PARAMS(softmax_back, params);
   mpg_value d = g->inputs[0], y = g->inputs[1], v = g->out_grads[0];
@@ -121,8 +121,8 @@ void mpg_gradient_softmax_back(mpg_gradient *g) {
   }
 }
 
-/* f(d, y) = (d - exp(y) sum(d)) c. The gradient for v is (v - sum(v exp(y))) c with respect to d,
- * and -v exp(y) sum(d) c with respect to y. */
+/* f(d, y) = (d - exp(y) sum(d)) c. With the output gradient v, the gradient is (v - sum(v exp(y)))
+ * c with respect to d, and -v exp(y) sum(d) c with respect to y. */
 void mpg_gradient_log_softmax_back(mpg_gradient *g) {
   GRADIENT_PARAMS(softmax_back, params);
   mpg_value d = g->inputs[0], v = g->out_grads[0];
@@ -181,7 +181,7 @@ mpg_status mpg_infer_softmax_cross_entropy(mpg_infer *infer) {
   return expect_labels(infer, 0, 1, &rows);
 }
 
-/* Recomputes the statistics with _softmax_ce. */
+/* Recomputes the statistics that backward reads, with _softmax_ce. */
 void mpg_gradient_softmax_cross_entropy(mpg_gradient *g) {
   if (!g->needed[0]) return;
   mpg_value inputs[2] = {g->inputs[0], g->inputs[1]}, outputs[3];
@@ -228,9 +228,9 @@ mpg_status mpg_infer_softmax_ce_back(mpg_infer *infer) {
   return mpg_infer_expect_shape(infer, 4, &rows);
 }
 
-/* f(d, x) = (p - onehot) d with p = softmax(x), whose statistics are functions of x. The gradient
- * for v is sum(v p) minus v at the label with respect to d, and the softmax gradient of v d with
- * respect to x. */
+/* f(d, x) = (p - onehot) d with p = softmax(x), whose statistics are functions of x. With the
+ * output gradient v, the gradient is sum(v p) minus v at the label with respect to d, and the
+ * softmax gradient of v d with respect to x. */
 void mpg_gradient_softmax_ce_back(mpg_gradient *g) {
   mpg_value d = g->inputs[0], label = g->inputs[2], v = g->out_grads[0];
   const mpg_shape data = mpg_value_desc(g, g->inputs[1])->shape, rows = mpg_value_desc(g, d)->shape;
