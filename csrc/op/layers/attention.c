@@ -135,8 +135,8 @@ void mpg_gradient_attention(mpg_gradient *g) {
     if (g->needed[i]) g->in_grads[i] = grads[i];
 }
 
-/* Forward has two products with all scores. Backward recomputes the scores and has two products for
- * each of the forward ones. */
+/* Cost of the products. Forward has two: query by key, and scores by value. Backward recomputes
+ * the scores and has two more products for each forward product. */
 static mpg_cost cost(const mpg_infer *call, int by_width, int by_value_width) {
   const mpg_attention_params *p = call->params;
   const int64_t *n = p->sizes.values;

@@ -108,8 +108,8 @@ mpg_status mpg_infer_convolution(mpg_infer *infer) {
   return MPG_OK;
 }
 
-/* Infers the batch, and sizes with stride 1. With larger strides several input sizes give one
- * output size. */
+/* Infers the batch size, and the spatial sizes along axes with stride 1. With larger strides,
+ * several input sizes give the same output size. */
 mpg_status mpg_infer_inputs_convolution(mpg_infer *infer) {
   enum { LIMIT = INT32_MAX }; /* larger sizes stay unknown, so that a product of two fits int64 */
   const mpg_convolution_params *p = infer->params;
@@ -196,8 +196,8 @@ void mpg_gradient_convolution(mpg_gradient *g) {
     g->in_grads[2] = mpg_emit_channel_sum(g, g->out_grads[0], (mpg_layout)params.layout);
 }
 
-/* The result's shape is a parameter, and input 1 has the other shape. out_grad must have the shape
- * of their convolution. */
+/* Infers the gradient of the data (`of_data`) or of the weight, whose shape is a parameter. Input
+ * 1 is the other of the two, and out_grad must have the shape of their convolution. */
 static mpg_status infer_backward(mpg_infer *infer, bool of_data) {
   const mpg_convolution_backward_params *p = infer->params;
   mpg_shape shape;
@@ -247,7 +247,8 @@ void mpg_gradient_convolution_backward_data(mpg_gradient *g) {
                                    g->out_grads[0], &weight);
 }
 
-/* dw = W(dy, x) is linear in both arguments as well. */
+/* dw = W(dy, x) is linear in both arguments as well: its gradients are the convolution and the
+ * data gradient with dy. */
 void mpg_gradient_convolution_backward_weight(mpg_gradient *g) {
   const mpg_convolution_backward_params *p = g->params;
   mpg_shape data = mpg_value_desc(g, g->inputs[1])->shape;
@@ -431,7 +432,7 @@ void mpg_gradient_col2im(mpg_gradient *g) {
 /* --- Pooling ---------------------------------------------------------------------------------- */
 enum { CONVENTION_FULL, CONVENTION_SAME, CONVENTION_VALID };
 
-/* Computes the shape of pooled `data`; unknown if the shape of `data` is. */
+/* Computes the shape of pooled `data`. It is unknown if the rank of `data` is unknown. */
 static mpg_status pooled_shape(mpg_infer *infer, const mpg_desc *data, mpg_shape *result) {
   const mpg_pooling_params *p = infer->params;
   *result = MPG_SHAPE_UNKNOWN;
@@ -517,7 +518,7 @@ void mpg_compose_pooling_v1(mpg_gradient *g, const mpg_value *inputs, mpg_value 
   outputs[0] = mpg_emit1(g, MPG_OP_Pooling, &pooling, inputs[0]);
 }
 
-/* (sum of data^p) ^ (1/p); an odd p keeps the sign. */
+/* Emits Lp pooling, (sum of data^p) ^ (1/p). An odd p keeps the sign. */
 static void emit_lp_pooling(mpg_gradient *g, const mpg_value *inputs, mpg_value *outputs) {
   mpg_pooling_params sum = *(const mpg_pooling_params *)g->params;
   int64_t p = sum.p_value.value;
@@ -528,7 +529,8 @@ static void emit_lp_pooling(mpg_gradient *g, const mpg_value *inputs, mpg_value 
   if (p > 1) outputs[0] = mpg_emit1(g, p == 2 ? MPG_OP_sqrt : MPG_OP_cbrt, NULL, outputs[0]);
 }
 
-/* Sum and average pooling are linear. Max pooling selects elements at fixed positions. */
+/* Second-order gradient. Sum and average pooling are linear. Max pooling is linear for fixed
+ * positions of the maxima, so the same positions are selected. */
 void mpg_gradient_pooling_backward(mpg_gradient *g) {
   const mpg_pooling_params *p = g->params;
   if (p->pool_type == MPG_POOL_LP) {
@@ -549,7 +551,8 @@ mpg_status mpg_infer_pooling_at_max(mpg_infer *infer) {
   return mpg_infer_pooling(infer);
 }
 
-/* _backward_Pooling does not read its third input for max pooling. */
+/* For max pooling, _backward_Pooling does not read its third input, so any array of that shape is
+ * passed. */
 void mpg_gradient_pooling_at_max(mpg_gradient *g) {
   if (g->needed[0])
     g->in_grads[0] = mpg_emit3(g, MPG_OP__backward_Pooling, g->params, g->out_grads[0],
@@ -671,8 +674,8 @@ void mpg_compose_upsampling(mpg_gradient *g, const mpg_value *inputs, mpg_value 
 
 /* --- Costs ------------------------------------------------------------------------------------ */
 
-/* Cost of the products: every position of the side with the filters is multiplied by the whole
- * weight once, 2 * batch * positions * |weight| operations. */
+/* Cost of a convolution or one of its gradients: 2 * batch * positions * |weight| operations.
+ * `filters_side` is the array whose channels are the filters, and whose positions count. */
 static mpg_cost products(const mpg_infer *call, const mpg_shape *filters_side, double weight,
                          mpg_layout layout) {
   mpg_shape first = mpg_data_first(filters_side, layout);
@@ -696,7 +699,8 @@ mpg_cost mpg_cost_convolution_weight(const mpg_infer *call) {
                   mpg_convolution_layout(call->op, call->params));
 }
 
-/* One operation per element of each window, or per element of the data in global pooling. */
+/* Cost of one operation per element of each window, or per element of the data in global
+ * pooling. */
 mpg_cost mpg_cost_pooling(const mpg_infer *call) {
   const mpg_pooling_params *p = call->params;
   bool backward = call->op->id == MPG_OP__backward_Pooling;

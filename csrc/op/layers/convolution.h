@@ -1,5 +1,5 @@
-/* Geometry of convolutions and poolings, computed once for inference and the kernels of all
- * backends. Plain values; any thread.
+/* Geometry of convolutions and poolings, shared by inference and the kernels of all backends.
+ * Plain values; any thread.
  */
 #ifndef MPG_OP_LAYERS_CONVOLUTION_H
 #define MPG_OP_LAYERS_CONVOLUTION_H
@@ -70,9 +70,10 @@ void mpg_convolution_set(mpg_convolution *c, mpg_layout layout, const mpg_shape 
 /* Returns the layout of a Convolution, its channels-last form, a Deconvolution, or one of their
  * backward ops. */
 mpg_layout mpg_convolution_layout(const mpg_op *op, const void *params);
-/* Convert the parameters of a convolution to those of its packed form, and back. Parameters that
- * only the target has get their defaults. A packed weight (op/layers/packed.h) has room for layouts
- * in blocks of 16 and 64 channels. */
+/* Convert the parameters of a convolution to the parameters of its packed form, and back.
+ * Parameters that only the target has get their defaults. mpg_packed_elements returns the number
+ * of floats in a packed weight (op/layers/packed.h), which has room for layouts in blocks of 16
+ * and 64 channels. */
 void mpg_packed_params_from(mpg_packed_convolution_params *to, const mpg_convolution_params *from);
 void mpg_packed_params_to(const mpg_packed_convolution_params *from, mpg_convolution_params *to);
 int64_t mpg_packed_elements(const mpg_packed_convolution_params *p, int64_t channels);
@@ -89,7 +90,7 @@ typedef struct mpg_winograd {
 } mpg_winograd;
 void mpg_winograd_set(mpg_winograd *w, const mpg_shape *data, int64_t filters,
                       const mpg_tuple *pad);
-/* Copies the parameters that both structs have. */
+/* Copies the parameters that the two structs share. */
 void mpg_winograd_params_from(mpg_winograd_params *to, const mpg_convolution_params *from);
 /* True if Winograd is faster for this convolution and its gradients. `packed` is true if the weight
  * is packed once instead of at every call. */
@@ -109,8 +110,8 @@ void mpg_deconvolution_pads(const mpg_deconvolution_params *p, const mpg_shape *
 /* Computes the window of a pooling from the shapes of data and output. */
 void mpg_pooling_window(const mpg_pooling_params *p, const mpg_shape *data, const mpg_shape *out,
                         mpg_window *window);
-/* Returns the window with at least `ndim` axes (at most MPG_MAX_SPATIAL): leading axes of size 1
- * are added. Unused axes are 0. */
+/* Returns the window with at least `ndim` axes (at most MPG_MAX_SPATIAL), by adding leading axes
+ * of size 1. Unused array elements are 0. */
 mpg_window mpg_window_with_axes(const mpg_window *window, int64_t ndim);
 
 static inline int64_t mpg_window_product(const int64_t *sizes, int64_t ndim) {

@@ -61,8 +61,8 @@ void mpg_convolution_set(mpg_convolution *c, mpg_layout layout, const mpg_shape 
 
 void mpg_deconvolution_pads(const mpg_deconvolution_params *p, const mpg_shape *data,
                             const mpg_shape *out, mpg_tuple *pads) {
-  /* out = stride * (in - 1) + span - 2 * pad + adj with 0 <= adj < stride and, from target_shape,
-   * adj = 0 or 1. */
+  /* Solves out = stride * (in - 1) + span - 2 * pad + adj for pad. With target_shape, adj is 0 or
+   * 1. */
   bool target = false;
   for (int k = 0; k < p->target_shape.count; k++) target |= p->target_shape.values[k] != 0;
   *pads = (mpg_tuple){.count = p->kernel.count};

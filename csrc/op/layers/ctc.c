@@ -63,8 +63,8 @@ void mpg_gradient_ctc_loss(mpg_gradient *g) {
   g->in_grads[DATA] = mpg_emit(g, MPG_OP__backward_CTCLoss, g->params, g->num_inputs + 1, inputs);
 }
 
-/* One softmax over all scores, and a sum of exponentials per step and per position on and between
- * the labels. Backward traverses them in both directions. */
+/* Cost of a softmax over all scores, and of a log-sum-exp per step and state: the labels and the
+ * blanks between them. Backward visits the states in both directions of time. */
 mpg_cost mpg_cost_ctc_loss(const mpg_infer *call) {
   bool backward = call->op->id == MPG_OP__backward_CTCLoss;
   const mpg_shape *data = &call->inputs[backward].shape, *label = &call->inputs[backward + 1].shape;

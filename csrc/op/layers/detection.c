@@ -174,7 +174,8 @@ mpg_status mpg_infer_bipartite_matching(mpg_infer *infer) {
   return MPG_OK;
 }
 
-/* Each box is compared with every other box of its image, or with every box of the second array. */
+/* Cost of comparing each box with every other box of its image, or with every box of the second
+ * array. */
 mpg_cost mpg_cost_boxes(const mpg_infer *call) {
   enum { OVERLAP = 16 };
   const mpg_shape *a = &call->inputs[0].shape,

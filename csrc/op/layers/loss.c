@@ -20,7 +20,7 @@ mpg_status mpg_infer_softmax_output(mpg_infer *infer) {
   if (!mpg_shape_known(data)) return MPG_OK;
   if (data->ndim < (params->multi_output ? 2 : 1))
     return mpg_infer_fail(infer, "data has too few dimensions");
-  /* Labels of the same shape are probabilities. */
+  /* Labels of the same shape as data are probabilities. */
   if (label->ndim >= 0 && mpg_shape_known(label) && mpg_shape_equal(label, data)) return MPG_OK;
   if (params->multi_output) {
     mpg_shape flat = {.ndim = 2, .dims = {data->dims[0], mpg_shape_product(data, 2, data->ndim)}},
@@ -73,7 +73,7 @@ mpg_status mpg_infer_regression_output(mpg_infer *infer) {
       infer, 1, data->ndim == 2 && data->dims[1] == 1 && label->ndim < 0 ? &column : data);
 }
 
-/* output - label, in the shape of the output. */
+/* Emits output - label, in the shape of the output. */
 static mpg_value residual(mpg_gradient *g) {
   return mpg_emit2(g, MPG_OP_elemwise_sub, NULL, g->outputs[0],
                    mpg_emit_reshape(g, g->inputs[1], &mpg_value_desc(g, g->outputs[0])->shape));
@@ -107,7 +107,8 @@ mpg_status mpg_infer_svm_output(mpg_infer *infer) {
 }
 
 /* Hinge loss. The sign of a class is +1 for the label, otherwise -1. If sign * score is below the
- * margin, its slope is -1, or that of the squared distance to the margin. */
+ * margin, the slope of the loss is -1 (use_linear), or the slope of the squared distance to the
+ * margin. */
 void mpg_gradient_svm_output(mpg_gradient *g) {
   GRADIENT_PARAMS(svm_output, params);
   if (!g->needed[0] || g->status != MPG_OK) return;
@@ -128,7 +129,7 @@ void mpg_gradient_svm_output(mpg_gradient *g) {
   g->in_grads[0] = mpg_emit_reshape(g, mpg_emit_cast(g, grad, output.dtype), &output.shape);
 }
 
-/* grad_scale, divided according to `normalization`. */
+/* The gradient is grad_scale, divided according to `normalization`. */
 void mpg_gradient_make_loss_layer(mpg_gradient *g) {
   enum { BATCH, NONE, VALID };
   GRADIENT_PARAMS(make_loss_layer, params);
@@ -190,8 +191,8 @@ void mpg_compose_sparse_reg(mpg_gradient *g, const mpg_value *inputs, mpg_value 
   double target = params->sparseness_target;
   mpg_value data = mpg_widen(g, mpg_emit1(g, MPG_OP__detach, NULL, inputs[0]));
   mpg_value mean = mpg_emit_mean_over(g, data, 1, &rows);
-  /* The moving average is the momentum of an SGD step on a zero weight: the step updates the
-   * momentum and returns the new average. */
+  /* Updates the moving average as the momentum of an SGD step. The weight is zero, so the step
+   * returns the new average. */
   mpg_sgd_mom_params step = {.lr = params->momentum - 1,
                              .momentum = params->momentum,
                              .rescale_grad = 1,

@@ -147,8 +147,8 @@ int mpg_arity_batch_norm_relu_backward(const mpg_op *op, const void *params, int
   return ((const mpg_batch_norm_relu_backward_params *)params)->add ? 4 : 3;
 }
 
-/* Shape of the mask. A row has one bit per channel for values above 0, one bit per channel for NaN,
- * and one byte that is set if any value is NaN. */
+/* Returns the shape of the mask that backward reads. A row has one bit per channel for values
+ * above 0, one bit per channel for NaN, and one byte that is set if any value is NaN. */
 static mpg_shape mask_shape(const mpg_shape *data) {
   int64_t channels = data->dims[data->ndim - 1];
   return (mpg_shape){
@@ -217,8 +217,8 @@ static void set_moments(mpg_infer *infer, const mpg_shape *moments, bool shown) 
     mpg_infer_set(infer, i, moments, shown ? dtype : mpg_dtype_of_sums(dtype));
 }
 
-/* `hidden` holds the op's parameters with the moments hidden. If the forward op showed its moments,
- * and therefore rounded them, they are recomputed. */
+/* Emits the backward op. If the forward op showed its moments, and therefore rounded them to the
+ * dtype of the data, recomputes the moments by calling the op with the parameters `hidden`. */
 static void emit_row_backward(mpg_gradient *g, mpg_op_id op, const void *params,
                               const void *hidden) {
   mpg_dtype dtype = mpg_value_desc(g, g->inputs[0])->dtype;
@@ -297,7 +297,7 @@ void mpg_gradient_instance_norm(mpg_gradient *g) {
 }
 
 /* --- L2Normalization, LRN --------------------------------------------------------------------- */
-/* Computes the shape of the norms of an input. */
+/* Computes the shape of the norms of an input: its shape with size 1 along the normalized axes. */
 static mpg_status l2_norms(mpg_infer *infer, int input, mpg_shape *norms) {
   static const char *const modes[] = {"instance", "channel", "spatial"};
   const mpg_l2_normalization_params *p = infer->params;
@@ -340,7 +340,8 @@ void mpg_gradient_l2_normalization(mpg_gradient *g) {
   mpg_emit_all(g, MPG_OP__backward_L2Normalization, g->params, 3, inputs, 1, g->in_grads);
 }
 
-/* data * (knorm + alpha / nsize * sum of squares of neighboring channels) ^ -beta. */
+/* Local response normalization: data * (knorm + alpha / nsize * sum of squares of neighboring
+ * channels) ^ -beta. */
 void mpg_compose_lrn(mpg_gradient *g, const mpg_value *inputs, mpg_value *outputs) {
   const mpg_lrn_params *p = g->params;
   const mpg_desc *data = mpg_value_desc(g, inputs[0]);

@@ -75,7 +75,8 @@ static void emit_standardised(mpg_gradient *g, const mpg_value *inputs, mpg_valu
   outputs[0] = mpg_emit_reshape(g, mpg_emit_cast(g, output, data.dtype), &data.shape);
 }
 
-/* (out_grad, data, gamma, mean, deviation) -> gradients of data, gamma, beta. */
+/* Gradient of the backward ops: (out_grad, data, gamma, mean, deviation) -> gradients of data,
+ * gamma, beta. */
 void mpg_gradient_standardised_back(mpg_gradient *g) {
   static const int inputs[] = {1, 2, MPG_ZEROS_LIKE(2)}, out_grads[] = {0};
   mpg_gradient_written_out(g, &(mpg_written_out){3, 1, inputs, out_grads, emit_standardised});
@@ -91,7 +92,7 @@ static void emit_l2_normalization(mpg_gradient *g, const mpg_value *inputs, mpg_
   outputs[0] = mpg_emit_cast(g, mpg_multiply(g, x, mpg_emit1(g, MPG_OP_rsqrt, NULL, sum)), dtype);
 }
 
-/* (out_grad, data, norm) -> gradient of data. */
+/* Gradient of the backward op: (out_grad, data, norm) -> gradient of data. */
 void mpg_gradient_l2_normalization_back(mpg_gradient *g) {
   static const int inputs[] = {1}, out_grads[] = {0};
   mpg_gradient_written_out(g, &(mpg_written_out){1, 1, inputs, out_grads, emit_l2_normalization});

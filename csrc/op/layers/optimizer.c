@@ -2,8 +2,8 @@
 #include "op/formula/arithmetic.h"
 #include "op/infer.h"
 
-/* Checks that input `i` has the shape of the weight, and its dtype or, in mixed precision,
- * float32. */
+/* Checks that input `i` has the shape of the weight, and float32 (`single`) or the dtype of the
+ * weight. */
 static mpg_status like_weight(mpg_infer *infer, int weight, int i, bool single) {
   mpg_shape shape = infer->inputs[weight].shape;
   if (mpg_shape_known(&shape)) MPG_TRY(mpg_infer_expect_shape(infer, i, &shape));
@@ -118,7 +118,7 @@ static mpg_status infer_multi(mpg_infer *infer, int per_weight, bool mixed, int 
   return MPG_OK;
 }
 
-/* Named by the arrays of each weight. */
+/* The names contain the number of arrays per weight. */
 mpg_status mpg_infer_multi_2(mpg_infer *infer) { return infer_multi(infer, 2, false, 0); }
 mpg_status mpg_infer_multi_3(mpg_infer *infer) { return infer_multi(infer, 3, false, 0); }
 mpg_status mpg_infer_multi_4(mpg_infer *infer) { return infer_multi(infer, 4, false, 0); }
@@ -131,7 +131,7 @@ mpg_status mpg_infer_preloaded_mixed_4(mpg_infer *infer) { return infer_multi(in
 
 /* --- LARS ------------------------------------------------------------------------------------- */
 
-/* lr * eta * |w| / (|g| * rescale + wd * |w| + eps); lr if a norm is 0. */
+/* LARS learning rate: lr * eta * |w| / (|g| * rescale + wd * |w| + eps), or lr if a norm is 0. */
 void mpg_compose_multi_lars(mpg_gradient *g, const mpg_value *inputs, mpg_value *outputs) {
   const mpg_multi_lars_params *p = g->params;
   for (int i = 1; i < 4; i++)

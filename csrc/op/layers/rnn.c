@@ -4,11 +4,11 @@
 #include "op/infer.h"
 #include "op/layers/rnn.h"
 
-/* Computes the number of elements of the flat parameter vector; false on overflow. */
+/* Computes the number of elements of the flat parameter vector. Returns false on overflow. */
 static bool flat_elements(const mpg_rnn_size *s, int64_t *elements) {
   int64_t total = 0, rows = s->gates * s->hidden, weights;
   for (int layer = 0; layer < s->layers; layer++) {
-    /* Both weights and both biases. */
+    /* Columns of both weights, and one for each of the two biases. */
     int64_t columns = mpg_rnn_layer_input(s, layer) + s->hidden + 2;
     if (__builtin_mul_overflow(rows, columns, &weights) ||
         __builtin_mul_overflow(weights, (int64_t)s->directions, &weights) ||
@@ -126,14 +126,14 @@ mpg_status mpg_infer_rnn_separate(mpg_infer *infer) {
 
 enum { MPG_RNN_RESULTS = 4 }; /* output, up to two states, reserve */
 
-/* Number of forward inputs of _rnn_backward. Its inputs are the forward inputs, output, reserve,
- * then the gradients of output and (state_outputs) states. */
+/* Returns the number of forward inputs among the inputs of _rnn_backward: the forward inputs,
+ * output, reserve, then the gradients of the output and (if state_outputs) of the states. */
 static int backward_forward_inputs(const mpg_rnn_backward_params *params) {
   const mpg_rnn_params *rnn = (const mpg_rnn_params *)params;
   return params->flat ? mpg_arity_rnn(NULL, rnn, 0) : mpg_arity_rnn_separate(NULL, rnn, 0);
 }
 
-/* Number of gradients: one per forward input except the sequence lengths. */
+/* Returns the number of gradients: one per forward input except the sequence lengths. */
 static int num_gradients(const mpg_rnn_backward_params *params) {
   return backward_forward_inputs(params) - (params->use_sequence_length ? 1 : 0);
 }
@@ -161,7 +161,7 @@ mpg_status mpg_infer_rnn_backward(mpg_infer *infer) {
   forward.train = params->dropped;
   MPG_TRY(params->flat ? mpg_infer_rnn(&forward) : mpg_infer_rnn_separate(&forward));
   int visible = forward.num_outputs - 1;
-  /* Output, reserve, gradients of the visible outputs. */
+  /* Checks output, reserve, and the gradients of the visible outputs. */
   for (int i = 0; i < forward.num_outputs + 1; i++) {
     const mpg_desc *desc = &results[i == 0 ? 0 : i == 1 ? visible : i - 2];
     MPG_TRY(mpg_infer_expect_dtype(infer, count + i, desc->dtype));
@@ -200,8 +200,8 @@ static void gradient(mpg_gradient *g, bool flat) {
 void mpg_gradient_rnn(mpg_gradient *g) { gradient(g, true); }
 void mpg_gradient_rnn_separate(mpg_gradient *g) { gradient(g, false); }
 
-/* Products of the input and of the state with their weights, for every step. Backward has two
- * products for each. */
+/* Cost of multiplying the input and the state by their weights at every step. Backward has two
+ * products for each forward product. */
 static mpg_cost cost(const mpg_infer *call, int products) {
   const mpg_shape *data = &call->inputs[0].shape;
   mpg_rnn_size s = mpg_rnn_size_of(call->params, data->dims[0], data->dims[1], data->dims[2]);

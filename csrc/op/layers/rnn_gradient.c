@@ -114,7 +114,7 @@ static mpg_value drop(mpg_gradient *g, const mpg_rnn_size *s, int layer, mpg_val
 }
 
 /* Emits a condition for `where`, one per row: 1 for the sequences that reach step t. Returns no
- * value if all of them do. */
+ * value if there are no lengths, so that all sequences do. */
 static mpg_value reached(mpg_gradient *g, mpg_value lengths, int64_t t) {
   return mpg_has_value(lengths)
              ? mpg_emit_scalar(g, MPG_OP__greater_equal_scalar, lengths, (double)(t + 1))
@@ -224,8 +224,8 @@ static void emit_rnn(mpg_gradient *g, const mpg_value *inputs, mpg_value *output
   mpg_free(a);
 }
 
-/* (forward inputs, output, reserve, gradients of the visible outputs) -> gradients of the forward
- * inputs. */
+/* Gradient of _rnn_backward: (forward inputs, output, reserve, gradients of the visible outputs)
+ * -> gradients of the forward inputs. */
 void mpg_gradient_rnn_back(mpg_gradient *g) {
   const mpg_rnn_backward_params *p = g->params;
   int numbers[MPG_RNN_MAX_INPUTS + 8];

@@ -21,8 +21,8 @@ mpg_rnn_size mpg_rnn_size_of(const mpg_rnn_params *params, int64_t time, int64_t
 
 bool mpg_rnn_reserve_elements(const mpg_rnn_size *s, bool dropout, int64_t *elements) {
   int64_t per_row = 0, rows, block;
-  /* Per layer and direction: gates, and cell states (LSTM) or the hidden part of n (GRU). Per layer
-   * except the last: its output, and with dropout its output after dropout. */
+  /* Blocks per layer and direction: the gates, and the cell states (LSTM) or the hidden part of n
+   * (GRU). */
   int64_t inner = s->gates + (s->is_lstm ? 1 : 0) + (s->mode == MPG_RNN_GRU ? 1 : 0);
   per_row = inner * s->layers * s->directions +
             (int64_t)(s->layers - 1) * s->directions * (dropout ? 2 : 1) +

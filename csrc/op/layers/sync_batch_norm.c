@@ -1,5 +1,5 @@
-/* BatchNorm over the batches of several devices, composed of other ops around a single op that is
- * the rendezvous of the devices. */
+/* BatchNorm over the batches of several devices. It is composed of other ops around _replicas, the
+ * only op in which the devices exchange data. */
 #include <string.h>
 
 #include "op/formula/arithmetic.h"
@@ -28,7 +28,7 @@ mpg_status mpg_infer_replicas(mpg_infer *infer) {
   return MPG_OK;
 }
 
-/* Returns the gradients of a row, from all replicas, to the replica that the row came from. */
+/* Sends the gradients of each row back to the replica that the row came from, which sums them. */
 void mpg_gradient_replicas(mpg_gradient *g) {
   mpg_replicas_params back = *(const mpg_replicas_params *)g->params;
   back.sum = !back.sum;
@@ -42,8 +42,8 @@ int mpg_arity_sync_batch_norm(const mpg_op *op, const void *params, int given) {
   return ((const mpg_sync_batch_norm_params *)params)->output_mean_var ? 3 : 1;
 }
 
-/* Composes BatchNorm without an exchange: with the statistics of this replica's batch, or the
- * moving ones. */
+/* Composes BatchNorm without an exchange: with the statistics of this replica's batch, or with the
+ * moving averages. */
 static void compose_alone(mpg_gradient *g, const mpg_value *inputs, mpg_value *outputs) {
   const mpg_sync_batch_norm_params *p = g->params;
   mpg_batch_norm_params params;

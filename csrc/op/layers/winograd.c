@@ -134,7 +134,8 @@ void mpg_gradient_winograd(mpg_gradient *g) {
         g, "_winograd_convolution has a gradient only with trains=True, add=False and relu=False");
     return;
   }
-  /* A convolution with the flipped weight and with channels and filters exchanged. */
+  /* The data gradient is a convolution with the flipped weight and with channels and filters
+   * exchanged. */
   if (g->needed[0]) {
     mpg_pack_winograd_params pack;
     mpg_winograd_params turned;
@@ -158,8 +159,8 @@ void mpg_gradient_winograd(mpg_gradient *g) {
     g->in_grads[3] = mpg_emit_channel_sum(g, g->out_grads[0], MPG_CHANNELS_LAST);
 }
 
-/* A tile of 2x2 results takes POINTS products instead of 36. Transforming data and results adds
- * some operations per element. */
+/* Cost of a Winograd convolution. A tile of 2x2 results takes POINTS products instead of 36.
+ * Transforming data and results adds some operations per element. */
 static mpg_cost cost(const mpg_infer *call, const mpg_winograd *w) {
   double tiles = (double)w->tiles, channels = (double)w->channels, filters = (double)w->filters;
   return mpg_cost_of(
