@@ -5,7 +5,7 @@
 #include "op/formula/arithmetic.h"
 #include "op/infer.h"
 
-/* Boxes as x, y, width and height; each array is (..., 1). */
+/* Boxes as center x and y, width and height; each array is (..., 1). */
 typedef struct box {
   mpg_value x, y, width, height;
 } box;

@@ -9,16 +9,18 @@
 #include "op/infer.h"
 
 /* --- Products at displacements ---------------------------------------------------------------- */
-/* The element (i, j) of `first`, (batch, channels, rows, columns), is multiplied by the element
- * (most + i * step + down, most + j * step + right) of `second`, (batch, channels, height, width).
- * down and right are multiples of the stride from -most to most. All three ops are linear in each
- * of their inputs, so the gradients of each op are the other two. */
+/* _displaced_products multiplies element (i, j) of `first`, (batch, channels, rows, columns), by
+ * element (most + i * step + down, most + j * step + right) of `second`, (batch, channels, height,
+ * width), and sums over the channels. down and right are multiples of the stride from -most to
+ * most. _displaced_first and _displaced_second are its gradients. All three ops are linear in each
+ * input, so the gradients of each op are the other two ops. */
 static int64_t displacements(const mpg_displaced_params *p) {
   int64_t across = 2 * (p->most / p->stride) + 1;
   return across * across;
 }
 
-/* `products`, `first` and `second` are indices among the inputs; RESULT means the output. */
+/* Infers one of the three ops. `products`, `first` and `second` are indices among its inputs;
+ * RESULT means the output. */
 enum { RESULT = -1 };
 static mpg_status infer_displaced(mpg_infer *infer, int products, int first, int second) {
   const mpg_displaced_params *p = infer->params;
@@ -65,7 +67,7 @@ mpg_status mpg_infer_displaced_second(mpg_infer *infer) {
   return infer_displaced(infer, 0, 1, RESULT);
 }
 
-/* One product per element of the first array, displacement, and channel. */
+/* Cost of one product for each element of the first array, displacement and channel. */
 mpg_cost mpg_cost_displaced(const mpg_infer *call) {
   const mpg_shape *a = &call->inputs[0].shape, *b = &call->inputs[1].shape;
   bool products = call->op->id == MPG_OP__displaced_products;
@@ -133,7 +135,7 @@ static mpg_value part(mpg_gradient *g, mpg_value data, const window *w, int64_t 
   return mpg_emit1(g, MPG_OP_slice, &params, data);
 }
 
-/* Pads with zeros. */
+/* Pads height and width with zeros. */
 static mpg_value padded(mpg_gradient *g, mpg_value data, int64_t pad) {
   for (int axis = 2; axis < 4 && pad > 0 && g->status == MPG_OK; axis++) {
     mpg_shape edge = mpg_value_desc(g, data)->shape;

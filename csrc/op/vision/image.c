@@ -8,7 +8,7 @@
 typedef struct image {
   mpg_value data; /* in a floating dtype */
   mpg_dtype dtype, working;
-  int height, width, channels; /* axes */
+  int height, width, channels; /* indices of the axes */
   int64_t num_channels;
 } image;
 
@@ -19,8 +19,8 @@ static image fail_image(mpg_gradient *g, const mpg_shape *shape, const char *ord
   return (image){.data = MPG_NO_VALUE};
 }
 
-/* Checks data, (height, width, channels) or a batch of that, and casts it. `colors` requires 1 or 3
- * channels. */
+/* Checks that data is an image (height, width, channels) or a batch of images, and casts it.
+ * `colors` requires 1 or 3 channels. */
 static image begin(mpg_gradient *g, mpg_value data, bool colors) {
   const mpg_desc *desc = mpg_value_desc(g, data);
   int ndim = desc->shape.ndim;
@@ -65,7 +65,8 @@ void mpg_compose_image_to_tensor(mpg_gradient *g, const mpg_value *inputs, mpg_v
   outputs[0] = mpg_emit_scalar(g, MPG_OP__div_scalar, data, 255);
 }
 
-/* Emits one number per channel. `numbers` has one for each channel, or the same one for all. */
+/* Emits the values of `numbers` along the channel axis. If they are all equal, one of them is
+ * enough. */
 static mpg_value channel_numbers(mpg_gradient *g, mpg_value data, const mpg_floats *numbers,
                                  const char *name) {
   if (g->status != MPG_OK) return MPG_NO_VALUE;
@@ -181,7 +182,7 @@ static mpg_value adjust_brightness(mpg_gradient *g, const image *im, mpg_value d
   return mpg_multiply(g, data, factor);
 }
 
-/* factor * data + (1 - factor) * middle */
+/* Emits factor * data + (1 - factor) * middle. */
 static mpg_value away_from(mpg_gradient *g, mpg_value data, mpg_value middle, mpg_value factor) {
   return mpg_add(g, mpg_multiply(g, data, factor),
                  mpg_multiply(g, middle, mpg_minus_from(g, 1, factor)));
@@ -199,8 +200,8 @@ static mpg_value adjust_saturation(mpg_gradient *g, const image *im, mpg_value d
                                : away_from(g, data, gray(g, im, data), factor);
 }
 
-/* Computes a channel from a hue in sixths of the circle, from 0 to 6, a lightness and a chroma.
- * This is f(n) of Wikipedia, HSL and HSV, from HSL to RGB, with n = `peak`. */
+/* HSL to RGB: emits a color channel from a hue in sixths of the circle (0 to 6), a lightness and a
+ * chroma. This is f(n) in Wikipedia's article "HSL and HSV", with n = `peak`. */
 static mpg_value channel_of(mpg_gradient *g, mpg_value hue, mpg_value lightness, mpg_value chroma,
                             double peak) {
   mpg_value k = mpg_emit_scalar(g, MPG_OP__mod_scalar, mpg_plus(g, mpg_times(g, hue, 2), peak), 12);
@@ -269,8 +270,8 @@ ENHANCE(contrast, adjust_contrast)
 ENHANCE(saturation, adjust_saturation)
 ENHANCE(hue, adjust_hue)
 
-/* Applies the adjustments in random order. Each one has a random key, and the rank of the key is
- * its turn. */
+/* Applies the adjustments in random order: each one draws a random key, and they run in the order
+ * of their keys. */
 void mpg_compose_image_random_color_jitter(mpg_gradient *g, const mpg_value *inputs,
                                            mpg_value *outputs) {
   enum { MOST = 4 };
@@ -310,7 +311,8 @@ void mpg_compose_image_random_color_jitter(mpg_gradient *g, const mpg_value *inp
 }
 
 /* --- Lighting --------------------------------------------------------------------------------- */
-/* Principal components of ImageNet's colors times their deviations: red, green, blue. */
+/* Principal components of ImageNet's colors times their standard deviations, one component per
+ * column. The rows are red, green and blue. */
 static const double components[3][3] = {{55.46 * -0.5675, 4.794 * 0.7192, 1.148 * 0.4009},
                                         {55.46 * -0.5808, 4.794 * -0.0045, 1.148 * -0.8140},
                                         {55.46 * -0.5836, 4.794 * -0.6948, 1.148 * 0.4203}};

@@ -7,13 +7,14 @@
 #include "op/vision/resample.h"
 #include "op/vision/sampling.h"
 
-/* Emits 0 to `count` - 1, as a column (0) or a row (1) of float64. */
+/* Emits 0 to `count` - 1 in float64, as a column (axis 0) or a row (axis 1). */
 static mpg_value count_to(mpg_gradient *g, mpg_value like, int64_t count, int axis) {
   mpg_shape shape = {.ndim = 2, .dims = {axis ? 1 : count, axis ? count : 1}};
   return mpg_emit_count(g, like, count, MPG_FLOAT64, &shape);
 }
 
-/* Area averaging: each element is the mean of the part of the `from` elements that it covers. */
+/* Shrinks an axis by area averaging: each result element is the mean of the input elements that it
+ * covers, weighted by the covered part of each. */
 static mpg_value covered(mpg_gradient *g, mpg_value data, int axis, int64_t size) {
   if (g->status != MPG_OK) return MPG_NO_VALUE;
   mpg_shape shape = mpg_value_desc(g, data)->shape;

@@ -18,8 +18,8 @@ int mpg_arity_proposal_outputs(const mpg_op *op, const void *params, int given) 
   return 1 + ((const mpg_proposal_params *)params)->output_score;
 }
 
-/* Emits one of xmin, ymin, xmax, ymax for all anchors at the first position. The anchors have equal
- * areas in the given ratios and are then scaled; sizes are rounded as in MXNet. */
+/* Emits one of xmin, ymin, xmax, ymax for all anchors at the first position. Before scaling, the
+ * anchors have equal areas and the given aspect ratios. Sizes are rounded as in MXNet. */
 static mpg_value anchors(mpg_gradient *g, mpg_value like, mpg_dtype dtype, int which) {
   const mpg_proposal_params *params = g->params;
   double numbers[MPG_MAX_FLOATS], center = 0.5 * (double)(params->feature_stride - 1);
@@ -88,8 +88,8 @@ static mpg_value is_small(mpg_gradient *g, mpg_value low, mpg_value high, mpg_va
                    least);
 }
 
-/* Emits the boxes to keep, as positions among the `count` boxes of an image: (batch, kept). If
- * there are fewer boxes, they are repeated. */
+/* Emits the indices of the boxes to keep, among the boxes of all images: (batch,
+ * rpn_post_nms_top_n). If non-maximum suppression keeps fewer boxes, they are repeated. */
 static mpg_value kept(mpg_gradient *g, const box *b, mpg_value score, int64_t batch,
                       int64_t count) {
   const mpg_proposal_params *params = g->params;
@@ -97,7 +97,8 @@ static mpg_value kept(mpg_gradient *g, const box *b, mpg_value score, int64_t ba
             numbers = {.ndim = 3, .dims = {1, count, 1}},
             places = {.ndim = 2, .dims = {1, params->rpn_post_nms_top_n}};
   if (g->status != MPG_OK) return MPG_NO_VALUE;
-  /* A box includes its last element. The column after the box is its position. */
+  /* box_nms excludes the upper ends of boxes, but these boxes include their last element, so 1 is
+   * added. The last column is the index of the box in its image. */
   mpg_value parts[] = {score,
                        b->x1,
                        b->y1,
@@ -184,8 +185,8 @@ void mpg_compose_proposal(mpg_gradient *g, const mpg_value *inputs, mpg_value *o
   box b;
   moved(g, score, deltas, arrays[2], 0, &b.x1, &b.x2);
   moved(g, score, deltas, arrays[2], 1, &b.y1, &b.y2);
-  /* Boxes at positions outside the image come last in the order. Boxes that are too small are
-   * enlarged and also come last. */
+  /* Boxes at positions outside the image get the score -1, so they are chosen last. Boxes that are
+   * too small are enlarged and get the score -1 as well. */
   mpg_value last = MPG_NO_VALUE;
   for (int i = 0; i < 2; i++) {
     mpg_value real = mpg_emit1(g, MPG_OP_floor, NULL,

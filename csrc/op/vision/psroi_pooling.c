@@ -13,7 +13,7 @@ static void extent_of(mpg_gradient *g, mpg_value rois, int axis, double scale, d
                       int ndim, mpg_value *begin, mpg_value *size) {
   mpg_value first = mpg_emit1(g, MPG_OP_round, NULL, mpg_emit_roi_number(g, rois, 2 - axis, ndim)),
             last = mpg_emit1(g, MPG_OP_round, NULL, mpg_emit_roi_number(g, rois, 4 - axis, ndim));
-  scale = (double)(float)scale; /* float32, as in MXNet; corners are rounded after this */
+  scale = (double)(float)scale; /* float32, as in MXNet, because the corners of bins are rounded */
   *begin = mpg_plus(g, mpg_times(g, first, scale), shift);
   mpg_value end = mpg_plus(g, mpg_times(g, mpg_plus(g, last, 1), scale), shift);
   *size = mpg_emit_scalar(g, MPG_OP__maximum_scalar, mpg_subtract(g, end, *begin), 0.1);
@@ -54,9 +54,9 @@ static bool has_channels(mpg_gradient *g, const mpg_value *inputs, int64_t outpu
 }
 
 /* --- Bins of whole elements ------------------------------------------------------------------- */
-/* Emits the integral image (batch, channels, height + 1, width + 1): each element is the sum of all
- * elements above and to the left. The sum of a rectangle combines four of them. They are float64,
- * so that enough digits remain after cancellation. */
+/* Emits the integral image (batch, channels, height + 1, width + 1): each element is the sum of
+ * all elements above and to the left, so the sum of a rectangle follows from four elements. The
+ * sums are float64, so that enough digits remain after cancellation. */
 static mpg_value corner_sums(mpg_gradient *g, mpg_value data) {
   data = mpg_emit_cast(g, data, MPG_FLOAT64);
   for (int axis = 2; axis < 4 && g->status == MPG_OK; axis++) {

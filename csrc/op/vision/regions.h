@@ -5,8 +5,8 @@
 
 #include "op/op.h"
 
-/* True if data and rois (with `numbers` columns) have these shapes and the same dtype. Otherwise
- * the composition fails with an error. */
+/* True if data and rois (with `numbers` columns) have the shapes above and the same dtype.
+ * Otherwise the composition fails with an error. */
 bool mpg_is_regions(mpg_gradient *g, const mpg_value *inputs, int numbers);
 /* Emits one column of rois, with shape (regions, 1, ...) of `ndim` axes. */
 mpg_value mpg_emit_roi_number(mpg_gradient *g, mpg_value rois, int column, int ndim);

@@ -1,4 +1,4 @@
-/* Resizing along an axis, a linear map, and its transpose. */
+/* Resizing along an axis, which is a linear map, and its gradient, the transposed map. */
 #include "op/vision/resample.h"
 
 #include <string.h>

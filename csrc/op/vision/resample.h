@@ -9,7 +9,8 @@
 
 #include "base/host_device.h"
 
-/* Interpolation kinds, numbered as in OpenCV. AREA is only used to enlarge; shrinking averages. */
+/* Interpolation kinds, numbered as in OpenCV. AREA only enlarges here; to shrink, image_resize.c
+ * averages. */
 enum {
   MPG_RESAMPLE_NEAREST,
   MPG_RESAMPLE_LINEAR,
@@ -22,7 +23,8 @@ typedef struct mpg_resample_axis {
   int64_t from, size;
   double scale; /* elements of `from` per element of `size` */
   int kind, count;
-  /* True if the centers of the end elements stay in place, instead of the edges. */
+  /* align_corners: 1 if the centers of the first and last elements stay in place, 0 if the outer
+   * edges do. */
   int corners;
 } mpg_resample_axis;
 
@@ -79,7 +81,7 @@ MPG_HOST_DEVICE mpg_taps mpg_resample_taps(const mpg_resample_axis *axis, int64_
     taps.weight[2] = mpg_cubic_near(1 - part);
     taps.weight[3] = mpg_cubic_far(2 - part);
   } else if (axis->kind == MPG_RESAMPLE_LANCZOS) {
-    double sum = 0; /* sin(pi t) sin(pi t / 4) / t^2; the first factor only changes its sign */
+    double sum = 0; /* sin(pi t) sin(pi t / 4) / t^2; sin(pi t) differs only in sign */
     for (int k = 0; k < 8; k++) {
       double t = k == 3 ? fmax(part, 1e-9) : part + (3 - k);
       taps.weight[k] = (k % 2 ? -1 : 1) * sin(t * (3.14159265358979323846 / 4)) / (t * t);

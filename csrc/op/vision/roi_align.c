@@ -7,7 +7,8 @@
 #include "op/vision/regions.h"
 #include "op/vision/sampling.h"
 
-/* With more samples along an axis of a bin, the products for any number of samples are faster. */
+/* Largest sample_ratio for which sampled() is used. With more samples per bin, matrix products
+ * (weighted()) are faster. */
 enum { MOST_SAMPLES = 4 };
 
 /* Extent of regions along height or width, in elements; each array is (regions, 1, 1). */
@@ -53,7 +54,7 @@ static mpg_value sampled(mpg_gradient *g, mpg_value data, mpg_value rois, const 
   for (int64_t i = 0; i < samples * samples && g->status == MPG_OK; i++) {
     mpg_value y = sample_along(g, high, i / samples, samples, false),
               x = sample_along(g, wide, i % samples, samples, true);
-    /* Only samples of existing images, at most one element outside the edge, are counted. */
+    /* Counts only samples of existing images that are at most one element outside the edge. */
     mpg_value counted = mpg_multiply(g, mpg_emit_within(g, y, -1, (double)high->elements),
                                      mpg_emit_within(g, x, -1, (double)wide->elements));
     counted = mpg_emit_reshape(g, mpg_multiply(g, counted, there), &weights);
@@ -67,8 +68,9 @@ static mpg_value sampled(mpg_gradient *g, mpg_value data, mpg_value rois, const 
 }
 
 /* --- Any number of samples -------------------------------------------------------------------- */
-/* The samples of a bin are a grid, and their weights are products of one weight along height and
- * one along width. The means are therefore two matrix products, for any number of samples. */
+/* The samples of a bin form a grid, and their weights are separable: products of a weight along
+ * height and a weight along width. The means are therefore two matrix products, for any number of
+ * samples. */
 
 /* Emits the weight of each element in each bin, (regions, bins, elements). It is the mean of max(0,
  * 1 - distance from the element) over the samples of a bin, which are `step` apart.
@@ -92,8 +94,8 @@ static mpg_value weights_along(mpg_gradient *g, const extent *e, int64_t ratio, 
       mpg_add(g, mpg_emit_cast(g, e->begin, MPG_FLOAT64),
               mpg_multiply(g, length, mpg_emit_count(g, length, e->bins, MPG_FLOAT64, &bins)));
   /* Samples are at begin + (i + 0.5) * step for i < count. For each edge -1, 0, ... n, `below` is
-   * the number of samples below it and `sums` is the sum of their positions. The last edge belongs
-   * to the image. */
+   * the number of samples below the edge, and `sums` is the sum of their positions. The last edge
+   * is moved by 1e-9, so that a sample exactly on it counts. */
   mpg_value edge = mpg_plus(g, mpg_emit_count(g, length, n + 2, MPG_FLOAT64, &edges), -1);
   edge = mpg_add(g, edge,
                  mpg_times(g, mpg_emit_scalar(g, MPG_OP__equal_scalar, edge, (double)n), 1e-9));
@@ -131,8 +133,8 @@ static mpg_value batch_product(mpg_gradient *g, mpg_value a, mpg_value b, bool t
   return mpg_emit2(g, MPG_OP_batch_dot, &params, a, b);
 }
 
-/* Emits the sums of the data times the weights of rows, (regions, bins, all rows of all images),
- * and of columns: (regions, channels, bins, bins). */
+/* Multiplies the data by the weights of rows, (regions, bins, all rows of all images), and of
+ * columns, (regions, bins, columns). The weighted sums are (regions, channels, bins, bins). */
 static mpg_value weighted(mpg_gradient *g, mpg_value data, mpg_value rows, mpg_value columns) {
   static const int64_t rows_first[] = {0, 2, 1, 3}, channels_second[] = {0, 2, 1, 3};
   if (g->status != MPG_OK) return MPG_NO_VALUE;

@@ -1,6 +1,6 @@
 /* Max pooling of regions of interest (Girshick, Fast R-CNN, 2015). A kernel finds the positions of
- * the largest elements; other ops gather them and scatter the gradient. Also has the inference of
- * rotated regions, which have their own kernel. */
+ * the largest elements; other ops gather them and scatter the gradient. Also contains the
+ * inference of RROIAlign, whose rotated regions need a kernel of their own. */
 #include <string.h>
 
 #include "op/formula/arithmetic.h"

@@ -91,7 +91,7 @@ void mpg_compose_bilinear_resize(mpg_gradient *g, const mpg_value *inputs, mpg_v
     outputs[0] = mpg_emit1(g, MPG_OP__copy, NULL, inputs[0]);
     return;
   }
-  int64_t sizes[] = {height, width}; /* a single result element is the first element */
+  int64_t sizes[] = {height, width}; /* a single result is the first element */
   for (int axis = 3; axis >= 2; axis--)
     data = mpg_emit_resample(g, data, axis, sizes[axis - 2], MPG_RESAMPLE_LINEAR,
                              params->align_corners || sizes[axis - 2] == 1);
@@ -99,8 +99,8 @@ void mpg_compose_bilinear_resize(mpg_gradient *g, const mpg_value *inputs, mpg_v
 }
 
 /* --- Adaptive pooling ------------------------------------------------------------------------- */
-/* Emits a matrix (to, from): row j averages the elements from floor(j from / to) to ceil((j + 1)
- * from / to). */
+/* Emits adaptive average pooling as a matrix (to, from): row j averages the elements [floor(j *
+ * from / to), ceil((j + 1) * from / to)). */
 static mpg_value averages(mpg_gradient *g, mpg_value like, int64_t from, int64_t to,
                           mpg_dtype dtype) {
   mpg_value row = count_along(g, like, to, 0, 2, MPG_FLOAT64),
@@ -118,7 +118,7 @@ static mpg_value averages(mpg_gradient *g, mpg_value like, int64_t from, int64_t
   return mpg_emit_cast(g, mpg_divide(g, inside, mpg_subtract(g, end, begin)), dtype);
 }
 
-/* Averages the last axis: (..., from) to (..., to). */
+/* Applies adaptive average pooling to the last axis: (..., from) to (..., to). */
 static mpg_value averaged(mpg_gradient *g, mpg_value data, int64_t to) {
   if (g->status != MPG_OK) return MPG_NO_VALUE;
   mpg_shape shape = mpg_value_desc(g, data)->shape;
@@ -211,8 +211,8 @@ mpg_pixels mpg_emit_pixels(mpg_gradient *g, mpg_value data, int64_t groups, int 
   return pixels;
 }
 
-/* Samples data (batch, channels, height, width) at grid (batch, 2, rows, columns), with x and y
- * from -1 to 1. */
+/* Samples data (batch, channels, height, width) at the positions of grid (batch, 2, rows,
+ * columns), whose x and y are from -1 to 1. */
 static mpg_value at_grid(mpg_gradient *g, mpg_value data, mpg_value grid) {
   static const int64_t first[] = {0, 3, 1, 2};
   if (g->status != MPG_OK) return MPG_NO_VALUE;
@@ -248,8 +248,8 @@ void mpg_compose_bilinear_sampler(mpg_gradient *g, const mpg_value *inputs, mpg_
 }
 
 /* --- Grids ------------------------------------------------------------------------------------ */
-/* Multiplies theta (batch, 6), two rows of three, by (x, y, 1) of each position: (batch, 2, height,
- * width). */
+/* Emits an affine sampling grid (batch, 2, height, width): theta (batch, 6), two rows of three
+ * numbers, times (x, y, 1) of each position. */
 static mpg_value affine_grid(mpg_gradient *g, mpg_value theta, const mpg_tuple *target) {
   if (g->status != MPG_OK) return MPG_NO_VALUE;
   mpg_shape shape = mpg_value_desc(g, theta)->shape;
@@ -284,7 +284,7 @@ static mpg_value affine_grid(mpg_gradient *g, mpg_value theta, const mpg_tuple *
   return mpg_emit_reshape(g, grid, &result);
 }
 
-/* Converts a flow (batch, 2, height, width), in elements, to a grid. */
+/* Converts an optical flow (batch, 2, height, width), in elements, to a sampling grid. */
 static mpg_value warp_grid(mpg_gradient *g, mpg_value flow) {
   mpg_shape shape = mpg_value_desc(g, flow)->shape;
   mpg_dtype dtype = mpg_value_desc(g, flow)->dtype;

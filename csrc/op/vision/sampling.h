@@ -11,7 +11,7 @@ typedef struct mpg_pixels {
   mpg_value base;
   mpg_dtype index; /* int32, or int64 if there are more rows */
   int64_t height, width;
-  bool clamped; /* positions outside have the value of the edge if true, otherwise 0 */
+  bool clamped; /* if true, positions outside have the value of the edge; otherwise 0 */
 } mpg_pixels;
 
 /* Prepares data (batch, groups * channels, height, width). Positions will have `ndim` axes, the
