@@ -1,4 +1,4 @@
-/* Costs of ops without products, and conversion of a cost to seconds. See op.h. */
+/* Cost rules that many ops share, and conversion of a cost to seconds. See op.h. */
 #include "op/infer.h"
 
 static double size_of(const mpg_desc *desc) { return (double)mpg_shape_size(&desc->shape); }
@@ -22,7 +22,8 @@ double mpg_cost_bytes(const mpg_infer *call) {
              : written + total(call->inputs, call->num_inputs, bytes_of);
 }
 
-/* Number of elements processed: of all inputs or of all outputs, whichever is larger. */
+/* Returns the number of elements that a call processes: the total of the inputs or of the outputs,
+ * whichever is larger. */
 static double worked_on(const mpg_infer *call) {
   if (call->op->flags & MPG_OP_VIEW) return 0;
   double out = total(call->outputs, call->num_outputs, size_of);
@@ -45,8 +46,8 @@ mpg_cost mpg_cost_math(const mpg_infer *call) {
 
 mpg_cost mpg_cost_draws(const mpg_infer *call) { return mpg_cost_math(call); }
 
-/* If an input is larger than the result (a slice, a table), only as many elements are read as the
- * result has; a smaller one is read entirely. */
+/* Cost of moving elements. Reads at most as many bytes as it writes, because only a part of a
+ * large input (a table, the source of a slice) is read. */
 mpg_cost mpg_cost_moves(const mpg_infer *call) {
   double in = total(call->inputs, call->num_inputs, bytes_of),
          out = total(call->outputs, call->num_outputs, bytes_of);
@@ -59,7 +60,8 @@ typedef struct rates {
   double start, bytes, flops, copied;
 } rates;
 
-/* Rates of a CPU core with its share of the memory bandwidth, and of a typical training GPU. */
+/* Seconds per launch, then bytes, operations and copied bytes per second: for a CPU core with its
+ * share of the memory bandwidth, and for a typical training GPU. */
 static const rates cpu_rates = {1e-6, 1e10, 1e11, 5e9}, gpu_rates = {5e-6, 2e12, 4e13, 2e10};
 
 static const rates *rates_of(int32_t device_type) {
@@ -72,7 +74,7 @@ double mpg_cost_seconds(mpg_cost cost, int32_t device_type, mpg_dtype dtype) {
   double flops = dtype == MPG_FLOAT64             ? r->flops / 2
                  : half && device_type == MPG_GPU ? r->flops * 8
                                                   : r->flops;
-  if (cost.bytes == 0 && cost.flops == 0) return 0; /* a view */
+  if (cost.bytes == 0 && cost.flops == 0) return 0; /* a view costs nothing */
   return r->start + larger(cost.bytes / r->bytes, cost.flops / flops);
 }
 

@@ -1,5 +1,5 @@
-/* Fused groups, as backends see them: ops that run tile by tile, so that intermediate results need
- * no memory.
+/* Fused groups, the interface to backends. The ops of a group run tile by tile, so intermediate
+ * results only need the memory of a tile.
  *
  * Tiles. The domain of a group is a row-major box of dims. Each value of the group varies along
  * some dims and is broadcast along the others (its size is 1 there). Tiles cut the domain along
@@ -13,9 +13,10 @@
  * chunks of a fixed number of source rows, first within each chunk and then across chunks in the
  * same way. Tiles can therefore feed it in order, and threads can take different chunks.
  *
- * Producer. A group may have one: a product that is computed in panels of rows (op/math/product.h).
- * Its result varies along the whole domain. The tiles of a panel's rows may run as soon as the
- * panel is ready. If nothing outside the group reads the result, it only has the memory of a panel.
+ * Producer. A group may have a producer, a product that is computed in panels of rows
+ * (op/math/product.h). Its result varies along the whole domain. The tiles of a panel's rows may
+ * run as soon as the panel is ready. If nothing outside the group reads the result, only one panel
+ * of it is stored.
  *
  * Backends either run the members' kernels on each tile (kernels/cpu/math/fused.c) or generate one
  * kernel (backends with a `fuses` function). Members are in execution order, and each element has
@@ -40,10 +41,9 @@ enum { MPG_FUSED_MAX_MEMBERS = 64, MPG_FUSED_MAX_VALUES = 128, MPG_FUSED_MAX_TRA
 
 enum { MPG_FUSED_MAX_ROW = 8192 }; /* elements per row that a generated kernel reduces */
 
-enum { MPG_REDUCTION_CHUNK = 16384 }; /* approximate number of elements */
+enum { MPG_REDUCTION_CHUNK = 16384 }; /* approximate number of elements per chunk */
 
-/* Returns the rows per chunk of a reduction of (count, inner) to (inner). If inner is 1, these are
- * elements. */
+/* Returns the number of rows per chunk of a reduction of (count, inner) to (inner). */
 static inline int64_t mpg_reduction_chunk(int64_t count, int64_t inner) {
   int64_t length = inner >= MPG_REDUCTION_CHUNK / 64 ? 64 : MPG_REDUCTION_CHUNK / inner;
   if (count <= length + length / 2) length = count;
@@ -54,8 +54,8 @@ typedef struct mpg_fused_value {
   mpg_dtype dtype;
   uint32_t varying;              /* bit i is set if the value varies along dim i */
   int64_t strides[MPG_MAX_NDIM]; /* in elements; 0 along broadcast dims */
-  /* Operand of the call: inputs, then outputs. LOCAL has only the memory of a tile; PANEL is a
-   * producer's result with only the memory of a panel. */
+  /* Index among the call's operands: inputs, then outputs. LOCAL has only the memory of a tile;
+   * PANEL is a producer's result with only the memory of a panel. */
   uint32_t operand;
   uint32_t slot; /* LOCAL values only; values in one slot have disjoint lifetimes */
 } mpg_fused_value;
@@ -67,7 +67,7 @@ typedef struct mpg_fused_draw { /* random draws of a member */
 
 typedef struct mpg_fused_member {
   const mpg_op *op;
-  const void *params; /* axes count from the end of the domain */
+  const void *params; /* axis parameters count from the end of the domain */
   mpg_kernel_fn kernel;
   uint32_t operands, num_inputs, num_outputs; /* index of the first operand; inputs, then outputs */
   uint32_t draw;                              /* index of the draw; UINT32_MAX if not random */
@@ -92,7 +92,7 @@ typedef struct mpg_fused {
   mpg_fused_producer producer;
   const mpg_fused_member *members;
   const mpg_fused_value *values;
-  /* Value indices, by members' operands; MPG_FUSED_LOCAL if the contents are not read. */
+  /* Value index of each operand of the members; MPG_FUSED_LOCAL if the contents are not read. */
   const uint32_t *operands;
   const uint8_t *slot_bytes; /* size of the largest element in each slot */
   const mpg_fused_draw *draws;
@@ -102,9 +102,9 @@ typedef struct mpg_fused {
   const char *name;     /* "sum+mul+relu" */
 } mpg_fused;
 
-/* True if the fused kernels of a device type can compute an op. `dtypes` lists those of the
- * inputs, then the outputs. A NULL function accepts all ops. Set once when the backend's library
- * is loaded. */
+/* True if the fused kernels of a device type can compute an op. `dtypes` lists the dtypes of the
+ * inputs, then of the outputs. A NULL function accepts all ops. Set once when the backend's
+ * library is loaded. */
 typedef bool (*mpg_fuses_fn)(const mpg_op *op, const void *params, const mpg_dtype *dtypes,
                              int count);
 void mpg_kernels_set_fuses(mpg_device_type type, mpg_fuses_fn fuses);

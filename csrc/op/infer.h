@@ -1,5 +1,5 @@
-/* Declarations of the inference rules, gradients and arities that the rows of ops.def name, and
- * helpers for the files of op families. */
+/* Declarations of the inference rules, costs, gradients and arities that the rows of ops.def name,
+ * and helpers that the files of op families share. */
 #ifndef MPG_OP_INFER_H
 #define MPG_OP_INFER_H
 
@@ -25,7 +25,7 @@
 
 /* Gradient of ops that are not differentiable. Fails with an error that names the op. */
 void mpg_gradient_missing(mpg_gradient *g);
-/* Returns one array per name. */
+/* Default arity, one array per name in the row. Returns `given`. */
 int mpg_arity_names(const mpg_op *op, const void *params, int given);
 
 /* Shared rules. */
@@ -42,16 +42,16 @@ static inline bool mpg_infer_begin(mpg_infer *infer) {
 mpg_status mpg_infer_expect_dtype(mpg_infer *infer, int input, mpg_dtype dtype);
 /* Requires inputs[i].shape to match `shape`, and completes it. */
 mpg_status mpg_infer_expect_shape(mpg_infer *infer, int input, const mpg_shape *shape);
-/* Like mpg_infer_expect_shape, for infer_inputs rules: the error says that the output has uses
- * which require `shape`. Sizes of `shape` may be unknown. */
+/* Like mpg_infer_expect_shape, for infer_inputs rules. The error says that the following ops
+ * require `shape`. Sizes of `shape` may be unknown. */
 mpg_status mpg_infer_input_shape(mpg_infer *infer, int input, const mpg_shape *shape);
-/* Converts an mpg_tuple to a shape. Fails if a size is negative or if the array would be too large
- * for any dtype. */
+/* Converts an mpg_tuple to a shape. Fails if a size is negative or if an array of float64, the
+ * widest dtype, would be too large. */
 mpg_status mpg_infer_tuple_shape(mpg_infer *infer, const mpg_tuple *tuple, mpg_shape *shape);
 /* Returns the bytes of inputs and outputs whose contents a call accesses. */
 double mpg_cost_bytes(const mpg_infer *call);
 enum { MPG_COST_FUNCTION = 10 }; /* floating-point operations per elementary function */
-/* Returns a cost of `flops` operations and one access to all inputs and outputs. */
+/* Returns the cost of `flops` operations that access all inputs and outputs once. */
 static inline mpg_cost mpg_cost_of(const mpg_infer *call, double flops) {
   return (mpg_cost){mpg_cost_bytes(call), flops};
 }

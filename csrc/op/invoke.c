@@ -61,8 +61,8 @@ static bool may_alias_all(const mpg_invocation *inv) {
         if (!may_alias(inv, o, i)) return false;
     return true;
   }
-  /* Linked lists per bucket: the last input, and for each input the previous one; -1 ends a
-   * list. */
+  /* Each bucket holds a linked list of inputs: first[] is the head, next[] the following input; -1
+   * ends the list. */
   int16_t first[ALIAS_BUCKETS], next[MPG_MAX_INPUTS];
   memset(first, -1, sizeof first);
   for (int i = 0; i < inv->num_inputs; i++) {
@@ -117,7 +117,7 @@ static mpg_status invoke_aside(mpg_invocation *inv) {
 static mpg_status check_failures(const mpg_invocation *inv) {
   if (!(inv->op->flags & MPG_OP_SHAPE_ONLY))
     for (int i = 0; i < inv->num_inputs; i++) MPG_TRY(mpg_storage_failure(inv->inputs[i].storage));
-  /* The part of an array that a write keeps must be valid. */
+  /* A write to a part of an array keeps the rest, so the array must be valid. */
   for (int i = 0; i < inv->num_outputs; i++)
     if (mpg_tensor_bytes(&inv->outputs[i]) != inv->outputs[i].storage->size)
       MPG_TRY(mpg_storage_failure(inv->outputs[i].storage));
@@ -148,14 +148,15 @@ static bool runs_inline(const mpg_invocation *inv, const mpg_device *device,
   return true;
 }
 
-/* Records writes that are complete: done by this thread, or not needed on a remote device. */
+/* Records writes as complete, because this thread did them or another process does them on a
+ * remote device. */
 static void note_writes(const mpg_invocation *inv, bool written_inputs) {
   for (int o = 0; o < inv->num_outputs; o++) mpg_storage_add_write(inv->outputs[o].storage, 0);
   for (int i = 0; written_inputs && i < inv->num_inputs; i++)
     if (mpg_op_input_mutable(inv->op, i)) mpg_storage_add_write(inv->inputs[i].storage, 0);
 }
 
-/* Returns NONE if remote devices do all of the work. */
+/* Returns this process's part in the work; MPG_TRANSFER_NONE if remote devices do all of it. */
 static mpg_transfer_kind transfer_kind(const mpg_invocation *inv, const mpg_device *device) {
   if (!(inv->op->flags & MPG_OP_COPY) || !inv->num_inputs)
     return device->remote ? MPG_TRANSFER_NONE : MPG_TRANSFER_HERE;
@@ -168,7 +169,7 @@ static mpg_transfer_kind transfer_kind(const mpg_invocation *inv, const mpg_devi
 typedef struct seen_inputs {
   const mpg_invocation *inv;
   uint32_t versions[MPG_MAX_NAMED];
-  bool *again; /* set if the versions have changed, so that nothing was queued */
+  bool *again; /* set to true if a version has changed; nothing is queued then */
 } seen_inputs;
 
 static bool unchanged(const seen_inputs *seen) {
@@ -184,7 +185,8 @@ static mpg_status check_unchanged(void *state, bool *done) {
   return MPG_OK;
 }
 
-/* Inference that reads contents: waits for the inputs and records the versions that it has read. */
+/* Runs inference that reads the inputs' contents. Waits for the inputs and records the versions
+ * that were read. */
 static mpg_status infer_values(mpg_invocation *inv, mpg_desc *input_descs, mpg_desc *output_descs,
                                seen_inputs *seen) {
   const void *values[MPG_MAX_NAMED] = {NULL};
@@ -215,8 +217,8 @@ fail:
   return status;
 }
 
-/* Sets *again if nothing was done because the contents that determine the result's shape have
- * changed. */
+/* Runs the op once. Sets *again if nothing was done because the contents that determine the
+ * result's shape have changed in the meantime. */
 static mpg_status try_invoke(mpg_invocation *inv, mpg_desc *descs, mpg_view *views, bool *again) {
   const mpg_op *op = inv->op;
   mpg_device *device = inv->device;
@@ -266,10 +268,10 @@ static mpg_status try_invoke(mpg_invocation *inv, mpg_desc *descs, mpg_view *vie
     mpg_tensor_retain(&inv->outputs[0]);
     return MPG_OK;
   }
-  uint32_t origin = 0; /* read first: allocating may release the GIL, and other threads run */
+  uint32_t origin = 0; /* read before creating outputs; mpg_host_origin may release the GIL */
   if (__builtin_expect(device->id.rank != 0, 0))
     origin = inv->origin ? inv->origin : mpg_host_origin();
-  /* Outputs created here, to release after a failure. */
+  /* Bit set of the outputs that this function creates and releases after a failure. */
   uint64_t created[(MPG_MAX_OUTPUTS + 63) / 64];
   memset(created, 0, (size_t)(inv->num_outputs + 63) / 64 * sizeof *created);
   mpg_status status = MPG_OK;

@@ -1,7 +1,7 @@
-/* Eager execution of one op: checks, inference, allocation and dependencies, then execution on this
- * thread (small work on an idle device) or queuing. Other threads may run while it waits or
- * determines the user's source line, so the caller must hold references to the storages that it
- * passes. Threads: host lock.
+/* Eager execution of one op: checks, inference, allocation and dependencies, then execution on
+ * this thread (small work on an idle device) or queuing. Other threads may run while mpg_invoke
+ * waits or determines the user's source line, so the caller must hold references to the storages
+ * that it passes. Threads: host lock.
  */
 #ifndef MPG_OP_INVOKE_H
 #define MPG_OP_INVOKE_H
@@ -21,14 +21,14 @@ typedef struct mpg_invocation {
   bool separate; /* outputs get memory of their own, even those of VIEW ops */
   bool train;
   const mpg_random_key *random; /* if NULL, a RANDOM op takes the next call number */
-  uint32_t scope;               /* block path */
+  uint32_t scope;               /* block path of the call (mpg_scope_text) */
   uint32_t origin;              /* source line of the user; if 0, it is determined when needed */
   bool backward;                /* part of a backward pass; for the profiler */
   uint64_t steps;               /* loop position, as in mpg_submission */
   mpg_device *device;           /* target of CREATES and COPY ops; otherwise NULL */
 } mpg_invocation;
 
-/* On failure, storages that were NULL on entry are NULL. */
+/* Runs an op. On failure, output storages that were NULL on entry are NULL. */
 mpg_status mpg_invoke(mpg_invocation *invocation);
 
 /* Like mpg_invoke, for an op whose arrays are on several devices (spanning.c). */
@@ -43,8 +43,8 @@ enum { MPG_INLINE_ELEMENTS = 16384 };
 void mpg_random_seed(uint64_t seed);
 /* Reserves `calls` call numbers; key.call is the first. */
 mpg_random_key mpg_random_next(uint64_t calls);
-/* True if a call of the op draws random numbers. An op that draws only in training reserves none in
- * prediction, so that predictions don't advance the stream. */
+/* True if a call of the op draws random numbers. An op that draws only in training reserves no
+ * call number in prediction, so predictions don't advance the random stream. */
 bool mpg_op_draws(const mpg_op *op, const void *params, bool train);
 mpg_random_key mpg_random_state(void);
 void mpg_random_restore(mpg_random_key state);

@@ -14,21 +14,21 @@ typedef struct factors {
   double lr, wd;
 } factors;
 
-struct mpg_multi_update {     /* One block of memory. */
-  _Atomic int32_t references; /* one of the owner and one per queued call */
+struct mpg_multi_update {     /* One block of memory with its arrays. */
+  _Atomic int32_t references; /* one for the owner and one per queued call */
   const mpg_op *op;
   mpg_kernel_fn kernel;
   mpg_device *device;
   uint32_t num_weights, per_weight;
   int64_t elements;
-  size_t lrs, wds, num; /* offsets of these parameters */
+  size_t lrs, wds, num; /* offsets in the parameters: lrs, wds, num_weights */
   mpg_tensor *arrays;   /* owned; storage NULL after mpg_multi_update_release */
-  mpg_view *views;      /* of consecutive kernel calls: inputs, then outputs */
+  mpg_view *views;      /* for each kernel call: inputs, then outputs */
   factors *factors;
-  mpg_array_use *uses; /* of the arrays */
+  mpg_array_use *uses; /* one per array */
 };
 
-/* Followed by the parameters, which the running work fills in. */
+/* Followed by a copy of the parameters, into which update_work writes the rates. */
 typedef struct update_task {
   mpg_multi_update *update; /* owned reference */
   double lr, correction, wd;
@@ -106,7 +106,7 @@ static mpg_status call(mpg_multi_update *u, const void *params, double lr, doubl
                        double wd, uint32_t scope) {
   _Alignas(16) char payload[MAX_PARAMS + 64];
   update_task *task = (update_task *)payload;
-  uint32_t origin = mpg_host_origin(); /* first, because other threads may run here */
+  uint32_t origin = mpg_host_origin(); /* called first, because it may let other threads run */
   *task = (update_task){u, lr, correction, wd, scope};
   memcpy(payload + params_offset(), params, u->op->params->size);
   if (runs_inline(u)) return run_inline(u, task);
@@ -141,7 +141,7 @@ static int by_address(const void *a, const void *b) {
   return x->offset < y->offset ? -1 : x->offset > y->offset;
 }
 
-/* Kernels assume that the arrays of different weights do not overlap. */
+/* Checks that the arrays do not overlap, as kernels assume. */
 static mpg_status check_apart(const mpg_multi_update *u) {
   uint32_t count = num_arrays(u), n = 0;
   const mpg_tensor **sorted = mpg_malloc((size_t)count * sizeof *sorted);
@@ -158,7 +158,8 @@ static mpg_status check_apart(const mpg_multi_update *u) {
                : mpg_fail(MPG_VALUE_ERROR, "%s: two of the arrays share memory", u->op->name);
 }
 
-/* Infers the kernel call for the weights from `first` on and fills its views; `descs` has room. */
+/* Infers the kernel call for the chunk of weights that begins at `first`, and fills its views.
+ * `descs` is scratch space. */
 static mpg_status infer_chunk(const mpg_multi_update *u, char *params, uint32_t first,
                               mpg_desc *descs, mpg_view *views) {
   uint32_t count = chunk_size(u, first), inputs = count * u->per_weight;
@@ -238,7 +239,7 @@ mpg_status mpg_multi_update_make(const mpg_op *op, const mpg_tensor *arrays, uin
     u->arrays[i] = arrays[i];
     mpg_tensor_retain(&u->arrays[i]);
     u->uses[i] = mpg_use_array(&arrays[i], true, i % per_weight != 1); /* 1 is the gradient */
-    /* A weight is also an output. */
+    /* A weight counts twice, because it is an input and an output. */
     u->elements += mpg_shape_size(&arrays[i].desc.shape) * (i % per_weight ? 1 : 2);
     if (mpg_tensor_device(&arrays[i]) != u->device)
       status = mpg_fail(MPG_ERROR, "%s: the arrays are on different devices, %s and %s", op->name,

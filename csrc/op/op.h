@@ -1,9 +1,9 @@
 /* Ops: one descriptor per row of ops.def.
  *
- * A descriptor holds everything about an op except its kernels, which are one column per backend
+ * A descriptor holds everything about an op except its kernels, which are in one table per backend
  * (op/kernel.h). Descriptors are constant after mpg_registry_init, except that user libraries may
- * add rows under the host lock (op/user/extension.h). Any thread may read a descriptor; looking one
- * up by name requires the host lock.
+ * add rows under the host lock (op/user/extension.h). Any thread may read a descriptor; lookup by
+ * name requires the host lock.
  */
 #ifndef MPG_OP_OP_H
 #define MPG_OP_OP_H
@@ -26,10 +26,11 @@ typedef struct mpg_op mpg_op;
 typedef struct mpg_extension mpg_extension;
 
 /* --- Inference -------------------------------------------------------------------------------- */
-/* A call to infer. Inference fills the output descs from the input descs and parameters, checks
- * both, and completes input descs that are still unknown: the shape of a weight follows from that
- * of the data (deferred initialization, Symbol.infer_shape). It must not change inputs that are
- * fully known. Errors name the op, shapes and dtypes; use mpg_infer_fail. */
+/* Arguments of shape and dtype inference. An inference function fills the output descs from the
+ * input descs and parameters, and checks both. It also completes unknown input descs: the shape of
+ * a weight follows from the shape of the data (deferred initialization, Symbol.infer_shape). It
+ * must not change inputs that are fully known. Errors name the op, shapes and dtypes; use
+ * mpg_infer_fail. */
 typedef struct mpg_infer {
   const mpg_op *op;
   const void *params;
@@ -42,8 +43,8 @@ typedef struct mpg_infer {
   const void *const *values;
 } mpg_infer;
 typedef mpg_status (*mpg_infer_fn)(mpg_infer *infer);
-/* The same for the other direction: an op's `infer_inputs` completes input shapes from output
- * shapes. It must leave shapes unknown unless the outputs determine them. */
+/* An op's `infer_inputs` has the same type but infers backward: it completes input shapes from
+ * output shapes. It must leave a shape unknown unless the outputs determine it. */
 
 /* Fails with MPG_ERROR and the text "FullyConnected: <text> (data: float32 (2, 3), weight: float32
  * (4, 5))". */
@@ -51,10 +52,10 @@ mpg_status mpg_infer_fail(const mpg_infer *infer, const char *format, ...)
     __attribute__((format(printf, 2, 3), cold));
 
 /* --- Cost ------------------------------------------------------------------------------------- */
-/* Cost of a call, from the descs of its inputs and outputs and its parameters. Passes use it to
- * choose an execution order and the values to recompute; they choose the same on every machine.
- * `call` has been inferred. The numbers are estimates: a product costs the same even if a device
- * computes it with another kernel. */
+/* Estimated cost of a call, computed from its parameters and the descs of its inputs and outputs.
+ * Passes use it to choose an execution order and the values to recompute. It depends neither on
+ * the machine nor on the kernel, so passes make the same choices everywhere. `call` has been
+ * inferred. */
 typedef struct mpg_cost {
   double bytes; /* bytes read and written */
   double flops; /* floating-point operations; 10 for an elementary function */
@@ -83,19 +84,19 @@ static inline bool mpg_value_equal(mpg_value a, mpg_value b) {
 
 typedef struct mpg_gradient mpg_gradient;
 
-/* The graph under construction as gradient formulas see it; implemented by csrc/graph. */
+/* Interface through which gradient formulas build a graph; implemented by csrc/graph. */
 typedef struct mpg_builder {
   /* Appends a node and fills `outputs`, one for each output of the op. The node runs on the device
-   * of its inputs, or on that of `like` if it has none. */
+   * of its inputs, or on the device of `like` if it has no inputs. */
   mpg_status (*emit)(struct mpg_builder *builder, const mpg_op *op, const void *params,
                      const mpg_value *inputs, int num_inputs, mpg_value like, mpg_value *outputs);
-  /* The pointer stays valid while nodes are appended. */
+  /* Returns the desc of a value. The pointer stays valid while nodes are appended. */
   const mpg_desc *(*desc)(struct mpg_builder *builder, mpg_value value);
   mpg_device_id (*device)(struct mpg_builder *builder, mpg_value value);
   /* Returns the index of the next node. */
   uint32_t (*next)(struct mpg_builder *builder);
-  /* Computes the gradients of `heads` through the nodes since `first`; older nodes are constants. A
-   * gradient is MPG_NO_VALUE if it is zero. */
+  /* Computes the gradients of `heads` through the nodes since `first`; older nodes are constants.
+   * MPG_NO_VALUE represents a gradient of zero. */
   mpg_status (*differentiate)(struct mpg_builder *builder, uint32_t first, const mpg_value *heads,
                               const mpg_value *head_grads, int num_heads, const mpg_value *wanted,
                               int num_wanted, mpg_value *gradients);
@@ -106,10 +107,10 @@ struct mpg_gradient {
   const mpg_op *op;
   const void *params;
   int num_inputs, num_outputs;
-  /* Inputs of the forward node. Only those that `saves` lists may be read; the desc of each one is
-   * always valid. */
+  /* Inputs of the forward node. The op's `saves` lists the inputs whose contents may be read; the
+   * descs of all inputs are valid. */
   const mpg_value *inputs;
-  /* Outputs of the forward node, with the same rule. */
+  /* Outputs of the forward node. `saves` lists the ones whose contents may be read. */
   const mpg_value *outputs;
   /* Gradients of the outputs; MPG_NO_VALUE means zero. At least one has a value, except for ops
    * that start a gradient (mpg_op_starts_gradient). */
@@ -124,10 +125,11 @@ typedef void (*mpg_gradient_fn)(mpg_gradient *g);
 
 /* Gradient of ops whose derivative is zero everywhere (comparison, floor, zeros_like). */
 void mpg_gradient_none(mpg_gradient *g);
-/* An op without a gradient has mpg_gradient_missing, which fails and names the op. */
+/* Ops that are not differentiable use mpg_gradient_missing, which fails with an error that names
+ * the op. */
 
-/* Helpers that emit an op and return its first output. Ops without inputs run on the device of
- * `like`. */
+/* Helpers that emit an op and return its first output. An op without inputs runs on the device of
+ * the forward op. */
 mpg_value mpg_emit(mpg_gradient *g, mpg_op_id op, const void *params, int num_inputs,
                    const mpg_value *inputs);
 mpg_value mpg_emit1(mpg_gradient *g, mpg_op_id op, const void *params, mpg_value a);
@@ -138,14 +140,15 @@ mpg_value mpg_emit3(mpg_gradient *g, mpg_op_id op, const void *params, mpg_value
  * `room` outputs. */
 void mpg_emit_all(mpg_gradient *g, mpg_op_id op, const void *params, int num_inputs,
                   const mpg_value *inputs, int room, mpg_value *outputs);
-/* Emits op(a, scalar), such as _mul_scalar. */
+/* Emits op(a, scalar) for an op such as _mul_scalar. */
 mpg_value mpg_emit_scalar(mpg_gradient *g, mpg_op_id scalar_op, mpg_value a, double scalar);
 /* Emits op(a, number) for a number that the formula computes, such as a count. The op runs in
  * float32 if the dtype of `a` cannot represent the number exactly. */
 mpg_value mpg_emit_number(mpg_gradient *g, mpg_op_id scalar_op, mpg_value a, double number);
 /* Emits an array filled with `value`, with the shape of `like`. */
 mpg_value mpg_emit_full_like(mpg_gradient *g, mpg_value like, double value);
-/* Sums `a` to `shape`, which undoes broadcasting; returns `a` if the shapes are equal. */
+/* Sums `a` over the axes along which `shape` broadcasts to it, the gradient of broadcasting.
+ * Returns `a` if the shapes are equal. */
 mpg_value mpg_emit_sum_to(mpg_gradient *g, mpg_value a, const mpg_shape *shape);
 mpg_value mpg_emit_broadcast_to(mpg_gradient *g, mpg_value a, const mpg_shape *shape);
 mpg_value mpg_emit_reshape(mpg_gradient *g, mpg_value a, const mpg_shape *shape);
@@ -163,13 +166,14 @@ static inline const mpg_desc *mpg_value_desc(mpg_gradient *g, mpg_value value) {
  * input. */
 typedef void (*mpg_compose_fn)(mpg_gradient *g, const mpg_value *inputs, mpg_value *outputs);
 
-/* Second-order gradient of an op whose gradient is a single op: emits the forward op as a
- * composition of other ops and differentiates that twice. */
+/* Second-order gradient of an op whose gradient is a single op. Emits the forward op as a
+ * composition of other ops and differentiates the composition twice. */
 #define MPG_ZEROS_LIKE(i) (-1 - (i))
 typedef struct mpg_written_out {
   int num_inputs, num_outputs; /* counts of the forward op, without outputs that have no gradient */
-  /* Index of each forward input among the inputs of the gradient op; MPG_ZEROS_LIKE(i) if it is not
-   * among them because no gradient reads its contents. */
+  /* Index of each forward input among the inputs of the gradient op. A forward input whose
+   * contents no gradient reads is missing there: MPG_ZEROS_LIKE(i) replaces it with zeros in the
+   * shape of the gradient op's input i. */
   const int *inputs;
   const int *out_grads; /* index of each output gradient among the inputs of the gradient op */
   mpg_compose_fn emit;
@@ -200,15 +204,17 @@ typedef mpg_status (*mpg_batching_fn)(struct mpg_batching *);
 /* Traits of an op. */
 typedef enum mpg_op_flags {
   MPG_OP_PLAIN = 0,
-  /* Output 0 may overwrite input 0, or any input with the same number of bytes: element i depends
-   * on element i only. In an update of num_weights weights, this holds for every output. */
+  /* Output 0 may overwrite input 0, or any input with the same number of bytes, because element i
+   * of the output depends only on element i of each input. In an update of num_weights weights,
+   * this holds for every output. */
   MPG_OP_INPLACE = 1 << 0,
   /* Never runs inline, because the cost grows faster than the size of the arrays, or because the
    * kernel uses a library's threads. */
   MPG_OP_HEAVY = 1 << 1,
   /* Draws random numbers and consumes one call number. */
   MPG_OP_RANDOM = 1 << 2,
-  /* The input may be on a device other than the output's, which params->ctx names. */
+  /* Copies between devices. params->ctx names the output's device; the input may be on another
+   * device. */
   MPG_OP_COPY = 1 << 3,
   /* Has no inputs; params->ctx names the device. */
   MPG_OP_CREATES = 1 << 4,
@@ -216,7 +222,7 @@ typedef enum mpg_op_flags {
   MPG_OP_TRAIN = 1 << 5,
   /* Output 0 has the bytes of input 0, so no kernel runs if the two can share memory. */
   MPG_OP_VIEW = 1 << 6,
-  /* Internal helper of gradients or of the compiler, not exported to mx.nd. */
+  /* Used only by gradients or by the compiler; not exported to mx.nd. */
   MPG_OP_HIDDEN = 1 << 7,
   /* Output shapes depend on values, so the host waits for them (boolean_mask). */
   MPG_OP_DYNAMIC = 1 << 8,
@@ -225,25 +231,27 @@ typedef enum mpg_op_flags {
   /* A HEAVY op with a single-threaded loop for at most MPG_TINY_ELEMENTS elements in all arrays
    * together. A call of that size may run inline. */
   MPG_OP_TINY_INLINE = 1 << 10,
-  /* Arrays are on several devices, which params->from and params->to name (op/array/collective.h).
-   * Runs on the device of its first input. */
+  /* Arrays are on several devices, which params->input_devices and params->output_devices name
+   * (op/array/collective.h). Runs on the device of its first input. */
   MPG_OP_SPANS = 1 << 11,
   /* Returns its input, but its gradient is not the identity (BlockGrad). Rewrites must not remove
    * it. */
   MPG_OP_GRADIENT_ONLY = 1 << 12,
   /* Stops gradients: the result is not recorded on the tape. */
   MPG_OP_DETACHES = 1 << 13,
-  /* In train mode without use_global_stats, reads the states that it writes only to update them, as
-   * BatchNorm does its moving averages. */
+  /* In train mode without use_global_stats, reads its states (BatchNorm's moving averages) only to
+   * update them, so the outputs do not depend on them. */
   MPG_OP_STATISTICS = 1 << 14,
-  /* The input gradient does not depend on the output gradient. Backward may start at this op
-   * without one, and does if any head was computed from the output. */
+  /* The input gradient does not depend on the output gradient. Backward can therefore start at
+   * this op without an output gradient, and does if a head depends on its output. */
   MPG_OP_LOSS = 1 << 15,
   /* A cast that automatic mixed precision inserts. */
   MPG_OP_AMP_CAST = 1 << 16,
-  /* Packs a weight into the layout of a kernel; the result is kept regardless of its size. */
+  /* Packs a weight into the layout of a kernel. The packed weight is always hoisted out of loops,
+   * regardless of its size. */
   MPG_OP_PACKS = 1 << 17,
-  /* A map, for fusion. Element i of each output depends on element i of the (broadcast) inputs. */
+  /* An elementwise map for fusion: element i of each output depends only on element i of the
+   * (broadcast) inputs. */
   MPG_OP_MAP = 1 << 18,
   /* A map if all arrays have the same shape. */
   MPG_OP_MAP_ONE_SHAPE = 1 << 19,
@@ -258,7 +266,7 @@ typedef enum mpg_op_flags {
   MPG_OP_CARRIES = 1 << 23,
   /* Values are positions (_arange), so they depend on the sizes of the outputs. */
   MPG_OP_COUNTS = 1 << 24,
-  /* Outputs are constant for constant inputs, and random for random inputs (MPG_BATCH_FREE in
+  /* If every input has only equal or only random elements, so do the outputs (MPG_BATCH_FREE in
    * op/batching/batching.h). */
   MPG_OP_UNIFORM = 1 << 25,
   /* Composed of other ops (`compose`), which replace it in graphs and in eager calls. */
@@ -276,7 +284,8 @@ typedef enum mpg_op_flags {
   MPG_OP_RENDEZVOUS = INT32_MIN, /* 1 << 31 */
 } mpg_op_flags;
 
-/* Returns the number of inputs or outputs. */
+/* Returns the number of inputs or outputs of a call. `given` is the number of inputs that were
+ * passed. */
 typedef int (*mpg_arity_fn)(const mpg_op *op, const void *params, int given);
 
 struct mpg_op {
@@ -299,21 +308,21 @@ struct mpg_op {
   mpg_infer_fn infer_inputs; /* completes input shapes from output shapes */
   mpg_cost_fn cost;
   mpg_gradient_fn gradient; /* NULL if not differentiable */
-  mpg_compose_fn compose;   /* COMPOSED ops only; NULL for an op with a kernel */
+  mpg_compose_fn compose;   /* COMPOSED ops only; NULL if the op has a kernel */
   mpg_arity_fn num_inputs;  /* NULL means one per name, or the given number for "*" */
   mpg_arity_fn num_outputs; /* NULL means one per name */
   uint32_t saves;
   uint32_t flags;
-  /* Dtypes of the first input, of all inputs of a list, or of the output of an op without inputs.
-   * Inference checks the rest. */
+  /* Allowed dtypes of the first input (of every array if it is a "*" list; of the output if the op
+   * has no inputs). Inference checks the remaining dtypes. */
   mpg_dtype_set dtypes;
   mpg_batching_fn batching;
   const char *doc;
   const mpg_extension *extension; /* NULL for a row of ops.def */
 };
 
-/* Largest total of input and output elements for which a TINY_INLINE op runs inline. Kernels choose
- * their loop by the same number. */
+/* Largest total of input and output elements for which a TINY_INLINE op runs inline. Kernels use
+ * their single-threaded loop up to the same limit. */
 enum { MPG_TINY_ELEMENTS = 2048 };
 
 enum { MPG_MAX_INPUTS = 4096, MPG_MAX_OUTPUTS = 576, MPG_MAX_NAMED = 16 };
@@ -334,11 +343,12 @@ bool mpg_op_variadic(const mpg_op *op);
 /* Returns the name of an input, such as "arg3" for a variadic op. */
 const char *mpg_op_input_name(const mpg_op *op, int index, char *buffer, size_t size);
 /* True if the op starts a gradient: its input gradients can be nonzero even if the output gradient
- * is zero. Losses do, and so do ops that add their own gradient. */
+ * is zero. This holds for losses and for ops that add a gradient of their own. */
 static inline bool mpg_op_starts_gradient(const mpg_op *op) {
   return op->flags & MPG_OP_LOSS || op->id == MPG_OP__attach_gradient;
 }
-/* True if a gradient may flow through the op. For a composed op the parts decide. */
+/* True if a gradient may flow through the op. Always true for composed ops, because the ops that
+ * they emit decide. */
 bool mpg_op_differentiable(const mpg_op *op);
 /* True if the output may overwrite an input (MPG_OP_INPLACE): the first output, or any output of an
  * update of several weights. */
@@ -350,7 +360,8 @@ bool mpg_op_input_initial(const mpg_op *op, int index, double *value);
 /* True if a call reads the states that it writes only to update them, and no result depends on
  * them. */
 bool mpg_op_only_updates_states(const mpg_op *op, const void *params, bool train);
-/* True if a call changes the states that it writes. With momentum 1 they keep their values. */
+/* True if a call changes the states that it writes. With momentum 1 the states keep their
+ * values. */
 bool mpg_op_changes_states(const mpg_op *op, const void *params, bool train);
 /* True if a call concatenates its inputs along the first axis. */
 bool mpg_op_joins_rows(const mpg_op *op, const void *params);
@@ -360,7 +371,8 @@ mpg_shape mpg_op_drawn_shape(const mpg_op *op, const void *params, const mpg_sha
                              const mpg_shape *output);
 /* mpg_op_input_left_out is true if the parameters disable that named input: use_<name> is False,
  * no_bias is True for a "?...bias", or the enum of "?name@param=word" has another value.
- * mpg_op_input_place returns the index among the names of the index-th input that is present. */
+ * mpg_op_input_place returns the position in the list of input names of the index-th input that is
+ * present. */
 bool mpg_op_input_left_out(const mpg_op *op, const void *params, int index);
 int mpg_op_input_place(const mpg_op *op, const void *params, int index);
 
@@ -369,15 +381,16 @@ mpg_status mpg_op_check(const mpg_op *op, const void *params, mpg_desc *inputs, 
 /* Runs the common checks and the op's inference. */
 mpg_status mpg_op_infer(const mpg_op *op, const void *params, bool train, mpg_desc *inputs,
                         int num_inputs, mpg_desc *outputs, int num_outputs);
-/* Returns MPG_VALUE_ERROR if an output is too large for any dtype. Creating an array checks this;
- * code that only records a shape must call this function. */
+/* Fails if an output of float64, the widest dtype, would be too large. Creating an array checks
+ * the size; code that only records a shape must call this function. */
 mpg_status mpg_op_check_outputs(const mpg_op *op, const mpg_desc *outputs, int num_outputs);
 /* Like mpg_op_infer, with the inputs' contents for DYNAMIC ops. */
 mpg_status mpg_op_infer_values(const mpg_op *op, const void *params, bool train, mpg_desc *inputs,
                                int num_inputs, const void *const *values, mpg_desc *outputs,
                                int num_outputs);
-/* Completes input shapes from output shapes if the op's `infer_inputs` can: the shape of a symbol's
- * variable may follow from the use of a result. `outputs` holds the first num_outputs outputs. */
+/* Completes input shapes from output shapes if the op's `infer_inputs` can. The shape of a
+ * symbol's variable may follow from the ops that use a result. `outputs` holds the first
+ * num_outputs outputs. */
 mpg_status mpg_op_infer_inputs(const mpg_op *op, const void *params, mpg_desc *inputs,
                                int num_inputs, mpg_desc *outputs, int num_outputs);
 /* Runs the op's gradient; returns MPG_ERROR if it has none. */

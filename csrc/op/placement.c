@@ -1,4 +1,4 @@
-/* Placement by exact propagation: the user chooses the devices. */
+/* Placement: ops run where their inputs are, so the user chooses the devices. */
 #include "op/placement.h"
 
 #include "base/text.h"

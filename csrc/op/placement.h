@@ -1,4 +1,4 @@
-/* Placement: the rule for the device of an op, in eager calls and in graphs.
+/* Placement: the rules that choose the device of an op, in eager calls and in graphs.
  *
  * Copies, and ops that create an array, run on the device that their parameters name. Every other
  * op runs on the device of its inputs, which must all be on one device: nothing is copied silently,
@@ -21,9 +21,9 @@ mpg_status mpg_op_place(const mpg_op *op, const void *params, const void *inputs
                         mpg_input_device_fn device_of, mpg_device_id otherwise,
                         mpg_device_id *device);
 
-/* Returns the device of an op whose inputs will be moved to it: the device of its group, otherwise
- * that of the first input with a known device, otherwise the named one. A copy runs on the device
- * that it names. Type 0 if unknown. */
+/* Returns the device of an op whose inputs will be moved there: the device of its group, else the
+ * first known device of an input, else the device that the parameters name. A copy runs on the
+ * device that it names. Returns type 0 if the device is unknown. */
 mpg_device_id mpg_op_place_in_group(const mpg_op *op, const void *params, const void *inputs,
                                     int num_inputs, mpg_input_device_fn device_of,
                                     mpg_device_id group);

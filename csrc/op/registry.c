@@ -1,5 +1,5 @@
 /* The op table, generated from ops.def, followed by the rows that user libraries add. Names and
- * signatures are resolved once. */
+ * signatures are parsed once per row. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -66,8 +66,8 @@ typedef struct signature {
   struct {
     const char *text;
     int length;
-    int use;     /* index of the BOOL or ENUM parameter that enables it; -1 if none */
-    int word;    /* 1 + index of the ENUM value that enables it; 0 for a BOOL */
+    int use;     /* index of the BOOL or ENUM parameter that enables the input; -1 if none */
+    int word;    /* 1 + index of the ENUM value that enables the input; 0 for a BOOL */
     bool unless; /* present if the parameter is false: no_bias for "bias" inputs */
     bool has_initial;
     double initial; /* initial value of a variable created for it */
@@ -136,7 +136,7 @@ static mpg_status read_signature(const mpg_op *op) {
   while ((name = next_name(&text, &marker, &length))) {
     if (s->num_inputs == MPG_MAX_NAMED)
       return mpg_fail(MPG_ERROR, "%s: more than %d input names", op->name, MPG_MAX_NAMED);
-    if (marker == '*' && *name == '!') { /* all of them are written */
+    if (marker == '*' && *name == '!') { /* "*!": every array of the list is written */
       s->mutable_inputs |= 1u << s->num_inputs;
       name++;
       length--;
@@ -267,8 +267,8 @@ const char *mpg_op_input_name(const mpg_op *op, int index, char *buffer, size_t 
   return buffer;
 }
 
-/* Returns the number given for inputs, which mpg_op_infer then checks. For outputs
- * mpg_op_num_outputs uses the number of names. */
+/* For inputs, returns the given number, which mpg_op_infer checks. For outputs, only marks the
+ * default: mpg_op_num_outputs returns the number of names. */
 int mpg_arity_names(const mpg_op *op, const void *params, int given) {
   (void)op;
   (void)params;
@@ -292,7 +292,7 @@ int mpg_op_visible_outputs(const mpg_op *op, const void *params, int num_inputs)
   const signature *s = &signatures[op->id];
   int count = mpg_op_num_outputs(op, params, num_inputs);
   bool shown = s->show_hidden && *(const bool *)((const char *)params + s->show_hidden);
-  /* Hidden outputs come last. Parameters may omit visible outputs before them (RNN). */
+  /* Hidden outputs come last, even if parameters omit visible outputs (RNN). */
   return shown || count <= s->num_hidden ? count : count - s->num_hidden;
 }
 
@@ -425,7 +425,7 @@ mpg_status mpg_infer_expect_dtype(mpg_infer *infer, int input, mpg_dtype dtype) 
   const char *own = mpg_dtype_name(desc->dtype), *other = mpg_dtype_name(dtype);
   input_name(infer, input, name, sizeof name);
   bool of_layer = strcmp(name, "weight") == 0 && strncmp(infer->op->inputs, "data,", 5) == 0;
-  if (of_layer) /* more often the data has to change */
+  if (of_layer) /* usually the data is the one to convert */
     return mpg_infer_fail(infer,
                           "weight is %s, the data %s; convert the data with x.astype('%s'), "
                           "or the network with net.cast('%s')",

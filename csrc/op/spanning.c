@@ -16,7 +16,8 @@ static mpg_status add_device(mpg_device **devices, int *count, mpg_device *devic
   return MPG_OK;
 }
 
-/* Checks that the op's arrays are on the required devices. */
+/* Checks that the op's arrays are on the required devices. Sets the device of each output and
+ * lists all devices of the op. */
 static mpg_status find_devices(const mpg_invocation *inv, mpg_device **outputs,
                                mpg_device **devices, int *num_devices) {
   const mpg_collective_params *params = inv->params;

@@ -50,7 +50,7 @@ mpg_status mpg_kernel_find(const mpg_device *device, const mpg_op *op, mpg_kerne
 
 typedef struct queued_kernel {
   const mpg_kernel_submission *submission;
-  mpg_point end; /* end of the work, for the other devices */
+  mpg_point end; /* end of the kernel; the submission's other devices wait for it */
 } queued_kernel;
 
 static mpg_status wait_work(mpg_run *run, void *payload) {

@@ -27,11 +27,11 @@ typedef struct mpg_kernel_submission {
   /* True for work that sends or receives, the only work that remote devices do. Other work on a
    * remote device completes at submission. */
   bool transfers;
-  mpg_submission work; /* without its points */
+  mpg_submission work; /* its points are filled in on submission */
   const mpg_array_use *uses;
   uint32_t num_uses;
-  /* Optional; called last. From then until the work is queued, no other thread runs and nothing can
-   * fail. Set *done to queue nothing. */
+  /* Optional; called last. Between this call and the queuing of the work, no other thread runs and
+   * nothing can fail. If *done is set, nothing is queued. */
   mpg_status (*ready)(void *state, bool *done);
   void *state;
 } mpg_kernel_submission;
@@ -44,8 +44,8 @@ mpg_status mpg_op_submit(const mpg_invocation *inv, mpg_kernel_fn kernel,
                          mpg_random_key random, mpg_status (*ready)(void *state, bool *done),
                          void *state);
 
-/* Returns the arguments of an op's kernel for running work. `views` holds the inputs, then the
- * outputs. */
+/* Builds the arguments with which running work calls an op's kernel. `views` holds the inputs,
+ * then the outputs. */
 static inline mpg_kernel_call mpg_kernel_call_in(const mpg_run *run, const mpg_op *op,
                                                  const void *params, const mpg_view *views,
                                                  int num_inputs, int num_outputs) {
@@ -60,8 +60,8 @@ static inline mpg_kernel_call mpg_kernel_call_in(const mpg_run *run, const mpg_o
                            .outputs = views + num_inputs};
 }
 
-/* Runs a kernel. If the kernel is a copy between devices whose memory the host cannot access, the
- * devices copy. `from` and `to` are the devices of a copy, or both call->device. */
+/* Runs a kernel. A copy between devices whose memory the host cannot access runs as a device copy
+ * instead. `from` and `to` are the devices of a copy, or both call->device. */
 static inline mpg_status mpg_kernel_issue(mpg_kernel_fn kernel, const mpg_kernel_call *call,
                                           mpg_device *from, mpg_device *to) {
   if (__builtin_expect(!mpg_device_copies(to, from), 1)) return kernel(call);

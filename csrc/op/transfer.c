@@ -14,7 +14,7 @@ typedef struct transfer_task {
   mpg_device *from, *to, *runs_on;
   const void *source;
   void *target;
-  mpg_tick tick; /* of the work */
+  mpg_tick tick; /* tick of this work */
   uint32_t scope;
   bool done; /* the data has been sent */
 } transfer_task;
