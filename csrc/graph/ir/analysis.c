@@ -46,7 +46,7 @@ mpg_status mpg_analyse(const mpg_graph *graph, const mpg_order *order, mpg_analy
 }
 
 void mpg_analysis_free(mpg_analysis *analysis) {
-  mpg_free(analysis->position); /* the start of the whole block */
+  mpg_free(analysis->position); /* all arrays are in one block, which starts here */
   *analysis = (mpg_analysis){0};
 }
 

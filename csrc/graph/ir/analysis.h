@@ -20,14 +20,15 @@ typedef struct mpg_analysis {
   uint32_t *root;      /* per value: the value that owns its memory, possibly itself */
   uint32_t *readers;   /* per root: number of node inputs in the order that read its memory */
   uint32_t *last_read; /* per root: the position of its last reader; 0 means none */
-  bool *written;       /* per root: a node in the order writes its memory */
+  bool *written;       /* per root: true if a node in the order writes its memory */
 } mpg_analysis;
 
-/* `order` NULL means all nodes in creation order. `analysis` must be zeroed. */
+/* Analyzes a graph. `order` NULL means all nodes in creation order. `analysis` must be zeroed, so
+ * that mpg_analysis_free is valid after a failure. */
 mpg_status mpg_analyse(const mpg_graph *graph, const mpg_order *order, mpg_analysis *analysis);
 void mpg_analysis_free(mpg_analysis *analysis);
 
-/* Marks the nodes that marked nodes depend on; `live` is per node. */
+/* Marks all nodes that the nodes marked in `live` depend on. `live` has one element per node. */
 void mpg_graph_mark_live(const mpg_graph *graph, bool *live);
 /* True if a node's outputs are not much larger than its inputs. Larger outputs, such as a row of
  * ones broadcast over a batch, are cheaper to recompute than to keep. */

@@ -32,17 +32,17 @@ typedef struct mpg_node {
   uint32_t values; /* index of its first output in graph->values */
   uint32_t num_inputs, num_outputs;
   uint32_t scope;            /* block path */
-  uint32_t origin;           /* source line of the host */
+  uint32_t origin;           /* source line in the user's program */
   uint32_t recompute_region; /* nodes that are recomputed together (recompute.h); 0 means none */
   /* In graphs from the tape: sequence number of the node's own op, or of the forward op whose
    * gradients it computes (graph_gradient.c). */
   uint64_t family;
   uint32_t duplicate_of; /* 1 + the node that computes the same values (simplify.c); 0 if none */
-  uint32_t random;       /* index of the random call in program order; MPG_NO_RANDOM */
+  uint32_t random;       /* number of its random call in program order, or MPG_NO_RANDOM */
   uint8_t phase;         /* mpg_phase */
   bool train;
-  /* Views only: users get a new array, as from other ops, so an output of the graph shares no
-   * memory with its input. */
+  /* Views only: the user expects a new array. If an output of the graph is this view, or a view of
+   * it, the output must share no memory with inputs or other outputs (compile/compile.c). */
   bool separate;
   bool recomputes; /* a copy of a forward node in the backward phase (recompute.h) */
   bool starts;     /* opaque calls only: see mpg_node_starts */
@@ -54,7 +54,7 @@ typedef struct mpg_graph_value {
 } mpg_graph_value;
 
 typedef struct mpg_graph {
-  mpg_builder builder; /* the target of gradient formulas */
+  mpg_builder builder; /* gradient formulas emit their nodes through it */
   mpg_node *nodes;
   size_t num_nodes, nodes_capacity;
   mpg_value *inputs; /* inputs of all nodes; MPG_NO_VALUE only for opaque calls */
@@ -70,7 +70,7 @@ typedef struct mpg_graph {
   size_t descs_capacity;
   mpg_arena arena; /* holds params */
   uint32_t num_random;
-  /* Fields of newly emitted nodes. */
+  /* Copied into each node that is appended. */
   uint32_t scope, origin, recompute_region;
   uint64_t family;
   uint8_t phase;
@@ -82,24 +82,26 @@ typedef struct mpg_graph {
 
 void mpg_graph_init(mpg_graph *graph);
 void mpg_graph_free(mpg_graph *graph);
-void mpg_graph_clear(mpg_graph *graph); /* empties it and keeps the memory for reuse */
-/* `target` is initialized and empty; node numbers are kept. */
+void mpg_graph_clear(mpg_graph *graph); /* empties the graph; keeps its memory for reuse */
+/* Copies a graph; nodes keep their numbers. `target` must be initialized and empty. */
 mpg_status mpg_graph_copy(mpg_graph *target, const mpg_graph *source);
 
 mpg_status mpg_graph_input(mpg_graph *graph, const mpg_desc *desc, mpg_device_id device,
                            mpg_value *value);
-/* Appends an op whose outputs are known because it has run. Nothing is inferred or copied. The
- * caller fills in the outputs, graph->values[nodes[*node].values + i]. */
+/* Appends a node for an op that has already run, so nothing is inferred. `params` is not copied and
+ * must outlive the graph. The caller fills in the outputs, graph->values[nodes[*node].values +
+ * i]. */
 mpg_status mpg_graph_known(mpg_graph *graph, const mpg_op *op, void *opaque, const void *params,
                            const mpg_value *inputs, uint32_t num_inputs, uint32_t num_outputs,
                            mpg_device_id device, uint32_t *node);
-/* Infers, places and appends a node. `like` may be MPG_NO_VALUE. `outputs` has one element per
- * output of the op. */
+/* Infers the outputs of an op, chooses its device, and appends its node. The device of `like` is
+ * used if neither inputs nor params determine one; `like` may be MPG_NO_VALUE. `outputs` has one
+ * element per output of the op. */
 mpg_status mpg_graph_emit(mpg_graph *graph, const mpg_op *op, const void *params,
                           const mpg_value *inputs, int num_inputs, mpg_value like,
                           mpg_value *outputs);
-/* Appends a copy of node `number` of another graph, with inputs from this graph. Random call
- * numbers are kept. */
+/* Appends a copy of node `number` of another graph, with inputs from this graph. The copy keeps its
+ * random call number. */
 mpg_status mpg_graph_append(mpg_graph *graph, const mpg_graph *from, uint32_t number,
                             const mpg_value *inputs, uint32_t *node);
 mpg_status mpg_graph_set_outputs(mpg_graph *graph, const mpg_value *values, size_t count);
@@ -142,8 +144,8 @@ static inline bool mpg_node_is_reshape(const mpg_node *node) {
 /* True for a COPY node whose input is on another device. */
 bool mpg_node_crosses(const mpg_graph *graph, const mpg_node *node);
 
-/* The position of a batch's rows among the numbers that a random call draws, an array of shape
- * (outer, rows, inner). `outer` is 0 if unknown. */
+/* Position of a batch's rows in a random draw, which is seen as an array of shape (outer, rows,
+ * inner). `outer` is 0 if the position is unknown. */
 typedef struct mpg_drawn {
   int64_t outer, inner;
   bool rowless; /* the draw has no rows, so all micro-batches draw the same numbers */
@@ -159,16 +161,16 @@ mpg_value mpg_view_root(const mpg_graph *graph, mpg_value value);
 
 /* --- Passes ----------------------------------------------------------------------------------- */
 
-/* cost.c: the cost of each node by its op's cost function, one element per node, and the estimated
- * seconds of a node, including copies between devices. */
+/* cost.c: sets costs[n] to the result of node n's cost function. */
 mpg_status mpg_graph_costs(const mpg_graph *graph, mpg_cost *costs);
+/* Estimates the seconds that a node takes. A copy to another device takes its transfer time. */
 double mpg_node_seconds(const mpg_graph *graph, const mpg_node *node, mpg_cost cost);
 
 /* graph_gradient.c: appends the gradient of sum(heads[i] * head_grads[i]) with respect to `wanted`.
- * gradients[i] is MPG_NO_VALUE if it is zero. A loss that a head depends on starts its own
- * gradient, even through edges without a gradient (BlockGrad, argmax), but not through detached
- * values. Contributions to a value are added in reverse order of their users, so the result is
- * bit-identical for every placement. */
+ * gradients[i] is the gradient of wanted[i], or MPG_NO_VALUE if it is zero. A loss that a head
+ * depends on starts its own gradient, even through edges without a gradient (BlockGrad, argmax),
+ * but not through detached values. Contributions to a value are added in reverse order of their
+ * users, so the result is bit-identical for every placement. */
 typedef struct mpg_differentiation {
   const mpg_value *heads, *head_grads;
   size_t num_heads;
@@ -181,27 +183,27 @@ typedef struct mpg_differentiation {
 } mpg_differentiation;
 mpg_status mpg_graph_gradient(mpg_graph *graph, const mpg_differentiation *request);
 
-/* simplify.c: removes identity nodes (algebraic_simplification.c), and nodes that compute the same
- * as an earlier node of their phase and recompute region (common_subexpressions.c). Rewires their
- * users and the graph's outputs. Results stay bit-identical, and effects, random draws, and the
- * order of reads and writes are kept. Outputs that were separate arrays share no memory with each
- * other or with the user's inputs. */
+/* simplify.c: bypasses identity nodes (algebraic_simplification.c), and nodes that duplicate an
+ * earlier node of their phase and recompute region (common_subexpressions.c). Their users and the
+ * graph's outputs read the equal value instead. Results stay bit-identical. Effects, random draws,
+ * and the order of reads and writes are kept. Outputs that were separate arrays still share no
+ * memory with each other or with the user's inputs. */
 mpg_status mpg_graph_simplify(mpg_graph *graph);
 
 /* invariant_hoisting.c: moves nodes that depend only on `fixed` inputs (parameters) and constants
- * to the invariants phase, which runs only after a fixed input has been written, not with every
- * call. *kept gets the values of that phase that other nodes read; the caller frees it even after
- * an error. Only for graphs that are not differentiated. */
+ * to the invariants phase, which runs only after a fixed input has been written, not in every call.
+ * *kept lists the values of that phase that nodes of other phases read. The caller frees *kept even
+ * after an error. Only for graphs that are not differentiated. */
 mpg_status mpg_graph_hoist_invariants(mpg_graph *graph, const mpg_value *fixed, size_t num_fixed,
                                       mpg_value **kept, size_t *num_kept);
 
-/* order.c: computes an execution order of the live nodes of `phase`: nodes that `roots` need, and
- * in the forward phase also nodes that effects need. Copies to other devices directly follow the
- * value that they copy. */
+/* order.c: computes an execution order of the live nodes of `phase`. A node is live if `roots`
+ * depend on it or, in the forward phase, if it has an effect or an effect depends on it. A copy to
+ * another device directly follows the node that computes the copied value. */
 typedef struct mpg_segment { /* consecutive nodes of one device that are queued as one task */
   mpg_device_id device;
-  uint32_t depth; /* number of device changes on the data path before it */
-  bool deferred;  /* no other device waits for it (weight gradients) */
+  uint32_t depth; /* number of device changes on the longest path to it (stages.c) */
+  bool deferred;  /* no other device waits for the segment (weight gradients) */
 } mpg_segment;
 typedef struct mpg_order {
   uint32_t *nodes; /* owned */
@@ -213,8 +215,9 @@ typedef struct mpg_order {
 } mpg_order;
 mpg_status mpg_graph_order(const mpg_graph *graph, mpg_phase phase, const mpg_value *roots,
                            size_t num_roots, mpg_order *order);
-/* Moves nodes numbered from `first` on (sums of gradients) directly after the last of their inputs.
- * There the inputs are still in the cache, and their memory becomes free for the next gradient. */
+/* Moves the nodes with numbers >= `first` (sums of gradients) to directly after the last of their
+ * inputs. The inputs are then still in the cache, and their memory can be reused for the next
+ * gradient. */
 mpg_status mpg_order_follow(const mpg_graph *graph, uint32_t first, mpg_order *order);
 void mpg_order_free(mpg_order *order);
 /* Returns the device whose program contains a node. A copy to another device runs on the source
@@ -235,9 +238,10 @@ mpg_status mpg_graph_stages(const mpg_graph *graph, mpg_order *order, const mpg_
 
 /* True if a value is on a device that names a rank. All ranks then trace and compile the graph. */
 bool mpg_graph_spans_ranks(const mpg_graph *graph);
-/* dump.c: stable text for tests, one line per node. mpg_graph_verify returns MPG_ERROR with the
- * first broken rule; debug builds verify between passes. */
+/* dump.c: appends the graph to the text, one line per node. Tests depend on the format. */
 void mpg_graph_dump(const mpg_graph *graph, mpg_text *text);
+/* verify.c: returns MPG_ERROR with the first broken invariant. Debug builds call it between
+ * passes. */
 mpg_status mpg_graph_verify(const mpg_graph *graph);
 #ifdef MPG_DEBUG
 #define MPG_VERIFY(graph) MPG_ASSERT(mpg_graph_verify(graph) == MPG_OK)
