@@ -12,7 +12,8 @@
 
 /* The sum of one family's contributions to a value. */
 typedef struct part {
-  /* The part whose latest contribution came next, or the next spare part. */
+  /* Next in the list of a value's parts, which is sorted by latest contribution, or in the list of
+   * spare parts. */
   struct part *next;
   uint64_t family;
   mpg_value sum;
@@ -24,8 +25,8 @@ typedef struct pass {
   mpg_value *gradients; /* per forward value: the sum so far, excluding its parts */
   part **parts;         /* per forward value: list of parts */
   part *spare;
-  bool *depends;       /* per forward value: it depends on a wanted value */
-  bool *reached;       /* per forward value: a head was computed from it; NULL if nothing starts */
+  bool *depends;       /* per forward value: true if it depends on a wanted value */
+  bool *reached;       /* per forward value: true if a head depends on it; NULL if unused */
   mpg_value *in_grads; /* workspace of one node */
   mpg_value *out_grads;
   mpg_value *out_values;
@@ -86,7 +87,7 @@ static mpg_status settle(pass *p, uint32_t index) {
   return MPG_OK;
 }
 
-/* Marks the node's inputs that need a gradient in p->needed. Returns false if there is none. */
+/* Marks the node's inputs that need a gradient in p->needed. Returns false if no input does. */
 static bool find_needed(pass *p, const mpg_node *node) {
   const mpg_value *inputs = mpg_node_inputs(p->graph, node);
   bool any = false;
@@ -97,7 +98,7 @@ static bool find_needed(pass *p, const mpg_node *node) {
   return any;
 }
 
-/* Marks every value that a head depends on. Edges of detached values are not followed. */
+/* Marks every value that a head depends on, except through nodes that detach their inputs. */
 static mpg_status find_reached(pass *p, const mpg_differentiation *request, size_t num_nodes) {
   mpg_graph *graph = p->graph;
   p->reached = mpg_arena_alloc(&graph->arena, p->num_values + 1);
@@ -155,8 +156,8 @@ static mpg_status node_gradient(pass *p, uint32_t number) {
   graph->family = node.family;
   graph->recompute_region = node.recompute_region;
   if (node.opaque) {
-    /* The call takes the sum so far of each input and returns the new sum. So it adds up its
-     * contributions in the order of its ops. */
+    /* The call takes each input's gradient sum so far and returns the new sum, so that it can add
+     * its contributions one by one in the order of its ops. */
     uint32_t call;
     for (uint32_t i = 0; i < node.num_inputs; i++) {
       mpg_value *sum = &p->out_grads[node.num_outputs + i];
@@ -202,7 +203,8 @@ static mpg_status node_gradient(pass *p, uint32_t number) {
     MPG_ASSERT(mpg_shape_equal(&gradient->desc.shape, &value->desc.shape));
     MPG_ASSERT(mpg_device_id_equal(gradient->device, value->device));
 #endif
-    /* A part of one contribution that is added right away needs no list. */
+    /* A single contribution from this node is added to the sum directly, without a list of
+     * parts. */
     if (!graph->has_families && is_unique(in_values, node.num_inputs, i))
       MPG_TRY(add(p, &p->gradients[mpg_value_index(graph, in_values[i])], p->in_grads[i]));
     else

@@ -12,9 +12,9 @@ typedef struct walker {
   const mpg_graph *graph;
   size_t num_forward;
   bool *recomputable; /* per forward node */
-  bool *kept;         /* per forward value: a region ends there */
+  bool *kept;         /* per forward value: stored, so recomputation starts from it */
   bool *wanted;       /* per forward node: to be recomputed */
-  uint32_t *stack;    /* of forward nodes */
+  uint32_t *stack;    /* forward nodes whose inputs are not yet visited */
   size_t depth;
   mpg_workspace space; /* owns all these arrays */
 } walker;
@@ -27,7 +27,7 @@ static bool is_state(const mpg_node *node, uint32_t input) {
   return mpg_op_input_mutable(node->op, (int)input);
 }
 
-/* Marks each value that an effect writes, directly or through a view. */
+/* Marks each value that an effect writes, and the views of these values. */
 static void find_written(const mpg_graph *graph, size_t num_forward, bool *written) {
   for (size_t n = 0; n < num_forward; n++) {
     const mpg_node *node = &graph->nodes[n];
@@ -45,8 +45,8 @@ static void find_written(const mpg_graph *graph, size_t num_forward, bool *writt
 static mpg_status begin(walker *w, const mpg_graph *graph, size_t num_forward) {
   *w = (walker){.graph = graph, .num_forward = num_forward};
   bool *written = mpg_workspace_take(&w->space, graph->num_values, sizeof *written);
-  /* The backward phase draws random numbers itself, so the keys of the call are unavailable
-   * there. */
+  /* True if the backward phase draws its own random numbers. The forward phase's random keys are
+   * then unavailable, so its draws cannot be recomputed. */
   bool draws = false;
   w->recomputable = mpg_workspace_take(&w->space, num_forward, sizeof *w->recomputable);
   w->kept = mpg_workspace_take(&w->space, graph->num_values, sizeof *w->kept);
@@ -88,7 +88,8 @@ static void want(walker *w, uint32_t node) {
   w->stack[w->depth++] = node;
 }
 
-/* Marks the values at the borders of regions. */
+/* Adds the value's node to the nodes to recompute if the reader's region allows it. Otherwise marks
+ * the value as kept: it is at the border of a region. */
 static void find_border(walker *w, mpg_value value, uint32_t region, bool *saved) {
   (void)saved;
   uint32_t own = w->graph->nodes[value.node].recompute_region;
@@ -99,7 +100,8 @@ static void find_border(walker *w, mpg_value value, uint32_t region, bool *saved
     w->kept[mpg_value_index(w->graph, value)] = true;
 }
 
-/* Marks the values that are read, given the borders of regions. */
+/* Adds the value's node to the nodes to recompute, or marks the value as saved if find_border has
+ * kept it. */
 static void find_read(walker *w, mpg_value value, uint32_t region, bool *saved) {
   (void)region;
   uint32_t index = mpg_value_index(w->graph, value);
@@ -122,7 +124,7 @@ static void walk(walker *w, const bool *live, const mpg_value *roots, size_t num
   while (w->depth) visit_inputs(w, &w->graph->nodes[w->stack[--w->depth]], visit, saved);
 }
 
-/* Computes for each node whether the roots depend on it. */
+/* Marks the nodes that the roots depend on. */
 static mpg_status find_live(walker *w, const mpg_value *roots, size_t num_roots, bool **result) {
   bool *live = mpg_workspace_take(&w->space, w->graph->num_nodes, sizeof *live);
   MPG_TRY(mpg_workspace_check(&w->space));
@@ -183,7 +185,8 @@ static int by_number(const void *a, const void *b) {
   return x < y ? -1 : x > y;
 }
 
-/* Emits a scratch array for a state, which a recomputed node must not write again. */
+/* Emits a scratch array, which a recomputed node writes instead of the state: the forward phase has
+ * already updated the state. */
 static mpg_status scratch(recomputation *r, const mpg_node *node, mpg_value state,
                           mpg_value *result) {
   r->result->phase = MPG_PHASE_BACKWARD;
@@ -219,7 +222,8 @@ static mpg_status append(recomputation *r, uint32_t number, bool recomputes) {
   return MPG_OK;
 }
 
-/* Recomputes the missing values that the node reads, in program order. */
+/* Recomputes the values that the node reads and that were not saved, with everything they depend
+ * on, in program order. */
 static mpg_status recompute_inputs(recomputation *r, const mpg_node *node) {
   walker *w = &r->walk;
   size_t count = 0;

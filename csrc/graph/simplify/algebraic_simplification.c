@@ -20,8 +20,9 @@ static bool same_array(const mpg_graph *graph, mpg_value value, const mpg_node *
          mpg_device_id_equal(from->device, to->device);
 }
 
-/* x + 0.0 is not neutral, as it turns -0.0 into 0.0; neither is 0.0 - -x. For integers an op is
- * neutral only if it computes in integers, unlike division and power. */
+/* True if the op with this scalar returns its input unchanged. x + 0.0 and x - -0.0 do not, because
+ * they turn -0.0 into 0.0. Division and power do not for integers, because they do not compute in
+ * integers. */
 static bool neutral(const mpg_op *op, double scalar, mpg_dtype dtype) {
   bool real = mpg_dtype_is_float(dtype);
   switch (op->id) {
@@ -34,7 +35,7 @@ static bool neutral(const mpg_op *op, double scalar, mpg_dtype dtype) {
   }
 }
 
-/* True for negation of every number, including -0.0. */
+/* True if the node flips the sign of every float, including zeros. */
 static bool turns_sign(const mpg_graph *graph, const mpg_node *node) {
   bool turns = node->op && (node->op->id == MPG_OP_negative ||
                             (node->op->id == MPG_OP__mul_scalar &&
@@ -42,8 +43,8 @@ static bool turns_sign(const mpg_graph *graph, const mpg_node *node) {
   return turns && mpg_dtype_is_float(graph->values[node->values].desc.dtype);
 }
 
-/* Computes the input dimension of each dimension of the result. Returns false for ops other than a
- * permutation. */
+/* Sets from[i] to the input axis that becomes axis i of the result. Returns false unless the node
+ * is a transpose. */
 static bool permutation(const mpg_graph *graph, const mpg_node *node, int *from) {
   if (!node->op || node->op->id != MPG_OP_transpose) return false;
   const mpg_tuple *axes = &((const mpg_transpose_params *)node->params)->axes;
@@ -70,8 +71,9 @@ static mpg_value undone_permutation(const mpg_graph *graph, const mpg_node *node
   return twice_same ? mpg_node_inputs(graph, source_of(graph, input))[0] : MPG_NO_VALUE;
 }
 
-/* True if clip has no effect. clip keeps NaN and -0.0. Limits are converted to the array's dtype,
- * which keeps their order. */
+/* True if clip returns its input, because the limits are infinite or the input was clipped to
+ * tighter limits. This includes NaN and -0.0, which clip keeps. Limits are rounded to the array's
+ * dtype, which keeps their order. */
 static bool clips_nothing(const mpg_graph *graph, const mpg_node *node) {
   const mpg_clip_params *p = node->params;
   mpg_value input = mpg_node_inputs(graph, node)[0];
@@ -117,14 +119,15 @@ mpg_value mpg_graph_uncast(const mpg_graph *graph, const mpg_node *node) {
   mpg_value origin = mpg_node_inputs(graph, source)[0];
   mpg_dtype from = desc_of(graph, origin)->dtype, through = desc_of(graph, input)->dtype,
             to = graph->values[node->values].desc.dtype;
-  /* Conversions of out-of-range numbers differ between integers and floats, and amp_cast does not
-   * convert some dtypes. */
+  /* Otherwise the first cast is kept, because conversions of out-of-range numbers differ between
+   * integers and floats, and amp_cast does not convert some dtypes. */
   bool alike = from == to ||
                (node->op->id == MPG_OP_Cast && mpg_dtype_is_float(from) && mpg_dtype_is_float(to));
   return holds_all(from, through) && alike ? origin : MPG_NO_VALUE;
 }
 
-/* Finds an earlier value with this shape in a chain of views. */
+/* Returns the nearest earlier value of a chain of views that has the node's shape, or
+ * MPG_NO_VALUE. */
 static mpg_value skip_views(const mpg_graph *graph, const mpg_node *node) {
   for (const mpg_node *at = node; mpg_node_is_view(at);) {
     mpg_value input = mpg_node_inputs(graph, at)[0];
@@ -170,7 +173,7 @@ static mpg_value undone_cast(const mpg_graph *graph, const mpg_node *node) {
 
 mpg_value mpg_graph_find_identity(const mpg_graph *graph, const mpg_node *node) {
   if (node->op && node->op->id == MPG_OP_Dropout && node->random == MPG_NO_RANDOM)
-    return mpg_node_inputs(graph, node)[0]; /* prediction has no mask */
+    return mpg_node_inputs(graph, node)[0]; /* dropout is the identity in prediction */
   if (!node->op || node->num_outputs != 1 || node->num_inputs == 0 ||
       mpg_node_flag(node, MPG_OP_SHAPE_ONLY | MPG_OP_RANDOM))
     return MPG_NO_VALUE;

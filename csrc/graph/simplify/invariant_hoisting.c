@@ -5,11 +5,11 @@
 #include "base/workspace.h"
 #include "graph/ir/analysis.h"
 
-/* How a value depends on a call's inputs. VIEW is a view of a fixed input, in the memory of that
- * input. */
+/* How a value depends on a call's inputs. VIEW is a view of a fixed input. It shares the memory of
+ * that input, so it is hoisted only if a hoisted node reads it. */
 typedef enum state { VARIES, FIXED, VIEW, HOISTED } state;
 
-/* Packed weights are always kept, as their padding can make them much larger than small weights. */
+/* Packed weights are always kept, because padding can make them much larger than the original. */
 static bool worth_keeping(const mpg_graph *graph, const mpg_node *node) {
   return mpg_node_worth_keeping(graph, node) || mpg_node_flag(node, MPG_OP_PACKS);
 }
@@ -27,8 +27,8 @@ static state state_of(const mpg_graph *graph, const mpg_node *node, const uint8_
   return worth_keeping(graph, node) ? HOISTED : VARIES;
 }
 
-/* Marks nodes that must run in every call: nodes whose memory becomes an output, and written
- * nodes. */
+/* Marks nodes that must run in every call, because their memory is an output of the graph or is
+ * written by another node. */
 static void find_varying(const mpg_graph *graph, bool *varies) {
   for (size_t i = 0; i < graph->num_outputs; i++) varies[graph->outputs[i].node] = true;
   for (size_t n = graph->num_nodes; n-- > 0;) {

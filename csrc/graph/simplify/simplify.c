@@ -9,7 +9,7 @@ typedef struct state {
   /* Per node: the value its users read instead; for a duplicate, output 0 of the earlier node. */
   mpg_value *replacement;
   uint32_t *root; /* per node: the node that owns its memory */
-  bool *identity; /* per node: output 0 equals the input */
+  bool *identity; /* per node: output 0 equals an earlier value */
   bool *written;  /* per root: some node writes it */
   bool *result;   /* per root: its memory is an output of the graph */
 } state;
@@ -31,8 +31,8 @@ static uint32_t root_of(const state *s, uint32_t n) {
   return mpg_node_is_view(node) ? s->root[mpg_node_inputs(s->graph, node)[0].node] : n;
 }
 
-/* Finds the memory that is written, and the memory of outputs, by the views of the unchanged
- * graph. */
+/* Finds the memory that nodes write and the memory of outputs. Runs before the graph changes,
+ * because changes may bypass views. */
 static void find_memory(state *s) {
   const mpg_graph *graph = s->graph;
   for (uint32_t n = 0; n < graph->num_nodes; n++) {
@@ -53,8 +53,9 @@ static bool reads_written(const state *s, const mpg_node *node) {
   return false;
 }
 
-/* False if the value's memory is written, because its contents change. Outputs with arrays of their
- * own must not share memory with each other or with inputs. */
+/* True if users of node n may read the value `by` instead. False if the memory of either value or
+ * of an input of n is written, because its contents change over time. Also false if the replacement
+ * would make an output share memory with another output or an input. */
 static bool may_replace(state *s, uint32_t n, mpg_value by) {
   uint32_t root = s->root[by.node];
   if (s->written[s->root[n]] || s->written[root] || reads_written(s, &s->graph->nodes[n]))
