@@ -14,7 +14,7 @@ enum {
 
 typedef struct kept_capture {
   void *capture;    /* owned by the backend; NULL means none */
-  uint64_t used;    /* the latest call of the segment that used it */
+  uint64_t used;    /* number of the segment's latest call that used this capture */
   void **addresses; /* per base of the segment */
   struct {
     const void *memory;
@@ -25,13 +25,13 @@ typedef struct kept_capture {
 struct mpg_captured_segment {
   mpg_captured_segment *next;
   uint32_t begin, end;
-  uint32_t last_signal; /* UINT32_MAX means none */
+  uint32_t last_signal; /* number of its last signal; UINT32_MAX means none */
   uint32_t num_draws;   /* <= MPG_CAPTURE_KEYS */
   uint32_t num_bases;
   uint32_t *bases;
   uint64_t calls;
   uint32_t misses, rest;
-  uint32_t failed; /* the instruction that could not be captured last */
+  uint32_t failed; /* the instruction that made the latest capture fail; UINT32_MAX means none */
   kept_capture kept[KEPT];
 };
 
@@ -39,16 +39,17 @@ struct mpg_captures {
   mpg_arena arena;
   bool *alone;               /* per instruction: never in a captured segment */
   mpg_captured_segment **at; /* per instruction: the captured segment that begins there */
-  /* Includes replaced segments, because captures are freed with the program. */
+  /* List of all captured segments. Includes those that were replaced in `at`, because captures are
+   * freed with the program. */
   mpg_captured_segment *segments;
 };
 
-/* True if equal addresses always make an instruction issue the same work. */
+/* True if an instruction issues the same work whenever its addresses are the same. */
 static bool can_repeat(const mpg_program_set *set, const mpg_program *program,
                        const mpg_instruction *instruction) {
   if (instruction->kind == MPG_COPY)
     return set->programs[instruction->peer].device->backend == program->device->backend;
-  /* It involves other devices' streams or waits for them. */
+  /* These ops use the streams of other devices or wait for them. */
   if (instruction->op && instruction->op->flags & (MPG_OP_SPANS | MPG_OP_RENDEZVOUS)) return false;
   return true;
 }
@@ -126,7 +127,7 @@ static mpg_status add_segment(const mpg_program *program, struct mpg_captures *r
   return MPG_OK;
 }
 
-/* Adds the captured segments of [begin, end), which is part of one segment. */
+/* Splits the instructions [begin, end) of one segment into captured segments. */
 static mpg_status cut(const mpg_program *program, struct mpg_captures *replays, uint32_t begin,
                       uint32_t end) {
   uint32_t from = begin, num_draws = 0;
@@ -164,7 +165,7 @@ static mpg_status make(const mpg_program_set *set, mpg_program *program) {
 mpg_captured_segment *mpg_capture_at(const mpg_call_frame *frame, mpg_program *program,
                                      uint32_t instruction) {
   if (!program->replays && make(frame->set, program) != MPG_OK && !program->replays) return NULL;
-  /* Without memory for captures, instructions are issued one by one. */
+  /* If out of memory, instructions are issued one by one. */
   return program->replays->at ? program->replays->at[instruction] : NULL;
 }
 
@@ -179,7 +180,8 @@ static bool fits(const kept_capture *kept, const mpg_captured_segment *captured,
   return true;
 }
 
-/* Returns the matching capture, or else the one to replace. */
+/* Returns the capture with the call's addresses and sets *found. If there is none, returns the
+ * capture to replace, which is unused or the least recently used. */
 static kept_capture *choose(mpg_captured_segment *captured, const mpg_call_frame *frame,
                             const mpg_device *device, bool *found) {
   kept_capture *oldest = &captured->kept[0];
@@ -211,7 +213,7 @@ static bool capture(mpg_run *run, const mpg_call_frame *frame, const mpg_program
     const mpg_instruction *instruction = &program->instructions[i];
     uint32_t drawn = draws_of(instruction);
     if (backend->capture_void(device)) {
-      good = false; /* another thread's call, since all instructions so far have succeeded */
+      good = false; /* another thread invalidated it, since all instructions so far succeeded */
     } else if (instruction->kind != MPG_SIGNAL &&
                mpg_program_issue(&into, frame, program, instruction,
                                  drawn ? &device->keys[draw] : NULL) != MPG_OK) {
@@ -235,8 +237,9 @@ static bool capture(mpg_run *run, const mpg_call_frame *frame, const mpg_program
   return true;
 }
 
-/* An instruction that cannot be captured twice in a row is never tried again: the captured segment
- * ends before it. A capture that another thread has invalidated is retried at the next call. */
+/* Records a failed capture. If the same instruction has failed twice in a row, it is excluded for
+ * good, and the captured segment is split around it. Any other failure is retried at the next
+ * call. */
 static void learn(const mpg_program *program, mpg_captured_segment *captured,
                   uint32_t failed_before) {
   struct mpg_captures *replays = program->replays;
@@ -247,7 +250,7 @@ static void learn(const mpg_program *program, mpg_captured_segment *captured,
   }
   replays->alone[captured->failed] = true;
   replays->at[captured->begin] = NULL;
-  /* If out of memory, no captured segment begins here. */
+  /* A failure can be ignored: instructions without captured segments are issued one by one. */
   cut(program, replays, captured->begin, captured->end);
 }
 
@@ -282,7 +285,7 @@ mpg_status mpg_capture_run(mpg_run *run, const mpg_call_frame *frame, mpg_progra
     uint32_t failed_before = captured->failed;
     if (!capture(run, frame, program, captured, kept)) {
       learn(program, captured, failed_before);
-      return MPG_OK; /* issues one by one, which reports the error */
+      return MPG_OK; /* the caller issues the instructions, which reports the error */
     }
     captured->misses++;
   } else {

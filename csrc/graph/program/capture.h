@@ -9,14 +9,14 @@
  *
  * A random op uses a new key in each call. During capture it gets the device address of its key,
  * and before each replay the keys are written there, in the order of the device's work. A device
- * has one array of keys, as its work runs in order; a captured segment has at most as many draws as
- * that array has keys.
+ * has one array of keys, because its work runs in order. The size of this array (MPG_CAPTURE_KEYS)
+ * limits the draws of a captured segment.
  *
  * A capture contains addresses. A captured segment keeps a few captures, because pools alternate
- * between the same addresses; if none matches a call, the oldest is updated. If addresses keep
- * changing, and in the first call, when kernels choose algorithms and grow scratch memory,
- * instructions are issued one by one. Replayed work is the issued work, so results are
- * bit-identical.
+ * between the same addresses. If none matches a call, the least recently used one is updated.
+ * Instructions are issued one by one in the first call, in which kernels choose algorithms and grow
+ * scratch memory, and for a while if addresses keep changing. A capture contains the same work as
+ * these instructions, so results are bit-identical.
  *
  * Ownership: a program owns its captured segments. Threads: the thread that runs the program, and
  * the last release of the set.

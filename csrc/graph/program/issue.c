@@ -34,7 +34,7 @@ static void shift_random(mpg_random_key *key, const mpg_call_frame *frame, uint3
     inner = rows->count ? own * inner / rows->count : 0;
     own = rows->count;
   }
-  /* Ops that do not draw by rows draw numbers that no other micro-batch draws. */
+  /* An op that does not draw by rows gets a range of the stream that no other micro-batch uses. */
   shift_rows(key, rows, by_rows ? outer : 1, own, by_rows ? inner : inner * outer);
 }
 

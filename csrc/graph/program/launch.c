@@ -18,9 +18,10 @@ static bool reads_storage(const mpg_launching *call, const mpg_access *access) {
                            mpg_tensor_is_part(&call->parts[access->part][access->index]));
 }
 
-/* Collects the points that a segment must wait for. A fixed array that is only read, or only
- * written while no other device reads it, is skipped unless work has failed on the device, because
- * all its earlier uses ran on this device. */
+/* Collects the points that a segment must wait for. Skips fixed arrays that the segment only reads.
+ * If no other device reads them (`unread`), also skips fixed arrays that it only writes. All
+ * earlier uses of these arrays are on this device, which runs its work in order. After a failure on
+ * the device nothing is skipped, so that the failure is passed on. */
 static mpg_status collect_points(const mpg_program_set *set, const mpg_program_segment *segment,
                                  const mpg_launching *call, bool unread, mpg_point_list *points) {
   const mpg_device *device = set->programs[segment->slot].device;
@@ -37,9 +38,9 @@ static mpg_status collect_points(const mpg_program_set *set, const mpg_program_s
   return MPG_OK;
 }
 
-/* Copies contents of external arrays that the segment overwrites while a gradient function still
- * needs them. A backward writes only gradients and arrays of its own. So among the fixed arrays it
- * writes only gradients, which are rarely saved. */
+/* Copies the contents of external arrays that the segment overwrites while a gradient function
+ * still needs them. In a backward, which has `look`, fixed arrays that are only written are
+ * gradients. They are skipped unless some gradient function has saved a gradient. */
 static void before_writes(const mpg_program_segment *segment, const mpg_launching *call) {
   bool all = !call->binding || !call->look || mpg_contents_tracked_savers();
   uint32_t count = all ? segment->num_written : segment->num_checked;
@@ -52,7 +53,8 @@ static void before_writes(const mpg_program_segment *segment, const mpg_launchin
 
 static mpg_status allocate_blocks(mpg_program_set *set, mpg_storage **blocks) {
   enum { REFERENCES_AHEAD = 6 };
-  /* A lane without queued uses lets the pushing device run ahead, but only up to a limit. */
+  /* Prefers memory without queued uses for lanes, so that the pushing device can run ahead of the
+   * receiving one. The limit on references bounds the calls in flight that do this. */
   bool ahead = atomic_load_explicit(&set->references, memory_order_relaxed) < REFERENCES_AHEAD;
   for (uint32_t i = set->first_block; i < set->num_blocks; i++)
     MPG_TRY(mpg_storage_create(set->programs[set->block_devices[i]].device, set->block_sizes[i],
@@ -85,7 +87,7 @@ static mpg_status new_frame(mpg_program_set *set, const mpg_launching *call, int
                             mpg_call_frame **result) {
   mpg_call_frame *frame = NULL;
   MPG_TRY(take_frame(set, &frame));
-  /* The bound arrays then have the addresses of the last call. */
+  /* If known, the frame already has the addresses of fixed arrays from an earlier call. */
   bool known = call->binding && frame->binding == call->binding;
   *frame = (mpg_call_frame){.references = references,
                             .set = set,
@@ -115,7 +117,8 @@ static mpg_status new_frame(mpg_program_set *set, const mpg_launching *call, int
   return MPG_OK;
 }
 
-/* Records the uses of a queued segment in the storages; `tick` is its last. */
+/* Records the uses of a queued segment in the storages; `tick` is the segment's last tick, or 0 if
+ * the segment has already run inline. */
 static void note_segment(const mpg_program_set *set, const mpg_program_segment *segment,
                          const mpg_launching *call, mpg_tick tick) {
   mpg_device *device = set->programs[segment->slot].device;
@@ -197,7 +200,7 @@ static void note_launch(void *state, const mpg_tick *ticks) {
 mpg_status mpg_launch(mpg_program_set *set, const mpg_launching *call) {
   mpg_device *devices[MPG_MAX_GRAPH_DEVICES];
   int count = (int)set->num_segments; /* one per device; sets with stages use mpg_staged_call */
-  /* Payloads are filled in only for the devices in use. */
+  /* The payloads are not initialized here, because most of them are unused. */
   launch l;
   l.set = set;
   l.call = call;
@@ -325,7 +328,7 @@ mpg_status mpg_staged_call_submit(mpg_staged_call *staged_call, uint32_t number,
                                                       .prepare = prepare_segment,
                                                       .note = note_staged_segment,
                                                       .state = &state});
-  /* Not queued: no work may wait for it. */
+  /* The segment was not queued, so no work may wait for it. */
   if (status != MPG_OK && staged_call->frame->first_ticks[number] > device->submitted)
     staged_call->frame->first_ticks[number] = 0;
   return status;

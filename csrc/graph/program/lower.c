@@ -19,13 +19,14 @@ typedef struct lowering {
   uint32_t *current; /* per slot: the segment under construction; UINT32_MAX means none yet */
   uint32_t *signals; /* per slot: number of signals of its program so far */
   struct external {
-    /* Position in the order of its last use, and the next external array with the same position. */
+    /* Position of its last use in the order, and the next external array whose last use is
+     * there. */
     uint32_t last, next;
     uint32_t slot;          /* slot that uses it; UINT32_MAX means several */
     size_t written;         /* bytes written; 0 if it is only read */
     uint32_t segment, done; /* see mpg_access */
   } *externals;
-  uint32_t *final; /* per position: first external array that is final after it; NONE */
+  uint32_t *final; /* per position: first external array whose last use is there, or NONE */
   struct pending { /* per slot: final arrays that no signal has announced yet */
     uint32_t first, segment;
     size_t bytes;
@@ -102,7 +103,7 @@ static mpg_status add_operand(lowering *l, uint32_t slot, mpg_value value, bool 
 static mpg_status wait_for(lowering *l, uint32_t slot, mpg_value value) {
   const struct arrival *arrival = &l->arrivals[l->plan->roots[mpg_value_index(l->graph, value)]];
   if (arrival->source == UINT32_MAX || arrival->source == slot) return MPG_OK;
-  /* A push into a device's memory is also a write by that device's program, which waits for it. */
+  /* The push counts as a write by this program, which waits for it. */
   MPG_TRY(note_access(l, slot, l->plan->locations[mpg_value_index(l->graph, value)].base, false,
                       true, false));
   uint32_t *waited = &l->waited[slot * l->plan->num_devices + arrival->source];
@@ -122,7 +123,7 @@ static mpg_status copy_params(lowering *l, const mpg_node *node, const void **pa
   return *params ? MPG_OK : mpg_out_of_host_memory(node->op->params->size);
 }
 
-/* Adds an operand of an op that spans devices. It is an access of the program of the operand's
+/* Adds an operand of an op that spans devices. The access belongs to the program of the operand's
  * device, which waits for the op. */
 static mpg_status add_spanned(lowering *l, uint32_t slot, mpg_value value, bool writes) {
   uint32_t own = mpg_plan_slot(l->plan, mpg_graph_at(l->graph, value)->device),
@@ -149,8 +150,8 @@ static mpg_status join(lowering *l, uint32_t slot, uint32_t source) {
   return add(l, slot, &wait);
 }
 
-/* Synchronizes the programs of all devices that take part. One of them runs the op when all have
- * arrived; the rest continue after it. */
+/* Lowers an op that spans devices to a rendezvous of their programs. The program of `slot` waits
+ * for all other programs and runs the op, which they wait for. */
 static mpg_status lower_spanning(lowering *l, const mpg_node *node, mpg_instruction *instruction,
                                  uint32_t slot) {
   const mpg_value *inputs = mpg_node_inputs(l->graph, node);
@@ -266,8 +267,8 @@ static void touch(lowering *l, mpg_value value, uint32_t position, uint32_t slot
   if (writes) e->written = mpg_desc_bytes(&l->graph->values[index].desc);
 }
 
-/* Computes the last use of each external array. The instructions of a group form one, at its first
- * node. */
+/* Computes the last use of each external array. A fused group is one instruction, at the position
+ * of its first node. */
 static void find_final(lowering *l, const mpg_order *order) {
   for (uint32_t i = 0; i < l->plan->num_externals; i++)
     l->externals[i] = (struct external){.last = NONE, .next = NONE, .slot = NONE};
@@ -280,7 +281,7 @@ static void find_final(lowering *l, const mpg_order *order) {
     uint32_t runs_on = mpg_node_crosses(l->graph, node)
                            ? mpg_plan_slot(l->plan, mpg_graph_at(l->graph, inputs[0])->device)
                            : slot;
-    bool spans = mpg_node_spans(node); /* each device then uses its own arrays */
+    bool spans = mpg_node_spans(node); /* each device then uses only its own arrays */
     for (uint32_t i = 0; i < node->num_inputs; i++)
       touch(l, inputs[i], at,
             spans ? mpg_plan_slot(l->plan, mpg_graph_at(l->graph, inputs[i])->device) : runs_on,
@@ -289,7 +290,7 @@ static void find_final(lowering *l, const mpg_order *order) {
       touch(l, (mpg_value){order->nodes[k], i}, at,
             spans ? mpg_plan_slot(l->plan, l->graph->values[node->values + i].device) : runs_on,
             true);
-      /* The receiving device waits for the copy. */
+      /* The receiving device uses the array, because it waits for the copy. */
       if (runs_on != slot) touch(l, (mpg_value){order->nodes[k], i}, at, slot, true);
     }
   }
@@ -302,8 +303,8 @@ static void find_final(lowering *l, const mpg_order *order) {
   }
 }
 
-/* Called after the instruction at `position`. Records the arrays that are final now, and signals
- * once they have enough bytes. */
+/* Called after the instruction at `position`. Adds arrays whose last use is there to the pending
+ * arrays of their device, and emits a signal once those have SIGNAL_BYTES. */
 static mpg_status signal_final(lowering *l, size_t position) {
   for (uint32_t i = l->final[position], next; i != NONE; i = next) {
     struct external *e = &l->externals[i];
@@ -351,13 +352,13 @@ static mpg_status lower_all(lowering *l, const mpg_order *order) {
       MPG_TRY(lower_group(l, order, group, segment));
     MPG_TRY(signal_final(l, k));
   }
-  /* Arrays without readers on their device, which are outputs. */
+  /* Makes devices wait for copies that none of their nodes reads. These copies are outputs. */
   for (size_t k = 0; k < order->count; k++) {
     const mpg_node *node = &l->graph->nodes[order->nodes[k]];
     uint32_t slot = mpg_plan_slot(l->plan, node->device);
     if (!mpg_node_crosses(l->graph, node)) continue;
     const struct arrival *arrival = &l->arrivals[l->plan->roots[node->values]];
-    /* A later signal was waited for, and users of the array wait for that. */
+    /* The device already waits for a later signal of the source. */
     if (l->waited[slot * l->plan->num_devices + arrival->source] > arrival->number) {
       MPG_TRY(note_access(l, slot, l->plan->locations[node->values].base, false, true, false));
       continue;
@@ -368,8 +369,8 @@ static mpg_status lower_all(lowering *l, const mpg_order *order) {
   return MPG_OK;
 }
 
-/* Decides whether a whole program runs in the calling thread, by the rule for single ops
- * (op/invoke.c). */
+/* True if the set is a single program that is small enough to run in the calling thread, by the
+ * same rule as single ops (op/invoke.c). */
 static bool is_small(const mpg_program_set *set) {
   enum { INLINE_INSTRUCTIONS = 64, INLINE_ELEMENTS = 16384, ALL_ELEMENTS = 65536 };
   const mpg_program *only = NULL;

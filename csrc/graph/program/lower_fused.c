@@ -15,8 +15,9 @@ typedef struct maker {
   const mpg_device *device;
   mpg_arena *arena;
   const mpg_fused_use *uses;
-  uint32_t value_of[MPG_FUSED_MAX_VALUES]; /* per use: its value in the result; views share one */
-  /* Per value of the result: a graph value that has memory. */
+  /* Per use: its value in the result. A view and its input have the same value. */
+  uint32_t value_of[MPG_FUSED_MAX_VALUES];
+  /* Per value of the result: the graph value whose memory it uses; MPG_NO_VALUE if local. */
   mpg_value outside[MPG_FUSED_MAX_VALUES];
   bool written[MPG_FUSED_MAX_VALUES], placed[MPG_FUSED_MAX_VALUES];
   uint32_t last_read[MPG_FUSED_MAX_VALUES]; /* per value: the last member that reads it */
@@ -56,7 +57,8 @@ static uint32_t value_at(maker *m, uint32_t use, mpg_value value) {
   return m->value_of[use] = number;
 }
 
-/* Rewrites a reduction's axes to those of the domain, counted from the end. */
+/* Copies a reduction's params with its axes replaced by axes of the domain, counted from the
+ * end. */
 static mpg_status reduce_params(maker *m, const mpg_node *node, uint32_t from, uint32_t to,
                                 const void **params) {
   mpg_tuple axis;
@@ -99,7 +101,7 @@ static mpg_status add_member(maker *m, uint32_t n) {
   }
   for (uint32_t i = 0; i < node->num_outputs; i++) {
     uint32_t use = find_use(m, node->values + i);
-    if (use == UINT32_MAX) { /* it has no elements */
+    if (use == UINT32_MAX) { /* outputs without elements have no use */
       m->operands[m->num_operands++] = MPG_FUSED_LOCAL;
       continue;
     }
@@ -152,8 +154,8 @@ static void add_view(maker *m, uint32_t n) {
   if (!m->order->fusion->internal[node->values]) m->outside[m->value_of[to]] = (mpg_value){n, 0};
 }
 
-/* Assigns slots to the local values. A member overwrites a local input that it reads last if its op
- * allows that. */
+/* Assigns slots to the local values. An op that works in place reuses the slot of a local input if
+ * no later member reads this input. */
 static void give_slots(maker *m) {
   uint32_t free_slots[MPG_FUSED_MAX_VALUES], num_free = 0;
   bool freed[MPG_FUSED_MAX_VALUES] = {false};
@@ -233,7 +235,7 @@ static mpg_status give_views(maker *m, mpg_fused *fused) {
     const mpg_fused_member *member = &m->members[k];
     for (uint32_t i = 0; i < member->num_inputs + member->num_outputs; i++) {
       uint32_t at = member->operands + i, v = m->operands[at];
-      /* A value without contents has the layout of the result. */
+      /* An operand without contents gets the layout of the first output. */
       if (v == MPG_FUSED_LOCAL) v = m->operands[member->operands + member->num_inputs];
       fused->views[at] = (mpg_view){NULL, domain_desc(m, m->values[v].varying, m->values[v].dtype)};
     }
@@ -340,7 +342,8 @@ static void dump_value(const mpg_fused *fused, uint32_t v, uint32_t num_inputs, 
 }
 
 void mpg_fused_dump(const mpg_fused *fused, mpg_text *text) {
-  uint32_t inputs = fused->producer.num_inputs; /* operands that no member computes come first */
+  /* The group's inputs are the operands that no member computes. */
+  uint32_t inputs = fused->producer.num_inputs;
   for (uint32_t v = 0; v < fused->num_values; v++)
     inputs += fused->values[v].operand < MPG_FUSED_PANEL &&
               !(fused->producer.op && fused->producer.value == v);

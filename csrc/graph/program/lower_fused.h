@@ -22,7 +22,7 @@ mpg_status mpg_fused_make(const mpg_graph *graph, const mpg_order *order, const 
 
 /* Prints the domain, with "|" before the dims that tiles do not cut, then a line for each member.
  * Values with memory are named in0, in1, ... and out0, out1, ...; local values are named by their
- * shared slot. Stable text for tests. */
+ * slot. Tests depend on the format. */
 void mpg_fused_dump(const mpg_fused *fused, mpg_text *text);
 
 #endif

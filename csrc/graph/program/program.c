@@ -60,8 +60,8 @@ static void *operand_address(const mpg_call_frame *frame, const mpg_program *pro
   return (char *)frame->bases[location->base] + location->offset;
 }
 
-/* Runs the program of a remote device. This process sees only the data that the device sends to
- * it. */
+/* Runs this process's share of a remote device's program: receives the data that the device sends
+ * to this process, and signals. */
 static mpg_status run_remote(mpg_run *run, mpg_program_payload *state) {
   const mpg_call_frame *frame = state->frame;
   const mpg_program_segment *segment = &frame->set->segments[state->segment];
@@ -82,7 +82,8 @@ static mpg_status run_remote(mpg_run *run, mpg_program_payload *state) {
   return MPG_OK;
 }
 
-/* Sends a copy to another rank. Sets *here if the copy also, or only, happens in this process. */
+/* Sends the data of a copy if another rank needs it. Sets *here if the copy must also, or only, be
+ * made in this process. */
 static mpg_status send(const mpg_call_frame *frame, const mpg_program *program,
                        const mpg_instruction *instruction, bool *here) {
   mpg_transfer transfer;
@@ -101,7 +102,7 @@ static void send_failures(const mpg_program_payload *state) {
   const mpg_program *program = &frame->set->programs[segment->slot];
   if (state->next == segment->end || program->device->remote) return;
   mpg_tick last = frame->first_ticks[state->segment] + segment->num_signals;
-  (void)mpg_device_failure(program->device, last); /* sets the text */
+  (void)mpg_device_failure(program->device, last); /* sets the error text */
   for (uint32_t i = state->next; i < segment->end; i++) {
     mpg_transfer transfer;
     if (program->instructions[i].kind != MPG_COPY) continue;
@@ -149,8 +150,8 @@ static int kind_of(const mpg_program_set *set, const mpg_access *access) {
   return !access->writes ? READ : !access->reads ? WRITTEN : CHECKED;
 }
 
-/* Moves the accesses of one kind to the front of those from `begin` on, and returns the end of that
- * kind. */
+/* Moves the accesses of one kind to the front of those from `begin` on. Returns the index after the
+ * last of them. */
 static uint32_t gather_kind(const mpg_program_set *set, mpg_program_segment *segment,
                             uint32_t begin, int kind) {
   for (uint32_t i = begin; i < segment->num_accesses; i++) {

@@ -7,12 +7,13 @@
  *
  * A set is the programs of one phase, one per device. A program is cut into segments, which are
  * queued separately; signals are numbered within their segment. Usually a program is one segment,
- * and all segments of a set are queued together. They wait for each other only in the order of one
- * sequence, so they cannot deadlock. Pipelines queue the segments of many calls in their own order
- * (compile/pipeline/pipeline_run.h). If an instruction fails, its segment ends and its ticks fail,
- * and so does work that waits for one of them. A program also signals, whenever enough bytes are
- * complete, that external arrays it has written are final. So work on other devices need not wait
- * for its end: sums of gradients begin while the backward pass continues.
+ * and all segments of a set are queued together. Their waits follow the single order from which all
+ * of them were lowered, so they cannot deadlock. Pipelines queue the segments of many calls in
+ * their own order (compile/pipeline/pipeline_run.h). If an instruction fails, its segment ends and
+ * its ticks fail, and so does work that waits for one of them. A program also signals when external
+ * arrays that it has written are final, once per some number of bytes. So work on other devices
+ * that uses these arrays need not wait for the program's end: sums of gradients begin while the
+ * backward pass continues.
  *
  * The cost of a call before its first kernel does not grow with the graph. External arrays come in
  * *parts*, runs of consecutive arrays. A part that is the same in every call (parameters, their
@@ -47,7 +48,7 @@ typedef struct mpg_instruction {
   mpg_kernel_fn kernel;
   /* Index of the first operand (view); inputs, then outputs. */
   uint32_t operands, num_inputs, num_outputs;
-  uint32_t random; /* call number within the graph; MPG_NO_RANDOM */
+  uint32_t random; /* number of its random call in the graph, or MPG_NO_RANDOM */
   uint32_t scope, origin;
   size_t bytes;      /* size of a copy */
   uint32_t transfer; /* copies between ranks only: first transfer number within a call */
@@ -61,11 +62,12 @@ static inline const char *mpg_instruction_name(const mpg_instruction *instructio
 
 typedef struct mpg_access { /* use of one base by a segment */
   uint32_t base;
-  uint32_t index; /* index in its part, or of the block */
+  uint32_t index; /* index within its part, or index of the block */
   uint8_t part;   /* part of the external arrays; MPG_MAX_PARTS for a block */
   bool reads, writes;
   bool pushes; /* the base is another device's memory */
-  /* 1 + the signal of the segment after which it no longer uses the base; 0 means its end. */
+  /* 1 + the number of the signal after which the segment no longer uses the base; 0 means the end
+   * of the segment. */
   uint32_t done;
 } mpg_access;
 
@@ -120,14 +122,14 @@ typedef struct mpg_program_set {
   bool *block_lanes;
   uint32_t first_block; /* earlier blocks come with the frame of the forward phase */
   uint32_t num_random;
-  /* Number of the graph in all processes (mpg_ranks_note_graph); 0 if it does not span ranks. */
+  /* Number of the graph, equal on all ranks (mpg_ranks_note_graph); 0 if it does not span ranks. */
   uint64_t graph;
   uint32_t num_transfers; /* transfer numbers that the copies between ranks use per call */
   /* Per random call: position of the rows of a micro-batch in the draw. In the arena; NULL means
    * that it is derived from shapes. */
   mpg_drawn *drawn;
   uint32_t num_drawn;
-  bool small; /* a single program that runs faster inline than handed over */
+  bool small; /* one program that runs faster in the calling thread than on a worker */
   mpg_parts parts;
   mpg_call_frame *frames;             /* list of frames for reuse; host lock */
   _Atomic(mpg_call_frame *) returned; /* list of frames that any thread has returned for reuse */
@@ -147,7 +149,7 @@ mpg_status mpg_program_set_draw(mpg_program_set *set, const mpg_drawn *drawn, ui
 void mpg_program_set_retain(mpg_program_set *set);
 void mpg_program_set_release(mpg_program_set *set);
 
-/* launch.c: queues one call. Borrows everything. */
+/* launch.c: queues one call. All pointers are borrowed. */
 typedef struct mpg_launching {
   /* One tensor per external array of each part. Its storage is NULL if no program uses it; the
    * pointer is NULL if the whole part is unused. */
@@ -155,9 +157,9 @@ typedef struct mpg_launching {
   /* Identifies the fixed arrays. Equal numbers mean equal arrays, and 0 means that all arrays must
    * be checked. */
   uint64_t binding;
-  /* Optional. The caller's last check; no other thread runs between it and the queueing of the
-   * work. Fails if the arrays have changed since the call was prepared. Sets *unread if no other
-   * device is reading a fixed array that the call writes. */
+  /* Optional last check by the caller. No other thread holds the host lock between this check and
+   * the queueing of the work. Fails if the arrays have changed since the call was prepared. Sets
+   * *unread if no other device is reading a fixed array that the call writes. */
   mpg_status (*look)(const void *looking, bool *unread);
   const void *looking;
   /* One storage per block. The launch fills the entries from first_block on with new storages,
@@ -178,14 +180,14 @@ typedef struct mpg_rows {
 } mpg_rows;
 
 typedef struct mpg_segment_time { /* monotonic clock, ns; 0 means not run yet */
-  int64_t begin, end;             /* begin: after the first waits */
+  int64_t begin, end;             /* begin excludes waits before the first kernel */
 } mpg_segment_time;
 
 /* A call whose segments are queued separately. Many calls may be in flight. The caller chooses an
  * order in which a segment follows the segments that it waits for, and in which segments of one
  * device keep their order. Missing blocks are allocated when a segment that uses them is queued,
  * and the caller may release a block after the last of these segments. External arrays must exist
- * when a segment that uses them is queued. Nothing is fixed. Host lock. */
+ * when a segment that uses them is queued. No part of the external arrays is fixed. Host lock. */
 typedef struct mpg_staged_call {
   mpg_launching call;    /* borrows its pointers */
   mpg_call_frame *frame; /* owned reference */
@@ -198,19 +200,19 @@ mpg_status mpg_staged_call_submit(mpg_staged_call *staged_call, uint32_t segment
 /* Also valid for a zeroed call that did not begin. Queued work still runs. */
 void mpg_staged_call_end(mpg_staged_call *staged_call);
 
-/* program.c: running of one device's program, for launch.c. */
+/* program.c: runs one device's program; for launch.c. */
 struct mpg_call_frame {
   _Atomic int32_t references; /* one per queued segment, plus one for a staged call */
   mpg_program_set *set;       /* owned reference while queued */
   mpg_call_frame *next;       /* link in the set's lists */
-  uint64_t binding;           /* the binding whose addresses are among the bases */
+  uint64_t binding;           /* number of the binding whose addresses are in `bases` */
   mpg_random_key random;
   uint64_t transfers; /* first transfer number of its copies between ranks */
-  mpg_rank_step step; /* the parameter update after which it was queued */
-  uint32_t line;      /* key of the source line that queued it */
+  mpg_rank_step step; /* the parameter update after which the call was queued */
+  uint32_t line;      /* key of the source line that queued the call */
   mpg_rows rows;
-  /* Per segment, filled in when they run and read afterward; NULL if not requested. Owned while in
-   * use. */
+  /* Per segment: its times, written while it runs and read afterward; NULL if not requested. Owned
+   * while in use. */
   mpg_segment_time *times;
   mpg_tick *first_ticks; /* per segment */
   void *bases[];         /* addresses: externals, then blocks */
