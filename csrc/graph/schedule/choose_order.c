@@ -5,7 +5,8 @@
 
 enum { MEMORY_FOR_TIME = 50 }; /* a faster order may take 1/50 more memory on a device */
 
-/* Replaces the order and its plan by `other`, unless that needs much more memory on a device. */
+/* Replaces the order and its plan by `other` and sets *taken, unless `other` needs over
+ * 1/MEMORY_FOR_TIME more memory on a device. */
 static mpg_status take_if_small(const mpg_plan_request *plain, mpg_order *other, mpg_order *order,
                                 mpg_plan *plan, bool *taken) {
   mpg_plan_request request = *plain;
@@ -47,7 +48,7 @@ static mpg_status wait_less(const mpg_plan_request *request, mpg_order *order, m
       if (seconds[i] > 0 && seconds[i] < seconds[best]) best = i;
     if (!best) break;
     MPG_GOTO(take_if_small(request, &faster[best - 1], order, plan, &taken));
-    seconds[best] = 0; /* tried */
+    seconds[best] = 0; /* not tried again */
   }
 fail:
   for (int i = 0; i < MPG_FASTER_ORDERS; i++) mpg_order_free(&faster[i]);
@@ -61,14 +62,15 @@ typedef struct limits {
   uint32_t count;
 } limits;
 
-/* A trial of a fusion: its groups, and the nodes that are left unfused in the trial. */
+/* A trial of a fusion in which some nodes are left unfused. */
 typedef struct trial {
   const mpg_plan_request *plain;
   limits limits;
   bool *unfused;   /* per node */
-  mpg_order order; /* the latest trial and its plan */
+  mpg_order order; /* order of the latest trial; `plan` is its plan */
   mpg_plan plan;
-  /* The order has groups; it is within all limits; the limits that it exceeds. */
+  /* `changed` means that the order has groups, and `small` that its plan is also within all limits.
+   * over[i] means that the plan exceeds limit i. */
   bool changed, small, over[MPG_MAX_GRAPH_DEVICES];
 } trial;
 
@@ -89,7 +91,7 @@ static mpg_status try_groups(trial *t) {
   return MPG_OK;
 }
 
-/* A group by its nodes. */
+/* A group as a range of nodes, which stays valid while other groups change. */
 typedef struct members {
   uint32_t first, count; /* range in a list of nodes */
   uint32_t limit;        /* index of its device among the limits */
@@ -118,7 +120,8 @@ static mpg_status note_groups(const trial *t, grouping *g) {
   return MPG_OK;
 }
 
-/* Marks the nodes of groups [first, first + count) on one device as unfused or not. */
+/* Sets whether the nodes of groups [first, first + count) on the device of `limit` are left
+ * unfused. */
 static void set_unfused(trial *t, const grouping *g, uint32_t limit, uint32_t first, uint32_t count,
                         bool unfused) {
   for (uint32_t i = first; i < first + count; i++)
@@ -135,8 +138,8 @@ static void take_trial(trial *t, mpg_order *order, mpg_plan *plan) {
   t->plan = (mpg_plan){0};
 }
 
-/* Bisects groups that do not fit, until only single groups are left out or the tries are used
- * up. */
+/* Fuses as many groups of one device as its limit allows, by bisection. A set of groups that does
+ * not fit is halved, until only single groups are left out or the tries are used up. */
 static mpg_status add_groups(trial *t, const grouping *g, uint32_t limit, mpg_order *fused,
                              mpg_plan *plan) {
   enum { TRIES = 12 };
@@ -188,7 +191,8 @@ static mpg_status fuse(const mpg_plan_request *request, mpg_order *order, mpg_pl
   if (t.changed && !t.small) {
     bool over[MPG_MAX_GRAPH_DEVICES] = {false};
     MPG_GOTO(note_groups(&t, &groups));
-    /* First tries no groups on the devices that need too much memory. */
+    /* Starts without groups on the devices whose plans are too large. add_groups then adds groups
+     * to these devices. */
     for (uint32_t i = 0; i < t.limits.count && !t.small; i++) {
       if (!t.changed || !t.over[i]) continue;
       over[i] = true;

@@ -82,8 +82,8 @@ static int select_dims(const mpg_domain *domain, uint32_t varying, int64_t *dims
   return count;
 }
 
-/* Cuts the dims `varying` of `whole` into pieces. `mine` and `others` give the dims that the pieces
- * belong to. */
+/* Splits the dims `varying` of `whole` into pieces. Piece k is part of dim from_mine[mine[k]] of
+ * `whole`, and of dim from_others[others[k]] of the other domain. */
 static bool refine(const mpg_domain *whole, const int *mine, const int *others,
                    const int *from_mine, const int *from_others, const pieces *p, uint32_t varying,
                    mpg_domain *result, mpg_domain_map *map_mine, mpg_domain_map *map_others) {

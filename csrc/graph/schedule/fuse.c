@@ -17,7 +17,7 @@ typedef struct fuser {
   mpg_open_group **groups; /* NULL means dissolved */
   uint32_t num_groups;
   size_t groups_capacity;
-  uint32_t first_open; /* all groups before it are closed */
+  uint32_t first_open; /* groups with smaller numbers are closed */
   uint32_t *group_of;  /* per node, or MPG_NO_GROUP */
   bool *kept;          /* per root: it or a view of it is saved or in an external array */
   mpg_open_group *trial, *spare;
@@ -25,7 +25,7 @@ typedef struct fuser {
 
 /* --- Open groups ------------------------------------------------------------------------------ */
 
-/* Recycles the memory of a group. */
+/* Keeps a group's memory for the next group, or frees it. */
 static void reuse(fuser *f, mpg_open_group *g) {
   if (!f->spare)
     f->spare = g;
@@ -57,7 +57,7 @@ static void close_all(fuser *f) {
   f->first_open = f->num_groups;
 }
 
-enum { MAX_SOURCES = 8 }; /* most groups that one node joins */
+enum { MAX_SOURCES = 8 }; /* maximum number of groups that one node joins */
 
 /* Finds the open groups of a node's inputs on its device and in its segment, and closes the open
  * groups of its remaining inputs. */
@@ -90,7 +90,7 @@ static uint32_t value_from(const fuser *f, const mpg_node *node, uint32_t group)
   return UINT32_MAX;
 }
 
-/* Replaces the group with that number by the trial. */
+/* Replaces group `number` by the trial. */
 static void take_over(fuser *f, uint32_t number) {
   mpg_open_group *g = f->groups[number];
   f->groups[number] = f->trial;
@@ -99,8 +99,8 @@ static void take_over(fuser *f, uint32_t number) {
     f->group_of[f->order->nodes[f->groups[number]->members[i]]] = number;
 }
 
-/* True if nodes of the group's device that do not move run between its last kernel and the
- * position. */
+/* True if the group's device runs other nodes between the group's last kernel and the position.
+ * Views and members of the source groups do not count, because they move with the group. */
 static bool has_gap(const fuser *f, const mpg_open_group *g, uint32_t position,
                     const uint32_t *sources, uint32_t num_sources) {
   enum { LOOK_BACK = 256 };
@@ -115,7 +115,8 @@ static bool has_gap(const fuser *f, const mpg_open_group *g, uint32_t position,
   return false;
 }
 
-/* Returns the bytes of the producer's inputs that the group keeps alive longer. */
+/* Returns the bytes of the producer's inputs that live longer if the group moves to the
+ * position. */
 static size_t producer_inputs_longer(const fuser *f, const mpg_open_group *g, uint32_t position) {
   const mpg_graph *graph = f->graph;
   size_t longer = 0;
@@ -214,7 +215,8 @@ static void join_view(fuser *f, const mpg_fuse_candidate *c, uint32_t group) {
     close_group(f, group);
 }
 
-/* Moves the group with the largest domain to position `first` of the list. */
+/* Swaps the group with the largest domain in sources[first, count) to index `first`, and returns
+ * its number. */
 static uint32_t largest_to(const fuser *f, uint32_t *sources, uint32_t first, uint32_t count) {
   uint32_t best = first;
   int64_t best_size = -1;
@@ -266,7 +268,7 @@ static mpg_status visit(fuser *f, uint32_t position) {
                           .position = position,
                           .segment = f->order->segment_of ? f->order->segment_of[position] : 0,
                           .kind = f->unfused[n] ? MPG_FUSE_NOT : mpg_fuse_kind_of(f->graph, node)};
-  if (mpg_node_mutates(node)) close_all(f); /* no node may move past it */
+  if (mpg_node_mutates(node)) close_all(f); /* no node may move past a write */
   uint32_t count = find_sources(f, &c, sources);
   if (c.kind == MPG_FUSE_VIEW && count) {
     join_view(f, &c, sources[0]);
@@ -317,7 +319,7 @@ static mpg_status put_group(fuser *f, mpg_open_group *g, uint32_t number, mpg_or
   fusion->num_uses += g->num_uses;
   for (uint32_t i = 0; i < g->num_members; i++) {
     uint32_t n = f->order->nodes[g->members[i]];
-    if (g->members[i] > g->last) { /* views that only other nodes may use */
+    if (g->members[i] > g->last) { /* views after the last kernel, which no member reads */
       f->group_of[n] = MPG_NO_GROUP;
       continue;
     }
@@ -332,8 +334,8 @@ static mpg_status put_group(fuser *f, mpg_open_group *g, uint32_t number, mpg_or
   return MPG_OK;
 }
 
-/* Records the group that computes each value, and marks values that are neither kept nor
- * results. */
+/* Records the group that computes each value. Marks a group's values as internal, except external
+ * arrays, saved values and outputs of the graph. */
 static void find_made(const fuser *f, mpg_order *fused, uint32_t *made_by) {
   const mpg_graph *graph = f->graph;
   mpg_fusion *fusion = fused->fusion;
@@ -351,7 +353,7 @@ static void find_made(const fuser *f, mpg_order *fused, uint32_t *made_by) {
 }
 
 /* Marks a value of a member as internal if it is neither kept nor read outside its group. Walks
- * backward, so that a view's users are visited before its source. */
+ * backward, so that the users of a view are visited before the view's input. */
 static mpg_status find_internal(const fuser *f, mpg_order *fused) {
   const mpg_graph *graph = f->graph;
   mpg_fusion *fusion = fused->fusion;

@@ -20,8 +20,8 @@
 #include "graph/schedule/domain.h"
 #include "op/fused.h"
 
-/* Tiles split one dim and are whole along the dims after it, which may have up to MAX_TILE
- * elements. Up to MAX_FEW elements may be computed by one thread. */
+/* A tile spans part of one dim and all of the dims after it, which have at most MAX_TILE elements.
+ * One thread may compute a whole group of at most MAX_FEW elements. */
 enum { MPG_FUSED_MAX_TILE = 16384, MPG_FUSED_MAX_FEW = 65536 };
 
 typedef struct mpg_fused_use { /* a value as seen by the members */
@@ -37,7 +37,7 @@ typedef struct mpg_fusion_group {
   int64_t dims[MPG_MAX_NDIM];
   uint32_t row; /* as in mpg_fused */
   mpg_dtype row_dtype;
-  uint32_t uses, num_uses; /* index of its first use in fusion->uses, and their number */
+  uint32_t uses, num_uses; /* its uses start at fusion->uses[uses] */
   uint32_t producer;       /* node of the product that the group follows; MPG_NO_NODE means none */
 } mpg_fusion_group;
 
@@ -58,7 +58,7 @@ mpg_status mpg_graph_fuse(const mpg_graph *graph, const mpg_order *order, const 
 void mpg_fusion_free(mpg_fusion *fusion); /* NULL is allowed */
 
 /* Returns the group of a position, or NULL. mpg_order_first and mpg_order_last return the first and
- * last position of the step that a position belongs to. */
+ * last position of its group, or the position itself if it is in no group. */
 static inline const mpg_fusion_group *mpg_order_group(const mpg_order *order, size_t position) {
   return order->fusion && order->fusion->group_of[position] != MPG_NO_GROUP
              ? &order->fusion->groups[order->fusion->group_of[position]]
@@ -83,19 +83,20 @@ typedef enum mpg_fuse_kind {
   MPG_FUSE_PRODUCER
 } mpg_fuse_kind;
 mpg_fuse_kind mpg_fuse_kind_of(const mpg_graph *graph, const mpg_node *node);
-/* Describes the product of a PRODUCER. */
+/* Describes the matrix product of a PRODUCER. Returns false if the node cannot be one. */
 bool mpg_fuse_product(const mpg_graph *graph, const mpg_node *node, mpg_product *product);
 
-/* How a node acts on its own domain: dim bits per input, then per output. */
+/* How a node acts on its own domain. bits[i] is the set of dims along which operand i varies;
+ * inputs come first, then outputs. */
 typedef struct mpg_fuse_action {
   mpg_domain domain;
   uint32_t num_inputs;  /* inputs whose contents are read */
   uint32_t num_outputs; /* outputs with elements */
   uint32_t bits[MPG_MAX_NAMED];
-  uint32_t row;      /* dims that a REDUCE reduces, or along which ROWS are; 0 means none */
+  uint32_t row; /* dims that a REDUCE reduces, or the dim along the rows of ROWS; 0 means none */
   uint32_t trailing; /* bit i: output i of ROWS is summed over all rows */
 } mpg_fuse_action;
-/* Returns false if a MAP, REDUCE or ROWS does not act on a single domain. */
+/* Describes a MAP, REDUCE or ROWS. Returns false if the node does not act on a single domain. */
 bool mpg_fuse_describe(const mpg_graph *graph, const mpg_node *node, mpg_fuse_kind kind,
                        mpg_fuse_action *action);
 void mpg_fused_strides(int ndim, const int64_t *dims, uint32_t varying, int64_t *strides);

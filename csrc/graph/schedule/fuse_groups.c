@@ -9,7 +9,8 @@ mpg_fused_use *mpg_open_group_use(mpg_open_group *g, uint32_t value) {
   return NULL;
 }
 
-/* Records how a value is seen. Returns false if members see it differently. */
+/* Adds the use of a value that varies along the dims `varying`. Returns false if another member
+ * uses the value with different dims, or if the group has too many uses. */
 static bool add_use(mpg_open_group *g, uint32_t value, uint32_t varying, bool made) {
   mpg_fused_use *use = mpg_open_group_use(g, value);
   if (use) {
@@ -60,16 +61,16 @@ static bool can_be_cut(const mpg_open_group *g) {
   for (int d = mpg_open_group_split(&g->domain, g->uses, g->num_uses) + 1; d < g->domain.ndim; d++)
     tile *= g->domain.dims[d];
   if (tile > MPG_FUSED_MAX_TILE) return false;
-  if (g->generated) return true; /* a thread computes few elements, however many there are */
+  if (g->generated) return true; /* its threads are many and compute few elements each */
   if (all > MPG_FUSED_MAX_TILE && all / tile < 8) return false;
   if (g->producer != MPG_NO_NODE && g->least % tile) return false;
   if (all <= MPG_FUSED_MAX_FEW) return true;
-  for (uint32_t i = 0; i < g->num_uses; i++) { /* threads share whole chunks */
+  for (uint32_t i = 0; i < g->num_uses; i++) { /* threads get whole chunks of a reduction */
     if (!g->uses[i].trailing) continue;
     int64_t inner = mpg_domain_size(&g->domain, g->uses[i].varying),
             chunk = mpg_reduction_chunk(all / inner, inner);
     if ((all / inner + chunk - 1) / chunk < 8 || chunk * inner % tile) return false;
-    /* Threads also share whole panels. */
+    /* Threads also get whole panels. */
     if (g->producer != MPG_NO_NODE &&
         all / 8 < g->panel / common_divisor(g->panel, chunk * inner) * chunk * inner)
       return false;
@@ -77,7 +78,8 @@ static bool can_be_cut(const mpg_open_group *g) {
   return true;
 }
 
-/* Adds a trailing reduction: the last member reduces the whole domain along its outer dims. */
+/* Marks the last member as a trailing reduction. Returns false unless it reduces the whole domain
+ * along its outer dims and the group can still be cut into tiles. */
 static bool add_trailing_reduction(mpg_open_group *g, uint32_t in, uint32_t out) {
   enum { MAX_INNER = 4096 };
   uint32_t all = mpg_domain_all(&g->domain), reduced = all & ~mpg_open_group_use(g, out)->varying;
@@ -107,7 +109,8 @@ static bool set_row(mpg_open_group *g, uint32_t row, mpg_dtype dtype) {
   return has_rows(g);
 }
 
-/* Adds the candidate's row, given in the group's domain. */
+/* Adds the candidate's row, as dims of the group's domain, and its trailing outputs. Returns false
+ * if they do not fit the group. */
 static bool add_row(mpg_open_group *g, const mpg_graph *graph, const mpg_fuse_candidate *c,
                     uint32_t row) {
   mpg_value in = mpg_node_inputs(graph, c->node)[0];
@@ -169,8 +172,8 @@ bool mpg_open_group_add_view(mpg_open_group *g, const mpg_graph *graph,
   return true;
 }
 
-/* Unifies the domains of the group and the node, by an input that the node reads whole and the
- * group uses. *seen is true if there is one. */
+/* Unifies the domains of the group and the node, through an input that spans the node's whole
+ * domain and that the group uses. *seen is true if the node has one of these inputs. */
 static bool join_by_input(mpg_open_group *g, const mpg_value *inputs, const mpg_graph *graph,
                           const mpg_fuse_action *a, mpg_domain_map *old, mpg_domain_map *joined,
                           bool *seen) {
@@ -184,7 +187,8 @@ static bool join_by_input(mpg_open_group *g, const mpg_value *inputs, const mpg_
   return *seen = false;
 }
 
-/* Like join_by_input, if the group's whole domain is a part of the node's. */
+/* Like join_by_input, but through an input that spans the group's whole domain and only a part of
+ * the node's. The group's domain grows to the node's. */
 static bool widen_by_input(mpg_open_group *g, const mpg_value *inputs, const mpg_graph *graph,
                            const mpg_fuse_action *a, mpg_domain_map *old, mpg_domain_map *joined) {
   uint32_t all = mpg_domain_all(&g->domain);

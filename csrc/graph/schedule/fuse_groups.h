@@ -17,7 +17,7 @@ typedef struct mpg_open_group {
   uint32_t num_members, num_uses, num_trailing;
   uint32_t producer; /* node number; MPG_NO_NODE means none */
   int64_t panel;     /* number of elements in the producer's panels */
-  int64_t least;     /* number of elements in the smallest panel, for many threads */
+  int64_t least;     /* number of elements in the smallest panel; many threads get smaller panels */
   bool generated;    /* the device generates its kernel */
   uint32_t row;      /* dims that a generated kernel reduces; 0 means none */
   mpg_dtype row_dtype;
@@ -35,7 +35,7 @@ typedef struct mpg_fuse_candidate {
   mpg_product product;    /* valid for PRODUCER */
 } mpg_fuse_candidate;
 
-/* Returns NULL if the group does not use the value. */
+/* Returns the group's use of a value, or NULL. */
 mpg_fused_use *mpg_open_group_use(mpg_open_group *g, uint32_t value);
 /* Returns the last dim of the domain that tiles cut, or -1 if tiles cut no dim. */
 int mpg_open_group_split(const mpg_domain *domain, const mpg_fused_use *uses, size_t count);
@@ -47,14 +47,15 @@ bool mpg_open_group_add_view(mpg_open_group *g, const mpg_graph *graph,
                              const mpg_fuse_candidate *c);
 /* Adds a MAP, REDUCE or ROWS that reads from the group. If it returns false, g is invalid. */
 bool mpg_open_group_join(mpg_open_group *g, const mpg_graph *graph, const mpg_fuse_candidate *c);
-/* Adds all of `other`, of which g reads `value`. If it returns false, g is invalid. */
+/* Merges `other` into g, where g reads the value `value` of `other`. If it returns false, g is
+ * invalid. */
 bool mpg_open_group_merge(mpg_open_group *g, mpg_open_group *other, uint32_t value);
 /* Merges adjacent dims if each value varies along both or neither. */
 void mpg_open_group_collapse(mpg_open_group *g);
 
-/* fuse_order.c: reorders trailing reductions, and maps that follow a producer, to directly after
- * their inputs. `moved` is set only if the order changes; its segments are borrowed. `unfused` is
- * as in mpg_graph_fuse, and `facts` are of the order. */
+/* fuse_order.c: moves trailing reductions, and maps that follow a producer, to directly after their
+ * inputs. `moved` is set only if the order changes; its segments are borrowed. `unfused` is as in
+ * mpg_graph_fuse, and `facts` are of the order. */
 mpg_status mpg_fuse_order(const mpg_graph *graph, const mpg_order *order, const bool *unfused,
                           const mpg_analysis *facts, mpg_order *moved);
 

@@ -91,7 +91,7 @@ bool mpg_fuse_describe(const mpg_graph *graph, const mpg_node *node, mpg_fuse_ki
     if (!mpg_domain_bits(shape_of_input(graph, node, i), whole, &a->bits[i])) return false;
   a->num_outputs = node->num_outputs;
   while (mpg_shape_size(&graph->values[node->values + a->num_outputs - 1].desc.shape) == 0)
-    a->num_outputs--; /* excludes masks that are not used */
+    a->num_outputs--; /* excludes empty outputs (unused masks) */
   for (uint32_t i = 0; i < a->num_outputs; i++)
     if (!mpg_domain_bits(&graph->values[node->values + i].desc.shape, whole,
                          &a->bits[a->num_inputs + i]))

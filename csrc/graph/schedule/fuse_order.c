@@ -15,8 +15,8 @@ typedef struct mover {
    * moved after; MPG_NO_POSITION means not in the list. */
   uint32_t *place;
   uint32_t *next; /* the next node in the list */
-  uint32_t *last; /* the last node that was moved after it, or itself */
-  bool *follows;  /* it is a producer, or was moved after one */
+  uint32_t *last; /* the last node that was moved after this node, or this node */
+  bool *follows;  /* true for producers and nodes that were moved after one */
   uint32_t tail;  /* the last node of the list; MPG_NO_NODE means empty */
   uint32_t write; /* position of the latest node that writes an input */
   bool moved;
@@ -56,8 +56,8 @@ static uint32_t latest_input(const mover *m, const mpg_node *node) {
   return latest;
 }
 
-/* Returns the node that a map may directly follow, or MPG_NO_NODE. The map must be its only reader
- * and all other inputs must be available, so that no array lives longer. */
+/* Returns the node that a map may directly follow, or MPG_NO_NODE. The map must be that node's only
+ * reader, and all other inputs must be available, so that no array lives longer. */
 static uint32_t followed_by(const mover *m, uint32_t n) {
   const mpg_graph *graph = m->graph;
   const mpg_node *node = &graph->nodes[n];

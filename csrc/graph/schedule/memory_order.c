@@ -17,14 +17,15 @@ typedef struct schedule {
   const mpg_graph *graph;
   const mpg_order *order;
   uint32_t count;
-  mpg_analysis facts;     /* of the order; owned */
-  uint32_t *first, *next; /* dependency graph: first edge [count + 1], then successors */
-  uint32_t *waits;        /* number of predecessors */
-  size_t *bytes;          /* per root: bytes in a planned block; 0 means elsewhere */
-  bool *stays;            /* per root: never freed */
+  mpg_analysis facts; /* of the order; owned */
+  /* Dependency graph: the successors of k are next[first[k]] to next[first[k + 1] - 1]. */
+  uint32_t *first, *next;
+  uint32_t *waits; /* number of predecessors */
+  size_t *bytes;   /* per root: bytes in a planned block; 0 means elsewhere */
+  bool *stays;     /* per root: never freed */
   mpg_device_id devices[MPG_MAX_GRAPH_DEVICES];
   uint32_t num_devices;
-  double *seconds; /* orders for time only */
+  double *seconds; /* per position; only for mpg_order_for_time */
   uint32_t *left;  /* workspace: copies of waits and uses */
   uint32_t *left_uses;
 } schedule;
@@ -60,7 +61,7 @@ static mpg_status add_edge(edge_list *list, uint32_t from, uint32_t to) {
 
 static mpg_status find_edges(schedule *s, edge_list *edges) {
   const mpg_graph *graph = s->graph;
-  /* Last user of each value that effects write. */
+  /* Latest user of each value that effects write. These users keep their order. */
   uint32_t *last_user = mpg_malloc((graph->num_values + 1) * sizeof *last_user);
   mpg_status status = MPG_OK;
   if (!last_user) return mpg_out_of_host_memory(graph->num_values * sizeof *last_user);
@@ -98,7 +99,7 @@ static mpg_status link_edges(schedule *s) {
     s->waits[edges.ends[2 * e + 1]]++;
   }
   for (uint32_t k = 0; k < s->count; k++) s->first[k + 1] += s->first[k];
-  for (size_t e = edges.count; e-- > 0;) /* fills each list, using `left` as counters */
+  for (size_t e = edges.count; e-- > 0;) /* fills the lists of successors, counting in `left` */
     s->next[s->first[edges.ends[2 * e]] + s->left[edges.ends[2 * e]]++] = edges.ends[2 * e + 1];
 fail:
   mpg_free(edges.ends);
@@ -287,7 +288,7 @@ static entry pop(heap *heap) {
 static double gain_of(const schedule *s, uint32_t k) {
   const mpg_graph *graph = s->graph;
   const mpg_node *node = node_at(s, k);
-  if (mpg_node_crosses(graph, node)) return 1e30; /* directly after the value it copies */
+  if (mpg_node_crosses(graph, node)) return 1e30; /* directly follows the copied value */
   double gain = 0;
   for (uint32_t i = 0; i < node->num_outputs; i++)
     if (s->facts.root[node->values + i] == node->values + i)
@@ -302,8 +303,8 @@ static double gain_of(const schedule *s, uint32_t k) {
 typedef struct greedy_search {
   heap ready;
   bool *done;
-  /* Per root: the sum of the positions of its remaining readers. When one is left, this is its
-   * position. */
+  /* Per root: the sum of the positions of its remaining readers. If one reader remains, the sum is
+   * its position. */
   uint64_t *readers;
 } greedy_search;
 
@@ -366,9 +367,10 @@ fail:
 /* --- Memory: depth first ---------------------------------------------------------------------- */
 
 typedef struct depth_search { /* all arrays are per position */
-  /* Dependencies: `first` and `next` of the schedule, reversed. */
+  /* The schedule's dependency graph with reversed edges: the predecessors of k are before[first[k]]
+   * to before[first[k + 1] - 1]. */
   uint32_t *first, *before;
-  double *needs; /* bytes to compute it, as if its dependencies formed a tree */
+  double *needs; /* peak bytes to compute it, as if its dependencies were a tree (Sethi-Ullman) */
   double *keeps; /* bytes of its outputs */
   uint32_t *stack;
   uint32_t *seen; /* number of visited dependencies; ORDERED means that the node is in the order */
@@ -467,7 +469,7 @@ static mpg_status depth_first(schedule *s, mpg_order *order) {
   MPG_GOTO(begin_depth_search(s, &d));
   find_dependencies(s, &d);
   find_needs(s, &d);
-  /* Starts at nodes without users. */
+  /* The search starts at nodes without users. */
   for (uint32_t k = 0; k < s->count; k++)
     if (s->first[k] == s->first[k + 1]) append_depth_first(s, &d, k, order);
 fail:
@@ -544,8 +546,8 @@ static mpg_status run_in_order(schedule *s, const mpg_order *order, double *seco
   return MPG_OK;
 }
 
-/* Takes the first ready node that keeps its device within `most`. If there is none, takes the
- * earliest node in program order. */
+/* Takes the first ready node with which the bytes alive on its device stay within `most`. If no
+ * node does, takes the earliest of the nodes tried, in program order. */
 static mpg_status pop_within(schedule *s, heap *ready, const size_t *alive, const size_t *most,
                              uint32_t *taken) {
   enum { TRIES = 32 };
@@ -571,8 +573,8 @@ static mpg_status pop_within(schedule *s, heap *ready, const size_t *alive, cons
 }
 
 typedef struct list_scheduler {
-  heap ready[MPG_MAX_GRAPH_DEVICES];  /* by path; copies to other devices first */
-  heap coming[MPG_MAX_GRAPH_DEVICES]; /* by negated time at which they become ready */
+  heap ready[MPG_MAX_GRAPH_DEVICES];  /* by longest path to the end; copies first */
+  heap coming[MPG_MAX_GRAPH_DEVICES]; /* nodes not ready yet, by negated ready time */
   double free_at[MPG_MAX_GRAPH_DEVICES];
   double *starts; /* per position: end of its last dependency */
   size_t alive[MPG_MAX_GRAPH_DEVICES];

@@ -10,10 +10,10 @@
 typedef struct walk {
   const mpg_graph *graph;
   const mpg_batching_request *request;
-  const struct walk *whole; /* walk of the same nodes with more rows, which decides; may be NULL */
+  const struct walk *whole; /* walk of the same nodes with more rows, to copy from; may be NULL */
   mpg_batch *values;        /* per value of the graph */
   bool *live;               /* per node */
-  mpg_batch *in;            /* workspace for one node, as are the next two */
+  mpg_batch *in;            /* workspace of run_rule, like `out` and `descs` */
   mpg_batch *out;
   mpg_desc *descs;
   mpg_workspace space; /* owns all these arrays */
@@ -56,12 +56,13 @@ static mpg_status run_rule(walk *w, uint32_t number, mpg_batch *out) {
 
 static const char *plural(int64_t count) { return count == 1 ? "" : "s"; }
 
-/* Returns the error of the op that computed a value from the steps of one chunk alone, if that is
- * not allowed. */
+/* Returns the error of node `cause`, which computed a value from the steps of one chunk alone.
+ * Called if this value is used for anything but state. */
 static mpg_status fail_cause(walk *w, uint32_t cause) { return run_rule(w, cause, w->out); }
 
-/* Along time, carried state may be combined with any value. A value computed only from the steps of
- * one chunk may become state, but nothing else. */
+/* Applies the rules for chunks along time; *done is false if the op's batching rule must decide.
+ * Carried state may be combined with any value. A value computed only from the steps of one chunk
+ * may become state, but nothing else. */
 static mpg_status along_time(walk *w, uint32_t number, mpg_batch *out, bool *done) {
   const mpg_node *node = &w->graph->nodes[number];
   const mpg_value *inputs = mpg_node_inputs(w->graph, node);
@@ -112,8 +113,8 @@ static mpg_status fail_sizes(const walk *a, const walk *b, uint32_t n, uint32_t 
       mpg_shape_text(&b->graph->values[other->values + k].desc.shape, shapes[1], sizeof shapes[1]));
 }
 
-/* With one row, every axis of size 1 could be the batch axis. The walk of the whole batch, which
- * has passed the rules, determines which one it is. */
+/* Copies the node's result from the walk with more rows, which has passed the rules. This walk
+ * cannot determine the batch axis: with one row, every axis of size 1 could be it. */
 static mpg_status adopt(walk *w, uint32_t number, mpg_batch *out) {
   const mpg_node *node = &w->graph->nodes[number];
   uint32_t first = w->whole->graph->nodes[number].values;
@@ -187,13 +188,13 @@ static mpg_shape drawn_shape(const mpg_graph *graph, const mpg_node *node) {
   return mpg_op_drawn_shape(node->op, node->params, input, output);
 }
 
-/* Records the position of the rows in the draws of a node, from which other micro-batches
- * continue. */
+/* Records the position of the rows in the draws of a node, so that each micro-batch draws the
+ * numbers of its own rows. */
 static void note_drawn(const walk *w, const mpg_node *node) {
   if (!mpg_node_flag(node, MPG_OP_DRAWS_ROWS)) return;
   const mpg_value *inputs = mpg_node_inputs(w->graph, node);
   mpg_shape drawn = drawn_shape(w->graph, node);
-  /* Keys for parts of an array have the rows of the input. */
+  /* The rows of a SHAPE_ONLY op are those of its input. */
   mpg_batch batch =
       w->values[mpg_node_flag(node, MPG_OP_SHAPE_ONLY) ? mpg_value_index(w->graph, inputs[0])
                                                        : node->values];
@@ -223,8 +224,8 @@ static mpg_status prepare_walk(walk *w) {
   return MPG_OK;
 }
 
-/* Adds the nodes that another walk visits. Simplification of one of two graphs of the same nodes
- * may have left some of them without users. */
+/* Adds the nodes that another walk visits. Simplification may have left a node without users in
+ * only one of the two graphs. */
 static void visit_also(walk *w, const walk *other) {
   for (size_t n = 0; n < w->graph->num_nodes; n++) w->live[n] |= other->live[n];
   mpg_graph_mark_live(w->graph, w->live);
@@ -263,7 +264,7 @@ static int other_number(const mpg_node *a, const mpg_node *b, double *one, doubl
   for (int i = 0; i < table->count && a->params && b->params; i++) {
     const mpg_param *param = &table->params[i];
     if (param->kind != MPG_PARAM_FLOAT && param->kind != MPG_PARAM_OPT_FLOAT) continue;
-    /* An optional number begins with its value. */
+    /* An optional parameter starts with its value. */
     memcpy(one, (const char *)a->params + param->offset, sizeof *one);
     memcpy(two, (const char *)b->params + param->offset, sizeof *two);
     if (memcmp(one, two, sizeof *one)) return i;
@@ -279,7 +280,7 @@ static mpg_status compare_node(const walk *a, const walk *b, uint32_t n) {
   bool counts = mpg_node_flag(node, MPG_OP_COUNTS); /* allowed to differ: its users are checked */
   for (uint32_t k = 0; k < node->num_outputs; k++) {
     const mpg_batch *x = &a->values[node->values + k], *y = &b->values[other->values + k];
-    /* The carrier of the state adapts its size. */
+    /* States are not compared, because the op that carries one adapts its size. */
     if (x->kind == MPG_BATCH_STATE || x->kind == MPG_BATCH_PART) return MPG_OK;
     if (x->kind != MPG_BATCH_DIVIDED || y->kind != MPG_BATCH_DIVIDED ||
         (x->axis == y->axis && x->outer == y->outer && x->inner == y->inner))

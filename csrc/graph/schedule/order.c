@@ -1,5 +1,5 @@
 /* Orders: the live nodes in creation order (dead code is eliminated), with copies to other devices
- * as early as possible. Optionally moves sums of gradients forward. */
+ * as early as possible. Also moves sums of gradients to directly after their inputs. */
 #include <string.h>
 
 #include "base/workspace.h"
@@ -44,7 +44,7 @@ mpg_status mpg_graph_order(const mpg_graph *graph, mpg_phase phase, const mpg_va
     const mpg_node *node = &graph->nodes[n];
     if (!live[n] || node->phase != phase || mpg_node_is_input(node)) continue;
     if (moves_up(graph, node) && graph->nodes[mpg_node_inputs(graph, node)[0].node].phase == phase)
-      continue; /* already listed */
+      continue; /* listed directly after its source */
     order->nodes[order->count++] = (uint32_t)n;
     /* A copy of a copy follows its source in turn. */
     for (size_t done = order->count - 1; done < order->count; done++)
@@ -59,7 +59,7 @@ fail:
 
 mpg_status mpg_order_follow(const mpg_graph *graph, uint32_t first, mpg_order *order) {
   size_t count = order->count;
-  /* Per node: the position that it follows. */
+  /* Per node: position of the node that it is moved after, or its own position. */
   uint32_t *leader = mpg_malloc((graph->num_nodes + 1) * sizeof *leader);
   uint32_t *begin = mpg_calloc(count + 2, sizeof *begin);
   uint32_t *nodes = mpg_malloc((count + 1) * sizeof *nodes);

@@ -14,7 +14,7 @@ typedef struct lifetime {
   uint32_t begin, end; /* positions in the order, both inclusive */
 } lifetime;
 
-typedef struct item { /* memory with a location, or in need of one */
+typedef struct item { /* memory that has or needs a location */
   size_t offset, size;
   lifetime life;
   uint32_t value, block; /* UINT32_MAX means a new block */
@@ -33,7 +33,7 @@ typedef struct planner {
   bool *planned;   /* per root: needs a location in a block */
   bool *pushed;    /* per root: another device pushes it into a lane */
   bool *written;   /* per value: an effect writes it */
-  uint32_t *taken; /* per root: the external array assigned to the class, or MPG_NO_BASE */
+  uint32_t *taken; /* per root: the external array of all values with this root, or MPG_NO_BASE */
   mpg_workspace space;
 } planner;
 
@@ -107,8 +107,8 @@ static bool has_place(const planner *p, uint32_t value) {
   return p->plan->locations[value].base != MPG_NO_BASE;
 }
 
-/* Makes views share their input's memory, unless an effect writes it. External arrays are assigned
- * to whole classes. */
+/* Makes views share their input's memory, unless an effect writes it. If a view must be in an
+ * external array, its input is computed there, unless the input already has another location. */
 static void share_views(planner *p) {
   const mpg_graph *graph = p->graph;
   mpg_plan *plan = p->plan;
@@ -121,7 +121,7 @@ static void share_views(planner *p) {
     uint32_t own = p->request->external[node->values], its = p->taken[root];
     bool located = has_place(p, root) ||
                    p->graph->nodes[mpg_node_inputs(graph, node)[0].node].phase != node->phase;
-    /* It must be written elsewhere. */
+    /* The view needs a copy, because its input has another location. */
     if (own != MPG_NO_BASE && own != its && (its != MPG_NO_BASE || located)) continue;
     plan->roots[node->values] = root;
     if (own != MPG_NO_BASE) p->taken[root] = own;
@@ -142,7 +142,7 @@ static void find_lifetimes(planner *p) {
   const mpg_graph *graph = p->graph;
   for (size_t k = 0; k < p->request->order->count; k++) {
     const mpg_node *node = &graph->nodes[p->request->order->nodes[k]];
-    /* A group is one step. */
+    /* The values of a group live for as long as the whole group runs. */
     uint32_t first = mpg_order_first(p->request->order, k),
              last = mpg_order_last(p->request->order, k);
     for (uint32_t i = 0; i < node->num_outputs; i++) {
@@ -183,7 +183,8 @@ static mpg_status give_places(planner *p) {
       if (has_place(p, node->values)) continue;
       MPG_TRY(add_block(plan, MPG_BLOCK_LANE, slot, mpg_plan_slot(plan, from), &number));
       p->pushed[node->values] = true;
-      /* It may arrive at any time, even later than now if no work waits for it. */
+      /* The array may arrive at any time in the phase. If no work waits for it, it may arrive even
+       * after this position. */
       p->lives[node->values].begin = 0;
       if (p->lives[node->values].end == k) p->lives[node->values].end = FOREVER;
       plan->locations[node->values] =
@@ -221,7 +222,7 @@ static bool may_lie_over(const planner *p, size_t k, uint32_t out, uint32_t inpu
   int64_t all = 1;
   for (int d = 0; d < group->ndim; d++) all *= group->dims[d];
   const mpg_node *producer = group->producer != MPG_NO_NODE ? &graph->nodes[group->producer] : NULL;
-  /* Every panel reads the producer's inputs again. */
+  /* Every panel reads the producer's inputs, so they must not be overwritten. */
   for (uint32_t i = 0; producer && i < producer->num_inputs; i++)
     if (find(p->plan, mpg_value_index(graph, mpg_node_inputs(graph, producer)[i])) == input)
       return false;
@@ -267,8 +268,8 @@ static void share_in_place(planner *p) {
 
 static bool meet(lifetime a, lifetime b) { return a.begin <= b.end && b.begin <= a.end; }
 
-/* Finds the smallest gap between items with overlapping lifetimes. Returns false if there is none
- * below `limit`. */
+/* Finds the smallest gap for `wanted` between the items whose lifetimes overlap with its own, or
+ * else the space after them. Returns false if that ends above `limit`. */
 static bool best_fit(const item_list *list, const item *wanted, size_t limit, size_t *offset) {
   size_t end = 0, best_gap = SIZE_MAX;
   for (size_t i = 0; i < list->count; i++) {
@@ -295,7 +296,8 @@ static mpg_status put(item_list *list, const item *placed) {
   return MPG_OK;
 }
 
-/* Packing order: first by the given keys, then by earlier begin, then by lower value number. */
+/* Compares two items in a packing order: larger key a or b first, then earlier begin, then lower
+ * value number. */
 static int compare(size_t a, size_t b, const item *x, const item *y) {
   if (a != b) return a > b ? -1 : 1;
   if (x->life.begin != y->life.begin) return x->life.begin < y->life.begin ? -1 : 1;
@@ -331,7 +333,7 @@ static mpg_status occupy(planner *p, space *space) {
     if (plan->locations[v].base != base || !(old ? p->request->saved[v] : p->pushed[v])) continue;
     lifetime life = {0, p->lives[find(plan, (uint32_t)v)].end};
     if (old && p->request->retain) life.end = FOREVER;
-    /* It has no readers. */
+    /* The value has no readers in this phase. */
     if (old && !p->request->retain && p->lives[find(plan, (uint32_t)v)].begin == FOREVER) continue;
     MPG_TRY(put(&space->list, &(item){plan->locations[v].offset, value_bytes(p, (uint32_t)v), life,
                                       (uint32_t)v, space->block}));
@@ -339,7 +341,7 @@ static mpg_status occupy(planner *p, space *space) {
   return MPG_OK;
 }
 
-/* Tries the existing blocks. Returns false if the item does not fit into any. */
+/* Finds the first existing block with a gap for the item. Returns false if no block has one. */
 static bool fit_into(const mpg_plan *plan, space *spaces, uint32_t count, item *wanted,
                      space **chosen) {
   for (uint32_t i = 0; i < count; i++) {
@@ -448,7 +450,7 @@ static mpg_status find_alive(planner *p) {
   uint32_t count = (uint32_t)p->request->order->count;
   size_t stride = (size_t)count + 2;
   ptrdiff_t *steps = mpg_workspace_take(&p->space, stride * (plan->num_devices + 1), sizeof *steps);
-  /* Per root of the forward plan. */
+  /* Lifetimes of saved values in this phase, per root of the forward plan. */
   lifetime *saved = mpg_workspace_take(&p->space, plan->num_values, sizeof *saved);
   MPG_TRY(mpg_workspace_check(&p->space));
   for (size_t v = 0; v < plan->num_values; v++) saved[v] = (lifetime){FOREVER, 0};

@@ -5,11 +5,11 @@
  * known in the device's own order. A lane is the block of one pair of devices, into which the first
  * pushes arrays for the second. A pushed array occupies its part of the lane from the start of the
  * phase to its last use, so that a push never waits for the receiving device. Afterward the part is
- * reused. Values share memory by lifetime (best fit, largest first). An op whose elements allow it
- * overwrites an input that dies there. A view has the location of its input. The backward plan
- * starts from the forward plan, which contains the saved values. It fills the gaps of the forward
- * blocks before it adds memory, and reuses the memory of saved values after their last use (unless
- * the graph is retained).
+ * reused. Values share memory by lifetime (best fit, largest first). An in-place op overwrites an
+ * input that no later node reads. A view has the location of its input. The backward plan starts
+ * from the forward plan, which contains the saved values. It fills the gaps of the forward blocks
+ * before it adds memory, and reuses the memory of saved values after their last use (unless the
+ * graph is retained).
  *
  * Ownership: a plan owns its memory and borrows nothing. Threads: host lock.
  */
@@ -65,12 +65,13 @@ typedef struct mpg_plan_request {
   bool retain;             /* saved values of the forward plan must be kept */
 } mpg_plan_request;
 
-/* `plan` must be zeroed. */
+/* Plans the memory of a phase. `plan` must be zeroed. */
 mpg_status mpg_plan_make(const mpg_plan_request *request, mpg_plan *plan);
-/* choose_order.c: chooses and plans the order of the request's nodes. With `free_order` it tries
- * the order of least memory, then an order in which devices wait less, which is taken if no
- * device's plan grows by more than 1/50. Then it fuses the order, except for groups that would
- * enlarge a device's plan. *order, which is request->order, is replaced. */
+/* choose_order.c: chooses and plans the order of the request's nodes. With `free_order` it first
+ * tries orders that need less memory, then orders in which devices wait less for each other. The
+ * latter are taken only if no device's plan grows by more than 1/50. Then it fuses the order,
+ * except for groups that would enlarge a device's plan. *order, which is request->order, is
+ * replaced. */
 mpg_status mpg_schedule(const mpg_plan_request *request, mpg_order *order, bool free_order,
                         mpg_plan *plan);
 void mpg_plan_free(mpg_plan *plan);
@@ -86,17 +87,17 @@ bool mpg_plan_aliased(const mpg_plan *plan, const mpg_graph *graph, const mpg_no
  * users of a state that an effect writes keep their order. Copies to other devices directly follow
  * the value that they copy.
  *
- * Memory: two orders are tried. The greedy one takes the node that frees most memory next. The
- * other is depth first, starting with the input that needs most memory. The one with fewer live
- * bytes at the peak (summed over devices) is stored in `better` and *changed is set, if that is at
- * least 1/20 less than in the given order.
+ * Searches an order that needs less memory, in two ways. The greedy search always takes the node
+ * that frees most memory. The depth-first search visits first the input that needs most memory. If
+ * the better order has a peak of live bytes (summed over devices) that is at least 1/20 below that
+ * of the given order, stores it in `better` and sets *changed.
  */
 mpg_status mpg_order_for_memory(const mpg_plan_request *request, mpg_order *better, bool *changed);
-/* Time: orders in which devices wait less for each other. For faster[0], every device takes the
- * ready node with the longest path to the end. For faster[1], a node is also delayed if more bytes
- * would be alive than ever in the given order. `seconds` gets estimates for the given order, then
- * for these, from bytes and floating-point operations; 0 means no order. The caller frees all
- * orders. */
+/* Computes orders in which devices wait less for each other, by list scheduling. For faster[0],
+ * every device takes the ready node with the longest path to the end. For faster[1], a node is also
+ * delayed if more bytes would be alive on its device than at the peak of the given order. `seconds`
+ * receives the estimated times of the given order and of these orders; 0 means no order. The caller
+ * frees all orders. */
 enum { MPG_FASTER_ORDERS = 2 };
 mpg_status mpg_order_for_time(const mpg_plan_request *request, mpg_order faster[MPG_FASTER_ORDERS],
                               double seconds[1 + MPG_FASTER_ORDERS]);

@@ -12,7 +12,9 @@ typedef struct staging {
   mpg_analysis facts; /* of the order; owned */
   uint32_t *depth;    /* per position */
   bool *late;         /* per position: deferred */
-  uint32_t *floor;    /* per value: 1 + the depth of the last node that shared it as a state */
+  /* Per value: 1 + the depth of its latest reader, or 0. Later readers get at least this depth,
+   * because they may share a state. */
+  uint32_t *floor;
   uint32_t max_depth;
   mpg_workspace space;
 } staging;
