@@ -1,15 +1,15 @@
 /* Converts convolutions to the channels-last layout, in which their primitives are fastest.
  *
  * Every convolution (except float64) becomes a transpose, a channels-last convolution, and a
- * transpose back. Other ops whose inputs come from such a transpose back follow: they are moved
- * before it. A transpose and its inverse cancel out, and an unused transpose back is omitted. So
- * transposes remain only at inputs, at outputs, and before ops that do not follow. If all dims
+ * transpose back. Other ops that read the result of a transpose back follow: they are moved before
+ * the transpose. A transpose and its inverse cancel out, and an unused transpose back is omitted.
+ * So transposes remain only at inputs, at outputs, and before ops that do not follow. If all dims
  * except the channels have size 1, a reshape replaces the transpose. Weights keep their layout. A
  * BatchNorm whose single reader is relu, or an addition followed by relu, is fused with them. This
  * step alone keeps results bit-identical.
  *
- * The channels-last form of a value needs no records: it is the input of the transpose, in the
- * target, that computes the value.
+ * Channels-last forms need no table: the form of a value is the input of the transpose that
+ * computes this value in the target.
  */
 #include <string.h>
 
@@ -53,8 +53,8 @@ static mpg_value emit_transposed(mpg_rewrite *r, mpg_value value, bool back) {
   return mpg_rewrite_emit(r, MPG_OP_transpose, &params, &value, 1, &value);
 }
 
-/* Finds the channels-last form of a value of the target, which is the input of its transpose
- * back. */
+/* Finds the channels-last form of a value of the target, which is the input of the transpose back
+ * that computes it. Returns false if the value is not computed in this way. */
 static bool made_from_last(const mpg_rewrite *r, mpg_value value, mpg_value *last) {
   const mpg_node *node = &r->target.nodes[value.node];
   if (r->status != MPG_OK || !node->op || node->num_inputs != 1) return false;
@@ -126,7 +126,8 @@ typedef struct relu_match {
   uint32_t residual; /* index of the residual among the addition's inputs */
 } relu_match;
 
-/* True if no other node reads or writes the moving statistics, as the fused node may run later. */
+/* True if no other node reads or writes the moving statistics. This is required because the fused
+ * node may run later. */
 static bool keeps_to_itself(const mpg_rewrite *r, uint32_t n) {
   const mpg_node *node = &r->graph->nodes[n];
   const mpg_value *inputs = mpg_node_inputs(r->graph, node);
@@ -138,6 +139,7 @@ static bool keeps_to_itself(const mpg_rewrite *r, uint32_t n) {
   return true;
 }
 
+/* Matches the relu, or the addition and relu, that can be fused with a BatchNorm. */
 static bool find_relu(const mpg_rewrite *r, uint32_t norm, relu_match *found) {
   const mpg_node *node = &r->graph->nodes[norm];
   uint32_t next;
@@ -191,7 +193,7 @@ static bool norm_follows(const mpg_rewrite *r, uint32_t norm, mpg_value *last) {
          made_from_last(r, r->map[mpg_value_index(r->graph, data)], last);
 }
 
-/* Emits BatchNorm alone, with its three outputs. inputs[0] is set. */
+/* Emits BatchNorm alone, with its three outputs. The caller has set inputs[0]. */
 static void emit_norm(mpg_rewrite *r, const mpg_node *norm, mpg_value *inputs, mpg_value *outputs) {
   mpg_batch_norm_params params = *(const mpg_batch_norm_params *)norm->params;
   if (r->status != MPG_OK) return;
@@ -211,8 +213,8 @@ static bool fuse_relu(mpg_rewrite *r, const relu_match *found) {
         r, (mpg_operand){mpg_node_inputs(r->graph, addition)[found->residual], false});
   if (r->status != MPG_OK) return true;
   if (addition && !made_from_last(r, residual, &inputs[5])) {
-    /* An addition to a value without channels-last form ends the layout, as it would with a copy
-     * between them. */
+    /* The residual has no channels-last form, so the BatchNorm's result is transposed back before
+     * the addition. The same happens if a copy is between the two ops. */
     mpg_value terms[2], sum;
     emit_norm(r, norm, inputs, outputs);
     terms[!found->residual] = emit_transposed(r, outputs[0], true);
@@ -248,7 +250,7 @@ static bool convolution(mpg_rewrite *r, const mpg_node *node) {
     return false;
   mpg_convolution_params params = *p;
   params.layout = -1;
-  take(r, 0); /* starts the target, where a transpose of the program may be found */
+  take(r, 0); /* starts the target, in which take_last searches for a transpose */
   mpg_value inputs[3] = {take_last(r, 0)}, result;
   for (uint32_t i = 1; i < node->num_inputs; i++) inputs[i] = take(r, i);
   mpg_rewrite_emit(r, MPG_OP__convolution_channels_last, &params, inputs, (int)node->num_inputs,
@@ -313,7 +315,8 @@ static bool concat(mpg_rewrite *r, const mpg_node *node) {
   return true;
 }
 
-/* True if element i needs only element i of inputs of the same shape, or of broadcast inputs. */
+/* True if an elementwise op can follow: an input of the result's shape has a channels-last form,
+ * and each other input has one or is broadcast. */
 static bool follows_elementwise(const mpg_rewrite *r, const mpg_node *node) {
   const mpg_op *op = node->op;
   if (node->num_outputs != 1 || node->num_inputs == 0 ||
@@ -329,8 +332,8 @@ static bool follows_elementwise(const mpg_rewrite *r, const mpg_node *node) {
     bool has = has_last(r, i, &last), equal = mpg_shape_equal(input, shape);
     any |= has && equal;
     if (has && equal) continue;
-    /* (batch or 1, channels or 1, 1...): a reshape moves the channels last, and the op must
-     * broadcast it. */
+    /* The input must have the shape (batch or 1, channels or 1, 1, ...). A reshape then moves its
+     * channels last, and a binary op broadcasts it. */
     if (input->ndim != shape->ndim || equal || node->num_inputs != 2 ||
         mpg_shape_product(input, 2, input->ndim) != 1)
       return false;
@@ -347,7 +350,8 @@ static bool elementwise(mpg_rewrite *r, const mpg_node *node) {
   return true;
 }
 
-/* Excludes prelu, whose slope belongs to axis 1, and rrelu, which draws numbers by position. */
+/* Moves LeakyReLU before the transpose back. Excludes prelu, whose slope belongs to axis 1, and
+ * rrelu, which draws numbers by position. */
 static bool leaky_relu(mpg_rewrite *r, const mpg_node *node) {
   mpg_value input, output;
   if (node->num_inputs != 1 || !has_last(r, 0, &input)) return false;
@@ -357,7 +361,8 @@ static bool leaky_relu(mpg_rewrite *r, const mpg_node *node) {
   return true;
 }
 
-/* An identity: a copy to the device that the array is already on. */
+/* Moves an identity before the transpose back. Identities replace copies to the device that the
+ * array is already on. */
 static bool identity(mpg_rewrite *r) {
   const mpg_shape *from =
                       &mpg_rewrite_desc(r, mpg_rewrite_input(r, mpg_rewrite_shown(r), 0))->shape,

@@ -89,7 +89,8 @@ static bool count(const target *t, const mpg_steps *steps) {
   return true;
 }
 
-/* True if numbers keep their value from the input's dtype to the result's. */
+/* True if the input and the result are both integers or both floats, so that a conversion needs at
+ * most rounding. */
 static bool alike(const target *t) {
   return mpg_dtype_is_integer(t->desc->dtype) == mpg_dtype_is_integer(input_desc(t, 0)->dtype);
 }

@@ -26,7 +26,7 @@ static mpg_value binary(mpg_rewrite *r, mpg_op_id op, mpg_value a, mpg_value b) 
   return mpg_rewrite_emit(r, op, NULL, inputs, 2, &result);
 }
 
-/* gamma / sqrt(variance + eps), of shape (channels,). */
+/* Emits gamma / sqrt(variance + eps), of shape (channels,). */
 static mpg_value scale_of(mpg_rewrite *r, const mpg_batch_norm_params *p, mpg_value gamma,
                           mpg_value variance) {
   mpg_scalar_params eps;
@@ -54,7 +54,7 @@ static bool fold_norm(mpg_rewrite *r, uint32_t n) {
   if (node->op->id != MPG_OP_BatchNorm) return false;
   const mpg_batch_norm_params *p = node->params;
   if (node->train && !p->use_global_stats) return false;
-  /* Mean or variance is used. */
+  /* The rule does not compute the outputs mean and variance, so they must be unused. */
   if (r->users[node->values + 1] || r->users[node->values + 2]) return false;
   /* known: gamma, beta, mean, variance, weight, bias */
   mpg_operand norm = mpg_rewrite_shown(r), data = mpg_rewrite_input(r, norm, 0), product, known[6];

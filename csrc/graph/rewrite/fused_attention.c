@@ -5,8 +5,8 @@
  * The scale may come before or after the product, a mask may be added or applied by `where`, and
  * Dropout and mask are optional. Transposes, reshapes and splits of the inputs are not computed:
  * query, key and value are read in place as strided views (view.h). A transpose of the result is
- * not computed either, as the result is written in its order. A mask that is known to hide the keys
- * after each row makes the attention causal. Masks must not need a gradient themselves. */
+ * not computed either: the result is written in transposed order. A mask that is known to hide the
+ * keys after each row makes the attention causal. Masks must not need a gradient themselves. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -25,7 +25,8 @@ typedef struct pattern {
   mpg_operand masks[2];   /* added masks */
   const mpg_desc *masked; /* scores with masks */
   int num_masks;
-  /* Later keys are hidden; `forever`: their weights are 0 whatever other masks do. */
+  /* `causal` means that each row ignores later keys. `forever` means that the mask adds -inf, so
+   * these keys have weight 0 whatever other masks do. */
   bool causal, forever;
   mpg_operand causal_mask; /* the added mask that makes it causal */
   bool drops;
@@ -51,9 +52,9 @@ static mpg_operand skip_views(const mpg_rewrite *r, mpg_operand from) {
   }
 }
 
-/* True if a mask is known to hide the keys after each row, and no others. An additive mask is added
- * to the scores. With `condition`, the mask selects the scores to keep, or the scores to drop if
- * `inverted`. *forever is true if the mask adds -inf. */
+/* True if a mask is known to hide the keys after each row, and no other keys. An additive mask is
+ * added to the scores. With `condition`, the mask selects the scores to keep, or the scores to drop
+ * if `inverted`. *forever is true if the mask adds -inf. */
 static bool hides_what_follows(mpg_rewrite *r, mpg_operand mask, const mpg_shape *scores,
                                bool condition, bool inverted, bool *forever) {
   mask = mpg_rewrite_skip_copies(r, mask);
@@ -186,8 +187,8 @@ static bool read_part(const mpg_view_layout *layout, bool exchanged, part *t) {
 
 enum { MOST_BASES = 16 };
 
-/* True for a view of the same shape. It replaces a move to another device if there is nothing to
- * move. Like a copy, it is not looked through, because gradients are summed there. */
+/* True for a view of the same shape, which replaces a copy to the device that the array is already
+ * on. Gradients are summed at this view, as at a copy, so the search for bases must stop there. */
 static bool is_copy(const mpg_rewrite *r, mpg_operand operand) {
   return mpg_node_is_view(mpg_rewrite_node(r, operand)) &&
          mpg_shape_equal(&mpg_rewrite_desc(r, operand)->shape,
@@ -245,8 +246,8 @@ static int by_stride(const void *a, const void *b) {
   return (x->stride > y->stride) - (x->stride < y->stride);
 }
 
-/* True if three equal parts cover an array, so that their offset is one more factor of its mixed
- * radix. */
+/* True if query, key and value have the same layout and together cover one array exactly (packed
+ * projections). The part is then one more dimension of that array, with size 3. */
 static bool make_up(const mpg_rewrite *r, const part *q, const part *k, const part *v) {
   int64_t a = q->layout.offset, b = k->layout.offset, c = v->layout.offset;
   int64_t low = a < b ? (a < c ? a : c) : (b < c ? b : c),
@@ -274,9 +275,9 @@ static bool make_up(const mpg_rewrite *r, const part *q, const part *k, const pa
   return next == size_of(r, q->base);
 }
 
-/* Chooses the arrays from which query, key and value are read: parts that cover one array, or else
- * the farthest array that each of them covers completely, so that its gradient is a contiguous
- * array. */
+/* Chooses the arrays from which query, key and value are read. If the three cover one array, they
+ * are read from this array. Otherwise each is read from the farthest array that it covers
+ * completely, so that the array's gradient is contiguous. */
 static bool choose_bases(const mpg_rewrite *r, part (*parts)[MOST_BASES], const int *counts,
                          const part **chosen, bool *packed) {
   for (int i = counts[QUERY] - 1; i >= 0; i--)
@@ -373,8 +374,8 @@ static bool find_weights(mpg_rewrite *r, mpg_operand weights, pattern *p, mpg_op
   for (double factor; mpg_rewrite_scaled(r, scores, MPG_PRIVATE, &scores, &factor);
        scores = skip_views(r, scores))
     p->scale *= factor;
-  /* If another mask can hide a whole row, keys hidden by a finite causal mask reappear, so that
-   * mask is kept as an additive mask. */
+  /* If another mask hides a whole row, a finite causal mask no longer gives later keys weight 0. So
+   * a finite causal mask is kept as an additive mask. */
   if (p->causal && p->num_masks && !p->forever) {
     if (!mpg_has_value(p->causal_mask.value) || p->num_masks == 2 ||
         mpg_rewrite_wants(r, p->causal_mask))

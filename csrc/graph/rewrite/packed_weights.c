@@ -6,8 +6,8 @@
 #include "op/layers/convolution.h"
 #include "op/math/product.h"
 
-/* True if a value depends only on parameters, through few ops, so that the invariants phase packs
- * it. */
+/* True if a value depends only on parameters, through few ops. It is then packed in the invariants
+ * phase instead of in every call. */
 static bool known_before(const mpg_rewrite *r, mpg_operand value, int *budget) {
   if (!mpg_has_value(value.value) || --*budget < 0) return false;
   const mpg_node *node = mpg_rewrite_node(r, value);
@@ -47,7 +47,8 @@ static bool match_sum(const mpg_rewrite *r, mpg_operand from, found *f) {
     return false;
   mpg_operand sides[2] = {mpg_rewrite_input(r, sum, 0), mpg_rewrite_input(r, sum, 1)};
   if (!mpg_rewrite_is_addition(r, mpg_rewrite_node(r, sum))) return false;
-  /* Chooses the later of two convolutions, because the other one is ready by then. */
+  /* Prefers the later of two convolutions, because the result of the earlier one is known by
+   * then. */
   int first = sides[1].value.node > sides[0].value.node;
   for (int i = 0; i < 2; i++) {
     int side = first ^ i;

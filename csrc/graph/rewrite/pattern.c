@@ -37,7 +37,7 @@ mpg_operand mpg_rewrite_skip_copies(const mpg_rewrite *r, mpg_operand operand) {
   return operand;
 }
 
-/* True if a node reads an array that is written after it. */
+/* True if a node reads an array that a later node writes. */
 static bool overwritten(const mpg_rewrite *r, uint32_t number) {
   const mpg_node *node = &r->graph->nodes[number];
   for (uint32_t i = 0; i < node->num_inputs; i++)

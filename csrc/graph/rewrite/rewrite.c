@@ -65,7 +65,7 @@ static bool can_run(const mpg_rewrite_rule *rule, const mpg_node *node) {
          mpg_kernel_get(device, mpg_op_get((mpg_op_id)(rule->needs - 1)));
 }
 
-/* A sweep without a rule only removes dead nodes. */
+/* Applies a rule to all nodes. A sweep without a rule only removes dead nodes. */
 static mpg_status sweep(const mpg_rewrite_request *request, const mpg_rewrite_rule *rule,
                         bool *changed) {
   mpg_graph *source = request->graph;

@@ -2,8 +2,8 @@
  * a different way.
  *
  * Rewrites run on the graph as traced, before the gradient, so that ops fused forward are fused
- * backward. Every rule is one sweep over the nodes in order. It matches a pattern by its last op,
- * looking back, and builds the replacement there. All other nodes are copied unchanged, in order,
+ * backward. Every rule is one sweep over the nodes in order. It matches a pattern backward from its
+ * last op, and builds the replacement at that op. All other nodes are copied unchanged, in order,
  * with their scope, origin, mode and random number. Dead nodes are removed. Each rule runs on the
  * result of the previous one.
  *
@@ -50,7 +50,8 @@ struct mpg_rewrite {
   const bool *parameter;  /* per node of the source: true for an input that holds a parameter */
   /* Per value of the source: number of uses by inputs of live nodes and as graph outputs. */
   const uint32_t *users;
-  const bool *wants; /* per value of the source: depends on an input whose gradient is needed */
+  /* Per value of the source: true if it depends on an input whose gradient is needed. */
+  const bool *wants;
   /* Per value of the source: the last node that writes it (an auxiliary state), or 0. */
   const uint32_t *written;
   uint32_t node; /* the current node */
@@ -58,9 +59,10 @@ struct mpg_rewrite {
   /* Target graph, built from the first match on. */
   bool started;
   mpg_graph target;
-  mpg_value *map; /* per value of the source; MPG_NO_VALUE */
+  mpg_value *map; /* per value of the source: its value in the target, or MPG_NO_VALUE */
   const bool *live;
-  /* fused_attention.c: the last mask that was examined, which many layers share, and the result. */
+  /* fused_attention.c: cached result for the mask examined last, because many layers share a
+   * mask. */
   mpg_value looked_at;
   bool hides, hides_forever;
 };
@@ -110,8 +112,8 @@ bool mpg_rewrite_match(const mpg_rewrite *r, mpg_operand from, mpg_op_id op, mpg
                        mpg_operand *found);
 /* True if the operand is an array filled with one number that is known at compile time. */
 bool mpg_rewrite_constant(const mpg_rewrite *r, mpg_operand operand, double *value);
-/* Evaluates an array that depends only on shapes and parameters (constant_folding.c), for instance
- * a mask. Returns a new array, or NULL if the elements are unknown. */
+/* Evaluates an array, for instance a mask, that depends only on numbers and shapes in the program
+ * (constant_folding.c). Returns a new array, or NULL if the elements are unknown. */
 double *mpg_rewrite_evaluate(const mpg_rewrite *r, mpg_operand operand);
 /* Matches x * c, c * x or x / c by a scalar op. Otherwise returns false, with *x = from and factor
  * 1. */
@@ -125,7 +127,8 @@ static inline bool mpg_rewrite_wants(const mpg_rewrite *r, mpg_operand operand) 
   return r->wants[mpg_value_index(r->graph, operand.value)];
 }
 
-/* True for relu, and true for an addition of two arrays of the same shape, respectively. */
+/* mpg_rewrite_is_relu is true for relu, and mpg_rewrite_is_addition for an addition of two arrays
+ * of the same shape. */
 bool mpg_rewrite_is_relu(const mpg_node *node);
 bool mpg_rewrite_is_addition(const mpg_rewrite *r, const mpg_node *node);
 /* True if the operand is a channels-last convolution that is faster with Winograd's algorithm
@@ -133,7 +136,7 @@ bool mpg_rewrite_is_addition(const mpg_rewrite *r, const mpg_node *node);
 bool mpg_rewrite_winograd_pays(const mpg_rewrite *r, mpg_operand convolution, bool packed);
 
 /* --- For sweeps ------------------------------------------------------------------------------- */
-/* Copies all nodes before the current one to the target, once. */
+/* Starts the target by copying all nodes before the current one. Does nothing if it is started. */
 void mpg_rewrite_start(mpg_rewrite *r);
 /* Copies a node to the target unchanged. */
 mpg_status mpg_rewrite_take_over(mpg_rewrite *r, uint32_t number);
@@ -150,7 +153,7 @@ mpg_value mpg_rewrite_emit(mpg_rewrite *r, mpg_op_id op, const void *params,
 mpg_value mpg_rewrite_emit_random(mpg_rewrite *r, mpg_operand like, mpg_op_id op,
                                   const void *params, const mpg_value *inputs, int num_inputs,
                                   mpg_value *outputs);
-/* Returns the value itself if it has the shape. */
+/* Reshapes a value of the target. Returns the value itself if it already has the shape. */
 mpg_value mpg_rewrite_reshape(mpg_rewrite *r, mpg_value value, const mpg_shape *shape);
 /* Replaces an output of the current node by `value`, of the same shape, dtype and device. */
 void mpg_rewrite_replace(mpg_rewrite *r, uint32_t output, mpg_value value);

@@ -31,11 +31,11 @@ bool mpg_view_apply(const mpg_graph *graph, const mpg_node *node, uint32_t outpu
 /* Appends a factor to the last dimension, merged with the previous factor if they are
  * contiguous. */
 bool mpg_view_push(mpg_view_layout *layout, int dim, int64_t size, int64_t stride);
-/* Returns a dimension as one factor; false if it has several. */
+/* Sets *factor to the only factor of a dimension. Returns false if the dimension has several. */
 bool mpg_view_single(const mpg_view_layout *layout, int dim, mpg_factor *factor);
 
-/* Dimensions [0, ndim) as two factors, batch and heads. If there is only one factor, heads has size
- * 1. */
+/* The leading dimensions [0, ndim) as two factors, batch and heads. If there is only one factor,
+ * heads has size 1. */
 typedef struct mpg_lead {
   int64_t size[2], stride[2];
 } mpg_lead;
