@@ -1,8 +1,9 @@
 /* State of a call of a compiled function: its frame, and the arrays saved for its backward.
  *
- * A whole call (compiled_call.c) has one; a pipeline run has one per micro-batch (pipeline_run.h).
- * External arrays that the backward reads are saved (tensor/contents.h). Ownership: as noted at the
- * fields; the owner of the state frees its arrays. Threads: host lock.
+ * A call outside of pipelines (compiled_call.c) has one state. A pipeline run has one per
+ * micro-batch (pipeline_run.h). External arrays that the backward reads are saved
+ * (tensor/contents.h). Ownership: as noted at the fields; the owner of the state frees its arrays.
+ * Threads: host lock.
  */
 #ifndef MPG_COMPILE_CALL_STATE_H
 #define MPG_COMPILE_CALL_STATE_H
@@ -16,32 +17,32 @@ typedef struct mpg_call_state {
   /* Per forward external array: the contents that the backward reads, with their version. Owned
    * references. */
   mpg_saved *saved;
-  /* Excluded range of external arrays, which a parameter set saves. */
+  /* Range of external arrays that a parameter set saves, so this state does not. */
   uint32_t parameters_begin, parameters_end;
 } mpg_call_state;
 
-/* Returns the first external array from `external` on that is not in the parameter set, to iterate
- * over the forward external arrays from 0 to mpg_compiled_forward_externals. */
+/* Returns the first external array >= `external` that is not in the parameter set. For loops over
+ * the forward external arrays, from 0 to mpg_compiled_forward_externals. */
 static inline uint32_t mpg_call_external(const mpg_call_state *state, uint32_t external) {
   return external == state->parameters_begin ? state->parameters_end : external;
 }
 /* Records the version of an external array, and saves its contents if the backward reads them. */
 void mpg_call_save(mpg_call_state *state, uint32_t external, const mpg_tensor *tensor);
-/* Returns the saved tensors of all external arrays, by number, borrowed. `storage` is NULL if not
- * saved. Returns MPG_ERROR if contents were overwritten and could not be preserved. `block` is a
- * name for errors: "a hybridized block". */
+/* Fills `externals` with the saved tensors, borrowed and indexed by external array. Arrays that
+ * were not saved get `storage` NULL. Returns MPG_ERROR if contents were overwritten and could not
+ * be preserved. `block` is a name for errors: "a hybridized block". */
 mpg_status mpg_call_get_saved(const mpg_call_state *state, const char *block,
                               mpg_tensor *externals);
 /* True if saved contents are now at another address, because their array was written. */
 bool mpg_call_saved_moved(const mpg_call_state *state, const mpg_tensor *externals);
 void mpg_call_release_saved(mpg_call_state *state);
-/* Finds the contents of an external array that were saved as this version of its storage. Borrowed.
- * Returns MPG_ERROR if they are lost. */
+/* Finds the contents that an external array had at this version of its storage. *found is borrowed.
+ * Returns MPG_ERROR if the contents are lost. */
 mpg_status mpg_call_find_saved(const mpg_compiled *compiled, uint32_t external,
                                mpg_storage *storage, uint32_t version, const char *block,
                                mpg_storage **found);
 
-/* Sets the entries to NULL. */
+/* Releases the storages in [begin, end) and sets the entries to NULL. */
 void mpg_release_blocks(mpg_storage **blocks, uint32_t begin, uint32_t end);
 
 #endif

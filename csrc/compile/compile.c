@@ -26,7 +26,7 @@ static mpg_status take_inputs(mpg_compiled *c, mpg_trace *trace, const mpg_array
   return MPG_OK;
 }
 
-/* True if a value is a separate array to users even though it is a view, because an op made it. */
+/* True if users expect a value to be a separate array even though it is a view. */
 static bool is_separate(const mpg_graph *graph, mpg_value value) {
   for (; mpg_node_is_view(&graph->nodes[value.node]);
        value = mpg_node_inputs(graph, &graph->nodes[value.node])[0])
@@ -48,8 +48,8 @@ static bool shares_memory(const mpg_graph *graph, const bool *separate, size_t i
   return false;
 }
 
-/* Copies outputs that are separate arrays to users but share memory. One array may be returned
- * several times. */
+/* Copies outputs that users expect to be separate arrays but that share memory. Outputs that are
+ * the same value share one copy. */
 static mpg_status separate_outputs(mpg_graph *graph, const bool *separate) {
   for (size_t i = 0; i < graph->num_outputs; i++) {
     if (!separate[i] || !shares_memory(graph, separate, i)) continue;
@@ -92,8 +92,8 @@ static mpg_status take_outputs(mpg_compiled *c, const mpg_value *values) {
 }
 
 /* Copies the trace's graph to `joint` and appends the gradient. out_grads[i] is a new input if
- * arrives[i]. Otherwise no gradient flows or, if `fill`, zeros do. With `fill`, ops without a
- * gradient don't fail. */
+ * arrives[i]. Otherwise output i has no gradient or, with `fill`, a gradient of zeros. With `fill`,
+ * ops without a gradient don't fail. */
 static mpg_status differentiate(const mpg_compiled *c, const bool *arrives, bool fill,
                                 const bool *wanted, const bool *summed, bool train,
                                 mpg_graph *joint, mpg_value *out_grads, mpg_value *sums,
@@ -110,8 +110,8 @@ static mpg_status differentiate(const mpg_compiled *c, const bool *arrives, bool
     memcpy(joint->inputs, c->traced, joint->num_inputs * sizeof *joint->inputs);
   const mpg_value *traced_outputs = c->traced + joint->num_inputs;
   joint->phase = MPG_PHASE_BACKWARD;
-  /* In reverse, because gradients arrive in this order if ops that use the outputs in order are
-   * differentiated one by one. */
+  /* Visits the outputs in reverse, because gradients arrive in this order if ops that use the
+   * outputs in order are differentiated one by one. */
   for (uint32_t i = c->num_outputs; i-- > 0;) {
     out_grads[i] = MPG_NO_VALUE;
     const mpg_graph_value value = *mpg_graph_at(joint, traced_outputs[i]);
@@ -150,8 +150,8 @@ fail:
   return status;
 }
 
-/* Simplifies the joint graph. The gradients are outputs meanwhile, so that they are rewired and
- * stay distinct. */
+/* Simplifies the joint graph. The gradients are outputs of the graph meanwhile, so that
+ * simplification updates them and keeps their memory distinct. */
 static mpg_status simplify_joint(mpg_graph *joint, mpg_value *in_grads, uint32_t count) {
   size_t num_outputs = 0;
   MPG_TRY(mpg_graph_set_outputs(joint, in_grads, count));
@@ -282,7 +282,7 @@ fail:
 
 /* --- Backward --------------------------------------------------------------------------------- */
 
-/* True if all forward values that are read were saved. */
+/* True if the order reads only forward values that were saved. */
 static bool reads_saved_only(const mpg_compiled *c, const mpg_graph *joint,
                              const mpg_order *order) {
   for (size_t k = 0; k < order->count; k++) {
@@ -329,9 +329,9 @@ static mpg_status stage_backward(const mpg_compiled *c, const mpg_graph *joint,
   return status;
 }
 
-/* Parts, in order: unbound inputs; bound inputs; constants, results, gradients of outputs and of
- * unbound inputs; gradients of bound inputs; gradients of constants, sums of unbound inputs; sums
- * of bound inputs; sums of constants. */
+/* Sets the parts of the external arrays, in this order: unbound inputs; bound inputs; constants,
+ * results, gradients of outputs and of unbound inputs; gradients of bound inputs; gradients of
+ * constants, sums of unbound inputs; sums of bound inputs; sums of constants. */
 static void arrange_backward(const mpg_compiled *c, mpg_program_set *set) {
   uint32_t own = mpg_compiled_first_fixed(c);
   mpg_program_set_arrange(
@@ -364,12 +364,13 @@ typedef struct joint_graph {
   mpg_graph graph;
   mpg_value *out_grads;       /* per output */
   mpg_value *in_grads, *sums; /* per input: its gradient; the sum that it is added to */
-  /* Per input: its gradient stored in the variable's array; the former contents of that array. */
+  /* Per input: its gradient as stored in the variable's array, and the old contents of that
+   * array. */
   mpg_value *stored, *old;
   bool *wanted;        /* per input */
   uint32_t *external;  /* per value */
   bool *saved;         /* per value */
-  uint32_t num_nodes;  /* without the nodes that store gradients */
+  uint32_t num_nodes;  /* number of nodes before those that store gradients */
   mpg_workspace space; /* owns all these arrays */
 } joint_graph;
 
@@ -394,7 +395,8 @@ static void end_joint(joint_graph *j) {
 /* Computes and simplifies the gradients, and repeats the forward nodes that are recomputed. */
 static mpg_status take_gradients(const mpg_compiled *c, const mpg_compiled_backward *b, bool fill,
                                  joint_graph *j) {
-  /* With stages, `places` alone determines the wanted inputs. */
+  /* With stages, `places` alone determines the wanted inputs, because the pipeline run itself
+   * checks which inputs are reached. */
   for (uint32_t i = 0; i < c->num_inputs; i++)
     j->wanted[i] =
         b->places[i] != MPG_PLACE_NONE && (b->reached[i] || c->stages != MPG_STAGES_NONE);
@@ -548,7 +550,7 @@ fail:
 
 /* --- Compilation ------------------------------------------------------------------------------ */
 
-/* An mpg_measure for mpg_compiled_fit. */
+/* Plans both phases without lowering them. Passed to mpg_compiled_fit. */
 static mpg_status measure(mpg_compiled *c, mpg_plan *plan) {
   mpg_order order = {0};
   mpg_compiled_backward *b;
@@ -602,8 +604,8 @@ static mpg_status new_compiled(uint32_t num_inputs, uint32_t num_outputs,
   return MPG_OK;
 }
 
-/* Takes the trace's graph, inputs and outputs. Sets separate[i] if output i is a separate array.
- */
+/* Takes the trace's graph, inputs and outputs. Sets separate[i] if users expect output i to be a
+ * separate array. */
 static mpg_status take_trace(mpg_compiled *c, mpg_trace *trace, const mpg_array *inputs,
                              mpg_array *const *outputs, const mpg_compile_options *options,
                              bool *separate) {
@@ -627,7 +629,7 @@ fail:
   return status;
 }
 
-/* Saves the inputs of nodes and the outputs before simplification. */
+/* Saves the inputs of nodes and the outputs before simplification changes them. */
 static mpg_status keep_traced(mpg_compiled *c) {
   size_t inputs = c->graph.num_inputs, count = inputs + c->num_outputs;
   c->traced = mpg_malloc((count + 1) * sizeof *c->traced);

@@ -23,10 +23,10 @@ typedef struct mpg_compile_options {
 } mpg_compile_options;
 
 /* Compiles an ended trace whose first inputs are `inputs`. Takes ownership of the trace's
- * constants. */
+ * constants. *compiled is a new reference. */
 mpg_status mpg_compile(mpg_trace *trace, const mpg_array *inputs, uint32_t num_inputs,
                        mpg_array *const *outputs, uint32_t num_outputs,
-                       const mpg_compile_options *options, mpg_compiled **compiled); /* new */
+                       const mpg_compile_options *options, mpg_compiled **compiled);
 
 /* Returns the backward programs for a backward signature, compiling them on first use.
  * Borrowed. */

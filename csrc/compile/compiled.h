@@ -15,7 +15,7 @@
  * which the gradients of inputs are added.
  *
  * On the tape, a call's inputs are the unbound inputs, the constants, and then the bound inputs,
- * which are mostly one parameter set (autograd/parameter_set.h).
+ * which are usually one parameter set (autograd/parameter_set.h).
  *
  * The last of the user's inputs may be *bound*: the same arrays from call to call (a block's
  * parameters). A binding has a number. If a call has the number of the compiled call's current
@@ -95,7 +95,7 @@ typedef struct mpg_compiled_backward {
    * recorded computation. */
   bool *reached;
   bool reaches_bound;     /* all bound inputs are reached */
-  uint64_t parameter_set; /* number of the parameter set that was last checked to fit */
+  uint64_t parameter_set; /* number of the parameter set that last used this backward */
   mpg_program_set *programs;
   mpg_plan plan;
   void *space; /* bookkeeping memory for the next call; owned */
@@ -128,7 +128,7 @@ typedef struct mpg_compiled {
   mpg_value *inputs;  /* values of the inputs */
   mpg_compiled_output *outputs;
   uint32_t num_outputs;
-  mpg_value *results; /* values that have separate memory as outputs */
+  mpg_value *results; /* values computed into new arrays that outputs return */
   uint32_t num_results;
   uint32_t *external; /* per value of the graph: external array, or MPG_NO_BASE */
   bool recording, exact, unfused;
@@ -152,8 +152,8 @@ typedef struct mpg_compiled {
   uint32_t num_sources;
   mpg_program_set *invariants; /* NULL if no values are kept */
   mpg_plan invariant_plan;
-  /* Per slot of that plan: the device's number of threads when it ran, because layouts may depend
-   * on it. */
+  /* Per slot of invariant_plan: the device's number of threads when the invariants program last
+   * ran. The program reruns if the number changes, because packed layouts may depend on it. */
   int *invariant_threads;
   mpg_compiled_backward *backwards;
   uint64_t saved_in;    /* number of the parameter set that last received saved_external */

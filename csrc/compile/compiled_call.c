@@ -11,19 +11,19 @@
 
 static const char BLOCK[] = "a hybridized block";
 
-/* State that a recorded call keeps for its backward. A single block of memory, which the compiled
- * call reuses for its next call. */
+/* State that a recorded call keeps for its backward. It is one block of memory, which the compiled
+ * call reuses for a later call. */
 typedef struct recorded_call {
   mpg_spare_call spare; /* link in the list of spare calls; must be first */
   mpg_call_state state;
   mpg_parameter_set *parameters;    /* owned; NULL if bound inputs are among `inputs` */
   mpg_parameter_versions *versions; /* versions of the parameters at the call; owned */
-  /* All inputs outside of `parameters`, with their tape nodes; owned. Gradients of gradients replay
-   * the call. */
+  /* All inputs outside of `parameters`, with their tape nodes, to replay the call for gradients of
+   * gradients; owned. */
   mpg_array *inputs;
   size_t held;
   mpg_random_key random;
-  uint64_t steps; /* of enclosing loops */
+  uint64_t steps; /* step numbers of the enclosing loops */
   bool ran;       /* if false, there are no blocks, and nothing is saved */
 } recorded_call;
 
@@ -41,7 +41,8 @@ static uint32_t place_on_tape(const mpg_compiled *c, uint32_t input) {
                                       : input - c->num_bound;
 }
 
-/* Returns the number of inputs that are separate on the tape. */
+/* Returns the number of inputs outside of the parameter set, each of which is a separate input on
+ * the tape. */
 static uint32_t num_single(const mpg_compiled *c, const mpg_parameter_set *parameters) {
   return parameters ? c->num_inputs - c->num_bound : c->num_inputs;
 }
@@ -73,8 +74,8 @@ static void recorded_release(void *state) {
   mpg_compiled_release(c);
 }
 
-/* Returns bookkeeping memory of `size` bytes, which must be constant for one `kept`. give_space
- * returns it. */
+/* Takes bookkeeping memory of `size` bytes from *kept, or allocates it. `size` must be the same for
+ * all uses of one `kept`. give_space returns the memory. */
 static void *take_space(void **kept, size_t size) {
   void *space = *kept;
   *kept = NULL;
@@ -84,7 +85,7 @@ static void *take_space(void **kept, size_t size) {
 
 static void give_space(void **kept, void *space) {
   if (*kept)
-    mpg_free(space); /* calls overlapped */
+    mpg_free(space); /* an overlapping call has already given back its memory */
   else
     *kept = space;
 }
@@ -104,9 +105,8 @@ typedef struct backward_space {
   mpg_tensor *former;
 } backward_space;
 
-/* Returns the launch parts. Bound inputs are a parameter set (as one unit or one by one), or plain
- * inputs.
- */
+/* Returns a launch with the parts of arrange_backward (compile.c). Bound inputs are a parameter
+ * set, as one unit or one by one, or plain inputs. */
 static mpg_launching launching_of(const recorded_call *call, const backward_space *space,
                                   bool together) {
   const mpg_compiled *c = call->state.compiled;
@@ -162,7 +162,7 @@ typedef struct last_look {
   const recorded_call *call;
   const backward_space *space;
   bool together;
-  bool *moved; /* set if they have moved; nothing was queued then */
+  bool *moved; /* set to true if the contents have moved; nothing is queued in this case */
 } last_look;
 
 static bool parameters_moved(const recorded_call *call, const backward_space *space) {
@@ -223,7 +223,8 @@ typedef struct backward_signature {
   bool retain, train;
 } backward_signature;
 
-/* Returns the backward that was used before with this parameter set. */
+/* Returns the backward of this signature that was already used with this parameter set, so that its
+ * parameters need no check. NULL if there was none. */
 static mpg_compiled_backward *find_known(const mpg_compiled *c, const mpg_parameter_set *parameters,
                                          const backward_signature *m) {
   for (mpg_compiled_backward *b = c->backwards; b; b = b->next) {
@@ -518,7 +519,7 @@ mpg_status mpg_compiled_call(mpg_compiled *c, const mpg_inputs *inputs, mpg_arra
   uint32_t num_own = mpg_compiled_first_fixed(c), num_blocks = c->plan.num_blocks;
   mpg_status status = MPG_OK;
   mpg_tape_node *node = NULL;
-  /* Reads the origin first, because other threads may run meanwhile. */
+  /* Reads the origin first, because other threads may run during the following calls. */
   call_space space = {.c = c, .origin = mpg_host_origin()};
   /* Calls with stages are only made by pipeline runs (pipeline_run.h). */
   MPG_ASSERT(c->stages == MPG_STAGES_NONE);

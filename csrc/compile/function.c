@@ -100,7 +100,7 @@ mpg_status mpg_function_cut(const mpg_trace *trace, size_t begin, const mpg_valu
   uint32_t drawn = count_random(graph, begin);
   for (size_t i = 0; i < graph->num_values; i++) {
     known[i] = MPG_NO_VALUE;
-    /* Constants have no count until an array refers to them. */
+    /* `live` may have no entry yet for a constant that no array refers to. */
     wanted[i] = !results && i < trace->live_capacity && trace->live[i] > 0;
   }
   for (size_t i = 0; i < num_results; i++) wanted[mpg_value_index(graph, results[i])] = true;

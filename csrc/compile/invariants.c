@@ -97,7 +97,8 @@ static mpg_status new_binding(mpg_compiled *c, const mpg_inputs *inputs, mpg_bin
       mpg_malloc(sizeof *binding + (fixed + c->num_kept) * sizeof *binding->tensors);
   if (!binding) return mpg_out_of_host_memory(fixed * sizeof *binding->tensors);
   *binding = (mpg_binding){.references = 1, .number = inputs->binding, .num_fixed = fixed};
-  /* Another thread may have created a new binding since inputs->binding was read. */
+  /* Frames cache addresses under a new number, because another thread may have replaced the arrays
+   * since inputs->binding was read. */
   if (inputs->binding) binding->launched = ++c->bindings;
   for (uint32_t i = 0; i < fixed; i++) {
     binding->tensors[i] = mpg_compiled_input(c, inputs, mpg_compiled_first_fixed(c) + i)->tensor;

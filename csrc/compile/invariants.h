@@ -9,8 +9,8 @@
 
 /* Builds the invariants program of a simplified graph if it has values to keep. */
 mpg_status mpg_compiled_make_invariants(mpg_compiled *compiled);
-/* Returns the binding of a call with a reference, creating it if the compiled call has a different
- * one. */
+/* Returns a new reference to the binding of a call. Creates the binding unless it is the compiled
+ * call's current one. */
 mpg_status mpg_compiled_bind(mpg_compiled *compiled, const mpg_inputs *inputs,
                              mpg_binding **binding);
 /* Runs the invariants program unless the kept values are up to date. `given` are the unbound

@@ -9,9 +9,9 @@
 enum { BETWEEN_INTERRUPTS = 64, LARGEST_KEPT = 1 << 14 };
 
 typedef struct mpg_loop_space {
-  mpg_array *slices; /* per data array, per step; owned, as are all arrays */
+  mpg_array *slices; /* per data array, per step; like all arrays here, owned */
   mpg_array *rows;   /* per step, per output */
-  mpg_array *states; /* the current ones, then the results of a step */
+  mpg_array *states; /* current states, then the results of a step */
   mpg_array **arguments;
   size_t slices_capacity, rows_capacity, states_capacity, arguments_capacity;
   size_t num_rows;

@@ -45,7 +45,7 @@ mpg_status mpg_loop_slices(mpg_array *whole, int64_t count, mpg_array *slices) {
     return MPG_OK;
   }
   mpg_desc row = whole->tensor.desc;
-  if (row.shape.ndim > 1) { /* else rows have one element */
+  if (row.shape.ndim > 1) { /* rows of a vector have the shape (1,) */
     row.shape.ndim--;
     memmove(row.shape.dims, whole->tensor.desc.shape.dims + 1,
             (size_t)row.shape.ndim * sizeof *row.shape.dims);
@@ -61,9 +61,8 @@ mpg_status mpg_loop_slices(mpg_array *whole, int64_t count, mpg_array *slices) {
   return MPG_OK;
 }
 
-/* Joins at most MOST_ARRAYS arrays, `stride` apart, along a new first axis (if `stacks`) or along
- * their own.
- */
+/* Joins at most MOST_ARRAYS arrays, `stride` apart, along a new first axis if `stacks`, or else
+ * along their first axis. */
 static mpg_status join_few(mpg_array *arrays, size_t stride, size_t count, bool stacks,
                            mpg_array *joined) {
   mpg_array *pointers[MOST_ARRAYS];
@@ -78,7 +77,8 @@ static mpg_status join_few(mpg_array *arrays, size_t stride, size_t count, bool 
                   stacks ? (void *)&stack : &concat, pointers, (int)count, joined, 1, NULL);
 }
 
-/* Stacks arrays along a new first axis, in as many rounds as needed. */
+/* Stacks arrays along a new first axis. If there are too many for one op, stacks parts of them and
+ * concatenates the results. */
 static mpg_status stack(mpg_loop_joined *space, mpg_array *arrays, size_t stride, size_t count,
                         mpg_array *joined) {
   if (count <= MOST_ARRAYS) return join_few(arrays, stride, count, true, joined);
@@ -95,7 +95,7 @@ static mpg_status stack(mpg_loop_joined *space, mpg_array *arrays, size_t stride
   }
   for (; num_parts > MOST_ARRAYS; num_parts = (num_parts + MOST_ARRAYS - 1) / MOST_ARRAYS)
     for (size_t k = 0; k * MOST_ARRAYS < num_parts; k++) {
-      /* In place: a joined array precedes its inputs, or is the first of them. */
+      /* Works in place, because parts[k] is not after the first input, parts[begin]. */
       size_t begin = k * MOST_ARRAYS,
              size = num_parts - begin < MOST_ARRAYS ? num_parts - begin : MOST_ARRAYS;
       mpg_array whole = {0};

@@ -12,7 +12,7 @@ typedef struct mpg_loop_output { /* output of a step */
   mpg_device_id device;
 } mpg_loop_output;
 
-typedef struct mpg_loop_joined { /* scratch memory: rows joined so far; free with mpg_free */
+typedef struct mpg_loop_joined { /* scratch memory of mpg_loop_stack; free `joined` with mpg_free */
   mpg_array *joined;
   size_t capacity;
 } mpg_loop_joined;

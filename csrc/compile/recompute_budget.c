@@ -7,8 +7,8 @@
 #include "graph/gradient/recompute.h"
 #include "graph/ir/analysis.h"
 
-/* A way to assign regions: the cheap nodes among the first `amount`, or the first `amount` of a
- * number of segments. */
+/* A choice of what to recompute: the cheap (CHEAP) or the cheap and medium nodes (MEDIUM) among the
+ * first `amount` nodes, or the first `amount` of `segments` segments. */
 typedef enum choice_kind { CHOOSE_CHEAP, CHOOSE_MEDIUM, CHOOSE_SEGMENTS } choice_kind;
 typedef struct choice {
   choice_kind kind;
@@ -24,9 +24,9 @@ typedef struct chooser {
   size_t *weights;  /* per node: bytes saved by recomputing it */
   mpg_cost *costs;  /* per node */
   size_t *crossing; /* per node: bytes of forward values alive after it */
-  size_t total;     /* of weights */
+  size_t total;     /* sum of the weights */
   mpg_plan least;   /* the plan nearest to the budget */
-  double excess;    /* of `least`: the maximum of planned / allowed */
+  double excess;    /* maximum of planned / allowed bytes over the devices of `least` */
   mpg_workspace space;
 } chooser;
 
@@ -50,8 +50,8 @@ static double excess_of(const mpg_plan *plan, const mpg_memory_budget *budget) {
   return worst;
 }
 
-/* True if recomputing the node is expensive for the memory that it saves: products and values
- * computed from them, windows, long sums. */
+/* True if recomputing the node is expensive for the memory that it saves, as for matrix products,
+ * convolutions, pooling with large windows, and long sums. */
 static bool is_dear(const mpg_graph *graph, const mpg_node *node, mpg_cost cost) {
   enum { FLOPS_PER_ELEMENT = 16 };
   double elements = 0;
@@ -69,7 +69,7 @@ static uint32_t last_use_of(const mpg_graph *graph, const mpg_analysis *facts, s
   return last;
 }
 
-/* Accumulates the weight of each node from its position to its last user. */
+/* Sets crossing[n] to the bytes computed by nodes up to n and used by later nodes. */
 static mpg_status find_crossing(chooser *ch) {
   const mpg_graph *graph = &ch->c->graph;
   mpg_analysis facts = {0};
@@ -120,8 +120,8 @@ static void end(chooser *ch) {
   mpg_plan_free(&ch->least);
 }
 
-/* Returns the end of segment `number` (from 1) of `count`: near its share of all bytes, at the cut
- * that the fewest bytes cross. */
+/* Returns the last node of segment `number` (from 1) of `count`. Of the nodes at which the segments
+ * have about equal bytes, this is the one that the fewest live bytes cross. */
 static size_t segment_end(const chooser *ch, const size_t *sums, size_t number, size_t count) {
   size_t nodes = ch->c->graph.num_nodes, low = 0, high = nodes - 1;
   double share = (double)ch->total / (double)count, from = share * ((double)number - 0.5),
@@ -151,7 +151,7 @@ static mpg_status apply(chooser *ch, choice choice) {
   size_t *sums = mpg_malloc((graph->num_nodes + 1) * sizeof *sums), sum = 0, first = 0;
   if (!sums) return mpg_out_of_host_memory(graph->num_nodes * sizeof *sums);
   for (size_t n = 0; n < graph->num_nodes; n++) sums[n] = sum += ch->weights[n];
-  /* Excludes the last segment, because its values are needed at once. */
+  /* The last segment is never recomputed, because the backward needs its values at once. */
   for (size_t s = 1; s <= choice.amount; s++) {
     size_t last = segment_end(ch, sums, s, choice.segments);
     for (size_t n = first; n <= last; n++)

@@ -108,7 +108,7 @@ mpg_status mpg_compiled_replay(mpg_compiled *c, const mpg_array *inputs, const u
   for (size_t k = 0; k < order.count; k++) {
     const mpg_node *node = &graph.nodes[order.nodes[k]];
     MPG_GOTO(replay_node(&graph, node, values, random));
-    /* The sequence number of the traced op: copies run earlier here than they were traced. */
+    /* Sets the sequence number of the traced op, because copies may run earlier here. */
     if (node->num_outputs && values[node->values].node)
       values[node->values].node->sequence = sequence + order.nodes[k];
   }

@@ -9,7 +9,7 @@
 
 /* Replays the function as ops that are run and recorded one by one, so that `outputs` are on the
  * tape. `versions` are the inputs' versions at the call, `random` is the call's key, and `sequence`
- * is the number on the tape of the graph's first node. */
+ * is the tape's sequence number of the graph's first node. */
 mpg_status mpg_compiled_replay(mpg_compiled *compiled, const mpg_array *inputs,
                                const uint32_t *versions, mpg_random_key random, uint64_t sequence,
                                mpg_array *outputs);

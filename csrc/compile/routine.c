@@ -12,7 +12,7 @@ static void clear(mpg_array *arrays, size_t count) {
 /* --- Sequences -------------------------------------------------------------------------------- */
 
 mpg_status mpg_sequence_finish(mpg_sequence *s) {
-  /* Per slot: the number of the last call that touches it; num_calls for a result. */
+  /* Per slot: the number of the last call that uses it; num_calls if the sequence returns it. */
   uint32_t *last = mpg_malloc(((size_t)s->num_slots + 1) * sizeof *last);
   if (!last) return mpg_out_of_host_memory(s->num_slots * sizeof *last);
   mpg_status status = MPG_OK;

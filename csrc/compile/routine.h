@@ -61,8 +61,8 @@ typedef struct mpg_branch {
 
 typedef struct mpg_loop {
   char *name; /* for errors; owned */
-  /* Another step runs if `condition` returns nonzero. If its function is NULL, `limit` steps run.
-   */
+  /* Another step runs if `condition` returns nonzero. `limit` steps run if condition.function is
+   * NULL. */
   mpg_callee step, condition;
   uint32_t num_data, num_states, num_step_captures, num_condition_captures, num_outputs;
   /* Largest number of steps. Outputs have `limit` rows, padded with zeros after the last step. */
@@ -76,7 +76,7 @@ typedef enum mpg_routine_kind { MPG_SEQUENCE, MPG_BRANCH, MPG_LOOP } mpg_routine
 
 typedef struct mpg_routine {
   mpg_routine_kind kind;
-  uint32_t num_inputs, num_outputs; /* per call; the binding checks them */
+  uint32_t num_inputs, num_outputs; /* per call; mpg_routine_call checks them */
   union {
     mpg_sequence sequence;
     mpg_branch branch;
