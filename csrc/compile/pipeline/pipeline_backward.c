@@ -1,5 +1,4 @@
-/* Backward of pipeline runs: gradients of the micro-batches, and the run's node on the tape.
- */
+/* Backward of pipeline runs: gradients of the micro-batches, and the node of a run on the tape. */
 #include "compile/compile.h"
 #include "compile/pipeline/pipeline_run.h"
 
@@ -15,9 +14,8 @@ static mpg_status new_gradient(const mpg_graph_value *value, int64_t rows, mpg_t
   return mpg_tensor_create(device, &desc, tensor);
 }
 
-/* Binds the gradient of output i of a micro-batch, whose rows begin at `row`. Sets *arrives to
- * false if there is no gradient.
- */
+/* Binds the gradient of output i of micro-batch k, whose rows begin at `row`. Sets *arrives to
+ * false if there is no gradient. */
 static mpg_status bind_head(mpg_pipeline_run *run, uint32_t k, mpg_array *const *heads, uint32_t i,
                             int64_t row, bool *arrives) {
   mpg_micro_batch *micro_batch = &run->micro_batches[k];
@@ -25,8 +23,8 @@ static mpg_status bind_head(mpg_pipeline_run *run, uint32_t k, mpg_array *const 
       &micro_batch->externals[mpg_compiled_out_grad(micro_batch->state.compiled, i)];
   mpg_tensor source = {0};
   bool last = k + 1 == run->num_micro_batches;
-  /* The gradient of the next micro-batch's carried input. Several of these inputs would need a
-   * sum. */
+  /* A carried output of an earlier micro-batch gets the gradient of the next micro-batch's carried
+   * input. Gradients of several carried inputs would have to be added, which is not supported. */
   if (run->output_kinds[i] == MPG_BATCH_DIVIDED || last) {
     if (heads[i] && heads[i]->tensor.storage) source = heads[i]->tensor;
   } else {
@@ -105,8 +103,8 @@ static void forget_backward(mpg_micro_batch *micro_batch) {
   mpg_release_blocks(micro_batch->state.blocks, c->plan.num_blocks, micro_batch->num_blocks);
 }
 
-/* Extends the blocks to both phases; those of the backward follow the forward's. A later backward
- * of a retained graph may have fewer blocks than an earlier one. */
+/* Extends the blocks of the forward phase by those of the backward. Never shrinks them, although a
+ * later backward of a retained graph may have fewer blocks than an earlier one. */
 static mpg_status grow_blocks(mpg_micro_batch *micro_batch, uint32_t count) {
   if (count <= micro_batch->num_blocks) return MPG_OK;
   mpg_storage **blocks = mpg_realloc(micro_batch->state.blocks, (count + 1) * sizeof *blocks);
@@ -146,7 +144,8 @@ fail:
   return status;
 }
 
-/* Finds the inputs that no micro-batch's result depends on. Parameters keep their gradients. */
+/* Sets targets[i].missed for each input that no result depends on. Parameters among them keep their
+ * gradients. */
 static mpg_status find_missed(const mpg_pipeline_run *run, mpg_array *const *heads,
                               const bool *needed, mpg_target *targets) {
   const mpg_compiled *c = run->micro_batches[0].state.compiled;

@@ -95,7 +95,7 @@ static mpg_status simulate_segment(const mpg_program_set *set, const mpg_program
                                    bool keep, simulated_micro_batch *micro_batch,
                                    simulation *state) {
   mpg_lane lane = {0};
-  /* First takes all blocks, then releases those after their last use. */
+  /* The first pass takes all blocks. The second one releases those that are not used again. */
   for (int back = 0; back < 2; back++)
     for (uint32_t i = 0; i < segment->num_accesses; i++) {
       if (segment->accesses[i].base < set->num_externals) continue;

@@ -2,8 +2,8 @@
  *
  * A block is taken when the first segment that uses it is queued, and released after the last one.
  * A released lane (an array that one device pushes to another) becomes a spare one for other
- * micro-batches. A pipeline run does this with memory; the peaks of a schedule are computed from
- * sizes alone. Threads: host lock.
+ * micro-batches. A pipeline run applies these rules to memory, and mpg_schedule_peaks applies them
+ * to sizes alone. Threads: host lock.
  */
 #ifndef MPG_COMPILE_PIPELINE_MEMORY_H
 #define MPG_COMPILE_PIPELINE_MEMORY_H
@@ -22,7 +22,7 @@ typedef struct mpg_spare_lanes {
 } mpg_spare_lanes;
 
 mpg_status mpg_spare_lanes_add(mpg_spare_lanes *spares, const mpg_lane *lane);
-/* Takes the oldest spare lane of that device and size. Returns false if no spare lane matches, or
+/* Takes the oldest spare lane of this device and size. Returns false if no spare lane matches, or
  * if only the latest match is left, because a push into it might wait for its reader. */
 bool mpg_spare_lanes_take(mpg_spare_lanes *spares, const mpg_device *device, size_t size,
                           mpg_lane *lane);

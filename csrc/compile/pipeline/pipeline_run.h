@@ -50,7 +50,7 @@ typedef struct mpg_pipeline_run {
   mpg_tensor *outputs;    /* owned references; whole arrays */
   mpg_spare_lanes spares; /* lanes that no queued micro-batch needs; owned references */
   mpg_random_key random;
-  bool *missed;   /* per input: true if mpg_pipeline_run_train found no dependent result; owned */
+  bool *missed;   /* per input: true if no result depends on it (mpg_pipeline_run_train); owned */
   uint64_t pass;  /* number of the backward pass that mpg_pipeline_run_train prepared */
   bool trains;    /* mpg_pipeline_run_train has prepared a backward that is not yet queued */
   bool downwards; /* backward runs from the last micro-batch to the first */
@@ -76,9 +76,9 @@ typedef struct mpg_pipeline_run_request {
  * random draw, so that they get the same numbers as in the whole batch. Without a check, the rows
  * are assumed to extend along `axis` of arrays with the matching size. */
 typedef struct mpg_micro_batch_check {
-  const uint8_t *input_kinds, *output_kinds; /* as in the request */
-  int64_t rows; /* number of rows of the micro-batch it was compiled for */
-  int axis;     /* the divided axis of arrays that the function creates */
+  const uint8_t *input_kinds, *output_kinds; /* as in mpg_pipeline_run_request */
+  int64_t rows;                              /* number of rows that `compiled` was compiled for */
+  int axis; /* the divided axis of arrays that the function creates */
   bool along_time, whole_statistics;
   /* The same function compiled for other_rows rows; NULL to skip the comparison. */
   const mpg_compiled *other;
@@ -96,9 +96,9 @@ void mpg_pipeline_run_release(mpg_pipeline_run *run);
 void mpg_pipeline_run_unwatch(mpg_pipeline_run *run); /* removes a watcher */
 
 /* Prepares the backward of all micro-batches, so that items of the backward phase can be queued.
- * heads[i] is the gradient of output i, or NULL if the output has no gradient. targets[i] is the
- * destination of the gradient of input i, whose tensor may have no storage. needed[i] is true if
- * the gradient is needed. results[i] (empty structs) receives a gradient without a target. */
+ * heads[i] is the gradient of output i, or NULL if the output has no gradient. needed[i] is true if
+ * the gradient of input i is needed, and targets[i] is its destination. If input i is carried or
+ * the tensor of targets[i] has no storage, results[i] (an empty struct) receives the gradient. */
 mpg_status mpg_pipeline_run_differentiate(mpg_pipeline_run *run, mpg_array *const *heads,
                                           const bool *needed, mpg_target *targets,
                                           mpg_array *results, bool retain, bool train);
@@ -110,7 +110,7 @@ mpg_status mpg_pipeline_run_submit(mpg_pipeline_run *run, const mpg_micro_batch_
  * this order. If `keep`, no block is released, because a backward follows. */
 mpg_status mpg_pipeline_run_peaks(const mpg_pipeline_run *run, const mpg_micro_batch_item *items,
                                   size_t count, bool keep, mpg_peaks *peaks);
-/* Called once all items are queued. Releases memory and references, but keeps the timings. */
+/* Releases memory and references, but keeps the timings. Called once all items are queued. */
 void mpg_pipeline_run_finish(mpg_pipeline_run *run);
 /* Prepares the backward for the variables among the inputs. Their gradients are written to the same
  * arrays as by autograd. `earlier` (or NULL) is a run whose backward belongs to the same pass, such

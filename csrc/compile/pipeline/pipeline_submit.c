@@ -118,7 +118,7 @@ mpg_status mpg_pipeline_run_submit(mpg_pipeline_run *run, const mpg_micro_batch_
   }
   if (!run->trains) return MPG_OK;
   run->trains = false;
-  for (uint32_t i = 0; i < run->num_inputs; i++) { /* all queued, so the trainer may rely on them */
+  for (uint32_t i = 0; i < run->num_inputs; i++) { /* now that all work on them is queued */
     mpg_tape_node *variable = run->inputs[i].node;
     if (variable && variable->kind == MPG_TAPE_VARIABLE && variable->request != MPG_GRAD_NULL &&
         !run->missed[i])
