@@ -1,5 +1,6 @@
-/* Products of a sparse matrix in COO format with a dense one. Work is split by columns or rows of
- * the result, and each result is summed in the order of the sparse elements. */
+/* Products of a sparse matrix in COO format with a dense one. The work is divided by rows or
+ * columns of the result. Each result is summed in the order of the sparse elements, so its bits do
+ * not depend on the division. */
 #include <string.h>
 
 #include "kernels/common/view.h"
@@ -8,11 +9,12 @@
 typedef struct product {
   const mpg_kernel_call *call;
   const int64_t *rows, *columns;
-  int64_t count, height, width, length; /* sparse elements; result; dense matrix's rows */
+  int64_t count, height, width, length; /* elements; result's size; dense matrix's rows */
   bool ascending;
 } product;
 
-/* Returns the first element whose row is at least `row`. */
+/* Returns the index of the first sparse element whose row is at least `row`, by binary search. The
+ * rows must be ascending. */
 static int64_t first_of(const product *p, int64_t row) {
   int64_t low = 0, high = p->count;
   while (low < high) {
@@ -25,7 +27,7 @@ static int64_t first_of(const product *p, int64_t row) {
   return low;
 }
 
-/* Computes columns [first, last) of rows [low, high). */
+/* Computes columns [first, last) of the result's rows [low, high). */
 #define ADD_PRODUCTS(name, type)                                                               \
   static void name(const product *p, int64_t first, int64_t last, int64_t low, int64_t high) { \
     const type *values = p->call->inputs[0].data, *dense = p->call->inputs[3].data;            \

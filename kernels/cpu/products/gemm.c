@@ -28,10 +28,10 @@ typedef struct mpg_gemm {
 #define MPG_GEMM_MR 4
 #endif
 
-/* Limits of the kernel without packing: rows of A, and elements of C below which it beats
- * oneDNN. */
+/* Limits of gemm_narrow: maximum rows of A, and maximum elements of C for which it beats oneDNN. */
 enum { MPG_GEMM_NARROW = 32, MPG_GEMM_NARROW_ELEMENTS = 512 };
-/* Maximum multiplications of a product by rows, with fewer columns than a vector, or more. */
+/* Maximum multiplications for gemm_small: FEW if a row of C is shorter than a vector, else
+ * SMALL. */
 enum { MPG_GEMM_FEW = 512, MPG_GEMM_SMALL = 65536 };
 enum { MPG_GEMM_THIN = 4 }; /* maximum number of 4x4 tiles of C for which operands are not packed */
 
@@ -87,9 +87,9 @@ static void blocked(const mpg_kernel_call *call, mpg_gemm *g) {
 }
 
 /* --- Dot product ------------------------------------------------------------------------------ */
-/* Sums a few products in the vectors' type and everything else in double, since a single chain of
- * additions would lose precision with the length. The pieces that threads share depend on the
- * length only. */
+/* Sums chains of MPG_DOT_CHAIN products in the computing type and these sums in double, since a
+ * long chain of float additions would lose precision. The vectors are divided into pieces by their
+ * length only, so the bits do not depend on the number of threads. */
 enum { MPG_DOT_PIECES = 256, MPG_DOT_LANES = 32, MPG_DOT_CHAIN = 8 };
 
 typedef struct vectors {
@@ -153,7 +153,7 @@ static void vector_product(const mpg_kernel_call *call, const mpg_gemm *g) {
 
 /* --- Libraries -------------------------------------------------------------------------------- */
 /* Computes C in blocks whose boundaries depend on sizes only, with one call to single-threaded
- * OpenBLAS per block. Few rows: more blocks across. */
+ * OpenBLAS per block. */
 enum { OPENBLAS_ROWS = 256, OPENBLAS_COLUMNS = 512 };
 static void openblas_blocks(void *context, int64_t begin, int64_t end) {
   const mpg_gemm *g = context;
@@ -187,7 +187,7 @@ static bool fits_int(const mpg_gemm *g) {
 
 static mpg_status product(const mpg_kernel_call *call, mpg_gemm *g) {
   if (g->m <= 0 || g->n <= 0) return MPG_OK;
-  /* The stride of a matrix with one row is irrelevant, but libraries check it. */
+  /* The row stride of a matrix with one row is irrelevant, but libraries check it. */
   int64_t a_columns = g->transpose_a ? g->m : g->k, b_columns = g->transpose_b ? g->k : g->n;
   if (g->lda < a_columns) g->lda = a_columns > 0 ? a_columns : 1;
   if (g->ldb < b_columns) g->ldb = b_columns > 0 ? b_columns : 1;

@@ -1,10 +1,10 @@
 /* Matrix products for other kernels: row-major C[m x n] = alpha * op(A)[m x k] * op(B)[k x n] +
  * beta * C, where op optionally transposes. lda, ldb and ldc are the row strides of A, B and C as
- * stored. C is not read if beta is 0. The implementation depends on sizes only: a blocked loop in C
- * for tiny products, oneDNN for large ones, and OpenBLAS or the blocked loop without oneDNN.
- * mpg_cpu_sgemm takes float32; mpg_cpu_gemm_any takes all float dtypes (float64 by OpenBLAS, half
- * precision summed in float32). Neither uses the device's scratch buffer, so callers may hold it.
- * Callers must pass sizes of existing arrays.
+ * stored. C is not read if beta is 0. The choice of the implementation depends on sizes only: a
+ * blocked loop in C for tiny products, oneDNN for large ones, and OpenBLAS or the blocked loop
+ * without oneDNN. mpg_cpu_sgemm takes float32; mpg_cpu_gemm_any takes all float dtypes (float64 by
+ * OpenBLAS, half precision summed in float32). Neither uses the device's scratch buffer, so callers
+ * may hold it. Sizes are not checked, so callers must pass those of existing arrays.
  */
 #ifndef KERNELS_CPU_PRODUCTS_GEMM_H
 #define KERNELS_CPU_PRODUCTS_GEMM_H
@@ -12,7 +12,7 @@
 #include "kernels/cpu/cpu.h"
 
 /* A product whose three matrices have at most this many elements in total gives the same bits with
- * any number of threads. op/invoke.c runs nothing larger inline. */
+ * any number of threads. op/invoke.c therefore runs only these products inline. */
 enum { MPG_GEMM_TINY = 8192 };
 static inline bool mpg_gemm_tiny(int64_t m, int64_t n, int64_t k) {
   return m * k + k * n + m * n <= MPG_GEMM_TINY;
@@ -28,16 +28,17 @@ mpg_status mpg_cpu_gemm_any(const mpg_kernel_call *call, mpg_dtype dtype, bool t
                             void *c, int64_t ldc) MPG_PER_ISA(mpg_cpu_gemm_any);
 
 /* Product of float32 matrices that an op widened from bfloat16. If the processor multiplies
- * bfloat16, the operands of a product that is not tiny are rounded to it. Uses the device's
- * MPG_SCRATCH_LIBRARY. b_half is b in dense bfloat16 rows, or NULL; with it, b may be NULL. beta
- * must be 0 or 1. */
+ * bfloat16, the operands are rounded back to bfloat16, unless the product is tiny. Uses the
+ * device's MPG_SCRATCH_LIBRARY. b_half is b as dense rows of bfloat16, or NULL. If it is given, b
+ * may be NULL. beta must be 0 or 1. */
 mpg_status mpg_cpu_gemm_narrowed(const mpg_kernel_call *call, bool transpose_a, bool transpose_b,
                                  int64_t m, int64_t n, int64_t k, const float *a, int64_t lda,
                                  const float *b, int64_t ldb, const uint16_t *b_half, float beta,
                                  float *c, int64_t ldc) MPG_PER_ISA(mpg_cpu_gemm_narrowed);
 
-/* Multiplies `count` rows of k elements, each with its own transposed matrix (n, k), in float32 or
- * float64; n is a multiple of 4. Returns false if it did nothing. */
+/* Multiplies each of `count` rows of k elements by its own transposed matrix (n, k). Does nothing
+ * and returns false unless the dtype is float32 or float64, n is a multiple of 4, and k is at least
+ * 32. */
 bool mpg_cpu_row_products(const mpg_kernel_call *call, mpg_dtype dtype, int64_t count, int64_t n,
                           int64_t k, const void *a, const void *b, void *c)
     MPG_PER_ISA(mpg_cpu_row_products);

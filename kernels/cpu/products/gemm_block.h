@@ -25,8 +25,8 @@
 
 enum { NR_T = 2 * LANES, ROWS_T = 96, COLUMNS_T = 4 * NR_T };
 
-/* Multiplies a block of rows x NR from packed operands: a has k groups of `rows`, b k groups of
- * NR. */
+/* Microkernel: multiplies packed operands into a tile of `rows` x NR elements. `a` has k groups of
+ * `rows` elements and `b` has k groups of NR. Starts at 0 if `first`, else adds to the tile. */
 static inline __attribute__((always_inline)) void micro_T(int rows, int64_t k, const T *a,
                                                           const T *b, T *tile, int64_t stride,
                                                           bool first) {
@@ -54,8 +54,8 @@ static inline __attribute__((always_inline)) void micro_T(int rows, int64_t k, c
   }
 }
 
-/* Packs `width` rows (`valid` of which exist) and k columns of a matrix whose element (i, p) is at
- * i * row + p * step. */
+/* Packs `width` rows and k columns of a matrix whose element (i, p) is at i * row + p * step. Only
+ * `valid` rows exist; the rest become zeros. */
 static void pack_T(mpg_dtype dtype, const void *source, int64_t row, int64_t step, int valid,
                    int width, int64_t k, T *packed) {
 #define PACK(S, CONVERT)                                                                          \
@@ -159,8 +159,9 @@ static void gemm_product_T(const mpg_kernel_call *call, mpg_gemm *g) {
     mpg_cpu_parallel_for(call, down * across, 1, blocks_T, g);
 }
 
-/* Products with so few elements that packing would cost more: rows of C at a time, in the same
- * steps. Nothing transposed, alpha 1, beta 0. */
+/* Small products, for which packing costs more than it saves. Computes one row of C at a time, in
+ * the same order of additions as the blocked product. Requires untransposed operands, alpha 1 and
+ * beta 0. */
 static inline __attribute__((always_inline)) void small_of_T(const mpg_gemm *g, int64_t n) {
   for (int64_t i = 0; i < g->m; i++) {
     const T *a = (const T *)g->a + i * g->lda, *b = g->b;
@@ -172,7 +173,7 @@ static inline __attribute__((always_inline)) void small_of_T(const mpg_gemm *g, 
   }
 }
 
-/* Computes rows from i on and at most two vectors of columns, at j0 and j1. */
+/* Computes `rows` rows of C from row i on, and one or two vectors of columns, at j0 and j1. */
 static inline __attribute__((always_inline)) void small_tile_T(int rows, int vectors,
                                                                const mpg_gemm *g, int64_t i,
                                                                int64_t j0, int64_t j1) {
@@ -225,8 +226,9 @@ static void gemm_small_T(const mpg_kernel_call *call, mpg_gemm *g) {
 }
 
 /* --- Few elements of C ------------------------------------------------------------------------ */
-/* Products whose C has at most MPG_GEMM_THIN tiles, for which packing costs more than it saves. A
- * tile's sums stay in registers and take the same steps as the blocked product. */
+/* Computes a tile of C without packing. Used if C has at most MPG_GEMM_THIN tiles, since packing
+ * would cost more than it saves. The sums stay in registers and are in the same order as in the
+ * blocked product. */
 static inline __attribute__((always_inline)) void thin_tile_T(int rows, int columns,
                                                               const mpg_gemm *g, int64_t i,
                                                               int64_t j) {
@@ -264,9 +266,10 @@ static void gemm_thin_T(const mpg_kernel_call *call, mpg_gemm *g) {
 #undef THIN_TILES
 
 /* --- Few rows times a transposed matrix ------------------------------------------------------- */
-/* C = A x B^T for an A of at most NARROW rows: the product of a recurrent step, or of a layer with
- * a small batch. B is read once, row by row, without packing. Every element of C is one sum over k
- * in LANES parts, so its bits depend on k only. begin and end count groups of 4 rows of B. */
+/* C = A x B^T for at most NARROW rows of A, as in a recurrent step or a layer with a small batch. B
+ * is read row by row, without packing. Every element of C is summed over k in LANES partial sums,
+ * so its bits depend on k only. a_tails and b_tails hold the last k % LANES elements of each row,
+ * padded with zeros. */
 static inline __attribute__((always_inline)) void narrow_tile_T(int rows, const mpg_gemm *g,
                                                                 int64_t i, int64_t j,
                                                                 const T *a_tails,

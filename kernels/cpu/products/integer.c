@@ -1,6 +1,6 @@
-/* Exact sums (modulo 2^32) of products of int8 or uint8 with int8, for dense layers and
- * convolutions. Uses oneDNN if the processor adds such products without saturation; otherwise dot
- * products in C, on gathered rows for convolutions. */
+/* Dense layers and convolutions of int8 or uint8 data with int8 weights. The int32 sums are exact
+ * modulo 2^32. Uses oneDNN if the processor adds 8-bit products without saturation. Otherwise
+ * computes dot products in C, for convolutions on gathered rows (im2col). */
 #include "kernels/cpu/vendor/onednn_convolution.h"
 #include "kernels/cpu/vendor/onednn_matmul.h"
 #include "op/layers/convolution.h"
@@ -19,7 +19,8 @@ static int32_t dot(mpg_dtype dtype, const void *a, const int8_t *b, int64_t k) {
 }
 
 #ifdef MPG_WITH_ONEDNN
-/* True if sums are exact. Older processors saturate sums of two products to 16 bits. */
+/* True if oneDNN's sums are exact. Processors without VNNI saturate the sum of two products to 16
+ * bits. */
 static bool has_exact_sums(void) {
   const mpg_onednn *dnnl = mpg_cpu_onednn();
   if (!dnnl) return false;
@@ -29,7 +30,7 @@ static bool has_exact_sums(void) {
 }
 static dnnl_data_type_t name_of(mpg_dtype dtype) { return dtype == MPG_INT8 ? dnnl_s8 : dnnl_u8; }
 
-/* Returns true if oneDNN ran it; *status is its result. */
+/* Runs a prepared operation and sets *status. Returns false if `prepared` is NULL. */
 static bool run_prepared(const mpg_kernel_call *call, const mpg_onednn_prepared *prepared,
                          mpg_status *status) {
   void *scratch = NULL;
@@ -53,7 +54,7 @@ typedef struct dense {
   int64_t n, k;
 } dense;
 
-static void dense_range(void *context, int64_t begin, int64_t end) { /* units are results */
+static void dense_range(void *context, int64_t begin, int64_t end) { /* over results */
   const dense *t = context;
   for (int64_t r = begin; r < end; r++)
     t->out[r] = dot(t->dtype, t->data + r / t->n * t->k, t->weight + r % t->n * t->k, t->k);
@@ -85,13 +86,14 @@ mpg_status mpg_cpu_integer_fully_connected(const mpg_kernel_call *call) {
 }
 
 /* --- Convolutions ----------------------------------------------------------------------------- */
-/* One sample and group. Rows have the weight's layout: channels before or after the window. */
+/* Convolution of one sample and group, by dot products of gathered rows with the weight. Rows have
+ * the weight's layout: channels before or after the window. */
 typedef struct places {
   const mpg_convolution *c;
   mpg_window w; /* three axes */
   mpg_dtype dtype;
   bool last;
-  int64_t channels, filters, k; /* of the group; elements per row */
+  int64_t channels, filters, k; /* of the group; k: elements per row */
   const int8_t *image, *weight;
   int32_t *out;
   int64_t first; /* position of the first row */
@@ -116,7 +118,7 @@ static void gather_row(const places *t, int64_t place, int8_t *row) {
   }
 }
 
-static void place_range(void *context, int64_t begin, int64_t end) { /* units are rows */
+static void place_range(void *context, int64_t begin, int64_t end) { /* over gathered rows */
   const places *t = context;
   int64_t all = mpg_window_product(t->w.out, 3);
   for (int64_t r = begin; r < end; r++) {

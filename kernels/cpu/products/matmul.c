@@ -5,10 +5,10 @@
 #include "kernels/cpu/products/paired_product.h"
 #include "kernels/cpu/products/panels.h"
 
-/* --- By oneDNN ---------------------------------------------------------------------------------
- */
+/* --- oneDNN ----------------------------------------------------------------------------------- */
 #ifdef MPG_WITH_ONEDNN
-/* Returns true if oneDNN ran it; *status is its result. */
+/* Runs a product with oneDNN and sets *status. Returns false if the product is tiny or oneDNN has
+ * no implementation. */
 static bool onednn_matmul(const mpg_kernel_call *call, mpg_dtype dtype, mpg_onednn_matmul *s,
                           const void *a, const void *b, const void *bias, void *c,
                           mpg_status *status) {
@@ -55,7 +55,7 @@ typedef struct batch {
   const mpg_kernel_call *call;
   mpg_dtype dtype;
   bool ta, tb;
-  int64_t inner; /* products interleaved between rows (linalg's axis); else 1 */
+  int64_t inner; /* number of products with interleaved rows (linalg's axis); else 1 */
   int64_t m, n, k;
   int64_t lda, ldb, ldc;
   /* stride in elements between groups of `inner` products */
@@ -75,7 +75,7 @@ static mpg_status one_product(const mpg_kernel_call *call, const batch *t, int64
                           t->c + (outer * t->c_outer + inner * t->c_inner) * size, t->ldc);
 }
 
-/* Only tiny products, which cannot fail. */
+/* Runs tiny products, which cannot fail. */
 static void small_products(void *context, int64_t begin, int64_t end) {
   const batch *t = context;
   mpg_kernel_call single = *t->call;
@@ -134,7 +134,7 @@ mpg_status mpg_cpu_batch_dot(const mpg_kernel_call *call) {
   return many_products(call, &t, count);
 }
 
-/* Also runs _linalg_gemm, whose params match those of _linalg_gemm2 up to alpha. */
+/* Runs _linalg_gemm2, and _linalg_gemm, which also adds beta * C. */
 mpg_status mpg_cpu_linalg_gemm(const mpg_kernel_call *call) {
   bool with_c = call->op->id == MPG_OP__linalg_gemm, ta, tb;
   double alpha, beta = 0;
@@ -184,7 +184,7 @@ typedef struct bias_rows {
   void *out;
 } bias_rows;
 
-/* Fills every row with the bias; the product is added to it. */
+/* Fills every row with the bias, to which the product is then added. */
 static void fill_bias(void *context, int64_t begin, int64_t end) {
   const bias_rows *t = context;
   size_t row = (size_t)t->columns * mpg_dtype_size(t->dtype);

@@ -1,10 +1,10 @@
-/* Products of packed_steps.h with operands rounded to bfloat16, for processors that multiply it
- * (pairs.h). Included by packed_steps.h for float with AVX-512. */
+/* Products of packed_steps.h with operands rounded to bfloat16, for processors that multiply
+ * bfloat16 (pairs.h). Included by packed_steps.h for float with AVX-512. */
 
 #include "kernels/cpu/products/pairs_panel.h"
 
-/* Pairs of B that stay in the L2 cache while rows of A are streamed. With fewer, reloading C would
- * cost more. */
+/* Depth of a block of B, in pairs. Such a block stays in the L2 cache while the rows of A stream
+ * past it. With smaller blocks, C would be reloaded more often. */
 enum { PAIRS_DEPTH = 256 };
 
 static void pack_pairs(void *context, int64_t begin, int64_t end) {
@@ -26,7 +26,7 @@ static void pack_pairs(void *context, int64_t begin, int64_t end) {
   }
 }
 
-/* Rounds rows of A. */
+/* Arguments of round_rows, which rounds rows of A to bfloat16. */
 typedef struct rounding {
   const packed_f32 *b;
   const float *a;
@@ -43,7 +43,7 @@ static void round_rows(void *context, int64_t begin, int64_t end) {
   }
 }
 
-/* Computes C's columns of one panel, from m rounded rows. */
+/* Computes the columns of C that belong to one panel, from m rounded rows of A. */
 static void product_of_pairs(const packed_f32 *b, int64_t panel, int64_t m, float *c, int64_t ldc,
                              bool add) {
   int64_t from = first_vector_f32(b, panel), to = first_vector_f32(b, panel + 1);

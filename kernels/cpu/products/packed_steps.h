@@ -1,14 +1,14 @@
-/* Products of a few rows with one matrix that is constant over many steps: C[m x n] (+)= A[m x k] *
- * B[k x n], with B packed once into panels. Included by rnn_layers.h with T, NAME(x) and the
- * vectors of lanes.h defined. Float matrices may be packed as pairs of bfloat16 (packed_pairs.h); A
- * is then rounded to bfloat16 before each product.
+/* Products of a few rows with a matrix that stays the same over many steps: C (+)= A B, where A is
+ * [m x k] and B is [k x n]. B is packed once into panels. Included by rnn_layers.h with T, NAME(x)
+ * and the vectors of lanes.h defined. Float matrices may be packed as pairs of bfloat16
+ * (packed_pairs.h); A is then rounded to bfloat16 before each product.
  *
- * B's columns are split into vectors of LANES. They may form G groups of `width` columns (the gates
- * of a recurrent layer). Vector v then holds columns of group v % G, so that one panel has
- * everything a cell needs, and the cell runs while the panel's part of C is in the cache. A panel
- * is at most PANEL vectors wide and packed as [k][vectors of the panel][LANES]. Every element of C
- * is summed over k in ascending order, with one fma per step (for pairs, see pairs_panel.h): its
- * bits do not depend on panels or threads.
+ * B's columns are split into vectors of LANES. The columns may form G groups of `width` columns
+ * (the gates of a recurrent layer). Vector v then holds columns of group v % G. One panel thus has
+ * all gates of its columns, so the cell can run while the panel's part of C is in the cache. A
+ * panel is at most PANEL vectors wide and packed as [k][vectors of the panel][LANES]. Every element
+ * of C is summed over k in ascending order, with one fma per step (for pairs, see pairs_panel.h):
+ * its bits do not depend on panels or threads.
  */
 
 /* Names of this instance. */
@@ -36,7 +36,8 @@ enum { STEP_ROWS_T = 6 };
 #else
 enum { STEP_ROWS_T = 2 };
 #endif
-/* STEP_DEPTH rows of a panel and of A fit the smallest L1 caches. */
+/* STEP_DEPTH rows of a panel and the elements of A that they multiply fit the smallest L1
+ * caches. */
 enum { PANEL_T = 4, STEP_DEPTH_T = 96 };
 
 #if defined(MPG_WITH_PAIRS) && !defined(LANES_OF_DOUBLE)
@@ -49,13 +50,14 @@ typedef struct packed_T {
   int groups;
   int64_t vectors, panels;
   T *data;       /* NULL with pairs */
-  mpg_pairs how; /* nonzero if packed as pairs */
+  mpg_pairs how; /* nonzero if B is packed as pairs */
 #ifdef WITH_PAIRS
   mpg_pair *pairs, *rows; /* B, and the rounded rows of A */
 #endif
 } packed_T;
 
-/* rounded: A and B may be rounded to bfloat16, which B's values already are. */
+/* Returns the shape of packed B, without memory. `rounded` allows A to be rounded to bfloat16; the
+ * values of B must already be bfloat16. */
 static packed_T packed_shape_T(int64_t k, int64_t width, int groups, int num_threads,
                                bool rounded) {
   packed_T b = {.k = k, .width = width, .groups = groups};
@@ -68,7 +70,7 @@ static packed_T packed_shape_T(int64_t k, int64_t width, int groups, int num_thr
   b.vectors = blocks * groups;
   if (groups > 1) {
     b.panels = blocks;
-  } else { /* an equal number per thread */
+  } else { /* round up to a multiple of num_threads, at most one panel per vector */
     b.panels = (b.vectors + PANEL_T - 1) / PANEL_T;
     b.panels = (b.panels + num_threads - 1) / num_threads * num_threads;
     if (b.panels > b.vectors) b.panels = b.vectors;
@@ -76,7 +78,7 @@ static packed_T packed_shape_T(int64_t k, int64_t width, int groups, int num_thr
   return b;
 }
 
-/* Returns the bytes for B and m rounded rows of A. */
+/* Returns the bytes for packed B and, with pairs, for m rounded rows of A. */
 static size_t packed_bytes_T(const packed_T *b, int64_t m) {
 #ifdef WITH_PAIRS
   if (b->how)
@@ -87,7 +89,7 @@ static size_t packed_bytes_T(const packed_T *b, int64_t m) {
 #endif
   return (size_t)(b->k * b->vectors * LANES) * sizeof(T);
 }
-/* Places B in a buffer of packed_bytes, 64-byte aligned. */
+/* Sets the memory of B to a buffer of packed_bytes bytes, 64-byte aligned. */
 static void packed_place_T(packed_T *b, T *buffer) {
 #ifdef WITH_PAIRS
   if (b->how) {
@@ -102,24 +104,24 @@ static void packed_place_T(packed_T *b, T *buffer) {
 static int64_t first_vector_T(const packed_T *b, int64_t panel) {
   return panel * b->vectors / b->panels;
 }
-/* Returns the columns [*begin, *end) of a group that a panel covers. */
+/* Sets [*begin, *end) to the columns of each group that a panel covers. */
 static void panel_columns_T(const packed_T *b, int64_t panel, int64_t *begin, int64_t *end) {
   *begin = first_vector_T(b, panel) / b->groups * LANES;
   *end = first_vector_T(b, panel + 1) / b->groups * LANES;
   if (*end > b->width) *end = b->width;
 }
-/* Returns the first column of vector v in B, and its number of valid lanes. */
+/* Returns the first column of vector v in B, and sets *valid to its number of valid lanes. */
 static int64_t vector_column_T(const packed_T *b, int64_t v, int *valid) {
   int64_t j = v / b->groups * LANES, left = b->width - j;
   *valid = left < LANES ? (int)left : LANES;
   return v % b->groups * b->width + j;
 }
 
-/* Packs B, or if transposed, the [n x k] matrix whose transpose it is. */
+/* Arguments of pack_panels. If `transposed`, the source is the transpose of B, [n x k]. */
 typedef struct packing_T {
   const packed_T *b;
   const T *source;
-  const uint16_t *half; /* source of pairs, in bfloat16 */
+  const uint16_t *half; /* the source for pairs, in bfloat16 */
   bool transposed;
 } packing_T;
 
@@ -145,8 +147,8 @@ static void pack_panels_T(void *context, int64_t begin, int64_t end) {
         }
         continue;
       }
-      const T *source = p->source + column * k; /* `valid` rows of k */
-      for (int64_t i = 0; i < k; i += LANES) {  /* tile by tile */
+      const T *source = p->source + column * k; /* `valid` rows of k elements */
+      for (int64_t i = 0; i < k; i += LANES) {  /* in tiles of LANES x LANES */
         int64_t depth = k - i < LANES ? k - i : LANES;
         for (int64_t d = 0; d < depth; d++) {
           T *restrict to_row = data + (i + d) * stride;
@@ -175,7 +177,8 @@ static void pack_T(const mpg_kernel_call *call, const packed_T *b, const T *sour
   mpg_cpu_parallel_for(call, b->panels, 1 + 16384 / (b->k * LANES), body, &p);
 }
 
-/* Rounds m rows of A if B is packed as pairs. Call before the panels of a product. */
+/* Rounds m rows of A to bfloat16 if B is packed as pairs. Call it before computing the panels of a
+ * product. */
 static void packed_round_T(const mpg_kernel_call *call, const packed_T *b, int64_t m, const T *a,
                            int64_t lda) {
 #ifdef WITH_PAIRS
@@ -188,7 +191,8 @@ static void packed_round_T(const mpg_kernel_call *call, const packed_T *b, int64
 #endif
 }
 
-/* Computes `rows` rows of C with a panel `width` vectors wide, over k of its rows. */
+/* Computes `rows` rows of C with a panel that is `width` vectors wide, over k of its rows. Starts
+ * at 0 if `first`, else adds to C. `ahead` is memory to prefetch. */
 static inline __attribute__((always_inline)) void step_tile_T(const int rows, const int width,
                                                               int64_t k, const T *a, int64_t lda,
                                                               const T *b, const T *ahead,
@@ -267,8 +271,8 @@ static const step_fn_T step_fns_T[STEP_ROWS_T][PANEL_T] = {
 };
 #undef STEP_ROW
 
-/* Computes C's columns of one panel; C is [m x groups * width] with row stride ldc. Accumulates
- * into C if `add`. */
+/* Computes the columns of C that belong to one panel. C is [m x groups * width] with row stride
+ * ldc. Accumulates into C if `add`. */
 static void panel_product_T(const packed_T *b, int64_t panel, int64_t m, const T *a, int64_t lda,
                             T *c, int64_t ldc, bool add) {
 #ifdef WITH_PAIRS

@@ -1,4 +1,4 @@
-/* Headers and layouts shared by kernels with packed weights. */
+/* Packs weights for oneDNN's primitives, and runs ops with packed weights. */
 #include "kernels/cpu/products/packed_weight.h"
 
 #include <string.h>
@@ -7,7 +7,7 @@
 #include "device/device.h"
 
 #ifdef MPG_WITH_ONEDNN
-enum { MOST_THREADS = 4096 }; /* per device, the maximum of the settings */
+enum { MOST_THREADS = 4096 }; /* maximum number of threads per device that the settings allow */
 
 bool mpg_cpu_build_pack(const mpg_onednn *dnnl, mpg_onednn_prepared *prepared, void *context) {
   const mpg_packing *packing = context;
@@ -26,8 +26,8 @@ bool mpg_cpu_build_pack(const mpg_onednn *dnnl, mpg_onednn_prepared *prepared, v
   return good;
 }
 
-/* Builds `run`. The header claims that the weight is packed; this also checks that the array is
- * large enough for the primitive. */
+/* Builds the operation packing->run. Fails if the array is smaller than the primitive's layout of
+ * the weight, since the primitive would read past its end. */
 static bool build_run(const mpg_onednn *dnnl, mpg_onednn_prepared *prepared, void *context) {
   const mpg_packing *packing = context;
   dnnl_memory_desc_t plain = NULL;

@@ -6,10 +6,11 @@
 #ifdef MPG_WITH_PAIRS
 #include "kernels/cpu/products/pairs_packing.h"
 
-/* Below these sizes, packing costs more than it saves. oneDNN is faster at copying a transposed
- * B. */
+/* Below these sizes, packing costs more than it saves. A transposed B needs more rows, since oneDNN
+ * copies it faster. */
 enum { FEWEST_ROWS = 1024, FEWEST_ROWS_TRANSPOSED = 2048, FEWEST_COLUMNS = 256 };
-enum { MOST_PACKED = 16 << 20 }; /* bytes; the device keeps them as scratch */
+/* Maximum bytes of packed B, since the device keeps its scratch memory. */
+enum { MOST_PACKED = 16 << 20 };
 
 typedef struct packing {
   const uint16_t *b;
@@ -46,7 +47,8 @@ static bool find_packed(const mpg_kernel_call *call, const mpg_onednn_matmul *s,
       s->m < (s->tb ? FEWEST_ROWS_TRANSPOSED : FEWEST_ROWS) || s->n < FEWEST_COLUMNS ||
       s->ldc != s->n || mpg_cpu_pairs() != MPG_PAIRS_IN_TILES)
     return false;
-  /* Threads share panels of 64 columns, as in oneDNN. */
+  /* Panels of 64 columns are divided among threads, as in oneDNN. With fewer panels than threads,
+   * some threads would be idle. */
   if (s->n / (PAIRS_PANEL * PAIRS_LANES) < call->num_threads ||
       s->k > MOST_PACKED / (int64_t)sizeof(uint16_t) / s->n)
     return false;

@@ -1,5 +1,5 @@
-/* oneDNN's bfloat16 products. The right operand is first packed for oneDNN's tiles if that is
- * faster than oneDNN's own copy. This may change the order of summation over k. Threads: as for
+/* oneDNN's bfloat16 products. The right operand B is first packed for AMX tiles if that is faster
+ * than oneDNN's own copy. Packing may change the order of summation over k. Threads: as for
  * kernels.
  */
 #ifndef KERNELS_CPU_PRODUCTS_PAIRED_PRODUCT_H
@@ -14,11 +14,12 @@ typedef struct mpg_paired_product {
   size_t packed, scratch; /* bytes of packed B (0 if not packed), and in total */
 } mpg_paired_product;
 
-/* Finds a product of any dtype that oneDNN multiplies. Returns false if oneDNN has none. */
+/* Sets *product to oneDNN's implementation, for any dtype that oneDNN multiplies. Returns false if
+ * it has none. */
 bool mpg_cpu_paired_product_find(const mpg_kernel_call *call, const mpg_onednn_matmul *s,
                                  mpg_paired_product *product)
     MPG_PER_ISA(mpg_cpu_paired_product_find);
-/* `scratch` is 64-byte aligned. `bias` may be NULL. */
+/* Runs the product. `scratch` has product->scratch bytes, 64-byte aligned. `bias` may be NULL. */
 mpg_status mpg_cpu_paired_product_run(const mpg_kernel_call *call, const mpg_onednn_matmul *s,
                                       const mpg_paired_product *product, const void *a,
                                       const void *b, const void *bias, void *c, void *scratch)

@@ -1,4 +1,4 @@
-/* Detects the processor's bfloat16 products. */
+/* Detects the processor's instructions for bfloat16 products. */
 #include "kernels/cpu/products/pairs.h"
 
 #include "kernels/cpu/vendor/onednn.h"
@@ -6,7 +6,8 @@
 mpg_pairs mpg_cpu_pairs(void) {
 #ifdef MPG_WITH_PAIRS
 #ifdef MPG_WITH_ONEDNN
-  /* oneDNN also requests the tiles from the system, without which a process must not use them. */
+  /* oneDNN also asks the operating system for AMX tiles. A process must not use them without this
+   * permission. */
   const mpg_onednn *dnnl = mpg_cpu_onednn();
   if (dnnl && mpg_cpu_onednn_dtype(MPG_BFLOAT16) == dnnl_data_type_undef) return MPG_NO_PAIRS;
 #ifdef MPG_WITH_TILES

@@ -14,8 +14,8 @@
 
 typedef enum mpg_pairs { MPG_NO_PAIRS, MPG_PAIRS_IN_VECTORS, MPG_PAIRS_IN_TILES } mpg_pairs;
 
-/* Returns the method that oneDNN uses, if there is oneDNN (its variable ONEDNN_MAX_CPU_ISA may
- * limit it). */
+/* Returns the processor's method. With oneDNN, returns the method that oneDNN uses, which the
+ * environment variable ONEDNN_MAX_CPU_ISA may limit. */
 mpg_pairs mpg_cpu_pairs(void) MPG_PER_ISA(mpg_cpu_pairs);
 
 #endif

@@ -1,7 +1,7 @@
 /* Panels of bfloat16 in the processor's layout (pairs.h): up to PAIRS_PANEL vectors of 16 columns
- * wide, stored as [pairs of k][vectors][16], where a word holds two rows' elements of a column. k
- * is padded with zeros to a multiple of PAIRS_STEP pairs. Included for AVX-512 only. Stateless; any
- * thread. */
+ * wide, stored as [pairs of k][vectors][16], where a 32-bit word holds a column's elements in two
+ * adjacent rows. k is padded with zeros to a multiple of PAIRS_STEP pairs. Included for AVX-512
+ * only. Stateless; any thread. */
 #ifndef KERNELS_CPU_PRODUCTS_PAIRS_PACKING_H
 #define KERNELS_CPU_PRODUCTS_PAIRS_PACKING_H
 
@@ -16,13 +16,13 @@ typedef uint32_t mpg_pair __attribute__((may_alias));
 
 enum { PAIRS_STEP = 16, PAIRS_PANEL = 4, PAIRS_LANES = 16 };
 
-/* Returns the pairs of a product over k, including padding. */
+/* Returns the number of pairs in a sum over k, including padding. */
 static inline int64_t pairs_depth(int64_t k) {
   return (k + 2 * PAIRS_STEP - 1) / (2 * PAIRS_STEP) * PAIRS_STEP;
 }
 
-/* Packs one vector of a panel with `stride` words per pair: columns [0, valid) of a matrix (k, n)
- * whose transpose is at `from`, with rows `by_row` elements apart. */
+/* Packs one vector of a panel: columns [0, valid) of a matrix (k, n) whose transpose is at `from`.
+ * Rows of the transpose are `by_row` elements apart. The panel has `stride` words per pair. */
 static void pack_transposed_pairs(const uint16_t *from, int64_t by_row, int valid, int64_t k,
                                   mpg_pair *to, int64_t stride) {
   for (int64_t at = 0; at < k; at += 2 * PAIRS_STEP, to += PAIRS_STEP * stride) {
@@ -45,7 +45,7 @@ static inline __m512i word_lanes(const uint16_t *from, __mmask16 valid) {
 }
 
 /* Packs `width` vectors of a panel: columns [0, columns) of a matrix (k, n) at `from`, padded with
- * zeros. */
+ * zeros. Rows are `by_row` elements apart. */
 static void pack_pairs_of_rows(const uint16_t *from, int64_t by_row, int width, int64_t columns,
                                int64_t k, mpg_pair *to, int64_t stride) {
   __mmask16 lanes[PAIRS_PANEL];

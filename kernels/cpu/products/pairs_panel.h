@@ -1,8 +1,9 @@
 /* Products of bfloat16 rows with bfloat16 panels (pairs_packing.h), summed in float32, for
  * processors that multiply pairs of bfloat16 (pairs.h). Included for AVX-512 only.
  *
- * The rows of A are words of two adjacent elements. Every element of C is summed over pairs in
- * ascending order; a tile sums the first and the second elements of PAIRS_STEP pairs separately.
+ * A 32-bit word of A holds two adjacent elements of a row. Every element of C is summed over pairs
+ * in ascending order. An AMX tile sums the first and the second elements of PAIRS_STEP pairs
+ * separately, so its last bits may differ from the vector version's.
  *
  * Threads: any, but the thread that begins a product must end it. */
 #ifndef KERNELS_CPU_PRODUCTS_PAIRS_PANEL_H
@@ -10,8 +11,8 @@
 
 #include "kernels/cpu/products/pairs_packing.h"
 
-/* Returns the row stride of an A in this layout: an odd number of cache lines, so that rows do not
- * compete for the same cache sets. */
+/* Returns the row stride of A in words: an odd number of cache lines, so that rows do not compete
+ * for the same cache sets. */
 static inline int64_t pairs_row(int64_t k) {
   return pairs_depth(k) + (pairs_depth(k) / PAIRS_STEP % 2 ? 0 : PAIRS_STEP);
 }
@@ -20,8 +21,9 @@ static inline int64_t pairs_row(int64_t k) {
 enum { PAIRS_ROWS = 6 };
 #define PAIRS_TARGET __attribute__((target("avx512bf16")))
 
-/* Computes `rows` rows of C with a panel `width` vectors wide, over `depth` of its pairs. The first
- * `valid` lanes of each vector of C exist. */
+/* Computes `rows` rows of C with a panel that is `width` vectors wide, over `depth` pairs. Only the
+ * first valid[v] columns of vector v exist in C. Starts at 0 if `first`, else adds to C. `ahead` is
+ * memory to prefetch. */
 PAIRS_TARGET static inline __attribute__((always_inline)) void pairs_tile(
     const int rows, const int width, int64_t depth, const mpg_pair *a, int64_t lda,
     const mpg_pair *b, const mpg_pair *ahead, float *const *c, int64_t ldc, const int *valid,
@@ -43,7 +45,7 @@ PAIRS_TARGET static inline __attribute__((always_inline)) void pairs_tile(
     for (int r = 0; r < rows; r++) {
       __m512i x = _mm512_set1_epi32((int)a[r * lda + p]);
 #ifdef __clang__
-      __asm__("" : "+v"(x)); /* Clang 16 crashes on equal lanes used as bfloat16 */
+      __asm__("" : "+v"(x)); /* Clang 16 crashes if it knows that lanes are equal */
 #endif
       MPG_UNROLL(8)
       for (int v = 0; v < width; v++)
@@ -84,7 +86,8 @@ static const pairs_fn pairs_fns[PAIRS_ROWS][PAIRS_PANEL] = {
 /* --- AMX tiles -------------------------------------------------------------------------------- */
 #ifdef MPG_WITH_TILES
 #define TILES_TARGET __attribute__((target("amx-tile,amx-bf16")))
-/* GCC's intrinsics do not declare the memory they access; place this before and after them. */
+/* Compiler barrier for use before and after GCC's tile intrinsics, which do not declare the memory
+ * that they access. */
 #define TILES_MEMORY __asm__ volatile("" ::: "memory")
 
 enum { TILE_ROWS = 16 };
@@ -94,12 +97,14 @@ typedef struct tile_shapes {
   uint8_t rows[16];
 } __attribute__((aligned(64))) tile_shapes;
 
-/* Rows of C that the tiles of the upper and the lower block currently have; 0 if none. */
+/* Current configuration of the tile registers: rows of the upper and the lower block of C, or 0 if
+ * they are not configured. */
 typedef struct tiles {
   int upper, lower;
 } tiles;
 
-/* Tiles 0 to 3 hold C, in row-major order; 4 and 5 hold A; 6 and 7 hold B. */
+/* Configures the tile registers, unless they already have these shapes. Tiles 0 to 3 hold C in
+ * row-major order, 4 and 5 hold A, and 6 and 7 hold B. */
 TILES_TARGET static void tiles_shape(tiles *now, int upper, int lower) {
   if (now->upper == upper && (lower == 0 || now->lower == lower)) return;
   tile_shapes shapes = {.palette = 1};
@@ -110,7 +115,7 @@ TILES_TARGET static void tiles_shape(tiles *now, int upper, int lower) {
   *now = (tiles){upper, lower};
 }
 
-/* Multiplies one block of rows, or two if `lower`, for one or two vectors of C. */
+/* Computes one block of rows, or two if `lower`, for one vector of C, or two if `two`. */
 TILES_TARGET static inline __attribute__((always_inline)) void tiles_product(
     const bool lower, const bool two, int64_t depth, const mpg_pair *a, int64_t lda,
     const mpg_pair *b, int64_t stride, const mpg_pair *ahead, float *const *c, const int64_t *ldc,
@@ -160,7 +165,7 @@ TILES_TARGET static void tiles_panel(tiles *now, int64_t m, int width, int64_t d
                                      const mpg_pair *ahead, float *const *c, int64_t ldc,
                                      const int *valid, bool first) {
   const int64_t stride = width * PAIRS_LANES;
-  for (int v = 0, count; v < width; v += count) { /* their columns stay in the L1 cache */
+  for (int v = 0, count; v < width; v += count) { /* one or two vectors of B stay in L1 */
     count = width - v < 2 ? 1 : 2;
     for (int64_t row = 0; row < m; row += 2 * TILE_ROWS) {
       int64_t left = m - row;
@@ -200,8 +205,8 @@ TILES_TARGET static void tiles_end(void) { _tile_release(); }
 
 /* --- Dispatch --------------------------------------------------------------------------------- */
 
-/* Products that a thread runs one after the other. Begin with (pairs_work){.how = ...}, end with
- * pairs_end. */
+/* State of a sequence of products on one thread. Initialize it with (pairs_work){.how = ...} and
+ * call pairs_end after the last product. */
 typedef struct pairs_work {
   mpg_pairs how;
 #ifdef MPG_WITH_TILES
@@ -217,9 +222,9 @@ static void pairs_end(const pairs_work *work) {
 #endif
 }
 
-/* Computes m rows of C with a panel `width` vectors wide, over `depth` of its pairs. `c` has the
- * address of each vector of C, with rows ldc apart; the first `valid` columns of each exist.
- * `first` overwrites C instead of adding. `ahead` is memory of a panel's size to prefetch, or
+/* Computes m rows of C with a panel that is `width` vectors wide, over `depth` pairs. c[v] is the
+ * address of vector v of C, whose rows are ldc apart and whose first valid[v] columns exist.
+ * Overwrites C if `first`, else adds to it. `ahead` is memory of a panel's size to prefetch, or
  * NULL. */
 static void pairs_panel(pairs_work *work, int64_t m, int width, int64_t depth, const mpg_pair *a,
                         int64_t lda, const mpg_pair *b, const mpg_pair *ahead, float *const *c,

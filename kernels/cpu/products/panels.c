@@ -88,7 +88,8 @@ static bool build_panel(const mpg_onednn *dnnl, mpg_onednn_prepared *prepared, v
   return good;
 }
 
-/* Packs the weight. *packed is set if oneDNN computes the panels. */
+/* Prepares oneDNN's products and packs the weight. Sets *packed to true if oneDNN computes the
+ * panels. */
 static mpg_status pack(const mpg_kernel_call *call, int threads, mpg_panels *panels, bool *packed) {
   const mpg_product *p = &panels->product;
   panel_shape shape = {{.choose = choose, .room = SIZE_MAX}, p, panels->bias != NULL};

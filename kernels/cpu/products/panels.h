@@ -1,7 +1,7 @@
-/* Products computed panel by panel (op/math/product.h). One thread computes a panel, and threads
- * take different ones. The weight is packed once, so that panels cost no more than the whole
- * product. Convolutions implement their own (winograd.c). The caller holds the device's
- * MPG_SCRATCH_LIBRARY until the last panel is done.
+/* Matrix products computed in panels of rows (op/math/product.h), each by one thread. The weight is
+ * packed once for all panels, so that they cost no more than a single product. Convolutions have
+ * their own implementation (winograd.c). The caller holds the device's MPG_SCRATCH_LIBRARY until
+ * the last panel is done.
  */
 #ifndef KERNELS_CPU_PRODUCTS_PANELS_H
 #define KERNELS_CPU_PRODUCTS_PANELS_H
@@ -11,8 +11,8 @@
 
 enum { MPG_PANEL_THREADS = 64 };
 
-/* Work that a producer does on each element of its result: addition, relu or its gradient, in this
- * order. Arrays of the result's size, or NULL. */
+/* Epilogue that a product applies to each element of its result, in this order: addition, then relu
+ * or the gradient of relu. The arrays have the result's size; NULL means to skip the step. */
 typedef struct mpg_panel_tail {
   const float *added, *gate; /* gate: relu's result, as for _backward_relu */
   bool relu;
@@ -22,37 +22,39 @@ typedef struct mpg_panels {
   mpg_product product;
   int64_t count;
   const float *a, *b, *bias;               /* bias may be NULL */
-  const void *prepared[MPG_PANEL_THREADS]; /* oneDNN's, per thread; NULL if not used */
+  const void *prepared[MPG_PANEL_THREADS]; /* oneDNN's product per thread; NULL if not used */
   char *packed, *scratch;
   size_t scratch_bytes; /* per thread */
-  void *own;            /* a convolution's state, in the device's MPG_SCRATCH_LIBRARY */
+  void *own;            /* state of a convolution, in the device's MPG_SCRATCH_LIBRARY */
 } mpg_panels;
 
-/* `call` is the op's own call, except for its outputs. `threads` is the number of threads that
- * compute panels, at most MPG_PANEL_THREADS. `tail` passed mpg_panel_takes, or is NULL. */
+/* Packs the weight and allocates scratch memory. `call` is the op's own call, whose outputs are
+ * ignored. `threads` is the number of threads that compute panels, at most MPG_PANEL_THREADS.
+ * `tail` must be NULL unless mpg_panel_takes returns true. */
 mpg_status mpg_cpu_panels_begin(const mpg_kernel_call *call, const mpg_product *product,
                                 const mpg_panel_tail *tail, int threads, mpg_panels *panels)
     MPG_PER_ISA(mpg_cpu_panels_begin);
 /* Computes one panel into `out`, on the thread with index `thread`. */
 mpg_status mpg_cpu_panel(const mpg_kernel_call *call, const mpg_panels *panels, int thread,
                          int64_t panel, float *out) MPG_PER_ISA(mpg_cpu_panel);
-/* Runs the op by itself: all panels. */
+/* Runs an op that is not fused: computes all panels. */
 mpg_status mpg_cpu_panels(const mpg_kernel_call *call, const mpg_product *product)
     MPG_PER_ISA(mpg_cpu_panels);
 
-/* Implementation for convolutions. */
+/* Implementation for Winograd convolutions. */
 mpg_status mpg_cpu_winograd_begin(const mpg_kernel_call *call, const mpg_panel_tail *tail,
                                   int threads, mpg_panels *panels)
     MPG_PER_ISA(mpg_cpu_winograd_begin);
 void mpg_cpu_winograd_panel(const mpg_panels *panels, int thread, int64_t panel, float *out)
     MPG_PER_ISA(mpg_cpu_winograd_panel);
 
-/* True if the op computes panels with a tail, with the same bits as separate ops. */
+/* True if the op can apply a tail to its panels, with the same bits as separate ops. */
 static inline bool mpg_panel_takes(const mpg_op *op, const void *params) {
   return op->id == MPG_OP__winograd_convolution && !((const mpg_winograd_params *)params)->add &&
          !((const mpg_winograd_params *)params)->relu;
 }
 
+/* Returns the number of threads for a product, such that each computes at least two panels. */
 static inline int mpg_panel_threads(const mpg_kernel_call *call, const mpg_product *product) {
   int64_t most = product->m / mpg_product_panel(product, call->num_threads) / 2;
   if (most > MPG_PANEL_THREADS) most = MPG_PANEL_THREADS;
