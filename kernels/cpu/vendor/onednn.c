@@ -182,7 +182,7 @@ const mpg_onednn_prepared *mpg_cpu_onednn_find(const mpg_kernel_call *call, mpg_
   int before = mpg_onednn_threads_begin(call);
   bool built = build(dnnl, p, context);
   mpg_onednn_threads_end(call, before);
-  if (!built) { /* cached as an operation without steps */
+  if (!built) { /* cache the failure as an operation without steps */
     for (int i = 0; i < p->num_steps; i++) dnnl->primitive_destroy(p->steps[i].primitive);
     for (int i = 0; i < p->num_slots; i++) dnnl->memory_destroy(p->memory[i]);
     p->num_steps = p->num_slots = 0;
@@ -282,8 +282,8 @@ bool mpg_cpu_onednn_reorder(const mpg_onednn *dnnl, mpg_onednn_prepared *prepare
                              (const int[][2]){{DNNL_ARG_FROM, from_slot}, {DNNL_ARG_TO, to_slot}});
 }
 
-/* Sets OpenMP's thread count for inline work, which must restore the host's setting. The worker's
- * setting is already correct. */
+/* Changes OpenMP's thread count only for inline work, which runs on a host thread and must restore
+ * its setting. A worker's setting is already correct. */
 int mpg_onednn_threads_begin(const mpg_kernel_call *call) {
   int before = omp_get_max_threads();
   if (before != call->num_threads) omp_set_num_threads(call->num_threads);

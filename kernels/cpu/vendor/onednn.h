@@ -4,7 +4,7 @@
  * A prepared primitive is cached under a key of the op, shapes, parameters and number of threads.
  * Building one takes tens of microseconds, finding one about a hundred nanoseconds. The cache
  * belongs to the device (device->kernel_cache), has a bounded size, and evicts the least recently
- * used entry. Threads: the one that runs the device's work, as for kernels.
+ * used entry. Threads: only the thread that runs the device's work, as for kernels.
  */
 #ifndef KERNELS_CPU_VENDOR_ONEDNN_H
 #define KERNELS_CPU_VENDOR_ONEDNN_H
@@ -58,7 +58,7 @@ typedef struct mpg_onednn {
   dnnl_engine_t engine; /* one per process */
 } mpg_onednn;
 
-/* NULL if missing, or disabled by MPGLUON_ONEDNN=0. */
+/* Returns oneDNN's functions, or NULL if the library is missing or disabled by MPGLUON_ONEDNN=0. */
 const mpg_onednn *mpg_cpu_onednn(void) MPG_PER_ISA(mpg_cpu_onednn);
 
 /* Returns oneDNN's type for a dtype with fast primitives on this processor: float32, and bfloat16
@@ -109,9 +109,9 @@ typedef struct mpg_onednn_prepared {
   size_t scratch; /* bytes */
 } mpg_onednn_prepared;
 
-/* Fills `prepared` (zeroed, with its key) with steps. On failure, the caller destroys the parts
- * that were built. Returns false if oneDNN has no implementation, so that the plain kernel runs;
- * that result is cached. */
+/* Adds the slots and steps to `prepared`, which is zeroed except for its key. On failure, the
+ * caller destroys the parts that were built. Returns false if oneDNN has no implementation, so that
+ * the plain kernel runs; that result is cached. */
 typedef bool (*mpg_onednn_build)(const mpg_onednn *dnnl, mpg_onednn_prepared *prepared,
                                  void *context);
 
@@ -125,7 +125,9 @@ const mpg_onednn_prepared *mpg_cpu_onednn_find(const mpg_kernel_call *call, mpg_
 mpg_status mpg_cpu_onednn_run(const mpg_kernel_call *call, const mpg_onednn_prepared *prepared,
                               void *const *outer, void *scratch) MPG_PER_ISA(mpg_cpu_onednn_run);
 
-/* Functions for builders. Each returns false if oneDNN refuses. A slot's desc is copied. */
+/* Functions for builders. Each returns false if oneDNN refuses. The first two add a slot with a
+ * copy of `desc` and store its index in *slot: an outer slot for the caller's memory, or an inner
+ * slot for a part of the scratch buffer. */
 bool mpg_cpu_onednn_outer(const mpg_onednn *dnnl, mpg_onednn_prepared *prepared,
                           const_dnnl_memory_desc_t desc, int *slot)
     MPG_PER_ISA(mpg_cpu_onednn_outer);
@@ -133,7 +135,7 @@ bool mpg_cpu_onednn_inner(const mpg_onednn *dnnl, mpg_onednn_prepared *prepared,
                           const_dnnl_memory_desc_t desc, int *slot)
     MPG_PER_ISA(mpg_cpu_onednn_inner);
 /* Adds a step for a primitive desc, which it owns even on failure. Arguments are pairs (DNNL_ARG_*,
- * slot); the scratchpad is added. */
+ * slot). The scratchpad is added automatically. */
 bool mpg_cpu_onednn_step(const mpg_onednn *dnnl, mpg_onednn_prepared *prepared,
                          dnnl_primitive_desc_t desc, int num_args, const int (*args)[2])
     MPG_PER_ISA(mpg_cpu_onednn_step);
@@ -145,13 +147,13 @@ bool mpg_cpu_onednn_reorder(const mpg_onednn *dnnl, mpg_onednn_prepared *prepare
                             const_dnnl_memory_desc_t from, int from_slot,
                             const_dnnl_memory_desc_t to, int to_slot)
     MPG_PER_ISA(mpg_cpu_onednn_reorder);
-/* Returns the attributes of all primitives here: user-provided scratchpad. NULL if out of
- * memory. */
+/* Returns the attributes for all primitives, with a scratchpad that the caller provides. NULL if
+ * out of memory. */
 const_dnnl_primitive_attr_t mpg_cpu_onednn_attributes(const mpg_onednn *dnnl)
     MPG_PER_ISA(mpg_cpu_onednn_attributes);
 
 /* Like mpg_cpu_onednn_attributes, for a primitive that accumulates into its result. The caller owns
- * them. NULL if oneDNN refuses. */
+ * the attributes. NULL if oneDNN refuses. */
 dnnl_primitive_attr_t mpg_cpu_onednn_attributes_to_sum(const mpg_onednn *dnnl)
     MPG_PER_ISA(mpg_cpu_onednn_attributes_to_sum);
 /* Like mpg_cpu_onednn_attributes, for a primitive that adds an array to its result. */

@@ -52,8 +52,8 @@ static arrays arrays_of(const mpg_convolution *c) {
   return a;
 }
 
-/* With `last`, dims has the channels (at `channel`) before the space axes, and memory has them
- * after. */
+/* Creates the desc of a dense array. If `last`, the channels (axis `channel` of dims) are innermost
+ * in memory. */
 static bool our_desc(const mpg_onednn *dnnl, dnnl_memory_desc_t *desc, int ndim,
                      dnnl_data_type_t dtype, const dnnl_dims_t dims, bool last, int channel) {
   dnnl_dims_t strides;
@@ -92,7 +92,7 @@ static void free_descs(const mpg_onednn *dnnl, const arrays *a) {
 
 /* --- The primitive ---------------------------------------------------------------------------- */
 
-/* Returns the primitive desc for arrays in these layouts, or NULL if there is none. */
+/* Returns the primitive desc for arrays in these layouts, or NULL if oneDNN has none. */
 static dnnl_primitive_desc_t describe(const mpg_onednn *dnnl, const mpg_onednn_convolution *how,
                                       const arrays *a, const dnnl_memory_desc_t *descs) {
   const int64_t *stride = a->stride, *dilate = a->dilate, *pad = a->pad;
@@ -128,8 +128,9 @@ static dnnl_primitive_desc_t describe_fast(const mpg_onednn *dnnl,
   return NULL;
 }
 
-/* Keeps channels-last data in place if there is a fast primitive for it. The primitive chooses all
- * other layouts. */
+/* Returns the primitive desc. Channels-last data keeps its layout if oneDNN has a fast primitive
+ * for it; the primitive chooses all other layouts. Only float32 with a plain weight falls back to a
+ * reference implementation. */
 static dnnl_primitive_desc_t choose(const mpg_onednn *dnnl, const mpg_onednn_convolution *how,
                                     const arrays *a) {
   dnnl_memory_desc_t as_it_lies[] = {a->ours[DATA], a->any[WEIGHT], a->ours[OUT]};
@@ -152,8 +153,8 @@ dnnl_primitive_desc_t mpg_cpu_onednn_convolution_choose(const mpg_onednn *dnnl,
 
 /* --- Steps ------------------------------------------------------------------------------------ */
 
-/* Adds the step that runs the primitive, which owns `desc`. If its layouts differ from the slots',
- * adds reorders before and after. */
+/* Adds the step that runs the primitive, and takes ownership of `desc`. If the primitive's layouts
+ * differ from the slots', also adds reorders before and after the step. */
 static bool add_steps(const mpg_onednn *dnnl, mpg_onednn_prepared *prepared,
                       const mpg_onednn_convolution *how, const arrays *a,
                       dnnl_primitive_desc_t desc) {
@@ -191,7 +192,8 @@ static bool add_steps(const mpg_onednn *dnnl, mpg_onednn_prepared *prepared,
     if (good && i != result)
       good = mpg_cpu_onednn_reorder(dnnl, prepared, given[i], slots[i], theirs[i], args[i][1]);
   }
-  /* The queried descs live as long as the primitive desc, so reordering back needs a copy. */
+  /* mpg_cpu_onednn_step destroys the primitive desc and with it the queried descs, so reordering
+   * back needs a copy. */
   dnnl_memory_desc_t result_desc = NULL;
   bool reorder_back = good && args[result][1] != slots[result];
   if (reorder_back) good = dnnl->memory_desc_clone(&result_desc, theirs[result]) == dnnl_success;

@@ -30,7 +30,8 @@ static void free_descs(const mpg_onednn *dnnl, const descs *d) {
     if (all[i]) dnnl->memory_desc_destroy(all[i]);
 }
 
-/* Returns NULL if oneDNN refuses, or only has a reference implementation. */
+/* Returns the primitive desc. NULL if oneDNN refuses, or if it has only a reference implementation
+ * and the dtype is not float32. */
 static dnnl_primitive_desc_t describe(const mpg_onednn *dnnl, const mpg_onednn_matmul *s,
                                       const descs *d) {
   dnnl_primitive_attr_t own = s->add ? mpg_cpu_onednn_attributes_to_sum(dnnl) : NULL;
@@ -45,7 +46,8 @@ static dnnl_primitive_desc_t describe(const mpg_onednn *dnnl, const mpg_onednn_m
   return NULL;
 }
 
-/* Returns the width of panels of pairs if the primitive chose that layout, else 0. */
+/* Returns the width of the panels in vectors if `chosen` is a layout of panels of pairs
+ * (pairs_packing.h), else 0. */
 static int panel_width(const mpg_onednn *dnnl, const mpg_onednn_matmul *s,
                        const_dnnl_memory_desc_t chosen) {
   static const dnnl_format_tag_t tags[] = {dnnl_BA16a16b2a, dnnl_BA16a32b2a, dnnl_BA16a48b2a,

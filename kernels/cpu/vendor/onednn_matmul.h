@@ -14,12 +14,13 @@ typedef struct mpg_onednn_matmul {
   int64_t batch, m, n, k;
   int64_t ldc; /* row stride of c for a single product; n for a batch */
   bool ta, tb;
-  bool bias;   /* a row to add */
+  bool bias;   /* adds a row to each row of c */
   bool add;    /* accumulates into c */
   bool packed; /* b is in panels of pairs (products/pairs_packing.h); not for a batch */
 } mpg_onednn_matmul;
 
-/* Slots are a, b, c, bias. Returns NULL if there is no fast implementation. */
+/* Returns the prepared product, or NULL if oneDNN has no fast implementation. The slots are a, b, c
+ * and bias. */
 const mpg_onednn_prepared *mpg_cpu_onednn_matmul_find(const mpg_kernel_call *call,
                                                       const mpg_onednn_matmul *s)
     MPG_PER_ISA(mpg_cpu_onednn_matmul_find);

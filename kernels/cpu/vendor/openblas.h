@@ -1,12 +1,12 @@
-/* OpenBLAS for CPU kernels: single-threaded calls; callers divide the work themselves. The first
- * call fills the table, which is constant afterward. Any thread may call.
+/* OpenBLAS for CPU kernels. Calls are single-threaded; callers divide the work among threads. The
+ * first call fills the table, which is constant afterward. Any thread may call.
  */
 #ifndef KERNELS_CPU_VENDOR_OPENBLAS_H
 #define KERNELS_CPU_VENDOR_OPENBLAS_H
 
 #include "kernels/cpu/cpu.h"
 
-/* CBLAS with 32-bit integers. */
+/* Constants of CBLAS. Its integers have 32 bits. */
 enum {
   MPG_BLAS_ROWS = 101,
   MPG_BLAS_PLAIN = 111,
@@ -55,7 +55,8 @@ typedef struct mpg_openblas {
   mpg_openblas_f64 f64;
 } mpg_openblas;
 
-/* NULL if missing, or disabled by MPGLUON_OPENBLAS=0. */
+/* Returns OpenBLAS's functions, or NULL if the library is missing or disabled by
+ * MPGLUON_OPENBLAS=0. */
 const mpg_openblas *mpg_cpu_openblas(void) MPG_PER_ISA(mpg_cpu_openblas);
 
 #endif
