@@ -1,8 +1,8 @@
 /* Attention without a matrix of scores (FlashAttention): blocks of query rows against blocks of
  * keys, with online softmax sums. Backward recomputes blocks of weights from those sums.
  *
- * Every element is summed over keys (or rows) in ascending order, block by block, however threads
- * share the work.
+ * Every element is summed over keys (or rows) in ascending order, block by block, so results do not
+ * depend on the number of threads.
  *
  * Sources: Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018; Dao et al.,
  * "FlashAttention: Fast and Memory-Efficient Exact Attention with IO-Awareness", 2022. */
@@ -29,7 +29,7 @@ enum { TILE = 4 };
  * a block. */
 enum { BLOCK_ROWS = 48, BLOCK_KEYS = 96, MOST_KEYS = 128 /* maximum of all instances */ };
 
-/* Strided elements of type T, starting at `data`. */
+/* Address and strides, in elements, of an array (batch, head, row, element). */
 typedef struct place {
   char *data;
   int64_t by_batch, by_head, by_row;
@@ -46,11 +46,12 @@ typedef struct attention {
   bool causal, drops;
   mpg_pairs pairs;
   mpg_random_key draw;
-  uint32_t threshold; /* keeps a weight if the upper 24 bits of its word are below */
+  uint32_t threshold; /* dropout keeps weights whose random word >> 8 is below this */
   double kept_scale;
-  /* Backward: one unit per head. Otherwise blocks of rows and blocks of keys are separate units. */
+  /* Backward: true if a unit is a whole head. Otherwise one pass runs over blocks of keys and one
+   * over blocks of rows. */
   bool all_at_once;
-  bool for_keys; /* if separate, this pass handles keys */
+  bool for_keys; /* true in the pass over blocks of keys */
   char *scratch;
   size_t scratch_bytes; /* bytes per thread */
 } attention;
@@ -58,8 +59,8 @@ typedef struct attention {
 static int64_t blocks_of(int64_t n, int64_t block) { return (n + block - 1) / block; }
 static int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
-/* Returns the number of keys in the block [key, key + block) that rows up to `row` (a row of the
- * whole array) see. */
+/* Returns the number of keys in the block [key, key + block) that query row `row` attends to. With
+ * a causal mask, these are keys up to its own position; earlier rows attend to fewer. */
 static inline int64_t seen(const attention *p, int64_t row, int64_t key, int64_t block) {
   int64_t end = p->causal && row + 1 < p->keys ? row + 1 : p->keys;
   end -= key;
@@ -86,7 +87,7 @@ static backward_unit backward_unit_of(const attention *p, int64_t unit, int64_t 
   return u;
 }
 
-/* Allocates a thread's scratch part by part. Only counts the bytes if `data` is NULL. */
+/* Bump allocator for a thread's scratch memory. Only counts the bytes if `data` is NULL. */
 typedef struct scratch_parts {
   char *data;
   size_t taken;
@@ -123,7 +124,7 @@ static void *take_part(scratch_parts *parts, size_t bytes) {
 #include "kernels/cpu/layers/attention_pairs.h"
 #endif
 
-/* Attention in one computing type, with the block sizes in query rows and keys. */
+/* Implementation for one computing type. `rows` and `keys` are the sizes of a block. */
 typedef struct instance {
   int64_t rows, keys;
   size_t (*forward_bytes)(const attention *), (*backward_bytes)(const attention *);
@@ -244,7 +245,8 @@ static mpg_status backward(const mpg_kernel_call *call) {
 }
 
 /* --- Halves: widened, computed in float32, narrowed ------------------------------------------- */
-/* If the processor multiplies bfloat16, only the mask (input `mask`, if present) is widened. */
+/* If the processor multiplies bfloat16, only the mask is widened. `mask` is its index in the
+ * inputs. */
 enum { MOST_INPUTS = 8, MOST_OUTPUTS = 3 };
 
 static mpg_status run_wide(const mpg_kernel_call *call, int mask,
@@ -259,7 +261,7 @@ static mpg_status run_wide(const mpg_kernel_call *call, int mask,
   int counts[2] = {call->num_inputs, call->num_outputs};
   size_t total = 0;
   char *next = NULL;
-  for (int pass = 0; pass < 2; pass++) { /* first sizes, then addresses and contents */
+  for (int pass = 0; pass < 2; pass++) { /* 0 adds up sizes, 1 sets addresses and converts */
     for (int side = 0; side < 2; side++)
       for (int i = 0; i < counts[side]; i++) {
         const mpg_view *view = &views[side][i];

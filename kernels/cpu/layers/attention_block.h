@@ -1,9 +1,10 @@
-/* Attention on one block, for one computing type. Included by attention.c with
- *   T, BITS    computing type, and an integer of its size; EXP: its function
+/* Attention, block by block, for one computing type. Included by attention.c with
+ *   T, BITS    computing type, and an integer of its size
+ *   EXP        the exponential function of T
  *   NAME(x)    the name x of this instance, which is spelled x_T here
  *   V, LANES and their operations (lanes.h)
  * Operands are packed first: keys and values transposed into panels of NR columns, rows padded to
- * whole vectors. Padding is finite or never read.
+ * whole vectors. Padding holds finite values, or is never read.
  */
 
 /* Names of this instance. */
@@ -71,13 +72,13 @@ static inline __attribute__((always_inline)) void tile_T(int rows, int64_t k, co
   }
 }
 
-/* Returns the height of the next tile if `left` rows are left. */
+/* Returns the height of the next tile if `left` rows remain. The tile may extend past them. */
 static inline int tile_rows_T(int64_t left) {
   return left > 8 || TILE < 8 ? (left > 4 ? TILE : 4) : left > 4 ? 8 : 4;
 }
 
-/* Multiplies one tile of any height. Strides of a: lda between rows, or in tile_by_columns, between
- * columns. */
+/* Compute a tile of any height that tile_rows returns. lda is the stride between the rows of a, or
+ * in tile_by_columns, between its columns. */
 static void tile_by_rows_T(int rows, int64_t k, const T *a, int64_t lda, const T *b, int64_t ldb,
                            T *c, int64_t ldc, bool add) {
   if (rows == TILE)
@@ -114,8 +115,8 @@ static void pack_transposed_T(const T *from, int64_t by_row, int64_t n, int64_t 
   }
 }
 
-/* Copies n rows of `width` elements, times a factor, to rows of `padded` elements. Fills up to
- * `rows` rows with zeros. */
+/* Copies n rows of `width` elements, times a factor, to rows of `padded` elements. Rows [n, rows)
+ * become zeros. */
 static void pack_rows_T(const T *from, int64_t by_row, int64_t n, int64_t width, T factor, T *to,
                         int64_t padded, int64_t rows) {
   for (int64_t i = 0; i < n; i++) {
@@ -147,8 +148,8 @@ static void scores_T(const attention *p, const T *a, int64_t lda, int64_t width,
   }
 }
 
-/* Adds the mask to one row of n scores and fills the rest of its last group with -inf. Returns the
- * end of that group. */
+/* Adds the mask to one row of n scores and fills the rest of the last group of 16 with -inf.
+ * Returns the end of that group. */
 static int64_t mask_row_T(const attention *p, int64_t batch, int64_t head, int64_t row, int64_t key,
                           T *s, int64_t n) {
   if (p->mask) {
@@ -168,7 +169,7 @@ static int64_t mask_row_T(const attention *p, int64_t batch, int64_t head, int64
 static void drop_row_T(const attention *p, int64_t batch, int64_t head, int64_t row, int64_t key,
                        const T *from, T *to, int64_t n) {
   uint32_t buffer[MOST_KEYS + 8];
-  /* A single position suffices, since runs are whole rows. */
+  /* The random positions of a row are consecutive, since the key's runs consist of whole rows. */
   uint64_t first = mpg_random_position(
       &p->draw, (uint64_t)(((batch * p->heads + head) * p->rows + row) * p->keys + key));
   const uint32_t *words = mpg_philox_words(p->draw, first, n, buffer);
@@ -205,7 +206,8 @@ static size_t attention_forward_bytes_T(const attention *p) {
          sizeof(T);
 }
 
-/* Runs forward units, which are blocks of rows, head by head. */
+/* Computes forward units. A unit is a block of query rows of one head; units are ordered by head,
+ * so that a thread packs the keys and values of a head once. */
 static void attention_forward_T(void *context, int64_t begin, int64_t end) {
   const attention *p = context;
   int64_t keys = round_up(p->keys, BLOCK_KEYS), padded = round_up(p->value_width, NR_T),
@@ -271,11 +273,11 @@ static void attention_forward_T(void *context, int64_t begin, int64_t end) {
 
 typedef struct work_T {
   int64_t padded, value_padded;      /* widths of packed rows */
-  T *key_panels, *value_panels;      /* transposed */
-  T *keys, *key_grads, *value_grads; /* rows */
+  T *key_panels, *value_panels;      /* packed as transposed panels */
+  T *keys, *key_grads, *value_grads; /* packed as rows */
   /* Query rows (scaled), their gradients, the result's gradient, and <grad, output> per row. */
   T *query, *query_grads, *grads, *inner;
-  T *weights, *score_grads; /* per block */
+  T *weights, *score_grads; /* of one block */
 } work_T;
 
 static size_t divide_T(const attention *p, char *scratch, work_T *w) {
@@ -301,7 +303,7 @@ static size_t attention_backward_bytes_T(const attention *p) {
   return divide_T(p, NULL, &w);
 }
 
-/* Recomputes the weights of a block, and computes the gradients of its scores. */
+/* Recomputes the weights of a block, and computes the gradients of the block's scores. */
 static void weights_again_T(const attention *p, const work_T *w, int64_t index, int64_t row,
                             int64_t rows, int64_t key) {
   int64_t batch = index / p->heads, head = index % p->heads;
@@ -350,8 +352,8 @@ static void prepare_T(const attention *p, work_T *w, int64_t index) {
   }
 }
 
-/* Adds the contribution of the block at (row, key) to the gradients of rows, of keys and values, or
- * both. */
+/* Adds the contribution of the block at (row, key) to the gradients of query rows (`for_rows`), and
+ * of keys and values (`for_keys`). */
 static void backward_block_T(const attention *p, const work_T *w, int64_t index, int64_t row,
                              int64_t key, bool for_rows, bool for_keys) {
   int64_t rows = p->rows - row < BLOCK_ROWS ? p->rows - row : BLOCK_ROWS,

@@ -1,7 +1,7 @@
-/* Attention of bfloat16 on one block, for processors that multiply bfloat16 (pairs_panel.h).
- * Included by attention.c after the float instance, whose functions process the rows of scores.
- * Scores, their sums and the sums of results are float32; weights and the gradients of scores are
- * rounded to bfloat16 as operands of the next product.
+/* Attention in bfloat16, for processors that multiply bfloat16 (pairs_panel.h). Included by
+ * attention.c after the float instance, whose functions apply the mask and dropout to rows of
+ * scores. Scores, their sums and the sums of results are float32; weights and the gradients of
+ * scores are rounded to bfloat16 as operands of the next product.
  *
  * Backward computes the gradients of keys and values transposed. Weights and gradients of scores
  * are then right operands, which are packed two rows at a time without a transpose. */
@@ -19,7 +19,8 @@ static uint16_t *half_at(const place *p, int64_t batch, int64_t head) {
 
 /* --- Operands, products and rows of scores ---------------------------------------------------- */
 
-/* Copies n rows of `width` elements, pads them with zeros, and fills up to `rows` rows. */
+/* Copies n rows of `width` elements to a left operand, whose rows are padded with zeros. Rows [n,
+ * rows) become zeros. */
 static void copy_rows(const uint16_t *from, int64_t by_row, int64_t n, int64_t width, mpg_pair *to,
                       int64_t rows) {
   const int64_t words = pairs_row(width);
@@ -54,7 +55,7 @@ static void turn_rows(const uint16_t *from, int64_t by_row, int64_t n, int64_t w
     }
 }
 
-/* Returns the words of a right operand with n columns over k, stored panel by panel. */
+/* Returns the number of words in a packed right operand (k, n), stored panel by panel. */
 static size_t panels_words(int64_t n, int64_t k) {
   return (size_t)(round_up(n, PAIRS_LANES) * pairs_depth(k));
 }
@@ -78,8 +79,9 @@ static void pack_panels(const uint16_t *from, int64_t by_row, int64_t n, int64_t
   }
 }
 
-/* Computes c[m x n, ldc] (+)= a x b. Rows of a are `lda` words apart. b is packed over k for `all`
- * columns and used from `column` and pair `pair` on. Each row of c has room for whole vectors. */
+/* Computes c[m x n] (+)= a x b over `depth` pairs. Rows of a are `lda` words apart. b is a packed
+ * matrix (k, all), used from column `column` and pair `pair` on. Rows of c have room for whole
+ * vectors. */
 static void product(pairs_work *work, int64_t m, int64_t n, int64_t depth, const mpg_pair *a,
                     int64_t lda, const mpg_pair *b, int64_t all, int64_t k, int64_t column,
                     int64_t pair, float *c, int64_t ldc, bool first) {
@@ -100,7 +102,7 @@ static void round_row(const float *from, int64_t n, mpg_pair *to) {
     mpg_store_computed_bf16(from + j, (uint16_t *)(void *)to + j);
 }
 
-/* Turns products into scores: applies the scale and the mask. Fills the rest of the last vector
+/* Converts products to scores: applies the scale and the mask. Fills the rest of the last vector
  * after n scores with -inf. */
 static void finish_scores(const attention *p, int64_t batch, int64_t head, int64_t row, int64_t key,
                           float *s, int64_t n) {
@@ -112,11 +114,11 @@ static void finish_scores(const attention *p, int64_t batch, int64_t head, int64
   if (p->mask) mask_row_f32(p, batch, head, row, key, s, n);
 }
 
-/* Returns the largest of `max` and n scores, a multiple of 16. */
+/* Returns the largest of `max` and n scores; n is a multiple of 16. */
 static float largest_score(const float *s, int64_t n, float max) {
   __m512 largest = _mm512_set1_ps(max);
   for (int64_t j = 0; j < n; j += PAIRS_LANES)
-    largest = _mm512_max_ps(_mm512_loadu_ps(s + j), largest); /* the second operand if one is NaN */
+    largest = _mm512_max_ps(_mm512_loadu_ps(s + j), largest); /* ignores NaN scores */
   return _mm512_reduce_max_ps(largest);
 }
 
@@ -148,7 +150,8 @@ static size_t attention_forward_bytes_pairs(const attention *p) {
   return divide_forward(p, NULL, &w);
 }
 
-/* Runs forward units, which are blocks of rows, head by head. */
+/* Computes forward units. A unit is a block of query rows of one head; units are ordered by head,
+ * so that a thread packs the keys and values of a head once. */
 static void attention_forward_pairs(void *context, int64_t begin, int64_t end) {
   const attention *p = context;
   const int64_t blocks = blocks_of(p->rows, PAIR_ROWS), words = pairs_row(p->width),
@@ -220,7 +223,7 @@ typedef struct backward_work {
   mpg_pair *query_turned, *grads_turned; /* left operands over rows */
   mpg_pair *weights, *score_grads;       /* right operands over the rows of a block */
   mpg_pair *score_rows;                  /* left operand over the keys of a block */
-  float *scores, *slopes;                /* per block: weights, and the gradients of its scores */
+  float *scores, *slopes;                /* weights of a block, and the gradients of its scores */
   float *inner;                          /* <grad, output> per row */
   float *query_grads;                    /* for all rows */
   float *key_grads, *value_grads;        /* for one block of keys, transposed */
@@ -275,8 +278,8 @@ static void prepare_pairs(const attention *p, const backward_work *w, int64_t in
   }
 }
 
-/* Packs two rows of n floats, a multiple of 16, as words of a right operand with PAIR_KEYS columns
- * and PAIR_ROWS rows. */
+/* Rounds two adjacent rows of n floats (a multiple of 16) and packs them as row `pair` of a right
+ * operand (PAIR_ROWS, PAIR_KEYS). */
 static void pair_rows(const float *upper, const float *lower, int64_t n, int64_t pair,
                       mpg_pair *to) {
   const __m512i upper_halves = _mm512_set1_epi32((int)0xffff0000u);
@@ -289,8 +292,8 @@ static void pair_rows(const float *upper, const float *lower, int64_t n, int64_t
   }
 }
 
-/* Recomputes the weights of row i of a block, and computes the gradients of its scores. Zeros
- * follow up to `filled`. */
+/* Recomputes the weights of row i of a block, and computes the gradients of its scores. Fills both
+ * with zeros up to column `filled`. */
 static void row_again(const attention *p, const backward_work *w, int64_t index, int64_t row,
                       int64_t key, int64_t i, int64_t filled) {
   const int64_t batch = index / p->heads, head = index % p->heads;
@@ -311,15 +314,15 @@ static void row_again(const attention *p, const backward_work *w, int64_t index,
   for (int64_t j = groups; j < filled; j++) s[j] = d[j] = 0;
 }
 
-/* Adds the contribution of the block at (row, key) to the gradients of rows, of keys and values, or
- * both. */
+/* Adds the contribution of the block at (row, key) to the gradients of query rows (`for_rows`), and
+ * of keys and values (`for_keys`). */
 static void backward_pairs(const attention *p, const backward_work *w, pairs_work *work,
                            int64_t index, int64_t row, int64_t key, bool for_rows, bool for_keys) {
   int64_t rows = p->rows - row < PAIR_ROWS ? p->rows - row : PAIR_ROWS,
           n = seen(p, row + rows - 1, key, PAIR_KEYS), used = round_up(n, 2 * PAIRS_STEP),
           depth = pairs_depth(rows), padded = round_up(p->width, PAIRS_LANES),
           words = pairs_row(p->width), value_words = pairs_row(p->value_width);
-  /* Rows need values for everything that products read: whole panels for right operands. */
+  /* Products read whole panels of a right operand, so its rows must be filled that far. */
   int64_t filled = for_keys ? round_up(n, PANEL_COLUMNS) : used;
   if (n == 0) return;
   product(work, rows, n, pairs_depth(p->width), w->query + row * words, words, w->keys, p->keys,
@@ -351,7 +354,8 @@ static void backward_pairs(const attention *p, const backward_work *w, pairs_wor
             p->keys, 0, key / 2, w->query_grads + row * padded, padded, false);
 }
 
-/* Writes n columns of sums [width x SCORE_ROW] as rows of bfloat16, times a factor. */
+/* Transposes n columns of sums [width x SCORE_ROW], multiplies them by a factor, and writes them as
+ * rows of bfloat16. */
 static void write_turned(const float *sums, int64_t n, int64_t width, float factor, uint16_t *to,
                          int64_t by_row) {
   for (int64_t e = 0; e < width; e += MPG_TURNED)

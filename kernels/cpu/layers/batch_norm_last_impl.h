@@ -1,8 +1,8 @@
 /* Channels-last BatchNorm kernels for one dtype, optionally fused with a following addition and
- * relu. Included by norm_impl.h, with its macros. Statistics take one pass over sums of distances
- * from the mean of the first ROWS rows, and of their squares. The sums are in A over FEW rows and
- * over ROWS rows of those, and in double beyond. Rows are split into pieces by shape only, and the
- * pieces' sums are added in order.
+ * relu. Included by norm_impl.h, with its macros. Statistics take one pass, which sums the
+ * distances from the mean of the first ROWS rows, and their squares. FEW rows at a time are summed
+ * in A, these sums are added in A up to ROWS rows, and those in double. Rows are divided into
+ * pieces by shape only, and the sums of pieces are added in order.
  */
 
 /* Names of this instance. */
@@ -36,7 +36,8 @@ typedef __typeof__((line_T){0} < (line_T){0}) lanes_T;
 enum { LINE_T = 64 / sizeof(A) };
 enum { LINES_T = COLUMNS_T / LINE_T, FEW_T = 16 };
 
-/* Halves go through an array, since vector lanes have no address. */
+/* Load and store a line of elements. Halves go through an array, since vector lanes have no
+ * address. */
 #define GATHER(v, p) /* v = the next LINE elements of p, as A */                  \
   do {                                                                            \
     A lanes_[LINE_T];                                                             \
@@ -82,7 +83,7 @@ static inline line_T where_T(uint32_t bits, line_T v) {
 #endif
 }
 
-/* Returns LANES bits; c must be a multiple of 8. */
+/* Returns the mask bits of the LINE channels from c on; c must be a multiple of 8. */
 static inline uint32_t mask_at_T(const uint8_t *row, int64_t c) {
   return sizeof(A) == 4 ? (uint32_t)row[c / 8] | (uint32_t)row[c / 8 + 1] << 8 : row[c / 8];
 }
@@ -112,8 +113,8 @@ static inline A through_one_T(const batch_norm *t, const uint8_t *mask, int64_t 
              : v;
 }
 
-/* Sums per channel of u = x - center and u * u, or with dy, of dy, dy * u and u, where dy is 0 if
- * relu clipped. */
+/* Sums per channel, with u = x - center. Forward, `sum` is of u and `product` of u * u. Backward,
+ * `sum` is of dy (after relu's gradient), `product` of dy * u, and `away` of u. */
 typedef struct sums_T {
   double *sum, *product, *away;
 } sums_T;
@@ -233,7 +234,8 @@ static void last_center_T(const batch_norm *t) {
   for (int64_t c = 0; c < t->channels; c++) center[c] /= (A)rows;
 }
 
-/* Converts the sums or the moving statistics to y = (x - center) * scale + shift. */
+/* Computes the coefficients of y = (x - center) * scale + shift from the sums or the moving
+ * statistics. */
 static void last_statistics_T(const batch_norm *t) {
   A *center = t->center, *scale = t->scale, *shift = t->shift, *mean = t->mean,
     *inverse = t->inverse;
@@ -254,7 +256,7 @@ static void last_statistics_T(const batch_norm *t) {
   }
 }
 
-static void last_apply_T(void *context, int64_t begin, int64_t end) { /* rows */
+static void last_apply_T(void *context, int64_t begin, int64_t end) { /* over rows */
   const batch_norm *t = context;
   const int64_t channels = t->channels, mask_stride = 2 * t->mask_bytes + 1;
   const A *center = t->center, *scale = t->scale, *shift = t->shift;
@@ -307,8 +309,8 @@ static void last_apply_T(void *context, int64_t begin, int64_t end) { /* rows */
   }
 }
 
-/* Converts the sums to dx = (dz - offset - (x - mean) * slope) * scale; `center` holds the
- * slope. */
+/* Computes the coefficients of dx = (dz - shift - (x - mean) * slope) * scale from the sums.
+ * `center` holds the slope. */
 static void last_backward_statistics_T(const batch_norm *t) {
   A *slope = t->center, *scale = t->scale, *shift = t->shift;
   const A *inverse = t->inverse;
@@ -326,7 +328,7 @@ static void last_backward_statistics_T(const batch_norm *t) {
   if (t->kept_mean != t->mean) memcpy(t->kept_mean, t->mean, (size_t)t->channels * sizeof(A));
 }
 
-static void last_backward_apply_T(void *context, int64_t begin, int64_t end) { /* rows */
+static void last_backward_apply_T(void *context, int64_t begin, int64_t end) { /* over rows */
   const batch_norm *t = context;
   const int64_t channels = t->channels, mask_stride = 2 * t->mask_bytes + 1;
   const A *slope = t->center, *scale = t->scale, *shift = t->shift, *mean = t->kept_mean;

@@ -21,8 +21,9 @@ typedef struct columns {
   void *columns;        /* (channels * window, count) */
 } columns;
 
-/* Visits the elements of rows [begin, end). BODY gets `inside`, `at` (in the image's channel, if
- * inside) and `column`. */
+/* Executes BODY for each element of the matrix's rows [begin, end). BODY may use *column, the
+ * element, and image[line + ix], the matching element of the image, which exists only if
+ * `inside`. */
 #define VISIT(T, BODY)                                                                           \
   mpg_window w = mpg_window_with_axes(&t->c->window, 3);                                         \
   int64_t window = w.kernel[0] * w.kernel[1] * w.kernel[2], plane = w.in[0] * w.in[1] * w.in[2]; \
@@ -98,7 +99,7 @@ typedef struct plain {
   mpg_convolution c;
   mpg_dtype dtype;
   int64_t rows;   /* channels of a group times the window size */
-  int64_t places; /* all output positions */
+  int64_t places; /* number of output positions */
   int64_t block;  /* output positions per block */
 } plain;
 
@@ -156,8 +157,8 @@ static mpg_status plain_convolution(const mpg_kernel_call *call, const plain *p,
   return MPG_OK;
 }
 
-/* Scratch for other layouts: channels-last arrays are transposed after the block of columns in
- * `scratch`, and the result is transposed back. */
+/* Returns the bytes for transposed copies of channels-last arrays. The copies follow the block of
+ * columns in `scratch`, and the result is transposed back. */
 static size_t transposed_bytes(const mpg_convolution *c, const int64_t *sizes, mpg_dtype dtype) {
   int64_t elements = (c->layout == MPG_CHANNELS_FIRST ? 0 : sizes[0] + sizes[2]) +
                      (c->layout == MPG_CHANNELS_LAST ? sizes[1] : 0);
@@ -209,7 +210,7 @@ typedef struct bias_planes {
   void *out;
 } bias_planes;
 
-static void add_bias(void *context, int64_t begin, int64_t end) { /* units are (sample, channel) */
+static void add_bias(void *context, int64_t begin, int64_t end) { /* over (sample, channel) */
   const bias_planes *t = context;
   for (int64_t r = begin; r < end; r++)
     if (t->dtype == MPG_FLOAT64) {
@@ -239,8 +240,8 @@ static const mpg_onednn_prepared *find_prepared(const mpg_kernel_call *call,
 }
 #endif
 
-/* Runs a convolution. Half precision is converted to float32 before and back after if oneDNN does
- * not handle it well. buffers: data, weight, out, bias (or NULL). */
+/* Runs a convolution. Half precision is converted to float32 and back, unless oneDNN has a fast
+ * bfloat16 primitive. `buffers` has data, weight, out, and bias (or NULL). */
 static mpg_status run(const mpg_kernel_call *call, const mpg_convolution *c, int direction,
                       mpg_dtype dtype, void *const *buffers) {
   int result = direction == MPG_FORWARD ? 2 : direction == MPG_BACKWARD_DATA ? 0 : 1;
@@ -251,7 +252,7 @@ static mpg_status run(const mpg_kernel_call *call, const mpg_convolution *c, int
   int64_t sizes[4] = {c->batch * c->channels * in, c->filters * (c->channels / c->groups) * kernel,
                       c->batch * c->filters * out, bias_size};
   if (sizes[result] == 0) return MPG_OK;
-  bool empty = false; /* an empty sum: the plain path writes zeros */
+  bool empty = false; /* true if sums are empty, so that the result is zero */
   for (int i = 0; i < 3; i++) empty |= sizes[i] == 0;
   mpg_dtype computed = dtype == MPG_FLOAT64 ? dtype : MPG_FLOAT32;
 #ifdef MPG_WITH_ONEDNN
@@ -325,7 +326,7 @@ mpg_status mpg_cpu_convolution(const mpg_kernel_call *call) {
   return run(call, &c, MPG_FORWARD, data->desc.dtype, buffers);
 }
 
-/* Gradient with respect to the data, and the forward pass of Deconvolution. */
+/* Computes the gradient of the data, or the forward pass of Deconvolution. */
 mpg_status mpg_cpu_convolution_backward_data(const mpg_kernel_call *call) {
   const mpg_view *out_grad = &call->inputs[0], *weight = &call->inputs[1],
                  *data = &call->outputs[0];

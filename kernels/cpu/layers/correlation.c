@@ -1,6 +1,6 @@
 /* Correlation of an image with displacements of a second image, and its gradients.
- * csrc/op/vision/correlation.c defines the pairs of pixels. A thread computes rows of the first
- * image or planes of the second; the order of sums is fixed. */
+ * csrc/op/vision/correlation.c defines the pairs of pixels. A work unit is a row of the first image
+ * or a plane of the second. The order of sums does not depend on threads. */
 #include <string.h>
 
 #include "kernels/cpu/convert.h"
@@ -12,7 +12,8 @@ typedef struct job {
   void *out;
 } job;
 
-/* Returns the offset in the second image that row i of the first meets at a displacement. */
+/* Returns the offset, in a plane of the second image, of the pixel that is paired with the first
+ * pixel of row i of the first image at a displacement. */
 static inline int64_t meets(const job *t, int64_t i, int64_t displacement) {
   int64_t down = (displacement / t->across - t->radius) * t->stride,
           right = (displacement % t->across - t->radius) * t->stride;
@@ -78,8 +79,9 @@ KERNELS(double)
 
 typedef void loop(void *, int64_t, int64_t);
 
-/* Runs a loop. `first` has shape (batch, ., rows, columns), `second` (batch, ., height, width).
- * Halves are computed in float. */
+/* Runs a loop over planes of the second image if `by_plane`, else over rows of the first. `first`
+ * has shape (batch, ., rows, columns), `second` (batch, ., height, width). Halves are computed in
+ * float. */
 static mpg_status run(const mpg_kernel_call *call, const mpg_shape *first, const mpg_shape *second,
                       bool by_plane, loop *of_float, loop *of_double) {
   const mpg_displaced_params *p = call->params;

@@ -2,8 +2,8 @@
  *
  * The states of a sample with L labels are blank, label 0, blank, label 1, ..., blank: S = 2 L + 1.
  * alpha[s] is the log probability of all paths to state s over the frames so far, beta[s] that of
- * all paths from s to the end. One thread computes a sample, in order of time. Samples are divided
- * among one group per thread, so results do not depend on the number of threads.
+ * all paths from s to the end. Each sample is computed by one thread, in order of time, so results
+ * do not depend on the number of threads. Samples are divided into one group per thread.
  */
 #include <math.h>
 #include <string.h>
@@ -35,15 +35,16 @@ static int64_t labels_of(const ctc *t, int64_t n) {
   return count;
 }
 
-/* Returns the fewest frames for the labels: one for each, and a blank between equal neighbors. */
+/* Returns the minimum number of frames for the labels: one per label, and one blank between equal
+ * neighbors. */
 static int64_t needed(const int64_t *labels, int64_t count) {
   int64_t frames = count;
   for (int64_t i = 1; i < count; i++) frames += labels[i] == labels[i - 1];
   return frames;
 }
 
-/* Returns the doubles in a row of states: STATES_PAD on both sides hold -inf, so that transitions
- * need no bounds checks. */
+/* Returns the number of doubles in a row of states. STATES_PAD elements on each side hold -inf, so
+ * that transitions need no bounds checks. */
 enum { STATES_PAD = 2 };
 static int64_t row_of(int64_t labels) { return 2 * labels + 1 + 2 * STATES_PAD; }
 
@@ -51,8 +52,8 @@ static int64_t row_of(int64_t labels) { return 2 * labels + 1 + 2 * STATES_PAD; 
 typedef struct sample {
   const ctc *t;
   int64_t n, frames, states;
-  int64_t *classes;        /* per state */
-  double *skip;            /* 0 if a state may follow the one before its blank, else -inf; padded */
+  int64_t *classes;        /* class of each state */
+  double *skip;            /* 0 if a state may follow the state two before it, else -inf; padded */
   double *here;            /* log probability of each state in the current frame alone */
   double *scores, *powers; /* scores of the classes in the current frame, and their exponentials */
 } sample;
@@ -69,7 +70,8 @@ static double *take(double **scratch, int64_t count) {
   return found;
 }
 
-/* Computes the scratch for begin_sample and `rows` more rows of states for its callers. */
+/* Computes the bytes of scratch for begin_sample and for `rows` more rows of states. Returns false
+ * on overflow. */
 static bool scratch_size(const ctc *t, size_t rows, size_t *bytes) {
   size_t row = (size_t)row_of(t->length), more;
   return mpg_size_mul(rows + 3, row, bytes) &&
@@ -91,7 +93,9 @@ static void begin_sample(const ctc *t, int64_t n, double **scratch, sample *s) {
   s->here = take_row(scratch, t);
   s->scores = take(scratch, t->classes);
   s->powers = take(scratch, t->classes);
-  int64_t *labels = s->classes + s->states - count; /* read backward while the states are filled */
+  /* The labels are at the end, so that filling the states below overwrites only labels that were
+   * read before. */
+  int64_t *labels = s->classes + s->states - count;
   for (int64_t i = 0; i < count; i++) labels[i] = mpg_index_at(t->label, n * t->length + i);
   if (needed(labels, count) > s->frames) s->frames = 0;
   pad(s->skip, s->states);
@@ -106,7 +110,7 @@ static void begin_sample(const ctc *t, int64_t n, double **scratch, sample *s) {
   s->skip[s->states - 1] = -INFINITY;
 }
 
-/* Loads the scores of frame f. Returns the logarithm of the sum of their exponentials. */
+/* Loads the scores of frame f. Returns their log-sum-exp. */
 static double load_scores(sample *s, int64_t f) {
   const ctc *t = s->t;
   double most = -INFINITY, sum = 0;
@@ -125,7 +129,7 @@ static void load_states(sample *s, double total) {
   for (int64_t k = 0; k < s->states; k++) s->here[k] = s->scores[s->classes[k]] - total;
 }
 
-/* log(exp(a) + exp(b) + exp(c)); -inf if all three are -inf, NaN if one is NaN. */
+/* Returns the log-sum-exp of a, b and c: -inf if all three are -inf, NaN if one is NaN. */
 MPG_INLINE double log_sum(double a, double b, double c) {
   double most = a > b ? a : b;
   most = most > c ? most : c;
@@ -133,7 +137,7 @@ MPG_INLINE double log_sum(double a, double b, double c) {
   return most + mpg_log(mpg_exp(a - most) + mpg_exp(b - most) + mpg_exp(c - most));
 }
 
-/* Computes alpha of the loaded frame. before: alpha of the previous frame; NULL for the first
+/* Computes alpha of the loaded frame. `before` is the previous frame's alpha, or NULL for the first
  * frame. */
 static void advance(const sample *s, const double *before, double *alpha) {
   const double *here = s->here, *skip = s->skip;
@@ -147,7 +151,7 @@ static void advance(const sample *s, const double *before, double *alpha) {
     alpha[k] = here[k] + log_sum(before[k], before[k - 1], before[k - 2] + skip[k]);
 }
 
-/* Computes beta. after: beta of the next frame plus that frame's scores. */
+/* Computes beta. `after` is the next frame's beta plus its log probability of each state. */
 static void retreat(const sample *s, const double *after, double *beta) {
   const double *skip = s->skip;
   MPG_INDEPENDENT
@@ -204,7 +208,7 @@ static void sample_back(const ctc *t, int64_t n, double *scratch) {
     else
       retreat(&s, after, beta);
     const double *alpha = alphas + f * row;
-    double *posterior = after; /* reuses its memory until the next iteration fills it */
+    double *posterior = after; /* `after` is not needed until it is filled below */
     MPG_INDEPENDENT
     for (int64_t k = 0; k < s.states; k++) posterior[k] = mpg_exp(alpha[k] + beta[k] - likelihood);
     memset(shares, 0, (size_t)t->classes * sizeof *shares);

@@ -1,7 +1,7 @@
 /* Object detection: anchors, training targets, box decoding, and non-maximum suppression.
  *
- * The arithmetic is in kernels/common/boxes.h. One thread computes a sample; samples are divided
- * among one group per thread.
+ * The arithmetic is in kernels/common/boxes.h. Each sample is computed by one thread. Samples are
+ * divided into one group per thread.
  */
 #include <math.h>
 #include <string.h>
@@ -34,7 +34,7 @@ static void groups(void *context, int64_t begin, int64_t end) {
       t->sample(t, n, (double *)(void *)(t->scratch + (size_t)group * t->scratch_each));
 }
 
-/* Runs the samples, each with scratch for `doubles` numbers per box and `more` extra bytes. */
+/* Runs the samples, each with scratch for `doubles` numbers per box and `more` extra numbers. */
 static mpg_status run(job *t, size_t doubles, size_t more) {
   const mpg_kernel_call *call = t->call;
   size_t size;
@@ -123,7 +123,7 @@ static void suppress(const job *t, int64_t n, double *scratch) {
   }
 }
 
-/* Returns the job for `view` as samples of rows. */
+/* Returns the job for `view`, whose shape is (samples..., boxes, width). */
 static job rows_of(const mpg_kernel_call *call, const mpg_view *view) {
   const mpg_shape *shape = &view->desc.shape;
   return (job){.call = call,
@@ -225,7 +225,7 @@ static void detect(const job *t, int64_t n, double *scratch) {
   if (mpg_detection_suppresses(p)) {
     sort_falling(keys, order, spare, count);
     if (p->nms_topk > 0 && p->nms_topk < count) looked = p->nms_topk;
-    for (int64_t i = looked; i < count; i++) order[i] = i; /* the rest keep their order */
+    for (int64_t i = looked; i < count; i++) order[i] = i; /* remaining boxes keep their order */
   }
   for (int64_t i = 0; i < boxes; i++) {
     const mpg_box *one = i < count ? &found[order[i]] : NULL;
@@ -257,7 +257,7 @@ mpg_status mpg_cpu_multibox_detection(const mpg_kernel_call *call) {
 
 enum { IGNORED = -1, BACKGROUND, OBJECT };
 
-/* Returns the object with the largest overlap with an anchor, and that overlap. */
+/* Returns the object that overlaps an anchor most, and sets *most to the overlap. */
 static int64_t best_object(const double *overlaps, int64_t objects, double *most) {
   int64_t best = 0;
   for (int64_t k = 1; k < objects; k++)

@@ -16,7 +16,7 @@ typedef struct softmax_back {
   double scale;
 } softmax_back;
 
-/* Computes positions (row, after), which have one label each. */
+/* Computes the gradient at positions (row, after), each of which has one label. */
 static void softmax_back_range(void *context, int64_t begin, int64_t end) {
   const softmax_back *p = context;
   double alpha = p->params->multi_output ? 0 : p->params->smooth_alpha;

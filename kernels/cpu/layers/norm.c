@@ -11,7 +11,7 @@
 #include "kernels/cpu/convert.h"
 #include "op/layers/norm.h"
 
-/* Data viewed as (outer, channels, inner). Fields after `partial` are used if inner is 1. */
+/* Data viewed as (outer, channels, inner). Fields from `partial` on are used only if inner is 1. */
 typedef struct batch_norm {
   int64_t outer, channels, inner;
   double eps, momentum;
@@ -25,7 +25,7 @@ typedef struct batch_norm {
   void *center, *scale, *shift, *kept_mean;
   const void *residual; /* added before relu, or NULL */
   void *dresidual;
-  uint8_t *mask; /* format of op/layers/norm.c; NULL if no relu */
+  uint8_t *mask; /* in the format of op/layers/norm.c; NULL if no relu */
   int64_t mask_bytes;
 } batch_norm;
 
@@ -37,8 +37,9 @@ static double about_mean(double product, double sum, double away, double count) 
   return count > 0 ? product - away / count * sum : product;
 }
 
-/* LayerNorm and L2Normalization (`deviation` holds the norms): data as (outer, n, inner),
- * normalized along n. For GroupNorm: outer rows of n, inner groups. */
+/* LayerNorm and L2Normalization (`deviation` holds the norms): data viewed as (outer, n, inner),
+ * normalized along n. For GroupNorm, `outer` is the number of rows of n elements and `inner` the
+ * number of groups. */
 typedef struct layer_norm {
   int64_t outer, n, inner;
   double eps;
@@ -68,9 +69,10 @@ typedef struct lrn {
 #define IMPLEMENTATION "kernels/cpu/layers/norm_impl.h"
 #include "kernels/cpu/float_instances.h"
 
-enum { BLOCK = 64 }; /* columns handled together, as COLUMNS in norm_impl.h */
+enum { BLOCK = 64 }; /* columns handled together; must equal COLUMNS in norm_impl.h */
 static int64_t blocks(int64_t columns) { return (columns + BLOCK - 1) / BLOCK; }
-/* Returns the number of pieces that justify a thread. */
+/* Returns the minimum number of work units, of `elements_each` elements, that justifies a
+ * thread. */
 static int64_t grain(int64_t elements_each) {
   return elements_each >= 16384 ? 1 : 16384 / (elements_each + 1) + 1;
 }
@@ -83,7 +85,7 @@ static void split_axis(const mpg_shape *shape, int axis, int64_t *outer, int64_t
 }
 
 /* --- BatchNorm -------------------------------------------------------------------------------- */
-/* BatchNorm with the channels last: statistics by pieces of rows, then all rows. */
+/* Sets up channels-last BatchNorm: divides the rows into pieces and allocates memory. */
 static mpg_status last_setup(const mpg_kernel_call *call, batch_norm *t, int64_t *pieces) {
   enum { ELEMENTS = 32768, ROWS = 128 };
   t->piece_rows = ELEMENTS / (t->channels + 1) / ROWS * ROWS;
@@ -129,7 +131,7 @@ static mpg_status last_backward(const mpg_kernel_call *call, batch_norm *t, mpg_
   return MPG_OK;
 }
 
-/* Returns the arrays of BatchNorm, with or without a following relu, and of their gradients. */
+/* Return the arrays of BatchNorm, with or without a following relu, and those of its gradient. */
 static batch_norm batch_norm_of(const mpg_kernel_call *call, int axis, bool fix_gamma) {
   batch_norm t = {.x = call->inputs[0].data,
                   .gamma = fix_gamma ? NULL : call->inputs[1].data,
@@ -204,7 +206,7 @@ mpg_status mpg_cpu_batch_norm_relu_backward(const mpg_kernel_call *call) {
 }
 
 /* --- LayerNorm -------------------------------------------------------------------------------- */
-/* Returns the arrays of LayerNorm, GroupNorm or InstanceNorm, and of their gradients. */
+/* Return the arrays of LayerNorm, GroupNorm or InstanceNorm, and those of their gradients. */
 static layer_norm forward_of(const mpg_kernel_call *call) {
   return (layer_norm){.x = call->inputs[0].data,
                       .gamma = call->inputs[1].data,
@@ -285,8 +287,8 @@ mpg_status mpg_cpu_layer_norm_backward(const mpg_kernel_call *call) {
                          INSTANCE(dtype, layer_norm_backward_affine), &t);
     return MPG_OK;
   }
-  /* A minimum piece size, but few pieces for long rows, since each piece has sums as long as two
-   * rows. */
+  /* A piece has about ELEMENTS elements. If that would give more than PIECES pieces, pieces get
+   * more rows (at most ROWS), because the partial sums of each piece are as long as two rows. */
   t.piece_rows = ELEMENTS / (t.n + 1);
   if (t.piece_rows < t.outer / PIECES) t.piece_rows = t.outer / PIECES;
   t.piece_rows = t.piece_rows < 1 ? 1 : t.piece_rows > ROWS ? ROWS : t.piece_rows;

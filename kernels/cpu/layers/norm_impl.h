@@ -64,15 +64,15 @@ typedef A vector_T __attribute__((vector_size(MPG_VECTOR_BYTES), aligned(sizeof(
 #define EACH_VECTOR UNROLLED for (int k = 0; k < VECTORS_T; k++)
 #define VECTOR_AT(p) (*(const vector_T *)(const void *)(p))
 
-/* Loads n elements and fills the other lanes with `pad`. Returns by address, since the ABI for
- * vector results depends on the instruction set. */
+/* Loads n elements and fills the other lanes with `pad`. Returns the vector by address, since the
+ * ABI for vectors depends on the instruction set. */
 static void padded_T(const A *p, int64_t n, A pad, vector_T *v) {
   A lanes[LANES_T];
   for (int l = 0; l < LANES_T; l++) lanes[l] = l < n ? p[l] : pad;
   memcpy(v, lanes, sizeof *v);
 }
-/* Executes ADD(v) for the vectors v of elements [i, n) of p, fewer than WIDE. `pad` is neutral in
- * ADD. */
+/* Executes ADD for each vector v of the remaining elements [i, n) of p, which are fewer than WIDE.
+ * Missing lanes hold `pad`, which must be neutral in ADD. */
 #define EACH_OF_REST(p, i, n, pad, ADD)                                    \
   EACH_VECTOR if ((i) + k * LANES_T < (n)) {                               \
     vector_T v;                                                            \
@@ -147,7 +147,8 @@ static void row_distances_T(const A *x, int64_t count, A center, double *away, d
   }
 }
 
-/* Sums y, the distances of x from `center` (unless away is NULL), and the products of both. */
+/* Adds y to *sum, the distances of x from `center` to *away (unless it is NULL), and the products
+ * of y and the distances to *product. */
 static inline __attribute__((always_inline)) void row_products_T(const A *x, const A *y,
                                                                  int64_t count, A center,
                                                                  double *sum, double *away,
@@ -182,7 +183,6 @@ static inline __attribute__((always_inline)) void row_products_T(const A *x, con
   }
 }
 
-/* Returns the dot product. */
 static double row_dot_T(const A *x, const A *y, int64_t count) {
   double result = 0;
   for (int64_t i = 0, n; i < count; i = n) {
@@ -201,7 +201,8 @@ static double row_dot_T(const A *x, const A *y, int64_t count) {
 #undef EACH_VECTOR
 #undef UNROLLED
 
-/* The same for stored elements, in pieces that are A in memory: in place, or converted. */
+/* Versions of these sums for stored elements, of type S. Each piece is read in place, or converted
+ * to A. */
 enum { PIECE_T = sizeof(S) == sizeof(A) ? CHUNK_T : MPG_CPU_BLOCK };
 #define EACH_PIECE                                                                       \
   for (int64_t at = 0, length; at < n && (length = n - at < PIECE_T ? n - at : PIECE_T); \
@@ -252,7 +253,7 @@ static double dot_T(const S *x, const S *y, int64_t n) {
   return result;
 }
 
-/* y = (x - center) * scale + shift. */
+/* Computes y = (x - center) * scale + shift. */
 static void normalise_T(const S *x, S *y, int64_t n, A center, A scale, A shift) {
   mpg_block_buffer loaded, stored;
   EACH_PIECE {
@@ -263,7 +264,7 @@ static void normalise_T(const S *x, S *y, int64_t n, A center, A scale, A shift)
   }
 }
 
-/* dx = (dy - offset - (x - center) * slope) * scale. */
+/* Computes dx = (dy - offset - (x - center) * slope) * scale. */
 static void normalise_back_T(const S *x, const S *dy, S *dx, int64_t n, A center, A offset, A slope,
                              A scale) {
   mpg_block_buffer x_buffer, dy_buffer, stored;
@@ -276,7 +277,7 @@ static void normalise_back_T(const S *x, const S *dy, S *dx, int64_t n, A center
   }
 }
 
-/* y = x * scale. */
+/* Computes y = x * scale. */
 static void scale_T(const S *x, S *y, int64_t n, A scale) {
   mpg_block_buffer loaded, stored;
   EACH_PIECE {
@@ -318,7 +319,7 @@ static A inverse_deviation_T(double variance, double eps) {
   return variance == 0 && eps == 0 ? 0 : (A)1 / (A)sqrt((A)variance + (A)eps);
 }
 
-/* Stores and applies the statistics of one channel. */
+/* Stores the statistics of one channel and updates its moving averages. */
 static void batch_norm_finish_T(const batch_norm *t, int64_t c, double mean, double variance) {
   A *moving_mean = t->moving_mean, *moving_var = t->moving_var;
   A m = (A)t->momentum;
@@ -359,8 +360,8 @@ static void batch_norm_channels_T(void *context, int64_t begin, int64_t end) {
   }
 }
 
-/* dx = (dy - mean(dy) - (x - mean) * inverse^2 * mean(dy * (x - mean))) * inverse * gamma, with the
- * means only for batch statistics. */
+/* Computes dx = (dy - mean(dy) - (x - mean) * inverse^2 * mean(dy * (x - mean))) * inverse * gamma,
+ * without the means unless batch statistics are used. */
 static void batch_norm_backward_channels_T(void *context, int64_t begin, int64_t end) {
   const batch_norm *t = context;
   const S *x = t->x, *dy = t->dy;
@@ -620,7 +621,7 @@ static void l2_rows_T(void *context, int64_t begin, int64_t end) {
   }
 }
 
-/* dx = (dy - x * slope) / norm, where slope = sum(x * dy) / norm^2. */
+/* Computes dx = (dy - x * slope) / norm, where slope = sum(x * dy) / norm^2. */
 static void l2_backward_rows_T(void *context, int64_t begin, int64_t end) {
   const layer_norm *t = context;
   int64_t n = t->n;
@@ -632,7 +633,7 @@ static void l2_backward_rows_T(void *context, int64_t begin, int64_t end) {
   }
 }
 
-/* Units are (outer, block of inner). */
+/* A work unit is a block of `inner` for one outer index. */
 static void l2_inner_T(void *context, int64_t begin, int64_t end) {
   const layer_norm *t = context;
   int64_t n = t->n, inner = t->inner, blocks = (inner + COLUMNS_T - 1) / COLUMNS_T;

@@ -1,7 +1,7 @@
-/* Parameter updates. One loop per optimizer and type. A call lists its weights as segments, and
- * threads share all elements of all segments. Element i of every result depends only on element i
- * of the inputs, so weights may be updated in place. Halves are computed in float; mixed precision
- * reads and writes a float32 copy of the weight.
+/* Parameter updates. One loop per optimizer and type. A call lists its weights as segments. The
+ * elements of all segments are divided among threads. Element i of every result depends only on
+ * element i of the inputs, so weights may be updated in place. Halves are computed in float; mixed
+ * precision reads and writes a float32 copy of the weight.
  */
 #include <math.h>
 
@@ -18,7 +18,7 @@ typedef struct segment {
   const void *grad;
   void *states[MAX_STATES];
   void *out;
-  void *master;  /* mixed precision: second copy of the new weight; else NULL */
+  void *master;  /* float32 copy of the new weight in mixed precision, else NULL */
   int64_t begin; /* index of the first element over all segments */
   int64_t count;
   double lr, wd;
@@ -28,7 +28,8 @@ typedef struct segment {
 typedef void (*step_fn)(const constants *c, double lr, double wd, const void *weight,
                         const void *grad, void *const *states, void *out, int64_t count);
 
-/* Names in a body: w, g (not yet rescaled), s0 s1 s2, lr, wd, and `result`. */
+/* Defines the loop of one optimizer. Its body may use w, g (not yet rescaled), s0, s1, s2, lr and
+ * wd, and sets `result`. */
 #define STEP_OF(name, suffix, T, invariants, ...)                                                \
   static void name##_##suffix(const constants *c, double lr_, double wd_, const void *weight,    \
                               const void *grad, void *const *states, void *out, int64_t count) { \
@@ -104,7 +105,7 @@ static void run_segment(const update_plan *p, const segment *s, int64_t begin, i
 
 static void run_update(void *context, int64_t begin, int64_t end) {
   const update_plan *p = context;
-  int low = 0, high = p->num_segments - 1; /* last segment to begin by `begin` */
+  int low = 0, high = p->num_segments - 1; /* binary search: last segment with .begin <= begin */
   while (low < high) {
     int middle = (low + high + 1) / 2;
     if (p->segments[middle].begin <= begin)
@@ -156,7 +157,7 @@ mpg_status mpg_cpu_update(const mpg_kernel_call *call) {
     mpg_block_buffer buffer;
     plan.c.rescale = *(const double *)mpg_cpu_load(MPG_COMPUTE_F64, u.rescale->desc.dtype,
                                                    u.rescale->data, 0, 1, &buffer);
-    /* gradient overflow in mixed precision: skips the update */
+    /* a gradient overflowed in mixed precision: skip the update */
     if (!isfinite(plan.c.rescale) || plan.c.rescale == 0) {
       const mpg_view *weight = &call->inputs[0];
       if (call->outputs[0].data != weight->data)
@@ -222,7 +223,7 @@ mpg_status mpg_cpu_reset_arrays(const mpg_kernel_call *call) {
   return MPG_OK;
 }
 
-/* Checks that all elements are finite, that is, no exponent is all ones. */
+/* Checks that all elements are finite. A float is finite unless its exponent bits are all ones. */
 typedef struct finite_plan {
   const mpg_view *array;
   _Atomic bool broken;

@@ -1,5 +1,5 @@
 /* Convolutions for prediction. The weight is in the layout of oneDNN's primitive, which also adds
- * the bias and an array. relu stays a separate step because oneDNN's turns NaN into 0. */
+ * the bias and a residual array. relu stays a separate step because oneDNN's turns NaN into 0. */
 #include "kernels/cpu/products/packed_weight.h"
 #include "kernels/cpu/vendor/onednn_convolution.h"
 
@@ -51,6 +51,7 @@ mpg_status mpg_cpu_pack_convolution(const mpg_kernel_call *call) {
                                 : NULL);
 }
 
+/* Elementwise steps after the convolution. */
 typedef struct behind {
   float *out;
   const float *added;

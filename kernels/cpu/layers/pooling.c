@@ -14,7 +14,7 @@ typedef struct pooling {
   int64_t channels;
   const void *data, *grad, *result;
   void *out;
-  uint8_t *index; /* of the maximum */
+  uint8_t *index; /* index of the maximum in each window */
 } pooling;
 
 #define MIN(a, b) ((a) < (b) ? (a) : (b))
@@ -22,10 +22,10 @@ typedef struct pooling {
 #define IMPLEMENTATION "kernels/cpu/layers/pooling_impl.h"
 #include "kernels/cpu/float_instances.h"
 
-enum { BLOCK = 64 }; /* as CHANNELS in pooling_last_impl.h */
+enum { BLOCK = 64 }; /* must equal CHANNELS in pooling_last_impl.h */
 
-/* Initializes t to pool `data` to `out`. Returns the number of planes, or of blocks of channels if
- * the channels are last. */
+/* Initializes t to pool `data` to `out`. Returns the number of work units, which are planes, or
+ * blocks of channels if the channels are last. */
 static int64_t setup(pooling *t, const mpg_pooling_params *p, const mpg_shape *data,
                      const mpg_shape *out) {
   mpg_window w;

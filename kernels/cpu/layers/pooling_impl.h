@@ -12,8 +12,9 @@
 #define side_by_side_T NAME(side_by_side)
 #define take_T NAME(take)
 
-/* For each output position: the window's clipped bounds, its first element (-1 if none), the
- * divisor of an average, and the output index. */
+/* Loops over output positions. Sets the window's clipped bounds (z0 to x1), its first element
+ * `front` (-1 if it is empty), the divisor `counted` of an average, and the output index
+ * `place`. */
 #define EACH_PLACE(...)                                                                           \
   for (int64_t z = 0, place = 0; z < w->out[0]; z++) {                                            \
     int64_t z0 = z * w->stride[0] - w->pad[0], z1 = MIN(z0 + w->kernel[0], w->in[0] + w->pad[0]), \
@@ -35,7 +36,7 @@
       }                                                                                           \
     }                                                                                             \
   }
-/* For each element of the window; `i` is its position in the plane. */
+/* Loops over the elements of the window; `i` is an element's position in the plane. */
 #define EACH_ELEMENT(...)                                                                     \
   for (int64_t a = z0; a < z1; a++)                                                           \
     for (int64_t b = y0; b < y1; b++)                                                         \
@@ -59,7 +60,8 @@ static A run_sum_T(const S *x, int64_t n) {
 
 enum { RUN_T = 256 }; /* adjacent windows computed at once */
 
-/* Combines `width` elements of each of `count` adjacent windows, which are `step` apart. */
+/* Combines `width` elements of each of `count` adjacent windows with value[]. Windows are `step`
+ * elements apart. */
 static inline __attribute__((always_inline)) void take_T(const pooling *t, const S *in,
                                                          int64_t step, int width, int64_t count,
                                                          A *value) {
@@ -208,7 +210,8 @@ static void pooling_backward_T(void *context, int64_t begin, int64_t end) {
   }
 }
 
-/* out[place] = grad at the maximum of that window; grad has the data's layout. */
+/* Sets out[place] to the element of grad at the position of the window's maximum. grad has the
+ * data's shape. */
 static void pooling_at_max_T(void *context, int64_t begin, int64_t end) {
   const pooling *t = context;
   const mpg_window *w = &t->window;

@@ -24,7 +24,8 @@
 
 enum { CHANNELS_T = 64 };
 
-/* For each output position and its window: `in` and `out` point to the block's channels there. */
+/* Loops over (sample, block of channels). Sets `data` and `result` to the block's offsets in the
+ * data and in the result, and `width` to its number of channels. */
 #define EACH_BLOCK(...)                                                                        \
   const pooling *t = context;                                                                  \
   const mpg_window *w = &t->window;                                                            \
@@ -118,13 +119,13 @@ static void pooling_at_max_last_T(void *context, int64_t begin, int64_t end) {
                      at[c] >= 0 ? values[at[c] * t->channels + c] : STORE((A)0);)))
 }
 
-/* Vectors of channels, GROUPS at a time; loops over them unroll, which keeps them in registers.
- * Positions have the width of values, so that one mask fits both. */
+/* Vectors of channels, GROUPS at a time. Loops over them are unrolled, which keeps them in
+ * registers. Positions are as wide as values, so that one mask selects from both. */
 enum { LANES_T = MPG_VECTOR_BYTES / sizeof(A), GROUPS_T = 4 };
 typedef A lanes_T __attribute__((vector_size(LANES_T * sizeof(A))));
 typedef LANE_INT places_T __attribute__((vector_size(LANES_T * sizeof(LANE_INT))));
 
-/* Returns by address, since the ABI for vector arguments depends on the instruction set. */
+/* Returns the vector by address, since the ABI for vectors depends on the instruction set. */
 static inline __attribute__((always_inline)) void load_lanes_T(const S *from, int count,
                                                                lanes_T *v) {
   A values[64 / sizeof(A)] = {0};
@@ -156,15 +157,15 @@ static inline __attribute__((always_inline)) void store_index_T(const places_T *
   for (int j = 0; j < MIN(count, LANES_T); j++) to[j] = (uint8_t)values[j];
 }
 
-/* Windows that contain an element, as offsets and window indices; identical away from borders. */
+/* Elements of a window (forward), or windows that contain an element (backward), with their
+ * offsets. */
 typedef struct reach_T {
   int count;
   int64_t offset[MPG_POOLING_INDEX_NONE];
-  LANE_INT number[MPG_POOLING_INDEX_NONE]; /* element's index in the window, with padding */
+  LANE_INT number[MPG_POOLING_INDEX_NONE]; /* element's index in the window, counting padding */
 } reach_T;
 
-/* Finds the maximum of each of `groups` vectors of channels; the last vector has `count`
- * channels. */
+/* Stores the maximum and its index in the window, for `groups` vectors of `count` channels. */
 static inline __attribute__((always_inline)) void largest_lanes_T(const reach_T *r, const S *in,
                                                                   S *out, uint8_t *index,
                                                                   int groups, int count) {
@@ -190,7 +191,7 @@ static inline __attribute__((always_inline)) void largest_lanes_T(const reach_T 
   }
 }
 
-/* Stores the maximum and its position in the window, including padding. */
+/* Stores the maximum of each window and its index in the window, counting padding. */
 static void pooling_forward_index_T(void *context, int64_t begin, int64_t end) {
   reach_T reach;
   EACH_BLOCK(
@@ -213,7 +214,8 @@ static void pooling_forward_index_T(void *context, int64_t begin, int64_t end) {
           else largest_lanes_T(&reach, in + c, out + to + c, index + to + c, 1, width - c);))
 }
 
-/* One vector at a time: with several, compilers do not widen the bytes of `index` in registers. */
+/* Sums the gradients of one vector of channels. With several vectors at a time, compilers do not
+ * widen the bytes of `index` in registers. */
 static inline __attribute__((always_inline)) void gather_lanes_T(const reach_T *r, const S *grad,
                                                                  const uint8_t *index, S *out,
                                                                  int count) {

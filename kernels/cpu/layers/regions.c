@@ -1,5 +1,5 @@
-/* Regions of interest (ROI): maximum pooling, and averages of samples in rotated regions. Threads
- * share the channels of a region or its bins. */
+/* Regions of interest (ROI): maximum pooling, and averages of samples in rotated regions. A work
+ * unit is a channel or a bin of one region. */
 #include <math.h>
 
 #include "kernels/common/index.h"
@@ -26,8 +26,8 @@ static job job_of(const mpg_kernel_call *call) {
 }
 
 /* --- Maximum pooling -------------------------------------------------------------------------- */
-/* Returns the index of the largest of elements [y, ye) x [x, xe) after `first`, or of the first NaN
- * if there is one; -1 if there are no elements. */
+/* Returns the index of the largest element in rows [y, ye) and columns [x, xe) of the plane that
+ * starts at `first`, or of the first NaN if there is one. Returns -1 if the range is empty. */
 #define LARGEST(name, type, value_of)                                                        \
   static int64_t name(const void *data, int64_t first, int64_t width, int64_t y, int64_t ye, \
                       int64_t x, int64_t xe) {                                               \

@@ -12,7 +12,7 @@ typedef struct resample {
   const void *in;
   void *out;
   mpg_resample_axis axis;
-  int64_t inner, blocks; /* backward: parts of `inner` that threads share */
+  int64_t inner, blocks; /* backward: number of blocks that `inner` is divided into */
   bool wide;             /* float64 */
 } resample;
 
@@ -82,7 +82,7 @@ static void chunk_fill(chunk *c, const resample *p, int64_t first, int64_t count
 RESAMPLE(float, f32)
 RESAMPLE(double, f64)
 
-/* Units are elements along the axis, per outer index. */
+/* Forward pass. A unit is one element along the axis for one outer index. */
 static void forward_range(void *context, int64_t begin, int64_t end) {
   const resample *p = context;
   int64_t size = p->axis.size, first_outer = begin / size, last_outer = (end - 1) / size;
@@ -105,8 +105,8 @@ static void forward_range(void *context, int64_t begin, int64_t end) {
   }
 }
 
-/* Units are blocks of `inner` per outer index. Contributions to an element are added in the order
- * of the forward results. */
+/* Backward pass. A unit is one block of `inner` for one outer index. Contributions to an element
+ * are added in the order of the forward results. */
 static void backward_range(void *context, int64_t begin, int64_t end) {
   const resample *p = context;
   size_t item = p->wide ? sizeof(double) : sizeof(float);

@@ -12,8 +12,8 @@
 #include "kernels/common/real.h"
 #include "kernels/common/vector_math.h"
 
-/* True if packing the recurrent weights is faster. Depends on sizes only, since results differ
- * between both paths. */
+/* True if packing the recurrent weights is faster. Depends on sizes only, since the two paths give
+ * different bits. */
 static bool packing_pays(const mpg_rnn_size *s) { return s->time >= 4 && s->time * s->batch >= 32; }
 
 #define T float
@@ -79,13 +79,13 @@ static void flat_weights(const mpg_rnn_size *s, void *flat, size_t element, weig
   }
 }
 
-/* A call in float32; half precision is converted on input and output. */
+/* A call of the op. Half precision is converted to float32 and back. */
 typedef struct rnn_call {
   const mpg_kernel_call *call;
   const mpg_rnn_params *params;
   mpg_rnn_size size;
   bool flat, dropped;
-  bool halves;             /* weights, except biases, are read as bfloat16 only */
+  bool halves;             /* weights, but not biases, stay bfloat16 */
   const mpg_view *lengths; /* lengths of sequences, or NULL */
 } rnn_call;
 
@@ -128,7 +128,7 @@ static void read_weights(const rnn_call *c, const mpg_view *inputs, weight_set *
     separate_weights(&c->size, inputs + 1 + c->size.states, set);
 }
 
-/* Returns the call's float32 weights; NULL for those that are read as bfloat16. */
+/* Sets `set` to the weights in `inputs`, with NULL for weights that stay bfloat16. */
 static void wide_weights(const rnn_call *c, const mpg_view *inputs, weight_set *set) {
   read_weights(c, inputs, set);
   for (int i = 0; c->halves && i < c->size.layers * c->size.directions; i++)
@@ -204,7 +204,8 @@ static int64_t elements_kept(const rnn_call *c, int i) {
 
 typedef mpg_status (*run_fn)(const rnn_call *, const mpg_view *, const mpg_view *);
 
-/* Half precision: widens everything into scratch, computes in float32, and narrows the results. */
+/* Runs a half-precision call: widens its inputs into scratch, computes in float32, and narrows the
+ * results. Weights that stay bfloat16 are not widened. */
 static mpg_status run_widened(const rnn_call *c, run_fn run) {
   const mpg_kernel_call *call = c->call;
   mpg_view inputs[MPG_RNN_MAX_INPUTS + 5], outputs[MPG_RNN_MAX_INPUTS];

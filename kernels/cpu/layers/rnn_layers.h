@@ -90,7 +90,7 @@ static T *gates_T(const rnn_T *r, int index) { /* [S, N, G * H] */
   int inner = r->s.gates + (r->s.is_lstm || r->s.mode == MPG_RNN_GRU ? 1 : 0);
   return r->reserve + block * inner * index;
 }
-/* Returns cell states, or the hidden part of the GRU's n gate: [S, N, H]. */
+/* Returns the LSTM's cell states, or the hidden part of the GRU's n gate: [S, N, H]. */
 static T *extra_T(const rnn_T *r, int index) {
   return gates_T(r, index) + r->s.time * r->s.batch * r->s.hidden * r->s.gates;
 }
@@ -287,7 +287,8 @@ static void step_rows_T(void *context, int64_t from, int64_t to) {
   p->cell(p->step, from, to, 0, p->s->hidden);
 }
 
-/* Returns the panels or rows per chunk that justify waking a thread. */
+/* Returns the minimum number of panels or rows that justifies waking a thread. `work` is the cost
+ * of one. */
 static int64_t grain_T(int64_t work) { return work < 2048 ? 2048 / (work > 0 ? work : 1) : 1; }
 
 static stepping_T stepping_of_T(const rnn_T *r, const T *source, bool transposed) {
@@ -326,8 +327,8 @@ static mpg_status gemm_T(const mpg_kernel_call *call, bool ta, bool tb, int64_t 
   return mpg_cpu_gemm_any(call, DTYPE, ta, tb, m, n, k, 1, a, lda, b, ldb, beta, c, ldc);
 }
 
-/* Returns the scratch bytes of one direction's forward pass, and the aligned offset of the packed
- * weights in it. */
+/* Returns the scratch bytes of one direction's forward pass. Sets *packed_at to the offset of the
+ * packed weights. */
 static size_t rnn_forward_bytes_T(const rnn_T *r, size_t *packed_at) {
   int64_t GH = r->s.gates * r->s.hidden;
   stepping_T p = stepping_of_T(r, NULL, true);
@@ -387,8 +388,8 @@ static mpg_status forward_direction_T(const rnn_T *r, int layer, int direction, 
   return MPG_OK;
 }
 
-/* Dropout between layers: word e of the stream (call, l) decides if element e of layer l's output
- * is kept. */
+/* Dropout between layers. Element e of layer l's output is kept or dropped by random word e of the
+ * call's stream, offset by l << 48. */
 typedef struct drop_T {
   const T *from;
   T *to;
@@ -455,7 +456,7 @@ static mpg_status rnn_forward_T(rnn_T *r) {
 typedef struct rnn_gradients_T {
   const T *d_output;       /* [S, N, D * H] */
   const T *d_hn, *d_cn;    /* [L * D, N, H], or NULL */
-  T *d_data, *d_h0, *d_c0; /* shaped like their values */
+  T *d_data, *d_h0, *d_c0; /* in the shapes of data, h0 and c0 */
   T **d_wi, **d_wh, **d_bi, **d_bh;
 } rnn_gradients_T;
 
@@ -487,8 +488,8 @@ static bool passes_T(const back_step_T *p, int64_t n, int64_t begin, int64_t end
   return true;
 }
 
-/* Clears d_h of a row that has been used: with `lengths`, products are added to the gradients of
- * states that passed through, so all other gradients must start at 0. */
+/* Clears d_h of a row after its use. With `lengths`, products accumulate into d_h, since sequences
+ * that have ended keep their gradients there. All other rows must start at 0. */
 static void taken_T(const back_step_T *p, int64_t n, int64_t begin, int64_t end) {
   if (p->r->lengths)
     memset(p->d_h + n * p->r->s.hidden + begin, 0, (size_t)(end - begin) * sizeof(T));
@@ -586,8 +587,8 @@ typedef struct columns_T {
   int64_t rows, columns;
 } columns_T;
 
-/* Sums in T over a few rows, then in double: there is a row per step and sample, and a single chain
- * of additions would lose precision. */
+/* Sums ROWS rows at a time in T and these sums in double. There is a row per step and sample, so a
+ * single chain of float additions would lose precision. */
 static void column_range_T(void *context, int64_t begin, int64_t end) {
   enum { ROWS = 16, COLUMNS = 256 };
   const columns_T *p = context;
@@ -671,8 +672,8 @@ static mpg_status backward_direction_T(const rnn_T *r, const rnn_gradients_T *d,
     }
     MPG_TRY(step_run_T(r->call, &stepping));
   }
-  /* Weights: single products over all steps. The hidden state before the first step is a separate
-   * array. */
+  /* Weight gradients are one product over all steps. Only the first step needs its own product with
+   * h0, which is a separate array. */
   int64_t first = direction == 0 ? 0 : S - 1, ld = H * s->directions;
   const T *outputs = layer_output_T(r, layer) + direction * H;
   /* the steps after the first, in memory order */
@@ -718,8 +719,8 @@ static mpg_status rnn_backward_T(rnn_T *r, const rnn_gradients_T *d) {
   bool gru = s->mode == MPG_RNN_GRU;
   int64_t spare = s->layers > 1 || s->directions == 2 ? rows * widest : 0;
   stepping_T stepping = stepping_of_T(r, NULL, false);
-  /* Copies the data with zeros past the ends of sequences, so that the padding, whatever its
-   * values, does not enter products. */
+  /* Copies the data with zeros past the ends of sequences, so that the values of the padding do not
+   * enter products. */
   int64_t data = r->lengths ? rows * s->input : 0;
   size_t packed_at =
       mpg_align_up((size_t)(gates * (gru ? 2 : 1) + 2 * spare + data) * sizeof(T), 64);

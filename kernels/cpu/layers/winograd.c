@@ -78,8 +78,8 @@ static inline __attribute__((always_inline)) void multiply(const int rows, const
   }
 }
 
-/* A in row order (k per row), and in column order: elements of one step adjacent, steps GROUP
- * apart. */
+/* In rows_*, A is row-major with k elements per row. In columns_*, A is column-major, with columns
+ * GROUP elements apart. */
 #define FORWARD(R, W)                                                               \
   static void rows_##R##x##W(int64_t k, const float *a, const float *b, float *c) { \
     multiply(R, W, k, a, k, 1, b, c, false);                                        \
@@ -203,16 +203,16 @@ typedef struct forward {
   const float *data, *packed, *bias, *added, *gate;
   bool relu;
   float *out;
-  int64_t shift; /* index of the result's element at `out` */
+  int64_t shift; /* offset of `out` in the whole result */
   int64_t blocks, pieces;
   float *scratch;
   int64_t slot;  /* floats of scratch per piece */
-  int64_t panel; /* tiles per panel of rows */
-  float *inputs; /* transformed inputs, shared if there are few */
+  int64_t panel; /* number of tiles in a panel of result rows */
+  float *inputs; /* transformed inputs that all threads share, if few */
 } forward;
 
-/* Returns the floats between the points of `tiles` tiles. The padding avoids multiples of the
- * distance at which lines map to the same cache sets. */
+/* Returns the distance in floats between the 16 points of `tiles` tiles. The padding keeps points
+ * from competing for the same cache sets. */
 static int64_t input_stride(const geometry *g, int64_t tiles) { return tiles * g->channels + LINE; }
 static int64_t result_stride(int64_t tiles) { return tiles * PANEL + LINE; }
 
@@ -231,7 +231,8 @@ static void transform_inputs(const forward *f, int64_t begin, int64_t end, int64
   }
 }
 
-/* Finishes one vector of a tile's four results: bias, addition, then relu or its gradient. */
+/* Finishes and stores one vector of results: adds the bias and `added`, then applies relu or its
+ * gradient. */
 static inline void finish(const forward *f, V y, int64_t offset, int64_t filter) {
   if (f->bias) y = y + V_LOAD(f->bias + filter);
   if (f->added) y = y + V_LOAD(f->added + offset);
@@ -303,7 +304,7 @@ static void share_inputs(void *context, int64_t begin, int64_t end) {
   transform_inputs(f, begin, end, 0, input_stride(&f->g, f->g.tiles), f->inputs);
 }
 
-/* Runs blocks of tiles, panel by panel. */
+/* Computes units from the shared inputs. A unit is a block of tiles for one panel of filters. */
 static void run_panels(void *context, int64_t first, int64_t last) {
   const forward *f = context;
   int64_t count = f->blocks * panels_of(f->g.filters);
@@ -389,11 +390,12 @@ void mpg_cpu_winograd_panel(const mpg_panels *panels, int thread, int64_t panel,
 }
 
 /* --- Weights ---------------------------------------------------------------------------------- */
-/* Packs a square of GROUP channels by one panel of filters, through taps[channel][tap][filter]. */
+/* Transform of a weight. A unit is GROUP channels of one panel of filters, which pass through
+ * taps[channel][tap][filter]. */
 typedef struct packing {
   int64_t channels, filters; /* of the packed weight's convolution */
   bool backward;             /* the weight is (channels, filters, 3, 3), rotated by 180 degrees */
-  /* for the gradient: the weight's gradient, and the products' sums in packed layout */
+  /* the weight and the packed weight; for the gradient, its result and the sums of products */
   float *weight, *packed;
 } packing;
 
@@ -423,7 +425,7 @@ static void write_taps(const packing *w, int64_t channel, int64_t panel, int wid
   }
 }
 
-/* Computes G g G'. */
+/* Packs the weight: computes G g G'. */
 static void pack_squares(void *context, int64_t begin, int64_t end) {
   const packing *w = context;
   float taps[GROUP][TAPS][PANEL];
@@ -472,7 +474,7 @@ mpg_status mpg_cpu_pack_winograd(const mpg_kernel_call *call) {
 typedef struct gradient {
   geometry g;
   const float *data, *out_grad;
-  /* tiles of this round; floats between points are room * channels or filters */
+  /* first and number of tiles in this round, and the maximum number in a round */
   int64_t first, tiles, room;
   float *inputs; /* [16][groups of channels][tiles][GROUP] */
   float *grads;  /* [16][panels][tiles][PANEL] */
@@ -531,7 +533,7 @@ static void sum_products(void *context, int64_t begin, int64_t end) {
   }
 }
 
-/* Computes G'u G. */
+/* Computes the weight's gradient G'u G from the sums u. */
 static void unpack_squares(void *context, int64_t begin, int64_t end) {
   const packing *w = context;
   float taps[GROUP][TAPS][PANEL];
