@@ -1,12 +1,12 @@
 /* Binary ops: two arrays with broadcasting, or an array and a scalar.
  *
- * A row function computes one run of elements; each operand advances or is broadcast (bits 0 and 1
- * of `varying`). An op has one row function per compute type (convert.h); if it has none for an
- * integer type, it is computed in double. Comparisons, and ops whose 8-bit results are the low bits
- * of their int32_t results, also have rows of bytes. Shapes are collapsed to the fewest dimensions
- * along which both operands keep advancing or repeating, so that runs are as long as possible. If
- * runs are short, a broadcast operand is expanded (expand.h). Results may overwrite an operand:
- * only result i reads element i, before it is written.
+ * A row function computes one run of elements. In a run, each operand either advances or is
+ * broadcast (bits 0 and 1 of `varying`). An op has one row function per compute type (convert.h);
+ * if it has none for an integer type, it is computed in double. Comparisons, and ops whose 8-bit
+ * results are the low bits of their int32_t results, also have row functions for bytes. Shapes are
+ * collapsed to the fewest dimensions along which both operands keep advancing or repeating, so that
+ * runs are as long as possible. If runs are short, a broadcast operand is expanded (expand.h).
+ * Results may overwrite an operand: only result i reads element i, before it is written.
  */
 #include <math.h>
 
@@ -42,8 +42,9 @@ typedef void (*row_fn)(const void *a, const void *b, void *out, int64_t count, i
       }                                                                                           \
     }                                                                                             \
   }
-/* Rows of halves without an intermediate buffer, for formulas cheaper than buffering. A broadcast
- * operand is a group of equal elements; the last group is padded with zeros. */
+/* Row functions for halves without an intermediate buffer, for formulas that are cheaper than
+ * buffering. A broadcast operand becomes a group of equal elements. The last group is padded with
+ * zeros. */
 #define HALF_ROW(name, suffix, expression)                                                      \
   MPG_HALVES_INLINE void name##_group_##suffix(const uint16_t *a, const uint16_t *b,            \
                                                uint16_t *out) {                                 \
@@ -124,7 +125,7 @@ BYTE_ROWS(greater_equal, x >= y)
 BYTE_ROWS(lesser, x < y)
 BYTE_ROWS(lesser_equal, x <= y)
 
-/* Returns the op's row of bytes for its int32_t row, or NULL if it has none. */
+/* Returns the byte version of an op's int32_t row function, or NULL if the op has none. */
 static row_fn byte_row(row_fn of_int32, mpg_dtype dtype) {
 #define BYTES(name) \
   { name##_i32, name##_u8, name##_i8 }
@@ -142,7 +143,7 @@ enum { CHEAP, DEAR };
 typedef struct binary_op {
   row_fn rows[MPG_COMPUTE_COUNT];
   row_fn f16, bf16; /* NULL to compute in float, block by block */
-  bool dear;        /* fewer elements justify a thread */
+  bool dear;        /* costly, so that fewer elements justify a thread */
 } binary_op;
 
 #define HALVES_CHEAP(name) name##_f16, name##_bf16 /* for CHEAP formulas */
@@ -165,7 +166,7 @@ typedef struct plan {
   row_fn row;
   mpg_compute compute;
   mpg_dtype dtype;
-  bool direct; /* the row function takes elements of the dtype */
+  bool direct; /* the row function reads and writes the dtype itself */
   const char *a, *b;
   char *out;
   size_t size;
@@ -199,7 +200,8 @@ static int64_t collapse(plan *p, const mpg_shape *a, const mpg_shape *b, const m
   return total;
 }
 
-/* Computes one run, with the operands at element offsets ia and ib. */
+/* Computes one run of `count` results from element io on. The operands start at elements ia and
+ * ib. */
 static void run(const plan *p, int64_t ia, int64_t ib, int64_t io, int64_t count, int varying) {
   if (p->direct) {
     p->row(p->a + ia * (int64_t)p->size, p->b + ib * (int64_t)p->size,
@@ -260,14 +262,14 @@ static bool contiguous(const plan *p, const int64_t *strides) {
   return true;
 }
 
-/* Runs rows of the innermost dimension, as many at a time as fit into a block. */
+/* Computes short rows, as many at a time as fit into a block, with broadcast operands expanded. */
 static void run_short(void *context, int64_t begin, int64_t end) {
   const plan *p = context;
   mpg_expand_buffer buffers[2];
   int64_t n = p->dims[0], most = MPG_CPU_BLOCK / n, size = (int64_t)p->size;
   const char *data[2] = {p->a, p->b}, *from[2];
   const int64_t *strides[2] = {p->stride_a, p->stride_b};
-  bool moves[2], same[2]; /* has the result's layout; has equal contents in every block */
+  bool moves[2], same[2]; /* same layout as the result; same contents in every block */
   for (int k = 0; k < 2; k++) {
     moves[k] = contiguous(p, strides[k]);
     same[k] = p->ndim == 2 && !strides[k][1];
@@ -381,8 +383,8 @@ static void run_scalar(void *context, int64_t begin, int64_t end) {
   }
 }
 
-/* Expands the scalar to a block. With a scalar in a register, the tests on it prevent
- * vectorization. */
+/* Runs a row function with the scalar expanded to a block. With a scalar in a register, the
+ * formula's tests of it would prevent vectorization. */
 static void run_filled(void *context, int64_t begin, int64_t end) {
   const scalar_plan *p = context;
   mpg_block_buffer in, result, numbers;
@@ -399,7 +401,7 @@ static void run_filled(void *context, int64_t begin, int64_t end) {
   }
 }
 
-/* Powers with a special exponent, rounded once from double, like powf's. */
+/* Powers with special exponents. Like powf, they round once, from double precision. */
 #define POWER_ROW(name, expression)                                                          \
   static void name(const void *pa, const void *exponent, void *po, int64_t n, int varying) { \
     const float *a = pa;                                                                     \
@@ -410,7 +412,8 @@ static void run_filled(void *context, int64_t begin, int64_t end) {
       out[i] = (expression);                                                                 \
     }                                                                                        \
   }
-/* Computes the square in two parts; beyond 2^43 the result is infinite. */
+/* Computes x^3 with x^2 as a sum of two floats. If |x| is 2^43 or more, the result is infinite, and
+ * the low part is left out because it could make it NaN. */
 static inline float cube_of(float x) {
 #ifdef MPG_MATH_FUSED
   float square = x * x, low = fmaf(x, x, -square) * x;
@@ -421,7 +424,7 @@ static inline float cube_of(float x) {
 }
 POWER_ROW(cube, cube_of(x))
 POWER_ROW(fourth, (float)(((double)x * x) * ((double)x * x)))
-POWER_ROW(root, x == -INFINITY ? INFINITY : sqrtf(x) + 0.0f) /* avoids -0 */
+POWER_ROW(root, x == -INFINITY ? INFINITY : sqrtf(x) + 0.0f) /* + 0.0f turns -0 into 0 */
 POWER_ROW(inverse, 1 / x)
 POWER_ROW(inverse_square, (float)(1 / ((double)x * x)))
 

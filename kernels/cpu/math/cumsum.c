@@ -1,7 +1,7 @@
 /* Cumulative sums. The input is [outer, length, inner]. Rows of `inner` elements are added one
  * after the other, so that the order of additions, and therefore every bit, follows the definition.
- * Floats are summed in double. Threads share the outer index. Each addition depends on the previous
- * one, so if `inner` is small, rows of several outer indices advance together.
+ * Floats are summed in double. The outer indices are divided among threads. Each addition depends
+ * on the previous one, so if `inner` is small, rows of several outer indices advance together.
  */
 #include "kernels/cpu/array/turn.h"
 #include "kernels/cpu/convert.h"
@@ -96,8 +96,8 @@ static const int64_t MANY = MPG_VECTOR_BYTES >= 64 ? 8 : INT64_MAX;
       }                                                                                      \
   }
 
-/* Accumulates contiguous lines of `length` elements. Lines are short, so the processor overlaps
- * many. */
+/* Accumulates contiguous lines of `length` elements. Lines are short, so the processor overlaps the
+ * additions of several lines. */
 #define LINES(name, T, S)                                                                    \
   static void name(const void *in, void *out, int64_t lines, int64_t length, bool reverse) { \
     const T *from = in;                                                                      \
@@ -145,7 +145,7 @@ static void narrow_range(void *context, int64_t begin, int64_t end) {
   const mpg_view *in = &p->call->inputs[0], *out = &p->call->outputs[0];
   struct {
     mpg_block_buffer loaded, stored;
-    char apart[192]; /* padding: lines a page apart share few cache sets */
+    char apart[192]; /* padding, which spreads the buffers over the cache sets */
   } buffers[TOGETHER];
   bool direct = mpg_compute_direct(p->compute, in->desc.dtype) &&
                 mpg_compute_direct(p->compute, out->desc.dtype);
@@ -195,7 +195,7 @@ static void narrow_range(void *context, int64_t begin, int64_t end) {
   }
 }
 
-/* A vector of sums, and one of their elements. */
+/* A vector of sums, and a vector of the elements that are added to them. */
 enum { SUMS = MPG_VECTOR_BYTES / (int)sizeof(double) };
 typedef double vector_of_sums __attribute__((vector_size(SUMS * sizeof(double))));
 typedef float vector_of_elements __attribute__((vector_size(SUMS * sizeof(float))));
@@ -252,7 +252,7 @@ static void turned_range(void *context, int64_t begin, int64_t end) {
 mpg_status mpg_cpu_cumsum(const mpg_kernel_call *call) {
   const mpg_cumsum_params *params = call->params;
   const mpg_shape *shape = &call->inputs[0].desc.shape;
-  /* The result's dtype decides the type of the sums. */
+  /* The sums have the compute type of the result's dtype. */
   cumsum p = {.call = call,
               .compute = mpg_compute_of(call->outputs[0].desc.dtype),
               .length = mpg_shape_size(shape),

@@ -1,6 +1,6 @@
-/* Unary ops. A row function computes a run of elements, one per compute type (convert.h). Integers
- * are computed in int64_t if the function maps integers to integers, else in double. Results may
- * overwrite the input.
+/* Unary ops. A row function computes a run of elements. An op has one row function per compute type
+ * (convert.h). Integers are computed in int64_t if the function maps integers to integers, else in
+ * double. Results may overwrite the input.
  */
 #include <math.h>
 
@@ -15,7 +15,7 @@ typedef void (*row_fn)(const void *in, void *out, int64_t count, const double *c
 #define ROW(name, suffix, T, expression)                                                         \
   static void name##_##suffix(const void *in, void *out, int64_t count, const double *numbers) { \
     const double constants[3] = {numbers[0], numbers[1],                                         \
-                                 numbers[2]}; /* loaded once, to avoid branches */               \
+                                 numbers[2]}; /* conditional loads in the loop would branch */   \
     (void)constants;                                                                             \
     const T *source = in;                                                                        \
     T *target = out;                                                                             \
@@ -24,7 +24,7 @@ typedef void (*row_fn)(const void *in, void *out, int64_t count, const double *c
       target[i] = (expression);                                                                  \
     }                                                                                            \
   }
-/* Rows of halves without an intermediate buffer. The last group is padded with zeros. */
+/* Row functions for halves without an intermediate buffer. The last group is padded with zeros. */
 #define HALF_ROW(name, suffix, store, expression)                                               \
   MPG_HALVES_INLINE void name##_group_##suffix(const uint16_t *source, uint16_t *target,        \
                                                const double *constants) {                       \
@@ -61,8 +61,8 @@ typedef void (*row_fn)(const void *in, void *out, int64_t count, const double *c
 #define STORE_WHOLE STORE_CHEAP
 #define STORE_ROUNDING STORE_EXACT
 #define WHOLE_ROW(name, expression) ROW(name, i64, int64_t, expression)
-/* Two formulas, the first of which is valid in part of the range only. Selected per element,
- * independent of its neighbors. */
+/* Two formulas, the first of which is valid in part of the range only. The choice is made per
+ * element, so a result does not depend on its neighbors. */
 #define LIMITED_ROW(name, suffix, T, right, near, far)                                             \
   static void name##_##suffix(const void *in, void *out, int64_t count, const double *constants) { \
     (void)constants;                                                                               \
@@ -126,7 +126,7 @@ typedef struct unary_plan {
   row_fn row;
   mpg_compute compute;
   mpg_dtype dtype;
-  bool direct; /* the row function takes elements of the dtype */
+  bool direct; /* the row function reads and writes the dtype itself */
   const void *in;
   void *out;
   double constants[MPG_UNARY_CONSTANTS];
@@ -224,7 +224,7 @@ mpg_status mpg_cpu_leaky_relu(const mpg_kernel_call *call) {
   if (formula) return unary(call, formula);
   const mpg_desc *desc = &call->inputs[0].desc;
   if (params->act_type == MPG_LEAKY_PRELU) {
-    mpg_view gamma = call->inputs[1]; /* in the shape to broadcast */
+    mpg_view gamma = call->inputs[1]; /* reshaped to broadcast along the data */
     gamma.desc.shape = mpg_prelu_shape(&desc->shape, &gamma.desc.shape);
     mpg_cpu_leak(call, &call->inputs[0], &gamma, &call->outputs[0]);
     return MPG_OK;
@@ -295,7 +295,7 @@ mpg_status mpg_cpu_backward_leaky_relu(const mpg_kernel_call *call) {
   return MPG_OK;
 }
 
-/* add_n: block by block, in the order of the arrays. */
+/* add_n adds the arrays in order, block by block. */
 typedef struct sum_plan {
   const mpg_kernel_call *call;
   mpg_compute compute;

@@ -1,10 +1,11 @@
 /* Fused groups (op/fused.h): runs the members' kernels one after the other on tiles that stay in a
  * core's cache.
  *
- * A tile is a box of the domain that is contiguous in every value; kernels see the tile's part of a
+ * A tile is a box of the domain that is contiguous in every value. Kernels see the tile's part of a
  * value as a small array. Values used only inside the group are in the thread's scratch, in reused
- * slots. Threads share the tiles in runs that end at the chunk boundaries of trailing reductions.
- * With a producer, a thread computes a panel of the product, then the tiles of its rows.
+ * slots. Each thread runs a contiguous range of tiles. Ranges end at the chunk boundaries of
+ * trailing reductions. With a producer, a thread computes a panel of the product, then the tiles of
+ * the panel's rows.
  */
 #include <string.h>
 
@@ -15,19 +16,20 @@
 #include "kernels/cpu/math/reduce.h"
 #include "op/fused.h"
 
-/* Elements of a tile; elements times members that justify a thread. */
+/* Maximum elements of a tile, and the work (elements times members) that justifies a thread. */
 enum { TILE = 4096, WORK = 65536 };
 
 typedef struct run {
   const mpg_kernel_call *call;
   const mpg_fused *fused;
-  int split;                   /* tiles fix the dims before `split` and take `step` of it */
-  int64_t inner, step, blocks; /* elements inside `split`; tiles along it */
-  int64_t tiles, pieces;       /* total tiles; shares of the threads */
-  /* Total blocks of `inner` elements. `grain` blocks hold whole chunks of all trailing reductions
-   * and whole panels; 0 if there are neither. */
+  int split;                   /* a tile has one index per dim before `split`, and `step` of it */
+  int64_t inner, step, blocks; /* elements per index of `split`; tiles along `split` */
+  int64_t tiles, pieces;       /* number of tiles; number of ranges, one per thread */
+  /* A row is `inner` elements of the domain; `rows` is the number of rows. Ranges are multiples of
+   * `grain` rows, which hold whole panels and whole chunks of all trailing reductions. `grain` is 0
+   * if there are neither. */
   int64_t rows, grain;
-  int64_t panel, panel_elements; /* blocks per producer panel; 0 if there is no producer */
+  int64_t panel, panel_elements; /* rows and elements per producer panel; 0 if no producer */
   /* The producer performs the members before `first` and computes the value `made`: its own, or
    * that of the last of these members. */
   uint32_t first, made;
@@ -49,7 +51,7 @@ static void *outside(const run *r, uint32_t operand) {
   return operand < inputs ? r->call->inputs[operand].data : r->call->outputs[operand - inputs].data;
 }
 
-/* Runs the members on `rows` rows of the domain from `row` on, in blocks of `inner` elements. */
+/* Runs the members on rows [row, row + rows) of the domain. */
 static mpg_status run_members(const run *r, mpg_view *views, const int64_t *offsets, int64_t row,
                               int64_t rows, char *scratch) {
   const mpg_fused *fused = r->fused;
@@ -86,7 +88,7 @@ static mpg_status run_members(const run *r, mpg_view *views, const int64_t *offs
   return MPG_OK;
 }
 
-/* Runs everything as one tile, with the group's own views. */
+/* Runs the group as one tile, with the group's own views. */
 static mpg_status run_whole(run *r) {
   const mpg_fused *fused = r->fused;
   void **addresses = (void **)(void *)(r->scratch + r->addresses);
@@ -101,7 +103,7 @@ static mpg_status run_whole(run *r) {
   return run_members(r, fused->views, NULL, 0, 0, r->scratch);
 }
 
-/* Computes the views of a tile of `count` along the split dim. */
+/* Sets the shapes of a tile's views, for a tile with `count` indices of the split dim. */
 static void cut_views(const run *r, int64_t count, mpg_view *views) {
   const mpg_fused *fused = r->fused;
   for (uint32_t i = 0; i < fused->num_operands; i++) {
@@ -166,7 +168,8 @@ static mpg_status run_panels(const run *r, int64_t begin, int64_t end, int threa
   return MPG_OK;
 }
 
-/* Returns the first row of a piece, which starts a tile or a chunk. */
+/* Returns the first row of a thread's piece. A piece begins at a tile, or at a multiple of
+ * `grain`. */
 static int64_t begin_of(const run *r, int64_t piece) {
   if (r->grain)
     return piece == r->pieces ? r->rows : r->rows / r->grain * piece / r->pieces * r->grain;
@@ -211,7 +214,8 @@ static bool chunks_of(const run *r, int64_t elements) {
   return true;
 }
 
-/* Returns the fewest blocks that hold whole panels and whole chunks of every trailing reduction. */
+/* Returns the number of rows per work unit: the least common multiple of the panel and the chunks
+ * of all trailing reductions. */
 static int64_t find_grain(const run *r) {
   int64_t grain = r->panel ? r->panel : r->fused->num_trailing != 0;
   for (uint32_t i = 0; i < r->fused->num_trailing; i++) {

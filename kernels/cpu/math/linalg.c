@@ -1,5 +1,6 @@
-/* Linear algebra on batches of matrices: LAPACK processes one matrix at a time, and threads share
- * the matrices. The result for a matrix does not depend on the other matrices or on threads. */
+/* Linear algebra on batches of matrices: each matrix is processed by one thread, with
+ * single-threaded LAPACK. The result for a matrix does not depend on other matrices or on the
+ * number of threads. */
 #include <limits.h>
 #include <math.h>
 #include <stdatomic.h>
@@ -7,7 +8,8 @@
 
 #include "kernels/cpu/vendor/openblas.h"
 
-/* Upper bound on LAPACK's block size in columns. Its work space is this many times a side. */
+/* Upper bound on LAPACK's block size in columns. LAPACK's work space is this number times the side
+ * of a matrix. */
 enum { LAPACK_BLOCK = 64 };
 
 typedef struct matrices matrices;
@@ -19,7 +21,7 @@ struct matrices {
   int64_t count, rows, columns;
   int64_t n; /* side of square matrices */
   int64_t offset;
-  bool extract, lower; /* for triangles */
+  bool extract, lower; /* for extracttrian and maketrian */
   matrix_fn one;
   int64_t lanes;
   char *scratch;
@@ -43,7 +45,7 @@ struct matrices {
 #undef NAME
 #define INSTANCE(name, dtype) ((dtype) == MPG_FLOAT32 ? name##_f32 : name##_f64)
 
-/* Lane l processes matrices l, l + lanes, ... */
+/* A lane is the work of one thread. Lane l processes matrices l, l + lanes, ... */
 static void run_lanes(void *context, int64_t begin, int64_t end) {
   matrices *t = context;
   for (int64_t lane = begin; lane < end; lane++)

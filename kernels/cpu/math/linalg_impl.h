@@ -1,7 +1,7 @@
 /* Linear algebra for one dtype. Included by linalg.c with
  *   T   the dtype      B   its functions in mpg_openblas      NAME(x)   spelled x_T here
- * LAPACK matrices are column-major, so it sees these matrices transposed: their lower triangles are
- * its upper ones. Functions on one matrix return 0, or LAPACK's error code.
+ * LAPACK is column-major, so it sees these row-major matrices transposed, with lower triangles as
+ * upper ones. Functions on one matrix return 0, or LAPACK's error code.
  */
 
 /* Names of this instance. */
@@ -29,7 +29,8 @@ static int potrf_T(const matrices *t, int64_t i, void *scratch) {
   return info;
 }
 
-/* Copies one triangle to the other. */
+/* Makes a matrix symmetric: copies its lower triangle to the upper one if `lower`, else the
+ * reverse. */
 static void mirror_T(T *a, int64_t n, bool lower) {
   for (int64_t r = 0; r < n; r++)
     for (int64_t c = 0; c < r; c++) {
@@ -80,7 +81,7 @@ static int syrk_T(const matrices *t, int64_t i, void *scratch) {
   return 0;
 }
 
-/* Factors A by factoring A^T = Q^T L^T, which is the matrix that LAPACK sees. */
+/* Computes the LQ factorization of A as the QR factorization of A^T, since LAPACK sees A^T. */
 static int gelqf_T(const matrices *t, int64_t i, void *scratch) {
   T *q = (T *)t->call->outputs[0].data + i * t->rows * t->columns,
     *l = (T *)t->call->outputs[1].data + i * t->rows * t->rows;
@@ -128,7 +129,8 @@ static int inverse_T(const matrices *t, int64_t i, void *scratch) {
   return 0;
 }
 
-/* Computes det, or its sign and logarithm. */
+/* Computes the determinant from an LU factorization, or its sign and the logarithm of its absolute
+ * value. */
 static int det_T(const matrices *t, int64_t i, void *scratch) {
   T *lu = scratch, swaps = 1, sign = 1, logarithm = 0, product = 1;
   int n = (int)t->n, *pivots = (int *)(lu + t->n * t->n), info = 0;

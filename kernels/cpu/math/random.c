@@ -43,7 +43,7 @@ enum { WORDS = 2 * MPG_CPU_BLOCK + 8 };
 
 enum { WORD_BUFFER = WORDS + 8 };
 
-/* Draws for one set of parameters: elements [0, n) from position `position` on. */
+/* Fill out[0, n) with draws from position `position` on, for one set of parameters. */
 static void uniform_run(mpg_random_key key, uint64_t position, int64_t n, mpg_dtype dtype,
                         double low, double high, void *out) {
   uint32_t buffer[WORD_BUFFER];
@@ -120,7 +120,7 @@ typedef struct draw_plan {
   mpg_random_key key;
   mpg_dtype dtype;
   void *out;
-  /* sample_*: one parameter pair per element, for `each` results. */
+  /* For sample_*: each element of `as` and `bs` is a set of parameters for `each` results. */
   const void *as, *bs;
   mpg_dtype param_dtype;
   int64_t each;
@@ -258,7 +258,7 @@ static void run_choices(void *context, int64_t begin, int64_t end) {
     double target =
         mpg_philox_uniform_double(b.value[2 * (position & 1)], b.value[2 * (position & 1) + 1]) *
         sums[p->outcomes - 1];
-    int64_t low = 0, high = p->outcomes - 1; /* finds the first sum above the target */
+    int64_t low = 0, high = p->outcomes - 1; /* binary search: first sum above the target */
     while (low < high) {
       int64_t middle = (low + high) / 2;
       if (sums[middle] > target)
@@ -358,12 +358,12 @@ typedef struct dropout_plan {
   void *out;
   uint8_t *mask;
   double scale;
-  uint32_t threshold; /* keeps an element if the upper 24 bits of its word are below */
-  bool drawn;         /* true if the mask is drawn here, element by element */
-  int ndim;           /* 0 if the mask has the data's shape; else as in run_apply */
+  uint32_t threshold; /* keeps elements whose random word >> 8 is below this */
+  bool drawn;         /* true if run_dropout also draws the mask */
+  int ndim;           /* 0 if the mask has the data's shape; else the data's ndim */
   int64_t dims[MPG_MAX_NDIM], strides[MPG_MAX_NDIM];
-  /* Part of an array: `part` contiguous elements of every `whole`, from `begin` on. part 0 means
-   * the whole array. */
+  /* For a part of an array: `part` contiguous elements of every `whole`, from `begin` on, which
+   * draw the same numbers as in the whole array. `part` is 0 for a whole array. */
   int64_t part, whole, begin;
 } dropout_plan;
 

@@ -4,11 +4,11 @@
  * as (outer, count, inner) and computes (outer, inner). `count` is split into chunks whose length
  * depends on shapes only; a further pass combines the chunks' results.
  *
- * Within a chunk, rows shorter than MPG_WIDE elements are grouped into one wide row (for contiguous
- * elements, where inner is 1, into MPG_WIDE of them). MPG_ROWS rows form a piece, added row by row;
- * pieces are added pairwise. Finally, the remainder is added to a wide row, whose halves are added
- * to each other. Rounding errors therefore grow with the logarithm of the count, and results depend
- * on neither threads nor instruction set.
+ * Within a chunk, rows shorter than MPG_WIDE elements are grouped into one wide row (if inner is 1,
+ * a wide row is MPG_WIDE contiguous elements). MPG_ROWS rows form a piece, added row by row; pieces
+ * are added pairwise. Finally, the remainder is added to a wide row, whose halves are added to each
+ * other. Rounding errors therefore grow with the logarithm of the count, and results depend on
+ * neither threads nor instruction set.
  *
  * Halves and floats accumulate in float, doubles in double, integers in int64_t, or in int32_t if
  * that gives the same result. Intermediate results keep the accumulator's type.
@@ -27,7 +27,7 @@
 
 enum { MPG_WIDE = 32, MPG_ROWS = 16, MPG_COLUMNS = MPG_CPU_BLOCK, LEVELS = 10 };
 
-/* Returns the number of rows of `inner` to group into one: a power of two. */
+/* Returns the number of rows of `inner` elements in a wide row, a power of two. */
 static int64_t group_of(int64_t inner, int64_t count) {
   int64_t group = 1;
   while (group * inner < MPG_WIDE) group *= 2;
@@ -35,19 +35,20 @@ static int64_t group_of(int64_t inner, int64_t count) {
   return inner == 1 && count >= MPG_WIDE / 2 ? MPG_WIDE / 2 : 1;
 }
 
-/* Returns the columns per tile, and the number of tiles. No tile is narrow unless `inner` is. */
+/* Returns the number of columns per tile, and sets *tiles to the number of tiles. Tiles have
+ * similar widths, so no tile is narrow unless `inner` is small. */
 static int64_t tile_of(int64_t inner, int64_t *tiles) {
   *tiles = inner > 0 ? (inner + MPG_COLUMNS - 1) / MPG_COLUMNS : 1;
   int64_t width = (inner + *tiles - 1) / *tiles;
   return *tiles == 1 ? inner : (width + MPG_WIDE - 1) / MPG_WIDE * MPG_WIDE;
 }
 
-/* Returns the type that holds sums of any length. */
+/* Returns the compute type in which sums accumulate. */
 static mpg_compute accumulator_of(mpg_dtype dtype) {
   return mpg_dtype_is_float(dtype) ? mpg_compute_of(dtype) : MPG_COMPUTE_I64;
 }
 
-/* The type from which vectors are loaded. */
+/* The type of elements in memory: the accumulator's type T, or one of two narrower types. */
 typedef enum source_kind { SOURCE_T, SOURCE_NARROW, SOURCE_NARROW_TOO } source_kind;
 
 typedef struct pass {
@@ -248,8 +249,8 @@ static void run_finish(void *context, int64_t begin, int64_t end) {
       (const char *)p->values + begin * (int64_t)mpg_dtype_size(mpg_compute_dtype(p->compute)));
 }
 
-/* Runs passes over the source's `count` until one result is left. The last pass writes it to its
- * target: `end`, or a buffer. */
+/* Runs passes over the source's `count` until one result is left. The last pass writes to `end`, or
+ * to a buffer if `end` is NULL. */
 static void run_passes(const mpg_kernel_call *call, pass *p, char *const *buffers, int *flip,
                        void *end) {
   for (;;) {
@@ -314,7 +315,7 @@ static mpg_status reduce(const mpg_kernel_call *call, const mpg_view *in, const 
   }
   finish_plan finish = {compute,   out->desc.dtype,         (void *)p.source,
                         out->data, f.mean ? runs.total : 0, f.root};
-  if (f.mean && runs.total == 0 && compute != MPG_COMPUTE_I64) { /* 0 / 0 */
+  if (f.mean && runs.total == 0 && compute != MPG_COMPUTE_I64) { /* an empty mean is 0 / 0 */
     finish.count = 0;
     for (int64_t i = 0; i < results; i++) {
       if (compute == MPG_COMPUTE_F32)
@@ -446,8 +447,8 @@ static void run_broadcast(void *context, int64_t begin, int64_t end) {
   }
 }
 
-/* Runs rows of the innermost dimension, as many at a time as fit into a buffer, leaving slack for
- * the vectors of expand.h. */
+/* Broadcasts short rows: expands a buffer full of rows at a time, then copies them to the result.
+ * The buffer keeps slack for the vectors of expand.h. */
 static void run_short(void *context, int64_t begin, int64_t end) {
   const broadcast_plan *p = context;
   const mpg_broadcast *b = &p->runs;

@@ -3,7 +3,8 @@
  *
  * The source is (count, inner), reduced to (inner). Whole chunks (op/fused.h) may be processed by
  * different threads, each with its own state; a thread supplies a chunk's rows in order. After all
- * chunks, one call combines their partial results. A plain value; the caller owns the memory.
+ * chunks, one call combines their partial results. mpg_trailing_reduction is a plain value; the
+ * caller owns all memory.
  */
 #ifndef KERNELS_CPU_MATH_REDUCE_H
 #define KERNELS_CPU_MATH_REDUCE_H
@@ -11,8 +12,8 @@
 #include "kernels/common/reduce.h"
 #include "kernels/cpu/cpu.h"
 
-/* Reduces each of `lines` equal parts of `in` to an element of `out`, like contiguous elements in
- * reduce.c. Floats. */
+/* Reduces each of `lines` contiguous parts of `in`, of equal size, to an element of `out`. For
+ * float dtypes only. */
 mpg_status mpg_cpu_reduce_lines(const mpg_kernel_call *call, const mpg_view *in, int64_t lines,
                                 const mpg_view *out, mpg_reduction f)
     MPG_PER_ISA(mpg_cpu_reduce_lines);
@@ -27,15 +28,17 @@ typedef struct mpg_trailing_reduction {
   size_t state_bytes, partial_bytes; /* per thread; for all chunks; multiples of 64 */
 } mpg_trailing_reduction;
 
+/* Returns the chunks and memory sizes of a trailing reduction. */
 mpg_trailing_reduction mpg_cpu_trailing_of(const mpg_op *op, const void *params, mpg_dtype dtype,
                                            int64_t count, int64_t inner)
     MPG_PER_ISA(mpg_cpu_trailing_of);
-/* Call before the first row of a chunk. */
+/* Initializes a thread's state. Call it before the thread's first row. */
 void mpg_cpu_trailing_begin(void *state) MPG_PER_ISA(mpg_cpu_trailing_begin);
-/* `values` are the source's rows from `row` on. */
+/* Adds rows [row, row + rows) of the source, whose contents are `values`. */
 void mpg_cpu_trailing_feed(const mpg_trailing_reduction *trailing, void *state, void *partials,
                            const void *values, int64_t row, int64_t rows)
     MPG_PER_ISA(mpg_cpu_trailing_feed);
+/* Combines the partial results of all chunks into `out`. */
 mpg_status mpg_cpu_trailing_end(const mpg_kernel_call *call, const mpg_trailing_reduction *trailing,
                                 void *partials, mpg_dtype dtype, void *out)
     MPG_PER_ISA(mpg_cpu_trailing_end);

@@ -5,13 +5,13 @@
  *   LARGEST(result, x, y), SMALLEST: on vectors, x if it is NaN, else the larger (smaller), y if
  *       they are equal
  *   NARROW, NARROW_DTYPE, OF_NARROW(x), LOAD_NARROW(v, from), and the same with NARROW_TOO:
- *       two types that sums read directly. NARROW_EXTREMES: maximum and minimum read them as well.
- *       Without these, elements are converted first.
+ *       two narrower types that sums read without a conversion buffer. With NARROW_EXTREMES,
+ *       maximum and minimum do so as well.
  *   NO_TRAILING: no trailing reduction accumulates in T
  *
  * Rows of numbers are combined element by element, in order, in registers. Vectors have the
- * instruction set's width (compilers split wider ones, and comparisons into single elements). The
- * order of combinations does not depend on the width.
+ * instruction set's width, since compilers split wider vectors, and their comparisons into single
+ * elements. The order of combinations does not depend on the width.
  */
 
 /* Names of this instance. */
@@ -73,7 +73,7 @@ INLINE T prepare_T(mpg_prepare how, T x) {
   }
 }
 
-/* Vector versions. By address, since the ABI for vector arguments depends on the instruction
+/* Vector versions. Vectors are passed by address, since their ABI depends on the instruction
  * set. */
 INLINE void choose_T(const mask_T *where, const vector_T *x, vector_T *y) {
   *y = (vector_T)((*where & (mask_T)*x) | (~*where & (mask_T)*y));
@@ -92,7 +92,8 @@ INLINE void combine_vector_T(mpg_combine how, vector_T *x, const vector_T *y) {
     *x = result;
   }
 }
-/* Loads the vector at element i of `from`, whose type is T or as `source` says. */
+/* Loads the vector at element i of `from`, converts it from the type `source` to T, and applies
+ * `how`. */
 INLINE void load_T(mpg_prepare how, source_kind source, const void *from, int64_t i, vector_T *v) {
   vector_T x = {0}; /* gcc does not see that all lanes are written */
   (void)source;
@@ -130,8 +131,9 @@ INLINE T load_one_T(mpg_prepare how, source_kind source, const void *from, int64
   return prepare_T(how, ((const T *)from)[i]);
 }
 
-/* acc = ((acc + row) + row) + ...; `first` ignores the old acc. Columns that do not fill a vector
- * are covered by two overlapping vectors, which compute equal results. */
+/* Combines n rows into acc, one after the other: acc = ((acc + row) + row) + ... If `first`, the
+ * old acc is ignored. Columns that do not fill a vector are computed in a vector that overlaps the
+ * one before; both give equal results. */
 INLINE void rows_as_T(mpg_combine how, mpg_prepare prepare, source_kind source, const void *rows,
                       int64_t stride, int64_t n, T *acc, int64_t width, bool first) {
   enum { LANES = LANES_T };
@@ -219,10 +221,10 @@ INLINE void add_rest_T(mpg_combine how, mpg_prepare prepare, const T *behind, in
     }
 }
 
-/* Reduces lines of `count` contiguous elements from element `at` on, each to one number, in
- * MPG_WIDE interleaved lanes, or half as many if a line has fewer elements (at least 16). `line`
- * points to them in the accumulator's type, readable up to `limit`; NULL if they need
- * conversion. */
+/* Reduces lines of `count` contiguous elements, from element `at` on, to one number each. A line is
+ * reduced in MPG_WIDE interleaved lanes, or half as many if it has fewer elements (at least 16).
+ * `line` points to the elements in the accumulator's type and is readable up to `limit`. It is NULL
+ * if the elements need conversion. */
 INLINE void lines_as_T(mpg_combine how, mpg_prepare prepare, source_kind source, const pass *p,
                        int64_t at, const T *line, int64_t count, int64_t lines, const T *limit,
                        T *out) {
@@ -274,7 +276,7 @@ INLINE void lines_as_T(mpg_combine how, mpg_prepare prepare, source_kind source,
       for (int k = 0; k < VECTORS; k++) levels[level][k] = v[k];
       pieces++;
     }
-    /* The last piece is in v and acts as level 0's. */
+    /* The last piece is in v. Combine it with the results of all levels. */
     for (int level = 0; pieces >> level; level++) {
       if (!(pieces >> level & 1)) continue;
       for (int k = 0; k < VECTORS; k++) {
@@ -337,7 +339,8 @@ static arithmetic_T arithmetic_of_T(mpg_combine how, mpg_prepare prepare) {
          : prepare == MPG_NAN_TO_0 ? CHOICE(nansum)
                                    : CHOICE(sum);
 }
-/* Returns the arithmetic on the source's own type, or zeros if elements are converted first. */
+/* Returns the functions that read the source's own type, or NULLs if elements must be converted
+ * first. */
 static arithmetic_T source_arithmetic_T(const pass *p) {
   if (mpg_compute_direct(p->compute, p->dtype)) return arithmetic_of_T(p->how, p->prepare);
 #ifdef NARROW
@@ -357,8 +360,8 @@ static arithmetic_T source_arithmetic_T(const pass *p) {
 
 /* --- Pairwise summation ----------------------------------------------------------------------- */
 
-/* Pairwise combination of pieces, like a binary counter: level k, `width` wide, holds the result of
- * 2^k pieces. `acc` is the next piece and is overwritten. */
+/* Adds the next piece, `acc`, to a pairwise summation. The levels work like a binary counter: level
+ * k holds the combined result of 2^k pieces, in `width` columns. Overwrites `acc`. */
 static void push_T(const arithmetic_T *plain, T *levels, int64_t level_stride, uint64_t pieces,
                    T *acc, int64_t width) {
   int level = 0;
@@ -381,7 +384,8 @@ static void collect_T(const arithmetic_T *plain, T *levels, int64_t level_stride
   }
 }
 
-/* Reduces a wide row to one row of `inner`, in place, including the `rest` rows after it. */
+/* Reduces a wide row to one row of `inner` elements, in place. First combines it with the remaining
+ * `rest` rows, which do not fill a wide row. */
 static void narrow_T(const arithmetic_T *f, const arithmetic_T *plain, T *wide, int64_t group,
                      int64_t inner, const T *behind, int64_t rest) {
   if (rest) f->rows(behind, 0, 1, wide, rest * inner, false);
@@ -391,7 +395,7 @@ static void narrow_T(const arithmetic_T *f, const arithmetic_T *plain, T *wide, 
 
 /* --- A pass ----------------------------------------------------------------------------------- */
 
-/* Combines `n` rows of `width` from the source, converted to the accumulator's type, into acc. */
+/* Combines `n` rows of `width` elements of the source, from element `at` on, into acc. */
 static void source_rows_T(const pass *p, const arithmetic_T *f, int64_t at, int64_t stride,
                           int64_t n, T *acc, int64_t width) {
   arithmetic_T direct = source_arithmetic_T(p);
@@ -410,8 +414,8 @@ static void source_rows_T(const pass *p, const arithmetic_T *f, int64_t at, int6
   }
 }
 
-/* Reduces columns [column, column + width) of rows [row, row + count) of one outer index, in groups
- * of adjacent rows or one by one. */
+/* Reduces `count` rows of `width` columns, from element `at` on, in groups of adjacent rows or one
+ * by one. */
 static void columns_T(const pass *p, const arithmetic_T *f, const arithmetic_T *plain, int64_t at,
                       int64_t count, int64_t width, T *result) {
   T levels[LEVELS * MPG_COLUMNS], acc[MPG_COLUMNS];
@@ -441,7 +445,7 @@ static void columns_T(const pass *p, const arithmetic_T *f, const arithmetic_T *
   memcpy(result, acc, (size_t)width * sizeof(T));
 }
 
-/* Reduces lines shorter than those of lines_as: transposes them to columns. */
+/* Reduces lines that are too short for lines_as, by transposing them to columns. */
 static void short_lines_T(const arithmetic_T *f, const T *line, int64_t count, int64_t lines,
                           T *out) {
   enum { TILE = 64 };

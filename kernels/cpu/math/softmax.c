@@ -1,6 +1,6 @@
 /* Softmax, log-softmax, cross-entropy, and their gradients. A row (all elements along the axis) is
- * copied to contiguous float or double memory, unless it already has that form; softmax_rows.h
- * computes there. */
+ * copied to contiguous float or double memory, unless it already has that form. softmax_rows.h has
+ * the arithmetic. */
 #include <math.h>
 #include <omp.h>
 #include <string.h>
@@ -16,7 +16,7 @@ enum {
   GRAIN = 8192,
   MPG_SOFTMAX_TILE = 512,
   TILE_BYTES = 524288,
-  LEAST_COLUMNS = 128, /* columns of a strided array per tile row: several cache lines */
+  LEAST_COLUMNS = 128, /* minimum columns of a tile, so that its rows span several cache lines */
   LEAST_STREAM = 32,
   SHORT_ROW = 16
 };
@@ -37,7 +37,7 @@ typedef struct ce {
   /* `loss` holds the losses or their gradient */
   const mpg_view *data, *label, *loss, *max, *log_sum, *out;
   int64_t n;
-  void *losses; /* if set, receives the losses in the computing type instead */
+  void *losses; /* if not NULL, receives the losses in the computing type */
   bool direct;
   char *buffers;
   size_t buffer_bytes;
@@ -166,8 +166,8 @@ mpg_status mpg_cpu_log_softmax_back(const mpg_kernel_call *call) {
   return back_with(call, KIND_LOG_SOFTMAX_BACK);
 }
 
-/* Forward pass of SoftmaxOutput: along dimension 1 (multi_output), the last (preserve_shape), or
- * all but the first. */
+/* Forward pass of SoftmaxOutput: softmax along dimension 1 (multi_output), along the last dimension
+ * (preserve_shape), or along all dimensions but the first. */
 mpg_status mpg_cpu_softmax_output(const mpg_kernel_call *call) {
   const mpg_softmax_output_params *params = call->params;
   const mpg_shape *shape = &call->inputs[0].desc.shape;

@@ -134,7 +134,8 @@ static void log_softmax_back_row_T(const T *grad, const T *y, T *out, int64_t n,
 
 /* --- Conversion between any dtype and stride and contiguous rows of T ------------------------- */
 
-/* rows[j * n + i] = element (start + i * stride + j), j < columns. */
+/* Copies columns to contiguous rows: rows[j * n + i] = element start + i * stride + j, for j <
+ * columns. */
 static void gather_T(const mpg_view *view, int64_t start, int64_t n, int64_t stride,
                      int64_t columns, T *rows) {
   if (stride == 1 && columns == 1) {
@@ -200,7 +201,7 @@ static void run_row_T(const job *p, const T *const *in, T *out, int64_t length) 
   }
 }
 
-/* Units are tiles of up to p->tile columns. */
+/* A work unit is a tile of up to p->tile columns. */
 static void run_units_T(void *context, int64_t begin, int64_t end) {
   const job *p = context;
   int inputs = p->kind >= KIND_SOFTMAX_BACK ? 2 : 1;
@@ -238,9 +239,10 @@ static void scale_and_max_T(const job *p, T *x, T *max, int64_t count) {
   for (int64_t j = 0; j < count; j++) max[j] = x[j] > max[j] ? x[j] : max[j];
 }
 
-/* Loads a tile: row i has element i of `columns` rows of the array, starting at row `first`. It is
- * `width` wide, padded with zeros. Tiles may exceed a core's cache, so each traversal combines
- * several steps. */
+/* Loads a tile, whose columns are `columns` rows of the array, from row `first` on. The tile is
+ * `width` wide, padded with zeros. If `max` is given, also scales the elements and computes the
+ * maximum of each column. Tiles may exceed a core's cache, so each traversal combines several
+ * steps. */
 static void take_columns_T(const job *p, const mpg_view *view, int64_t first, int64_t columns,
                            int64_t width, T *tile, T *max) {
   mpg_block_buffer buffer;
@@ -272,7 +274,7 @@ static void take_columns_T(const job *p, const mpg_view *view, int64_t first, in
   }
 }
 
-/* Stores a tile. `factors` holds a factor per column, or is NULL. */
+/* Stores a tile. Multiplies each column by its element of `factors`, unless it is NULL. */
 static void put_columns_T(const job *p, int64_t first, int64_t columns, int64_t width,
                           const T *tile, const T *factors) {
   const mpg_view *view = p->out;
@@ -303,8 +305,8 @@ static void put_columns_T(const job *p, int64_t first, int64_t columns, int64_t 
 }
 
 /* Sums each column in the order of fold_sum: element i in lane i % 16; lanes without elements are
- * skipped. If `max` is given, sums exp(element - maximum of its column), and stores these in
- * `exps`. */
+ * skipped. If `max` is given, sums exp(element - maximum of its column), and stores the
+ * exponentials in `exps`. */
 static void sum_columns_T(const T *tile, const T *max, T *exps, int64_t n, int64_t width, T *sums) {
   enum { COLUMNS = 64 };
   T lane[16][COLUMNS];
@@ -370,7 +372,7 @@ static void backward_columns_T(const job *p, T *grad, const T *y, T *products, i
           (grad[i * width + j] - EXP_NONPOSITIVE(y[i * width + j]) * sums[j]) * scale;
 }
 
-/* Units are tiles of up to p->tile columns of the whole array. */
+/* A work unit is a tile of up to p->tile columns, which may have different outer indices. */
 static void run_columns_T(void *context, int64_t begin, int64_t end) {
   const job *p = context;
   int64_t all = p->before * p->after;
@@ -402,7 +404,7 @@ static const T *stream_T(const job *p, const mpg_view *view, int64_t outer, int6
                       count, buffer);
 }
 
-/* lane[i % 16] += values, in the order of sum_columns. */
+/* Adds the values of row i to lane i % 16, in the order of sum_columns. */
 static void add_to_lane_T(T *lanes, int64_t i, int64_t width, const T *values, int64_t count) {
   T *lane = lanes + i % 16 * width;
   if (i < 16)
@@ -416,9 +418,9 @@ static void fold_lanes_T(T *lanes, int64_t n, int64_t width, int64_t count) {
       for (int64_t j = 0; j < count; j++) lanes[k * width + j] += lanes[(k + half) * width + j];
 }
 
-/* Units are pieces of p->tile columns. Their rows are too long to keep, so each pass rereads them.
- * Exponentials are computed twice, which is faster than storing them. Results have the bits of
- * rows.
+/* A work unit is p->tile columns of one outer index. The columns are too long to keep, so each pass
+ * rereads them. Exponentials are computed twice, which is faster than storing them. Results have
+ * the same bits as in the row functions.
  */
 static void run_streams_T(void *context, int64_t begin, int64_t end) {
   const job *p = context;
