@@ -1,5 +1,5 @@
 /* Collectives as single ops on devices with host-readable memory. The device that runs the op moves
- * all data itself. Sums are add_n's, in rank order. */
+ * all data itself. Sums are computed by add_n, in rank order. */
 #include <string.h>
 
 #include "kernels/cpu/cpu.h"
@@ -9,7 +9,7 @@ static size_t bytes_of(const mpg_view *view) {
   return (size_t)mpg_shape_size(&view->desc.shape) * mpg_dtype_size(view->desc.dtype);
 }
 
-/* Sums the inputs' elements from byte `skipped` on; the output's size gives their number. */
+/* Sums as many elements as `output` has, from byte `skipped` of each input on. */
 static mpg_status sum(const mpg_kernel_call *call, size_t skipped, const mpg_view *output) {
   mpg_view parts[MPG_MAX_SPANNED];
   mpg_kernel_call adding = *call;

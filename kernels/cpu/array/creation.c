@@ -120,7 +120,7 @@ mpg_status mpg_cpu_linspace(const mpg_kernel_call *call) {
                   {params->start, gaps > 0 ? (params->stop - params->start) / (double)gaps : 0, 1},
                   count > 0 ? count : 1};
   mpg_cpu_parallel_for(call, count, 16384, run_range, &p);
-  if (params->endpoint && count > 1) /* exact, however the steps round */
+  if (params->endpoint && count > 1) /* exactly `stop`, even if steps are rounded */
     mpg_cpu_store(MPG_COMPUTE_F64, out->desc.dtype, out->data, count - 1, 1, &params->stop);
   return MPG_OK;
 }

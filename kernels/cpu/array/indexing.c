@@ -1,6 +1,6 @@
 /* Gathering and scattering. Indices are first resolved to valid positions (in scratch memory), then
  * whole slices are moved as bytes; only additions depend on the dtype. Sums are taken in index
- * order: threads split rows or columns of the result, never the indices. */
+ * order: the work is divided by rows or columns of the result, never by indices. */
 #include <string.h>
 
 #include "kernels/common/view.h"
@@ -41,8 +41,8 @@ static mpg_status bad_index(const mpg_kernel_call *call, int64_t index, int64_t 
       call->op->name, (long long)index, (long long)size, (long long)low, (long long)size - 1);
 }
 
-/* Resolves all indices to positions in [0, size), in scratch memory. `extra` more bytes follow at
- * *more, 64-byte aligned. */
+/* Resolves all indices to positions in [0, size), in scratch memory. Also allocates `extra` bytes
+ * at *more, 64-byte aligned. */
 static mpg_status resolve(const mpg_kernel_call *call, const mpg_view *indices, int64_t size,
                           int mode, size_t extra, int64_t **positions, void **more) {
   int64_t count = count_of(indices);
@@ -220,7 +220,7 @@ static void pick_range(void *context, int64_t begin, int64_t end) {
   for (int64_t i = begin; i < end; i++) {
     int64_t index = mpg_index_at(p->index, i);
     index = p->wrap ? mpg_index_wrap(index, p->length) : mpg_index_clip(index, p->length);
-    /* Avoids slow divisions. */
+    /* Avoid slow divisions in the common case of the last axis. */
     int64_t row = p->after == 1 ? i : i / p->after, column = p->after == 1 ? 0 : i % p->after;
     char *element = p->many + (size_t)((row * p->length + index) * p->after + column) * p->item;
     char *value = p->one + (size_t)i * p->item;
@@ -366,8 +366,8 @@ mpg_status mpg_cpu_where(const mpg_kernel_call *call) {
 
 /* --- gather_nd and scatter_nd ----------------------------------------------------------------- */
 
-/* Resolves columns of indices into an array of `shape` to row numbers. *inner gets the elements per
- * row. */
+/* Resolves each column of `indices`, which indexes the leading dimensions of `shape`, to a row
+ * number. Sets *inner to the number of elements per row. */
 static mpg_status resolve_nd(const mpg_kernel_call *call, const mpg_view *indices,
                              const mpg_shape *shape, size_t extra, int64_t **positions,
                              int64_t *count, int64_t *inner, void **more) {
@@ -518,7 +518,7 @@ mpg_status mpg_cpu_sequence_reverse(const mpg_kernel_call *call) {
   return MPG_OK;
 }
 
-/* Returns the last step of a sequence, or its first if the length is 0. */
+/* Returns the offset of a sequence's last step, or of its first step if the length is 0. */
 static size_t last_step(const sequences *s, int64_t b) {
   int64_t length = length_of(s, b);
   return step_at(s, length > 0 ? length - 1 : 0, b);

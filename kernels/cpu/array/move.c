@@ -7,8 +7,8 @@
 
 enum { GRAIN_BYTES = 32768, TILE = MPG_TURNED, SHORT = 8 };
 
-/* Move without its inner part: outer dimensions, and an inner row (or a plane to transpose) that
- * one call handles. All sizes are in bytes. */
+/* A move as a loop over outer dimensions. Each iteration moves one inner row, or transposes one
+ * plane, in one call. All sizes are in bytes. */
 typedef struct plan {
   int ndim; /* outer dimensions */
   int64_t dims[MPG_MOVE_NDIM], in_strides[MPG_MOVE_NDIM], out_strides[MPG_MOVE_NDIM];
@@ -18,7 +18,7 @@ typedef struct plan {
    * number of rows that one call moves. */
   int64_t rows, row_in, row_out;
   bool short_rows;
-  int64_t spread; /* if not 0: number of neighbors, each repeated `count` times in a row */
+  int64_t spread; /* if not 0: number of adjacent items, each of which is repeated `count` times */
   const char *in;
   char *out;
 } plan;
@@ -191,8 +191,8 @@ static void run_plan(void *context, int64_t begin, int64_t end) {
   }
 }
 
-/* Splits `dim` into pieces of size `piece`, a divisor, by adding an outer dimension that threads
- * share. */
+/* Splits a dimension of *size elements into pieces of `piece` elements, by adding an outer
+ * dimension that can be divided among threads. Does nothing unless `piece` divides *size. */
 static void split_dim(plan *p, int64_t *size, int64_t in_step, int64_t out_step, int64_t piece) {
   if (piece >= *size || *size % piece != 0 || p->ndim >= MPG_MOVE_NDIM) return;
   p->dims[p->ndim] = *size / piece;
@@ -201,7 +201,7 @@ static void split_dim(plan *p, int64_t *size, int64_t in_step, int64_t out_step,
   *size = piece;
 }
 
-/* Splits a long item by adding an outer dimension, for the same reason. */
+/* Splits a long item into pieces, by adding outer dimensions that can be divided among threads. */
 static void cut_item(plan *p) {
   int64_t piece = GRAIN_BYTES;
   if (p->item <= piece || p->ndim + 2 > MPG_MOVE_NDIM) return;
@@ -273,8 +273,8 @@ void mpg_cpu_move(const mpg_kernel_call *call, const mpg_move *move, const void 
       p.in_strides[i] = p.in_strides[i + 1];
       p.out_strides[i] = p.out_strides[i + 1];
     }
-    /* Strips of the input's rows, one cache line of each result row wide: memory bandwidth is
-     * highest for sequential reads. */
+    /* Divide the plane into strips of input rows. A strip is one cache line of each result row
+     * wide, so that input rows are read sequentially, which gives the highest memory bandwidth. */
     int64_t line = item < 4 ? 64 / item : TILE;
     split_dim(&p, &p.count, p.in_step, p.out_step, p.count % line == 0 ? line : TILE);
     for (int64_t piece = 1024; piece >= TILE; piece /= 2)

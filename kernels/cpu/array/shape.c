@@ -1,4 +1,4 @@
-/* Ops that rearrange elements, on CPUs: kernels/common/shape.inc. */
+/* Ops that rearrange elements: the CPU instance of kernels/common/shape.inc. */
 #include <string.h>
 
 #include "kernels/common/view.h"
@@ -36,7 +36,8 @@ typedef struct join_context {
   int64_t before; /* runs per input */
 } join_context;
 
-/* Writes the result run by run, in memory order. */
+/* Concatenates the inputs. Writes the result in memory order, one run of an input after the
+ * other. */
 static void join_runs(void *context, int64_t begin, int64_t end) {
   const join_context *p = context;
   const mpg_kernel_call *call = p->call;

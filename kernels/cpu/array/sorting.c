@@ -1,9 +1,10 @@
 /* Sorting, top-k, arg-reductions.
  *
- * Each element is mapped to an unsigned key with the same order (descending: inverted). Keys of up
- * to 32 bits are packed with their index into one 64-bit number, so that sorting the numbers is
- * stable; longer keys are paired with their index. A heap selects a few out of many; radix sort
- * handles all other cases. */
+ * Each element is mapped to an unsigned key with the same order, or the inverted order for
+ * descending sorts. Keys of up to 32 bits are packed with their index into one 64-bit number, so
+ * that sorting the numbers is stable; longer keys are paired with their index. A heap selects a few
+ * items out of many. Otherwise, long rows are sorted by radix sort, and short rows by insertion or
+ * by rank. */
 #include <omp.h>
 #include <string.h>
 
@@ -96,7 +97,7 @@ static inline uint64_t key_of_double(double value) {
     }                                                                                    \
   }
 /* Rank sort: moves each item to its rank, without branches, which would be mispredicted for short
- * random rows. All items differ. */
+ * random rows. The items must be distinct. */
 static void rank_packed(uint64_t *items, int64_t n) {
   uint64_t sorted[RANKED];
   for (int64_t i = 0; i < n; i++) {
@@ -117,10 +118,10 @@ SORTING(pair, pairs, PAIR_LESS, 64, PAIR_DIGIT)
 /* --- Rows ------------------------------------------------------------------------------------- */
 
 typedef struct ordering {
-  const mpg_view *data, *values, *indices, *mask; /* results; NULL if not requested */
+  const mpg_view *data, *values, *indices, *mask; /* input; results (NULL if not requested) */
   int64_t before, n, after, k;
   bool ascending, packed;
-  uint64_t one; /* the mask's 1 */
+  uint64_t one; /* the number 1 in the mask's dtype */
   char *buffers;
   size_t buffer_bytes;
 } ordering;
@@ -207,7 +208,7 @@ static const uint64_t *order_packed(const ordering *p, int64_t start, uint64_t *
 static uint64_t wide_key(const ordering *p, int64_t start, int64_t i) {
   const uint64_t flip = p->ascending ? 0 : UINT64_MAX;
   int64_t at = start + i * p->after;
-  uint32_t narrow; /* index along an axis that exceeds 32 bits */
+  uint32_t narrow; /* for narrow dtypes whose index exceeds 32 bits */
   switch (p->data->desc.dtype) {
     case MPG_FLOAT64: return flip ^ key_of_double(((const double *)p->data->data)[at]);
     case MPG_INT64:

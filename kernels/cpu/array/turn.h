@@ -1,5 +1,5 @@
-/* Transposes of tiles of 16 by 16 elements. Matrix lines may be a multiple of a page apart, so that
- * they compete for few cache sets. A tile therefore reads each input line once and writes each
+/* Transposes of tiles of 16 by 16 elements. Matrix lines may be a multiple of a page apart, and
+ * then compete for the same cache sets. A tile therefore reads each input line once and writes each
  * result line once. Stateless; any thread.
  */
 #ifndef KERNELS_CPU_ARRAY_TURN_H
@@ -72,7 +72,7 @@ typedef struct item16 {
 TURN_BY_SHUFFLES(item2, words, uint16_t, 16, 4, LOW_16, HIGH_16)
 TURN_BY_SHUFFLES(item4, floats, uint32_t, 16, 4, LOW_16, HIGH_16)
 TURN_BY_SHUFFLES(item8, doubles, uint64_t, 8, 3, LOW_8, HIGH_8)
-#else /* 16 bytes at a time; one instruction interleaves their halves */
+#else /* 16-byte vectors, whose halves one instruction interleaves */
 TURN_BY_SHUFFLES(item2, words, uint16_t, 8, 3, LOW_8, HIGH_8)
 TURN_BY_SHUFFLES(item4, floats, uint32_t, 4, 2, LOW_4, HIGH_4)
 TURN_BY_SHUFFLES(item8, doubles, uint64_t, 2, 1, LOW_2, HIGH_2)
