@@ -4,7 +4,7 @@
 #include "kernels/common/index.h"
 #include "kernels/cpu/halves.h"
 
-/* Converts whole groups, then the remaining elements one by one. */
+/* Convert whole groups of MPG_HALVES elements, then the remaining elements one by one. */
 #define HALF_LOOPS(suffix, to_float, from_float)                                                 \
   static void load_##suffix(const uint16_t *restrict source, float *restrict target,             \
                             int64_t count) {                                                     \
@@ -49,8 +49,8 @@ LOADER(f64, double)
 LOADER(i32, int32_t)
 LOADER(i64, int64_t)
 
-/* Converts a compute type to a dtype. Values pass through the integer type W on their way to 8
- * bits, so that they wrap around. */
+/* Converts a compute type to a dtype. Conversions to 8 bits pass through the integer type W, so
+ * that values wrap around. */
 #define STORER(suffix, T, W)                                                               \
   static void store_##suffix(mpg_dtype dtype, const void *from, void *to, int64_t count) { \
     switch (dtype) {                                                                       \
@@ -148,7 +148,7 @@ void mpg_cpu_store(mpg_compute compute, mpg_dtype dtype, void *data, int64_t ind
     memmove(to, values, (size_t)count * size);
     return;
   }
-  /* The count is arbitrary, since the source need not be a single block. */
+  /* Converts block by block, since `count` may exceed the size of store_block's buffer. */
   for (int64_t done = 0; done < count; done += MPG_CPU_BLOCK) {
     int64_t n = count - done < MPG_CPU_BLOCK ? count - done : MPG_CPU_BLOCK;
     store_block(compute, dtype,
@@ -163,7 +163,8 @@ void mpg_cpu_scalar_value(mpg_compute compute, mpg_dtype dtype, double value, vo
     store_block(MPG_COMPUTE_F64, dtype, &value, &element, 1);
     load_block(compute, dtype, &element, result, 1);
   } else if (compute == MPG_COMPUTE_I32) {
-    /* Clamp to the compute type's range, so that comparisons with large numbers hold. */
+    /* Clamp to the compute type's range, so that comparisons with large numbers give the right
+     * result. */
     int64_t whole = mpg_whole(value);
     *(int32_t *)result = whole > INT32_MAX   ? INT32_MAX
                          : whole < INT32_MIN ? INT32_MIN

@@ -1,7 +1,8 @@
 /* Conversion of blocks of elements between dtypes. Kernels compute in one of four types: float
  * (also for float16 and bfloat16), double, int32_t (also for 8-bit integers and bool) and int64_t.
- * Other dtypes pass through a buffer of MPG_CPU_BLOCK elements. Conversions follow C; to bool it is
- * `!= 0`. Floats outside an integer's range give the processor's result. Stateless; any thread.
+ * Other dtypes pass through a buffer of MPG_CPU_BLOCK elements. Conversions follow C. A conversion
+ * to bool tests `!= 0`. Floats outside an integer's range give the processor's result. Stateless;
+ * any thread.
  */
 #ifndef KERNELS_CPU_CONVERT_H
 #define KERNELS_CPU_CONVERT_H
@@ -31,7 +32,7 @@ static inline mpg_compute mpg_compute_of(mpg_dtype dtype) {
     default: return MPG_COMPUTE_I32;
   }
 }
-/* Returns the dtype with the compute type's representation. */
+/* Returns the dtype whose elements are of the compute type. */
 static inline mpg_dtype mpg_compute_dtype(mpg_compute compute) {
   static const mpg_dtype dtypes[MPG_COMPUTE_COUNT] = {MPG_FLOAT32, MPG_FLOAT64, MPG_INT32,
                                                       MPG_INT64};
@@ -49,7 +50,7 @@ typedef union mpg_block_buffer {
 } __attribute__((aligned(64))) mpg_block_buffer;
 
 /* Returns elements [index, index + count) of `data` in the compute type: a pointer into `data` if
- * its dtype already has that type, else `buffer`, filled (count <= MPG_CPU_BLOCK). */
+ * no conversion is needed, else `buffer` with the converted elements (count <= MPG_CPU_BLOCK). */
 const void *mpg_cpu_load(mpg_compute compute, mpg_dtype dtype, const void *data, int64_t index,
                          int64_t count, mpg_block_buffer *buffer) MPG_PER_ISA(mpg_cpu_load);
 /* Like mpg_cpu_load, but copies any number of elements to `to`. */
@@ -59,13 +60,13 @@ void mpg_cpu_load_all(mpg_compute compute, mpg_dtype dtype, const void *data, in
  * `values` already points there. */
 void mpg_cpu_store(mpg_compute compute, mpg_dtype dtype, void *data, int64_t index, int64_t count,
                    const void *values) MPG_PER_ISA(mpg_cpu_store);
-/* Converts an array of `count` halves to float and back, on the call's threads. */
+/* Convert `count` halves to float (widen) or back (narrow), on the call's threads. */
 void mpg_cpu_widen(const mpg_kernel_call *call, mpg_dtype dtype, const void *half, int64_t count,
                    float *wide) MPG_PER_ISA(mpg_cpu_widen);
 void mpg_cpu_narrow(const mpg_kernel_call *call, mpg_dtype dtype, const float *wide, int64_t count,
                     void *half) MPG_PER_ISA(mpg_cpu_narrow);
-/* Returns the buffer for results of mpg_cpu_store: the elements of `data` if the dtype allows, else
- * `buffer`. */
+/* Returns where to compute values for mpg_cpu_store: in `data` itself if its dtype needs no
+ * conversion, else in `buffer`. */
 static inline void *mpg_cpu_place(mpg_compute compute, mpg_dtype dtype, void *data, int64_t index,
                                   mpg_block_buffer *buffer) {
   return mpg_compute_direct(compute, dtype) ? (char *)data + index * (int64_t)mpg_dtype_size(dtype)

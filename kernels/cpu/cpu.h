@@ -1,10 +1,10 @@
 /* Declarations shared by CPU kernels. Each file in this folder is compiled once per instruction set
- * (MPG_ISA: base, v3, v4). Declarations with MPG_PER_ISA give each build's symbol the set's name:
- * mpg_cpu_dot is mpg_cpu_dot_v3 to the linker and to profilers. Every non-static function needs
- * one, or two builds define the same symbol. Kernels are declared here, from ops.def.
+ * (MPG_ISA: base, v3, v4). MPG_PER_ISA appends the set's name to a symbol: the linker and profilers
+ * see mpg_cpu_dot as mpg_cpu_dot_v3. Every non-static function needs MPG_PER_ISA; otherwise two
+ * builds would define the same symbol. This header declares all kernels, from ops.def.
  *
- * Threads: a kernel runs on its device's worker, or inline on the host with num_threads 1. Two
- * devices run at the same time, so the only state of a kernel is in call->device.
+ * Threads: a kernel runs on its device's worker, or inline on the host with num_threads 1. Several
+ * devices run at the same time, so kernels keep state only in call->device.
  */
 #ifndef KERNELS_CPU_CPU_H
 #define KERNELS_CPU_CPU_H
@@ -25,7 +25,7 @@ mpg_status mpg_cpu_fused(const mpg_kernel_call *) MPG_PER_ISA(mpg_cpu_fused);
 extern const mpg_kernel_fn mpg_cpu_table[MPG_OP_COUNT] MPG_PER_ISA(mpg_cpu_table);
 
 /* Hints for the loop that follows: MPG_UNROLL unrolls n iterations; MPG_INDEPENDENT promises that
- * no iteration reads what a different one writes. */
+ * no iteration reads an element that another iteration writes. */
 #define MPG_PRAGMA(text) _Pragma(#text)
 #ifdef __clang__
 #define MPG_UNROLL(n) MPG_PRAGMA(clang loop unroll_count(n))
@@ -35,8 +35,8 @@ extern const mpg_kernel_fn mpg_cpu_table[MPG_OP_COUNT] MPG_PER_ISA(mpg_cpu_table
 #define MPG_INDEPENDENT MPG_PRAGMA(GCC ivdep)
 #endif
 
-/* Widest vector of the instruction set. GCC splits wider ones: it keeps them in memory and compares
- * them element by element. */
+/* Bytes of the instruction set's widest vector. GCC emulates wider vector types slowly: it keeps
+ * them in memory and compares them element by element. */
 #if defined(__AVX512F__)
 #define MPG_VECTOR_BYTES 64
 #elif defined(__AVX2__)
@@ -45,16 +45,17 @@ extern const mpg_kernel_fn mpg_cpu_table[MPG_OP_COUNT] MPG_PER_ISA(mpg_cpu_table
 #define MPG_VECTOR_BYTES 16
 #endif
 
-/* Calls body(context, begin, end) on chunks of [0, count) on up to call->num_threads threads, or on
- * this thread only if there is a single chunk. Chunk sizes are multiples of `grain`, except the
- * last. Chunk boundaries may depend on the number of threads, so sums must not depend on them. */
+/* Calls body(context, begin, end) on chunks of [0, count) on up to call->num_threads threads. A
+ * single chunk runs on the calling thread. Chunk sizes are multiples of `grain`, except the last.
+ * Chunk boundaries may depend on the number of threads, so the order of a sum must not depend on
+ * them. */
 typedef void (*mpg_range_fn)(void *context, int64_t begin, int64_t end);
 void mpg_cpu_parallel_for(const mpg_kernel_call *call, int64_t count, int64_t grain,
                           mpg_range_fn body, void *context) MPG_PER_ISA(mpg_cpu_parallel_for);
 
-/* Returns the distance between two threads' buffers of `bytes` each. It leaves a page between them:
- * processors prefetch within a page, which would take lines from the other thread after each of its
- * writes. */
+/* Returns the distance between the buffers of two threads, which have `bytes` bytes each. A page
+ * between them prevents false sharing: processors prefetch within a page, which would take cache
+ * lines away from the other thread while it writes them. */
 static inline size_t mpg_cpu_buffer_step(size_t bytes) {
   return bytes ? mpg_align_up(bytes, 64) + 4096 : 0;
 }

@@ -1,9 +1,9 @@
 /* Expands a broadcast operand over short rows, so that one loop covers many rows.
  *
  * Dimensions are collapsed as in binary.c and reduce.c: innermost first, strides in elements, 0 if
- * the operand is broadcast. A row is the innermost dimension. Stores write whole vectors, past the
- * end of a row, and the next row overwrites the excess. `out` therefore needs MPG_EXPAND_SLACK
- * extra bytes. Stateless; any thread.
+ * the operand is broadcast. A row is the innermost dimension. Stores write whole vectors, which may
+ * extend past the end of a row; the next row overwrites the excess. `out` therefore needs
+ * MPG_EXPAND_SLACK extra bytes. Stateless; any thread.
  */
 #ifndef KERNELS_CPU_EXPAND_H
 #define KERNELS_CPU_EXPAND_H

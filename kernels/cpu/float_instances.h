@@ -1,12 +1,13 @@
-/* One instance of an implementation per floating-point dtype. Included once by a kernel's file,
- * which defines IMPLEMENTATION as the implementation's file name. Each inclusion of that file has
+/* Instantiates an implementation for each floating-point dtype. Included once by a kernel's file,
+ * which defines IMPLEMENTATION as the implementation's file name. That file is included once per
+ * dtype, with these macros defined:
  *   S           storage type          A         computing type (float or double)
  *   LOAD(x)     S to A                STORE(x)  A to S              NAME(x)  x of this instance
  *   DTYPE       of S                  COMPUTE   of A (convert.h)    LOWEST   the least finite S
  *   LANE_INT    an integer as wide as A
  *   LOAD_LINE(target, source), STORE_LINE(target, source)   64 bytes of A from and to S, by address
- * The file defines x_T as NAME(x) for each of its names, so that its definitions have plain names.
- * Afterward, INSTANCE(dtype, function) is the function's instance for a dtype.
+ * The implementation defines x_T as NAME(x) for each of its functions x, and uses x_T throughout.
+ * Afterward, INSTANCE(dtype, x) is the instance of x for a dtype.
  */
 #include <float.h>
 #include <string.h>

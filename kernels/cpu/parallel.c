@@ -1,4 +1,4 @@
-/* The parallel loop of elementwise kernels. */
+/* The parallel loop of CPU kernels. */
 #include "kernels/cpu/cpu.h"
 
 void mpg_cpu_parallel_for(const mpg_kernel_call *call, int64_t count, int64_t grain,

@@ -1,4 +1,4 @@
-/* Words of a Philox stream (base/philox.h), many at once. Stateless; any thread. */
+/* Computes many words of a Philox random stream (base/philox.h) at once. Stateless; any thread. */
 #ifndef KERNELS_CPU_PHILOX_WORDS_H
 #define KERNELS_CPU_PHILOX_WORDS_H
 
@@ -13,9 +13,9 @@
     c3 = (uint32_t)p0;                                                         \
   } while (0)
 
-/* Computes words [first, first + count) of a call's stream. Returns their address in `buffer`,
- * which holds count + 8. The rounds of mpg_philox are inlined, so that the loop over blocks is
- * vectorized. */
+/* Computes words [first, first + count) of a call's stream and returns their address in `buffer`.
+ * The buffer needs room for count + 8 words, since whole blocks of 4 words are computed. The rounds
+ * of mpg_philox are inlined, so that the loop over blocks is vectorized. */
 static inline const uint32_t *mpg_philox_words(mpg_random_key key, uint64_t first, int64_t count,
                                                uint32_t *buffer) {
   uint64_t block = first >> 2;
