@@ -1,4 +1,4 @@
-/* Counts the cores that this process may use, within the limits of its control groups. */
+/* Counts the cores that this process may use, considering CPU affinity and cgroup limits. */
 #define _GNU_SOURCE
 #include <sched.h>
 #include <stdio.h>
@@ -15,7 +15,8 @@ int mpg_this_core(void) {
 #endif
 }
 
-/* Parses a cpu.max file: "200000 100000" is 2; "max 100000" or a missing file is 0, no limit. */
+/* Returns the limit in a cpu.max file (quota and period), rounded up: "200000 100000" gives 2.
+ * Returns 0 (unlimited) for "max 100000" or a missing file. */
 static int cores_of_cpu_max(const char *path) {
   FILE *file = fopen(path, "r");
   if (!file) return 0;
@@ -29,7 +30,8 @@ static int cores_of_cpu_max(const char *path) {
 
 static int smaller_limit(int a, int b) { return !a ? b : !b || a < b ? a : b; }
 
-/* Returns the limit of this process's control group (version 2) and its ancestors. */
+/* Returns the lowest limit of this process's control group (cgroup v2) and its ancestors; 0 means
+ * unlimited. */
 static int cgroup_cores(void) {
   int cores = cores_of_cpu_max("/sys/fs/cgroup/cpu.max");
   FILE *file = fopen("/proc/self/cgroup", "r");
@@ -50,7 +52,7 @@ static int cgroup_cores(void) {
 }
 
 int mpg_machine_cores(void) {
-  static _Atomic int known; /* every thread computes the same value */
+  static _Atomic int known; /* a cache; threads may race, but all compute the same value */
   int cores = atomic_load_explicit(&known, memory_order_relaxed);
   if (cores) return cores;
 #ifdef __linux__

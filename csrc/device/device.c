@@ -12,7 +12,7 @@ static struct {
   _Atomic(mpg_device *) newest; /* any thread */
   mpg_engine_mode mode;
   bool refuses_work;
-  bool exiting; /* libraries loaded after this one have been torn down */
+  bool exiting; /* the process exits, so other libraries may already have been torn down */
 } table;
 
 int mpg_device_count(void) { return table.count; }

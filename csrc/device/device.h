@@ -1,9 +1,9 @@
 /* Devices. Each has a work queue and a memory pool, and implements a common backend interface.
  *
  * Timeline. A device counts the work submitted to it (`submitted`) and the work done (`completed`).
- * Both counts are monotonic. A point (device, tick) is reached when completed >= tick. Work on one
- * device runs in submission order. Work that depends on another device carries the points that it
- * must wait for.
+ * Both counts are monotonic. A tick is one value of these counts. A point (device, tick) is reached
+ * when completed >= tick. Work on one device runs in submission order. Work that depends on another
+ * device carries the points that it must wait for.
  *
  * Lock-free hand-over. Submission happens under the host lock (base/host.h), so each queue has one
  * producer and one consumer, the worker. `completed` is stored with release order after all effects
@@ -11,9 +11,9 @@
  * completed == submitted owns the whole device until it submits work. Inline execution relies on
  * this.
  *
- * Failures. Failed work leaves a failure record for its ticks. Work whose data points are failed
- * ticks fails as well, without running. A wait for a value reports the failure of its work. The
- * device continues to run other work.
+ * Failures. Failed work leaves a failure record for its ticks. Work that reads data from failed
+ * ticks fails without running. A wait for a value reports the failure of the work that computes it.
+ * The device continues to run work that does not depend on the failure.
  *
  * Ownership: the device table owns the devices, which live until the process ends. Threads: host
  * lock, unless stated otherwise.
@@ -34,17 +34,17 @@ typedef enum mpg_device_type {
   MPG_GPU = 2,
   MPG_CPU_PINNED = 3,
   MPG_CPU_SHARED = 5,
-  MPG_CPU_SIDE = 6 /* see mpg_device_side */
+  MPG_CPU_SIDE = 6 /* a second queue of a CPU device; see mpg_device_side */
 } mpg_device_type;
 
-typedef struct mpg_device_id { /* MXNet's numbering; the content of a `Context` */
+typedef struct mpg_device_id { /* the content of a `Context`; types have MXNet's numbers */
   int32_t type;
   int32_t index;
   /* 1 + the rank of the process that owns the device (ranks/ranks.h); 0 means this process. */
   int32_t rank;
 } mpg_device_id;
 
-/* "cpu(0)", "cpu(0, rank=1)" */
+/* Text form of a device id, such as "cpu(0)" or "cpu(0, rank=1)". */
 typedef struct mpg_device_id_name {
   char text[48];
 } mpg_device_id_name;
@@ -54,8 +54,8 @@ static inline bool mpg_device_id_equal(mpg_device_id a, mpg_device_id b) {
 }
 /* Returns the name of a type, such as "cpu"; NULL if users cannot name the type. */
 const char *mpg_device_type_name(int32_t type);
-/* Parses one device at *text and advances *text past it; "cpu" is "cpu(0)". Returns false if *text
- * does not start with a device. */
+/* Parses one device at *text and advances *text past its end. "cpu" means "cpu(0)". Returns false
+ * if *text does not start with a device. */
 bool mpg_device_id_parse(const char **text, mpg_device_id *id);
 
 typedef struct mpg_point {
@@ -69,33 +69,33 @@ typedef struct mpg_run {
   mpg_device *device;
   int num_threads;             /* threads this work may use */
   mpg_tick first_tick;         /* first tick of the work */
-  mpg_tick last_tick;          /* its last tick; reached when the work returns */
+  mpg_tick last_tick;          /* last tick of the work; reached when the work returns */
   mpg_point blocked_on;        /* set by mpg_run_wait when it returns false */
-  void *stream;                /* the backend's stream (a CUDA stream); NULL on CPU devices */
+  void *stream;                /* CUDA stream that receives the work; NULL on CPU devices */
   uint32_t stage, micro_batch; /* copied from the submission */
 } mpg_run;
 
-/* Work: a function and a payload, which is copied into the queue. The function may suspend itself.
- * If mpg_run_wait returns false, it keeps its state in the payload and returns MPG_OK. It is called
- * again with the same payload once the point is reached. */
+/* Function of a piece of work. Its payload has been copied into the queue. The function may suspend
+ * itself: if mpg_run_wait returns false, the function keeps its state in the payload and returns
+ * MPG_OK. Once the point is reached, it is called again with the same payload. */
 typedef mpg_status (*mpg_work_fn)(mpg_run *run, void *payload);
 
 typedef struct mpg_submission {
-  const char *name; /* for the profiler and error texts; static or as long-lived as the process */
+  const char *name; /* for the profiler and error texts; valid until the process ends */
   mpg_work_fn work;
   const void *payload; /* borrowed for the call; copied */
   size_t payload_size;
   const mpg_point *points; /* borrowed for the call; copied */
   int num_points;
   mpg_tick ticks;              /* number of ticks of the work; 0 means 1 */
-  uint32_t origin;             /* the host's source line that queued it; 0 means unknown */
-  uint32_t scope;              /* block path (mpg_scope_text); 0 means none */
+  uint32_t origin;             /* the host's source line that queued the work; 0 means unknown */
+  uint32_t scope;              /* number of the block's path (mpg_scope_text); 0 means none */
   uint32_t stage, micro_batch; /* pipelines only: 1 + the index; 0 means none */
   /* Loop position: 1 + the step of the innermost loop in the low 32 bits, and of the loop around it
    * in the high 32 bits. 0 means none. */
   uint64_t steps;
-  /* Optional. The worker or the host calls it exactly once per submission when the payload is no
-   * longer needed. This is after the last return of the work, after a failure, when the work will
+  /* Optional destructor of the payload. The worker or the host calls it exactly once per
+   * submission: after the work has returned for the last time, after it has failed, when it will
    * never run, or when submission fails. */
   void (*discard)(void *payload);
 } mpg_submission;
@@ -104,31 +104,32 @@ typedef struct mpg_submission {
 typedef struct mpg_memory_stats {
   size_t in_use;      /* handed out to storages, frames and scratch */
   size_t peak_in_use; /* largest in_use since the start or the last reset */
-  size_t held;        /* taken from the system, in use or cached */
+  size_t held;        /* allocated from the system: bytes in use and cached bytes */
   size_t peak_held;
   size_t limit;                /* 0 means none */
   uint64_t allocations;        /* successful calls of mpg_pool_alloc */
   uint64_t system_allocations; /* allocations from the system */
 } mpg_memory_stats;
 
-/* Memory sharing with other libraries that use the same hardware on their own streams. */
+/* Functions for sharing memory (DLPack) with other libraries that use the same hardware on their
+ * own streams. */
 typedef struct mpg_sharing {
-  int (*card)(mpg_device *device); /* device index of the hardware, as all libraries number it */
-  /* Returns a stream. A producer's work that is ordered before the end of this stream runs before
-   * our work that is queued after `received`. */
+  int (*card)(mpg_device *device); /* index of the physical GPU, as CUDA numbers it */
+  /* Returns the stream on which a producer orders its work before an import. Work that we queue
+   * after `received` runs after everything on this stream. */
   void *(*stream)(mpg_device *device);
   mpg_status (*received)(mpg_device *device);
-  /* Blocks until copy_from_host has written all its data. */
+  /* Blocks until the data of all copy_from_host calls has arrived. */
   mpg_status (*arrived)(mpg_device *device);
-  /* Orders work that we queue after this call after the other libraries' work on the default
-   * stream. */
+  /* Makes work that we queue after this call run after the work that other libraries have put on
+   * the default stream. */
   mpg_status (*follow_default)(mpg_device *device);
   mpg_status (*settle)(mpg_device *device); /* blocks until the hardware has finished all work */
 } mpg_sharing;
 
 /* A backend. Every slot is required unless marked optional. */
 typedef struct mpg_backend {
-  const char *name; /* "cpu" */
+  const char *name; /* such as "cpu" */
   /* Fills device->backend_state; must not start threads, which a fork would lose. */
   mpg_status (*open)(mpg_device *device);
   /* Called at exit, for all devices before the first `close`. Asks the worker to stop after the
@@ -137,16 +138,16 @@ typedef struct mpg_backend {
   /* Called at exit, after `stop`. Waits until the worker has stopped, and discards the remaining
    * work as failed. */
   void (*close)(mpg_device *device);
-  /* 64-byte aligned; system memory, below the pool. */
+  /* Allocates memory for the pool from the system, 64-byte aligned. */
   mpg_status (*allocate)(mpg_device *device, size_t size, void **memory);
   void (*free)(mpg_device *device, void *memory, size_t size);
-  /* Optional. Returns memory to the system that the driver cached at earlier calls of `free`. Waits
-   * for work that was issued before those calls. Any thread. */
+  /* Optional. Returns memory to the system that the driver cached when `free` was called. Waits for
+   * the work that was issued before those calls. Any thread. */
   void (*trim)(mpg_device *device);
-  /* Two-phase submission, so that several devices accept work all together or not at all. enqueue
-   * copies the work and starts nothing. publish, which cannot fail, lets all enqueued work run.
-   * wake (optional) is called after publish if a thread may sleep. retract removes work that was
-   * enqueued and not published, without discarding payloads. */
+  /* Two-phase submission, so that either all devices of a call accept their work or none does.
+   * enqueue copies the work and starts nothing. publish, which cannot fail, lets all enqueued work
+   * run. wake (optional) is called after publish and wakes the worker if it sleeps. retract removes
+   * work that was enqueued and not published, without discarding payloads. */
   mpg_status (*enqueue)(mpg_device *device, const mpg_submission *submission, mpg_tick first_tick);
   void (*publish)(mpg_device *device);
   void (*wake)(mpg_device *device);
@@ -154,9 +155,10 @@ typedef struct mpg_backend {
   /* Blocks until `tick` is completed or `timeout_ns` has passed. Returns true if it is completed.
    * The host lock must NOT be held. */
   bool (*wait)(mpg_device *device, mpg_tick tick, int64_t timeout_ns);
-  /* Called with drained queues; takes the backend's locks. */
+  /* Takes the backend's locks before a fork. All queued work has finished. */
   void (*fork_prepare)(mpg_device *device);
-  /* Releases them; in the child, the device's threads do not exist. */
+  /* Releases those locks in the parent. In the child, which has no workers, resets locks and
+   * queues. */
   void (*fork_done)(mpg_device *device, bool child);
   /* Called by running work. See mpg_run_wait and mpg_run_signal. */
   bool (*run_wait)(mpg_run *run, mpg_point point);
@@ -165,55 +167,57 @@ typedef struct mpg_backend {
    * points. */
   mpg_status (*copy_to_host)(mpg_device *device, void *host, const void *memory, size_t size);
   mpg_status (*copy_from_host)(mpg_device *device, void *memory, const void *host, size_t size);
-  /* Optional: mpg_device_copy in the order of the device's running work. NULL if the device's work
-   * runs on the host. */
+  /* Optional: implements mpg_device_copy, ordered with the device's running work. NULL if the
+   * device's work runs on the host. */
   mpg_status (*run_copy)(mpg_device *device, mpg_device *to, void *target, mpg_device *from,
                          const void *source, size_t size);
   /* Copies to host memory and blocks until the data has arrived. Required if memory is not
-   * host_accessible. Also fails if a check that the work depends on has failed. */
+   * host_accessible. Fails if a check (gpu/issued.h) that the work depends on has failed. */
   mpg_status (*run_copy_to_host)(mpg_device *device, void *host, const void *source, size_t size);
-  /* Optional: memory of the hardware, shared by all devices on it. */
+  /* Optional: returns the memory of the physical device, which all logical devices on it share. */
   mpg_status (*memory)(mpg_device *device, size_t *free_bytes, size_t *total);
-  /* Optional: the latest tick whose work is done or ordered, even if it fails later. NULL means the
-   * latest completed tick. */
+  /* Optional: returns the latest tick whose work is completed or on the stream, even if it fails
+   * later. If the slot is NULL, the latest completed tick is used instead. */
   mpg_tick (*issued)(mpg_device *device);
-  /* Optional: reports that running work has failed, with its error text. If the device itself is
-   * lost, the backend reports so from then on. */
+  /* Optional: called when running work has failed; the thread's error text describes the failure.
+   * The backend checks whether the device itself is lost. If so, all its later work fails. */
   void (*work_failed)(mpg_device *device, mpg_status status);
-  /* Optional; called when running work is about to block, possibly until the host queues more work.
-   * Its stream has passed everything that the work needs. Publishes the progress so far. Fails if a
-   * check that the work depends on has failed, because then its data must not be passed on. */
+  /* Optional: called before running work blocks, possibly until the host queues more work.
+   * Publishes the progress so far, so that other devices can continue. Everything that the work
+   * needs has completed on the stream. Fails if a check that the work depends on has failed,
+   * because its data must then not reach other devices. */
   mpg_status (*work_waits)(mpg_device *device);
-  /* Optional: captures, which issue recorded work again as a unit (see gpu.h). Called by running
-   * work, except capture_free (any thread). */
+  /* Optional: captures (CUDA graphs), which replay recorded work as a unit (see gpu.h). Called by
+   * running work, except capture_free (any thread). */
   mpg_status (*capture_begin)(mpg_device *device, void **stream);
   bool (*capture_void)(mpg_device *device);
   mpg_status (*capture_end)(mpg_device *device, bool keep, void **capture);
   mpg_status (*capture_run)(mpg_device *device, void *capture);
   void (*capture_free)(mpg_device *device, void *capture);
-  /* Required with captures: writes the first `count` of mpg_device.keys in the order of the running
-   * work, and copies `keys` before it returns. The first call allocates them; count 0 does only
-   * that. */
+  /* Required with captures: writes `count` keys to the start of mpg_device.keys, ordered with the
+   * running work. Copies `keys` before it returns. The first call allocates mpg_device.keys; if
+   * `count` is 0, it does nothing else. */
   mpg_status (*capture_keys)(mpg_device *device, const mpg_random_key *keys, int count);
-  /* Optional: blocks running work until its device has done everything issued before. */
+  /* Optional: blocks running work until its device has completed all work issued so far. */
   void (*drain)(mpg_device *device);
   /* Optional: records the failures that the device itself has reported (mpg_device.raised). Any
    * thread. */
   void (*collect)(mpg_device *device);
   const mpg_sharing *sharing; /* NULL means that only the host shares its memory */
-  bool host_accessible;       /* the host can read and write its memory directly */
-  bool runs_in_wait;          /* only `wait` makes progress, so waiting threads must not spin */
-  bool runs_inline;           /* small work may run in the submitting thread on an idle device */
+  bool host_accessible;       /* the host can read and write the device's memory directly */
+  bool runs_in_wait;          /* work runs only in `wait`, so waiting threads must not spin */
+  /* If the device is idle, small work may run in the submitting thread. */
+  bool runs_inline;
 } mpg_backend;
 
-enum { MPG_CAPTURE_KEYS = 64 }; /* most random keys per capture */
+enum { MPG_CAPTURE_KEYS = 64 }; /* maximum number of random keys per capture */
 
 /* The record of a submission, for queue status. */
 typedef struct mpg_submitted {
   mpg_tick last;
   const char *name;
   uint32_t origin, scope, stage, micro_batch;
-  int64_t queued_ns; /* monotonic clock, when published; 0 means the profiler was off */
+  int64_t queued_ns; /* time of publication (mpg_clock_ns); 0 if the profiler was off */
 } mpg_submitted;
 /* Returns the latest submission; NULL before the first one. */
 const mpg_submitted *mpg_device_latest(const mpg_device *device);
@@ -225,29 +229,30 @@ struct mpg_device {
   const mpg_backend *backend;
   void *backend_state;
   void *stream;  /* owned by the backend; NULL on CPU devices */
-  bool remote;   /* owned by another process, so without memory and kernels here (ranks/ranks.h) */
+  bool remote;   /* owned by another process; has no memory and kernels here (ranks/ranks.h) */
   bool captures; /* the backend supports captures, and they are enabled */
-  /* MPG_CAPTURE_KEYS in the device's memory, read by captured work when it runs; NULL until the
-   * first use. Running work. */
+  /* MPG_CAPTURE_KEYS random keys in the device's memory. Captured work reads them when it runs, so
+   * each replay can use new keys. NULL until the first use. Running work. */
   mpg_random_key *keys;
   /* Written by the backend, read by any thread. Points to `own_completed`, or to memory that the
    * hardware can write. */
   _Atomic(mpg_tick) *completed;
   mpg_tick submitted;       /* host lock */
-  _Atomic(bool) failed;     /* some work has failed; see failures */
-  _Atomic(int) num_threads; /* threads that its work may use; CPU devices */
+  _Atomic(bool) failed;     /* some work has failed; `failures` has the records */
+  _Atomic(int) num_threads; /* threads that the device's work may use; CPU devices only */
   mpg_pool *pool;
   struct {
     void *memory;
     size_t size;
-  } scratch[3]; /* by mpg_scratch_slot */
-  /* Scratch must not grow, because its addresses are being captured. Running work. */
+  } scratch[3]; /* indexed by mpg_scratch_slot */
+  /* True while work that uses scratch is captured. Scratch must then not grow, because the capture
+   * contains its address. Running work. */
   bool scratch_stays;
   void *kernel_cache; /* prepared primitives of the kernel libraries for this device */
   void (*kernel_cache_free)(void *cache); /* called when the device is closed */
   struct mpg_failures *failures;          /* see mpg_device_fail */
-  /* Set by the device before `completed` when it has failures to report; NULL if the device reports
-   * none. */
+  /* Set by the hardware when it has failures to report, before it writes `completed`. NULL if the
+   * device reports no failures itself. */
   _Atomic(uint32_t) *raised;
   struct mpg_event_buffer *events; /* profiler events */
   mpg_submitted *recent;           /* ring buffer of the latest submissions; host lock */
@@ -255,86 +260,89 @@ struct mpg_device {
   mpg_device_id_name name; /* text of `id` */
   /* Progress of the running work, for the watchdog. Written by the worker, relaxed. */
   struct {
-    /* Op of the current instruction, as long-lived as the process; NULL if unknown. */
+    /* Op of the current instruction (a static string); NULL if unknown. */
     _Atomic(const char *) name;
     _Atomic(uint32_t) scope;
-    _Atomic(int32_t) peer;    /* 1 + ordinal of the device it waits for; 0 means not waiting */
-    _Atomic(mpg_tick) tick;   /* the tick it waits for */
-    _Atomic(bool) rendezvous; /* it waits at a rendezvous (rendezvous.h) */
-    _Atomic(int) core;        /* 1 + the core its worker last ran on; 0 means unknown */
+    /* 1 + ordinal of the device that the work waits for; 0 if not waiting */
+    _Atomic(int32_t) peer;
+    _Atomic(mpg_tick) tick;   /* tick of the peer that the work waits for */
+    _Atomic(bool) rendezvous; /* the work waits at a rendezvous (rendezvous.h) */
+    _Atomic(int) core;        /* 1 + the core that the worker last ran on; 0 if unknown */
   } at;
-  _Alignas(64) _Atomic(mpg_tick) own_completed; /* on a separate cache line */
+  _Alignas(64) _Atomic(mpg_tick) own_completed; /* on its own cache line, to avoid false sharing */
 };
 
-/* True if work on the device has failed, or if the device has unread failure reports. A report is
- * raised before the ticks of its work complete. `failed` is read last, because another thread may
- * turn reports into recorded failures meanwhile. Any thread. */
+/* True if work on the device has failed, or if the device has unread failure reports. The hardware
+ * sets `raised` before the ticks of the failed work complete, so no failure is missed. `failed` is
+ * read last, because another thread may turn reports into recorded failures between the two reads.
+ * Any thread. */
 static inline bool mpg_device_has_failed(const mpg_device *device) {
   return (device->raised && atomic_load_explicit(device->raised, memory_order_acquire)) ||
          atomic_load_explicit(&device->failed, memory_order_acquire);
 }
 
-/* Returns the device with that type and index, opened on first use. Borrowed. On MPG_ERROR, the
- * error text says why it is unavailable. Pinned and shared CPU memory are cpu(index) itself. */
+/* Returns the device with that id, opened on first use. Borrowed. On MPG_ERROR, the error text says
+ * why the device is unavailable. The types of pinned and shared CPU memory return cpu(index). */
 mpg_status mpg_device_get(mpg_device_id id, mpg_device **device);
-/* Returns a second queue over a device's memory, with one thread, for work that runs concurrently
- * with the device's own. It accesses the device's arrays like the work of another device. Opened on
- * first use. *side is NULL if the backend has none. */
+/* Returns the side device: a second queue with one thread, whose work runs concurrently with the
+ * device's own work. That work accesses the device's arrays as work of another device does. Opened
+ * on first use. *side is NULL if `device` is not a CPU device. */
 mpg_status mpg_device_side(mpg_device *device, mpg_device **side);
 int mpg_device_count(void); /* devices opened so far */
 mpg_device *mpg_device_at(int ordinal);
 /* Returns the device opened last; NULL if none is open. Together with `older`, enumerates all
  * devices. Any thread. */
 mpg_device *mpg_device_newest(void);
-/* Returns MPG_OK if these devices support collectives as single ops through NCCL: they are GPUs on
- * different cards, and the library is available. Otherwise the error says why not. Host lock. */
+/* Returns MPG_OK if a collective over these devices can be one NCCL op. They must be GPUs of this
+ * process on different cards, and NCCL must be available. Otherwise the error says why not. Host
+ * lock. */
 mpg_status mpg_gpu_collectives(const mpg_device_id *ids, int count);
 /* Returns the number of usable GPUs. If it is 0, sets *reason (static); `reason` may be NULL. */
 int mpg_gpu_count(const char **reason);
-/* Returns a library of NVIDIA by number (base/library.h). NULL if the number is out of range or no
- * GPU is usable. Host lock. */
+/* Returns the NVIDIA library with that number (base/library.h). NULL if the number is out of range
+ * or no GPU is usable. Host lock. */
 const struct mpg_library *mpg_gpu_vendor_library(int number);
-/* Returns the free and total memory of a GPU. If a limit is set, it is the total. */
+/* Returns the free and total memory of a GPU. A memory limit replaces the total if it is lower. */
 mpg_status mpg_device_memory(mpg_device *device, size_t *free_bytes, size_t *total);
-/* Returns unused memory to the system: cached blocks, after waiting for queued work that still uses
- * them, scratch if the device is idle, and memory that its driver has cached. */
+/* Returns unused memory to the system: the pool's cached blocks, scratch if the device is idle, and
+ * memory that the driver has cached. Waits for queued work that still uses cached blocks. */
 mpg_status mpg_device_trim(mpg_device *device);
 static inline const char *mpg_device_text(const mpg_device *device) { return device->name.text; }
 
-/* Sets the threads per CPU device: n >= 1 fixes it for all devices; 0 divides the machine's cores
- * among the open CPU devices. */
+/* Sets the number of threads per CPU device. 0 divides the machine's cores among the open CPU
+ * devices. */
 mpg_status mpg_device_set_threads(int n);
 int mpg_machine_cores(void); /* cores this process may run on */
 
-/* Queuing. All work is queued by mpg_device_queue, which makes the work of one call atomic with
- * respect to other calls. From collecting the points to recording the uses, no other host thread
- * and no finalizer runs.
+/* Queuing. All work is queued by mpg_device_queue. Calls are atomic: from collecting the points to
+ * recording the uses, no other host thread and no finalizer runs.
  *
  * Steps, in order:
  * 1. Waits for room if the queue is nearly full. This releases the host lock and may be
  * interrupted.
  * 2. `prepare` reads the storages, collects points (into an empty list) and fills in one submission
  * per device.
- * 3. Queues all submissions or none. No other submission can interleave, so programs that wait for
- * each other cannot deadlock.
+ * 3. Queues all submissions or none. No other submission can interleave, so all devices get the
+ * work of two calls in the same order, and work that waits for its peers cannot deadlock.
  * 4. `note` records the uses in the storages. It gets the last tick of each submission.
  * 5. Only then waits for the work if the mode is synchronous.
  *
- * Neither `prepare` nor `note` may release the host lock (base/host.h counts turns). A violation
- * aborts the process in debug builds and in tests. Callers allocate storages and look up the host's
- * source line before the call, as both may release the lock.
+ * Neither `prepare` nor `note` may release the host lock (base/host.h counts its releases). A
+ * violation aborts the process in debug builds and in tests. Callers allocate storages and look up
+ * the host's source line before the call, as both may release the lock.
  *
  * In `prepare`, the first tick of submission i is mpg_device_next_tick(devices[i]), so payloads can
  * contain each other's ticks. A device may occur more than once; its submissions run in that order.
- * If `prepare` fails, nothing was queued and the caller keeps the payloads; later failures discard
- * them. If it sets *done, it has done and recorded the work itself, and nothing is queued. In
- * synchronous mode the work is done on return, and its failure is returned. */
+ * If `prepare` fails, nothing is queued and the caller keeps the payloads. If a later step fails,
+ * the payloads are discarded. If `prepare` sets *done, it has run and recorded the work itself, and
+ * nothing is queued. In synchronous mode the work has finished on return, and its failure is
+ * returned. */
 enum { MPG_MOST_TOGETHER = 72 };
-/* Work space that all calls share, as only one thread prepares at a time. */
+/* List of points, shared by all calls because only one thread runs `prepare` at a time. */
 typedef struct mpg_point_list {
   mpg_point *points;
   size_t capacity;
-  int begin, count; /* points from `begin` on belong to the next submission */
+  int begin, count; /* points[begin..count-1] belong to the next submission */
 } mpg_point_list;
 typedef struct mpg_queuing {
   mpg_device *const *devices;
@@ -352,8 +360,8 @@ static inline mpg_tick mpg_device_next_tick(const mpg_device *device) {
 static inline bool mpg_tick_reached(const mpg_device *device, mpg_tick tick) {
   return atomic_load_explicit(device->completed, memory_order_acquire) >= tick;
 }
-/* True if the caller, holding the host lock, may run work of this device itself until it next
- * submits work or releases the lock. */
+/* True if all submitted work has completed. The caller, which holds the host lock, may then run
+ * work of this device itself until it submits work or releases the lock. */
 static inline bool mpg_device_idle(const mpg_device *device) {
   return mpg_tick_reached(device, device->submitted);
 }
@@ -362,25 +370,26 @@ static inline bool mpg_device_runs_inline(const mpg_device *device) {
 }
 
 /* Waits for a point and checks for interrupts. Releases the host lock while it blocks, unless
- * keep_lock. With keep_lock no other thread queues work meanwhile, but signal handlers may. Fails
- * with the point's failure if point.data, or with MPG_INTERRUPTED. */
+ * keep_lock. With keep_lock, no other thread can queue work during the wait, but signal handlers
+ * can. Returns the failure of the point's work if point.data, or MPG_INTERRUPTED. */
 mpg_status mpg_point_wait(mpg_point point, bool keep_lock);
 /* Waits for all work submitted to all devices. Reports the first failure not reported before. */
 mpg_status mpg_wait_all(void);
 
 /* Looks up the failure of a tick. Sets this thread's error text and returns the status, or returns
- * MPG_OK. Called under the host lock, which adds the line that queued the work to the text, or by
- * running work, which returns the status to pass the failure on. */
+ * MPG_OK. Under the host lock, the text includes the source line that queued the work. Running work
+ * may call it as well, and returns the status to pass the failure on. */
 mpg_status mpg_device_failure(mpg_device *device, mpg_tick tick);
 /* Records this thread's current error text as the failure of the ticks first..last. Any thread;
  * backends call it before they store `completed`. */
 void mpg_device_fail(mpg_device *device, mpg_tick first, mpg_tick last, mpg_status status,
                      const mpg_submission *submission);
 
-/* For running work only. mpg_run_wait returns true if the point is reached or the backend has
- * ordered it by other means. If it returns false, the work must return MPG_OK at once and is called
- * again later. mpg_run_signal makes all effects of the work so far visible to threads that wait for
- * `tick` (first_tick <= tick < last_tick, increasing). */
+/* For running work only. mpg_run_wait returns true if the point is reached, or if the backend
+ * orders the rest of the work after it (as with CUDA events). If it returns false, the work must
+ * return MPG_OK at once and is called again later. mpg_run_signal marks `tick` as reached before
+ * the work ends (first_tick <= tick < last_tick, increasing), so that waiting threads see all
+ * effects of the work so far. */
 static inline bool mpg_run_wait(mpg_run *run, mpg_point point) {
   return mpg_tick_reached(point.device, point.tick) || run->device->backend->run_wait(run, point);
 }
@@ -388,9 +397,10 @@ static inline void mpg_run_signal(mpg_run *run, mpg_tick tick) {
   run->device->backend->run_signal(run, tick);
 }
 
-/* For running work. mpg_device_copies is true if a copy between the two memories needs a device
- * backend rather than a host kernel. mpg_device_copy does that copy in the order of the work of
- * `running`, which is one of the two. The work has already waited for all uses of the memory. */
+/* For running work. mpg_device_copies is true if a copy between the two devices' memories needs a
+ * backend, because the host cannot access both. mpg_device_copy makes that copy, ordered with the
+ * work of `running`, which is one of the two devices. The work has already waited for all uses of
+ * the memory. */
 static inline bool mpg_device_copies(const mpg_device *to, const mpg_device *from) {
   return to != from && !(to->backend->host_accessible && from->backend->host_accessible);
 }
@@ -398,12 +408,13 @@ mpg_status mpg_device_copy(mpg_device *running, mpg_device *to, void *target, mp
                            const void *source, size_t size);
 
 /* Returns `size` bytes of scratch memory for the running kernel, 64-byte aligned and uninitialized.
- * It is valid until the kernel returns or requests the same slot again. Grows the slot's single
- * buffer, which is counted in the device's pool. Returns NULL and sets the error if memory is
- * exhausted or scratch must not grow (scratch_stays). Called by the thread that runs the device's
- * work (its worker, or the host inline). Most kernels and library wrappers use MPG_SCRATCH_LIBRARY.
- * A kernel that holds scratch while it calls helpers of other kernels (a recurrent layer around its
- * matrix products) uses a later slot. */
+ * The memory is valid until the kernel returns or requests the same slot again. Each slot has one
+ * buffer, which grows if necessary and is counted in the statistics of the device's pool. Returns
+ * NULL and sets the error if memory is exhausted or scratch must not grow (scratch_stays). Called
+ * by the thread that runs the device's work (its worker, or the host inline). Most kernels and
+ * library wrappers use MPG_SCRATCH_LIBRARY. A kernel that holds scratch while it calls helpers of
+ * other kernels uses a later slot, so that the helpers do not overwrite it. For example, a
+ * recurrent layer calls matrix products. */
 typedef enum mpg_scratch_slot {
   MPG_SCRATCH_LIBRARY,
   MPG_SCRATCH_KERNEL,
@@ -415,7 +426,7 @@ static inline void *mpg_device_scratch(mpg_device *device, size_t size) {
   return mpg_device_scratch_slot(device, MPG_SCRATCH_LIBRARY, size);
 }
 
-/* Records the op and scope that the running work executes next. */
+/* Records the op and scope that the running work executes next, for the watchdog. */
 static inline void mpg_run_at(const mpg_run *run, const char *name, uint32_t scope) {
   atomic_store_explicit(&run->device->at.name, name, memory_order_relaxed);
   atomic_store_explicit(&run->device->at.scope, scope, memory_order_relaxed);
@@ -426,21 +437,21 @@ typedef struct mpg_queue_status {
   mpg_tick completed, submitted; /* equal if the queue is empty */
   /* The running submission; NULL if it is no longer recorded. Valid until the next submission. */
   const mpg_submitted *work;
-  const char *op; /* the op it runs; NULL if unknown */
+  const char *op; /* the op that `work` runs; NULL if unknown */
   uint32_t scope;
-  mpg_device *peer; /* the device it waits for; NULL means none */
+  mpg_device *peer; /* the device that `work` waits for; NULL if not waiting */
   mpg_tick tick;
-  const mpg_submitted *peer_work; /* the work that reaches that tick; NULL if unknown */
+  const mpg_submitted *peer_work; /* the work that reaches `tick` on `peer`; NULL if unknown */
 } mpg_queue_status;
 mpg_queue_status mpg_device_queue_status(const mpg_device *device);
 /* For tests: queues work that blocks for `ms` milliseconds, or until the file descriptor `until` is
  * readable or at its end. `until` may be -1. */
 mpg_status mpg_device_stall(mpg_device *device, int32_t ms, int until);
 
-/* Execution mode. Set before the first device is opened (environment
- * MPGLUON_ENGINE=async|sync|shuffle, or MXNet's MXNET_ENGINE_TYPE=NaiveEngine for sync) or by this
- * call, which first waits for all work. `shuffle` is the mock backend: work runs only when a thread
- * waits, in a random order that respects the points, drawn from `seed`. */
+/* Execution mode. Set by the environment (MPGLUON_ENGINE=async|sync|shuffle, or MXNet's
+ * MXNET_ENGINE_TYPE=NaiveEngine for sync), or by mpg_engine_set_mode, which first waits for all
+ * work. `shuffle` selects a mock backend for tests: work runs only when a thread waits, in a random
+ * order that respects the points. `seed` determines the order. */
 typedef enum mpg_engine_mode {
   MPG_ENGINE_ASYNC,
   MPG_ENGINE_SYNC,
@@ -448,11 +459,12 @@ typedef enum mpg_engine_mode {
 } mpg_engine_mode;
 mpg_status mpg_engine_set_mode(mpg_engine_mode mode, uint64_t seed);
 mpg_engine_mode mpg_engine_get_mode(void);
-/* Runs the tasks that MPG_ENGINE_SHUFFLE holds back until a thread waits, unless they wait for
- * other work. No effect in other modes. Called without the host lock. */
+/* In shuffled mode, runs all tasks whose points are reached. No effect in other modes. Called
+ * without the host lock. */
 void mpg_engine_run_ready(void);
 
-/* Block paths: interned text and its number. */
+/* Interning of block paths: mpg_scope_intern returns the number of a path, mpg_scope_text the path
+ * of a number. */
 uint32_t mpg_scope_intern(const char *path); /* Returns 0 if out of memory. */
 const char *mpg_scope_text(uint32_t scope);  /* "" for 0. Any thread. */
 

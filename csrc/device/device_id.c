@@ -47,7 +47,7 @@ bool mpg_device_id_parse(const char **text, mpg_device_id *id) {
       }
       if (*end++ != ')') return false;
     } else if (*rest == '_') {
-      continue; /* a longer name */
+      continue; /* a prefix of a longer name, such as "cpu" of "cpu_pinned" */
     }
     *text = end;
     *id = (mpg_device_id){types[i].type, (int32_t)index, (int32_t)(rank + 1)};

@@ -1,4 +1,4 @@
-/* The memory of devices: copies, scratch, totals. */
+/* Device memory: copies, scratch and totals. */
 #include "base/host.h"
 #include "base/memory.h"
 #include "device/internal.h"
@@ -29,15 +29,16 @@ static void free_slot(mpg_device *device, mpg_scratch_slot slot) {
   device->backend->free(device, device->scratch[slot].memory, device->scratch[slot].size);
   device->scratch[slot].memory = NULL;
   device->scratch[slot].size = 0;
-  mpg_pool_resize_scratch(device->pool, scratch_total(device)); /* shrinking cannot fail */
+  /* Ignores the status, because shrinking cannot fail. */
+  mpg_pool_resize_scratch(device->pool, scratch_total(device));
 }
 
 static void free_scratch(mpg_device *device) {
   for (int i = 0; i < MPG_SCRATCH_SLOTS; i++) free_slot(device, (mpg_scratch_slot)i);
 }
 
-/* Earlier work may still use cached blocks when the running work starts, so draining can free
- * more. */
+/* Allocates from the system. If memory is short, releases unused cached blocks. Earlier work on the
+ * device may still use other cached blocks, so then waits for that work and tries again. */
 static mpg_status allocate_scratch(mpg_device *device, size_t size, void **memory) {
   const mpg_backend *backend = device->backend;
   mpg_status status;

@@ -12,7 +12,7 @@ struct mpg_cause {
   uint32_t origin, scope, stage, micro_batch;
   uint64_t steps;
   const char *name;
-  const mpg_device *device; /* the device where it happened */
+  const mpg_device *device; /* the device whose work failed first */
   _Atomic bool reported;
   char text[];
 };
@@ -22,25 +22,26 @@ typedef struct failed_range {
   const mpg_cause *cause;
 } failed_range;
 
-/* Sorted by tick. A device's work mostly fails in this order. GPU reports of earlier work are
- * inserted between. */
+/* Sorted array of failed ranges. Work mostly fails in tick order, so most ranges are appended. Late
+ * GPU reports of earlier work are inserted. */
 struct mpg_failures {
   pthread_mutex_t lock;
   failed_range *ranges;
   size_t count, capacity;
-  size_t looked_at; /* ranges that mpg_failures_unreported has already visited */
+  size_t looked_at; /* number of ranges at the start that mpg_failures_unreported has visited */
   _Atomic mpg_tick last_failed;
 };
 
 enum { RESERVED_RANGES = 8 };
 
-/* Used if there is no memory for the actual text. */
+/* Used as the cause if there is no memory for a new one. */
 static mpg_cause no_memory_cause = {
     .status = MPG_HOST_OUT_OF_MEMORY,
     .text = "work failed, and there was not enough memory to store its error message"};
 
-/* The latest failure that mpg_device_failure returned to this worker thread. If its work passes the
- * failure on, the cause stays the same. */
+/* The latest failure that mpg_device_failure returned to this worker thread. If the running work
+ * then fails with the same text, it has passed this failure on, and its ticks get the same
+ * cause. */
 static _Thread_local const mpg_cause *passed_on;
 
 void mpg_failures_forget_passed_on(void) { passed_on = NULL; }
@@ -79,7 +80,7 @@ static size_t range_at(const struct mpg_failures *failures, mpg_tick tick) {
   return low;
 }
 
-/* Collects failures that the device itself has reported. */
+/* Records the failures that the hardware has reported. */
 static void hear_reports(mpg_device *device) {
   if (device->raised && atomic_load_explicit(device->raised, memory_order_acquire))
     device->backend->collect(device);
@@ -100,30 +101,30 @@ const mpg_cause *mpg_failures_find(mpg_device *device, mpg_tick tick) {
   return cause;
 }
 
-/* True if there is space for one more range. Space is reserved ahead, so that a failed allocation
- * leaves some. */
+/* Reserves space for several ranges. Returns true if one more fits, which may hold even if the
+ * allocation failed. */
 static bool make_room(struct mpg_failures *failures) {
   mpg_status grown = mpg_grow((void **)&failures->ranges, &failures->capacity,
                               failures->count + RESERVED_RANGES, sizeof *failures->ranges);
   return grown == MPG_OK || failures->count < failures->capacity;
 }
 
-/* Adds first..last, which no range overlaps. The lock is held. */
+/* Adds the range first..last, which must not overlap an existing range. The lock is held. */
 static void add_range(struct mpg_failures *failures, mpg_tick first, mpg_tick last,
                       const mpg_cause *cause) {
   size_t at = range_at(failures, first), news = at;
   failed_range *previous = at > 0 ? &failures->ranges[at - 1] : NULL;
   if (previous && previous->cause == cause && previous->last + 1 == first) {
     previous->last = last;
-    news = at - 1; /* a cause that recurs is unreported again */
+    news = at - 1; /* visit the range again, as its cause has recurred */
   } else if (make_room(failures)) {
     memmove(failures->ranges + at + 1, failures->ranges + at,
             (failures->count - at) * sizeof *failures->ranges);
     failures->ranges[at] = (failed_range){first, last, cause};
     failures->count++;
   } else {
-    /* Out of memory: a failure must not get lost, so a neighboring range is widened to include
-     * it. */
+    /* Out of memory. A failure must not be lost, so a neighboring range is widened to include the
+     * new one. */
     news = at > 0 ? at - 1 : 0;
     failed_range *widened = &failures->ranges[news];
     if (widened->last < last) widened->last = last;
@@ -186,7 +187,9 @@ void mpg_device_fail(mpg_device *device, mpg_tick first, mpg_tick last, mpg_stat
 const char *mpg_failures_text(const mpg_cause *cause) { return cause->text; }
 
 mpg_status mpg_failures_report(const mpg_cause *cause) {
-  if (mpg_worker_device()) { /* the host thread that reports the failure adds the origin */
+  /* A worker's error text lacks the origin, because the host adds it when it reports the
+   * failure. */
+  if (mpg_worker_device()) {
     passed_on = cause;
     return mpg_fail(cause->status, "%s", cause->text);
   }

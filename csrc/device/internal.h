@@ -1,8 +1,8 @@
 /* Internals shared by the files of csrc/device; no other layer includes it.
  *
- * Failures are ranges of failed ticks of a device, each with a cause. A failure that propagates to
- * other ranges shares its cause with them. Tasks are submissions as stored by the backends.
- * Threads: stated at each function.
+ * A failure is a range of failed ticks of a device, with a cause. Work that fails because an
+ * earlier failure propagated to it has the same cause. A task is a submission as stored by the
+ * backends. Threads: stated in each section.
  */
 #ifndef MPG_DEVICE_INTERNAL_H
 #define MPG_DEVICE_INTERNAL_H
@@ -14,7 +14,7 @@ extern const mpg_backend mpg_cpu_backend, mpg_shuffle_backend, mpg_gpu_backend;
 
 /* --- The device table (device.c). Host lock. -------------------------------------------------- */
 mpg_device *mpg_device_find(mpg_device_id id); /* returns NULL if the device is not open */
-/* Makes room for one more device, so that adding it cannot fail. */
+/* Reserves an entry for one more device, so that mpg_device_table_add cannot fail. */
 mpg_status mpg_device_table_reserve(void);
 void mpg_device_table_add(mpg_device *device);
 void mpg_engine_store_mode(mpg_engine_mode mode);
@@ -23,31 +23,34 @@ void mpg_engine_refuse_work(void);
 /* Called when the process exits. Kernel caches are then leaked, because the libraries that free
  * them may have been torn down. */
 void mpg_engine_note_exit(void);
-/* Called by the backend's close when nothing runs any more. */
+/* Called by the backend's `close` once the device runs no more work. */
 void mpg_device_free_kernel_cache(mpg_device *device);
-/* Returns the device whose work this thread runs as its worker, or NULL. Any thread. */
+/* Returns the device whose work this thread is running or discarding, as its worker or in its
+ * place; NULL if none. Any thread. */
 mpg_device *mpg_worker_device(void);
 void mpg_worker_set_device(mpg_device *device);
 
 /* --- Failures (failure.c). Any thread. -------------------------------------------------------- */
-typedef struct mpg_cause mpg_cause; /* lives as long as the process */
+typedef struct mpg_cause mpg_cause; /* never freed */
 
 mpg_status mpg_failures_open(mpg_device *device);
-void mpg_failures_close(mpg_device *device); /* called if a device could not be opened */
-/* Never returns NULL. */
+/* Frees the records of a device that could not be opened. */
+void mpg_failures_close(mpg_device *device);
+/* Creates a cause from an error text. Never returns NULL: if memory is exhausted, returns a static
+ * cause. */
 const mpg_cause *mpg_cause_new(mpg_device *device, mpg_status status, const char *text,
                                const mpg_submission *submission);
-/* Returns NULL if that tick did not fail. */
+/* Returns the cause of a tick's failure; NULL if the tick did not fail. */
 const mpg_cause *mpg_failures_find(mpg_device *device, mpg_tick tick);
 void mpg_failures_add(mpg_device *device, mpg_tick first, mpg_tick last, const mpg_cause *cause);
 const char *mpg_failures_text(const mpg_cause *cause);
-/* Sets the error text. Marks the cause as reported, unless called on a worker, which passes it
- * on. */
+/* Sets the thread's error text and returns the status. Marks the cause as reported. On a worker,
+ * does not mark it, because the worker only passes the failure on to later work. */
 mpg_status mpg_failures_report(const mpg_cause *cause);
 /* Returns the first unreported cause and marks all causes as reported. NULL if all are reported. */
 const mpg_cause *mpg_failures_unreported(mpg_device *device);
-/* Called when this thread starts new work, which passes on only failures that it reads from then
- * on. */
+/* Forgets the failures that this thread's earlier work has read, so that none is taken for the
+ * cause of new work's failure. Called when the thread starts new work. */
 void mpg_failures_forget_passed_on(void);
 void mpg_failures_fork_prepare(mpg_device *device);
 void mpg_failures_fork_done(mpg_device *device, bool child);
@@ -63,9 +66,9 @@ static inline mpg_tick mpg_task_last_tick(const mpg_task *task) {
 }
 
 /* Starts a task whose points are reached (blocked_on->device is NULL), or resumes it. Returns false
- * if the task suspended itself; call again when *blocked_on is reached. Returns true when it is
- * done, its failures are recorded and its payload is discarded. The caller then stores
- * `completed`. */
+ * if the task suspended itself; the caller calls again when *blocked_on is reached. Returns true
+ * when the task is done. Its failure, if any, is then recorded and its payload discarded, and the
+ * caller stores `completed`. */
 bool mpg_task_advance(mpg_device *device, const mpg_task *task, mpg_point *blocked_on);
 /* Discards a task without running it and records the shutdown as its failure. Does not advance
  * `completed`. */
@@ -74,7 +77,8 @@ void mpg_task_drop(mpg_device *device, const mpg_task *task);
 /* Discards a task and records the thread's error text as its failure. */
 void mpg_task_fail(mpg_device *device, const mpg_task *task, mpg_status status);
 
-/* FIFO list of tasks, for backends whose queues are lists. Used by the owner of the list. */
+/* FIFO list of tasks, for backends without a worker. Not thread-safe: the owner's lock protects
+ * it. */
 typedef struct mpg_kept_task {
   struct mpg_kept_task *next;
   mpg_point blocked_on; /* device is NULL if not suspended */
@@ -90,12 +94,13 @@ mpg_status mpg_task_list_add(mpg_task_list *list, const mpg_submission *submissi
 /* Removes and returns the first task of a nonempty list. The caller frees it. */
 mpg_kept_task *mpg_task_list_take(mpg_task_list *list);
 void mpg_task_list_move(mpg_task_list *from, mpg_task_list *to); /* appends all tasks to `to` */
-/* Frees the tasks; their creators keep the payloads. */
+/* Frees the tasks without discarding their payloads, which their creators still own. */
 void mpg_task_list_drop(mpg_task_list *list);
-/* True if the list has a first task and all its points are reached. */
+/* True if the list has a first task that can run: all its points are reached, or, if it is
+ * suspended, the point that it waits for. */
 bool mpg_task_list_ready(const mpg_task_list *list);
 
-enum { MPG_RECENT = 2048 }; /* length of a device's submission history */
+enum { MPG_RECENT = 2048 }; /* length of mpg_device.recent, the submission history */
 
 /* --- Spinning (spin.c). Any thread. ----------------------------------------------------------- */
 static inline void mpg_cpu_pause(void) {
@@ -108,22 +113,23 @@ static inline void mpg_cpu_pause(void) {
 /* Returns 1 + the core that this thread runs on, or 0 if unknown. A thread must not spin while it
  * waits for a thread on the same core, because that thread could not run. */
 int mpg_this_core(void);
-/* Spins until the tick is reached or `ns` have passed, or until the device's worker shares this
- * core. True if reached. Any thread. */
+/* Spins until the tick is reached, `ns` nanoseconds have passed, or the device's worker runs on
+ * this core. Returns true if the tick is reached. Any thread. */
 bool mpg_tick_spin(const mpg_device *device, mpg_tick tick, int64_t ns);
-int64_t mpg_spin_limit_ns(void); /* the longest worthwhile spin: 0 on one core */
-/* Registers a spinning worker. Returns true if it may spin, which always leaves one core free. */
+int64_t mpg_spin_limit_ns(void); /* longest spin that costs less than sleeping; 0 on one core */
+/* Registers a spinning worker. Returns true if the worker may spin. At least one core stays free of
+ * spinning workers. */
 bool mpg_idle_spin_begin(void);
 /* Required after each mpg_idle_spin_begin, even if it returned false. */
 void mpg_idle_spin_end(void);
 void mpg_idle_spin_forget(void); /* called in a forked child, which has no workers */
 
 /* --- Waiting (wait.c) ------------------------------------------------------------------------- */
-/* Waits without a time limit. Releases the host lock while blocking if `give_up_lock`. Not
- * interruptible. */
+/* Waits for a tick without a time limit. Not interruptible. If `give_up_lock`, releases the host
+ * lock while it blocks. */
 void mpg_tick_wait(mpg_device *device, mpg_tick tick, bool give_up_lock);
-/* Like mpg_tick_wait, but interruptible, and returns early if the device waits for work that the
- * host has yet to queue. */
+/* Waits for `tick`, at which the device's queue has room for more work. Interruptible. Returns
+ * early if the device waits at a rendezvous, which may need work that the host has yet to queue. */
 mpg_status mpg_room_wait(mpg_device *device, mpg_tick tick);
 
 /* --- Settings (settings.c). Any thread, after mpg_settings_read. ------------------------------ */
@@ -132,9 +138,10 @@ typedef struct mpg_start_settings {
   mpg_engine_mode mode; /* MPGLUON_ENGINE */
   uint64_t seed;        /* MPGLUON_ENGINE_SEED */
 } mpg_start_settings;
-/* Reads all settings of this layer. Sets *start to those that can change later. */
+/* Reads all settings of this layer. Sets *start to the initial values of settings that can change
+ * later. */
 mpg_status mpg_settings_read(mpg_start_settings *start);
-int64_t mpg_idle_spin_ns(void);            /* MPGLUON_SPIN: the longest spin of an idle worker */
+int64_t mpg_idle_spin_ns(void);            /* longest spin of an idle worker (MPGLUON_SPIN) */
 mpg_team_spin mpg_team_spin_setting(void); /* MPGLUON_TEAM_SPIN */
 bool mpg_pool_poison_setting(void);        /* MPGLUON_POOL_POISON */
 
@@ -142,8 +149,8 @@ bool mpg_pool_poison_setting(void);        /* MPGLUON_POOL_POISON */
 void mpg_shuffle_seed(uint64_t seed);
 
 /* --- Pool and profiler ------------------------------------------------------------------------ */
-/* Sets the total size of the device's scratch buffers. Called by the thread that runs the device's
- * work. */
+/* Records the total size of the device's scratch buffers. Fails if the memory in use would exceed
+ * the limit. Called by the thread that runs the device's work. */
 mpg_status mpg_pool_resize_scratch(mpg_pool *pool, size_t size);
 
 #endif

@@ -16,7 +16,7 @@
 #include "base/memory.h"
 #include "device/internal.h"
 
-/* Sizes: multiples of 64 up to 512, then eight steps per doubling. */
+/* Block sizes: multiples of 64 up to 512, then eight classes per doubling. */
 enum {
   SMALL_STEP = 64,
   SMALL_CLASSES = 8,
@@ -27,33 +27,35 @@ enum {
 enum {
   NUM_CLASSES = SMALL_CLASSES + (LARGEST_BITS - SMALL_BITS) * 8,
   LOOK_BACK = 8,
-  /* A request waits for a cached block, instead of allocating, once cached memory exceeds this
-   * multiple of the peak use. */
+  /* Once cached memory exceeds this multiple of the peak use, a request for host access reuses a
+   * cached block and waits for its uses, instead of allocating. */
   MOST_AHEAD = 4,
-  MOST_CACHED = 3,        /* a pool that holds more than this multiple of the peak use is trimmed */
-  LARGE = 1 << 20,        /* smallest request that may be served by splitting and joining */
-  LEAST_PART = LARGE / 8, /* smallest part, and the step between sizes of large blocks */
+  /* Before a large allocation, trims a pool that holds more than this multiple of the peak use. */
+  MOST_CACHED = 3,
+  LARGE = 1 << 20, /* smallest request that may be served by splitting and joining */
+  /* Smallest part of a split block, and the step between the smallest large sizes. */
+  LEAST_PART = LARGE / 8,
 };
 
 /* Blocks of one size. A part of a segment belongs to the largest class that it can serve. */
 typedef struct size_class {
-  /* A stack, so that blocks in the CPU's cache are reused first. On a device that captures work, a
-   * heap by address, the lowest first. */
+  /* A stack, so that the block freed last, which may still be in the CPU's cache, is reused first.
+   * On a device that captures work, a binary heap with the lowest address first. */
   mpg_block *cached;
   size_t count;
-  size_t capacity; /* >= blocks, so that freeing a block cannot fail */
-  size_t blocks;   /* number of blocks of this class, cached or allocated */
+  size_t capacity; /* of `cached`; >= blocks, so that freeing a block cannot fail */
+  size_t blocks;   /* number of blocks of this class, cached or in use */
 } size_class;
 
-/* Each atomic has a single writer, so adding is a load and a store. The writer is the host, except
- * for scratch (the thread that runs the device's work) and held (the thread that holds the
- * mutex). */
+/* Each atomic has one writer at a time, so adding needs only a load and a store. The writer is the
+ * host, except for `scratch` (the thread that runs the device's work) and `held` (the holder of the
+ * mutex). The peaks have two writers; see raise_peak. */
 struct mpg_pool {
   mpg_device *device;
-  bool guarded; /* the mutex guards the classes and `held`; else the host lock does */
+  bool guarded; /* the mutex guards the classes and `held`; otherwise the host lock does */
   pthread_mutex_t mutex;
-  bool poison;                          /* for tests: cached memory is filled with a pattern */
-  _Atomic size_t in_use, held, scratch; /* in_use and held: without scratch */
+  bool poison;                          /* fill cached memory with a pattern; for tests */
+  _Atomic size_t in_use, held, scratch; /* in_use and held exclude scratch */
   _Atomic size_t peak_in_use, peak_held;
   size_t working_set; /* largest in_use so far; host lock */
   _Atomic size_t limit;
@@ -104,7 +106,7 @@ void mpg_uses_add_read(mpg_uses *uses, mpg_device *owner, mpg_device *reader, mp
     return;
   }
   drop_finished(uses);
-  MPG_ASSERT(uses->num_foreign < uses->capacity); /* reserved */
+  MPG_ASSERT(uses->num_foreign < uses->capacity); /* mpg_uses_reserve was called */
   uses->foreign[uses->num_foreign++] = (mpg_foreign_read){reader, tick};
 }
 
@@ -117,7 +119,8 @@ bool mpg_uses_finished(const mpg_uses *uses, const mpg_device *owner) {
 
 mpg_status mpg_uses_wait(const mpg_uses *uses, mpg_device *owner, bool keep_lock) {
   enum { MOST = 64 };
-  /* Another thread may change or reallocate the list while the lock is released. */
+  /* A copy, because another thread may change or reallocate uses->foreign while the lock is
+   * released. */
   mpg_foreign_read now[MOST];
   int count = uses->num_foreign < MOST ? uses->num_foreign : MOST;
   for (int i = 0; i < count; i++) now[i] = uses->foreign[i];
@@ -160,8 +163,8 @@ static void unpoison(const mpg_pool *pool, mpg_block *block) {
 
 /* --- Size classes ----------------------------------------------------------------------------- */
 
-/* Finds the class of `size` >= 1 and its block size. Returns false if `size` exceeds the largest
- * class. */
+/* Sets *index and *rounded to the class that serves `size` >= 1 bytes and to its block size.
+ * Returns false if `size` exceeds the largest class. */
 static bool find_class(size_t size, int *index, size_t *rounded) {
   if (size <= SMALL_LIMIT) {
     *index = (int)((size + SMALL_STEP - 1) / SMALL_STEP) - 1;
@@ -171,13 +174,13 @@ static bool find_class(size_t size, int *index, size_t *rounded) {
   if (size > (size_t)1 << LARGEST_BITS) return false;
   int bits = 63 - __builtin_clzll(size - 1); /* 2^bits < size <= 2^(bits + 1) */
   int step_bits = bits - 3;
-  size_t steps = ((size - 1) >> step_bits) - 7; /* 1..8 beyond 2^bits */
+  size_t steps = ((size - 1) >> step_bits) - 7; /* 1..8, the steps above 2^bits */
   *index = SMALL_CLASSES + (bits - SMALL_BITS) * 8 + (int)steps - 1;
   *rounded = ((size_t)1 << bits) + (steps << step_bits);
   return true;
 }
 
-/* Returns the largest class whose size does not exceed the block's. */
+/* Returns the largest class whose block size is at most `size`. */
 static int class_of(size_t size) {
   if (size <= SMALL_LIMIT) return (int)(size / SMALL_STEP) - 1;
   int bits = 63 - __builtin_clzll(size); /* 2^bits <= size < 2^(bits + 1) */
@@ -257,8 +260,8 @@ static mpg_block take_out(const mpg_pool *pool, size_class *class, size_t index)
 
 /* --- Parts of segments ------------------------------------------------------------------------ */
 
-/* True if the caller need not wait before it uses the block. Work on the pool's own device is in
- * order, so only the host and reads by other devices matter. */
+/* True if the block can be used without waiting. Work on the pool's own device runs in order, so
+ * only access by the host and reads by other devices can require a wait. */
 static bool is_ready(const mpg_pool *pool, const mpg_block *block, bool host_access) {
   return !(host_access || block->uses.num_foreign) || mpg_uses_finished(&block->uses, pool->device);
 }
@@ -273,8 +276,8 @@ static int by_address(const void *a, const void *b) {
   return is_below(first, second) ? -1 : is_below(second, first);
 }
 
-/* Coalesces a with b, which follows it in their segment. Returns false if other devices still read
- * one of them, or if host memory is short. */
+/* Coalesces `a` with `b`, its right neighbor in the segment. Returns false if another device still
+ * reads one of them, or if host memory is exhausted. */
 static bool join_pair(mpg_pool *pool, mpg_block *a, mpg_block *b) {
   size_class *joined = &pool->classes[class_of(a->size + b->size)];
   drop_finished(&a->uses);
@@ -292,8 +295,8 @@ static bool join_pair(mpg_pool *pool, mpg_block *a, mpg_block *b) {
   return true;
 }
 
-/* Coalesces cached parts of segments with their cached neighbors. Returns false if there are no
- * neighbors. */
+/* Coalesces adjacent cached blocks of the same segment. Returns false if no blocks were
+ * coalesced. */
 static bool join(mpg_pool *pool) {
   const int first = class_of(LEAST_PART);
   size_t count = 0, kept = 0;
@@ -326,8 +329,9 @@ static bool join(mpg_pool *pool) {
   return kept < count;
 }
 
-/* Removes cached[at] from a class and splits it: *block gets `size` bytes, the remainder is cached.
- * Returns false if host memory for the bookkeeping is short. */
+/* Removes cached[at] from a class and splits it. *block gets `size` bytes, and the remainder is
+ * cached. A remainder smaller than LEAST_PART stays with *block. Returns false if host memory for
+ * the bookkeeping is exhausted. */
 static bool cut(mpg_pool *pool, size_class *class, size_t at, size_t size, mpg_block *block) {
   size_t rest_size = class->cached[at].size - size;
   if (rest_size < LEAST_PART) {
@@ -351,7 +355,8 @@ static bool cut(mpg_pool *pool, size_class *class, size_t at, size_t size, mpg_b
   if (!block->segment) *segment = (mpg_pool_segment){block->memory, block->size};
   block->segment = segment;
   block->size = size;
-  block->uses.num_foreign = 0; /* is_ready: other devices have finished reading */
+  /* is_ready has returned true, so other devices have finished reading */
+  block->uses.num_foreign = 0;
   mpg_block rest = {.memory = (char *)block->memory + size,
                     .size = rest_size,
                     .segment = segment,
@@ -360,9 +365,10 @@ static bool cut(mpg_pool *pool, size_class *class, size_t at, size_t size, mpg_b
   return true;
 }
 
-/* --- The system's memory ---------------------------------------------------------------------- */
+/* --- System memory ---------------------------------------------------------------------------- */
 
-/* The device's worker also raises both peaks when scratch grows, so this keeps the larger value. */
+/* Atomic maximum. It must be atomic because the device's worker raises the peaks when scratch
+ * grows. */
 static void raise_peak(_Atomic size_t *peak, size_t value) {
   size_t seen = atomic_load_explicit(peak, memory_order_relaxed);
   while (value > seen && !atomic_compare_exchange_weak_explicit(
@@ -379,8 +385,9 @@ static size_t release_cached(mpg_pool *pool, size_class *class, size_t index) {
   return block.size;
 }
 
-/* Returns the index of a cached block that queued work uses (`used`), or else of an unused block
- * that isn't part of a segment. Returns class->count if the class has none. */
+/* Returns the index of a cached block. If `used`, it is a block that queued work still uses.
+ * Otherwise it is an unused block that is not part of a segment, and so can be returned to the
+ * system. Returns class->count if no block qualifies. */
 static size_t find_in(const mpg_pool *pool, const size_class *class, bool used) {
   for (size_t j = class->count; j-- > 0;)
     if ((used || !class->cached[j].segment) &&
@@ -389,7 +396,8 @@ static size_t find_in(const mpg_pool *pool, const size_class *class, bool used) 
   return class->count;
 }
 
-/* Returns the smallest block of at least `size` bytes, else the largest; NULL if none is cached. */
+/* Searches for a cached block as find_in does. Returns the class of the smallest block of at least
+ * `size` bytes, or of the largest block if all are smaller. Returns NULL if no block qualifies. */
 static size_class *find_cached(mpg_pool *pool, size_t size, bool used, size_t *index) {
   int first = size >= (size_t)1 << LARGEST_BITS ? NUM_CLASSES - 1
               : size < SMALL_STEP               ? 0
@@ -403,7 +411,7 @@ static size_class *find_cached(mpg_pool *pool, size_t size, bool used, size_t *i
   return NULL;
 }
 
-/* Waits for the work that uses a cached block. The pool is unlocked during the wait. */
+/* Waits for the work that uses a cached block. Unlocks the pool during the wait. */
 static mpg_status wait_for_uses(mpg_pool *pool, const mpg_uses *cached, bool give_up_lock) {
   enum { MOST = 64 };
   mpg_foreign_read foreign[MOST];
@@ -424,12 +432,13 @@ static mpg_status wait_for_uses(mpg_pool *pool, const mpg_uses *cached, bool giv
   return status;
 }
 
-/* Returns cached blocks to the system until they add up to `size` bytes; *given is the sum. Blocks
- * that work still uses are included only if `wait`. */
+/* Returns cached blocks to the system until they add up to at least `size` bytes. Sets *given to
+ * the sum. Blocks that work still uses are included only if `wait`. */
 static mpg_status give_back(mpg_pool *pool, size_t size, bool wait, bool give_up_lock,
                             size_t *given) {
   mpg_status status = MPG_OK;
-  /* Limited, because other threads may add blocks while the host lock is released. */
+  /* Bounds the number of waits, because other threads may add blocks while the host lock is
+   * released. */
   size_t most_waits = 0;
   size_t index;
   size_class *class;
@@ -463,7 +472,7 @@ static bool shares_memory(mpg_device *a, mpg_device *b) {
   return !sharing || sharing->card(a) == sharing->card(b);
 }
 
-/* give_back for this pool, then for other pools on the same hardware. */
+/* Calls give_back for this pool, then for other pools on the same hardware. */
 static size_t give_back_shared(mpg_pool *pool, size_t size, bool wait) {
   size_t total, given;
   give_back(pool, size, wait, false, &total);
@@ -517,7 +526,8 @@ static size_t largest_use(const mpg_pool *pool, size_t size) {
   return used > pool->working_set ? used : pool->working_set;
 }
 
-/* Trims the cache: if sizes only grow, no cached block is large enough to be reused. */
+/* Trims the cache until the pool holds at most MOST_CACHED times the peak use. Without this,
+ * requests of growing sizes would fill it with blocks that are too small to be reused. */
 static void give_back_outgrown(mpg_pool *pool, size_t size) {
   size_t most = MOST_CACHED * largest_use(pool, size), held = GET(held) + size, given;
   if (held > most) give_back(pool, held - most, false, false, &given);
@@ -556,21 +566,21 @@ static mpg_status system_alloc(mpg_pool *pool, size_class *class, size_t size, s
 /* --- Blocks ----------------------------------------------------------------------------------- */
 
 /* Returns the ready block at the lowest address, or class->count if none is ready. The choice
- * depends on which blocks are in use, not on the order in which they were freed. So a repeated step
- * gets the same addresses, which captures contain. */
+ * depends on which blocks are in use, but not on the order in which they were freed. So a repeated
+ * step gets the same addresses, and its captures, which contain the addresses, stay valid. */
 static size_t choose_steady(const mpg_pool *pool, const size_class *class, bool host_access,
                             size_t at, size_t chosen) {
   if (at >= class->count) return chosen;
   const mpg_block *block = &class->cached[at];
   if (chosen < class->count && is_below(&class->cached[chosen], block)) return chosen;
-  /* The blocks below it in the heap have higher addresses. */
+  /* The children of this block in the heap have higher addresses, so the search ends here. */
   if (is_ready(pool, block, host_access)) return at;
   chosen = choose_steady(pool, class, host_access, 2 * at + 1, chosen);
   return choose_steady(pool, class, host_access, 2 * at + 2, chosen);
 }
 
-/* True if the block freed last can be used without waiting: work on its own device is in order, and
- * no other device reads it. */
+/* True if the block freed last can be used without waiting. Its own device's work runs in order, so
+ * only reads by other devices matter. */
 static inline bool top_is_good(const mpg_pool *pool, const size_class *class, bool host_access) {
   return !host_access && class->cached[class->count - 1].uses.num_foreign == 0 &&
          !pool->device->captures;
@@ -585,11 +595,11 @@ static size_t choose(const mpg_pool *pool, const size_class *class, bool host_ac
     size_t steady = choose_steady(pool, class, host_access, 0, class->count);
     return steady < class->count || host_access ? steady : top;
   }
-  /* Work of the pool's own device is in order anyway, but reads by other devices are not. */
+  /* Prefers a block that no work uses, among the LOOK_BACK blocks freed last. */
   for (size_t i = 0; i < LOOK_BACK && i <= top; i++)
     if (mpg_uses_finished(&cached[top - i].uses, pool->device)) return top - i;
-  /* Searches all blocks, the oldest first. Otherwise the pool would grow by one block whenever work
-   * falls behind. */
+  /* Searches all blocks from the bottom of the stack. Otherwise the pool would grow by a block
+   * whenever the blocks freed last are still in use. */
   if (host_access) {
     for (size_t i = 0; i < top; i++)
       if (mpg_uses_finished(&cached[i].uses, pool->device)) return i;
@@ -600,8 +610,8 @@ static size_t choose(const mpg_pool *pool, const size_class *class, bool host_ac
   return top;
 }
 
-/* Like choose, for a request that may allocate from the system. The cache grows with the number of
- * sizes, but must not grow with the length of the queues as well. */
+/* Like choose, but may choose a block that the host must wait for if the cache is much larger than
+ * the peak use. Without this bound, the cache would grow with the length of the queues. */
 static size_t choose_bounded(const mpg_pool *pool, const size_class *class, size_t size,
                              bool host_access) {
   size_t chosen = choose(pool, class, host_access);
@@ -610,15 +620,16 @@ static size_t choose_bounded(const mpg_pool *pool, const size_class *class, size
   return choose(pool, class, false);
 }
 
-/* True if the pool should not allocate from the system: it is at its limit, or it would hold more
- * than 1.5 times its peak use. Below that, blocks stay whole, so that repeated steps reuse the same
- * blocks. */
+/* True if the pool should split cached blocks rather than allocate from the system. This is the
+ * case at the limit, or if the pool would hold more than 1.5 times its peak use. Below that, blocks
+ * are not split, so that repeated steps reuse the same blocks. */
 static bool holds_much(const mpg_pool *pool, size_t size) {
   size_t used = largest_use(pool, size);
   return GET(held) + size > used + used / 2 || !fits(pool, size);
 }
 
-/* Takes the best fit among the cached blocks that are ready. Joins neighbors if no block fits. */
+/* Takes a ready cached block of the smallest class that fits, and splits it (best fit). Coalesces
+ * neighbors if no block fits. */
 static bool carve(mpg_pool *pool, size_t size, bool host_access, mpg_block *block) {
   do {
     for (int i = class_of(size); i < NUM_CLASSES; i++) {
@@ -648,7 +659,8 @@ static inline bool take_cached(mpg_pool *pool, size_class *class, size_t rounded
   return rounded >= LARGE && holds_much(pool, rounded) && carve(pool, rounded, host_access, block);
 }
 
-/* Takes any block that fits because the system is out of memory, even if the host must wait. */
+/* Takes any cached block that fits, even if the caller must wait for its uses. Called when the
+ * system is out of memory. */
 static bool take_any(mpg_pool *pool, size_class *class, size_t rounded, mpg_block *block) {
   lock(pool);
   bool taken = rounded >= LARGE && carve(pool, rounded, false, block);
@@ -673,7 +685,8 @@ static mpg_status take(mpg_pool *pool, size_class *class, size_t rounded, size_t
 
 static __attribute__((noinline)) void make_usable(const mpg_pool *pool, size_class *class,
                                                   mpg_block *block) {
-  /* The work that used cached blocks may have finished meanwhile. */
+  /* Work that used cached blocks may have finished since they were freed, so they can be poisoned
+   * now. */
   for (size_t i = 0; i < class->count; i++) poison(pool, &class->cached[i]);
   poison(pool, block);
   unpoison(pool, block);
@@ -694,7 +707,7 @@ mpg_status mpg_pool_alloc(mpg_pool *pool, size_t size, bool host_access, mpg_blo
        collected = true) {
     if (collected || status != MPG_DEVICE_OUT_OF_MEMORY || (GET(limit) && rounded > GET(limit)))
       return status;
-    mpg_host_collect(); /* uncollected garbage of the host may hold arrays */
+    mpg_host_collect(); /* garbage that the host has not collected may hold arrays */
   }
   if (__builtin_expect(pool->poison, 0)) make_usable(pool, class, block);
   size_t in_use = GET(in_use) + block->size;
@@ -704,7 +717,7 @@ mpg_status mpg_pool_alloc(mpg_pool *pool, size_t size, bool host_access, mpg_blo
   if (in_use > GET(peak_in_use)) raise_peak(&pool->peak_in_use, in_use);
   SET(allocations, GET(allocations) + 1);
   size_t bound = GET(limit);
-  /* Scratch may have grown since the last check. */
+  /* Scratch may have grown since the last check, so the pool may hold more than its limit. */
   if (bound && GET(held) + GET(scratch) > bound) shrink(pool, bound, false, false);
   return MPG_OK;
 }
@@ -718,7 +731,8 @@ void mpg_pool_free(mpg_pool *pool, const mpg_block *block) {
   lock(pool);
   put(pool, class, block);
   unlock(pool);
-  /* Devices that capture are not poisoned. */
+  /* The block is on top of the stack. (Devices that capture use heaps, but their pools are never
+   * poisoned.) */
   if (__builtin_expect(pool->poison, 0)) poison(pool, &class->cached[class->count - 1]);
   SET(in_use, GET(in_use) - block->size);
 }
@@ -730,8 +744,8 @@ mpg_status mpg_pool_set_limit(mpg_pool *pool, size_t limit) {
   return limit ? shrink(pool, limit, true, true) : MPG_OK;
 }
 
-/* If only the host can release cached blocks, scratch memory may exceed the limit by their size
- * until the host's next allocation trims the cache. */
+/* If the pool has no mutex, this thread cannot release cached blocks. Then the memory held may
+ * exceed the limit until the host's next allocation trims the cache. */
 mpg_status mpg_pool_resize_scratch(mpg_pool *pool, size_t size) {
   size_t bound = GET(limit), old = GET(scratch), in_use;
   if (size > old && bound && (!mpg_size_add(GET(in_use), size, &in_use) || in_use > bound))

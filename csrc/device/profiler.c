@@ -1,14 +1,14 @@
-/* Profiler events: a buffer for each device. */
+/* Buffers of profiler events, one per device. */
 #include "device/profiler.h"
 
 #include "base/memory.h"
 #include "device/internal.h"
 
-/* Events in chunks that never move. The thread that runs the device's work clears the events of an
- * earlier start. */
+/* Events in a chunked array, whose chunks never move. The thread that runs the device's work
+ * discards events that were recorded before the latest mpg_profiler_start. */
 enum { CHUNK = 1024, MAX_CHUNKS = 1024 };
 struct mpg_event_buffer {
-  uint64_t start; /* the mpg_profiler_start that the events belong to */
+  uint64_t start; /* value of latest_start when the events were recorded */
   size_t count;
   mpg_event *chunks[MAX_CHUNKS];
 };

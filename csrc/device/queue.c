@@ -1,4 +1,4 @@
-/* The queue of a device's worker: a single-producer, single-consumer chain of segments. */
+/* The queue of a device's worker: a single-producer, single-consumer linked list of segments. */
 #define _GNU_SOURCE
 #include "device/queue.h"
 
@@ -27,7 +27,8 @@ enum { AWAKE, ASLEEP }; /* queue->sleeping */
 static const int64_t SPIN_MIN_NS = 1000, WAIT_SLICE_NS = 20000000;
 
 struct mpg_queue_segment {
-  mpg_queue_segment *next; /* written by the producer before it publishes tasks in it */
+  /* The producer writes it before it publishes tasks in the next segment. */
+  mpg_queue_segment *next;
   _Alignas(64) char data[SEGMENT_SIZE];
 };
 
@@ -65,9 +66,10 @@ bool mpg_sleepers_wait(mpg_sleepers *sleepers, mpg_queue *queue, const _Atomic(m
 
 void mpg_sleepers_wake(mpg_sleepers *sleepers, mpg_queue *queue) {
   pthread_mutex_lock(&queue->mutex);
-  /* A waiter whose tick is not reached registers it again. */
+  /* After waking, a thread whose tick is not reached stores its tick in wake_at again. */
   atomic_store(&sleepers->wake_at, NEVER);
-  pthread_mutex_unlock(&queue->mutex); /* before the broadcast: woken threads take the mutex */
+  /* Unlocks before the broadcast, because the woken threads take the mutex. */
+  pthread_mutex_unlock(&queue->mutex);
   pthread_cond_broadcast(&sleepers->reached);
 }
 
@@ -90,12 +92,12 @@ static bool nothing_to_do(mpg_queue *queue) {
   return atomic_load(&queue->published) == queue->consumed && !atomic_load(&queue->stopping);
 }
 
-/* A futex wakes a thread 5 us sooner than a condition variable, whose waiter must first take a
- * mutex. */
+/* A futex wakes a thread 5 us sooner than a condition variable, because the woken thread need not
+ * take a mutex. */
 #ifdef __linux__
 static void sleep_until_work(mpg_queue *queue) {
   while (nothing_to_do(queue)) {
-    atomic_store(&queue->sleeping, ASLEEP); /* before the last check */
+    atomic_store(&queue->sleeping, ASLEEP); /* before the last check, so that no wake-up is lost */
     if (nothing_to_do(queue))
       syscall(SYS_futex, &queue->sleeping, FUTEX_WAIT_PRIVATE, ASLEEP, NULL, NULL, 0);
   }
@@ -117,7 +119,9 @@ static void sleep_until_work(mpg_queue *queue) {
 
 void mpg_queue_wake(mpg_queue *queue) {
   if (atomic_load(&queue->sleeping) != ASLEEP) return;
-  pthread_mutex_lock(&queue->mutex); /* afterward the worker waits, or has yet to check */
+  /* Once this thread has had the mutex, the worker either waits or has yet to check for work, so
+   * the signal is not lost. */
+  pthread_mutex_lock(&queue->mutex);
   pthread_mutex_unlock(&queue->mutex);
   pthread_cond_signal(&queue->work_arrived);
 }
@@ -133,12 +137,13 @@ static void release_segment(mpg_queue *queue, mpg_queue_segment *used) {
   mpg_free(atomic_exchange_explicit(&queue->spare, used, memory_order_acq_rel));
 }
 
-/* Returns memory for a large task, preceded by its size; NULL if out of memory. */
+/* Returns memory for the points and payload of a large task, or NULL if out of memory. The size is
+ * stored two words before the memory. */
 static void *take_apart(mpg_queue *queue, size_t size) {
   size_t *memory = atomic_exchange_explicit(&queue->spare_apart, NULL, memory_order_acq_rel);
   if (memory && memory[-2] >= size) return memory;
   if (memory) mpg_free(memory - 2);
-  /* Keeps the allocator's alignment. */
+  /* Two words, so that the memory keeps the allocator's alignment of 16 bytes. */
   memory = size < SIZE_MAX / 2 ? mpg_malloc(size + 2 * sizeof *memory) : NULL;
   if (!memory) return NULL;
   memory[0] = size;
@@ -164,7 +169,7 @@ static char *make_room(mpg_queue *queue, size_t size) {
     if (queue->write_offset + sizeof(mpg_record) <= SEGMENT_SIZE)
       ((mpg_record *)(queue->write_segment->data + queue->write_offset))->size = 0;
     queue->write_segment->next = fresh;
-  } else { /* the first segment: nothing was published, so there is no reader yet */
+  } else { /* the first segment: nothing has been published, so the worker does not read yet */
     queue->read_segment = queue->published_segment = fresh;
   }
   queue->write_segment = fresh;
@@ -173,8 +178,8 @@ static char *make_room(mpg_queue *queue, size_t size) {
 }
 
 static mpg_status start_worker(mpg_queue *queue, mpg_device *device, void *(*worker)(void *)) {
-  /* Blocks signals, which are for the host's threads. Signals of a crash stay unblocked, so that
-   * the crash is reported where it happens. */
+  /* The worker inherits a mask that blocks all signals, so that the host's threads handle them.
+   * Crash signals stay unblocked, so that a crash is reported in the thread where it happens. */
   sigset_t all, before;
   static const int crashes[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGTRAP, SIGSYS};
   sigfillset(&all);
@@ -228,7 +233,7 @@ void mpg_queue_publish(mpg_queue *queue) {
   queue->published_segment = queue->write_segment;
   queue->published_offset = queue->write_offset;
   atomic_store_explicit(&queue->producer_core, mpg_this_core(), memory_order_relaxed);
-  /* Sequentially consistent with `sleeping`. */
+  /* Sequentially consistent with `sleeping`, so that a worker about to sleep sees the new tasks. */
   atomic_store(&queue->published, queue->enqueued);
 }
 
@@ -311,8 +316,8 @@ mpg_record *mpg_queue_next(mpg_queue *queue) {
     int64_t begin = mpg_clock_ns();
     spin(queue, begin);
     if (mpg_queue_empty(queue)) sleep_until_work(queue);
-    /* Spins up to the limit next time if work arrived within twice the limit, because waking up
-     * takes time as well. Otherwise halves the spin. */
+    /* If work arrived within twice the limit (which includes the time to wake up), spins up to the
+     * limit next time. Otherwise halves the spin. */
     queue->spin_ns = mpg_clock_ns() - begin < 2 * limit ? limit : queue->spin_ns / 2;
     if (queue->spin_ns < SPIN_MIN_NS) queue->spin_ns = SPIN_MIN_NS;
   } else if (mpg_queue_empty(queue)) {

@@ -9,7 +9,8 @@ static const mpg_submitted *find(const mpg_device *device, mpg_tick tick) {
     if (work->last < tick) return found;
     found = work;
   }
-  /* An older submission may have reached the tick. */
+  /* No recorded submission ends before the tick, so it may belong to one that is no longer
+   * recorded. */
   return device->submissions <= MPG_RECENT ? found : NULL;
 }
 

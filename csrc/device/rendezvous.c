@@ -1,4 +1,4 @@
-/* Rendezvous of devices: participants, waiting, and deadlock detection. */
+/* Rendezvous between devices: joining, waiting and deadlock detection. */
 #include "device/rendezvous.h"
 
 #include <pthread.h>
@@ -16,7 +16,7 @@ typedef struct member {
 struct mpg_rendezvous {
   mpg_rendezvous *next; /* list of incomplete rendezvous */
   const char *key, *who;
-  int count, joined, left; /* left: participants that are done with it */
+  int count, joined, left; /* left: number of participants that have left */
   size_t size;
   bool over; /* complete or failed */
   mpg_status status;
@@ -25,7 +25,7 @@ struct mpg_rendezvous {
   member members[]; /* sorted by device id */
 };
 
-/* Runtime state. Any thread. */
+/* Runtime state: all incomplete rendezvous, under a lock. Any thread. */
 static struct {
   pthread_mutex_t lock;
   mpg_rendezvous *open;
@@ -94,7 +94,8 @@ static void add(mpg_rendezvous *rendezvous, mpg_device *device, void *data) {
   rendezvous_list.arrivals++;
 }
 
-/* Fails the rendezvous for all participants if their descriptions or sizes differ. */
+/* Fails the rendezvous for all participants if the new participant's description, size or device
+ * count differs from the first one's. */
 static void check_alike(mpg_rendezvous *rendezvous, const mpg_participant *p) {
   if (rendezvous->count == p->count && rendezvous->size == p->size &&
       !strcmp(rendezvous->form, p->form))
@@ -140,7 +141,8 @@ void mpg_rendezvous_leave(mpg_rendezvous *rendezvous) {
   if (last) free_rendezvous(rendezvous);
 }
 
-/* Joins a rendezvous and waits for its end. Takes over *data. The lock is held. */
+/* Joins a rendezvous and waits until it is complete or has failed. Takes ownership of *data. The
+ * lock is held. */
 static mpg_status join(const mpg_participant *p, void **data, mpg_rendezvous **rendezvous) {
   if (rendezvous_list.closed) return refuse();
   if (!(*rendezvous = find(p))) MPG_TRY(begin(p, rendezvous));
@@ -189,7 +191,8 @@ const void *mpg_rendezvous_data(const mpg_rendezvous *rendezvous, int place) {
 
 /* --- The host --------------------------------------------------------------------------------- */
 
-/* True if a device can progress without a rendezvous or another device. */
+/* True if any device has work that waits neither at a rendezvous nor for another device. Adds the
+ * devices' progress to *progress. */
 static bool any_runs(uint64_t *progress) {
   for (int i = 0; i < mpg_device_count(); i++) {
     mpg_device *device = mpg_device_at(i);
@@ -202,7 +205,7 @@ static bool any_runs(uint64_t *progress) {
 }
 
 void mpg_rendezvous_poll(mpg_progress_watch *seen) {
-  enum { ALONE = 4, WITH_OTHERS = 200 }; /* checks, about 50 ms apart */
+  enum { ALONE = 4, WITH_OTHERS = 200 }; /* numbers of polls, which are about 50 ms apart */
   pthread_mutex_lock(&rendezvous_list.lock);
   uint64_t arrivals = rendezvous_list.arrivals, progress = arrivals;
   bool none = !rendezvous_list.open;

@@ -1,15 +1,17 @@
-/* Rendezvous of work on several devices, at which the devices exchange bytes.
+/* Rendezvous between running work of several devices, which exchange bytes there.
  *
- * The host queues the work one device at a time. The first device may need the statistics of all
- * replicas before the work of the other devices is queued, so no point can express this dependence.
- * The work joins the rendezvous of its key, publishes its bytes, and waits until the expected
- * number of devices has joined. Then each device reads the bytes of all devices, in the order of
- * device rank, type and index. A device runs one piece of work at a time, so the k-th rendezvous of
- * a key consists of the k-th calls.
+ * The host queues the work one device at a time. The first device's work may need the statistics of
+ * all replicas before the other devices' work has been queued. A point cannot express this
+ * dependence, because that work has no ticks yet. Instead, the work joins the rendezvous for its
+ * key, publishes its bytes, and waits until the expected number of devices has joined. Then each
+ * device reads the bytes of all devices, in the order of device rank, type and index. A device runs
+ * one piece of work at a time, so the k-th calls with a key on all devices form the k-th rendezvous
+ * of the key.
  *
- * Deadlock detection. A missing participant leaves the other devices waiting. If the host waits for
- * a device and no device makes progress for some time, open rendezvous and their work fail. The
- * time is short if no other thread of the host could queue the missing work.
+ * Deadlock detection. If a participant is missing, the other devices wait forever. So if the host
+ * waits for a device and no device makes progress for some time, all open rendezvous fail, and the
+ * work that waits at them fails. The time is short (ALONE) if no other thread of the host could
+ * queue the missing work.
  *
  * Ownership: the participants share a rendezvous. Threads: running work, unless stated otherwise.
  */
@@ -22,24 +24,25 @@ typedef struct mpg_rendezvous mpg_rendezvous;
 
 typedef struct mpg_participant {
   mpg_device *device;
-  const char *key;  /* rendezvous key; interned */
-  const char *who;  /* the exchanged data in words, which distinguishes uses of a key; static */
+  const char *key; /* rendezvous key; interned */
+  /* Static name of the exchanged data, for errors. It distinguishes uses of a key. */
+  const char *who;
   int count;        /* number of devices in the rendezvous */
   const char *form; /* description of the bytes, for errors; equal for all participants */
   const void *data;
   size_t size;
 } mpg_participant;
 
-/* Joins a rendezvous and blocks until it is complete. Sets *place to this participant's index. On
- * success, the caller must leave the rendezvous. */
+/* Joins a rendezvous and blocks until it is complete. Sets *place to the index of this participant.
+ * After success, the caller must call mpg_rendezvous_leave. */
 mpg_status mpg_rendezvous_join(const mpg_participant *participant, mpg_rendezvous **joined,
                                int *place);
-/* Valid until the caller leaves the rendezvous. */
+/* Returns the bytes of participant `place`. Valid until the caller leaves the rendezvous. */
 const void *mpg_rendezvous_data(const mpg_rendezvous *rendezvous, int place);
 void mpg_rendezvous_leave(mpg_rendezvous *rendezvous);
 
-/* Called by a waiting thread after each time slice without progress. Fails the open rendezvous if
- * it detects a deadlock. The caller zeroes `seen` before the first call. Host lock. */
+/* Fails all open rendezvous if it detects a deadlock. A waiting thread calls it after each time
+ * slice and zeroes `seen` before the first call. Host lock. */
 typedef struct mpg_progress_watch {
   uint64_t progress;
   int idle_polls;

@@ -13,9 +13,9 @@
 
 /* Runtime state. Host lock. */
 static struct {
-  int fixed_threads; /* per CPU device; 0 means that the cores are divided */
+  int fixed_threads; /* per CPU device; 0 divides the cores among the devices */
   bool initialized, fork_prepared;
-  pthread_mutex_t opening; /* held while the table grows, and across a fork */
+  pthread_mutex_t opening; /* held while a device is added to the table, and during a fork */
 } runtime = {.opening = PTHREAD_MUTEX_INITIALIZER};
 
 /* --- Devices ---------------------------------------------------------------------------------- */
@@ -24,9 +24,9 @@ static bool is_cpu(const mpg_device *device) {
   return !device->remote && (device->id.type == MPG_CPU || device->id.type == MPG_CPU_SIDE);
 }
 
-/* Divides the cores among the CPU devices. Counts the devices of this process's rank or those
- * without a rank, whichever are more: work shared by all ranks runs on the former, local work on
- * the latter. */
+/* Divides the cores among the CPU devices. Devices of this process have ids with its rank (for work
+ * of all ranks) or without a rank (for local work). Assumes that only one kind is busy at a time,
+ * so divides by the larger count. */
 static void share_threads(void) {
   int of_rank = 0, own = 0;
   for (int i = 0; i < mpg_device_count(); i++) {
@@ -86,8 +86,8 @@ fail:
   return status;
 }
 
-/* Holds runtime.opening, so a fork by a thread without the host lock sees the device table in a
- * consistent state. */
+/* Opens a device while holding runtime.opening. So a fork by a thread that lacks the host lock
+ * still copies a consistent device table. */
 static mpg_status open_device(mpg_device_id id, const mpg_backend *backend, mpg_device **result) {
   pthread_mutex_lock(&runtime.opening);
   mpg_status status = open_another(id, backend, result);
@@ -107,7 +107,8 @@ static mpg_status open_gpu(mpg_device_id id, mpg_device **result) {
   return open_device(id, &mpg_gpu_backend, result);
 }
 
-/* Opens a device of another process. Its programs are compiled in this process as well. */
+/* Opens a device of another process. All ranks compile its programs, so a GPU requires the GPU
+ * library in this process. */
 static mpg_status open_remote(mpg_device_id id, mpg_device **result) {
   const char *reason;
   if (id.type == MPG_GPU && !mpg_gpu_library_get(&reason))
@@ -159,10 +160,10 @@ mpg_status mpg_engine_set_mode(mpg_engine_mode mode, uint64_t seed) {
   return MPG_OK;
 }
 
-/* A forked child has no workers. So all work finishes before the fork, and locks are held across
- * it, which gives the child a consistent state. */
+/* Prepares a fork. The child will have no workers, so waits until all work has finished. Takes the
+ * locks, so that the child gets a consistent state. */
 static void before_fork(void) {
-  /* The running work forks, so its own device never becomes idle. */
+  /* Running work forks: its own device is never idle here, so waiting would deadlock. */
   if (mpg_worker_device()) return;
   pthread_mutex_lock(&runtime.opening);
   for (int i = 0; i < mpg_device_count(); i++)
@@ -194,7 +195,7 @@ static void after_fork(bool child) {
 static void after_fork_in_parent(void) { after_fork(false); }
 static void after_fork_in_child(void) { after_fork(true); }
 
-static void shut_down_at_exit(void) { /* if the host has not shut down earlier */
+static void shut_down_at_exit(void) { /* unless the host has called mpg_device_shutdown earlier */
   mpg_engine_note_exit();
   mpg_device_shutdown();
 }

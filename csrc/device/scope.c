@@ -1,15 +1,16 @@
-/* Block paths by number, for errors and profiler events. */
+/* Interning of block paths: maps paths to numbers and back, for errors and profiler events. */
 #include <stdatomic.h>
 #include <string.h>
 
 #include "base/memory.h"
 #include "device/device.h"
 
-/* Texts by number, in chunks that never move, so that any thread may read them. A hash table, under
- * the host lock, maps texts back to numbers. Both only grow. Runtime state. */
+/* The text of number n is entry n - 1 of a chunked array, whose chunks never move, so any thread
+ * may read them. A hash table, under the host lock, maps texts to numbers. Both only grow. Runtime
+ * state. */
 enum { CHUNK = 256, CHUNKS = 4096 };
 static _Atomic(const char **) chunks[CHUNKS];
-static uint32_t count;    /* numbers in use: 1..count */
+static uint32_t count;    /* the numbers in use are 1..count */
 static uint32_t *table;   /* open addressing; 0 means empty */
 static size_t table_size; /* a power of two */
 

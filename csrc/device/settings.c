@@ -5,7 +5,7 @@
 
 #include "device/internal.h"
 
-enum { DEFAULT_SPIN_US = 50 }; /* about the time to wake a thread, for hosts and workers */
+enum { DEFAULT_SPIN_US = 50 }; /* about the time that waking a sleeping thread takes */
 
 /* Written once, before any device is open. */
 static struct {
@@ -18,7 +18,8 @@ mpg_team_spin mpg_team_spin_setting(void) { return settings.team_spin; }
 bool mpg_pool_poison_setting(void) { return settings.poison_pools; }
 int64_t mpg_idle_spin_ns(void) { return settings.idle_spin_ns; }
 
-/* Reads an integer setting. *value is unchanged if it is absent or empty. */
+/* Reads an integer from the environment. Leaves *value unchanged if the variable is unset or
+ * empty. */
 static mpg_status setting(const char *name, long long low, long long high, long long *value) {
   const char *text = getenv(name);
   if (!text || !*text) return MPG_OK;

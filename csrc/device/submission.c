@@ -1,4 +1,4 @@
-/* Submission of work: all of a call's work or none, in one order for all devices. */
+/* Submission of work: queues all of a call's work or none, in the same order on all devices. */
 #include <errno.h>
 #include <poll.h>
 
@@ -7,13 +7,15 @@
 #include "device/internal.h"
 #include "device/profiler.h"
 
-/* Submissions between two reads of `completed`, whose cache line the worker writes. */
+/* Number of submissions between two reads of `completed`. The worker writes its cache line, so
+ * reading it often is slow. */
 enum { LOOK_INTERVAL = 256 };
 
 /* Runtime state: the points of the work being queued. Host lock. */
 static mpg_point_list points;
 
-/* Waits if the queue is nearly full, with the host lock released; may be interrupted. */
+/* Waits until the queue is half empty if it is nearly full. Interruptible; releases the host
+ * lock. */
 static mpg_status wait_for_room(mpg_device *device) {
   uint64_t count = device->submissions;
   if (count % LOOK_INTERVAL || count < MPG_RECENT) return MPG_OK;
@@ -31,7 +33,7 @@ static mpg_status refuse_after_shutdown(const mpg_device *device) {
                   mpg_device_text(device));
 }
 
-/* Advances device->submitted on success. */
+/* Enqueues one submission and, on success, advances device->submitted. */
 static mpg_status enqueue(mpg_device *device, const mpg_submission *submission) {
   mpg_submission work = *submission;
   if (work.ticks == 0) work.ticks = 1;
@@ -51,14 +53,14 @@ static void publish(mpg_device *device, const mpg_submission *submission, mpg_ti
   device->backend->publish(device);
 }
 
-/* Separate from publish, which is cheap. Waking a worker is a system call, which must not delay
- * publication to the other devices. */
+/* Separate from publish because waking a worker is a system call, which would delay publication to
+ * the other devices. */
 static void wake(mpg_device *device) {
   if (device->backend->wake) device->backend->wake(device);
 }
 
-/* Queues and publishes all submissions, or none. Discards payloads on failure. No other thread runs
- * meanwhile. */
+/* Queues and publishes all submissions, or none. Sets last[i] to the last tick of submission i.
+ * Discards all payloads on failure. Keeps the host lock. */
 static mpg_status queue_all(mpg_device *const *devices, const mpg_submission *submissions,
                             int count, mpg_tick *last) {
   mpg_status status = MPG_OK;
@@ -88,8 +90,8 @@ static mpg_status finish(mpg_device *const *devices, const mpg_tick *last, int c
   return MPG_OK;
 }
 
-/* Checks all devices repeatedly until no check had to wait, because the other queues can fill
- * during a wait. */
+/* Waits for room in the queues of all devices. Repeats until no device had to wait, because other
+ * queues can fill during a wait. */
 static mpg_status make_room(mpg_device *const *devices, int count) {
   uint64_t before;
   do {

@@ -1,4 +1,4 @@
-/* Queued work as stored by the backends: running, dropping and failing it. */
+/* Tasks (submissions as stored by the backends): running, dropping and failing them, and lists. */
 #include <string.h>
 
 #include "base/memory.h"
@@ -8,7 +8,8 @@ static void discard(const mpg_task *task) {
   if (task->submission.discard) task->submission.discard((void *)task->submission.payload);
 }
 
-/* Ticks that a task has signalled remain successful if it fails later. */
+/* Returns the first tick of a task that it has not signaled. If the task fails, earlier ticks
+ * remain successful. */
 static mpg_tick first_unsignalled(mpg_device *device, const mpg_task *task) {
   mpg_tick done = device->backend->issued
                       ? device->backend->issued(device)
@@ -61,7 +62,8 @@ void mpg_task_fail(mpg_device *device, const mpg_task *task, mpg_status status) 
 
 void mpg_task_drop(mpg_device *device, const mpg_task *task) {
   mpg_device *outer = mpg_worker_device();
-  mpg_worker_set_device(device); /* payloads are discarded without the host, as by its worker */
+  /* Acts as the worker, so that payloads are discarded without the host lock. */
+  mpg_worker_set_device(device);
   mpg_task_fail(device, task, mpg_fail(MPG_ERROR, "work was not run: mpgluon has been shut down"));
   mpg_worker_set_device(outer);
 }

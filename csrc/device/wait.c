@@ -6,9 +6,9 @@
 
 static const int64_t INTERRUPT_SLICE_NS = 50000000;
 
-/* How a thread waits. give_up_lock releases the host lock meanwhile. interruptible checks for
- * interrupts after each slice. for_room also returns once the device waits for work that the host
- * has yet to queue. */
+/* How a thread waits. give_up_lock releases the host lock during the wait. interruptible checks for
+ * interrupts after each time slice. for_room also returns when the device waits at a rendezvous,
+ * which may need work that the host has yet to queue. */
 typedef struct manner {
   bool give_up_lock, interruptible, for_room;
 } manner;
@@ -23,14 +23,14 @@ static mpg_status block(mpg_device *device, mpg_tick tick, manner how, mpg_rank_
     if (how.give_up_lock) mpg_host_acquire_lock(token);
     if (how.interruptible && !reached) MPG_TRY(mpg_host_check_interrupt());
     if (reached) break;
-    if (device->remote) mpg_engine_run_ready(); /* the other rank may wait for that work */
+    if (device->remote) mpg_engine_run_ready(); /* the other rank may wait for work of this rank */
     mpg_rendezvous_poll(&seen);
     mpg_ranks_poll(ranks, device, tick, NULL);
   }
   return MPG_OK;
 }
 
-/* Spins, then blocks. */
+/* Spins for a short time, then blocks. */
 static mpg_status wait_for(mpg_device *device, mpg_tick tick, manner how) {
   if (mpg_tick_spin(device, tick, device->backend->runs_in_wait ? 0 : mpg_spin_limit_ns()))
     return MPG_OK;
@@ -58,14 +58,14 @@ mpg_status mpg_point_wait(mpg_point point, bool keep_lock) {
 }
 
 mpg_status mpg_wait_all(void) {
-  /* Remote devices come last, because waiting for them polls for messages repeatedly. */
+  /* Waits for remote devices last, because waiting for them polls for messages repeatedly. */
   for (int i = 0; i < 2 * mpg_device_count(); i++) {
     mpg_device *device = mpg_device_at(i % mpg_device_count());
     if (device->remote == (i < mpg_device_count())) continue;
     MPG_TRY(mpg_point_wait((mpg_point){.device = device, .tick = device->submitted}, false));
   }
-  /* Marks all failures as reported. The first one is reported here; reading an array that a
-   * different failure left unwritten reports that failure again. */
+  /* Marks all failures as reported and reports the first one. The others are not lost: reading an
+   * array that failed work should have written reports its failure. */
   const mpg_cause *first = NULL;
   for (int i = 0; i < mpg_device_count(); i++) {
     const mpg_cause *cause = mpg_failures_unreported(mpg_device_at(i));

@@ -12,16 +12,16 @@
 
 enum {
   HUGE_PAGE = 2 << 20,
-  /* Arrays from this size on are mapped, because their first touch is 3 to 6 times as fast on huge
-   * pages. */
+  /* Arrays of at least this size are allocated by mmap and advised to use huge pages, which makes
+   * their first touch 3 to 6 times as fast. */
   MAPPED_SIZE = HUGE_PAGE,
 };
 
 typedef struct cpu_state {
   mpg_queue queue;
   mpg_sleepers sleepers;
-  int omp_threads;                       /* of the worker */
-  mpg_oversubscription oversubscription; /* of the worker */
+  int omp_threads;                       /* the last OpenMP thread count that the worker has set */
+  mpg_oversubscription oversubscription; /* used only by the worker */
 } cpu_state;
 
 static mpg_status cpu_open(mpg_device *device) {
@@ -37,7 +37,8 @@ static mpg_status cpu_open(mpg_device *device) {
 /* --- Timeline --------------------------------------------------------------------------------- */
 
 static void reach(mpg_device *device, cpu_state *state, mpg_tick tick) {
-  atomic_store(device->completed, tick); /* sequentially consistent with wake_at */
+  /* Sequentially consistent with wake_at, so that no sleeper is missed. */
+  atomic_store(device->completed, tick);
   mpg_sleepers_passed(&state->sleepers, &state->queue, tick);
 }
 
@@ -74,7 +75,7 @@ static void cpu_stop(mpg_device *device) {
 static bool cpu_run_wait(mpg_run *run, mpg_point point) {
   if (mpg_queue_wait(&((cpu_state *)run->device->backend_state)->queue, run->device, point))
     return true;
-  run->blocked_on = point; /* only if the worker has been asked to stop */
+  run->blocked_on = point; /* reached only if the worker has been asked to stop */
   return false;
 }
 
@@ -164,7 +165,7 @@ static mpg_status cpu_allocate(mpg_device *device, size_t size, void **memory) {
   size_t tail = (size_t)(mapped + total - (aligned + length));
   if (tail) munmap(aligned + length, tail);
 #ifdef MADV_HUGEPAGE
-  madvise(aligned, length, MADV_HUGEPAGE); /* a hint; may fail */
+  madvise(aligned, length, MADV_HUGEPAGE); /* only a hint, so failure is ignored */
 #endif
   *memory = aligned;
   return MPG_OK;

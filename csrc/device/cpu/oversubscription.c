@@ -1,4 +1,5 @@
-/* Detects more runnable threads than cores, and shortens the spinning of teams in that case. */
+/* Detects whether more threads than cores are runnable. If so, makes OpenMP teams spin only
+ * briefly. */
 #define _GNU_SOURCE
 #include "device/cpu/oversubscription.h"
 
@@ -13,17 +14,17 @@
 
 static const int64_t LOOK_NS = 20000000, STAY_MIN_NS = 200000000, STAY_MAX_NS = 30000000000,
                      RELAPSE_NS = 1000000000;
-/* A shorter sample is inconclusive: a process's own threads occasionally share a core for three
- * time slices of 4 ms. */
+/* Minimum length of a sample. Even without oversubscription, threads of this process occasionally
+ * share a core for three time slices of 4 ms, which would distort a shorter sample. */
 static const uint64_t ENOUGH_NS = 60000000;
-/* A process's own threads delay each other by up to 20 %. */
+/* Above 20 %, because threads of this process alone can delay each other by that much. */
 enum { WAITING_PERCENT = 35, MAX_DUMMY_THREADS = 16 };
 
 void mpg_oversubscription_judge(mpg_oversubscription_state *s, int64_t now, uint64_t ran,
                                 uint64_t waited) {
   uint64_t running = ran - s->ran_ns, waiting = waited - s->waited_ns;
   bool first = s->looked_ns == 0;
-  if (!first && running + waiting < ENOUGH_NS) return; /* the sample is too short */
+  if (!first && running + waiting < ENOUGH_NS) return; /* wait for a longer sample */
   int64_t passed = now - s->looked_ns;
   s->looked_ns = now, s->ran_ns = ran, s->waited_ns = waited;
   if (first) {
@@ -31,8 +32,8 @@ void mpg_oversubscription_judge(mpg_oversubscription_state *s, int64_t now, uint
     return;
   }
   s->lasted_ns += passed;
-  /* Oversubscription shows only while teams spin, because sleeping threads get a core soon. So
-   * spinning is tried again at growing intervals. */
+  /* Oversubscription can be measured only while teams spin, because a thread that sleeps often gets
+   * a core quickly. So long spins are retried at growing intervals. */
   if (s->oversubscribed) {
     if (s->lasted_ns >= s->stay_ns) s->oversubscribed = false, s->lasted_ns = 0;
   } else if (waiting * 100 > (running + waiting) * WAITING_PERCENT) {
@@ -47,7 +48,8 @@ void mpg_oversubscription_judge(mpg_oversubscription_state *s, int64_t now, uint
 /* --- Short spins ------------------------------------------------------------------------------ */
 
 /* libgomp spins for a shorter time while it has more threads than the machine has processors
- * (GOMP_SPINCOUNT in its manual). A team of sleeping threads raises the count above that. */
+ * (GOMP_SPINCOUNT in its manual). A team of sleeping dummy threads raises the number of threads
+ * above that. */
 struct mpg_short_spin {
   pthread_t thread;
   pthread_mutex_t mutex;
@@ -59,11 +61,11 @@ struct mpg_short_spin {
 static void *dummy_team_main(void *argument) {
   struct mpg_short_spin *s = argument;
 #pragma omp parallel num_threads(s->threads)
-  { __asm__ volatile("" ::: "memory"); } /* an empty region would be optimized away */
+  { __asm__ volatile("" ::: "memory"); } /* keeps the compiler from removing the region */
   pthread_mutex_lock(&s->mutex);
   while (!s->ended) pthread_cond_wait(&s->end, &s->mutex);
   pthread_mutex_unlock(&s->mutex);
-  return NULL; /* the team ends with its first thread */
+  return NULL; /* the team's threads end when this thread, its first one, ends */
 }
 
 static struct mpg_short_spin *begin_short_spin(int threads) {
@@ -114,8 +116,8 @@ static bool read_account(mpg_oversubscription *c, uint64_t *ran, uint64_t *waite
 #endif
 }
 
-/* Returns the number of dummy threads that, with the device's team, exceed the processors. Returns
- * 0 if that would take too many threads. */
+/* Returns how many dummy threads it takes for the process to have more threads than processors.
+ * Returns 0 if that exceeds MAX_DUMMY_THREADS. */
 static int dummy_threads_of(mpg_oversubscription *c, int threads) {
   if (!c->processors) c->processors = omp_get_num_procs();
   int dummies = c->processors - threads + 2;
@@ -149,6 +151,6 @@ void mpg_oversubscription_close(mpg_oversubscription *c) {
 
 void mpg_oversubscription_forget(mpg_oversubscription *c) {
   mpg_free(c->short_spin);
-  if (c->opened && c->file >= 0) close(c->file); /* the child's own descriptor */
+  if (c->opened && c->file >= 0) close(c->file); /* the child has its own copy of the descriptor */
   *c = (mpg_oversubscription){0};
 }

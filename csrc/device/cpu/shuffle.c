@@ -1,7 +1,7 @@
 /* The shuffled engine: a mock backend without workers, for tests. Tasks are kept until a thread
  * waits. The waiting thread runs them one by one, each time from a random device whose next task
- * may run. So work with a missing point fails reproducibly. Memory and copies use the CPU
- * backend. */
+ * may run. So if work lacks a point that it must wait for, tests fail reproducibly. Memory and
+ * copies use the CPU backend. */
 #include <errno.h>
 #include <omp.h>
 #include <pthread.h>
@@ -20,7 +20,7 @@ typedef struct shuffle_queue {
 static struct {
   pthread_mutex_t lock;
   pthread_cond_t changed;
-  shuffle_queue **queues; /* by ordinal; NULL means not opened by this backend */
+  shuffle_queue **queues; /* by ordinal; NULL if the device was not opened by this backend */
   size_t capacity, count;
   bool running;
   int forking;
@@ -154,7 +154,7 @@ static void shuffle_run_signal(mpg_run *run, mpg_tick tick) {
   pthread_mutex_unlock(&shuffle.lock);
 }
 
-/* --- Stopping and forking; a worker of the CPU backend may exist if the mode was set later ---- */
+/* --- Stopping and forking (the CPU backend's worker exists if the mode was set later) --------- */
 
 static void shuffle_stop(mpg_device *device) { mpg_cpu_backend.stop(device); }
 
@@ -225,5 +225,5 @@ const mpg_backend mpg_shuffle_backend = {
     .copy_from_host = shuffle_copy_from_host,
     .host_accessible = true,
     .runs_in_wait = true,
-    .runs_inline = false, /* nothing runs before a thread waits */
+    .runs_inline = false, /* work must not run before a thread waits */
 };

@@ -1,9 +1,10 @@
 /* GPUs as devices: queue, timeline, waiting and failures, based on the driver of gpu.h.
  *
- * A worker takes tasks from its queue like that of a CPU device, but running a task means issuing
- * it: kernels and copies are put on the compute stream, and the worker continues. Publishing ticks
- * costs a stream operation. So the worker publishes when it runs out of work, before it blocks, and
- * otherwise after a number of tasks, which is smaller while a thread waits.
+ * As on a CPU device, a worker takes tasks from a queue. Running a task only issues it: the worker
+ * puts kernels and copies on the compute stream and continues. Publishing a tick, so that threads
+ * see when the stream has passed it, costs a stream operation. So the worker publishes when it runs
+ * out of work, before it blocks, and otherwise only after PUBLISH_EVERY tasks, or after fewer tasks
+ * while a thread waits.
  */
 #define _GNU_SOURCE
 #include "device/gpu/gpu.h"
@@ -23,29 +24,29 @@
 #include "device/queue.h"
 #include "device/ranks/ranks.h"
 
-enum { PUBLISH_EVERY = 64, PUBLISH_EVERY_WAITED = 16 }; /* tasks */
-static const int64_t SPIN_NS = 200000 /* small steps complete within it */, LINGER_NS = 3000,
-                     POLL_FIRST_NS = 5000, POLL_LAST_NS = 100000, WAIT_SLICE_NS = 20000000,
-                     CHECK_EVERY_NS = 5000000;
+enum { PUBLISH_EVERY = 64, PUBLISH_EVERY_WAITED = 16 }; /* numbers of tasks */
+/* Waiting threads spin for SPIN_NS, in which most small training steps complete. */
+static const int64_t SPIN_NS = 200000, LINGER_NS = 3000, POLL_FIRST_NS = 5000,
+                     POLL_LAST_NS = 100000, WAIT_SLICE_NS = 20000000, CHECK_EVERY_NS = 5000000;
 
 typedef struct gpu_state {
-  mpg_queue queue; /* the mutex of the queue also guards the events, the loss and the checks */
+  mpg_queue queue; /* its mutex guards the events, the loss and the checks as well */
   mpg_gpu *gpu;
   const mpg_gpu_driver *driver;
   mpg_sleepers sleepers; /* threads that wait for work to be issued */
   _Atomic(int) waiting;  /* number of threads that wait for a tick */
   _Atomic(bool) lost;
-  const mpg_cause *loss; /* constant once `lost` is set */
+  const mpg_cause *loss; /* the cause of the loss; constant once `lost` is set */
   bool forked;           /* host lock: this is a forked child, where the driver cannot be used */
   struct joined *joined; /* communicators over ranks; host lock */
-  /* Event i follows all work up to event_ticks[i]; 0 means not recorded. */
+  /* Event i was recorded after all work up to tick event_ticks[i]. 0 means that it is unused. */
   mpg_tick event_ticks[MPG_GPU_EVENTS];
   uint32_t next_event;
   mpg_issued history;
-  /* Worker state. */
+  /* Worker state. `published` is the last published tick. */
   mpg_tick published;
-  int unpublished; /* tasks issued since `published` */
-  bool apart;      /* publish after the running work */
+  int unpublished; /* number of tasks issued since the last published tick */
+  bool apart;      /* publish as soon as the running work is issued */
   _Alignas(64) _Atomic(mpg_tick) issued;
 } gpu_state;
 
@@ -80,7 +81,8 @@ static mpg_status gpu_open(mpg_device *device) {
 
 /* --- Loss ------------------------------------------------------------------------------------- */
 
-/* Records a failure for all work that was issued and is not completed. The mutex is held. */
+/* Records the loss as the failure of all issued work that is not completed, and marks this work as
+ * completed. The mutex is held. */
 static void fail_issued(mpg_device *device, gpu_state *state) {
   mpg_tick done = atomic_load(device->completed), issued = atomic_load(&state->issued);
   if (issued <= done) return;
@@ -88,8 +90,8 @@ static void fail_issued(mpg_device *device, gpu_state *state) {
   atomic_store(device->completed, issued);
 }
 
-/* Sets the error for operations on a lost device. Work that a worker skips because of the loss has
- * the same cause. */
+/* Sets the error for an operation on a lost device. On a worker, reports the cause of the loss, so
+ * that the work that is skipped fails with the same cause. */
 static mpg_status fail_lost(mpg_device *device, mpg_status status) {
   const mpg_cause *loss = state_of(device)->loss;
   return mpg_worker_device() ? mpg_failures_report(loss)
@@ -97,8 +99,8 @@ static mpg_status fail_lost(mpg_device *device, mpg_status status) {
 }
 
 /* Marks a device as lost after an error of the device itself, which the error text describes. No
- * result on the device is reliable. Only the first cause is kept, attributed to the first work that
- * is not completed, because later failures are consequences. Any thread. */
+ * result on the device is reliable afterward. Only the first error is kept, because later ones are
+ * consequences. It is attributed to the first work that is not completed. Any thread. */
 static void lose(mpg_device *device) {
   gpu_state *state = state_of(device);
   pthread_mutex_lock(&state->queue.mutex);
@@ -111,7 +113,7 @@ static void lose(mpg_device *device) {
     const mpg_issued_work *first =
         mpg_issued_after(&state->history, atomic_load(device->completed));
     mpg_submission work = {0};
-    /* Ignores work that the worker is issuing. */
+    /* Work that the worker is still issuing was not the cause, unless this is that worker. */
     if (first && mpg_worker_device() != device && first->first > atomic_load(&state->issued))
       first = NULL;
     if (first)
@@ -137,9 +139,12 @@ static bool found_lost(mpg_device *device) {
 
 /* --- Timeline: the worker's side -------------------------------------------------------------- */
 
-/* Marks all work up to `tick` as issued, or as failed. */
+/* Marks all work up to `tick` as issued. If the device is lost, marks the work as failed as
+ * well. */
 static void issue(mpg_device *device, gpu_state *state, mpg_tick tick) {
-  atomic_store(&state->issued, tick); /* sequentially consistent with wake_at and `lost` */
+  /* Sequentially consistent with wake_at and `lost`, so that neither a sleeper nor a loss is
+   * missed. */
+  atomic_store(&state->issued, tick);
   if (atomic_load(&state->lost)) {
     pthread_mutex_lock(&state->queue.mutex);
     fail_issued(device, state);
@@ -174,7 +179,7 @@ static void wait_on_stream(mpg_device *device, mpg_device *peer, mpg_tick tick) 
     mpg_tick at = other->event_ticks[i];
     if (at >= tick && (best < 0 || at < other->event_ticks[best])) best = i;
   }
-  if (best < 0) { /* no signal recorded it, so this event follows all issued work */
+  if (best < 0) { /* no recorded event covers the tick, so records one after all issued work */
     best = (int)(other->next_event++ % MPG_GPU_EVENTS);
     mpg_tick issued = atomic_load(&other->issued);
     status = other->driver->record(other->gpu, best);
@@ -186,8 +191,9 @@ static void wait_on_stream(mpg_device *device, mpg_device *peer, mpg_tick tick) 
   if (status != MPG_OK) lose(recorded ? device : peer);
 }
 
-/* Waits for the outcome of checks that work of another GPU depends on. That GPU has issued the
- * point, but its checks run later. Returns false if asked to stop. */
+/* Waits until no check before a point of another GPU is open, so that data of failed work is not
+ * passed on. (The point has been issued, but the GPU runs the checks later.) Returns false if the
+ * worker has been asked to stop. */
 static bool wait_for_checks(mpg_device *device, mpg_point point) {
   gpu_state *state = state_of(device), *other = state_of(point.device);
   if (!atomic_load_explicit(&other->history.open, memory_order_relaxed)) return true;
@@ -204,14 +210,16 @@ static bool wait_for_checks(mpg_device *device, mpg_point point) {
   }
 }
 
-/* Makes work on `device` wait for a point of another device. Returns false if asked to stop. */
+/* Makes work on `device` wait for a point of another device. Returns false if the worker has been
+ * asked to stop. */
 static bool wait_for(mpg_device *device, mpg_point point) {
   gpu_state *state = state_of(device);
   if (point.device == device || mpg_tick_reached(point.device, point.tick)) return true;
   if (!is_gpu(point.device)) {
     publish_issued(device, state);
     bool reached = mpg_queue_wait(&state->queue, device, point);
-    /* In shuffled mode, this thread has run the other device's work. */
+    /* In shuffled mode, this thread has run the other device's work, which may have changed the
+     * current GPU. */
     state->driver->attach(state->gpu);
     return reached;
   }
@@ -232,7 +240,7 @@ static bool wait_for(mpg_device *device, mpg_point point) {
 
 static bool gpu_run_wait(mpg_run *run, mpg_point point) {
   if (wait_for(run->device, point)) return true;
-  run->blocked_on = point; /* only if the worker has been asked to stop */
+  run->blocked_on = point; /* reached only if the worker has been asked to stop */
   return false;
 }
 
@@ -246,7 +254,8 @@ static void gpu_run_signal(mpg_run *run, mpg_tick tick) {
   pthread_mutex_unlock(&state->queue.mutex);
   if (status != MPG_OK) lose(device);
   issue(device, state, tick);
-  publish_issued(device, state); /* a CPU device may wait for it */
+  /* A CPU device may wait for this tick, which only publishing completes. */
+  publish_issued(device, state);
 }
 
 static mpg_status gpu_work_waits(mpg_device *device) {
@@ -255,8 +264,8 @@ static mpg_status gpu_work_waits(mpg_device *device) {
   return mpg_device_failure(device, atomic_load(&state_of(device)->issued) + 1);
 }
 
-/* Makes the worker wait until its own stream has passed `tick`, which has been issued. Returns
- * immediately if `tick` is 0. */
+/* Blocks the worker until its own stream has passed `tick`, which has been issued, and collects
+ * reports. Does nothing if `tick` is 0. */
 static void settle(mpg_device *device, gpu_state *state, mpg_tick tick) {
   if (!tick) return;
   publish_issued(device, state);
@@ -325,7 +334,7 @@ static void *worker_main(void *argument) {
     } else {
       done = mpg_task_advance(device, task, &blocked_on);
     }
-    if (!done) break; /* it blocks only if asked to stop */
+    if (!done) break; /* the task suspends itself only if the worker has been asked to stop */
     mpg_tick last = mpg_task_last_tick(task);
     mpg_queue_pop(&state->queue, next);
     state->unpublished++;
@@ -355,9 +364,10 @@ static void gpu_close(mpg_device *device) {
   gpu_state *state = state_of(device);
   if (state->forked) return;
   mpg_queue_join(&state->queue);
-  /* Waits for all issued work. Afterward, driver calls of this thread use this GPU. */
+  /* Waits for all issued work. Selects this GPU for the thread, so that the kernel cache can be
+   * freed. */
   state->driver->close(state->gpu);
-  /* On a lost card NVIDIA's libraries may hang. */
+  /* Leaks the cache of a lost card, because NVIDIA's libraries might hang. */
   if (!atomic_load(&state->lost)) mpg_device_free_kernel_cache(device);
   while (!mpg_queue_empty(&state->queue)) {
     mpg_record *left = mpg_queue_front(&state->queue);
@@ -371,8 +381,9 @@ static void gpu_close(mpg_device *device) {
 
 /* --- Host side -------------------------------------------------------------------------------- */
 
-/* Sets this thread's timer slack in ns, the time by which the system may delay the end of its
- * sleeps. The default of 50,000 exceeds the sleeps here. Returns the previous value. */
+/* Sets this thread's timer slack: the number of nanoseconds by which the kernel may prolong a
+ * sleep. The default of 50,000 is longer than the sleeps of sleep_until. Returns the previous
+ * value. */
 static int set_timer_slack(int ns) {
 #ifdef __linux__
   int before = prctl(PR_GET_TIMERSLACK);
@@ -392,7 +403,7 @@ static bool sleep_until(mpg_device *device, mpg_tick tick, int64_t end) {
     if (now >= end) break;
     if (now - checked >= CHECK_EVERY_NS) {
       checked = now;
-      if (found_lost(device)) continue; /* which marks all issued work as completed */
+      if (found_lost(device)) continue; /* found_lost has marked all issued work as completed */
     }
     nanosleep(&(struct timespec){.tv_nsec = pause}, NULL);
     if (pause < POLL_LAST_NS) pause *= 2;
@@ -426,7 +437,7 @@ static void gpu_fork_done(mpg_device *device, bool child) {
   }
   mpg_queue_forget_worker(&state->queue);
   state->forked = true;
-  /* The driver's memory belongs to the parent. */
+  /* The counters were in memory of the driver, which only the parent may use. */
   atomic_store(&device->own_completed, device->submitted);
   device->completed = &device->own_completed;
   device->raised = NULL;
@@ -445,13 +456,14 @@ static mpg_status usable(mpg_device *device) {
   return MPG_OK;
 }
 
-/* Classifies an error of the driver: the cause of a loss, a consequence of one, or neither. */
+/* Returns `status`. If a driver call has failed because the device is lost, sets the error text
+ * that describes the loss. Otherwise keeps the call's error text. */
 static mpg_status note_loss(mpg_device *device, mpg_status status) {
   if (status == MPG_OK || status == MPG_DEVICE_OUT_OF_MEMORY) return status;
   char text[512];
   snprintf(text, sizeof text, "%s", mpg_error_text());
   if (found_lost(device)) return fail_lost(device, status);
-  return mpg_fail(status, "%s", text); /* found_lost may have changed it */
+  return mpg_fail(status, "%s", text); /* found_lost may have changed the text */
 }
 
 static void gpu_work_failed(mpg_device *device, mpg_status status) { note_loss(device, status); }
@@ -466,7 +478,7 @@ static mpg_status gpu_allocate(mpg_device *device, size_t size, void **memory) {
 
 static void gpu_free(mpg_device *device, void *memory, size_t size) {
   (void)size;
-  if (usable(device) != MPG_OK) return; /* freed with the device */
+  if (usable(device) != MPG_OK) return; /* the memory is freed with the device */
   state_of(device)->driver->free(state_of(device)->gpu, memory, mpg_worker_device() == device);
 }
 
@@ -520,8 +532,8 @@ static mpg_status gpu_received(mpg_device *device) {
 static mpg_status gpu_arrived(mpg_device *device) {
   return sharing(device, state_of(device)->driver->arrived);
 }
-/* True if the card is lost or unusable in this process: it runs nothing that could be waited
- * for. */
+/* True if the card runs no work that could be waited for, because it is lost or this is a forked
+ * child. */
 static bool runs_nothing(mpg_device *device) {
   return state_of(device)->forked || atomic_load(&state_of(device)->lost);
 }
@@ -559,7 +571,7 @@ static mpg_status gpu_run_copy_to_host(mpg_device *device, void *host, const voi
   if (!size) return MPG_OK;
   MPG_TRY(note_loss(device, driver->copy(gpu, NULL, host, gpu, source, size)));
   MPG_TRY(note_loss(device, driver->finish(gpu)));
-  return gpu_work_waits(device); /* fails if a check has failed that the data depends on */
+  return gpu_work_waits(device); /* fails if a check that the data depends on has failed */
 }
 
 static mpg_status gpu_capture_begin(mpg_device *device, void **stream) {
@@ -589,7 +601,7 @@ static mpg_status gpu_capture_keys(mpg_device *device, const mpg_random_key *key
 typedef struct joined {
   struct joined *next;
   mpg_gpu_communicator *communicator;
-  int32_t indices[]; /* by rank */
+  int32_t indices[]; /* GPU indices by rank */
 } joined;
 
 static size_t size_of_indices(void) { return (size_t)mpg_ranks_count() * sizeof(int32_t); }

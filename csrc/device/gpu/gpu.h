@@ -2,13 +2,14 @@
  *
  * The library (kernels/cuda) is opened when a GPU is first requested. It exports a driver, the
  * table below, which manages streams, events and memory. Tasks and timelines are managed by gpu.c.
- * The library calls the core only through the services, so it links against no symbol of the core.
+ * The library calls the core only through a table of services, so it does not link against the
+ * core.
  *
  * A device's work is issued by its worker, in order, onto its single compute stream. A tick is
- * *issued* when all its work is on the stream, and completed when the stream has passed it: the
- * stream itself writes the tick to host memory (mpg_device.completed). A wait between two GPUs is
- * an event of one stream that the other stream waits for; the host does not block. A wait between a
- * GPU and a CPU device blocks the worker.
+ * *issued* when all its work is on the stream. It is completed when the stream has passed it; the
+ * stream itself writes the tick to host memory (mpg_device.completed). If work of one GPU waits for
+ * another GPU, its stream waits for a CUDA event of the other stream, and the host does not block.
+ * A wait between a GPU and a CPU device blocks the worker.
  *
  * Ownership: library and driver live as long as the process; an mpg_gpu lives as long as its
  * device. Threads: any, unless stated otherwise. Functions that fail set the thread's error text.
@@ -22,18 +23,18 @@
 
 typedef struct mpg_gpu mpg_gpu; /* the driver's state of one logical device */
 
-/* State that a card writes for the host: the tick that its stream has passed, and device-side
- * assertions, which are errors that kernels detect in their inputs. It is host memory, written in
- * the order of the work: first the report, then `raised`, and `completed` after the work. Pointers
- * are host addresses. A forked child may have no access to it. */
+/* Host memory that a card writes: the tick that its stream has passed, and reports of failed
+ * device-side assertions, which are errors that kernels detect in their inputs. The card writes the
+ * report first, then `raised`, and `completed` after the work. Pointers are host addresses. A
+ * forked child may have no access to this memory. */
 enum { MPG_GPU_REPORTS = 64 };
 typedef struct mpg_gpu_report {
-  /* Format for mpg_fail, with the op's name (%s) and four int64_t (%lld). It lives as long as the
-   * library. NULL means no error. */
+  /* Format for mpg_fail, with arguments `name` (%s) and the four `values` (%lld). Valid as long as
+   * the library. NULL means no error. */
   const char *format;
   const char *name;
   int64_t values[4];
-  uint32_t scope; /* of the instruction; 0 means none */
+  uint32_t scope; /* scope of the instruction; 0 means none */
   int32_t status;
 } mpg_gpu_report;
 typedef struct mpg_gpu_reports {
@@ -42,39 +43,42 @@ typedef struct mpg_gpu_reports {
   mpg_gpu_report list[MPG_GPU_REPORTS];
 } mpg_gpu_reports;
 
-/* Services that the core provides to the library. */
+/* Functions of the core that the library calls. */
 typedef struct mpg_gpu_services {
   mpg_status (*fail)(mpg_status code, const char *format, va_list arguments);
   const char *(*error_text)(void);
   void *(*scratch)(mpg_device *device, mpg_scratch_slot slot, size_t size); /* running work */
-  int (*folders)(const char *const **folders); /* the host's library folders; borrowed */
-  /* Registers a check of running work. The next kernel that the work issues may write *report if
-   * that is still empty, and then sets *raised. Waits while too many submissions have open
-   * checks. */
+  /* Folders with NVIDIA's libraries, known to the host; borrowed. */
+  int (*folders)(const char *const **folders);
+  /* Registers a check (gpu/issued.h) of running work. If the check fails, the next kernel that the
+   * work issues writes *report if it is still empty, and then sets *raised. Waits while too many
+   * checks are open. */
   mpg_status (*check)(mpg_device *device, mpg_gpu_report **report, _Atomic(uint32_t) **raised);
   /* As in rendezvous.h. */
   mpg_status (*rendezvous_join)(const mpg_participant *participant, mpg_rendezvous **rendezvous,
                                 int *place);
   const void *(*rendezvous_data)(const mpg_rendezvous *rendezvous, int place);
   void (*rendezvous_leave)(mpg_rendezvous *rendezvous);
-  /* Returns cached, unused memory of all pools on the card to the driver. Any thread. */
+  /* Returns unused cached memory of all pools on the card to the driver. Any thread. */
   void (*make_room)(int card);
 } mpg_gpu_services;
 
 /* Communicators over ranks, with one GPU per rank, each on a different card. No call waits for
- * other ranks: `issued` and `finished` poll for completion. Threads: one at a time. */
+ * other ranks; the caller polls `issued` and `finished`. Threads: one at a time. */
 enum { MPG_GPU_CARD_NAME = 64, MPG_GPU_COMMUNICATOR_ID = 128 };
 typedef struct mpg_gpu_communicator mpg_gpu_communicator; /* lives as long as the process */
 typedef struct mpg_gpu_communicators {
   /* Returns a name of the device's card that is the same in all processes. Fails if NCCL is
    * unavailable. */
   mpg_status (*card)(mpg_device_id device, char *name, size_t size);
-  mpg_status (*id)(char *id); /* called by one rank, for all ranks */
+  /* Creates an id of MPG_GPU_COMMUNICATOR_ID bytes. One rank creates it for all ranks. */
+  mpg_status (*id)(char *id);
   mpg_status (*join)(mpg_device_id device, const char *id, int rank, int count,
                      mpg_gpu_communicator **communicator);
-  /* Aborts work in flight; waits for work issued after it. */
+  /* Aborts collectives in flight, and waits for work that was issued after them. */
   void (*leave)(mpg_gpu_communicator *c);
-  /* Prepares the thread to issue work, ordered after the host's copies to the device so far. */
+  /* Prepares the calling thread to issue work. The work runs after all copies from the host to the
+   * device that were made so far. */
   mpg_status (*begin)(mpg_gpu_communicator *c);
   void *(*stream)(mpg_gpu_communicator *c);
   mpg_status (*copy)(mpg_gpu_communicator *c, void *to, const void *from, size_t size);
@@ -86,7 +90,8 @@ typedef struct mpg_gpu_communicators {
   /* All-reduces in an order that NCCL chooses. `dtype` is an mpg_dtype. */
   mpg_status (*sum)(mpg_gpu_communicator *c, const void *from, void *to, size_t count,
                     uint32_t dtype);
-  /* Sets *done if later work may be issued on the stream. */
+  /* Sets *done if the last collective has been issued, so that more work may be put on the
+   * stream. */
   mpg_status (*issued)(mpg_gpu_communicator *c, bool *done);
   mpg_status (*finished)(mpg_gpu_communicator *c, bool *done);
 } mpg_gpu_communicators;
@@ -98,27 +103,31 @@ typedef struct mpg_gpu_driver {
   int (*count)(const char **reason);
   mpg_status (*open)(mpg_device_id id, mpg_gpu **gpu);
   mpg_gpu_reports *(*reports)(mpg_gpu *gpu); /* zeroed; lives as long as the process */
-  /* Waits for the issued work. Afterward, this thread frees the kernels' state. */
+  /* Waits for the issued work. Selects the GPU for this thread, which then frees the kernels'
+   * state. */
   void (*close)(mpg_gpu *gpu);
-  void (*attach)(mpg_gpu *gpu);  /* called by the thread that will issue the GPU's work */
+  /* Selects the GPU for the calling thread, which then issues its work. */
+  void (*attach)(mpg_gpu *gpu);
   void *(*stream)(mpg_gpu *gpu); /* the compute stream */
-  /* 256-byte aligned, usable immediately. */
+  /* 256-byte aligned, usable by any stream at once. */
   mpg_status (*allocate)(mpg_gpu *gpu, size_t size, void **memory);
-  /* `after` is true if work issued so far may still use the memory. */
+  /* If `after`, work issued so far may still use the memory, so it is freed after that work. */
   void (*free)(mpg_gpu *gpu, void *memory, bool after);
-  /* Returns freed memory from the driver's pool to the card. Blocks. */
+  /* Returns freed memory from CUDA's memory pool to the card. Blocks. */
   void (*trim)(mpg_gpu *gpu);
-  /* Called by the issuing thread: writes `tick` after the issued work. */
+  /* Makes the stream write `tick` to `completed` after the issued work. Called by the issuing
+   * thread. */
   mpg_status (*publish)(mpg_gpu *gpu, mpg_tick tick);
-  /* Events of a device are numbered 0..MPG_GPU_EVENTS-1. record (any thread) marks the work issued
-   * so far; wait makes the stream of `peer` wait for the event, in stream order. */
+  /* Events of a device are numbered 0..MPG_GPU_EVENTS-1. record (any thread) records an event after
+   * the work issued so far. wait makes the stream of its first argument wait for an event of
+   * `gpu`. */
   mpg_status (*record)(mpg_gpu *gpu, int event);
   mpg_status (*wait)(mpg_gpu *peer, mpg_gpu *gpu, int event);
-  /* Returns MPG_OK, or the error of the device. A device with an error is lost with all its
-   * work. */
+  /* Returns MPG_OK if the device works. Otherwise sets the error; the device and all its work are
+   * lost. */
   mpg_status (*check)(mpg_gpu *gpu);
   /* Copies on streams other than the compute stream. The first blocks. The second returns once it
-   * has read `host`, and work issued afterward sees the data. */
+   * has read `host`; work issued after that sees the data. */
   mpg_status (*copy_to_host)(mpg_gpu *gpu, void *host, const void *memory, size_t size);
   mpg_status (*copy_from_host)(mpg_gpu *gpu, void *memory, const void *host, size_t size);
   /* As in mpg_sharing (device.h). */
@@ -133,41 +142,44 @@ typedef struct mpg_gpu_driver {
   mpg_status (*copy)(mpg_gpu *gpu, mpg_gpu *to, void *target, mpg_gpu *from, const void *source,
                      size_t size);
   mpg_status (*finish)(mpg_gpu *gpu); /* blocks until the compute stream is idle */
-  mpg_status (*memory)(mpg_gpu *gpu, size_t *free_bytes, size_t *total); /* memory of the card */
+  mpg_status (*memory)(mpg_gpu *gpu, size_t *free_bytes, size_t *total); /* the card's memory */
   /* Page-locks whole pages of host memory for all cards, so that copies need no staging buffer. */
   mpg_status (*lock)(void *memory, size_t size);
   void (*unlock)(void *memory);
   /* Captures of issued work, which are replayed as a unit. Called by the issuing thread. Between
-   * begin and end, work is recorded on *stream and does not run. With `keep`, *capture becomes the
-   * recorded work, as an update of the earlier capture if there is one. On failure *capture may be
-   * NULL, and the work must be issued without it. *stream is NULL if the card cannot capture at the
-   * moment, because another thread synchronizes it; then capture_end must not be called. */
+   * begin and end, work is recorded on *stream and does not run. If `keep`, *capture becomes the
+   * recorded work; an existing *capture is updated in place if possible. If this fails, *capture
+   * may be NULL, and the work must be issued without a capture. If the card cannot capture at the
+   * moment because another thread synchronizes it, *stream is NULL and capture_end must not be
+   * called. */
   mpg_status (*capture_begin)(mpg_gpu *gpu, void **stream);
   /* True if a call of another thread has invalidated the capture (cudaDeviceSynchronize does). */
   bool (*capture_void)(mpg_gpu *gpu);
   mpg_status (*capture_end)(mpg_gpu *gpu, bool keep, void **capture);
   mpg_status (*capture_run)(mpg_gpu *gpu, void *capture);
-  void (*capture_free)(void *capture); /* any thread; the capture may still be running */
+  void (*capture_free)(void *capture); /* any thread, even while the capture runs */
   /* `keys` returns MPG_CAPTURE_KEYS keys in the device's memory, allocated by the first call.
-   * `write_keys` writes to the first `count` of them, ordered after the issued work, and copies its
+   * `write_keys` overwrites the first `count` of those keys after the issued work, and copies its
    * argument before it returns. */
   mpg_status (*keys)(mpg_gpu *gpu, mpg_random_key **keys);
   mpg_status (*write_keys)(mpg_gpu *gpu, const mpg_random_key *keys, int count);
-  /* Returns MPG_OK if the devices with these indices can take part in one collective; otherwise the
+  /* Returns MPG_OK if one NCCL collective can include the devices with these indices. Otherwise the
    * error says why not. Host lock. */
   mpg_status (*collectives)(const int *indices, int count);
   const mpg_gpu_communicators *communicators;
-  /* Returns a library of NVIDIA by number, opened by the call. NULL if the number is out of range.
-   * If the library is not installed, its `reason` tells how to install it. */
+  /* Opens the NVIDIA library with that number and returns it. Returns NULL if the number is out of
+   * range. If the library is not installed, its `reason` says how to install it. */
   const mpg_library *(*library)(int number);
-  const char *(*describe)(mpg_gpu *gpu); /* "NVIDIA H100 80GB HBM3 (compute capability 9.0)" */
+  /* Returns a description such as "NVIDIA H100 80GB HBM3 (compute capability 9.0)". */
+  const char *(*describe)(mpg_gpu *gpu);
 } mpg_gpu_driver;
 
 /* CUDA C++ kernels written by users. Compiled modules live as long as the process. */
 typedef struct mpg_gpu_source {
   const char *text;
   int num_options, num_exports;
-  const char *const *options, *const *exports; /* NVRTC options; names that are not extern "C" */
+  /* options: for NVRTC. exports: names of kernels that are not extern "C". */
+  const char *const *options, *const *exports;
 } mpg_gpu_source;
 typedef struct mpg_gpu_modules {
   mpg_status (*compile)(const mpg_gpu_source *source, void **module);
@@ -177,22 +189,22 @@ typedef struct mpg_gpu_modules {
                        const uint32_t block[3], uint32_t shared, void **arguments);
 } mpg_gpu_modules;
 
-/* The table that the library exports through mpg_gpu_library_open. `stamp` distinguishes builds
- * from different sources. */
+/* The table that the library exports through mpg_gpu_library_open. `stamp` identifies the sources
+ * of a build, so that the core rejects a library of different sources. */
 typedef struct mpg_gpu_library {
   uint64_t stamp;
   const mpg_gpu_driver *driver;
   const mpg_gpu_modules *modules;
-  /* A const mpg_kernel_fn[MPG_OP_COUNT] with NULL for missing kernels. The type belongs to
-   * op/kernel.h, above this layer. */
+  /* A const mpg_kernel_fn[MPG_OP_COUNT] with NULL for missing kernels. Untyped here because the
+   * type belongs to a higher layer (op/kernel.h). */
   const void *kernels;
   void (*fused)(void); /* an mpg_kernel_fn for fused groups; NULL means none */
-  void (*fuses)(void); /* an mpg_fuses_fn: the nodes allowed in fused groups */
+  void (*fuses)(void); /* an mpg_fuses_fn, which tells which nodes may be in fused groups */
 } mpg_gpu_library;
 typedef const mpg_gpu_library *(*mpg_gpu_library_open_fn)(const mpg_gpu_services *services);
 #define MPG_GPU_LIBRARY_OPEN "mpg_gpu_library_open"
 
-/* gpu.c: the services `check` and `make_room`. */
+/* gpu.c: implementations of the services `check` and `make_room`. */
 void mpg_gpu_make_room(int card);
 mpg_status mpg_gpu_check(mpg_device *device, mpg_gpu_report **report, _Atomic(uint32_t) **raised);
 
@@ -200,24 +212,25 @@ mpg_status mpg_gpu_check(mpg_device *device, mpg_gpu_report **report, _Atomic(ui
  * an id created by one of them. The device owns the communicator until the process ends. Host
  * lock. */
 mpg_status mpg_gpu_communicator_join(mpg_device *device, const int32_t *indices, const char *id);
-/* Returns the device's communicator over these GPUs, or NULL if it has none. *calls gets its
- * functions, for one thread at a time. */
+/* Returns the device's communicator over these GPUs, or NULL if it has none. Sets *calls to its
+ * functions, which one thread at a time may call. */
 mpg_gpu_communicator *mpg_gpu_communicator_of(const mpg_device *device, const int32_t *indices,
                                               const mpg_gpu_communicators **calls);
-/* Leaves an unused communicator, which may be joined again. Does nothing if it does not exist. */
+/* Leaves the communicator over these GPUs, which must be unused and may be joined again. Does
+ * nothing if the device has none. */
 void mpg_gpu_communicator_forget(mpg_device *device, const int32_t *indices);
-/* These functions require GPUs. */
+/* Like the driver's `card` and `id`. Fail if the device is not a GPU. */
 mpg_status mpg_gpu_card_name(mpg_device *device, char *name, size_t size);
 mpg_status mpg_gpu_communicator_id(mpg_device *device, char *id);
 
 /* gpu_library.c. Host lock. Returns the library, opened on the first call. If it is unavailable,
  * returns NULL and sets *reason (static). */
 const mpg_gpu_library *mpg_gpu_library_get(const char **reason);
-/* True if the library was opened before this process was forked, so that its driver cannot be used
+/* True if this is a forked child whose parent opened the library, so the driver cannot be used
  * here. */
 bool mpg_gpu_library_forked(void);
-/* Sets the callback that runs when the library is opened, before any of its devices, and the
- * required stamp of the library. Called once by the host at start. */
+/* Sets the library's required stamp, and a callback that runs when the library is opened, before
+ * any of its devices is. Called once by the host at startup. */
 void mpg_gpu_library_on_open(void (*opened)(const mpg_gpu_library *library), uint64_t stamp);
 
 #endif

@@ -14,8 +14,8 @@ static struct { /* runtime state; host lock */
   const mpg_gpu_library *library;
   void (*opened)(const mpg_gpu_library *library);
   uint64_t stamp;
-  pid_t process;    /* the process that opened it */
-  char reason[512]; /* why it is unavailable; "" means not tried yet */
+  pid_t process;    /* the process that opened the library */
+  char reason[512]; /* why the library is unavailable; "" if opening has not been tried */
 } gpu_library;
 
 void mpg_gpu_library_on_open(void (*opened)(const mpg_gpu_library *library), uint64_t stamp) {
@@ -29,8 +29,8 @@ static mpg_status service_fail(mpg_status code, const char *format, va_list argu
   return mpg_fail(code, "%s", text);
 }
 
-/* Finds the library in the folder of this library, or at the path of the setting. Returns false if
- * there is none. */
+/* Sets `path` to the setting MPGLUON_CUDA_LIBRARY, or else to the GPU library next to this library.
+ * Returns false and sets the reason if GPUs are turned off or the file does not exist. */
 static bool library_path(char *path, size_t size) {
   const char *setting = getenv("MPGLUON_CUDA_LIBRARY");
   if (setting && !strcmp(setting, "0")) {

@@ -12,8 +12,8 @@ mpg_status mpg_issued_init(mpg_issued *issued) {
 
 void mpg_issued_close(mpg_issued *issued) { mpg_free(issued->works); }
 
-/* Value of `raised` while reports are read. It is not 0, so that a thread that checks meanwhile
- * waits for the mutex, and therefore for the recording. */
+/* Value of `raised` while reports are read. It is not 0, so a thread that tests `raised` during
+ * this time waits for the mutex, and so until the failures are recorded. */
 enum { BEING_READ = 2 };
 
 static mpg_issued_work *work_at(const mpg_issued *issued, uint64_t number) {
@@ -26,7 +26,7 @@ static uint64_t open_checks(mpg_issued *issued) {
   return atomic_load_explicit(&issued->open, memory_order_relaxed);
 }
 
-/* Returns the open checks that the work of a tick depends on. */
+/* Returns the bit set of checks that the work of a tick depends on. */
 static uint64_t checks_of(const mpg_issued *issued, mpg_tick tick) {
   uint64_t low = oldest(issued), high = issued->count;
   while (low < high) { /* binary search for the first work with last >= tick */
@@ -83,7 +83,7 @@ mpg_gpu_report *mpg_issued_check(mpg_issued *issued, mpg_device *device, pthread
   pthread_mutex_lock(mutex);
   mpg_issued_collect(issued, device);
   uint64_t open = open_checks(issued);
-  int best = -1; /* the latest check of this work */
+  int best = -1; /* index of the latest check of this work */
   uint64_t earliest = number;
   for (uint64_t left = open; left; left &= left - 1) {
     int i = __builtin_ctzll(left);
@@ -152,7 +152,7 @@ void mpg_issued_collect(mpg_issued *issued, mpg_device *device) {
     issued->failed &= ~bit;
     atomic_fetch_and_explicit(&issued->open, ~bit, memory_order_relaxed);
   }
-  uint32_t as_left = BEING_READ; /* a report raised meanwhile is read now or next time */
+  uint32_t as_left = BEING_READ; /* keeps `raised` set if a report was raised during the loop */
   atomic_compare_exchange_strong(&issued->reports->raised, &as_left, 0);
 }
 

@@ -5,7 +5,8 @@
 #include "device/gpu/gpu.h"
 #include "device/pool.h"
 
-enum { PAGE = 4096 }; /* no page is locked twice */
+/* Blocks are multiples of a page, so that no page belongs to two blocks and is locked twice. */
+enum { PAGE = 4096 };
 
 struct mpg_pinned {
   void *memory;

@@ -1,4 +1,4 @@
-/* Sums over ranks: receiving, sending and adding pieces. */
+/* All-reduce over ranks: exchange of openings (first messages), then of pieces. */
 #include "device/ranks/all_reduce.h"
 
 #include <stdio.h>
@@ -11,15 +11,15 @@
 static mpg_engine *const engine = &mpg_the_engine;
 
 enum {
-  WHOLE = 32 << 10, /* bytes; arrays up to this size are sent to all ranks */
-  PIECES = 1 << 20, /* total bytes of all ranks' pieces that are summed at a time */
+  WHOLE = 32 << 10, /* arrays of at most this many bytes are sent whole to all ranks */
+  PIECES = 1 << 20, /* total bytes of the pieces, one per rank, that are summed at a time */
   SMALLEST = 16 << 10,
-  WINDOW = 4,  /* pieces in flight per stream to or from one rank */
-  LINE = 64,   /* parts are aligned to a cache line */
-  LOOKS = 256, /* turns without progress before lost ranks are checked */
+  WINDOW = 4,  /* maximum number of messages in flight per stream */
+  LINE = 64,   /* alignment of parts in bytes: a cache line */
+  LOOKS = 256, /* number of polls without progress between checks for lost ranks */
 };
 
-/* The first message of a rank, followed by a small array or a failure text. */
+/* The first message of a rank in a sum, followed by a small array or a failure text. */
 typedef struct opening {
   uint64_t magic, number, count;
   uint32_t item, dtype, failed, line;
@@ -27,7 +27,7 @@ typedef struct opening {
   mpg_rank_step step;
 } opening;
 static const uint64_t MAGIC = 0x6d7067726d737532;
-/* Fits the first message of a rank that runs a different call. */
+/* Fits the first message of any call, because the other rank may run a different one. */
 enum { OPENING = MPG_HEADER + MPG_SMALL };
 _Static_assert(sizeof(opening) % 16 == 0 && (int)MPG_NOTICE <= (int)WHOLE &&
                    sizeof(opening) + (int)WHOLE <= (int)OPENING && OPENING % 16 == 0,
@@ -41,14 +41,15 @@ static char *take(mpg_room *r, size_t size) {
   return r->memory;
 }
 
-/* Messages of one kind to or from one rank: `done` to `begun` - 1 are in flight. */
+/* Messages of one kind to or from one rank. Messages `done` to `begun` - 1 are in flight; message k
+ * uses requests[k % WINDOW]. */
 typedef struct stream {
   size_t begun, done, total;
   mpg_mpi_handle requests[WINDOW];
 } stream;
 
-/* The exchange with one rank. give: data for its part; take: its data for this rank's part; tell:
- * this rank's sums; get: its sums. */
+/* The exchange with one other rank. give: sends data of that rank's part. take: receives data of
+ * this rank's part. tell: sends this rank's sums. get: receives that rank's sums. */
 typedef struct partner {
   int rank;
   stream give, take, tell, get;
@@ -56,7 +57,7 @@ typedef struct partner {
 
 typedef struct run {
   const mpg_all_reduce *work;
-  size_t piece;      /* size in items */
+  size_t piece;      /* maximum number of items per piece */
   size_t added;      /* number of summed pieces of this rank's part */
   partner *partners; /* all other ranks */
   const char **parts;
@@ -65,7 +66,8 @@ typedef struct run {
 
 static int others(void) { return engine->size - 1; }
 
-/* Returns the start of that rank's part; for rank `size`, the end. */
+/* Returns the first item of the part of `rank`. For `rank` == engine->size, returns the number of
+ * items. */
 static size_t part(const mpg_all_reduce *work, int rank) {
   size_t lines = (work->count * work->item + LINE - 1) / LINE, ranks = (size_t)engine->size;
   size_t each = lines / ranks, more = lines % ranks, r = (size_t)rank;
@@ -73,7 +75,8 @@ static size_t part(const mpg_all_reduce *work, int rank) {
   return begin < work->count ? begin : work->count;
 }
 
-/* Returns the first item of piece k of a part; *count is its number of items. */
+/* Returns the first item of piece k of the part of `rank`, and sets *count to its number of
+ * items. */
 static size_t piece_of(const run *r, int rank, size_t k, size_t *count) {
   size_t begin = part(r->work, rank) + k * r->piece, end = part(r->work, rank + 1);
   *count = end - begin < r->piece ? end - begin : r->piece;
@@ -111,7 +114,7 @@ static mpg_status test(mpg_mpi_handle *request, bool *done) {
   return result;
 }
 
-/* Tests whether the oldest messages are complete. */
+/* Counts completed messages, from the oldest in flight to the first incomplete one. */
 static mpg_status look(stream *s, bool *moved) {
   bool done = s->done < s->begun;
   while (done && s->done < s->begun) {
@@ -125,7 +128,7 @@ static bool ready(const stream *s, size_t limit) {
   return s->begun < s->total && s->begun < limit && s->begun - s->done < WINDOW;
 }
 
-/* Fails if a rank is lost. `all` means that all ranks are waited for. */
+/* Fails if a rank is lost. If `all`, also marks all other ranks as awaited. */
 static mpg_status look_for_lost(bool all) {
   char text[MPG_NOTICE] = "";
   pthread_mutex_lock(&engine->lock);
@@ -138,7 +141,8 @@ static mpg_status look_for_lost(bool all) {
   return text[0] ? mpg_fail(MPG_ERROR, "%s", text) : MPG_OK;
 }
 
-/* Called after a turn without progress. Periodically checks whether the other ranks are alive. */
+/* Pauses after a poll without progress. From time to time, marks `rank` as awaited and fails if a
+ * rank is lost. */
 static mpg_status wait(int *turns, int rank) {
   if (*turns % LOOKS == LOOKS - 1) {
     pthread_mutex_lock(&engine->lock);
@@ -202,13 +206,13 @@ static mpg_status check(const mpg_all_reduce *work, const char *said, int rank) 
   return MPG_OK;
 }
 
-/* Exchanges openings with all other ranks, including the data if it is small, and checks them.
- * *said gets the openings by rank, OPENING bytes each. */
+/* Exchanges openings with all other ranks and checks them. Openings contain the data if it is
+ * small. Sets *said to the openings by rank, OPENING bytes each. */
 static mpg_status open(const mpg_all_reduce *work, const char *failure, char **said) {
   size_t own = (size_t)engine->rank * OPENING, ranks = (size_t)engine->size;
   size_t follows = work->count * work->item <= WHOLE ? work->count * work->item : 0;
   size_t size = ranks * OPENING + 2 * ranks * sizeof(mpg_mpi_handle);
-  MPG_TRY(look_for_lost(false)); /* fails if a rank is lost: MPI may have ended */
+  MPG_TRY(look_for_lost(false)); /* if a rank is lost, MPI may have been finalized */
   char *memory = take(&engine->openings, size);
   if (!memory) return mpg_out_of_host_memory(size);
   *said = memory;
@@ -239,7 +243,7 @@ static mpg_status open(const mpg_all_reduce *work, const char *failure, char **s
     status = finish(&receives[rank], rank);
     if (status == MPG_OK) status = finish(&sends[rank], rank);
   }
-  if (status != MPG_OK) { /* MPI may still use the memory */
+  if (status != MPG_OK) { /* leaks the memory, because MPI may still use it */
     engine->openings = (mpg_room){0};
     return status;
   }
@@ -286,7 +290,7 @@ static mpg_status advance(run *r, partner *p, bool *moved) {
   return MPG_OK;
 }
 
-/* Sums the next piece if it has arrived. */
+/* Sums the next piece of this rank's part if it has arrived from all ranks. */
 static mpg_status add(run *r, bool *moved) {
   const mpg_all_reduce *work = r->work;
   size_t count, begin = piece_of(r, engine->rank, r->added, &count);
@@ -327,7 +331,7 @@ static mpg_status sum_pieces(run *r) {
   return MPG_OK;
 }
 
-/* Cancels pending receives. Returns true if MPI no longer writes to any of the memory. */
+/* Cancels the receives in flight. Returns true if MPI will not write to their memory. */
 static bool cancel(stream *s) {
   bool all = true;
   for (; s->done < s->begun; s->done++)
@@ -344,7 +348,7 @@ static mpg_status sum_large(const mpg_all_reduce *work) {
   r.partners = mpg_calloc(ranks, sizeof *r.partners);
   r.parts = mpg_calloc(ranks, sizeof *r.parts);
   mpg_status status = r.partners && r.parts ? sum_pieces(&r) : mpg_out_of_host_memory(ranks);
-  bool kept = false; /* MPI still uses some of the memory */
+  bool kept = false; /* MPI may still use some of the buffers, which are then leaked */
   for (int i = 0; status != MPG_OK && r.partners && i < others(); i++) {
     kept |= !cancel(&r.partners[i].take);
     kept |= !cancel(&r.partners[i].get);
@@ -366,7 +370,8 @@ static mpg_status sum_small(const mpg_all_reduce *work, const char *said) {
   return status;
 }
 
-/* Returns MPI's type if MPI may sum in its own order and has that type; otherwise 0. */
+/* Returns MPI's handle of the dtype; 0 if MPI must not sum in its own order or cannot sum the
+ * dtype. */
 static mpg_mpi_handle type_of(const mpg_all_reduce *work) {
   const mpg_mpi *mpi = &engine->mpi;
   size_t count = sizeof mpi->types / sizeof *mpi->types;
@@ -421,7 +426,7 @@ void mpg_all_reduce_fail(const mpg_all_reduce *work) {
   char text[MPG_NOTICE], *said;
   snprintf(text, sizeof text, "%s", mpg_error_text());
   atomic_fetch_add(&engine->sums_running, 1);
-  (void)open(work, text, &said); /* ranks that are gone need no notification */
+  (void)open(work, text, &said); /* may fail for lost ranks, which need no notification */
   wait_no_more();
   atomic_fetch_sub(&engine->sums_running, 1);
 }

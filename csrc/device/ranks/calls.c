@@ -1,5 +1,5 @@
-/* Consistency checks between ranks: sender and receiver of a message compare the call, its array
- * and the parameter update. */
+/* Consistency checks between ranks: the receiver of a message compares the sender's call, array and
+ * parameter update with its own. */
 #include <stdio.h>
 #include <string.h>
 
@@ -24,7 +24,7 @@ static struct {
   mpg_rank_step step;
 } calls;
 
-/* True if only this rank creates the arrays of this thread. */
+/* True if only this rank creates the arrays of this thread, so they get no names. */
 static _Thread_local bool alone;
 
 /* --- Names of arrays -------------------------------------------------------------------------- */
@@ -140,9 +140,9 @@ static void describe(const mpg_transfer *t, char *text, size_t size) {
   snprintf(text + used, size - used, " at %s", line_of(call->line, line, sizeof line));
 }
 
-/* Ranks may branch and create an array by different calls. So a different name is a mismatch only
- * if the same kind of call on the same line created both arrays, or if this rank has also run the
- * line that created the sender's array. */
+/* Ranks may branch and create an array by different calls. So different names are a mismatch only
+ * in two cases: if the same kind of call on the same line created both arrays, or if the lines
+ * differ but this rank has run the sender's line as well. */
 static bool same_array(const mpg_rank_call *own, const mpg_rank_call *theirs) {
   if (!own->array || !theirs->array) return true;
   if (own->array == theirs->array) return own->offset == theirs->offset;

@@ -10,7 +10,7 @@
 
 static mpg_engine *const engine = &mpg_the_engine;
 
-/* A set of ranks as bits; ranks from 63 on share one bit. */
+/* Bit sets of ranks. Ranks 63 and above share one bit. */
 static uint64_t bit_of(int rank) { return (uint64_t)1 << (rank < 63 ? rank : 63); }
 static uint64_t all_others(void) {
   uint64_t set = 0;
@@ -21,7 +21,8 @@ static uint64_t all_others(void) {
 
 /* --- This rank -------------------------------------------------------------------------------- */
 
-/* True if a device of this process can progress. Host lock. */
+/* True if a device of this process can progress without another rank. Adds the devices' progress to
+ * *progress. Host lock. */
 static bool any_runs(uint64_t *progress) {
   for (int i = 0; i < mpg_device_count(); i++) {
     mpg_device *device = mpg_device_at(i);
@@ -34,7 +35,7 @@ static bool any_runs(uint64_t *progress) {
   return false;
 }
 
-/* Describes the event that the host waits for. */
+/* Writes a description of the event that the host waits for to `text`. */
 static void describe(mpg_device *device, mpg_tick tick, const char *what, char *text, size_t size) {
   if (!device) {
     snprintf(text, size, "'%s'", what);
@@ -43,7 +44,8 @@ static void describe(mpg_device *device, mpg_tick tick, const char *what, char *
   const mpg_queue_status at = mpg_device_queue_status(device);
   const mpg_submitted *work = at.work;
   char line[120] = "";
-  if (!work || tick > work->last) { /* the requested work is more informative than the next one */
+  /* The error should describe the awaited work, not the work that runs now. */
+  if (!work || tick > work->last) {
     const mpg_submitted *latest = mpg_device_latest(device);
     if (latest && latest->last == tick) work = latest;
   }
@@ -90,7 +92,8 @@ void mpg_ranks_poll_end(mpg_rank_wait *wait) {
 
 bool mpg_rank_awaits(int rank, int64_t since_ns) {
   const mpg_rank_state *own = &engine->peers[engine->rank].standing;
-  if (rank >= 63) return false; /* these ranks share a bit, which any of them may have set */
+  /* Ranks 63 and above share a bit, which does not tell which of them is awaited. */
+  if (rank >= 63) return false;
   return own->since_ns && own->since_ns < since_ns && own->waits_for & bit_of(rank);
 }
 
@@ -99,13 +102,15 @@ bool mpg_rank_awaits(int rank, int64_t since_ns) {
 static bool is_waiting(int rank, int64_t now) {
   const mpg_peer *peer = &engine->peers[rank];
   if (peer->ended_ns) return true;
-  /* A stopped process sends nothing more, so its last report does not age. */
+  /* Measures the wait at the time of the rank's last report. A process that was stopped sends no
+   * reports, so its wait does not seem to grow. */
   int64_t heard = rank == engine->rank ? now : peer->heard_ns;
   return peer->standing.since_ns && heard - peer->standing.since_ns > engine->limit_ns / 3;
 }
 
-/* Finds the ranks that stand still and wait only for each other. *serial changes if any of them
- * progresses. */
+/* Returns the largest set of ranks that wait only for each other. Starts with all waiting ranks and
+ * removes ranks that wait for a rank outside of the set, until none is left. *serial changes if any
+ * of the ranks progresses. */
 static uint64_t find_deadlock(int64_t now, uint64_t *serial) {
   uint64_t deadlocked = 0, before;
   for (int i = 0; i < engine->size; i++)

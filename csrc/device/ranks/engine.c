@@ -1,4 +1,4 @@
-/* The engine: its thread, transfer numbers, and services for running work. */
+/* The engine: its thread, the loss of ranks, transfer numbers, and sends. */
 #define _GNU_SOURCE
 #include "device/ranks/engine.h"
 
@@ -135,7 +135,7 @@ void mpg_engine_wake(void) {
   if (engine->asleep) pthread_cond_signal(&engine->changed);
 }
 
-/* Each poll takes microseconds of a core that devices may use for computing. */
+/* Pauses become longer because each poll takes microseconds of a core that devices may need. */
 void mpg_engine_pause(int *turns, mpg_poller poller) {
   enum { SPINS = 128, YIELDS = 400, LONG_BEHIND = 2000, DOUBLES_AT = 8, MOST_DOUBLED = 7 };
   const long SHORT_NS = 20000, LONG_NS = 200000;
@@ -147,7 +147,7 @@ void mpg_engine_pause(int *turns, mpg_poller poller) {
   }
   struct timespec pause = {.tv_nsec = turn < LONG_BEHIND ? SHORT_NS : LONG_NS};
   if (poller == MPG_POLLER_WORK && turn < YIELDS) {
-    sched_yield(); /* the rank that is waited for may be on this machine */
+    sched_yield(); /* the awaited rank may run on this machine and need the core */
     return;
   }
   if (poller != MPG_POLLER_WORK) {
@@ -178,9 +178,10 @@ static bool waits_for(int rank) {
   return false;
 }
 
-/* Reports to the other ranks that this rank is alive, and marks ranks as lost that were silent for
- * too long. *seen is the time of the previous call. A process that was itself stopped has not
- * received any messages meanwhile. */
+/* Reports to the other ranks that this rank is alive. Marks ranks as lost that have failed, that
+ * have ended while this rank waits for them, or that were silent for too long. *seen is the time of
+ * the previous call. If that was long ago, this process itself was stopped, so the time does not
+ * count as silence of the other ranks. */
 static void look_around(int64_t *seen) {
   int64_t now = mpg_clock_ns(), slept = now - *seen;
   char text[MPG_NOTICE];
@@ -313,24 +314,26 @@ void mpg_ranks_end(void) {
   for (int i = 0; i < engine->size; i++)
     if (i != engine->rank) mpg_ranks_lost(i, "the program has ended");
   mpg_engine_stop();
-  /* They fail soon, because the ranks are marked as lost. */
+  /* Running sums fail soon, because the ranks are marked as lost. */
   while (atomic_load(&engine->sums_running)) nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
 }
 
 /* --- Transfers -------------------------------------------------------------------------------- */
 
-/* Waits until enough sent data has left. The lock is held. */
+/* Waits until at most MAX_IN_FLIGHT bytes are in flight. The lock is held, and released during
+ * pauses. */
 static void make_room(void) {
   bool left;
   for (int turns = 0; engine->bytes_in_flight > MAX_IN_FLIGHT && !engine->stopping;) {
-    mpg_engine_advance(&left); /* the other side may wait for this one to receive */
+    mpg_engine_advance(&left); /* a target may be waiting until this rank has received its data */
     pthread_mutex_unlock(&engine->lock);
     mpg_engine_pause(&turns, MPG_POLLER_WORK);
     pthread_mutex_lock(&engine->lock);
   }
 }
 
-/* Sends to the target's rank, or to all other ranks. */
+/* Sends `data`, or the failure text `failure` if it is not NULL, to the target's rank or to all
+ * other ranks. */
 static mpg_status send(const mpg_transfer *t, const void *data, const char *failure) {
   int to = mpg_device_rank(t->to);
   mpg_status status = MPG_OK;
@@ -368,7 +371,7 @@ mpg_status mpg_transfer_send(const mpg_transfer *transfer, mpg_device *device, c
 void mpg_transfer_send_failure(const mpg_transfer *transfer) {
   char text[MPG_NOTICE];
   snprintf(text, sizeof text, "%s", mpg_error_text());
-  send(transfer, NULL, text); /* if it fails, the other side reaches its time limit */
+  send(transfer, NULL, text); /* if this fails, the receiving rank waits until its time limit */
 }
 
 bool mpg_ranks_flushed(void) {

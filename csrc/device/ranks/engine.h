@@ -1,4 +1,5 @@
-/* Internals shared by the files of this folder: the engine's state and its messages.
+/* Internals shared by the files of this folder: messages and the state of the engine, which
+ * advances transfers between ranks (ranks.h).
  *
  * Everything here is protected by the engine's lock, which is held only briefly, because MPI calls
  * do not block.
@@ -12,9 +13,9 @@
 #include "device/ranks/ranks.h"
 
 enum {
-  MPG_HEADER = 176,     /* bytes before the data of a message */
-  MPG_NOTICE = 1024,    /* bytes of a failure text */
-  MPG_SMALL = 64 << 10, /* data up to this size is sent with its header in one message */
+  MPG_HEADER = 176,     /* size of a message's header in bytes */
+  MPG_NOTICE = 1024,    /* maximum size of a failure text in bytes */
+  MPG_SMALL = 64 << 10, /* data of at most this many bytes is sent with its header in one message */
   MPG_PIECE = 1 << 30,  /* larger data is sent in pieces of this many bytes */
   MPG_CONTROL_TAG = 0,  /* tag of control messages; tags of transfers are 1 and above */
 };
@@ -22,99 +23,115 @@ enum {
 typedef struct mpg_message mpg_message;
 struct mpg_message {
   mpg_message *next; /* list of messages in flight */
-  int rank;          /* the sending or receiving rank */
+  int rank;          /* the other rank, which receives or sends the message */
   bool sends, control, done;
-  mpg_status status;               /* valid if done */
-  mpg_transfer transfer;           /* expected by a receive */
-  char *buffer;                    /* header, then small data or a notice; owned */
+  mpg_status status;               /* result, valid if done */
+  mpg_transfer transfer;           /* the transfer that a receive expects */
+  char *buffer;                    /* header, followed by small data or a failure text; owned */
   size_t buffer_size, buffer_room; /* bytes in use, and bytes allocated */
-  char *data;                      /* large data; owned by a send */
-  char *target;                    /* target of a receive */
-  bool body;                       /* a receive that has its header and waits for the data */
-  int num_requests, num_tested;    /* requests before num_tested are complete */
-  mpg_mpi_handle *requests;        /* points to `few`, or owned */
+  char *data;                      /* large data of a send; owned */
+  char *target;                    /* memory that a receive writes to */
+  bool body;                       /* a receive whose header has arrived */
+  int num_requests, num_tested;    /* requests before index num_tested are complete */
+  mpg_mpi_handle *requests;        /* points to `few`, or to owned memory */
   mpg_mpi_handle few[2];
-  char text[MPG_NOTICE]; /* the error if it failed */
+  char text[MPG_NOTICE]; /* error text if the message has failed */
 };
 
 /* The wait state of a rank, for deadlock detection (deadlock.h). */
 typedef struct mpg_rank_state {
-  int64_t since_ns;          /* start of the wait, by this process's clock; 0 means not waiting */
-  uint64_t waits_for;        /* set of ranks */
-  uint64_t serial;           /* progress counter; unchanged while the rank makes no progress */
-  char text[MPG_NOTICE / 2]; /* the event it waits for; if it does not wait, its latest block */
+  int64_t since_ns;   /* start of the wait, by this process's clock; 0 if not waiting */
+  uint64_t waits_for; /* set of ranks */
+  uint64_t serial;    /* progress counter; unchanged while the rank makes no progress */
+  /* The event that the rank waits for; if it does not wait, its latest block. */
+  char text[MPG_NOTICE / 2];
 } mpg_rank_state;
 
 /* A rank's summary of its whole run, sent to each other rank when its script ends. */
 typedef struct mpg_rank_end {
   uint64_t numbers; /* number of transfers queued */
-  uint64_t sent;    /* number of messages to the receiving rank */
+  uint64_t sent;    /* number of messages sent to the rank that gets this summary */
   mpg_rank_step step;
   bool failures; /* some work has failed, so messages may be missing */
 } mpg_rank_end;
 
 typedef struct mpg_peer {
-  char lost[MPG_NOTICE]; /* the reason if it is lost, else empty */
-  /* The error text if its script has failed, else empty. Messages sent earlier may still arrive. */
+  char lost[MPG_NOTICE]; /* reason why the rank is lost; empty if it is not lost */
+  /* Error text if the rank's script has failed; otherwise empty. Messages that the rank sent before
+   * may still arrive. */
   char failed[MPG_NOTICE];
-  int64_t heard_ns;        /* time of the last message from it */
-  bool awaited;            /* a sum over ranks waits for it */
-  mpg_rank_state standing; /* also valid for this rank itself */
+  int64_t heard_ns;        /* time of the last message from the rank */
+  bool awaited;            /* a sum over ranks waits for the rank */
+  mpg_rank_state standing; /* the rank's wait state; this rank uses its own entry as well */
   uint64_t steps;          /* number of training steps begun */
-  int64_t ended_ns;        /* time when it reported the end of its script; 0 means running */
+  int64_t ended_ns;        /* time when the rank reported the end of its script; 0 while it runs */
   uint64_t sent, received; /* number of transfer messages to and from the peer */
   mpg_rank_end end;        /* the peer's summary, valid once its script has ended */
 } mpg_peer;
 
-/* Memory that is reused between sums over ranks. */
+/* Buffer of sums over ranks, reused between sums. */
 typedef struct mpg_room {
   char *memory;
   size_t size;
 } mpg_room;
 
-/* Every rank periodically reports to all other ranks that it is alive, and finally how it ended. */
+/* Kinds of reports to other ranks. Every rank reports periodically that it is alive, and finally
+ * that its script has ended or failed. STUCK aborts the program: the receiving rank marks all ranks
+ * as lost. */
 typedef enum mpg_news { MPG_NEWS_ALIVE, MPG_NEWS_ENDED, MPG_NEWS_FAILED, MPG_NEWS_STUCK } mpg_news;
 
 typedef struct mpg_engine {
   mpg_mpi mpi;
   int rank, size;
   pthread_mutex_t lock;
-  pthread_cond_t changed; /* the thread has work */
+  pthread_cond_t changed; /* signaled when the engine's thread has work */
   pthread_t thread;
-  pthread_t watch; /* ends the process if MPI does not begin or end in time */
+  pthread_t watch; /* watchdog: exits the process if MPI does not begin or end in time */
   bool beginning;
   pthread_cond_t begun;
-  bool started, stopping, forked, asleep; /* asleep: the thread waits for `changed` */
-  _Atomic(int) workers, hosts; /* threads that wait for remote devices and poll meanwhile */
+  bool started, stopping, forked, asleep; /* asleep: the engine's thread waits for `changed` */
+  /* Numbers of threads that wait for remote devices and poll: device workers, and threads of the
+   * host. */
+  _Atomic(int) workers, hosts;
   mpg_message *in_flight;
   int num_in_flight;
-  mpg_message *unused; /* freed messages with their buffers, for reuse */
+  mpg_message *unused; /* free list of messages with their buffers */
   int num_unused;
   struct {
-    mpg_message **messages; /* `requests` has the next request of each, in MPI's array layout */
+    /* Messages tested by MPI_Testany. `requests` holds the next request of each, in the layout of
+     * MPI's arrays. */
+    mpg_message **messages;
     void *requests;
     int room;
   } looked_at;
-  size_t bytes_in_flight; /* copied and not sent yet */
+  size_t bytes_in_flight; /* data that was copied for sends and has not left yet */
   struct {
     char *memory;
     size_t size;
-  } spare[4]; /* memory of sent large data, reused because fresh memory is slow to fill */
-  /* Buffers of sums. Only the thread of the sums' queue uses them, without the lock. */
+    /* Memory of large data that has been sent. It is reused, because writing to newly mapped memory
+     * is slow. */
+  } spare[4];
+  /* Buffers of sums. Not guarded by the lock, because only the thread that runs the sums uses
+   * them. */
   mpg_room openings, arrived, joined;
-  uint64_t next_number; /* of transfers; host lock */
+  uint64_t next_number; /* next transfer number; host lock */
   uint64_t sent, received, bytes_sent, bytes_received;
-  mpg_peer *peers;               /* by rank */
-  _Atomic(int) sums_running;     /* number of active calls of mpg_all_reduce_run, which call MPI */
-  _Atomic(mpg_device *) summing; /* the device whose work is a sum that waits for other ranks */
-  /* Progress counter of sums, and checksum of the ranks that seem to be in a deadlock. */
+  mpg_peer *peers; /* by rank */
+  /* Number of sums that may be calling MPI; mpg_ranks_end waits for 0. */
+  _Atomic(int) sums_running;
+  /* The device whose running sum waits for other ranks; NULL if none. */
+  _Atomic(mpg_device *) summing;
+  /* turns: progress counter of sums. waits_checksum: checksum of the ranks that seem deadlocked and
+   * of their progress; a change shows that there was no deadlock. */
   uint64_t turns, waits_checksum;
-  int64_t waits_changed_ns; /* time when that checksum last changed */
-  /* How long a rank may be silent, and the time of the last report to the other ranks. */
+  int64_t waits_changed_ns; /* time when waits_checksum last changed */
+  /* limit_ns: a rank that is silent for longer is lost. told_ns: time of the last report to the
+   * other ranks. */
   int64_t limit_ns, told_ns;
-  /* gave_up: messages were abandoned since mpg_messages_advance started to poll. */
+  /* ended: this rank has reported its end. gave_up: messages were abandoned since
+   * mpg_messages_advance began to poll. */
   bool ended, gave_up;
-  uint32_t scope; /* the block whose work sent last; 0 means none */
+  uint32_t scope; /* block of the work that sent data last; 0 means none */
 } mpg_engine;
 extern mpg_engine mpg_the_engine; /* runtime state (state.c) */
 
@@ -122,41 +139,43 @@ extern mpg_engine mpg_the_engine; /* runtime state (state.c) */
 mpg_status mpg_message_send(const mpg_transfer *transfer, int rank, uint64_t number,
                             const void *data, const char *failure);
 mpg_status mpg_message_receive(const mpg_transfer *transfer, void *target, mpg_message **message);
-/* Returns false if the message is kept because MPI still uses it. */
+/* Frees a message, or adds it to the free list. Returns false if MPI may still use its memory,
+ * which is then leaked. */
 bool mpg_message_free(mpg_message *message);
-bool mpg_messages_advance(void);      /* returns true if a message advanced */
-mpg_status mpg_news_listen(int rank); /* for the next report */
+bool mpg_messages_advance(void);      /* polls MPI; returns true if a message has advanced */
+mpg_status mpg_news_listen(int rank); /* receives the next report of the rank */
 mpg_status mpg_news_tell(int rank, mpg_news news, const char *text);
-/* Returns this rank's summary for `rank`. Host lock. */
+/* Returns this rank's summary to be sent to `rank`. Host lock. */
 mpg_rank_end mpg_rank_end_of(int rank);
 void mpg_peer_lost(int rank, const char *text);
-/* Marks all ranks as lost and notifies them. */
+/* Marks all other ranks as lost and notifies them, so that they do the same. */
 void mpg_peers_lost(const char *text);
 
 void mpg_deadlock_check(int64_t now); /* deadlock.c: deadlock detection */
-/* True if this rank's host has waited for `rank` without progress since before since_ns. */
+/* True if this rank's host has been waiting for `rank` without progress since before since_ns. */
 bool mpg_rank_awaits(int rank, int64_t since_ns);
 
-/* remote.c: advances the work of remote devices. Returns true if any advanced. Sets *left if work
+/* remote.c: runs the ready work of remote devices. Returns true if any work ran. Sets *left if work
  * is still queued. */
 bool mpg_remote_advance(bool *left);
 
-/* engine.c: one pass over everything. Returns true if anything advanced. Sets *left if anything is
- * in flight. */
+/* engine.c: polls messages and runs ready work of remote devices once. Returns true if anything
+ * advanced. Sets *left if a transfer or work is pending. */
 bool mpg_engine_advance(bool *left);
-mpg_status mpg_engine_start(void); /* starts the thread if it is not running */
+mpg_status mpg_engine_start(void); /* starts the engine's thread if it is not running */
 void mpg_engine_stop(void);
 void mpg_engine_fork_prepare(void);
-void mpg_engine_fork_done(bool child); /* the child takes no part in transfers */
+void mpg_engine_fork_done(bool child); /* a forked child cannot take part in transfers */
 /* Polling policy by caller: the more latency matters, the more often it polls. */
 typedef enum mpg_poller {
   MPG_POLLER_WORK, /* running work waits: spins, then yields its core */
   MPG_POLLER_HOST, /* the host waits: spins, then sleeps with growing pauses */
-  MPG_POLLER_IDLE, /* no thread waits, or another thread polls already: sleeps */
+  MPG_POLLER_IDLE, /* no thread waits, or another thread already polls: sleeps */
 } mpg_poller;
-/* Pauses between two polls. *turns counts polls since the last progress. */
+/* Pauses between two polls, for longer the more polls there were since the last progress
+ * (*turns). */
 void mpg_engine_pause(int *turns, mpg_poller poller);
-void mpg_engine_wake(void); /* wakes the thread if it sleeps */
+void mpg_engine_wake(void); /* wakes the engine's thread if it sleeps */
 
 extern const mpg_backend mpg_remote_backend;
 

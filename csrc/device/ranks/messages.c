@@ -1,4 +1,4 @@
-/* Messages between ranks: headers, data in pieces, failure notices. */
+/* Messages between ranks: headers, data in pieces, failure notices, and reports. */
 #include <stddef.h>
 #include <stdio.h>
 #include <string.h>
@@ -10,7 +10,7 @@
 typedef struct header {
   uint64_t magic, number, size;
   mpg_device_id from, to;
-  uint32_t failed; /* a failure text follows instead of data */
+  uint32_t failed; /* a failure text follows the header instead of data */
   uint32_t unused;
   mpg_rank_call call;
 } header;
@@ -37,7 +37,7 @@ static char *take_memory(size_t size) {
 static void give_back(char *memory, size_t size) {
   int place = 0;
   while (place < SPARE && engine->spare[place].memory) place++;
-  if (place == SPARE) { /* frees the oldest */
+  if (place == SPARE) { /* all slots are in use, so frees the oldest memory */
     mpg_free(engine->spare[0].memory);
     for (int i = 1; i < SPARE; i++) engine->spare[i - 1] = engine->spare[i];
     place = SPARE - 1;
@@ -46,7 +46,7 @@ static void give_back(char *memory, size_t size) {
   engine->spare[place].size = size;
 }
 
-enum { UNUSED = 16 }; /* most freed messages that are cached */
+enum { UNUSED = 16 }; /* maximum length of the free list */
 
 static void really_free(mpg_message *message) {
   if (message->requests != message->few) mpg_free(message->requests);
@@ -68,7 +68,8 @@ bool mpg_message_free(mpg_message *message) {
   return true;
 }
 
-/* Reserves space for mpg_messages_advance, which may be running. */
+/* Grows the arrays of mpg_messages_advance to `count` entries. Keeps their contents, because
+ * mpg_messages_advance itself may cause this call. */
 static mpg_status make_room_to_look(int count) {
   if (count <= engine->looked_at.room) return MPG_OK;
   size_t room = 2 * (size_t)count;
@@ -156,7 +157,7 @@ static void add_in_flight(mpg_message *message) {
   engine->num_in_flight++;
 }
 
-/* Sets *left if MPI no longer needs the sent data. */
+/* Tests the requests of a send. Sets *left if all are complete, so MPI no longer needs the data. */
 static mpg_status look_whether_left(mpg_message *m, bool *left) {
   for (int done = 1; m->num_tested < m->num_requests; m->num_tested++) {
     _Alignas(16) char status[MPG_MPI_STATUS];
@@ -206,13 +207,14 @@ mpg_status mpg_message_send(const mpg_transfer *transfer, int rank, uint64_t num
   engine->peers[rank].sent++;
   engine->bytes_sent += size;
   MPG_GOTO(look_whether_left(m, &left));
-  if (left) /* usually, for small messages */
+  if (left) /* the usual case for small messages */
     mpg_message_free(m);
   else
     add_in_flight(m);
   return MPG_OK;
 fail:
-  /* MPI may still read it, so it is kept. */
+  /* MPI may still read the message, so marks a request as pending, which keeps mpg_message_free
+   * from reusing the memory. */
   if (m->num_requests) m->num_tested = m->num_requests - 1;
   mpg_message_free(m);
   return status;
@@ -222,11 +224,11 @@ mpg_status mpg_message_receive(const mpg_transfer *transfer, void *target, mpg_m
   int rank = mpg_device_rank(transfer->from);
   mpg_message *m;
   if (engine->peers[rank].lost[0]) return mpg_fail(MPG_ERROR, "%s", engine->peers[rank].lost);
-  /* Fits any first message, because a rank that runs a different program may send more than
-   * expected. */
+  /* The buffer fits any header with small data, because a rank that runs a different program may
+   * send more than this one expects. */
   MPG_TRY(new_message(rank, MPG_HEADER + MPG_SMALL, 1 + pieces_of(transfer->size), &m));
   m->transfer = *transfer;
-  /* One number for each rank. */
+  /* A broadcast uses one number per receiving rank. */
   if (!transfer->to.rank) m->transfer.number += (uint64_t)engine->rank;
   m->target = target;
   mpg_status status = irecv(m, m->buffer, (int)m->buffer_size, tag_of(m->transfer.number));
@@ -295,11 +297,11 @@ static void hear(const mpg_message *m) {
   if (heard.kind == MPG_NEWS_FAILED)
     snprintf(engine->peers[m->rank].failed, MPG_NOTICE, "%s",
              heard.text[0] ? heard.text : "an error without a message");
-  /* If that fails, the rank is considered silent. */
+  /* If listening fails, no more reports arrive, so the rank is eventually treated as silent. */
   if (heard.kind == MPG_NEWS_ALIVE || heard.kind == MPG_NEWS_STUCK) (void)mpg_news_listen(m->rank);
 }
 
-/* Fails a message because its rank is lost. Its missing data is not waited for. */
+/* Fails a message because its rank is lost. Cancels a receive, so that its memory can be freed. */
 static void give_up(mpg_message *m, const char *text) {
   engine->gave_up = true;
   m->done = true;
@@ -348,7 +350,8 @@ static void finish(mpg_message *m, mpg_status status) {
   if (status != MPG_OK) snprintf(m->text, sizeof m->text, "%s", mpg_error_text());
 }
 
-/* Checks that the message is the one that this program expects. */
+/* Checks that the message is the expected one. If the sender made a different call, aborts all
+ * ranks. */
 static mpg_status check_header(const mpg_message *m, const header *head) {
   if (head->magic != MAGIC)
     return mpg_fail(MPG_ERROR,
@@ -356,11 +359,11 @@ static mpg_status check_header(const mpg_message *m, const header *head) {
                     m->rank);
   const mpg_transfer sent = {head->from, head->to, head->number, (size_t)head->size, head->call};
   mpg_status status = mpg_ranks_compare_calls(&m->transfer, &sent, m->rank);
-  if (status != MPG_OK) mpg_peers_lost(mpg_error_text()); /* later results would be wrong */
+  if (status != MPG_OK) mpg_peers_lost(mpg_error_text()); /* all later results would be wrong */
   return status;
 }
 
-/* Handles the header of a receive, and starts to receive the data. */
+/* Checks the header of a receive, copies small data, and starts to receive large data. */
 static mpg_status begin_body(mpg_message *m) {
   header head;
   memcpy(&head, m->buffer, sizeof head);
@@ -378,16 +381,16 @@ static mpg_status begin_body(mpg_message *m) {
   return MPG_OK;
 }
 
-/* Records the result of the message's next request. */
+/* Handles the result of the message's next request, and finishes the message after the last one. */
 static void pass(mpg_message *m, mpg_status result) {
-  if (m->done) { /* its rank is lost */
+  if (m->done) { /* the message was abandoned, because its rank is lost */
     m->num_tested += result == MPG_OK;
     return;
   }
   if (result == MPG_OK) {
     m->num_tested++;
-    /* A completed send says nothing about the receiver, because MPICH copies data into shared
-     * memory. */
+    /* Only a receive shows that the rank is alive. A send may complete without the receiver,
+     * because MPICH copies data into shared memory. */
     if (!m->sends) engine->peers[m->rank].heard_ns = mpg_clock_ns();
     if (!m->sends && !m->body && !m->control) {
       engine->peers[m->rank].received++;
@@ -405,7 +408,8 @@ static void pass(mpg_message *m, mpg_status result) {
 
 /* --- Polling ---------------------------------------------------------------------------------- */
 
-/* Removes completed messages from the list. A receive is freed by the thread that waits for it. */
+/* Removes finished messages from the list and frees them, except receives, which the waiting work
+ * frees. */
 static void drop_done(void) {
   for (mpg_message **link = &engine->in_flight; *link;) {
     mpg_message *m = *link;
@@ -422,17 +426,17 @@ static void drop_done(void) {
 static void put_request(int place, const mpg_message *m) {
   char *requests = engine->looked_at.requests;
   size_t size = (size_t)engine->mpi.handle_size;
-  /* Lower bytes first. */
+  /* Handles are stored in little-endian order, so the first `size` bytes are the handle. */
   memcpy(requests + (size_t)place * size, &m->requests[m->num_tested], size);
 }
 
-/* Tests all messages in one MPI call, because each call polls the network, which takes
- * microseconds. */
+/* Tests the requests of all messages by MPI_Testany rather than one by one, because each MPI call
+ * polls the network, which takes microseconds. */
 bool mpg_messages_advance(void) {
   int count = 0;
   bool moved = false;
   drop_done();
-  if (!engine->in_flight || engine->stopping) return false; /* MPI may have ended */
+  if (!engine->in_flight || engine->stopping) return false; /* MPI may have been finalized */
   engine->gave_up = false;
   for (mpg_message *m = engine->in_flight; m; m = m->next) {
     engine->looked_at.messages[count] = m;
@@ -448,9 +452,9 @@ bool mpg_messages_advance(void) {
     mpg_message *m = engine->looked_at.messages[index < 0 ? 0 : index];
     pass(m, result);
     moved = true;
-    /* MPI does not know requests that were given up. */
+    /* Stops after requests were canceled, because the array still contains them. */
     if (result != MPG_OK || engine->gave_up) break;
-    if (!m->done) put_request(index, m); /* otherwise MPI has replaced it by a null request */
+    if (!m->done) put_request(index, m); /* otherwise MPI has set the entry to MPI_REQUEST_NULL */
   }
   drop_done();
   return moved;

@@ -1,4 +1,4 @@
-/* Finds MPI's functions. */
+/* Resolves MPI's functions. */
 #include "device/ranks/mpi.h"
 
 #include <dlfcn.h>
@@ -13,7 +13,8 @@ static mpg_status find(void *library, const char *name, void *function) {
 }
 
 mpg_status mpg_mpi_find(mpg_mpi *mpi, const char *path) {
-  void *library = dlopen(path, RTLD_LAZY | RTLD_LOCAL); /* adds a reference, which is kept */
+  /* Adds a reference, which is never released. */
+  void *library = dlopen(path, RTLD_LAZY | RTLD_LOCAL);
   if (!library) return mpg_fail(MPG_ERROR, "the MPI library cannot be opened: %s", dlerror());
   MPG_TRY(find(library, "MPI_Isend", &mpi->isend));
   MPG_TRY(find(library, "MPI_Irecv", &mpi->irecv));

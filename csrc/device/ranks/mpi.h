@@ -1,10 +1,10 @@
-/* The required functions of the MPI library that the host has opened, resolved at run time. The
+/* Functions of the MPI library that the host has opened. They are resolved at run time, so the
  * build does not need MPI.
  *
- * Implementations define a handle as an int or a pointer. Both are passed in a pointer-sized
- * register, of which a callee that takes an int reads the lower half. So handles are pointer-sized
- * integers here, and requests are written into them. Threads: see each function of ranks.h; MPI
- * itself runs with MPI_THREAD_MULTIPLE, which the host checks.
+ * An MPI handle is an int or a pointer, depending on the implementation. Here it is a pointer-sized
+ * integer. This works for both: arguments are passed in pointer-sized registers, and a function
+ * that takes an int reads only the lower half. Threads: see each function of ranks.h; MPI itself
+ * runs with MPI_THREAD_MULTIPLE, which the host checks.
  */
 #ifndef MPG_DEVICE_RANKS_MPI_H
 #define MPG_DEVICE_RANKS_MPI_H
@@ -25,21 +25,21 @@ typedef struct mpg_mpi {
                     mpg_mpi_handle operation, mpg_mpi_handle communicator, mpg_mpi_handle *request);
   int (*error_string)(int code, char *text, int *length);
   mpg_mpi_handle communicator, byte, sum;
-  mpg_mpi_handle types[16]; /* by dtype number; 0 for a dtype that MPI does not sum */
+  mpg_mpi_handle types[16]; /* indexed by mpg_dtype; 0 for a dtype that MPI cannot sum */
   void *in_place;           /* MPI_IN_PLACE */
-  /* handle_size: bytes of a request in an array, an int or a pointer. */
+  /* handle_size: size of an MPI handle in bytes, which is the stride of arrays of requests. */
   int largest_tag, handle_size;
   bool any_order; /* MPI may sum in its own order */
 } mpg_mpi;
 
 enum { MPG_MPI_STATUS = 256 }; /* bytes; larger than MPI_Status of any implementation */
 
-/* Finds the functions in the library at that path, which is already open, and their data. */
+/* Sets the functions to those of the library at `path`, which is already open. */
 mpg_status mpg_mpi_find(mpg_mpi *mpi, const char *path);
 mpg_status mpg_mpi_fail(const mpg_mpi *mpi, int code, const char *function);
-/* Cancels a receive. Returns false if MPI has begun it and still writes to its memory. */
+/* Cancels a receive. Returns false if this fails, so MPI may still write to its memory. */
 bool mpg_mpi_cancel(const mpg_mpi *mpi, mpg_mpi_handle *request);
-/* Returns MPG_OK if the code is MPI's success; otherwise fails with MPI's error text. */
+/* Returns MPG_OK if `code` is MPI_SUCCESS. Otherwise fails with MPI's error text. */
 static inline mpg_status mpg_mpi_check(const mpg_mpi *mpi, int code, const char *function) {
   return code ? mpg_mpi_fail(mpi, code, function) : MPG_OK;
 }

@@ -1,23 +1,25 @@
-/* Ranks: the processes of one program, started together, which run the same script.
+/* Ranks: processes that are started together and run the same script.
  *
- * A device that names a rank is the same device for all processes. One process owns it. For all
- * other processes it is *remote*, a device without memory. Every process submits all work to all
- * devices in the same order. Work on a remote device takes ticks there but computes nothing. A copy
- * between two ranks is a *transfer*: the source's rank sends a message when it runs the copy, and
- * the target's rank receives it. All processes queue transfers in the same order and number them in
- * that order. The number is the message's tag, so messages may overtake each other. The receiving
- * rank compares number, size and devices, which detects ranks that run different programs. GPU data
- * passes through host memory, and the GPU's worker waits for it to arrive there.
+ * A device id may name a rank, as in cpu(0, rank=1). It then means the same device in all
+ * processes. The named rank owns the device. In all other processes it is *remote*, a device
+ * without memory. Every process submits all work to all devices in the same order. Work on a remote
+ * device takes ticks there but computes nothing. A copy between two ranks is a *transfer*: the
+ * source's rank sends a message when it runs the copy, and the target's rank receives it. All
+ * processes queue transfers in the same order and number them in that order. The number is the
+ * message's tag, so messages may arrive in any order. The receiving rank compares number, size and
+ * devices, which detects ranks that run different programs. Data of a GPU is staged in host memory;
+ * the GPU's worker waits for the copy to the host.
  *
- * A device without a rank is an *own* device. Each process has one, with equal contents if the
- * script writes equal values. So a copy from an own device to a rank's device sends nothing, and a
- * copy from a rank's device to own devices is sent to all ranks (broadcast).
+ * A device whose id names no rank is an *own* device. Every process has its own one. The contents
+ * are equal in all processes if the script writes equal values. So a copy from an own device to a
+ * device of a rank sends nothing: that rank copies from its own device. A copy from a device of a
+ * rank to an own device is a broadcast to all ranks.
  *
- * A send copies the data into a buffer and returns. A receive is work of the remote device that is
- * the source of the data. It is queued like any other work, and its tick completes when the data
- * has arrived. The *engine* advances receives in its own thread and in every thread that waits for
- * a remote device. If work fails before it has sent its data, a failure notice is sent instead, and
- * the receive fails with that text.
+ * A send copies the data into a buffer and returns. A receive is queued as work of the source,
+ * which is a remote device. Its tick completes when the data has arrived. The *engine* advances
+ * receives in its own thread and in every thread that waits for a remote device. If work fails
+ * before it has sent its data, a failure notice is sent instead, and the receive fails with that
+ * text.
  *
  * Ownership: the engine owns messages in flight. Threads: stated at each function.
  */
@@ -27,8 +29,8 @@
 #include "device/device.h"
 #include "device/ranks/mpi.h"
 
-/* startup.c: starts a watchdog that exits the process unless mpg_ranks_begun is called within this
- * time, as MPI's initialization cannot be canceled. Called once. Any thread. */
+/* startup.c: starts a watchdog that exits the process unless mpg_ranks_begun is called within
+ * `seconds`, because MPI's initialization cannot be canceled. Called once. Any thread. */
 mpg_status mpg_ranks_begin_within(double seconds);
 void mpg_ranks_begun(void);
 /* Starts a watchdog that exits the process if MPI's finalization exceeds the time limit. Called
@@ -38,23 +40,25 @@ mpg_status mpg_ranks_end_within_limit(void);
 /* Connects the `size` ranks, of which this process is `rank`. A rank that is silent for `limit`
  * seconds is lost. Called once. Host lock. */
 mpg_status mpg_ranks_begin(const mpg_mpi *mpi, int rank, int size, double limit);
-/* Notifies the other ranks that this rank's script has ended, or how it failed. Host lock. */
+/* Notifies the other ranks that this rank's script has ended. If `failure` is not NULL, the script
+ * has failed with this text. Host lock. */
 void mpg_ranks_tell_end(const char *failure);
-/* Aborts: on all ranks, everything that waits for another rank fails with this text. Any thread. */
+/* Aborts: marks all ranks as lost, on all ranks, so everything that waits for another rank fails
+ * with this text. Any thread. */
 void mpg_ranks_give_up(const char *text);
 /* Returns the first lost rank and writes the reason to `text`, or returns -1 if no rank is lost.
  * Sets *all_ended if the scripts of all other ranks have ended. Any thread. */
 int mpg_ranks_find_lost(char *text, size_t size, bool *all_ended);
-/* Compares the summaries of all ranks once their scripts have ended. Returns true and describes the
- * difference if another rank has queued or sent other transfers than this one. Returns false also
- * if work has failed. Host lock. */
+/* Compares the summaries of all ranks, whose scripts have ended. Returns true and describes the
+ * difference if another rank has queued or sent different transfers. Returns false if any work has
+ * failed, because messages may then be missing. Host lock. */
 bool mpg_ranks_differ(char *text, size_t size);
 /* Stops all communication: no later call uses MPI, and pending messages fail. Called without the
  * host lock. */
 void mpg_ranks_end(void);
-int mpg_ranks_count(void);      /* 1 before mpg_ranks_begin, or for a single rank. Any thread */
+int mpg_ranks_count(void);      /* 1 before mpg_ranks_begin. Any thread */
 int mpg_ranks_own(void);        /* this process's rank; 0 before mpg_ranks_begin */
-bool mpg_ranks_any_order(void); /* true if sums may use another order than rank order */
+bool mpg_ranks_any_order(void); /* true if sums need not be computed in rank order */
 
 /* Returns the rank of a device, or -1 for an own device. */
 static inline int mpg_device_rank(mpg_device_id id) { return id.rank - 1; }
@@ -62,13 +66,13 @@ static inline int mpg_device_rank(mpg_device_id id) { return id.rank - 1; }
 /* This process's part in a copy between two devices. */
 typedef enum mpg_transfer_kind {
   MPG_TRANSFER_HERE,    /* copies between two devices of this process; no transfer */
-  MPG_TRANSFER_NONE,    /* not involved */
+  MPG_TRANSFER_NONE,    /* this process is not involved */
   MPG_TRANSFER_SEND,    /* sends to the target's rank */
-  MPG_TRANSFER_SHARE,   /* copies to its own device and sends to all other ranks */
+  MPG_TRANSFER_SHARE,   /* copies to this rank's own device and sends to all other ranks */
   MPG_TRANSFER_RECEIVE, /* receives from the source's rank */
 } mpg_transfer_kind;
 mpg_transfer_kind mpg_transfer_of(mpg_device_id from, mpg_device_id to);
-/* Returns the count of transfer numbers that a copy uses, which is the same in all processes. */
+/* Returns how many transfer numbers a copy uses. All processes return the same number. */
 uint64_t mpg_transfer_numbers(mpg_device_id from, mpg_device_id to);
 /* Reserves `count` transfer numbers and returns the first. Host lock. */
 uint64_t mpg_transfers_take(uint64_t count);
@@ -77,39 +81,42 @@ uint64_t mpg_transfers_take(uint64_t count);
  * rank compares it with its own. A difference raises an error on all ranks that names both calls.
  * Text is formatted only for the error. Host lock, except for the comparing functions. */
 
-/* The latest update of parameters, in which all ranks take part. */
+/* The latest parameter update, which all ranks make together. */
 typedef struct mpg_rank_step {
   uint64_t number;
-  double scale, learning_rate; /* the optimizer's */
+  double scale, learning_rate; /* rescale_grad and the learning rate of the optimizer */
 } mpg_rank_step;
 void mpg_ranks_note_update(double scale, double learning_rate);
 mpg_rank_step mpg_ranks_step(void);
 
 /* Returns a name for a new array on a device that names a rank. The name combines the script line
- * that creates the array, the kind of call (an op's number plus MPG_MADE_BY_OP, or another
- * enumerator), and the count of arrays that calls of this kind have created on that line since the
- * last rendezvous. Arrays with equal names on different ranks are the same array, unless one rank
- * makes the call more often than another. Returns 0 if the line is unknown, or if only this rank
- * creates the arrays of this thread. */
+ * that creates the array, `kind` (MPG_MADE_BY_OP plus the op's number, or another enumerator), and
+ * the count of arrays that calls of this kind have created on that line since the last rendezvous
+ * of all ranks. Arrays with equal names on different ranks are the same array, unless one rank
+ * makes the call more often than another. Returns 0 (no name) if the line is unknown, or if only
+ * this rank creates the arrays of this thread. */
 enum { MPG_MADE_BY_GRAPH, MPG_MADE_BY_PIPELINE, MPG_MADE_BY_HOST, MPG_MADE_BY_OP };
 uint64_t mpg_ranks_name_array(uint32_t origin, uint32_t kind);
-/* Sets whether arrays that this thread creates get names and are counted: false if only this rank
- * creates them. Returns the previous setting. Any thread. */
+/* Sets whether arrays that this thread creates get names. Must be false if only this rank creates
+ * them. Returns the previous setting. Any thread. */
 bool mpg_ranks_name_arrays(bool named);
-/* Resets the counts in names. Called at each rendezvous of all ranks. */
+/* Resets the counts that are part of array names. Called at each rendezvous of all ranks, so that
+ * ranks whose counts differ agree again. */
 void mpg_ranks_note_collective(void);
-uint64_t mpg_ranks_note_graph(void); /* returns the number of a graph that all ranks agreed on */
+uint64_t mpg_ranks_note_graph(void); /* numbers a graph that all ranks have agreed on */
 
 enum { MPG_CALL_DIMS = 4 };
 typedef struct mpg_rank_call {
-  uint64_t graph; /* number of the compiled graph; 0 if an eager call makes the copy */
-  uint32_t copy;  /* index among the graph's copies */
-  uint32_t line;  /* key of the line that makes the call; not compared, as ranks may branch */
+  uint64_t graph; /* number of the compiled graph that makes the copy; 0 for an eager copy */
+  uint32_t copy;  /* index of the copy among the graph's copies */
+  /* Key of the script line that makes the call. Not compared, because ranks may reach the same copy
+   * by different branches. */
+  uint32_t line;
   char dtype[8];
   uint32_t ndim;
   uint32_t unused;
-  int64_t dims[MPG_CALL_DIMS]; /* the first dimensions; zero beyond ndim */
-  uint64_t array, offset;      /* name of the array; offset of the data in bytes */
+  int64_t dims[MPG_CALL_DIMS]; /* first MPG_CALL_DIMS dimensions; zero beyond ndim */
+  uint64_t array, offset;      /* name of the array, and offset of the data in it in bytes */
   mpg_rank_step step;
 } mpg_rank_call;
 
@@ -125,21 +132,23 @@ typedef struct mpg_transfer {
 mpg_status mpg_ranks_compare_calls(const mpg_transfer *own, const mpg_transfer *theirs, int rank);
 mpg_status mpg_ranks_compare_steps(const mpg_rank_step *own, const mpg_rank_step *theirs, int rank);
 
-/* SEND and SHARE: sends `data`, which is memory of `device`, to the target's rank or to all other
- * ranks. Waits while too many bytes are in flight. Called by running work of `device`, or of the
- * target if the host can read the data, or under the host lock. */
+/* For MPG_TRANSFER_SEND and _SHARE: sends `data`, which is memory of `device`, to the target's rank
+ * or to all other ranks. Waits while too many bytes are in flight. Called by running work of
+ * `device`, by running work of the target if the host can read the data, or under the host lock. */
 mpg_status mpg_transfer_send(const mpg_transfer *transfer, mpg_device *device, const void *data);
 /* Sends a failure notice with this thread's error text instead of the data. Any thread. */
 void mpg_transfer_send_failure(const mpg_transfer *transfer);
-/* RECEIVE: receives into memory of `device`. Called by running work of the source's device. While
- * *done is false, the work returns MPG_OK and calls this again on its next run. */
+/* For MPG_TRANSFER_RECEIVE: receives into memory of `device`. Called by running work of the
+ * source's device. If *done is false, the work must return MPG_OK and call this function again when
+ * it is resumed. */
 mpg_status mpg_transfer_receive(mpg_run *run, const mpg_transfer *transfer, mpg_device *device,
                                 void *target, bool *done);
 
-/* Records the start of a training step, which this rank reports to the other ranks. Any thread. */
+/* Counts a training step. The count is part of this rank's reports to the other ranks. Any
+ * thread. */
 void mpg_ranks_note_step(void);
 
-/* True if all sent messages have left. Any thread. */
+/* True if all sent messages have left this process, except those to lost ranks. Any thread. */
 bool mpg_ranks_flushed(void);
 /* Counts of transfers, messages and bytes so far. */
 typedef struct mpg_rank_statistics {

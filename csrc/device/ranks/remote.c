@@ -1,5 +1,5 @@
-/* The backend of remote devices. They have no memory, and their only work is to receive data from
- * other ranks. */
+/* The backend of remote devices, which have no memory in this process. Their only work is to
+ * receive data from their ranks. */
 
 #include <time.h>
 
@@ -10,10 +10,11 @@
 typedef struct remote_state {
   mpg_device *device;
   struct remote_state *next;
-  mpg_task_list published, enqueued; /* enqueued: under the host lock */
-  mpg_message *receiving;            /* the message that the running work waits for */
-  char *staged; /* staging buffer of the message; NULL if it is received in place */
-  bool copies;  /* the running work copies without the lock */
+  mpg_task_list published, enqueued; /* `enqueued` is guarded by the host lock */
+  mpg_message *receiving;            /* message that the running work waits for; NULL if none */
+  /* Host buffer of the message if its target is on a GPU; NULL if data is received in place. */
+  char *staged;
+  bool copies; /* the running work copies to a GPU and has released the lock */
 } remote_state;
 
 static mpg_engine *const engine = &mpg_the_engine;
@@ -150,14 +151,15 @@ mpg_status mpg_transfer_receive(mpg_run *run, const mpg_transfer *transfer, mpg_
   bool gone = mpg_message_free(state->receiving);
   state->receiving = NULL;
   *done = true;
-  if (state->staged && status == MPG_OK) { /* copies to a GPU without the lock, as this is slow */
+  if (state->staged && status == MPG_OK) { /* releases the lock, because copying to a GPU is slow */
     state->copies = true;
     pthread_mutex_unlock(&engine->lock);
     status = device->backend->copy_from_host(device, target, state->staged, transfer->size);
     pthread_mutex_lock(&engine->lock);
     state->copies = false;
   }
-  if (gone) mpg_free(state->staged); /* otherwise MPI may still write to it */
+  /* If MPI may still write to the buffer, leaks it. */
+  if (gone) mpg_free(state->staged);
   state->staged = NULL;
   return status;
 }
@@ -186,11 +188,11 @@ static void remote_close(mpg_device *device) {
   pthread_mutex_unlock(&engine->lock);
 }
 
-/* runtime.c holds the engine's lock across a fork. */
+/* Nothing to lock: runtime.c holds the engine's lock during a fork. */
 static void remote_fork_prepare(mpg_device *device) { (void)device; }
 static void remote_fork_done(mpg_device *device, bool child) { (void)device, (void)child; }
 
-/* --- Memory: none in this process ------------------------------------------------------------- */
+/* --- Memory, which remote devices do not have ------------------------------------------------- */
 
 static mpg_status remote_allocate(mpg_device *device, size_t size, void **memory) {
   (void)device, (void)size;
@@ -212,7 +214,8 @@ static mpg_status remote_copy_to_host(mpg_device *device, void *host, const void
 }
 static mpg_status remote_copy_from_host(mpg_device *device, void *memory, const void *host,
                                         size_t size) {
-  (void)device, (void)memory, (void)host, (void)size; /* the device's own rank has the same data */
+  /* Nothing to do: the rank that owns the device writes the same data. */
+  (void)device, (void)memory, (void)host, (void)size;
   return MPG_OK;
 }
 

@@ -1,6 +1,6 @@
-/* Time limits for MPI's initialization and finalization. Both wait for all ranks, and forever for
- * ranks that have stopped or died. The only way out is to end the process; launchers then end the
- * other ranks. */
+/* Time limits for MPI's initialization and finalization. Both calls wait for all ranks and cannot
+ * be canceled, so if a rank has stopped or died, they would block forever. A watchdog thread then
+ * exits the process, and the launcher ends the other ranks. */
 #include <errno.h>
 #include <signal.h>
 #include <stdio.h>

@@ -1,4 +1,4 @@
-/* The state that all transfers share. */
+/* The state of the engine. */
 #include "device/ranks/engine.h"
 
 mpg_engine mpg_the_engine = {.size = 1,
