@@ -1,13 +1,14 @@
-/* Contents that a gradient still reads: savers and copies. */
+/* Savers and copies of contents that a gradient still needs. */
 #include "tensor/contents.h"
 
 #include "base/memory.h"
 
 struct mpg_kept_contents {
-  mpg_kept_contents *next; /* older copies */
-  mpg_storage *copy;       /* owned; NULL if there was no memory */
+  mpg_kept_contents *next; /* list of copies of older contents */
+  mpg_storage *copy;       /* owned; NULL if there was no memory for a copy */
   uint32_t version;
-  /* 0 while this is the storage's present version, whose savers the storage counts. */
+  /* Number of savers; 0 while this is the storage's current version, whose savers are counted in
+   * the storage. */
   uint32_t savers;
 };
 
@@ -94,6 +95,6 @@ void mpg_contents_hand_over(mpg_storage *storage) {
   if (*link && storage->savers)
     (*link)->savers = storage->savers;
   else if (*link)
-    drop(link); /* its savers have been released */
+    drop(link); /* all savers have been removed */
   storage->savers = 0;
 }

@@ -1,10 +1,10 @@
-/* Copy-on-write of contents that a gradient still reads.
+/* Copy-on-write of storages whose contents a gradient still needs.
  *
- * A saver of a storage's contents records the version. Before work that writes a storage is queued,
- * mpg_storage_before_write copies the contents if they have savers. The write itself
- * (mpg_storage_add_write) hands the copy over to the savers. Gradients therefore use the values of
- * the forward pass. Contents are lost only if there is no memory for a copy, or if other code
- * writes an exposed storage without notice.
+ * A saver (a gradient function that needs a storage's contents) records the storage's version. If
+ * the contents have savers, mpg_storage_before_write copies them before work that overwrites them
+ * is queued. When the write is recorded (mpg_storage_add_write), the copy is handed over to the
+ * savers. So gradients use the values of the forward pass. Contents are lost only if there is no
+ * memory for a copy, or if other code writes an exposed storage unnoticed.
  *
  * Ownership: a saver holds a reference to the storage. The storage owns the copies; each copy is
  * freed with its last saver. Threads: host lock.
@@ -21,19 +21,23 @@ typedef struct mpg_saved {
 } mpg_saved;
 
 /* Savers of many watched storages that are counted lazily: only when a watched storage is about to
- * be written while they are in the list. A compiled call thus need not visit its parameters. */
+ * be written while they are in the list. So a compiled call need not visit each of its
+ * parameters. */
 typedef struct mpg_late_savers {
-  struct mpg_late_savers *next, **link;          /* link is NULL outside of the list */
-  void (*count)(struct mpg_late_savers *savers); /* adds the savers to their storages, once */
+  struct mpg_late_savers *next, **link; /* link is NULL if not in the list */
+  /* Adds the savers to their storages; called at most once. */
+  void (*count)(struct mpg_late_savers *savers);
 } mpg_late_savers;
 void mpg_late_savers_add(mpg_late_savers *savers);    /* no-op if already in the list */
 void mpg_late_savers_remove(mpg_late_savers *savers); /* no-op if not in the list */
 void mpg_late_savers_count(void);                     /* calls each `count` and empties the list */
 
-/* Returns the current number of savers of tracked storages, the destinations of gradients. */
+/* Returns the current number of savers of tracked storages, which are the destinations of
+ * gradients. */
 uint64_t mpg_contents_tracked_savers(void);
 void mpg_contents_count_tracked(int64_t change);
-/* Starts counting the savers of a storage and its reads by other devices. */
+/* Marks a storage as tracked: from then on, its savers and its reads by other devices are
+ * counted. */
 void mpg_contents_track(mpg_storage *storage);
 
 static inline void mpg_contents_add_saver(mpg_storage *storage) {
@@ -41,7 +45,7 @@ static inline void mpg_contents_add_saver(mpg_storage *storage) {
   if (__builtin_expect(storage->tracked, 0)) mpg_contents_count_tracked(1);
 }
 void mpg_contents_drop_kept(mpg_storage *storage, uint32_t version);
-/* Releases one saver of the version. */
+/* Removes one saver of that version. */
 static inline void mpg_contents_remove_saver(mpg_storage *storage, uint32_t version) {
   if (__builtin_expect(storage->version == version, 1)) {
     storage->savers--;
@@ -64,10 +68,11 @@ static inline void mpg_contents_release(mpg_saved *saved) { /* no-op if nothing 
   mpg_storage_release(storage);
 }
 
-/* Returns a storage with the contents of that version: the storage itself, a copy, or NULL if they
- * are lost. *no_memory is the reason of the loss. Borrowed. */
+/* Returns a storage with the contents of that version: the storage itself or a copy. Borrowed.
+ * Returns NULL if the contents are lost; *no_memory is then true if there was no memory for a
+ * copy. */
 mpg_storage *mpg_contents_find(mpg_storage *storage, uint32_t version, bool *no_memory);
-const char *mpg_contents_lost_text(bool no_memory); /* describes the reason of the loss */
+const char *mpg_contents_lost_text(bool no_memory); /* describes why contents are lost */
 static inline mpg_storage *mpg_contents_at(mpg_storage *storage, uint32_t version) {
   bool no_memory;
   return __builtin_expect(storage->version == version, 1)
@@ -75,10 +80,10 @@ static inline mpg_storage *mpg_contents_at(mpg_storage *storage, uint32_t versio
              : mpg_contents_find(storage, version, &no_memory);
 }
 
-/* True if the present contents have a copy already. */
+/* True if the current contents have already been copied. */
 bool mpg_contents_kept(mpg_storage *storage);
-/* Records a copy of the present contents, which must not have a copy. Takes ownership of `copy`,
- * which is NULL if memory was exhausted. */
+/* Records `copy` as the copy of the current contents, which must not have one. Takes ownership of
+ * `copy`. NULL records that memory was exhausted. */
 mpg_status mpg_contents_keep(mpg_storage *storage, mpg_storage *copy);
 
 #endif

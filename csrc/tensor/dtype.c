@@ -28,7 +28,8 @@ double mpg_dtype_rounded(mpg_dtype dtype, double number) {
   if (dtype == MPG_FLOAT32 || number == 0 || !isfinite(number)) return number;
   int exponent, bits = dtype == MPG_FLOAT16 ? 11 : 8, largest = dtype == MPG_FLOAT16 ? 16 : 128;
   frexp(number, &exponent);
-  if (exponent < 3 - largest) exponent = 3 - largest; /* subnormal numbers have the same spacing */
+  /* Subnormal numbers have the spacing of the smallest normal ones. */
+  if (exponent < 3 - largest) exponent = 3 - largest;
   double unit = ldexp(1, exponent - bits), rounded = nearbyint(number / unit) * unit;
   return fabs(rounded) >= ldexp(1, largest) ? copysign(INFINITY, number) : rounded;
 }

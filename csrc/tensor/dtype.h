@@ -1,4 +1,4 @@
-/* Element types. The numbers are those of MXNet's files and API (mshadow's type flags) and must
+/* Element types. The numbers are MXNet's (mshadow's type flags). Files contain them, so they must
  * never change. */
 #ifndef MPG_TENSOR_DTYPE_H
 #define MPG_TENSOR_DTYPE_H
@@ -6,7 +6,7 @@
 #include "base/status.h"
 
 typedef enum mpg_dtype {
-  MPG_DTYPE_NONE = -1, /* unknown, or "keep" as a parameter */
+  MPG_DTYPE_NONE = -1, /* unknown; as a parameter of an op, keeps the input's dtype */
   MPG_FLOAT32 = 0,
   MPG_FLOAT64 = 1,
   MPG_FLOAT16 = 2,
@@ -19,7 +19,7 @@ typedef enum mpg_dtype {
   MPG_DTYPE_LIMIT = 13 /* one more than the largest number */
 } mpg_dtype;
 
-/* Sets of dtypes, as in the rows of ops.def. */
+/* Bit sets of dtypes, as in the rows of ops.def. */
 typedef uint32_t mpg_dtype_set;
 #define MPG_DTYPE_BIT(dtype) (1u << (dtype))
 #define MPG_DTYPES_FLOAT                                                                  \
@@ -33,12 +33,12 @@ typedef uint32_t mpg_dtype_set;
 
 bool mpg_dtype_valid(int dtype);
 size_t mpg_dtype_size(mpg_dtype dtype); /* bytes per element */
-/* Returns the dtype of sums and statistics of these elements. */
+/* Returns the dtype in which sums and statistics of this dtype are accumulated. */
 static inline mpg_dtype mpg_dtype_of_sums(mpg_dtype dtype) {
   return dtype == MPG_FLOAT16 || dtype == MPG_BFLOAT16 ? MPG_FLOAT32 : dtype;
 }
-/* Rounds `number` to a float dtype, to nearest, ties to even. 16-bit dtypes are rounded from
- * float32, as in kernels. */
+/* Rounds `number` to a float dtype, to nearest, ties to even. For 16-bit dtypes, rounds to float32
+ * first, as kernels do. */
 double mpg_dtype_rounded(mpg_dtype dtype, double number);
 const char *mpg_dtype_name(mpg_dtype dtype);
 /* Returns MPG_DTYPE_NONE if no dtype has this name. */
@@ -46,8 +46,8 @@ mpg_dtype mpg_dtype_from_name(const char *name);
 static inline bool mpg_dtype_is_float(mpg_dtype dtype) {
   return dtype >= 0 && (MPG_DTYPES_FLOAT >> dtype & 1);
 }
-/* True if element i of an array is nonzero. Both float zeros are zero, and NaN is nonzero. Numbers
- * are little-endian. */
+/* True if element i of an array is nonzero. NaN is nonzero; -0.0 is zero. Assumes little-endian
+ * elements. */
 static inline bool mpg_dtype_nonzero(mpg_dtype dtype, const void *values, int64_t i) {
   size_t size = mpg_dtype_size(dtype);
   const unsigned char *item = (const unsigned char *)values + (size_t)i * size;

@@ -1,5 +1,5 @@
-/* Shapes: up to MPG_MAX_NDIM dimensions, by value. A dimension or ndim of -1 means "unknown", which
- * only inference sees. Zero-size dimensions are valid. Any thread may call.
+/* Shapes: value types of up to MPG_MAX_NDIM dimensions. A dimension or ndim of -1 means "unknown",
+ * which occurs only during shape inference. Dimensions of size 0 are valid. Any thread may call.
  */
 #ifndef MPG_TENSOR_SHAPE_H
 #define MPG_TENSOR_SHAPE_H
@@ -10,11 +10,12 @@ enum { MPG_MAX_NDIM = 10 };
 
 typedef struct mpg_shape {
   int32_t ndim;
-  /* Dims beyond ndim are not read, but must be zero if shapes are hashed or compared as bytes. */
+  /* Dims beyond ndim are ignored, except where shapes are hashed or compared as bytes; they must be
+   * zero there. */
   int64_t dims[MPG_MAX_NDIM];
 } mpg_shape;
 
-/* Shape and dtype, as inference works on them and graphs store them for a value. */
+/* Shape and dtype of an array, or of a value in a graph. */
 typedef struct mpg_desc {
   mpg_shape shape;
   mpg_dtype dtype;
@@ -22,7 +23,8 @@ typedef struct mpg_desc {
 
 #define MPG_SHAPE_UNKNOWN ((mpg_shape){.ndim = -1})
 
-/* Returns the number of elements. The shape was checked at creation. */
+/* Returns the number of elements. mpg_shape_check must have succeeded, so the product cannot
+ * overflow. */
 static inline int64_t mpg_shape_size(const mpg_shape *shape) {
   int64_t size = 1;
   for (int i = 0; i < shape->ndim; i++) size *= shape->dims[i];
@@ -47,24 +49,25 @@ static inline bool mpg_shape_known(const mpg_shape *shape) {
   return true;
 }
 
-/* Checks ndim and dims (>= 0), and that the numbers of bytes and elements fit in int64. `bytes` may
- * be NULL. */
+/* Checks that ndim and dims are valid and known, and that the size in bytes fits in int64. Sets
+ * *bytes to that size; `bytes` may be NULL. */
 mpg_status mpg_shape_check(const mpg_shape *shape, mpg_dtype dtype, size_t *bytes);
 
-/* Formats the shape like Python, "(2, 3)", "(4,)", with "?" for unknown parts. Truncates to `size`;
- * returns `buffer`. */
+/* Formats the shape as a Python tuple, such as "(2, 3)" or "(4,)", with "?" for unknown parts.
+ * Truncates the text to `size` and returns `buffer`. */
 enum { MPG_SHAPE_TEXT_SIZE = 256 };
 char *mpg_shape_text(const mpg_shape *shape, char *buffer, size_t size);
 
-/* Computes the shape that `a` and `b` broadcast to (NumPy's rule; unknown dims stay unknown).
- * Returns false if they do not broadcast. */
+/* Computes the shape that `a` and `b` broadcast to by NumPy's rules. Returns false if they cannot
+ * be broadcast. A dim that depends on an unknown one may stay unknown. */
 bool mpg_shape_broadcast(const mpg_shape *a, const mpg_shape *b, mpg_shape *result);
 
-/* Completes the unknown ndim or dims of each shape from the other one. Returns false if they
+/* Fills in the unknown ndim or dims of each shape from the other shape. Returns false if the shapes
  * contradict each other. */
 bool mpg_shape_merge(mpg_shape *a, mpg_shape *b);
 
-/* Converts a possibly negative axis to [0, ndim). */
+/* Sets *result to the axis in [0, ndim). Negative axes count from the end. Fails if out of
+ * range. */
 mpg_status mpg_axis_normalize(int64_t axis, int ndim, const char *op, int *result);
 
 #endif

@@ -1,4 +1,4 @@
-/* Storages: memory on a device with its version, readers and writers. */
+/* Storages: blocks of memory on a device, with a version and a record of uses. */
 #include <stddef.h>
 #include <string.h>
 
@@ -8,8 +8,8 @@
 
 enum { MAX_FREE = 4096 };
 
-/* Runtime state, under the host lock: unused structs (linked by `owner`), and wrapped memory that
- * queued work still uses. */
+/* Runtime state, under the host lock. free_storages: free list of structs, linked through `owner`.
+ * leaving: destroyed storages of imported memory that queued work still uses. */
 static mpg_storage *free_storages, *leaving;
 static int num_free;
 static uint64_t watched_writes, foreign_reads;
@@ -40,7 +40,7 @@ static void recycle(mpg_storage *storage) {
   num_free++;
 }
 
-/* Returns memory from outside to its owner, which may run the host's code. */
+/* Returns imported memory to its owner. This may run the host's code, such as a finalizer. */
 static void release_outside(mpg_storage *storage) {
   mpg_host_yield();
   storage->release(storage->owner);
@@ -48,10 +48,10 @@ static void release_outside(mpg_storage *storage) {
   recycle(storage);
 }
 
-/* Leaving storages are linked through block.memory, which is no longer needed. */
+/* The list `leaving` is linked through block.memory, whose value is no longer needed. */
 void mpg_storage_collect(void) {
   mpg_storage *left = leaving;
-  leaving = NULL; /* release may call this function */
+  leaving = NULL; /* so that this function can be called again while `release` runs */
   while (left) {
     mpg_storage *next = left->block.memory;
     if (mpg_uses_finished(&left->block.uses, left->device)) {
@@ -69,7 +69,7 @@ mpg_status mpg_storage_create(mpg_device *device, size_t size, bool host_access,
   if (leaving) mpg_storage_collect();
   mpg_storage *storage = new_storage();
   if (!storage) return MPG_HOST_OUT_OF_MEMORY;
-  /* Sets the whole block; the rest of the struct is set below. */
+  /* Sets the whole block. The other fields are set below. */
   mpg_status status = mpg_pool_alloc(device->pool, size, host_access, &storage->block);
   if (status != MPG_OK) {
     recycle(storage);

@@ -26,7 +26,7 @@ mpg_status mpg_tensor_create_pinned(mpg_device *device, const mpg_desc *desc, mp
     mpg_pinned_release(block);
     return status;
   }
-  storage->exposed = false; /* no other code has the address */
+  storage->exposed = false; /* no code outside has the address */
   *tensor = (mpg_tensor){.storage = storage, .offset = 0, .desc = *desc};
   return MPG_OK;
 }
@@ -95,8 +95,8 @@ static bool writable(const mpg_tensor *tensor) {
   return mpg_uses_finished(&tensor->storage->block.uses, tensor->storage->device);
 }
 
-/* If other threads queue work faster than it finishes, a wait that releases the lock might not
- * end. */
+/* Number of waits that release the host lock. If other threads queue work faster than it finishes,
+ * waiting with the lock released might never end, so later waits hold the lock. */
 enum { ROUNDS_WITHOUT_LOCK = 4 };
 
 mpg_status mpg_tensor_wait_read(const mpg_tensor *tensor) {
@@ -127,7 +127,7 @@ static mpg_status copy_work(mpg_run *run, void *payload) {
 }
 
 typedef struct copy_state {
-  const mpg_tensor *from, *to; /* on one device */
+  const mpg_tensor *from, *to; /* both on the same device */
   copy_task task;
   uint32_t origin;
 } copy_state;
@@ -167,7 +167,7 @@ static mpg_status queue_copy(const mpg_tensor *from, const mpg_tensor *to) {
       .devices = &device, .count = 1, .prepare = prepare_copy, .note = note_copy, .state = &state});
 }
 
-/* Creates an array of the same kind that no other code knows. */
+/* Creates an array of the same desc on the same device, in a new storage. */
 static mpg_status make_like(const mpg_tensor *tensor, bool host_access, mpg_tensor *result) {
   mpg_storage *storage;
   MPG_TRY(mpg_storage_create(mpg_tensor_device(tensor), mpg_tensor_bytes(tensor), host_access,
@@ -183,8 +183,8 @@ mpg_status mpg_tensor_snapshot(const mpg_tensor *tensor, mpg_tensor *copy) {
   return status;
 }
 
-/* Copies a whole storage: immediately if it is small and no queued work interferes, otherwise in
- * the order of the device's work. */
+/* Copies a whole storage. Copies immediately if it is small and no queued work uses the memory;
+ * otherwise queues the copy. */
 static mpg_status copy_whole(mpg_storage *storage, mpg_tensor *copy) {
   enum { COPIED_AT_ONCE = 1 << 16 };
   const mpg_tensor whole = {.storage = storage,
@@ -208,9 +208,9 @@ void mpg_storage_copy_contents(mpg_storage *storage) {
   mpg_tensor copy = {0};
   if (storage->watched) mpg_late_savers_count();
   if (!storage->savers || mpg_contents_kept(storage)) return;
-  mpg_storage_retain(storage); /* making room may let other threads run */
+  mpg_storage_retain(storage); /* allocating memory may release the host lock */
   uint32_t version = storage->version;
-  /* If this fails, the contents are lost and their readers get an error. */
+  /* If the copy fails, the contents are lost, and gradients that need them report an error. */
   (void)copy_whole(storage, &copy);
   bool late = storage->version != version || mpg_contents_kept(storage);
   if (late || mpg_contents_keep(storage, copy.storage) != MPG_OK) mpg_tensor_release(&copy);
@@ -235,7 +235,7 @@ mpg_status mpg_tensor_copy_to_host(const mpg_tensor *tensor, void *host) {
   return status;
 }
 
-/* Writes through a staging array, which the device copies from. */
+/* Writes to a staging array, and queues a copy from there to the tensor. */
 static mpg_status write_in_order(mpg_tensor *tensor, const void *host) {
   mpg_device *device = mpg_tensor_device(tensor);
   mpg_tensor staged;
@@ -254,11 +254,12 @@ mpg_status mpg_tensor_copy_from_host(mpg_tensor *tensor, const void *host) {
   mpg_storage *storage = tensor->storage;
   mpg_device *device = storage->device;
   mpg_storage_before_write(storage);
-  if (device->remote) { /* the process that owns the device has the same values */
+  if (device->remote) { /* all processes write equal values, so this one has nothing to send */
     mpg_storage_add_write(storage, 0);
     return MPG_OK;
   }
-  /* A storage whose last write failed stays failed if only a part of it is written. */
+  /* Waits for the last write of the storage and reports its failure, because a partial write keeps
+   * the rest of the contents. */
   if (mpg_tensor_is_part(tensor) && !readable(tensor)) MPG_TRY(mpg_tensor_wait(tensor));
   if (!writable(tensor)) MPG_TRY(mpg_uses_wait(&storage->block.uses, device, false));
   if (!writable(tensor)) return write_in_order(tensor, host);

@@ -1,13 +1,13 @@
 /* Storages and tensors.
  *
- * A storage is memory on one device. It has a reference count, a version (number of writes) and a
- * record of its uses by queued work. A tensor is a contiguous view of a storage, with a byte
+ * A storage is a block of memory on a device, with a reference count, a version (number of writes)
+ * and a record of its uses by queued work. A tensor is a contiguous view of a storage, with a byte
  * offset, shape and dtype. Tensors are values: copying the struct borrows the storage, and
  * mpg_tensor_retain and mpg_tensor_release count references.
  *
- * Ownership: a storage lives while references are held. Its memory then returns to the pool
- * immediately, together with the record of uses, which protects queued work. Threads: host lock;
- * workers see only raw addresses.
+ * Ownership: a storage is destroyed with its last reference. Its memory then returns to the pool
+ * immediately, even if queued work still uses it. The record of uses stays with the memory, and its
+ * next owner waits for that work. Threads: host lock; workers see only raw addresses.
  */
 #ifndef MPG_TENSOR_TENSOR_H
 #define MPG_TENSOR_TENSOR_H
@@ -20,56 +20,62 @@ typedef struct mpg_kept_contents mpg_kept_contents; /* contents.h */
 
 typedef struct mpg_storage {
   int32_t references;
-  /* 0 if never written; any work among the block's uses then belongs to an earlier storage. */
+  /* Number of writes. If it is 0, the block's uses are work of earlier storages in the same
+   * memory. */
   uint32_t version;
-  bool watched; /* writes are counted, because a cache depends on the contents */
-  bool tracked; /* reads by other devices are counted */
-  /* Other code holds the address and may write without notice, as for imported memory or exported
-   * memory (DLPack). */
+  /* mpg_storage_watched_writes counts its writes, because a cache depends on the contents */
+  bool watched;
+  bool tracked; /* mpg_storage_foreign_reads counts reads by other devices */
+  /* Other code has the address and may write to the memory unnoticed. True for imported and
+   * exported memory (DLPack). */
   bool exposed;
-  uint32_t savers; /* number of gradients that need the present contents: contents.h */
+  uint32_t savers; /* number of savers (gradients) that need the current contents (contents.h) */
   mpg_device *device;
-  mpg_kept_contents *kept; /* copies of overwritten contents; owned, mostly NULL */
+  mpg_kept_contents *kept; /* list of copies of overwritten contents; owned; usually NULL */
   size_t size;             /* requested bytes */
-  uint64_t born;           /* serial number: storages created up to and including this one */
-  uint64_t name;           /* name in all processes (mpg_ranks_name_array); 0 if none */
-  /* Imported memory only: called instead of freeing, once no queued work uses the memory. */
+  uint64_t born;           /* serial number: the first storage has 1 */
+  /* Name that is the same in all processes (mpg_ranks_name_array); 0 if none. */
+  uint64_t name;
+  /* Imported memory only: called instead of returning the memory to the pool, once no queued work
+   * uses it. */
   void (*release)(void *owner);
   void *owner;
   mpg_block block;
 } mpg_storage;
 
 typedef struct mpg_tensor {
-  mpg_storage *storage; /* NULL if there is no tensor */
+  mpg_storage *storage; /* NULL if the tensor is empty */
   size_t offset;        /* bytes */
   mpg_desc desc;
 } mpg_tensor;
 
-/* Creates a storage with undefined contents. */
+/* Creates a storage with undefined contents. `host_access` is as in mpg_pool_alloc. */
 mpg_status mpg_storage_create(mpg_device *device, size_t size, bool host_access,
                               mpg_storage **storage);
-/* Wraps memory that `owner` keeps alive. release(owner) is called at the end with the host lock
- * held, but not if this function fails. */
+/* Wraps imported memory in a storage. `owner` keeps the memory alive until release(owner), which is
+ * called under the host lock once the memory is no longer used. If this function fails, it is not
+ * called. */
 mpg_status mpg_storage_wrap(mpg_device *device, void *memory, size_t size, void (*release)(void *),
                             void *owner, mpg_storage **storage);
 uint64_t mpg_storage_births(void); /* number of storages created so far */
 static inline void mpg_storage_retain(mpg_storage *storage) { storage->references++; }
 void mpg_storage_destroy(mpg_storage *storage);
-/* Releases the owners of imported memory whose storage was destroyed, once the queued work that
- * still used the memory is done. Creating, wrapping and destroying storages does this as well. */
+/* Releases imported memory whose storage has been destroyed, if the queued work that used the
+ * memory has finished. Functions that create, wrap or destroy a storage call this as well. */
 void mpg_storage_collect(void);
 static inline void mpg_storage_release(mpg_storage *storage) {
   if (--storage->references == 0) mpg_storage_destroy(storage);
 }
 
-/* Wraps memory as a whole tensor. The desc is checked; the memory must have its number of bytes. */
+/* Wraps imported memory (see mpg_storage_wrap) in a tensor. Checks `desc`; the memory must have as
+ * many bytes as `desc` requires. */
 mpg_status mpg_tensor_wrap(mpg_device *device, void *memory, const mpg_desc *desc,
                            void (*release)(void *), void *owner, mpg_tensor *tensor);
 /* Creates a tensor in a new storage with undefined contents. Returns MPG_VALUE_ERROR if the shape
  * is invalid or too large. */
 mpg_status mpg_tensor_create(mpg_device *device, const mpg_desc *desc, mpg_tensor *tensor);
-/* Like mpg_tensor_create, in pinned memory (device/gpu/pinned.h), for a device whose memory is the
- * host's. */
+/* Like mpg_tensor_create, but in pinned memory (device/gpu/pinned.h). The host must be able to
+ * access the device's memory. */
 mpg_status mpg_tensor_create_pinned(mpg_device *device, const mpg_desc *desc, mpg_tensor *tensor);
 static inline void mpg_tensor_retain(const mpg_tensor *tensor) {
   if (tensor->storage) mpg_storage_retain(tensor->storage);
@@ -78,7 +84,7 @@ static inline void mpg_tensor_release(mpg_tensor *tensor) {
   if (tensor->storage) mpg_storage_release(tensor->storage);
   tensor->storage = NULL;
 }
-/* Returns the address in the memory of the tensor's device. */
+/* Returns the address of the first element in the memory of the tensor's device. */
 static inline void *mpg_tensor_data(const mpg_tensor *tensor) {
   return (char *)tensor->storage->block.memory + tensor->offset;
 }
@@ -102,28 +108,28 @@ mpg_status mpg_tensor_reshape(const mpg_tensor *tensor, const mpg_shape *shape, 
 mpg_status mpg_tensor_slice(const mpg_tensor *tensor, int64_t begin, int64_t end,
                             mpg_tensor *result);
 
-/* The functions below release the host lock while they block, so the caller must hold a reference
- * to the storage. */
-/* Waits for the work that currently writes the tensor and reports its failure. Other threads may
- * queue more work meanwhile. */
+/* The waiting and copying functions below release the host lock while they block, so the caller
+ * must hold a reference to the storage. */
+/* Waits for the last queued write of the tensor and reports its failure. On return, other threads
+ * may have queued another write. */
 mpg_status mpg_tensor_wait(const mpg_tensor *tensor);
-/* Wait until the host may read (write) the tensor at its address. On return, no work that prevents
- * this is queued, and the lock has been held since that check. If other threads keep queueing work,
- * the lock is eventually held while waiting. Reading reports the failure of the work that wrote the
- * tensor. */
+/* Wait until the host may read (or write) the tensor's memory directly. On return, no conflicting
+ * work is queued, and the host lock has been held since that was checked. If other threads keep
+ * queueing work, the lock is eventually held while waiting. mpg_tensor_wait_read reports the
+ * failure of the work that wrote the tensor. */
 mpg_status mpg_tensor_wait_read(const mpg_tensor *tensor);
 mpg_status mpg_tensor_wait_write(const mpg_tensor *tensor);
-/* Copy to and from host memory of exactly mpg_tensor_bytes, and block. The copy is atomic with
- * respect to work that other threads queue meanwhile: the functions wait once, and if the array
- * stays busy, the device copies in the order of its work. Copying from the host counts as a write
- * (version). */
+/* Copy mpg_tensor_bytes to or from host memory, and block. The copy is atomic with respect to work
+ * that other threads queue. The functions wait once; if the array is then in use by newer work, the
+ * copy is queued like other work. Copying from the host increments the version. */
 mpg_status mpg_tensor_copy_to_host(const mpg_tensor *tensor, void *host);
 mpg_status mpg_tensor_copy_from_host(mpg_tensor *tensor, const void *host);
-/* Creates a copy on the same device, with the contents at this point of the device's work order. */
+/* Creates a copy on the same device. The copy is queued, so it has the contents after all work
+ * queued so far. */
 mpg_status mpg_tensor_snapshot(const mpg_tensor *tensor, mpg_tensor *copy);
 
-/* Must be called before work that writes a storage is queued or runs. Copies contents that are
- * saved for a gradient (contents.h). */
+/* Copies the contents of a storage if they are saved for a gradient (contents.h). Must be called
+ * before work that writes the storage is queued or runs. */
 void mpg_storage_copy_contents(mpg_storage *storage);
 bool mpg_late_savers_exist(void);
 static inline void mpg_storage_before_write(mpg_storage *storage) {
@@ -131,7 +137,7 @@ static inline void mpg_storage_before_write(mpg_storage *storage) {
     mpg_storage_copy_contents(storage);
 }
 
-/* True if entry i of the list is this point; merges `data` into it. */
+/* True if entry i of the list is this point. Then also sets the entry's `data` flag if `data`. */
 static inline bool mpg_points_known(const mpg_point_list *list, int i, const mpg_device *device,
                                     mpg_tick tick, bool data) {
   if (i < list->begin || list->points[i].tick != tick || list->points[i].device != device)
@@ -142,20 +148,22 @@ static inline bool mpg_points_known(const mpg_point_list *list, int i, const mpg
 mpg_status mpg_points_add_new(mpg_point_list *list, mpg_device *device, mpg_tick tick, bool data);
 static inline mpg_status mpg_points_add(mpg_point_list *list, mpg_device *device, mpg_tick tick,
                                         bool data) {
-  /* Arrays written together are listed together, so the point is mostly one of the last two. */
+  /* Arrays that were written together are usually listed together, so the point is mostly one of
+   * the last two. */
   for (int i = 1; i <= 2; i++)
     if (mpg_points_known(list, list->count - i, device, tick, data)) return MPG_OK;
   return mpg_points_add_new(list, device, tick, data);
 }
 mpg_status mpg_storage_foreign_points(mpg_storage *storage, const mpg_device *device, bool writes,
                                       mpg_point_list *list);
-/* Adds the points that work on `device` must wait for before it reads or writes the storage. Each
- * point is added once. Points that are reached and have not failed are skipped. Work on the
- * storage's own device does not wait, but a reader lists the last write so that its failure
- * propagates. Work that writes only a part of the storage is treated as a reader, because the rest
- * is kept. Work of another device that writes into the storage (a push) waits for all work that
- * still uses the storage. Also reserves memory for recording the use. This function and the ones
- * that record uses must be called within mpg_device_queue. */
+/* Adds the points that work on `device` must wait for before it reads or writes the storage, and
+ * reserves memory for recording the use. Adds each point once. Skips points that are reached,
+ * unless their work may have failed.
+ * Work on the storage's own device runs in order, so it need not wait, but a reader lists the last
+ * write so that a failure propagates. Work that writes only a part of the storage must pass
+ * `reads`, because it keeps the rest of the contents. Work of another device that writes into the
+ * storage (a push) waits for all work that still uses the storage.
+ * This function and the functions that record uses must be called within mpg_device_queue. */
 static inline mpg_status mpg_storage_points(mpg_storage *storage, const mpg_device *device,
                                             bool reads, bool writes, mpg_point_list *list) {
   const mpg_uses *uses = &storage->block.uses;
@@ -168,15 +176,15 @@ static inline mpg_status mpg_storage_points(mpg_storage *storage, const mpg_devi
 static inline bool mpg_tensor_is_part(const mpg_tensor *tensor) {
   return mpg_tensor_bytes(tensor) != tensor->storage->size;
 }
-/* Returns the failure of the work that wrote the storage if it is already known; MPG_OK for
- * storages that were never written. */
+/* Returns the failure of the work that wrote the storage, if that has already failed. Otherwise
+ * returns MPG_OK, as for storages that were never written. */
 static inline mpg_status mpg_storage_failure(const mpg_storage *storage) {
   if (!mpg_device_has_failed(storage->device) || !storage->version) return MPG_OK;
   return mpg_device_failure(storage->device, storage->block.uses.write);
 }
-/* Record that work at `tick` of `device` reads (writes) the storage, after its points were
- * collected. Only the storage's own device writes; a push by another device is recorded like a
- * read. Tick 0 means that this thread has already written the storage. */
+/* Record that work at `tick` of `device` reads (or writes) the storage. Called after its points
+ * were collected. Only the storage's own device can write: a push by another device is recorded as
+ * a read of that device. Tick 0 means that the caller has already written the storage. */
 void mpg_storage_add_foreign_read(mpg_storage *storage, mpg_device *device, mpg_tick tick);
 static inline void mpg_storage_add_read(mpg_storage *storage, mpg_device *device, mpg_tick tick) {
   if (storage->device != device)
@@ -192,13 +200,14 @@ static inline void mpg_storage_add_write(mpg_storage *storage, mpg_tick tick) {
   storage->version++;
   if (storage->watched) mpg_storage_note_watched();
 }
-/* Returns the number of writes to watched storages. While it stays the same, their contents do not
- * change, except for exposed storages, which may change at any time. */
+/* Returns the number of writes to watched storages so far. If it has not changed, neither have
+ * their contents, except those of exposed storages, which may change at any time. */
 uint64_t mpg_storage_watched_writes(void);
 /* Returns the number of queued reads of tracked storages by other devices. */
 uint64_t mpg_storage_foreign_reads(void);
 void mpg_storage_expose(mpg_storage *storage);
-/* True if work that runs now, on this thread and on the storage's idle device, may write it. */
+/* True if this thread may write the storage now, given that the storage's device is idle. False if
+ * another device still reads it. */
 static inline bool mpg_storage_writable_now(const mpg_storage *storage) {
   return storage->block.uses.num_foreign == 0 ||
          mpg_uses_finished(&storage->block.uses, storage->device);
