@@ -39,8 +39,8 @@ static mpg_status add_slot(mpg_comm_plan *plan, const mpg_desc *desc, mpg_device
   return MPG_OK;
 }
 
-/* Adds a step whose outputs are described by `descs` and placed on `device`. *first is the first
- * output slot. */
+/* Adds a step whose outputs have these descs and are on `device`. Sets *first to the first output
+ * slot. */
 static mpg_status add_step(mpg_comm_plan *plan, mpg_op_id op, const void *params,
                            const uint32_t *inputs, int num_inputs, const mpg_desc *descs,
                            int num_outputs, mpg_device_id device, uint32_t *first) {
@@ -60,7 +60,8 @@ static mpg_status add_step(mpg_comm_plan *plan, mpg_op_id op, const void *params
   return MPG_OK;
 }
 
-/* Copies a slot to a device; *to is the slot itself if it is already there. */
+/* Copies a slot to a device. If the slot is already on that device, adds no step and sets *to to
+ * the slot itself. */
 static mpg_status move(mpg_comm_plan *plan, uint32_t from, mpg_device_id device, uint32_t *to) {
   *to = from;
   mpg_desc desc = plan->slots[from].desc;
@@ -94,7 +95,7 @@ static mpg_status join(mpg_comm_plan *plan, const uint32_t *parts, int count, in
   return add_step(plan, MPG_OP_Concat, &params, parts, count, &first.desc, 1, first.device, to);
 }
 
-/* Splits a slot along an axis into `parts`. */
+/* Splits a slot along an axis into `count` parts. */
 static mpg_status cut(mpg_comm_plan *plan, uint32_t from, int count, int axis, uint32_t *parts) {
   slot whole = plan->slots[from];
   mpg_split_v2_params params = {.axis = axis};
@@ -130,18 +131,18 @@ static mpg_status reshape(mpg_comm_plan *plan, uint32_t from, const mpg_shape *s
   return add_step(plan, MPG_OP__reshape_exact, &params, &from, 1, &old.desc, 1, old.device, to);
 }
 
-/* Copies the result if it is an input, because results must not share memory that the user may
- * write. */
+/* Copies the result if it is an input. Otherwise it would share memory with the input, and a later
+ * write to one array would change both. */
 static mpg_status own(mpg_comm_plan *plan, const mpg_comm_request *r, uint32_t *result) {
   if (*result >= (uint32_t)r->num_inputs) return MPG_OK;
   slot old = plan->slots[*result];
   return add_step(plan, MPG_OP__copy, NULL, result, 1, &old.desc, 1, old.device, result);
 }
 
-/* --- Within the process ----------------------------------------------------------------------- */
+/* --- Plans of copies and ordinary ops --------------------------------------------------------- */
 
-/* Copies the arrays in `from` (one per rank) to the device in the order of the ranks, and sums or
- * concatenates them. `joined` is the axis, or -1 to sum. */
+/* Copies the arrays in `from` (one per rank) to the device, and combines them in rank order:
+ * concatenates along axis `joined`, or sums if `joined` is -1. */
 static mpg_status collect(mpg_comm_plan *plan, const uint32_t *from, int count,
                           mpg_device_id device, int joined, uint32_t *to) {
   uint32_t here[MPG_COMM_MAX_RANKS] = {0};
@@ -149,10 +150,10 @@ static mpg_status collect(mpg_comm_plan *plan, const uint32_t *from, int count,
   return joined < 0 ? sum(plan, here, count, to) : join(plan, here, count, joined, to);
 }
 
-/* Like collect, for all ranks: from[i * step + rank * step_of_rank] is rank i's array for that
- * rank. On each device, sends come before ops that wait for other ranks. Ranks are planned from
- * last to first. Gradients of a value are summed from its last use to its first, so the backward
- * pass also sums in the order of the ranks. */
+/* Calls collect for all ranks: rank i's array for `rank` is from[i * step + rank * step_of_rank].
+ * Plans all copies before the ops that wait for them, so that no device delays a send. Plans ranks
+ * from last to first, because autograd sums the gradients of a value from its last use to its
+ * first. So the backward pass sums in rank order as well. */
 static mpg_status collect_everywhere(mpg_comm_plan *plan, const mpg_comm_request *r,
                                      const uint32_t *from, int step, int step_of_rank, int joined,
                                      uint32_t *results) {
@@ -164,7 +165,8 @@ static mpg_status collect_everywhere(mpg_comm_plan *plan, const mpg_comm_request
       uint32_t *at = &here[rank * n + i], array = from[i * step + rank * step_of_rank];
       const mpg_shape shape = plan->slots[array].desc.shape;
       MPG_TRY(move(plan, array, r->devices[rank], at));
-      /* Its gradient takes its place among the gradients of the copies. */
+      /* Reshapes to the same shape in place of a copy, so that the gradient of this use is summed
+       * at its place in the rank order. */
       if (*at == array && !step_of_rank && n > 1) MPG_TRY(reshape(plan, array, &shape, at));
     }
   for (int rank = n - 1; rank >= 0; rank--)
@@ -173,7 +175,8 @@ static mpg_status collect_everywhere(mpg_comm_plan *plan, const mpg_comm_request
   return MPG_OK;
 }
 
-/* Splits all arrays: parts[rank * n + i] is part i of that rank's array. */
+/* Splits all arrays into n parts. Sets *parts; (*parts)[rank * n + i] is part i of that rank's
+ * array. */
 static mpg_status cut_all(mpg_comm_plan *plan, const uint32_t *from, int n, int axis,
                           uint32_t **parts) {
   *parts = mpg_arena_alloc(&plan->arena, (size_t)n * (size_t)n * sizeof **parts);
@@ -189,7 +192,8 @@ static mpg_status reduce_scatter(mpg_comm_plan *plan, const mpg_comm_request *r,
   return collect_everywhere(plan, r, parts, r->num_ranks, 1, -1, results);
 }
 
-/* Two ranks send the same number of bytes either way, and for small arrays hops dominate. */
+/* Minimum number of ranks and bytes for two_shot. With two ranks, both algorithms send equally many
+ * bytes. For small arrays, the latency of the hops dominates. */
 enum { TWO_SHOT_RANKS = 3, TWO_SHOT_BYTES = 1 << 18 };
 
 static bool two_shot(const mpg_comm_request *r) {
@@ -221,7 +225,8 @@ static mpg_status all_to_all(mpg_comm_plan *plan, const mpg_comm_request *r, con
   return collect_everywhere(plan, r, parts, r->num_ranks, 1, r->other_axis, results);
 }
 
-/* Plans ranks from last to first, as in collect_everywhere. */
+/* Plans a collective from copies and ordinary ops. Plans ranks from last to first for the reason
+ * given at collect_everywhere. */
 static mpg_status plan_local(const mpg_comm_request *r, mpg_comm_plan *plan) {
   uint32_t from[MPG_COMM_MAX_RANKS], *results = plan->results;
   int n = r->num_ranks;
@@ -252,10 +257,10 @@ static mpg_status plan_local(const mpg_comm_request *r, mpg_comm_plan *plan) {
   return MPG_OK;
 }
 
-/* --- As single ops ---------------------------------------------------------------------------- */
+/* --- Plans of single ops (NCCL) --------------------------------------------------------------- */
 
-/* Adds one op for all of `inputs`. Its outputs are described by `descs` and placed on `devices`.
- * *first is the first output slot. */
+/* Adds a single op that spans devices: it has all of `inputs`, and output i has descs[i] and is on
+ * devices[i]. Sets *first to the first output slot. */
 static mpg_status span(mpg_comm_plan *plan, mpg_collective_kind kind, const uint32_t *inputs,
                        int num_inputs, const mpg_desc *descs, const mpg_device_id *devices,
                        int num_outputs, uint32_t *first) {
@@ -272,7 +277,8 @@ static mpg_status span(mpg_comm_plan *plan, mpg_collective_kind kind, const uint
   return MPG_OK;
 }
 
-/* Moves slots to other devices in one op. Slots that are already there are kept. */
+/* Moves slots[i] to devices[i], with one op for up to MPG_MAX_SPANNED slots. Keeps slots that are
+ * already on their device. */
 static mpg_status exchange(mpg_comm_plan *plan, uint32_t *slots, const mpg_device_id *devices,
                            size_t count) {
   uint32_t inputs[MPG_MAX_SPANNED], first;
@@ -314,9 +320,9 @@ static mpg_status transpose(mpg_comm_plan *plan, uint32_t from, uint32_t *to) {
   return add_step(plan, MPG_OP_transpose, &params, &from, 1, &old.desc, 1, old.device, to);
 }
 
-/* Returns the shape with three dims: the parts along the axis, the dims before the axis, and
- * `within` elements of the axis together with the dims after it. The first two are exchanged unless
- * `in_front`. Each part has `within` elements along the axis. */
+/* Returns `shape` as three dims, for an axis that is split into parts of `within` elements. With
+ * `in_front`: number of parts, dims before the axis, and one part together with the dims after the
+ * axis. Otherwise the first two are swapped. */
 static mpg_shape fold(const mpg_shape *shape, int axis, int64_t within, bool in_front) {
   int64_t before = 1, behind = within;
   for (int d = 0; d < axis; d++) before *= shape->dims[d];
@@ -370,7 +376,9 @@ static mpg_status span_reduce_scatter(mpg_comm_plan *plan, const mpg_comm_reques
   return MPG_OK;
 }
 
-/* Concatenates all arrays on each of these devices. */
+/* Concatenates all ranks' arrays on each of `count` devices. If the arrays are equal in shape and
+ * on these devices, uses one all-gather; otherwise exchanges them and concatenates on each
+ * device. */
 static mpg_status span_gather(mpg_comm_plan *plan, const mpg_comm_request *r, const uint32_t *from,
                               const mpg_device_id *devices, int count, uint32_t *results) {
   int n = r->num_ranks;
@@ -457,8 +465,8 @@ static mpg_status plan_single(const mpg_comm_request *r, mpg_comm_plan *plan) {
 
 /* --- Transports ------------------------------------------------------------------------------- */
 
-/* Returns MPG_OK if the devices of the inputs and results can form a communicator; otherwise the
- * error says why not. */
+/* Returns MPG_OK if the devices of the inputs and results can form an NCCL communicator. Otherwise
+ * the error says why not. */
 static mpg_status check_nccl(const mpg_comm_request *r) {
   mpg_device_id all[3 * MPG_COMM_MAX_RANKS];
   int count = 0;
@@ -501,7 +509,7 @@ typedef struct transport {
 
 static const transport transports[] = {
     {"local", plan_local},
-    {"single", plan_single}, /* the plans for NCCL on any devices, for tests */
+    {"single", plan_single}, /* plans as for NCCL, but for any devices; for tests */
     {"nccl", plan_nccl},
     {"auto", plan_auto},
 };
@@ -509,7 +517,7 @@ static const transport transports[] = {
 /* --- Checks ----------------------------------------------------------------------------------- */
 
 /* Checks that all arrays have the same dtype, number of dimensions and sizes, except along `axis`
- * (-1: no exception). */
+ * (-1 means no exception). */
 static mpg_status check_alike(const mpg_comm_request *r, int axis) {
   const mpg_desc *first = &r->inputs[0];
   for (int i = 1; i < r->num_inputs; i++) {

@@ -1,17 +1,17 @@
-/* Collectives: joint operations of several devices on their arrays, as a plan of ordinary ops and
- * copies.
+/* Collectives: joint operations of several devices on their arrays. A collective is planned as a
+ * list of ordinary ops and copies.
  *
- * A plan is a list of steps over numbered slots; it depends only on shapes, dtypes and devices. The
- * caller runs one op per step (eagerly, on the tape, or into a trace), so collectives are recorded,
- * differentiated, placed, ordered and overlapped like all other ops. The gradient of each
- * collective follows as its conjugate: the gradient of a copy is the copy back, the gradient of a
- * split concatenates, and the gradient of a sum is a broadcast. Every algorithm sums in rank order.
- * So all replicas get bit-identical results, and reduce_scatter is bit-identical to the parts of
- * all_reduce.
+ * A plan is a list of steps over numbered slots (arrays). It depends only on shapes, dtypes and
+ * devices. The caller runs one op per step: eagerly, on the tape, or into a trace. So collectives
+ * are recorded, differentiated, placed, ordered and overlapped like all other ops. The gradient of
+ * a collective is its adjoint: a copy becomes a copy back, a split becomes a concatenation, and a
+ * sum becomes a broadcast. Every local algorithm sums in rank order. So all replicas get
+ * bit-identical results, and reduce_scatter is bit-identical to the parts of all_reduce.
  *
- * A transport converts a request to a plan: copies and ops, also between ranks, or single NCCL ops.
- * rank_sums.h sums arrays that each rank owns. Ownership: a plan owns its steps and parameters
- * (mpg_comm_plan_free). Threads: any; plans share nothing.
+ * A transport converts a request to a plan: either copies and ordinary ops, which work between
+ * ranks as well, or single NCCL ops. rank_sums.h is for sums of arrays that each rank owns.
+ * Ownership: a plan owns its steps and parameters (mpg_comm_plan_free). Threads: any; plans share
+ * nothing.
  */
 #ifndef MPG_COMM_COLLECTIVE_H
 #define MPG_COMM_COLLECTIVE_H
@@ -34,9 +34,9 @@ typedef enum mpg_collective {
 } mpg_collective;
 
 typedef enum mpg_comm_algorithm {
-  MPG_COMM_AUTO,     /* chosen by the number of ranks and bytes */
-  MPG_COMM_ONE_SHOT, /* every device gets all arrays and sums them: one hop */
-  MPG_COMM_TWO_SHOT, /* reduce_scatter, then all_gather: two hops, with the bytes of a ring */
+  MPG_COMM_AUTO,     /* chosen from the number of ranks and the size */
+  MPG_COMM_ONE_SHOT, /* every device gets all arrays and sums them: one hop, more bytes */
+  MPG_COMM_TWO_SHOT, /* reduce_scatter, then all_gather: two hops, as few bytes as a ring */
   MPG_COMM_ALGORITHM_COUNT
 } mpg_comm_algorithm;
 
@@ -46,42 +46,42 @@ typedef struct mpg_comm_request {
   mpg_collective kind;
   mpg_comm_algorithm algorithm; /* all_reduce only */
   int num_ranks;
-  const mpg_device_id *devices; /* per rank: the device of its results */
+  const mpg_device_id *devices; /* device of each rank's result */
   int num_inputs;               /* num_ranks, or 1 for scatter and broadcast */
   const mpg_desc *inputs;
   const mpg_device_id *input_devices;
-  mpg_device_id root; /* reduce and gather only; type 0 means the device of the first input */
+  mpg_device_id root; /* reduce and gather only; type 0 selects the device of the first input */
   int axis, other_axis;
 } mpg_comm_request;
 
 typedef struct mpg_comm_step {
   const mpg_op *op;
-  const void *params;     /* in the arena; NULL for ops without params */
-  const uint32_t *inputs; /* slots */
+  const void *params;     /* owned by the plan's arena; NULL for ops without params */
+  const uint32_t *inputs; /* slot numbers */
   uint32_t num_inputs, first_output, num_outputs;
 } mpg_comm_step;
 
-/* Slots 0 .. num_inputs - 1 are the inputs; each other slot is written by one step. Results are
- * never inputs themselves. */
+/* The first slots are the request's inputs. Each other slot is written by one step. A result is
+ * never an input itself. */
 typedef struct mpg_comm_plan {
   mpg_arena arena;
   mpg_comm_step *steps; /* owned */
   size_t num_steps, steps_capacity;
-  struct mpg_comm_slot *slots; /* owned: the contents of each slot */
+  struct mpg_comm_slot *slots; /* desc and device of each slot; owned */
   size_t num_slots, slots_capacity;
   uint32_t *results; /* in the arena */
   int num_results;
-  size_t num_copies, bytes; /* copies between devices, and their total size */
+  size_t num_copies, bytes; /* number of copies between devices, and their total size */
 } mpg_comm_plan;
 
 const char *mpg_collective_name(mpg_collective kind);
-/* Look up a value by name. Return MPG_COLLECTIVE_COUNT or MPG_COMM_ALGORITHM_COUNT if the name is
- * unknown. */
+/* Return the enumerator with that name, or MPG_COLLECTIVE_COUNT or MPG_COMM_ALGORITHM_COUNT if the
+ * name is unknown. */
 mpg_collective mpg_collective_find(const char *name);
 mpg_comm_algorithm mpg_comm_algorithm_find(const char *name);
 
-/* Checks the request and plans it with the named transport. The caller frees *plan even after a
- * failure. */
+/* Checks a request and plans it with the transport of that name ("auto", "local" or "nccl"). The
+ * caller must call mpg_comm_plan_free even after a failure. */
 mpg_status mpg_comm_plan_make(const char *transport, const mpg_comm_request *request,
                               mpg_comm_plan *plan);
 void mpg_comm_plan_free(mpg_comm_plan *plan);

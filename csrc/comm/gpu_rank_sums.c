@@ -1,4 +1,4 @@
-/* Sums over ranks by a communicator of GPUs. */
+/* All-reduces over a communicator of GPUs. */
 #include "comm/gpu_rank_sums.h"
 
 #include <stdio.h>
@@ -7,13 +7,13 @@
 #include "device/ranks/all_reduce.h"
 #include "op/submit.h"
 
-enum { LINE = 128 }; /* bytes; parts are aligned to it */
+enum { LINE = 128 }; /* alignment of parts in bytes */
 
 typedef mpg_gpu_rank_sums sums;
 
 static size_t align(size_t size) { return (size + LINE - 1) / LINE * LINE; }
 
-/* Returns the bytes of each rank's part. */
+/* Returns the size of each rank's part in bytes. */
 static size_t part_of(const sums *s) {
   size_t ranks = (size_t)mpg_ranks_count(), size = s->count * mpg_dtype_size(s->dtype);
   return align((size + ranks - 1) / ranks);
@@ -30,7 +30,7 @@ void mpg_gpu_rank_sums_room(const sums *s, size_t *joined, size_t *parts) {
   *joined = is_joined(s) ? whole : 0;
 }
 
-/* --- Descriptions that the ranks compare ------------------------------------------------------ */
+/* --- Descriptions of the sums, which the ranks compare ---------------------------------------- */
 
 typedef struct said {
   uint64_t count;
@@ -69,7 +69,7 @@ static mpg_all_reduce describe(const sums *s, said *own) {
 void mpg_gpu_rank_sums_fail(const sums *s) {
   said own;
   const mpg_all_reduce work = describe(s, &own);
-  char text[300]; /* the notification itself may fail */
+  char text[300]; /* a copy, because the notification itself may fail and change the text */
   snprintf(text, sizeof text, "%s", mpg_error_text());
   mpg_all_reduce_fail(&work);
   mpg_fail(MPG_ERROR, "%s", text);
@@ -89,7 +89,7 @@ static mpg_status wait_until(const sums *s, mpg_status (*look)(void *state, bool
   return mpg_all_reduce_until(look, (void *)(uintptr_t)s);
 }
 
-/* Copies between the arrays, or their sums (`back`), and the packed memory. */
+/* Packs the arrays. If `back`, unpacks the sums instead. */
 static mpg_status copy(const sums *s, bool back) {
   char *at = s->joined;
   for (uint32_t i = 0; i < s->num_arrays; i++) {
@@ -103,7 +103,7 @@ static mpg_status copy(const sums *s, bool back) {
   return MPG_OK;
 }
 
-/* Sums this rank's part in the order of ranks, after the issued work. */
+/* Issues the kernel that sums this rank's part in rank order. */
 static mpg_status add(const sums *s, const char *from, char *to) {
   int ranks = mpg_ranks_count(), own = mpg_ranks_own();
   size_t part = part_of(s);
@@ -139,7 +139,8 @@ static mpg_status sum(const sums *s) {
   return wait_until(s, look_finished);
 }
 
-/* Gives up all ranks, because other ranks may wait in the library for data from this rank. */
+/* Aborts the communicator and all ranks, because other ranks may wait in NCCL for data from this
+ * rank. */
 static void give_up(const sums *s) {
   char text[200];
   snprintf(text, sizeof text, "a sum of GPUs failed on rank %d: %.150s", mpg_ranks_own(),

@@ -1,13 +1,13 @@
-/* The GPU part of rank_sums.h: sums over one GPU of each rank, joined by a communicator.
+/* The GPU part of rank_sums.h: all-reduces over a communicator with one GPU per rank.
  *
- * Sums are computed in rank order, as on CPUs. Each rank receives all ranks' values of one part,
- * sums them, and sends the sums to the other ranks. If any order is allowed, NCCL computes the
- * sums. Before the data exchange, the ranks confirm through MPI that all of them have arrived and
- * sum the same arrays. So no card waits for a rank that failed earlier. A rank that is lost later
- * ends the communicator.
+ * Sums are computed in rank order, as on CPUs: each rank receives all ranks' values of one part,
+ * sums them, and sends the sums to the other ranks. If the setting `any_order` is on, NCCL computes
+ * the sums. Before the data exchange, the ranks confirm through MPI that all of them take part and
+ * sum the same arrays. So no card waits for a rank that has failed earlier. If a rank is lost
+ * during the exchange, the communicator is aborted.
  *
- * Ownership: everything is borrowed; a communicator belongs to its device. Threads: running work,
- * of one queue at a time; mpg_gpu_rank_sums_room: any.
+ * Ownership: everything is borrowed; the device owns the communicator. Threads: running work of one
+ * queue at a time, except mpg_gpu_rank_sums_room (any thread).
  */
 #ifndef MPG_COMM_GPU_RANK_SUMS_H
 #define MPG_COMM_GPU_RANK_SUMS_H
@@ -16,27 +16,27 @@
 #include "op/kernel.h"
 
 typedef struct mpg_gpu_rank_sums {
-  uint64_t number; /* mpg_transfers_take(MPG_ALL_REDUCE_NUMBERS) */
+  uint64_t number; /* result of mpg_transfers_take(MPG_ALL_REDUCE_NUMBERS) */
   mpg_device *device;
   const mpg_gpu_communicators *calls;
   mpg_gpu_communicator *communicator;
   mpg_kernel_fn add; /* kernel of add_n */
   mpg_dtype dtype;
   uint32_t num_arrays;
-  const mpg_view *views; /* array i at [2 * i], and its sum at [2 * i + 1] */
+  const mpg_view *views; /* array i is views[2 * i], and its sum is views[2 * i + 1] */
   size_t count;          /* total number of elements */
-  char *joined, *parts;  /* device memory of mpg_gpu_rank_sums_room bytes; NULL for 0 bytes */
+  char *joined, *parts;  /* device memory, sized by mpg_gpu_rank_sums_room; NULL for 0 bytes */
 } mpg_gpu_rank_sums;
 
 /* Maximum number of ranks for sums in rank order. */
 enum { MPG_GPU_RANKS_IN_ORDER = 32 };
 
-/* Computes the bytes of device memory for the arrays packed contiguously (*joined, 0 if they are
- * not packed), and for one part per rank (*parts). */
+/* Computes the required device memory in bytes. *joined is for the packed arrays, or 0 if packing
+ * is not necessary. *parts is for one part from each rank, or 0 if NCCL sums. */
 void mpg_gpu_rank_sums_room(const mpg_gpu_rank_sums *sums, size_t *joined, size_t *parts);
 mpg_status mpg_gpu_rank_sums_run(const mpg_gpu_rank_sums *sums);
-/* Notifies the other ranks of a failure instead of summing, with this thread's error text, which is
- * kept. */
+/* Sends this thread's error text to the other ranks, so that they do not wait for this rank. Keeps
+ * the error text. Called instead of mpg_gpu_rank_sums_run after a failure. */
 void mpg_gpu_rank_sums_fail(const mpg_gpu_rank_sums *sums);
 
 #endif

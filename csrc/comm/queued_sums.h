@@ -1,6 +1,7 @@
-/* Sums to be queued: the work and its arrays. The struct holds references to the arrays until the
- * work is queued, because another thread may replace their memory meanwhile. Ownership: let_go
- * releases the references, and frees the work unless it was queued. Threads: host lock. */
+/* Sums that are about to be queued: the work and its arrays. Holds references to the arrays'
+ * storages until the work is queued, because another thread may replace an array's memory while the
+ * host lock is released. Ownership: mpg_queued_sums_let_go releases the references, and frees the
+ * work unless it was queued. Threads: host lock. */
 #ifndef MPG_COMM_QUEUED_SUMS_H
 #define MPG_COMM_QUEUED_SUMS_H
 
@@ -14,7 +15,7 @@ typedef struct mpg_queued_sums {
   bool queued; /* the queue owns the work */
 } mpg_queued_sums;
 
-/* Reserves `count` uses. mpg_queued_sums_hold adds a use and holds its storage. */
+/* Reserves memory for `count` uses. mpg_queued_sums_hold adds a use and retains its storage. */
 static inline mpg_status mpg_queued_sums_room(mpg_queued_sums *q, uint32_t count) {
   q->uses = mpg_malloc(count * sizeof *q->uses);
   return q->uses ? MPG_OK : mpg_out_of_host_memory(count * sizeof *q->uses);

@@ -1,4 +1,4 @@
-/* Sums over ranks, queued outside the devices' own queues. */
+/* All-reduces over ranks, queued in a side queue. */
 #include "comm/rank_sums.h"
 
 #include <stdio.h>
@@ -13,27 +13,27 @@
 #include "device/ranks/all_reduce.h"
 #include "op/submit.h"
 
-/* The work; freed by its last user. */
+/* The payload of the work; freed by its `discard`, or by the caller if it was never queued. */
 typedef struct job {
   uint64_t number;
   uint32_t num_arrays;
   mpg_dtype dtype;
   size_t count; /* total number of elements */
-  char *joined; /* several arrays are packed and sent as one; borrowed */
+  char *joined; /* memory where several arrays are packed, to be sent as one; borrowed */
   mpg_kernel_fn kernel;
   mpg_device *runs_on;
-  mpg_device *gpu; /* the device of the arrays; NULL if it is a CPU device */
+  mpg_device *gpu; /* the arrays' device if it is a GPU; otherwise NULL */
   const mpg_gpu_communicators *calls;
   mpg_gpu_communicator *communicator;
-  mpg_status refused; /* allocating the rooms failed */
+  mpg_status refused; /* error status if allocating `rooms` failed */
   char refusal[300];
-  char *rooms[2]; /* GPU memory for joined arrays and for parts; NULL if not needed */
+  char *rooms[2]; /* GPU memory for packed arrays and for parts; NULL if not needed */
   mpg_tick tick;  /* tick of the queued work */
-  uint32_t line;  /* key of the line that queued it */
-  uint64_t names; /* hash of keys and shapes */
+  uint32_t line;  /* key of the script line that queued the work */
+  uint64_t names; /* hash of the arrays' keys and shapes; all ranks compare it */
   mpg_rank_step step;
-  bool begun;       /* the other ranks know its outcome */
-  mpg_view views[]; /* [2 * i]: an array, and its sum */
+  bool begun;       /* the other ranks learn the outcome from the sum itself, not from `discard` */
+  mpg_view views[]; /* array i is views[2 * i], and its sum is views[2 * i + 1] */
 } job;
 
 static const char name[] = "sum over ranks";
@@ -42,7 +42,7 @@ static size_t bytes_of(const job *j, const mpg_view *view) {
   return (size_t)mpg_shape_size(&view->desc.shape) * mpg_dtype_size(j->dtype);
 }
 
-/* Copies between the arrays, or their sums, and the packed memory. */
+/* Copy between the arrays, or their sums, and the packed memory. */
 static void join(const job *j) {
   char *at = j->joined;
   for (uint32_t i = 0; i < j->num_arrays; at += bytes_of(j, &j->views[2 * i]), i++)
@@ -57,7 +57,7 @@ static void hand_out(const job *j) {
 typedef struct adding {
   mpg_run *run;
   const job *job;
-  mpg_view views[]; /* one per rank, then the sum */
+  mpg_view views[]; /* views[rank] is that rank's part; the last one is the sum */
 } adding;
 
 static mpg_status add(void *state, const char *const *parts, char *sum, size_t count) {
@@ -148,11 +148,11 @@ static mpg_status sum(mpg_run *run, void *payload) {
   return status;
 }
 
-/* Notifies the ranks that wait for work that never began. */
+/* If the work never began, notifies the other ranks, which would otherwise wait for this one. */
 static void discard(void *payload) {
   job *j = *(job **)payload;
   if (!j->begun) {
-    if (j->tick) (void)mpg_device_failure(j->runs_on, j->tick); /* sets the text */
+    if (j->tick) (void)mpg_device_failure(j->runs_on, j->tick); /* sets the error text */
     if (j->gpu) {
       const mpg_gpu_rank_sums work = describe_gpu(j);
       mpg_gpu_rank_sums_fail(&work);
@@ -226,7 +226,8 @@ static mpg_status ready(void *state, bool *done) {
   return MPG_OK;
 }
 
-/* Allocates GPU memory that the sums need temporarily. The pool may reuse it after the work. */
+/* Allocates temporary GPU memory of the sums. The uses keep the pool from reusing it before the
+ * work has finished. */
 static mpg_status hold_rooms(job *j, mpg_queued_sums *q) {
   size_t sizes[2];
   const mpg_gpu_rank_sums work = describe_gpu(j);
@@ -251,12 +252,15 @@ static mpg_status hold(const mpg_rank_sums *r, mpg_queued_sums *q) {
     mpg_queued_sums_hold(q, mpg_use_array(r->sums[i], false, true));
   }
   if (!j->gpu) return MPG_OK;
-  j->refused = hold_rooms(j, q); /* the other ranks wait for this one, so the work notifies them */
+  /* A failure is not returned: the work is queued anyway and notifies the other ranks, which wait
+   * for it. */
+  j->refused = hold_rooms(j, q);
   if (j->refused != MPG_OK) snprintf(j->refusal, sizeof j->refusal, "%s", mpg_error_text());
   return MPG_OK;
 }
 
-/* Returns the single queue for all sums of this process, which keeps their order. */
+/* Sets *queue to the device whose queue runs all sums of this process. A single queue keeps them in
+ * order. */
 static mpg_status find_queue(mpg_device **queue) {
   mpg_device *first;
   MPG_TRY(mpg_device_get((mpg_device_id){.type = MPG_CPU}, &first));
@@ -303,9 +307,9 @@ mpg_status mpg_comm_sum_over_ranks(const mpg_rank_sums *r) {
   return queue_sums(r);
 }
 
-/* --- Arrays on a device of each rank ---------------------------------------------------------- */
+/* --- One array per rank, each on a device of its rank ----------------------------------------- */
 
-/* Computes per rank the index of the device of its array. */
+/* Sets indices[rank] to the device index of that rank's array. */
 static void indices_of(const mpg_tensor *const *arrays, int32_t *indices) {
   for (int i = 0; i < mpg_ranks_count(); i++) indices[i] = arrays[i]->storage->device->id.index;
 }

@@ -1,4 +1,4 @@
-/* Sums of replicas, queued outside the devices' own queues. */
+/* Sums of replicas, queued in a side queue. */
 #include "comm/replicas.h"
 
 #include <string.h>
@@ -8,13 +8,13 @@
 #include "comm/queued_sums.h"
 #include "op/submit.h"
 
-/* The work; freed by its last user. */
+/* The payload of the work; freed by its `discard`, or by the caller if it was never queued. */
 typedef struct job {
   uint32_t num_arrays, num_replicas, num_addends, home;
   bool everywhere, copy;
   size_t bytes;
   mpg_kernel_fn kernel;
-  mpg_view views[]; /* [array * num_replicas + replica] */
+  mpg_view views[]; /* index: array * num_replicas + replica */
 } job;
 
 static size_t bytes_of(const mpg_desc *desc) {
@@ -107,7 +107,7 @@ static mpg_status hold(const mpg_replicas *r, mpg_queued_sums *q) {
 }
 
 /* Queues the sums in the side queue of the home's device. Each device whose arrays are written
- * waits for the sums, so later work on it sees them. */
+ * takes part in the submission, so its later work waits for the sums. */
 static mpg_status queue(const mpg_replicas *r, mpg_device *const *devices, int num_devices) {
   mpg_queued_sums q = {0};
   mpg_status status = MPG_OK;
@@ -133,7 +133,7 @@ fail:
 }
 
 mpg_status mpg_comm_sum_replicas(const mpg_replicas *r, bool *done) {
-  /* The side queue, then the devices of the written replicas. */
+  /* The side device, which runs the work, then the devices of the replicas that are written. */
   mpg_device *devices[MPG_MOST_TOGETHER];
   int count = 1;
   *done = r->num_arrays > 0;

@@ -1,10 +1,10 @@
-/* Sums of replicated arrays on several devices, in place or out of place, for instance of gradients
+/* Sums of replicated arrays on several devices, in place or out of place, such as of gradients
  * before an update.
  *
- * Unlike a collective, this is not an op. Nothing is recorded, and the devices' own queues do not
- * contain it. It runs in the side queue of one of the devices as soon as the arrays are final,
- * while the programs that compute them still run. Work that is queued later on the devices sees the
- * sums.
+ * Unlike a collective, this is not an op and cannot be differentiated. It runs in the side queue of
+ * one of the devices, not in their own queues. So it starts as soon as the arrays have been
+ * computed, even if the programs that compute them still run. Work that is queued later on the
+ * devices waits for the sums.
  *
  * Ownership: everything is borrowed for the call. Threads: host lock.
  */
@@ -13,12 +13,14 @@
 
 #include "tensor/tensor.h"
 
-/* arrays[replica * num_arrays + i] is array i of a replica. The arrays of a replica are on one
- * device, and all replicas have the same shapes and dtypes. The sums, computed in the order of the
- * replicas, are written to the arrays of `home`, or of all replicas if `everywhere`. With `apart`,
- * the last replica is the home, and is written but not summed. With `copy`, nothing is summed, and
- * the home's arrays are copied to all other replicas. *done is false if a device has no side queue;
- * then nothing has happened. */
+/* arrays[replica * num_arrays + i] is array i of a replica. The arrays of a replica are on the same
+ * device, and all replicas have the same shapes and dtypes. Array i is summed over the replicas, in
+ * their order. The sums are written to the arrays of replica `home`, or of all replicas if
+ * `everywhere`. If `apart`, `home` is the last replica, and its arrays are only written, not
+ * summed. If `copy`, nothing is summed; the arrays of `home` are copied to all other replicas.
+ *
+ * Sets *done to false and does nothing if there are no arrays, if a device is not a CPU device, if
+ * the devices name different ranks, or if there are too many replicas. */
 typedef struct mpg_replicas {
   const mpg_tensor *const *arrays;
   uint32_t num_arrays, num_replicas, home;
