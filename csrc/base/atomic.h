@@ -1,5 +1,6 @@
 /* C11 atomics in a form that also compiles as C++, because GPU kernels are C++ and use the same
- * structs. In C++ an atomic is a plain object of the same layout that is accessed only by builtins.
+ * structs. In C++, an atomic is a plain object with the same layout, which is accessed only through
+ * compiler builtins.
  */
 #ifndef MPG_BASE_ATOMIC_H
 #define MPG_BASE_ATOMIC_H

@@ -15,7 +15,7 @@ static void no_collect(void) {}
 static const mpg_host no_host = {no_release, no_acquire, no_interrupt, no_origin, no_origin_text,
                                  NULL,       NULL,       no_collect,   NULL,      NULL};
 static const mpg_host *current_host = &no_host; /* runtime state: set once at start */
-/* Runtime state, under the host lock, like the variables below. */
+/* Runtime state, under the host lock (as are the next variables). */
 static uint64_t turns;
 static void (*intruder)(void);
 static bool intruding, collecting;
@@ -28,7 +28,8 @@ void mpg_host_check_turns(uint64_t before) {
 #ifndef MPG_DEBUG
   if (!intruder) return;
 #endif
-  MPG_ASSERT(before == turns); /* Other code could run between collecting points and noting uses. */
+  /* If this fails, other code could run between collecting points and recording uses. */
+  MPG_ASSERT(before == turns);
 }
 
 void mpg_host_yield(void) {

@@ -1,14 +1,14 @@
 /* The host: the program that drives the core (the Python binding or a C test).
  *
  * The host lock. Everything that submits work, allocates device memory, or touches tensors,
- * storages, tapes and graphs is called with the host lock held (under Python: the GIL), so the core
- * needs no locks of its own on those paths. Worker threads never take the host lock. The comment of
- * a function that may block says so. It releases the lock through these hooks while it blocks, so
- * the caller's own unshared state must be consistent before the call.
+ * storages, tapes and graphs must be called with the host lock held, which is the GIL in Python. So
+ * the core needs no locks of its own on those paths. Worker threads never take the host lock. A
+ * function that may block says so in its comment. It releases the lock while it blocks, so other
+ * threads may change the core's state during the call.
  *
- * Turns. Other threads or the host's finalizers can run only when one of this file's functions is
- * called, and each of these calls counts as a turn. While mpg_host_turns() is unchanged, no other
- * code has touched the core's state.
+ * Turns. Other threads and the host's finalizers can run only in calls of this file's functions,
+ * which count these calls as turns. If mpg_host_turns() has not changed, no other code has touched
+ * the core's state.
  */
 #ifndef MPG_BASE_HOST_H
 #define MPG_BASE_HOST_H
@@ -18,38 +18,42 @@
 typedef struct mpg_host {
   void *(*release_lock)(void); /* Releases the host lock and returns a token for acquire_lock. */
   void (*acquire_lock)(void *token);
-  /* Lock held. Returns MPG_INTERRUPTED if the user asked to stop. */
+  /* Lock held. Returns MPG_INTERRUPTED if the user has interrupted the program (Ctrl-C). */
   mpg_status (*check_interrupt)(void);
-  /* Lock held. Returns the number of the running source line of the host; 0 if unknown. */
+  /* Lock held. Returns the origin: a number for the host's source line that is running. 0 means
+   * unknown. */
   uint32_t (*origin)(void);
   /* Formats an origin as "file.py:12 in f". Any thread, without the lock, even after the host has
    * ended. */
   void (*origin_text)(uint32_t origin, char *buffer, size_t size);
-  /* Optional; lock held. Returns a key of the line that is the same in all processes of the
+  /* Optional; lock held. Returns a key of an origin's line that is the same in all processes of the
    * program. Returns 0 if the line is unknown or if this is not the main thread, because the order
    * of calls from other threads is not fixed. */
   uint32_t (*origin_key)(uint32_t origin);
-  /* Optional; any thread. The inverse of origin_key; 0 if this process has not run the line. */
+  /* Optional; any thread. Returns the origin for a key (the inverse of origin_key); 0 if this
+   * process has not run the line. */
   uint32_t (*origin_of_key)(uint32_t key);
-  /* Lock held. Called when memory is low. Frees garbage that the host still holds, for example in
-   * reference cycles. */
+  /* Lock held. Called when memory is low. Collects the host's garbage, such as reference cycles
+   * that hold arrays. */
   void (*collect)(void);
-  /* Optional; lock held. True if the host has no other thread that could submit work. */
+  /* Optional; lock held. True if no other thread of the host could submit work. Deadlocks are then
+   * reported sooner. */
   bool (*alone)(void);
   /* Optional; lock held on entry, released while waiting. Returns MPG_HOST_EXCEPTION unless all
    * processes of the program pass the same text. */
   mpg_status (*agree)(const char *text);
 } mpg_host;
 
-/* Set once by the host, before any other call. The default host is for single-threaded C programs:
- * its functions do nothing, and source lines are unknown. */
+/* Sets the host's functions. Called once, before any other function. Without this call, the host is
+ * a single-threaded C program: there is no lock, and source lines are unknown. */
 void mpg_host_set(const mpg_host *host); /* borrowed; must outlive the process */
 
-/* Wrappers of the host's functions. Every call is a turn, except mpg_host_origin_text. */
+/* Wrappers of the host's functions. Calls of mpg_host_release_lock, _check_interrupt, _origin,
+ * _agree, _collect and _yield count as turns. */
 void *mpg_host_release_lock(void);
 void mpg_host_acquire_lock(void *token);
 mpg_status mpg_host_check_interrupt(void);
-/* Computing the line creates objects, so the host may collect garbage. */
+/* Counts as a turn because finding the line creates objects, so the host may collect garbage. */
 uint32_t mpg_host_origin(void);
 uint32_t mpg_host_origin_key(uint32_t origin);
 uint32_t mpg_host_origin_of_key(uint32_t key);
@@ -57,16 +61,16 @@ void mpg_host_origin_text(uint32_t origin, char *buffer, size_t size);
 bool mpg_host_alone(void);
 mpg_status mpg_host_agree(const char *text);
 void mpg_host_collect(void); /* does nothing if a collection is already running */
-/* Declares that the following code may run the host's code because it releases objects that the
- * host owns. */
+/* Counts a turn. Called before code that releases objects of the host, which may run the host's
+ * code. */
 void mpg_host_yield(void);
 uint64_t mpg_host_turns(void);
-/* Aborts if a turn has happened since `before`. Active in debug builds and while an intruder is
+/* Aborts if mpg_host_turns() differs from `before`. Active in debug builds and while an intruder is
  * set. */
 void mpg_host_check_turns(uint64_t before);
 
-/* For tests: runs `intruder` at each turn with the lock held, as another thread or a finalizer
- * would. Not recursive. NULL disables it. */
+/* For tests: calls `intruder` at each turn with the lock held, in place of another thread or a
+ * finalizer. Turns within the intruder do not call it. NULL disables this. */
 void mpg_host_set_intruder(void (*intruder)(void));
 
 #endif

@@ -50,8 +50,8 @@ int mpg_library_folders(const char *const **folders) {
   return num_library_folders;
 }
 
-/* The first fields of the struct are the same in oneDNN 1 to 3. Declared here so that base does not
- * include its headers. */
+/* Declares the struct itself, so that this folder does not include oneDNN's headers. Its first
+ * fields are the same in oneDNN 1 to 3. */
 static void onednn_version(mpg_library *library) {
   struct version {
     int major, minor, patch;
@@ -67,14 +67,16 @@ static void onednn_version(mpg_library *library) {
 static void openblas_version(mpg_library *library) {
   const char *(*query)(void) =
       (const char *(*)(void))mpg_library_symbol(library, "scipy_openblas_get_config");
-  const char *text = query ? query() : NULL; /* "OpenBLAS 0.3.29 DYNAMIC_ARCH ... MAX_THREADS=64" */
+  /* The text is like "OpenBLAS 0.3.29 DYNAMIC_ARCH ... MAX_THREADS=64". */
+  const char *text = query ? query() : NULL;
   if (!text) return;
   const char *name = strchr(text, ' ');
   if (!strncmp(text, "OpenBLAS ", 9)) text = name + 1;
   snprintf(library->version, sizeof library->version, "%.*s", (int)strcspn(text, " "), text);
 }
 
-/* Opens folder/file, or only file if folder is NULL. */
+/* Opens the library at `folder`, `between` and `file` concatenated, or at `file` if folder is
+ * NULL. */
 static bool try_open(mpg_library *library, const char *folder, const char *between,
                      const char *file) {
   char path[sizeof library->path];
@@ -105,7 +107,7 @@ static void open_library(mpg_library_id id) {
   bool found = false;
   if (setting && setting[0]) {
     found = try_open(library, setting, "/lib/", file) || try_open(library, setting, "/", file);
-    if (!found) return; /* The setting names one folder, so no other copy is used. */
+    if (!found) return; /* The setting names a folder, so no other copy is used. */
   }
   for (int i = 0; i < num_library_folders && !found; i++)
     found = try_open(library, library_folders[i], "/", file);

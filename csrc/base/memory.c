@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* 0 means disarmed; a test hook, see the header. */
+/* State of mpg_memory_fail_after. 0 means disarmed. */
 static _Atomic int64_t allocations_until_failure, failures_left;
 static _Atomic bool failure_happened;
 
@@ -70,7 +70,7 @@ enum { ARENA_BLOCK_SIZE = 1 << 13, ARENA_ALIGNMENT = 16 };
 
 struct mpg_arena_block {
   mpg_arena_block *next;
-  size_t size; /* of the payload */
+  size_t size; /* size of the payload */
   _Alignas(ARENA_ALIGNMENT) char payload[];
 };
 
@@ -93,7 +93,8 @@ void mpg_space_give(void *given) {
   if (!given) return;
   space *least = (space *)given - 1;
   mpg_poison(given, least->size);
-  /* Frees the smallest of the kept blocks and the given one. */
+  /* Keeps the largest blocks: replaces smaller cached blocks, and frees the block that is left
+   * over. */
   if (least->size <= LARGEST_KEPT)
     for (int i = 0; i < KEPT_SPACES && least; i++) {
       space *kept = kept_spaces[i];
@@ -147,7 +148,7 @@ void *mpg_arena_alloc(mpg_arena *arena, size_t size) {
   if (!mpg_size_add(size, ARENA_ALIGNMENT - 1, &padded)) return NULL;
   padded &= ~(size_t)(ARENA_ALIGNMENT - 1);
   if (padded > arena->left) {
-    /* Doubling soon makes one block large enough. */
+    /* Doubles the total. After a few resets, a single block is large enough for everything. */
     size_t block_size = arena->total > ARENA_BLOCK_SIZE / 2 ? 2 * arena->total : ARENA_BLOCK_SIZE;
     if (block_size < padded) block_size = padded;
     mpg_arena_block *block = mpg_malloc(sizeof *block + block_size);

@@ -1,9 +1,9 @@
 /* Host memory for bookkeeping, and overflow-checked sizes.
  *
- * Array contents are not allocated here but from a device's pool (device/pool.h). Tests can make
- * every allocation fail, including those of device memory: after mpg_memory_fail_after(n, count)
- * the n-th following allocation (1 is the next) and the ones after it, `count` in total, return
- * NULL. The caller owns the returned memory. Functions may be called from any thread unless noted.
+ * Array contents are not allocated here, but from a device's pool (device/pool.h). Tests can make
+ * any allocation fail, even of device memory: after mpg_memory_fail_after(n, count), `count`
+ * allocations return NULL, starting with the n-th from then on (1 is the next). The caller owns the
+ * returned memory. Functions may be called from any thread unless noted.
  */
 #ifndef MPG_BASE_MEMORY_H
 #define MPG_BASE_MEMORY_H
@@ -12,26 +12,26 @@
 
 #include "base/status.h"
 
-void *mpg_malloc(size_t size);               /* new, or NULL */
-void *mpg_calloc(size_t count, size_t size); /* new and zeroed, or NULL; count * size is checked */
+void *mpg_malloc(size_t size);               /* returns new memory, or NULL */
+void *mpg_calloc(size_t count, size_t size); /* returns zeroed memory, or NULL */
 void *mpg_realloc(void *memory, size_t size);
-/* New memory, or NULL; `alignment` is a power of two. Free it with mpg_free. */
+/* Returns new memory, or NULL. `alignment` is a power of two. Freed with mpg_free. */
 void *mpg_aligned_malloc(size_t alignment, size_t size);
 void mpg_free(void *memory); /* NULL is allowed */
 char *mpg_strdup(const char *text);
 
-/* Scratch memory for one call. Like mpg_malloc and mpg_free, but some blocks are cached, so that
- * later calls do not allocate. Host lock. */
+/* Temporary memory for one call. Like mpg_malloc and mpg_free, but freed blocks are cached, so that
+ * later calls need not allocate. Host lock. */
 void *mpg_space_take(size_t size);
 void mpg_space_give(void *space); /* NULL is allowed */
 void mpg_space_free_kept(void);
 
-/* The address of a zero-size buffer. Aligned like any other buffer, and not NULL, because memset
- * and memcpy must not receive NULL even for zero bytes. Never read. */
+/* The address of a zero-size buffer, which is never read. It is aligned like other buffers. It is
+ * not NULL, because memset and memcpy must not receive NULL even for zero bytes. */
 #define MPG_NO_BYTES ((void *)64)
 
-/* Poisons a struct that is kept for reuse. Checked builds fill it with a pattern to expose code
- * that reuses the struct without setting every field. */
+/* In debug and sanitizer builds, fills a struct that is kept for reuse with a pattern. This exposes
+ * code that reuses the struct without setting every field. */
 static inline void mpg_poison(void *memory, size_t size) {
 #if defined MPG_DEBUG || defined __SANITIZE_ADDRESS__
   memset(memory, 0xA5, size);
@@ -40,16 +40,17 @@ static inline void mpg_poison(void *memory, size_t size) {
 #endif
 }
 
-/* Sets the error text for MPG_HOST_OUT_OF_MEMORY and returns that status. */
+/* Sets the error text for a failed allocation of `size` bytes. Returns MPG_HOST_OUT_OF_MEMORY. */
 mpg_status mpg_out_of_host_memory(size_t size);
 
-/* Arms (n >= 1) or disarms (n = 0) the failure of the n-th allocation from now. Returns true if an
- * allocation was made to fail since the last arming. */
+/* Makes `count` allocations fail, starting with the n-th from now on; n = 0 disarms this. Returns
+ * true if an allocation was made to fail since the previous call. */
 bool mpg_memory_fail_after(int64_t n, int64_t count);
-/* True if an allocation outside this file must fail. Every other allocator calls this. */
+/* Counts an allocation, and returns true if it must fail. Called by every allocator outside of this
+ * file as well. */
 bool mpg_memory_refused(void);
-/* Returns the number of allocations until the failure. Armed with a large n, this counts
- * allocations. */
+/* Returns the number of allocations until the armed failure. With a large n, tests can count
+ * allocations by this number. */
 int64_t mpg_memory_until_failure(void);
 
 /* Sets *result to a * b (or a + b) and returns true; returns false on overflow. */
@@ -66,7 +67,7 @@ static inline size_t mpg_align_up(size_t size, size_t alignment) {
   return (size + alignment - 1) & ~(alignment - 1);
 }
 
-/* Bump allocator whose allocations are freed together. Not thread-safe without a lock. */
+/* Arena (bump allocator), whose allocations are freed together. Not thread-safe. */
 typedef struct mpg_arena_block mpg_arena_block;
 typedef struct mpg_arena {
   mpg_arena_block *blocks; /* owned */
@@ -82,7 +83,8 @@ void mpg_arena_reset(mpg_arena *arena); /* keeps the largest block for reuse */
 void *mpg_arena_alloc(mpg_arena *arena, size_t size);
 void *mpg_arena_copy(mpg_arena *arena, const void *source, size_t size);
 
-/* Grows `*items` (elements of `item_size`) to hold at least `needed` by doubling. */
+/* Grows the array *items to a capacity of at least `needed` elements of `item_size` bytes, by
+ * doubling. */
 mpg_status mpg_grow(void **items, size_t *capacity, size_t needed, size_t item_size);
 
 #endif

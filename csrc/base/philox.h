@@ -3,7 +3,7 @@
  *
  * A draw is a pure function of (seed, call, position). The user sets the seed, `call` counts random
  * ops in program order, and `position` is the element's index in the whole output. The generator
- * has no state, so any thread, device or order gives the same numbers.
+ * has no state, so the numbers do not depend on the thread, device or order of draws.
  */
 #ifndef MPG_BASE_PHILOX_H
 #define MPG_BASE_PHILOX_H
@@ -15,11 +15,11 @@
 typedef struct mpg_random_key {
   uint64_t seed;
   uint64_t call;
-  uint64_t position; /* start of this shard in the whole output; added to the element index */
-  /* A shard along an inner axis is not contiguous in the whole output. It consists of runs of `run`
-   * elements that begin `stride` apart. `run` is 0 if the shard is contiguous. */
+  uint64_t position; /* position of the shard's first element in the whole output */
+  /* A shard along an inner axis is not contiguous in the whole output. It then consists of runs of
+   * `run` elements, whose starts are `stride` apart. `run` is 0 if the shard is contiguous. */
   uint64_t run, stride;
-  /* For a tile of the shard: index of the tile's first element in the shard. */
+  /* If the shard is computed in tiles: index of the tile's first element in the shard. */
   uint64_t first;
 } mpg_random_key;
 
@@ -53,10 +53,10 @@ MPG_HOST_DEVICE mpg_philox_block mpg_philox(uint64_t seed, uint64_t call, uint64
   return block;
 }
 
-/* Returns a uniform number in [0, 1) with 24 bits, exactly representable in float. */
+/* Returns a uniform number in [0, 1) with 24 random bits, which float represents exactly. */
 MPG_HOST_DEVICE float mpg_philox_uniform(uint32_t word) { return (float)(word >> 8) * 0x1p-24f; }
 
-/* Returns a uniform number in [0, 1) with 53 bits. */
+/* Returns a uniform number in [0, 1) with 53 random bits. */
 MPG_HOST_DEVICE double mpg_philox_uniform_double(uint32_t high, uint32_t low) {
   return (double)((((uint64_t)high << 32) | low) >> 11) * 0x1p-53;
 }

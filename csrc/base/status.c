@@ -27,7 +27,7 @@ mpg_status mpg_fail_prefix(mpg_status code, const char *format, ...) {
   int length = vsnprintf(text, sizeof text, format, args);
   va_end(args);
   if (length < 0) length = 0;
-  if ((size_t)length < sizeof text) { /* truncates to the buffer size */
+  if ((size_t)length < sizeof text) { /* truncates the text if it exceeds the buffer */
     size_t left = sizeof text - (size_t)length, present = strlen(error_text);
     if (left > 3) {
       if (present > left - 3) present = left - 3;

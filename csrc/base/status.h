@@ -1,8 +1,9 @@
 /* Status and error text.
  *
  * Every function that can fail returns mpg_status. The text of the latest failure is kept per
- * thread and stays valid until the next failure on that thread. Nothing here owns memory beyond
- * that fixed buffer. Any thread may call. A function with cleanup has one `fail:` label.
+ * thread and stays valid until the next failure on that thread. The text is in a fixed buffer, so
+ * nothing is allocated. Any thread may call. By convention, a function that must clean up has one
+ * `fail:` label (see MPG_GOTO).
  */
 #ifndef MPG_BASE_STATUS_H
 #define MPG_BASE_STATUS_H
@@ -23,8 +24,9 @@ typedef enum mpg_status {
   MPG_DEVICE_OUT_OF_MEMORY, /* a device's pool is at its limit, or the system allocation failed */
   MPG_HOST_OUT_OF_MEMORY,   /* malloc of bookkeeping failed */
   MPG_IO_ERROR,             /* a file could not be read or written, or is damaged */
-  MPG_INTERRUPTED,          /* the host's signal handler asked to stop; the host holds the reason */
-  MPG_HOST_EXCEPTION,       /* a callback into the host raised; the host holds the exception */
+  MPG_INTERRUPTED,          /* the user has interrupted the host, which holds the reason (Ctrl-C) */
+  /* A callback into the host has raised an exception, which the host holds. */
+  MPG_HOST_EXCEPTION,
   MPG_STATUS_COUNT
 } mpg_status;
 

@@ -1,4 +1,4 @@
-/* A growing string. */
+/* Growing string. */
 #include "base/text.h"
 
 #include <stdio.h>

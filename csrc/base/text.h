@@ -1,5 +1,5 @@
-/* Growing string. The owner frees it. Not thread-safe. A failed append is remembered and reported
- * by mpg_text_status. */
+/* Growing string. The owner frees it with mpg_text_free. Not thread-safe. Appending cannot report a
+ * failure; mpg_text_status reports it afterward. */
 #ifndef MPG_BASE_TEXT_H
 #define MPG_BASE_TEXT_H
 

@@ -1,4 +1,4 @@
-/* Temporary arrays of a pass. */
+/* Temporary arrays of a compiler pass. */
 #include "base/workspace.h"
 
 typedef struct mpg_workspace_array {

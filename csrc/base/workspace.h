@@ -1,6 +1,6 @@
-/* Temporary arrays of one pass. Each is zeroed and allocated separately; all are freed together. An
- * array that could not be allocated is NULL, and mpg_workspace_check after all requests reports the
- * failure. Initialize with {0}. Not thread-safe.
+/* Temporary arrays of a compiler pass. Each array is zeroed and allocated separately; all are freed
+ * together. A failed allocation returns NULL. The caller need not check each one, but calls
+ * mpg_workspace_check after the last request. Initialize with {0}. Not thread-safe.
  */
 #ifndef MPG_BASE_WORKSPACE_H
 #define MPG_BASE_WORKSPACE_H
