@@ -17,15 +17,15 @@
 enum {
   WINDOW_SIZE = 1 << 14, /* smaller reads are served from a window of this size */
   LONG_READ = 1 << 16,   /* reads of at least this size release the host lock */
-  SINK_BUFFER = 1 << 18, /* small writes are buffered up to this size */
-  /* The maximum of one system call; interrupts are checked in between. */
+  SINK_BUFFER = 1 << 18, /* small writes are collected in a buffer of this size */
+  /* Maximum bytes per system call. Interrupts are checked after each call. */
   LARGEST_TRANSFER = 1 << 26,
   TEMPORARY_TRIES = 100,
 };
 
-/* --- System calls that may block, without the host lock --------------------------------------- */
+/* --- Blocking system calls, made without the host lock ---------------------------------------- */
 
-/* Preserves errno of the call. */
+/* Evaluates `call` with the host lock released. Keeps the errno of `call`. */
 #define WITHOUT_LOCK(call)                  \
   do {                                      \
     void *token_ = mpg_host_release_lock(); \
@@ -35,7 +35,8 @@ enum {
     errno = error_;                         \
   } while (0)
 
-/* Opens a file. Opening a pipe waits for its other end; an interrupt ends the wait. */
+/* Opens a file. Sets *descriptor to -1 and errno if that fails. Opening a pipe waits for its other
+ * end; an interrupt ends the wait. */
 static mpg_status open_file(const char *path, int flags, mode_t mode, int *descriptor) {
   do {
     WITHOUT_LOCK(*descriptor = open(path, flags | O_CLOEXEC, mode));
@@ -50,9 +51,9 @@ static mpg_status open_file(const char *path, int flags, mode_t mode, int *descr
 
 mpg_status mpg_source_open(mpg_source *source, const char *path) {
   *source = (mpg_source){.name = path, .descriptor = -1};
-  /* O_NONBLOCK, because a pipe is rejected instead of waited for. */
+  /* With O_NONBLOCK, opening a pipe does not wait for its other end. Pipes are rejected below. */
   mpg_status opened = open_file(path, O_RDONLY | O_NONBLOCK, 0, &source->descriptor);
-  if (opened != MPG_OK) { /* interrupted, but the file may be open */
+  if (opened != MPG_OK) { /* interrupted, possibly after the file was opened */
     mpg_source_close(source);
     return opened;
   }
@@ -102,8 +103,8 @@ static mpg_status cut_off(const mpg_source *source, uint64_t offset, size_t size
                          what, size, (unsigned long long)source->size);
 }
 
-/* Reads exactly `size` bytes of the file. *done is less than `size` if the file was shortened
- * meanwhile. Returns errno or 0. */
+/* Reads `size` bytes of the file. Returns 0 or an errno. Sets *done to the number of bytes read,
+ * which is less than `size` at the end of the file. */
 static int read_fully(int descriptor, uint64_t offset, char *target, size_t size, size_t *done) {
   *done = 0;
   while (*done < size) {
@@ -129,7 +130,7 @@ static mpg_status read_file(mpg_source *source, uint64_t offset, char *target, s
     }
     if (error)
       return mpg_source_fail(source, offset, "%s cannot be read: %s", what, strerror(error));
-    if (done < part) { /* another program shortened it meanwhile */
+    if (done < part) { /* another program has truncated the file since it was opened */
       source->size = offset + done;
       return cut_off(source, offset, size, what);
     }
@@ -179,8 +180,8 @@ static mpg_status write_failed(const mpg_sink *sink, const char *doing, int erro
                   strerror(error));
 }
 
-/* Returns the target of a symbolic link (new). Returns NULL with *is_link false if `path` is not a
- * link, and NULL with *is_link true if out of memory. */
+/* Returns the target of a symbolic link as a new string. Sets *is_link. Returns NULL if `path` is
+ * not a link, or if out of memory. */
 static char *link_target(const char *path, bool *is_link) {
   char target[PATH_MAX];
   ssize_t length = readlink(path, target, sizeof target - 1);
@@ -196,14 +197,14 @@ static char *link_target(const char *path, bool *is_link) {
   return result;
 }
 
-/* Resolves symbolic links, so that the target file is replaced or created instead of the link.
- * Returns a new string. */
+/* Resolves symbolic links, so that a link's target is replaced or created, but not the link.
+ * Returns a new string; NULL if out of memory. */
 static char *resolve(const char *path) {
-  enum { MOST_LINKS = 40 }; /* same limit as the kernel's */
+  enum { MOST_LINKS = 40 }; /* the limit of the Linux kernel */
   char *real;
   WITHOUT_LOCK(real = realpath(path, NULL));
   char *copy = mpg_strdup(real ? real : path);
-  /* A link to a file that does not exist yet. */
+  /* If realpath fails, `path` may be a link to a file that does not exist yet. */
   for (int i = 0; !real && copy && i < MOST_LINKS; i++) {
     bool is_link;
     char *next = link_target(copy, &is_link);
@@ -216,7 +217,8 @@ static char *resolve(const char *path) {
 }
 
 static mpg_status open_temporary(mpg_sink *sink) {
-  static _Atomic uint32_t counter; /* makes names unique within a process */
+  /* Makes the names of temporary files unique within the process. */
+  static _Atomic uint32_t counter;
   size_t size = strlen(sink->path) + 48;
   sink->temporary = mpg_malloc(size);
   if (!sink->temporary) return mpg_out_of_host_memory(size);
@@ -252,7 +254,8 @@ mpg_status mpg_sink_open(mpg_sink *sink, const char *path) {
     status = write_failed(sink, "it is read-only", errno);
     goto fail;
   }
-  if (exists && !S_ISREG(present.st_mode)) { /* a pipe or device is written directly */
+  /* A pipe or device cannot be replaced, so it is written directly. */
+  if (exists && !S_ISREG(present.st_mode)) {
     MPG_GOTO(open_file(sink->path, O_WRONLY, 0, &sink->descriptor));
     if (sink->descriptor < 0) {
       status = write_failed(sink, "opening it", errno);
@@ -316,8 +319,8 @@ mpg_status mpg_sink_write(mpg_sink *sink, const void *bytes, size_t size) {
   return MPG_OK;
 }
 
-/* Syncs the folder of a file, because a rename is durable only after that. Some file systems refuse
- * to sync folders; the rename is then as durable as the file system allows. */
+/* Syncs the folder of a file, because a rename is durable only after that. Ignores errors, because
+ * some file systems cannot sync folders. */
 static void sync_folder(const char *path) {
   char folder[PATH_MAX];
   const char *slash = strrchr(path, '/');

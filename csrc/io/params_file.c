@@ -11,12 +11,12 @@ _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
 enum { LIST_MAGIC = 0x112 };
 static const uint32_t VERSION_1 = 0xF993FAC8u, VERSION_2 = 0xF993FAC9u, VERSION_3 = 0xF993FACAu;
 
-/* The minimum size of an array (an ndim of 0 in the oldest form) and of a name (an empty one),
- * which bounds the counts that a file can claim. */
+/* Minimum sizes in bytes of an array (an ndim of 0 in the oldest version) and of a name (an empty
+ * one). They bound the counts in a file, so that a damaged file cannot cause a huge allocation. */
 enum { SMALLEST_ARRAY = 4, SMALLEST_NAME = 8 };
 
-/* Limits the memory of absent arrays (None), each of which takes 4 bytes of a file but some hundred
- * bytes of memory. Files of real programs have few of them. */
+/* Maximum number of absent arrays (None). Each takes 4 bytes of a file but hundreds of bytes of
+ * memory. Real files have few of them. */
 enum { MOST_ABSENT = 1 << 16 };
 
 void mpg_tensor_list_free(mpg_tensor_list *list) {
@@ -67,17 +67,17 @@ void mpg_tensor_list_make_sparse(mpg_tensor_list *list, mpg_storage_type type,
 typedef struct reader {
   mpg_source *source;
   uint64_t offset;
-  size_t array; /* number of the array being read, for errors */
+  size_t array; /* index of the array being read, for errors */
 } reader;
 
-/* The description of an array in the file. */
+/* The header of an array in the file, and the offset of its elements. */
 typedef struct found_array {
   mpg_storage_type type;
-  mpg_shape shape; /* of the array, if it is sparse */
-  mpg_desc desc;   /* of the elements */
+  mpg_shape shape; /* shape of the whole array; sparse arrays only */
+  mpg_desc desc;   /* shape and dtype of the elements (of the values if sparse) */
   mpg_desc indices[MPG_MAX_INDICES];
   mpg_device_id saved_on;
-  uint64_t data; /* offset of its elements; the indices follow them */
+  uint64_t data; /* offset of the elements, which the elements of the index arrays follow */
   bool absent;
 } found_array;
 
@@ -153,7 +153,7 @@ static mpg_status check_sparse(reader *r, const found_array *found, uint64_t at)
                          csr ? "csr" : "row_sparse");
 }
 
-/* Reads the header of an array, up to its elements. */
+/* Reads an array up to its elements. */
 static mpg_status take_header(reader *r, found_array *found) {
   uint64_t at = r->offset;
   uint32_t version;
@@ -226,7 +226,7 @@ static mpg_status take_name(reader *r, mpg_named_tensor *item) {
   return take(r, item->name, (size_t)length, "a name");
 }
 
-/* Returns the GPU on which the array was saved if it exists here, else cpu(0). */
+/* Sets *device to the GPU on which the array was saved if this machine has it, else to cpu(0). */
 static mpg_status choose_device(mpg_device_id saved_on, mpg_device **device) {
   mpg_device_id id = {.type = MPG_CPU};
   if (saved_on.type == MPG_GPU && saved_on.index >= 0 && saved_on.index < mpg_gpu_count(NULL))
@@ -234,7 +234,7 @@ static mpg_status choose_device(mpg_device_id saved_on, mpg_device **device) {
   return mpg_device_get(id, device);
 }
 
-/* Sets bools to 0 or 1. Kernels rely on these values, but a file may hold others. */
+/* Sets nonzero bools to 1. Kernels rely on 0 and 1, but a file may contain other bytes. */
 static void normalize_bools(const mpg_desc *desc, uint8_t *elements, size_t count) {
   if (desc->dtype != MPG_BOOL) return;
   for (size_t i = 0; i < count; i++) elements[i] = elements[i] != 0;
@@ -270,8 +270,8 @@ static mpg_status load_elements(reader *r, mpg_device_id saved_on, const mpg_des
   return status;
 }
 
-/* Reads the description of the array at r->offset, checks that its elements are in the file, and
- * skips them. */
+/* Reads the header of the array at r->offset, checks that the file contains its elements, and skips
+ * them. */
 static mpg_status take_array(reader *r, found_array *found) {
   *found = (found_array){0};
   MPG_TRY(take_header(r, found));
@@ -282,7 +282,7 @@ static mpg_status take_array(reader *r, found_array *found) {
   return MPG_OK;
 }
 
-/* Reads the whole array at `offset`. */
+/* Reads the array at `offset`, with its elements, into a new tensor. */
 static mpg_status load_array(reader *r, uint64_t offset, mpg_named_tensor *item) {
   found_array found;
   r->offset = offset;
@@ -297,8 +297,9 @@ static mpg_status load_array(reader *r, uint64_t offset, mpg_named_tensor *item)
   return MPG_OK;
 }
 
-/* Checks the whole file before any array is created. Stores only the offset of each array, because
- * an array may take only 20 bytes of the file. */
+/* Parses the whole file except the elements, so that errors are found before any array is created.
+ * Reads the names. Keeps only the offset of each array: headers would take far more memory than the
+ * file if it had many tiny arrays. */
 static mpg_status walk(reader *r, mpg_tensor_list *list, uint64_t **offsets, size_t *capacity) {
   found_array found;
   uint64_t absent = 0;
@@ -358,8 +359,8 @@ fail:
 
 /* --- Writing ---------------------------------------------------------------------------------- */
 
-/* Returns version 2, or version 3 if there is a scalar, which version 2 lacks. MXNet loads a list
- * only if all its arrays have the same version. */
+/* Returns version 2, or version 3 if there is a scalar, which version 2 cannot represent. MXNet
+ * loads a list only if all arrays have the same version. */
 static uint32_t choose_version(const mpg_tensor_list *list) {
   for (size_t i = 0; i < list->count; i++)
     if (list->items[i].tensor.desc.shape.ndim == 0) return VERSION_3;
@@ -394,8 +395,8 @@ static mpg_status write_header(mpg_sink *sink, const mpg_named_tensor *item, uin
   return MPG_OK;
 }
 
-/* Copies the elements to the sink, because other threads may write to the array while the file is
- * written without the host lock. */
+/* Copies the elements to the sink's buffer. They cannot be written directly, because other threads
+ * may change the array while the file is written without the host lock. */
 static mpg_status write_elements(mpg_sink *sink, const mpg_tensor *tensor) {
   size_t bytes = mpg_tensor_bytes(tensor);
   void *place;

@@ -6,8 +6,9 @@
  *   - array: uint32 version, [int32 storage type: 0 dense], int32 ndim, int64 dims[ndim], int32
  *     device type, int32 device index, int32 dtype, the elements
  *   - sparse array (storage type 1 row_sparse, 2 csr): the shape of its values precedes its own
- *     shape. The dtype and shape of each index array (row_sparse: row numbers; csr: pointers,
- *     columns) follow its dtype. Then come the values and the index arrays.
+ *     shape. Its dtype is followed by the dtype and shape of each index array (row_sparse: row
+ *     indices; csr: row pointers, column indices), then the elements of the values, then those of
+ *     the index arrays.
  *
  * Versions:
  *   - 0xF993FAC9: written by MXNet 1.x
@@ -17,7 +18,7 @@
  *
  * Except in version 0xF993FACA, an ndim of 0 means "no array", and the array ends there.
  *
- * The reader first walks the whole file without its elements, so that errors are found before
+ * The reader first parses the whole file except the elements, so that errors are found before
  * memory is allocated. Ownership: the caller owns a list and frees it. Threads: host lock, released
  * during long reads.
  */
@@ -32,12 +33,13 @@ enum { MPG_MAX_INDICES = 2 };
 static inline int mpg_num_indices(mpg_storage_type type) { return (int)type; }
 
 typedef struct mpg_named_tensor {
-  char *name; /* owned, NUL-terminated (it may contain NULs); NULL if the list has no names */
+  /* Owned. NUL-terminated, but may also contain NULs. NULL if the list has no names. */
+  char *name;
   size_t name_length;
-  mpg_tensor tensor; /* owned reference; storage is NULL if the file says "no array" here */
+  mpg_tensor tensor; /* owned reference; storage is NULL for "no array" */
   mpg_storage_type type;
-  /* Sparse arrays only, whose values are in `tensor`: the whole shape, and owned references to the
-   * index arrays. */
+  /* Sparse arrays only: the shape of the whole array, and owned references to the index arrays.
+   * `tensor` holds the values. */
   mpg_shape shape;
   mpg_tensor indices[MPG_MAX_INDICES];
 } mpg_named_tensor;
@@ -49,18 +51,18 @@ typedef struct mpg_tensor_list {
 } mpg_tensor_list;
 
 void mpg_tensor_list_free(mpg_tensor_list *list);
-/* Appends a tensor (retained) under a name (copied; NULL for none). */
+/* Appends a tensor, which is retained. The name is copied; NULL means no name. */
 mpg_status mpg_tensor_list_add(mpg_tensor_list *list, const char *name, size_t name_length,
                                const mpg_tensor *tensor);
 
-/* Makes the last item sparse, with its tensor as the values. The indices are retained. */
+/* Makes the last item a sparse array whose values are its tensor. The indices are retained. */
 void mpg_tensor_list_make_sparse(mpg_tensor_list *list, mpg_storage_type type,
                                  const mpg_shape *shape, const mpg_tensor *indices);
 
-/* Reads all arrays, to cpu(0) or to the GPU from which each was saved if it exists here. `list` is
- * empty on entry and after a failure. */
+/* Reads all arrays. An array that was saved on a GPU is loaded to the GPU with the same index if it
+ * exists, and all other arrays to cpu(0). Overwrites *list, which is empty after a failure. */
 mpg_status mpg_params_read(mpg_source *source, mpg_tensor_list *list);
-/* Writes all arrays; waits for each one's value. */
+/* Writes all arrays, after waiting for the work that computes each. */
 mpg_status mpg_params_write(mpg_sink *sink, const mpg_tensor_list *list);
 
 #endif
