@@ -23,7 +23,7 @@ MPG_HOST_DEVICE double mpg_box_area(const double *at, int format, bool any, int 
   return !any && (width < 0 || height < 0) ? 0 : mpg_region_round(width * height, wide);
 }
 
-/* Loads the box at element i. */
+/* Loads the box whose four coordinates start at element i. */
 MPG_HOST_DEVICE mpg_box mpg_box_at(const mpg_view *view, int64_t i, int format, bool any_area,
                                    int wide) {
   mpg_box box;
@@ -33,7 +33,8 @@ MPG_HOST_DEVICE mpg_box mpg_box_at(const mpg_view *view, int64_t i, int format, 
   return box;
 }
 
-/* Returns the length of the overlap of two intervals along the axis of a[0]. */
+/* Returns the length of the overlap of two boxes along one axis, or 0. For the x axis, a and b
+ * point to the boxes' first coordinates; for the y axis, to the second ones. */
 MPG_HOST_DEVICE double mpg_box_common(const double *a, const double *b, int format, int wide) {
   double low_a = a[0], high_a = a[2], low_b = b[0], high_b = b[2];
   if (format == MPG_CENTER) {
@@ -46,7 +47,7 @@ MPG_HOST_DEVICE double mpg_box_common(const double *a, const double *b, int form
   return length > 0 ? length : 0;
 }
 
-/* Intersection over union (IoU). */
+/* Returns the intersection over union (IoU) of two boxes. */
 MPG_HOST_DEVICE double mpg_box_overlap(const mpg_box *a, const mpg_box *b, int format, int wide) {
   double both = mpg_region_round(mpg_box_common(a->at, b->at, format, wide) *
                                      mpg_box_common(a->at + 1, b->at + 1, format, wide),
@@ -56,8 +57,8 @@ MPG_HOST_DEVICE double mpg_box_overlap(const mpg_box *a, const mpg_box *b, int f
   return mpg_region_round(both / all, wide);
 }
 
-/* IoU of corner boxes as MXNet's multibox ops compute it. An empty union gives 0, and with
- * `negative_is_none` a negative one does. */
+/* Returns the IoU of corner boxes as MXNet's multibox ops compute it. Returns 0 if the area of the
+ * union is 0 or, with `negative_is_none`, negative. */
 MPG_HOST_DEVICE double mpg_box_share(const mpg_box *a, const mpg_box *b, bool negative_is_none,
                                      int wide) {
   double both = mpg_region_round(mpg_box_common(a->at, b->at, MPG_CORNER, wide) *
@@ -101,7 +102,7 @@ MPG_HOST_DEVICE bool mpg_nms_covers(const mpg_box_nms_params *p, const mpg_box *
 
 /* --- Anchors ---------------------------------------------------------------------------------- */
 
-/* Computes anchor i of an image. */
+/* Computes the corners of anchor i of a feature map with `height` rows and `width` columns. */
 MPG_HOST_DEVICE void mpg_prior_box(const mpg_multibox_prior_params *p, int64_t height,
                                    int64_t width, int64_t i, float *box) {
   int64_t kinds = p->sizes.count + p->ratios.count - 1, kind = i % kinds, place = i / kinds,
@@ -121,7 +122,8 @@ MPG_HOST_DEVICE void mpg_prior_box(const mpg_multibox_prior_params *p, int64_t h
 
 /* --- Detections from class probabilities, offsets and anchors --------------------------------- */
 
-/* Decodes anchor i: its most probable class, background excluded, and its box. */
+/* Decodes anchor i of sample n. Returns its most probable class other than background, the score
+ * and the box. Returns id -1 if the score is below the threshold. */
 MPG_HOST_DEVICE mpg_box mpg_detection(const mpg_multibox_detection_params *p,
                                       const mpg_view *inputs, int64_t n, int64_t i, int wide) {
   const double *v = p->variances.values;

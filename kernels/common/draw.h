@@ -9,7 +9,8 @@
 #include "kernels/common/vector_math.h"
 #include "op/kernel.h"
 
-/* Uniform draw in (0, 1): never 0, and 1 only if the word rounds up to 2^32. */
+/* Maps a random word to a uniform float in (0, 1]. The result is 1 only if the word rounds up to
+ * 2^32. */
 MPG_HOST_DEVICE float mpg_open_uniform(uint32_t word) { return (float)word * 0x1p-32f + 0x1p-33f; }
 /* Returns sin(2 pi (word / 2^32 + quarters / 4)). */
 MPG_HOST_DEVICE float mpg_sine_of_turns(uint32_t word, uint32_t quarters) {
@@ -41,7 +42,8 @@ typedef enum mpg_distribution {
   MPG_DRAW_INTEGERS
 } mpg_distribution;
 
-/* Distribution: parameters a and b as mpg_draw takes them, or integers in [low, low + span). */
+/* Distribution of a draw. a and b are its parameters, except for MPG_DRAW_INTEGERS, which draws
+ * from [low, low + span). */
 typedef struct mpg_law {
   mpg_distribution kind;
   double a, b;
@@ -107,7 +109,8 @@ MPG_HOST_DEVICE int mpg_law_violation(mpg_distribution kind, double a, double b)
   }
 }
 
-/* Returns the error format for that violation. It takes the op's name and the element's index. */
+/* Returns the printf format of the error for a result of mpg_law_violation. The format takes the
+ * op's name and the element's index. */
 static inline const char *mpg_law_refusal(mpg_distribution kind, int violation) {
   switch (kind) {
     case MPG_DRAW_UNIFORM: return "%s: low must not be above high, or NaN; element %lld is";
@@ -126,8 +129,8 @@ static inline const char *mpg_law_refusal(mpg_distribution kind, int violation) 
   }
 }
 
-/* Maps an invalid probability to NaN. The running sum of an invalid row ends in NaN, 0 or
- * infinity. */
+/* Maps a negative probability to NaN. The sum of an invalid row is then NaN, 0 or infinity, which
+ * mpg_probabilities_fit rejects. */
 MPG_HOST_DEVICE double mpg_probability_of(double value) { return value >= 0 ? value : (double)NAN; }
 MPG_HOST_DEVICE bool mpg_probabilities_fit(double sum) { return sum > 0 && sum < INFINITY; }
 #define MPG_PROBABILITIES_REFUSAL \
@@ -172,7 +175,7 @@ MPG_HOST_DEVICE double mpg_log_factorial(double k) {
 MPG_HOST_DEVICE double mpg_draw_poisson(mpg_tries *s, double mean) {
   if (!(mean > 0)) return mean == 0 ? 0 : (double)NAN;
   if (mean > 1e15) return mean;
-  if (mean < 10) { /* counts uniform factors until the product reaches exp(-mean) */
+  if (mean < 10) { /* Knuth's method: counts uniform factors until the product is <= exp(-mean) */
     double limit = exp(-mean), product = 1;
     for (double count = 0;;) {
       mpg_philox_block b = mpg_next_try(s);

@@ -13,7 +13,7 @@ typedef enum mpg_formula_id {
   MPG_FORMULA_COPY, /* copies elements, with casts and broadcasting */
 #define FLOAT_ROWS(name, kind, expression_f, expression_d) MPG_UNARY_##name,
 #include "kernels/common/unary.def"
-  MPG_UNARY_whole, /* ROUNDING formulas on integers */
+  MPG_UNARY_whole, /* ROUNDING formulas of integers, which are copied */
 #define FLOAT_ROWS(name, kind, price, expression_f, expression_d) MPG_BINARY_##name,
 #include "kernels/common/binary.def"
   MPG_FORMULA_COUNT
@@ -32,8 +32,9 @@ static inline bool mpg_formula_is_binary(mpg_formula_id id) { return id > MPG_UN
 
 enum { MPG_FORMULA_SWAPPED = 1 << 8 };
 
-/* Returns the formula of an op whose formula does not depend on parameters. Every case is a
- * constant, so that compilers emit a table. */
+/* Returns the formula of an op if it does not depend on parameters, else MPG_FORMULA_NONE. Adds
+ * MPG_FORMULA_SWAPPED if the scalar is the left operand. Every case is a constant, so that
+ * compilers emit a lookup table. */
 static inline int mpg_formula_by_op(mpg_op_id id) {
   switch (id) {
 #define UNARY(op, row) \

@@ -38,7 +38,7 @@ MPG_HOST_DEVICE float mpg_half_to_float(uint16_t half) {
 #ifdef __F16C__
   return _cvtsh_ss(half);
 #else
-  /* A multiplication shifts the exponent, which also handles subnormals. */
+  /* Multiplying by 2^112 corrects the exponent bias and normalizes subnormals. */
   uint32_t magnitude = (uint32_t)(half & 0x7fff) << 13;
   float value = mpg_float_from_bits(magnitude) * 0x1p112f;
   uint32_t bits = mpg_float_bits(value);
@@ -57,7 +57,7 @@ MPG_HOST_DEVICE uint16_t mpg_float_to_half(float value) {
   if (magnitude > 0x7f800000) return (uint16_t)(sign | 0x7e00 | (magnitude >> 13 & 0x1ff));
   /* 65520 and above round to infinity. */
   if (magnitude >= 0x477ff000) return (uint16_t)(sign | 0x7c00);
-  if (magnitude < 0x38800000) /* subnormal: the addition rounds at the right bit */
+  if (magnitude < 0x38800000) /* subnormal result: adding 0.5f rounds to a multiple of 2^-24 */
     return (uint16_t)(sign | (mpg_float_bits(mpg_float_from_bits(magnitude) + 0.5f) - 0x3f000000));
   return (uint16_t)(sign | ((magnitude - 0x38000000 + 0xfff + (magnitude >> 13 & 1)) >> 13));
 #endif

@@ -16,7 +16,7 @@ typedef enum mpg_prepare {
 
 typedef struct mpg_reduction {
   mpg_combine how;
-  mpg_prepare prepare; /* applied to each element first */
+  mpg_prepare prepare; /* applied to each element before elements are combined */
   bool mean, root;     /* applied to each result; mean divides by the number of reduced elements */
 } mpg_reduction;
 
@@ -40,7 +40,8 @@ static inline mpg_reduction mpg_reduction_of(const mpg_op *op, const void *param
   return f;
 }
 
-/* Adjacent axes of the same kind, merged, outermost first. Axes of size 1 are dropped. */
+/* Runs of axes of a reduction, outermost first. A run merges adjacent axes that are all reduced or
+ * all kept. Axes of size 1 are dropped. */
 typedef struct mpg_runs {
   int64_t sizes[MPG_MAX_NDIM + 1];
   bool reduced[MPG_MAX_NDIM + 1];
@@ -72,16 +73,16 @@ static inline mpg_runs mpg_runs_of(const mpg_shape *shape, const bool *reduced) 
   return r;
 }
 
-/* Sizes around run `run` after the runs inside it have been reduced: the source has the shape
- * (outer, run's size, inner). */
+/* Computes the product of the sizes outside and inside run `run`, given that the inner runs have
+ * already been reduced. The source then has the shape (outer, size of the run, inner). */
 static inline void mpg_runs_around(const mpg_runs *r, int run, int64_t *outer, int64_t *inner) {
   *outer = *inner = 1;
   for (int i = 0; i < run; i++) *outer *= r->sizes[i];
   for (int i = run + 1; i < r->count; i++) *inner *= r->reduced[i] ? 1 : r->sizes[i];
 }
 
-/* Broadcast: runs of axes along which the source advances or repeats (stride 0), innermost
- * first. */
+/* Runs of axes of a broadcast, innermost first. Along a run, the source either advances or repeats
+ * (stride 0). */
 typedef struct mpg_broadcast {
   int ndim;
   int64_t dims[MPG_MAX_NDIM], strides[MPG_MAX_NDIM]; /* strides in elements of the source */

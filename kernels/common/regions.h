@@ -25,13 +25,14 @@ MPG_HOST_DEVICE void mpg_region_bin(double low, double high, double scale, int64
   *end = (int64_t)fmin(fmax(to, 0.0), (double)elements);
 }
 
-/* Rotated region: center, size, and the number of samples per bin down and across. */
+/* Rotated region: its center, size and angle, and the number of sample rows and columns per bin. */
 typedef struct mpg_rotated_region {
   double x, y, width, height, cosine, sine;
   int64_t down, across;
 } mpg_rotated_region;
 
-/* Upper bound on samples per side of a bin, the side length of the largest images. */
+/* Maximum number of samples along one side of a bin. The sides of the largest images have this many
+ * pixels. */
 enum { MPG_MOST_SAMPLES = 4096 };
 
 MPG_HOST_DEVICE mpg_rotated_region mpg_rotated_region_of(const double *numbers, double scale,
@@ -51,7 +52,8 @@ MPG_HOST_DEVICE mpg_rotated_region mpg_rotated_region_of(const double *numbers, 
   return r;
 }
 
-/* The four neighbors of a sample and their bilinear weights, all 0 outside the image. */
+/* The four elements around a sample and their weights for bilinear interpolation. The weights are 0
+ * if the sample is outside the image. */
 typedef struct mpg_four_elements {
   int64_t at[4];
   double weight[4];

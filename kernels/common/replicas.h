@@ -1,4 +1,5 @@
-/* Exchange between replicas, shared by the kernels of all devices. */
+/* Exchange of SyncBatchNorm's statistics and gradients between replicas (op _replicas), shared by
+ * the kernels of all devices. */
 #ifndef KERNELS_COMMON_REPLICAS_H
 #define KERNELS_COMMON_REPLICAS_H
 
@@ -8,7 +9,8 @@
 #include "device/rendezvous.h"
 #include "op/kernel.h"
 
-/* out[i] = the sum of rows[r][i], in the order of the rows. */
+/* Sets output[i] to the sum over all replicas r, in order, of element i in row `place` of r's data.
+ * T is the element type. */
 #define SUM_ROWS(T)                                                              \
   for (int64_t i = 0; i < count; i++) {                                          \
     double sum = 0;                                                              \

@@ -10,7 +10,7 @@
 #define SELU_ALPHA 1.6732632423543772848170429916717
 #define SELU_SCALE 1.0507009873554804934193349852946
 #define ROOT_HALF 0.70710678118654752440
-/* Clamps to [0, 1]; keeps NaN. */
+/* Clamps to [0, 1] and keeps NaN. */
 MPG_HOST_DEVICE float unit_of_float(float x) { return x <= 0 ? 0 : x >= 1 ? 1 : x; }
 MPG_HOST_DEVICE double unit_of_double(double x) { return x <= 0 ? 0 : x >= 1 ? 1 : x; }
 
@@ -38,7 +38,8 @@ MPG_HOST_DEVICE double inverse_erf(double y) {
 #define mpg_erfinvf(x) ((float)inverse_erf(x))
 #endif
 
-/* log |gamma(x)| without a write to the C library's global signgam. */
+/* Returns log |gamma(x)|. Uses lgamma_r, because lgamma writes the global variable signgam, which
+ * is a data race between threads. */
 MPG_HOST_DEVICE double log_gamma(double x) {
 #ifdef __CUDA_ARCH__
   return lgamma(x);
@@ -48,7 +49,8 @@ MPG_HOST_DEVICE double log_gamma(double x) {
 #endif
 }
 
-/* Derivatives of gammaln: the recurrence shifts x up, then the asymptotic series applies. */
+/* Derivatives of gammaln. The recurrence relation shifts x to at least 10, where the asymptotic
+ * series is accurate. */
 MPG_HOST_DEVICE double digamma_of_positive(double x) {
   double shift = 0;
   for (; x < 10; x += 1) shift -= 1 / x;

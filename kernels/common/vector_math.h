@@ -35,8 +35,8 @@ MPG_INLINE float mpg_fma(float a, float b, float c) {
 /* x + MPG_ROUNDER has round(x) in its low bits, and x + (MPG_ROUNDER + b) has round(x) + b; ties go
  * to the even sum. */
 #define MPG_ROUNDER 0x1.8p23f
-/* 2^n for an integer n in [-126, 127], from the biased exponent n + 127 in the low bits of
- * `shifted`, or from n itself. */
+/* Return 2^n for an integer n in [-126, 127]: the first from the biased exponent n + 127 in the low
+ * bits of `shifted`, the second from n. */
 MPG_INLINE float mpg_power_of_biased(float shifted) {
   return mpg_float_from_bits(mpg_float_bits(shifted) << 23);
 }
@@ -44,7 +44,7 @@ MPG_INLINE float mpg_power_of_two(int32_t n) {
   return mpg_float_from_bits((uint32_t)(n + 127) << 23);
 }
 
-/* Returns y with the sign of x. Requires that y already has it unless y is a zero. */
+/* Returns y with the sign of x. Unless y is 0, it must already have that sign. */
 MPG_INLINE float mpg_with_sign(float y, float x) {
   return mpg_float_from_bits(mpg_float_bits(y) | (mpg_float_bits(x) & 0x80000000u));
 }
@@ -53,7 +53,7 @@ MPG_INLINE float mpg_with_sign(float y, float x) {
 #define MPG_LN2_HIGH 0x1.62ep-1f /* 12 bits: its product with an integer is exact */
 #define MPG_LN2_LOW 0x1.0bfbe8p-15f
 
-/* exp(r) - 1 for r = x - whole ln 2, |r| <= ln 2 / 2. */
+/* Returns exp(r) - 1 for r = x - whole ln 2 with |r| <= ln 2 / 2. */
 MPG_INLINE float mpg_exp_rest(float x, float whole) {
   float r = mpg_fma(whole, -MPG_LN2_HIGH, x);
   r = mpg_fma(whole, -MPG_LN2_LOW, r);
@@ -71,8 +71,8 @@ MPG_INLINE float mpg_exp_reduced(float x, float offset, float *scale) {
 
 MPG_INLINE float mpg_expf(float x) {
   float bounded = x < -105.0f ? -105.0f : x; /* keeps NaN */
-  /* For x > 105 the result is infinite. Bounds n, so that r grows instead; an integer minimum takes
-   * one instruction. */
+  /* Bounds n rather than x, because an integer minimum takes one instruction. For larger x, r grows
+   * instead, and the result is still infinite. */
   const float rounder = MPG_ROUNDER + 254.0f, most = rounder + 152.0f;
   uint32_t bits = mpg_float_bits(mpg_fma(bounded, MPG_LOG2_E, rounder));
   bits = bits < mpg_float_bits(most) ? bits : mpg_float_bits(most);
@@ -97,8 +97,8 @@ MPG_INLINE float mpg_expm1f(float x) {
   return mpg_with_sign(scale == 0.5f ? y : result, x);
 }
 
-/* Splits a positive normal x = 2^(e + scaled / 2^23) (1 + f), sqrt(1/2) <= 1 + f < sqrt(2). Returns
- * f, whose caller computes log(1 + f). */
+/* Splits a positive normal x = 2^(e + scaled / 2^23) (1 + f) with sqrt(1/2) <= 1 + f < sqrt(2).
+ * Returns f, for the caller to compute log(1 + f). */
 MPG_INLINE float mpg_log_parts_scaled(float x, uint32_t scaled, float *exponent) {
   uint32_t shifted = mpg_float_bits(x) - 0x3f3504f3u;
   *exponent = (float)((int32_t)(shifted - scaled) >> 23);
@@ -114,14 +114,14 @@ MPG_INLINE float mpg_log_parts_of_any(float x, float *exponent) {
            scaled = (uint32_t)((int32_t)below >> 31) & 23u << 23;
   return mpg_log_parts_scaled(x * mpg_float_from_bits(0x3f800000u + scaled), scaled, exponent);
 }
-MPG_INLINE float mpg_log_rest(float f, float tail) { /* log(1 + f) - f + tail */
+MPG_INLINE float mpg_log_rest(float f, float tail) { /* returns log(1 + f) - f + tail */
   float q =
       MPG_POLY(mpg_fma, f, 0x1.14573ep-4f, -0x1.de3bf8p-4f, 0x1.e6f08cp-4f, -0x1.fc220ep-4f,
                0x1.233766p-3f, -0x1.555c4ep-3f, 0x1.99a4b6p-3f, -0x1.000006p-2f, 0x1.555548p-2f);
   float square = f * f;
   return mpg_fma(-0.5f, square, mpg_fma(q * f, square, tail));
 }
-/* Returns y = log(x), corrected at the ends of the range. */
+/* Defines a function that takes y = log(x) and corrects it if x is 0, negative, infinite or NaN. */
 #define MPG_LOG_SPECIAL(name, T)                    \
   MPG_INLINE T name(T x, T y) {                     \
     y = x == 0 ? -(T)INFINITY : y;                  \
@@ -143,8 +143,8 @@ MPG_INLINE float mpg_log1pf(float x) {
   return mpg_log_special(u, u == 1.0f ? x : y);
 }
 
-/* log(x) * factor, where `two` is factor * ln 2. Both come in two parts, and `two` has few bits so
- * that its products are exact. */
+/* Returns log(x) * factor. `two` is factor * ln 2. The caller passes both numbers in two parts, and
+ * `two` has few bits, so that its product with an exponent is exact. */
 MPG_INLINE float mpg_log_of_base(float x, float factor, float factor_low, float two,
                                  float two_low) {
   float e, f = mpg_log_parts_of_any(x, &e), rest = mpg_log_rest(f, 0.0f);
@@ -168,8 +168,8 @@ MPG_INLINE float mpg_tanhf(float x) {
   float p = MPG_POLY(mpg_fma, s, -0x1.77ecc4p-12f, 0x1.2da716p-9f, -0x1.0460d8p-7f, 0x1.6009b6p-6f,
                      -0x1.b9623ap-5f, 0x1.110be4p-3f, -0x1.55553cp-2f);
   float near = mpg_fma(p * s, x, x);
-  /* 1 - 2 / (exp(2|x|) + 1) for |x| >= 1, where errors of the quotient shrink to a quarter. An
-   * integer minimum bounds |x| in one instruction; NaN takes the other branch. */
+  /* 1 - 2 / (exp(2|x|) + 1) for |x| >= 1, where the quotient is at most 1/4, so its error shrinks
+   * accordingly. An integer minimum bounds |x| in one instruction. NaN selects `near`. */
   const float rounder = MPG_ROUNDER + 127.0f;
   uint32_t bits = mpg_float_bits(magnitude), ten = 0x41200000u;
   float bounded = mpg_float_from_bits(bits < ten ? bits : ten);
@@ -181,8 +181,9 @@ MPG_INLINE float mpg_tanhf(float x) {
   return copysignf(magnitude >= 1.0f ? far : near, x);
 }
 
-/* (exp(|x|) +- exp(-|x|)) / 4 for sign = +-1 and |x| = n ln 2 + r, with correction for the rounding
- * of the larger exponential. Less precise for n = 0, but then *cosine is cosh(x) - 1. */
+/* Returns (exp(|x|) +- exp(-|x|)) / 4 for sign = +-1, with |x| = n ln 2 + r. Corrects the rounding
+ * error of the larger exponential. The result is less precise for n = 0, but then *cosine is
+ * cosh(x) - 1. */
 MPG_INLINE float mpg_half_hyperbolic(float x, float sign, int32_t *n, float *cosine) {
   float magnitude = fabsf(x), bounded = magnitude > 89.5f ? 89.5f : magnitude; /* keeps NaN */
   float shifted = mpg_fma(bounded, MPG_LOG2_E, MPG_ROUNDER), whole = shifted - MPG_ROUNDER;
@@ -223,8 +224,8 @@ MPG_INLINE float mpg_sigmoidf(float x) { /* 0 if exp(-x) >= 2^127.5 */
   return x < -88.3762f ? 0.0f : result;
 }
 
-/* log(1 + exp(x)) without overflow: uses e = exp(-|x|) <= 1 and corrects the rounding error of 1 +
- * e. */
+/* Returns log(1 + exp(x)) without overflow. Uses s = exp(-|x|) <= 1 and corrects the rounding error
+ * of 1 + s. */
 MPG_INLINE float mpg_softreluf(float x) {
   float small = mpg_expf(-fabsf(x)), u = 1.0f + small, e;
   float f = mpg_log_parts(u, &e), lost = (small - (u - 1.0f)) / u;
@@ -246,10 +247,10 @@ MPG_INLINE float mpg_erff(float x) {
   return t < 0.921875f ? near : far;
 }
 
-/* Standard normal CDF. The upper tail above |x| is 2^-(x^2 / (2 ln 2) + r(|x|)); r hardly grows
- * beyond 5. */
+/* Returns the standard normal CDF. The probability of values above |x| is
+ * 2^-(x^2 / (2 ln 2) + r(|x|)), where r hardly grows beyond 5 and is taken as r(5) there. */
 MPG_INLINE float mpg_normal_cdff(float x) {
-  /* Integer minimum, which takes one instruction; NaN survives in x. */
+  /* An integer minimum takes one instruction. It loses NaN, but x keeps it. */
   uint32_t magnitude = mpg_float_bits(x) & 0x7fffffffu, five = 0x40a00000u;
   float u = mpg_float_from_bits(magnitude < five ? magnitude : five);
   /* Pairs of terms (Estrin's scheme) keep the dependency chains short. */
@@ -274,14 +275,15 @@ MPG_INLINE float mpg_normal_cdff(float x) {
   return x > 0.0f ? 1.0f - above : above;
 }
 
-/* Sine and cosine by quarter turns. Accurate only up to this magnitude; callers use the C library
- * for larger and non-finite arguments. */
+/* Sine and cosine are accurate only up to this magnitude. Callers use the C library for larger and
+ * non-finite arguments. */
 #define MPG_TRIG_LIMIT 8192.0f
-/* x = quarter * pi / 2 + r - over, |r| <= pi / 4, where `over` is about the rounding error of r. */
+/* Splits x = quarter * pi / 2 + r - over with |r| <= pi / 4, where `over` is about the rounding
+ * error of r. Returns r. */
 MPG_INLINE float mpg_quarter_turns(float x, uint32_t *quarter, float *over) {
   float shifted = mpg_fma(x, 0x1.45f306p-1f, MPG_ROUNDER), whole = shifted - MPG_ROUNDER;
   *quarter = mpg_float_bits(shifted);
-  /* pi / 2 in four parts; the first three have 8 to 11 bits */
+  /* pi / 2 in four parts. The first three have 8 to 11 bits, so their products are exact. */
   float high = mpg_fma(whole, -0x1.92p+0f, x);
   high = mpg_fma(whole, -0x1.fb4p-12f, high);
   float r = mpg_fma(whole, -0x1.444p-24f, high);

@@ -57,12 +57,13 @@ MPG_INLINE double mpg_fma_double(double a, double b, double c) {
 #define MPG_HALF_PI 0x1.921fb54442d18p+0
 #define MPG_DOUBLE_LN2_HIGH 0x1.62e42feep-1 /* 32 bits: its product with an exponent is exact */
 #define MPG_DOUBLE_LN2_LOW 0x1.a39ef35793c76p-33
-/* 2^n. Unsigned, so that the arbitrary exponents of NaN wrap. */
+/* Returns 2^n. n is unsigned, because a NaN leads to arbitrary exponents, whose overflow must be
+ * defined. */
 MPG_INLINE double mpg_double_power_of_two(uint64_t n) {
   return mpg_double_from_bits((n + 1023) << 52);
 }
 
-/* Reduces x = n ln 2 + r, |r| <= ln 2 / 2; returns r. */
+/* Splits x = n ln 2 + r with |r| <= ln 2 / 2. Returns r. */
 MPG_INLINE double mpg_double_exp_rest(double x, uint64_t *n) {
   double shifted = mpg_fma_double(x, MPG_DOUBLE_LOG2_E, MPG_DOUBLE_ROUNDER);
   double whole = shifted - MPG_DOUBLE_ROUNDER;
@@ -76,7 +77,8 @@ MPG_INLINE double mpg_double_expm1_near(double r) { /* |r| <= ln 2 / 2 */
                1.0 / 362880, 1.0 / 40320, 1.0 / 5040, 1.0 / 720, 1.0 / 120, 1.0 / 24, 1.0 / 6, 0.5);
   return mpg_fma_double(q, r * r, r);
 }
-/* y * 2^n in two factors, since the result may be subnormal or overflow. */
+/* Returns y * 2^n. Multiplies by two powers of two, since the result may be subnormal or
+ * overflow. */
 MPG_INLINE double mpg_double_scaled(double y, uint64_t n) {
   uint64_t half = ((n + 2048) >> 1) - 1024;
   return y * mpg_double_power_of_two(half) * mpg_double_power_of_two(n - half);
@@ -106,7 +108,7 @@ MPG_INLINE double mpg_expm1(double x) {
   return n == 0 ? x == 0.0 ? x : y : result;
 }
 
-/* log(1 + f) + e ln 2. */
+/* Returns log(1 + f) + e ln 2. */
 MPG_INLINE double mpg_double_log_of_parts(double f, double e) {
   double s = f / (2.0 + f), z = s * s, half = 0.5 * f * f;
   double q = MPG_POLY(mpg_fma_double, z, 2.0 / 23, 2.0 / 21, 2.0 / 19, 2.0 / 17, 2.0 / 15, 2.0 / 13,
@@ -116,7 +118,7 @@ MPG_INLINE double mpg_double_log_of_parts(double f, double e) {
   return mpg_fma_double(e, MPG_DOUBLE_LN2_HIGH, f - (half - small));
 }
 
-/* x = 2^e (1 + f), sqrt(1/2) <= 1 + f < sqrt(2); x positive and normal. */
+/* Splits a positive normal x = 2^e (1 + f) with sqrt(1/2) <= 1 + f < sqrt(2). Returns f. */
 MPG_INLINE double mpg_double_log_parts(double x, double *exponent) {
   uint64_t shifted = mpg_double_bits(x) - 0x3fe6a09e667f3bcdu;
   uint64_t biased = (shifted >> 52) ^ 0x800; /* the signed exponent + 2048 */
@@ -132,8 +134,8 @@ MPG_INLINE double mpg_log(double x) {
   return mpg_double_log_special(x, mpg_double_log_of_parts(f, e - (subnormal ? 54.0 : 0.0)));
 }
 
-/* log(x) * factor, where factor * ln 2 is `two` + `two_low`; `two` has few bits, so that its
- * products are exact. */
+/* Returns log(x) * factor. The caller passes factor * ln 2 as `two` + `two_low`, where `two` has
+ * few bits, so that its product with an exponent is exact. */
 MPG_INLINE double mpg_double_log_of_base(double x, double factor, double two, double two_low) {
   int subnormal = x < 0x1p-1022;
   double e, f = mpg_double_log_parts(x * (subnormal ? 0x1p54 : 1.0), &e);
@@ -162,7 +164,8 @@ MPG_INLINE double mpg_tanh(double x) {
   return copysign(t / (t + 2.0), x);
 }
 
-/* 1 - erf(u) = exp(-E(u)), which is negligible beyond 6. */
+/* Uses a polynomial for |x| < 1, else 1 - erf(u) = exp(-e(u)) with u = |x|. Bounds u by 6, where
+ * erf rounds to 1. */
 MPG_INLINE double mpg_erf(double x) {
   double t = fabs(x), s = x * x;
   double p = MPG_POLY(mpg_fma_double, s, -0x1.acaea087ef4a3p-31, 0x1.d77462fec50a4p-27,
@@ -191,7 +194,7 @@ MPG_INLINE double mpg_double_quarter_turns(double x, uint64_t *quarter, double *
   double shifted = mpg_fma_double(x, 0x1.45f306dc9c883p-1, MPG_DOUBLE_ROUNDER);
   double whole = shifted - MPG_DOUBLE_ROUNDER;
   *quarter = mpg_double_bits(shifted);
-  /* pi / 2 in four parts; the first three have at most 26 bits */
+  /* pi / 2 in four parts. The first three have at most 26 bits, so their products are exact. */
   double high = mpg_fma_double(whole, -0x1.921fb5p+0, x);
   high = mpg_fma_double(whole, -0x1.110b46p-26, high);
   double r = mpg_fma_double(whole, -0x1.1a6262p-54, high);
@@ -236,8 +239,9 @@ MPG_INLINE double mpg_tan_limited(double x) {
   return (odd ? cosine : sine) / (odd ? -sine : cosine);
 }
 
-/* Remainder of x / y with the sign of y, for finite numbers with a limited quotient: the product is
- * subtracted exactly. */
+/* mpg_remainder_limited returns the remainder of x / y with the sign of y. It requires
+ * MPG_DOUBLE_REMAINDER_NEAR: finite numbers, a quotient below 2^50, and a fused multiply-add, which
+ * subtracts the product exactly. */
 #ifdef MPG_MATH_FUSED
 #define MPG_DOUBLE_REMAINDER_NEAR(x, y) \
   ((fabs(x) < fabs(y) * 0x1p50) & (fabs(y) < (double)INFINITY))
@@ -254,7 +258,7 @@ MPG_INLINE double mpg_remainder_limited(double x, double y) {
 #ifdef MPG_MATH_FUSED
 MPG_POWER_ENDS(mpg_double_power_ends, double, fabs, trunc, copysign)
 
-/* x^y with the logarithm as a sum of two doubles, relative error 2^-66. */
+/* Returns x^y. Computes the logarithm as a sum of two doubles with a relative error of 2^-66. */
 MPG_INLINE double mpg_pow(double x, double y) {
   double magnitude = fabs(x);
   int subnormal = magnitude < 0x1p-1022;

@@ -24,7 +24,8 @@
 #define mpg_gammalnf_limited(x) ((float)lgamma(x))
 #else
 
-/* e ln 2 + log(1 + f), with f as mpg_double_log_parts returns it; relative error 2^-43. */
+/* Returns e ln 2 + log(1 + f) for f and e from mpg_double_log_parts. The relative error is 2^-43.
+ */
 MPG_INLINE double mpg_short_log_of_parts(double f, double e) {
   double s = f / (2.0 + f), z = s * s;
   double q = MPG_POLY(mpg_fma_double, z, 0x1.8c9ae3387ea30p-3, 0x1.c67a06c4c8684p-3,
@@ -35,7 +36,7 @@ MPG_INLINE double mpg_short_log(double x) { /* for a positive normal number */
   double e, f = mpg_double_log_parts(x, &e);
   return mpg_short_log_of_parts(f, e);
 }
-/* log(1 + x) for 0 <= x < 2^1000; relative error 2^-43. */
+/* Returns log(1 + x) for 0 <= x < 2^1000. The relative error is 2^-43. */
 MPG_INLINE double mpg_short_log1p(double x) {
   double u = 1.0 + x, e;
   double lost = x > 1.0 ? 1.0 - (u - x) : x - (u - 1.0);
@@ -45,8 +46,8 @@ MPG_INLINE double mpg_short_log1p(double x) {
   return mpg_short_log_of_parts(mpg_fma_double(lost, scale, f), e);
 }
 
-/* exp(x) with relative error 2^-34. Beyond the range of floats, the result is only known to exceed
- * that range as well. */
+/* Returns exp(x) with a relative error of 2^-34. If exp(x) is outside the range of floats, the
+ * result is imprecise but also outside that range. */
 MPG_INLINE double mpg_short_exp(double x) {
   double magnitude = fabs(x), bounded = copysign(magnitude > 200.0 ? 200.0 : magnitude, x);
   double shifted = mpg_fma_double(bounded, MPG_DOUBLE_LOG2_E, MPG_DOUBLE_ROUNDER);
@@ -97,7 +98,7 @@ MPG_INLINE float mpg_atanf(float x) {
   return copysignf((float)(large ? MPG_HALF_PI - y : y), x);
 }
 
-/* arcsin |x| if |x| <= 1/2, else half of arccos |x|. */
+/* Returns arcsin |x| if |x| <= 1/2, else half of arccos |x|. */
 MPG_INLINE double mpg_arc_reduced(float magnitude) {
   double wide = magnitude, half = 0.5 - 0.5 * wide;
   double z = magnitude > 0.5f ? sqrt(half) : wide, s = magnitude > 0.5f ? half : wide * wide;
@@ -137,8 +138,8 @@ MPG_INLINE float mpg_atanhf(float x) {
   return copysignf(wide <= 1.0 ? y : NAN, x);
 }
 
-/* |x|^(-1/3), times 2^8 if |x| is `scaled` by 2^24: an estimate from the bits, then two steps of a
- * series. */
+/* Returns scaled^(-1/3). Refines an estimate from the bits in two steps of a power series. Callers
+ * scale a small |x| by 2^24 to avoid subnormals, which scales the result by 2^-8. */
 MPG_INLINE double mpg_inverse_cube_root(float scaled) {
   float third = (float)(int32_t)mpg_float_bits(scaled) * (1.0f / 3);
   float y = mpg_float_from_bits((uint32_t)(0x54a20000 - (int32_t)third));
@@ -180,9 +181,10 @@ MPG_INLINE float mpg_erfinvf(float x) {
   return fabsf(x) <= 1.0f ? y : NAN;
 }
 
-/* log |gamma(x)| for x > -2, with an absolute error of 2^-32, which is relative near the zeros 1
- * and 2. Below 3 it evaluates y = x, x + 1 or x + 3 in [1, 3) and subtracts the logarithm of the
- * factors between; otherwise Stirling's formula. */
+/* Returns log |gamma(x)| for x > -2. The absolute error is 2^-32; near the zeros 1 and 2, the
+ * relative error is. Below 3, evaluates a polynomial at y = x, x + 1 or x + 3 in [1, 3) and
+ * subtracts the logarithm of gamma(y) / gamma(x), a product of up to three factors. From 3 on, uses
+ * Stirling's formula. */
 MPG_INLINE double mpg_short_gammaln(double x) {
   int large = x >= 3.0;
   double y = x < 0.0 ? x + 3.0 : x < 1.0 ? x + 1.0 : x;
@@ -206,7 +208,8 @@ MPG_INLINE float mpg_gammalnf_limited(float x) {
   float y = (float)mpg_short_gammaln((double)x);
   return x < INFINITY ? y : x;
 }
-/* Gamma function; negative arguments use the reflection pi / (sin(pi x) gamma(1 - x)). */
+/* Returns the gamma function. Negative arguments use the reflection formula
+ * pi / (sin(pi x) gamma(1 - x)). */
 MPG_INLINE float mpg_gammaf(float x) {
   double wide = x, above = x < 0.0f ? 1.0 - wide : wide;
   double g = mpg_short_exp(mpg_short_gammaln(above));
@@ -222,8 +225,8 @@ MPG_INLINE float mpg_gammaf(float x) {
   return x < INFINITY ? y : x;
 }
 
-/* Remainder of x / y with the sign of y, for finite numbers with a limited quotient: exact in
- * double. */
+/* mpg_remainderf_limited returns the remainder of x / y with the sign of y. It requires
+ * MPG_REMAINDER_NEAR: finite numbers with a quotient below 2^28, for which double is exact. */
 #define MPG_REMAINDER_NEAR(x, y) ((fabsf(x) < fabsf(y) * 0x1p28f) & (fabsf(y) < INFINITY))
 MPG_INLINE float mpg_remainderf_limited(float x, float y) {
   double quotient = (double)x / (double)y;
