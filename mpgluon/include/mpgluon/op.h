@@ -48,7 +48,8 @@ enum {
   MPGLUON_BOOL = 7,
   MPGLUON_BFLOAT16 = 12
 };
-/* Set of one dtype, for MPGLUON_SET(MPGLUON_FLOAT32) | MPGLUON_SET(MPGLUON_FLOAT64). */
+/* The set with one dtype. Combine sets with |, as in
+ * MPGLUON_SET(MPGLUON_FLOAT32) | MPGLUON_SET(MPGLUON_FLOAT64). */
 #define MPGLUON_SET(dtype) (UINT32_C(1) << (dtype))
 
 /* An array that a kernel reads or writes: row-major and contiguous. It may be empty. */
@@ -65,7 +66,7 @@ static inline int64_t mpgluon_size(const mpgluon_array *array) {
   return size;
 }
 
-/* Shape and dtype. */
+/* Shape and dtype of an array, which may be partly unknown. */
 typedef struct mpgluon_desc {
   int32_t dtype;                         /* MPGLUON_UNKNOWN if not known */
   int32_t ndim;                          /* -1 if not known */
@@ -74,6 +75,7 @@ typedef struct mpgluon_desc {
 
 /* --- Parameters ------------------------------------------------------------------------------- */
 
+/* Kinds of parameters, with the field of mpgluon_value that holds the value. */
 enum {
   MPGLUON_INTEGER = 1, /* value.integer */
   MPGLUON_NUMBER,      /* value.number */
@@ -101,14 +103,14 @@ typedef union mpgluon_value {
 
 /* --- Arguments of functions ------------------------------------------------------------------- */
 
-/* Inference of the outputs' shapes and dtypes from the inputs. May grow. */
+/* Arguments of `infer`, which computes the outputs' shapes and dtypes from the inputs. May grow. */
 typedef struct mpgluon_infer {
   const struct mpgluon_op *op;
   const mpgluon_value *params; /* in the order of the table */
   int32_t num_inputs, num_outputs;
   /* The shape of the first input is known. Later inputs, such as weights with deferred
-   * initialization, may have unknown shapes, which the function may complete. The user gets an
-   * error if they contradict the given arrays. */
+   * initialization, may have unknown shapes, which the function may fill in. The user gets an
+   * error if a shape that was filled in contradicts the given array. */
   mpgluon_desc *inputs;
   mpgluon_desc *outputs; /* unknown on entry; the function sets them */
   int32_t train;         /* 1 in autograd's train mode */
@@ -116,15 +118,15 @@ typedef struct mpgluon_infer {
   size_t error_size;
 } mpgluon_infer;
 
-/* A kernel call. May grow. */
+/* Arguments of a kernel. May grow. */
 typedef struct mpgluon_call {
   const struct mpgluon_op *op;
   const mpgluon_value *params;
   int32_t num_inputs, num_outputs;
   /* Read-only except for states. In backward, states have data NULL and ndim 0. */
   const mpgluon_array *inputs;
-  /* Forward writes all elements. Backward gets the shapes. It gets the data only if the op has the
-   * flag MPGLUON_BACKWARD_READS_OUTPUTS; otherwise data is NULL. */
+  /* Forward must write all elements. Backward gets the outputs' shapes. It gets their data only if
+   * the op has the flag MPGLUON_BACKWARD_READS_OUTPUTS; otherwise data is NULL. */
   const mpgluon_array *outputs;
   /* Backward only. output_gradients[i] is zero if output i has no gradient. The kernel writes
    * input_gradients of all inputs except states. It may skip input i if bit i of `wanted` is 0. */
@@ -134,15 +136,16 @@ typedef struct mpgluon_call {
   int32_t num_threads; /* number of threads that the kernel may use */
   void *stream; /* the cudaStream_t to queue all work on; its GPU is current. NULL on a CPU */
   /* Returns temporary memory of the kernel's device, aligned to 64 bytes, or NULL if memory is
-   * exhausted. It is valid until the function returns, or on a GPU until the queued work is done.
-   * The next call of `scratch` reuses it. */
+   * exhausted. The memory is valid until the function returns, or on a GPU until the queued work
+   * is done. The next call of `scratch` reuses this memory. */
   void *(*scratch)(const struct mpgluon_call *call, size_t size);
   void *host; /* private, for scratch */
   char *error;
   size_t error_size;
 } mpgluon_call;
 
-/* Sets the error text, with a format as in printf. The function returns the value of this macro. */
+/* Sets the error text from a printf format and evaluates to MPGLUON_FAILED, which the function must
+ * return. */
 #define MPGLUON_FAILED 1
 #define mpgluon_fail(call, ...) \
   (snprintf((call)->error, (call)->error_size, __VA_ARGS__), MPGLUON_FAILED)
