@@ -23,7 +23,8 @@ typedef struct mpg_array {
   /* Owned reference to the op or variable that produced the array; NULL if not on the tape. */
   mpg_tape_node *node;
   uint32_t output; /* output index of node */
-  /* Compiled calls rely on the tensor and node. Call mpg_array_changed when these are replaced. */
+  /* True if compiled calls rely on the tensor and node, so mpg_array_changed must be called when
+   * either is replaced. */
   bool bound;
   mpg_trace *trace; /* owned reference while traced, else NULL */
   mpg_value value;  /* value of the array in the traced graph */
@@ -37,9 +38,9 @@ void mpg_array_clear(mpg_array *array);
 static inline void mpg_array_clear_all(mpg_array *arrays, size_t count) {
   for (size_t i = 0; arrays && i < count; i++) mpg_array_clear(&arrays[i]);
 }
-/* Creates another reference to the same array (retains). */
+/* Sets *target to a new reference to the tensor, node and trace of `source`. */
 void mpg_array_copy(mpg_array *target, const mpg_array *source);
-/* Returns the number of times that the tensor or node of a bound array was replaced. */
+/* Returns how often the tensor or node of any bound array has been replaced. */
 uint64_t mpg_array_changes(void);
 void mpg_array_note_change(void);
 static inline void mpg_array_changed(const mpg_array *array) {

@@ -13,23 +13,25 @@ bool mpg_autograd_recording(void);
 bool mpg_autograd_set_recording(bool on); /* returns the previous value */
 bool mpg_autograd_training(void);
 bool mpg_autograd_set_training(bool on);
-/* While on, calls of this thread ignore the rules of mixed precision. */
+/* Turns the rules of mixed precision off (`on`) or on for calls of this thread. Returns the
+ * previous value. */
 bool mpg_autograd_set_uncast(bool on);
 
-/* Calls an op: emits it into a graph if it belongs to a trace (trace.h). Otherwise runs it and,
- * while recording, puts it on the tape. `inputs` are borrowed. `outputs` are num_visible empty
- * structs that are filled and owned by the caller. `out` is NULL or num_visible arrays to write
- * into; `outputs` is then unused. `out` is not allowed in a trace, nor while recording on arrays of
- * the tape (MXNet's rule). CREATES ops take their device from params. */
+/* Calls an op. If the call belongs to a trace (trace.h), emits the op into the trace's graph.
+ * Otherwise runs the op and, while recording, puts it on the tape. `inputs` are borrowed. `outputs`
+ * are num_visible empty structs, which the call fills and the caller owns. `out` is NULL or holds
+ * num_visible arrays to write into; `outputs` is then unused. `out` is not allowed in a trace.
+ * While recording, `out` is not allowed if an array is on the tape (MXNet's rule). Ops with
+ * MPG_OP_CREATES take their device from params. */
 mpg_status mpg_call(const mpg_op *op, const void *params, mpg_array *const *inputs, int num_inputs,
                     mpg_array *outputs, int num_visible, mpg_array *const *out);
-/* Same as mpg_call. If `separate`, the result is a new array even for ops whose output shares the
- * input's bytes (reshape). */
+/* Same as mpg_call. If `separate`, the result has its own memory even if the op would return a view
+ * of its input (reshape). */
 mpg_status mpg_call_as(const mpg_op *op, const void *params, mpg_array *const *inputs,
                        int num_inputs, mpg_array *outputs, int num_visible, mpg_array *const *out,
                        bool separate);
-/* Detaches: *target (empty) gets the same tensor, off the tape. For a traced array, emits
- * `_detach`. */
+/* Sets *target (empty) to an array with the same tensor that is not on the tape. For a traced
+ * array, emits the op `_detach`. */
 mpg_status mpg_array_detach(mpg_array *target, const mpg_array *source);
 /* Returns the number of visible outputs of a call. */
 int mpg_call_outputs(const mpg_op *op, const void *params, int num_inputs);
@@ -41,13 +43,13 @@ mpg_status mpg_autograd_mark_variable(mpg_array *array, mpg_grad_req request,
 /* Gets a variable's gradient tensor (retained into *gradient) and its request. Returns false if the
  * array is not a variable. */
 bool mpg_autograd_gradient(const mpg_array *array, mpg_tensor *gradient, mpg_grad_req *request);
-/* True if backward has written the gradient since the flag was last cleared (Trainer's
- * stale-gradient check). */
+/* The "fresh" flag of a variable's gradient. Backward sets the flag, and Trainer clears it after an
+ * update, so that it can detect stale gradients. */
 bool mpg_autograd_fresh(const mpg_array *array);
 void mpg_autograd_set_fresh(mpg_array *array, bool fresh);
 
-/* Runs backward from the heads. `head_grads` is NULL, or holds an array or NULL (ones) per head.
- * `train` is the mode of the backward ops. */
+/* Runs backward from the heads. `head_grads` holds one gradient per head. An entry of NULL, or
+ * `head_grads` of NULL, means a gradient of ones. `train` is the mode of the backward ops. */
 mpg_status mpg_autograd_backward(mpg_array *const *heads, mpg_array *const *head_grads,
                                  int num_heads, bool retain_graph, bool train);
 /* Computes the gradients of the heads with respect to `variables` into `gradients` (empty structs,
@@ -56,9 +58,9 @@ mpg_status mpg_autograd_grad(mpg_array *const *heads, mpg_array *const *head_gra
                              mpg_array *const *variables, int num_variables, bool retain_graph,
                              bool create_graph, bool train, mpg_array *gradients);
 
-/* Passes the recorded computation of `head` to `read` as a graph of ops whose inputs are the
- * variables and the arrays off the tape. Calls of compiled functions are expanded to ops. Fails if
- * the computation contains a Python function. */
+/* Passes the recorded computation of `head` to `read` as a graph of ops. Its inputs are the
+ * variables and the arrays that are not on the tape. Calls of compiled functions are expanded to
+ * ops. Fails if the computation contains a Python function. */
 struct mpg_graph;
 mpg_status mpg_autograd_read(mpg_array *head,
                              mpg_status (*read)(const struct mpg_graph *graph, mpg_value head,
@@ -68,8 +70,8 @@ mpg_status mpg_autograd_read(mpg_array *head,
 /* A differentiable call that is opaque to the core: autograd.Function or a custom op. */
 typedef struct mpg_callback {
   const char *name;
-  /* Computes the num_inputs in_grads, which are empty structs, from the num_outputs out_grads. An
-   * empty struct represents a zero gradient in both. Runs in the thread that called backward, with
+  /* Computes the input gradients in_grads (empty structs) from the output gradients out_grads. In
+   * both, an empty struct represents a zero gradient. Runs in the thread that called backward, with
    * the host lock held. May return MPG_HOST_EXCEPTION. */
   mpg_status (*backward)(void *state, mpg_array *const *out_grads, int num_outputs,
                          mpg_array *in_grads, int num_inputs);
@@ -84,8 +86,8 @@ mpg_status mpg_autograd_record_callback(const mpg_callback *callback, void *stat
 /* Sets the block path under which this thread queues ops (mpg_scope_intern) and returns the
  * previous one. */
 uint32_t mpg_autograd_set_scope(uint32_t scope);
-/* The loop position (mpg_submission.steps) under which this thread queues work. The setter returns
- * the previous position. */
+/* The loop position of the work that this thread queues, for errors (mpg_submission.steps). The
+ * setter returns the previous position. */
 uint64_t mpg_autograd_steps(void);
 uint64_t mpg_autograd_set_steps(uint64_t steps);
 /* Enters step `step` (counted from 0) of a loop that began at loop position `outer`. */

@@ -1,5 +1,5 @@
-/* Backward: collects the tape, differentiates, assigns gradient destinations, runs. MXNet 1.9.1's
- * semantics. */
+/* Backward: collects the computation from the tape, appends its gradient, assigns the destinations
+ * of gradients, and runs. Semantics are MXNet 1.9.1's. */
 #include <string.h>
 
 #include "autograd/trace.h"
@@ -31,8 +31,8 @@ static void pass_end(mpg_backward_pass *pass) {
   kept_passes = pass;
 }
 
-/* True if the head is a concatenation along the first axis and the gradient only has more rows. As
- * in MXNet, the first rows are used then. */
+/* True if the head is a concatenation along the first axis and its given gradient has more rows but
+ * otherwise the same shape. As in MXNet, the gradient's first rows are then used. */
 static bool has_more_rows(const mpg_graph *graph, mpg_value head, const mpg_shape *want,
                           const mpg_shape *have) {
   const mpg_node *node = &graph->nodes[head.node];
@@ -88,7 +88,7 @@ static mpg_status head_gradient(mpg_backward_pass *pass, const mpg_array *head,
                         result);
 }
 
-/* Heads with their gradients, in order; bound once the arrays exist. */
+/* The heads of a backward and their gradients, as given and as values of the graph. */
 typedef struct head_list {
   mpg_array *const *heads, *const *gradients;
   int count;
@@ -131,7 +131,7 @@ static mpg_status differentiate(mpg_backward_pass *pass, head_list *list, const 
   return MPG_OK;
 }
 
-/* Resizes and clears the per-value arrays of execution for all values of the graph. */
+/* Grows the execution state to all values of the graph and clears it. */
 static mpg_status grow_arrays(mpg_backward_pass *pass) {
   size_t count = pass->graph.num_values;
   MPG_TRY(mpg_grow((void **)&pass->arrays, &pass->arrays_capacity, count, sizeof *pass->arrays));
@@ -163,13 +163,14 @@ static void consume(mpg_backward_pass *pass) {
   for (size_t i = 0; i < pass->num_nodes; i++) mpg_tape_consume(pass->nodes[i]);
 }
 
-/* Returns the graph input of a head gradient, which may be a reshape or a slice of it. */
+/* Returns the graph input from which a head gradient is computed: the gradient itself, or the input
+ * of its reshape or slice. */
 static mpg_value given(const mpg_graph *graph, mpg_value value) {
   const mpg_node *node = &graph->nodes[value.node];
   return mpg_node_is_input(node) ? value : mpg_node_inputs(graph, node)[0];
 }
 
-/* Binds the head gradients' contents once the arrays exist. */
+/* Sets the arrays of the given head gradients. */
 static void bind_heads(mpg_backward_pass *pass, const head_list *list) {
   for (int i = 0; i < list->count; i++)
     if (list->gradients && list->gradients[i])
@@ -178,7 +179,8 @@ static void bind_heads(mpg_backward_pass *pass, const head_list *list) {
                      list->gradients[i]);
 }
 
-/* Sets *missed if a call does not reach all parameters of a set that was collected as one value. */
+/* Sets *missed if the gradient of a call does not reach all parameters of a set that was collected
+ * as one value. */
 static mpg_status find_missed(mpg_backward_pass *pass, bool *missed) {
   mpg_graph *graph = &pass->graph;
   for (size_t n = 0; pass->num_parameter_sets && n < graph->num_nodes && !*missed; n++) {
@@ -195,8 +197,9 @@ static mpg_status find_missed(mpg_backward_pass *pass, bool *missed) {
   return MPG_OK;
 }
 
-/* Sets *again if no gradient reaches a parameter set that was collected as one variable, or only
- * some of its variables. The caller then restarts with the variables one by one. */
+/* Differentiates and runs a collected pass. Instead sets *again if a parameter set was collected as
+ * one value but gradients do not reach all its variables. The caller then restarts and collects the
+ * variables one by one. */
 static mpg_status backward(mpg_backward_pass *pass, head_list *list, bool retain, bool train,
                            bool *again) {
   mpg_graph *graph = &pass->graph;
@@ -308,8 +311,8 @@ mpg_status mpg_autograd_backward(mpg_array *const *heads, mpg_array *const *head
   return again ? try_backward(&list, retain_graph, train, false, &unused) : status;
 }
 
-/* A recorded gradient that does not depend on a variable is a constant. It is put on the tape
- * anyway, so that it can be differentiated again, which gives zeros. */
+/* Puts a gradient on the tape that does not depend on any variable. Without this, differentiating
+ * the gradient again would fail; with it, the second gradient is zero. */
 static mpg_status record_constant(mpg_array *gradient, mpg_array *variable) {
   mpg_array *inputs[] = {gradient, variable}, recorded = {0};
   mpg_reshape_like_params params;
@@ -320,8 +323,9 @@ static mpg_status record_constant(mpg_array *gradient, mpg_array *variable) {
   return MPG_OK;
 }
 
-/* Copies a gradient if its storage has other holders: an input, a head gradient or another result.
- * Saved contents are exempt, because a write preserves them. */
+/* Copies a gradient if its storage is shared with an input, a head gradient or another result, so
+ * that the caller may write it. Sharing with saved contents is harmless, because a write preserves
+ * them. */
 static mpg_status unshare(mpg_tensor *gradient) {
   const mpg_storage *storage = gradient->storage;
   if ((uint32_t)storage->references <= 1 + storage->savers) return MPG_OK;

@@ -1,20 +1,21 @@
-/* State of one backward pass: a graph of the reached part of the tape, with the gradient appended,
- * and the arrays that hold the graph's values. Passes are kept for reuse, so that a backward
- * allocates nothing in steady state. Internal to csrc/autograd. Threads: host lock.
+/* State of one backward pass: a graph of the part of the tape that the heads reach, followed by the
+ * gradient ops, and the arrays that hold the graph's values. Passes are kept for reuse, so that a
+ * backward allocates nothing in steady state. Internal to csrc/autograd. Threads: host lock.
  */
 #ifndef MPG_AUTOGRAD_BACKWARD_PASS_H
 #define MPG_AUTOGRAD_BACKWARD_PASS_H
 
 #include "autograd/parameter_set.h"
 
-typedef struct mpg_saved_place { /* the slot that saves the contents of a forward value */
-  mpg_tape_node *node;           /* borrowed; NULL if not saved */
+/* The tape node and slot in which the contents of a forward value are saved. */
+typedef struct mpg_saved_place {
+  mpg_tape_node *node; /* borrowed; NULL if not saved */
   uint32_t slot;
 } mpg_saved_place;
 
 typedef struct mpg_backward_pass {
   mpg_graph graph;
-  mpg_tape_node **nodes; /* reached, in topological order; owned references */
+  mpg_tape_node **nodes; /* the reached nodes in topological order; owned references */
   size_t num_nodes, nodes_capacity;
   struct mpg_backward_pass_frame {
     mpg_tape_node *node;
@@ -26,11 +27,11 @@ typedef struct mpg_backward_pass {
   size_t owners_capacity;
   mpg_saved_place *saved_places; /* per forward value */
   size_t saved_places_capacity;
-  mpg_value *work; /* heads, head gradients, wanted, gradients */
+  mpg_value *work; /* values of heads, head gradients, wanted variables and their gradients */
   size_t work_capacity;
   mpg_value *edges; /* inputs of the node being built */
   size_t edges_capacity;
-  /* Execution state, per value of the whole graph. */
+  /* Execution state, one entry per value of the graph. */
   mpg_array *arrays;
   uint32_t *uses;
   mpg_target **targets;
@@ -39,30 +40,32 @@ typedef struct mpg_backward_pass {
   size_t target_list_capacity;
   mpg_tape_node **variables; /* borrowed from nodes */
   size_t num_variables, variables_capacity;
-  /* Parameter sets of calls. If `together`, each set is one value, which requires that no variable
-   * is reached twice. */
+  /* Parameter sets of calls. If `together`, each set is one value of the graph. `clash` is set if a
+   * variable is reached in more than one way, which `together` does not allow. */
   struct mpg_backward_pass_set {
     mpg_parameter_set *parameters; /* borrowed from nodes */
     uint32_t graph_node;
   } *parameter_sets;
   size_t num_parameter_sets, parameter_sets_capacity;
-  uint64_t *distinct; /* numbers of parameter sets that share no variable */
+  uint64_t *distinct; /* cache: numbers of the last parameter sets found to share no variable */
   size_t num_distinct, distinct_capacity;
   bool together, clash;
-  bool taken; /* saved contents were taken from the tape */
+  bool taken; /* saved contents were moved out of the tape, so its nodes must be consumed */
   struct mpg_backward_pass *next;
 } mpg_backward_pass;
 
 /* Collects the computation of the heads and builds its graph. If create_graph, calls are expanded
- * to ops. If `together`, a parameter set is one value where possible. */
+ * to ops. If `together`, each parameter set becomes one value unless a variable is reached in more
+ * than one way. */
 mpg_status mpg_backward_pass_collect(mpg_backward_pass *pass, mpg_array *const *heads,
                                      int num_heads, bool create_graph, bool together);
 /* Returns the graph value of an array on the tape. */
 mpg_value mpg_backward_pass_value(const mpg_backward_pass *pass, const mpg_array *array);
-/* Runs the live nodes of the backward phase. The num_kept values in `kept` are not released. */
+/* Runs the nodes of the backward phase that the num_kept values in `kept` depend on. Keeps the
+ * arrays of these values and releases all others. */
 mpg_status mpg_backward_pass_run(mpg_backward_pass *pass, const mpg_value *kept, size_t num_kept,
                                  bool retain, bool create_graph, bool train);
-/* Creates the array of a value that a call left empty. */
+/* Creates an array of zeros for a value that a call left empty. */
 mpg_status mpg_backward_pass_fill_zero(mpg_backward_pass *pass, uint32_t value);
 
 #endif

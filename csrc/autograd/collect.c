@@ -4,7 +4,7 @@
 
 #include "autograd/backward_pass.h"
 
-static uint64_t passes; /* runtime state: number of passes so far, which marks the current one */
+static uint64_t passes; /* runtime state: number of passes so far */
 
 uint64_t mpg_autograd_new_pass(void) { return ++passes; }
 
@@ -25,7 +25,7 @@ static mpg_status check_differentiable(const mpg_tape_node *node) {
                   mpg_tape_name(node));
 }
 
-/* Returns the end of an edge, following the expansions of calls. */
+/* Returns the node and *output that an edge leads to, following the expansions of calls. */
 static mpg_tape_node *resolve(mpg_tape_node *node, uint32_t *output) {
   while (node && node->expansion) {
     const mpg_tape_edge *stand_in = &node->expansion[*output];
@@ -42,7 +42,8 @@ static mpg_status append(mpg_backward_pass *pass, mpg_tape_node *node) {
   return MPG_OK;
 }
 
-/* Returns the number of parameters that are separate inputs, after the call's other inputs. */
+/* Returns the number of parameters that are separate inputs of the call: all, or 0 if parameter
+ * sets are single values. */
 static uint32_t num_parameters(const mpg_backward_pass *pass, const mpg_tape_node *node) {
   return node->parameters && !pass->together ? node->parameters->count : 0;
 }
@@ -53,7 +54,8 @@ static mpg_tape_edge edge_at(const mpg_tape_node *node, uint32_t i) {
              : (mpg_tape_edge){node->parameters->variables[i - node->num_inputs], 0};
 }
 
-/* Records a parameter set, and whether one of its variables is also reached in another way. */
+/* Adds the node's parameter set to the pass. Sets `clash` if one of its variables may also be
+ * reached in another way. */
 static mpg_status note_parameter_set(mpg_backward_pass *pass, mpg_tape_node *node) {
   mpg_parameter_set *parameters = node->parameters;
   if (!pass->together) return MPG_OK;
@@ -67,7 +69,8 @@ static mpg_status note_parameter_set(mpg_backward_pass *pass, mpg_tape_node *nod
   return MPG_OK;
 }
 
-/* Detects parameter sets that share a variable. Caches the answer for the same sets. */
+/* Sets `clash` if two parameter sets share a variable. Caches the sets that passed, so that the
+ * next backward with the same sets skips the comparison. */
 static mpg_status compare_parameter_sets(mpg_backward_pass *pass) {
   bool known = pass->num_distinct == pass->num_parameter_sets;
   for (size_t i = 0; known && i < pass->num_parameter_sets; i++)
@@ -88,7 +91,8 @@ static mpg_status compare_parameter_sets(mpg_backward_pass *pass) {
   return MPG_OK;
 }
 
-/* Iterative depth-first search; lists nodes after their dependencies. */
+/* Appends the nodes that `start` depends on, each after its dependencies (iterative depth-first
+ * search). */
 static mpg_status visit(mpg_backward_pass *pass, mpg_tape_node *start, uint32_t output,
                         bool create_graph) {
   start = resolve(start, &output);
@@ -132,9 +136,8 @@ static int by_sequence(const void *a, const void *b) {
   return x < y ? -1 : x > y;
 }
 
-/* Sorts by recording order, which equals the order of a trace, so that gradients are summed in the
- * same order.
- */
+/* Sorts the nodes by recording order. A trace has its nodes in the same order, so recorded and
+ * compiled computations sum gradients in the same order. */
 static void sort(mpg_backward_pass *pass) {
   for (size_t i = 1; i < pass->num_nodes; i++) {
     if (pass->nodes[i - 1]->sequence < pass->nodes[i]->sequence) continue;
@@ -167,7 +170,7 @@ static mpg_status add_variable(mpg_backward_pass *pass, mpg_tape_node *node) {
   return own(pass, value.node, node);
 }
 
-/* Adds the parameter set of a call as one value. */
+/* Adds a graph input that represents the call's whole parameter set. Its shape is a placeholder. */
 static mpg_status add_parameter_set(mpg_backward_pass *pass, const mpg_tape_node *node,
                                     mpg_value *value) {
   size_t k = 0;
@@ -179,8 +182,8 @@ static mpg_status add_parameter_set(mpg_backward_pass *pass, const mpg_tape_node
   return own(pass, value->node, NULL);
 }
 
-/* True if an input's saved contents differ from the value's contents so far, because it was
- * overwritten between two ops that read it. */
+/* True if an op saved other contents of a value than an earlier op did, because the array was
+ * overwritten between the two ops. */
 static bool was_overwritten(const mpg_backward_pass *pass, mpg_value value,
                             const mpg_saved *saved) {
   const mpg_saved_place *place = &pass->saved_places[mpg_value_index(&pass->graph, value)];
@@ -189,7 +192,7 @@ static bool was_overwritten(const mpg_backward_pass *pass, mpg_value value,
   return first->storage != saved->storage || first->version != saved->version;
 }
 
-/* Adds a value for the later contents of a tape value that was overwritten. */
+/* Adds a separate graph value for the contents of a tape value after it was overwritten. */
 static mpg_status add_later_contents(mpg_backward_pass *pass, mpg_tape_node *source,
                                      mpg_value *value) {
   const mpg_graph_value of = *mpg_graph_at(&pass->graph, *value);

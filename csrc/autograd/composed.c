@@ -1,4 +1,4 @@
-/* Eager calls of composed ops: calls the component ops in turn. */
+/* Eager calls of composed ops: runs the component ops one after another. */
 #include "autograd/composed.h"
 
 #include "autograd/autograd.h"
@@ -6,15 +6,16 @@
 #include "base/memory.h"
 
 enum { BLOCK = 32, MOST_BLOCKS = 64 };
-/* Minimum number of input elements for releasing intermediate arrays after their last reader, which
- * requires composing twice. */
+/* Minimum number of input elements for releasing intermediate arrays after their last use. Below
+ * it, the memory is not worth the additional composition that counts the uses. */
 enum { COUNTED_ELEMENTS = 16384 };
 
-/* The arrays created so far. Stored in blocks, because formulas hold pointers to descs. */
+/* The arrays created so far. They are stored in blocks, which never move, because formulas hold
+ * pointers to the arrays' descs. */
 typedef struct array_builder {
   mpg_builder builder;
   uint32_t count;
-  uint32_t *uses; /* per array: remaining readers; NULL if not counted */
+  uint32_t *uses; /* per array: number of uses that remain; NULL if not counted */
   mpg_device_id device;
   mpg_array *blocks[MOST_BLOCKS];
   mpg_array first[BLOCK];
@@ -117,7 +118,7 @@ mpg_status mpg_composed_call(const mpg_op *op, const void *params, mpg_array *co
   b.blocks[0] = b.first;
   if (total > MPG_MAX_NAMED * 2 && !(values = mpg_malloc((size_t)total * sizeof *values)))
     return mpg_out_of_host_memory((size_t)total * sizeof *values);
-  /* Copied, because other threads may change an array while an op waits. */
+  /* New references, because another thread may replace an array's tensor while an op waits. */
   for (int i = 0; i < num_inputs; i++) {
     mpg_array *array;
     MPG_GOTO(add(&b, &array, &values[i]));

@@ -1,4 +1,4 @@
-/* Device groups: the device of each group name, and the copies into a group. */
+/* Device groups: calls inside a group, and the copies of arrays to its device. */
 #include "autograd/groups.h"
 
 #include "autograd/autograd.h"
@@ -15,7 +15,7 @@ static mpg_status call_alone(const mpg_op *op, const void *params, mpg_array *co
   return status;
 }
 
-/* Returns the array on the device: a copy, or a view if it is already there. */
+/* Sets *target to the array on the device: a copy, or a view if the array is already there. */
 static mpg_status move(const mpg_array *array, mpg_device_id device, mpg_array *target) {
   mpg_array *input = (mpg_array *)array;
   if (mpg_device_id_equal(mpg_array_device_id(array), device)) {
@@ -29,7 +29,7 @@ static mpg_status move(const mpg_array *array, mpg_device_id device, mpg_array *
   return call_alone(mpg_op_get(MPG_OP__copyto), &params, &input, 1, target, 1, NULL, false);
 }
 
-/* Same as move, within a trace. An array with contents becomes a graph value first. */
+/* Same as move, within a trace. Reuses an earlier copy of the value on the device. */
 static mpg_status move_traced(mpg_trace *trace, const mpg_array *array, mpg_device_id device,
                               mpg_array *target) {
   mpg_value value;

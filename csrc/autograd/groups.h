@@ -1,7 +1,8 @@
-/* Device groups: ops in a group run on its device. Inputs on other devices are copied there first.
+/* Device groups: ops in a group run on the group's device. Inputs on other devices are copied there
+ * first.
  *
- * The mode is per thread. Programs enable it if the user names the device of every op, as
- * AttrScope(ctx_group=...) does with group2ctx. Outside of groups, an op fails if its inputs are on
+ * The active group is per thread. Groups are used if the user assigns a device to every op, as with
+ * AttrScope(ctx_group=...) and group2ctx. Outside of a group, an op fails if its inputs are on
  * different devices. Threads: host lock.
  */
 #ifndef MPG_AUTOGRAD_GROUPS_H
@@ -19,9 +20,9 @@ mpg_group mpg_group_get(void);
 mpg_group mpg_group_set(mpg_group group); /* returns the previous one */
 
 /* Sets `target`, which is empty, to the array on `device`: a copy, or a view if the array is
- * already there. Both a copy and a view sum their own gradients before other gradients are added,
- * so results are bitwise independent of the placement of groups. Within a trace, creates one copy
- * per value and device. */
+ * already there. In either case `target` is a separate node of the tape or graph, which sums the
+ * gradients of its uses first. Results are therefore bitwise independent of the placement of
+ * groups. Within a trace, creates one copy per value and device. */
 mpg_status mpg_group_move(const mpg_array *array, mpg_device_id device, mpg_array *target);
 
 /* Same as mpg_call_as, inside a group. */

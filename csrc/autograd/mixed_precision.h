@@ -10,9 +10,9 @@ mpg_status mpg_precision_call(mpg_trace *trace, const mpg_op *op, const void *pa
                               mpg_array *const *inputs, int num_inputs, mpg_array *outputs,
                               int num_visible, mpg_array *const *out, bool separate);
 
-/* Calls of ops without the precision rules (record.c). mpg_call_in emits the op into `trace`, or
- * runs it if `trace` is NULL. mpg_call_plain has no `out` and calls the component ops of another
- * op. */
+/* Call an op without the precision rules (record.c). mpg_call_in emits the op into `trace`, or
+ * runs it if `trace` is NULL. mpg_call_plain determines the trace itself. It is used for the
+ * component ops of a composed op. */
 mpg_status mpg_call_in(mpg_trace *trace, const mpg_op *op, const void *params,
                        mpg_array *const *inputs, int num_inputs, mpg_array *outputs,
                        int num_visible, mpg_array *const *out, bool separate);

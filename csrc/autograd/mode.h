@@ -17,7 +17,7 @@ typedef struct mpg_call_mode {
   mpg_trace *trace; /* the active one, borrowed */
   mpg_group group;
 } mpg_call_mode;
-/* Hidden, so that its lookup is as fast as that of a static variable. */
+/* Hidden visibility makes the thread-local lookup as fast as for a static variable. */
 extern __attribute__((visibility("hidden"))) _Thread_local mpg_call_mode mpg_mode;
 
 #endif

@@ -11,7 +11,8 @@ void mpg_parameter_set_release(mpg_parameter_set *parameters) {
     mpg_tensor_release(&parameters->tensors[i]);
     mpg_tape_release(parameters->variables[i]);
   }
-  mpg_free(parameters->latest); /* not held by a call, because calls hold a reference to the set */
+  /* No call holds these versions, because a call would also hold a reference to the set. */
+  mpg_free(parameters->latest);
   mpg_free(parameters);
 }
 
@@ -47,7 +48,8 @@ mpg_status mpg_parameter_set_make(mpg_array *const *arrays, uint32_t count,
   return MPG_OK;
 }
 
-/* Counts all calls that hold these versions as one saver of each parameter. */
+/* Counts the calls that hold these versions as one saver of each parameter whose contents have not
+ * changed since. */
 static void count_savers(mpg_late_savers *savers) {
   mpg_parameter_versions *versions = (mpg_parameter_versions *)savers;
   const mpg_parameter_set *parameters = versions->parameters;
@@ -67,7 +69,7 @@ static void uncount_savers(mpg_parameter_versions *versions) {
       mpg_contents_remove_saver(parameters->tensors[i].storage, versions->versions[i]);
 }
 
-/* Returns the number of references held by calls, without the set's own. */
+/* Returns the number of references that calls hold, which excludes the set's `latest`. */
 static int32_t calls_of(const mpg_parameter_versions *versions) {
   return versions->references - (versions->parameters->latest == versions);
 }
@@ -81,7 +83,7 @@ mpg_status mpg_parameter_set_versions(mpg_parameter_set *parameters,
       size_t size = sizeof *versions + parameters->count * (sizeof *versions->versions + 1);
       versions = mpg_malloc(size);
       if (!versions) return mpg_out_of_host_memory(size);
-      /* only the calls' references remain */
+      /* Only the calls' references to the previous versions remain. */
       if (parameters->latest) parameters->latest->references--;
       *versions = (mpg_parameter_versions){
           .savers = {.count = count_savers}, .references = 1, .parameters = parameters};
@@ -115,7 +117,7 @@ void mpg_parameter_set_save(mpg_parameter_set *parameters, const bool *saved) {
     parameters->saved[i] |= saved[i];
   }
   if (!more || !latest || !latest->counted) return;
-  uncount_savers(latest); /* recounted with the additional parameters */
+  uncount_savers(latest); /* to be counted again with the additional parameters */
   if (calls_of(latest)) mpg_late_savers_add(&latest->savers);
 }
 

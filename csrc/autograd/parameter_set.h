@@ -1,10 +1,10 @@
 /* Parameter sets: the variables among the arrays bound to compiled calls (a block's parameters), as
  * one unit.
  *
- * While the arrays are unchanged, a recorded call holds one reference to all of them. A backward
- * that reaches them only through one call treats them as one value, so it does not visit or read
- * them before its work is queued. A backward that also reaches one of them in another way, or
- * through another call of the same variables, handles them one by one (collect.c).
+ * While the arrays are unchanged, a recorded call holds a single reference to the set instead of
+ * one per array. A backward that reaches the variables only through one call treats the set as one
+ * value and does not visit the variables one by one before it queues work. A backward that also
+ * reaches a variable in another way handles the variables one by one (collect.c).
  *
  * Ownership: reference-counted; owns the tensors and variables. Threads: host lock.
  */
@@ -13,10 +13,14 @@
 
 #include "autograd/tape.h"
 
-/* Versions of the contents at one point in time. Calls that hold a reference save the contents. */
+/* Versions of the parameters' contents at one point in time. While a call holds a reference, these
+ * contents are saved for its backward. */
 typedef struct mpg_parameter_versions {
-  mpg_late_savers savers; /* linked in the list while calls hold a reference, or counted */
-  bool counted, *saved;   /* parameters that have a counted saver */
+  /* In the list of late savers while a call holds a reference, until the savers are counted. */
+  mpg_late_savers savers;
+  /* `counted` is true once the savers have been added to the storages (mpg_contents_add_saver), and
+   * `saved` marks the parameters for which that was done. */
+  bool counted, *saved;
   int32_t references;
   /* borrowed; a holder of these versions also holds a reference to the set */
   mpg_parameter_set *parameters;
@@ -29,15 +33,15 @@ struct mpg_parameter_set {
   int32_t references;
   uint32_t count;
   uint64_t number; /* unique */
-  uint64_t visit;  /* backward's mark: reached in that pass */
+  uint64_t visit;  /* number of the last backward pass that reached the set */
   bool distinct;   /* no variable occurs twice */
-  /* mpg_storage_foreign_reads at the last check that no other device reads a gradient; UINT64_MAX
-   * if unknown. */
+  /* mpg_storage_foreign_reads at the last check that found no other device reading a gradient, so
+   * that the check is skipped until another device reads. UINT64_MAX if unknown. */
   uint64_t quiet;
-  mpg_parameter_versions *latest; /* owned reference, which saves nothing */
+  mpg_parameter_versions *latest; /* owned reference; alone, it does not save the contents */
   mpg_tape_node **variables;      /* owned references; NULL if no gradient is wanted */
   mpg_tensor *gradients;          /* borrowed from the variables; empty if no gradient is wanted */
-  bool *saved;                    /* parameters that the backward of some call reads */
+  bool *saved;                    /* per parameter: true if the backward of a call reads it */
   mpg_tensor tensors[];
 };
 
@@ -48,14 +52,15 @@ static inline mpg_parameter_set *mpg_parameter_set_retain(mpg_parameter_set *par
   return parameters;
 }
 
-/* Returns a reference to the current versions, which saves the contents of the parameters in
- * `saved`. Allocates only if older versions are still held. */
+/* Returns a new reference to the current versions, which saves the contents of the parameters in
+ * `saved` until it is released. Allocates only the first time, or if calls still hold older
+ * versions. */
 mpg_status mpg_parameter_set_versions(mpg_parameter_set *parameters,
                                       mpg_parameter_versions **versions);
 void mpg_parameter_versions_release(mpg_parameter_versions *versions); /* NULL is allowed */
-/* Declares that a call's backward reads these parameters. */
+/* Adds parameters to those that the backward of a call reads. */
 void mpg_parameter_set_save(mpg_parameter_set *parameters, const bool *saved);
-/* True if no other device can still be reading a gradient. */
+/* True if no other device may still be reading a gradient. */
 bool mpg_parameter_set_unread(mpg_parameter_set *parameters);
 /* Marks the gradients as written by backward. */
 void mpg_parameter_set_set_fresh(mpg_parameter_set *parameters);

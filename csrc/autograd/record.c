@@ -15,7 +15,8 @@ int mpg_call_outputs(const mpg_op *op, const void *params, int num_inputs) {
   return mpg_op_visible_outputs(op, params, num_inputs);
 }
 
-/* Returns the device of an op that does not take it from its inputs; NULL for other ops. */
+/* Sets *device to the device that the op's parameters name. Ops that create arrays default to the
+ * CPU. NULL for ops that run on their inputs' device. */
 static mpg_status named_device(const mpg_op *op, const void *params, mpg_device **device) {
   mpg_device_id id = mpg_op_named_device(op, params);
   *device = NULL;
@@ -23,8 +24,8 @@ static mpg_status named_device(const mpg_op *op, const void *params, mpg_device 
   return id.type ? mpg_device_get(id, device) : MPG_OK;
 }
 
-/* Creates a node for a call that is about to run. Its edges are set here, because other threads may
- * replace its inputs while the call waits. */
+/* Creates the tape node of a call that is about to run. Sets its edges before the call runs,
+ * because other threads may replace the arrays' nodes while the call waits. */
 static mpg_status begin_record(const mpg_invocation *call, mpg_array *const *inputs,
                                mpg_tape_node **result) {
   const mpg_op *op = call->op;
@@ -40,7 +41,8 @@ static mpg_status begin_record(const mpg_invocation *call, mpg_array *const *inp
   return MPG_OK;
 }
 
-/* Puts the finished call on the tape. Takes ownership of the node. */
+/* Completes the node of a finished call and makes the known outputs point to it. Takes ownership of
+ * the node. */
 static void end_record(mpg_tape_node *node, const mpg_invocation *call, mpg_array *const *outputs,
                        int num_known) {
   const mpg_op *op = call->op;
@@ -76,7 +78,7 @@ typedef struct call_space {
   mpg_tensor *heap; /* used if the arrays exceed STACK_ARRAYS */
 } call_space;
 
-/* Fills in the inputs and outputs of a call and runs it. */
+/* Fills in the inputs and outputs of a call, runs it and, while recording, puts it on the tape. */
 static mpg_status run_and_record(mpg_invocation *call, mpg_array *const *inputs, mpg_array *outputs,
                                  int num_visible, mpg_array *const *out, bool recording) {
   const mpg_op *op = call->op;
@@ -112,8 +114,8 @@ static mpg_status run_and_record(mpg_invocation *call, mpg_array *const *inputs,
   mpg_tape_node *node = NULL;
   if (recording && on_tape && !(op->flags & MPG_OP_DETACHES)) {
     MPG_GOTO(begin_record(call, inputs, &node));
-    /* Read before the op runs: no other thread may run between the op and the saving of its
-     * inputs. */
+    /* Computed before the op runs, because reading the origin may run other code. No other code may
+     * run between the op and the saving of its inputs. */
     call->origin = mpg_host_origin();
   }
   MPG_GOTO(mpg_invoke(call));

@@ -1,12 +1,12 @@
-/* Node-by-node execution of the backward part of a pass. Contents are released after their last
+/* Node-by-node execution of the backward part of a pass. Arrays are released after their last
  * use. */
 #include <string.h>
 
 #include "autograd/trace.h"
 #include "autograd/backward_pass.h"
 
-/* Counts the readers of each value, backward from the kept values. A node whose outputs are all
- * unread does not run. */
+/* Counts the uses of each value, backward from the kept values. A node runs only if one of its
+ * outputs is used. */
 static void count_uses(mpg_backward_pass *pass, const mpg_value *kept, size_t num_kept) {
   mpg_graph *graph = &pass->graph;
   for (size_t i = 0; i < num_kept; i++)
@@ -24,7 +24,7 @@ static void count_uses(mpg_backward_pass *pass, const mpg_value *kept, size_t nu
   }
 }
 
-/* Binds the saved contents to the forward values that are read. */
+/* Sets the arrays of the forward values that the backward reads to their saved contents. */
 static mpg_status bind_values(mpg_backward_pass *pass, bool retain, bool create_graph) {
   mpg_graph *graph = &pass->graph;
   for (int take = 0; take < 2; take++) { /* checks all values before it takes any */
@@ -41,12 +41,12 @@ static mpg_status bind_values(mpg_backward_pass *pass, bool retain, bool create_
         if (!take) continue;
         mpg_tensor_retain(&tensor);
         pass->arrays[value].tensor = tensor;
-        /* The last use in this pass frees it. */
+        /* Releases the tape's share, so that the last use in this pass frees the memory. */
         if (!retain && !create_graph) mpg_contents_release(&place.node->saved[place.slot]);
         if (create_graph) {
           mpg_tape_node *owner = pass->owners[n];
           pass->arrays[value].node = mpg_tape_retain(owner);
-          /* later contents have the output index of their input on the tape */
+          /* A value for later contents (add_later_contents) has the output index of its input. */
           pass->arrays[value].output =
               owner && owner->graph_node != n ? mpg_node_inputs(graph, node)[0].output : i;
         }
@@ -56,7 +56,7 @@ static mpg_status bind_values(mpg_backward_pass *pass, bool retain, bool create_
   return MPG_OK;
 }
 
-/* Creates an empty array for an input whose contents are not read. */
+/* Creates an array without memory for an input of which an op reads only the shape. */
 static mpg_status stand_in(mpg_backward_pass *pass, uint32_t value) {
   mpg_graph_value *wanted = &pass->graph.values[value];
   mpg_device *device;
@@ -137,7 +137,7 @@ static mpg_status settle_result(const mpg_tape_node *owner, const mpg_graph_valu
   return MPG_OK;
 }
 
-/* result := sum + result. Recorded if gradients of gradients are wanted. */
+/* Sets *result to sum + result. The addition is recorded if gradients of gradients are wanted. */
 static mpg_status add_sum(mpg_array *sum, mpg_array *result) {
   if (!sum->tensor.storage) return MPG_OK;
   mpg_array total = {0};
@@ -152,8 +152,9 @@ static mpg_status add_sum(mpg_array *sum, mpg_array *result) {
   return MPG_OK;
 }
 
-/* Delivers a result of a call to its gradient array, if it has one. An empty result is zero. It
- * stays empty if the call missed the input, so that other calls do not add a zero to it. */
+/* Writes a result of a call to its gradient array, if it has one. An empty result is a gradient of
+ * zero. If no gradient reached the input (`missed`), the result stays empty, so that no zeros are
+ * written or added. */
 static mpg_status store_result(mpg_backward_pass *pass, uint32_t value, bool missed) {
   const mpg_tensor *result = &pass->arrays[value].tensor;
   mpg_target *target = pass->targets[value];
@@ -188,8 +189,9 @@ static mpg_status run_call(mpg_backward_pass *pass, const mpg_node *node, bool r
   for (uint32_t i = 0; i < num_results; i++) {
     uint32_t value = node->values + i;
     needed[i] = pass->uses[value] > 0;
-    /* A result with other readers must be returned as a separate array if it is added to an old
-     * gradient, and so must one that is added to the gradients of later calls here. */
+    /* The call may write to the gradient array directly, with two exceptions. If the result has
+     * other uses and is added to an old gradient, it is needed as a separate array. The same holds
+     * if this function adds the sum of other gradients to it. */
     bool summed_here = !owner->call->adds_sums && sums[i]->tensor.storage;
     if (pass->targets[value] && !summed_here &&
         (pass->uses[value] == 1 || pass->targets[value]->request == MPG_GRAD_WRITE))
@@ -233,7 +235,8 @@ static mpg_status run_op(mpg_backward_pass *pass, const mpg_node *node, mpg_tens
   }
   if ((node->op->flags & MPG_OP_INPLACE) && !outputs[0].storage &&
       !(node->op->flags & (MPG_OP_SHAPE_ONLY | MPG_OP_VIEW)) && node->num_inputs) {
-    /* The first input has no other reference and is not read later, so its memory is reused. */
+    /* In place: if the first input has no other reference and no later use, the output reuses its
+     * memory. */
     const mpg_desc *wanted = &graph->values[node->values].desc;
     if (tensors[0].storage->references == 1 && pass->uses[mpg_value_index(graph, inputs[0])] == 1 &&
         tensors[0].desc.dtype == wanted->dtype &&
@@ -299,7 +302,7 @@ static mpg_status run_node(mpg_backward_pass *pass, const mpg_node *node, bool r
     uint32_t value = mpg_value_index(graph, inputs[i]);
     if (pass->arrays[value].tensor.storage) continue;
     const mpg_node *source = &graph->nodes[inputs[i].node];
-    if (source->phase == MPG_PHASE_BACKWARD && source->opaque) { /* missed by that call */
+    if (source->phase == MPG_PHASE_BACKWARD && source->opaque) { /* that call left it empty */
       if (!node->opaque) MPG_TRY(mpg_backward_pass_fill_zero(pass, value));
       continue;
     }
@@ -343,7 +346,7 @@ mpg_status mpg_backward_pass_run(mpg_backward_pass *pass, const mpg_value *kept,
     }
     release_inputs(pass, node);
   }
-  /* Releases all except the kept values: unread head gradients, unused outputs. */
+  /* Releases all arrays except the kept values, such as unused head gradients and outputs. */
   for (size_t i = 0; i < graph->num_values; i++)
     if (!pass->uses[i] || pass->targets[i]) mpg_array_clear(&pass->arrays[i]);
   return MPG_OK;

@@ -1,10 +1,11 @@
-/* Tape nodes, their order and their release. */
+/* Creation, reuse and release of tape nodes. */
 #include "autograd/tape.h"
 
 #include <string.h>
 
-/* Nodes are kept for reuse in size classes: small ones in steps of 128 bytes, those of compiled
- * calls in powers of two. */
+/* Freed nodes are kept for reuse in one free list per size class. Classes of small nodes are 128
+ * bytes apart. Classes of larger nodes (compiled calls) are powers of two times SMALL_CLASSES *
+ * CLASS_BYTES. */
 enum {
   CLASS_BYTES = 128,
   SMALL_CLASSES = 24,
@@ -15,9 +16,9 @@ enum {
 
 /* Runtime state, under the host lock. */
 static struct {
-  mpg_tape_node *kept[NUM_CLASSES]; /* free nodes by size, linked by next */
+  mpg_tape_node *kept[NUM_CLASSES]; /* free list of each size class, linked by next */
   uint32_t num_kept[NUM_CLASSES];
-  mpg_tape_node *dying; /* dead nodes whose edges are not yet released */
+  mpg_tape_node *dying; /* list of unreferenced nodes that are yet to be freed */
   bool freeing;
   uint64_t sequence;
 } tape;
@@ -27,8 +28,8 @@ static size_t bytes_of(size_t class) {
                                : (size_t)2 * SMALL_CLASSES * CLASS_BYTES << (class - SMALL_CLASSES);
 }
 
-/* Returns the class of a size and sets *bytes to the memory of its nodes. Returns NUM_CLASSES if
- * the size is too large to be kept. */
+/* Returns the size class for nodes of `size` bytes and sets *bytes to the bytes to allocate.
+ * Returns NUM_CLASSES if nodes of this size are too large to be kept. */
 static size_t class_of(size_t size, size_t *bytes) {
   size_t class = (size + CLASS_BYTES - 1) / CLASS_BYTES;
   if (class >= SMALL_CLASSES) {
@@ -86,8 +87,8 @@ static void drop_expansion(mpg_tape_node *node) {
   mpg_free(expansion);
 }
 
-/* Releases a node's inputs and saved contents. Nodes that die as a result are added to the list, so
- * that deep tapes do not recurse. */
+/* Releases everything a node holds except its expansion. Nodes that lose their last reference are
+ * added to tape.dying, so that freeing a deep tape does not recurse. */
 static void drop_contents(mpg_tape_node *node) {
   for (uint32_t i = 0; i < node->num_inputs; i++) {
     mpg_tape_node *source = node->edges[i].node;
@@ -109,7 +110,7 @@ static void drop_contents(mpg_tape_node *node) {
   mpg_parameter_set_release(parameters);
 }
 
-/* Frees the nodes on the list, unless an outer call is already doing so. */
+/* Frees the nodes in tape.dying, unless an outer call is already doing so. */
 static void free_dying(void) {
   if (tape.freeing) return;
   tape.freeing = true;
@@ -140,7 +141,7 @@ void mpg_tape_destroy(mpg_tape_node *node) {
 void mpg_tape_consume(mpg_tape_node *node) {
   if (node->consumed || node->kind == MPG_TAPE_VARIABLE) return;
   node->consumed = true;
-  node->references++; /* a released object may hold the last reference */
+  node->references++; /* dropping the contents may release the last reference to the node */
   drop_contents(node);
   drop_expansion(node);
   mpg_tape_release(node);

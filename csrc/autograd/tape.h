@@ -25,33 +25,34 @@ typedef struct mpg_tape_edge {
   uint32_t output;
 } mpg_tape_edge;
 
-/* The destination of a variable's gradient. */
+/* The destination of an input's gradient. */
 typedef struct mpg_target {
   mpg_tensor tensor; /* borrowed; storage is NULL if there is no fixed destination */
   mpg_grad_req request;
-  bool done;   /* the call has written (or added) the gradient */
-  bool missed; /* the call does not reach the input, so a variable's gradient is unchanged */
+  bool done;   /* the call has written (or added) the gradient itself */
+  bool missed; /* no gradient reaches the input, so a variable's gradient array is unchanged */
 } mpg_target;
 
 /* A call that is opaque to the tape and computes its own gradient. */
 typedef struct mpg_tape_call {
   const char *name;
-  /* Computes the gradients of the inputs that are `needed` into in_grads (empty structs), or
-   * directly into targets[i] and sets its `done`. An empty out_grad is zero, and so is a result
-   * left empty. Host lock held. sums[i] is the sum of the gradients of input i so far (may be
-   * empty); calls with `adds_sums` add to it. The inputs are the node's, followed by its
-   * parameters. These are separate inputs or, if `together`, one additional input that is always
-   * needed, whose gradients are written to their destinations. */
+  /* Computes the gradients of the `needed` inputs. Stores gradient i in in_grads[i] (an empty
+   * struct), or writes it to targets[i] and sets `done` there. An empty out_grad or in_grad is a
+   * zero gradient. sums[i] is the sum of the gradients that input i has received so far (may be
+   * empty); calls with `adds_sums` include it in their result. The inputs are the node's inputs,
+   * followed by its parameters. Each parameter is an input or, if `together`, all parameters are
+   * one additional input that is always needed, and their gradients are written to their gradient
+   * arrays. Host lock held. */
   mpg_status (*backward)(mpg_tape_node *node, mpg_array *const *out_grads, mpg_array *const *sums,
                          const bool *needed, mpg_target *targets, mpg_array *in_grads, bool retain,
                          bool train, bool together);
   bool adds_sums;
-  /* Sets *all if a backward from these outputs reaches all parameters of the call. NULL means it
-   * always does. */
+  /* Sets *all to whether a backward from the outputs in `arrives` reaches all parameters of the
+   * call. NULL if it always does. */
   mpg_status (*reaches)(mpg_tape_node *node, const bool *arrives, bool *all);
-  /* Replaces the call by ops on the tape, for gradients of gradients. The ops get the sequence
-   * numbers after the call's own, which mpg_tape_reserve has reserved. NULL if `backward` records
-   * its ops. */
+  /* Runs the call as separate ops that are recorded on the tape, for gradients of gradients. The
+   * ops get the sequence numbers after the call's number, which mpg_tape_reserve has reserved. NULL
+   * if `backward` itself records its ops. */
   mpg_status (*expand)(mpg_tape_node *node, mpg_array *outputs);
   void (*release)(void *state);
 } mpg_tape_call;
@@ -61,19 +62,19 @@ struct mpg_tape_node {
   uint8_t kind; /* mpg_tape_kind */
   uint8_t size_class;
   bool train, consumed;
-  bool starts;     /* calls only: the gradient isn't zero even if the output gradients are */
-  bool fresh;      /* variables only: backward has written since the flag was cleared */
-  uint8_t request; /* variables only: mpg_grad_req */
-  uint64_t parameter_set_number; /* variables only: the latest set that contains it; 0 if none */
+  bool starts; /* calls only: the input gradients may be nonzero even if all output ones are 0 */
+  bool fresh;  /* variables only: backward has written since the flag was cleared */
+  uint8_t request;               /* variables only: mpg_grad_req */
+  uint64_t parameter_set_number; /* variables only: number of its latest parameter set, or 0 */
   uint32_t scope, origin;
   uint32_t num_inputs, num_outputs;
   uint64_t sequence; /* creation order */
   /* `sequence` of the forward op whose gradient, of any order, this op computes. 0 if this op is a
    * forward op. */
   uint64_t family;
-  uint64_t visit;      /* backward's mark: number of the last pass that reached the node */
-  uint32_t graph_node; /* the graph node in that pass */
-  mpg_tape_node *next; /* next node to be freed */
+  uint64_t visit;      /* number of the last backward pass that reached the node */
+  uint32_t graph_node; /* index of the graph node for this node in that pass */
+  mpg_tape_node *next; /* next node of the list of dying nodes or of a free list */
   const mpg_op *op;
   const void *params;
   mpg_tape_edge *edges; /* per input */
@@ -82,10 +83,12 @@ struct mpg_tape_node {
   mpg_saved *saved;     /* per input, then per output; ops only */
   const mpg_tape_call *call;
   void *state; /* calls only */
-  /* Expanded calls only: the replacement of each output. Owned, including the nodes. */
+  /* Expanded calls only: the node and output that replace each output. The array and its references
+   * are owned. */
   mpg_tape_edge *expansion;
   mpg_tensor gradient; /* variables only; owned */
-  /* Calls only: the inputs that follow the edges (parameter_set.h). Owned reference, or NULL. */
+  /* Calls only: further inputs after those in `edges` (parameter_set.h). Owned reference, or NULL.
+   */
   mpg_parameter_set *parameters;
 };
 void mpg_parameter_set_release(mpg_parameter_set *parameters); /* NULL is allowed */
@@ -100,17 +103,19 @@ void mpg_tape_destroy(mpg_tape_node *node);
 static inline void mpg_tape_release(mpg_tape_node *node) {
   if (node && --node->references == 0) mpg_tape_destroy(node);
 }
-uint64_t mpg_autograd_new_pass(void);       /* returns a new number for `visit`; host lock */
-void mpg_tape_consume(mpg_tape_node *node); /* releases edges, saved contents and a call's state */
-/* Runs a call as ops (its `expand`), which replace it in every later backward. Gradients that reach
- * it along several paths are then summed in the order in which the ops would sum them. Releases the
- * call's state. */
+uint64_t mpg_autograd_new_pass(void); /* returns a new number for `visit`; host lock */
+/* Marks the node as consumed and releases its edges, saved contents and call state. */
+void mpg_tape_consume(mpg_tape_node *node);
+/* Expands a call to ops (mpg_tape_call.expand), which replace it in every later backward. Gradients
+ * that reach the call along several paths are then summed in the same order as for recorded ops.
+ * Releases the call's state. */
 mpg_status mpg_tape_expand(mpg_tape_node *node);
-/* Skips the next `count` sequence numbers and reserves them for the expansion of the call that was
- * recorded last. */
+/* Reserves the next `count` sequence numbers for the expansion of the most recently recorded
+ * call. */
 void mpg_tape_reserve(uint64_t count);
 
-/* True if results computed from the node while recording need a gradient. NULL is allowed. */
+/* True if ops on the node's outputs must be recorded, because a gradient may flow through the node.
+ * NULL is allowed. */
 static inline bool mpg_tape_wants(const mpg_tape_node *node) {
   return node && !node->consumed &&
          !(node->kind == MPG_TAPE_VARIABLE && node->request == MPG_GRAD_NULL);
@@ -135,8 +140,8 @@ static inline void mpg_tape_describe(mpg_tape_node *node, uint32_t slot, const m
   node->devices[slot] = mpg_tensor_device(tensor);
 }
 
-/* Runs an op on arrays (record.c). Like mpg_call, but takes the random key (NULL draws one) and
- * also returns hidden outputs. */
+/* Runs an op on arrays (record.c). Same as mpg_call, except that the caller passes the random key
+ * (NULL draws a new one) and gets the hidden outputs in addition to the visible ones. */
 mpg_status mpg_record_call(const mpg_op *op, const void *params, mpg_array *const *inputs,
                            int num_inputs, mpg_array *outputs, int num_outputs,
                            const mpg_random_key *random, bool train, mpg_device *device,

@@ -75,7 +75,7 @@ static const mpg_trace *outermost(const mpg_trace *trace) {
   return trace;
 }
 
-/* True if the constant is this array with its current contents. */
+/* True if the constant was created from this array and the array has not been written since. */
 static bool is_same(const mpg_trace_constant *constant, const mpg_array *array) {
   const mpg_array *known = &constant->array;
   if (array->trace)
@@ -114,8 +114,9 @@ mpg_status mpg_trace_value(mpg_trace *trace, const mpg_array *array, const char 
   *constant = (mpg_trace_constant){.value = *value};
   mpg_array_copy(&constant->array, array);
   mpg_storage *storage = array->tensor.storage;
-  if (!storage || storage->born <= outermost(trace)->born) return MPG_OK; /* writes are rejected */
-  if (storage->exposed) { /* code outside the core may write it unnoticed */
+  /* Arrays from before the trace need no saving, because writes to them are rejected. */
+  if (!storage || storage->born <= outermost(trace)->born) return MPG_OK;
+  if (storage->exposed) { /* code outside the core may write it without the core noticing */
     mpg_tensor copy;
     MPG_TRY(mpg_tensor_snapshot(&constant->array.tensor, &copy));
     mpg_tensor_release(&constant->array.tensor);
@@ -182,8 +183,7 @@ mpg_status mpg_trace_check_write(const mpg_array *array, const char *what) {
       what, line);
 }
 
-/* Copies the parameters of an op that names a device, with the device replaced by the trace's only
- * one. */
+/* Replaces the parameters of an op that names a device by a copy that names trace->only. */
 static mpg_status put_on(mpg_trace *trace, const mpg_op *op, const void **params) {
   if (!(op->flags & (MPG_OP_COPY | MPG_OP_CREATES)) || !*params) return MPG_OK;
   char *changed = mpg_arena_copy(&trace->graph.arena, *params, op->params->size);

@@ -1,14 +1,15 @@
 /* Traces: graphs built by running a function on arrays that have shape, dtype and device but no
  * contents.
  *
- * While a trace is active, an op becomes a node of its graph if it has a traced input, an input
- * that was created before the trace began, no array inputs, or random numbers. Its inputs that have
- * contents become constants, which are read in every call. So do traced arrays of enclosing traces,
- * which the body of a loop captures. Ops on arrays that were created from numbers during the trace
- * run at once. These arrays may be written later: earlier uses as a constant keep the contents
- * that they read (copy on write, tensor/contents.h). A value is live while an array refers to it,
- * because code that is traced later can use it. If a program is split in two, the live values pass
- * from the first part to the second (compile/function.h).
+ * While a trace is active, an op becomes a node of its graph if the op has a traced input, an input
+ * that was created before the trace began, no array inputs, or random numbers. Inputs that have
+ * contents become constants of the graph, which every call reads. Traced arrays of enclosing
+ * traces, which the body of a loop captures, also become constants. All other ops, whose inputs
+ * were created from numbers during the trace, run at once. Their arrays may be written after an op
+ * has used it as a constant: the constant keeps its earlier contents (copy on write,
+ * tensor/contents.h). A value is live while an array refers to it, because code that is traced
+ * later can use it. If a program is split in two, the live values pass from the first part to the
+ * second (compile/function.h).
  *
  * Ownership: traced arrays share the trace (reference count); the code that began a trace ends it.
  * Threads: host lock; the active trace is per thread.
@@ -26,7 +27,7 @@ typedef struct mpg_trace_constant {
   mpg_saved saved; /* the contents at its first use; only for arrays created during the trace */
 } mpg_trace_constant;
 
-/* A copy of a value on another device, inserted between groups (autograd/groups.h). */
+/* A cached copy of a value on another device, made for a device group (autograd/groups.h). */
 typedef struct mpg_trace_copy {
   mpg_value value, copy;
   mpg_device_id device;
@@ -35,7 +36,7 @@ typedef struct mpg_trace_copy {
 struct mpg_trace {
   int32_t references;
   bool closed;        /* ended: accepts no more nodes */
-  mpg_device_id only; /* overrides the device of every node; type 0 if unset */
+  mpg_device_id only; /* if its type is not 0, replaces the device that an op names */
   mpg_graph graph;
   mpg_trace_constant *constants; /* owned */
   size_t num_constants, constants_capacity;
@@ -43,7 +44,7 @@ struct mpg_trace {
   size_t live_capacity;
   mpg_trace_copy *copies; /* owned */
   size_t num_copies, copies_capacity;
-  uint64_t born; /* number of storages created before it began */
+  uint64_t born; /* number of storages created before the trace began */
   /* True if autograd was recording at the start. If it is not recording later, autograd.pause() is
    * active. */
   bool recording;
@@ -63,13 +64,14 @@ mpg_status mpg_trace_input(mpg_trace *trace, const mpg_desc *desc, mpg_device_id
                            mpg_array *array);
 /* Fills *array (empty) with a new traced array for a value of the graph. */
 mpg_status mpg_trace_array(mpg_trace *trace, mpg_value value, mpg_array *array);
-/* Returns the value of any array in the trace. An array with contents becomes a constant. */
+/* Returns the value of an array in the trace. An array that is not a value of this trace becomes a
+ * constant. `op` is named in errors. */
 mpg_status mpg_trace_value(mpg_trace *trace, const mpg_array *array, const char *op,
                            mpg_value *value);
-/* Returns constant i with the contents that its uses read: a new reference, or a copy if the array
- * has been written since. */
+/* Returns constant i with the contents that its users read: a new reference to the array, or a copy
+ * of the earlier contents if the array has been written since. */
 mpg_status mpg_trace_get_constant(const mpg_trace *trace, size_t i, mpg_array *array);
-void mpg_trace_clear_constants(mpg_trace *trace); /* releases all of them */
+void mpg_trace_clear_constants(mpg_trace *trace); /* releases all constants */
 /* The error for an array that outlived its trace; %s is the attempted use. */
 #define MPG_TRACE_OVER                                                                          \
   "%s: the array was created inside a hybridized block (or the body of a loop) during tracing " \
@@ -81,17 +83,17 @@ mpg_status mpg_trace_check_write(const mpg_array *array, const char *what);
 mpg_status mpg_trace_call(mpg_trace *trace, const mpg_op *op, const void *params,
                           mpg_array *const *inputs, int num_inputs, mpg_array *outputs,
                           int num_visible, bool separate, bool train, uint32_t scope);
-/* Support for autograd.pause(). mpg_trace_paused is true while it is active, and
- * mpg_trace_pause_value then detaches a new value. */
+/* Support for autograd.pause(). mpg_trace_paused is true while recording is paused.
+ * mpg_trace_pause_value then detaches a new value, so that no gradient flows through it. */
 bool mpg_trace_paused(const mpg_trace *trace);
 mpg_status mpg_trace_pause_value(mpg_trace *trace, mpg_value *value);
-/* True if ops on the array belong to the active trace: it is traced, or was created before the
- * trace began. Otherwise the op's result would be computed once, during tracing, and not in later
- * calls. */
+/* True if ops on the array belong to the active trace, because the array is traced or was created
+ * before the trace began. If the op ran at once, its result would be computed only during
+ * tracing and not in later calls. */
 bool mpg_trace_takes(const mpg_array *array);
 
-/* Puts the nodes traced between begin and end into one recompute region
- * (graph/gradient/recompute.h). Returns false and begins no region if no trace is active or a
+/* Begin and end a recompute region, which contains the nodes traced in between
+ * (graph/gradient/recompute.h). Begin returns false and does nothing if no trace is active or a
  * region is already open. */
 bool mpg_trace_begin_recompute(void);
 void mpg_trace_end_recompute(void);

@@ -65,7 +65,7 @@ void mpg_autograd_set_fresh(mpg_array *array, bool fresh) {
 }
 
 typedef struct callback_state {
-  mpg_tape_call call; /* first: the node points to it */
+  mpg_tape_call call; /* table of this call; the node uses a copy of it */
   mpg_callback callback;
   void *state;
 } callback_state;
@@ -105,7 +105,8 @@ static mpg_status callback_node(const mpg_callback *callback, void *state, uint3
       {.name = callback->name, .backward = callback_backward, .release = callback_release},
       *callback,
       state};
-  /* Copied, because the table outlives the state: errors need its names. */
+  /* The node gets a copy of the table, because errors need its name after the state has been
+   * released. */
   memcpy((void *)node->params, &self->call, sizeof self->call);
   node->call = node->params;
   node->params = NULL;
@@ -118,7 +119,7 @@ static mpg_status callback_node(const mpg_callback *callback, void *state, uint3
   return MPG_OK;
 }
 
-/* Makes `array` output i of `node`. */
+/* Makes `array` output i of `node` and releases the array's previous node. */
 static void set_output(mpg_tape_node *node, uint32_t i, mpg_array *array) {
   mpg_tape_describe(node, node->num_inputs + i, &array->tensor);
   mpg_tape_node *former = array->node;
@@ -162,16 +163,16 @@ static mpg_status refuse_second_order(void *name, mpg_array *const *out_grads, i
 
 static void release_name(void *name) { (void)name; }
 
-/* Records the gradients of a call on the tape as an opaque function of the call's inputs and of its
- * output gradients. Differentiating them then raises an error instead of returning a part of the
- * derivative. */
+/* Records the gradients of a call on the tape as outputs of an opaque function of the call's inputs
+ * and output gradients. Differentiating the gradients again then raises an error instead of
+ * silently returning an incomplete derivative. */
 static mpg_status record_gradients(const mpg_tape_node *node, mpg_array *const *out_grads,
                                    mpg_array *in_grads) {
   mpg_callback callback = {node->call->name, refuse_second_order, release_name};
   uint32_t num_inputs = node->num_inputs, num_slots = num_inputs + node->num_outputs;
   mpg_tape_node *made;
   MPG_TRY(callback_node(&callback, (void *)callback.name, num_slots, num_inputs, &made));
-  /* A gradient has the desc and device of its value. */
+  /* The gradient of a value has the value's shape, dtype and device. */
   for (uint32_t i = 0; i < num_slots; i++) {
     made->descs[i] = node->descs[i];
     made->devices[i] = node->devices[i];
