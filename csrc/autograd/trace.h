@@ -5,8 +5,8 @@
  * that was created before the trace began, no array inputs, or random numbers. Inputs that have
  * contents become constants of the graph, which every call reads. Traced arrays of enclosing
  * traces, which the body of a loop captures, also become constants. All other ops, whose inputs
- * were created from numbers during the trace, run at once. Their arrays may be written after an op
- * has used it as a constant: the constant keeps its earlier contents (copy on write,
+ * were created from numbers during the trace, run at once. Arrays that were created during the
+ * trace may be written later: a constant keeps the contents that its ops read (copy on write,
  * tensor/contents.h). A value is live while an array refers to it, because code that is traced
  * later can use it. If a program is split in two, the live values pass from the first part to the
  * second (compile/function.h).
