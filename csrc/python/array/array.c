@@ -1,8 +1,8 @@
-/* The NDArray type: creation, deallocation, and the calls that other files build on. Its operators
- * are in number.c, its methods in method.c, its indexing in index.c.
+/* The NDArray type: creation, deallocation, and helpers that other files use. Operators are in
+ * number.c, methods in method.c, and indexing in index.c.
  *
- * Objects of the exact type are recycled through a free list, so that an eager op costs no malloc.
- * They hold no Python objects and therefore need no cyclic garbage collection.
+ * Objects of the exact type are recycled through a free list, so that an eager op needs no malloc
+ * for its result. They hold no Python objects and therefore need no cyclic garbage collection.
  */
 #include "base/host.h"
 #include "device/ranks/ranks.h"
@@ -325,9 +325,9 @@ PyObject *mpg_py_to_device(PyObject *self, mpg_device_id id, bool copy) {
   mpg_device_id own = mpg_py_context_id(array);
   if (!copy && mpg_device_id_equal(own, id)) {
     if (!mpg_py_tracked(array)) return Py_NewRef(self);
-    /* Returns a view. The gradients of a view are summed before they join other gradients, as those
-     * of a copy are. The order of sums, and therefore the bits, are then the same on one device and
-     * on many. */
+    /* Returns a view, which is a separate node. Its gradients are summed before they are added to
+     * other gradients, as for a copy to another device. The order of sums, and therefore the bits,
+     * are then the same on one device and on several. */
     mpg_tuple same = mpg_shape_tuple(&array->tensor.desc.shape);
     return mpg_py_call_named("_reshape_exact", &array, 1, NULL, "shape", &same, NULL);
   }
@@ -342,8 +342,8 @@ PyObject *mpg_py_broadcast(PyObject *self, const mpg_shape *shape) {
   mpg_array *array = mpg_py_array_of(self);
   if (mpg_shape_equal(&array->tensor.desc.shape, shape)) return Py_NewRef(self);
   const mpg_shape *own = &array->tensor.desc.shape;
-  /* broadcast_to requires equal numbers of dimensions, so ones are added or removed at the
-   * front. */
+  /* broadcast_to requires the same number of dimensions, so dimensions of size 1 are added or
+   * removed at the front. */
   mpg_shape same = {.ndim = shape->ndim};
   int extra = own->ndim - shape->ndim;
   bool fits = true;
@@ -385,8 +385,8 @@ static PyObject *without_elements(PyTypeObject *type) {
   return self;
 }
 
-/* Creates an array without elements for an object of a Python subclass, and for NDArray(None):
- * MXNet's pickles call that before they set the array's state. */
+/* Creates an array without elements for a Python subclass, and for NDArray(None), which MXNet's
+ * pickles call before they set the array's state. */
 static PyObject *array_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs)) {
   bool unpickled = PyTuple_GET_SIZE(args) == 1 && PyTuple_GET_ITEM(args, 0) == Py_None;
   if (type != mpg_py->array_type || unpickled) return without_elements(type);

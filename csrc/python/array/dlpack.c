@@ -59,7 +59,8 @@ typedef struct exported {
     dl_versioned versioned;
   };
   mpg_tensor tensor; /* owned reference */
-  /* True if the consumer uses its default stream; else its stream may no longer exist. */
+  /* True if the consumer's work is on the default stream. Otherwise the stream is unknown, and a
+   * release must wait for all work of the hardware. */
   bool on_default;
   int64_t shape[MPG_MAX_NDIM], strides[MPG_MAX_NDIM];
 } exported;
@@ -75,8 +76,8 @@ static void let_go(exported *self) {
   PyMem_RawFree(self);
 }
 
-/* Leaks the memory, because it is unknown when the consumer's work is done. Raises no exception,
- * because consumers call this from destructors. */
+/* Reports that the memory is leaked, because it is unknown when the consumer's work is done. Writes
+ * the error to stderr instead of raising it, because consumers release tensors in destructors. */
 static void report_kept(const exported *self, mpg_status status) {
   PyObject *type, *value, *traceback;
   PyErr_Fetch(&type, &value, &traceback);
@@ -91,8 +92,8 @@ static void report_kept(const exported *self, mpg_status status) {
 
 static void release(exported *self) {
   if (!Py_IsInitialized()) return; /* the process is ending, which frees the memory */
-  /* Same. The lock is not given to other threads any more, so this thread would end while waiting
-   * for it. */
+  /* The process is ending here as well. Python no longer gives the GIL to other threads, so this
+   * thread would be terminated if it waited for the GIL. */
   if (finalizing() && !PyGILState_Check()) return;
   mpg_device *device = mpg_tensor_device(&self->tensor);
   const mpg_sharing *sharing = device->backend->sharing;
@@ -124,7 +125,8 @@ static dl_device device_of(mpg_device *device) {
   return sharing ? (dl_device){DL_CUDA, sharing->card(device)} : (dl_device){DL_CPU, 0};
 }
 
-/* Exports the array. All its work is complete on return, independent of the consumer's stream. */
+/* Returns a capsule with the array. All queued work on the array is complete on return, so the
+ * consumer may use any stream. */
 static PyObject *export(PyObject *self, bool write, bool versioned, bool on_default) {
   mpg_array *array = mpg_py_array_of(self);
   if (mpg_py_expect_readable(array, "DLPack") < 0) return NULL;
@@ -176,7 +178,7 @@ static PyObject *export(PyObject *self, bool write, bool versioned, bool on_defa
   return capsule;
 }
 
-/* Returns the array's device, opened; NULL with an exception. */
+/* Returns the array's device, which is opened if necessary. NULL with an exception. */
 static mpg_device *own_device(PyObject *self) {
   mpg_device *device;
   mpg_status status = mpg_device_get(mpg_array_device_id(mpg_py_array_of(self)), &device);
@@ -185,7 +187,7 @@ static mpg_device *own_device(PyObject *self) {
   return NULL;
 }
 
-/* True for the number of the default stream in CUDA and DLPack. */
+/* True if `stream` is 1, the number of the legacy default stream in CUDA and DLPack. */
 static bool is_legacy(PyObject *stream) {
   const long legacy = 1;
   bool is = PyLong_Check(stream) && PyLong_AsLong(stream) == legacy;
@@ -270,7 +272,8 @@ static int refuse(const char *why) {
   return -1;
 }
 
-/* Copies the elements in C order to new memory; NULL if out of memory. */
+/* Copies the elements of a strided tensor on the host to new memory in row-major order. NULL if out
+ * of memory. */
 static void *gather(const dl_tensor *source, const mpg_desc *desc, size_t bytes) {
   char *target = PyMem_RawMalloc(bytes);
   if (target == NULL) return NULL;
@@ -286,13 +289,15 @@ static void *gather(const dl_tensor *source, const mpg_desc *desc, size_t bytes)
   return target;
 }
 
-/* A non-contiguous tensor on a GPU, in memory that spans from its lowest to its highest element. */
+/* A non-contiguous tensor on a GPU, as a view of the memory from its lowest to its highest element.
+ * `first` is the index of its first element in that memory. */
 typedef struct strided {
   mpg_shape shape, strides; /* ndim 0 if there is none */
   int64_t first;
 } strided;
 
-/* Fills in `s` and describes the memory as a 1-d array. Returns -1 with an exception. */
+/* Fills in `s` and sets *memory to the 1-d shape of the memory that the tensor spans. Returns -1
+ * with an exception. */
 static int note_strides(const dl_tensor *source, strided *s, mpg_shape *memory) {
   int64_t low = 0, high = 0;
   s->shape.ndim = s->strides.ndim = source->ndim;
@@ -311,9 +316,8 @@ static int note_strides(const dl_tensor *source, strided *s, mpg_shape *memory) 
   return 0;
 }
 
-/* Copies the tensor on the device. The copy is complete on return, so the producer may write to its
- * tensor. Takes ownership of `memory`.
- */
+/* Returns a contiguous copy of the tensor on its device. The copy is complete on return, so the
+ * producer may write to its tensor. Takes ownership of `memory`. */
 static PyObject *copy_strided(PyObject *memory, const strided *s) {
   PyObject *shape = mpg_py_shape_tuple(&s->shape),
            *strides = shape ? mpg_py_shape_tuple(&s->strides) : NULL,
@@ -331,9 +335,9 @@ static PyObject *copy_strided(PyObject *memory, const strided *s) {
   return copy;
 }
 
-/* Wraps the memory as a tensor that owns `owner`: its storage calls release_owner(owner) when it is
- * freed. A non-contiguous tensor is copied on a CPU; on a GPU, the whole memory is wrapped and *s
- * describes the tensor. On -1 the caller keeps `owner`. */
+/* Wraps the producer's memory in a tensor, whose storage calls release_owner(owner) when it is
+ * freed. A non-contiguous tensor on a CPU is copied. For one on a GPU, wraps the whole memory that
+ * it spans, and *s describes the tensor in it. If this returns -1, the caller keeps `owner`. */
 static int import(const dl_tensor *source, void (*release_owner)(void *), void *owner,
                   mpg_tensor *tensor, strided *s) {
   mpg_device_id id = {.type = MPG_CPU};
@@ -389,8 +393,8 @@ static int import(const dl_tensor *source, void (*release_owner)(void *), void *
   return 0;
 }
 
-/* Unwraps a tensor exported by this package. It has the same storage, so that work queued on one
- * array is ordered with work on the other. */
+/* Imports a tensor that this package has exported. The new array shares the storage, so that work
+ * on one array is ordered with work on the other. */
 static int take_back(exported *own, mpg_tensor *tensor) {
   *tensor = own->tensor;
   mpg_tensor_retain(tensor);
@@ -398,8 +402,9 @@ static int take_back(exported *own, mpg_tensor *tensor) {
   return 0;
 }
 
-/* Orders the array's later work after the producer's work on the stream that it was given
- * (`ordered`), or on any stream. */
+/* Makes later work on the array run after the producer's work. If `ordered`, the producer has
+ * ordered its work on the stream that it was given; otherwise waits for all work of the hardware.
+ */
 static mpg_status receive(const mpg_array *array, bool ordered) {
   mpg_device *device = mpg_tensor_device(&array->tensor);
   const mpg_sharing *sharing = device->backend->sharing;
@@ -426,7 +431,7 @@ static PyObject *from_capsule(PyObject *capsule, bool ordered) {
     refuse("the tensor is read-only, but an NDArray is writable; copy it with nd.array");
     return NULL;
   }
-  /* Renamed first, so that the capsule no longer releases the tensor. */
+  /* Renames the capsule, so that its destructor no longer releases the tensor. */
   if (PyCapsule_SetName(capsule, versioned ? "used_dltensor_versioned" : "used_dltensor") < 0)
     return NULL;
   int failed;
@@ -452,7 +457,8 @@ static PyObject *from_capsule(PyObject *capsule, bool ordered) {
 }
 
 /* Returns the stream that a producer on a GPU must synchronize with, as a Python integer. Returns
- * None if the producer is on the host or does not say, and NULL with an exception. */
+ * None if the producer is on the host or does not report a device. Returns NULL with an
+ * exception. */
 static PyObject *stream_for(PyObject *producer) {
   int type, card;
   PyObject *where = PyObject_CallMethod(producer, "__dlpack_device__", NULL);
@@ -486,7 +492,7 @@ static PyObject *from_dlpack(PyObject *Py_UNUSED(module), PyObject *object) {
                   : ordered ? Py_BuildValue("{s:(ii)s:O}", "max_version", 1, 0, "stream", stream)
                             : Py_BuildValue("{s:(ii)}", "max_version", 1, 0);
   if (how && none) capsule = PyObject_Call(method, none, how);
-  /* A producer from before versions raises TypeError. */
+  /* Producers for DLPack before 1.0 raise TypeError for max_version. */
   if (how && capsule == NULL && PyErr_ExceptionMatches(PyExc_TypeError)) {
     PyErr_Clear();
     if (PyDict_DelItemString(how, "max_version") == 0) capsule = PyObject_Call(method, none, how);

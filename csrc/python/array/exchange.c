@@ -1,7 +1,7 @@
 /* Conversion of values: NumPy arrays and scalars, dtypes, the buffer protocol.
  *
- * NumPy has no bfloat16. Reading converts to float32 (exact), and writing rounds to nearest even;
- * DLPack exports the bits.
+ * NumPy has no bfloat16. A conversion to NumPy gives float32 (exact), and a conversion from NumPy
+ * rounds to nearest even. The buffer protocol exports the bits as 16-bit integers.
  */
 #define MPG_NUMPY_OWNER
 #include "python/core.h"
@@ -66,8 +66,8 @@ PyObject *mpg_py_refuse(mpg_status kind, PyObject *value, const char *format, ..
   Py_XDECREF(brief);
   return NULL;
 }
-/* True for a number of a dtype that another package has added to NumPy, for example ml_dtypes'
- * bfloat16. */
+/* True for a scalar of a numeric dtype that another package has added to NumPy, such as bfloat16 of
+ * ml_dtypes. */
 static bool is_foreign_number(PyObject *object) {
   const PyNumberMethods *number = Py_TYPE(object)->tp_as_number;
   return PyArray_IsScalar(object, Generic) && !PyArray_IsScalar(object, Flexible) &&
@@ -163,7 +163,7 @@ static void narrow(const float *source, uint16_t *target, size_t count) {
 
 /* --- Output ----------------------------------------------------------------------------------- */
 PyObject *mpg_py_to_numpy(const mpg_array *array) {
-  /* retained, because the array may be rebound while this waits */
+  /* Retained, because another thread may replace the array's tensor during the copy. */
   mpg_tensor tensor = array->tensor;
   const mpg_shape *shape = &tensor.desc.shape;
   npy_intp dims[MPG_MAX_NDIM];
@@ -174,8 +174,8 @@ PyObject *mpg_py_to_numpy(const mpg_array *array) {
       PyArray_SimpleNew(shape->ndim, dims, wide ? NPY_FLOAT32 : numpy_types[tensor.desc.dtype]);
   if (result != NULL) {
     void *data = PyArray_DATA((PyArrayObject *)result);
-    /* bfloat16 is copied to the upper half, so that it can be widened in place in ascending
-     * order. */
+    /* bfloat16 is copied to the upper half of the float32 array and then widened in place, in
+     * ascending order. */
     size_t count = (size_t)mpg_shape_size(shape);
     void *target = wide ? (void *)((uint16_t *)data + count) : data;
     mpg_status status = mpg_tensor_copy_to_host(&tensor, target);
@@ -268,19 +268,19 @@ int mpg_py_write_object(mpg_array *array, PyObject *value) {
     not_array_like(value);
     return -1;
   }
-  /* retained, because the array may be rebound while this waits */
+  /* Retained, because another thread may replace the array's tensor during the copy. */
   mpg_tensor tensor = array->tensor;
   const mpg_desc *desc = &tensor.desc;
   mpg_dtype taken = mpg_py_from_numpy_type(PyArray_TYPE(source));
   if (taken != (desc->dtype == MPG_BFLOAT16 ? MPG_FLOAT32 : desc->dtype)) {
-    /* the array may also be rebound while `value` is converted */
+    /* The conversion of `value` has run code that replaced the array's tensor. */
     PyErr_SetString(mpg_py->errors[MPG_ERROR],
                     "the dtype of the array changed while a value was assigned to it");
     Py_DECREF(source);
     return -1;
   }
   mpg_tensor_retain(&tensor);
-  /* Extra leading ones of the shape are dropped, as in MXNet. */
+  /* Drops extra leading dimensions of size 1, as in MXNet. */
   int extra = PyArray_NDIM(source) - desc->shape.ndim, ones = 0;
   while (ones < extra && PyArray_DIM(source, ones) == 1) ones++;
   npy_intp dims[MPG_MAX_NDIM];
@@ -323,8 +323,8 @@ done:
   return result;
 }
 
-/* True if a NumPy array holds unmasked real numbers. Otherwise sets an exception, because an
- * NDArray would lose a part of it. */
+/* True if a NumPy array holds real numbers without a mask. Otherwise sets an exception, because a
+ * conversion to an NDArray would lose the mask, the imaginary parts or other information. */
 static bool is_plain(PyArrayObject *array, const char *what) {
   int type = PyArray_TYPE(array);
   bool masked = !PyArray_CheckExact(array) && PyObject_HasAttrString((PyObject *)array, "filled");
@@ -378,7 +378,7 @@ PyObject *mpg_py_operand(PyObject *object, const mpg_array *like, bool alike, co
   return mpg_py_from_object(object, own, device);
 }
 
-/* True for sparse arrays, including SciPy's, which stay sparse. */
+/* True for sparse arrays, including SciPy's. nd.array keeps them sparse. */
 static bool stays_sparse(PyObject *source) {
   return mpg_py_is_sparse(source) ||
          (!mpg_py_is_array(source) && !PyArray_Check(source) && !PyList_CheckExact(source) &&
@@ -437,7 +437,7 @@ static const char *const formats[MPG_DTYPE_LIMIT] = {
     [MPG_INT64] = "q",   [MPG_BOOL] = "?",    [MPG_BFLOAT16] = "H"};
 
 typedef struct buffer {
-  mpg_tensor tensor; /* owned reference: the array may be rebound meanwhile */
+  mpg_tensor tensor; /* owned reference, because the array's tensor may be replaced meanwhile */
   Py_ssize_t shape[MPG_MAX_NDIM], strides[MPG_MAX_NDIM];
 } buffer;
 

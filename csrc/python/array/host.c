@@ -1,11 +1,11 @@
 /* Host hooks: the GIL, signals, and origins, the user's source lines that queued work.
  *
- * Origins. A line is recorded each time work is queued, but shown only if that work fails.
- * Therefore recording interns the pair (code object, instruction offset) in a hash table and
- * returns its number. The text is built when a pair is interned for the first time. Failures are
- * reported by threads without the GIL, and after Python has ended, so reading a text must not call
- * Python. The table keeps its code objects alive, because a new code object could reuse the address
- * of a freed one. It stops growing at MAX_ORIGINS.
+ * Origins. A line is recorded each time work is queued, but shown only if that work fails. To make
+ * recording cheap, it interns the pair (code object, instruction offset) in a hash table and
+ * returns the pair's number. The line's text is built when a pair is first interned, because texts
+ * are also read by threads without the GIL and after Python has ended. The table keeps its code
+ * objects alive, because a new code object could reuse the address of a freed one. The table stops
+ * growing at MAX_ORIGINS.
  */
 #include <stdatomic.h>
 #include <string.h>
@@ -20,14 +20,14 @@ typedef struct origin {
   PyCodeObject *code; /* owned */
   int offset;
   uint32_t key; /* hash of file name, line and function; not 0 */
-  char *text;   /* "file.py:12 in f"; owned, never changed or freed; NULL if memory was short */
+  char *text;   /* "file.py:12 in f"; owned, never changed or freed; NULL if out of memory */
 } origin;
 
 enum { MAX_ORIGINS = 1 << 15, TABLE_SIZE = 1 << 16 };
 
 static struct {
   origin *origins;        /* number n is origins[n - 1] */
-  uint32_t *table;        /* hash table of numbers with open addressing; 0 if free */
+  uint32_t *table;        /* hash table of origin numbers with open addressing; 0 if free */
   _Atomic uint32_t count; /* read by any thread */
   char package[1024];     /* folder of the mpgluon package with a trailing slash; "" if unknown */
   size_t package_length;
@@ -61,10 +61,10 @@ static bool in_package(PyCodeObject *code) {
          memcmp(name, lines.package, lines.package_length) == 0;
 }
 
-/* Returns the text of the line, which the caller frees; NULL if memory is short. */
+/* Returns the text of the line, which the caller frees; NULL if out of memory. */
 static char *describe_line(PyCodeObject *code, int offset) {
   char text[1024];
-  /* An exception may be pending. */
+  /* Saves a pending exception, because the calls below may set and clear one. */
   PyObject *type, *value, *traceback;
   PyErr_Fetch(&type, &value, &traceback);
   const char *file = PyUnicode_AsUTF8(code->co_filename);
@@ -85,7 +85,8 @@ static char *describe_line(PyCodeObject *code, int offset) {
   return copy != NULL ? memcpy(copy, text, size) : NULL;
 }
 
-/* FNV-1a hash. Leaves out folders, which differ between hosts. */
+/* Returns the FNV-1a hash of an origin's text without the file's folder, which may differ between
+ * hosts. */
 static uint32_t key_of(const char *text) {
   uint32_t key = 2166136261u;
   const char *end = text != NULL ? strstr(text, ".py:") : NULL, *from = text;
@@ -113,7 +114,8 @@ static uint32_t intern(PyCodeObject *code, int offset) {
   return lines.table[slot] = count + 1;
 }
 
-/* Returns the innermost frame outside of the package, or the innermost frame if all are inside. */
+/* Returns the number of the running line of the innermost frame outside of the package. If all
+ * frames are inside, returns that of the innermost frame. */
 static uint32_t current_origin(void) {
   PyFrameObject *frame = PyEval_GetFrame();
   if (frame == NULL || lines.table == NULL) return 0;
@@ -130,7 +132,7 @@ static uint32_t current_origin(void) {
     }
     if (innermost == 0) innermost = number;
     PyFrameObject *back = PyFrame_GetBack(frame);
-    /* Ignores an out-of-memory error for an outer line. */
+    /* Ignores a failure to create the outer frame object. */
     if (back == NULL && PyErr_Occurred()) PyErr_Clear();
     Py_DECREF(frame);
     frame = back;
@@ -162,7 +164,7 @@ static PyObject *set_package_folder(PyObject *Py_UNUSED(module), PyObject *folde
   Py_ssize_t length;
   const char *text = PyUnicode_AsUTF8AndSize(folder, &length);
   if (text == NULL) return NULL;
-  /* Too long: lines inside the package are then reported as well. */
+  /* If the path is too long, lines inside the package are reported like the user's. */
   if ((size_t)length + 2 > sizeof lines.package) Py_RETURN_NONE;
   memcpy(lines.package, text, (size_t)length);
   lines.package[length] = '/';
@@ -205,7 +207,8 @@ static bool alone(void) {
   return PyThreadState_Next(PyInterpreterState_ThreadHead(PyInterpreterState_Main())) == NULL;
 }
 
-/* Checks that all ranks compile the same graph (mpgluon._internal.ranks). */
+/* Checks that all ranks pass the same text, which describes a graph to compile
+ * (mpgluon._internal.ranks). */
 static mpg_status agree(const char *text) {
   PyObject *module = PyImport_ImportModule("mpgluon._internal.ranks");
   PyObject *done = module ? PyObject_CallMethod(module, "agree_on_trace", "s", text) : NULL;
@@ -218,7 +221,7 @@ static const mpg_host python_host = {release_lock, acquire_lock, check_interrupt
                                      origin_text,  origin_key,   origin_of_key,   collect_garbage,
                                      alone,        agree};
 
-/* For tests: called at each turn (base/host.h). */
+/* For tests: a callable that runs at each turn (base/host.h), as other threads could. */
 static PyObject *intruder; /* owned */
 
 static void intrude(void) {

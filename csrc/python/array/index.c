@@ -1,11 +1,12 @@
 /* x[key] and x[key] = value.
  *
- * A basic key (integers, slices, ..., None) is converted to begin, end and step of each dimension.
- * A contiguous selection is returned as a view; other selections use the op `slice`. Under record()
- * and hybridize() both use ops. A key with arrays is resolved on the host: NumPy applies it to
- * index arrays that are broadcast views, one per dimension up to the last that the key touches.
- * This gives the flat positions with NumPy's rules and bounds checks, at the cost of the result's
- * size. A single `take` (or scatter) of the remaining rows follows.
+ * A basic key (integers, slices, Ellipsis, None) is converted to begin, end and step of each
+ * dimension. A contiguous selection is returned as a view; other selections use the op `slice`.
+ * Under record() and hybridize(), both use ops. An advanced key, which contains arrays, is resolved
+ * on the host: NumPy applies it to one index array per dimension that the key touches. The sum of
+ * the results is the flat positions of the selected elements or rows. The index arrays are
+ * broadcast views, so the cost depends only on the result's size. A single `take` (or scatter)
+ * follows.
  */
 #include "autograd/trace.h"
 #include "python/core.h"
@@ -14,10 +15,10 @@
 typedef struct basic_key {
   int count; /* number of dimensions of the array */
   int64_t begin[MPG_MAX_NDIM], step[MPG_MAX_NDIM], length[MPG_MAX_NDIM];
-  bool dropped[MPG_MAX_NDIM]; /* an integer entry removes the dimension */
-  mpg_shape sliced;           /* lengths of all dimensions */
-  mpg_shape result;           /* after dropping and with new axes */
-  bool scalar; /* all dimensions are removed: the result has shape (1,), as in MXNet */
+  bool dropped[MPG_MAX_NDIM]; /* the entry is an integer, which removes the dimension */
+  mpg_shape sliced;           /* shape of the selection, including removed dimensions */
+  mpg_shape result;           /* shape without removed dimensions and with new axes (None) */
+  bool scalar; /* all dimensions are removed; the result then has shape (1,), as in MXNet */
 } basic_key;
 
 static int too_many(PyObject *key, const mpg_shape *shape) {
@@ -30,7 +31,7 @@ static int too_many(PyObject *key, const mpg_shape *shape) {
   return -1;
 }
 
-/* Includes True and False, which are the integers 1 and 0, as in MXNet. */
+/* Accepts True and False, which are the integers 1 and 0, as in MXNet. */
 static bool is_integer(PyObject *object) {
   return PyLong_Check(object) || PyArray_IsScalar(object, Integer);
 }
@@ -41,12 +42,12 @@ static bool is_basic(PyObject *object) {
 /* An integer or a slice of a key, converted to C integers. */
 typedef struct plain_entry {
   bool is_slice;
-  Py_ssize_t begin; /* the integer itself if this is not a slice */
+  Py_ssize_t begin; /* the integer if this is not a slice */
   Py_ssize_t end, step;
 } plain_entry;
 
 /* The integers and slices of a basic key in order. Unpacking runs the user's `__index__`, which may
- * even change the array's shape, so it precedes any read of the array. */
+ * change the array's shape, so a key is unpacked before the array is read. */
 typedef struct plain_key {
   Py_ssize_t count; /* may exceed MPG_MAX_NDIM, the number of entries stored */
   plain_entry entries[MPG_MAX_NDIM];
@@ -131,7 +132,7 @@ static int parse_basic(PyObject *key, const plain_key *plain, const mpg_shape *s
     return -1;
   }
   const plain_entry *next = plain->entries;
-  /* number of dimensions that the ellipsis, or the end of the key, covers */
+  /* Number of dimensions without an entry, which the ellipsis or the end of the key covers. */
   int whole = shape->ndim - (int)plain->count;
   for (Py_ssize_t i = 0; i <= count; i++) {
     if (i == count ? ellipses == 0 : entries[i] == Py_Ellipsis) {
@@ -151,11 +152,11 @@ static int parse_basic(PyObject *key, const plain_key *plain, const mpg_shape *s
   return 0;
 }
 
-/* True if the selected elements are contiguous; *first is the index of the first one. */
+/* True if the selected elements are contiguous. Sets *first to the index of the first element. */
 static bool contiguous(const basic_key *basic, const mpg_shape *shape, int64_t *first) {
   int64_t stride = 1, offset = 0;
-  /* True once a dimension to the right is not whole: the dimensions to its left must have one
-   * entry. */
+  /* True once a dimension to the right is selected only in part. All dimensions to the left must
+   * then select a single index. */
   bool partial = false;
   for (int i = basic->count - 1; i >= 0; i--) {
     if (basic->length[i] > 1 && (basic->step[i] != 1 || partial)) return false;
@@ -206,8 +207,8 @@ static PyObject *empty_like(const mpg_array *array, const mpg_shape *shape) {
   return mpg_py_raise(status);
 }
 
-/* Returns x[key]. `tensor` is the array's tensor that `basic` was resolved against; the caller
- * holds a reference. The ops check the key against the array's current shape. */
+/* Returns x[key]. `tensor` is the array's tensor when `basic` was resolved, which the caller
+ * retains. The array may have a different tensor now, so the ops check the key again. */
 static PyObject *get_resolved(PyObject *self, const mpg_tensor *tensor, const basic_key *basic) {
   mpg_array *array = mpg_py_array_of(self);
   const mpg_shape *shape = &tensor->desc.shape;
@@ -258,8 +259,8 @@ static PyObject *no_index(PyObject *entry) {
   return NULL;
 }
 
-/* Converts an entry to a plain int or slice, because NumPy would run the user's `__index__` once
- * for each axis. Returns a new reference. */
+/* Converts an entry to a plain int or slice, so that the user's `__index__` runs only once. NumPy
+ * would call it for every index array. Returns a new reference. */
 static PyObject *plain_object(PyObject *entry) {
   plain_entry plain;
   if (entry == Py_None || entry == Py_Ellipsis) return Py_NewRef(entry);
@@ -275,8 +276,8 @@ static PyObject *plain_object(PyObject *entry) {
   return result;
 }
 
-/* Converts an entry for NumPy: NDArrays by value, float arrays to integers (MXNet allows them as
- * indices). New. */
+/* Converts an entry of an advanced key for NumPy. NDArrays become ndarrays. Float arrays become
+ * integers, because MXNet accepts float indices. New. */
 static PyObject *numpy_entry(PyObject *entry) {
   if (PyBool_Check(entry)) return PyLong_FromLong(entry == Py_True);
   if (is_basic(entry)) return plain_object(entry);
@@ -304,9 +305,9 @@ static PyObject *numpy_entry(PyObject *entry) {
 }
 
 typedef struct gather {
-  mpg_shape shape;     /* of the array after all entries of the key were converted */
-  PyArrayObject *flat; /* owned: positions among the leading elements, int64, C-contiguous */
-  mpg_shape rows;      /* the array's shape viewed as (leading, trailing dimensions...) */
+  mpg_shape shape;     /* the array's shape after all entries of the key were converted */
+  PyArrayObject *flat; /* owned: selected row numbers in `rows`, int64, C-contiguous */
+  mpg_shape rows;      /* the array's shape with all leading dimensions merged into one */
 } gather;
 
 /* Returns the number of dimensions that an entry consumes. */
@@ -318,7 +319,7 @@ static int dimensions_of(PyObject *entry) {
 }
 
 static PyObject *index_error(void) {
-  /* Converts NumPy's IndexError to ours. */
+  /* Converts NumPy's IndexError to MXNetIndexError. */
   PyObject *type, *value, *traceback;
   if (!PyErr_ExceptionMatches(PyExc_IndexError)) return NULL;
   PyErr_Fetch(&type, &value, &traceback);
@@ -329,8 +330,8 @@ static PyObject *index_error(void) {
   return NULL;
 }
 
-/* Returns the index array of one dimension, broadcast to the shape of the leading ones. It only
- * takes memory for the numbers of its own dimension. */
+/* Returns the index array of one dimension, with values i * stride, broadcast to the shape of all
+ * leading dimensions. As a view, it needs memory only for the values of its own dimension. */
 static PyObject *axis_positions(const mpg_shape *shape, int leading, int axis, int64_t stride) {
   npy_intp length = (npy_intp)shape->dims[axis];
   PyObject *line = PyArray_Arange(0.0, (double)length, 1.0, NPY_INT64);
@@ -351,8 +352,8 @@ static PyObject *axis_positions(const mpg_shape *shape, int leading, int axis, i
   return spread;
 }
 
-/* Fast path for the most common key, one array of integers: positions are the indices themselves,
- * made non-negative. */
+/* Fast path for the most common key, one array of integers. The row numbers are the indices, with
+ * the size added to negative ones. */
 static PyArrayObject *row_positions(PyObject *entry, int axis, int64_t size) {
   PyArrayObject *flat = (PyArrayObject *)PyArray_FromAny(
       entry, PyArray_DescrFromType(NPY_INT64), 0, 0,
@@ -396,7 +397,7 @@ static int resolve(const mpg_array *array, PyObject *key, gather *result) {
     too_many(key, shape);
     goto done;
   }
-  /* Dimensions after the last one that the key touches are moved as whole rows. */
+  /* The dimensions after the last one that the key touches form rows, which are moved whole. */
   int leading = ellipsis ? shape->ndim : consumed;
   result->rows = (mpg_shape){.ndim = 1 + shape->ndim - leading};
   result->rows.dims[0] = mpg_shape_product(shape, 0, leading);
@@ -472,8 +473,8 @@ static PyObject *take(mpg_array *source, mpg_array *positions, int64_t axis) {
   return mpg_py_call_named("take", inputs, 2, NULL, "axis", &axis, NULL);
 }
 
-/* True if an index array holds only 0 and 1 and has the shape of the array's leading dimensions:
- * likely the result of a comparison that was meant as a mask. */
+/* True if an index array holds only 0 and 1 and has the shape of the array's leading dimensions. It
+ * is then probably the result of a comparison that the user meant as a mask. */
 static bool looks_like_mask(PyObject *key, const mpg_shape *shape, const gather *g) {
   if (!mpg_py_is_array(key)) return false;
   const mpg_desc *desc = &mpg_py_array_of(key)->tensor.desc;
@@ -508,8 +509,8 @@ static int axis_of_only_index(PyObject *key) {
   return many && last < MPG_MAX_NDIM ? (int)last : -1;
 }
 
-/* Indexes one axis without the sizes of the others, so that the op of a trace fits other sizes.
- * Returns NULL without an error if the general way must be used. */
+/* Indexes one axis with an op that is independent of the sizes of the other axes, which a traced
+ * call may change. Returns NULL without an exception if the general method must be used. */
 static PyObject *take_along(mpg_array *array, PyObject *key, int axis) {
   PyObject *entry = numpy_entry(PyTuple_GET_ITEM(key, axis)), *positions = NULL, *result = NULL;
   if (entry == NULL) return NULL;
@@ -532,7 +533,7 @@ static PyObject *take_along(mpg_array *array, PyObject *key, int axis) {
 static PyObject *get_advanced(PyObject *self, PyObject *key) {
   mpg_array *array = mpg_py_array_of(self);
   const mpg_shape *shape = &array->tensor.desc.shape;
-  /* The one key whose value need not be known on the host: an index array that is being traced. */
+  /* The host does not know the value of a traced index array, so the array is passed to the op. */
   if (mpg_py_is_array(key) && mpg_trace_takes(mpg_py_array_of(key)) &&
       mpg_py_array_of(key)->tensor.desc.dtype != MPG_BOOL && shape->ndim > 0)
     return take(array, mpg_py_array_of(key), 0);
@@ -606,8 +607,8 @@ PyObject *mpg_py_subscript(PyObject *self, PyObject *key) {
 }
 
 /* --- Assignment ------------------------------------------------------------------------------- */
-/* Converts the value to an NDArray of the target's dtype and device in the wanted shape; new. Keeps
- * autograd's recording state. */
+/* Converts the value to an NDArray with the target's dtype and device, broadcast to `shape`. New.
+ * While recording, the conversion is recorded. */
 static PyObject *prepare(const mpg_array *target, PyObject *value, const mpg_shape *shape) {
   mpg_device_id device = mpg_array_device_id(target);
   PyObject *step;
@@ -626,7 +627,7 @@ static int done_of(PyObject *result) {
   return result ? 0 : -1;
 }
 
-/* Assigns to no elements; a value with a wrong shape is still an error. */
+/* Assigns to an empty selection. Only checks that the value can be broadcast to it. */
 static int assign_nothing(const mpg_array *array, PyObject *value, const mpg_shape *shape) {
   return mpg_py_is_scalar(value) ? 0 : done_of(prepare(array, value, shape));
 }
@@ -660,8 +661,8 @@ static int assign_all(mpg_array *array, PyObject *value) {
   "Inplace operations (+=, -=, x[:]=, etc) are not supported when recording with autograd, as " \
   "here: "
 
-/* Rejects assigning a recorded value to a part of an array, because the other elements have a
- * different origin. As in MXNet. */
+/* Rejects the assignment of a recorded value to a part of an array, as in MXNet. An array has a
+ * single node on the tape, so its elements cannot have different origins. */
 static int refuse_recorded(PyObject *value) {
   if (!mpg_py_is_array(value) || !mpg_py_tracked(mpg_py_array_of(value))) return 0;
   PyErr_SetString(mpg_py->errors[MPG_ERROR], RECORDING
@@ -670,8 +671,8 @@ static int refuse_recorded(PyObject *value) {
   return -1;
 }
 
-/* Assigns to a resolved basic key. `tensor` is the array's tensor that `basic` was resolved
- * against; the caller holds a reference. */
+/* Assigns to a resolved basic key. `tensor` is the array's tensor when `basic` was resolved, which
+ * the caller retains. */
 static int assign_resolved(mpg_array *array, const mpg_tensor *tensor, const basic_key *basic,
                            PyObject *value) {
   const mpg_shape *shape = &tensor->desc.shape;
@@ -734,7 +735,7 @@ static int assign_advanced(PyObject *self, PyObject *key, PyObject *value) {
   }
   prepared = prepare(array, value, &wanted);
   if (prepared == NULL) goto done;
-  /* Flattens the positions and reshapes the value to matching rows. */
+  /* Reshapes the value to one row per selected row. */
   mpg_shape lines = g.rows;
   lines.dims[0] = (int64_t)PyArray_SIZE(g.flat);
   Py_SETREF(prepared, mpg_py_reshape(prepared, &lines));

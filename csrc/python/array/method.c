@@ -1,4 +1,4 @@
-/* Methods and properties of NDArray that are not ops. Ops become methods in mpgluon/ndarray. */
+/* Methods and properties of NDArray that are not ops. mpgluon/ndarray adds methods for ops. */
 #include "autograd/groups.h"
 #include "compile/call_cache.h"
 #include "python/core.h"
@@ -163,7 +163,7 @@ static PyObject *wait_with(PyObject *self, const char *what,
                            mpg_status (*wait)(const mpg_tensor *)) {
   mpg_array *array = mpg_py_array_of(self);
   if (mpg_py_expect_value(array, what) < 0) return NULL;
-  /* Retained, because the array may be rebound meanwhile. */
+  /* Retained, because another thread may replace the array's tensor during the wait. */
   mpg_tensor tensor = array->tensor;
   mpg_tensor_retain(&tensor);
   mpg_status status = wait(&tensor);
@@ -286,7 +286,7 @@ static PyObject *attach_grad(PyObject *self, PyObject *args, PyObject *kwargs) {
   if (mpg_py_expect_value(array, "attach_grad()") < 0) return NULL;
   if (mpg_py_forget_sparse_gradient(self) < 0) return NULL;
   bool recording = mpg_autograd_set_recording(false);
-  /* So that the gradient is on the array's device. */
+  /* Leaves the device group, so that the gradient is created on the array's device. */
   mpg_group group = mpg_group_set((mpg_group){0});
   PyObject *zeros = mpg_py_call_named("zeros_like", &array, 1, NULL, NULL);
   mpg_group_set(group);
@@ -362,7 +362,7 @@ static PyObject *reshape(PyObject *self, PyObject *args, PyObject *kwargs) {
   mpg_tuple *tuple =
       (mpg_tuple *)(params + op->params->params[mpg_params_find(op->params, "shape")].offset);
   mpg_shape shape;
-  /* () as a code means "not given"; as a shape it denotes a scalar. */
+  /* An empty tuple is a request for the shape () here, but the op treats it as "not given". */
   if (tuple->count == 0) {
     shape = (mpg_shape){0};
     if (mpg_shape_size(own) != 1) goto wrong_size;

@@ -1,7 +1,8 @@
-/* Operators of NDArray. Each is an op of two arrays, of array and scalar, or of scalar and array,
- * as in MXNet.
+/* Operators of NDArray. As in MXNet, each operator has one op for two arrays, one for an array and
+ * a scalar, and one for a scalar and an array.
  *
- * This is the hot path of eager programs: no tuples or dictionaries, and parameters on the stack.
+ * This is the hot path of eager programs, so it creates no tuples or dictionaries and keeps
+ * parameters on the stack.
  */
 #include "python/core.h"
 
@@ -32,7 +33,8 @@ static const mpg_op *find(const char *name) { return mpg_op_find(name); }
 
 enum { MAX_SCALAR_PARAMS = 64 };
 
-/* The parameters of a scalar op, and the offset of the scalar. All scalar ops share one struct. */
+/* Default parameters of scalar ops, and the offset of the scalar. All scalar ops have the same
+ * parameter struct. */
 static struct {
   const mpg_param_table *table;
   size_t scalar;
@@ -92,8 +94,9 @@ static PyObject *bool_with_scalar(const mpg_op *op, PyObject *self, double scala
   return result;
 }
 
-/* Raises OverflowError for an integer that arithmetic with an integer array would round or wrap,
- * because ops take numbers as doubles. Comparisons accept any number. */
+/* Raises OverflowError for an integer that a double cannot represent exactly, if the array has an
+ * integer dtype. Scalar ops take their number as a double, so the result would be wrong.
+ * Comparisons accept any number. */
 static int check_integer(mpg_py_binary kind, PyObject *self, PyObject *number, double scalar) {
   int overflow;
   if (!PyLong_Check(number) || (kind >= MPG_PY_EQ && kind <= MPG_PY_LE) ||
@@ -110,8 +113,8 @@ static int check_integer(mpg_py_binary kind, PyObject *self, PyObject *number, d
   return -1;
 }
 
-/* Applies an operator to an operand that is not an NDArray: Python and NumPy numbers, NumPy arrays.
- * `reflected` is true if it is the left operand. */
+/* Applies an operator to an array and an operand that is not an NDArray: a Python or NumPy number,
+ * or a NumPy array. `reflected` is true if `other` is the left operand. */
 static PyObject *with_other(mpg_py_binary kind, PyObject *self, PyObject *other, bool reflected,
                             mpg_array *out) {
   const mpg_py_operator *operator = &mpg_py->binary[kind];
@@ -140,7 +143,8 @@ static PyObject *with_other(mpg_py_binary kind, PyObject *self, PyObject *other,
   return result;
 }
 
-/* Calls an operator's op on sparse arrays; the op handles them. */
+/* Applies an operator to operands of which at least one is sparse. Calls the _core.Op, which
+ * dispatches to the implementation for sparse arrays. */
 static __attribute__((noinline)) PyObject *with_sparse(mpg_py_binary kind, PyObject *a,
                                                        PyObject *b) {
   bool left = mpg_py_is_scalar(a), right = mpg_py_is_scalar(b);
@@ -154,7 +158,7 @@ static __attribute__((noinline)) PyObject *with_sparse(mpg_py_binary kind, PyObj
   return PyObject_CallFunctionObjArgs(op, left ? b : a, left ? a : b, NULL);
 }
 
-/* Applies a binary operator. Always inlined, to be specialized for each kind. */
+/* Applies a binary operator. Always inlined, so that the compiler specializes it for each kind. */
 __attribute__((always_inline)) static inline PyObject *binary(mpg_py_binary kind, PyObject *a,
                                                               PyObject *b) {
   bool first = mpg_py_is_array(a);
@@ -217,7 +221,8 @@ static PyObject *number_absolute(PyObject *self) {
   mpg_array *array = mpg_py_array_of(self);
   return op ? mpg_py_call(op, NULL, &array, 1) : missing("abs");
 }
-/* Rejects bitwise operators, which other libraries' users apply to masks. */
+/* Raises TypeError for a bitwise operator and suggests the logical op, because users of other
+ * libraries combine masks with & and |. */
 static PyObject *refuse_bits(PyObject *a, PyObject *b, const char *operator, const char *name) {
   if ((!mpg_py_is_array(a) && !PyLong_Check(a)) || (!mpg_py_is_array(b) && !PyLong_Check(b)))
     Py_RETURN_NOTIMPLEMENTED;
@@ -242,13 +247,13 @@ static PyObject *number_matmul(PyObject *a, PyObject *b) {
   if ((!mpg_py_is_array(a) && !mpg_py_is_sparse(a)) ||
       (!mpg_py_is_array(b) && !mpg_py_is_sparse(b)))
     Py_RETURN_NOTIMPLEMENTED;
-  /* A stack of matrices. */
+  /* If b is a stack of matrices, a batched matrix product. */
   if (mpg_py_is_array(b) && mpg_py_array_of(b)->tensor.desc.shape.ndim > 2) {
     PyObject *module = PyImport_ImportModule("mpgluon.ndarray._numpy_protocol"),
              *result = module ? PyObject_CallMethod(module, "matmul", "OO", a, b) : NULL;
     Py_XDECREF(module);
     if (result != Py_NotImplemented) return result;
-    Py_DECREF(result); /* integers: use the op's error */
+    Py_DECREF(result); /* not supported (integers): `dot` raises the error */
   }
   PyObject *dot = PyDict_GetItemString(mpg_py->ops_by_name, "dot");
   return dot ? PyObject_CallFunctionObjArgs(dot, a, b, NULL) : missing("dot");
@@ -305,8 +310,7 @@ static PyObject *number_index(PyObject *self) {
     mpg_py_expect_value(mpg_py_array_of(self), "an index");
     return NULL;
   }
-  /* TypeError if it is not an index, because callers such as bytes() then try the buffer
-   * protocol. */
+  /* Raises TypeError, because callers such as bytes() then try the buffer protocol. */
   if (!mpg_dtype_is_integer(dtype) ||
       mpg_shape_size(&mpg_py_array_of(self)->tensor.desc.shape) != 1)
     return PyErr_Format(
@@ -350,8 +354,7 @@ PyType_Slot mpg_py_number_slots[] = {
     {Py_tp_richcompare, compare},
     {0, NULL}};
 
-/* _binary(kind, a, b), for nd.add, nd.maximum, ...: operands may be arrays or numbers on either
- * side.
+/* _binary(kind, a, b): implements nd.add, nd.maximum, and others. Either operand may be a number.
  */
 static PyObject *py_binary(PyObject *module, PyObject *const *args, Py_ssize_t count) {
   if (count != 3) return PyErr_Format(PyExc_TypeError, "expected two operands");

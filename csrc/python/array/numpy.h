@@ -1,4 +1,4 @@
-/* NumPy's C API, through one shared table that exchange.c fills. */
+/* NumPy's C API. All files share the function table that exchange.c fills. */
 #ifndef MPG_PYTHON_ARRAY_NUMPY_H
 #define MPG_PYTHON_ARRAY_NUMPY_H
 
@@ -11,7 +11,7 @@
 
 /* Returns the dtype of a NumPy type number; MPG_DTYPE_NONE if there is no equivalent. */
 mpg_dtype mpg_py_from_numpy_type(int type);
-/* Returns a C-contiguous ndarray of that dtype from any object (float32 for bfloat16). New, or NULL
+/* Converts any object to a C-contiguous ndarray of `dtype` (float32 for bfloat16). New, or NULL
  * with TypeError. */
 PyArrayObject *mpg_py_as_ndarray(PyObject *object, mpg_dtype dtype);
 /* Returns a new array on `device` with the contents of a C-contiguous ndarray from

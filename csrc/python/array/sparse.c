@@ -1,5 +1,5 @@
-/* Interface to sparse arrays (mpgluon/ndarray/_sparse/arrays.py). Ops that receive one are run by a
- * function of the package, and assignments use their dense values.
+/* Interface to sparse arrays (mpgluon/ndarray/_sparse/arrays.py). A Python function of the package
+ * runs the ops that receive a sparse array. Assignments use the array's dense values.
  */
 #include "python/core.h"
 
