@@ -3,7 +3,8 @@
 
 #include "python/core.h"
 
-/* Checks that no name is in use. Returns -1 with an exception if one is. */
+/* Checks that mx.nd does not already use the name of an op of the library. Returns -1 with an
+ * exception. */
 static int check_names(const mpg_extension_library *library, PyObject *taken, PyObject *path) {
   for (int i = 0; i < mpg_extension_count(library); i++) {
     PyObject *used = PyObject_CallFunction(taken, "s", mpg_extension_name(library, i));

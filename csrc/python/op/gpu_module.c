@@ -5,7 +5,8 @@
 
 static const char *const MODULE = "mpgluon.cuda_module", *const KERNEL = "mpgluon.cuda_kernel";
 
-/* Converts a tuple of strings to C strings, borrowed from it; NULL with an exception. */
+/* Converts a tuple of strings to an array of C strings, which point into the tuple's items. The
+ * caller frees the array with PyMem_Free. NULL with an exception. */
 static const char **texts_of(PyObject *tuple) {
   Py_ssize_t count = PyTuple_GET_SIZE(tuple);
   const char **texts = PyMem_Calloc((size_t)count + 1, sizeof *texts);
@@ -49,7 +50,8 @@ static PyObject *find_kernel(PyObject *Py_UNUSED(self), PyObject *args) {
   return PyCapsule_New((void *)kernel, KERNEL, NULL);
 }
 
-/* Converts (array, whether it is written), or the bytes of a number. */
+/* Converts an argument of a kernel: a tuple (array, whether the kernel writes it), or the bytes of
+ * a number. */
 static int take_argument(PyObject *object, mpg_gpu_argument *argument) {
   memset(argument, 0, sizeof *argument);
   if (PyBytes_Check(object) && PyBytes_GET_SIZE(object) <= 8) {

@@ -41,8 +41,8 @@ int mpg_py_desc_from(PyObject *pair, mpg_desc *desc) {
   return result;
 }
 
-/* Returns (shape, dtype name). 0 is an unknown size; None is a completely unknown shape or dtype.
- * New reference. */
+/* Converts a desc to a (shape, dtype name) tuple. An unknown size becomes 0, and an unknown shape
+ * or dtype becomes None. New reference. */
 static PyObject *desc_to(const mpg_desc *desc) {
   PyObject *shape = NULL, *dtype = desc->dtype == MPG_DTYPE_NONE
                                        ? Py_NewRef(Py_None)
@@ -89,7 +89,7 @@ static int set_params(const mpg_op *op, void *params, PyObject *given, int num_i
   return 0;
 }
 
-/* An op call whose descs are inferred; end_call frees its members. */
+/* Inference of the descs of an op call. end_call frees the members. */
 typedef struct inferred_call {
   mpg_infer infer;
   PyObject *pairs;
@@ -209,7 +209,7 @@ static PyObject *end_recompute(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(
   Py_RETURN_NONE;
 }
 
-/* Returns None for no group, True for a group without a device, else its device as a Context. */
+/* Converts a group: None if inactive, True if it has no device, else its device as a Context. */
 static PyObject *group_object(mpg_group group) {
   if (!group.active) Py_RETURN_NONE;
   return group.device.type ? mpg_py_context(group.device) : Py_NewRef(Py_True);

@@ -1,9 +1,9 @@
-/* _core.Op: an op as a Python function. Arrays come first, then parameters in declaration order, as
- * in MXNet's generated functions. `out` writes into given arrays; `name` is for symbols and has no
- * effect here.
+/* _core.Op: an op as a Python function. The arguments are the arrays, followed by the parameters in
+ * declaration order, as in MXNet's generated functions. `out` gives the arrays to write into.
+ * `name` is only used by symbols and has no effect here.
  *
- * Names are interned, so a keyword is found by comparing pointers. Spellings are compared only if
- * that fails.
+ * Names are interned, so a keyword is found by comparing pointers. Strings are compared only if no
+ * pointer is equal.
  */
 #include "op/batching/batching.h"
 #include "python/core.h"
@@ -16,7 +16,7 @@ typedef struct op_object {
   int num_inputs;  /* number of input names; a variadic input counts as one */
   int min_inputs;  /* number of inputs that are always required */
   bool variadic;
-  bool creates;      /* `ctx` None means the current context */
+  bool creates;      /* the op creates an array, so `ctx` None means the current context */
   int ctx;           /* index of the parameter "ctx", or -1 */
   int count_param;   /* "num_args" of variadic ops: set to the number of arrays; -1 if none */
   void *defaults;    /* the parameter struct with defaults; owned */
@@ -35,7 +35,7 @@ typedef struct call {
   PyObject *out;      /* borrowed */
   uint64_t given;     /* bits of the given parameters */
   uint32_t named;     /* bits of the inputs given by name */
-  const void *values; /* `params`; NULL for ops without parameters */
+  const void *values; /* points to `params`; NULL for ops without parameters */
   _Alignas(16) char params[MPG_PY_MAX_PARAMS];
 } call;
 
@@ -72,7 +72,7 @@ static int add_array(call *c, int place, PyObject *object) {
   return 0;
 }
 
-/* Raises an error for `concat([x, y], 0)`: the number is probably a parameter. */
+/* Raises an error for a number after a list of arrays (`concat([x, y], 0)`), likely a parameter. */
 static int check_array_after_list(const call *c, PyObject *object) {
   const mpg_param_table *table = c->self->op->params;
   int shown = c->self->count_param == 0; /* num_args is derived from the arrays */
@@ -106,8 +106,8 @@ static int add_param(call *c, int index, PyObject *value) {
   return mpg_py_param_set(c->self->op->params, c->self->op->name, c->params, index, value);
 }
 
-/* Warns if the op has no parameters, because MXNet's parameterless ops accept any keyword, and
- * programs rely on that. Otherwise raises an error with the closest names. */
+/* Raises an error that suggests similar names. Only warns if the op has no parameters at all,
+ * because MXNet then accepts any keyword, and programs rely on that. */
 static int unknown_keyword(const op_object *self, PyObject *keyword) {
   if (self->op->params->size == 0)
     return PyErr_WarnFormat(PyExc_UserWarning, 1,
@@ -138,8 +138,8 @@ static Py_ssize_t find_name(PyObject *names, PyObject *keyword) {
   return -1;
 }
 
-/* Returns the position of one array of a variadic op given by name ("arg3", "data3"); -1 if the
- * name is different. */
+/* Returns the position of an array of a variadic op that is given by name ("arg3", "data3").
+ * Returns -1 for other names. */
 static int variadic_place(const op_object *self, PyObject *keyword) {
   const char *text = PyUnicode_AsUTF8(keyword);
   if (text == NULL) return -1;
@@ -197,7 +197,7 @@ static int check_named(const call *c) {
   return 0;
 }
 
-/* Removes omitted inputs that the parameters disable, and shifts later arrays down. */
+/* Removes omitted inputs that the parameters disable (no_bias), and shifts later arrays down. */
 static void close_gaps(call *c) {
   int kept = 0;
   for (int i = 0; i < c->num_arrays; i++) {
@@ -217,7 +217,7 @@ static int convert_arrays(call *c) {
   const mpg_op *op = c->self->op;
   if (c->named && check_named(c) < 0) return -1;
   while (c->num_arrays > 0 && c->arrays[c->num_arrays - 1] == NULL) c->num_arrays--;
-  /* Required inputs may also be missing in the middle. */
+  /* A required input may also be missing before a given one, which is checked below. */
   if (c->num_arrays < c->self->min_inputs &&
       mpg_op_num_inputs(op, c->values, c->num_arrays) != c->num_arrays) {
     PyErr_Format(mpg_py->errors[MPG_TYPE_ERROR], "%s: the array %U is missing", op->name,
@@ -250,7 +250,7 @@ static int convert_arrays(call *c) {
   return 0;
 }
 
-/* Sets num_args to the number of arrays. A given value must match; 0 is accepted. */
+/* Sets num_args to the number of arrays. A value that the caller gives must be equal, or 0. */
 static int set_count(call *c) {
   if (c->self->count_param < 0) return 0;
   const mpg_param_table *table = c->self->op->params;
@@ -373,7 +373,7 @@ static __attribute__((noinline)) PyObject *call_any(op_object *self, PyObject *c
       if (add_array(&c, (int)i, args[i]) < 0) goto done;
     } else if (i < positional) {
       if (add_param(&c, (int)i - self->num_inputs, args[i]) < 0) goto done;
-    } else if (i == positional) { /* `name`, which has no effect, follows */
+    } else if (i == positional) { /* the next argument, `name`, has no effect */
       if (set_out(&c, args[i]) < 0) goto done;
     }
   }
@@ -388,8 +388,8 @@ done:
   return result;
 }
 
-/* True if a call passes only arrays, by position: no conversion is needed, and all parameters have
- * their defaults. The caller keeps the arrays alive. */
+/* True if a call passes only NDArrays, by position, and no parameters. The call then needs no
+ * conversions and uses the default parameters. The arrays are borrowed from the caller. */
 static inline bool is_plain(const op_object *self, PyObject *const *args, Py_ssize_t count,
                             PyObject *keywords) {
   if (self->variadic || self->required || count == 0 || count < self->min_inputs ||
@@ -498,7 +498,7 @@ static PyObject *get_signature_object(PyObject *self, void *Py_UNUSED(unused)) {
 static const char *const kind_names[] = {MPG_PARAM_KINDS(KIND_NAME)};
 #undef KIND_NAME
 
-/* A row's documentation: a text and an optional example. */
+/* The documentation of an op's row: a text and an optional example. */
 typedef struct row_doc {
   const char *text;
   int length;
@@ -697,7 +697,7 @@ static PyObject *op_new(const mpg_op *op, const char *name) {
     const char *text = mpg_op_input_name(op, i, buffer, sizeof buffer);
     char clean[64];
     snprintf(clean, sizeof clean, "%s", text);
-    /* The registry names it "data0"; removes the number. */
+    /* The registry names the variadic input "data0". Removes the number. */
     if (self->variadic && i == self->num_inputs - 1) {
       size_t length = strlen(clean);
       while (length > 1 && clean[length - 1] >= '0' && clean[length - 1] <= '9')

@@ -1,5 +1,5 @@
-/* Conversion of op parameters between Python values and the structs, without a text form in
- * between. */
+/* Conversion of op parameters from Python values to parameter structs, directly and not via MXNet's
+ * text form. */
 #include "python/core.h"
 #include "python/array/numpy.h"
 
@@ -19,7 +19,7 @@ static int as_int(PyObject *object, int64_t *value) {
     PyObject *index = PyNumber_Index(object);
     if (index == NULL) {
       double number;
-      /* 3.0 is accepted as 3, as in MXNet's text form. */
+      /* Accepts 3.0 as 3, as MXNet does. */
       if (!PyErr_ExceptionMatches(PyExc_TypeError) || !PyFloat_Check(object)) return -1;
       number = PyFloat_AsDouble(object);
       if (!(number >= -9007199254740992.0 && number <= 9007199254740992.0) ||
@@ -43,14 +43,14 @@ static int check_count(const mpg_param *param, const char *op, Py_ssize_t count,
 }
 
 /* Returns the numbers of a list, tuple, ndarray or NDArray as a new tuple of at most `most` items.
- * Returns NULL without an exception for a single number. */
+ * Returns NULL without an exception if `value` is not a sequence, such as a single number. */
 static PyObject *items_of(const mpg_param *param, const char *op, PyObject *value, int most) {
   if (PyFloat_Check(value) || PyLong_Check(value)) return NULL;
   if (!PyTuple_Check(value) && !PyList_Check(value)) {
     if (PyArray_Check(value) ? PyArray_NDIM((PyArrayObject *)value) == 0
                              : (!PySequence_Check(value) || PyUnicode_Check(value)))
       return NULL;
-    /* Check the length first, because iterating over an array creates an array for each row. */
+    /* Checks the length first, because iterating over an array creates an array for each row. */
     Py_ssize_t count = PySequence_Size(value);
     if (count < 0 && !PyErr_ExceptionMatches(PyExc_Exception)) return NULL;
     PyErr_Clear();
@@ -90,7 +90,7 @@ static int tuple_from(const mpg_param *param, const char *op, mpg_tuple *tuple, 
 }
 
 /* --- Kinds ------------------------------------------------------------------------------------ */
-/* The parameter to which a value is assigned. */
+/* The destination of a value: parameter `index` of the struct `params`. */
 typedef struct target {
   const mpg_param_table *table;
   const mpg_param *param;
@@ -153,7 +153,7 @@ static int from_shape(const target *to, void *field, PyObject *value) {
   if (tuple_from(to->param, to->op, tuple, value) < 0) return -1;
   if (tuple->count >= 0 || strcmp(to->param->default_text, "None") == 0) return 0;
   if (mpg_param_required(to->param)) return refuse(to, value, "an integer or a tuple of integers");
-  tuple->count = 0; /* None means "not given" if MXNet's default is () */
+  tuple->count = 0; /* for parameters with the default (), None means "not given", as in MXNet */
   return from_default(to);
 }
 
@@ -201,7 +201,7 @@ static int from_enum(const target *to, void *field, PyObject *value) {
   }
   *position = mpg_param_enum_find(param->constraint, word, (size_t)length);
   if (*position < 0 && value == Py_None && strcmp(param->default_text, "None") == 0)
-    return from_default(to); /* None is a default that is not an enum value */
+    return from_default(to); /* None is the default, although it is not an enum value */
   if (*position < 0)
     mpg_py_refuse(MPG_VALUE_ERROR, value, "%s: %s must be one of %s", to->op, param->name,
                   param->constraint);
@@ -231,8 +231,8 @@ static int (*const from_python[])(const target *to, void *field,
                                   PyObject *value) = {MPG_PARAM_KINDS(FROM)};
 #undef FROM
 
-/* True for kinds whose values are text. The other kinds also accept the text form from
- * -symbol.json, because some programs pass attributes that they read there. */
+/* True for kinds whose values are strings. Parameters of other kinds also accept the text form of
+ * -symbol.json files, because some programs read attributes there and pass them to ops. */
 static bool is_text(mpg_param_kind kind) {
   return kind == MPG_PARAM_STRING || kind == MPG_PARAM_ENUM || kind == MPG_PARAM_DTYPE ||
          kind == MPG_PARAM_DEVICE;

@@ -1,6 +1,6 @@
-/* _core.OpCall: an op with its parameters but without its arrays, as held by a symbol's node. The
- * op's table parses and checks parameters once, when the node is created. Arity, inference and
- * execution (or tracing) also use the op. Immutable. See core.h.
+/* _core.OpCall: an op with its parameters but without its arrays, as held by a node of a symbol.
+ * The parameters are parsed and checked once, when the node is created. Has methods for the number
+ * of inputs and outputs, inference, placement and execution (or tracing). Immutable. See core.h.
  */
 #include "op/infer.h"
 #include "op/placement.h"
@@ -14,7 +14,8 @@ typedef struct op_call {
   _Alignas(16) char params[];
 } op_call;
 
-/* Copies the parameters for `num_inputs` arrays to `space`; NULL for ops without parameters. */
+/* Copies the parameters to `space`, with "num_args" set to `num_inputs` for variadic ops. Returns
+ * NULL for ops without parameters. */
 static const void *params_for(const op_call *self, int num_inputs, char *space) {
   if (self->op->params->size == 0) return NULL;
   memcpy(space, self->params, self->op->params->size);
@@ -33,7 +34,7 @@ static void mark_open_sizes(const op_call *self, char *params) {
     if (shape->values[i] == -1) shape->values[i] = 0;
 }
 
-/* Converts a number of inputs, from 0 to MPG_MAX_INPUTS; -1 with an exception. */
+/* Converts and checks a number of inputs. Returns -1 with an exception. */
 static int count_from(const op_call *self, PyObject *object) {
   long count = PyLong_AsLong(object);
   if (count == -1 && PyErr_Occurred()) return -1;
@@ -114,8 +115,8 @@ static PyObject *call_initial_values(PyObject *object, PyObject *argument) {
   return values;
 }
 
-/* Writes the name of output i from the op's row, without marks, to `buffer`; "" if the row has
- * fewer names. */
+/* Writes the name of output `index`, without the marks of the op's row, to `buffer`. Writes "" if
+ * the row has fewer names. */
 static void output_name(const mpg_op *op, int index, char *buffer, size_t size) {
   const char *text = op->outputs;
   buffer[0] = 0;
@@ -225,7 +226,8 @@ done:
 }
 
 /* --- Placement -------------------------------------------------------------------------------- */
-/* Returns a device from a list converted from Contexts and None; None has type 0. */
+/* Returns item `index` of an array of device ids. The ids were converted from Contexts; None became
+ * type 0. */
 static mpg_device_id listed_device(const void *list, int index) {
   return ((const mpg_device_id *)list)[index];
 }
@@ -424,8 +426,8 @@ static PyType_Spec call_spec = {.name = "mpgluon._core.OpCall",
                                 .flags = Py_TPFLAGS_DEFAULT,
                                 .slots = call_slots};
 
-/* Rebinds the object `target` to the array of `source`: the same memory, off the tape. Executors
- * use this to keep the identity of their outputs between forwards. */
+/* Makes the object `target` refer to the memory of `source`, off the tape. Executors use this so
+ * that their output objects stay the same between forward calls. */
 static PyObject *replace_array(PyObject *Py_UNUSED(module), PyObject *args) {
   PyObject *to, *from;
   if (!PyArg_ParseTuple(args, "OO:replace_array", &to, &from)) return NULL;
@@ -440,7 +442,6 @@ static PyObject *replace_array(PyObject *Py_UNUSED(module), PyObject *args) {
   Py_RETURN_NONE;
 }
 
-/* True if the array has a node on the tape. */
 static PyObject *on_tape(PyObject *Py_UNUSED(module), PyObject *object) {
   const mpg_array *array = mpg_py_expect_array(object, "on_tape");
   return array == NULL ? NULL : PyBool_FromLong(array->node != NULL);

@@ -12,7 +12,8 @@ typedef struct multi_update {
   _Alignas(16) char defaults[MPG_PY_MAX_PARAMS];
 } multi_update;
 
-/* True if the arrays are unchanged since the preparation and may be written. */
+/* True if the arrays have the same memory as at preparation and no trace is active, so that the
+ * prepared update can run. */
 static bool ready(multi_update *self) {
   if (mpg_trace_active() != NULL) return false;
   if (self->changes == mpg_array_changes()) return true;
@@ -70,7 +71,8 @@ static PyObject *update_ready(PyObject *self, PyObject *Py_UNUSED(unused)) {
 
 /* --- Creation --------------------------------------------------------------------------------- */
 
-/* Returns the arrays' tensors, borrowed; for PyMem_Free. */
+/* Returns the arrays' tensors without retaining them. The caller frees the result with
+ * PyMem_Free. */
 static mpg_tensor *tensors_of(PyObject *arrays) {
   Py_ssize_t count = PyTuple_GET_SIZE(arrays);
   mpg_tensor *tensors = PyMem_Malloc((size_t)(count + 1) * sizeof *tensors);
@@ -115,7 +117,8 @@ static int prepare(multi_update *self, Py_ssize_t per_weight, PyObject *list) {
                  per_weight);
     return -1;
   }
-  /* may run Python code, so it precedes any read of the arrays */
+  /* Converts the numbers before reading the arrays, because the conversion may run Python code that
+   * changes the arrays. */
   double *factors = numbers_of(list, 2 * (count / per_weight));
   mpg_tensor *tensors = factors != NULL ? tensors_of(self->arrays) : NULL;
   int result = -1;
