@@ -1,4 +1,4 @@
-/* Python interface of csrc/autograd (mpgluon.autograd): recording scopes, variables, backward,
+/* Python interface of csrc/autograd (mpgluon.autograd): recording scopes, variables, backward, and
  * differentiable Python functions. */
 #include "python/core.h"
 #include "python/graph/describe.h"
@@ -108,8 +108,9 @@ static void arrays_free(arrays *a) {
   if (a->items != a->small) PyMem_Free(a->items);
   Py_CLEAR(a->keep);
 }
-/* Replaces sparse arrays by their arrays on the tape, and weights with sparse gradients by dense
- * ones. Takes ownership of the tuple. */
+/* Returns the tuple with sparse arrays replaced by the dense arrays that represent them on the
+ * tape, and weights with sparse gradients by dense variables. Takes ownership of `items`, which may
+ * be NULL. */
 static PyObject *dense_items(PyObject *items) {
   for (Py_ssize_t i = 0; items != NULL && i < PyTuple_GET_SIZE(items); i++) {
     if (!mpg_py_is_handled(PyTuple_GET_ITEM(items, i))) continue;
@@ -324,12 +325,12 @@ done:
 
 /* --- autograd.Function ------------------------------------------------------------------------ */
 typedef struct function_state {
-  PyObject *function; /* owned: called with the output gradients, returns the input gradients */
+  PyObject *function; /* owned; computes the input gradients from the output gradients */
   int num_outputs;
   struct {
     mpg_desc desc;
     mpg_device_id device;
-  } outputs[]; /* descriptions for zero gradients */
+  } outputs[]; /* shape, dtype and device of zero gradients */
 } function_state;
 
 static void function_release(void *pointer) {
@@ -401,8 +402,9 @@ done:
   return status;
 }
 
-/* Returns arrays on the tape that are separate from the given outputs but share their memory.
- * Outputs that the function keeps therefore do not reference the node, which holds the function. */
+/* Records a function and returns its outputs on the tape, as new arrays that share the memory of
+ * the given ones. The given arrays do not refer to the new node, which holds the function. A
+ * function that keeps its outputs therefore does not form a reference cycle with the node. */
 static PyObject *record_function(PyObject *Py_UNUSED(module), PyObject *args) {
   static const mpg_callback callback = {"Function", function_backward, function_release};
   PyObject *function, *input_object, *output_object;
@@ -480,8 +482,7 @@ static PyObject *current_scope(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(
   return PyUnicode_FromString(mpg_scope_text(mpg_autograd_scope()));
 }
 
-/* Tests the flags of the variables in a list of arrays. The caller must not change the list
- * meanwhile. */
+/* True if the "fresh" flags of all variables in a list are set (mpg_autograd_fresh). */
 static PyObject *gradients_fresh(PyObject *Py_UNUSED(module), PyObject *arrays) {
   if (!PyList_Check(arrays))
     return PyErr_Format(PyExc_TypeError, "gradients_fresh: expected a list of arrays, not %s",
@@ -519,7 +520,7 @@ static PyObject *node_inputs(const mpg_graph *graph, const mpg_node *node) {
   return inputs;
 }
 
-/* Sets *state to a tuple of a list of nodes and the head. */
+/* Sets *state to the tuple (list of nodes, (node, output) of the head). */
 static mpg_status read_recorded(const mpg_graph *graph, mpg_value head, void *state) {
   PyObject *list = PyList_New(0);
   for (size_t i = 0; list != NULL && i < graph->num_nodes; i++) {

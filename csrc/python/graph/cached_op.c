@@ -1,4 +1,5 @@
-/* _core.CachedOp: a Python function on arrays, compiled once per signature. See core.h. */
+/* _core.CachedOp: a Python function on arrays, compiled once per signature (compile/call_cache.h).
+ * See core.h. */
 #include "compile/call_cache.h"
 #include "compile/compiled_call.h"
 #include "python/core.h"
@@ -11,19 +12,21 @@ typedef struct cached_op {
   mpg_cache *cache;
   PyObject *bound;    /* tuple of arrays appended to the inputs of every call; NULL if none */
   PyObject *pointers; /* bytes: the mpg_array pointers of the bound arrays */
-  /* Number of the current binding; 0 means that the arrays are compared at each call. */
+  /* Number of the current binding. While it stays the same, calls do not check the bound arrays. 0
+   * means that every call must compare them with the signature. */
   uint64_t binding;
   uint64_t bindings; /* the latest binding number */
-  bool unbound;      /* calls that rely on a binding return None until arrays are bound */
-  uint64_t changes;  /* mpg_array_changes at the last check */
-  bool bound_wanted;
-  /* The bound arrays, created by the first recorded call; owned. */
+  bool unbound;      /* after unbind(): calls return None until arrays are bound */
+  uint64_t changes;  /* mpg_array_changes at the last check of the bound arrays */
+  bool bound_wanted; /* true if a bound array needs a gradient */
+  /* The bound arrays as a parameter set, created by the first recorded call; owned, or NULL. */
   mpg_parameter_set *parameter_set;
 } cached_op;
 
 /* --- Tracing ---------------------------------------------------------------------------------- */
 
-/* Returns the arrays from a trace function as a tuple; new reference. */
+/* Converts the result of a traced function to a tuple of arrays. Takes ownership of `result`, which
+ * may be NULL. New reference. */
 static PyObject *expect_arrays(PyObject *result) {
   if (result == NULL) return NULL;
   if (mpg_py_is_array(result)) {
@@ -65,7 +68,8 @@ static PyObject *traced_inputs(mpg_trace *trace, const mpg_inputs *inputs) {
   return args;
 }
 
-/* Compiles the trace. If options->wanted is NULL, uses autograd's state of the inputs. */
+/* Compiles the trace. If options->wanted is NULL, gradients are wanted for the inputs in `call`
+ * that autograd needs them for. */
 static mpg_compiled *compile_outputs(mpg_trace *trace, PyObject *args, PyObject *results,
                                      const mpg_inputs *call, const mpg_compile_options *given) {
   Py_ssize_t num_inputs = PyTuple_GET_SIZE(args), num_outputs = PyTuple_GET_SIZE(results);
@@ -158,7 +162,7 @@ static PyObject *call_compiled(mpg_compiled *compiled, const mpg_inputs *inputs)
   return result;
 }
 
-/* Warns once if signatures are evicted and recompiled. */
+/* Warns when the cache evicts a signature for the first time. */
 static int warn_of_dropped(const cached_op *self) {
   if (self->cache->dropped != 1) return 0;
   const char *path = mpg_scope_text(mpg_autograd_scope());
@@ -171,7 +175,8 @@ static int warn_of_dropped(const cached_op *self) {
       *path ? path : "a hybridized block", (int)MPG_CACHE_LIMIT);
 }
 
-/* Returns the compiled call of this signature with a reference, compiling it if needed. */
+/* Returns a new reference to the compiled call for the inputs' signature. Compiles it if necessary.
+ */
 static mpg_compiled *find_compiled(cached_op *self, const mpg_inputs *inputs) {
   bool train = mpg_autograd_training();
   bool recording = mpg_autograd_recording();
@@ -200,8 +205,8 @@ static PyObject *call_with(cached_op *self, const mpg_inputs *inputs) {
   return result;
 }
 
-/* Updates the state of the binding: assigns a new number, or 0 if one of the arrays is the result
- * of a recorded computation. */
+/* Updates the binding after the bound arrays have changed. Assigns a new number, or 0 if one of the
+ * arrays is the result of a recorded computation. */
 static void note_binding(cached_op *self) {
   Py_ssize_t count = self->bound != NULL ? PyTuple_GET_SIZE(self->bound) : 0;
   self->changes = mpg_array_changes();
@@ -232,7 +237,7 @@ mpg_status mpg_py_call_compiled(void *op, mpg_array *const *inputs, uint32_t num
   return status;
 }
 
-/* Inside another trace: emits the function's ops into that trace. */
+/* Calls the function inside another trace, so that its ops are emitted into that trace. */
 static PyObject *call_traced(cached_op *self, PyObject *args) {
   PyObject *all = self->bound != NULL ? PySequence_Concat(args, self->bound) : Py_NewRef(args),
            *result = NULL;
@@ -333,8 +338,8 @@ static PyObject *bind_arrays(cached_op *self, PyObject *arrays, bool unbound) {
   Py_RETURN_NONE;
 }
 
-/* True if all compiled calls can use the arrays in place of the captured ones. With `change`,
- * replaces them. */
+/* True if all compiled calls can use the given arrays in place of the captured ones. If `change`,
+ * also replaces the captured arrays. */
 static bool recapture(cached_op *self, const mpg_captured *captured, size_t count, bool change) {
   for (uint32_t i = 0; i < self->cache->count; i++) {
     const mpg_cache_entry *entry = &self->cache->entries[i];
@@ -370,12 +375,12 @@ static PyObject *cached_op_recapture(PyObject *object, PyObject *args) {
   }
   for (size_t i = 0; i < count; i++)
     if (captured_from(PyTuple_GET_ITEM(items, (Py_ssize_t)i), &captured[i]) < 0) goto done;
-  /* No other thread runs from here on. */
+  /* Nothing below runs other threads or user code, so the check and the change are atomic. */
   if ((noted = PyObject_GetAttrString(holder, "captured")) == NULL) goto done;
   bool possible = noted == former && recapture(self, captured, count, false);
   if (possible && PyObject_SetAttrString(holder, "captured", following) < 0) goto done;
   if (possible) recapture(self, captured, count, true);
-  /* Assigns a new number, so that no call relies on the former binding. */
+  /* Assigns a new binding number, so that no call relies on the former binding. */
   if (possible) note_binding(self);
   result = noted == former ? PyBool_FromLong(possible) : Py_NewRef(Py_None);
 done:

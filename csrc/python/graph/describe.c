@@ -8,7 +8,8 @@ static PyObject *device_text(mpg_device_id id) {
   return PyUnicode_FromString(mpg_device_id_text(id).text);
 }
 
-/* Adds `value` (a new reference, or NULL) under `key`. */
+/* Sets dict[key] to `value` and releases the caller's reference. Returns -1 if `value` is NULL, so
+ * that calls can be nested. */
 static int put(PyObject *dict, const char *key, PyObject *value) {
   if (value == NULL) return -1;
   int result = PyDict_SetItemString(dict, key, value);
@@ -78,7 +79,8 @@ static PyObject *describe_program(const mpg_program_set *set, uint32_t slot) {
   return list;
 }
 
-/* Appends (from, to, bytes, op's block, phase) for every copy of a set. */
+/* Appends a dict with from, to, bytes, phase and scope (the op's block path) for every copy between
+ * devices in a set of programs. */
 static int describe_copies(const mpg_program_set *set, const char *phase, PyObject *list) {
   for (uint32_t s = 0; s < set->num_programs; s++) {
     const mpg_program *program = &set->programs[s];
@@ -100,7 +102,8 @@ static int describe_copies(const mpg_program_set *set, const char *phase, PyObje
   return 0;
 }
 
-/* Returns the bytes of a set's own blocks on one device: of lanes, or of all other blocks. */
+/* Returns the total bytes of the memory blocks that a set allocates on one device: of lanes, or of
+ * all blocks except lanes. */
 static size_t planned(const mpg_program_set *set, uint32_t slot, bool lanes) {
   size_t bytes = 0;
   for (uint32_t i = set->first_block; i < set->num_blocks; i++)
@@ -108,8 +111,8 @@ static size_t planned(const mpg_program_set *set, uint32_t slot, bool lanes) {
   return bytes;
 }
 
-/* Returns the bytes of the forward values that backward reads and that are in the main block.
- * Values that share memory count once. */
+/* Returns the bytes of the forward values on one device that backward reads and that are in the
+ * main memory block. Values that share memory count once. */
 static size_t saved_bytes(const mpg_compiled *c, uint32_t slot) {
   bool *counted = c->saved != NULL ? PyMem_Calloc(c->graph.num_values + 1, sizeof *counted) : NULL;
   size_t bytes = 0;
@@ -127,12 +130,13 @@ static size_t saved_bytes(const mpg_compiled *c, uint32_t slot) {
   return bytes;
 }
 
-/* Returns the most recently built backward, or NULL. */
+/* Returns the programs of the most recently compiled backward, or NULL. */
 static const mpg_program_set *backward_set(const mpg_compiled *c) {
   return c->backwards ? c->backwards->programs : NULL;
 }
 
-/* Returns the bytes on a device of the values that the invariants program keeps. */
+/* Returns the bytes of the values on a device that the invariants program computes and keeps for
+ * all calls. */
 static size_t kept_bytes(const mpg_compiled *c, mpg_device_id id) {
   size_t bytes = 0;
   for (uint32_t i = 0; i < c->num_kept; i++) {
@@ -160,7 +164,7 @@ static PyObject *describe_device(const mpg_compiled *c, mpg_device_id id) {
          forward_lanes = here ? planned(c->programs, slot, true) : 0;
   size_t backward_bytes = there ? planned(backward, back_slot, false) : 0,
          backward_lanes = there ? planned(backward, back_slot, true) : 0;
-  size_t alive = here ? c->plan.alive[slot] : 0; /* the maximum of both phases */
+  size_t alive = here ? c->plan.alive[slot] : 0; /* maximum over forward and backward */
   if (there && c->backwards->plan.alive[back_slot] > alive)
     alive = c->backwards->plan.alive[back_slot];
   uint64_t replays =

@@ -10,7 +10,7 @@
 PyObject *mpg_py_describe_call(const mpg_cache_entry *entry);
 /* Returns the parameters of a node that differ from their defaults, as a dict of strings. */
 PyObject *mpg_py_node_params(const mpg_node *node);
-/* Appends the fused groups of all programs. */
+/* Appends the text form of the fused groups in the forward and backward programs. */
 void mpg_py_dump_groups(const mpg_compiled *compiled, mpg_text *text);
 
 #endif

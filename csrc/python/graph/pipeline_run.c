@@ -9,7 +9,7 @@ typedef struct staged_call {
 
 typedef struct pipeline_run {
   PyObject_HEAD mpg_pipeline_run *run;
-  bool watches; /* `run` is kept only for its timings */
+  bool watches; /* this object only reads timings and does not keep the run's memory alive */
 } pipeline_run;
 
 /* --- Descriptions ----------------------------------------------------------------------------- */
@@ -91,7 +91,7 @@ static PyObject *describe_set(const mpg_program_set *set) {
 
 enum { MOST = 4096 };
 
-/* Converts a sequence of `count` booleans; PyMem_Free. */
+/* Converts a sequence of `count` booleans to an array that the caller frees with PyMem_Free. */
 static bool *flags_from(PyObject *object, Py_ssize_t count, const char *what) {
   bool *flags = PyMem_Calloc((size_t)count + 1, sizeof *flags);
   if (flags == NULL) return (bool *)PyErr_NoMemory();
@@ -345,7 +345,7 @@ static PyObject *pipeline_run_new(PyTypeObject *type, PyObject *args, PyObject *
   if (num_inputs < 0) goto done;
   for (Py_ssize_t k = 0; k < count; k++) {
     PyObject *call = PyTuple_GET_ITEM(calls_object, k);
-    /* The type cannot be subclassed, so this identifies it. */
+    /* StagedCall cannot be subclassed, so the deallocator identifies the type. */
     if (Py_TYPE(call)->tp_dealloc != staged_call_dealloc) {
       PyErr_Format(PyExc_TypeError, "PipelineRun: micro-batches must be StagedCalls, got %s",
                    Py_TYPE(call)->tp_name);
@@ -424,7 +424,8 @@ static PyObject *pipeline_run_outputs(PyObject *object, PyObject *Py_UNUSED(unus
   return list;
 }
 
-/* Converts an array of 32-bit numbers, four per item; PyMem_Free. */
+/* Converts a buffer of 32-bit integers, four per item, to items that the caller frees with
+ * PyMem_Free. */
 static mpg_micro_batch_item *items_from(PyObject *object, size_t *count) {
   Py_buffer view;
   if (PyObject_GetBuffer(object, &view, PyBUF_CONTIG_RO) < 0) return NULL;
@@ -491,7 +492,7 @@ static PyObject *pipeline_run_train(PyObject *object, PyObject *args) {
   if (PyList_GET_SIZE(heads_object) != run->num_outputs)
     return PyErr_Format(PyExc_ValueError, "PipelineRun.train: expected %u heads", run->num_outputs);
   mpg_array **heads = PyMem_Calloc(run->num_outputs + 1, sizeof *heads);
-  /* A copy, because the list may change while the call waits. */
+  /* A copy, because other threads may change the list while the call waits. */
   PyObject *kept = PyList_AsTuple(heads_object);
   if (heads == NULL || kept == NULL) {
     PyMem_Free(heads);
@@ -514,7 +515,8 @@ static PyObject *pipeline_run_train(PyObject *object, PyObject *args) {
   Py_RETURN_NONE;
 }
 
-/* The driver of a recorded run is a Python callable that receives the run. */
+/* Runs the backward of a recorded run: calls a Python function with the run, which submits the
+ * backward items. `driver` is the tuple (function, PipelineRun type). */
 static mpg_status drive_backward(mpg_pipeline_run *run, void *driver) {
   PyTypeObject *type = (PyTypeObject *)PyTuple_GET_ITEM((PyObject *)driver, 1);
   pipeline_run *self = (pipeline_run *)type->tp_alloc(type, 0);
@@ -545,7 +547,7 @@ static PyObject *pipeline_run_record(PyObject *object, PyObject *driver) {
     mpg_status status = mpg_pipeline_run_record(run, &python_schedule, pair, outputs);
     for (uint32_t i = 0; i < run->num_outputs; i++) {
       mpg_array *array = mpg_py_array_of(PyList_GET_ITEM(arrays, i));
-      array->node = outputs[i].node; /* moves the reference */
+      array->node = outputs[i].node; /* takes over the reference */
       array->output = outputs[i].output;
     }
     if (status != MPG_OK) {
@@ -609,7 +611,8 @@ static PyObject *pipeline_run_times(PyObject *object, PyObject *args) {
   for (uint32_t s = 0;
        list != NULL && frame != NULL && frame->times != NULL && s < frame->set->num_segments; s++) {
     const mpg_device *device = frame->set->programs[frame->set->segments[s].slot].device;
-    /* The worker's times may only be read after it has signalled that the segment is done. */
+    /* The worker thread writes the times, so they may be read only after it has signaled that the
+     * segment is done. */
     mpg_tick last = frame->first_ticks[s] + frame->set->segments[s].num_signals;
     bool done = frame->first_ticks[s] && mpg_tick_reached(device, last);
     PyObject *item = Py_BuildValue("LL", done ? (long long)frame->times[s].begin : 0LL,

@@ -1,18 +1,18 @@
-/* _core.Routine: compiled functions composed by loops, branches and sequences. See
- * compile/routine.h and core.h. */
+/* _core.Routine: sequences, branches and loops of compiled functions. See compile/routine.h and
+ * core.h. */
 #include "compile/routine.h"
 #include "base/memory.h"
 #include "python/core.h"
 
 typedef struct py_routine {
   PyObject_HEAD mpg_routine routine;
-  PyObject *called; /* list of the called objects; owned */
+  PyObject *called; /* list of the objects that the routine calls; owned */
 } py_routine;
 
 /* --- Callees ---------------------------------------------------------------------------------- */
 
-/* Calls host code between compiled functions: a function from a list of arrays to a list of
- * arrays. */
+/* Calls a Python function that is not compiled, with a list of arrays. The function must return
+ * num_outputs arrays. */
 static mpg_status call_host(void *function, mpg_array *const *inputs, uint32_t num_inputs,
                             mpg_array *outputs, uint32_t num_outputs) {
   PyObject *list = PyList_New(num_inputs), *results = NULL, *items = NULL;
@@ -48,7 +48,7 @@ static mpg_status call_host(void *function, mpg_array *const *inputs, uint32_t n
 
 static int is_routine(PyObject *object);
 
-/* Converts a callable to a callee; `self` keeps a reference to it. */
+/* Converts a callable to a callee. `self` keeps a reference to the callable. */
 static int callee_from(py_routine *self, PyObject *object, mpg_callee *callee) {
   if (!PyCallable_Check(object)) {
     PyErr_Format(PyExc_TypeError, "Routine: expected a CachedOp, a Routine or a function, got %s",
@@ -68,7 +68,8 @@ static int callee_from(py_routine *self, PyObject *object, mpg_callee *callee) {
 
 static PyObject *allocate(mpg_routine_kind kind);
 
-/* Converts a sequence of slots below `limit`. Returns -1 with an exception. */
+/* Converts a sequence of slot numbers, which must be below `limit`. Sets *slots to an array that
+ * the caller frees. Returns -1 with an exception. */
 static int slots_from(PyObject *object, uint32_t limit, uint32_t **slots, uint32_t *count) {
   PyObject *items = PySequence_Tuple(object);
   if (items == NULL) return -1;
@@ -89,7 +90,7 @@ static int slots_from(PyObject *object, uint32_t limit, uint32_t **slots, uint32
   return PyErr_Occurred() ? -1 : 0;
 }
 
-/* Fills in a call from (function, scope or None, input slots, number of outputs). */
+/* Fills in a call from a tuple (function, scope or None, input slots, number of outputs). */
 static int sequence_call_from(py_routine *self, PyObject *item, mpg_sequence_call *call) {
   mpg_sequence *sequence = &self->routine.sequence;
   PyObject *function, *scope, *inputs;
@@ -166,7 +167,7 @@ static PyObject *make_branch(PyObject *Py_UNUSED(type), PyObject *args) {
   return (PyObject *)self;
 }
 
-/* Fills in an output from (shape, dtype, ctx). */
+/* Fills in the description of a loop's output from a tuple (shape, dtype, ctx). */
 static int loop_output_from(PyObject *item, mpg_loop_output *output) {
   PyObject *shape, *dtype, *ctx;
   if (!PyTuple_Check(item) || !PyArg_ParseTuple(item, "OOO:Routine.loop", &shape, &dtype, &ctx)) {
@@ -265,8 +266,8 @@ static int routine_traverse(PyObject *object, visitproc visit, void *arg) {
   return 0;
 }
 
-/* Breaks reference cycles. The called functions are released, so the routine is also made to reject
- * calls. */
+/* Breaks reference cycles by releasing the called functions. Also sets the numbers of inputs and
+ * outputs to impossible values, so that the routine rejects later calls. */
 static int routine_break(PyObject *object) {
   py_routine *self = (py_routine *)object;
   mpg_routine_clear(&self->routine);
@@ -353,7 +354,8 @@ static PyObject *loop_stack(PyObject *Py_UNUSED(module), PyObject *args) {
   Py_ssize_t count = PyTuple_GET_SIZE(list);
   if (count == 0 || count > limit)
     return PyErr_Format(PyExc_ValueError, "loop_stack: there must be 1 to %lld rows", limit);
-  /* Copied, because another thread may change the arrays while the lock is released. */
+  /* New references, because another thread may replace the arrays' tensors while the GIL is
+   * released. */
   mpg_array *rows = PyMem_Calloc((size_t)count, sizeof *rows), joined = {0};
   mpg_loop_joined space = {0};
   if (rows == NULL) return PyErr_NoMemory();

@@ -1,16 +1,15 @@
 /* _core.Scope: a with-statement that changes state and restores it.
  *
- * Python code can be interrupted (Ctrl-C) between any two instructions, so state that Python code
- * restores in an `__exit__` or a `finally` may remain changed. Here a single C call makes all
- * changes, and a single C call undoes them. A scope is therefore either entered completely or not
- * at all, and every entered scope is left. `at_once` makes permanent changes, also in a single
- * call. */
+ * Ctrl-C can interrupt Python code between any two instructions, so an `__exit__` or `finally` in
+ * Python may fail to restore state. Here, one C call makes all changes, and another C call undoes
+ * them. A scope is therefore entered completely or not at all, and every entered scope is left.
+ * `at_once` makes permanent changes in a single call. */
 #include "python/core.h"
 
 typedef struct scope {
-  PyObject_HEAD PyObject *changes; /* owned: a tuple; the default result of `_changes` */
-  /* Owned: a list with one entry per nested enter: the list of changes that undo it, or None while
-   * entering. */
+  PyObject_HEAD PyObject *changes; /* owned: the constructor's arguments as a tuple */
+  /* Owned: a stack (list) with one item per nested `__enter__`. An item is the list of changes that
+   * undo it, or None while the scope is being entered. */
   PyObject *entered;
 } scope;
 
@@ -30,8 +29,8 @@ static bool is_setting(PyObject *change) {
          PyCFunction_Check(PyTuple_GET_ITEM(change, 0));
 }
 
-/* Makes one change and sets *undo to the change that undoes it. Steps that can fail precede the
- * change. */
+/* Makes one change and sets *undo to the change that undoes it. Everything that can fail happens
+ * before the state changes. */
 static int apply(PyObject *change, PyObject **undo) {
   *undo = NULL;
   if (is_item(change) && PyTuple_GET_SIZE(change) == 3) {
@@ -73,8 +72,8 @@ static int revert(PyObject *undo) {
   return result != NULL ? 0 : -1;
 }
 
-/* Undoes all changes in reverse order, even if some fail. Keeps a pending exception; otherwise sets
- * the exception of the first failure. */
+/* Undoes all changes in reverse order, even if some fail. Keeps a pending exception. If none is
+ * pending, raises that of the first failure. */
 static int revert_all(PyObject *undos) {
   PyObject *type, *value, *traceback;
   PyErr_Fetch(&type, &value, &traceback);
@@ -172,7 +171,7 @@ static PyObject *scope_run(PyObject *object, PyObject *const *args, Py_ssize_t c
   PyErr_Fetch(&type, &value, &traceback);
   PyObject *left = scope_exit(object, NULL, 0);
   Py_DECREF(entered);
-  if (type != NULL) { /* the first exception has priority */
+  if (type != NULL) { /* the function's exception has priority over that of leaving */
     if (left == NULL) PyErr_Clear();
     PyErr_Restore(type, value, traceback);
   } else if (left == NULL) {
@@ -219,7 +218,8 @@ static void scope_dealloc(PyObject *object) {
   Py_DECREF(type);
 }
 
-/* Returns a copy of the attributes of a Python subclass. The copied scope is not entered. */
+/* Returns the attributes of an instance of a Python subclass for pickling and copying. The copy of
+ * a scope is not entered. */
 static PyObject *scope_getstate(PyObject *object, PyObject *Py_UNUSED(unused)) {
   if (Py_TYPE(object) == mpg_py->change_type)
     return PyErr_Format(PyExc_TypeError, "cannot pickle '%s' object", Py_TYPE(object)->tp_name);
@@ -231,7 +231,8 @@ static PyObject *scope_getstate(PyObject *object, PyObject *Py_UNUSED(unused)) {
 
 /* --- Permanent changes ------------------------------------------------------------------------ */
 
-/* True for a call of a C function. A Python function could be interrupted halfway. */
+/* True for a tuple (function, *args) that calls a function written in C. A Python function is not
+ * allowed, because it could be interrupted halfway. */
 static bool is_call(PyObject *change) {
   if (!PyTuple_CheckExact(change) || PyTuple_GET_SIZE(change) < 1) return false;
   PyObject *function = PyTuple_GET_ITEM(change, 0);

@@ -1,6 +1,6 @@
-/* _core.Trace and _core.Function: traces that Python code splits. A block that must read values
- * during the trace is traced as one Trace and cut into Functions. Bodies of loops and branches are
- * Functions of separate traces. See compile/function.h.
+/* _core.Trace, and _core.Function, which is a part of a trace. A block that reads values of arrays
+ * while it is traced is traced as one Trace and cut into Functions at these reads. Bodies of loops
+ * and branches are Functions of separate traces. See compile/function.h.
  */
 #include "compile/function.h"
 #include "autograd/tape.h"
@@ -9,7 +9,7 @@
 
 typedef struct py_trace {
   PyObject_HEAD mpg_trace *trace; /* owned reference; NULL before the trace begins */
-  bool begun;                     /* active in this thread; must be ended */
+  bool begun;                     /* the trace has begun and not yet ended */
 } py_trace;
 
 typedef struct py_function {
@@ -275,8 +275,8 @@ static PyObject *trace_cut(PyObject *object, PyObject *args) {
   return (PyObject *)made;
 }
 
-/* Forgets the copies between groups, so that they are not passed over a cut: users hold no arrays
- * for them. */
+/* Discards the cached copies between groups before a cut. Only values that an array refers to pass
+ * a cut, and no array of the user refers to these copies. */
 static PyObject *trace_forget_moves(PyObject *object, PyObject *Py_UNUSED(unused)) {
   mpg_trace *trace = open_trace(object);
   if (trace == NULL) return NULL;
@@ -295,7 +295,7 @@ static PyObject *trace_ops(PyObject *object, PyObject *Py_UNUSED(unused)) {
   for (size_t i = 0; list != NULL && i < trace->graph.num_nodes; i++) {
     const mpg_node *node = &trace->graph.nodes[i];
     if (mpg_node_is_input(node)) continue;
-    uint32_t count = node->op ? node->num_inputs : 0; /* opaque calls may lack inputs */
+    uint32_t count = node->op ? node->num_inputs : 0; /* inputs of opaque calls may be missing */
     PyObject *inputs = PyTuple_New(count);
     for (uint32_t k = 0; inputs != NULL && k < count; k++) {
       mpg_value value = trace->graph.inputs[node->inputs + k];
@@ -420,7 +420,7 @@ static PyObject *captured_arrays(PyObject *Py_UNUSED(module), PyObject *Py_UNUSE
   PyObject *list = PyList_New(0);
   for (size_t i = 0; list != NULL && trace != NULL && i < trace->num_constants; i++) {
     if (trace->constants[i].array.trace) continue;
-    mpg_array array = {0}; /* the array itself, with its current contents */
+    mpg_array array = {0}; /* a reference to the captured array with its current contents */
     mpg_array_copy(&array, &trace->constants[i].array);
     PyObject *item = mpg_py_array_take(&array);
     if (item == NULL || PyList_Append(list, item) < 0) Py_CLEAR(list);
@@ -429,8 +429,8 @@ static PyObject *captured_arrays(PyObject *Py_UNUSED(module), PyObject *Py_UNUSE
   return list;
 }
 
-/* The trace set aside while the garbage collector runs, so that finalizers are not traced. Owned
- * reference. */
+/* The trace that was active when the garbage collector started. It is inactive while the collector
+ * runs, so that ops in finalizers are not traced. Owned reference, or NULL. */
 static _Thread_local mpg_trace *aside;
 
 static PyObject *collecting(PyObject *Py_UNUSED(module), PyObject *args) {
@@ -441,7 +441,7 @@ static PyObject *collecting(PyObject *Py_UNUSED(module), PyObject *args) {
   aside = NULL;
   if (strcmp(phase, "start") == 0) {
     if ((aside = mpg_trace_swap(NULL)) != NULL) aside->references++;
-  } else if (trace != NULL && !trace->closed) { /* otherwise the trace itself was garbage */
+  } else if (trace != NULL && !trace->closed) { /* closed if the collector freed its Trace object */
     mpg_trace_swap(trace);
   }
   mpg_trace_release(trace);
