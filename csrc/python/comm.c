@@ -12,7 +12,7 @@
 
 #include "python/core.h"
 
-/* The request of a call, converted from Python objects. */
+/* Arguments of `collective`, converted from Python objects. */
 typedef struct request {
   mpg_comm_request r;
   const char *transport;
@@ -104,7 +104,8 @@ static int request_take(request *q, PyObject *args) {
   return root == Py_None ? 0 : mpg_py_device_id(root, &q->r.root);
 }
 
-/* Calls the ops of a plan in order. `slots` are num_slots arrays: the inputs, then empty ones. */
+/* Calls the ops of a plan in order. `slots` has num_slots arrays: the inputs, followed by empty
+ * arrays for the results of the ops. */
 static mpg_status run(const mpg_comm_plan *plan, mpg_array *slots) {
   mpg_array *inputs[MPG_COMM_MAX_RANKS];
   for (size_t i = 0; i < plan->num_steps; i++) {
@@ -116,9 +117,9 @@ static mpg_status run(const mpg_comm_plan *plan, mpg_array *slots) {
   return MPG_OK;
 }
 
-/* True if a sum can run off the tape: in chunks if each rank has its array on a CPU device, or by
- * NCCL if each has it on a joined GPU. The result is bitwise equal to that of the plan. Fills
- * `tensors`. */
+/* True if an all-reduce can run without ops, because there is nothing to record and each rank has
+ * one array: in chunks if the arrays are on CPUs, or by NCCL if they are on joined GPUs. The result
+ * is bitwise equal to that of the plan. Fills `tensors`. */
 static bool sums_over_ranks(const request *q, const mpg_tensor **tensors) {
   const mpg_comm_request *r = &q->r;
   if (r->kind != MPG_ALL_REDUCE || r->algorithm != MPG_COMM_AUTO || mpg_autograd_recording() ||

@@ -9,7 +9,7 @@ typedef struct context {
 enum { CACHED = 32, MAX_DEPTH = 256 };
 static PyObject *cached[2][CACHED]; /* cpu(i) and gpu(i); owned; filled on first use */
 
-/* Per thread: the open with-statements. */
+/* Per thread: the contexts of the open with-statements, the innermost last. */
 static _Thread_local struct {
   mpg_device_id stack[MAX_DEPTH];
   int depth;
@@ -33,7 +33,8 @@ PyObject *mpg_py_context(mpg_device_id id) {
   return (PyObject *)self;
 }
 
-/* Sets id->rank from a rank number. Initializes MPI first if a launcher started the program. */
+/* Sets id->rank from a rank number and checks it. Counting the ranks initializes MPI if a launcher
+ * started the program. */
 static int resolve_rank(PyObject *object, mpg_device_id *id) {
   long rank = PyLong_AsLong(object);
   if (rank == -1 && PyErr_Occurred()) return -1;
@@ -325,7 +326,7 @@ static PyObject *set_memory_limit(PyObject *Py_UNUSED(module), PyObject *args) {
   if (device == NULL) return NULL;
   Py_ssize_t bytes = 0;
   if (limit != Py_None) {
-    /* Clips a value beyond the range of Py_ssize_t. */
+    /* Clips a value that is outside the range of Py_ssize_t instead of raising OverflowError. */
     bytes = PyIndex_Check(limit) ? PyNumber_AsSsize_t(limit, NULL) : -1;
     if (bytes == -1 && PyErr_Occurred()) return NULL;
     if (bytes < 0)

@@ -1,10 +1,10 @@
 /* Shared declarations of the extension module mpgluon._core.
  *
- * This layer only converts Python objects to arrays, parameters and contexts, and results and
- * errors back. The core exists once per process (device table, registry), so the module cannot be
- * loaded into a second interpreter. Its state (types, exceptions, cached ops) is reachable through
- * one pointer, `mpg_py`, because number slots receive no module. Threads: every function here is
- * called with the GIL held, which is the core's host lock.
+ * This layer only converts Python objects to arrays, parameters and contexts, and converts results
+ * and errors back. The core exists once per process (device table, registry), so the module cannot
+ * be loaded into a second interpreter. The module's state (types, exceptions) is reachable through
+ * a global pointer, `mpg_py`, because Python does not pass the module to number slots. Threads:
+ * every function here is called with the GIL held, which is the core's host lock.
  *
  * References: "new" results are owned by the caller; arguments are borrowed. On failure, functions
  * return NULL (PyObject *) or -1 (int) with a Python exception set.
@@ -26,7 +26,7 @@ typedef struct mpg_py_array {
   mpg_array array;
 } mpg_py_array;
 
-/* The ops of a binary operator for two arrays, for array and scalar, and for scalar and array. */
+/* The ops of a binary operator for (array, array), (array, scalar) and (scalar, array). */
 typedef struct mpg_py_operator {
   const mpg_op *array, *scalar, *reflected;
 } mpg_py_operator;
@@ -53,7 +53,7 @@ typedef enum mpg_py_binary {
   MPG_PY_BINARY_COUNT
 } mpg_py_binary;
 
-/* Bytes of the largest parameter struct, and the maximum number of arrays kept on the stack. */
+/* Size limit of parameter structs in bytes, and the maximum number of arrays kept on the stack. */
 enum { MPG_PY_MAX_PARAMS = 4096, MPG_PY_SMALL = 16 };
 
 typedef struct mpg_py_state {
@@ -62,7 +62,7 @@ typedef struct mpg_py_state {
   PyTypeObject *routine_type;               /* routine.c */
   PyTypeObject *change_type;                /* scope.c */
   PyTypeObject *sparse_type, *weight_type;  /* sparse.c; NULL until the package sets them */
-  PyObject *sparse_call;                    /* called instead of ops that receive a sparse array */
+  PyObject *sparse_call;                    /* function that runs ops on sparse arrays */
   PyObject *sparse_gradients;               /* dict: id of a dense array -> its sparse gradient */
   PyObject *errors[MPG_STATUS_COUNT];       /* exception classes by status */
   /* Raised for values that MXNet's assert statements reject; also a ValueError. */
@@ -71,7 +71,7 @@ typedef struct mpg_py_state {
   PyObject *ops_by_name;                          /* dict: name or alias -> _core.Op */
   PyObject *name_out, *name_name, *name_backward; /* interned */
   mpg_py_operator binary[MPG_PY_BINARY_COUNT];
-  PyObject *no_value; /* NumPy-like default marker, treated as "not given" */
+  PyObject *no_value; /* default value that means "not given", like numpy._NoValue */
   int exit_status;    /* exit status of the process; 0 leaves it to Python */
 } mpg_py_state;
 
@@ -79,10 +79,10 @@ extern mpg_py_state *mpg_py; /* runtime state: set once when the module is creat
 
 /* --- Errors (errors.c) ------------------------------------------------------------------------ */
 int mpg_py_errors_init(PyObject *module);
-/* Raises the thread's error text as the exception of `status` and returns NULL. Keeps the pending
- * exception if `status` means that the host holds it. */
+/* Raises the thread's error text as the exception of `status` and returns NULL. Keeps a pending
+ * Python exception if `status` is MPG_HOST_EXCEPTION or MPG_INTERRUPTED. */
 PyObject *mpg_py_raise(mpg_status status);
-/* Returns NULL (or -1) from the enclosing function with the exception set if `call` fails. */
+/* If `call` fails, sets the exception and returns NULL (or -1) from the enclosing function. */
 #define MPG_PY_TRY(call)                                               \
   do {                                                                 \
     mpg_status mpg_py_status_ = (call);                                \
@@ -106,14 +106,14 @@ extern PyMethodDef mpg_py_host_methods[];
 
 /* --- NDArray (array.c) ------------------------------------------------------------------------ */
 int mpg_py_array_init(PyObject *module);
-/* Fast check. Returns false only if the object cannot be an instance of a Python class derived from
- * NDArray, as for numbers, tuples and plain arrays. */
+/* Fast pre-check. If false, the object is not an instance of a Python subclass of NDArray. True for
+ * instances of all classes that are not static types, except NDArray itself. */
 static inline bool mpg_py_may_derive(PyObject *object) {
   PyTypeObject *type = Py_TYPE(object);
   return type != mpg_py->array_type && PyType_HasFeature(type, Py_TPFLAGS_HEAPTYPE);
 }
-/* True for a sparse array, a Python class with dense arrays as parts, whose own mpg_array is
- * empty. */
+/* True for a sparse array. Its Python class derives from NDArray and holds dense arrays as parts;
+ * its own mpg_array is empty. */
 static inline bool mpg_py_is_sparse(PyObject *object) {
   return mpg_py_may_derive(object) && mpg_py->sparse_type != NULL &&
          PyType_IsSubtype(Py_TYPE(object), mpg_py->sparse_type);
@@ -127,38 +127,40 @@ static inline mpg_array *mpg_py_array_of(PyObject *object) {
   return &((mpg_py_array *)object)->array;
 } /* requires that mpg_py_is_array is true */
 PyObject *mpg_py_array_new(void); /* new and empty; the caller fills ->array immediately */
-/* Moves *array into a new object. *array becomes empty, even on failure. */
+/* Moves *array into a new NDArray. *array becomes empty, even on failure. */
 PyObject *mpg_py_array_take(mpg_array *array);
-/* Returns a new list. Moves each array as mpg_py_array_take does. */
+/* Moves all arrays into a new list of NDArrays. The arrays become empty, even on failure. */
 PyObject *mpg_py_array_take_all(mpg_array *arrays, Py_ssize_t count);
 /* Returns the array of `object`, borrowed. Otherwise raises TypeError "what: expected an NDArray,
  * got ...". */
 mpg_array *mpg_py_expect_array(PyObject *object, const char *what);
-/* Returns a short description of a value for error messages, which is its shortened repr, or an
- * array's shape and dtype. New. */
+/* Returns a short description of a value for error messages: its shortened repr or, for an array,
+ * its shape and dtype. New. */
 PyObject *mpg_py_brief(PyObject *value);
 /* Raises "<format>, got <the value in brief>" and returns NULL. */
 PyObject *mpg_py_refuse(mpg_status kind, PyObject *value, const char *format, ...);
 /* Fails for arrays that are being traced, because they have no value. `what` is the method's
  * name. */
 int mpg_py_expect_value(const mpg_array *array, const char *what);
-/* Same, for a value that controls later code. While a block is traced, also fails for an array from
- * outside, which may have a different value in the next call. */
+/* Same as mpg_py_expect_value, for a value that decides which code runs next. While a block is
+ * traced, also fails for an array from outside the block, because the array may have a different
+ * value in later calls, which do not run the code again. */
 int mpg_py_expect_readable(const mpg_array *array, const char *what);
 /* Converts a list or tuple of NDArrays (or one NDArray) to pointers borrowed from *keep, a new
  * reference that the caller releases after use. Returns the count. Returns -1 with an exception if
  * there are more than `capacity` items or if one is not an array. */
 int mpg_py_array_list(PyObject *object, mpg_array **arrays, int capacity, PyObject **keep,
                       const char *what);
-/* Returns the items of a sequence or iterable as a tuple, which cannot change while Python code
- * runs for an item or while the lock is released. New. Raises TypeError(what) for other objects. */
+/* Returns the items of an iterable as a new tuple. Unlike a list, a tuple cannot change while
+ * Python code runs for an item or while the GIL is released. Raises TypeError(what) for other
+ * objects. */
 PyObject *mpg_py_items(PyObject *object, const char *what);
 /* Calls an op with one output and returns a new NDArray. `params` may be NULL for ops without
  * parameters. */
 PyObject *mpg_py_call(const mpg_op *op, const void *params, mpg_array *const *inputs,
                       int num_inputs);
-/* Same, with the semantics of user calls: the result is a separate array, as in MXNet. Only
- * x.reshape(), x[begin:end] and x.detach() share memory. */
+/* Same as mpg_py_call, but the result never shares memory with an input, as in MXNet. Used for ops
+ * that users call; only x.reshape(), x[begin:end] and x.detach() return views. */
 PyObject *mpg_py_call_op(const mpg_op *op, const void *params, mpg_array *const *inputs,
                          int num_inputs);
 /* Same as mpg_py_call, but writes the result into `out`. */
@@ -169,7 +171,8 @@ int mpg_py_call_out(const mpg_op *op, const void *params, mpg_array *const *inpu
  * for unknown names. Writes into `out`, or returns a new NDArray if `out` is NULL. */
 PyObject *mpg_py_call_named(const char *op, mpg_array *const *inputs, int num_inputs,
                             mpg_array *out, ...);
-/* True if the array is traced, or on the tape while recording. Reads must then use ops. */
+/* True if the array is traced, or on the tape while recording. Its elements must then be read with
+ * ops, so that the read becomes part of the graph or tape. */
 static inline bool mpg_py_tracked(const mpg_array *array) {
   return mpg_array_traced(array) || (array->node != NULL && mpg_autograd_recording());
 }
@@ -180,7 +183,7 @@ PyObject *mpg_py_reshape(PyObject *self, const mpg_shape *shape);
 PyObject *mpg_py_cast(PyObject *self, mpg_dtype dtype);
 /* Returns the array's device as users name it: cpu_pinned for pinned memory. */
 mpg_device_id mpg_py_context_id(const mpg_array *array);
-/* Creates a tensor on that device, in pinned memory for cpu_pinned. */
+/* Creates a tensor on the device `id`, in pinned memory for cpu_pinned. */
 mpg_status mpg_py_tensor_create(mpg_device_id id, const mpg_desc *desc, mpg_tensor *tensor);
 /* Copies an array to a device. New reference; self if it is already there and !copy. */
 PyObject *mpg_py_to_device(PyObject *self, mpg_device_id id, bool copy);
@@ -189,8 +192,7 @@ PyObject *mpg_py_broadcast(PyObject *self, const mpg_shape *shape);
 extern PyMethodDef mpg_py_array_methods[]; /* method.c */
 extern PyGetSetDef mpg_py_array_properties[];
 
-/* --- Sparse arrays (sparse.c) ------------------------------------------------------------------
- */
+/* --- Sparse arrays (sparse.c) ----------------------------------------------------------------- */
 int mpg_py_sparse_init(PyObject *module);
 /* True for a sparse array, or for a weight whose gradient is sparse. */
 static inline bool mpg_py_is_handled(PyObject *object) {
@@ -198,7 +200,8 @@ static inline bool mpg_py_is_handled(PyObject *object) {
          (PyType_IsSubtype(Py_TYPE(object), mpg_py->sparse_type) ||
           PyType_IsSubtype(Py_TYPE(object), mpg_py->weight_type));
 }
-/* True if an argument of an op is sparse. mpg_py_sparse_call must then run the op. */
+/* True if an argument of an op, or an item of a list argument, is sparse or has a sparse gradient.
+ * mpg_py_sparse_call must then run the op. */
 bool mpg_py_takes_sparse(PyObject *const *args, Py_ssize_t count);
 PyObject *mpg_py_sparse_call(PyObject *op, PyObject *const *args, Py_ssize_t count,
                              PyObject *keywords);
@@ -207,8 +210,8 @@ PyObject *mpg_py_sparse_gradient(PyObject *array);
 int mpg_py_forget_sparse_gradient(PyObject *array); /* does nothing if it has none */
 /* Implements attach_grad of a dense array with a gradient of storage type `stype`. */
 PyObject *mpg_py_attach_sparse(PyObject *array, const char *request, PyObject *stype);
-/* Converts a sparse array to a dense one and, while recording, a weight with a sparse gradient to a
- * variable of all its rows. Returns other objects unchanged. New reference. */
+/* Converts a sparse array to a dense one. While recording, converts a weight with a sparse gradient
+ * to a dense variable. Returns other objects unchanged. New reference. */
 PyObject *mpg_py_dense(PyObject *object);
 
 /* --- Operators (number.c) --------------------------------------------------------------------- */
@@ -225,15 +228,15 @@ PyObject *mpg_py_item(PyObject *self, Py_ssize_t index);
 int mpg_py_exchange_init(PyObject *module);
 /* Returns a new ndarray with a copy of the contents. bfloat16 becomes float32. */
 PyObject *mpg_py_to_numpy(const mpg_array *array);
-/* Returns a new NDArray from any object that NumPy can convert. For dtype NONE, uses the source's
- * dtype, except float32 for float64. */
+/* Returns a new NDArray from any object that NumPy can convert. For MPG_DTYPE_NONE, uses the
+ * object's dtype, but float32 instead of float64. */
 PyObject *mpg_py_from_object(PyObject *object, mpg_dtype dtype, mpg_device_id device);
-/* Writes `value`, converted by NumPy and broadcast, into the tensor. Blocks. */
+/* Converts `value` with NumPy, broadcasts it and writes it into the array's tensor. Blocks. */
 int mpg_py_write_object(mpg_array *array, PyObject *value);
 /* Returns an NDArray for an operand of an op: `object` itself, or a scalar or NumPy array converted
- * to the device of `like` (may be NULL). If both are floating or both are integer, it is also
- * converted to the dtype of `like`. If `alike`, integers next to floating arrays are converted as
- * well; otherwise they may be indices. New reference. */
+ * to an array on the device of `like` (may be NULL). A converted array gets the dtype of `like` if
+ * both are floating or both are integer. Integers next to a floating `like` may be indices, so they
+ * keep their dtype unless `alike`. New reference. */
 PyObject *mpg_py_operand(PyObject *object, const mpg_array *like, bool alike, const char *what);
 bool mpg_py_is_numpy(PyObject *object);  /* numpy.ndarray */
 bool mpg_py_is_scalar(PyObject *object); /* Python or NumPy number, including bool */
@@ -250,29 +253,31 @@ PyObject *mpg_py_dlpack_device(PyObject *self, PyObject *unused);
 /* --- Context (context.c) ---------------------------------------------------------------------- */
 int mpg_py_context_init(PyObject *module);
 PyObject *mpg_py_context(mpg_device_id id); /* new reference */
-/* Accepts a Context or its text; None means the current one. */
+/* Sets *id from a Context or its text. None means the current context. */
 int mpg_py_device_id(PyObject *object, mpg_device_id *id);
 mpg_device_id mpg_py_current_device(void);
-/* Opens the device of a Context or its text, as in mpg_py_device_id. NULL with an exception. */
+/* Returns the device of an object that mpg_py_device_id accepts, and opens the device if necessary.
+ * NULL with an exception. */
 mpg_device *mpg_py_device(PyObject *object);
-/* Converts a tuple of GPU indices, one per rank. The caller frees the result with PyMem_Free. NULL
- * with an exception. */
+/* Converts a tuple of GPU indices, one per rank, to an array that the caller frees with PyMem_Free.
+ * NULL with an exception. */
 int32_t *mpg_py_gpu_indices(PyObject *object);
 extern PyMethodDef mpg_py_context_methods[];
 
 /* --- Ops (op.c, params.c, extension.c) -------------------------------------------------------- */
 int mpg_py_op_init(PyObject *module);
-/* Stores a Python value into one parameter of a struct, with checks; `op` is the name for
- * errors. */
+/* Converts a Python value, checks it and stores it as parameter `index` of the struct `params`.
+ * Errors name `op`. */
 int mpg_py_param_set(const mpg_param_table *table, const char *op, void *params, int index,
                      PyObject *value);
 /* Fills an op's struct with defaults and the values of a dict. Sets bit i of *present (may be NULL)
  * if parameter i was given. Ops without parameters accept an empty dict. */
 int mpg_py_params_set(const mpg_op *op, void *params, PyObject *given, uint64_t *present);
-/* Accepts an integer or a sequence of integers. */
+/* Sets *shape from an integer or a sequence of integers. */
 int mpg_py_shape_from(PyObject *object, mpg_shape *shape, const char *what);
 extern PyMethodDef mpg_py_op_methods[];
-/* Returns the _core.Op of a row under its name, and adds it to `_core.ops`. New reference. */
+/* Creates the _core.Op of a row of the op table and adds it to `_core.ops` under the op's name. New
+ * reference. */
 PyObject *mpg_py_op_add(const mpg_op *op);
 extern PyMethodDef mpg_py_extension_methods[];  /* extension.c */
 extern PyMethodDef mpg_py_gpu_module_methods[]; /* gpu_module.c */
@@ -306,10 +311,11 @@ int mpg_py_symbol_init(PyObject *module);            /* symbol.c */
 int mpg_py_trace_init(PyObject *module);             /* trace.c */
 int mpg_py_scope_init(PyObject *module);             /* scope.c */
 int mpg_py_missing_attribute_init(PyObject *module); /* missing_attribute.c */
-/* A tp_setattro. If an attribute can be neither set nor read, raises the error of reading it. */
+/* A tp_setattro slot. If setting fails because the attribute does not exist, raises the error of
+ * reading it, which may suggest an alternative (missing_attribute.c). */
 int mpg_py_set_attribute(PyObject *object, PyObject *name, PyObject *value);
-/* Convert from and to (shape, dtype) pairs. In a shape, 0 and -1 are unknown sizes; None is an
- * unknown shape or dtype (inference.c). */
+/* Convert descs from and to (shape, dtype) pairs (inference.c). In a shape, 0 and -1 are unknown
+ * sizes. None is an unknown shape or dtype. */
 int mpg_py_desc_from(PyObject *pair, mpg_desc *desc);
 PyObject *mpg_py_descs_to(const mpg_desc *descs, int count); /* new list */
 

@@ -1,8 +1,8 @@
-/* Statuses as Python exceptions. All derive from MXNetError; those with a matching built-in class
- * also derive from that. */
+/* Python exceptions of the core's statuses. All derive from MXNetError. Exceptions with a matching
+ * built-in class also derive from that class. */
 #include "python/core.h"
 
-mpg_py_state *mpg_py; /* in this file, because all others of the layer depend on it */
+mpg_py_state *mpg_py; /* defined in this file, because all other files of this layer use it */
 
 static const struct {
   mpg_status status;
@@ -55,14 +55,14 @@ int mpg_py_errors_init(PyObject *module) {
     if (error == NULL) return -1;
     Py_SETREF(mpg_py->errors[classes[i].status], error);
   }
-  /* Value errors for which MXNet programs catch a different built-in class. */
+  /* Value errors that also derive from AssertionError or KeyError, which MXNet programs catch. */
   mpg_py->assertion_error = new_value_error(
       module, "MXNetAssertionError", "A value is invalid where MXNet has an assert statement.",
       PyExc_AssertionError);
   Py_SETREF(mpg_py->errors[MPG_KEY_ERROR],
             new_value_error(module, "MXNetKeyError", "A name is unknown.", PyExc_KeyError));
   if (mpg_py->assertion_error == NULL || mpg_py->errors[MPG_KEY_ERROR] == NULL) return -1;
-  /* KeyError shows its message quoted; this class shows plain text like the rest. */
+  /* KeyError prints its message in quotes. Exception.__str__ prints it without. */
   PyObject *text = PyObject_GetAttrString(PyExc_Exception, "__str__");
   int result = text ? PyObject_SetAttrString(mpg_py->errors[MPG_KEY_ERROR], "__str__", text) : -1;
   Py_XDECREF(text);
@@ -72,7 +72,8 @@ int mpg_py_errors_init(PyObject *module) {
 PyObject *mpg_py_raise(mpg_status status) {
   MPG_ASSERT(status > MPG_OK && status < MPG_STATUS_COUNT);
   if (status == MPG_INTERRUPTED || status == MPG_HOST_EXCEPTION) {
-    /* Keeps the exception that stopped the core. Without one, the user pressed Ctrl-C. */
+    /* Keeps the Python exception that stopped the core. If none is pending, an interrupted call was
+     * stopped by Ctrl-C. */
     if (!PyErr_Occurred()) {
       if (status == MPG_INTERRUPTED)
         PyErr_SetNone(PyExc_KeyboardInterrupt);

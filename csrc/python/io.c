@@ -2,8 +2,8 @@
 #include "io/params_file.h"
 #include "python/core.h"
 
-/* Appends a sparse array given as a tuple by the package: (storage type, shape, values,
- * indices...), with indices of int64. */
+/* Appends a sparse array to the list. mpgluon passes it as a tuple (storage type, shape, values,
+ * indices...) with int64 indices. */
 static int gather_sparse(PyObject *parts, const char *name, Py_ssize_t length,
                          mpg_tensor_list *list) {
   mpg_shape shape;
@@ -78,7 +78,7 @@ fail:
   return -1;
 }
 
-/* Moves a tensor into a new array. */
+/* Moves a tensor into a new NDArray. */
 static PyObject *array_of(mpg_tensor *tensor) {
   mpg_array array = {.tensor = *tensor};
   tensor->storage = NULL;
@@ -102,8 +102,8 @@ static PyObject *parts_of(mpg_named_tensor *item) {
   return parts;
 }
 
-/* Converts a list to (arrays, names or None) and empties it. An array missing from the file is
- * None. */
+/* Moves the contents of a list to a tuple (arrays, names or None). An array that has no data in the
+ * file becomes None. */
 static PyObject *scatter(mpg_source *source, mpg_tensor_list *list) {
   Py_ssize_t count = (Py_ssize_t)list->count;
   PyObject *arrays = PyList_New(count),

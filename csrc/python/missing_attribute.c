@@ -1,13 +1,14 @@
 /* _core.MissingAttribute: placeholder for an attribute that a class lacks but users expect. Reading
- * it raises an error that suggests an alternative.
+ * the attribute raises an error that suggests an alternative.
  *
- * A class attribute, because a __getattr__ method would disable Python's attribute caches and slow
- * down all existing attributes. An instance attribute of the same name takes precedence.
+ * The placeholder is a class attribute (a descriptor). A __getattr__ method would instead disable
+ * Python's attribute caches and slow down all existing attributes. An instance attribute of the
+ * same name takes precedence over the placeholder.
  */
 #include "python/core.h"
 
 typedef struct missing_attribute {
-  PyObject_HEAD PyObject *error, *name; /* error is NULL after the collector has cleared it */
+  PyObject_HEAD PyObject *error, *name; /* error is NULL after garbage collection has cleared it */
 } missing_attribute;
 
 static PyObject *missing_attribute_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {

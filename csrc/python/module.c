@@ -9,8 +9,8 @@
 
 static mpg_py_state state; /* runtime state: one module per process */
 
-/* Runs at exit, after MPI has ended: MPI's atexit function was registered later, so it runs
- * first. */
+/* Runs at exit, after MPI_Finalize, because Py_AtExit functions run in reverse order of
+ * registration and MPI's function is registered later. */
 static void end(void) {
   mpg_device_shutdown();
   if (state.exit_status == 0) return;
@@ -65,7 +65,7 @@ static int fill_module(PyObject *module) {
     return -1;
   }
   /* Workers must stop before libraries that were opened later (oneDNN) tear down their state. A C
-   * atexit function or a destructor of this module would run after that. */
+   * atexit function or a destructor of this module would run too late. */
   if (Py_AtExit(end) < 0) {
     PyErr_SetString(PyExc_RuntimeError,
                     "no more functions can be registered to run when Python ends");
@@ -86,8 +86,8 @@ static int fill_module(PyObject *module) {
   return 0;
 }
 
-/* Checks that the global lock is on. A free-threaded Python turns it on for this module with a
- * warning, unless it was disabled explicitly. */
+/* Checks that the GIL is enabled. A free-threaded Python enables it with a warning when it imports
+ * this module, unless the user has disabled it explicitly. */
 static int expect_lock(void) {
   PyObject *asks = PySys_GetObject("_is_gil_enabled"); /* borrowed; since Python 3.13 */
   PyObject *answer = asks != NULL ? PyObject_CallNoArgs(asks) : Py_NewRef(Py_True);

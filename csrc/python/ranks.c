@@ -84,12 +84,12 @@ static PyObject *ranks_begun(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(unus
   Py_RETURN_NONE;
 }
 
-/* MPI_Finalize is next and hangs if another rank has stopped. */
+/* Starts a watchdog for MPI_Finalize, which runs next and hangs if another rank has stopped. */
 static void watch_end(void) { (void)mpg_ranks_end_within_limit(); }
 
-/* Py_AtExit handlers run after the script's own atexit handlers, which may be slow, and in reverse
- * order of registration. So the watchdog starts right before mpi4py's MPI_Finalize, which is
- * registered already. */
+/* Registers watch_end with Py_AtExit. Py_AtExit functions run after the script's own atexit
+ * handlers, which may be slow, and in reverse order of registration. mpi4py's MPI_Finalize is
+ * already registered, so the watchdog starts right before it. */
 static PyObject *ranks_end_within_limit(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(unused)) {
   if (Py_AtExit(watch_end) < 0) watch_end();
   Py_RETURN_NONE;
@@ -167,7 +167,7 @@ int32_t *mpg_py_gpu_indices(PyObject *object) {
   return NULL;
 }
 
-/* Reads the device and the GPU indices of a tuple (ctx, indices). Returns -1 with an exception. */
+/* Converts a tuple (ctx, indices) to a device and GPU indices. Returns -1 with an exception. */
 static int take_gpus(PyObject *args, mpg_device **device, int32_t **indices) {
   PyObject *context, *numbers;
   if (!PyTuple_Check(args) || !PyArg_ParseTuple(args, "OO", &context, &numbers)) {

@@ -1,4 +1,4 @@
-/* Process-wide settings and facts: execution mode, random seed, waiting for all work, build
+/* Process-wide settings and queries: execution mode, random seed, waiting for all work, build
  * features.
  */
 #include "base/host.h"
@@ -144,8 +144,8 @@ static PyObject *memory_until_failure(PyObject *Py_UNUSED(module), PyObject *Py_
   return PyLong_FromLongLong(mpg_memory_until_failure());
 }
 
-/* Returns (name, line, block path, stage or None, micro-batch or None) of a submission; None if
- * unknown. */
+/* Describes a submission as (name, source line, block path, stage or None, micro-batch or None).
+ * Returns None if `work` is NULL. */
 static PyObject *work_tuple(const mpg_submitted *work) {
   if (work == NULL) Py_RETURN_NONE;
   char line[512] = "";
