@@ -13,15 +13,16 @@ bool mpg_autograd_recording(void);
 bool mpg_autograd_set_recording(bool on); /* returns the previous value */
 bool mpg_autograd_training(void);
 bool mpg_autograd_set_training(bool on);
-/* Turns the rules of mixed precision off (`on`) or on for calls of this thread. Returns the
- * previous value. */
+/* If `on`, later calls of this thread ignore the rules of mixed precision. Returns the previous
+ * value. */
 bool mpg_autograd_set_uncast(bool on);
 
 /* Calls an op. If the call belongs to a trace (trace.h), emits the op into the trace's graph.
  * Otherwise runs the op and, while recording, puts it on the tape. `inputs` are borrowed. `outputs`
  * are num_visible empty structs, which the call fills and the caller owns. `out` is NULL or holds
  * num_visible arrays to write into; `outputs` is then unused. `out` is not allowed in a trace.
- * While recording, `out` is not allowed if an array is on the tape (MXNet's rule). Ops with
+ * While recording, an array in `out` must not be on the tape (MXNet's rule); a variable is allowed
+ * if no input is on the tape. Ops with
  * MPG_OP_CREATES take their device from params. */
 mpg_status mpg_call(const mpg_op *op, const void *params, mpg_array *const *inputs, int num_inputs,
                     mpg_array *outputs, int num_visible, mpg_array *const *out);

@@ -1,5 +1,5 @@
-/* Parameter sets: the variables among the arrays bound to compiled calls (a block's parameters), as
- * one unit.
+/* Parameter sets: the arrays bound to a compiled call (a block's parameters) and their variables,
+ * handled as one unit.
  *
  * While the arrays are unchanged, a recorded call holds a single reference to the set instead of
  * one per array. A backward that reaches the variables only through one call treats the set as one

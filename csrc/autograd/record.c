@@ -150,7 +150,8 @@ mpg_status mpg_record_call(const mpg_op *op, const void *params, mpg_array *cons
   return run_and_record(&call, inputs, outputs, num_outputs, NULL, mpg_mode.recording);
 }
 
-/* Returns the trace that a call belongs to, given the active one; NULL if the call runs eagerly. */
+/* Returns the trace that a call belongs to, or NULL if the call runs eagerly. `trace` is the active
+ * trace or NULL. */
 static mpg_trace *find_trace(mpg_trace *trace, const mpg_op *op, mpg_array *const *inputs,
                              int num_inputs) {
   for (int i = 0; i < num_inputs; i++)

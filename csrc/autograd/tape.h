@@ -69,8 +69,8 @@ struct mpg_tape_node {
   uint32_t scope, origin;
   uint32_t num_inputs, num_outputs;
   uint64_t sequence; /* creation order */
-  /* `sequence` of the forward op whose gradient, of any order, this op computes. 0 if this op is a
-   * forward op. */
+  /* For an op that computes a gradient (of any order), the `sequence` of the differentiated forward
+   * op. 0 for a forward op. */
   uint64_t family;
   uint64_t visit;      /* number of the last backward pass that reached the node */
   uint32_t graph_node; /* index of the graph node for this node in that pass */
