@@ -117,9 +117,9 @@ static mpg_status run(const mpg_comm_plan *plan, mpg_array *slots) {
   return MPG_OK;
 }
 
-/* True if an all-reduce can run without ops, because there is nothing to record and each rank has
- * one array: in chunks if the arrays are on CPUs, or by NCCL if they are on joined GPUs. The result
- * is bitwise equal to that of the plan. Fills `tensors`. */
+/* True if an all-reduce can run directly instead of as a plan of ops, because nothing is recorded
+ * or traced and each rank has one array. CPUs then sum in chunks, and joined GPUs use NCCL. The
+ * result is bitwise equal to that of the plan. Fills `tensors`. */
 static bool sums_over_ranks(const request *q, const mpg_tensor **tensors) {
   const mpg_comm_request *r = &q->r;
   if (r->kind != MPG_ALL_REDUCE || r->algorithm != MPG_COMM_AUTO || mpg_autograd_recording() ||

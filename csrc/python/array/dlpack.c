@@ -76,8 +76,9 @@ static void let_go(exported *self) {
   PyMem_RawFree(self);
 }
 
-/* Reports that the memory is leaked, because it is unknown when the consumer's work is done. Writes
- * the error to stderr instead of raising it, because consumers release tensors in destructors. */
+/* Reports that the memory is leaked, because it is unknown when the consumer's work is done. Passes
+ * the error to sys.unraisablehook instead of raising it, because consumers call this from
+ * destructors. */
 static void report_kept(const exported *self, mpg_status status) {
   PyObject *type, *value, *traceback;
   PyErr_Fetch(&type, &value, &traceback);

@@ -1,7 +1,7 @@
 /* Conversion of values: NumPy arrays and scalars, dtypes, the buffer protocol.
  *
  * NumPy has no bfloat16. A conversion to NumPy gives float32 (exact), and a conversion from NumPy
- * rounds to nearest even. The buffer protocol exports the bits as 16-bit integers.
+ * rounds to nearest even. The buffer protocol rejects bfloat16, and DLPack exports it unchanged.
  */
 #define MPG_NUMPY_OWNER
 #include "python/core.h"

@@ -68,8 +68,8 @@ static PyObject *traced_inputs(mpg_trace *trace, const mpg_inputs *inputs) {
   return args;
 }
 
-/* Compiles the trace. If options->wanted is NULL, gradients are wanted for the inputs in `call`
- * that autograd needs them for. */
+/* Compiles the trace. If options->wanted is NULL, derives it from the inputs in `call`: while
+ * recording, an input needs a gradient if autograd can differentiate it. */
 static mpg_compiled *compile_outputs(mpg_trace *trace, PyObject *args, PyObject *results,
                                      const mpg_inputs *call, const mpg_compile_options *given) {
   Py_ssize_t num_inputs = PyTuple_GET_SIZE(args), num_outputs = PyTuple_GET_SIZE(results);
