@@ -64,8 +64,8 @@ static inline mpg_runs mpg_runs_of(const mpg_shape *shape, const bool *reduced) 
       r.reduced[r.count++] = reduced[i];
     }
   }
-  /* If there is nothing to combine, one pass still prepares the elements and converts them to the
-   * accumulator's type. */
+  /* If no axis is reduced, appends a reduced run of size 1, so that one pass still prepares the
+   * elements and converts them to the accumulator's type. */
   if (!any) {
     r.sizes[r.count] = 1;
     r.reduced[r.count++] = true;

@@ -31,8 +31,8 @@ typedef struct mpg_rotated_region {
   int64_t down, across;
 } mpg_rotated_region;
 
-/* Maximum number of samples along one side of a bin. The sides of the largest images have this many
- * pixels. */
+/* Maximum number of samples along one side of a bin, which bounds the work for a huge region. The
+ * sides of the largest images have this many pixels. */
 enum { MPG_MOST_SAMPLES = 4096 };
 
 MPG_HOST_DEVICE mpg_rotated_region mpg_rotated_region_of(const double *numbers, double scale,

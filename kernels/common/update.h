@@ -34,8 +34,8 @@ typedef struct mpg_update {
   double lr, wd;   /* used if the op updates a single weight */
   /* Rates for several weights. NULL if the last two inputs hold the rates, as float32. */
   const mpg_floats *lrs, *wds;
-  /* Array of one element that replaces c.rescale, or NULL. 0 or a non-finite value skips the
-   * update. */
+  /* One-element array that replaces c.rescale, or NULL. If the element is 0 or not finite, the
+   * update is skipped. */
   const mpg_view *rescale;
 } mpg_update;
 

@@ -1,11 +1,11 @@
-/* Branch-free float functions, so that compilers vectorize loops over them. Fused multiply-adds are
- * used only if the processor has them, so that a result does not depend on the element's index in a
- * loop. Maximum errors in ULPs, with fused multiply-adds: exp, log, log1p, log2, log10, sinh, cosh,
- * tanh and erf 1; sine and cosine 1.2 up to MPG_TRIG_LIMIT, beyond which the caller uses the C
- * library; expm1 1.5; sigmoid 2.5. Zeros keep their sign. The coefficients are minimax fits over
- * the reduced ranges. vector_math_mixed.h has float functions computed in double,
- * vector_math_double.h those of double. Define MPG_MATH_WITHOUT_FMA before including for plain
- * products and sums. Stateless; any thread.
+/* Branch-free float functions, so that compilers vectorize loops over them. Either
+ * all elements of a loop use fused multiply-adds (if the processor has them) or none do, so that a
+ * result does not depend on the element's index. Maximum errors in ULPs, with fused multiply-adds:
+ * exp, log, log1p, log2, log10, sinh, cosh, tanh and erf 1; sine and cosine 1.2 up to
+ * MPG_TRIG_LIMIT, beyond which the caller uses the C library; expm1 1.5; sigmoid 2.5. Zeros keep
+ * their sign. The coefficients are minimax fits over the reduced ranges. vector_math_mixed.h has
+ * float functions that compute in double, and vector_math_double.h has double functions. Define
+ * MPG_MATH_WITHOUT_FMA before including for plain products and sums. Stateless; any thread.
  */
 #ifndef KERNELS_COMMON_VECTOR_MATH_H
 #define KERNELS_COMMON_VECTOR_MATH_H

@@ -1,7 +1,7 @@
 /* Branch-free double functions, the counterpart of vector_math.h: loops over them are vectorized,
  * and a result does not depend on the element's index. Maximum errors in ULPs: sine and cosine 0.9
  * up to MPG_DOUBLE_TRIG_LIMIT; exp, log, log1p and erf 1; pow 1.2; log2, log10 and expm1 2; tan
- * 2.3; tanh and sigmoid 3. GPUs use their own library. Stateless; any thread.
+ * 2.3; tanh and sigmoid 3. On GPUs, the names map to CUDA's functions. Stateless; any thread.
  */
 #ifndef KERNELS_COMMON_VECTOR_MATH_DOUBLE_H
 #define KERNELS_COMMON_VECTOR_MATH_DOUBLE_H
