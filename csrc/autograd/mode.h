@@ -9,7 +9,7 @@
 #include "autograd/groups.h"
 #include "autograd/trace.h"
 
-/* One struct, so that a call needs one thread-local lookup. */
+/* The mode is one struct, so that a call needs only one thread-local lookup. */
 typedef struct mpg_call_mode {
   bool recording, training, uncast;
   uint32_t scope;

@@ -1,4 +1,4 @@
-/* Parameter sets: the variables among a call's bound arrays as one unit on the tape. */
+/* Parameter sets: the arrays bound to a compiled call as one unit on the tape. */
 #include "autograd/parameter_set.h"
 
 #include <string.h>
@@ -83,7 +83,7 @@ mpg_status mpg_parameter_set_versions(mpg_parameter_set *parameters,
       size_t size = sizeof *versions + parameters->count * (sizeof *versions->versions + 1);
       versions = mpg_malloc(size);
       if (!versions) return mpg_out_of_host_memory(size);
-      /* Only the calls' references to the previous versions remain. */
+      /* Drops the set's reference to the previous versions, which calls still hold. */
       if (parameters->latest) parameters->latest->references--;
       *versions = (mpg_parameter_versions){
           .savers = {.count = count_savers}, .references = 1, .parameters = parameters};

@@ -206,7 +206,7 @@ call_in(mpg_trace *trace, const mpg_op *op, const void *params, mpg_array *const
   if (out) MPG_TRY(check_out(now, op, inputs, num_inputs, out, num_visible));
   if (__builtin_expect((op->flags & MPG_OP_COMPOSED) != 0, 0))
     return mpg_composed_call(op, params, inputs, num_inputs, outputs, num_visible, out);
-  /* All fields are named. If one were omitted, the compiler would clear the whole struct first. */
+  /* Names all fields, because the compiler would otherwise clear the whole struct first. */
   mpg_invocation call = {.op = op,
                          .params = params,
                          .num_inputs = num_inputs,

@@ -52,7 +52,7 @@ struct mpg_trace {
 };
 
 mpg_status mpg_trace_begin(mpg_trace **trace); /* new; becomes the active one */
-/* Reactivates the outer trace. The caller keeps its reference. */
+/* Ends the trace and reactivates the outer trace. The caller keeps its reference. */
 void mpg_trace_end(mpg_trace *trace);
 void mpg_trace_release(mpg_trace *trace);
 mpg_trace *mpg_trace_active(void); /* borrowed, or NULL */
@@ -72,7 +72,7 @@ mpg_status mpg_trace_value(mpg_trace *trace, const mpg_array *array, const char 
  * of the earlier contents if the array has been written since. */
 mpg_status mpg_trace_get_constant(const mpg_trace *trace, size_t i, mpg_array *array);
 void mpg_trace_clear_constants(mpg_trace *trace); /* releases all constants */
-/* The error for an array that outlived its trace; %s is the attempted use. */
+/* Format of the error for an array that has outlived its trace. %s is the attempted use. */
 #define MPG_TRACE_OVER                                                                          \
   "%s: the array was created inside a hybridized block (or the body of a loop) during tracing " \
   "and kept afterwards, so it has no value. Return it from the block to use it outside"
