@@ -65,7 +65,7 @@ typedef struct mpg_py_state {
   PyObject *sparse_call;                    /* function that runs ops on sparse arrays */
   PyObject *sparse_gradients;               /* dict: id of a dense array -> its sparse gradient */
   PyObject *errors[MPG_STATUS_COUNT];       /* exception classes by status */
-  /* Raised for values that MXNet's assert statements reject; also a ValueError. */
+  /* Raised for values that MXNet's assert statements reject. Also derives from ValueError. */
   PyObject *assertion_error;
   PyObject *dtypes[MPG_DTYPE_LIMIT];              /* values of NDArray.dtype: numpy.float32, ... */
   PyObject *ops_by_name;                          /* dict: name or alias -> _core.Op */

@@ -6,7 +6,8 @@
 
 #include "python/core.h"
 
-/* Reads {dtype number: handle of its MPI type}. Returns -1 with an exception. */
+/* Fills mpi->types from a dict of dtype numbers to handles of MPI types. Returns -1 with an
+ * exception. */
 static int take_types(PyObject *types, mpg_mpi *mpi) {
   PyObject *key, *value;
   for (Py_ssize_t i = 0; PyDict_Next(types, &i, &key, &value);) {

@@ -107,7 +107,7 @@ static int add_dimension(basic_key *basic, const mpg_shape *shape, const plain_e
   return 0;
 }
 
-/* Resolves the unpacked key `plain` against a shape. Only None and ... are read from `key`. */
+/* Resolves the unpacked key `plain` against a shape. Reads only None and Ellipsis from `key`. */
 static int parse_basic(PyObject *key, const plain_key *plain, const mpg_shape *shape,
                        basic_key *basic) {
   memset(basic, 0, sizeof *basic);
@@ -509,8 +509,8 @@ static int axis_of_only_index(PyObject *key) {
   return many && last < MPG_MAX_NDIM ? (int)last : -1;
 }
 
-/* Indexes one axis with an op that is independent of the sizes of the other axes, which a traced
- * call may change. Returns NULL without an exception if the general method must be used. */
+/* Indexes one axis with an op that ignores the sizes of the other axes, so that a traced op fits
+ * inputs of other sizes. Returns NULL without an exception if the key needs the general method. */
 static PyObject *take_along(mpg_array *array, PyObject *key, int axis) {
   PyObject *entry = numpy_entry(PyTuple_GET_ITEM(key, axis)), *positions = NULL, *result = NULL;
   if (entry == NULL) return NULL;
@@ -682,7 +682,7 @@ static int assign_resolved(mpg_array *array, const mpg_tensor *tensor, const bas
     return assign_all(array, value);
   if (refuse_recorded(value) < 0) return -1;
   if (contiguous(basic, shape, &first)) {
-    /* The value is broadcast to the result's shape, in which integers have no dimension. */
+    /* The value is broadcast to the result's shape, without the dimensions of integers. */
     mpg_shape target = basic->result;
     PyObject *part = view(tensor, first, &target);
     if (part == NULL) return -1;

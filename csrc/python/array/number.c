@@ -86,7 +86,7 @@ static inline PyObject *with_scalar(const mpg_op *op, PyObject *self, double sca
   return mpg_py_call_out(op, params, &array, 1, out) < 0 ? NULL : Py_NewRef(self);
 }
 
-/* Casts truth values to int64 for operations with a number, as in MXNet. */
+/* Applies a scalar op to a bool array, which is cast to int64 first, as in MXNet. */
 static PyObject *bool_with_scalar(const mpg_op *op, PyObject *self, double scalar, mpg_array *out) {
   PyObject *numbers = mpg_py_cast(self, MPG_INT64);
   PyObject *result = numbers ? with_scalar(op, numbers, scalar, out) : NULL;

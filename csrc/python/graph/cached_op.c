@@ -375,7 +375,7 @@ static PyObject *cached_op_recapture(PyObject *object, PyObject *args) {
   }
   for (size_t i = 0; i < count; i++)
     if (captured_from(PyTuple_GET_ITEM(items, (Py_ssize_t)i), &captured[i]) < 0) goto done;
-  /* Nothing below runs other threads or user code, so the check and the change are atomic. */
+  /* From here on, no other thread runs, so the check and the change are atomic. */
   if ((noted = PyObject_GetAttrString(holder, "captured")) == NULL) goto done;
   bool possible = noted == former && recapture(self, captured, count, false);
   if (possible && PyObject_SetAttrString(holder, "captured", following) < 0) goto done;

@@ -559,7 +559,8 @@ static PyObject *pipeline_run_record(PyObject *object, PyObject *driver) {
   return arrays;
 }
 
-/* Parses (micro_batch, phase) and returns the micro-batch; NULL with an exception. */
+/* Parses the arguments (micro_batch, phase). Returns the micro-batch and sets *phase. Returns NULL
+ * with an exception. */
 static const mpg_micro_batch *micro_batch_at(PyObject *object, PyObject *args, int *phase) {
   const mpg_pipeline_run *run = ((pipeline_run *)object)->run;
   unsigned int micro_batch;
