@@ -1,5 +1,5 @@
-/* float16 and bfloat16 scalars to and from float, rounding to nearest even. convert.h handles
- * blocks and every other dtype. Stateless; any thread.
+/* Conversion of float16 and bfloat16 scalars to and from float, rounding to nearest even.
+ * kernels/cpu/convert.h converts blocks of elements and all other dtypes. Stateless; any thread.
  */
 #ifndef KERNELS_COMMON_HALF_H
 #define KERNELS_COMMON_HALF_H

@@ -38,7 +38,7 @@ static inline void mpg_dense_strides(const mpg_shape *shape, int64_t *strides) {
  * becomes one larger item (*item). Returns false if there is nothing to move. */
 static inline bool mpg_move_merge(const mpg_move *move, int64_t *item, mpg_move *merged) {
   merged->ndim = 0;
-  /* checked first: strides of an empty move may have any value */
+  /* Checked first, because an empty move may have arbitrary strides. */
   for (int i = 0; i < move->ndim; i++)
     if (move->dims[i] == 0) return false;
   for (int i = 0; i < move->ndim; i++) {

@@ -20,7 +20,8 @@ MPG_HOST_DEVICE double unit_of_double(double x) { return x <= 0 ? 0 : x >= 1 ? 1
 #define GELU_SLOPE_D(x) \
   (0.5 * (1 + mpg_erf((x) * ROOT_HALF)) + (x) * 0.39894228040143267794 * mpg_exp(-0.5 * (x) * (x)))
 
-/* Inverse of erf: Winitzki's approximation, then three steps of Halley's method in double. */
+/* Returns the inverse of erf: Winitzki's approximation, refined by three steps of Halley's
+ * method. */
 MPG_HOST_DEVICE double inverse_erf(double y) {
   if (!(fabs(y) < 1)) return fabs(y) == 1 ? copysign((double)INFINITY, y) : (double)NAN;
   double w = -log1p(-y * y), b = 4.330746750799873 + 0.5 * -w;

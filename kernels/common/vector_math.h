@@ -61,8 +61,8 @@ MPG_INLINE float mpg_exp_rest(float x, float whole) {
       MPG_POLY(mpg_fma, r, 0x1.6b6ddep-10f, 0x1.123002p-7f, 0x1.55568ap-5f, 0x1.5554a2p-3f, 0.5f);
   return mpg_fma(q, r * r, r);
 }
-/* For x = n ln 2 + r, |r| <= ln 2 / 2: returns exp(r) - 1 and stores 2^(n + offset) in *scale. The
- * least allowed n + offset is -127, which gives a scale of 0. */
+/* Splits x = n ln 2 + r with |r| <= ln 2 / 2. Returns exp(r) - 1 and sets *scale to 2^(n + offset).
+ * n + offset must be at least -127, which gives a scale of 0. */
 MPG_INLINE float mpg_exp_reduced(float x, float offset, float *scale) {
   float rounder = MPG_ROUNDER + 127.0f + offset, shifted = mpg_fma(x, MPG_LOG2_E, rounder);
   *scale = mpg_power_of_biased(shifted);
@@ -83,7 +83,8 @@ MPG_INLINE float mpg_expf(float x) {
   return mpg_fma(scale, y, scale) * mpg_float_from_bits(rest);
 }
 
-/* exp for x <= 0, with less work: results below the least normal number are 0. */
+/* Returns exp(x) for x <= 0. Does less work than mpg_expf, because results below the least normal
+ * number are 0. */
 MPG_INLINE float mpg_exp_nonpositive(float x) {
   const float least = -0x1.5d589ep+6f; /* log of the least normal float */
   float scale, y = mpg_exp_reduced(x < least ? least : x, 0.0f, &scale);

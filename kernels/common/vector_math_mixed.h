@@ -61,7 +61,7 @@ MPG_INLINE double mpg_short_exp(double x) {
 
 MPG_POWER_ENDS(mpg_power_ends, float, fabsf, truncf, copysignf)
 
-/* C's powf(x, y), including signs, zeros, infinities and NaN. */
+/* Same as C's powf(x, y), including signs, zeros, infinities and NaN. */
 MPG_INLINE float mpg_powf(float x, float y) {
   float magnitude = fabsf(x);
   double logarithm = mpg_short_log((double)magnitude);
@@ -165,7 +165,8 @@ MPG_INLINE float mpg_rcbrtf(float x) {
   return ((magnitude > 0.0f) & (magnitude < INFINITY)) ? y : 1.0f / x;
 }
 
-/* erfinv(x) = x f(w), w = -log(1 - x^2); for larger w, f is a polynomial in sqrt(w). */
+/* Returns erfinv(x) = x f(w) with w = -log(1 - x^2). f is a polynomial in w or, for larger w, in
+ * sqrt(w). */
 MPG_INLINE float mpg_erfinvf(float x) {
   double wide = x, w = -mpg_short_log(mpg_fma_double(-wide, wide, 1.0)), t = sqrt(w);
   double near = MPG_POLY(mpg_fma_double, w, -0x1.4569c9873bfb5p-36, 0x1.74110c394c762p-31,
