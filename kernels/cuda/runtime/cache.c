@@ -1,4 +1,4 @@
-/* Slots for data that kernels keep on a device. */
+/* Storage for data that kernels keep between calls, one slot per owner. */
 #include "kernels/cuda/runtime/cache.h"
 
 #include "base/memory.h"

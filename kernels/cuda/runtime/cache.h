@@ -1,6 +1,6 @@
-/* Data that kernels keep on a device between calls (device->kernel_cache): library handles and
- * chosen algorithms. One slot per owner. Used on the device's worker, like kernels; freed with the
- * device. */
+/* Per-device data that kernels keep between calls (device->kernel_cache): library handles and
+ * chosen algorithms. Each owner has one slot. Used only on the device's worker, so it needs no
+ * lock. Freed with the device. */
 #ifndef KERNELS_CUDA_RUNTIME_CACHE_H
 #define KERNELS_CUDA_RUNTIME_CACHE_H
 
@@ -13,8 +13,8 @@ typedef enum mpg_cuda_slot {
   MPG_CUDA_SLOTS
 } mpg_cuda_slot;
 
-/* Returns the slot's contents, created by `make` on the first call. If `make` fails, the next call
- * retries. */
+/* Sets *contents to the slot's contents, which the first call creates with `make`. If `make` fails,
+ * the call fails and the next call retries. `release` frees the contents. */
 mpg_status mpg_cuda_cached(mpg_device *device, mpg_cuda_slot slot,
                            mpg_status (*make)(void **contents), void (*release)(void *contents),
                            void **contents);

@@ -1,10 +1,10 @@
-/* Device-side assertions. If a kernel detects invalid inputs at run time, the call fails, and the
- * error is raised when its results are awaited (device/gpu/gpu.h). Work continues in the meantime,
- * so a kernel that raises an assertion still produces some results, and does not access invalid
- * memory.
+/* Device-side assertions: errors that kernels detect in their inputs at run time. The error is
+ * raised when the call's results are awaited (device/gpu/gpu.h). Work continues in the meantime, so
+ * a kernel must not access invalid memory and must produce some results even for invalid inputs.
  *
- * A single-thread kernel decides and raises. It follows the kernels that check, which leave the
- * smallest index of an invalid input in a word initialized to MPG_CUDA_NONE.
+ * A check has two kernels. The first one stores the smallest index of an invalid input in a word
+ * that was initialized to MPG_CUDA_NONE. The second one, of a single thread, reads the word and
+ * raises the error.
  */
 #ifndef KERNELS_CUDA_RUNTIME_DEVICE_ASSERT_H
 #define KERNELS_CUDA_RUNTIME_DEVICE_ASSERT_H
@@ -20,7 +20,7 @@ struct mpg_cuda_assert {
   uint32_t scope;
   mpg_status status;
   __device__ void raise(int64_t a, int64_t b = 0, int64_t c = 0, int64_t d = 0) const {
-    if (*(const char *volatile *)&report->format) return; /* keep the first one */
+    if (*(const char *volatile *)&report->format) return; /* keeps the first error */
     report->name = name;
     report->values[0] = a, report->values[1] = b, report->values[2] = c, report->values[3] = d;
     report->scope = scope, report->status = status;
@@ -31,7 +31,8 @@ struct mpg_cuda_assert {
   }
 };
 
-/* `format` is a constant as for mpg_fail, with the op's name (%s) and up to four numbers (%lld). */
+/* Prepares *assertion, a kernel argument. `format` must be a constant string in the style of
+ * mpg_fail, with the op's name (%s) and up to four numbers (%lld). */
 static inline mpg_status mpg_cuda_assert_make(const mpg_kernel_call *call, mpg_status status,
                                               const char *format, mpg_cuda_assert *assertion) {
   _Atomic(uint32_t) *raised;
@@ -42,7 +43,7 @@ static inline mpg_status mpg_cuda_assert_make(const mpg_kernel_call *call, mpg_s
   return MPG_OK;
 }
 
-/* Initializes `word`, where kernels record the first invalid input. */
+/* Sets `word`, which records the index of the first invalid input, to MPG_CUDA_NONE. */
 static inline mpg_status mpg_cuda_nothing_wrong(const mpg_kernel_call *call,
                                                 unsigned long long *word) {
   return mpg_cuda_check(cudaMemsetAsync(word, 0xff, sizeof *word, (cudaStream_t)call->stream),

@@ -1,7 +1,7 @@
 /* GPU driver (device/gpu/gpu.h) over the CUDA runtime.
  *
- * A device is a card, or a share of one: with MPGLUON_GPU_LOGICAL=n there are n logical devices.
- * Device i is on card i mod cards, and each has its own streams and memory pool.
+ * A device is a whole card by default. MPGLUON_GPU_LOGICAL=n creates n logical devices that share
+ * the cards: device i is on card i % cards. Each device has its own streams and memory pool.
  */
 #include <pthread.h>
 #include <stdio.h>
@@ -19,23 +19,23 @@ struct mpg_gpu {
   mpg_device_id id;
   int slot; /* index in `opened`; its bit in a capture's `peers` */
   cudaStream_t compute, to_host, from_host;
-  cudaStream_t capturing; /* never runs: work issued to it becomes a graph */
-  bool captures;          /* true during a capture; on the issuing thread */
-  uint64_t peers;         /* other devices with memory used by the capture */
+  cudaStream_t capturing; /* only for captures: work issued to it becomes a graph */
+  bool captures;          /* true during a capture; used by the issuing thread */
+  uint64_t peers;         /* slots of other devices whose memory the capture uses */
   mpg_staging *staging;
-  cudaEvent_t arrived;              /* after the latest copy from the host */
-  cudaStream_t allocating, freeing; /* memory is allocated and freed in parallel to the work */
+  cudaEvent_t arrived;              /* recorded after the latest copy from the host */
+  cudaStream_t allocating, freeing; /* separate, so that allocation does not wait for work */
   cudaMemPool_t pool;
   cudaEvent_t events[MPG_GPU_EVENTS];
-  cudaEvent_t issued;           /* scratch for ordering frees; on the issuing thread */
-  bool writes_ticks;            /* the stream writes ticks; else a kernel does */
-  unsigned long long completed; /* the card's address of `completed` in the reports */
+  cudaEvent_t issued;           /* orders a free after the work issued so far */
+  bool writes_ticks;            /* true if the stream writes ticks; otherwise a kernel does */
+  unsigned long long completed; /* device address of reports->completed */
   mpg_gpu_reports *reports;
-  mpg_random_key *keys; /* NULL until requested; on the issuing thread */
+  mpg_random_key *keys; /* NULL until requested; used by the issuing thread */
   char description[320];
 };
 
-/* Functions of the driver API: cuStreamWriteValue64, cuDeviceGetAttribute. */
+/* Types of two functions of the driver API: cuStreamWriteValue64 and cuDeviceGetAttribute. */
 typedef int (*write_value_fn)(cudaStream_t stream, unsigned long long address, uint64_t value,
                               unsigned flags);
 typedef int (*attribute_fn)(int *value, int attribute, int card);
@@ -43,7 +43,8 @@ typedef int (*attribute_fn)(int *value, int attribute, int card);
 /* CAN_WRITE_64_BITS is CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS. */
 enum { MOST_DEVICES = 64, CAN_WRITE_64_BITS = 122 };
 
-/* Constant once counted; guarded by the host lock before. */
+/* State of the process. The host lock guards it until `counted` is set; afterwards only `opened`
+ * changes. */
 static struct {
   int cards, devices;
   _Atomic(mpg_gpu *) opened[MOST_DEVICES]; /* gpu(0) and gpu(0, rank=0) are separate */
@@ -71,8 +72,8 @@ static void look_for_cards(void) {
   const char *logical = getenv("MPGLUON_GPU_LOGICAL");
   long wanted = logical && *logical ? strtol(logical, NULL, 10) : 0;
   int version = 0;
-  /* Gives the streams of logical devices separate hardware queues. The default of 8 suffices for a
-   * card that is one device, and a card has only a few hundred for all processes. */
+  /* Streams of logical devices need separate hardware queues to run in parallel. For one device per
+   * card, the default of 8 queues suffices. A card has only a few hundred for all processes. */
   if (wanted < 1 || wanted > MOST_DEVICES) wanted = 0;
   if (wanted > 1) setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
   cudaError_t error = cudaGetDeviceCount(&cuda_state.cards);
@@ -108,8 +109,8 @@ static int driver_count(const char **reason) {
   return cuda_state.devices;
 }
 
-/* The driver is listed as a library after NVIDIA's other ones; its version is the newest CUDA
- * version that it supports. */
+/* Returns the information about library `number`. The driver itself is listed last; its version is
+ * the newest CUDA version that it supports. */
 static const mpg_library *driver_library(int number) {
   static mpg_library driver = {.name = "driver", .path = "libcuda.so.1"};
   if (number != MPG_CUDA_LIBRARIES) return mpg_cuda_library_found(number);
@@ -132,8 +133,8 @@ static mpg_status make_streams(mpg_gpu *gpu) {
   return mpg_staging_open(&gpu->staging);
 }
 
-/* Creates a pool that keeps its memory, and that other cards may access if the hardware supports
- * it. */
+/* Creates the memory pool. It caches freed memory without a limit. Other cards get access to it if
+ * the hardware supports peer access. */
 static mpg_status make_pool(mpg_gpu *gpu) {
   struct cudaMemPoolProps properties;
   memset(&properties, 0, sizeof properties);
@@ -149,13 +150,13 @@ static mpg_status make_pool(mpg_gpu *gpu) {
       continue;
     struct cudaMemAccessDesc access = {.location = {.type = cudaMemLocationTypeDevice},
                                        .flags = cudaMemAccessFlagsProtReadWrite};
-    access.location.id = peer; /* in a union since CUDA 13.1 */
+    access.location.id = peer; /* not in the initializer: in a union since CUDA 13.1 */
     MPG_CUDA_TRY(cudaMemPoolSetAccess(gpu->pool, &access, 1));
   }
   return MPG_OK;
 }
 
-/* Requires the card to be the thread's current one. */
+/* Creates the device's reports, streams and pool. Its card must be the thread's current one. */
 static mpg_status prepare(mpg_gpu *gpu) {
   struct cudaDeviceProp properties;
   void *mapped;
@@ -192,7 +193,7 @@ static mpg_status driver_open(mpg_device_id id, mpg_gpu **result) {
   atomic_store(&cuda_state.opened[slot], gpu);
   *result = gpu;
   return MPG_OK;
-fail: /* the process frees streams and pool */
+fail: /* streams and pool are leaked until the process ends */
   mpg_free(gpu);
   return status;
 }
@@ -223,7 +224,7 @@ static mpg_status driver_collectives(const int *indices, int count) {
 
 static void driver_close(mpg_gpu *gpu) {
   cudaSetDevice(gpu->card);
-  mpg_nccl_close(gpu->card); /* first, since work may wait for a failed collective */
+  mpg_nccl_close(gpu->card); /* first: otherwise work may wait forever for a failed collective */
   cudaSetDevice(gpu->card);
   cudaStreamSynchronize(gpu->compute); /* the process is ending, which frees streams and memory */
   cudaGetLastError();
@@ -250,7 +251,7 @@ static mpg_status allocate(mpg_gpu *gpu, size_t size, void **memory) {
   cudaError_t error = cudaMallocFromPoolAsync(memory, size, gpu->pool, gpu->allocating);
   if (error == cudaErrorMemoryAllocation) {
     cudaGetLastError();
-    trim_card(gpu->card); /* pools cache other sizes, and earlier frees may be pending */
+    trim_card(gpu->card); /* completes pending frees and releases memory that pools cache */
     error = cudaMallocFromPoolAsync(memory, size, gpu->pool, gpu->allocating);
   }
   MPG_TRY(mpg_cuda_check(error, "cudaMallocFromPoolAsync"));
@@ -266,11 +267,11 @@ static mpg_status driver_allocate(mpg_gpu *gpu, size_t size, void **memory) {
 }
 
 static void driver_free(mpg_gpu *gpu, void *memory, bool after) {
-  cudaStreamWaitEvent(gpu->freeing, gpu->arrived, 0); /* copies to it may be in flight */
+  cudaStreamWaitEvent(gpu->freeing, gpu->arrived, 0); /* copies to `memory` may be in flight */
   if (after && cudaEventRecord(gpu->issued, gpu->compute) == cudaSuccess)
     cudaStreamWaitEvent(gpu->freeing, gpu->issued, 0);
   cudaFreeAsync(memory, gpu->freeing);
-  cudaGetLastError(); /* of a lost device, which has been reported already */
+  cudaGetLastError(); /* only a lost device fails here, which is reported elsewhere */
 }
 
 static mpg_status driver_publish(mpg_gpu *gpu, mpg_tick tick) {
@@ -316,7 +317,7 @@ static mpg_status driver_copy_to_host(mpg_gpu *gpu, void *host, const void *memo
   return status;
 }
 
-/* Orders work issued from here on after the work of `from_host`. */
+/* Makes future work of the compute stream wait for the copies in `from_host`. */
 static mpg_status note_arrival(mpg_gpu *gpu) {
   MPG_CUDA_TRY(cudaEventRecord(gpu->arrived, gpu->from_host));
   return mpg_cuda_check(cudaStreamWaitEvent(gpu->compute, gpu->arrived, 0), "cudaStreamWaitEvent");
@@ -366,8 +367,8 @@ static mpg_status driver_follow_default(mpg_gpu *gpu) {
   return status;
 }
 
-/* Excludes captures of a card while this library synchronizes the whole card: CUDA refuses to
- * synchronize a card during a capture of any of its streams, and invalidates the capture. */
+/* Prevents captures on a card while driver_settle synchronizes the whole card. During a capture of
+ * any stream of the card, CUDA fails the synchronization and invalidates the capture. */
 static struct {
   pthread_mutex_t mutex;
   pthread_cond_t ended;
@@ -376,7 +377,7 @@ static struct {
   } cards[MOST_DEVICES];
 } captured = {.mutex = PTHREAD_MUTEX_INITIALIZER, .ended = PTHREAD_COND_INITIALIZER};
 
-/* Returns false if a thread is synchronizing the card. */
+/* Registers a capture. Returns false if a thread is synchronizing the card. */
 static bool capture_may_begin(int card) {
   pthread_mutex_lock(&captured.mutex);
   bool may = !captured.cards[card].settling;
@@ -416,7 +417,7 @@ static mpg_status driver_copy(mpg_gpu *gpu, mpg_gpu *to, void *target, mpg_gpu *
   cudaStream_t stream = gpu->captures ? gpu->capturing : gpu->compute;
   if (!to) return mpg_staging_push(gpu->staging, stream, target, source, size);
   if (!from) return mpg_staging_pull(gpu->staging, stream, target, source, size);
-  mpg_gpu *peer = from != gpu ? from : to; /* the device with possible host copies in flight */
+  mpg_gpu *peer = from != gpu ? from : to; /* copies from the host to it may be in flight */
   if (gpu->captures)
     gpu->peers |= peer != gpu ? (uint64_t)1 << peer->slot : 0;
   else if (peer != gpu)
@@ -475,11 +476,12 @@ static bool driver_capture_void(mpg_gpu *gpu) {
   return false;
 }
 
-/* Makes `graph` the capture's executable graph. */
+/* Makes `graph` the capture's executable graph: updates the existing one if possible, which is
+ * faster than a new one. */
 static mpg_status instantiate(capture *c, cudaGraph_t graph, int card) {
   cudaGraphExecUpdateResultInfo info;
   if (c->exec && cudaGraphExecUpdate(c->exec, graph, &info) == cudaSuccess) return MPG_OK;
-  cudaGetLastError(); /* the kernels differ */
+  cudaGetLastError(); /* the update fails if the graph's structure or kernels differ */
   if (c->exec) cudaGraphExecDestroy(c->exec);
   c->exec = NULL;
   cudaError_t error = cudaGraphInstantiate(&c->exec, graph, 0);

@@ -1,4 +1,5 @@
-/* Kernels that users write in CUDA C++ (mx.rtc), compiled by NVRTC once per text. */
+/* Kernels that users write in CUDA C++ (mx.rtc). NVRTC compiles a source once per process; the
+ * result is found again by its text, options and exports. */
 #include <pthread.h>
 #include <string.h>
 
@@ -11,10 +12,10 @@ namespace {
 
 struct module {
   module *next;
-  char *key; /* owned: the text, its options and exports */
+  char *key; /* owned; see make_key */
   size_t size;
   int num_exports;
-  const char *exports[MPG_NVRTC_MAX_EXPORTS]; /* in the key */
+  const char *exports[MPG_NVRTC_MAX_EXPORTS]; /* point into the key */
   mpg_nvrtc_code code;
   void *library;
 };
@@ -31,7 +32,8 @@ void append(char **to, const char *text) {
   *to += size;
 }
 
-/* Concatenates all texts: exports, options, source. */
+/* Returns the exports, the options and the source as consecutive NUL-terminated strings, with an
+ * empty string after each of the first two lists. NULL if out of memory. */
 char *make_key(const mpg_gpu_source *s, size_t *size) {
   *size = strlen(s->text) + 3;
   for (int i = 0; i < s->num_exports; i++) *size += strlen(s->exports[i]) + 1;

@@ -1,9 +1,11 @@
-/* Plans by signature: data that a kernel prepares once per kind of call (descriptors, an algorithm)
- * and keeps. Keeps the MPG_PLANS most recently used ones, or all. Owned by the enclosing struct;
- * used on the device's worker.
+/* LRU cache of plans. A plan is data that a kernel prepares once per kind of call (descriptors, an
+ * algorithm) and reuses for all calls with the same signature. The cache keeps the MPG_PLANS most
+ * recently used plans, or all plans. It is part of the owner's struct and used only on the device's
+ * worker.
  *
- * A Plan has a signature `key`, compared as bytes (no padding, a multiple of 8), and three links:
- * next, newer, older. It is allocated by mpg_calloc.
+ * A Plan type has a signature `key` and the links next, newer and older. Keys are compared as
+ * bytes, so they must not have padding, and their size must be a multiple of 8. Plans are allocated
+ * by mpg_calloc.
  */
 #ifndef KERNELS_CUDA_RUNTIME_PLANS_H
 #define KERNELS_CUDA_RUNTIME_PLANS_H
@@ -60,8 +62,9 @@ static void mpg_plans_clear(mpg_plans<Plan> *all, Destroy destroy) {
   }
 }
 
-/* Finds the plan of `key` in *found. build(plan) fills a new one, whose key is set; if it fails,
- * the plan is destroyed. */
+/* Sets *found to the plan of `key`. If it does not exist, creates it: build(plan) fills a zeroed
+ * plan whose key is set. If `build` fails, the plan is destroyed and the call fails. May evict the
+ * least recently used plan. */
 template <class Plan, class Key, class Build, class Destroy>
 static mpg_status mpg_plans_find(mpg_plans<Plan> *all, const Key &key, Build build, Destroy destroy,
                                  Plan **found) {

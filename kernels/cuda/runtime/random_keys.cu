@@ -1,7 +1,8 @@
-/* Random keys in device memory, for ops that repeat a draw in backward, and for captured work,
- * whose arguments are fixed at capture while its keys change with each call. Keys are passed as
- * kernel arguments, which are copied at the launch, so no pinned memory must be kept until the card
- * has read it, and nothing waits. */
+/* Random keys in device memory. Two users need them: ops that repeat a draw in backward, and
+ * captured work, whose kernel arguments are fixed while its keys change with each run.
+ *
+ * Keys travel as kernel arguments, which CUDA copies at the launch. A copy from host memory would
+ * need pinned memory that stays valid until the card has read it. */
 #include "kernels/cuda/cuda.h"
 
 namespace {

@@ -1,5 +1,5 @@
-/* The core's functions for this library, implemented with the services it was given, and the
- * library's exports. */
+/* Entry point of the GPU library, and the functions of the core that it needs. The library does not
+ * link against the core; it calls the core through the services that it receives when opened. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,7 +9,7 @@
 
 const mpg_gpu_services *mpg_cuda_services;
 
-/* The thread's first error since it began a capture. */
+/* Kind of the thread's first error since mpg_cuda_watch_failures. */
 static _Thread_local enum { NO_FAILURE, CAPTURE_INVALIDATED, OTHER_FAILURE } first_failure;
 
 void mpg_cuda_watch_failures(void) { first_failure = NO_FAILURE; }
@@ -48,7 +48,7 @@ void mpg_rendezvous_leave(mpg_rendezvous *rendezvous) {
 
 mpg_status mpg_cuda_check(cudaError_t error, const char *what) {
   if (error == cudaSuccess) return MPG_OK;
-  cudaGetLastError(); /* reported here; must not be reported later */
+  cudaGetLastError(); /* clears the error, so that a later call does not report it */
   if (first_failure == NO_FAILURE && error == cudaErrorStreamCaptureInvalidated)
     first_failure = CAPTURE_INVALIDATED;
   return mpg_fail(error == cudaErrorMemoryAllocation ? MPG_DEVICE_OUT_OF_MEMORY : MPG_ERROR,
@@ -62,7 +62,7 @@ mpg_status mpg_cuda_enter(int card, int *former) {
   if (current == card) return MPG_OK;
   cudaError_t error = cudaSetDevice(card);
   if (error != cudaSuccess) {
-    cudaSetDevice(current); /* the current card may be lost */
+    cudaSetDevice(current); /* a failed cudaSetDevice may have changed the current card */
     return mpg_cuda_check(error, "cudaSetDevice");
   }
   *former = current;

@@ -1,4 +1,4 @@
-/* Copies between a card and pageable host memory through pinned rings. */
+/* Copies between a card and pageable host memory through ring buffers of pinned memory. */
 #include "kernels/cuda/runtime/staging.h"
 
 #include <pthread.h>
@@ -9,21 +9,21 @@
 enum {
   CHUNK = 512 << 10,
   SLOTS = 16,
-  SMALL = 64 << 10, /* below this, querying the memory type costs about as much as staging */
+  SMALL = 64 << 10, /* smaller copies are staged: querying the memory type costs as much */
 };
 
 typedef struct slot {
-  cudaEvent_t used; /* recorded when the card is done; for a push, when the host is done as well */
-  void *to;         /* for a push */
+  cudaEvent_t used; /* completes when the slot may be reused */
+  void *to;         /* arguments of a push's put_in_place */
   const void *from;
   size_t size;
 } slot;
 
-/* Chunk i of all chunks so far is in slot i % SLOTS. */
+/* Ring buffer of pinned chunks. The i-th chunk since the start uses slot i % SLOTS. */
 typedef struct ring {
   pthread_mutex_t mutex;
   bool tried;
-  char *pinned; /* NULL if none */
+  char *pinned; /* NULL if it cannot be allocated */
   uint64_t next;
   slot slots[SLOTS];
 } ring;
@@ -42,7 +42,7 @@ mpg_status mpg_staging_open(mpg_staging **result) {
   return MPG_OK;
 }
 
-/* Allocates on first use. Returns false if there is no pinned memory. */
+/* Allocates the ring on first use. Returns false if that failed. */
 static bool ready(ring *r) {
   if (r->tried) return r->pinned != NULL;
   r->tried = true;
@@ -63,7 +63,8 @@ static bool ready(ring *r) {
   return true;
 }
 
-/* True if the memory is page-locked, by this library or otherwise. */
+/* True if the memory is page-locked, so that CUDA can copy it directly. False for small sizes, for
+ * which the query does not pay off. */
 static bool is_locked(const void *host, size_t size) {
   if (size < SMALL) return false;
   const char *const ends[] = {host, (const char *)host + size - 1};
@@ -82,7 +83,7 @@ static size_t chunk_at(size_t offset, size_t size) {
   return size - offset < CHUNK ? size - offset : CHUNK;
 }
 
-/* Waits for the next slot and takes it. */
+/* Takes the next slot, after waiting for its previous use. */
 static mpg_status take(ring *r, slot **taken, char **pinned) {
   int i = (int)(r->next++ % SLOTS);
   *taken = &r->slots[i];
@@ -105,7 +106,7 @@ static mpg_status read_chunks(ring *r, cudaStream_t stream, char *host, const ch
       MPG_TRY(mpg_cuda_check(cudaEventRecord(s->used, stream), "a copy to the host"));
       asked += chunk;
     }
-    size_t behind = (asked - got + CHUNK - 1) / CHUNK; /* chunks in flight; the last may be short */
+    size_t behind = (asked - got + CHUNK - 1) / CHUNK; /* number of chunks in flight */
     int i = (int)((r->next - behind) % SLOTS);
     MPG_TRY(mpg_cuda_check(cudaEventSynchronize(r->slots[i].used), "a copy to the host"));
     size_t chunk = chunk_at(got, size);

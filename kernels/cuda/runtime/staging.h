@@ -1,11 +1,10 @@
 /* Copies between a device and host memory, which is mostly pageable. Data moves chunk by chunk
- * through a ring of pinned memory, so that the card copies one chunk while the host copies the
- * next, and a thread only waits for data that it needs.
+ * through a ring buffer of pinned memory, so that the card copies one chunk while the host copies
+ * the next. If pinned memory cannot be allocated, CUDA's own slower copies are used. Page-locked
+ * host memory is copied directly.
  *
- * Ownership: a staging belongs to a device and lives as long as the process. Threads: any for the
- * blocking functions; push and pull run on the thread that issues the stream's work. Without pinned
- * memory, copies fall back to the driver's, which are slower. Page-locked host memory is copied
- * directly. Push and pull then do not wait for it, so it must live until the stream has passed.
+ * Ownership: a staging belongs to a device and lives as long as the process. Threads: any for read
+ * and write; push and pull run on the thread that issues the stream's work.
  */
 #ifndef KERNELS_CUDA_RUNTIME_STAGING_H
 #define KERNELS_CUDA_RUNTIME_STAGING_H
@@ -14,14 +13,18 @@
 
 typedef struct mpg_staging mpg_staging;
 
-mpg_status mpg_staging_open(mpg_staging **staging); /* for the current card; new */
-/* On return, `host` has the bytes. */
+/* Creates a staging for the current card. */
+mpg_status mpg_staging_open(mpg_staging **staging);
+/* Copies device memory to the host. On return, `host` has the bytes. */
 mpg_status mpg_staging_read(mpg_staging *staging, cudaStream_t stream, void *host,
                             const void *memory, size_t size);
-/* On return, `host` has been read; the bytes are in place once the stream has passed. */
+/* Copies host memory to the device. On return, `host` has been read. The bytes are in device memory
+ * for work that follows in the stream. */
 mpg_status mpg_staging_write(mpg_staging *staging, cudaStream_t stream, void *memory,
                              const void *host, size_t size);
-/* Both run in stream order. */
+/* Copy to the host (push) or to the device (pull) in stream order. The stream accesses `host` after
+ * the call returns, so it must live until the copy is complete. The exception is a pull from
+ * pageable memory, which has been read on return. */
 mpg_status mpg_staging_push(mpg_staging *staging, cudaStream_t stream, void *host,
                             const void *memory, size_t size);
 mpg_status mpg_staging_pull(mpg_staging *staging, cudaStream_t stream, void *memory,

@@ -1,10 +1,11 @@
-/* Ticks written by a kernel, on cards whose streams cannot write (cuStreamWriteValue64). */
+/* Writes ticks with a kernel, for cards whose streams cannot write memory themselves
+ * (cuStreamWriteValue64). */
 #include "kernels/cuda/cuda.h"
 
 namespace {
 
 __global__ void write_tick_kernel(uint64_t *to, uint64_t tick) {
-  __threadfence_system(); /* orders the tick after all writes of the stream's work */
+  __threadfence_system(); /* earlier writes must be visible to the host before the tick */
   *(volatile uint64_t *)to = tick;
 }
 
