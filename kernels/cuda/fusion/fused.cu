@@ -1,21 +1,22 @@
-/* Fused groups (op/fused.h) in one pass. A call turns its group into a small program; every thread
- * runs it on MPG_GROUP_ELEMENTS adjacent elements, as a generated kernel (specialise.h).
+/* Runs fused groups (op/fused.h) as one kernel. A call translates its group to a small program of
+ * steps, which specialise.h compiles to a kernel. Each thread runs the program on
+ * MPG_GROUP_ELEMENTS adjacent elements.
  *
- * Values are floats in a thread's registers, rounded to their dtype after each member, so that an
- * element's bits are those of the members' own kernels. Inputs are loaded at their first use, and
- * outputs stored when they are computed. A value that is broadcast along some dims is computed by
- * every thread that needs it and stored by one.
+ * Values are floats in a thread's registers. They are rounded to their dtype after each member, so
+ * that results have the same bits as the members' own kernels. Inputs are loaded at their first
+ * use, and outputs are stored when they are computed. A value that is broadcast along some dims is
+ * computed by every thread that needs it and stored by one of them.
  *
  * `fuses` decides which ops a group may contain: unary and binary ops with formulas in
  * kernels/common, casts, copies, broadcasts, dropout, sums, means and extrema of rows, LayerNorm,
- * the softmax family and their gradients, for float32, float16 and bfloat16, if NVRTC compiles
- * groups. All other ops run separately. A mask is 1 or 0 in registers.
+ * the softmax family and their gradients, for float32, float16 and bfloat16, if NVRTC is available.
+ * All other ops run separately. A dropout mask is 1 or 0 in registers.
  *
- * In a group with rows, threads share rows like the ops' kernels (math/reduce.cu, math/softmax.cu,
- * layers/norm.cu), and have the result of a reduction for each of their elements. The arithmetic of
- * those kernels is written here as steps on floats without intermediate rounding. The gradients of
- * gamma and beta are sums over rows: blocks leave partial sums in scratch memory, which a following
- * kernel adds.
+ * In a group with rows, rows are distributed over threads as in the ops' own kernels
+ * (math/reduce.cu, math/softmax.cu, layers/norm.cu), so that sums have the same order. The result
+ * of a reduction is available in all threads of the row. The members' arithmetic is written here as
+ * steps on floats without intermediate rounding. The gradients of LayerNorm's gamma and beta are
+ * sums over rows: blocks store partial sums in scratch memory, which a second kernel adds.
  */
 #include "kernels/cuda/fusion/generated.h"
 
@@ -34,10 +35,12 @@ typedef mpg_step step;
 typedef mpg_step_operand operand;
 
 /* --- Members ---------------------------------------------------------------------------------- */
-/* Kinds of members that take several steps. DROPOUT is DRAW, then DROP. */
+/* Kinds of members that expand to several steps, in addition to mpg_step_kind. DROPOUT expands to
+ * DRAW and DROP. */
 const uint8_t DROPOUT = 128, LAYER_NORM = 129, LAYER_NORM_BACK = 130, SOFTMAX = 131,
               LOG_SOFTMAX = 132, SOFTMAX_BACK = 133, LOG_SOFTMAX_BACK = 134;
-/* An op with its parameters. */
+/* Translation of an op and its parameters. `kind` is an mpg_step_kind or one of the above. `row`
+ * and `fixed` are those of mpg_step. `mean` is 1 if a reduction is a mean. */
 struct meaning {
   uint8_t kind, row, fixed, mean;
   int num_constants;
@@ -48,7 +51,8 @@ double inverse_of(const mpg_opt_float &temperature) {
   return temperature.present ? 1 / temperature.value : 1;
 }
 
-/* Returns the kind of a row op. Its constant is the scale, or eps. */
+/* Returns the kind of an op on rows. *constant receives the scale of a softmax or the eps of
+ * LayerNorm. */
 uint8_t rows_kind(const mpg_op *op, const void *params, double *constant) {
   switch (op->id) {
     case MPG_OP_softmax:
@@ -126,17 +130,17 @@ float rounded(double value, mpg_dtype dtype) {
   }
 }
 
-/* Every value has at most one register and one operand, and every member at most its constants, so
- * the program's arrays are large enough for all groups. */
+/* Translates a group to a program. Arrays need no bounds checks: each value has at most one
+ * register and one operand, and each member has a bounded number of constants. */
 struct builder {
   mpg_step_program p;
   const mpg_kernel_call *call;
   const mpg_fused *fused;
   uint8_t register_of[MPG_FUSED_MAX_VALUES], free_registers[256], temporaries[256];
-  uint8_t last_read[MPG_FUSED_MAX_VALUES]; /* the last member that reads it; 255 if none */
-  bool there[MPG_FUSED_MAX_VALUES];
+  uint8_t last_read[MPG_FUSED_MAX_VALUES]; /* index of the last member that reads it, or 255 */
+  bool there[MPG_FUSED_MAX_VALUES];        /* true if the value is in its register */
   int num_free, num_temporaries;
-  /* per pair of partial sums */
+  /* Destinations of each pair of partial sums. */
   struct {
     void *dgamma, *dbeta;
     mpg_dtype dtype;
@@ -156,7 +160,7 @@ struct builder {
     p.row = 0, p.each = MPG_GROUP_ELEMENTS, p.packs = 1, p.lanes = MPG_CUDA_THREADS;
     if (fused->row) take_rows();
   }
-  /* Takes the row layout of the members' kernels. */
+  /* Sets the row layout to that of the members' own kernels, which mpg_with_row chooses. */
   void take_rows() {
     p.row = 1;
     for (int d = 0; d < p.ndim; d++)
@@ -192,7 +196,7 @@ struct builder {
     o->dtype = (uint8_t)value.dtype;
     o->whole = value.varying == (1u << fused->ndim) - 1;
     o->by_row = fused->row && !(value.varying & fused->row);
-    int64_t together = 1; /* elements that are contiguous in the operand and the domain */
+    int64_t together = 1; /* length of runs that are contiguous in operand and domain */
     for (int d = p.ndim - 1; d >= 0 && (value.varying >> d & 1); d--) together *= p.dims[d];
     size_t bytes = (size_t)p.each * mpg_dtype_size(value.dtype);
     o->packed = (o->whole || together % p.each == 0) && p.row % p.each == 0 &&
@@ -226,7 +230,8 @@ struct builder {
     s->a = register_of[v];
     s->b = operand;
   }
-  /* Draws a Dropout mask. Returns its register. */
+  /* Adds the step that draws a Dropout mask, and stores the mask if it is an output. Returns the
+   * mask's register. */
   uint8_t draw(const mpg_fused_member &member, uint32_t mask, const meaning &m) {
     step *s = add(MPG_STEP_DRAW, MPG_UINT8);
     s->row = (uint8_t)member.draw;
@@ -238,7 +243,8 @@ struct builder {
     return s->to;
   }
 
-  /* Adds a step of a row op: from registers to a temporary, which is released after the member. */
+  /* Adds a step whose result is a new temporary register. compute_rows releases all temporaries at
+   * the end of the member. */
   step *make(uint8_t kind, uint8_t a) {
     step *s = add(kind, MPG_FLOAT32);
     s->a = a;
@@ -273,7 +279,7 @@ struct builder {
     s->b = mean;
     return s->to;
   }
-  /* True if a member's result is stored, or read by a different member. */
+  /* True if a value is a group output or is read by a member. */
   bool is_wanted(uint32_t v) {
     return v != MPG_FUSED_LOCAL &&
            (last_read[v] != 255 || fused->values[v].operand != MPG_FUSED_LOCAL);
@@ -352,7 +358,7 @@ struct builder {
     mpg_dtype dtype = fused->values[out].dtype;
     uint8_t a = read(inputs[0]), b = member.num_inputs == 2 ? read(inputs[1]) : a;
     if (m.kind == DROPOUT) b = draw(member, mask, m);
-    for (uint32_t i = 0; i < member.num_inputs; i++) /* the result may reuse the register */
+    for (uint32_t i = 0; i < member.num_inputs; i++) /* the result may reuse an input's register */
       if (there[inputs[i]] && last_read[inputs[i]] == k) release(inputs[i]);
     if (m.kind == DROPOUT && last_read[mask] == 255) release(mask);
     step *s = add(m.kind == DROPOUT ? (uint8_t)MPG_STEP_DROP : m.kind, dtype);
@@ -387,7 +393,7 @@ struct builder {
   }
 };
 
-/* True if a member can be computed with the dtypes of its arrays, inputs first. */
+/* True if GPUs can fuse a member whose arrays (inputs, then outputs) have these dtypes. */
 bool is_taken(const meaning &m, const mpg_dtype *dtypes, int count) {
   if (m.kind >= LAYER_NORM) {
     const int counts[] = {6, 8, 2, 2, 3, 3}; /* by kind */
@@ -410,8 +416,9 @@ bool is_taken(const meaning &m, const mpg_dtype *dtypes, int count) {
   return true;
 }
 
-/* Allocates scratch memory for partial sums and copies. An output that is overwritten while other
- * threads still read it, because it does not vary along some dims, is read from a copy. */
+/* Allocates scratch memory for partial sums, and for copies of inputs that an output overwrites. An
+ * element of a broadcast input is read by many threads, some of which may run after its location
+ * has been overwritten, so these inputs are read from a copy. The first pass computes the size. */
 mpg_status take_scratch(const mpg_kernel_call *call, mpg_step_program *p) {
   size_t shares = 0;
   if (p->num_shares) {

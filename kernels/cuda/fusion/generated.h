@@ -1,5 +1,6 @@
-/* Prelude of a generated group's source: formulas, rounding, loads and stores. NVRTC compiles this
- * file and everything it includes, and only has the headers that specialise.cu passes. */
+/* Prelude that every generated kernel includes: formulas, rounding, loads and stores. NVRTC
+ * compiles it and has no system headers, so everything included here must be among the headers that
+ * specialise.cu passes. */
 #ifndef KERNELS_CUDA_FUSION_GENERATED_H
 #define KERNELS_CUDA_FUSION_GENERATED_H
 
@@ -26,7 +27,8 @@ typedef unsigned long long uint64_t;
 #include "kernels/cuda/block.h"
 #include "kernels/cuda/dropout.h"
 
-enum { MPG_GROUP_ELEMENTS = 4 }; /* per thread, except for rows: a Philox block's words */
+/* Elements per thread of a group without rows: the number of words in a Philox block. */
+enum { MPG_GROUP_ELEMENTS = 4 };
 
 /* --- Formulas: mpg_unary::NAME::at(x, constants), mpg_binary::NAME::at(x, y) ------------------ */
 namespace mpg_unary {
@@ -58,8 +60,9 @@ struct __align__(N * sizeof(T) < 16 ? N * sizeof(T) : 16) mpg_few {
   T values[N];
 };
 
-/* Place types: `at(i, &place)` maps element i of the domain to a place in an operand. Returns false
- * if a different element stores to that place. */
+/* Place types map the domain's elements to an operand's. at(i, &place) sets `place` to the index in
+ * the operand of domain element i. It returns true for exactly one of the elements that share the
+ * index, which is the one that stores. */
 struct mpg_everywhere {
   static const bool whole = true;
   static __device__ __forceinline__ bool at(int64_t i, int64_t *place) {
@@ -67,8 +70,9 @@ struct mpg_everywhere {
     return true;
   }
 };
-/* Loads N adjacent elements from `begin` on, of which the first `count` exist: all if count >= N,
- * none if count <= 0. `packed` means that they are contiguous and aligned in the operand. */
+/* Loads domain elements [begin, begin + N) of an operand. Only the first `count` exist, which may
+ * be more than N or negative; the rest become 0. `packed` means that the elements are contiguous
+ * and aligned in the operand. */
 template <class T, class P, int N>
 __device__ __forceinline__ void mpg_load_few(const void *memory, bool packed, int64_t begin,
                                              int count, float *to) {
@@ -106,7 +110,8 @@ __device__ __forceinline__ void mpg_store_few(void *memory, bool packed, int64_t
     if (k < count && P::at(begin + k, &place)) data[place] = mpg_to<T>(from[k]);
   }
 }
-/* Loads from an operand with one number per row, at the place of the thread's first element. */
+/* Loads the row's element of an operand that has one element per row. `begin` is the thread's first
+ * element. */
 template <class T, class P>
 __device__ __forceinline__ float mpg_load_of_row(const void *memory, int64_t begin, int count) {
   int64_t place = 0;
@@ -144,7 +149,7 @@ __device__ __forceinline__ void mpg_draw_few(const mpg_cuda_key &from, float thr
     P::at(begin + k, &place);
     float keeps = drawn.keeps((uint64_t)place, (uint32_t)threshold) ? 1.0f : 0.0f;
 #pragma unroll
-    for (int j = 0; j < N; j++) /* no indexing, which would move registers to memory */
+    for (int j = 0; j < N; j++) /* kept[k] = keeps, but an index would force kept into memory */
       if (j == k) kept[j] = keeps;
   }
 }

@@ -1,4 +1,4 @@
-/* Generates C++ for fused groups and compiles it by NVRTC. */
+/* Generates C++ for fused groups and compiles it with NVRTC. */
 #include "kernels/cuda/fusion/generated.h"
 
 #include <pthread.h>
@@ -55,7 +55,7 @@ const char *type_of(int dtype) {
   }
 }
 
-/* Adds the place type of an operand that is broadcast along some dims. */
+/* Emits the place type (generated.h) of an operand that is broadcast along some dims. */
 void add_place(text *t, const mpg_step_program *p, int number) {
   const mpg_step_operand *o = &p->operands[number];
   const char *type = p->count <= 0x7fffffff ? "uint32_t" : "uint64_t";
@@ -88,7 +88,7 @@ void add_place_name(text *t, const mpg_step_program *p, int number) {
     t->add("place_%d", number);
 }
 
-/* Adds the remaining arguments for an operand's packs and its registers. */
+/* Emits the end of a load or store: the last template argument and the function's arguments. */
 void add_neighbours(text *t, int number, int reg) {
   t->add(", EACH>(p.data[%d], p.packed[%d] >> %d & 1, begin[q], count[q], r%d + q * EACH);\n",
          number, number / 32, number % 32, reg);
@@ -146,7 +146,7 @@ void add_share(text *t, const mpg_step *s) {
          s->a);
 }
 
-/* Adds an operand of a BINARY step, at k. */
+/* Emits element k of an operand of a BINARY step, which is a constant or a register. */
 void add_side(text *t, const mpg_step *s, bool fixed, int reg) {
   if (fixed)
     t->add("p.constants[%d]", s->constant);
@@ -154,8 +154,9 @@ void add_side(text *t, const mpg_step *s, bool fixed, int reg) {
     t->add("r%d[k]", reg);
 }
 
-/* Adds the setup of a thread's part of its rows: one row, or many if partial sums are added over
- * rows. Threads without a row take part in the reductions. */
+/* Emits the code that runs a group on rows. A thread has part of one row, or of several rows if it
+ * accumulates partial sums. Threads beyond the last row run with length 0, since reductions need
+ * all threads of the block. */
 void add_rows(text *t, const mpg_step_program *p, const char *name) {
   for (int i = 0; i < p->num_shares; i++)
     t->add(
@@ -184,7 +185,8 @@ void add_rows(text *t, const mpg_step_program *p, const char *name) {
         i, p->row, i / 2, i % 2, p->row);
 }
 
-/* Generates everything after the includes. */
+/* Emits everything after the includes: the arguments, the place types, a function that runs the
+ * program's steps, and the kernel that calls it. */
 void generate(text *t, const mpg_step_program *p, const char *name) {
   t->add(
       "namespace of_%s {\nstruct arguments {\n  void *data[%d];\n  mpg_cuda_key keys[%d];\n  "
@@ -239,7 +241,8 @@ void generate(text *t, const mpg_step_program *p, const char *name) {
     }
   }
   t->add("}\n#undef EACH_PACK\n#undef EACH_ELEMENT\n} // namespace of_%s\n", name);
-  /* Partial sums take many registers: two blocks with some spills are faster than one. */
+  /* Partial sums need many registers. Two blocks per multiprocessor with some register spills are
+   * faster than one block without. */
   t->add(
       "extern \"C\" __global__ void __launch_bounds__(%d, %d) %s(const __grid_constant__ "
       "of_%s::arguments p) {\n  using namespace of_%s;\n  int64_t begin[PACKS];\n  int "
@@ -264,13 +267,13 @@ void generate(text *t, const mpg_step_program *p, const char *name) {
 }
 
 /* --- Cache of generated kernels --------------------------------------------------------------- */
-/* One generated kernel. */
+/* Cached kernel; an entry of a hash table's bucket list. */
 struct made {
   made *next;
   uint64_t hash;
   unsigned char *key; /* owned */
   size_t size;
-  char *text; /* owned, if groups are dumped; else NULL */
+  char *text; /* owned; NULL unless groups are dumped */
   const void *kernel;
 };
 
@@ -278,12 +281,11 @@ enum { BUCKETS = 1024 };
 /* Guarded by the mutex. */
 struct {
   pthread_mutex_t mutex;
-  bool looked, there; /* there: NVRTC exists and supports the card */
+  bool looked, there; /* looked: `there` is known; there: NVRTC exists and supports the card */
   made *buckets[BUCKETS];
 } specialised = {PTHREAD_MUTEX_INITIALIZER, false, false, {}};
 
-/* Returns ten times the major version plus the minor version of the current card. Requires the
- * mutex. */
+/* Returns the compute capability of the current card, 90 for 9.0. The caller holds the mutex. */
 int compute_capability() {
   static int known[64];
   int card = 0, major = 0, minor = 0;
@@ -295,7 +297,8 @@ int compute_capability() {
   return 10 * major + minor;
 }
 
-/* Writes the key of a kernel: the card, and every input of its text, as bytes. Returns its size. */
+/* Writes the cache key of a kernel: the compute capability, and all parts of the program that
+ * affect the generated text. Returns the key's size. */
 size_t write_key(const mpg_step_program *p, unsigned char *key) {
   bool whole = true;
   size_t size = 0;
@@ -349,12 +352,12 @@ void write_dump(const char *name, const text *t) {
   if (!folder) return;
   snprintf(path, sizeof path, "%s/%s.cu", folder, name);
   FILE *file = fopen(path, "w");
-  if (!file) return; /* ignored, as for MPGLUON_DUMP */
+  if (!file) return; /* errors are ignored, as for MPGLUON_DUMP */
   fwrite(t->data, 1, t->length, file);
   fclose(file);
 }
 
-/* Compiles a text to a kernel. */
+/* Compiles and loads a text. *kernel receives its function `name`. */
 mpg_status compile(const char *text, const char *name, const void **kernel) {
   static const char *const options[] = {"--fmad=false", "--std=c++17", "-default-device"};
   mpg_nvrtc_source source = {};
@@ -373,7 +376,8 @@ mpg_status compile(const char *text, const char *name, const void **kernel) {
   return status == MPG_OK ? mpg_nvrtc_kernel(library, name, kernel) : status;
 }
 
-/* Detects once if NVRTC exists and its code can be loaded. */
+/* Detects if NVRTC exists and the card can load its code, by compiling an empty kernel. Runs once
+ * per process. */
 void look_for_nvrtc() {
   const char *setting = getenv("MPGLUON_CUDA_NVRTC");
   const void *kernel;
@@ -395,7 +399,8 @@ text text_of(const mpg_step_program *p, const char *name) {
   return t;
 }
 
-/* Checks, if texts are kept, that the program has the same text as the kernel found by its key. */
+/* Checks that a program generates the same text as the cached kernel with its key. A difference
+ * means that write_key omits something. */
 mpg_status check_text(const made *m, const mpg_step_program *p, const char *name) {
   text t = text_of(p, name);
   bool same = t.failed || !strcmp(t.data, m->text);
@@ -404,7 +409,7 @@ mpg_status check_text(const made *m, const mpg_step_program *p, const char *name
               : mpg_fail(MPG_ERROR, "internal: two fused groups have the same key as %s", name);
 }
 
-/* Returns the kernel of a key, generating it if necessary. */
+/* Sets *kernel to the kernel of a key. Generates and compiles it if it is not cached. */
 mpg_status find(const mpg_step_program *p, const unsigned char *key, size_t size,
                 const void **kernel) {
   uint64_t hash = hash_of(key, size);

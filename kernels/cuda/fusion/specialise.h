@@ -1,12 +1,13 @@
-/* Fused groups as generated kernels: C++ from the group's program (fused.cu), compiled by NVRTC
- * once per text and cached by the process.
+/* Just-in-time compilation of fused groups. A group's program (fused.cu) is translated to a C++
+ * kernel, which NVRTC compiles once per text. The process caches the kernels.
  *
- * The text depends on the steps, the operands' dtypes and layouts in the domain, and the rows.
- * Addresses, constants, alignment and, if all operands are whole, the domain's size are arguments.
- * Nothing is fused if NVRTC is missing or cannot compile for the card (reported once on stderr), or
- * if MPGLUON_CUDA_NVRTC=0. MPGLUON_CUDA_GROUPS names a folder for the text of every generated
- * group, for reading and for nvcc; it then also is an error if two different texts have the same
- * key.
+ * The text depends on the steps, on the operands' dtypes and layouts, and on the rows. Addresses,
+ * constants and alignment are kernel arguments. The domain's size is an argument only if no operand
+ * is broadcast. Nothing is fused if MPGLUON_CUDA_NVRTC=0, or if NVRTC is missing or cannot compile
+ * for the card (reported once on stderr).
+ *
+ * For debugging, MPGLUON_CUDA_GROUPS names a folder that receives the text of every generated
+ * kernel. It also enables a check that programs with the same cache key have the same text.
  *
  * Ownership: compiled code lives as long as the process. Threads: any.
  */
@@ -21,37 +22,37 @@ enum mpg_step_kind {
   MPG_STEP_ROUND,
   MPG_STEP_UNARY,
   MPG_STEP_BINARY,
-  /* 1 if Dropout keeps an element, else 0; row: the draw, a: an operand whose places are drawn,
-   * constant: its threshold */
+  /* Draws a Dropout mask: 1 if an element is kept, else 0. `row` is the index of the random key,
+   * `a` the mask's operand, which gives the positions to draw, and `constant` the threshold. */
   MPG_STEP_DRAW,
-  MPG_STEP_DROP,   /* a if b is not 0, times the constant; else 0 */
-  MPG_STEP_REDUCE, /* of a row; row: an mpg_combine or NUMBERS, b: 1 for the mean */
-  MPG_STEP_EXP,    /* exponential as in the softmax kernels */
+  MPG_STEP_DROP,   /* a * constant if b is not 0; else 0 */
+  MPG_STEP_REDUCE, /* reduces a row by `row`, an mpg_combine or NUMBERS; b is 1 for a mean */
+  MPG_STEP_EXP,    /* expf and logf, as in the softmax kernels */
   MPG_STEP_LOG,
-  MPG_STEP_SHARE /* adds a to the columns of partial sum `row` */
+  MPG_STEP_SHARE /* adds a's columns to partial sum `row` */
 };
-enum { MPG_STEP_NUMBERS = 255 }; /* maximum for REDUCE in which NaN loses */
-/* Which operand of a BINARY is a constant. */
+enum { MPG_STEP_NUMBERS = 255 }; /* for REDUCE: maximum that ignores NaN */
+/* Operand of a BINARY step that is a constant. */
 enum { MPG_STEP_NOT_FIXED, MPG_STEP_FIXED_A, MPG_STEP_FIXED_B };
 
 typedef struct mpg_step {
-  uint8_t kind, row; /* row: usually an mpg_formula_id */
+  uint8_t kind, row; /* row: depends on the kind; for UNARY and BINARY, an mpg_formula_id */
   uint8_t dtype;     /* of the result */
   uint8_t to, a, b;  /* registers, except LOAD's a and STORE's b: operands */
   uint8_t fixed, constant;
 } mpg_step;
 
 typedef struct mpg_step_operand {
-  void *data;       /* NULL for a value without memory */
-  uint32_t varying; /* as in mpg_fused_value */
+  void *data;       /* NULL if the value is not stored */
+  uint32_t varying; /* bit d is set unless the operand is broadcast along dim d */
   uint8_t dtype;
-  /* whole: varies along all dims; by_row: constant in a row; packed: a thread's elements are
-   * contiguous and aligned */
+  /* whole: not broadcast along any dim. by_row: constant in a row. packed: each thread's elements
+   * are contiguous and aligned. */
   bool whole, by_row, packed;
 } mpg_step_operand;
 
 enum {
-  MPG_STEP_MAX_OF_MEMBER = 20, /* for row ops, without loads and stores */
+  MPG_STEP_MAX_OF_MEMBER = 20, /* without loads and stores; ops on rows have the most */
   MPG_STEP_MAX_STEPS = MPG_STEP_MAX_OF_MEMBER * MPG_FUSED_MAX_MEMBERS + 2 * MPG_FUSED_MAX_VALUES,
   MPG_STEP_MAX_CONSTANTS = 3 * MPG_FUSED_MAX_MEMBERS,
   MPG_STEP_MAX_DRAWS = MPG_FUSED_MAX_MEMBERS,
@@ -59,10 +60,10 @@ enum {
 };
 typedef struct mpg_step_program {
   int num_steps, num_operands, num_constants, num_registers, num_draws, ndim;
-  int row;                /* elements of a reduced row; 0 if there are no rows */
-  int each, packs, lanes; /* a thread has `packs` times `each` adjacent elements (mpg_lanes) */
-  int num_shares;         /* column sums over all rows (layers/norm.h), as partial sums per block */
-  int block_rows;         /* rows per block, if there are partial sums */
+  int row;                /* elements per row; 0 for a group without rows */
+  int each, packs, lanes; /* a thread has `packs` packs of `each` elements (mpg_lanes) */
+  int num_shares;         /* number of column sums over all rows (layers/norm.h) */
+  int block_rows;         /* rows per block if num_shares > 0 */
   float *shares;          /* pairs of partial sums: [pair][block][2][row] */
   int64_t dims[MPG_MAX_NDIM], count;
   mpg_step steps[MPG_STEP_MAX_STEPS];
@@ -70,14 +71,15 @@ typedef struct mpg_step_program {
   float constants[MPG_STEP_MAX_CONSTANTS];
 } mpg_step_program;
 
-/* True if groups are compiled: NVRTC exists, and the card accepts its code. */
+/* True if groups can be compiled: NVRTC exists, and the card accepts its code. */
 bool mpg_cuda_specialises(void);
+/* Returns the number of blocks that run a program. */
 unsigned mpg_specialised_blocks(const mpg_step_program *program);
-/* Launches the program as a generated kernel. */
+/* Launches a program's kernel, which the first call generates and compiles. */
 mpg_status mpg_cuda_run_specialised(const mpg_kernel_call *call, const mpg_step_program *program);
 
-/* Files included by generated code, by the names it uses; NULL-terminated. Generated by the build
- * (tools/native_build.py). */
+/* Names and contents of the headers that generated code includes; NULL-terminated. Generated by the
+ * build (tools/native_build.py). */
 extern const char *const mpg_cuda_source_names[], *const mpg_cuda_source_texts[];
 
 #endif
