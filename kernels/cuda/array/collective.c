@@ -1,4 +1,5 @@
-/* Collectives as single ops, by NCCL: one group call with a rank for each participating card. */
+/* Ops for collectives (all-reduce, broadcast, ...). An op is one NCCL group call that issues the
+ * work of all participating cards; each card is a rank. */
 #include "op/array/collective.h"
 
 #include <string.h>
@@ -9,7 +10,8 @@
 
 enum { MAX_ARRAYS = MPG_MAX_SPANNED };
 
-/* The participating cards, and the card of each array. */
+/* Ranks of a collective: `cards` and `arrived` are per rank; `inputs` and `outputs` hold the rank
+ * of each array. */
 typedef struct ranks {
   int count, cards[MPG_NCCL_MAX_CARDS];
   int inputs[MAX_ARRAYS], outputs[MAX_ARRAYS];
@@ -37,7 +39,9 @@ static mpg_status add_rank(ranks *r, mpg_device_id id, int *rank) {
   return MPG_OK;
 }
 
-/* Assigns ranks in input order, since sums are split and arrays joined in that order. */
+/* Assigns a rank to each array's card. Ranks are in input order, because reduce-scatter splits sums
+ * and all-gather joins arrays in rank order. Fails if two arrays that need separate ranks are on
+ * one card. */
 static mpg_status find_ranks(const mpg_kernel_call *call, ranks *r) {
   const mpg_collective_params *params = call->params;
   mpg_device_id places[MAX_ARRAYS];
@@ -76,7 +80,7 @@ static mpg_status issue(const mpg_kernel_call *call, const ranks *r, const mpg_n
   const char *what = "";
   mpg_collective_kind kind =
       (mpg_collective_kind)((const mpg_collective_params *)call->params)->kind;
-  if (kind == MPG_SUM_TO_ONE && r->outputs[0] >= call->num_inputs) /* the root has nothing to add */
+  if (kind == MPG_SUM_TO_ONE && r->outputs[0] >= call->num_inputs) /* the root has no input */
     MPG_CUDA_TRY(
         cudaMemsetAsync(out[0].data, 0, bytes_of(&out[0]), clique->streams[r->outputs[0]]));
   CALL(ncclGroupStart);
@@ -94,7 +98,7 @@ static mpg_status issue(const mpg_kernel_call *call, const ranks *r, const mpg_n
       break;
     case MPG_ONE_TO_ALL:
       for (int i = 0; i < r->count; i++) {
-        /* Rank 0 has it, in place unless a copy is requested. */
+        /* Rank 0 is the root. It broadcasts in place unless it has an output. */
         void *to = i == 0 ? in[0].data : NULL;
         for (int k = 0; k < call->num_outputs; k++)
           if (r->outputs[k] == i) to = out[k].data;
@@ -147,7 +151,7 @@ mpg_status mpg_cuda_collective(const mpg_kernel_call *call) {
   if (!elements) return MPG_OK;
   MPG_TRY(mpg_nccl_begin(r.cards, r.count, home, call->stream, &nccl, &clique));
   mpg_status status = MPG_OK;
-  /* Waits for host copies to each device that no work of the device has waited for. */
+  /* Copies from the host may be in flight to a device that has issued no work since. */
   for (int i = 0; i < r.count; i++)
     MPG_GOTO(mpg_cuda_check(cudaStreamWaitEvent(clique->streams[i], r.arrived[i], 0),
                             "cudaStreamWaitEvent"));

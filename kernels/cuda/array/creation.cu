@@ -29,17 +29,17 @@ mpg_status fill(const mpg_kernel_call *call, double value) {
 __global__ void eye_kernel(mpg_dtype dtype, void *out, int64_t rows, int64_t columns, int64_t k) {
   int64_t i = MPG_CUDA_INDEX;
   if (i >= rows) return;
-  int64_t j = i + k; /* no overflow: both are bounded by the array's size */
+  int64_t j = i + k; /* cannot overflow: mpg_cuda_eye has limited k to the matrix */
   if (j >= 0 && j < columns) mpg_store_any(dtype, out, i * columns + j, 1.0);
 }
 
-/* value = start + (i / repeat) * step. Computed in int64_t if the dtype, start and step are
- * integers, else in double. */
+/* Arithmetic sequence: element i is start + (i % period / repeat) * step. Computed in int64_t if
+ * the dtype, start and step are integers (`whole`), else in double. */
 struct range {
   mpg_dtype dtype;
   mpg_steps by;
-  int64_t period; /* elements per repetition of the values */
-  double last;    /* exact value of the last element if `exact` */
+  int64_t period; /* number of elements after which the sequence restarts */
+  double last;    /* if `exact`: value of the last element, which rounding could miss */
   bool exact, whole;
 };
 

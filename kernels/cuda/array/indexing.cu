@@ -1,9 +1,9 @@
-/* Gathering and scattering. Indices are first resolved to valid positions (in scratch memory), then
- * items are moved, as wide as alignment allows.
+/* Gather and scatter ops. A first kernel resolves indices to valid positions in scratch memory. A
+ * second one moves the rows, up to 16 bytes at a time.
  *
- * Sums are taken in index order: positions are sorted (stably), and a thread adds the rows of one
- * position. Of equal positions to write, the last one wins. An invalid index fails a device-side
- * assertion and is treated as the nearest valid one.
+ * Scatter-add is deterministic: positions are sorted stably, and the rows of equal positions are
+ * added in index order. If a scatter writes a position twice, the last index wins. An invalid index
+ * fails a device-side assertion and is treated as the nearest valid one.
  */
 #include <string.h>
 
@@ -14,7 +14,7 @@
 
 namespace {
 
-enum { MODE_CLIP, MODE_RAISE, MODE_WRAP }; /* modes of take; pick has clip and wrap */
+enum { MODE_CLIP, MODE_RAISE, MODE_WRAP }; /* take's `mode`; pick's is clip or wrap */
 
 /* --- Resolving indices ------------------------------------------------------------------------ */
 
@@ -45,7 +45,8 @@ __global__ void positions_nd_kernel(mpg_untyped indices, int64_t count, dims sha
   positions[i] = position;
 }
 
-/* `sizes` has the size of the dimension for each group of `per` indices. */
+/* Raises an error for the first invalid index, if any. Indices [d * per, (d + 1) * per) are for the
+ * dimension of size sizes.values[d]. */
 __global__ void refuse_kernel(mpg_cuda_assert assertion, const unsigned long long *bad,
                               mpg_untyped indices, dims sizes, int64_t per, bool negative) {
   if (*bad == MPG_CUDA_NONE) return;
@@ -53,7 +54,8 @@ __global__ void refuse_kernel(mpg_cuda_assert assertion, const unsigned long lon
   assertion.raise(mpg_cuda_index_at(indices, (int64_t)*bad), size, negative ? -size : 0, size - 1);
 }
 
-/* Fails immediately for an empty dimension, which has no valid index to fall back to. */
+/* Fails immediately if a dimension is empty. A device-side assertion would not do, since no valid
+ * index could replace the invalid one. */
 mpg_status refuse_empty(const mpg_kernel_call *call) {
   return mpg_fail(MPG_INDEX_ERROR, "%s: every index is out of range for a dimension of size 0",
                   call->op->name);
@@ -70,8 +72,8 @@ mpg_status refuse(const mpg_kernel_call *call, const unsigned long long *bad,
                          sizes, per, negative);
 }
 
-/* Resolves all indices to positions in [0, size), in scratch memory. `extra` more bytes follow at
- * *more, 64-byte aligned. */
+/* Resolves all indices to positions in [0, size), in scratch memory. Also allocates `extra` bytes
+ * for the caller; *more receives their 64-byte aligned address. */
 mpg_status resolve(const mpg_kernel_call *call, const mpg_view *indices, int64_t size, int mode,
                    size_t extra, int64_t **positions, char **more) {
   int64_t count = count_of(indices);
@@ -90,8 +92,10 @@ mpg_status resolve(const mpg_kernel_call *call, const mpg_view *indices, int64_t
   return mode == MODE_RAISE ? refuse(call, bad, indices, sizes, count, false) : MPG_OK;
 }
 
-/* Resolves columns of indices into an array of `shape` to row numbers. *inner gets the elements per
- * row. */
+/* Resolves the indices of gather_nd and scatter_nd. Each column of `indices` selects one row of an
+ * array of `shape`: its entries are the coordinates along the leading dimensions. *positions
+ * receives the row numbers, *count their number, *inner the elements per row. `extra` and *more are
+ * as for `resolve`. */
 mpg_status resolve_nd(const mpg_kernel_call *call, const mpg_view *indices, const mpg_shape *shape,
                       size_t extra, int64_t **positions, int64_t *count, int64_t *inner,
                       char **more) {
@@ -121,7 +125,8 @@ struct alignas(16) item16 {
   uint64_t words[2];
 };
 
-/* Returns the widest item (up to 16 bytes) that divides both addresses and the bytes of a row. */
+/* Returns the largest power of two, at most 16, that divides both addresses and the row size. Rows
+ * are moved in items of that size. */
 size_t widest(const void *a, const void *b, size_t bytes) {
   uint64_t bits = (uint64_t)(uintptr_t)a | (uint64_t)(uintptr_t)b | bytes | 16;
   return (size_t)(bits & -bits);
@@ -133,7 +138,8 @@ size_t widest(const void *a, const void *b, size_t bytes) {
   } else                        \
     MPG_CUDA_SIZE(width, T, __VA_ARGS__)
 
-/* out (before, count, items) = in (before, length, items) at positions[count]. */
+/* Gathers rows: out[b][i] = in[b][positions[i]], where `in` is (before, length, items) and `out` is
+ * (before, count, items). */
 template <class T, class I>
 __global__ void gather_kernel(const T *in, T *out, const int64_t *positions, int64_t before,
                               int64_t count, int64_t length, int64_t items) {
@@ -142,7 +148,8 @@ __global__ void gather_kernel(const T *in, T *out, const int64_t *positions, int
     out[i] = in[((int64_t)outer * length + positions[row - outer * (I)count]) * items + item];
   }
 }
-/* For rows long enough to have their own threads: a block is (threads along a row, rows). */
+/* Like gather_kernel, for rows that are long enough to have their own threads. A block is (threads
+ * along a row, rows). */
 template <class T>
 __global__ void gather_rows_kernel(const T *in, T *out, const int64_t *positions, int64_t before,
                                    int64_t count, int64_t length, int64_t items) {
@@ -203,8 +210,9 @@ __global__ void keys_kernel(const int64_t *positions, int64_t count, uint64_t *k
   order[i] = (int32_t)i;
 }
 
-/* If sorted position i begins a run of equal keys, its threads (along x) add the run's rows, in
- * order. A block has one row of threads per position. */
+/* Adds the rows of each run of equal keys. A block has one row of threads per sorted position. If
+ * the position begins a run, its threads (along x) add the run's rows in order; otherwise they do
+ * nothing. */
 template <class T, class C>
 __global__ void add_runs_kernel(const T *in, T *out, const uint64_t *keys, const int32_t *order,
                                 int64_t before, int64_t count, int64_t length, int64_t after) {
@@ -224,7 +232,8 @@ __global__ void add_runs_kernel(const T *in, T *out, const uint64_t *keys, const
   }
 }
 
-/* Keys that shuffle rows (kernels/cpu/math/random.c). */
+/* Computes a random 64-bit sort key per row; sorting by them shuffles the rows, with the same
+ * result as kernels/cpu/math/random.c. */
 __global__ void shuffle_keys_kernel(mpg_cuda_key given, int64_t count, uint64_t *keys,
                                     int32_t *order) {
   int64_t i = MPG_CUDA_INDEX;
@@ -246,8 +255,8 @@ size_t add_bytes(int64_t count) {
          mpg_align_up((size_t)count * sizeof(int32_t), 64) * 2 + mpg_cuda_sort_bytes(count);
 }
 
-/* Scatter-add: adds the rows of in (before, count, after) to out (before, length, after) at their
- * positions. `memory` has add_bytes(count). */
+/* Scatter-add: clears out (before, length, after), then adds row i of in (before, count, after) to
+ * its row positions[i]. `memory` has add_bytes(count). */
 mpg_status scatter_add(const mpg_kernel_call *call, const mpg_view *in, const mpg_view *out,
                        const int64_t *positions, int64_t before, int64_t count, int64_t length,
                        int64_t after, char *memory) {
@@ -303,10 +312,12 @@ __global__ void put_kernel(const T *values, T *out, const int64_t *positions,
   }
 }
 
-/* Scatters to `rows` rows of out. `memory` has put_bytes(rows). */
 size_t put_bytes(int64_t rows) {
   return mpg_align_up((size_t)rows * sizeof(unsigned long long), 64);
 }
+
+/* Scatters `count` rows to `out`, which has `rows` rows. For each of them, `winners` holds 1 + the
+ * last index that writes it. `memory` has put_bytes(rows). */
 mpg_status put_rows(const mpg_kernel_call *call, const void *values, void *out,
                     const int64_t *positions, int64_t count, int64_t rows, size_t bytes,
                     char *memory) {
@@ -326,7 +337,7 @@ mpg_status put_rows(const mpg_kernel_call *call, const void *values, void *out,
   return MPG_OK;
 }
 
-/* Scatters in index order. */
+/* Scatters rows of `values` to the output, which the caller has initialized. */
 mpg_status scatter_rows(const mpg_kernel_call *call, const mpg_view *values,
                         const mpg_view *indices) {
   const mpg_view *out = &call->outputs[0];
@@ -375,7 +386,7 @@ __global__ void one_hot_kernel(mpg_untyped indices, T *out, int64_t count, int64
     out[i] = mpg_cuda_index_at(indices, i / depth) == i % depth ? on : off;
 }
 
-/* Selects between x and y; each condition covers `items` elements. */
+/* Selects elements of x or y. Each element of `condition` decides for `items` adjacent elements. */
 template <class T>
 __global__ void where_kernel(mpg_untyped condition, const T *x, const T *y, T *out, int64_t count,
                              int64_t items) {
@@ -386,7 +397,7 @@ __global__ void where_kernel(mpg_untyped condition, const T *x, const T *y, T *o
 __global__ void ravel_kernel(mpg_untyped in, mpg_untyped out, int64_t count, dims shape) {
   int64_t i = MPG_CUDA_INDEX;
   if (i >= count) return;
-  /* unsigned: wraps around instead of overflowing if indices are outside the shape */
+  /* unsigned, since indices outside the shape may overflow */
   uint64_t position = 0;
   for (int d = 0; d < shape.count; d++)
     position =
@@ -414,9 +425,10 @@ dims dims_of(const mpg_tuple *shape) {
 
 /* --- Masks ------------------------------------------------------------------------------------ */
 
-/* Stores the position of the k-th nonzero mask element in positions[k] for k < count, then -1. If
- * `backward`, stores the number of nonzero elements before i in positions[i], or -1 if the mask is
- * 0 or that number reaches `count`. Runs in one block. */
+/* Computes the rows that boolean_mask moves, by a prefix sum over the mask in one block. Forward:
+ * positions[k] is the index of the k-th nonzero element, or -1 if the mask has fewer. Backward:
+ * positions[i] is the rank of element i among the nonzero ones, or -1 if it is zero or its rank is
+ * `count` or more. */
 __global__ void mask_places_kernel(mpg_untyped mask, int64_t length, int64_t count, bool backward,
                                    int64_t *positions) {
   __shared__ int64_t sums[2][MPG_CUDA_THREADS];
@@ -444,7 +456,7 @@ __global__ void mask_places_kernel(mpg_untyped mask, int64_t length, int64_t cou
     for (int64_t k = before + threadIdx.x; k < count; k += blockDim.x) positions[k] = -1;
 }
 
-/* out[i] = in[positions[i]], or zeros if the position is -1. */
+/* Gathers rows: row i of out is row positions[i] of in, or zeros if positions[i] is -1. */
 template <class T, class I>
 __global__ void gather_or_zero_kernel(const T *in, T *out, const int64_t *positions, int64_t count,
                                       int64_t items) {

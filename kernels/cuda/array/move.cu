@@ -1,5 +1,6 @@
-/* A move is one launch with a thread per item, the widest that alignment allows. Transposed planes
- * go through tiles in shared memory.
+/* Strided copies (kernels/common/move.h). A copy is one launch with a thread per item; an item has
+ * as many bytes, up to 16, as alignment allows. Transposes use tiles in shared memory, so that both
+ * reads and writes are coalesced.
  */
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/array/move.h"
@@ -14,15 +15,15 @@ struct alignas(16) item16 {
   uint64_t words[2];
 };
 
-/* Move without its inner part: strides in items, innermost dimension last. Index divisions use 32
- * bits if they suffice. */
+/* Dimensions of a move, innermost last, with strides in items. */
 struct plan {
   int ndim;
   int64_t dims[MPG_MOVE_NDIM], in[MPG_MOVE_NDIM], out[MPG_MOVE_NDIM];
   int64_t count;
 };
 
-/* Computes the source and target offsets of item `index`. */
+/* Computes the source and target offsets of item `index`. I is uint32_t if it can hold all indices,
+ * since 64-bit divisions are slow. */
 template <class I>
 __device__ __forceinline__ void places(const plan &p, I index, int64_t *from, int64_t *to) {
   int64_t in = 0, out = 0;
@@ -55,8 +56,8 @@ __global__ void spread_kernel(plan p, T element, T *out) {
   }
 }
 
-/* Transposes planes: `rows` are adjacent in the input, `columns` in the output. One tile per block;
- * p counts the planes. */
+/* Transposes planes of (rows, columns). Adjacent rows are contiguous in the input, adjacent columns
+ * in the output. A block moves one tile; `p` has the dimensions over the planes. */
 template <class T, class I>
 __global__ void transpose_kernel(plan p, int64_t rows, int64_t columns, int64_t in_step,
                                  int64_t out_step, const T *in, T *out) {
@@ -113,8 +114,9 @@ plan plan_of(const mpg_move &m, int64_t width) {
   return p;
 }
 
-/* Detects a transpose: if the innermost dimension is dense only in the output, returns the
- * dimension that is dense in the input, else -1. */
+/* Detects a transpose: the innermost dimension is contiguous in the output but not in the input.
+ * Returns the dimension that is contiguous in the input, or -1 if the move is not a transpose or
+ * the dimensions are too short for tiles. */
 int plane_of(const mpg_move &m, int64_t item) {
   int last = m.ndim - 1;
   if (last < 1 || m.out[last] != item || m.in[last] == 0 || m.dims[last] < 8) return -1;

@@ -1,5 +1,6 @@
-/* LSD radix sort with four bits per pass: every block counts the digits of its tile, one block
- * turns the counts into positions (prefix sum), and every block scatters its tile. */
+/* LSD radix sort with four bits per pass. A pass has three kernels: every block counts the digits
+ * of its tile, one block turns the counts into positions (prefix sum), and every block scatters its
+ * tile. */
 #include "kernels/cuda/array/radix_sort.h"
 
 namespace {
@@ -22,7 +23,7 @@ __global__ void count_kernel(const uint64_t *keys, int64_t count, int shift, uin
     counts[(int64_t)threadIdx.x * gridDim.x + blockIdx.x] = total[threadIdx.x];
 }
 
-/* Exclusive prefix sum, in place, in one block. */
+/* Computes the exclusive prefix sum in place. Runs in one block. */
 __global__ void places_kernel(uint32_t *counts, int64_t count) {
   __shared__ uint32_t sums[2][THREADS];
   uint32_t before = 0;
@@ -45,8 +46,8 @@ __global__ void places_kernel(uint32_t *counts, int64_t count) {
   }
 }
 
-/* Scatters a tile. A thread has ITEMS adjacent keys; a prefix sum over the threads gives the number
- * of equal digits before them in the tile. */
+/* Scatters a tile. Each thread has ITEMS adjacent keys. For every digit, a prefix sum over the
+ * threads gives the number of keys with that digit in the tile before the thread's own. */
 __global__ void move_kernel(const uint64_t *keys, const int32_t *values, int64_t count, int shift,
                             const uint32_t *places, uint64_t *keys_out, int32_t *values_out) {
   __shared__ uint16_t before[DIGITS][THREADS];
@@ -55,7 +56,8 @@ __global__ void move_kernel(const uint64_t *keys, const int32_t *values, int64_t
   for (int k = 0; k < ITEMS && begin + k < count; k++)
     before[keys[begin + k] >> shift & (DIGITS - 1)][threadIdx.x]++;
   __syncthreads();
-  /* Exclusive prefix sums along the threads: 16 threads per digit, each with 16 adjacent counts. */
+  /* Exclusive prefix sum over the threads' counts, for each digit. 16 threads share a digit; each
+   * has 16 adjacent counts. */
   int digit = threadIdx.x / 16, part = threadIdx.x % 16;
   unsigned own = 0, sum = 0;
   for (int k = 0; k < 16; k++) own += before[digit][part * 16 + k];

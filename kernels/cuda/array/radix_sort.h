@@ -1,21 +1,21 @@
-/* Stable sorting of positions by unsigned keys on a GPU: LSD radix sort. Queues its work on the
- * call's stream. Include in .cu files only.
+/* Stable sort of positions by unsigned keys (LSD radix sort). All work is queued on the call's
+ * stream. Include in .cu files only.
  */
 #ifndef KERNELS_CUDA_ARRAY_RADIX_SORT_H
 #define KERNELS_CUDA_ARRAY_RADIX_SORT_H
 
 #include "kernels/cuda/cuda.h"
 
-/* Returns the scratch bytes for sorting `count` keys, excluding the arrays; a multiple of 64. */
+/* Returns the size of mpg_cuda_sort's `scratch` for `count` keys, a multiple of 64 bytes. */
 size_t mpg_cuda_sort_bytes(int64_t count);
-/* Sorts keys[0], with its positions values[0], by ascending order of the lowest `bits` bits.
- * keys[1] and values[1] have the same size and are overwritten. *side receives the side with the
- * result. `count` is less than 2^31. */
+/* Sorts keys[0], and values[0] with it, by ascending order of the lowest `bits` bits. Passes
+ * alternate between keys[0] and keys[1], and between values[0] and values[1], all of which are
+ * overwritten. *side receives the index (0 or 1) of the result. `count` must be less than 2^31. */
 mpg_status mpg_cuda_sort(const mpg_kernel_call *call, uint64_t *const keys[2],
                          int32_t *const values[2], int64_t count, int bits, void *scratch,
                          int *side);
 
-/* Returns a key with the order of numbers. NaN is the largest; -0 equals 0. */
+/* Returns an unsigned key that sorts like the number. NaN is the largest; -0 equals 0. */
 __device__ __forceinline__ uint64_t mpg_cuda_sort_key(float value) {
   uint32_t bits = __float_as_uint(value + 0.0f);
   return value != value ? UINT32_MAX : bits >> 31 ? ~bits : bits | 0x80000000u;
@@ -25,8 +25,9 @@ __device__ __forceinline__ uint64_t mpg_cuda_sort_key(double value) {
   return value != value ? UINT64_MAX : bits >> 63 ? ~bits : bits | (uint64_t)1 << 63;
 }
 
-/* Rows of n keys, sorted together, each row separately and stably. The row number is placed above
- * 32-bit keys; longer keys are sorted first, and then by row. */
+/* Rows of n keys, each of which is sorted separately and stably, in one sort of all keys. For
+ * 32-bit keys, the row number is in the upper 32 bits of the sort key. For 64-bit keys, a second
+ * sort by row number follows. */
 struct mpg_cuda_rows {
   int64_t rows, n;
   bool wide; /* 64-bit keys */
@@ -39,11 +40,12 @@ struct mpg_cuda_rows {
   }
 };
 
-/* Allocates scratch memory for the rows, and for `more` bytes at *memory. The caller's kernel then
- * stores the keys. */
+/* Allocates scratch memory for the rows, and `more` bytes for the caller, whose address *memory
+ * receives. The caller's kernel must then store all keys with `put`. */
 mpg_status mpg_cuda_rows_new(const mpg_kernel_call *call, int64_t rows, int64_t n, bool wide,
                              size_t more, mpg_cuda_rows *out, void **memory);
-/* Sorts the rows. *order receives the permutation of all keys. */
+/* Sorts the rows. (*order)[row * n + rank] is the index, among all keys, of the key with that rank
+ * in its row. */
 mpg_status mpg_cuda_rows_sort(const mpg_kernel_call *call, const mpg_cuda_rows *rows,
                               int32_t **order);
 

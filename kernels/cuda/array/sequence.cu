@@ -1,14 +1,14 @@
-/* Sequences of different lengths: (time, batch, ...) or (batch, time, ...). One thread per
- * element. */
+/* Ops on padded sequences of different lengths, (time, batch, ...) or (batch, time, ...). One
+ * thread per element. */
 #include "kernels/cuda/access.h"
 #include "kernels/cuda/array/move.h"
 
 namespace {
 
 struct sequences {
-  int64_t times, batch, inner; /* inner: elements of one step of one sequence */
+  int64_t times, batch, inner; /* inner: elements per step of a sequence */
   bool time_first, masked;
-  mpg_untyped lengths; /* unused if not masked: all sequences are full */
+  mpg_untyped lengths; /* used only if `masked`; otherwise all sequences have `times` steps */
   __device__ __forceinline__ int64_t length(int64_t b) const {
     int64_t n = masked ? mpg_cuda_index_at(lengths, b) : times;
     return n < 0 ? 0 : n > times ? times : n;
@@ -31,14 +31,15 @@ sequences sequences_of(const mpg_kernel_call *call, const mpg_view *data, int64_
 }
 
 template <class T>
-__global__ void reverse_kernel(sequences s, const T *in, T *out) { /* time first */
+__global__ void reverse_kernel(sequences s, const T *in, T *out) { /* (time, batch, ...) */
   for (int64_t i = MPG_CUDA_INDEX; i < s.times * s.batch * s.inner; i += MPG_CUDA_STRIDE) {
     int64_t row = i / s.inner, t = row / s.batch, b = row % s.batch, length = s.length(b);
     out[i] = in[s.step(t < length ? length - 1 - t : t, b) + i % s.inner];
   }
 }
 
-/* Gets or puts the last step of a sequence, or its first if the length is 0. */
+/* Copies the last step of each sequence to `last`, or from `last` if `put`. For a sequence of
+ * length 0, that is its first step. */
 template <class T>
 __global__ void last_kernel(sequences s, T *steps, T *last, bool put) {
   for (int64_t i = MPG_CUDA_INDEX; i < s.batch * s.inner; i += MPG_CUDA_STRIDE) {

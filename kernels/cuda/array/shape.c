@@ -1,4 +1,5 @@
-/* Ops that rearrange elements, on GPUs: kernels/common/shape.inc. */
+/* GPU kernels of ops that rearrange elements. kernels/common/shape.inc implements them by the
+ * functions that are defined here. */
 #include "kernels/cuda/array/move.h"
 
 #define MPG_KERNEL(cpu, cuda) mpg_status cuda(const mpg_kernel_call *call)
@@ -8,7 +9,7 @@
 #define element_of mpg_cuda_element
 static bool join_in_order(const mpg_kernel_call *call, int64_t before) {
   (void)call, (void)before;
-  return false; /* the order of writes does not matter */
+  return false; /* only the CPU benefits from sequential writes */
 }
 
 #include "kernels/common/shape.inc"

@@ -1,5 +1,6 @@
-/* Sorting, top-k, arg-reductions. Each element is mapped to an unsigned key with the same order
- * (descending: inverted); radix_sort.cu sorts the keys. */
+/* Sort, argsort, top-k, argmax, argmin, and gather and scatter along an axis. To sort, each element
+ * is mapped to an unsigned key with the same order (inverted for descending order), and
+ * radix_sort.cu sorts the keys. */
 #include "kernels/cuda/access.h"
 #include "kernels/cuda/array/move.h"
 #include "kernels/cuda/array/radix_sort.h"
@@ -30,7 +31,7 @@ extent extent_of(const mpg_shape *shape, const mpg_opt_int *axis_param) {
           mpg_shape_product(shape, axis + 1, shape->ndim)};
 }
 
-/* Returns the position of element i of a row. */
+/* Returns the index in the array of element i of a row. */
 __device__ __forceinline__ int64_t place_of(const extent &e, int64_t row, int64_t i) {
   return (row / e.after * e.n + i) * e.after + row % e.after;
 }
@@ -42,7 +43,7 @@ __global__ void keys_kernel(mpg_untyped data, extent e, bool ascending, mpg_cuda
   rows.put(at, ascending ? key : ~key);
 }
 
-/* data is NULL for results that are not requested */
+/* Outputs of a sort; NULL (or data NULL) if not requested. */
 struct results {
   void *values, *mask;
   mpg_untyped indices;
@@ -93,7 +94,8 @@ __device__ __forceinline__ bool better(const found &a, const found &b) {
   return a.key > b.key || (a.key == b.key && a.index < b.index);
 }
 
-/* NaN beats every number, for maximum and minimum. */
+/* Returns the key whose maximum the reduction finds. NaN has the largest key for argmax and for
+ * argmin. */
 __device__ __forceinline__ uint64_t search_key(const mpg_untyped &data, int64_t i, bool smallest) {
   uint64_t key = key_of(data, i);
   bool floating =
@@ -103,7 +105,7 @@ __device__ __forceinline__ uint64_t search_key(const mpg_untyped &data, int64_t 
   return floating && key == UINT32_MAX ? UINT64_MAX : ~key;
 }
 
-/* One block per row. */
+/* Finds the index of each row's largest key, the first of equal ones. One block per row. */
 __global__ void search_kernel(mpg_untyped data, mpg_untyped out, extent e, bool smallest) {
   __shared__ uint64_t keys[MPG_CUDA_THREADS];
   __shared__ int64_t indices[MPG_CUDA_THREADS];
