@@ -1,11 +1,10 @@
-/* Binary ops: two arrays with broadcasting, or an array and a scalar; the formulas are in
+/* Binary ops on two arrays with broadcasting, or on an array and a scalar. The formulas are in
  * kernels/common/binary.def.
  *
- * Shapes are collapsed to the fewest dimensions along which both operands keep advancing or
- * repeating. If both advance, or one is a single number, elements are processed 16 bytes at a time;
- * otherwise each thread computes its operands' offsets. float32, float16 and bfloat16 have a kernel
- * per formula; other dtypes share one kernel that selects the formula at run time. Results may
- * overwrite an operand.
+ * Adjacent dimensions are merged if the same operands are broadcast along them. If a single
+ * dimension remains, elements are processed 16 bytes at a time; otherwise each thread computes its
+ * operands' offsets. float32, float16 and bfloat16 have a kernel per formula; other dtypes share
+ * one kernel that selects the formula at run time. Results may overwrite an operand.
  */
 #include "kernels/common/binary.h"
 #include "kernels/common/index.h"
@@ -47,7 +46,8 @@ BY_NUMBER(int64_t, int64)
 #include "kernels/common/binary.def"
 END_BY_NUMBER
 
-/* dims[0] is innermost; strides are in elements, 0 if the operand is broadcast. */
+/* Merged dimensions, dims[0] innermost. Strides are in elements, and 0 if the operand is
+ * broadcast. */
 struct places {
   int ndim;
   int64_t dims[MPG_MAX_NDIM], stride_a[MPG_MAX_NDIM], stride_b[MPG_MAX_NDIM];
@@ -62,7 +62,8 @@ union number {
 
 enum { VARYING_A = 1, VARYING_B = 2, NUMBER_A = 4, NUMBER_B = 8 };
 
-/* U must hold the whole count: 32-bit divisions are much cheaper. */
+/* Computes both operands' offsets of result element `index`. U is uint32_t if it can hold all
+ * indices, since 32-bit divisions are much faster. */
 template <class U>
 MPG_HOST_DEVICE void find_places(const places &p, int64_t index, int64_t *a, int64_t *b) {
   U rest = (U)index;
@@ -113,7 +114,8 @@ __global__ void broadcast_kernel(const T *a, const T *b, T *out, int64_t count, 
   out[i] = mpg_to<T>(F::at(mpg_to<float>(a[ia]), mpg_to<float>(b[ib])));
 }
 
-/* Kernel for any dtype and formula, computed in `compute`: 'd', 'i' (int32_t) or 'l' (int64_t). */
+/* Kernel for any dtype and formula. It computes in `compute`: 'd' (double), 'i' (int32_t) or 'l'
+ * (int64_t). */
 __global__ void any_kernel(int row, char compute, mpg_dtype dtype, const void *a, const void *b,
                            void *out, int64_t count, int how, number value, places p) {
   int64_t i = MPG_CUDA_INDEX, ia, ib;
@@ -137,8 +139,8 @@ struct operands {
   void *out;
   mpg_dtype dtype;
   int64_t count;
-  int how; /* VARYING and NUMBER bits; `linear` if both vary or one is a single number */
-  bool linear;
+  int how;     /* VARYING and NUMBER bits */
+  bool linear; /* a single merged dimension */
   double scalar;
   places at;
 };
@@ -175,7 +177,7 @@ mpg_status launch_row(const mpg_kernel_call *call, int row, row_kind kind, const
   else if (compute == 'l')
     value.i64 = mpg_whole(o.scalar);
   else {
-    /* Clamps to the compute type's range, so that comparisons with large numbers hold. */
+    /* Clamps to int32_t, so that comparisons with larger numbers are correct. */
     int64_t whole = mpg_whole(o.scalar);
     value.i32 = whole > INT32_MAX ? INT32_MAX : whole < INT32_MIN ? INT32_MIN : (int32_t)whole;
   }

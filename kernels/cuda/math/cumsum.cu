@@ -1,11 +1,12 @@
-/* Cumulative sums. A block processes a line along the axis, in tiles of its width. A tile is
- * scanned in shared memory by doubling (Hillis-Steele), then added to the preceding sum. The order
- * of additions depends on the line's length only. Floats are summed in double. */
+/* Cumulative sums. A block processes a line along the axis, one tile of MPG_CUDA_THREADS elements
+ * after another. It computes a tile's prefix sum in shared memory (Hillis-Steele scan) and adds the
+ * sum of all earlier tiles. The order of additions depends on the line's length only. Floats are
+ * summed in double. */
 #include "kernels/cuda/access.h"
 
 namespace {
 
-/* Integers are unsigned, so that they wrap around. */
+/* Computes the cumulative sums of all lines, in type C. One block per line. */
 template <class C>
 __global__ void cumsum_kernel(mpg_untyped in, mpg_untyped out, int64_t lines, int64_t length,
                               int64_t inner, bool reverse) {
@@ -56,7 +57,7 @@ mpg_status mpg_cuda_cumsum(const mpg_kernel_call *call) {
     case MPG_FLOAT16:
     case MPG_BFLOAT16:
     case MPG_FLOAT64: SUM(double);
-    default: SUM(int64_t); /* narrower ones wrap around when stored */
+    default: SUM(int64_t); /* narrower dtypes wrap around when stored */
   }
 #undef SUM
 }

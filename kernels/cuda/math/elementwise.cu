@@ -1,6 +1,6 @@
-/* Unary ops; the formulas are in kernels/common/unary.def. float32, float16 and bfloat16 have a
- * kernel per formula, with 16-byte loads; other dtypes share one kernel that selects the formula at
- * run time. Results may overwrite the input.
+/* Unary ops, LeakyReLU and add_n. The formulas of unary ops are in kernels/common/unary.def.
+ * float32, float16 and bfloat16 have a kernel per formula, with 16-byte loads; other dtypes share
+ * one kernel that selects the formula at run time. Results may overwrite the input.
  */
 #include "kernels/common/unary.h"
 #include "kernels/cuda/cuda.h"
@@ -99,7 +99,7 @@ mpg_status launch_unary(const mpg_kernel_call *call, int row, unary_kind kind, n
                          (const void *)call->inputs[0].data, call->outputs[0].data, count,
                          constants);
 }
-/* Launches the formula of a call. Returns false if the op has its own kernel. */
+/* Launches the kernel of a call's formula. Returns false if the op has no formula. */
 bool launch_formula(const mpg_kernel_call *call, mpg_status *status) {
   numbers constants;
   mpg_unary_constants(call->op, call->params, &call->inputs[0].desc.shape, constants.values);
@@ -124,8 +124,8 @@ mpg_status mpg_cuda_unary(const mpg_kernel_call *call) {
 /* --- LeakyReLU -------------------------------------------------------------------------------- */
 namespace {
 
-struct slopes {            /* for PRELU and RRELU */
-  const void *gamma;       /* NULL: random or middle */
+struct slopes {            /* slopes of PRELU (gamma) and RRELU */
+  const void *gamma;       /* NULL for RRELU: random, or the mean of the bounds */
   int64_t channels, inner; /* gamma's index: i / inner % channels */
   mpg_cuda_key key;
   double lower, upper;
@@ -239,7 +239,7 @@ mpg_status mpg_cuda_backward_leaky_relu(const mpg_kernel_call *call) {
 /* --- add_n: in the order of the arrays -------------------------------------------------------- */
 namespace {
 
-enum { TERMS = 32 }; /* per launch; more use several, accumulating */
+enum { TERMS = 32 }; /* maximum arrays per launch; a sum of more uses several launches */
 struct terms {
   const void *data[TERMS];
   int count;
@@ -254,7 +254,8 @@ __global__ void add_n_kernel(terms t, T *out, int64_t count) {
   out[i] = mpg_to<T>(sum);
 }
 
-/* For several launches: the running sum stays in the compute type, in scratch. */
+/* Adds the arrays of one of several launches. The running sum is in scratch memory, in the compute
+ * type, so it is rounded only once. */
 template <class T, class C>
 __global__ void add_more_kernel(terms t, C *sums, T *out, int64_t count, bool first) {
   int64_t i = MPG_CUDA_INDEX;

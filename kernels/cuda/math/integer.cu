@@ -1,7 +1,8 @@
-/* Exact sums (modulo 2^32) of products of int8 or uint8 with int8, for dense layers and
- * convolutions, with four products per instruction (dp4a). A block computes TILE positions by TILE
- * filters, with STEP words of each in shared memory at a time. For a convolution, a position's
- * bytes are gathered in the weight's layout: channels before or after the window. */
+/* Integer matrix products for quantized dense layers and convolutions: int8 or uint8 data times
+ * int8 weights, with exact sums modulo 2^32. The dp4a instruction computes four products at once. A
+ * block computes a tile of TILE output positions by TILE filters. It iterates over the sum's terms,
+ * with STEP words per position and filter in shared memory at a time. For a convolution, the bytes
+ * of a position's window are gathered in the order of the weight (implicit im2col). */
 #include "kernels/cuda/cuda.h"
 extern "C" {
 #include "op/layers/convolution.h"
@@ -12,12 +13,12 @@ namespace {
 enum { TILE = 64, STEP = 8, SIDE = 16, EACH = TILE / SIDE };
 
 struct product : mpg_window {        /* three axes */
-  const uint8_t *data, *weight;      /* bytes of either sign */
+  const uint8_t *data, *weight;      /* int8 or uint8 */
   int32_t *result;                   /* positions of all samples */
-  int64_t batch, places, k;          /* k: bytes per position, in one group */
+  int64_t batch, places, k;          /* places: positions per sample; k: terms per sum */
   int64_t channels, filters, groups; /* channels, filters: per group */
-  bool last;                         /* channels after the window; data and out are channels-last */
-  bool whole_words, whole_weight; /* four bytes of a position (weight) are contiguous and aligned */
+  bool last;                         /* all arrays are channels-last */
+  bool whole_words, whole_weight;    /* data (weight) can be read as aligned words of four bytes */
 };
 
 template <class T>
@@ -37,10 +38,11 @@ __device__ __forceinline__ int32_t add_products(uint32_t a, uint32_t b, int32_t 
 #endif
 }
 
-/* A position of a sample, whose words are read sequentially. I is the type of indices in it. */
+/* Reads the data of one output position as words of four bytes, in the order of the weight. I is
+ * the type of indices k, of which 32 bits are faster. */
 template <class I>
 struct gathered {
-  const uint8_t *image; /* of its sample and group; NULL if the position does not exist */
+  const uint8_t *image; /* data of the sample and group; NULL past the last position */
   int64_t at[3];        /* position of the window's first element in the data */
 
   __device__ __forceinline__ gathered(const product &t, int64_t group, int64_t row) : at() {

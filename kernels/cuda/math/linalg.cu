@@ -1,10 +1,9 @@
-/* Linear algebra on batches of matrices: cuSOLVER's functions one matrix at a time, and cuBLAS's
- * batched LU.
+/* Linear algebra on batches of matrices. cuSOLVER and cuBLAS process one matrix at a time, except
+ * that cuBLAS's LU factorization and inversion are batched.
  *
- * Library matrices are column-major, so libraries see these matrices transposed: their lower
- * triangles are our upper ones. A matrix without a result (singular, or not positive definite)
- * fails a device-side assertion. None of this can be captured, since libraries may wait for the
- * card.
+ * The libraries are column-major, so they see our row-major matrices transposed: their lower
+ * triangle is our upper one. A matrix that has no result (singular, or not positive definite) fails
+ * a device-side assertion. These ops cannot be captured, since the libraries may wait for the card.
  */
 #include <limits.h>
 
@@ -18,7 +17,7 @@ extern "C" {
 
 namespace {
 
-/* --- Libraries of a device: functions in the order of their names, and handles ---------------- */
+/* --- Libraries of a device: handles, and function pointers in the order of their names -------- */
 #define ROUTINE(name, parameters) int(*name) parameters;
 #define BLAS_SINGLE(name, parameters) "cublasS" #name,
 #define BLAS_DOUBLE(name, parameters) "cublasD" #name,
@@ -97,7 +96,7 @@ const solver_routines<double> &solver_of(const libraries *all, double) {
   return all->solver.doubles;
 }
 
-/* Converts a library's status, 0 for success. */
+/* Converts a library's status (0 is success). `no_memory` is its code for out of memory. */
 mpg_status check(const mpg_kernel_call *call, const char *library, int status, int no_memory) {
   if (status == 0) return MPG_OK;
   return mpg_fail(status == no_memory ? MPG_DEVICE_OUT_OF_MEMORY : MPG_ERROR,
@@ -119,7 +118,8 @@ matrices matrices_of(const mpg_view *view) {
   return {mpg_shape_product(shape, 0, shape->ndim - 2), rows, columns, columns};
 }
 
-/* Opens the libraries on the call's stream. Fails if sizes exceed 32 bits. */
+/* Opens the libraries and sets their stream to the call's. Fails during a capture, or if a size
+ * exceeds 32 bits. */
 mpg_status open(const mpg_kernel_call *call, const matrices &t, libraries **all) {
   void *contents;
   if (call->device->scratch_stays)
@@ -134,9 +134,9 @@ mpg_status open(const mpg_kernel_call *call, const matrices &t, libraries **all)
   return MPG_OK;
 }
 
-/* Part of the device's scratch. */
+/* Request for an array in scratch memory. */
 struct piece {
-  void *to; /* a pointer to T * */
+  void *to; /* T **, which receives the address */
   int64_t count;
   size_t item;
 };
@@ -160,7 +160,7 @@ mpg_status scratch(const mpg_kernel_call *call, const piece (&pieces)[N]) {
 struct first {
   __device__ int64_t operator()(int64_t a, int64_t b) const { return a < b ? a : b; }
 };
-/* Fails for the first matrix without a result. Runs in one block. */
+/* Raises an error for the first matrix whose status is not 0. Runs in one block. */
 __global__ void refuse_kernel(mpg_cuda_assert assertion, const int *infos, int64_t count) {
   int64_t own = count;
   for (int64_t i = threadIdx.x; i < count; i += blockDim.x)
@@ -177,8 +177,8 @@ mpg_status refuse(const mpg_kernel_call *call, const int *infos, int64_t count,
 }
 
 /* --- Cholesky --------------------------------------------------------------------------------- */
-/* Fills the triangle that LAPACK leaves unchanged: with zeros, or the mirror image of the other
- * one. */
+/* Fills the triangle that LAPACK leaves unchanged, with zeros or (`mirror`) with the transpose of
+ * the `lower` or upper triangle. */
 template <class T>
 __global__ void other_triangle_kernel(T *a, matrices t, bool lower, bool mirror) {
   int64_t i = MPG_CUDA_INDEX;
@@ -241,7 +241,7 @@ mpg_status triangular(const mpg_kernel_call *call) {
   return MPG_OK;
 }
 
-/* --- LQ: factors A by factoring A^T = Q^T L^T ------------------------------------------------- */
+/* --- LQ: A = L Q from the QR factorization of the transpose, A^T = Q^T L^T -------------------- */
 template <class T>
 __global__ void lower_kernel(const T *q, T *l, matrices t) {
   int64_t i = MPG_CUDA_INDEX;
@@ -277,8 +277,8 @@ mpg_status lq(const mpg_kernel_call *call) {
 }
 
 /* --- Eigenvectors ----------------------------------------------------------------------------- */
-/* Makes the largest element of a vector (the first of equal ones) positive. One thread per
- * vector. */
+/* Normalizes the signs of eigenvectors: the element of largest magnitude becomes positive (the
+ * first one if several are equal). One thread per vector. */
 template <class T>
 __global__ void signs_kernel(T *vectors, int64_t count, int64_t n) {
   int64_t i = MPG_CUDA_INDEX;
@@ -322,7 +322,7 @@ __global__ void places_kernel(T *lu, T *out, T **factors, T **inverses, matrices
   inverses[i] = out + i * t.n * t.n;
 }
 
-/* LU factors of all matrices of a call, with the row exchanges. */
+/* LU factors and pivots of all matrices of a call. */
 template <class T>
 struct factors {
   matrices t;
@@ -371,8 +371,8 @@ mpg_status inverse(const mpg_kernel_call *call) {
              : MPG_OK;
 }
 
-/* Computes the determinant, or with `logarithms` its sign and the logarithm of its magnitude. One
- * thread per matrix. */
+/* Computes determinants from LU factors. If `logarithms` is not NULL, computes the sign and the
+ * logarithm of the magnitude instead. One thread per matrix. */
 template <class T>
 __global__ void det_kernel(const T *lu, const int *pivots, T *out, T *logarithms, matrices t) {
   int64_t matrix = MPG_CUDA_INDEX;
@@ -403,11 +403,11 @@ mpg_status det(const mpg_kernel_call *call) {
 /* --- Triangles -------------------------------------------------------------------------------- */
 
 struct part {
-  int64_t n, away, each; /* `away` from the main diagonal; `each` elements per matrix */
+  int64_t n, away, each; /* away: distance from the main diagonal; each: elements per matrix */
   bool upper, extract;
 };
 
-/* One thread per element of the vectors. */
+/* Copies a triangle of each matrix to a vector (`extract`) or back. One thread per element. */
 template <class T>
 __global__ void part_kernel(const T *in, T *out, part p, int64_t count) {
   int64_t i = MPG_CUDA_INDEX;

@@ -1,10 +1,12 @@
-/* Matrix products (product.h). */
+/* Ops that are matrix products: dot, batch_dot, linalg_gemm, linalg_syrk, FullyConnected. They
+ * describe the product for mpg_cuda_multiply (product.h). */
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/math/product.h"
 
 namespace {
 
-/* Mirrors the lower triangles to the upper ones. */
+/* Copies the lower triangle of each matrix to the upper one, so that the result is exactly
+ * symmetric. */
 template <class T>
 __global__ void mirror_kernel(T *out, int64_t n, int64_t count) {
   int64_t i = MPG_CUDA_INDEX, row = i / n % n, column = i % n;
@@ -60,8 +62,9 @@ mpg_status mpg_cuda_batch_dot(const mpg_kernel_call *call) {
   return mpg_cuda_multiply(call, &p);
 }
 
-/* Matrices whose rows are along `axis`: `inner` products are interleaved between the rows, in
- * `outer` groups. The larger of the two counts becomes the batch of one library call. */
+/* linalg_gemm with the matrices' rows along `axis` and columns along the last axis. The axes before
+ * `axis` (`outer` elements) and those in between (`inner`) are batch axes. A library call supports
+ * one batch stride, so the larger of the two is the batch of a call, and the other one a loop. */
 mpg_status mpg_cuda_linalg_gemm(const mpg_kernel_call *call) {
   mpg_cuda_product p = {};
   int64_t axis_param;
@@ -89,7 +92,7 @@ mpg_status mpg_cuda_linalg_gemm(const mpg_kernel_call *call) {
   p.ldb = inner * b_inner;
   p.ldc = inner * c_inner;
   int64_t a_outer = as->dims[axis] * p.lda, b_outer = bs->dims[axis] * p.ldb, c_outer = p.m * p.ldc;
-  bool groups = outer >= inner; /* the groups are one batch */
+  bool groups = outer >= inner; /* true if `outer` is the batch of a call */
   p.count = groups ? outer : inner;
   p.a_step = groups ? a_outer : a_inner;
   p.b_step = groups ? b_outer : b_inner;

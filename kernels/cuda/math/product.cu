@@ -1,10 +1,11 @@
-/* A row-major product is the column-major product of the transposes in reverse order: op(b)^T is
- * (n, k), op(a)^T (k, m), and the result (n, m). The bias is then along cuBLASLt's rows, where its
- * epilogue adds it.
+/* Matrix products by cuBLASLt, which is column-major. A row-major product c = a b is the
+ * column-major product c^T = b^T a^T, so operands are passed in reverse order: op(b)^T is (n, k),
+ * op(a)^T (k, m), and the result (n, m). The bias then runs along cuBLASLt's rows, as its bias
+ * epilogue requires.
  *
- * The signature of a product is everything except its addresses and factors. Descriptors and
- * algorithm are created once per signature (plans.h). A call looks up its plan, sets the bias
- * address, and queues the product.
+ * The signature of a product is everything except its addresses and factors. Descriptors are
+ * created and an algorithm is chosen once per signature (plans.h). A call looks up its plan, sets
+ * the bias address, and queues the product.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -22,14 +23,14 @@ extern "C" {
 namespace {
 
 enum { ALIGNMENT = 16 };
-enum { MAX_BATCH = 32768 };                /* matrices per call */
-const size_t WORKSPACE = (size_t)32 << 20; /* upper bound */
+enum { MAX_BATCH = 32768 };                /* maximum matrices per library call */
+const size_t WORKSPACE = (size_t)32 << 20; /* maximum workspace in bytes */
 
 struct functions {
   MPG_CUBLASLT_FUNCTIONS(MPG_CUDA_FUNCTION)
 };
 
-/* No padding; compared as bytes. */
+/* Must not have padding, since signatures are compared as bytes. */
 struct signature {
   int64_t m, n, k, lda, ldb, ldc, count, a_step, b_step, c_step;
   int32_t dtype;
@@ -39,14 +40,14 @@ struct signature {
 struct plan {
   signature key;
   plan *next, *newer, *older;
-  bool bias_apart; /* cuBLASLt cannot add this bias; c is filled with it first */
+  bool bias_apart; /* cuBLASLt cannot add the bias: c is filled with it, and beta is 1 */
   cublasLtMatmulDesc_t desc;
-  cublasLtMatrixLayout_t a, b, c; /* row-major names */
+  cublasLtMatrixLayout_t a, b, c; /* named as in the row-major product */
   cublasLtMatmulAlgo_t algo;
   size_t workspace;
 };
 
-/* Per device. */
+/* State of a device. */
 struct products {
   functions lt;
   cublasLtHandle_t handle;
@@ -112,7 +113,7 @@ mpg_cublaslt_type type_of(int32_t dtype) {
                                  : MPG_CUDA_R_32F;
 }
 
-/* Creates the layout of a row-major matrix, which has `columns` rows for cuBLASLt. */
+/* Creates the layout of a row-major (rows, columns) matrix, which cuBLASLt sees transposed. */
 cublasStatus_t make_layout(const functions *lt, cublasLtMatrixLayout_t *layout,
                            const signature &key, int64_t rows, int64_t columns, int64_t ld,
                            int64_t step) {
@@ -166,14 +167,15 @@ cublasStatus_t set_epilogue(const functions *lt, plan *p, uint32_t epilogue, con
              : status;
 }
 
-/* Returns the alignment of every matrix of a batch, given that the first address is aligned. */
+/* Returns an alignment that all matrices of a batch have, given that the first one is aligned to
+ * ALIGNMENT. */
 uint32_t alignment_of(const signature &key, int64_t step) {
   uint64_t bytes = key.count > 1 ? (uint64_t)step * mpg_dtype_size((mpg_dtype)key.dtype) : 0;
   return (uint32_t)((bytes | ALIGNMENT) & -(bytes | ALIGNMENT));
 }
 
-/* Chooses the best algorithm by cuBLASLt's heuristics, which know sizes and card. Partial sums stay
- * in the type of the sum. */
+/* Chooses an algorithm by cuBLASLt's heuristics, which depend on the sizes and the card. Only
+ * algorithms that add partial sums in the compute type are allowed, since others round them. */
 cublasStatus_t choose(const products *all, plan *p) {
   const struct {
     int preference;
@@ -219,7 +221,7 @@ bool unsupported(cublasStatus_t status) {
 }
 
 mpg_status build(const mpg_kernel_call *call, const products *all, plan *p) {
-  static const char some_bias[ALIGNMENT] = {}; /* tells the heuristics that there is a bias */
+  static const char some_bias[ALIGNMENT] = {}; /* placeholder: the heuristics need an address */
   cublasStatus_t status = make_descriptors(all, p);
   if (status == MPG_CUBLAS_STATUS_SUCCESS && p->key.bias) {
     status = set_epilogue(&all->lt, p, MPG_CUBLASLT_EPILOGUE_BIAS, some_bias);
@@ -268,7 +270,7 @@ __global__ void scale_kernel(const T *in, T *out, mpg_compute_t<T> factor, int64
   out[at] =
       mpg_to<T>(factor == 0 ? (mpg_compute_t<T>)0 : factor * mpg_to<mpg_compute_t<T>>(in[at]));
 }
-/* c = beta c0: empty products. */
+/* Computes c = beta c0, the result of an empty product (k = 0). */
 mpg_status scale(const mpg_kernel_call *call, const mpg_cuda_product *p) {
   int64_t count = p->count * p->m * p->n;
   MPG_CUDA_FLOAT_DTYPE(
@@ -279,7 +281,8 @@ mpg_status scale(const mpg_kernel_call *call, const mpg_cuda_product *p) {
   return MPG_OK;
 }
 
-/* The row stride of a single row is irrelevant, but cuBLASLt checks it. */
+/* Replaces values that do not affect the result by ones that cuBLASLt accepts, and returns the
+ * signature. For example, cuBLASLt checks the row stride even of a single row. */
 signature normalise(mpg_cuda_product *p) {
   int64_t a_columns = p->transpose_a ? p->m : p->k, b_columns = p->transpose_b ? p->k : p->n;
   if (p->lda < a_columns) p->lda = a_columns;
@@ -292,14 +295,14 @@ signature normalise(mpg_cuda_product *p) {
           p->dtype, p->transpose_a, p->transpose_b, p->bias != NULL, 0};
 }
 
-/* Returns the bytes from an operand's first element to its last. */
+/* Returns the size in bytes of the range from an operand's first element to its last. */
 size_t extent(const mpg_cuda_product *p, bool transposed, int64_t rows, int64_t columns, int64_t ld,
               int64_t step) {
   int64_t last = transposed ? (columns - 1) * ld + rows : (rows - 1) * ld + columns;
   return (size_t)((p->count - 1) * step + last) * mpg_dtype_size(p->dtype);
 }
 
-/* Copies of unaligned operands. */
+/* List of the operands that must be copied because they are not aligned. */
 struct copies {
   struct {
     const void **operand;
@@ -323,8 +326,8 @@ struct copies {
   }
 };
 
-/* Replaces unaligned operands by copies, after cuBLASLt's own scratch. The copy of c is the whole
- * range, including gaps between rows, which are copied back unchanged. */
+/* Allocates the workspace, and replaces unaligned operands by copies that follow it. The copy of c
+ * includes the gaps between rows, which are later copied back unchanged. */
 mpg_status align(const mpg_kernel_call *call, const plan *found, mpg_cuda_product *p,
                  char **workspace) {
   bool in_place = !p->c0 || p->c0 == p->c;
@@ -369,7 +372,7 @@ mpg_status queue(const mpg_kernel_call *call, products *all, const mpg_cuda_prod
       found->a, wide ? (const void *)&p.beta : &beta, p.c0, found->c, p.c, found->c, &found->algo,
       workspace, found->workspace, (cudaStream_t)call->stream);
   if (status != MPG_CUBLAS_STATUS_SUCCESS) return failed(call, &all->lt, "cublasLtMatmul", status);
-  /* Does nothing unless c was copied. */
+  /* Copies c back; does nothing if c was aligned. */
   return mpg_cuda_copy(call, p.c, product->c, extent(&p, false, p.m, p.n, p.ldc, p.c_step));
 }
 

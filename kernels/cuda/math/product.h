@@ -1,4 +1,4 @@
-/* Matrix products by cuBLASLt, for all kernels. */
+/* Matrix products by cuBLASLt. */
 #ifndef KERNELS_CUDA_MATH_PRODUCT_H
 #define KERNELS_CUDA_MATH_PRODUCT_H
 
@@ -8,11 +8,12 @@
 extern "C" {
 #endif
 
-/* c[i] = alpha op(a[i]) op(b[i]) + beta c0[i] + bias, for i < count. Row-major: op(a) is (m, k),
- * op(b) (k, n), c and c0 (m, n), bias (n), added to every row. ld is the row stride in elements,
- * step the matrix stride. Sizes of 0 are valid. */
+/* Batch of products c[i] = alpha op(a[i]) op(b[i]) + beta c0[i] + bias, for i < count. Matrices are
+ * row-major: op(a) is (m, k), op(b) is (k, n), c and c0 are (m, n). The bias (n) is added to every
+ * row. lda, ldb and ldc are row strides, and the steps are strides between matrices, in elements.
+ * Sizes of 0 are valid. */
 typedef struct mpg_cuda_product {
-  mpg_dtype dtype; /* of all arrays; a float */
+  mpg_dtype dtype; /* of all arrays; a floating-point type */
   bool transpose_a, transpose_b;
   int64_t m, n, k, lda, ldb, ldc;
   int64_t count, a_step, b_step, c_step;
@@ -23,10 +24,12 @@ typedef struct mpg_cuda_product {
   void *c;
 } mpg_cuda_product;
 
-/* Uses scratch of MPG_SCRATCH_LIBRARY. Halves are summed in float. The algorithm depends on sizes,
- * dtype and card only. It does not depend on alignment, since unaligned arrays are copied. */
+/* Queues a product. Uses the scratch slot MPG_SCRATCH_LIBRARY, so arrays must not be in it. 16-bit
+ * floats are summed in float32. The algorithm depends on sizes, dtype and card only: unaligned
+ * arrays are copied, so that alignment does not affect results. */
 mpg_status mpg_cuda_multiply(const mpg_kernel_call *call, const mpg_cuda_product *product);
-/* Reads an environment setting: *on is true if it is 1, and `otherwise` if it is not set. */
+/* Reads a boolean environment variable. *on receives true for 1, false for 0, and `otherwise` if
+ * the variable is not set. Fails for all other values. */
 mpg_status mpg_cuda_setting(const char *name, bool otherwise, bool *on);
 
 #ifdef __cplusplus

@@ -1,5 +1,5 @@
-/* Random numbers by the scheme described in kernels/cpu/math/random.c, with one thread per element.
- * Multinomial draws first compute running sums of a row's probabilities. */
+/* Random numbers, with the same scheme as kernels/cpu/math/random.c. One thread draws an element.
+ * For multinomial draws, a first kernel computes cumulative sums of each row's probabilities. */
 #include "kernels/cuda/access.h"
 #include "kernels/cuda/runtime/device_assert.h"
 #define MPG_MATH_WITHOUT_FMA
@@ -11,15 +11,15 @@ struct plan {
   mpg_law law;
   mpg_cuda_key key;
   mpg_untyped out;
-  mpg_untyped as, bs; /* one pair per element, for `each` results; as.data NULL: the law's */
-  int64_t each;
+  mpg_untyped as, bs;      /* arrays of parameters; as.data is NULL if `law` has them */
+  int64_t each;            /* results per element of the parameter arrays */
   unsigned long long *bad; /* index of the first invalid parameters */
 };
 
 __device__ __forceinline__ uint32_t word(const mpg_random_key &key, uint64_t w) {
   return mpg_philox(key.seed, key.call, w >> 2).value[w & 3];
 }
-/* Returns the 53-bit number of words w and w + 1. */
+/* Returns a uniform number in [0, 1) with 53 random bits, from words w and w + 1. */
 __device__ __forceinline__ double unit53(const mpg_random_key &key, uint64_t w) {
   return mpg_philox_uniform_double(word(key, w), word(key, w + 1));
 }
@@ -62,7 +62,7 @@ __device__ double draw_double(const plan &p, const mpg_random_key &key, uint64_t
   }
 }
 
-/* Returns the upper 64 bits of the product. */
+/* Returns the upper 64 bits of the 128-bit product. */
 __device__ __forceinline__ uint64_t upper(uint64_t x, uint64_t y) {
 #ifdef __CUDA_ARCH__
   return __umul64hi(x, y);
@@ -145,7 +145,8 @@ mpg_status mpg_cuda_sample(const mpg_kernel_call *call) {
 /* --- Multinomial ------------------------------------------------------------------------------ */
 namespace {
 
-/* Computes running sums, in order. One thread per row. */
+/* Computes each row's cumulative sums in order, and records the first row whose sum is invalid. One
+ * thread per row. */
 __global__ void sums_kernel(mpg_untyped data, double *sums, int64_t rows, int64_t outcomes,
                             unsigned long long *bad) {
   int64_t row = MPG_CUDA_INDEX;
@@ -168,7 +169,7 @@ __global__ void choices_kernel(mpg_cuda_key given, mpg_untyped data, const doubl
   const double *own = sums + i / each * outcomes;
   mpg_random_key key = given.read();
   double target = unit53(key, 2 * ((uint64_t)i + key.position)) * own[outcomes - 1];
-  int64_t low = 0, high = outcomes - 1; /* finds the first sum above the target */
+  int64_t low = 0, high = outcomes - 1; /* binary search for the first sum above the target */
   while (low < high) {
     int64_t middle = (low + high) / 2;
     if (own[middle] > target)

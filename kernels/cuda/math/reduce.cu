@@ -1,13 +1,16 @@
 /* Reductions, and broadcasting to a shape.
  *
- * Runs of reduced axes are reduced one after another, innermost first. Each pass views its source
- * as (outer, count, inner) and computes (outer, chunks, inner). `count` is split into chunks whose
- * length depends on shapes only; while there are several, a further pass reduces their results. For
- * contiguous elements (inner 1), rows of floats are held in registers (rows.h), and for other types
- * a warp or a block reduces a chunk. Otherwise a block has COLUMNS columns, and each of its ROWS
- * rows of threads every ROWS-th row. A thread adds about 64 elements at most, and threads are
- * combined in a tree, so rounding errors stay small. Halves and floats accumulate in float, doubles
- * in double, integers in int64_t. The last pass divides, takes the root and converts.
+ * Each run of adjacent reduced axes is reduced by one or more passes, innermost run first. A pass
+ * views its source as (outer, count, inner) and computes (outer, chunks, inner). `count` is split
+ * into chunks whose length depends on shapes only. If there are several chunks, further passes
+ * reduce their results.
+ *
+ * If elements are contiguous (inner is 1), short rows of floats are held in registers (rows.h), and
+ * otherwise a warp or a block reduces a chunk. If they are not contiguous, a block reduces COLUMNS
+ * columns: it has ROWS rows of threads, each of which adds every ROWS-th row of the chunk. A thread
+ * adds about 64 elements at most, and the threads' sums are combined in a tree, so rounding errors
+ * stay small. float16, bfloat16 and float32 accumulate in float, float64 in double, integers in
+ * int64_t. The last pass divides, takes the root and converts.
  */
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/rows.h"
@@ -21,7 +24,7 @@ namespace {
 
 enum { CHUNK = 16384, WARP_COUNT = 512, COLUMNS = 32, ROWS = 8, ROW_CHUNK = 512 };
 
-struct anything; /* source with a dtype known at run time only */
+struct anything; /* tag of a source whose dtype is known only at run time */
 template <class T>
 struct source_of {
   const T *data;
@@ -40,15 +43,17 @@ struct source_of<anything> {
   }
 };
 
-/* Final step of a sum. */
+/* Final step of a reduction. Only the last pass applies it; earlier passes store their results
+ * unchanged. */
 struct ending {
-  bool last; /* else stored unchanged, for a further pass */
+  bool last;
   mpg_dtype dtype;
-  int64_t count; /* divisor, or 0 */
-  bool root, nan;
+  int64_t count;  /* divisor; 0 for none */
+  bool root, nan; /* nan: the result is NaN, the mean of no elements */
 };
 
-/* The type that wraps around. */
+/* Type for additions and multiplications: integers are unsigned, so that overflow wraps around
+ * instead of being undefined. */
 template <class C>
 struct ring {
   typedef C type;
@@ -113,7 +118,7 @@ __device__ __forceinline__ void finish(const ending &end, void *target, int64_t 
   }
   if (end.count) value = value / (C)end.count;
   if (end.root) value = root_of(value);
-  if (end.nan) value = (C)0 / (C)end.count; /* the mean of no elements */
+  if (end.nan) value = (C)0 / (C)end.count; /* 0 / 0 */
   mpg_store_any(end.dtype, target, i, value);
 }
 
@@ -122,8 +127,8 @@ struct pass {
   int how, prepare;
 };
 
-/* Contiguous elements in registers, reduced like the rows of fused groups. SUM: p.how is MPG_ADD,
- * and nothing is prepared. */
+/* Reduces contiguous rows in registers, in the same order as fused groups. SUM is a fast path for
+ * plain sums (MPG_ADD, MPG_PLAIN). */
 template <class R, bool SUM>
 __global__ void __launch_bounds__(MPG_CUDA_THREADS)
     held_rows_kernel(const typename R::element *source, pass p, void *target, ending end) {
@@ -142,7 +147,7 @@ __global__ void __launch_bounds__(MPG_CUDA_THREADS)
   if (row < p.outer && R::me() == 0) finish(end, target, row, result);
 }
 
-/* Contiguous elements: one warp per row. */
+/* Reduces contiguous rows, one warp per row. */
 template <class T, class C>
 __global__ void warp_rows_kernel(source_of<T> source, pass p, void *target, ending end) {
   int64_t row = MPG_CUDA_INDEX / 32;
@@ -156,7 +161,7 @@ __global__ void warp_rows_kernel(source_of<T> source, pass p, void *target, endi
   if (lane == 0) finish(end, target, row, sum);
 }
 
-/* Contiguous elements: one block per chunk of a row. */
+/* Reduces contiguous rows, one block per chunk of a row. */
 template <class T, class C>
 __global__ void block_rows_kernel(source_of<T> source, pass p, void *target, ending end) {
   int64_t item = blockIdx.x, row = item / p.chunks, begin = item % p.chunks * p.chunk;
@@ -170,7 +175,7 @@ __global__ void block_rows_kernel(source_of<T> source, pass p, void *target, end
   if (threadIdx.x == 0) finish(end, target, item, sum);
 }
 
-/* Columns: blockIdx.x is (outer, chunk, tile of columns). */
+/* Reduces columns. blockIdx.x enumerates (outer, chunk, tile of COLUMNS columns). */
 template <class T, class C>
 __global__ void columns_kernel(source_of<T> source, pass p, void *target, ending end) {
   __shared__ C parts[ROWS][COLUMNS];
@@ -197,8 +202,8 @@ __global__ void columns_kernel(source_of<T> source, pass p, void *target, ending
     finish(end, target, (outer * p.chunks + chunk) * p.inner + column, parts[0][threadIdx.x]);
 }
 
-/* Plain sums of floats and halves, bit for bit like columns_kernel, for threads that can load eight
- * adjacent columns 16 bytes at a time. */
+/* Fast path of columns_kernel for plain sums of aligned floats: a thread loads eight adjacent
+ * columns 16 bytes at a time. Results have the same bits. */
 template <class T>
 __global__ void column_sums_kernel(const T *source, pass p, void *target, ending end) {
   enum { EIGHT = 8, WIDE = COLUMNS * EIGHT, AHEAD = 4 };
@@ -298,7 +303,7 @@ int64_t chunk_length(int64_t count, int64_t inner) {
   return count <= length + length / 2 ? (count > 0 ? count : 1) : length;
 }
 
-/* Returns the pass that reduces a run after the runs inside it have been reduced. */
+/* Returns the first pass over a run of axes. Inner runs have been reduced already. */
 pass pass_of(const mpg_runs &r, int run) {
   pass p = {};
   mpg_runs_around(&r, run, &p.outer, &p.inner);

@@ -1,9 +1,9 @@
 /* Softmax, log-softmax, cross-entropy, and their gradients. Arrays are (before, n, after).
- * Contiguous rows (after 1) are in the registers of a warp or a block, which reads them once
- * (rows.h). For longer rows, one pass computes the sum of exponentials relative to a running
- * maximum (online softmax). For mixed dtypes or float64, a warp or a block iterates over a row; if
- * rows are not contiguous a thread does, with adjacent threads on adjacent rows. Halves compute in
- * float, and round when a result is stored.
+ * Contiguous rows (after is 1) are held in the registers of a warp or a block, so they are read
+ * only once (rows.h). For rows that are too long, one pass computes the sum of exponentials
+ * relative to a running maximum (online softmax). For mixed dtypes and float64, a warp or a block
+ * iterates over a row. If rows are not contiguous, one thread processes a row, and adjacent threads
+ * process adjacent rows. 16-bit floats are computed in float and rounded when a result is stored.
  */
 #include "kernels/cuda/access.h"
 #include "kernels/cuda/rows.h"
@@ -18,7 +18,7 @@ MPG_HOST_DEVICE float exp_of(float x) { return expf(x); }
 MPG_HOST_DEVICE double exp_of(double x) { return exp(x); }
 MPG_HOST_DEVICE float log_of(float x) { return logf(x); }
 MPG_HOST_DEVICE double log_of(double x) { return log(x); }
-/* NaN loses: it shows in the sums. */
+/* Maximum that ignores NaN. A NaN still reaches the results, through the sum of exponentials. */
 struct larger {
   template <class C>
   MPG_MEMBER C operator()(C a, C b) const {
@@ -31,7 +31,7 @@ struct extent {
   double scale;
 };
 
-/* Threads that share a row: a whole block, a warp, or one thread. */
+/* Groups of threads that share a row: a whole block, a warp, or a single thread (`alone`). */
 struct whole_block {
   enum { THREADS = MPG_CUDA_THREADS };
   static __device__ __forceinline__ int first() { return threadIdx.x; }
@@ -60,12 +60,12 @@ struct alone {
   }
 };
 
-/* Returns the start of row `row` of e.before * e.after. */
+/* Returns the index of a row's first element. There are e.before * e.after rows. */
 __device__ __forceinline__ int64_t start_of(const extent &e, int64_t row) {
   return row / e.after * e.n * e.after + row % e.after;
 }
 
-/* Computes the largest element, and the sum of exponentials of the differences from it. */
+/* Computes a row's largest element and the sum of exp(element - largest). */
 template <class G, class C, class S>
 __device__ void statistics(const S &in, const extent &e, int64_t start, int64_t length, C *max_is,
                            C *sum_is) {
@@ -114,7 +114,7 @@ __device__ void back_row(kind what, const S &grad, const S &y, const O &out, con
   }
 }
 
-/* Iterates over rows, with the threads of G per row. */
+/* Loop bounds for iterating over rows, each of which is shared by a group G of threads. */
 template <class G>
 __device__ __forceinline__ int64_t first_row() {
   int per_block = (int)blockDim.x / G::step();
@@ -163,7 +163,8 @@ mpg_status launch_untyped(const mpg_kernel_call *call, kind what, mpg_untyped in
 }
 
 /* --- Rows in registers: R is an mpg_row ------------------------------------------------------- */
-/* Loads a chunk of a row from `begin` on, scaled, with -infinity from `length` on. */
+/* Loads the chunk at `begin` and scales it. Elements from `length` on become -infinity, so that
+ * they do not affect the softmax. */
 template <class R>
 __device__ __forceinline__ void read(const typename R::element *x, int64_t begin, int64_t n,
                                      int64_t length, float scale, float (&values)[R::SIZE]) {
@@ -186,7 +187,7 @@ __device__ __forceinline__ float largest(const float (&values)[SIZE]) {
   for (int i = 1; i < SIZE; i++) max = fmaxf(max, values[i]);
   return max;
 }
-/* With KEPT, the exponentials replace the values. */
+/* Returns the sum of exp(value - max). If KEPT, the exponentials replace the values. */
 template <bool KEPT, int SIZE>
 __device__ __forceinline__ float sum_of_exps(float (&values)[SIZE], float max) {
   float sum = 0;
@@ -199,7 +200,8 @@ __device__ __forceinline__ float sum_of_exps(float (&values)[SIZE], float max) {
   return sum;
 }
 
-/* Like `statistics`. Rows that are held stay in `values`, with KEPT as exponentials. */
+/* Computes the same as `statistics` for a row in registers. A row that fits in one chunk stays in
+ * `values`, as exponentials if KEPT. */
 template <class R, bool KEPT>
 __device__ __forceinline__ void row_statistics(const typename R::element *x, int64_t n,
                                                int64_t length, float scale,
@@ -210,7 +212,7 @@ __device__ __forceinline__ void row_statistics(const typename R::element *x, int
     *max_is = R::reduce(largest(values), -INFINITY, mpg_larger_number());
     *sum_is = R::sum(sum_of_exps<KEPT>(values, *max_is));
   } else {
-    float max = -INFINITY, base = 0, sum = 0; /* base: max, or 0 while there is none */
+    float max = -INFINITY, base = 0, sum = 0; /* base: max, or 0 while max is -infinity */
     for (int64_t begin = 0; begin < n; begin += R::CHUNK) {
       read<R>(x, begin, n, length, scale, values);
       float now = fmaxf(max, largest(values)), now_base = now == -INFINITY ? 0 : now;
@@ -223,7 +225,7 @@ __device__ __forceinline__ void row_statistics(const typename R::element *x, int
   }
 }
 
-/* Writes the results of the chunk `values`. */
+/* Computes and stores the results of the chunk `values`. */
 template <class R, kind WHAT>
 __device__ __forceinline__ void write(typename R::element *out, int64_t begin, int64_t n,
                                       int64_t length, float max, float sum,
@@ -265,7 +267,7 @@ __global__ void __launch_bounds__(MPG_CUDA_THREADS, R::full ? 0 : 2)
   }
 }
 
-/* Computes the gradient of a chunk, in place of the given gradient. */
+/* Computes a chunk's gradient from the output's gradient g (overwriting g), and stores it. */
 template <class R>
 __device__ __forceinline__ void write_back(kind what, typename R::element *out, int left,
                                            float (&g)[R::SIZE], const float (&y)[R::SIZE],
@@ -318,7 +320,7 @@ __global__ void __launch_bounds__(MPG_CUDA_THREADS, R::full ? 0 : 2)
   }
 }
 
-/* True if rows of n are whole packs at aligned addresses. */
+/* True if all rows of n elements are aligned multiples of 16 bytes. */
 template <class T>
 bool are_packs(int64_t n, const mpg_view *a, const mpg_view *b, const mpg_view *c) {
   return n % mpg_pack<T>::COUNT == 0 && mpg_cuda_aligned(a->data) && mpg_cuda_aligned(b->data) &&
@@ -411,8 +413,8 @@ mpg_status mpg_cuda_log_softmax_back(const mpg_kernel_call *call) {
   return back_with(call, LOG_SOFTMAX_BACK);
 }
 
-/* Forward pass of SoftmaxOutput: along dimension 1 (multi_output), the last (preserve_shape), or
- * all but the first. */
+/* Forward pass of SoftmaxOutput: softmax along dimension 1 if multi_output, along the last
+ * dimension if preserve_shape, and otherwise along all dimensions but the first. */
 mpg_status mpg_cuda_softmax_output(const mpg_kernel_call *call) {
   const mpg_softmax_output_params *params = (const mpg_softmax_output_params *)call->params;
   const mpg_shape *shape = &call->inputs[0].desc.shape;
@@ -429,8 +431,8 @@ mpg_status mpg_cuda_softmax_output(const mpg_kernel_call *call) {
 /* --- Cross-entropy ---------------------------------------------------------------------------- */
 namespace {
 
-/* The gradient needs the largest score and the logarithm of the sum. `losses`, if set, receives the
- * losses in the computing type instead. */
+/* Outputs per row: the loss, and for backward the largest score and the logarithm of the sum of
+ * exponentials. If `losses` is not NULL, only the loss is stored there, unrounded, for a sum. */
 template <class C>
 struct ce_results {
   mpg_untyped loss;
@@ -447,7 +449,7 @@ struct ce_results {
   }
 };
 
-/* Statistics with the same bits as log_softmax. */
+/* Computes losses with the same bits as log_softmax. */
 template <class R>
 __global__ void __launch_bounds__(MPG_CUDA_THREADS, R::full ? 0 : 2)
     ce_rows_kernel(const typename R::element *data, mpg_untyped label, ce_results<float> results,
@@ -489,7 +491,8 @@ struct ce_back {
   int64_t rows, n;
 };
 
-/* Processes chunk by chunk, element-wise. */
+/* Computes the gradient (softmax(x) - one_hot(label)) * grad, chunk by chunk, from the saved
+ * statistics. Elements are independent, so rows need not fit in registers. */
 template <class R>
 __global__ void __launch_bounds__(MPG_CUDA_THREADS, R::full ? 0 : 2)
     ce_back_rows_kernel(ce_back<typename R::element, float> t) {
