@@ -1,10 +1,11 @@
-/* Attention without a matrix of scores (FlashAttention): tiles of query rows against tiles of keys,
- * with online softmax sums. Backward recomputes tiles of weights from those sums. cuDNN's attention
- * is not used: it lacks float32, and its dropout draws differ from the CPU's.
+/* Attention that does not store the matrix of scores (FlashAttention). Tiles of query rows iterate
+ * over tiles of keys with an online softmax. Backward recomputes tiles of weights from the saved
+ * softmax statistics. cuDNN's attention is not used: it lacks float32, and its dropout draws differ
+ * from the CPU's.
  *
- * Every element is summed over keys (or rows) in ascending order by one block, without atomics, so
+ * Every result is summed over keys (or rows) in ascending order by one block, without atomics, so
  * results are deterministic. A block has 16 x 16 threads, each with EACH x EACH adjacent elements
- * of a tile. For wide heads, each block computes one tile width of the result's columns. */
+ * of a tile. If a head is wider than a tile, several blocks divide the result's columns. */
 #include "kernels/common/vector_math.h"
 #include "kernels/cuda/layers/attention.h"
 
@@ -12,7 +13,8 @@ namespace {
 
 enum { SIDE = 16, THREADS = SIDE * SIDE, CHUNK = 32 /* features per step of a product */ };
 
-/* Adjacent elements of a thread along either side of a tile; limited by shared memory. */
+/* Tile sizes, limited by shared memory. A thread has EACH adjacent elements along either side of a
+ * tile; LINE is the row stride in shared memory. */
 template <class C>
 struct tiling {
   enum { EACH = 4, TILE = EACH * SIDE, LINE = TILE + 4 };
@@ -27,11 +29,11 @@ MPG_HOST_DEVICE double exponential(double x) { return exp(x); }
 MPG_HOST_DEVICE float sum_of(float x, float y, float sum) { return fmaf(x, y, sum); }
 MPG_HOST_DEVICE double sum_of(double x, double y, double sum) { return fma(x, y, sum); }
 
-/* A thread's position in tiles, and its block's head. */
+/* A thread's position in tiles (tx, ty), its block's batch element and head, and shared memory. */
 template <class C>
 struct unit {
   int tx, ty;
-  int64_t index, batch, head, first; /* first: row or key of the block's tile */
+  int64_t index, batch, head, first; /* first: first row or key of the block's tile */
   C *tile_a, *tile_b;                /* shared: TILE lines each */
   C *chunk_a, *chunk_b;              /* shared: CHUNK lines each */
 };
@@ -45,7 +47,7 @@ __device__ __forceinline__ unit<mpg_compute_t<T>> unit_of(const mpg_attention<T>
   u.tx = threadIdx.x % SIDE, u.ty = threadIdx.x / SIDE;
   u.index = blockIdx.x / tiles;
   u.batch = u.index / p.heads, u.head = u.index % p.heads;
-  /* With a causal mask, later rows see more keys, so they start first. */
+  /* With a causal mask, later rows see more keys. Their blocks start first to balance the load. */
   u.first = (last_first ? tiles - 1 - tile : tile) * t::TILE;
   u.tile_a = mpg_cuda_shared<C>();
   u.tile_b = u.tile_a + t::TILE * t::LINE;
@@ -59,8 +61,8 @@ size_t shared_bytes() {
   return (size_t)(2 * t::TILE + 2 * CHUNK) * t::LINE * sizeof(C);
 }
 
-/* Loads rows [first, first + TILE) of features [from, from + CHUNK), transposed, times a factor.
- * Pads with zeros. */
+/* Loads rows [first, first + TILE), features [from, from + CHUNK), times a factor, and transposes
+ * them. Pads with zeros. */
 template <class T, class C>
 __device__ __forceinline__ void load_transposed(const T *rows, int64_t by_row, int64_t first,
                                                 int64_t count, int64_t from, int64_t width,
@@ -72,7 +74,7 @@ __device__ __forceinline__ void load_transposed(const T *rows, int64_t by_row, i
     to[e * t::LINE + r] = there ? mpg_to<C>(rows[(first + r) * by_row + from + e]) * factor : (C)0;
   }
 }
-/* Loads rows of TILE features from `from` on, without a transpose. */
+/* Loads rows [first, first + TILE), features [from, from + TILE), times a factor. Zero-pads. */
 template <class T, class C>
 __device__ __forceinline__ void load_rows(const T *rows, int64_t by_row, int64_t first,
                                           int64_t count, int64_t from, int64_t width, C factor,
@@ -85,7 +87,8 @@ __device__ __forceinline__ void load_rows(const T *rows, int64_t by_row, int64_t
   }
 }
 
-/* s[r][k] = <a's row a_first + ty * EACH + r, b's row b_first + tx * EACH + k> */
+/* Computes a tile of inner products of rows of a and b: s[r][k] is that of row a_first + ty * EACH
+ * + r of a, times `factor`, and row b_first + tx * EACH + k of b. */
 template <class T, class C>
 __device__ __forceinline__ void multiply_rows(const unit<C> &u, const T *a, int64_t a_by,
                                               int64_t a_first, int64_t a_count, C factor,
@@ -96,7 +99,7 @@ __device__ __forceinline__ void multiply_rows(const unit<C> &u, const T *a, int6
   for (int r = 0; r < t::EACH; r++)
     for (int k = 0; k < t::EACH; k++) s[r][k] = 0;
   for (int64_t from = 0; from < width; from += CHUNK) {
-    __syncthreads(); /* the previous contents have been read */
+    __syncthreads(); /* waits for readers of the previous contents */
     load_transposed(a, a_by, a_first, a_count, from, width, factor, u.chunk_a);
     load_transposed(b, b_by, b_first, b_count, from, width, (C)1, u.chunk_b);
     __syncthreads();
@@ -112,8 +115,8 @@ __device__ __forceinline__ void multiply_rows(const unit<C> &u, const T *a, int6
   }
 }
 
-/* sums[r][k] += sum over lines l < n of a[l][ty * EACH + r] * b[l][tx * EACH + k]; both in shared
- * memory */
+/* Adds a^T b for matrices of n lines in shared memory: sums[r][k] += sum over l < n of
+ * a[l][ty * EACH + r] * b[l][tx * EACH + k]. */
 template <class C>
 __device__ __forceinline__ void add_products(const unit<C> &u, const C *a, const C *b, int n,
                                              C (*sums)[tiling<C>::EACH]) {
@@ -127,7 +130,7 @@ __device__ __forceinline__ void add_products(const unit<C> &u, const C *a, const
   }
 }
 
-/* Adds the mask. Hidden scores become -inf. */
+/* Adds the mask to scores. Scores of hidden or missing keys become -infinity. */
 template <class T, class C>
 __device__ __forceinline__ void hide(const mpg_attention<T> &p, const unit<C> &u, int64_t row,
                                      int64_t key, C (*s)[tiling<C>::EACH]) {
@@ -142,7 +145,7 @@ __device__ __forceinline__ void hide(const mpg_attention<T> &p, const unit<C> &u
     }
 }
 
-/* Returns which of a thread's weights dropout keeps: bit r * EACH + k. */
+/* Draws dropout for a thread's weights. Bit r * EACH + k is set if weight [r][k] is kept. */
 template <class T, class C>
 __device__ __forceinline__ uint32_t kept_of(const mpg_attention<T> &p, const unit<C> &u,
                                             int64_t row, int64_t key) {
@@ -166,7 +169,7 @@ __device__ __forceinline__ uint32_t kept_of(const mpg_attention<T> &p, const uni
   return kept;
 }
 
-/* Reduces over the 16 threads that share rows. */
+/* Reduces over the 16 threads that share a tile's row. */
 template <class C, class F>
 __device__ __forceinline__ C across_row(C value, F combine) {
   for (int lanes = SIDE / 2; lanes; lanes >>= 1)
@@ -200,7 +203,7 @@ __global__ void __launch_bounds__(THREADS) forward_kernel(mpg_attention<T> p) {
     multiply_rows(u, query, p.query.by_row, u.first, p.rows, p.scale, keys, p.key.by_row, first,
                   p.keys, p.width, s);
     hide(p, u, row, key, s);
-    /* multiply_rows has synchronized the readers of tile_b. */
+    /* The barriers in multiply_rows ensure that tile_b is no longer being read. */
     load_rows(values, p.value.by_row, first, p.keys, column, p.value_width, (C)1, u.tile_b);
     uint32_t kept = p.drops ? kept_of(p, u, row, key) : 0;
     for (int r = 0; r < t::EACH; r++) {
@@ -237,7 +240,8 @@ __global__ void __launch_bounds__(THREADS) forward_kernel(mpg_attention<T> p) {
   }
 }
 
-/* One warp per row. */
+/* Computes p.inner: for each row, the inner product of the output and its gradient. One warp per
+ * row. */
 template <class T>
 __global__ void inner_kernel(mpg_attention<T> p, int64_t count) {
   typedef mpg_compute_t<T> C;
@@ -252,7 +256,8 @@ __global__ void inner_kernel(mpg_attention<T> p, int64_t count) {
   if ((threadIdx.x & 31) == 0) p.inner[i] = sum;
 }
 
-/* Recomputes the weights of a tile (with dropout), and computes the gradients of its scores. */
+/* Recomputes a tile's weights, with dropout applied, in s, and computes the gradients of its scores
+ * in d. */
 template <class T, class C>
 __device__ __forceinline__ void weights_again(const mpg_attention<T> &p, const unit<C> &u,
                                               int64_t rows, int64_t keys, C (*s)[tiling<C>::EACH],
@@ -283,7 +288,7 @@ __device__ __forceinline__ void weights_again(const mpg_attention<T> &p, const u
   }
 }
 
-/* Stores a thread's part of a tile, one line per row. */
+/* Stores a thread's part of a tile in tile_a, one line per row (not transposed). */
 template <class C>
 __device__ __forceinline__ void store_tile(const unit<C> &u, const C (*s)[tiling<C>::EACH]) {
   typedef tiling<C> t;
@@ -292,7 +297,7 @@ __device__ __forceinline__ void store_tile(const unit<C> &u, const C (*s)[tiling
       u.tile_a[(u.ty * t::EACH + r) * t::LINE + u.tx * t::EACH + k] = s[r][k];
 }
 
-/* Computes the gradients of a tile of keys and values, over rows in ascending order. */
+/* Computes the gradients of a tile of keys and values, summed over rows in ascending order. */
 template <class T>
 __global__ void __launch_bounds__(THREADS) keys_kernel(mpg_attention<T> p) {
   typedef mpg_compute_t<T> C;
@@ -329,7 +334,7 @@ __global__ void __launch_bounds__(THREADS) keys_kernel(mpg_attention<T> p) {
     }
 }
 
-/* Computes the gradients of a tile of rows, over keys in ascending order. */
+/* Computes the gradients of a tile of queries, summed over keys in ascending order. */
 template <class T>
 __global__ void __launch_bounds__(THREADS) rows_kernel(mpg_attention<T> p) {
   typedef mpg_compute_t<T> C;
@@ -400,7 +405,8 @@ dim3 grid_of(const mpg_kernel_call *call, int64_t extent, int64_t columns) {
               (unsigned)((columns + t::TILE - 1) / t::TILE));
 }
 
-/* Runs halves of sizes that tensor cores support (attention_tensor.h). *done is set if it did. */
+/* Runs the tensor core kernels if they support the dtype and sizes (attention_tensor.h). *done
+ * receives true if they did. */
 template <class T>
 mpg_status forward_by_tensor(const mpg_kernel_call *call, const mpg_attention<T> &p, bool *done) {
   int64_t batch = ((const mpg_attention_params *)call->params)->sizes.values[0];

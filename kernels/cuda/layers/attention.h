@@ -1,11 +1,13 @@
-/* Declarations shared by the attention kernels: attention.cu for every dtype, attention_tensor.cu
- * and attention_gradient.cu for halves. Include in .cu files only. */
+/* Declarations shared by the attention kernels. attention.cu supports every dtype;
+ * attention_tensor.cu (forward) and attention_gradient.cu (backward) use tensor cores for float16
+ * and bfloat16. Include in .cu files only. */
 #ifndef KERNELS_CUDA_LAYERS_ATTENTION_H
 #define KERNELS_CUDA_LAYERS_ATTENTION_H
 
 #include "kernels/cuda/cuda.h"
 
-/* Elements starting at `data`; rows are dense. */
+/* Location of queries, keys, values or results: an array (batch, head, row, feature) with three
+ * strides. The features of a row are contiguous. */
 template <class T>
 struct mpg_place {
   T *data;
@@ -16,16 +18,17 @@ template <class T>
 struct mpg_attention {
   int64_t heads, rows, keys, width, value_width;
   mpg_place<T> query, key, value, result, query_grad, key_grad, value_grad, grad, output;
-  const T *mask; /* NULL if none */
-  int64_t mask_batch, mask_head, mask_row, mask_key;
-  /* per head: the largest score of each row, then the sums of exponentials */
+  const T *mask;                                     /* added to the scores; NULL for none */
+  int64_t mask_batch, mask_head, mask_row, mask_key; /* strides of the mask */
+  /* Softmax statistics per head: the largest score of each row, then each row's sum of
+   * exponentials. */
   mpg_compute_t<T> *sums;
-  mpg_compute_t<T> *inner; /* backward: <grad, output> per row */
+  mpg_compute_t<T> *inner; /* backward: inner product of grad and output, per row */
   mpg_compute_t<T> scale, kept_scale;
   bool causal, drops;
   mpg_cuda_key draw;
-  const uint64_t *drawn; /* backward: the key on the device */
-  uint32_t threshold;    /* keeps a weight if the upper 24 bits of its word are below */
+  const uint64_t *drawn; /* backward: the forward pass's key, in device memory */
+  uint32_t threshold;    /* a weight is kept if the upper 24 bits of its word are below it */
 };
 
 template <class T>
@@ -38,19 +41,21 @@ __device__ __forceinline__ bool mpg_sees(const mpg_attention<T> &p, int64_t row,
   return row < p.rows && key < p.keys && (!p.causal || key <= row);
 }
 
-/* Returns the random key of the weights' words. A row of weights is within one run. */
+/* Returns the random key of dropout. All weights of a row are in one run of the key, so their words
+ * are consecutive. */
 template <class T>
 __device__ __forceinline__ mpg_random_key mpg_key_of(const mpg_attention<T> &p) {
   return p.drawn ? mpg_cuda_read_key(p.drawn) : p.draw.read();
 }
 
-/* True if the tensor core kernels support the call's sizes. Depends on sizes only. */
+/* True if the tensor core kernels support the call's sizes. Alignment does not matter, so that it
+ * cannot change results. */
 template <class T>
 static inline bool mpg_attention_has_tensor(const mpg_attention<T> &p, int64_t batch) {
   return p.width <= 128 && p.value_width <= 128 && p.rows < 1 << 24 && p.keys < 1 << 24 &&
          batch * p.heads < (1ll << 31) / (p.rows + 1);
 }
-/* For backward, p.inner is scratch. */
+/* Run the tensor core kernels. For backward, p.inner is uninitialized scratch memory. */
 mpg_status mpg_attention_tensor_forward(const mpg_kernel_call *call,
                                         const mpg_attention<mpg_half> &p, int64_t batch);
 mpg_status mpg_attention_tensor_forward(const mpg_kernel_call *call,

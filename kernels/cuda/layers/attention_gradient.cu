@@ -1,12 +1,13 @@
-/* Gradients of attention on halves with tensor cores. Weights are recomputed from the forward sums
- * by one kernel for keys and values and a second one for queries: seven tile products instead of
- * the five of a single kernel. A single kernel would have to add the gradients of queries over its
- * blocks. In a fixed order, they would pass through memory in float32, which is 32 times the bytes
- * of the queries for 1,024 keys and takes longer than two products.
+/* Gradients of attention with tensor cores, for float16 and bfloat16. One kernel computes the
+ * gradients of keys and values, and a second one those of queries. Both recompute the weights from
+ * the saved softmax statistics, so there are seven tile products; a single kernel would need five.
+ * But it would have to add the gradients of queries over its blocks. To do that in a fixed order,
+ * it would store them in memory in float32, which for 1,024 keys is 32 times the size of the
+ * queries and takes longer than two products.
  *
- * Each of four warps has 16 keys (or queries). Tiles of the other operand are loaded while the
- * previous tile is processed. Dropped weights have no gradient; 1 / (1 - p) is a factor of the
- * results.
+ * A block has four warps with 16 keys (or queries) each. Tiles of the other operand are loaded
+ * while the previous tile is processed. Dropped weights have no gradient. The factor 1 / (1 - p) of
+ * kept weights is applied to the results.
  */
 #include "kernels/cuda/layers/attention_tensor.h"
 
@@ -14,23 +15,25 @@ namespace {
 
 enum { WARPS = 4, THREADS = 32 * WARPS, TILE = 16 * WARPS };
 
-/* Rows (or keys) of the other operand per step, limited by registers. */
+/* Rows (or keys) of the other operand that a step processes, limited by registers. */
 template <int D, mpg_attention_mode MODE>
 constexpr int rows_at_once = D == 64 && MODE == MPG_PLAIN ? 64 : 32;
 
-/* Returns the base-2 logarithm of a row's sum of exponentials. Infinity gives missing rows zero
- * weights. */
+/* Returns a row's log-sum-exp in base 2. It is infinity for missing rows, which makes their weights
+ * zero. */
 __device__ __forceinline__ float sum_of(const float *sums, int rows, int row) {
   return row < rows ? fmaf(sums[row], MPG_LOG2_E, log2f(sums[rows + row])) : INFINITY;
 }
-/* Returns <grad, output> of a row, in units of unscaled weights. */
+/* Returns a row's inner product of output and gradient, divided by the dropout factor 1 / (1 - p),
+ * which the other terms do not include. */
 template <class T>
 __device__ __forceinline__ float inner_of(const mpg_attention<T> &p, const mpg_unit &u, int row) {
   if (row >= p.rows || p.kept_scale == 0) return 0;
   return p.inner[u.index * p.rows + row] / p.kept_scale;
 }
 
-/* Computes a weight from its product, and the gradient of its score from the weight's gradient. */
+/* Replaces *product (of a query and a key) by the weight, and *gradient (of the weight) by the
+ * gradient of the score. */
 template <mpg_attention_mode MODE, bool EDGE>
 __device__ __forceinline__ void weigh_again(float factor, float least, float inner, bool seen,
                                             bool stays, float *product, float *gradient) {
@@ -41,18 +44,20 @@ __device__ __forceinline__ void weigh_again(float factor, float least, float inn
   *product = MODE == MPG_PLAIN || stays ? weight : 0;
 }
 
-/* Keeps the compiler from hoisting values derived from `number`. */
+/* Prevents the compiler from computing values that depend on `number` before this point, for
+ * example by hoisting them out of a loop. */
 __device__ __forceinline__ void keep_here([[maybe_unused]] int *number) {
 #ifdef __CUDA_ARCH__
   asm volatile("" : "+r"(*number));
 #endif
 }
 
-/* Adds the mask, whose elements are `step` apart along a tile's columns, to products. */
+/* Scales products to base-2 scores and adds the mask. `step` and `by_row` are the mask's strides
+ * along a tile's columns and rows. */
 template <int N, class T, class F>
 __device__ __forceinline__ void add_mask(const T *mask, int pair, int step, int by_row,
                                          float factor, F seen, float (*s)[4]) {
-  keep_here(&step); /* otherwise 16 offsets stay in registers across tiles */
+  keep_here(&step); /* otherwise 16 offsets occupy registers during the whole loop over tiles */
 #pragma unroll
   for (int n = 0; n < N; n++)
 #pragma unroll
@@ -64,7 +69,8 @@ __device__ __forceinline__ void add_mask(const T *mask, int pair, int step, int 
     }
 }
 
-/* Computes <grad, output> per row: eight adjacent elements per lane, LANES lanes per row. */
+/* Computes each row's inner product of output and gradient. LANES lanes share a row; a lane has
+ * eight adjacent elements. */
 template <class T, int LANES>
 __global__ void __launch_bounds__(MPG_CUDA_THREADS)
     inner_kernel(mpg_attention<T> p, uint32_t count, bool aligned) {
@@ -91,9 +97,10 @@ __global__ void __launch_bounds__(MPG_CUDA_THREADS)
   if (i < count && e == 0) p.inner[i] = sum;
 }
 
-/* Computes a warp's scores s and gradients of weights g for a tile in `stage`: products of 16 rows
- * of `own` and `own_grads`. mask() adds the mask; weigh(edge, n, i) turns them into weights and
- * gradients of scores. If `whole`, the tile is completely visible, and edges are not tested.
+/* Computes a warp's weights s and gradients of scores g for the tile in `stage`. s and g begin as
+ * products of the tile with the warp's 16 rows of `own` and `own_grads`. Then mask() adds the mask,
+ * and weigh(edge, n, i) converts elements [n][i]. If `whole`, all elements are visible, so `edge`
+ * is false and weigh() does not test for hidden ones.
  */
 template <class T, int D, int N, class M, class W>
 __device__ __forceinline__ void weigh_tile(const T *own, const T *own_grads, const T *stage,
@@ -114,14 +121,15 @@ __device__ __forceinline__ void weigh_tile(const T *own, const T *own_grads, con
     all(mpg_constant<true>());
 }
 
-/* Computes the gradients of a tile of keys and values; weights are (keys, rows) here. */
+/* Computes the gradients of a tile of keys and values. Tiles of weights are transposed here: (keys,
+ * rows). */
 template <class T, int D, mpg_attention_mode MODE>
 __global__ void __launch_bounds__(THREADS, D == 128 || MODE == MPG_MASKED ? 2 : 3)
     keys_kernel(mpg_attention<T> p, mpg_alignments aligned) {
   enum { STEP = rows_at_once<D, MODE>, N = STEP / 8, PITCH = D + 8, SIDE = STEP * PITCH };
-  [[maybe_unused]] __shared__ float rows[2][2][STEP]; /* per stage: sums, <grad, output> */
+  [[maybe_unused]] __shared__ float rows[2][2][STEP]; /* per stage: sum_of, inner_of each row */
   T *key = mpg_cuda_shared<T>(), *value = key + TILE * PITCH, *stage = value + TILE * PITCH,
-    *other = stage + 2 * SIDE; /* queries, then gradients */
+    *other = stage + 2 * SIDE; /* a stage has a tile of queries and a tile of gradients */
   const int num_rows = (int)p.rows, num_keys = (int)p.keys;
   mpg_unit u = mpg_unit_of<TILE>(p, num_keys, false);
   const T *queries = mpg_at(p.query, u.batch, u.head), *grads = mpg_at(p.grad, u.batch, u.head),
@@ -141,7 +149,7 @@ __global__ void __launch_bounds__(THREADS, D == 128 || MODE == MPG_MASKED ? 2 : 
                                     aligned.grad, to + SIDE);
   };
   int first = p.causal ? u.first : 0;
-  int at = 0, lane = threadIdx.x % STEP; /* the first STEP threads store the rows' numbers */
+  int at = 0, lane = threadIdx.x % STEP; /* the first STEP threads fill `rows` */
   mpg_load_tile<TILE, D, THREADS>((const T *)mpg_at(p.key, u.batch, u.head), p.key.by_row, u.first,
                                   num_keys, p.width, aligned.key, key);
   mpg_load_tile<TILE, D, THREADS>((const T *)mpg_at(p.value, u.batch, u.head), p.value.by_row,
@@ -160,7 +168,7 @@ __global__ void __launch_bounds__(THREADS, D == 128 || MODE == MPG_MASKED ? 2 : 
       next_sum = sum_of(sums, num_rows, first + STEP + lane);
       next_inner = inner_of(p, u, first + STEP + lane);
     }
-    if (!p.causal || first + STEP > u.own) { /* else no row sees this warp's keys */
+    if (!p.causal || first + STEP > u.own) { /* false: no row sees the warp's keys */
       float s[N][4], g[N][4];
       if (drops) mpg_kept_across<N>(p, u, d, first, kept);
       int high = mpg_within(num_rows - first, STEP), low[2] = {0, 0};
@@ -221,7 +229,7 @@ __global__ void __launch_bounds__(THREADS, D == 128             ? 2
     rows_kernel(mpg_attention<T> p, mpg_alignments aligned) {
   enum { STEP = rows_at_once<D, MODE>, N = STEP / 8, PITCH = D + 8, SIDE = STEP * PITCH };
   T *query = mpg_cuda_shared<T>(), *grad = query + TILE * PITCH, *stage = grad + TILE * PITCH,
-    *other = stage + 2 * SIDE; /* keys, then values */
+    *other = stage + 2 * SIDE; /* a stage has a tile of keys and a tile of values */
   const int num_rows = (int)p.rows, num_keys = (int)p.keys;
   mpg_unit u = mpg_unit_of<TILE>(p, num_rows, p.causal);
   const T *keys = mpg_at(p.key, u.batch, u.head), *values = mpg_at(p.value, u.batch, u.head),
@@ -250,7 +258,7 @@ __global__ void __launch_bounds__(THREADS, D == 128             ? 2
   __syncthreads();
   for (int first = 0; first < end; first += STEP) {
     if (first + STEP < end) load(first + STEP, other);
-    if (!p.causal || first < u.own + 16) { /* else the tile is hidden from this warp's rows */
+    if (!p.causal || first < u.own + 16) { /* false: hidden from the warp's rows */
       float s[N][4], g[N][4];
       uint32_t kept[2] = {~0u, ~0u};
       if (drops) {

@@ -1,7 +1,8 @@
-/* Attention on halves with tensor cores: the tiles and sums of attention.cu, with weights rounded
- * to halves for the products with values. Widths up to 128, padded to 64 or 128. A warp keeps its
- * 16 queries in registers. Tiles of keys and values are loaded while the previous tile is
- * processed. Exponentials are base 2: scale and log2 e are one factor.
+/* Attention with tensor cores, for float16 and bfloat16. Tiles and softmax are those of
+ * attention.cu, but weights are rounded to 16 bits before they are multiplied with values. Heads
+ * may be up to 128 wide, padded to 64 or 128. A warp keeps its 16 queries in registers. Tiles of
+ * keys and values are loaded while the previous tile is processed. Exponentials are in base 2, so
+ * that the scale and log2(e) combine to one factor.
  */
 #include "kernels/cuda/layers/attention_tensor.h"
 
@@ -9,20 +10,20 @@ namespace {
 
 enum { KEYS = 64 /* per tile */, N = KEYS / 8, WARPS = 4, THREADS = 32 * WARPS, ROWS = 16 * WARPS };
 
-/* Blocks per multiprocessor that registers allow with few spills. */
+/* Returns the number of blocks per multiprocessor for which registers suffice with few spills. */
 constexpr int resident(int width, mpg_attention_mode mode) {
   return width == 128 || mode == MPG_MASKED ? 2 : 4;
 }
 
-/* State of a warp's rows, two per lane: results so far, largest product, and the lane's share of
- * the sum of exponentials. */
+/* Online softmax state of a lane's two rows: the results so far, the largest product, and the sum
+ * of exponentials over the lane's own columns. */
 template <int D>
 struct rows_state {
   float out[D / 8][4], max[2], total[2];
 };
 
-/* Softmax over a tile of products, which become weights. With EDGE, keys from `visible` on (for
- * either row) are hidden. */
+/* Converts a tile of products s to weights and updates the state t (online softmax). If EDGE, only
+ * the first visible[h] keys of the tile are visible to the lane's row h. */
 template <mpg_attention_mode MODE, bool EDGE, int D, class T>
 __device__ __forceinline__ void weigh(const mpg_attention<T> &p, float factor, const T *mask,
                                       const int *visible, const uint32_t *kept, rows_state<D> &t,
@@ -83,14 +84,16 @@ __global__ void __launch_bounds__(THREADS, resident(D, MODE))
   mpg_unit u = mpg_unit_of<ROWS>(p, num_rows, p.causal);
   const T *keys = mpg_at(p.key, u.batch, u.head), *values = mpg_at(p.value, u.batch, u.head),
           *mask = MODE == MPG_MASKED ? mpg_mask_of(p, u) + (u.own + u.group) * p.mask_row : NULL;
-  T *stage = mpg_cuda_shared<T>(), *other = stage + 2 * SIDE; /* keys, then values */
+  /* A stage has a tile of keys and a tile of values. */
+  T *stage = mpg_cuda_shared<T>(), *other = stage + 2 * SIDE;
   int end = p.causal && u.first + ROWS < num_keys ? u.first + ROWS : num_keys;
   bool drops = MODE == MPG_DROPPED || (MODE == MPG_MASKED && p.drops);
   uint32_t kept[2] = {~0u, ~0u}, queries[D / 16][4];
   __shared__ mpg_drawing d; /* in shared memory to save registers */
   if (drops && threadIdx.x == 0) d = mpg_drawing_of(p);
-  /* The largest product must have the largest score, so a negative scale's sign moves to the
-   * queries. A scale of 0 becomes tiny: the scores are then negligible. */
+  /* `weigh` needs a positive factor, so that the largest product has the largest score. Hence the
+   * sign of a negative scale is moved to the queries. A scale of 0 is replaced by a tiny one, which
+   * makes the scores negligible. */
   float factor = p.scale == 0 ? 0x1p-126f : fabsf(p.scale) * MPG_LOG2_E;
   mpg_load_tile<ROWS, D, THREADS>((const T *)mpg_at(p.query, u.batch, u.head), p.query.by_row,
                                   u.first, num_rows, p.width, aligned.query, other);
@@ -116,7 +119,7 @@ __global__ void __launch_bounds__(THREADS, resident(D, MODE))
       mpg_load_tile<KEYS, D, THREADS>(values, p.value.by_row, first + KEYS, num_keys, p.value_width,
                                       aligned.value, other + SIDE);
     }
-    if (!p.causal || first < u.own + 16) { /* else the tile is hidden from this warp's rows */
+    if (!p.causal || first < u.own + 16) { /* false: hidden from the warp's rows */
       float s[N][4];
       if (drops) {
         uint64_t starts[2];

@@ -1,6 +1,6 @@
-/* Shared by the forward and backward kernels of attention on halves with tensor cores: tiles in
- * shared memory, products of tiles, and dropout. A warp has 16 rows of a tile (keys, for gradients
- * of keys); tensor_core.h describes the elements of lanes. Include in .cu files only. */
+/* Functions shared by the forward and backward attention kernels with tensor cores: tiles in shared
+ * memory, products of tiles, and dropout. A warp has 16 rows of a tile (or 16 keys, for gradients
+ * of keys). tensor_core.h documents which elements a lane has. Include in .cu files only. */
 #ifndef KERNELS_CUDA_LAYERS_ATTENTION_TENSOR_H
 #define KERNELS_CUDA_LAYERS_ATTENTION_TENSOR_H
 
@@ -8,10 +8,10 @@
 #include "kernels/cuda/layers/attention.h"
 #include "kernels/cuda/tensor_core.h"
 
-/* Variant of a kernel, so that elements need no run-time tests. */
-enum mpg_attention_mode { MPG_PLAIN, MPG_DROPPED, MPG_MASKED /* and dropped if p.drops */ };
+/* Variant of a kernel, chosen at compile time to avoid tests in inner loops. */
+enum mpg_attention_mode { MPG_PLAIN, MPG_DROPPED, MPG_MASKED /* with dropout if p.drops */ };
 
-/* A compile-time constant as an argument. */
+/* Passes a compile-time constant as a function argument. */
 template <bool VALUE>
 struct mpg_constant {
   static const bool value = VALUE;
@@ -19,12 +19,13 @@ struct mpg_constant {
 
 const float MPG_LOG2_E = 0x1.715476p+0f;
 
-/* Arrays whose rows are whole and aligned to 16 bytes (results: 4). No effect on results. */
+/* For each array, true if all rows are aligned multiples of 16 bytes (outputs: 4 bytes), so that
+ * they can be accessed in units of that size. Results do not depend on it. */
 struct mpg_alignments {
   bool query, key, value, grad, result, query_grad, key_grad, value_grad;
 };
 
-/* Returns 2^x from the special function unit. */
+/* Returns an approximation of 2^x by the GPU's special function unit. */
 __device__ __forceinline__ float mpg_exp2(float x) {
 #ifdef __CUDA_ARCH__
   float power;
@@ -35,7 +36,8 @@ __device__ __forceinline__ float mpg_exp2(float x) {
 #endif
 }
 
-/* Starts loading rows [first, first + ROWS) of D features. Pads with zeros. */
+/* Starts loading rows [first, first + ROWS) of D features to shared memory. Pads with zeros.
+ * mpg_copies_wait and a barrier must follow. */
 template <int ROWS, int D, int THREADS, class T>
 __device__ __forceinline__ void mpg_load_tile(const T *rows, int64_t by_row, int first, int count,
                                               int width, bool aligned, T *to) {
@@ -60,14 +62,15 @@ __device__ __forceinline__ void mpg_load_tile(const T *rows, int64_t by_row, int
   }
 }
 
-/* Loads rows of 16 features each as operands a. */
+/* Loads 16 rows of D features as operands a, one for every 16 features. */
 template <int D, class T>
 __device__ __forceinline__ void mpg_load_rows(const T *rows, uint32_t (*left)[4]) {
 #pragma unroll
   for (int e = 0; e < D / 16; e++) mpg_load_a(left[e], rows + e * 16, D + 8);
 }
 
-/* s (16, 8 N) = 16 rows times N * 8 rows of b, which have D features in shared memory. */
+/* Computes s (16, 8 N) = a b^T, where a has 16 rows, in registers (`left`), and b has 8 N rows, in
+ * shared memory. Rows have D features. */
 template <int N, int D, class T>
 __device__ __forceinline__ void mpg_multiply_rows(const uint32_t (*left)[4], const T *b,
                                                   float (*s)[4]) {
@@ -86,7 +89,7 @@ __device__ __forceinline__ void mpg_multiply_rows(const uint32_t (*left)[4], con
     }
   }
 }
-/* Like the above, with both operands in shared memory. */
+/* Computes the same with both operands in shared memory. */
 template <int N, int D, class T>
 __device__ __forceinline__ void mpg_multiply_rows(const T *a, const T *b, float (*s)[4]) {
 #pragma unroll
@@ -106,7 +109,7 @@ __device__ __forceinline__ void mpg_multiply_rows(const T *a, const T *b, float 
   }
 }
 
-/* sums (16, D) += s (16, 8 N), rounded to halves, times 8 N rows in shared memory. */
+/* Computes sums (16, D) += s (16, 8 N) b (8 N, D). s is rounded to T; b is in shared memory. */
 template <int N, int D, class T>
 __device__ __forceinline__ void mpg_add_products(const float (*s)[4], const T *b,
                                                  float (*sums)[4]) {
@@ -134,7 +137,7 @@ __device__ __forceinline__ void mpg_clear(float (*sums)[4]) {
     for (int i = 0; i < 4; i++) sums[c][i] = 0;
 }
 
-/* Stores a lane's part of row h (of two) of sums, times a factor. */
+/* Stores a lane's elements of `sums` in its row h (0 or 1), times a factor. */
 template <int D, class T>
 __device__ __forceinline__ void mpg_store_row(const float (*sums)[4], int h, float factor,
                                               int width, bool aligned, T *row) {
@@ -152,7 +155,9 @@ __device__ __forceinline__ void mpg_store_row(const float (*sums)[4], int h, flo
   }
 }
 
-struct mpg_unit { /* a block's rows (or keys) from `first` on; own: this warp's first */
+/* Work of a warp: its batch element and head, the first row (or key) of its block, and (`own`) the
+ * first one of the warp. */
+struct mpg_unit {
   int warp, group, pair, index, batch, head, first, own;
 };
 template <int TILE, class T>
@@ -179,9 +184,9 @@ __device__ __forceinline__ const T *mpg_mask_of(const mpg_attention<T> &p, const
 }
 
 /* --- Dropout ---------------------------------------------------------------------------------- */
-/* A weight is kept if its word is below the threshold. Four adjacent weights of a row share a
- * Philox block. If all rows begin with a block (quads), the lanes that share a block divide its
- * work. */
+/* Dropout of weights. Four adjacent weights of a row share a Philox block. `quads` is true if every
+ * row begins with a new block. The lanes that hold the weights of a block then draw the block only
+ * once and exchange the bits. */
 struct mpg_drawing {
   mpg_random_key key;
   bool quads;
@@ -193,14 +198,13 @@ __device__ __forceinline__ mpg_drawing mpg_drawing_of(const mpg_attention<T> &p)
   d.quads = (((uint64_t)p.keys | d.key.position | d.key.first | d.key.run | d.key.stride) & 3) == 0;
   return d;
 }
-/* Returns the position of a row's first weight. */
+/* Returns the random position of a row's first weight. */
 template <class T>
 __device__ __forceinline__ uint64_t mpg_row_position(const mpg_attention<T> &p, const mpg_unit &u,
                                                      const mpg_drawing &d, int row) {
   return mpg_random_position(&d.key, (uint64_t)(u.index * p.rows + row) * (uint64_t)p.keys);
 }
-/* Draws the four weights of the block that begins at a position. Bit k is set if weight k is
- * kept. */
+/* Draws the four weights of the Philox block at `position`. Bit k is set if weight k is kept. */
 __device__ __forceinline__ uint32_t mpg_four_stay(const mpg_drawing &d, uint64_t position,
                                                   uint32_t threshold) {
   mpg_philox_block words = mpg_philox(d.key.seed, d.key.call, position >> 2);
@@ -214,8 +218,9 @@ __device__ __forceinline__ uint32_t mpg_one_stays(const mpg_drawing &d, uint64_t
   return mpg_four_stay(d, position, threshold) >> (position & 3) & 1;
 }
 
-/* Draws weights (16 rows, 8 N keys) whose rows begin at `starts` (two per lane, including the
- * tile's first key): s[n][2 h + i] is kept if bit 4 (h N / 2 + n / 2) + i of kept[n % 2] is set. */
+/* Draws dropout for a tile of (16 rows, 8 N keys). `starts` has the random positions of the first
+ * weight of the lane's two rows in the tile. Weight s[n][2 h + i] is kept if bit
+ * 4 (h N / 2 + n / 2) + i of kept[n % 2] is set. */
 template <int N>
 __device__ __forceinline__ void mpg_kept_along(const mpg_drawing &d, const uint64_t *starts,
                                                uint32_t threshold, uint32_t *kept) {
@@ -245,8 +250,8 @@ __device__ __forceinline__ void mpg_kept_along(const mpg_drawing &d, const uint6
   }
 }
 
-/* Draws weights (16 keys from u.own on, 8 N rows from `first` on): s[n][2 h + i] is kept if bit 4
- * (h N / 2 + n / 2) of kept[2 (n % 2) + i] is set. */
+/* Draws dropout for a transposed tile of (16 keys from u.own on, 8 N rows from `first` on). Weight
+ * s[n][2 h + i] is kept if bit 4 (h N / 2 + n / 2) of kept[2 (n % 2) + i] is set. */
 template <int N, class T>
 __device__ __forceinline__ void mpg_kept_across(const mpg_attention<T> &p, const mpg_unit &u,
                                                 const mpg_drawing &d, int first, uint32_t *kept) {

@@ -1,17 +1,19 @@
-/* BatchNorm, alone or followed by an addition and relu.
+/* BatchNorm, alone or followed by relu or by an addition and relu.
  *
- * Data is (outer, channels, inner). With the channels last (inner 1), a thread handles eight
- * adjacent channels of some rows: 16 bytes of halves, and one byte of relu's mask. Otherwise a
- * block handles a chunk of one channel, whose planes are not contiguous. Every array is read once
- * for the sums and once for normalization.
+ * Data is (outer, channels, inner). If channels are last (inner is 1), a thread processes eight
+ * adjacent channels of some rows: 16 bytes of a 16-bit type, and one byte of relu's mask. Otherwise
+ * a block processes a chunk of one channel, whose planes are not contiguous. Every array is read
+ * once for the sums and once for normalization.
  *
- * Threads sum a channel in float (double for float64), in chunks that depend on shapes only, and
- * the chunks' sums are added in double, so results depend on shapes only. A thread sums distances
- * from its first element. That element's squared distance from the thread's mean is at most the
- * number of elements (THREAD_ROWS) times their variance, wherever the data is centered. Means are
- * relative to the channel's first element, from which they differ by no more than the data's own
- * spread. Normalization subtracts the unrounded mean. Factors and shifts of elements are kept in
- * scratch memory, since outputs of the channels' size may overwrite parameters of that size.
+ * Sums are deterministic: threads sum a channel in float (double for float64), in chunks that
+ * depend on shapes only, and the chunks' sums are added in double.
+ *
+ * Variances must be accurate even if the mean is much larger than the spread. Hence a thread sums
+ * the distances from its first element, the pilot. The pilot's squared distance from the thread's
+ * mean is at most the number of elements (THREAD_ROWS) times their variance, so cancellation is
+ * limited. Means are stored relative to the channel's first element. Normalization subtracts the
+ * unrounded mean. Per-channel factors and shifts are in scratch memory, since outputs may overwrite
+ * the parameters.
  */
 #include "kernels/cuda/access.h"
 #include "kernels/cuda/neighbours.h"
@@ -22,32 +24,33 @@ enum { WARP = 32, SUMS = 3 };
 enum {
   EIGHT = 8,         /* channels per thread */
   THREAD_ROWS = 256, /* maximum rows that a thread sums */
-  BLOCKS = 1024,     /* about, for sums, channels last; threads have LEAST_ROWS or more */
-  LEAST_ROWS = 8,
-  APPLY_ROWS = 16, /* rows that a thread normalizes */
-  CHUNK = 8192,    /* otherwise: elements of a channel that a block sums */
-  GRID = 65535     /* maximum blocks along the grid's y */
+  BLOCKS = 1024,     /* approximate number of blocks for sums, if channels are last */
+  LEAST_ROWS = 8,    /* minimum rows that a thread sums */
+  APPLY_ROWS = 16,   /* rows that a thread normalizes */
+  CHUNK = 8192,      /* channels first: elements of a channel that a block sums */
+  GRID = 65535       /* maximum blocks along the grid's y */
 };
 
 struct extent {
   int64_t outer, channels, inner, chunks;
   bool last;             /* inner is 1: channels are contiguous */
   int rows;              /* channels last: rows per chunk */
-  int64_t planes, parts; /* otherwise: planes per chunk, or chunks per plane; one of them is 1 */
-  /* 2^across threads of a block are across channels, or along a plane. The rest are down the rows,
-   * or for further planes. */
+  int64_t planes, parts; /* channels first: planes per chunk and chunks per plane; one is 1 */
+  /* A block has 2^across threads side by side: across channels, or along a plane. Its other threads
+   * are for further rows, or for further planes. */
   int across;
 };
 
 template <class T, class C>
 struct batch_norm {
-  const T *x, *dy, *residual; /* dy is NULL for forward; residual is NULL if none */
+  const T *x, *dy, *residual; /* dy: NULL for forward; residual: NULL without an addition */
   T *y, *dresidual;
   const C *gamma, *beta; /* gamma may be NULL, which means 1 */
-  /* mean, inverse: outputs of forward, inputs of backward */
+  /* mean, inverse (1 / standard deviation): outputs of forward, inputs of backward */
   C *moving_mean, *moving_var, *mean, *inverse;
   C *dgamma, *dbeta;
-  /* Per row: bits that relu lets through, bits of NaN, and if there is NaN. NULL if no relu. */
+  /* Relu's mask, NULL without relu. Per row: mask_bytes bytes of bits for elements that pass,
+   * mask_bytes bytes of bits for NaN, and one byte that is 0 if the row has no NaN. */
   uint8_t *mask;
   int64_t mask_bytes;
   double eps, momentum;
@@ -58,7 +61,7 @@ struct batch_norm {
   C *center, *scale, *shift, *slope; /* per channel */
 };
 
-/* Loads per-channel values of eight channels; 0 for missing channels. */
+/* Loads the per-channel values of eight channels, of which `live` exist; the rest become 0. */
 template <bool FULL, class C>
 __device__ __forceinline__ void of_channels(const C *from, int live, C (&values)[EIGHT]) {
   mpg_neighbours<C, EIGHT, FULL> data = {};
@@ -71,18 +74,18 @@ MPG_HOST_DEVICE int smaller(int64_t a, int b) { return a < b ? (int)a : b; }
 
 /* --- Channels last: a block is (threads across channels, threads down rows) ------------------- */
 
-/* Returns the number of existing channels, of eight from c on. */
+/* Returns how many of the eight channels from c on exist. */
 MPG_HOST_DEVICE int live_channels(const extent &e, int64_t c) {
   return e.channels <= c ? 0 : smaller(e.channels - c, EIGHT);
 }
-/* Returns how many of `rows` the threads with threadIdx.y == y have. */
+/* Returns how many of a block's `rows` rows a thread with threadIdx.y == y processes. */
 MPG_HOST_DEVICE int rows_of(const extent &e, int rows, int y) {
   int down = MPG_CUDA_THREADS >> e.across;
   return rows <= y ? 0 : ((rows - y - 1) / down) + 1;
 }
 
-/* Computes the mean, relative to row 0, and the sum of squared distances from it, for each channel
- * of a chunk. */
+/* Computes each channel's mean in a chunk, relative to the channel's first element, and the sum of
+ * squared distances from that mean. */
 template <class T, class C, bool FULL>
 __global__ void statistics_last_kernel(batch_norm<T, C> t) {
   enum { AHEAD = sizeof(T) == 2 ? 4 : 2 };
@@ -142,14 +145,14 @@ __global__ void statistics_last_kernel(batch_norm<T, C> t) {
   }
 }
 
-/* relu's mask for eight adjacent elements. */
+/* Relu's mask for eight adjacent elements. */
 struct relu_mask {
   unsigned passes, nans;
   __device__ __forceinline__ void load(const uint8_t *at, int64_t bytes, int64_t byte) {
     passes = at[0];
     nans = at[2 * bytes - byte] ? at[bytes] : 0;
   }
-  /* Gradient of relu: 0 where relu clipped, NaN where its input was NaN. */
+  /* Applies relu's gradient: 0 for elements that relu clipped, NaN for elements that were NaN. */
   template <class C>
   __device__ __forceinline__ void apply(C (&gradients)[EIGHT]) const {
 #pragma unroll
@@ -162,8 +165,8 @@ struct relu_mask {
   }
 };
 
-/* Sums each channel over the threads down a block. The block's first threads return one sum each,
- * in order. */
+/* Sums the threads' values for each channel of a block. Thread i of the block returns the sum of
+ * the block's channel i; threads beyond the channels return 0. */
 template <class C>
 __device__ __forceinline__ C down_rows(C *shared, const C (&values)[EIGHT]) {
   int columns = blockDim.x * EIGHT, me = threadIdx.y * blockDim.x + threadIdx.x;
@@ -178,7 +181,8 @@ __device__ __forceinline__ C down_rows(C *shared, const C (&values)[EIGHT]) {
   return (C)total;
 }
 
-/* Sums gradients, their products with distances from the mean, and those distances. */
+/* Sums, per channel of a chunk: the gradients, the gradients times the distances from the mean, and
+ * the distances. */
 template <class T, class C, bool FULL, bool MASKED>
 __global__ void gradient_sums_last_kernel(batch_norm<T, C> t) {
   enum { AHEAD = sizeof(T) == 2 ? 2 : 1 };
@@ -235,7 +239,8 @@ __global__ void gradient_sums_last_kernel(batch_norm<T, C> t) {
 
 enum behind { NOTHING, RELU, ADD_AND_RELU };
 
-/* All threads of a warp iterate together. */
+/* Normalizes, adds and applies relu. All threads of a warp iterate equally often, since they
+ * exchange NaN flags. */
 template <class T, class C, bool FULL, behind WHAT>
 __global__ void apply_last_kernel(batch_norm<T, C> t) {
   enum { AHEAD = 2 };
@@ -244,7 +249,7 @@ __global__ void apply_last_kernel(batch_norm<T, C> t) {
           stride = blockDim.y * t.e.channels;
   int rows = smaller(t.e.outer - begin, blockDim.y * APPLY_ROWS), columns = blockDim.x * EIGHT;
   unsigned lane = (threadIdx.y * blockDim.x + threadIdx.x) % WARP,
-           lanes = (blockDim.x < WARP ? 1u << blockDim.x : 0u) - 1u; /* of a row, from its first */
+           lanes = (blockDim.x < WARP ? 1u << blockDim.x : 0u) - 1u; /* lanes of a row */
   for (int64_t tile = blockIdx.y; tile * columns < t.e.channels; tile += gridDim.y) {
     int64_t c = tile * columns + threadIdx.x * EIGHT, at = (begin + threadIdx.y) * t.e.channels + c;
     int live = live_channels(t.e, c), todo = live ? rows : 0;
@@ -276,14 +281,14 @@ __global__ void apply_last_kernel(batch_norm<T, C> t) {
 #pragma unroll
           for (int k = 0; k < EIGHT; k++)
             values[k] = fma(values[k] - center[k], scale[k], shift[k]);
-          if (WHAT != NOTHING) mpg_round_all<T>(values); /* as a separate BatchNorm would */
+          if (WHAT != NOTHING) mpg_round_all<T>(values); /* as a separate op would */
           if (WHAT == ADD_AND_RELU) {
 #pragma unroll
             for (int k = 0; k < EIGHT; k++) values[k] = residual[u].template get<C>(k) + values[k];
             mpg_round_all<T>(values);
           }
           if (WHAT != NOTHING) {
-            C zeros = 0; /* NaN if any value is NaN or infinite */
+            C zeros = 0; /* stays 0, or becomes NaN if any value is NaN or infinite */
 #pragma unroll
             for (int k = 0; k < EIGHT; k++) {
               zeros = fma(values[k], (C)0, zeros);
@@ -301,7 +306,7 @@ __global__ void apply_last_kernel(batch_norm<T, C> t) {
           if (mine) {
             mask[0] = (uint8_t)(passes & ~nans);
             mask[t.mask_bytes] = (uint8_t)nans;
-            if (t.mask_bytes <= WARP ? c == 0 : nans != 0) /* else no_nan_kernel writes the 0 */
+            if (t.mask_bytes <= WARP ? c == 0 : nans != 0) /* long rows: cleared by no_nan_kernel */
               mask[2 * t.mask_bytes - c / EIGHT] = t.mask_bytes > WARP || found;
           }
           mask += blockDim.y * mask_row;
@@ -312,7 +317,8 @@ __global__ void apply_last_kernel(batch_norm<T, C> t) {
   }
 }
 
-/* Clears the NaN flag of rows that several warps share. */
+/* Clears all rows' NaN flags, for rows that several warps share. Each warp then sets the flag if it
+ * has a NaN. */
 template <class T, class C>
 __global__ void no_nan_kernel(batch_norm<T, C> t) {
   for (int64_t row = MPG_CUDA_INDEX; row < t.e.outer; row += MPG_CUDA_STRIDE)
@@ -374,7 +380,8 @@ __global__ void back_last_kernel(batch_norm<T, C> t) {
 
 /* --- Channels first: a block processes one channel, chunk by chunk ---------------------------- */
 
-/* Calls each(position) for every N adjacent elements of a chunk that belong to this thread. */
+/* Calls each(position) for every group of N adjacent elements of a chunk that the thread
+ * processes. */
 template <int N, class F>
 __device__ __forceinline__ void in_chunk(const extent &e, int64_t chunk, F each) {
   int x = threadIdx.x & ((1 << e.across) - 1), y = threadIdx.x >> e.across;
@@ -496,7 +503,7 @@ MPG_HOST_DEVICE int64_t elements_of(const extent &e, int64_t chunk) {
   return (left < e.planes ? left : e.planes) * e.inner;
 }
 
-/* Adds each(chunk) over the chunks of a channel, in a fixed order. */
+/* Returns the sum of each(chunk) over all chunks of a channel, in a fixed order. */
 template <class F>
 __device__ __forceinline__ double over_chunks(const extent &e, bool live, F each) {
   __shared__ double parts[WARP][WARP];
@@ -510,7 +517,8 @@ __device__ __forceinline__ double over_chunks(const extent &e, bool live, F each
   return total;
 }
 
-/* Computes the statistics of a channel, and the factor and shift of its elements. */
+/* Combines the chunks' statistics of a channel, updates the moving averages, and computes the
+ * channel's factor and shift. */
 template <class T, class C>
 __global__ void statistics_kernel(batch_norm<T, C> t) {
   int64_t c = (int64_t)blockIdx.x * WARP + threadIdx.x, channels = t.e.channels;
@@ -552,8 +560,9 @@ __global__ void statistics_kernel(batch_norm<T, C> t) {
   t.inverse[c] = inverse;
 }
 
-/* dx = (dy - mean(dy) - (x - mean) * inverse^2 * mean(dy * (x - mean))) * inverse * gamma, with the
- * means only for batch statistics. */
+/* Computes the gradients of gamma and beta, and the coefficients of
+ * dx = (dy - mean(dy) - (x - mean) * inverse^2 * mean(dy * (x - mean))) * inverse * gamma.
+ * Without batch statistics, the terms with means over the batch are 0. */
 template <class T, class C>
 __global__ void gradients_kernel(batch_norm<T, C> t) {
   int64_t c = (int64_t)blockIdx.x * WARP + threadIdx.x, channels = t.e.channels;
@@ -564,7 +573,7 @@ __global__ void gradients_kernel(batch_norm<T, C> t) {
     });
   if (c >= channels || threadIdx.y) return;
   double sum = totals[0], product = totals[1];
-  if (t.batch_stats && count > 0) product -= totals[2] / count * sum; /* about the unrounded mean */
+  if (t.batch_stats && count > 0) product -= totals[2] / count * sum; /* for the unrounded mean */
   C inverse = t.inverse[c], gamma = t.gamma ? t.gamma[c] : (C)1;
   t.center[c] = t.mean[c];
   t.scale[c] = inverse * gamma;
@@ -614,7 +623,7 @@ mpg_status prepare(const mpg_kernel_call *call, batch_norm<T, C> *t, int axis) {
   return MPG_OK;
 }
 
-/* Launches blocks for rows and tiles of channels. */
+/* Launches a channels-last kernel: blocks along x for rows, along y for tiles of channels. */
 template <class T, class C>
 mpg_status launch_last(const mpg_kernel_call *call, const batch_norm<T, C> &t,
                        void (*kernel)(batch_norm<T, C>), int64_t rows_per_block) {
@@ -624,7 +633,7 @@ mpg_status launch_last(const mpg_kernel_call *call, const batch_norm<T, C> &t,
       block(1u << t.e.across, MPG_CUDA_THREADS >> t.e.across);
   return mpg_cuda_launch(call, kernel, grid, block, 0, t);
 }
-/* Launches blocks for channels and chunks. */
+/* Launches a channels-first kernel: blocks along x for channels, along y for chunks. */
 template <class T, class C>
 mpg_status launch_first(const mpg_kernel_call *call, const batch_norm<T, C> &t,
                         void (*kernel)(batch_norm<T, C>)) {
@@ -717,7 +726,7 @@ mpg_status run_forward(const mpg_kernel_call *call, bool fix_gamma, bool use_glo
   t.inverse = (C *)call->outputs[2].data;
   t.mask = relu ? (uint8_t *)call->outputs[3].data : NULL;
   MPG_TRY(prepare(call, &t, axis));
-  /* An empty batch has no statistics. */
+  /* An empty batch has no statistics, so the moving averages are used. */
   t.batch_stats = call->train && !use_global_stats && t.e.outer * t.e.inner > 0;
   return run(call, t);
 }

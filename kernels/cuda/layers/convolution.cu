@@ -1,6 +1,7 @@
-/* Convolution, its gradients and deconvolution, by cuDNN (cudnn.cu), which takes all arrays
- * channels-first or all channels-last, or by plain sums if cuDNN has no implementation. Unaligned
- * arrays are copied, so that alignment does not affect the choice of algorithm. */
+/* Convolution, its gradients, and deconvolution. cuDNN computes them (vendor/cudnn.cu), or plain
+ * sums if cuDNN has no implementation. cuDNN requires all arrays to be channels-first or all
+ * channels-last, so in mixed layouts the weight is transposed. Unaligned arrays are copied, so that
+ * alignment does not affect the choice of algorithm. */
 #include "kernels/cuda/cuda.h"
 extern "C" {
 #include "kernels/cuda/array/move.h"
@@ -12,12 +13,12 @@ namespace {
 
 enum { DATA, WEIGHT, OUT, BIAS, ARRAYS };
 
-/* --- Plain sums: one thread per element of the result, or one block per element of the weight - */
+/* --- Plain sums: a thread per result element; for weight gradients, a block per element ------- */
 struct plain : mpg_window {  /* three axes */
   int64_t channels, filters; /* per group */
   int64_t groups, batch;
-  int64_t plane, places, window;
-  /* strides */
+  int64_t plane, places, window; /* elements per plane of data, plane of out, and window */
+  /* Strides, per channel and per element of a plane or window. */
   int64_t data_channel, data_space, weight_channel, weight_space, out_channel, out_space;
 };
 
@@ -27,8 +28,8 @@ __device__ __forceinline__ void split(int64_t i, const int64_t *sizes, int64_t *
   at[0] = i / sizes[2] / sizes[1];
 }
 
-/* Returns the position in the data's plane of window element k for output position p, or -1 in the
- * padding. */
+/* Returns the index in the data's plane of window element k, for output position p. Returns -1 if
+ * it is in the padding. */
 __device__ __forceinline__ int64_t data_of(const plain &t, const int64_t *p, int64_t k) {
   int64_t w[3], at = 0;
   split(k, t.kernel, w);
@@ -175,7 +176,7 @@ mpg_status add_bias(const mpg_kernel_call *call, const void *bias, int64_t chann
 
 /* --- cuDNN ------------------------------------------------------------------------------------ */
 
-/* Transposes (filters, channels, window) to (filters, window, channels). */
+/* Transposes (outer, a, b) to (outer, b, a), to change the layout of a weight. */
 mpg_status exchange(const mpg_kernel_call *call, int64_t outer, int64_t a, int64_t b,
                     const void *in, void *out, size_t item) {
   mpg_move move = {};
@@ -185,8 +186,8 @@ mpg_status exchange(const mpg_kernel_call *call, int64_t outer, int64_t a, int64
   return mpg_cuda_move(call, &move, in, out, item);
 }
 
-/* Runs cuDNN. *done is false if cuDNN has no implementation; *added is set if the result includes
- * the bias (arrays[BIAS], or NULL). */
+/* Runs cuDNN. *done receives false if cuDNN has no implementation. *added receives true if the
+ * result includes the bias arrays[BIAS] (NULL for none). */
 mpg_status by_library(const mpg_kernel_call *call, mpg_convolution c, mpg_cuda_direction direction,
                       mpg_dtype dtype, void *const *arrays, const int64_t *sizes, bool *done,
                       bool *added) {
@@ -234,7 +235,8 @@ mpg_status by_library(const mpg_kernel_call *call, mpg_convolution c, mpg_cuda_d
   return mpg_cuda_copy(call, used[result], arrays[result], (size_t)sizes[result] * item);
 }
 
-/* Runs a convolution. arrays[BIAS] has the result's channels, or is NULL. */
+/* Computes a convolution or one of its gradients. arrays[BIAS] has one element per channel of the
+ * result, or is NULL. */
 mpg_status run(const mpg_kernel_call *call, const mpg_convolution *c, mpg_cuda_direction direction,
                void *const *arrays) {
   const mpg_view *out = &call->outputs[0];
@@ -272,7 +274,7 @@ mpg_status mpg_cuda_convolution(const mpg_kernel_call *call) {
   return run(call, &c, MPG_CUDA_FORWARD, arrays);
 }
 
-/* Gradient with respect to the data, and the forward pass of Deconvolution. */
+/* Computes a convolution's gradient of the data, which is also Deconvolution's forward pass. */
 mpg_status mpg_cuda_convolution_backward_data(const mpg_kernel_call *call) {
   const mpg_view *out_grad = &call->inputs[0], *weight = &call->inputs[1],
                  *data = &call->outputs[0];

@@ -1,5 +1,5 @@
 /* Correlation of an image with displacements of a second image, and its gradients.
- * csrc/op/vision/correlation.c defines the pairs of pixels. One thread per element of the
+ * csrc/op/vision/correlation.c defines which pixels are paired. One thread per element of the
  * result. */
 #include "kernels/cuda/cuda.h"
 
@@ -22,8 +22,8 @@ displaced displaced_of(const mpg_kernel_call *call, const mpg_shape *first,
   return t;
 }
 
-/* Returns the position in a plane of the second image that (i, j) of the first meets at a
- * displacement. */
+/* Returns the index, in a plane of the second image, of the pixel that is paired with pixel (i, j)
+ * of the first image at displacement d. */
 __device__ int64_t meets(const displaced &t, int64_t i, int64_t j, int64_t d) {
   int64_t down = (d / t.across - t.radius) * t.stride, right = (d % t.across - t.radius) * t.stride;
   return (t.most + i * t.step + down) * t.width + t.most + j * t.step + right;

@@ -1,18 +1,19 @@
-/* Connectionist temporal classification (CTC); kernels/cpu/layers/ctc.c defines the algorithm. A
- * warp computes the total of a frame. A block computes a sample: its threads are the states, and it
- * iterates over the frames. In double. An out-of-range length or label fails a device-side
- * assertion and is treated as the nearest valid one. */
+/* Connectionist temporal classification (CTC); kernels/cpu/layers/ctc.c explains the algorithm. A
+ * first kernel computes each frame's log-sum-exp, one warp per frame. Then a block processes each
+ * sample: it iterates over the frames, with one thread per state. All sums are in double. An
+ * out-of-range length or label fails a device-side assertion and is treated as the nearest valid
+ * one. */
 #include "kernels/cuda/access.h"
 #include "kernels/cuda/runtime/device_assert.h"
 
 namespace {
 
 struct ctc {
-  /* frames and labels are lengths; data NULL means all frames, and labels up to the first
-   * padding */
+  /* `frames` and `labels` are the samples' lengths. If frames.data is NULL, all frames are used. If
+   * labels.data is NULL, a sample's labels end at the first `padding`. */
   mpg_untyped data, label, frames, labels, grad, out;
   int64_t time, batch, classes, length, blank, padding;
-  double *totals, *scratch; /* scratch: `each` doubles per sample */
+  double *totals, *scratch; /* totals: log-sum-exp per frame; scratch: `each` doubles per sample */
   int64_t each;
 };
 
@@ -29,7 +30,7 @@ __device__ int64_t within(int64_t value, int64_t most) {
   return value < 0 ? 0 : value > most ? most : value;
 }
 
-/* Returns log(exp(a) + exp(b) + exp(c)); NaN if one is NaN. */
+/* Returns log(exp(a) + exp(b) + exp(c)), or NaN if one of them is NaN. */
 __device__ double log_sum(double a, double b, double c) {
   double most = a > b ? a : b;
   most = most > c ? most : c;
@@ -37,7 +38,7 @@ __device__ double log_sum(double a, double b, double c) {
   return most + log(exp(a - most) + exp(b - most) + exp(c - most));
 }
 
-/* Computes the logarithm of the sum of exponentials of a frame's scores. */
+/* Computes the log-sum-exp of each frame's scores. */
 __global__ void totals_kernel(ctc t) {
   int64_t frame = MPG_CUDA_INDEX >> 5;
   int lane = threadIdx.x & 31;
@@ -52,7 +53,7 @@ __global__ void totals_kernel(ctc t) {
   if (lane == 0) t.totals[frame] = most == -INFINITY ? most : most + log(sum);
 }
 
-/* Finds the first sample with a value out of range. */
+/* Records the first sample that has a length or label out of range. */
 __global__ void check_kernel(ctc t, unsigned long long *bad) {
   int64_t n = MPG_CUDA_INDEX;
   if (n >= t.batch) return;
@@ -77,12 +78,13 @@ __global__ void refuse_kernel(ctc t, const unsigned long long *bad, mpg_cuda_ass
   }
 }
 
-/* One sample, processed by a block. alpha holds all frames, or two alternating ones. */
+/* A block's sample. `alpha` has the forward variables: of all frames for backward, else of two
+ * frames, which alternate. */
 struct sample {
   int64_t n, frames, count, states, row;
   double *alpha, *beta, *after, *shares;
-  /* Per state. next is the next state of the same class or -1, stored as -3 - next if the class has
-   * an earlier state. */
+  /* Per state. `next` links the states of a class: the next state of the same class, or -1. It is
+   * stored as -3 - next (less than -1) unless the state is the first of its class. */
   int64_t *classes, *next;
 };
 
@@ -101,12 +103,12 @@ __device__ sample sample_of(const ctc &t, bool back) {
     s.classes[i] =
         i & 1 ? within(mpg_cuda_index_at(t.label, s.n * t.length + i / 2), t.classes - 1) : t.blank;
   __syncthreads();
-  int64_t needed = s.count; /* one frame per label, and one between equal neighbors */
+  int64_t needed = s.count; /* a frame per label, and one for each blank between equal labels */
   for (int64_t i = 1; i < s.count; i++) needed += s.classes[2 * i + 1] == s.classes[2 * i - 1];
   if (needed > s.frames) s.frames = 0;
   return s;
 }
-/* True if a label may follow the previous one without a blank in between. */
+/* True if state s may follow state s - 2, skipping the blank in between: two different labels. */
 __device__ bool skips(const sample &x, int64_t s) {
   return (s & 1) && s >= 3 && x.classes[s] != x.classes[s - 2];
 }
@@ -136,12 +138,12 @@ __global__ void loss_kernel(ctc t) {
     t.out.store(x.n, x.frames ? -ended(x.alpha + (x.frames - 1) % 2 * x.row, x.states) : 0.0);
 }
 
-/* Computes the gradient of the scores: softmax minus the probability that the frame is in a state
- * of the class, given the labels. */
+/* Computes the gradient of the scores: the softmax, minus the probability, given the labels, that
+ * the frame is in a state of the class. */
 __global__ void back_kernel(ctc t) {
   sample x = sample_of(t, true);
   double head = t.grad.load<double>(x.n), likelihood = 0;
-  /* The thread of a class's first state adds all states of the class, in order. */
+  /* Links the states of each class, so that one thread can add their probabilities in order. */
   for (int64_t s = threadIdx.x; s < x.states; s += blockDim.x) {
     int64_t next = -1;
     for (int64_t k = x.states - 1; k > s; k--)
@@ -157,14 +159,14 @@ __global__ void back_kernel(ctc t) {
     advance(t, x, f, x.alpha + (f - 1) * x.row, x.alpha + f * x.row);
   __syncthreads();
   if (x.frames) likelihood = ended(x.alpha + (x.frames - 1) * x.row, x.states);
-  int64_t frames = likelihood == -INFINITY ? 0 : x.frames; /* no path: the gradient is 0 */
+  int64_t frames = likelihood == -INFINITY ? 0 : x.frames; /* without a path, the gradient is 0 */
   for (int64_t f = t.time - 1; f >= 0; f--) {
     int64_t frame = f * t.batch + x.n, at = frame * t.classes;
     if (f >= frames) {
       for (int64_t k = threadIdx.x; k < t.classes; k += blockDim.x) t.out.store(at + k, 0.0);
       continue;
     }
-    /* `after` holds the next frame's beta plus its scores. */
+    /* `after` has the next frame's beta plus the log-probabilities of its states. */
     for (int64_t s = threadIdx.x; s < x.states; s += blockDim.x) {
       if (f == frames - 1)
         x.beta[s] = s >= x.states - 2 ? 0 : -INFINITY;

@@ -1,6 +1,7 @@
-/* Object detection, like kernels/cpu/layers/detection.c. The boxes of all samples are sorted
- * together by descending scores. Non-maximum suppression runs tile by tile: one block per sample
- * decides within a tile, then many blocks remove the later boxes that the tile suppresses. */
+/* Object detection, like kernels/cpu/layers/detection.c. One sort orders the boxes of all samples
+ * by descending score. Non-maximum suppression processes tiles of TILE boxes in that order: one
+ * block per sample decides which boxes of the tile stay, then many blocks remove the later boxes
+ * that the tile's boxes suppress. */
 #include "kernels/cuda/array/radix_sort.h"
 
 extern "C" {
@@ -11,8 +12,8 @@ namespace {
 
 enum { TILE = MPG_CUDA_THREADS };
 
-/* Returns the number of earlier threads in the block whose flag is set. `flags` has one per
- * thread. */
+/* Returns the number of threads before this one in the block whose flag is set. `flags` is scratch
+ * memory with an element per thread. */
 __device__ __forceinline__ int count_before(bool flag, bool *flags) {
   int before = 0;
   flags[threadIdx.x] = flag;
@@ -22,9 +23,10 @@ __device__ __forceinline__ int count_before(bool flag, bool *flags) {
 }
 
 /* --- Non-maximum suppression ------------------------------------------------------------------ */
-/* `order` has the places of boxes by rank, `boxes` per sample; a suppressed box is stored as
- * ~place. S provides load(place, &box), which returns true for a candidate, covers(one, other), and
- * stay(sample, stays, place). */
+/* `order` has the boxes' indices by rank, s.boxes per sample. A suppressed box has the bitwise
+ * complement of its index. S provides load(index, &box), which returns false if the box is not a
+ * candidate, covers(one, other), which returns true if box `one` suppresses `other`, and
+ * stay(sample, stays, index), which receives the decision. */
 
 template <class S>
 __global__ void within_kernel(S s, int32_t *order, int64_t looked, int64_t first) {
@@ -65,7 +67,7 @@ __global__ void behind_kernel(S s, int32_t *order, int64_t looked, int64_t first
     }
 }
 
-/* Suppresses boxes among the first `looked` ranks. */
+/* Runs non-maximum suppression on the first `looked` ranks of each sample. */
 template <class S>
 mpg_status suppress(const mpg_kernel_call *call, const S &s, int64_t samples, int32_t *order,
                     int64_t looked) {
@@ -88,7 +90,7 @@ struct scored_rows {
   int64_t boxes, width;
   bool wide;
   int64_t *record;
-  uint32_t *kept; /* per sample, so far */
+  uint32_t *kept; /* number of boxes kept so far, per sample */
   __device__ bool load(int64_t place, mpg_box *box) const {
     return mpg_nms_candidate(&p, &data, place * width, wide, box);
   }
@@ -172,7 +174,7 @@ __global__ void detect_kernel(detections t, mpg_cuda_rows rows) {
   rows.put(at, box.id >= 0 ? ~key : UINT64_MAX);
 }
 
-/* Lists the places of a sample's detections in order, then -1. */
+/* Stores the indices of a sample's detections in ascending order, followed by -1. */
 __global__ void list_kernel(detections t, int32_t *list) {
   __shared__ bool flags[TILE];
   int64_t first = (int64_t)blockIdx.x * t.boxes, listed = 0;
@@ -186,7 +188,7 @@ __global__ void list_kernel(detections t, int32_t *list) {
   for (int64_t i = listed + threadIdx.x; i < t.boxes; i += TILE) list[first + i] = -1;
 }
 
-/* Writes the first `looked` detections by rank, the rest in original order. */
+/* Stores the detections: the first `looked` by rank, the rest in their original order. */
 __global__ void detections_kernel(detections t, const int32_t *order, const int32_t *list,
                                   int64_t looked, int64_t count, mpg_view out) {
   int64_t at = MPG_CUDA_INDEX;
@@ -223,7 +225,7 @@ __global__ void prior_kernel(mpg_multibox_prior_params p, int64_t height, int64_
 
 /* --- MultiBoxTarget --------------------------------------------------------------------------- */
 
-enum { NONE = -1, CANDIDATE = -2 }; /* candidate for background */
+enum { NONE = -1, CANDIDATE = -2 }; /* CANDIDATE: may become background */
 
 struct nearest {
   double overlap;
@@ -235,9 +237,9 @@ struct targets {
   mpg_multibox_target_params p;
   int64_t samples, boxes, others, width;
   bool wide;
-  uint32_t *objects, *positive; /* per sample; anchors with objects */
-  nearest *best;                /* per object, among the free anchors; negative: it has an anchor */
-  int64_t *match;               /* per anchor: its object, or NONE or CANDIDATE */
+  uint32_t *objects, *positive; /* per sample: number of objects, and of anchors with an object */
+  nearest *best;                /* per object: the nearest free anchor; -1 once it has an anchor */
+  int64_t *match;               /* per anchor: its object, NONE or CANDIDATE */
   __device__ mpg_box anchor(int64_t j) const {
     return mpg_box_at(&inputs[0], 4 * j, MPG_CORNER, true, wide);
   }
@@ -246,8 +248,8 @@ struct targets {
   }
 };
 
-/* Returns to all threads the free anchor with the largest overlap with an object, the first of
- * equal ones. */
+/* Finds the free anchor that overlaps most with an object, the first one if several are equal. All
+ * threads of the block must call it, and all get the result. */
 __device__ nearest nearest_anchor(const targets &t, int64_t n, int64_t k) {
   mpg_box object = t.object(n, k);
   nearest own = {(double)1e-6f, INT64_MAX};
@@ -263,7 +265,8 @@ __device__ nearest nearest_anchor(const targets &t, int64_t n, int64_t k) {
   return {most, anchor == INT64_MAX ? -1 : anchor};
 }
 
-/* One block per object. */
+/* Counts the objects of each sample and finds the nearest anchor of each object. One block per
+ * object. */
 __global__ void nearest_kernel(targets t) {
   for (int64_t i = blockIdx.x; i < t.samples * t.others; i += gridDim.x) {
     int64_t n = i / t.others, k = i % t.others, objects = t.others;
@@ -277,8 +280,8 @@ __global__ void nearest_kernel(targets t) {
   }
 }
 
-/* Greedy matching: repeatedly assigns the free anchor and object with the largest overlap of all
- * pairs; ties go to the first anchor, then to its first object. One block per sample. */
+/* Greedy matching: repeatedly assigns the pair of free anchor and object that overlaps most. Ties
+ * go to the first anchor, then to the first object. One block per sample. */
 __global__ void match_kernel(targets t) {
   int64_t n = blockIdx.x, objects = t.objects[n], matched = 0;
   nearest *best = t.best + n * t.others;
@@ -309,8 +312,8 @@ __global__ void match_kernel(targets t) {
   if (threadIdx.x == 0) t.positive[n] = (uint32_t)matched;
 }
 
-/* Assigns objects to the remaining anchors, and ranks candidates for background: least confident
- * first. */
+/* Assigns objects to the remaining anchors that overlap enough with one. Computes the sort keys of
+ * background candidates, by ascending background confidence. */
 __global__ void classify_kernel(targets t, mpg_cuda_rows rows) {
   int64_t at = MPG_CUDA_INDEX, n = at / t.boxes, j = at % t.boxes, best = 0;
   if (at >= t.samples * t.boxes) return;
@@ -336,7 +339,8 @@ __global__ void classify_kernel(targets t, mpg_cuda_rows rows) {
   rows.put(at, t.match[at] == CANDIDATE ? key : UINT64_MAX);
 }
 
-/* `order` has the anchors by background confidence; NULL keeps their order. */
+/* Stores the targets of all anchors. `order` has the anchors by background confidence, for negative
+ * mining; without mining it is NULL. */
 __global__ void targets_kernel(targets t, const int32_t *order) {
   int64_t at = MPG_CUDA_INDEX, n = at / t.boxes;
   if (at >= t.samples * t.boxes) return;
@@ -389,7 +393,8 @@ mpg_status mpg_cuda_box_nms(const mpg_kernel_call *call) {
                          call->outputs[0], count);
 }
 
-/* A record's rows are distinct, as box_nms writes them. */
+/* Each row of the data receives at most one gradient, since the indices in a record are distinct.
+ * So no atomics are needed. */
 mpg_status mpg_cuda_box_nms_back(const mpg_kernel_call *call) {
   const mpg_view *grad = &call->inputs[0], *out = &call->outputs[0];
   const int64_t *end = grad->desc.shape.dims + grad->desc.shape.ndim;

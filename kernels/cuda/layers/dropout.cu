@@ -1,5 +1,4 @@
-/* Dropout. A thread has eight adjacent elements, which usually take their words from two Philox
- * blocks. */
+/* Dropout. A thread processes eight adjacent elements, so it usually computes two Philox blocks. */
 #include "kernels/cuda/access.h"
 #include "kernels/cuda/neighbours.h"
 #include "kernels/cuda/dropout.h"
@@ -10,17 +9,18 @@ enum { EACH = 8 };
 
 struct plan {
   mpg_cuda_key key;
-  const uint64_t *draw; /* a key stored by mpg_cuda_write_key, or NULL */
+  const uint64_t *draw; /* key in device memory (mpg_cuda_write_key); NULL to use `key` */
   double scale;
   uint32_t threshold;
-  /* Part of an array: `part` contiguous elements of every `whole`, from `begin` on. part 0 means
-   * the whole array. */
+  /* The data may be a part of a larger array, whose mask positions are drawn: of every `whole`
+   * elements, the `part` elements from `begin` on. If part is 0, the data is the whole array. */
   int64_t part, whole, begin;
-  int ndim; /* for a mask shared along axes; 0 if the mask has the data's shape */
+  int ndim; /* of the data, if the mask is broadcast; 0 if the mask has the data's shape */
   int64_t dims[MPG_MAX_NDIM], strides[MPG_MAX_NDIM];
 };
 
-/* Draws mask elements [first, first + count), count <= EACH, one byte each. */
+/* Draws mask elements [first, first + count), where count <= EACH. Returns them as bytes of a word,
+ * the first in the lowest byte. */
 __device__ __forceinline__ uint64_t draw(const plan &p, mpg_random_key key, int64_t first,
                                          int count) {
   mpg_dropout_draw drawn(key);
@@ -46,8 +46,9 @@ __global__ void mask_kernel(plan p, uint8_t *mask, int64_t count) {
   }
 }
 
-/* Draws the mask and applies it. FULL accesses 16 bytes at a time if contiguous elements are
- * contiguous in the whole array, and the first one begins a Philox block. */
+/* Draws the mask and applies it. If FULL, elements are accessed 16 bytes at a time, and eight
+ * elements take their random words from exactly two Philox blocks. That requires that the data is
+ * the whole array and begins with a new block; otherwise elements are processed one by one. */
 template <class T, class C, bool FULL>
 __global__ void dropout_kernel(plan p, const T *in, T *out, uint8_t *mask, int64_t count) {
   mpg_random_key key = key_of(p);
@@ -84,7 +85,7 @@ __global__ void dropout_kernel(plan p, const T *in, T *out, uint8_t *mask, int64
   }
 }
 
-/* Applies and scales with a mask of the data's shape. */
+/* Multiplies kept elements by the scale and zeroes dropped ones. The mask has the data's shape. */
 template <class T, class C, bool FULL>
 __global__ void apply_kernel(plan p, const T *in, T *out, const uint8_t *mask, int64_t count) {
   C scale = (C)p.scale;
@@ -105,7 +106,7 @@ __global__ void apply_kernel(plan p, const T *in, T *out, const uint8_t *mask, i
       out[k] = mpg_to<T>(mask[k] ? mpg_to<C>(in[k]) * scale : (C)0);
 }
 
-/* Applies and scales with a mask that is shared along axes. */
+/* Like apply_kernel, with a mask that is broadcast along axes. */
 template <class T, class C, class I>
 __global__ void apply_shared_kernel(plan p, const T *in, T *out, const uint8_t *mask,
                                     int64_t count) {

@@ -5,7 +5,7 @@ namespace {
 
 enum { NORMALIZE_BATCH, NORMALIZE_NULL, NORMALIZE_VALID };
 
-/* Counts the labels that are not `ignored`. Runs in one block. */
+/* Counts the labels that are not `ignored`; the result is at least 1. Runs in one block. */
 __global__ void count_kernel(mpg_untyped labels, int64_t count, int64_t ignored, int64_t *result) {
   int64_t own = 0;
   for (int64_t i = threadIdx.x; i < count; i += blockDim.x)
@@ -15,14 +15,14 @@ __global__ void count_kernel(mpg_untyped labels, int64_t count, int64_t ignored,
 }
 
 struct softmax_back {
-  mpg_untyped output, label, grad, out; /* grad.data is NULL if none */
+  mpg_untyped output, label, grad, out; /* grad.data may be NULL, which means 1 */
   int64_t classes, after, ignored;
   double scale, alpha;
   bool use_ignore;
-  const int64_t *divisor; /* counted on the device; NULL if none */
+  const int64_t *divisor; /* in device memory, from count_kernel; NULL for 1 */
 };
 
-/* Computes positions (row, after), which have one label each. */
+/* Computes the gradient for class labels. Each position (row, after) has one label. */
 __global__ void softmax_back_kernel(softmax_back p, int64_t count) {
   int64_t i = MPG_CUDA_INDEX; /* (row, class, after) */
   if (i >= count) return;

@@ -1,9 +1,10 @@
-/* LayerNorm, GroupNorm and InstanceNorm, L2Normalization, LRN.
+/* LayerNorm, GroupNorm, InstanceNorm and L2Normalization.
  *
  * Contiguous rows are held in registers (rows.h) if they are short enough; otherwise a block
- * processes one row. Along other axes a thread processes one row, and adjacent threads adjacent
- * rows. Sums are in float (double for float64). Sums over rows (gradients of gamma and beta) are
- * split into chunks whose length depends on shapes only, and whose sums are added in order.
+ * processes one row. If rows are not contiguous, a thread processes one row, and adjacent threads
+ * process adjacent rows. Sums are in float (double for float64). Sums over rows (gradients of gamma
+ * and beta) are split into chunks whose length depends on shapes only, and the chunks' sums are
+ * added in a fixed order.
  */
 #include "kernels/cuda/access.h"
 #include "kernels/cuda/rows.h"
@@ -16,18 +17,18 @@ namespace {
 
 enum { WARP = 32, ROWS = 8, ROW_CHUNK = 256 };
 
-/* Returns the number of threads for a row of n. */
+/* Returns the number of threads of a block that processes a row of n elements. */
 unsigned threads_of(int64_t n) { return n <= 64 ? 32 : n <= 512 ? 128 : MPG_CUDA_THREADS; }
 
-/* Data as (outer, n, inner), normalized along n. */
+/* Arguments of a normalization along n. The data is (outer, n, inner). */
 template <class T>
 struct layer_norm {
   int64_t outer, n, inner;
   double eps;
   const T *x, *dy, *gamma, *beta;
   T *y, *dgamma, *dbeta;
-  void *mean, *deviation; /* one number per row, in the computing type */
-  bool rounded;           /* type T instead; only for outputs */
+  void *mean, *deviation; /* per row: mean and standard deviation, in the compute type */
+  bool rounded;           /* outputs `mean` and `deviation` are of type T instead */
 
   template <class C>
   __device__ __forceinline__ void put_moments(int64_t row, C mean_is, C deviation_is) const {
@@ -41,7 +42,8 @@ struct layer_norm {
   }
 };
 
-/* A row of `n` elements `step` apart, processed by all threads of a block (`whole`) or by one. */
+/* Threads that share a row: all threads of a block if `whole`, else a single thread. Defines the
+ * first element and the stride of a thread's loop over the row. */
 template <bool whole>
 struct row_threads {
   static __device__ __forceinline__ int first() { return whole ? threadIdx.x : 0; }
@@ -51,7 +53,7 @@ struct row_threads {
     return whole ? mpg_block_reduce(value, (C)0, mpg_plus()) : value;
   }
 };
-/* Returns the first row of the block, or of the thread. */
+/* Returns the first row of the block (`whole`) or of the thread. */
 template <bool whole>
 __device__ __forceinline__ int64_t first_row() {
   return whole ? (int64_t)blockIdx.x : MPG_CUDA_INDEX;
@@ -106,8 +108,8 @@ __global__ void layer_norm_back_kernel(layer_norm<T> t) {
   }
 }
 
-/* Computes partial sums of dgamma and dbeta for contiguous rows: each block has 32 columns of a
- * chunk of rows. partial: [chunk][2][n]. */
+/* Computes partial sums of dgamma and dbeta for contiguous rows. Each block sums 32 columns over a
+ * chunk of rows. `partial` is [chunk][2][n]. */
 template <class T, class C>
 __global__ void layer_norm_columns_kernel(layer_norm<T> t, C *partial) {
   __shared__ C parts[2][ROWS][WARP];
@@ -132,7 +134,8 @@ __global__ void layer_norm_columns_kernel(layer_norm<T> t, C *partial) {
   }
 }
 
-/* The same for an inner axis: one block per position along it. One chunk. */
+/* Computes the same sums for rows that are not contiguous, in a single chunk. One block per
+ * position along the axis. */
 template <class T, class C>
 __global__ void layer_norm_affine_kernel(layer_norm<T> t, C *partial) {
   for (int64_t k = blockIdx.x; k < t.n; k += gridDim.x) {
@@ -188,8 +191,8 @@ __global__ void __launch_bounds__(MPG_CUDA_THREADS)
   if (n && R::me() == 0) t.put_moments(row, mean, deviation);
 }
 
-/* Computes the gradient of the data, and a block's partial sums for gamma and beta. A block has
- * `each` rows. partial: [block][2][n]. */
+/* Computes the gradient of the data, and the block's partial sums of dgamma and dbeta. A block has
+ * `each` rows. `partial` is [block][2][n]. */
 template <class R>
 __global__ void __launch_bounds__(MPG_CUDA_THREADS, R::SIZE <= 16 ? 2 : 1)
     layer_norm_rows_back_kernel(layer_norm<typename R::element> t, int each, float *partial) {
@@ -235,7 +238,8 @@ __global__ void __launch_bounds__(MPG_CUDA_THREADS, R::SIZE <= 16 ? 2 : 1)
 }
 
 enum { TOTAL_ROWS = 16 };
-/* Adds the partial sums [chunk][2][n]: a block has 32 columns, and 16 threads share each. */
+/* Adds the partial sums [chunk][2][n] over chunks. A block has 32 columns, each of which is summed
+ * by 16 threads. blockIdx.y selects dgamma or dbeta. */
 template <class T, class C>
 __global__ void __launch_bounds__(WARP *TOTAL_ROWS)
     shares_kernel(const C *partial, int64_t chunks, int64_t n, T *dgamma, T *dbeta) {
@@ -255,7 +259,8 @@ __global__ void __launch_bounds__(WARP *TOTAL_ROWS)
   to[column] = mpg_to<T>((C)sum);
 }
 
-/* Adds the partial sums in order: for every chunk, entries k, k + n, k + 2 n, ... below `width`. */
+/* Adds partial sums [chunk][2][width] in order. Element k of the result is the sum of entries k,
+ * k + n, k + 2 n, ... of all chunks. */
 template <class T, class C>
 __global__ void totals_kernel(const C *partial, int64_t chunks, int64_t width, int64_t n, T *dgamma,
                               T *dbeta) {
@@ -279,7 +284,7 @@ void split_axis(const mpg_shape *shape, int64_t axis_param, int64_t *outer, int6
   *inner = mpg_shape_product(shape, axis + 1, shape->ndim);
 }
 
-/* Returns the arrays of a forward op (data, gamma, beta) and of its gradient. */
+/* Return the arrays of a forward op with inputs (data, gamma, beta), or of its gradient. */
 template <class T>
 layer_norm<T> forward_of(const mpg_kernel_call *call) {
   layer_norm<T> t = {};
@@ -306,12 +311,13 @@ layer_norm<T> backward_of(const mpg_kernel_call *call) {
   return t;
 }
 
-/* True if rows are held in registers. Depends on sizes and dtype only. */
+/* True if rows are held in registers. Depends on sizes and dtype only, so that alignment does not
+ * affect results. */
 template <class T>
 bool is_held(const layer_norm<T> &t) {
   return sizeof(mpg_compute_t<T>) == 4 && t.inner == 1 && t.n > 0 && t.n <= MPG_ROW_BLOCK;
 }
-/* True if rows can be loaded 16 bytes at a time. */
+/* True if all rows are aligned, so that they can be loaded 16 bytes at a time. */
 template <class T>
 bool is_full(const layer_norm<T> &t) {
   return t.n % mpg_pack<T>::COUNT == 0 && mpg_cuda_aligned(t.x) && mpg_cuda_aligned(t.dy) &&
@@ -352,7 +358,7 @@ mpg_status layer_norm_forward(const mpg_kernel_call *call) {
   return launch_rows(call, layer_norm_kernel<T, C, true>, layer_norm_kernel<T, C, false>, t);
 }
 
-/* Backward pass with rows in registers. */
+/* Runs LayerNorm's backward pass with rows in registers. */
 template <class T>
 mpg_status layer_norm_rows_backward(const mpg_kernel_call *call, const layer_norm<T> &t) {
   int each = mpg_layer_norm_rows(t.outer);
@@ -394,7 +400,7 @@ mpg_status layer_norm_backward(const mpg_kernel_call *call) {
   return add_shares(call, partial, chunks, t.n, t.dgamma, t.dbeta);
 }
 
-/* --- GroupNorm and InstanceNorm: rows of n elements; row r belongs to group r % inner --------- */
+/* --- GroupNorm and InstanceNorm: row r has n elements, and gamma and beta of index r % inner -- */
 
 template <class T, class C>
 __global__ void group_norm_kernel(layer_norm<T> t) {
@@ -408,7 +414,7 @@ __global__ void group_norm_kernel(layer_norm<T> t) {
       away += d;
       squares += d * d;
     }
-    /* Normalization subtracts the unrounded mean. */
+    /* Corrects the rounding error of the mean, so that normalization subtracts the exact mean. */
     double moved = (double)mpg_block_reduce(away, (C)0, mpg_plus()) / (double)n,
            exact = (double)mean + moved;
     double variance =
@@ -439,7 +445,7 @@ __global__ void group_norm_back_kernel(layer_norm<T> t, C *partial) {
     sum = mpg_block_reduce(sum, (C)0, mpg_plus());
     product = mpg_block_reduce(product, (C)0, mpg_plus());
     product = (C)((double)product - (double)mpg_block_reduce(away, (C)0, mpg_plus()) / (double)n *
-                                        (double)sum); /* about the unrounded mean */
+                                        (double)sum); /* for the unrounded mean */
     if (threadIdx.x == 0) {
       partial[row] = product * inverse;
       partial[t.outer + row] = sum;
@@ -505,7 +511,7 @@ __global__ void l2_kernel(layer_norm<T> t) {
   }
 }
 
-/* dx = (dy - x * slope) / norm, where slope = sum(x * dy) / norm^2. */
+/* Computes dx = (dy - x * slope) / norm, where slope = sum(x * dy) / norm^2. */
 template <class T, class C, bool whole>
 __global__ void l2_back_kernel(layer_norm<T> t) {
   typedef row_threads<whole> G;

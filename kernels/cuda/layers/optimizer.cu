@@ -1,7 +1,8 @@
-/* Parameter updates: the rules of kernels/common/update.def over several weights in one launch. A
- * launch passes its weights as a table by value, and a block processes a range of one weight.
- * Element i of every result depends only on element i of the inputs, so weights may be updated in
- * place. Rates and factors in device arrays are read on the device, without waiting.
+/* Parameter updates by the rules of kernels/common/update.def, for several weights in one launch.
+ * The weights are passed as a table by value. Each block processes a range of one weight. Element i
+ * of every result depends only on element i of the inputs, so weights may be updated in place.
+ * Learning rates and factors in device arrays are read by the kernel, so the host does not wait for
+ * them.
  */
 #include "kernels/cuda/access.h"
 #include "kernels/common/update.h"
@@ -10,11 +11,12 @@ namespace {
 
 enum { AT_ONCE = 32, ITEMS = 8, STRETCH = MPG_CUDA_THREADS * ITEMS, PACK = 4 };
 
+/* A weight and its arrays. */
 struct segment {
   const void *weight, *grad; /* weight: in mixed precision, the float32 copy */
   void *states[MPG_UPDATE_STATES], *out;
-  float *master;         /* mixed precision: second copy of the new weight; else NULL */
-  const float *rates[2]; /* device rate and weight decay; NULL: lr and wd */
+  float *master;         /* mixed precision: also receives the new weight; may be NULL */
+  const float *rates[2]; /* learning rate and weight decay on the device; NULL for lr and wd */
   int64_t count;
   double lr, wd;
   uint32_t first_block;
@@ -25,8 +27,10 @@ struct segment {
 struct table {
   int count, num_states;
   mpg_update_constants c;
-  mpg_untyped rescale;  /* data NULL: c.rescale; 0 or non-finite skips the update */
-  mpg_untyped norms[2]; /* LAMB: of weight and direction, which scale the rate; data NULL: none */
+  /* Views whose data is NULL are not used. `rescale` replaces c.rescale; 0 or a non-finite value
+   * skips the update. `norms` (LAMB) are those of weight and direction, which scale the rate. */
+  mpg_untyped rescale;
+  mpg_untyped norms[2];
   double bounds[2];
   segment segments[AT_ONCE];
 };
@@ -34,7 +38,8 @@ struct table {
 MPG_HOST_DEVICE float root_of(float x) { return sqrtf(x); }
 MPG_HOST_DEVICE double root_of(double x) { return sqrt(x); }
 
-/* One struct per rule: at(constants, weight, gradient, states, rates). */
+/* Arguments of a rule. STEP generates a struct per rule, whose at(numbers, weight, gradient,
+ * states) returns the new weight and updates the states. */
 template <class T>
 struct numbers {
   T lr, wd, rescale, bound;
@@ -69,7 +74,7 @@ namespace rule {
 #include "kernels/common/update.def"
 }
 
-/* Identifies a rule, for its number of states. */
+/* Maps a rule's struct to its enum value, by which states_of returns its number of states. */
 template <class R>
 struct rule_id;
 #define STEP(name, ...)                                   \
@@ -85,7 +90,8 @@ __host__ __device__ constexpr int states_of(mpg_update_rule which) {
   return 0;
 }
 
-/* Views of a segment's arrays, with a compile-time dtype or any dtype. */
+/* Views of a segment's arrays whose dtype is known at compile time (array<D>) or at run time
+ * (array<any>). */
 struct any {};
 template <class D>
 struct array {
@@ -100,7 +106,7 @@ struct array<any> {
   }
 };
 
-/* Loads N elements from i on: one, or PACK in one access. */
+/* load_few and store_few access N elements from i on; N is 1, or PACK in one memory access. */
 template <class D>
 struct alignas(PACK * sizeof(D)) few {
   D values[PACK];
@@ -118,7 +124,7 @@ template <int N, class T>
 __device__ __forceinline__ void load_few(const mpg_untyped &from, int64_t i, T (&to)[N]) {
   for (int k = 0; k < N; k++) to[k] = from.load<T>(i + k);
 }
-/* Stores in one access; the compiler may split the assignment of a struct. */
+/* Stores with one instruction, whereas the compiler may split the assignment of a struct. */
 __device__ __forceinline__ void store_words(void *to, const uint32_t (&words)[2]) {
 #ifdef __CUDA_ARCH__
   asm volatile("st.global.v2.b32 [%0], {%1, %2};"
@@ -149,7 +155,8 @@ __device__ __forceinline__ void store_few(const mpg_untyped &to, int64_t i, cons
   for (int k = 0; k < N; k++) to.store(i + k, from[k]);
 }
 
-/* W, G, O: dtypes of weight and states, gradient, and result. */
+/* Updates N elements. T is the compute type, W the dtype of weight and states, G that of the
+ * gradient, O that of the result. */
 template <int N, class R, class T, class W, class G, class O>
 __device__ __forceinline__ void update_few(const segment &s, const numbers<T> &n, int64_t i) {
   enum { STATES = states_of(rule_id<R>::value) };
@@ -216,8 +223,9 @@ __global__ void update_kernel(table t) {
     update_few<1, R, T, W, G, O>(s, n, i);
 }
 
-/* Dtypes with their own kernels: one dtype for weights, gradients and results, or halves with a
- * float32 copy. All others are computed in float or double. */
+/* Combinations of dtypes with their own kernels: the same dtype for weights, gradients and results,
+ * or a 16-bit dtype with float32 copies (BY_COPY). All other combinations use ANY or ANY_DOUBLE,
+ * which access memory by run-time dtype and compute in float or double. */
 enum { OF_FLOATS, OF_BFLOATS, OF_HALVES, BFLOATS_BY_COPY, HALVES_BY_COPY, ANY, ANY_DOUBLE, KINDS };
 int kind_of(const segment &s) {
   const int weight = s.weight_dtype, grad = s.grad_dtype, out = s.out_dtype;
@@ -267,7 +275,7 @@ bool aligned_to_pack(const void *data, int dtype) {
   return (uintptr_t)data % (PACK * mpg_dtype_size((mpg_dtype)dtype)) == 0;
 }
 
-/* Returns the segment for inputs [weight, grad, states..., float32 copy if mixed]. */
+/* Returns the segment of a weight with inputs [weight, grad, states..., float32 copy if mixed]. */
 segment segment_of(const mpg_view *inputs, const mpg_view *out, int num_states, bool mixed,
                    double lr, double wd) {
   const mpg_view *weight = mixed ? &inputs[2 + num_states] : &inputs[0];
@@ -289,7 +297,7 @@ segment segment_of(const mpg_view *inputs, const mpg_view *out, int num_states, 
   return s;
 }
 
-/* Updates weights of the same kind together. */
+/* Updates all segments, with one launch for each kind of dtypes. */
 mpg_status run(const mpg_kernel_call *call, mpg_update_rule which, table *t,
                const segment *segments, int count) {
   for (int kind = 0; kind < KINDS; kind++) {

@@ -1,6 +1,7 @@
-/* Pooling. cuDNN's semantics differ from MXNet's (windows beyond the padding, sums, Lp norms, the
- * choice among equal maxima), so it is implemented here. Forward and backward gather, so that the
- * order of sums is fixed: the elements of a window, or the windows that contain an element. */
+/* Pooling. cuDNN is not used, since its semantics differ from MXNet's in windows that extend beyond
+ * the padding, sums, Lp norms, and the choice among equal maxima. Each thread gathers the inputs of
+ * its result, so that the order of sums is fixed: forward, the elements of a window; backward, the
+ * windows that contain an element. */
 #include <float.h>
 
 #include "kernels/cuda/cuda.h"
@@ -13,12 +14,15 @@ namespace {
 
 enum { POOL_AVG, POOL_LP, POOL_MAX, POOL_SUM }; /* pool_type */
 enum kind { MAX, SUM, SQUARES, CUBES };
-enum { EIGHT = 8 }; /* channels per thread, if they are last */
-/* Elements of a window shared by a warp, if adjacent elements are contiguous in memory. */
+enum { EIGHT = 8 }; /* channels per thread, if channels are last */
+/* Minimum number of elements of a window that a warp shares. Only for channels-first data, where
+ * adjacent elements are contiguous in memory. */
 enum { WARP_WINDOW = 64 };
 
-struct pooling : mpg_window {              /* three axes */
-  int64_t channels, planes, plane, places; /* planes: with channels last, each has all channels */
+/* Sizes, with three axes. There are `planes` planes of `plane` elements and `places` windows; if
+ * channels are last, a plane includes all channels. */
+struct pooling : mpg_window {
+  int64_t channels, planes, plane, places;
   bool last, count_pad, average;
 };
 
@@ -45,7 +49,7 @@ __device__ __forceinline__ void set_window(const pooling &t, place &p) {
   p.counted = t.count_pad ? span : inside;
 }
 
-/* Returns the plane's first element and the window of result element i. */
+/* Returns the window of result element i. */
 __device__ __forceinline__ place place_of(const pooling &t, int64_t i) {
   place p;
   int64_t window, plane = 0, channel = 0;
@@ -76,11 +80,12 @@ MPG_HOST_DEVICE float lowest(const mpg_bfloat16 *) { return -0x1.fep127f; }
 MPG_HOST_DEVICE float root(float x, kind k) { return k == SQUARES ? sqrtf(x) : cbrtf(x); }
 MPG_HOST_DEVICE double root(double x, kind k) { return k == SQUARES ? sqrt(x) : cbrt(x); }
 
-/* The first of the largest elements (the last NaN if there is one), or the sum. */
+/* Result of a window: the maximum and its index, or the sum. The maximum is the first of equal
+ * elements, or the last NaN if a NaN exists. */
 template <class C>
 struct found {
   C value;
-  int64_t at; /* in the plane; -1 if none */
+  int64_t at; /* index in the plane; -1 if the window is empty */
 };
 template <class C, kind K>
 __device__ __forceinline__ void add(found<C> &f, C x, int64_t at) {
@@ -105,7 +110,7 @@ __device__ __forceinline__ found<mpg_compute_t<T>> search(const pooling &t, cons
   return f;
 }
 
-/* True if the lane with `theirs` has the result that `add` would give in window order. */
+/* True if `theirs` is the result of combining two lanes' maxima, as `add` would in window order. */
 template <class C>
 __device__ __forceinline__ bool better(const found<C> &theirs, const found<C> &mine) {
   if (theirs.at < 0 || mine.at < 0) return mine.at < 0;
@@ -114,7 +119,7 @@ __device__ __forceinline__ bool better(const found<C> &theirs, const found<C> &m
   return theirs.value > mine.value || (theirs.value == mine.value && theirs.at < mine.at);
 }
 
-/* Searches a window with the lanes of a warp. */
+/* Computes the result of a window with a whole warp. All lanes get the result. */
 template <class T, kind K>
 __device__ __forceinline__ found<mpg_compute_t<T>> search_by_warp(const pooling &t, const place &p,
                                                                   const T *in) {
@@ -141,12 +146,12 @@ __device__ __forceinline__ found<mpg_compute_t<T>> search_by_warp(const pooling 
   return f;
 }
 
-/* Outputs for a window, or NULL. */
+/* Outputs; each may be NULL. */
 struct results {
   void *out;
-  uint8_t *index;     /* element's index in the window, with padding */
-  int64_t *at;        /* element's index in the plane */
-  const void *values; /* `out` gets the element of `values` at that position */
+  uint8_t *index;     /* index of the maximum in the window, including padding */
+  int64_t *at;        /* index of the maximum in the plane */
+  const void *values; /* input: `out` receives its elements at the maxima of the data */
 };
 
 template <class T, kind K, bool WARP>
@@ -176,11 +181,11 @@ __global__ void pool_kernel(pooling t, const T *in, results r, int64_t count) {
 
 struct gradients {
   const void *grad, *result;
-  const int64_t *at; /* MAX: exactly one of these is set */
+  const int64_t *at; /* for MAX, exactly one of `at` and `index` is not NULL */
   const uint8_t *index;
 };
 
-/* Each element of the data gathers from the windows that contain it. */
+/* Computes the data's gradient. Each element gathers from the windows that contain it. */
 template <class T, kind K>
 __global__ void back_kernel(pooling t, gradients g, const T *in, T *out, int64_t count) {
   typedef mpg_compute_t<T> C;
@@ -223,9 +228,10 @@ __global__ void back_kernel(pooling t, gradients g, const T *in, T *out, int64_t
 
 /* --- Channels last: one block per line of windows, eight channels per thread ------------------ */
 
-/* A window's start along an axis, and its intersection with the data. */
+/* A window's start along an axis, its intersection [from, to) with the data, and its length
+ * including padding (`span`). */
 struct clip {
-  int start, from, to, span; /* span: count for an average, with padding */
+  int start, from, to, span;
 };
 __device__ __forceinline__ clip clip_of(const pooling &t, int axis, int at) {
   clip c;
@@ -238,7 +244,7 @@ __device__ __forceinline__ clip clip_of(const pooling &t, int axis, int at) {
   return c;
 }
 
-/* Returns line `row` of planes with `first` x `second` lines. */
+/* Coordinates of a line along the innermost axis. Planes have (first, second) lines. */
 struct line {
   int64_t plane;
   int at[2];
@@ -293,7 +299,7 @@ __global__ void pool_last_kernel(pooling t, const T *in, results r, int64_t line
         clip zc = clip_of(t, 2, w);
         bool any = za.from < za.to && zb.from < zb.to && zc.from < zc.to;
         C values[EIGHT];
-        int where[EIGHT], first = -1; /* in the window or in the plane, depending on the output */
+        int where[EIGHT], first = -1; /* index in the window if r.index, else in the plane */
 #pragma unroll
         for (int k = 0; k < EIGHT; k++) {
           values[k] = K == SUM ? (C)0 : any ? -(C)INFINITY : lowest((const T *)NULL);
@@ -334,7 +340,7 @@ __global__ void pool_last_kernel(pooling t, const T *in, results r, int64_t line
         if (K == MAX) {
 #pragma unroll
           for (int k = 0; k < EIGHT; k++)
-            if (where[k] < 0) where[k] = first; /* all are -infinity, or the window is empty */
+            if (where[k] < 0) where[k] = first; /* all elements are -infinity; -1 if empty */
         }
         if (r.values) {
           const T *from = (const T *)r.values + l.plane * t.plane * t.channels + c;
@@ -369,7 +375,8 @@ __device__ __forceinline__ void windows_at(const pooling &t, int axis, int at, i
   high[axis] = last < (int)t.out[axis] ? last : (int)t.out[axis];
 }
 
-/* Eight channels of an element gather from the windows that contain it. */
+/* Computes the data's gradient. A thread gathers eight channels of an element from the windows that
+ * contain the element. */
 template <class T, kind K, bool FULL>
 __global__ void back_last_kernel(pooling t, gradients g, T *out, int64_t lines) {
   typedef mpg_compute_t<T> C;
@@ -426,7 +433,8 @@ __global__ void back_last_kernel(pooling t, gradients g, T *out, int64_t lines) 
   }
 }
 
-/* True if offsets in a plane and a window fit 32 bits, as the line kernels require. */
+/* True if the channels-last kernels support a call: indices in planes and windows must fit in 32
+ * bits. */
 bool lines_do(const pooling &t, kind k) {
   int64_t window = 1;
   bool small = t.last && k <= SUM && t.plane < (int64_t)1 << 30 && t.places < (int64_t)1 << 30;
@@ -500,7 +508,7 @@ mpg_status pool(const mpg_kernel_call *call, const pooling &t, const void *in, c
                 int64_t count) {
   if (K == MAX || K == SUM)
     if (lines_do(t, K)) return pool_last<T, K == SUM ? SUM : MAX>(call, t, in, r);
-  int64_t window = 1; /* an upper bound */
+  int64_t window = 1; /* maximum number of elements in a window */
   for (int k = 0; k < 3; k++) window *= t.kernel[k] < t.in[k] ? t.kernel[k] : t.in[k];
   if (!t.last && window >= WARP_WINDOW && window < (int64_t)1 << 31)
     return mpg_cuda_launch(call, pool_kernel<T, K, true>,

@@ -1,6 +1,5 @@
-/* Regions of interest (ROI), like kernels/cpu/layers/regions.c, with one thread per bin of a
- * channel. Bipartite matching of rows and columns by descending score, with one block per
- * matrix. */
+/* Pooling of regions of interest (ROI), like kernels/cpu/layers/regions.c: one thread per bin of a
+ * channel. Greedy bipartite matching of rows and columns by score: one block per matrix. */
 #include "kernels/cuda/access.h"
 
 extern "C" {
@@ -89,7 +88,7 @@ struct matching {
   bool ascending;
 };
 
-/* The highest score, at the first place that has it. */
+/* Best score, and the first index that has it. */
 struct best {
   double score;
   int64_t place;

@@ -17,7 +17,8 @@ __global__ void resample_kernel(const T *in, T *out, mpg_resample_axis axis, int
   out[i] = sum;
 }
 
-/* Adds contributions in the order of the forward results. */
+/* Computes the adjoint. An input element adds the contributions of all results that use it, in the
+ * order of the results. */
 template <class T>
 __global__ void resample_back_kernel(const T *in, T *out, mpg_resample_axis axis, int64_t inner,
                                      int64_t count) {

@@ -1,11 +1,11 @@
-/* Recurrent layers: products by cuBLASLt, cells here. cuDNN's are not used: its reserve has no size
- * that shape inference could know, its dropout draws differ from the CPU's, and its products on
- * several streams are not deterministic.
+/* Recurrent layers. cuBLASLt computes the products; the kernels here compute the cells. cuDNN's
+ * recurrent layers are not used: shape inference cannot know the size of its reserve, its dropout
+ * draws differ from the CPU's, and its products on several streams are not deterministic.
  *
- * Reserve, dropout and order of sums are those of kernels/cpu/layers/rnn_layers.h: the input
- * products of a layer are one product over all steps, and so are the weight gradients; only the
- * recurrent products and the cell run step by step. For halves, products and cells sum in float32,
- * their results are rounded, and the cell state passes between steps in float32. */
+ * Reserve, dropout and order of sums are those of kernels/cpu/layers/rnn_layers.h. The input
+ * products of a layer are a single product over all steps, and so are the weight gradients. Only
+ * the recurrent products and the cells run step by step. For 16-bit dtypes, products and cells sum
+ * in float32 and round their results, but the cell state stays in float32 between steps. */
 #include "kernels/cuda/access.h"
 extern "C" {
 #include "kernels/cuda/array/move.h"
@@ -34,12 +34,12 @@ struct rnn {
   weights<T> w;
   T *output, *hn, *cn; /* [S, N, D * H], [L * D, N, H] or NULL */
   T *reserve;
-  mpg_untyped lengths; /* [N] lengths of sequences, if s.lengths */
+  mpg_untyped lengths; /* [N] lengths of sequences; used only if s.lengths */
 
   int64_t block() const { return s.time * s.batch * s.hidden; }
   int inner() const { return s.gates + (s.is_lstm || s.mode == MPG_RNN_GRU ? 1 : 0); }
   T *gates(int index) const { return reserve + block() * inner() * index; } /* [S, N, G * H] */
-  /* Returns cell states, or the hidden part of the GRU's n gate: [S, N, H]. */
+  /* Returns the LSTM's cell states, or the hidden part of the GRU's n gate: [S, N, H]. */
   T *extra(int index) const { return gates(index) + block() * s.gates; }
   T *layer_output(int layer) const { /* [S, N, D * H] */
     return layer == s.layers - 1 && !s.lengths
@@ -67,12 +67,12 @@ MPG_HOST_DEVICE double sigmoid(double x) { return 1 / (1 + exp(-x)); }
 MPG_HOST_DEVICE float squash(float x) { return mpg_tanhf(x); }
 MPG_HOST_DEVICE double squash(double x) { return tanh(x); }
 
-/* i / n, in 32 bits if they suffice, which takes a quarter of the instructions. */
+/* Returns i / n. Divides in 32 bits if possible, which takes a quarter of the instructions. */
 __device__ __forceinline__ int64_t quotient(int64_t i, int64_t n) {
   return (i | n) >> 32 ? i / n : (int64_t)((uint32_t)i / (uint32_t)n);
 }
 
-/* Lengths of sequences. A step past the end of a sequence leaves its states unchanged. */
+/* Lengths of sequences at step t. A step past the end of a sequence leaves its states unchanged. */
 struct ends {
   bool given;
   mpg_untyped lengths; /* [N] */
@@ -85,12 +85,12 @@ template <class T>
 struct step {
   int64_t hidden, count, ld, ld_before;
   ends sequences;
-  T *gates;               /* [N, G * H] of this step; input: products, output: activated gates */
+  T *gates;               /* [N, G * H] of this step; in: products; out: activated gates */
   const T *hidden_gates;  /* GRU: products with the hidden state */
   const T *bias, *bias_h; /* [G * H] */
   T *extra;               /* [N, H] */
   const T *h_before;      /* stride ld_before */
-  const T *c0;            /* LSTM's first step; else NULL, and the state is in `carried` */
+  const T *c0; /* LSTM: initial state at the first step; else NULL, and `carried` has it */
   mpg_compute_t<T> *carried;
   T *h; /* stride ld */
   bool clip, clip_nan;
@@ -161,12 +161,12 @@ struct back_step {
   const T *extra_before;  /* LSTM: previous cell states [N, H] */
   const T *h_before;      /* GRU: stride ld_before */
   const T *d_output;      /* stride ld */
-  T *d_h;                 /* input: from the following step; GRU output: bypasses the products */
-  const T *d_cn;          /* LSTM's last step, or NULL for 0; else the gradient is in `carried` */
-  bool last;
-  T *d_c0; /* LSTM's first step: the result; else NULL */
+  T *d_h;                 /* in: gradient from the next step; out, for GRU: part without products */
+  const T *d_cn;          /* LSTM: gradient of the final cell state; NULL for 0 */
+  bool last;              /* last step: the cell state's gradient is d_cn; else in `carried` */
+  T *d_c0;                /* LSTM's first step: receives the initial state's gradient; else NULL */
   mpg_compute_t<T> *carried;
-  T *d_gates, *d_hidden; /* [N, G * H]; d_hidden: GRU, gradient of the hidden products */
+  T *d_gates, *d_hidden; /* [N, G * H]; d_hidden: gradient of the GRU's hidden products */
   bool clip;
   mpg_compute_t<T> clip_min, clip_max;
 };
@@ -179,7 +179,7 @@ __global__ void back_cell_kernel(back_step<T> p) {
   const int gates = MODE == MPG_RNN_LSTM ? 4 : MODE == MPG_RNN_GRU ? 3 : 1;
   const T *g = p.gates + n * gates * H + j;
   T *d = p.d_gates + n * gates * H + j;
-  if (p.sequences.beyond(n)) { /* the gradients of the states pass to the previous step */
+  if (p.sequences.beyond(n)) { /* padding: passes the states' gradients to the previous step */
     for (int k = 0; k < gates; k++) {
       d[k * H] = mpg_to<T>((C)0);
       if (MODE == MPG_RNN_GRU) p.d_hidden[(n * gates + k) * H + j] = mpg_to<T>((C)0);
@@ -216,7 +216,8 @@ __global__ void back_cell_kernel(back_step<T> p) {
     C a = mpg_to<C>(*g);
     *d = mpg_to<T>(MODE == MPG_RNN_RELU ? (a > 0 ? dh : (C)0) : dh * (1 - a * a));
   }
-  if (MODE != MPG_RNN_GRU && p.sequences.given) p.d_h[i] = mpg_to<T>((C)0); /* products are added */
+  /* With lengths, the caller adds the product to d_h. */
+  if (MODE != MPG_RNN_GRU && p.sequences.given) p.d_h[i] = mpg_to<T>((C)0);
 }
 
 #define BY_MODE(mode, LAUNCH)                       \
@@ -260,7 +261,7 @@ struct dtype_of<mpg_bfloat16> {
   static const mpg_dtype value = MPG_BFLOAT16;
 };
 
-/* c (m, n) = op(a) op(b) + beta c */
+/* Computes c (m, n) = op(a) op(b) + beta c. */
 template <class T>
 mpg_status multiply(const mpg_kernel_call *call, bool ta, bool tb, int64_t m, int64_t n, int64_t k,
                     const T *a, int64_t lda, const T *b, int64_t ldb, double beta, T *c) {
@@ -275,9 +276,9 @@ mpg_status multiply(const mpg_kernel_call *call, bool ta, bool tb, int64_t m, in
   return mpg_cuda_multiply(call, &p);
 }
 
-/* Dropout between layers: word e of the stream (call, l) decides if element e of layer l's output
- * is kept. A dropped element becomes -0 and a kept zero +0, so that the values carry the mask for
- * backward. */
+/* Applies dropout between layers. Random word first + e decides if element e of a layer's output is
+ * kept; `first` depends on the layer. A dropped element becomes -0, and a kept zero becomes +0, so
+ * that backward can read the mask from the values. */
 template <class T>
 __global__ void drop_kernel(const T *from, T *to, mpg_cuda_key given, uint64_t first, float keep,
                             mpg_compute_t<T> scale, int64_t count) {
@@ -300,7 +301,7 @@ __global__ void undrop_kernel(const T *after, T *gradient, mpg_compute_t<T> scal
   gradient[i] = mpg_to<T>(a == 0 && signbit(a) ? (C)0 : mpg_to<C>(gradient[i]) * scale);
 }
 
-/* Copies the steps of sequences [S, N, width], with zeros past their ends. */
+/* Copies sequences [S, N, width], with zeros after the end of each sequence. */
 template <class T>
 __global__ void mask_kernel(const T *from, T *to, mpg_untyped lengths, int64_t batch, int64_t width,
                             int64_t count) {
@@ -318,7 +319,8 @@ mpg_status mask(const rnn<T> &r, const T *from, T *to, int64_t width) {
                          to, r.lengths, r.s.batch, width, count);
 }
 
-/* Sums columns: a block has 32, and each of its warps every eighth row. */
+/* Sums the columns of a matrix. A block has 32 columns, and each of its eight warps adds every
+ * eighth row. `copy`, if not NULL, receives the sums as well. */
 enum { SUM_COLUMNS = 32, SUM_WARPS = 8 };
 template <class T>
 __global__ void column_sums_kernel(const T *matrix, int64_t rows, int64_t columns, T *sums,
@@ -344,7 +346,7 @@ mpg_status sum_columns(const mpg_kernel_call *call, const T *matrix, int64_t row
                          SUM_COLUMNS * SUM_WARPS, 0, matrix, rows, columns, sums, copy);
 }
 
-/* Packs rows of `width`, which are `ld` apart, contiguously. */
+/* Copies rows of `width` elements with stride `ld` to contiguous rows. */
 template <class T>
 mpg_status gather_rows(const mpg_kernel_call *call, int64_t rows, int64_t width, const T *from,
                        int64_t ld, T *to) {
@@ -364,15 +366,15 @@ bounds<T> bounds_of(const mpg_rnn_params *p) {
   typedef mpg_compute_t<T> C;
   bounds<T> b = {p->lstm_state_clip_min.present || p->lstm_state_clip_max.present,
                  p->lstm_state_clip_nan != 0, -(C)INFINITY, (C)INFINITY};
-  /* The bounds are rounded like the state. */
+  /* Rounded like the state, so that backward detects clipped states by equality. */
   if (p->lstm_state_clip_min.present) b.min = mpg_to<C>(mpg_to<T>(p->lstm_state_clip_min.value));
   if (p->lstm_state_clip_max.present) b.max = mpg_to<C>(mpg_to<T>(p->lstm_state_clip_max.value));
   return b;
 }
 
 /* --- Forward ---------------------------------------------------------------------------------- */
-/* Runs one layer in one direction. scratch: GRU's products with the hidden state [N, G * H], or the
- * LSTM's cell state [N, H]. */
+/* Runs one layer in one direction. `scratch` is for the GRU's products with the hidden state
+ * [N, G * H], or for the LSTM's cell state [N, H] in the compute type. */
 template <class T>
 mpg_status forward_direction(const rnn<T> &r, int layer, int direction, void *scratch) {
   const mpg_rnn_size *s = &r.s;
@@ -448,12 +450,13 @@ struct rnn_gradients {
 };
 template <class T>
 struct work {
-  T *d_gates, *d_hidden; /* S * N * G * H each; d_hidden: GRU's */
+  T *d_gates, *d_hidden; /* [S, N, G * H]; d_hidden: for the GRU only */
   mpg_compute_t<T> *carried;
 };
 
-/* Runs one layer in one direction. d_output is the layer's [S, N, D * H]; d_input [S, N, in] is
- * overwritten, or accumulated if `add`. */
+/* Runs the backward pass of one layer in one direction. d_output is the gradient of the layer's
+ * output [S, N, D * H]. The gradient of its input is stored in d_input [S, N, in], or added to it
+ * if `add`. */
 template <class T>
 mpg_status backward_direction(const rnn<T> &r, const rnn_gradients<T> &d, int layer, int direction,
                               const T *d_output, T *d_input, bool add, const work<T> &w) {
@@ -473,7 +476,7 @@ mpg_status backward_direction(const rnn<T> &r, const rnn_gradients<T> &d, int la
     MPG_TRY(mpg_cuda_zero(call, d_h, state));
   if (S == 0 && d_c0 && d.d_cn) MPG_TRY(mpg_cuda_copy(call, d.d_cn + index * NH, d_c0, state));
   if (S == 0 && d_c0 && !d.d_cn) MPG_TRY(mpg_cuda_zero(call, d_c0, state));
-  /* gradients of the products with the hidden state */
+  /* Gradients of the products with the hidden state. */
   const T *d_products = gru ? w.d_hidden : w.d_gates;
   bounds<T> b = bounds_of<T>(r.params);
   back_step<T> p = {};
@@ -497,13 +500,13 @@ mpg_status backward_direction(const rnn<T> &r, const rnn_gradients<T> &d, int la
     MPG_TRY(multiply(call, false, false, N, H, GH, d_products + t * N * GH, GH, wh, H,
                      gru || s->lengths ? 1 : 0, d_h));
   }
-  /* Weights: single products over all steps. The hidden state before the first step is a separate
-   * array. */
+  /* The weights' gradients are products over all steps at once. The first step is separate for wh,
+   * because its previous hidden state is in the array h0. */
   int64_t first = direction == 0 ? 0 : S - 1, ld = H * s->directions;
   const T *outputs = r.layer_output(layer) + direction * H;
-  /* the steps after the first, in memory order */
+  /* All steps but the first one of the direction. */
   const T *later = direction == 0 ? d_products + N * GH : d_products;
-  /* hidden states before those steps */
+  /* The hidden states before those steps. */
   const T *earlier = direction == 0 ? outputs : outputs + N * ld;
   if (S > 0) {
     MPG_TRY(multiply(call, true, false, GH, H, N, d_products + first * N * GH, GH,
@@ -546,15 +549,16 @@ mpg_status backward(rnn<T> r, const rnn_gradients<T> &d) {
   if (!scratch) return MPG_DEVICE_OUT_OF_MEMORY;
   work<T> w = {(T *)(scratch + at[0]), (T *)(scratch + at[1]), (C *)(scratch + at[2])};
   T *between[2] = {(T *)(scratch + at[3]), (T *)(scratch + at[4])};
-  if (s->lengths) { /* zeros past the ends, so that padding does not enter products */
+  if (s->lengths) { /* clears padding, so that it does not affect products, even if it is NaN */
     T *data = (T *)(scratch + at[5]);
     MPG_TRY(mask(r, r.data, data, s->input));
     r.data = data;
   }
   const T *d_output = d.d_output;
   for (int layer = s->layers - 1; layer >= 0; layer--) {
-    /* d_data may alias data or the gradient of the output. A single direction writes it after
-     * reading both. With two directions, the second reads them after the first has written. */
+    /* d_data may alias the data or the gradient of the output. With a single direction, both have
+     * been read before d_data is written. With two directions, the second one still reads them
+     * after the first one has written its part, so a temporary is needed. */
     T *d_input = layer == 0 && s->directions == 1 ? d.d_data : between[layer & 1];
     for (int direction = 0; direction < s->directions; direction++)
       MPG_TRY(backward_direction(r, d, layer, direction, d_output, d_input, direction > 0, w));
@@ -570,7 +574,8 @@ mpg_status backward(rnn<T> r, const rnn_gradients<T> &d) {
 }
 
 /* --- Arguments -------------------------------------------------------------------------------- */
-/* Reads the weights: separate arrays after data and states, or one flat vector after the data. */
+/* Sets the weights' addresses: in separate arrays, which follow data and states, or in a flat
+ * vector, which follows the data. */
 template <class T>
 void read_weights(const mpg_rnn_size *s, bool flat, const mpg_view *views, weights<T> *w) {
   int count = s->layers * s->directions;
