@@ -1,7 +1,7 @@
-/* Convolutions as cuDNN graphs: three tensors and one operation. With a bias, a second operation
- * adds it to the first one's sums, which are virtual. Everything about a convolution except its
- * addresses is its signature; tensors, operations and execution plan are created once per
- * signature. */
+/* Convolutions as cuDNN graphs. A graph has three tensors and one operation. With a bias, a second
+ * operation adds the bias to the sums of the first one, which are a virtual tensor: they are never
+ * stored in memory. The signature of a convolution is everything except its addresses. Tensors,
+ * operations and execution plan are created once per signature. */
 #include <stdlib.h>
 
 #include "kernels/cuda/cuda.h"
@@ -19,17 +19,19 @@ extern "C" {
 namespace {
 
 enum { MOST_CONFIGS = 64, MOST_NOTES = 16, LAST_ERROR = 256 };
-enum { DATA, WEIGHT, OUT, BIAS, SUM, TENSORS, OPERANDS = OUT + 1 }; /* SUM: before the bias */
-/* From this version on, a capture keeps the parts of its plans that it needs. */
+/* Tensors of a graph; SUM is the result before the bias is added. */
+enum { DATA, WEIGHT, OUT, BIAS, SUM, TENSORS, OPERANDS = OUT + 1 };
+/* Since this version, captured work remains valid after its plan has been destroyed. With older
+ * versions, plans must never be evicted. */
 const size_t CAPTURES_KEEP_KERNELS = 92800;
-/* upper bound: the default of MXNet's parameter `workspace` */
+/* Maximum workspace in bytes: the default of MXNet's parameter `workspace`. */
 const int64_t WORKSPACE = (int64_t)1 << 30;
 
 struct functions {
   MPG_CUDNN_FUNCTIONS(MPG_CUDA_FUNCTION)
 };
 
-/* No padding; compared as bytes. */
+/* Must not have padding, since signatures are compared as bytes. */
 struct signature : mpg_window {
   int64_t direction, dtype, last, batch, channels, filters, groups, bias;
 };
@@ -40,13 +42,13 @@ struct mpg_cudnn_plan {
   signature key;
   mpg_cudnn_plan *next, *newer, *older;
   cudnnBackendDescriptor_t tensors[TENSORS], convolution, operation, addition, add, graph, config,
-      plan; /* plan is NULL if there is none */
+      plan; /* plan is NULL if cuDNN does not support the convolution */
   int64_t workspace;
 };
 
 namespace {
 
-/* Per device. */
+/* State of a device. */
 struct library {
   functions dnn;
   cudnnHandle_t handle;
@@ -80,7 +82,7 @@ mpg_status make(void **contents) {
   if (status == MPG_OK)
     status = mpg_cuda_setting("MPGLUON_CUDA_DETERMINISTIC", true, &all->deterministic);
   if (status == MPG_OK) {
-    mpg_nvrtc_find(); /* also opens the files that cuDNN's use of it needs; NVRTC may be missing */
+    mpg_nvrtc_find(); /* opens NVRTC's files for cuDNN, which may need them; errors are ignored */
     all->plans.all_stay = all->dnn.cudnnGetVersion() < CAPTURES_KEEP_KERNELS;
     cudnnStatus_t result = all->dnn.cudnnCreate(&all->handle);
     if (result != MPG_CUDNN_STATUS_SUCCESS) {
@@ -98,7 +100,10 @@ mpg_status make(void **contents) {
   return MPG_OK;
 }
 
-/* --- Descriptors: the first failure is kept --------------------------------------------------- */
+/* --- Descriptors ------------------------------------------------------------------------------ */
+
+/* Creates descriptors and sets their attributes. After the first failure, whose status is kept, all
+ * calls do nothing. */
 struct builder {
   const functions *dnn;
   cudnnStatus_t status;
@@ -165,12 +170,13 @@ int type_of(int64_t dtype) {
                                  : MPG_CUDNN_DATA_FLOAT;
 }
 
-/* Returns the type of the sums. */
+/* Returns the type in which products are summed. */
 int sum_type(const signature &key) {
   return key.dtype == MPG_FLOAT64 ? MPG_CUDNN_DATA_DOUBLE : MPG_CUDNN_DATA_FLOAT;
 }
 
-/* Creates a tensor. Axes are in the order batch, channels, space for every layout. */
+/* Creates a tensor's descriptor. cuDNN's dimensions are in the order batch, channels, space;
+ * strides express the layout. */
 void make_tensor(builder *b, const signature &key, int which, cudnnBackendDescriptor_t *made) {
   int ndim = (int)key.ndim + 2;
   static const bool is_virtual = true;
@@ -200,7 +206,8 @@ void make_tensor(builder *b, const signature &key, int which, cudnnBackendDescri
   b->finalize(*made);
 }
 
-/* Per direction, in the order data, weight, out. */
+/* Descriptor type and attribute names of the operation of each direction. Tensors are in the order
+ * data, weight, out. */
 const struct {
   int type, tensors[OPERANDS], convolution, alpha, beta;
 } operations[] = {
@@ -227,7 +234,7 @@ const struct {
      MPG_CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_BETA},
 };
 
-/* out = sum + bias. */
+/* Adds the operation out = sum + bias. */
 void add_bias(builder *b, mpg_cudnn_plan *p) {
   float one = 1;
   b->create((cudnnBackendDescriptorType_t)MPG_CUDNN_BACKEND_POINTWISE_DESCRIPTOR, &p->addition);
@@ -288,9 +295,9 @@ void make_graph(builder *b, const library *all, mpg_cudnn_plan *p) {
   b->finalize(p->graph);
 }
 
-/* True if an engine's results meet our requirements: deterministic unless that is disabled, and as
- * exact as the dtype. The engine must also be precompiled, since compiling one takes seconds per
- * signature. */
+/* True if an engine is acceptable: it is deterministic (unless that is disabled), its
+ * results are as exact as the dtype, and it is precompiled. Engines that are compiled at run time
+ * would take seconds per signature. */
 bool is_allowed(const library *all, const signature &key, cudnnBackendDescriptor_t config) {
   builder b = {&all->dnn, MPG_CUDNN_STATUS_SUCCESS};
   cudnnBackendDescriptor_t engine = NULL;
@@ -312,7 +319,7 @@ bool is_allowed(const library *all, const signature &key, cudnnBackendDescriptor
       case MPG_CUDNN_NUMERICAL_NOTE_WINOGRAD_TILE_4x4: /* these lose precision */
       case MPG_CUDNN_NUMERICAL_NOTE_WINOGRAD_TILE_6x6:
       case MPG_CUDNN_NUMERICAL_NOTE_WINOGRAD_TILE_13x13: allowed = false; break;
-      case MPG_CUDNN_NUMERICAL_NOTE_FFT: allowed = false; break; /* relative to the largest sum */
+      case MPG_CUDNN_NUMERICAL_NOTE_FFT: allowed = false; break; /* inexact for small sums */
       case MPG_CUDNN_NUMERICAL_NOTE_WINOGRAD: allowed = !half; break;
       case MPG_CUDNN_NUMERICAL_NOTE_TENSOR_CORE:
       case MPG_CUDNN_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS:
@@ -325,7 +332,7 @@ bool is_allowed(const library *all, const signature &key, cudnnBackendDescriptor
   return allowed;
 }
 
-/* Builds a plan from one of cuDNN's proposals, if it is allowed and supported. */
+/* Builds a plan from an engine configuration of cuDNN, if it is allowed and supported. */
 cudnnStatus_t try_config(const library *all, mpg_cudnn_plan *p, cudnnBackendDescriptor_t config) {
   builder b = {&all->dnn, MPG_CUDNN_STATUS_SUCCESS};
   int64_t count = 0;
@@ -342,7 +349,7 @@ cudnnStatus_t try_config(const library *all, mpg_cudnn_plan *p, cudnnBackendDesc
   return b.status;
 }
 
-/* Chooses the first suitable proposal; they are in the order of the time that cuDNN expects. */
+/* Chooses the first suitable one of cuDNN's proposals, which are sorted by expected run time. */
 cudnnStatus_t choose(const library *all, mpg_cudnn_plan *p, int mode) {
   const functions *dnn = &all->dnn;
   builder b = {dnn, MPG_CUDNN_STATUS_SUCCESS};
@@ -365,7 +372,7 @@ cudnnStatus_t choose(const library *all, mpg_cudnn_plan *p, int mode) {
   if (status == MPG_CUDNN_STATUS_SUCCESS) status = MPG_CUDNN_STATUS_NOT_SUPPORTED;
   for (int64_t i = 0; i < given && !p->plan && b.status == MPG_CUDNN_STATUS_SUCCESS; i++) {
     status = try_config(all, p, configs[i]);
-    if (p->plan) { /* the plan keeps its configuration */
+    if (p->plan) { /* the plan refers to its configuration */
       p->config = configs[i];
       configs[i] = NULL;
     }
@@ -379,7 +386,8 @@ mpg_status build(const mpg_kernel_call *call, const library *all, mpg_cudnn_plan
   builder b = {&all->dnn, MPG_CUDNN_STATUS_SUCCESS};
   make_graph(&b, all, p);
   if (b.status == MPG_CUDNN_STATUS_SUCCESS) b.status = choose(all, p, MPG_CUDNN_HEUR_MODE_A);
-  /* Without a plan, the convolution runs separately and reports any error. */
+  /* If cuDNN lacks a plan with the bias, the caller uses one without it, whose creation reports any
+   * error. */
   if (p->key.bias) return MPG_OK;
   if (b.status != MPG_CUDNN_STATUS_SUCCESS && p->graph) {
     cudnnStatus_t again = choose(all, p, MPG_CUDNN_HEUR_MODE_FALLBACK);
@@ -393,7 +401,7 @@ mpg_status build(const mpg_kernel_call *call, const library *all, mpg_cudnn_plan
 signature signature_of(const mpg_convolution *c, mpg_cuda_direction direction, mpg_dtype dtype,
                        bool bias) {
   signature key = {};
-  (mpg_window &)key = mpg_window_with_axes(&c->window, 2); /* cuDNN's have two or three axes */
+  (mpg_window &)key = mpg_window_with_axes(&c->window, 2); /* cuDNN requires at least two axes */
   key.direction = direction, key.dtype = dtype, key.last = c->layout != MPG_CHANNELS_FIRST;
   key.batch = c->batch, key.channels = c->channels, key.filters = c->filters,
   key.groups = c->groups, key.bias = bias;

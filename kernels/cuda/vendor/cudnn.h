@@ -1,5 +1,5 @@
 /* The parts of cuDNN 9 in use: types, constants and functions of its stable interface. Convolutions
- * use the graph interface: descriptors of tensors, operations, a plan.
+ * use its graph interface (backend descriptors).
  *
  * Nothing here is linked; kernels/cuda/vendor/library.h opens the library. With MPG_CUDNN_REAL,
  * NVIDIA's own header replaces the types; tests/hostcuda/check_cudnn.c compiles the rest against
@@ -21,8 +21,8 @@ typedef int cudnnStatus_t, cudnnBackendDescriptorType_t, cudnnBackendAttributeNa
     cudnnBackendAttributeType_t;
 #endif
 
-/* Statuses come in thousands: 2,000 bad parameters, 3,000 not supported, 4,000 internal, 5,000
- * execution failed. */
+/* Statuses are grouped in thousands: from 2000 on bad parameters, 3000 not supported, 4000 internal
+ * errors, 5000 failed execution. */
 #define MPG_CUDNN_CONSTANTS(X)                                          \
   X(CUDNN_STATUS_SUCCESS, 0)                                            \
   X(CUDNN_STATUS_BAD_PARAM, 2000)                                       \

@@ -1,6 +1,6 @@
 /* The parts of cuSOLVER in use: types, constants and functions of its stable interface (identical
- * in 11, of CUDA 12, and 12). Matrices are column-major. `info`, on the card, receives 0 or
- * LAPACK's error code.
+ * in versions 11 and 12, which belong to CUDA 12 and 13). Matrices are column-major. `info`, in
+ * device memory, receives 0 or LAPACK's error code.
  *
  * Nothing here is linked; kernels/cuda/vendor/library.h opens the library. With MPG_CUSOLVER_REAL,
  * NVIDIA's own header replaces the types; tests/hostcuda/check_cusolver.c compiles the rest against

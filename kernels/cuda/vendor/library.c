@@ -1,4 +1,4 @@
-/* Opens NVIDIA's libraries. */
+/* Searches for NVIDIA's libraries and opens them. */
 #define _GNU_SOURCE
 #include "kernels/cuda/vendor/library.h"
 
@@ -13,7 +13,7 @@
 enum { MAJOR = CUDART_VERSION / 1000, FILES = 2 };
 
 static const struct {
-  /* folder: of the wheels for CUDA 12, below nvidia/ */
+  /* folder: folder of CUDA 12 wheels in site-packages/nvidia */
   const char *name, *setting, *package, *folder;
   const char *files[FILES]; /* preferred version first */
 } known[MPG_CUDA_LIBRARIES] = {
@@ -90,7 +90,7 @@ static bool look_for(mpg_cuda_library_id id, const char *file) {
   return try_open(id, "", "", file);
 }
 
-/* Queries the version; the libraries offer three different calls for it. */
+/* Queries the version of a library, by a call that depends on the library. */
 static void ask_version(mpg_cuda_library_id id) {
   static const char *const properties[MPG_CUDA_LIBRARIES] = {
       [MPG_CUDA_CUBLASLT] = "cublasLtGetProperty",
@@ -162,7 +162,7 @@ mpg_status mpg_cuda_library_functions(mpg_cuda_library_id id, const char *const 
 void mpg_cuda_library_open_beside(mpg_cuda_library_id id, const char *file) {
   const char *own = opened[id].path, *end = strrchr(own, '/');
   char path[sizeof opened[id].path];
-  if (!end) return; /* found by the loader, which finds the other file as well */
+  if (!end) return; /* found in the system's search path, as the other file will be */
   int length = snprintf(path, sizeof path, "%.*s/%s", (int)(end - own), own, file);
   if (length > 0 && (size_t)length < sizeof path) dlopen(path, RTLD_NOW | RTLD_LOCAL);
 }

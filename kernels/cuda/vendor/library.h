@@ -1,12 +1,14 @@
 /* NVIDIA's libraries, loaded at their first use and never linked: cuBLASLt, cuBLAS, cuSOLVER,
  * cuDNN, NCCL, NVRTC.
  *
- * Each is searched for next to this library, in the folder that its setting names, in the wheels of
- * the host's site-packages (NVIDIA's own, as installed with PyTorch's wheels), then by its plain
- * name (the system's search path). The result is cached, even a failure. Any thread. Users of a
- * library declare the functions and constants that they use (of a stable interface), so that the
- * build needs only nvcc, and tests/hostcuda only has to emulate those functions: a list
- * MPG_X_FUNCTIONS, which the macros below expand to a struct of pointers and its names.
+ * A library is searched for next to this library first. If an environment variable names its
+ * folder, only that folder follows. Otherwise NVIDIA's wheels in site-packages follow, and then the
+ * system's search path. The result is cached, even a failure. Threads: any.
+ *
+ * For each library, a header here declares the functions and constants in use, so that the build
+ * does not need NVIDIA's headers, and tests/hostcuda only has to emulate those functions. The
+ * functions are a list MPG_X_FUNCTIONS, which the macros below expand to a struct of function
+ * pointers and to an array of their names.
  */
 #ifndef KERNELS_CUDA_VENDOR_LIBRARY_H
 #define KERNELS_CUDA_VENDOR_LIBRARY_H
@@ -31,13 +33,13 @@ typedef enum mpg_cuda_library_id {
  * function is missing, fails with the pip command that installs it. */
 mpg_status mpg_cuda_library_functions(mpg_cuda_library_id id, const char *const *names, int count,
                                       void *functions);
-/* Opens a second file in the folder of an opened library, and keeps it open, for a library that
- * looks for the file by its plain name. Does nothing if the file does not exist. */
+/* Opens a second file in the folder of an opened library, and keeps it open, so that the library
+ * finds it when it opens the file without a path. Does nothing if the file does not exist. */
 void mpg_cuda_library_open_beside(mpg_cuda_library_id id, const char *file);
-/* Opens the library with index `number` and returns its information, or NULL if there is no such
- * index. */
+/* Opens the library with index `number` and returns its information, or NULL if the index is out of
+ * range. */
 const mpg_library *mpg_cuda_library_found(int number);
-/* Returns the library's file, or "" if it is missing or has not been opened. */
+/* Returns the path of the library's file, or "" if it is missing or has not been opened. */
 const char *mpg_cuda_library_path(mpg_cuda_library_id id);
 
 #endif

@@ -1,4 +1,4 @@
-/* Opens NCCL and creates its communicators. */
+/* Opens NCCL and manages the communicators of this process. */
 #include "kernels/cuda/vendor/nccl.h"
 
 #include <pthread.h>
@@ -13,12 +13,12 @@
 typedef struct communicator {
   struct communicator *next;
   mpg_nccl_clique clique;
-  char broken[256]; /* error text, or empty */
+  char broken[256]; /* text of its first error; empty if none */
 } communicator;
 
 static const char *const names[] = {MPG_NCCL_FUNCTIONS(MPG_CUDA_FUNCTION_NAME)};
 
-/* State of this process, per card. */
+/* State of this process, guarded by `issuing`. */
 static struct {
   mpg_nccl_functions functions;
   bool found;
@@ -29,7 +29,7 @@ static struct {
   } cards[MPG_NCCL_MAX_CARDS];
 } nccl;
 static pthread_mutex_t issuing = PTHREAD_MUTEX_INITIALIZER;
-static _Atomic(int) made; /* number of communicators */
+static _Atomic(int) made; /* number of communicators ever created */
 
 static mpg_status find(void) {
   if (nccl.found) return MPG_OK;
@@ -112,8 +112,9 @@ fail:
   return status;
 }
 
-/* Checks issued work for errors. Work that waits for failed work stays blocked until the process
- * ends. If it were aborted, it would look finished before its devices are known to be lost. */
+/* Checks issued work for errors. After an error, the communicator is not aborted, so work that
+ * waits for it stays blocked until the process ends. An abort would make that work look finished
+ * before its devices are known to be lost. */
 static mpg_status check(communicator *c) {
   for (int i = 0; i < c->clique.count && !*c->broken; i++) {
     ncclResult_t error = MPG_ncclSuccess,
@@ -169,7 +170,7 @@ fail:
 
 mpg_status mpg_nccl_check(int card) {
   if (!atomic_load(&made)) return MPG_OK;
-  if (pthread_mutex_trylock(&issuing)) return MPG_OK; /* the holder or the next call checks */
+  if (pthread_mutex_trylock(&issuing)) return MPG_OK; /* the next call checks */
   mpg_status status = MPG_OK;
   for (communicator *c = nccl.communicators; c && status == MPG_OK; c = c->next)
     if (has(&c->clique, card)) status = check(c);
@@ -193,7 +194,7 @@ void mpg_nccl_close(int card) {
              cudaStreamSynchronize(c->clique.streams[i]) == cudaSuccess;
       cudaGetLastError();
     }
-    /* In a group, since destroying one may wait for the others. */
+    /* In a group, since the destruction of a rank may wait for the other ranks. */
     if (good) nccl.functions.ncclGroupStart();
     for (int i = 0; i < c->clique.count; i++)
       (good ? nccl.functions.ncclCommDestroy : nccl.functions.ncclCommAbort)(c->clique.comms[i]);

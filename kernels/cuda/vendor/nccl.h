@@ -1,13 +1,13 @@
-/* The parts of NCCL 2 in use: types, constants and functions; and the communicators of this
- * process. nccl_ranks.c has those of several processes.
+/* The parts of NCCL 2 in use (types, constants and functions), and the communicators between the
+ * cards of this process. nccl_ranks.c has the communicators between processes.
  *
  * Nothing here is linked; kernels/cuda/vendor/library.h opens the library. With MPG_NCCL_REAL,
  * NVIDIA's own header replaces the types; tests/hostcuda/check_nccl.c compiles the rest against it.
  *
- * A communicator joins cards in an order. It is created for the first collective between them and
- * kept until the process ends. Each card has one stream for the collectives of all communicators,
- * and one mutex orders their issue. All cards therefore have them in the same order, which prevents
- * circular waits.
+ * A communicator connects an ordered list of cards. It is created for their first collective and
+ * kept until the process ends. To prevent deadlocks, all cards must run collectives in the same
+ * order. Hence each card has one stream for the collectives of all communicators, and a mutex is
+ * held while a collective is issued to its cards.
  */
 #ifndef KERNELS_CUDA_VENDOR_NCCL_H
 #define KERNELS_CUDA_VENDOR_NCCL_H
@@ -26,7 +26,7 @@ typedef struct ncclUniqueId {
 typedef struct ncclConfig ncclConfig_t; /* mpg_nccl_config */
 #endif
 
-/* The head of ncclConfig_t as of 2.14; NCCL reads `size` bytes of it. */
+/* The first fields of ncclConfig_t as of version 2.14. NCCL reads only `size` bytes. */
 typedef struct mpg_nccl_config {
   size_t size;
   unsigned magic, version;
@@ -90,7 +90,7 @@ typedef struct mpg_nccl_functions {
   MPG_NCCL_FUNCTIONS(MPG_CUDA_FUNCTION)
 } mpg_nccl_functions;
 
-/* The ranks of a communicator. */
+/* The ranks of a communicator. All arrays are indexed by rank. */
 typedef struct mpg_nccl_clique {
   int count, cards[MPG_NCCL_MAX_CARDS];
   ncclComm_t comms[MPG_NCCL_MAX_CARDS];
@@ -99,21 +99,22 @@ typedef struct mpg_nccl_clique {
 
 /* Loads NCCL. Sets *functions unless it is NULL. Any thread. */
 mpg_status mpg_nccl_find(const mpg_nccl_functions **functions);
-/* Returns NCCL's type for sums of the dtype, or MPG_NOT_IMPLEMENTED if it has none. */
+/* Sets *type to NCCL's type for sums of the dtype. Fails if NCCL cannot sum that dtype. */
 mpg_status mpg_nccl_type(mpg_dtype dtype, ncclDataType_t *type);
-/* Begins a collective of these cards, in the order of the work of `stream`, on card `home`. Work
- * issued to the clique's streams between the two calls, in one group, runs after earlier work of
- * `stream` and before later work. `end` must follow if `begin` succeeded; `status` is the outcome
- * in between. Called on the thread that issues the work of `stream`; other threads block in
- * between. */
+/* Bracket the issue of a collective between `cards`, as part of the work of `stream` on card
+ * `home`. Between the two calls, the caller issues one NCCL group to the clique's streams. It runs
+ * after earlier work of `stream` and before later work.
+ *
+ * If `begin` succeeds, the caller must call `end` and pass the status of its own work. `begin`
+ * takes a mutex, which `end` releases. Called on the thread that issues the work of `stream`. */
 mpg_status mpg_nccl_begin(const int *cards, int count, int home, cudaStream_t stream,
                           const mpg_nccl_functions **functions, mpg_nccl_clique **clique);
 mpg_status mpg_nccl_end(mpg_nccl_clique *clique, int home, cudaStream_t stream, mpg_status status);
 mpg_status mpg_nccl_failed(const mpg_nccl_functions *functions, const char *what,
                            ncclResult_t result);
-/* Returns MPG_OK, or the error of a collective that this card takes part in. Any thread. */
+/* Returns the error of a failed collective of the card, or MPG_OK. Threads: any. */
 mpg_status mpg_nccl_check(int card);
-/* Destroys the communicators of a card once their work is done, or aborts them. */
+/* Waits for the work of a card's communicators and destroys them. Aborts failed ones. */
 void mpg_nccl_close(int card);
 #endif
 

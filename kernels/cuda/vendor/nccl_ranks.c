@@ -1,7 +1,7 @@
-/* Communicators across the processes of a program, by NCCL, with one card per process.
+/* NCCL communicators between the processes of a program, with one card per process.
  *
- * They are nonblocking: a call starts work in NCCL's own threads, and its status is polled. A lost
- * rank therefore blocks no other rank; the communicator is aborted.
+ * The communicators are nonblocking: a call starts work in NCCL's own threads, and the caller polls
+ * its status. If a rank is lost, the other ranks therefore do not block but abort the communicator.
  */
 #include <stdio.h>
 #include <string.h>
@@ -15,9 +15,9 @@ struct mpg_gpu_communicator {
   ncclComm_t comm; /* NULL if aborted */
   cudaStream_t stream;
   cudaEvent_t event;
-  cudaEvent_t arrived; /* the device's: after copies from the host */
+  cudaEvent_t arrived; /* recorded after copies from the host to the device */
   int card, rank, count;
-  bool recorded; /* the event follows all issued work */
+  bool recorded; /* true if the event has been recorded after all issued work */
 };
 typedef struct mpg_gpu_communicator communicator;
 
@@ -51,7 +51,8 @@ static mpg_status make_id(char *id) {
   return MPG_OK;
 }
 
-/* Aborts the communicator. Work issued after the aborted work still runs, so this waits for it. */
+/* Aborts the communicator. Work that follows the aborted work in the stream still runs, so the
+ * function waits for the stream. */
 static void leave(communicator *c) {
   if (!c->comm) return;
   (void)c->functions->ncclCommAbort(c->comm);

@@ -1,4 +1,4 @@
-/* Opens NVRTC and compiles C++ with it. */
+/* Loads NVRTC, and compiles and loads C++ code. */
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>
@@ -18,8 +18,8 @@ static struct {
   } functions;
 } nvrtc = {.mutex = PTHREAD_MUTEX_INITIALIZER};
 
-/* NVRTC opens the file of its built-in functions by its plain name when it compiles. NVIDIA's
- * wheels have no search path for it, so it must already be open. */
+/* Opens NVRTC's file of built-in functions. NVRTC opens it without a path when it compiles, which
+ * fails for NVIDIA's wheels unless the file is already open. */
 static void open_builtins(void) {
   int major, minor;
   char file[64];
@@ -32,7 +32,7 @@ mpg_status mpg_nvrtc_find(void) {
   static const char *const names[] = {MPG_NVRTC_FUNCTIONS(MPG_CUDA_FUNCTION_NAME)};
   _Static_assert(sizeof nvrtc.functions == sizeof names, "one name for each function");
   pthread_mutex_lock(&nvrtc.mutex);
-  if (!nvrtc.looked || nvrtc.found != MPG_OK) /* repeated for the text of the error */
+  if (!nvrtc.looked || nvrtc.found != MPG_OK) /* repeats a failure to set the error text */
     nvrtc.found = mpg_cuda_library_functions(MPG_CUDA_NVRTC, names,
                                              (int)(sizeof names / sizeof *names), &nvrtc.functions);
   if (!nvrtc.looked && nvrtc.found == MPG_OK) open_builtins();
@@ -57,8 +57,8 @@ static mpg_status fail(mpg_nvrtc_program_handle program, const mpg_nvrtc_source 
   return status;
 }
 
-/* Compile options of a source for the current card: its own options, after the card's architecture
- * unless they set one. */
+/* Compile options: the source's own, preceded by the current card's architecture unless the source
+ * sets one. */
 typedef struct choices {
   int count;
   const char *options[MPG_NVRTC_MAX_OPTIONS + 1];
@@ -106,8 +106,8 @@ fail:
   return status;
 }
 
-/* True if the code depends on nothing but the given texts: they contain all includes, and no option
- * names a file. Search paths then have no effect. */
+/* True if compiled code may be cached, because it depends only on texts that are part of the key:
+ * all includes are among the given headers, and no option names a file. */
 static bool complete(const mpg_nvrtc_source *s) {
   static const char *const reads_files[] = {"-include", "--pre-include", "-optf", "--options-file"};
   if (!s->num_headers && strstr(s->text, "include")) return false;
@@ -123,7 +123,7 @@ static mpg_nvrtc_key key_of(const mpg_nvrtc_source *s, const choices *c) {
   int major = 0, minor = 0;
   char about[120];
   nvrtc.functions.nvrtcVersion(&major, &minor);
-  stat(mpg_cuda_library_path(MPG_CUDA_NVRTC), &found); /* the size distinguishes releases */
+  stat(mpg_cuda_library_path(MPG_CUDA_NVRTC), &found); /* its size distinguishes patch releases */
   snprintf(about, sizeof about, "%d.%d %lld; %d %d %d", major, minor, (long long)found.st_size,
            c->count, s->num_exports, s->num_headers);
   mpg_nvrtc_key_add(&key, about);
@@ -167,7 +167,7 @@ mpg_status mpg_nvrtc_build(const mpg_nvrtc_source *s, mpg_nvrtc_code *code, void
   mpg_nvrtc_key key = key_of(s, &c);
   if (kept && mpg_nvrtc_cache_read(&key, s->num_exports, code)) {
     if (load(code, library) == MPG_OK) return MPG_OK;
-    mpg_nvrtc_free(code); /* invalid: compile */
+    mpg_nvrtc_free(code); /* the cached code is invalid, so compile */
   }
   MPG_TRY(compile(s, &c, code));
   mpg_status status = load(code, library);

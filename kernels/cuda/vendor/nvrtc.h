@@ -1,4 +1,4 @@
-/* NVRTC, which compiles C++ for the card at run time. Declares the parts in use; see library.h.
+/* Run-time compilation of CUDA C++ by NVRTC. Declares the parts of NVRTC in use; see library.h.
  *
  * Ownership: loaded code lives as long as the process. Threads: any.
  */
@@ -30,24 +30,26 @@ typedef struct mpg_nvrtc_program *mpg_nvrtc_program_handle;
 enum { MPG_NVRTC_MAX_OPTIONS = 64, MPG_NVRTC_MAX_EXPORTS = 64 };
 
 typedef struct mpg_nvrtc_source {
-  const char *text, *name, *hint; /* errors include the name, and the hint if set */
+  const char *text, *name, *hint; /* errors include the name, and the hint unless it is NULL */
   int num_headers, num_options, num_exports;
   const char *const *header_texts, *const *header_names, *const *options;
-  const char *const *exports; /* expressions that name kernels: "axpy<float>" */
+  const char *const *exports; /* C++ expressions that name kernels, such as "axpy<float>" */
 } mpg_nvrtc_source;
 
 /* Free with mpg_nvrtc_free. */
 typedef struct mpg_nvrtc_code {
   void *code;
   size_t size;
-  char *names[MPG_NVRTC_MAX_EXPORTS]; /* of the exports in the code */
+  char *names[MPG_NVRTC_MAX_EXPORTS]; /* mangled names of the exports */
 } mpg_nvrtc_code;
 
 /* Loads NVRTC; fails if it is missing. */
 mpg_status mpg_nvrtc_find(void);
-/* Compiles for the current card, or reads cached code (nvrtc_cache.h), and loads it. */
+/* Compiles a source for the current card, or reads the compiled code from the cache
+ * (nvrtc_cache.h), and loads it. *library receives the loaded code. */
 mpg_status mpg_nvrtc_build(const mpg_nvrtc_source *source, mpg_nvrtc_code *code, void **library);
 void mpg_nvrtc_free(mpg_nvrtc_code *code);
+/* Sets *kernel to the kernel with a (mangled) name. */
 mpg_status mpg_nvrtc_kernel(void *library, const char *name, const void **kernel);
 
 #endif

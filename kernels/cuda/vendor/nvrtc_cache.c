@@ -1,4 +1,4 @@
-/* Cache files for code compiled by NVRTC. */
+/* Reads, writes and evicts cache files of code compiled by NVRTC. */
 #define _GNU_SOURCE
 #include "kernels/cuda/vendor/nvrtc_cache.h"
 
@@ -21,15 +21,15 @@ enum {
   MOST_BYTES = 64 << 20, /* per file */
   MOST_FOLDER = 3000,
   MOST_PATH = MOST_FOLDER + 64,
-  LEFTOVER_SECONDS = 3600 /* older unnamed files have no writer */
+  LEFTOVER_SECONDS = 3600 /* age at which a temporary file counts as abandoned */
 };
 static const char ENDING[] = ".kernel", BEGUN[] = ".begun-";
 
-/* A file has this header, the NUL-terminated names, and the code. */
+/* A file consists of this header, the NUL-terminated names of the exports, and the code. */
 typedef struct header {
   char format[8];
   mpg_nvrtc_key key;
-  uint64_t names_size, size, sum; /* sum: hash of the following bytes */
+  uint64_t names_size, size, sum; /* size: of names and code; sum: their hash */
 } header;
 static const char FORMAT[8] = "mpgnvr1";
 
@@ -38,19 +38,19 @@ static struct {
   pthread_mutex_t mutex;
   bool opened, used;
   char folder[MOST_FOLDER];
-  uint64_t limit, total; /* bytes; total is approximate, once counted */
+  uint64_t limit, total; /* bytes; total: approximate size of all files, valid if `counted` */
   bool counted;
 } cache = {.mutex = PTHREAD_MUTEX_INITIALIZER};
 
 /* --- Settings --------------------------------------------------------------------------------- */
 
-/* True if only this user can write to a file or folder, apart from root. Code in it runs on the GPU
- * with this process's data. */
+/* True if only this user (and root) can write to a file or folder. Otherwise another user could
+ * inject code, which would run on the GPU with this process's data. */
 static bool is_own(const struct stat *found) {
   return found->st_uid == geteuid() && !(found->st_mode & (S_IWGRP | S_IWOTH));
 }
 
-/* Creates the folder if it is missing; false if that fails or others can write to it. */
+/* Creates the folder if it is missing. Returns false on failure, or if others can write to it. */
 static bool make_folders(char *path) {
   struct stat found;
   for (char *at = strchr(path + 1, '/'); at; at = strchr(at + 1, '/')) {
@@ -146,7 +146,8 @@ static bool take_names(const char *names, size_t size, int count, mpg_nvrtc_code
   return at == size;
 }
 
-/* Returns -1 for anything but a regular file of this user, because opening a pipe would block. */
+/* Opens a file for reading. Returns -1 unless it is a regular file that only this user can write.
+ * O_NONBLOCK prevents blocking on a pipe. */
 static int open_own(const char *path) {
   struct stat found;
   int file = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
@@ -196,7 +197,7 @@ static bool ends_so(const char *name) {
   return length > end && length < sizeof((kept *)0)->name && !strcmp(name + length - end, ENDING);
 }
 
-/* Lists the files. Deletes leftovers of other processes. */
+/* Lists the cache files. Deletes temporary files that other processes have abandoned. */
 static size_t list(DIR *folder, kept **files) {
   size_t count = 0, capacity = 0;
   for (struct dirent *entry; (entry = readdir(folder));) {
@@ -219,8 +220,8 @@ static size_t list(DIR *folder, kept **files) {
   return count;
 }
 
-/* Recounts the files. If they exceed the limit, deletes the least recently read until a quarter of
- * the limit is free. */
+/* Recounts the files. If they exceed the limit, deletes the least recently read files until a
+ * quarter of the limit is free. */
 static void trim(void) {
   DIR *folder = opendir(cache.folder);
   kept *files = NULL;
