@@ -1,6 +1,6 @@
-/* Arrays whose element type is known at compile time (typed<T>) or only at run time (untyped).
- * Kernels accept both, so that common dtypes are fast and the rest need no separate kernels.
- * Include in .cu files only.
+/* Arrays whose element type is known at compile time (mpg_typed<T>) or only at run time
+ * (mpg_untyped). Kernels are templates over both, so that common dtypes are fast and all other
+ * dtypes share one instance. Include in .cu files only.
  */
 #ifndef KERNELS_CUDA_ACCESS_H
 #define KERNELS_CUDA_ACCESS_H

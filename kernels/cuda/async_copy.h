@@ -5,8 +5,8 @@
 
 #include "kernels/cuda/cuda.h"
 
-/* Copies 16 bytes between aligned addresses. Without `there`, writes zeros and does not read
- * `from`. */
+/* Starts a copy of 16 bytes between 16-byte aligned addresses. If `there` is false, writes zeros
+ * and does not read `from`. */
 __device__ __forceinline__ void mpg_copy_async(void *to, const void *from, bool there) {
 #ifdef __CUDA_ARCH__
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
@@ -20,7 +20,8 @@ __device__ __forceinline__ void mpg_copy_async(void *to, const void *from, bool 
     memset(to, 0, 16);
 #endif
 }
-/* Waits for the copies that this thread has started. Other threads see them after a barrier. */
+/* Waits for all copies that this thread has started. Other threads of the block see the data after
+ * the next __syncthreads(). */
 __device__ __forceinline__ void mpg_copies_wait() {
 #ifdef __CUDA_ARCH__
   asm volatile("cp.async.wait_all;" : : : "memory");

@@ -1,4 +1,4 @@
-/* Cooperation between the threads of a block; also for code that NVRTC compiles (generated.h). */
+/* Cooperation between the threads of a block. Included by NVRTC's code (generated.h). */
 #ifndef KERNELS_CUDA_BLOCK_H
 #define KERNELS_CUDA_BLOCK_H
 
@@ -18,15 +18,16 @@ __device__ __forceinline__ T *mpg_cuda_shared() {
 }
 
 /* --- Reductions over warps and blocks --------------------------------------------------------- */
-/* Reduces in a fixed order, so that results depend on the shape only. All threads take part and get
- * the result. */
+/* Reduces over a warp in a fixed order, so that results depend on the shape only. All threads of
+ * the warp must call it, and all get the result. */
 template <class T, class F>
 __device__ __forceinline__ T mpg_warp_reduce(T value, F combine) {
   for (int lanes = 16; lanes; lanes >>= 1)
     value = combine(value, __shfl_xor_sync(0xffffffffu, value, lanes));
   return value;
 }
-/* For up to 1024 threads, a multiple of 32. `neutral` is the identity of `combine`. */
+/* Reduces over a block of up to 1024 threads (a multiple of 32). All threads must call it, and all
+ * get the result. `neutral` is the identity of `combine`. */
 template <class T, class F>
 __device__ T mpg_block_reduce(T value, T neutral, F combine) {
   __shared__ T parts[32];
@@ -35,7 +36,7 @@ __device__ T mpg_block_reduce(T value, T neutral, F combine) {
   if (lane == 0) parts[warp] = value;
   __syncthreads();
   value = mpg_warp_reduce(lane < warps ? parts[lane] : neutral, combine);
-  __syncthreads(); /* `parts` may be reused */
+  __syncthreads(); /* the next call overwrites `parts` */
   return value;
 }
 struct mpg_plus {
@@ -44,7 +45,7 @@ struct mpg_plus {
     return a + b;
   }
 };
-struct mpg_larger { /* NaN wins */
+struct mpg_larger { /* propagates NaN */
   template <class T>
   MPG_MEMBER T operator()(T a, T b) const {
     return a != a ? a : a > b ? a : b;
@@ -57,13 +58,14 @@ struct mpg_smaller {
   }
 };
 
-struct mpg_larger_number { /* NaN loses */
+struct mpg_larger_number { /* ignores NaN */
   MPG_MEMBER float operator()(float a, float b) const { return fmaxf(a, b); }
 };
 
 /* --- Rows ------------------------------------------------------------------------------------- */
-/* Rows shared by LANES threads; a block has MPG_CUDA_THREADS. Each thread has PACKS times EACH_
- * adjacent elements. The assignment of elements to threads depends on LANES and EACH_ only. */
+/* Assignment of a row's elements to the LANES threads that share the row. Each thread has PACKS
+ * packs of EACH_ adjacent elements. A block of MPG_CUDA_THREADS threads has ROWS rows. Which thread
+ * has an element depends on LANES and EACH_ only, so the order of sums does not depend on PACKS. */
 template <int LANES, int PACKS, int EACH_>
 struct mpg_lanes {
   enum {
@@ -72,16 +74,16 @@ struct mpg_lanes {
     CHUNK = LANES * SIZE,
     THREADS = LANES,                 /* per row */
     ROWS = MPG_CUDA_THREADS / LANES, /* per block */
-    COLUMNS = LANES * EACH           /* contiguous elements of a row, with one pack per thread */
+    COLUMNS = LANES * EACH           /* elements of a row with one pack per thread */
   };
 
   static __device__ __forceinline__ int me() { return threadIdx.x % LANES; }
   static __device__ __forceinline__ int row() { return threadIdx.x / LANES; }
-  /* Returns the position in a chunk of a thread's elements p * EACH, ... */
+  /* Returns the position in a chunk of the first element of the thread's pack p. */
   static __device__ __forceinline__ int at(int p) { return (p * LANES + me()) * EACH; }
 
-  /* Reduces over the threads of a row, which all get the result. All threads of a block take
-   * part. */
+  /* Reduces over the threads of a row, which all get the result. All threads of the block must call
+   * it. */
   template <class F>
   static __device__ __forceinline__ float reduce(float value, float neutral, F combine) {
     if constexpr (LANES == MPG_CUDA_THREADS) {
@@ -96,8 +98,8 @@ struct mpg_lanes {
   static __device__ __forceinline__ float sum(float value) {
     return reduce(value, 0.0f, mpg_plus());
   }
-  /* Reduces all elements of a row in the order of reductions (math/reduce.cu). `neutral` pads the
-   * end of the row. */
+  /* Reduces all elements of a row in the same order as math/reduce.cu, so that fused and separate
+   * reductions have the same bits. The caller pads the row's end with `neutral`. */
   template <class F>
   static __device__ __forceinline__ float fold(const float (&values)[SIZE], float neutral,
                                                F combine) {
@@ -106,12 +108,12 @@ struct mpg_lanes {
     for (int k = 0; k < SIZE; k++) result = combine(result, values[k]);
     return reduce(result, neutral, combine);
   }
-  /* Adds the first n columns over the block's rows, in row order. All threads take part. Needs ROWS
-   * * n floats of dynamic shared memory if ROWS > 1. */
+  /* Writes to to[0..n) the column sums of the block's rows, added in row order. All threads must
+   * call it. Needs ROWS * n floats of dynamic shared memory if ROWS > 1. */
   static __device__ __forceinline__ void put_columns(const float (&values)[SIZE], int n,
                                                      float *to) {
     float *all = mpg_cuda_shared<float>();
-    if (ROWS > 1) __syncthreads(); /* the previous contents have been read */
+    if (ROWS > 1) __syncthreads(); /* waits for readers of the previous contents */
 #pragma unroll
     for (int k = 0; k < SIZE; k++) {
       int column = at(k / EACH) + k % EACH;

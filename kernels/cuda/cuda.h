@@ -2,9 +2,10 @@
  * and warps.
  *
  * A kernel of the op table is a host function that launches device kernels on call->stream and
- * returns. It does not wait, and reads no array. See docs/cuda.md for how to write one. Contraction
- * is off (--fmad=false), so that an element's bits do not depend on the surrounding code; write
- * fmaf if you need it. Use only features that tests/hostcuda emulates, since CI runs on it.
+ * returns without waiting. The host function must not read arrays, which are in device memory. See
+ * docs/cuda.md for how to write one. Contraction to fused multiply-add is off (--fmad=false), so
+ * that results do not depend on the surrounding code; call fmaf if you need it. Use only features
+ * that tests/hostcuda emulates, since CI has no GPU.
  */
 #ifndef KERNELS_CUDA_CUDA_H
 #define KERNELS_CUDA_CUDA_H
@@ -22,7 +23,7 @@ extern "C" {
 #include "kernels/cuda/block.h"
 #include "kernels/cuda/random_key.h"
 
-/* The declarations of all kernels. They give the definitions C linkage. */
+/* Declares all kernels, so that their definitions in .cu files have C linkage. */
 #define MPG_OP_ROW(id, aliases, inputs, outputs, params, infer, infer_inputs, cost, gradient, \
                    num_inputs, num_outputs, saves, flags, dtypes, batching, kernel, doc)      \
   extern "C" mpg_status mpg_cuda_##kernel(const mpg_kernel_call *);
@@ -30,8 +31,8 @@ extern "C" {
 #undef MPG_OP_ROW
 
 /* --- Launching -------------------------------------------------------------------------------- */
-/* mpg_cuda_launch(call, kernel<...>, blocks, threads, shared bytes, arguments...). Does nothing for
- * 0 blocks. */
+/* mpg_cuda_launch(call, kernel<...>, blocks, threads, shared bytes, arguments...) launches a kernel
+ * on the call's stream. Does nothing for 0 blocks. */
 template <class... P>
 static cudaError_t mpg_cuda_launch_values(void (*kernel)(P...), dim3 grid, dim3 block,
                                           size_t shared, cudaStream_t stream, P... values) {
@@ -48,7 +49,8 @@ static mpg_status mpg_cuda_launch(const mpg_kernel_call *call, void (*kernel)(P.
                         "a kernel launch");
 }
 
-/* Returns the blocks of MPG_CUDA_THREADS for `count` items, one per thread. */
+/* Returns the number of blocks for `count` items, `per_block` each (by default one per thread). At
+ * most the grid limit, so kernels for larger counts must iterate (MPG_CUDA_STRIDE). */
 static inline unsigned mpg_cuda_blocks(int64_t count, int64_t per_block = MPG_CUDA_THREADS) {
   int64_t blocks = (count + per_block - 1) / per_block;
   return (unsigned)(blocks < 0x7fffffff ? blocks : 0x7fffffff);
@@ -56,7 +58,7 @@ static inline unsigned mpg_cuda_blocks(int64_t count, int64_t per_block = MPG_CU
 #define MPG_CUDA_INDEX ((int64_t)blockIdx.x * blockDim.x + threadIdx.x)
 #define MPG_CUDA_STRIDE ((int64_t)gridDim.x * blockDim.x)
 
-/* --- Plain device memory, in stream order; 0 bytes do nothing --------------------------------- */
+/* --- Clearing and copying device memory, in stream order -------------------------------------- */
 static inline mpg_status mpg_cuda_zero(const mpg_kernel_call *call, void *memory, size_t bytes) {
   return bytes ? mpg_cuda_check(cudaMemsetAsync(memory, 0, bytes, (cudaStream_t)call->stream),
                                 "cudaMemsetAsync")
@@ -65,7 +67,7 @@ static inline mpg_status mpg_cuda_zero(const mpg_kernel_call *call, void *memory
 static inline mpg_status mpg_cuda_zero(const mpg_kernel_call *call, const mpg_view *view) {
   return mpg_cuda_zero(call, view->data, bytes_of(view));
 }
-/* Also does nothing if both addresses are equal. */
+/* Does nothing if both addresses are equal. */
 static inline mpg_status mpg_cuda_copy(const mpg_kernel_call *call, const void *from, void *to,
                                        size_t bytes) {
   if (!bytes || from == to) return MPG_OK;
@@ -73,23 +75,23 @@ static inline mpg_status mpg_cuda_copy(const mpg_kernel_call *call, const void *
       cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, (cudaStream_t)call->stream),
       "cudaMemcpyAsync");
 }
-/* Copies a view to one of equal shape and dtype. */
+/* Copies a view to another view of equal shape and dtype. */
 static inline mpg_status mpg_cuda_copy(const mpg_kernel_call *call, const mpg_view *from,
                                        const mpg_view *to) {
   return mpg_cuda_copy(call, from->data, to->data, bytes_of(from));
 }
 
-/* Returns the call's random key for device kernels. The launches must not depend on the key's
- * value, since captured work runs again with different keys. */
+/* Returns the call's random key as a kernel argument. The choice and number of launches must not
+ * depend on the key's value, since captured work is replayed with different keys. */
 static inline mpg_cuda_key mpg_cuda_key_of(const mpg_kernel_call *call) {
   return {call->random, call->random_at};
 }
 
-/* Stores the call's key in device memory for an op that repeats the draw: seed, call, position,
- * run, stride. In random_keys.cu. */
+/* Stores the call's random key in device memory (seed, call, position, run, stride), so that
+ * backward can repeat the draw. In random_keys.cu. */
 mpg_status mpg_cuda_write_key(const mpg_kernel_call *call, uint64_t *out);
 
-/* --- Elements of dtypes known at run time only; elements.h has the rest ----------------------- */
+/* --- Elements whose dtype is known only at run time (typed access: elements.h) ---------------- */
 template <class C>
 MPG_HOST_DEVICE C mpg_load_any(mpg_dtype dtype, const void *data, int64_t i) {
   switch (dtype) {
@@ -119,8 +121,8 @@ MPG_HOST_DEVICE void mpg_store_any(mpg_dtype dtype, void *data, int64_t i, C val
   }
 }
 
-/* Dispatches on a dtype: MPG_CUDA_DTYPE(dtype, T, statement using T), for all dtypes or for floats
- * only. */
+/* Dispatch on a dtype: MPG_CUDA_DTYPE(dtype, T, statement using T) for all dtypes,
+ * MPG_CUDA_FLOAT_DTYPE for floats only. */
 #define MPG_CUDA_CASE_(number, type, T, ...) \
   case number: {                             \
     typedef type T;                          \
@@ -163,11 +165,11 @@ MPG_HOST_DEVICE void mpg_store_any(mpg_dtype dtype, void *data, int64_t i, C val
 
 /* --- 16 bytes at a time ----------------------------------------------------------------------- */
 template <class T>
-struct __align__(16) mpg_pack { /* loaded or stored at once by one thread */
+struct __align__(16) mpg_pack { /* a thread loads or stores it with one instruction */
   enum { COUNT = 16 / sizeof(T) };
   T values[COUNT];
 };
-/* Stores 16 bytes with one instruction; nvcc may split the store of a struct. */
+/* Stores 16 bytes with one instruction, whereas nvcc may split the store of a struct. */
 __device__ __forceinline__ void mpg_store_words(void *to, const uint32_t (&words)[4]) {
 #ifdef __CUDA_ARCH__
   asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};"

@@ -1,13 +1,15 @@
-/* Dropout masks, bit for bit those of kernels/cpu/math/random.c. For Dropout's kernels and for
- * fused groups; also for code that NVRTC compiles (generated.h). */
+/* Dropout masks with the same bits as those of kernels/cpu/math/random.c. Used by Dropout's kernels
+ * and, in code that NVRTC compiles (generated.h), by fused groups. */
 #ifndef KERNELS_CUDA_DROPOUT_H
 #define KERNELS_CUDA_DROPOUT_H
 
 #include "kernels/cuda/random_key.h"
 
-/* Returns the factor of kept elements; p is the fraction that is dropped. */
+/* Returns the factor that kept elements are multiplied by. Elements are dropped with probability
+ * p. */
 MPG_HOST_DEVICE double mpg_dropout_scale(double p) { return 1 - p > 0 ? 1 / (1 - p) : 0; }
-/* Returns the threshold: an element is kept if the upper 24 bits of its word are below it. */
+/* Returns the threshold of mpg_is_kept. An element is kept if the upper 24 bits of its random word
+ * are below the threshold. */
 MPG_HOST_DEVICE uint32_t mpg_dropout_threshold(double p) {
   return (uint32_t)((1 - p) * 0x1p24 + 0.5);
 }
@@ -15,7 +17,7 @@ __device__ __forceinline__ bool mpg_is_kept(uint32_t word, uint32_t threshold) {
   return (word >> 8) < threshold;
 }
 
-/* Draws element by element; adjacent elements share a Philox block. */
+/* Draws element by element. Caches the latest Philox block, which four adjacent elements share. */
 struct mpg_dropout_draw {
   mpg_random_key key;
   mpg_philox_block words;

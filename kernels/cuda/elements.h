@@ -1,16 +1,16 @@
-/* Element types of GPU memory and conversions between them; also for code that NVRTC compiles
- * (generated.h). */
+/* Element types of arrays in GPU memory, and conversions between them. Code that NVRTC compiles
+ * (generated.h) includes this file, so it must not include system headers. */
 #ifndef KERNELS_CUDA_ELEMENTS_H
 #define KERNELS_CUDA_ELEMENTS_H
 
 #include "kernels/common/half.h"
 
-/* For member functions; MPG_HOST_DEVICE is for free functions. */
+/* Qualifiers of member functions; free functions use MPG_HOST_DEVICE. */
 #define MPG_MEMBER __host__ __device__ __forceinline__
 
 /* Element types: float, double, mpg_half, mpg_bfloat16, uint8_t, int8_t, int32_t, int64_t,
  * mpg_boolean. Kernels compute in float, double, int32_t or int64_t. mpg_to<T>(x) converts between
- * any two types like kernels/cpu/convert.c. */
+ * any two of the types, with the same results as kernels/cpu/convert.c. */
 struct mpg_half {
   uint16_t bits;
 };
@@ -46,10 +46,10 @@ struct mpg_element<mpg_boolean> {
   typedef int32_t compute;
 };
 template <class T>
-using mpg_compute_t = typename mpg_element<T>::compute; /* narrowest that holds all values */
+using mpg_compute_t = typename mpg_element<T>::compute; /* smallest one that holds all values */
 
 template <class T>
-struct mpg_convert { /* to T from float, double, int32_t or int64_t */
+struct mpg_convert { /* converts float, double, int32_t or int64_t to T */
   template <class C>
   static MPG_MEMBER T from(C value) {
     return (T)value;
@@ -89,7 +89,7 @@ struct mpg_convert<mpg_half> {
 template <>
 struct mpg_convert<mpg_bfloat16> {
   static MPG_MEMBER uint32_t pair(float first, float second) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800 /* NaN becomes 0x7fff */
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800 /* converts NaN to 0x7fff */
     uint32_t both;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(second), "f"(first));
     return both;
@@ -111,7 +111,8 @@ struct mpg_convert<mpg_boolean> {
     return result;
   }
 };
-/* Floats pass through int32_t on their way to 8 bits, so that they wrap around. */
+/* Floats are first converted to int32_t, so that values outside 8 bits wrap around instead of being
+ * undefined. */
 template <>
 struct mpg_convert<uint8_t> {
   static MPG_MEMBER uint8_t from(float value) { return (uint8_t)(int32_t)value; }
@@ -135,7 +136,7 @@ MPG_HOST_DEVICE T mpg_to(S value) {
   return mpg_convert<T>::from(mpg_widen(value));
 }
 
-/* Packs two halves into a word, the first in the low half. */
+/* Converts two floats to the 16-bit type T and packs them, the first in the low 16 bits. */
 template <class T>
 MPG_HOST_DEVICE uint32_t mpg_halves(float first, float second) {
   return mpg_convert<T>::pair(first, second);

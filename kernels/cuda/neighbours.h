@@ -1,11 +1,11 @@
-/* Adjacent elements of one thread: loaded and stored 16 bytes at a time if possible, with the same
- * results otherwise. Include in .cu files only. */
+/* Vectorized loads and stores of a thread's adjacent elements: 16 bytes at a time if alignment
+ * allows, else one by one with the same results. Include in .cu files only. */
 #ifndef KERNELS_CUDA_NEIGHBOURS_H
 #define KERNELS_CUDA_NEIGHBOURS_H
 
 #include "kernels/cuda/cuda.h"
 
-/* Returns four bytes of elements. */
+/* Returns the 4 bytes of memory that store one float, or two values as 16-bit elements. */
 __device__ __forceinline__ uint32_t mpg_word_of(const float *, const float *value) {
   return mpg_float_bits(*value);
 }
@@ -14,7 +14,7 @@ __device__ __forceinline__ uint32_t mpg_word_of(const T *, const float *values) 
   return mpg_halves<T>(values[0], values[1]);
 }
 
-/* Rounds an even number of values to the element type. */
+/* Rounds an even number of values to a 16-bit element type. Does nothing for other types. */
 template <class T, class C, int N>
 __device__ __forceinline__ void mpg_round_all(C (&values)[N]) {
   if constexpr (sizeof(T) == 2) {
@@ -30,8 +30,8 @@ __device__ __forceinline__ void mpg_round_all(C (&values)[N]) {
   }
 }
 
-/* N adjacent elements, accessed 16 bytes at a time if FULL, otherwise one by one, excluding those
- * from `live` on. */
+/* N adjacent elements. If FULL, all are loaded, 16 bytes at a time. Otherwise only the first `live`
+ * are loaded, one by one, and the rest are zero. */
 template <class T, int N, bool FULL>
 struct mpg_neighbours {
   enum { EACH = mpg_pack<T>::COUNT < N ? (int)mpg_pack<T>::COUNT : N, PACKS = N / EACH };
@@ -59,7 +59,7 @@ struct mpg_neighbours {
   }
 };
 
-/* Stores values to adjacent elements. */
+/* Stores values to adjacent elements: all N if FULL, otherwise only the first `live`. */
 template <bool FULL, int N, class T, class C>
 __device__ __forceinline__ void mpg_store(T *to, int live, const C (&values)[N]) {
   if constexpr (FULL) {

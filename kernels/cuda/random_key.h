@@ -1,13 +1,13 @@
-/* Random keys as kernel arguments; also for code that NVRTC compiles (generated.h). */
+/* Random keys as kernel arguments. Included by code that NVRTC compiles (generated.h). */
 #ifndef KERNELS_CUDA_RANDOM_KEY_H
 #define KERNELS_CUDA_RANDOM_KEY_H
 
 #include "base/philox.h"
 
-/* The key of a call. */
+/* Random key of a call: a value, or a pointer for captured work, whose arguments are fixed. */
 struct mpg_cuda_key {
   mpg_random_key given;
-  const mpg_random_key *at; /* on the card; NULL to use `given` */
+  const mpg_random_key *at; /* in device memory; NULL to use `given` */
   __device__ __forceinline__ mpg_random_key read() const { return at ? *at : given; }
 };
 

@@ -1,21 +1,22 @@
 /* Rows of contiguous elements in registers. A row is shared by some lanes of a warp or by a whole
- * block, whose threads load and store 16 bytes at a time. The assignment of elements to threads
- * depends on the row's length and dtype only, so results do not depend on addresses. Include in .cu
- * files only. */
+ * block, whose threads load and store 16 bytes at a time. Which thread has an element depends on
+ * the row's length and dtype only, so results do not depend on addresses. Include in .cu files
+ * only. */
 #ifndef KERNELS_CUDA_ROWS_H
 #define KERNELS_CUDA_ROWS_H
 
 #include "kernels/cuda/neighbours.h"
 
-/* Layout of CHUNK elements of a row over LANES threads (a block if MPG_CUDA_THREADS), each with
- * PACKS times 16 bytes of elements. FULL: rows are whole multiples of 16 bytes at aligned
- * addresses. HELD: a row has at most one chunk; otherwise a block iterates over it. Elements are
- * float or halves, and float in registers. */
+/* Layout of a chunk (CHUNK elements of a row) over LANES threads; MPG_CUDA_THREADS lanes are a
+ * whole block. Each thread has PACKS packs of 16 bytes. FULL means that rows are aligned multiples
+ * of 16 bytes. HELD means that a row fits in one chunk, which stays in registers; otherwise a block
+ * iterates over the row's chunks. Elements in memory are float or 16-bit floats; registers hold
+ * float. */
 template <class T, int LANES, int PACKS, bool FULL, bool HELD>
 struct mpg_row : mpg_lanes<LANES, PACKS, mpg_pack<T>::COUNT> {
   typedef mpg_lanes<LANES, PACKS, mpg_pack<T>::COUNT> lanes;
   typedef T element;
-  typedef mpg_row<T, LANES, PACKS / 2, FULL, HELD> half; /* with fewer registers */
+  typedef mpg_row<T, LANES, PACKS / 2, FULL, HELD> half; /* half the elements per thread */
   enum { EACH = lanes::EACH, SIZE = lanes::SIZE, CHUNK = lanes::CHUNK };
   using lanes::at;
   static const bool held = HELD, full = FULL;
@@ -48,7 +49,7 @@ struct mpg_row : mpg_lanes<LANES, PACKS, mpg_pack<T>::COUNT> {
     }
   }
 
-  /* Returns the remaining elements of n from `begin` on, at most a chunk. */
+  /* Returns the number of elements of the chunk at `begin` in a row of n. */
   static __device__ __forceinline__ int left(int64_t n, int64_t begin) {
     return n - begin < CHUNK ? (int)(n - begin) : (int)CHUNK;
   }
@@ -61,7 +62,8 @@ enum {
   MPG_ROW_BLOCK = 8192, /* maximum elements per block */
 };
 
-/* Calls f with the mpg_row for rows of n elements. */
+/* Calls f with a value of the mpg_row type that suits rows of n elements. `full` is the type's
+ * FULL. */
 template <class T, class F>
 mpg_status mpg_with_row(int64_t n, bool full, F f) {
   enum { EACH = mpg_pack<T>::COUNT, MOST = 32 / EACH, BLOCK = MPG_CUDA_THREADS };

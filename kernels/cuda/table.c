@@ -1,5 +1,5 @@
-/* The kernel column of the op table for GPUs. Missing kernels are NULL: their ops fail when
- * called. */
+/* Table of GPU kernels by op id. Declarations are weak, so an op without a GPU kernel has a NULL
+ * entry and fails when called. */
 #include "op/kernel.h"
 
 #define MPG_OP_ROW(id, aliases, inputs, outputs, params, infer, infer_inputs, cost, gradient, \

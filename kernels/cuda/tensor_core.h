@@ -1,19 +1,20 @@
-/* Products of small matrices with a warp's tensor cores, and the layout of their operands over the
- * lanes: mma.m16n8k16 of halves with sums in float32, on compute capability 8.0 or newer. Without
- * tensor cores (tests/hostcuda), plain sums use the same layout. Include in .cu files only.
+/* Products of small matrices with a warp's tensor cores (mma.m16n8k16): 16-bit floats with sums in
+ * float32, on compute capability 8.0 or newer. Without tensor cores (tests/hostcuda), plain sums
+ * use the same layout. Include in .cu files only.
  *
- * Lane l has group l / 4 and pair l % 4. Of a (16, 16): rows group and group + 8, columns 2 pair
- * and 2 pair + 1, then the same 8 columns on: a[0] is (group, 2 pair), a[1] (group + 8, 2 pair),
- * a[2] (group, 2 pair + 8), a[3] (group + 8, 2 pair + 8), two columns each. Of b (16, 8): column
- * group, rows 2 pair and 2 pair + 1 in b[0], 8 rows on in b[1]. Of c (16, 8): row group, columns 2
- * pair and 2 pair + 1 in c[0] and c[1], row group + 8 in c[2] and c[3].
+ * Lane l has group = l / 4 and pair = l % 4. It holds these elements (row, column) of the operands,
+ * where each word of a and b packs two elements:
+ *   a (16, 16): a[0] (group, 2 pair), a[1] (group + 8, 2 pair), a[2] (group, 2 pair + 8),
+ *               a[3] (group + 8, 2 pair + 8), each with the next column
+ *   b (16, 8):  b[0] (2 pair, group), b[1] (2 pair + 8, group), each with the next row
+ *   c (16, 8):  c[0] (group, 2 pair), c[1] (group, 2 pair + 1), c[2] and c[3] 8 rows below
  */
 #ifndef KERNELS_CUDA_TENSOR_CORE_H
 #define KERNELS_CUDA_TENSOR_CORE_H
 
 #include "kernels/cuda/cuda.h"
 
-/* Packs two adjacent elements. */
+/* Rounds two adjacent elements to 16 bits and packs them, `low` in the low 16 bits. */
 __device__ __forceinline__ uint32_t mpg_pair_of(const mpg_half *, float low, float high) {
 #ifdef __CUDA_ARCH__
   uint32_t pair;
@@ -43,14 +44,15 @@ static inline float mpg_half_of_pair(uint32_t pair, int which) {
   value.bits = (uint16_t)(which ? pair >> 16 : pair);
   return mpg_to<float>(value);
 }
-/* Returns a pointer of a different lane, valid until the warp's next synchronization. */
+/* Returns lane `lane`'s value of `own`. The memory is valid until that lane passes the warp's next
+ * synchronization. */
 template <class T>
 static __device__ inline const T *mpg_of_lane(const T *own, int lane) {
   return (const T *)(uintptr_t)__shfl_sync(0xffffffffu, (unsigned long long)(uintptr_t)own, lane);
 }
 #endif
 
-/* c += a b */
+/* Computes c += a b. */
 template <class T>
 __device__ __forceinline__ void mpg_multiply_add(float *c, const uint32_t *a, const uint32_t *b) {
 #ifdef __CUDA_ARCH__
@@ -67,7 +69,7 @@ __device__ __forceinline__ void mpg_multiply_add(float *c, const uint32_t *a, co
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 #else
-  const uint32_t *as[4], *bs[8]; /* from the lanes that hold this lane's rows and columns */
+  const uint32_t *as[4], *bs[8]; /* operands in the lanes that hold rows and columns of c */
   uint32_t own_a[4] = {a[0], a[1], a[2], a[3]}, own_b[2] = {b[0], b[1]};
   int group = (int)(threadIdx.x & 31) / 4, pair = (int)(threadIdx.x & 31) % 4;
   for (int k = 0; k < 4; k++) as[k] = mpg_of_lane(own_a, group * 4 + k);
@@ -84,9 +86,9 @@ __device__ __forceinline__ void mpg_multiply_add(float *c, const uint32_t *a, co
 #endif
 }
 
-/* Loads four (8, 8) matrices of halves from shared memory: lane l provides the address of row l % 8
- * of matrix l / 8 (16 bytes, aligned). fragment[m] has columns 2 pair and 2 pair + 1 of row group
- * of matrix m; if TRANSPOSED, rows 2 pair and 2 pair + 1 of column group. */
+/* Loads four (8, 8) matrices of 16-bit elements from shared memory. Lane l passes the 16-byte
+ * aligned address of row l % 8 of matrix l / 8. fragment[m] receives two elements of matrix m: row
+ * group, columns 2 pair and 2 pair + 1. If TRANSPOSED: column group, rows 2 pair and 2 pair + 1. */
 template <bool TRANSPOSED, class T>
 __device__ __forceinline__ void mpg_load_matrices(uint32_t *fragment, const T *row) {
 #ifdef __CUDA_ARCH__
@@ -119,14 +121,15 @@ __device__ __forceinline__ void mpg_load_a(uint32_t *a, const T *from, int pitch
   int lane = threadIdx.x & 31;
   mpg_load_matrices<false>(a, from + (lane & 15) * pitch + (lane >> 4) * 8);
 }
-/* Loads two adjacent operands b, b[0..1] and b[2..3], from the transpose of 16 rows with 16 columns
- * (row r is column r of b). */
+/* Loads two operands b, b[0..1] and b[2..3], from a (16, 16) matrix at `from` whose row r is column
+ * r of the operands: rows 0 to 7 are the first operand's columns. */
 template <class T>
 __device__ __forceinline__ void mpg_load_b_transposed(uint32_t *b, const T *from, int pitch) {
   int lane = threadIdx.x & 31;
   mpg_load_matrices<false>(b, from + ((lane & 7) + (lane >> 4) * 8) * pitch + (lane >> 3 & 1) * 8);
 }
-/* Loads two adjacent operands b from 16 rows with 16 columns, without a transpose. */
+/* Loads two operands b from a (16, 16) matrix at `from` that is not transposed: columns 0 to 7 are
+ * the first operand. */
 template <class T>
 __device__ __forceinline__ void mpg_load_b(uint32_t *b, const T *from, int pitch) {
   int lane = threadIdx.x & 31;
