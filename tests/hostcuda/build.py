@@ -1,7 +1,7 @@
-"""Builds the GPU library for the host against the stand-in runtime in this folder.
+"""Builds the GPU library for the host, against the emulated CUDA runtime in this folder.
 
 Writes build/hostcuda/mpgluon_hostcuda.so and prints its path. HOSTCUDA_SANITIZE="address,undefined"
-or "thread" makes a sanitizer build in a separate folder.
+or "thread" builds with sanitizers, in a separate folder.
 """
 
 import glob
@@ -20,8 +20,8 @@ tools = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(tools)
 
 
-# Stand-ins for NVIDIA's libraries, placed next to the GPU library, where it searches first. They
-# use the stand-in runtime in it.
+# Emulated NVIDIA libraries. They are placed next to the GPU library, which searches there first.
+# They link against the GPU library, since it contains the emulated runtime.
 LIBRARIES = {
     "cublaslt": "libcublasLt.so.13",
     "cublas": "libcublas.so.13",
@@ -31,7 +31,7 @@ LIBRARIES = {
 }
 
 
-# A GPU faults on unaligned vectors; a CPU does not.
+# Detects unaligned vector accesses, on which a GPU faults but a CPU does not.
 ALIGNED = ["-fsanitize=alignment", "-fno-sanitize-recover=alignment"]
 
 
@@ -43,12 +43,15 @@ def sources():
 
 
 def nvrtc_definitions(flags, folder, library):
-    """Returns flags for NVRTC's stand-in: fast compilation over fast code, no C++ library."""
+    """Returns definitions of paths and compiler options for the emulated NVRTC.
+
+    The options favor fast compilation over fast code and, as in NVRTC, exclude the C++ library.
+    """
     options = ["-std=c++17", "-O0", "-w", "-nostdinc++", "-DHOSTCUDA_DEVICE_ONLY", "-D__global__="]
     options += ALIGNED
     options += [f for f in flags if f.startswith(("-f", "-march")) and f != "-fvisibility=hidden"]
     if platform.machine() == "x86_64":
-        options.append("-mno-f16c")  # its header dominates compile time
+        options.append("-mno-f16c")  # F16C's header would dominate compile time
     defined = {
         "HOSTCUDA_COMPILER": " ".join(["LD_PRELOAD= c++", *options]),
         "HOSTCUDA_INCLUDE": os.path.join(ROOT, "tests", "hostcuda", "include"),
@@ -59,7 +62,7 @@ def nvrtc_definitions(flags, folder, library):
 
 
 def forget_old_groups(folder):
-    """Deletes cached groups unused for a week; random programs never reuse theirs."""
+    """Deletes compiled groups that are a week old, since those of random tests are never reused."""
     for pattern in ("nvrtc/*/*.so", "nvrtc/*"):
         for path in glob.glob(os.path.join(folder, pattern)):
             if os.path.getmtime(path) < time.time() - 7 * 86400:
@@ -95,7 +98,7 @@ def build():
         target = os.path.join(folder, source + ".o")
         if source.endswith(".c"):
             command = cc + ["-std=gnu11"] + flags
-        else:  # kernels use pragmas that only nvcc knows
+        else:  # kernels have pragmas that only nvcc knows
             command = cxx + ["-std=c++17", "-x", "c++", "-Wno-unknown-pragmas"] + flags
             if source.endswith(".cu"):
                 command += ALIGNED
@@ -120,7 +123,7 @@ def build():
         + ([f"-fsanitize={sanitize}"] if sanitize else ["-fsanitize=alignment"])
     )
     if sanitize:
-        link.remove("-Wl,-z,defs")  # the process provides the sanitizer's symbols
+        link.remove("-Wl,-z,defs")  # the process that loads the library has the sanitizer's symbols
     if not tools.run(
         link
         + [target for _, target, _ in jobs]
@@ -129,7 +132,7 @@ def build():
         sys.exit("hostcuda: the linker failed")
     targets = [target for _, target, _ in others]
     names = [*LIBRARIES.values(), "libnvrtc.so.13", "libnvrtc-builtins.so.13.0"]
-    for target, name in zip([*targets, None], names):  # the last one is only opened, never called
+    for target, name in zip([*targets, None], names):  # the last one is opened but never called
         command = [target] if target else []
         command += [library, "-Wl,-rpath,$ORIGIN", "-Wl,-soname," + name]
         if not tools.run(link + command + ["-o", os.path.join(folder, name)]):

@@ -1,7 +1,7 @@
-// Runs a block: its threads are fibers of the host thread that runs the block. A fiber runs thread
-// after thread until one must wait (at a barrier, or for its warp). Then the next fiber continues
-// with the threads that have not started. A kernel without barriers therefore needs one switch per
-// block.
+// Runs the CUDA threads of a block on fibers of one host thread. A fiber runs one CUDA thread after
+// another until one must wait, at a barrier or for its warp. Then another fiber starts with the
+// next CUDA thread that has not started. A kernel without barriers therefore needs only one fiber
+// switch per block.
 #include <cstdio>
 #include <cstdlib>
 #include <vector>
@@ -33,8 +33,8 @@ enum { STACK = 256 << 10, LANES = 32, MAX_SHARED = 232448 };
 struct fiber {
   void *stack_pointer = nullptr;
   char *stack = nullptr;
-  unsigned thread = 0;             // the thread it runs
-  const uint64_t *waits = nullptr; // waits until this counter differs from `seen`
+  unsigned thread = 0;             // index of the CUDA thread that it runs
+  const uint64_t *waits = nullptr; // if blocked: until this counter differs from `seen`
   uint64_t seen = 0;
 #ifndef __x86_64__
   ucontext_t context;
@@ -43,7 +43,8 @@ struct fiber {
 
 struct warp {
   uint64_t generation = 0;
-  unsigned arrived = 0, mask = 0, finished = 0; // finished: lanes that ended or never existed
+  // Bit masks of lanes; `finished` includes lanes that do not exist.
+  unsigned arrived = 0, mask = 0, finished = 0;
   uint64_t values[2][LANES];
   unsigned ballots[2] = {0, 0};
 };
@@ -58,12 +59,12 @@ struct block {
   std::vector<fiber *> blocked;
 };
 
-struct runner { // per host thread
+struct runner { // state of a host thread
   block now;
   fiber *current = nullptr;
   std::vector<fiber *> idle;
   std::vector<uint64_t> shared;
-  void *stack_pointer = nullptr; // the scheduler's
+  void *stack_pointer = nullptr; // of the scheduler
 #ifndef __x86_64__
   ucontext_t context;
 #endif
@@ -182,7 +183,7 @@ fiber *new_fiber() {
   f->stack = (char *)memory;
 #ifdef __x86_64__
   void **top = (void **)(f->stack + STACK);
-  *--top = nullptr;            // alignment: the stack is 8 off 16 at entry
+  *--top = nullptr;            // the ABI requires rsp % 16 == 8 at a function's entry
   *--top = (void *)fiber_main; // return address
   for (int i = 0; i < 6; i++) *--top = nullptr;
   f->stack_pointer = top;

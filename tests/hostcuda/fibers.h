@@ -1,4 +1,4 @@
-/* Test-only: runs all blocks of a launch on this thread. */
+/* Test-only: runs a kernel launch on the calling thread; `body` runs one CUDA thread. */
 #ifndef HOSTCUDA_FIBERS_H
 #define HOSTCUDA_FIBERS_H
 #include "cuda_runtime.h"

@@ -1,9 +1,9 @@
-// Devices, streams, events and memory. A stream is a thread with a queue; everything here lives as
-// long as the process. Settings: HOSTCUDA_DEVICES (number of cards, default 2), HOSTCUDA_MEMORY
-// (bytes per card, default 4 GiB), HOSTCUDA_DELAY (maximum microseconds of a copy from the host,
-// which takes a random fraction of it, default 0), HOSTCUDA_REUSE=1 (freed memory serves the next
-// allocation of that size), HOSTCUDA_LOCKED (maximum bytes of host memory that are page-locked at
-// once), HOSTCUDA_STREAM_WRITES=0 (streams cannot write values).
+// Emulates devices, streams, events, graphs and memory. A stream is a thread with a queue.
+// Settings: HOSTCUDA_DEVICES (number of cards, default 2), HOSTCUDA_MEMORY (bytes per card, default
+// 4 GiB), HOSTCUDA_DELAY (maximum random delay of a copy from the host in microseconds, default 0),
+// HOSTCUDA_REUSE=1 (freed memory is reused by the next allocation of its size), HOSTCUDA_LOCKED
+// (maximum size of a range of host memory that can be page-locked), HOSTCUDA_STREAM_WRITES=0
+// (streams cannot write values).
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
@@ -27,7 +27,7 @@ namespace {
 
 struct card {
   std::atomic<bool> broken{false};
-  std::atomic<long> launches_left{-1}; // until it breaks; -1 for never
+  std::atomic<long> launches_left{-1}; // kernels until the card breaks; -1 for never
   std::atomic<size_t> used{0};
 };
 card cards[64];
@@ -52,7 +52,7 @@ cudaError_t state_of(int device) {
 std::atomic<long> num_synchronized, num_captures, num_instantiated, num_updated, num_graphs,
     num_launched, num_specialised, num_attributes, num_locked, num_direct, num_settled, num_refused;
 
-// Number of kernels running, and the maximum so far.
+// Number of running kernels, and its maximum so far.
 std::atomic<long> num_running, most_running;
 struct running_kernel {
   running_kernel() {
@@ -64,7 +64,7 @@ struct running_kernel {
   ~running_kernel() { num_running--; }
 };
 
-struct moment { // one recording of an event
+struct moment { // one cudaEventRecord; done when the stream reaches it
   std::mutex lock;
   std::condition_variable reached;
   bool done = false;
@@ -79,9 +79,8 @@ struct moment { // one recording of an event
   }
 };
 
-// Memory that a pool has reserved on its card, and the part in use. Like CUDA's pools, which map
-// memory to addresses, it reuses memory for any size. It keeps more than `threshold` until it is
-// trimmed. Guarded by memory_lock.
+// Bytes that a pool has reserved on its card, and the part in use. The pool keeps freed memory up
+// to `threshold`, as CUDA does, and reuses it for allocations of any size. Guarded by memory_lock.
 struct pool_use {
   int device;
   size_t reserved = 0, used = 0, threshold = 0;
@@ -90,7 +89,7 @@ struct pool_use {
 struct allocation {
   size_t size;
   int device;
-  pool_use *pool; // null for cudaMalloc
+  pool_use *pool; // null if from cudaMalloc
 };
 std::mutex memory_lock;
 std::map<char *, allocation> &allocations() {
@@ -129,13 +128,13 @@ cudaError_t take(void **memory, size_t size, int device, pool_use *pool = nullpt
     }
   }
   if (!take_freed(memory, size, device) && posix_memalign(memory, 256, size ? size : 1)) abort();
-  memset(*memory, 0xcb, std::min(size, (size_t)1 << 20)); // marks uninitialized memory
+  memset(*memory, 0xcb, std::min(size, (size_t)1 << 20)); // makes use of uninitialized data visible
   std::lock_guard<std::mutex> guard(memory_lock);
   allocations()[(char *)*memory] = {size, device, pool};
   return cudaSuccess;
 }
 
-// Requires memory_lock.
+// Returns unused memory above `keep` bytes to the card. The caller holds memory_lock.
 void trim(pool_use *pool, size_t keep) {
   size_t least = std::max(pool->used, keep);
   if (pool->reserved <= least) return;
@@ -168,13 +167,13 @@ struct CUgraph_st { // captured tasks, in order
   std::deque<std::function<void()>> tasks;
 };
 
-// Number of captures to spoil as if by a call of another thread, and after how many tasks.
+// Number of captures to invalidate (hostcuda_spoil), and the number of tasks after which to do it.
 static std::atomic<long> to_spoil, spoil_after;
 
 struct CUstream_st {
   int device;
-  bool blocking = true;           // the legacy stream waits for it
-  CUgraph_st *captured = nullptr; // while capturing; a single thread uses it then
+  bool blocking = true;           // true if the legacy stream waits for it
+  CUgraph_st *captured = nullptr; // during a capture; used by one thread only
   std::atomic<bool> capturing{false}, spoiled{false};
   std::mutex lock;
   std::condition_variable changed;
@@ -239,8 +238,8 @@ static cudaStream_t make_stream(int device) {
   streams().push_back(stream);
   return stream;
 }
-// A call that waits for a whole card, or for all its blocking streams. It is rejected while one of
-// them is captured, and invalidates the capture.
+// Begins a call that waits for a card's streams: `all`, or only the blocking ones. If one of them
+// is being captured, rejects the call and invalidates the capture, as CUDA does.
 static cudaError_t disturb(int device, bool all) {
   cudaError_t error = cudaSuccess;
   std::lock_guard<std::mutex> guard(streams_lock);
@@ -252,7 +251,7 @@ static cudaError_t disturb(int device, bool all) {
   num_refused += error != cudaSuccess;
   return error;
 }
-// Resolves the default stream of the current card, which is a number instead of an address.
+// Resolves cudaStreamLegacy, which is a constant, to the default stream of the current card.
 static cudaStream_t named(cudaStream_t stream) {
   static cudaStream_t defaults[64];
   if (stream != cudaStreamLegacy) return stream;
@@ -264,21 +263,21 @@ static cudaStream_t named(cudaStream_t stream) {
 }
 
 struct CUevent_st {
-  int device; // device of the streams that record it
+  int device; // only streams of this device may record it
   std::mutex lock;
   std::shared_ptr<moment> latest; // null if never recorded
 };
 
 struct CUgraphExec_st {
-  std::shared_ptr<std::deque<std::function<void()>>> tasks; // launches in flight keep theirs
+  std::shared_ptr<std::deque<std::function<void()>>> tasks; // shared with launches in flight
 };
 
 struct CUmemPoolHandle_st {
   pool_use use;
 };
 
-// Queues work. Work on a broken card is skipped, but events and waits complete, so that nothing
-// hangs.
+// Queues work, which is skipped if the card is broken by then. Queued events and waits are not
+// skipped, so that nothing hangs.
 static cudaError_t put_work(cudaStream_t stream, std::function<void()> work) {
   stream = named(stream);
   return note(stream->put([stream, work = std::move(work)] {
@@ -310,7 +309,7 @@ cudaError_t cudaGetDevice(int *device) {
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp *properties, int device) {
   memset(properties, 0, sizeof *properties);
   snprintf(properties->name, sizeof properties->name, "host stand-in %d", device);
-  // Each process has its own cards, unless it shares them with other processes.
+  // Processes have different cards (by UUID) unless HOSTCUDA_SHARED_CARDS is set.
   int number[] = {device, getenv("HOSTCUDA_SHARED_CARDS") ? 0 : (int)getpid()};
   memcpy(properties->uuid.bytes, number, sizeof number);
   properties->totalGlobalMem = capacity();
@@ -393,7 +392,7 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flags) {
   (*stream)->blocking = !(flags & cudaStreamNonBlocking);
   return note(state_of(current_card));
 }
-cudaError_t cudaStreamDestroy(cudaStream_t stream) { // keeps the thread
+cudaError_t cudaStreamDestroy(cudaStream_t stream) { // the thread continues to exist
   stream->drain();
   return cudaSuccess;
 }
@@ -408,7 +407,7 @@ cudaError_t cudaStreamQuery(cudaStream_t stream) {
   if (state_of(stream->device) != cudaSuccess) return note(state_of(stream->device));
   return stream->idle() ? cudaSuccess : cudaErrorNotReady;
 }
-// Waits for an event. Unsupported in captures, where it would tie other streams to the capture.
+// Not emulated in captures, where CUDA would join the event's stream to the capture.
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
   stream = named(stream);
   if (stream->captured) return note(cudaErrorStreamCaptureUnsupported);
@@ -527,7 +526,7 @@ cudaError_t cudaFree(void *memory) { return note(give(memory)); }
 cudaError_t cudaHostAlloc(void **memory, size_t size, unsigned) {
   return cudaMallocHost(memory, size);
 }
-// Memory of the driver, which a forked child does not have.
+// The driver's host memory is not available in a forked child, hence MADV_DONTFORK.
 cudaError_t cudaMallocHost(void **memory, size_t size) {
   size_t page = (size_t)sysconf(_SC_PAGESIZE), length = (size + 2 * page - 1) / page * page;
   char *made =
@@ -543,7 +542,7 @@ cudaError_t cudaFreeHost(void *memory) {
   munmap(made, *(size_t *)made);
   return cudaSuccess;
 }
-// Page-locked memory, by its end: address and size. The driver does nothing in a forked child.
+// Sizes of page-locked ranges by end address. Like CUDA, the functions fail in a forked child.
 static std::mutex locked_lock;
 static std::map<const char *, size_t> locked;
 static const pid_t started_in = getpid();
@@ -588,13 +587,13 @@ cudaError_t cudaMemPoolCreate(cudaMemPool_t *pool, const cudaMemPoolProps *prope
   (*pool)->use.device = properties->location.id;
   return cudaSuccess;
 }
-cudaError_t cudaMemPoolDestroy(cudaMemPool_t pool) { // its memory may be in use
+cudaError_t cudaMemPoolDestroy(cudaMemPool_t pool) { // not deleted: its memory may be in use
   std::lock_guard<std::mutex> guard(memory_lock);
   trim(&pool->use, 0);
   return cudaSuccess;
 }
 cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t pool, cudaMemPoolAttr, void *value) {
-  pool->use.threshold = (size_t)*(uint64_t *)value; // the only attribute
+  pool->use.threshold = (size_t)*(uint64_t *)value; // the only attribute that is used
   return cudaSuccess;
 }
 cudaError_t cudaMemPoolSetAccess(cudaMemPool_t, const cudaMemAccessDesc *, size_t) {
@@ -633,7 +632,7 @@ cudaError_t cudaMemsetAsync(void *memory, int value, size_t size, cudaStream_t s
   return put_work(stream, [=] { memset(memory, value, size); });
 }
 static std::mutex shared_lock;
-static std::map<std::pair<const void *, int>, size_t> shared_bytes; // per kernel and card
+static std::map<std::pair<const void *, int>, size_t> shared_bytes; // limit per kernel and card
 cudaError_t cudaFuncSetAttribute(const void *kernel, enum cudaFuncAttribute, int value) {
   std::lock_guard<std::mutex> guard(shared_lock);
   num_attributes++;
@@ -662,7 +661,7 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char *symbol, void **function
 }
 
 void hostcuda_break(int device) { cards[device].broken = true; }
-// For tests: a capture by another library on a stream of the current card begins or ends.
+// For tests: begins or ends a capture on the current card, as by another library.
 __attribute__((visibility("default"))) void hostcuda_capture_elsewhere(int begin) {
   static cudaStream_t stream;
   cudaGraph_t graph = nullptr;
@@ -674,8 +673,8 @@ __attribute__((visibility("default"))) void hostcuda_capture_elsewhere(int begin
     delete graph;
   }
 }
-// For tests: invalidates the next captures after `after` of their tasks, as if another thread had
-// synchronized the card.
+// For tests: invalidates each of the next `captures` captures after `after` tasks, as if another
+// thread had synchronized the card.
 __attribute__((visibility("default"))) void hostcuda_spoil(long captures, long after) {
   spoil_after = after;
   to_spoil = captures;
@@ -723,17 +722,17 @@ long hostcuda_count(const char *what) {
 struct CUlib_st {
   void *handle;
 };
-struct CUkern_st { // see kernels/cuda/fusion/specialise.cu
+struct CUkern_st { // `run` and `size`: generated by kernels/cuda/fusion/specialise.cu
   void (*run)(const void *argument);
   size_t size;
-  void (*call)(void **arguments); // user kernels; see libraries/nvrtc.cpp
+  void (*call)(void **arguments); // `call` and `sizes`: for user kernels, by libraries/nvrtc.cpp
   const unsigned long *sizes;
 };
 cudaError_t cudaLibraryLoadData(cudaLibrary_t *library, const void *code, void *, void **, unsigned,
                                 void *, void **, unsigned) {
   const char *path = (const char *)code;
   void *handle = *path == '/' ? dlopen(path, RTLD_NOW | RTLD_LOCAL) : nullptr;
-  if (!handle) return note(cudaErrorInvalidValue); // real machine code
+  if (!handle) return note(cudaErrorInvalidValue); // not a path: code of the real NVRTC
   *library = new CUlib_st{handle};
   return cudaSuccess;
 }
@@ -747,7 +746,7 @@ cudaError_t cudaLibraryGetKernel(cudaKernel_t *kernel, cudaLibrary_t library, co
         new CUkern_st{nullptr, 0, (void (*)(void **))call, ((const unsigned long *(*)())sizes)()};
     return cudaSuccess;
   }
-  if (!run) run = dlsym(library->handle, name); // for no arguments
+  if (!run) run = dlsym(library->handle, name); // a kernel without arguments
   if (!run) return note(cudaErrorInvalidValue);
   *kernel = new CUkern_st{(void (*)(const void *))run, size ? *(const size_t *)size : 0, nullptr,
                           nullptr};
@@ -796,7 +795,7 @@ cudaError_t hostcuda_launch(const cudaLaunchConfig_t *config, std::function<void
   return put_work(config->stream,
                   [config = *config, thread = std::move(thread), device = config->stream->device] {
                     if (cards[device].launches_left >= 0 &&
-                        cards[device].launches_left-- == 0) { // this kernel made the illegal access
+                        cards[device].launches_left-- == 0) { // emulates an illegal access
                       cards[device].broken = true;
                       return;
                     }

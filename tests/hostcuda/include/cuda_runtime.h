@@ -1,8 +1,9 @@
-/* Test-only: CUDA C++ on the host. See cuda_runtime_api.h.
+/* Test-only: emulates CUDA C++ on the host, so that the host's compiler can compile kernels. See
+ * cuda_runtime_api.h.
  *
- * The host's compiler compiles kernels. The state of a block's thread (threadIdx, barriers,
- * shuffles) is in the fiber that runs it. `__shared__` variables belong to the host thread that
- * runs the block; it runs blocks one after the other.
+ * Each thread of a block runs in a fiber (fibers.cpp), which has the thread's state (threadIdx,
+ * barriers, shuffles). A host thread runs one block after another, so `__shared__` variables are
+ * thread-local variables of the host thread.
  */
 #ifndef HOSTCUDA_RUNTIME_H
 #define HOSTCUDA_RUNTIME_H
@@ -109,7 +110,8 @@ static inline unsigned __umulhi(unsigned a, unsigned b) {
   return (unsigned)(((uint64_t)a * b) >> 32);
 }
 
-/* Not used by NVRTC's stand-in, which has no C++ library, and no time to compile its headers. */
+/* Excluded from code that NVRTC's stand-in compiles: like NVRTC it has no C++ library, whose
+ * headers would also be slow to compile. */
 #ifndef HOSTCUDA_DEVICE_ONLY
 #include <cmath>
 #include <functional>
@@ -131,7 +133,7 @@ typedef struct cudaLaunchConfig_t {
 
 cudaError_t hostcuda_launch(const cudaLaunchConfig_t *config, std::function<void()> thread);
 cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *config, const void *kernel,
-                                void **arguments); /* for a cudaKernel_t with one argument */
+                                void **arguments); /* `kernel` is a cudaKernel_t */
 /* True if the kernel may use `bytes` of shared memory on the current card. */
 bool hostcuda_may_share(const void *kernel, size_t bytes);
 template <class... P, size_t... I>

@@ -1,8 +1,8 @@
-/* Test-only: the part of the CUDA runtime that mpgluon uses, on the host. See docs/cuda.md.
+/* Test-only: emulates on the host the part of the CUDA runtime that mpgluon uses. See docs/cuda.md.
  *
- * A device is a number; its memory is host memory. A stream is a thread that works in order.
- * Kernels are ordinary functions, run block by block, thread by thread (fibers.h). Constants have
- * CUDA's values if product code can see them.
+ * A device is a number, and its memory is host memory. A stream is a thread that runs queued work
+ * in order. Kernels are ordinary functions, which run block by block and thread by thread
+ * (fibers.h). Constants have CUDA's values if product code can observe them.
  */
 #ifndef HOSTCUDA_RUNTIME_API_H
 #define HOSTCUDA_RUNTIME_API_H
@@ -135,7 +135,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream);
 cudaError_t cudaEventSynchronize(cudaEvent_t event);
 cudaError_t cudaEventQuery(cudaEvent_t event);
 
-/* For code compiled by the stand-in of NVRTC. */
+/* Load code that NVRTC's stand-in has compiled. */
 cudaError_t cudaLibraryLoadData(cudaLibrary_t *library, const void *code, void *, void **, unsigned,
                                 void *, void **, unsigned);
 cudaError_t cudaLibraryGetKernel(cudaKernel_t *kernel, cudaLibrary_t library, const char *name);
@@ -192,20 +192,22 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char *symbol, void **function
                                              unsigned long long flags,
                                              enum cudaDriverEntryPointQueryResult *result);
 
-/* Extensions for tests. hostcuda_break makes everything on that card fail from here on, as after an
- * illegal access; hostcuda_break_after starts at a kernel launch, after `launches` more.
- * hostcuda_count returns the number of calls: "synchronize" (the host waits for the card),
- * "capture", "instantiate", "update", "graph" (graph launches), "launch" (kernels, directly or into
- * a graph), "attribute" (of kernels), "specialised" (launches of kernels from NVRTC's stand-in). */
+/* Extensions for tests. hostcuda_break makes all later work on a card fail, as after an illegal
+ * memory access. hostcuda_break_after does so after `launches` more kernels have run.
+ * hostcuda_count returns a counter: "synchronize" (the host waits for the card), "capture",
+ * "instantiate", "update", "graph" (graph launches), "launch" (kernel launches, including captured
+ * ones), "attribute" (cudaFuncSetAttribute), "specialised" (launches of NVRTC's kernels), and more
+ * in runtime.cpp. */
 HOSTCUDA_SHARED void hostcuda_break(int device);
 HOSTCUDA_SHARED void hostcuda_break_after(int device, long launches);
 HOSTCUDA_SHARED long hostcuda_count(const char *what);
-// Returns the card of the memory, or -1 for no card's.
+/* Returns the card of a memory range, or -1 if it is not within one allocation. */
 HOSTCUDA_SHARED int hostcuda_memory_card(const void *memory, size_t bytes);
 HOSTCUDA_SHARED int hostcuda_stream_card(cudaStream_t stream);
-/* Queues work of a stand-in library in stream order. Calls function(a copy of the data) each time
- * the work runs, since it may be captured. */
+/* Returns 1 during a capture of the stream. */
 HOSTCUDA_SHARED int hostcuda_captures(cudaStream_t stream);
+/* Queues a stand-in library's work in stream order. Calls `function` with a copy of the data each
+ * time the work runs, which is more than once if it is captured. */
 HOSTCUDA_SHARED cudaError_t hostcuda_put(cudaStream_t stream, void (*function)(const void *data),
                                          const void *data, size_t size);
 

@@ -1,5 +1,5 @@
-// libcublas on the host: implements kernels/cuda/vendor/cublas.h with plain loops in double, in
-// stream order.
+// Test-only: emulates cuBLAS on the host. Implements kernels/cuda/vendor/cublas.h with plain loops
+// in double, in stream order.
 #include "library.h"
 
 #include "kernels/cuda/vendor/cublas.h"
@@ -9,7 +9,7 @@ namespace {
 hostcuda_handles handles("cublas");
 const hostcuda_handle *own(cublasHandle_t handle) { return (const hostcuda_handle *)handle; }
 
-// The nonzero triangle of op(A), seen from its side of the product.
+// The triangular matrix op(A), whose other triangle reads as zero.
 template <class T>
 struct triangle {
   const T *a;
@@ -95,7 +95,7 @@ int getrf(cublasHandle_t handle, int n, T *const *a, int lda, int *pivots, int *
   });
 }
 
-// Inverts a matrix. Leaves the output unchanged if it is singular.
+// Inverts a matrix from its LU factors. If it is singular, leaves the output unchanged.
 template <class T>
 void invert(const T *factors, int64_t n, int64_t ld, const int *pivots, T *to, int64_t to_ld,
             int *info) {
@@ -164,7 +164,7 @@ EXPORT cublasStatus_t cublasSetStream_v2(cublasHandle_t handle, cudaStream_t str
 ROUTINES(S, float)
 ROUTINES(D, double)
 
-// Version property: major, minor or patch.
+// Returns the major (which = 0), minor or patch version.
 extern "C" __attribute__((visibility("default"))) int cublasGetProperty(int which, int *value) {
   *value = which ? 0 : 13;
   return 0;

@@ -1,6 +1,7 @@
-// libcublasLt on the host: implements kernels/cuda/vendor/cublaslt.h with plain loops, in stream
-// order. It rejects the same calls as cuBLASLt (no bias for doubles), aborts if addresses, sizes or
-// workspaces differ from the promised ones, and uses all of the workspace it requests.
+// Test-only: emulates cuBLASLt on the host. Implements kernels/cuda/vendor/cublaslt.h with plain
+// loops, in stream order. It rejects the same calls as cuBLASLt (a bias for float64). It aborts if
+// addresses, sizes or workspaces violate the heuristics' preferences. It overwrites all of the
+// workspace that it requests.
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
@@ -46,7 +47,7 @@ struct report {
   abort();
 }
 
-struct choice { // stored in the algorithm's bytes
+struct choice { // contents of a cublasLtMatmulAlgo_t
   uint64_t magic, workspace, alignment[4], unused[2];
 };
 const uint64_t MAGIC = 0x6d70676c7500;
@@ -67,7 +68,7 @@ void store(int type, void *data, int64_t i, double value) {
     default: ((uint16_t *)data)[i] = mpg_float_to_bfloat16((float)value); break;
   }
 }
-float tf32(float x) { // rounds to 10 bits, to nearest
+float tf32(float x) { // rounds to TF32: 10 mantissa bits
   uint32_t bits;
   memcpy(&bits, &x, 4);
   if ((bits & 0x7f800000u) != 0x7f800000u) bits = (bits + 0x1000u) & ~0x1fffu;
@@ -84,7 +85,7 @@ struct work {
   size_t workspace_bytes;
 };
 
-// Column-major, like cuBLASLt: c (m, n) = op(a) (m, k) op(b) (k, n).
+// Computes c (m, n) = alpha op(a) op(b) + beta c0 + bias. Matrices are column-major.
 void multiply(const void *opaque) {
   const work *w = (const work *)opaque;
   if (w->workspace_bytes) memset(w->workspace, 0xdd, w->workspace_bytes);
@@ -259,7 +260,7 @@ EXPORT cublasStatus_t cublasLtMatmulAlgoGetHeuristic(
     return MPG_CUBLAS_STATUS_INVALID_VALUE;
   if (biased && wide) return MPG_CUBLAS_STATUS_NOT_SUPPORTED;
   memset(results, 0, sizeof *results);
-  uint64_t workspace = k >= 64 ? 4 * c->rows * c->columns : 0; // as for a split sum
+  uint64_t workspace = k >= 64 ? 4 * c->rows * c->columns : 0; // as for partial sums over k
   choice chosen = {MAGIC, workspace <= preference->workspace ? workspace : 0, {}, {}};
   for (int i = 0; i < 4; i++) chosen.alignment[i] = preference->alignment[i];
   memcpy(&results->algo, &chosen, sizeof chosen);
@@ -307,7 +308,7 @@ EXPORT cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc
                                                                      : 13;
 }
 
-// Version property: major, minor or patch.
+// Returns the major (which = 0), minor or patch version.
 extern "C" __attribute__((visibility("default"))) int cublasLtGetProperty(int which, int *value) {
   *value = which ? 0 : 13;
   return 0;

@@ -1,9 +1,10 @@
-// libcudnn on the host: implements kernels/cuda/vendor/cudnn.h with plain loops, in stream order.
-// It supports graphs of one convolution, and of one whose unrounded sums receive a bias (without
-// groups, with two space axes). It rejects attributes with a wrong type or count, as cuDNN does,
-// and aborts if arrays, workspaces or descriptors differ from the promised ones. Some of its
-// proposals are traps: the first is nondeterministic, and others round, need too much workspace or
-// cannot be finalized. Running a trap aborts or changes results.
+// Test-only: emulates cuDNN on the host. Implements kernels/cuda/vendor/cudnn.h with plain loops,
+// in stream order. It supports graphs of one convolution, or of a convolution and the addition of a
+// bias to its unrounded sums (without groups, with two spatial axes). It rejects attributes with a
+// wrong type or count, as cuDNN does. It aborts if arrays, workspaces or descriptors do not match
+// the plan. Some of the engines that it proposes are traps, which callers must not choose: the
+// first is nondeterministic, and others round, need too much workspace or cannot be finalized.
+// Running a trap aborts or changes results.
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
@@ -39,7 +40,7 @@ struct attribute {
 };
 struct descriptor {
   int type;
-  long serial; // unique, unlike reused addresses
+  long serial; // unique, whereas addresses are reused
   bool final = false;
   int engine = 0; // for a configuration or an engine
   std::map<int, attribute> attributes;
@@ -56,7 +57,7 @@ std::mutex lock;              // guards the following
 std::set<const void *> alive; // descriptors and handles
 std::set<long> serials;       // live descriptors' serials
 long made;
-const size_t VERSION = 91900; // older than versions whose captures keep destroyed plans
+const size_t VERSION = 91900; // older than CAPTURES_KEEP_KERNELS in cudnn.cu
 struct report {
   ~report() { // at process exit
     if (getenv("HOSTCUDA_REPORT")) fprintf(stderr, "cudnn stand-in: %zu left\n", alive.size());
@@ -81,7 +82,7 @@ size_t size_of(int type) {
   }
 }
 
-// Attributes of a descriptor: name, type, and count (0 means one or more).
+// Attribute that a descriptor type requires: name, type and count (0 means one or more).
 struct rule {
   int descriptor, name, type, count;
   bool optional = false;
@@ -147,7 +148,8 @@ const rule rules[] = {
      MPG_CUDNN_TYPE_VOID_PTR, 1},
 };
 
-// Attributes of a direction's operation: data, weight, out; the convolution; the factors.
+// Descriptor type and attribute names of the operation of each direction. Tensors are in the order
+// data, weight, out.
 struct operation {
   int descriptor, tensors[3], convolution, alpha, beta;
 };
@@ -231,7 +233,7 @@ struct convolution {
   int direction, engine = 0;
   tensor tensors[3]; // data, weight, out
   int64_t pad[3], stride[3], dilate[3];
-  bool wide, adds = false; // adds: there is a bias, and `out` is the second operation's
+  bool wide, adds = false; // adds: a second operation adds a bias, and `out` is its result
   tensor bias, sum;
 };
 convolution read_convolution(const descriptor *operation_desc) {
@@ -248,7 +250,7 @@ convolution read_convolution(const descriptor *operation_desc) {
   return c;
 }
 
-bool dense(const tensor &t, bool last) { // true for either of the two layouts
+bool dense(const tensor &t, bool last) { // true if contiguous with channels last, or first
   int64_t stride = 1;
   for (int k = 0; k < t.ndim; k++) {
     int axis = last ? (k == 0 ? 1 : k == t.ndim - 1 ? 0 : t.ndim - k) : t.ndim - 1 - k;
@@ -258,7 +260,7 @@ bool dense(const tensor &t, bool last) { // true for either of the two layouts
   return true;
 }
 
-bool sound(const descriptor *d) { // true if the parts of an operation match
+bool sound(const descriptor *d) { // true if the tensors and the convolution are consistent
   const operation &o = operations[direction_of(d->type)];
   const descriptor *conv = d->child(o.convolution);
   convolution c = read_convolution(d);
@@ -310,7 +312,8 @@ bool same_places(const tensor &a, const tensor &b) {
          !memcmp(a.strides, b.strides, (size_t)a.ndim * 8);
 }
 
-// Parses one convolution on arrays in memory, or one whose virtual sums receive a per-channel bias.
+// Parses a supported graph: one convolution, or a convolution with virtual sums and the addition of
+// a per-channel bias. Returns false for all other graphs.
 bool read_graph(const descriptor *graph, convolution *c) {
   const attribute &all = graph->attributes.at(MPG_CUDNN_ATTR_OPERATIONGRAPH_OPS);
   descriptor *const *operations = (descriptor *const *)all.bytes.data();
@@ -333,7 +336,7 @@ bool read_graph(const descriptor *graph, convolution *c) {
     c->tensors[2] = read_tensor(add->child(MPG_CUDNN_ATTR_OPERATION_POINTWISE_YDESC));
     tensor in = read_tensor(add->child(MPG_CUDNN_ATTR_OPERATION_POINTWISE_XDESC));
     if (in.id != c->sum.id || !c->sum.is_virtual || !same_places(c->sum, c->tensors[2]))
-      return false; // sound() checks its type
+      return false; // sound() has checked the type of the sums
     if (c->bias.is_virtual || c->bias.ndim != in.ndim || c->bias.type != c->tensors[0].type ||
         c->bias.dims[1] != in.dims[1] || elements(c->bias) != in.dims[1])
       return false;
@@ -345,7 +348,7 @@ bool read_graph(const descriptor *graph, convolution *c) {
     if (t.is_virtual || t.type != c->tensors[0].type) return false;
   return ids.size() == (c->adds ? 5 : 3);
 }
-convolution graph_of(const descriptor *graph) { // of a finalized graph
+convolution graph_of(const descriptor *graph) { // parses a finalized graph, which must be valid
   convolution c;
   if (!read_graph(graph, &c)) wrong("a graph that is none");
   return c;
@@ -359,14 +362,14 @@ std::vector<int> engines_of(const convolution &c, int mode) {
     first = first && dense(t, false);
     same = same && dense(t, true);
   }
-  if (!same && !first) return {}; // mixed layouts
+  if (!same && !first) return {}; // mixed layouts are not supported
   int64_t groups = c.tensors[0].dims[1] / c.tensors[1].dims[1];
   if (c.wide && groups > 1) return {};
   if (c.adds && groups > 1) return {};
   if (mode == MPG_CUDNN_HEUR_MODE_FALLBACK)
     return c.adds ? std::vector<int>{} : std::vector<int>{GOOD};
   if (mode != MPG_CUDNN_HEUR_MODE_A) return {};
-  if (c.tensors[0].ndim == 5) return {HASTY, NEVER}; // the fallback has more
+  if (c.tensors[0].ndim == 5) return {HASTY, NEVER}; // only the fallback mode has a usable one
   return {HASTY, WINOGRAD, TRANSFORMED, COMPILED, ROUNDING, HUGE_WORKSPACE, NEVER, GOOD};
 }
 std::vector<int> notes_of(int engine) {
@@ -402,7 +405,7 @@ void store(int type, void *data, int64_t i, double value) {
     default: ((uint16_t *)data)[i] = mpg_float_to_bfloat16((float)value); break;
   }
 }
-double tf32(double x) { // rounds to 10 bits, to nearest
+double tf32(double x) { // rounds to TF32: 10 mantissa bits
   float value = (float)x;
   uint32_t bits;
   memcpy(&bits, &value, 4);
@@ -415,7 +418,7 @@ struct work {
   convolution c;
   void *arrays[4], *workspace; // data, weight, out, bias
   int64_t workspace_bytes;
-  long plan; // of captured work, which requires it to live as long; 0 for other work
+  long plan; // serial of the plan, which must outlive captured work; 0 for other work
 };
 
 int64_t place(const tensor &t, int64_t a, int64_t b, int64_t z, int64_t y, int64_t x) {
@@ -485,11 +488,11 @@ void convolve(const void *opaque) {
   for (size_t k = 0; k < values[result].size() && c.adds; k++) {
     int64_t channel = (int64_t)k / out.strides[1] % out.dims[1];
     double sum = values[result][k], bias = load(c.bias.type, w->arrays[3], channel);
-    values[result][k] = c.wide ? sum + bias : (float)sum + (float)bias; // in the type of the sums
+    values[result][k] = c.wide ? sum + bias : (float)sum + (float)bias; // in the compute type
   }
   static std::atomic<int> runs;
   if (c.engine == HASTY && runs++ % 2)
-    for (double &value : values[result]) value *= 1 + 0x1p-20; // a different order of sums
+    for (double &value : values[result]) value *= 1 + 0x1p-20; // as if sums had another order
   for (size_t k = 0; k < values[result].size(); k++)
     store(c.tensors[result].type, w->arrays[result], (int64_t)k, values[result][k]);
 }
@@ -685,7 +688,7 @@ EXPORT cudnnStatus_t cudnnBackendExecute(cudnnHandle_t handle, cudnnBackendDescr
              : MPG_CUDNN_STATUS_INTERNAL_ERROR;
 }
 
-// Version property: major, minor or patch.
+// Returns the major (which = 0), minor or patch version.
 extern "C" __attribute__((visibility("default"))) int cudnnGetProperty(int which, int *value) {
   *value = which ? 0 : 9;
   return 0;

@@ -1,5 +1,6 @@
-// libcusolver on the host: implements kernels/cuda/vendor/cusolver.h with plain loops in double, in
-// stream order. It uses all of the workspace it requests, and aborts if it gets less.
+// Test-only: emulates cuSOLVER on the host. Implements kernels/cuda/vendor/cusolver.h with plain
+// loops in double, in stream order. It overwrites all of the workspace that it requests, and aborts
+// if the workspace is smaller.
 #include "library.h"
 
 #include "kernels/cuda/vendor/cusolver.h"
@@ -9,7 +10,7 @@ namespace {
 hostcuda_handles handles("cusolver");
 const hostcuda_handle *own(cusolverDnHandle_t handle) { return (const hostcuda_handle *)handle; }
 
-int size_of(int n) { return 3 * n + 7; } // elements of each workspace
+int size_of(int n) { return 3 * n + 7; } // required elements of a workspace
 
 template <class T>
 void use(cusolverDnHandle_t handle, int n, const T *a, int64_t elements, T *work, int size,
@@ -21,7 +22,8 @@ void use(cusolverDnHandle_t handle, int n, const T *a, int64_t elements, T *work
   hostcuda_queue(own(handle), [=] { memset(work, 0xdd, sizeof *work * (size_t)size); });
 }
 
-// The lower factor L, or its transpose in the other triangle for UPPER.
+// A lower triangular matrix L, which is stored as its transpose in the upper triangle unless
+// `lower`.
 template <class T>
 struct factor {
   T *a;
@@ -84,8 +86,8 @@ int potri(cusolverDnHandle_t handle, int fill, int n, T *a, int lda, T *work, in
   });
 }
 
-// Householder reflection of column c: subtracts tau (v . column) v, where v is 1 at k and continues
-// with `v`'s column k.
+// Applies Householder reflection k to column c of a: subtracts tau (h . column) h. The vector h is
+// 0 above element k, 1 at k, and has the elements of v's column k below.
 template <class T>
 void reflect(columns<T> &v, int64_t k, double tau, columns<T> &a, int64_t c) {
   double product = a(k, c);
@@ -134,7 +136,7 @@ int orgqr(cusolverDnHandle_t handle, int m, int n, int k, T *a, int lda, const T
   });
 }
 
-// Jacobi rotation that zeroes a(p, q).
+// Applies the Jacobi rotation that zeroes a(p, q), and updates the eigenvectors v.
 template <class T>
 void rotate(columns<T> &a, columns<T> &v, int64_t p, int64_t q) {
   if (a(p, q) == 0) return;
@@ -245,7 +247,7 @@ EXPORT cusolverStatus_t cusolverDnSetStream(cusolverDnHandle_t handle, cudaStrea
 ROUTINES(S, float)
 ROUTINES(D, double)
 
-// Version property: major, minor or patch.
+// Returns the major (which = 0), minor or patch version.
 extern "C" __attribute__((visibility("default"))) int cusolverGetProperty(int which, int *value) {
   *value = which ? 0 : 13;
   return 0;

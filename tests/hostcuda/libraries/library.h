@@ -1,4 +1,4 @@
-// Test-only: shared by stand-ins of libraries that work on a stream.
+// Test-only: shared by emulated libraries whose handles have a stream.
 #ifndef HOSTCUDA_LIBRARY_H
 #define HOSTCUDA_LIBRARY_H
 
@@ -19,7 +19,7 @@ struct hostcuda_handle {
 };
 
 template <class T>
-struct columns { // a column-major matrix, in double
+struct columns { // copy of a column-major matrix, in double
   int64_t m, n;
   std::vector<double> values;
   columns(int64_t m_, int64_t n_) : m(m_), n(n_), values((size_t)(m_ * n_)) {}
@@ -39,7 +39,7 @@ struct columns { // a column-major matrix, in double
   abort();
 }
 
-// Aborts unless memory used by a call is on the handle's card.
+// Aborts unless a memory range is on the handle's card.
 inline void hostcuda_here(const hostcuda_handle *handle, const void *memory, size_t bytes) {
   if (hostcuda_memory_card(memory, bytes) != handle->device)
     hostcuda_wrong("memory that is not the card's");

@@ -1,11 +1,13 @@
-// libnccl on the host: implements kernels/cuda/vendor/nccl.h. A rank's part of a collective is a
-// task of its stream that waits for the other ranks' parts, like a kernel; the last one does the
-// work of all. Sums start with a different rank in each part, as on a ring, and round to the dtype
-// after each addition. All ranks of a communicator must call in one group, with the same
-// collectives, counts and types, on streams and memory of their own cards. Otherwise it aborts;
-// NCCL would hang or write to arbitrary memory. hostcuda_nccl_fail(how) injects a failure: 1: the
-// next communicator cannot be created; 2: the next group fails; 3: the next collective fails while
-// it runs.
+// Test-only: emulates NCCL on the host. Implements kernels/cuda/vendor/nccl.h. A rank's part of a
+// collective is a task of its stream that waits for the other ranks' tasks, like NCCL's kernels;
+// the last one does the work of all. As in a ring all-reduce, each segment of a sum starts with a
+// different rank, and sums are rounded to the dtype after each addition.
+//
+// All ranks of a communicator must call the same collectives, with the same counts and types, in
+// one group, on streams and memory of their own cards. Otherwise the process aborts; NCCL would
+// hang or write to arbitrary memory. hostcuda_nccl_fail(how) injects a failure. 1: the next
+// communicator cannot be created. 2: the next group fails. 3: the next collective fails while it
+// runs.
 #include <atomic>
 #include <condition_variable>
 #include <cstdio>
@@ -49,7 +51,7 @@ struct clique {
   std::mutex lock;
   std::condition_variable ended;
   bool aborted = false;
-  // A kernel that has lost a rank does not end by itself.
+  // Records an error and blocks until an abort, as a kernel does that has lost a rank.
   void fail(int what) {
     std::unique_lock<std::mutex> guard(lock);
     error = what;
@@ -68,9 +70,9 @@ struct across;
 }
 
 struct ncclComm {
-  std::shared_ptr<clique> all; // ranks in one process
+  std::shared_ptr<clique> all; // if all ranks are in this process
   int rank, card;
-  std::shared_ptr<across> processes; // ranks in several processes
+  std::shared_ptr<across> processes; // if each rank is in its own process
 };
 
 namespace {
@@ -80,7 +82,7 @@ struct part { // one rank's part of a collective
   const char *from;
   char *to;
   size_t count;
-  int type, other; // other: root or peer
+  int type, other; // other: rank of the root or the peer
   ncclComm_t comm;
   cudaStream_t stream;
 };
@@ -135,8 +137,8 @@ void add(int type, char *sum, const char *more, size_t count) {
   }
 }
 
-// Sums all ranks' elements [begin, begin + count): first those of the part's own rank, then of the
-// ranks after it.
+// Sums elements [begin, begin + count) over all ranks, in the order first, first + 1, ... modulo
+// the number of ranks.
 std::vector<char> sum(const std::vector<part> &parts, size_t begin, size_t count, size_t first) {
   size_t n = parts.size(), bytes = size_of(parts[0].type);
   std::vector<char> total(parts[first % n].from + begin * bytes,
@@ -184,7 +186,7 @@ void work(const std::vector<part> &parts) { // parts[rank]
         for (size_t k = 0; k < n; k++) memmove(p.to + k * each, parts[k].from, each);
       break;
     case SEND:
-    case RECV: // parts: sender's, receiver's
+    case RECV: // parts[0] is the sender's, parts[1] the receiver's
       memmove(parts[1].to, parts[0].from, each);
       break;
   }
@@ -236,7 +238,7 @@ ncclResult_t meet(std::vector<part> parts, bool fails) {
   for (auto &p : at->parts) {
     cudaError_t error = cudaLaunchHostFunc(p.stream, arrive, new arrival{at, p.comm->card});
     if (error == cudaSuccess) continue;
-    // A broken card never arrives, and the other ranks must not wait for it.
+    // A broken card does not run its task, so the other ranks must not wait for it.
     std::lock_guard<std::mutex> guard(at->lock);
     at->broken = true;
     if (++at->there == at->parts.size()) {
@@ -316,7 +318,7 @@ EXPORT ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int count, ncclUniq
   if (memcmp(config, &expected, expected.size)) wrong("a configuration that it was not told of");
   if (count < 1 || rank < 0 || rank >= count) return MPG_ncclInvalidArgument;
   static std::vector<std::shared_ptr<across>> *all = new std::vector<std::shared_ptr<across>>;
-  static std::once_flag once; // communicators live until the process exits; their files do not
+  static std::once_flag once; // deletes the communicators' files when the process exits
   std::call_once(once, [] {
     atexit([] {
       for (auto &a : *all) a->clean();
@@ -433,7 +435,8 @@ EXPORT ncclResult_t ncclGroupEnd(void) {
   bool fails = failing == 3;
   if (fails) failing = 0;
   collectives++;
-  // The calls per communicator and rank, in order; sends and receives by pair.
+  // Collectives by communicator and rank, and sends and receives by communicator and pair of ranks,
+  // all in the order of the calls.
   std::map<clique *, std::map<int, std::vector<part>>> ranks;
   std::map<std::pair<clique *, std::pair<int, int>>, std::pair<std::deque<part>, std::deque<part>>>
       pairs;
@@ -475,7 +478,7 @@ EXPORT ncclResult_t ncclGroupEnd(void) {
     for (size_t k = 0; k < sends.size(); k++) {
       if (sends[k].count * size_of(sends[k].type) != receives[k].count * size_of(receives[k].type))
         wrong("a send and its receive differ in size");
-      if (sends[k].comm == receives[k].comm) { // to itself: a single task
+      if (sends[k].comm == receives[k].comm) { // a rank sends to itself
         cudaMemcpyAsync(receives[k].to, sends[k].from, sends[k].count * size_of(sends[k].type),
                         cudaMemcpyDeviceToDevice, sends[k].stream);
         continue;

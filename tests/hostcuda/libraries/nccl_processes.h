@@ -1,21 +1,22 @@
-// Communicators of several processes, for the stand-in of NCCL, which includes this file once.
+// Communicators between processes, for the emulated NCCL (nccl.cpp), which includes this file once.
 //
-// A group of calls is one rendezvous: each process publishes its calls and sent bytes in /dev/shm,
-// waits for all other processes, and does its own part of the work. It does not block: a started
-// call is in progress until its status has been polled. Calling on before that aborts.
+// A group of calls is one rendezvous. A task of each process publishes its calls and the bytes that
+// it sends in /dev/shm, waits for all other processes, and does its own part of the work. Calls do
+// not block: they return ncclInProgress, and the caller must poll the status before the next call.
+// Otherwise the process aborts.
 
 struct across { // a process's part of a communicator
   std::string base;
   int rank, count, card;
   long meetings = 0;
-  bool joined = false, asked = true; // asked: polled since the latest call
+  bool joined = false, asked = true; // asked: the status was polled after the latest call
   std::atomic<bool> aborted{false};
   std::atomic<int> error{MPG_ncclSuccess};
 
   std::string path(const std::string &what, int of) const {
     return base + "." + what + "." + std::to_string(of);
   }
-  void clean() { // removes files that are already read, or no longer needed
+  void clean() { // removes the process's own files
     unlink(path("join", rank).c_str());
     unlink(path(std::to_string(meetings), rank).c_str());
     unlink(path(std::to_string(meetings - 1), rank).c_str());
@@ -43,7 +44,8 @@ bool read_file(const std::string &path, std::string *bytes) {
 
 size_t sent(const part &p) { return p.what == RECV ? 0 : p.count * size_of(p.type); }
 
-// Data published by a process: its calls, then the bytes they send.
+// Data that a process publishes for a rendezvous: each of its calls, followed by the bytes that the
+// call sends.
 struct published {
   std::string bytes;
   std::vector<part> parts; // `from` points into `bytes`
@@ -69,7 +71,7 @@ struct published {
   }
 };
 
-// Returns the k-th send to `to`, or receive from it, among a process's calls.
+// Returns the k-th send to (or receive from) rank `other`, or null.
 const part *find(const std::vector<part> &parts, kind what, int other, size_t k) {
   for (auto &p : parts)
     if (p.what == what && p.other == other && k-- == 0) return &p;
@@ -132,7 +134,7 @@ void attend(void *data) {
     all[(size_t)rank].take();
   }
   work_across(a, self->own, all);
-  unlink(a.path(std::to_string(self->number - 1), a.rank).c_str()); // all have read it
+  unlink(a.path(std::to_string(self->number - 1), a.rank).c_str()); // read by all processes
 }
 
 ncclResult_t meet_across(const std::shared_ptr<across> &a, std::vector<part> own) {
@@ -145,7 +147,8 @@ ncclResult_t meet_across(const std::shared_ptr<across> &a, std::vector<part> own
   return MPG_ncclInProgress;
 }
 
-// Checks that all processes have joined, each on a different card.
+// Returns ncclSuccess once all processes have joined, ncclInProgress before that, and
+// ncclInvalidUsage if two processes use the same card.
 ncclResult_t look_joined(across &a) {
   std::set<std::string> cards;
   for (int rank = 0; rank < a.count; rank++) {
