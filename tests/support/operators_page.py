@@ -19,24 +19,26 @@ ONNX_PAGE = os.path.join(ROOT, "docs", "onnx.md")
 GENERATED = "Generated from the conversion table (`mpgluon/onnx/_ops`).\n"
 TEXT = """# Operators
 
-Generated from the rows of the registry and the tests' samples; `mx.nd.<name>.describe()` has all
-of a row, parameters and an example included (but for functions around a row, such as `UpSampling`
-and those of `mx.nd.random`). Names that begin with `_contrib_`, `_image_`,
-`_linalg_` and `_random_` are those of `mx.nd.contrib`, `mx.nd.image`, `mx.nd.linalg` and
-`mx.nd.random`; `_adamw_update` and `_mp_adamw_update` are those of `contrib.adamw_update` and
-`contrib.mp_adamw_update`.
+Generated from the op registry and the tests' samples. `mx.nd.<name>.describe()` returns all
+columns of an operator's row, its parameters and an example. (Python functions that wrap an
+operator, such as `UpSampling` and those of `mx.nd.random`, have no `describe`.) Names that begin
+with `_contrib_`, `_image_`, `_linalg_` and `_random_` belong to `mx.nd.contrib`, `mx.nd.image`,
+`mx.nd.linalg` and `mx.nd.random`. `_adamw_update` and `_mp_adamw_update` are the operators of
+`contrib.adamw_update` and `contrib.mp_adamw_update`.
 
-Functions of Python, of `mx.nd` and `mx.sym`, are `Custom`, and of their `contrib` `foreach`,
-`while_loop`, `cond`, `BatchNormWithReLU`, `rand_zipfian`, `multi_adamw_update`,
-`multi_mp_adamw_update`, `multi_lamb_update` and `multi_mp_lamb_update`.
+Some functions of `mx.nd` and `mx.sym` are written in Python and have no row: `Custom`, and, in
+`contrib`, `foreach`, `while_loop`, `cond`, `BatchNormWithReLU`, `rand_zipfian`,
+`multi_adamw_update`, `multi_mp_adamw_update`, `multi_lamb_update` and `multi_mp_lamb_update`.
 
-- **dtypes**: of the first input, or of the output where there is none. *floats* are float32,
-  float64, float16 and bfloat16; *numbers* also uint8, int8, int32 and int64; *all* also bool.
-- **gradient**: *2* has gradients of any order, *1* only of the first. An empty cell: no gradient
-  flows, asking for one is an error, or there is none that is tested.
-- **pipelines**: whether it works on micro-batches. Ops whose results have shapes that depend on
-  values run on the host instead.
-- **GPU**: whether there is a kernel, or the op is composed of others that have one.
+- **dtypes** are those of the first input, or of the output if the operator has no input. *floats*
+  are float32, float64, float16 and bfloat16. *numbers* are floats, uint8, int8, int32 and int64.
+  *all* are numbers and bool.
+- **gradient**: *2* means gradients of any order, *1* only first-order gradients. If the cell is
+  empty, the operator stops gradients, raises an error in the backward pass, or has no tested
+  gradient.
+- **pipelines**: *yes* if the operator works on micro-batches. Operators whose results have shapes
+  that depend on values run on the host instead.
+- **GPU**: *yes* if the operator has a GPU kernel, or is composed of operators that have one.
 
 | operator | other names | dtypes | gradient | pipelines | GPU |
 | --- | --- | --- | --- | --- | --- |
