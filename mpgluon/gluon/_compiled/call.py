@@ -22,14 +22,14 @@ from .places import find
 from .structure import snapshot
 
 _ONLY_ARRAYS = {nd.NDArray}
-# Number of argument structures for which a block keeps programs. Each structure has as many
-# signatures (csrc/compile/call_cache.h).
+# Maximum number of `Signature`s per block. The op of each keeps at most LIMIT compiled programs,
+# one for each combination of input shapes, dtypes and modes (csrc/compile/call_cache.h).
 LIMIT = _core.CachedOp.LIMIT
 _clock = count()
 
 
 class TracedOps(NamedTuple):
-    """The ops of a traced block. Values are ids."""
+    """The ops of a traced block. Integer ids identify the values in all fields."""
 
     ops: list  # as returned by `_core.Trace.ops`
     shapes: list  # shape of each op's first input, None if it has no inputs
@@ -53,19 +53,20 @@ class Signature:
         self.outputs = None  # structure of the block's results
         self.first_trace = None  # trace of `discover`, until `op` compiles it
         self.op = None
-        self.bound = False  # the parameters' arrays are bound to `op`
-        # Calls need no preparation: parameters are bound, and no places are to be checked.
+        self.bound = False  # True if the parameters' arrays are bound to `op`
+        # True if calls can skip `CompiledCall._prepare`: the parameters are bound, and there are
+        # no captured arrays or conditions to check.
         self.ready = False
-        self.unbound = 0  # number of times the parameters were unbound
+        self.unbound = 0  # number of calls of `unbind`; `bind` retries if it changed meanwhile
         self.splits = (
             None  # (name, block path) of the first step on the host, which splits the block
         )
         self.captured = ()  # `captured.Captured`
         self.conditions = ()  # `places.Fixed` and `places.Container`
-        self.others = None  # the other blocks that are reached from the block
-        # Their `snapshot`, and the `structure_changes.count` at that time
+        self.others = None  # descendants and other blocks that `places.find` reached
+        # `snapshot` of the block and `others`, and `structure_changes.count` when it was taken
         self.structure_seen, self.changes_seen = None, None
-        self.row_gradients = False  # some parameters have sparse gradients
+        self.row_gradients = False  # True if some parameters have row_sparse gradients
         self.tapped = {}  # if row_gradients: shapes of the arguments -> TappedCall
         self.last_used = 0
 
@@ -102,11 +103,11 @@ class Signature:
         return traced and (state, traced)
 
     def _predict(self, discovery, inputs):
-        """Traces the block for inputs of the given (shape, dtype, device), within `discovery`.
-        Returns the traced inputs and outputs."""
+        """Traces the block for inputs of the given (shape, dtype, device). The caller must have
+        entered the scope `discovery`. Returns the traced inputs and outputs."""
         arrays = [discovery.trace.new_input(*desc) for desc in inputs]
         try:
-            # As in a real call, the block enters its replica and group before it is compiled.
+            # A real call enters these scopes before it reaches the compiled block.
             with grouped.replica(self.block, arrays, False), grouped.group(self.block, False):
                 return arrays, self._forward(arrays)
         except graph_breaks.NeedsValues as error:
@@ -150,8 +151,8 @@ class Signature:
         )
 
     def _state(self, arrays):
-        """Returns the state that a trace depends on and that can differ between calls of a
-        signature."""
+        """Returns the state of this call that a trace depends on, apart from the signature. The
+        first trace is reused only if this state is equal when `op` compiles the block."""
         return _core.is_recording(), self.captured, [graph_breaks.describe(a) for a in arrays]
 
     def _forward(self, arrays):
@@ -166,8 +167,8 @@ class Signature:
         return outputs
 
     def _note_places(self, outputs):
-        """Records where the arrays are kept that the active trace captured or returned, and its
-        other dependencies."""
+        """Finds the places that hold the arrays captured or returned by the active trace, and the
+        conditions under which the trace is valid, and records them in the signature."""
         known = {captured.place for captured in self.captured}
         arrays = [*_core.captured_arrays(), *[array for array in outputs if not array._traced]]
         arrays = [array for array in arrays if array._place not in known]
@@ -187,8 +188,8 @@ class Signature:
         self.ready = False
 
     def is_current(self):
-        """True if the trace is valid, and calls use the current arrays in place of the captured
-        ones. If false, the block must be traced again."""
+        """Returns True if the trace is valid, after replacing captured arrays by the arrays that
+        their places hold now. If it returns False, the block must be traced again."""
         seen = structure_changes.count
         if self.changes_seen != seen and self.others is not None:
             if self.structure_seen != snapshot([self.block, *self.others]):
@@ -197,14 +198,14 @@ class Signature:
         return all([condition.holds() for condition in self.conditions]) and are_current(self)
 
     def parameter_arrays(self):
-        """Returns the arrays of the parameter copies that the block uses. Raises KeyError or
-        TypeError if one no longer exists."""
+        """Returns the arrays of the parameter copies that the block uses. Raises KeyError if a
+        parameter has left its device, TypeError if its arrays were dropped."""
         return [param.arrays[ctx] for param, ctx in self.used]
 
     def bind(self):
-        """Makes the parameters' arrays inputs of every call, until a parameter's arrays are
-        replaced."""
-        while True:  # until no other thread has changed a parameter meanwhile
+        """Binds the parameters' arrays to `op`, so calls need not pass them. A parameter whose
+        arrays are replaced calls `unbind`."""
+        while True:  # retry if another thread replaced a parameter's arrays meanwhile
             seen = self.unbound
             for param, _ in self.used:
                 param.bound_by(self)
@@ -222,7 +223,8 @@ class Signature:
             tapped.unbind()
 
     def trace(self, *arrays):
-        """Runs the block on traced arrays: its inputs, then the parameter copies that it uses."""
+        """Runs the block on traced arrays. `arrays` holds the block's inputs, then the copies in
+        `used`."""
         first, self.first_trace = self.first_trace, None
         if first is not None and first[0] == self._state(arrays):
             return first[1](arrays)
@@ -250,14 +252,15 @@ class Signature:
         return self.discover_taps(flat, Taps)
 
     def discover_taps(self, flat, kind):
-        """Returns the taps (of class `kind`) and the number of outputs of a recorded call."""
+        """Traces a recorded call with taps of class `kind`. Returns the taps and the number of
+        outputs."""
         discovery = tracing.Discovery(kind)
         with discovery:
             outputs = self._forward([discovery.trace.input(array) for array in flat])
         return discovery.taps, len(outputs)
 
     def trace_tapped(self, inputs, parameters, taps):
-        """Runs the block on traced arrays, with taps."""
+        """Runs the block on traced arrays, with taps that collect row_sparse gradients."""
         with tracing.Binding(self.used, parameters, self.path, taps):
             return self._forward(inputs)
 
@@ -267,7 +270,8 @@ class Signature:
 
 
 def _weakly(method):
-    """Returns a function that calls a method without keeping its object alive."""
+    """Returns a function that calls a bound method through a weak reference, so it does not keep
+    the method's object alive."""
     method = weakref.WeakMethod(method)
     return lambda *arrays: method()(*arrays)
 
@@ -275,7 +279,8 @@ def _weakly(method):
 class CompiledCall:
     """The compiled form of one hybridized block: a `_core.CachedOp` for each signature.
 
-    The block owns it, so it refers to the block weakly: unused networks are freed at once."""
+    The block owns its CompiledCall. The reference back to the block is weak, because a reference
+    cycle would delay the release of unused networks until the garbage collector runs."""
 
     def __init__(self, block, flags):
         self._block_reference = weakref.ref(block)
@@ -330,7 +335,7 @@ class CompiledCall:
     def _prepare(self, key, signature, flat):
         """Returns the signature with its parameters bound and its captured arrays up to date.
 
-        Returns a new signature if the block must be traced again."""
+        Traces the block again and returns a new signature if the old trace is invalid."""
         if not signature.is_current():
             self._forget([key])
             signature = self._add(key, flat)
@@ -346,7 +351,7 @@ class CompiledCall:
         return signature
 
     def _look_again(self):
-        """Makes every signature check its blocks in its next call."""
+        """Makes every signature check in its next call whether its blocks have changed."""
         self._changes_seen = structure_changes.count
         for signature in list(self._signatures.values()):
             signature.ready = False
@@ -402,7 +407,7 @@ class CompiledCall:
 
     @property
     def dropped(self):
-        """The number of compiled signatures that were evicted."""
+        """The number of compiled programs that were evicted."""
         return self._dropped + sum(
             signature.op.dropped for signature in list(self._signatures.values())
         )

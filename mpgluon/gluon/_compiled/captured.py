@@ -1,7 +1,9 @@
-"""Captured arrays: arrays from outside that a block uses while it is traced.
+"""Captured arrays: arrays that a traced block uses although they are neither arguments nor
+parameters, such as ``self.mask``.
 
-Compiled calls see every write into such an array. Before each call, the places where a captured
-array was found (`places.find`) are checked for a replacement (``block.mask = new``).
+Compiled programs read the array's memory, so they see every write into it. `places.find` records
+the places that hold a captured array. Before each call, `are_current` checks whether a place holds
+a different array (after ``block.mask = new``).
 """
 
 from ... import ndarray as nd
@@ -19,14 +21,14 @@ class Captured(Place):
         self.array, self.place = array, array._place
 
     def current(self):
-        """Returns the array that is kept there now, or None."""
+        """Returns the array that the place holds now, or None if it holds no array."""
         value = self.value()
         return value if isinstance(value, nd.NDArray) else None
 
 
 def without_variables(call, signature):
-    """Returns the staged call. Raises MXNetError, naming the place, if it captured an array with a
-    gradient."""
+    """Returns `call`, a pipelined block's compiled call. Raises MXNetError if it captured an array
+    that has a gradient, because pipelines return gradients only for inputs and parameters."""
     if not call.captures_variable:
         return call
     places = [kept.text() for kept in signature.captured if kept.array._wants_gradient]
@@ -38,11 +40,11 @@ def without_variables(call, signature):
 
 
 def are_current(signature):
-    """True if calls of a signature use the current arrays in place of the captured ones.
+    """Rebinds a signature's captured arrays to the arrays that their places hold now. Returns
+    False if that is impossible, so the block must be traced again.
 
-    Rebinds replaced arrays if the replacement is unambiguous: all places that held a captured
-    array's memory hold the same new array, and no two captured arrays now share memory. If false,
-    the block must be traced again."""
+    A replacement must be unambiguous: all places that held a captured array's memory hold the same
+    new array, and no two captured arrays now share memory."""
     for captured in signature.captured:
         array = captured.current()
         if array is not captured.array or array._place != captured.place:
@@ -66,8 +68,8 @@ def are_current(signature):
 
 
 def _renewed(places, now):
-    """Returns (place, array) for each captured array that was replaced by another one. Returns
-    None if the replacement is ambiguous."""
+    """Returns (memory of the old array, new array) for each captured array that was replaced.
+    Returns None if a replacement is ambiguous or has another shape, dtype or device."""
     memory, renewed = {}, []
     for captured, array in zip(places, now):
         memory.setdefault(captured.place[0], []).append((captured, array))

@@ -48,7 +48,8 @@ def initialize(block, init, ctx, verbose, force_reinit, group2ctx):
 
 
 def initialize_replicas(block, init, ctx, verbose, force_reinit):
-    """Implements `Block.initialize` of a block that is placed, or in a network that is placed."""
+    """Implements `Block.initialize` for a block that was placed on devices, either directly or
+    with the network that contains it."""
     placed, params = devices_of_groups(block), block.collect_params()
     if not placed.covers(block):
         open_ends = any(param.placed is None for param in params.values())
@@ -72,8 +73,8 @@ def replicated(block):
 
 
 def replica(block, args, symbolic):
-    """Returns a scope that activates the block's dict of groups to devices. With several replicas,
-    it is the dict of the replica on the device of `args`."""
+    """Returns a scope that activates the block's dict from groups to devices. If the block has
+    several replicas, the scope activates the dict of the replica on the device of `args`."""
     devices = devices_of_groups(block)
     if devices is None or symbolic:
         return _core.Scope()
@@ -90,9 +91,9 @@ def group(block, symbolic):
 
 
 def moved(block, args, symbolic, outer):
-    """Returns `args` on the device of the running group; `outer` is the group around the block.
-
-    Within one group, and for placed blocks, gradients are summed as without groups."""
+    """Copies `args` to the device of the running group and returns the copies. `outer` is the
+    group of the block's caller. If it equals the running group, or if the block is placed,
+    gradients are summed as they are without groups."""
     device = None if symbolic else device_groups.device()
     if device is None or spans_devices(block):
         return args
@@ -102,7 +103,8 @@ def moved(block, args, symbolic, outer):
 
 
 def near(contexts):
-    """Returns the one device that belongs to the running replica, or None."""
+    """Returns the only device in `contexts` that belongs to the running replica. Returns None if
+    no device or several devices do."""
     here = [ctx for ctx in contexts if ctx in device_groups.devices()]
     return here[0] if len(here) == 1 else None
 

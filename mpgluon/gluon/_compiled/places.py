@@ -1,9 +1,9 @@
 """Places outside a block's arguments and parameters that its compiled programs depend on.
 
-`find` searches attributes of blocks and their classes, variables that their functions see, and
-lists, dicts, tuples, modules, classes and plain objects reachable from there. It returns the places
-of captured arrays, and the containers and variables that must not change: those with captured
-arrays, blocks or parameters.
+`find` searches attributes of blocks and their classes, variables that their functions can read, and
+lists, dicts, tuples, modules, classes and plain objects that are reachable from these. It returns
+the places of captured arrays. It also returns the containers and variables that hold captured
+arrays, blocks or parameters, because the trace is invalid once they change.
 """
 
 import collections
@@ -38,7 +38,7 @@ _VALUES = (
 )
 _PACKAGES = sys.stdlib_module_names | {"mpgluon", "numpy"}
 _CONTAINERS = (dict, list, tuple, collections.deque, np.ndarray)
-# Other objects of these packages that lead to user arrays.
+# Types of the packages above whose objects are searched nevertheless: they can hold user arrays.
 _FOLLOWED = (
     *_CONTAINERS,
     TreeNode,
@@ -63,13 +63,13 @@ _FOLLOWED = (
     threading.local,
     weakref.ref,
 )
-# Code, which a class usually shares among its instances.
+# Types of code. Instances usually share the code that their class defines.
 _CODE = (types.FunctionType, staticmethod, classmethod, property)
 _MISSING = object()
 
 
 class Place:
-    """A place that is reached from a block, its root, by `keys`, one at a time."""
+    """A path from a block, the root, to a variable. `keys` holds (getter, key) for each step."""
 
     __slots__ = ("root", "keys")
 
@@ -77,7 +77,7 @@ class Place:
         self.root, self.keys = weakref.ref(root), keys
 
     def value(self):
-        """Returns the object that is kept there now, or a marker if the place is missing."""
+        """Returns the object that the place holds now, or `_MISSING` if the path is broken."""
         value = self.root()
         try:
             for get, key in self.keys:
@@ -118,7 +118,8 @@ class Fixed(Place):
 
 
 class Container(Place):
-    """The place of a container, whose length or keys, blocks and parameters must not change."""
+    """The place of a container that must keep its length or keys, its blocks and parameters, and
+    the types of its other items."""
 
     __slots__ = ("layout",)
 
@@ -155,8 +156,8 @@ def _item(container, key):
 
 
 def _attribute(value, name):
-    """Returns an attribute of an object or class as it is stored: without evaluating properties or
-    binding functions."""
+    """Returns an attribute of an object or class as it is stored, without invoking descriptors:
+    properties are not evaluated and functions are not bound."""
     own = getattr(value, "__dict__", ())
     if name in own:
         return own[name]
@@ -169,7 +170,7 @@ def _attribute(value, name):
 
 
 def _inherited(_, key):
-    """Returns an attribute of a base class that a subclass overrides."""
+    """Returns an attribute of a base class that a subclass overrides. `key` is (base, name)."""
     base, name = key
     return base.__dict__[name]
 
@@ -202,7 +203,8 @@ def _default(function, key):
     return function.__defaults__[key] if isinstance(key, int) else function.__kwdefaults__[key]
 
 
-# Text of a part, by its getter: the text of the whole and the key; "{}.{}" for attributes.
+# Maps a getter to the format that `Place.text` applies to the text so far and the key. Getters that
+# are missing here use "{}.{}".
 _TEXTS = {
     _item: "{}[{!r}]",
     _flat_item: "{}.flat[{}]",
@@ -216,7 +218,7 @@ _TEXTS = {
 
 
 def _names(code):
-    """Returns the names that a function and the functions inside it look up."""
+    """Returns the global and attribute names that a function and its nested functions use."""
     names = set(code.co_names)
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
@@ -235,9 +237,9 @@ def _of_a_package(value):
 
 
 def _class_parts(kind, value):
-    """Returns the parts of `value` that its class `kind` and the base classes define: attributes,
-    methods, and special methods but for those that create objects. Overridden parts are included
-    because `super()` reaches them."""
+    """Returns (get, key, part) for each attribute and method of `value` that its class `kind` or a
+    base class defines. ``__init__``, ``__new__`` and special attributes other than code are
+    skipped. Overridden parts are included because `super()` reaches them."""
     parts, seen = [], set()
     for base in [base for base in kind.__mro__ if not _of_a_package(base)]:
         for name, part in list(base.__dict__.items()):
@@ -315,8 +317,9 @@ def _own_parts(value):
 
 
 def _variable_of(value, get, key, part):
-    """Returns a key of the variable that stores the part. Places with the same key always hold the
-    same object: a global that several functions read, and a method of several instances."""
+    """Returns an id of the variable that stores `part`. Several paths can lead to one variable,
+    such as a global that several functions read, or a method of several instances. These paths
+    need no check that they hold the same object."""
     if get is _cell:
         return id(value.__closure__[key]), None
     if get is _global:
@@ -334,7 +337,7 @@ def _variable_of(value, get, key, part):
 
 
 def _is_opaque(value):
-    """True if no user arrays, blocks or parameters are searched inside the value."""
+    """True if the search does not descend into the value."""
     if isinstance(value, _VALUES):
         return True
     if isinstance(value, np.ndarray):
@@ -358,13 +361,13 @@ def find(block, arrays):
     share memory with `arrays`, and the conditions under which the block's traces are valid."""
     memory = {array._place[0] for array in arrays}
     found, seen, wanted, again = Found(), {id(block): 0}, set(), []
-    variables = set()  # that hold the objects of `queue` and `again`
+    variables = set()  # ids of the variables (`_variable_of`) that hold objects found so far
     # Objects to search: (object, root, keys, names that functions use, number of the container
     # that holds it). A block is the root of its attributes.
     queue = [(block, block, (), frozenset(), None)]
 
     def want(number):
-        """Marks an object and those on the path to it."""
+        """Marks an object of the queue and its ancestors as parts of the result."""
         while number is not None and number not in wanted:
             wanted.add(number)
             number = queue[number][-1]
@@ -407,7 +410,9 @@ def find(block, arrays):
                 seen[mark] = len(queue)
                 variables.add(_variable_of(value, get, key, part))
                 queue.append((part, root, here, names, number))
-    shared = {}  # number of an object that is reached again -> its first place
+    # Objects that are reached on several paths and lead to a captured array, block or parameter:
+    # each place must keep holding the same object. Maps the object's number to its first place.
+    shared = {}
     while True:
         valid = [entry for entry in again if entry[0] in wanted]
         if not valid:

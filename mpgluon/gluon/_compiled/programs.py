@@ -22,12 +22,12 @@ class CompiledPrograms(Tabular):
     and the ``planned`` bytes there), ``copies`` between devices, and ``bytes_held`` for pending
     backward passes.
 
-    The entry of a pipelined block has ``pipeline``, ``rows`` (of each micro-batch) and ``stages``
-    as well. Each stage has its device, blocks, operators (``forward``, ``backward``,
+    The entry of a pipelined block additionally has ``pipeline``, ``rows`` (of each micro-batch)
+    and ``stages``. Each stage has its device, blocks, operators (``forward``, ``backward``,
     ``deferred``), ``copies`` and ``bytes_sent`` for one micro-batch. In ``devices``, ``planned``
     maps each size of a micro-batch to the bytes of the forward pass, of both passes, and of the
-    arrays that arrive from other devices; ``peak`` is the maximum of all micro-batches in flight
-    together.
+    arrays that arrive from other devices. ``peak`` is the peak memory of all micro-batches that
+    are in flight at the same time.
 
     ``dropped`` is the number of evicted signatures: beyond 64, the least recently used are
     evicted.
@@ -192,8 +192,8 @@ def _entry_parts(entry):
 
 
 def _part_text(part):
-    """Returns the text that identifies one part of a split block: its body and the steps before it
-    (see `graph_breaks.Split.compiled`)."""
+    """Returns a text that identifies one part of a split block by its loop or branch body and by
+    the steps that precede it (see `graph_breaks.Split.compiled`)."""
     steps = [
         name if shapes is None else f"{name} -> {', '.join(map(str, shapes))}"
         for name, shapes in part["after"]

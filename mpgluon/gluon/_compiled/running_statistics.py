@@ -78,8 +78,8 @@ class Update:
 
     def __init__(self, micro_batches):
         self.count = 2 * len(micro_batches[0])  # number of arrays in `Statistics.arrays`
-        # Each round updates distinct averages. A layer that is called twice is updated in two
-        # rounds.
+        # Each round updates an average at most once. If a layer is called twice, the second round
+        # applies the second update to the result of the first.
         self._rounds = []
         for number, (mean, _, ctx, *_) in enumerate(micro_batches[0]):
             place = sum(
@@ -102,8 +102,8 @@ class Update:
 
     @staticmethod
     def _function(layers):
-        """Returns the update for `layers`: for each call, (momentum, epsilon, elements) of each
-        micro-batch."""
+        """Returns a function that computes the updated averages. `layers` holds, for each call of
+        a layer, the (momentum, epsilon, elements) of each micro-batch."""
 
         def combine(*arrays):
             results = []
@@ -127,8 +127,8 @@ class Update:
         return combine
 
     def __call__(self, outputs):
-        """Queues the update, all at once. ``outputs`` holds, for each call of a layer, the means
-        and inverse deviations of all micro-batches."""
+        """Queues the update of all averages atomically. ``outputs`` holds, for each call of a
+        layer, the means and the inverse standard deviations of all micro-batches."""
         newest = {}  # (parameter, device) -> latest array of an updated average
         with autograd.pause():
             for numbers, op in zip(self._rounds, self._ops):

@@ -3,13 +3,14 @@
 from ... import ndarray as nd
 from .._tree import children, devices_of_groups, flags_of, group_of, is_hybridized, own_parameters
 
-# An attribute that holds something else instead of one of these, or the reverse, changes a block.
+# Changing an attribute from one of these types to another type, or the reverse, invalidates traces,
+# because `places.find` must search the block again.
 KINDS = (nd.NDArray, list, tuple, dict)
 
 
 def snapshot(blocks):
-    """Returns the properties of blocks that traces depend on. Traces are valid as long as these are
-    equal."""
+    """Returns the properties of blocks that traces depend on. A trace is invalid once the snapshot
+    differs from the one taken when it was made."""
     return [
         [
             flags_of(block).get("recompute") is True and is_hybridized(block),

@@ -26,7 +26,7 @@ def current():
 
 
 class _Parameters:
-    """Values of parameters in one trace."""
+    """Base of the scopes that supply the parameters' arrays during a trace."""
 
     _replaced: dict | None = None  # (parameter, device) -> the array that replaces it
 
@@ -51,9 +51,10 @@ class _Tracing(_Parameters, _core.Scope):
 class Discovery(_Parameters, graph_breaks.Tracer):
     """The first trace of a block, before its parameters are known.
 
-    It records the parameter copies that the block uses, in the order of first use; the devices of
-    floating parameters, which move there after the trace; and whether the block must be split. It
-    stops at an op whose shape depends on values (`graph_breaks.NeedsValues`).
+    It records the parameter copies that the block uses, in the order of first use, and the steps
+    that split the block. It also records the devices of floating parameters, which move there
+    after the trace. An op whose output shape depends on values ends it with
+    `graph_breaks.NeedsValues`.
     """
 
     def __init__(self, taps=None):
@@ -79,11 +80,12 @@ class Discovery(_Parameters, graph_breaks.Tracer):
         return array
 
     def traced(self, inputs, outputs):
-        """Returns the traced code as a function of a list of arrays, those for `inputs` and those
-        in `used`. Called inside another trace, it returns the values for `outputs`.
+        """Returns a function that inlines this trace into another one, so the block need not run
+        again. Its argument lists the arrays for `inputs` and for `used`, and it returns the arrays
+        for `outputs`.
 
-        Returns None if the other trace would differ from this one: if the block is split, or if it
-        has loops or branches, which this class traces separately."""
+        Returns None if the block is split or has loops or branches. This class traces their bodies
+        separately, so the other trace would differ from this one."""
         if self.splits or self.has_bodies:
             return None
         part = self._last_part(outputs)
@@ -114,7 +116,7 @@ class Binding(_Tracing):
 
     @staticmethod
     def settle(param, ctx):
-        """Returns False: parameters have settled before."""
+        """Returns False, because all parameters settled after the first trace."""
         return False
 
     def __init__(self, used, arrays, path, taps=None):
@@ -139,7 +141,8 @@ class Binding(_Tracing):
 
 
 class LateBinding(_Tracing):
-    """Adds inputs on demand to a program in parts while it is traced."""
+    """Adds parameters as inputs, at their first use, to a program that consists of several
+    parts."""
 
     def __init__(self):
         self._tracer = graph_breaks.current()
@@ -148,7 +151,7 @@ class LateBinding(_Tracing):
     def _parameter(self, param, ctx):
         if has_row_gradient(param):
             refuse_row_gradient(param)
-        if self._tracer is None:  # inside a trace without parameters
+        if self._tracer is None:  # the trace captures parameters' arrays instead
             return param.arrays[ctx]
         key = (param, ctx)
         array = self._arrays.get(key)
@@ -253,7 +256,7 @@ def _complete(op, name, args, kwargs):
         given = {**dict(zip([*inputs, *params], args)), **kwargs}
         arrays = {key: given[key] for key in inputs if given.get(key) is not None}
         options = {key: value for key, value in given.items() if key in params}
-    # The op casts the other inputs.
+    # With mixed precision, the op casts all inputs to one dtype, so infer with that dtype.
     mixed = unknown._param.dtype if _core.precision_is_mixed() else None
     descs = [
         (array._param.shape, array._param.dtype)
