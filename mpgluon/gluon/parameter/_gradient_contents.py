@@ -1,7 +1,7 @@
-"""Contents of a parameter's gradients: moving them with the parameter, saving and loading them.
+"""Moves, saves and loads the contents of a parameter's gradients.
 
-A gradient is part of the training state between the backward pass that writes it and the update
-that uses it, and while ``grad_req='add'`` accumulates in it.
+A gradient is part of the training state from the backward pass that writes it until the update that
+uses it. With ``grad_req='add'``, it is always part of it, because it accumulates.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from ...context import Context
     from ._parameter import Parameter
 
-    # (gradient, or None for zero; whether an update has yet to use it).
+    # (gradient or None if it is zero, True if the next update must use it)
     Content = tuple[NDArray | None, bool]
 
 
 def contents_of(param: Parameter) -> list[Content]:
-    """Returns the gradient of each replica, and whether backward has written it since the last
-    step. Dense gradients are the arrays themselves, row_sparse gradients are copies."""
+    """Returns (gradient, True if backward has written it since the last step) for each replica.
+    Dense gradients are the arrays themselves, row_sparse gradients are copies."""
     if not param.gradients:
         return []
     sparse = param.grad_stype != "default"
@@ -41,10 +41,11 @@ def contents_of(param: Parameter) -> list[Content]:
 def on_devices(
     contents: Sequence[Content], old: Sequence[Context], new: Sequence[Context]
 ) -> dict[Context, Content]:
-    """Returns the gradients of replicas on devices `old` for replicas on devices `new`.
+    """Redistributes the gradients of replicas on devices `old` to replicas on devices `new`.
 
-    If the number of replicas is unchanged, each keeps its own gradient. Otherwise, the first new
-    replica gets the sum, which the next update would compute anyway.
+    If the number of replicas is unchanged, each replica keeps its own gradient. Otherwise, the
+    first new replica gets the sum and the rest get zero. The next update sums over the replicas,
+    so its result is the same.
     """
     if not contents:
         return {}
@@ -56,8 +57,8 @@ def on_devices(
 
 
 def summed(contents: Sequence[Content], count: int) -> list[Content]:
-    """Returns the sum of the replicas' gradients, divided over `count` replicas: the first one gets
-    the sum, the others zero."""
+    """Sums the replicas' gradients. Returns the contents for `count` replicas: the sum for the
+    first one, zero for the rest."""
     arrays = [array for array, _ in contents if array is not None]
     total = arrays[0] if arrays else None
     if len(arrays) > 1:
@@ -67,14 +68,14 @@ def summed(contents: Sequence[Content], count: int) -> list[Content]:
 
 
 def filled(grad: Any, ctx: Context, content: NDArray | None, dtype: Any) -> Any:
-    """Returns a gradient on device `ctx` with the given contents. `grad` is the row_sparse gradient
-    to fill, or None for a dense gradient, which is created."""
+    """Returns a gradient on device `ctx` with the given contents. If `grad` is a row_sparse
+    gradient, fills and returns it. If `grad` is None, creates a dense gradient."""
     if grad is None:
         same = dtype_name(content.dtype) == dtype_name(dtype)
         return content.copyto(ctx) if same else content.as_in_context(ctx).astype(dtype)
     if content is None:
         return grad
-    content = content.as_in_context(ctx)  # called by all ranks, even without rows
+    content = content.as_in_context(ctx)  # a collective call: needed even if there are no rows
     if content.indices.size:
         with ranks.alone():
             grad[:] = content.astype(dtype)
@@ -82,8 +83,9 @@ def filled(grad: Any, ctx: Context, content: NDArray | None, dtype: Any) -> Any:
 
 
 def left_behind(param: Parameter) -> tuple[list[NDArray], list[Any]]:
-    """Returns the replaced arrays of a parameter that a backward pass may still reach, and the
-    changes (`_core.at_once`) that reset their fresh marks, so that a later gradient is detected."""
+    """Returns the parameter's arrays that are on the autograd tape, so a backward pass may still
+    write their gradients after they are replaced. Also returns the changes (`_core.at_once`) that
+    mark these gradients as used, so that a later write is detected."""
     arrays = [array for array in param.arrays.values() if array._on_tape]
     marks = [
         (setattr, array, "_fresh_grad", False)
@@ -98,10 +100,11 @@ def left_behind(param: Parameter) -> tuple[list[NDArray], list[Any]]:
 
 
 def to_save(params: Iterable[Parameter], adding: bool, phase: int) -> list[Parameter]:
-    """Returns the parameters whose gradients a later backward pass or step uses.
+    """Returns the parameters whose gradients a later backward pass or step uses. Only these need
+    to be saved.
 
     `adding` is True if a Trainer accumulates gradients over several calls of `step`. Then `phase`
-    is the number of calls so far, and the sums are zero if it is 0.
+    is the number of calls since the last update. If it is 0, the accumulated gradients are zero.
     """
     chosen, unsure = [], []
     for param in params:
@@ -149,8 +152,7 @@ def describe(param: Parameter, name: str, arrays: dict[str, NDArray]) -> dict[st
 
 
 def keys_of(entry: Mapping[str, Any], name: str) -> list[tuple[str, bool]]:
-    """Returns the names of the arrays in a description, and for each whether it has the parameter's
-    shape."""
+    """Returns (name, True if it has the parameter's shape) for each array of a description."""
     keys = []
     for k, replica in enumerate(entry["replicas"]):
         key = f"gradient:{k}:{name}"
@@ -180,7 +182,8 @@ def is_description(entry: Any) -> bool:
 def read(
     param: Parameter, entry: Mapping[str, Any], name: str, array_of: Callable[[str], NDArray]
 ) -> list[Content]:
-    """Reads the gradients of a description. Raises MXNetError if a shape does not fit."""
+    """Reads the gradients of a description; `array_of` returns an array of the file by its name.
+    Raises MXNetError if a shape does not match the parameter's."""
     contents: list[Content] = []
     for k, replica in enumerate(entry["replicas"]):
         key, content = f"gradient:{k}:{name}", None
@@ -211,7 +214,8 @@ def read(
 
 
 def check(param: Parameter, entry: Mapping[str, Any], source: str) -> None:
-    """Raises MXNetError if a parameter cannot take over the gradients of a description."""
+    """Raises MXNetError if a parameter cannot use the gradients of a description because its
+    `grad_req` differs."""
     if (
         param.grad_req == entry["grad_req"]
         or param.grad_req == "null" != entry["grad_req"] != "add"
@@ -227,7 +231,7 @@ def check(param: Parameter, entry: Mapping[str, Any], source: str) -> None:
 
 def changes_to(param: Parameter, contents: Sequence[Content] | None) -> list[Any]:
     """Returns the changes (`_core.at_once`) that replace a parameter's gradients by `contents`.
-    None resets them: nothing is left for an update, and sums are zero."""
+    If `contents` is None, the gradients become zero and are marked as used."""
     if not param.gradients:
         return []
     weights, grads = list(param.arrays.values()), list(param.gradients.values())

@@ -1,5 +1,5 @@
-"""Private names of MXNet's `Parameter`, for programs and packages that use them, and hints for
-PyTorch's names."""
+"""Private attributes of MXNet's `Parameter`, which programs and packages use, and error messages
+for PyTorch's names."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ def _by_device(arrays: Sequence[NDArray] | None) -> dict[Context, NDArray] | Non
 
 
 class DeviceArrays(list["NDArray"]):
-    """A list of a parameter's arrays or gradients, one for each device, that writes through:
-    ``_data[i] = array`` replaces the parameter's array on device `i`, including its gradient.
+    """A write-through list of a parameter's arrays or gradients, one for each device.
+
+    ``_data[i] = array`` replaces the parameter's array on its i-th device, including its gradient.
 
     While a block is traced, the list holds traced arrays, and an assigned array replaces the
     parameter for the rest of the trace.
@@ -41,7 +42,7 @@ class DeviceArrays(list["NDArray"]):
     def by_device(self) -> dict[Context, Any]:
         """Returns the parameter's current arrays or gradients, by device."""
         found = getattr(self._parameter, self._attribute)
-        # Traced with a known shape, but the array does not exist yet.
+        # While a block is traced, a known shape suffices: the arrays may not exist yet.
         return dict.fromkeys(self._parameter.list_ctx()) if found is None else found
 
     def _trace(self):
@@ -93,8 +94,8 @@ class DeviceArrays(list["NDArray"]):
 
 
 class MXNetNames:
-    """Views of a parameter's arrays that write through. Assigning a list replaces the arrays, by
-    their devices."""
+    """Attributes of MXNet's `Parameter` that are write-through views of its arrays. Assigning a
+    list of arrays replaces the parameter's arrays; the arrays' contexts become its devices."""
 
     arrays: dict[Context, NDArray] | None
     gradients: dict[Context, NDArray] | None
@@ -105,7 +106,7 @@ class MXNetNames:
     stype: str
     grad_stype: str
     _trainer_reference: weakref.ref[Trainer] | None
-    overrides_data: bool = False  # True in subclasses that override data(), which blocks then call
+    overrides_data: bool = False  # True if a subclass overrides data(); blocks then call it
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -146,7 +147,8 @@ class MXNetNames:
 
     @property
     def _ctx_map(self) -> list[list[int | None]] | None:
-        """Positions in `_ctx_list`: CPUs in the second list, GPUs in the first."""
+        """Maps devices to positions in `_ctx_list`: the first list is indexed by GPU number, the
+        second by CPU number."""
         if self.arrays is None:
             return None
         places: list[list[int | None]] = [[], []]
@@ -163,8 +165,8 @@ class MXNetNames:
         )
 
     def _check_devices(self, places: Sequence[Any] | None) -> None:
-        """Raises AttributeError if the number of devices differs. The devices follow from the
-        arrays, so setting them has no effect."""
+        """Raises AttributeError if an assigned list of devices has the wrong length. A list of the
+        right length is ignored, because the arrays determine the devices."""
         count = None if places is None else sum(place is not None for place in places)
         if count != (None if self.arrays is None else len(self.arrays)):
             raise AttributeError(
@@ -197,8 +199,8 @@ class MXNetNames:
 
     @property
     def _trainer(self) -> Trainer | None:
-        """The Trainer that updates the parameter, referenced weakly because it owns the
-        parameter."""
+        """The Trainer that updates the parameter. The reference is weak because the Trainer owns
+        the parameter."""
         return None if self._trainer_reference is None else self._trainer_reference()
 
     @_trainer.setter

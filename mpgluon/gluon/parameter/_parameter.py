@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 tensor_types: tuple[type[NDArray], ...] = (nd.NDArray,)
 
-# Each initialization reserves this many random calls, even if it is deferred, so initial values do
-# not depend on when or on which device they are drawn.
+# Number of calls of the random number generator that each initialization reserves, even if it is
+# deferred. As a result, initial values do not depend on when or on which device they are drawn.
 _CALLS_PER_INITIALIZATION = 64
 
 
@@ -43,8 +43,8 @@ def _reserve_random_calls():
     return key
 
 
-# Owner of a parameter: none yet, the ParameterDict that created it, or the blocks that have it as
-# an attribute.
+# Owner of a parameter: none so far, the ParameterDict that created it, or the blocks that hold it
+# as an attribute.
 UNOWNED, OWNED_BY_DICT, OWNED_BY_BLOCKS = range(3)
 
 
@@ -53,13 +53,13 @@ class DeferredInitializationError(MXNetError):
     shape."""
 
 
-# Changes of the arrays, gradients or multipliers of any parameter
+# Counts the changes of the `_COUNTED` attributes of all parameters.
 parameter_changes = ChangeCount()
 _COUNTED = frozenset(("arrays", "gradients", "lr_mult", "wd_mult"))
 
 
 def _plain(array):
-    """Returns a dense array without its gradient."""
+    """Converts an array to dense storage, without its gradient."""
     return array.plain if isinstance(array, RowGradientWeight) else array.tostype("default")
 
 
@@ -90,17 +90,18 @@ class Parameter(MXNetNames):
     differentiable : bool, default True
         False fixes `grad_req` to ``'null'``.
     stype : {'default', 'row_sparse'}, default 'default'
-        Storage of the value as seen by users. With 'row_sparse', `row_sparse_data` returns rows of
-        it and `data` raises an error. The arrays themselves are dense.
+        Storage type that the value has for users. With 'row_sparse', `row_sparse_data` returns
+        rows of the value and `data` raises an error. Internally, the arrays are dense.
     grad_stype : {'default', 'row_sparse'}, default 'default'
-        Storage of the gradient. With 'row_sparse', it has only the rows that were used.
+        Storage type of the gradient. With 'row_sparse', the gradient holds only the rows that the
+        forward pass used.
 
     Notes
     -----
     The following attributes are internal to the package: `arrays` and `gradients` (device -> array,
     or None), `deferred_init` (the arguments of a pending initialization, or empty), `placed` (the
-    devices that a placement of the network gives it, or None), `floating`, `replaced`, `owner`,
-    `left`, `family` (the split parameter that this one is a part of).
+    devices to which the network's placement assigns the parameter, or None), `floating`,
+    `replaced`, `owner`, `left`, `family` (the split parameter that this parameter is a part of).
 
     Examples
     --------
@@ -144,7 +145,8 @@ class Parameter(MXNetNames):
         self._trainer = None
         self.replaced: str | None = None  # reason if the layer was replaced in the network
         self.owner = UNOWNED
-        self.left: Sequence[NDArray] = ()  # former arrays that a backward pass may still reach
+        # Replaced arrays that are on the autograd tape: backward may still write their gradients.
+        self.left: Sequence[NDArray] = ()
         self.floating = False  # moves to the device of the first group that uses it
         self._differentiable = differentiable
         self._allow_deferred_init = allow_deferred_init
@@ -177,7 +179,8 @@ class Parameter(MXNetNames):
 
     def _hold(self, *before, **values):
         """Replaces `arrays` and related attributes atomically: after an interrupt, either all old
-        or all new values are visible. `before` are further changes (`_core.at_once`) to include."""
+        or all new values are visible. `before` holds changes (`_core.at_once`) that become part of
+        the same atomic step."""
         self._unbind()  # before the change, in case an interrupt follows it immediately
         parameter_changes.note()
         at_once(*before, (set_attributes, self, *chain(*values.items())))
@@ -185,8 +188,8 @@ class Parameter(MXNetNames):
         parameter_changes.note()
 
     def bound_by(self, call: Any) -> None:
-        """Registers a compiled call that holds the arrays. Its unbind() is called when they are
-        replaced."""
+        """Registers a compiled call that holds the parameter's arrays. When the arrays are
+        replaced, the parameter calls ``call.unbind()``."""
         while True:
             calls = self._calls
             if calls is None:
@@ -256,7 +259,7 @@ class Parameter(MXNetNames):
         self._shape = shape
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy has no Trainer. It includes the contents of the gradients.
+        # A copy has no Trainer, but it includes the contents of the gradients.
         return {
             **self.__dict__,
             **dict.fromkeys(("_trainer_reference", "_var", "_calls")),
@@ -272,8 +275,8 @@ class Parameter(MXNetNames):
             self._hold_data(self.arrays, self._grad_req, dict(zip(self.arrays, contents)))
 
     def set_trainer(self, trainer: Trainer | None) -> None:
-        """Sets the trainer that updates the parameter. With row_sparse storage, only one is
-        allowed."""
+        """Sets the Trainer that updates the parameter. A parameter with row_sparse storage can
+        belong to only one Trainer; a second one raises MXNetError."""
         if self.stype != "default" and trainer is not None and self._trainer not in (None, trainer):
             raise MXNetError(
                 f"Parameter '{self.name}' has row_sparse storage and already belongs to a "
@@ -493,8 +496,8 @@ class Parameter(MXNetNames):
         return [(data.copyto, array) for array in self.arrays.values() if array is not data]
 
     def reduced(self) -> NDArray:
-        """Returns one array for all copies: their mean, which for equal copies is exactly their
-        value. It has the parameter's storage type."""
+        """Returns the mean of the copies on all devices, as an array with the parameter's storage
+        type. If the copies are equal, the mean is bitwise equal to them."""
         mean = self._mean()
         return mean if self.stype == "default" else mean.tostype(self.stype)
 
@@ -540,8 +543,8 @@ class Parameter(MXNetNames):
         init : Initializer or str, optional
             Initializer that overrides the parameter's own and `default_init`.
         ctx : Context or list of Context, default the current context
-            Devices; a copy is created on each. A placement of the network (`Block.place`) is the
-            default for its parameters, and must not be contradicted.
+            Devices; a copy is created on each. If the network was placed (`Block.place`), the
+            placement is the default, and other devices raise ValueError.
         default_init : Initializer, default ``Uniform()``
             Initializer for a parameter without one of its own.
         force_reinit : bool, default False
@@ -595,6 +598,7 @@ class Parameter(MXNetNames):
                 "created"
             )
         # During the forward pass of one replica, its device may wait for the next replica's device.
+        # The initial values are therefore computed on a side context, which does not wait.
         many = len(contexts) > 1 and autograd.is_training()
         place = side_context(contexts[0]) if many else contexts[0]
         waits = place != contexts[0]
@@ -605,7 +609,8 @@ class Parameter(MXNetNames):
                     initializer.create(default_init)(
                         initializer.InitDesc(self.name, {"__init__": init}), value
                     )
-                if waits:  # all devices copy from this memory, which must not be reused before that
+                # All devices copy from the host memory, so it must stay alive until they have.
+                if waits:
                     value = nd.from_numpy(brought_to_all(value).asnumpy())
                 self._take(value, contexts, own=not waits)
             else:
@@ -613,7 +618,7 @@ class Parameter(MXNetNames):
 
     def _take(self, value, contexts, own=True, contents=()):
         """Replaces the arrays by copies of `value`. With `own`, `value` itself becomes the copy on
-        its device. `contents` has the gradients by device; missing ones are zero."""
+        its device. `contents` maps devices to gradients; missing gradients are zero."""
         data = {c: value if own and c == value.context else value.copyto(c) for c in contexts}
         if not own:
             data = {ctx: array.astype(self.dtype, copy=False) for ctx, array in data.items()}
@@ -624,8 +629,9 @@ class Parameter(MXNetNames):
         self._take(value.copyto(contexts[0]), contexts, contents=contents)
 
     def _hold_data(self, data, req, contents=(), **values):
-        """Replaces the arrays by `data` (arrays by device), with new gradients. `contents` has the
-        gradients by device; missing ones are zero. `values` are further attributes to set."""
+        """Replaces the arrays by `data` (arrays by device) and creates new gradients. `contents`
+        maps devices to gradients; missing gradients are zero. `values` are attributes that are
+        set in the same atomic step."""
         grad, contents = None, dict(contents)
         self._unbind()  # compiled programs must release the old arrays
         left, marks = left_behind(self) if contents else ((), [])
@@ -665,8 +671,9 @@ class Parameter(MXNetNames):
         )
 
     def _check_load(self, data, ctx, cast_dtype, dtype_source, source="saved params"):
-        """Raises an error if `data` is no valid value for this parameter, before anything changes.
-        `source` describes the origin of the data in error messages."""
+        """Raises an error if `data` is not a valid value for this parameter. Changes nothing, so
+        that a load can check all values first. `source` describes the origin of the data in error
+        messages."""
         if cast_dtype and dtype_source not in ("current", "saved"):
             raise ValueError(f"dtype_source must be 'current' or 'saved', not {dtype_source!r}")
         failed = f"Failed loading Parameter '{self.name}' from {source}"
@@ -695,8 +702,8 @@ class Parameter(MXNetNames):
             )
 
     def _load_init(self, data, ctx, cast_dtype=False, dtype_source="current"):
-        """Takes over a loaded value, and initializes the parameter if necessary. Returns the
-        remaining changes (`_core.at_once`), which the caller must apply."""
+        """Prepares the parameter for a loaded value, and initializes it if necessary. Returns the
+        changes (`_core.at_once`) that set the value; the caller must apply them."""
         self._shape = tuple(data.shape)
         differs = dtype_name(self.dtype) != dtype_name(data.dtype)
         if differs and cast_dtype and dtype_source == "saved":
@@ -753,8 +760,8 @@ def _merge_shapes(a, b):
 
 
 def match_attributes(param: Parameter, attributes: Mapping[str, Any]) -> None:
-    """Sets the attributes that a parameter has no value for, and completes its shape. Raises
-    AssertionError if it has a different value."""
+    """Sets the attributes that are None in a parameter, and completes its shape. Raises
+    AssertionError if an attribute has a different value."""
     for key, value in attributes.items():
         existing = getattr(param, key, None)
         if existing is None:
@@ -783,8 +790,8 @@ def load_values(
     cast_dtype: bool,
     dtype_source: str,
 ) -> None:
-    """Loads (name in the source, parameter, array) items: all of them, or none if one does not fit.
-    Values of initialized parameters are replaced atomically."""
+    """Loads (name in the source, parameter, array) items. If one array is invalid for its
+    parameter, loads none. Values of initialized parameters are replaced atomically."""
     for name, param, array in items:
         param._check_load(array, ctx, cast_dtype, dtype_source, f"'{name}' of {source}")
     with autograd.pause():

@@ -77,16 +77,16 @@ class ParameterDict:
         return name in self._params
 
     def items(self) -> ItemsView[str, Parameter]:
-        """Returns (name, Parameter) pairs in the order of their creation, as a view like that of
-        dict."""
+        """Returns a view of the (name, Parameter) pairs in the order of their creation, like
+        ``dict.items``."""
         return self._params.items()
 
     def keys(self) -> KeysView[str]:
-        """Returns the names in the order of their creation, as a view like that of dict."""
+        """Returns a view of the names in the order of their creation, like ``dict.keys``."""
         return self._params.keys()
 
     def values(self) -> ValuesView[Parameter]:
-        """Returns the parameters in the order of their creation, as a view like that of dict."""
+        """Returns a view of the parameters in the order of their creation, like ``dict.values``."""
         return self._params.values()
 
     @property
@@ -95,8 +95,8 @@ class ParameterDict:
         return self._prefix
 
     def of_child(self, prefix: str) -> ParameterDict:
-        """Returns an empty dict for a child, with `prefix` appended to this dict's prefix. It has
-        the same shared dict."""
+        """Returns an empty dict for a child. It has this dict's prefix followed by `prefix`, and
+        uses the same shared dict."""
         return ParameterDict(self._prefix + prefix, self._shared)
 
     def _find(self, name):
@@ -108,8 +108,8 @@ class ParameterDict:
         return param
 
     def get(self, name: str, **kwargs: Any) -> Parameter:
-        """Returns the parameter called ``prefix + name``: this dict's, the shared dict's, or a new
-        ``Parameter(prefix + name, **kwargs)``.
+        """Returns the parameter called ``prefix + name``. Searches this dict, then the shared dict,
+        and creates ``Parameter(prefix + name, **kwargs)`` if neither has it.
 
         The keyword arguments must match an existing parameter; unknown dimensions of its shape are
         filled in.
@@ -154,7 +154,7 @@ class ParameterDict:
         Raises
         ------
         AssertionError
-            If a different parameter has the name of one of these.
+            If this dict already has a different parameter with one of the names.
         """
         for name, param in other.items():
             if self._params.get(name, param) is not param:
@@ -313,7 +313,8 @@ class ParameterDict:
         filename : str, optional
             Origin of the values, for error messages.
         dtype_source : {'current', 'saved'}, default 'current'
-            With `cast_dtype`, whose dtype to use if they differ.
+            With `cast_dtype`, the dtype to use if they differ: the parameter's ('current') or the
+            array's ('saved').
 
         Raises
         ------
@@ -355,8 +356,8 @@ class ParameterDict:
 def check_names(
     params, arrays, source, allow_missing: bool, ignore_extra, skip: int = 0, extra=AssertionError
 ):
-    """Raises an error if arrays are missing for parameters or (of class `extra`) belong to none,
-    before any of them changes."""
+    """Raises AssertionError if parameters lack arrays, and an error of class `extra` if arrays
+    belong to no parameter. Changes nothing, so that a load is all or nothing."""
     if not allow_missing:
         for name in params:
             if name not in arrays:
@@ -377,12 +378,14 @@ def check_names(
 
 
 def name_of_whole(name: str) -> str:
-    """Returns the name of a part of a split parameter without its number (``shard1_``)."""
+    """Removes the part number, such as ``shard1_``, from the name of a part of a split
+    parameter."""
     return re.sub(r"(?<![^._])shard\d+_", "", name)
 
 
 def split_advice(*names: str) -> str:
-    """Returns advice for an error about differing names, if some are names of parts."""
+    """Returns advice for an error about differing names if some names belong to parts of split
+    parameters. Returns an empty string otherwise."""
     if all(name_of_whole(name) == name for name in names):
         return ""
     return (
@@ -393,7 +396,7 @@ def split_advice(*names: str) -> str:
 
 
 def _name_in(name_map, name):
-    """Translates a name with a dict of names or patterns."""
+    """Translates a name with a dict whose keys are names or regular expressions."""
     if name in name_map:
         return name_map[name]
     for pattern, new in name_map.items():
