@@ -78,7 +78,8 @@ class _NameScope(_core.Scope):
 
 
 def overridable(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Marks a method for type checkers: an override may take any arguments."""
+    """Marks a method that subclasses override with any arguments, so that type checkers accept
+    the override."""
     return method
 
 
@@ -142,7 +143,7 @@ class Block(TreeNode):
         return "\n".join(lines)
 
     def _shown(self):
-        """Returns the blocks that repr shows, by name."""
+        """Returns (name, block) for each block that repr shows."""
         return [(name, value) for name, value in self.__dict__.items() if isinstance(value, Block)]
 
     def _add_lines(self, lines, head, depth):
@@ -216,7 +217,7 @@ class Block(TreeNode):
         return _NameScope(self)
 
     def register_child(self, block: Block, name: str | None = None) -> None:
-        """Adds a child under `name`, or by default under its number."""
+        """Adds a child under `name`, or by default under its index."""
         self._children[str(len(self._children)) if name is None else name] = block
 
     def register_forward_hook(
@@ -329,21 +330,20 @@ class Block(TreeNode):
     def place(self, where: Any, *args: Any, verbose: bool = True, **options: Any) -> Self:
         """Places the block on devices and prints the placement.
 
-        Each block computes on the device it is given, including its children, and its inputs are
-        moved there. Its code does not change. If called before `initialize`, parameters are
-        initialized on their devices; if called after it, their values are moved, and optimizer
-        states follow with the next step. A new placement replaces the old one.
+        Each block and its children compute on the block's device, and its inputs are moved there.
+        The block's code does not change. Before `initialize`, the placement determines the devices
+        on which parameters are initialized. After it, the parameters' values are moved at once, and
+        optimizer states in the next step. A new placement replaces the old one.
 
         Parameters
         ----------
         where : dict of str to Context or its text, Context, Mesh or Plan
-            Maps blocks to devices. A key is a block's path as in ``'features.0'``, its name, or a
-            regular expression that matches a whole path or name; ``''`` is the block itself. The
-            first matching entry wins, and an entry for an inner block overrides one for an outer
-            block. Blocks without an entry run where their parameters are, and blocks without
-            parameters where their first input is. A Context places the whole block.
-            `Plan.placement` is such a dict; a `Mesh` or `Plan` places by
-            ``where.place(block, ...)``.
+            A dict maps blocks to devices, as `Plan.placement` does. A key is a block's path such as
+            ``'features.0'``, its name, or a regular expression that matches a whole path or name;
+            ``''`` is the block itself. The first matching entry wins, and an entry for an inner
+            block overrides an entry for an outer block. A block without an entry runs on the device
+            of its parameters, or of its first input if it has no parameters. A Context places the
+            whole block. For a `Mesh` or `Plan`, this method calls ``where.place(block, ...)``.
         verbose : bool, default True
             Whether to print the placement; if devices of several ranks are used, only rank 0
             prints.
@@ -436,7 +436,7 @@ class Block(TreeNode):
         filename : str
             The path of the file.
         deduplicate : bool, default False
-            Whether to write a parameter that several blocks share only once.
+            Whether to write shared parameters once instead of once per block.
         """
         params = self._collect_params_with_prefix()
         if deduplicate:
@@ -458,8 +458,9 @@ class Block(TreeNode):
         dtype_source: str = "current",
         name_map: dict[str, str | None] | Callable[[str], str | None] | None = None,
     ) -> None:
-        """Reads parameters from a file that `nd.load` supports: one of `save_parameters`, one with
-        full parameter names, or, with a `name_map`, a file of another framework.
+        """Reads parameters from a file that `nd.load` supports: a file written by
+        `save_parameters`, a file with full parameter names, or, with a `name_map`, a file of
+        another framework.
 
         Parameters
         ----------
@@ -475,13 +476,14 @@ class Block(TreeNode):
         cast_dtype : bool, default False
             Whether dtypes may differ; `dtype_source` ('current' or 'saved') then selects the dtype.
         dtype_source : {'current', 'saved'}, default 'current'
-            With `cast_dtype`, whose dtype to use if they differ.
+            With `cast_dtype`, the dtype to use if they differ: the parameter's ('current') or the
+            file's ('saved').
         name_map : dict or callable, optional
-            Maps names in the file to names in this network, before the names are used for anything
-            else: a function of a name, or a dict. The keys of a dict are names or regular
-            expressions that match whole names; the first match wins, and ``\\1`` in its value
-            inserts a group's text. The value None skips an array. Names without a match do not
-            change.
+            Maps names in the file to names in this network. It is applied before the names are used
+            for anything else. The keys of a dict are names or regular expressions that match whole
+            names; the first match wins, and ``\\1`` in its value inserts a group's text. A function
+            receives a name and returns the new one. The value None skips an array. Names without a
+            match do not change.
 
         Raises
         ------
@@ -594,7 +596,7 @@ class Block(TreeNode):
 
     @is_call
     def __call__(self, *args: Any) -> Any:
-        """Calls `forward`, and the hooks before and after it."""
+        """Calls the pre-forward hooks, `forward` and the forward hooks."""
         outer = _core.get_scope()
         scope = self._scope_ids.get(outer)
         if scope is None:
@@ -619,8 +621,8 @@ class Block(TreeNode):
             _core.set_scope(outer)
 
     def _scope_id(self, outer):
-        """Returns the scope id of this block's path within the caller's scope `outer`. Queued work
-        is labeled with it."""
+        """Returns and caches the scope id of this block's path within the caller's scope `outer`.
+        Queued work is labeled with the scope id."""
         self._scope_ids[outer] = scope = scope_of(self, outer)
         return scope
 
@@ -661,9 +663,9 @@ class Block(TreeNode):
         return CompiledPrograms(entries, dropped)
 
     def summary(self, *inputs: Any) -> None:
-        """Runs the inputs through the network and prints a table of the called layers: output
-        shape, number of parameters, their bytes on each device, and devices; then the total bytes
-        on each device.
+        """Runs the network on the inputs and prints a table of the called layers. The columns are
+        the output shape, the number of parameters, their bytes on each device, and the devices.
+        The totals on each device follow.
 
         The network must be initialized. A hybridized network runs eagerly for this call, and its
         compiled programs are kept.

@@ -5,8 +5,9 @@ from .._nested import is_symbolic
 
 
 def flatten(args, inout_str):
-    """Returns the symbols or arrays in nested lists as one list, and its format: 0 for a single
-    value, the number of outputs for a symbol with several, -1 for None, a list for a list."""
+    """Flattens nested lists of symbols or arrays. Returns the flat list and its format: 0 for a
+    single value, the number of outputs for a symbol with several outputs, -1 for None, and a list
+    of formats for a list."""
     if isinstance(args, nd.NDArray):
         return [args], 0
     if args is None:
@@ -23,8 +24,8 @@ def flatten(args, inout_str):
 
 
 def regroup(args, fmt):
-    """Inverse of `flatten`: returns the first items of a list in format `fmt`, and the remaining
-    items."""
+    """Inverse of `flatten`. Nests the first items of a list in format `fmt`, and returns the result
+    and the remaining items."""
     if isinstance(fmt, list):
         groups = []
         for form in fmt:

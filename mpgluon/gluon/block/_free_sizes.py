@@ -1,9 +1,10 @@
-"""The sizes that stay variable in the symbol of a traced block.
+"""Generalizes a trace to a symbol that accepts inputs of other sizes.
 
-A trace has the sizes of its inputs in the parameters of its ops: a reshape to (4, 6), a slice that
-ends at 4. More traces with other sizes of an input's axis show which parameters depend on it. The
-axis is free if each of them can be written without the size, as in a reshape to (0, 6) or a slice
-that ends at None. Otherwise the axis is fixed: the symbol would compute with the size of the trace.
+The parameters of a trace's ops contain the sizes of its inputs, such as a reshape to (4, 6) or a
+slice that ends at 4. Tracing the block with other sizes of an input's axis shows which parameters
+depend on that axis. The axis is free if each of these parameters can be written without the size,
+as in a reshape to (0, 6) or a slice that ends at None. Otherwise the axis is fixed: the symbol is
+correct only for the size in the trace.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Trace(NamedTuple):
-    """A trace, and the shapes of the block's inputs in it."""
+    """A trace and the shapes of its inputs."""
 
     shapes: list
     traced: TracedOps
@@ -33,20 +34,20 @@ def free_sizes(
     retrace: Callable[[Sequence[tuple[int, ...]]], TracedOps | None],
     is_valid: Callable[[Sequence[Any], Sequence[Trace]], bool],
 ) -> tuple[list[dict[str, str]], list[tuple[int, int]]]:
-    """Returns the parameters of each op without the sizes of free axes, and the fixed axes as pairs
-    of input and axis.
+    """Returns the parameters of each op without the sizes of free axes, and the list of fixed axes
+    as (input, axis).
 
-    `retrace` traces the block for other shapes of the inputs, or returns None if the block does not
-    accept them. `is_valid` checks that a symbol with the given parameters of ops has the results'
-    shapes of some traces. Axes for which the block only accepts one size are not in the list: its
-    ops reject other sizes as well.
+    `retrace` traces the block for other input shapes, or returns None if the block rejects them.
+    `is_valid` checks that a symbol whose ops have the given parameters produces the same output
+    shapes as the given traces. The list omits axes for which the block accepts only one size: its
+    ops reject other sizes, so the symbol needs no check of its own.
     """
     traces, fixed = [first], []
     params = [params for _, params, *_ in first.traced.ops]
 
     def settle(axes):
-        """Decides whether some axes of equal size are free. Returns False if the block does not
-        accept another size."""
+        """Decides whether a group of axes, which always have the same size, is free. Returns False
+        if the block accepts no other size."""
         nonlocal traces, params
         more = list(_resized(first.shapes, axes, retrace))
         if not more:
@@ -59,7 +60,8 @@ def free_sizes(
         return True
 
     rest = [group for group in _groups(first.shapes) if not settle(group)]
-    # Axes that the block only accepts with equal sizes.
+    # The block rejects other sizes of these axes alone. It may accept them if all axes of one size
+    # change together.
     alone = [axis for group in rest for axis in group]
     sizes = [first.shapes[place][axis] for place, axis in alone]
     for size in dict.fromkeys(sizes):
@@ -70,8 +72,8 @@ def free_sizes(
 
 
 def _groups(shapes):
-    """Returns the axes of all inputs in groups. The first group is the batch axis: the first axis
-    of the first input, and of all inputs with the same first size."""
+    """Groups the axes of all inputs. The first group is the batch axis: axis 0 of every input whose
+    first size equals that of the first input. Every other axis is a group by itself."""
     batch = [
         (place, 0) for place, shape in enumerate(shapes) if shape and shape[:1] == shapes[0][:1]
     ]
@@ -80,10 +82,11 @@ def _groups(shapes):
 
 
 def _resized(shapes, axes, retrace):
-    """Traces the block with other sizes of some axes."""
+    """Yields traces of the block with other sizes of the given axes."""
     place, axis = axes[0]
     size = shapes[place][axis]
-    # Some blocks only accept even or smaller sizes. A size of 1 can have other ops.
+    # Try several sizes, because some blocks accept only even or only smaller sizes. Skip size 1,
+    # because axes of size 1 broadcast, which can change the ops.
     for other in (size + 1, size * 2 if size > 1 else 3, size - 1):
         if other <= 1:
             continue
@@ -97,8 +100,8 @@ def _resized(shapes, axes, retrace):
 
 
 def _opened(traces):
-    """Returns the parameters of each op without sizes that differ between traces, or None if an op
-    cannot be written so."""
+    """Returns the parameters of each op without the sizes that differ between traces. Returns None
+    if that is impossible for an op."""
     all_traced = [trace.traced for trace in traces]
     first = all_traced[0]
     if any(not _same_graph(first, other) for other in all_traced[1:]):
@@ -139,9 +142,9 @@ def _equal(array, other):
 
 
 def _without_sizes(name, texts, shapes, inputs):
-    """Returns an op's parameters without the sizes that differ between traces, or None. For each
-    trace, `texts` has its parameters, `shapes` the shape of its first input, and `inputs` those of
-    the block's inputs."""
+    """Returns an op's parameters without the sizes that differ between traces, or None if that is
+    impossible. For each trace, `texts` has the op's parameters, `shapes` the shape of the op's
+    first input, and `inputs` the shapes of the block's inputs."""
     if any(other.keys() != texts[0].keys() for other in texts):
         return None
     if name in _REPEATED:
@@ -172,8 +175,9 @@ _REPEATED = {"broadcast_to": "shape", "broadcast_axis": "size"}
 
 
 def _repeated(key, texts, shapes, inputs):
-    """Returns the parameters of an op that repeats axes. Sizes of one of the block's inputs are
-    left to the parameter `like`: this input, and pairs of axes of the result and of the input."""
+    """Returns the parameters of a broadcasting op (see `_without_sizes`). If the new sizes are
+    sizes of an input of the block, the parameter `like` takes them from there. Its value is the
+    input's index and pairs (axis of the result, axis of the input)."""
     if any({**other, key: ""} != {**texts[0], key: ""} for other in texts):
         return None
     sizes = list(zip(*[_numbers(other[key]) for other in texts]))
@@ -199,7 +203,8 @@ def _repeated(key, texts, shapes, inputs):
 
 
 def _places(size, inputs):
-    """Returns the (input, axis) that have these sizes in the traces."""
+    """Returns (input, axis) for each axis of the block's inputs whose size in the i-th trace is
+    ``size[i]``."""
     return [
         (place, axis)
         for place, shape in enumerate(inputs[0])
@@ -208,8 +213,9 @@ def _places(size, inputs):
     ]
 
 
-# --- Writers of parameters. Each gets the op's parameters, the values of each number in all traces,
-# and the shapes of the op's first input; it returns the numbers to write, or None. ----------------
+# --- Writers of parameters. The arguments are the op's parameters, a tuple with the values of each
+# number in all traces, and the shapes of the op's first input in all traces. A writer returns the
+# numbers that work for all sizes, or None if that is impossible. ----------------------------------
 
 
 def _reshape(params, sizes, shapes):
@@ -218,7 +224,8 @@ def _reshape(params, sizes, shapes):
     old = list(zip(*shapes))
     if len({len(shape) for shape in shapes}) > 1:
         return _one_open(sizes)
-    # 0 copies the input's size, unless codes of merged or split axes precede it.
+    # Code 0 copies the size of the input's axis with the same index. If special codes (< -1) merge
+    # or split axes, the indices of the axes no longer correspond, so 0 is not used.
     plain = all(size >= -1 for group in sizes for size in group)
     codes = [
         0 if plain and _differ(size) and place < len(old) and old[place] == size else size
@@ -231,7 +238,7 @@ def _reshape(params, sizes, shapes):
 
 
 def _resolved(codes, shape):
-    """Returns the sizes of a reshape without the codes 0 and -1."""
+    """Replaces the codes 0 (copied) and -1 (inferred) of a reshape by the actual sizes."""
     sizes = [shape[place] if code == 0 else code for place, code in enumerate(codes)]
     if -1 in sizes:
         rest = -math.prod(sizes)
@@ -240,14 +247,16 @@ def _resolved(codes, shape):
 
 
 def _one_open(codes):
-    """Returns the codes with -1 for the only size that differs, or None if several differ."""
+    """Replaces the size that differs between traces by -1 (inferred). Returns None if several sizes
+    differ."""
     codes = [code if isinstance(code, int) else -1 if _differ(code) else code[0] for code in codes]
     return codes if codes.count(-1) <= 1 else None
 
 
 def _matched(old, new):
-    """Returns codes of Reshape that keep, merge and split axes in order, or None. A size is the
-    tuple of its values in all traces."""
+    """Finds Reshape codes that convert shape `old` to `new` by keeping (0), merging (-3) and
+    splitting (-4) axes from left to right. Returns None if that is impossible. A size is the tuple
+    of its values in all traces."""
     if not old or not new:
         return [] if len(old) == len(new) else None
     ways = []
@@ -275,7 +284,8 @@ def _differ(values):
 
 
 def _created(params, sizes, shapes):
-    """Writes the shape of a new array, in which 0 is inferred from the op that reads it."""
+    """Writes the shape of a new array. Sizes that differ become 0: shape inference gets them from
+    the op that reads the array."""
     return [0 if _differ(size) else size[0] for size in sizes]
 
 
@@ -310,7 +320,8 @@ _FIXED = object()
 
 
 def _from_end(values, sizes):
-    """Returns a bound as a negative distance from the end, or _FIXED."""
+    """Returns a slice bound as a negative distance from the axis's end, or _FIXED if the distance
+    differs between traces."""
     distances = {value - size if value >= 0 else value for value, size in zip(values, sizes)}
     distance = distances.pop()
     return distance if not distances and distance < 0 else _FIXED

@@ -90,29 +90,32 @@ class HybridBlock(Block, Compilable):
     def hybridize(self, active: bool = True, **flags: Any) -> None:
         """Turns compilation of this block and its descendants on or off.
 
-        A hybridized block computes the same results as an eager one. Arrays that it uses besides
-        its arguments and parameters are read in every call. Replaced arrays and blocks are detected
-        if the block, its class, variables of its functions, or lists, dicts and objects there refer
-        to them, and so are lists and dicts of these that grow or shrink. The values of the arrays
-        cannot be read (``asscalar``) during tracing. Everything else, such as numbers in
-        attributes, is constant after the block was traced; call `hybridize` again after changes.
+        A hybridized block computes the same results as an eager one. It may use arrays that are
+        neither arguments nor parameters; every call reads their current values. If the program
+        replaces these arrays or blocks, the next call detects it, provided that they are reachable
+        from the block's attributes, its class, or variables of its functions. Lists and dicts of
+        arrays or blocks may grow and shrink. The arrays' values cannot be read (``asscalar``)
+        during tracing. Everything else, such as a number in an attribute, is constant after
+        tracing; call `hybridize` again after a change.
 
         Parameters
         ----------
         active : bool, default True
             Whether to compile.
         exact : bool, default False
-            Disable rewrites that change bits: results are bitwise those of eager execution.
+            Whether results must be bitwise equal to those of eager execution. This disables
+            optimizations that change the rounding.
         pipeline : mpgluon.parallel.Pipeline, optional
             Divide every batch into micro-batches, which run on the block's devices concurrently.
         recompute : bool, str, int or dict, default False
-            Which values backward recomputes instead of keeping them. Results are the same, bit for
-            bit. True keeps only the inputs of this block, even if it is part of a hybridized block.
-            A number of bytes (or text, as '64MB'), or a dict from contexts to these, limits the
-            planned memory on each device (shown by `compiled`): the compiler recomputes values to
-            stay within the limit, or raises an error that names the bytes needed.
+            Which values backward recomputes instead of keeping them (activation checkpointing).
+            Results are bitwise the same. True keeps only the inputs of this block, even if it is
+            part of a hybridized block. A number of bytes (or a string such as '64MB'), or a dict
+            from contexts to these, limits the planned memory on each device (shown by `compiled`).
+            The compiler then recomputes values to stay within the limit, or raises an error that
+            names the bytes needed.
         group2ctx : dict of str to Context, optional
-            See `initialize`; parameters are not moved.
+            Devices of the groups, as in `initialize`. Parameters are not moved.
         static_alloc, static_shape, inline_limit, forward_bulk_size, backward_bulk_size
             Accepted as in MXNet. Memory is always planned ahead of time and reused.
 
@@ -226,7 +229,7 @@ class HybridBlock(Block, Compilable):
                 "Symbol, but all are None"
             )
         if ctx is not None and ctx != current_context():
-            with ctx:  # arrays created without a context belong on the input's device
+            with ctx:  # creates arrays without an explicit context on the input's device
                 return self._forward_arrays(ctx, x, *args)
         return self._forward_arrays(ctx, x, *args)
 
@@ -236,8 +239,8 @@ class HybridBlock(Block, Compilable):
 
     @property
     def _cached_graph(self) -> tuple[Any, ...]:
-        """The input variables and the symbol of a block that was hybridized and called; before
-        that, (). MXNet's name."""
+        """The input variables and the symbol of the block. It is () until the block has been
+        hybridized and called. MXNet's name."""
         from ...symbol import var
         from ._symbol_block import symbol_and_constants
 
@@ -330,8 +333,8 @@ class HybridBlock(Block, Compilable):
         return result
 
     def _place(self, param, ctx):
-        """Returns the device of the copy to use with inputs on `ctx`, and the parameter if that is
-        a different device."""
+        """Selects the parameter's copy to use with inputs on `ctx`. Returns (its device, None), or
+        (its device, param) if the input and the only copy are on different devices."""
         contexts = param.list_ctx()
         if ctx in contexts or grouped.settled(param, ctx):
             return ctx, None
@@ -369,19 +372,19 @@ class HybridBlock(Block, Compilable):
         raise NotImplementedError(f"{type(self).__name__} does not define hybrid_forward")
 
     def export(self, path: str, epoch: int = 0, remove_amp_cast: bool = True) -> tuple[str, str]:
-        """Writes the block for `SymbolBlock.imports`, and for MXNet: ``path-symbol.json`` and
-        ``path-0000.params``.
+        """Writes the block to ``path-symbol.json`` and ``path-0000.params``, which
+        `SymbolBlock.imports` and MXNet can read.
 
         The block must have been hybridized and called. A single input is named ``data``, several
         are ``data0``, ``data1``, ... The files name no devices: `SymbolBlock.imports` creates a
         block that runs on one device.
 
-        A block that reads shapes, indexes rows, relies on operators that broadcast, or uses arrays
-        besides its inputs and parameters, is written as it was traced for prediction. Its arrays
-        become parameters ``captured0``, ... Sizes that its ops infer from their inputs stay
-        variable. If its results depend on the size of an input's axis in another way, the imported
-        block raises an error for other sizes. A dict of results is written in the order of the
-        dict.
+        Some blocks cannot run on symbols: they read shapes, index rows, rely on operators that
+        broadcast, or use arrays that are neither inputs nor parameters. The file then contains
+        their trace for prediction, in which these arrays become parameters ``captured0``, ... Sizes
+        that the ops infer from their inputs stay variable. If the results depend on the size of an
+        input's axis in another way, the imported block raises an error for other sizes. If the
+        block returns a dict, its values are written in the order of the dict.
 
         Parameters
         ----------
@@ -442,8 +445,8 @@ _FLAGS = frozenset(
 
 
 def _array_of(param, device):
-    """Returns the array for the computation: the copy on a device, or the result of an overridden
-    `data`. While a block is traced, returns a traced array."""
+    """Returns the parameter's array for a computation on a device. This is the result of `data` if
+    a subclass overrides it, a traced array while a block is traced, and the copy otherwise."""
     if param.overrides_data:
         return param.data(device)
     trace = tracing.current()

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 
 
 class WatchedOps:
-    """A namespace of ops, as ``F`` of `hybrid_forward`, that passes every result to a callback.
+    """Wrapper of the namespace ``F`` of `hybrid_forward` that passes every op's results to a
+    callback.
 
     Parameters
     ----------

@@ -1,8 +1,8 @@
 """`Block.save` and `Block.load`: the tree of blocks that accompanies a network's parameters.
 
-The file has MXNet's format without its compiled graphs: each block is an entry
-``<class><number>`` with its name, whether it was hybridized, the names of its children, and their
-entries.
+The file has MXNet's format without the compiled graphs. Each block has an entry
+``<class><number>``, which holds the block's name, whether it was hybridized, the names of its
+children, and their entries.
 """
 
 import contextlib
@@ -36,8 +36,8 @@ def _entry(block, counter):
 
 @contextlib.contextmanager
 def structure_of(path, block):
-    """Gives the tree of blocks the children's names of the file, and hybridizes the blocks that
-    were hybridized. Undoes this if the body of the context raises.
+    """Renames the children of the tree of blocks as in the file, and hybridizes the blocks that
+    were hybridized when it was saved. Undoes this if the body of the context raises.
 
     Raises ValueError, and changes nothing, if the file describes a different tree."""
     with open_regular(path) as file:

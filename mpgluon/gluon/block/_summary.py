@@ -56,8 +56,8 @@ def print_summary(net, inputs):
 
 
 def _print_totals(called):
-    """Prints the numbers of parameters, some of which several blocks may use, then the bytes on
-    each device."""
+    """Prints the total, trainable and shared numbers of parameter elements, then the bytes on each
+    device. `called` lists the parameters of each called block, so shared ones occur repeatedly."""
     total = sum(_elements(param) or 0 for param in called)
     unique = dict.fromkeys(called)
     trainable = sum(_elements(param) or 0 for param in called if param.grad_req != "null")

@@ -54,8 +54,8 @@ def _regroup(structure, items):
 
 
 class SymbolBlock(HybridBlock):
-    """A block that computes a symbol, such as one read from a file, or the inner layers of a
-    network.
+    """A block that computes a symbol, such as a symbol that was read from a file, or the inner
+    layers of a network.
 
     Parameters
     ----------
@@ -120,7 +120,8 @@ class SymbolBlock(HybridBlock):
             arguments, _, states = self._symbol.infer_type_partial(**dtypes)
         except MemoryError:
             raise
-        except MXNetError:  # contradictory dtypes: the parameters' own may agree once loaded
+        # The default dtypes contradict each other, but the dtypes of loaded parameters may agree.
+        except MXNetError:
             arguments = [None] * len(self._program.arguments)
             states = [None] * len(self._program.auxiliary)
         names = set(self._input_names)
@@ -203,8 +204,8 @@ class SymbolBlock(HybridBlock):
         self._find_shapes(args)
 
     def cast(self, dtype: DType) -> None:
-        """Casts the parameters. A parameter whose op accepts only another dtype gets that dtype:
-        those of BatchNorm are float32 if the data is float16."""
+        """Casts the parameters. If a parameter's op requires another dtype, the parameter gets
+        that dtype. For example, the parameters of BatchNorm are float32 if the data is float16."""
         from ...symbol._graph import entries_of
         from ...symbol._infer import dtypes_after_cast
 
@@ -303,12 +304,13 @@ def symbol_and_constants(
     inputs: Sequence[Any] | None = None,
     purpose: str = "calling export",
 ) -> tuple[Symbol, dict[str, NDArray]]:
-    """Returns the symbol of a block, and the arrays of its variables that are neither inputs nor
-    parameters, by name. `inputs` has the (shape, dtype) of each input, for a block that was not
-    called; the error for a block that was neither called nor has `inputs` names the `purpose`.
+    """Returns the symbol of a block, and the captured arrays by the names of their variables.
 
-    The block runs on symbols if it computes the same on them as on arrays, so that the ops and
-    their names are its own. Otherwise its trace on arrays becomes the symbol."""
+    `inputs` has the (shape, dtype) of each input; it is required if the block was never called.
+    `purpose` is used in the error message if it is missing.
+
+    If the block computes the same on symbols as on arrays, it runs on symbols, so the symbol has
+    the block's own ops and names. Otherwise the symbol is built from its trace on arrays."""
     from ...symbol import Group
     from ...symbol._array_uses import recorded
 
@@ -335,7 +337,7 @@ def symbol_and_constants(
     names = ["data"] if count == 1 else [f"data{i}" for i in range(count)]
     constants: dict[str, NDArray] = {}
     found: list[Symbol] = []
-    reason = None  # why the block computes something else on symbols
+    reason = None  # text that explains why the block computes something else on symbols
     with recorded() as uses:
         try:
             outputs = block(*_symbols_like(form, iter(names)))
@@ -345,7 +347,8 @@ def symbol_and_constants(
         except MemoryError:
             raise
         except Exception as error:
-            # Symbols lack shapes and values.
+            # The error is expected if the block needs shapes or values, which symbols lack. The
+            # block is then traced on arrays.
             lacks = isinstance(error, _OF_SYMBOLS) and not isinstance(error, NotSupportedError)
             if form is not structure or not (lacks or uses):
                 raise
@@ -362,14 +365,16 @@ _OF_SYMBOLS = (MXNetError, AttributeError, TypeError, ValueError, IndexError)
 
 
 def _difference(block, structure, found, inputs, names):
-    """Returns a text on how the shapes of a block's symbols differ from those of its arrays, or
-    None. Operators broadcast arrays, but not symbols."""
+    """Returns a text that describes how the block's output shapes on symbols differ from those on
+    arrays, or None if they agree. They can differ because Python operators broadcast arrays, but
+    not symbols."""
     batch = inputs[0][0][:1]
     other = [
         ((shape[0] + 1, *shape[1:]) if shape and shape[:1] == batch else shape, *desc)
         for shape, *desc in inputs
     ]
-    for descs in (inputs, other):  # sizes of 1 may hide that an operator broadcasts
+    # Compare for a second batch size, because a size of 1 may hide that an operator broadcasts.
+    for descs in (inputs, other):
         try:
             wanted = output_shapes(block, structure, descs)
         except MemoryError:
@@ -408,7 +413,8 @@ def _difference_from(wanted, block, found, inputs, names):
 def portable_symbol(
     block: HybridBlock, inputs: Sequence[Any] | None = None
 ) -> tuple[Symbol, dict[str, NDArray]]:
-    """Returns `symbol_and_constants` without devices, to be written into a file."""
+    """Returns the result of `symbol_and_constants` without devices, so that it can be written to a
+    file."""
     from ...symbol import Symbol
     from ...symbol._graph import entries_of
     from ...symbol._json import without_devices

@@ -1,5 +1,5 @@
-"""Symbols of blocks that cannot run on symbols, because they read shapes or use arrays of their
-own: the ops of a trace become nodes."""
+"""Converts a block's trace on arrays to a symbol: each op becomes a node. This is for blocks that
+cannot run on symbols, because they read shapes or use captured arrays."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def output_shapes(block: Any, structure: Any, inputs: Sequence[Any]) -> list[tup
 def traced_symbols(
     block: Any, structure: Any, inputs: Sequence[Any], names: Sequence[str], reason: str
 ) -> tuple[list[Symbol], dict[str, NDArray]]:
-    """Returns the outputs of a block as symbols, and the arrays that it uses besides inputs and
-    parameters, by name. `inputs` has (shape, dtype, device) of each input, `names` their names.
+    """Returns the outputs of a block as symbols, and the captured arrays by name. `inputs` has
+    (shape, dtype, device) of each input, and `names` has the inputs' names.
 
     An input's size stays variable if the ops can infer it from their inputs. Otherwise the symbol
-    rejects other sizes. `reason` is why the block cannot run on symbols, for errors.
+    rejects other sizes. `reason` explains in error messages why the block cannot run on symbols.
     """
     signature = Signature(block, block.name or type(block).__name__, structure, False)
     try:
@@ -47,7 +47,7 @@ def traced_symbols(
             return _public(signature.traced_ops(descs), signature.path)
         except MemoryError:
             raise
-        except Exception:  # whatever the block raises for sizes that it does not accept
+        except Exception:  # user code can raise any exception for sizes that it rejects
             return None
 
     def is_valid(params, traces):
@@ -66,8 +66,8 @@ def traced_symbols(
 
 
 def _shapes_of(symbols, shapes):
-    """Returns the shapes of symbols for shapes of variables, or None if they cannot be inferred
-    completely."""
+    """Infers the shapes of symbols from the shapes of variables. Returns None if a shape cannot be
+    inferred completely."""
     from ...symbol._graph import entries_of, topological
     from ...symbol._infer import Inference, known, with_open_shapes
 
@@ -87,7 +87,7 @@ _PUBLIC = {"_reshape_exact": "Reshape", "_broadcast_exact": "broadcast_to", "_de
 
 
 def _public(traced, path):
-    """Returns the trace with ops that files can store."""
+    """Replaces internal ops of a trace by public ops, which files can store."""
     ops = [(_PUBLIC.get(op[0], op[0]), *op[1:]) for op in traced.ops]
     for name, *_ in ops:
         if name in _COMPOSED:
@@ -108,7 +108,7 @@ def _public(traced, path):
 
 def _symbols(traced, parameters_of_ops, names, checks=()):
     """Returns the outputs of a trace as symbols, and its captured arrays by name. `checks` has
-    (input, axis, shape) for each axis that only works with the size in the shape of the trace."""
+    (input, axis, shape) for each fixed axis: the symbol must reject other sizes than in `shape`."""
     from ...symbol import Symbol
     from ...symbol._graph import Node, entries_of
 
@@ -126,7 +126,7 @@ def _symbols(traced, parameters_of_ops, names, checks=()):
         values[value] = (Node(name, {}), 0)
     for (op, _, inputs, first, count), params in zip(traced.ops, parameters_of_ops):
         sources = [values[value] for value in inputs]
-        if "like" in params:  # repeats axes as often as an input has rows
+        if "like" in params:  # a broadcast to sizes of an input (`_free_sizes._repeated`)
             place, pairs = params["like"]
             rest = {key: text for key, text in params.items() if key != "like"}
             op, sources = "broadcast_like", [(_node(op, rest, sources), 0)]
@@ -146,7 +146,8 @@ def _node(op, params, sources, name=None):
 
 
 def _checked(source, name, axis, shape):
-    """Returns an input after a reshape that fails for other sizes of an axis. 0 copies a size."""
+    """Returns an input after a reshape that fails if the axis has another size than in `shape`.
+    Code 0 keeps the sizes of the other axes."""
     sizes = [size if place == axis else 0 for place, size in enumerate(shape)]
     params = {"shape": str(tuple(sizes))}
     return _node("Reshape", params, [source], f"{name}_axis{axis}_must_be_{shape[axis]}"), 0
@@ -179,7 +180,7 @@ def _filled(params, sources):
     return _node("_plus_scalar", {"scalar": number}, [(node, 0)]) if float(number) else node
 
 
-# Internal ops that MXNet lacks, and functions that write them with MXNet's ops.
+# Internal ops that MXNet lacks. The functions compose them from MXNet's ops.
 _COMPOSED = {
     "_rnn": _recurrent,
     "_softmax_ce": _cross_entropy,
