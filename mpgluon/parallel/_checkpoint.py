@@ -49,13 +49,14 @@ if TYPE_CHECKING:
 
 __all__ = ["Saving", "load", "save"]
 
-# Shards, and files of incomplete saves.
+# Names of shards, and of temporary files that an interrupted save leaves in the directory.
 _FILES = re.compile(
     r"shard-\d{6}-[\w.-]+\.safetensors(\.[0-9a-f]{16}\.new)?|index\.json(\.[0-9a-f]{16})?\.new"
 )
 
-# An array of a checkpoint, or the part of it that a parameter on one device holds: the ranges
-# [begin, end) along an axis in `where`. If `where` is None, the part is the whole array.
+# An array of a checkpoint, or the part of it that a parameter on one device holds. The part
+# consists of the ranges [begin, end) along the axis in `where`. If `where` is None, it is the whole
+# array.
 _Part = collections.namedtuple("_Part", "name dtype shape where read device")
 _Where = collections.namedtuple("_Where", "axis ranges")
 
@@ -70,7 +71,7 @@ def _parts_of(net):
     """
     shards, shapes, seen = {}, {}, set()
     for name, param in parameters_by_path(net).items():
-        if param in seen:  # several blocks share it: its first name is used
+        if param in seen:  # a parameter that several blocks share is saved under its first name
             continue
         seen.add(param)
         whole = getattr(param, "global_shape", None)
@@ -224,8 +225,8 @@ def save(
     extra : optional
         Any other value that JSON supports.
     background : bool, default False
-        Copy the arrays, each on its device, and write in a thread. Errors are raised by ``wait()``
-        of the result, or by the next save into the directory.
+        Copy the arrays, each on its device, and write the copies in a background thread. Errors are
+        raised by ``wait()`` of the result, or by the next save into the directory.
     gather : bool, default False
         Write one file of whole arrays, which other programs can read, instead of one for each
         device. Without it, at most one array of one device is in the host's memory at a time.
@@ -267,7 +268,7 @@ def save(
                     "save: gather=True needs the arrays of all ranks on one rank; load the "
                     "checkpoint in one process and save it there, or omit gather"
                 )
-            background = False  # all ranks take part in the commit
+            background = False  # the commit is a collective call, so it must run in this thread
         if background:
             parts = [_copied(part) for part in parts]
         else:
@@ -302,13 +303,15 @@ def save(
 
 
 def _copied(part):
-    """Returns the part with a copy of its array, which is released when it is read."""
+    """Returns the part with a copy of its array on the same device. Reading the part releases the
+    copy, so it can be read only once."""
     holder = [part.read.copy()]
     return part._replace(read=lambda: holder.pop().asnumpy())
 
 
 def _describe(net, trainer):
-    """Returns all arrays, whose contents are not read yet, and the other entries of the index."""
+    """Returns the parts of all arrays, whose contents are read later, and the other entries of the
+    index."""
     params, shapes = _parts_of(net)
     parts, names = [], {}
     for name, pieces in params.items():
@@ -353,14 +356,14 @@ def _describe(net, trainer):
         for key, whole, its_where in keys:
             array = arrays[key]
             if where is not None and its_where is None and where.ranges[0][0]:
-                continue  # all shards have the same value
+                continue  # all shards have the same value, so only the first one is saved
             shape = list(array.shape)
             if its_where is not None:
                 shape[its_where.axis] = shapes[name][its_where.axis]
             parts.append(
                 _Part(whole, dtype_name(array.dtype), tuple(shape), its_where, array, array.context)
             )
-    # `arrays` has the shapes of the network's parameters.
+    # The index's entry `arrays` already has the shapes of the network's parameters.
     states["shapes"] = {n: shape for n, shape in states["shapes"].items() if n not in params}
     every = list(dict.fromkeys(names[param][0] for param in trainer.parameters))
     index["trainer"] = {**header, **states, "names": every, "ambiguous": ambiguous}
@@ -368,11 +371,12 @@ def _describe(net, trainer):
 
 
 def _wheres_of_states(trainer, names, numbered, states, arrays):
-    """Returns for each array of a split parameter's state the part of the whole that it is, by the
-    name of the array. Arrays that are the same for all parts are missing.
+    """Returns two dicts about the optimizer states of split parameters.
 
-    Also returns (split axis, True if all parts are equal) by the name of the whole array, for the
-    arrays whose shapes do not show that they are split."""
+    The first maps the name of a state's array to the `_Where` of the part that it holds. It omits
+    arrays that are the same for all parts. The second has the arrays whose shapes do not show
+    whether they are split. It maps the name of the whole array to (split axis, True if all parts
+    are equal)."""
     families, wheres, ambiguous = {}, {}, {}
     for i, param in enumerate(trainer.parameters):
         name, where = names[param]
@@ -751,8 +755,11 @@ class _Reader:
 
 
 def _overlap(axis, there, wanted, here):
-    """Returns the overlap of a stored range with a wanted range, by axis: its place in the stored
-    part and in the target. Returns (None, None) if they do not overlap."""
+    """Returns the overlap of a stored range with a wanted range as two dicts from axis to (begin,
+    end): in the stored part, and in the target. Returns (None, None) if they do not overlap.
+
+    `axis` and `wanted` are the axes of the ranges `there` (stored) and `here` (wanted), which are
+    (position in the part, begin, end). An axis is None if the array is not split."""
     if axis is not None and axis == wanted:
         low, high = max(there[1], here[1]), min(there[2], here[2])
         if low >= high:

@@ -1,4 +1,4 @@
-"""The index of a checkpoint: validation of the index, of the files, and of their fit to a network.
+"""Validates the index of a checkpoint, its files, and that both match a network.
 
 An index is checked completely when it is read: names, shapes, types, and that the pieces of each
 array cover it. Arrays in the shards are checked against the index before anything changes.
@@ -23,7 +23,7 @@ from ._split_states import check_splittable
 
 INDEX = "index.json"
 FORMAT = "mpgluon checkpoint 3"
-_FORMATS = (FORMAT, "mpgluon checkpoint 2")  # version 2 has no gradients, phase and scale
+_FORMATS = (FORMAT, "mpgluon checkpoint 2")  # version 2 lacks gradients, phase and scale
 STATE = "optimizer:"  # prefix of the names of states
 _LARGEST = 1 << 63
 

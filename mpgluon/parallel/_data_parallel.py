@@ -1,4 +1,4 @@
-"""Data-parallel training over ranks with Horovod's names."""
+"""Data-parallel training over ranks, with Horovod's API."""
 
 from __future__ import annotations
 

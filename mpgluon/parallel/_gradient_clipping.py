@@ -21,9 +21,10 @@ def clip_global_norm(
 ) -> nd.NDArray:
     """Scales the gradients of parameters in place so that their joint 2-norm is at most `max_norm`.
 
-    Replicas are counted once, and each shard of a split parameter is counted. All copies are scaled
-    by the same number. The call is asynchronous. Call it between ``trainer.allreduce_grads()`` and
-    ``trainer.update(batch_size)``, or use ``Trainer(clip_global_norm=...)``.
+    The norm includes one replica of each parameter, and all shards of a split parameter. All copies
+    are scaled by the same factor. The call is asynchronous. Call it between
+    ``trainer.allreduce_grads()`` and ``trainer.update(batch_size)``, or use
+    ``Trainer(clip_global_norm=...)``.
 
     Parameters
     ----------

@@ -46,8 +46,8 @@ class Mesh:
         along ``data``, its stages are placed along ``stage``, and its layers are split along
         ``model``. Missing axes have size 1.
     devices : list of Context, optional
-        Devices, as many as the product of the sizes; the last axis varies fastest. By default the
-        first GPUs, or without GPUs the CPU devices ``cpu(0), cpu(1), ...``.
+        Devices; their number must be the product of the sizes. The last axis varies fastest. By
+        default, the first GPUs, or the CPU devices ``cpu(0), cpu(1), ...`` if there are no GPUs.
 
     Raises
     ------
@@ -235,12 +235,12 @@ class Mesh:
             The network. Must not be placed by device groups of its own
             (``AttrScope(ctx_group=...)``).
         stages : list or dict, optional
-            For each stage, a list of descendants of `net`: blocks, or their paths such as
-            ``'features.0'``; or a dict from paths to stage numbers. Descendants of a block belong
-            to its stage. Blocks without a stage run where their first input is, and their
-            parameters are on stage 0. By default, the network is treated as a chain of its children
-            (those of nested ``HybridSequential`` are separate) and cut into stages with about the
-            same parameter bytes.
+            A list with the descendants of `net` in each stage, given as blocks or as paths such as
+            ``'features.0'``. Alternatively, a dict from paths to stage numbers. Descendants of a
+            block belong to its stage. Blocks without a stage run on the device of their first
+            input, and their parameters are on stage 0. By default, the network is treated as a
+            chain of its children (nested ``HybridSequential`` are expanded) and cut into stages
+            with about the same parameter bytes.
         split : dict, optional
             How layers are split over the devices along ``model``: name patterns as in `shard`. By
             default, splits every layer that supports it and has at least as many units (channels,
@@ -322,8 +322,8 @@ class Mesh:
         return net
 
     def _groups(self, replica):
-        """Returns the devices of a replica: those of the stages, and the additional devices over
-        which their layers are split."""
+        """Returns the device groups of a replica: the device of each stage, and the additional
+        devices over which the stages' layers are split."""
         stages = range(self.size("stage"))
         groups = {f"{_GROUP}{s}": self.device(data=replica, stage=s) for s in stages}
         beside = {
@@ -395,7 +395,8 @@ class Replicas:
     dicts : list of dict of str to Context
         For each replica, a dict from groups to devices.
     mesh : Mesh
-        The mesh. For a network without a mesh, the text that names its devices in errors.
+        The mesh. If the network was placed without a mesh, the text that describes its devices in
+        error messages.
     """
 
     def __init__(self, dicts: list[dict[str, Context]], mesh: Any) -> None:
@@ -425,11 +426,11 @@ class Replicas:
         return self.homes(net)
 
     def covers(self, block: Block) -> bool:
-        """True if the block itself was placed, and not a network around it."""
+        """True if `block` is the block that was placed, not a part of it."""
         return True
 
     def initialized(self, net: Block) -> None:
-        """Called at the end of `initialize`."""
+        """Does nothing. `Block.initialize` calls this hook at its end."""
 
     def homes(self, net: Block) -> dict[Any, list[Context]]:
         """Returns the devices of each parameter of the network, as a dict."""
@@ -461,7 +462,8 @@ def placement(block: Block) -> Replicas | None:
 
 
 class _MeshDevices(list[Context]):
-    """The devices of a parameter of a network that a mesh placed, and the network's replicas."""
+    """The devices of a parameter. The attribute `replicas` has the placement of its network, which
+    a mesh placed."""
 
     def __init__(self, devices: list[Context], replicas: Replicas) -> None:
         super().__init__(devices)
@@ -469,14 +471,15 @@ class _MeshDevices(list[Context]):
 
 
 def refuse_inner(net: Block, who: str, mesh: Mesh | None = None) -> None:
-    """Raises MXNetError if a block is part of a network that a mesh placed, except `mesh`. Blocks
-    of the network compute on the devices of their replica, so they cannot be placed on their own.
+    """Raises MXNetError if a block is part of a network that a mesh other than `mesh` has placed.
+    Blocks of such a network compute on the devices of their replica, so they cannot be placed
+    separately.
     """
     params = net.collect_params().values()
     own = {id(placement(block)) for block in [net, *[block for _, _, _, block in walk(net)]]}
     owners = [getattr(param.placed, "replicas", None) for param in params]
     if not owners or any(owner is None or id(owner) in own for owner in owners):
-        return  # it is a network, which may share blocks with a placed one
+        return  # `net` is not part of a placed network, though it may share some blocks with one
     if owners[0].mesh is not mesh:
         param = next(iter(params))
         raise MXNetError(
@@ -504,8 +507,8 @@ def forget_placement(net: Block) -> None:
 
 
 def _stages(net, assigned):
-    """Returns the stage of each block of a network: its own, or the one of its closest ancestor
-    with a stage, or 0."""
+    """Returns the stage of each block of a network. A block without a stage inherits the stage of
+    its closest ancestor that has one, or else stage 0."""
     stages = {}
 
     def visit(block, stage):
@@ -519,7 +522,7 @@ def _stages(net, assigned):
 
 
 def _chain(block):
-    """Returns the parts of a network that run sequentially."""
+    """Returns the blocks of a network that run sequentially, with nested containers expanded."""
     parts = []
     for child in children(block).values():
         parts += _chain(child) if type(child) in (HybridSequential, Sequential) else [child]
@@ -534,8 +537,9 @@ def _cut(units, count):
     else:
         weights = [1 if own else 0 for own in params]
     sums = [0, *itertools.accumulate(weights)]
-    # best[k][i]: minimal maximum over k parts of the first i units, and the start of the last part.
-    # Ties select the latest cut, so units without parameters stay with the units before them.
+    # Dynamic programming. best[k, i] is (maximum weight of a part, start of the last part) for the
+    # best cut of the first i units into k parts. Ties select the latest cut, so units without
+    # parameters stay with the units before them.
     best = {(1, i): (sums[i], 0) for i in range(1, len(units) + 1)}
     for k in range(2, count + 1):
         for i in range(k, len(units) + 1):

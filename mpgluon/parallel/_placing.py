@@ -1,4 +1,4 @@
-"""``net.place({...})``: placement of a network's blocks by name, and its description."""
+"""``net.place({...})``: places a network's blocks by name, and describes the placement."""
 
 from __future__ import annotations
 
@@ -75,8 +75,8 @@ def _check_split(block, path, device, named):
 
 
 def _arrange(net, blocks, devices, homes, where, named):
-    """Sets the device group of each block of a network, by its device in `named` or else by the
-    devices of its parameters in `homes`."""
+    """Sets the device group of each block of a network. A block's device is the one in `named`, or
+    else the device of its parameters in `homes`."""
     forget_placement(net)
     _assign(net, None, named, homes)
     used = {group_of(block) for block in blocks} - {None}
@@ -88,9 +88,9 @@ def _arrange(net, blocks, devices, homes, where, named):
 
 
 def follow_parameters(net: Block) -> None:
-    """Updates the placement of a network after `reset_ctx` has moved parameters of the network, or
-    of its block `net`, so that its layers compute on the new devices. Removes the placement if all
-    parameters are on the same devices."""
+    """Updates the placement after `reset_ctx` has moved the parameters of `net`, which is a placed
+    network or a block of one. The layers then compute on the new devices. Removes the placement if
+    all parameters are on the same devices."""
     placed = devices_of_groups(net)
     root = placed.net if isinstance(placed, _Placed) else net
     if any(isinstance(param, HomeParameter) for param in root.collect_params().values()):
@@ -139,9 +139,9 @@ class _Placed(Replicas):
         }
 
     def initial_homes(self, net: Block, ctx: Any) -> dict[Any, Any]:
-        """Returns the devices on which `initialize` creates each parameter: for named blocks, their
-        own; for others `ctx`, or their previous devices if `ctx` is None (None if they have
-        none)."""
+        """Returns the devices on which `initialize` creates each parameter. Parameters of named
+        blocks are created on the blocks' devices, all others on `ctx`. If `ctx` is None, they are
+        created on their previous devices, or their entry is None if they have none."""
         homes = self.named_homes(net)
         params = net.collect_params().values()
         if ctx is not None and all(param in homes for param in params):
@@ -170,16 +170,17 @@ class _Placed(Replicas):
         return homes
 
     def covers(self, block: Block) -> bool:
-        """True if the block itself was placed, and not a network around it."""
+        """True if `block` is the block that was placed, not a part of it."""
         return block is self.net
 
     def initialized(self, net: Block) -> None:
-        """Renews the placement, because layers without a device have one after `initialize`."""
+        """Repeats the placement, because `initialize` determines the devices of further layers."""
         place(self.net, self._where)
 
 
 def _devices(where):
-    """Returns the devices of the dict, without duplicates. Raises an error for invalid entries."""
+    """Returns the devices in the dict `where`, without duplicates. Raises an error for invalid
+    entries."""
     if not where:
         raise ValueError(
             "place: the dict is empty; it must map blocks to devices, as in {'output': mx.cpu(1)}"
@@ -198,8 +199,9 @@ def _devices(where):
 def _named(net, where, blocks):
     """Returns the device of each block that a name or pattern matches.
 
-    A key that is the path or name of a block is looked up and matches only such blocks. Only other
-    keys are patterns, which are compiled once. Thousands of paths therefore take linear time.
+    A key that is the path or name of a block matches only these blocks, by a dict lookup. The
+    remaining keys are patterns, which are compiled once. As a result, a dict with thousands of
+    paths takes linear time.
     """
     texts = {text for path, block in blocks.items() for text in (path, block.name)}
     literal = {key: i for i, key in enumerate(where) if key in texts}
@@ -248,7 +250,8 @@ def _refuse_parameter(net, key, blocks):
 
 
 def _having_devices(net):
-    """Returns the parameters that are on devices, or will be once their shape is known."""
+    """Returns the parameters whose devices are known, although their shapes may be unknown. Omits
+    parts of split layers."""
     return [
         param
         for param in net.collect_params().values()
@@ -258,7 +261,8 @@ def _having_devices(net):
 
 
 def _is_layer(block):
-    """True if no block inside has parameters, as in a layer with an activation."""
+    """True if no descendant has parameters. A layer may still have children, such as an
+    activation."""
     return not any(own_parameters(inner) for _, _, _, inner in walk(block))
 
 
@@ -278,12 +282,13 @@ def _assign(block, device, named, homes):
 
 
 def devices_now(net: Block) -> dict[Any, list[Context]]:
-    """Returns the devices of each parameter that is, or will be, on devices."""
+    """Returns the devices of each parameter on which it is, or will be, initialized."""
     return {param: param.list_ctx() for param in _having_devices(net)}
 
 
 def says_where(net: Block) -> bool:
-    """True if this process prints placements: with devices of several ranks, only rank 0."""
+    """True if this process prints placements. If devices of several ranks are used, only rank 0
+    prints."""
     groups = devices_of_groups(net)
     dicts = [groups] if isinstance(groups, dict) else groups.dicts
     over_ranks = any(ctx.rank is not None for each in dicts for ctx in each.values())
@@ -291,8 +296,8 @@ def says_where(net: Block) -> bool:
 
 
 def all_devices(net: Block) -> dict[Any, list[Context]]:
-    """Returns the devices of each parameter that is, or will be, on devices, including those of
-    split layers."""
+    """Returns the devices of each parameter on which it is, or will be, initialized, including
+    parameters of split layers."""
     return {
         param: param.list_ctx()
         for param in net.collect_params().values()
@@ -301,7 +306,8 @@ def all_devices(net: Block) -> dict[Any, list[Context]]:
 
 
 def described(net: Block, before: dict[Any, list[Context]]) -> str:
-    """Describes the placement as text. `before` is the result of `all_devices` before it."""
+    """Describes the placement as text. `before` is the result of `all_devices` before the
+    placement."""
     groups = devices_of_groups(net)
     dicts = [groups] if isinstance(groups, dict) else groups.dicts
     # The keys are groups and, for split layers, the texts of their devices.
@@ -312,8 +318,8 @@ def described(net: Block, before: dict[Any, list[Context]]) -> str:
     moves: list[str] = []
 
     def visit(block, path, outer):
-        """Returns the keys of the layers inside, and (path, group) of the first and the last
-        layer, where arrays enter and leave, or None if they are unknown."""
+        """Returns the keys of the layers in the block, and (path, group) of its first and its last
+        layer, through which arrays enter and leave. A pair is None if it is unknown."""
         group = key = group_of(block) or outer
         if isinstance(block, SplitLayer):
             key = ", ".join(" + ".join(map(str, line)) for line in lines_of(block))
@@ -331,7 +337,7 @@ def described(net: Block, before: dict[Any, list[Context]]) -> str:
             inside, enters, leaves = visit(child, f"{path}.{name}" if path else name, group)
             found |= inside
             if enters is None and inside == {None}:
-                continue  # it runs on the device of its input
+                continue  # a child without a device runs on the device of its input
             if chain and last and enters and last[1] != enters[1]:
                 way = f"from {names[last[1]]} to {names[enters[1]]}"
                 moves.append(f"  arrays move before {enters[0]}, {way}")

@@ -27,10 +27,11 @@ if TYPE_CHECKING:
 
 
 def is_split(shape: Sequence[int], param_shape: Sequence[int], axis: int) -> bool | None:
-    """True if a state's array is split along `axis` like its parameter, False if each part has the
-    whole array, None if it is neither.
+    """Returns True if a state's array is split along `axis` like its parameter, False if each part
+    has the whole array, and None if the shape matches neither case.
 
-    It is split if it has the parameter's shape, except for dimensions of size 1 other than `axis`.
+    The array is split if it has the parameter's shape, except that dimensions other than `axis` may
+    have size 1.
     """
     if len(shape) == len(param_shape) and all(
         size in (1, full) for size, full in zip(shape, param_shape)
@@ -65,8 +66,9 @@ def is_split_over(
 def equal_if_ambiguous(
     axis: int, parts: Sequence[Parameter], arrays: Sequence[NDArray]
 ) -> bool | None:
-    """Returns None if the shapes of a split array's parts exclude that it is unsplit and the same
-    for all parts. Otherwise returns True if all parts are equal."""
+    """Checks a state's array that is treated as split. Returns None if the shapes of the parts
+    prove that it is split. Otherwise, it may also be an unsplit array that each part has. In this
+    case, returns True if the arrays of all parts are equal."""
     if len(parts) == 1 or any(part.shape[axis] != 1 for part in parts):
         return None
     return len(set(map(_contents, arrays))) == 1
@@ -83,9 +85,9 @@ class NewShapes:
     def is_one_part(
         self, key: str, whole: Sequence[int], part: Sequence[int], axis: int, equal: bool
     ) -> bool:
-        """True if the ambiguous array `key` is not split for this parameter: its new shape is that
-        of one saved part, instead of the shape `part`. Raises MXNetError if the saved parts
-        differ."""
+        """True if the ambiguous array `key` is unsplit: in the state that the optimizer creates for
+        this parameter, it has the shape of one saved part instead of the shape `part`. Raises
+        MXNetError if it is unsplit but the saved parts differ."""
         optimizer, index, param, name = self._of
         if self._shapes is None:
             arrays: dict[str, Any] = {}

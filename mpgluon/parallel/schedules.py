@@ -40,17 +40,18 @@ class Schedule(typing.NamedTuple):
     Attributes
     ----------
     in_flight : function of (list of int, int), or None
-        Maximum number of micro-batches that a stage holds, given the number of stages after each
-        stage, and the stage. None: unlimited, and a device's backward passes follow its forward
-        passes.
+        Returns the maximum number of micro-batches that a stage holds, given the number of stages
+        after each stage, and the stage. None means unlimited: a device's backward passes follow all
+        of its forward passes.
     deferred : bool
         Whether weight gradients are separate actions.
     rounds : int
         Number of stages that the planner gives each device. More than one requires two
         micro-batches.
     build : function of (StageGraph, int), optional
-        Returns the table of a whole step for a number of micro-batches, or None if there is none.
-        In this case, and without the function, the table is built by list scheduling.
+        Returns the table of a whole step for a number of micro-batches, or None if it does not
+        support that number. If it returns None or is missing, the table is built by list
+        scheduling.
 
     Examples
     --------
@@ -73,7 +74,7 @@ class Schedule(typing.NamedTuple):
         )
 
     def takes(self, micro_batches: int) -> bool:
-        """True if the planner may combine it with the given number of micro-batches.
+        """True if the planner may combine the schedule with the given number of micro-batches.
 
         Examples
         --------
@@ -195,7 +196,7 @@ class StageGraph:
             [t for t in range(s + 1, len(self.devices)) if self.devices[t] == self.devices[s]]
             for s in range(len(self.devices))
         ]
-        # The longest chain of stages after each stage.
+        # Length of the longest chain of stages after each stage.
         self.after: list[int] = [0] * len(self.devices)
         for s in reversed(range(len(self.devices))):
             self.after[s] = max(
@@ -310,10 +311,8 @@ def make_table(
 
 
 class _ListScheduling:
-    """List scheduling: a simulation in which every device selects the best action that is ready.
-    The resulting order is the table. `limit` returns the number of micro-batches that a stage may
-    hold, given the number of stages after each stage, and the stage. None: unlimited, and a
-    device's backward passes start after its last forward pass."""
+    """List scheduling: a simulation in which every free device selects the best action that is
+    ready. The resulting order is the table. `limit` is as in `Schedule.in_flight`."""
 
     def __init__(self, stages, micro_batches, phases, limit, cost):
         self.stages, self.cost, self.phases = stages, cost, phases
@@ -348,7 +347,7 @@ class _ListScheduling:
         self.table = [[] for _ in range(stages.num_devices)]
 
     def run(self):
-        """Returns the table, or None if no action is ready."""
+        """Returns the table, or None if actions remain but no action is ready."""
         while self.lacking:
             best = min(self._ready(), default=None)
             if best is None:
@@ -407,8 +406,9 @@ class _ListScheduling:
 
 
 def _interleaved(stages: StageGraph, micro_batches: int) -> list[list[Action]] | None:
-    """Returns the interleaved order of Narayanan et al. for stages that are assigned to the devices
-    in turn. Returns None for other assignments, or if there is no interleaved order."""
+    """Returns the interleaved table of Narayanan et al. It requires that stages are assigned to the
+    devices in turn (round-robin). Returns None for other assignments, and for numbers of
+    micro-batches that do not support it."""
     count = stages.num_devices
     chunks, rest = divmod(len(stages), count)
     if (

@@ -159,7 +159,7 @@ class dashboard:
             self._failure = error
 
     def _read_loss(self, wait):
-        """Reads the latest loss that is ready, or with `wait` the last one."""
+        """Reads the latest loss that is ready. With `wait`, waits for the last one."""
         done = None if wait else {str(entry[0]): entry[1] for entry in _core.engine_queue_status()}
         latest = None
         while self._pending and (done is None or _ready(self._pending[0][1], done)):

@@ -42,7 +42,7 @@ class State(NamedTuple):
 
 
 IDLE = State("idle")
-_KEPT = int(WINDOW / INTERVAL) + 1  # maximum number of state changes of a device
+_KEPT = int(WINDOW / INTERVAL) + 1  # maximum number of stored state changes per device
 Span = tuple[float, float, State]  # begin and end in seconds relative to now (both <= 0), and state
 
 

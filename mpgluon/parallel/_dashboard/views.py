@@ -16,7 +16,8 @@ _BARS = " ▁▂▃▄▅▆▇█"
 
 @dataclasses.dataclass
 class Snapshot:
-    """Seconds since the start, number of steps, losses as (step, value), and devices."""
+    """The values that a view shows: seconds since the start, number of steps, losses as (step,
+    value), and devices."""
 
     seconds: float
     steps: int
@@ -74,7 +75,8 @@ def as_text(snapshot: Snapshot, width: int = 80) -> list[str]:
 
 
 def _strip(view, columns):
-    """Returns a letter for each column: the state in the middle of its part of the window."""
+    """Returns a timeline with a letter for each column. The window is divided evenly among the
+    columns, and a letter shows the state in the middle of its interval."""
     result, spans = "", iter(view.spans)
     span = next(spans, None)
     for column in range(columns):

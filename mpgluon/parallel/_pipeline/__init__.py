@@ -1,1 +1,2 @@
-"""Pipelines: calls of a block are divided into micro-batches, which are queued by a schedule."""
+"""Pipeline parallelism: divides calls of a block into micro-batches, which run in the order of a
+schedule."""

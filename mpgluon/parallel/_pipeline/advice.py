@@ -1,4 +1,4 @@
-"""Advice for errors of pipelined blocks: the sizes involved, and the remedy."""
+"""Adds advice to error messages of pipelined blocks: the sizes involved, and the remedy."""
 
 from ..._core import MICRO_BATCH_SPLIT as SPLIT
 from ...base import counted
@@ -7,8 +7,8 @@ __all__ = ["divided_by_length", "of_size"]
 
 
 def of_size(error, path, rows, works, pipeline, kinds):
-    """Returns `error`, raised by tracing a micro-batch of `rows`, with a remedy. `works` is a
-    number of rows that was traced without an error."""
+    """Adds a remedy to `error`, which tracing a micro-batch of `rows` rows has raised. `works` is a
+    number of rows for which tracing succeeded."""
     return type(error)(
         f"{error}\n  this is a micro-batch of {counted(rows, 'row')} along axis "
         f"{pipeline.axis}; {path} works with {works}. If the block contains the batch size as a "
@@ -19,8 +19,8 @@ def of_size(error, path, rows, works, pipeline, kinds):
 
 
 def divided_by_length(pipeline, kinds, total):
-    """Returns the remedy for inputs that are divided only because they have the same length as the
-    first one, or an empty string."""
+    """Returns a remedy if inputs are divided only because their length equals that of the first
+    input. Returns an empty string otherwise."""
     divided = [i for i, kind in enumerate(kinds) if kind == SPLIT]
     if pipeline.split is not None or len(divided) < 2:
         return ""

@@ -10,25 +10,26 @@ from ...base import MXNetError
 
 
 def placeholders(lookups):
-    """Returns arrays with the shapes of the taps."""
+    """Returns uninitialized arrays with the shapes of the taps."""
     return [_core.empty((one.count, *one.row), one.device, one.dtype) for one in lookups]
 
 
 def check(entry, call, rows, arrays, whole):
     """Raises MXNetError if the block's results on a micro-batch differ from its results on the
-    whole batch, unless the pipeline's option `check` is False. Detects random draws without rows,
-    such as a mask of a weight.
+    whole batch, unless the pipeline's option `check` is False. Also detects random draws without a
+    batch axis, such as a mask of a weight.
 
     `call` is the staged call for a micro-batch of `rows` rows and these arrays, and `whole` has the
     inputs of all micro-batches."""
     pipeline = entry.pipeline
-    # The values of taps are not read, and the indices of their rows are not results.
+    # Parameters and taps are not divided. Outputs after the block's own, such as the row indices of
+    # taps, are not results of the block, so they are marked as carried.
     kinds = [*entry.kinds, *[SHARED] * (len(arrays) - len(entry.kinds))]
     traced = (entry.misshapen, entry.statistics, entry.output_kinds)
     results = [kind if i < entry.own else CARRIED for i, kind in enumerate(entry.output_kinds)]
     total = next(a.shape[0] for a, kind in zip(whole, kinds) if kind == SPLIT)
-    # Trace the whole batch as well. This detects numbers and sizes that do not derive from shapes,
-    # and identifies the batch axis if a micro-batch has one row.
+    # Trace the whole batch to compare it. This detects constants that should depend on the batch
+    # size. It also identifies the batch axis if a micro-batch has one row.
     other = None
     if call.draws or not entry.compared or rows == 1:
         other = _whole_call(entry, total, arrays, whole)

@@ -1,5 +1,5 @@
-"""The driver of a pipeline run, which queues passes by the schedule if they fit into the devices'
-memory."""
+"""The driver of a pipeline run. It queues the passes in the order of the schedule, after checking
+that they fit into the devices' memory."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def _check_memory(peaks, advice):
         stats = memory_stats(ctx)
         if not stats["limit"]:
             continue
-        # Unreachable arrays count as free memory.
+        # Arrays in reference cycles are garbage that still occupies memory: collect them first.
         if needed > stats["limit"] - stats["in_use"] and gc.collect():
             stats = memory_stats(ctx)
-        # The allocator returns cached memory to the system when necessary.
+        # Cached memory of the allocator counts as free, because it is reused or released on demand.
         left = max(stats["limit"] - stats["in_use"], 0)
         if needed > left:
             raise schedules.ScheduleError(
@@ -57,8 +57,8 @@ def _fits(peaks):
 
 
 def _costs_of_ranks(report):
-    """Returns the costs of a report, each as measured by the rank of its device. All ranks call
-    it."""
+    """Returns the costs in a report, each as measured by the rank that owns the device. Collective:
+    all ranks must call it."""
     stages, actions = report.stages, sorted(report.costs)
     owners = [stages.contexts[stages.graph.devices[action.stage]].rank for action in actions]
     known = (None, ranks.own())
@@ -67,7 +67,7 @@ def _costs_of_ranks(report):
     return {action: joined[i] for i, action in enumerate(actions)}
 
 
-# The plan by which the passes of a run are queued. `peaks` has the maximum bytes on each device
+# The order in which the passes of a run are queued. `peaks` maps each device to its maximum bytes
 # since the start of the run.
 Prepared = collections.namedtuple("Prepared", "stages table items peaks schedule")
 
@@ -77,11 +77,11 @@ class Driver:
 
     def __init__(self, entry: Entry, pipeline: Pipeline) -> None:
         self.entry, self.pipeline = entry, pipeline
-        self.begun = None  # of a recorded run: the plan of its forward pass
+        self.begun = None  # `Prepared` of the forward pass of a recorded run
 
     def _prepare(self, run, phases, schedule=None, keep=False):
-        """Returns the plan for the given phases. With `keep`, no memory is released, because a
-        backward pass follows."""
+        """Returns the `Prepared` for the given phases. With `keep`, no memory is released, because
+        a backward pass follows."""
         pipeline, micro_batches = self.pipeline, run.micro_batches
         if schedule is None and pipeline.schedule == AUTO:
             schedule = self.entry.chosen or schedules.DEFAULT
@@ -108,9 +108,10 @@ class Driver:
         return prepared
 
     def _choose(self, run):
-        """Chooses a schedule if schedule='auto': from the third step on, the one with the shortest
-        simulated time, by the times of the second step, that fits into the devices' memory. All
-        ranks choose the same, from the times and limits of each rank's own devices."""
+        """Implements schedule='auto'. In the third step, simulates all schedules with the times
+        measured in the second step. Chooses the fastest one that fits into the devices' memory.
+        Each rank contributes the times and limits of its own devices, so all ranks choose the same
+        schedule."""
         entry = self.entry
         entry.runs += 1
         if self.pipeline.schedule != AUTO or entry.chosen or entry.runs < 3:
@@ -118,7 +119,7 @@ class Driver:
         report, best = self.pipeline.report(), None
         own = any(report.stages is prepared.stages for prepared in entry.tables.values())
         if report.micro_batches != run.micro_batches or not own:
-            return  # the last step had another shape
+            return  # the last step had other shapes, so its times do not apply
         ranked = any(ctx.rank is not None for ctx in report.stages.contexts)
         costs = _costs_of_ranks(report) if ranked else report.costs
         prepared = {name: self._prepare(run, "FB", name) for name in schedules.SCHEDULES}
@@ -135,7 +136,7 @@ class Driver:
         entry.chosen = ranks.gather("the schedule of a pipeline", chosen)[0] if ranked else chosen
 
     def _queue(self, run, prepared, phases):
-        """Queues a plan and records it for the report."""
+        """Queues the passes of a `Prepared`, and records it for the report."""
         run.submit(prepared.items)
         self.pipeline.note_run(run.watch(), prepared, phases)
 

@@ -1,4 +1,4 @@
-"""Pipelines: a block that spans devices processes micro-batches concurrently."""
+"""Pipeline parallelism for blocks: micro-batches run concurrently on the block's devices."""
 
 from __future__ import annotations
 
@@ -66,24 +66,24 @@ class Pipeline(OptionsChecked):
     axis : int, default 0
         The axis to divide, the same for all inputs that have it.
     split : list of int, optional
-        Indices of the inputs to divide (arrays, counted through nested lists). By default the first
-        one, and all others with the same length along ``axis``. Every micro-batch receives the
-        other inputs whole.
+        Indices of the input arrays to divide; arrays in nested lists are counted in order. By
+        default, the first input is divided, and all inputs with the same length along ``axis``.
+        Every micro-batch receives the whole of the remaining inputs.
     carry : dict of int to int, optional
         Along time: maps the index of an argument with state to the index of the result that
         replaces it in the next micro-batch. By default ``{1: 1}``: the block is called as ``net(x,
         states)`` and returns ``(out, states)``.
     statistics : {'micro_batch', 'batch'}, default 'micro_batch'
-        How BatchNorm's running averages are updated: by every micro-batch in turn, or once, by the
-        mean and variance of the whole batch, combined from those of the micro-batches. In both
-        cases, a micro-batch is normalized by its own statistics in training, so it does not wait
-        for the others; results and gradients have the same bits. 'batch' supports
-        `gluon.nn.BatchNorm`.
+        How BatchNorm's running averages are updated. 'micro_batch' updates them with every
+        micro-batch in turn. 'batch' updates them once, with the mean and variance of the whole
+        batch, combined from the statistics of the micro-batches. In both cases, a micro-batch is
+        normalized by its own statistics in training, so it does not wait for the others, and
+        results and gradients are bitwise equal. 'batch' supports `gluon.nn.BatchNorm`.
     check : bool, default True
         Whether to raise an error, before anything runs, for an operator whose result on a
-        micro-batch differs from its rows of the result on the whole batch (softmax over the batch,
-        a mean of all rows, x[:4], x / len(x)). If False, the operator is applied to every
-        micro-batch separately.
+        micro-batch differs from the same rows of its result on the whole batch. Examples are
+        softmax over the batch, a mean of all rows, x[:4] and x / len(x). If False, the operator is
+        applied to every micro-batch separately.
 
     Notes
     -----
@@ -217,7 +217,7 @@ class Pipeline(OptionsChecked):
         return Report(*self._last)
 
     def note_run(self, *run: Any) -> None:
-        """Sets the value of `last_run`. Used by other modules of the package."""
+        """Records the arguments as the value of `last_run`."""
         self._last = run
 
     def last_run(self) -> tuple[Any, ...] | None:
@@ -236,8 +236,8 @@ class Pipeline(OptionsChecked):
 
 
 class Expected:
-    """Predictions of a plan for a pipeline: the devices of its stages, and a dict from (kind,
-    stage) to the seconds for one micro-batch."""
+    """A plan's predictions for a pipeline: the devices of the stages, and a dict from (kind, stage)
+    to the seconds for one micro-batch."""
 
     def __init__(self, contexts: list[Context], times: dict[Any, float]) -> None:
         self.contexts: list[Context] = contexts
@@ -249,13 +249,13 @@ def _whole(value):
 
 
 def _leading(a, axis):
-    """Moves the divided axis to the front, or back."""
+    """Swaps the divided axis with axis 0. A second call restores the array."""
     return a if axis == 0 else nd.swapaxes(a, dim1=0, dim2=axis)
 
 
 def _carried_places(args, carry):
-    """Returns, for each carried argument, the positions of its arrays among those of all
-    arguments."""
+    """Returns a dict from each carried argument to the indices of its arrays in the flat list of
+    all arguments' arrays."""
     places, at = {}, 0
     for number, arg in enumerate(args):
         flat = []
@@ -276,10 +276,10 @@ class Entry:
         # outputs)
         self.calls = {}
         self.output_kinds, self.carried_from = None, None
-        # Number of the block's own outputs, which precede those of taps and statistics.
+        # Number of the block's own outputs. The outputs of taps and statistics follow them.
         self.own = 0
         self.lookups = {}  # (rows, shapes of the state) -> `row_taps.Lookup` of each tap
-        self.compared = False  # compared two sizes of a micro-batch
+        self.compared = False  # True once the traces of two micro-batch sizes have been compared
         self.misshapen = None  # index and shape of a result that lacks the divided axis
         self.copied = ()  # indices of results that must be copied to have separate memory
         # Statistics of BatchNorm layers in the last trace
@@ -287,13 +287,13 @@ class Entry:
         self.statistics = []
         self.updates = {}  # sizes of micro-batches -> running_statistics.Update
         self.tables = {}  # (programs, phases, schedule) -> Prepared
-        # Number of calls, then for the last call the rows of each micro-batch and (device, dtype,
-        # shape) of its inputs.
+        # The number of calls; the rows of each micro-batch of the last call; (device, dtype, shape)
+        # of the inputs of the last call.
         self.called, self.micro_batches, self.shapes = 0, (), ()
         self.runs, self.chosen = 0, None  # schedule='auto': number of runs, and the chosen schedule
 
     def trace(self, rows, *arrays):
-        """Runs the block on traced arrays whose divided axis is in front. Its results have the same
+        """Runs the block on traced arrays whose divided axis is axis 0. The results have the same
         layout."""
         axis = self.pipeline.axis
         inputs, params, taps = self._apart(arrays)
@@ -347,8 +347,8 @@ class Entry:
         return inputs, list(arrays[first:last]), list(arrays[last:])
 
     def find_lookups(self, rows, arrays):
-        """Returns the rows of parameters with row_sparse gradients that a recorded call on these
-        arrays looks up."""
+        """Returns the lookups of a recorded call on these arrays: the rows that it uses of
+        parameters with row_sparse gradients."""
         if not any(has_row_gradient(param) for param, _ in self.signature.used):
             return []
         key = (rows, tuple(a.shape for a in arrays))
@@ -359,8 +359,8 @@ class Entry:
         return self.lookups[key]
 
     def _carried_outputs(self):
-        """Returns the positions of carried results, and records the result that each carried input
-        receives."""
+        """Returns the indices of carried results. Also records the result that each carried input
+        receives from the previous micro-batch."""
         if not self.pipeline.carry:
             return ()
         structure = self.signature.outputs
@@ -437,9 +437,9 @@ class Entry:
         }
 
     def call(self, rows, arrays, lookups, whole, wanted, exact, deferred):
-        """Returns a staged call and the statistics of its BatchNorm layers. `whole` has the inputs
-        of all micro-batches. `wanted` tells which inputs need a gradient; None disables
-        recording."""
+        """Returns the staged call for micro-batches of `rows` rows, and the statistics of its
+        BatchNorm layers. `whole` has the inputs of all micro-batches. `wanted` has True for each
+        input that needs a gradient; None disables recording."""
         if wanted is not None:
             wanted = [*wanted, *[True] * len(lookups)]
         recording = wanted is not None
@@ -621,7 +621,7 @@ class PipelinedCall:
             try:
                 return entry, entry.signature.parameter_arrays()
             except (KeyError, TypeError):
-                pass  # a parameter was moved or its arrays were dropped since the trace
+                pass  # trace again: since the trace, a parameter was moved or lost its arrays
         signature = self._discovered(structure, places, fronts, kinds, rows)
         entry = self._entries[key] = Entry(signature, kinds, self._pipeline)
         return entry, signature.parameter_arrays()
@@ -717,8 +717,8 @@ class PipelinedCall:
         return True
 
     def input_kinds(self, flat: list[Any], places: dict[int, list[int]]) -> tuple[list[Any], int]:
-        """Returns the kind of each input, and the number of rows of those that are divided.
-        `places` has the carried inputs."""
+        """Returns the kind of each input, and the number of rows of the divided inputs. `places`
+        has the indices of the carried inputs (see `_carried_places`)."""
         pipeline, axis = self._pipeline, self._pipeline.axis
         carried = {i for arrays in places.values() for i in arrays}
         split = pipeline.split

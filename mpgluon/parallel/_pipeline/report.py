@@ -87,8 +87,9 @@ class Report(Tabular):
     times : dict of (kind, stage) to float
         Mean seconds of the actions.
     costs : dict of Action to float
-        For each action, the mean over equal actions of its stage and kind. The first and the last
-        micro-batch of a sequence may differ, because they have fewer gradients.
+        Seconds of each action, averaged over the actions of the same stage and kind that do the
+        same work. The first and the last micro-batch of a sequence may do less work, because they
+        have fewer gradients.
     planned_bytes : dict of Context to int
         Planned maximum memory of the micro-batches in flight on each device, including values held
         between forward and backward.
@@ -171,7 +172,7 @@ class Report(Tabular):
             own = alike[stages.alike(action)]
             self.costs[action] = sum(own) / len(own)
         planned = schedules.simulate(table, stages.graph, micro_batches, self.costs, phases)
-        # Actions that do not exist for a micro-batch do not run, and are in neither timeline.
+        # Some micro-batches lack an action. It does not run, so omit it from the planned timeline.
         spans = {a: span for a, span in planned.spans.items() if a in self.spans}
         self.planned = planned._replace(spans=spans)
         self.planned_bubble = planned.bubble

@@ -1,5 +1,5 @@
-"""The stages of a compiled block: the mapping from its programs' segments to stages, and from
-tables of actions to queued work."""
+"""The stages of a compiled block. Maps the segments of its programs to stages, and converts
+schedule tables to queued work."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Stages:
     run : _core.PipelineRun
         The run whose programs are analyzed.
     with_backward : bool
-        Whether its backward pass has been prepared, and has stages.
+        Whether the run's backward pass has been prepared, so that its segments are known.
     carried : bool
         Whether each micro-batch passes state to the next one, as along time.
     """
@@ -88,7 +88,8 @@ class Stages:
         """Finds the stage of each segment. Returns the device index of each stage."""
         forwards = [self._forwards(micro_batch["segments"]) for micro_batch in self.forward]
         backwards = [self._backwards(k, forwards[k]) for k in range(len(self.backward or ()))]
-        # The micro-batches of a sequence may differ: a mean over one step needs no operator.
+        # Micro-batches along time may have different segments. For example, a mean over one time
+        # step needs no operator. The micro-batch with the most segments determines the stages.
         most = max(forwards, key=lambda by_device: sum(map(len, by_device.values())))
         devices = [d for _, d in sorted((i, d) for d, own in most.items() for i in own)]
         for d in range(len(self.contexts)):
@@ -103,8 +104,8 @@ class Stages:
                 for i, s in zip(by_device.get(d, ()), stages):
                     self._owners[0, k, i] = ("F", s)
             for k, by_device in enumerate(backwards):
-                # Backward groups run from the last stage to the first. Groups without a forward
-                # pass run before them.
+                # Backward groups run from the last stage to the first. If there are more groups
+                # than forward stages, the first groups belong to additional stages.
                 groups = by_device.get(d, ())
                 for g, (segment, late) in enumerate(groups):
                     stage = stages[max(len(groups), count) - 1 - g]
@@ -141,7 +142,7 @@ class Stages:
             if len(groups) > count and groups[0][0] is not None and _sends(segments[groups[0][0]]):
                 groups[0][0] = None
                 groups = groups if groups[0][1] else groups[1:]
-            # Deferred passes need no separate stage.
+            # A group that has only deferred segments needs no stage: merge it with its predecessor.
             alone = [g for g in range(1, len(groups)) if groups[g][0] is None]
             for g in reversed(alone[: max(len(groups) - count, 0)]):
                 groups[g - 1][1] += groups.pop(g)[1]
@@ -149,8 +150,8 @@ class Stages:
         return found
 
     def _ops_of_stage(self, s):
-        """Returns the operators that determine the name of a stage: those of the forward pass, if
-        any."""
+        """Returns the operators that determine the name of a stage: those of its forward pass, or
+        else of its backward pass."""
         passes = [(kind, k) for kind in "FBW" for k in range(self.micro_batches)]
         return next(self._ops((kind, s, k)) for kind, k in passes if (kind, s, k) in self._segments)
 
@@ -178,7 +179,8 @@ class Stages:
                         continue  # it only waits for incoming data
                     if own is not None:
                         needed[at].add(own)
-                    # Memory is planned as if the device's whole forward pass has run before.
+                    # A backward segment needs all forward segments of its device to be queued
+                    # first, because memory is planned for this order.
                     elif phase:
                         forward = enumerate(self.forward[k]["segments"])
                         on_device = [
@@ -192,16 +194,16 @@ class Stages:
 
     @staticmethod
     def _link(described, phase, order, needed):
-        """Orders the micro-batches' accesses to shared arrays that a micro-batch writes: carried
-        states, sums of gradients, running averages."""
+        """Adds dependencies between micro-batches that access the same array, if one of them writes
+        it: carried states, sums of gradients, running averages."""
         written = set()
         for micro_batch in described:
             for segment in micro_batch["segments"]:
                 written.update(
                     micro_batch["arrays"][a] for a, writes in segment["arrays"] if writes
                 )
-        # array -> {segment: whether it writes}, for the last micro-batch that wrote it and those
-        # that have read it since
+        # array -> {segment: True if it writes the array}, for the segments of the last micro-batch
+        # that wrote the array and of the micro-batches that have read it since
         last = {}
         for k in order:
             arrays, touched = described[k]["arrays"], {}
@@ -233,8 +235,8 @@ class Stages:
         return found
 
     def _unit_durations(self, count, deferred):
-        """Returns default durations of the actions, with equal durations for all stages except
-        those that only send, which take almost no time."""
+        """Returns the default durations of the actions. All stages take the same time, except that
+        stages that only send take almost none."""
         durations = {}
         for k in range(self.micro_batches):
             for s in range(count):
@@ -257,8 +259,8 @@ class Stages:
 
     def costs(self, times: dict[Any, float]) -> Any:
         """Converts (kind, stage) -> seconds of a micro-batch's passes to the duration of each
-        action. The duration is zero if a micro-batch has no work, and includes the whole backward
-        pass if all of it is deferred."""
+        action. The duration is zero if a micro-batch lacks the action. It includes the whole
+        backward pass if all of that is deferred."""
         costs = dict(self.durations)
         for action, duration in self.durations.items():
             kind, s, k = action
@@ -268,8 +270,8 @@ class Stages:
         return costs
 
     def shown(self, action: Action) -> Action:
-        """Returns the action as shown to users. A fully deferred backward pass is shown as
-        backward."""
+        """Converts an action for display: a backward pass that is entirely deferred (W) is shown as
+        backward (B)."""
         kind, s, k = action
         whole = kind == "W" and ("B", s, k) not in self._segments
         return Action("B", s, k) if whole else action
@@ -288,8 +290,9 @@ class Stages:
     def table(
         self, schedule: str | Sequence[Any], micro_batches: int, phases: str, of: int | None = None
     ) -> list[list[Action]]:
-        """Returns the checked table of a named schedule or of a user's table. ``of`` is the number
-        of micro-batches of the user's table; a smaller batch uses the first of them."""
+        """Returns the table of a named schedule, or a user's table after checking it. ``of`` is the
+        number of micro-batches in the user's table. A smaller batch uses only the entries of its
+        ``micro_batches`` micro-batches."""
         graph = self.graph
         if isinstance(schedule, str):
             return schedules.make_table(graph, micro_batches, schedule, self.durations, phases)
@@ -302,8 +305,8 @@ class Stages:
         return [[a for a in row if a.kind in kinds] for row in table]
 
     def _with_senders(self, table, micro_batches):
-        """Returns a user's table, extended by the stages that only send inputs and labels if the
-        table has no rows for their devices. The same table therefore works on any input device."""
+        """Adds rows for devices that only send inputs and labels to a user's table that lacks them.
+        As a result, the same table works for inputs on any device."""
         graph = self.graph
         computing = [s for s in range(len(graph)) if not self._only_sends(s)]
         devices = sorted({graph.devices[s] for s in computing})
@@ -350,7 +353,7 @@ class Stages:
             phase, micro_batch, segments = self.segments_of(action)
             for segment in segments:
                 queue((phase, micro_batch, segment), action.stage)
-        # Stages that only receive (a moved result), and send nothing, are queued last.
+        # Segments that belong to no action, such as receiving a moved result, are queued last.
         for phase, described in enumerate((self.forward, self.backward)):
             if "FB"[phase] in phases:
                 for micro_batch in range(micro_batches):
@@ -359,9 +362,9 @@ class Stages:
         return array_of("I", itertools.chain.from_iterable(items))
 
     def peaks(self, run: Any, items: array_of, keep: bool = False) -> dict[Context, int]:
-        """Returns the maximum bytes that the blocks of all micro-batches occupy on each device if
-        items are queued in this order. With ``keep``, no memory is released, because a backward
-        pass follows."""
+        """Returns the maximum bytes that the memory blocks of all micro-batches occupy on each
+        device if items are queued in this order. With ``keep``, no memory is released, because a
+        backward pass follows."""
         return {**dict.fromkeys(self.contexts, 0), **run.peaks(items, keep)}
 
     def peaks_of(self, run: Any, schedule: str, times: Any) -> dict[Context, int]:
@@ -391,8 +394,8 @@ class Stages:
         ]
 
     def planned(self, micro_batch: int) -> dict[Context, tuple[int, int, int]]:
-        """Returns the planned bytes on each device for one micro-batch: (forward, both passes, part
-        of the latter for arrays that arrive from other devices)."""
+        """Returns a dict from devices to the planned bytes of one micro-batch: (forward pass, both
+        passes, arrays that arrive from other devices in both passes)."""
         forward = self.forward[micro_batch]["blocks"]
         both = (self.backward or self.forward)[micro_batch]["blocks"]
         return {
@@ -460,9 +463,9 @@ def _prefixes(ops):
 
 
 def _name_of(ops, elsewhere=frozenset()):
-    """Returns the name of a stage, by the paths of its operators: the smallest block that contains
-    all of them, or the first and the last child of the network. A block that other stages compute
-    partly (in `elsewhere`) is replaced by its own first and last child."""
+    """Derives the name of a stage from the paths of its operators. It is the smallest block that
+    contains all of them, or the first and the last child of the network. If other stages compute
+    parts of that block (`elsewhere`), its own first and last child are used instead."""
     paths = [path for path in map(_blocks_of, ops) if path]
     inner = [path for path in paths if len(path) > 1] or paths
     if not inner:

@@ -35,7 +35,8 @@ def first_of(outputs: Any, *_: Any) -> Any:
 
 
 def _arguments(value):
-    """Converts a value to a list of arguments. A list or tuple has several arguments."""
+    """Converts a value to a list of arguments. A list or tuple holds several arguments; any other
+    value is one argument."""
     return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
@@ -54,8 +55,8 @@ def _each(value, what, function):
 
 
 def _beside_outputs(labels, outputs):
-    """Moves each label to the device of its output: the output with the same index if there are as
-    many outputs as labels, otherwise the first one."""
+    """Moves each label to the device of its output. If the numbers of outputs and labels are equal,
+    this is the output with the same index, otherwise the first output."""
     if isinstance(outputs, dict) and len(labels) == 1 and isinstance(labels[0], dict):
         keys, (label,) = list(labels[0]), labels
         if not all(key in outputs for key in keys):
@@ -145,13 +146,14 @@ class TrainStep:
         Network that spans devices. It need not be hybridized itself.
     loss : callable
         Function ``loss(outputs, *labels)`` that returns the loss of each sample, like Gluon's
-        losses, or a list of losses (with auxiliary losses), which are summed.
+        losses. If it returns a list, for example with auxiliary losses, the losses are summed.
     trainer : Trainer
         If None, gradients are computed but nothing is updated.
     pipeline : Pipeline
         Number of micro-batches, schedule, and axis to divide.
     exact : bool, default False
-        Disable rewrites that change bits.
+        Whether results must be bitwise equal to those of eager execution. This disables
+        optimizations that change the rounding.
 
     Notes
     -----
@@ -160,8 +162,8 @@ class TrainStep:
     labels. A dict is one argument. Along time, the call is ``step(data, labels, states)`` and
     returns ``(losses, states)``.
 
-    Labels move to the device of their output. If there are as many outputs as labels (or if both
-    have keys), this is the output at the same position, otherwise the first output.
+    Labels move to the device of their output. If the numbers of outputs and labels are equal, this
+    is the output at the same position (or with the same key), otherwise the first output.
 
     Network and loss are traced as by `HybridBlock.hybridize`: numbers in attributes, such as a
     loss's weight, are constant. Create another TrainStep after changing one, or make it an array.
@@ -224,7 +226,7 @@ class TrainStep:
         self._net, self._loss, self._trainer, self._pipeline = net, loss, trainer, pipeline
         self._flags = {"pipeline": pipeline, "exact": exact}
         self._calls = {}
-        self._blocks = []  # their blocks, to which they refer weakly
+        self._blocks = []  # keeps the blocks of `_calls` alive, to which the calls refer weakly
 
     def __repr__(self) -> str:
         loss = getattr(self._loss, "__name__", type(self._loss).__name__)
@@ -280,8 +282,8 @@ class TrainStep:
         Raises
         ------
         ValueError
-            If labels have a different number of rows than the data, if states are missing along
-            time, or if they are given otherwise.
+            If labels have a different number of rows than the data, or if states are missing along
+            time or given along the batch.
         ScheduleError
             If a device's memory limit leaves less than the schedule needs.
         """
@@ -298,7 +300,7 @@ class TrainStep:
         labels: nd.NDArray | Sequence[Any] | dict[str, Any],
         states: Any = None,
     ) -> Any:
-        """Runs a step without the update, and returns its results. The caller must run
+        """Runs a step without the update, and returns its results. To complete the step, call
         ``trainer.step``.
 
         Parameters
@@ -389,8 +391,8 @@ class TrainStep:
         return scaler.loss_scale
 
     def _check_labels(self, data, labels):
-        """Raises ValueError for a label with another length than the data, unless the pipeline's
-        options allow it. The label would not be divided, which is usually a mistake."""
+        """Raises ValueError if a label's length differs from the data's, because the label would
+        not be divided, which is usually a mistake. Some options of the pipeline allow it."""
         axis = self._pipeline.axis
         first = next(iter(_flat(data, "the data")), None)
         if first is None:

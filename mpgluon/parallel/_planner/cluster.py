@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Cluster", "ClusterSimulation", "Outcome", "simulate"]
 
-MOST_STAGES = 64  # maximum number of stages that are tried if the mesh does not give it
+MOST_STAGES = 64  # maximum number of stages that are tried if the mesh does not fix it
 TRIED = 4  # number of splits that are simulated for each number of stages
-MEASURED = 3  # number of measured micro-batch sizes, between which costs are interpolated
+MEASURED = 3  # number of measured micro-batch sizes; costs of other sizes are interpolated
 
 
 class Link(NamedTuple):
@@ -42,7 +42,7 @@ class Link(NamedTuple):
 
 
 class Cluster:
-    """Equal devices on equal hosts, and the links between them.
+    """A cluster of identical devices on identical hosts, and the links between them.
 
     Parameters
     ----------
@@ -60,8 +60,8 @@ class Cluster:
     speed : float, default 1.0
         Speed of each device relative to the measured device.
     at_once : int, optional
-        Maximum number of devices of a host that compute concurrently: the number of cores, if there
-        are more CPU devices. Defaults to all.
+        Maximum number of devices of a host that compute concurrently. For CPU devices, this is
+        the number of cores. Defaults to all devices.
 
     Raises
     ------
@@ -163,14 +163,14 @@ def _is_whole(value):
 
 
 class _Place(NamedTuple):
-    """The device of a stage, in place of a Context."""
+    """The device of a stage in a simulation, which has no Context."""
 
     number: int
     device_type: str = "simulated"
 
 
 class _StagedProfile(Profile):
-    """A profile's layers on devices of a cluster, one device for each stage."""
+    """A profile with the layers' costs on the devices of a cluster. Each stage has a device."""
 
     def __init__(self, base, speed, between):
         """`between` returns the link between two stages, by index."""
@@ -209,7 +209,7 @@ class _StagedProfile(Profile):
 
 
 class _Links:
-    """The slowest link between two stages over all replicas of a mesh."""
+    """Function that returns the link between two stages: the slowest one over all replicas."""
 
     def __init__(self, cluster, replicas, stages):
         self.cluster, self.replicas, self.count = cluster, replicas, stages
@@ -222,7 +222,8 @@ class _Links:
         return self.cluster.inside
 
     def key(self):
-        """Returns a key that is equal for meshes with the same links between stages."""
+        """Returns a key that is the same for meshes with equal links between stages, so their
+        simulations can be shared."""
         return self.count, tuple(
             self(a, b) is self.cluster.inside
             for a in range(self.count)
@@ -490,7 +491,7 @@ class _Simulator:
         return min(found, key=lambda o: (not o.fits, -o.rows_per_second if o.fits else o.bytes))
 
     def _outcome(self, data, stages, micro_batches, alone):
-        """Returns the outcome of a mesh, or None if the schedule does not support the number of
+        """Returns the `Outcome` of a mesh, or None if the schedule does not support the number of
         micro-batches."""
         if stages > 1 and not named(self.schedule).takes(micro_batches):
             return None
@@ -514,7 +515,8 @@ class _Simulator:
             ends.append(end + sums + update * trained[stage])
         work = sum(end - begin for begin, end in passes.simulation.spans.values())
         here = min(cluster.per_host, devices)
-        # Lower bound from the number of concurrent devices on a host.
+        # If fewer devices of a host compute at once than the schedule uses, the step takes at least
+        # the total work divided by their number.
         busy = work / stages * here / min(cluster.at_once, here)
         seconds = max(ends) + self.profile.host_overhead
         seconds = max(seconds, seconds - passes.simulation.makespan + busy)
@@ -555,8 +557,8 @@ class _Simulator:
 
 
 def _trained(profile, placement):
-    """Returns the bytes of trained parameters on each device, given a placement of the free
-    layers."""
+    """Returns the bytes of trained parameters on each device. `placement` has the devices of the
+    free layers; the remaining layers follow one of them."""
     devices = iter(placement)
     where, sizes = [], {}
     for layer in profile.layers:

@@ -1,4 +1,4 @@
-"""Measurements for a profile: every layer of a network is run separately on each device."""
+"""Measures the costs in a profile: runs every layer of a network separately on each device."""
 
 import copy
 import statistics
@@ -92,8 +92,8 @@ def _layers(calls, total_bytes):
                 sources[origin] = sources.get(origin, 0) + total_bytes(array)
             elif id(array) not in made:
                 unknown += total_bytes(array)
-        # The input was computed by operators between layers, from all results that no layer has
-        # used yet.
+        # No layer returned the input. Operators between layers computed it, presumably from all
+        # results that no layer has used so far.
         if not sources and dangling:
             if len(dangling) == 1:
                 sources[dangling[0]] = unknown
@@ -207,7 +207,8 @@ class _Bench:
             if not trained:
                 layer.collect_params().setattr("grad_req", "null")
         self.layer = layer
-        self.probe = _Probe(layer, call.structure, call.inputs)  # kept for `self.call`
+        # `self.call` refers to the probe weakly, so keep it alive.
+        self.probe = _Probe(layer, call.structure, call.inputs)
         self.arrays = []
         for i, array in enumerate(call.inputs):
             shape = (MICRO_BATCHES, *array.shape)
@@ -252,8 +253,8 @@ class _Bench:
         return found
 
     def memory(self):
-        """Returns the planned bytes of one micro-batch: (kept for backward, used while running,
-        used while running the first one)."""
+        """Returns planned bytes: (kept by a micro-batch for backward, used while a micro-batch
+        runs, used while the first micro-batch runs)."""
         stages, saved, working = self.pipeline.last_run()[1].stages, 0, []
         for micro_batch, forward in enumerate(stages.forward):
             one, two = (
@@ -271,7 +272,7 @@ class _Bench:
         return saved, max(working), working[0]
 
     def same_as(self):
-        """Returns a key that is equal for layers with the same cost."""
+        """Returns a key that is the same for layers with equal cost, so only one is measured."""
         _, (stages, *_), phases = self.pipeline.last_run()
         described = (stages.forward[0], *(stages.backward[:1] if stages.backward else []))
         ops = [
@@ -324,8 +325,8 @@ def _measure(call, devices, repeats, known):
 
 
 def _quickest(benches, repeats):
-    """Returns the times of forward and backward passes with all devices running: the median over
-    the micro-batches of the minimum over repetitions."""
+    """Measures forward and backward passes while all devices are busy. The time of a pass is the
+    minimum over the repetitions for each micro-batch, then the median over the micro-batches."""
     times = {ctx: ([], []) for ctx in benches}
     for repeat in range(repeats + 1):
         for bench in benches.values():
@@ -372,8 +373,8 @@ def _measure_update(call, devices, optimizer, optimizer_params):
 
 
 def _measure_transfer(devices):
-    """Returns the seconds per array and per byte of a transfer between two devices, fitted to two
-    sizes."""
+    """Returns a dict from pairs of devices to the cost of a transfer: (seconds per array, seconds
+    per byte), a line through the times of two sizes."""
     found = {}
     for a in devices:
         for b in devices:
@@ -399,7 +400,7 @@ def _seconds_of_copy(array, ctx, count=8):
 
 
 class _Relay(HybridBlock):
-    """Alternates between two devices."""
+    """A block whose ops alternate between two devices."""
 
     def __init__(self, contexts):
         super().__init__(prefix="")
@@ -415,8 +416,8 @@ class _Relay(HybridBlock):
 
 
 def _measure_waits(devices):
-    """Returns the seconds from the end of a stage to the start of the next one on another device,
-    and the host's overhead of a step."""
+    """Measures the delay from the end of a stage to the start of the next stage on another device,
+    and the host's overhead of a step, in seconds."""
     from ...gluon import Trainer
     from .._pipeline.pipeline import Pipeline
     from .._pipeline.train_step import TrainStep
@@ -451,8 +452,8 @@ def _measure_waits(devices):
 
 
 class Progress:
-    """A progress bar on standard error. With `shown` None, it is shown on terminals. Only rank 0
-    shows it."""
+    """A progress bar on standard error, shown only by rank 0. If `shown` is None, it is shown only
+    on terminals."""
 
     def __init__(self, title, total, shown):
         from tqdm import tqdm
@@ -559,8 +560,8 @@ def measure(
 
 
 def level(devices, costs, update):
-    """Averages the costs of devices of the same type that differ by no more than the measurement
-    error."""
+    """Averages the costs of devices of the same type whose total costs differ by at most the
+    measurement error. The search can then exchange these devices for each other."""
     for ctx in devices:
         for other in devices[: devices.index(ctx)]:
             sums = [

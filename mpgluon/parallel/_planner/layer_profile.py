@@ -29,9 +29,10 @@ __all__ = ["Layer", "Profile"]
 
 FORMAT = "mpgluon profile 2"
 
-# Cost of one micro-batch: seconds of the forward pass, of the whole backward pass, of input
-# gradients, and of weight gradients if these are separate; bytes kept for backward, bytes used
-# while the layer runs, and the same for the first micro-batch, which does not accumulate gradients.
+# Cost of a layer for one micro-batch. The first four fields are the seconds of the forward pass, of
+# the whole backward pass, and of input and weight gradients if these are computed separately.
+# `saved` is the bytes kept for backward, and `working` the bytes used while the layer runs. `first`
+# is `working` for the first micro-batch, which does not accumulate gradients.
 Cost = collections.namedtuple(
     "Cost",
     ["forward", "backward", "input_gradients", "weight_gradients", "saved", "working", "first"],
@@ -40,13 +41,14 @@ Cost = collections.namedtuple(
 NOTHING = Cost(0.0, 0.0, 0.0, 0.0, 0, 0)
 
 
-# Measurements of a plan that was run: seconds of its fastest step; bytes of micro-batches on each
-# device; seconds of one micro-batch's passes, (kind, stage) -> seconds, which determine its
-# schedule's table, or None if the compiled stages differ from the planned ones; and seconds from
-# the start of the first stage to the end of the last one.
 class Trial(NamedTuple):
-    """The measurements of a plan that was run: seconds of a step, bytes by device, times of the
-    stages' passes, and the makespan expected from these times."""
+    """The measurements of a plan that was run.
+
+    They are the seconds of its fastest step, the bytes of micro-batches on each device, the passes'
+    times as (kind, stage) -> seconds of one micro-batch, and the makespan expected from these
+    times: seconds from the start of the first stage to the end of the last one. The passes' times
+    determine the table of the schedule. They are None if the compiled stages differ from the
+    planned ones."""
 
     seconds: Any
     memory: Any
@@ -72,12 +74,13 @@ class Layer:
     path : str
         Path in the network's tree, as in ``'features.3'``; empty if it is not a block.
     kind : str
-        Class of the block, ``'join'`` for a combination of several layers' results, or ``'loss'``.
+        Class of the block, ``'join'`` if it combines the results of several layers, or ``'loss'``.
     sources : list of (int, int)
-        Indices of the layers whose results it uses, and bytes of each for the whole batch.
+        (index, bytes) for each layer whose result this layer uses. The bytes are those of the
+        result for the whole batch.
     follows : int or None
-        Index of the layer whose device it shares: a join runs with the first of its sources, the
-        loss with the last layer.
+        Index of the layer on whose device this layer runs, or None if its device is free. A join
+        follows the first of its sources, the loss follows the last layer.
     params : dict of str to (int, bool)
         Bytes of each parameter, and whether it is trained.
     """
@@ -111,7 +114,7 @@ class SavedAsJson:
     """Base class of plain data that is stored in JSON files, by `to_json` and `from_json`."""
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes it as JSON. Raises OSError if the file cannot be written."""
+        """Writes the object as JSON. Raises OSError if the file cannot be written."""
         _core.write_file(path, json.dumps(self.to_json(), indent=1).encode())
 
     @classmethod
@@ -152,7 +155,8 @@ class Profile(SavedAsJson, Tabular):
     home : Context or None
         Device of the batch; ``input_bytes`` is the size of the batch.
     waits : dict of (Context, Context) to float
-        Seconds until a device continues after another device has finished the work it waits for.
+        Seconds from the end of the work on the first device until the second device, which waits
+        for it, continues.
     host_overhead : float
         Overhead of a step on the host, in seconds.
     trials : dict
@@ -220,7 +224,7 @@ class Profile(SavedAsJson, Tabular):
         return {*self.trials, *self.measured_bytes, *self.chosen}
 
     def is_measured(self, candidate: Any) -> bool:
-        """True if the candidate's bytes are those of a compiled plan instead of an estimate."""
+        """True if the candidate's bytes are known from a compiled plan instead of estimated."""
         return key_of(candidate) in self.trials or key_of(candidate) in self.measured_bytes
 
     def micro_batch_rows(self, micro_batches: int) -> int:

@@ -1,5 +1,5 @@
-"""Checks of plans against memory limits, by compiling them, which determines their bytes without
-running anything.
+"""Compiles plans to check them against memory limits. Compiling determines the bytes of a plan
+without running anything.
 
 The search estimates the bytes of a plan from layers that were compiled separately. Before a plan is
 chosen within limits, it is compiled as a whole, with its schedule's table for equal stage
@@ -16,7 +16,8 @@ from .search import SIMULATED, Search
 
 __all__ = ["MemoryMeter", "best_within"]
 
-# Margin by which estimated bytes of micro-batches may exceed a limit or the smallest requirement.
+# Fraction by which estimated bytes may exceed a limit, or the smallest measured requirement, before
+# a plan is ruled out without compiling it.
 SLACK = 0.2
 TURNS = 32  # maximum number of plans to compile in the order of the search
 LEANEST = 96  # maximum number of plans to compile in the order of their bytes
@@ -61,8 +62,8 @@ class MemoryMeter:
         if self._copy is None:
             self._copy = layer_measurement.detached_copy(self._net)
         self._plan_of(candidate).place(self._copy)
-        # No check here, because it would also trace the whole batch. It is done when the plan is
-        # run.
+        # Skip the pipeline's check, because it would trace the whole batch. It runs when the plan
+        # is run.
         pipeline = Pipeline(candidate.micro_batches, candidate.schedule, check=False)
         with random.calls_at(random.get_state()):
             peaks = TrainStep(self._copy, self._loss or first_of, None, pipeline).bytes_of_step(
@@ -103,8 +104,8 @@ def best_within(profile, limits, numbers, names, meter=None, progress=False, mos
 
 
 def _measure_leanest(search, meter):
-    """Compiles the candidates with the smallest memory, until estimates are far above the smallest
-    measured value."""
+    """Compiles the candidates in the order of their estimated bytes. Stops once the estimates are
+    far above the smallest measured value."""
     profile, least = search.profile, None
     for candidate in search.lean()[:LEANEST]:
         key = key_of(candidate)

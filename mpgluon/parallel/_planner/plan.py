@@ -70,10 +70,11 @@ def plan(
         The devices to use, without duplicates. If they belong to several ranks, all ranks must call
         `plan`, with the network and the sample on devices that name no rank.
     memory : int, or dict of Context to int, optional
-        Bytes that each device has for parameters, gradients, optimizer states and micro-batches in
-        flight. Defaults to the limits set by `mx.context.set_memory_limit`, if any.
+        Limit of the bytes on each device for parameters, gradients, optimizer states and
+        micro-batches in flight. Defaults to the limits set by `mx.context.set_memory_limit`, if
+        any.
     micro_batches : int or list of int, optional
-        Numbers to choose from; by default 1, 2 and 4 times the number of devices.
+        Numbers of micro-batches to choose from; by default 1, 2 and 4 times the number of devices.
     schedules : list of str, optional
         Names of schedules to choose from; by default all.
     loss : callable, optional
@@ -85,17 +86,17 @@ def plan(
     optimizer_params : dict, optional
         Arguments of an optimizer that is given by name.
     profile : Profile, optional
-        Existing measurements (``plan.profile``, `Profile.load`). Nothing is measured in this case,
-        but within memory limits, plans are compiled.
+        Existing measurements (``plan.profile``, `Profile.load`). Nothing is measured in this case.
+        If there are memory limits, plans are still compiled to determine their bytes.
     repeats : int, default 3
         Number of repetitions of each measurement, of which the fastest is used.
     progress : bool, optional
         Whether to show progress bars; by default on terminals.
     trials : int, default 6
-        Maximum number of plans to run, for some steps on a copy of the network, to correct the
-        measurements of separate layers. The fastest plan is chosen. No plan is run if it is 0, if
-        `profile` is given, if a device's memory limit leaves no room for the copy, or if devices
-        belong to several ranks.
+        Maximum number of trial runs. A trial runs a plan for some steps on a copy of the network,
+        and its times correct the measurements of separate layers. The fastest plan is chosen. No
+        plan is run if `trials` is 0, if `profile` is given, if a device's memory limit leaves no
+        room for the copy, or if devices belong to several ranks.
 
     Returns
     -------
@@ -104,9 +105,9 @@ def plan(
     Raises
     ------
     MXNetError
-        If no placement fits; the message has the smallest required bytes, the device, and the
-        number of missing bytes. Also if the network is not initialized, or `profile` has other
-        devices or another batch size.
+        If no placement fits. The message has the smallest required bytes, the device, and the
+        number of missing bytes. Also raised if the network is not initialized, or if `profile` has
+        other devices or another batch size.
     ValueError
         If another argument is invalid.
 
@@ -159,8 +160,8 @@ def _plans(profile, limits):
 
 
 def _meter(profile, limits, net, batch):
-    """Returns a meter that compiles plans to measure their bytes, or None if there is no room for
-    it."""
+    """Returns a meter that compiles plans to measure their bytes, or None if a device lacks the
+    memory for its copy of the network."""
     meter = MemoryMeter(profile, _plans(profile, limits), net, *batch)
     return meter if rank_measurement.agreed(profile.devices, meter.has_room()) else None
 
@@ -699,8 +700,8 @@ class Comparison(Tabular):
     Attributes
     ----------
     predicted, measured : float
-        Seconds from the start of the first stage to the end of the last one. For a plan that was
-        run in a trial, those of the fastest step.
+        Seconds from the start of the first stage to the end of the last one. If the plan was run in
+        a trial, these are the seconds of the fastest step.
     error : float
         Relative error of the prediction.
     stages : list of (Context, dict of str to (float or None, float or None))

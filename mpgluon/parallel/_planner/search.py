@@ -24,7 +24,7 @@ __all__ = ["Candidate", "Search"]
 
 LISTED = 20000  # maximum number of enumerated placements; beyond, dynamic programming is used
 SIMULATED = 600  # maximum number of simulations before the best candidate is improved step by step
-RESIMULATED = 60  # the same for a search after a trial has corrected the costs
+RESIMULATED = 60  # replaces SIMULATED in a search after a trial has corrected the costs
 CLIMBING = 4  # number of leanest candidates whose neighbors are evaluated
 
 Candidate = collections.namedtuple(
@@ -89,19 +89,20 @@ class Search:
         self.slack, self.progress = slack, progress
         self.limits = [(memory or {}).get(ctx) for ctx in profile.devices]
         self.layers, self.count = profile.layers, len(profile.devices)
-        # Layers with a free choice of device; the others follow a source.
+        # Indices of the layers whose device is free. The remaining layers follow one of these.
         self.free = [i for i, layer in enumerate(self.layers) if layer.follows is None]
         self._costs = {}
         self._seen, self._queue = {}, None
         self._kinds = self._alike()
 
     def _alike(self):
-        """Returns a number for each device, which is equal for devices that can be exchanged for
-        each other."""
+        """Returns a class number for each device. Devices of the same class are interchangeable: a
+        placement that only swaps them has the same cost."""
         p, kinds, found = self.profile, [], []
         for d, ctx in enumerate(p.devices):
             like = (p.costs[ctx], p.update[ctx], self.limits[d], ctx.device_type)
-            like = (*like, ctx == p.home)  # the device with the batch does not receive it
+            # The device that holds the batch differs, because it need not receive the batch.
+            like = (*like, ctx == p.home)
             if like not in found:
                 found.append(like)
             kinds.append(found.index(like))
@@ -118,8 +119,8 @@ class Search:
         return devices
 
     def costs(self, micro_batches):
-        """Returns the cost of each layer on each device for one of `micro_batches` micro-batches.
-        The result is cached."""
+        """Returns a list for each device with the cost of each layer, if the batch is divided into
+        `micro_batches` micro-batches. The result is cached."""
         if micro_batches not in self._costs:
             rows = self.profile.micro_batch_rows(micro_batches)
             self._costs[micro_batches] = [
@@ -139,7 +140,8 @@ class Search:
         return [found[key] for key in sorted(found)]
 
     def evaluate(self, placement, micro_batches, schedule):
-        """Returns the simulated candidate. If it was run, it has the measured time and memory."""
+        """Returns the simulated `Candidate`. Measured times and bytes replace simulated ones if the
+        plan was run or compiled."""
         key = (tuple(placement), micro_batches, schedule)
         if key not in self._seen:
             trial, measured = self.profile.trials.get(key), self.profile.measured_bytes.get(key)
@@ -147,7 +149,7 @@ class Search:
                 None not in (trial, measured)
                 and self.over_by(self.fixed_memory(self.whole(key[0])), trial.memory)[0] > 0
             ):
-                trial = None  # another table needs less memory
+                trial = None  # its table does not fit; the table for equal durations may
             if trial is not None and trial.times:
                 candidate = self.simulated(*key, trial.times)
             else:
@@ -176,7 +178,7 @@ class Search:
         self._seen.pop(candidate[1:4], None)
 
     def simulated(self, placement, micro_batches, schedule, measured=None, even=False):
-        """Returns the candidate by its layers' costs alone, or by measured times of its passes.
+        """Simulates a candidate with its layers' costs, or with `measured` times of its passes.
         With `even`, its table is the one for equal stage durations."""
         devices = self.whole(placement)
         step = StagedStep(
@@ -239,7 +241,8 @@ class Search:
     # Enumeration of candidates
 
     def _sequences(self, rounds=1):
-        """Yields orders of devices, without those that differ only by equal devices."""
+        """Yields sequences of devices. Omits sequences that differ only by interchangeable devices
+        (`_alike`)."""
         seen = set()
         for count in range(2 if rounds > 1 else 1, self.count + 1):
             for order in itertools.permutations(
@@ -261,8 +264,8 @@ class Search:
         return any(layer.kind == "join" for layer in self.layers)
 
     def _listed_orders(self, rounds):
-        """Yields device orders of contiguous placements, and of placements that return to the first
-        device for the last layers."""
+        """Yields the device sequences of contiguous placements, and of placements whose last stage
+        is on the first device."""
         for order in self._sequences(rounds):
             yield order
             if rounds == 1 and 1 < len(order) < len(self.free):
@@ -278,7 +281,7 @@ class Search:
         return total
 
     def placements(self, schedule):
-        """Returns all placements to consider with a schedule, or None if they are too many."""
+        """Returns all placements to consider with a schedule, or None if there are too many."""
         rounds, n = schedules.named(schedule).rounds, len(self.free)
         if rounds == 1 and self.branching() and self.count**n <= LISTED // 4:
             return self._all_placements()
@@ -298,7 +301,7 @@ class Search:
         return found
 
     def _all_placements(self):
-        """Returns all placements, without those that differ only by equal devices."""
+        """Returns all placements, without those that differ only by interchangeable devices."""
         seen, found = set(), []
         for placement in itertools.product(
             sorted(range(self.count), key=lambda d: self.profile.devices[d] != self.profile.home),
@@ -339,8 +342,9 @@ class Search:
         ) * (1 - 1e-9)
 
     def splits(self, order, micro_batches, schedule):
-        """Returns splits of the layers over `order`, by dynamic programming over cut points: for
-        each of several maximum stage lengths, the split with the smallest sum of times."""
+        """Splits the layers into contiguous stages on the devices in `order`. For each of several
+        maximum stage lengths, dynamic programming over the cut points finds the split with the
+        smallest sum of times. Returns these splits."""
         costs, n, k = self.costs(micro_batches), len(self.free), len(order)
         behind = {
             i: [j for j, layer in enumerate(self.layers) if layer.follows == i] for i in self.free
@@ -402,12 +406,12 @@ class Search:
         return best
 
     def choose(self, candidate):
-        """Records a candidate in the profile, so that later searches consider it. Therefore, no
-        search with more memory predicts a longer step than one with less."""
+        """Records a candidate in the profile, so that later searches consider it. As a result, a
+        search with a larger memory limit never predicts a longer step."""
         self.profile.chosen.add(candidate[1:4])
 
     def find(self):
-        """Returns the best candidate, or None if none of those considered fits."""
+        """Returns the best candidate, or None if no candidate fits."""
         if not self.micro_batches:
             raise MXNetError("plan: micro_batches has no candidates")
         if self._queue is None:
@@ -467,8 +471,8 @@ class Search:
         self._queue = sorted(queue)
 
     def _forms(self):
-        """Yields (micro-batches, schedule, placements to consider, or None if they are too
-        many)."""
+        """Yields (micro-batches, schedule, placements to consider). The placements are None if
+        there are too many."""
         for schedule in self.names:
             listed = self.placements(schedule)
             for m in self.micro_batches:
@@ -483,11 +487,12 @@ class Search:
         )
 
     def lean(self):
-        """Returns candidates ordered by memory, those with the smallest excess over the limits
-        first. Their tables are those for equal stage durations, so the order depends only on bytes.
+        """Returns candidates sorted by memory, starting with the smallest excess over the limits.
+        Their tables are those for equal stage durations, so the order depends only on bytes.
 
-        If there are very many placements, those that need least for one micro-batch are used.
-        Neighbors of the first candidates are added as long as one of them needs less.
+        If there are very many placements, only those with the smallest excess for one micro-batch
+        are considered. Neighbors of the first candidates are added until the first candidates no
+        longer change (hill climbing).
         """
         found, seen = {}, set()
 
@@ -539,8 +544,8 @@ class Search:
         return self.over_by(self.fixed_memory(devices), held)[0]
 
     def _even_split(self, order, micro_batches):
-        """Returns the split whose fullest stage is minimal, by dynamic programming over cut
-        points."""
+        """Returns the split that minimizes the memory of the largest stage, found by dynamic
+        programming over cut points."""
         costs, n, k = self.costs(micro_batches), len(self.free), len(order)
         behind = {
             i: [j for j, layer in enumerate(self.layers) if layer.follows == i] for i in self.free
@@ -577,8 +582,9 @@ class Search:
         )
 
     def near(self, candidate):
-        """Returns the keys of neighboring candidates: the device of a layer at the end of a stage
-        (with branches, of any layer) differs, or schedule and micro-batches do."""
+        """Returns the keys of neighboring candidates. They have another schedule or number of
+        micro-batches, or they move one layer: to the stage of an adjacent layer, or to any device
+        if the network has branches."""
         _, placement, m, schedule = candidate[:4]
         found = [
             (placement, m, schedule)

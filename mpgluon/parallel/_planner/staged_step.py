@@ -1,4 +1,4 @@
-"""Prediction of a placed network's step from the costs of its layers: stages, times and bytes."""
+"""Predicts the stages, times and bytes of a placed network's step from the costs of its layers."""
 
 from __future__ import annotations
 
@@ -111,8 +111,8 @@ class StagedStep:
                         yield self._at[source], s, size / self.micro_batches
 
     def _add_transfer(self, source, target, size):
-        """Adds the transfer of a result to another device, and of its gradient back. On CPU devices
-        of one process it is work of the sender, otherwise a wait."""
+        """Adds the transfers of a result to another device and of its gradient back. Between CPU
+        devices of one process, a transfer is work of the sender. Otherwise, the receiver waits."""
         for kind, a, b in (("F", source, target), ("B", target, source)):
             sender = self.contexts[self.where[a]]
             seconds = self.profile.seconds_of_transfer(sender, self.contexts[self.where[b]], size)
@@ -181,9 +181,9 @@ class StagedStep:
     def memory(self, table: Sequence[Sequence[Any]]) -> list[float]:
         """Returns the maximum bytes of micro-batches on each device under a schedule's table.
 
-        The rules are those of compiled programs. An array that crosses to another device has a
-        lane, and there is one more lane than in use. The working memory of a deferred stage's
-        backward pass is kept until its weight gradients are computed.
+        The rules are those of compiled programs. An array that another device sends is received in
+        a buffer, a *lane*. There is one more lane than the micro-batches in flight use. The working
+        memory of a deferred stage's backward pass is kept until its weight gradients are computed.
         """
         kept = [self._kept(s) for s in range(len(self.stages))]
         spare = self._spare_lanes()
@@ -206,9 +206,9 @@ class StagedStep:
         return most
 
     def _kept(self, s):
-        """Returns the bytes that a micro-batch of a stage keeps: from its forward to its last
-        backward pass, for gradients between layers, and while a backward pass runs (first and later
-        ones)."""
+        """Returns the bytes that a micro-batch of a stage needs: (values kept from its forward pass
+        to its last backward pass, gradients between layers, working memory of a backward pass).
+        The working memory is a pair, for the first and for later micro-batches."""
         held, gradients, first, later = 0.0, 0.0, 0.0, 0.0
         own = self.costs[self.where[s]]
         for i in self.stages[s]:
@@ -223,8 +223,8 @@ class StagedStep:
                 gradients += size
                 if own[source].saved < size:  # the next layer keeps this result
                     held += size
-                # A copy of another layer's result, which a layer makes only if it is measured
-                # alone.
+                # The layer keeps a copy of its input, but only because it was measured alone. In
+                # the network, the input is the result that its source keeps.
                 elif own[i].saved >= size + self._results.get(i, 0) / self.micro_batches:
                     held -= size
         return held, gradients, (first, later)
@@ -235,6 +235,6 @@ class StagedStep:
         for source, target, size in self._edges():
             if self.where[source] != self.where[target]:
                 spare[self.where[target]] += size if self.micro_batches > 2 else 0
-                # Gradients in the other direction.
+                # The gradient is sent in the opposite direction.
                 spare[self.where[source]] += size * min(self.micro_batches, 2)
         return spare

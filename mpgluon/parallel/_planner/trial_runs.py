@@ -1,12 +1,12 @@
 """Trial runs of plans, which correct the predictions.
 
-Layers are measured separately, and the whole differs: operators are fused and keep layouts across
-layers, memory is shared, and the host queues work. The best plan is therefore run for some steps on
-a copy of the network. The costs of its layers are corrected by the measured times of its stages,
-and the measurements are stored as the prediction of that plan. The search is repeated until its
-best plan is one that has been run. Then similar plans are run, because predictions of other plans
-are only as good as the correction. Finally, the fastest plans alternate step by step, so that
-disturbances affect all of them.
+Layers are measured separately, but the whole network behaves differently: operators are fused and
+keep layouts across layers, memory is shared, and the host queues work. The best plan is therefore
+run for some steps on a copy of the network. The costs of its layers are corrected by the measured
+times of its stages, and the measurements are stored as the prediction of that plan. The search is
+repeated until its best plan is one that has been run. Then similar plans are run, because
+predictions of other plans are only as good as the correction. Finally, the fastest plans alternate
+step by step, so that disturbances affect all of them.
 """
 
 import copy
@@ -28,8 +28,8 @@ FINALISTS, CLOSE = (
     3,
     1.1,
 )
-# Plans that are run in addition to the search's choice: maximum predicted time relative to it, and
-# maximum total seconds.
+# Limits for plans that are run in addition to the search's choice: predicted time relative to that
+# choice, and total seconds of these runs.
 NEAR, ENOUGH = (
     1.1,
     20.0,
@@ -80,7 +80,7 @@ def improve(
             _take_turns([trial], True)
             profile.trials[key_of(candidate)] = trial.result()
             tried.append(candidate)
-            # The other trials release their memory.
+            # Keep only the fastest trials, so that the slower ones release their memory.
             trials = sorted([*trials, trial], key=lambda t: t.seconds)[:FINALISTS]
             _correct(profile, candidate, trial.stages(), corrected)
             _correct_rest(profile, tried)
@@ -104,8 +104,9 @@ def improve(
 
 
 def _next(profile, limits, numbers, names, meter, further, progress=False, most=SIMULATED):
-    """Returns the next candidate to run: the best one until it was run, then (`further`) the best
-    of its neighbors. Returns None if enough were run."""
+    """Returns the next candidate to run. This is the best candidate of the search, unless it was
+    run already. Then, if `further`, it is the best neighbor that fits and was not run. Returns None
+    if no candidate remains."""
     best = best_within(profile, limits, numbers, names, meter, progress, most)
     if profile.trial(best) is None:
         return best
@@ -187,9 +188,9 @@ class _Trial:
 
     def warm(self, fits):
         """Runs the first steps, which compile, and rebuilds the schedule's table from the times of
-        later ones. These times are stored with the plan, because other times would give another
+        later steps. These times are stored with the plan, because other times would give another
         table with different time and memory. If the new table does not fit (`fits`, called with its
-        bytes), the plan keeps its own table."""
+        bytes), the plan keeps its previous table."""
         self._step()
         for _ in range(WARM - 1):
             self.run(True)
@@ -302,8 +303,8 @@ def _multiply(profile, ctx, rows, layers, factors, corrected):
 
 
 def _correct_rest(profile, tried):
-    """Sets the host's overhead of a step to the difference between measured and predicted time, of
-    the plan with the smallest difference."""
+    """Sets the host's overhead of a step to the smallest difference between measured and predicted
+    time over all plans that were run."""
     profile.host_overhead = 0.0
     search = Search(profile)
     profile.host_overhead = max(

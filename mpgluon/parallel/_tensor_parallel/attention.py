@@ -285,7 +285,7 @@ class ParallelSelfAttention(SplitLayer):
         values, scores = [], []
         for part in self.qkv(x):
             batch, time, _ = part.shape
-            # (batch, time, 3 * heads * head) -> (3 * heads of each sample, time, head)
+            # (batch, time, 3 * heads * head size) -> (3 * batch * heads, time, head size)
             apart = F.transpose(
                 F.reshape(part, shape=(batch, time, 3, -1, head)), axes=(2, 0, 3, 1, 4)
             )

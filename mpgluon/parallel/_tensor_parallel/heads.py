@@ -1,9 +1,10 @@
-"""Attention written in an ordinary block, whose heads are split over devices.
+"""Splits the heads of attention that an ordinary block implements over devices.
 
 The block's own code runs once for each device, with the attributes that count its heads set to the
-numbers of that device. Everything before the products for queries, keys and values is computed
-once. There, each device receives its part. When the code reaches the output product, the heads of
-all devices are available, and the rest is computed once, on the whole result.
+numbers of that device. Everything before the products for queries, keys and values (the
+projections) is computed once. Each product gives a device its part. When the code reaches the
+output product, the heads of all devices are available, and the rest is computed once, on the whole
+result.
 
 The code runs on copies of the block. Random ops before the products draw the same numbers on every
 device, and the attributes that the first device's run assigns are written back to the block.
@@ -61,7 +62,7 @@ class _Division:
     Attributes
     ----------
     attributes : tuple of str
-        The one of `candidates` for which the parts are equal to the whole. None before `_Check`.
+        The candidate for which the parts are equal to the whole. None until `_Check` has run.
     dropouts : list
         Layout of the heads in the input of each dropout between heads (see `_form`).
     kept : dict of Context to dict
@@ -223,7 +224,7 @@ class ParallelHeads(SplitLayer):
 
 @dataclass
 class _Progress:
-    """State of one device's run: numbers of results of each kind that it has used.
+    """State of one device's run. The integers count the results of `_Run` that it has used.
 
     Attributes
     ----------
@@ -241,7 +242,7 @@ class _Progress:
     parts: int = 0
     shared: int = 0
     draws: int = 0  # dropouts between heads
-    drawn: int = 0  # those with a rate above 0
+    drawn: int = 0  # dropouts between heads whose rate is above 0
     ended: bool = False
     position: Any = None
     given: dict[str, Any] = field(default_factory=dict)
@@ -250,7 +251,8 @@ class _Progress:
 
 
 class _Run:
-    """One call. The runs of the other devices are nested inside the run of the first device."""
+    """One call of the layer. The runs of all other devices are nested inside the first device's
+    run: they start when it reaches the output product."""
 
     def __init__(self, layer, args):
         self.layer, self.args, self.batch = layer, args, args[0].shape[0]
@@ -258,9 +260,10 @@ class _Run:
         self.spans = collectives.divide(self.division.heads, len(self.ctx))
         self.start = random.position()
         self.position = None  # random position at the first projection
-        self.parts = []  # results of each projection
-        self.shared = []  # results of each child before the projections, and the position after it
-        self.draws = []  # draws of each dropout
+        self.parts = []  # for each projection, its results on all devices
+        # (results, random position after the call) for each call of a child before the projections
+        self.shared = []
+        self.draws = []  # for each dropout, its random draw on all devices
 
     def first(self):
         """Runs the block for the first device, which computes the whole result."""
@@ -288,8 +291,9 @@ class _Run:
         return block, progress
 
     def keep(self, block, progress):
-        """Keeps the attributes that a run has assigned: arrays that were assigned between heads
-        for the device, and those of the first device's run in the block itself."""
+        """Stores the attributes that a run has assigned. Arrays that were assigned between the
+        heads are stored for the run's device. All other attributes are written back to the block if
+        this is the first device's run."""
         now = dict(block.__dict__)
         for name in _changed(progress.before, progress.between):
             value = progress.between.get(name)
@@ -303,7 +307,7 @@ class _Run:
                 self.layer._block.__dict__.pop(name, None)
 
     def child(self, name, child, progress):
-        """Returns the replacement for a child."""
+        """Returns the function that replaces a child in the copy of the block."""
         if name in self.division.inputs:
             return lambda x: self.projection(child, x, progress)
         if name == self.division.output:
@@ -325,7 +329,8 @@ class _Run:
     def other(self, child, args, progress):
         if progress.ended:
             return child(*args)
-        if not progress.parts:  # before the heads are split: computed once for all devices
+        # Before the heads are split, all devices use the result of the first device's run.
+        if not progress.parts:
             if not progress.rank:
                 self.shared.append((child(*args), random.position()))
             value, after = self.shared[progress.shared]
@@ -447,8 +452,8 @@ def _moved(value, ctx):
 
 
 def _form(layer, shape, parts):
-    """Returns the layout of the heads in an input of dropout: a separate axis, merged with the
-    samples, or merged with the units. Returns the error to raise if it is unknown.
+    """Returns the layout of the heads in an input of dropout: 'axis' (a separate axis), 'samples'
+    or 'units' (merged with that axis). Returns the error to raise if the layout is unknown.
 
     Parameters
     ----------
@@ -475,7 +480,7 @@ def _form(layer, shape, parts):
 
 
 class _Ops:
-    """`F` with dropout between heads replaced."""
+    """`F` with a dropout that draws the mask of the whole array between the heads."""
 
     def __init__(self, ops, run, progress):
         self._ops, self._run, self._progress = ops, run, progress
@@ -495,8 +500,8 @@ class _Ops:
 
 
 class _Check:
-    """Checks that the parts are equal to the whole: runs the attention on random arrays up to the
-    output product, whole and split.
+    """Checks that the split attention computes the same as the whole one. Runs both on random
+    arrays up to the output product.
 
     This determines the attributes that count heads. It runs in a separate thread, so that it is not
     part of a trace, and on one sample.
@@ -639,8 +644,8 @@ class _WithoutDropout:
 
 
 def find(block: Block, options: dict[str, Any]) -> tuple[Any, ...]:
-    """Returns the parts of an attention to be split: names of the inputs and of the output, number
-    of heads, candidates for attributes, blocks."""
+    """Analyzes a block whose attention is to be split. Returns the names of its input and output
+    children, the number of heads, the candidates for attributes, and the number of blocks."""
     options = dict(options)
     inputs, output, attributes = (
         options.pop(name, None) for name in ("inputs", "output", "attributes")

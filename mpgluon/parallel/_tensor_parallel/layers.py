@@ -63,7 +63,7 @@ class SplitLayer(HybridBlock):
 
     @property
     def ctx(self) -> list[Context]:
-        """The devices of the layer: of the running replica, or else of the first one."""
+        """The devices of the layer in the running replica, or else in the first replica."""
         return list(self._ctx)
 
     @property
@@ -476,7 +476,7 @@ class VocabParallelEmbedding(SplitLayer):
                 output_dim=self._output_dim,
             )
             here = F.expand_dims((local >= 0) * (local < end - begin), axis=-1)
-            # Not a product: 0 times NaN or infinity is NaN.
+            # Multiplying by `here` would turn infinity and NaN into NaN instead of 0.
             outs.append(F.where(F.broadcast_like(here, rows), rows, F.zeros_like(rows)))
         return self._total(outs, x)
 
@@ -543,7 +543,7 @@ class VocabParallelSoftmaxCELoss(Loss):
             sums.append(F.sum(F.exp(F.broadcast_sub(part, most)), axis=-1, keepdims=True))
             here = F.expand_dims((local >= 0) * (local < size), axis=-1)
             logit = F.pick(part, F.clip(local, a_min=0, a_max=size - 1), axis=-1, keepdims=True)
-            # Not a product: 0 times NaN or infinity is NaN.
+            # Multiplying by `here` would turn infinity and NaN into NaN instead of 0.
             picked.append(F.where(here, logit, F.zeros_like(logit)))
             begin += size
         loss = F.log(collectives.reduce(sums, home)) + shift - collectives.reduce(picked, home)

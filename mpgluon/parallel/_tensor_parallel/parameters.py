@@ -86,7 +86,7 @@ class Family:
     ) -> None:
         self.name, self.axis, self.count, self.blocks, self.unit = name, axis, count, blocks, unit
         self.members: list[ShardedParameter] = []
-        # Random state for the whole, and the indices of parts that were drawn from it.
+        # Random state from which all parts are drawn, and the indices of the parts drawn so far.
         self.key: Any = None
         self.drawn: set[int] = set()
         self.shape: tuple[int, ...] = ()

@@ -182,7 +182,8 @@ class ParallelLSTM(SplitLayer):
             x = F.swapaxes(x, dim1=0, dim2=1)
         time, batch, _ = x.shape
         draw = None
-        if self._dropout and self._layers > 1:  # as in LSTM, which draws no numbers otherwise
+        # LSTM draws random numbers only in this case, and the random state must advance equally.
+        if self._dropout and self._layers > 1:
             draw = F._internal._dropout_draw(x, axis=0, total=time)
         if begins:
             states = self.begin_state(batch, ctx=home, dtype=x.dtype)
@@ -238,8 +239,8 @@ class ParallelLSTM(SplitLayer):
         return ways[0] if len(ways) == 1 else F.concat(*ways, dim=2)
 
     def _drop(self, F, inputs, draw, layer):
-        """Applies dropout after a layer, on every device with the same draw, which is that of LSTM
-        for the layer."""
+        """Applies dropout to the outputs of a layer. Every device uses the same random draw, which
+        is the one that LSTM uses for this layer."""
         if not self._dropout:
             return inputs
         offset = nd.array([0, 0, layer << 48, 0, 0], dtype="int64", ctx=draw.context)
@@ -250,8 +251,8 @@ class ParallelLSTM(SplitLayer):
         ]
 
     def _layer(self, F, inputs, h, c, weights, backwards):
-        """Returns the whole outputs of all steps on every device, and the last cells of each
-        device."""
+        """Runs a layer in one direction. Returns the whole outputs of all steps on every device,
+        and each device's part of the final cell state."""
         h = collectives.broadcast(h, self._ctx)
         c = collectives.scatter(c, self._ctx, 1)
         gates = []

@@ -119,8 +119,8 @@ _PARTS = {
 
 
 def _addition(layer, klass):
-    """Returns, as text, something that a layer adds to its class and that its split form would
-    lack: code of a subclass, a parameter or a child. Returns None if it adds nothing."""
+    """Describes a feature that a layer adds to its class and that its split form would lack: a
+    method of a subclass, a parameter or a child. Returns None if the layer adds nothing."""
     own = type(layer).__mro__[: type(layer).__mro__.index(klass)]
     for name in {name: None for scope in (layer, *own) for name in vars(scope)}:
         method = getattr(klass, name, None)
@@ -303,7 +303,7 @@ def _divide_heads(block, path, options, work, who):
         )
         for name in inputs
     ]
-    # Units of a head's result.
+    # Number of units of one head's result.
     unit = parts[-1][2]["unit"] // (3 if len(inputs) == blocks == 1 else 1)
     parts.append((output, "row", {"input_is_parallel": True, "unit": unit}))
     for name, kind, given in parts:
@@ -317,8 +317,8 @@ def _divide_heads(block, path, options, work, who):
 
 
 def every_layer(net: Block, count: int) -> dict[Block, tuple[str, str, dict[str, Any]]]:
-    """Returns the layers to split over `count` devices, in the form of `matches`: all that support
-    it and are large enough."""
+    """Returns all layers that can be split over `count` devices and are large enough, in the form
+    of `matches`."""
     shared, work = set(_shared(net)), {}
     for _, _, path, layer in walk(net):
         kind = _EVERY.get(type(layer))
