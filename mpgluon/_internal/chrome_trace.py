@@ -99,8 +99,8 @@ def _span(event, own, rows):
 def _arrow(event, number, own, rows, other, busy):
     """Returns the two events of a copy's arrow, its start and its end.
 
-    `other` is the peer's process and its rows. The list is empty if the peer has no row because it
-    did nothing during the recording.
+    `other` is (the peer's process, its rows). `busy` maps a device to the sorted spans of its work.
+    The result is an empty list if the peer has no row because it did nothing during the recording.
     """
     begin, end = event["begin"] * 1e6, event["end"] * 1e6
     process, peers = other
@@ -123,7 +123,8 @@ def _arrow(event, number, own, rows, other, busy):
 def _last_before(event, spans):
     """Returns a time, in microseconds, inside the last span that begins before the event.
 
-    `spans` is sorted. Viewers draw an arrow only from or to a running event.
+    Viewers draw an arrow only if its ends are inside events, so the event's own begin could be
+    invalid. It is returned only if no span begins earlier. `spans` is sorted.
     """
     place = bisect.bisect_right(spans, event["begin"], key=lambda span: span[0])
     return sum(spans[place - 1]) / 2 * 1e6 if place else event["begin"] * 1e6

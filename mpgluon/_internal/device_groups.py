@@ -1,9 +1,10 @@
-"""Maps groups of ops to devices: ``AttrScope(ctx_group=...)`` in blocks that have a `group2ctx`.
+"""Device groups: maps ops in an ``AttrScope(ctx_group=...)`` to devices, in blocks that have a
+`group2ctx`.
 
 `mapped` activates a dict of groups to devices. While a dict is active, entering the scope of a
 group makes ops run on the group's device and moves their inputs there
-(csrc/autograd/groups.h). Outside any group, ops run where their first input is. State is per
-thread.
+(csrc/autograd/groups.h). Outside any group, ops run on the device of their first input. Each thread
+has its own state.
 """
 
 import threading
@@ -16,7 +17,7 @@ __all__ = ["check", "current", "device", "gathered", "mapped", "move", "placed"]
 
 
 class Groups(dict[str, Context]):
-    """A dict of groups to devices that belongs to one of `replicas` replicas of a network."""
+    """A dict from groups to devices, for one of the `replicas` replicas of a network."""
 
     def __init__(self, groups, replicas):
         super().__init__(groups)
@@ -25,15 +26,16 @@ class Groups(dict[str, Context]):
 
 class _State(threading.local):
     devices = None  # group -> Context
-    key = None  # the active dict and group, as a dict key
-    device = None  # of the active group
+    key = None  # identifies the active dict and group; None if no dict is active
+    device = None  # device of the active group
 
 
 _state = _State()
 
 
 def current():
-    """Returns the part of a compiled call's signature for the active dict and group, or None."""
+    """Returns a key for the active dict and group, or None if no dict is active. It is part of the
+    signature of compiled calls."""
     return _state.key
 
 
@@ -76,7 +78,7 @@ def lookup(group, devices, what):
 
 
 def placing(group, devices):
-    """Returns the state changes that assign ops to `group` of `devices`, the active dict.
+    """Returns the state changes that activate the dict `devices` and assign ops to its `group`.
 
     With group None, ops belong to no group.
     """
@@ -109,7 +111,7 @@ def devices():
 
 
 def is_of_another_replica(ctx):
-    """True if the active dict belongs to one of several replicas, which doesn't have the device."""
+    """True if the active dict belongs to one of several replicas, and the device is not in it."""
     active = _state.devices
     return getattr(active, "replicas", 1) > 1 and ctx not in active.values()
 
@@ -120,7 +122,7 @@ def running():
 
 
 def paused():
-    """Returns a scope in which ops run where their inputs are, and no array is moved."""
+    """Returns a scope in which ops run on the device of their inputs, and no array is moved."""
     return _core.Scope((_core.set_group, None))
 
 
@@ -151,10 +153,11 @@ def spread(value, devices, array_type):
 
 
 def move(value, ctx, array_type, within=False):
-    """Moves `value`, and the arrays in its lists, tuples and dicts, to the device.
+    """Moves `value`, which is an array or lists, tuples and dicts of arrays, to the device.
 
-    With `within`, an array that is on the device already is returned as it is, and an array that
-    occurs twice is copied once. Otherwise such arrays become views with gradients of their own.
+    With `within`, an array that is already on the device is returned unchanged, and an array that
+    occurs twice is copied once. Otherwise, each occurrence becomes a separate view or copy with its
+    own gradient.
     """
     copies = {}
 

@@ -51,7 +51,8 @@ def fraction(**values: Any) -> None:
 
 
 def decay(**values: Any) -> None:
-    """Checks that each value is in [0, 1): a decay of 1 never forgets, and divides by zero."""
+    """Checks that each value is in [0, 1). A decay of 1 would ignore all new values, and the bias
+    correction would divide by zero."""
     _each(values, "at least 0 and below 1", lambda one: 0 <= one < 1)
 
 
@@ -77,7 +78,8 @@ def as_many(**lists: Sequence[Any] | None) -> None:
 
 
 def per_axis(value: Any, ndim: int, name: str, least: int) -> tuple[int, ...]:
-    """Returns `value`, with a single integer repeated `ndim` times: 64-bit integers >= `least`."""
+    """Checks `value`, which is an integer or `ndim` integers, all 64-bit and >= `least`. Returns a
+    tuple of `ndim` integers."""
     domain = f"an integer or {ndim} of them, at least {least}"
     sizes = _sizes(value, name, domain, least, _integers)
     if not _many(value):

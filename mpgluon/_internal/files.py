@@ -1,6 +1,7 @@
-"""Opening of regular files for reading, and atomic replacement of files.
+"""Opens regular files for reading, and replaces files atomically.
 
-Shared by all readers and writers in Python. csrc/io/file.c implements the same rules in the core.
+All readers and writers in Python use these functions. csrc/io/file.c implements the same rules in
+the core.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import BinaryIO
 
-# Limit on the size of an unpacked file: EXPANDS times its packed size, plus EXPANDS_PLUS bytes.
-# Zeros compress to a thousandth of their size, but data sets and parameters do not.
+# Protection against decompression bombs: a file may unpack to at most EXPANDS times its packed size
+# plus EXPANDS_PLUS bytes. Only artificial data, such as zeros, compresses by a larger factor.
 EXPANDS, EXPANDS_PLUS = 64, 64 << 20
 
 
@@ -34,8 +35,8 @@ def check_expansion(path: str | os.PathLike[str], size: int) -> None:
 def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
     """Opens a regular file for reading.
 
-    A pipe raises MXNetIOError, because opening it could block until its other end is opened. So do
-    folders and devices. A missing file raises FileNotFoundError.
+    Raises MXNetIOError for folders, devices and pipes; opening a pipe could block until its other
+    end is opened. Raises FileNotFoundError for a missing file.
     """
     return open(os.fspath(path), "rb", opener=_descriptor)
 
@@ -43,7 +44,8 @@ def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
 def _descriptor(path, flags):
     """Opens a file for `open`, which closes the descriptor even if it is interrupted.
 
-    A descriptor must have one owner: a second close raises OSError, or closes another file.
+    The descriptor must have exactly one owner. A second close would raise OSError, or close an
+    unrelated file that has reused the number.
     """
     descriptor = os.open(path, flags | os.O_NONBLOCK)
     try:
@@ -61,8 +63,8 @@ def _descriptor(path, flags):
 
 @contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
-    """Yields a new file that replaces `path` when the block ends. The file is removed after an
-    error.
+    """Yields a new file, which replaces `path` when the ``with`` block ends. After an error, the
+    new file is removed and `path` is unchanged.
 
     The file is created in the same folder under a random name, and never opened through a link, so
     no other user of the folder can redirect the writes.

@@ -1,21 +1,21 @@
 """Graph breaks: programs that are split where control flow or shapes depend on values.
 
 A loop that runs while a condition holds, a branch, and an op with a data-dependent shape cannot be
-inside one compiled program, because the host must read a value. The program is therefore cut there,
-in program order: a compiled part, a step on the host, a compiled part, ... On the tape every part
-is a separate call, and the ops of a host step are recorded as they run, so gradients need no
+inside one compiled program, because the host must read a value. The program is therefore cut at
+these steps. Compiled parts and steps on the host alternate in program order. On the tape, every
+part is a separate call, and the ops of a host step are recorded as they run, so gradients need no
 special handling.
 
 `Split` is such a program. It is traced by running it: when the traced function reaches a host step,
 the part so far is compiled and run on the real arrays, the step runs, and tracing continues with
 traced arrays that have the shapes of the step's results. The traced parts form a tree that branches
-where a step returned different shapes; later calls walk the tree without running the user's Python
-code. A shape that is not in the tree is traced from the beginning, skipping the parts that already
-ran. A cut passes on every value that is still held by an array, so the rest of the function has all
-its inputs.
+where a step returned different shapes. Later calls walk the tree without running the user's Python
+code. If a step returns shapes that are not in the tree, the function is re-traced from the
+beginning, and parts that already ran in this call are skipped. A cut passes on every value that is
+held by an array at that moment, so the rest of the function has all its inputs.
 
-Bodies of loops and branches (`Body`) are traced separately before values exist, so inside them only
-steps with known shapes may cut.
+Bodies of loops and branches (`Body`) are traced separately, before values exist. Inside them, cuts
+are limited to host steps whose result shapes are known in advance.
 """
 
 import gc
@@ -28,12 +28,12 @@ from . import ranks
 
 
 class _Thread(threading.local):
-    tracer = None  # cuts the active trace
+    tracer = None  # `Tracer` of the active trace
     tracing = None  # values of parameters in the active trace (`gluon._compiled.tracing`)
 
 
 thread = _Thread()
-# Maximum number of parts per block; beyond it, the least recently used leaves are evicted.
+# Maximum number of parts per block. If it is exceeded, the least recently used leaves are evicted.
 LIMIT = 256
 
 
@@ -52,15 +52,15 @@ def refuse_in_trace(what):
 
 
 class PythonCall:
-    """A call, at a cut, of an op implemented in Python.
+    """A call of an op that is implemented in Python, so it runs on the host at a cut.
 
-    It has the attributes of a `_core.OpCall` that symbol nodes read.
+    It has the same attributes as `_core.OpCall`, as far as symbol nodes read them.
     """
 
     creates = copies = dynamic = loss = amp_cast = False
     differentiable = True
     gradient_missing = False
-    splits = True  # compiled programs may be cut at the call
+    splits = True  # compiled programs are cut at this call
 
     def initial_values(self, count: int) -> tuple[Any, ...]:
         return (None,) * count
@@ -89,16 +89,17 @@ class Host:
         self.outputs = ()
         self.dynamic = dynamic
         self.scope = _core.get_scope()
-        self.bodies = bodies  # of loops and branches
+        self.bodies = bodies  # `Body`s of the loop or branch
 
     def __call__(self, env):
-        # Moves between groups were traced
+        # The trace already contains the moves between device groups.
         with _core.Scope((_core.set_group, None), (_core.set_scope, self.scope)):
             return self.run([env[i] for i in self.inputs])
 
 
 class Part:
-    """Ops between two cuts, and the host step after them, or the results."""
+    """A compiled part: the ops between two cuts. It ends with a host step, or with the results of
+    the function."""
 
     __slots__ = (
         "op",
@@ -159,9 +160,9 @@ class Tracer(_core.Scope):
         self.trace = _core.Trace()
         self._begin = 0  # first node of the part being traced
         self._constants = 0
-        self.passed = set()  # constants so far, which later parts may use
+        self.passed = set()  # constants of all parts so far, which later parts may use
         self.late = []
-        self.has_bodies = False  # of loops or branches
+        self.has_bodies = False  # True if the trace contains loops or branches
 
     def _changes(self):
         return [self.trace, (vars(thread), "tracer", self)]
@@ -192,8 +193,9 @@ class Tracer(_core.Scope):
     def _agree_on_live_values(self):
         """Keeps each value that is live on any rank, so that all ranks compile the same outputs.
 
-        An array in a reference cycle lives until the garbage collector runs, at a different moment
-        on each rank, and one rank may store an array that the other ranks drop.
+        Live values can differ between ranks. The garbage collector releases arrays in reference
+        cycles at a different moment on each rank, and one rank may store an array that the other
+        ranks drop.
         """
         gc.collect()
         live = " ".join(map(str, self.trace.live()))
@@ -201,9 +203,8 @@ class Tracer(_core.Scope):
         self.trace.keep(sorted({int(value) for text in by_rank for value in text.split()}))
 
     def host(self, name, run, inputs, outputs, bodies=()):
-        """Adds a step with known results, given by descriptions ``(shape, dtype, ctx)``.
-
-        Returns traced arrays for the results.
+        """Adds a host step whose result shapes are known. `outputs` has a ``(shape, dtype, ctx)``
+        for each result. Returns traced arrays for the results.
         """
         raise NotImplementedError(
             f"{name} runs outside of compiled programs and cannot be traced by "
@@ -211,7 +212,7 @@ class Tracer(_core.Scope):
         )
 
     def dynamic(self, name, run, inputs):
-        """Adds a step whose results' shapes depend on values."""
+        """Adds a host step whose result shapes depend on values."""
         raise NotImplementedError(
             f"the output shape of {name} depends on values and cannot be traced by "
             f"{type(self).__name__}; call it outside of the hybridized block"
@@ -224,7 +225,8 @@ class Tracer(_core.Scope):
         return self._begin_part(arrays)
 
     def _begin_part(self, arrays):
-        """Returns the results of the host step as the code after the cut sees them."""
+        """Begins the part after a cut. Returns the host step's results for the following code; they
+        are detached if recording is paused."""
         self._begin = self.trace.nodes
         self.trace.forget_moves()
         return [array.detach() for array in arrays] if self.trace.paused else arrays
@@ -237,8 +239,8 @@ def describe(array):
 class Body(Tracer):
     """A function of arrays traced without values: the body of a loop or branch.
 
-    `routine` takes arrays for the function's own inputs, followed by arrays for `captures`, the
-    arrays of the enclosing code that it uses. `descs` describes its results.
+    `routine` takes arrays for the function's own inputs, followed by arrays for `captures`: the
+    arrays of the enclosing code that the body uses. `descs` describes the results.
     """
 
     def __init__(self, function, likes, what):
@@ -271,7 +273,8 @@ class Body(Tracer):
         raise NeedsValues(name)
 
     def _join(self):
-        """Joins all parts, and the steps between them, into one that runs without Python code."""
+        """Joins all parts and the host steps between them into one routine, which runs without the
+        user's Python code."""
         slots = {value: slot for slot, value in enumerate(self._inputs)}
         calls, made = [], len(self._inputs)
 
@@ -292,7 +295,7 @@ class Body(Tracer):
 
     @property
     def inlines(self):
-        """True if its ops can be emitted into the enclosing trace."""
+        """True if the body has no cut, so its ops can be emitted into the enclosing trace."""
         return len(self._parts) == 1
 
     def inline(self, arrays):
@@ -323,9 +326,9 @@ def _running(recording, training):
 
 
 class _Live(Tracer):
-    """Traces a function while it runs.
+    """Traces a function while it runs on values.
 
-    `path` holds the parts that already ran, with the results of their steps.
+    `path` lists the parts that already ran in this call, with the results of their host steps.
     """
 
     def __init__(self, split, key, path, env):
@@ -399,12 +402,13 @@ class _Live(Tracer):
 
     def finish(self, results):
         part = self._last_part(results)
-        # Code after a cut may have written arrays that the part before the cut reads.
+        # Code after a cut may have written arrays that an earlier part reads as constants, so use
+        # their current values.
         constants = dict(self.trace.constants(0))
         for made, _ in self._made:
             made.constants = [(i, constants[i]) for i, _ in made.constants]
-        # Other threads run a part as soon as it is in the tree, so the first part, which leads to
-        # the rest, is attached last.
+        # Other threads run a part as soon as it is in the tree. Attach the first part last, because
+        # it makes the rest reachable.
         for made, end in reversed((*self._made, (part, self._end))):
             self._split._attach(made, end, self._root)
         with _running(*self.mode):
@@ -418,7 +422,7 @@ def _key(host, arrays):
 
 
 class Split:
-    """A function on arrays, compiled in parts. Called like a `_core.CachedOp`.
+    """A function on arrays that is compiled in parts. It is called like a `_core.CachedOp`.
 
     Parameters
     ----------
@@ -432,13 +436,14 @@ class Split:
         self._trace = trace
         self.flags = flags
         self._roots = {}
-        self._precision = _core.precision_changes()  # the parts contain the casts of amp
+        # The parts contain casts of mixed precision, so a change of the settings discards them.
+        self._precision = _core.precision_changes()
         self._clock = 0
         self.dropped = 0  # number of evicted parts
 
     def __call__(self, *arrays):
         if any(array._traced for array in arrays):
-            return list(self._trace(*arrays))  # inside another trace, which then contains the ops
+            return list(self._trace(*arrays))  # emits the ops into the enclosing trace
         if self._precision != _core.precision_changes():
             self._precision = _core.precision_changes()
             self.clear()
@@ -455,7 +460,7 @@ class Split:
             part.used = self._clock
             try:
                 part.get_late(env)
-            except (KeyError, TypeError):  # a parameter was moved or released since
+            except (KeyError, TypeError):  # since the trace, a parameter was moved or released
                 self._drop(part)
                 break
             part.compute(env)
@@ -544,13 +549,14 @@ class Split:
         )
 
     def bind(self, arrays):
-        """Does nothing, unlike `_core.CachedOp.bind`: parameters are looked up when used."""
+        """Does nothing, unlike `_core.CachedOp.bind`, because each call looks up the parameters."""
 
     def unbind(self):
-        """Does nothing, unlike `_core.CachedOp.unbind`: nothing is bound."""
+        """Does nothing, unlike `_core.CachedOp.unbind`, because no arrays are bound."""
 
     def recapture(self, pairs, holder, former, following):
-        """Returns False, unlike `_core.CachedOp.recapture`: a new trace is always needed."""
+        """Returns False, unlike `_core.CachedOp.recapture`: replacing a captured array requires a
+        new trace."""
         return False
 
     def clear(self):

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 
 from .. import _core
 
-OPTIONS = {  # of layers, optimizers and ops: the first one that the callee has is suggested
+# Maps options of other frameworks' layers, optimizers and ops to candidates. The first candidate
+# that the callee accepts is suggested.
+OPTIONS = {
     "lr": ("learning_rate", "optimizer_params"),
     "learning_rate": ("optimizer_params",),
     "weight_decay": ("wd", "optimizer_params"),
@@ -203,7 +205,8 @@ BLOCK = {
     "compile": "net.hybridize()",
 }
 
-# Settings of PyTorch's Parameters: assigning them would hide methods or have no effect.
+# Attributes that PyTorch programs assign to Parameters. Here, an assignment would hide a method or
+# have no effect, so it raises an error with this advice.
 PARAMETER_SETTINGS = {
     "requires_grad": "param.grad_req = 'null' to freeze it, or 'write'",
     "data": "param.set_data(value)",
@@ -418,7 +421,7 @@ FUNCTION = {
     "apply": "an instance and call it, f = F(); y = f(x); self replaces ctx in both methods",
 }
 
-# Ops of MXNet's contrib that do not exist here, or not for symbols.
+# Advice for ops in MXNet's contrib that do not exist here, or do not support symbols.
 CONTRIB = {
     "quantized_rnn": "the op RNN computes with float32: dequantize the inputs, and apply "
     "quantize_v2 to the outputs",
@@ -460,7 +463,8 @@ _FIRST = (
 
 
 def absent(kind, ways):
-    """Adds names to a class that raise an AttributeError with the alternative in `ways`."""
+    """Adds attributes to a class whose access raises an AttributeError. `ways` maps their names to
+    the alternative that the message suggests."""
 
     def error(thing, name):
         owner = thing if isinstance(thing, type) else type(thing)
@@ -499,7 +503,8 @@ def unsettable(param, name):
 
 
 def present(thing, names):
-    """Returns those `names`, from an object's __dir__, that are not placeholders for errors."""
+    """Filters `names`, the result of an object's __dir__: removes attributes that only raise an
+    error (`absent`)."""
     kind, own = type(thing), getattr(thing, "__dict__", ())
     return [
         name
@@ -531,7 +536,8 @@ def near_names(module, **ways):
 
 
 def late_names(module, sibling):
-    """Gives a module the public names of a sibling that imports it."""
+    """Makes a module look up missing public names in a sibling module. The sibling imports the
+    module, so the module cannot import the sibling."""
 
     def found(name):
         source = None
@@ -576,7 +582,7 @@ def of_op(name):
 
 
 def of_package(module, name):
-    """Looks up a name of MXNet's module in the package that has it here."""
+    """Looks up a name in the parent package. MXNet has the name in the module itself."""
     package = sys.modules[module.rpartition(".")[0]]
     if name in getattr(package, "__all__", ()):
         return getattr(package, name)
@@ -592,7 +598,7 @@ class OptionsChecked:
             if kwargs:
                 check_options(cls, kwargs)
             make = super().__new__
-            if make is not object.__new__:  # another base handles the arguments
+            if make is not object.__new__:  # another base class needs the arguments
                 return make(cls, *args, **kwargs)
             if cls.__init__ is object.__init__ and (args or kwargs):
                 raise TypeError(f"{cls.__name__}() takes no arguments")
@@ -602,8 +608,8 @@ class OptionsChecked:
 def check_options(kind, given):
     """Raises `unknown_option` if the constructor accepts neither an option nor **kwargs.
 
-    Classes of this package pass on only known options, so for these a foreign name such as ``lr``
-    is an error even if the constructor accepts **kwargs.
+    Classes of this package pass only known options to their bases. Therefore, even if their
+    constructor accepts **kwargs, another framework's name such as ``lr`` raises the error.
     """
     code = getattr(kind.__init__, "__code__", None)
     if code is None:
@@ -633,7 +639,7 @@ def _options(kind):
             if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
         )
         if inspect.Parameter.VAR_KEYWORD not in kinds:
-            break  # its base receives no other options
+            break  # without **kwargs, this constructor passes no unknown options to its base
     return sorted(options)
 
 

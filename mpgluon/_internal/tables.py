@@ -38,7 +38,7 @@ def aligned(rows: list[tuple[str, ...]]) -> list[str]:
 
 
 def html_table(rows: list[tuple[str, ...]]) -> str:
-    """Returns an HTML table, aligned like the text."""
+    """Returns an HTML table whose columns are aligned as in `aligned`."""
     sides = ["left" if title in _LEFT else "right" for title in rows[0]]
     lines = []
     for kind, row in zip(["th", *["td"] * (len(rows) - 1)], rows):

@@ -7,10 +7,10 @@ _default = None  # read from the environment on first use
 
 
 def default_transport() -> str:
-    """Returns the transport of collectives that name none.
+    """Returns the default transport of collectives, for calls that specify no transport.
 
-    It is MPGLUON_COLLECTIVES, or the one set by `parallel.collectives.transport`. Raises ValueError
-    if the setting is invalid.
+    It is the value of MPGLUON_COLLECTIVES, unless `parallel.collectives.transport` overrides it.
+    Raises ValueError if the value is invalid.
     """
     global _default
     if _default is None:

@@ -115,6 +115,6 @@ class Alias(Protocol):
 
 
 class Register(Protocol):
-    """A class decorator that also accepts a second argument, another name for the class."""
+    """A class decorator that accepts an alternative name for the class as its second argument."""
 
     def __call__(self, klass: Class, name: str | None = None) -> Class: ...

@@ -45,7 +45,7 @@ class _Watchdog:
                 and time.monotonic() - since >= self.seconds
                 and _core.engine_mode() != "shuffle"
             ):
-                told = True  # once per stall
+                told = True  # report each stall only once
                 print(describe(standing, time.monotonic() - since), file=sys.stderr, flush=True)
 
 
@@ -70,7 +70,7 @@ def _rank_elsewhere(device):
 
 
 def describe(standing: Sequence[tuple[Any, ...]], seconds: float) -> str:
-    """Returns the report on devices with queued work of which none progressed for `seconds`."""
+    """Returns the report on devices that have queued work but made no progress for `seconds`."""
     here = (
         f", rank {ranks.own()}"
         if any(parts_of(entry[0])[2] is not None for entry in standing)

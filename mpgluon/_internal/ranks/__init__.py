@@ -33,7 +33,7 @@ _world = None
 _count = 0  # number of ranks; 0 before `begin`
 _own = 0
 _limit = 60.0  # seconds
-_in_any_order = False  # MPI may choose the order of sums
+_in_any_order = False  # True if MPI may choose the order of sums
 _failure = None  # text of the error that ended this rank's program
 
 
@@ -191,8 +191,8 @@ def _note_uncaught():
 
 
 def _agree(mpi, any_order, wrong):
-    """Raises an error on all ranks if one of them cannot start or if their versions or settings
-    differ."""
+    """Raises an error on all ranks if a rank cannot start, or if versions or settings differ
+    between ranks."""
     from ...libinfo import __version__
 
     level = mpi.Query_thread()
@@ -246,7 +246,8 @@ def _wait_and_look(request, what, works):
         waited = time.monotonic() - begin
         if waited > 0.001:
             pause = min(pause * 1.5 + 0.00002, 0.002)
-            _core.run_ready()  # the other ranks may wait for the results of this work
+            # Run queued work meanwhile, because other ranks may wait for its results.
+            _core.run_ready()
             lost, why, _ = _core.ranks_find_lost()
             if lost >= 0:
                 raise MXNetError(f"{what}: {why}")
@@ -268,7 +269,9 @@ def gather(what: str, text: str) -> list[str]:
     if count() == 1:
         return [text]
     lost, why, _ = _core.ranks_find_lost()
-    if lost >= 0:  # the ranks may have left an earlier call at different points
+    # After a failure, ranks may have left an earlier call at different points, so collective calls
+    # no longer match.
+    if lost >= 0:
         raise MXNetError(f"{what}: {why}")
     import numpy
 
@@ -293,8 +296,8 @@ def gather(what: str, text: str) -> list[str]:
 
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
-    """Excludes the arrays that this thread creates from the sequence that the ranks compare, for
-    arrays that only this rank creates."""
+    """Scope for creating arrays that other ranks do not create. They are excluded from the sequence
+    of arrays that the ranks compare."""
     former = _core.ranks_name_arrays(False)
     try:
         yield
@@ -340,8 +343,8 @@ def join(found: dict[int, Any]) -> dict[int, Any]:
 
 
 def all_succeed(what: str, work: Callable[[], _Result]) -> _Result:
-    """Returns the result of `work`, or raises its error. If it fails on any rank, the others raise
-    an MXNetError with that rank and its error. All ranks call it."""
+    """Returns the result of `work`, or raises its error. If `work` fails on any rank, all other
+    ranks raise an MXNetError that names the rank and its error. All ranks call this function."""
     if count() == 1:
         return work()
     result, error = None, None
@@ -360,8 +363,9 @@ def all_succeed(what: str, work: Callable[[], _Result]) -> _Result:
 
 
 def agree_on_trace(text: str) -> None:
-    """Raises an MXNetError with the first different line on all ranks unless all of them have
-    traced the same graph. The core calls it when it compiles a graph with devices of ranks."""
+    """Checks that all ranks have traced the same graph. Otherwise, raises an MXNetError on all
+    ranks, which shows the first differing line. The core calls it when it compiles a graph with
+    devices of several ranks."""
     import hashlib
 
     if len(set(gather("a new graph", hashlib.sha256(text.encode()).hexdigest()))) == 1:
@@ -389,7 +393,7 @@ def _report(text):
 
 
 def _finish_work():
-    """Finishes the queued work, which other ranks may wait for, and reports its errors."""
+    """Waits for the queued work, because other ranks may depend on it, and reports its errors."""
     try:
         _core.waitall()
     except BaseException as error:  # even Ctrl-C: no later code could handle it
@@ -398,8 +402,8 @@ def _finish_work():
 
 
 def _end(process):
-    """Sends the remaining data to the other ranks, then waits until all of them have ended, as
-    MPI can only be finalized on all ranks together."""
+    """Sends the remaining data to the other ranks, then waits until all ranks have ended, because
+    finalizing MPI is a collective call."""
     if os.getpid() != process:
         return
     if _failure is None:

@@ -1,8 +1,8 @@
 """NCCL communicators between ranks, for all-reduces of arrays on GPUs.
 
-A communicator has one GPU of each rank, and no two of them share a card. If a communicator is not
-possible, the arrays are summed in host memory. The key of a communicator is the tuple of its GPU
-indices by rank. All ranks request the same communicators in the same order.
+A communicator has one GPU of each rank, and each of them must be a different card. Otherwise, no
+communicator is possible, and the arrays are summed in host memory. The key of a communicator is the
+tuple of its GPU indices by rank. All ranks request the same communicators in the same order.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ class _Joining:
 
 
 def _look(ctx):
-    """Returns this rank's card, or the reason why it cannot join. Rank 0 adds NCCL's id."""
+    """Returns a dict with this rank's card, or with the reason why it cannot join a communicator.
+    Rank 0 adds NCCL's unique id."""
     if count() > _core.GPU_RANKS_IN_ORDER and not any_order():
         return {
             "why": f"GPUs support sums in rank order for at most {_core.GPU_RANKS_IN_ORDER} ranks; "

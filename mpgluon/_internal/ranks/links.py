@@ -1,4 +1,4 @@
-"""Measurements of ranks: their hosts, clock offsets, and the latency and bandwidth between them.
+"""Measures properties of ranks: hosts, clock offsets, and the latency and bandwidth between ranks.
 
 All ranks call each function.
 """
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 _SMALL, _LARGE = 4 << 10, 16 << 20  # bytes of the copies that measure latency and bandwidth
 _ROUNDS = 20  # round trips of a latency measurement
-# Round trips for a clock offset: at least _PINGS, and more until one takes less than _QUICK
-# nanoseconds, but for at most _PATIENCE seconds
+# Measurement of a clock offset: at least _PINGS round trips, then more until a round trip takes
+# less than _QUICK nanoseconds or _PATIENCE seconds have passed.
 _PINGS, _QUICK, _PATIENCE = 50, 20_000, 1.0
 ALL_PAIRS = 8  # largest number of ranks for which all pairs are measured
 
@@ -148,8 +148,8 @@ def _there_and_back(array, here, there):
 
 
 def _seconds(rank, work, repeats=4):
-    """Returns the seconds of the work on `rank` for each repeat after a warm-up. All ranks queue
-    it."""
+    """Runs `work` on all ranks, first as a warm-up, then `repeats` times. Returns the seconds of
+    each repetition, measured on `rank`."""
     taken = []
     for _ in range(repeats):
         _core.waitall()

@@ -1,5 +1,5 @@
-"""All-reduce and broadcast of arrays on devices that name no rank, so that each rank has its own
-array. All ranks call each function, with arrays of the same shapes and dtypes.
+"""All-reduce and broadcast of arrays on devices that name no rank. Each rank has its own array. All
+ranks call each function with arrays of the same shapes and dtypes.
 
 Sums are queued concurrently with the work of the devices (``csrc/comm/rank_sums.c``). A broadcast
 copies the array to the CPU device that names the source rank, and from there to all ranks
@@ -20,9 +20,9 @@ from ...ndarray.sparse import RowSparseNDArray, row_sparse_array
 from . import count, own
 from .gpus import Indices
 
-_TOGETHER = 4 << 20  # bytes of a bucket of small arrays
-_ALONE = 1 << 20  # bytes from which an array is summed without a bucket
-_MOST = 2048  # arrays in a bucket; an op has at most 4096 inputs
+_TOGETHER = 4 << 20  # maximum bytes of a bucket of small arrays
+_ALONE = 1 << 20  # arrays of at least this many bytes are summed without a bucket
+_MOST = 2048  # maximum number of arrays in a bucket, because an op has at most 4096 inputs
 
 
 def check_own(array: NDArray, what: str) -> None:
@@ -60,8 +60,8 @@ def _grouped(arrays):
 
 
 def _together(arrays, work):
-    """Applies `work` to flattened buckets of the arrays. Returns new arrays with the shapes and on
-    the devices of the given ones."""
+    """Applies `work` to flattened buckets of the arrays. Returns new arrays with the shapes and
+    devices of the given arrays."""
     results = [None] * len(arrays)
     with autograd.pause():
         for numbers in _grouped(arrays):
@@ -121,7 +121,7 @@ def add_up(
     arrays : sequence of NDArray
         This rank's arrays.
     in_place : bool, default False
-        Write the sums into `arrays`. By default they are new arrays on the same devices.
+        Whether to write the sums into `arrays`. By default, returns new arrays on the same devices.
     gpus : sequence of tuple or None
         The communicator of each array, from `gpus.joined`. The array is moved to this rank's GPU of
         the communicator. An array without a communicator is summed in host memory.

@@ -80,7 +80,7 @@ class _Message:
 
 
 class _Channel:
-    """Messages between workers and servers. A process has one channel for all its stores."""
+    """Exchanges messages between workers and servers. A process has one channel for all stores."""
 
     def __init__(self, servers):
         world = ranks.world()
@@ -120,7 +120,7 @@ class _Channel:
         return [answer for _, (_, answer) in answers]
 
     def _end(self, process):
-        if os.getpid() == process:  # not in a forked child
+        if os.getpid() == process:  # a forked child must not end the channel
             for server in self.servers:
                 self.send(server, "end")
             self.flush()
@@ -167,10 +167,10 @@ def create(kind: str) -> AsyncKVStore | NoReturn:
 class AsyncKVStore(TwoBits, OptimizingStore):
     """Key-value store of asynchronous parameter servers: ``mx.kv.create('dist_async')``.
 
-    A push does not wait for the server, which applies it on arrival without waiting for other
+    A push does not wait for the server. The server applies it on arrival, without waiting for other
     workers. A pull returns the current value, which includes all earlier pushes of this worker. All
-    workers call `init`, `set_optimizer` and `barrier` together. The first worker provides the first
-    values and the optimizer.
+    workers call `init`, `set_optimizer` and `barrier` together. The first worker provides the
+    initial values and the optimizer.
     """
 
     needs_optimizer = True
@@ -201,7 +201,7 @@ class AsyncKVStore(TwoBits, OptimizingStore):
         return self._channel.servers[number % len(self._channel.servers)]
 
     def _ask(self, what, parts):
-        """Sends each pair (key, said) to the key's server. Returns {key: reply}."""
+        """Sends each (key, request) in `parts` to the key's server. Returns {key: reply}."""
         by_server = {}
         for key, said in parts:
             by_server.setdefault(self._server_of(key), []).append((key, said))
@@ -214,7 +214,7 @@ class AsyncKVStore(TwoBits, OptimizingStore):
         return answers
 
     def init(self, key: Keys, value: Values) -> None:
-        """Sets the first values of keys, once for each key. All workers call it, and the first
+        """Sets the initial values of keys, once for each key. All workers call it, and the first
         worker's values are used."""
         pairs = pairs_of(key, value, "init")
         for one, arrays in pairs:

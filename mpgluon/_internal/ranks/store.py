@@ -1,4 +1,4 @@
-"""Kvstore over ranks. Each rank has a bit-identical replica of all values."""
+"""Synchronous kvstore over ranks. Each rank has a bitwise identical replica of all values."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class DistKVStore(TwoBits, KVStore):
     """Key-value store that is replicated on all ranks: ``mx.kv.create('dist_sync')``.
 
     All ranks call `init`, `push` and the methods built on them with the same keys in the same
-    order. Rank 0 provides the first values. Pushed arrays are summed over the devices of each rank
-    and then over the ranks, in rank order. On every rank the sum replaces the value or is passed to
-    the updater. There are no servers.
+    order. Rank 0 provides the initial values. Pushed arrays are summed over the devices of each
+    rank and then over the ranks, in rank order. On every rank, the sum replaces the value or is
+    passed to the updater. There are no servers.
     """
 
     spans_ranks = True
@@ -90,8 +90,9 @@ class DistKVStore(TwoBits, KVStore):
         ]
 
     def _gpus_of(self, places):
-        """Returns the GPU indices of the communicator for each (key, context), or None. The ranks
-        agree on it at the first sum of a key, based on the contexts of its arrays at that time."""
+        """Returns the GPU indices of the communicator for each (key, context), or None for host
+        memory. The ranks agree on a key's communicator at the key's first sum, based on the
+        contexts of its arrays at that time."""
         asked = [(key, ctx) for key, ctx in places if key not in self._gpus]
         if asked:
             found = gpus.joined([ctx for _, ctx in asked], default_transport())

@@ -57,7 +57,8 @@ class TwoBits:
         self._threshold = threshold if kind == "2bit" else None
 
     def _compressed(self, key, array):
-        """Returns the array plus the key's residual as packed 2-bit codes. Updates the residual."""
+        """Compresses the sum of the array and the key's residual to packed 2-bit codes. Stores the
+        rounding error as the key's new residual."""
         if array.stype != "default":
             raise MXNetError("row_sparse arrays cannot be compressed; push dense arrays")
         if dtype_name(array.dtype) != "float32":

@@ -2,8 +2,8 @@
 
     python -m mpgluon._internal.stubs [FOLDER]
 
-writes them to the package, or to FOLDER instead. Some stubs have no module: they hold the ops of a
-module that also has functions of its own, which imports them for type checkers.
+writes them to the package, or to FOLDER instead. Some stubs have no corresponding module. They hold
+the ops of a module that also defines functions. That module imports the stub for type checkers.
 """
 
 from __future__ import annotations
@@ -96,9 +96,10 @@ def _parameter(param: dict[str, Any]) -> str:
 
 
 def _doc(text: Any, indent: str) -> str:
-    """Returns a docstring, or "..." as the body without one.
+    """Returns a function's body for a stub: its docstring, or "..." if it has none.
 
-    The docstring of a class may be a descriptor, which serves its instances.
+    `text` is ignored unless it is a str: the docstring of a class may be a descriptor, which
+    returns the docstrings of its instances.
     """
     if not text or not isinstance(text, str):
         return f"{indent}...\n"
@@ -108,7 +109,8 @@ def _doc(text: Any, indent: str) -> str:
 
 
 def _op_stub(op: _core.Op, name: str, *, symbol: bool, method: bool = False) -> str:
-    """Returns an op as a function of arrays or symbols, or as a method of its first input."""
+    """Returns the stub of an op as a function of arrays or symbols, or as a method of its first
+    input."""
     description = op.describe()
     arguments = []
     for item in description["inputs"]:
@@ -122,7 +124,7 @@ def _op_stub(op: _core.Op, name: str, *, symbol: bool, method: bool = False) -> 
     if method:
         arguments = ["self", *arguments[not arguments[0].startswith("*") :]]
     arguments += [_parameter(param) for param in description["params"]]
-    # Arguments after one with a default need a default as well.
+    # In Python, all arguments after an argument with a default need a default.
     seen = False
     for i, argument in enumerate(arguments):
         if argument.startswith("*"):
@@ -140,7 +142,7 @@ def _op_stub(op: _core.Op, name: str, *, symbol: bool, method: bool = False) -> 
         result = "Symbol"
         arguments += ["name: str | None = None", "attr: dict[str, str] | None = None"]
     else:
-        # The number of outputs depends on the parameters; Any spares callers a cast.
+        # If the number of outputs depends on the parameters, Any spares callers a cast.
         several = any(output.startswith(("*", "?")) for output in outputs)
         result = "NDArray | Any" if several else "NDArray"
         if not several and len(outputs) > 1:
@@ -165,13 +167,13 @@ def generate_namespace(space: str, *, symbol: bool) -> str:
         if known and where == space and not hidden and short.isidentifier():
             found[short] = _op_stub(op, short, symbol=symbol)
     head = _SYMBOL_HEAD if symbol else _ARRAY_HEAD
-    if space == "op":  # MXNet has it there as well
+    if space == "op":  # MXNet has this name in `op` as well
         head += f"from .{'creation' if symbol else 'functions'} import Custom as Custom\n"
     return head + "\n" + "\n".join(found.values())
 
 
 def _symbol_methods() -> str:
-    """Returns the class of the methods that are added to Symbol."""
+    """Returns the stub of `SymbolMethods`, the base class with the methods of Symbol."""
     ops, lines = _core.ops(), [_METHODS_HEAD, "class SymbolMethods:"]
     for name in OPERATORS:
         comment = "  # type: ignore[override]" if name in ("eq", "ne") else ""
@@ -246,7 +248,7 @@ def _check(node: ast.FunctionDef, value: Any, where: str) -> None:
     try:
         real = [name for name in inspect.signature(value).parameters if name != "self"]
     except (ValueError, TypeError):
-        return  # it has no signature
+        return  # not every function of the extension has a signature
     arguments = node.args
     stars = [star.arg for star in (arguments.vararg, arguments.kwarg) if star]
     listed = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
@@ -268,8 +270,8 @@ _OF_EVERY_OBJECT = frozenset(vars(object)) | {
 def _members(
     nodes: Iterable[ast.stmt], names: dict[str, Any], where: str, indent: str
 ) -> list[str]:
-    """Returns the statements of a module or class: hand-written ones with docstrings, then the
-    rest."""
+    """Returns the statements of a module or class: the hand-written ones with docstrings added,
+    then generated ones for the remaining names."""
     texts, written = [], set()
     for node in nodes:
         if isinstance(node, ast.FunctionDef):
