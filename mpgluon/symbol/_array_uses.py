@@ -1,8 +1,9 @@
-"""Uses of a symbol that have another meaning for an array: indexing, iteration and `len`.
+"""Detects uses of a symbol that mean something else for an array: indexing, iteration and `len`.
 
 ``x[0]``, ``for row in x`` and ``len(x)`` refer to the outputs of a symbol, but to the rows of an
-array. The two agree for several outputs, which functions of arrays return as a list. They differ
-for one output. While a block runs on symbols, `recorded` collects these uses.
+array. If a symbol has several outputs, there is no difference, because functions of arrays return
+these as a list. If it has one output, the results differ. While a block runs on symbols, `recorded`
+collects these uses.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def is_recording() -> bool:
 
 
 def note(text: str) -> None:
-    """Records a use by the caller's code."""
+    """Records a use, with the user's source line, if `recorded` is active."""
     if _active.uses is not None:
         line = _core._origin_line(_core._origin())
         _active.uses.append(f"{text} at {line}" if line else text)

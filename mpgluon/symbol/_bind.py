@@ -151,7 +151,7 @@ def simple_bind(
 
     parameters = () if shared_arg_names is None else set(shared_arg_names)
     taken, taken_gradients, taken_states = _shared(shared_exec, parameters, descs, variables)
-    # Parameters are never in a buffer, because other executors overwrite its arrays.
+    # Parameters never use the shared buffer, because other executors overwrite its arrays.
     stypes = {node: _stype_of(node, stype_dict) for node in arguments}
     sparse = _gradient_stypes(order, stypes)
     args = [
@@ -181,7 +181,8 @@ def _stype_of(node, stype_dict):
 
 
 def _gradient_stypes(order, stypes):
-    """Returns the storage types of variables' gradients: their own, unless an op overrides it."""
+    """Returns the storage type of each variable's gradient. It is the variable's own storage type,
+    unless an op overrides it."""
     found = dict(stypes)
     for node in order:
         if node.call is not None:
@@ -196,7 +197,8 @@ def _gradient_stypes(order, stypes):
 def _infer(entries, variables, arguments, shapes, type_dict):
     """Infers the shape and dtype of each variable.
 
-    Raises MXNetError if they contradict each other, or do not follow from the given ones.
+    Raises MXNetError if shapes or dtypes contradict each other, or if the given ones do not
+    determine all of them.
     """
     shapes = {
         name: tuple(shape) for name, shape in shapes.items() if isinstance(shape, (tuple, list))
@@ -249,8 +251,8 @@ def _shared(executor, parameters, descs, variables):
 def _new_array(name, shape, dtype, device, shared, buffer):
     """Returns the array of a variable.
 
-    This is the shared array of that name, or a part of the buffer's array if that is large enough.
-    Otherwise it is a new array, which is stored in the buffer.
+    Uses the shared array of that name, if any. Otherwise, uses a part of the buffer's array of that
+    name if it is large enough, or else creates a new array and stores it in the buffer.
     """
     array = shared.get(name)
     if array is not None:

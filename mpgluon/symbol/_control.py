@@ -1,9 +1,9 @@
 """Loops and branches of symbols: ``sym.contrib.foreach``, ``while_loop``, ``cond``.
 
-Each is a node with subgraphs, as in MXNet's files: ``_foreach``, ``_while_loop``, ``_cond``. A
-subgraph's variables are inputs of the node, mapped by the node's attributes ("locs"). The body is
-called once on new variables; each outer symbol that it uses also becomes a variable of the subgraph
-and an input of the node.
+Each call creates a node with subgraphs, as in MXNet's files: ``_foreach``, ``_while_loop`` or
+``_cond``. Each variable of a subgraph is an input of the node; the node's attributes ("locs") map
+variables to inputs. The body is called once, on new variables. Each outer symbol that the body uses
+also becomes a variable of the subgraph and an input of the node.
 """
 
 from __future__ import annotations
@@ -132,9 +132,9 @@ class Control(PythonCall):
         raise TypeError(f"{self.name} has no parameter {name!r}")
 
     def _learn(self, graph, descs, inputs, train, lift=lambda loc, desc: desc):
-        """Runs inference on a graph whose variables have `descs`; returns its results.
-
-        Merges the inferred descriptions into `inputs`, converted by `lift`.
+        """Runs inference on a subgraph whose variables have the descriptions `descs`. Merges the
+        inferred descriptions into `inputs`, after converting them with `lift`. Returns the
+        descriptions of the subgraph's results.
         """
         found, results = graph.infer(descs, train)
         for loc, desc in zip(graph.locs, found):
@@ -302,7 +302,7 @@ class WhileLoop(Control):
             [inputs[loc] for loc in self.loop_vars],
             self.limit,
         )
-        if len(outputs) != self.num_out:  # it ran on values, for zero steps
+        if len(outputs) != self.num_out:  # the loop ran on values, and for zero steps
             descs = self.infer(
                 [(array.shape, _core.dtype_name(array.dtype)) for array in inputs],
                 [(None, None)] * self.num_outputs,
@@ -359,7 +359,8 @@ KINDS = {kind.name: kind for kind in (Foreach, WhileLoop, Cond)}
 
 
 def _flat(value, what):
-    """Returns the symbols of nested lists, one per output, and a function that restores nesting."""
+    """Flattens nested lists of symbols to a list with a symbol for each output. Also returns a
+    function that restores the nesting."""
     from .symbol import Symbol
 
     if isinstance(value, Symbol):
@@ -404,10 +405,11 @@ def _placeholders(symbols):
 
 
 def _cut(results, mark, own):
-    """Extracts the graph of a body's results: entries over copied nodes.
+    """Extracts a body's graph by copying its nodes. Variables of the subgraph are the body's own
+    variables, and new ones in place of outer values.
 
-    The body's own variables and all outer values become variables. Returns the entries and, for
-    each variable in order, the outer entry that it replaces (None for the body's own).
+    Returns the entries of the results and, for each variable in order, the outer entry that it
+    replaces, or None for the body's own variables.
     """
     own_nodes = {entries_of(symbol)[0][0] for symbol in own}
     names = {node.name for node in own_nodes}
@@ -451,7 +453,7 @@ def _cut(results, mark, own):
         node, index = entries_of(symbol)[0]
         if inside(node) and (copies[node], index) not in entries:
             entries.append((copies[node], index))
-        else:  # each result of a subgraph must be a separate op output
+        else:  # insert an identity op: each result of a subgraph must be a separate op output
             source = (copies[node], index) if inside(node) else variable(node, index)
             name = NameManager.current().get(None, "identity")
             entries.append((Node(name, {_MARK: mark}, _core.OpCall("_copy", {}), (source,)), 0))
@@ -527,7 +529,8 @@ def foreach(
 
 
 def _join(graphs, own, outer):
-    """Returns the inputs of a node with several graphs, and each graph's indices into them."""
+    """Returns the combined inputs of a node with several subgraphs, and for each subgraph the input
+    indices of its variables."""
     inputs, places, locs = [], {}, []
     for variables, symbols in zip(graphs, own):
         known = {symbol.name: entries_of(entry)[0] for symbol, entry in zip(symbols, outer)}

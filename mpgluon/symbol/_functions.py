@@ -42,7 +42,8 @@ def _is_simple(value):
 
 
 def texts_of(call: Any, params: dict[str, Any]) -> dict[str, str]:
-    """Converts parameters to text, as the user wrote them if that can be parsed back."""
+    """Converts parameters to text. The text is ``str(value)`` if it can be parsed back, and the
+    op's own format otherwise."""
     return {
         key: str(value) if _is_simple(value) else call.text(key) for key, value in params.items()
     }
@@ -150,7 +151,7 @@ class Function:
                     raise TypeError(f"{op}: {key} must be a Symbol, got {type(value).__name__}")
             elif key in HIDDEN or (key.startswith("__") and key.endswith("__")):
                 extra[key] = str(value)
-            # MXNet's ops without parameters accept any, and programs rely on it.
+            # In MXNet, ops without parameters accept any keyword, and programs rely on that.
             elif not self._params:
                 warnings.warn(
                     f"{op} has no parameters; {key!r} is ignored, as in MXNet", stacklevel=2
@@ -171,7 +172,8 @@ class Function:
                 )
         call = _core.OpCall(op, params)
         used = call.input_names(call.num_inputs(len(given))) if places else ()
-        # The op's parameters disable inputs that precede some positional ones.
+        # The op's parameters can disable optional inputs. If a positional argument was matched to a
+        # disabled input, match the positional arguments to the enabled inputs, in order.
         if len(places) <= len(used) and any(key in given and key not in used for key in places):
             entries = [given.pop(key, None) for key in places]
             for key, entry in zip(used, entries):
@@ -196,7 +198,8 @@ def node_of(
     name: str | None = None,
     attr: dict[str, str] | None = None,
 ) -> Symbol:
-    """Calls an op on symbols; the operators use it."""
+    """Calls an op on symbols, for the operators of `Symbol`. `hint` is the prefix of a generated
+    node name."""
     from .symbol import Symbol
 
     call = _core.OpCall(op, params or {})

@@ -1,24 +1,25 @@
-"""Nodes of symbols, and their traversal.
+"""The nodes of symbols, and graph traversal.
 
-A node is a variable (``call`` None) or an op with its parameters (`_core.OpCall`) and inputs. An
-entry is a ``(node, index)`` pair, one output of a node; a symbol is a list of entries. Symbols
-share nodes. Only the name and attributes of a node change after its creation, and composition works
-on copies. All traversals are iterative, because chains may be very deep.
+A node is a variable (``call`` is None) or an op with its parameters (`_core.OpCall`) and inputs. An
+entry is a ``(node, index)`` pair that identifies one output of a node. A symbol is a list of
+entries. Symbols share nodes, so only the name and attributes of a node change after its creation,
+and composition copies nodes. All traversals are iterative, because deep chains would exceed
+Python's recursion limit.
 """
 
 from .. import _core
 from .._internal import device_groups
 
-# Inputs per array that num_args counts, if there are several.
+# Number of inputs for each array that num_args counts. Ops that are not listed have one.
 INPUTS_EACH = {"_contrib_quantized_concat": 3}
-# Attributes that MXNet defines; they are stored as ``__name__`` and found under both spellings.
+# Attributes that MXNet defines. They are stored as ``__name__``; lookups accept ``name`` as well.
 HIDDEN = ("ctx_group", "lr_mult", "wd_mult", "force_mirroring", "mirror_stage", "profiler_scope")
 
 
 def output_names(call, count):
-    """Returns the suffixes of the names of a call's outputs, for a call of `count` arrays."""
+    """Returns the suffixes of the names of a call's outputs. `count` is the number of inputs."""
     names = call.output_names(count)
-    # MXNet's topk also has a hidden output for the indices of values, so the name has a number.
+    # In MXNet, topk has a second, hidden output (the indices), so the name has a number.
     if names == ("output",) and call.name == "topk" and call.text("ret_typ") == "value":
         return ("output0",)
     return names
@@ -31,11 +32,11 @@ class Node:
 
     def __init__(self, name, attrs, call=None, inputs=()):
         self.name = name
-        self.attrs = attrs  # texts: the op's given parameters, and attributes
+        self.attrs = attrs  # the op's given parameters and the node's attributes, as text
         self.call = call
         self.inputs = inputs  # entries
         self.outputs = None if call is None else output_names(call, len(inputs))
-        self.origin = 0  # the user's line that created it, numbered by `_core._origin`
+        self.origin = 0  # id (`_core._origin`) of the user's source line that created the node
 
     @property
     def num_outputs(self):
@@ -45,7 +46,8 @@ class Node:
         return self.name if self.call is None else f"{self.name}_{self.outputs[index]}"
 
     def get(self, key):
-        """Returns the attribute, or None; MXNet's attributes are found under both spellings."""
+        """Returns an attribute, or None if the node lacks it. The key of an attribute in `HIDDEN`
+        may omit the underscores."""
         value = self.attrs.get(key)
         if value is None and key in HIDDEN:
             value = self.attrs.get(f"__{key}__")
@@ -95,7 +97,8 @@ def states(order):
 
 
 def rebuild(entries, replace):
-    """Copies the nodes of entries, and replaces the variables in `replace` (node -> entry)."""
+    """Copies the graph of the entries, with the variables in `replace` (node -> entry) replaced.
+    Returns the new entries."""
     copies = {}
     for node in topological(entries):
         if node in replace:
@@ -164,11 +167,11 @@ def made_at(node):
 
 
 def placement(order, group2ctx, variables):
-    """Returns the devices of nodes as a dict of node to Context, without nodes of unknown device.
+    """Returns a dict from nodes to their devices. It omits nodes whose device is unknown.
 
-    The core derives an op's device from its group and its inputs' devices. A variable or op still
-    without a device gets that of a consumer. `variables` maps the variables that already have
-    arrays to their Context.
+    The core derives an op's device from its group and its inputs' devices. A variable or op that
+    has no device after this gets the device of a consumer. `variables` maps variables that already
+    have arrays to the arrays' contexts.
     """
     devices = dict(variables)
     for node in order:
@@ -187,7 +190,7 @@ def placement(order, group2ctx, variables):
 
 
 class Entries:
-    """The state of a symbol, which is its entries."""
+    """Base class of `Symbol` that holds its only state, the entries."""
 
     __slots__ = ("_entries",)
 

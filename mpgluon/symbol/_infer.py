@@ -1,8 +1,8 @@
-"""Inference of all shapes and dtypes of a symbol from the known ones.
+"""Infers all shapes and dtypes of a symbol from the known ones.
 
-Each op's own inference runs until a fixed point. It completes inputs from other inputs and, if that
-is unambiguous, from outputs; new facts about a value propagate to its producer and to its other
-consumers.
+The inference of each op completes inputs from other inputs and, if that is unambiguous, from
+outputs. If a value's description changes, the inference of its producer and consumers is repeated,
+until a fixed point is reached.
 """
 
 import heapq
@@ -55,7 +55,8 @@ PROBES = (1, 5040, 720720)
 
 
 def _agreed(shapes):
-    """Returns the common shape of several, 0 for sizes that differ; None if their ndims differ."""
+    """Returns the common shape of several shapes, with 0 for sizes that differ. Returns None if a
+    shape is unknown or their numbers of dimensions differ."""
     if any(shape is None or len(shape) != len(shapes[0]) for shape in shapes):
         return None
     return tuple([sizes[0] if len(set(sizes)) == 1 else 0 for sizes in zip(*shapes)])
@@ -94,7 +95,7 @@ class Inference:
     train : bool
         The mode, for ops whose outputs depend on it.
     only : None, 'shape' or 'dtype'
-        Restricts inference, so that contradictions in the other kind are no error.
+        Restricts inference to one kind, so that contradictions in the other kind raise no error.
     """
 
     def __init__(self, entries, shapes, dtypes, train=False, only=None):
@@ -120,7 +121,7 @@ class Inference:
                 self.values.append([UNKNOWN] * node.num_outputs)
                 for source, _ in node.inputs:
                     self._users[self.place[source]].append(place)
-        # A heap: earlier nodes come first.
+        # A heap of node indices, so that earlier nodes are processed first.
         self._queue = [place for place, node in enumerate(self.order) if node.call is not None]
         self._dirty = set(self._queue)
         self._run()
@@ -179,7 +180,7 @@ class Inference:
                 self._mark(user)
 
     def assume(self, dtype):
-        """Sets the dtype of variables without one, and continues the inference."""
+        """Sets the dtype of all variables whose dtype is unknown, and continues the inference."""
         for place, node in enumerate(self.order):
             if node.call is None and self.values[place][0][1] is None:
                 self.values[place][0] = (self.values[place][0][0], dtype)
@@ -190,9 +191,10 @@ class Inference:
     def probe(self):
         """Infers shapes through ops whose own inference requires all sizes of their inputs.
 
-        The op is queried several times with different sizes in place of the unknown ones: a size
-        that is the same in each result does not depend on them. This is reliable enough for error
-        messages and user queries, but not for compilation, so it runs last.
+        The op's inference runs several times, with different sizes (`PROBES`) in place of the
+        unknown ones. A size that is the same in all results does not depend on the unknown sizes.
+        This heuristic is reliable enough for error messages and user queries, but not for
+        compilation, so it runs last.
         """
         asked = {}
         queue = deque([place for place, node in enumerate(self.order) if node.call is not None])
@@ -227,9 +229,9 @@ class Inference:
                 ]
 
     def _ask(self, place, node, inputs, size):
-        """Returns the shapes of a node's inputs and outputs if unknown sizes are `size`.
+        """Returns the shapes of a node's inputs and outputs if all unknown sizes are `size`.
 
-        Returns None if the op rejects that.
+        Returns None if the op rejects these shapes.
         """
         filled = [
             (shape and tuple([one or size for one in shape]), dtype) for shape, dtype in inputs
@@ -245,10 +247,11 @@ class Inference:
         return [shape for shape, _ in (*completed, *outputs)]
 
     def probe_dtypes(self):
-        """Infers dtypes of inputs from the result's dtype, for ops with forward-only inference.
+        """Infers dtypes of inputs from the result's dtype, for ops whose inference only derives
+        outputs from inputs.
 
-        An input has the result's dtype if the op returns that dtype for it, and another one if the
-        input has another dtype.
+        An input gets the result's dtype if the op's result follows it: the result has that dtype if
+        the input has it, and another dtype if the input has another.
         """
         for place in reversed(range(len(self.order))):
             node, result = self.order[place], self.values[place][0][1]
@@ -282,9 +285,10 @@ class Inference:
 
 
 def dtypes_after_cast(entries, dtype):
-    """Returns the dtypes of variables, by name, after a cast of all of them to `dtype`.
+    """Returns the dtypes of variables, by name, if all variables are cast to `dtype`.
 
-    Each is `dtype`, unless an op that reads the variable, such as BatchNorm, accepts only another.
+    A variable's dtype is `dtype`, unless an op that reads the variable, such as BatchNorm, requires
+    another dtype.
     """
     found, values = {}, {}
 
@@ -303,7 +307,9 @@ def dtypes_after_cast(entries, dtype):
             continue
         descs = [values[source][index] for source, index in node.inputs]
         result = infer(node, descs)
-        if result is None:  # the first input is the data, which determines the dtype
+        # The op rejects these dtypes. Retry with unknown dtypes for all variables except the first
+        # input, which is the data, so that the op infers them.
+        if result is None:
             variable = [i > 0 and source.call is None for i, (source, _) in enumerate(node.inputs)]
             result = infer(node, [UNKNOWN if v else desc for v, desc in zip(variable, descs)])
             for (source, _), v, desc in zip(node.inputs, variable, result[0] if result else ()):
@@ -319,9 +325,9 @@ def _text(desc):
 
 
 def with_open_shapes(nodes):
-    """Returns the nodes that create arrays of a shape with unknown sizes, as initial states have.
+    """Returns the nodes that create arrays whose shape has unknown sizes, such as initial states.
 
-    Their consumers determine the sizes.
+    The consumers of these arrays determine the sizes.
     """
     return [
         node

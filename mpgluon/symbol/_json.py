@@ -1,4 +1,5 @@
-"""Serialization of symbols: writes MXNet 1.x ``-symbol.json`` and reads that of all versions."""
+"""Serialization of symbols: writes MXNet 1.x's ``-symbol.json`` format and reads the format of all
+MXNet versions."""
 
 import json
 import textwrap
@@ -12,7 +13,8 @@ from ._control import KINDS, MAX_DEPTH, Control
 from ._graph import HIDDEN, INPUTS_EACH, Node, initializer, topological
 
 VERSION = 10901
-# More nodes than any network has; bounds the memory that a damaged file can request.
+# Maximum number of nodes in a file. No network reaches it; it bounds the memory that reading a
+# damaged file can use.
 _MAX_NODES = 1 << 24
 
 
@@ -39,8 +41,9 @@ def without_casts(entries):
 def without_devices(entries, body=False):
     """Removes device placement from the graph of the entries, so that it runs on one device.
 
-    It removes copies between devices and the devices of ops that create arrays. In the body of a
-    loop or branch, whose results must be results of ops, a copy becomes an op on the same device.
+    It removes copies between devices, and the device parameters of ops that create arrays. In the
+    body of a loop or branch, results must be outputs of ops, so a copy becomes an op that copies on
+    the same device.
     """
     copies = {}  # node -> its entries
     for node in topological(entries):
@@ -143,9 +146,10 @@ def _entry(value, count, what):
 
 
 def _upgrade(op, attrs, version, params):
-    """Upgrades the attributes of an op from an older version.
+    """Upgrades the attributes of an op in a file of an older version, in place.
 
-    Returns those for variables among its inputs: (input's name, key, value).
+    Old versions stored attributes of variables on the op that reads the variable. Returns these as
+    (input's name, key, value).
     """
     moved = []
     for key in list(attrs):
@@ -267,7 +271,7 @@ def _custom_node(name, attrs, inputs):
 
 
 def _bilinear(name, attrs):
-    """Returns the attributes of the Deconvolution that implements a bilinear UpSampling."""
+    """Converts the attributes of a bilinear UpSampling to those of the equivalent Deconvolution."""
     own = {key: value for key, value in attrs.items() if key.startswith("__")}
     try:
         params = bilinear_upsampling(int(attrs.get("scale", "")), int(attrs.get("num_filter", "0")))

@@ -1,8 +1,8 @@
-"""A run of an executor's program in which a monitor sees every array, forward and backward.
+"""Runs an executor's program, forward and backward, so that a monitor receives every array.
 
-Each node is recorded on a separate tape, so that its gradient can be computed alone. The gradients
-that flow between nodes are summed here in the order of compiled backward programs: the last
-consumer first.
+Each node is recorded on a separate tape, so that its gradients can be computed separately. The
+gradients of a value are summed in the same order as in compiled backward programs: the gradient
+from the last consumer first.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ __all__ = ["WatchedRun", "deliver"]
 
 
 class WatchedRun:
-    """The nodes of one forward, with the values that their gradients read.
+    """The nodes of one forward pass, with the values that their gradients need.
 
     Parameters
     ----------
     watch : function
         Called with names and arrays.
     watch_inputs : bool
-        True to pass the inputs of nodes as well.
+        Whether `watch` also receives the inputs of nodes.
     record : bool
-        True if a backward will follow.
+        Whether a backward pass will follow.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class WatchedRun:
         return outputs
 
     def _recorded(self, node, call, place, sources, inputs, device, written):
-        """Computes the outputs of a node, which is recorded if a backward will follow."""
+        """Computes the outputs of a node, and records it if a backward pass will follow."""
         if not self._record:
             return call.run(inputs, device)
         inputs = [array if state else array.detach() for array, state in zip(inputs, written)]
@@ -84,9 +84,9 @@ class WatchedRun:
     def backward(
         self, program: Program, head_grads: Sequence[NDArray | None], train_mode: bool
     ) -> dict[tuple[int, int], NDArray]:
-        """Returns the gradients of variables as a dict of (index, 0) to NDArray.
+        """Returns the gradients of variables as a dict from (index, 0) to NDArray.
 
-        `head_grads` holds those of the heads, with None for losses and for zero gradients.
+        `head_grads` has the gradient of each head. It is None for losses and for zero gradients.
         """
         sums, losses, reached = {}, set(), set(program.heads)
         for entry, grad in zip(program.heads, head_grads):
@@ -103,7 +103,8 @@ class WatchedRun:
                     reached.update(sources)
                 if entry in sums or entry in losses:
                     pairs.append((array, sums.pop(entry, None)))
-                elif entry in reached and node.call.loss:  # the op starts its own gradient
+                # A loss op needs no gradient of its output: it creates the gradient itself.
+                elif entry in reached and node.call.loss:
                     pairs.append((array, _core.get_op("zeros_like")(array)))
             pairs = [(array, grad) for array, grad in pairs if _core.on_tape(array)]
             if not pairs or not node.call.differentiable:
@@ -115,7 +116,7 @@ class WatchedRun:
                 for entry, array in zip(sources, inputs)
                 if array.grad is not None
             ]
-            parts = {}  # a node's contributions to one entry are summed first
+            parts = {}  # entry -> sum of the node's own contributions to its gradient
             for i, (entry, array, grad) in enumerate(found):
                 self._watch(f"{node.name}_backward_output{i if len(found) > 1 else ''}", grad)
                 grad = grad.as_in_context(self._homes[entry])

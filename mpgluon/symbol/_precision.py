@@ -7,7 +7,8 @@ from .symbol import Symbol
 
 
 def _kept(node):
-    """Returns a flag per input: True if it is never cast, as states and step counts are."""
+    """Returns True for each input that is never cast, such as states and step counts, and False for
+    the rest."""
     call = node.call
     flags = call.keeps if isinstance(call, _core.OpCall) else call.states
     return flags(len(node.inputs))
@@ -16,9 +17,10 @@ def _kept(node):
 def with_casts(symbol, low, kind_of, excluded=(), optional=()):
     """Returns a symbol whose ops receive their inputs in the required precision.
 
-    kind_of: maps a call to 'low', 'full', 'widest' or 'any'; ops named in `excluded` are 'full'.
-    optional: names of parameters that may themselves have low precision. Those that are used in low
-    precision get it and need no cast.
+    `kind_of` maps a call to the precision of its inputs: 'low', 'full', 'widest' or 'any'. Ops
+    named in `excluded` are 'full'. `optional` has the names of parameters that may be stored in low
+    precision. If an op uses such a parameter in low precision, the parameter's dtype is changed
+    instead of adding a cast.
     """
     entries = rebuild(entries_of(symbol), {})
     order = topological(entries)

@@ -163,7 +163,7 @@ def mp_adamw_update(
     clip_gradient: float = -1,
     **options: Any,
 ) -> Symbol:
-    """Runs `adamw_update` on a float32 copy of the weight, `weight32`, also an auxiliary state.
+    """Runs `adamw_update` on `weight32`, a float32 copy of the weight, which is an auxiliary state.
 
     Examples
     --------
@@ -191,13 +191,15 @@ def mp_adamw_update(
 
 
 def _bounds_of(options):
-    """Splits the options of LAMB into those of its second phase and those of its first."""
+    """Splits the options of LAMB. Returns the options of its second phase (the bounds), then the
+    options of its first phase."""
     bounds = {name: options[name] for name in ("lower_bound", "upper_bound") if name in options}
     return bounds, {name: value for name, value in options.items() if name not in bounds}
 
 
 def _each(update, **lists):
-    """Calls `update` with the items of parallel lists of symbols and rates; returns a group."""
+    """Calls `update` with the i-th items of all lists, for each i. Returns a group of the
+    results."""
     domain.as_many(**lists)
     return _Group([update(*some) for some in zip(*lists.values())])
 
@@ -329,7 +331,8 @@ def multi_mp_lamb_update(
     num_tensors: int = 0,
     **options: Any,
 ) -> Symbol:
-    """Runs `multi_lamb_update` on float32 copies of the weights, `weights32`, also states.
+    """Runs `multi_lamb_update` on `weights32`, float32 copies of the weights, which are auxiliary
+    states.
 
     Examples
     --------

@@ -1,5 +1,5 @@
-"""Functions of ``mx.sym`` beyond single ops: symbols of new arrays, and functions of symbols or
-numbers."""
+"""Functions of ``mx.sym`` that are not single ops: symbols of new arrays, and functions of symbols
+or numbers."""
 
 from __future__ import annotations
 
@@ -150,7 +150,8 @@ def arange(
     name: str | None = None,
     dtype: DType | None = None,
 ) -> Symbol:
-    """Returns start, start + step, ... below stop, each ``repeat`` times; arange(n) starts at 0.
+    """Returns start, start + step, ... up to but excluding stop, each ``repeat`` times.
+    ``arange(n)`` starts at 0.
 
     Examples
     --------
@@ -198,7 +199,8 @@ def linspace(
 def histogram(
     a: Symbol, bins: int | Symbol = 10, range: tuple[float, float] | None = None, **kwargs: Any
 ) -> Symbol:
-    """Returns counts and edges for `bins` equal bins over `range`, or for the edges in a Symbol.
+    """Returns counts and bin edges. `bins` is a number of equal bins over `range`, or a Symbol with
+    the edges.
 
     Examples
     --------

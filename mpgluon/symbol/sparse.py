@@ -1,4 +1,4 @@
-"""``mx.sym.sparse``: the ops under their names.
+"""``mx.sym.sparse``: the same ops as in ``mx.sym``.
 
 The bound arrays and ``var(stype=...)`` determine which arrays are sparse.
 """

@@ -46,7 +46,7 @@ class Symbol(SymbolMethods, Entries):
     """
 
     __slots__ = ("__weakref__",)
-    # NumPy scalars defer operators to the symbol, and NumPy functions raise TypeError.
+    # With this, NumPy scalars defer operators to the symbol, and NumPy functions raise TypeError.
     __array_ufunc__ = None
 
     def __init__(self, entries: Sequence[Any]) -> None:
@@ -236,7 +236,7 @@ class Symbol(SymbolMethods, Entries):
             self._entries[0][0].name = name
 
     def _gen_atomic_symbol(self):
-        """Returns the op alone, with new variables as inputs."""
+        """Returns a symbol of the node's op with new variables as inputs."""
         node = self._entries[0][0]
         if node.call is None:
             return Symbol([(Node(node.name, dict(node.attrs)), 0)])
@@ -307,9 +307,10 @@ class Symbol(SymbolMethods, Entries):
     def infer_shape(self, *args: Any, **kwargs: Any) -> tuple[Any, Any, Any]:
         """Infers the shapes of arguments, outputs and auxiliary states from some arguments' shapes.
 
-        These are given by position or name. Returns three lists of tuples, or three times None if
-        one is unknown. Raises MXNetError if shapes contradict each other. Under ``mx.np_shape()``
-        unknown sizes are -1 and unknown shapes None; otherwise they are 0 and ().
+        The known shapes are given by position or name. Returns three lists of tuples, or (None,
+        None, None) if a shape is unknown. Raises MXNetError if shapes contradict each other. Under
+        ``mx.np_shape()``, unknown sizes are -1 and unknown shapes None; otherwise they are 0 and
+        ().
         """
         found = self._infer_shape_impl(False, *args, **kwargs)
         if found[0] is None:
@@ -348,7 +349,7 @@ class Symbol(SymbolMethods, Entries):
     def infer_type(self, *args: Any, **kwargs: Any) -> tuple[Any, Any, Any]:
         """Infers the dtypes of arguments, outputs and auxiliary states from some arguments' dtypes.
 
-        Returns three times None if one is unknown.
+        Returns (None, None, None) if a dtype is unknown.
         """
         return self._infer_type_impl(False, *args, **kwargs)
 
@@ -435,22 +436,22 @@ class Symbol(SymbolMethods, Entries):
         shared_buffer: dict[str, NDArray] | None = None,
         **kwargs: Any,
     ) -> Executor:
-        """Creates an `Executor` with new arrays, with shapes inferred from those given by name:
-        ``simple_bind(ctx, data=(32, 100))``.
+        """Creates an `Executor` and its arrays. Their shapes are inferred from the shapes given by
+        name: ``simple_bind(ctx, data=(32, 100))``.
 
         Parameters
         ----------
         ctx, grad_req, group2ctx : see `bind`
             As in `bind`.
         type_dict : dict of str to dtype, optional
-            Dtypes of arguments. Without it, arguments without their own dtype are float32.
+            Dtypes of arguments. If it is omitted, arguments that declare no dtype are float32.
         shared_arg_names : list of str, optional
             Arguments whose arrays are shared with `shared_exec`.
         shared_exec : Executor, optional
             The source of shared arguments, and of auxiliary states with the same name and shape.
         shared_buffer : dict of str to NDArray, optional
-            Arrays to reuse for arguments of these names if they are large enough; new arrays are
-            added to it.
+            Maps names of arguments to arrays, which are reused if they are large enough. New arrays
+            are added to the dict.
         stype_dict : dict, optional
             Storage types of arguments by name.
         """
@@ -506,7 +507,8 @@ class Symbol(SymbolMethods, Entries):
         return self.optimize_for(backend)
 
     def as_in_context(self, ctx: Context, name: str | None = None) -> Symbol:
-        """Moves the value to the device `ctx`, where ops on it then run. Gradients move back."""
+        """Copies the value to the device `ctx`, so that ops on the result run there. Its gradient
+        is copied back."""
         return node_of("_copyto", "_copyto", [self], {"ctx": ctx}, name)
 
     as_in_ctx = as_in_context
@@ -633,7 +635,7 @@ def var(
     lr_mult, wd_mult : float, optional
         Factors of the learning rate and the weight decay.
     dtype : str or dtype, optional
-        The dtype, unless it is given or inferred otherwise.
+        The dtype. A dtype given to inference or `simple_bind` overrides it.
     init : Initializer or str, optional
         The initializer.
     stype : str, optional
@@ -741,5 +743,5 @@ def load_json(json_str: str) -> Symbol:
 
 fromjson = load_json
 
-# MXNet has these names in this module; here, modules that import this one define them.
+# MXNet has these names in this module. Here, `creation` defines them, which imports this module.
 _late_names(__name__, "creation")
