@@ -1,4 +1,4 @@
-"""`CachedOp`: a symbol as a compiled function of arrays."""
+"""`CachedOp`: compiles a symbol to a function of arrays."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 
 class CachedOp:
-    """A symbol as a function of arrays, compiled for each set of shapes, dtypes, devices and modes.
+    """A function of arrays that computes a symbol. It is compiled for each combination of shapes,
+    dtypes, devices and modes.
 
     While recording, a call is one node of the tape.
 
@@ -57,7 +58,7 @@ class CachedOp:
         out: NDArray | Sequence[NDArray] | None = None,
         default_ctx: Context | None = None,
     ) -> NDArray | list[NDArray] | Any:
-        """Computes the symbol's outputs and returns an array, or a list of several.
+        """Computes the symbol's outputs. Returns an array, or a list if there are several outputs.
 
         Parameters
         ----------
@@ -66,7 +67,8 @@ class CachedOp:
         out : NDArray or sequence of NDArray, optional
             Arrays to write the outputs to, which are then returned.
         default_ctx : Context, optional
-            The device of arrays that ops create without inputs; the first input's by default.
+            The device of ops without inputs, which create arrays. By default, the first input's
+            device.
 
         Raises
         ------

@@ -1,8 +1,8 @@
 """Loops and branches over arrays (``nd.contrib.foreach``, ...).
 
-On arrays with values they run in Python. While a block is traced, their bodies are traced once.
-Short loops over slices are unrolled into the block's graph, and any other loop or branch cuts the
-graph (see `mpgluon._internal.graph_breaks`).
+On arrays with values, loops and branches run in Python. While a block is traced, their bodies are
+traced once. Short loops over slices are unrolled into the block's graph. Any other loop or branch
+cuts the graph (see `mpgluon._internal.graph_breaks`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-# The maximum number of ops to which foreach is unrolled into the enclosing graph.
+# foreach is unrolled into the enclosing graph if this adds at most this many ops.
 UNROLLED = 1024
 
 
@@ -58,7 +58,7 @@ class _Steps(_core.Scope):
 
 
 def _tracer(arrays):
-    """Returns the tracer that cuts the trace of the arrays' ops, or None if the ops run."""
+    """Returns the tracer of the trace that the arrays belong to, or None if they have values."""
     return graph_breaks.current() if any(array._in_trace for array in arrays) else None
 
 
@@ -111,9 +111,9 @@ def foreach(
 
 
 def _traced_foreach(tracer, body, data, nest, states, nest_states, count):
-    """Traces the loop; returns None if the body cannot be traced separately.
+    """Traces the loop. Returns None if the body cannot be traced separately.
 
-    This is the case if its states change their shapes between steps, or if a shape depends on
+    This is the case if the states change their shapes between steps, or if a shape depends on
     values.
     """
     nests = []
@@ -176,7 +176,8 @@ def _traced_foreach(tracer, body, data, nest, states, nest_states, count):
 
 
 def _check_rank(ctx, what):
-    """Raises MXNetError, on all ranks, for a condition whose value only one rank has."""
+    """Raises MXNetError on all ranks if only one rank has the value of a condition, because the
+    other ranks could not follow the branch."""
     if ctx.rank is not None and ranks.count() > 1:
         raise MXNetError(
             f"{what} is on {ctx}, so other ranks do not have its value; use "
@@ -280,7 +281,7 @@ def while_loop(
 
 
 def _rows(descs, count):
-    """Returns the descriptions of `count` arrays each, stacked along a new first axis."""
+    """Adds a first axis of length `count` to the shape of each description."""
     return [((count, *shape), dtype, ctx) for shape, dtype, ctx in descs]
 
 
@@ -417,9 +418,9 @@ def _inside(error, what):
 
 
 def dynamic(call: Any, inputs: Sequence[NDArray]) -> Any:
-    """Runs an op with data-dependent shapes, a `_core.OpCall`.
+    """Runs `call`, a `_core.OpCall` of an op whose output shape depends on values.
 
-    If the inputs are traced, the call is a host step between two compiled parts.
+    If the inputs are traced, the op becomes a host step between two compiled parts.
     """
     tracer = _tracer(inputs)
     if tracer is None:
@@ -429,9 +430,9 @@ def dynamic(call: Any, inputs: Sequence[NDArray]) -> Any:
 
 
 def boolean_mask(data: NDArray, index: NDArray, axis: int = 0) -> NDArray:
-    """Selects the entries of ``data`` along ``axis`` where the vector ``index`` is not 0.
+    """Selects the entries of ``data`` along ``axis`` for which the vector ``index`` is not 0.
 
-    Waits for ``index``; a hybridized block is cut there.
+    Waits for ``index``. A hybridized block is cut into two compiled parts at this op.
 
     Examples
     --------

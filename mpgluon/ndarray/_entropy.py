@@ -1,14 +1,16 @@
-"""The clipping threshold that quantizes a histogram with the least relative entropy."""
+"""Computes the clipping threshold for quantization that minimizes the relative entropy (KL
+divergence) of a histogram to its quantized form."""
 
 from __future__ import annotations
 
 import numpy as np
 
-SMALLEST = 1e-4  # the count of an empty bin, which keeps logarithms finite
+SMALLEST = 1e-4  # count that empty bins get, which keeps logarithms finite
 
 
 def _smoothed(counts):
-    """Returns a distribution without zeros, or None if that is impossible."""
+    """Normalizes counts to a distribution without zeros: empty bins get SMALLEST, which is taken
+    from the other bins. Returns None if these are too small."""
     empty = counts == 0
     full = counts.size - empty.sum()
     if not full or (taken := SMALLEST * empty.sum() / full) >= 1:
@@ -18,7 +20,7 @@ def _smoothed(counts):
 
 
 def _divergence(counts, bins):
-    """Returns the relative entropy of clipped counts to their quantization in `bins` steps."""
+    """Returns the relative entropy of clipped counts to their quantization to `bins` levels."""
     clipped, inner = counts
     merged = inner.size // bins
     starts = np.arange(bins) * merged
@@ -33,9 +35,8 @@ def _divergence(counts, bins):
 
 
 def best_threshold(hist, edges, bins=255):
-    """Returns the threshold at which clipping to `bins` steps loses the least information.
-
-    Also returns that loss, the relative entropy. The histogram is symmetric.
+    """Returns (threshold, loss) for the threshold at which clipping and quantizing to `bins` levels
+    loses the least information. The loss is the relative entropy. The histogram is symmetric.
 
     Parameters
     ----------

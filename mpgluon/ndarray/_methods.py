@@ -1,4 +1,4 @@
-"""Methods of NDArray that are ops, and a few methods written in Python."""
+"""Methods of NDArray that call ops, and a few methods written in Python."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
 
-# As in MXNet, x.op(...) is nd.op(x, ...).
+# Ops that are methods of NDArray: as in MXNet, x.op(...) is nd.op(x, ...).
 OPS = (
     "abs arccos arccosh arcsin arcsinh arctan arctanh argmax argmax_channel argmin argsort "
     "broadcast_axes broadcast_like broadcast_to cbrt ceil clip cos cosh degrees depth_to_space "
@@ -34,10 +34,10 @@ OPS = (
 
 
 def _check_two_axes(array, axes):
-    """Rejects or warns about ``x.transpose(0, 1)`` if it does not swap the two axes.
+    """Raises an error or warns for ``x.transpose(0, 1)``, unless it swaps the two axes.
 
-    In PyTorch the call swaps them. In MXNet 1.9.1 it raises an error, because the second argument
-    is the output.
+    In PyTorch, the call swaps the axes. In MXNet 1.9.1, it raises an error, because the second
+    argument is the output.
     """
     first, second = axes
     if array.ndim != 2:
@@ -54,8 +54,8 @@ def _check_two_axes(array, axes):
 
 
 def _transpose(self, *axes: int | Sequence[int], **kwargs: Any) -> NDArray:
-    """Permutes the axes: ``x.transpose((1, 0))`` or ``x.transpose(1, 0)``; reverses them if none
-    are given. ``x.swapaxes(0, 1)`` swaps two axes."""
+    """Permutes the axes: ``x.transpose((1, 0))`` or ``x.transpose(1, 0)``. Reverses their order if
+    no axes are given. ``x.swapaxes(0, 1)`` swaps two axes."""
     if len(axes) > 1:
         if len(axes) == 2:
             _check_two_axes(self, axes)
@@ -64,7 +64,8 @@ def _transpose(self, *axes: int | Sequence[int], **kwargs: Any) -> NDArray:
 
 
 def _squeeze(self, axis: int | Sequence[int] | None = None, inplace: bool = False) -> NDArray:
-    """Removes the axes of length 1, or those in ``axis``; with ``inplace`` it shares memory."""
+    """Removes all axes of length 1, or only those in ``axis``. With ``inplace``, the result shares
+    memory with the array."""
     if not inplace:
         return _core.get_op("squeeze")(self, axis=axis)
     ndim = self.ndim
@@ -159,7 +160,8 @@ def _split_v2(
 
 
 def _tostype(self, stype: str) -> NDArray:
-    """Converts to the storage 'row_sparse' or 'csr'; returns the array itself for 'default'."""
+    """Converts the array to the storage type 'row_sparse' or 'csr'. Returns the array itself for
+    'default'."""
     from ._sparse.arrays import cast_storage
 
     return cast_storage(self, stype)
@@ -228,7 +230,8 @@ def ___setstate__(self, state: dict[str, Any]) -> None:
     record = state.get("handle") if isinstance(state, dict) else None
     if not isinstance(record, (bytes, bytearray)):
         raise MXNetTypeError("the state of an array must be a dict with its bytes, 'handle'")
-    # Builds an array file with one array: magic number, reserved field, count; then no names.
+    # Build an array file with one array: magic number, reserved field, number of arrays, the
+    # record, number of names (0).
     head, tail = struct.pack("<QQQ", 0x112, 0, 1), struct.pack("<Q", 0)
     (array,), *_ = _core.load_arrays_from_bytes(head + bytes(record) + tail)
     if not isinstance(array, NDArray):
@@ -239,7 +242,7 @@ def ___setstate__(self, state: dict[str, Any]) -> None:
 
 
 def add_methods(ops: dict[str, _core.Op]) -> None:
-    """Adds the methods to NDArray; called once."""
+    """Adds the methods to NDArray. Must be called once."""
     for name in OPS:
         if name in ops and not hasattr(NDArray, name):
             setattr(NDArray, name, ops[name])
@@ -247,7 +250,7 @@ def add_methods(ops: dict[str, _core.Op]) -> None:
     NDArray.__array_ufunc__ = array_ufunc
     NDArray.__array_function__ = array_function
     NDArray.__array_interface__ = property(_array_interface)
-    # Python 2's operator names, which MXNet's arrays have.
+    # Names of Python 2's operators, which MXNet's arrays have as well.
     NDArray.__div__, NDArray.__rdiv__ = NDArray.__truediv__, NDArray.__rtruediv__
     NDArray.__idiv__, NDArray.__nonzero__ = NDArray.__itruediv__, NDArray.__bool__
     absent(NDArray, ARRAY)

@@ -6,8 +6,8 @@ PREFIXES = ("_contrib_", "_linalg_", "_sparse_", "_image_", "_random_")
 def place(name):
     """Returns ``(sub-namespace, name there)``.
 
-    Examples are ("linalg", "gemm2") for "_linalg_gemm2", ("_internal", ...) for any other name in
-    "_", and ("op", ...) for the rest.
+    For example, "_linalg_gemm2" is ("linalg", "gemm2"). All other names that begin with "_" are in
+    "_internal", and the rest in "op".
     """
     for prefix in PREFIXES:
         if name.startswith(prefix):

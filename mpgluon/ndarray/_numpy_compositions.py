@@ -1,5 +1,5 @@
-"""NumPy functions of NDArrays composed of those in `_numpy_protocol.py`, so that autograd records
-them."""
+"""NumPy functions of NDArrays that are composed of the functions in `_numpy_protocol.py`, so that
+autograd records them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ def _along(x, axis, begin, end):
 
 
 def _at_least(ndim, shape_of):
-    """Returns np.atleast_<ndim>d; `shape_of` maps a shape with fewer dimensions to the result's."""
+    """Returns the implementation of np.atleast_<ndim>d. `shape_of` maps a shape with fewer
+    dimensions to the shape of the result."""
 
     def function(*arys):
         made = [x if x.ndim >= ndim else shaped(x, shape_of(x.shape)) for x in map(_one, arys)]
@@ -124,7 +125,7 @@ def _constant_edge(array, axis, count, value):
     if array.shape[axis] == 0 or array.dtype == np.bool_:
         shape = [count if i == axis else size for i, size in enumerate(array.shape)]
         return _op("_full")(shape=shape, value=value, ctx=array.context, dtype=array.dtype)
-    # Without the array's sizes, so that exported blocks accept other sizes.
+    # Derive the sizes from the array at run time, so that exported blocks accept other sizes.
     row = _op("zeros_like")(_op("slice_axis")(array, axis=axis, begin=0, end=1))
     return _op("repeat")(row + value if value else row, repeats=count, axis=axis)
 

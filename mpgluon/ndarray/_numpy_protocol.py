@@ -1,9 +1,10 @@
 """NumPy's functions on NDArrays: ``np.exp(x)``, ``np.concatenate([x, y])``, ``np.mean(x, axis=0)``.
 
-Functions that are one op or a few return NDArrays and are recorded. They accept NumPy's arguments
-and return NumPy's shapes; integers become float32 if NumPy converts them to float64. All other
-functions compute on copies of the values and return NumPy arrays, which is an error if a gradient
-would be lost. An implementation here returns NotImplemented for arguments that the ops lack.
+Functions that this module implements with ops return NDArrays and are recorded. They accept NumPy's
+arguments and return NumPy's shapes. If NumPy converts integers to float64, they convert them to
+float32. An implementation returns NotImplemented for arguments that the ops do not support. In this
+case, and for all other functions, NumPy computes on copies of the values and returns NumPy arrays.
+This raises an error if a gradient would be lost.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 _op = _core.get_op
 _UNSET = object()
 
-# Operators of NDArray, by index.
+# Ufuncs that are operators of NDArray -> index of the operator for `_core._binary`.
 _OPERATORS = {
     np.add: 0,
     np.subtract: 1,
@@ -48,7 +49,7 @@ _BINARY = {
     np.logical_or: functions.logical_or,
     np.logical_xor: functions.logical_xor,
 }
-# Integers are converted to float32.
+# Ufuncs of real numbers -> op. Integers are converted to float32.
 _REAL = {
     getattr(np, name): name
     for name in (
@@ -62,7 +63,8 @@ _UNARY = {
 } | {np.fabs: "abs", np.positive: "_copy", np.conjugate: "_copy"}
 _REDUCTIONS = {np.add: np.sum, np.multiply: np.prod, np.maximum: np.max, np.minimum: np.min}
 
-# Their results have no gradient to lose.
+# Ufuncs whose results have no gradient, such as comparisons. While recording, NumPy can compute
+# them.
 _TRUTH = {np.isnan, np.isinf, np.isfinite, np.signbit, *_OPERATORS, *_BINARY} - {
     *list(_OPERATORS)[:6],
     *list(_BINARY)[:3],
@@ -114,8 +116,8 @@ def _wide(x):
 def arrays_of(values, joined=True):
     """Converts values, some of which are NDArrays, to NDArrays on the same device.
 
-    If `joined`, all get the common dtype. Values other than NDArrays do not widen it, except that
-    floats turn integers into float32.
+    If `joined`, all are converted to a common dtype. Values other than NDArrays do not affect it,
+    except that floats turn an integer dtype into float32.
     """
     ours = [value for value in values if isinstance(value, NDArray)]
     kinds = list(dict.fromkeys(array.dtype for array in ours))
@@ -160,7 +162,7 @@ def axes_of(axis, ndim):
 
 
 def shaped(x, shape):
-    """Reshapes an array to exactly that shape, which may be ()."""
+    """Reshapes an array to `shape`, which may be (). Sizes are literal: 0 is not a code."""
     shape = tuple(shape)
     return x if x.shape == shape else _op("_reshape_exact")(x, shape=shape)
 
@@ -192,7 +194,8 @@ def _copied(value):
 
 
 def _by_numpy(name, call, args, kwargs, gradient):
-    """Calls NumPy on copies of the values; NDArrays in ``out`` are written at the end."""
+    """Calls NumPy on copies of the values. Results for NDArrays in ``out`` are copied to these
+    afterwards."""
     if gradient and _core.is_recording():
         _refuse_recorded(name, (*args, *kwargs.values()))
     out = kwargs.get("out")
@@ -324,7 +327,8 @@ def _exp2(x):
 
 
 def _truth(op):
-    """Leaves truth values to NumPy, except for arrays that are being traced."""
+    """Returns an implementation of a predicate that leaves arrays with values to NumPy, whose
+    result has dtype bool, and calls the op for traced arrays."""
     return lambda x: _op(op)(x) if x._traced else NotImplemented
 
 
@@ -437,7 +441,7 @@ def _chosen(op):
         length = a.size if axis is None else a.shape[axes_of(axis, a.ndim)[0]]
         wide = a.dtype in (np.float64, np.int64, np.int32)
         if length > 2**24 and not wide:
-            return NotImplemented  # the op's indices are float32, exact to 2**24
+            return NotImplemented  # the op returns float32 indices, which are exact up to 2**24
         shape = [1] * a.ndim
         if axis is not None:
             (axis,) = axes_of(axis, a.ndim)
@@ -447,7 +451,8 @@ def _chosen(op):
         elif not keepdims:
             shape = []
         found = _op(op)(a if wide else a.astype("float32", copy=False), axis=axis)
-        # Over all elements, the result indexes lists; along an axis, it is compared with labels.
+        # An index over all elements is used as a list index, so it must be an integer. Indices
+        # along an axis are usually compared with labels, so they keep the op's dtype.
         return shaped(found.astype("int64") if axis is None else found, shape)
 
     return function
@@ -707,7 +712,7 @@ def _take(a, indices, axis=None, out=None, mode="raise"):
     source, axis = (_ravel(a), 0) if axis is None else (a, axes_of(axis, a.ndim)[0])
     shape = source.shape[:axis] + indices.shape + source.shape[axis + 1 :]
     length = source.shape[axis]
-    if mode == "raise":  # as in the op, but negative indices count from the end
+    if mode == "raise":  # like the op's mode 'raise', but negative indices count from the end
         indices = functions.add(indices, (indices < 0) * length)
     return _into(shaped(_op("take")(source, indices, axis=axis, mode=mode), shape), out)
 

@@ -1,6 +1,7 @@
-"""Files in the safetensors format: the length of a JSON header in 8 bytes, the header, the arrays.
+"""Reads and writes files in the safetensors format: the length of a JSON header in 8 bytes, the
+header, and the arrays.
 
-Arrays are written and read one at a time, so a file is never in memory as a whole.
+Arrays are written and read one at a time, so the whole file is never in memory.
 """
 
 from __future__ import annotations
@@ -37,24 +38,24 @@ _DTYPES = {code: name for name, code in _NAMES.items()}
 
 
 def is_dtype(name: str) -> bool:
-    """True if the format has arrays of the dtype."""
+    """True if the format supports arrays of the dtype."""
     return name in _NAMES
 
 
-_OTHERS = (  # dtypes of the format that no array here can have
+_OTHERS = (  # dtypes of the format that NDArrays do not support
     *("I16", "U16", "U32", "U64", "C64"),
     *("F8_E4M3", "F8_E5M2", "F8_E8M0", "F6_E2M3", "F6_E3M2", "F4"),
 )
 _LARGEST_HEADER = 100_000_000
 _CHUNK = 4 << 20
 _MOST = (1 << 63) - 1  # maximum of dimensions, offsets and bytes
-_MOST_DIMENSIONS = 10  # maximum ndim of arrays here
+_MOST_DIMENSIONS = 10  # maximum ndim of NDArrays
 
 
 def encode(value: Any, dtype: str) -> Any:
-    """Returns a NumPy array in its stored form.
+    """Converts a NumPy array to its stored form, which is little-endian.
 
-    bfloat16 values come as float32 whose lower half is zero.
+    bfloat16 values are given as float32 whose lower half is zero.
     """
     value = np.ascontiguousarray(value).reshape(np.shape(value))  # () becomes (1,)
     if dtype == "bfloat16":
@@ -63,14 +64,15 @@ def encode(value: Any, dtype: str) -> Any:
 
 
 def write(path: str, arrays: Any, progress: Any) -> Any:
-    """Writes a file and flushes it to disk; it replaces an existing file once it is complete.
+    """Writes a file and flushes it to disk. Once it is complete, it replaces an existing file
+    atomically.
 
     Parameters
     ----------
     path : str
         The file.
     arrays : list of (name, dtype, shape, callable)
-        The callable returns the contents as a NumPy array when they are due.
+        The callable returns the contents as a NumPy array. It is called when the array is written.
     progress : callable
         Called after each array with its number of bytes.
 
@@ -120,8 +122,8 @@ def _integer(text):
 class File:
     """A file of the format, for reading.
 
-    Raises MXNetError, naming the file, if it is damaged. Arrays are read, not memory-mapped: if
-    another process truncates the file meanwhile, the result is an error rather than a signal.
+    Raises MXNetError, which names the file, if it is damaged. Arrays are read instead of
+    memory-mapped, so that a truncation by another process raises an error instead of a signal.
     """
 
     def __init__(self, path: str) -> None:
@@ -181,7 +183,8 @@ class File:
             raise ValueError(f"'{name}' has {len(shape)} dimensions; arrays have at most 10")
         if not all(type(n) is int and 0 <= n <= _MOST for n in (*shape, begin, end)):
             raise ValueError(f"a number of '{name}' is out of range")
-        # NumPy computes strides from the nonzero dimensions.
+        # Ignore zeros, because NumPy computes strides from the nonzero sizes, which must not
+        # overflow even if the array is empty.
         if math.prod(filter(None, shape)) * itemsize(dtype) > _MOST:
             raise ValueError(f"the shape of '{name}' is too large for memory")
         if end - begin != math.prod(shape) * itemsize(dtype):
@@ -202,7 +205,7 @@ class File:
         return open_regular(self.path) if self._open is None else nullcontext(self._open)
 
     def checksums(self, progress: Any = None) -> dict[str, int]:
-        """Returns the CRC-32 of each array as stored, reading the file once from start to end."""
+        """Reads the file sequentially and returns the CRC-32 of each array's stored bytes."""
         sums = {}
         with open_regular(self.path) as file:
             for name, (_, _, begin, end) in sorted(
@@ -239,7 +242,8 @@ class File:
         return (value.astype("<u4") << 16).view("<f4") if dtype == "bfloat16" else value
 
     def _fill(self, file, name, offset, value, shape, parts):
-        """Reads parts of an array into `value`, row by row unless rows are complete."""
+        """Reads parts of an array into `value`. Complete rows are read at once, and others row by
+        row."""
 
         def read(target, row):
             file.seek(offset + row * width)

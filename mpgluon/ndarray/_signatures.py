@@ -42,7 +42,8 @@ def signature(op, symbol=False):
             params.append(inspect.Parameter(entry["name"], inspect.Parameter.VAR_POSITIONAL))
             kind = inspect.Parameter.KEYWORD_ONLY
         else:
-            optional |= entry["optional"]  # later inputs as well, since they may be given by name
+            # Python requires that all inputs after an optional one are optional.
+            optional |= entry["optional"]
             default = None if optional else inspect.Parameter.empty
             params.append(inspect.Parameter(entry["name"], kind, default=default))
     params += [

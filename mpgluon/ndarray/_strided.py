@@ -1,4 +1,4 @@
-"""Copies of strided tensors from other libraries."""
+"""Copies strided tensors of other libraries."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from .functions import arange, full
 def copied(
     memory: NDArray, shape: tuple[int, ...], strides: tuple[int, ...], first: int
 ) -> NDArray:
-    """Returns a contiguous copy of a strided tensor, complete on return.
+    """Returns a contiguous copy of a strided tensor. The copy is complete on return.
 
     Element (i, j, ...) of the tensor is at index `first` + i * `strides[0]` + ... of `memory`, a
-    1-d array. Unless the tensor is a transposed one, the copy temporarily needs 16 bytes per
-    element.
+    1-d array. Unless the tensor is a transposed contiguous array, the copy temporarily needs 16
+    bytes per element.
     """
     with autograd.pause():
         order = sorted((i for i, n in enumerate(shape) if n > 1), key=lambda i: -strides[i])
@@ -32,7 +32,7 @@ def copied(
 
 
 def is_dense(order: list[int], shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    """True if the dims, in the given order, are those of a C-contiguous array."""
+    """True if the tensor is C-contiguous after its axes are permuted to the given order."""
     size = 1
     for i in reversed(order):
         if strides[i] != size:

@@ -168,7 +168,7 @@ def mp_adamw_update(
     out: NDArray | None = None,
     **options: Any,
 ) -> NDArray:
-    """Runs `adamw_update` on a float32 copy of the weight, `weight32`, updated in place.
+    """Runs `adamw_update` on `weight32`, a float32 copy of the weight, which is updated in place.
 
     Examples
     --------
@@ -199,7 +199,7 @@ def mp_adamw_update(
 
 
 def _each(update, out, **lists):
-    """Calls `update` with the items of parallel lists of arrays and rates."""
+    """Calls `update` with the i-th items of all lists, for each i. Returns the list of results."""
     outs = out if out is None or isinstance(out, (list, tuple)) else [out]
     domain.as_many(**lists, out=outs)
     outs = outs or [None] * len(lists["weights"])
@@ -361,7 +361,8 @@ def multi_mp_lamb_update(
     num_tensors: int = 0,
     **options: Any,
 ) -> list[NDArray]:
-    """Runs `multi_lamb_update` on float32 copies of the weights, `weights32`, updated in place.
+    """Runs `multi_lamb_update` on `weights32`, float32 copies of the weights, which are updated in
+    place.
 
     Examples
     --------
@@ -399,7 +400,8 @@ def multi_mp_lamb_update(
 
 
 def _bounds_of(options):
-    """Splits the options of LAMB into those of its second phase and those of its first."""
+    """Splits the options of LAMB. Returns the options of its second phase (the bounds), then the
+    options of its first phase."""
     bounds = {name: options[name] for name in ("lower_bound", "upper_bound") if name in options}
     return bounds, {name: value for name, value in options.items() if name not in bounds}
 
@@ -461,7 +463,7 @@ def rand_zipfian(
     num_sampled, range_max : int
         The number of samples, and the exclusive upper bound of the classes.
     ctx : Context, optional
-        The device; that of `true_classes` by default.
+        The device; by default, the device of `true_classes`.
 
     Returns
     -------
@@ -489,9 +491,9 @@ def rand_zipfian(
 def calibrate_entropy(
     hist: NDArray, hist_edges: NDArray, num_quantized_bins: int = 255
 ) -> tuple[NDArray, NDArray]:
-    """Returns the clipping threshold that quantizes a histogram with the least information loss.
+    """Returns the clipping threshold for which quantizing a histogram loses the least information.
 
-    It is computed on the host.
+    The host computes it.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Array files in MXNet's format (".params"), compatible in both directions, and a few others."""
+"""Reads and writes array files: MXNet's format (".params"), safetensors and NumPy's npz."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["save", "load", "load_frombuffer", "save_tobuffer"]
 
-_STYPES = ("default", "row_sparse", "csr")  # by their index in files
+_STYPES = ("default", "row_sparse", "csr")  # storage types, indexed by their ids in files
 
 
 def _arrays_and_names(data):
@@ -51,7 +51,8 @@ def _arrays_and_names(data):
 
 
 def _parts(array):
-    """Returns an array in the form that the core writes; a sparse array as its parts."""
+    """Converts an array to the form that the core writes: a sparse array becomes a tuple of its
+    parts."""
     if not isinstance(array, BaseSparseNDArray):
         return array
     aux = [getattr(array, name) for name in array.aux]
@@ -59,7 +60,8 @@ def _parts(array):
 
 
 def _of_parts(array):
-    """Converts an array, or parts, as read by the core."""
+    """Inverse of `_parts`: converts an array, or the parts of a sparse array, that the core has
+    read."""
     if not isinstance(array, tuple):
         return array
     stype, shape, values, *aux = array
@@ -88,7 +90,8 @@ def _as_saved(arrays, names):
     return found
 
 
-# File suffixes of formats not supported here, with the code that reads and writes them.
+# File suffixes of unsupported formats, with the code that errors suggest for reading and writing
+# them.
 _FORMATS = {
     ".npy": ("nd.array(numpy.load(file))", "numpy.save(file, array.asnumpy())"),
     ".pt": (
@@ -184,7 +187,8 @@ def _load_npz(fname):
 
 
 def _begins(fname, magic):
-    """True if the file exists and begins with `magic`: MXNet's format may have any file name."""
+    """True if the file exists and begins with `magic`. Files in MXNet's format are recognized by
+    their contents, because their names may have any suffix."""
     if not os.path.isfile(fname):
         return False
     with open_regular(fname) as file:
@@ -206,9 +210,9 @@ def _array(values, dtype, name, fname):
 def save(fname: str, data: NDArray | list[NDArray] | dict[str, NDArray]) -> None:
     """Writes arrays to a file, in MXNet's format or, by file suffix, as safetensors or NumPy's npz.
 
-    data : NDArray, list of NDArray, or dict of str to NDArray, on any device, of any dtype and in
-    any storage. The other formats require a dict of dense arrays.
-    The write is atomic: after an error or if the program is killed, the former file is intact.
+    data : NDArray, list of NDArray, or dict of str to NDArray, on any device, of any dtype and
+    storage type. Formats other than MXNet's require a dict of dense arrays.
+    The write is atomic: after an error or if the program is killed, the previous file is intact.
     Raises MXNetError if the file cannot be written.
 
     Examples
@@ -237,8 +241,8 @@ def load(fname: str) -> Any:
 
     It also reads safetensors (by file suffix) and NumPy's npz. Returns a list of NDArray, or a dict
     of str to NDArray if they were saved with names. The arrays are on cpu(0), or on the GPU that
-    they were saved from if that GPU exists. Raises MXNetError, naming file and position, if the
-    file is missing or damaged.
+    they were saved from if that GPU exists. Raises MXNetError, which names the file and the
+    position, if the file is missing or damaged.
 
     Examples
     --------
@@ -256,7 +260,7 @@ def load(fname: str) -> Any:
         return _as_saved(*_core.load_arrays(fname))
     except _core.MXNetError as error:
         path, text = os.fspath(fname), str(error)
-        if path not in text:  # raised by creating an array, not by reading
+        if path not in text:  # an error of creating an array does not name the file
             text = f"{path}: {text}"
         way = _way(fname, 0) if os.path.exists(fname) else ""
         raise type(error)(f"{text}; {way}" if way else text) from None

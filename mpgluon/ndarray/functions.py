@@ -1,4 +1,5 @@
-"""Functions of ``mx.nd`` beyond single ops: array creation, and operators on arrays or numbers."""
+"""Functions of ``mx.nd`` that are not single ops: array creation, and operators on arrays or
+numbers."""
 
 from __future__ import annotations
 
@@ -74,7 +75,7 @@ def _op(name):
 
 
 def bilinear_upsampling(scale: int, num_filter: int) -> dict[str, Any]:
-    """Returns the parameters of the Deconvolution that upsamples with a bilinear weight."""
+    """Returns the parameters of the Deconvolution that implements bilinear UpSampling."""
     scale, num_filter = int(scale), int(num_filter)  # MXNet also accepts numbers as text
     if num_filter < 1:
         raise ValueError(
@@ -221,7 +222,8 @@ def full(
 
 
 def _check_integer(name, value, dtype):
-    """Rejects an integer that does not fit an integer dtype, or that a double would round."""
+    """Raises an error for an integer that is out of range for an integer dtype, or that would be
+    rounded, because ops receive numbers as doubles."""
     if is_floating(dtype) or np.dtype(dtype).kind not in "iu":
         return
     kind = np.dtype(dtype)
@@ -240,7 +242,8 @@ def empty(
     dtype: DType | None = None,
     stype: str | None = None,
 ) -> NDArray:
-    """Returns an uninitialized array; with ``stype`` 'row_sparse' or 'csr', a sparse one of zeros.
+    """Returns an uninitialized array. With ``stype`` 'row_sparse' or 'csr', returns a sparse array
+    of zeros.
 
     Examples
     --------
@@ -261,7 +264,8 @@ def arange(
     ctx: Context | None = None,
     dtype: DType = "float32",
 ) -> NDArray:
-    """Returns start, start + step, ... below stop, each ``repeat`` times; arange(n) starts at 0.
+    """Returns start, start + step, ... up to but excluding stop, each ``repeat`` times.
+    ``arange(n)`` starts at 0.
 
     Examples
     --------
@@ -326,11 +330,12 @@ def eye(
 def from_numpy(
     ndarray: np.ndarray[Any, Any], zero_copy: bool = True, array_cls: type[NDArray] = NDArray
 ) -> NDArray:
-    """Converts a NumPy array, keeping its dtype; with ``zero_copy`` it shares the memory.
+    """Converts a NumPy array, keeping its dtype. With ``zero_copy``, the result shares its memory.
 
-    Shared memory must be C-contiguous, and the NumPy array becomes read-only while it is shared; it
-    may already be read-only, for instance by an earlier call. Raises ValueError if the array is not
-    contiguous, or if its memory cannot be written (a file mapped for reading, an immutable object).
+    Shared memory must be C-contiguous. The NumPy array becomes read-only while its memory is
+    shared; it may already be read-only, for instance because of an earlier call. Raises ValueError
+    if the array is not contiguous, or if its memory is read-only (a file mapped for reading, an
+    immutable object).
 
     Examples
     --------
@@ -353,7 +358,8 @@ def from_numpy(
     owner = ndarray
     while isinstance(owner.base, np.ndarray):
         owner = owner.base
-    # A view can be made writable if its owner is.
+    # To check that the memory can be written, make the arrays writable for a moment. A view can be
+    # made writable only if its owner is.
     arrays = [ndarray] if owner is ndarray else [ndarray, owner]
     before = [a.flags["WRITEABLE"] for a in arrays]
     try:
@@ -459,7 +465,8 @@ true_divide = divide
 
 
 def concatenate(arrays: Sequence[NDArray], axis: int = 0, always_copy: bool = True) -> NDArray:
-    """Concatenates arrays along ``axis``; returns a single array itself unless ``always_copy``.
+    """Concatenates arrays along ``axis``. A single array is copied if ``always_copy``, and returned
+    itself otherwise.
 
     Examples
     --------
@@ -475,9 +482,9 @@ def concatenate(arrays: Sequence[NDArray], axis: int = 0, always_copy: bool = Tr
 
 
 def cast_storage(data: NDArray, stype: str, out: NDArray | None = None) -> NDArray:
-    """Converts to the storage 'default', 'row_sparse' or 'csr'.
+    """Converts an array to the storage type 'default', 'row_sparse' or 'csr'.
 
-    Returns a dense array itself for 'default'.
+    Returns a dense array itself if `stype` is 'default'.
 
     Examples
     --------
@@ -493,7 +500,8 @@ def cast_storage(data: NDArray, stype: str, out: NDArray | None = None) -> NDArr
 def moveaxis(
     tensor: NDArray, source: int | Sequence[int], destination: int | Sequence[int]
 ) -> NDArray:
-    """Moves the axes ``source`` to the positions ``destination``; integers or sequences of them.
+    """Moves the axes ``source`` to the positions ``destination``. Both are integers, or sequences
+    of integers.
 
     Examples
     --------
@@ -567,10 +575,10 @@ def histogram(
 ) -> Sequence[NDArray]:
     """Returns counts and edges of a histogram.
 
-    ``bins`` is the number of equal bins over ``range`` (by default that of the values), or an
+    ``bins`` is the number of equal bins over ``range`` (by default, the range of the values), or an
     NDArray of edges. As in MXNet, the result is a tuple of float32 arrays if `bins` is a number and
-    no range is given. Otherwise it is a list of int64 counts and edges of the dtype of `a`. Raises
-    ValueError for any other `bins`.
+    no range is given. Otherwise, it is a list of int64 counts and of edges with the dtype of `a`.
+    Raises ValueError for any other `bins`.
 
     Examples
     --------

@@ -36,7 +36,7 @@ _OPS = _core.ops()
 
 
 def _draw(name, params, shape, dtype, ctx, out, options):
-    """Draws samples; `options` holds the extra arguments, which the op rejects if unknown."""
+    """Draws samples. `options` has additional arguments; the op rejects unknown ones."""
     arrays = [isinstance(param, _core.NDArray) for param in params]
     if out is not None:
         options["out"] = out

@@ -1,8 +1,8 @@
 """``mx.nd.sparse``: sparse arrays, functions that create them, and ops by name.
 
 `RowSparseNDArray` stores some rows of an array, `CSRNDArray` the nonzero elements of a matrix.
-Every op accepts them; an op without a sparse form runs on dense copies. A result is sparse if it is
-sparse in MXNet.
+Every op accepts sparse arrays; an op without a sparse form runs on dense copies. A result is sparse
+if MXNet's result is sparse.
 """
 
 from __future__ import annotations
@@ -94,9 +94,9 @@ def csr_matrix(
     Parameters
     ----------
     arg1 : array-like, sparse matrix, or tuple
-        A matrix of numbers, an NDArray, a CSRNDArray or a matrix of ``scipy.sparse``; or a shape,
-        for a matrix of zeros; or the parts ``(data, indices, indptr)``, with ascending columns in
-        each row; or the elements ``(data, (rows, columns))``, where duplicates are summed.
+        A matrix of numbers, an NDArray, a CSRNDArray or a matrix of ``scipy.sparse``. Or a shape,
+        which creates a matrix of zeros. Or the parts ``(data, indices, indptr)``, with ascending
+        columns in each row. Or the elements ``(data, (rows, columns))``; duplicates are summed.
     shape : tuple of int, optional
         The shape; by default the smallest that the parts allow.
     ctx : Context, optional
@@ -177,8 +177,8 @@ def row_sparse_array(
     Parameters
     ----------
     arg1 : array-like, RowSparseNDArray, or tuple
-        An array; or a shape, for an array of zeros; or the parts ``(data, indices)``: rows and
-        their ascending row indices.
+        An array. Or a shape, which creates an array of zeros. Or the parts ``(data, indices)``: the
+        rows and their ascending row indices.
     shape : tuple of int, optional
         The shape; by default the smallest that the parts allow.
     ctx : Context, optional
@@ -237,7 +237,7 @@ def zeros(
     dtype: DType | None = None,
     **kwargs: Any,
 ) -> NDArray:
-    """Returns an array of zeros in the storage 'row_sparse', 'csr' or 'default'.
+    """Returns an array of zeros with the storage type 'row_sparse', 'csr' or 'default'.
 
     Examples
     --------
@@ -257,7 +257,7 @@ def zeros(
 def empty(
     stype: str, shape: ShapeLike, ctx: Context | None = None, dtype: DType | None = None
 ) -> NDArray:
-    """Returns an array of zeros, like `zeros`: sparse arrays have no uninitialized elements.
+    """Returns an array of zeros like `zeros`, because sparse arrays have no uninitialized elements.
 
     Examples
     --------

@@ -1,9 +1,9 @@
-"""Sparse arrays: some rows of an array (`RowSparseNDArray`), or the nonzero elements of a matrix
-(`CSRNDArray`).
+"""Sparse arrays, which store some rows of an array (`RowSparseNDArray`) or the nonzero elements of
+a matrix (`CSRNDArray`).
 
-A sparse array is built from dense arrays, its values and int64 indices. The core does not support
-sparse arrays, so `ops.call` runs ops on them. The dense arrays are never written to. A change of a
-sparse array replaces them.
+A sparse array consists of dense arrays: its values and int64 indices. The core does not support
+sparse arrays, so `ops.call` runs ops on them. The dense arrays are immutable: a change of a sparse
+array replaces them.
 """
 
 from __future__ import annotations
@@ -113,9 +113,9 @@ class BaseSparseNDArray(NDArray):
 
     def __init__(self, values: NDArray, indices: NDArray, shape: Shape) -> None:
         self._shape = tuple(int(size) for size in shape)
-        # _variable: the dense array that is differentiated in place of this one, if it is on the
-        # tape. _gradient: the gradient of a variable. _source: for a gradient, the dense variable
-        # and the dense gradient that backward writes.
+        # _variable is the dense array that is differentiated in place of this array, if it is on
+        # the tape. If this array is a variable, _gradient is its gradient. If this array is a
+        # gradient, _source has the dense variable and the dense gradient that backward writes.
         self._variable = self._gradient = self._source = None
         self._set(values, indices)
 
@@ -128,7 +128,8 @@ class BaseSparseNDArray(NDArray):
                 self._variable[:] = self.tostype("default")
 
     def _refresh(self):
-        """Copies the gradient that backward has written since the previous call."""
+        """If this array is a gradient, updates it from the dense gradient if backward has written
+        that since the previous call."""
         if self._source is None:
             return
         variable, gradient = self._source
@@ -140,7 +141,7 @@ class BaseSparseNDArray(NDArray):
     def follow(self, variable: NDArray, gradient: NDArray) -> None:
         """Makes this array the gradient of a dense variable until the variable is marked again.
         `gradient` is the dense array that backward writes. For other modules of the package."""
-        # An alias does not keep the user's array object alive.
+        # Use an alias, so that the user's array object is not kept alive.
         self._source = _core.alias(variable), gradient
 
     def be_variable(self, variable: NDArray, gradient: NDArray | None) -> None:
@@ -473,7 +474,7 @@ def _out_of_range(what, numbers, size):
 
 
 class RowSparseNDArray(BaseSparseNDArray):
-    """Array of which only some rows are stored; all other rows are 0.
+    """An array that stores only some rows. All other rows are 0.
 
     `data` has the stored rows, and `indices` their ascending row indices. Embeddings can have
     gradients of this type. Use `row_sparse_array` to create one.
@@ -547,7 +548,8 @@ class RowSparseNDArray(BaseSparseNDArray):
             return self._variable
         if self.here:
             self.numbers()  # checks their range
-        with ranks.alone():  # the number of rows decides which op it calls
+        # Only the owner knows the number of rows, which determines the op, so ranks may differ.
+        with ranks.alone():
             return add_rows(self.values, self.index, self._shape[0])
 
     def retain(self, indices: NDArray) -> RowSparseNDArray:
@@ -648,7 +650,9 @@ class CSRNDArray(BaseSparseNDArray):
         """Returns a matrix with other values at the same positions."""
         other = CSRNDArray(values, self.index, self.pointers, self._shape)
         if other.context == self.context:
-            other._host = self._host  # caches of equal positions; `_set` starts a new dict
+            # The positions are equal, so share their cache. If one of the arrays changes, `_set`
+            # gives it a new one.
+            other._host = self._host
         return other
 
     def _on(self, ctx):
@@ -710,7 +714,7 @@ class CSRNDArray(BaseSparseNDArray):
         if self._variable is not None and _core.is_recording():
             return self._variable
         height, width = self._shape
-        if not height * width:  # in reshape, a size of 0 means the input's size
+        if not height * width:  # reshape would treat a size of 0 as a code
             return _core.empty(self._shape, self.context, self.dtype)
         return add_rows(self.values, self._places(), height * width).reshape(self._shape)
 

@@ -1,4 +1,5 @@
-"""Sparse arrays in executors of symbols, whose nodes then run one by one."""
+"""Support for sparse arrays in executors of symbols. Programs with sparse arrays run node by
+node."""
 
 import ast
 
@@ -14,12 +15,13 @@ def is_sparse(array):
 
 
 def is_handled(array):
-    """True if this package runs the ops on the array."""
+    """True if ops on the array are run by `ops.call` instead of the core."""
     return isinstance(array, (BaseSparseNDArray, RowGradientWeight))
 
 
 def executor_inputs(arguments, gradients, requests, auxiliary):
-    """Returns the executor's own handles on its arrays, as variables with these gradients."""
+    """Returns aliases of the arguments and auxiliary states. The arguments' aliases are variables
+    with the given gradients, so the user's arrays are not marked."""
     inputs = []
     for array, gradient, request in zip(arguments, gradients, requests):
         if gradient is None or request == "null":
@@ -50,9 +52,10 @@ _GRADIENT_STYPES = {
 
 
 def gradient_stypes(op, attrs, stypes):
-    """Returns the storage types of an op's input gradients, by index, if any are sparse.
+    """Returns a dict from the indices of an op's inputs to the storage types of their gradients. It
+    is empty if the op has no rule.
 
-    `stypes` holds those of the inputs, with None for unknown.
+    `stypes` has the storage types of the inputs, or None if unknown.
     """
     rule = _GRADIENT_STYPES.get(op)
     return rule(attrs, stypes) if rule else {}

@@ -1,7 +1,8 @@
-"""Ops on sparse arrays: those with a sparse form, by name, and all others on dense copies.
+"""Ops on sparse arrays. Some ops have a sparse form, a function in this module. All other ops run
+on dense copies.
 
-A function here takes the op's user-facing arguments. It returns NotImplemented to leave a case to
-the dense op. Results have the same storage as in MXNet.
+A sparse form takes the op's user-facing arguments. It returns NotImplemented for cases that must
+run on dense copies. Results have the same storage type as in MXNet.
 """
 
 from __future__ import annotations
@@ -96,7 +97,8 @@ def _differentiated(value):
 
 
 def _on_tape(op, form, args, kwargs, out):
-    """Runs the op on the differentiated dense arrays; stores the result like the sparse form."""
+    """Runs the op on the dense arrays that are differentiated in place of the sparse inputs. The
+    result has the storage type that the sparse form would return."""
     dense = _on_dense(op, args, kwargs, out)
     if out is not None:
         return dense
@@ -138,7 +140,7 @@ def _dense(value):
 
 
 def _on_dense(op, args, kwargs, out):
-    """Runs the op on dense copies; arrays that it writes are copied back."""
+    """Runs the op on dense copies, and copies the arrays that it writes back."""
     options = {name: _dense(value) for name, value in kwargs.items() if name != "out"}
     dense = [_dense(value) for value in args]
     outs = out if isinstance(out, (list, tuple)) else [out]
@@ -178,7 +180,8 @@ def retain(
     name: str | None = None,
     **kwargs: Any,
 ) -> RowSparseNDArray | Any:
-    """Keeps the rows of a row_sparse array in `indices`, even those not stored, and zeros the rest.
+    """Returns a row_sparse array with only the rows in `indices`. Rows that the input does not
+    store are zero.
 
     Examples
     --------
@@ -233,7 +236,7 @@ def _clip(op, data, a_min, a_max):
 
 
 def _zero_with(function):
-    """Wraps a function so that it returns NaN for arguments without a value."""
+    """Wraps a function so that it returns NaN for numbers outside its domain."""
 
     def at(number):
         try:
@@ -300,7 +303,8 @@ def _at_keys(like, values, keys):
 
 
 def _sum(first, *others):
-    """Sums arrays with the same storage. Only the rank of their device sums row_sparse arrays."""
+    """Sums arrays with the same storage type. row_sparse arrays are summed only by the rank that
+    owns their device."""
     parts = (first, *others)
     if first.stype == "row_sparse" and not first.here:
         return first.without_contents(1)
@@ -420,7 +424,7 @@ def _reduce(op, data, axis=None, keepdims=False, exclude=False):
         return NotImplemented
     mean = _described(op)["name"] == "mean"
     if mean and data.dtype not in (np.float32, np.float64):
-        return NotImplemented  # the sum may overflow the dtype
+        return NotImplemented  # in other dtypes, the sum may overflow
     places, kept = (data.numbers(), 1) if along == 0 else (data.rows(), 0)
     total = add_rows(data.values, index_array(places, data.context), data.shape[kept])
     if mean:
@@ -554,7 +558,7 @@ def _embedding(op, data, weight, input_dim=None, output_dim=None, **options):
     numbers = weight.numbers()
     places = np.searchsorted(numbers, wanted).clip(0, max(0, len(numbers) - 1))
     if not len(numbers) or (numbers[places] != wanted).any():
-        return NotImplemented  # some wanted rows are not stored, and thus 0
+        return NotImplemented  # some of the rows are not stored
     return _op("take")(weight.values, index_array(places, weight.context))
 
 
@@ -634,9 +638,9 @@ _OF_WEIGHTS = (_take, _embedding, _dot, _fully_connected)
 # --- Updates --------------------------------------------------------------------------------------
 @_form("sgd_update", "sgd_mom_update", "adam_update", "ftrl_update")
 def _update_rows(op, *args, **options):
-    """Updates the rows in the gradient if weight and states have the same storage.
+    """Updates only the rows that the gradient has, if weight and states are row_sparse as well.
 
-    The other rows do not decay.
+    All other rows do not decay.
     """
     about = _described(op)
     inputs, params = [[entry["name"] for entry in about[key]] for key in ("inputs", "params")]

@@ -1,9 +1,10 @@
 """Row-sparse gradients, which store some rows and never allocate the full array.
 
-A weight with such a gradient (`RowGradientWeight`) is not a variable of the tape. Rows taken from
-it while recording are a variable, called a *tap*. A tap's gradient, with its row indices, is a part
-of the weight's gradient, and `RowSparseGradient` sums the parts when it is read. The cost of a step
-is thus proportional to the rows that it uses. Any other op on the weight takes all rows.
+A weight with such a gradient (`RowGradientWeight`) is not a variable of the tape. Instead, rows
+that are taken from it while recording become a variable, called a *tap*. A tap's gradient, with its
+row indices, is a part of the weight's gradient. `RowSparseGradient` sums the parts when it is read.
+As a result, the cost of a step is proportional to the number of rows that it uses. Any op that does
+not take rows uses all rows of the weight.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ _MANY_PARTS = 64
 
 
 class _Part:
-    """Rows that are a variable, with their row indices (None means all rows in order)."""
+    """A tap: rows that are a variable, and their row indices. If these are None, the tap has all
+    rows in order."""
 
     __slots__ = ("numbers", "rows")
 
@@ -39,25 +41,25 @@ class _Part:
 
     @property
     def reached(self):
-        """True if backward has written its gradient."""
+        """True if backward has written the tap's gradient since it was read."""
         return bool(self.rows._fresh_grad)
 
     @property
     def kept(self):
-        """True if a backward may still write it."""
+        """True if a backward pass may still write the tap's gradient."""
         return self.rows._on_tape
 
     @property
     def number(self):
-        """The number of the backward pass that wrote it."""
+        """Number of the backward pass that wrote the tap's gradient."""
         return self.rows._backward_number
 
     def forget(self):
-        """Marks its gradient as read."""
+        """Marks the tap's gradient as read."""
         self.rows._fresh_grad = False
 
     def take(self, count):
-        """Returns (values, row indices) of its gradient and marks it as read."""
+        """Returns (values, row indices) of the tap's gradient, and marks it as read."""
         self.forget()
         values = self.rows.grad
         if self.rows.grad_req == "add":
@@ -70,7 +72,8 @@ class _Part:
 
 
 class _MicroBatches:
-    """The parts created by one pipelined call, as if each micro-batch had been a separate call.
+    """The taps of one pipelined call. Their gradients are summed as if each micro-batch had been a
+    separate call.
 
     `counts` holds the number of rows of each part in each micro-batch.
     """
@@ -114,10 +117,10 @@ class _MicroBatches:
 
 
 class RowSparseGradient(RowSparseNDArray):
-    """The gradient of a weight, summed from its taps on access.
+    """The gradient of a weight. It is summed from the weight's taps on access.
 
-    For other modules of the package: `tap` makes rows a variable, and `fresh` is True if backward
-    has written the gradient since `used` was called.
+    Other modules of the package use `tap`, which makes rows a variable, and `fresh`, which is True
+    if backward has written the gradient since `used` was called.
     """
 
     __slots__ = ("_fresh", "_parts", "_request")
@@ -142,12 +145,12 @@ class RowSparseGradient(RowSparseNDArray):
         rows = rows.detach()
         self._mark(rows, self._new(rows.shape, rows.context, rows.dtype))
         self.add_part(rows, None if numbers is None else copied_index(numbers))
-        return _core.alias(rows)  # the part is kept while the alias lives
+        return _core.alias(rows)  # the part is kept as long as the alias exists
 
     def new_tap(self, shape: Shape, ctx: Context, dtype: DType) -> NDArray:
         """Creates a variable for `add_part`; its values are never read."""
         tap = self._new(shape, ctx, dtype)
-        self._mark(tap, tap.detach())  # shares memory: no values are read
+        self._mark(tap, tap.detach())  # gradient and tap share memory, as the tap is never read
         return tap
 
     def _new(self, shape, ctx, dtype):
@@ -159,7 +162,7 @@ class RowSparseGradient(RowSparseNDArray):
         _core.mark_variables(rows, grad, self._request)
 
     def add_part(self, rows: NDArray, numbers: NDArray | None) -> None:
-        """Records rows that are a variable."""
+        """Records a tap, whose gradient becomes a part of this one."""
         self._add(_Part(rows, numbers))
 
     def add_micro_batches(
@@ -178,16 +181,18 @@ class RowSparseGradient(RowSparseNDArray):
         self._parts.append(part)
 
     def all_rows(self, weight: NDArray) -> NDArray:
-        """Returns the whole weight as a variable, the same one until backward has reached it."""
+        """Returns a tap with all rows. Returns the same tap until backward has written its
+        gradient."""
         for part in self._parts:
             if isinstance(part, _Part) and part.numbers is None and not part.reached:
                 return _core.alias(part.rows)
         return self.tap(weight, None)
 
     def _gather(self):
-        """Sums the parts that backward has written, and drops the unreferenced ones."""
+        """Sums the parts that backward has written, and drops parts that no backward pass can
+        write anymore."""
         reached = [part for part in self._parts if part.reached]
-        if reached and self._request == "write":  # only the latest pass counts
+        if reached and self._request == "write":  # only the latest backward pass is used
             last = max(part.number for part in reached)
             for part in reached:
                 if part.number != last:
@@ -198,7 +203,7 @@ class RowSparseGradient(RowSparseNDArray):
                 part.forget()
             self._fresh = self._fresh or bool(reached)
             reached = []
-        # Only the rank of the gradient's device sums.
+        # Only the rank that owns the gradient's device computes the sum.
         with _core.pause(), ranks.alone():
             taken = [part.take(self._shape[0]) for part in reached]
             self._parts = [part for part in self._parts if part.kept]
@@ -233,12 +238,12 @@ class RowSparseGradient(RowSparseNDArray):
 
     @property
     def fresh(self) -> bool:
-        """True if backward has written it since `used`."""
+        """True if backward has written the gradient since the last call of `used`."""
         return self._fresh or any(part.reached for part in self._parts)
 
     @property
     def awaited(self) -> bool:
-        """True if a backward pass may still write it."""
+        """True if a backward pass may still write the gradient."""
         return any(part.kept for part in self._parts)
 
     def for_update(self) -> RowSparseNDArray:
@@ -247,16 +252,17 @@ class RowSparseGradient(RowSparseNDArray):
         return self if self.here else self.without_contents(1)
 
     def mark(self, fresh: bool) -> None:
-        """Sets whether it is treated as written by backward."""
+        """Sets `fresh`, which says whether backward has written the gradient."""
         self._fresh = fresh
 
     def used(self) -> None:
-        """Records that an update has used it."""
+        """Records that an update has used the gradient, so it is no longer fresh."""
         self._gather()
         self._fresh = False
 
     def replacement(self, content: RowSparseNDArray | None, fresh: bool) -> tuple[Any, ...]:
-        """Returns the change (`_core.at_once`) that replaces its contents; None means no rows."""
+        """Returns the change (`_core.at_once`) that replaces the gradient's contents. If `content`
+        is None, the gradient has no rows afterwards."""
         if content is None:
             content = zeros_of("row_sparse", self._shape, self._values.context, self._values.dtype)
         values, index = content.values, content.index
@@ -283,8 +289,8 @@ def copied_index(numbers: NDArray) -> NDArray:
 class RowGradientWeight(NDArray):
     """A dense array with a row_sparse gradient.
 
-    It shares memory with `plain`, an ordinary NDArray; `gradient` has the method `tap` of
-    `RowSparseGradient`.
+    It shares memory with `plain`, an ordinary NDArray. `gradient` is a `RowSparseGradient`, or
+    while tracing an object with the same method `tap`.
     """
 
     __slots__ = ("gradient", "plain")
@@ -342,7 +348,8 @@ def whole(array: Any) -> Any:
 
 
 def rows_of(weight: NDArray, numbers: NDArray) -> NDArray:
-    """Takes rows of a weight, with indices clipped to the valid range; gradients flow to them."""
+    """Takes rows of a weight, with indices clipped to the valid range. While recording, the rows
+    become a tap of a `RowGradientWeight`."""
     if not isinstance(weight, RowGradientWeight):
         return _op("take")(weight, numbers)
     if not isinstance(numbers, NDArray):

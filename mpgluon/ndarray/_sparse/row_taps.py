@@ -1,8 +1,8 @@
 """Row-sparse gradients of parameters in compiled calls.
 
 If a traced block takes rows of a parameter with such a gradient, the rows pass through the op
-`_gradient_tap`, whose second input is a *tap*: an input of the program that is a new variable in
-every call. Backward writes the gradient of the rows to it. The row indices are outputs of the
+`_gradient_tap`. Its second input is a *tap*, an input of the program that is a new variable in
+every call. Backward writes the gradient of the rows to the tap. The row indices are outputs of the
 program. A tap and its indices form a part of the parameter's gradient (`row_gradients.py`).
 """
 
@@ -21,7 +21,7 @@ def has_row_gradient(param):
 
 
 class Taps:
-    """The taps of one trace. `new` creates the next tap's input from its index and the rows."""
+    """The taps of one trace. `new(index, rows)` creates the input for the tap with that index."""
 
     def __init__(self, new):
         self._new = new
@@ -63,15 +63,16 @@ class _TracedGradient:
         return self._whole
 
 
-# Rows that a pipelined block takes from a parameter on a device: their count, and the shape, dtype
-# and device of each.
+# Rows that a pipelined block takes from a parameter (`param`) on a device (`ctx`): the number of
+# rows, and the shape, dtype and device of a row.
 Lookup = namedtuple("Lookup", "param ctx count row dtype device")
 
 
 class FlatTaps(Taps):
-    """Taps whose gradients and row indices are flat: one row per lookup.
+    """Taps whose gradients and row indices are flattened: one row per index.
 
-    Those of micro-batches can then be concatenated, regardless of the block's batch axis.
+    As a result, those of several micro-batches can be concatenated, regardless of the block's batch
+    axis.
     """
 
     def __init__(self, new):
@@ -118,7 +119,7 @@ class MicroBatchTaps:
         ]
 
     def give(self, numbers):
-        """Adds the parts, with these row indices, to the parameters' gradients."""
+        """Adds the taps, with these row indices, to the parameters' gradients as parts."""
         groups = {}
         for i, lookup in enumerate(self._lookups[0]):
             groups.setdefault((lookup.param, lookup.ctx), []).append(i)
@@ -132,8 +133,8 @@ class MicroBatchTaps:
 class TappedCall:
     """A compiled call of a block with taps, for arguments of given shapes.
 
-    trace(arrays, parameters, taps) runs the block; discover(flat) runs it for the first time and
-    returns the taps and the number of outputs.
+    ``trace(arrays, parameters, taps)`` runs the block on traced arrays. ``discover(flat)`` traces
+    it for the first time, and returns its taps and its number of outputs.
     """
 
     def __init__(self, used, flat, trace, discover, flags):
@@ -178,7 +179,8 @@ class TappedCall:
             if outputs is not None:
                 break
             self.bound = False
-        # Detached: arrays on the tape would keep it, and thus their parts, alive forever.
+        # Detach the row indices. Otherwise, they would keep the tape alive, which keeps the parts
+        # that hold them alive.
         numbers = iter([array.detach() for array in outputs[self._outputs :]])
         for gradient, tap, counted in zip(gradients, taps, self._counted):
             gradient.add_part(tap, next(numbers) if counted else None)

@@ -1,7 +1,7 @@
 """Primitives of sparse arrays: index arithmetic on the host, row operations on the arrays' device.
 
-Indices are small compared with the rows, and the shapes that follow from them must be known, so
-NumPy sorts and matches them. Ops take, sum and store the rows.
+NumPy sorts and matches the indices on the host, because they determine the shapes of results and
+are small compared with the rows. Ops gather, sum and scatter the rows.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ def take_rows(array, rows):
 
 
 def add_rows(rows, numbers, count):
-    """Returns an array of `count` rows that sums each of `rows` at its index in `numbers`."""
+    """Scatter-add: returns an array of `count` rows in which each row of `rows` is added at its
+    index in `numbers`."""
     shape = (count, *rows.shape[1:])
     if not rows.shape[0]:
         return _op("_full")(shape=shape, value=0, ctx=rows.context, dtype=rows.dtype)
@@ -51,7 +52,8 @@ def sum_equal(rows, numbers, ctx):
 
 
 def occurring(numbers, size):
-    """Returns the distinct `numbers`, all below `size`, ascending, and the position of each."""
+    """Returns the distinct values of `numbers`, ascending, and the position of each number among
+    them. All numbers must be below `size`."""
     if size > 16 * len(numbers) + 1024:
         used, places = np.unique(numbers, return_inverse=True)
         return used, places.reshape(-1)

@@ -1,6 +1,5 @@
-"""Variables and gradients that are sparse arrays, each backed by a dense variable.
-
-The gradient of an array is as large as the array, except those of `row_gradients.py`.
+"""Variables and gradients that are sparse arrays. Each is backed by a dense variable or gradient,
+so it needs the memory of the full array, unlike the gradients of `row_gradients.py`.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ gradients: dict[int, Any] = {}  # id of a dense array -> its sparse gradient
 
 
 def mark(variable: NDArray, gradient: NDArray, request: str) -> None:
-    """Makes an array a variable with that gradient; either may be sparse."""
+    """Makes an array a variable with the given gradient. Both may be sparse."""
     target = variable
     if isinstance(variable, BaseSparseNDArray):
         with _core.pause():
@@ -36,7 +35,8 @@ def mark(variable: NDArray, gradient: NDArray, request: str) -> None:
 
 
 def attach(variable: NDArray, request: str, stype: str) -> NDArray:
-    """Makes an array a variable with a new gradient in that storage, and returns the gradient."""
+    """Makes an array a variable with a new gradient of storage type `stype`. Returns the
+    gradient."""
     shape, ctx, dtype = variable.shape, variable.context, variable.dtype
     if stype == "default":
         gradient = _op("_full")(shape=shape, value=0, ctx=ctx, dtype=dtype)
