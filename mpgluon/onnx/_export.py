@@ -1,4 +1,4 @@
-"""Export of a Symbol and its parameters, or a HybridBlock, to an ONNX file."""
+"""Exports a Symbol and its parameters, or a HybridBlock, to an ONNX file."""
 
 from __future__ import annotations
 
@@ -79,9 +79,9 @@ def export_model(
     dynamic : bool, default False
         True if sizes may differ between calls.
     dynamic_input_shapes : list of tuple, optional
-        With `dynamic`: like `in_shapes`, with None or a name for each size that may vary; equal
-        names mean equal sizes. By default every size that the network allows to vary does so, or
-        else every first size.
+        With `dynamic`, the shapes of the inputs with None or a name for each size that may vary.
+        Sizes with the same name are equal. By default, all sizes that the network allows to vary
+        may vary.
     run_shape_inference : bool, default False
         True to write the shapes of all intermediate values as well.
     input_type, input_shape : optional
@@ -178,7 +178,7 @@ def _network(sym, params, inputs):
 
 
 class _Graph:
-    """One export."""
+    """The state of one export."""
 
     def __init__(self, onnx, symbol, arrays, shapes, types) -> None:
         self._onnx, self._arrays = onnx, arrays
@@ -188,7 +188,7 @@ class _Graph:
         free = [node.name for node in self._order if node.call is None and node.name not in arrays]
         inputs = [node.name for node in self._read() if node.name not in arrays]
         if len(shapes) == len(free):
-            inputs = free  # includes labels, which nothing in the file reads
+            inputs = free  # the given shapes include those of labels, which inference does not read
         if len(inputs) != len(shapes):
             raise ValueError(
                 f"got {len(shapes)} in_shapes for the inputs {', '.join(inputs) or '(none)'}; "
@@ -237,7 +237,7 @@ class _Graph:
         g = Builder(self._onnx)
         values: dict[Any, list[Value]] = {}
         read = {*self._read(), *[node for node in self._order if node.name in self._inputs]}
-        # Inputs first, because any op may depend on their sizes.
+        # Add inputs before constants and nodes, because any op may depend on the inputs' sizes.
         variables = [node for node in self._order if node.call is None and node in read]
         for node in sorted(variables, key=lambda node: node.name in self._arrays):
             values[node] = [self._variable(g, node)]
@@ -267,7 +267,7 @@ class _Graph:
         return value(g.constant(array, dtype, node.name), shape, dtype, array)
 
     def _made(self, g, values):
-        """Returns the model with the nodes that the results depend on."""
+        """Returns the ONNX model. It contains only nodes that the results depend on."""
         helper, outputs, given, renamed = self._onnx.helper, [], set(), {}
         for (node, index), name in zip(self._entries, self._names):
             if index >= len(values[node]):
@@ -310,7 +310,8 @@ class _Graph:
         return self._onnx.helper.make_tensor_value_info(str(name), NUMBERS[dtype], sizes)
 
     def _size_name(self, size):
-        """Returns a fixed size, or the name of a dynamic size if an input axis is equal to it."""
+        """Returns a fixed size as it is, and a dynamic size as the name of an input axis that has
+        this size, if any."""
         if not isinstance(size, Dynamic):
             return size
         for (name, axis), label in self._axes.items():

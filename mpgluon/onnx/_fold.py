@@ -1,6 +1,6 @@
-"""Constant folding of computed constants and shapes in files, at import.
+"""Constant folding at import, for constants and shapes that the nodes of a file compute.
 
-Shapes are object arrays of integers, and `Open` for sizes that the file leaves open.
+A shape is an object array of integers, with `Open` for each size that the file leaves open.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-# Maximum elements of a result, and of one that Python computes element by element.
+# Maximum number of elements of a result, and of a result that Python computes element by element.
 MOST = 1 << 24
 _MOST_SLOW = 1 << 16
 
@@ -56,8 +56,8 @@ def _of_range(node):
     return (abs(int(math.ceil((float(limit) - float(start)) / float(delta)))),)
 
 
-# The shape that each fold allocates. Missing folds return views of their inputs, or tensors of the
-# file.
+# Functions that return the shape that a fold allocates. Folds that are missing here allocate
+# nothing: they return views of their inputs, or tensors of the file.
 _ALLOCATED: dict[str, Callable[[Any], Any]] = {
     **dict.fromkeys(("Add", "Sub", "Mul", "Div", "Equal", "Less", "Greater", "Where"), _broadcast),
     **dict.fromkeys(("Cast", "Not", "Neg", "Trilu", "Floor", "Sqrt", "ReduceProd"), _of_input),
@@ -69,10 +69,10 @@ _ALLOCATED: dict[str, Callable[[Any], Any]] = {
 
 
 def fold(node: Any) -> Any:
-    """Folds a node of constants; returns None if the importer must convert the node.
+    """Folds a node whose inputs are constants. Returns None if the importer must convert the node.
 
-    Raises ONNXError, before anything is allocated, if the result has more than MOST elements, or
-    exceeds the memory allowed for a file of this size.
+    Raises ONNXError if the result has more than MOST elements, or exceeds the memory allowed for a
+    file of this size. The check precedes any allocation.
     """
     shape = _ALLOCATED[node.op](node) if node.op in _ALLOCATED else ()
     size = _product_of(shape)
@@ -95,7 +95,7 @@ def _shape(node):
 
 
 def _sizes(sizes):
-    """Converts sizes to an array."""
+    """Converts sizes to an int64 array, or to an object array if some are `Open`."""
     if not any(isinstance(size, Open) for size in sizes):
         return np.array(sizes, dtype=np.int64)
     found = np.empty(len(sizes), dtype=object)
@@ -203,7 +203,7 @@ def _gather(node):
 
 
 def _array(item):
-    """Converts one object, as NumPy returns it, to a 0-d array."""
+    """Converts a scalar, which NumPy returns instead of a 0-d array, to a 0-d array."""
     if not isinstance(item, Open):
         return np.asarray(item)
     found = np.empty((), dtype=object)
@@ -248,7 +248,7 @@ def _concat(node):
 
 
 def _of_numbers(function):
-    """Folds a function of known numbers; leaves any other to the importer."""
+    """Returns the fold for a function of numbers. It leaves arrays with `Open` to the importer."""
     return lambda node: None if node.value(0).dtype == object else function(node.value(0))
 
 

@@ -20,15 +20,16 @@ from ._table import EXPORTS
 if TYPE_CHECKING:
     from typing import Any
 
-# Nodes of constants are folded unless that makes the file much larger.
+# A node of constants is folded if its results have at most this many elements, or at most as many
+# elements as its inputs. Otherwise, folding would make the file much larger.
 FOLDED_ELEMENTS = 1 << 16
 
 
 class Value(str):
     """The name of a value, with its shape, dtype, array and fill.
 
-    Sizes are int or `Dynamic`. The array is that of a constant, else None. The fill is the number
-    that fills a value of dynamic size, else None.
+    Sizes are int or `Dynamic`. `array` has the contents of a constant. `fill` is the number that
+    fills a value of dynamic size. Otherwise, they are None.
     """
 
     __slots__ = ("shape", "dtype", "array", "fill")
@@ -113,7 +114,7 @@ class Builder:
         self._onnx = onnx
         self.nodes: list[Any] = []
         self.constants: dict[str, np.ndarray] = {}
-        self.dtypes: dict[str, str] = {}  # of constants
+        self.dtypes: dict[str, str] = {}  # name of a constant -> dtype
         self._fills: dict[str, float] = {}  # the fill value of each ConstantOfShape
         self.inputs: list[Value] = []
         self.names: set[str] = set()
@@ -213,7 +214,7 @@ class Builder:
         for other, source, axis in known:
             if other == size:
                 return self._axis_size(source, axis)
-        for other, source, axis in known:  # a multiple or a divisor
+        for other, source, axis in known:  # compute the size as a multiple or divisor of another
             for above, below, op in ((size, other, self.Mul), (other, size, self.Div)):
                 if all(a % b == 0 for a, b in zip(above, below)):
                     times = {a // b for a, b in zip(above, below)}
@@ -244,7 +245,8 @@ class Builder:
     def tensor(self, name: str, array: Any, dtype: str) -> Any:
         """Converts an array to an ONNX tensor."""
         data = array
-        if dtype == "bfloat16":  # the upper halves of the float32 values that represent it in NumPy
+        # NumPy has bfloat16 values as float32, whose upper halves they are.
+        if dtype == "bfloat16":
             data = (np.ascontiguousarray(array).view(np.uint32) >> 16).astype(np.uint16)
         return self._onnx.TensorProto(
             name=name, data_type=NUMBERS[dtype], dims=array.shape, raw_data=data.tobytes()
@@ -289,7 +291,8 @@ class Builder:
         return self._renamed(begin, results, names)
 
     def _renamed(self, begin, results, names):
-        """Gives the results computed by nodes from `begin` on the names of the outputs."""
+        """Renames the results of the nodes added since index `begin` to the names of the
+        outputs."""
         made = {name for node in self.nodes[begin:] for name in node.output}
         to = {
             str(result): self.unique(name) for result, name in zip(results, names) if result in made
@@ -300,7 +303,7 @@ class Builder:
         return [to.get(str(result), str(result)) for result in results]
 
     def _exchange(self, begin, to):
-        """Replaces names in the nodes from `begin` on."""
+        """Replaces names (`to`: old -> new) in the nodes added since index `begin`."""
         for node in self.nodes[begin:]:
             for fields in (node.input, node.output):
                 for place, name in enumerate(fields):
@@ -308,7 +311,8 @@ class Builder:
                         fields[place] = to[name]
 
     def rename(self, source: str, name: str) -> bool:
-        """Renames a value if a node computes it; returns True if one does."""
+        """Renames a value if a node computes it. Returns False, and changes nothing, if the value
+        is an input or a constant."""
         computed = any(source in node.output for node in self.nodes)
         if computed:
             self._exchange(0, {str(source): name})
@@ -316,7 +320,8 @@ class Builder:
 
 
 def _folded(node, inputs, outputs):
-    """Returns the arrays that a node of constants computes, or None if it must not be folded."""
+    """Computes the results of a node whose inputs are constants. Returns None if the node must not
+    be folded."""
     if not inputs or any(source.array is None for source in inputs):
         return None
     count = sum(math.prod(shape) for shape, _ in outputs)

@@ -1,4 +1,4 @@
-"""Import of an ONNX file as a Symbol with its parameters, or as a block."""
+"""Imports an ONNX file as a Symbol with its parameters, or as a block."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ if TYPE_CHECKING:
 
 # The oldest supported opset. Newer files are supported if their ops are known.
 OLDEST = 7
-# Limit on the memory of constants: bytes for each byte of the file, plus bytes for each file.
+# Limit on the bytes of constants: _TIMES the size of the file, plus _PLUS.
 _TIMES, _PLUS = 16, 256 << 20
-# The average number of tensors that may share a byte of a model's external files.
+# Limit on tensors that share bytes of a model's external files: the tensors' total size may be at
+# most this multiple of the files' size.
 _SHARED = 4
 
 
@@ -129,13 +130,14 @@ def _loaded(onnx, path):
         onnx.checker.check_model(path)
     except (MemoryError, KeyboardInterrupt):
         raise
-    except Exception as error:  # of protobuf, the checker, or external files
+    except Exception as error:  # protobuf, the checker and external files raise many types
         raise ONNXError(f"{path} is not a valid ONNX file: {error}") from None
     return model
 
 
 def _read(path):
-    """Reads the graph of a file, with the first sizes for its open ones that fit the graph."""
+    """Reads the graph of a file. Inference tries several sets of values for the sizes that the file
+    leaves open (`WAYS`), and uses the first set that is valid for the graph."""
     onnx = onnx_package()
     model, error = _loaded(onnx, path), None
     size = _size(onnx, path, model)
@@ -189,7 +191,7 @@ def _array(onnx, tensor, folder):
 
 
 class _Graph:
-    """One import: `values` maps each name to a Symbol, or to the array of a constant."""
+    """The state of one import. `values` maps each name to a Symbol, or to a constant's array."""
 
     def __init__(self, onnx, path, model, way, size) -> None:
         self._onnx, self._path = onnx, os.fspath(path)
@@ -245,7 +247,7 @@ class _Graph:
         return _array(self._onnx, tensor, os.path.dirname(os.path.abspath(self._path)))[0]
 
     def node_name(self, node: Any) -> str:
-        """Returns a unique name for the symbol of a node, based on that of its first result."""
+        """Returns a unique name for the symbol of a node, based on the name of its first result."""
         base = next((name for name in node.output if name), node.name or node.op_type)
         name, number = base, 0
         while name in self._names or name in self.values:
@@ -264,7 +266,7 @@ class _Graph:
         return self.parameter(name, found)
 
     def _counted(self, sizes):
-        """Returns sizes, some of them open, as an array computed when the graph runs."""
+        """Returns a Symbol that computes an array of sizes, some of them open, at run time."""
         parts = [
             sym.sum(sym.ones_like(self.vector(size, 0, 1)))
             if isinstance(size, Open)
@@ -275,7 +277,8 @@ class _Graph:
         return sym.cast(found, dtype="int64")
 
     def vector(self, size: Open, axis: int, ndim: int) -> Symbol:
-        """Returns zeros with an open size along `axis`, and size 1 along the other `ndim - 1`."""
+        """Returns a Symbol of zeros with an open size along `axis`, and size 1 along the remaining
+        `ndim - 1` axes. The size is taken from any value that has it."""
         for value in self.values.values():
             shape = self.shapes.of(value)[0] if isinstance(value, Symbol) else None
             if shape is None or size not in shape:
@@ -289,7 +292,7 @@ class _Graph:
         raise ONNXError("it depends on an impossible size that is computed from a dynamic size")
 
     def parameter(self, name: str, array: Any) -> Symbol:
-        """Returns an array as a parameter with that name, which is created once."""
+        """Returns the parameter with that name, which is created from the array on first use."""
         array = np.asarray(array)
         if array.dtype == object:
             array = array.astype(np.int64)
@@ -343,7 +346,8 @@ class _Graph:
                 )
 
     def _folded(self, source):
-        """Returns the results of a node that computes constants, or None to run it later."""
+        """Folds a node that computes constants or shapes. Returns None if its inputs are not
+        constant, or if it must be converted to an op."""
         if source.op not in FOLDS:
             return None
         if source.op != "Shape" and any(

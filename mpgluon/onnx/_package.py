@@ -1,4 +1,4 @@
-"""The optional ``onnx`` package, and its ids of dtypes."""
+"""The optional ``onnx`` package, and ONNX's ids of dtypes."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Any
 
 from ..base import MXNetError
 
-# Opset 17 added LayerNormalization, and runtimes since 2022 support it. Later ones mostly move axes
-# from attributes to inputs.
+# Opset of exported files. Version 17 added LayerNormalization, and runtimes since 2022 support it.
+# Later versions mostly move axes from attributes to inputs.
 OPSET = 17
 DOMAINS = ("", "ai.onnx")
 
@@ -24,7 +24,7 @@ NUMBERS = {
     "bfloat16": 16,
 }
 NAMES = {number: name for name, number in NUMBERS.items()}
-# ONNX dtypes that no array here has, and wider ones that hold their values.
+# ONNX dtypes that NDArrays do not support, mapped to wider dtypes that can hold their values.
 WIDER = {4: "int32", 5: "int32", 12: "int64", 13: "int64"}
 
 
@@ -46,7 +46,7 @@ def onnx_package() -> Any:
 
 
 def dtype_of(number: int) -> str:
-    """Returns the dtype here that holds the values of an ONNX dtype."""
+    """Converts an ONNX dtype to the name of an NDArray dtype that can hold its values."""
     name = NAMES.get(number) or WIDER.get(number)
     if name is None:
         raise ONNXError(f"arrays of ONNX's dtype {number} are not supported")

@@ -1,8 +1,8 @@
-"""The sizes of all values of a graph, some of them dynamic.
+"""Infers the sizes of all values of a graph, some of which are dynamic.
 
-Inference runs with the given sizes, and twice more with other values of the dynamic ones. A size
-that stays the same is an int. One that changes is a `Dynamic`, the tuple of its three values, which
-identifies it throughout the graph.
+Inference runs with the given sizes, and twice more with other values of the dynamic sizes. A size
+that is the same in all runs is an int. A size that differs is a `Dynamic`: the tuple of its three
+values, which identifies it throughout the graph.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from ._package import ONNXError
 if TYPE_CHECKING:
     from typing import Any
 
-# Values of dynamic sizes in the other runs; the first way that fits the graph is used. Multiples
-# suit layers that halve and double sizes. A positional table may only allow slightly different
-# sizes.
+# Functions that choose the values of dynamic sizes in the two additional runs. The first function
+# whose values are valid for the graph is used. Multiples of the given sizes suit layers that halve
+# and double sizes. A table of positions may allow only slightly different sizes.
 PRIMES = ((2, 3, 5, 7, 11, 13, 17, 19), (23, 29, 31, 37, 41, 43, 47, 53))
 WAYS = (
     lambda size, place, run: size * (PRIMES[run][place % 8] + place // 8 * 60),
@@ -68,7 +68,7 @@ class Inferred:
 
 
 def _others(entries, shapes, dtypes, axes):
-    """Runs inference with other sizes."""
+    """Repeats inference with other values of the dynamic sizes. Returns the additional runs."""
     names, error = list(dict.fromkeys(axes.values())), None
     if not names:
         return []
@@ -105,8 +105,8 @@ def dynamic_axes(entries, shapes, dtypes, inputs, told) -> dict[tuple[str, int],
     """Returns the dynamic axes of the inputs and names of their sizes, if the graph allows them.
 
     told : list of tuple, or None
-        For each input its sizes, with None or a name for dynamic ones; None means every axis that
-        can be dynamic.
+        The sizes of each input, with None or a name for dynamic sizes. If `told` is None, all axes
+        that can be dynamic are.
     """
     if told is None:
         return _all_dynamic(entries, shapes, dtypes, inputs)
@@ -140,7 +140,8 @@ def dynamic_axes(entries, shapes, dtypes, inputs, told) -> dict[tuple[str, int],
 
 
 def _all_dynamic(entries, shapes, dtypes, inputs):
-    """Returns the axes that may have any size, alone or together with all axes of that size."""
+    """Returns all axes that can be dynamic, either separately or together with all axes of the same
+    size."""
     axes: dict[tuple[str, int], str] = {}
     rest = [(name, axis) for name in inputs for axis in range(len(shapes[name]))]
     groups = [[key] for key in rest]

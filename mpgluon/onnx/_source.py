@@ -1,4 +1,4 @@
-"""A node of a file in the form that importers read, and the known facts about its inputs."""
+"""The nodes of a file as importers read them, and the shapes and dtypes of their inputs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ class Open:
 
 
 def size_of(runs: Any) -> Any:
-    """Returns the size with the given value in each run: an int if it is always the same."""
+    """Returns the size that has these values in the runs of inference: an int if all are equal,
+    else an `Open`."""
     runs = tuple([int(size) for size in runs])
     return runs[0] if len(set(runs)) == 1 else Open(runs)
 
@@ -42,8 +43,8 @@ def runs_of(size: Any) -> tuple[int, ...]:
     return size.runs if isinstance(size, Open) else (int(size),) * RUNS
 
 
-# Maximum length of axes, sizes, pads and other lists: they become Python numbers, which take much
-# more memory.
+# Maximum length of axes, sizes, pads and other lists. They become Python numbers, which need much
+# more memory than the file.
 _LONGEST = 4096
 
 
@@ -56,7 +57,8 @@ def _listed(array, what):
 
 
 class Source:
-    """A node of a file. `value`, `symbol` and `constant` return its inputs, None if omitted."""
+    """A node of a file. `value`, `symbol` and `constant` return an input, or None if the node omits
+    it."""
 
     def __init__(self, graph: Any, node: Any, onnx: Any) -> None:
         self.graph, self.op = graph, node.op_type
@@ -167,7 +169,7 @@ class Source:
 
 
 class Shapes:
-    """The shapes and dtypes of symbols, inferred once for each node from its inputs'.
+    """The shapes and dtypes of symbols. Each node's are inferred once, from those of its inputs.
 
     A size that the file leaves open has several values, one for each run.
     """
@@ -211,8 +213,8 @@ class Shapes:
             raise ONNXError(f"{node.name}: {error}") from None
 
 
-# Values of open sizes in the runs of inference: one way for large image networks, and one for
-# tables with few rows. The k-th open size gets the k-th value of each run.
+# Values of open sizes in the runs of inference. The first set suits large image networks, the
+# second one networks with small tables. The k-th open size gets the k-th value of each run.
 RUNS = 2
 WAYS = (
     ((2016, 4032, 6048, 8064, 10080), (14112, 18144, 22176, 26208, 30240)),

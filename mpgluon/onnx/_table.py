@@ -1,8 +1,8 @@
 """The conversion table: the exporter of each op, and the importer of each ONNX op.
 
-A family of ops is one file of ``_ops``, with both directions of an op next to each other. An
-exporter is ``f(g, call, *inputs)``: it adds nodes to the `Builder` g and returns the name of the
-result, or a list of names. An importer is ``f(node)``: it returns a Symbol, or a list of them.
+Each file of ``_ops`` has a family of ops, with both directions of an op next to each other. An
+exporter ``f(g, call, *inputs)`` adds nodes to the `Builder` g and returns the name of the result,
+or a list of names. An importer ``f(node)`` returns a Symbol, or a list of Symbols.
 """
 
 from __future__ import annotations

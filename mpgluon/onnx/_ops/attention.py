@@ -1,4 +1,4 @@
-"""Softmax, and the products of attention."""
+"""Softmax, and the matrix products of attention."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def softmax_back(node):
     axis += ndim * (axis < 0)
     if axis == ndim - 1:
         return function(node.symbol(0), axis=-1, name=node.name)
-    # Before opset 13, all axes from that one on are flattened.
+    # Before opset 13, Softmax flattens `axis` and all following axes into one.
     front = [0] * axis
     flat = sym.reshape(node.symbol(0), shape=(*front, -1))
     return sym.reshape_like(function(flat, axis=-1), node.symbol(0), name=node.name)
@@ -75,7 +75,7 @@ def div_sqrt_dim(g, call, x):
 def _heads(g, x, heads, parts):
     """Splits interleaved projections of shape (length, batch, heads * parts * size).
 
-    Returns the parts, each of shape (batch, heads, length, size), and that size.
+    Returns the parts, each of shape (batch, heads, length, size), and the size.
     """
     size = x.size(2) // heads // parts
     shape = (*x.shape[:2], heads, parts, size)

@@ -1,4 +1,4 @@
-"""Ops that create arrays from parameters, or from shapes alone."""
+"""Ops whose results depend only on parameters and shapes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ for _op, _number in (
 
 
 def made(g, call, inputs=()):
-    """Returns the result of a call as a constant, as it depends only on shapes."""
+    """Computes a call whose result depends only on shapes, and returns the result as a constant."""
     if any(isinstance(size, Dynamic) for source in (call, *inputs) for size in source.shape):
         call.refuse("its result depends on a dynamic size; make fewer axes dynamic")
     arrays = [nd.zeros(source.shape, dtype=source.dtype) for source in inputs]
@@ -99,12 +99,13 @@ def diag(g, call, x):
     return g.GatherND(x, np.asarray(places, dtype=np.int64))
 
 
-# --- Import: shapes are folded while reading, and the rest is computed when the graph runs --------
+# --- Import: known shapes are folded, and open sizes are computed at run time ---------------------
 
 
 @imports("ConstantOfShape")
 def constant_of_shape_back(node):
-    """Imports a node with open sizes, which it takes from the arrays with these sizes."""
+    """Imports a ConstantOfShape with open sizes. At run time, it takes these sizes from other
+    arrays that have them."""
     found = node.attribute("value")
     number = 0 if found is None else node.graph.tensor(found).reshape(-1)[0]
     dtype = "float32" if found is None else dtype_of(found.data_type)
@@ -115,7 +116,7 @@ def constant_of_shape_back(node):
 
 
 def opened(node, x, sizes, dtype):
-    """Broadcasts the axes with open sizes."""
+    """Broadcasts x along the axes whose size is open."""
     added = "int32" if dtype == "bool" else dtype  # bool cannot be added
     x = sym.cast(x, dtype=added) if added != dtype else x
     for axis, size in enumerate(sizes):

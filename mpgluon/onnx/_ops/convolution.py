@@ -14,7 +14,7 @@ from .shapes import padded
 
 
 def _each(sizes, count, default):
-    """Returns a parameter for each spatial axis."""
+    """Returns a list with a parameter's value for each of `count` spatial axes."""
     if isinstance(sizes, int):
         return [sizes] * count
     return list(sizes) if sizes else [default] * count
@@ -31,7 +31,8 @@ def _geometry(call):
 
 
 def _channels_second(g, call, x, *weights):
-    """Returns (x, weights, a function that restores the layout), for any layout."""
+    """Moves the channels to axis 1, as ONNX requires. Returns (x, weights, a function that restores
+    the layout of a result)."""
     layout = call["layout"]
     if layout is None or layout[1] == "C":
         return x, weights, lambda name: name
@@ -86,7 +87,8 @@ def deconvolution(g, call, x, weight, bias=None):
 
 
 def _to_target(x, kernel, stride, dilation, target):
-    """Returns the padding, and the output adjustment, that give results of the target size."""
+    """Returns the padding and the output adjustment of a deconvolution for which the result has the
+    target size."""
     over = [
         s * (x.size(axis + 2) - 1) + d * (k - 1) + 1 - size
         for axis, (k, s, d, size) in enumerate(zip(kernel, stride, dilation, target))
@@ -206,7 +208,8 @@ def _pooled(g, call, x):
     if kind == "avg" and not call["count_include_pad"]:
         return g.AveragePool(x, pads=pads, ceil_mode=ceil, count_include_pad=0, **window)
     if any(pad) and (pads != pad * 2 or ceil):
-        # Zeros that are counted, then padding that is not.
+        # The average counts the op's own padding, so add it as explicit zeros. The padding that
+        # completes the last window is not counted.
         x = g.Pad(x, [0, 0, *pad, 0, 0, *pad], 0.0, mode="constant")
         pads = [*[0] * count, *[end - size for end, size in zip(pads[count:], pad)]]
         pad = [0] * count
@@ -231,7 +234,8 @@ def _padded_ends(g, call, x, pads):
 
 
 def _ends(call, x, kernel, stride, pad):
-    """Returns (padding on both sides, ceil_mode), with room for windows that exceed the end."""
+    """Returns (begin and end padding, ceil_mode). The end padding is extended so that the last
+    window, which may exceed the end, fits."""
     if call["pooling_convention"] == "valid":
         return pad * 2, 0
     if any(isinstance(size, Dynamic) for size in x.shape[2:]):
@@ -277,7 +281,7 @@ def average_pool_back(node):
         x, pad = _split_padding(x, pairs)
         options = {"pool_type": "avg", "count_include_pad": counted or pad == (0,) * len(pad)}
         return _pooling(node, x, kernel, stride, pad, **options)
-    # The sum of the elements, divided by their number.
+    # Divide the sum of a window by its number of elements, which excludes padding.
     parts = []
     for part in (x, sym.ones_like(x)):
         around, pad = _split_padding(part, pairs)
@@ -319,7 +323,8 @@ def adaptive_pooling(g, call, x):
 
 
 def _averages(size, count, dtype):
-    """Returns the matrix that averages windows of an axis."""
+    """Returns the matrix that averages an axis of length `size` over `count` windows (adaptive
+    average pooling)."""
     matrix = np.zeros((count, size), dtype=dtype)
     for place in range(count):
         begin, end = place * size // count, -(-(place + 1) * size // count)

@@ -1,4 +1,4 @@
-"""Boxes, regions and grids."""
+"""Ops on boxes, regions of interest and sampling grids."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ def _other_format(g, boxes, to):
 
 
 def _by_class(g, corners, ids):
-    """Offsets boxes by class, so that boxes of different classes do not overlap."""
+    """Offsets boxes by class, so that boxes of different classes do not overlap and non-maximum
+    suppression treats classes separately."""
     low = g.ReduceMin(corners, axes=[0, 1, 2], keepdims=1)
     span = g.Add(g.Sub(g.ReduceMax(corners, axes=[0, 1, 2], keepdims=1), low), 1.0)
     return g.Add(g.Sub(corners, low), g.Mul(ids, span))
@@ -68,7 +69,8 @@ def box_nms(g, call, x):
 
 
 def _best_rows(g, call, rows, count, width):
-    """Returns (rows, scores, ids, count) of the best rows, sorted; background scores are low."""
+    """Returns the rows with the highest scores, sorted, as (rows, scores, ids, count). Rows of the
+    background class get a low score."""
     score, identity = call["score_index"], call["id_index"]
     most = min(call["topk"], count) if call["topk"] > 0 else count
     scores = g.Slice(rows, [score], [score + 1], [2])
@@ -83,7 +85,7 @@ def _best_rows(g, call, rows, count, width):
 
 
 def _kept(g, rows, scores, chosen, sizes):
-    """Returns the selected rows first, then rows of -1."""
+    """Moves the selected rows to the front, in order, and fills the rest with -1."""
     count, most, width = sizes
     places = g.Gather(chosen, g.integers([0, 2]), axis=1)
     ones = g.cast(
@@ -94,7 +96,7 @@ def _kept(g, rows, scores, chosen, sizes):
     flags = g.Mul(g.Squeeze(scores, [2]), 0.0)
     flags = g.Where(g.IsNaN(flags), 0.0, flags)
     kept = g.ScatterND(flags, places, g.Squeeze(ones, [1]))
-    # Kept rows first, in their order.
+    # A key whose descending order puts the kept rows first and preserves the order otherwise.
     rank = g.Sub(g.Mul(kept, float(2 * most)), np.arange(most, dtype=np.float32))
     flag = g.Unsqueeze(kept, [2])
     rows = g.Where(g.Greater(flag, 0.5), rows, -1.0)
@@ -151,7 +153,8 @@ def roi_align(g, call, x, rois):
         spatial_scale=float(call["spatial_scale"]),
         coordinate_transformation_mode="half_pixel" if call["aligned"] else "output_half_pixel",
     )
-    none = g.Unsqueeze(g.Less(numbers, zero), [1, 2, 3])  # no image has a negative index: zeros
+    # A region with a negative image index results in zeros.
+    none = g.Unsqueeze(g.Less(numbers, zero), [1, 2, 3])
     return g.Where(none, 0.0, found)
 
 
@@ -169,7 +172,8 @@ def roi_pooling(g, call, x, rois):
 
 
 def _affine(g, x, height, width, dtype):
-    """Returns the grid of shape (batch, 2, height, width) of an affine map with six numbers."""
+    """Returns the sampling grid of affine maps, each given by six numbers. Its shape is (batch, 2,
+    height, width)."""
     rows, columns = np.linspace(-1, 1, height), np.linspace(-1, 1, width)
     x_places, y_places = np.meshgrid(columns, rows)
     points = np.stack([x_places.ravel(), y_places.ravel(), np.ones(height * width)])

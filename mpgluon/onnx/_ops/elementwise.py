@@ -9,7 +9,7 @@ from .._graph import value
 from .._package import ONNXError, dtype_of
 from .._table import exports, imports
 
-# One op in each direction.
+# Ops that correspond to one ONNX op, and vice versa.
 SAME = {
     "abs": "Abs",
     "arccos": "Acos",
@@ -42,7 +42,7 @@ SAME = {
 NOTHING = "_copy BlockGrad make_loss MakeLoss _copyto cast_storage"
 
 
-# ONNX supports these ops for integers; any other op is computed in floats.
+# Ops that ONNX supports for integers. All other ops cast integers to float32.
 OF_INTEGERS = {"abs", "negative", "sign", "square"}
 INTEGERS = {"int8", "uint8", "int32", "int64", "bool"}
 
@@ -108,7 +108,7 @@ def _away_from_zero(g, x):
     return g.Mul(g.Sign(x), g.Where(up, g.Add(low, 1.0), low))
 
 
-# Ops composed of a few nodes: (the ONNX ops, for the table in the docs; a function).
+# Ops that consist of several nodes: op -> (the ONNX ops, for the table in the docs, a function).
 COMPOSED = {
     "square": ("Mul", lambda g, x: g.Mul(x, x)),
     "cbrt": ("Sign, Pow", lambda g, x: g.Mul(g.Sign(x), g.Pow(g.Abs(x), 1 / 3))),
@@ -124,7 +124,7 @@ COMPOSED = {
     "fix": ("Floor, Sign", _toward_zero),
     "trunc": ("Floor, Sign", _toward_zero),
     "round": ("Floor, Sign", _away_from_zero),
-    "rint": ("Ceil", lambda g, x: g.Ceil(g.Sub(x, 0.5))),  # rounds halves down
+    "rint": ("Ceil", lambda g, x: g.Ceil(g.Sub(x, 0.5))),  # as in mx.nd, halves are rounded down
     "degrees": ("Mul", lambda g, x: g.Mul(x, 180 / math.pi)),
     "radians": ("Mul", lambda g, x: g.Mul(x, math.pi / 180)),
     "mish": ("Softplus, Tanh", lambda g, x: g.Mul(x, g.Tanh(g.Softplus(x)))),
@@ -189,7 +189,7 @@ def isfinite(g, call, x):
 
 
 def _modulo(g, x, y):
-    none = g.Equal(y, 0.0)  # modulo 0 is 0 here
+    none = g.Equal(y, 0.0)  # in mx.nd, x modulo 0 is 0
     if g.call.dtype in INTEGERS:
         return g.Mod(x, g.Where(none, 1, y))
     return g.Where(none, 0.0, g.Sub(x, g.Mul(g.Floor(g.Div(x, y)), y)))
@@ -314,7 +314,7 @@ def where(g, call, condition, x, y):
 
 
 def condition_rows(call):
-    """True if the condition of `where` selects rows."""
+    """True if the condition of `where` is a vector, which selects rows instead of elements."""
     return call.inputs[0].ndim == 1 and call.inputs[1].ndim > 1
 
 
@@ -400,7 +400,8 @@ MANY = {
 
 
 def _old_axis(node, x, y):
-    """Reshapes the second input of an op before opset 7, whose axes start at `axis`."""
+    """Reshapes the second input of an op before opset 7, so that its axes are aligned with those of
+    the first input from `axis` on."""
     axis, ndim = node.attribute("axis"), node.ndim(0)
     if axis is None or not node.attribute("broadcast"):
         return y
@@ -448,7 +449,7 @@ def where_back(node):
     condition = sym.cast(condition, dtype=node.dtype(1))
     shapes = {node.shape(place) for place in range(3)}
     if len(shapes) > 1 or None in shapes:
-        parts = (condition, x, y)  # all with the shape that they broadcast to
+        parts = (condition, x, y)  # broadcast all of them to their common shape
         zeros = sym.zeros_like(x)
         for part in (condition, y):
             zeros = sym.broadcast_add(zeros, sym.zeros_like(part))

@@ -13,7 +13,7 @@ from .._table import exports, imports
 
 
 def _within(g, indices, x, axis, mode):
-    """Casts indices to int64; `mode` handles those out of range."""
+    """Casts indices to int64, and clips or wraps those out of range, according to `mode`."""
     found = g.cast(indices, "int64")
     size = x.shape[axis]
     array = getattr(indices, "array", None)
@@ -49,7 +49,8 @@ def gather_back(node):
 
 
 def _mode_back(node, axis):
-    """Returns `wrap`, in which negative indices count from the end, if the size is known."""
+    """Returns the mode of `take` for the indices of a file. 'wrap' lets negative indices count from
+    the end, but requires that the size is known; otherwise returns 'clip'."""
     shape = node.shape(0)
     return "wrap" if shape and not isinstance(shape[axis], Open) else "clip"
 
@@ -90,7 +91,8 @@ def batch_take(g, call, x, indices):
 
 
 def _last(g, indices):
-    """Moves the first axis of indices, the coordinates, to the end, as ONNX requires."""
+    """Moves the first axis of the indices, which holds the coordinates, to the end, where ONNX
+    expects it."""
     found = g.cast(indices, "int64")
     return g.Transpose(found, perm=[*range(1, indices.ndim), 0]) if indices.ndim > 1 else found
 
@@ -123,7 +125,8 @@ def index_copy(g, call, old, indices, new):
 def one_hot(g, call, indices):
     values = g.constant(np.asarray([call["off_value"], call["on_value"]], dtype=np.float32))
     depth, index = g.number(call["depth"], "int64"), g.cast(indices, "int64")
-    # Negative indices select nothing here, while ONNX counts them from the end.
+    # In mx.nd, negative indices select nothing. ONNX counts them from the end, so replace them by
+    # `depth`, which is out of range.
     index = g.Where(g.Less(index, g.number(0, "int64")), depth, index)
     found = g.OneHot(index, depth, g.cast(values, "float32", "float32"), axis=-1)
     return g.cast(found, call.dtype, "float32")

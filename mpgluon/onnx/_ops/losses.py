@@ -1,4 +1,4 @@
-"""Output ops with a loss, which become their predictions in a file for inference."""
+"""Output ops with a loss. Files are for inference, so only their predictions are exported."""
 
 from __future__ import annotations
 

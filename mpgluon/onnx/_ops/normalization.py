@@ -9,7 +9,8 @@ from .._table import exports, imports
 
 
 def _axis_second(g, x, axis, function):
-    """Applies a function that requires channels in axis 1."""
+    """Applies a function that requires the channels in axis 1 to an array with channels in
+    `axis`."""
     if axis == 1:
         return function(x)
     order = [0, axis, *[i for i in range(1, x.ndim) if i != axis]]

@@ -10,7 +10,8 @@ from .._table import exports, imports
 
 
 def _turned(g, x, turn=True):
-    """Swaps the last two axes."""
+    """Transposes matrices, that is, swaps the last two axes. Returns x unchanged if `turn` is
+    false."""
     return g.Transpose(x, perm=[*range(x.ndim - 2), x.ndim - 1, x.ndim - 2]) if turn else x
 
 
@@ -125,7 +126,7 @@ def matmul_back(node):
 
 
 def _with_broadcast(node, x, y):
-    """Multiplies stacks of matrices after broadcasting their shapes."""
+    """Multiplies batches of matrices after broadcasting the batch dimensions."""
     front_x, front_y = node.shape(0)[:-2], node.shape(1)[:-2]
     ndim = max(len(front_x), len(front_y))
     front_x = (*[1] * (ndim - len(front_x)), *front_x)

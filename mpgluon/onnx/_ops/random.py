@@ -1,11 +1,11 @@
-"""Random number ops; onnxruntime draws different numbers."""
+"""Random number ops. The numbers that onnxruntime draws differ from those of mx.nd."""
 
 from __future__ import annotations
 
 from .._package import NUMBERS
 from .._table import exports
 
-# ONNX draws only floats.
+# Dtypes that ONNX's random ops support.
 FLOATS = ("float16", "float32", "float64")
 # op -> (ONNX op, ONNX attributes and the corresponding parameters)
 DRAWN = {
@@ -18,7 +18,7 @@ def _enter(op, onnx, parameters):
     def drawn(g, call, function, *inputs, **shape):
         dtype = call.dtype if call.dtype in FLOATS else "float32"
         given = {key: float(call[name]) for key, name in parameters.items()}
-        if not given.get("scale", 1.0) > 0:  # runtimes crash the process
+        if not given.get("scale", 1.0) > 0:  # it would crash the process in some runtimes
             call.refuse("scale must be above 0")
         return g.cast(function(*inputs, dtype=NUMBERS[dtype], **given, **shape), call.dtype, dtype)
 

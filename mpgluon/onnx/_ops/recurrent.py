@@ -1,4 +1,4 @@
-"""Recurrent layers: each layer of an `RNN` becomes a node, and vice versa."""
+"""Recurrent layers. The op `RNN` has several layers, and each becomes one ONNX node."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _reordered(array, gates):
 
 
 class Known:
-    """Known parameters, which are split at export."""
+    """Parameters with known values, which are split at export."""
 
     def __init__(self, g, parameters) -> None:
         self._g, self._array, self._dtype = g, parameters.array, parameters.dtype
@@ -52,7 +52,7 @@ class Known:
 
 
 class Computed:
-    """Computed parameters, which are split when the graph runs."""
+    """Parameters that the graph computes, which nodes split at run time."""
 
     def __init__(self, g, parameters) -> None:
         self._g, self._name = g, parameters
@@ -137,7 +137,7 @@ def rnn(g, call, x, parameters, state, *rest):
 
 # --- Import ---------------------------------------------------------------------------------------
 
-# The activations in a file, which may be omitted, and the mode here.
+# (ONNX op, its activations in a file, which may be omitted) -> mode of `RNN`
 MODES = {
     ("LSTM", ()): "lstm",
     ("LSTM", ("Sigmoid", "Tanh", "Tanh")): "lstm",

@@ -16,12 +16,13 @@ def _axes(call, x):
 
 
 def reduced(g, call, x, onnx, axes, keepdims, shape=None, source=None):
-    """Adds a reduction of all or some axes; a full reduction has one axis here."""
+    """Adds a reduction over some or all axes. A full reduction is reshaped to one axis, because
+    mx.nd returns an array of shape (1,)."""
     shape = call.shape if shape is None else shape
     whole = axes is None and not keepdims
     axes = list(range(x.ndim)) if axes is None else axes
     keep = int(keepdims)
-    if onnx == "ReduceSum":  # the first op to take its axes as an input
+    if onnx == "ReduceSum":  # in opset 17, only this reduction has the axes as an input
         found = g.ReduceSum(source or x, axes, keepdims=keep)
     else:
         found = g.emit(onnx, source or x, axes=axes, keepdims=keep)

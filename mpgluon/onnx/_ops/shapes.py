@@ -11,7 +11,7 @@ from .._source import Open, runs_of, size_of
 from .._table import exports, imports
 from .constants import opened
 
-# End of a slice to the end of an axis, or backwards to its start.
+# Slice bounds that include the last element of an axis, or the first one for negative steps.
 END, START = (1 << 63) - 1, -(1 << 63) + 1
 
 
@@ -29,7 +29,7 @@ def reshape_back(node):
 
 
 def _codes(node, shape):
-    """Returns the sizes as codes of Reshape."""
+    """Converts a target shape with open sizes to codes of Reshape."""
     places = [axis for axis, size in enumerate(shape) if isinstance(size, Open) or size == -1]
     if len(places) <= 1:
         return [-1 if axis in places else size for axis, size in enumerate(shape)]
@@ -235,7 +235,7 @@ def slice_back(node):
 
 
 def _to_open(node, x, cut, axis):
-    """Slices an axis up to an open size."""
+    """Slices an axis from 0 to an open size, which is taken from another array at run time."""
     first, last, stride = cut
     if first != 0 or stride != 1:
         raise ONNXError("a slice to a dynamic size must start at 0")
@@ -343,7 +343,8 @@ def pad_back(node):
 
 
 def padded(x, width, mode="constant", number=0.0, name=None):
-    """Pads any axes: `sym.Pad` only pads the last axes of 4-d and 5-d arrays."""
+    """Pads any axes of any array. `sym.Pad` supports only the spatial axes of 4-d and 5-d
+    arrays."""
     ndim = len(width)
     if not any(sum(pair) for pair in width):
         return x
