@@ -1,4 +1,4 @@
-"""Updates by sparse gradients. Lazy optimizers update only the rows of the gradient."""
+"""Updates with sparse gradients. Lazy optimizers update only the rows that the gradient has."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ def _is_sparse(array):
 
 
 def _with_arrays(state, arrays):
-    """Returns the state with its arrays replaced, given a dict by the arrays' ids."""
+    """Returns the state with arrays replaced. `arrays` maps ``id(array)`` to the replacement."""
     return map_arrays(lambda array: arrays.get(id(array), array), state)
 
 
 def _write_back(state, used, arrays):
-    """Copies the items of lists and dicts from `used` to `state`. `used` is a copy of the state
-    with replaced arrays, by whose ids `arrays` has the state's arrays."""
+    """Copies the items of lists and dicts from `used`, which an update may have changed, to
+    `state`. `used` is a copy of the state with replaced arrays. `arrays` maps the id of a
+    replacement to the state's array."""
     if isinstance(state, list):
         state[:] = _with_arrays(used, arrays)
     elif isinstance(state, dict):
@@ -45,11 +46,11 @@ def _plain(array):
 def update_rows(
     optimizer: Optimizer, index: Any, weight: NDArray, grad: NDArray, state: Any
 ) -> None:
-    """Runs one update of a weight in which gradient or weight, or both, are sparse.
+    """Runs one update of a weight if the gradient, the weight or both are sparse.
 
-    If the optimizer's `updates_rows` is true and the gradient is row_sparse, the gradient's rows
-    are taken out of weight and state, updated, and written back. Other rows do not change, and are
-    not decayed. Otherwise, the update uses the dense gradient.
+    If the optimizer's `updates_rows` is true and the gradient is row_sparse, only the gradient's
+    rows are gathered from weight and state, updated, and written back. All other rows do not
+    change, and are not decayed. Otherwise, the gradient is converted to a dense array.
     """
     with autograd.pause():
         sparse = [array for array in (weight, *arrays_of(state)) if _is_sparse(array)]

@@ -1,5 +1,4 @@
-"""Nested optimizer states: arrays of any shapes, numbers and strings in tuples, lists and dicts.
-Used by other modules of the package."""
+"""Nested optimizer states: arrays of any shapes, numbers and strings in tuples, lists and dicts."""
 
 from __future__ import annotations
 
@@ -20,8 +19,8 @@ if TYPE_CHECKING:
     from ..context import Context
     from ..gluon.parameter import Parameter
 
-# Limits on states that are saved. JSON readers use the stack for each level, and Python converts
-# integers of up to 4300 digits from text.
+# Limits on saved states: levels of nesting, because JSON readers recurse, and bits of integers,
+# because Python only parses integers of up to 4300 digits.
 _DEEPEST, _LONGEST = 200, 14_000
 
 
@@ -60,7 +59,8 @@ def is_complete(state: Any) -> bool:
 
 
 def completed(state: Any, new: Any) -> Any:
-    """Returns a nested state whose parts that are None come from a new state."""
+    """Replaces the parts of a nested state that are None by the corresponding parts of a new
+    state."""
     if state is None:
         return new
     pair = isinstance(state, (tuple, list)) and isinstance(new, (tuple, list))
@@ -70,8 +70,9 @@ def completed(state: Any, new: Any) -> Any:
 
 
 def continues(state: Any, new: Any) -> bool:
-    """True if a nested state has the parts that a new state has. It may have arrays where the new
-    state has None, such as a momentum that is now 0."""
+    """True if a nested state has all parts of a new state, so training can continue with it. It may
+    have an array for which the new state has None, such as the array of a momentum that is now
+    0."""
     if isinstance(new, (tuple, list)):
         return (
             isinstance(state, (tuple, list))
@@ -97,8 +98,8 @@ def take_apart(
 ) -> Any:
     """Adds the arrays of a nested state to `arrays`. Returns its structure for JSON.
 
-    A tuple is a JSON list; a list and a dict are a JSON object with the key "list" or "dict".
-    `inside` has the tuples, lists and dicts that contain the state.
+    A tuple becomes a JSON list. A list or dict becomes a JSON object with the key "list" or "dict".
+    `inside` has the tuples, lists and dicts that contain the state, to detect cycles.
     """
     if isinstance(state, nd.NDArray):
         arrays[name] = state
@@ -147,7 +148,7 @@ def _checked(value, name, who):
 def put_together(
     structure: Any, name: str, array_of: Callable[[str, str], Any], source: str
 ) -> Any:
-    """Returns the nested state with a structure of `take_apart`.
+    """Rebuilds a nested state from the structure that `take_apart` returned.
 
     Calls `array_of(name, stype)` for each array. Raises MXNetError for an invalid structure;
     `source` describes its origin in the error message.
@@ -184,8 +185,8 @@ def check_state(state: Any, shape: Sequence[int] | None, param: Parameter, sourc
     """Raises MXNetError if a loaded state belongs to a parameter of another shape. `shape` is the
     shape of the saved parameter, or None if it is unknown.
 
-    MXNet's files and those of earlier versions do not contain the shape. Their states must
-    broadcast to the parameter, or have another number of dimensions.
+    Files of MXNet and of earlier versions do not contain the shape. In this case, an array of the
+    state must broadcast to the parameter's shape, or have another number of dimensions.
     """
     if param.shape is None:
         return

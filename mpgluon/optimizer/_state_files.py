@@ -1,7 +1,7 @@
-"""Optimizer states as bytes: array files, and pickles of MXNet. Used by other modules of the
-package.
+"""Converts optimizer states to bytes and back: array files, and pickles of MXNet.
 
-Reading does not run code from the bytes, and uses at most a fixed multiple of their size.
+Unless stated otherwise, reading does not run code from the bytes, and its memory is limited to a
+fixed multiple of their size.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 # bytes. An object has _OBJECT bytes in addition to its contents.
 _TIMES, _PLUS, _OBJECT = 16, 16 << 20, 512
 
-# Types of keys that are hashed once, or in constant time
+# Types of keys that are allowed in pickles. Their hash takes constant time, or is cached.
 _KEYS = (str, bytes, float, bool, type(None))
 
 _HEADER = "updater_states"
@@ -37,7 +37,8 @@ _FORMAT = "mpgluon updater states 1"
 
 # --- Array files ----------------------------------------------------------------------------------
 def states_to_bytes(states: dict[Any, Any]) -> bytes:
-    """Returns an array file of states by key, with their structure as JSON in a uint8 array."""
+    """Returns an array file with the states of a dict. A uint8 array in it holds the structure of
+    the states as JSON."""
     arrays: dict[str, Any] = {}
     entries = []
     for number, (key, state) in enumerate(states.items()):
@@ -122,8 +123,8 @@ class SavedObject:
 
 
 class _Budget:
-    """Limits the memory or time that a pickle takes. Its objects may share parts, so a few bytes
-    can copy or walk over a large part many times."""
+    """Limits the memory or time that reading a pickle takes. The limit is necessary because objects
+    may share parts, so a few bytes can copy or traverse a large part many times."""
 
     def __init__(self, most: int) -> None:
         self._left = most
@@ -135,8 +136,8 @@ class _Budget:
 
 
 def _checked(name, keys):
-    """Returns the method `name` of the reader, which adds keys to a dict or set, with a check of
-    these items of the stack."""
+    """Wraps the unpickler's method `name`, which adds items to a dict or set. The wrapper first
+    checks the keys, which are the slice `keys` of the stack."""
     load = getattr(pickle._Unpickler, name)
 
     def checked(self):
@@ -154,9 +155,10 @@ class _Restricted(pickle._Unpickler):
     The classes and functions that a pickle may call are created for each pickle, because a pickle
     can set attributes of everything that it can name.
 
-    Everything that these calls create is counted, as a pickle can repeat a call with the same large
-    argument. Keys of dicts and sets must be scalars, because the time to hash nested tuples is
-    exponential. The subclassed reader is the one in Python, whose opcodes can be overridden.
+    The sizes of all objects that these calls create are summed and limited, because a pickle can
+    repeat a call with the same large argument. Keys of dicts and sets must be scalars, because
+    hashing nested tuples can take exponential time. The base class is the Python implementation,
+    because only its opcodes can be overridden.
     """
 
     dispatch = dict(pickle._Unpickler.dispatch)
@@ -219,8 +221,8 @@ class _Restricted(pickle._Unpickler):
 
 
 def _bytes_of(value=b"", encoding="latin1"):
-    """Returns bytes in the forms that different pickle protocols use. Rejects a length, which would
-    allocate memory that is not in the file."""
+    """Replaces ``bytes`` in pickles, in the forms that the pickle protocols use. Rejects an integer
+    argument, because it would allocate that many bytes, which are not in the file."""
     if isinstance(value, str) and encoding in ("latin1", "latin-1"):
         return value.encode("latin1")
     if isinstance(value, bytes):
@@ -245,9 +247,9 @@ _MEMO = {"PUT", "BINPUT", "LONG_BINPUT"}
 
 
 def _check_size(data):
-    """Raises ValueError for a pickle that claims more memory than its size: the interpreter's
-    reader allocates memo slots up to the largest index (CPython issue 115952), and strings by their
-    lengths.
+    """Raises ValueError for a pickle with a memo index or length that exceeds its size. The
+    unpickler would allocate memo slots up to the largest index (CPython issue 115952), and strings
+    of the given lengths.
 
     Reads the opcodes without executing them.
     """

@@ -232,8 +232,8 @@ class RMSProp(GroupedOptimizer):
 
 @register
 class AdaDelta(GroupedOptimizer):
-    """AdaDelta: scales steps by running means (`rho`) of squared gradients and squared steps. It
-    has no learning rate.
+    """AdaDelta: scales steps by running means (`rho`) of squared gradients and squared steps,
+    without a learning rate.
 
     Parameters
     ----------
@@ -307,7 +307,8 @@ class Adamax(GroupedOptimizer):
         return (zeros_like_state(weight), zeros_like_state(weight))
 
     def _step(self, indices, weights, grads, states, lrs, wds):
-        """Updates weights in groups with equal counts, which share all numbers."""
+        """Updates weights in groups with equal update counts, because their update has the same
+        coefficients."""
         groups: dict[int, list[int]] = {}
         for k, index in enumerate(indices):
             groups.setdefault(self._index_update_count[index], []).append(k)
@@ -387,7 +388,7 @@ class Nadam(Adamax):
         return self.beta1 * (1.0 - 0.5 * 0.96 ** (t * self.schedule_decay))
 
     def _multi_numbers(self, count):
-        # For smaller products, 1 - x is 1.
+        # Only 1 - product is used, which rounds to 1 for smaller products.
         while len(self._schedule) <= count and self._schedule[-1] > 1e-17:
             self._schedule.append(self._schedule[-1] * self._momentum(len(self._schedule)))
         momentum, next_momentum = self._momentum(count), self._momentum(count + 1)
@@ -478,7 +479,8 @@ class Ftrl(GroupedOptimizer):
     def __init__(
         self, lamda1: float = 0.01, learning_rate: float = 0.1, beta: float = 1, **kwargs: Any
     ) -> None:
-        super().__init__(**kwargs)  # a scheduler initially keeps its own rate, as in MXNet
+        # As in MXNet, `learning_rate` is not passed to the base, so a scheduler keeps its own rate.
+        super().__init__(**kwargs)
         domain.at_least(0, learning_rate=learning_rate)
         domain.number(lamda1=lamda1, beta=beta)
         self.lr = learning_rate
@@ -560,7 +562,7 @@ class LAMB(GroupedOptimizer):
     def combines(self, axis: int) -> bool:
         return True
 
-    # Norms of parts are combined to the norm of the whole.
+    # The norm of the whole is the norm of the parts' norms.
     _total = staticmethod(nd.norm)
 
     def _phases(self, indices, weights, grads, states, lrs, wds):

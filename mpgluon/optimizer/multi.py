@@ -1,5 +1,5 @@
-"""A step of all weights on one device in one call. It is prepared once, and then needs only a few
-numbers for each step."""
+"""Updates all weights on one device in one call. The call is prepared once. Each step then only
+supplies a few numbers, which reduces the overhead on the host."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _STEPS = (
 
 
 def _known_steps(optimizer):
-    """True if the optimizer's steps are those of the class that defines `_multi`."""
+    """True if no subclass overrides the steps of the class that defines `_multi`."""
     classes = type(optimizer).__mro__
     own = next((i for i, kind in enumerate(classes) if "_multi" in vars(kind)), None)
     return (
@@ -55,13 +55,13 @@ class MultiStep:
     """Updates lists of weights, gradients and states, as long as these arrays and the multipliers
     of their rates do not change.
 
-    `parts` are tuples (indices, grads, weights) with one dtype each, as returned by
-    `Updater.alike`, but of any length.
+    `parts` are tuples (indices, grads, weights), each with weights of one dtype, as returned by
+    `Updater.alike`, but without a limit on the length.
     """
 
     def __init__(self, updater: Updater, parts: Any, changes: int) -> None:
         optimizer = updater.optimizer
-        # The optimizer owns this object: see `counting_steps`.
+        # The optimizer owns this object (`counting_steps`), so a strong reference would be a cycle.
         self._optimizer = weakref.ref(optimizer)
         self._states, self._params = updater.states, optimizer.param_dict
         self._changes, self._keeps_momentum = changes, optimizer.keeps_momentum
@@ -82,10 +82,11 @@ class MultiStep:
             self._rates += rates
         self._good = all(math.isfinite(rate) for rate in self._rates) and min(self._rates[::2]) >= 0
         self._largest = max(self._rates[::2]), max(map(abs, self._rates[1::2]))
-        # The device's update counts, while all these weights have the same `count`.
+        # The device's update counts if all weights have the same `count`, else None. `count` is
+        # written to them lazily (`write_counts`); `_written` is the value that was last written.
         self.counts: dict[Any, int] | None = None
         self.count: int = 0
-        self._written = 0  # the value in `counts`
+        self._written = 0
 
     def _same_factors(self, changes):
         params = self._params
@@ -117,7 +118,7 @@ class MultiStep:
             self._written = self.count
 
     def holds(self, updater: Updater) -> bool:
-        """True if the updater still has, and needs, the states that this was created for."""
+        """True if the updater still uses the states that this object was created for."""
         return (
             updater.optimizer is self._optimizer()
             and updater.optimizer.keeps_momentum == self._keeps_momentum

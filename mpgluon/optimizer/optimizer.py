@@ -1,4 +1,4 @@
-"""Base classes of optimizers: rates per parameter, update counts, and grouping."""
+"""Base classes of optimizers: rates of parameters, update counts, and grouped updates."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 # Maximum number of weights of a multi-weight update op. More weights need several calls.
 LARGEST_GROUP = 60
 
-# Random calls that a Trainer reserves for the update of each parameter, if any update draws. No
-# update makes as many calls, so no two updates draw the same numbers. Calls are counted modulo
-# 2**64.
+# Number of calls of the random number generator that a Trainer reserves for the update of each
+# parameter, if any update draws. No update makes this many calls, so no two updates draw the same
+# numbers. Calls are counted modulo 2**64.
 _CALLS = 1 << 32
 
 HALF = ("float16", "bfloat16")
@@ -108,8 +108,8 @@ class Optimizer:
     # True if updates may draw random numbers. Classes outside of this package get True.
     draws: bool = False
     _draws: dict[Any, tuple[int, int]] | None = None  # index -> random state for its update
-    _drew = False  # an update has used its random state
-    # The value of num_update before the Trainer's current step, also if it failed; else None.
+    _drew = False  # True if an update has used its random state
+    # num_update before the Trainer's current step, even if that step failed. None outside a step.
     number_before: int | None = None
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -165,7 +165,7 @@ class Optimizer:
         self.num_update: int = begin_num_update
         self._all_counts = {0: {}}  # per device: number of updates of each parameter
         self._counts = self._all_counts[0]
-        # MultiSteps whose weights' counts may not be written yet.
+        # `MultiStep`s that may have unwritten counts.
         self._counting = set()
         if param_idx2name is not None and not isinstance(param_idx2name, dict):
             raise TypeError(
@@ -236,7 +236,7 @@ class Optimizer:
         self.lr = lr
 
     def set_lr_scale(self, args_lrscale: Any) -> NoReturn:
-        """Raises DeprecationWarning: replaced by `set_lr_mult`."""
+        """Raises DeprecationWarning, because `set_lr_mult` replaces this method."""
         raise DeprecationWarning("set_lr_scale was removed; use set_lr_mult")
 
     def _symbol_multipliers(self, key):
@@ -272,22 +272,24 @@ class Optimizer:
 
     @property
     def keeps_momentum(self) -> bool:
-        """True if new states have a momentum, which older states may lack."""
+        """True if the optimizer's states currently include a momentum. States that were created
+        while the momentum was 0 lack it."""
         return False
 
     def create_state(self, index: Any, weight: NDArray) -> Any:
         """Returns the state of a weight: None, an array, a number, a string, or a tuple, list or
-        dict of these. Arrays are on the weight's device and may have any shape. Each array, list
-        and dict must occur once. Those that parameters share, or that occur twice in a state,
-        become separate ones when the state is moved, saved or loaded.
+        dict of these. Arrays are on the weight's device and may have any shape. An array, list or
+        dict must not be shared between parameters or occur twice in a state. Otherwise, each
+        occurrence becomes a separate object when the state is moved, saved or loaded.
 
         States of other types, such as named tuples, cannot be saved. NumPy numbers are saved as
         Python numbers. At most 200 levels of nesting and integers of 14000 bits can be saved.
 
-        If a parameter is split over devices, `mx.parallel.save` needs arrays with the shape of its
-        parts, in which dimensions may be 1, or with one element. An array of size 1 along the split
-        axis must be equal for all parts, unless all parts have size 1 along it. Then
-        `mx.parallel.load` calls this method to learn from the new shapes which arrays are split."""
+        If a parameter is split over devices, `mx.parallel.save` requires that each array has one
+        element, or the shape of the part with some dimensions replaced by 1. An array of size 1
+        along the split axis must be equal for all parts, unless all parts have size 1 along this
+        axis. In this case, `mx.parallel.load` calls this method, because the shapes of new states
+        show which arrays are split."""
         return None
 
     def _keeps_master(self, weight):
@@ -319,7 +321,7 @@ class Optimizer:
         )
 
     def update_multi_precision(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
-        """Calls `update`, through the float32 copies of 16-bit weights that have one."""
+        """Calls `update`. 16-bit weights with a float32 copy are updated through that copy."""
         if not self.multi_precision:
             self.update(index, weight, grad, state)
             return
@@ -351,8 +353,7 @@ class Optimizer:
         return masters, grads, states, casts
 
     def settle_counts(self) -> None:
-        """Writes all pending update counts, so that they may be changed. Used by other modules of
-        the package."""
+        """Writes all pending update counts of `MultiStep`s, so that the counts may be changed."""
         for step in list(self._counting):
             step.write_counts()
             step.counts = None
@@ -493,8 +494,8 @@ class Optimizer:
 
     @property
     def draws_one_by_one(self) -> bool:
-        """True if lists of weights must be updated one by one at the moment, because each has its
-        own random numbers."""
+        """True if lists of weights must currently be updated one by one, because each weight has
+        its own random numbers."""
         return self._draws is not None
 
     def numbers_of(self, index: Any, create: bool = False) -> AbstractContextManager[None]:
@@ -522,8 +523,8 @@ class Optimizer:
         state = self.__dict__.copy()
         for name in ("param_dict", "_counting", "_counts", "_all_counts"):
             del state[name]
-        # The current counts are one of the entries of all counts. Only their key is stored, so that
-        # they are the same object after loading.
+        # The current counts are one of the dicts in `_all_counts`. Store only its key, so that the
+        # two are the same object after loading.
         state["_all_index_update_counts"] = self._all_counts
         state["_index_update_count"] = next(
             d for d, counts in self._all_counts.items() if counts is self._counts
@@ -585,7 +586,8 @@ class GroupedOptimizer(Optimizer):
             self._update_all(indices, weights, grads, states)
 
     def _written(self, weights, states):
-        """Returns an array that each update of a weight writes."""
+        """Returns, for each weight, an array that every update writes. Its version shows whether an
+        update has run."""
         return weights
 
     @contextmanager
@@ -633,12 +635,13 @@ class GroupedOptimizer(Optimizer):
                 casts += own_casts
             self._run_phases(begun, casts)
 
-    # An optimizer with `combines` defines _phases(indices, weights, grads, states, lrs, wds), a
-    # generator of two lists of changes (`_core.at_once`) for the weights on one device. With the
-    # first list, it yields the arrays that these changes, or earlier ops, fill with sums over the
-    # weights' elements. These arrays are then replaced in place by their totals over all parts. The
-    # second list updates weights and states. If the first list is empty, the arrays already hold
-    # the totals when the generator resumes. Otherwise, all changes run together at the end.
+    # An optimizer with `combines` defines the generator
+    # _phases(indices, weights, grads, states, lrs, wds) for the weights on one device. It yields
+    # twice. First, it yields (changes (`_core.at_once`), arrays); these changes, or ops that ran
+    # before, fill the arrays with sums over the weights' elements. The caller replaces the arrays
+    # in place by their totals over all parts. Then the generator yields the changes that update
+    # weights and states. If the first list of changes is empty, the arrays already hold the totals
+    # when the generator resumes. Otherwise, all changes run together at the end.
 
     def _phases(self, indices, weights, grads, states, lrs, wds):
         raise NotImplementedError(f"{type(self).__name__} must define _step, _step_one or _phases")
@@ -651,8 +654,8 @@ class GroupedOptimizer(Optimizer):
         return phases, *next(phases)
 
     def _run_phases(self, begun, also=()):
-        """Runs the changes of all parts, given the results of `_begin_phases`, and the changes
-        `also`."""
+        """Runs the changes of all parts and the changes `also`. `begun` has the result of
+        `_begin_phases` for each part."""
         phases, firsts, sums = zip(*begun)
         changes = list(chain(*firsts, *[self._totals(arrays) for arrays in zip(*sums)]))
         if not any(firsts):
@@ -661,7 +664,8 @@ class GroupedOptimizer(Optimizer):
         at_once(*changes, *chain(*map(next, phases)), *also)
 
     def _totals(self, arrays):
-        """Returns the changes that replace arrays, one on each device, by their total."""
+        """Returns the changes that replace the arrays, one on each device, by their sum
+        (all-reduce)."""
         first, *others = arrays
         if not others:
             return []
@@ -708,12 +712,13 @@ class GroupedOptimizer(Optimizer):
         raise NotImplementedError(f"{type(self).__name__} must define _multi_numbers, as _multi")
 
     # An optimizer that updates all weights of a device with one op may define two methods for
-    # MultiStep. _multi(weights, states) returns the op's name and lists of its arrays besides
-    # weights and gradients, or None if it does not support them. _multi_numbers(count) returns a
-    # factor for the learning rates of that update, and the op's options.
+    # MultiStep. _multi(weights, states) returns the op's name and the lists of its arrays other
+    # than weights and gradients, or None if it does not support these weights.
+    # _multi_numbers(count) returns a factor for the learning rates of the count-th update, and the
+    # op's options.
 
     def _options(self, **options):
-        """Returns the options that all update ops share, and additional ones."""
+        """Adds the options that all update ops share to the given options, and returns them."""
         options["rescale_grad"] = self.rescale_grad
         if self.clip_gradient:
             options["clip_gradient"] = self.clip_gradient
@@ -771,23 +776,23 @@ class Test(Optimizer):
         state[:] = weight
 
 
-# Used by other modules of the package.
+# Functions for other modules of the package.
 
 
 def updates_parts(optimizer: Optimizer, axis: int) -> bool:
-    """True if `update_parts` must update parameters that are split along an axis. False if a user's
-    subclass has an update of its own."""
+    """True if `update_parts` must update parameters that are split along an axis. False if the
+    optimizer is a user's subclass that overrides the update."""
     return optimizer.combines(axis) and type(optimizer).update is GroupedOptimizer.update
 
 
 def counting_steps(optimizer: Optimizer) -> set[Any]:
-    """Returns the `MultiStep`s whose weights' counts may not be written yet."""
+    """Returns the `MultiStep`s that may have unwritten counts."""
     return optimizer._counting
 
 
 def multi_numbers(optimizer: Optimizer) -> Callable[[int], tuple[float, dict[str, Any]]]:
-    """Returns a function from an update's number to the factor for its learning rates, and the
-    options of the update op."""
+    """Returns a function that maps the number of an update to (factor for its learning rates,
+    options of the update op)."""
     return optimizer._multi_numbers
 
 

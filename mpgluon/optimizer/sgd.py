@@ -83,7 +83,8 @@ class _Momentum(_OptionalMomentum):
         )
 
     def _step_alike(self, indices, weights, grads, states, lrs, wds, master):
-        """Updates weights that are either all, or none, updated through float32 copies."""
+        """Updates weights that either all have a float32 copy (`master` is true) or all lack
+        one."""
         raise NotImplementedError(f"{type(self).__name__} does not define _step_alike")
 
     def _sgd(self, weights, grads, states, lrs, wds, master, plain=False):
@@ -155,7 +156,7 @@ class SGD(_Momentum):
 
 @register
 class ccSGD(SGD):
-    """SGD under an old name."""
+    """Old name of SGD."""
 
 
 @register
@@ -219,7 +220,7 @@ class Signum(_OptionalMomentum):
     momentum : float, default 0.9
         Decay rate of the running mean of gradients, whose sign is used; 0 uses the gradient itself.
     wd_lh : float, default 0.0
-        Decoupled weight decay: fraction of the weight subtracted in each step, times the rate.
+        Decoupled weight decay: each step subtracts ``learning_rate * wd_lh * weight``.
     **kwargs
         See `Optimizer`.
 
@@ -270,7 +271,8 @@ class SGLD(GroupedOptimizer):
     draws = True
 
     def _drawn_for(self, index):
-        """The parts of a split parameter use the numbers of the whole."""
+        """Returns the same key for all parts of a split parameter, so that they use the numbers of
+        the whole."""
         return self._family(index) or index
 
     def _family(self, index):
@@ -294,8 +296,8 @@ class SGLD(GroupedOptimizer):
 
 @register
 class DCASGD(_OptionalMomentum):
-    """Delay-compensated SGD: corrects delayed gradients by the weight's change since they were
-    computed, times `lamda`.
+    """Delay-compensated SGD. Corrects a delayed gradient with the weight's change since the
+    gradient was computed, times `lamda`.
 
     Parameters
     ----------
@@ -379,7 +381,8 @@ class LARS(_Momentum):
         self.eps = eps
         self.last_lr: float | None = None
         self.cur_lr: float | None = None
-        # The update that cur_lr belongs to. All weights of one step use the same two rates.
+        # Number of the update that cur_lr belongs to. All weights of a step use the same cur_lr and
+        # last_lr.
         self._rate_update: int | None = None
 
     def saved_numbers(self) -> dict[str, float | None]:
@@ -470,9 +473,9 @@ class LBSGD(_Momentum):
     """SGD for large batches: averages the gradients of `batch_scale` updates, and increases the
     rate during a warm-up.
 
-    `warmup_strategy` is "linear", "power2", "sqrt" (over `warmup_epochs` of `updates_per_epoch`
-    updates, up to `batch_scale` times the rate) or "lars" (by the ratio of the norms of weight and
-    gradient, clipped to 0.01 and 100).
+    With the `warmup_strategy` "linear", "power2" or "sqrt", the rate rises to `batch_scale` times
+    the learning rate over `warmup_epochs` epochs of `updates_per_epoch` updates. With "lars", it is
+    multiplied by the ratio of the norms of weight and gradient, clipped to [0.01, 100].
 
     Parameters
     ----------
@@ -485,7 +488,7 @@ class LBSGD(_Momentum):
     warmup_epochs : int, default 5
         Number of epochs of the warm-up.
     batch_scale : float, default 1
-        Number of updates whose gradients make one step.
+        Number of updates whose gradients are averaged for one step.
     updates_per_epoch : int, default 32
         Number of updates in an epoch.
     begin_epoch : int, default 0
@@ -571,7 +574,8 @@ class LBSGD(_Momentum):
 
     def _begin(self, indices):
         # The rate depends on the number of previous updates. `num_update` may already include this
-        # step. Outside a Trainer, the number is computed from these parameters.
+        # step, so use the number that the Trainer has stored. Outside a Trainer, derive it from the
+        # counts of these parameters.
         counts, counted, number = self._index_update_count, self.num_update, self.number_before
         if number is None:
             number = max(counts.get(i, self.begin_num_update) for i in indices)

@@ -41,7 +41,7 @@ class Updater:
     [0.5, 0.5]
     """
 
-    _keeps_momentum = False  # the optimizer's value when states were last prepared
+    _keeps_momentum = False  # value of the optimizer's keeps_momentum at the latest `prepare`
 
     def __init__(self, optimizer: Optimizer) -> None:
         self.optimizer = optimizer
@@ -57,7 +57,7 @@ class Updater:
         return self.optimizer.aggregate_num > 0
 
     def __call__(self, index: Any, grad: Any, weight: Any) -> None:
-        with _core.Scope((_core.set_uncast, True)):  # amp is for networks
+        with _core.Scope((_core.set_uncast, True)):  # amp must not cast the update ops' inputs
             self._call(index, grad, weight)
 
     def _call(self, index, grad, weight):
@@ -150,7 +150,7 @@ class Updater:
         return map_arrays(lambda array: array.as_in_context(context), state)
 
     def set_states(self, states: bytes, trusted: bool = False) -> None:
-        """Replaces the states by those returned by `get_states`, also that of MXNet.
+        """Replaces the states by those in the result of `get_states`, of this package or of MXNet.
 
         Parameters
         ----------
