@@ -1,4 +1,4 @@
-"""Download of files that are published in zip archives."""
+"""Downloads files that are published in zip archives."""
 
 from __future__ import annotations
 

@@ -74,12 +74,13 @@ def scope_of(block, outer):
 
 
 def add_path(hybridized):
-    """Adds the path of the running block to the text of the error being handled, once.
+    """Adds the path of the running block to the text of the error that is being handled, unless the
+    text already has one.
 
     If the block is traced or hybridized, adds the user's source line as well. The caller must not
-    keep the error in a local variable: `_calls` makes frames keep copies of their locals, and the
-    error's traceback refers to the frames, so error and network would only be freed by a garbage
-    collection."""
+    keep the error in a local variable. `_calls` makes frames keep copies of their locals, and the
+    error's traceback refers to the frames, so this would be a reference cycle. The error and the
+    network would only be freed by the garbage collector."""
     error = sys.exc_info()[1]
     if getattr(error, "block_path", None) is None:
         path = block_path()
@@ -95,8 +96,8 @@ def add_path(hybridized):
 
 
 def _line_of(error, around):
-    """Returns the innermost source line outside this package in the error's traceback, or, with
-    `around`, in the frames of the callers."""
+    """Returns the innermost source line outside this package. Searches the error's traceback or,
+    with `around`, the frames of the callers."""
     found, step = None, error.__traceback__
     while step is not None:
         if not step.tb_frame.f_code.co_filename.startswith(_PACKAGE):

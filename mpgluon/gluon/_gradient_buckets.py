@@ -1,5 +1,5 @@
-"""Gradient buckets: sums of the replicas' gradients, and copies of the weights one replica
-updated."""
+"""Gradient buckets: sum the replicas' gradients, and copy the weights that one replica has updated
+to all replicas."""
 
 import math
 from functools import partial
@@ -8,7 +8,7 @@ from .. import autograd, ndarray as nd
 from .._core import at_once, collective_plan, dtype_name, sum_replicas
 from .._internal.transport import default_transport
 
-_BUCKET = 1 << 20  # bytes; smaller arrays share a bucket
+_BUCKET = 1 << 20  # bytes of a bucket; smaller arrays share one
 _AT_ONCE = 16  # maximum number of arrays that one op call writes
 _MOST = 64  # maximum number of CPU devices for a copy that overlaps with queued work
 
@@ -16,9 +16,9 @@ _MOST = 64  # maximum number of CPU devices for a copy that overlaps with queued
 class Bucket:
     """Parameters that are replicated on the same devices, and the device that sums their gradients.
 
-    On each device, the arrays are concatenated and moved as one. A parameter that fills a bucket is
-    moved as it is. With `apart`, the sums are separate arrays on the bucket's device, and the
-    gradients are not changed.
+    On each device, the arrays are concatenated and moved as one array. A parameter that fills a
+    bucket by itself is moved without a copy. With `apart`, the sums are written to separate arrays
+    on the bucket's device, and the gradients are not changed.
     """
 
     def __init__(self, contexts, params, apart=False):
@@ -34,11 +34,11 @@ class Bucket:
         self._lists = [[param.gradients[ctx] for param in params] for ctx in contexts]
         self._flat_sums = None
         self._on_gpus = all(ctx.device_type == "gpu" for ctx in contexts)
-        self._by_library = {}  # transport of collectives -> whether NCCL sums the gradients
+        self._by_library = {}  # transport of collectives -> True if NCCL sums the gradients
 
     def sums(self):
-        """Returns, by parameter, the arrays on the bucket's device that hold the sums after
-        `sum`."""
+        """Returns the arrays on the bucket's device that hold the sums after a call of `sum`, one
+        for each parameter."""
         place = self.contexts.index(self.home)
         if self.apart and len(self._lists) == len(self.contexts):
             like = self._lists[place]
@@ -99,9 +99,9 @@ class Bucket:
         """Sums the gradients on the bucket's own device, or, with `everywhere`, on all devices.
 
         If NCCL is the transport of collectives, it sums over several GPUs, in its own order.
-        Otherwise the sum is in the order of the devices. It overlaps with their queued work: it
-        runs as soon as these gradients are final, while other gradients are still computed. On a
-        device that cannot overlap, it runs after the queued work.
+        Otherwise, the sum is in the order of the devices. The sum overlaps with queued work: it
+        runs as soon as these gradients are final, while other gradients are still being computed.
+        On a device that does not support overlap, it runs after the queued work.
         """
         if self._on_gpus and self._over_cards():
             return self._sum_over_cards(everywhere)
@@ -173,8 +173,8 @@ class Bucket:
 
 
 def make_buckets(params, apart):
-    """Returns the buckets of replicated parameters, last parameters first, because backward
-    computes their gradients first. The bytes to sum are balanced over the replicas."""
+    """Returns the buckets of replicated parameters. The last parameters come first, because
+    backward computes their gradients first. The bytes to sum are balanced over the replicas."""
     open_, buckets = {}, []
     for param in reversed(params):
         contexts = tuple(param.arrays)

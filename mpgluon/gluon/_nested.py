@@ -1,4 +1,4 @@
-"""Flattening and regrouping of nested arguments and results: arrays in lists, tuples and dicts."""
+"""Flattens and regroups nested arguments and results: arrays in lists, tuples and dicts."""
 
 import sys
 
@@ -18,8 +18,8 @@ _STATIC = (type(None), bool, int, float, str, _core.Context)
 
 
 def flatten(value, flat, what):
-    """Appends the arrays in `value` (nested lists, tuples and dicts) to `flat`; returns its
-    structure, which can be a dict key."""
+    """Appends the arrays in `value` (nested lists, tuples and dicts) to `flat`. Returns the
+    structure of `value`, which is hashable."""
     if isinstance(value, nd.NDArray):
         flat.append(value)
         return ARRAY
@@ -81,8 +81,8 @@ def first_context(value):
 
 
 def is_symbolic(args):
-    """True if a block is called on Symbols. Does not load the symbol package: without it, no Symbol
-    can exist."""
+    """True if a block is called on Symbols. If the symbol package is not loaded, no Symbol can
+    exist, so this function does not load it."""
     if len(args) == 1 and isinstance(args[0], nd.NDArray):
         return False
     package = sys.modules.get("mpgluon.symbol.symbol")

@@ -10,7 +10,7 @@ from ..base import MXNetError
 def repository_url() -> str:
     """Returns ``MXNET_GLUON_REPO``, an address or a folder, with a trailing slash.
 
-    Raises MXNetError if it is not set: there is no default."""
+    Raises MXNetError if it is not set, because it has no default."""
     url = os.environ.get("MXNET_GLUON_REPO")
     if not url:
         raise MXNetError(

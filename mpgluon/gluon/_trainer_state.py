@@ -1,4 +1,4 @@
-"""The state of a trainer: moving it with the parameters, saving it and loading it.
+"""The state of a trainer. It can be moved with the parameters, saved and loaded.
 
 docs/internals/training-state.md lists the owner of each piece of training state. Changes are
 atomic: an error or an interrupt leaves the state as it was.
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from .parameter import Parameter
 
 _FORMAT = "mpgluon trainer states 2"
-_FORMATS = (_FORMAT, "mpgluon trainer states 1")  # version 1 has no gradients, phase and scale
+_FORMATS = (_FORMAT, "mpgluon trainer states 1")  # version 1 lacks gradients, phase and scale
 _HEADER = "trainer_states"
 _NO_STATE = object()
 
@@ -48,8 +48,9 @@ class TrainerState:
     """The state of a trainer's parameters between steps: the optimizer's states and counts, calls
     of `step` that wait for an update, and the scale of gradients.
 
-    Each parameter's state is in the updater of each device where the parameter is updated. States
-    of a file wait in `loaded` until the next update moves them there.
+    Each parameter's state is in the updater of each device on which the parameter is updated.
+    States that were read from a file are in `loaded` until the next update moves them to these
+    devices.
     """
 
     def __init__(self, params: list[Parameter], names: list[str], accumulate: int) -> None:
@@ -58,13 +59,14 @@ class TrainerState:
         self.indices: dict[str, int] = {name: i for i, name in enumerate(names)}
         self.optimizer: Any = None  # set by Trainer._init_optimizer
         self.accumulate = accumulate
-        self.waiting: tuple[int, float] = 0, 0  # calls of step, and the number of their samples
-        # True while a step runs: replicas may have received different updates.
+        # Calls of step since the last update (`accumulate`), and the number of their samples
+        self.waiting: tuple[int, float] = 0, 0
+        # True while a step runs and after an interrupted one: replicas may differ.
         self.unequal = False
         self.by_device: dict[Context, Updater] = {}
         self.loaded: dict[int, Any] = {}
         self.plan: Any = None  # the update plan, discarded when the states are replaced
-        self.scale = 1.0  # of gradients, before they are divided by the batch size
+        self.scale = 1.0  # factor for gradients, in addition to 1 / batch size
         self.loss_scaler: Any = None  # contrib.amp's LossScaler
         self.original_scale = 1.0  # `scale` without the loss scaler
 
@@ -92,8 +94,8 @@ class TrainerState:
 
     def moves(self, plan: Any) -> list[Any]:
         """Returns the changes (`_core.at_once`) that move each parameter's state and update count
-        to exactly the devices where the plan updates it. They may be on other devices or in loaded
-        states. Parameters without a state are skipped."""
+        to exactly the devices on which the plan updates it. The state may be on other devices, or
+        in the loaded states. Parameters without a state are skipped."""
         changes: list[Any] = []
         counts = self.optimizer.update_counts
         for index, devices in plan.devices.items():
@@ -181,7 +183,8 @@ class TrainerState:
                 return updater.states[index]
         if index in self.loaded:
             return self.loaded[index]
-        # The parameter was moved since the last step.
+        # The state is on none of the parameter's devices: the parameter was moved since the last
+        # step.
         return next(
             (
                 updater.states[index]
@@ -304,9 +307,9 @@ class TrainerState:
     def _numbers(self, header):
         """Returns the parameter index for each name in a file.
 
-        If all names differ only in their numbers, the network was created a second time. Then both
-        lists are sorted by these numbers, which is the order of creation. (A plain sort would put
-        dense10 before dense2.)"""
+        Names are matched if they are equal. If all names differ, but only in their numbers, the
+        network was created a second time. In this case, both lists are sorted by these numbers,
+        which is the order of creation. (A plain sort would put dense10 before dense2.)"""
         saved = header.get("names")
         if saved is None or all(name in self.indices for name in header["states"]):
             return self.indices
@@ -316,7 +319,7 @@ class TrainerState:
         return {name: self.indices[mine] for name, mine in zip(saved, own)}
 
     def _load_pickle(self, fname):
-        """Reads a file of MXNet, which has states by parameter index."""
+        """Reads a file of MXNet, a pickle of states by parameter index."""
         try:
             with open_regular(fname) as file:
                 states, name, saved = read_trainer_states(file.read())
@@ -367,7 +370,8 @@ class TrainerState:
 
     def check_states(self, states: dict[int, Any], source: str) -> None:
         """Raises MXNetError if a state by parameter index does not have the arrays that this
-        trainer's optimizer needs. States of a user's classes may change their structure."""
+        trainer's optimizer needs. Optimizers of user classes are not checked, because the structure
+        of their states may vary."""
         kind = type(self.optimizer)
         if not all(
             method.__module__.startswith("mpgluon.")
@@ -378,7 +382,8 @@ class TrainerState:
             param = self.params[index]
             shape = (1,) * len(param.shape or (1, 1))
             with warnings.catch_warnings(), autograd.pause():
-                warnings.simplefilter("ignore")  # the user sees the warnings of the real state
+                # This state is only used for the check; creating the real one warns.
+                warnings.simplefilter("ignore")
                 weight = nd.zeros(shape, ctx=param.list_ctx()[0], dtype=param.dtype)
                 new = self.optimizer.create_state_multi_precision(index, weight)
             if not continues(state, new):
@@ -497,7 +502,7 @@ def header_fault(header: Any) -> str | None:
 
     def number(value):
         number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        return number and abs(value) <= sys.float_info.max  # not NaN
+        return number and abs(value) <= sys.float_info.max  # false for NaN and infinity
 
     def numbers(value, count):
         return isinstance(value, list) and len(value) == count and all(map(number, value))
@@ -539,8 +544,8 @@ def header_fault(header: Any) -> str | None:
 
 
 def unique_names(params: list[Parameter], paths: dict[int, str]) -> list[str]:
-    """Returns a unique name for each parameter: its own name, or, if several share it, its path in
-    the block or a number. `paths` has the paths by the parameters' ids."""
+    """Returns a unique name for each parameter. If several parameters have the same name, their
+    paths in the block or numbers distinguish them. `paths` maps a parameter's id to its path."""
     if len(set(map(id, params))) < len(params):
         twice = next(p for i, p in enumerate(params) if any(p is other for other in params[:i]))
         raise ValueError(f"Trainer: the parameter '{twice.name}' is given twice")

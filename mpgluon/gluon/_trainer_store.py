@@ -1,8 +1,8 @@
 """Key-value stores of trainers.
 
-If a store is given by name or is one of this package's own, the trainer does the store's work: it
-sums, updates and copies many parameters at once, and the store gives access to the results. Stores
-of the user's own classes (`KVStoreBase`) are called for each parameter.
+If a store is given by name or has a class of this package, the trainer itself sums, updates and
+copies many parameters at once, and the store only gives access to the results. A store of a user's
+class (`KVStoreBase`) is called for each parameter.
 """
 
 from __future__ import annotations
@@ -81,7 +81,8 @@ class _StoreUpdater(Updater):
 
 
 class TrainerStore:
-    """The store of a trainer, created on first use, and the sums and updates that it takes part in.
+    """The store of a trainer, which is created on first use, and the sums and updates that involve
+    the store.
 
     `called` is the store if it is of a user's class, and `of_ranks` if it spans ranks.
     """

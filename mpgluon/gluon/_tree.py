@@ -1,5 +1,5 @@
-"""Internal interface of blocks: a tree of nodes with parameters, hooks and groups, some of which
-are compiled.
+"""Internal interface of blocks, which form a tree. A node has children, parameters, hooks and a
+device group, and may be compiled.
 
 `Block` and `HybridBlock` inherit this state. Other modules access it through the functions below.
 """
@@ -14,8 +14,8 @@ from ..attribute import AttrScope
 
 
 class ChangeCount:
-    """Counts changes of one kind. Caches store the `count` that they have seen, and check their
-    contents when it has grown."""
+    """Counts changes of one kind. A cache stores the `count` for which its contents are valid, and
+    validates its contents once the count has grown."""
 
     def __init__(self):
         self.count = 0
@@ -53,8 +53,8 @@ class Parts(dict[str, Any]):
 class TreeNode(OptionsChecked):
     """The state of a `Block` as a node of its tree."""
 
-    # True if the block itself moves its inputs to its devices. Inside it, no group determines the
-    # device.
+    # True if the block itself moves its inputs to its devices. Groups then have no effect inside
+    # the block.
     _spans_devices = False
     _stands_for: Any = None  # the class of the layer that a split layer replaces
 
@@ -91,8 +91,8 @@ class Compilable:
             self._compiled_call = None
 
     def _export_as(self, structure):
-        """Returns the structure with which the exported block is called, given the argument
-        structure of a call, and whether the exported block returns only the first output."""
+        """Converts the argument structure of a call to the structure with which the exported block
+        is called. Returns (structure, True if the exported block returns only the first output)."""
         return structure, False
 
 
@@ -107,7 +107,7 @@ def set_children(block, blocks):
 
 
 def stand_for(block, kind):
-    """Allows layers of a class to replace the block, as if it were of that class."""
+    """Makes the block count as a layer of class `kind`, which it replaces."""
     block._stands_for = kind
 
 
@@ -134,7 +134,7 @@ def forget_hooks(block):
 
 
 def share_hooks(block, other):
-    """Gives a HybridBlock the hooks of another one. Handles of these hooks detach them from
+    """Makes two HybridBlocks share the hooks of `other`, so that a hook's handle detaches it from
     both."""
     for name in ("_forward_hooks", "_forward_pre_hooks", "_op_hook"):
         setattr(block, name, getattr(other, name))

@@ -1,4 +1,4 @@
-"""One update of a trainer's parameters, by their gradients and its plan (`_update_plan.Plan`)."""
+"""Runs one update of a trainer's parameters according to its plan (`_update_plan.Plan`)."""
 
 import itertools
 
@@ -22,7 +22,8 @@ def update(state, plan, work):
     if plan.buckets:
         state.unequal = True
     optimizer = state.optimizer
-    if optimizer.number_before is None:  # a step that failed is completed with its number
+    # If the previous step failed, this step completes it, so it keeps that step's number.
+    if optimizer.number_before is None:
         optimizer.number_before = optimizer.num_update
     try:
         if len(work) + len(plan.sparse) > 1 or isinstance(optimizer, GroupedOptimizer):
@@ -61,11 +62,12 @@ def _update_groups(state, plan, work):
 
 
 def _update_rows(state, index, param):
-    """Updates a parameter by its row_sparse gradients. All ranks call the updater, so that states,
-    update counts and random calls agree."""
+    """Updates a parameter with its row_sparse gradients. All ranks call the updater, so that their
+    states, update counts and random states stay equal."""
     fresh = {ctx: grad for ctx, grad in param.gradients.items() if grad.fresh}
     for ctx, grad in fresh.items():
-        with ranks.alone():  # the number of rows decides which ops it calls
+        # Only the owner knows the number of rows, which determines the ops, so ranks may differ.
+        with ranks.alone():
             state.updater(ctx)(index, grad.for_update(), param.arrays[ctx])
             if state.accumulate > 1:
                 grad[:] = 0
@@ -90,8 +92,8 @@ def ended(state, plan):
 
 
 def overflows(state, plan, work):
-    """True if the gradients of the groups `work`, or fresh row_sparse gradients, contain infinities
-    or NaN. If so, marks them all as used."""
+    """Returns True if the gradients of the groups `work`, or fresh row_sparse gradients, contain
+    infinities or NaN. In this case, marks them all as used, so that no update uses them."""
     scaler = state.loss_scaler
     if scaler is None:
         return False
@@ -110,7 +112,7 @@ def overflows(state, plan, work):
 
 
 def clip(state, plan, work, max_norm):
-    """Clips the gradients that are about to be used by their global norm."""
+    """Clips the gradients of this update by their global norm."""
     once, grads = plan.gradients(work)
     if not once:
         return

@@ -1,4 +1,5 @@
-"""Update plans of a trainer: the weights that are updated together, their devices and gradients."""
+"""Update plans of a trainer: groups of weights that are updated together, with their devices and
+gradients."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from .parameter._parameter import parameter_changes
 class _Group:
     """The weights on one device that are updated together.
 
-    If they are parts of split parameters that must be updated with the other parts, `line` is the
+    If the weights are parts of split parameters whose parts must be updated together, `line` is the
     tuple of the devices of all parts. There is a group for each of these devices, and the k-th
     weights of these groups are the parts of one parameter.
     """
@@ -39,14 +40,14 @@ class _Group:
     def __init__(self, ctx, line=None):
         self.ctx, self.line = ctx, line
         self.indices, self.grads, self.weights = [], [], []
-        self.known = set()  # the indices
-        # The result of Updater.alike for parts of at most `size` weights.
+        self.known = set()  # indices of the group's parameters
+        # Cached result of Updater.alike, and the maximum number of weights for which it is valid.
         self.parts, self.size = (
             None,
             0,
         )
-        self.multi = None  # one call that updates all weights, created after the first updates
-        self.updates = 0  # number of steps without `multi`
+        self.multi = None  # `MultiStep` that updates all weights, created after the first updates
+        self.updates = 0  # number of steps without `multi`, for the exponential backoff
         # Change (`_core.at_once`) that marks the gradients as used.
         self.used = _core.gradients_used, self.weights
 
@@ -93,7 +94,7 @@ class _Group:
         """Returns the subset of the group whose gradients backward has written since the last
         step."""
         group = _Group(self.ctx, self.line)
-        group.updates = 3  # creating `multi` for a single step does not pay off
+        group.updates = 3  # skip creating `multi`, which does not pay off for a single step
         for index, grad, weight in zip(self.indices, self.grads, self.weights):
             if weight._fresh_grad:
                 group.add(index, grad, weight)
@@ -119,19 +120,20 @@ def update_parts(groups, updaters):
 
 
 class Plan:
-    """The weights to update, by device. Parameters replace their dicts of arrays as a whole, so a
-    changed dict invalidates the plan."""
+    """The weights to update, by device. Parameters replace their dict of arrays instead of changing
+    it, so the plan is valid as long as the dicts are the same objects."""
 
     def __init__(self, params, optimizer, sharded, apart):
         self.changes, self.mode = parameter_changes.count, (sharded, apart)
         self.params, self.optimizer = params, optimizer
         self.factors = None  # see factors_fit
         self.seen = [(param, param.arrays, param.gradients) for param in params]
-        # Arrays from before a move, which a pending backward pass may still write to.
+        # Arrays from before a move of the parameter. A pending backward pass may still write their
+        # gradients.
         self.left = [
             (param, array) for param in params if param.grad_req != "null" for array in param.left
         ]
-        self.owners = {}  # index -> device of the copy that represents all
+        self.owners = {}  # index -> device of the copy that represents all replicas
         self.weights = []
         self.dtypes = {}  # dtypes by index
         placed = {}  # index -> [(device, gradient, weight)]
@@ -182,8 +184,8 @@ class Plan:
             self.devices[index] = list(param.arrays)
 
     def _groups(self, placed):
-        """Returns the groups of weights to update, first those without a line. `placed` has, by
-        index, the devices, gradients and weights of a parameter's copies."""
+        """Returns the groups of weights to update, starting with the groups without a line.
+        `placed` maps a parameter's index to the devices, gradients and weights of its copies."""
         groups, families = {}, {}
         for index, copies in placed.items():
             family = self.params[index].family
@@ -231,7 +233,7 @@ class Plan:
         if self.factors is None or self.factors[0] != parameter_changes.count:
             params = [self.params[index] for index in self.dtypes]
             lrs, wds = [p.lr_mult for p in params], [abs(p.wd_mult) for p in params]
-            # max and min may skip NaN, a sum does not
+            # Check the sums, because max and min may skip NaN, but a sum with NaN is NaN.
             known = math.isfinite(sum(lrs)) and math.isfinite(sum(wds)) and min(lrs, default=0) >= 0
             self.factors = parameter_changes.count, known, max(lrs, default=0), max(wds, default=0)
         _, known, largest_lr, largest_wd = self.factors
@@ -251,8 +253,8 @@ class Plan:
         )
 
     def lost(self):
-        """Returns (parameter, device) for the gradients that backward has written to arrays from
-        before a move, which no update reads."""
+        """Returns (parameter, device) for each gradient that backward has written for an array from
+        before a move, because no update will read it."""
         return [(param, array.context) for param, array in self.left if array._fresh_grad]
 
     def forget_left(self):
@@ -294,10 +296,10 @@ class Plan:
         return [once[index] for index in sorted(once)], every
 
     def count_ahead(self, work):
-        """Sets the number of updates to its value after this step, before the first group computes
-        its rates. Parameters that were frozen for a while have lower counts. Their rate, and the
-        step that LARS takes them to belong to, must not depend on whether a group with higher
-        counts comes first."""
+        """Sets the number of updates to its value after this step. This must happen before the
+        first group computes its rates. Parameters that were frozen for a while have lower counts.
+        Their rate, and the step to which LARS assigns them, must not depend on whether a group with
+        higher counts is updated first."""
         optimizer = self.optimizer
         number = optimizer.num_update
         for group in work:
@@ -333,7 +335,7 @@ class Plan:
             return
         lost = self.lost()
         self.forget_left()
-        for moved, _ in lost:  # these gradients are incomplete until the next backward pass
+        for moved, _ in lost:  # gradients of moved parameters lack the part that was lost
             for weight in moved.arrays.values():
                 weight._fresh_grad = False
         param, ctx = next(

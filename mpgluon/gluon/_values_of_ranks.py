@@ -1,4 +1,4 @@
-"""Broadcast of one rank's parameter values to the parameters that each rank has on its devices."""
+"""Broadcasts one rank's parameter values to the parameters that each rank has on its devices."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def _split(numbers):
 def take_values(rank: int, params: Sequence[Parameter], what: str) -> list[Parameter]:
     """Copies the parameter values of `rank` to all ranks. Collective: all ranks must call it.
 
-    Parameters with unknown shapes take over that rank's position in the random sequence, from which
-    they will be initialized. Returns these parameters.
+    Parameters with unknown shapes take over the random state from which that rank will initialize
+    them, so they get the same values. Returns these parameters.
     """
     compare(what, f"root_rank {rank} and {len(params)} parameters")
     here = [param for param in params if param.arrays is not None]

@@ -1,4 +1,4 @@
-"""The trainer, which updates parameters on any devices by their gradients."""
+"""The trainer, which applies an optimizer to parameters on any devices."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ class Trainer(OptionsChecked):
     devices.
 
     Each parameter is on one device or replicated on several. Gradients of replicas are summed in
-    the order of the parameter's devices, and all replicas get the same bits. (Between several GPUs,
-    NCCL sums in its own order, see `mx.parallel.collectives.transport`.) Small gradients are
+    the order of the parameter's devices, and all replicas stay bitwise equal. (Between several
+    GPUs, NCCL sums in its own order, see `mx.parallel.collectives.transport`.) Small gradients are
     bucketed, and buckets are balanced over the replicas. Updates run asynchronously on each
     parameter's device, many parameters at once.
 
@@ -164,7 +164,7 @@ class Trainer(OptionsChecked):
         self._init_optimizer(optimizer, optimizer_params or {})
         self._scale = self._optimizer.rescale_grad
         for param in params:
-            param.list_ctx()  # raises an error for parameters that were never initialized
+            param.list_ctx()  # raises an error if the parameter was never initialized
             param.set_trainer(self)
             if accumulate > 1 and param.grad_req == "write":
                 param.grad_req = "add"
@@ -336,8 +336,8 @@ class Trainer(OptionsChecked):
         self._state.load(fname)
 
     def notice(self, param: Parameter) -> None:
-        """Must be called before a parameter's value is replaced. Resets a store that holds the
-        parameter."""
+        """Resets a store that holds the parameter. Must be called before the parameter's value is
+        replaced."""
         if self._store.updates and not any(param is other for other in self._store.pending):
             self._reset_kvstore()
 
@@ -353,7 +353,7 @@ class Trainer(OptionsChecked):
         """Returns the update plan, rebuilt if a parameter's arrays were replaced."""
         state, store, now = self._state, self._store, parameter_changes.count
         plan, in_store = state.plan, store.updates is True
-        # Updates run only at home; sums are separate from gradients.
+        # The mode is (updates run only on the owner's device, sums are separate from gradients).
         mode = self._shard_updates or in_store, in_store and store.called is None
         if plan is not None and plan.mode == mode:
             if plan.changes == now:
@@ -466,12 +466,12 @@ class Trainer(OptionsChecked):
 
 
 def _sorting_name(name, param):
-    """Returns the name by which a parameter is sorted. The parts of a split parameter are together,
-    at the place of the whole."""
+    """Returns the sort key of a parameter. The parts of a split parameter are sorted like the
+    whole, so they are adjacent."""
     return name if param.family is None else name_of_whole(name)
 
 
-# Used by other modules of the package.
+# Functions for other modules of the package.
 
 
 def state_of(trainer: Trainer) -> Any:

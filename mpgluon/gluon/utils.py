@@ -222,8 +222,8 @@ def global_norm(arrays: Sequence[NDArray]) -> NDArray:
     """Returns the joint 2-norm of all arrays, with shape (1,), on the device of the first array."""
     arrays = [_stored(array) for array in arrays]
     home, groups = arrays[0].context, _together(arrays)
-    # One number for each array is moved off its device. They are summed on one device in a fixed
-    # order.
+    # Only one number is moved for each array. The numbers are summed on one device in a fixed
+    # order, so the result does not depend on placement.
     squares = []
     for positions in groups:
         sums = nd.multi_sum_sq(*[arrays[i] for i in positions], num_arrays=len(positions))
@@ -239,7 +239,7 @@ def global_norm(arrays: Sequence[NDArray]) -> NDArray:
 
 
 def _stored(array):
-    """Returns the stored values of an array as a dense array; all other elements are 0."""
+    """Returns the stored values of an array as a dense array. All other elements are 0."""
     if array.stype == "default":
         return array
     values = array.values
@@ -404,7 +404,7 @@ def download(
 
 
 def _copy(source, target, most, url):
-    """Copies a response to a file, of at most `most` bytes."""
+    """Copies a response to a file. Raises an error if it has more than `most` bytes."""
     size = 0
     while data := source.read(1 << 20):
         size += len(data)

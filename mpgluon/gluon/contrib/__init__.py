@@ -1,4 +1,4 @@
-"""Layers and cells beyond the usual ones."""
+"""Less common layers and cells, data sets, and the estimator."""
 
 from . import cnn, data, estimator, nn, rnn
 

@@ -38,13 +38,13 @@ _PARENT_CHECK_S = 5.0
 
 def _restore(values, dtype, context):
     with context:
-        # NumPy has no bfloat16; its values are stored as float32.
+        # NumPy lacks bfloat16, so bfloat16 values were sent as float32.
         return to_array(values) if values.dtype.name == dtype else array(values, dtype=dtype)
 
 
 class _Pickler(pickle.Pickler):
-    """Pickles NDArrays as NumPy arrays, whose buffers the buffer callback takes out of the
-    pickle."""
+    """Pickles NDArrays as NumPy arrays. Their buffers are passed to the buffer callback instead of
+    being copied into the pickle (out-of-band, protocol 5)."""
 
     def reducer_override(self, value):
         if isinstance(value, NDArray):
@@ -125,7 +125,7 @@ def _receive(connection):
             raise EOFError
         descriptor = descriptors[0]
         try:
-            # The mapping is private to this process: the worker has closed its descriptor.
+            # No other process has this memory, because the worker has closed its descriptor.
             payload = memoryview(mmap.mmap(descriptor, total))
         finally:
             os.close(descriptor)
@@ -148,7 +148,8 @@ def _describe(error):
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     try:
         pickle.loads(pickle.dumps(error))
-    # The exception's arguments cannot be pickled, or its constructor does not accept them.
+    # The exception cannot be pickled and unpickled: its arguments cannot be pickled, or its
+    # constructor does not accept them.
     except Exception:
         error = None
     return error, text
@@ -169,7 +170,7 @@ def _seed(base, number):
 
 def _work(connection, to_close, dataset, batchify, parent):
     """Runs a worker: processes tasks until the loader closes the connection."""
-    # Ctrl-C interrupts the loader, which terminates the workers.
+    # Ignore Ctrl-C, which also interrupts the loader. The loader terminates the workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     for other in to_close:
@@ -187,7 +188,7 @@ def _work(connection, to_close, dataset, batchify, parent):
                 _send(connection, ticket, kind, value)
             except (BrokenPipeError, ConnectionResetError):
                 return
-            except Exception as error:  # errors of the user's code are raised in the loader
+            except Exception as error:  # an error of the user's code: the loader raises it
                 _send(connection, ticket, _ERROR, _describe(error))
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return  # the loader has exited
@@ -332,7 +333,7 @@ class WorkerPool:
         """Stops the workers and discards their tasks. Idempotent."""
         workers, self._workers = self._workers, []
         self._load = []
-        # A forked copy of the pool: the workers belong to the parent.
+        # In a forked child, this is a copy of the pool. The workers belong to the parent.
         if os.getpid() != self._owner:
             return
         for _, connection in workers:

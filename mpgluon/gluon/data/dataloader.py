@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from .dataset import Dataset
     from .sampler import Sampler
 
-# MXNet's names, loaded on first use by other packages.
+# Names of MXNet's module, which other packages use. They are loaded on first use.
 _MXNET_NAMES = {
     "ConnectionWrapper": "ConnectionWrapper",
     "ForkingPickler": "ForkingPickler",
@@ -146,7 +146,7 @@ class _ThreadPool:
         try:
             return batch.result(timeout)
         except FutureTimeout:
-            if batch.done():  # raised by the user's code itself
+            if batch.done():  # the user's code has raised this TimeoutError
                 raise
             from ._timeout import LoaderTimeoutError
 
@@ -330,7 +330,7 @@ class DataLoader(OptionsChecked):
         else:
             from ._workers import WorkerPool
 
-            nd.waitall()  # pending results of the data set must be in memory before the fork
+            nd.waitall()  # before the fork, because children have no pending work of the parent
             self._pool = WorkerPool(
                 self._num_workers, self._dataset, _to_numpy if self._remote else self._batchify_fn
             )

@@ -128,7 +128,7 @@ class ArrayDataset(_Sized):
                     f"all arrays must have the same length: array 0 has {self._length}, array "
                     f"{i} has {len(data)}"
                 )
-        # Items of a vector are returned as numbers, so vectors are stored in NumPy.
+        # Store vectors as NumPy arrays, so that their items are numbers.
         self._data = [
             data.asnumpy() if isinstance(data, NDArray) and len(data.shape) == 1 else data
             for data in args

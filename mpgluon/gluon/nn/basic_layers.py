@@ -434,7 +434,7 @@ class BatchNorm(_Norm):
         )
 
     def cast(self, dtype: DType) -> None:
-        # Statistics of half-precision activations are kept in single precision.
+        # For 16-bit activations, parameters and statistics stay in single precision.
         super().cast("float32" if dtype_name(dtype) in ("float16", "bfloat16") else dtype)
 
     def hybrid_forward(

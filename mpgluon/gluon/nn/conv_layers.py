@@ -71,7 +71,7 @@ def check_groups(layer: str, groups: int, **channels: int) -> None:
 
 
 def _with_example(doc, *lines):
-    """Returns a docstring with an example: calls, followed by the output of the last one."""
+    """Appends an example to a docstring. `lines` are calls, then the output of the last call."""
     *calls, result = lines
     shown = "".join(f">>> {call}\n" for call in calls)
     return f"{inspect.cleandoc(doc)}\n\nExamples\n--------\n{shown}{result}\n"
@@ -404,7 +404,7 @@ _PADDING = """count_include_pad : bool, default True
         True if the mean includes padding.
     """
 
-# The order of positional arguments is MXNet's and differs between the classes.
+# The order of positional arguments differs between the pooling classes, as in MXNet.
 
 
 class MaxPool1D(_Pooling):

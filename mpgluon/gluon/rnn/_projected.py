@@ -1,5 +1,5 @@
-"""LSTM layers with projected output, computed step by step because the op for whole layers does
-not support a projection."""
+"""LSTM layers with a projected output. They are computed step by step, because the op for whole
+layers does not support a projection."""
 
 
 def _steps(F, inputs, r, c, weights, clip, backward):

@@ -1,4 +1,4 @@
-"""Sequences of steps, as one array or symbol, or as a list."""
+"""Sequences of time steps, given as one array or symbol, or as a list of steps."""
 
 from __future__ import annotations
 
@@ -52,7 +52,8 @@ def merged(steps, layout):
 
 
 def arranged(sequence, length, layout, merge):
-    """Returns the sequence as one array if `merge`, as a list if False, or unchanged if None."""
+    """Returns the sequence as one array if `merge` is True, as a list if it is False, and unchanged
+    if it is None."""
     if merge is None:
         return sequence
     return merged(sequence, layout) if merge else steps_of(sequence, length, layout)

@@ -133,7 +133,7 @@ class _RNNLayer(HybridBlock):
         return text + ")"
 
     def _collect_params_with_prefix(self, prefix=""):
-        # In files, the parameters have the names of those in the equivalent stack of cells.
+        # As in MXNet, files use the parameter names of the equivalent stack of cells.
         if prefix:
             prefix += "."
         found = {}
@@ -262,8 +262,8 @@ class _RNNLayer(HybridBlock):
         )
 
     def _symbol(self, F, inputs, states, sequence_length, params):
-        """Returns the layer in MXNet's form: one op with all weights in one array. The unknown
-        batch size of a state follows from the input's."""
+        """Returns the layer in MXNet's form: one op with all weights in one array. If a state's
+        batch size is unknown, it is inferred from the input."""
         begins = states is None
         if begins:
             states = [symbol_of_zeros(self, F, info["shape"]) for info in self.state_info(0)]

@@ -1,4 +1,4 @@
-"""Samplers of indices at equal distances."""
+"""Samplers of evenly spaced indices."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ __all__ = ["IntervalSampler"]
 
 
 class IntervalSampler(sampler.IntervalSampler):
-    """Samples the indices 0, `interval`, 2 `interval`, ... below `length`. With `rollover`, then 1,
-    1 + `interval`, ... until every index was sampled.
+    """Samples the indices 0, `interval`, 2 `interval`, ... below `length`. With `rollover`,
+    continues with 1, 1 + `interval`, ... until every index was sampled.
 
     Parameters
     ----------

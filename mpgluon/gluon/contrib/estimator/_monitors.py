@@ -169,7 +169,8 @@ class CheckpointHandler(TrainBegin, BatchEnd, EpochEnd):
                 with estimator.context[0]:
                     portable_symbol(net, inputs)[0].save(path)
                 return
-            except (MXNetError, RuntimeError) as error:  # split layers have no symbol
+            # Not all networks can be exported; split layers, for example, have no symbol.
+            except (MXNetError, RuntimeError) as error:
                 reason = error
         estimator.logger.info("CheckpointHandler: %s is not written: %s", path, reason)
 
@@ -271,7 +272,7 @@ class EarlyStoppingHandler(TrainBegin, EpochEnd, TrainEnd):
     monitor : EvalMetric
         A metric of the estimator. Raises ValueError for composite metrics.
     min_delta : float, default 0
-        The smallest change that is an improvement.
+        Smallest change that counts as an improvement.
     patience : int, default 0
         Number of epochs without improvement after which training ends.
     mode : {"auto", "min", "max"}

@@ -172,7 +172,7 @@ class Estimator:
                 )
             return context
         placed = devices_of_groups(self.net)
-        if placed is not None and not self.spans_devices:  # the first device of each replica
+        if placed is not None and not self.spans_devices:  # use the first device of each replica
             replicas = [placed] if isinstance(placed, dict) else placed.dicts
             return [next(iter(devices.values())) for devices in replicas]
         if num_gpus() > 1 and not self.spans_devices:
@@ -193,7 +193,7 @@ class Estimator:
                 )
             return
         settings = {"init": initializer} if initializer else {}
-        # A placed network has its devices.
+        # A placed network determines the devices of its parameters, so omit ctx.
         if given or not (self.spans_devices or devices_of_groups(self.net) is not None):
             settings["ctx"] = self.context
         self.net.initialize(**settings)

@@ -98,8 +98,8 @@ class Identity(HybridBlock):
 
 
 class _PixelShuffle(HybridBlock):
-    """Base of the pixel shuffles: moves groups of channels to a spatial grid of `factor`. `_dims`
-    is the number of spatial axes."""
+    """Base class of the pixel shuffles, which move channels to spatial blocks of size `factor`.
+    `_dims` is the number of spatial axes."""
 
     _dims = 1
 

@@ -20,7 +20,7 @@ __all__ = [
 
 
 class _ConvCell(HybridRecurrentCell):
-    """Base class of the cells."""
+    """Base class of the convolutional cells."""
 
     _gates = 1
     _states = 1

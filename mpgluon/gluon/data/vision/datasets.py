@@ -229,7 +229,8 @@ class CIFAR10(_ImagesInFiles):
 
     @staticmethod
     def _unpacked(archive, names):
-        """Returns the contents of files in an archive, found by name in any folder."""
+        """Returns the contents of files in an archive. A file is found by its name, regardless of
+        its folder."""
         found, size = {}, 0
         try:
             with tarfile.open(archive) as members:

@@ -50,12 +50,13 @@ def _split_branch(*convolutions):
     return _sequence(trunk, parts)
 
 
-# Sizes in docstrings are for images of 299x299. (1, 7) and (7, 1) convolutions keep the size.
+# Settings (kernel, stride, padding) of convolutions that keep the size. Sizes in the docstrings
+# below are for images of 299x299.
 _ROW, _COLUMN = ((1, 7), 1, (0, 3)), ((7, 1), 1, (3, 0))
 
 
 def _a(pooled):
-    """Returns the branches of a module on 35x35."""
+    """Returns the branches of a module for inputs of 35x35."""
     return (
         _branch((64, 1)),
         _branch((48, 1), (64, 5, 1, 2)),
@@ -65,7 +66,7 @@ def _a(pooled):
 
 
 def _b():
-    """Returns the branches of a module from 35x35 to 17x17."""
+    """Returns the branches of a module that reduces 35x35 to 17x17."""
     return (
         _branch((384, 3, 2)),
         _branch((64, 1), (96, 3, 1, 1), (96, 3, 2)),
@@ -74,7 +75,8 @@ def _b():
 
 
 def _c(narrow):
-    """Returns the branches of a module on 17x17, whose convolutions have `narrow` channels."""
+    """Returns the branches of a module for inputs of 17x17. Its inner convolutions have `narrow`
+    channels."""
     return (
         _branch((192, 1)),
         _branch((narrow, 1), (narrow, *_ROW), (192, *_COLUMN)),
@@ -84,7 +86,7 @@ def _c(narrow):
 
 
 def _d():
-    """Returns the branches of a module from 17x17 to 8x8."""
+    """Returns the branches of a module that reduces 17x17 to 8x8."""
     return (
         _branch((192, 1), (320, 3, 2)),
         _branch((192, 1), (192, *_ROW), (192, *_COLUMN), (192, 3, 2)),
@@ -93,7 +95,7 @@ def _d():
 
 
 def _e():
-    """Returns the branches of a module on 8x8."""
+    """Returns the branches of a module for inputs of 8x8."""
     return (
         _branch((320, 1)),
         _split_branch((384, 1)),
