@@ -106,8 +106,8 @@ def get_symbol(x: NDArray) -> Symbol:
     """Returns the recorded computation of `x` as a Symbol.
 
     Its variables, named ``var0``, ``var1``, ..., are the variables that `x` was computed from. An
-    array that is not a variable becomes a new one for each op that read it. Hybridized calls are
-    expanded into their ops.
+    array that is not a variable becomes a separate variable for each op that read it. Hybridized
+    calls are expanded into their ops.
 
     Parameters
     ----------
@@ -138,8 +138,8 @@ def get_symbol(x: NDArray) -> Symbol:
 
 @contextmanager
 def refuse_release(what: str, arrays: Sequence[NDArray]) -> Iterator[None]:
-    """Returns a scope that raises MXNetError if a backward in it releases the recorded computation
-    of `arrays`. Their later gradients would be lost without an error."""
+    """Returns a scope that raises MXNetError if a backward pass inside it releases the recorded
+    computation of `arrays`. Otherwise, their later gradients would be lost silently."""
     recorded = [array for array in arrays if array._wants_gradient] if is_recording() else []
     yield
     if not all(array._wants_gradient for array in recorded):
@@ -244,7 +244,8 @@ class Function:
                 )
 
     def _with_saved(self):
-        """Returns a `backward` that reads the saved arrays with their present contents."""
+        """Returns a `backward` for which the saved arrays keep their present contents, even if they
+        are written later."""
         places = [i for i, x in enumerate(self.saved_tensors) if isinstance(x, _core.NDArray)]
         if not places:
             return self._backward

@@ -145,7 +145,7 @@ class NotSupportedForSparseNDArray(MXNetError):
         )
 
 
-# Names for MXNet's C library: packages import them, and using one raises an error.
+# Names of MXNet's C interface. Packages import them, but using one raises an error.
 
 
 def _absent(name):
@@ -170,12 +170,12 @@ _LIB = _Library()
 
 
 def check_call(ret: int) -> None:
-    """Raises MXNetError: only MXNet's C library returns status codes."""
+    """Raises MXNetError, because only MXNet's C library returns status codes."""
     _absent("base.check_call")
 
 
 def c_handle_array(objs: Sequence[Any]) -> None:
-    """Raises MXNetError: arrays have no handles."""
+    """Raises MXNetError, because arrays have no handles."""
     _absent("base.c_handle_array")
 
 

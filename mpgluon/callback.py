@@ -134,7 +134,7 @@ class Speedometer:
 
     def __call__(self, param: BatchEndParam) -> None:
         count = param.nbatch
-        if count < self.last_count:  # a new epoch
+        if count < self.last_count:  # a new epoch has begun
             self.init = False
         self.last_count = count
         if not self.init:

@@ -70,8 +70,8 @@ class Program:
         self._entries = entries
         self._open = with_open_shapes(order)
         self._inputs = [self.place[node] for node in (*self.arguments, *self.auxiliary)]
-        # Indices of the arrays that are bound to compiled calls: parameters and, with them, states.
-        # Empty if the caller does not name the parameters.
+        # Indices of the arrays that are bound to compiled calls: parameters and states. Empty if
+        # the caller does not name the parameters.
         named, count = set(parameters), len(self._inputs)
         self.bound: list[int] = [
             i
@@ -125,7 +125,8 @@ class Program:
         return [values[at][index] for at, index in self.heads]
 
     def _closed(self, arrays):
-        """Returns the calls of nodes with open shapes, with shapes inferred from these arrays."""
+        """Infers the shapes of nodes that create arrays with unknown sizes. Returns the calls of
+        these nodes with complete shapes."""
         shapes = {self.order[place].name: array.shape for place, array in zip(self._inputs, arrays)}
         calls = {}
         for node, (shape, _) in zip(
@@ -198,12 +199,12 @@ class Executor:
         self._monitor = None
         self._monitor_all = False
         self._outputs = None
-        self._heads = None  # of the recorded forward
-        self._watched = None  # the same forward, while a monitor is installed
+        self._heads = None  # outputs of the recorded forward pass
+        self._watched = None  # `WatchedRun` of that pass if a monitor is installed
         self._trained = False
         self._check_devices()
-        # The executor's own handles on the arrays: these are variables of the tape, while the
-        # user's arrays are unchanged.
+        # Aliases of the arrays, which become variables of the tape. The user's arrays must not be
+        # marked.
         wanted = [
             i
             for i, (grad, request) in enumerate(zip(grad_arrays, grad_req))
@@ -211,7 +212,7 @@ class Executor:
         ]
         self._wanted = wanted
         arrays = (*arg_arrays, *aux_arrays, *[grad for grad in grad_arrays if grad is not None])
-        # With sparse arrays, the nodes run one by one.
+        # If some arrays are sparse, the program is not compiled: its nodes run one by one.
         self._sparse = any(array.stype != "default" for array in arrays)
         if self._sparse:
             self._inputs = executor_inputs(arg_arrays, grad_arrays, grad_req, aux_arrays)
@@ -231,7 +232,8 @@ class Executor:
                 [self._inputs[i] for i in wanted], targets, [grad_req[i] for i in wanted]
             )
             self._check_gradients()
-        self._flows = None  # per output: True if its gradient reaches an argument that wants one
+        # For each output, True if its gradient reaches an argument that needs a gradient
+        self._flows = None
 
     def _make_program(self, parameters):
         order = topological(entries_of(self._symbol))
@@ -271,7 +273,8 @@ class Executor:
                 )
 
     def _check_gradients(self):
-        """Rejects ops without a gradient between an output and an argument that wants one.
+        """Raises an error for an op without a gradient between an output and an argument that needs
+        a gradient.
 
         It runs when the symbol is bound.
         """
@@ -403,7 +406,8 @@ class Executor:
         if self._watched is not None:
             self._backward_watched(grads, is_train)
             return
-        # Includes heads without a gradient: a loss that a head depends on starts its own.
+        # Include heads without a gradient, because they may depend on a loss op, which creates its
+        # own gradient.
         pairs = [(head, grad) for head, grad in zip(self._heads, grads) if _core.on_tape(head)]
         for i in self._wanted:
             self._inputs[i]._fresh_grad = False
@@ -447,7 +451,7 @@ class Executor:
                 )
 
     def _reaches(self, head):
-        """True if a gradient of that output reaches an argument that wants one."""
+        """True if the gradient of an output reaches an argument that needs a gradient."""
         program = self._program
         wanted = {program.place[program.arguments[i]] for i in self._wanted}
         sources = {place: [at for at, _ in inputs] for place, _, inputs, _ in program.steps}
@@ -514,7 +518,8 @@ class Executor:
     def _copies(self, arg_params, aux_params, allow_extra_params):
         """Returns the changes (`_core.at_once`) that copy the values.
 
-        Every step that may fail runs before it returns.
+        Every operation that may fail runs before this method returns, so the copies are all or
+        nothing.
         """
         changes = []
         for arrays, there, what in (

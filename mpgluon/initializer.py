@@ -431,7 +431,7 @@ class Constant(Initializer):
         if not np.isscalar(value):
             value = value if isinstance(value, (np.ndarray, list, tuple)) else value.asnumpy()
             value = np.asarray(value).tolist()
-        self._kwargs["value"] = value  # from here on in a form that JSON can hold
+        self._kwargs["value"] = value  # converted to a form that JSON supports
         return json.dumps([type(self).__name__.lower(), self._kwargs])
 
     def __eq__(self, other: Any) -> bool:
@@ -552,7 +552,7 @@ class Xavier(Initializer):
         kernel = float(np.prod(shape[2:])) if len(shape) > 2 else 1.0
         fan_in, fan_out = shape[1] * kernel, shape[0] * kernel
         factor = {"avg": (fan_in + fan_out) / 2.0, "in": fan_in, "out": fan_out}[self.factor_type]
-        if factor == 0:  # an empty array
+        if factor == 0:  # only for an empty array
             return
         scale = float(np.sqrt(self.magnitude / factor))
         if self.rnd_type == "uniform":

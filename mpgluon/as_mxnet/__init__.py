@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 OURS = __name__.rpartition(".")[0]
 VERSION = "1.9.1"
 
-# Modules of MXNet whose names are in another module here.
+# MXNet's modules that have another name in mpgluon.
 MODULES = {
     "contrib.ndarray": "ndarray.contrib",
     "contrib.onnx.mx2onnx": "onnx",
@@ -120,7 +120,7 @@ class _Renamed(types.ModuleType):
 
 
 def _ours(name: str) -> str:
-    """Returns the name of mpgluon's module for one of MXNet's."""
+    """Converts the name of a module of MXNet to the name of mpgluon's module."""
     inner = name[len("mxnet.") :]
     return f"{OURS}.{MODULES.get(inner, inner)}".rstrip(".")
 
@@ -139,7 +139,7 @@ class _Loader(importlib.abc.Loader):
         if module.__name__ == "mxnet":
             module.libinfo = importlib.import_module("mxnet.libinfo")
         elif not isinstance(module, _Renamed):
-            module.__spec__ = self._spec  # the import under the other name replaced it
+            module.__spec__ = self._spec  # restore it: the import as mxnet has replaced it
 
 
 class _Finder(importlib.abc.MetaPathFinder):
@@ -210,7 +210,7 @@ def install(numpy_names: bool = False) -> None:
 
 
 def _is_wheel(module: types.ModuleType) -> bool:
-    """True if it is the package of the wheel with this name (tools/mxnet_wheel)."""
+    """True if the module is the package `mxnet` of mpgluon's own wheel (tools/mxnet_wheel)."""
     return bool(getattr(module, "provided_by_mpgluon", False))
 
 

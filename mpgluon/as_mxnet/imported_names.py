@@ -9,7 +9,8 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-# By module: the sources of names, and the names; a name alone is a module of mpgluon.
+# MXNet's module -> {module of mpgluon: names to take from it}. A name without a source is itself a
+# module of mpgluon.
 NAMES = {
     "gluon.block": {
         "": "MXNetError initializer ndarray symbol",

@@ -50,7 +50,7 @@ class HistogramCollector:
             self.hist_dict[name] = (hist, edges, low, high, reach)
             return
         hist, edges, old_low, old_high, old_reach = self.hist_dict[name]
-        if reach > old_reach:  # adds whole bins on both sides
+        if reach > old_reach:  # extend the histogram by whole bins on both sides
             step = 2 * old_reach / hist.size
             more = int(np.ceil((reach - old_reach) / step))
             hist = np.pad(hist, more)

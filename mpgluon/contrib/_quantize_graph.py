@@ -1,4 +1,4 @@
-"""Conversion of float32 symbols to symbols with quantized (8-bit) layers."""
+"""Converts float32 symbols to symbols with quantized (8-bit) layers."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class _Form(NamedTuple):
     """The quantized form of a float32 op."""
 
     name: str
-    layer: bool = False  # all inputs but the first are parameters, which are quantized themselves
-    sums: bool = False  # the result is int32, which is requantized to 8 bits
-    known: bool = False  # needs the range of its result in advance; its vectors are float32
+    layer: bool = False  # True if all inputs except the first are parameters to quantize
+    sums: bool = False  # True if the result is int32, which must be requantized to 8 bits
+    known: bool = False  # True if it needs the range of its result in advance; vectors stay float32
     fits: Callable[[dict], bool] = lambda attrs: True
     attrs: Callable[[dict], dict] = lambda attrs: attrs
 
@@ -49,7 +49,8 @@ FORMS = {
         fits=lambda attrs: not _has(attrs, "output_mean_var"),
     ),
 }
-# Prefixes of the float32 node's name, in names of nodes that have the range of its result.
+# Ops whose nodes store the range of a float32 node's result. Their node names are that node's name
+# with this prefix.
 PREFIXES = {"_contrib_requantize": "requantize_", "_contrib_quantized_batch_norm": "quantized_"}
 
 
@@ -94,7 +95,7 @@ class _Quantizer:
         self.new = _Builder()
         self.plain = {}  # old entry: new float32 entry
         self.small = {}  # old entry: new entries of the quantized values and of their range
-        self.names = []  # of tensors whose ranges are required
+        self.names = []  # names of the tensors whose ranges must be calibrated
 
     def name_of(self, entry):
         number, output = entry

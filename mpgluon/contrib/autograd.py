@@ -72,7 +72,7 @@ def test_section() -> TrainingStateScope:
     return TrainingStateScope(False)
 
 
-test_section.__test__ = False  # not a test, despite its name
+test_section.__test__ = False  # tells pytest that this is not a test
 
 
 def backward(

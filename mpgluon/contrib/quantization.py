@@ -47,7 +47,8 @@ def _check(calib_mode, quantized_dtype, quantize_mode, quantize_granularity):
 
 
 def _quantized_params(qsym, params):
-    """Returns the parameters of a quantized symbol; ``NAME_quantize`` is computed from NAME."""
+    """Returns the parameters of a quantized symbol. The value of ``NAME_quantize`` is computed from
+    the parameter NAME."""
     made = {}
     for name in qsym.list_arguments():
         if name in params:
@@ -417,7 +418,8 @@ def quantize_net_v2(
 
 
 def _inputs_of(network, shapes):
-    """Returns one shape per input of the network; labels in a loader's batches come last."""
+    """Returns the first shapes, one for each input of the network. The rest are shapes of labels,
+    which come last in a loader's batches."""
     takes = list(inspect.signature(network.hybrid_forward).parameters.values())[1:]
     if any(parameter.kind == parameter.VAR_POSITIONAL for parameter in takes):
         return shapes

@@ -21,7 +21,8 @@ def pillow():
 
 
 def _plain(picture, channels):
-    """Converts the image to 1 or 3 8-bit channels; with None, it keeps its own channels."""
+    """Converts the image to `channels` (1 or 3) channels of 8 bits. If `channels` is None, the
+    image keeps its number of channels."""
     if picture.mode.startswith(("I", "F")):  # 16 bits or more: keep the upper 8
         values = np.asarray(picture).clip(0, 65535)
         values = np.nan_to_num(values, copy=False).astype(np.uint16, copy=False) >> 8
@@ -87,7 +88,7 @@ def encode(values, suffix, quality):
     options = {
         ".jpg": ("JPEG", {"quality": quality}),
         ".jpeg": ("JPEG", {"quality": quality}),
-        # The maximum is 9; MXNet's default of 95 is meant for JPEG.
+        # The maximum compression level is 9. MXNet's default quality of 95 is meant for JPEG.
         ".png": ("PNG", {"compress_level": min(max(quality, 0), 9)}),
     }
     if suffix.lower() not in options:

@@ -1,4 +1,5 @@
-"""Parameters as Python values, and the base of augmenters, which keep theirs."""
+"""Converts parameters to plain Python values, and the base class of augmenters, which store their
+parameters."""
 
 import json
 from typing import Any
@@ -22,7 +23,7 @@ def plain(value: Any) -> Any:
 
 
 class Described:
-    """Base of augmenters, which keep their parameters for `repr` and `dumps`."""
+    """Base class of augmenters. Stores the parameters for `repr` and `dumps`."""
 
     def __init__(self, **kwargs: Any) -> None:
         self._kwargs = {name: plain(value) for name, value in kwargs.items()}

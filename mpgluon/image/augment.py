@@ -63,7 +63,7 @@ COLOR_VECTORS = (
     (-0.5836, -0.6948, 0.4203),
 )
 GRAY = (0.299, 0.587, 0.114)  # weights of the channels
-# Between RGB and YIQ, in which hue is an angle.
+# Conversion matrices between RGB and YIQ. In YIQ, hue is an angle.
 _TO_YIQ = ((0.299, 0.587, 0.114), (0.596, -0.274, -0.321), (0.211, -0.523, 0.311))
 _FROM_YIQ = ((1.0, 0.956, 0.621), (1.0, -0.272, -0.647), (1.0, -1.107, 1.705))
 
@@ -386,7 +386,8 @@ class HueJitterAug(Augmenter):
 
 
 class ColorJitterAug(RandomOrderAug):
-    """Applies random brightness, contrast and saturation, in random order, omitting those of 0.
+    """Applies random brightness, contrast and saturation in random order. Omits those whose
+    parameter is 0.
 
     Parameters
     ----------
@@ -561,7 +562,8 @@ def color_augmenters(
 
 
 def colors_of(name: str, values: Any, default: Sequence[float]) -> np.ndarray[Any, Any] | None:
-    """Returns 1 or 3 numbers, or an array with that first axis; `default` if `values` is True."""
+    """Checks `values`, which must have 1 or 3 numbers, or an array whose first axis has this
+    length. Returns `default` if `values` is True."""
     if values is None:
         return None
     array = np.array(default if values is True else plain(values), np.float32)

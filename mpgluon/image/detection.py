@@ -279,7 +279,7 @@ class DetRandomCropAug(_RandomRectangle):
         if h < largest:
             h = random.randint(h, largest)
         low, high = (part * height * width for part in self.area_range)
-        # Rounding may have moved the area out of its range.
+        # Rounding may have moved the area out of its range. If so, correct the height.
         if h * round(h * ratio) < low:
             h += 1
         if h * round(h * ratio) > high:

@@ -259,7 +259,7 @@ def copyMakeBorder(
     if kind != "constant":
         return _result(np.pad(image, widths, kind), out)
     fill = np.zeros(image.shape[2])
-    # OpenCV's single value applies to the first three channels.
+    # As in OpenCV, a single value applies only to the first three channels.
     constants = list(values) if len(values) else [value] * 3
     fill[: len(constants)] = constants[: len(fill)]
     if image.dtype == np.uint8:
@@ -534,7 +534,8 @@ def color_normalize(
 
 
 def _sample(images, x, y):
-    """Samples images (N, C, H, W) at positions (N, H, W), bilinearly; 0 outside."""
+    """Samples images (N, C, H, W) at positions (N, H, W) by bilinear interpolation. Pixels outside
+    the image are 0."""
     count, _, height, width = images.shape
     left, top = np.floor(x).astype(int), np.floor(y).astype(int)
     number = np.arange(count)[:, None, None]
@@ -597,7 +598,7 @@ def imrotate(
     middle_y, middle_x = (height - 1) / 2, (width - 1) / 2
     y, x = np.arange(height)[:, None] - middle_y, np.arange(width) - middle_x
     if zoom_in or zoom_out:
-        # The extent of the corners: half of the rotated rectangle.
+        # Half the extent of the rotated rectangle, from the angles of its corners.
         diagonal, corner = np.hypot(height, width), np.arctan2(height, width)
         corners = corner + np.abs(angle), corner - np.abs(angle)
         reach_x = np.maximum(*(np.abs(diagonal * np.cos(turned)) for turned in corners))

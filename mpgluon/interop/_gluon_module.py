@@ -10,7 +10,7 @@ torch = sharing.import_torch()
 
 
 class _BlockCall(torch.autograd.Function):
-    """One call.
+    """One call of a Gluon block from PyTorch.
 
     Its inputs are the module, the parameters, the number of arguments, the arguments, and the
     tensors of the parameters.
@@ -32,10 +32,11 @@ class _BlockCall(torch.autograd.Function):
         ctx.variables = [
             array if wants else None for array, wants in zip([*arrays, *values], wanted)
         ]
-        # The tape keeps the memory, not the values, so PyTorch must detect writes in between.
+        # The tape keeps the memory instead of copies of the values. Saving the tensors makes
+        # PyTorch detect writes before backward.
         buffers = [pair.tensor for pair in module.pairs.values() if not pair.trained]
         ctx.save_for_backward(*tensors, *buffers)
-        # Memory that the tape keeps must not be returned to the caller.
+        # Return copies, because the caller may write to results whose memory the tape keeps.
         results = [sharing.to_torch(output).clone() for output in ctx.outputs]
         ctx.mark_non_differentiable(*[r for r in results if not r.is_floating_point()])
         return results[0] if ctx.single else tuple(results)
@@ -43,7 +44,7 @@ class _BlockCall(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, *grads):
-        _ = ctx.saved_tensors  # raises if one was written
+        _ = ctx.saved_tensors  # raises an error if a tensor was written
         variables = [array for array in ctx.variables if array is not None]
         found = autograd.grad(
             ctx.outputs,

@@ -113,7 +113,8 @@ class Pair:
         self._begin(True)
 
     def _begin(self, alike):
-        # The address of the memory shared last. None means that the tensor has newer values.
+        # Address of the memory that both shared last. None means that they do not share memory and
+        # the tensor has newer values.
         self.address = self.tensor.data_ptr() if alike else None
         self.wanted = self.tensor.requires_grad, self.parameter.grad_req != "null"
         self._register()
@@ -139,7 +140,7 @@ class Pair:
         return next(iter(self.parameter.arrays.values()))
 
     def unbind(self):
-        """Follows the parameter to other arrays (`Parameter.bound_by`).
+        """Makes the tensor share the parameter's new arrays (see `Parameter.bound_by`).
 
         If that fails, the next call raises the error.
         """
@@ -158,7 +159,8 @@ class Pair:
     def share(self):
         """Makes both use the same memory, after queued work on the array.
 
-        It is the tensor's memory if the tensor was given another one, else the parameter's.
+        If the tensor got other memory, the parameter moves there. Otherwise, the tensor moves to
+        the parameter's memory.
         """
         current, address = to_torch(self.array), self.tensor.data_ptr()
         if current.data_ptr() == address == self.address:
@@ -190,7 +192,7 @@ class Pair:
         self.address = self.tensor.data_ptr()  # setting `arrays` calls `share` recursively
         if self.trained:
             self.parameter.set_data(array)  # keeps the array object, and its gradient
-        else:  # earlier calls may keep the former memory for their backward
+        else:  # use new memory, because earlier calls may need the old memory for backward
             self.parameter.arrays = {
                 ctx: array.copyto(ctx) if number else array.as_in_context(ctx)
                 for number, ctx in enumerate(self.parameter.arrays)
@@ -251,9 +253,9 @@ def follow_buffers(pairs, module):
 def _replace(pair, tensor, module, name):
     """Replaces the pair's tensor by the module's; returns False if it cannot be shared."""
     if tensor is None:
-        return False  # the block keeps the last value of a buffer
+        return False  # not a tensor anymore: the block keeps the last value of the buffer
     if tensor.shape != pair.tensor.shape and name not in module.state_dict():
-        return False  # a growing cache
+        return False  # the shape has changed, as for a growing cache
     pair.replace(tensor)
     return True
 

@@ -35,7 +35,7 @@ class _TorchCall(autograd.Function):
         self.recording = False
 
     def __call__(self, *inputs):
-        self.recording = autograd.is_recording()  # it is off in `forward`
+        self.recording = autograd.is_recording()  # read here, because `forward` runs without it
         return super().__call__(*inputs)
 
     def _array(self, tensor, role):
@@ -54,7 +54,8 @@ class _TorchCall(autograd.Function):
         with self.torch.inference_mode(False), self.block._locked():
             result = self._called(arrays)
         self.outputs, single = sharing.listed(result, self.torch.Tensor)
-        # Memory that torch keeps for its backward, or that is owned elsewhere, is not returned.
+        # Copy results whose memory PyTorch keeps for backward, or that is owned elsewhere, because
+        # the caller may write to them.
         known = {_memory(tensor) for tensor in self.sources}
         given = [
             tensor.detach().clone() if self.recording or _memory(tensor) in known else tensor

@@ -121,7 +121,7 @@ def _cropped(values, objects, settings, draw):
 
 
 def _padded(values, objects, settings, draw):
-    """Returns the image at a random position of a larger one."""
+    """Places the image at a random position in a larger image. Returns (image, objects)."""
     rows, columns, channels = values.shape
     factor = draw.uniform(1, max(1, settings.largest_pad))
     height, width = int(rows * factor), int(columns * factor)

@@ -167,9 +167,10 @@ def _warped(values, settings, draw):
     if abs(np.linalg.det(matrix)) < 1e-12:
         raise MXNetError("ImageRecordIter: the scale or the aspect ratio of an image is 0")
     inverse = np.linalg.inv(matrix)
-    # Maps positions in the result to positions in the image. The centers are at half the sizes.
+    # An affine map from positions in the result to positions in the image. It maps the center to
+    # the center.
     begin = np.array([columns, rows]) / 2 - inverse @ (np.array(sizes) / 2)
-    begin += 0.5 - inverse @ [0.5, 0.5]  # Pillow counts from the corners of pixels
+    begin += 0.5 - inverse @ [0.5, 0.5]  # in Pillow, the center of a pixel is at 0.5
     coefficients = (*inverse[0], begin[0], *inverse[1], begin[1])
     pillow = _files.pillow()
     method = {0: pillow.Resampling.NEAREST, 2: pillow.Resampling.BICUBIC}.get(

@@ -309,8 +309,8 @@ def convert_hybrid_block(
 ) -> SymbolBlock:
     """Creates a block for inference in mixed precision from a hybridized block that was called.
 
-    ctx: the devices of its parameters; by default those of the block's. For the other parameters
-    see `convert_symbol`.
+    `ctx` has the devices of its parameters; by default, they are on the devices of the block's
+    parameters. See `convert_symbol` for the remaining arguments.
     """
     if not isinstance(block, HybridBlock):
         raise MXNetAssertionError("block input should be a HybridBlock")

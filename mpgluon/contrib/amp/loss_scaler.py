@@ -25,7 +25,7 @@ def all_finite(arrays: Iterable[Any]) -> bool:
     by_device: dict[Any, list[NDArray]] = {}
     for array in arrays:
         dense = array if array.stype == "default" else array.data
-        # A device without elements also has a flag, because another rank may have rows there.
+        # Add a flag even for a device without elements, because another rank may have rows there.
         by_device.setdefault(dense.context, []).extend([dense] if dense.size else [])
     flags = []
     with autograd.pause():
@@ -35,7 +35,7 @@ def all_finite(arrays: Iterable[Any]) -> bool:
                 some = own[begin : begin + _AT_ONCE]
                 nd.multi_all_finite(*some, num_arrays=len(some), init_output=False, out=flag)
             flags.append(flag)
-        flags = [brought_to_all(flag) for flag in flags]  # all flags are queued before any is read
+        flags = [brought_to_all(flag) for flag in flags]  # queue all copies before reading a flag
         return all(flag.asscalar() != 0 for flag in flags)
 
 

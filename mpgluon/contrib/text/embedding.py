@@ -140,7 +140,8 @@ class _TokenEmbedding(Vocabulary):
 
     @classmethod
     def _get_pretrained_file(cls, embedding_root: str | None, pretrained_file_name: str) -> str:
-        """Returns the path of a file that MXNet published; MXNET_GLUON_REPO enables a download."""
+        """Returns the path of a file that MXNet published. If the file is missing, it is downloaded
+        if MXNET_GLUON_REPO is set."""
         cls._check_pretrained_file_names(pretrained_file_name)
         family, sha1 = cls.__name__.lower(), cls.pretrained_file_name_sha1[pretrained_file_name]
         root = os.path.join(data_dir(), "embeddings") if embedding_root is None else embedding_root
