@@ -277,7 +277,7 @@ class KVStore(OptimizingStore):
         return [array.copy() for array in arrays]
 
     def _sums(self, keys, arrays):
-        """Returns the sums to push for the keys; subclasses add those of other ranks."""
+        """Returns the sums to push for the keys. In subclasses, the sums include other ranks."""
         return arrays
 
     def pull(
@@ -367,7 +367,7 @@ class KVStore(OptimizingStore):
 class TestStore(KVStoreBase):
     """A store without values: `pushpull` sums over devices, and `broadcast` copies."""
 
-    __test__ = False  # not a test case, despite its name
+    __test__ = False  # tells pytest that this is not a test case
 
     def broadcast(self, key: Keys, value: Values, out: Values, priority: int = 0) -> None:
         first = arrays_of(value, "broadcast")[0]

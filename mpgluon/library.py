@@ -50,7 +50,7 @@ def _cut_off(path):
         size = os.fstat(file.fileno()).st_size
         head = file.read(64)
         if len(head) < 64 or head[:6] != _ELF_64:
-            return False  # the loader reports the error
+            return False  # not a 64-bit ELF file: the system's loader reports the error
         table, entry, count = (
             *struct.unpack_from("<Q", head, 32),
             *struct.unpack_from("<HH", head, 54),
@@ -106,7 +106,7 @@ def load(path: str, verbose: bool = True) -> None:
 
 def _add_symbol(op, space, short):
     symbol = sys.modules.get(f"{__package__}.symbol")
-    if symbol is None:  # the module finds the op when it is imported
+    if symbol is None:  # not imported so far: importing the module will add the op
         return
     from .symbol._functions import Function
 

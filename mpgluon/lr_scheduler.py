@@ -25,7 +25,8 @@ near_names(__name__, **SCHEDULERS)
 
 
 def _set(scheduler, **values):
-    """Sets related attributes atomically: an interrupt sees all old or all new values."""
+    """Sets related attributes atomically: after an interrupt, all have their old or all their new
+    values."""
     vars(scheduler).update(values)
 
 
@@ -102,7 +103,7 @@ class _Falling(LRScheduler):
     the first rate.
     """
 
-    _start: dict[str, float] | None = None  # attributes before the first fall
+    _start: dict[str, float] | None = None  # attributes before the first decay
     count: int
 
     def _keep_start(self):

@@ -328,7 +328,7 @@ class CustomCall(graph_breaks.PythonCall):
                     f"Custom: infer_shape of {self.op_type!r} failed for {args}: "
                     f"{type(error).__name__}: {error}"
                 ) from error
-            return [None] * total  # the function may need shapes that are not known yet
+            return [None] * total  # the user's function may fail if it needs unknown shapes
         self._check("infer_shape", groups)
         ins, outs, aux = groups
         known = [shape if exact or _known(shape) else None for shape in shapes]
@@ -536,7 +536,7 @@ def _refuse_twice(op_type, by_place, by_name):
 
 
 def _said_of(key, names, given):
-    """Returns the reason why the name is not an input."""
+    """Returns the explanation for an error message why `key` is not an input."""
     if key not in names:
         return "none of them"
     return f"a {type(given[key]).__name__}" if key in given else "missing"

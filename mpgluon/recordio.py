@@ -57,7 +57,8 @@ def _encode(data):
     pieces = []
     for kind, part in zip(kinds, parts):
         pieces += [_PART.pack(_MAGIC, kind << _LENGTH_BITS | len(part)), part]
-    pieces.append(b"\0" * (-len(parts[-1]) % 4))  # the other parts end at a multiple of 4
+    # Only the last part needs padding, because the record is split at multiples of 4.
+    pieces.append(b"\0" * (-len(parts[-1]) % 4))
     return b"".join(pieces)
 
 
@@ -294,7 +295,7 @@ class MXIndexedRecordIO(MXRecordIO):
                 self.idx, self.keys = {}, []
                 self.fidx = open(self.idx_path, "w", buffering=1)
             else:
-                # Assigned together, because other threads may read them.
+                # Assign both in one statement, because other threads may read them.
                 self.idx, self.keys = self._read_index()
         except BaseException:
             super().close()
@@ -575,7 +576,7 @@ def unpack_img(s: bytes, iscolor: int = -1) -> tuple[IRHeader, np.ndarray[Any, A
     image = decode(s, {-1: None}.get(iscolor, int(iscolor > 0)))
     if image.shape[2] == 1:
         return header, image[:, :, 0]
-    # An alpha channel remains the last one.
+    # Reverse the colors, but keep an alpha channel last.
     return header, np.ascontiguousarray(image[:, :, [2, 1, 0, 3][: image.shape[2]]])
 
 

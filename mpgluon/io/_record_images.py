@@ -275,7 +275,7 @@ def shifted(values: Pixels, h: float, s: float, light: float) -> Pixels:
         (green - blue) / safe % 6,
         np.where(high == green, (blue - red) / safe + 2, (red - green) / safe + 4),
     )
-    hue = ((hue * 30) + h).clip(0, 180) / 15  # in twelfths of a circle
+    hue = ((hue * 30) + h).clip(0, 180) / 15  # in units of a twelfth of the circle
     room = 1 - np.abs(2 * middle - 1)
     strength = np.where(span > 0, span / np.where(room > 0, room, 1), 0)
     strength = (strength + s / 255).clip(0, 1)
@@ -290,7 +290,8 @@ def shifted(values: Pixels, h: float, s: float, light: float) -> Pixels:
 
 
 def changed(values: Pixels, settings: ImageSettings, draw: random.Random) -> Pixels:
-    """Augments an image at random to the size of `data_shape`. Mirroring follows separately."""
+    """Augments an image at random and crops it to the size of `data_shape`. The caller mirrors
+    it."""
     if settings.resize > 0:
         values = resized_short(values, settings.resize, settings.inter_method, draw)
     if _is_warped(settings):

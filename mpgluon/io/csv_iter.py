@@ -32,7 +32,7 @@ def _read(path, shape, dtype):
 
 def _read_file(path, shape, dtype):
     with open_regular(path):
-        pass  # fails for a pipe, on which NumPy would block
+        pass  # raises an error for a pipe, because reading it with NumPy would block
     try:
         values = np.loadtxt(path, delimiter=",", dtype=dtype, ndmin=2)
     except ValueError as error:

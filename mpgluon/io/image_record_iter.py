@@ -94,7 +94,8 @@ class RecordImages(MXDataIter):
             collections.OrderedDict()
         )
         self._set_up(batch_size, len(self._keys), "round" if round_batch else "pad")
-        # The order of the next epoch is determined in advance, because it pads the last batch.
+        # Determine the order of the next epoch in advance, because its first samples pad the last
+        # batch.
         self._keys = self._order_of_keys()
         self._next_keys = self._order_of_keys()
 
@@ -117,7 +118,7 @@ class RecordImages(MXDataIter):
         return np.atleast_1d(np.asarray(labels, np.float32))
 
     def _order_of_keys(self):
-        """Returns the keys in the order of another epoch."""
+        """Returns the keys in a new order for one epoch."""
         keys = list(self._keys)
         if self._shuffle:
             self._order.shuffle(keys)
@@ -196,7 +197,7 @@ class RecordImages(MXDataIter):
     def _write_mean(self, path):
         """Computes the mean of the images of an epoch, and writes it to a file."""
         total = np.zeros(self._data_shape)
-        for begin in range(0, self._count, 256):  # maximum number of records in memory at a time
+        for begin in range(0, self._count, 256):  # at most 256 records are in memory at a time
             futures = []
             for place in range(begin, min(begin + 256, self._count)):
                 record = self._record(self._keys[place])
@@ -497,8 +498,9 @@ class ImageRecordIter(RecordImages):
         return label[0] if self._label_width == 1 else label[: self._label_width]
 
     def _pixels(self, data, where, number):
-        """Returns a record's image, neither mirrored nor normalized, whether it must be mirrored,
-        and the generator for further random numbers."""
+        """Returns (image, mirror, generator) of a record. The image is neither mirrored nor
+        normalized. `mirror` is True if it must be mirrored, and `generator` draws further random
+        numbers."""
         draw = random.Random(f"{self._seed_aug} {number}")
         values = changed(decode(data, self._data_shape[0], where), self._settings, draw)
         return values.transpose(2, 0, 1), is_mirrored(self._settings, draw), draw

@@ -383,7 +383,8 @@ class NDArrayIter(DataIter):
 
         data, label = ordered(self.data), ordered(self.label)
         here = vars(self)
-        # Even an interrupt cannot leave data and labels in different orders.
+        # Change all atomically, so that an interrupt cannot leave data and labels in different
+        # orders.
         _core.at_once((here, "idx", order), (here, "data", data), (here, "label", label))
 
     def iter_next(self) -> bool:
@@ -531,7 +532,8 @@ class ResizeIter(WholeBatchIter):
 
 
 class _Fetcher:
-    """A thread that fetches batches of an iterator, one for each order."""
+    """A thread that fetches batches of an iterator. It fetches one batch for each call of
+    `order`."""
 
     def __init__(self, source):
         self._source = source
@@ -546,7 +548,7 @@ class _Fetcher:
         while self._orders.get() and not self.closed:
             try:
                 result = self._source.next(), None
-            except BaseException as error:  # raised when the batch is requested
+            except BaseException as error:  # the request for the batch raises it
                 result = None, error
             with self._arrived:
                 self.results.append(result)
@@ -659,8 +661,8 @@ class PrefetchingIter(WholeBatchIter):
     def iter_next(self) -> bool:
         if self._ended or any(fetcher.closed for fetcher in self._fetchers):
             return False
-        # Order before taking anything: after an interrupt, there may be one order too many, but
-        # never one too few.
+        # Order the next batches before taking results. After an interrupt, a batch too many may
+        # have been ordered, but never one too few, which would block the next call.
         for fetcher in self._fetchers:
             fetcher.order()
         results = [fetcher.first() for fetcher in self._fetchers]
@@ -691,10 +693,11 @@ class PrefetchingIter(WholeBatchIter):
             provide_data=self.provide_data,
             provide_label=self.provide_label,
         )
-        # All iterators stay at the same batch, even after an interrupt.
+        # Take the results atomically, so that all iterators stay at the same batch even after an
+        # interrupt.
         _core.at_once(*taken, (vars(self), "current_batch", batch))
         return True
 
 
-# MXNet defines it in this module; here, its module depends on this one.
+# MXNet defines MXDataIter in this module. Here, its module imports this one.
 _late_names(__name__, "mx_data_iter")

@@ -58,7 +58,9 @@ class MXDataIter(WholeBatchIter):
         WholeBatchIter.__init__(self, batch_size)
         self._count = count
         self._last_batch = last_batch
-        self._begin = 0  # start of the next batch; beyond the end, it is in the next epoch
+        # Index of the next batch's first sample. If it is beyond the end, the batch belongs to the
+        # next epoch.
+        self._begin = 0
         self._always_first = False
         self.current_batch: Any = None
 

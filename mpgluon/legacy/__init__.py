@@ -3,4 +3,5 @@
 They are imported under MXNet's names: `mpgluon.rnn` is this folder's `rnn`.
 """
 
-__path__: list[str] = []  # because mpgluon.legacy.rnn would be a second copy of mpgluon.rnn
+# Empty, so that mpgluon.legacy.rnn cannot be imported as a second copy of mpgluon.rnn.
+__path__: list[str] = []

@@ -128,7 +128,8 @@ class FeedForward:
         )
 
     def _known(self, symbol):
-        """Returns the given parameters that the symbol has; raises ValueError for any other."""
+        """Returns the given parameters that the symbol has. Raises ValueError if there are
+        others."""
         found = []
         for arrays, names in (
             (self.arg_params or {}, set(symbol.list_arguments())),

@@ -75,7 +75,8 @@ class Accuracy(EvalMetric):
         labels, preds = check_label_shapes(labels, preds, True)
         for label, pred in zip(labels, preds):
             if tuple(pred.shape) != tuple(label.shape):
-                # argmax returns the dtype of the scores, and float16 has no integers beyond 2048
+                # argmax returns indices in the dtype of the scores, and float16 cannot represent
+                # all integers above 2048.
                 scores = pred.astype("float32") if pred.dtype == numpy.float16 else pred
                 pred = ndarray.argmax(scores, axis=self.axis)
             label = host(label).astype("int32").ravel()

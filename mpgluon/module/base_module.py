@@ -422,7 +422,7 @@ class BaseModule:
                 self.update_metric(eval_metric, batch.label)
                 if monitor is not None:
                     monitor.toc_print()
-                # Over the whole epoch, even if callbacks reset the local metric.
+                # Report the metric over the whole epoch, even if callbacks reset the local metric.
                 values = eval_metric.get_global_name_value()
                 if batch_end_callback is not None:
                     _call_all(

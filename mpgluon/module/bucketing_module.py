@@ -207,7 +207,7 @@ class BucketingModule(BaseModule):
         self._require()
         module = self._bind_bucket(bucket_key, data_shapes, label_shapes)
         if self._curr_module is not module:
-            give_back(self._curr_module)  # at most one bucket holds outputs and activations
+            give_back(self._curr_module)  # so that only one bucket holds outputs and activations
         self._curr_module, self._curr_bucket_key = module, bucket_key
 
     def _bind_bucket(self, bucket_key, data_shapes, label_shapes):

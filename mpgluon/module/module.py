@@ -558,8 +558,8 @@ class Module(BaseModule):
         elif not optimizer.idx2name:
             optimizer.idx2name = names
         updater = store.updater_by(optimizer) if served else optimizers.get_updater(optimizer)
-        # `update` does the work of push and pull in one call for all parameters of a device; the
-        # store exists only for user access.
+        # `update` replaces push and pull by one call for all parameters of a device. The store only
+        # gives the user access to the values.
         apart = len(self._context) > 1 or of_ranks or served
         store = store if apart or store is kvstore else None
         if isinstance(store, kvstores.KVStore):
@@ -673,7 +673,7 @@ class Module(BaseModule):
         self._params_dirty = True
         arguments = [one.arg_dict for one in self._execs]
         gradients = [one.grad_dict for one in self._execs]
-        groups = {}  # device -> parameters there, which are updated in place
+        groups = {}  # device -> the parameters on it, which are updated in place
         for name in self._param_names:
             grad = gradients[0][name]
             if grad is None:

@@ -18,7 +18,7 @@ from ..gluon import Block
 from ..symbol._functions import Function
 
 OURS = __name__.split(".")[0]
-# Modules of Python, and NumPy, with names that were removed but that old programs use.
+# Modules of Python's library, and NumPy, from which names were removed that old programs use.
 OTHERS = ("collections", "inspect", "itertools", "math", "numpy", "os", "string", "sys", "time")
 
 
@@ -69,7 +69,8 @@ def _stand_in(value, path):
 def _part(owner, path):
     """Looks up the last part of a name in its owner, the object of the preceding parts."""
     source = _imported(".".join(path[:-1]), path[-1])
-    if source is not None:  # checked first, because importing mxnet here adds the name
+    # Check this first, because importing mpgluon as mxnet in this process adds the name.
+    if source is not None:
         home = f"{OURS}.{source}".rstrip(".")
         return Missing(path, f"is there only under the name mxnet; import it from {home}", home)
     try:

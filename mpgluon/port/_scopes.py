@@ -1,4 +1,4 @@
-"""Resolution of expressions in a source to dotted names, by its imports and assignments."""
+"""Resolves expressions in a source to dotted names, based on its imports and assignments."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ class Scopes:
         if not isinstance(target, ast.Name):
             return
         if isinstance(value, ast.Constant) and value.value is None and target.id in scope.names:
-            return  # the fallback of a failed import
+            return  # keep the import; this assignment is the fallback if it fails
         path = scope.resolve(value)
         scope.bind(target.id, path)
         if isinstance(value, ast.Call) and path is None:

@@ -1,4 +1,4 @@
-"""Discovery, reading and rewriting of Python files and notebooks."""
+"""Finds, reads and rewrites Python files and notebooks."""
 
 from __future__ import annotations
 
@@ -45,10 +45,11 @@ class Source:
     path: str
     lines: list[str]  # including line ends
     tree: ast.Module
-    places: list[tuple[int, int]] | None = None  # of a notebook: cell, and line in it, from 1
+    # For a notebook, (cell, line in the cell) of each line, both counted from 1
+    places: list[tuple[int, int]] | None = None
     problems: list[Unreadable] = dataclasses.field(default_factory=list)
     encoding: str = "utf-8"
-    document: Any = None  # of a notebook
+    document: Any = None  # for a notebook, its parsed JSON
     raw: bytes = b""
 
     def place(self, line: int) -> tuple[int, int]:

@@ -56,8 +56,8 @@ def _chi_square_check(generator, buckets, probs, nsamples):
         counts = np.array([(places == i).sum() for i in range(len(buckets))])
     else:
         counts = np.array([(samples == value).sum() for value in buckets])
-    # Computes the statistic itself: SciPy's function requires equal sums, which rounded
-    # probabilities lack.
+    # Compute the statistic here, because SciPy's function requires that the sums of actual and
+    # expected counts are equal, which rounding of the probabilities prevents.
     statistic = ((counts - expected) ** 2 / expected).sum()
     return float(stats.chi2.sf(statistic, len(buckets) - 1)), counts, expected
 

@@ -175,7 +175,7 @@ def check_symbolic_backward(
     if not isinstance(expected, dict):
         expected = dict(zip(names, expected))
     for name, stype in (grad_stypes or {}).items():
-        rand_ndarray(arguments[name].shape, stype or "default")  # an error for any other
+        rand_ndarray(arguments[name].shape, stype or "default")  # checks the storage type
     requests = _requests(grad_req, names)
     gradients = {}
     for name in sorted(expected):
@@ -282,7 +282,7 @@ def check_numeric_gradient(
     """
     ctx = ctx or default_context()
     for stype in (grad_stype_dict or {}).values():
-        rand_ndarray((1,), stype)  # an error for any other
+        rand_ndarray((1,), stype)  # checks the storage type
     if not isinstance(sym, Symbol):
         _check_function(
             sym, location, numeric_eps, rtol, atol, grad_nodes, use_forward_train, ctx, dtype

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["plot_network", "print_summary"]
 
-# The inputs of ops that are parameters, in addition to states, by input name.
+# Names of op inputs that are parameters. States are parameters as well.
 _PARAMETERS = ("weight", "bias", "gamma", "beta", "parameters")
 # Parameters that distinguish nodes of the same op.
 _DETAILS = {

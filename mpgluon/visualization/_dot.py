@@ -18,7 +18,8 @@ class NetworkGraph(Digraph):
     drawing: Drawing
 
     def _without_dot(self, format):
-        """True if the program is missing; then raises MXNetError if the format is not SVG."""
+        """Returns True if the program ``dot`` is missing. In this case, raises MXNetError unless
+        the format is SVG."""
         if shutil.which(self.engine) is not None:
             return False
         wanted = format or self.format

@@ -22,7 +22,7 @@ class Node:
     lines: list[str]
     fill: str = ""
     oval: bool = False
-    x: float = 0.0  # of its center
+    x: float = 0.0  # position of the box's center
     y: float = 0.0
     layer: int = 0
 
@@ -39,7 +39,7 @@ class Node:
 
 @dataclasses.dataclass
 class Edge:
-    """An edge from a node to one that reads it."""
+    """An edge from a node to a node that uses its result."""
 
     source: Node
     target: Node
@@ -125,7 +125,7 @@ def _arrange(layers, chains):
             ]
             _pack(layer, wanted)
     y = 0.0
-    for layer in layers[::-1]:  # the results are on top
+    for layer in layers[::-1]:  # top layer, which has the results, first
         height = max((node.height for node in layer), default=0)
         for node in layer:
             node.y = y + height / 2

@@ -216,7 +216,7 @@ class BaseRNNCell:
             else activation(x, **kwargs)
         )
 
-    # Cells that users wrote for MXNet call this name.
+    # MXNet's name, which cells written for MXNet call.
     _get_activation = _activate
 
 
@@ -594,7 +594,7 @@ class ModifierCell(BaseRNNCell):
 
 
 def _whole_sequence(cell):
-    """True if the cell, or one inside it, cannot be stepped."""
+    """True if the cell, or a cell inside it, can only run on whole sequences."""
     from .fused_cell import FusedRNNCell
 
     return isinstance(cell, (BidirectionalCell, FusedRNNCell)) or any(
