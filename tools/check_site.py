@@ -25,7 +25,7 @@ class Page(HTMLParser):
         self.places: set[str] = set()
         self.code: list[str] = []
         self.signatures: list[str] = []
-        self.inside = ""  # the tag whose text is collected: pre or dt
+        self.inside = ""  # tag whose text is being collected: pre or dt
         self.is_output = False  # outputs of notebooks wrap
         with open(path, encoding="utf-8") as file:
             self.feed(file.read())

@@ -15,7 +15,7 @@ FIRST = "2e8f552142ef"
 LENGTH = 65
 # Words that start a description instead of an instruction
 DESCRIPTIONS = r"(a|an|the|what|who|where|when|how|no|all|each|every|one|two|some|more|less|new)\b"
-# Verbs that end like another form but are imperative
+# Imperative verbs whose endings look like other forms of a verb
 IMPERATIVE = {
     "address",
     "bring",

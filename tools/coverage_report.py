@@ -40,7 +40,8 @@ def python_lines(folder):
 
 
 def c_lines(folder):
-    """Returns the same for the C files, from gcov. A line of a header counts once."""
+    """Returns {file: (number of covered lines, uncovered line numbers)} of the C files, from gcov.
+    A line of a header is counted once, even if several files include it."""
     (objects,) = glob.glob(os.path.join(ROOT, "build", "address-undefined---coverage-*"))
     path = os.path.join(folder, "c.json")
     command = [sys.executable, "-m", "gcovr", "-r", ROOT, "--json", path, objects]

@@ -100,7 +100,7 @@ def show_bases(app, name, value, options, bases):
 
 def skip(app, what, name, value, skipped, options):
     """Skips methods whose text autodoc would copy from the base class, and the classes of a module,
-    which have pages of their own."""
+    because each class has its own page."""
     inherits_doc = name in CALLED_BY_BASE and not getattr(value, "__doc__", None)
     return True if inherits_doc or (what == "module" and isinstance(value, type)) else None
 

@@ -46,10 +46,12 @@ def build_groups(nvcc, folder):
 
 
 def choose_groups(texts):
-    """Returns the paths of group sources that together contain every kind of line of all sources
-    (greedy set cover, by new kinds per length). A kind ignores the numbers of registers, operands
-    and sizes. Loads, stores and draws are distinct kinds for each number of elements per thread,
-    row operations for each way of sharing a row among threads."""
+    """Selects sources of groups that together contain every kind of line of all sources. Uses
+    greedy set cover, by the number of new kinds relative to the source's length.
+
+    A kind ignores the numbers of registers, operands and sizes. Loads, stores and random draws are
+    a separate kind for each number of elements per thread. Row operations are a separate kind for
+    each way of sharing a row among threads."""
 
     def kinds(text):
         form = re.search(r"enum { (EACH = \d+), PACKS = .*\n.*", text)

@@ -45,7 +45,7 @@ CARRIED = [
     "scipy-openblas32",
 ]
 PLATFORMS = [f"manylinux_2_{n}" for n in range(28, 16, -1)] + ["manylinux2014"]
-MOST_BYTES = 60 << 20  # limit of the total size
+MOST_BYTES = 60 << 20  # maximum total size of the files in FOLDER
 SUFFIXES = (".py", ".c", ".h", ".def", ".inc", ".cu", ".toml")
 
 
@@ -138,7 +138,7 @@ def repacked(wheel, folder):
 
 
 def member(info):
-    """Returns an entry with the same name, date and mode."""
+    """Returns a new zip entry with the name, date and mode of `info`."""
     fresh = zipfile.ZipInfo(info.filename, info.date_time)
     fresh.external_attr = info.external_attr
     return fresh

@@ -20,7 +20,7 @@ import sysconfig
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
-# Files of the core that the GPU library also contains: stateless functions.
+# Files of the core that are also compiled into the GPU library. Their functions have no state.
 CUDA_SHARED = [
     "csrc/op/abi_stamp.c",
     "csrc/op/layers/convolution_geometry.c",
@@ -101,8 +101,8 @@ STAMP = os.path.join("csrc", "op", "abi_stamp.c")
 
 
 def stamp_flags():
-    """Returns the flags of the file that is compiled into the core and the GPU library: a hash of
-    the kernel sources. The core rejects a library with a different hash."""
+    """Returns the flags for abi_stamp.c, which is compiled into the core and the GPU library. They
+    define a hash of the kernel sources. The core rejects a library with a different hash."""
     whole = hashlib.sha256()
     for folder in ("kernels/cuda", "kernels/common"):
         for path in sorted(glob.glob(os.path.join(ROOT, folder, "**", "*.*"), recursive=True)):
@@ -221,9 +221,9 @@ def warnings():
 
 @functools.cache
 def struct_flags(*compiler):
-    """Returns flags with which gcc for x86 clears and copies structs by stores. Otherwise it uses
-    one slow instruction (rep stos) from some hundred bytes on, which made a call of a small op a
-    sixth slower. Other compilers neither have nor need this option."""
+    """Returns flags that make gcc for x86 clear and copy structs with stores. By default, it uses
+    the slow instruction `rep stos` for more than about a hundred bytes, which made calls of small
+    ops a sixth slower. Other compilers neither have nor need this option."""
     flags = [
         f"-mmem{kind}-strategy=vector_loop:512:noalign,libcall:-1:noalign"
         for kind in ("set", "cpy")
@@ -276,15 +276,16 @@ def compile_all(jobs, folder):
         # The progress is written to the terminal because pip captures standard output.
         if not subprocess.run(command, stdout=terminal, env=status).returncode:
             return
-    # Without a terminal, or again to put a failed compiler's messages into the captured output.
+    # Run without a terminal. After a failure above, this is the second run, so that the compiler's
+    # messages are part of the captured output.
     if subprocess.run([*command, "--quiet"]).returncode:
         raise SystemExit("mpgluon: the compiler failed")
 
 
 def package_headers(name, folder):
-    """Copies a package's headers to build/include and returns the copy's path. pip unpacks packages
-    into a new folder for each build, but ninja compares paths and times; an unchanged header keeps
-    both."""
+    """Copies a package's headers to build/include, and returns the copy's path. Unchanged headers
+    keep their path and time there, so ninja does not recompile. The originals do not, because pip
+    unpacks packages into a new folder for each build."""
     copies = os.path.join("build", "include", name)
     for path in glob.glob(os.path.join(folder, "**", "*.h"), recursive=True):
         copy = os.path.join(ROOT, copies, os.path.relpath(path, folder))

@@ -279,9 +279,10 @@ def access(instruction):
 
 
 def hot_loop(code):
-    """Returns the instructions of the innermost loop with the widest loads and then the most bytes
-    moved; all instructions if a wider load is outside of loops. For kernels with matrix products,
-    returns the smallest loop with at least half of them."""
+    """Returns the instructions of a kernel's hot loop. This is the innermost loop with the widest
+    loads; ties are resolved by the most bytes moved. If a wider load is outside of loops, returns
+    all instructions. For kernels with matrix products, returns the smallest loop that contains at
+    least half of the products."""
     loops = []
     for one in code:
         target = re.search(r"\b0x([0-9a-f]+)", one.text)
@@ -312,7 +313,7 @@ def hot_loop(code):
 def row(kernel, registers, shared, code):
     """Returns a kernel's row of the table."""
     file, name, threads, elements = kernel
-    # Registers are allocated per warp in units of 256
+    # The hardware allocates registers per warp, in units of 256.
     allocated = -(-registers * 32 // 256) * 256 * (threads // 32)
     loop = [one for one in hot_loop(code) if one.name != "NOP"]
     widths = {kind: [w for k, w in map(access, loop) if k == kind] for kind in ("load", "store")}

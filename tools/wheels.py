@@ -34,7 +34,8 @@ import gpu_wheel
 import native_build
 
 VERSIONS = [(3, minor) for minor in range(10, 14)]
-# Trains on two devices in a pipeline and checks for the bits of one device.
+# Trains in a pipeline on two devices, and checks that the results are bitwise equal to those of one
+# device.
 PROGRAM = """
 import mpgluon as mx
 from mpgluon import gluon, nd
@@ -187,7 +188,8 @@ def main():
         for version, python in found.items():
             builder = fresh(python, os.path.join(temp, "cp{}{}".format(*version)))
             place = os.path.join(temp, "raw{}{}".format(*version))
-            # A common build folder: files that do not depend on Python are compiled once.
+            # All builds share a folder, so that files that do not depend on Python are compiled
+            # once.
             ran(
                 *(builder, "-m", "pip", "wheel", "-q", "--no-deps", "-w", place, root),
                 env=environment,
