@@ -236,7 +236,8 @@ class KVStore(OptimizingStore):
         self._key_type = kind
 
     def init(self, key: Keys, value: Values) -> None:
-        """Sets the first values of keys to copies on the arrays' devices; each key once."""
+        """Sets the initial values of keys to copies on the arrays' devices. Each key can be
+        initialized once."""
         pairs = pairs_of(key, value, "init")
         for one, _ in pairs:
             self._check_key(one, True)
@@ -244,7 +245,7 @@ class KVStore(OptimizingStore):
         self._values.update(zip((one for one, _ in pairs), values))
 
     def push(self, key: Keys, value: Values, priority: int = 0) -> None:
-        """Sums the arrays of a key; the sum replaces the value, or the updater applies it.
+        """Sums the arrays of a key. The sum replaces the value, or the updater applies it.
 
         Parameters
         ----------

@@ -187,4 +187,4 @@ def load_checkpoint(
     return (sym.load(f"{prefix}-symbol.json"), *load_params(prefix, epoch))
 
 
-_late_names(__name__, "_feed_forward")  # in the folder legacy
+_late_names(__name__, "_feed_forward")  # legacy/_feed_forward.py, which imports this module

@@ -143,7 +143,7 @@ class _Loader(importlib.abc.Loader):
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds mxnet and those of its modules that mpgluon has."""
+    """Import hook that finds mxnet, and its modules as far as mpgluon has them."""
 
     def find_spec(
         self, fullname: str, path: Any = None, target: Any = None

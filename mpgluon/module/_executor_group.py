@@ -43,8 +43,8 @@ class GroupState(NamedTuple):
 class ExecutorGroup:
     """The executors of a bound module, one per context, and their arrays.
 
-    The arrays are lists per parameter or input that hold one array per context. They are the
-    module's own arrays, so writes to them take effect.
+    Each parameter and input has a list of arrays, one for each context. They are the module's own
+    arrays, so writes to them take effect.
 
     Parameters
     ----------
@@ -199,7 +199,7 @@ class ExecutorGroup:
     def set_params(
         self, arg_params: dict[str, Any], aux_params: dict[str, Any], allow_extra: bool = False
     ) -> None:
-        """Copies parameters and states to all contexts; the module's other ones are unchanged."""
+        """Copies the given parameters and states to all contexts. All others are unchanged."""
         for executor in self.execs:
             executor.copy_params_from(arg_params, aux_params, allow_extra_params=allow_extra)
 

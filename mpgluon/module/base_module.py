@@ -131,7 +131,7 @@ class BaseModule:
         force_init: bool = False,
         allow_extra: bool = False,
     ) -> None:
-        """Sets the parameters from the dicts; the initializer sets those that are missing there."""
+        """Sets the parameters from the dicts. The initializer sets missing parameters."""
         self._undefined("init_params")
 
     def init_optimizer(
@@ -149,7 +149,8 @@ class BaseModule:
         self._undefined("forward")
 
     def backward(self, out_grads: Arrays | None = None) -> None:
-        """Computes the gradients; `out_grads` holds those of outputs other than losses."""
+        """Computes the gradients. `out_grads` has the gradients of the outputs that are not
+        losses."""
         self._undefined("backward")
 
     def update(self) -> None:

@@ -115,7 +115,7 @@ class Module(BaseModule):
         self._output_axes = [DataDesc.get_batch_axis(out.attr("__layout__")) for out in symbol]
         self._arg_params = self._aux_params = None
         self._params_dirty = False
-        # True while an update has only changed the parameters of the first executor.
+        # True if the latest update has only changed the first executor's parameters so far.
         self._replicas_behind = False
         self._optimizer = self._updater = self._kvstore = None
         self._compression_params = compression_params
@@ -143,7 +143,7 @@ class Module(BaseModule):
         self.binded: bool = False
         self._execs = []
         self._grad_req = None
-        # name -> the largest array so far of a data or label, shared by all buckets
+        # For each context: data or label name -> largest array so far, which all buckets share
         self._buffers = [{} for _ in self._context]
         self._data_shapes = self._label_shapes = None
         self._batch_size = 0
@@ -341,7 +341,7 @@ class Module(BaseModule):
             self.borrow_optimizer(shared_module)
 
     def _grad_requests(self, grad_req):
-        """Returns the gradient request of each argument, by name."""
+        """Returns a dict from the name of each argument to its 'write', 'add' or 'null'."""
         arguments = self._symbol.list_arguments()
         if isinstance(grad_req, str):
             grad_req = dict.fromkeys(arguments, grad_req)
@@ -407,12 +407,12 @@ class Module(BaseModule):
         force_init: bool = False,
         allow_extra: bool = False,
     ) -> None:
-        """Sets the parameters from the dicts, and the missing ones by the initializer.
+        """Sets the parameters from the dicts. The initializer sets missing parameters.
 
-        The change is atomic: if one value does not fit, no parameter is set. Raises RuntimeError if
-        one is missing without `allow_missing`, and MXNetError for another shape; other dtypes are
-        cast. Names that the symbol does not have are ignored regardless of `allow_extra`, as in
-        MXNet.
+        The change is atomic: if one value is invalid, no parameter is set. Raises RuntimeError if a
+        parameter is missing without `allow_missing`, and MXNetError if a shape differs. Other
+        dtypes are cast. Names that the symbol does not have are ignored regardless of
+        `allow_extra`, as in MXNet.
         """
         if self.params_initialized and not force_init:
             warnings.warn(
@@ -653,7 +653,8 @@ class Module(BaseModule):
             executor.forward(is_train=is_train)
 
     def backward(self, out_grads: Arrays | None = None) -> None:
-        """Computes the gradients; `out_grads` holds those of outputs other than losses."""
+        """Computes the gradients. `out_grads` has the gradients of the outputs that are not
+        losses."""
         self._require(params=True, training=True)
         grads = [out_grads] if isinstance(out_grads, nd.NDArray) else out_grads
         for (begin, end), executor in zip(self._parts, self._execs):

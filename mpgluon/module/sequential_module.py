@@ -31,8 +31,8 @@ __all__ = ["SequentialModule"]
 def _behind_another(module, grad_req):
     """Returns `grad_req` for a module whose data are another module's outputs.
 
-    The data gradients are written even if those of parameters accumulate, because they are passed
-    back for one batch only.
+    The gradients of the data are written even if parameter gradients accumulate, because they are
+    passed back separately for each batch.
     """
     if not isinstance(module, Module) or isinstance(grad_req, (list, tuple)):
         return grad_req

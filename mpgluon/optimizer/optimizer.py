@@ -272,8 +272,7 @@ class Optimizer:
 
     @property
     def keeps_momentum(self) -> bool:
-        """True if the optimizer's states currently include a momentum. States that were created
-        while the momentum was 0 lack it."""
+        """True if new states have a momentum. States created while it was 0 lack one."""
         return False
 
     def create_state(self, index: Any, weight: NDArray) -> Any:
@@ -523,8 +522,7 @@ class Optimizer:
         state = self.__dict__.copy()
         for name in ("param_dict", "_counting", "_counts", "_all_counts"):
             del state[name]
-        # The current counts are one of the dicts in `_all_counts`. Store only its key, so that the
-        # two are the same object after loading.
+        # The current counts are a dict in `_all_counts`. Store its key to keep them one object.
         state["_all_index_update_counts"] = self._all_counts
         state["_index_update_count"] = next(
             d for d, counts in self._all_counts.items() if counts is self._counts
@@ -586,8 +584,7 @@ class GroupedOptimizer(Optimizer):
             self._update_all(indices, weights, grads, states)
 
     def _written(self, weights, states):
-        """Returns, for each weight, an array that every update writes. Its version shows whether an
-        update has run."""
+        """Returns for each weight an array that every update writes, to detect updates."""
         return weights
 
     @contextmanager
@@ -780,8 +777,8 @@ class Test(Optimizer):
 
 
 def updates_parts(optimizer: Optimizer, axis: int) -> bool:
-    """True if `update_parts` must update parameters that are split along an axis. False if the
-    optimizer is a user's subclass that overrides the update."""
+    """True if `update_parts` must update parameters that are split along an axis. False if a user's
+    subclass overrides the update."""
     return optimizer.combines(axis) and type(optimizer).update is GroupedOptimizer.update
 
 

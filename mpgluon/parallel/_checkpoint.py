@@ -54,9 +54,8 @@ _FILES = re.compile(
     r"shard-\d{6}-[\w.-]+\.safetensors(\.[0-9a-f]{16}\.new)?|index\.json(\.[0-9a-f]{16})?\.new"
 )
 
-# An array of a checkpoint, or the part of it that a parameter on one device holds. The part
-# consists of the ranges [begin, end) along the axis in `where`. If `where` is None, it is the whole
-# array.
+# An array of a checkpoint, or the part that a parameter on one device holds: the ranges [begin,
+# end) along the axis in `where`. If `where` is None, the part is the whole array.
 _Part = collections.namedtuple("_Part", "name dtype shape where read device")
 _Where = collections.namedtuple("_Where", "axis ranges")
 
@@ -303,15 +302,13 @@ def save(
 
 
 def _copied(part):
-    """Returns the part with a copy of its array on the same device. Reading the part releases the
-    copy, so it can be read only once."""
+    """Returns the part with a copy of its array. Reading releases the copy, so it works once."""
     holder = [part.read.copy()]
     return part._replace(read=lambda: holder.pop().asnumpy())
 
 
 def _describe(net, trainer):
-    """Returns the parts of all arrays, whose contents are read later, and the other entries of the
-    index."""
+    """Returns the unread parts of all arrays, and the other entries of the index."""
     params, shapes = _parts_of(net)
     parts, names = [], {}
     for name, pieces in params.items():
@@ -371,12 +368,10 @@ def _describe(net, trainer):
 
 
 def _wheres_of_states(trainer, names, numbered, states, arrays):
-    """Returns two dicts about the optimizer states of split parameters.
-
-    The first maps the name of a state's array to the `_Where` of the part that it holds. It omits
-    arrays that are the same for all parts. The second has the arrays whose shapes do not show
-    whether they are split. It maps the name of the whole array to (split axis, True if all parts
-    are equal)."""
+    """Returns two dicts about the optimizer states of split parameters. The first maps the name of
+    a state's array to the `_Where` of its part; it omits arrays that are the same for all parts.
+    The second has the arrays whose shapes do not show whether they are split. It maps the name of
+    the whole array to (split axis, True if all parts are equal)."""
     families, wheres, ambiguous = {}, {}, {}
     for i, param in enumerate(trainer.parameters):
         name, where = names[param]
@@ -756,10 +751,9 @@ class _Reader:
 
 def _overlap(axis, there, wanted, here):
     """Returns the overlap of a stored range with a wanted range as two dicts from axis to (begin,
-    end): in the stored part, and in the target. Returns (None, None) if they do not overlap.
-
-    `axis` and `wanted` are the axes of the ranges `there` (stored) and `here` (wanted), which are
-    (position in the part, begin, end). An axis is None if the array is not split."""
+    end): in the stored part, and in the target. Returns (None, None) if they do not overlap. `axis`
+    and `wanted` are the axes (or None) of the ranges `there` (stored) and `here` (wanted), which
+    are (position in the part, begin, end)."""
     if axis is not None and axis == wanted:
         low, high = max(there[1], here[1]), min(there[2], here[2])
         if low >= high:

@@ -410,8 +410,8 @@ def _place_colour(number):
 def _colour(node, places, colours):
     """Returns the color of a node.
 
-    It is that of its device or group, or of its kind if the graph has none. Variables, and nodes
-    without a device or group in a graph with some, get the first color.
+    It is the color of the node's device or group, or of its kind if the graph has none. Variables,
+    and nodes without a device or group in a graph with some, get the first color.
     """
     if node in places:
         return _place_colour(colours.index(places[node]))

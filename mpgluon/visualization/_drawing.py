@@ -54,7 +54,7 @@ class Drawing:
     title: str
     nodes: list[Node] = dataclasses.field(default_factory=list)  # in topological order
     edges: list[Edge] = dataclasses.field(default_factory=list)
-    legend: tuple[str, dict[str, str]] = ("", {})  # its title, and fills by text
+    legend: tuple[str, dict[str, str]] = ("", {})  # title, and a dict from text to fill color
 
     def __repr__(self) -> str:
         return (

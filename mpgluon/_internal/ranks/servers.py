@@ -359,9 +359,9 @@ class _Server:
 
     def __init__(self, channel):
         self._channel, self._working = channel, set(range(channel.num_workers))
-        self._values: dict[tuple[int, Any], NDArray] = {}  # by store and key
-        self._updaters: dict[int, Any] = {}  # by store
-        self._failures: dict[int, str] = {}  # by worker; reported in the reply to its next request
+        self._values: dict[tuple[int, Any], NDArray] = {}  # (store, key) -> value
+        self._updaters: dict[int, Any] = {}  # store -> updater
+        self._failures: dict[int, str] = {}  # worker -> error to report in the next reply to it
 
     def run(self) -> None:
         idle, looked = 0.0, time.monotonic()

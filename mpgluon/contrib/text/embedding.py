@@ -37,7 +37,8 @@ __all__ = [
 class _TokenEmbedding(Vocabulary):
     """The base of embeddings: a vocabulary with a vector for each token.
 
-    The unknown token's vector is that of the file, if present, else ``init_unknown_vec(shape)``.
+    The vector of the unknown token is read from the file if present there. Otherwise, it is
+    ``init_unknown_vec(shape)``.
     """
 
     # The files of a family, with their SHA-1 if known.
@@ -47,7 +48,8 @@ class _TokenEmbedding(Vocabulary):
     _vec_len: int
 
     def _load_embedding(self, path, elem_delim, init_unknown_vec, encoding="utf8", vocabulary=None):
-        """Reads the vectors of a file, for all its tokens or for those of a vocabulary."""
+        """Reads the vectors of a file for all its tokens, or only for the tokens of a
+        vocabulary."""
         path = os.path.expanduser(path)
         if not os.path.isfile(path):
             raise ValueError(f"token vector file {path} does not exist")

@@ -179,8 +179,7 @@ class Parameter(MXNetNames):
 
     def _hold(self, *before, **values):
         """Replaces `arrays` and related attributes atomically: after an interrupt, either all old
-        or all new values are visible. `before` holds changes (`_core.at_once`) that become part of
-        the same atomic step."""
+        or all new values are visible. The changes `before` (`_core.at_once`) are included."""
         self._unbind()  # before the change, in case an interrupt follows it immediately
         parameter_changes.note()
         at_once(*before, (set_attributes, self, *chain(*values.items())))
@@ -496,8 +495,8 @@ class Parameter(MXNetNames):
         return [(data.copyto, array) for array in self.arrays.values() if array is not data]
 
     def reduced(self) -> NDArray:
-        """Returns the mean of the copies on all devices, as an array with the parameter's storage
-        type. If the copies are equal, the mean is bitwise equal to them."""
+        """Returns the mean of the copies on all devices, in the parameter's storage type. For equal
+        copies, it is bitwise equal to them."""
         mean = self._mean()
         return mean if self.stype == "default" else mean.tostype(self.stype)
 
@@ -609,8 +608,7 @@ class Parameter(MXNetNames):
                     initializer.create(default_init)(
                         initializer.InitDesc(self.name, {"__init__": init}), value
                     )
-                # All devices copy from the host memory, so it must stay alive until they have.
-                if waits:
+                if waits:  # use host memory, which stays alive until all devices have copied it
                     value = nd.from_numpy(brought_to_all(value).asnumpy())
                 self._take(value, contexts, own=not waits)
             else:
@@ -630,8 +628,7 @@ class Parameter(MXNetNames):
 
     def _hold_data(self, data, req, contents=(), **values):
         """Replaces the arrays by `data` (arrays by device) and creates new gradients. `contents`
-        maps devices to gradients; missing gradients are zero. `values` are attributes that are
-        set in the same atomic step."""
+        maps devices to gradients; missing gradients are zero. Also sets the attributes `values`."""
         grad, contents = None, dict(contents)
         self._unbind()  # compiled programs must release the old arrays
         left, marks = left_behind(self) if contents else ((), [])
@@ -671,9 +668,8 @@ class Parameter(MXNetNames):
         )
 
     def _check_load(self, data, ctx, cast_dtype, dtype_source, source="saved params"):
-        """Raises an error if `data` is not a valid value for this parameter. Changes nothing, so
-        that a load can check all values first. `source` describes the origin of the data in error
-        messages."""
+        """Raises an error if `data` is not a valid value for this parameter. Changes nothing, so a
+        load can check all values first. `source` names the origin of the data in errors."""
         if cast_dtype and dtype_source not in ("current", "saved"):
             raise ValueError(f"dtype_source must be 'current' or 'saved', not {dtype_source!r}")
         failed = f"Failed loading Parameter '{self.name}' from {source}"
