@@ -86,7 +86,8 @@ def outcome(code):
     trainer = gluon.Trainer(net.collect_params(), "sgd")
     x, head, block = nd.array([[1, 2, 3], [4, 5, 6]]), nn.Dense(3), gluon.HybridBlock()
     scope = dict(NAMES, numpy=numpy, net=net, trainer=trainer, x=x, head=head, block=block)
-    with warnings.catch_warnings(record=True) as caught:
+    # A library may have turned NumPy's own warnings off for the process.
+    with warnings.catch_warnings(record=True) as caught, numpy.errstate(all="warn"):
         warnings.simplefilter("always")
         try:
             exec(code, scope)
