@@ -352,7 +352,7 @@ class Optimizer:
         return masters, grads, states, casts
 
     def settle_counts(self) -> None:
-        """Writes all pending update counts of `MultiStep`s, so that the counts may be changed."""
+        """Writes the pending update counts of all fused updates, so that they may be changed."""
         for step in list(self._counting):
             step.write_counts()
             step.counts = None

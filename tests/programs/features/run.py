@@ -438,10 +438,9 @@ class Run:
     def penalized(self, losses, params):
         """Adds a penalty to the losses: the squared gradients of a weight in the middle, which no
         placement splits. Returns the losses without the penalty."""
-        inner = {
-            *self.net.body.collect_params().values(),
-            *self.net.layer.collect_params().values(),
-        }
+        inner = {*self.net.body.collect_params().values()}
+        if self.row["layer"] != "heads":  # its weights are split
+            inner.update(self.net.layer.collect_params().values())
         wanted = [p.data() for p in self.learning(params) if p in inner][:1]
         if not wanted:
             self.backward(losses)
