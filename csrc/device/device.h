@@ -5,7 +5,7 @@
  * when completed >= tick. Work on one device runs in submission order. Work that depends on another
  * device carries the points that it must wait for.
  *
- * Lock-free hand-over. Submission happens under the host lock (base/host.h), so each queue has one
+ * Lock-free handover. Submission happens under the host lock (base/host.h), so each queue has one
  * producer and one consumer, the worker. `completed` is stored with release order after all effects
  * of the work, including its use of device scratch. So a thread that holds the host lock and sees
  * completed == submitted owns the whole device until it submits work. Inline execution relies on
@@ -37,7 +37,7 @@ typedef enum mpg_device_type {
   MPG_CPU_SIDE = 6 /* a second queue of a CPU device; see mpg_device_side */
 } mpg_device_type;
 
-typedef struct mpg_device_id { /* the content of a `Context`; types have MXNet's numbers */
+typedef struct mpg_device_id { /* the content of a `Context`; type numbers are MXNet's */
   int32_t type;
   int32_t index;
   /* 1 + the rank of the process that owns the device (ranks/ranks.h); 0 means this process. */
@@ -61,7 +61,7 @@ bool mpg_device_id_parse(const char **text, mpg_device_id *id);
 typedef struct mpg_point {
   mpg_device *device;
   mpg_tick tick;
-  bool data; /* the work reads data written at the point, so it fails if that work failed */
+  bool data; /* the work reads data written at the point, so it fails if the writer failed */
 } mpg_point;
 
 /* The context of running work, on the worker's stack. */
@@ -75,9 +75,9 @@ typedef struct mpg_run {
   uint32_t stage, micro_batch; /* copied from the submission */
 } mpg_run;
 
-/* Function of a piece of work. Its payload has been copied into the queue. The function may suspend
- * itself: if mpg_run_wait returns false, the function keeps its state in the payload and returns
- * MPG_OK. Once the point is reached, it is called again with the same payload. */
+/* Function that runs submitted work. `payload` is the queue's copy of the payload. The function may
+ * suspend itself: if mpg_run_wait returns false, the function keeps its state in the payload and
+ * returns MPG_OK. Once the point is reached, it is called again with the same payload. */
 typedef mpg_status (*mpg_work_fn)(mpg_run *run, void *payload);
 
 typedef struct mpg_submission {
@@ -91,8 +91,8 @@ typedef struct mpg_submission {
   uint32_t origin;             /* the host's source line that queued the work; 0 means unknown */
   uint32_t scope;              /* number of the block's path (mpg_scope_text); 0 means none */
   uint32_t stage, micro_batch; /* pipelines only: 1 + the index; 0 means none */
-  /* Loop position: 1 + the step of the innermost loop in the low 32 bits, and of the loop around it
-   * in the high 32 bits. 0 means none. */
+  /* Loop position: 1 + the step of the innermost loop in the low 32 bits, and 1 + the step of the
+   * enclosing loop in the high 32 bits. 0 means none. */
   uint64_t steps;
   /* Optional destructor of the payload. The worker or the host calls it exactly once per
    * submission: after the work has returned for the last time, after it has failed, when it will
@@ -115,8 +115,9 @@ typedef struct mpg_memory_stats {
  * own streams. */
 typedef struct mpg_sharing {
   int (*card)(mpg_device *device); /* index of the physical GPU, as CUDA numbers it */
-  /* Returns the stream on which a producer orders its work before an import. Work that we queue
-   * after `received` runs after everything on this stream. */
+  /* Returns the stream that an import passes to the producer (`__dlpack__(stream=...)`). The
+   * producer makes this stream wait for its work on the data. Work that we queue after `received`
+   * runs after everything on this stream. */
   void *(*stream)(mpg_device *device);
   mpg_status (*received)(mpg_device *device);
   /* Blocks until the data of all copy_from_host calls has arrived. */
@@ -141,8 +142,8 @@ typedef struct mpg_backend {
   /* Allocates memory for the pool from the system, 64-byte aligned. */
   mpg_status (*allocate)(mpg_device *device, size_t size, void **memory);
   void (*free)(mpg_device *device, void *memory, size_t size);
-  /* Optional. Returns memory to the system that the driver cached when `free` was called. Waits for
-   * the work that was issued before those calls. Any thread. */
+  /* Optional. Returns to the system the freed memory that the driver has cached. Waits for work
+   * issued before the memory was freed. Any thread. */
   void (*trim)(mpg_device *device);
   /* Two-phase submission, so that either all devices of a call accept their work or none does.
    * enqueue copies the work and starts nothing. publish, which cannot fail, lets all enqueued work
@@ -174,18 +175,21 @@ typedef struct mpg_backend {
   /* Copies to host memory and blocks until the data has arrived. Required if memory is not
    * host_accessible. Fails if a check (gpu/issued.h) that the work depends on has failed. */
   mpg_status (*run_copy_to_host)(mpg_device *device, void *host, const void *source, size_t size);
-  /* Optional: returns the memory of the physical device, which all logical devices on it share. */
+  /* Optional: returns the free and total memory of the physical device, which all logical devices
+   * on it share. */
   mpg_status (*memory)(mpg_device *device, size_t *free_bytes, size_t *total);
   /* Optional: returns the latest tick whose work is completed or on the stream, even if it fails
    * later. If the slot is NULL, the latest completed tick is used instead. */
   mpg_tick (*issued)(mpg_device *device);
   /* Optional: called when running work has failed; the thread's error text describes the failure.
-   * The backend checks whether the device itself is lost. If so, all its later work fails. */
+   * The backend then checks whether the device itself is lost, in which case all its later work
+   * fails. */
   void (*work_failed)(mpg_device *device, mpg_status status);
   /* Optional: called before running work blocks, possibly until the host queues more work.
-   * Publishes the progress so far, so that other devices can continue. Everything that the work
-   * needs has completed on the stream. Fails if a check that the work depends on has failed,
-   * because its data must then not reach other devices. */
+   * Publishes the progress so far, so that other devices can continue. Fails if a check that the
+   * work depends on has failed, because the work's data must then not reach other devices. A caller
+   * that passes on data first waits until the stream has computed it, because the outcome of checks
+   * is known only then. */
   mpg_status (*work_waits)(mpg_device *device);
   /* Optional: captures (CUDA graphs), which replay recorded work as a unit (see gpu.h). Called by
    * running work, except capture_free (any thread). */
@@ -203,7 +207,7 @@ typedef struct mpg_backend {
   /* Optional: records the failures that the device itself has reported (mpg_device.raised). Any
    * thread. */
   void (*collect)(mpg_device *device);
-  const mpg_sharing *sharing; /* NULL means that only the host shares its memory */
+  const mpg_sharing *sharing; /* NULL if other libraries access the memory as host memory */
   bool host_accessible;       /* the host can read and write the device's memory directly */
   bool runs_in_wait;          /* work runs only in `wait`, so waiting threads must not spin */
   /* If the device is idle, small work may run in the submitting thread. */
@@ -274,27 +278,28 @@ struct mpg_device {
 
 /* True if work on the device has failed, or if the device has unread failure reports. The hardware
  * sets `raised` before the ticks of the failed work complete, so no failure is missed. `failed` is
- * read last, because another thread may turn reports into recorded failures between the two reads.
- * Any thread. */
+ * read last, because another thread may record the failures and clear `raised` between the two
+ * reads. Any thread. */
 static inline bool mpg_device_has_failed(const mpg_device *device) {
   return (device->raised && atomic_load_explicit(device->raised, memory_order_acquire)) ||
          atomic_load_explicit(&device->failed, memory_order_acquire);
 }
 
 /* Returns the device with that id, opened on first use. Borrowed. On MPG_ERROR, the error text says
- * why the device is unavailable. The types of pinned and shared CPU memory return cpu(index). */
+ * why the device is unavailable. For the types of pinned and shared CPU memory, returns
+ * cpu(index). */
 mpg_status mpg_device_get(mpg_device_id id, mpg_device **device);
 /* Returns the side device: a second queue with one thread, whose work runs concurrently with the
- * device's own work. That work accesses the device's arrays as work of another device does. Opened
- * on first use. *side is NULL if `device` is not a CPU device. */
+ * device's own work. Work on the side device accesses the device's arrays as work of another device
+ * does. Opened on first use. *side is NULL if `device` is not a CPU device. */
 mpg_status mpg_device_side(mpg_device *device, mpg_device **side);
 int mpg_device_count(void); /* devices opened so far */
 mpg_device *mpg_device_at(int ordinal);
 /* Returns the device opened last; NULL if none is open. Together with `older`, enumerates all
  * devices. Any thread. */
 mpg_device *mpg_device_newest(void);
-/* Returns MPG_OK if a collective over these devices can be one NCCL op. They must be GPUs of this
- * process on different cards, and NCCL must be available. Otherwise the error says why not. Host
+/* Returns MPG_OK if a collective over these devices can be one NCCL op. They must be different
+ * physical GPUs of this process, and NCCL must be available. Otherwise the error says why not. Host
  * lock. */
 mpg_status mpg_gpu_collectives(const mpg_device_id *ids, int count);
 /* Returns the number of usable GPUs. If it is 0, sets *reason (static); `reason` may be NULL. */
@@ -378,7 +383,7 @@ mpg_status mpg_wait_all(void);
 
 /* Looks up the failure of a tick. Sets this thread's error text and returns the status, or returns
  * MPG_OK. Under the host lock, the text includes the source line that queued the work. Running work
- * may call it as well, and returns the status to pass the failure on. */
+ * may call this as well, and then returns the status to propagate the failure. */
 mpg_status mpg_device_failure(mpg_device *device, mpg_tick tick);
 /* Records this thread's current error text as the failure of the ticks first..last. Any thread;
  * backends call it before they store `completed`. */
@@ -388,8 +393,8 @@ void mpg_device_fail(mpg_device *device, mpg_tick first, mpg_tick last, mpg_stat
 /* For running work only. mpg_run_wait returns true if the point is reached, or if the backend
  * orders the rest of the work after it (as with CUDA events). If it returns false, the work must
  * return MPG_OK at once and is called again later. mpg_run_signal marks `tick` as reached before
- * the work ends (first_tick <= tick < last_tick, increasing), so that waiting threads see all
- * effects of the work so far. */
+ * the work ends, and waiting threads then see all effects of the work so far. Successive ticks must
+ * increase, from first_tick to at most last_tick - 1. */
 static inline bool mpg_run_wait(mpg_run *run, mpg_point point) {
   return mpg_tick_reached(point.device, point.tick) || run->device->backend->run_wait(run, point);
 }
@@ -451,7 +456,7 @@ mpg_status mpg_device_stall(mpg_device *device, int32_t ms, int until);
 /* Execution mode. Set by the environment (MPGLUON_ENGINE=async|sync|shuffle, or MXNet's
  * MXNET_ENGINE_TYPE=NaiveEngine for sync), or by mpg_engine_set_mode, which first waits for all
  * work. `shuffle` selects a mock backend for tests: work runs only when a thread waits, in a random
- * order that respects the points. `seed` determines the order. */
+ * order that `seed` determines and that respects the points. */
 typedef enum mpg_engine_mode {
   MPG_ENGINE_ASYNC,
   MPG_ENGINE_SYNC,
@@ -463,8 +468,8 @@ mpg_engine_mode mpg_engine_get_mode(void);
  * without the host lock. */
 void mpg_engine_run_ready(void);
 
-/* Interning of block paths: mpg_scope_intern returns the number of a path, mpg_scope_text the path
- * of a number. */
+/* Interning of block paths. mpg_scope_intern returns the number of a path, and mpg_scope_text
+ * returns the path for a number. */
 uint32_t mpg_scope_intern(const char *path); /* Returns 0 if out of memory. */
 const char *mpg_scope_text(uint32_t scope);  /* "" for 0. Any thread. */
 

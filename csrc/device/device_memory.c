@@ -37,8 +37,9 @@ static void free_scratch(mpg_device *device) {
   for (int i = 0; i < MPG_SCRATCH_SLOTS; i++) free_slot(device, (mpg_scratch_slot)i);
 }
 
-/* Allocates from the system. If memory is short, releases unused cached blocks. Earlier work on the
- * device may still use other cached blocks, so then waits for that work and tries again. */
+/* Allocates from the system. If memory is short, releases unused cached blocks and tries again. If
+ * no block is unused, first waits for the device's earlier work, which may still use cached
+ * blocks. */
 static mpg_status allocate_scratch(mpg_device *device, size_t size, void **memory) {
   const mpg_backend *backend = device->backend;
   mpg_status status;

@@ -22,8 +22,8 @@ typedef struct failed_range {
   const mpg_cause *cause;
 } failed_range;
 
-/* Sorted array of failed ranges. Work mostly fails in tick order, so most ranges are appended. Late
- * GPU reports of earlier work are inserted. */
+/* Sorted array of failed tick ranges. Work mostly fails in tick order, so most ranges are appended.
+ * If a GPU reports the failure of earlier work late, its range is inserted. */
 struct mpg_failures {
   pthread_mutex_t lock;
   failed_range *ranges;
@@ -40,7 +40,7 @@ static mpg_cause no_memory_cause = {
     .text = "work failed, and there was not enough memory to store its error message"};
 
 /* The latest failure that mpg_device_failure returned to this worker thread. If the running work
- * then fails with the same text, it has passed this failure on, and its ticks get the same
+ * then fails with the same text, it has propagated this failure, and its ticks get the same
  * cause. */
 static _Thread_local const mpg_cause *passed_on;
 
@@ -101,8 +101,8 @@ const mpg_cause *mpg_failures_find(mpg_device *device, mpg_tick tick) {
   return cause;
 }
 
-/* Reserves space for several ranges. Returns true if one more fits, which may hold even if the
- * allocation failed. */
+/* Reserves space for several ranges. Returns true if at least one more range fits, which may be the
+ * case even if the allocation failed. */
 static bool make_room(struct mpg_failures *failures) {
   mpg_status grown = mpg_grow((void **)&failures->ranges, &failures->capacity,
                               failures->count + RESERVED_RANGES, sizeof *failures->ranges);
@@ -116,7 +116,7 @@ static void add_range(struct mpg_failures *failures, mpg_tick first, mpg_tick la
   failed_range *previous = at > 0 ? &failures->ranges[at - 1] : NULL;
   if (previous && previous->cause == cause && previous->last + 1 == first) {
     previous->last = last;
-    news = at - 1; /* visit the range again, as its cause has recurred */
+    news = at - 1; /* lets mpg_failures_unreported revisit the range */
   } else if (make_room(failures)) {
     memmove(failures->ranges + at + 1, failures->ranges + at,
             (failures->count - at) * sizeof *failures->ranges);
@@ -187,7 +187,7 @@ void mpg_device_fail(mpg_device *device, mpg_tick first, mpg_tick last, mpg_stat
 const char *mpg_failures_text(const mpg_cause *cause) { return cause->text; }
 
 mpg_status mpg_failures_report(const mpg_cause *cause) {
-  /* A worker's error text lacks the origin, because the host adds it when it reports the
+  /* On a worker, the error text omits the origin, because the host adds it when it reports the
    * failure. */
   if (mpg_worker_device()) {
     passed_on = cause;

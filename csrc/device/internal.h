@@ -25,8 +25,8 @@ void mpg_engine_refuse_work(void);
 void mpg_engine_note_exit(void);
 /* Called by the backend's `close` once the device runs no more work. */
 void mpg_device_free_kernel_cache(mpg_device *device);
-/* Returns the device whose work this thread is running or discarding, as its worker or in its
- * place; NULL if none. Any thread. */
+/* Returns the device whose work this thread is running or discarding, either as the device's worker
+ * or on behalf of the worker. NULL if none. Any thread. */
 mpg_device *mpg_worker_device(void);
 void mpg_worker_set_device(mpg_device *device);
 
@@ -49,8 +49,8 @@ const char *mpg_failures_text(const mpg_cause *cause);
 mpg_status mpg_failures_report(const mpg_cause *cause);
 /* Returns the first unreported cause and marks all causes as reported. NULL if all are reported. */
 const mpg_cause *mpg_failures_unreported(mpg_device *device);
-/* Forgets the failures that this thread's earlier work has read, so that none is taken for the
- * cause of new work's failure. Called when the thread starts new work. */
+/* Forgets the failure that this thread's earlier work has read, so that a failure of new work is
+ * not attributed to it. Called when the thread starts new work. */
 void mpg_failures_forget_passed_on(void);
 void mpg_failures_fork_prepare(mpg_device *device);
 void mpg_failures_fork_done(mpg_device *device, bool child);
@@ -65,10 +65,10 @@ static inline mpg_tick mpg_task_last_tick(const mpg_task *task) {
   return task->first_tick + task->submission.ticks - 1;
 }
 
-/* Starts a task whose points are reached (blocked_on->device is NULL), or resumes it. Returns false
- * if the task suspended itself; the caller calls again when *blocked_on is reached. Returns true
- * when the task is done. Its failure, if any, is then recorded and its payload discarded, and the
- * caller stores `completed`. */
+/* Starts a task whose points are reached (if blocked_on->device is NULL), or resumes a suspended
+ * task. Returns false if the task suspended itself; the caller calls again when *blocked_on is
+ * reached. Returns true when the task is done. Its failure, if any, is then recorded and its
+ * payload discarded, and the caller stores `completed`. */
 bool mpg_task_advance(mpg_device *device, const mpg_task *task, mpg_point *blocked_on);
 /* Discards a task without running it and records the shutdown as its failure. Does not advance
  * `completed`. */
@@ -96,8 +96,8 @@ mpg_kept_task *mpg_task_list_take(mpg_task_list *list);
 void mpg_task_list_move(mpg_task_list *from, mpg_task_list *to); /* appends all tasks to `to` */
 /* Frees the tasks without discarding their payloads, which their creators still own. */
 void mpg_task_list_drop(mpg_task_list *list);
-/* True if the list has a first task that can run: all its points are reached, or, if it is
- * suspended, the point that it waits for. */
+/* True if the first task can run: all its points are reached or, if it is suspended, the point that
+ * it waits for is reached. False if the list is empty. */
 bool mpg_task_list_ready(const mpg_task_list *list);
 
 enum { MPG_RECENT = 2048 }; /* length of mpg_device.recent, the submission history */
@@ -138,8 +138,8 @@ typedef struct mpg_start_settings {
   mpg_engine_mode mode; /* MPGLUON_ENGINE */
   uint64_t seed;        /* MPGLUON_ENGINE_SEED */
 } mpg_start_settings;
-/* Reads all settings of this layer. Sets *start to the initial values of settings that can change
- * later. */
+/* Reads all settings of this layer. Sets *start to the initial values of settings that can be
+ * changed later. */
 mpg_status mpg_settings_read(mpg_start_settings *start);
 int64_t mpg_idle_spin_ns(void);            /* longest spin of an idle worker (MPGLUON_SPIN) */
 mpg_team_spin mpg_team_spin_setting(void); /* MPGLUON_TEAM_SPIN */
@@ -149,8 +149,8 @@ bool mpg_pool_poison_setting(void);        /* MPGLUON_POOL_POISON */
 void mpg_shuffle_seed(uint64_t seed);
 
 /* --- Pool and profiler ------------------------------------------------------------------------ */
-/* Records the total size of the device's scratch buffers. Fails if the memory in use would exceed
- * the limit. Called by the thread that runs the device's work. */
+/* Sets the total size of the device's scratch buffers, which the statistics include. Fails if the
+ * memory in use would exceed the limit. Called by the thread that runs the device's work. */
 mpg_status mpg_pool_resize_scratch(mpg_pool *pool, size_t size);
 
 #endif

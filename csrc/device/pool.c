@@ -32,12 +32,15 @@ enum {
   MOST_AHEAD = 4,
   /* Before a large allocation, trims a pool that holds more than this multiple of the peak use. */
   MOST_CACHED = 3,
-  LARGE = 1 << 20, /* smallest request that may be served by splitting and joining */
-  /* Smallest part of a split block, and the step between the smallest large sizes. */
+  LARGE = 1 << 20, /* smallest request that may split or coalesce blocks */
+  /* Minimum size of a part when a block is split. Equals the step between the smallest large block
+   * sizes. */
   LEAST_PART = LARGE / 8,
 };
 
-/* Blocks of one size. A part of a segment belongs to the largest class that it can serve. */
+/* The blocks of one size class. A block that was split off a segment (the memory of one system
+ * allocation) can have any size. It belongs to the class with the largest block size that fits in
+ * it. */
 typedef struct size_class {
   /* A stack, so that the block freed last, which may still be in the CPU's cache, is reused first.
    * On a device that captures work, a binary heap with the lowest address first. */
@@ -119,8 +122,8 @@ bool mpg_uses_finished(const mpg_uses *uses, const mpg_device *owner) {
 
 mpg_status mpg_uses_wait(const mpg_uses *uses, mpg_device *owner, bool keep_lock) {
   enum { MOST = 64 };
-  /* A copy, because another thread may change or reallocate uses->foreign while the lock is
-   * released. */
+  /* Copies the reads, because another thread may change or reallocate uses->foreign while the lock
+   * is released. */
   mpg_foreign_read now[MOST];
   int count = uses->num_foreign < MOST ? uses->num_foreign : MOST;
   for (int i = 0; i < count; i++) now[i] = uses->foreign[i];
@@ -144,8 +147,8 @@ static __attribute__((noinline)) void poison(const mpg_pool *pool, mpg_block *bl
   block->poisoned = true;
 }
 
-/* Checks a block before it is used or returned to the system. Aborts if the pattern is damaged,
- * because the block was written after it was freed. */
+/* Checks a poisoned block before it is used or returned to the system. Aborts if the pattern is
+ * damaged, because this means a write after free. */
 static void unpoison(const mpg_pool *pool, mpg_block *block) {
   if (!block->poisoned) return;
   ASAN_UNPOISON_MEMORY_REGION(block->memory, block->size);
@@ -163,8 +166,8 @@ static void unpoison(const mpg_pool *pool, mpg_block *block) {
 
 /* --- Size classes ----------------------------------------------------------------------------- */
 
-/* Sets *index and *rounded to the class that serves `size` >= 1 bytes and to its block size.
- * Returns false if `size` exceeds the largest class. */
+/* Finds the class for requests of `size` >= 1 bytes. Sets *index to the class and *rounded to its
+ * block size. Returns false if `size` exceeds the largest class. */
 static bool find_class(size_t size, int *index, size_t *rounded) {
   if (size <= SMALL_LIMIT) {
     *index = (int)((size + SMALL_STEP - 1) / SMALL_STEP) - 1;
@@ -174,7 +177,7 @@ static bool find_class(size_t size, int *index, size_t *rounded) {
   if (size > (size_t)1 << LARGEST_BITS) return false;
   int bits = 63 - __builtin_clzll(size - 1); /* 2^bits < size <= 2^(bits + 1) */
   int step_bits = bits - 3;
-  size_t steps = ((size - 1) >> step_bits) - 7; /* 1..8, the steps above 2^bits */
+  size_t steps = ((size - 1) >> step_bits) - 7; /* 1..8: number of steps above 2^bits */
   *index = SMALL_CLASSES + (bits - SMALL_BITS) * 8 + (int)steps - 1;
   *rounded = ((size_t)1 << bits) + (steps << step_bits);
   return true;
@@ -276,8 +279,8 @@ static int by_address(const void *a, const void *b) {
   return is_below(first, second) ? -1 : is_below(second, first);
 }
 
-/* Coalesces `a` with `b`, its right neighbor in the segment. Returns false if another device still
- * reads one of them, or if host memory is exhausted. */
+/* Coalesces `a` with `b`, which directly follows it in the segment. Returns false if another device
+ * still reads one of them, or if host memory is exhausted. */
 static bool join_pair(mpg_pool *pool, mpg_block *a, mpg_block *b) {
   size_class *joined = &pool->classes[class_of(a->size + b->size)];
   drop_finished(&a->uses);
@@ -355,7 +358,7 @@ static bool cut(mpg_pool *pool, size_class *class, size_t at, size_t size, mpg_b
   if (!block->segment) *segment = (mpg_pool_segment){block->memory, block->size};
   block->segment = segment;
   block->size = size;
-  /* is_ready has returned true, so other devices have finished reading */
+  /* other devices have finished reading, because is_ready returned true */
   block->uses.num_foreign = 0;
   mpg_block rest = {.memory = (char *)block->memory + size,
                     .size = rest_size,
@@ -385,9 +388,9 @@ static size_t release_cached(mpg_pool *pool, size_class *class, size_t index) {
   return block.size;
 }
 
-/* Returns the index of a cached block. If `used`, it is a block that queued work still uses.
- * Otherwise it is an unused block that is not part of a segment, and so can be returned to the
- * system. Returns class->count if no block qualifies. */
+/* Returns the index of a cached block of the class. If `used`, returns a block that queued work
+ * still uses. Otherwise returns an unused block that is not part of a segment, because a part of a
+ * segment cannot be returned to the system. Returns class->count if no block qualifies. */
 static size_t find_in(const mpg_pool *pool, const size_class *class, bool used) {
   for (size_t j = class->count; j-- > 0;)
     if ((used || !class->cached[j].segment) &&
@@ -432,8 +435,8 @@ static mpg_status wait_for_uses(mpg_pool *pool, const mpg_uses *cached, bool giv
   return status;
 }
 
-/* Returns cached blocks to the system until they add up to at least `size` bytes. Sets *given to
- * the sum. Blocks that work still uses are included only if `wait`. */
+/* Returns cached blocks of at least `size` bytes in total to the system. Sets *given to the total.
+ * If `wait`, waits for blocks that queued work still uses; otherwise skips these blocks. */
 static mpg_status give_back(mpg_pool *pool, size_t size, bool wait, bool give_up_lock,
                             size_t *given) {
   mpg_status status = MPG_OK;
@@ -527,7 +530,7 @@ static size_t largest_use(const mpg_pool *pool, size_t size) {
 }
 
 /* Trims the cache until the pool holds at most MOST_CACHED times the peak use. Without this,
- * requests of growing sizes would fill it with blocks that are too small to be reused. */
+ * requests of growing sizes would fill the cache with blocks that are too small to be reused. */
 static void give_back_outgrown(mpg_pool *pool, size_t size) {
   size_t most = MOST_CACHED * largest_use(pool, size), held = GET(held) + size, given;
   if (held > most) give_back(pool, held - most, false, false, &given);
@@ -579,8 +582,8 @@ static size_t choose_steady(const mpg_pool *pool, const size_class *class, bool 
   return choose_steady(pool, class, host_access, 2 * at + 2, chosen);
 }
 
-/* True if the block freed last can be used without waiting. Its own device's work runs in order, so
- * only reads by other devices matter. */
+/* True if the block freed last can be used without waiting. Work on the pool's own device runs in
+ * order, so only reads by other devices matter. */
 static inline bool top_is_good(const mpg_pool *pool, const size_class *class, bool host_access) {
   return !host_access && class->cached[class->count - 1].uses.num_foreign == 0 &&
          !pool->device->captures;
@@ -685,8 +688,8 @@ static mpg_status take(mpg_pool *pool, size_class *class, size_t rounded, size_t
 
 static __attribute__((noinline)) void make_usable(const mpg_pool *pool, size_class *class,
                                                   mpg_block *block) {
-  /* Work that used cached blocks may have finished since they were freed, so they can be poisoned
-   * now. */
+  /* Poisons cached blocks that could not be poisoned when they were freed, because queued work
+   * still used them. */
   for (size_t i = 0; i < class->count; i++) poison(pool, &class->cached[i]);
   poison(pool, block);
   unpoison(pool, block);
@@ -707,7 +710,7 @@ mpg_status mpg_pool_alloc(mpg_pool *pool, size_t size, bool host_access, mpg_blo
        collected = true) {
     if (collected || status != MPG_DEVICE_OUT_OF_MEMORY || (GET(limit) && rounded > GET(limit)))
       return status;
-    mpg_host_collect(); /* garbage that the host has not collected may hold arrays */
+    mpg_host_collect(); /* uncollected garbage may hold arrays */
   }
   if (__builtin_expect(pool->poison, 0)) make_usable(pool, class, block);
   size_t in_use = GET(in_use) + block->size;

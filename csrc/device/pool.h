@@ -2,9 +2,9 @@
  * statistics.
  *
  * Splitting and coalescing. If the pool holds much more than its peak use, or has reached its
- * limit, a request of 1 MiB or more is served by splitting a larger cached block or by coalescing
- * adjacent ones. So requests of changing sizes reuse the same memory. A segment is the memory of
- * one system allocation and is returned to the system as a whole.
+ * limit, an allocation of 1 MiB or more splits a larger cached block or coalesces adjacent ones. So
+ * allocations of changing sizes reuse the same memory. A segment is the memory of one system
+ * allocation that has been split. It is returned to the system as a whole.
  *
  * Blocks are reused in program order. A block may be freed and handed out again while queued work
  * still uses it, so freeing never waits. The block carries its last uses (mpg_uses), which the new
@@ -47,7 +47,7 @@ typedef struct mpg_block {
   size_t size;               /* bytes reserved, >= bytes requested */
   mpg_pool_segment *segment; /* contains the block; NULL if the block was never split */
   mpg_uses uses;
-  bool poisoned; /* filled with the poison pattern since it was freed (MPGLUON_POOL_POISON) */
+  bool poisoned; /* freed memory is filled with a pattern (MPGLUON_POOL_POISON) */
 } mpg_block;
 
 /* Reserves entries for reads by all other devices, so that mpg_uses_add_read cannot fail. Called
@@ -58,8 +58,8 @@ void mpg_uses_add_read(mpg_uses *uses, mpg_device *owner, mpg_device *reader, mp
 /* True if all work that uses the block has finished. */
 bool mpg_uses_finished(const mpg_uses *uses, const mpg_device *owner);
 /* Waits for the work that uses the block at the time of the call, as mpg_point_wait does, but does
- * not report failures of that work. Ignores work that is queued during the wait. The caller keeps
- * the block allocated. */
+ * not report failures of that work. Ignores work that is queued during the wait. The caller must
+ * keep the block allocated. */
 mpg_status mpg_uses_wait(const mpg_uses *uses, mpg_device *owner, bool keep_lock);
 
 mpg_status mpg_pool_create(mpg_device *device, mpg_pool **pool); /* owned by the caller */
@@ -67,16 +67,17 @@ void mpg_pool_destroy(mpg_pool *pool);
 
 /* Allocates a block of at least `size` bytes; size 0 gives MPG_NO_BYTES, which may be freed. If
  * `host_access`, the host will use the block at once, so blocks without queued uses are preferred.
- * The pool even allocates from the system to get one, unless the cache is much larger than the peak
- * use.
+ * If all cached blocks have queued uses, the pool allocates from the system, unless the cache is
+ * much larger than the peak use.
  *
- * If memory is short, returns cached blocks to the system, waiting for queued work that uses them
- * with the host lock held. If that is not enough, lets the host collect garbage, which releases the
- * host lock. Otherwise fails with MPG_DEVICE_OUT_OF_MEMORY. The error text names the device and the
- * bytes requested, held, in use and allowed. */
+ * If memory is short, returns cached blocks to the system. If necessary, waits for queued work that
+ * uses the blocks, with the host lock held. If that is not enough, lets the host collect garbage,
+ * which releases the host lock. If memory is still short, fails with MPG_DEVICE_OUT_OF_MEMORY. The
+ * error text names the device and the bytes requested, held, in use and allowed. */
 mpg_status mpg_pool_alloc(mpg_pool *pool, size_t size, bool host_access, mpg_block *block);
 void mpg_pool_free(mpg_pool *pool, const mpg_block *block);
-/* Returns the size of the block that serves `size` bytes. */
+/* Returns the size of the block that a request for `size` bytes gets: the block size of its size
+ * class. */
 size_t mpg_pool_block_size(size_t size);
 
 /* Returns cached blocks to the system. If `wait`, this includes blocks that queued work still uses,

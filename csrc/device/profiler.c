@@ -4,8 +4,8 @@
 #include "base/memory.h"
 #include "device/internal.h"
 
-/* Events in a chunked array, whose chunks never move. The thread that runs the device's work
- * discards events that were recorded before the latest mpg_profiler_start. */
+/* Chunked array of events, whose chunks never move. Before the thread that runs the device's work
+ * records an event, it discards events from before the latest mpg_profiler_start. */
 enum { CHUNK = 1024, MAX_CHUNKS = 1024 };
 struct mpg_event_buffer {
   uint64_t start; /* value of latest_start when the events were recorded */

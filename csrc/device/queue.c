@@ -27,7 +27,7 @@ enum { AWAKE, ASLEEP }; /* queue->sleeping */
 static const int64_t SPIN_MIN_NS = 1000, WAIT_SLICE_NS = 20000000;
 
 struct mpg_queue_segment {
-  /* The producer writes it before it publishes tasks in the next segment. */
+  /* Written by the producer before it publishes tasks in the next segment. */
   mpg_queue_segment *next;
   _Alignas(64) char data[SEGMENT_SIZE];
 };
@@ -143,7 +143,7 @@ static void *take_apart(mpg_queue *queue, size_t size) {
   size_t *memory = atomic_exchange_explicit(&queue->spare_apart, NULL, memory_order_acq_rel);
   if (memory && memory[-2] >= size) return memory;
   if (memory) mpg_free(memory - 2);
-  /* Two words, so that the memory keeps the allocator's alignment of 16 bytes. */
+  /* The prefix is two words, so that the memory keeps the allocator's alignment of 16 bytes. */
   memory = size < SIZE_MAX / 2 ? mpg_malloc(size + 2 * sizeof *memory) : NULL;
   if (!memory) return NULL;
   memory[0] = size;
@@ -233,7 +233,8 @@ void mpg_queue_publish(mpg_queue *queue) {
   queue->published_segment = queue->write_segment;
   queue->published_offset = queue->write_offset;
   atomic_store_explicit(&queue->producer_core, mpg_this_core(), memory_order_relaxed);
-  /* Sequentially consistent with `sleeping`, so that a worker about to sleep sees the new tasks. */
+  /* Stores with sequential consistency, as `sleeping` is stored, so that a worker about to sleep
+   * sees the new tasks. */
   atomic_store(&queue->published, queue->enqueued);
 }
 
@@ -316,8 +317,8 @@ mpg_record *mpg_queue_next(mpg_queue *queue) {
     int64_t begin = mpg_clock_ns();
     spin(queue, begin);
     if (mpg_queue_empty(queue)) sleep_until_work(queue);
-    /* If work arrived within twice the limit (which includes the time to wake up), spins up to the
-     * limit next time. Otherwise halves the spin. */
+    /* If work arrived within twice the limit (including the time to wake up), the next spin may
+     * last up to the limit. Otherwise halves the next spin. */
     queue->spin_ns = mpg_clock_ns() - begin < 2 * limit ? limit : queue->spin_ns / 2;
     if (queue->spin_ns < SPIN_MIN_NS) queue->spin_ns = SPIN_MIN_NS;
   } else if (mpg_queue_empty(queue)) {

@@ -16,8 +16,8 @@
 typedef struct mpg_queue_segment mpg_queue_segment;
 
 typedef struct mpg_record {
-  /* Bytes of this segment that the record takes, with points and payload unless they are in
-   * `apart`. 0 means that the next record is in the next segment. */
+  /* Size of the record in this segment. Includes points and payload unless they are in `apart`. 0
+   * means that the next record is in the next segment. */
   size_t size;
   /* Memory of points and payload if they are too large for a segment; owned. */
   void *apart;
@@ -29,7 +29,7 @@ typedef struct mpg_queue {
   mpg_queue_segment *write_segment;
   size_t write_offset;
   uint64_t enqueued;
-  /* Write position at the last publish, to which retracting returns. */
+  /* Write position at the last publish. Retracting resets the write position to it. */
   mpg_queue_segment *published_segment;
   size_t published_offset;
   bool started; /* the worker exists */
@@ -50,7 +50,7 @@ typedef struct mpg_queue {
   _Alignas(64) mpg_queue_segment *read_segment;
   size_t read_offset;
   uint64_t consumed;
-  int64_t spin_ns; /* how long an idle worker polls before it sleeps */
+  int64_t spin_ns; /* time that an idle worker spins before it sleeps */
   pthread_t thread;
 } mpg_queue;
 
@@ -68,8 +68,8 @@ void mpg_sleepers_init(mpg_sleepers *sleepers);
  * worker has been asked to stop. Returns true if the tick is reached. */
 bool mpg_sleepers_wait(mpg_sleepers *sleepers, mpg_queue *queue, const _Atomic(mpg_tick) *count,
                        mpg_tick tick, int64_t timeout_ns, bool stops);
-/* Wakes the sleepers. The caller has stored the new count with sequential consistency, so a thread
- * that is about to sleep sees it. */
+/* Wakes the sleepers. The caller must have stored the new count with sequential consistency, so
+ * that a thread that is about to sleep sees it. */
 void mpg_sleepers_wake(mpg_sleepers *sleepers, mpg_queue *queue);
 static inline void mpg_sleepers_passed(mpg_sleepers *sleepers, mpg_queue *queue, mpg_tick tick) {
   if (tick >= atomic_load(&sleepers->wake_at)) mpg_sleepers_wake(sleepers, queue);
@@ -82,7 +82,7 @@ void mpg_queue_publish(mpg_queue *queue);
 void mpg_queue_wake(mpg_queue *queue); /* wakes the worker if it sleeps */
 void mpg_queue_retract(mpg_queue *queue);
 void mpg_queue_stop(mpg_queue *queue);
-/* Waits for the worker's end; then the caller is the consumer. */
+/* Waits until the worker has ended. The caller is then the consumer. */
 void mpg_queue_join(mpg_queue *queue);
 void mpg_queue_forget_worker(mpg_queue *queue); /* resets the state in a forked child */
 

@@ -9,8 +9,8 @@ static const mpg_submitted *find(const mpg_device *device, mpg_tick tick) {
     if (work->last < tick) return found;
     found = work;
   }
-  /* No recorded submission ends before the tick, so it may belong to one that is no longer
-   * recorded. */
+  /* No recorded submission ends before the tick, so the tick may belong to a submission that is no
+   * longer recorded. */
   return device->submissions <= MPG_RECENT ? found : NULL;
 }
 

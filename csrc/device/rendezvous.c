@@ -205,7 +205,7 @@ static bool any_runs(uint64_t *progress) {
 }
 
 void mpg_rendezvous_poll(mpg_progress_watch *seen) {
-  enum { ALONE = 4, WITH_OTHERS = 200 }; /* numbers of polls, which are about 50 ms apart */
+  enum { ALONE = 4, WITH_OTHERS = 200 }; /* limits in polls, which are about 50 ms apart */
   pthread_mutex_lock(&rendezvous_list.lock);
   uint64_t arrivals = rendezvous_list.arrivals, progress = arrivals;
   bool none = !rendezvous_list.open;

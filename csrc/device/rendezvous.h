@@ -1,12 +1,12 @@
-/* Rendezvous between running work of several devices, which exchange bytes there.
+/* Rendezvous: a barrier at which running work on several devices exchanges bytes.
  *
- * The host queues the work one device at a time. The first device's work may need the statistics of
- * all replicas before the other devices' work has been queued. A point cannot express this
- * dependence, because that work has no ticks yet. Instead, the work joins the rendezvous for its
- * key, publishes its bytes, and waits until the expected number of devices has joined. Then each
- * device reads the bytes of all devices, in the order of device rank, type and index. A device runs
- * one piece of work at a time, so the k-th calls with a key on all devices form the k-th rendezvous
- * of the key.
+ * The host queues work one device at a time. The first device's work may need data from all
+ * replicas (such as batch statistics) before the other devices' work has been queued. A point
+ * cannot express this dependence, because the other devices' work has no ticks yet. Instead, the
+ * work joins the rendezvous for its key, publishes its bytes, and waits until the expected number
+ * of devices has joined. Then each device reads the bytes of all devices, in the order of device
+ * rank, type and index. A device runs its work in order, so the k-th call for a key on each device
+ * joins the k-th rendezvous for that key.
  *
  * Deadlock detection. If a participant is missing, the other devices wait forever. So if the host
  * waits for a device and no device makes progress for some time, all open rendezvous fail, and the
@@ -41,8 +41,8 @@ mpg_status mpg_rendezvous_join(const mpg_participant *participant, mpg_rendezvou
 const void *mpg_rendezvous_data(const mpg_rendezvous *rendezvous, int place);
 void mpg_rendezvous_leave(mpg_rendezvous *rendezvous);
 
-/* Fails all open rendezvous if it detects a deadlock. A waiting thread calls it after each time
- * slice and zeroes `seen` before the first call. Host lock. */
+/* Fails all open rendezvous if it detects a deadlock. Called by a waiting thread after each time
+ * slice. The caller zeroes `seen` before the first call. Host lock. */
 typedef struct mpg_progress_watch {
   uint64_t progress;
   int idle_polls;

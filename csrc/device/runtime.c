@@ -13,7 +13,7 @@
 
 /* Runtime state. Host lock. */
 static struct {
-  int fixed_threads; /* per CPU device; 0 divides the cores among the devices */
+  int fixed_threads; /* threads per CPU device; 0 divides the cores among devices */
   bool initialized, fork_prepared;
   pthread_mutex_t opening; /* held while a device is added to the table, and during a fork */
 } runtime = {.opening = PTHREAD_MUTEX_INITIALIZER};
@@ -25,8 +25,8 @@ static bool is_cpu(const mpg_device *device) {
 }
 
 /* Divides the cores among the CPU devices. Devices of this process have ids with its rank (for work
- * of all ranks) or without a rank (for local work). Assumes that only one kind is busy at a time,
- * so divides by the larger count. */
+ * of all ranks) or without a rank (for local work). Assumes that devices of only one kind are busy
+ * at a time, so divides by the larger count. */
 static void share_threads(void) {
   int of_rank = 0, own = 0;
   for (int i = 0; i < mpg_device_count(); i++) {
@@ -86,7 +86,7 @@ fail:
   return status;
 }
 
-/* Opens a device while holding runtime.opening. So a fork by a thread that lacks the host lock
+/* Opens a device while holding runtime.opening, so that a fork by a thread that lacks the host lock
  * still copies a consistent device table. */
 static mpg_status open_device(mpg_device_id id, const mpg_backend *backend, mpg_device **result) {
   pthread_mutex_lock(&runtime.opening);
@@ -163,7 +163,7 @@ mpg_status mpg_engine_set_mode(mpg_engine_mode mode, uint64_t seed) {
 /* Prepares a fork. The child will have no workers, so waits until all work has finished. Takes the
  * locks, so that the child gets a consistent state. */
 static void before_fork(void) {
-  /* Running work forks: its own device is never idle here, so waiting would deadlock. */
+  /* Running work forks. Its own device cannot become idle, so waiting for it would deadlock. */
   if (mpg_worker_device()) return;
   pthread_mutex_lock(&runtime.opening);
   for (int i = 0; i < mpg_device_count(); i++)
@@ -195,7 +195,7 @@ static void after_fork(bool child) {
 static void after_fork_in_parent(void) { after_fork(false); }
 static void after_fork_in_child(void) { after_fork(true); }
 
-static void shut_down_at_exit(void) { /* unless the host has called mpg_device_shutdown earlier */
+static void shut_down_at_exit(void) { /* the host may already have shut down */
   mpg_engine_note_exit();
   mpg_device_shutdown();
 }

@@ -7,8 +7,8 @@
 #include "device/internal.h"
 #include "device/profiler.h"
 
-/* Number of submissions between two reads of `completed`. The worker writes its cache line, so
- * reading it often is slow. */
+/* Number of submissions between two reads of `completed`. Frequent reads are slow, because the
+ * worker writes its cache line. */
 enum { LOOK_INTERVAL = 256 };
 
 /* Runtime state: the points of the work being queued. Host lock. */

@@ -8,8 +8,8 @@ static void discard(const mpg_task *task) {
   if (task->submission.discard) task->submission.discard((void *)task->submission.payload);
 }
 
-/* Returns the first tick of a task that it has not signaled. If the task fails, earlier ticks
- * remain successful. */
+/* Returns the first tick of a task that the task has not signaled. If the task fails, its signaled
+ * ticks remain successful. */
 static mpg_tick first_unsignalled(mpg_device *device, const mpg_task *task) {
   mpg_tick done = device->backend->issued
                       ? device->backend->issued(device)
@@ -62,7 +62,8 @@ void mpg_task_fail(mpg_device *device, const mpg_task *task, mpg_status status) 
 
 void mpg_task_drop(mpg_device *device, const mpg_task *task) {
   mpg_device *outer = mpg_worker_device();
-  /* Acts as the worker, so that payloads are discarded without the host lock. */
+  /* Registers this thread as the worker, so that payloads are discarded as on a worker, without the
+   * host lock. */
   mpg_worker_set_device(device);
   mpg_task_fail(device, task, mpg_fail(MPG_ERROR, "work was not run: mpgluon has been shut down"));
   mpg_worker_set_device(outer);

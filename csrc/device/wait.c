@@ -58,14 +58,15 @@ mpg_status mpg_point_wait(mpg_point point, bool keep_lock) {
 }
 
 mpg_status mpg_wait_all(void) {
-  /* Waits for remote devices last, because waiting for them polls for messages repeatedly. */
+  /* Waits for remote devices last, because waiting for them polls for messages, which takes CPU
+   * time. */
   for (int i = 0; i < 2 * mpg_device_count(); i++) {
     mpg_device *device = mpg_device_at(i % mpg_device_count());
     if (device->remote == (i < mpg_device_count())) continue;
     MPG_TRY(mpg_point_wait((mpg_point){.device = device, .tick = device->submitted}, false));
   }
-  /* Marks all failures as reported and reports the first one. The others are not lost: reading an
-   * array that failed work should have written reports its failure. */
+  /* Marks all failures as reported and reports the first one. The other failures are not lost: each
+   * is reported when an array that the failed work should have written is read. */
   const mpg_cause *first = NULL;
   for (int i = 0; i < mpg_device_count(); i++) {
     const mpg_cause *cause = mpg_failures_unreported(mpg_device_at(i));

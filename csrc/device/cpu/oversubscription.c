@@ -17,7 +17,8 @@ static const int64_t LOOK_NS = 20000000, STAY_MIN_NS = 200000000, STAY_MAX_NS = 
 /* Minimum length of a sample. Even without oversubscription, threads of this process occasionally
  * share a core for three time slices of 4 ms, which would distort a shorter sample. */
 static const uint64_t ENOUGH_NS = 60000000;
-/* Above 20 %, because threads of this process alone can delay each other by that much. */
+/* WAITING_PERCENT: threshold for the share of time spent waiting for a core. Without other
+ * programs, the share can reach 20 %, because threads of this process delay each other. */
 enum { WAITING_PERCENT = 35, MAX_DUMMY_THREADS = 16 };
 
 void mpg_oversubscription_judge(mpg_oversubscription_state *s, int64_t now, uint64_t ran,
@@ -65,7 +66,7 @@ static void *dummy_team_main(void *argument) {
   pthread_mutex_lock(&s->mutex);
   while (!s->ended) pthread_cond_wait(&s->end, &s->mutex);
   pthread_mutex_unlock(&s->mutex);
-  return NULL; /* the team's threads end when this thread, its first one, ends */
+  return NULL; /* the team's other threads end with this thread */
 }
 
 static struct mpg_short_spin *begin_short_spin(int threads) {
@@ -116,8 +117,8 @@ static bool read_account(mpg_oversubscription *c, uint64_t *ran, uint64_t *waite
 #endif
 }
 
-/* Returns how many dummy threads it takes for the process to have more threads than processors.
- * Returns 0 if that exceeds MAX_DUMMY_THREADS. */
+/* Returns the number of dummy threads that give the process more threads than processors. Returns 0
+ * if more than MAX_DUMMY_THREADS would be needed. */
 static int dummy_threads_of(mpg_oversubscription *c, int threads) {
   if (!c->processors) c->processors = omp_get_num_procs();
   int dummies = c->processors - threads + 2;

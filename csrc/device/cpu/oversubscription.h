@@ -5,8 +5,8 @@
  * long. So a worker periodically measures how long it had to wait for a core. If that share of the
  * time is high, the process's teams stop spinning for a while and sleep at once.
  *
- * Ownership: the backend embeds one per worker, zeroed. All calls are made by the worker, except
- * mpg_oversubscription_forget.
+ * Ownership: the backend embeds one zeroed state per worker. All calls are made by the worker,
+ * except mpg_oversubscription_forget.
  */
 #ifndef MPG_DEVICE_OVERSUBSCRIPTION_H
 #define MPG_DEVICE_OVERSUBSCRIPTION_H
@@ -21,7 +21,8 @@ typedef enum mpg_team_spin {
   MPG_TEAM_SPIN_SHORT
 } mpg_team_spin; /* MPGLUON_TEAM_SPIN */
 
-/* Detection state of one worker. Separate from the system calls, so that tests can drive it. */
+/* Detection state of one worker. The code that updates it makes no system calls, so that tests can
+ * call it. */
 typedef struct mpg_oversubscription_state {
   int64_t looked_ns; /* time of the last sample; 0 means none */
   uint64_t ran_ns, waited_ns;
@@ -43,7 +44,7 @@ typedef struct mpg_oversubscription {
 } mpg_oversubscription;
 
 /* Updates the state. ran_ns and waited_ns are the total times that the thread has run and has
- * waited for a core until now_ns. Has no other effects. */
+ * waited for a core until now_ns. No side effects. */
 void mpg_oversubscription_judge(mpg_oversubscription_state *state, int64_t now_ns, uint64_t ran_ns,
                                 uint64_t waited_ns);
 

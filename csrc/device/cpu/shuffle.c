@@ -1,6 +1,6 @@
 /* The shuffled engine: a mock backend without workers, for tests. Tasks are kept until a thread
- * waits. The waiting thread runs them one by one, each time from a random device whose next task
- * may run. So if work lacks a point that it must wait for, tests fail reproducibly. Memory and
+ * waits. The waiting thread runs them one by one, each time choosing a random device whose next
+ * task can run. So if work lacks a point that it must wait for, tests fail reproducibly. Memory and
  * copies use the CPU backend. */
 #include <errno.h>
 #include <omp.h>
@@ -83,7 +83,7 @@ static bool runnable(const shuffle_queue *queue) {
   return queue && mpg_task_list_ready(&queue->published);
 }
 
-/* Draws a random runnable queue; NULL if no task may run. The lock is held. */
+/* Returns a random runnable queue; NULL if no task can run. The lock is held. */
 static shuffle_queue *draw(void) {
   uint32_t choices = 0;
   for (size_t i = 0; i < shuffle.count; i++) choices += runnable(shuffle.queues[i]);
@@ -93,7 +93,7 @@ static shuffle_queue *draw(void) {
     if (runnable(shuffle.queues[i]) && chosen-- == 0) return shuffle.queues[i];
 }
 
-/* Runs the next task of a queue. The lock is held, and released while the task runs. */
+/* Runs the next task of a queue. Called with the lock held; releases it while the task runs. */
 static void run_next(shuffle_queue *queue) {
   mpg_kept_task *kept = queue->published.first;
   mpg_device *device = queue->device, *outer = mpg_worker_device();

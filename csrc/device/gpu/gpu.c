@@ -30,7 +30,7 @@ static const int64_t SPIN_NS = 200000, LINGER_NS = 3000, POLL_FIRST_NS = 5000,
                      POLL_LAST_NS = 100000, WAIT_SLICE_NS = 20000000, CHECK_EVERY_NS = 5000000;
 
 typedef struct gpu_state {
-  mpg_queue queue; /* its mutex guards the events, the loss and the checks as well */
+  mpg_queue queue; /* its mutex also guards events, the loss and checks */
   mpg_gpu *gpu;
   const mpg_gpu_driver *driver;
   mpg_sleepers sleepers; /* threads that wait for work to be issued */
@@ -46,7 +46,7 @@ typedef struct gpu_state {
   /* Worker state. `published` is the last published tick. */
   mpg_tick published;
   int unpublished; /* number of tasks issued since the last published tick */
-  bool apart;      /* publish as soon as the running work is issued */
+  bool apart;      /* publish the running work as soon as it is issued */
   _Alignas(64) _Atomic(mpg_tick) issued;
 } gpu_state;
 
@@ -98,9 +98,9 @@ static mpg_status fail_lost(mpg_device *device, mpg_status status) {
                              : mpg_fail(status, "%s", mpg_failures_text(loss));
 }
 
-/* Marks a device as lost after an error of the device itself, which the error text describes. No
- * result on the device is reliable afterward. Only the first error is kept, because later ones are
- * consequences. It is attributed to the first work that is not completed. Any thread. */
+/* Marks a device as lost after an error of the device itself. The thread's error text describes the
+ * error. No result on the device is reliable afterward. Only the first error is kept, because later
+ * ones are consequences. It is attributed to the first work that is not completed. Any thread. */
 static void lose(mpg_device *device) {
   gpu_state *state = state_of(device);
   pthread_mutex_lock(&state->queue.mutex);
@@ -113,7 +113,8 @@ static void lose(mpg_device *device) {
     const mpg_issued_work *first =
         mpg_issued_after(&state->history, atomic_load(device->completed));
     mpg_submission work = {0};
-    /* Work that the worker is still issuing was not the cause, unless this is that worker. */
+    /* If this is not the device's worker, work that the worker is still issuing was not the
+     * cause. */
     if (first && mpg_worker_device() != device && first->first > atomic_load(&state->issued))
       first = NULL;
     if (first)
@@ -142,8 +143,8 @@ static bool found_lost(mpg_device *device) {
 /* Marks all work up to `tick` as issued. If the device is lost, marks the work as failed as
  * well. */
 static void issue(mpg_device *device, gpu_state *state, mpg_tick tick) {
-  /* Sequentially consistent with wake_at and `lost`, so that neither a sleeper nor a loss is
-   * missed. */
+  /* Uses sequential consistency, as accesses to wake_at and `lost` do, so that neither a sleeper
+   * nor a loss is missed. */
   atomic_store(&state->issued, tick);
   if (atomic_load(&state->lost)) {
     pthread_mutex_lock(&state->queue.mutex);
@@ -191,9 +192,9 @@ static void wait_on_stream(mpg_device *device, mpg_device *peer, mpg_tick tick) 
   if (status != MPG_OK) lose(recorded ? device : peer);
 }
 
-/* Waits until no check before a point of another GPU is open, so that data of failed work is not
- * passed on. (The point has been issued, but the GPU runs the checks later.) Returns false if the
- * worker has been asked to stop. */
+/* Waits until the outcome of all checks before another GPU's point is known, so that data of failed
+ * work does not reach this device. (The point has been issued, but the GPU runs the checks later.)
+ * Returns false if the worker has been asked to stop. */
 static bool wait_for_checks(mpg_device *device, mpg_point point) {
   gpu_state *state = state_of(device), *other = state_of(point.device);
   if (!atomic_load_explicit(&other->history.open, memory_order_relaxed)) return true;
@@ -254,7 +255,7 @@ static void gpu_run_signal(mpg_run *run, mpg_tick tick) {
   pthread_mutex_unlock(&state->queue.mutex);
   if (status != MPG_OK) lose(device);
   issue(device, state, tick);
-  /* A CPU device may wait for this tick, which only publishing completes. */
+  /* A CPU device may wait for this tick, which completes only if it is published. */
   publish_issued(device, state);
 }
 
@@ -264,8 +265,8 @@ static mpg_status gpu_work_waits(mpg_device *device) {
   return mpg_device_failure(device, atomic_load(&state_of(device)->issued) + 1);
 }
 
-/* Blocks the worker until its own stream has passed `tick`, which has been issued, and collects
- * reports. Does nothing if `tick` is 0. */
+/* Blocks the worker until its own stream has passed `tick`, and then collects the GPU's reports.
+ * `tick` must have been issued. Does nothing if `tick` is 0. */
 static void settle(mpg_device *device, gpu_state *state, mpg_tick tick) {
   if (!tick) return;
   publish_issued(device, state);
@@ -367,7 +368,7 @@ static void gpu_close(mpg_device *device) {
   /* Waits for all issued work. Selects this GPU for the thread, so that the kernel cache can be
    * freed. */
   state->driver->close(state->gpu);
-  /* Leaks the cache of a lost card, because NVIDIA's libraries might hang. */
+  /* Leaks the cache of a lost GPU, because NVIDIA's libraries might hang when they free it. */
   if (!atomic_load(&state->lost)) mpg_device_free_kernel_cache(device);
   while (!mpg_queue_empty(&state->queue)) {
     mpg_record *left = mpg_queue_front(&state->queue);
@@ -437,7 +438,7 @@ static void gpu_fork_done(mpg_device *device, bool child) {
   }
   mpg_queue_forget_worker(&state->queue);
   state->forked = true;
-  /* The counters were in memory of the driver, which only the parent may use. */
+  /* Only the parent may use the driver's memory, which held the counter. */
   atomic_store(&device->own_completed, device->submitted);
   device->completed = &device->own_completed;
   device->raised = NULL;
@@ -532,8 +533,7 @@ static mpg_status gpu_received(mpg_device *device) {
 static mpg_status gpu_arrived(mpg_device *device) {
   return sharing(device, state_of(device)->driver->arrived);
 }
-/* True if the card runs no work that could be waited for, because it is lost or this is a forked
- * child. */
+/* True if the GPU runs no work to wait for, because it is lost or this is a forked child. */
 static bool runs_nothing(mpg_device *device) {
   return state_of(device)->forked || atomic_load(&state_of(device)->lost);
 }

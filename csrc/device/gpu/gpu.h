@@ -23,8 +23,8 @@
 
 typedef struct mpg_gpu mpg_gpu; /* the driver's state of one logical device */
 
-/* Host memory that a card writes: the tick that its stream has passed, and reports of failed
- * device-side assertions, which are errors that kernels detect in their inputs. The card writes the
+/* Host memory that a GPU writes: the tick that its stream has passed, and reports of failed
+ * device-side assertions, which are errors that kernels detect in their inputs. The GPU writes the
  * report first, then `raised`, and `completed` after the work. Pointers are host addresses. A
  * forked child may have no access to this memory. */
 enum { MPG_GPU_REPORTS = 64 };
@@ -48,7 +48,8 @@ typedef struct mpg_gpu_services {
   mpg_status (*fail)(mpg_status code, const char *format, va_list arguments);
   const char *(*error_text)(void);
   void *(*scratch)(mpg_device *device, mpg_scratch_slot slot, size_t size); /* running work */
-  /* Folders with NVIDIA's libraries, known to the host; borrowed. */
+  /* Sets *folders to the host's folders where libraries may be (borrowed), and returns their
+   * number. */
   int (*folders)(const char *const **folders);
   /* Registers a check (gpu/issued.h) of running work. If the check fails, the next kernel that the
    * work issues writes *report if it is still empty, and then sets *raised. Waits while too many
@@ -59,16 +60,17 @@ typedef struct mpg_gpu_services {
                                 int *place);
   const void *(*rendezvous_data)(const mpg_rendezvous *rendezvous, int place);
   void (*rendezvous_leave)(mpg_rendezvous *rendezvous);
-  /* Returns unused cached memory of all pools on the card to the driver. Any thread. */
+  /* Releases to the driver the unused cached memory of all pools on the physical GPU `card`. Any
+   * thread. */
   void (*make_room)(int card);
 } mpg_gpu_services;
 
-/* Communicators over ranks, with one GPU per rank, each on a different card. No call waits for
- * other ranks; the caller polls `issued` and `finished`. Threads: one at a time. */
+/* Communicators over ranks, with one GPU per rank. No two ranks use the same physical GPU. No call
+ * waits for other ranks; the caller polls `issued` and `finished`. Threads: one at a time. */
 enum { MPG_GPU_CARD_NAME = 64, MPG_GPU_COMMUNICATOR_ID = 128 };
 typedef struct mpg_gpu_communicator mpg_gpu_communicator; /* lives as long as the process */
 typedef struct mpg_gpu_communicators {
-  /* Returns a name of the device's card that is the same in all processes. Fails if NCCL is
+  /* Sets `name` to a name of the physical GPU that is the same in all processes. Fails if NCCL is
    * unavailable. */
   mpg_status (*card)(mpg_device_id device, char *name, size_t size);
   /* Creates an id of MPG_GPU_COMMUNICATOR_ID bytes. One rank creates it for all ranks. */
@@ -77,8 +79,8 @@ typedef struct mpg_gpu_communicators {
                      mpg_gpu_communicator **communicator);
   /* Aborts collectives in flight, and waits for work that was issued after them. */
   void (*leave)(mpg_gpu_communicator *c);
-  /* Prepares the calling thread to issue work. The work runs after all copies from the host to the
-   * device that were made so far. */
+  /* Prepares the calling thread to issue work. The work runs after all earlier copies from the host
+   * to the device. */
   mpg_status (*begin)(mpg_gpu_communicator *c);
   void *(*stream)(mpg_gpu_communicator *c);
   mpg_status (*copy)(mpg_gpu_communicator *c, void *to, const void *from, size_t size);
@@ -87,7 +89,7 @@ typedef struct mpg_gpu_communicators {
   mpg_status (*exchange)(mpg_gpu_communicator *c, const char *from, char *to, size_t size);
   /* All-gathers: every rank gets the parts of all ranks. */
   mpg_status (*gather)(mpg_gpu_communicator *c, char *parts, size_t size);
-  /* All-reduces in an order that NCCL chooses. `dtype` is an mpg_dtype. */
+  /* All-reduces; NCCL chooses the order of the additions. `dtype` is an mpg_dtype. */
   mpg_status (*sum)(mpg_gpu_communicator *c, const void *from, void *to, size_t count,
                     uint32_t dtype);
   /* Sets *done if the last collective has been issued, so that more work may be put on the
@@ -109,25 +111,25 @@ typedef struct mpg_gpu_driver {
   /* Selects the GPU for the calling thread, which then issues its work. */
   void (*attach)(mpg_gpu *gpu);
   void *(*stream)(mpg_gpu *gpu); /* the compute stream */
-  /* 256-byte aligned, usable by any stream at once. */
+  /* Allocates 256-byte aligned memory that any stream may use at once. */
   mpg_status (*allocate)(mpg_gpu *gpu, size_t size, void **memory);
   /* If `after`, work issued so far may still use the memory, so it is freed after that work. */
   void (*free)(mpg_gpu *gpu, void *memory, bool after);
-  /* Returns freed memory from CUDA's memory pool to the card. Blocks. */
+  /* Releases unused memory of CUDA's memory pool to the GPU. Blocks. */
   void (*trim)(mpg_gpu *gpu);
   /* Makes the stream write `tick` to `completed` after the issued work. Called by the issuing
    * thread. */
   mpg_status (*publish)(mpg_gpu *gpu, mpg_tick tick);
-  /* Events of a device are numbered 0..MPG_GPU_EVENTS-1. record (any thread) records an event after
-   * the work issued so far. wait makes the stream of its first argument wait for an event of
-   * `gpu`. */
+  /* Events of a device are numbered 0..MPG_GPU_EVENTS-1. `record` (any thread) records an event
+   * after the work issued so far. `wait` makes the stream of `peer` wait for an event of `gpu`. */
   mpg_status (*record)(mpg_gpu *gpu, int event);
   mpg_status (*wait)(mpg_gpu *peer, mpg_gpu *gpu, int event);
   /* Returns MPG_OK if the device works. Otherwise sets the error; the device and all its work are
    * lost. */
   mpg_status (*check)(mpg_gpu *gpu);
-  /* Copies on streams other than the compute stream. The first blocks. The second returns once it
-   * has read `host`; work issued after that sees the data. */
+  /* Copies on streams other than the compute stream. copy_to_host blocks until the data has
+   * arrived. copy_from_host returns once it has read `host`, and work issued after that sees the
+   * data. */
   mpg_status (*copy_to_host)(mpg_gpu *gpu, void *host, const void *memory, size_t size);
   mpg_status (*copy_from_host)(mpg_gpu *gpu, void *memory, const void *host, size_t size);
   /* As in mpg_sharing (device.h). */
@@ -142,16 +144,16 @@ typedef struct mpg_gpu_driver {
   mpg_status (*copy)(mpg_gpu *gpu, mpg_gpu *to, void *target, mpg_gpu *from, const void *source,
                      size_t size);
   mpg_status (*finish)(mpg_gpu *gpu); /* blocks until the compute stream is idle */
-  mpg_status (*memory)(mpg_gpu *gpu, size_t *free_bytes, size_t *total); /* the card's memory */
-  /* Page-locks whole pages of host memory for all cards, so that copies need no staging buffer. */
+  mpg_status (*memory)(mpg_gpu *gpu, size_t *free_bytes, size_t *total); /* the physical GPU's */
+  /* Page-locks whole pages of host memory for all GPUs, so that copies need no staging buffer. */
   mpg_status (*lock)(void *memory, size_t size);
   void (*unlock)(void *memory);
   /* Captures of issued work, which are replayed as a unit. Called by the issuing thread. Between
    * begin and end, work is recorded on *stream and does not run. If `keep`, *capture becomes the
-   * recorded work; an existing *capture is updated in place if possible. If this fails, *capture
-   * may be NULL, and the work must be issued without a capture. If the card cannot capture at the
-   * moment because another thread synchronizes it, *stream is NULL and capture_end must not be
-   * called. */
+   * recorded work; an existing *capture is updated in place if possible. If capture_end fails,
+   * *capture may be NULL, and the work must be issued without a capture. If capturing is impossible
+   * at the moment because another thread synchronizes the GPU, *stream is NULL and capture_end must
+   * not be called. */
   mpg_status (*capture_begin)(mpg_gpu *gpu, void **stream);
   /* True if a call of another thread has invalidated the capture (cudaDeviceSynchronize does). */
   bool (*capture_void)(mpg_gpu *gpu);
@@ -212,12 +214,12 @@ mpg_status mpg_gpu_check(mpg_device *device, mpg_gpu_report **report, _Atomic(ui
  * an id created by one of them. The device owns the communicator until the process ends. Host
  * lock. */
 mpg_status mpg_gpu_communicator_join(mpg_device *device, const int32_t *indices, const char *id);
-/* Returns the device's communicator over these GPUs, or NULL if it has none. Sets *calls to its
- * functions, which one thread at a time may call. */
+/* Returns the device's communicator over these GPUs, or NULL if the device has not joined one. Sets
+ * *calls to its functions, which one thread at a time may call. */
 mpg_gpu_communicator *mpg_gpu_communicator_of(const mpg_device *device, const int32_t *indices,
                                               const mpg_gpu_communicators **calls);
-/* Leaves the communicator over these GPUs, which must be unused and may be joined again. Does
- * nothing if the device has none. */
+/* Leaves the communicator over these GPUs, which must not be in use. It may be joined again. Does
+ * nothing if the device has not joined it. */
 void mpg_gpu_communicator_forget(mpg_device *device, const int32_t *indices);
 /* Like the driver's `card` and `id`. Fail if the device is not a GPU. */
 mpg_status mpg_gpu_card_name(mpg_device *device, char *name, size_t size);
@@ -230,7 +232,7 @@ const mpg_gpu_library *mpg_gpu_library_get(const char **reason);
  * here. */
 bool mpg_gpu_library_forked(void);
 /* Sets the library's required stamp, and a callback that runs when the library is opened, before
- * any of its devices is. Called once by the host at startup. */
+ * any GPU is opened. Called once by the host at startup. */
 void mpg_gpu_library_on_open(void (*opened)(const mpg_gpu_library *library), uint64_t stamp);
 
 #endif

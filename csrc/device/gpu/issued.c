@@ -13,7 +13,7 @@ mpg_status mpg_issued_init(mpg_issued *issued) {
 void mpg_issued_close(mpg_issued *issued) { mpg_free(issued->works); }
 
 /* Value of `raised` while reports are read. It is not 0, so a thread that tests `raised` during
- * this time waits for the mutex, and so until the failures are recorded. */
+ * this time takes the mutex and thus waits until the failures are recorded. */
 enum { BEING_READ = 2 };
 
 static mpg_issued_work *work_at(const mpg_issued *issued, uint64_t number) {

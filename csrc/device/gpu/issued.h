@@ -39,8 +39,8 @@ typedef struct mpg_issued {
   _Atomic(uint64_t) open;
   uint64_t failed; /* bit set of open checks whose failure is recorded; guarded by the mutex */
   struct {
-    uint64_t work;  /* index (since the start) of the work that the check belongs to */
-    mpg_tick first; /* if the check fails, the ticks from this one to the work's last fail */
+    uint64_t work;  /* serial number of the work that the check belongs to */
+    mpg_tick first; /* if the check fails, the work fails from this tick on */
   } checks[MPG_GPU_REPORTS];
 } mpg_issued;
 
@@ -57,8 +57,8 @@ mpg_gpu_report *mpg_issued_check(mpg_issued *issued, mpg_device *device, pthread
 /* Returns the tick that the worker must wait for before it logs more work, because the oldest entry
  * of the full log still has open checks. Returns 0 if it need not wait. */
 mpg_tick mpg_issued_overflow_tick(mpg_issued *issued);
-/* Records the failures that the card has reported, and closes the checks that have run. The mutex
- * is held. */
+/* Records the failures that the GPU has reported, and closes the checks that have run. The mutex is
+ * held. */
 void mpg_issued_collect(mpg_issued *issued, mpg_device *device);
 /* True if the outcome of a check before `tick` is unknown. The mutex is held. */
 bool mpg_issued_open_before(mpg_issued *issued, mpg_device *device, mpg_tick tick);

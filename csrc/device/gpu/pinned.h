@@ -1,7 +1,7 @@
-/* Pinned memory: host memory that is page-locked if there is a GPU, so that cards copy to and from
- * it directly and asynchronously. It is ordinary memory that the driver has locked, so a forked
- * child can use its copy. Locking is slow, so released blocks are cached, up to the peak number of
- * bytes in use.
+/* Pinned memory: host memory that is page-locked if the machine has a usable GPU, so that GPUs copy
+ * to and from it directly and asynchronously. It is ordinary memory that the driver has locked, so
+ * a forked child can use its own copy. Locking is slow, so released blocks are cached, up to the
+ * peak number of bytes in use.
  *
  * Ownership: a block belongs to the caller until it is released. Threads: host lock.
  */

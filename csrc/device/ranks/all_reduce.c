@@ -11,7 +11,7 @@
 static mpg_engine *const engine = &mpg_the_engine;
 
 enum {
-  WHOLE = 32 << 10, /* arrays of at most this many bytes are sent whole to all ranks */
+  WHOLE = 32 << 10, /* maximum bytes of a small array, which is sent to all ranks */
   PIECES = 1 << 20, /* total bytes of the pieces, one per rank, that are summed at a time */
   SMALLEST = 16 << 10,
   WINDOW = 4,  /* maximum number of messages in flight per stream */
@@ -19,7 +19,8 @@ enum {
   LOOKS = 256, /* number of polls without progress between checks for lost ranks */
 };
 
-/* The first message of a rank in a sum, followed by a small array or a failure text. */
+/* Header of the first message that a rank sends in a sum. A small array or a failure text
+ * follows. */
 typedef struct opening {
   uint64_t magic, number, count;
   uint32_t item, dtype, failed, line;
@@ -27,7 +28,8 @@ typedef struct opening {
   mpg_rank_step step;
 } opening;
 static const uint64_t MAGIC = 0x6d7067726d737532;
-/* Fits the first message of any call, because the other rank may run a different one. */
+/* Size of the buffer for a first message. It fits the first message of any sum or transfer, because
+ * the other rank may run a different call. */
 enum { OPENING = MPG_HEADER + MPG_SMALL };
 _Static_assert(sizeof(opening) % 16 == 0 && (int)MPG_NOTICE <= (int)WHOLE &&
                    sizeof(opening) + (int)WHOLE <= (int)OPENING && OPENING % 16 == 0,
@@ -48,8 +50,8 @@ typedef struct stream {
   mpg_mpi_handle requests[WINDOW];
 } stream;
 
-/* The exchange with one other rank. give: sends data of that rank's part. take: receives data of
- * this rank's part. tell: sends this rank's sums. get: receives that rank's sums. */
+/* The exchange with one other rank. `give` sends input for the partner's part. `take` receives
+ * input for this rank's part. `tell` sends this rank's sums. `get` receives the partner's sums. */
 typedef struct partner {
   int rank;
   stream give, take, tell, get;
@@ -66,8 +68,8 @@ typedef struct run {
 
 static int others(void) { return engine->size - 1; }
 
-/* Returns the first item of the part of `rank`. For `rank` == engine->size, returns the number of
- * items. */
+/* Returns the index of the first item in the part that `rank` sums. For `rank` == engine->size,
+ * returns the number of items. */
 static size_t part(const mpg_all_reduce *work, int rank) {
   size_t lines = (work->count * work->item + LINE - 1) / LINE, ranks = (size_t)engine->size;
   size_t each = lines / ranks, more = lines % ranks, r = (size_t)rank;
@@ -75,8 +77,8 @@ static size_t part(const mpg_all_reduce *work, int rank) {
   return begin < work->count ? begin : work->count;
 }
 
-/* Returns the first item of piece k of the part of `rank`, and sets *count to its number of
- * items. */
+/* Returns the index of the first item in piece k of a rank's part. Sets *count to the number of
+ * items in the piece. */
 static size_t piece_of(const run *r, int rank, size_t k, size_t *count) {
   size_t begin = part(r->work, rank) + k * r->piece, end = part(r->work, rank + 1);
   *count = end - begin < r->piece ? end - begin : r->piece;
@@ -114,7 +116,8 @@ static mpg_status test(mpg_mpi_handle *request, bool *done) {
   return result;
 }
 
-/* Counts completed messages, from the oldest in flight to the first incomplete one. */
+/* Advances s->done past the oldest messages in flight that are complete. Stops at the first
+ * incomplete message. */
 static mpg_status look(stream *s, bool *moved) {
   bool done = s->done < s->begun;
   while (done && s->done < s->begun) {
@@ -206,8 +209,8 @@ static mpg_status check(const mpg_all_reduce *work, const char *said, int rank) 
   return MPG_OK;
 }
 
-/* Exchanges openings with all other ranks and checks them. Openings contain the data if it is
- * small. Sets *said to the openings by rank, OPENING bytes each. */
+/* Exchanges openings with all other ranks and checks them. If the array is small, its data follows
+ * the opening. Sets *said to the received messages: rank i's message starts at byte i * OPENING. */
 static mpg_status open(const mpg_all_reduce *work, const char *failure, char **said) {
   size_t own = (size_t)engine->rank * OPENING, ranks = (size_t)engine->size;
   size_t follows = work->count * work->item <= WHOLE ? work->count * work->item : 0;
@@ -331,7 +334,8 @@ static mpg_status sum_pieces(run *r) {
   return MPG_OK;
 }
 
-/* Cancels the receives in flight. Returns true if MPI will not write to their memory. */
+/* Cancels the stream's receives in flight. Returns true if MPI will no longer write to their
+ * memory. */
 static bool cancel(stream *s) {
   bool all = true;
   for (; s->done < s->begun; s->done++)
@@ -370,8 +374,8 @@ static mpg_status sum_small(const mpg_all_reduce *work, const char *said) {
   return status;
 }
 
-/* Returns MPI's handle of the dtype; 0 if MPI must not sum in its own order or cannot sum the
- * dtype. */
+/* Returns MPI's handle for the dtype. Returns 0 if sums must be in rank order or if MPI cannot sum
+ * the dtype. */
 static mpg_mpi_handle type_of(const mpg_all_reduce *work) {
   const mpg_mpi *mpi = &engine->mpi;
   size_t count = sizeof mpi->types / sizeof *mpi->types;

@@ -24,7 +24,8 @@ static struct {
   mpg_rank_step step;
 } calls;
 
-/* True if only this rank creates the arrays of this thread, so they get no names. */
+/* True if only this rank runs this thread's current code. The arrays that it creates then get no
+ * names. */
 static _Thread_local bool alone;
 
 /* --- Names of arrays -------------------------------------------------------------------------- */
@@ -141,8 +142,8 @@ static void describe(const mpg_transfer *t, char *text, size_t size) {
 }
 
 /* Ranks may branch and create an array by different calls. So different names are a mismatch only
- * in two cases: if the same kind of call on the same line created both arrays, or if the lines
- * differ but this rank has run the sender's line as well. */
+ * in two cases: if the same kind of call on the same line created both arrays, or if the arrays
+ * were created on different lines and this rank has run the sender's line. */
 static bool same_array(const mpg_rank_call *own, const mpg_rank_call *theirs) {
   if (!own->array || !theirs->array) return true;
   if (own->array == theirs->array) return own->offset == theirs->offset;

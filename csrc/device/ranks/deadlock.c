@@ -92,7 +92,7 @@ void mpg_ranks_poll_end(mpg_rank_wait *wait) {
 
 bool mpg_rank_awaits(int rank, int64_t since_ns) {
   const mpg_rank_state *own = &engine->peers[engine->rank].standing;
-  /* Ranks 63 and above share a bit, which does not tell which of them is awaited. */
+  /* Ranks 63 and above share a bit, so the set does not show which of these ranks is awaited. */
   if (rank >= 63) return false;
   return own->since_ns && own->since_ns < since_ns && own->waits_for & bit_of(rank);
 }
@@ -109,8 +109,8 @@ static bool is_waiting(int rank, int64_t now) {
 }
 
 /* Returns the largest set of ranks that wait only for each other. Starts with all waiting ranks and
- * removes ranks that wait for a rank outside of the set, until none is left. *serial changes if any
- * of the ranks progresses. */
+ * removes ranks that wait for a rank outside of the set, until only ranks that wait within the set
+ * remain. *serial changes if any of the ranks progresses. */
 static uint64_t find_deadlock(int64_t now, uint64_t *serial) {
   uint64_t deadlocked = 0, before;
   for (int i = 0; i < engine->size; i++)

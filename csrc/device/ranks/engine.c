@@ -135,7 +135,7 @@ void mpg_engine_wake(void) {
   if (engine->asleep) pthread_cond_signal(&engine->changed);
 }
 
-/* Pauses become longer because each poll takes microseconds of a core that devices may need. */
+/* The pauses grow because each poll takes microseconds on a core that devices may need. */
 void mpg_engine_pause(int *turns, mpg_poller poller) {
   enum { SPINS = 128, YIELDS = 400, LONG_BEHIND = 2000, DOUBLES_AT = 8, MOST_DOUBLED = 7 };
   const long SHORT_NS = 20000, LONG_NS = 200000;
@@ -178,8 +178,8 @@ static bool waits_for(int rank) {
   return false;
 }
 
-/* Reports to the other ranks that this rank is alive. Marks ranks as lost that have failed, that
- * have ended while this rank waits for them, or that were silent for too long. *seen is the time of
+/* Reports to the other ranks that this rank is alive. Marks a rank as lost if it has failed, if it
+ * has ended while this rank waits for it, or if it was silent for too long. *seen is the time of
  * the previous call. If that was long ago, this process itself was stopped, so the time does not
  * count as silence of the other ranks. */
 static void look_around(int64_t *seen) {
@@ -320,12 +320,12 @@ void mpg_ranks_end(void) {
 
 /* --- Transfers -------------------------------------------------------------------------------- */
 
-/* Waits until at most MAX_IN_FLIGHT bytes are in flight. The lock is held, and released during
- * pauses. */
+/* Waits until at most MAX_IN_FLIGHT bytes are in flight. Called with the lock held; releases it
+ * during pauses. */
 static void make_room(void) {
   bool left;
   for (int turns = 0; engine->bytes_in_flight > MAX_IN_FLIGHT && !engine->stopping;) {
-    mpg_engine_advance(&left); /* a target may be waiting until this rank has received its data */
+    mpg_engine_advance(&left); /* the receiver may itself wait for this rank to receive */
     pthread_mutex_unlock(&engine->lock);
     mpg_engine_pause(&turns, MPG_POLLER_WORK);
     pthread_mutex_lock(&engine->lock);

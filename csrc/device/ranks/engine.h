@@ -1,8 +1,8 @@
 /* Internals shared by the files of this folder: messages and the state of the engine, which
  * advances transfers between ranks (ranks.h).
  *
- * Everything here is protected by the engine's lock, which is held only briefly, because MPI calls
- * do not block.
+ * The engine's lock protects everything here. It is held only briefly, because the MPI calls that
+ * are used do not block.
  */
 #ifndef MPG_DEVICE_RANKS_ENGINE_H
 #define MPG_DEVICE_RANKS_ENGINE_H
@@ -23,7 +23,8 @@ enum {
 typedef struct mpg_message mpg_message;
 struct mpg_message {
   mpg_message *next; /* list of messages in flight */
-  int rank;          /* the other rank, which receives or sends the message */
+  int rank;          /* the peer: receiver of a send, sender of a receive */
+  /* sends: a send, not a receive. control: a report (mpg_news), not part of a transfer. */
   bool sends, control, done;
   mpg_status status;               /* result, valid if done */
   mpg_transfer transfer;           /* the transfer that a receive expects */
@@ -31,7 +32,7 @@ struct mpg_message {
   size_t buffer_size, buffer_room; /* bytes in use, and bytes allocated */
   char *data;                      /* large data of a send; owned */
   char *target;                    /* memory that a receive writes to */
-  bool body;                       /* a receive whose header has arrived */
+  bool body;                       /* the header of this receive has arrived */
   int num_requests, num_tested;    /* requests before index num_tested are complete */
   mpg_mpi_handle *requests;        /* points to `few`, or to owned memory */
   mpg_mpi_handle few[2];
@@ -43,7 +44,8 @@ typedef struct mpg_rank_state {
   int64_t since_ns;   /* start of the wait, by this process's clock; 0 if not waiting */
   uint64_t waits_for; /* set of ranks */
   uint64_t serial;    /* progress counter; unchanged while the rank makes no progress */
-  /* The event that the rank waits for; if it does not wait, its latest block. */
+  /* Description of the event that the rank waits for. If the rank is not waiting: path of the block
+   * that last sent data. */
   char text[MPG_NOTICE / 2];
 } mpg_rank_state;
 
@@ -62,7 +64,7 @@ typedef struct mpg_peer {
   char failed[MPG_NOTICE];
   int64_t heard_ns;        /* time of the last message from the rank */
   bool awaited;            /* a sum over ranks waits for the rank */
-  mpg_rank_state standing; /* the rank's wait state; this rank uses its own entry as well */
+  mpg_rank_state standing; /* the rank's wait state; peers[engine.rank] holds this rank's own */
   uint64_t steps;          /* number of training steps begun */
   int64_t ended_ns;        /* time when the rank reported the end of its script; 0 while it runs */
   uint64_t sent, received; /* number of transfer messages to and from the peer */
@@ -90,29 +92,29 @@ typedef struct mpg_engine {
   bool beginning;
   pthread_cond_t begun;
   bool started, stopping, forked, asleep; /* asleep: the engine's thread waits for `changed` */
-  /* Numbers of threads that wait for remote devices and poll: device workers, and threads of the
-   * host. */
+  /* Numbers of threads that poll while they wait for remote devices: device workers, and host
+   * threads. */
   _Atomic(int) workers, hosts;
   mpg_message *in_flight;
   int num_in_flight;
   mpg_message *unused; /* free list of messages with their buffers */
   int num_unused;
   struct {
-    /* Messages tested by MPI_Testany. `requests` holds the next request of each, in the layout of
-     * MPI's arrays. */
+    /* Messages tested by MPI_Testany. `requests` holds the next request of each message, as an
+     * array of MPI_Request. */
     mpg_message **messages;
     void *requests;
     int room;
   } looked_at;
-  size_t bytes_in_flight; /* data that was copied for sends and has not left yet */
+  size_t bytes_in_flight; /* buffered by sends that MPI has not completed */
   struct {
     char *memory;
     size_t size;
-    /* Memory of large data that has been sent. It is reused, because writing to newly mapped memory
-     * is slow. */
+    /* Buffers of large sends that have completed. They are reused, because writing to newly mapped
+     * memory is slow. */
   } spare[4];
-  /* Buffers of sums. Not guarded by the lock, because only the thread that runs the sums uses
-   * them. */
+  /* Buffers of sums. The lock does not guard these buffers, because only the thread that runs the
+   * sums uses them. */
   mpg_room openings, arrived, joined;
   uint64_t next_number; /* next transfer number; host lock */
   uint64_t sent, received, bytes_sent, bytes_received;
@@ -131,7 +133,7 @@ typedef struct mpg_engine {
   /* ended: this rank has reported its end. gave_up: messages were abandoned since
    * mpg_messages_advance began to poll. */
   bool ended, gave_up;
-  uint32_t scope; /* block of the work that sent data last; 0 means none */
+  uint32_t scope; /* path (mpg_scope_text) of the block that last sent data; 0 means none */
 } mpg_engine;
 extern mpg_engine mpg_the_engine; /* runtime state (state.c) */
 
@@ -166,14 +168,14 @@ mpg_status mpg_engine_start(void); /* starts the engine's thread if it is not ru
 void mpg_engine_stop(void);
 void mpg_engine_fork_prepare(void);
 void mpg_engine_fork_done(bool child); /* a forked child cannot take part in transfers */
-/* Polling policy by caller: the more latency matters, the more often it polls. */
+/* Polling policy by caller: the more latency matters, the more often the caller polls. */
 typedef enum mpg_poller {
   MPG_POLLER_WORK, /* running work waits: spins, then yields its core */
   MPG_POLLER_HOST, /* the host waits: spins, then sleeps with growing pauses */
   MPG_POLLER_IDLE, /* no thread waits, or another thread already polls: sleeps */
 } mpg_poller;
-/* Pauses between two polls, for longer the more polls there were since the last progress
- * (*turns). */
+/* Pauses between two polls and increments *turns, the number of polls since the last progress. The
+ * pause grows with *turns. */
 void mpg_engine_pause(int *turns, mpg_poller poller);
 void mpg_engine_wake(void); /* wakes the engine's thread if it sleeps */
 

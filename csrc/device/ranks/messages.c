@@ -157,7 +157,8 @@ static void add_in_flight(mpg_message *message) {
   engine->num_in_flight++;
 }
 
-/* Tests the requests of a send. Sets *left if all are complete, so MPI no longer needs the data. */
+/* Tests the requests of a send. Sets *left if all are complete; MPI then no longer needs the
+ * data. */
 static mpg_status look_whether_left(mpg_message *m, bool *left) {
   for (int done = 1; m->num_tested < m->num_requests; m->num_tested++) {
     _Alignas(16) char status[MPG_MPI_STATUS];
@@ -213,8 +214,8 @@ mpg_status mpg_message_send(const mpg_transfer *transfer, int rank, uint64_t num
     add_in_flight(m);
   return MPG_OK;
 fail:
-  /* MPI may still read the message, so marks a request as pending, which keeps mpg_message_free
-   * from reusing the memory. */
+  /* MPI may still read the message. Marks a request as pending, so that mpg_message_free does not
+   * reuse the memory. */
   if (m->num_requests) m->num_tested = m->num_requests - 1;
   mpg_message_free(m);
   return status;
@@ -225,7 +226,7 @@ mpg_status mpg_message_receive(const mpg_transfer *transfer, void *target, mpg_m
   mpg_message *m;
   if (engine->peers[rank].lost[0]) return mpg_fail(MPG_ERROR, "%s", engine->peers[rank].lost);
   /* The buffer fits any header with small data, because a rank that runs a different program may
-   * send more than this one expects. */
+   * send more than this rank expects. */
   MPG_TRY(new_message(rank, MPG_HEADER + MPG_SMALL, 1 + pieces_of(transfer->size), &m));
   m->transfer = *transfer;
   /* A broadcast uses one number per receiving rank. */
@@ -381,7 +382,8 @@ static mpg_status begin_body(mpg_message *m) {
   return MPG_OK;
 }
 
-/* Handles the result of the message's next request, and finishes the message after the last one. */
+/* Handles the result of the message's next request. After the last request, finishes the
+ * message. */
 static void pass(mpg_message *m, mpg_status result) {
   if (m->done) { /* the message was abandoned, because its rank is lost */
     m->num_tested += result == MPG_OK;

@@ -1,5 +1,5 @@
-/* Functions of the MPI library that the host has opened. They are resolved at run time, so the
- * build does not need MPI.
+/* Functions of the MPI library that the host program has opened. They are resolved at run time, so
+ * the build does not need MPI.
  *
  * An MPI handle is an int or a pointer, depending on the implementation. Here it is a pointer-sized
  * integer. This works for both: arguments are passed in pointer-sized registers, and a function
@@ -37,7 +37,8 @@ enum { MPG_MPI_STATUS = 256 }; /* bytes; larger than MPI_Status of any implement
 /* Sets the functions to those of the library at `path`, which is already open. */
 mpg_status mpg_mpi_find(mpg_mpi *mpi, const char *path);
 mpg_status mpg_mpi_fail(const mpg_mpi *mpi, int code, const char *function);
-/* Cancels a receive. Returns false if this fails, so MPI may still write to its memory. */
+/* Cancels a receive. Returns false if this fails; MPI may then still write to the receive's
+ * memory. */
 bool mpg_mpi_cancel(const mpg_mpi *mpi, mpg_mpi_handle *request);
 /* Returns MPG_OK if `code` is MPI_SUCCESS. Otherwise fails with MPI's error text. */
 static inline mpg_status mpg_mpi_check(const mpg_mpi *mpi, int code, const char *function) {

@@ -1,19 +1,19 @@
 /* Ranks: processes that are started together and run the same script.
  *
  * A device id may name a rank, as in cpu(0, rank=1). It then means the same device in all
- * processes. The named rank owns the device. In all other processes it is *remote*, a device
- * without memory. Every process submits all work to all devices in the same order. Work on a remote
- * device takes ticks there but computes nothing. A copy between two ranks is a *transfer*: the
- * source's rank sends a message when it runs the copy, and the target's rank receives it. All
+ * processes. The named rank owns the device. In all other processes the device is *remote* and has
+ * no memory. Every process submits all work to all devices in the same order. Work on a remote
+ * device advances its tick count but computes nothing. A copy between two ranks is a *transfer*:
+ * the source's rank sends a message when it runs the copy, and the target's rank receives it. All
  * processes queue transfers in the same order and number them in that order. The number is the
  * message's tag, so messages may arrive in any order. The receiving rank compares number, size and
- * devices, which detects ranks that run different programs. Data of a GPU is staged in host memory;
- * the GPU's worker waits for the copy to the host.
+ * devices, which detects ranks that run different programs. Data on a GPU is staged in host memory,
+ * and the GPU's worker blocks until the copy to the host is done.
  *
- * A device whose id names no rank is an *own* device. Every process has its own one. The contents
- * are equal in all processes if the script writes equal values. So a copy from an own device to a
- * device of a rank sends nothing: that rank copies from its own device. A copy from a device of a
- * rank to an own device is a broadcast to all ranks.
+ * A device whose id names no rank, such as cpu(0), is an *own* device: every process has a device
+ * with this id. Arrays on own devices are equal in all processes if the script writes equal values.
+ * So a copy from an own device to a rank's device sends nothing: that rank copies from its own
+ * device. A copy from a rank's device to an own device is a broadcast to all ranks.
  *
  * A send copies the data into a buffer and returns. A receive is queued as work of the source,
  * which is a remote device. Its tick completes when the data has arrived. The *engine* advances
@@ -78,7 +78,7 @@ uint64_t mpg_transfer_numbers(mpg_device_id from, mpg_device_id to);
 uint64_t mpg_transfers_take(uint64_t count);
 
 /* calls.c: descriptions of calls. Each message carries the sender's description, and the receiving
- * rank compares it with its own. A difference raises an error on all ranks that names both calls.
+ * rank compares it with its own. If they differ, all ranks raise an error that names both calls.
  * Text is formatted only for the error. Host lock, except for the comparing functions. */
 
 /* The latest parameter update, which all ranks make together. */
@@ -103,7 +103,7 @@ bool mpg_ranks_name_arrays(bool named);
 /* Resets the counts that are part of array names. Called at each rendezvous of all ranks, so that
  * ranks whose counts differ agree again. */
 void mpg_ranks_note_collective(void);
-uint64_t mpg_ranks_note_graph(void); /* numbers a graph that all ranks have agreed on */
+uint64_t mpg_ranks_note_graph(void); /* returns a new number for a graph that all ranks share */
 
 enum { MPG_CALL_DIMS = 4 };
 typedef struct mpg_rank_call {
@@ -148,7 +148,7 @@ mpg_status mpg_transfer_receive(mpg_run *run, const mpg_transfer *transfer, mpg_
  * thread. */
 void mpg_ranks_note_step(void);
 
-/* True if all sent messages have left this process, except those to lost ranks. Any thread. */
+/* True if MPI has completed all sends, except those to lost ranks. Any thread. */
 bool mpg_ranks_flushed(void);
 /* Counts of transfers, messages and bytes so far. */
 typedef struct mpg_rank_statistics {

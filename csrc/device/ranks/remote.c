@@ -188,7 +188,7 @@ static void remote_close(mpg_device *device) {
   pthread_mutex_unlock(&engine->lock);
 }
 
-/* Nothing to lock: runtime.c holds the engine's lock during a fork. */
+/* Empty, because runtime.c holds the engine's lock during a fork. */
 static void remote_fork_prepare(mpg_device *device) { (void)device; }
 static void remote_fork_done(mpg_device *device, bool child) { (void)device, (void)child; }
 
