@@ -5,10 +5,10 @@
 
 struct mpg_kept_contents {
   mpg_kept_contents *next; /* list of copies of older contents */
-  mpg_storage *copy;       /* owned; NULL if there was no memory for a copy */
+  mpg_storage *copy;       /* owned; NULL if memory for a copy was exhausted */
   uint32_t version;
-  /* Number of savers; 0 while this is the storage's current version, whose savers are counted in
-   * the storage. */
+  /* Number of savers. It is 0 while this is the storage's current version, because storage->savers
+   * counts those. */
   uint32_t savers;
 };
 

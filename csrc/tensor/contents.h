@@ -1,10 +1,10 @@
 /* Copy-on-write of storages whose contents a gradient still needs.
  *
- * A saver (a gradient function that needs a storage's contents) records the storage's version. If
- * the contents have savers, mpg_storage_before_write copies them before work that overwrites them
- * is queued. When the write is recorded (mpg_storage_add_write), the copy is handed over to the
- * savers. So gradients use the values of the forward pass. Contents are lost only if there is no
- * memory for a copy, or if other code writes an exposed storage unnoticed.
+ * A saver is a gradient function that needs a storage's contents. It records the storage's version.
+ * If the contents have savers, mpg_storage_before_write copies them before work that overwrites
+ * them is queued. When the write is recorded (mpg_storage_add_write), the savers of the old version
+ * get the copy. So gradients use the values of the forward pass. Contents are lost only if there is
+ * no memory for a copy, or if other code writes an exposed storage unnoticed.
  *
  * Ownership: a saver holds a reference to the storage. The storage owns the copies; each copy is
  * freed with its last saver. Threads: host lock.
@@ -20,9 +20,9 @@ typedef struct mpg_saved {
   uint32_t version;
 } mpg_saved;
 
-/* Savers of many watched storages that are counted lazily: only when a watched storage is about to
- * be written while they are in the list. So a compiled call need not visit each of its
- * parameters. */
+/* A group of savers of watched storages that is counted lazily: only if a watched storage is about
+ * to be written while the group is in the list of late savers. So a compiled call need not visit
+ * each of its parameters. */
 typedef struct mpg_late_savers {
   struct mpg_late_savers *next, **link; /* link is NULL if not in the list */
   /* Adds the savers to their storages; called at most once. */
@@ -32,8 +32,8 @@ void mpg_late_savers_add(mpg_late_savers *savers);    /* no-op if already in the
 void mpg_late_savers_remove(mpg_late_savers *savers); /* no-op if not in the list */
 void mpg_late_savers_count(void);                     /* calls each `count` and empties the list */
 
-/* Returns the current number of savers of tracked storages, which are the destinations of
- * gradients. */
+/* Returns the current number of savers of tracked storages. The storages of parameters' gradients
+ * are tracked. */
 uint64_t mpg_contents_tracked_savers(void);
 void mpg_contents_count_tracked(int64_t change);
 /* Marks a storage as tracked: from then on, its savers and its reads by other devices are
@@ -45,7 +45,7 @@ static inline void mpg_contents_add_saver(mpg_storage *storage) {
   if (__builtin_expect(storage->tracked, 0)) mpg_contents_count_tracked(1);
 }
 void mpg_contents_drop_kept(mpg_storage *storage, uint32_t version);
-/* Removes one saver of that version. */
+/* Removes one saver of version `version`. */
 static inline void mpg_contents_remove_saver(mpg_storage *storage, uint32_t version) {
   if (__builtin_expect(storage->version == version, 1)) {
     storage->savers--;
@@ -68,9 +68,9 @@ static inline void mpg_contents_release(mpg_saved *saved) { /* no-op if nothing 
   mpg_storage_release(storage);
 }
 
-/* Returns a storage with the contents of that version: the storage itself or a copy. Borrowed.
- * Returns NULL if the contents are lost; *no_memory is then true if there was no memory for a
- * copy. */
+/* Returns a storage with the contents of version `version`: the storage itself or a copy. Borrowed.
+ * Returns NULL if the contents are lost, and then sets *no_memory to true if memory for a copy was
+ * exhausted. */
 mpg_storage *mpg_contents_find(mpg_storage *storage, uint32_t version, bool *no_memory);
 const char *mpg_contents_lost_text(bool no_memory); /* describes why contents are lost */
 static inline mpg_storage *mpg_contents_at(mpg_storage *storage, uint32_t version) {
@@ -80,10 +80,10 @@ static inline mpg_storage *mpg_contents_at(mpg_storage *storage, uint32_t versio
              : mpg_contents_find(storage, version, &no_memory);
 }
 
-/* True if the current contents have already been copied. */
+/* True if the current contents already have a copy. */
 bool mpg_contents_kept(mpg_storage *storage);
-/* Records `copy` as the copy of the current contents, which must not have one. Takes ownership of
- * `copy`. NULL records that memory was exhausted. */
+/* Records `copy` as the copy of the current contents, which must not have a copy yet. Takes
+ * ownership of `copy`. If `copy` is NULL, records that memory was exhausted. */
 mpg_status mpg_contents_keep(mpg_storage *storage, mpg_storage *copy);
 
 #endif

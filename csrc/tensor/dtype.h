@@ -6,7 +6,7 @@
 #include "base/status.h"
 
 typedef enum mpg_dtype {
-  MPG_DTYPE_NONE = -1, /* unknown; as a parameter of an op, keeps the input's dtype */
+  MPG_DTYPE_NONE = -1, /* unknown; as an op's parameter, means the input's dtype */
   MPG_FLOAT32 = 0,
   MPG_FLOAT64 = 1,
   MPG_FLOAT16 = 2,

@@ -10,8 +10,8 @@ enum { MPG_MAX_NDIM = 10 };
 
 typedef struct mpg_shape {
   int32_t ndim;
-  /* Dims beyond ndim are ignored, except where shapes are hashed or compared as bytes; they must be
-   * zero there. */
+  /* Dims beyond ndim are ignored. But in shapes that are hashed or compared as bytes, they must be
+   * zero. */
   int64_t dims[MPG_MAX_NDIM];
 } mpg_shape;
 
@@ -59,7 +59,7 @@ enum { MPG_SHAPE_TEXT_SIZE = 256 };
 char *mpg_shape_text(const mpg_shape *shape, char *buffer, size_t size);
 
 /* Computes the shape that `a` and `b` broadcast to by NumPy's rules. Returns false if they cannot
- * be broadcast. A dim that depends on an unknown one may stay unknown. */
+ * be broadcast. A dim of the result may stay unknown if it depends on an unknown dim. */
 bool mpg_shape_broadcast(const mpg_shape *a, const mpg_shape *b, mpg_shape *result);
 
 /* Fills in the unknown ndim or dims of each shape from the other shape. Returns false if the shapes

@@ -48,7 +48,8 @@ static void release_outside(mpg_storage *storage) {
   recycle(storage);
 }
 
-/* The list `leaving` is linked through block.memory, whose value is no longer needed. */
+/* The list `leaving` is linked through block.memory, because the address of the memory is no longer
+ * needed. */
 void mpg_storage_collect(void) {
   mpg_storage *left = leaving;
   leaving = NULL; /* so that this function can be called again while `release` runs */
@@ -69,7 +70,7 @@ mpg_status mpg_storage_create(mpg_device *device, size_t size, bool host_access,
   if (leaving) mpg_storage_collect();
   mpg_storage *storage = new_storage();
   if (!storage) return MPG_HOST_OUT_OF_MEMORY;
-  /* Sets the whole block. The other fields are set below. */
+  /* Sets storage->block. The other fields are set below. */
   mpg_status status = mpg_pool_alloc(device->pool, size, host_access, &storage->block);
   if (status != MPG_OK) {
     recycle(storage);

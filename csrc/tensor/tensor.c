@@ -26,7 +26,7 @@ mpg_status mpg_tensor_create_pinned(mpg_device *device, const mpg_desc *desc, mp
     mpg_pinned_release(block);
     return status;
   }
-  storage->exposed = false; /* no code outside has the address */
+  storage->exposed = false; /* other code does not have the address */
   *tensor = (mpg_tensor){.storage = storage, .offset = 0, .desc = *desc};
   return MPG_OK;
 }
@@ -95,8 +95,8 @@ static bool writable(const mpg_tensor *tensor) {
   return mpg_uses_finished(&tensor->storage->block.uses, tensor->storage->device);
 }
 
-/* Number of waits that release the host lock. If other threads queue work faster than it finishes,
- * waiting with the lock released might never end, so later waits hold the lock. */
+/* Number of waits that release the host lock. If other threads queue work faster than the device
+ * finishes it, waiting with the lock released might never end, so later waits hold the lock. */
 enum { ROUNDS_WITHOUT_LOCK = 4 };
 
 mpg_status mpg_tensor_wait_read(const mpg_tensor *tensor) {
@@ -167,7 +167,7 @@ static mpg_status queue_copy(const mpg_tensor *from, const mpg_tensor *to) {
       .devices = &device, .count = 1, .prepare = prepare_copy, .note = note_copy, .state = &state});
 }
 
-/* Creates an array of the same desc on the same device, in a new storage. */
+/* Creates an array with the same shape and dtype on the same device, in a new storage. */
 static mpg_status make_like(const mpg_tensor *tensor, bool host_access, mpg_tensor *result) {
   mpg_storage *storage;
   MPG_TRY(mpg_storage_create(mpg_tensor_device(tensor), mpg_tensor_bytes(tensor), host_access,
@@ -254,12 +254,12 @@ mpg_status mpg_tensor_copy_from_host(mpg_tensor *tensor, const void *host) {
   mpg_storage *storage = tensor->storage;
   mpg_device *device = storage->device;
   mpg_storage_before_write(storage);
-  if (device->remote) { /* all processes write equal values, so this one has nothing to send */
+  if (device->remote) { /* the device's own rank writes the same values */
     mpg_storage_add_write(storage, 0);
     return MPG_OK;
   }
-  /* Waits for the last write of the storage and reports its failure, because a partial write keeps
-   * the rest of the contents. */
+  /* A partial write keeps the rest of the contents, so waits for the storage's last write and
+   * reports its failure. */
   if (mpg_tensor_is_part(tensor) && !readable(tensor)) MPG_TRY(mpg_tensor_wait(tensor));
   if (!writable(tensor)) MPG_TRY(mpg_uses_wait(&storage->block.uses, device, false));
   if (!writable(tensor)) return write_in_order(tensor, host);

@@ -20,10 +20,10 @@ typedef struct mpg_kept_contents mpg_kept_contents; /* contents.h */
 
 typedef struct mpg_storage {
   int32_t references;
-  /* Number of writes. If it is 0, the block's uses are work of earlier storages in the same
-   * memory. */
+  /* Number of writes. While it is 0, the uses recorded in `block` are by work of earlier storages
+   * in the same memory. */
   uint32_t version;
-  /* mpg_storage_watched_writes counts its writes, because a cache depends on the contents */
+  /* A cache depends on the contents, so mpg_storage_watched_writes counts the writes. */
   bool watched;
   bool tracked; /* mpg_storage_foreign_reads counts reads by other devices */
   /* Other code has the address and may write to the memory unnoticed. True for imported and
@@ -36,8 +36,8 @@ typedef struct mpg_storage {
   uint64_t born;           /* serial number: the first storage has 1 */
   /* Name that is the same in all processes (mpg_ranks_name_array); 0 if none. */
   uint64_t name;
-  /* Imported memory only: called instead of returning the memory to the pool, once no queued work
-   * uses it. */
+  /* Imported memory only: called once no queued work uses the memory, which is not returned to the
+   * pool. */
   void (*release)(void *owner);
   void *owner;
   mpg_block block;
@@ -53,8 +53,8 @@ typedef struct mpg_tensor {
 mpg_status mpg_storage_create(mpg_device *device, size_t size, bool host_access,
                               mpg_storage **storage);
 /* Wraps imported memory in a storage. `owner` keeps the memory alive until release(owner), which is
- * called under the host lock once the memory is no longer used. If this function fails, it is not
- * called. */
+ * called under the host lock once the memory is no longer used. If this function fails, `release`
+ * is not called. */
 mpg_status mpg_storage_wrap(mpg_device *device, void *memory, size_t size, void (*release)(void *),
                             void *owner, mpg_storage **storage);
 uint64_t mpg_storage_births(void); /* number of storages created so far */
@@ -119,13 +119,14 @@ mpg_status mpg_tensor_wait(const mpg_tensor *tensor);
  * failure of the work that wrote the tensor. */
 mpg_status mpg_tensor_wait_read(const mpg_tensor *tensor);
 mpg_status mpg_tensor_wait_write(const mpg_tensor *tensor);
-/* Copy mpg_tensor_bytes to or from host memory, and block. The copy is atomic with respect to work
- * that other threads queue. The functions wait once; if the array is then in use by newer work, the
- * copy is queued like other work. Copying from the host increments the version. */
+/* Copy all of the tensor's bytes to or from host memory. Block until the copy has read or written
+ * `host`. The copy is atomic with respect to work that other threads queue. The functions wait once
+ * for the array; if newer work uses it by then, the copy is queued like other work. Copying from
+ * the host increments the version. */
 mpg_status mpg_tensor_copy_to_host(const mpg_tensor *tensor, void *host);
 mpg_status mpg_tensor_copy_from_host(mpg_tensor *tensor, const void *host);
-/* Creates a copy on the same device. The copy is queued, so it has the contents after all work
- * queued so far. */
+/* Creates a copy on the same device. The copy is queued, so it sees the results of all work queued
+ * earlier. */
 mpg_status mpg_tensor_snapshot(const mpg_tensor *tensor, mpg_tensor *copy);
 
 /* Copies the contents of a storage if they are saved for a gradient (contents.h). Must be called
@@ -137,7 +138,8 @@ static inline void mpg_storage_before_write(mpg_storage *storage) {
     mpg_storage_copy_contents(storage);
 }
 
-/* True if entry i of the list is this point. Then also sets the entry's `data` flag if `data`. */
+/* True if entry i of the list is the point (device, tick). If so and if `data`, sets the entry's
+ * `data` flag. */
 static inline bool mpg_points_known(const mpg_point_list *list, int i, const mpg_device *device,
                                     mpg_tick tick, bool data) {
   if (i < list->begin || list->points[i].tick != tick || list->points[i].device != device)
@@ -148,7 +150,7 @@ static inline bool mpg_points_known(const mpg_point_list *list, int i, const mpg
 mpg_status mpg_points_add_new(mpg_point_list *list, mpg_device *device, mpg_tick tick, bool data);
 static inline mpg_status mpg_points_add(mpg_point_list *list, mpg_device *device, mpg_tick tick,
                                         bool data) {
-  /* Arrays that were written together are usually listed together, so the point is mostly one of
+  /* Arrays that were written together are usually listed together, so the point is usually one of
    * the last two. */
   for (int i = 1; i <= 2; i++)
     if (mpg_points_known(list, list->count - i, device, tick, data)) return MPG_OK;
@@ -159,10 +161,12 @@ mpg_status mpg_storage_foreign_points(mpg_storage *storage, const mpg_device *de
 /* Adds the points that work on `device` must wait for before it reads or writes the storage, and
  * reserves memory for recording the use. Adds each point once. Skips points that are reached,
  * unless their work may have failed.
+ *
  * Work on the storage's own device runs in order, so it need not wait, but a reader lists the last
- * write so that a failure propagates. Work that writes only a part of the storage must pass
- * `reads`, because it keeps the rest of the contents. Work of another device that writes into the
- * storage (a push) waits for all work that still uses the storage.
+ * write so that a failure propagates. For work that writes only a part of the storage, `reads` must
+ * be true, because the work keeps the rest of the contents. Work of another device that writes into
+ * the storage (a push) waits for all work that still uses the storage.
+ *
  * This function and the functions that record uses must be called within mpg_device_queue. */
 static inline mpg_status mpg_storage_points(mpg_storage *storage, const mpg_device *device,
                                             bool reads, bool writes, mpg_point_list *list) {
@@ -176,15 +180,15 @@ static inline mpg_status mpg_storage_points(mpg_storage *storage, const mpg_devi
 static inline bool mpg_tensor_is_part(const mpg_tensor *tensor) {
   return mpg_tensor_bytes(tensor) != tensor->storage->size;
 }
-/* Returns the failure of the work that wrote the storage, if that has already failed. Otherwise
- * returns MPG_OK, as for storages that were never written. */
+/* Returns the failure of the storage's last write if that work has already failed. Otherwise, or if
+ * the storage was never written, returns MPG_OK. */
 static inline mpg_status mpg_storage_failure(const mpg_storage *storage) {
   if (!mpg_device_has_failed(storage->device) || !storage->version) return MPG_OK;
   return mpg_device_failure(storage->device, storage->block.uses.write);
 }
 /* Record that work at `tick` of `device` reads (or writes) the storage. Called after its points
  * were collected. Only the storage's own device can write: a push by another device is recorded as
- * a read of that device. Tick 0 means that the caller has already written the storage. */
+ * a read by that device. Tick 0 means that the caller has already written the storage. */
 void mpg_storage_add_foreign_read(mpg_storage *storage, mpg_device *device, mpg_tick tick);
 static inline void mpg_storage_add_read(mpg_storage *storage, mpg_device *device, mpg_tick tick) {
   if (storage->device != device)
@@ -200,14 +204,15 @@ static inline void mpg_storage_add_write(mpg_storage *storage, mpg_tick tick) {
   storage->version++;
   if (storage->watched) mpg_storage_note_watched();
 }
-/* Returns the number of writes to watched storages so far. If it has not changed, neither have
- * their contents, except those of exposed storages, which may change at any time. */
+/* Returns the number of writes to watched storages so far. While this number is unchanged, so are
+ * the contents of all watched storages, except for exposed storages, whose contents may change at
+ * any time. */
 uint64_t mpg_storage_watched_writes(void);
 /* Returns the number of queued reads of tracked storages by other devices. */
 uint64_t mpg_storage_foreign_reads(void);
 void mpg_storage_expose(mpg_storage *storage);
-/* True if this thread may write the storage now, given that the storage's device is idle. False if
- * another device still reads it. */
+/* True if this thread may write the storage now. False if another device still reads the storage.
+ * The caller has checked that the storage's own device is idle. */
 static inline bool mpg_storage_writable_now(const mpg_storage *storage) {
   return storage->block.uses.num_foreign == 0 ||
          mpg_uses_finished(&storage->block.uses, storage->device);
