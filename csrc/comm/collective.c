@@ -39,8 +39,8 @@ static mpg_status add_slot(mpg_comm_plan *plan, const mpg_desc *desc, mpg_device
   return MPG_OK;
 }
 
-/* Adds a step whose outputs have these descs and are on `device`. Sets *first to the first output
- * slot. */
+/* Adds a step. Its outputs are on `device` and have the shapes and dtypes `descs`. Sets *first to
+ * the first output slot. */
 static mpg_status add_step(mpg_comm_plan *plan, mpg_op_id op, const void *params,
                            const uint32_t *inputs, int num_inputs, const mpg_desc *descs,
                            int num_outputs, mpg_device_id device, uint32_t *first) {
@@ -150,10 +150,11 @@ static mpg_status collect(mpg_comm_plan *plan, const uint32_t *from, int count,
   return joined < 0 ? sum(plan, here, count, to) : join(plan, here, count, joined, to);
 }
 
-/* Calls collect for all ranks: rank i's array for `rank` is from[i * step + rank * step_of_rank].
- * Plans all copies before the ops that wait for them, so that no device delays a send. Plans ranks
- * from last to first, because autograd sums the gradients of a value from its last use to its
- * first. So the backward pass sums in rank order as well. */
+/* Does the same as `collect` for every rank. The array that rank i contributes to the result of
+ * `rank` is from[i * step + rank * step_of_rank]. Plans all copies before the ops that wait for
+ * them, so that no device delays a send. Plans ranks from last to first, because autograd sums the
+ * gradients of a value from its last use to its first. So the backward pass sums in rank order as
+ * well. */
 static mpg_status collect_everywhere(mpg_comm_plan *plan, const mpg_comm_request *r,
                                      const uint32_t *from, int step, int step_of_rank, int joined,
                                      uint32_t *results) {
@@ -165,8 +166,8 @@ static mpg_status collect_everywhere(mpg_comm_plan *plan, const mpg_comm_request
       uint32_t *at = &here[rank * n + i], array = from[i * step + rank * step_of_rank];
       const mpg_shape shape = plan->slots[array].desc.shape;
       MPG_TRY(move(plan, array, r->devices[rank], at));
-      /* Reshapes to the same shape in place of a copy, so that the gradient of this use is summed
-       * at its place in the rank order. */
+      /* The array is already on this rank's device, so no copy was planned. Adds a reshape to the
+       * same shape, so that autograd sums the gradient of this use in its turn in rank order. */
       if (*at == array && !step_of_rank && n > 1) MPG_TRY(reshape(plan, array, &shape, at));
     }
   for (int rank = n - 1; rank >= 0; rank--)
@@ -175,8 +176,7 @@ static mpg_status collect_everywhere(mpg_comm_plan *plan, const mpg_comm_request
   return MPG_OK;
 }
 
-/* Splits all arrays into n parts. Sets *parts; (*parts)[rank * n + i] is part i of that rank's
- * array. */
+/* Splits each array into n parts. Sets (*parts)[rank * n + i] to part i of that rank's array. */
 static mpg_status cut_all(mpg_comm_plan *plan, const uint32_t *from, int n, int axis,
                           uint32_t **parts) {
   *parts = mpg_arena_alloc(&plan->arena, (size_t)n * (size_t)n * sizeof **parts);
@@ -192,8 +192,8 @@ static mpg_status reduce_scatter(mpg_comm_plan *plan, const mpg_comm_request *r,
   return collect_everywhere(plan, r, parts, r->num_ranks, 1, -1, results);
 }
 
-/* Minimum number of ranks and bytes for two_shot. With two ranks, both algorithms send equally many
- * bytes. For small arrays, the latency of the hops dominates. */
+/* Minimum number of ranks and bytes for two_shot. With two ranks, one_shot sends as many bytes in
+ * fewer hops. For small arrays, the latency of the hops dominates. */
 enum { TWO_SHOT_RANKS = 3, TWO_SHOT_BYTES = 1 << 18 };
 
 static bool two_shot(const mpg_comm_request *r) {
@@ -259,7 +259,7 @@ static mpg_status plan_local(const mpg_comm_request *r, mpg_comm_plan *plan) {
 
 /* --- Plans of single ops (NCCL) --------------------------------------------------------------- */
 
-/* Adds a single op that spans devices: it has all of `inputs`, and output i has descs[i] and is on
+/* Adds a single op that spans devices. Output i has the shape and dtype descs[i] and is on
  * devices[i]. Sets *first to the first output slot. */
 static mpg_status span(mpg_comm_plan *plan, mpg_collective_kind kind, const uint32_t *inputs,
                        int num_inputs, const mpg_desc *descs, const mpg_device_id *devices,
@@ -277,8 +277,8 @@ static mpg_status span(mpg_comm_plan *plan, mpg_collective_kind kind, const uint
   return MPG_OK;
 }
 
-/* Moves slots[i] to devices[i], with one op for up to MPG_MAX_SPANNED slots. Keeps slots that are
- * already on their device. */
+/* Moves slots[i] to devices[i] for all i. Each op moves up to MPG_MAX_SPANNED slots. Does not move
+ * slots that are already on their device. */
 static mpg_status exchange(mpg_comm_plan *plan, uint32_t *slots, const mpg_device_id *devices,
                            size_t count) {
   uint32_t inputs[MPG_MAX_SPANNED], first;
@@ -320,9 +320,9 @@ static mpg_status transpose(mpg_comm_plan *plan, uint32_t from, uint32_t *to) {
   return add_step(plan, MPG_OP_transpose, &params, &from, 1, &old.desc, 1, old.device, to);
 }
 
-/* Returns `shape` as three dims, for an axis that is split into parts of `within` elements. With
- * `in_front`: number of parts, dims before the axis, and one part together with the dims after the
- * axis. Otherwise the first two are swapped. */
+/* Returns a 3-d shape for an array whose `axis` is split into parts of `within` elements. The dims
+ * are the product of the dims before the axis, the number of parts, and `within` times the product
+ * of the dims after the axis. If `in_front`, the first two dims are swapped. */
 static mpg_shape fold(const mpg_shape *shape, int axis, int64_t within, bool in_front) {
   int64_t before = 1, behind = within;
   for (int d = 0; d < axis; d++) before *= shape->dims[d];
@@ -376,9 +376,9 @@ static mpg_status span_reduce_scatter(mpg_comm_plan *plan, const mpg_comm_reques
   return MPG_OK;
 }
 
-/* Concatenates all ranks' arrays on each of `count` devices. If the arrays are equal in shape and
- * on these devices, uses one all-gather; otherwise exchanges them and concatenates on each
- * device. */
+/* Concatenates all ranks' arrays on each of `count` devices. If all arrays have the same shape and
+ * rank i's array is on devices[i], uses one all-gather. Otherwise copies the arrays to every device
+ * and concatenates them there. */
 static mpg_status span_gather(mpg_comm_plan *plan, const mpg_comm_request *r, const uint32_t *from,
                               const mpg_device_id *devices, int count, uint32_t *results) {
   int n = r->num_ranks;
@@ -509,7 +509,7 @@ typedef struct transport {
 
 static const transport transports[] = {
     {"local", plan_local},
-    {"single", plan_single}, /* plans as for NCCL, but for any devices; for tests */
+    {"single", plan_single}, /* for tests: plans as for NCCL, but for any devices */
     {"nccl", plan_nccl},
     {"auto", plan_auto},
 };

@@ -1,12 +1,13 @@
 /* Collectives: joint operations of several devices on their arrays. A collective is planned as a
  * list of ordinary ops and copies.
  *
- * A plan is a list of steps over numbered slots (arrays). It depends only on shapes, dtypes and
- * devices. The caller runs one op per step: eagerly, on the tape, or into a trace. So collectives
- * are recorded, differentiated, placed, ordered and overlapped like all other ops. The gradient of
- * a collective is its adjoint: a copy becomes a copy back, a split becomes a concatenation, and a
- * sum becomes a broadcast. Every local algorithm sums in rank order. So all replicas get
- * bit-identical results, and reduce_scatter is bit-identical to the parts of all_reduce.
+ * A plan is a list of steps whose inputs and outputs are numbered slots (arrays). It depends only
+ * on shapes, dtypes and devices. The caller runs one op per step: eagerly, recorded on the tape, or
+ * traced. So collectives are recorded, differentiated, placed, ordered and overlapped like all
+ * other ops. The gradient of a collective is its adjoint: a copy becomes a copy back, a split
+ * becomes a concatenation, and a sum becomes a broadcast. Every local algorithm sums in rank order.
+ * So all replicas get bit-identical results, and reduce_scatter is bit-identical to the parts of
+ * all_reduce.
  *
  * A transport converts a request to a plan: either copies and ordinary ops, which work between
  * ranks as well, or single NCCL ops. rank_sums.h is for sums of arrays that each rank owns.
@@ -61,8 +62,8 @@ typedef struct mpg_comm_step {
   uint32_t num_inputs, first_output, num_outputs;
 } mpg_comm_step;
 
-/* The first slots are the request's inputs. Each other slot is written by one step. A result is
- * never an input itself. */
+/* The first slots are the request's inputs. Each other slot is written by exactly one step. No
+ * input slot is a result. */
 typedef struct mpg_comm_plan {
   mpg_arena arena;
   mpg_comm_step *steps; /* owned */
@@ -86,8 +87,8 @@ mpg_status mpg_comm_plan_make(const char *transport, const mpg_comm_request *req
                               mpg_comm_plan *plan);
 void mpg_comm_plan_free(mpg_comm_plan *plan);
 
-/* Returns the start of part `index` when `total` is split into `count` parts. Sizes differ by at
- * most one, and larger parts come first. */
+/* Returns the start index of part `index` if `total` elements are split into `count` parts. Sizes
+ * differ by at most one, and larger parts come first. */
 static inline int64_t mpg_comm_part(int64_t total, int count, int index) {
   int64_t each = total / count, more = total % count;
   return each * index + (index < more ? index : more);

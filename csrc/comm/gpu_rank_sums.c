@@ -69,7 +69,7 @@ static mpg_all_reduce describe(const sums *s, said *own) {
 void mpg_gpu_rank_sums_fail(const sums *s) {
   said own;
   const mpg_all_reduce work = describe(s, &own);
-  char text[300]; /* a copy, because the notification itself may fail and change the text */
+  char text[300]; /* copied, because the notification may fail and change the text */
   snprintf(text, sizeof text, "%s", mpg_error_text());
   mpg_all_reduce_fail(&work);
   mpg_fail(MPG_ERROR, "%s", text);
@@ -89,7 +89,7 @@ static mpg_status wait_until(const sums *s, mpg_status (*look)(void *state, bool
   return mpg_all_reduce_until(look, (void *)(uintptr_t)s);
 }
 
-/* Packs the arrays. If `back`, unpacks the sums instead. */
+/* Packs the arrays into s->joined. If `back`, unpacks the sums from there instead. */
 static mpg_status copy(const sums *s, bool back) {
   char *at = s->joined;
   for (uint32_t i = 0; i < s->num_arrays; i++) {

@@ -1,10 +1,10 @@
 /* The GPU part of rank_sums.h: all-reduces over a communicator with one GPU per rank.
  *
- * Sums are computed in rank order, as on CPUs: each rank receives all ranks' values of one part,
- * sums them, and sends the sums to the other ranks. If the setting `any_order` is on, NCCL computes
- * the sums. Before the data exchange, the ranks confirm through MPI that all of them take part and
- * sum the same arrays. So no card waits for a rank that has failed earlier. If a rank is lost
- * during the exchange, the communicator is aborted.
+ * Sums are computed in rank order, as on CPUs: the data is divided into one part per rank, and each
+ * rank receives all ranks' values of its part, sums them, and sends the sums to the other ranks. If
+ * the setting `any_order` is on, NCCL computes the sums. Before the data exchange, the ranks
+ * confirm through MPI that all of them take part and sum the same arrays. So no GPU waits for a
+ * rank that has failed earlier. If a rank is lost during the exchange, the communicator is aborted.
  *
  * Ownership: everything is borrowed; the device owns the communicator. Threads: running work of one
  * queue at a time, except mpg_gpu_rank_sums_room (any thread).

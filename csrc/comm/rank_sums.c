@@ -19,7 +19,7 @@ typedef struct job {
   uint32_t num_arrays;
   mpg_dtype dtype;
   size_t count; /* total number of elements */
-  char *joined; /* memory where several arrays are packed, to be sent as one; borrowed */
+  char *joined; /* memory for packing several arrays into one; borrowed */
   mpg_kernel_fn kernel;
   mpg_device *runs_on;
   mpg_device *gpu; /* the arrays' device if it is a GPU; otherwise NULL */
@@ -32,7 +32,7 @@ typedef struct job {
   uint32_t line;  /* key of the script line that queued the work */
   uint64_t names; /* hash of the arrays' keys and shapes; all ranks compare it */
   mpg_rank_step step;
-  bool begun;       /* the other ranks learn the outcome from the sum itself, not from `discard` */
+  bool begun;       /* the sum has begun, so `discard` need not notify the other ranks */
   mpg_view views[]; /* array i is views[2 * i], and its sum is views[2 * i + 1] */
 } job;
 
@@ -42,7 +42,7 @@ static size_t bytes_of(const job *j, const mpg_view *view) {
   return (size_t)mpg_shape_size(&view->desc.shape) * mpg_dtype_size(j->dtype);
 }
 
-/* Copy between the arrays, or their sums, and the packed memory. */
+/* `join` packs the arrays into j->joined. `hand_out` unpacks the sums from j->joined. */
 static void join(const job *j) {
   char *at = j->joined;
   for (uint32_t i = 0; i < j->num_arrays; at += bytes_of(j, &j->views[2 * i]), i++)
@@ -148,7 +148,7 @@ static mpg_status sum(mpg_run *run, void *payload) {
   return status;
 }
 
-/* If the work never began, notifies the other ranks, which would otherwise wait for this one. */
+/* If the work never began, notifies the other ranks, which would otherwise wait for this rank. */
 static void discard(void *payload) {
   job *j = *(job **)payload;
   if (!j->begun) {
@@ -226,8 +226,8 @@ static mpg_status ready(void *state, bool *done) {
   return MPG_OK;
 }
 
-/* Allocates temporary GPU memory of the sums. The uses keep the pool from reusing it before the
- * work has finished. */
+/* Allocates temporary GPU memory for the sums. Records the uses of the memory, so that the pool
+ * does not reuse it before the work has finished. */
 static mpg_status hold_rooms(job *j, mpg_queued_sums *q) {
   size_t sizes[2];
   const mpg_gpu_rank_sums work = describe_gpu(j);
@@ -252,15 +252,15 @@ static mpg_status hold(const mpg_rank_sums *r, mpg_queued_sums *q) {
     mpg_queued_sums_hold(q, mpg_use_array(r->sums[i], false, true));
   }
   if (!j->gpu) return MPG_OK;
-  /* A failure is not returned: the work is queued anyway and notifies the other ranks, which wait
-   * for it. */
+  /* Does not return a failure here. The work is queued anyway and notifies the other ranks, which
+   * would otherwise wait for this rank. */
   j->refused = hold_rooms(j, q);
   if (j->refused != MPG_OK) snprintf(j->refusal, sizeof j->refusal, "%s", mpg_error_text());
   return MPG_OK;
 }
 
-/* Sets *queue to the device whose queue runs all sums of this process. A single queue keeps them in
- * order. */
+/* Sets *queue to the device whose queue runs all sums of this process. A single queue keeps the
+ * sums in order. */
 static mpg_status find_queue(mpg_device **queue) {
   mpg_device *first;
   MPG_TRY(mpg_device_get((mpg_device_id){.type = MPG_CPU}, &first));

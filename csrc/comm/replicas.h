@@ -1,5 +1,5 @@
-/* Sums of replicated arrays on several devices, in place or out of place, such as of gradients
- * before an update.
+/* Sums of replicated arrays on several devices, for example of gradients before an update. In place
+ * or out of place.
  *
  * Unlike a collective, this is not an op and cannot be differentiated. It runs in the side queue of
  * one of the devices, not in their own queues. So it starts as soon as the arrays have been
@@ -15,12 +15,13 @@
 
 /* arrays[replica * num_arrays + i] is array i of a replica. The arrays of a replica are on the same
  * device, and all replicas have the same shapes and dtypes. Array i is summed over the replicas, in
- * their order. The sums are written to the arrays of replica `home`, or of all replicas if
- * `everywhere`. If `apart`, `home` is the last replica, and its arrays are only written, not
- * summed. If `copy`, nothing is summed; the arrays of `home` are copied to all other replicas.
+ * their order. The sums are written to the arrays of replica `home`. If `everywhere`, they are
+ * written to the arrays of all replicas. If `apart`, `home` is the last replica, and its arrays are
+ * only written, not summed. If `copy`, nothing is summed; the arrays of `home` are copied to all
+ * other replicas.
  *
- * Sets *done to false and does nothing if there are no arrays, if a device is not a CPU device, if
- * the devices name different ranks, or if there are too many replicas. */
+ * mpg_comm_sum_replicas sets *done to false and does nothing if there are no arrays, if a device is
+ * not a CPU device, if the devices name different ranks, or if there are too many replicas. */
 typedef struct mpg_replicas {
   const mpg_tensor *const *arrays;
   uint32_t num_arrays, num_replicas, home;
