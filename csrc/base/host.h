@@ -53,7 +53,8 @@ void mpg_host_set(const mpg_host *host); /* borrowed; must outlive the process *
 void *mpg_host_release_lock(void);
 void mpg_host_acquire_lock(void *token);
 mpg_status mpg_host_check_interrupt(void);
-/* Counts as a turn because finding the line creates objects, so the host may collect garbage. */
+/* Counts as a turn because the lookup of the line creates objects, so the host may collect
+ * garbage. */
 uint32_t mpg_host_origin(void);
 uint32_t mpg_host_origin_key(uint32_t origin);
 uint32_t mpg_host_origin_of_key(uint32_t key);
@@ -69,8 +70,8 @@ uint64_t mpg_host_turns(void);
  * set. */
 void mpg_host_check_turns(uint64_t before);
 
-/* For tests: calls `intruder` at each turn with the lock held, in place of another thread or a
- * finalizer. Turns within the intruder do not call it. NULL disables this. */
+/* For tests: calls `intruder` at each turn with the lock held, to simulate another thread or a
+ * finalizer. Turns during that call do not call `intruder` recursively. NULL disables this. */
 void mpg_host_set_intruder(void (*intruder)(void));
 
 #endif
