@@ -15,7 +15,7 @@
 #include "base/memory.h"
 
 enum {
-  WINDOW_SIZE = 1 << 14, /* smaller reads are served from a window of this size */
+  WINDOW_SIZE = 1 << 14, /* size of the buffer that smaller reads copy from */
   LONG_READ = 1 << 16,   /* reads of at least this size release the host lock */
   SINK_BUFFER = 1 << 18, /* small writes are collected in a buffer of this size */
   /* Maximum bytes per system call. Interrupts are checked after each call. */
@@ -197,8 +197,8 @@ static char *link_target(const char *path, bool *is_link) {
   return result;
 }
 
-/* Resolves symbolic links, so that a link's target is replaced or created, but not the link.
- * Returns a new string; NULL if out of memory. */
+/* Resolves symbolic links, so that a link's target is replaced or created and the link itself is
+ * kept. Returns a new string; NULL if out of memory. */
 static char *resolve(const char *path) {
   enum { MOST_LINKS = 40 }; /* the limit of the Linux kernel */
   char *real;

@@ -2,11 +2,11 @@
  *
  * A source is a file or memory buffer that can be read at any offset. Every read is checked against
  * the source's size, and errors name the source and the offset. A sink is a growing buffer, or a
- * temporary file in the target's folder. The temporary file replaces the target only when all of it
- * is on disk, so a program that is killed while saving leaves the old file intact. Ownership: the
- * caller owns sources and sinks and closes them; memory given to a source is borrowed. Threads:
- * host lock, which is released while a file is opened, written or synced, and during long reads. So
- * two threads must not use the same source or sink.
+ * temporary file in the target's folder. The temporary file replaces the target only when all of
+ * its data is on disk, so a program that is killed while saving leaves the old file intact.
+ * Ownership: the caller owns sources and sinks and closes them; memory given to a source is
+ * borrowed. Threads: host lock, which is released while a file is opened, written or synced, and
+ * during long reads. So two threads must not use the same source or sink.
  */
 #ifndef MPG_IO_FILE_H
 #define MPG_IO_FILE_H
@@ -26,8 +26,8 @@ typedef struct mpg_source {
 mpg_status mpg_source_open(mpg_source *source, const char *path);
 void mpg_source_open_memory(mpg_source *source, const char *name, const void *bytes, size_t size);
 void mpg_source_close(mpg_source *source);
-/* Copies `size` bytes from `offset` on to `target`. Fails with MPG_IO_ERROR if the source ends
- * before; the error says that the file is truncated. `what` names the expected contents in errors,
+/* Copies `size` bytes from `offset` on to `target`. Fails with MPG_IO_ERROR if the source is too
+ * short; the error says that the file is truncated. `what` names the expected contents in errors,
  * such as "a name". */
 mpg_status mpg_source_read(mpg_source *source, uint64_t offset, void *target, size_t size,
                            const char *what);

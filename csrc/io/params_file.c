@@ -74,7 +74,7 @@ typedef struct reader {
 typedef struct found_array {
   mpg_storage_type type;
   mpg_shape shape; /* shape of the whole array; sparse arrays only */
-  mpg_desc desc;   /* shape and dtype of the elements (of the values if sparse) */
+  mpg_desc desc;   /* shape and dtype of the array (of the values if sparse) */
   mpg_desc indices[MPG_MAX_INDICES];
   mpg_device_id saved_on;
   uint64_t data; /* offset of the elements, which the elements of the index arrays follow */
@@ -153,7 +153,7 @@ static mpg_status check_sparse(reader *r, const found_array *found, uint64_t at)
                          csr ? "csr" : "row_sparse");
 }
 
-/* Reads an array up to its elements. */
+/* Reads the header of an array, which its elements follow. */
 static mpg_status take_header(reader *r, found_array *found) {
   uint64_t at = r->offset;
   uint32_t version;
@@ -298,8 +298,8 @@ static mpg_status load_array(reader *r, uint64_t offset, mpg_named_tensor *item)
 }
 
 /* Parses the whole file except the elements, so that errors are found before any array is created.
- * Reads the names. Keeps only the offset of each array: headers would take far more memory than the
- * file if it had many tiny arrays. */
+ * Reads the names. Keeps only the offset of each array, because the headers of many tiny arrays
+ * would take far more memory than the file. */
 static mpg_status walk(reader *r, mpg_tensor_list *list, uint64_t **offsets, size_t *capacity) {
   found_array found;
   uint64_t absent = 0;

@@ -55,7 +55,8 @@ void mpg_tensor_list_free(mpg_tensor_list *list);
 mpg_status mpg_tensor_list_add(mpg_tensor_list *list, const char *name, size_t name_length,
                                const mpg_tensor *tensor);
 
-/* Makes the last item a sparse array whose values are its tensor. The indices are retained. */
+/* Makes the last item a sparse array. The item's tensor becomes the array's values. The indices are
+ * retained. */
 void mpg_tensor_list_make_sparse(mpg_tensor_list *list, mpg_storage_type type,
                                  const mpg_shape *shape, const mpg_tensor *indices);
 
