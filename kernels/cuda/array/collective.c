@@ -1,5 +1,5 @@
 /* Ops for collectives (all-reduce, broadcast, ...). An op is one NCCL group call that issues the
- * work of all participating cards; each card is a rank. */
+ * work of all participating GPUs; each GPU is a rank. */
 #include "op/array/collective.h"
 
 #include <string.h>
@@ -10,8 +10,8 @@
 
 enum { MAX_ARRAYS = MPG_MAX_SPANNED };
 
-/* Ranks of a collective: `cards` and `arrived` are per rank; `inputs` and `outputs` hold the rank
- * of each array. */
+/* Ranks of a collective. `cards` and `arrived` are indexed by rank. `inputs` and `outputs` are
+ * indexed by array and hold the array's rank. */
 typedef struct ranks {
   int count, cards[MPG_NCCL_MAX_CARDS];
   int inputs[MAX_ARRAYS], outputs[MAX_ARRAYS];
@@ -39,9 +39,9 @@ static mpg_status add_rank(ranks *r, mpg_device_id id, int *rank) {
   return MPG_OK;
 }
 
-/* Assigns a rank to each array's card. Ranks are in input order, because reduce-scatter splits sums
+/* Assigns a rank to each array's GPU. Ranks are in input order, because reduce-scatter splits sums
  * and all-gather joins arrays in rank order. Fails if two arrays that need separate ranks are on
- * one card. */
+ * the same GPU. */
 static mpg_status find_ranks(const mpg_kernel_call *call, ranks *r) {
   const mpg_collective_params *params = call->params;
   mpg_device_id places[MAX_ARRAYS];
@@ -80,7 +80,8 @@ static mpg_status issue(const mpg_kernel_call *call, const ranks *r, const mpg_n
   const char *what = "";
   mpg_collective_kind kind =
       (mpg_collective_kind)((const mpg_collective_params *)call->params)->kind;
-  if (kind == MPG_SUM_TO_ONE && r->outputs[0] >= call->num_inputs) /* the root has no input */
+  /* A root without an input contributes zeros. */
+  if (kind == MPG_SUM_TO_ONE && r->outputs[0] >= call->num_inputs)
     MPG_CUDA_TRY(
         cudaMemsetAsync(out[0].data, 0, bytes_of(&out[0]), clique->streams[r->outputs[0]]));
   CALL(ncclGroupStart);
@@ -151,7 +152,7 @@ mpg_status mpg_cuda_collective(const mpg_kernel_call *call) {
   if (!elements) return MPG_OK;
   MPG_TRY(mpg_nccl_begin(r.cards, r.count, home, call->stream, &nccl, &clique));
   mpg_status status = MPG_OK;
-  /* Copies from the host may be in flight to a device that has issued no work since. */
+  /* Copies from the host to a device may be in flight if the device has issued no later work. */
   for (int i = 0; i < r.count; i++)
     MPG_GOTO(mpg_cuda_check(cudaStreamWaitEvent(clique->streams[i], r.arrived[i], 0),
                             "cudaStreamWaitEvent"));

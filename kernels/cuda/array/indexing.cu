@@ -232,7 +232,7 @@ __global__ void add_runs_kernel(const T *in, T *out, const uint64_t *keys, const
   }
 }
 
-/* Computes a random 64-bit sort key per row; sorting by them shuffles the rows, with the same
+/* Computes a random 64-bit sort key per row. Sorting by the keys shuffles the rows, with the same
  * result as kernels/cpu/math/random.c. */
 __global__ void shuffle_keys_kernel(mpg_cuda_key given, int64_t count, uint64_t *keys,
                                     int32_t *order) {
@@ -256,7 +256,7 @@ size_t add_bytes(int64_t count) {
 }
 
 /* Scatter-add: clears out (before, length, after), then adds row i of in (before, count, after) to
- * its row positions[i]. `memory` has add_bytes(count). */
+ * row positions[i] of out. `memory` has add_bytes(count) bytes. */
 mpg_status scatter_add(const mpg_kernel_call *call, const mpg_view *in, const mpg_view *out,
                        const int64_t *positions, int64_t before, int64_t count, int64_t length,
                        int64_t after, char *memory) {
@@ -316,8 +316,9 @@ size_t put_bytes(int64_t rows) {
   return mpg_align_up((size_t)rows * sizeof(unsigned long long), 64);
 }
 
-/* Scatters `count` rows to `out`, which has `rows` rows. For each of them, `winners` holds 1 + the
- * last index that writes it. `memory` has put_bytes(rows). */
+/* Scatters `count` rows to `out`, which has `rows` rows. If several rows have the same position,
+ * the last one wins: winners[position] holds 1 + the row's index, or 0 if no row has that position.
+ * `memory` has put_bytes(rows) bytes. */
 mpg_status put_rows(const mpg_kernel_call *call, const void *values, void *out,
                     const int64_t *positions, int64_t count, int64_t rows, size_t bytes,
                     char *memory) {
@@ -386,7 +387,7 @@ __global__ void one_hot_kernel(mpg_untyped indices, T *out, int64_t count, int64
     out[i] = mpg_cuda_index_at(indices, i / depth) == i % depth ? on : off;
 }
 
-/* Selects elements of x or y. Each element of `condition` decides for `items` adjacent elements. */
+/* Selects elements of x or y. Each element of `condition` selects `items` adjacent elements. */
 template <class T>
 __global__ void where_kernel(mpg_untyped condition, const T *x, const T *y, T *out, int64_t count,
                              int64_t items) {
@@ -397,7 +398,7 @@ __global__ void where_kernel(mpg_untyped condition, const T *x, const T *y, T *o
 __global__ void ravel_kernel(mpg_untyped in, mpg_untyped out, int64_t count, dims shape) {
   int64_t i = MPG_CUDA_INDEX;
   if (i >= count) return;
-  /* unsigned, since indices outside the shape may overflow */
+  /* Unsigned, because signed overflow would be undefined for indices outside the shape. */
   uint64_t position = 0;
   for (int d = 0; d < shape.count; d++)
     position =

@@ -30,7 +30,7 @@ __device__ __forceinline__ uint64_t mpg_cuda_sort_key(double value) {
  * sort by row number follows. */
 struct mpg_cuda_rows {
   int64_t rows, n;
-  bool wide; /* 64-bit keys */
+  bool wide; /* true for 64-bit keys */
   uint64_t *keys[2];
   int32_t *places[2];
   void *spare;
@@ -40,8 +40,8 @@ struct mpg_cuda_rows {
   }
 };
 
-/* Allocates scratch memory for the rows, and `more` bytes for the caller, whose address *memory
- * receives. The caller's kernel must then store all keys with `put`. */
+/* Allocates scratch memory for the rows, and `more` bytes for the caller. *memory receives the
+ * address of the caller's bytes. The caller's kernel must then store all keys with `put`. */
 mpg_status mpg_cuda_rows_new(const mpg_kernel_call *call, int64_t rows, int64_t n, bool wide,
                              size_t more, mpg_cuda_rows *out, void **memory);
 /* Sorts the rows. (*order)[row * n + rank] is the index, among all keys, of the key with that rank

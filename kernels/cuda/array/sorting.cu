@@ -94,8 +94,8 @@ __device__ __forceinline__ bool better(const found &a, const found &b) {
   return a.key > b.key || (a.key == b.key && a.index < b.index);
 }
 
-/* Returns the key whose maximum the reduction finds. NaN has the largest key for argmax and for
- * argmin. */
+/* Returns element i's search key. The element with the largest key of a row is its argmax, or its
+ * argmin if `smallest`. NaN has the largest key in both cases. */
 __device__ __forceinline__ uint64_t search_key(const mpg_untyped &data, int64_t i, bool smallest) {
   uint64_t key = key_of(data, i);
   bool floating =
