@@ -1,11 +1,11 @@
-/* Runs fused groups (op/fused.h) as one kernel. A call translates its group to a small program of
- * steps, which specialise.h compiles to a kernel. Each thread runs the program on
- * MPG_GROUP_ELEMENTS adjacent elements.
+/* Runs a fused group of ops, its members, as one kernel (op/fused.h). A call translates the group
+ * to a small program of steps, which specialise.h compiles to a kernel. Each thread runs the
+ * program on MPG_GROUP_ELEMENTS adjacent elements.
  *
  * Values are floats in a thread's registers. They are rounded to their dtype after each member, so
- * that results have the same bits as the members' own kernels. Inputs are loaded at their first
- * use, and outputs are stored when they are computed. A value that is broadcast along some dims is
- * computed by every thread that needs it and stored by one of them.
+ * that results are bit-identical to those of the members' own kernels. Inputs are loaded at their
+ * first use, and outputs are stored when they are computed. A value that is broadcast along some
+ * dims is computed by every thread that needs it and stored by one of them.
  *
  * `fuses` decides which ops a group may contain: unary and binary ops with formulas in
  * kernels/common, casts, copies, broadcasts, dropout, sums, means and extrema of rows, LayerNorm,
@@ -40,7 +40,7 @@ typedef mpg_step_operand operand;
 const uint8_t DROPOUT = 128, LAYER_NORM = 129, LAYER_NORM_BACK = 130, SOFTMAX = 131,
               LOG_SOFTMAX = 132, SOFTMAX_BACK = 133, LOG_SOFTMAX_BACK = 134;
 /* Translation of an op and its parameters. `kind` is an mpg_step_kind or one of the above. `row`
- * and `fixed` are those of mpg_step. `mean` is 1 if a reduction is a mean. */
+ * and `fixed` are defined in mpg_step. `mean` is 1 if a reduction is a mean. */
 struct meaning {
   uint8_t kind, row, fixed, mean;
   int num_constants;
@@ -137,10 +137,10 @@ struct builder {
   const mpg_kernel_call *call;
   const mpg_fused *fused;
   uint8_t register_of[MPG_FUSED_MAX_VALUES], free_registers[256], temporaries[256];
-  uint8_t last_read[MPG_FUSED_MAX_VALUES]; /* index of the last member that reads it, or 255 */
+  uint8_t last_read[MPG_FUSED_MAX_VALUES]; /* last member that reads the value; 255 if none */
   bool there[MPG_FUSED_MAX_VALUES];        /* true if the value is in its register */
   int num_free, num_temporaries;
-  /* Destinations of each pair of partial sums. */
+  /* Outputs that receive each pair of partial sums. */
   struct {
     void *dgamma, *dbeta;
     mpg_dtype dtype;
@@ -160,7 +160,7 @@ struct builder {
     p.row = 0, p.each = MPG_GROUP_ELEMENTS, p.packs = 1, p.lanes = MPG_CUDA_THREADS;
     if (fused->row) take_rows();
   }
-  /* Sets the row layout to that of the members' own kernels, which mpg_with_row chooses. */
+  /* Sets the layout of rows to the one that mpg_with_row chooses for the members' own kernels. */
   void take_rows() {
     p.row = 1;
     for (int d = 0; d < p.ndim; d++)
@@ -196,7 +196,7 @@ struct builder {
     o->dtype = (uint8_t)value.dtype;
     o->whole = value.varying == (1u << fused->ndim) - 1;
     o->by_row = fused->row && !(value.varying & fused->row);
-    int64_t together = 1; /* length of runs that are contiguous in operand and domain */
+    int64_t together = 1; /* length of runs that are contiguous in the operand and the domain */
     for (int d = p.ndim - 1; d >= 0 && (value.varying >> d & 1); d--) together *= p.dims[d];
     size_t bytes = (size_t)p.each * mpg_dtype_size(value.dtype);
     o->packed = (o->whole || together % p.each == 0) && p.row % p.each == 0 &&
@@ -396,7 +396,7 @@ struct builder {
 /* True if GPUs can fuse a member whose arrays (inputs, then outputs) have these dtypes. */
 bool is_taken(const meaning &m, const mpg_dtype *dtypes, int count) {
   if (m.kind >= LAYER_NORM) {
-    const int counts[] = {6, 8, 2, 2, 3, 3}; /* by kind */
+    const int counts[] = {6, 8, 2, 2, 3, 3}; /* number of arrays, by kind */
     if (count != counts[m.kind - LAYER_NORM]) return false;
     for (int i = 0; i < count; i++) {
       bool moment = m.kind == LAYER_NORM ? i >= 4 : m.kind == LAYER_NORM_BACK && (i == 3 || i == 4);
@@ -418,7 +418,8 @@ bool is_taken(const meaning &m, const mpg_dtype *dtypes, int count) {
 
 /* Allocates scratch memory for partial sums, and for copies of inputs that an output overwrites. An
  * element of a broadcast input is read by many threads, some of which may run after its location
- * has been overwritten, so these inputs are read from a copy. The first pass computes the size. */
+ * has been overwritten, so these inputs are read from a copy. The first pass only computes the
+ * total size, and the second one copies. */
 mpg_status take_scratch(const mpg_kernel_call *call, mpg_step_program *p) {
   size_t shares = 0;
   if (p->num_shares) {

@@ -60,9 +60,9 @@ struct __align__(N * sizeof(T) < 16 ? N * sizeof(T) : 16) mpg_few {
   T values[N];
 };
 
-/* Place types map the domain's elements to an operand's. at(i, &place) sets `place` to the index in
- * the operand of domain element i. It returns true for exactly one of the elements that share the
- * index, which is the one that stores. */
+/* A place type maps indices of domain elements to indices in an operand. at(i, &place) sets `place`
+ * to the operand's index for domain element i. If several domain elements share an index, at()
+ * returns true for exactly one of them, which is the one that stores. */
 struct mpg_everywhere {
   static const bool whole = true;
   static __device__ __forceinline__ bool at(int64_t i, int64_t *place) {
@@ -70,9 +70,9 @@ struct mpg_everywhere {
     return true;
   }
 };
-/* Loads domain elements [begin, begin + N) of an operand. Only the first `count` exist, which may
- * be more than N or negative; the rest become 0. `packed` means that the elements are contiguous
- * and aligned in the operand. */
+/* Loads domain elements [begin, begin + N) of an operand. `count` is the number of elements that
+ * exist from `begin` on. It may be more than N or negative. Missing elements become 0. `packed`
+ * means that the elements are contiguous and aligned in the operand. */
 template <class T, class P, int N>
 __device__ __forceinline__ void mpg_load_few(const void *memory, bool packed, int64_t begin,
                                              int count, float *to) {
@@ -149,7 +149,7 @@ __device__ __forceinline__ void mpg_draw_few(const mpg_cuda_key &from, float thr
     P::at(begin + k, &place);
     float keeps = drawn.keeps((uint64_t)place, (uint32_t)threshold) ? 1.0f : 0.0f;
 #pragma unroll
-    for (int j = 0; j < N; j++) /* kept[k] = keeps, but an index would force kept into memory */
+    for (int j = 0; j < N; j++) /* kept[k] = keeps; run-time indexing would need memory */
       if (j == k) kept[j] = keeps;
   }
 }

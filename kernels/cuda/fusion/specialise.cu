@@ -154,9 +154,9 @@ void add_side(text *t, const mpg_step *s, bool fixed, int reg) {
     t->add("r%d[k]", reg);
 }
 
-/* Emits the code that runs a group on rows. A thread has part of one row, or of several rows if it
- * accumulates partial sums. Threads beyond the last row run with length 0, since reductions need
- * all threads of the block. */
+/* Emits the code that runs a group on rows. A thread processes part of one row, or of several rows
+ * if it accumulates partial sums. Threads beyond the last row run with length 0, since reductions
+ * need all threads of the block. */
 void add_rows(text *t, const mpg_step_program *p, const char *name) {
   for (int i = 0; i < p->num_shares; i++)
     t->add(
@@ -267,7 +267,7 @@ void generate(text *t, const mpg_step_program *p, const char *name) {
 }
 
 /* --- Cache of generated kernels --------------------------------------------------------------- */
-/* Cached kernel; an entry of a hash table's bucket list. */
+/* Cached kernel, linked in a bucket of the hash table. */
 struct made {
   made *next;
   uint64_t hash;
@@ -278,14 +278,15 @@ struct made {
 };
 
 enum { BUCKETS = 1024 };
-/* Guarded by the mutex. */
+/* Hash table of cached kernels, guarded by the mutex. */
 struct {
   pthread_mutex_t mutex;
-  bool looked, there; /* looked: `there` is known; there: NVRTC exists and supports the card */
+  bool looked, there; /* looked: `there` is set; there: NVRTC exists and supports the GPU */
   made *buckets[BUCKETS];
 } specialised = {PTHREAD_MUTEX_INITIALIZER, false, false, {}};
 
-/* Returns the compute capability of the current card, 90 for 9.0. The caller holds the mutex. */
+/* Returns the compute capability of the current GPU as an integer, such as 90 for 9.0. The caller
+ * holds the mutex. */
 int compute_capability() {
   static int known[64];
   int card = 0, major = 0, minor = 0;
@@ -357,7 +358,7 @@ void write_dump(const char *name, const text *t) {
   fclose(file);
 }
 
-/* Compiles and loads a text. *kernel receives its function `name`. */
+/* Compiles and loads source text. Sets *kernel to its function `name`. */
 mpg_status compile(const char *text, const char *name, const void **kernel) {
   static const char *const options[] = {"--fmad=false", "--std=c++17", "-default-device"};
   mpg_nvrtc_source source = {};
@@ -376,8 +377,8 @@ mpg_status compile(const char *text, const char *name, const void **kernel) {
   return status == MPG_OK ? mpg_nvrtc_kernel(library, name, kernel) : status;
 }
 
-/* Detects if NVRTC exists and the card can load its code, by compiling an empty kernel. Runs once
- * per process. */
+/* Checks that NVRTC exists and that the GPU can load its code, by compiling an empty kernel. Runs
+ * once per process. */
 void look_for_nvrtc() {
   const char *setting = getenv("MPGLUON_CUDA_NVRTC");
   const void *kernel;
@@ -399,8 +400,8 @@ text text_of(const mpg_step_program *p, const char *name) {
   return t;
 }
 
-/* Checks that a program generates the same text as the cached kernel with its key. A difference
- * means that write_key omits something. */
+/* Checks that a program generates the same text as the cached kernel with the same key. A
+ * difference means that write_key omits something. */
 mpg_status check_text(const made *m, const mpg_step_program *p, const char *name) {
   text t = text_of(p, name);
   bool same = t.failed || !strcmp(t.data, m->text);
@@ -409,7 +410,8 @@ mpg_status check_text(const made *m, const mpg_step_program *p, const char *name
               : mpg_fail(MPG_ERROR, "internal: two fused groups have the same key as %s", name);
 }
 
-/* Sets *kernel to the kernel of a key. Generates and compiles it if it is not cached. */
+/* Sets *kernel to the kernel with the given key. Generates and compiles the kernel if it is not
+ * cached. */
 mpg_status find(const mpg_step_program *p, const unsigned char *key, size_t size,
                 const void **kernel) {
   uint64_t hash = hash_of(key, size);

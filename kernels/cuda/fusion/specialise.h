@@ -4,7 +4,7 @@
  * The text depends on the steps, on the operands' dtypes and layouts, and on the rows. Addresses,
  * constants and alignment are kernel arguments. The domain's size is an argument only if no operand
  * is broadcast. Nothing is fused if MPGLUON_CUDA_NVRTC=0, or if NVRTC is missing or cannot compile
- * for the card (reported once on stderr).
+ * for the GPU (reported once on stderr).
  *
  * For debugging, MPGLUON_CUDA_GROUPS names a folder that receives the text of every generated
  * kernel. It also enables a check that programs with the same cache key have the same text.
@@ -26,7 +26,7 @@ enum mpg_step_kind {
    * `a` the mask's operand, which gives the positions to draw, and `constant` the threshold. */
   MPG_STEP_DRAW,
   MPG_STEP_DROP,   /* a * constant if b is not 0; else 0 */
-  MPG_STEP_REDUCE, /* reduces a row by `row`, an mpg_combine or NUMBERS; b is 1 for a mean */
+  MPG_STEP_REDUCE, /* reduces a row; `row` is an mpg_combine or NUMBERS, b is 1 for a mean */
   MPG_STEP_EXP,    /* expf and logf, as in the softmax kernels */
   MPG_STEP_LOG,
   MPG_STEP_SHARE /* adds a's columns to partial sum `row` */
@@ -38,7 +38,7 @@ enum { MPG_STEP_NOT_FIXED, MPG_STEP_FIXED_A, MPG_STEP_FIXED_B };
 typedef struct mpg_step {
   uint8_t kind, row; /* row: depends on the kind; for UNARY and BINARY, an mpg_formula_id */
   uint8_t dtype;     /* of the result */
-  uint8_t to, a, b;  /* registers, except LOAD's a and STORE's b: operands */
+  uint8_t to, a, b;  /* registers, except that LOAD's a and STORE's b are operands */
   uint8_t fixed, constant;
 } mpg_step;
 
@@ -52,7 +52,7 @@ typedef struct mpg_step_operand {
 } mpg_step_operand;
 
 enum {
-  MPG_STEP_MAX_OF_MEMBER = 20, /* without loads and stores; ops on rows have the most */
+  MPG_STEP_MAX_OF_MEMBER = 20, /* steps of one member, without loads and stores */
   MPG_STEP_MAX_STEPS = MPG_STEP_MAX_OF_MEMBER * MPG_FUSED_MAX_MEMBERS + 2 * MPG_FUSED_MAX_VALUES,
   MPG_STEP_MAX_CONSTANTS = 3 * MPG_FUSED_MAX_MEMBERS,
   MPG_STEP_MAX_DRAWS = MPG_FUSED_MAX_MEMBERS,
@@ -71,7 +71,7 @@ typedef struct mpg_step_program {
   float constants[MPG_STEP_MAX_CONSTANTS];
 } mpg_step_program;
 
-/* True if groups can be compiled: NVRTC exists, and the card accepts its code. */
+/* True if groups can be compiled: NVRTC exists, and the GPU accepts its code. */
 bool mpg_cuda_specialises(void);
 /* Returns the number of blocks that run a program. */
 unsigned mpg_specialised_blocks(const mpg_step_program *program);
