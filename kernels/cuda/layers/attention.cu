@@ -87,8 +87,8 @@ __device__ __forceinline__ void load_rows(const T *rows, int64_t by_row, int64_t
   }
 }
 
-/* Computes a tile of inner products of rows of a and b: s[r][k] is that of row a_first + ty * EACH
- * + r of a, times `factor`, and row b_first + tx * EACH + k of b. */
+/* Computes a tile of inner products between rows of a and b. s[r][k] is `factor` times the product
+ * of row a_first + ty * EACH + r of a and row b_first + tx * EACH + k of b. */
 template <class T, class C>
 __device__ __forceinline__ void multiply_rows(const unit<C> &u, const T *a, int64_t a_by,
                                               int64_t a_first, int64_t a_count, C factor,
@@ -405,8 +405,8 @@ dim3 grid_of(const mpg_kernel_call *call, int64_t extent, int64_t columns) {
               (unsigned)((columns + t::TILE - 1) / t::TILE));
 }
 
-/* Runs the tensor core kernels if they support the dtype and sizes (attention_tensor.h). *done
- * receives true if they did. */
+/* Runs the tensor core kernels if they support the dtype and sizes (attention_tensor.h). Sets *done
+ * to true if the kernels ran. */
 template <class T>
 mpg_status forward_by_tensor(const mpg_kernel_call *call, const mpg_attention<T> &p, bool *done) {
   int64_t batch = ((const mpg_attention_params *)call->params)->sizes.values[0];

@@ -1,9 +1,9 @@
 /* Gradients of attention with tensor cores, for float16 and bfloat16. One kernel computes the
  * gradients of keys and values, and a second one those of queries. Both recompute the weights from
- * the saved softmax statistics, so there are seven tile products; a single kernel would need five.
- * But it would have to add the gradients of queries over its blocks. To do that in a fixed order,
- * it would store them in memory in float32, which for 1,024 keys is 32 times the size of the
- * queries and takes longer than two products.
+ * the saved softmax statistics, so there are seven tile products. A single kernel would need only
+ * five, but would have to add the gradients of queries across blocks. To add in a fixed order, it
+ * would first store each block's contribution in float32. For 1,024 keys, the contributions are 32
+ * times the size of the queries, and storing them takes longer than two products.
  *
  * A block has four warps with 16 keys (or queries) each. Tiles of the other operand are loaded
  * while the previous tile is processed. Dropped weights have no gradient. The factor 1 / (1 - p) of

@@ -155,8 +155,8 @@ __device__ __forceinline__ void mpg_store_row(const float (*sums)[4], int h, flo
   }
 }
 
-/* Work of a warp: its batch element and head, the first row (or key) of its block, and (`own`) the
- * first one of the warp. */
+/* Work of a warp: batch element, head, first row (or key) of the block (`first`), and first row (or
+ * key) of the warp (`own`). */
 struct mpg_unit {
   int warp, group, pair, index, batch, head, first, own;
 };

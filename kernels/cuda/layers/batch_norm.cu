@@ -36,8 +36,8 @@ struct extent {
   bool last;             /* inner is 1: channels are contiguous */
   int rows;              /* channels last: rows per chunk */
   int64_t planes, parts; /* channels first: planes per chunk and chunks per plane; one is 1 */
-  /* A block has 2^across threads side by side: across channels, or along a plane. Its other threads
-   * are for further rows, or for further planes. */
+  /* A block is 2^across threads wide, along channels or along a plane. Its height covers further
+   * rows or further planes. */
   int across;
 };
 
@@ -56,7 +56,7 @@ struct batch_norm {
   double eps, momentum;
   bool batch_stats;
   extent e;
-  /* Scratch. */
+  /* Scratch memory. */
   C *partial;                        /* [chunk][SUMS][channels] */
   C *center, *scale, *shift, *slope; /* per channel */
 };
@@ -181,8 +181,8 @@ __device__ __forceinline__ C down_rows(C *shared, const C (&values)[EIGHT]) {
   return (C)total;
 }
 
-/* Sums, per channel of a chunk: the gradients, the gradients times the distances from the mean, and
- * the distances. */
+/* Computes three sums per channel of a chunk: of the gradients, of the gradients times the
+ * distances from the mean, and of the distances. */
 template <class T, class C, bool FULL, bool MASKED>
 __global__ void gradient_sums_last_kernel(batch_norm<T, C> t) {
   enum { AHEAD = sizeof(T) == 2 ? 2 : 1 };
@@ -239,8 +239,8 @@ __global__ void gradient_sums_last_kernel(batch_norm<T, C> t) {
 
 enum behind { NOTHING, RELU, ADD_AND_RELU };
 
-/* Normalizes, adds and applies relu. All threads of a warp iterate equally often, since they
- * exchange NaN flags. */
+/* Normalizes, then adds the residual and applies relu as WHAT says. All threads of a warp run the
+ * same number of iterations, since they exchange NaN flags. */
 template <class T, class C, bool FULL, behind WHAT>
 __global__ void apply_last_kernel(batch_norm<T, C> t) {
   enum { AHEAD = 2 };
@@ -306,7 +306,9 @@ __global__ void apply_last_kernel(batch_norm<T, C> t) {
           if (mine) {
             mask[0] = (uint8_t)(passes & ~nans);
             mask[t.mask_bytes] = (uint8_t)nans;
-            if (t.mask_bytes <= WARP ? c == 0 : nans != 0) /* long rows: cleared by no_nan_kernel */
+            /* The first lane of a short row writes the row's NaN flag. The flags of long rows have
+             * been cleared by no_nan_kernel and are set by the lanes that have a NaN. */
+            if (t.mask_bytes <= WARP ? c == 0 : nans != 0)
               mask[2 * t.mask_bytes - c / EIGHT] = t.mask_bytes > WARP || found;
           }
           mask += blockDim.y * mask_row;
@@ -317,8 +319,8 @@ __global__ void apply_last_kernel(batch_norm<T, C> t) {
   }
 }
 
-/* Clears all rows' NaN flags, for rows that several warps share. Each warp then sets the flag if it
- * has a NaN. */
+/* Clears the NaN flags of all rows. Used if several warps share a row: each warp then sets the
+ * row's flag if it has a NaN. */
 template <class T, class C>
 __global__ void no_nan_kernel(batch_norm<T, C> t) {
   for (int64_t row = MPG_CUDA_INDEX; row < t.e.outer; row += MPG_CUDA_STRIDE)
@@ -573,7 +575,8 @@ __global__ void gradients_kernel(batch_norm<T, C> t) {
     });
   if (c >= channels || threadIdx.y) return;
   double sum = totals[0], product = totals[1];
-  if (t.batch_stats && count > 0) product -= totals[2] / count * sum; /* for the unrounded mean */
+  /* Corrects for the rounding error of the mean. */
+  if (t.batch_stats && count > 0) product -= totals[2] / count * sum;
   C inverse = t.inverse[c], gamma = t.gamma ? t.gamma[c] : (C)1;
   t.center[c] = t.mean[c];
   t.scale[c] = inverse * gamma;

@@ -16,7 +16,7 @@ typedef enum mpg_cuda_direction {
 } mpg_cuda_direction; /* the result is out, data or weight, respectively */
 typedef struct mpg_cudnn_plan mpg_cudnn_plan;
 
-enum { MPG_CUDNN_ALIGNMENT = 16 }; /* of all arrays, in bytes */
+enum { MPG_CUDNN_ALIGNMENT = 16 }; /* required alignment of all arrays, in bytes */
 
 /* Finds cuDNN's plan for a convolution. cuDNN's heuristics choose it once per signature, among
  * algorithms that are deterministic (unless MPGLUON_CUDA_DETERMINISTIC=0), sum in float32 or

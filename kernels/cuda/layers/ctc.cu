@@ -78,13 +78,14 @@ __global__ void refuse_kernel(ctc t, const unsigned long long *bad, mpg_cuda_ass
   }
 }
 
-/* A block's sample. `alpha` has the forward variables: of all frames for backward, else of two
- * frames, which alternate. */
+/* The sample that a block processes. `alpha` has the forward variables. For backward, it has a
+ * buffer for each frame; otherwise it has two buffers, which alternate. */
 struct sample {
   int64_t n, frames, count, states, row;
   double *alpha, *beta, *after, *shares;
-  /* Per state. `next` links the states of a class: the next state of the same class, or -1. It is
-   * stored as -3 - next (less than -1) unless the state is the first of its class. */
+  /* Arrays indexed by state. `next` links the states of each class: it holds the next state of the
+   * same class, or -1. Unless the state is the first of its class, `-3 - next` is stored instead,
+   * which is less than -1. */
   int64_t *classes, *next;
 };
 
@@ -138,8 +139,8 @@ __global__ void loss_kernel(ctc t) {
     t.out.store(x.n, x.frames ? -ended(x.alpha + (x.frames - 1) % 2 * x.row, x.states) : 0.0);
 }
 
-/* Computes the gradient of the scores: the softmax, minus the probability, given the labels, that
- * the frame is in a state of the class. */
+/* Computes the gradient of the scores: a frame's softmax minus the posterior probability, given the
+ * labels, that the frame is in a state of the class. */
 __global__ void back_kernel(ctc t) {
   sample x = sample_of(t, true);
   double head = t.grad.load<double>(x.n), likelihood = 0;

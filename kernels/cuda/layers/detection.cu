@@ -23,10 +23,11 @@ __device__ __forceinline__ int count_before(bool flag, bool *flags) {
 }
 
 /* --- Non-maximum suppression ------------------------------------------------------------------ */
-/* `order` has the boxes' indices by rank, s.boxes per sample. A suppressed box has the bitwise
- * complement of its index. S provides load(index, &box), which returns false if the box is not a
- * candidate, covers(one, other), which returns true if box `one` suppresses `other`, and
- * stay(sample, stays, index), which receives the decision. */
+/* `order` lists the indices of boxes by rank, s.boxes per sample. The index of a suppressed box is
+ * replaced by its bitwise complement. S provides:
+ * - load(index, &box): returns false if the box is not a candidate.
+ * - covers(one, other): returns true if box `one` suppresses box `other`.
+ * - stay(sample, stays, index): receives the decision about a box. */
 
 template <class S>
 __global__ void within_kernel(S s, int32_t *order, int64_t looked, int64_t first) {
@@ -238,7 +239,7 @@ struct targets {
   int64_t samples, boxes, others, width;
   bool wide;
   uint32_t *objects, *positive; /* per sample: number of objects, and of anchors with an object */
-  nearest *best;                /* per object: the nearest free anchor; -1 once it has an anchor */
+  nearest *best;                /* per object: its best free anchor; -1 once it has an anchor */
   int64_t *match;               /* per anchor: its object, NONE or CANDIDATE */
   __device__ mpg_box anchor(int64_t j) const {
     return mpg_box_at(&inputs[0], 4 * j, MPG_CORNER, true, wide);
@@ -265,8 +266,8 @@ __device__ nearest nearest_anchor(const targets &t, int64_t n, int64_t k) {
   return {most, anchor == INT64_MAX ? -1 : anchor};
 }
 
-/* Counts the objects of each sample and finds the nearest anchor of each object. One block per
- * object. */
+/* Counts the objects of each sample and finds the anchor that overlaps most with each object. One
+ * block per object. */
 __global__ void nearest_kernel(targets t) {
   for (int64_t i = blockIdx.x; i < t.samples * t.others; i += gridDim.x) {
     int64_t n = i / t.others, k = i % t.others, objects = t.others;
@@ -312,8 +313,8 @@ __global__ void match_kernel(targets t) {
   if (threadIdx.x == 0) t.positive[n] = (uint32_t)matched;
 }
 
-/* Assigns objects to the remaining anchors that overlap enough with one. Computes the sort keys of
- * background candidates, by ascending background confidence. */
+/* Matches each remaining anchor with the object that it overlaps most, if they overlap enough.
+ * Computes the sort keys of background candidates, by ascending background confidence. */
 __global__ void classify_kernel(targets t, mpg_cuda_rows rows) {
   int64_t at = MPG_CUDA_INDEX, n = at / t.boxes, j = at % t.boxes, best = 0;
   if (at >= t.samples * t.boxes) return;

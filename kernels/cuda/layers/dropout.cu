@@ -12,10 +12,11 @@ struct plan {
   const uint64_t *draw; /* key in device memory (mpg_cuda_write_key); NULL to use `key` */
   double scale;
   uint32_t threshold;
-  /* The data may be a part of a larger array, whose mask positions are drawn: of every `whole`
-   * elements, the `part` elements from `begin` on. If part is 0, the data is the whole array. */
+  /* The data may be part of a larger array whose mask positions are drawn. Of every `whole`
+   * elements of the larger array, the data has `part` elements starting at `begin`. If part is 0,
+   * the data is the whole array. */
   int64_t part, whole, begin;
-  int ndim; /* of the data, if the mask is broadcast; 0 if the mask has the data's shape */
+  int ndim; /* the data's ndim if the mask is broadcast; 0 if the mask has the data's shape */
   int64_t dims[MPG_MAX_NDIM], strides[MPG_MAX_NDIM];
 };
 

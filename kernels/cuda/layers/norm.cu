@@ -284,7 +284,7 @@ void split_axis(const mpg_shape *shape, int64_t axis_param, int64_t *outer, int6
   *inner = mpg_shape_product(shape, axis + 1, shape->ndim);
 }
 
-/* Return the arrays of a forward op with inputs (data, gamma, beta), or of its gradient. */
+/* Return the arguments of a forward op with inputs (data, gamma, beta), and of its gradient op. */
 template <class T>
 layer_norm<T> forward_of(const mpg_kernel_call *call) {
   layer_norm<T> t = {};
@@ -400,7 +400,7 @@ mpg_status layer_norm_backward(const mpg_kernel_call *call) {
   return add_shares(call, partial, chunks, t.n, t.dgamma, t.dbeta);
 }
 
-/* --- GroupNorm and InstanceNorm: row r has n elements, and gamma and beta of index r % inner -- */
+/* --- GroupNorm and InstanceNorm: row r uses elements r % inner of gamma and beta -------------- */
 
 template <class T, class C>
 __global__ void group_norm_kernel(layer_norm<T> t) {
@@ -445,7 +445,7 @@ __global__ void group_norm_back_kernel(layer_norm<T> t, C *partial) {
     sum = mpg_block_reduce(sum, (C)0, mpg_plus());
     product = mpg_block_reduce(product, (C)0, mpg_plus());
     product = (C)((double)product - (double)mpg_block_reduce(away, (C)0, mpg_plus()) / (double)n *
-                                        (double)sum); /* for the unrounded mean */
+                                        (double)sum); /* corrects for the rounded mean */
     if (threadIdx.x == 0) {
       partial[row] = product * inverse;
       partial[t.outer + row] = sum;

@@ -7,7 +7,7 @@
 #include "op/kernel.h"
 
 /* Returns `each`, a multiple of 32 that results in at most 512 blocks, roughly the number that a
- * card runs at once. */
+ * GPU runs at once. */
 static inline int mpg_layer_norm_rows(int64_t rows) {
   return (int)(((rows + 511) / 512 + 31) / 32 * 32);
 }

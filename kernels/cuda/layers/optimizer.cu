@@ -11,12 +11,12 @@ namespace {
 
 enum { AT_ONCE = 32, ITEMS = 8, STRETCH = MPG_CUDA_THREADS * ITEMS, PACK = 4 };
 
-/* A weight and its arrays. */
+/* A weight to update, and its arrays. */
 struct segment {
   const void *weight, *grad; /* weight: in mixed precision, the float32 copy */
   void *states[MPG_UPDATE_STATES], *out;
   float *master;         /* mixed precision: also receives the new weight; may be NULL */
-  const float *rates[2]; /* learning rate and weight decay on the device; NULL for lr and wd */
+  const float *rates[2]; /* learning rate and weight decay on the device; NULL to use lr, wd */
   int64_t count;
   double lr, wd;
   uint32_t first_block;
@@ -28,7 +28,8 @@ struct table {
   int count, num_states;
   mpg_update_constants c;
   /* Views whose data is NULL are not used. `rescale` replaces c.rescale; 0 or a non-finite value
-   * skips the update. `norms` (LAMB) are those of weight and direction, which scale the rate. */
+   * skips the update. `norms` are LAMB's norms of the weight and of the update direction, which
+   * scale the learning rate. */
   mpg_untyped rescale;
   mpg_untyped norms[2];
   double bounds[2];
@@ -106,7 +107,8 @@ struct array<any> {
   }
 };
 
-/* load_few and store_few access N elements from i on; N is 1, or PACK in one memory access. */
+/* load_few and store_few access N elements from index i on. N is 1 or PACK; PACK elements take one
+ * memory access. */
 template <class D>
 struct alignas(PACK * sizeof(D)) few {
   D values[PACK];
@@ -297,7 +299,7 @@ segment segment_of(const mpg_view *inputs, const mpg_view *out, int num_states, 
   return s;
 }
 
-/* Updates all segments, with one launch for each kind of dtypes. */
+/* Updates all segments, with one launch for each combination of dtypes. */
 mpg_status run(const mpg_kernel_call *call, mpg_update_rule which, table *t,
                const segment *segments, int count) {
   for (int kind = 0; kind < KINDS; kind++) {

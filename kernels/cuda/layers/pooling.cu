@@ -15,12 +15,12 @@ namespace {
 enum { POOL_AVG, POOL_LP, POOL_MAX, POOL_SUM }; /* pool_type */
 enum kind { MAX, SUM, SQUARES, CUBES };
 enum { EIGHT = 8 }; /* channels per thread, if channels are last */
-/* Minimum number of elements of a window that a warp shares. Only for channels-first data, where
- * adjacent elements are contiguous in memory. */
+/* Windows with at least this many elements are shared by the lanes of a warp. Only for
+ * channels-first data, where adjacent elements are contiguous in memory. */
 enum { WARP_WINDOW = 64 };
 
-/* Sizes, with three axes. There are `planes` planes of `plane` elements and `places` windows; if
- * channels are last, a plane includes all channels. */
+/* Sizes, with three axes. There are `planes` planes of `plane` elements and `places` windows each.
+ * If channels are last, an element is a position with all its channels. */
 struct pooling : mpg_window {
   int64_t channels, planes, plane, places;
   bool last, count_pad, average;
@@ -110,7 +110,8 @@ __device__ __forceinline__ found<mpg_compute_t<T>> search(const pooling &t, cons
   return f;
 }
 
-/* True if `theirs` is the result of combining two lanes' maxima, as `add` would in window order. */
+/* True if `theirs` replaces `mine` when the maxima of two lanes are combined. The result is the
+ * same as if `add` had processed all elements in window order. */
 template <class C>
 __device__ __forceinline__ bool better(const found<C> &theirs, const found<C> &mine) {
   if (theirs.at < 0 || mine.at < 0) return mine.at < 0;
@@ -158,7 +159,7 @@ template <class T, kind K, bool WARP>
 __global__ void pool_kernel(pooling t, const T *in, results r, int64_t count) {
   typedef mpg_compute_t<T> C;
   int64_t i = WARP ? MPG_CUDA_INDEX / 32 : MPG_CUDA_INDEX;
-  if (i >= count) return; /* whole warps */
+  if (i >= count) return; /* uniform across the warp if WARP */
   place p = place_of(t, i);
   found<C> f = WARP ? search_by_warp<T, K>(t, p, in) : search<T, K>(t, p, in);
   if (WARP && (threadIdx.x & 31)) return;
@@ -337,10 +338,12 @@ __global__ void pool_last_kernel(pooling t, const T *in, results r, int64_t line
           for (int k = 0; k < EIGHT; k++)
             if (counted > 0) values[k] = values[k] / (C)counted;
         }
+        /* where[k] is -1 if no element is larger than -infinity. The maximum is then the first
+         * element of the window. An empty window keeps -1, since `first` is -1. */
         if (K == MAX) {
 #pragma unroll
           for (int k = 0; k < EIGHT; k++)
-            if (where[k] < 0) where[k] = first; /* all elements are -infinity; -1 if empty */
+            if (where[k] < 0) where[k] = first;
         }
         if (r.values) {
           const T *from = (const T *)r.values + l.plane * t.plane * t.channels + c;

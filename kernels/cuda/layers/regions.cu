@@ -88,7 +88,7 @@ struct matching {
   bool ascending;
 };
 
-/* Best score, and the first index that has it. */
+/* Best score, and the first index with that score. */
 struct best {
   double score;
   int64_t place;

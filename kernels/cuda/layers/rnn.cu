@@ -5,7 +5,9 @@
  * Reserve, dropout and order of sums are those of kernels/cpu/layers/rnn_layers.h. The input
  * products of a layer are a single product over all steps, and so are the weight gradients. Only
  * the recurrent products and the cells run step by step. For 16-bit dtypes, products and cells sum
- * in float32 and round their results, but the cell state stays in float32 between steps. */
+ * in float32 and round their results, but the cell state stays in float32 between steps. Shapes are
+ * noted next to the pointers: L layers, D directions, G gates, H hidden, N batch, S time steps, I
+ * input size. */
 #include "kernels/cuda/access.h"
 extern "C" {
 #include "kernels/cuda/array/move.h"
@@ -72,7 +74,8 @@ __device__ __forceinline__ int64_t quotient(int64_t i, int64_t n) {
   return (i | n) >> 32 ? i / n : (int64_t)((uint32_t)i / (uint32_t)n);
 }
 
-/* Lengths of sequences at step t. A step past the end of a sequence leaves its states unchanged. */
+/* Sequence lengths, for checks at step t. A step past the end of a sequence leaves its states
+ * unchanged. */
 struct ends {
   bool given;
   mpg_untyped lengths; /* [N] */
@@ -90,7 +93,7 @@ struct step {
   const T *bias, *bias_h; /* [G * H] */
   T *extra;               /* [N, H] */
   const T *h_before;      /* stride ld_before */
-  const T *c0; /* LSTM: initial state at the first step; else NULL, and `carried` has it */
+  const T *c0; /* LSTM: initial state at the first step; otherwise NULL, and `carried` is read */
   mpg_compute_t<T> *carried;
   T *h; /* stride ld */
   bool clip, clip_nan;
@@ -163,7 +166,7 @@ struct back_step {
   const T *d_output;      /* stride ld */
   T *d_h;                 /* in: gradient from the next step; out, for GRU: part without products */
   const T *d_cn;          /* LSTM: gradient of the final cell state; NULL for 0 */
-  bool last;              /* last step: the cell state's gradient is d_cn; else in `carried` */
+  bool last;              /* true if the cell state's gradient is d_cn (last step), not `carried` */
   T *d_c0;                /* LSTM's first step: receives the initial state's gradient; else NULL */
   mpg_compute_t<T> *carried;
   T *d_gates, *d_hidden; /* [N, G * H]; d_hidden: gradient of the GRU's hidden products */
@@ -445,7 +448,7 @@ mpg_status forward(const rnn<T> &r) {
 template <class T>
 struct rnn_gradients {
   const T *d_output, *d_hn, *d_cn; /* [S, N, D * H]; [L * D, N, H], or NULL */
-  T *d_data, *d_h0, *d_c0;         /* shaped like their values */
+  T *d_data, *d_h0, *d_c0;         /* shaped like data, h0 and c0 */
   weights<T> w;
 };
 template <class T>
