@@ -114,8 +114,8 @@ __global__ void broadcast_kernel(const T *a, const T *b, T *out, int64_t count, 
   out[i] = mpg_to<T>(F::at(mpg_to<float>(a[ia]), mpg_to<float>(b[ib])));
 }
 
-/* Kernel for any dtype and formula. It computes in `compute`: 'd' (double), 'i' (int32_t) or 'l'
- * (int64_t). */
+/* Computes any formula for any dtype. `compute` is the type of the arithmetic: 'd' (double), 'i'
+ * (int32_t) or 'l' (int64_t). */
 __global__ void any_kernel(int row, char compute, mpg_dtype dtype, const void *a, const void *b,
                            void *out, int64_t count, int how, number value, places p) {
   int64_t i = MPG_CUDA_INDEX, ia, ib;

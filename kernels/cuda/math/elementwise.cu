@@ -125,7 +125,7 @@ mpg_status mpg_cuda_unary(const mpg_kernel_call *call) {
 namespace {
 
 struct slopes {            /* slopes of PRELU (gamma) and RRELU */
-  const void *gamma;       /* NULL for RRELU: random, or the mean of the bounds */
+  const void *gamma;       /* NULL for RRELU, whose slope is random or the mean of the bounds */
   int64_t channels, inner; /* gamma's index: i / inner % channels */
   mpg_cuda_key key;
   double lower, upper;
@@ -239,7 +239,7 @@ mpg_status mpg_cuda_backward_leaky_relu(const mpg_kernel_call *call) {
 /* --- add_n: in the order of the arrays -------------------------------------------------------- */
 namespace {
 
-enum { TERMS = 32 }; /* maximum arrays per launch; a sum of more uses several launches */
+enum { TERMS = 32 }; /* maximum arrays per launch; longer sums use several launches */
 struct terms {
   const void *data[TERMS];
   int count;
@@ -254,8 +254,8 @@ __global__ void add_n_kernel(terms t, T *out, int64_t count) {
   out[i] = mpg_to<T>(sum);
 }
 
-/* Adds the arrays of one of several launches. The running sum is in scratch memory, in the compute
- * type, so it is rounded only once. */
+/* Adds the arrays of one launch, if a sum needs several launches. The running sum is in scratch
+ * memory, in the compute type, so it is rounded only once. */
 template <class T, class C>
 __global__ void add_more_kernel(terms t, C *sums, T *out, int64_t count, bool first) {
   int64_t i = MPG_CUDA_INDEX;

@@ -14,8 +14,8 @@ enum { TILE = 64, STEP = 8, SIDE = 16, EACH = TILE / SIDE };
 
 struct product : mpg_window {        /* three axes */
   const uint8_t *data, *weight;      /* int8 or uint8 */
-  int32_t *result;                   /* positions of all samples */
-  int64_t batch, places, k;          /* places: positions per sample; k: terms per sum */
+  int32_t *result;                   /* for all output positions of all samples */
+  int64_t batch, places, k;          /* places: output positions per sample; k: terms per sum */
   int64_t channels, filters, groups; /* channels, filters: per group */
   bool last;                         /* all arrays are channels-last */
   bool whole_words, whole_weight;    /* data (weight) can be read as aligned words of four bytes */
@@ -39,7 +39,7 @@ __device__ __forceinline__ int32_t add_products(uint32_t a, uint32_t b, int32_t 
 }
 
 /* Reads the data of one output position as words of four bytes, in the order of the weight. I is
- * the type of indices k, of which 32 bits are faster. */
+ * the type of byte indices; 32-bit indices are faster. */
 template <class I>
 struct gathered {
   const uint8_t *image; /* data of the sample and group; NULL past the last position */

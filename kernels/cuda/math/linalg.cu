@@ -3,7 +3,7 @@
  *
  * The libraries are column-major, so they see our row-major matrices transposed: their lower
  * triangle is our upper one. A matrix that has no result (singular, or not positive definite) fails
- * a device-side assertion. These ops cannot be captured, since the libraries may wait for the card.
+ * a device-side assertion. These ops cannot be captured, since the libraries may wait for the GPU.
  */
 #include <limits.h>
 
@@ -109,7 +109,7 @@ mpg_status check(const mpg_kernel_call *call, const char *library, int status, i
 /* --- Matrices --------------------------------------------------------------------------------- */
 struct matrices {
   int64_t count, rows, columns;
-  int64_t n; /* side of square matrices */
+  int64_t n; /* number of rows of a square matrix */
 };
 
 matrices matrices_of(const mpg_view *view) {
@@ -136,7 +136,7 @@ mpg_status open(const mpg_kernel_call *call, const matrices &t, libraries **all)
 
 /* Request for an array in scratch memory. */
 struct piece {
-  void *to; /* T **, which receives the address */
+  void *to; /* a T **; receives the address */
   int64_t count;
   size_t item;
 };
@@ -322,7 +322,7 @@ __global__ void places_kernel(T *lu, T *out, T **factors, T **inverses, matrices
   inverses[i] = out + i * t.n * t.n;
 }
 
-/* LU factors and pivots of all matrices of a call. */
+/* LU factors and pivots of all matrices in a call. */
 template <class T>
 struct factors {
   matrices t;

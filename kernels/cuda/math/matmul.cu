@@ -62,9 +62,10 @@ mpg_status mpg_cuda_batch_dot(const mpg_kernel_call *call) {
   return mpg_cuda_multiply(call, &p);
 }
 
-/* linalg_gemm with the matrices' rows along `axis` and columns along the last axis. The axes before
- * `axis` (`outer` elements) and those in between (`inner`) are batch axes. A library call supports
- * one batch stride, so the larger of the two is the batch of a call, and the other one a loop. */
+/* Computes linalg_gemm for matrices with rows along `axis` and columns along the last axis. The
+ * axes before `axis` (`outer` matrices) and the axes between `axis` and the last one (`inner`
+ * matrices) are batch axes. A library call supports only one batch stride, so it processes the
+ * larger of the two batches, and a loop iterates over the smaller one. */
 mpg_status mpg_cuda_linalg_gemm(const mpg_kernel_call *call) {
   mpg_cuda_product p = {};
   int64_t axis_param;

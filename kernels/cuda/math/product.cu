@@ -30,7 +30,7 @@ struct functions {
   MPG_CUBLASLT_FUNCTIONS(MPG_CUDA_FUNCTION)
 };
 
-/* Must not have padding, since signatures are compared as bytes. */
+/* Cache key of a plan. It must not have padding, since keys are compared as bytes. */
 struct signature {
   int64_t m, n, k, lda, ldb, ldc, count, a_step, b_step, c_step;
   int32_t dtype;
@@ -40,7 +40,7 @@ struct signature {
 struct plan {
   signature key;
   plan *next, *newer, *older;
-  bool bias_apart; /* cuBLASLt cannot add the bias: c is filled with it, and beta is 1 */
+  bool bias_apart; /* cuBLASLt cannot add the bias, so c is filled with it and beta is 1 */
   cublasLtMatmulDesc_t desc;
   cublasLtMatrixLayout_t a, b, c; /* named as in the row-major product */
   cublasLtMatmulAlgo_t algo;
@@ -174,8 +174,9 @@ uint32_t alignment_of(const signature &key, int64_t step) {
   return (uint32_t)((bytes | ALIGNMENT) & -(bytes | ALIGNMENT));
 }
 
-/* Chooses an algorithm by cuBLASLt's heuristics, which depend on the sizes and the card. Only
- * algorithms that add partial sums in the compute type are allowed, since others round them. */
+/* Chooses an algorithm by cuBLASLt's heuristics, which depend on the sizes and the GPU. Only
+ * algorithms that add partial sums in the compute type are allowed, since other algorithms round
+ * the partial sums. */
 cublasStatus_t choose(const products *all, plan *p) {
   const struct {
     int preference;

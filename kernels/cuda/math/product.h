@@ -25,7 +25,7 @@ typedef struct mpg_cuda_product {
 } mpg_cuda_product;
 
 /* Queues a product. Uses the scratch slot MPG_SCRATCH_LIBRARY, so arrays must not be in it. 16-bit
- * floats are summed in float32. The algorithm depends on sizes, dtype and card only: unaligned
+ * floats are summed in float32. The algorithm depends on sizes, dtype and GPU only: unaligned
  * arrays are copied, so that alignment does not affect results. */
 mpg_status mpg_cuda_multiply(const mpg_kernel_call *call, const mpg_cuda_product *product);
 /* Reads a boolean environment variable. *on receives true for 1, false for 0, and `otherwise` if

@@ -11,7 +11,7 @@ struct plan {
   mpg_law law;
   mpg_cuda_key key;
   mpg_untyped out;
-  mpg_untyped as, bs;      /* arrays of parameters; as.data is NULL if `law` has them */
+  mpg_untyped as, bs;      /* parameter arrays; as.data is NULL if `law` has the parameters */
   int64_t each;            /* results per element of the parameter arrays */
   unsigned long long *bad; /* index of the first invalid parameters */
 };

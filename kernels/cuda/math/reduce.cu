@@ -49,7 +49,7 @@ struct ending {
   bool last;
   mpg_dtype dtype;
   int64_t count;  /* divisor; 0 for none */
-  bool root, nan; /* nan: the result is NaN, the mean of no elements */
+  bool root, nan; /* nan: the result is NaN (the mean of no elements) */
 };
 
 /* Type for additions and multiplications: integers are unsigned, so that overflow wraps around
@@ -203,7 +203,7 @@ __global__ void columns_kernel(source_of<T> source, pass p, void *target, ending
 }
 
 /* Fast path of columns_kernel for plain sums of aligned floats: a thread loads eight adjacent
- * columns 16 bytes at a time. Results have the same bits. */
+ * columns 16 bytes at a time. Results are bit-identical to those of columns_kernel. */
 template <class T>
 __global__ void column_sums_kernel(const T *source, pass p, void *target, ending end) {
   enum { EIGHT = 8, WIDE = COLUMNS * EIGHT, AHEAD = 4 };
@@ -303,7 +303,7 @@ int64_t chunk_length(int64_t count, int64_t inner) {
   return count <= length + length / 2 ? (count > 0 ? count : 1) : length;
 }
 
-/* Returns the first pass over a run of axes. Inner runs have been reduced already. */
+/* Returns the first pass over a run of axes. The inner runs have already been reduced. */
 pass pass_of(const mpg_runs &r, int run) {
   pass p = {};
   mpg_runs_around(&r, run, &p.outer, &p.inner);

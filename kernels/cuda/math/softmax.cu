@@ -431,8 +431,9 @@ mpg_status mpg_cuda_softmax_output(const mpg_kernel_call *call) {
 /* --- Cross-entropy ---------------------------------------------------------------------------- */
 namespace {
 
-/* Outputs per row: the loss, and for backward the largest score and the logarithm of the sum of
- * exponentials. If `losses` is not NULL, only the loss is stored there, unrounded, for a sum. */
+/* Outputs per row: the loss, and for backward the largest score (`max`) and the logarithm of the
+ * sum of exp(score - max) (`log_sum`). If `losses` is not NULL, `put` stores only the unrounded
+ * loss there, to be summed later. */
 template <class C>
 struct ce_results {
   mpg_untyped loss;
@@ -449,7 +450,7 @@ struct ce_results {
   }
 };
 
-/* Computes losses with the same bits as log_softmax. */
+/* Computes losses that are bit-identical to those of log_softmax. */
 template <class R>
 __global__ void __launch_bounds__(MPG_CUDA_THREADS, R::full ? 0 : 2)
     ce_rows_kernel(const typename R::element *data, mpg_untyped label, ce_results<float> results,
