@@ -3,8 +3,8 @@
  * a kernel must not access invalid memory and must produce some results even for invalid inputs.
  *
  * A check has two kernels. The first one stores the smallest index of an invalid input in a word
- * that was initialized to MPG_CUDA_NONE. The second one, of a single thread, reads the word and
- * raises the error.
+ * that was initialized to MPG_CUDA_NONE. The second one runs in a single thread. It reads the word
+ * and raises the error.
  */
 #ifndef KERNELS_CUDA_RUNTIME_DEVICE_ASSERT_H
 #define KERNELS_CUDA_RUNTIME_DEVICE_ASSERT_H

@@ -1,7 +1,7 @@
 /* GPU driver (device/gpu/gpu.h) over the CUDA runtime.
  *
- * A device is a whole card by default. MPGLUON_GPU_LOGICAL=n creates n logical devices that share
- * the cards: device i is on card i % cards. Each device has its own streams and memory pool.
+ * A device is a whole GPU by default. MPGLUON_GPU_LOGICAL=n creates n logical devices that share
+ * the GPUs round-robin. Each device has its own streams and memory pool.
  */
 #include <pthread.h>
 #include <stdio.h>
@@ -17,9 +17,9 @@
 struct mpg_gpu {
   int card;
   mpg_device_id id;
-  int slot; /* index in `opened`; its bit in a capture's `peers` */
+  int slot; /* index in `opened`, and bit number in a capture's `peers` */
   cudaStream_t compute, to_host, from_host;
-  cudaStream_t capturing; /* only for captures: work issued to it becomes a graph */
+  cudaStream_t capturing; /* used only for captures: issued work becomes part of a graph */
   bool captures;          /* true during a capture; used by the issuing thread */
   uint64_t peers;         /* slots of other devices whose memory the capture uses */
   mpg_staging *staging;
@@ -47,7 +47,7 @@ enum { MOST_DEVICES = 64, CAN_WRITE_64_BITS = 122 };
  * changes. */
 static struct {
   int cards, devices;
-  _Atomic(mpg_gpu *) opened[MOST_DEVICES]; /* gpu(0) and gpu(0, rank=0) are separate */
+  _Atomic(mpg_gpu *) opened[MOST_DEVICES]; /* gpu(0) and gpu(0, rank=0) have separate entries */
   bool counted;
   write_value_fn write_value; /* NULL if the driver lacks it */
   attribute_fn attribute;
@@ -72,8 +72,9 @@ static void look_for_cards(void) {
   const char *logical = getenv("MPGLUON_GPU_LOGICAL");
   long wanted = logical && *logical ? strtol(logical, NULL, 10) : 0;
   int version = 0;
-  /* Streams of logical devices need separate hardware queues to run in parallel. For one device per
-   * card, the default of 8 queues suffices. A card has only a few hundred for all processes. */
+  /* Logical devices run in parallel only if their streams have separate hardware queues. Without
+   * logical devices, the default of 8 queues suffices. A GPU has only a few hundred queues for all
+   * processes, so the limit is not raised without need. */
   if (wanted < 1 || wanted > MOST_DEVICES) wanted = 0;
   if (wanted > 1) setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
   cudaError_t error = cudaGetDeviceCount(&cuda_state.cards);
@@ -109,8 +110,8 @@ static int driver_count(const char **reason) {
   return cuda_state.devices;
 }
 
-/* Returns the information about library `number`. The driver itself is listed last; its version is
- * the newest CUDA version that it supports. */
+/* Returns the information about library `number`. The number after the last library is the driver
+ * itself, whose version is the newest CUDA version that it supports. */
 static const mpg_library *driver_library(int number) {
   static mpg_library driver = {.name = "driver", .path = "libcuda.so.1"};
   if (number != MPG_CUDA_LIBRARIES) return mpg_cuda_library_found(number);
@@ -133,8 +134,8 @@ static mpg_status make_streams(mpg_gpu *gpu) {
   return mpg_staging_open(&gpu->staging);
 }
 
-/* Creates the memory pool. It caches freed memory without a limit. Other cards get access to it if
- * the hardware supports peer access. */
+/* Creates the device's memory pool, which caches freed memory without a limit. Other GPUs get
+ * access to the pool if the hardware supports peer access. */
 static mpg_status make_pool(mpg_gpu *gpu) {
   struct cudaMemPoolProps properties;
   memset(&properties, 0, sizeof properties);
@@ -150,13 +151,13 @@ static mpg_status make_pool(mpg_gpu *gpu) {
       continue;
     struct cudaMemAccessDesc access = {.location = {.type = cudaMemLocationTypeDevice},
                                        .flags = cudaMemAccessFlagsProtReadWrite};
-    access.location.id = peer; /* not in the initializer: in a union since CUDA 13.1 */
+    access.location.id = peer; /* not in the initializer: part of a union since CUDA 13.1 */
     MPG_CUDA_TRY(cudaMemPoolSetAccess(gpu->pool, &access, 1));
   }
   return MPG_OK;
 }
 
-/* Creates the device's reports, streams and pool. Its card must be the thread's current one. */
+/* Creates the device's reports, streams and pool on the thread's current GPU. */
 static mpg_status prepare(mpg_gpu *gpu) {
   struct cudaDeviceProp properties;
   void *mapped;
@@ -224,7 +225,7 @@ static mpg_status driver_collectives(const int *indices, int count) {
 
 static void driver_close(mpg_gpu *gpu) {
   cudaSetDevice(gpu->card);
-  mpg_nccl_close(gpu->card); /* first: otherwise work may wait forever for a failed collective */
+  mpg_nccl_close(gpu->card); /* first, since work may wait forever for a failed collective */
   cudaSetDevice(gpu->card);
   cudaStreamSynchronize(gpu->compute); /* the process is ending, which frees streams and memory */
   cudaGetLastError();
@@ -271,7 +272,7 @@ static void driver_free(mpg_gpu *gpu, void *memory, bool after) {
   if (after && cudaEventRecord(gpu->issued, gpu->compute) == cudaSuccess)
     cudaStreamWaitEvent(gpu->freeing, gpu->issued, 0);
   cudaFreeAsync(memory, gpu->freeing);
-  cudaGetLastError(); /* only a lost device fails here, which is reported elsewhere */
+  cudaGetLastError(); /* a free fails only on a lost device, which is reported elsewhere */
 }
 
 static mpg_status driver_publish(mpg_gpu *gpu, mpg_tick tick) {
@@ -367,8 +368,8 @@ static mpg_status driver_follow_default(mpg_gpu *gpu) {
   return status;
 }
 
-/* Prevents captures on a card while driver_settle synchronizes the whole card. During a capture of
- * any stream of the card, CUDA fails the synchronization and invalidates the capture. */
+/* Prevents captures on a GPU while driver_settle synchronizes the whole GPU. If a stream of the GPU
+ * were being captured, CUDA would fail the synchronization and invalidate the capture. */
 static struct {
   pthread_mutex_t mutex;
   pthread_cond_t ended;
@@ -377,7 +378,7 @@ static struct {
   } cards[MOST_DEVICES];
 } captured = {.mutex = PTHREAD_MUTEX_INITIALIZER, .ended = PTHREAD_COND_INITIALIZER};
 
-/* Registers a capture. Returns false if a thread is synchronizing the card. */
+/* Registers a capture on the GPU. Returns false if a thread is synchronizing the GPU. */
 static bool capture_may_begin(int card) {
   pthread_mutex_lock(&captured.mutex);
   bool may = !captured.cards[card].settling;
@@ -417,7 +418,8 @@ static mpg_status driver_copy(mpg_gpu *gpu, mpg_gpu *to, void *target, mpg_gpu *
   cudaStream_t stream = gpu->captures ? gpu->capturing : gpu->compute;
   if (!to) return mpg_staging_push(gpu->staging, stream, target, source, size);
   if (!from) return mpg_staging_pull(gpu->staging, stream, target, source, size);
-  mpg_gpu *peer = from != gpu ? from : to; /* copies from the host to it may be in flight */
+  /* The other device, to which copies from the host may be in flight. */
+  mpg_gpu *peer = from != gpu ? from : to;
   if (gpu->captures)
     gpu->peers |= peer != gpu ? (uint64_t)1 << peer->slot : 0;
   else if (peer != gpu)
@@ -476,8 +478,8 @@ static bool driver_capture_void(mpg_gpu *gpu) {
   return false;
 }
 
-/* Makes `graph` the capture's executable graph: updates the existing one if possible, which is
- * faster than a new one. */
+/* Instantiates `graph` as the capture's executable graph. Updates the existing executable graph if
+ * possible, which is faster. */
 static mpg_status instantiate(capture *c, cudaGraph_t graph, int card) {
   cudaGraphExecUpdateResultInfo info;
   if (c->exec && cudaGraphExecUpdate(c->exec, graph, &info) == cudaSuccess) return MPG_OK;

@@ -1,5 +1,5 @@
-/* Kernels that users write in CUDA C++ (mx.rtc). NVRTC compiles a source once per process; the
- * result is found again by its text, options and exports. */
+/* Kernels that users write in CUDA C++ (mx.rtc). NVRTC compiles a source once per process. The
+ * loaded modules are cached by source text, options and exports. */
 #include <pthread.h>
 #include <string.h>
 
@@ -20,7 +20,7 @@ struct module {
   void *library;
 };
 
-/* Guarded by the mutex. */
+/* Cache of loaded modules, guarded by the mutex. */
 struct {
   pthread_mutex_t mutex;
   module *modules; /* live as long as the process */
@@ -33,7 +33,7 @@ void append(char **to, const char *text) {
 }
 
 /* Returns the exports, the options and the source as consecutive NUL-terminated strings, with an
- * empty string after each of the first two lists. NULL if out of memory. */
+ * empty string after each of the first two lists. Returns NULL if out of memory. */
 char *make_key(const mpg_gpu_source *s, size_t *size) {
   *size = strlen(s->text) + 3;
   for (int i = 0; i < s->num_exports; i++) *size += strlen(s->exports[i]) + 1;

@@ -21,7 +21,7 @@ enum { MPG_PLANS = 1024, MPG_PLAN_PLACES = 2048 };
 template <class Plan>
 struct mpg_plans {
   int count;
-  bool all_stay;         /* no eviction */
+  bool all_stay;         /* disables eviction */
   Plan *newest, *oldest; /* LRU order */
   Plan *table[MPG_PLAN_PLACES];
 };

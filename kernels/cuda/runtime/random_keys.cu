@@ -2,7 +2,7 @@
  * captured work, whose kernel arguments are fixed while its keys change with each run.
  *
  * Keys travel as kernel arguments, which CUDA copies at the launch. A copy from host memory would
- * need pinned memory that stays valid until the card has read it. */
+ * need pinned memory that stays valid until the GPU has read it. */
 #include "kernels/cuda/cuda.h"
 
 namespace {

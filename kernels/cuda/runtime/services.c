@@ -62,7 +62,7 @@ mpg_status mpg_cuda_enter(int card, int *former) {
   if (current == card) return MPG_OK;
   cudaError_t error = cudaSetDevice(card);
   if (error != cudaSuccess) {
-    cudaSetDevice(current); /* a failed cudaSetDevice may have changed the current card */
+    cudaSetDevice(current); /* a failed cudaSetDevice may have changed the current GPU */
     return mpg_cuda_check(error, "cudaSetDevice");
   }
   *former = current;

@@ -1,4 +1,4 @@
-/* Copies between a card and pageable host memory through ring buffers of pinned memory. */
+/* Copies between a GPU and pageable host memory through ring buffers of pinned memory. */
 #include "kernels/cuda/runtime/staging.h"
 
 #include <pthread.h>
@@ -9,12 +9,12 @@
 enum {
   CHUNK = 512 << 10,
   SLOTS = 16,
-  SMALL = 64 << 10, /* smaller copies are staged: querying the memory type costs as much */
+  SMALL = 64 << 10, /* smaller copies are staged, since querying the memory type costs as much */
 };
 
 typedef struct slot {
   cudaEvent_t used; /* completes when the slot may be reused */
-  void *to;         /* arguments of a push's put_in_place */
+  void *to;         /* arguments of put_in_place, for a push */
   const void *from;
   size_t size;
 } slot;
@@ -23,7 +23,7 @@ typedef struct slot {
 typedef struct ring {
   pthread_mutex_t mutex;
   bool tried;
-  char *pinned; /* NULL if it cannot be allocated */
+  char *pinned; /* NULL if the allocation failed */
   uint64_t next;
   slot slots[SLOTS];
 } ring;
@@ -42,7 +42,7 @@ mpg_status mpg_staging_open(mpg_staging **result) {
   return MPG_OK;
 }
 
-/* Allocates the ring on first use. Returns false if that failed. */
+/* Allocates the ring's pinned memory on first use. Returns false if the allocation failed. */
 static bool ready(ring *r) {
   if (r->tried) return r->pinned != NULL;
   r->tried = true;
@@ -83,7 +83,7 @@ static size_t chunk_at(size_t offset, size_t size) {
   return size - offset < CHUNK ? size - offset : CHUNK;
 }
 
-/* Takes the next slot, after waiting for its previous use. */
+/* Takes the next slot, after its previous copy has completed. */
 static mpg_status take(ring *r, slot **taken, char **pinned) {
   int i = (int)(r->next++ % SLOTS);
   *taken = &r->slots[i];

@@ -1,10 +1,10 @@
 /* Copies between a device and host memory, which is mostly pageable. Data moves chunk by chunk
- * through a ring buffer of pinned memory, so that the card copies one chunk while the host copies
+ * through a ring buffer of pinned memory, so that the GPU copies one chunk while the host copies
  * the next. If pinned memory cannot be allocated, CUDA's own slower copies are used. Page-locked
  * host memory is copied directly.
  *
- * Ownership: a staging belongs to a device and lives as long as the process. Threads: any for read
- * and write; push and pull run on the thread that issues the stream's work.
+ * Ownership: a staging object belongs to a device and lives as long as the process. Threads: any
+ * thread may read and write. Push and pull run on the thread that issues the stream's work.
  */
 #ifndef KERNELS_CUDA_RUNTIME_STAGING_H
 #define KERNELS_CUDA_RUNTIME_STAGING_H
@@ -13,13 +13,13 @@
 
 typedef struct mpg_staging mpg_staging;
 
-/* Creates a staging for the current card. */
+/* Creates a staging object for the current GPU. */
 mpg_status mpg_staging_open(mpg_staging **staging);
-/* Copies device memory to the host. On return, `host` has the bytes. */
+/* Copies device memory to the host. On return, the copy is complete. */
 mpg_status mpg_staging_read(mpg_staging *staging, cudaStream_t stream, void *host,
                             const void *memory, size_t size);
-/* Copies host memory to the device. On return, `host` has been read. The bytes are in device memory
- * for work that follows in the stream. */
+/* Copies host memory to the device. On return, `host` has been read and may be reused. Later work
+ * in the stream sees the copied bytes. */
 mpg_status mpg_staging_write(mpg_staging *staging, cudaStream_t stream, void *memory,
                              const void *host, size_t size);
 /* Copy to the host (push) or to the device (pull) in stream order. The stream accesses `host` after

@@ -1,4 +1,4 @@
-/* Writes ticks with a kernel, for cards whose streams cannot write memory themselves
+/* Writes ticks with a kernel, for GPUs whose streams cannot write memory themselves
  * (cuStreamWriteValue64). */
 #include "kernels/cuda/cuda.h"
 
