@@ -1,9 +1,10 @@
-/* The parts of cuBLAS in use, in addition to cuBLASLt: types, constants and functions of its stable
- * interface (identical in 12 and 13). Matrices are column-major.
+/* Declarations of the cuBLAS types, constants and functions in use, in addition to cuBLASLt. They
+ * belong to cuBLAS's stable interface, which is identical in versions 12 and 13. Matrices are
+ * column-major.
  *
- * Nothing here is linked; kernels/cuda/vendor/library.h opens the library. With MPG_CUBLAS_REAL,
- * NVIDIA's own header replaces the types; tests/hostcuda/check_cublas.c compiles the rest against
- * it.
+ * cuBLAS is loaded at run time (kernels/cuda/vendor/library.h), not linked, and the build does not
+ * need NVIDIA's headers. If MPG_CUBLAS_REAL is defined, the types come from NVIDIA's header, and
+ * tests/hostcuda/check_cublas.c checks all other declarations against it.
  */
 #ifndef KERNELS_CUDA_VENDOR_CUBLAS_H
 #define KERNELS_CUDA_VENDOR_CUBLAS_H
@@ -31,13 +32,13 @@ typedef int cublasStatus_t, cublasSideMode_t, cublasFillMode_t, cublasOperation_
 #define MPG_CUBLAS_CONSTANT_(name, value) MPG_##name = value,
 enum { MPG_CUBLAS_CONSTANTS(MPG_CUBLAS_CONSTANT_) };
 
-/* X(result, name, parameters) */
+/* Functions in use, as X(result, name, parameters). */
 #define MPG_CUBLAS_FUNCTIONS(X)                          \
   X(cublasStatus_t, cublasCreate_v2, (cublasHandle_t *)) \
   X(cublasStatus_t, cublasDestroy_v2, (cublasHandle_t))  \
   X(cublasStatus_t, cublasSetStream_v2, (cublasHandle_t, cudaStream_t))
 
-/* X(name, parameters) for cublas<S or D><name> */
+/* Routines in use, as X(name, parameters) for cublas<S or D><name>. */
 #define MPG_CUBLAS_ROUTINES(X, T)                                                                  \
   X(trmm_v2,                                                                                       \
     (cublasHandle_t, cublasSideMode_t, cublasFillMode_t, cublasOperation_t, cublasDiagType_t,      \

@@ -1,9 +1,9 @@
-/* The parts of cuBLASLt in use: types, constants and functions of its stable interface (identical
- * in 12 and 13).
+/* Declarations of the cuBLASLt types, constants and functions in use. They belong to cuBLASLt's
+ * stable interface, which is identical in versions 12 and 13.
  *
- * Nothing here is linked; kernels/cuda/vendor/library.h opens the library. With MPG_CUBLASLT_REAL,
- * NVIDIA's own header replaces the types; tests/hostcuda/check_cublaslt.c compiles the rest against
- * it.
+ * cuBLASLt is loaded at run time (kernels/cuda/vendor/library.h), not linked, and the build does
+ * not need NVIDIA's headers. If MPG_CUBLASLT_REAL is defined, the types come from NVIDIA's header,
+ * and tests/hostcuda/check_cublaslt.c checks all other declarations against it.
  */
 #ifndef KERNELS_CUDA_VENDOR_CUBLASLT_H
 #define KERNELS_CUDA_VENDOR_CUBLASLT_H
@@ -70,7 +70,7 @@ enum { MPG_CUBLASLT_CONSTANTS(MPG_CUBLASLT_CONSTANT_) };
 typedef cudaDataType mpg_cublaslt_type;
 #endif
 
-/* X(result, name, parameters) */
+/* Functions in use, as X(result, name, parameters). */
 #define MPG_CUBLASLT_FUNCTIONS(X)                                                                \
   X(cublasStatus_t, cublasLtCreate, (cublasLtHandle_t *))                                        \
   X(cublasStatus_t, cublasLtDestroy, (cublasLtHandle_t))                                         \

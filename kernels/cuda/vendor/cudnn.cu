@@ -21,7 +21,7 @@ namespace {
 enum { MOST_CONFIGS = 64, MOST_NOTES = 16, LAST_ERROR = 256 };
 /* Tensors of a graph; SUM is the result before the bias is added. */
 enum { DATA, WEIGHT, OUT, BIAS, SUM, TENSORS, OPERANDS = OUT + 1 };
-/* Since this version, captured work remains valid after its plan has been destroyed. With older
+/* Oldest version in which captured work remains valid after its plan has been destroyed. With older
  * versions, plans must never be evicted. */
 const size_t CAPTURES_KEEP_KERNELS = 92800;
 /* Maximum workspace in bytes: the default of MXNet's parameter `workspace`. */
@@ -31,7 +31,7 @@ struct functions {
   MPG_CUDNN_FUNCTIONS(MPG_CUDA_FUNCTION)
 };
 
-/* Must not have padding, since signatures are compared as bytes. */
+/* Cache key of a plan. It must not have padding, since keys are compared as bytes. */
 struct signature : mpg_window {
   int64_t direction, dtype, last, batch, channels, filters, groups, bias;
 };
@@ -120,9 +120,10 @@ struct builder {
   void set_number(cudnnBackendDescriptor_t to, int attribute, int64_t value) {
     set(to, attribute, MPG_CUDNN_TYPE_INT64, 1, &value);
   }
+  /* Sets an attribute to an enum value. */
   void set_word(cudnnBackendDescriptor_t to, int attribute, int type, int value) {
     set(to, attribute, type, 1, &value);
-  } /* for an enumeration */
+  }
   void set_descriptor(cudnnBackendDescriptor_t to, int attribute,
                       const cudnnBackendDescriptor_t *value) {
     set(to, attribute, MPG_CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, value);
@@ -206,8 +207,8 @@ void make_tensor(builder *b, const signature &key, int which, cudnnBackendDescri
   b->finalize(*made);
 }
 
-/* Descriptor type and attribute names of the operation of each direction. Tensors are in the order
- * data, weight, out. */
+/* Descriptor type and attribute names of the operation for each direction. `tensors` is in the
+ * order data, weight, out. */
 const struct {
   int type, tensors[OPERANDS], convolution, alpha, beta;
 } operations[] = {
@@ -295,9 +296,9 @@ void make_graph(builder *b, const library *all, mpg_cudnn_plan *p) {
   b->finalize(p->graph);
 }
 
-/* True if an engine is acceptable: it is deterministic (unless that is disabled), its
- * results are as exact as the dtype, and it is precompiled. Engines that are compiled at run time
- * would take seconds per signature. */
+/* Checks that an engine is deterministic (unless MPGLUON_CUDA_DETERMINISTIC=0), that it does not
+ * lose the dtype's precision (unless MPGLUON_CUDA_TF32=1, for float32), and that it is precompiled.
+ * Compiling an engine at run time would take seconds per signature. */
 bool is_allowed(const library *all, const signature &key, cudnnBackendDescriptor_t config) {
   builder b = {&all->dnn, MPG_CUDNN_STATUS_SUCCESS};
   cudnnBackendDescriptor_t engine = NULL;
@@ -349,7 +350,8 @@ cudnnStatus_t try_config(const library *all, mpg_cudnn_plan *p, cudnnBackendDesc
   return b.status;
 }
 
-/* Chooses the first suitable one of cuDNN's proposals, which are sorted by expected run time. */
+/* Builds the plan from the first suitable one of cuDNN's proposals, which are sorted by expected
+ * run time. */
 cudnnStatus_t choose(const library *all, mpg_cudnn_plan *p, int mode) {
   const functions *dnn = &all->dnn;
   builder b = {dnn, MPG_CUDNN_STATUS_SUCCESS};
@@ -372,7 +374,7 @@ cudnnStatus_t choose(const library *all, mpg_cudnn_plan *p, int mode) {
   if (status == MPG_CUDNN_STATUS_SUCCESS) status = MPG_CUDNN_STATUS_NOT_SUPPORTED;
   for (int64_t i = 0; i < given && !p->plan && b.status == MPG_CUDNN_STATUS_SUCCESS; i++) {
     status = try_config(all, p, configs[i]);
-    if (p->plan) { /* the plan refers to its configuration */
+    if (p->plan) { /* kept, since the plan refers to its configuration */
       p->config = configs[i];
       configs[i] = NULL;
     }
@@ -386,8 +388,8 @@ mpg_status build(const mpg_kernel_call *call, const library *all, mpg_cudnn_plan
   builder b = {&all->dnn, MPG_CUDNN_STATUS_SUCCESS};
   make_graph(&b, all, p);
   if (b.status == MPG_CUDNN_STATUS_SUCCESS) b.status = choose(all, p, MPG_CUDNN_HEUR_MODE_A);
-  /* If cuDNN lacks a plan with the bias, the caller uses one without it, whose creation reports any
-   * error. */
+  /* If cuDNN lacks a plan with the bias, the caller requests a plan without the bias. Creating that
+   * plan reports any error. */
   if (p->key.bias) return MPG_OK;
   if (b.status != MPG_CUDNN_STATUS_SUCCESS && p->graph) {
     cudnnStatus_t again = choose(all, p, MPG_CUDNN_HEUR_MODE_FALLBACK);

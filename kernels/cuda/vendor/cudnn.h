@@ -1,9 +1,9 @@
-/* The parts of cuDNN 9 in use: types, constants and functions of its stable interface. Convolutions
- * use its graph interface (backend descriptors).
+/* Declarations of the cuDNN 9 types, constants and functions in use. They belong to cuDNN's stable
+ * interface. Convolutions use its graph API (backend descriptors).
  *
- * Nothing here is linked; kernels/cuda/vendor/library.h opens the library. With MPG_CUDNN_REAL,
- * NVIDIA's own header replaces the types; tests/hostcuda/check_cudnn.c compiles the rest against
- * it.
+ * cuDNN is loaded at run time (kernels/cuda/vendor/library.h), not linked, and the build does not
+ * need NVIDIA's headers. If MPG_CUDNN_REAL is defined, the types come from NVIDIA's header, and
+ * tests/hostcuda/check_cudnn.c checks all other declarations against it.
  */
 #ifndef KERNELS_CUDA_VENDOR_CUDNN_H
 #define KERNELS_CUDA_VENDOR_CUDNN_H
@@ -21,8 +21,8 @@ typedef int cudnnStatus_t, cudnnBackendDescriptorType_t, cudnnBackendAttributeNa
     cudnnBackendAttributeType_t;
 #endif
 
-/* Statuses are grouped in thousands: from 2000 on bad parameters, 3000 not supported, 4000 internal
- * errors, 5000 failed execution. */
+/* Constants in use, as X(name, value). Status codes are grouped in thousands: 2000 bad parameter,
+ * 3000 not supported, 4000 internal error, 5000 execution failed. */
 #define MPG_CUDNN_CONSTANTS(X)                                          \
   X(CUDNN_STATUS_SUCCESS, 0)                                            \
   X(CUDNN_STATUS_BAD_PARAM, 2000)                                       \
@@ -128,7 +128,7 @@ typedef int cudnnStatus_t, cudnnBackendDescriptorType_t, cudnnBackendAttributeNa
 #define MPG_CUDNN_CONSTANT_(name, value) MPG_##name = value,
 enum { MPG_CUDNN_CONSTANTS(MPG_CUDNN_CONSTANT_) };
 
-/* X(result, name, parameters) */
+/* Functions in use, as X(result, name, parameters). */
 #define MPG_CUDNN_FUNCTIONS(X)                                                                    \
   X(size_t, cudnnGetVersion, (void))                                                              \
   X(cudnnStatus_t, cudnnCreate, (cudnnHandle_t *))                                                \

@@ -1,10 +1,10 @@
-/* The parts of cuSOLVER in use: types, constants and functions of its stable interface (identical
- * in versions 11 and 12, which belong to CUDA 12 and 13). Matrices are column-major. `info`, in
- * device memory, receives 0 or LAPACK's error code.
+/* Declarations of the cuSOLVER types, constants and functions in use. They belong to cuSOLVER's
+ * stable interface, which is identical in versions 11 (CUDA 12) and 12 (CUDA 13). Matrices are
+ * column-major. `info`, in device memory, receives 0 or LAPACK's error code.
  *
- * Nothing here is linked; kernels/cuda/vendor/library.h opens the library. With MPG_CUSOLVER_REAL,
- * NVIDIA's own header replaces the types; tests/hostcuda/check_cusolver.c compiles the rest against
- * it.
+ * cuSOLVER is loaded at run time (kernels/cuda/vendor/library.h), not linked, and the build does
+ * not need NVIDIA's headers. If MPG_CUSOLVER_REAL is defined, the types come from NVIDIA's header,
+ * and tests/hostcuda/check_cusolver.c checks all other declarations against it.
  */
 #ifndef KERNELS_CUDA_VENDOR_CUSOLVER_H
 #define KERNELS_CUDA_VENDOR_CUSOLVER_H
@@ -26,13 +26,13 @@ typedef int cusolverStatus_t, cusolverEigMode_t;
 #define MPG_CUSOLVER_CONSTANT_(name, value) MPG_##name = value,
 enum { MPG_CUSOLVER_CONSTANTS(MPG_CUSOLVER_CONSTANT_) };
 
-/* X(result, name, parameters) */
+/* Functions in use, as X(result, name, parameters). */
 #define MPG_CUSOLVER_FUNCTIONS(X)                               \
   X(cusolverStatus_t, cusolverDnCreate, (cusolverDnHandle_t *)) \
   X(cusolverStatus_t, cusolverDnDestroy, (cusolverDnHandle_t))  \
   X(cusolverStatus_t, cusolverDnSetStream, (cusolverDnHandle_t, cudaStream_t))
 
-/* X(name, parameters) for cusolverDn<S or D><name> */
+/* Routines in use, as X(name, parameters) for cusolverDn<S or D><name>. */
 #define MPG_CUSOLVER_ROUTINES(X, T)                                                                \
   X(potrf_bufferSize, (cusolverDnHandle_t, cublasFillMode_t, int n, T *a, int lda, int *size))     \
   X(potrf,                                                                                         \

@@ -90,7 +90,7 @@ static bool look_for(mpg_cuda_library_id id, const char *file) {
   return try_open(id, "", "", file);
 }
 
-/* Queries the version of a library, by a call that depends on the library. */
+/* Queries the version of a library, by a function that differs between libraries. */
 static void ask_version(mpg_cuda_library_id id) {
   static const char *const properties[MPG_CUDA_LIBRARIES] = {
       [MPG_CUDA_CUBLASLT] = "cublasLtGetProperty",
@@ -162,7 +162,7 @@ mpg_status mpg_cuda_library_functions(mpg_cuda_library_id id, const char *const 
 void mpg_cuda_library_open_beside(mpg_cuda_library_id id, const char *file) {
   const char *own = opened[id].path, *end = strrchr(own, '/');
   char path[sizeof opened[id].path];
-  if (!end) return; /* found in the system's search path, as the other file will be */
+  if (!end) return; /* found in the system's search path, like the other file */
   int length = snprintf(path, sizeof path, "%.*s/%s", (int)(end - own), own, file);
   if (length > 0 && (size_t)length < sizeof path) dlopen(path, RTLD_NOW | RTLD_LOCAL);
 }

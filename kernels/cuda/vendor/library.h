@@ -1,13 +1,17 @@
 /* NVIDIA's libraries, loaded at their first use and never linked: cuBLASLt, cuBLAS, cuSOLVER,
  * cuDNN, NCCL, NVRTC.
  *
- * A library is searched for next to this library first. If an environment variable names its
- * folder, only that folder follows. Otherwise NVIDIA's wheels in site-packages follow, and then the
- * system's search path. The result is cached, even a failure. Threads: any.
+ * A library is searched for in this order:
+ * - the folder of mpgluon's own GPU library
+ * - the folder that the library's environment variable names; if the variable is set, the search
+ *   ends here
+ * - NVIDIA's wheels in site-packages
+ * - the system's search path
+ * The result is cached, even a failure. Threads: any.
  *
  * For each library, a header here declares the functions and constants in use, so that the build
- * does not need NVIDIA's headers, and tests/hostcuda only has to emulate those functions. The
- * functions are a list MPG_X_FUNCTIONS, which the macros below expand to a struct of function
+ * does not need NVIDIA's headers, and tests/hostcuda only has to emulate those functions. A macro
+ * MPG_X_FUNCTIONS lists the functions, and the macros below expand it to a struct of function
  * pointers and to an array of their names.
  */
 #ifndef KERNELS_CUDA_VENDOR_LIBRARY_H
@@ -33,8 +37,9 @@ typedef enum mpg_cuda_library_id {
  * function is missing, fails with the pip command that installs it. */
 mpg_status mpg_cuda_library_functions(mpg_cuda_library_id id, const char *const *names, int count,
                                       void *functions);
-/* Opens a second file in the folder of an opened library, and keeps it open, so that the library
- * finds it when it opens the file without a path. Does nothing if the file does not exist. */
+/* Opens a second file in the folder of an opened library, and keeps it open. The library itself
+ * opens that file without a path, which succeeds only if the file is already open. Does nothing if
+ * the file does not exist. */
 void mpg_cuda_library_open_beside(mpg_cuda_library_id id, const char *file);
 /* Opens the library with index `number` and returns its information, or NULL if the index is out of
  * range. */

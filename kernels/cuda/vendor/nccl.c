@@ -13,7 +13,7 @@
 typedef struct communicator {
   struct communicator *next;
   mpg_nccl_clique clique;
-  char broken[256]; /* text of its first error; empty if none */
+  char broken[256]; /* text of the first error; empty if none */
 } communicator;
 
 static const char *const names[] = {MPG_NCCL_FUNCTIONS(MPG_CUDA_FUNCTION_NAME)};
@@ -113,7 +113,7 @@ fail:
 }
 
 /* Checks issued work for errors. After an error, the communicator is not aborted, so work that
- * waits for it stays blocked until the process ends. An abort would make that work look finished
+ * waits for it stays blocked until the process ends. An abort would make that work appear finished
  * before its devices are known to be lost. */
 static mpg_status check(communicator *c) {
   for (int i = 0; i < c->clique.count && !*c->broken; i++) {
@@ -170,7 +170,7 @@ fail:
 
 mpg_status mpg_nccl_check(int card) {
   if (!atomic_load(&made)) return MPG_OK;
-  if (pthread_mutex_trylock(&issuing)) return MPG_OK; /* the next call checks */
+  if (pthread_mutex_trylock(&issuing)) return MPG_OK; /* in use; the next call checks */
   mpg_status status = MPG_OK;
   for (communicator *c = nccl.communicators; c && status == MPG_OK; c = c->next)
     if (has(&c->clique, card)) status = check(c);
@@ -194,7 +194,8 @@ void mpg_nccl_close(int card) {
              cudaStreamSynchronize(c->clique.streams[i]) == cudaSuccess;
       cudaGetLastError();
     }
-    /* In a group, since the destruction of a rank may wait for the other ranks. */
+    /* Destroys all ranks in one group, since the destruction of a rank may wait for the other
+     * ranks. */
     if (good) nccl.functions.ncclGroupStart();
     for (int i = 0; i < c->clique.count; i++)
       (good ? nccl.functions.ncclCommDestroy : nccl.functions.ncclCommAbort)(c->clique.comms[i]);

@@ -1,13 +1,14 @@
-/* The parts of NCCL 2 in use (types, constants and functions), and the communicators between the
- * cards of this process. nccl_ranks.c has the communicators between processes.
+/* Declarations of the NCCL 2 types, constants and functions in use, and the communicators between
+ * the GPUs of this process. The communicators between processes are in nccl_ranks.c.
  *
- * Nothing here is linked; kernels/cuda/vendor/library.h opens the library. With MPG_NCCL_REAL,
- * NVIDIA's own header replaces the types; tests/hostcuda/check_nccl.c compiles the rest against it.
+ * NCCL is loaded at run time (kernels/cuda/vendor/library.h), not linked, and the build does not
+ * need NVIDIA's headers. If MPG_NCCL_REAL is defined, the types come from NVIDIA's header, and
+ * tests/hostcuda/check_nccl.c checks all other declarations against it.
  *
- * A communicator connects an ordered list of cards. It is created for their first collective and
- * kept until the process ends. To prevent deadlocks, all cards must run collectives in the same
- * order. Hence each card has one stream for the collectives of all communicators, and a mutex is
- * held while a collective is issued to its cards.
+ * A communicator connects an ordered list of GPUs. It is created for their first collective and
+ * kept until the process ends. To prevent deadlocks, all GPUs must run collectives in the same
+ * order. Hence each GPU has one stream for the collectives of all communicators, and a mutex is
+ * held while a collective is issued to its GPUs.
  */
 #ifndef KERNELS_CUDA_VENDOR_NCCL_H
 #define KERNELS_CUDA_VENDOR_NCCL_H
@@ -23,7 +24,7 @@ typedef int ncclResult_t, ncclDataType_t, ncclRedOp_t;
 typedef struct ncclUniqueId {
   char internal[128];
 } ncclUniqueId;
-typedef struct ncclConfig ncclConfig_t; /* mpg_nccl_config */
+typedef struct ncclConfig ncclConfig_t; /* see mpg_nccl_config */
 #endif
 
 /* The first fields of ncclConfig_t as of version 2.14. NCCL reads only `size` bytes. */
@@ -55,7 +56,7 @@ typedef struct mpg_nccl_config {
 #define MPG_NCCL_CONSTANT_(name, value) MPG_##name = value,
 enum { MPG_NCCL_CONSTANTS(MPG_NCCL_CONSTANT_) };
 
-/* X(result, name, parameters) */
+/* Functions in use, as X(result, name, parameters). */
 #define MPG_NCCL_FUNCTIONS(X)                                                                      \
   X(ncclResult_t, ncclCommInitAll, (ncclComm_t *, int, const int *))                               \
   X(ncclResult_t, ncclGetUniqueId, (ncclUniqueId *))                                               \
@@ -90,20 +91,20 @@ typedef struct mpg_nccl_functions {
   MPG_NCCL_FUNCTIONS(MPG_CUDA_FUNCTION)
 } mpg_nccl_functions;
 
-/* The ranks of a communicator. All arrays are indexed by rank. */
+/* Members of a communicator. All arrays are indexed by rank. */
 typedef struct mpg_nccl_clique {
   int count, cards[MPG_NCCL_MAX_CARDS];
   ncclComm_t comms[MPG_NCCL_MAX_CARDS];
   cudaStream_t streams[MPG_NCCL_MAX_CARDS];
 } mpg_nccl_clique;
 
-/* Loads NCCL. Sets *functions unless it is NULL. Any thread. */
+/* Loads NCCL. Sets *functions unless `functions` is NULL. Threads: any. */
 mpg_status mpg_nccl_find(const mpg_nccl_functions **functions);
 /* Sets *type to NCCL's type for sums of the dtype. Fails if NCCL cannot sum that dtype. */
 mpg_status mpg_nccl_type(mpg_dtype dtype, ncclDataType_t *type);
-/* Bracket the issue of a collective between `cards`, as part of the work of `stream` on card
- * `home`. Between the two calls, the caller issues one NCCL group to the clique's streams. It runs
- * after earlier work of `stream` and before later work.
+/* Bracket the issue of a collective between the GPUs `cards`, as part of the work of `stream` on
+ * GPU `home`. Between the two calls, the caller issues one NCCL group to the clique's streams. The
+ * group runs after earlier work of `stream` and before later work.
  *
  * If `begin` succeeds, the caller must call `end` and pass the status of its own work. `begin`
  * takes a mutex, which `end` releases. Called on the thread that issues the work of `stream`. */
@@ -112,9 +113,9 @@ mpg_status mpg_nccl_begin(const int *cards, int count, int home, cudaStream_t st
 mpg_status mpg_nccl_end(mpg_nccl_clique *clique, int home, cudaStream_t stream, mpg_status status);
 mpg_status mpg_nccl_failed(const mpg_nccl_functions *functions, const char *what,
                            ncclResult_t result);
-/* Returns the error of a failed collective of the card, or MPG_OK. Threads: any. */
+/* Returns the error of a failed collective of the GPU, or MPG_OK. Threads: any. */
 mpg_status mpg_nccl_check(int card);
-/* Waits for the work of a card's communicators and destroys them. Aborts failed ones. */
+/* Waits for the work of a GPU's communicators and destroys them. Aborts failed communicators. */
 void mpg_nccl_close(int card);
 #endif
 

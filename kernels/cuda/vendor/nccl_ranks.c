@@ -1,4 +1,4 @@
-/* NCCL communicators between the processes of a program, with one card per process.
+/* NCCL communicators between the processes of a program, with one GPU per process.
  *
  * The communicators are nonblocking: a call starts work in NCCL's own threads, and the caller polls
  * its status. If a rank is lost, the other ranks therefore do not block but abort the communicator.

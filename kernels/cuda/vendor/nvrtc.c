@@ -32,7 +32,7 @@ mpg_status mpg_nvrtc_find(void) {
   static const char *const names[] = {MPG_NVRTC_FUNCTIONS(MPG_CUDA_FUNCTION_NAME)};
   _Static_assert(sizeof nvrtc.functions == sizeof names, "one name for each function");
   pthread_mutex_lock(&nvrtc.mutex);
-  if (!nvrtc.looked || nvrtc.found != MPG_OK) /* repeats a failure to set the error text */
+  if (!nvrtc.looked || nvrtc.found != MPG_OK) /* retries after a failure, to set the error text */
     nvrtc.found = mpg_cuda_library_functions(MPG_CUDA_NVRTC, names,
                                              (int)(sizeof names / sizeof *names), &nvrtc.functions);
   if (!nvrtc.looked && nvrtc.found == MPG_OK) open_builtins();
@@ -57,8 +57,8 @@ static mpg_status fail(mpg_nvrtc_program_handle program, const mpg_nvrtc_source 
   return status;
 }
 
-/* Compile options: the source's own, preceded by the current card's architecture unless the source
- * sets one. */
+/* Compile options: the source's own options, preceded by the current GPU's architecture unless the
+ * source sets one. */
 typedef struct choices {
   int count;
   const char *options[MPG_NVRTC_MAX_OPTIONS + 1];

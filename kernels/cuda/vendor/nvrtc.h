@@ -36,7 +36,7 @@ typedef struct mpg_nvrtc_source {
   const char *const *exports; /* C++ expressions that name kernels, such as "axpy<float>" */
 } mpg_nvrtc_source;
 
-/* Free with mpg_nvrtc_free. */
+/* Compiled code. Free with mpg_nvrtc_free. */
 typedef struct mpg_nvrtc_code {
   void *code;
   size_t size;
@@ -45,11 +45,11 @@ typedef struct mpg_nvrtc_code {
 
 /* Loads NVRTC; fails if it is missing. */
 mpg_status mpg_nvrtc_find(void);
-/* Compiles a source for the current card, or reads the compiled code from the cache
- * (nvrtc_cache.h), and loads it. *library receives the loaded code. */
+/* Compiles a source for the current GPU, or reads the compiled code from the cache (nvrtc_cache.h),
+ * and loads it. *library receives the loaded code. */
 mpg_status mpg_nvrtc_build(const mpg_nvrtc_source *source, mpg_nvrtc_code *code, void **library);
 void mpg_nvrtc_free(mpg_nvrtc_code *code);
-/* Sets *kernel to the kernel with a (mangled) name. */
+/* Sets *kernel to the kernel with the (mangled) name `name`. */
 mpg_status mpg_nvrtc_kernel(void *library, const char *name, const void **kernel);
 
 #endif

@@ -33,7 +33,7 @@ typedef struct header {
 } header;
 static const char FORMAT[8] = "mpgnvr1";
 
-/* Guarded by the mutex. */
+/* State of the cache, guarded by the mutex. */
 static struct {
   pthread_mutex_t mutex;
   bool opened, used;
@@ -50,7 +50,8 @@ static bool is_own(const struct stat *found) {
   return found->st_uid == geteuid() && !(found->st_mode & (S_IWGRP | S_IWOTH));
 }
 
-/* Creates the folder if it is missing. Returns false on failure, or if others can write to it. */
+/* Creates the folder if it is missing. Returns false on failure, or if other users can write to the
+ * folder. */
 static bool make_folders(char *path) {
   struct stat found;
   for (char *at = strchr(path + 1, '/'); at; at = strchr(at + 1, '/')) {
@@ -213,7 +214,7 @@ static size_t list(DIR *folder, kept **files) {
     }
     if (mpg_grow((void **)files, &capacity, count + 1, sizeof **files) != MPG_OK) break;
     kept *file = &(*files)[count++];
-    memcpy(file->name, entry->d_name, strlen(entry->d_name) + 1); /* fits, as ends_so checks */
+    memcpy(file->name, entry->d_name, strlen(entry->d_name) + 1); /* ends_so has checked the size */
     file->read = found.st_mtime;
     file->size = (uint64_t)found.st_size;
   }

@@ -21,11 +21,11 @@ typedef struct mpg_nvrtc_key {
 /* Reads the settings and creates the folder. *used receives false if the cache is disabled or the
  * folder cannot be used. */
 mpg_status mpg_nvrtc_cache_open(bool *used);
-/* Adds a text, on which the code depends, to a key. A key starts as zeros, and the order of texts
+/* Adds to a key a text that the code depends on. A key starts as zeros, and the order of texts
  * matters. */
 void mpg_nvrtc_key_add(mpg_nvrtc_key *key, const char *text);
-/* Reads the code of a key, with the names of `num_names` exports. Free it with mpg_nvrtc_free.
- * Returns false if it is not cached. */
+/* Reads the cached code of a key, with the names of `num_names` exports. Returns false if the code
+ * is not cached. Free the code with mpg_nvrtc_free. */
 bool mpg_nvrtc_cache_read(const mpg_nvrtc_key *key, int num_names, mpg_nvrtc_code *code);
 void mpg_nvrtc_cache_write(const mpg_nvrtc_key *key, int num_names, const mpg_nvrtc_code *code);
 
