@@ -63,9 +63,10 @@ struct mpg_larger_number { /* ignores NaN */
 };
 
 /* --- Rows ------------------------------------------------------------------------------------- */
-/* Assignment of a row's elements to the LANES threads that share the row. Each thread has PACKS
- * packs of EACH_ adjacent elements. A block of MPG_CUDA_THREADS threads has ROWS rows. Which thread
- * has an element depends on LANES and EACH_ only, so the order of sums does not depend on PACKS. */
+/* Mapping of a row's elements to the LANES threads that share the row. Each thread holds PACKS
+ * packs of EACH_ adjacent elements. A block of MPG_CUDA_THREADS threads processes ROWS rows. The
+ * thread that holds an element depends on LANES and EACH_ only, so sums have the same order for
+ * every PACKS. */
 template <int LANES, int PACKS, int EACH_>
 struct mpg_lanes {
   enum {
@@ -79,11 +80,11 @@ struct mpg_lanes {
 
   static __device__ __forceinline__ int me() { return threadIdx.x % LANES; }
   static __device__ __forceinline__ int row() { return threadIdx.x / LANES; }
-  /* Returns the position in a chunk of the first element of the thread's pack p. */
+  /* Returns the index in a chunk of the first element of the thread's pack p. */
   static __device__ __forceinline__ int at(int p) { return (p * LANES + me()) * EACH; }
 
-  /* Reduces over the threads of a row, which all get the result. All threads of the block must call
-   * it. */
+  /* Reduces over the threads of a row and returns the result to each of them. All threads of the
+   * block must call it. */
   template <class F>
   static __device__ __forceinline__ float reduce(float value, float neutral, F combine) {
     if constexpr (LANES == MPG_CUDA_THREADS) {
@@ -99,7 +100,7 @@ struct mpg_lanes {
     return reduce(value, 0.0f, mpg_plus());
   }
   /* Reduces all elements of a row in the same order as math/reduce.cu, so that fused and separate
-   * reductions have the same bits. The caller pads the row's end with `neutral`. */
+   * reductions are bit-identical. The caller pads the end of the row with `neutral`. */
   template <class F>
   static __device__ __forceinline__ float fold(const float (&values)[SIZE], float neutral,
                                                F combine) {
@@ -108,8 +109,8 @@ struct mpg_lanes {
     for (int k = 0; k < SIZE; k++) result = combine(result, values[k]);
     return reduce(result, neutral, combine);
   }
-  /* Writes to to[0..n) the column sums of the block's rows, added in row order. All threads must
-   * call it. Needs ROWS * n floats of dynamic shared memory if ROWS > 1. */
+  /* Sums each column over the block's rows, in row order, and stores the sums in to[0..n). All
+   * threads must call it. Needs ROWS * n floats of dynamic shared memory if ROWS > 1. */
   static __device__ __forceinline__ void put_columns(const float (&values)[SIZE], int n,
                                                      float *to) {
     float *all = mpg_cuda_shared<float>();

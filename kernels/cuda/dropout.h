@@ -1,5 +1,5 @@
-/* Dropout masks with the same bits as those of kernels/cpu/math/random.c. Used by Dropout's kernels
- * and, in code that NVRTC compiles (generated.h), by fused groups. */
+/* Dropout masks that are bit-identical to those of kernels/cpu/math/random.c. Used by Dropout's
+ * kernels and by fused groups, whose code NVRTC compiles (generated.h). */
 #ifndef KERNELS_CUDA_DROPOUT_H
 #define KERNELS_CUDA_DROPOUT_H
 
@@ -17,7 +17,8 @@ __device__ __forceinline__ bool mpg_is_kept(uint32_t word, uint32_t threshold) {
   return (word >> 8) < threshold;
 }
 
-/* Draws element by element. Caches the latest Philox block, which four adjacent elements share. */
+/* Draws a mask element by element. Caches the latest Philox block, which four adjacent elements
+ * share. */
 struct mpg_dropout_draw {
   mpg_random_key key;
   mpg_philox_block words;

@@ -46,7 +46,7 @@ struct mpg_element<mpg_boolean> {
   typedef int32_t compute;
 };
 template <class T>
-using mpg_compute_t = typename mpg_element<T>::compute; /* smallest one that holds all values */
+using mpg_compute_t = typename mpg_element<T>::compute; /* smallest that holds all values of T */
 
 template <class T>
 struct mpg_convert { /* converts float, double, int32_t or int64_t to T */

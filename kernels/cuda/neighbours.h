@@ -5,7 +5,8 @@
 
 #include "kernels/cuda/cuda.h"
 
-/* Returns the 4 bytes of memory that store one float, or two values as 16-bit elements. */
+/* Returns one float, or two values rounded to a 16-bit type, as a 4-byte word. The first argument
+ * only selects the type. */
 __device__ __forceinline__ uint32_t mpg_word_of(const float *, const float *value) {
   return mpg_float_bits(*value);
 }
@@ -14,7 +15,7 @@ __device__ __forceinline__ uint32_t mpg_word_of(const T *, const float *values) 
   return mpg_halves<T>(values[0], values[1]);
 }
 
-/* Rounds an even number of values to a 16-bit element type. Does nothing for other types. */
+/* Rounds all N values to T if T is a 16-bit type (N must be even). Does nothing for other types. */
 template <class T, class C, int N>
 __device__ __forceinline__ void mpg_round_all(C (&values)[N]) {
   if constexpr (sizeof(T) == 2) {

@@ -4,7 +4,8 @@
 
 #include "base/philox.h"
 
-/* Random key of a call: a value, or a pointer for captured work, whose arguments are fixed. */
+/* Random key of a call. Captured work has fixed kernel arguments but a new key in each run, so its
+ * key is read from device memory (`at`). */
 struct mpg_cuda_key {
   mpg_random_key given;
   const mpg_random_key *at; /* in device memory; NULL to use `given` */

@@ -1,5 +1,5 @@
 /* Rows of contiguous elements in registers. A row is shared by some lanes of a warp or by a whole
- * block, whose threads load and store 16 bytes at a time. Which thread has an element depends on
+ * block, whose threads load and store 16 bytes at a time. Which thread holds an element depends on
  * the row's length and dtype only, so results do not depend on addresses. Include in .cu files
  * only. */
 #ifndef KERNELS_CUDA_ROWS_H
@@ -7,11 +7,11 @@
 
 #include "kernels/cuda/neighbours.h"
 
-/* Layout of a chunk (CHUNK elements of a row) over LANES threads; MPG_CUDA_THREADS lanes are a
- * whole block. Each thread has PACKS packs of 16 bytes. FULL means that rows are aligned multiples
- * of 16 bytes. HELD means that a row fits in one chunk, which stays in registers; otherwise a block
- * iterates over the row's chunks. Elements in memory are float or 16-bit floats; registers hold
- * float. */
+/* Distribution of a chunk (CHUNK elements of a row) over LANES threads. If LANES is
+ * MPG_CUDA_THREADS, a whole block shares the row. Each thread has PACKS packs of 16 bytes. FULL
+ * means that rows are aligned multiples of 16 bytes. HELD means that a row fits in one chunk, which
+ * stays in registers; otherwise a block iterates over the row's chunks. Elements in memory are
+ * float or 16-bit floats; registers hold float. */
 template <class T, int LANES, int PACKS, bool FULL, bool HELD>
 struct mpg_row : mpg_lanes<LANES, PACKS, mpg_pack<T>::COUNT> {
   typedef mpg_lanes<LANES, PACKS, mpg_pack<T>::COUNT> lanes;
@@ -21,7 +21,8 @@ struct mpg_row : mpg_lanes<LANES, PACKS, mpg_pack<T>::COUNT> {
   using lanes::at;
   static const bool held = HELD, full = FULL;
 
-  /* True if element p * EACH + k is among the first n. */
+  /* True if element k of the thread's pack p is among the first n of the chunk. If FULL, n is a
+   * multiple of the pack size, so the result is the same for all k. */
   static __device__ __forceinline__ bool there(int p, int k, int n) {
     return at(p) + (FULL ? 0 : k) < n;
   }
@@ -49,7 +50,7 @@ struct mpg_row : mpg_lanes<LANES, PACKS, mpg_pack<T>::COUNT> {
     }
   }
 
-  /* Returns the number of elements of the chunk at `begin` in a row of n. */
+  /* Returns the number of elements in the chunk that starts at `begin`, for a row of n elements. */
   static __device__ __forceinline__ int left(int64_t n, int64_t begin) {
     return n - begin < CHUNK ? (int)(n - begin) : (int)CHUNK;
   }
@@ -57,9 +58,9 @@ struct mpg_row : mpg_lanes<LANES, PACKS, mpg_pack<T>::COUNT> {
 };
 
 enum {
-  MPG_ROW_FEW = 8,      /* lanes of a short row */
-  MPG_ROW_WARP = 1024,  /* maximum elements per warp */
-  MPG_ROW_BLOCK = 8192, /* maximum elements per block */
+  MPG_ROW_FEW = 8,      /* lanes that share a short row */
+  MPG_ROW_WARP = 1024,  /* maximum row length for a warp */
+  MPG_ROW_BLOCK = 8192, /* maximum row length for a block's registers */
 };
 
 /* Calls f with a value of the mpg_row type that suits rows of n elements. `full` is the type's

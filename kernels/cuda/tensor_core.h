@@ -44,8 +44,8 @@ static inline float mpg_half_of_pair(uint32_t pair, int which) {
   value.bits = (uint16_t)(which ? pair >> 16 : pair);
   return mpg_to<float>(value);
 }
-/* Returns lane `lane`'s value of `own`. The memory is valid until that lane passes the warp's next
- * synchronization. */
+/* Returns a pointer to lane `lane`'s copy of the variable `own`. The pointer is valid until that
+ * lane passes the warp's next synchronization. */
 template <class T>
 static __device__ inline const T *mpg_of_lane(const T *own, int lane) {
   return (const T *)(uintptr_t)__shfl_sync(0xffffffffu, (unsigned long long)(uintptr_t)own, lane);
@@ -87,8 +87,9 @@ __device__ __forceinline__ void mpg_multiply_add(float *c, const uint32_t *a, co
 }
 
 /* Loads four (8, 8) matrices of 16-bit elements from shared memory. Lane l passes the 16-byte
- * aligned address of row l % 8 of matrix l / 8. fragment[m] receives two elements of matrix m: row
- * group, columns 2 pair and 2 pair + 1. If TRANSPOSED: column group, rows 2 pair and 2 pair + 1. */
+ * aligned address of row l % 8 of matrix l / 8. fragment[m] receives two elements of matrix m:
+ * those in row `group` and columns 2 pair and 2 pair + 1. If TRANSPOSED, they are in column `group`
+ * and rows 2 pair and 2 pair + 1. */
 template <bool TRANSPOSED, class T>
 __device__ __forceinline__ void mpg_load_matrices(uint32_t *fragment, const T *row) {
 #ifdef __CUDA_ARCH__
