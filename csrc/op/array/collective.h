@@ -1,10 +1,10 @@
-/* Collectives as single ops. The arrays of one op are on several devices, and the programs of all
- * these devices wait for the op.
+/* Collectives, each a single op. The arrays of the op are on several devices, and the programs of
+ * all these devices wait for the op.
  *
- * The op runs on the device of its first input, which issues the transfers of all devices, after
- * all earlier work on every participating device. Later work on each of these devices waits for
- * the end of the op. Each backend has a kernel `collective`, which reads the devices from the
- * parameters. Threads: any.
+ * The op runs on the device of its first input, which issues the transfers for all devices. It
+ * starts after all earlier work on every participating device. Later work on each of these devices
+ * waits for the end of the op. Each backend has a kernel `collective`, which reads the devices
+ * from the parameters. Threads: any.
  */
 #ifndef MPG_OP_ARRAY_COLLECTIVE_H
 #define MPG_OP_ARRAY_COLLECTIVE_H
@@ -22,12 +22,13 @@ typedef enum mpg_collective_kind {
   MPG_EXCHANGE
 } mpg_collective_kind;
 
-enum { MPG_MAX_SPANNED = 512 }; /* largest number of inputs, and of outputs */
+enum { MPG_MAX_SPANNED = 512 }; /* maximum number of inputs; the same limit applies to outputs */
 
-/* Parses a parameter that lists at most `max` devices. Returns their number, or 0 if the text is
- * empty or invalid. */
+/* Parses a device-list parameter with at most `max` devices. Returns the number of devices, or 0 if
+ * the text is empty or invalid. */
 int mpg_collective_places(const char *text, mpg_device_id *places, int max);
-/* Returns the parameter's text for these devices, interned; NULL if out of memory. */
+/* Formats devices as the text of a device-list parameter. Returns an interned string, or NULL if
+ * out of memory. */
 const char *mpg_collective_text(const mpg_device_id *places, int count);
 
 #endif

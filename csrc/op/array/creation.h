@@ -7,8 +7,8 @@
 
 #include "op/op.h"
 
-/* True if an op fills its output with a single value, given by the op or its parameters; stores the
- * value. */
+/* True if an op fills its output with a constant, which the op implies (zeros) or a parameter
+ * gives (full). Stores the constant in *value. */
 static inline bool mpg_op_fill(const mpg_op *op, const void *params, double *value) {
   switch (op->id) {
     case MPG_OP__full: *value = ((const mpg_full_params *)params)->value; return true;
@@ -23,13 +23,14 @@ static inline bool mpg_op_fill(const mpg_op *op, const void *params, double *val
   }
 }
 
-/* A range: element i is start + i / repeat * step. */
+/* A range. Element i is start + (i / repeat) * step with integer division, so each number occurs
+ * `repeat` times. */
 typedef struct mpg_steps {
   double start, step;
   int64_t repeat;
 } mpg_steps;
 
-/* True if an op creates a range; stores the range. */
+/* True if an op creates a range. Stores the range in *steps. */
 static inline bool mpg_op_steps(const mpg_op *op, const void *params, mpg_dtype dtype,
                                 mpg_steps *steps) {
   if (op->id == MPG_OP__arange) {
@@ -45,7 +46,8 @@ static inline bool mpg_op_steps(const mpg_op *op, const void *params, mpg_dtype 
   } else {
     return false;
   }
-  /* As in MXNet and NumPy, the numbers are converted to the integer dtype before counting. */
+  /* As in MXNet and NumPy, integer ranges truncate start and step first, so a step of 0.5 becomes
+   * 0. */
   if (mpg_dtype_is_integer(dtype)) {
     steps->start = trunc(steps->start);
     steps->step = trunc(steps->step);

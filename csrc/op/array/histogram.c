@@ -19,7 +19,7 @@ static mpg_value equal_edges(mpg_gradient *g, mpg_value data, int64_t bins, cons
   return mpg_emit_scalar(g, MPG_OP__div_scalar, sum, (double)bins);
 }
 
-/* Finds the bin of each element by bisection over the edges, then adds 1 to the count of that
+/* Finds the bin of each element by binary search over the edges, then adds 1 to the count of that
  * bin. */
 void mpg_compose_histogram(mpg_gradient *g, const mpg_value *inputs, mpg_value *outputs) {
   const mpg_histogram_params *params = g->params;

@@ -133,7 +133,7 @@ static mpg_status expect_positions(mpg_infer *infer, int input, const mpg_shape 
     if (i != axis) without.dims[without.ndim++] = data->dims[i];
   const mpg_shape *index = &infer->inputs[input].shape;
   if (index->ndim == data->ndim) return mpg_infer_expect_shape(infer, input, &with);
-  /* For a 1-d array, the single index may be an array of one element. */
+  /* For 1-d data, the index is a scalar or an array of one element. */
   if (without.ndim == 0 && index->ndim == 1) without = with;
   return mpg_infer_expect_shape(infer, input, &without);
 }
@@ -333,8 +333,8 @@ mpg_status mpg_infer_scatter_nd(mpg_infer *infer) {
   return MPG_OK;
 }
 
-/* Gradient of scatter_nd and of _backward_gather_nd. If indices repeat, scatter_nd keeps only the
- * last element, but the gradient includes each of them, as in MXNet. */
+/* Gradient of scatter_nd and of _backward_gather_nd. If an index occurs several times, scatter_nd
+ * keeps only the last of the elements, but all of them get the gradient, as in MXNet. */
 void mpg_gradient_scatter_nd(mpg_gradient *g) {
   if (g->needed[0])
     g->in_grads[0] = mpg_emit2(g, MPG_OP_gather_nd, NULL, g->out_grads[0], g->inputs[1]);
@@ -428,7 +428,7 @@ static mpg_status expect_lengths(mpg_infer *infer, const mpg_shape *data, int64_
   return mpg_infer_expect_shape(infer, 1, &batch);
 }
 
-/* Replaces the padding, the steps past the length of each sequence, with params->value. */
+/* Replaces the padding (the steps after the end of each sequence) with params->value. */
 void mpg_compose_sequence_mask(mpg_gradient *g, const mpg_value *inputs, mpg_value *outputs) {
   GRADIENT_PARAMS(sequence_mask, params);
   mpg_shape data = mpg_value_desc(g, inputs[0])->shape;

@@ -13,9 +13,9 @@ typedef struct mpg_region {
   mpg_shape shape; /* number of elements */
 } mpg_region;
 
-/* Computes the region of a Python slice of a known shape. begin, end and step may name fewer
- * dimensions than the shape has. Out-of-range bounds are clipped. Fails with the op's name on a
- * zero step or on tuples of different lengths. */
+/* Computes the region of a Python slice of a known shape. begin, end and step may have fewer
+ * elements than the shape has dimensions. Out-of-range bounds are clipped. Fails if a step is zero
+ * or the tuples have different lengths. Errors begin with `op`. */
 static inline mpg_status mpg_region_make(const char *op, const mpg_shape *shape,
                                          const mpg_tuple *begin, const mpg_tuple *end,
                                          const mpg_tuple *step, mpg_region *region) {
@@ -35,7 +35,8 @@ static inline mpg_status mpg_region_make(const char *op, const mpg_shape *shape,
     if (s == 0)
       return mpg_fail(MPG_VALUE_ERROR, "%s: the step of dimension %d must not be 0", op, i);
     if (s < -INT64_MAX) s = -INT64_MAX;
-    int64_t low = s > 0 ? 0 : -1, high = s > 0 ? size : size - 1; /* range of begin and end */
+    /* Valid range of begin and end. */
+    int64_t low = s > 0 ? 0 : -1, high = s > 0 ? size : size - 1;
     int64_t b = s > 0 ? low : high, e = s > 0 ? high : low;
     if (i < begin->count && begin->values[i] != MPG_TUPLE_NONE) {
       b = begin->values[i] < 0 ? begin->values[i] + size : begin->values[i];
@@ -108,8 +109,8 @@ static inline mpg_status mpg_region_like(const char *op, const mpg_shape *shape,
   return MPG_OK;
 }
 
-/* Computes the rows and columns that Crop selects from a (n, c, h, w) shape. If `like` is NULL,
- * params->h_w gives their number. */
+/* Computes the region that Crop selects from a (n, c, h, w) shape. The height and width are those
+ * of `like`, or params->h_w if `like` is NULL. */
 static inline mpg_status mpg_region_crop(const char *op, const mpg_shape *shape,
                                          const mpg_shape *like, const mpg_crop_params *params,
                                          mpg_region *region) {
@@ -135,7 +136,8 @@ static inline mpg_status mpg_region_crop(const char *op, const mpg_shape *shape,
   return MPG_OK;
 }
 
-/* Computes the range [*begin, *end) of part `part` of _split_v2 along a dimension of `size`. */
+/* Computes the range [*begin, *end) of the elements that output `part` of _split_v2 takes from a
+ * dimension of `size` elements. */
 static inline mpg_status mpg_split_part(const mpg_split_v2_params *params, int64_t size, int part,
                                         int64_t *begin, int64_t *end) {
   if (params->sections > 0) {

@@ -122,7 +122,8 @@ mpg_status mpg_infer_reshape(mpg_infer *infer) {
     if (params->reverse) {
       reverse_list(dims, in->ndim);
       reverse_list(codes, count);
-      /* Reversing the list put each code -4 after its two numbers; moves it before them. */
+      /* The code -4 precedes two sizes. Reversing the list put it after them, so it is moved to
+       * the front. */
       for (int i = 0; i + 2 < count; i++)
         if (codes[i + 2] == -4 && codes[i] != -4) {
           int64_t right = codes[i], left = codes[i + 1];
@@ -156,7 +157,7 @@ mpg_status mpg_infer_reshape(mpg_infer *infer) {
     }
     if (inferred >= 0) shape.dims[inferred] = rest ? total / rest : 0;
   } else {
-    shape.ndim = 0; /* only an array of one element fits */
+    shape.ndim = 0; /* a scalar: the array must have one element */
   }
   return same_size(infer, &shape);
 }
@@ -468,7 +469,7 @@ static mpg_status diagonal_shape(mpg_infer *infer, const mpg_shape *in, int64_t 
   MPG_TRY(mpg_axis_normalize(axis2, in->ndim, infer->op->name, &b));
   if (a == b) return mpg_infer_fail(infer, "axis1 and axis2 must differ");
   int64_t rows = in->dims[a], columns = in->dims[b];
-  if (k > 0) columns = k < columns ? columns - k : 0; /* empty outside the matrix */
+  if (k > 0) columns = k < columns ? columns - k : 0; /* a diagonal outside the matrix is empty */
   if (k < 0) rows = k > -rows ? rows + k : 0;
   *shape = (mpg_shape){0};
   for (int i = 0; i < in->ndim; i++)

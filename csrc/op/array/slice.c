@@ -8,8 +8,8 @@
 #define PARAMS(structure, name) const mpg_##structure##_params *name = infer->params
 #define GRADIENT_PARAMS(structure, name) const mpg_##structure##_params *name = g->params
 
-/* Converts the region to the parameters of slice. `end` is None if a negative step runs past the
- * start. */
+/* Converts a region to the parameters begin, end and step of slice. If the step is negative and
+ * the region includes index 0, `end` is None, because -1 would mean the last index. */
 static void region_to_tuples(const mpg_region *region, mpg_tuple *begin_, mpg_tuple *end,
                              mpg_tuple *step) {
   int ndim = region->shape.ndim;
@@ -25,7 +25,8 @@ static void region_to_tuples(const mpg_region *region, mpg_tuple *begin_, mpg_tu
   }
 }
 
-/* Gradient of slicing `region` from an array of `shape`. */
+/* Emits the gradient of slicing `region` from an array of `shape`: `grad` in the region and zeros
+ * elsewhere. */
 static mpg_value pad_region(mpg_gradient *g, const mpg_region *region, const mpg_shape *shape,
                             mpg_value grad) {
   mpg_slice_pad_params params;
@@ -47,7 +48,7 @@ mpg_status mpg_infer_concat(mpg_infer *infer) {
   MPG_TRY(mpg_axis_normalize(params->dim, common.ndim, infer->op->name, &axis));
   int64_t total = 0;
   common.dims[axis] = -1;
-  /* The second pass completes dimensions that a later input determines. */
+  /* The second pass gives earlier inputs the dimensions that only a later input determines. */
   for (int pass = 0; pass < 2; pass++)
     for (int i = 0; i < infer->num_inputs; i++) {
       mpg_shape *shape = &infer->inputs[i].shape;
@@ -70,8 +71,8 @@ mpg_status mpg_infer_concat(mpg_infer *infer) {
   return MPG_OK;
 }
 
-/* Infers all input dimensions except along the concatenated axis. Along this axis, infers a size
- * that is unknown for only one input. */
+/* Infers all input dimensions except those along the concatenated axis. Along this axis, infers
+ * the size of an input if it is the only unknown size. */
 mpg_status mpg_infer_inputs_concat(mpg_infer *infer) {
   PARAMS(concat, params);
   const mpg_shape *out = &infer->outputs[0].shape;
@@ -151,8 +152,8 @@ int mpg_arity_split_v2(const mpg_op *op, const void *params_, int given) {
   return count < 1 ? 1 : count;
 }
 
-/* Sets the shape of one part: `size` along the axis, which is removed if `squeeze` (the size must
- * be 1). */
+/* Sets the shape of one part, which has `size` elements along the axis. If `squeeze`, `size` must
+ * be 1 and the axis is removed. */
 static mpg_status set_part(mpg_infer *infer, int part, int axis, int64_t size, bool squeeze) {
   mpg_shape shape = infer->inputs[0].shape;
   if (squeeze) {
@@ -249,7 +250,7 @@ void mpg_gradient_split_v2(mpg_gradient *g) {
   mpg_shape in = mpg_value_desc(g, g->inputs[0])->shape;
   int axis = (int)(params->axis < 0 ? params->axis + in.ndim : params->axis);
   int64_t from = 0, to = 0, at = 0;
-  bool tiles = true; /* the parts cover the array once, in order */
+  bool tiles = true; /* true if the parts cover the array exactly once, in order */
   for (int i = 0; i < g->num_outputs; i++) {
     if (mpg_split_part(params, in.dims[axis], i, &from, &to) != MPG_OK)
       return mpg_gradient_fail(g, "%s", mpg_error_text());
@@ -397,7 +398,7 @@ void mpg_gradient_slice_axis(mpg_gradient *g) {
   g->in_grads[0] = pad_region(g, &region, &in, g->out_grads[0]);
 }
 
-/* Emits the region as a slice. */
+/* Emits a slice of `region`. */
 static void emit_region(mpg_gradient *g, const mpg_region *region, mpg_value data,
                         mpg_value *output) {
   mpg_slice_params params;

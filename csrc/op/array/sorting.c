@@ -101,8 +101,8 @@ void mpg_gradient_topk(mpg_gradient *g) {
   g->in_grads[0] = put_back(g, &params->axis, mpg_emit1(g, MPG_OP_topk, &order, g->inputs[0]));
 }
 
-/* Returns the dtype of index results: the dtype of the data, or float32 if that represents too few
- * integers. */
+/* Returns the dtype of index results: the dtype of the data, or float32 if the data's dtype
+ * represents too few integers. */
 static mpg_dtype index_dtype(mpg_dtype dtype) {
   return dtype == MPG_INT8 || dtype == MPG_UINT8 || dtype == MPG_BOOL || dtype == MPG_BFLOAT16
              ? MPG_FLOAT32
