@@ -83,8 +83,8 @@ int mpg_batching_first(const mpg_batching *b) {
   return i;
 }
 
-/* True if the op repeats its input once per row of the micro-batch, along an axis of size 1 or a
- * new axis (a class token). Sets *axis to this axis of the output. */
+/* True if the op repeats its input once per row of the micro-batch, along a new axis or an axis of
+ * size 1 (as for a class token). Sets *axis to this axis of the output. */
 static bool repeats(const mpg_batching *b, int *axis) {
   mpg_op_id id = b->op->id;
   if (id != MPG_OP_broadcast_to && id != MPG_OP_broadcast_axis && id != MPG_OP_tile &&
@@ -179,7 +179,7 @@ mpg_status mpg_batching_unknown(mpg_batching *b) {
 
 /* --- Elementwise ------------------------------------------------------------------------------ */
 
-/* Rule of elementwise ops. Aligns the inputs at the last axis, as broadcasting does. */
+/* Rule for elementwise ops. Aligns the inputs at the last axis, as broadcasting does. */
 mpg_status mpg_batching_pointwise(mpg_batching *b) {
   int first = mpg_batching_first(b), ndim = b->outputs[0].shape.ndim,
       axis = b->in[first].axis + ndim - mpg_batching_ndim(b, first);
@@ -251,7 +251,7 @@ mpg_status mpg_batching_where(mpg_batching *b) {
 
 /* --- Creation and random numbers -------------------------------------------------------------- */
 
-/* Ops without inputs (zeros, noise). mpg_op_batching sets the kind of their outputs. */
+/* Rule for ops without inputs (zeros, noise). mpg_op_batching sets the kind of their outputs. */
 mpg_status mpg_batching_made(mpg_batching *b) {
   (void)b;
   return MPG_OK;
@@ -307,7 +307,7 @@ mpg_status mpg_batching_first_axis(mpg_batching *b) {
   return b->in[0].axis == 0 ? MPG_OK : mpg_batching_fail_along(b, 0);
 }
 
-/* Requires the rows along the first axis of every input. */
+/* Requires the rows to be along the first axis of every input. */
 mpg_status mpg_batching_all_first(mpg_batching *b) {
   MPG_TRY(mpg_batching_all_along(b, b->num_inputs, 0));
   mpg_batching_set(b, 0, 0, mpg_batching_first(b));
@@ -368,7 +368,7 @@ mpg_status mpg_batching_broadcast_like(mpg_batching *b) {
   return MPG_OK;
 }
 
-/* Rule of ops along one axis, or on the flattened array if `axis` is None. `removed` means that
+/* Rule for ops along one axis, or on the flattened array if `axis` is None. `removed` means that
  * the outputs lack the axis. */
 static mpg_status along(mpg_batching *b, const mpg_opt_int *axis, bool removed) {
   int own = b->in[0].axis,
@@ -378,7 +378,7 @@ static mpg_status along(mpg_batching *b, const mpg_opt_int *axis, bool removed) 
   return MPG_OK;
 }
 
-/* Rule of ops with a parameter `axis`. Their parameter `keepdims`, if any, tells whether the
+/* Rule for ops with a parameter `axis`. If the op has a parameter `keepdims`, it tells whether the
  * outputs keep the axis. */
 mpg_status mpg_batching_along_axis(mpg_batching *b) {
   const mpg_param_table *table = b->op->params;

@@ -1,13 +1,16 @@
 /* Batching rules of ops, which check that micro-batches give the results of the whole batch.
  *
  * A pipeline runs a block on parts of a batch. The result equals that of the whole batch if every
- * op processes each row independently. The rule of an op receives the batch axis of the op's inputs
- * and determines the batch axis of its outputs. It fails if rows of different micro-batches would
- * be combined. Rules read only descs and parameters; nothing runs.
+ * op processes each row independently. The rule of an op receives the batch axis of the op's
+ * inputs and determines the batch axis of its outputs. It fails if rows of different micro-batches
+ * would be combined. Rules read only descs and parameters; nothing runs.
+ *
+ * If `along_time`, the pipeline divides sequences into chunks of time steps instead, and passes the
+ * state of recurrent layers from chunk to chunk.
  *
  * The batch may be a part of an axis, because reshapes merge the batch axis with adjacent axes and
- * split it off again. The axis then has outer * rows * inner elements, and the row is the middle
- * digit of the index. Elementwise ops have the rule `pointwise`. Ops with the rule `unknown`
+ * split it off again. The merged axis has outer * rows * inner elements; its element i belongs to
+ * row i / inner % rows. Elementwise ops have the rule `pointwise`. Ops with the rule `unknown`
  * cannot take a divided input.
  *
  * The rules of a family are in one file. Any thread may call.
@@ -21,7 +24,7 @@ typedef enum mpg_batch_kind {
   MPG_BATCH_SAME,    /* equal in every micro-batch, such as parameters and constants */
   MPG_BATCH_DIVIDED, /* the micro-batch's rows of a larger array */
   MPG_BATCH_STATE,   /* along time: depends on the state of the previous chunk */
-  /* Inputs and results of a block have one of the kinds above. Values inside may also have: */
+  /* The remaining kinds occur only inside a block, not among its inputs and results. */
   MPG_BATCH_FREE,     /* all elements are equal or random, so usable as DIVIDED or SAME */
   MPG_BATCH_PART,     /* along time: computed from one chunk only; may only become state */
   MPG_BATCH_REPEATED, /* one value repeated for each row along `axis`: usable as DIVIDED or SAME */

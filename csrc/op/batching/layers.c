@@ -18,7 +18,7 @@ mpg_status mpg_batching_dot(mpg_batching *b) {
   return MPG_OK;
 }
 
-/* Rule of products of stacks of matrices, with rows along axis `row` and columns along axis
+/* Rule for products of stacks of matrices, with rows along axis `row` and columns along axis
  * `column`. The batch may be the same stack axis in both inputs, or an axis of one matrix that is
  * not summed over. */
 static mpg_status product(mpg_batching *b, int row, int column, bool transpose_a,
@@ -51,8 +51,9 @@ mpg_status mpg_batching_fully_connected(mpg_batching *b) {
                                               : MPG_OK;
 }
 
-/* Rule of ops on stacks of matrices or vectors, which have the last `used` axes and axis `extra`
- * (none if -1). The batch must be the same stack axis in all inputs. */
+/* Rule for ops on stacks of matrices or vectors. The last `used` axes and axis `extra` (-1 for
+ * none) belong to a matrix or vector; the remaining axes form the stack. The batch must be the
+ * same stack axis in all inputs. */
 static mpg_status stacks(mpg_batching *b, int used, int extra) {
   int first = mpg_batching_first(b), own = b->in[first].axis;
   if (own >= mpg_batching_ndim(b, first) - used || own == extra)
@@ -84,7 +85,7 @@ static mpg_status but(mpg_batching *b, int axis) {
   return b->in[0].axis == axis ? mpg_batching_fail_along(b, 0) : MPG_OK;
 }
 
-/* Accepts the batch axis although the statistics then are those of one micro-batch, as the
+/* Accepts the batch axis although the statistics are then computed per micro-batch, as the
  * documentation of Pipeline says. */
 mpg_status mpg_batching_batch_norm(mpg_batching *b) {
   PARAMS(batch_norm);
@@ -98,7 +99,7 @@ mpg_status mpg_batching_layer_norm(mpg_batching *b) {
   return MPG_OK;
 }
 
-/* Each row has its own norm unless the norm is computed along the rows. */
+/* Fails if the norm sums over the batch axis, because a norm would then combine several rows. */
 mpg_status mpg_batching_l2_normalization(mpg_batching *b) {
   PARAMS(l2_normalization);
   MPG_TRY(mpg_batching_data(b));
@@ -216,7 +217,7 @@ mpg_status mpg_batching_multibox_prior(mpg_batching *b) {
   return b->in[0].axis > 1 ? mpg_batching_fail_along(b, 0) : MPG_OK;
 }
 
-/* Requires the samples along the first axis of all inputs except `anchor`, which all samples
+/* Requires the samples to be along the first axis of all inputs except `anchor`, which all samples
  * share. */
 static mpg_status samples(mpg_batching *b, int anchor) {
   int first = mpg_batching_first(b);
@@ -235,8 +236,8 @@ static mpg_status samples(mpg_batching *b, int anchor) {
 mpg_status mpg_batching_multibox_target(mpg_batching *b) { return samples(b, 0); }
 mpg_status mpg_batching_multibox_detection(mpg_batching *b) { return samples(b, 2); }
 
-/* The rows are regions. They may refer to any image of the first input, which must not be
- * divided. */
+/* The rows are the regions (input 1). A region may refer to any image of input 0, so input 0 must
+ * not be divided. */
 mpg_status mpg_batching_regions(mpg_batching *b) {
   if (mpg_batching_divided(b, 0))
     return mpg_batching_fail(b, 0, "the regions may refer to any image of the batch");
@@ -245,7 +246,8 @@ mpg_status mpg_batching_regions(mpg_batching *b) {
   return MPG_OK;
 }
 
-/* The op compares each box of one input with each box of the other, so only one may be divided. */
+/* The op compares each box of one input with each box of the other, so only one input may be
+ * divided. */
 mpg_status mpg_batching_box_iou(mpg_batching *b) {
   int input;
   MPG_TRY(mpg_batching_one(b, &input));

@@ -4,8 +4,9 @@
 
 #define PARAMS(structure) const mpg_##structure##_params *p = b->params
 
-/* Marks output k as the range [begin, begin + count) of input 0 along its batch axis, which is
- * axis `at` of the output. The range must consist of whole blocks, each with all rows. */
+/* Marks output k, the slice [begin, begin + count) of input 0 along its batch axis, as divided
+ * along axis `at`. The slice must consist of whole blocks of rows * inner elements, so that it
+ * contains all rows. */
 static mpg_status cut(mpg_batching *b, int k, int at, int64_t begin, int64_t count, int64_t step) {
   const mpg_batch *in = &b->in[0];
   int64_t block = b->rows * in->inner;
@@ -36,8 +37,9 @@ mpg_status mpg_batching_reshape(mpg_batching *b) {
                        .axis = axis,
                        .outer = outer / before,
                        .inner = size / (outer / before * b->rows)};
-    /* With one row, several axes are possible. A check with a larger batch decides
-     * (graph/schedule/micro_batching.c); without it, an axis of size 1 is preferred. */
+    /* With one row, several axes are possible, and a second check with a larger batch finds the
+     * right one (graph/schedule/micro_batching.c). Without that check, an axis of size 1 is
+     * preferred. */
     if (best >= 0 && (mpg_batching_whole(&b->out[0]) || !mpg_batching_whole(&found))) continue;
     b->out[0] = found;
     best = axis;
@@ -77,8 +79,8 @@ mpg_status mpg_batching_transpose(mpg_batching *b) {
   return MPG_OK;
 }
 
-/* Rule of concatenation along the batch axis. The result has one or more blocks of rows per input,
- * which all have the same inner size. */
+/* Rule for concatenation along the batch axis. Each input adds one or more blocks of rows to the
+ * result. All inputs must have the same inner size. */
 static mpg_status join_rows(mpg_batching *b, int axis) {
   int first = mpg_batching_first(b);
   int64_t inner = b->in[first].inner, outer = 0;
@@ -229,8 +231,8 @@ mpg_status mpg_batching_diag(mpg_batching *b) {
   return MPG_OK;
 }
 
-/* Maps the batch axis to the output, where the two axes of the diagonal's planes replace the last
- * axis of the input. */
+/* Finds the batch axis of the output. The output has axis1 and axis2, the rows and columns of the
+ * matrices, instead of the input's last axis, which holds their diagonals. */
 mpg_status mpg_batching_diag_back(mpg_batching *b) {
   PARAMS(diag_back);
   int ndim = b->outputs[0].shape.ndim, own = b->in[0].axis, to = 0;
@@ -281,7 +283,7 @@ mpg_status mpg_batching_pick(mpg_batching *b) {
   return MPG_OK;
 }
 
-/* indices: (indexed axes of data, ...). */
+/* The first axis of indices has one element per indexed axis of data. */
 mpg_status mpg_batching_gather_nd(mpg_batching *b) {
   int input = 0, named = (int)b->inputs[1].shape.dims[0];
   MPG_TRY(mpg_batching_one(b, &input));
