@@ -1,10 +1,10 @@
 /* Attention: inference and gradient. Arrays are strided views, given by an offset and the strides
- * of batches, heads and rows, so that the layouts of projections are read in place. */
+ * along batches, heads and rows, so that projections of any layout are read in place. */
 #include "op/infer.h"
 
 enum { BATCH, HEADS, ROWS, KEYS, WIDTH, VALUE_WIDTH, SIZES };
 enum { OFFSET, BY_BATCH, BY_HEAD, BY_ROW, PLACES };
-enum { DRAW_WORDS = 5 }; /* the saved fields of a random key: seed, call, position, run, stride */
+enum { DRAW_WORDS = 5 }; /* saved fields of a random key: seed, call, position, run, stride */
 
 static bool drops(const mpg_attention_params *p) { return p->p > 0; }
 static bool masked(const mpg_attention_params *p) { return p->mask_at.count >= 0; }

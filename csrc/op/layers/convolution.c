@@ -6,7 +6,7 @@
 #include "op/formula/arithmetic.h"
 #include "op/infer.h"
 
-/* Larger windows, strides or pads are mistakes, and would overflow. */
+/* Limit for windows, strides and pads. Larger ones are mistakes, and would overflow. */
 #define LARGEST ((int64_t)1 << 31)
 
 /* Values of `layout` */
@@ -196,8 +196,9 @@ void mpg_gradient_convolution(mpg_gradient *g) {
     g->in_grads[2] = mpg_emit_channel_sum(g, g->out_grads[0], (mpg_layout)params.layout);
 }
 
-/* Infers the gradient of the data (`of_data`) or of the weight, whose shape is a parameter. Input
- * 1 is the other of the two, and out_grad must have the shape of their convolution. */
+/* Infers the gradient of the data (if `of_data`) or of the weight. The parameter `shape` is the
+ * shape of that array, and input 1 is the other array. out_grad must have the shape of their
+ * convolution. */
 static mpg_status infer_backward(mpg_infer *infer, bool of_data) {
   const mpg_convolution_backward_params *p = infer->params;
   mpg_shape shape;
@@ -247,8 +248,8 @@ void mpg_gradient_convolution_backward_data(mpg_gradient *g) {
                                    g->out_grads[0], &weight);
 }
 
-/* dw = W(dy, x) is linear in both arguments as well: its gradients are the convolution and the
- * data gradient with dy. */
+/* dw = W(dy, x) is linear in both arguments: its gradient with respect to dy is the convolution,
+ * and its gradient with respect to x is the data gradient with dy. */
 void mpg_gradient_convolution_backward_weight(mpg_gradient *g) {
   const mpg_convolution_backward_params *p = g->params;
   mpg_shape data = mpg_value_desc(g, g->inputs[1])->shape;
@@ -265,8 +266,8 @@ int mpg_arity_deconvolution(const mpg_op *op, const void *params, int given) {
   return ((const mpg_deconvolution_params *)params)->no_bias ? 2 : 3;
 }
 
-/* Computes pad and adj along spatial axis i: the parameters, or the values that give the result the
- * target size. */
+/* Computes pad and adj along spatial axis i from target_shape if it is set. Otherwise they are
+ * parameters. */
 static mpg_status deconvolution_pad(const mpg_infer *infer, const mpg_deconvolution_params *p,
                                     int i, int64_t full, int64_t *pad, int64_t *adj) {
   bool target = false;
@@ -675,7 +676,7 @@ void mpg_compose_upsampling(mpg_gradient *g, const mpg_value *inputs, mpg_value 
 /* --- Costs ------------------------------------------------------------------------------------ */
 
 /* Cost of a convolution or one of its gradients: 2 * batch * positions * |weight| operations.
- * `filters_side` is the array whose channels are the filters, and whose positions count. */
+ * Batch and positions are those of `filters_side`, the array whose channels are the filters. */
 static mpg_cost products(const mpg_infer *call, const mpg_shape *filters_side, double weight,
                          mpg_layout layout) {
   mpg_shape first = mpg_data_first(filters_side, layout);

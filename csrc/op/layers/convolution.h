@@ -10,7 +10,7 @@
 enum { MPG_MAX_SPATIAL = 3, MPG_POOLING_INDEX_NONE = 255 };
 enum { MPG_POOL_AVG, MPG_POOL_LP, MPG_POOL_MAX, MPG_POOL_SUM }; /* values of `pool_type` */
 
-/* A window that slides over `in` elements and has `out` positions, per spatial axis. */
+/* A sliding window: along each spatial axis, `out` positions on `in` elements. */
 typedef struct mpg_window {
   /* Number of spatial axes, 1 to 3. An int64_t, so that the struct has no padding and windows can
    * be compared as bytes. */
@@ -35,21 +35,20 @@ typedef struct mpg_convolution {
   mpg_window window;
 } mpg_convolution;
 
-/* Returns the layout that the parameter `layout` of Convolution, Deconvolution or Pooling names; -1
- * (None) is channels-first. */
+/* Converts the parameter `layout` of Convolution, Deconvolution or Pooling. -1 (None) means
+ * channels-first. */
 mpg_layout mpg_layout_of(int param);
-/* mpg_channels_first moves the last axis of a shape after the first one. mpg_channels_last is the
- * inverse. */
+/* mpg_channels_first moves the last axis of a shape to index 1; mpg_channels_last moves it back. */
 mpg_shape mpg_channels_first(const mpg_shape *shape);
 mpg_shape mpg_channels_last(const mpg_shape *shape);
-/* Return the channels-first shape of data or of a weight. */
+/* Convert the shape of data, or of a weight, from `layout` to channels-first. */
 static inline mpg_shape mpg_data_first(const mpg_shape *shape, mpg_layout layout) {
   return layout == MPG_CHANNELS_FIRST ? *shape : mpg_channels_first(shape);
 }
 static inline mpg_shape mpg_weight_first(const mpg_shape *shape, mpg_layout layout) {
   return layout == MPG_CHANNELS_LAST ? mpg_channels_first(shape) : *shape;
 }
-/* Return the shape of data or of a weight in the layout, from the channels-first shape. */
+/* Convert the shape of data, or of a weight, from channels-first to `layout`. */
 static inline mpg_shape mpg_data_laid(const mpg_shape *first, mpg_layout layout) {
   return layout == MPG_CHANNELS_FIRST ? *first : mpg_channels_last(first);
 }
@@ -62,8 +61,8 @@ static inline int64_t mpg_tuple_at(const mpg_tuple *tuple, int i, int64_t value)
   return tuple->count > 0 ? tuple->values[i] : value;
 }
 
-/* Sets the convolution from the shapes of its data, weight and output in this layout. The shapes
- * must be known and consistent, as they are after inference. */
+/* Fills *c from the shapes of data, weight and output in `layout`. The shapes must be known and
+ * consistent, as they are after inference. */
 void mpg_convolution_set(mpg_convolution *c, mpg_layout layout, const mpg_shape *data,
                          const mpg_shape *weight, const mpg_shape *out, const mpg_tuple *stride,
                          const mpg_tuple *dilate, const mpg_tuple *pad, int64_t groups);
@@ -103,7 +102,7 @@ static inline bool mpg_winograd_shares(const mpg_winograd *w) {
 }
 /* Emits the gradient of a bias: the sum of `grad` over all axes except the channels. */
 mpg_value mpg_emit_channel_sum(mpg_gradient *g, mpg_value grad, mpg_layout layout);
-/* Computes the padding of a deconvolution: its parameter, or the padding that target_shape
+/* Computes the padding of a deconvolution: the parameter `pad`, or the padding that target_shape
  * requires. `data` and `out` are channels-first. */
 void mpg_deconvolution_pads(const mpg_deconvolution_params *p, const mpg_shape *data,
                             const mpg_shape *out, mpg_tuple *pads);

@@ -2,7 +2,7 @@
  * backends. */
 #include "op/layers/convolution.h"
 
-enum { FIRST_CHANNELS_LAST = 3 }; /* NDHWC, among the values of `layout` */
+enum { FIRST_CHANNELS_LAST = 3 }; /* index of NDHWC in the values of `layout` */
 
 mpg_layout mpg_layout_of(int param) {
   return param >= FIRST_CHANNELS_LAST ? MPG_CHANNELS_LAST : MPG_CHANNELS_FIRST;
@@ -61,8 +61,8 @@ void mpg_convolution_set(mpg_convolution *c, mpg_layout layout, const mpg_shape 
 
 void mpg_deconvolution_pads(const mpg_deconvolution_params *p, const mpg_shape *data,
                             const mpg_shape *out, mpg_tuple *pads) {
-  /* Solves out = stride * (in - 1) + span - 2 * pad + adj for pad. With target_shape, adj is 0 or
-   * 1. */
+  /* With target_shape, solves out = full - 2 * pad + adj for pad. adj is 0 or 1, so pad is rounded
+   * up. */
   bool target = false;
   for (int k = 0; k < p->target_shape.count; k++) target |= p->target_shape.values[k] != 0;
   *pads = (mpg_tuple){.count = p->kernel.count};

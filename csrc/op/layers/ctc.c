@@ -11,8 +11,8 @@ int mpg_arity_ctc_loss(const mpg_op *op, const void *params, int given) {
          (op->id == MPG_OP__backward_CTCLoss);
 }
 
-/* Checks data and the inputs after it, from input `first` on. *batch is the number of samples, or
- * -1 if unknown. */
+/* Checks data, which is input `first`, and all inputs after it. Sets *batch to the number of
+ * samples, or to -1 if unknown. */
 static mpg_status expect_inputs(mpg_infer *infer, int first, int64_t *batch) {
   const mpg_desc *data = &infer->inputs[first + DATA];
   const mpg_shape *label = &infer->inputs[first + LABEL].shape;
@@ -63,8 +63,9 @@ void mpg_gradient_ctc_loss(mpg_gradient *g) {
   g->in_grads[DATA] = mpg_emit(g, MPG_OP__backward_CTCLoss, g->params, g->num_inputs + 1, inputs);
 }
 
-/* Cost of a softmax over all scores, and of a log-sum-exp per step and state: the labels and the
- * blanks between them. Backward visits the states in both directions of time. */
+/* Cost of a softmax over all scores, and of a log-sum-exp per time step and state. The states are
+ * the labels and the blanks around them. Backward visits them twice, forward and backward in
+ * time. */
 mpg_cost mpg_cost_ctc_loss(const mpg_infer *call) {
   bool backward = call->op->id == MPG_OP__backward_CTCLoss;
   const mpg_shape *data = &call->inputs[backward].shape, *label = &call->inputs[backward + 1].shape;

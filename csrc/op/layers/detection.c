@@ -36,7 +36,7 @@ mpg_status mpg_infer_multibox_prior(mpg_infer *infer) {
   return MPG_OK;
 }
 
-/* Checks that anchors have the shape (1, count, 4); *count is -1 if unknown. */
+/* Checks that anchors have the shape (1, count, 4). Sets *count, to -1 if unknown. */
 static mpg_status anchors_of(mpg_infer *infer, int input, int64_t *count) {
   const mpg_shape *shape = &infer->inputs[input].shape;
   *count = -1;

@@ -8,7 +8,7 @@
 #include "op/infer.h"
 
 typedef struct projection {
-  int64_t length, batch, features; /* per head */
+  int64_t length, batch, features; /* features of one part of one head */
 } projection;
 
 /* Returns the sizes of a projection with `parts` parts per head. */
@@ -55,7 +55,8 @@ static mpg_value scores(mpg_gradient *g, mpg_value query, mpg_value key, int64_t
                    1 / sqrt((double)(features ? features : 1)));
 }
 
-/* Multiplies the values by attention (batch x heads, queries, keys) and merges the heads. */
+/* Multiplies the values by the attention weights (batch x heads, queries, keys) and merges the
+ * heads. */
 static mpg_value look_up(mpg_gradient *g, mpg_value attention, mpg_value value, projection size) {
   const mpg_interleaved_params *params = g->params;
   if (g->status != MPG_OK) return MPG_NO_VALUE;

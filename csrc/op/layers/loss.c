@@ -20,7 +20,7 @@ mpg_status mpg_infer_softmax_output(mpg_infer *infer) {
   if (!mpg_shape_known(data)) return MPG_OK;
   if (data->ndim < (params->multi_output ? 2 : 1))
     return mpg_infer_fail(infer, "data has too few dimensions");
-  /* Labels of the same shape as data are probabilities. */
+  /* A label with the shape of data holds probabilities instead of class indices. */
   if (label->ndim >= 0 && mpg_shape_known(label) && mpg_shape_equal(label, data)) return MPG_OK;
   if (params->multi_output) {
     mpg_shape flat = {.ndim = 2, .dims = {data->dims[0], mpg_shape_product(data, 2, data->ndim)}},
@@ -106,9 +106,9 @@ mpg_status mpg_infer_svm_output(mpg_infer *infer) {
   return mpg_infer_expect_shape(infer, 1, &rows);
 }
 
-/* Hinge loss. The sign of a class is +1 for the label, otherwise -1. If sign * score is below the
- * margin, the slope of the loss is -1 (use_linear), or the slope of the squared distance to the
- * margin. */
+/* Gradient of the hinge loss. The sign of a class is +1 for the label, otherwise -1. The loss of a
+ * class is the distance by which sign * score is below the margin, or the squared distance unless
+ * use_linear. */
 void mpg_gradient_svm_output(mpg_gradient *g) {
   GRADIENT_PARAMS(svm_output, params);
   if (!g->needed[0] || g->status != MPG_OK) return;
@@ -191,8 +191,8 @@ void mpg_compose_sparse_reg(mpg_gradient *g, const mpg_value *inputs, mpg_value 
   double target = params->sparseness_target;
   mpg_value data = mpg_widen(g, mpg_emit1(g, MPG_OP__detach, NULL, inputs[0]));
   mpg_value mean = mpg_emit_mean_over(g, data, 1, &rows);
-  /* Updates the moving average as the momentum of an SGD step. The weight is zero, so the step
-   * returns the new average. */
+  /* Computes the new moving average with an SGD step: the average is the momentum and the mean is
+   * the gradient. The weight is zero, so the step returns the new average. */
   mpg_sgd_mom_params step = {.lr = params->momentum - 1,
                              .momentum = params->momentum,
                              .rescale_grad = 1,

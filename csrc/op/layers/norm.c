@@ -43,8 +43,8 @@ mpg_status mpg_infer_batch_norm(mpg_infer *infer) {
 
 mpg_status mpg_infer_sync_batch_norm(mpg_infer *infer) { return infer_channels(infer, 1); }
 
-/* Common inference of all backward ops in this file: the gradients have the descs of data, gamma
- * and beta (which is like gamma). */
+/* Common inference for all backward ops in this file: the gradients have the descs of data, gamma
+ * and beta (the same as gamma). */
 static mpg_status infer_backward(mpg_infer *infer) {
   if (infer->inputs[1].shape.ndim < 0 || infer->inputs[2].shape.ndim < 0) return MPG_OK;
   MPG_TRY(mpg_infer_expect_dtype(infer, 0, infer->inputs[1].dtype));

@@ -1,15 +1,16 @@
-/* Second-order gradients of normalizations, derived from the normalizations as compositions of
- * other ops. */
+/* Second-order gradients of normalizations. Each normalization is composed of other ops, and the
+ * composition is differentiated twice. */
 #include "op/formula/arithmetic.h"
 #include "op/layers/convolution.h"
 #include "op/infer.h"
 
 /* --- (data - mean) / deviation * gamma + beta ------------------------------------------------- */
 typedef struct standardised {
-  /* Shapes with three axes: batch or outer axes, channels or groups, the rest. */
+  /* Shapes with three axes: (batch or outer axes, channels or groups, remaining axes). */
   mpg_shape data, moments, gamma;
   double eps;
-  /* given: the statistics are inputs 3 and 4 (mean and 1 / deviation) and do not depend on data. */
+  /* If `given`, the statistics are inputs 3 and 4 (mean and 1 / deviation) and do not depend on
+   * data. */
   bool fix_gamma, given;
 } standardised;
 

@@ -1,9 +1,9 @@
-/* Parameter updates: inference. They have no gradients. */
+/* Shape and dtype inference of the optimizer update ops, which have no gradients. */
 #include "op/formula/arithmetic.h"
 #include "op/infer.h"
 
-/* Checks that input `i` has the shape of the weight, and float32 (`single`) or the dtype of the
- * weight. */
+/* Checks that input `i` has the shape of the weight. Its dtype must be float32 if `single`,
+ * otherwise that of the weight. */
 static mpg_status like_weight(mpg_infer *infer, int weight, int i, bool single) {
   mpg_shape shape = infer->inputs[weight].shape;
   if (mpg_shape_known(&shape)) MPG_TRY(mpg_infer_expect_shape(infer, i, &shape));
@@ -80,8 +80,9 @@ int mpg_arity_num_weights(const mpg_op *op, const void *params, int given) {
   return count > MPG_MAX_OUTPUTS ? MPG_MAX_OUTPUTS : (int)count;
 }
 
-/* Each weight has `per_weight` arrays: itself, its gradient and its states. If `mixed`, the states
- * are float32. `extra` arrays follow: none, or the learning rates and the weight decays. */
+/* Infers an update of several weights. Each weight has `per_weight` arrays: the weight, its
+ * gradient and its states. If `mixed`, the states are float32. `extra` is 2 if two more arrays
+ * follow, the learning rates and the weight decays; otherwise 0. */
 static mpg_status infer_multi(mpg_infer *infer, int per_weight, bool mixed, int extra) {
   int64_t weights = num_weights(infer->op, infer->params);
   if (infer->num_outputs != weights)
@@ -118,7 +119,7 @@ static mpg_status infer_multi(mpg_infer *infer, int per_weight, bool mixed, int 
   return MPG_OK;
 }
 
-/* The names contain the number of arrays per weight. */
+/* The number in each name is the number of arrays per weight. */
 mpg_status mpg_infer_multi_2(mpg_infer *infer) { return infer_multi(infer, 2, false, 0); }
 mpg_status mpg_infer_multi_3(mpg_infer *infer) { return infer_multi(infer, 3, false, 0); }
 mpg_status mpg_infer_multi_4(mpg_infer *infer) { return infer_multi(infer, 4, false, 0); }

@@ -8,7 +8,7 @@
 static bool flat_elements(const mpg_rnn_size *s, int64_t *elements) {
   int64_t total = 0, rows = s->gates * s->hidden, weights;
   for (int layer = 0; layer < s->layers; layer++) {
-    /* Columns of both weights, and one for each of the two biases. */
+    /* Columns of the input weight and the state weight, plus one column for the bias of each. */
     int64_t columns = mpg_rnn_layer_input(s, layer) + s->hidden + 2;
     if (__builtin_mul_overflow(rows, columns, &weights) ||
         __builtin_mul_overflow(weights, (int64_t)s->directions, &weights) ||
@@ -126,8 +126,9 @@ mpg_status mpg_infer_rnn_separate(mpg_infer *infer) {
 
 enum { MPG_RNN_RESULTS = 4 }; /* output, up to two states, reserve */
 
-/* Returns the number of forward inputs among the inputs of _rnn_backward: the forward inputs,
- * output, reserve, then the gradients of the output and (if state_outputs) of the states. */
+/* Returns how many of the inputs of _rnn_backward are inputs of the forward op. They come first;
+ * then follow output, reserve, and the gradients of the output and (if state_outputs) of the
+ * states. */
 static int backward_forward_inputs(const mpg_rnn_backward_params *params) {
   const mpg_rnn_params *rnn = (const mpg_rnn_params *)params;
   return params->flat ? mpg_arity_rnn(NULL, rnn, 0) : mpg_arity_rnn_separate(NULL, rnn, 0);
@@ -149,7 +150,7 @@ mpg_status mpg_infer_rnn_backward(mpg_infer *infer) {
   const mpg_rnn_params *rnn = infer->params;
   int expected = count + 2 + 1 + (rnn->state_outputs ? (rnn->mode == MPG_RNN_LSTM ? 2 : 1) : 0);
   if (infer->num_inputs != expected) return mpg_infer_fail(infer, "expected %d arrays", expected);
-  /* The rules of the forward op determine all shapes. */
+  /* Infers all shapes with the rules of the forward op. */
   mpg_desc results[MPG_RNN_RESULTS];
   for (int i = 0; i < MPG_RNN_RESULTS; i++)
     results[i] = (mpg_desc){MPG_SHAPE_UNKNOWN, MPG_DTYPE_NONE};

@@ -13,7 +13,7 @@ typedef struct mpg_rnn_size {
   int layers, directions, gates;
   int states; /* 2 for LSTM (hidden, cell), else 1 */
   bool is_lstm;
-  bool lengths; /* the last input of the forward ops has the sequences' lengths */
+  bool lengths; /* the last input of the forward ops is the sequence lengths */
 } mpg_rnn_size;
 
 enum { MPG_RNN_MAX_INPUTS = 4 + 4 * 64 * 2 };

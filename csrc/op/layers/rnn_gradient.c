@@ -1,5 +1,5 @@
-/* Second-order gradient of recurrent layers, derived from the layers as step-by-step compositions
- * of other ops. */
+/* Second-order gradient of recurrent layers. Each layer is composed of other ops, step by step,
+ * and the composition is differentiated twice. */
 #include <string.h>
 
 #include "base/memory.h"
@@ -73,7 +73,8 @@ static mpg_value clip_cell(mpg_gradient *g, const mpg_rnn_params *p, mpg_value c
   return mpg_emit1(g, MPG_OP_clip, &params, c);
 }
 
-/* Emits one step. `x` and `y` are the products of the input and of the state with their weights. */
+/* Emits one time step. `x` and `y` are the products of the input and of the state with their
+ * weights. */
 static void cell(mpg_gradient *g, const mpg_rnn_size *s, mpg_value x, mpg_value y, mpg_value *h,
                  mpg_value *c) {
   mpg_value a[4], b[4];
@@ -95,8 +96,8 @@ static void cell(mpg_gradient *g, const mpg_rnn_size *s, mpg_value x, mpg_value 
   }
 }
 
-/* Emits a layer's output after dropout, the input of the next layer. The forward pass stored it in
- * the reserve, with negative zeros for dropped elements. */
+/* Emits a layer's output after dropout, which is the input of the next layer. The mask is that of
+ * the forward pass, whose result is in the reserve: dropped elements are negative zeros. */
 static mpg_value drop(mpg_gradient *g, const mpg_rnn_size *s, int layer, mpg_value output,
                       mpg_value reserve) {
   const mpg_rnn_backward_params *p = g->params;
@@ -113,8 +114,8 @@ static mpg_value drop(mpg_gradient *g, const mpg_rnn_size *s, int layer, mpg_val
                       mpg_emit_scalar(g, MPG_OP__mul_scalar, kept, p->p < 1 ? 1 / (1 - p->p) : 0));
 }
 
-/* Emits a condition for `where`, one per row: 1 for the sequences that reach step t. Returns no
- * value if there are no lengths, so that all sequences do. */
+/* Emits a condition for `where` with one element per sequence: 1 if the sequence reaches step t.
+ * Returns MPG_NO_VALUE without lengths, because then all sequences reach every step. */
 static mpg_value reached(mpg_gradient *g, mpg_value lengths, int64_t t) {
   return mpg_has_value(lengths)
              ? mpg_emit_scalar(g, MPG_OP__greater_equal_scalar, lengths, (double)(t + 1))
@@ -126,10 +127,10 @@ static mpg_value where_reached(mpg_gradient *g, mpg_value condition, mpg_value a
 }
 
 typedef struct arrays {
-  /* weights of layer and direction k at 2k and 2k + 1, then the biases */
+  /* Weights of layer and direction k at 2k (input) and 2k + 1 (state), then all biases. */
   mpg_value weights[MPG_RNN_MAX_INPUTS];
   mpg_value h[MPG_RNN_MAX_INPUTS / 4], c[MPG_RNN_MAX_INPUTS / 4];
-  mpg_value lengths; /* of sequences, or no value */
+  mpg_value lengths; /* sequence lengths, or MPG_NO_VALUE */
 } arrays;
 
 /* Splits the flat vector into weights and biases. */

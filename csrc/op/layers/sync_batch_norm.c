@@ -28,7 +28,7 @@ mpg_status mpg_infer_replicas(mpg_infer *infer) {
   return MPG_OK;
 }
 
-/* Sends the gradients of each row back to the replica that the row came from, which sums them. */
+/* Returns the gradients of each row to the replica that contributed the row, which sums them. */
 void mpg_gradient_replicas(mpg_gradient *g) {
   mpg_replicas_params back = *(const mpg_replicas_params *)g->params;
   back.sum = !back.sum;
@@ -61,7 +61,8 @@ static void compose_alone(mpg_gradient *g, const mpg_value *inputs, mpg_value *o
   outputs[2] = mpg_plus(g, mpg_over(g, 1, mpg_emit1(g, MPG_OP_square, NULL, all[2])), -p->eps);
 }
 
-/* Emits average = momentum * average + (1 - momentum) * value, as an optimizer step. */
+/* Emits average = momentum * average + (1 - momentum) * value, as an SGD step in which the average
+ * is the momentum. */
 static void update(mpg_gradient *g, mpg_value average, mpg_value value, double momentum) {
   mpg_sgd_mom_params params;
   mpg_params_defaults(&mpg_sgd_mom_table, &params);
@@ -72,7 +73,7 @@ static void update(mpg_gradient *g, mpg_value average, mpg_value value, double m
 }
 
 typedef struct statistics {
-  mpg_value mean, variance; /* of all replicas, (1, 1, channels) */
+  mpg_value mean, variance; /* over all replicas; (1, 1, channels) */
 } statistics;
 
 /* Computes the statistics of all replicas. `data` has the dtype of the statistics. Each replica

@@ -65,7 +65,7 @@ static mpg_status check(const mpg_infer *infer, const mpg_shape *data, int64_t f
     return mpg_infer_fail(infer, "channels and filters must be multiples of %d",
                           MPG_WINOGRAD_GROUP);
   MPG_TRY(mpg_shape_check(&(mpg_shape){.ndim = 3, .dims = {POINTS, w->channels, filters}},
-                          MPG_FLOAT32, NULL)); /* size of the packed weight */
+                          MPG_FLOAT32, NULL)); /* the packed weight must not be too large */
   if (w->out_h < 1 || w->out_w < 1)
     return mpg_infer_fail(infer, "the kernel is larger than the padded data");
   return MPG_OK;
