@@ -9,7 +9,7 @@
 
 typedef struct density {
   mpg_gradient *g;
-  mpg_value x, a, b; /* samples, and parameters that broadcast to them; float32 or wider */
+  mpg_value x, a, b; /* samples x and parameters a, b, which broadcast to x; float32 or wider */
   bool is_log;
 } density;
 
@@ -57,7 +57,7 @@ static mpg_value finish(mpg_gradient *g, const mpg_value *inputs, mpg_value dens
   return mpg_emit_cast(g, density, mpg_value_desc(g, inputs[0])->dtype);
 }
 
-/* Returns a log density, or its exponential unless is_log. */
+/* Returns the result for the log density `value`: `value` if is_log, otherwise exp(value). */
 static mpg_value of_log(const density *d, mpg_value value) {
   return d->is_log ? value : exp_of(d, value);
 }
@@ -120,7 +120,7 @@ void mpg_compose_density_negative_binomial(mpg_gradient *g, const mpg_value *inp
   outputs[0] = finish(g, inputs, negative_binomial(&d));
 }
 
-/* Converts the parameters, mean and dispersion, to the number and probability of failures. */
+/* Converts the mean and dispersion to the number of failures and the probability of a failure. */
 void mpg_compose_density_generalized_negative_binomial(mpg_gradient *g, const mpg_value *inputs,
                                                        mpg_value *outputs) {
   density d = begin(g, inputs, true, false);

@@ -40,7 +40,7 @@ static void give(mpg_gradient *g, int i, mpg_value value) {
 #define G (g->out_grads[0])
 #define X (g->inputs[0])
 #define Y (g->outputs[0])
-/* For ops with one input: the expression is the gradient. */
+/* Defines the gradient function of an op with one input. `expression` is the gradient. */
 #define UNARY_GRADIENT(function, expression) \
   void function(mpg_gradient *g) { g->in_grads[0] = (expression); }
 
@@ -113,8 +113,8 @@ void mpg_gradient_add_n(mpg_gradient *g) {
   for (int i = 0; i < g->num_inputs; i++) g->in_grads[i] = G;
 }
 
-/* Second-order gradients. The backward ops are linear in grad, so the gradient for grad is the
- * same op. */
+/* Second-order gradients. The backward ops are linear in grad, so their gradient with respect to
+ * grad is the same op. */
 void mpg_gradient_backward_relu(mpg_gradient *g) {
   if (g->needed[0]) g->in_grads[0] = mpg_emit2(g, MPG_OP__backward_relu, NULL, G, g->inputs[1]);
 }
@@ -133,8 +133,8 @@ void mpg_gradient_backward_tanh(mpg_gradient *g) { /* grad * (1 - y * y) */
 
 /* --- One array -------------------------------------------------------------------------------- */
 
-/* Defines a gradient that would lose precision in 16-bit dtypes. The formula's grad and x are
- * widened to float32, so the result is rounded once. */
+/* Defines a gradient whose formula would lose precision in 16-bit dtypes. grad and x are widened
+ * to float32, so only the result is rounded. */
 #define WIDE_GRADIENT(function, formula)                                     \
   void function(mpg_gradient *g) {                                           \
     mpg_value grad = mpg_widen(g, G), x = mpg_widen(g, X);                   \
@@ -189,8 +189,8 @@ UNARY_GRADIENT(mpg_gradient_digamma, mpg_multiply(g, G, unary(g, MPG_OP__trigamm
 UNARY_GRADIENT(mpg_gradient_relu, mpg_emit2(g, MPG_OP__backward_relu, NULL, G, Y))
 UNARY_GRADIENT(mpg_gradient_sigmoid, mpg_emit2(g, MPG_OP__backward_sigmoid, NULL, G, Y))
 UNARY_GRADIENT(mpg_gradient_softrelu, mpg_multiply(g, G, unary(g, MPG_OP_sigmoid, X)))
-UNARY_GRADIENT(mpg_gradient_log_sigmoid,
-               negative(g, mpg_multiply(g, G, unary(g, MPG_OP_expm1, Y)))) /* 1 - sigmoid(x) */
+/* -expm1(y) = 1 - sigmoid(x) */
+UNARY_GRADIENT(mpg_gradient_log_sigmoid, negative(g, mpg_multiply(g, G, unary(g, MPG_OP_expm1, Y))))
 WIDE_GRADIENT(mpg_gradient_softsign,
               mpg_divide(g, grad, square(g, mpg_plus(g, unary(g, MPG_OP_abs, x), 1))))
 
@@ -221,7 +221,7 @@ void mpg_gradient_quadratic(mpg_gradient *g) {
 }
 UNARY_GRADIENT(mpg_gradient_div_sqrt_dim, unary(g, MPG_OP__contrib_div_sqrt_dim, G))
 
-/* Uses the result, so that the input need not be saved. */
+/* Computes the gradient from the result, so that the input need not be saved. */
 void mpg_gradient_activation(mpg_gradient *g) {
   const mpg_activation_params *params = g->params;
   switch (params->act_type) {
@@ -304,16 +304,17 @@ void mpg_gradient_leaky_relu(mpg_gradient *g) {
     mpg_value slope = mpg_emit_reshape(g, g->inputs[1], &shape);
     g->in_grads[0] = mpg_emit3(g, MPG_OP_where, NULL, positive, G, mpg_multiply(g, G, slope));
   }
-  if (g->needed[1]) { /* `where`, because multiplying 0 by inf gives NaN */
+  if (g->needed[1]) { /* uses `where`, because 0 * inf is NaN */
     mpg_value below = mpg_emit3(g, MPG_OP_where, NULL, positive, mpg_emit_full_like(g, X, 0), X);
     g->in_grads[1] =
         mpg_emit_reshape(g, mpg_emit_sum_to(g, mpg_multiply(g, G, below), &shape), &original);
   }
 }
 
-/* The backward op computes grad * f'(x) for the activation f. f'' is 0 for leaky. For elu and selu
- * it is exp(x) times a constant if x <= 0, otherwise 0. For gelu it is the normal density times 2
- * - x * x. */
+/* The backward op computes grad * f'(x) for the activation f. f''(x) is:
+ *   leaky      0
+ *   elu, selu  a constant times exp(x) if x <= 0, otherwise 0
+ *   gelu       (2 - x * x) times the normal density */
 void mpg_gradient_backward_leaky_relu(mpg_gradient *g) {
   const mpg_leaky_relu_params *params = g->params;
   mpg_value x = g->inputs[1];

@@ -247,8 +247,8 @@ void mpg_compose_linalg_sumlogdiag(mpg_gradient *g, const mpg_value *inputs, mpg
 
 /* --- Gradients of products and factors -------------------------------------------------------- */
 
-/* Keeps one triangle with the diagonal and zeros the rest, by extracting the triangle to a vector
- * and expanding the vector to a matrix. */
+/* Keeps the lower or upper triangle, including the diagonal, and zeros the rest. Extracts the
+ * triangle to a vector and expands the vector to a matrix. */
 static mpg_value triangle(mpg_gradient *g, mpg_value a, bool lower) {
   mpg_linalg_triangle_params params;
   memset(&params, 0, sizeof params);
@@ -358,13 +358,13 @@ void mpg_gradient_linalg_gelqf(mpg_gradient *g) {
   g->in_grads[0] = triangular(g, MPG_OP__linalg_trsm, l, sum, true, false, true, 1);
 }
 
-/* dA = U^T S U. S has dL on its diagonal; its other elements are (T - T^T)_ij / (2 (L_i - L_j)) for
- * i > j, mirrored, with T = dU U^T. */
+/* dA = U^T S U. S is symmetric with dL on its diagonal. For i > j, its element (i, j) is
+ * (T - T^T)_ij / (2 (L_i - L_j)) with T = dU U^T. */
 void mpg_gradient_linalg_syevd(mpg_gradient *g) {
   mpg_value u = g->outputs[0], l = g->outputs[1];
   mpg_shape rows = mpg_value_desc(g, u)->shape, columns = rows;
-  /* Lower bound of the distance of two eigenvalues, as in MXNet, so that equal eigenvalues do not
-   * cause a division by 0. */
+  /* Lower bound for the difference of two eigenvalues, as in MXNet, so that equal eigenvalues do
+   * not cause a division by 0. */
   double least = mpg_value_desc(g, u)->dtype == MPG_FLOAT32 ? 1e-30 : 1e-100;
   mpg_value inner = diagonal(g, arrived(g, 1), 0);
   if (mpg_has_value(g->out_grads[0])) {

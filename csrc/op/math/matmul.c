@@ -169,8 +169,8 @@ mpg_status mpg_infer_fully_connected(mpg_infer *infer) {
   return MPG_OK;
 }
 
-/* Infers data from the output (batch, ..., hidden). All axes except the last are equal, or only
- * the batch axis if `flatten`. */
+/* Infers the shape of data from the output (batch, ..., hidden). The two have equal sizes along
+ * all axes except the last, or only along the batch axis if `flatten`. */
 mpg_status mpg_infer_inputs_fully_connected(mpg_infer *infer) {
   bool flatten = ((const mpg_fully_connected_params *)infer->params)->flatten;
   const mpg_shape *out = &infer->outputs[0].shape;
@@ -254,8 +254,8 @@ mpg_status mpg_infer_packed_fully_connected(mpg_infer *infer) {
 }
 
 /* --- linalg ----------------------------------------------------------------------------------- */
-/* Infers the shape of op(A) x op(B), matrices with rows along `axis` and columns along the last
- * axis. */
+/* Infers the shape of op(A) x op(B). The rows of the matrices are along `axis`, their columns
+ * along the last axis. */
 static mpg_status infer_linalg(mpg_infer *infer, bool ta, bool tb, int64_t axis_param,
                                mpg_shape *out) {
   const mpg_shape *a = &infer->inputs[0].shape, *b = &infer->inputs[1].shape;

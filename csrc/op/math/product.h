@@ -1,7 +1,8 @@
 /* Products computed in panels of rows: dense products and channels-last convolutions with results
- * larger than the caches. The bits of a panel depend only on the product's shapes, the number of
- * threads and the panel. A fused group can therefore process each panel while it is in the cache
- * (op/fused.h) and produce the bits of the separate op. Plain values; any thread.
+ * larger than the caches. Bit for bit, a panel depends only on the product's shapes, the number of
+ * threads and the position of the panel. A fused group can therefore process each panel while it
+ * is in the cache (op/fused.h), and the result is bit-identical to that of the separate op. Plain
+ * values; any thread.
  */
 #ifndef MPG_OP_MATH_PRODUCT_H
 #define MPG_OP_MATH_PRODUCT_H
@@ -13,7 +14,7 @@
 typedef struct mpg_product {
   int64_t m, n, k;
   bool transposed;
-  int64_t panel; /* number of rows */
+  int64_t panel; /* rows per panel */
   int64_t least; /* a panel may be halved while it remains a multiple of this number of rows */
 } mpg_product;
 

@@ -16,8 +16,8 @@ static mpg_dtype dtype_of(int type, const mpg_opt_float *low, const mpg_opt_floa
   return type == TYPE_INT8 ? MPG_INT8 : MPG_UINT8;
 }
 static double largest_of(mpg_dtype dtype) { return dtype == MPG_INT8 ? 127 : 255; }
-/* Returns the end of a range in quantization steps, as in MXNet's quantize_v2 and dequantize: half
- * a step beyond the largest number. */
+/* Returns the distance from 0 to the end of a range, in quantization steps. As in MXNet's
+ * quantize_v2 and dequantize, the range ends half a step beyond the largest number. */
 static double range_of(mpg_dtype dtype) { return largest_of(dtype) + 0.5; }
 
 /* --- Inference -------------------------------------------------------------------------------- */
@@ -106,7 +106,7 @@ static mpg_value reach(mpg_gradient *g, mpg_value low, mpg_value high) {
                    mpg_emit1(g, MPG_OP_abs, NULL, high));
 }
 
-/* Avoids division by 0, so that zeros stay zeros. */
+/* Bounds a divisor away from 0, so that data of only zeros gives zeros instead of NaN. */
 static mpg_value divisor(mpg_gradient *g, mpg_value x) {
   return mpg_emit_scalar(g, MPG_OP__maximum_scalar, x, 1e-30);
 }
@@ -124,7 +124,7 @@ static mpg_value rounded(mpg_gradient *g, mpg_value x, mpg_dtype dtype) {
   memset(&limits, 0, sizeof limits);
   limits.a_min = dtype == MPG_INT8 ? -128 : 0;
   limits.a_max = largest_of(dtype);
-  /* rint rounds ties down; ties above an odd number are then rounded up to even. */
+  /* rint rounds ties down. A tie that was rounded to an odd number is increased to the even one. */
   mpg_value whole = mpg_emit1(g, MPG_OP_rint, NULL, x),
             half = mpg_emit_scalar(g, MPG_OP__equal_scalar, mpg_subtract(g, x, whole), 0.5),
             odd = mpg_emit_scalar(g, MPG_OP__mod_scalar, whole, 2);
@@ -217,7 +217,7 @@ void mpg_compose_requantize(mpg_gradient *g, const mpg_value *inputs, mpg_value 
 }
 
 /* --- Layers: inference ------------------------------------------------------------------------ */
-enum { ENDS = 2 }; /* a range is two inputs or outputs */
+enum { ENDS = 2 }; /* inputs or outputs per range: minimum, maximum */
 
 int mpg_arity_quantized_fully_connected(const mpg_op *op, const void *params, int given) {
   (void)op;
@@ -253,8 +253,8 @@ static mpg_status expect_small(const mpg_infer *infer, int input) {
                               mpg_dtype_name(given));
 }
 
-/* Infers shapes by the rule of the float32 layer, whose inputs correspond to the first `count`
- * inputs. */
+/* Infers shapes with the rule of the float32 layer. The inputs of that layer correspond to the
+ * first `count` inputs. */
 static mpg_status infer_as_floats(mpg_infer *infer, mpg_infer_fn rule, int count) {
   mpg_desc inputs[5], outputs[3];
   mpg_infer layer = *infer;
@@ -420,7 +420,8 @@ static mpg_value step_of(mpg_gradient *g, mpg_dtype dtype, mpg_value low, mpg_va
 }
 
 /* Emits the range of an int32 product, whose step is the product of the steps of two arrays.
- * Unlike in step_of, the end of an 8-bit range is the largest 8-bit number. */
+ * Unlike in step_of, an 8-bit range ends at the largest 8-bit number, without the additional half
+ * step. */
 static void product_range(mpg_gradient *g, mpg_dtype left, const mpg_value *left_ends,
                           mpg_dtype right, const mpg_value *right_ends, mpg_value *ends) {
   mpg_value most =
@@ -501,7 +502,7 @@ void mpg_compose_quantized_flatten(mpg_gradient *g, const mpg_value *inputs, mpg
 
 void mpg_compose_quantized_embedding(mpg_gradient *g, const mpg_value *inputs, mpg_value *outputs) {
   mpg_take_params params;
-  memset(&params, 0, sizeof params); /* along the first axis, indices clipped */
+  memset(&params, 0, sizeof params); /* along axis 0, with clipped indices */
   outputs[0] = mpg_emit2(g, MPG_OP_take, &params, inputs[1], inputs[0]);
   keep_range(g, inputs + 2, outputs);
 }
@@ -537,7 +538,7 @@ void mpg_compose_quantized_elemwise_mul(mpg_gradient *g, const mpg_value *inputs
   mpg_dtype left = dtype_at(g, inputs[0]), right = dtype_at(g, inputs[1]), dtype = product_dtype(p);
   const mpg_value *ends = inputs + 2;
   mpg_value product = mpg_multiply(g, as_float(g, inputs[0]), as_float(g, inputs[1]));
-  if (dtype == MPG_INT32) { /* exact: below 2^24 */
+  if (dtype == MPG_INT32) { /* exact in float32: below 2^24 */
     outputs[0] = mpg_emit_cast(g, product, MPG_INT32);
     product_range(g, left, ends, right, ends + ENDS, outputs + 1);
     return;
@@ -581,7 +582,7 @@ void mpg_compose_quantized_concat(mpg_gradient *g, const mpg_value *inputs, mpg_
   mpg_free(parts);
 }
 
-/* Composed of arithmetic, because BatchNorm would update the moving averages. */
+/* Uses arithmetic ops, because BatchNorm would update the moving averages. */
 void mpg_compose_quantized_batch_norm(mpg_gradient *g, const mpg_value *inputs,
                                       mpg_value *outputs) {
   const mpg_batch_norm_params *p = g->params;

@@ -25,8 +25,7 @@ static mpg_status created(mpg_infer *infer, mpg_dtype fallback, mpg_dtype_set al
   return MPG_OK;
 }
 
-/* Checks that the parameters of a distribution are finite and that the bounds of a uniform one are
- * in order. */
+/* Checks that the parameters of a distribution are finite and that `low` is not above `high`. */
 static mpg_status check_law(const mpg_infer *infer) {
   const mpg_param_table *table = infer->op->params;
   for (int i = 0; i < table->count; i++) {
@@ -165,7 +164,7 @@ mpg_status mpg_infer_dropout(mpg_infer *infer) {
   return MPG_OK;
 }
 
-enum { DRAW_WORDS = 5 }; /* a random key without `first` */
+enum { DRAW_WORDS = 5 }; /* saved fields of a random key: all except `first` */
 
 mpg_status mpg_infer_dropout_draw(mpg_infer *infer) {
   const mpg_dropout_draw_params *params = infer->params;
@@ -260,7 +259,8 @@ mpg_shape mpg_op_drawn_shape(const mpg_op *op, const void *params, const mpg_sha
     return (mpg_shape){.ndim = 1, .dims = {sizes[0] * sizes[1] * sizes[2] * sizes[3]}};
   }
   if (op->id != MPG_OP__dropout_draw) return *output;
-  /* Its input is a part of an array, but the numbers are drawn for the whole array. */
+  /* The input of _dropout_draw is a part of an array with `total` elements along `axis`. The draws
+   * are those of the whole array, so they do not depend on how it is divided. */
   const mpg_dropout_draw_params *p = params;
   mpg_shape drawn = *input;
   drawn.dims[p->axis < 0 ? p->axis + drawn.ndim : p->axis] = p->total;

@@ -280,8 +280,8 @@ void mpg_compose_allclose(mpg_gradient *g, const mpg_value *inputs, mpg_value *o
   mpg_value close =
                 mpg_binary(g, MPG_OP__lesser_equal, MPG_OP_broadcast_lesser_equal, apart, allowed),
             equal = mpg_binary(g, MPG_OP__equal, MPG_OP_broadcast_equal, numbers[0], numbers[1]);
-  /* For infinite elements the tolerance is infinite and the difference NaN; only equal elements are
-   * close. */
+  /* If an element of the second array is infinite, so is the tolerance, and every finite element
+   * would be close to it. Infinite elements are close only to equal elements. */
   mpg_value finite = mpg_emit_scalar(g, MPG_OP__lesser_scalar, allowed, INFINITY);
   close = mpg_binary(g, MPG_OP__maximum, MPG_OP_broadcast_maximum, mpg_multiply(g, close, finite),
                      equal);

@@ -17,7 +17,7 @@ static inline void mpg_reduced_axes(const mpg_op *op, const void *params, int nd
     reduced[axis->values[k] < 0 ? axis->values[k] + ndim : axis->values[k]] = !exclude;
 }
 
-/* Sets the params to a reduction over these axes with keepdims. */
+/* Sets the parameters to a reduction over `axis` with keepdims. */
 static inline void mpg_reduce_over(const mpg_op *op, void *params, const mpg_tuple *axis) {
   if (op->id == MPG_OP_norm) {
     ((mpg_reduce_norm_params *)params)->axis = *axis;

@@ -6,7 +6,7 @@
 #include "op/op.h"
 
 typedef struct mpg_rows {
-  int64_t axis;   /* the parameter; may be negative */
+  int64_t axis;   /* the op's parameter `axis`; may be negative */
   uint32_t whole; /* bit i is set if output i is a sum over all rows */
 } mpg_rows;
 

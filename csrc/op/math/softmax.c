@@ -31,7 +31,8 @@ static mpg_status softmax_output(mpg_infer *infer, int64_t axis_param, mpg_dtype
 
 mpg_status mpg_infer_softmax(mpg_infer *infer) {
   PARAMS(softmax, params);
-  if (params->use_length && infer->num_inputs < 2) return no_length(infer); /* softmin */
+  /* softmin has no input for lengths. */
+  if (params->use_length && infer->num_inputs < 2) return no_length(infer);
   MPG_TRY(softmax_output(infer, params->axis, params->dtype, &params->temperature));
   if (infer->num_inputs < 2 || infer->inputs[0].shape.ndim < 0) return MPG_OK;
   mpg_dtype dtype = infer->inputs[1].dtype;
@@ -64,7 +65,8 @@ mpg_status mpg_infer_softmax_back(mpg_infer *infer) {
                                   &axis);
 }
 
-/* Emits the gradient of the softmax family in the result's dtype and casts it to the input's. */
+/* Emits the gradient of the softmax family in the result's dtype and casts it to the input's
+ * dtype. */
 static void softmax_gradient(mpg_gradient *g, mpg_op_id op, int64_t axis, double scale) {
   if (!g->needed[0]) return;
   mpg_softmax_back_params params;
@@ -105,8 +107,9 @@ static mpg_value scaled(mpg_gradient *g, mpg_value a, double scale) {
   return scale == 1 ? a : mpg_emit_scalar(g, MPG_OP__mul_scalar, a, scale);
 }
 
-/* f(d, y) = y (d - s) c with s = sum(d y). With the output gradient v, the gradient is f(v, y)
- * with respect to d, and (v (d - s) - d sum(v y)) c with respect to y. */
+/* Gradient of f(d, y) = c y (d - s) with s = sum(d y), the gradient of softmax: d is the output
+ * gradient, y the result and c the scale. With v as the gradient of f, the gradient with respect
+ * to d is f(v, y), and the gradient with respect to y is c (v (d - s) - d sum(v y)). */
 void mpg_gradient_softmax_back(mpg_gradient *g) {
   GRADIENT_PARAMS(softmax_back, params);
   mpg_value d = g->inputs[0], y = g->inputs[1], v = g->out_grads[0];
@@ -121,8 +124,9 @@ void mpg_gradient_softmax_back(mpg_gradient *g) {
   }
 }
 
-/* f(d, y) = (d - exp(y) sum(d)) c. With the output gradient v, the gradient is (v - sum(v exp(y)))
- * c with respect to d, and -v exp(y) sum(d) c with respect to y. */
+/* Gradient of f(d, y) = c (d - exp(y) sum(d)), the gradient of log_softmax: d is the output
+ * gradient, y the result and c the scale. With v as the gradient of f, the gradient with respect
+ * to d is c (v - sum(v exp(y))), and the gradient with respect to y is -c v exp(y) sum(d). */
 void mpg_gradient_log_softmax_back(mpg_gradient *g) {
   GRADIENT_PARAMS(softmax_back, params);
   mpg_value d = g->inputs[0], v = g->out_grads[0];
@@ -228,9 +232,10 @@ mpg_status mpg_infer_softmax_ce_back(mpg_infer *infer) {
   return mpg_infer_expect_shape(infer, 4, &rows);
 }
 
-/* f(d, x) = (p - onehot) d with p = softmax(x), whose statistics are functions of x. With the
- * output gradient v, the gradient is sum(v p) minus v at the label with respect to d, and the
- * softmax gradient of v d with respect to x. */
+/* Gradient of f(d, x) = (p - onehot(label)) d with p = softmax(x). The statistics are functions of
+ * x, so they need no gradient of their own. With v as the gradient of f, the gradient with respect
+ * to d is sum(v p) minus the element of v at the label. The gradient with respect to x is the
+ * gradient of softmax for the output gradient v d. */
 void mpg_gradient_softmax_ce_back(mpg_gradient *g) {
   mpg_value d = g->inputs[0], label = g->inputs[2], v = g->out_grads[0];
   const mpg_shape data = mpg_value_desc(g, g->inputs[1])->shape, rows = mpg_value_desc(g, d)->shape;
