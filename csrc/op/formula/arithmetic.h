@@ -47,8 +47,8 @@ static inline mpg_value mpg_widen(mpg_gradient *g, mpg_value a) {
 /* Emits an array filled with a number, on the device of `like`. */
 mpg_value mpg_emit_full(mpg_gradient *g, mpg_value like, const mpg_shape *shape, mpg_dtype dtype,
                         double number);
-/* Emits an array with the rank of `like` that holds `numbers` along an axis and has size 1 along
- * all others. */
+/* Emits an array with the rank of `like` that holds `numbers` along one axis; all other axes have
+ * size 1. */
 mpg_value mpg_emit_numbers(mpg_gradient *g, mpg_value like, int axis, mpg_dtype dtype,
                            const double *numbers, int count);
 /* Emits a[..., begin:end, ...] along an axis. */
@@ -67,7 +67,7 @@ bool mpg_same_dtype(mpg_gradient *g, int first, int second);
 /* Emits a selection: elements of `a` if the condition is nonzero, otherwise of `b`. The condition
  * and `b` broadcast to the shape of `a`. */
 mpg_value mpg_emit_where(mpg_gradient *g, mpg_value condition, mpg_value a, mpg_value b);
-/* Replaces the padding of `a`, the steps past the length of each sequence, with `value`. `a` is
+/* Replaces the padding of `a` (the steps after the end of each sequence) with `value`. `a` is
  * (time, batch, ...), or (batch, time, ...) if `time` is 1. */
 mpg_value mpg_emit_sequence_mask(mpg_gradient *g, mpg_value a, mpg_value lengths, int time,
                                  double value);

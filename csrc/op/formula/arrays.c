@@ -104,8 +104,8 @@ mpg_value mpg_emit_where(mpg_gradient *g, mpg_value condition, mpg_value a, mpg_
   mpg_shape shape = mpg_value_desc(g, a)->shape, along = shape;
   mpg_shape given = mpg_value_desc(g, condition)->shape;
   bool whole_rows = shape.ndim > 1 && given.ndim == shape.ndim;
-  /* Treats no axis of size 1 as a feature axis, because it may be the batch axis: a pipeline must
-   * run the same ops with one row as with more. */
+  /* An axis of size 1 is not treated as a feature axis, because it may be a batch of one row. A
+   * pipeline must run the same ops for any number of rows. */
   for (int i = 1; i < shape.ndim && whole_rows; i++)
     whole_rows = given.dims[i] == 1 && shape.dims[i] > 1;
   if (whole_rows) {

@@ -31,7 +31,7 @@ typedef struct inferred {
 typedef struct desc_builder {
   mpg_builder builder;
   bool train;
-  mpg_arena arena; /* owns the values, so that their addresses do not change */
+  mpg_arena arena; /* holds the values, whose addresses stay valid when `values` grows */
   inferred **values;
   size_t count, capacity;
 } desc_builder;
@@ -79,7 +79,7 @@ static mpg_status infer_emitted(mpg_builder *builder, const mpg_op *op, const vo
 mpg_status mpg_infer_composed(mpg_infer *infer) {
   enum { FEW = 16 };
   bool typed = true;
-  mpg_dtype some = MPG_FLOAT32; /* for inputs of unknown dtype */
+  mpg_dtype some = MPG_FLOAT32; /* used for inputs of unknown dtype */
   for (int i = 0; i < infer->num_inputs; i++) {
     if (!mpg_shape_known(&infer->inputs[i].shape)) return MPG_OK;
     if (infer->inputs[i].dtype != MPG_DTYPE_NONE)

@@ -22,9 +22,9 @@ mpg_status mpg_infer_reshape_exact(mpg_infer *infer) {
   return MPG_OK;
 }
 
-/* Emits a node even if the shape stays the same. If a move between groups stays on one device
- * (autograd/groups.c), _reshape_exact replaces the copy. With one node as for a copy, second-order
- * gradients are summed in the same order as on several devices. */
+/* Emits a node even if the shape stays the same. autograd/groups.c moves a value to another group
+ * with a copy, or with _reshape_exact if both groups are on one device. The node gives both cases
+ * the same graph structure, so second-order gradients are summed in the same order. */
 void mpg_gradient_reshape_exact(mpg_gradient *g) {
   mpg_exact_shape_params params = exact_shape(&mpg_value_desc(g, g->inputs[0])->shape);
   g->in_grads[0] = mpg_emit1(g, MPG_OP__reshape_exact, &params, g->out_grads[0]);
