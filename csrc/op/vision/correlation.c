@@ -67,7 +67,8 @@ mpg_status mpg_infer_displaced_second(mpg_infer *infer) {
   return infer_displaced(infer, 0, 1, RESULT);
 }
 
-/* Cost of one product for each element of the first array, displacement and channel. */
+/* Cost of one multiplication and one addition for each position of the first array, displacement
+ * and channel. */
 mpg_cost mpg_cost_displaced(const mpg_infer *call) {
   const mpg_shape *a = &call->inputs[0].shape, *b = &call->inputs[1].shape;
   bool products = call->op->id == MPG_OP__displaced_products;
@@ -155,7 +156,7 @@ static mpg_value summed(mpg_gradient *g, mpg_value data, int64_t kernel, int64_t
   params.kernel = (mpg_tuple){.count = 2, .values = {kernel, kernel}};
   params.stride = (mpg_tuple){.count = 2, .values = {stride, stride}};
   params.pool_type = SUM;
-  params.pooling_convention = 2; /* valid */
+  params.pooling_convention = 2; /* "valid" */
   params.count_include_pad = true;
   params.layout = -1;
   return mpg_emit1(g, MPG_OP_Pooling, &params, data);

@@ -44,8 +44,7 @@ int mpg_arity_deformable(const mpg_op *op, const void *params, int given) {
   return 4 - p->no_bias + (op->id == MPG_OP__contrib_ModulatedDeformableConvolution);
 }
 
-/* Returns the size of the result along height (0) or width (1), below 1 if the kernel does not
- * fit. */
+/* Returns the result's size along height (0) or width (1), or 0 if the kernel does not fit. */
 static int64_t result_size(const layer *l, const mpg_shape *data, int i) {
   int64_t size = data->dims[2 + i] + 2 * l->pad[i] - (l->dilate[i] * (l->kernel[i] - 1) + 1);
   return size < 0 ? 0 : size / l->stride[i] + 1;

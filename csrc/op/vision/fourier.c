@@ -20,7 +20,7 @@ static mpg_value angles(mpg_gradient *g, mpg_value like, int64_t n) {
   return mpg_times(g, turns, 2 * PI / (double)n);
 }
 
-/* Reshapes data to rows: all axes except the last become one. */
+/* Reshapes data to a matrix by merging all axes except the last. */
 static mpg_value rows_of(mpg_gradient *g, mpg_value data, int64_t *length) {
   if (g->status != MPG_OK) return MPG_NO_VALUE;
   mpg_shape shape = mpg_value_desc(g, data)->shape;

@@ -65,8 +65,8 @@ void mpg_compose_image_to_tensor(mpg_gradient *g, const mpg_value *inputs, mpg_v
   outputs[0] = mpg_emit_scalar(g, MPG_OP__div_scalar, data, 255);
 }
 
-/* Emits the values of `numbers` along the channel axis. If they are all equal, one of them is
- * enough. */
+/* Emits `numbers` along the channel axis. If they are all equal, emits a single number, which
+ * broadcasts to any number of channels. */
 static mpg_value channel_numbers(mpg_gradient *g, mpg_value data, const mpg_floats *numbers,
                                  const char *name) {
   if (g->status != MPG_OK) return MPG_NO_VALUE;

@@ -1,5 +1,5 @@
-/* Resizing of images (height, width, channels) with OpenCV's numbers. Composed of other ops: along
- * each axis, weighted sums of elements. */
+/* Resizing of images (height, width, channels) with OpenCV's formulas and rounding. Composed of
+ * other ops, which compute weighted sums of elements along each axis. */
 #include <string.h>
 
 #include "op/formula/arithmetic.h"

@@ -89,7 +89,7 @@ static mpg_value is_small(mpg_gradient *g, mpg_value low, mpg_value high, mpg_va
 }
 
 /* Emits the indices of the boxes to keep, among the boxes of all images: (batch,
- * rpn_post_nms_top_n). If non-maximum suppression keeps fewer boxes, they are repeated. */
+ * rpn_post_nms_top_n). If non-maximum suppression keeps fewer boxes, these are repeated. */
 static mpg_value kept(mpg_gradient *g, const box *b, mpg_value score, int64_t batch,
                       int64_t count) {
   const mpg_proposal_params *params = g->params;

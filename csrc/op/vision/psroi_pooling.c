@@ -8,7 +8,7 @@
 #include "op/vision/regions.h"
 #include "op/vision/sampling.h"
 
-/* Computes the begin and size of regions along height (0) or width (1), (regions, 1, ...). */
+/* Computes the start and size of regions along height (0) or width (1), each (regions, 1, ...). */
 static void extent_of(mpg_gradient *g, mpg_value rois, int axis, double scale, double shift,
                       int ndim, mpg_value *begin, mpg_value *size) {
   mpg_value first = mpg_emit1(g, MPG_OP_round, NULL, mpg_emit_roi_number(g, rois, 2 - axis, ndim)),
@@ -94,8 +94,8 @@ void mpg_compose_psroi_pooling(mpg_gradient *g, const mpg_value *inputs, mpg_val
     low[i] = clipped(g, mpg_emit1(g, MPG_OP_floor, NULL, low[i]), 0, most);
     high[i] = clipped(g, mpg_emit1(g, MPG_OP_ceil, NULL, high[i]), 0, most);
   }
-  /* Rows of the integral image: (image, group down, group right, y, x), with one number per
-   * channel. */
+  /* Turns the integral image into rows ordered by (image, vertical group, horizontal group, y, x).
+   * A row has one number per channel. */
   mpg_shape split = {.ndim = 6,
                      .dims = {shape.dims[0], params->output_dim, groups, groups, shape.dims[2] + 1,
                               shape.dims[3] + 1}},
@@ -139,8 +139,8 @@ int mpg_arity_deformable_psroi(const mpg_op *op, const void *params, int given) 
   return ((const mpg_deformable_psroi_params *)params)->no_trans ? 2 : 3;
 }
 
-/* Emits the offsets of bins, down (1) or right (0), as fractions of the region's size: (regions,
- * classes, bins, bins). */
+/* Emits the offsets of bins along height (axis 1) or width (axis 0), as fractions of the region's
+ * size: (regions, classes, bins, bins). */
 static mpg_value movement(mpg_gradient *g, mpg_value trans, int64_t classes, int64_t bins,
                           int axis) {
   if (g->status != MPG_OK) return MPG_NO_VALUE;
@@ -207,7 +207,8 @@ void mpg_compose_deformable_psroi(mpg_gradient *g, const mpg_value *inputs, mpg_
   }
   counted = mpg_multiply(g, counted, mpg_emit_roi_there(g, rois, shape.dims[0], 6));
   counted = mpg_emit_broadcast_to(g, counted, &all);
-  /* Rows: (image, group down, group right, class, y, x), with one number per channel of a class. */
+  /* Turns the data into rows ordered by (image, vertical group, horizontal group, class, y, x). A
+   * row has one number per channel of a class. */
   int64_t channels = params->output_dim / classes;
   mpg_shape split = {.ndim = 7,
                      .dims = {shape.dims[0], classes, channels, groups, groups, shape.dims[2],

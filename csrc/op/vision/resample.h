@@ -1,4 +1,4 @@
-/* Resampling along an axis: the input elements of each result element, and their weights.
+/* Resampling along an axis: computes the input elements of each result element and their weights.
  * Stateless; any thread.
  */
 #ifndef MPG_OP_VISION_RESAMPLE_H
@@ -21,10 +21,10 @@ enum {
 
 typedef struct mpg_resample_axis {
   int64_t from, size;
-  double scale; /* elements of `from` per element of `size` */
+  double scale; /* input elements per result element */
   int kind, count;
-  /* align_corners: 1 if the centers of the first and last elements stay in place, 0 if the outer
-   * edges do. */
+  /* 1 (align_corners) keeps the centers of the first and last elements in place, 0 keeps the outer
+   * edges in place. */
   int corners;
 } mpg_resample_axis;
 
@@ -41,7 +41,7 @@ MPG_HOST_DEVICE mpg_resample_axis mpg_resample_axis_of(int64_t from, int64_t siz
                : kind == MPG_RESAMPLE_CUBIC   ? 4
                : kind == MPG_RESAMPLE_LANCZOS ? 8
                                               : 2;
-  axis.scale = !corners   ? 1 / ((double)size / (double)from) /* as OpenCV rounds it */
+  axis.scale = !corners   ? 1 / ((double)size / (double)from) /* rounded as in OpenCV */
                : size > 1 ? (double)(from - 1) / (double)(size - 1)
                           : 0;
   return axis;
@@ -51,7 +51,8 @@ MPG_HOST_DEVICE int64_t mpg_resample_clip(int64_t index, int64_t size) {
   return index < 0 ? 0 : index >= size ? size - 1 : index;
 }
 
-/* Cubic convolution kernel with the parameter a = -0.75, for distances below 1 and from 1 to 2. */
+/* Cubic convolution kernel with the parameter a = -0.75: mpg_cubic_near for distances below 1,
+ * mpg_cubic_far for distances from 1 to 2. */
 MPG_HOST_DEVICE double mpg_cubic_near(double x) { return (1.25 * x - 2.25) * x * x + 1; }
 MPG_HOST_DEVICE double mpg_cubic_far(double x) { return ((-0.75 * x + 3.75) * x - 6) * x + 3; }
 
@@ -81,7 +82,9 @@ MPG_HOST_DEVICE mpg_taps mpg_resample_taps(const mpg_resample_axis *axis, int64_
     taps.weight[2] = mpg_cubic_near(1 - part);
     taps.weight[3] = mpg_cubic_far(2 - part);
   } else if (axis->kind == MPG_RESAMPLE_LANCZOS) {
-    double sum = 0; /* sin(pi t) sin(pi t / 4) / t^2; sin(pi t) differs only in sign */
+    /* Lanczos weights sin(pi t) sin(pi t / 4) / t^2. |sin(pi t)| is equal for all taps, so its
+     * sign suffices before the weights are normalized. */
+    double sum = 0;
     for (int k = 0; k < 8; k++) {
       double t = k == 3 ? fmax(part, 1e-9) : part + (3 - k);
       taps.weight[k] = (k % 2 ? -1 : 1) * sin(t * (3.14159265358979323846 / 4)) / (t * t);

@@ -36,8 +36,8 @@ static mpg_value sample_along(mpg_gradient *g, const extent *e, int64_t sample, 
   return mpg_add(g, e->begin, mpg_multiply(g, e->size, place));
 }
 
-/* Emits the means of samples, (regions, channels, bins, bins). They are added one sample at a time,
- * so that memory does not grow with the number of samples. */
+/* Emits the means of samples, (regions, channels, bins, bins). Adds the samples one at a time, so
+ * that memory does not grow with their number. */
 static mpg_value sampled(mpg_gradient *g, mpg_value data, mpg_value rois, const extent *high,
                          const extent *wide, int64_t samples) {
   static const int64_t channels_second[] = {0, 3, 1, 2};

@@ -91,7 +91,7 @@ void mpg_compose_bilinear_resize(mpg_gradient *g, const mpg_value *inputs, mpg_v
     outputs[0] = mpg_emit1(g, MPG_OP__copy, NULL, inputs[0]);
     return;
   }
-  int64_t sizes[] = {height, width}; /* a single result is the first element */
+  int64_t sizes[] = {height, width}; /* a result of size 1 is the first element */
   for (int axis = 3; axis >= 2; axis--)
     data = mpg_emit_resample(g, data, axis, sizes[axis - 2], MPG_RESAMPLE_LINEAR,
                              params->align_corners || sizes[axis - 2] == 1);
@@ -248,8 +248,8 @@ void mpg_compose_bilinear_sampler(mpg_gradient *g, const mpg_value *inputs, mpg_
 }
 
 /* --- Grids ------------------------------------------------------------------------------------ */
-/* Emits an affine sampling grid (batch, 2, height, width): theta (batch, 6), two rows of three
- * numbers, times (x, y, 1) of each position. */
+/* Emits an affine sampling grid (batch, 2, height, width). theta (batch, 6) holds a 2 x 3 matrix
+ * per sample, by which (x, y, 1) is multiplied for each position. */
 static mpg_value affine_grid(mpg_gradient *g, mpg_value theta, const mpg_tuple *target) {
   if (g->status != MPG_OK) return MPG_NO_VALUE;
   mpg_shape shape = mpg_value_desc(g, theta)->shape;

@@ -7,17 +7,19 @@
 /* The pixels of images as rows (positions, channels). */
 typedef struct mpg_pixels {
   mpg_value rows;
-  /* Row of the first position of each image, of dtype `index`; broadcasts to positions. */
+  /* Row index of the first pixel of each image, of dtype `index`; broadcasts to positions. */
   mpg_value base;
-  mpg_dtype index; /* int32, or int64 if there are more rows */
+  mpg_dtype index; /* int32; int64 if the number of rows requires it */
   int64_t height, width;
-  bool clamped; /* if true, positions outside have the value of the edge; otherwise 0 */
+  /* If true, positions outside the image get the value at the edge; otherwise 0. */
+  bool clamped;
 } mpg_pixels;
 
 /* Prepares data (batch, groups * channels, height, width). Positions will have `ndim` axes, the
  * first of which are batch and, with several groups, group. */
 mpg_pixels mpg_emit_pixels(mpg_gradient *g, mpg_value data, int64_t groups, int ndim);
-/* Emits (..., channels) at positions y and x (...), by bilinear interpolation. */
+/* Samples the pixels at positions y and x (...) by bilinear interpolation. The result has the shape
+ * (..., channels). */
 mpg_value mpg_emit_sampled(mpg_gradient *g, const mpg_pixels *pixels, mpg_value y, mpg_value x);
 
 /* Resizes `data` to `size` elements along an axis. Kinds and positions are in
