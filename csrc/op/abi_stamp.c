@@ -1,5 +1,6 @@
-/* Stamp that a library of kernels and the core must share; compiled into both. MPG_KERNEL_SOURCES
- * is a hash of the kernels' sources (tools/native_build.py). */
+/* ABI stamp, compiled into the core and into each library of kernels. A library loads only if its
+ * stamp equals that of the core. MPG_KERNEL_SOURCES is a hash of the kernels' sources
+ * (tools/native_build.py). */
 #include "device/gpu/gpu.h"
 #include "op/fused.h"
 

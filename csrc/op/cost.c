@@ -46,8 +46,8 @@ mpg_cost mpg_cost_math(const mpg_infer *call) {
 
 mpg_cost mpg_cost_draws(const mpg_infer *call) { return mpg_cost_math(call); }
 
-/* Cost of moving elements. Reads at most as many bytes as it writes, because only a part of a
- * large input (a table, the source of a slice) is read. */
+/* Cost of moving elements. Charges at most as many bytes for reading as for writing, because only
+ * a part of a large input (a table, the source of a slice) is read. */
 mpg_cost mpg_cost_moves(const mpg_infer *call) {
   double in = total(call->inputs, call->num_inputs, bytes_of),
          out = total(call->outputs, call->num_outputs, bytes_of);
@@ -60,8 +60,8 @@ typedef struct rates {
   double start, bytes, flops, copied;
 } rates;
 
-/* Seconds per launch, then bytes, operations and copied bytes per second: for a CPU core with its
- * share of the memory bandwidth, and for a typical training GPU. */
+/* Rates of a CPU core with its share of the memory bandwidth, and of a typical training GPU:
+ * seconds per launch, then bytes, floating-point operations and copied bytes per second. */
 static const rates cpu_rates = {1e-6, 1e10, 1e11, 5e9}, gpu_rates = {5e-6, 2e12, 4e13, 2e10};
 
 static const rates *rates_of(int32_t device_type) {

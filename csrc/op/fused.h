@@ -2,16 +2,18 @@
  * results only need the memory of a tile.
  *
  * Tiles. The domain of a group is a row-major box of dims. Each value of the group varies along
- * some dims and is broadcast along the others (its size is 1 there). Tiles cut the domain along
- * dims 0..split only; a tile is whole along later dims. The results of members vary along all of
- * 0..split, so each tile computes its own part of every result exactly once. If a tile fixes the
- * dims before d, takes a range of d, and is whole after d, its part of a value is contiguous.
+ * some dims and is broadcast along the others (its size is 1 there). Tiles divide only dims
+ * 0..split of the domain; each tile spans all later dims. The results of members vary along all of
+ * 0..split, so each tile computes its own part of every result exactly once. If a tile has
+ * one index in each dim before d, a range of indices in d, and all indices in later dims, its part
+ * of a value is contiguous.
  *
  * Trailing reductions are the exception: they reduce a value of the whole domain over dims 0..k,
  * split <= k, and keep the later dims. Their results are complete after the last tile, and no
- * member reads them. The bits of a reduction depend on the order of additions: an op's kernel adds
- * chunks of a fixed number of source rows, first within each chunk and then across chunks in the
- * same way. Tiles can therefore feed it in order, and threads can take different chunks.
+ * member reads them. The rounding of a reduction depends on the order of additions. An op's kernel
+ * sums chunks of a fixed number of source rows, then sums the results of the chunks in the same
+ * way. Tiles that feed the rows in order therefore give a bit-identical result, and threads can
+ * take different chunks.
  *
  * Producer. A group may have a producer, a product that is computed in panels of rows
  * (op/math/product.h). Its result varies along the whole domain. The tiles of a panel's rows may
@@ -19,15 +21,17 @@
  * of it is stored.
  *
  * Backends either run the members' kernels on each tile (kernels/cpu/math/fused.c) or generate one
- * kernel (backends with a `fuses` function). Members are in execution order, and each element has
- * the bits of the members' own kernels. Groups for generated kernels have no producer. They reduce
- * rows only: the whole domain along its last dims, the same in all reductions and row ops
- * (op/math/rows.h) of the group, at most MPG_FUSED_MAX_ROW elements of one dtype. Their trailing
- * reductions are the outputs that row ops sum over all rows.
+ * kernel (backends with a `fuses` function). Members are in execution order, and their results are
+ * bit-identical to those of the members' own kernels.
  *
- * Calls. call->params is the group; the inputs and outputs of the call are the operands, the values
- * visible outside the group. The program owns the group. The caller of the kernel owns `views` and
- * `keys`; everything else is constant.
+ * Groups for generated kernels have no producer and reduce only over rows. A row consists of the
+ * last dims of the domain, the same dims for all reductions and row ops (op/math/rows.h) of the
+ * group. It has at most MPG_FUSED_MAX_ROW elements of one dtype. The trailing reductions of these
+ * groups are the outputs that row ops sum over all rows.
+ *
+ * Calls. call->params points to the group. The inputs and outputs of the call are the operands,
+ * which are the values visible outside the group. The program owns the group. The caller of the
+ * kernel owns `views` and `keys`; everything else is constant.
  */
 #ifndef MPG_OP_FUSED_H
 #define MPG_OP_FUSED_H
@@ -39,7 +43,7 @@
 #define MPG_FUSED_PANEL (UINT32_MAX - 1)
 enum { MPG_FUSED_MAX_MEMBERS = 64, MPG_FUSED_MAX_VALUES = 128, MPG_FUSED_MAX_TRAILING = 8 };
 
-enum { MPG_FUSED_MAX_ROW = 8192 }; /* elements per row that a generated kernel reduces */
+enum { MPG_FUSED_MAX_ROW = 8192 }; /* maximum number of elements per row in a generated kernel */
 
 enum { MPG_REDUCTION_CHUNK = 16384 }; /* approximate number of elements per chunk */
 
@@ -54,10 +58,11 @@ typedef struct mpg_fused_value {
   mpg_dtype dtype;
   uint32_t varying;              /* bit i is set if the value varies along dim i */
   int64_t strides[MPG_MAX_NDIM]; /* in elements; 0 along broadcast dims */
-  /* Index among the call's operands: inputs, then outputs. LOCAL has only the memory of a tile;
-   * PANEL is a producer's result with only the memory of a panel. */
+  /* Index among the call's operands, which are its inputs, then its outputs. MPG_FUSED_LOCAL means
+   * that the value exists only in the memory of a tile. MPG_FUSED_PANEL means that it is the
+   * producer's result and that only one panel of it is stored. */
   uint32_t operand;
-  uint32_t slot; /* LOCAL values only; values in one slot have disjoint lifetimes */
+  uint32_t slot; /* memory of a LOCAL value; values that share a slot have disjoint lifetimes */
 } mpg_fused_value;
 
 typedef struct mpg_fused_draw { /* random draws of a member */
@@ -69,7 +74,7 @@ typedef struct mpg_fused_member {
   const mpg_op *op;
   const void *params; /* axis parameters count from the end of the domain */
   mpg_kernel_fn kernel;
-  uint32_t operands, num_inputs, num_outputs; /* index of the first operand; inputs, then outputs */
+  uint32_t operands, num_inputs, num_outputs; /* start in the group's `operands`, inputs first */
   uint32_t draw;                              /* index of the draw; UINT32_MAX if not random */
   bool train;
   bool trailing;
@@ -79,14 +84,14 @@ typedef struct mpg_fused_producer {
   const mpg_op *op; /* NULL if there is no producer */
   const void *params;
   mpg_product product;
-  uint32_t first_input, num_inputs; /* range of its inputs among the call's inputs */
-  uint32_t value;                   /* index of the result */
+  uint32_t first_input, num_inputs; /* range of the producer's inputs among the call's inputs */
+  uint32_t value;                   /* index of the result in `values` */
 } mpg_fused_producer;
 
 typedef struct mpg_fused {
-  int ndim, split; /* split is -1 for a single tile */
+  int ndim, split; /* split: last dim that tiles divide; -1 for a single tile */
   int64_t dims[MPG_MAX_NDIM];
-  uint32_t row; /* dims of a row in a generated kernel; 0 without row reductions */
+  uint32_t row; /* bit mask of the dims of a row in a generated kernel; 0 without row reductions */
   mpg_dtype row_dtype;
   uint32_t num_members, num_values, num_operands, num_slots, num_draws, num_trailing;
   mpg_fused_producer producer;
@@ -96,10 +101,10 @@ typedef struct mpg_fused {
   const uint32_t *operands;
   const uint8_t *slot_bytes; /* size of the largest element in each slot */
   const mpg_fused_draw *draws;
-  mpg_random_key *keys; /* per draw; unused if call->random_at is set */
-  mpg_view *views;      /* per operand, with its desc on the whole domain */
+  mpg_random_key *keys; /* one per draw; unused if call->random_at is set */
+  mpg_view *views;      /* one per operand, with its desc on the whole domain */
   bool reduces;         /* a member needs scratch memory, at most two doubles per element */
-  const char *name;     /* "sum+mul+relu" */
+  const char *name;     /* such as "sum+mul+relu" */
 } mpg_fused;
 
 /* True if the fused kernels of a device type can compute an op. `dtypes` lists the dtypes of the

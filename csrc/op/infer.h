@@ -29,9 +29,9 @@ void mpg_gradient_missing(mpg_gradient *g);
 int mpg_arity_names(const mpg_op *op, const void *params, int given);
 
 /* Shared rules. */
-/* Requires all inputs and outputs to have one shape and dtype, and completes unknown ones. */
+/* Requires all inputs and outputs to have the same shape and dtype, and sets unknown ones. */
 mpg_status mpg_infer_same(mpg_infer *infer);
-/* Requires all inputs and outputs to have one dtype. */
+/* Requires all inputs and outputs to have the same dtype, and sets unknown ones. */
 mpg_status mpg_infer_same_dtype(mpg_infer *infer);
 /* Copies the dtype of input 0 to outputs[0]. Returns true if the shape of input 0 is known. */
 static inline bool mpg_infer_begin(mpg_infer *infer) {
@@ -40,7 +40,7 @@ static inline bool mpg_infer_begin(mpg_infer *infer) {
 }
 /* Requires inputs[i].dtype to equal `dtype`, and sets it if it is unknown. */
 mpg_status mpg_infer_expect_dtype(mpg_infer *infer, int input, mpg_dtype dtype);
-/* Requires inputs[i].shape to match `shape`, and completes it. */
+/* Requires inputs[i].shape to match `shape`, and sets its unknown sizes. */
 mpg_status mpg_infer_expect_shape(mpg_infer *infer, int input, const mpg_shape *shape);
 /* Like mpg_infer_expect_shape, for infer_inputs rules. The error says that the following ops
  * require `shape`. Sizes of `shape` may be unknown. */
@@ -48,7 +48,7 @@ mpg_status mpg_infer_input_shape(mpg_infer *infer, int input, const mpg_shape *s
 /* Converts an mpg_tuple to a shape. Fails if a size is negative or if an array of float64, the
  * widest dtype, would be too large. */
 mpg_status mpg_infer_tuple_shape(mpg_infer *infer, const mpg_tuple *tuple, mpg_shape *shape);
-/* Returns the bytes of inputs and outputs whose contents a call accesses. */
+/* Returns the number of bytes of inputs and outputs whose contents a call accesses. */
 double mpg_cost_bytes(const mpg_infer *call);
 enum { MPG_COST_FUNCTION = 10 }; /* floating-point operations per elementary function */
 /* Returns the cost of `flops` operations that access all inputs and outputs once. */

@@ -77,8 +77,8 @@ static bool may_alias_all(const mpg_invocation *inv) {
   return true;
 }
 
-/* Runs into new outputs and then copies them to the given ones, for outputs that overlap inputs in
- * ways that kernels do not support. */
+/* Runs the op with new outputs and then copies the results to the given outputs. Used if outputs
+ * overlap inputs in a way that kernels do not support. */
 static mpg_status invoke_aside(mpg_invocation *inv) {
   mpg_tensor stack[STACK_ARRAYS], *given = inv->outputs;
   if (inv->num_outputs > STACK_ARRAYS)
@@ -231,7 +231,7 @@ static mpg_status try_invoke(mpg_invocation *inv, mpg_desc *descs, mpg_view *vie
       input_descs[i] = inv->inputs[i].desc;
       if (mpg_tensor_device(&inv->inputs[i]) != device && !(op->flags & MPG_OP_COPY))
         return mpg_op_place(op, inv->params, inv->inputs, inv->num_inputs, input_device, device->id,
-                            &place); /* fails with the device of each input */
+                            &place); /* fails; the error lists the device of each input */
       written_inputs |= mpg_op_input_mutable(op, i);
     }
   } else if (!device) {

@@ -51,10 +51,10 @@ void mpg_kernels_set(mpg_device_type type, const mpg_kernel_fn *table, mpg_kerne
 mpg_kernel_fn mpg_kernel_get(const mpg_device *device, const mpg_op *op);
 /* Fails with MPG_NOT_IMPLEMENTED if the device type has no kernel for this op. */
 mpg_status mpg_kernel_find(const mpg_device *device, const mpg_op *op, mpg_kernel_fn *kernel);
-/* Returns a hash of this interface, its ops and structs. A library of kernels must have the same
- * stamp as the core. */
+/* Returns the ABI stamp, a hash of this interface, the ops and their structs. A library of kernels
+ * must have the same stamp as the core. */
 uint64_t mpg_kernel_stamp(void);
-/* Returns the kernel that runs a group of op/fused.h; NULL if the backend has none. */
+/* Returns the kernel that runs fused groups (op/fused.h), or NULL if the backend has none. */
 mpg_kernel_fn mpg_kernel_get_fused(const mpg_device *device);
 
 #endif

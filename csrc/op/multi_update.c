@@ -14,7 +14,7 @@ typedef struct factors {
   double lr, wd;
 } factors;
 
-struct mpg_multi_update {     /* One block of memory with its arrays. */
+struct mpg_multi_update {     /* Allocated in one block with its arrays. */
   _Atomic int32_t references; /* one for the owner and one per queued call */
   const mpg_op *op;
   mpg_kernel_fn kernel;
@@ -133,7 +133,7 @@ mpg_status mpg_multi_update_call(mpg_multi_update *u, const void *params, double
   return status;
 }
 
-/* --- Making ----------------------------------------------------------------------------------- */
+/* --- Creation --------------------------------------------------------------------------------- */
 
 static int by_address(const void *a, const void *b) {
   const mpg_tensor *x = *(const mpg_tensor *const *)a, *y = *(const mpg_tensor *const *)b;

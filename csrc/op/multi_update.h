@@ -2,8 +2,8 @@
  * Preparation checks the arrays and creates their views, so a call only passes a few numbers,
  * collects the dependencies of each array, and records its new use.
  *
- * The op updates several weights at once, such as `multi_sgd_update`. Its kernel runs several times
- * if its lists of rates cannot hold all weights.
+ * The op must be one that updates several weights at once, such as `multi_sgd_update`. Its kernel
+ * runs several times if its lists of rates cannot hold all weights.
  *
  * Ownership: the update holds references to its arrays until mpg_multi_update_release. Queued work
  * holds a reference to the views and numbers, but not to the arrays, whose memory remains valid
@@ -27,8 +27,8 @@ void mpg_multi_update_release(mpg_multi_update *update); /* NULL is allowed */
 /* Returns the arrays, in the order in which they were given. */
 const mpg_tensor *mpg_multi_update_arrays(const mpg_multi_update *update, uint32_t *count);
 
-/* Runs the update with the op's `params`. The rates of each weight are lr * factor * correction and
- * wd * factor. */
+/* Runs the update with the op's `params`. For each weight, the learning rate is
+ * lr * factor * correction and the weight decay is wd * factor. */
 mpg_status mpg_multi_update_call(mpg_multi_update *update, const void *params, double lr,
                                  double correction, double wd, uint32_t scope);
 

@@ -62,8 +62,9 @@ typedef struct mpg_cost {
 } mpg_cost;
 typedef mpg_cost (*mpg_cost_fn)(const mpg_infer *call);
 
-/* Returns the seconds that `cost` takes on a device type (mpg_device_id.type) in `dtype`, including
- * the launch. This is a roofline model with round figures, of which only ratios matter. */
+/* Returns the seconds that `cost` takes on a device type (mpg_device_id.type) in `dtype`,
+ * including the launch. This is a roofline model with rough rates, so only ratios of its results
+ * are meaningful. */
 double mpg_cost_seconds(mpg_cost cost, int32_t device_type, mpg_dtype dtype);
 /* Returns the seconds to copy `bytes` to another device. */
 double mpg_copy_seconds(double bytes, int32_t device_type);
@@ -95,8 +96,8 @@ typedef struct mpg_builder {
   mpg_device_id (*device)(struct mpg_builder *builder, mpg_value value);
   /* Returns the index of the next node. */
   uint32_t (*next)(struct mpg_builder *builder);
-  /* Computes the gradients of `heads` through the nodes since `first`; older nodes are constants.
-   * MPG_NO_VALUE represents a gradient of zero. */
+  /* Computes the gradients of `heads` with respect to `wanted`, through the nodes from index
+   * `first` on. Older nodes are constants. MPG_NO_VALUE represents a gradient of zero. */
   mpg_status (*differentiate)(struct mpg_builder *builder, uint32_t first, const mpg_value *heads,
                               const mpg_value *head_grads, int num_heads, const mpg_value *wanted,
                               int num_wanted, mpg_value *gradients);
@@ -147,8 +148,8 @@ mpg_value mpg_emit_scalar(mpg_gradient *g, mpg_op_id scalar_op, mpg_value a, dou
 mpg_value mpg_emit_number(mpg_gradient *g, mpg_op_id scalar_op, mpg_value a, double number);
 /* Emits an array filled with `value`, with the shape of `like`. */
 mpg_value mpg_emit_full_like(mpg_gradient *g, mpg_value like, double value);
-/* Sums `a` over the axes along which `shape` broadcasts to it, the gradient of broadcasting.
- * Returns `a` if the shapes are equal. */
+/* Sums `a` over the axes along which `shape` is broadcast to the shape of `a`. This is the
+ * gradient of broadcasting. Returns `a` if the shapes are equal. */
 mpg_value mpg_emit_sum_to(mpg_gradient *g, mpg_value a, const mpg_shape *shape);
 mpg_value mpg_emit_broadcast_to(mpg_gradient *g, mpg_value a, const mpg_shape *shape);
 mpg_value mpg_emit_reshape(mpg_gradient *g, mpg_value a, const mpg_shape *shape);
@@ -166,20 +167,20 @@ static inline const mpg_desc *mpg_value_desc(mpg_gradient *g, mpg_value value) {
  * input. */
 typedef void (*mpg_compose_fn)(mpg_gradient *g, const mpg_value *inputs, mpg_value *outputs);
 
-/* Second-order gradient of an op whose gradient is a single op. Emits the forward op as a
- * composition of other ops and differentiates the composition twice. */
+/* Describes a forward op whose gradient is a single op, for the gradient of that gradient op.
+ * `emit` composes the forward op from other ops. The composition is differentiated twice. */
 #define MPG_ZEROS_LIKE(i) (-1 - (i))
 typedef struct mpg_written_out {
   int num_inputs, num_outputs; /* counts of the forward op, without outputs that have no gradient */
-  /* Index of each forward input among the inputs of the gradient op. A forward input whose
-   * contents no gradient reads is missing there: MPG_ZEROS_LIKE(i) replaces it with zeros in the
-   * shape of the gradient op's input i. */
+  /* Index of each forward input among the inputs of the gradient op. The gradient op lacks forward
+   * inputs whose contents no gradient reads. For such an input, MPG_ZEROS_LIKE(i) substitutes
+   * zeros in the shape of the gradient op's input i. */
   const int *inputs;
   const int *out_grads; /* index of each output gradient among the inputs of the gradient op */
   mpg_compose_fn emit;
 } mpg_written_out;
-/* Fills g's outputs with the gradients of the forward op's inputs, in order. If g has fewer
- * outputs, only the first ones are computed. */
+/* Sets g->in_grads, where g is a node of the gradient op. The outputs of the gradient op must be
+ * the gradients of the forward inputs, in order; trailing ones may be missing. */
 void mpg_gradient_written_out(mpg_gradient *g, const mpg_written_out *forward);
 void mpg_gradient_fail(mpg_gradient *g, const char *format, ...)
     __attribute__((format(printf, 2, 3), cold));
@@ -197,7 +198,7 @@ void mpg_gradient_fail(mpg_gradient *g, const char *format, ...)
 #define MPG_SAVE_INPUTS_OUTPUT (MPG_SAVE_INPUTS | MPG_SAVE_OUTPUT(0))
 #define MPG_SAVE_RHS_OUTPUT (MPG_SAVE_INPUT(1) | MPG_SAVE_OUTPUT(0))
 
-/* The batching rule: op/batching/batching.h. */
+/* Batching rule (op/batching/batching.h). */
 struct mpg_batching;
 typedef mpg_status (*mpg_batching_fn)(struct mpg_batching *);
 
@@ -224,7 +225,7 @@ typedef enum mpg_op_flags {
   MPG_OP_VIEW = 1 << 6,
   /* Used only by gradients or by the compiler; not exported to mx.nd. */
   MPG_OP_HIDDEN = 1 << 7,
-  /* Output shapes depend on values, so the host waits for them (boolean_mask). */
+  /* Output shapes depend on the contents of inputs, so the host waits for them (boolean_mask). */
   MPG_OP_DYNAMIC = 1 << 8,
   /* Reads the shape and dtype of its inputs, never their contents (zeros_like). */
   MPG_OP_SHAPE_ONLY = 1 << 9,
@@ -243,7 +244,7 @@ typedef enum mpg_op_flags {
    * update them, so the outputs do not depend on them. */
   MPG_OP_STATISTICS = 1 << 14,
   /* The input gradient does not depend on the output gradient. Backward can therefore start at
-   * this op without an output gradient, and does if a head depends on its output. */
+   * this op without an output gradient, and does so if a head depends on the op's output. */
   MPG_OP_LOSS = 1 << 15,
   /* A cast that automatic mixed precision inserts. */
   MPG_OP_AMP_CAST = 1 << 16,
@@ -277,7 +278,7 @@ typedef enum mpg_op_flags {
   MPG_OP_SAME_VALUES = 1 << 28,
   /* Slices or repeats input 0; the identity if output 0 has the shape of input 0 (slice_axis). */
   MPG_OP_RESIZES = 1 << 29,
-  /* Reads only the shapes of all inputs but the first (broadcast_like). */
+  /* Reads the contents of the first input only, and the shapes of the rest (broadcast_like). */
   MPG_OP_LIKE = 1 << 30,
   /* A rendezvous with the same op on other devices (device/rendezvous.h). Ops with this trait keep
    * their order, and each runs once per call, on a device's worker. */
@@ -338,7 +339,7 @@ const mpg_op *mpg_op_find(const char *name); /* by name or alias; NULL if not fo
 int mpg_op_num_inputs(const mpg_op *op, const void *params, int given);
 int mpg_op_num_outputs(const mpg_op *op, const void *params, int num_inputs);
 int mpg_op_visible_outputs(const mpg_op *op, const void *params, int num_inputs);
-int mpg_op_num_input_names(const mpg_op *op); /* names in `inputs`; a variadic name is one */
+int mpg_op_num_input_names(const mpg_op *op); /* counts a variadic name in `inputs` once */
 bool mpg_op_variadic(const mpg_op *op);
 /* Returns the name of an input, such as "arg3" for a variadic op. */
 const char *mpg_op_input_name(const mpg_op *op, int index, char *buffer, size_t size);
@@ -355,10 +356,10 @@ bool mpg_op_differentiable(const mpg_op *op);
 bool mpg_op_in_place(const mpg_op *op, int output);
 bool mpg_op_input_mutable(const mpg_op *op, int index); /* "!", an auxiliary state */
 bool mpg_op_input_optional(const mpg_op *op, int index);
-/* True if variables created for this input have an initial value; stores the value. */
+/* True if variables created for this input have an initial value. Stores it in *value. */
 bool mpg_op_input_initial(const mpg_op *op, int index, double *value);
-/* True if a call reads the states that it writes only to update them, and no result depends on
- * them. */
+/* True if a call reads the states that it writes only to update them, so that no result depends on
+ * their previous contents. */
 bool mpg_op_only_updates_states(const mpg_op *op, const void *params, bool train);
 /* True if a call changes the states that it writes. With momentum 1 the states keep their
  * values. */
@@ -369,14 +370,14 @@ bool mpg_op_joins_rows(const mpg_op *op, const void *params);
  * its last output. For Dropout this is the shape of the mask. */
 mpg_shape mpg_op_drawn_shape(const mpg_op *op, const void *params, const mpg_shape *input,
                              const mpg_shape *output);
-/* mpg_op_input_left_out is true if the parameters disable that named input: use_<name> is False,
+/* mpg_op_input_left_out is true if the parameters disable the named input: use_<name> is False,
  * no_bias is True for a "?...bias", or the enum of "?name@param=word" has another value.
- * mpg_op_input_place returns the position in the list of input names of the index-th input that is
- * present. */
+ * mpg_op_input_place takes an index among the inputs that are present and returns the index among
+ * all input names. */
 bool mpg_op_input_left_out(const mpg_op *op, const void *params, int index);
 int mpg_op_input_place(const mpg_op *op, const void *params, int index);
 
-/* Checks common to all ops: number of inputs, dtype of the first one. */
+/* Runs the checks common to all ops: the number of inputs and the dtype of the first one. */
 mpg_status mpg_op_check(const mpg_op *op, const void *params, mpg_desc *inputs, int num_inputs);
 /* Runs the common checks and the op's inference. */
 mpg_status mpg_op_infer(const mpg_op *op, const void *params, bool train, mpg_desc *inputs,
@@ -384,12 +385,12 @@ mpg_status mpg_op_infer(const mpg_op *op, const void *params, bool train, mpg_de
 /* Fails if an output of float64, the widest dtype, would be too large. Creating an array checks
  * the size; code that only records a shape must call this function. */
 mpg_status mpg_op_check_outputs(const mpg_op *op, const mpg_desc *outputs, int num_outputs);
-/* Like mpg_op_infer, with the inputs' contents for DYNAMIC ops. */
+/* Like mpg_op_infer, but passes the inputs' contents, which DYNAMIC ops need. */
 mpg_status mpg_op_infer_values(const mpg_op *op, const void *params, bool train, mpg_desc *inputs,
                                int num_inputs, const void *const *values, mpg_desc *outputs,
                                int num_outputs);
-/* Completes input shapes from output shapes if the op's `infer_inputs` can. The shape of a
- * symbol's variable may follow from the ops that use a result. `outputs` holds the first
+/* Completes input shapes from output shapes if the op's `infer_inputs` can. In a symbol, the ops
+ * that use the result of an op may determine the shape of a variable. `outputs` holds the first
  * num_outputs outputs. */
 mpg_status mpg_op_infer_inputs(const mpg_op *op, const void *params, mpg_desc *inputs,
                                int num_inputs, mpg_desc *outputs, int num_outputs);

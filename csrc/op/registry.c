@@ -68,9 +68,9 @@ typedef struct signature {
     int length;
     int use;     /* index of the BOOL or ENUM parameter that enables the input; -1 if none */
     int word;    /* 1 + index of the ENUM value that enables the input; 0 for a BOOL */
-    bool unless; /* present if the parameter is false: no_bias for "bias" inputs */
+    bool unless; /* present if the parameter is false, as for "bias" and no_bias */
     bool has_initial;
-    double initial; /* initial value of a variable created for it */
+    double initial; /* initial value of a variable created for the input */
   } inputs[MPG_MAX_NAMED];
 } signature;
 
@@ -118,7 +118,8 @@ const mpg_op *mpg_op_find(const char *name) {
 
 const mpg_op *mpg_op_get(mpg_op_id id) { return &ops[id]; }
 
-/* Returns the next name in a text like "a, ?b, *c", its marker and its length; NULL at the end. */
+/* Returns the next name in a text like "a, ?b, *c", its marker and its length. Returns NULL at the
+ * end. */
 static const char *next_name(const char **text, char *marker, int *length) {
   const char *start = *text + strspn(*text, ", ");
   if (!*start) return NULL;
@@ -267,8 +268,9 @@ const char *mpg_op_input_name(const mpg_op *op, int index, char *buffer, size_t 
   return buffer;
 }
 
-/* For inputs, returns the given number, which mpg_op_infer checks. For outputs, only marks the
- * default: mpg_op_num_outputs returns the number of names. */
+/* Default arity. As num_inputs, returns the given number, which mpg_op_infer checks. As
+ * num_outputs, only marks the default: mpg_op_num_outputs then returns the number of names without
+ * calling it. */
 int mpg_arity_names(const mpg_op *op, const void *params, int given) {
   (void)op;
   (void)params;
@@ -425,7 +427,7 @@ mpg_status mpg_infer_expect_dtype(mpg_infer *infer, int input, mpg_dtype dtype) 
   const char *own = mpg_dtype_name(desc->dtype), *other = mpg_dtype_name(dtype);
   input_name(infer, input, name, sizeof name);
   bool of_layer = strcmp(name, "weight") == 0 && strncmp(infer->op->inputs, "data,", 5) == 0;
-  if (of_layer) /* usually the data is the one to convert */
+  if (of_layer) /* the dtype of the data is usually the wrong one */
     return mpg_infer_fail(infer,
                           "weight is %s, the data %s; convert the data with x.astype('%s'), "
                           "or the network with net.cast('%s')",

@@ -37,8 +37,8 @@ typedef struct mpg_kernel_submission {
 } mpg_kernel_submission;
 mpg_status mpg_kernel_submit(const mpg_kernel_submission *submission);
 
-/* Queues an op. `views` holds its inputs, then its outputs, which have memory. `ready` and `state`
- * are as in mpg_kernel_submission. */
+/* Queues an op. `views` holds the inputs, then the outputs, which must already have memory.
+ * `ready` and `state` are as in mpg_kernel_submission. */
 mpg_status mpg_op_submit(const mpg_invocation *inv, mpg_kernel_fn kernel,
                          mpg_device *const *devices, int num_devices, const mpg_view *views,
                          mpg_random_key random, mpg_status (*ready)(void *state, bool *done),

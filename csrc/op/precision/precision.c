@@ -17,7 +17,7 @@ bool mpg_precision_on;
 
 static struct {
   mpg_dtype low;
-  uint8_t table[MPG_OP_LIMIT], kinds[MPG_OP_LIMIT]; /* kinds from the table; kinds in use */
+  uint8_t table[MPG_OP_LIMIT], kinds[MPG_OP_LIMIT]; /* kinds from the table; current kinds */
   condition conditions[CONDITIONS];
   int num_conditions;
   double loss_scale;

@@ -21,9 +21,9 @@ _Static_assert((int)MPGLUON_BFLOAT16 == MPG_BFLOAT16 && (int)MPGLUON_UNKNOWN == 
                    (int)MPGLUON_INT64 == MPG_INT64 && (int)MPGLUON_BOOL == MPG_BOOL,
                "dtypes of the public header");
 
-/* An op of a library; its two rows refer to it. */
+/* An op of a library. Its row and the row of its gradient refer to this struct. */
 struct mpg_extension {
-  mpgluon_op op; /* copy of the library's entry; fields that its header lacks are 0 */
+  mpgluon_op op; /* copy of the library's entry; fields newer than its header are 0 */
   const char *path;
   int num_inputs, num_outputs;
   uint32_t states; /* bit i: input i is written */
@@ -112,8 +112,8 @@ static mpg_status infer_forward(mpg_infer *infer) {
   return MPG_OK;
 }
 
-/* True if the gradient op reads the outputs. Its inputs are the gradients of all outputs, the
- * inputs except states, and these outputs if they are read. */
+/* True if the gradient op reads the outputs of the op. The inputs of the gradient op are the
+ * gradients of all outputs, the op's inputs except states, and, if they are read, its outputs. */
 static bool reads_outputs(const mpg_extension *e) {
   return e->op.flags & MPGLUON_BACKWARD_READS_OUTPUTS;
 }

@@ -38,7 +38,7 @@ typedef struct launch_task {
   const char *name;
   uint32_t grid[3], block[3], shared;
   int num_arguments;
-  uint64_t arguments[]; /* each argument is in the leading bytes of its element */
+  uint64_t arguments[]; /* each argument occupies the leading bytes of its element */
 } launch_task;
 
 /* Calls work_waits first, which publishes the progress of earlier work. Earlier work and the
