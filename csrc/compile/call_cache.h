@@ -1,7 +1,7 @@
-/* LRU cache of one compiled function, from signatures to compiled calls. A signature consists of
- * the inputs' shapes, dtypes and devices, the train and recording modes, and the set of inputs that
- * need gradients. The cache has at most MPG_CACHE_LIMIT entries. Ownership: the cache owns its
- * entries. Threads: host lock. */
+/* LRU cache that maps the signatures of one compiled function to its compiled calls. A signature
+ * consists of the inputs' shapes, dtypes and devices, the train and recording modes, and the set of
+ * inputs that need gradients. The cache has at most MPG_CACHE_LIMIT entries. Ownership: the cache
+ * owns its entries. Threads: host lock. */
 #ifndef MPG_COMPILE_CALL_CACHE_H
 #define MPG_COMPILE_CALL_CACHE_H
 
@@ -32,12 +32,14 @@ typedef struct mpg_cache {
   uint64_t dropped; /* number of evicted entries */
 } mpg_cache;
 
-/* True if an input needs a gradient when recording. */
+/* True if an input needs a gradient while autograd is recording. */
 static inline bool mpg_cache_wants(const mpg_array *input) { return mpg_tape_wants(input->node); }
-/* Returns a borrowed reference; NULL if the signature is not cached. */
+/* Finds the compiled call for the signature of these inputs and modes. Returns a borrowed
+ * reference, or NULL if the signature is not cached. */
 mpg_compiled *mpg_cache_find(mpg_cache *cache, const mpg_inputs *inputs, bool train,
                              bool recording);
-/* Takes ownership of the reference to `compiled`, even on failure. */
+/* Adds a compiled call, and evicts the least recently used one if the cache is full. Takes
+ * ownership of the reference to `compiled`, even on failure. */
 mpg_status mpg_cache_add(mpg_cache *cache, const mpg_inputs *inputs, bool train, bool recording,
                          mpg_compiled *compiled);
 void mpg_cache_clear(mpg_cache *cache);

@@ -17,12 +17,12 @@ typedef struct mpg_call_state {
   /* Per forward external array: the contents that the backward reads, with their version. Owned
    * references. */
   mpg_saved *saved;
-  /* Range of external arrays that a parameter set saves, so this state does not. */
+  /* Range of external arrays that are saved by a parameter set instead of this state. */
   uint32_t parameters_begin, parameters_end;
 } mpg_call_state;
 
-/* Returns the first external array >= `external` that is not in the parameter set. For loops over
- * the forward external arrays, from 0 to mpg_compiled_forward_externals. */
+/* Returns `external`, or the first external array after the parameter set if `external` is the
+ * first one in the set. Loops over the forward external arrays advance with this function. */
 static inline uint32_t mpg_call_external(const mpg_call_state *state, uint32_t external) {
   return external == state->parameters_begin ? state->parameters_end : external;
 }
@@ -30,14 +30,15 @@ static inline uint32_t mpg_call_external(const mpg_call_state *state, uint32_t e
 void mpg_call_save(mpg_call_state *state, uint32_t external, const mpg_tensor *tensor);
 /* Fills `externals` with the saved tensors, borrowed and indexed by external array. Arrays that
  * were not saved get `storage` NULL. Returns MPG_ERROR if contents were overwritten and could not
- * be preserved. `block` is a name for errors: "a hybridized block". */
+ * be preserved. `block` describes the caller in errors, for example "a hybridized block". */
 mpg_status mpg_call_get_saved(const mpg_call_state *state, const char *block,
                               mpg_tensor *externals);
-/* True if saved contents are now at another address, because their array was written. */
+/* True if the contents of a saved array have moved to another storage since `externals` was filled,
+ * because the array was overwritten. */
 bool mpg_call_saved_moved(const mpg_call_state *state, const mpg_tensor *externals);
 void mpg_call_release_saved(mpg_call_state *state);
-/* Finds the contents that an external array had at this version of its storage. *found is borrowed.
- * Returns MPG_ERROR if the contents are lost. */
+/* Finds the storage that holds the contents that an external array had at `version`. *found is
+ * borrowed. Returns MPG_ERROR if the contents are lost. */
 mpg_status mpg_call_find_saved(const mpg_compiled *compiled, uint32_t external,
                                mpg_storage *storage, uint32_t version, const char *block,
                                mpg_storage **found);

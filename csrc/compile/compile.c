@@ -34,8 +34,8 @@ static bool is_separate(const mpg_graph *graph, mpg_value value) {
   return false;
 }
 
-/* True if output i shares memory with an input or another output. Of several separate outputs that
- * share memory, the first one keeps it. */
+/* True if output i shares memory with an input or another output. False for the first of several
+ * separate outputs that share memory, so that only the later ones are copied. */
 static bool shares_memory(const mpg_graph *graph, const bool *separate, size_t i) {
   mpg_value root = mpg_view_root(graph, graph->outputs[i]);
   if (mpg_node_is_input(&graph->nodes[root.node])) return true;
@@ -93,7 +93,7 @@ static mpg_status take_outputs(mpg_compiled *c, const mpg_value *values) {
 
 /* Copies the trace's graph to `joint` and appends the gradient. out_grads[i] is a new input if
  * arrives[i]. Otherwise output i has no gradient or, with `fill`, a gradient of zeros. With `fill`,
- * ops without a gradient don't fail. */
+ * ops that have no gradient are treated as constants instead of failing. */
 static mpg_status differentiate(const mpg_compiled *c, const bool *arrives, bool fill,
                                 const bool *wanted, const bool *summed, bool train,
                                 mpg_graph *joint, mpg_value *out_grads, mpg_value *sums,
@@ -150,8 +150,8 @@ fail:
   return status;
 }
 
-/* Simplifies the joint graph. The gradients are outputs of the graph meanwhile, so that
- * simplification updates them and keeps their memory distinct. */
+/* Simplifies the joint graph. During simplification, the gradients are outputs of the graph, so
+ * that simplification updates them and keeps their memory distinct. */
 static mpg_status simplify_joint(mpg_graph *joint, mpg_value *in_grads, uint32_t count) {
   size_t num_outputs = 0;
   MPG_TRY(mpg_graph_set_outputs(joint, in_grads, count));
@@ -251,7 +251,8 @@ fail:
   return status;
 }
 
-/* Applies the rewrites that change bits. Keeps the original graph if any were applied. */
+/* Applies the rewrites, whose results may differ from the original ops by rounding. Keeps a copy of
+ * the graph as traced if any rewrite was applied. */
 static mpg_status rewrite(mpg_compiled *c, const mpg_trace *trace) {
   bool changed = false;
   if (c->exact) return MPG_OK;
@@ -329,9 +330,14 @@ static mpg_status stage_backward(const mpg_compiled *c, const mpg_graph *joint,
   return status;
 }
 
-/* Sets the parts of the external arrays, in this order: unbound inputs; bound inputs; constants,
- * results, gradients of outputs and of unbound inputs; gradients of bound inputs; gradients of
- * constants, sums of unbound inputs; sums of bound inputs; sums of constants. */
+/* Sets the parts of the external arrays (mpg_parts):
+ *   1. unbound inputs
+ *   2. bound inputs
+ *   3. constants, results, gradients of outputs, gradients of unbound inputs
+ *   4. gradients of bound inputs
+ *   5. gradients of constants, sums of unbound inputs
+ *   6. sums of bound inputs
+ *   7. sums of constants */
 static void arrange_backward(const mpg_compiled *c, mpg_program_set *set) {
   uint32_t own = mpg_compiled_first_fixed(c);
   mpg_program_set_arrange(
@@ -363,7 +369,7 @@ static void set_external(const mpg_graph *joint, uint32_t *external, mpg_value v
 typedef struct joint_graph {
   mpg_graph graph;
   mpg_value *out_grads;       /* per output */
-  mpg_value *in_grads, *sums; /* per input: its gradient; the sum that it is added to */
+  mpg_value *in_grads, *sums; /* per input: its gradient, and the sum to add it to */
   /* Per input: its gradient as stored in the variable's array, and the old contents of that
    * array. */
   mpg_value *stored, *old;
@@ -425,7 +431,8 @@ static mpg_status store_gradients(const mpg_compiled *c, mpg_compiled_backward *
   return MPG_OK;
 }
 
-/* Determines the external arrays and the saved values of the forward phase and of gradients. */
+/* Determines the external array of each value in the joint graph, and marks the saved forward
+ * values. */
 static mpg_status find_places(const mpg_compiled *c, joint_graph *j) {
   const mpg_graph *graph = &j->graph;
   j->external = mpg_workspace_take(&j->space, graph->num_values, sizeof *j->external);
@@ -460,8 +467,9 @@ static mpg_status lower_backward(const mpg_compiled *c, const mpg_graph *joint,
   return MPG_OK;
 }
 
-/* Builds the backward. With `fill`, outputs without a gradient get zeros, so that the gradient
- * reads only saved values. Sets *made to false if it would read a value that was not saved. */
+/* Builds the backward. Sets *made to false if it would read a forward value that was not saved.
+ * This cannot happen with `fill`: outputs without a gradient then get zeros, and the saved values
+ * were chosen for the gradient of all outputs. */
 static mpg_status try_backward(const mpg_compiled *c, mpg_compiled_backward *b, bool fill,
                                bool lower, bool *made) {
   joint_graph j = {0};

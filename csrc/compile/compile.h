@@ -11,12 +11,12 @@
 
 typedef struct mpg_compile_options {
   bool recording;
-  bool exact;         /* disables rewrites that change bits */
+  bool exact;         /* disables rewrites that are not bit-identical */
   bool unfused;       /* disables fusion, for comparison */
   const bool *wanted; /* per given input: true if it is on the tape */
-  /* For pipeline runs (pipeline_run.h); mpg_compiled_call does not accept calls with stages. */
+  /* Used by pipeline runs (pipeline_run.h). mpg_compiled_call requires MPG_STAGES_NONE. */
   mpg_compile_stages stages;
-  const bool *carried; /* per given input; NULL if none */
+  const bool *carried; /* see mpg_compiled.carried */
   uint32_t num_bound;  /* number of bound inputs, which are the last of the given ones */
   /* If recording, values are recomputed to stay within this budget. NULL means unlimited. */
   const mpg_memory_budget *budget;
@@ -28,8 +28,8 @@ mpg_status mpg_compile(mpg_trace *trace, const mpg_array *inputs, uint32_t num_i
                        mpg_array *const *outputs, uint32_t num_outputs,
                        const mpg_compile_options *options, mpg_compiled **compiled);
 
-/* Returns the backward programs for a backward signature, compiling them on first use.
- * Borrowed. */
+/* Sets *backward to the backward programs for a backward signature, and compiles them on first use.
+ * *backward is borrowed. */
 mpg_status mpg_compiled_get_backward(mpg_compiled *compiled, const bool *arrives,
                                      const bool *summed, const uint8_t *places, bool retain,
                                      bool train, mpg_compiled_backward **backward);

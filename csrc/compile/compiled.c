@@ -1,4 +1,4 @@
-/* Compiled calls: their lifetime, and their captured arrays. */
+/* Lifetime of compiled calls, and replacement of their captured arrays. */
 #include "compile/compiled.h"
 
 #include <string.h>

@@ -1,4 +1,4 @@
-/* Compiled calls: a traced function as programs per device, forward and backward, for one
+/* Compiled calls: the forward and backward programs of a traced function, per device, for one
  * signature.
  *
  * There are two kinds of forward programs: for prediction (no values are kept), and for recording,
@@ -58,17 +58,17 @@ static inline mpg_array *mpg_inputs_at(const mpg_inputs *inputs, uint32_t i) {
   return i < inputs->num_given ? inputs->given[i] : inputs->bound[i - inputs->num_given];
 }
 
-/* The tensors of bound inputs and constants, then the kept values. All are owned, because other
- * threads may replace the arrays' memory while a call waits. Reference-counted, because a call in
- * progress keeps its binding. */
+/* A binding: the tensors of bound inputs and constants, then those of the kept values. All are
+ * owned, because other threads may replace the arrays' memory while a call waits.
+ * Reference-counted, because a call in progress keeps its binding. */
 typedef struct mpg_binding {
   int32_t references;
   uint64_t number;
-  /* Serial number among the compiled call's bindings, under which frames cache addresses; 0 if
-   * `number` is 0. */
+  /* Serial number of the binding within its compiled call. Frames cache addresses under this
+   * number. 0 if `number` is 0. */
   uint64_t launched;
-  bool made;          /* the invariants program has run, for the contents of `versions` */
-  uint64_t watched;   /* mpg_storage_watched_writes at the last comparison */
+  bool made;          /* the kept values are computed from the contents at `versions` */
+  uint64_t watched;   /* mpg_storage_watched_writes when `versions` were compared last */
   uint32_t *versions; /* per source array of the invariants program */
   uint32_t num_fixed, num_kept;
   mpg_tensor tensors[];
@@ -76,7 +76,7 @@ typedef struct mpg_binding {
 
 typedef struct mpg_compiled_output {
   uint32_t external; /* external array of a passed-through input, or of a result */
-  uint32_t same;     /* first output with the same value; they share a position on the tape */
+  uint32_t same;     /* first output with the same value; both use its position on the tape */
   /* The input that is passed through and whose tape position the output keeps; MPG_NO_BASE if
    * none. */
   uint32_t input;
@@ -89,10 +89,10 @@ typedef struct mpg_compiled_backward {
   uint8_t *places; /* per input: mpg_gradient_place */
   bool *summed;    /* per input: true if its gradient is added to an earlier sum */
   bool retain, train;
-  bool *gives; /* per input: true if its gradient array is written, false if it is zero */
+  bool *gives; /* per input: true if its gradient array is written, false if the gradient is zero */
   /* Per input: true if a recorded path leads to it from an output that has a gradient, or if it has
-   * an earlier sum. The remaining inputs keep their gradient, like variables outside of the
-   * recorded computation. */
+   * an earlier sum. The gradients of all other inputs stay unchanged, as for variables outside of
+   * the recorded computation. */
   bool *reached;
   bool reaches_bound;     /* all bound inputs are reached */
   uint64_t parameter_set; /* number of the parameter set that last used this backward */
@@ -102,7 +102,7 @@ typedef struct mpg_compiled_backward {
 } mpg_compiled_backward;
 
 typedef enum mpg_compile_stages {
-  MPG_STAGES_NONE,     /* one segment per device */
+  MPG_STAGES_NONE,     /* each program is one segment (program.h) */
   MPG_STAGES_WHOLE,    /* segments by stage */
   MPG_STAGES_DEFERRED, /* segments by stage; deferred work of the backward in separate segments */
 } mpg_compile_stages;
@@ -119,8 +119,8 @@ typedef struct mpg_compiled {
    * it. */
   mpg_graph original;
   mpg_value *original_inputs;
-  /* Inputs of all nodes, then outputs, as traced. Gradients are summed along these, in the same
-   * order as eager gradients. */
+  /* Inputs of all nodes, then outputs, as traced. Gradients are summed along these edges, so that
+   * sums have the same order as in eager mode. */
   mpg_value *traced;
   mpg_array *constants;                          /* owned */
   uint32_t num_given, num_constants, num_inputs; /* inputs: given, then constants */
@@ -148,7 +148,7 @@ typedef struct mpg_compiled {
   mpg_program_set *programs;
   mpg_value *kept; /* values that the invariants program computes and the other programs read */
   uint32_t num_kept;
-  uint32_t *sources; /* fixed arrays that the invariants program reads, by number */
+  uint32_t *sources; /* indices of the fixed arrays that the invariants program reads */
   uint32_t num_sources;
   mpg_program_set *invariants; /* NULL if no values are kept */
   mpg_plan invariant_plan;
@@ -158,7 +158,7 @@ typedef struct mpg_compiled {
   mpg_compiled_backward *backwards;
   uint64_t saved_in;    /* number of the parameter set that last received saved_external */
   mpg_binding *binding; /* binding of the latest call; owned reference */
-  const void *family;   /* address of its function's signature cache; only compared */
+  const void *family;   /* address of its function's signature cache; only compared, never read */
   /* Links of the list of compiled calls that keep values. keeper_link is NULL outside the list. */
   struct mpg_compiled *next_keeper, **keeper_link;
   uint64_t bindings;     /* number of bindings created so far */
@@ -174,16 +174,17 @@ void mpg_compiled_unbind(mpg_compiled *compiled); /* releases the binding */
 void mpg_binding_release(mpg_binding *binding);   /* NULL is allowed */
 void mpg_compiled_backward_free(mpg_compiled_backward *backward);
 
-/* The previous memory and tape node of a captured array, only for comparison, and the array that
- * replaces it. */
+/* Replacement of a captured array. `storage`, `offset` and `node` are its previous memory and tape
+ * node, which are only compared. */
 typedef struct mpg_captured {
   const void *storage;
   size_t offset;
   const void *node;
   const mpg_array *array;
 } mpg_captured;
-/* True if the arrays can replace the compiled call's constants and views of them. With `change`,
- * replaces them. `recording` is true while autograd is recording. */
+/* True if the new arrays can replace the captured ones among the compiled call's constants, and
+ * views of captured arrays. With `change`, replaces them. `recording` is true while autograd is
+ * recording. */
 bool mpg_compiled_recapture(mpg_compiled *compiled, const mpg_captured *captured, size_t count,
                             bool recording, bool change);
 

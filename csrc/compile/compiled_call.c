@@ -17,9 +17,9 @@ typedef struct recorded_call {
   mpg_spare_call spare; /* link in the list of spare calls; must be first */
   mpg_call_state state;
   mpg_parameter_set *parameters;    /* owned; NULL if bound inputs are among `inputs` */
-  mpg_parameter_versions *versions; /* versions of the parameters at the call; owned */
-  /* All inputs outside of `parameters`, with their tape nodes, to replay the call for gradients of
-   * gradients; owned. */
+  mpg_parameter_versions *versions; /* parameter versions when the call ran; owned */
+  /* All inputs outside of `parameters`, with their tape nodes. Kept to replay the call for
+   * gradients of gradients. Owned. */
   mpg_array *inputs;
   size_t held;
   mpg_random_key random;
@@ -27,13 +27,13 @@ typedef struct recorded_call {
   bool ran;       /* if false, there are no blocks, and nothing is saved */
 } recorded_call;
 
-/* Returns the input of the compiled call that has number i on the tape. */
+/* Converts input number i on the tape to an input number of the compiled call. */
 static uint32_t input_of(const mpg_compiled *c, uint32_t i) {
   uint32_t own = mpg_compiled_first_fixed(c);
   return i < own ? i : i < own + c->num_constants ? i + c->num_bound : i - c->num_constants;
 }
 
-/* Inverse of input_of: returns the number on the tape of an input outside of the parameter set. */
+/* Inverse of input_of, for inputs outside of the parameter set. */
 static uint32_t place_on_tape(const mpg_compiled *c, uint32_t input) {
   uint32_t own = mpg_compiled_first_fixed(c);
   return input < own                  ? input
@@ -47,7 +47,8 @@ static uint32_t num_single(const mpg_compiled *c, const mpg_parameter_set *param
   return parameters ? c->num_inputs - c->num_bound : c->num_inputs;
 }
 
-/* Returns the size of a recorded call, for any number of bound parameters. */
+/* Returns the size of a recorded call in bytes. It is the same with and without a parameter set, so
+ * that calls can reuse each other's memory. */
 static size_t recorded_size(const mpg_compiled *c) {
   return sizeof(recorded_call) + c->num_inputs * sizeof(mpg_array) +
          mpg_compiled_forward_externals(c) * sizeof(mpg_saved) +
@@ -101,12 +102,14 @@ typedef struct backward_space {
   mpg_compiled_backward *b;
   mpg_tensor *externals;
   mpg_storage **blocks;
-  /* Copy of the parameter set's tensors if some were overwritten; NULL if none was. */
+  /* Copy of the parameter set's tensors in which overwritten ones are replaced by their preserved
+   * contents. NULL if none was overwritten. */
   mpg_tensor *former;
 } backward_space;
 
-/* Returns a launch with the parts of arrange_backward (compile.c). Bound inputs are a parameter
- * set, as one unit or one by one, or plain inputs. */
+/* Returns a launch with the parts set by arrange_backward (compile.c). If `together`, the gradients
+ * of the bound inputs are those of the parameter set, as one fixed part. Otherwise they are
+ * external arrays of this call. */
 static mpg_launching launching_of(const recorded_call *call, const backward_space *space,
                                   bool together) {
   const mpg_compiled *c = call->state.compiled;
@@ -126,8 +129,8 @@ static mpg_launching launching_of(const recorded_call *call, const backward_spac
       .blocks = space->blocks};
 }
 
-/* Returns the storage of the contents of parameter i that the call read; NULL if lost or not
- * saved. */
+/* Returns the storage that holds the contents of parameter i as the call read them. Returns NULL if
+ * the contents are lost or were not saved. */
 static mpg_storage *parameter_at(const recorded_call *call, uint32_t i) {
   uint32_t own = mpg_compiled_first_fixed(call->state.compiled);
   return call->state.compiled->saved_external[own + i]
@@ -135,7 +138,7 @@ static mpg_storage *parameter_at(const recorded_call *call, uint32_t i) {
              : NULL;
 }
 
-/* Finds the contents that the call read, if some of its parameters were written since. */
+/* Finds the contents that the call read, in case parameters were overwritten since the call. */
 static mpg_status find_parameters(const recorded_call *call, backward_space *space) {
   const mpg_compiled *c = call->state.compiled;
   const mpg_parameter_set *parameters = call->parameters;
@@ -216,15 +219,16 @@ static mpg_status gather(const recorded_call *call, const backward_space *space,
   return MPG_OK;
 }
 
-/* The backward signature of a call. Flags are per input on the tape. */
+/* The backward signature of a call. `arrives` is per output. `summed` and `places` are per input on
+ * the tape. */
 typedef struct backward_signature {
   bool *arrives, *summed;
   uint8_t *places;
   bool retain, train;
 } backward_signature;
 
-/* Returns the backward of this signature that was already used with this parameter set, so that its
- * parameters need no check. NULL if there was none. */
+/* Returns the backward of this signature if it was already used with this parameter set, so that
+ * the parameters need no check. Otherwise returns NULL. */
 static mpg_compiled_backward *find_known(const mpg_compiled *c, const mpg_parameter_set *parameters,
                                          const backward_signature *m) {
   for (mpg_compiled_backward *b = c->backwards; b; b = b->next) {
@@ -353,7 +357,8 @@ static mpg_status recorded_reaches(mpg_tape_node *node, const bool *arrives, boo
   return MPG_OK;
 }
 
-/* Replaces the tensor by the preserved contents if it was overwritten. */
+/* If the tensor was overwritten, replaces its storage by the one that holds the preserved
+ * contents. */
 static void use_former(mpg_tensor *tensor, uint32_t *version) {
   mpg_storage *former = mpg_contents_at(tensor->storage, *version);
   if (!former || former == tensor->storage) return;
@@ -393,7 +398,7 @@ static const mpg_tape_call recorded_calls = {.name = BLOCK,
                                              .expand = recorded_expand,
                                              .release = recorded_release};
 
-/* Scratch memory of a call. Its arrays are the unbound inputs, then the results. */
+/* Scratch memory of a call. `externals` contains the unbound inputs, then the results. */
 typedef struct call_space {
   mpg_compiled *c;
   mpg_binding *binding;
@@ -435,8 +440,8 @@ static mpg_status new_recorded(mpg_compiled *c, mpg_parameter_set *parameters,
   return MPG_OK;
 }
 
-/* Creates a node for a call that is about to run. Its inputs and edges are set here, because other
- * threads may replace the arrays while the call waits. */
+/* Creates the tape node of a call that is about to run. The node's inputs and edges are set here,
+ * because other threads may replace the arrays while the call waits. */
 static mpg_status begin_record(const call_space *space, const mpg_inputs *inputs,
                                mpg_tape_node **result) {
   mpg_compiled *c = space->c;
@@ -459,7 +464,8 @@ static mpg_status begin_record(const call_space *space, const mpg_inputs *inputs
     uint32_t i = input_of(c, k);
     const mpg_array *input = mpg_compiled_input(c, inputs, i);
     const mpg_tensor *tensor = external_at(space, i);
-    /* If the bound array was replaced since, the new array is not an input of this call. */
+    /* If the bound array was replaced after the call was bound, the new array is not an input of
+     * this call. */
     const mpg_array replaced = {.tensor = *tensor};
     if (input->tensor.storage != tensor->storage || input->tensor.offset != tensor->offset)
       input = &replaced;
@@ -532,7 +538,8 @@ mpg_status mpg_compiled_call(mpg_compiled *c, const mpg_inputs *inputs, mpg_arra
   }
   mpg_tensor *results = space.externals + num_own;
   space.blocks = (mpg_storage **)(results + c->num_results);
-  /* Retained for the call, because other threads may replace the arrays' memory while it waits. */
+  /* Retains the tensors, because other threads may replace the arrays' memory while the call
+   * waits. */
   for (uint32_t i = 0; i < num_own; i++) {
     space.externals[i] = inputs->given[i]->tensor;
     mpg_tensor_retain(&space.externals[i]);

@@ -35,10 +35,10 @@ static mpg_status take_inputs(const mpg_graph *graph, const mpg_node *node, mpg_
   return MPG_OK;
 }
 
-/* Counts of the target graph before the nodes of a function. */
+/* Offsets that emit adds to the recompute regions and random call numbers of a function. */
 typedef struct base {
-  uint32_t regions; /* recompute regions */
-  uint32_t random;  /* random calls, minus those of the source graph before the function */
+  uint32_t regions; /* recompute regions already in the target graph */
+  uint32_t random;  /* random calls already there, minus those before the function in its source */
 } base;
 
 /* Emits a node of one graph into another. `known` maps each value of `from` to its value in `into`.
@@ -108,7 +108,7 @@ mpg_status mpg_function_cut(const mpg_trace *trace, size_t begin, const mpg_valu
     const mpg_node *node = &graph->nodes[n];
     if (mpg_node_is_input(node)) continue;
     any = true;
-    if (node->random < drawn) /* each function draws after the previous one */
+    if (node->random < drawn) /* shares a random call with an op before the cut */
       MPG_GOTO(mpg_fail(MPG_NOT_IMPLEMENTED,
                         "%s: its random numbers repeat those of an op before a step on the host; "
                         "call the block without hybridize()",

@@ -1,10 +1,10 @@
 /* Functions extracted from traces: a range of a trace's nodes as a separate graph.
  *
- * A program that must read values during the trace (a loop, a branch, an op whose shape depends on
- * contents) is cut there. The nodes between two cuts form a function from the values they use to
- * those that are live at the second cut. Bodies of loops and branches are also functions. A
- * function is compiled like any traced function, by calling it with traced arrays, which emits its
- * nodes into the active trace.
+ * A trace is cut wherever the program must read a value (for a loop, a branch, or an op whose shape
+ * depends on contents). The nodes between two cuts form a function. Its inputs are the values that
+ * its nodes use from before the first cut. Its outputs are the values that are live at the second
+ * cut. Bodies of loops and branches are also functions. A function is compiled like any traced
+ * function, by calling it with traced arrays, which emits its nodes into the active trace.
  *
  * Values are identified by their number ("id") in the trace that was cut. Ownership: a function
  * owns its graph. Threads: host lock.
@@ -23,8 +23,8 @@ typedef struct mpg_function {
 } mpg_function;
 
 /* Extracts the nodes of `trace` from number `begin` on. The outputs are the nodes' values that are
- * live or, if `results` is not NULL, that are among `results`. *function (new) is NULL if the nodes
- * contain no op. */
+ * live or, if `results` is not NULL, that are among `results`. The caller frees *function, which is
+ * NULL if the nodes contain no op. */
 mpg_status mpg_function_cut(const mpg_trace *trace, size_t begin, const mpg_value *results,
                             size_t num_results, mpg_function **function);
 void mpg_function_free(mpg_function *function);

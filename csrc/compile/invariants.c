@@ -77,8 +77,9 @@ void mpg_compiled_release_kept(void) {
 /* Maximum number of signatures of a function that keep values at the same time. */
 enum { MOST_KEEPERS = 4 };
 
-/* Adds c to the list, and evicts the least recently bound signatures of its function, because each
- * keeps its own copy of the packed weights. Recomputing a copy takes one pass over the weights. */
+/* Adds c to the list, and evicts the function's least recently bound signatures beyond
+ * MOST_KEEPERS, because each signature keeps its own copy of the packed weights. Recomputing a copy
+ * takes one pass over the weights. */
 static void add_keeper(mpg_compiled *c) {
   c->next_keeper = keepers;
   c->keeper_link = &keepers;
@@ -189,8 +190,8 @@ mpg_status mpg_compiled_refresh(mpg_compiled *c, mpg_binding *binding, const mpg
                                                       .blocks = blocks,
                                                       .scope = mpg_autograd_scope(),
                                                       .origin = mpg_host_origin()}));
-  /* Set only after the launch: if it were set before, calls of other threads could run ahead of
-   * it. */
+  /* Set only after the launch. Otherwise another thread could queue a call before the program that
+   * computes its kept values. */
   memcpy(binding->versions, versions, c->num_sources * sizeof *versions);
   binding->watched = watched;
   binding->made = !exposed;

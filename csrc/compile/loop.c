@@ -5,7 +5,8 @@
 #include "autograd/tape.h"
 #include "base/host.h"
 
-/* LARGEST_KEPT: maximum number of arrays for which scratch memory is kept */
+/* BETWEEN_INTERRUPTS: number of steps between two checks for Ctrl-C
+ * LARGEST_KEPT: maximum number of arrays for which scratch memory is kept */
 enum { BETWEEN_INTERRUPTS = 64, LARGEST_KEPT = 1 << 14 };
 
 typedef struct mpg_loop_space {

@@ -10,8 +10,8 @@
 
 enum { MOST_ARRAYS = 512 }; /* maximum number of outputs or inputs of one op */
 
-/* Returns rows [begin, begin + count) as the results of one op, so that their gradient is also one
- * op. */
+/* Cuts rows [begin, begin + count) into one array each. All are results of the same op, so that
+ * their gradient is also a single op. */
 static mpg_status cut(mpg_array *whole, int64_t begin, int64_t count, mpg_array *slices) {
   mpg_array made = {0}, *input = whole;
   mpg_slice_axis_params part;
@@ -61,8 +61,9 @@ mpg_status mpg_loop_slices(mpg_array *whole, int64_t count, mpg_array *slices) {
   return MPG_OK;
 }
 
-/* Joins at most MOST_ARRAYS arrays, `stride` apart, along a new first axis if `stacks`, or else
- * along their first axis. */
+/* Combines `count` arrays, at most MOST_ARRAYS, by a single op. Stacks them along a new first axis
+ * if `stacks`. Otherwise concatenates them along their first axis. Consecutive arrays are `stride`
+ * structs apart. */
 static mpg_status join_few(mpg_array *arrays, size_t stride, size_t count, bool stacks,
                            mpg_array *joined) {
   mpg_array *pointers[MOST_ARRAYS];
@@ -77,8 +78,8 @@ static mpg_status join_few(mpg_array *arrays, size_t stride, size_t count, bool 
                   stacks ? (void *)&stack : &concat, pointers, (int)count, joined, 1, NULL);
 }
 
-/* Stacks arrays along a new first axis. If there are too many for one op, stacks parts of them and
- * concatenates the results. */
+/* Stacks any number of arrays along a new first axis. If there are more than MOST_ARRAYS, stacks
+ * groups of them and concatenates the results. */
 static mpg_status stack(mpg_loop_joined *space, mpg_array *arrays, size_t stride, size_t count,
                         mpg_array *joined) {
   if (count <= MOST_ARRAYS) return join_few(arrays, stride, count, true, joined);
@@ -95,7 +96,7 @@ static mpg_status stack(mpg_loop_joined *space, mpg_array *arrays, size_t stride
   }
   for (; num_parts > MOST_ARRAYS; num_parts = (num_parts + MOST_ARRAYS - 1) / MOST_ARRAYS)
     for (size_t k = 0; k * MOST_ARRAYS < num_parts; k++) {
-      /* Works in place, because parts[k] is not after the first input, parts[begin]. */
+      /* In place: k <= begin, so parts[k] was already read by this or an earlier concatenation. */
       size_t begin = k * MOST_ARRAYS,
              size = num_parts - begin < MOST_ARRAYS ? num_parts - begin : MOST_ARRAYS;
       mpg_array whole = {0};

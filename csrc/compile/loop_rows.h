@@ -22,8 +22,9 @@ typedef struct mpg_loop_joined { /* scratch memory of mpg_loop_stack; free `join
  * `count` structs; on failure the caller clears the ones that were filled. */
 mpg_status mpg_loop_slices(mpg_array *whole, int64_t count, mpg_array *slices);
 
-/* Stacks rows, `stride` structs apart, along a new first axis, and pads with zeros up to `limit`.
- * `output` describes a row and is used for the padding. */
+/* Stacks `count` rows along a new first axis, and pads the result with zeros to `limit` rows.
+ * Consecutive rows are `stride` structs apart. `output` describes a row and is used for the
+ * padding. */
 mpg_status mpg_loop_stack(mpg_array *rows, size_t stride, int64_t count,
                           const mpg_loop_output *output, int64_t limit, mpg_loop_joined *space,
                           mpg_array *joined);

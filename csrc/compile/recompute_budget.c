@@ -7,8 +7,11 @@
 #include "graph/gradient/recompute.h"
 #include "graph/ir/analysis.h"
 
-/* A choice of what to recompute: the cheap (CHEAP) or the cheap and medium nodes (MEDIUM) among the
- * first `amount` nodes, or the first `amount` of `segments` segments. */
+/* A choice of the nodes to recompute:
+ *   - CHOOSE_CHEAP: cheap nodes (in-place ops and views) among the first `amount` nodes.
+ *   - CHOOSE_MEDIUM: all of these nodes that are neither copies nor expensive (is_dear).
+ *   - CHOOSE_SEGMENTS: all nodes of the first `amount` segments. The graph is cut into `segments`
+ *     runs of consecutive nodes with about equal bytes. Values used across segments are kept. */
 typedef enum choice_kind { CHOOSE_CHEAP, CHOOSE_MEDIUM, CHOOSE_SEGMENTS } choice_kind;
 typedef struct choice {
   choice_kind kind;
@@ -21,12 +24,12 @@ typedef struct chooser {
   mpg_measure measure;
   uint32_t *given;  /* per node: the region assigned by the user */
   uint8_t *classes; /* per node: the first choice_kind that recomputes it */
-  size_t *weights;  /* per node: bytes saved by recomputing it */
+  size_t *weights;  /* per node: bytes of its outputs, which recomputing it saves */
   mpg_cost *costs;  /* per node */
   size_t *crossing; /* per node: bytes of forward values alive after it */
   size_t total;     /* sum of the weights */
   mpg_plan least;   /* the plan nearest to the budget */
-  double excess;    /* maximum of planned / allowed bytes over the devices of `least` */
+  double excess;    /* maximum of planned / allowed bytes over the devices in `least` */
   mpg_workspace space;
 } chooser;
 
@@ -120,13 +123,14 @@ static void end(chooser *ch) {
   mpg_plan_free(&ch->least);
 }
 
-/* Returns the last node of segment `number` (from 1) of `count`. Of the nodes at which the segments
- * have about equal bytes, this is the one that the fewest live bytes cross. */
+/* Returns the last node of segment `number` (counted from 1) of `count`. Segments of equal size
+ * would end at `number` shares of the bytes. Of the nodes within half a share of this end, takes
+ * the one after which the fewest bytes are alive. */
 static size_t segment_end(const chooser *ch, const size_t *sums, size_t number, size_t count) {
   size_t nodes = ch->c->graph.num_nodes, low = 0, high = nodes - 1;
   double share = (double)ch->total / (double)count, from = share * ((double)number - 0.5),
          to = share * ((double)number + 0.5);
-  while (low < high) { /* the first node after `from` */
+  while (low < high) { /* binary search for the first node with sums >= from */
     size_t middle = (low + high) / 2;
     if ((double)sums[middle] < from)
       low = middle + 1;
@@ -151,7 +155,7 @@ static mpg_status apply(chooser *ch, choice choice) {
   size_t *sums = mpg_malloc((graph->num_nodes + 1) * sizeof *sums), sum = 0, first = 0;
   if (!sums) return mpg_out_of_host_memory(graph->num_nodes * sizeof *sums);
   for (size_t n = 0; n < graph->num_nodes; n++) sums[n] = sum += ch->weights[n];
-  /* The last segment is never recomputed, because the backward needs its values at once. */
+  /* The last segment is never recomputed, because the backward phase reads its values first. */
   for (size_t s = 1; s <= choice.amount; s++) {
     size_t last = segment_end(ch, sums, s, choice.segments);
     for (size_t n = first; n <= last; n++)
@@ -179,7 +183,7 @@ static mpg_status try_choice(chooser *ch, choice choice, bool *fits) {
   return MPG_OK;
 }
 
-/* Binary search for the smallest amount that fits, given that choice->amount fits. */
+/* Reduces choice->amount, which fits, to the smallest amount that fits, by binary search. */
 static mpg_status reduce(chooser *ch, choice *choice) {
   size_t low = 1, high = choice->amount;
   while (low < high) {
@@ -214,7 +218,7 @@ static mpg_status fail_with(const chooser *ch) {
                   text);
 }
 
-/* Returns the estimated seconds of the recomputation under the applied choice. */
+/* Returns the estimated time in seconds to recompute the nodes of the applied choice. */
 static double work_of(const chooser *ch) {
   const mpg_graph *graph = &ch->c->graph;
   double work = 0;

@@ -7,7 +7,7 @@
 
 #include "compile/compiled.h"
 
-/* Limit of planned bytes per device, forward and backward together. */
+/* Limit on the planned bytes of a device, for the forward and backward phases together. */
 typedef struct mpg_memory_limit {
   mpg_device_id device; /* type 0 means all devices without their own limit */
   size_t bytes;

@@ -42,9 +42,9 @@ fail:
   return status;
 }
 
-/* Copies the graph as traced. Rewrites change bits, and simplification removes nodes that only a
- * gradient sees: BlockGrad, and duplicate ops, whose gradients would be summed in another order if
- * merged. */
+/* Copies the graph as traced, for two reasons. Rewrites are not bit-identical. Simplification
+ * removes nodes that only a gradient sees: BlockGrad, and duplicate ops, whose gradients would be
+ * summed in another order if merged. */
 static mpg_status copy_traced(const mpg_compiled *c, mpg_graph *graph,
                               const mpg_value **input_values) {
   bool rewritten = c->original.num_nodes > 0;
@@ -108,7 +108,8 @@ mpg_status mpg_compiled_replay(mpg_compiled *c, const mpg_array *inputs, const u
   for (size_t k = 0; k < order.count; k++) {
     const mpg_node *node = &graph.nodes[order.nodes[k]];
     MPG_GOTO(replay_node(&graph, node, values, random));
-    /* Sets the sequence number of the traced op, because copies may run earlier here. */
+    /* Sets the sequence number of the traced op, because the replay may run copies earlier than the
+     * traced program did. */
     if (node->num_outputs && values[node->values].node)
       values[node->values].node->sequence = sequence + order.nodes[k];
   }

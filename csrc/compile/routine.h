@@ -11,7 +11,7 @@
  *     its condition. A step takes rows, states and captures, and returns rows of the loop's outputs
  *     and the next states. A condition takes states and captures, and returns one number.
  *
- * Scratch memory is kept for the next call, so that steady calls allocate nothing. A routine may
+ * Scratch memory is kept for the next call, so that repeated calls allocate nothing. A routine may
  * have several calls in flight.
  *
  * Ownership: a routine owns its lists and its space; it borrows its callees, which must outlive it.
@@ -61,14 +61,13 @@ typedef struct mpg_branch {
 
 typedef struct mpg_loop {
   char *name; /* for errors; owned */
-  /* Another step runs if `condition` returns nonzero. `limit` steps run if condition.function is
-   * NULL. */
+  /* Steps run while `condition` returns nonzero, or `limit` times if condition.function is NULL. */
   mpg_callee step, condition;
   uint32_t num_data, num_states, num_step_captures, num_condition_captures, num_outputs;
   /* Largest number of steps. Outputs have `limit` rows, padded with zeros after the last step. */
   int64_t limit;
   mpg_loop_output *outputs;     /* per output if there is a condition; owned */
-  uint32_t turns;               /* number of steps so far, over all calls */
+  uint32_t turns;               /* number of steps run so far, in all calls */
   struct mpg_loop_space *space; /* scratch memory for the next call; owned */
 } mpg_loop;
 

@@ -103,8 +103,9 @@ static void forget_backward(mpg_micro_batch *micro_batch) {
   mpg_release_blocks(micro_batch->state.blocks, c->plan.num_blocks, micro_batch->num_blocks);
 }
 
-/* Extends the blocks of the forward phase by those of the backward. Never shrinks them, although a
- * later backward of a retained graph may have fewer blocks than an earlier one. */
+/* Enlarges the micro-batch's list of blocks to `count`, for the blocks of the backward. Never
+ * shrinks the list, although a later backward of a retained graph may have fewer blocks than an
+ * earlier one. */
 static mpg_status grow_blocks(mpg_micro_batch *micro_batch, uint32_t count) {
   if (count <= micro_batch->num_blocks) return MPG_OK;
   mpg_storage **blocks = mpg_realloc(micro_batch->state.blocks, (count + 1) * sizeof *blocks);
@@ -144,7 +145,7 @@ fail:
   return status;
 }
 
-/* Sets targets[i].missed for each input that no result depends on. Parameters among them keep their
+/* Sets targets[i].missed for each input that no result depends on. Missed parameters keep their
  * gradients. */
 static mpg_status find_missed(const mpg_pipeline_run *run, mpg_array *const *heads,
                               const bool *needed, mpg_target *targets) {

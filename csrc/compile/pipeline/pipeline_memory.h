@@ -32,7 +32,8 @@ typedef struct mpg_block_uses {
   uint32_t *counts; /* owned */
   uint32_t num_blocks;
 } mpg_block_uses;
-/* Allocates the counts for the blocks of the programs, and counts the segments that use them. */
+/* Adds the segments of a program set to the counts of the blocks they use. Allocates counts for new
+ * blocks. */
 mpg_status mpg_block_uses_add(mpg_block_uses *uses, const mpg_program_set *set);
 
 typedef struct mpg_micro_batch_item { /* one segment of one micro-batch, to be queued */

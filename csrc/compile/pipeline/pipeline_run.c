@@ -122,7 +122,7 @@ static mpg_batching_request check_of(const mpg_compiled *c, const mpg_graph **gr
                                 .num_inputs = c->num_given};
 }
 
-/* Allocates the positions of the rows in all draws of `c`. */
+/* Allocates one mpg_drawn for each random call of `c`. */
 static mpg_status new_drawn(const mpg_compiled *c, mpg_drawn **drawn) {
   *drawn = mpg_calloc((size_t)c->graph.num_random + 1, sizeof **drawn);
   return *drawn ? MPG_OK : mpg_out_of_host_memory(c->graph.num_random * sizeof **drawn);
@@ -208,7 +208,9 @@ static mpg_status check_input(const mpg_tensor *tensor, const mpg_graph_value *v
                   mpg_device_id_text(value->device).text);
 }
 
-/* Binds output i of all micro-batches: their rows of the whole array, or the carried arrays. */
+/* Binds output i of each micro-batch. A divided output is bound to the micro-batch's rows of the
+ * whole array. A carried output gets its own array, except that the last one is the run's
+ * output. */
 static mpg_status bind_output(mpg_pipeline_run *run, uint32_t i) {
   int64_t row = 0;
   MPG_TRY(make_output(run, i));

@@ -8,8 +8,7 @@
  * (each micro-batch writes its rows of one array) or carried (the result is the output of the last
  * micro-batch). The gradient of a shared input is the sum over the micro-batches, added in the
  * order of the backward pass. This order is from the first to the last micro-batch, or reversed if
- * an input is carried. Therefore results are bitwise independent of the schedule and of the
- * placement.
+ * an input is carried. Therefore results are bit-identical for every schedule and placement.
  *
  * A block of memory is taken when the first segment that uses it is queued, and released after the
  * last one. A lane (an array that one device pushes to another) stays with the run until the run is
@@ -71,7 +70,7 @@ typedef struct mpg_pipeline_run_request {
   mpg_array *const *inputs; /* whole arrays */
 } mpg_pipeline_run_request;
 
-/* Checks that the function computes the same on micro-batches as on the whole batch
+/* Checks that the function gives the same results on micro-batches as on the whole batch
  * (graph/schedule/micro_batching.h). Also determines the position of a micro-batch's rows in each
  * random draw, so that they get the same numbers as in the whole batch. Without a check, the rows
  * are assumed to extend along `axis` of arrays with the matching size. */
@@ -85,8 +84,9 @@ typedef struct mpg_micro_batch_check {
   int64_t other_rows;
 } mpg_micro_batch_check;
 mpg_status mpg_pipeline_run_check(mpg_compiled *compiled, const mpg_micro_batch_check *check);
-/* Compares with the same function compiled for another number of rows, to detect draws of random
- * numbers without rows, which are the same in all micro-batches. Called after the check, if any. */
+/* Compares `compiled` with the same function compiled for another number of rows, to detect random
+ * draws that have no rows. All micro-batches draw the same numbers for these. Called after the
+ * check, if any. */
 mpg_status mpg_pipeline_run_compare_draws(mpg_compiled *compiled, const mpg_compiled *other);
 
 /* Creates a run with its outputs allocated and nothing queued. Checks that the shapes of the
@@ -106,15 +106,16 @@ mpg_status mpg_pipeline_run_differentiate(mpg_pipeline_run *run, mpg_array *cons
  * the backward. */
 mpg_status mpg_pipeline_run_submit(mpg_pipeline_run *run, const mpg_micro_batch_item *items,
                                    size_t count);
-/* Computes the peak bytes of the blocks of all micro-batches on each device if items are queued in
+/* Computes, per device, the peak bytes of the blocks of all micro-batches if items are queued in
  * this order. If `keep`, no block is released, because a backward follows. */
 mpg_status mpg_pipeline_run_peaks(const mpg_pipeline_run *run, const mpg_micro_batch_item *items,
                                   size_t count, bool keep, mpg_peaks *peaks);
 /* Releases memory and references, but keeps the timings. Called once all items are queued. */
 void mpg_pipeline_run_finish(mpg_pipeline_run *run);
 /* Prepares the backward for the variables among the inputs. Their gradients are written to the same
- * arrays as by autograd. `earlier` (or NULL) is a run whose backward belongs to the same pass, such
- * as that of another replica: gradients are added to those that the pass has written. */
+ * arrays as by autograd. `earlier` is NULL or a run whose backward belongs to the same pass, for
+ * example the run of another replica. Gradients are then added to those that the pass has already
+ * written. */
 mpg_status mpg_pipeline_run_train(mpg_pipeline_run *run, mpg_array *const *heads, bool train,
                                   const mpg_pipeline_run *earlier);
 
@@ -154,8 +155,8 @@ mpg_status mpg_micro_batch_slice(const mpg_tensor *whole, const mpg_desc *desc, 
 mpg_status mpg_micro_batch_begin(const mpg_pipeline_run *run, mpg_micro_batch *micro_batch,
                                  mpg_phase phase);
 /* partial_gradients.c. Marks gradients that are sums over some micro-batches only, because queueing
- * failed halfway. Reading them fails with this thread's current error text until the next write.
- * Host lock. */
+ * failed halfway. Reading such a gradient fails with this thread's current error text until the
+ * next write. Host lock. */
 void mpg_fail_partial_gradients(const mpg_pipeline_run *run, const mpg_micro_batch_item *items,
                                 size_t count, mpg_status status);
 

@@ -20,7 +20,7 @@ static mpg_status check_item(const mpg_pipeline_run *run, const mpg_micro_batch_
   return MPG_OK;
 }
 
-/* Takes spare lanes, if any, for the lanes that the segment is the first to use. */
+/* Takes a spare lane, if one matches, for each lane that no earlier segment has used. */
 static void take_lanes(mpg_pipeline_run *run, mpg_micro_batch *micro_batch,
                        const mpg_program_set *set, const mpg_program_segment *segment) {
   for (uint32_t i = 0; i < segment->num_accesses; i++) {
@@ -118,7 +118,7 @@ mpg_status mpg_pipeline_run_submit(mpg_pipeline_run *run, const mpg_micro_batch_
   }
   if (!run->trains) return MPG_OK;
   run->trains = false;
-  for (uint32_t i = 0; i < run->num_inputs; i++) { /* now that all work on them is queued */
+  for (uint32_t i = 0; i < run->num_inputs; i++) { /* after all work on the gradients is queued */
     mpg_tape_node *variable = run->inputs[i].node;
     if (variable && variable->kind == MPG_TAPE_VARIABLE && variable->request != MPG_GRAD_NULL &&
         !run->missed[i])
