@@ -13,8 +13,9 @@ mpg_status mpg_gradient_store_begin(mpg_graph *graph, bool views, mpg_gradient_s
   return MPG_OK;
 }
 
-/* Returns true and marks the value as taken if the gradient can be computed in the variable's
- * array. */
+/* Returns true if the gradient can be computed directly in the array of its variable. Marks the
+ * value as taken, so that no second variable can claim it. Returns false for inputs, views, values
+ * of the forward phase, and values that another variable's array holds. */
 static bool take(mpg_gradient_store *store, mpg_value gradient) {
   mpg_graph *graph = store->graph;
   mpg_value root = store->views ? mpg_view_root(graph, gradient) : gradient;

@@ -14,13 +14,16 @@ typedef struct mpg_gradient_store {
   bool views; /* a gradient may be a view; its root is then computed in the variable's array */
 } mpg_gradient_store;
 
-/* Starts the backward phase of the graph; appended nodes belong to no block. */
+/* Starts the backward phase of the graph. Nodes appended after this call belong to no Gluon
+ * block. */
 mpg_status mpg_gradient_store_begin(mpg_graph *graph, bool views, mpg_gradient_store *store);
-/* Stores the gradient of a variable; called once per variable. *stored is the value that is
- * computed in the variable's array. It is the gradient, a copy if the gradient cannot be computed
- * there, or zeros if the gradient is zero. With `add` it is the sum of the gradient and *old, an
- * input for the array's contents, or MPG_NO_VALUE if the gradient is zero. A gradient from a
- * compiled call is stored unchanged, because the call itself adds. */
+/* Stores the gradient of a variable. Called once per variable. Sets *stored to the value that is
+ * computed in the variable's array:
+ *   - Without `add`: the gradient, or a copy if the gradient cannot be computed in this array.
+ *     Zeros if the gradient is zero.
+ *   - With `add`: the sum of the gradient and *old, a new input for the old contents of the array.
+ *     MPG_NO_VALUE if the gradient is zero.
+ * A gradient from a compiled call is stored without adding, because the call itself adds. */
 mpg_status mpg_gradient_store_put(mpg_gradient_store *store, mpg_value variable, mpg_value gradient,
                                   bool add, mpg_value *stored, mpg_value *old);
 

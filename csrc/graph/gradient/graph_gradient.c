@@ -1,5 +1,5 @@
 /* The gradient pass (reverse-mode differentiation) for eager backward, compiled graphs and
- * higher-order gradients. Iterative, because graphs are deep.
+ * higher-order gradients. Iterative instead of recursive, because graphs are deep.
  *
  * The order of sums does not depend on placement. Ops on another device read a value through one
  * copy, whose gradient is summed before it moves back. Sums on one device follow the same order. A
@@ -248,8 +248,8 @@ static mpg_status run(pass *p, const mpg_differentiation *request, size_t num_no
   return MPG_OK;
 }
 
-/* Allocates the workspace in the graph's arena, because graphs of the tape reuse it between
- * backward passes. */
+/* Allocates the workspace in the graph's arena, because the tape reuses its graphs, with their
+ * arenas, between backward passes. */
 static mpg_status make_work_space(pass *p) {
   mpg_graph *graph = p->graph;
   uint32_t inputs = 0, outputs = 0;

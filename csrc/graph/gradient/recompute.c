@@ -12,7 +12,7 @@ typedef struct walker {
   const mpg_graph *graph;
   size_t num_forward;
   bool *recomputable; /* per forward node */
-  bool *kept;         /* per forward value: stored, so recomputation starts from it */
+  bool *kept;         /* per forward value: true if recomputation starts from it */
   bool *wanted;       /* per forward node: to be recomputed */
   uint32_t *stack;    /* forward nodes whose inputs are not yet visited */
   size_t depth;
@@ -89,7 +89,7 @@ static void want(walker *w, uint32_t node) {
 }
 
 /* Adds the value's node to the nodes to recompute if the reader's region allows it. Otherwise marks
- * the value as kept: it is at the border of a region. */
+ * the value as kept, because recomputation of the region starts from it. */
 static void find_border(walker *w, mpg_value value, uint32_t region, bool *saved) {
   (void)saved;
   uint32_t own = w->graph->nodes[value.node].recompute_region;
@@ -161,7 +161,7 @@ typedef struct recomputation {
   walker walk;
   const bool *saved;
   mpg_graph *result;
-  /* Per node of the joint graph that is in the result: its number there. For forward nodes, the
+  /* Per node of the joint graph: its number in the result. For a recomputed forward node, the
    * number of the copy. */
   uint32_t *places;
   uint32_t *batch; /* forward nodes to recompute next */
@@ -222,8 +222,8 @@ static mpg_status append(recomputation *r, uint32_t number, bool recomputes) {
   return MPG_OK;
 }
 
-/* Recomputes the values that the node reads and that were not saved, with everything they depend
- * on, in program order. */
+/* Recomputes the unsaved forward values that the node reads, and the unsaved values that these
+ * depend on, in program order. */
 static mpg_status recompute_inputs(recomputation *r, const mpg_node *node) {
   walker *w = &r->walk;
   size_t count = 0;

@@ -21,16 +21,17 @@
 #define MPG_RECOMPUTE_ANYWHERE UINT32_MAX
 
 /* Chooses the forward values to keep. The first num_forward nodes of `joint` are the forward phase,
- * and `roots` are the gradients. `saved`, per forward value and initially false, is set for the
- * values that the backward phase reads. */
+ * and `roots` are the gradients. `saved` has one element per forward value, initially false. It is
+ * set to true for the kept values that the backward phase reads. */
 mpg_status mpg_recompute_find(const mpg_graph *joint, size_t num_forward, const mpg_value *roots,
                               size_t num_roots, bool *saved);
 /* True if a node is in a recompute region. */
 bool mpg_recompute_wanted(const mpg_graph *graph, size_t num_forward);
 
-/* Copies `joint` with recomputation inserted for values that are not saved, and without backward
- * nodes that the values of the first list do not need. Forward nodes keep their numbers; the values
- * of all lists are replaced by those of the result. `result` is initialized and empty. */
+/* Copies `joint` to `result`, which is initialized and empty. Inserts the recomputation of values
+ * that are not saved, and omits backward nodes that the values in lists[0] do not depend on.
+ * Forward nodes keep their numbers. The values in all lists are replaced by their counterparts in
+ * the result. */
 typedef struct mpg_value_list {
   mpg_value *values;
   size_t count;

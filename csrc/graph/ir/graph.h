@@ -4,8 +4,8 @@
  * an op, or an opaque call that only its creator can run and differentiate (a Python function, a
  * compiled call). A value is one output of a node. Its shape, dtype and device are known when it is
  * created, because emitting a node infers and places it. Node numbers never change: passes append
- * nodes, rewire inputs, or mark live nodes. So a value keeps its name from the trace to the
- * programs.
+ * nodes, rewire inputs, or mark live nodes. So a node number and an output index identify a value
+ * from the trace to the programs.
  *
  * A node with a mutable input ("!", an auxiliary state) has an effect. It is never removed, and
  * keeps its position among the users of that input.
@@ -230,9 +230,9 @@ static inline mpg_device_id mpg_node_runs_on(const mpg_graph *graph, const mpg_n
 
 /* stages.c: reorders the nodes by stage and cuts them into segments that can be queued separately
  * (pipelines). A stage is the part of a network that one device runs between two changes of device.
- * With `defer`, nodes that neither another device nor `urgent` needs come last on each device, in
- * separate segments. Results stay bit-identical: a node moves neither before a node that it depends
- * on, nor past a node that shares a state with it. */
+ * With `defer`, nodes that neither another device nor a value in `urgent` depends on come last on
+ * each device, in separate segments. Results stay bit-identical: a node moves neither before a node
+ * that it depends on, nor past a node that shares a state with it. */
 mpg_status mpg_graph_stages(const mpg_graph *graph, mpg_order *order, const mpg_value *urgent,
                             size_t num_urgent, bool defer);
 

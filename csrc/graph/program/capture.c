@@ -9,7 +9,7 @@ enum {
   KEPT = 4,          /* captures per segment */
   SHORTEST = 3,      /* fewer kernels are not worth a capture */
   MISSES = 2 * KEPT, /* consecutive misses after which addresses are considered unstable */
-  REST = 64,         /* calls without captures after that */
+  REST = 64,         /* number of calls without captures after MISSES misses */
 };
 
 typedef struct kept_capture {
@@ -37,7 +37,7 @@ struct mpg_captured_segment {
 
 struct mpg_captures {
   mpg_arena arena;
-  bool *alone;               /* per instruction: never in a captured segment */
+  bool *alone;               /* per instruction: true if never captured */
   mpg_captured_segment **at; /* per instruction: the captured segment that begins there */
   /* List of all captured segments. Includes those that were replaced in `at`, because captures are
    * freed with the program. */
@@ -60,8 +60,8 @@ static uint32_t draws_of(const mpg_instruction *instruction) {
   return instruction->fused ? instruction->fused->num_draws : instruction->random != MPG_NO_RANDOM;
 }
 
-/* Marks instructions that cannot be captured: waits, signals that the set waits for, and work that
- * cannot be replayed. */
+/* Marks instructions that cannot be captured: waits, signals that another program of the set waits
+ * for, and work that cannot be replayed. */
 static void mark_alone(const mpg_program_set *set, const mpg_program *program, bool *alone) {
   for (uint32_t i = 0; i < program->count; i++) {
     const mpg_instruction *instruction = &program->instructions[i];
@@ -180,8 +180,9 @@ static bool fits(const kept_capture *kept, const mpg_captured_segment *captured,
   return true;
 }
 
-/* Returns the capture with the call's addresses and sets *found. If there is none, returns the
- * capture to replace, which is unused or the least recently used. */
+/* Returns the capture with the call's addresses and sets *found to true. If no capture matches,
+ * sets *found to false and returns the capture to replace, which is unused or the least recently
+ * used. */
 static kept_capture *choose(mpg_captured_segment *captured, const mpg_call_frame *frame,
                             const mpg_device *device, bool *found) {
   kept_capture *oldest = &captured->kept[0];

@@ -7,8 +7,8 @@
 
 #include "graph/program/program.h"
 
-/* Issues one RUN or COPY. `random_at` is the device address of the random keys; NULL if the kernel
- * call passes them. */
+/* Issues a RUN or COPY instruction. `random_at` is the device address of its random keys, or NULL
+ * if the keys are passed in the kernel call. */
 mpg_status mpg_program_issue(mpg_run *run, const mpg_call_frame *frame, const mpg_program *program,
                              const mpg_instruction *instruction, const mpg_random_key *random_at);
 /* Computes the random keys of an instruction in this call: one, or one for each draw of a fused

@@ -12,16 +12,17 @@ static mpg_storage *access_storage(const mpg_launching *call, const mpg_access *
                                        : call->parts[access->part][access->index].storage;
 }
 
-/* True if the access depends on the old contents: a write to a part of a storage keeps the rest. */
+/* True if the access depends on the old contents of the storage. A write to a part of a storage
+ * does, because the rest must be kept. */
 static bool reads_storage(const mpg_launching *call, const mpg_access *access) {
   return access->reads || (access->part != MPG_MAX_PARTS &&
                            mpg_tensor_is_part(&call->parts[access->part][access->index]));
 }
 
 /* Collects the points that a segment must wait for. Skips fixed arrays that the segment only reads.
- * If no other device reads them (`unread`), also skips fixed arrays that it only writes. All
- * earlier uses of these arrays are on this device, which runs its work in order. After a failure on
- * the device nothing is skipped, so that the failure is passed on. */
+ * Also skips fixed arrays that the segment only writes, if no other device reads any of these
+ * (`unread`). All earlier uses of these arrays are on this device, which runs its work in order.
+ * After a failure on the device nothing is skipped, so that the failure is passed on. */
 static mpg_status collect_points(const mpg_program_set *set, const mpg_program_segment *segment,
                                  const mpg_launching *call, bool unread, mpg_point_list *points) {
   const mpg_device *device = set->programs[segment->slot].device;

@@ -19,8 +19,8 @@ typedef struct lowering {
   uint32_t *current; /* per slot: the segment under construction; UINT32_MAX means none yet */
   uint32_t *signals; /* per slot: number of signals of its program so far */
   struct external {
-    /* Position of its last use in the order, and the next external array whose last use is
-     * there. */
+    /* Position of its last use in the order, and the next external array whose last use is at the
+     * same position. */
     uint32_t last, next;
     uint32_t slot;          /* slot that uses it; UINT32_MAX means several */
     size_t written;         /* bytes written; 0 if it is only read */
@@ -303,8 +303,9 @@ static void find_final(lowering *l, const mpg_order *order) {
   }
 }
 
-/* Called after the instruction at `position`. Adds arrays whose last use is there to the pending
- * arrays of their device, and emits a signal once those have SIGNAL_BYTES. */
+/* Called after the instruction at `position`. Adds the external arrays whose last use is there to
+ * the pending arrays of their device. Emits a signal once the pending arrays of a device have
+ * SIGNAL_BYTES. */
 static mpg_status signal_final(lowering *l, size_t position) {
   for (uint32_t i = l->final[position], next; i != NONE; i = next) {
     struct external *e = &l->externals[i];

@@ -15,9 +15,10 @@ typedef struct maker {
   const mpg_device *device;
   mpg_arena *arena;
   const mpg_fused_use *uses;
-  /* Per use: its value in the result. A view and its input have the same value. */
+  /* Per use: the number of its value in the fused kernel. A view and its input have the same
+   * value. */
   uint32_t value_of[MPG_FUSED_MAX_VALUES];
-  /* Per value of the result: the graph value whose memory it uses; MPG_NO_VALUE if local. */
+  /* Per value of the fused kernel: the graph value whose memory it uses; MPG_NO_VALUE if local. */
   mpg_value outside[MPG_FUSED_MAX_VALUES];
   bool written[MPG_FUSED_MAX_VALUES], placed[MPG_FUSED_MAX_VALUES];
   uint32_t last_read[MPG_FUSED_MAX_VALUES]; /* per value: the last member that reads it */
@@ -194,7 +195,7 @@ static void give_slots(maker *m) {
   }
 }
 
-/* Numbers the values outside the group, inputs first. */
+/* Numbers the operands of the fused kernel: values in memory, inputs first. */
 static mpg_status give_operands(maker *m, mpg_fused_call *call) {
   call->operands = mpg_arena_alloc(
       m->arena, (m->num_values + m->producer.num_inputs + 1) * sizeof *call->operands);

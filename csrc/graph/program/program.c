@@ -150,8 +150,8 @@ static int kind_of(const mpg_program_set *set, const mpg_access *access) {
   return !access->writes ? READ : !access->reads ? WRITTEN : CHECKED;
 }
 
-/* Moves the accesses of one kind to the front of those from `begin` on. Returns the index after the
- * last of them. */
+/* Moves the accesses of one kind among accesses[begin, num_accesses) to the front of this range.
+ * Returns the index after the last access of this kind. */
 static uint32_t gather_kind(const mpg_program_set *set, mpg_program_segment *segment,
                             uint32_t begin, int kind) {
   for (uint32_t i = begin; i < segment->num_accesses; i++) {

@@ -17,9 +17,9 @@
  *
  * The cost of a call before its first kernel does not grow with the graph. External arrays come in
  * *parts*, runs of consecutive arrays. A part that is the same in every call (parameters, their
- * gradients) is *fixed*. All fixed parts of a call form one binding, and a frame that served the
- * same binding before already has their addresses. The set keeps frames and workspace for its next
- * call.
+ * gradients) is *fixed*. All fixed parts of a call form one binding, and a frame that was last used
+ * with the same binding already has their addresses. The set keeps frames and workspace for its
+ * next call.
  *
  * Ownership and threads: sets and frames are counted atomically and contain plain memory only, so a
  * worker may drop the last reference. The views of a program are filled in by the thread that runs

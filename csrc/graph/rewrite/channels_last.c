@@ -6,7 +6,7 @@
  * So transposes remain only at inputs, at outputs, and before ops that do not follow. If all dims
  * except the channels have size 1, a reshape replaces the transpose. Weights keep their layout. A
  * BatchNorm whose single reader is relu, or an addition followed by relu, is fused with them. This
- * step alone keeps results bit-identical.
+ * fusion is bit-identical, unlike the other changes.
  *
  * Channels-last forms need no table: the form of a value is the input of the transpose that
  * computes this value in the target.
@@ -282,8 +282,8 @@ static bool pooling(mpg_rewrite *r, const mpg_node *node) {
   mpg_pooling_window(node->params,
                      &mpg_rewrite_desc(r, mpg_rewrite_input(r, mpg_rewrite_shown(r), 0))->shape,
                      &shown_desc(r)->shape, &w);
-  /* In training, only the positions of the maxima are kept, a byte each, instead of data and
-   * result. */
+  /* In training, the op keeps only the positions of the maxima for the gradient, one byte each,
+   * instead of its input and output. */
   if (node->train && params.pool_type == 2 /* max */ &&
       mpg_window_product(w.kernel, w.ndim) <= MPG_POOLING_INDEX_NONE) {
     result = mpg_rewrite_emit(r, MPG_OP__max_pooling_channels_last, &params, &input, 1, outputs);

@@ -52,9 +52,9 @@ static mpg_operand skip_views(const mpg_rewrite *r, mpg_operand from) {
   }
 }
 
-/* True if a mask is known to hide the keys after each row, and no other keys. An additive mask is
- * added to the scores. With `condition`, the mask selects the scores to keep, or the scores to drop
- * if `inverted`. *forever is true if the mask adds -inf. */
+/* True if a mask is known to be causal: for each row it hides exactly the keys after this row. An
+ * additive mask is added to the scores. With `condition`, the mask selects the scores to keep, or
+ * the scores to drop if `inverted`. *forever is true if the mask adds -inf. */
 static bool hides_what_follows(mpg_rewrite *r, mpg_operand mask, const mpg_shape *scores,
                                bool condition, bool inverted, bool *forever) {
   mask = mpg_rewrite_skip_copies(r, mask);
@@ -173,7 +173,7 @@ typedef struct part {
   int64_t rows, width, by_row;
 } part;
 
-/* Reads (…, rows, width) from a layout, or (…, width, rows) if `exchanged`. */
+/* Interprets a layout as (…, rows, width), or as (…, width, rows) if `exchanged`. */
 static bool read_part(const mpg_view_layout *layout, bool exchanged, part *t) {
   int last = layout->ndim - 1;
   mpg_factor row, column;
@@ -247,7 +247,8 @@ static int by_stride(const void *a, const void *b) {
 }
 
 /* True if query, key and value have the same layout and together cover one array exactly (packed
- * projections). The part is then one more dimension of that array, with size 3. */
+ * projections). That array then has one more dimension, of size 3, which selects query, key or
+ * value. */
 static bool make_up(const mpg_rewrite *r, const part *q, const part *k, const part *v) {
   int64_t a = q->layout.offset, b = k->layout.offset, c = v->layout.offset;
   int64_t low = a < b ? (a < c ? a : c) : (b < c ? b : c),
@@ -308,7 +309,7 @@ static mpg_tuple place_of(const part *t, const mpg_lead *lead) {
                      .values = {t->layout.offset, lead->stride[0], lead->stride[1], t->by_row}};
 }
 
-/* Computes the layout of the masks, which broadcast to the scores and are added to each other. */
+/* Computes the layout of the sum of the masks, which is broadcast to the scores. */
 static bool read_masks(const mpg_rewrite *r, const pattern *p, mpg_lead *lead, mpg_tuple *place) {
   const mpg_shape *scores = &p->masked->shape;
   mpg_shape mask = {0};
@@ -374,8 +375,8 @@ static bool find_weights(mpg_rewrite *r, mpg_operand weights, pattern *p, mpg_op
   for (double factor; mpg_rewrite_scaled(r, scores, MPG_PRIVATE, &scores, &factor);
        scores = skip_views(r, scores))
     p->scale *= factor;
-  /* If another mask hides a whole row, a finite causal mask no longer gives later keys weight 0. So
-   * a finite causal mask is kept as an additive mask. */
+  /* A finite causal mask no longer gives later keys weight 0 if another mask hides a whole row. So
+   * a finite causal mask is kept as an additive mask if there are other masks. */
   if (p->causal && p->num_masks && !p->forever) {
     if (!mpg_has_value(p->causal_mask.value) || p->num_masks == 2 ||
         mpg_rewrite_wants(r, p->causal_mask))

@@ -6,8 +6,8 @@
 #include "op/layers/convolution.h"
 #include "op/math/product.h"
 
-/* True if a value depends only on parameters, through few ops. It is then packed in the invariants
- * phase instead of in every call. */
+/* True if a value depends only on parameters, through at most *budget ops. A packed copy is then
+ * computed in the invariants phase instead of in every call. */
 static bool known_before(const mpg_rewrite *r, mpg_operand value, int *budget) {
   if (!mpg_has_value(value.value) || --*budget < 0) return false;
   const mpg_node *node = mpg_rewrite_node(r, value);
@@ -131,9 +131,9 @@ static bool pack(mpg_rewrite *r, uint32_t n) {
   return true;
 }
 
-/* Packs the weight of a dense layer. Small products gain nothing, because their loop needs no
- * packing. Large products are computed in panels that a fused group follows, and packing in each
- * call is a small part of their work. */
+/* Packs the weight of a dense layer. Skips small products, whose loop needs no packing. Also skips
+ * products that are computed in panels (op/math/product.h), because a fused group can follow them,
+ * and packing in each call is a small part of their work. */
 static bool pack_dense(mpg_rewrite *r, uint32_t n) {
   const mpg_node *node = &r->graph->nodes[n];
   mpg_operand shown = mpg_rewrite_shown(r), data = mpg_rewrite_input(r, shown, 0),

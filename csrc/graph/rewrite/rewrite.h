@@ -1,5 +1,5 @@
-/* Rewrites that change bits: they replace patterns of ops by ops that compute the same function in
- * a different way.
+/* Rewrites, which replace patterns of ops by ops that compute the same function in a different way.
+ * Results may differ by rounding.
  *
  * Rewrites run on the graph as traced, before the gradient, so that ops fused forward are fused
  * backward. Every rule is one sweep over the nodes in order. It matches a pattern backward from its

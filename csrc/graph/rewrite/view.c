@@ -43,8 +43,8 @@ bool mpg_view_op(const mpg_node *node) {
   }
 }
 
-/* Distributes the same factors over another shape. Each dimension takes factors, innermost first,
- * until its size is reached. */
+/* Distributes the layout's factors over the dimensions of another shape. Each dimension takes
+ * factors, innermost first, until its size is reached. */
 static bool regroup(mpg_view_layout *layout, const mpg_shape *shape) {
   mpg_factor taken[MPG_VIEW_FACTORS];
   int dims[MPG_VIEW_FACTORS], count = 0, from = layout->count - 1;

@@ -173,7 +173,7 @@ static mpg_status add_groups(trial *t, const grouping *g, uint32_t limit, mpg_or
   return MPG_OK;
 }
 
-/* Fuses as many groups as possible without a larger plan on any device. */
+/* Fuses as many groups as possible without enlarging the plan of any device. */
 static mpg_status fuse(const mpg_plan_request *request, mpg_order *order, mpg_plan *plan) {
   trial t = {.plain = request};
   grouping groups = {0};

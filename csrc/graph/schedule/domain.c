@@ -39,11 +39,13 @@ bool mpg_domain_bits(const mpg_shape *shape, const mpg_shape *whole, uint32_t *v
   return true;
 }
 
-/* The common refinement of two lists of dims with the same product, outermost first. */
+/* Coarsest common refinement of two shapes a and b with the same number of elements. For example,
+ * the pieces of (6, 4) and (3, 8) are (3, 2, 4). Each piece is a factor of one dim of a and of one
+ * dim of b. */
 typedef struct pieces {
   int count;
   int64_t dims[2 * MPG_MAX_NDIM];
-  int of_a[2 * MPG_MAX_NDIM], of_b[2 * MPG_MAX_NDIM]; /* the dim that contains each piece */
+  int of_a[2 * MPG_MAX_NDIM], of_b[2 * MPG_MAX_NDIM]; /* per piece: its dim in a and in b */
 } pieces;
 
 static bool cut(const int64_t *a, int na, const int64_t *b, int nb, pieces *p) {
@@ -82,8 +84,10 @@ static int select_dims(const mpg_domain *domain, uint32_t varying, int64_t *dims
   return count;
 }
 
-/* Splits the dims `varying` of `whole` into pieces. Piece k is part of dim from_mine[mine[k]] of
- * `whole`, and of dim from_others[others[k]] of the other domain. */
+/* Sets `result` to `whole` with its dims in `varying` replaced by the pieces of p. Sets map_mine to
+ * map the dims of `whole` to those of `result`, and map_others to map the dims of the other domain.
+ * Piece k belongs to dim from_mine[mine[k]] of `whole` and to dim from_others[others[k]] of the
+ * other domain. Returns false if the result has too many dims. */
 static bool refine(const mpg_domain *whole, const int *mine, const int *others,
                    const int *from_mine, const int *from_others, const pieces *p, uint32_t varying,
                    mpg_domain *result, mpg_domain_map *map_mine, mpg_domain_map *map_others) {

@@ -19,7 +19,7 @@ typedef struct fuser {
   size_t groups_capacity;
   uint32_t first_open; /* groups with smaller numbers are closed */
   uint32_t *group_of;  /* per node, or MPG_NO_GROUP */
-  bool *kept;          /* per root: it or a view of it is saved or in an external array */
+  bool *kept;          /* per root: true if it or a view of it is saved or in an external array */
   mpg_open_group *trial, *spare;
 } fuser;
 

@@ -73,7 +73,7 @@ static inline uint32_t mpg_order_last(const mpg_order *order, size_t position) {
   return group ? group->first + group->count - 1 : (uint32_t)position;
 }
 
-/* How a node acts on a domain, for the pass and for lowering. */
+/* How a node acts on a domain. Used by fusion and by lowering. */
 typedef enum mpg_fuse_kind {
   MPG_FUSE_NOT,
   MPG_FUSE_MAP,
@@ -96,7 +96,8 @@ typedef struct mpg_fuse_action {
   uint32_t row; /* dims that a REDUCE reduces, or the dim along the rows of ROWS; 0 means none */
   uint32_t trailing; /* bit i: output i of ROWS is summed over all rows */
 } mpg_fuse_action;
-/* Describes a MAP, REDUCE or ROWS. Returns false if the node does not act on a single domain. */
+/* Describes how a MAP, REDUCE or ROWS node acts on its domain. Returns false if the node does not
+ * act on a single domain. */
 bool mpg_fuse_describe(const mpg_graph *graph, const mpg_node *node, mpg_fuse_kind kind,
                        mpg_fuse_action *action);
 void mpg_fused_strides(int ndim, const int64_t *dims, uint32_t varying, int64_t *strides);

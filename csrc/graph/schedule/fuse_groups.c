@@ -61,7 +61,7 @@ static bool can_be_cut(const mpg_open_group *g) {
   for (int d = mpg_open_group_split(&g->domain, g->uses, g->num_uses) + 1; d < g->domain.ndim; d++)
     tile *= g->domain.dims[d];
   if (tile > MPG_FUSED_MAX_TILE) return false;
-  if (g->generated) return true; /* its threads are many and compute few elements each */
+  if (g->generated) return true; /* it has many threads, which compute few elements each */
   if (all > MPG_FUSED_MAX_TILE && all / tile < 8) return false;
   if (g->producer != MPG_NO_NODE && g->least % tile) return false;
   if (all <= MPG_FUSED_MAX_FEW) return true;

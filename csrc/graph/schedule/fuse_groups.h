@@ -47,8 +47,8 @@ bool mpg_open_group_add_view(mpg_open_group *g, const mpg_graph *graph,
                              const mpg_fuse_candidate *c);
 /* Adds a MAP, REDUCE or ROWS that reads from the group. If it returns false, g is invalid. */
 bool mpg_open_group_join(mpg_open_group *g, const mpg_graph *graph, const mpg_fuse_candidate *c);
-/* Merges `other` into g, where g reads the value `value` of `other`. If it returns false, g is
- * invalid. */
+/* Merges `other` into g, which reads the value `value` computed by `other`. If it returns false, g
+ * is invalid. */
 bool mpg_open_group_merge(mpg_open_group *g, mpg_open_group *other, uint32_t value);
 /* Merges adjacent dims if each value varies along both or neither. */
 void mpg_open_group_collapse(mpg_open_group *g);

@@ -7,8 +7,8 @@
 #include "graph/ir/analysis.h"
 
 enum {
-  NO_ROOT = UINT32_MAX, /* in place of a value */
-  ORDERED = UINT32_MAX, /* in place of a number of dependencies */
+  NO_ROOT = UINT32_MAX, /* sentinel: no root value */
+  ORDERED = UINT32_MAX, /* sentinel in depth_search.seen: the node is in the order */
 };
 
 /* Nodes are named by their position in the request's order. */
@@ -21,7 +21,7 @@ typedef struct schedule {
   /* Dependency graph: the successors of k are next[first[k]] to next[first[k + 1] - 1]. */
   uint32_t *first, *next;
   uint32_t *waits; /* number of predecessors */
-  size_t *bytes;   /* per root: bytes in a planned block; 0 means elsewhere */
+  size_t *bytes;   /* per root: bytes in a planned block; 0 if its memory is elsewhere */
   bool *stays;     /* per root: never freed */
   mpg_device_id devices[MPG_MAX_GRAPH_DEVICES];
   uint32_t num_devices;
@@ -177,7 +177,7 @@ static uint32_t dying_input(const schedule *s, const mpg_node *node) {
   return NO_ROOT;
 }
 
-/* Computes the bytes alive before the first node. */
+/* Computes the bytes alive on each device before the first node. */
 static void alive_before(schedule *s, size_t *alive) {
   const mpg_graph *graph = s->graph;
   memcpy(s->left_uses, s->facts.readers, graph->num_values * sizeof *s->left_uses);
@@ -532,7 +532,7 @@ static mpg_status run_in_order(schedule *s, const mpg_order *order, double *seco
   double *done = mpg_calloc(s->count + 1, sizeof *done), free_at[MPG_MAX_GRAPH_DEVICES] = {0};
   if (!done) return mpg_out_of_host_memory(s->count * sizeof *done);
   *seconds = 0;
-  /* `done` holds the earliest start of a node before it has run. */
+  /* done[k] is the earliest start of node k: the latest end of its dependencies so far. */
   for (size_t i = 0; i < order->count; i++) {
     uint32_t k = s->facts.position[order->nodes[i]], slot = slot_of(s, runs_on(s, k));
     double start = done[k] > free_at[slot] ? done[k] : free_at[slot];
@@ -546,8 +546,8 @@ static mpg_status run_in_order(schedule *s, const mpg_order *order, double *seco
   return MPG_OK;
 }
 
-/* Takes the first ready node with which the bytes alive on its device stay within `most`. If no
- * node does, takes the earliest of the nodes tried, in program order. */
+/* Takes the first ready node that keeps the bytes alive on its device within `most`. If none of the
+ * tried nodes does, takes the earliest of these in program order. */
 static mpg_status pop_within(schedule *s, heap *ready, const size_t *alive, const size_t *most,
                              uint32_t *taken) {
   enum { TRIES = 32 };
@@ -576,7 +576,7 @@ typedef struct list_scheduler {
   heap ready[MPG_MAX_GRAPH_DEVICES];  /* by longest path to the end; copies first */
   heap coming[MPG_MAX_GRAPH_DEVICES]; /* nodes not ready yet, by negated ready time */
   double free_at[MPG_MAX_GRAPH_DEVICES];
-  double *starts; /* per position: end of its last dependency */
+  double *starts; /* per position: end time of its last dependency */
   size_t alive[MPG_MAX_GRAPH_DEVICES];
 } list_scheduler;
 
@@ -602,7 +602,7 @@ static void end_list(list_scheduler *l) {
   mpg_free(l->starts);
 }
 
-/* Moves nodes that are ready when the device becomes free from `coming` to `ready`. */
+/* Moves nodes from `coming` to `ready` if they are ready by the time the device is free. */
 static mpg_status note_ready(schedule *s, list_scheduler *l, uint32_t slot, const double *paths) {
   heap *coming = &l->coming[slot];
   while (coming->count && -coming->entries[0].rank <= l->free_at[slot]) {
@@ -613,7 +613,7 @@ static mpg_status note_ready(schedule *s, list_scheduler *l, uint32_t slot, cons
   return MPG_OK;
 }
 
-/* Chooses the device that can start a node first, and the start time. */
+/* Sets *slot to the device that can start a node first, and *when to the start time. */
 static mpg_status choose_device(schedule *s, list_scheduler *l, const double *paths, uint32_t *slot,
                                 double *when) {
   *slot = UINT32_MAX;
@@ -635,7 +635,8 @@ static mpg_status choose_node(schedule *s, list_scheduler *l, uint32_t slot, con
   return MPG_OK;
 }
 
-/* Releases the users of a node that ends at `end`. */
+/* Records that node k ends at time `end`. Users of the node that wait for no other node are added
+ * to `coming`. */
 static mpg_status release_users(schedule *s, list_scheduler *l, uint32_t k, double end) {
   for (uint32_t e = s->first[k]; e < s->first[k + 1]; e++) {
     uint32_t user = s->next[e];
@@ -667,7 +668,8 @@ fail:
   return status;
 }
 
-/* Computes per position the seconds of the longest path to the end. */
+/* Sets (*result)[k] to the length in seconds of the longest path from node k to the end, including
+ * node k. The caller frees *result. */
 static mpg_status find_paths(const schedule *s, double **result) {
   double *paths = mpg_calloc(s->count + 1, sizeof *paths);
   if (!paths) return mpg_out_of_host_memory(s->count * sizeof *paths);

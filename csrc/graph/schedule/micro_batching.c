@@ -10,7 +10,7 @@
 typedef struct walk {
   const mpg_graph *graph;
   const mpg_batching_request *request;
-  const struct walk *whole; /* walk of the same nodes with more rows, to copy from; may be NULL */
+  const struct walk *whole; /* walk with more rows, from which results are copied; or NULL */
   mpg_batch *values;        /* per value of the graph */
   bool *live;               /* per node */
   mpg_batch *in;            /* workspace of run_rule, like `out` and `descs` */
@@ -224,8 +224,8 @@ static mpg_status prepare_walk(walk *w) {
   return MPG_OK;
 }
 
-/* Adds the nodes that another walk visits. Simplification may have left a node without users in
- * only one of the two graphs. */
+/* Adds the nodes that another walk visits, so that both visit the same nodes. Simplification may
+ * have left a node without users in only one of the two graphs. */
 static void visit_also(walk *w, const walk *other) {
   for (size_t n = 0; n < w->graph->num_nodes; n++) w->live[n] |= other->live[n];
   mpg_graph_mark_live(w->graph, w->live);
@@ -258,13 +258,14 @@ fail:
 
 /* --- Two sizes -------------------------------------------------------------------------------- */
 
-/* Finds a numeric parameter that differs between the two sizes, or returns -1. */
+/* Returns the index of a float parameter that differs between the two numbers of rows, or -1 if
+ * none differs. */
 static int other_number(const mpg_node *a, const mpg_node *b, double *one, double *two) {
   const mpg_param_table *table = a->op->params;
   for (int i = 0; i < table->count && a->params && b->params; i++) {
     const mpg_param *param = &table->params[i];
     if (param->kind != MPG_PARAM_FLOAT && param->kind != MPG_PARAM_OPT_FLOAT) continue;
-    /* An optional parameter starts with its value. */
+    /* The value is the first field of an optional parameter. */
     memcpy(one, (const char *)a->params + param->offset, sizeof *one);
     memcpy(two, (const char *)b->params + param->offset, sizeof *two);
     if (memcmp(one, two, sizeof *one)) return i;

@@ -32,7 +32,8 @@ typedef struct mpg_batching_request {
   bool whole_statistics;
 } mpg_batching_request;
 
-/* Fails with an error that names the op and its block, or the result. */
+/* Checks that the graph can be divided as requested. On failure, the error names the op and its
+ * block, or the output. */
 mpg_status mpg_graph_check_batching(const mpg_graph *graph, const mpg_batching_request *request);
 /* Checks one function traced for two numbers of rows. Sizes in the graph must scale with the
  * arrays' rows, and numbers must not depend on the number of rows, as in x / len(x). Traces with
@@ -40,9 +41,9 @@ mpg_status mpg_graph_check_batching(const mpg_graph *graph, const mpg_batching_r
  * determines which axis of size 1 is the batch axis. */
 mpg_status mpg_graph_compare_batching(const mpg_graph *graph, const mpg_batching_request *request,
                                       const mpg_graph *second, const mpg_batching_request *other);
-/* Marks the random calls whose shape is the same for two numbers of rows: they have no rows.
- * `drawn` has num_drawn entries, at least one for each random call of `graph`; the caller owns it.
- * Traces with different numbers of random calls mark none. */
+/* Marks random calls as rowless if their shape is the same for two numbers of rows. `drawn` has
+ * num_drawn entries, at least one for each random call of `graph`; the caller owns it. If the
+ * traces have different numbers of random calls, none is marked. */
 mpg_status mpg_graph_compare_draws(const mpg_graph *graph, const mpg_graph *second,
                                    mpg_drawn *drawn, uint32_t num_drawn);
 

@@ -46,7 +46,7 @@ mpg_status mpg_graph_order(const mpg_graph *graph, mpg_phase phase, const mpg_va
     if (moves_up(graph, node) && graph->nodes[mpg_node_inputs(graph, node)[0].node].phase == phase)
       continue; /* listed directly after its source */
     order->nodes[order->count++] = (uint32_t)n;
-    /* A copy of a copy follows its source in turn. */
+    /* Appends the copies of the node, and in turn the copies of these copies. */
     for (size_t done = order->count - 1; done < order->count; done++)
       for (uint32_t copy = first[order->nodes[done]]; copy != MPG_NO_NODE; copy = next[copy])
         order->nodes[order->count++] = copy;

@@ -217,8 +217,8 @@ static bool may_lie_over(const planner *p, size_t k, uint32_t out, uint32_t inpu
   bool overwrites = mpg_node_flag(node, MPG_OP_INPLACE) &&
                     !mpg_node_flag(node, MPG_OP_SHAPE_ONLY) && out == node->values;
   if (!group) return overwrites;
-  /* A group works tile by tile. So both values must be whole along its domain, and no member may
-   * read the input after it was overwritten. */
+  /* A group works tile by tile. So both values must have as many elements as its domain, and no
+   * member may read the input after it was overwritten. */
   int64_t all = 1;
   for (int d = 0; d < group->ndim; d++) all *= group->dims[d];
   const mpg_node *producer = group->producer != MPG_NO_NODE ? &graph->nodes[group->producer] : NULL;
@@ -250,7 +250,7 @@ static void share_in_place(planner *p) {
     uint32_t outputs = group || node->num_outputs == 0 ? node->num_outputs : 1;
     for (uint32_t o = 0; o < outputs; o++) {
       uint32_t out = node->values + o;
-      /* Tries every array that the step reads. */
+      /* Tries every array that the node or its group reads. */
       for (size_t at = first; at <= last && p->planned[out]; at++) {
         const mpg_node *reader = &graph->nodes[order->nodes[at]];
         for (uint32_t i = 0; i < reader->num_inputs; i++) {
@@ -269,7 +269,7 @@ static void share_in_place(planner *p) {
 static bool meet(lifetime a, lifetime b) { return a.begin <= b.end && b.begin <= a.end; }
 
 /* Finds the smallest gap for `wanted` between the items whose lifetimes overlap with its own, or
- * else the space after them. Returns false if that ends above `limit`. */
+ * else the space after them. Returns false if the chosen space ends above `limit`. */
 static bool best_fit(const item_list *list, const item *wanted, size_t limit, size_t *offset) {
   size_t end = 0, best_gap = SIZE_MAX;
   for (size_t i = 0; i < list->count; i++) {
@@ -390,7 +390,7 @@ fail:
   return status;
 }
 
-/* Packs in several orders, until the lower bound is reached, and takes the best. */
+/* Tries packing orders until one reaches the lower bound, and keeps the best. */
 static mpg_status pack_well(planner *p, uint32_t slot, item *items, size_t count) {
   mpg_plan *plan = p->plan;
   mpg_status status = MPG_OK;

@@ -87,10 +87,10 @@ bool mpg_plan_aliased(const mpg_plan *plan, const mpg_graph *graph, const mpg_no
  * users of a state that an effect writes keep their order. Copies to other devices directly follow
  * the value that they copy.
  *
- * Searches an order that needs less memory, in two ways. The greedy search always takes the node
- * that frees most memory. The depth-first search visits first the input that needs most memory. If
- * the better order has a peak of live bytes (summed over devices) that is at least 1/20 below that
- * of the given order, stores it in `better` and sets *changed.
+ * Searches for an order that needs less memory, in two ways. The greedy search always takes the
+ * node that frees the most memory. The depth-first search first visits the input that needs the
+ * most memory. If the better order has a peak of live bytes (summed over devices) that is at least
+ * 1/20 below that of the given order, stores it in `better` and sets *changed.
  */
 mpg_status mpg_order_for_memory(const mpg_plan_request *request, mpg_order *better, bool *changed);
 /* Computes orders in which devices wait less for each other, by list scheduling. For faster[0],

@@ -19,7 +19,7 @@ typedef struct staging {
   mpg_workspace space;
 } staging;
 
-/* True if the node's results depend on the contents of that input. */
+/* True if the node's results depend on the contents of the input. */
 static bool reads(const mpg_node *node, mpg_value input) {
   return mpg_has_value(input) && !mpg_node_flag(node, MPG_OP_SHAPE_ONLY);
 }
@@ -74,7 +74,7 @@ static uint32_t device_number(mpg_device_id *devices, uint32_t *count, mpg_devic
   return (*count)++;
 }
 
-/* Merges a stage that sends nothing into the device's next stage. */
+/* Merges each stage that sends no data to another device with the next stage on its device. */
 static void merge_depths(staging *s, const uint32_t *device_of, uint32_t num_devices,
                          uint32_t *next) {
   size_t row = (size_t)s->max_depth + 1;

@@ -20,9 +20,9 @@ static bool same_array(const mpg_graph *graph, mpg_value value, const mpg_node *
          mpg_device_id_equal(from->device, to->device);
 }
 
-/* True if the op with this scalar returns its input unchanged. x + 0.0 and x - -0.0 do not, because
- * they turn -0.0 into 0.0. Division and power do not for integers, because they do not compute in
- * integers. */
+/* True if the op with this scalar returns its input unchanged. Excludes x + 0.0 and x - -0.0,
+ * because they turn -0.0 into 0.0. Excludes division and power of integers, because they are not
+ * computed in integers. */
 static bool neutral(const mpg_op *op, double scalar, mpg_dtype dtype) {
   bool real = mpg_dtype_is_float(dtype);
   switch (op->id) {
@@ -119,8 +119,9 @@ mpg_value mpg_graph_uncast(const mpg_graph *graph, const mpg_node *node) {
   mpg_value origin = mpg_node_inputs(graph, source)[0];
   mpg_dtype from = desc_of(graph, origin)->dtype, through = desc_of(graph, input)->dtype,
             to = graph->values[node->values].desc.dtype;
-  /* Otherwise the first cast is kept, because conversions of out-of-range numbers differ between
-   * integers and floats, and amp_cast does not convert some dtypes. */
+  /* Unless the result has the original dtype, only a Cast between floats is merged. Conversions of
+   * out-of-range numbers differ between integers and floats, and amp_cast does not convert some
+   * dtypes. */
   bool alike = from == to ||
                (node->op->id == MPG_OP_Cast && mpg_dtype_is_float(from) && mpg_dtype_is_float(to));
   return holds_all(from, through) && alike ? origin : MPG_NO_VALUE;

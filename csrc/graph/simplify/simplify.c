@@ -14,8 +14,8 @@ typedef struct state {
   bool *result;   /* per root: its memory is an output of the graph */
 } state;
 
-/* True if users of the value read another node's value instead: output 0 of an identity, or any
- * output of a duplicate. */
+/* True if users of the value read another node's value instead. This holds for output 0 of an
+ * identity and for all outputs of a duplicate. */
 static bool replaced(const state *s, mpg_value value) {
   return mpg_has_value(value) && mpg_has_value(s->replacement[value.node]) &&
          !(s->identity[value.node] && value.output);

@@ -5,11 +5,11 @@
 
 #include "graph/ir/graph.h"
 
-/* algebraic_simplification.c: returns the value that a node's only output equals bit for bit, or
- * MPG_NO_VALUE. */
+/* algebraic_simplification.c: returns an earlier value that is bit-identical to the node's only
+ * output, or MPG_NO_VALUE. */
 mpg_value mpg_graph_find_identity(const mpg_graph *graph, const mpg_node *node);
-/* For a cast of a cast, returns the value that a single cast converts to the same bits, or
- * MPG_NO_VALUE. */
+/* For a cast of a cast, returns the input of the inner cast if casting it directly is
+ * bit-identical. Otherwise returns MPG_NO_VALUE. */
 mpg_value mpg_graph_uncast(const mpg_graph *graph, const mpg_node *node);
 
 /* common_subexpressions.c: hash table of nodes, which finds duplicates. The caller owns it, zeroes
