@@ -165,8 +165,8 @@ static mpg_status simplify_joint(mpg_graph *joint, mpg_value *in_grads, uint32_t
   return mpg_graph_set_outputs(joint, in_grads, 0);
 }
 
-/* Determines the forward values that the gradient of all outputs reads. Ops without a gradient fail
- * only once a backward pass has a gradient for them. */
+/* Determines the forward values that the gradient of all outputs reads. An op that has no gradient
+ * is not an error here. It fails when a backward pass reaches it. */
 static mpg_status find_saved(mpg_compiled *c) {
   mpg_graph joint;
   mpg_order order = {0};
@@ -521,7 +521,7 @@ static mpg_status new_backward(const mpg_compiled *c, mpg_compiled_backward **re
   return mpg_out_of_host_memory(c->num_inputs);
 }
 
-/* Returns the backward of this signature; NULL if it does not exist yet. */
+/* Returns the backward of this signature, or NULL if it has not been built yet. */
 static mpg_compiled_backward *find_backward(const mpg_compiled *c, const bool *arrives,
                                             const bool *summed, const uint8_t *places, bool retain,
                                             bool train) {

@@ -1,7 +1,7 @@
 /* Compilation of a trace to a compiled call.
  *
- * Forward programs are compiled at once, backward programs when a backward pass first needs them.
- * Ownership: as noted at the functions. Threads: host lock.
+ * Forward programs are compiled immediately. Backward programs are compiled when a backward pass
+ * first needs them. Ownership: as noted at the functions. Threads: host lock.
  */
 #ifndef MPG_COMPILE_COMPILE_H
 #define MPG_COMPILE_COMPILE_H
@@ -22,7 +22,7 @@ typedef struct mpg_compile_options {
   const mpg_memory_budget *budget;
 } mpg_compile_options;
 
-/* Compiles an ended trace whose first inputs are `inputs`. Takes ownership of the trace's
+/* Compiles a finished trace whose first inputs are `inputs`. Takes ownership of the trace's
  * constants. *compiled is a new reference. */
 mpg_status mpg_compile(mpg_trace *trace, const mpg_array *inputs, uint32_t num_inputs,
                        mpg_array *const *outputs, uint32_t num_outputs,

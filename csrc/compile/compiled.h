@@ -45,10 +45,11 @@ typedef enum mpg_gradient_place {
 typedef struct mpg_inputs {
   mpg_array *const *given, *const *bound; /* borrowed; the arrays stay alive during the call */
   uint32_t num_given, num_bound;
-  /* Equal numbers mean the same bound arrays with the same tensors and nodes. 0 means that they
-   * must be checked. */
+  /* Equal numbers mean the same bound arrays with the same tensors and nodes. 0 means that the
+   * arrays must be checked. */
   uint64_t binding;
-  /* The bound arrays if they are variables; NULL to record them one by one. Borrowed. */
+  /* The bound arrays as one parameter set if all of them are variables. NULL records them one by
+   * one. Borrowed. */
   mpg_parameter_set *parameters;
 } mpg_inputs;
 static inline uint32_t mpg_inputs_count(const mpg_inputs *inputs) {
@@ -69,7 +70,7 @@ typedef struct mpg_binding {
   uint64_t launched;
   bool made;          /* the kept values are computed from the contents at `versions` */
   uint64_t watched;   /* mpg_storage_watched_writes when `versions` were compared last */
-  uint32_t *versions; /* per source array of the invariants program */
+  uint32_t *versions; /* per source array of the invariants program: its version */
   uint32_t num_fixed, num_kept;
   mpg_tensor tensors[];
 } mpg_binding;
@@ -103,8 +104,8 @@ typedef struct mpg_compiled_backward {
 
 typedef enum mpg_compile_stages {
   MPG_STAGES_NONE,     /* each program is one segment (program.h) */
-  MPG_STAGES_WHOLE,    /* segments by stage */
-  MPG_STAGES_DEFERRED, /* segments by stage; deferred work of the backward in separate segments */
+  MPG_STAGES_WHOLE,    /* one segment per stage */
+  MPG_STAGES_DEFERRED, /* one segment per stage, plus segments for deferred backward work */
 } mpg_compile_stages;
 
 /* List of memory blocks that recorded calls reuse (compiled_call.c). */
@@ -135,8 +136,8 @@ typedef struct mpg_compiled {
   bool starts;     /* a node starts a gradient (mpg_node_starts) */
   uint64_t agreed; /* number of the graph, equal on all ranks; 0 if it does not span ranks */
   mpg_compile_stages stages;
-  /* Per random call: the position of a micro-batch's rows in its output, once checked
-   * (pipeline_run.h); NULL if unknown. */
+  /* Per random call: the position of a micro-batch's rows in the draw. NULL until pipeline_run.h
+   * has checked it. */
   mpg_drawn *drawn;
   /* Per given input: true if other micro-batches wait for its gradient; NULL if none do. */
   bool *carried;

@@ -37,8 +37,8 @@ static mpg_status take_inputs(const mpg_graph *graph, const mpg_node *node, mpg_
 
 /* Offsets that emit adds to the recompute regions and random call numbers of a function. */
 typedef struct base {
-  uint32_t regions; /* recompute regions already in the target graph */
-  uint32_t random;  /* random calls already there, minus those before the function in its source */
+  uint32_t regions; /* recompute regions of the target graph so far */
+  uint32_t random;  /* its random calls so far, minus those of the source before the function */
 } base;
 
 /* Emits a node of one graph into another. `known` maps each value of `from` to its value in `into`.

@@ -10,7 +10,7 @@
 enum { BETWEEN_INTERRUPTS = 64, LARGEST_KEPT = 1 << 14 };
 
 typedef struct mpg_loop_space {
-  mpg_array *slices; /* per data array, per step; like all arrays here, owned */
+  mpg_array *slices; /* per data array, per step; all arrays here are owned */
   mpg_array *rows;   /* per step, per output */
   mpg_array *states; /* current states, then the results of a step */
   mpg_array **arguments;

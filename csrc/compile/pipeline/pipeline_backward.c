@@ -51,7 +51,7 @@ static mpg_status bind_head(mpg_pipeline_run *run, uint32_t k, mpg_array *const 
 }
 
 /* Determines the destination of a micro-batch's gradient of input i. `first` is true for the first
- * micro-batch of the backward that writes it. */
+ * micro-batch that the backward processes. */
 static mpg_status place_input(mpg_pipeline_run *run, uint32_t k, uint32_t i, bool first,
                               int64_t row, const mpg_target *target, mpg_array *whole,
                               uint8_t *place, mpg_tensor *tensor) {

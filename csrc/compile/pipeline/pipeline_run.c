@@ -208,7 +208,7 @@ static mpg_status check_input(const mpg_tensor *tensor, const mpg_graph_value *v
                   mpg_device_id_text(value->device).text);
 }
 
-/* Binds output i of each micro-batch. A divided output is bound to the micro-batch's rows of the
+/* Binds output i of each micro-batch. A split output is bound to the micro-batch's rows of the
  * whole array. A carried output gets its own array, except that the last one is the run's
  * output. */
 static mpg_status bind_output(mpg_pipeline_run *run, uint32_t i) {

@@ -155,8 +155,8 @@ mpg_status mpg_micro_batch_slice(const mpg_tensor *whole, const mpg_desc *desc, 
 mpg_status mpg_micro_batch_begin(const mpg_pipeline_run *run, mpg_micro_batch *micro_batch,
                                  mpg_phase phase);
 /* partial_gradients.c. Marks gradients that are sums over some micro-batches only, because queueing
- * failed halfway. Reading such a gradient fails with this thread's current error text until the
- * next write. Host lock. */
+ * failed halfway. Reading one of these gradients fails with this thread's current error text until
+ * the next write. Host lock. */
 void mpg_fail_partial_gradients(const mpg_pipeline_run *run, const mpg_micro_batch_item *items,
                                 size_t count, mpg_status status);
 
