@@ -163,7 +163,8 @@ mpg_value mpg_view_root(const mpg_graph *graph, mpg_value value);
 
 /* cost.c: sets costs[n] to the result of node n's cost function. */
 mpg_status mpg_graph_costs(const mpg_graph *graph, mpg_cost *costs);
-/* Estimates the seconds that a node takes. A copy to another device takes its transfer time. */
+/* Estimates the run time of a node in seconds. For a copy to another device, this is the transfer
+ * time. */
 double mpg_node_seconds(const mpg_graph *graph, const mpg_node *node, mpg_cost cost);
 
 /* graph_gradient.c: appends the gradient of sum(heads[i] * head_grads[i]) with respect to `wanted`.

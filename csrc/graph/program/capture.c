@@ -38,7 +38,7 @@ struct mpg_captured_segment {
 struct mpg_captures {
   mpg_arena arena;
   bool *alone;               /* per instruction: true if never captured */
-  mpg_captured_segment **at; /* per instruction: the captured segment that begins there */
+  mpg_captured_segment **at; /* per instruction: the captured segment that begins with it */
   /* List of all captured segments. Includes those that were replaced in `at`, because captures are
    * freed with the program. */
   mpg_captured_segment *segments;
@@ -196,8 +196,9 @@ static kept_capture *choose(mpg_captured_segment *captured, const mpg_call_frame
   return oldest;
 }
 
-/* Captures the segment. Returns false if that fails; `failed` is then the instruction that could
- * not be captured, or UINT32_MAX if another thread has synchronized the device. */
+/* Captures the segment. Returns false on failure. `failed` is then the instruction that could not
+ * be captured, or UINT32_MAX if no instruction is the cause (for example, another thread has
+ * synchronized the device). */
 static bool capture(mpg_run *run, const mpg_call_frame *frame, const mpg_program *program,
                     mpg_captured_segment *captured, kept_capture *kept) {
   mpg_device *device = run->device;
@@ -238,8 +239,8 @@ static bool capture(mpg_run *run, const mpg_call_frame *frame, const mpg_program
   return true;
 }
 
-/* Records a failed capture. If the same instruction has failed twice in a row, it is excluded for
- * good, and the captured segment is split around it. Any other failure is retried at the next
+/* Records a failed capture. If the same instruction has failed twice in a row, it is permanently
+ * excluded, and the captured segment is split around it. Any other failure is retried at the next
  * call. */
 static void learn(const mpg_program *program, mpg_captured_segment *captured,
                   uint32_t failed_before) {

@@ -39,9 +39,9 @@ static mpg_status collect_points(const mpg_program_set *set, const mpg_program_s
   return MPG_OK;
 }
 
-/* Copies the contents of external arrays that the segment overwrites while a gradient function
- * still needs them. In a backward, which has `look`, fixed arrays that are only written are
- * gradients. They are skipped unless some gradient function has saved a gradient. */
+/* Called before the segment writes external arrays. Preserves the old contents that gradient
+ * functions still need. In a backward (a call with `look`), fixed arrays that are only written hold
+ * gradients. These are skipped unless a gradient function has saved a gradient. */
 static void before_writes(const mpg_program_segment *segment, const mpg_launching *call) {
   bool all = !call->binding || !call->look || mpg_contents_tracked_savers();
   uint32_t count = all ? segment->num_written : segment->num_checked;

@@ -42,11 +42,11 @@ typedef struct mpg_instruction {
   uint32_t peer;    /* slot of the other device: target of a copy, source of a wait */
   uint32_t segment; /* waits only: the segment that signals */
   uint32_t tick;    /* number of the signal in its segment */
-  const mpg_op *op; /* RUN, COPY; NULL means a fused group */
-  mpg_fused *fused; /* RUN of a group */
+  const mpg_op *op; /* op of a RUN or COPY; NULL for a fused group */
+  mpg_fused *fused; /* fused group of a RUN, or NULL */
   const void *params;
   mpg_kernel_fn kernel;
-  /* Index of the first operand (view); inputs, then outputs. */
+  /* Index of the first operand, and of its view. Operands are the inputs, then the outputs. */
   uint32_t operands, num_inputs, num_outputs;
   uint32_t random; /* number of its random call in the graph, or MPG_NO_RANDOM */
   uint32_t scope, origin;
@@ -125,8 +125,8 @@ typedef struct mpg_program_set {
   /* Number of the graph, equal on all ranks (mpg_ranks_note_graph); 0 if it does not span ranks. */
   uint64_t graph;
   uint32_t num_transfers; /* transfer numbers that the copies between ranks use per call */
-  /* Per random call: position of the rows of a micro-batch in the draw. In the arena; NULL means
-   * that it is derived from shapes. */
+  /* Per random call: position of the rows of a micro-batch in the draw. Allocated in the arena.
+   * NULL means that the positions are derived from shapes. */
   mpg_drawn *drawn;
   uint32_t num_drawn;
   bool small; /* one program that runs faster in the calling thread than on a worker */

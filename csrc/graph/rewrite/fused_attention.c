@@ -28,7 +28,7 @@ typedef struct pattern {
   /* `causal` means that each row ignores later keys. `forever` means that the mask adds -inf, so
    * these keys have weight 0 whatever other masks do. */
   bool causal, forever;
-  mpg_operand causal_mask; /* the added mask that makes it causal */
+  mpg_operand causal_mask; /* the added mask that makes the attention causal */
   bool drops;
   double scale, p;
 } pattern;

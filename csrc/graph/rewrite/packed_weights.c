@@ -47,7 +47,7 @@ static bool match_sum(const mpg_rewrite *r, mpg_operand from, found *f) {
     return false;
   mpg_operand sides[2] = {mpg_rewrite_input(r, sum, 0), mpg_rewrite_input(r, sum, 1)};
   if (!mpg_rewrite_is_addition(r, mpg_rewrite_node(r, sum))) return false;
-  /* Prefers the later of two convolutions, because the result of the earlier one is known by
+  /* Prefers the later of two convolutions, because the result of the earlier one is available by
    * then. */
   int first = sides[1].value.node > sides[0].value.node;
   for (int i = 0; i < 2; i++) {

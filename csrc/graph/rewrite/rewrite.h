@@ -105,8 +105,8 @@ mpg_operand mpg_rewrite_input(const mpg_rewrite *r, mpg_operand operand, uint32_
 mpg_operand mpg_rewrite_skip_copies(const mpg_rewrite *r, mpg_operand operand);
 /* Skips copies to find an output of `op`. MPG_PRIVATE requires that every value on the path,
  * including *found, has a single user and is not a graph output, so that it is removed with the
- * pattern. Fails if an input of the op found is written later, because the replacement reads it
- * later. */
+ * pattern. Returns false if no output of `op` is found, or if an input of the op is overwritten
+ * later, because the replacement would read the new contents. */
 typedef enum mpg_match { MPG_SHARED, MPG_PRIVATE } mpg_match;
 bool mpg_rewrite_match(const mpg_rewrite *r, mpg_operand from, mpg_op_id op, mpg_match match,
                        mpg_operand *found);

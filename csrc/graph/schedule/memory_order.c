@@ -11,7 +11,7 @@ enum {
   ORDERED = UINT32_MAX, /* sentinel in depth_search.seen: the node is in the order */
 };
 
-/* Nodes are named by their position in the request's order. */
+/* Nodes are identified by their position in the request's order. */
 typedef struct schedule {
   const mpg_plan_request *request;
   const mpg_graph *graph;
@@ -370,7 +370,8 @@ typedef struct depth_search { /* all arrays are per position */
   /* The schedule's dependency graph with reversed edges: the predecessors of k are before[first[k]]
    * to before[first[k + 1] - 1]. */
   uint32_t *first, *before;
-  double *needs; /* peak bytes to compute it, as if its dependencies were a tree (Sethi-Ullman) */
+  double *
+      needs; /* peak bytes to compute the node, as if its dependencies were a tree (Sethi-Ullman) */
   double *keeps; /* bytes of its outputs */
   uint32_t *stack;
   uint32_t *seen; /* number of visited dependencies; ORDERED means that the node is in the order */

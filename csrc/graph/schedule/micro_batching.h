@@ -15,10 +15,11 @@
 
 typedef struct mpg_batching_request {
   const mpg_value *inputs; /* the remaining inputs of the graph are constants */
-  /* mpg_batch_kind; DIVIDED inputs are divided along their first axis. */
+  /* Per input: mpg_batch_kind. DIVIDED inputs are divided along their first axis. */
   const uint8_t *input_kinds;
   uint32_t num_inputs;
-  /* Per output of the graph: STATE is passed to the next chunk; all others must be divided. */
+  /* Per output of the graph: STATE outputs are passed to the next chunk. All other outputs must be
+   * divided. */
   const uint8_t *output_kinds;
   int64_t rows; /* number of rows in the micro-batch */
   int axis;     /* the axis of rows in arrays that the graph creates */
@@ -36,9 +37,9 @@ typedef struct mpg_batching_request {
  * block, or the output. */
 mpg_status mpg_graph_check_batching(const mpg_graph *graph, const mpg_batching_request *request);
 /* Checks one function traced for two numbers of rows. Sizes in the graph must scale with the
- * arrays' rows, and numbers must not depend on the number of rows, as in x / len(x). Traces with
- * different nodes (a loop over steps) are checked separately. If the first has one row, the second
- * determines which axis of size 1 is the batch axis. */
+ * arrays' rows, and numeric parameters must not depend on the number of rows, as in x / len(x).
+ * Traces with different nodes (a loop over steps) are checked separately. If the first trace has
+ * one row, the second trace determines which axis of size 1 is the batch axis. */
 mpg_status mpg_graph_compare_batching(const mpg_graph *graph, const mpg_batching_request *request,
                                       const mpg_graph *second, const mpg_batching_request *other);
 /* Marks random calls as rowless if their shape is the same for two numbers of rows. `drawn` has

@@ -62,7 +62,7 @@ typedef struct mpg_plan_request {
   const bool *saved;       /* per value: true if it is alive after the phase */
   const mpg_plan *forward; /* NULL in the forward phase */
   bool unfused;            /* mpg_schedule: disables fusion */
-  bool retain;             /* saved values of the forward plan must be kept */
+  bool retain;             /* the graph is retained, so saved values of the forward plan are kept */
 } mpg_plan_request;
 
 /* Plans the memory of a phase. `plan` must be zeroed. */

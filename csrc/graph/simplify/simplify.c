@@ -60,7 +60,7 @@ static bool may_replace(state *s, uint32_t n, mpg_value by) {
   uint32_t root = s->root[by.node];
   if (s->written[s->root[n]] || s->written[root] || reads_written(s, &s->graph->nodes[n]))
     return false;
-  if (s->root[n] != n || !s->result[n]) return true; /* a view has the same memory anyway */
+  if (s->root[n] != n || !s->result[n]) return true; /* outputs share no more memory than before */
   if (s->result[root] || mpg_node_is_input(&s->graph->nodes[root])) return false;
   s->result[root] = true;
   return true;
