@@ -56,8 +56,8 @@ static mpg_status copy_traced(const mpg_compiled *c, mpg_graph *graph,
   return mpg_graph_set_outputs(graph, c->traced + graph->num_inputs, c->num_outputs);
 }
 
-/* Checks that the inputs that are read are unchanged since the call ran, except those that the call
- * itself wrote (moving statistics). */
+/* Checks that the inputs that the replay reads are unchanged since the call ran, except those that
+ * the call itself wrote (moving statistics). */
 static mpg_status check_unchanged(const mpg_graph *graph, const mpg_order *order,
                                   const mpg_value *input_values, const mpg_array *inputs,
                                   const uint32_t *versions, uint32_t num_inputs) {

@@ -49,7 +49,7 @@ typedef struct mpg_schedule_memory {
   uint32_t num_micro_batches;
   const mpg_micro_batch_item *items; /* in queue order */
   size_t num_items;
-  bool keep; /* releases no block, because a backward follows */
+  bool keep; /* true if no block is released, because a backward follows */
 } mpg_schedule_memory;
 /* Peak bytes of the blocks on each device. */
 typedef struct mpg_peaks {
