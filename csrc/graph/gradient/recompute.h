@@ -25,7 +25,7 @@
  * set to true for the kept values that the backward phase reads. */
 mpg_status mpg_recompute_find(const mpg_graph *joint, size_t num_forward, const mpg_value *roots,
                               size_t num_roots, bool *saved);
-/* True if a node is in a recompute region. */
+/* True if one of the first num_forward nodes is in a recompute region. */
 bool mpg_recompute_wanted(const mpg_graph *graph, size_t num_forward);
 
 /* Copies `joint` to `result`, which is initialized and empty. Inserts the recomputation of values

@@ -7,7 +7,7 @@
 
 enum {
   KEPT = 4,          /* captures per segment */
-  SHORTEST = 3,      /* fewer kernels are not worth a capture */
+  SHORTEST = 3,      /* minimum number of kernels in a captured segment */
   MISSES = 2 * KEPT, /* consecutive misses after which addresses are considered unstable */
   REST = 64,         /* number of calls without captures after MISSES misses */
 };
@@ -215,7 +215,7 @@ static bool capture(mpg_run *run, const mpg_call_frame *frame, const mpg_program
     const mpg_instruction *instruction = &program->instructions[i];
     uint32_t drawn = draws_of(instruction);
     if (backend->capture_void(device)) {
-      good = false; /* another thread invalidated it, since all instructions so far succeeded */
+      good = false; /* another thread voided the capture, since all instructions so far succeeded */
     } else if (instruction->kind != MPG_SIGNAL &&
                mpg_program_issue(&into, frame, program, instruction,
                                  drawn ? &device->keys[draw] : NULL) != MPG_OK) {

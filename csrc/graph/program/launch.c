@@ -88,7 +88,7 @@ static mpg_status new_frame(mpg_program_set *set, const mpg_launching *call, int
                             mpg_call_frame **result) {
   mpg_call_frame *frame = NULL;
   MPG_TRY(take_frame(set, &frame));
-  /* If known, the frame already has the addresses of fixed arrays from an earlier call. */
+  /* If `known`, the frame already has the addresses of fixed arrays from an earlier call. */
   bool known = call->binding && frame->binding == call->binding;
   *frame = (mpg_call_frame){.references = references,
                             .set = set,

@@ -197,10 +197,10 @@ mpg_status mpg_staged_call_begin(mpg_program_set *set, const mpg_launching *call
 /* `stage` and `micro_batch` are for errors and the profiler (mpg_submission). */
 mpg_status mpg_staged_call_submit(mpg_staged_call *staged_call, uint32_t segment, uint32_t stage,
                                   uint32_t micro_batch);
-/* Also valid for a zeroed call that did not begin. Queued work still runs. */
+/* Ends a staged call. Queued work still runs. A zeroed call that did not begin is allowed. */
 void mpg_staged_call_end(mpg_staged_call *staged_call);
 
-/* program.c: runs one device's program; for launch.c. */
+/* program.c: runs the program of one device. For launch.c. */
 struct mpg_call_frame {
   _Atomic int32_t references; /* one per queued segment, plus one for a staged call */
   mpg_program_set *set;       /* owned reference while queued */

@@ -53,8 +53,9 @@ static mpg_value emit_transposed(mpg_rewrite *r, mpg_value value, bool back) {
   return mpg_rewrite_emit(r, MPG_OP_transpose, &params, &value, 1, &value);
 }
 
-/* Finds the channels-last form of a value of the target, which is the input of the transpose back
- * that computes it. Returns false if the value is not computed in this way. */
+/* Finds the channels-last form of a value of the target: the input of the transpose, or of the
+ * equivalent reshape, that computes the value. Returns false if the value is not computed in this
+ * way. */
 static bool made_from_last(const mpg_rewrite *r, mpg_value value, mpg_value *last) {
   const mpg_node *node = &r->target.nodes[value.node];
   if (r->status != MPG_OK || !node->op || node->num_inputs != 1) return false;
@@ -378,7 +379,7 @@ static bool identity(mpg_rewrite *r) {
   return true;
 }
 
-/* Removes a program's own transpose to channels-last. */
+/* Removes a transpose to channels-last that the user's program contains. */
 static bool transpose(mpg_rewrite *r, const mpg_node *node) {
   mpg_shape axes = in_order(shown_desc(r)->shape.ndim), wanted = mpg_channels_last(&axes);
   mpg_value last;

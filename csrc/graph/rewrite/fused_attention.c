@@ -491,7 +491,7 @@ static bool write_in_place(mpg_rewrite *r, uint32_t n) {
   for (uint32_t i = 1; i < attention->num_outputs; i++)
     if (r->users[attention->values + i]) return false;
   if (shape->dims[2] != sizes[ROWS] || shape->dims[3] != sizes[VALUE_WIDTH]) return false;
-  /* Checks that the result is laid out by head. */
+  /* Checks that the result is a contiguous (batch, heads, rows, width) array. */
   if (params.result_at.values[3] != sizes[VALUE_WIDTH] ||
       params.result_at.values[1] != sizes[HEADS] * sizes[ROWS] * sizes[VALUE_WIDTH])
     return false;

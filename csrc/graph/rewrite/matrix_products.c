@@ -1,4 +1,4 @@
-/* Rules for matrix products. */
+/* A rule for matrix products: folds transposes into dot and batch_dot. */
 #include <string.h>
 
 #include "graph/rewrite/rewrite.h"
@@ -20,7 +20,8 @@ static bool exchanged(const mpg_rewrite *r, mpg_operand from, mpg_operand *x) {
   return true;
 }
 
-/* Makes dot and batch_dot read an array before its transpose. */
+/* Makes dot and batch_dot read the array before a transpose, by toggling transpose_a or
+ * transpose_b. */
 static bool fold_transposes(mpg_rewrite *r, uint32_t n) {
   const mpg_node *node = &r->graph->nodes[n];
   if (node->op->id != MPG_OP_dot && node->op->id != MPG_OP_batch_dot) return false;

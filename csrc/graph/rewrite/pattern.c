@@ -1,4 +1,4 @@
-/* Patterns of rewrites: matches them and emits their replacements. */
+/* Matches the patterns of rewrites and emits their replacements. */
 #include <string.h>
 
 #include "graph/rewrite/rewrite.h"

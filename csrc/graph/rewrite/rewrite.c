@@ -1,4 +1,4 @@
-/* The sweeps of rewrites: apply the rules to the nodes of a graph. */
+/* Sweeps of rewrites, which apply the rules to the nodes of a graph. */
 #include "graph/rewrite/rewrite.h"
 
 #include <string.h>

@@ -14,7 +14,7 @@ typedef struct mpg_domain {
   int64_t dims[MPG_MAX_NDIM]; /* all > 1 */
 } mpg_domain;
 
-/* Maps bits of old dims to bits of new dims. */
+/* Map from old dims to new dims: of[i] is the bit set of the new dims that replace dim i. */
 typedef struct mpg_domain_map {
   uint32_t of[MPG_MAX_NDIM];
 } mpg_domain_map;

@@ -259,7 +259,7 @@ bool mpg_open_group_merge(mpg_open_group *g, mpg_open_group *other, uint32_t val
   return can_be_cut(g);
 }
 
-/* Removes dim d from the bits. */
+/* Removes bit d and shifts the higher bits down. */
 static uint32_t without(uint32_t varying, int d) {
   return (varying & ((1u << d) - 1)) | (varying >> (d + 1)) << d;
 }

@@ -11,8 +11,9 @@ typedef struct mover {
   const mpg_order *order;
   const bool *unfused;
   const mpg_analysis *facts;
-  /* The following arrays are per node. `place` is its position, or the position of the node it was
-   * moved after; MPG_NO_POSITION means not in the list. */
+  /* The following arrays are per node and form a linked list of the nodes in the new order. `place`
+   * is the node's position in the old order, or that of the node it was moved after.
+   * MPG_NO_POSITION means not in the list. */
   uint32_t *place;
   uint32_t *next; /* the next node in the list */
   uint32_t *last; /* the last node that was moved after this node, or this node */

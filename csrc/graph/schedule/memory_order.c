@@ -370,8 +370,7 @@ typedef struct depth_search { /* all arrays are per position */
   /* The schedule's dependency graph with reversed edges: the predecessors of k are before[first[k]]
    * to before[first[k + 1] - 1]. */
   uint32_t *first, *before;
-  double *
-      needs; /* peak bytes to compute the node, as if its dependencies were a tree (Sethi-Ullman) */
+  double *needs; /* peak bytes to compute a node as if dependencies were a tree (Sethi-Ullman) */
   double *keeps; /* bytes of its outputs */
   uint32_t *stack;
   uint32_t *seen; /* number of visited dependencies; ORDERED means that the node is in the order */
