@@ -6,7 +6,7 @@
 #include "autograd/tape.h"
 #include "autograd/trace.h"
 
-static uint64_t changes; /* Runtime state, under the host lock. */
+static uint64_t changes; /* value of mpg_array_changes; runtime state, under the host lock */
 uint64_t mpg_array_changes(void) { return changes; }
 void mpg_array_note_change(void) { changes++; }
 

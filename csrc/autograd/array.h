@@ -15,7 +15,7 @@ typedef struct mpg_tape_node mpg_tape_node;         /* autograd/tape.h */
 typedef struct mpg_trace mpg_trace;                 /* a graph being traced */
 typedef struct mpg_parameter_set mpg_parameter_set; /* autograd/parameter_set.h */
 
-/* The values are MXNet's. */
+/* How backward stores a variable's gradient. The numbers are MXNet's. */
 typedef enum mpg_grad_req { MPG_GRAD_NULL = 0, MPG_GRAD_WRITE = 1, MPG_GRAD_ADD = 3 } mpg_grad_req;
 
 typedef struct mpg_array {

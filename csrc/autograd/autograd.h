@@ -18,16 +18,16 @@ bool mpg_autograd_set_training(bool on);
 bool mpg_autograd_set_uncast(bool on);
 
 /* Calls an op. If the call belongs to a trace (trace.h), emits the op into the trace's graph.
- * Otherwise runs the op and, while recording, puts it on the tape. `inputs` are borrowed. `outputs`
- * are num_visible empty structs, which the call fills and the caller owns. `out` is NULL or holds
- * num_visible arrays to write into; `outputs` is then unused. `out` is not allowed in a trace.
- * While recording, an array in `out` must not be on the tape (MXNet's rule); a variable is allowed
- * if no input is on the tape. Ops with
- * MPG_OP_CREATES take their device from params. */
+ * Otherwise runs the op and, while recording, puts it on the tape. `inputs` are borrowed.
+ * `outputs` has num_visible empty structs; the call fills them and the caller owns the results.
+ * `out` is NULL or holds num_visible arrays to write into; `outputs` is then unused. `out` is not
+ * allowed in a trace. While recording, an array in `out` must not be on the tape (MXNet's rule); a
+ * variable is allowed if no input is on the tape. Ops with MPG_OP_CREATES take their device from
+ * params. */
 mpg_status mpg_call(const mpg_op *op, const void *params, mpg_array *const *inputs, int num_inputs,
                     mpg_array *outputs, int num_visible, mpg_array *const *out);
-/* Same as mpg_call. If `separate`, the result has its own memory even if the op would return a view
- * of its input (reshape). */
+/* Same as mpg_call. If `separate`, the result has its own memory even if the op (such as reshape)
+ * would return a view of its input. */
 mpg_status mpg_call_as(const mpg_op *op, const void *params, mpg_array *const *inputs,
                        int num_inputs, mpg_array *outputs, int num_visible, mpg_array *const *out,
                        bool separate);
@@ -49,12 +49,13 @@ bool mpg_autograd_gradient(const mpg_array *array, mpg_tensor *gradient, mpg_gra
 bool mpg_autograd_fresh(const mpg_array *array);
 void mpg_autograd_set_fresh(mpg_array *array, bool fresh);
 
-/* Runs backward from the heads. `head_grads` holds one gradient per head. An entry of NULL, or
- * `head_grads` of NULL, means a gradient of ones. `train` is the mode of the backward ops. */
+/* Runs backward from the heads. `head_grads` holds one gradient per head. A NULL entry, or NULL
+ * for `head_grads`, means a gradient of ones. If `train`, the backward ops run in training mode. */
 mpg_status mpg_autograd_backward(mpg_array *const *heads, mpg_array *const *head_grads,
                                  int num_heads, bool retain_graph, bool train);
 /* Computes the gradients of the heads with respect to `variables` into `gradients` (empty structs,
- * owned by the caller). If `create_graph`, the gradients are on the tape. */
+ * owned by the caller). If `create_graph`, the computation of the gradients is recorded on the
+ * tape, so that they can be differentiated again. */
 mpg_status mpg_autograd_grad(mpg_array *const *heads, mpg_array *const *head_grads, int num_heads,
                              mpg_array *const *variables, int num_variables, bool retain_graph,
                              bool create_graph, bool train, mpg_array *gradients);
@@ -72,8 +73,8 @@ mpg_status mpg_autograd_read(mpg_array *head,
 typedef struct mpg_callback {
   const char *name;
   /* Computes the input gradients in_grads (empty structs) from the output gradients out_grads. In
-   * both, an empty struct represents a zero gradient. Runs in the thread that called backward, with
-   * the host lock held. May return MPG_HOST_EXCEPTION. */
+   * both arrays, an empty struct represents a zero gradient. Runs in the thread that called
+   * backward, with the host lock held. May return MPG_HOST_EXCEPTION. */
   mpg_status (*backward)(void *state, mpg_array *const *out_grads, int num_outputs,
                          mpg_array *in_grads, int num_inputs);
   void (*release)(void *state);

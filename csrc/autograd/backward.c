@@ -31,8 +31,9 @@ static void pass_end(mpg_backward_pass *pass) {
   kept_passes = pass;
 }
 
-/* True if the head is a concatenation along the first axis and its given gradient has more rows but
- * otherwise the same shape. As in MXNet, the gradient's first rows are then used. */
+/* True if the head is a concatenation along the first axis and the given gradient has more rows
+ * than the head but otherwise the same shape. As in MXNet, only the gradient's first rows are then
+ * used. */
 static bool has_more_rows(const mpg_graph *graph, mpg_value head, const mpg_shape *want,
                           const mpg_shape *have) {
   const mpg_node *node = &graph->nodes[head.node];
@@ -41,8 +42,8 @@ static bool has_more_rows(const mpg_graph *graph, mpg_value head, const mpg_shap
          memcmp(have->dims + 1, want->dims + 1, (size_t)(want->ndim - 1) * sizeof *want->dims) == 0;
 }
 
-/* Returns the gradient of a head: ones, or the given array, reshaped to the head's shape if it has
- * the same number of elements. */
+/* Sets *result to the gradient of a head: ones, or the given array. An array of another shape but
+ * the same number of elements is reshaped to the head's shape. */
 static mpg_status head_gradient(mpg_backward_pass *pass, const mpg_array *head,
                                 const mpg_array *gradient, mpg_value value, mpg_value *result) {
   mpg_graph *graph = &pass->graph;
@@ -104,7 +105,8 @@ static mpg_status differentiate(mpg_backward_pass *pass, head_list *list, const 
                                 size_t num_wanted, mpg_value *gradients, bool train) {
   pass->graph.phase = MPG_PHASE_BACKWARD;
   pass->graph.train = train;
-  /* The last head whose gradient is ones. Heads of the same shape, dtype and device share it. */
+  /* Index of the last head that created a gradient of ones. A later head of the same shape, dtype
+   * and device shares that gradient. */
   int ones = -1;
   for (int i = 0; i < list->count; i++) {
     list->values[i] = mpg_backward_pass_value(pass, list->heads[i]);
@@ -179,8 +181,8 @@ static void bind_heads(mpg_backward_pass *pass, const head_list *list) {
                      list->gradients[i]);
 }
 
-/* Sets *missed if the gradient of a call does not reach all parameters of a set that was collected
- * as one value. */
+/* Sets *missed if a parameter set was collected as one value but the gradient of a call does not
+ * reach all parameters of the set. */
 static mpg_status find_missed(mpg_backward_pass *pass, bool *missed) {
   mpg_graph *graph = &pass->graph;
   for (size_t n = 0; pass->num_parameter_sets && n < graph->num_nodes && !*missed; n++) {
@@ -311,8 +313,8 @@ mpg_status mpg_autograd_backward(mpg_array *const *heads, mpg_array *const *head
   return again ? try_backward(&list, retain_graph, train, false, &unused) : status;
 }
 
-/* Puts a gradient on the tape that does not depend on any variable. Without this, differentiating
- * the gradient again would fail; with it, the second gradient is zero. */
+/* Records a gradient that does not depend on any variable as a constant on the tape.
+ * Differentiating it again then gives zero instead of an error. */
 static mpg_status record_constant(mpg_array *gradient, mpg_array *variable) {
   mpg_array *inputs[] = {gradient, variable}, recorded = {0};
   mpg_reshape_like_params params;

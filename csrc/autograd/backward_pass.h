@@ -40,17 +40,17 @@ typedef struct mpg_backward_pass {
   size_t target_list_capacity;
   mpg_tape_node **variables; /* borrowed from nodes */
   size_t num_variables, variables_capacity;
-  /* Parameter sets of calls. If `together`, each set is one value of the graph. `clash` is set if a
-   * variable is reached in more than one way, which `together` does not allow. */
+  /* Parameter sets of calls. If `together`, each set is one value of the graph. `clash` is set if
+   * a variable is reached in more than one way; the pass must then restart without `together`. */
   struct mpg_backward_pass_set {
     mpg_parameter_set *parameters; /* borrowed from nodes */
     uint32_t graph_node;
   } *parameter_sets;
   size_t num_parameter_sets, parameter_sets_capacity;
-  uint64_t *distinct; /* cache: numbers of the last parameter sets found to share no variable */
+  uint64_t *distinct; /* cache: numbers of the sets that last passed compare_parameter_sets */
   size_t num_distinct, distinct_capacity;
   bool together, clash;
-  bool taken; /* saved contents were moved out of the tape, so its nodes must be consumed */
+  bool taken; /* saved contents were moved out of the tape, so the tape's nodes must be consumed */
   struct mpg_backward_pass *next;
 } mpg_backward_pass;
 
@@ -65,7 +65,7 @@ mpg_value mpg_backward_pass_value(const mpg_backward_pass *pass, const mpg_array
  * arrays of these values and releases all others. */
 mpg_status mpg_backward_pass_run(mpg_backward_pass *pass, const mpg_value *kept, size_t num_kept,
                                  bool retain, bool create_graph, bool train);
-/* Creates an array of zeros for a value that a call left empty. */
+/* Replaces an empty array, which a call returned for a zero gradient, with an array of zeros. */
 mpg_status mpg_backward_pass_fill_zero(mpg_backward_pass *pass, uint32_t value);
 
 #endif

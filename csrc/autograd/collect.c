@@ -54,8 +54,8 @@ static mpg_tape_edge edge_at(const mpg_tape_node *node, uint32_t i) {
              : (mpg_tape_edge){node->parameters->variables[i - node->num_inputs], 0};
 }
 
-/* Adds the node's parameter set to the pass. Sets `clash` if one of its variables may also be
- * reached in another way. */
+/* Adds the node's parameter set to the pass. Sets `clash` if the pass may also reach one of the
+ * set's variables in another way. */
 static mpg_status note_parameter_set(mpg_backward_pass *pass, mpg_tape_node *node) {
   mpg_parameter_set *parameters = node->parameters;
   if (!pass->together) return MPG_OK;
@@ -69,8 +69,8 @@ static mpg_status note_parameter_set(mpg_backward_pass *pass, mpg_tape_node *nod
   return MPG_OK;
 }
 
-/* Sets `clash` if two parameter sets share a variable. Caches the sets that passed, so that the
- * next backward with the same sets skips the comparison. */
+/* Sets `clash` if two parameter sets share a variable. Caches the numbers of sets that share none,
+ * so that the next backward with the same sets skips the comparison. */
 static mpg_status compare_parameter_sets(mpg_backward_pass *pass) {
   bool known = pass->num_distinct == pass->num_parameter_sets;
   for (size_t i = 0; known && i < pass->num_parameter_sets; i++)
@@ -136,7 +136,7 @@ static int by_sequence(const void *a, const void *b) {
   return x < y ? -1 : x > y;
 }
 
-/* Sorts the nodes by recording order. A trace has its nodes in the same order, so recorded and
+/* Sorts the nodes by recording order. The nodes of a trace have the same order, so recorded and
  * compiled computations sum gradients in the same order. */
 static void sort(mpg_backward_pass *pass) {
   for (size_t i = 1; i < pass->num_nodes; i++) {
@@ -182,7 +182,7 @@ static mpg_status add_parameter_set(mpg_backward_pass *pass, const mpg_tape_node
   return own(pass, value->node, NULL);
 }
 
-/* True if an op saved other contents of a value than an earlier op did, because the array was
+/* True if an op saved different contents of a value than an earlier op did, because the array was
  * overwritten between the two ops. */
 static bool was_overwritten(const mpg_backward_pass *pass, mpg_value value,
                             const mpg_saved *saved) {

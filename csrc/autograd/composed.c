@@ -6,11 +6,12 @@
 #include "base/memory.h"
 
 enum { BLOCK = 32, MOST_BLOCKS = 64 };
-/* Minimum number of input elements for releasing intermediate arrays after their last use. Below
- * it, the memory is not worth the additional composition that counts the uses. */
+/* Minimum number of input elements for releasing intermediate arrays after their last use. To know
+ * the last uses, the op is composed once more just to count them, which is not worth it for
+ * smaller arrays. */
 enum { COUNTED_ELEMENTS = 16384 };
 
-/* The arrays created so far. They are stored in blocks, which never move, because formulas hold
+/* The arrays created so far. They are stored in blocks that never move, because formulas hold
  * pointers to the arrays' descs. */
 typedef struct array_builder {
   mpg_builder builder;

@@ -12,17 +12,19 @@
 
 typedef struct mpg_group {
   bool active;
-  /* Type 0 if no device is named; an op then runs on the device of its first input. */
+  /* The device that the user named for the group. If none was named, the type is 0, and an op runs
+   * on the device of its first input. */
   mpg_device_id device;
 } mpg_group;
 
 mpg_group mpg_group_get(void);
-mpg_group mpg_group_set(mpg_group group); /* returns the previous one */
+mpg_group mpg_group_set(mpg_group group); /* returns the previously active group */
 
 /* Sets `target`, which is empty, to the array on `device`: a copy, or a view if the array is
- * already there. In either case `target` is a separate node of the tape or graph, which sums the
- * gradients of its uses first. Results are therefore bitwise independent of the placement of
- * groups. Within a trace, creates one copy per value and device. */
+ * already there. In either case `target` is a separate node of the tape or graph, so backward
+ * first sums the gradients of all uses of `target` and then adds the sum to the gradient of
+ * `array`. This makes results bit-identical for all placements of groups. Within a trace, there is
+ * one copy per value and device. */
 mpg_status mpg_group_move(const mpg_array *array, mpg_device_id device, mpg_array *target);
 
 /* Same as mpg_call_as, inside a group. */

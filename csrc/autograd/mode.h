@@ -9,12 +9,13 @@
 #include "autograd/groups.h"
 #include "autograd/trace.h"
 
-/* The mode is one struct, so that a call needs only one thread-local lookup. */
+/* All per-thread state of op calls, in one struct so that a call needs only one thread-local
+ * lookup. */
 typedef struct mpg_call_mode {
   bool recording, training, uncast;
   uint32_t scope;
   uint64_t steps;
-  mpg_trace *trace; /* the active one, borrowed */
+  mpg_trace *trace; /* the active trace, borrowed; NULL if none */
   mpg_group group;
 } mpg_call_mode;
 /* Hidden visibility makes the thread-local lookup as fast as for a static variable. */

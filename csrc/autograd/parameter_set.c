@@ -48,8 +48,8 @@ mpg_status mpg_parameter_set_make(mpg_array *const *arrays, uint32_t count,
   return MPG_OK;
 }
 
-/* Counts the calls that hold these versions as one saver of each parameter whose contents have not
- * changed since. */
+/* Adds one saver, which represents all calls that hold these versions, to each saved parameter
+ * whose contents still have the recorded version. */
 static void count_savers(mpg_late_savers *savers) {
   mpg_parameter_versions *versions = (mpg_parameter_versions *)savers;
   const mpg_parameter_set *parameters = versions->parameters;
@@ -69,7 +69,8 @@ static void uncount_savers(mpg_parameter_versions *versions) {
       mpg_contents_remove_saver(parameters->tensors[i].storage, versions->versions[i]);
 }
 
-/* Returns the number of references that calls hold, which excludes the set's `latest`. */
+/* Returns the number of references that calls hold. The reference in the set's `latest` is not
+ * counted. */
 static int32_t calls_of(const mpg_parameter_versions *versions) {
   return versions->references - (versions->parameters->latest == versions);
 }
@@ -117,7 +118,7 @@ void mpg_parameter_set_save(mpg_parameter_set *parameters, const bool *saved) {
     parameters->saved[i] |= saved[i];
   }
   if (!more || !latest || !latest->counted) return;
-  uncount_savers(latest); /* to be counted again with the additional parameters */
+  uncount_savers(latest); /* they are recounted later, with the additional parameters */
   if (calls_of(latest)) mpg_late_savers_add(&latest->savers);
 }
 

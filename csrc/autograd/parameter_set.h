@@ -13,18 +13,21 @@
 
 #include "autograd/tape.h"
 
-/* Versions of the parameters' contents at one point in time. While a call holds a reference, these
- * contents are saved for its backward. */
+/* Versions of the parameters' contents at one point in time. While a recorded call holds a
+ * reference, the contents of these versions are preserved for the call's backward. */
 typedef struct mpg_parameter_versions {
-  /* In the list of late savers while a call holds a reference, until the savers are counted. */
+  /* Entry in the list of savers that are counted lazily (tensor/contents.h). It is in the list
+   * from the first reference of a call until the savers are counted or no call holds a
+   * reference. */
   mpg_late_savers savers;
-  /* `counted` is true once the savers have been added to the storages (mpg_contents_add_saver), and
-   * `saved` marks the parameters for which that was done. */
+  /* `counted` is true once savers have been added to the parameters' storages
+   * (mpg_contents_add_saver). `saved` marks the parameters whose storage got a saver. */
   bool counted, *saved;
   int32_t references;
   /* borrowed; a holder of these versions also holds a reference to the set */
   mpg_parameter_set *parameters;
-  /* mpg_storage_watched_writes at creation; the versions are valid while it is unchanged. */
+  /* Value of mpg_storage_watched_writes when the versions were read. They are current while that
+   * value is unchanged. */
   uint64_t watched;
   uint32_t versions[];
 } mpg_parameter_versions;
@@ -35,10 +38,11 @@ struct mpg_parameter_set {
   uint64_t number; /* unique */
   uint64_t visit;  /* number of the last backward pass that reached the set */
   bool distinct;   /* no variable occurs twice */
-  /* mpg_storage_foreign_reads at the last check that found no other device reading a gradient, so
-   * that the check is skipped until another device reads. UINT64_MAX if unknown. */
+  /* Value of mpg_storage_foreign_reads at the last check that found no other device reading a
+   * gradient. The check is skipped while that value is unchanged. UINT64_MAX if there was no such
+   * check. */
   uint64_t quiet;
-  mpg_parameter_versions *latest; /* owned reference; alone, it does not save the contents */
+  mpg_parameter_versions *latest; /* owned reference, which alone does not preserve contents */
   mpg_tape_node **variables;      /* owned references; NULL if no gradient is wanted */
   mpg_tensor *gradients;          /* borrowed from the variables; empty if no gradient is wanted */
   bool *saved;                    /* per parameter: true if the backward of a call reads it */
@@ -52,13 +56,13 @@ static inline mpg_parameter_set *mpg_parameter_set_retain(mpg_parameter_set *par
   return parameters;
 }
 
-/* Returns a new reference to the current versions, which saves the contents of the parameters in
- * `saved` until it is released. Allocates only the first time, or if calls still hold older
- * versions. */
+/* Sets *versions to a new reference to the current versions. Until it is released, the contents of
+ * the parameters marked in the set's `saved` are preserved. Allocates only the first time, or if
+ * calls still hold older versions. */
 mpg_status mpg_parameter_set_versions(mpg_parameter_set *parameters,
                                       mpg_parameter_versions **versions);
 void mpg_parameter_versions_release(mpg_parameter_versions *versions); /* NULL is allowed */
-/* Adds parameters to those that the backward of a call reads. */
+/* Marks additional parameters as read by the backward of a call. */
 void mpg_parameter_set_save(mpg_parameter_set *parameters, const bool *saved);
 /* True if no other device may still be reading a gradient. */
 bool mpg_parameter_set_unread(mpg_parameter_set *parameters);

@@ -16,7 +16,7 @@ int mpg_call_outputs(const mpg_op *op, const void *params, int num_inputs) {
 }
 
 /* Sets *device to the device that the op's parameters name. Ops that create arrays default to the
- * CPU. NULL for ops that run on their inputs' device. */
+ * CPU. Sets NULL for ops that run on the device of their inputs. */
 static mpg_status named_device(const mpg_op *op, const void *params, mpg_device **device) {
   mpg_device_id id = mpg_op_named_device(op, params);
   *device = NULL;
@@ -41,8 +41,8 @@ static mpg_status begin_record(const mpg_invocation *call, mpg_array *const *inp
   return MPG_OK;
 }
 
-/* Completes the node of a finished call and makes the known outputs point to it. Takes ownership of
- * the node. */
+/* Completes the node of a finished call and makes the first num_known outputs point to the node.
+ * Takes ownership of the node. */
 static void end_record(mpg_tape_node *node, const mpg_invocation *call, mpg_array *const *outputs,
                        int num_known) {
   const mpg_op *op = call->op;

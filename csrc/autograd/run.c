@@ -27,7 +27,7 @@ static void count_uses(mpg_backward_pass *pass, const mpg_value *kept, size_t nu
 /* Sets the arrays of the forward values that the backward reads to their saved contents. */
 static mpg_status bind_values(mpg_backward_pass *pass, bool retain, bool create_graph) {
   mpg_graph *graph = &pass->graph;
-  for (int take = 0; take < 2; take++) { /* checks all values before it takes any */
+  for (int take = 0; take < 2; take++) { /* the first iteration only checks all values */
     pass->taken = take && !retain;
     for (size_t n = 0; n < graph->num_nodes; n++) {
       const mpg_node *node = &graph->nodes[n];
@@ -41,12 +41,12 @@ static mpg_status bind_values(mpg_backward_pass *pass, bool retain, bool create_
         if (!take) continue;
         mpg_tensor_retain(&tensor);
         pass->arrays[value].tensor = tensor;
-        /* Releases the tape's share, so that the last use in this pass frees the memory. */
+        /* Releases the tape's reference, so that the last use in this pass frees the memory. */
         if (!retain && !create_graph) mpg_contents_release(&place.node->saved[place.slot]);
         if (create_graph) {
           mpg_tape_node *owner = pass->owners[n];
           pass->arrays[value].node = mpg_tape_retain(owner);
-          /* A value for later contents (add_later_contents) has the output index of its input. */
+          /* A value that add_later_contents has added takes the output index from its input. */
           pass->arrays[value].output =
               owner && owner->graph_node != n ? mpg_node_inputs(graph, node)[0].output : i;
         }
@@ -56,7 +56,7 @@ static mpg_status bind_values(mpg_backward_pass *pass, bool retain, bool create_
   return MPG_OK;
 }
 
-/* Creates an array without memory for an input of which an op reads only the shape. */
+/* Creates an array without memory for an op input whose shape is read but not its contents. */
 static mpg_status stand_in(mpg_backward_pass *pass, uint32_t value) {
   mpg_graph_value *wanted = &pass->graph.values[value];
   mpg_device *device;
@@ -137,7 +137,8 @@ static mpg_status settle_result(const mpg_tape_node *owner, const mpg_graph_valu
   return MPG_OK;
 }
 
-/* Sets *result to sum + result. The addition is recorded if gradients of gradients are wanted. */
+/* Sets *result to sum + result. The addition is recorded on the tape if gradients of gradients are
+ * wanted. */
 static mpg_status add_sum(mpg_array *sum, mpg_array *result) {
   if (!sum->tensor.storage) return MPG_OK;
   mpg_array total = {0};
@@ -302,7 +303,7 @@ static mpg_status run_node(mpg_backward_pass *pass, const mpg_node *node, bool r
     uint32_t value = mpg_value_index(graph, inputs[i]);
     if (pass->arrays[value].tensor.storage) continue;
     const mpg_node *source = &graph->nodes[inputs[i].node];
-    if (source->phase == MPG_PHASE_BACKWARD && source->opaque) { /* that call left it empty */
+    if (source->phase == MPG_PHASE_BACKWARD && source->opaque) { /* an empty gradient is zero */
       if (!node->opaque) MPG_TRY(mpg_backward_pass_fill_zero(pass, value));
       continue;
     }

@@ -21,7 +21,7 @@
 typedef enum mpg_tape_kind { MPG_TAPE_VARIABLE, MPG_TAPE_OP, MPG_TAPE_CALL } mpg_tape_kind;
 
 typedef struct mpg_tape_edge {
-  mpg_tape_node *node; /* owned; NULL if not on the tape */
+  mpg_tape_node *node; /* owned; NULL if the array is not on the tape */
   uint32_t output;
 } mpg_tape_edge;
 
@@ -37,22 +37,22 @@ typedef struct mpg_target {
 typedef struct mpg_tape_call {
   const char *name;
   /* Computes the gradients of the `needed` inputs. Stores gradient i in in_grads[i] (an empty
-   * struct), or writes it to targets[i] and sets `done` there. An empty out_grad or in_grad is a
-   * zero gradient. sums[i] is the sum of the gradients that input i has received so far (may be
-   * empty); calls with `adds_sums` include it in their result. The inputs are the node's inputs,
-   * followed by its parameters. Each parameter is an input or, if `together`, all parameters are
-   * one additional input that is always needed, and their gradients are written to their gradient
-   * arrays. Host lock held. */
+   * struct), or writes it to targets[i].tensor and sets targets[i].done. An empty struct in
+   * out_grads or in_grads is a zero gradient. sums[i] is the sum of the gradients that input i has
+   * received so far (may be empty); a call with `adds_sums` adds sums[i] to its result. Input i
+   * counts the node's inputs, followed by its parameters. If `together`, all parameters count as
+   * one input that is always needed, and the call writes their gradients to their gradient arrays.
+   * Runs with the host lock held. */
   mpg_status (*backward)(mpg_tape_node *node, mpg_array *const *out_grads, mpg_array *const *sums,
                          const bool *needed, mpg_target *targets, mpg_array *in_grads, bool retain,
                          bool train, bool together);
   bool adds_sums;
-  /* Sets *all to whether a backward from the outputs in `arrives` reaches all parameters of the
-   * call. NULL if it always does. */
+  /* Sets *all to true if a backward from the outputs marked in `arrives` reaches all parameters of
+   * the call. A NULL function means that every backward does. */
   mpg_status (*reaches)(mpg_tape_node *node, const bool *arrives, bool *all);
   /* Runs the call as separate ops that are recorded on the tape, for gradients of gradients. The
-   * ops get the sequence numbers after the call's number, which mpg_tape_reserve has reserved. NULL
-   * if `backward` itself records its ops. */
+   * ops get the sequence numbers that follow the call's own and that mpg_tape_reserve has
+   * reserved. NULL if `backward` itself records its ops. */
   mpg_status (*expand)(mpg_tape_node *node, mpg_array *outputs);
   void (*release)(void *state);
 } mpg_tape_call;
@@ -62,7 +62,7 @@ struct mpg_tape_node {
   uint8_t kind; /* mpg_tape_kind */
   uint8_t size_class;
   bool train, consumed;
-  bool starts; /* calls only: the input gradients may be nonzero even if all output ones are 0 */
+  bool starts; /* calls only: input gradients may be nonzero even if all output gradients are 0 */
   bool fresh;  /* variables only: backward has written since the flag was cleared */
   uint8_t request;               /* variables only: mpg_grad_req */
   uint64_t parameter_set_number; /* variables only: number of its latest parameter set, or 0 */
@@ -72,9 +72,9 @@ struct mpg_tape_node {
   /* For an op that computes a gradient (of any order), the `sequence` of the differentiated forward
    * op. 0 for a forward op. */
   uint64_t family;
-  uint64_t visit;      /* number of the last backward pass that reached the node */
-  uint32_t graph_node; /* index of the graph node for this node in that pass */
-  mpg_tape_node *next; /* next node of the list of dying nodes or of a free list */
+  uint64_t visit;      /* number of the latest backward pass that reached the node */
+  uint32_t graph_node; /* index of this node's graph node in the latest backward pass */
+  mpg_tape_node *next; /* next node in the list of dying nodes or in a free list */
   const mpg_op *op;
   const void *params;
   mpg_tape_edge *edges; /* per input */
@@ -87,8 +87,8 @@ struct mpg_tape_node {
    * are owned. */
   mpg_tape_edge *expansion;
   mpg_tensor gradient; /* variables only; owned */
-  /* Calls only: further inputs after those in `edges` (parameter_set.h). Owned reference, or NULL.
-   */
+  /* Calls only: the parameters, which are inputs after those in `edges` (parameter_set.h). Owned
+   * reference, or NULL. */
   mpg_parameter_set *parameters;
 };
 void mpg_parameter_set_release(mpg_parameter_set *parameters); /* NULL is allowed */
@@ -103,12 +103,12 @@ void mpg_tape_destroy(mpg_tape_node *node);
 static inline void mpg_tape_release(mpg_tape_node *node) {
   if (node && --node->references == 0) mpg_tape_destroy(node);
 }
-uint64_t mpg_autograd_new_pass(void); /* returns a new number for `visit`; host lock */
+uint64_t mpg_autograd_new_pass(void); /* returns a new value for `visit`; needs the host lock */
 /* Marks the node as consumed and releases its edges, saved contents and call state. */
 void mpg_tape_consume(mpg_tape_node *node);
-/* Expands a call to ops (mpg_tape_call.expand), which replace it in every later backward. Gradients
- * that reach the call along several paths are then summed in the same order as for recorded ops.
- * Releases the call's state. */
+/* Expands a call to ops (mpg_tape_call.expand), which replace it in every later backward.
+ * Gradients that reach the call along several paths are then summed in the same order as if the
+ * ops had been recorded. Releases the call's state. */
 mpg_status mpg_tape_expand(mpg_tape_node *node);
 /* Reserves the next `count` sequence numbers for the expansion of the most recently recorded
  * call. */
@@ -120,7 +120,7 @@ static inline bool mpg_tape_wants(const mpg_tape_node *node) {
   return node && !node->consumed &&
          !(node->kind == MPG_TAPE_VARIABLE && node->request == MPG_GRAD_NULL);
 }
-/* Returns the name of the op or call for errors, or "variable". */
+/* Returns the name of the node's op or call for error messages, or "variable". */
 const char *mpg_tape_name(const mpg_tape_node *node);
 /* Returns the saved contents of slot `slot` (inputs, then outputs) as a borrowed tensor. Returns
  * MPG_ERROR if they were overwritten and could not be preserved. */

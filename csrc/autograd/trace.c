@@ -34,7 +34,7 @@ void mpg_trace_release(mpg_trace *trace) {
   mpg_free(trace);
 }
 
-/* Grows the live counts to all values of the graph; new counts are 0. */
+/* Grows the array of live counts to one entry per value of the graph. New entries are 0. */
 static mpg_status count_values(mpg_trace *trace) {
   size_t known = trace->live_capacity;
   MPG_TRY(mpg_grow((void **)&trace->live, &trace->live_capacity, trace->graph.num_values,
@@ -114,9 +114,10 @@ mpg_status mpg_trace_value(mpg_trace *trace, const mpg_array *array, const char 
   *constant = (mpg_trace_constant){.value = *value};
   mpg_array_copy(&constant->array, array);
   mpg_storage *storage = array->tensor.storage;
-  /* Arrays from before the trace need no saving, because writes to them are rejected. */
+  /* The contents of arrays from before the trace need not be saved, because writes to those arrays
+   * are rejected. */
   if (!storage || storage->born <= outermost(trace)->born) return MPG_OK;
-  if (storage->exposed) { /* code outside the core may write it without the core noticing */
+  if (storage->exposed) { /* code outside the core may write it unnoticed */
     mpg_tensor copy;
     MPG_TRY(mpg_tensor_snapshot(&constant->array.tensor, &copy));
     mpg_tensor_release(&constant->array.tensor);
@@ -183,7 +184,7 @@ mpg_status mpg_trace_check_write(const mpg_array *array, const char *what) {
       what, line);
 }
 
-/* Replaces the parameters of an op that names a device by a copy that names trace->only. */
+/* If the op's parameters name a device, replaces them with a copy that names trace->only. */
 static mpg_status put_on(mpg_trace *trace, const mpg_op *op, const void **params) {
   if (!(op->flags & (MPG_OP_COPY | MPG_OP_CREATES)) || !*params) return MPG_OK;
   char *changed = mpg_arena_copy(&trace->graph.arena, *params, op->params->size);

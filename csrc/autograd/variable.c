@@ -65,7 +65,7 @@ void mpg_autograd_set_fresh(mpg_array *array, bool fresh) {
 }
 
 typedef struct callback_state {
-  mpg_tape_call call; /* table of this call; the node uses a copy of it */
+  mpg_tape_call call; /* function table of this call; the node has its own copy */
   mpg_callback callback;
   void *state;
 } callback_state;
@@ -105,8 +105,8 @@ static mpg_status callback_node(const mpg_callback *callback, void *state, uint3
       {.name = callback->name, .backward = callback_backward, .release = callback_release},
       *callback,
       state};
-  /* The node gets a copy of the table, because errors need its name after the state has been
-   * released. */
+  /* The node gets a copy of the function table, because error messages need the table's name after
+   * the state has been released. */
   memcpy((void *)node->params, &self->call, sizeof self->call);
   node->call = node->params;
   node->params = NULL;
@@ -163,9 +163,9 @@ static mpg_status refuse_second_order(void *name, mpg_array *const *out_grads, i
 
 static void release_name(void *name) { (void)name; }
 
-/* Records the gradients of a call on the tape as outputs of an opaque function of the call's inputs
- * and output gradients. Differentiating the gradients again then raises an error instead of
- * silently returning an incomplete derivative. */
+/* Records the gradients of a call on the tape as outputs of an opaque function of the call's
+ * inputs and output gradients. An attempt to differentiate the gradients then raises an error
+ * instead of silently returning an incomplete derivative. */
 static mpg_status record_gradients(const mpg_tape_node *node, mpg_array *const *out_grads,
                                    mpg_array *in_grads) {
   mpg_callback callback = {node->call->name, refuse_second_order, release_name};
