@@ -119,7 +119,7 @@ static mpg_status run(const mpg_comm_plan *plan, mpg_array *slots) {
 
 /* True if an all-reduce can run directly instead of as a plan of ops, because nothing is recorded
  * or traced and each rank has one array. CPUs then sum in chunks, and joined GPUs use NCCL. The
- * result is bitwise equal to that of the plan. Fills `tensors`. */
+ * result is bit-identical to the result of the plan. Fills `tensors`. */
 static bool sums_over_ranks(const request *q, const mpg_tensor **tensors) {
   const mpg_comm_request *r = &q->r;
   if (r->kind != MPG_ALL_REDUCE || r->algorithm != MPG_COMM_AUTO || mpg_autograd_recording() ||

@@ -326,7 +326,8 @@ static PyObject *set_memory_limit(PyObject *Py_UNUSED(module), PyObject *args) {
   if (device == NULL) return NULL;
   Py_ssize_t bytes = 0;
   if (limit != Py_None) {
-    /* Clips a value that is outside the range of Py_ssize_t instead of raising OverflowError. */
+    /* NULL makes PyNumber_AsSsize_t clip a value outside the range of Py_ssize_t instead of raising
+     * OverflowError. */
     bytes = PyIndex_Check(limit) ? PyNumber_AsSsize_t(limit, NULL) : -1;
     if (bytes == -1 && PyErr_Occurred()) return NULL;
     if (bytes < 0)

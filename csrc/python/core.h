@@ -53,7 +53,8 @@ typedef enum mpg_py_binary {
   MPG_PY_BINARY_COUNT
 } mpg_py_binary;
 
-/* Size limit of parameter structs in bytes, and the maximum number of arrays kept on the stack. */
+/* Maximum size of a parameter struct in bytes, and the maximum number of arrays that are kept on
+ * the stack. */
 enum { MPG_PY_MAX_PARAMS = 4096, MPG_PY_SMALL = 16 };
 
 typedef struct mpg_py_state {
@@ -65,22 +66,23 @@ typedef struct mpg_py_state {
   PyObject *sparse_call;                    /* function that runs ops on sparse arrays */
   PyObject *sparse_gradients;               /* dict: id of a dense array -> its sparse gradient */
   PyObject *errors[MPG_STATUS_COUNT];       /* exception classes by status */
-  /* Raised for values that MXNet's assert statements reject. Also derives from ValueError. */
+  /* Exception for values that MXNet rejects with an assert statement. Derives from AssertionError
+   * and ValueError. */
   PyObject *assertion_error;
   PyObject *dtypes[MPG_DTYPE_LIMIT];              /* values of NDArray.dtype: numpy.float32, ... */
   PyObject *ops_by_name;                          /* dict: name or alias -> _core.Op */
   PyObject *name_out, *name_name, *name_backward; /* interned */
   mpg_py_operator binary[MPG_PY_BINARY_COUNT];
   PyObject *no_value; /* default value that means "not given", like numpy._NoValue */
-  int exit_status;    /* exit status of the process; 0 leaves it to Python */
+  int exit_status;    /* exit status of the process; 0 keeps Python's own status */
 } mpg_py_state;
 
 extern mpg_py_state *mpg_py; /* runtime state: set once when the module is created */
 
 /* --- Errors (errors.c) ------------------------------------------------------------------------ */
 int mpg_py_errors_init(PyObject *module);
-/* Raises the thread's error text as the exception of `status` and returns NULL. Keeps a pending
- * Python exception if `status` is MPG_HOST_EXCEPTION or MPG_INTERRUPTED. */
+/* Raises the thread's error text as the exception of `status` and returns NULL. If `status` is
+ * MPG_HOST_EXCEPTION or MPG_INTERRUPTED, a Python exception that is already pending is kept. */
 PyObject *mpg_py_raise(mpg_status status);
 /* If `call` fails, sets the exception and returns NULL (or -1) from the enclosing function. */
 #define MPG_PY_TRY(call)                                               \
@@ -106,8 +108,8 @@ extern PyMethodDef mpg_py_host_methods[];
 
 /* --- NDArray (array.c) ------------------------------------------------------------------------ */
 int mpg_py_array_init(PyObject *module);
-/* Fast pre-check. If false, the object is not an instance of a Python subclass of NDArray. True for
- * instances of all classes that are not static types, except NDArray itself. */
+/* Fast pre-check for instances of a Python subclass of NDArray. False rules that out. True only
+ * means that the object's class is not a static type and is not NDArray itself. */
 static inline bool mpg_py_may_derive(PyObject *object) {
   PyTypeObject *type = Py_TYPE(object);
   return type != mpg_py->array_type && PyType_HasFeature(type, Py_TPFLAGS_HEAPTYPE);
@@ -125,35 +127,36 @@ static inline bool mpg_py_is_array(PyObject *object) {
 }
 static inline mpg_array *mpg_py_array_of(PyObject *object) {
   return &((mpg_py_array *)object)->array;
-} /* requires that mpg_py_is_array is true */
-PyObject *mpg_py_array_new(void); /* new and empty; the caller fills ->array immediately */
+} /* requires mpg_py_is_array(object) */
+PyObject *mpg_py_array_new(void); /* new reference; the caller immediately fills ->array */
 /* Moves *array into a new NDArray. *array becomes empty, even on failure. */
 PyObject *mpg_py_array_take(mpg_array *array);
 /* Moves all arrays into a new list of NDArrays. The arrays become empty, even on failure. */
 PyObject *mpg_py_array_take_all(mpg_array *arrays, Py_ssize_t count);
-/* Returns the array of `object`, borrowed. Otherwise raises TypeError "what: expected an NDArray,
- * got ...". */
+/* Returns a borrowed pointer to the array in `object`. If the object is not an NDArray, raises
+ * TypeError "what: expected an NDArray, got ..." and returns NULL. */
 mpg_array *mpg_py_expect_array(PyObject *object, const char *what);
 /* Returns a short description of a value for error messages: its shortened repr or, for an array,
- * its shape and dtype. New. */
+ * its shape and dtype. Returns a new reference. */
 PyObject *mpg_py_brief(PyObject *value);
-/* Raises "<format>, got <the value in brief>" and returns NULL. */
+/* Raises the exception of status `kind` with the message "<format>, got <mpg_py_brief(value)>" and
+ * returns NULL. */
 PyObject *mpg_py_refuse(mpg_status kind, PyObject *value, const char *format, ...);
 /* Fails for arrays that are being traced, because they have no value. `what` is the method's
  * name. */
 int mpg_py_expect_value(const mpg_array *array, const char *what);
-/* Same as mpg_py_expect_value, for a value that decides which code runs next. While a block is
- * traced, also fails for an array from outside the block, because the array may have a different
- * value in later calls, which do not run the code again. */
+/* Same as mpg_py_expect_value, for code that branches on the value. While a block is traced, also
+ * fails for an array from outside the block. Later calls replay the trace without running the
+ * branch, although the array may then have a different value. */
 int mpg_py_expect_readable(const mpg_array *array, const char *what);
 /* Converts a list or tuple of NDArrays (or one NDArray) to pointers borrowed from *keep, a new
- * reference that the caller releases after use. Returns the count. Returns -1 with an exception if
- * there are more than `capacity` items or if one is not an array. */
+ * reference that the caller releases after use. Returns the count. If there are more than
+ * `capacity` items or an item is not an array, sets an exception and returns -1. */
 int mpg_py_array_list(PyObject *object, mpg_array **arrays, int capacity, PyObject **keep,
                       const char *what);
 /* Returns the items of an iterable as a new tuple. Unlike a list, a tuple cannot change while
- * Python code runs for an item or while the GIL is released. Raises TypeError(what) for other
- * objects. */
+ * Python code runs for an item or while the GIL is released. Raises TypeError(what) if the object
+ * is not iterable. */
 PyObject *mpg_py_items(PyObject *object, const char *what);
 /* Calls an op with one output and returns a new NDArray. `params` may be NULL for ops without
  * parameters. */
@@ -177,17 +180,18 @@ static inline bool mpg_py_tracked(const mpg_array *array) {
   return mpg_array_traced(array) || (array->node != NULL && mpg_autograd_recording());
 }
 PyObject *mpg_py_shape_tuple(const mpg_shape *shape); /* new */
-/* Reshapes an array; the result is a view if possible. The sizes must be equal. New. */
+/* Reshapes an array to a shape of the same size. Returns a new reference, to a view if possible. */
 PyObject *mpg_py_reshape(PyObject *self, const mpg_shape *shape);
-/* Casts an array. New reference; self if it already has the dtype. */
+/* Casts an array. Returns a new reference, to `self` if it already has the dtype. */
 PyObject *mpg_py_cast(PyObject *self, mpg_dtype dtype);
 /* Returns the array's device as users name it: cpu_pinned for pinned memory. */
 mpg_device_id mpg_py_context_id(const mpg_array *array);
 /* Creates a tensor on the device `id`, in pinned memory for cpu_pinned. */
 mpg_status mpg_py_tensor_create(mpg_device_id id, const mpg_desc *desc, mpg_tensor *tensor);
-/* Copies an array to a device. New reference; self if it is already there and !copy. */
+/* Copies an array to a device. Returns a new reference, to `self` if it is already on the device
+ * and !copy. */
 PyObject *mpg_py_to_device(PyObject *self, mpg_device_id id, bool copy);
-/* Broadcasts an array. New reference; self if the shapes are equal. */
+/* Broadcasts an array. Returns a new reference, to `self` if the shapes are equal. */
 PyObject *mpg_py_broadcast(PyObject *self, const mpg_shape *shape);
 extern PyMethodDef mpg_py_array_methods[]; /* method.c */
 extern PyGetSetDef mpg_py_array_properties[];
@@ -205,17 +209,17 @@ static inline bool mpg_py_is_handled(PyObject *object) {
 bool mpg_py_takes_sparse(PyObject *const *args, Py_ssize_t count);
 PyObject *mpg_py_sparse_call(PyObject *op, PyObject *const *args, Py_ssize_t count,
                              PyObject *keywords);
-/* Returns the sparse gradient of a dense array; NULL if it has none. New reference. */
+/* Returns a new reference to the sparse gradient of a dense array, or NULL if it has none. */
 PyObject *mpg_py_sparse_gradient(PyObject *array);
-int mpg_py_forget_sparse_gradient(PyObject *array); /* does nothing if it has none */
-/* Implements attach_grad of a dense array with a gradient of storage type `stype`. */
+int mpg_py_forget_sparse_gradient(PyObject *array); /* no-op if it has none */
+/* Implements attach_grad for a dense array and a gradient of storage type `stype`. */
 PyObject *mpg_py_attach_sparse(PyObject *array, const char *request, PyObject *stype);
 /* Converts a sparse array to a dense one. While recording, converts a weight with a sparse gradient
- * to a dense variable. Returns other objects unchanged. New reference. */
+ * to a dense variable. Returns other objects unchanged. The result is a new reference. */
 PyObject *mpg_py_dense(PyObject *object);
 
 /* --- Operators (number.c) --------------------------------------------------------------------- */
-int mpg_py_number_init(void);             /* looks the ops up */
+int mpg_py_number_init(void);             /* looks up the ops of the operators */
 extern PyType_Slot mpg_py_number_slots[]; /* ends with slot 0 */
 extern PyMethodDef mpg_py_number_methods[];
 
@@ -228,20 +232,21 @@ PyObject *mpg_py_item(PyObject *self, Py_ssize_t index);
 int mpg_py_exchange_init(PyObject *module);
 /* Returns a new ndarray with a copy of the contents. bfloat16 becomes float32. */
 PyObject *mpg_py_to_numpy(const mpg_array *array);
-/* Returns a new NDArray from any object that NumPy can convert. For MPG_DTYPE_NONE, uses the
- * object's dtype, but float32 instead of float64. */
+/* Returns a new NDArray from any object that NumPy can convert. If `dtype` is MPG_DTYPE_NONE, keeps
+ * the object's dtype, except that float64 becomes float32. */
 PyObject *mpg_py_from_object(PyObject *object, mpg_dtype dtype, mpg_device_id device);
-/* Converts `value` with NumPy, broadcasts it and writes it into the array's tensor. Blocks. */
+/* Converts `value` with NumPy, broadcasts it and writes it into the array's tensor. Blocks until
+ * the write is done. */
 int mpg_py_write_object(mpg_array *array, PyObject *value);
 /* Returns an NDArray for an operand of an op: `object` itself, or a scalar or NumPy array converted
  * to an array on the device of `like` (may be NULL). A converted array gets the dtype of `like` if
- * both are floating or both are integer. Integers next to a floating `like` may be indices, so they
- * keep their dtype unless `alike`. New reference. */
+ * both are floating or both are integer. An integer operand keeps its dtype if `like` is floating,
+ * because it may hold indices, unless `alike` is set. Returns a new reference. */
 PyObject *mpg_py_operand(PyObject *object, const mpg_array *like, bool alike, const char *what);
 bool mpg_py_is_numpy(PyObject *object);  /* numpy.ndarray */
 bool mpg_py_is_scalar(PyObject *object); /* Python or NumPy number, including bool */
 int mpg_py_scalar(PyObject *object, double *value);
-/* Returns MPG_DTYPE_NONE with an exception if the object is not a dtype. */
+/* If the object is not a dtype, sets an exception and returns MPG_DTYPE_NONE. */
 mpg_dtype mpg_py_dtype(PyObject *object);
 int mpg_py_getbuffer(PyObject *self, Py_buffer *view, int flags);
 void mpg_py_releasebuffer(PyObject *self, Py_buffer *view);
@@ -257,17 +262,17 @@ PyObject *mpg_py_context(mpg_device_id id); /* new reference */
 int mpg_py_device_id(PyObject *object, mpg_device_id *id);
 mpg_device_id mpg_py_current_device(void);
 /* Returns the device of an object that mpg_py_device_id accepts, and opens the device if necessary.
- * NULL with an exception. */
+ * Returns NULL with an exception set on failure. */
 mpg_device *mpg_py_device(PyObject *object);
 /* Converts a tuple of GPU indices, one per rank, to an array that the caller frees with PyMem_Free.
- * NULL with an exception. */
+ * Returns NULL with an exception set on failure. */
 int32_t *mpg_py_gpu_indices(PyObject *object);
 extern PyMethodDef mpg_py_context_methods[];
 
 /* --- Ops (op.c, params.c, extension.c) -------------------------------------------------------- */
 int mpg_py_op_init(PyObject *module);
 /* Converts a Python value, checks it and stores it as parameter `index` of the struct `params`.
- * Errors name `op`. */
+ * Error messages name `op`. */
 int mpg_py_param_set(const mpg_param_table *table, const char *op, void *params, int index,
                      PyObject *value);
 /* Fills an op's struct with defaults and the values of a dict. Sets bit i of *present (may be NULL)
@@ -276,8 +281,8 @@ int mpg_py_params_set(const mpg_op *op, void *params, PyObject *given, uint64_t 
 /* Sets *shape from an integer or a sequence of integers. */
 int mpg_py_shape_from(PyObject *object, mpg_shape *shape, const char *what);
 extern PyMethodDef mpg_py_op_methods[];
-/* Creates the _core.Op of a row of the op table and adds it to `_core.ops` under the op's name. New
- * reference. */
+/* Creates the _core.Op for a row of the op table and adds it to `_core.ops` under the op's name.
+ * Returns a new reference. */
 PyObject *mpg_py_op_add(const mpg_op *op);
 extern PyMethodDef mpg_py_extension_methods[];  /* extension.c */
 extern PyMethodDef mpg_py_gpu_module_methods[]; /* gpu_module.c */
@@ -291,12 +296,14 @@ extern PyMethodDef mpg_py_profiler_methods[]; /* profiler.c */
 
 /* --- Other files, each of which adds its types and functions to the module -------------------- */
 int mpg_py_cached_op_init(PyObject *module);
-/* Runs a Python function on traced arrays and compiles the trace. options->wanted may be NULL to
- * use autograd's state. New reference, or NULL with an exception. */
+/* Runs a Python function on traced arrays and compiles the trace. If options->wanted is NULL,
+ * autograd's state determines which inputs need gradients. Returns a new reference, or NULL with an
+ * exception set on failure. */
 mpg_compiled *mpg_py_trace_and_compile(PyObject *function, const mpg_inputs *inputs,
                                        const mpg_compile_options *options);
 bool mpg_py_is_cached_op(PyObject *object); /* a CachedOp without bound arrays */
-/* Calls a CachedOp without bound arrays, compiling it if needed. `outputs` are empty structs. */
+/* Calls a CachedOp without bound arrays, compiling it if needed. `outputs` has empty structs to
+ * fill. */
 mpg_status mpg_py_call_compiled(void *op, mpg_array *const *inputs, uint32_t num_inputs,
                                 mpg_array *outputs, uint32_t num_outputs);
 int mpg_py_routine_init(PyObject *module);      /* routine.c */
@@ -311,11 +318,11 @@ int mpg_py_symbol_init(PyObject *module);            /* symbol.c */
 int mpg_py_trace_init(PyObject *module);             /* trace.c */
 int mpg_py_scope_init(PyObject *module);             /* scope.c */
 int mpg_py_missing_attribute_init(PyObject *module); /* missing_attribute.c */
-/* A tp_setattro slot. If setting fails because the attribute does not exist, raises the error of
- * reading it, which may suggest an alternative (missing_attribute.c). */
+/* A tp_setattro slot. If the attribute does not exist, raises the error that reading it would
+ * raise, because that error may suggest an alternative (missing_attribute.c). */
 int mpg_py_set_attribute(PyObject *object, PyObject *name, PyObject *value);
-/* Convert descs from and to (shape, dtype) pairs (inference.c). In a shape, 0 and -1 are unknown
- * sizes. None is an unknown shape or dtype. */
+/* Convert descs from and to (shape, dtype) pairs (inference.c). In a shape, 0 and -1 denote unknown
+ * sizes. None denotes an unknown shape or dtype. */
 int mpg_py_desc_from(PyObject *pair, mpg_desc *desc);
 PyObject *mpg_py_descs_to(const mpg_desc *descs, int count); /* new list */
 

@@ -85,7 +85,7 @@ static PyObject *array_of(mpg_tensor *tensor) {
   return mpg_py_array_take(&array);
 }
 
-/* Returns the parts of a sparse array in the form that gather_sparse accepts. */
+/* Returns a sparse array's parts as the tuple that gather_sparse accepts. */
 static PyObject *parts_of(mpg_named_tensor *item) {
   int count = mpg_num_indices(item->type);
   PyObject *parts = PyTuple_New(3 + count);

@@ -10,7 +10,7 @@
 static mpg_py_state state; /* runtime state: one module per process */
 
 /* Runs at exit, after MPI_Finalize, because Py_AtExit functions run in reverse order of
- * registration and MPI's function is registered later. */
+ * registration and MPI's function is registered after this one. */
 static void end(void) {
   mpg_device_shutdown();
   if (state.exit_status == 0) return;

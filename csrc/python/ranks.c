@@ -7,7 +7,7 @@
 #include "python/core.h"
 
 /* Fills mpi->types from a dict of dtype numbers to handles of MPI types. Returns -1 with an
- * exception. */
+ * exception set on failure. */
 static int take_types(PyObject *types, mpg_mpi *mpi) {
   PyObject *key, *value;
   for (Py_ssize_t i = 0; PyDict_Next(types, &i, &key, &value);) {
@@ -168,7 +168,8 @@ int32_t *mpg_py_gpu_indices(PyObject *object) {
   return NULL;
 }
 
-/* Converts a tuple (ctx, indices) to a device and GPU indices. Returns -1 with an exception. */
+/* Converts a tuple (ctx, indices) to a device and GPU indices. Returns -1 with an exception set on
+ * failure. */
 static int take_gpus(PyObject *args, mpg_device **device, int32_t **indices) {
   PyObject *context, *numbers;
   if (!PyTuple_Check(args) || !PyArg_ParseTuple(args, "OO", &context, &numbers)) {

@@ -325,9 +325,9 @@ PyObject *mpg_py_to_device(PyObject *self, mpg_device_id id, bool copy) {
   mpg_device_id own = mpg_py_context_id(array);
   if (!copy && mpg_device_id_equal(own, id)) {
     if (!mpg_py_tracked(array)) return Py_NewRef(self);
-    /* Returns a view, which is a separate node. Its gradients are summed before they are added to
-     * other gradients, as for a copy to another device. The order of sums, and therefore the bits,
-     * are then the same on one device and on several. */
+    /* Returns a view, which is a separate node. Gradients of the view's uses are summed before the
+     * sum is added to other gradients, as for a copy to another device. Results on one device and
+     * on several are then bit-identical. */
     mpg_tuple same = mpg_shape_tuple(&array->tensor.desc.shape);
     return mpg_py_call_named("_reshape_exact", &array, 1, NULL, "shape", &same, NULL);
   }

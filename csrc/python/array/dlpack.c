@@ -60,7 +60,7 @@ typedef struct exported {
   };
   mpg_tensor tensor; /* owned reference */
   /* True if the consumer's work is on the default stream. Otherwise the stream is unknown, and a
-   * release must wait for all work of the hardware. */
+   * release must wait for all work on the GPU. */
   bool on_default;
   int64_t shape[MPG_MAX_NDIM], strides[MPG_MAX_NDIM];
 } exported;
@@ -101,7 +101,7 @@ static void release(exported *self) {
   /* The consumer's work may still use the memory. */
   mpg_status status =
       sharing ? (self->on_default ? sharing->follow_default : sharing->settle)(device) : MPG_OK;
-  PyGILState_STATE state = PyGILState_Ensure(); /* consumers may release in any thread */
+  PyGILState_STATE state = PyGILState_Ensure(); /* consumers may release the tensor in any thread */
   if (status == MPG_OK)
     let_go(self);
   else
@@ -111,7 +111,7 @@ static void release(exported *self) {
 static void delete_plain(dl_managed *managed) { release(managed->context); }
 static void delete_versioned(dl_versioned *managed) { release(managed->context); }
 static void capsule_plain(PyObject *capsule) {
-  if (!PyCapsule_IsValid(capsule, plain_name)) return; /* consumed and renamed */
+  if (!PyCapsule_IsValid(capsule, plain_name)) return; /* a consumer took the tensor */
   dl_managed *managed = PyCapsule_GetPointer(capsule, plain_name);
   if (managed != NULL && managed->deleter != NULL) managed->deleter(managed);
 }
@@ -133,7 +133,7 @@ static PyObject *export(PyObject *self, bool write, bool versioned, bool on_defa
   if (mpg_py_expect_readable(array, "DLPack") < 0) return NULL;
   exported *out = PyMem_RawCalloc(1, sizeof *out);
   if (out == NULL) return PyErr_NoMemory();
-  out->tensor = array->tensor; /* retained, because the array may be rebound while this waits */
+  out->tensor = array->tensor; /* retained, because the array may get another tensor meanwhile */
   mpg_tensor_retain(&out->tensor);
   mpg_status status =
       write ? mpg_tensor_wait_write(&out->tensor) : mpg_tensor_wait_read(&out->tensor);
@@ -179,7 +179,8 @@ static PyObject *export(PyObject *self, bool write, bool versioned, bool on_defa
   return capsule;
 }
 
-/* Returns the array's device, which is opened if necessary. NULL with an exception. */
+/* Returns the array's device, which is opened if necessary. Returns NULL with an exception set on
+ * failure. */
 static mpg_device *own_device(PyObject *self) {
   mpg_device *device;
   mpg_status status = mpg_device_get(mpg_array_device_id(mpg_py_array_of(self)), &device);
@@ -192,7 +193,7 @@ static mpg_device *own_device(PyObject *self) {
 static bool is_legacy(PyObject *stream) {
   const long legacy = 1;
   bool is = PyLong_Check(stream) && PyLong_AsLong(stream) == legacy;
-  if (PyErr_Occurred()) PyErr_Clear(); /* a handle that exceeds a long is not the default stream */
+  if (PyErr_Occurred()) PyErr_Clear(); /* a handle too large for a long is not the default stream */
   return is;
 }
 
@@ -273,8 +274,8 @@ static int refuse(const char *why) {
   return -1;
 }
 
-/* Copies the elements of a strided tensor on the host to new memory in row-major order. NULL if out
- * of memory. */
+/* Copies the elements of a strided tensor on the host to new memory in row-major order. Returns
+ * NULL if memory is exhausted. */
 static void *gather(const dl_tensor *source, const mpg_desc *desc, size_t bytes) {
   char *target = PyMem_RawMalloc(bytes);
   if (target == NULL) return NULL;
@@ -291,14 +292,14 @@ static void *gather(const dl_tensor *source, const mpg_desc *desc, size_t bytes)
 }
 
 /* A non-contiguous tensor on a GPU, as a view of the memory from its lowest to its highest element.
- * `first` is the index of its first element in that memory. */
+ * `first` is the index of the tensor's first element in that memory. */
 typedef struct strided {
-  mpg_shape shape, strides; /* ndim 0 if there is none */
+  mpg_shape shape, strides; /* ndim is 0 if the tensor is contiguous or not on a GPU */
   int64_t first;
 } strided;
 
 /* Fills in `s` and sets *memory to the 1-d shape of the memory that the tensor spans. Returns -1
- * with an exception. */
+ * with an exception set on failure. */
 static int note_strides(const dl_tensor *source, strided *s, mpg_shape *memory) {
   int64_t low = 0, high = 0;
   s->shape.ndim = s->strides.ndim = source->ndim;
@@ -324,7 +325,7 @@ static PyObject *copy_strided(PyObject *memory, const strided *s) {
            *strides = shape ? mpg_py_shape_tuple(&s->strides) : NULL,
            *module = strides ? PyImport_ImportModule("mpgluon.ndarray._strided") : NULL,
            *copy = NULL;
-  mpg_trace *former = mpg_trace_swap(NULL); /* not part of a block that is being traced */
+  mpg_trace *former = mpg_trace_swap(NULL); /* keeps the copy out of a block that is being traced */
   if (module)
     copy =
         PyObject_CallMethod(module, "copied", "OOOL", memory, shape, strides, (long long)s->first);
@@ -337,8 +338,9 @@ static PyObject *copy_strided(PyObject *memory, const strided *s) {
 }
 
 /* Wraps the producer's memory in a tensor, whose storage calls release_owner(owner) when it is
- * freed. A non-contiguous tensor on a CPU is copied. For one on a GPU, wraps the whole memory that
- * it spans, and *s describes the tensor in it. If this returns -1, the caller keeps `owner`. */
+ * freed. A non-contiguous tensor on a CPU is copied. For a non-contiguous tensor on a GPU, wraps
+ * the whole memory that the tensor spans and sets *s to the tensor's view of that memory. On
+ * failure, returns -1 and leaves `owner` to the caller. */
 static int import(const dl_tensor *source, void (*release_owner)(void *), void *owner,
                   mpg_tensor *tensor, strided *s) {
   mpg_device_id id = {.type = MPG_CPU};
@@ -404,8 +406,7 @@ static int take_back(exported *own, mpg_tensor *tensor) {
 }
 
 /* Makes later work on the array run after the producer's work. If `ordered`, the producer has
- * ordered its work on the stream that it was given; otherwise waits for all work of the hardware.
- */
+ * ordered its work on the stream that it was given; otherwise waits for all work on the GPU. */
 static mpg_status receive(const mpg_array *array, bool ordered) {
   mpg_device *device = mpg_tensor_device(&array->tensor);
   const mpg_sharing *sharing = device->backend->sharing;
@@ -458,8 +459,8 @@ static PyObject *from_capsule(PyObject *capsule, bool ordered) {
 }
 
 /* Returns the stream that a producer on a GPU must synchronize with, as a Python integer. Returns
- * None if the producer is on the host or does not report a device. Returns NULL with an
- * exception. */
+ * None if the producer is on the host or does not report a device. Returns NULL with an exception
+ * set on failure. */
 static PyObject *stream_for(PyObject *producer) {
   int type, card;
   PyObject *where = PyObject_CallMethod(producer, "__dlpack_device__", NULL);

@@ -66,8 +66,8 @@ PyObject *mpg_py_refuse(mpg_status kind, PyObject *value, const char *format, ..
   Py_XDECREF(brief);
   return NULL;
 }
-/* True for a scalar of a numeric dtype that another package has added to NumPy, such as bfloat16 of
- * ml_dtypes. */
+/* True for a scalar of a numeric dtype that another package has added to NumPy, such as bfloat16
+ * from ml_dtypes. */
 static bool is_foreign_number(PyObject *object) {
   const PyNumberMethods *number = Py_TYPE(object)->tp_as_number;
   return PyArray_IsScalar(object, Generic) && !PyArray_IsScalar(object, Flexible) &&
@@ -124,7 +124,7 @@ static int dtypes_init(PyObject *module) {
   for (int i = 0; i < MPG_DTYPE_LIMIT; i++) {
     if (!mpg_dtype_valid(i)) continue;
     if (i == MPG_BFLOAT16) {
-      /* A class that mimics NumPy's scalar types, because NumPy has no bfloat16. */
+      /* NumPy has no bfloat16, so this class mimics NumPy's scalar types. */
       PyObject *space = Py_BuildValue("{s:s,s:i,s:s,s:s}", "__module__", "mpgluon", "itemsize", 2,
                                       "name", "bfloat16", "__doc__",
                                       "The dtype bfloat16: float32 with a significand of 8 bits. "

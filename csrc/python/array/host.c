@@ -1,7 +1,7 @@
 /* Host hooks: the GIL, signals, and origins, the user's source lines that queued work.
  *
- * Origins. A line is recorded each time work is queued, but shown only if that work fails. To make
- * recording cheap, it interns the pair (code object, instruction offset) in a hash table and
+ * Origins. A line is recorded each time work is queued, but shown only if that work fails. To be
+ * cheap, recording only interns the pair (code object, instruction offset) in a hash table and
  * returns the pair's number. The line's text is built when a pair is first interned, because texts
  * are also read by threads without the GIL and after Python has ended. The table keeps its code
  * objects alive, because a new code object could reuse the address of a freed one. The table stops
@@ -61,7 +61,7 @@ static bool in_package(PyCodeObject *code) {
          memcmp(name, lines.package, lines.package_length) == 0;
 }
 
-/* Returns the text of the line, which the caller frees; NULL if out of memory. */
+/* Returns "file:line in function", which the caller frees. Returns NULL if memory is exhausted. */
 static char *describe_line(PyCodeObject *code, int offset) {
   char text[1024];
   /* Saves a pending exception, because the calls below may set and clear one. */
@@ -115,7 +115,7 @@ static uint32_t intern(PyCodeObject *code, int offset) {
 }
 
 /* Returns the number of the running line of the innermost frame outside of the package. If all
- * frames are inside, returns that of the innermost frame. */
+ * frames are inside the package, returns the number for the innermost frame. */
 static uint32_t current_origin(void) {
   PyFrameObject *frame = PyEval_GetFrame();
   if (frame == NULL || lines.table == NULL) return 0;
@@ -164,7 +164,7 @@ static PyObject *set_package_folder(PyObject *Py_UNUSED(module), PyObject *folde
   Py_ssize_t length;
   const char *text = PyUnicode_AsUTF8AndSize(folder, &length);
   if (text == NULL) return NULL;
-  /* If the path is too long, lines inside the package are reported like the user's. */
+  /* If the path is too long, lines inside the package are reported like the user's own lines. */
   if ((size_t)length + 2 > sizeof lines.package) Py_RETURN_NONE;
   memcpy(lines.package, text, (size_t)length);
   lines.package[length] = '/';
@@ -221,7 +221,7 @@ static const mpg_host python_host = {release_lock, acquire_lock, check_interrupt
                                      origin_text,  origin_key,   origin_of_key,   collect_garbage,
                                      alone,        agree};
 
-/* For tests: a callable that runs at each turn (base/host.h), as other threads could. */
+/* For tests: a callable that runs whenever other threads could run (each turn, base/host.h). */
 static PyObject *intruder; /* owned */
 
 static void intrude(void) {

@@ -4,7 +4,7 @@
  * dimension. A contiguous selection is returned as a view; other selections use the op `slice`.
  * Under record() and hybridize(), both use ops. An advanced key, which contains arrays, is resolved
  * on the host: NumPy applies it to one index array per dimension that the key touches. The sum of
- * the results is the flat positions of the selected elements or rows. The index arrays are
+ * the results holds the flat positions of the selected elements or rows. The index arrays are
  * broadcast views, so the cost depends only on the result's size. A single `take` (or scatter)
  * follows.
  */
@@ -132,7 +132,7 @@ static int parse_basic(PyObject *key, const plain_key *plain, const mpg_shape *s
     return -1;
   }
   const plain_entry *next = plain->entries;
-  /* Number of dimensions without an entry, which the ellipsis or the end of the key covers. */
+  /* Number of dimensions without an entry, which the ellipsis or the end of the key selects. */
   int whole = shape->ndim - (int)plain->count;
   for (Py_ssize_t i = 0; i <= count; i++) {
     if (i == count ? ellipses == 0 : entries[i] == Py_Ellipsis) {
@@ -207,8 +207,8 @@ static PyObject *empty_like(const mpg_array *array, const mpg_shape *shape) {
   return mpg_py_raise(status);
 }
 
-/* Returns x[key]. `tensor` is the array's tensor when `basic` was resolved, which the caller
- * retains. The array may have a different tensor now, so the ops check the key again. */
+/* Returns x[key]. `tensor` is the tensor that the array had when `basic` was resolved; the caller
+ * retains it. The array may have a different tensor now, so the ops recheck the key. */
 static PyObject *get_resolved(PyObject *self, const mpg_tensor *tensor, const basic_key *basic) {
   mpg_array *array = mpg_py_array_of(self);
   const mpg_shape *shape = &tensor->desc.shape;
@@ -277,7 +277,7 @@ static PyObject *plain_object(PyObject *entry) {
 }
 
 /* Converts an entry of an advanced key for NumPy. NDArrays become ndarrays. Float arrays become
- * integers, because MXNet accepts float indices. New. */
+ * integer arrays, as in MXNet. Returns a new reference. */
 static PyObject *numpy_entry(PyObject *entry) {
   if (PyBool_Check(entry)) return PyLong_FromLong(entry == Py_True);
   if (is_basic(entry)) return plain_object(entry);
@@ -305,7 +305,7 @@ static PyObject *numpy_entry(PyObject *entry) {
 }
 
 typedef struct gather {
-  mpg_shape shape;     /* the array's shape after all entries of the key were converted */
+  mpg_shape shape;     /* the array's shape, read after all entries of the key were converted */
   PyArrayObject *flat; /* owned: selected row numbers in `rows`, int64, C-contiguous */
   mpg_shape rows;      /* the array's shape with all leading dimensions merged into one */
 } gather;
@@ -671,8 +671,8 @@ static int refuse_recorded(PyObject *value) {
   return -1;
 }
 
-/* Assigns to a resolved basic key. `tensor` is the array's tensor when `basic` was resolved, which
- * the caller retains. */
+/* Assigns to a resolved basic key. `tensor` is the tensor that the array had when `basic` was
+ * resolved; the caller retains it. */
 static int assign_resolved(mpg_array *array, const mpg_tensor *tensor, const basic_key *basic,
                            PyObject *value) {
   const mpg_shape *shape = &tensor->desc.shape;

@@ -362,7 +362,7 @@ static PyObject *reshape(PyObject *self, PyObject *args, PyObject *kwargs) {
   mpg_tuple *tuple =
       (mpg_tuple *)(params + op->params->params[mpg_params_find(op->params, "shape")].offset);
   mpg_shape shape;
-  /* An empty tuple is a request for the shape () here, but the op treats it as "not given". */
+  /* The user's empty tuple requests the shape (), but the op would treat it as "not given". */
   if (tuple->count == 0) {
     shape = (mpg_shape){0};
     if (mpg_shape_size(own) != 1) goto wrong_size;

@@ -95,8 +95,8 @@ static PyObject *bool_with_scalar(const mpg_op *op, PyObject *self, double scala
 }
 
 /* Raises OverflowError for an integer that a double cannot represent exactly, if the array has an
- * integer dtype. Scalar ops take their number as a double, so the result would be wrong.
- * Comparisons accept any number. */
+ * integer dtype. Scalar ops take the number as a double, so the result would be wrong. Comparisons
+ * accept any number. */
 static int check_integer(mpg_py_binary kind, PyObject *self, PyObject *number, double scalar) {
   int overflow;
   if (!PyLong_Check(number) || (kind >= MPG_PY_EQ && kind <= MPG_PY_LE) ||
@@ -247,13 +247,13 @@ static PyObject *number_matmul(PyObject *a, PyObject *b) {
   if ((!mpg_py_is_array(a) && !mpg_py_is_sparse(a)) ||
       (!mpg_py_is_array(b) && !mpg_py_is_sparse(b)))
     Py_RETURN_NOTIMPLEMENTED;
-  /* If b is a stack of matrices, a batched matrix product. */
+  /* If b is a stack of matrices, computes a batched matrix product. */
   if (mpg_py_is_array(b) && mpg_py_array_of(b)->tensor.desc.shape.ndim > 2) {
     PyObject *module = PyImport_ImportModule("mpgluon.ndarray._numpy_protocol"),
              *result = module ? PyObject_CallMethod(module, "matmul", "OO", a, b) : NULL;
     Py_XDECREF(module);
     if (result != Py_NotImplemented) return result;
-    Py_DECREF(result); /* not supported (integers): `dot` raises the error */
+    Py_DECREF(result); /* unsupported dtype: `dot` raises the error */
   }
   PyObject *dot = PyDict_GetItemString(mpg_py->ops_by_name, "dot");
   return dot ? PyObject_CallFunctionObjArgs(dot, a, b, NULL) : missing("dot");
@@ -310,7 +310,8 @@ static PyObject *number_index(PyObject *self) {
     mpg_py_expect_value(mpg_py_array_of(self), "an index");
     return NULL;
   }
-  /* Raises TypeError, because callers such as bytes() then try the buffer protocol. */
+  /* Raises TypeError rather than another error, because callers such as bytes() then try the buffer
+   * protocol. */
   if (!mpg_dtype_is_integer(dtype) ||
       mpg_shape_size(&mpg_py_array_of(self)->tensor.desc.shape) != 1)
     return PyErr_Format(
@@ -354,7 +355,8 @@ PyType_Slot mpg_py_number_slots[] = {
     {Py_tp_richcompare, compare},
     {0, NULL}};
 
-/* _binary(kind, a, b): implements nd.add, nd.maximum, and others. Either operand may be a number.
+/* _binary(kind, a, b): implements nd.add, nd.maximum and other functions. Either operand may be a
+ * number.
  */
 static PyObject *py_binary(PyObject *module, PyObject *const *args, Py_ssize_t count) {
   if (count != 3) return PyErr_Format(PyExc_TypeError, "expected two operands");

@@ -9,10 +9,10 @@
 #endif
 #include <numpy/arrayobject.h>
 
-/* Returns the dtype of a NumPy type number; MPG_DTYPE_NONE if there is no equivalent. */
+/* Returns the dtype for a NumPy type number, or MPG_DTYPE_NONE if there is no equivalent. */
 mpg_dtype mpg_py_from_numpy_type(int type);
-/* Converts any object to a C-contiguous ndarray of `dtype` (float32 for bfloat16). New, or NULL
- * with TypeError. */
+/* Converts any object to a C-contiguous ndarray of `dtype` (float32 for bfloat16). Returns a new
+ * reference, or NULL with TypeError set on failure. */
 PyArrayObject *mpg_py_as_ndarray(PyObject *object, mpg_dtype dtype);
 /* Returns a new array on `device` with the contents of a C-contiguous ndarray from
  * mpg_py_as_ndarray for `dtype`. */

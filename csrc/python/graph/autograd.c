@@ -108,9 +108,9 @@ static void arrays_free(arrays *a) {
   if (a->items != a->small) PyMem_Free(a->items);
   Py_CLEAR(a->keep);
 }
-/* Returns the tuple with sparse arrays replaced by the dense arrays that represent them on the
- * tape, and weights with sparse gradients by dense variables. Takes ownership of `items`, which may
- * be NULL. */
+/* Replaces sparse arrays in a tuple by the dense arrays that represent them on the tape, and
+ * weights with sparse gradients by dense variables. Takes ownership of `items`, which may be NULL,
+ * and returns the new tuple. */
 static PyObject *dense_items(PyObject *items) {
   for (Py_ssize_t i = 0; items != NULL && i < PyTuple_GET_SIZE(items); i++) {
     if (!mpg_py_is_handled(PyTuple_GET_ITEM(items, i))) continue;
@@ -520,7 +520,7 @@ static PyObject *node_inputs(const mpg_graph *graph, const mpg_node *node) {
   return inputs;
 }
 
-/* Sets *state to the tuple (list of nodes, (node, output) of the head). */
+/* Sets *state to a tuple (list of nodes, (index of the head's node, output of the head)). */
 static mpg_status read_recorded(const mpg_graph *graph, mpg_value head, void *state) {
   PyObject *list = PyList_New(0);
   for (size_t i = 0; list != NULL && i < graph->num_nodes; i++) {

@@ -25,8 +25,8 @@ typedef struct cached_op {
 
 /* --- Tracing ---------------------------------------------------------------------------------- */
 
-/* Converts the result of a traced function to a tuple of arrays. Takes ownership of `result`, which
- * may be NULL. New reference. */
+/* Converts the result of a traced function to a new tuple of arrays. Takes ownership of `result`,
+ * which may be NULL. */
 static PyObject *expect_arrays(PyObject *result) {
   if (result == NULL) return NULL;
   if (mpg_py_is_array(result)) {
@@ -114,7 +114,7 @@ mpg_compiled *mpg_py_trace_and_compile(PyObject *traced, const mpg_inputs *input
   trace->recording = options->recording;
   PyObject *args = traced_inputs(trace, inputs), *results = NULL;
   if (args != NULL) {
-    /* Retained, because the call may run any code, including code that releases the function. */
+    /* Retains the function, because the call may run any code, including code that releases it. */
     PyObject *function = Py_NewRef(traced);
     results = expect_arrays(PyObject_CallObject(function, args));
     Py_DECREF(function);
@@ -184,7 +184,7 @@ static mpg_compiled *find_compiled(cached_op *self, const mpg_inputs *inputs) {
   if (compiled == NULL) {
     compiled = trace_and_compile(self, inputs, recording);
     if (compiled == NULL) return NULL;
-    compiled->references++; /* one for the cache, one for the caller */
+    compiled->references++; /* one reference for the cache, one for the caller */
     mpg_status status = mpg_cache_add(self->cache, inputs, train, recording, compiled);
     if (status != MPG_OK || warn_of_dropped(self) < 0) {
       mpg_compiled_release(compiled);
@@ -338,7 +338,7 @@ static PyObject *bind_arrays(cached_op *self, PyObject *arrays, bool unbound) {
   Py_RETURN_NONE;
 }
 
-/* True if all compiled calls can use the given arrays in place of the captured ones. If `change`,
+/* True if all compiled calls can use the given arrays instead of the captured ones. If `change`,
  * also replaces the captured arrays. */
 static bool recapture(cached_op *self, const mpg_captured *captured, size_t count, bool change) {
   for (uint32_t i = 0; i < self->cache->count; i++) {

@@ -102,8 +102,8 @@ static int describe_copies(const mpg_program_set *set, const char *phase, PyObje
   return 0;
 }
 
-/* Returns the total bytes of the memory blocks that a set allocates on one device: of lanes, or of
- * all blocks except lanes. */
+/* Returns the total bytes of the memory blocks that a set allocates on one device: those of lanes
+ * or, unless `lanes`, all other blocks. */
 static size_t planned(const mpg_program_set *set, uint32_t slot, bool lanes) {
   size_t bytes = 0;
   for (uint32_t i = set->first_block; i < set->num_blocks; i++)
@@ -111,8 +111,8 @@ static size_t planned(const mpg_program_set *set, uint32_t slot, bool lanes) {
   return bytes;
 }
 
-/* Returns the bytes of the forward values on one device that backward reads and that are in the
- * main memory block. Values that share memory count once. */
+/* Returns the total bytes of the forward values on one device that backward reads and that are
+ * stored in the main memory block. Values that share memory are counted once. */
 static size_t saved_bytes(const mpg_compiled *c, uint32_t slot) {
   bool *counted = c->saved != NULL ? PyMem_Calloc(c->graph.num_values + 1, sizeof *counted) : NULL;
   size_t bytes = 0;

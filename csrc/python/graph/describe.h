@@ -1,5 +1,5 @@
-/* Descriptions of compiled calls for Python. Results are new references, or NULL with an exception.
- * Threads: host lock. */
+/* Descriptions of compiled calls for Python. Functions that return an object return a new
+ * reference, or NULL with an exception set on failure. Threads: host lock. */
 #ifndef MPG_PYTHON_GRAPH_DESCRIBE_H
 #define MPG_PYTHON_GRAPH_DESCRIBE_H
 

@@ -492,7 +492,7 @@ static PyObject *pipeline_run_train(PyObject *object, PyObject *args) {
   if (PyList_GET_SIZE(heads_object) != run->num_outputs)
     return PyErr_Format(PyExc_ValueError, "PipelineRun.train: expected %u heads", run->num_outputs);
   mpg_array **heads = PyMem_Calloc(run->num_outputs + 1, sizeof *heads);
-  /* A copy, because other threads may change the list while the call waits. */
+  /* Copies the list, because other threads may change it while the call waits. */
   PyObject *kept = PyList_AsTuple(heads_object);
   if (heads == NULL || kept == NULL) {
     PyMem_Free(heads);
@@ -560,7 +560,7 @@ static PyObject *pipeline_run_record(PyObject *object, PyObject *driver) {
 }
 
 /* Parses the arguments (micro_batch, phase). Returns the micro-batch and sets *phase. Returns NULL
- * with an exception. */
+ * with an exception set on failure. */
 static const mpg_micro_batch *micro_batch_at(PyObject *object, PyObject *args, int *phase) {
   const mpg_pipeline_run *run = ((pipeline_run *)object)->run;
   unsigned int micro_batch;
@@ -612,8 +612,8 @@ static PyObject *pipeline_run_times(PyObject *object, PyObject *args) {
   for (uint32_t s = 0;
        list != NULL && frame != NULL && frame->times != NULL && s < frame->set->num_segments; s++) {
     const mpg_device *device = frame->set->programs[frame->set->segments[s].slot].device;
-    /* The worker thread writes the times, so they may be read only after it has signaled that the
-     * segment is done. */
+    /* The worker thread writes the times of segment s, so they may be read only after the worker
+     * has signaled the end of the segment. */
     mpg_tick last = frame->first_ticks[s] + frame->set->segments[s].num_signals;
     bool done = frame->first_ticks[s] && mpg_tick_reached(device, last);
     PyObject *item = Py_BuildValue("LL", done ? (long long)frame->times[s].begin : 0LL,

@@ -69,7 +69,7 @@ static int callee_from(py_routine *self, PyObject *object, mpg_callee *callee) {
 static PyObject *allocate(mpg_routine_kind kind);
 
 /* Converts a sequence of slot numbers, which must be below `limit`. Sets *slots to an array that
- * the caller frees. Returns -1 with an exception. */
+ * the caller frees. Returns -1 with an exception set on failure. */
 static int slots_from(PyObject *object, uint32_t limit, uint32_t **slots, uint32_t *count) {
   PyObject *items = PySequence_Tuple(object);
   if (items == NULL) return -1;
@@ -266,8 +266,8 @@ static int routine_traverse(PyObject *object, visitproc visit, void *arg) {
   return 0;
 }
 
-/* Breaks reference cycles by releasing the called functions. Also sets the numbers of inputs and
- * outputs to impossible values, so that the routine rejects later calls. */
+/* Breaks reference cycles by releasing the called functions. Sets the numbers of inputs and outputs
+ * to impossible values, so that the routine rejects later calls. */
 static int routine_break(PyObject *object) {
   py_routine *self = (py_routine *)object;
   mpg_routine_clear(&self->routine);
@@ -354,7 +354,7 @@ static PyObject *loop_stack(PyObject *Py_UNUSED(module), PyObject *args) {
   Py_ssize_t count = PyTuple_GET_SIZE(list);
   if (count == 0 || count > limit)
     return PyErr_Format(PyExc_ValueError, "loop_stack: there must be 1 to %lld rows", limit);
-  /* New references, because another thread may replace the arrays' tensors while the GIL is
+  /* Takes new references, because another thread may replace the arrays' tensors while the GIL is
    * released. */
   mpg_array *rows = PyMem_Calloc((size_t)count, sizeof *rows), joined = {0};
   mpg_loop_joined space = {0};

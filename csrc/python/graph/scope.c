@@ -38,7 +38,7 @@ static int apply(PyObject *change, PyObject **undo) {
     return PyDict_SetItem(PyTuple_GET_ITEM(change, 0), PyTuple_GET_ITEM(change, 1),
                           PyTuple_GET_ITEM(change, 2));
   }
-  if (is_item(change)) { /* the item already exists and is deleted on exit */
+  if (is_item(change)) { /* (dict, key) deletes the item on exit */
     *undo = Py_NewRef(change);
     return 0;
   }

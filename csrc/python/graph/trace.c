@@ -275,8 +275,8 @@ static PyObject *trace_cut(PyObject *object, PyObject *args) {
   return (PyObject *)made;
 }
 
-/* Discards the cached copies between groups before a cut. Only values that an array refers to pass
- * a cut, and no array of the user refers to these copies. */
+/* Discards the cached copies on other device groups before the trace is cut into functions. A value
+ * passes a cut only if an array refers to it, and no array refers to these copies. */
 static PyObject *trace_forget_moves(PyObject *object, PyObject *Py_UNUSED(unused)) {
   mpg_trace *trace = open_trace(object);
   if (trace == NULL) return NULL;

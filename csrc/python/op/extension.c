@@ -4,7 +4,7 @@
 #include "python/core.h"
 
 /* Checks that mx.nd does not already use the name of an op of the library. Returns -1 with an
- * exception. */
+ * exception set on failure. */
 static int check_names(const mpg_extension_library *library, PyObject *taken, PyObject *path) {
   for (int i = 0; i < mpg_extension_count(library); i++) {
     PyObject *used = PyObject_CallFunction(taken, "s", mpg_extension_name(library, i));

@@ -5,8 +5,8 @@
 
 static const char *const MODULE = "mpgluon.cuda_module", *const KERNEL = "mpgluon.cuda_kernel";
 
-/* Converts a tuple of strings to an array of C strings, which point into the tuple's items. The
- * caller frees the array with PyMem_Free. NULL with an exception. */
+/* Returns an array of C strings that point into the items of a tuple of strings. The caller frees
+ * the array with PyMem_Free. Returns NULL with an exception set on failure. */
 static const char **texts_of(PyObject *tuple) {
   Py_ssize_t count = PyTuple_GET_SIZE(tuple);
   const char **texts = PyMem_Calloc((size_t)count + 1, sizeof *texts);

@@ -1,5 +1,5 @@
-/* Functions for mpgluon.gluon: inference with partly known shapes, the scope under which work is
- * queued, dtype names. See core.h. */
+/* Functions for mpgluon.gluon: inference with partly known shapes, the block path (scope) under
+ * which work is queued, dtype names. See core.h. */
 #include "autograd/groups.h"
 #include "python/core.h"
 
@@ -42,7 +42,7 @@ int mpg_py_desc_from(PyObject *pair, mpg_desc *desc) {
 }
 
 /* Converts a desc to a (shape, dtype name) tuple. An unknown size becomes 0, and an unknown shape
- * or dtype becomes None. New reference. */
+ * or dtype becomes None. Returns a new reference. */
 static PyObject *desc_to(const mpg_desc *desc) {
   PyObject *shape = NULL, *dtype = desc->dtype == MPG_DTYPE_NONE
                                        ? Py_NewRef(Py_None)
@@ -89,11 +89,11 @@ static int set_params(const mpg_op *op, void *params, PyObject *given, int num_i
   return 0;
 }
 
-/* Inference of the descs of an op call. end_call frees the members. */
+/* Shape and dtype inference for an op call. end_call frees the members. */
 typedef struct inferred_call {
   mpg_infer infer;
   PyObject *pairs;
-  mpg_desc *descs; /* of inputs, then of outputs */
+  mpg_desc *descs; /* descs of the inputs, followed by the outputs */
   _Alignas(16) char params[MPG_PY_MAX_PARAMS];
 } inferred_call;
 
@@ -109,7 +109,7 @@ static int infer_call(PyObject *args, inferred_call *call) {
     PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "unknown op '%s'", name);
     return -1;
   }
-  /* A copy, because Python code in number conversions may change the list. */
+  /* Copies the list, because conversions of its items may run Python code that changes it. */
   call->pairs = PyList_AsTuple(inputs);
   if (call->pairs == NULL) return -1;
   Py_ssize_t num_inputs = PyTuple_GET_SIZE(call->pairs);

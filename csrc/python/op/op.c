@@ -11,14 +11,14 @@
 typedef struct op_object {
   PyObject_HEAD vectorcallfunc call;
   const mpg_op *op;
-  PyObject *name;  /* the name or alias under which it was created */
+  PyObject *name;  /* the name or alias under which this object was created */
   PyObject *names; /* tuple of interned names: inputs, then parameters */
   int num_inputs;  /* number of input names; a variadic input counts as one */
   int min_inputs;  /* number of inputs that are always required */
   bool variadic;
   bool creates;      /* the op creates an array, so `ctx` None means the current context */
   int ctx;           /* index of the parameter "ctx", or -1 */
-  int count_param;   /* "num_args" of variadic ops: set to the number of arrays; -1 if none */
+  int count_param;   /* index of the parameter "num_args" (number of arrays), or -1 */
   void *defaults;    /* the parameter struct with defaults; owned */
   uint64_t required; /* bits of the required parameters */
 } op_object;
@@ -217,7 +217,7 @@ static int convert_arrays(call *c) {
   const mpg_op *op = c->self->op;
   if (c->named && check_named(c) < 0) return -1;
   while (c->num_arrays > 0 && c->arrays[c->num_arrays - 1] == NULL) c->num_arrays--;
-  /* A required input may also be missing before a given one, which is checked below. */
+  /* Detects missing trailing inputs. The loop below detects missing inputs before a given one. */
   if (c->num_arrays < c->self->min_inputs &&
       mpg_op_num_inputs(op, c->values, c->num_arrays) != c->num_arrays) {
     PyErr_Format(mpg_py->errors[MPG_TYPE_ERROR], "%s: the array %U is missing", op->name,
@@ -250,7 +250,7 @@ static int convert_arrays(call *c) {
   return 0;
 }
 
-/* Sets num_args to the number of arrays. A value that the caller gives must be equal, or 0. */
+/* Sets num_args to the number of arrays. If the caller gives a value, it must be equal or 0. */
 static int set_count(call *c) {
   if (c->self->count_param < 0) return 0;
   const mpg_param_table *table = c->self->op->params;
@@ -373,7 +373,7 @@ static __attribute__((noinline)) PyObject *call_any(op_object *self, PyObject *c
       if (add_array(&c, (int)i, args[i]) < 0) goto done;
     } else if (i < positional) {
       if (add_param(&c, (int)i - self->num_inputs, args[i]) < 0) goto done;
-    } else if (i == positional) { /* the next argument, `name`, has no effect */
+    } else if (i == positional) { /* `name` follows and has no effect */
       if (set_out(&c, args[i]) < 0) goto done;
     }
   }

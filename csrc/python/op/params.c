@@ -1,5 +1,5 @@
-/* Conversion of op parameters from Python values to parameter structs, directly and not via MXNet's
- * text form. */
+/* Conversion of op parameters from Python values to parameter structs, without a detour through
+ * MXNet's text form. */
 #include "python/core.h"
 #include "python/array/numpy.h"
 
@@ -254,7 +254,7 @@ int mpg_py_param_set(const mpg_param_table *table, const char *op, void *params,
 int mpg_py_params_set(const mpg_op *op, void *params, PyObject *given, uint64_t *present) {
   const mpg_param_table *table = op->params;
   if (table->size) mpg_params_defaults(table, params);
-  /* a copy, because converting a value may run Python code that changes the dict */
+  /* Copies the dict, because converting a value may run Python code that changes it. */
   PyObject *own = PyDict_Copy(given);
   if (own == NULL) return -1;
   PyObject *name, *value;

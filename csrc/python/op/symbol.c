@@ -9,8 +9,8 @@
 
 typedef struct op_call {
   PyObject_VAR_HEAD const mpg_op *op;
-  int count_param; /* "num_args" of variadic ops: set to the number of arrays; -1 if none */
-  int ctx_param;   /* "ctx" of ops that create arrays; -1 if none */
+  int count_param; /* index of the parameter "num_args" (number of arrays), or -1 */
+  int ctx_param;   /* index of the parameter "ctx" of ops that create arrays, or -1 */
   _Alignas(16) char params[];
 } op_call;
 
@@ -34,7 +34,8 @@ static void mark_open_sizes(const op_call *self, char *params) {
     if (shape->values[i] == -1) shape->values[i] = 0;
 }
 
-/* Converts and checks a number of inputs. Returns -1 with an exception. */
+/* Converts an input count from Python and checks its range. Returns -1 with an exception set on
+ * failure. */
 static int count_from(const op_call *self, PyObject *object) {
   long count = PyLong_AsLong(object);
   if (count == -1 && PyErr_Occurred()) return -1;
@@ -179,7 +180,7 @@ static PyObject *call_infer(PyObject *object, PyObject *args) {
   if (!PyArg_ParseTuple(args, "O!O!p:infer", &PyList_Type, &inputs_list, &PyList_Type, &known_list,
                         &train))
     return NULL;
-  /* Copies, because Python code in number conversions may change the lists. */
+  /* Copies the lists, because conversions of their items may run Python code that changes them. */
   if ((inputs = PyList_AsTuple(inputs_list)) == NULL ||
       (known = PyList_AsTuple(known_list)) == NULL)
     goto done;
@@ -265,7 +266,7 @@ static PyObject *call_run(PyObject *object, PyObject *args) {
   if (!PyArg_ParseTuple(args, "O!|O:run", &PyList_Type, &list, &device)) return NULL;
   mpg_array *small[MPG_PY_SMALL], **inputs = small, few[MPG_PY_SMALL] = {0}, *outputs = few;
   _Alignas(16) char space[MPG_PY_MAX_PARAMS];
-  /* a copy, because the list may change while the call waits */
+  /* Copies the list, because other threads may change it while the call waits. */
   PyObject *result = NULL, *arrays = PyList_AsTuple(list);
   if (arrays == NULL) return NULL;
   int visible = 0;
@@ -426,8 +427,8 @@ static PyType_Spec call_spec = {.name = "mpgluon._core.OpCall",
                                 .flags = Py_TPFLAGS_DEFAULT,
                                 .slots = call_slots};
 
-/* Makes the object `target` refer to the memory of `source`, off the tape. Executors use this so
- * that their output objects stay the same between forward calls. */
+/* Makes the object `target` refer to the memory of `source`, off the tape. Executors call this to
+ * return the same output objects from every forward call. */
 static PyObject *replace_array(PyObject *Py_UNUSED(module), PyObject *args) {
   PyObject *to, *from;
   if (!PyArg_ParseTuple(args, "OO:replace_array", &to, &from)) return NULL;

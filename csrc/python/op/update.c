@@ -12,8 +12,8 @@ typedef struct multi_update {
   _Alignas(16) char defaults[MPG_PY_MAX_PARAMS];
 } multi_update;
 
-/* True if the arrays have the same memory as at preparation and no trace is active, so that the
- * prepared update can run. */
+/* True if the arrays still have the memory for which the update was prepared and no trace is
+ * active. The prepared update can then run. */
 static bool ready(multi_update *self) {
   if (mpg_trace_active() != NULL) return false;
   if (self->changes == mpg_array_changes()) return true;
@@ -50,7 +50,7 @@ static PyObject *update_call(PyObject *object, PyObject *const *args, size_t fla
       return name == NULL ? NULL
                           : PyErr_Format(mpg_py->errors[MPG_TYPE_ERROR], "%s has no parameter '%s'",
                                          self->op->name, name);
-    Py_INCREF(value); /* the conversion may run Python code that removes it from the dict */
+    Py_INCREF(value); /* the conversion may run Python code that removes the value from the dict */
     int status = mpg_py_param_set(table, self->op->name, params, index, value);
     Py_DECREF(value);
     if (status < 0) return NULL;
