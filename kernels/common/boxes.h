@@ -16,7 +16,7 @@ typedef struct mpg_box {
   double id, score; /* detections only; MultiBoxDetection marks an empty row with id < 0 */
 } mpg_box;
 
-/* Returns the area of a box. A box with a negative side has area 0 unless `any` is set. */
+/* Returns the area of a box. If a side is negative, returns 0 unless `any` is set. */
 MPG_HOST_DEVICE double mpg_box_area(const double *at, int format, bool any, int wide) {
   double width = format == MPG_CENTER ? at[2] : mpg_region_round(at[2] - at[0], wide),
          height = format == MPG_CENTER ? at[3] : mpg_region_round(at[3] - at[1], wide);
@@ -33,8 +33,9 @@ MPG_HOST_DEVICE mpg_box mpg_box_at(const mpg_view *view, int64_t i, int format, 
   return box;
 }
 
-/* Returns the length of the overlap of two boxes along one axis, or 0. For the x axis, a and b
- * point to the boxes' first coordinates; for the y axis, to the second ones. */
+/* Returns the length of the overlap of two boxes along one axis, or 0 if they do not overlap. a and
+ * b point to the boxes' first coordinates for the x axis, and to their second coordinates for the y
+ * axis. */
 MPG_HOST_DEVICE double mpg_box_common(const double *a, const double *b, int format, int wide) {
   double low_a = a[0], high_a = a[2], low_b = b[0], high_b = b[2];
   if (format == MPG_CENTER) {
@@ -58,7 +59,7 @@ MPG_HOST_DEVICE double mpg_box_overlap(const mpg_box *a, const mpg_box *b, int f
 }
 
 /* Returns the IoU of corner boxes as MXNet's multibox ops compute it. Returns 0 if the area of the
- * union is 0 or, with `negative_is_none`, negative. */
+ * union is 0. If `negative_is_none`, also returns 0 for a negative area. */
 MPG_HOST_DEVICE double mpg_box_share(const mpg_box *a, const mpg_box *b, bool negative_is_none,
                                      int wide) {
   double both = mpg_region_round(mpg_box_common(a->at, b->at, MPG_CORNER, wide) *
@@ -79,8 +80,8 @@ MPG_HOST_DEVICE void mpg_box_convert(double *box, int from) {
     box[0] = (x + z) / 2, box[1] = (y + w) / 2, box[2] = z - x, box[3] = w - y;
 }
 
-/* Loads the box in the row at element `row`. Returns true if it passes the score threshold and is
- * not background. */
+/* Loads the box of the detection whose row starts at element `row`. Returns true if it passes the
+ * score threshold and is not background. */
 MPG_HOST_DEVICE bool mpg_nms_candidate(const mpg_box_nms_params *p, const mpg_view *data,
                                        int64_t row, int wide, mpg_box *box) {
   double score = mpg_real_at(data, row + p->score_index),
@@ -122,8 +123,8 @@ MPG_HOST_DEVICE void mpg_prior_box(const mpg_multibox_prior_params *p, int64_t h
 
 /* --- Detections from class probabilities, offsets and anchors --------------------------------- */
 
-/* Decodes anchor i of sample n. Returns its most probable class other than background, the score
- * and the box. Returns id -1 if the score is below the threshold. */
+/* Decodes anchor i of sample n. Returns the decoded box with the id and score of the anchor's most
+ * probable class other than background. The id is -1 if the score is below the threshold. */
 MPG_HOST_DEVICE mpg_box mpg_detection(const mpg_multibox_detection_params *p,
                                       const mpg_view *inputs, int64_t n, int64_t i, int wide) {
   const double *v = p->variances.values;
@@ -184,8 +185,9 @@ MPG_HOST_DEVICE int64_t mpg_background_wanted(const mpg_multibox_target_params *
   return (int64_t)fmin((double)objects * p->negative_mining_ratio, (double)anchors);
 }
 
-/* Stores the training target of anchor j in sample n: the object in row `row` of the labels, or
- * class `none` if row < 0. Outputs are box offsets, their mask and class ids. */
+/* Stores the training target of anchor j in sample n: the object in row `row` of the labels, or the
+ * class id `none` if row < 0. The outputs are box offsets, the mask of the offsets, and class
+ * ids. */
 MPG_HOST_DEVICE void mpg_put_target(const mpg_multibox_target_params *p, const mpg_view *inputs,
                                     const mpg_view *outputs, int64_t n, int64_t j, int64_t row,
                                     double none) {

@@ -9,10 +9,11 @@
 #include "kernels/common/vector_math.h"
 #include "op/kernel.h"
 
-/* Maps a random word to a uniform float in (0, 1]. The result is 1 only if the word rounds up to
- * 2^32. */
+/* Maps a random 32-bit word to a uniform float in (0, 1]. The result is 1 only if the word,
+ * converted to float, rounds up to 2^32. */
 MPG_HOST_DEVICE float mpg_open_uniform(uint32_t word) { return (float)word * 0x1p-32f + 0x1p-33f; }
-/* Returns sin(2 pi (word / 2^32 + quarters / 4)). */
+/* Returns sin(2 pi (word / 2^32 + quarters / 4)): the word is an angle in turns, to which
+ * `quarters` quarter turns are added. */
 MPG_HOST_DEVICE float mpg_sine_of_turns(uint32_t word, uint32_t quarters) {
   float turns = (float)(word >> 8) * 0x1p-22f; /* in quarter turns */
   float shifted = turns + MPG_ROUNDER;
@@ -20,8 +21,9 @@ MPG_HOST_DEVICE float mpg_sine_of_turns(uint32_t word, uint32_t quarters) {
                             mpg_float_bits(shifted) + quarters);
 }
 
-/* Returns the largest result of a uniform draw from [low, high) whose float is rounded to `dtype`.
- * It is the dtype's predecessor of `high`, so that rounding never yields `high` itself. */
+/* Returns the upper limit for a uniform draw from [low, high) that is rounded from float to
+ * `dtype`. For a 16-bit dtype, the limit is the largest value below `high`, because rounding could
+ * otherwise yield `high` itself. */
 MPG_HOST_DEVICE float mpg_uniform_top(mpg_dtype dtype, float low, float high) {
   if (dtype == MPG_FLOAT32 || !(low < high)) return high;
   bool brain = dtype == MPG_BFLOAT16;
@@ -42,8 +44,8 @@ typedef enum mpg_distribution {
   MPG_DRAW_INTEGERS
 } mpg_distribution;
 
-/* Distribution of a draw. a and b are its parameters, except for MPG_DRAW_INTEGERS, which draws
- * from [low, low + span). */
+/* Distribution of a draw. a and b are the distribution's parameters. MPG_DRAW_INTEGERS instead
+ * draws from [low, low + span). */
 typedef struct mpg_law {
   mpg_distribution kind;
   double a, b;
@@ -97,7 +99,8 @@ static inline mpg_law mpg_law_of_sample(mpg_op_id id) {
   return law;
 }
 
-/* Returns which parameter of a sample_* op is invalid: 0 for a, 1 for b, -1 for neither. */
+/* Checks the parameters of a sample_* op's distribution. Returns 0 if a is invalid, 1 if b is
+ * invalid, and -1 if both are valid. */
 MPG_HOST_DEVICE int mpg_law_violation(mpg_distribution kind, double a, double b) {
   switch (kind) {
     case MPG_DRAW_UNIFORM: return a <= b ? -1 : 0;
@@ -109,8 +112,8 @@ MPG_HOST_DEVICE int mpg_law_violation(mpg_distribution kind, double a, double b)
   }
 }
 
-/* Returns the printf format of the error for a result of mpg_law_violation. The format takes the
- * op's name and the element's index. */
+/* Returns the printf format of the error message for a parameter that mpg_law_violation rejects.
+ * The arguments of the format are the op's name and the element's index. */
 static inline const char *mpg_law_refusal(mpg_distribution kind, int violation) {
   switch (kind) {
     case MPG_DRAW_UNIFORM: return "%s: low must not be above high, or NaN; element %lld is";
@@ -136,7 +139,8 @@ MPG_HOST_DEVICE bool mpg_probabilities_fit(double sum) { return sum > 0 && sum <
 #define MPG_PROBABILITIES_REFUSAL \
   "%s: the probabilities of row %lld must be finite and not negative, with at least one above 0"
 
-/* State of one element's rejection sampling. */
+/* State of the rejection sampling for one element: its position in the output, and the number of
+ * tries so far, which give the counter of the random number generator. */
 typedef struct mpg_tries {
   mpg_random_key key;
   uint64_t position;
@@ -147,7 +151,7 @@ MPG_HOST_DEVICE mpg_philox_block mpg_next_try(mpg_tries *s) {
 }
 MPG_HOST_DEVICE double mpg_unit_of(uint32_t word) { return ((double)word + 0.5) * 0x1p-32; }
 
-/* Gamma draw by Marsaglia and Tsang's method. */
+/* Draws from the gamma distribution by Marsaglia and Tsang's method. */
 MPG_HOST_DEVICE double mpg_draw_gamma(mpg_tries *s, double alpha, double scale) {
   if (!(alpha > 0) || !(scale > 0)) return alpha == 0 || scale == 0 ? 0 : (double)NAN;
   double a = alpha < 1 ? alpha + 1 : alpha, d = a - 1.0 / 3, c = 1 / sqrt(9 * d);

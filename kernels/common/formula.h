@@ -13,7 +13,7 @@ typedef enum mpg_formula_id {
   MPG_FORMULA_COPY, /* copies elements, with casts and broadcasting */
 #define FLOAT_ROWS(name, kind, expression_f, expression_d) MPG_UNARY_##name,
 #include "kernels/common/unary.def"
-  MPG_UNARY_whole, /* ROUNDING formulas of integers, which are copied */
+  MPG_UNARY_whole, /* integer input of a ROUNDING formula, which is the identity for integers */
 #define FLOAT_ROWS(name, kind, price, expression_f, expression_d) MPG_BINARY_##name,
 #include "kernels/common/binary.def"
   MPG_FORMULA_COUNT
@@ -21,8 +21,8 @@ typedef enum mpg_formula_id {
 
 typedef struct mpg_formula {
   mpg_formula_id id;
-  bool swap;      /* the scalar is the left operand */
-  bool of_itself; /* the array is both operands */
+  bool swap;      /* the op's scalar is the left operand */
+  bool of_itself; /* the formula takes the array as both operands */
 } mpg_formula;
 
 static inline bool mpg_formula_is_unary(mpg_formula_id id) {
@@ -71,9 +71,9 @@ static inline mpg_formula mpg_formula_of(const mpg_op *op, const void *params) {
 
 enum { MPG_UNARY_CONSTANTS = 3 };
 
-/* Fills constants[] for a formula in unary.def and returns how many are used; the rest are 0.
- * `shape` is the input's shape, or NULL for a member of a fused group, whose constants depend on
- * its parameters only. */
+/* Fills in the constants of the op's formula in unary.def and returns their number. Unused entries
+ * are 0. `shape` is the input's shape. It is NULL for a member of a fused group, because only ops
+ * whose constants do not depend on the shape are fused. */
 static inline int mpg_unary_constants(const mpg_op *op, const void *params, const mpg_shape *shape,
                                       double *constants) {
   for (int i = 0; i < MPG_UNARY_CONSTANTS; i++) constants[i] = 0;

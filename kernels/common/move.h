@@ -24,7 +24,7 @@ static inline void mpg_move_add(mpg_move *move, int64_t dim, int64_t in, int64_t
   move->out[move->ndim++] = out;
 }
 
-/* Fills row-major strides, in elements. */
+/* Computes row-major strides in elements. */
 static inline void mpg_dense_strides(const mpg_shape *shape, int64_t *strides) {
   int64_t stride = 1;
   for (int i = shape->ndim - 1; i >= 0; i--) {
@@ -34,8 +34,9 @@ static inline void mpg_dense_strides(const mpg_shape *shape, int64_t *strides) {
 }
 
 /* Simplifies a move and converts its strides to bytes: drops dimensions of size 1 and merges
- * neighbors that are contiguous in both arrays. An innermost run that is dense in both arrays
- * becomes one larger item (*item). Returns false if there is nothing to move. */
+ * neighbors that are contiguous in both arrays. If the innermost dimension is contiguous in both
+ * arrays, its elements become one larger item (*item, in bytes). Returns false if the move has no
+ * elements. */
 static inline bool mpg_move_merge(const mpg_move *move, int64_t *item, mpg_move *merged) {
   merged->ndim = 0;
   /* Checked first, because an empty move may have arbitrary strides. */

@@ -17,7 +17,7 @@ typedef enum mpg_prepare {
 typedef struct mpg_reduction {
   mpg_combine how;
   mpg_prepare prepare; /* applied to each element before elements are combined */
-  bool mean, root;     /* applied to each result; mean divides by the number of reduced elements */
+  bool mean, root;     /* divide each result by the number of elements; take its square root */
 } mpg_reduction;
 
 static inline mpg_reduction mpg_reduction_of(const mpg_op *op, const void *params) {
@@ -46,7 +46,7 @@ typedef struct mpg_runs {
   int64_t sizes[MPG_MAX_NDIM + 1];
   bool reduced[MPG_MAX_NDIM + 1];
   int count;
-  int64_t total; /* elements reduced into each result */
+  int64_t total; /* number of elements that are reduced to one result */
 } mpg_runs;
 
 static inline mpg_runs mpg_runs_of(const mpg_shape *shape, const bool *reduced) {
@@ -73,8 +73,9 @@ static inline mpg_runs mpg_runs_of(const mpg_shape *shape, const bool *reduced) 
   return r;
 }
 
-/* Computes the product of the sizes outside and inside run `run`, given that the inner runs have
- * already been reduced. The source then has the shape (outer, size of the run, inner). */
+/* Computes the products of the sizes of the runs outside and inside run `run`. Inner runs that are
+ * reduced count as 1, because they are reduced first. The source of the pass over `run` then has
+ * the shape (outer, size of the run, inner). */
 static inline void mpg_runs_around(const mpg_runs *r, int run, int64_t *outer, int64_t *inner) {
   *outer = *inner = 1;
   for (int i = 0; i < run; i++) *outer *= r->sizes[i];

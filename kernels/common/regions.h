@@ -10,8 +10,9 @@
 
 MPG_HOST_DEVICE double mpg_region_round(double x, int wide) { return wide ? x : (double)(float)x; }
 
-/* Computes the elements [*begin, *end) of one bin, along an axis with `elements` elements. The
- * region spans `low` to `high`; its scaled edges are rounded to elements. */
+/* Computes the range [*begin, *end) of elements that one bin covers along an axis with `elements`
+ * elements. The region spans `low` to `high`. These edges are multiplied by `scale` and rounded to
+ * elements. */
 MPG_HOST_DEVICE void mpg_region_bin(double low, double high, double scale, int64_t bins,
                                     int64_t bin, int64_t elements, int wide, int64_t *begin,
                                     int64_t *end) {
@@ -25,14 +26,15 @@ MPG_HOST_DEVICE void mpg_region_bin(double low, double high, double scale, int64
   *end = (int64_t)fmin(fmax(to, 0.0), (double)elements);
 }
 
-/* Rotated region: its center, size and angle, and the number of sample rows and columns per bin. */
+/* Rotated region: its center, size, cosine and sine of its angle, and the number of sample rows
+ * (`down`) and columns (`across`) per bin. */
 typedef struct mpg_rotated_region {
   double x, y, width, height, cosine, sine;
   int64_t down, across;
 } mpg_rotated_region;
 
 /* Maximum number of samples along one side of a bin, which bounds the work for a huge region. The
- * sides of the largest images have this many pixels. */
+ * largest images are about this many pixels wide. */
 enum { MPG_MOST_SAMPLES = 4096 };
 
 MPG_HOST_DEVICE mpg_rotated_region mpg_rotated_region_of(const double *numbers, double scale,
@@ -59,7 +61,8 @@ typedef struct mpg_four_elements {
   double weight[4];
 } mpg_four_elements;
 
-/* Returns the neighbors of the sample at (down, across), given as fractions of the region. */
+/* Returns the four elements around a sample. (down, across) is the sample's position as fractions
+ * of the region's height and width. */
 MPG_HOST_DEVICE mpg_four_elements mpg_rotated_sample(const mpg_rotated_region *r, double down,
                                                      double across, int64_t height, int64_t width) {
   mpg_four_elements four;

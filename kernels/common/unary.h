@@ -10,11 +10,11 @@
 #define SELU_ALPHA 1.6732632423543772848170429916717
 #define SELU_SCALE 1.0507009873554804934193349852946
 #define ROOT_HALF 0.70710678118654752440
-/* Clamps to [0, 1] and keeps NaN. */
+/* Clamps x to [0, 1]. NaN stays NaN. */
 MPG_HOST_DEVICE float unit_of_float(float x) { return x <= 0 ? 0 : x >= 1 ? 1 : x; }
 MPG_HOST_DEVICE double unit_of_double(double x) { return x <= 0 ? 0 : x >= 1 ? 1 : x; }
 
-/* The derivative of GELU. */
+/* Derivative of GELU in float (F) and double (D). */
 #define GELU_SLOPE_F(x) \
   (mpg_normal_cdff(x) + (x) * 0.39894228040143267794f * mpg_exp_nonpositive(-0.5f * (x) * (x)))
 #define GELU_SLOPE_D(x) \

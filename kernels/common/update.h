@@ -18,7 +18,7 @@ typedef enum mpg_update_rule {
 enum { MPG_UPDATE_STATES = 3 };
 
 /* Constants of an update that are the same for all weights. The learning rate and weight decay may
- * differ between weights, so they are in mpg_update. */
+ * differ between weights, so mpg_update holds them. */
 typedef struct mpg_update_constants {
   double rescale, clip, momentum, beta1, beta2, epsilon, gamma1, gamma2, clip_weights, lamda1,
       wd_lh, eta, correct1, correct2, ahead, gradient_factor, gradient_divisor, mean_factor,
@@ -29,7 +29,7 @@ typedef struct mpg_update {
   int num_states, count; /* number of states per weight, number of weights */
   mpg_update_rule rule;
   mpg_update_constants c;
-  bool mixed;      /* the last input per weight is its float32 master copy, which is updated */
+  bool mixed;      /* each weight's last input is its float32 master copy, which is updated */
   bool keeps_copy; /* the float32 master copy is read but not updated */
   double lr, wd;   /* used if the op updates a single weight */
   /* Rates for several weights. NULL if the last two inputs hold the rates, as float32. */
@@ -39,7 +39,8 @@ typedef struct mpg_update {
   const mpg_view *rescale;
 } mpg_update;
 
-/* Returns the number of inputs per weight: weight, gradient, states and, if mixed, the copy. */
+/* Returns the number of inputs per weight: weight, gradient, states and, if mixed, the master
+ * copy. */
 static inline int mpg_update_inputs(const mpg_update *u) { return 2 + u->num_states + u->mixed; }
 
 /* Returns the update that a call requests. */
@@ -63,7 +64,7 @@ static inline mpg_update mpg_update_of(const mpg_kernel_call *call) {
 #define SEVERAL (u.count = (int)p->num_weights)
 #define SEVERAL_RATES (SEVERAL, u.lrs = &p->lrs, u.wds = &p->wds)
 #define IN_PLACE (call->outputs[0].data == call->inputs[0].data)
-#define BEHIND (&call->inputs[mpg_update_inputs(&u)]) /* the input after those of the weight */
+#define BEHIND (&call->inputs[mpg_update_inputs(&u)]) /* the input after the first weight's */
 #include "kernels/common/update.def"
 #undef NUMBER
 #undef GRADIENT

@@ -1,11 +1,18 @@
-/* Branch-free float functions, so that compilers vectorize loops over them. Either
- * all elements of a loop use fused multiply-adds (if the processor has them) or none do, so that a
- * result does not depend on the element's index. Maximum errors in ULPs, with fused multiply-adds:
- * exp, log, log1p, log2, log10, sinh, cosh, tanh and erf 1; sine and cosine 1.2 up to
- * MPG_TRIG_LIMIT, beyond which the caller uses the C library; expm1 1.5; sigmoid 2.5. Zeros keep
- * their sign. The coefficients are minimax fits over the reduced ranges. vector_math_mixed.h has
- * float functions that compute in double, and vector_math_double.h has double functions. Define
- * MPG_MATH_WITHOUT_FMA before including for plain products and sums. Stateless; any thread.
+/* Branch-free float functions, so that compilers vectorize loops over them. If the processor has
+ * fused multiply-adds, all elements of a loop use them; otherwise none do. A result therefore does
+ * not depend on the element's index.
+ *
+ * Maximum errors in ULPs, with fused multiply-adds:
+ *
+ *   1     exp, log, log1p, log2, log10, sinh, cosh, tanh, erf
+ *   1.2   sine and cosine for |x| <= MPG_TRIG_LIMIT; callers use the C library for larger |x|
+ *   1.5   expm1
+ *   2.5   sigmoid
+ *
+ * Zeros keep their sign. The coefficients are minimax fits over the reduced ranges.
+ * vector_math_mixed.h has float functions that compute in double, and vector_math_double.h has
+ * double functions. Define MPG_MATH_WITHOUT_FMA before including for plain products and sums.
+ * Stateless; any thread.
  */
 #ifndef KERNELS_COMMON_VECTOR_MATH_H
 #define KERNELS_COMMON_VECTOR_MATH_H
@@ -32,11 +39,12 @@ MPG_INLINE float mpg_fma(float a, float b, float c) {
 #endif
 }
 
-/* x + MPG_ROUNDER has round(x) in its low bits, and x + (MPG_ROUNDER + b) has round(x) + b; ties go
- * to the even sum. */
+/* Constant for rounding to an integer without a conversion: the low bits of the float x +
+ * MPG_ROUNDER are round(x), and those of x + (MPG_ROUNDER + b) are round(x) + b. Ties round to the
+ * even sum. */
 #define MPG_ROUNDER 0x1.8p23f
-/* Return 2^n for an integer n in [-126, 127]: the first from the biased exponent n + 127 in the low
- * bits of `shifted`, the second from n. */
+/* Return 2^n for an integer n in [-126, 127]. mpg_power_of_biased reads the biased exponent n + 127
+ * from the low bits of `shifted`; mpg_power_of_two takes n. */
 MPG_INLINE float mpg_power_of_biased(float shifted) {
   return mpg_float_from_bits(mpg_float_bits(shifted) << 23);
 }
@@ -53,7 +61,7 @@ MPG_INLINE float mpg_with_sign(float y, float x) {
 #define MPG_LN2_HIGH 0x1.62ep-1f /* 12 bits: its product with an integer is exact */
 #define MPG_LN2_LOW 0x1.0bfbe8p-15f
 
-/* Returns exp(r) - 1 for r = x - whole ln 2 with |r| <= ln 2 / 2. */
+/* Returns exp(r) - 1 for r = x - whole ln 2. `whole` is an integer such that |r| <= ln 2 / 2. */
 MPG_INLINE float mpg_exp_rest(float x, float whole) {
   float r = mpg_fma(whole, -MPG_LN2_HIGH, x);
   r = mpg_fma(whole, -MPG_LN2_LOW, r);
@@ -62,7 +70,7 @@ MPG_INLINE float mpg_exp_rest(float x, float whole) {
   return mpg_fma(q, r * r, r);
 }
 /* Splits x = n ln 2 + r with |r| <= ln 2 / 2. Returns exp(r) - 1 and sets *scale to 2^(n + offset).
- * n + offset must be at least -127, which gives a scale of 0. */
+ * n + offset must be at least -127; for -127, the scale is 0. */
 MPG_INLINE float mpg_exp_reduced(float x, float offset, float *scale) {
   float rounder = MPG_ROUNDER + 127.0f + offset, shifted = mpg_fma(x, MPG_LOG2_E, rounder);
   *scale = mpg_power_of_biased(shifted);
@@ -77,14 +85,14 @@ MPG_INLINE float mpg_expf(float x) {
   uint32_t bits = mpg_float_bits(mpg_fma(bounded, MPG_LOG2_E, rounder));
   bits = bits < mpg_float_bits(most) ? bits : mpg_float_bits(most);
   float y = mpg_exp_rest(bounded, mpg_float_from_bits(bits) - rounder);
-  /* two factors, since the result may be subnormal or overflow */
+  /* Multiplies by two powers of two, because the result may be subnormal or overflow. */
   uint32_t half = bits >> 1 << 23, rest = (bits << 23) - half;
   float scale = mpg_float_from_bits(half);
   return mpg_fma(scale, y, scale) * mpg_float_from_bits(rest);
 }
 
-/* Returns exp(x) for x <= 0. Does less work than mpg_expf, because results below the least normal
- * number are 0. */
+/* Returns exp(x) for x <= 0. Flushes results below the smallest normal float to 0, which takes less
+ * work than mpg_expf. */
 MPG_INLINE float mpg_exp_nonpositive(float x) {
   const float least = -0x1.5d589ep+6f; /* log of the least normal float */
   float scale, y = mpg_exp_reduced(x < least ? least : x, 0.0f, &scale);
@@ -93,13 +101,13 @@ MPG_INLINE float mpg_exp_nonpositive(float x) {
 
 MPG_INLINE float mpg_expm1f(float x) {
   float bounded = x < -18.0f ? -18.0f : x > 89.0f ? 89.0f : x;
-  float scale, y = mpg_exp_reduced(bounded, -1.0f, &scale); /* halved, since 2^128 is not a float */
+  float scale, y = mpg_exp_reduced(bounded, -1.0f, &scale); /* halved: 2^128 is not a float */
   float result = mpg_fma(scale, y, scale - 0.5f) * 2.0f;
   return mpg_with_sign(scale == 0.5f ? y : result, x);
 }
 
 /* Splits a positive normal x = 2^(e + scaled / 2^23) (1 + f) with sqrt(1/2) <= 1 + f < sqrt(2).
- * Returns f, for the caller to compute log(1 + f). */
+ * Returns f and sets *exponent to e. The caller computes log(1 + f). */
 MPG_INLINE float mpg_log_parts_scaled(float x, uint32_t scaled, float *exponent) {
   uint32_t shifted = mpg_float_bits(x) - 0x3f3504f3u;
   *exponent = (float)((int32_t)(shifted - scaled) >> 23);
@@ -108,8 +116,8 @@ MPG_INLINE float mpg_log_parts_scaled(float x, uint32_t scaled, float *exponent)
 MPG_INLINE float mpg_log_parts(float x, float *exponent) {
   return mpg_log_parts_scaled(x, 0, exponent);
 }
-/* Like mpg_log_parts, but also handles subnormal x. Uses a mask, since compilers turn a conditional
- * into branches, which prevent vectorization. */
+/* Same as mpg_log_parts, but also for subnormal x, which is scaled first. Uses a mask, because
+ * compilers turn a conditional into branches, which prevent vectorization. */
 MPG_INLINE float mpg_log_parts_of_any(float x, float *exponent) {
   uint32_t below = mpg_float_bits(x) - 0x00800000u,
            scaled = (uint32_t)((int32_t)below >> 31) & 23u << 23;
@@ -144,8 +152,9 @@ MPG_INLINE float mpg_log1pf(float x) {
   return mpg_log_special(u, u == 1.0f ? x : y);
 }
 
-/* Returns log(x) * factor. `two` is factor * ln 2. The caller passes both numbers in two parts, and
- * `two` has few bits, so that its product with an exponent is exact. */
+/* Returns log(x) * factor, the logarithm to another base. `two` is factor * ln 2. Each of the two
+ * numbers is passed as a sum of two floats. `two` has few bits, so that its product with an
+ * exponent is exact. */
 MPG_INLINE float mpg_log_of_base(float x, float factor, float factor_low, float two,
                                  float two_low) {
   float e, f = mpg_log_parts_of_any(x, &e), rest = mpg_log_rest(f, 0.0f);
@@ -169,8 +178,9 @@ MPG_INLINE float mpg_tanhf(float x) {
   float p = MPG_POLY(mpg_fma, s, -0x1.77ecc4p-12f, 0x1.2da716p-9f, -0x1.0460d8p-7f, 0x1.6009b6p-6f,
                      -0x1.b9623ap-5f, 0x1.110be4p-3f, -0x1.55553cp-2f);
   float near = mpg_fma(p * s, x, x);
-  /* 1 - 2 / (exp(2|x|) + 1) for |x| >= 1, where the quotient is at most 1/4, so its error shrinks
-   * accordingly. An integer minimum bounds |x| in one instruction. NaN selects `near`. */
+  /* Computes 1 - 2 / (exp(2|x|) + 1) for |x| >= 1. The quotient is at most 1/4, so the result has
+   * at most 1/4 of its error. An integer minimum bounds |x| in one instruction. NaN selects
+   * `near`. */
   const float rounder = MPG_ROUNDER + 127.0f;
   uint32_t bits = mpg_float_bits(magnitude), ten = 0x41200000u;
   float bounded = mpg_float_from_bits(bits < ten ? bits : ten);
@@ -182,9 +192,10 @@ MPG_INLINE float mpg_tanhf(float x) {
   return copysignf(magnitude >= 1.0f ? far : near, x);
 }
 
-/* Returns (exp(|x|) +- exp(-|x|)) / 4 for sign = +-1, with |x| = n ln 2 + r. Corrects the rounding
- * error of the larger exponential. The result is less precise for n = 0, but then *cosine is
- * cosh(x) - 1. */
+/* Returns (exp(|x|) + sign exp(-|x|)) / 4 for a sign of 1 or -1, which is half of cosh(x) or
+ * sinh(|x|). Splits |x| = n ln 2 + r and sets *n and *cosine = cosh(r) - 1. Corrects the rounding
+ * error of the larger exponential. For n = 0, the result is less precise, so mpg_coshf uses *cosine
+ * instead. */
 MPG_INLINE float mpg_half_hyperbolic(float x, float sign, int32_t *n, float *cosine) {
   float magnitude = fabsf(x), bounded = magnitude > 89.5f ? 89.5f : magnitude; /* keeps NaN */
   float shifted = mpg_fma(bounded, MPG_LOG2_E, MPG_ROUNDER), whole = shifted - MPG_ROUNDER;
@@ -225,8 +236,8 @@ MPG_INLINE float mpg_sigmoidf(float x) { /* 0 if exp(-x) >= 2^127.5 */
   return x < -88.3762f ? 0.0f : result;
 }
 
-/* Returns log(1 + exp(x)) without overflow. Uses s = exp(-|x|) <= 1 and corrects the rounding error
- * of 1 + s. */
+/* Returns log(1 + exp(x)) without overflow. Computes s = exp(-|x|) <= 1 and log(1 + s), and
+ * corrects the rounding error of 1 + s. */
 MPG_INLINE float mpg_softreluf(float x) {
   float small = mpg_expf(-fabsf(x)), u = 1.0f + small, e;
   float f = mpg_log_parts(u, &e), lost = (small - (u - 1.0f)) / u;
@@ -248,10 +259,11 @@ MPG_INLINE float mpg_erff(float x) {
   return t < 0.921875f ? near : far;
 }
 
-/* Returns the standard normal CDF. The probability of values above |x| is
- * 2^-(x^2 / (2 ln 2) + r(|x|)), where r hardly grows beyond 5 and is taken as r(5) there. */
+/* Returns the standard normal CDF. The upper tail probability for |x| is 2^-(x^2 / (2 ln 2) +
+ * r(|x|)). r hardly grows for |x| > 5, so r(5) is used there. */
 MPG_INLINE float mpg_normal_cdff(float x) {
-  /* An integer minimum takes one instruction. It loses NaN, but x keeps it. */
+  /* An integer minimum takes one instruction. It replaces NaN, but the result is still NaN because
+   * of x. */
   uint32_t magnitude = mpg_float_bits(x) & 0x7fffffffu, five = 0x40a00000u;
   float u = mpg_float_from_bits(magnitude < five ? magnitude : five);
   /* Pairs of terms (Estrin's scheme) keep the dependency chains short. */
@@ -276,11 +288,11 @@ MPG_INLINE float mpg_normal_cdff(float x) {
   return x > 0.0f ? 1.0f - above : above;
 }
 
-/* Sine and cosine are accurate only up to this magnitude. Callers use the C library for larger and
- * non-finite arguments. */
+/* Sine and cosine are accurate only for |x| up to this limit. Callers use the C library for larger
+ * and non-finite arguments. */
 #define MPG_TRIG_LIMIT 8192.0f
-/* Splits x = quarter * pi / 2 + r - over with |r| <= pi / 4, where `over` is about the rounding
- * error of r. Returns r. */
+/* Splits x = quarter * pi / 2 + r - over with |r| <= pi / 4. `over` approximates the rounding error
+ * of r. Returns r. */
 MPG_INLINE float mpg_quarter_turns(float x, uint32_t *quarter, float *over) {
   float shifted = mpg_fma(x, 0x1.45f306p-1f, MPG_ROUNDER), whole = shifted - MPG_ROUNDER;
   *quarter = mpg_float_bits(shifted);
@@ -294,12 +306,12 @@ MPG_INLINE float mpg_quarter_turns(float x, uint32_t *quarter, float *over) {
 /* Returns sin(r - over + quarter * pi / 2). */
 MPG_INLINE float mpg_sine_or_cosine(float r, float over, uint32_t quarter) {
   float s = r * r;
-  /* r - sin(r), so that zeros keep their sign */
+  /* Approximates r - sin(r), which is then subtracted from r, so that zeros keep their sign. */
   float sine = MPG_POLY(mpg_fma, s, 0x1.9955aep-13f, -0x1.11077cp-7f, 0x1.555546p-3f);
   float cosine = MPG_POLY(mpg_fma, s, 0x1.99e0eep-16f, -0x1.6c0c1ap-10f, 0x1.55554ap-5f, -0.5f);
   sine = r - mpg_fma(sine * s, r, over);
   cosine = 1.0f + mpg_fma(cosine, s, r * over);
-  float value = (int32_t)(quarter << 31) < 0 ? cosine : sine; /* blends by the sign bit */
+  float value = (int32_t)(quarter << 31) < 0 ? cosine : sine; /* branchless (sign bit) */
   return mpg_float_from_bits(mpg_float_bits(value) ^ (quarter & 2) << 30);
 }
 MPG_INLINE float mpg_sinf_limited(float x) {

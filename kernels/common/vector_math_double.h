@@ -1,14 +1,23 @@
 /* Branch-free double functions, the counterpart of vector_math.h: loops over them are vectorized,
- * and a result does not depend on the element's index. Maximum errors in ULPs: sine and cosine 0.9
- * up to MPG_DOUBLE_TRIG_LIMIT; exp, log, log1p and erf 1; pow 1.2; log2, log10 and expm1 2; tan
- * 2.3; tanh and sigmoid 3. On GPUs, the names map to CUDA's functions. Stateless; any thread.
+ * and a result does not depend on the element's index. On GPUs, the names map to CUDA's functions.
+ *
+ * Maximum errors in ULPs:
+ *
+ *   0.9   sine and cosine for |x| <= MPG_DOUBLE_TRIG_LIMIT
+ *   1     exp, log, log1p, erf
+ *   1.2   pow
+ *   2     log2, log10, expm1
+ *   2.3   tan
+ *   3     tanh, sigmoid
+ *
+ * Stateless; any thread.
  */
 #ifndef KERNELS_COMMON_VECTOR_MATH_DOUBLE_H
 #define KERNELS_COMMON_VECTOR_MATH_DOUBLE_H
 
 #include "kernels/common/vector_math.h"
 
-/* Returns C's pow(x, y), given `result` = |x|^y: fixes the sign and the special cases. */
+/* Returns C's pow(x, y), given `result` = |x|^y. Fixes the sign and the special cases. */
 #define MPG_POWER_ENDS(name, T, magnitude_of, truncated, with_sign_of)                     \
   MPG_INLINE T name(T x, T y, T result) {                                                  \
     T magnitude = magnitude_of(x), halved = (T)0.5 * y;                                    \
@@ -57,8 +66,8 @@ MPG_INLINE double mpg_fma_double(double a, double b, double c) {
 #define MPG_HALF_PI 0x1.921fb54442d18p+0
 #define MPG_DOUBLE_LN2_HIGH 0x1.62e42feep-1 /* 32 bits: its product with an exponent is exact */
 #define MPG_DOUBLE_LN2_LOW 0x1.a39ef35793c76p-33
-/* Returns 2^n. n is unsigned, because a NaN leads to arbitrary exponents, whose overflow must be
- * defined. */
+/* Returns 2^n. n is unsigned, because a NaN input leads to an arbitrary n, whose overflow must not
+ * be undefined behavior. */
 MPG_INLINE double mpg_double_power_of_two(uint64_t n) {
   return mpg_double_from_bits((n + 1023) << 52);
 }
@@ -77,7 +86,7 @@ MPG_INLINE double mpg_double_expm1_near(double r) { /* |r| <= ln 2 / 2 */
                1.0 / 362880, 1.0 / 40320, 1.0 / 5040, 1.0 / 720, 1.0 / 120, 1.0 / 24, 1.0 / 6, 0.5);
   return mpg_fma_double(q, r * r, r);
 }
-/* Returns y * 2^n. Multiplies by two powers of two, since the result may be subnormal or
+/* Returns y * 2^n. Multiplies by two powers of two, because the result may be subnormal or
  * overflow. */
 MPG_INLINE double mpg_double_scaled(double y, uint64_t n) {
   uint64_t half = ((n + 2048) >> 1) - 1024;
@@ -103,7 +112,7 @@ MPG_INLINE double mpg_expm1(double x) {
   double bounded = x < -40.0 ? -40.0 : x > 710.0 ? 710.0 : x;
   uint64_t n;
   double y = mpg_double_expm1_near(mpg_double_exp_rest(bounded, &n));
-  double scale = mpg_double_power_of_two(n - 1); /* halved, since 2^1024 is not a double */
+  double scale = mpg_double_power_of_two(n - 1); /* halved: 2^1024 is not a double */
   double result = mpg_fma_double(scale, y, scale - 0.5) * 2.0;
   return n == 0 ? x == 0.0 ? x : y : result;
 }
@@ -134,8 +143,8 @@ MPG_INLINE double mpg_log(double x) {
   return mpg_double_log_special(x, mpg_double_log_of_parts(f, e - (subnormal ? 54.0 : 0.0)));
 }
 
-/* Returns log(x) * factor. The caller passes factor * ln 2 as `two` + `two_low`, where `two` has
- * few bits, so that its product with an exponent is exact. */
+/* Returns log(x) * factor, the logarithm to another base. The caller passes factor * ln 2 as the
+ * sum `two` + `two_low`. `two` has few bits, so that its product with an exponent is exact. */
 MPG_INLINE double mpg_double_log_of_base(double x, double factor, double two, double two_low) {
   int subnormal = x < 0x1p-1022;
   double e, f = mpg_double_log_parts(x * (subnormal ? 0x1p54 : 1.0), &e);
@@ -188,7 +197,7 @@ MPG_INLINE double mpg_erf(double x) {
   return t < 1.0 ? near : far;
 }
 
-/* Sine and cosine as in vector_math.h, accurate up to this magnitude. */
+/* Sine and cosine as in vector_math.h, accurate for |x| up to this limit. */
 #define MPG_DOUBLE_TRIG_LIMIT 0x1p22
 MPG_INLINE double mpg_double_quarter_turns(double x, uint64_t *quarter, double *over) {
   double shifted = mpg_fma_double(x, 0x1.45f306dc9c883p-1, MPG_DOUBLE_ROUNDER);

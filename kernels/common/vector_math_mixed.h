@@ -7,8 +7,8 @@
 
 #include "kernels/common/vector_math_double.h"
 
-#define MPG_TAN_LIMIT 0x1p20f     /* mpg_tanf_limited is accurate up to this magnitude */
-#define MPG_GAMMALN_LIMIT (-2.0f) /* mpg_gammalnf_limited is accurate above this */
+#define MPG_TAN_LIMIT 0x1p20f     /* mpg_tanf_limited is accurate for |x| up to this limit */
+#define MPG_GAMMALN_LIMIT (-2.0f) /* mpg_gammalnf_limited is accurate for x above this limit */
 
 #ifdef __CUDACC__
 #define mpg_powf(x, y) powf(x, y)
@@ -33,7 +33,7 @@ MPG_INLINE double mpg_short_log_of_parts(double f, double e) {
                       0x1.249325b9dada7p-2, 0x1.999998c863873p-2, 0x1.5555555565332p-1);
   return mpg_fma_double(e, MPG_DOUBLE_LN2, mpg_fma_double(s * z, q, s + s));
 }
-MPG_INLINE double mpg_short_log(double x) { /* for a positive normal number */
+MPG_INLINE double mpg_short_log(double x) { /* log(x) for a positive normal x */
   double e, f = mpg_double_log_parts(x, &e);
   return mpg_short_log_of_parts(f, e);
 }
@@ -74,7 +74,7 @@ MPG_INLINE float mpg_powf(float x, float y) {
 MPG_INLINE float mpg_tanf_limited(float x) {
   double wide = x, shifted = mpg_fma_double(wide, 0x1.45f306dc9c883p-1, MPG_DOUBLE_ROUNDER);
   double whole = shifted - MPG_DOUBLE_ROUNDER;
-  double r = mpg_fma_double(whole, -0x1.921fb544p+0, wide); /* pi / 2 in two parts; exact */
+  double r = mpg_fma_double(whole, -0x1.921fb544p+0, wide); /* first part of pi / 2; exact */
   r = mpg_fma_double(whole, -0x1.0b4611a626331p-34, r);
   double s = r * r;
   double sine = MPG_POLY(mpg_fma_double, s, 0x1.6db3cb206f1f1p-19, -0x1.a0138800f2bbbp-13,
@@ -139,8 +139,9 @@ MPG_INLINE float mpg_atanhf(float x) {
   return copysignf(wide <= 1.0 ? y : NAN, x);
 }
 
-/* Returns scaled^(-1/3). Refines an estimate from the bits in two steps of a power series. Callers
- * scale a small |x| by 2^24 to avoid subnormals, which scales the result by 2^-8. */
+/* Returns scaled^(-1/3). Estimates it from the float's bits and refines the estimate by two steps
+ * of a power series. Callers scale a small |x| by 2^24 to avoid subnormals, which scales the result
+ * by 2^-8. */
 MPG_INLINE double mpg_inverse_cube_root(float scaled) {
   float third = (float)(int32_t)mpg_float_bits(scaled) * (1.0f / 3);
   float y = mpg_float_from_bits((uint32_t)(0x54a20000 - (int32_t)third));
@@ -183,10 +184,10 @@ MPG_INLINE float mpg_erfinvf(float x) {
   return fabsf(x) <= 1.0f ? y : NAN;
 }
 
-/* Returns log |gamma(x)| for x > -2. The absolute error is 2^-32; near the zeros 1 and 2, the
- * relative error is. Below 3, evaluates a polynomial at y = x, x + 1 or x + 3 in [1, 3) and
- * subtracts the logarithm of gamma(y) / gamma(x), a product of up to three factors. From 3 on, uses
- * Stirling's formula. */
+/* Returns log |gamma(x)| for x > -2. The absolute error is 2^-32. Near the zeros 1 and 2, the
+ * relative error is 2^-32. For x < 3, evaluates a polynomial at y = x, x + 1 or x + 3 in [1, 3) and
+ * subtracts the logarithm of gamma(y) / gamma(x), which is a product of up to three factors. For
+ * larger x, uses Stirling's formula. */
 MPG_INLINE double mpg_short_gammaln(double x) {
   int large = x >= 3.0;
   double y = x < 0.0 ? x + 3.0 : x < 1.0 ? x + 1.0 : x;
