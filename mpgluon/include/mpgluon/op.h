@@ -16,7 +16,7 @@
  *     if (k > size) return mpgluon_fail(call, "k is %d, of %d elements", k, size);
  *
  * The arguments of a function are valid until it returns. Later versions may append fields to the
- * structs marked "may grow". Libraries that were built with this header keep working then.
+ * structs marked "may grow". Libraries that were built with this header will keep working.
  */
 #ifndef MPGLUON_OP_H
 #define MPGLUON_OP_H
@@ -48,8 +48,8 @@ enum {
   MPGLUON_BOOL = 7,
   MPGLUON_BFLOAT16 = 12
 };
-/* The set with one dtype. Combine sets with |, as in
- * MPGLUON_SET(MPGLUON_FLOAT32) | MPGLUON_SET(MPGLUON_FLOAT64). */
+/* Set that contains one dtype. Combine sets with |, as in MPGLUON_SET(MPGLUON_FLOAT32) |
+ * MPGLUON_SET(MPGLUON_FLOAT64). */
 #define MPGLUON_SET(dtype) (UINT32_C(1) << (dtype))
 
 /* An array that a kernel reads or writes: row-major and contiguous. It may be empty. */
@@ -75,7 +75,7 @@ typedef struct mpgluon_desc {
 
 /* --- Parameters ------------------------------------------------------------------------------- */
 
-/* Kinds of parameters, with the field of mpgluon_value that holds the value. */
+/* Kinds of parameters. The comments name the field of mpgluon_value that holds the value. */
 enum {
   MPGLUON_INTEGER = 1, /* value.integer */
   MPGLUON_NUMBER,      /* value.number */
@@ -125,8 +125,8 @@ typedef struct mpgluon_call {
   int32_t num_inputs, num_outputs;
   /* Read-only except for states. In backward, states have data NULL and ndim 0. */
   const mpgluon_array *inputs;
-  /* Forward must write all elements. Backward gets the outputs' shapes. It gets their data only if
-   * the op has the flag MPGLUON_BACKWARD_READS_OUTPUTS; otherwise data is NULL. */
+  /* Forward must write all elements. Backward gets the outputs' shapes. `data` is NULL in backward
+   * unless the op has the flag MPGLUON_BACKWARD_READS_OUTPUTS. */
   const mpgluon_array *outputs;
   /* Backward only. output_gradients[i] is zero if output i has no gradient. The kernel writes
    * input_gradients of all inputs except states. It may skip input i if bit i of `wanted` is 0. */
@@ -135,11 +135,11 @@ typedef struct mpgluon_call {
   int32_t train;       /* 1 in autograd's train mode */
   int32_t num_threads; /* number of threads that the kernel may use */
   void *stream; /* the cudaStream_t to queue all work on; its GPU is current. NULL on a CPU */
-  /* Returns temporary memory of the kernel's device, aligned to 64 bytes, or NULL if memory is
-   * exhausted. The memory is valid until the function returns, or on a GPU until the queued work
-   * is done. The next call of `scratch` reuses this memory. */
+  /* Returns temporary memory on the kernel's device, aligned to 64 bytes, or NULL if memory is
+   * exhausted. The memory is valid until the kernel function returns or, on a GPU, until the queued
+   * work is done. The next call of `scratch` reuses the memory. */
   void *(*scratch)(const struct mpgluon_call *call, size_t size);
-  void *host; /* private, for scratch */
+  void *host; /* private to `scratch` */
   char *error;
   size_t error_size;
 } mpgluon_call;
@@ -166,8 +166,8 @@ enum { MPGLUON_BACKWARD_READS_OUTPUTS = 1 };
 typedef struct mpgluon_op {
   const char *name; /* a C identifier */
   const char *doc;  /* for users, or NULL; lines ">>> ..." at its end are an example */
-  /* Names of the inputs in order, at least one, such as "data, weight, !calls". "!" marks a state,
-   * which forward also writes. A symbol has an auxiliary state for it. */
+  /* Names of the inputs in order (at least one), such as "data, weight, !calls". "!" marks a state,
+   * an input that forward also writes. In a symbol, a state becomes an auxiliary state. */
   const char *inputs;
   const char *outputs; /* names of the outputs, without states */
   const mpgluon_param *params;
@@ -198,7 +198,7 @@ typedef struct mpgluon_table {
 #define MPGLUON_EXPORT __attribute__((visibility("default")))
 #endif
 
-/* Defines the library's table from an array of ops. Used once in a library, at file scope. */
+/* Defines the library's table from an array of ops. Use it once per library, at file scope. */
 #ifdef __cplusplus
 #define MPGLUON_LIBRARY_ extern "C" MPGLUON_EXPORT const mpgluon_table mpgluon_library
 #else
