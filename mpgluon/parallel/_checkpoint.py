@@ -54,8 +54,8 @@ _FILES = re.compile(
     r"shard-\d{6}-[\w.-]+\.safetensors(\.[0-9a-f]{16}\.new)?|index\.json(\.[0-9a-f]{16})?\.new"
 )
 
-# An array of a checkpoint, or the part that a parameter on one device holds: the ranges [begin,
-# end) along the axis in `where`. If `where` is None, the part is the whole array.
+# An array of a checkpoint, or the part of it that a parameter on one device holds. `where` is None
+# for the whole array; otherwise the part is the ranges [begin, end) along an axis.
 _Part = collections.namedtuple("_Part", "name dtype shape where read device")
 _Where = collections.namedtuple("_Where", "axis ranges")
 
@@ -353,14 +353,14 @@ def _describe(net, trainer):
         for key, whole, its_where in keys:
             array = arrays[key]
             if where is not None and its_where is None and where.ranges[0][0]:
-                continue  # all shards have the same value, so only the first one is saved
+                continue  # all shards have the same value, so save only the first
             shape = list(array.shape)
             if its_where is not None:
                 shape[its_where.axis] = shapes[name][its_where.axis]
             parts.append(
                 _Part(whole, dtype_name(array.dtype), tuple(shape), its_where, array, array.context)
             )
-    # The index's entry `arrays` already has the shapes of the network's parameters.
+    # The shapes of the network's parameters are already in the index's entry `arrays`.
     states["shapes"] = {n: shape for n, shape in states["shapes"].items() if n not in params}
     every = list(dict.fromkeys(names[param][0] for param in trainer.parameters))
     index["trainer"] = {**header, **states, "names": every, "ambiguous": ambiguous}
@@ -459,7 +459,7 @@ def _begin(directory, former):
 
 def _write(directory, parts, index, gather, progress):
     former = os.path.join(directory, INDEX)
-    # Rank 0 decides for all ranks.
+    # Rank 0 chooses the generation for all ranks.
     generation = ranks.join(ranks.all_succeed("save", lambda: _begin(directory, former)))[0]
     if gather:
         parts = _whole(parts)
@@ -549,7 +549,7 @@ def _text(index):
 
 def _owner(device):
     """Returns the rank that writes the arrays on a device."""
-    # Gathered arrays have no rank, and exist only in a single process.
+    # A gathered array has no rank. It exists only in a single process, which is rank 0.
     return getattr(device, "rank", None) or 0
 
 
@@ -668,11 +668,11 @@ def _load(directory, net, trainer, progress):
     reader = _Reader(index["arrays"], files)
     for name, pieces in wanted.items():
         _complete([param for param, _ in pieces], tuple(index["arrays"][name]["shape"]))
-    wanted, _ = _parts_of(net)  # all shapes are known after this
+    wanted, _ = _parts_of(net)  # by now all shapes are known
     names.update(
         (param, (name, where)) for name, pieces in wanted.items() for param, where in pieces
     )
-    for param in names:  # before the gradients, which need arrays
+    for param in names:  # before reading gradients, which need arrays
         if param.arrays is None:
             param.finish_deferred_init()
     if trainer is not None:

@@ -24,7 +24,7 @@ from ._split_states import check_splittable
 INDEX = "index.json"
 FORMAT = "mpgluon checkpoint 3"
 _FORMATS = (FORMAT, "mpgluon checkpoint 2")  # version 2 lacks gradients, phase and scale
-STATE = "optimizer:"  # prefix of the names of states
+STATE = "optimizer:"  # prefix of the names of optimizer states
 _LARGEST = 1 << 63
 
 
@@ -205,7 +205,7 @@ def compare(index, wanted, shapes, directory):
                 f"'{name}' is {dtype} in the network, {saved[name]['dtype']} in the checkpoint"
             )
         for param, _ in pieces:
-            param.list_ctx()  # raises an error if it was never initialized
+            param.list_ctx()  # raise an error if the parameter was never initialized
     if differences:
         more = f"; and {len(differences) - 4} more" if len(differences) > 4 else ""
         raise MXNetError(
@@ -229,7 +229,7 @@ def check_trainer(index, trainer, names, directory):
             f"the checkpoint '{directory}' holds states of parameters that this trainer does not "
             f"have: {brief(strange)}"
         )
-    known = header.get("names") or header["states"]  # older files name only parameters with a state
+    known = header.get("names") or header["states"]  # older files list only parameters with a state
     missing = (
         [
             names[param][0]

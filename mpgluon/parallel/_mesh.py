@@ -537,9 +537,9 @@ def _cut(units, count):
     else:
         weights = [1 if own else 0 for own in params]
     sums = [0, *itertools.accumulate(weights)]
-    # Dynamic programming. best[k, i] is (maximum weight of a part, start of the last part) for the
-    # best cut of the first i units into k parts. Ties select the latest cut, so units without
-    # parameters stay with the units before them.
+    # Dynamic programming. best[k, i] describes the best cut of the first i units into k parts as
+    # (weight of the heaviest part, start of the last part). Among equal cuts, the latest one is
+    # selected, so that units without parameters stay with the units before them.
     best = {(1, i): (sums[i], 0) for i in range(1, len(units) + 1)}
     for k in range(2, count + 1):
         for i in range(k, len(units) + 1):

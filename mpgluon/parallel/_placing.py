@@ -83,7 +83,7 @@ def _arrange(net, blocks, devices, homes, where, named):
     found = dict.fromkeys([*devices, *sum(homes.values(), [])])
     groups = {_GROUP + str(ctx): ctx for ctx in found if _GROUP + str(ctx) in used}
     placed = _Placed(groups, homes, where, named, net)
-    for block in blocks:  # all blocks, because the network may call inner ones directly
+    for block in blocks:  # all blocks, because the network may call inner blocks directly
         set_devices_of_groups(block, placed)
 
 
@@ -99,7 +99,7 @@ def follow_parameters(net: Block) -> None:
     distinct = {tuple(devices) for devices in homes.values()}
     if len(distinct) == 1 or any(len(devices) > 1 for devices in distinct):
         if len(distinct) > 1 and not isinstance(placed, _Placed):
-            return  # some of the replicas of a mesh
+            return  # not all replicas of a mesh are present
         forget_placement(root)
         root.apply(lambda block: set_devices_of_groups(block, None))
     elif isinstance(placed, _Placed):
@@ -310,11 +310,12 @@ def described(net: Block, before: dict[Any, list[Context]]) -> str:
     placement."""
     groups = devices_of_groups(net)
     dicts = [groups] if isinstance(groups, dict) else groups.dicts
-    # The keys are groups and, for split layers, the texts of their devices.
+    # `names` maps a key to the text that describes its devices. A key is a group or, for a split
+    # layer, the text of the layer's devices.
     names = {group: ", ".join(str(each[group]) for each in dicts) for group in dicts[0]}
     group_of_key = {group: group for group in names}
     params: dict[str | None, dict[Any, None]] = {}
-    layers: list[tuple[str, str]] = []  # path and key, in the order of the children
+    layers: list[tuple[str, str]] = []  # (path, key) of each layer, in the order of the children
     moves: list[str] = []
 
     def visit(block, path, outer):
@@ -332,7 +333,7 @@ def described(net: Block, before: dict[Any, list[Context]]) -> str:
             return {key}, ends, ends
         begin, found = len(layers), set()
         first = last = None
-        chain = type(block) in (Sequential, HybridSequential)  # its children run in order
+        chain = type(block) in (Sequential, HybridSequential)  # the children run in order
         for name, child in children(block).items():
             inside, enters, leaves = visit(child, f"{path}.{name}" if path else name, group)
             found |= inside

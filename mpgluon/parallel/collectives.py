@@ -108,7 +108,7 @@ def transport(name: str) -> _core.Scope:
     >>> total.asnumpy().tolist()
     [2.0, 2.0]
     """
-    default_transport()  # raises an error if the setting is invalid
+    default_transport()  # raise an error now if the setting is invalid
     return _core.Scope((vars(_transport), "_default", name))
 
 

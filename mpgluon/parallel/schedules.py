@@ -133,7 +133,7 @@ class Action(typing.NamedTuple):
         return f"{names[self.kind]} of stage {self.stage}, micro-batch {self.micro_batch}"
 
 
-Table = Sequence[Sequence[Action]]  # a list of actions for each device
+Table = Sequence[Sequence[Action]]  # per device: its actions in order
 Times = Mapping[tuple[str, int], float] | Mapping[Action, float]  # by (kind, stage) or by action
 
 
@@ -186,8 +186,7 @@ class StageGraph:
             [t for t, needs in enumerate(self.sources) if s in needs]
             for s in range(len(self.devices))
         ]
-        # The passes of one micro-batch keep their order on a device, because memory is planned for
-        # it.
+        # On a device, the passes of one micro-batch keep the order for which memory is planned.
         self.before: list[list[int]] = [
             [t for t in range(s) if self.devices[t] == self.devices[s]]
             for s in range(len(self.devices))
@@ -196,7 +195,7 @@ class StageGraph:
             [t for t in range(s + 1, len(self.devices)) if self.devices[t] == self.devices[s]]
             for s in range(len(self.devices))
         ]
-        # Length of the longest chain of stages after each stage.
+        # Length of the longest (critical) path of stages after each stage.
         self.after: list[int] = [0] * len(self.devices)
         for s in reversed(range(len(self.devices))):
             self.after[s] = max(
@@ -327,7 +326,7 @@ class _ListScheduling:
         ]
         self.lacking = {}  # remaining action -> number of its dependencies that are not done
         self.users = {action: [] for action in actions}  # action -> actions that depend on it
-        self.ends = dict.fromkeys(actions, 0.0)  # action -> end of its last dependency so far
+        self.ends = dict.fromkeys(actions, 0.0)  # action -> latest end of a finished dependency
         for action in actions:
             needed = stages.needs(action, micro_batches, kinds)
             self.lacking[action] = len(needed)
@@ -343,7 +342,7 @@ class _ListScheduling:
             stages.devices[action.stage] for action in actions if action.kind == "F"
         )
         self.held = [0] * count  # number of micro-batches that each stage holds
-        self.free = [0.0] * stages.num_devices  # end of each device's last action
+        self.free = [0.0] * stages.num_devices  # end time of each device's last action
         self.table = [[] for _ in range(stages.num_devices)]
 
     def run(self):
@@ -646,7 +645,7 @@ def verify(
                 order.append(action)
                 at[device] += 1
                 moved = True
-    stuck = {}  # device -> (waits for another device, its action, the missing dependency)
+    stuck = {}  # device -> (waits for another device, next action, missing dependency)
     for device, row in enumerate(table):
         if at[device] < len(row):
             action = row[at[device]]

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
     from ...context import Context
 
-_KEPT = 10_000  # maximum number of losses; beyond it, every second one is dropped
-_PENDING = 256  # maximum number of pending losses
+_KEPT = 10_000  # maximum number of stored losses; if exceeded, every second loss is dropped
+_PENDING = 256  # maximum number of losses that are not computed yet
 
 
 class dashboard:
@@ -109,7 +109,8 @@ class dashboard:
         self._begun = time.perf_counter()
         self._show = _notebook() or _stream(self._file or sys.stderr)
         self._ended, self._sampler = threading.Event(), Sampler()
-        # In a notebook, output appears in the cell of the thread's context.
+        # Run in a copy of the caller's context, because a notebook shows output in the cell of the
+        # thread's context.
         self._painter = threading.Thread(
             target=contextvars.copy_context().run,
             args=(self._paint,),
@@ -128,7 +129,7 @@ class dashboard:
     ) -> None:
         assert self._ended is not None
         self._ended.set()
-        self._painter.join(5)  # it may wait for a loss
+        self._painter.join(5)  # the thread may wait for a loss
         self._sampler.end()
         if not self._painter.is_alive():
             self._draw("" if kind is None else f"ended by {kind.__name__}", last=True)
@@ -169,7 +170,7 @@ class dashboard:
         step, loss = latest
         try:
             value = _mean(loss)
-        except MXNetError:  # the work failed: the program gets the error when it waits
+        except MXNetError:  # the work failed; the user's program gets the error when it waits
             return
         self._losses.append((step, value))
         if len(self._losses) > _KEPT:

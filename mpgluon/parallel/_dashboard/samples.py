@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 INTERVAL = 0.02  # minimum seconds between two samples
 SHARE = 0.002  # maximum fraction of a core's time used by sampling
-WINDOW = 5.0  # seconds shown by the timeline and used for fractions of time
+WINDOW = 5.0  # seconds that the timeline and the fractions of time cover
 
 
 class State(NamedTuple):

@@ -23,7 +23,7 @@ class Snapshot:
     steps: int
     losses: list[tuple[int, float]]
     devices: list[DeviceView]
-    ended: str = ""  # reason for the end, or empty
+    ended: str = ""  # reason why the run ended, or "" while it runs
 
     def first_line(self) -> str:
         """Returns time, steps and loss as text."""

@@ -22,14 +22,15 @@ def check(entry, call, rows, arrays, whole):
     `call` is the staged call for a micro-batch of `rows` rows and these arrays, and `whole` has the
     inputs of all micro-batches."""
     pipeline = entry.pipeline
-    # Parameters and taps are not divided. Outputs after the block's own, such as the row indices of
-    # taps, are not results of the block, so they are marked as carried.
+    # Parameters and taps are not divided. Outputs that follow the block's own, such as the row
+    # indices of taps, are not results of the block. Mark them as carried, so that they are not
+    # compared.
     kinds = [*entry.kinds, *[SHARED] * (len(arrays) - len(entry.kinds))]
     traced = (entry.misshapen, entry.statistics, entry.output_kinds)
     results = [kind if i < entry.own else CARRIED for i, kind in enumerate(entry.output_kinds)]
     total = next(a.shape[0] for a, kind in zip(whole, kinds) if kind == SPLIT)
-    # Trace the whole batch to compare it. This detects constants that should depend on the batch
-    # size. It also identifies the batch axis if a micro-batch has one row.
+    # Trace the whole batch and compare the traces. The comparison detects constants that should
+    # depend on the batch size. It also identifies the batch axis if a micro-batch has one row.
     other = None
     if call.draws or not entry.compared or rows == 1:
         other = _whole_call(entry, total, arrays, whole)

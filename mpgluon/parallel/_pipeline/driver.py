@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["AUTO", "Driver"]
 
-AUTO = "auto"  # schedule that is chosen by the measured times of the first steps
+AUTO = "auto"  # chooses the schedule by the measured times of the first steps
 
 
 def _check_memory(peaks, advice):
@@ -67,8 +67,8 @@ def _costs_of_ranks(report):
     return {action: joined[i] for i, action in enumerate(actions)}
 
 
-# The order in which the passes of a run are queued. `peaks` maps each device to its maximum bytes
-# since the start of the run.
+# The order in which the passes of a run are queued. `peaks` maps each device to the maximum number
+# of bytes in use on it since the start of the run.
 Prepared = collections.namedtuple("Prepared", "stages table items peaks schedule")
 
 
@@ -119,7 +119,7 @@ class Driver:
         report, best = self.pipeline.report(), None
         own = any(report.stages is prepared.stages for prepared in entry.tables.values())
         if report.micro_batches != run.micro_batches or not own:
-            return  # the last step had other shapes, so its times do not apply
+            return  # the last step had other shapes, so do not use its times
         ranked = any(ctx.rank is not None for ctx in report.stages.contexts)
         costs = _costs_of_ranks(report) if ranked else report.costs
         prepared = {name: self._prepare(run, "FB", name) for name in schedules.SCHEDULES}

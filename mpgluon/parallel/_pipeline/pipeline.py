@@ -135,7 +135,7 @@ class Pipeline(OptionsChecked):
         if along not in ("batch", "time"):
             raise ValueError(f"Pipeline: along must be 'batch' or 'time', not {along!r}")
         if isinstance(schedule, str):
-            schedule = schedule.lower()  # '1F1B', as in other frameworks
+            schedule = schedule.lower()  # accept '1F1B', the name in other frameworks
         if isinstance(schedule, str) and schedule != AUTO:
             schedules.named(schedule, "Pipeline: ", f", {AUTO}, and your own tables")
         if not isinstance(schedule, (str, list, tuple)) or not all(
@@ -272,23 +272,24 @@ class Entry:
 
     def __init__(self, signature, kinds, pipeline):
         self.signature, self.kinds, self.pipeline = signature, kinds, pipeline
-        # (rows of a micro-batch, recording state, ...) -> (StagedCall, statistics, kinds of its
-        # outputs)
+        # (rows of a micro-batch, recording state, ...) -> (StagedCall, statistics, kinds of the
+        # call's outputs)
         self.calls = {}
         self.output_kinds, self.carried_from = None, None
-        # Number of the block's own outputs. The outputs of taps and statistics follow them.
+        # Number of the block's own outputs. The outputs for taps and statistics follow the block's
+        # outputs.
         self.own = 0
         self.lookups = {}  # (rows, shapes of the state) -> `row_taps.Lookup` of each tap
         self.compared = False  # True once the traces of two micro-batch sizes have been compared
-        self.misshapen = None  # index and shape of a result that lacks the divided axis
+        self.misshapen = None  # (index, shape) of a result that lacks the divided axis
         self.copied = ()  # indices of results that must be copied to have separate memory
         # Statistics of BatchNorm layers in the last trace
         # (running_statistics.Statistics.layers).
         self.statistics = []
         self.updates = {}  # sizes of micro-batches -> running_statistics.Update
         self.tables = {}  # (programs, phases, schedule) -> Prepared
-        # The number of calls; the rows of each micro-batch of the last call; (device, dtype, shape)
-        # of the inputs of the last call.
+        # `called` counts the calls. `micro_batches` and `shapes` describe the last call: the rows
+        # of each micro-batch, and (device, dtype, shape) of the inputs.
         self.called, self.micro_batches, self.shapes = 0, (), ()
         self.runs, self.chosen = 0, None  # schedule='auto': number of runs, and the chosen schedule
 
@@ -331,7 +332,7 @@ class Entry:
             results += taps.outputs()
         results = [out.copy() if i in self.copied else out for i, out in enumerate(results)]
         if statistics:
-            kinds += [SPLIT] * len(statistics.arrays)  # one row for each micro-batch
+            kinds += [SPLIT] * len(statistics.arrays)  # one row per micro-batch
             results += statistics.arrays
         self.output_kinds = kinds
         return results
@@ -567,7 +568,7 @@ class PipelinedCall:
         structure = _nested.flatten(args, flat, "The inputs")
         places = _carried_places(args, self._pipeline.carry)
         kinds, total = self.input_kinds(flat, places)
-        count = max(min(self._pipeline.micro_batches, total), 1)  # at most one for each row
+        count = max(min(self._pipeline.micro_batches, total), 1)  # at most one micro-batch per row
         rows = divide(total, count)
         fronts = [_leading(a, axis) if kind == SPLIT else a for a, kind in zip(flat, kinds)]
         entry, params = self._entry_of(structure, places, fronts, kinds, rows)
@@ -621,7 +622,7 @@ class PipelinedCall:
             try:
                 return entry, entry.signature.parameter_arrays()
             except (KeyError, TypeError):
-                pass  # trace again: since the trace, a parameter was moved or lost its arrays
+                pass  # retrace, because a parameter was moved or lost its arrays since the trace
         signature = self._discovered(structure, places, fronts, kinds, rows)
         entry = self._entries[key] = Entry(signature, kinds, self._pipeline)
         return entry, signature.parameter_arrays()

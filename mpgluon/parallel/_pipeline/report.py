@@ -141,7 +141,7 @@ class Report(Tabular):
             for phase, kind in enumerate("FB")
             if kind in phases
         }
-        self.spans = {}  # action -> (begin, end), seconds since the start of the step
+        self.spans = {}  # action -> (begin, end) in seconds since the start of the step
         for action in stages.actions(micro_batches, phases):
             phase, micro_batch, segments = stages.segments_of(action)
             spans = [measured[micro_batch, phase][s] for s in segments]
@@ -172,7 +172,8 @@ class Report(Tabular):
             own = alike[stages.alike(action)]
             self.costs[action] = sum(own) / len(own)
         planned = schedules.simulate(table, stages.graph, micro_batches, self.costs, phases)
-        # Some micro-batches lack an action. It does not run, so omit it from the planned timeline.
+        # A micro-batch may lack an action of the plan. Omit actions that did not run from the
+        # planned timeline.
         spans = {a: span for a, span in planned.spans.items() if a in self.spans}
         self.planned = planned._replace(spans=spans)
         self.planned_bubble = planned.bubble

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from ...context import Context
 
-SENDING = 1e-3  # duration of a stage that only sends, relative to one that computes
+SENDING = 1e-3  # duration of a stage that only sends, relative to a stage that computes
 
 Item = collections.namedtuple("Item", "phase micro_batch segment stage")  # a segment to queue
 
@@ -48,7 +48,8 @@ class Stages:
 
     def __init__(self, run: _core.PipelineRun, with_backward: bool, carried: bool) -> None:
         self.micro_batches, self.contexts = run.micro_batches, []  # contexts: by device index
-        # For each micro-batch, its programs. `backward` may be None.
+        # Descriptions of the forward and backward programs of each micro-batch. `backward` may be
+        # None.
         forward = [run.describe(k, 0) for k in range(run.micro_batches)]
         backward = [run.describe(k, 1) for k in range(run.micro_batches)] if with_backward else None
         self.forward, self.backward = forward, backward
@@ -88,8 +89,9 @@ class Stages:
         """Finds the stage of each segment. Returns the device index of each stage."""
         forwards = [self._forwards(micro_batch["segments"]) for micro_batch in self.forward]
         backwards = [self._backwards(k, forwards[k]) for k in range(len(self.backward or ()))]
-        # Micro-batches along time may have different segments. For example, a mean over one time
-        # step needs no operator. The micro-batch with the most segments determines the stages.
+        # Micro-batches that divide the time axis may have different segments. For example, a mean
+        # over one time step needs no operator. The micro-batch with the most segments determines
+        # the stages.
         most = max(forwards, key=lambda by_device: sum(map(len, by_device.values())))
         devices = [d for _, d in sorted((i, d) for d, own in most.items() for i in own)]
         for d in range(len(self.contexts)):
@@ -137,8 +139,9 @@ class Stages:
                     group[0] = i
         for d, depths in found.items():
             groups, count = [depths[depth] for depth in sorted(depths)], len(forwards.get(d, ()))
-            # If a result was moved, its gradient may be moved back before the device's stages
-            # run. It is sent together with the first segment that waits for it.
+            # If the first segment only sends, it moves the gradient of a moved result back to
+            # another device. It needs no stage of its own: it is queued together with the first
+            # segment that waits for the gradient.
             if len(groups) > count and groups[0][0] is not None and _sends(segments[groups[0][0]]):
                 groups[0][0] = None
                 groups = groups if groups[0][1] else groups[1:]
@@ -167,7 +170,7 @@ class Stages:
         needed = {}
         for phase, described in enumerate((self.forward, self.backward or ())):
             for k, micro_batch in enumerate(described):
-                last = {}  # device -> last segment of its program
+                last = {}  # device -> the latest segment of the device's program
                 for i, segment in enumerate(micro_batch["segments"]):
                     at, own = (phase, k, i), last.get(segment["device"])
                     if any(w >= i for w in segment["waits"]):
@@ -176,7 +179,7 @@ class Stages:
                         )
                     needed[at] = {(phase, k, w) for w in segment["waits"]}
                     if not segment["ops"]:
-                        continue  # it only waits for incoming data
+                        continue  # the segment only waits for incoming data
                     if own is not None:
                         needed[at].add(own)
                     # A backward segment needs all forward segments of its device to be queued
@@ -202,8 +205,9 @@ class Stages:
                 written.update(
                     micro_batch["arrays"][a] for a, writes in segment["arrays"] if writes
                 )
-        # array -> {segment: True if it writes the array}, for the segments of the last micro-batch
-        # that wrote the array and of the micro-batches that have read it since
+        # array -> {segment: True if the segment writes the array}. Contains the segments of the
+        # last micro-batch that wrote the array and of all micro-batches that have read the array
+        # since.
         last = {}
         for k in order:
             arrays, touched = described[k]["arrays"], {}
@@ -247,7 +251,8 @@ class Stages:
                         own[kind] = max(own[kind], duration)
                 durations[Action("F", s, k)] = own["F"]
                 durations[Action("B", s, k)] = own["B"] if deferred else 2 * own["B"]
-                # The whole backward pass is deferred if no stage waits for its gradients.
+                # If no stage waits for the input gradients, the stage's whole backward pass is
+                # deferred.
                 durations[Action("W", s, k)] = own["W"] if own["B"] else 2 * own["W"]
         return durations
 
@@ -346,14 +351,15 @@ class Stages:
                     queued.add(at)
                     items.append(Item(*at, self._owners.get(at, (None, stage))[1]))
 
-        # Actions are queued by their simulated start, so memory that an early action releases is
-        # reused by a later one.
+        # Queue actions in the order of their simulated start times, so that later actions reuse the
+        # memory that earlier actions release.
         spans = schedules.simulate(table, self.graph, micro_batches, self.durations, phases).spans
         for action in sorted(spans, key=lambda a: (spans[a][0], self.graph.devices[a.stage])):
             phase, micro_batch, segments = self.segments_of(action)
             for segment in segments:
                 queue((phase, micro_batch, segment), action.stage)
-        # Segments that belong to no action, such as receiving a moved result, are queued last.
+        # Segments that belong to no action, such as one that receives a moved result, are queued
+        # last.
         for phase, described in enumerate((self.forward, self.backward)):
             if "FB"[phase] in phases:
                 for micro_batch in range(micro_batches):

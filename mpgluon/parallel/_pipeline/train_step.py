@@ -85,7 +85,7 @@ def _check_arguments(loss, outputs, labels):
     try:
         signature = inspect.signature(loss)
     except ValueError:
-        return  # a function of a C extension may have none
+        return  # a function of a C extension may have no signature
     try:
         signature.bind(outputs, *labels)
     except TypeError as error:
@@ -110,7 +110,7 @@ class _Losses(HybridBlock):
         self.shown_name = type(net).__name__
 
     def forward(self, *args):
-        # Arguments: data, states (only along time), labels.
+        # The arguments are the data, the states (only if the time axis is divided) and the labels.
         count = len(args) - self._num_labels
         outputs = self.net(*args[:count])
         labels = args[count:]
@@ -226,7 +226,7 @@ class TrainStep:
         self._net, self._loss, self._trainer, self._pipeline = net, loss, trainer, pipeline
         self._flags = {"pipeline": pipeline, "exact": exact}
         self._calls = {}
-        self._blocks = []  # keeps the blocks of `_calls` alive, to which the calls refer weakly
+        self._blocks = []  # keeps blocks alive, to which `_calls` has weak references
 
     def __repr__(self) -> str:
         loss = getattr(self._loss, "__name__", type(self._loss).__name__)

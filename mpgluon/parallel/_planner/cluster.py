@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Cluster", "ClusterSimulation", "Outcome", "simulate"]
 
-MOST_STAGES = 64  # maximum number of stages that are tried if the mesh does not fix it
-TRIED = 4  # number of splits that are simulated for each number of stages
+MOST_STAGES = 64  # maximum number of stages to try if the mesh does not fix the number
+TRIED = 4  # number of splits to simulate for each number of stages
 MEASURED = 3  # number of measured micro-batch sizes; costs of other sizes are interpolated
 
 
@@ -515,8 +515,8 @@ class _Simulator:
             ends.append(end + sums + update * trained[stage])
         work = sum(end - begin for begin, end in passes.simulation.spans.values())
         here = min(cluster.per_host, devices)
-        # If fewer devices of a host compute at once than the schedule uses, the step takes at least
-        # the total work divided by their number.
+        # If fewer devices of a host can compute at once than the schedule uses, the step takes at
+        # least the host's total work divided by the number of devices that can.
         busy = work / stages * here / min(cluster.at_once, here)
         seconds = max(ends) + self.profile.host_overhead
         seconds = max(seconds, seconds - passes.simulation.makespan + busy)
@@ -547,7 +547,7 @@ class _Simulator:
             name = self.schedule if between.count > 1 else "1f1b"
             order = list(range(between.count)) * named(name).rounds
             splits = search.splits(order, micro_batches, name)
-            if not splits:  # no split is within memory: ignore the limit
+            if not splits:  # no split fits into memory, so ignore the limit
                 search = Search(profile, None, [micro_batches], [name])
                 splits = search.splits(order, micro_batches, name)
             splits = sorted(splits, key=lambda p: search.bound(p, micro_batches, name))

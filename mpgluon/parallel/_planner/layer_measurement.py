@@ -92,8 +92,8 @@ def _layers(calls, total_bytes):
                 sources[origin] = sources.get(origin, 0) + total_bytes(array)
             elif id(array) not in made:
                 unknown += total_bytes(array)
-        # No layer returned the input. Operators between layers computed it, presumably from all
-        # results that no layer has used so far.
+        # No layer returned the input, so operators between layers computed it. They presumably used
+        # all results that no layer has used so far.
         if not sources and dangling:
             if len(dangling) == 1:
                 sources[dangling[0]] = unknown

@@ -30,9 +30,9 @@ __all__ = ["Layer", "Profile"]
 FORMAT = "mpgluon profile 2"
 
 # Cost of a layer for one micro-batch. The first four fields are the seconds of the forward pass, of
-# the whole backward pass, and of input and weight gradients if these are computed separately.
-# `saved` is the bytes kept for backward, and `working` the bytes used while the layer runs. `first`
-# is `working` for the first micro-batch, which does not accumulate gradients.
+# the whole backward pass, of the input gradients alone, and of the weight gradients alone. `saved`
+# is the bytes kept for backward, and `working` the bytes used while the layer runs. `first` is
+# `working` for the first micro-batch, which does not accumulate gradients.
 Cost = collections.namedtuple(
     "Cost",
     ["forward", "backward", "input_gradients", "weight_gradients", "saved", "working", "first"],

@@ -16,11 +16,11 @@ from .search import SIMULATED, Search
 
 __all__ = ["MemoryMeter", "best_within"]
 
-# Fraction by which estimated bytes may exceed a limit, or the smallest measured requirement, before
-# a plan is ruled out without compiling it.
+# A plan is ruled out without compiling it if its estimated bytes exceed a limit, or the smallest
+# measured requirement so far, by more than this fraction.
 SLACK = 0.2
 TURNS = 32  # maximum number of plans to compile in the order of the search
-LEANEST = 96  # maximum number of plans to compile in the order of their bytes
+LEANEST = 96  # maximum number of plans to compile in the order of their estimated bytes
 
 
 class MemoryMeter:
@@ -62,8 +62,8 @@ class MemoryMeter:
         if self._copy is None:
             self._copy = layer_measurement.detached_copy(self._net)
         self._plan_of(candidate).place(self._copy)
-        # Skip the pipeline's check, because it would trace the whole batch. It runs when the plan
-        # is run.
+        # Skip the pipeline's check, because it would trace the whole batch. The check is made when
+        # the plan runs.
         pipeline = Pipeline(candidate.micro_batches, candidate.schedule, check=False)
         with random.calls_at(random.get_state()):
             peaks = TrainStep(self._copy, self._loss or first_of, None, pipeline).bytes_of_step(

@@ -730,7 +730,7 @@ class Comparison(Tabular):
             planned.setdefault(ctx, []).append((s, {k: times.get((k, s)) for k in "FBW"}))
         for s, d in enumerate(graph.devices):
             if contexts[d].rank is None and contexts[d] not in planned and any_rank:
-                continue  # copies from a rank's own device
+                continue  # a copy from one of the rank's own devices
             measured.setdefault(contexts[d], []).append(
                 {k: report.times.get((k, s)) for k in "FBW"}
             )

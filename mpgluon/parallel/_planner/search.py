@@ -22,10 +22,10 @@ from .staged_step import StagedStep
 
 __all__ = ["Candidate", "Search"]
 
-LISTED = 20000  # maximum number of enumerated placements; beyond, dynamic programming is used
-SIMULATED = 600  # maximum number of simulations before the best candidate is improved step by step
-RESIMULATED = 60  # replaces SIMULATED in a search after a trial has corrected the costs
-CLIMBING = 4  # number of leanest candidates whose neighbors are evaluated
+LISTED = 20000  # maximum number of placements to enumerate; else dynamic programming
+SIMULATED = 600  # maximum number of simulations before the hill climbing from the best candidate
+RESIMULATED = 60  # value of SIMULATED for a search after a trial has corrected the costs
+CLIMBING = 4  # number of candidates with the least memory whose neighbors are evaluated
 
 Candidate = collections.namedtuple(
     "Candidate",
@@ -89,7 +89,8 @@ class Search:
         self.slack, self.progress = slack, progress
         self.limits = [(memory or {}).get(ctx) for ctx in profile.devices]
         self.layers, self.count = profile.layers, len(profile.devices)
-        # Indices of the layers whose device is free. The remaining layers follow one of these.
+        # Indices of the layers that can be placed freely. Each remaining layer is on the device of
+        # one of these layers.
         self.free = [i for i, layer in enumerate(self.layers) if layer.follows is None]
         self._costs = {}
         self._seen, self._queue = {}, None
@@ -101,7 +102,8 @@ class Search:
         p, kinds, found = self.profile, [], []
         for d, ctx in enumerate(p.devices):
             like = (p.costs[ctx], p.update[ctx], self.limits[d], ctx.device_type)
-            # The device that holds the batch differs, because it need not receive the batch.
+            # The device that holds the batch is in a class of its own, because it need not receive
+            # the batch.
             like = (*like, ctx == p.home)
             if like not in found:
                 found.append(like)
@@ -149,7 +151,7 @@ class Search:
                 None not in (trial, measured)
                 and self.over_by(self.fixed_memory(self.whole(key[0])), trial.memory)[0] > 0
             ):
-                trial = None  # its table does not fit; the table for equal durations may
+                trial = None  # exceeds memory; the table for equal durations may fit
             if trial is not None and trial.times:
                 candidate = self.simulated(*key, trial.times)
             else:

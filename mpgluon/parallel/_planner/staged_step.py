@@ -63,7 +63,7 @@ class StagedStep:
         self._sources = [set() for _ in stages]
         self._times, self._waits = collections.Counter(), collections.Counter()
         self._transfer_only = set()
-        # Bytes of results that other layers use, for the whole batch.
+        # layer -> bytes of the layer's result that other layers use, for the whole batch.
         self._results = {source: size for layer in self.layers for source, size in layer.sources}
         for s in range(len(stages)):
             self._add_costs(s)
@@ -221,10 +221,10 @@ class StagedStep:
                         held += size
                     continue
                 gradients += size
-                if own[source].saved < size:  # the next layer keeps this result
+                if own[source].saved < size:  # the layer that uses the result keeps it
                     held += size
-                # The layer keeps a copy of its input, but only because it was measured alone. In
-                # the network, the input is the result that its source keeps.
+                # Measured alone, the layer keeps a copy of its input. In the network, the input is
+                # a result that the source layer already keeps, so do not count it twice.
                 elif own[i].saved >= size + self._results.get(i, 0) / self.micro_batches:
                     held -= size
         return held, gradients, (first, later)
@@ -235,6 +235,6 @@ class StagedStep:
         for source, target, size in self._edges():
             if self.where[source] != self.where[target]:
                 spare[self.where[target]] += size if self.micro_batches > 2 else 0
-                # The gradient is sent in the opposite direction.
+                # The gradient of the result is sent in the opposite direction.
                 spare[self.where[source]] += size * min(self.micro_batches, 2)
         return spare

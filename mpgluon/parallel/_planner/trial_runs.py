@@ -22,14 +22,15 @@ from .search import RESIMULATED, SIMULATED, Search
 
 __all__ = ["improve"]
 
-WARM, STEPS, SECONDS = 3, 3, 0.3  # steps before and during a measurement, and minimum duration
-# Maximum number of plans to measure again, and their maximum time relative to the fastest.
+WARM, STEPS, SECONDS = 3, 3, 0.3  # warm-up steps, minimum measured steps, minimum measured seconds
+# Maximum number of plans in the final measurement, and the maximum ratio of their time to the time
+# of the fastest plan.
 FINALISTS, CLOSE = (
     3,
     1.1,
 )
-# Limits for plans that are run in addition to the search's choice: predicted time relative to that
-# choice, and total seconds of these runs.
+# Limits for running plans in addition to the search's choice: the maximum ratio of a plan's
+# predicted time to that of the choice, and the total seconds of the additional runs.
 NEAR, ENOUGH = (
     1.1,
     20.0,
@@ -170,7 +171,7 @@ class _Trial:
         self.candidate, self.devices = plan.candidate, plan.devices
         own = layer_measurement.detached_copy(net)
         plan.place(own)
-        if not isinstance(optimizer, str):  # the copy needs its own update counts
+        if not isinstance(optimizer, str):  # the copy gets its own update counts
             optimizer = copy.copy(optimizer)
             optimizer.param_dict = {}
             optimizer = copy.deepcopy(optimizer)
@@ -290,7 +291,7 @@ def _factor(measured, predicted):
 
 def _multiply(profile, ctx, rows, layers, factors, corrected):
     own = profile.costs[ctx].get(rows)
-    # Equal devices share their columns.
+    # Devices of the same kind share their columns of costs, so correct each column once.
     columns = {id(column): column for sizes in profile.costs.values() for column in sizes.values()}
     for column in columns.values():
         for i in layers:

@@ -112,12 +112,13 @@ class ParallelHeads(SplitLayer):
         choices: list[tuple[str, ...]],
     ) -> None:
         super().__init__(ctx, prefix=block.prefix)
-        # Bypasses registration, because its parameters belong to this block.
+        # Bypass the registration of `block` as a child, because this block takes over its
+        # parameters.
         self.__dict__["_block"] = block
         self._children = children(block)
         self.__dict__["_division"] = _Division(inputs, output, heads, choices)
 
-    # Attributes that are not the layer's own are those of the block.
+    # Attributes that the layer lacks are read from the original block.
 
     def __getattr__(self, name: str) -> Any:
         if name in ("_block", "_division"):
@@ -132,7 +133,7 @@ class ParallelHeads(SplitLayer):
             super().__setattr__(name, value)
             return
         self._assign(name, value)
-        self._division.attributes = None  # check the parts again
+        self._division.attributes = None  # recheck the parts on the next call
 
     def __delattr__(self, name: str) -> None:
         if self._is_own(name):
@@ -242,7 +243,7 @@ class _Progress:
     parts: int = 0
     shared: int = 0
     draws: int = 0  # dropouts between heads
-    drawn: int = 0  # dropouts between heads whose rate is above 0
+    drawn: int = 0  # dropouts between heads with a rate above 0
     ended: bool = False
     position: Any = None
     given: dict[str, Any] = field(default_factory=dict)
@@ -260,10 +261,11 @@ class _Run:
         self.spans = collectives.divide(self.division.heads, len(self.ctx))
         self.start = random.position()
         self.position = None  # random position at the first projection
-        self.parts = []  # for each projection, its results on all devices
-        # (results, random position after the call) for each call of a child before the projections
+        self.parts = []  # per projection: the results on all devices
+        # For each call of a child before the projections: (results, random position after the
+        # call).
         self.shared = []
-        self.draws = []  # for each dropout, its random draw on all devices
+        self.draws = []  # per dropout: the random draw on each device
 
     def first(self):
         """Runs the block for the first device, which computes the whole result."""
@@ -527,7 +529,7 @@ class _Check:
             rng,
         )
         self.weights, self.error = {}, None
-        self.shapes = []  # shapes of the inputs of dropout between heads, in the latest run
+        self.shapes = []  # shapes of the inputs of the dropouts between heads in the latest run
 
     def run(self):
         with random.calls_at(_core.random_state()):  # the check must not advance the random state

@@ -467,7 +467,7 @@ class VocabParallelEmbedding(SplitLayer):
             zip(self._everywhere(x), self._shards(params, "weight"))
         ):
             ((begin, end),) = self._weight.ranges(i)
-            # Indices that are out of range are clipped, as in Embedding.
+            # Clip indices that are out of range, as Embedding does.
             local = F.clip(indices, a_min=0, a_max=self._input_dim - 1) - begin
             rows = F.Embedding(
                 F.clip(local, a_min=0, a_max=end - begin - 1),
@@ -476,7 +476,7 @@ class VocabParallelEmbedding(SplitLayer):
                 output_dim=self._output_dim,
             )
             here = F.expand_dims((local >= 0) * (local < end - begin), axis=-1)
-            # Multiplying by `here` would turn infinity and NaN into NaN instead of 0.
+            # Use `where`: a product with `here` would turn infinity and NaN into NaN instead of 0.
             outs.append(F.where(F.broadcast_like(here, rows), rows, F.zeros_like(rows)))
         return self._total(outs, x)
 
@@ -543,7 +543,7 @@ class VocabParallelSoftmaxCELoss(Loss):
             sums.append(F.sum(F.exp(F.broadcast_sub(part, most)), axis=-1, keepdims=True))
             here = F.expand_dims((local >= 0) * (local < size), axis=-1)
             logit = F.pick(part, F.clip(local, a_min=0, a_max=size - 1), axis=-1, keepdims=True)
-            # Multiplying by `here` would turn infinity and NaN into NaN instead of 0.
+            # Use `where`: a product with `here` would turn infinity and NaN into NaN instead of 0.
             picked.append(F.where(here, logit, F.zeros_like(logit)))
             begin += size
         loss = F.log(collectives.reduce(sums, home)) + shift - collectives.reduce(picked, home)

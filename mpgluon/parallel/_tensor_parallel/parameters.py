@@ -86,7 +86,8 @@ class Family:
     ) -> None:
         self.name, self.axis, self.count, self.blocks, self.unit = name, axis, count, blocks, unit
         self.members: list[ShardedParameter] = []
-        # Random state from which all parts are drawn, and the indices of the parts drawn so far.
+        # Random key from which the initial values of all parts are drawn, and the indices of the
+        # parts that are drawn already.
         self.key: Any = None
         self.drawn: set[int] = set()
         self.shape: tuple[int, ...] = ()
@@ -210,7 +211,7 @@ class ShardedParameter(HomeParameter):
         force_reinit: bool = False,
     ) -> None:
         if self.arrays is not None and not force_reinit:
-            # Warns that it is already initialized.
+            # The parameter already has arrays, so this only warns.
             super().initialize(init, ctx, default_init, force_reinit)
             return
         with self.family.calls(self.index):

@@ -99,7 +99,7 @@ class ParallelLSTM(SplitLayer):
         )
         self._directions = "lr" if bidirectional else "l"
         rows, size = 4 * hidden_size, input_size
-        self._inputs = []  # weights whose shape depends on the size of the input
+        self._inputs = []  # weights whose shape depends on the input size
         for layer in range(num_layers):
             for direction in self._directions:
                 cell, split = (
@@ -130,7 +130,7 @@ class ParallelLSTM(SplitLayer):
         return "lstm"
 
     def _collect_params_with_prefix(self, prefix=""):
-        # Names in files are those of LSTM, with the index of the part added.
+        # Parameter files use LSTM's names with the index of the part inserted.
         found = {}
         for name, param in self._reg_params.items():
             part, direction, layer, rest = re.fullmatch(
@@ -182,7 +182,8 @@ class ParallelLSTM(SplitLayer):
             x = F.swapaxes(x, dim1=0, dim2=1)
         time, batch, _ = x.shape
         draw = None
-        # LSTM draws random numbers only in this case, and the random state must advance equally.
+        # Draw only in this case, as LSTM does, so that the random state advances by the same
+        # amount.
         if self._dropout and self._layers > 1:
             draw = F._internal._dropout_draw(x, axis=0, total=time)
         if begins:

@@ -107,7 +107,7 @@ _KINDS = {
 _EVERY = {nn.Dense: "column", nn.Conv2D: "column", nn.Embedding: "vocab", rnn.LSTM: "gates"}
 
 
-# class of a layer -> pattern of its parameters' names, names of its children
+# class of a layer -> (pattern of its parameters' names, names of its children)
 _PARTS = {
     nn.Dense: ("weight|bias", {"act"}),
     nn.Conv2D: ("weight|bias", {"act"}),
@@ -303,7 +303,7 @@ def _divide_heads(block, path, options, work, who):
         )
         for name in inputs
     ]
-    # Number of units of one head's result.
+    # Number of units that one head computes.
     unit = parts[-1][2]["unit"] // (3 if len(inputs) == blocks == 1 else 1)
     parts.append((output, "row", {"input_is_parallel": True, "unit": unit}))
     for name, kind, given in parts:
@@ -399,7 +399,7 @@ def split_layers(
             )
         except (ValueError, NotImplementedError) as error:
             raise type(error)(f"{who}: '{path}' ({type(layer).__name__}): {error}") from error
-    with random.calls_at(_core.random_state()):  # splitting must not advance the random state
+    with random.calls_at(_core.random_state()):  # keep splitting from advancing the random state
         for layer, new in made.items():
             _take_over(layer, new)
     for layer, new in made.items():
