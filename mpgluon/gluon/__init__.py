@@ -32,7 +32,7 @@ __all__ = [
 if not TYPE_CHECKING:  # type checkers would accept any name if they saw __getattr__
 
     def __getattr__(name: str) -> object:
-        if name == "tensor_types":  # MXNet's name, used with isinstance
+        if name == "tensor_types":  # MXNet's name, which programs use with isinstance
             from .. import ndarray, symbol
 
             return symbol.Symbol, ndarray.NDArray

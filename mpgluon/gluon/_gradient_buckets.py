@@ -8,7 +8,7 @@ from .. import autograd, ndarray as nd
 from .._core import at_once, collective_plan, dtype_name, sum_replicas
 from .._internal.transport import default_transport
 
-_BUCKET = 1 << 20  # bytes of a bucket; smaller arrays share one
+_BUCKET = 1 << 20  # size of a bucket in bytes; smaller arrays share a bucket
 _AT_ONCE = 16  # maximum number of arrays that one op call writes
 _MOST = 64  # maximum number of CPU devices for a copy that overlaps with queued work
 
@@ -29,7 +29,8 @@ class Bucket:
         for param in params:
             ends.append(ends[-1] + math.prod(param.shape))
         self._begins = tuple(ends[:-1])
-        # The arrays on each device, flattened if the bucket has several parameters.
+        # The gradients and weights on each device, flattened into one array each if the bucket has
+        # several parameters.
         self._grads, self._weights = self._flat("gradients"), self._flat("arrays")
         self._lists = [[param.gradients[ctx] for param in params] for ctx in contexts]
         self._flat_sums = None

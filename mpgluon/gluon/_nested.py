@@ -13,7 +13,8 @@ class _Array:
 
 
 ARRAY = _Array()
-# Types of arguments that are compared by value. Each combination of values is compiled separately.
+# Types of arguments that are part of a compiled call's signature by value. Each combination of
+# values is compiled separately.
 _STATIC = (type(None), bool, int, float, str, _core.Context)
 
 

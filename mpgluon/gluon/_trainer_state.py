@@ -59,9 +59,10 @@ class TrainerState:
         self.indices: dict[str, int] = {name: i for i, name in enumerate(names)}
         self.optimizer: Any = None  # set by Trainer._init_optimizer
         self.accumulate = accumulate
-        # Calls of step since the last update (`accumulate`), and the number of their samples
+        # (number of calls of `step` since the last update, total number of samples in these calls);
+        # used with `accumulate`.
         self.waiting: tuple[int, float] = 0, 0
-        # True while a step runs and after an interrupted one: replicas may differ.
+        # True while a step runs and after an interrupted step. Replicas may then differ.
         self.unequal = False
         self.by_device: dict[Context, Updater] = {}
         self.loaded: dict[int, Any] = {}
@@ -183,8 +184,8 @@ class TrainerState:
                 return updater.states[index]
         if index in self.loaded:
             return self.loaded[index]
-        # The state is on none of the parameter's devices: the parameter was moved since the last
-        # step.
+        # The state is on none of the parameter's devices, because the parameter was moved since the
+        # last step.
         return next(
             (
                 updater.states[index]
@@ -382,7 +383,8 @@ class TrainerState:
             param = self.params[index]
             shape = (1,) * len(param.shape or (1, 1))
             with warnings.catch_warnings(), autograd.pause():
-                # This state is only used for the check; creating the real one warns.
+                # This state is only used for the check, so suppress warnings. They are given when
+                # the real state is created.
                 warnings.simplefilter("ignore")
                 weight = nd.zeros(shape, ctx=param.list_ctx()[0], dtype=param.dtype)
                 new = self.optimizer.create_state_multi_precision(index, weight)
@@ -468,7 +470,7 @@ class TrainerState:
 
 def _by_numbers(name):
     """Returns a sort key that compares the numbers inside names by value."""
-    parts = re.split(r"([0-9]{1,15})", name)  # every second part is a number
+    parts = re.split(r"([0-9]{1,15})", name)  # the parts at odd indices are numbers
     return [int(part) if i % 2 else part for i, part in enumerate(parts)]
 
 

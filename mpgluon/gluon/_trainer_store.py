@@ -114,7 +114,7 @@ class TrainerStore:
     def _forget(self) -> None:
         self.created = False
         self.kvstore: KVStoreBase | None = None
-        self.updates: bool | None = None  # whether the store runs the optimizer
+        self.updates: bool | None = None  # True if the store runs the optimizer
         self.called: Any = None
         self.of_ranks: Any = None
         self.left = list(self._state.params)  # parameters that the store does not have yet
@@ -184,7 +184,8 @@ class TrainerStore:
         of_ranks = store is not None and store.spans_ranks
         own = type(store) is kvstores.KVStore or (sparse and isinstance(store, kvstores.KVStore))
         called = store is not None and not own
-        # The store keeps no copies: gradients are summed in place, and each rank updates.
+        # The store keeps no copies of the parameters. Gradients are summed in place, and each rank
+        # runs the updates.
         if of_ranks:
             called = on_store = False
         if called and on_store:

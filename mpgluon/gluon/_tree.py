@@ -24,7 +24,8 @@ class ChangeCount:
         self.count += 1
 
 
-# Changes after which a block may have different children, parameters, devices or options
+# Counts the changes after which a block may have different children, parameters, devices or
+# options.
 structure_changes = ChangeCount()
 
 
@@ -53,8 +54,8 @@ class Parts(dict[str, Any]):
 class TreeNode(OptionsChecked):
     """The state of a `Block` as a node of its tree."""
 
-    # True if the block itself moves its inputs to its devices. Groups then have no effect inside
-    # the block.
+    # True if the block itself moves its inputs to its devices. Device groups then have no effect
+    # inside the block.
     _spans_devices = False
     _stands_for: Any = None  # the class of the layer that a split layer replaces
 

@@ -66,7 +66,8 @@ def _update_rows(state, index, param):
     states, update counts and random states stay equal."""
     fresh = {ctx: grad for ctx, grad in param.gradients.items() if grad.fresh}
     for ctx, grad in fresh.items():
-        # Only the owner knows the number of rows, which determines the ops, so ranks may differ.
+        # Ranks may run different ops, because the number of rows determines the ops and only the
+        # owner knows that number.
         with ranks.alone():
             state.updater(ctx)(index, grad.for_update(), param.arrays[ctx])
             if state.accumulate > 1:

@@ -41,7 +41,8 @@ class _Group:
         self.ctx, self.line = ctx, line
         self.indices, self.grads, self.weights = [], [], []
         self.known = set()  # indices of the group's parameters
-        # Cached result of Updater.alike, and the maximum number of weights for which it is valid.
+        # Cached result of Updater.alike, and the maximum number of weights for which the result is
+        # valid.
         self.parts, self.size = (
             None,
             0,
@@ -128,14 +129,14 @@ class Plan:
         self.params, self.optimizer = params, optimizer
         self.factors = None  # see factors_fit
         self.seen = [(param, param.arrays, param.gradients) for param in params]
-        # Arrays from before a move of the parameter. A pending backward pass may still write their
-        # gradients.
+        # (parameter, array) for arrays that a moved parameter had before. A pending backward pass
+        # may still write gradients of these arrays.
         self.left = [
             (param, array) for param in params if param.grad_req != "null" for array in param.left
         ]
         self.owners = {}  # index -> device of the copy that represents all replicas
         self.weights = []
-        self.dtypes = {}  # dtypes by index
+        self.dtypes = {}  # index -> dtypes
         placed = {}  # index -> [(device, gradient, weight)]
         self.sparse = [  # (index, parameter) of the parameters with row_sparse gradients
             (index, param)
@@ -233,7 +234,7 @@ class Plan:
         if self.factors is None or self.factors[0] != parameter_changes.count:
             params = [self.params[index] for index in self.dtypes]
             lrs, wds = [p.lr_mult for p in params], [abs(p.wd_mult) for p in params]
-            # Check the sums, because max and min may skip NaN, but a sum with NaN is NaN.
+            # Check the sums, because a sum with NaN is NaN, whereas max and min may skip NaN.
             known = math.isfinite(sum(lrs)) and math.isfinite(sum(wds)) and min(lrs, default=0) >= 0
             self.factors = parameter_changes.count, known, max(lrs, default=0), max(wds, default=0)
         _, known, largest_lr, largest_wd = self.factors
@@ -319,7 +320,7 @@ class Plan:
     def check_rates(self, work):
         """Raises ValueError if a rate or weight decay is invalid, before any weight changes."""
         optimizer = self.optimizer
-        # The first group checks the scheduler's rate, which all groups share.
+        # All groups share the scheduler's rate, which the first group checks, so check 1.0 here.
         lr = 1.0 if optimizer.lr_scheduler is not None else optimizer.lr
         if not self.factors_fit(lr, optimizer.wd):
             indices = [index for group in work for index in group.indices]
@@ -335,7 +336,7 @@ class Plan:
             return
         lost = self.lost()
         self.forget_left()
-        for moved, _ in lost:  # gradients of moved parameters lack the part that was lost
+        for moved, _ in lost:  # gradients lack the part that was lost in the move
             for weight in moved.arrays.values():
                 weight._fresh_grad = False
         param, ctx = next(

@@ -255,8 +255,9 @@ class SoftmaxCrossEntropyLoss(Loss):
         if self._sparse_label and isinstance(pred, nd.NDArray):
             self._check(pred, label)
             if self._axis == -1 and not self._from_logits:
-                # The internal op reads pred once instead of three times. Its results are bitwise
-                # equal. Symbols use the public operators, because files cannot store internal ops.
+                # The internal op reads pred once instead of three times, with bit-identical
+                # results. Symbols use the public operators, because files cannot store internal
+                # ops.
                 loss = F.expand_dims(F._internal._softmax_ce(pred, label), axis=-1)
                 return self._mean(F, loss, sample_weight)
         if not self._from_logits:
@@ -549,8 +550,8 @@ class PoissonNLLLoss(Loss):
         else:
             loss = pred - target * F.log(pred + epsilon)
         if self._compute_full:
-            # The term is 0 for targets 0 and 1. Take the logarithm of 1 in these cases, because
-            # multiplying by log(0) = -infinity would result in NaN.
+            # This term is 0 for targets 0 and 1. Replace these targets by 1 before the logarithm,
+            # because multiplication by log(0) = -infinity would give NaN.
             large = target > 1
             safe = F.where(large, target, F.ones_like(target))
             stirling = target * F.log(safe) - target + 0.5 * F.log(2 * math.pi * safe)

@@ -168,7 +168,7 @@ class Trainer(OptionsChecked):
             param.set_trainer(self)
             if accumulate > 1 and param.grad_req == "write":
                 param.grad_req = "add"
-        if accumulate > 1:  # reset sums from before this trainer
+        if accumulate > 1:  # clear sums that were accumulated before this trainer
             _core.at_once(*[change for p in params for change in changes_to(p, None)])
         if kvstores.is_of_ranks(kvstore):
             self._ready()  # all ranks start with the values of rank 0
@@ -353,7 +353,8 @@ class Trainer(OptionsChecked):
         """Returns the update plan, rebuilt if a parameter's arrays were replaced."""
         state, store, now = self._state, self._store, parameter_changes.count
         plan, in_store = state.plan, store.updates is True
-        # The mode is (updates run only on the owner's device, sums are separate from gradients).
+        # mode: (True if updates run only on the owner's device, True if sums are separate from
+        # gradients).
         mode = self._shard_updates or in_store, in_store and store.called is None
         if plan is not None and plan.mode == mode:
             if plan.changes == now:
@@ -399,7 +400,7 @@ class Trainer(OptionsChecked):
             work = plan.fresh_work()
         if plan.left:
             plan.forget_left()
-        with autograd.pause(), _core.Scope((_core.set_uncast, True)):  # amp is for networks
+        with autograd.pause(), _core.Scope((_core.set_uncast, True)):  # amp only applies to nets
             if overflows(state, plan, work):
                 return
             if self._max_norm is not None:

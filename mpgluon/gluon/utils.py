@@ -222,8 +222,8 @@ def global_norm(arrays: Sequence[NDArray]) -> NDArray:
     """Returns the joint 2-norm of all arrays, with shape (1,), on the device of the first array."""
     arrays = [_stored(array) for array in arrays]
     home, groups = arrays[0].context, _together(arrays)
-    # Only one number is moved for each array. The numbers are summed on one device in a fixed
-    # order, so the result does not depend on placement.
+    # Only one number per array is moved between devices. The numbers are summed on one device in a
+    # fixed order, so the result does not depend on placement.
     squares = []
     for positions in groups:
         sums = nd.multi_sum_sq(*[arrays[i] for i in positions], num_arrays=len(positions))
@@ -245,7 +245,7 @@ def _stored(array):
     values = array.values
     if values.size:
         return values
-    with ranks.alone():  # the other ranks may have rows
+    with ranks.alone():  # the number of rows, and thus the ops, may differ between ranks
         return nd.zeros(1, ctx=values.context, dtype=values.dtype)
 
 

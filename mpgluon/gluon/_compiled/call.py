@@ -22,8 +22,8 @@ from .places import find
 from .structure import snapshot
 
 _ONLY_ARRAYS = {nd.NDArray}
-# Maximum number of `Signature`s per block. The op of each keeps at most LIMIT compiled programs,
-# one for each combination of input shapes, dtypes and modes (csrc/compile/call_cache.h).
+# Maximum number of `Signature`s per block. The op of each signature keeps at most LIMIT compiled
+# programs, one per combination of input shapes, dtypes and modes (csrc/compile/call_cache.h).
 LIMIT = _core.CachedOp.LIMIT
 _clock = count()
 
@@ -31,8 +31,8 @@ _clock = count()
 class TracedOps(NamedTuple):
     """The ops of a traced block. Integer ids identify the values in all fields."""
 
-    ops: list  # as returned by `_core.Trace.ops`
-    shapes: list  # shape of each op's first input, None if it has no inputs
+    ops: list  # list of ops from `_core.Trace.ops`
+    shapes: list  # shape of each op's first input; None for an op without inputs
     inputs: list
     parameters: dict  # value -> Parameter
     constants: dict  # value -> array
@@ -57,14 +57,15 @@ class Signature:
         # True if calls can skip `CompiledCall._prepare`: the parameters are bound, and there are
         # no captured arrays or conditions to check.
         self.ready = False
-        self.unbound = 0  # number of calls of `unbind`; `bind` retries if it changed meanwhile
+        self.unbound = 0  # number of `unbind` calls; `bind` retries if it has changed
         self.splits = (
-            None  # (name, block path) of the first step on the host, which splits the block
+            None  # (name, block path) of the first operation on the host, which splits the block
         )
         self.captured = ()  # `captured.Captured`
         self.conditions = ()  # `places.Fixed` and `places.Container`
         self.others = None  # descendants and other blocks that `places.find` reached
-        # `snapshot` of the block and `others`, and `structure_changes.count` when it was taken
+        # `snapshot` of the block and `others`, and the value of `structure_changes.count` at that
+        # time
         self.structure_seen, self.changes_seen = None, None
         self.row_gradients = False  # True if some parameters have row_sparse gradients
         self.tapped = {}  # if row_gradients: shapes of the arguments -> TappedCall
@@ -107,7 +108,8 @@ class Signature:
         entered the scope `discovery`. Returns the traced inputs and outputs."""
         arrays = [discovery.trace.new_input(*desc) for desc in inputs]
         try:
-            # A real call enters these scopes before it reaches the compiled block.
+            # A real call enters these scopes before it reaches the compiled block, so the trace
+            # needs them as well.
             with grouped.replica(self.block, arrays, False), grouped.group(self.block, False):
                 return arrays, self._forward(arrays)
         except graph_breaks.NeedsValues as error:
@@ -343,7 +345,7 @@ class CompiledCall:
             try:
                 signature.bind()
             except (KeyError, TypeError):
-                # A parameter was moved or its arrays were dropped since the trace: trace again.
+                # Retrace, because a parameter was moved or its arrays were dropped since the trace.
                 self._signatures.pop(key, None)
                 signature = self._add(key, flat)
                 signature.bind()

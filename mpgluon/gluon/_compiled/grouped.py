@@ -40,7 +40,8 @@ def initialize(block, init, ctx, verbose, force_reinit, group2ctx):
     init = Uniform() if init is None else create(init)
     if verbose:
         init.set_verbosity(verbose=verbose)
-    # The order must not depend on the groups, because it determines the random initial values.
+    # Initialize in an order that does not depend on the groups, because the order determines the
+    # random initial values.
     for param in block.collect_params().values():
         home = homes.get(param)
         param.initialize(None, ctx if home is None else home, init, force_reinit=force_reinit)

@@ -22,7 +22,8 @@ from ..parameter import Parameter
 
 # Limits of the search: the number of objects, and the depth below a block's attribute or variable.
 _OBJECTS, _DEPTH = 20000, 6
-# Values of these types, and functions, classes and modules of these packages, hold no user arrays.
+# Values of these types hold no user arrays. Neither do the functions, classes and modules of these
+# packages.
 _VALUES = (
     type(None),
     bool,
@@ -38,7 +39,8 @@ _VALUES = (
 )
 _PACKAGES = sys.stdlib_module_names | {"mpgluon", "numpy"}
 _CONTAINERS = (dict, list, tuple, collections.deque, np.ndarray)
-# Types of the packages above whose objects are searched nevertheless: they can hold user arrays.
+# Types from the packages above whose objects are searched nevertheless, because they can hold user
+# arrays.
 _FOLLOWED = (
     *_CONTAINERS,
     TreeNode,
@@ -63,7 +65,7 @@ _FOLLOWED = (
     threading.local,
     weakref.ref,
 )
-# Types of code. Instances usually share the code that their class defines.
+# Types of attributes that hold code. Instances usually share the code that their class defines.
 _CODE = (types.FunctionType, staticmethod, classmethod, property)
 _MISSING = object()
 
@@ -268,7 +270,7 @@ def _parts(value, names):
         try:
             return [(_variable, None, value.get())]
         except LookupError:
-            return []  # neither set nor with a default
+            return []  # the context variable has neither a value nor a default
     if isinstance(value, weakref.ref):
         return [(_referent, None, value())]
     if isinstance(value, types.FunctionType):
@@ -286,7 +288,7 @@ def _parts(value, names):
             try:
                 parts.append((_cell, index, cell.cell_contents))
             except ValueError:
-                pass  # the variable is not assigned yet
+                pass  # the closure's variable is not assigned yet
         defaults = [*enumerate(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).items()]
         return (
             parts
@@ -351,7 +353,7 @@ class Found:
     """The result of `find`."""
 
     def __init__(self):
-        self.arrays = []  # (root, keys, array) for each place of a captured array
+        self.arrays = []  # (root, keys, array) for each place that holds a captured array
         self.conditions = []  # `Fixed` and `Container`
         self.blocks = []  # descendants, and other blocks that were reached
 
@@ -361,9 +363,10 @@ def find(block, arrays):
     share memory with `arrays`, and the conditions under which the block's traces are valid."""
     memory = {array._place[0] for array in arrays}
     found, seen, wanted, again = Found(), {id(block): 0}, set(), []
-    variables = set()  # ids of the variables (`_variable_of`) that hold objects found so far
-    # Objects to search: (object, root, keys, names that functions use, number of the container
-    # that holds it). A block is the root of its attributes.
+    variables = set()  # ids (`_variable_of`) of the variables that hold the objects found so far
+    # Objects to search: (object, root, keys, names that functions use, queue index of the
+    # container). The object is reached from `root` by `keys`. A block is the root of its
+    # attributes.
     queue = [(block, block, (), frozenset(), None)]
 
     def want(number):
@@ -410,8 +413,9 @@ def find(block, arrays):
                 seen[mark] = len(queue)
                 variables.add(_variable_of(value, get, key, part))
                 queue.append((part, root, here, names, number))
-    # Objects that are reached on several paths and lead to a captured array, block or parameter:
-    # each place must keep holding the same object. Maps the object's number to its first place.
+    # If an object leads to a captured array, block or parameter and is reached on several paths,
+    # each of its places must keep holding the same object. Maps the object's queue index to its
+    # first place.
     shared = {}
     while True:
         valid = [entry for entry in again if entry[0] in wanted]

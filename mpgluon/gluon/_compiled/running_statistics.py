@@ -78,8 +78,8 @@ class Update:
 
     def __init__(self, micro_batches):
         self.count = 2 * len(micro_batches[0])  # number of arrays in `Statistics.arrays`
-        # Each round updates an average at most once. If a layer is called twice, the second round
-        # applies the second update to the result of the first.
+        # Each round updates a running average at most once. If a layer is called twice, the second
+        # round applies the layer's second update to the result of the first round.
         self._rounds = []
         for number, (mean, _, ctx, *_) in enumerate(micro_batches[0]):
             place = sum(
@@ -129,7 +129,7 @@ class Update:
     def __call__(self, outputs):
         """Queues the update of all averages atomically. ``outputs`` holds, for each call of a
         layer, the means and the inverse standard deviations of all micro-batches."""
-        newest = {}  # (parameter, device) -> latest array of an updated average
+        newest = {}  # (parameter, device) -> latest value of the running average
         with autograd.pause():
             for numbers, op in zip(self._rounds, self._ops):
                 keys = [

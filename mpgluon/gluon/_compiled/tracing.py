@@ -28,7 +28,7 @@ def current():
 class _Parameters:
     """Base of the scopes that supply the parameters' arrays during a trace."""
 
-    _replaced: dict | None = None  # (parameter, device) -> the array that replaces it
+    _replaced: dict | None = None  # (parameter, device) -> replacement for the array
 
     def parameter(self, param, ctx):
         """Returns the traced array of a parameter's copy on a device."""
@@ -59,13 +59,14 @@ class Discovery(_Parameters, graph_breaks.Tracer):
 
     def __init__(self, taps=None):
         super().__init__({})
-        # Taps of parameters with row_sparse gradients; the argument `taps` is their class.
+        # Taps of parameters with row_sparse gradients. The argument `taps` is the class of the
+        # taps, or None.
         self.taps = taps and taps(
             lambda _, rows: self.trace.new_input(rows.shape, rows.dtype, rows.context)
         )
         self.settled = {}  # parameter -> device
         self.used = {}  # (parameter, device) -> traced array
-        self.splits = None  # (name, block path) of the first step that splits the block
+        self.splits = None  # (name, block path) of the first operation that splits the block
 
     def _changes(self):
         return [*super()._changes(), (vars(graph_breaks.thread), "tracing", self)]

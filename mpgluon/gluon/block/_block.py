@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 _PARTS = {"_children", "_reg_params"}
-# Attributes on which traces depend (`_compiled.structure`).
+# Attributes on which traces depend. A change is counted (`_compiled.structure`).
 _NOTED = _PARTS | {"_ctx_group", "_group2ctx", "_flags"}
 
 
@@ -442,7 +442,7 @@ class Block(TreeNode):
         if deduplicate:
             names = {param: name for name, param in params.items()}
             params = {name: param for param, name in names.items()}
-        values = {}  # shared parameters are read once
+        values = {}  # parameter -> value, so that shared parameters are read only once
         nd.save(
             filename,
             {name: values.setdefault(param, param.reduced()) for name, param in params.items()},

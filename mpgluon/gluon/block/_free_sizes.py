@@ -60,8 +60,8 @@ def free_sizes(
         return True
 
     rest = [group for group in _groups(first.shapes) if not settle(group)]
-    # The block rejects other sizes of these axes alone. It may accept them if all axes of one size
-    # change together.
+    # The block rejects a new size of any of these axes alone. It may accept new sizes if all axes
+    # of equal size change together.
     alone = [axis for group in rest for axis in group]
     sizes = [first.shapes[place][axis] for place, axis in alone]
     for size in dict.fromkeys(sizes):
@@ -170,7 +170,7 @@ def _numbers(text):
     return [None if part == "None" else int(part) for part in re.findall(r"None|-?\d+", text)]
 
 
-# Ops that repeat axes of size 1, and the parameter with the new sizes.
+# Ops that repeat axes of size 1 -> name of the parameter that holds the new sizes.
 _REPEATED = {"broadcast_to": "shape", "broadcast_axis": "size"}
 
 

@@ -70,7 +70,7 @@ class HybridBlock(Block, Compilable):
     [1.0, 2.0]
     """
 
-    _op_hook: Any = None  # (callback, whether it receives inputs)
+    _op_hook: Any = None  # (callback, True if it receives inputs)
 
     def __init__(
         self, prefix: str | None = None, params: ParameterDict | None = None, **kwargs: Never

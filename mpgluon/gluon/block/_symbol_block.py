@@ -337,7 +337,7 @@ def symbol_and_constants(
     names = ["data"] if count == 1 else [f"data{i}" for i in range(count)]
     constants: dict[str, NDArray] = {}
     found: list[Symbol] = []
-    reason = None  # text that explains why the block computes something else on symbols
+    reason = None  # explains why the block computes different results on symbols
     with recorded() as uses:
         try:
             outputs = block(*_symbols_like(form, iter(names)))
@@ -379,7 +379,7 @@ def _difference(block, structure, found, inputs, names):
             wanted = output_shapes(block, structure, descs)
         except MemoryError:
             raise
-        except Exception:  # the block does not accept these inputs, so there is nothing to compare
+        except Exception:  # the block rejects these inputs, so there is nothing to compare
             return None
         problem = _difference_from(wanted, block, found, descs, names)
         if problem is not None:

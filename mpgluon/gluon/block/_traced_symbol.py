@@ -126,7 +126,7 @@ def _symbols(traced, parameters_of_ops, names, checks=()):
         values[value] = (Node(name, {}), 0)
     for (op, _, inputs, first, count), params in zip(traced.ops, parameters_of_ops):
         sources = [values[value] for value in inputs]
-        if "like" in params:  # a broadcast to sizes of an input (`_free_sizes._repeated`)
+        if "like" in params:  # a broadcast to the sizes of an input (`_free_sizes._repeated`)
             place, pairs = params["like"]
             rest = {key: text for key, text in params.items() if key != "like"}
             op, sources = "broadcast_like", [(_node(op, rest, sources), 0)]
@@ -180,7 +180,7 @@ def _filled(params, sources):
     return _node("_plus_scalar", {"scalar": number}, [(node, 0)]) if float(number) else node
 
 
-# Internal ops that MXNet lacks. The functions compose them from MXNet's ops.
+# Internal ops that MXNet lacks -> functions that compose them from MXNet's ops.
 _COMPOSED = {
     "_rnn": _recurrent,
     "_softmax_ce": _cross_entropy,

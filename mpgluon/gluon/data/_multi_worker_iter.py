@@ -5,7 +5,7 @@ import io
 import pickle
 from multiprocessing.reduction import ForkingPickler
 
-_dataset = None  # data set of a worker process
+_dataset = None  # the worker process's data set
 
 
 class ConnectionWrapper:

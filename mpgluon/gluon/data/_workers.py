@@ -28,7 +28,7 @@ from ...ndarray import NDArray, array
 from ._timeout import LoaderTimeoutError
 from .dataloader import to_array
 
-# Round, batch number, kind, bytes of the pickle, bytes of the whole payload.
+# Header of a message: round, batch number, kind, bytes of the pickle, bytes of the whole payload.
 _HEADER = struct.Struct("<QQBQQ")
 _BATCH, _ERROR = 0, 1
 _INLINE = 2048  # payloads up to this size are sent inside the message
@@ -148,8 +148,8 @@ def _describe(error):
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     try:
         pickle.loads(pickle.dumps(error))
-    # The exception cannot be pickled and unpickled: its arguments cannot be pickled, or its
-    # constructor does not accept them.
+    # The exception cannot be pickled or unpickled. Its arguments may lack support for pickling, or
+    # its constructor may not accept them.
     except Exception:
         error = None
     return error, text
@@ -188,7 +188,7 @@ def _work(connection, to_close, dataset, batchify, parent):
                 _send(connection, ticket, kind, value)
             except (BrokenPipeError, ConnectionResetError):
                 return
-            except Exception as error:  # an error of the user's code: the loader raises it
+            except Exception as error:  # an error in the user's code, which the loader raises
                 _send(connection, ticket, _ERROR, _describe(error))
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return  # the loader has exited

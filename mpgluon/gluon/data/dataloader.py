@@ -330,7 +330,7 @@ class DataLoader(OptionsChecked):
         else:
             from ._workers import WorkerPool
 
-            nd.waitall()  # before the fork, because children have no pending work of the parent
+            nd.waitall()  # finish all work before the fork, because children do not inherit it
             self._pool = WorkerPool(
                 self._num_workers, self._dataset, _to_numpy if self._remote else self._batchify_fn
             )

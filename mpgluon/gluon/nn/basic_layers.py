@@ -713,7 +713,8 @@ class HybridLambda(HybridBlock):
         return f"{type(self).__name__}({self._func_name})"
 
 
-# Constructor arguments of existing layers, with their inferred sizes. Used by `parallel.shard`.
+# Functions for `parallel.shard` that return the constructor arguments of existing layers, with the
+# inferred sizes.
 
 
 def dense_arguments(layer: Dense) -> dict[str, Any]:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ...context import Context
     from ._parameter import Parameter
 
-    # (gradient or None if it is zero, True if the next update must use it)
+    # (gradient, or None for zero; True if the next update must use the gradient)
     Content = tuple[NDArray | None, bool]
 
 
@@ -75,7 +75,7 @@ def filled(grad: Any, ctx: Context, content: NDArray | None, dtype: Any) -> Any:
         return content.copyto(ctx) if same else content.as_in_context(ctx).astype(dtype)
     if content is None:
         return grad
-    content = content.as_in_context(ctx)  # a collective call: needed even if there are no rows
+    content = content.as_in_context(ctx)  # a collective call: every rank must join it
     if content.indices.size:
         with ranks.alone():
             grad[:] = content.astype(dtype)

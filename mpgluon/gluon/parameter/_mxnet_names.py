@@ -106,7 +106,7 @@ class MXNetNames:
     stype: str
     grad_stype: str
     _trainer_reference: weakref.ref[Trainer] | None
-    overrides_data: bool = False  # True if a subclass overrides data(); blocks then call it
+    overrides_data: bool = False  # True if a subclass overrides data(), which blocks must then call
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 tensor_types: tuple[type[NDArray], ...] = (nd.NDArray,)
 
-# Number of calls of the random number generator that each initialization reserves, even if it is
-# deferred. As a result, initial values do not depend on when or on which device they are drawn.
+# Number of random generator calls that each initialization reserves, even a deferred one. Initial
+# values therefore do not depend on when or on which device they are drawn.
 _CALLS_PER_INITIALIZATION = 64
 
 
@@ -137,7 +137,7 @@ class Parameter(MXNetNames):
                 )
         self._var = None
         self._calls = None  # weak references to compiled calls that hold the arrays
-        # In the order in which the devices were given.
+        # By device, in the order in which the devices were given.
         self.arrays: dict[Context, NDArray] | None = None
         self.gradients: dict[Context, NDArray] | None = None
         # (init, devices, default initializer, value or None, random key)
@@ -145,9 +145,9 @@ class Parameter(MXNetNames):
         self._trainer = None
         self.replaced: str | None = None  # reason if the layer was replaced in the network
         self.owner = UNOWNED
-        # Replaced arrays that are on the autograd tape: backward may still write their gradients.
+        # Replaced arrays on the autograd tape, whose gradients backward may still write.
         self.left: Sequence[NDArray] = ()
-        self.floating = False  # moves to the device of the first group that uses it
+        self.floating = False  # True: moves to the device of the first group that uses it
         self._differentiable = differentiable
         self._allow_deferred_init = allow_deferred_init
         self._grad_req = None
@@ -173,14 +173,14 @@ class Parameter(MXNetNames):
         if name == "arrays":
             self._unbind()
         if name == "name":
-            self._var = None  # it has the old name
+            self._var = None  # the cached symbol has the old name
         if name in _COUNTED:
             parameter_changes.note()
 
     def _hold(self, *before, **values):
         """Replaces `arrays` and related attributes atomically: after an interrupt, either all old
         or all new values are visible. The changes `before` (`_core.at_once`) are included."""
-        self._unbind()  # before the change, in case an interrupt follows it immediately
+        self._unbind()  # before the change, because an interrupt may follow it immediately
         parameter_changes.note()
         at_once(*before, (set_attributes, self, *chain(*values.items())))
         self._unbind()
@@ -198,7 +198,7 @@ class Parameter(MXNetNames):
                 return
 
     def _unbind(self):
-        # The references are kept, so an interrupt loses none. Dead ones remove themselves.
+        # Keep all references, so that an interrupt loses none. Dead references remove themselves.
         for reference in list(self._calls or ()):
             call = reference()
             if call is not None:
@@ -581,7 +581,7 @@ class Parameter(MXNetNames):
         try:
             self.finish_deferred_init()
         except BaseException:
-            if former[0] is not None:  # a failed initialization keeps the values
+            if former[0] is not None:  # if the initialization fails, keep the former values
                 self._hold(arrays=former[0], gradients=former[1], deferred_init=former[2])
             raise
 

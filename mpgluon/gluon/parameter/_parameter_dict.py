@@ -54,7 +54,7 @@ class ParameterDict:
         self._prefix = prefix
         self._params = {}
         self._shared = shared
-        self.collected_from: weakref.ref[Any] | None = None  # the block that collected it
+        self.collected_from: weakref.ref[Any] | None = None  # block that collected the dict
 
     def __repr__(self) -> str:
         name = self._prefix + " " if self._prefix else ""

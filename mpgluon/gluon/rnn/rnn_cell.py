@@ -577,7 +577,7 @@ class ZoneoutCell(ModifierCell):
 
     def reset(self) -> None:
         super().reset()
-        self._former = (None, None)  # (tracing in which the output was created, output)
+        self._former = (None, None)  # (trace in which the output was created, output)
 
     def hybrid_forward(self, F: Any, inputs: Any, states: Any) -> Any:
         output, next_states = self.base_cell(inputs, states)

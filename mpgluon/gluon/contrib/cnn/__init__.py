@@ -65,7 +65,7 @@ class DeformableConvolution(HybridBlock):
     """
 
     _op = "DeformableConvolution"
-    _offsets = 2  # outputs of the offset convolution for each element of the kernel
+    _offsets = 2  # number of offset channels per kernel element
 
     def __init__(
         self,

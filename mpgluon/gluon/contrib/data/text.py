@@ -39,7 +39,7 @@ class _WikiText(Dataset):
         vocab: Vocabulary | None = None,
         seq_len: int = 35,
     ) -> None:
-        from ....contrib import text as texts  # a circular import at module level
+        from ....contrib import text as texts  # at module level, this import would be circular
 
         name = type(self).__name__
         if segment not in SEGMENTS:

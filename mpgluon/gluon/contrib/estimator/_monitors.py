@@ -188,7 +188,7 @@ class CheckpointHandler(TrainBegin, BatchEnd, EpochEnd):
         if len(self.saved_checkpoints) > self.max_checkpoints:
             oldest = self.saved_checkpoints.pop(0)
             for suffix in (".params", ".states"):
-                with contextlib.suppress(FileNotFoundError):  # the user may have deleted it
+                with contextlib.suppress(FileNotFoundError):  # the user may have deleted the file
                     os.remove(self._path(oldest, suffix))
         self._report(
             estimator,

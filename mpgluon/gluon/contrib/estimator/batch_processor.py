@@ -121,7 +121,7 @@ class PipelineBatchProcessor(BatchProcessor):
     def __init__(self, pipeline: Pipeline) -> None:
         self.pipeline = pipeline
         self._step: TrainStep | None = None
-        self._made_of: tuple[Any, ...] | None = None  # arguments with which the step was created
+        self._made_of: tuple[Any, ...] | None = None  # arguments from which the step was created
         self.inputs: list[Any] | None = None  # (shape, dtype) of each input of the first batch
 
     def fit_batch(self, estimator: Estimator, train_batch: Any, batch_axis: int = 0) -> Parts:

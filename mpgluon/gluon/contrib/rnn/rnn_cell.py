@@ -71,7 +71,7 @@ class VariationalDropoutCell(ModifierCell):
 
     def reset(self) -> None:
         super().reset()
-        self._masks = {}  # masked value -> (tracing in which the mask was created, mask)
+        self._masks = {}  # name of the masked value -> (trace in which the mask was created, mask)
 
     def _masked(self, F, what, probability, x):
         if not probability:
@@ -99,7 +99,8 @@ class VariationalDropoutCell(ModifierCell):
     ) -> tuple[Any, list[Any]]:
         if self.drop_states:
             return super().unroll(length, inputs, begin_state, layout, merge_outputs, valid_length)
-        # Without dropout of states, dropout of inputs and outputs can act on whole sequences.
+        # If states have no dropout, the dropout of inputs and outputs can be applied to whole
+        # sequences.
         self.reset()
         axis = layout.find("T")
         whole = merged(inputs, layout)

@@ -101,7 +101,7 @@ class LinearBottleneck(HybridBlock):
         return F.elemwise_add(out, x) if self.use_shortcut else out
 
 
-# Channels after each 1x1 convolution, and strides of the depthwise convolution before it.
+# Channels after each 1x1 convolution, and the stride of the depthwise convolution before each.
 _CHANNELS = [64, 128, 128, 256, 256, *[512] * 6, 1024, 1024]
 _STRIDES = [1, 2, 1, 2, 1, 2, *[1] * 5, 2, 1]
 

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 __all__ = ["SqueezeNet", "squeezenet1_0", "squeezenet1_1"]
 
 # The first convolution's channels and kernel, and the stages between pooling layers. A stage lists
-# the channels of the first 1x1 convolution of each fire module. Each of the module's branches has
-# four times this number of channels.
+# the channels of the first 1x1 convolution of each fire module. Each of the two branches of the
+# module has four times this number of channels.
 _STAGES = {
     "1.0": (96, 7, ([16, 16, 32], [32, 48, 48, 64], [64])),
     "1.1": (64, 3, ([16, 16], [32, 32], [48, 48, 64, 64])),
