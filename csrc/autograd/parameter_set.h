@@ -39,7 +39,7 @@ struct mpg_parameter_set {
   uint64_t visit;  /* number of the last backward pass that reached the set */
   bool distinct;   /* no variable occurs twice */
   /* Value of mpg_storage_foreign_reads at the last check that found no other device reading a
-   * gradient. The check is skipped while that value is unchanged. UINT64_MAX if there was no such
+   * gradient. The check is skipped while that value is unchanged. UINT64_MAX before the first
    * check. */
   uint64_t quiet;
   mpg_parameter_versions *latest; /* owned reference, which alone does not preserve contents */

@@ -61,7 +61,7 @@ MPG_INLINE float mpg_with_sign(float y, float x) {
 #define MPG_LN2_HIGH 0x1.62ep-1f /* 12 bits: its product with an integer is exact */
 #define MPG_LN2_LOW 0x1.0bfbe8p-15f
 
-/* Returns exp(r) - 1 for r = x - whole ln 2. `whole` is an integer such that |r| <= ln 2 / 2. */
+/* Returns exp(r) - 1 for r = x - whole ln 2. `whole` is the integer for which |r| <= ln 2 / 2. */
 MPG_INLINE float mpg_exp_rest(float x, float whole) {
   float r = mpg_fma(whole, -MPG_LN2_HIGH, x);
   r = mpg_fma(whole, -MPG_LN2_LOW, r);
