@@ -282,7 +282,7 @@ class Plan:
         """Returns two lists of gradients: one gradient for each parameter, and all of them.
 
         Both include fresh row_sparse gradients. The first list is in the order of the parameters,
-        so its norm has the same bits on any devices."""
+        so its norm is bit-identical for any placement."""
         once, every = {}, []
         for group in work:
             every += group.grads

@@ -79,7 +79,7 @@ class Trainer(OptionsChecked):
     shard_updates : bool, default False
         Whether to update each replicated parameter on only one of its devices and copy the new
         weights to the others. Optimizer states then exist once instead of once for each replica.
-        The results have the same bits.
+        The results are bit-identical.
     accumulate : int, default 1
         Number of calls of `step` for each update. Until the update, gradients accumulate on their
         devices, and replicas are not summed. Parameters whose `grad_req` is 'write' are set to

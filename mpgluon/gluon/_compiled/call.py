@@ -77,7 +77,8 @@ class Signature:
 
     def discover(self, flat):
         """Traces the block to collect the parameter copies that it uses, to infer unknown shapes,
-        and to detect steps that split it. Returns the state and the trace for `first_trace`."""
+        and to detect operations on the host, which split the block. Returns the state and the trace
+        for `first_trace`."""
         self.inputs = [(array.shape, array.dtype, array.context) for array in flat]
         discovery = tracing.Discovery()
         traced = None
@@ -125,7 +126,7 @@ class Signature:
     def traced_ops(self, inputs):
         """Returns the block's ops (see `TracedOps`) for inputs of the given (shape, dtype, device).
 
-        Raises NotSupportedError if the block runs steps on the host, loops or branches."""
+        Raises NotSupportedError if the block has host operations, loops or branches."""
         discovery = tracing.Discovery()
         with autograd.pause(train_mode=self.training), discovery:
             arrays, outputs = self._predict(discovery, inputs)

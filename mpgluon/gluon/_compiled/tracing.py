@@ -51,9 +51,9 @@ class _Tracing(_Parameters, _core.Scope):
 class Discovery(_Parameters, graph_breaks.Tracer):
     """The first trace of a block, before its parameters are known.
 
-    It records the parameter copies that the block uses, in the order of first use, and the steps
-    that split the block. It also records the devices of floating parameters, which move there
-    after the trace. An op whose output shape depends on values ends it with
+    It records the parameter copies that the block uses, in the order of first use, and the
+    host operations that split the block. It also records the devices to which floating parameters
+    move after the trace. An op whose output shape depends on values ends the trace with
     `graph_breaks.NeedsValues`.
     """
 
