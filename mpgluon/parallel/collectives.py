@@ -2,7 +2,7 @@
 
 They consist of ordinary operators and copies, so they can be recorded, differentiated and compiled.
 The gradient of each is the conjugate collective: the gradient of a sum is a broadcast, that of a
-gather is a scatter. All devices get the same bits of a sum. Between several GPUs, NCCL's operators
+gather is a scatter. A sum is bit-identical on all devices. Between several GPUs, NCCL's operators
 are used if available (see `transport`).
 """
 
@@ -155,9 +155,9 @@ def all_reduce(
     algorithm : {'auto', 'one_shot', 'two_shot'}
         'one_shot': every device receives all arrays and sums them. 'two_shot': a `reduce_scatter`
         followed by an `all_gather`, which transfers no more bytes than a ring. 'auto' decides by
-        the number of devices and bytes. The results have the same bits.
+        the number of devices and bytes. The results are bit-identical.
     transport : {'auto', 'local', 'nccl'}, optional
-        'local': the devices copy and sum in the order of the arrays, which gives the same bits on
+        'local': the devices copy and sum in the order of the arrays, so sums are bit-identical for
         any devices. 'nccl': NVIDIA's library sums in its own order; each array must be on a
         separate GPU. 'auto': 'nccl' if possible, otherwise, and in pipelines, 'local'. Defaults to
         the setting MPGLUON_COLLECTIVES, which defaults to 'auto'. Between devices of several ranks,

@@ -1,4 +1,4 @@
-"""Checks that a pipelined block computes the same on micro-batches as on the whole batch."""
+"""Checks that a pipelined block returns the same results for micro-batches and the whole batch."""
 
 from ... import _core
 from ..._core import (

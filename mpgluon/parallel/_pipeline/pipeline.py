@@ -629,7 +629,7 @@ class PipelinedCall:
 
     def _discovered(self, structure, places, fronts, kinds, rows):
         """Returns a signature whose parameters are known, after tracing the first micro-batch.
-        Raises MXNetError if the block does not support micro-batches or runs a step on the host."""
+        Raises MXNetError if the block does not support micro-batches or runs code on the host."""
         axis = self._pipeline.axis
         sample = [
             _leading(f[: rows[0][1]], axis) if kind == SPLIT else f

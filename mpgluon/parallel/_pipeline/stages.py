@@ -153,8 +153,8 @@ class Stages:
         return found
 
     def _ops_of_stage(self, s):
-        """Returns the operators that determine the name of a stage: those of its forward pass, or
-        else of its backward pass."""
+        """Returns the operators that determine the name of a stage: the operators of its forward
+        pass or, if it has none, of its backward pass."""
         passes = [(kind, k) for kind in "FBW" for k in range(self.micro_batches)]
         return next(self._ops((kind, s, k)) for kind, k in passes if (kind, s, k) in self._segments)
 
@@ -264,8 +264,8 @@ class Stages:
 
     def costs(self, times: dict[Any, float]) -> Any:
         """Converts (kind, stage) -> seconds of a micro-batch's passes to the duration of each
-        action. The duration is zero if a micro-batch lacks the action. It includes the whole
-        backward pass if all of that is deferred."""
+        action. The duration is zero if a micro-batch lacks the action. If the whole backward pass
+        is deferred, the duration of the W action is that of the whole pass."""
         costs = dict(self.durations)
         for action, duration in self.durations.items():
             kind, s, k = action
@@ -328,8 +328,8 @@ class Stages:
         return rows
 
     def _renumbered(self, entry, computing):
-        """Converts an entry's stage from an index among computing stages. Returns invalid entries
-        unchanged."""
+        """Converts the stage of a table entry from an index among the computing stages to an index
+        among all stages. Returns invalid entries unchanged."""
         try:
             kind, stage, micro_batch = entry
             return kind, computing[stage], micro_batch

@@ -140,7 +140,8 @@ def _fits(profile, limits, candidate, peaks):
 
 
 def _take_turns(trials, passes=False):
-    """Measures trials, alternating step by step, and with `passes` the times of their passes."""
+    """Measures the step times of trials, with one step of each trial in turn. If `passes`, also
+    measures the times of the passes."""
     count, end = 0, time.perf_counter() + SECONDS * len(trials)
     while count < STEPS or time.perf_counter() < end:
         for trial in trials:
@@ -160,8 +161,8 @@ def _has_room(profile, candidate):
 class _Trial:
     """A plan that is run on a copy of the network.
 
-    Disturbances only make a step slower, so the fastest step is the best estimate: ``seconds``. The
-    same applies to each pass of each micro-batch.
+    ``seconds`` is the time of the fastest step. It is the best estimate, because disturbances only
+    make a step slower. The same applies to each pass of each micro-batch.
     """
 
     def __init__(self, plan, net, sample, labels, loss, optimizer, optimizer_params):
