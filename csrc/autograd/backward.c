@@ -89,7 +89,8 @@ static mpg_status head_gradient(mpg_backward_pass *pass, const mpg_array *head,
                         result);
 }
 
-/* The heads of a backward and their gradients, as given and as values of the graph. */
+/* The heads of a backward and the heads' gradients, both as given by the caller and as graph
+ * values. */
 typedef struct head_list {
   mpg_array *const *heads, *const *gradients;
   int count;

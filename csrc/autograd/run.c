@@ -190,9 +190,9 @@ static mpg_status run_call(mpg_backward_pass *pass, const mpg_node *node, bool r
   for (uint32_t i = 0; i < num_results; i++) {
     uint32_t value = node->values + i;
     needed[i] = pass->uses[value] > 0;
-    /* The call may write to the gradient array directly, with two exceptions. If the result has
-     * other uses and is added to an old gradient, it is needed as a separate array. The same holds
-     * if this function adds the sum of other gradients to it. */
+    /* The call may write to the gradient array directly, with two exceptions. The result is needed
+     * as a separate array if it has other uses and is added to an old gradient, or if this function
+     * adds the sum of other gradients to it. */
     bool summed_here = !owner->call->adds_sums && sums[i]->tensor.storage;
     if (pass->targets[value] && !summed_here &&
         (pass->uses[value] == 1 || pass->targets[value]->request == MPG_GRAD_WRITE))
@@ -236,8 +236,8 @@ static mpg_status run_op(mpg_backward_pass *pass, const mpg_node *node, mpg_tens
   }
   if ((node->op->flags & MPG_OP_INPLACE) && !outputs[0].storage &&
       !(node->op->flags & (MPG_OP_SHAPE_ONLY | MPG_OP_VIEW)) && node->num_inputs) {
-    /* In place: if the first input has no other reference and no later use, the output reuses its
-     * memory. */
+    /* In place: if the first input has no other reference and no later use, the output reuses the
+     * input's memory. */
     const mpg_desc *wanted = &graph->values[node->values].desc;
     if (tensors[0].storage->references == 1 && pass->uses[mpg_value_index(graph, inputs[0])] == 1 &&
         tensors[0].desc.dtype == wanted->dtype &&

@@ -29,7 +29,7 @@ static size_t bytes_of(size_t class) {
 }
 
 /* Returns the size class for nodes of `size` bytes and sets *bytes to the bytes to allocate.
- * Returns NUM_CLASSES if nodes of this size are too large to be kept. */
+ * Returns NUM_CLASSES if nodes of this size are too large to be kept for reuse. */
 static size_t class_of(size_t size, size_t *bytes) {
   size_t class = (size + CLASS_BYTES - 1) / CLASS_BYTES;
   if (class >= SMALL_CLASSES) {
