@@ -2,7 +2,7 @@
  * built-in class also derive from that class. */
 #include "python/core.h"
 
-mpg_py_state *mpg_py; /* defined in this file, because all other files of this layer use it */
+mpg_py_state *mpg_py; /* runtime state, used by all files of this layer */
 
 static const struct {
   mpg_status status;

@@ -93,8 +93,8 @@ static void report_kept(const exported *self, mpg_status status) {
 
 static void release(exported *self) {
   if (!Py_IsInitialized()) return; /* the process is ending, which frees the memory */
-  /* The process is ending here as well. Python no longer gives the GIL to other threads, so this
-   * thread would be terminated if it waited for the GIL. */
+  /* While Python is finalizing, it does not give the GIL to other threads, so this thread would be
+   * terminated if it waited for the GIL. */
   if (finalizing() && !PyGILState_Check()) return;
   mpg_device *device = mpg_tensor_device(&self->tensor);
   const mpg_sharing *sharing = device->backend->sharing;

@@ -397,7 +397,7 @@ static int resolve(const mpg_array *array, PyObject *key, gather *result) {
     too_many(key, shape);
     goto done;
   }
-  /* The dimensions after the last one that the key touches form rows, which are moved whole. */
+  /* Dimensions after the last one that the key touches form rows that are copied as a unit. */
   int leading = ellipsis ? shape->ndim : consumed;
   result->rows = (mpg_shape){.ndim = 1 + shape->ndim - leading};
   result->rows.dims[0] = mpg_shape_product(shape, 0, leading);
@@ -607,8 +607,8 @@ PyObject *mpg_py_subscript(PyObject *self, PyObject *key) {
 }
 
 /* --- Assignment ------------------------------------------------------------------------------- */
-/* Converts the value to an NDArray with the target's dtype and device, broadcast to `shape`. New.
- * While recording, the conversion is recorded. */
+/* Converts the value to an NDArray with the target's dtype and device, broadcast to `shape`.
+ * Returns a new reference. Records the conversion while recording. */
 static PyObject *prepare(const mpg_array *target, PyObject *value, const mpg_shape *shape) {
   mpg_device_id device = mpg_array_device_id(target);
   PyObject *step;

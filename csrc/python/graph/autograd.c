@@ -129,7 +129,8 @@ static PyObject *dense_items(PyObject *items) {
   return items;
 }
 
-/* Converts an NDArray or a sequence of them. If `nones`, None is accepted and becomes NULL. */
+/* Converts an NDArray or a sequence of NDArrays. If `nones`, accepts None and converts it to
+ * NULL. */
 static int arrays_from(arrays *a, PyObject *object, bool nones, const char *what) {
   a->items = a->small;
   a->keep = NULL;

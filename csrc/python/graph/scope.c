@@ -72,8 +72,8 @@ static int revert(PyObject *undo) {
   return result != NULL ? 0 : -1;
 }
 
-/* Undoes all changes in reverse order, even if some fail. Keeps a pending exception. If none is
- * pending, raises that of the first failure. */
+/* Undoes all changes in reverse order, even if some fail. Keeps a pending exception. If no
+ * exception is pending, raises that of the first failure. */
 static int revert_all(PyObject *undos) {
   PyObject *type, *value, *traceback;
   PyErr_Fetch(&type, &value, &traceback);
@@ -171,7 +171,7 @@ static PyObject *scope_run(PyObject *object, PyObject *const *args, Py_ssize_t c
   PyErr_Fetch(&type, &value, &traceback);
   PyObject *left = scope_exit(object, NULL, 0);
   Py_DECREF(entered);
-  if (type != NULL) { /* the function's exception has priority over that of leaving */
+  if (type != NULL) { /* the function's exception takes priority */
     if (left == NULL) PyErr_Clear();
     PyErr_Restore(type, value, traceback);
   } else if (left == NULL) {

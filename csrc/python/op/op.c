@@ -138,7 +138,7 @@ static Py_ssize_t find_name(PyObject *names, PyObject *keyword) {
   return -1;
 }
 
-/* Returns the position of an array of a variadic op that is given by name ("arg3", "data3").
+/* Returns the position of an array that is given to a variadic op by name ("arg3", "data3").
  * Returns -1 for other names. */
 static int variadic_place(const op_object *self, PyObject *keyword) {
   const char *text = PyUnicode_AsUTF8(keyword);
@@ -185,7 +185,7 @@ static int add_keyword(call *c, PyObject *keyword, PyObject *value) {
   return add_array(c, (int)place, value);
 }
 
-/* Rejects an array that is given by name for an input that the parameters disable. */
+/* Raises an error if an array is given by name for an input that the parameters disable. */
 static int check_named(const call *c) {
   for (int i = 0; i < c->self->num_inputs && i < 32; i++)
     if (c->named >> i & 1 && mpg_op_input_left_out(c->self->op, c->values, i)) {

@@ -153,7 +153,7 @@ static int from_shape(const target *to, void *field, PyObject *value) {
   if (tuple_from(to->param, to->op, tuple, value) < 0) return -1;
   if (tuple->count >= 0 || strcmp(to->param->default_text, "None") == 0) return 0;
   if (mpg_param_required(to->param)) return refuse(to, value, "an integer or a tuple of integers");
-  tuple->count = 0; /* for parameters with the default (), None means "not given", as in MXNet */
+  tuple->count = 0; /* None means "not given" if the default is (), as in MXNet */
   return from_default(to);
 }
 
