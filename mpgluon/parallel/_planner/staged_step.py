@@ -72,7 +72,8 @@ class StagedStep:
             if self.where[source] != self.where[target]:
                 self._add_transfer(source, target, size)
         self._send_batch()
-        # If no other stage needs the input gradients, the whole backward pass is deferred.
+        # True for stages whose whole backward pass is deferred, because no other stage needs the
+        # input gradients.
         self._whole = [not deferred or not before - self._transfer_only for before in self._sources]
         if deferred:
             for s in range(len(self.stages)):
