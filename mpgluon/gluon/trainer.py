@@ -472,7 +472,7 @@ def _sorting_name(name, param):
     return name if param.family is None else name_of_whole(name)
 
 
-# Functions for other modules of the package.
+# Functions that other modules of the package call.
 
 
 def state_of(trainer: Trainer) -> Any:

@@ -63,7 +63,7 @@ class Signature:
         )
         self.captured = ()  # `captured.Captured`
         self.conditions = ()  # `places.Fixed` and `places.Container`
-        self.others = None  # descendants and other blocks that `places.find` reached
+        self.others = None  # descendants and unregistered blocks that `places.find` reached
         # `snapshot` of the block and `others`, and the value of `structure_changes.count` at that
         # time
         self.structure_seen, self.changes_seen = None, None
@@ -97,7 +97,7 @@ class Signature:
         for param, ctx in discovery.settled.items():
             param.reset_ctx(ctx)
             param.floating = False
-        # A block may also use parameters of blocks that are not registered with it.
+        # A block may use parameters of blocks that are not registered as its children.
         used = [param for param, _ in discovery.used]
         for param in dict.fromkeys([*self.block.collect_params().values(), *used]):
             if param.deferred_init and shape_is_known(param.shape):

@@ -355,7 +355,7 @@ class Found:
     def __init__(self):
         self.arrays = []  # (root, keys, array) for each place that holds a captured array
         self.conditions = []  # `Fixed` and `Container`
-        self.blocks = []  # descendants, and other blocks that were reached
+        self.blocks = []  # descendants, and unregistered blocks that were reached
 
 
 def find(block, arrays):

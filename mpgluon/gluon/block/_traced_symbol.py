@@ -82,7 +82,7 @@ def _shapes_of(symbols, shapes):
     return [shape for shape, _ in inference.outputs()]
 
 
-# Internal ops of traces, and the public ops that replace them in files.
+# Internal ops of traces -> public ops that replace them in files.
 _PUBLIC = {"_reshape_exact": "Reshape", "_broadcast_exact": "broadcast_to", "_detach": "BlockGrad"}
 
 

@@ -125,7 +125,7 @@ def _receive(connection):
             raise EOFError
         descriptor = descriptors[0]
         try:
-            # No other process has this memory, because the worker has closed its descriptor.
+            # No other process can access this memory, because the worker has closed its descriptor.
             payload = memoryview(mmap.mmap(descriptor, total))
         finally:
             os.close(descriptor)

@@ -92,7 +92,7 @@ class _RNNLayer(HybridBlock):
         if use_sequence_length:
             self._options["use_sequence_length"] = True
 
-        # The operator takes all weights first, then all biases.
+        # The operator's inputs are all weights, followed by all biases.
         self._weight_names = []
         self._bias_names = []
         rows = self._gates * hidden_size
