@@ -3,8 +3,8 @@
 from ... import ndarray as nd
 from .._tree import children, devices_of_groups, flags_of, group_of, is_hybridized, own_parameters
 
-# Types of attributes that `places.find` searches. If an attribute's value changes from or to one of
-# these types, traces are invalid, because `places.find` must search the block again.
+# If an attribute's value changes from or to one of these types, traces become invalid, because
+# `places.find` must search the block again.
 KINDS = (nd.NDArray, list, tuple, dict)
 
 
