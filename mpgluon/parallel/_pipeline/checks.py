@@ -23,8 +23,8 @@ def check(entry, call, rows, arrays, whole):
     inputs of all micro-batches."""
     pipeline = entry.pipeline
     # Parameters and taps are not divided. Outputs that follow the block's own, such as the row
-    # indices of taps, are not results of the block. Mark them as carried, so that they are not
-    # compared.
+    # indices of taps, are not results of the block. Mark them as carried, because the check
+    # requires all other outputs to be divided.
     kinds = [*entry.kinds, *[SHARED] * (len(arrays) - len(entry.kinds))]
     traced = (entry.misshapen, entry.statistics, entry.output_kinds)
     results = [kind if i < entry.own else CARRIED for i, kind in enumerate(entry.output_kinds)]

@@ -72,8 +72,9 @@ class StagedStep:
             if self.where[source] != self.where[target]:
                 self._add_transfer(source, target, size)
         self._send_batch()
-        # True for stages whose whole backward pass is deferred, because no other stage needs the
-        # input gradients.
+        # Per stage: True if its backward pass is not divided into input and weight gradients. With
+        # `deferred`, this is so if no other stage needs the input gradients. The whole pass is then
+        # deferred.
         self._whole = [not deferred or not before - self._transfer_only for before in self._sources]
         if deferred:
             for s in range(len(self.stages)):

@@ -86,7 +86,7 @@ class Family:
     ) -> None:
         self.name, self.axis, self.count, self.blocks, self.unit = name, axis, count, blocks, unit
         self.members: list[ShardedParameter] = []
-        # Random key from which the initial values of all parts are drawn, and the indices of the
+        # Random state from which the initial values of all parts are drawn, and the indices of the
         # parts that are drawn already.
         self.key: Any = None
         self.drawn: set[int] = set()

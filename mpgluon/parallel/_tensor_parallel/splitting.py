@@ -303,7 +303,7 @@ def _divide_heads(block, path, options, work, who):
         )
         for name in inputs
     ]
-    # Number of units that one head computes.
+    # Number of units in the result of one head.
     unit = parts[-1][2]["unit"] // (3 if len(inputs) == blocks == 1 else 1)
     parts.append((output, "row", {"input_is_parallel": True, "unit": unit}))
     for name, kind, given in parts:
