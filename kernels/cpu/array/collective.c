@@ -9,7 +9,8 @@ static size_t bytes_of(const mpg_view *view) {
   return (size_t)mpg_shape_size(&view->desc.shape) * mpg_dtype_size(view->desc.dtype);
 }
 
-/* Sums as many elements as `output` has, from byte `skipped` of each input on. */
+/* Sums the inputs into `output`, skipping the first `skipped` bytes of each input. The size of
+ * `output` determines the number of elements. */
 static mpg_status sum(const mpg_kernel_call *call, size_t skipped, const mpg_view *output) {
   mpg_view parts[MPG_MAX_SPANNED];
   mpg_kernel_call adding = *call;

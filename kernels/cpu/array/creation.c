@@ -55,13 +55,13 @@ mpg_status mpg_cpu_eye(const mpg_kernel_call *call) {
   return MPG_OK;
 }
 
-/* value = start + (i / repeat) * step. Computed in int64_t if the dtype, start and step are
- * integers, else in double. */
+/* A range: element i is start + (i / repeat) * step. It is computed in int64_t if the dtype, start
+ * and step are integers, else in double. */
 typedef struct range_plan {
   mpg_dtype dtype;
   void *out;
   mpg_steps by;
-  int64_t period; /* elements per repetition of the values */
+  int64_t period; /* number of elements after which the values repeat */
 } range_plan;
 
 /* Writes n values of one period, starting at step k. Vectorized if repeat is 1. */
@@ -82,7 +82,7 @@ static void fill_steps(const mpg_steps *by, bool whole, int64_t k, int64_t n, vo
     for (int64_t j = 0; j < n; j++)
       integers[j] = (int64_t)(start + (uint64_t)k * step + (uint64_t)j * step);
   } else {
-    double first = (double)k; /* counts below 2^53, so that the sums with j are exact */
+    double first = (double)k; /* k + j < 2^53, so first + j is exact */
     for (int32_t j = 0; j < (int32_t)n; j++) reals[j] = by->start + (first + (double)j) * by->step;
   }
 }

@@ -9,7 +9,7 @@
 #include "kernels/cpu/array/move.h"
 
 enum { GRAIN_BYTES = 32768 };
-enum { MODE_CLIP, MODE_RAISE, MODE_WRAP }; /* modes of take; pick has clip and wrap */
+enum { MODE_CLIP, MODE_RAISE, MODE_WRAP }; /* modes of take; pick supports clip and wrap */
 
 static int64_t grain_of(int64_t bytes) {
   return bytes >= GRAIN_BYTES ? 1 : GRAIN_BYTES / (bytes > 0 ? bytes : 1);
@@ -65,7 +65,7 @@ typedef struct rows {
   const char *in;
   char *out;
   const int64_t *positions;
-  int64_t count, length; /* number of positions; rows along the indexed dimension */
+  int64_t count, length; /* number of positions; length of the indexed dimension */
   size_t bytes;          /* bytes per row */
 } rows;
 
@@ -160,8 +160,9 @@ static void add_positions(void *context, int64_t begin, int64_t end) {
   add_rows(s, 0, s->before * s->after, begin, end);
 }
 
-/* Scatter-add: adds the rows of in (before, count, after) to out (before, length, after) at their
- * positions. `wide` is float memory of out's size, for half-precision dtypes. */
+/* Scatter-add: fills `out` (before, length, after) with zeros, then adds row i of `in` (before,
+ * count, after) to row positions[i] of `out`. Half precision accumulates in `wide`, a float buffer
+ * with as many elements as `out`. */
 static void scatter_add(const mpg_kernel_call *call, sums *s, const mpg_view *out, void *wide) {
   int64_t total = count_of(out), columns = s->before * s->after;
   if (total == 0) return;
@@ -208,7 +209,7 @@ mpg_status mpg_cpu_take_back(const mpg_kernel_call *call) {
 /* --- One element per position ----------------------------------------------------------------- */
 
 typedef struct picks {
-  char *many, *one; /* the array (before, length, after) and the elements (before, after) */
+  char *many, *one; /* the array (before, length, after) and the picked elements (before, after) */
   const mpg_view *index;
   int64_t length, after;
   size_t item;
@@ -477,7 +478,7 @@ mpg_status mpg_cpu_unravel(const mpg_kernel_call *call) {
 typedef struct sequences {
   const char *in;
   char *out;
-  const mpg_view *lengths; /* NULL if all sequences are full */
+  const mpg_view *lengths; /* NULL if all sequences have the full length */
   int64_t times, batch;
   bool time_first;
   size_t bytes; /* bytes of one step of one sequence */

@@ -12,13 +12,13 @@ enum { GRAIN_BYTES = 32768, TILE = MPG_TURNED, SHORT = 8 };
 typedef struct plan {
   int ndim; /* outer dimensions */
   int64_t dims[MPG_MOVE_NDIM], in_strides[MPG_MOVE_NDIM], out_strides[MPG_MOVE_NDIM];
-  int64_t count, in_step, out_step; /* inner row */
+  int64_t count, in_step, out_step; /* items of the inner row */
   int64_t item;
-  /* For transposes, the number of adjacent rows in the input (row_in == item). For short rows, the
-   * number of rows that one call moves. */
+  /* The rows that one call moves, if it transposes or moves short rows. In a transpose, the rows
+   * are adjacent in the input (row_in == item). */
   int64_t rows, row_in, row_out;
   bool short_rows;
-  int64_t spread; /* if not 0: number of adjacent items, each of which is repeated `count` times */
+  int64_t spread; /* number of adjacent items that are each repeated `count` times; 0 if none */
   const char *in;
   char *out;
 } plan;
@@ -75,7 +75,7 @@ typedef struct plan {
       default: short_##type##_of(in, out, rows, row_in, row_out, count, in_step); return;          \
     }                                                                                              \
   }                                                                                                \
-  /* Transposes a tile: `rows` rows of `count`, adjacent in the input. */                          \
+  /* Transposes a tile: item c of result row r is item r of input line c. */                       \
   static void tile_##type(const char *in, char *out, int64_t rows, int64_t count, int64_t in_step, \
                           int64_t row_out) {                                                       \
     if (rows == TILE && count == TILE) {                                                           \
@@ -154,7 +154,7 @@ static void spread(int64_t item, const char *in, char *out, int64_t n, int64_t t
   }
 }
 
-/* Moves units [begin, end), which are positions in the outer dimensions. */
+/* Executes iterations [begin, end) of the loop over the outer dimensions. */
 static void run_plan(void *context, int64_t begin, int64_t end) {
   const plan *p = context;
   int64_t index[MPG_MOVE_NDIM], rest = begin;
@@ -273,8 +273,8 @@ void mpg_cpu_move(const mpg_kernel_call *call, const mpg_move *move, const void 
       p.in_strides[i] = p.in_strides[i + 1];
       p.out_strides[i] = p.out_strides[i + 1];
     }
-    /* Divide the plane into strips of input rows. A strip is one cache line of each result row
-     * wide, so that input rows are read sequentially, which gives the highest memory bandwidth. */
+    /* Divide the plane into strips of input rows. A strip fills one cache line of each result row.
+     * The input is thus read sequentially, which gives the highest memory bandwidth. */
     int64_t line = item < 4 ? 64 / item : TILE;
     split_dim(&p, &p.count, p.in_step, p.out_step, p.count % line == 0 ? line : TILE);
     for (int64_t piece = 1024; piece >= TILE; piece /= 2)

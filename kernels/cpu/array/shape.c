@@ -36,8 +36,9 @@ typedef struct join_context {
   int64_t before; /* runs per input */
 } join_context;
 
-/* Concatenates the inputs. Writes the result in memory order, one run of an input after the
- * other. */
+/* Concatenates the inputs. A run is the contiguous part of an input for one index of the axes
+ * before the concatenation axis. The result is written in memory order: for each index, one run of
+ * each input. */
 static void join_runs(void *context, int64_t begin, int64_t end) {
   const join_context *p = context;
   const mpg_kernel_call *call = p->call;
@@ -52,7 +53,8 @@ static void join_runs(void *context, int64_t begin, int64_t end) {
 }
 
 static bool join_in_order(const mpg_kernel_call *call, int64_t before) {
-  enum { LEAST_RUN = 256, LEAST_RUNS = 64 }; /* minimum bytes and runs; else moves are faster */
+  /* Minimum bytes per run and minimum number of runs. Below these, moves are faster. */
+  enum { LEAST_RUN = 256, LEAST_RUNS = 64 };
   size_t total = bytes_of(&call->outputs[0]) / (size_t)before;
   if (before < LEAST_RUNS || total / (size_t)call->num_inputs < LEAST_RUN) return false;
   join_context context = {call, before};

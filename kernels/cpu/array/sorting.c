@@ -46,7 +46,7 @@ static inline uint64_t key_of_double(double value) {
       items[j] = item;                                                                   \
     }                                                                                    \
   }                                                                                      \
-  /* LSD radix sort. Returns the sorted items: `items` or `other`. */                    \
+  /* LSD radix sort. Returns the sorted items, in `items` or `other`. */                 \
   static type *sort_##name(type *items, type *other, int64_t n) {                        \
     if (n <= SMALL) {                                                                    \
       insertion_##name(items, n);                                                        \
@@ -118,7 +118,7 @@ SORTING(pair, pairs, PAIR_LESS, 64, PAIR_DIGIT)
 /* --- Rows ------------------------------------------------------------------------------------- */
 
 typedef struct ordering {
-  const mpg_view *data, *values, *indices, *mask; /* input; results (NULL if not requested) */
+  const mpg_view *data, *values, *indices, *mask; /* input `data`; results, NULL if not requested */
   int64_t before, n, after, k;
   bool ascending, packed;
   uint64_t one; /* the number 1 in the mask's dtype */
@@ -208,7 +208,7 @@ static const uint64_t *order_packed(const ordering *p, int64_t start, uint64_t *
 static uint64_t wide_key(const ordering *p, int64_t start, int64_t i) {
   const uint64_t flip = p->ascending ? 0 : UINT64_MAX;
   int64_t at = start + i * p->after;
-  uint32_t narrow; /* for narrow dtypes whose index exceeds 32 bits */
+  uint32_t narrow; /* key of a narrow dtype; used if indices exceed 32 bits */
   switch (p->data->desc.dtype) {
     case MPG_FLOAT64: return flip ^ key_of_double(((const double *)p->data->data)[at]);
     case MPG_INT64:
@@ -320,16 +320,16 @@ typedef struct search {
   bool smallest;
 } search;
 
-/* `type` is the stored type and `value_type` the compared one. NaN (which differs from itself)
- * beats every number. For contiguous elements, each chunk is first searched for its best value,
- * then for the index of that value. */
+/* `type` is the stored type. Values are compared in `value_type`. NaN (which differs from itself)
+ * beats every number. A contiguous row takes two passes: the first finds the best value and its
+ * chunk, the second finds the value's index, starting at that chunk. */
 enum { SEARCH_LANES = 64, SEARCH_FEW = 8, SEARCH_CHUNK = 4096 };
 #define SEARCH(name, type, value_type, convert)                                                   \
   __attribute__((always_inline)) static inline bool better_##name(                                \
       value_type value, value_type best, bool smallest) {                                         \
     return smallest ? value < best : value > best;                                                \
   }                                                                                               \
-  /* Returns the best of n >= SEARCH_LANES elements. *nan is set if one is NaN. */                \
+  /* Returns the best of n >= SEARCH_LANES elements, and in *nan whether one is NaN. */           \
   __attribute__((always_inline)) static inline value_type best_##name(const type *x, int64_t n,   \
                                                                       bool smallest, bool *nan) { \
     value_type lane[SEARCH_LANES];                                                                \
@@ -353,7 +353,7 @@ enum { SEARCH_LANES = 64, SEARCH_FEW = 8, SEARCH_CHUNK = 4096 };
     *nan = any;                                                                                   \
     return best;                                                                                  \
   }                                                                                               \
-  /* Returns the index of the first `best`, or of the first NaN if `nan`. */                      \
+  /* Returns the index of the first element equal to `best`, or of the first NaN if `nan`. */     \
   static int64_t first_##name(const type *x, int64_t n, value_type best, bool nan) {              \
     int64_t i = 0;                                                                                \
     for (; i + SEARCH_LANES <= n; i += SEARCH_LANES) {                                            \
@@ -383,7 +383,7 @@ enum { SEARCH_LANES = 64, SEARCH_FEW = 8, SEARCH_CHUNK = 4096 };
     }                                                                                             \
     return chunk + first_##name(x + chunk, n - chunk, best, nan);                                 \
   }                                                                                               \
-  /* For strided elements, or few of them. */                                                     \
+  /* Returns the index of the best element of a strided or short row. */                          \
   __attribute__((always_inline)) static inline int64_t walk_##name(const type *x, int64_t n,      \
                                                                    int64_t step, bool smallest) { \
     value_type best = (value_type)convert(x[0]);                                                  \

@@ -13,8 +13,8 @@
 enum { MPG_TURNED = 16 };
 #define MPG_TURN_INLINE static inline __attribute__((unused))
 
-/* Units of copying. Several adjacent elements can move as one unit, which is then only aligned to
- * the element. */
+/* Units of copying. Several adjacent elements can be copied as one unit, which is then aligned only
+ * to the element size. */
 typedef uint8_t item1;
 typedef uint16_t item2 __attribute__((aligned(1), may_alias));
 typedef uint32_t item4 __attribute__((aligned(1), may_alias));
@@ -72,7 +72,7 @@ typedef struct item16 {
 TURN_BY_SHUFFLES(item2, words, uint16_t, 16, 4, LOW_16, HIGH_16)
 TURN_BY_SHUFFLES(item4, floats, uint32_t, 16, 4, LOW_16, HIGH_16)
 TURN_BY_SHUFFLES(item8, doubles, uint64_t, 8, 3, LOW_8, HIGH_8)
-#else /* 16-byte vectors, whose halves one instruction interleaves */
+#else /* one instruction interleaves the halves of two 16-byte vectors */
 TURN_BY_SHUFFLES(item2, words, uint16_t, 8, 3, LOW_8, HIGH_8)
 TURN_BY_SHUFFLES(item4, floats, uint32_t, 4, 2, LOW_4, HIGH_4)
 TURN_BY_SHUFFLES(item8, doubles, uint64_t, 2, 1, LOW_2, HIGH_2)
