@@ -42,9 +42,9 @@ typedef void (*row_fn)(const void *a, const void *b, void *out, int64_t count, i
       }                                                                                           \
     }                                                                                             \
   }
-/* Row functions for halves without an intermediate buffer, for formulas that are cheaper than
- * buffering. A broadcast operand becomes a group of equal elements. The last group is padded with
- * zeros. */
+/* Defines a row function for halves without an intermediate buffer, for formulas that are cheaper
+ * than buffering. A broadcast operand becomes a group of equal elements. The last group is padded
+ * with zeros. */
 #define HALF_ROW(name, suffix, expression)                                                      \
   MPG_HALVES_INLINE void name##_group_##suffix(const uint16_t *a, const uint16_t *b,            \
                                                uint16_t *out) {                                 \
@@ -82,8 +82,8 @@ static const uint16_t *same_halves(const uint16_t *element, uint16_t *group) {
   HALF_ROW(name, f16, expression_f) HALF_ROW(name, bf16, expression_f)
 #define INT32_ROW(name, expression) ROW(name, i32, int32_t, expression)
 #define INT64_ROW(name, expression) ROW(name, i64, int64_t, expression)
-/* Two formulas with the same bits, the first of which is valid in part of the range only. Blocks
- * with an element outside that range use the second. */
+/* Two bit-identical formulas. `near` is valid only for operands that satisfy `right`. If a block
+ * has an element that does not, the whole block uses `far`. */
 #define LIMITED_ROW(name, suffix, T, right, near, far)                                            \
   ROW(name##_near, suffix, T, near)                                                               \
   ROW(name##_far, suffix, T, far)                                                                 \
@@ -269,7 +269,7 @@ static void run_short(void *context, int64_t begin, int64_t end) {
   int64_t n = p->dims[0], most = MPG_CPU_BLOCK / n, size = (int64_t)p->size;
   const char *data[2] = {p->a, p->b}, *from[2];
   const int64_t *strides[2] = {p->stride_a, p->stride_b};
-  bool moves[2], same[2]; /* same layout as the result; same contents in every block */
+  bool moves[2], same[2]; /* laid out like the result; same contents in every block */
   for (int k = 0; k < 2; k++) {
     moves[k] = contiguous(p, strides[k]);
     same[k] = p->ndim == 2 && !strides[k][1];
@@ -383,8 +383,8 @@ static void run_scalar(void *context, int64_t begin, int64_t end) {
   }
 }
 
-/* Runs a row function with the scalar expanded to a block. With a scalar in a register, the
- * formula's tests of it would prevent vectorization. */
+/* Runs a row function with the scalar expanded to a block. If the scalar were in a register, the
+ * formula's branches on it would prevent vectorization. */
 static void run_filled(void *context, int64_t begin, int64_t end) {
   const scalar_plan *p = context;
   mpg_block_buffer in, result, numbers;
@@ -401,7 +401,8 @@ static void run_filled(void *context, int64_t begin, int64_t end) {
   }
 }
 
-/* Powers with special exponents. Like powf, they round once, from double precision. */
+/* Row functions for powers with special exponents. Like powf, they round once, from double
+ * precision. */
 #define POWER_ROW(name, expression)                                                          \
   static void name(const void *pa, const void *exponent, void *po, int64_t n, int varying) { \
     const float *a = pa;                                                                     \
@@ -413,7 +414,7 @@ static void run_filled(void *context, int64_t begin, int64_t end) {
     }                                                                                        \
   }
 /* Computes x^3 with x^2 as a sum of two floats. If |x| is 2^43 or more, the result is infinite, and
- * the low part is left out because it could make it NaN. */
+ * the low part is omitted because adding it could give NaN. */
 static inline float cube_of(float x) {
 #ifdef MPG_MATH_FUSED
   float square = x * x, low = fmaf(x, x, -square) * x;
@@ -463,7 +464,7 @@ mpg_status mpg_cpu_scalar(const mpg_kernel_call *call) {
     p.number.f64 = params->scalar;
   else
     mpg_cpu_scalar_value(base.compute, dtype, params->scalar, &p.number);
-  if (base.direct && !mpg_compute_direct(base.compute, dtype)) { /* a row of halves */
+  if (base.direct && !mpg_compute_direct(base.compute, dtype)) { /* the row function reads halves */
     float number = p.number.f32;
     mpg_cpu_store(MPG_COMPUTE_F32, dtype, &p.number.u16, 0, 1, &number);
   }

@@ -45,8 +45,8 @@ static void cumsum_range(void *context, int64_t begin, int64_t end) {
 }
 
 enum { NARROW = 16, TOGETHER = 8, SHORT = 32 };
-/* Minimum number of lines for which transposed tiles are faster than chains of additions. They
- * never are without 64-byte vectors. */
+/* Minimum number of lines for which transposing tiles is faster than adding along each line.
+ * Without 64-byte vectors, it is never faster. */
 static const int64_t MANY = MPG_VECTOR_BYTES >= 64 ? 8 : INT64_MAX;
 
 /* Accumulates `steps` rows of `inner` elements for each of `lines` outer indices. Lines of single
@@ -96,8 +96,8 @@ static const int64_t MANY = MPG_VECTOR_BYTES >= 64 ? 8 : INT64_MAX;
       }                                                                                      \
   }
 
-/* Accumulates contiguous lines of `length` elements. Lines are short, so the processor overlaps the
- * additions of several lines. */
+/* Accumulates contiguous lines of `length` elements, one after the other. Lines are short, so the
+ * processor overlaps the additions of several lines. */
 #define LINES(name, T, S)                                                                    \
   static void name(const void *in, void *out, int64_t lines, int64_t length, bool reverse) { \
     const T *from = in;                                                                      \
@@ -195,7 +195,7 @@ static void narrow_range(void *context, int64_t begin, int64_t end) {
   }
 }
 
-/* A vector of sums, and a vector of the elements that are added to them. */
+/* Vector types for SUMS sums, and for the elements that are added to them. */
 enum { SUMS = MPG_VECTOR_BYTES / (int)sizeof(double) };
 typedef double vector_of_sums __attribute__((vector_size(SUMS * sizeof(double))));
 typedef float vector_of_elements __attribute__((vector_size(SUMS * sizeof(float))));

@@ -12,10 +12,11 @@
 
 typedef void (*row_fn)(const void *in, void *out, int64_t count, const double *constants);
 
+/* Defines a row function. It copies the constants to a local array: conditional loads of them in
+ * the loop would become branches. */
 #define ROW(name, suffix, T, expression)                                                         \
   static void name##_##suffix(const void *in, void *out, int64_t count, const double *numbers) { \
-    const double constants[3] = {numbers[0], numbers[1],                                         \
-                                 numbers[2]}; /* conditional loads in the loop would branch */   \
+    const double constants[3] = {numbers[0], numbers[1], numbers[2]};                            \
     (void)constants;                                                                             \
     const T *source = in;                                                                        \
     T *target = out;                                                                             \
@@ -24,7 +25,8 @@ typedef void (*row_fn)(const void *in, void *out, int64_t count, const double *c
       target[i] = (expression);                                                                  \
     }                                                                                            \
   }
-/* Row functions for halves without an intermediate buffer. The last group is padded with zeros. */
+/* Defines a row function for halves without an intermediate buffer. The last group is padded with
+ * zeros. */
 #define HALF_ROW(name, suffix, store, expression)                                               \
   MPG_HALVES_INLINE void name##_group_##suffix(const uint16_t *source, uint16_t *target,        \
                                                const double *constants) {                       \
@@ -61,8 +63,8 @@ typedef void (*row_fn)(const void *in, void *out, int64_t count, const double *c
 #define STORE_WHOLE STORE_CHEAP
 #define STORE_ROUNDING STORE_EXACT
 #define WHOLE_ROW(name, expression) ROW(name, i64, int64_t, expression)
-/* Two formulas, the first of which is valid in part of the range only. The choice is made per
- * element, so a result does not depend on its neighbors. */
+/* Two formulas. `near` is valid only for arguments that satisfy `right`; other elements use `far`.
+ * The choice is made per element, so a result does not depend on its neighbors. */
 #define LIMITED_ROW(name, suffix, T, right, near, far)                                             \
   static void name##_##suffix(const void *in, void *out, int64_t count, const double *constants) { \
     (void)constants;                                                                               \

@@ -22,7 +22,8 @@ enum { TILE = 4096, WORK = 65536 };
 typedef struct run {
   const mpg_kernel_call *call;
   const mpg_fused *fused;
-  int split;                   /* a tile has one index per dim before `split`, and `step` of it */
+  /* A tile has one index of each dim before `split`, and `step` indices of `split`. */
+  int split;
   int64_t inner, step, blocks; /* elements per index of `split`; tiles along `split` */
   int64_t tiles, pieces;       /* number of tiles; number of ranges, one per thread */
   /* A row is `inner` elements of the domain; `rows` is the number of rows. Ranges are multiples of
@@ -30,8 +31,8 @@ typedef struct run {
    * if there are neither. */
   int64_t rows, grain;
   int64_t panel, panel_elements; /* rows and elements per producer panel; 0 if no producer */
-  /* The producer performs the members before `first` and computes the value `made`: its own, or
-   * that of the last of these members. */
+  /* The producer also performs the members before `first`. `made` is the value that it computes:
+   * the result of the last of these members, or its own if `first` is 0. */
   uint32_t first, made;
   mpg_panel_tail tail;
   mpg_panels panels;
@@ -103,7 +104,7 @@ static mpg_status run_whole(run *r) {
   return run_members(r, fused->views, NULL, 0, 0, r->scratch);
 }
 
-/* Sets the shapes of a tile's views, for a tile with `count` indices of the split dim. */
+/* Sets the shapes of the views for a tile with `count` indices of the split dim. */
 static void cut_views(const run *r, int64_t count, mpg_view *views) {
   const mpg_fused *fused = r->fused;
   for (uint32_t i = 0; i < fused->num_operands; i++) {
@@ -168,8 +169,8 @@ static mpg_status run_panels(const run *r, int64_t begin, int64_t end, int threa
   return MPG_OK;
 }
 
-/* Returns the first row of a thread's piece. A piece begins at a tile, or at a multiple of
- * `grain`. */
+/* Returns the first row of a thread's range. A range begins at a tile, or at a multiple of `grain`
+ * unless `grain` is 0. */
 static int64_t begin_of(const run *r, int64_t piece) {
   if (r->grain)
     return piece == r->pieces ? r->rows : r->rows / r->grain * piece / r->pieces * r->grain;
@@ -205,7 +206,8 @@ static void find_trailing(run *r) {
   }
 }
 
-/* True if the trailing reductions' chunks and the producer's panels are multiples of `elements`. */
+/* True if each chunk of the trailing reductions and each panel of the producer holds a multiple of
+ * `elements` elements. */
 static bool chunks_of(const run *r, int64_t elements) {
   if (r->panel_elements && r->panel_elements % elements) return false;
   for (uint32_t i = 0; i < r->fused->num_trailing; i++)
@@ -232,7 +234,8 @@ static int64_t find_grain(const run *r) {
   return grain < r->rows ? grain : r->rows;
 }
 
-/* Chooses the tiles: as many inner dims as fit, and an even share of the next. */
+/* Chooses the tiles and the number of threads. A tile spans as many inner dims as fit into TILE
+ * elements, and an even share of the next dim. */
 static void cut(run *r) {
   const mpg_fused *fused = r->fused;
   int64_t all = 1, outer = 1;
@@ -275,8 +278,8 @@ static bool read_later(const mpg_fused *fused, uint32_t value, uint32_t from) {
   return false;
 }
 
-/* Leaves the first members to the producer if it can perform them: the addition of an array of its
- * size, then relu or its gradient. */
+/* Lets the producer perform the group's first members as its epilogue if it can: the addition of an
+ * array of the result's size, then relu or the gradient of relu. */
 static void give_tail(run *r) {
   const mpg_fused *fused = r->fused;
   const mpg_fused_producer *producer = &fused->producer;

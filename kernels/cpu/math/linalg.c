@@ -8,8 +8,8 @@
 
 #include "kernels/cpu/vendor/openblas.h"
 
-/* Upper bound on LAPACK's block size in columns. LAPACK's work space is this number times the side
- * of a matrix. */
+/* Upper bound on LAPACK's block size in columns. LAPACK's work space needs LAPACK_BLOCK elements
+ * per row of a matrix. */
 enum { LAPACK_BLOCK = 64 };
 
 typedef struct matrices matrices;
@@ -25,8 +25,8 @@ struct matrices {
   matrix_fn one;
   int64_t lanes;
   char *scratch;
-  size_t scratch_size;    /* per lane */
-  _Atomic int64_t failed; /* index of the first failed matrix, or count */
+  size_t scratch_size;    /* bytes per lane */
+  _Atomic int64_t failed; /* index of the first matrix that failed; `count` if none */
 };
 
 #define T float
@@ -45,7 +45,8 @@ struct matrices {
 #undef NAME
 #define INSTANCE(name, dtype) ((dtype) == MPG_FLOAT32 ? name##_f32 : name##_f64)
 
-/* A lane is the work of one thread. Lane l processes matrices l, l + lanes, ... */
+/* Runs lanes [begin, end). A lane is the work of one thread. Lane l processes matrices l, l +
+ * lanes, l + 2 * lanes, ... */
 static void run_lanes(void *context, int64_t begin, int64_t end) {
   matrices *t = context;
   for (int64_t lane = begin; lane < end; lane++)
@@ -66,8 +67,8 @@ static matrices matrices_of(const mpg_kernel_call *call, const mpg_view *view) {
                     .n = shape->dims[shape->ndim - 1]};
 }
 
-/* Runs `one` on all matrices, each with scratch of `elements` elements and `integers` integers.
- * `wrong` is the error for a matrix without a result. */
+/* Runs `one` on all matrices, each with scratch for `elements` elements and `integers` integers. If
+ * `one` fails on a matrix, `wrong` completes the error message ("matrix 3 ..."). */
 static mpg_status run(matrices *t, matrix_fn one, int64_t elements, int64_t integers,
                       const char *wrong) {
   double work =

@@ -106,7 +106,8 @@ static int syevd_T(const matrices *t, int64_t i, void *scratch) {
   memcpy(u, (const T *)t->call->inputs[0].data + i * n * n, (size_t)(n * n) * sizeof(T));
   t->blas->B.syevd("V", "U", &size, u, &size, (T *)t->call->outputs[1].data + i * n, work,
                    &work_size, (int *)(work + work_size), &places_size, &info, 1, 1);
-  /* Makes the largest element of each row (the first of equal ones) positive. */
+  /* Normalize signs: the element with the largest magnitude in each row (the first of equal ones)
+   * becomes positive. */
   for (int64_t r = 0; r < n; r++) {
     T *row = u + r * n, largest = 0;
     for (int64_t c = 0; c < n; c++)

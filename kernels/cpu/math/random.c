@@ -26,8 +26,9 @@
  *       rejection sampling: try k of element P reads the four words of block P + (k + 1) * 2^40, so
  *       that the tries of one element do not affect any other element
  *
- * Floats are computed by vector_math.h without fused multiply-adds, so that all instruction sets
- * give the same bits. The rejection samplers decide in double with the C library's functions.
+ * Floats are computed by vector_math.h without fused multiply-adds, so that results are
+ * bit-identical on all instruction sets. The rejection samplers decide in double with the C
+ * library's functions.
  */
 #include <math.h>
 
@@ -120,7 +121,7 @@ typedef struct draw_plan {
   mpg_random_key key;
   mpg_dtype dtype;
   void *out;
-  /* For sample_*: each element of `as` and `bs` is a set of parameters for `each` results. */
+  /* For sample_*: as[i] and bs[i] are the parameters of results [i * each, (i + 1) * each). */
   const void *as, *bs;
   mpg_dtype param_dtype;
   int64_t each;
@@ -299,8 +300,8 @@ typedef struct keyed_row {
   int64_t row;
 } keyed_row;
 
-/* LSD radix sort by key, one byte per pass; each pass is stable. After eight passes, the result is
- * in `rows`. */
+/* Sorts rows by key: LSD radix sort with one stable pass per byte. After eight passes, the result
+ * is in `rows`. */
 static void sort_rows(keyed_row *rows, keyed_row *other, int64_t count) {
   for (int shift = 0; shift < 64; shift += 8) {
     int64_t starts[256] = {0}, total = 0;
@@ -362,8 +363,9 @@ typedef struct dropout_plan {
   bool drawn;         /* true if run_dropout also draws the mask */
   int ndim;           /* 0 if the mask has the data's shape; else the data's ndim */
   int64_t dims[MPG_MAX_NDIM], strides[MPG_MAX_NDIM];
-  /* For a part of an array: `part` contiguous elements of every `whole`, from `begin` on, which
-   * draw the same numbers as in the whole array. `part` is 0 for a whole array. */
+  /* If the data is a slice of a larger array: the slice has `part` contiguous elements of every
+   * `whole`, starting at `begin`. It draws the same numbers as in the larger array. `part` is 0 if
+   * the data is not a slice. */
   int64_t part, whole, begin;
 } dropout_plan;
 

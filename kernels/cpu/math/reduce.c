@@ -4,9 +4,10 @@
  * as (outer, count, inner) and computes (outer, inner). `count` is split into chunks whose length
  * depends on shapes only; a further pass combines the chunks' results.
  *
- * Within a chunk, rows shorter than MPG_WIDE elements are grouped into one wide row (if inner is 1,
- * a wide row is MPG_WIDE contiguous elements). MPG_ROWS rows form a piece, added row by row; pieces
- * are added pairwise. Finally, the remainder is added to a wide row, whose halves are added to each
+ * Within a chunk, rows shorter than MPG_WIDE elements are grouped into wide rows. (If inner is 1, a
+ * wide row is MPG_WIDE contiguous elements.) MPG_ROWS rows form a piece, which is summed row by
+ * row. The sums of pieces are added pairwise until one row is left. If it is a wide row, the
+ * remaining rows, which do not fill a wide row, are added to it, and its halves are added to each
  * other. Rounding errors therefore grow with the logarithm of the count, and results depend on
  * neither threads nor instruction set.
  *
@@ -62,8 +63,8 @@ typedef struct pass {
   void *target; /* (outer, chunks, inner) in the compute type */
 } pass;
 
-/* Header of a thread's state of a trailing reduction. The rows of the current piece, room for a
- * wide row, and the levels follow. */
+/* Header of a thread's state for a trailing reduction (reduce.h). The rows of the current piece,
+ * room for a wide row, and the levels follow. */
 typedef struct trailing_state {
   int64_t held;    /* rows in the current piece */
   uint64_t pieces; /* complete pieces of the chunk */
@@ -220,7 +221,7 @@ typedef struct finish_plan {
   mpg_compute compute;
   mpg_dtype dtype;
   void *values, *out;
-  int64_t count; /* 0 if not a mean */
+  int64_t count; /* divisor of a mean; 0 if not a mean */
   bool root;
 } finish_plan;
 
@@ -249,8 +250,8 @@ static void run_finish(void *context, int64_t begin, int64_t end) {
       (const char *)p->values + begin * (int64_t)mpg_dtype_size(mpg_compute_dtype(p->compute)));
 }
 
-/* Runs passes over the source's `count` until one result is left. The last pass writes to `end`, or
- * to a buffer if `end` is NULL. */
+/* Runs passes until the source's `count` is 1. The last pass writes to `end`, or to a buffer if
+ * `end` is NULL. Other passes alternate between two buffers; *flip is the index of the next one. */
 static void run_passes(const mpg_kernel_call *call, pass *p, char *const *buffers, int *flip,
                        void *end) {
   for (;;) {
@@ -447,8 +448,8 @@ static void run_broadcast(void *context, int64_t begin, int64_t end) {
   }
 }
 
-/* Broadcasts short rows: expands a buffer full of rows at a time, then copies them to the result.
- * The buffer keeps slack for the vectors of expand.h. */
+/* Broadcasts short rows: expands as many rows at a time as fit into a buffer, then copies them to
+ * the result. */
 static void run_short(void *context, int64_t begin, int64_t end) {
   const broadcast_plan *p = context;
   const mpg_broadcast *b = &p->runs;

@@ -1,8 +1,8 @@
-/* A reduction of leading axes whose rows are supplied incrementally. The result has the same bits
- * as the op's own kernel, since the chunks and pieces of reduce.c depend on shapes only.
+/* Reduction over leading axes, with rows supplied incrementally. The result is bit-identical to
+ * that of the op's own kernel, since the chunks and pieces of reduce.c depend on shapes only.
  *
  * The source is (count, inner), reduced to (inner). Whole chunks (op/fused.h) may be processed by
- * different threads, each with its own state; a thread supplies a chunk's rows in order. After all
+ * different threads, each with its own state. A thread supplies a chunk's rows in order. After all
  * chunks, one call combines their partial results. mpg_trailing_reduction is a plain value; the
  * caller owns all memory.
  */
@@ -12,8 +12,8 @@
 #include "kernels/common/reduce.h"
 #include "kernels/cpu/cpu.h"
 
-/* Reduces each of `lines` contiguous parts of `in`, of equal size, to an element of `out`. For
- * float dtypes only. */
+/* Divides `in` into `lines` contiguous parts of equal size, and reduces each part to an element of
+ * `out`. For float dtypes only. */
 mpg_status mpg_cpu_reduce_lines(const mpg_kernel_call *call, const mpg_view *in, int64_t lines,
                                 const mpg_view *out, mpg_reduction f)
     MPG_PER_ISA(mpg_cpu_reduce_lines);

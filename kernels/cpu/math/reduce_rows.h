@@ -1,17 +1,19 @@
 /* Arithmetic of reductions for one accumulator type. Included by reduce.c with
- *   T, U (type of additions and multiplications), INT (a signed integer of its size), NAME(x)
- *       (spelled x_T here)
+ *   T                  accumulator type
+ *   U                  type of additions and multiplications
+ *   INT                signed integer type of T's size
+ *   NAME(x)            name of x in this instance, which is spelled x_T here
  *   LOWEST, HIGHEST, MAGNITUDE(x), IS_NAN(x)
- *   LARGEST(result, x, y), SMALLEST: on vectors, x if it is NaN, else the larger (smaller), y if
- *       they are equal
- *   NARROW, NARROW_DTYPE, OF_NARROW(x), LOAD_NARROW(v, from), and the same with NARROW_TOO:
- *       two narrower types that sums read without a conversion buffer. With NARROW_EXTREMES,
- *       maximum and minimum do so as well.
- *   NO_TRAILING: no trailing reduction accumulates in T
+ *   LARGEST(result, x, y), SMALLEST(result, x, y)
+ *                      on vectors: x if it is NaN, else y unless x is larger (smaller)
+ *   NARROW, NARROW_DTYPE, OF_NARROW(x), LOAD_NARROW(v, from), and the same with NARROW_TOO
+ *                      two narrower types that sums read without a conversion buffer
+ *   NARROW_EXTREMES    if defined, maximum and minimum also read the narrower types
+ *   NO_TRAILING        if defined, no trailing reduction accumulates in T
  *
  * Rows of numbers are combined element by element, in order, in registers. Vectors have the
- * instruction set's width, since compilers split wider vectors, and their comparisons into single
- * elements. The order of combinations does not depend on the width.
+ * instruction set's width, since compilers split wider vectors and compare them element by element.
+ * The order of combinations does not depend on the width.
  */
 
 /* Names of this instance. */
@@ -189,7 +191,8 @@ INLINE void rows_as_T(mpg_combine how, mpg_prepare prepare, source_kind source, 
   if (ragged) *(vector_T *)(void *)(acc + width - LANES) = last;
 }
 
-/* Reduces the lanes of a line by halves, in place. */
+/* Reduces the lanes of a line to one number: combines the upper half with the lower half until one
+ * lane is left. Overwrites v. */
 INLINE T halve_T(mpg_combine how, vector_T *v, int vectors) {
   mask_T iota;
   for (int j = 0; j < LANES_T; j++) iota[j] = j;
@@ -208,7 +211,8 @@ INLINE T halve_T(mpg_combine how, vector_T *v, int vectors) {
   return v[0][0];
 }
 
-/* Combines v with the remaining `rest` elements, lane by lane. */
+/* Combines the remaining `rest` elements of the line with the first `rest` lanes of v. `inside` is
+ * the mask of these lanes. */
 INLINE void add_rest_T(mpg_combine how, mpg_prepare prepare, const T *behind, int64_t rest,
                        int vectors, const mask_T *inside, vector_T *v) {
   MPG_UNROLL(8)
@@ -395,7 +399,8 @@ static void narrow_T(const arithmetic_T *f, const arithmetic_T *plain, T *wide, 
 
 /* --- A pass ----------------------------------------------------------------------------------- */
 
-/* Combines `n` rows of `width` elements of the source, from element `at` on, into acc. */
+/* Sets acc to the combination of `n` rows of `width` elements. The first row starts at element `at`
+ * of the source. */
 static void source_rows_T(const pass *p, const arithmetic_T *f, int64_t at, int64_t stride,
                           int64_t n, T *acc, int64_t width) {
   arithmetic_T direct = source_arithmetic_T(p);
@@ -548,7 +553,7 @@ static void feed_T(const mpg_trailing_reduction *trailing, char *memory, T *part
             n = full - state->held; /* rows that complete the piece */
     if (n > end - at) n = end - at;
     if (n > rows - done) n = rows - done;
-    if (group > 1 && direct && n == full) { /* without a copy */
+    if (group > 1 && direct && n == full) { /* read in place */
       f.rows((const T *)values + done * inner, wide, MPG_ROWS, acc, wide, true);
       push_T(&plain, levels, trailing->wide, state->pieces++, acc, wide);
     } else if (group > 1) {

@@ -166,8 +166,8 @@ mpg_status mpg_cpu_log_softmax_back(const mpg_kernel_call *call) {
   return back_with(call, KIND_LOG_SOFTMAX_BACK);
 }
 
-/* Forward pass of SoftmaxOutput: softmax along dimension 1 (multi_output), along the last dimension
- * (preserve_shape), or along all dimensions but the first. */
+/* Computes the forward pass of SoftmaxOutput: softmax along dimension 1 (multi_output), along the
+ * last dimension (preserve_shape), or along all dimensions but the first. */
 mpg_status mpg_cpu_softmax_output(const mpg_kernel_call *call) {
   const mpg_softmax_output_params *params = call->params;
   const mpg_shape *shape = &call->inputs[0].desc.shape;

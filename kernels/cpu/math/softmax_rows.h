@@ -201,7 +201,7 @@ static void run_row_T(const job *p, const T *const *in, T *out, int64_t length) 
   }
 }
 
-/* A work unit is a tile of up to p->tile columns. */
+/* Processes work units. A unit is a tile of up to p->tile columns of one outer index. */
 static void run_units_T(void *context, int64_t begin, int64_t end) {
   const job *p = context;
   int inputs = p->kind >= KIND_SOFTMAX_BACK ? 2 : 1;
@@ -239,8 +239,8 @@ static void scale_and_max_T(const job *p, T *x, T *max, int64_t count) {
   for (int64_t j = 0; j < count; j++) max[j] = x[j] > max[j] ? x[j] : max[j];
 }
 
-/* Loads a tile, whose columns are `columns` rows of the array, from row `first` on. The tile is
- * `width` wide, padded with zeros. If `max` is given, also scales the elements and computes the
+/* Loads a transposed tile: column j is row first + j of the array. The tile has `width` columns;
+ * those from `columns` on are zeros. If `max` is given, also scales the elements and computes the
  * maximum of each column. Tiles may exceed a core's cache, so each traversal combines several
  * steps. */
 static void take_columns_T(const job *p, const mpg_view *view, int64_t first, int64_t columns,
@@ -274,7 +274,7 @@ static void take_columns_T(const job *p, const mpg_view *view, int64_t first, in
   }
 }
 
-/* Stores a tile. Multiplies each column by its element of `factors`, unless it is NULL. */
+/* Stores a tile. Multiplies column j by factors[j], unless `factors` is NULL. */
 static void put_columns_T(const job *p, int64_t first, int64_t columns, int64_t width,
                           const T *tile, const T *factors) {
   const mpg_view *view = p->out;
@@ -304,9 +304,9 @@ static void put_columns_T(const job *p, int64_t first, int64_t columns, int64_t 
   }
 }
 
-/* Sums each column in the order of fold_sum: element i in lane i % 16; lanes without elements are
- * skipped. If `max` is given, sums exp(element - maximum of its column), and stores the
- * exponentials in `exps`. */
+/* Sums each column in the same order as row_sum: element i is added to lane i % 16, then the lanes
+ * are folded. Lanes without elements are skipped. If `max` is given, sums exp(element - maximum of
+ * its column), and stores the exponentials in `exps`. */
 static void sum_columns_T(const T *tile, const T *max, T *exps, int64_t n, int64_t width, T *sums) {
   enum { COLUMNS = 64 };
   T lane[16][COLUMNS];
@@ -335,8 +335,8 @@ static void sum_columns_T(const T *tile, const T *max, T *exps, int64_t n, int64
   }
 }
 
-/* Forward passes column by column, with the same bits as softmax_row and the other row functions.
- * Returns true if columns must still be multiplied by `factors`. */
+/* Computes the forward pass of each column. Results are bit-identical to those of softmax_row and
+ * log_softmax_row. Returns true if the columns must still be multiplied by `factors`. */
 static bool forward_columns_T(const job *p, T *tile, const T *max, int64_t n, int64_t width,
                               T *factors) {
   if (p->kind == KIND_SOFTMAX) {
@@ -353,7 +353,7 @@ static bool forward_columns_T(const job *p, T *tile, const T *max, int64_t n, in
   return false;
 }
 
-/* Backward pass; the result overwrites grad. `products` is scratch. */
+/* Computes the backward pass of each column. The result overwrites grad. `products` is scratch. */
 static void backward_columns_T(const job *p, T *grad, const T *y, T *products, int64_t n,
                                int64_t width) {
   T sums[MPG_SOFTMAX_TILE], scale = (T)p->scale;
@@ -372,7 +372,8 @@ static void backward_columns_T(const job *p, T *grad, const T *y, T *products, i
           (grad[i * width + j] - EXP_NONPOSITIVE(y[i * width + j]) * sums[j]) * scale;
 }
 
-/* A work unit is a tile of up to p->tile columns, which may have different outer indices. */
+/* Processes work units. A unit is a tile of up to p->tile columns, which may have different outer
+ * indices. */
 static void run_columns_T(void *context, int64_t begin, int64_t end) {
   const job *p = context;
   int64_t all = p->before * p->after;
@@ -418,9 +419,9 @@ static void fold_lanes_T(T *lanes, int64_t n, int64_t width, int64_t count) {
       for (int64_t j = 0; j < count; j++) lanes[k * width + j] += lanes[(k + half) * width + j];
 }
 
-/* A work unit is p->tile columns of one outer index. The columns are too long to keep, so each pass
- * rereads them. Exponentials are computed twice, which is faster than storing them. Results have
- * the same bits as in the row functions.
+/* Processes work units. A unit is p->tile columns of one outer index. The columns are too long for
+ * the cache, so each pass rereads them. Exponentials are computed twice, which is faster than
+ * storing them. Results are bit-identical to those of the row functions.
  */
 static void run_streams_T(void *context, int64_t begin, int64_t end) {
   const job *p = context;
