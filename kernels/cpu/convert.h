@@ -1,8 +1,8 @@
 /* Conversion of blocks of elements between dtypes. Kernels compute in one of four types: float
  * (also for float16 and bfloat16), double, int32_t (also for 8-bit integers and bool) and int64_t.
- * Other dtypes pass through a buffer of MPG_CPU_BLOCK elements. Conversions follow C. A conversion
- * to bool tests `!= 0`. Floats outside an integer's range give the processor's result. Stateless;
- * any thread.
+ * Other dtypes pass through a buffer of MPG_CPU_BLOCK elements. Conversions follow the rules of C.
+ * A conversion to bool tests `!= 0`. If a float is outside an integer type's range, the result
+ * depends on the processor. Stateless; any thread.
  */
 #ifndef KERNELS_CPU_CONVERT_H
 #define KERNELS_CPU_CONVERT_H
@@ -32,7 +32,7 @@ static inline mpg_compute mpg_compute_of(mpg_dtype dtype) {
     default: return MPG_COMPUTE_I32;
   }
 }
-/* Returns the dtype whose elements are of the compute type. */
+/* Returns the dtype that stores the compute type without conversion. */
 static inline mpg_dtype mpg_compute_dtype(mpg_compute compute) {
   static const mpg_dtype dtypes[MPG_COMPUTE_COUNT] = {MPG_FLOAT32, MPG_FLOAT64, MPG_INT32,
                                                       MPG_INT64};
@@ -60,19 +60,21 @@ void mpg_cpu_load_all(mpg_compute compute, mpg_dtype dtype, const void *data, in
  * `values` already points there. */
 void mpg_cpu_store(mpg_compute compute, mpg_dtype dtype, void *data, int64_t index, int64_t count,
                    const void *values) MPG_PER_ISA(mpg_cpu_store);
-/* Convert `count` halves to float (widen) or back (narrow), on the call's threads. */
+/* Convert `count` half-precision elements to float (widen) or back (narrow), on the call's
+ * threads. */
 void mpg_cpu_widen(const mpg_kernel_call *call, mpg_dtype dtype, const void *half, int64_t count,
                    float *wide) MPG_PER_ISA(mpg_cpu_widen);
 void mpg_cpu_narrow(const mpg_kernel_call *call, mpg_dtype dtype, const float *wide, int64_t count,
                     void *half) MPG_PER_ISA(mpg_cpu_narrow);
-/* Returns where to compute values for mpg_cpu_store: in `data` itself if its dtype needs no
- * conversion, else in `buffer`. */
+/* Returns the address at which a kernel computes values for a later mpg_cpu_store: inside `data` if
+ * its dtype needs no conversion, else `buffer`. */
 static inline void *mpg_cpu_place(mpg_compute compute, mpg_dtype dtype, void *data, int64_t index,
                                   mpg_block_buffer *buffer) {
   return mpg_compute_direct(compute, dtype) ? (char *)data + index * (int64_t)mpg_dtype_size(dtype)
                                             : (void *)buffer;
 }
-/* Rounds `value` to `dtype` (0.1 differs in float16) and stores it in the compute type. */
+/* Rounds `value` to `dtype` (0.1 becomes 0.09997559 in float16) and stores the result in the
+ * compute type. */
 void mpg_cpu_scalar_value(mpg_compute compute, mpg_dtype dtype, double value, void *result)
     MPG_PER_ISA(mpg_cpu_scalar_value);
 

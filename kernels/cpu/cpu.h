@@ -24,7 +24,7 @@
 mpg_status mpg_cpu_fused(const mpg_kernel_call *) MPG_PER_ISA(mpg_cpu_fused);
 extern const mpg_kernel_fn mpg_cpu_table[MPG_OP_COUNT] MPG_PER_ISA(mpg_cpu_table);
 
-/* Hints for the loop that follows: MPG_UNROLL unrolls n iterations; MPG_INDEPENDENT promises that
+/* Hints for the loop that follows. MPG_UNROLL unrolls n iterations. MPG_INDEPENDENT promises that
  * no iteration reads an element that another iteration writes. */
 #define MPG_PRAGMA(text) _Pragma(#text)
 #ifdef __clang__
@@ -35,8 +35,8 @@ extern const mpg_kernel_fn mpg_cpu_table[MPG_OP_COUNT] MPG_PER_ISA(mpg_cpu_table
 #define MPG_INDEPENDENT MPG_PRAGMA(GCC ivdep)
 #endif
 
-/* Bytes of the instruction set's widest vector. GCC emulates wider vector types slowly: it keeps
- * them in memory and compares them element by element. */
+/* Size in bytes of the instruction set's widest vector. Vector types must not be wider: GCC
+ * emulates wider ones slowly, in memory and with comparisons element by element. */
 #if defined(__AVX512F__)
 #define MPG_VECTOR_BYTES 64
 #elif defined(__AVX2__)
@@ -45,17 +45,17 @@ extern const mpg_kernel_fn mpg_cpu_table[MPG_OP_COUNT] MPG_PER_ISA(mpg_cpu_table
 #define MPG_VECTOR_BYTES 16
 #endif
 
-/* Calls body(context, begin, end) on chunks of [0, count) on up to call->num_threads threads. A
- * single chunk runs on the calling thread. Chunk sizes are multiples of `grain`, except the last.
- * Chunk boundaries may depend on the number of threads, so the order of a sum must not depend on
- * them. */
+/* Splits [0, count) into chunks and calls body(context, begin, end) for each chunk, on up to
+ * call->num_threads threads. A single chunk runs on the calling thread. Chunk sizes are multiples
+ * of `grain`, except the last. Chunk boundaries may depend on the number of threads, so the order
+ * of additions in a sum must not depend on the boundaries. */
 typedef void (*mpg_range_fn)(void *context, int64_t begin, int64_t end);
 void mpg_cpu_parallel_for(const mpg_kernel_call *call, int64_t count, int64_t grain,
                           mpg_range_fn body, void *context) MPG_PER_ISA(mpg_cpu_parallel_for);
 
-/* Returns the distance between the buffers of two threads, which have `bytes` bytes each. A page
- * between them prevents false sharing: processors prefetch within a page, which would take cache
- * lines away from the other thread while it writes them. */
+/* Returns the distance in bytes between the buffers of two threads, each of `bytes` bytes. A page
+ * between the buffers prevents false sharing: hardware prefetchers stay within a page, so they
+ * cannot take away cache lines that another thread is writing. */
 static inline size_t mpg_cpu_buffer_step(size_t bytes) {
   return bytes ? mpg_align_up(bytes, 64) + 4096 : 0;
 }

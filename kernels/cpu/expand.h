@@ -1,4 +1,5 @@
-/* Expands a broadcast operand over short rows, so that one loop covers many rows.
+/* Expands (materializes) a broadcast operand with short rows, so that one loop can process many
+ * rows.
  *
  * Dimensions are collapsed as in binary.c and reduce.c: innermost first, strides in elements, 0 if
  * the operand is broadcast. A row is the innermost dimension. Stores write whole vectors, which may
@@ -19,7 +20,7 @@ enum {
 
 typedef char mpg_expand_buffer[MPG_CPU_BLOCK * 8 + MPG_EXPAND_SLACK] __attribute__((aligned(64)));
 
-/* Writes `rows` rows that repeat one element `n` times each. */
+/* Writes `rows` rows of n elements. All elements of row r are copies of element r of `from`. */
 static inline void mpg_expand_elements(size_t size, const char *from, int64_t n, int64_t rows,
                                        char *out) {
 #define EXPAND(T)                                                                     \
@@ -54,7 +55,8 @@ static inline void mpg_expand_row(const char *from, int64_t bytes, int64_t rows,
       *(vector *)(void *)(out + i) = *(const vector *)(const void *)(row + i);
 }
 
-/* Expands rows [row, row + rows) of the operand; dims[0] <= MPG_EXPAND_ROW. */
+/* Expands rows [row, row + rows) of the operand into `out`. dims[0] must be at most
+ * MPG_EXPAND_ROW. */
 static inline void mpg_expand(const char *data, size_t size, int ndim, const int64_t *dims,
                               const int64_t *strides, int64_t row, int64_t rows, char *out) {
   int64_t n = dims[0], length = ndim > 1 ? dims[1] : 1, step = ndim > 1 ? strides[1] : 0;

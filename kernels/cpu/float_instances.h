@@ -1,11 +1,17 @@
-/* Instantiates an implementation for each floating-point dtype. Included once by a kernel's file,
- * which defines IMPLEMENTATION as the implementation's file name. That file is included once per
- * dtype, with these macros defined:
- *   S           storage type          A         computing type (float or double)
- *   LOAD(x)     S to A                STORE(x)  A to S              NAME(x)  x of this instance
- *   DTYPE       of S                  COMPUTE   of A (convert.h)    LOWEST   the least finite S
- *   LANE_INT    an integer as wide as A
- *   LOAD_LINE(target, source), STORE_LINE(target, source)   64 bytes of A from and to S, by address
+/* Instantiates an implementation for each floating-point dtype. A kernel's file includes this file
+ * once, after it defines IMPLEMENTATION as the implementation's file name. The implementation is
+ * then included once per dtype, with these macros defined:
+ *   S           storage type
+ *   A           computing type (float or double)
+ *   LOAD(x)     converts x from S to A
+ *   STORE(x)    converts x from A to S
+ *   LOAD_LINE(target, source), STORE_LINE(target, source)
+ *               convert 64 bytes of A from S and to S; the arguments are addresses
+ *   DTYPE       dtype of S
+ *   COMPUTE     compute type of A (convert.h)
+ *   LOWEST      lowest finite value of S
+ *   LANE_INT    integer type of A's size
+ *   NAME(x)     name of x in this instance
  * The implementation defines x_T as NAME(x) for each of its functions x, and uses x_T throughout.
  * Afterward, INSTANCE(dtype, x) is the instance of x for a dtype.
  */

@@ -1,7 +1,7 @@
-/* Conversions between groups of 16 float16 or bfloat16 elements and floats. Compilers keep the
- * floats in registers. Written by hand because GCC does not vectorize float16 conversions and is
- * slower at packing bfloat16. The vector and the scalar versions give the same bits. Stateless; any
- * thread.
+/* Conversions between groups of 16 float16 or bfloat16 elements and floats. After inlining,
+ * compilers keep the floats in registers. Written by hand because GCC does not vectorize float16
+ * conversions and is slower at packing bfloat16. The vector and the scalar versions are
+ * bit-identical. Stateless; any thread.
  */
 #ifndef KERNELS_CPU_HALVES_H
 #define KERNELS_CPU_HALVES_H
@@ -43,14 +43,15 @@ MPG_HALVES_INLINE void mpg_load_bf16(const uint16_t *source, float *target) {
   for (int i = 0; i < MPG_HALVES; i++) target[i] = mpg_bfloat16_to_float(source[i]);
 }
 #if defined(__AVX2__) && !defined(__AVX512F__)
-/* Rounds floats that were computed from halves to bfloat16, in the low half of each lane. NaNs need
- * no special case (see mpg_store_computed_bf16). */
+/* Rounds floats to bfloat16. The results are in the low half of each lane. The floats must be
+ * results of arithmetic on halves, so NaNs need no special case (see mpg_store_computed_bf16). */
 MPG_HALVES_INLINE __m256i mpg_rounded_lanes(__m256i bits) {
   __m256i even = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
   bits = _mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff));
   return _mm256_srli_epi32(_mm256_add_epi32(bits, even), 16);
 }
-/* Rounds any floats to bfloat16, in the low half of each lane. NaNs become quiet. */
+/* Rounds arbitrary floats to bfloat16. The results are in the low half of each lane. A NaN remains
+ * a NaN and becomes quiet. */
 MPG_HALVES_INLINE __m256i mpg_bfloat16_lanes(__m256 values) {
   __m256i bits = _mm256_castps_si256(values);
   __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(values, values, _CMP_UNORD_Q));
@@ -59,7 +60,7 @@ MPG_HALVES_INLINE __m256i mpg_bfloat16_lanes(__m256 values) {
   __m256i quiet = _mm256_and_si256(nan, _mm256_set1_epi32(0x400000));
   return _mm256_srli_epi32(_mm256_add_epi32(_mm256_or_si256(bits, quiet), up), 16);
 }
-/* Stores the low halves of all lanes of `low`, then of `high`. */
+/* Stores the low half of each lane, first of `low`, then of `high`. */
 MPG_HALVES_INLINE void mpg_store_lower_halves(__m256i low, __m256i high, uint16_t *target) {
   _mm256_storeu_si256((__m256i *)target,
                       _mm256_permute4x64_epi64(_mm256_packus_epi32(low, high), 0xd8));
@@ -81,8 +82,9 @@ MPG_HALVES_INLINE void mpg_store_bf16(const float *source, uint16_t *target) {
   for (int i = 0; i < MPG_HALVES; i++) target[i] = mpg_float_to_bfloat16(source[i]);
 #endif
 }
-/* Round floats that were computed from halves. Their NaNs come from halves or from the processor,
- * so the low 16 bits are 0 and rounding keeps them NaNs without a special case. */
+/* Round and store floats that are results of arithmetic on halves. A NaN among them comes from a
+ * half or from the processor. Its low 16 bits are therefore 0, and rounding cannot turn it into
+ * infinity. */
 #if defined(__AVX512F__)
 /* Rounds to bfloat16. The results are in the high half of each lane. */
 MPG_HALVES_INLINE __m512i mpg_computed_lanes(const float *source) {
