@@ -87,9 +87,9 @@ static void blocked(const mpg_kernel_call *call, mpg_gemm *g) {
 }
 
 /* --- Dot product ------------------------------------------------------------------------------ */
-/* Sums chains of MPG_DOT_CHAIN products in the computing type and these sums in double, since a
- * long chain of float additions would lose precision. The vectors are divided into pieces by their
- * length only, so the bits do not depend on the number of threads. */
+/* Sums chains of MPG_DOT_CHAIN products in the computing type and the chains' sums in double, since
+ * a long chain of float additions would lose precision. The vectors are divided into pieces by
+ * their length only, so the result does not depend on the number of threads. */
 enum { MPG_DOT_PIECES = 256, MPG_DOT_LANES = 32, MPG_DOT_CHAIN = 8 };
 
 typedef struct vectors {
@@ -196,8 +196,8 @@ static mpg_status product(const mpg_kernel_call *call, mpg_gemm *g) {
     vector_product(call, g);
     return MPG_OK;
   }
-  /* Products this small may run inline with one thread or queued with many. Both use this kernel,
-   * so that results agree. */
+  /* Products this small may run inline with one thread or queued with many threads. Both cases use
+   * this kernel, so their results are bit-identical. */
   if (g->k == 0 || mpg_gemm_tiny(g->m, g->n, g->k)) {
     blocked(call, g);
     return MPG_OK;

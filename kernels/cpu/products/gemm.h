@@ -11,8 +11,8 @@
 
 #include "kernels/cpu/cpu.h"
 
-/* A product whose three matrices have at most this many elements in total gives the same bits with
- * any number of threads. op/invoke.c therefore runs only these products inline. */
+/* A product whose three matrices have at most this many elements in total is bit-identical for any
+ * number of threads. op/invoke.c therefore runs only these products inline. */
 enum { MPG_GEMM_TINY = 8192 };
 static inline bool mpg_gemm_tiny(int64_t m, int64_t n, int64_t k) {
   return m * k + k * n + m * n <= MPG_GEMM_TINY;
@@ -27,10 +27,10 @@ mpg_status mpg_cpu_gemm_any(const mpg_kernel_call *call, mpg_dtype dtype, bool t
                             const void *a, int64_t lda, const void *b, int64_t ldb, double beta,
                             void *c, int64_t ldc) MPG_PER_ISA(mpg_cpu_gemm_any);
 
-/* Product of float32 matrices that an op widened from bfloat16. If the processor multiplies
- * bfloat16, the operands are rounded back to bfloat16, unless the product is tiny. Uses the
- * device's MPG_SCRATCH_LIBRARY. b_half is b as dense rows of bfloat16, or NULL. If it is given, b
- * may be NULL. beta must be 0 or 1. */
+/* Computes a product of float32 matrices that an op widened from bfloat16. If the processor
+ * multiplies bfloat16, the operands are rounded back to bfloat16, unless the product is tiny. Uses
+ * the device's MPG_SCRATCH_LIBRARY. b_half is b as dense rows of bfloat16, or NULL. b may be NULL
+ * if b_half is given. beta must be 0 or 1. */
 mpg_status mpg_cpu_gemm_narrowed(const mpg_kernel_call *call, bool transpose_a, bool transpose_b,
                                  int64_t m, int64_t n, int64_t k, const float *a, int64_t lda,
                                  const float *b, int64_t ldb, const uint16_t *b_half, float beta,

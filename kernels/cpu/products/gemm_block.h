@@ -1,9 +1,12 @@
 /* The blocked matrix product in C, for one computing type. Included by gemm.c with
- *   T          computing type                  V, LANES   vector of T and its length
- *   NAME(x)    the name x of this instance, which is spelled x_T here
- *   V_LOAD, V_STORE, V_SET, V_FMA(a, b, c) = a * b + c; FMA, the same for T
+ *   T            computing type
+ *   V, LANES     vector of T and its length
+ *   V_LOAD, V_STORE, V_SET, V_FMA
+ *                vector operations (lanes.h)
+ *   FMA(a, b, c) a * b + c for scalars
+ *   NAME(x)      name of x in this instance, which is spelled x_T here
  * Packing converts elements to T, so half precision uses the same code. Every element of C is
- * summed over k in ascending order, one fma per step, in every tile: its bits depend on k only.
+ * summed over k in ascending order, one fma per step, in every tile, so rounding depends on k only.
  */
 
 /* Names of this instance. */
@@ -159,8 +162,8 @@ static void gemm_product_T(const mpg_kernel_call *call, mpg_gemm *g) {
     mpg_cpu_parallel_for(call, down * across, 1, blocks_T, g);
 }
 
-/* Small products, for which packing costs more than it saves. Computes one row of C at a time, in
- * the same order of additions as the blocked product. Requires untransposed operands, alpha 1 and
+/* Computes a small product, for which packing costs more than it saves, one row of C at a time. The
+ * order of additions is that of the blocked product. Requires untransposed operands, alpha 1 and
  * beta 0. */
 static inline __attribute__((always_inline)) void small_of_T(const mpg_gemm *g, int64_t n) {
   for (int64_t i = 0; i < g->m; i++) {
@@ -266,10 +269,10 @@ static void gemm_thin_T(const mpg_kernel_call *call, mpg_gemm *g) {
 #undef THIN_TILES
 
 /* --- Few rows times a transposed matrix ------------------------------------------------------- */
-/* C = A x B^T for at most NARROW rows of A, as in a recurrent step or a layer with a small batch. B
- * is read row by row, without packing. Every element of C is summed over k in LANES partial sums,
- * so its bits depend on k only. a_tails and b_tails hold the last k % LANES elements of each row,
- * padded with zeros. */
+/* Computes a tile of `rows` x 4 elements of C = A x B^T, where A has at most NARROW rows, as in a
+ * recurrent step or a layer with a small batch. B is read row by row, without packing. Every
+ * element of C is summed over k in LANES partial sums, so rounding depends on k only. a_tails and
+ * b_tails hold the last k % LANES elements of each row, padded with zeros. */
 static inline __attribute__((always_inline)) void narrow_tile_T(int rows, const mpg_gemm *g,
                                                                 int64_t i, int64_t j,
                                                                 const T *a_tails,

@@ -93,10 +93,10 @@ typedef struct places {
   mpg_window w; /* three axes */
   mpg_dtype dtype;
   bool last;
-  int64_t channels, filters, k; /* of the group; k: elements per row */
+  int64_t channels, filters, k; /* per group; k is the number of elements per row */
   const int8_t *image, *weight;
   int32_t *out;
-  int64_t first; /* position of the first row */
+  int64_t first; /* output position of the first row */
   int8_t *rows;
 } places;
 

@@ -3,8 +3,8 @@
 
 #include "kernels/cpu/products/pairs_panel.h"
 
-/* Depth of a block of B, in pairs. Such a block stays in the L2 cache while the rows of A stream
- * past it. With smaller blocks, C would be reloaded more often. */
+/* Depth of a block of B, in pairs. The block stays in the L2 cache while the rows of A stream past
+ * it. With smaller blocks, C would be reloaded more often. */
 enum { PAIRS_DEPTH = 256 };
 
 static void pack_pairs(void *context, int64_t begin, int64_t end) {

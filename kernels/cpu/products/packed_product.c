@@ -35,7 +35,7 @@ static dnnl_primitive_desc_t choose(const mpg_onednn *dnnl, const mpg_packing *p
   return good ? desc : NULL;
 }
 
-/* Slots are data, packed weight, out, bias. */
+/* Builds the product. The slots are data, packed weight, out and bias. */
 static bool build_product(const mpg_onednn *dnnl, mpg_onednn_prepared *prepared, void *context) {
   const building *b = context;
   static const dnnl_query_t queries[4] = {dnnl_query_src_md, dnnl_query_weights_md,

@@ -36,8 +36,8 @@ enum { STEP_ROWS_T = 6 };
 #else
 enum { STEP_ROWS_T = 2 };
 #endif
-/* STEP_DEPTH rows of a panel and the elements of A that they multiply fit the smallest L1
- * caches. */
+/* STEP_DEPTH rows of a panel, and the elements of A that are multiplied by these rows, fit into the
+ * smallest L1 caches. */
 enum { PANEL_T = 4, STEP_DEPTH_T = 96 };
 
 #if defined(MPG_WITH_PAIRS) && !defined(LANES_OF_DOUBLE)
@@ -46,7 +46,7 @@ enum { PANEL_T = 4, STEP_DEPTH_T = 96 };
 #endif
 
 typedef struct packed_T {
-  int64_t k, width; /* rows; columns per group */
+  int64_t k, width; /* rows of B; columns per group */
   int groups;
   int64_t vectors, panels;
   T *data;       /* NULL with pairs */
@@ -56,8 +56,8 @@ typedef struct packed_T {
 #endif
 } packed_T;
 
-/* Returns the shape of packed B, without memory. `rounded` allows A to be rounded to bfloat16; the
- * values of B must already be bfloat16. */
+/* Returns a description of packed B, without allocating memory. `rounded` allows A to be rounded to
+ * bfloat16. The values of B must then be exact in bfloat16. */
 static packed_T packed_shape_T(int64_t k, int64_t width, int groups, int num_threads,
                                bool rounded) {
   packed_T b = {.k = k, .width = width, .groups = groups};

@@ -18,13 +18,14 @@ static inline void *mpg_packed_contents(void *packed) {
 }
 
 /* Describes the primitive that reads the weight. Each kernel's own struct begins with this one, so
- * that callbacks can cast it. */
+ * that callbacks can cast a pointer to it. */
 typedef struct mpg_packing {
 #ifdef MPG_WITH_ONEDNN
   mpg_onednn_key key; /* `kind` is filled in by the functions below */
   mpg_onednn_kind pack, run;
   /* Returns the primitive's desc, and the plain weight's desc in *plain. The caller owns both. Must
-   * choose the same primitive for packing and for running. Returns NULL if oneDNN has none. */
+   * choose the same primitive for packing and for running. Returns NULL if oneDNN has no suitable
+   * primitive. */
   dnnl_primitive_desc_t (*choose)(const mpg_onednn *dnnl, const struct mpg_packing *packing,
                                   dnnl_memory_desc_t *plain);
   mpg_onednn_build build; /* builds the operation `run`, whose slot 1 is the packed weight */
@@ -40,7 +41,7 @@ bool mpg_cpu_build_pack(const mpg_onednn *dnnl, mpg_onednn_prepared *prepared, v
 #endif
 
 /* Runs a packing op: writes the header and the weight to call->outputs[0]. The caller fills in key,
- * pack and choose of `packing`. If it is NULL, the weight stays plain. */
+ * pack and choose of `packing`. If `packing` is NULL, the weight stays plain. */
 mpg_status mpg_cpu_pack(const mpg_kernel_call *call, mpg_packing *packing)
     MPG_PER_ISA(mpg_cpu_pack);
 /* Runs an op with the packed weight call->inputs[1]. `outer` has the addresses of all slots except

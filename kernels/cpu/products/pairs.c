@@ -6,8 +6,8 @@
 mpg_pairs mpg_cpu_pairs(void) {
 #ifdef MPG_WITH_PAIRS
 #ifdef MPG_WITH_ONEDNN
-  /* oneDNN also asks the operating system for AMX tiles. A process must not use them without this
-   * permission. */
+  /* Linux lets a process use AMX tiles only after the process has requested permission. oneDNN
+   * requests it when it detects AMX, so AMX is used only if oneDNN reports it. */
   const mpg_onednn *dnnl = mpg_cpu_onednn();
   if (dnnl && mpg_cpu_onednn_dtype(MPG_BFLOAT16) == dnnl_data_type_undef) return MPG_NO_PAIRS;
 #ifdef MPG_WITH_TILES

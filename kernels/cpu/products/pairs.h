@@ -1,5 +1,5 @@
-/* Detects at run time if and how the processor multiplies pairs of bfloat16 and adds them to
- * float32: with AMX tiles, or with AVX512-BF16. Stateless; any thread. */
+/* Detects at run time how the processor multiplies pairs of bfloat16 and adds them to float32: with
+ * AMX tiles, with AVX512-BF16, or not at all. Stateless; any thread. */
 #ifndef KERNELS_CPU_PRODUCTS_PAIRS_H
 #define KERNELS_CPU_PRODUCTS_PAIRS_H
 
@@ -14,8 +14,8 @@
 
 typedef enum mpg_pairs { MPG_NO_PAIRS, MPG_PAIRS_IN_VECTORS, MPG_PAIRS_IN_TILES } mpg_pairs;
 
-/* Returns the processor's method. With oneDNN, returns the method that oneDNN uses, which the
- * environment variable ONEDNN_MAX_CPU_ISA may limit. */
+/* Returns the processor's method for bfloat16 products. With oneDNN, returns the method that oneDNN
+ * uses, which the environment variable ONEDNN_MAX_CPU_ISA may limit. */
 mpg_pairs mpg_cpu_pairs(void) MPG_PER_ISA(mpg_cpu_pairs);
 
 #endif

@@ -11,7 +11,7 @@
 #include "kernels/cpu/array/turn.h"
 #include "kernels/cpu/products/pairs.h"
 
-/* Two bfloat16, the first in the lower half. */
+/* Two bfloat16 elements, the first in the low 16 bits. */
 typedef uint32_t mpg_pair __attribute__((may_alias));
 
 enum { PAIRS_STEP = 16, PAIRS_PANEL = 4, PAIRS_LANES = 16 };

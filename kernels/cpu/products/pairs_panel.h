@@ -115,7 +115,8 @@ TILES_TARGET static void tiles_shape(tiles *now, int upper, int lower) {
   *now = (tiles){upper, lower};
 }
 
-/* Computes one block of rows, or two if `lower`, for one vector of C, or two if `two`. */
+/* Computes one block of TILE_ROWS rows of C, or two if `lower`. The blocks are one vector wide, or
+ * two if `two`. */
 TILES_TARGET static inline __attribute__((always_inline)) void tiles_product(
     const bool lower, const bool two, int64_t depth, const mpg_pair *a, int64_t lda,
     const mpg_pair *b, int64_t stride, const mpg_pair *ahead, float *const *c, const int64_t *ldc,

@@ -63,7 +63,7 @@ static dnnl_primitive_desc_t choose(const mpg_onednn *dnnl, const mpg_packing *p
   return desc;
 }
 
-/* Slots are a, packed weight, c, bias. */
+/* Builds the product of one panel. The slots are a, packed weight, c and bias. */
 static bool build_panel(const mpg_onednn *dnnl, mpg_onednn_prepared *prepared, void *context) {
   const panel_shape *s = context;
   panel_descs d = {0};

@@ -1,7 +1,7 @@
-/* Matrix products computed in panels of rows (op/math/product.h), each by one thread. The weight is
- * packed once for all panels, so that they cost no more than a single product. Convolutions have
- * their own implementation (winograd.c). The caller holds the device's MPG_SCRATCH_LIBRARY until
- * the last panel is done.
+/* Matrix products computed in panels of rows (op/math/product.h). One thread computes each panel.
+ * The weight is packed once for all panels, so together they cost no more than a single product.
+ * Convolutions have their own implementation (winograd.c). The packed weight is in the device's
+ * scratch slot MPG_SCRATCH_LIBRARY, so the caller must keep the slot until the last panel is done.
  */
 #ifndef KERNELS_CPU_PRODUCTS_PANELS_H
 #define KERNELS_CPU_PRODUCTS_PANELS_H
@@ -22,7 +22,7 @@ typedef struct mpg_panels {
   mpg_product product;
   int64_t count;
   const float *a, *b, *bias;               /* bias may be NULL */
-  const void *prepared[MPG_PANEL_THREADS]; /* oneDNN's product per thread; NULL if not used */
+  const void *prepared[MPG_PANEL_THREADS]; /* per thread: the product in oneDNN, or NULL */
   char *packed, *scratch;
   size_t scratch_bytes; /* per thread */
   void *own;            /* state of a convolution, in the device's MPG_SCRATCH_LIBRARY */
@@ -37,7 +37,7 @@ mpg_status mpg_cpu_panels_begin(const mpg_kernel_call *call, const mpg_product *
 /* Computes one panel into `out`, on the thread with index `thread`. */
 mpg_status mpg_cpu_panel(const mpg_kernel_call *call, const mpg_panels *panels, int thread,
                          int64_t panel, float *out) MPG_PER_ISA(mpg_cpu_panel);
-/* Runs an op that is not fused: computes all panels. */
+/* Runs an op that is not fused: begins the product and computes all panels. */
 mpg_status mpg_cpu_panels(const mpg_kernel_call *call, const mpg_product *product)
     MPG_PER_ISA(mpg_cpu_panels);
 
@@ -48,13 +48,14 @@ mpg_status mpg_cpu_winograd_begin(const mpg_kernel_call *call, const mpg_panel_t
 void mpg_cpu_winograd_panel(const mpg_panels *panels, int thread, int64_t panel, float *out)
     MPG_PER_ISA(mpg_cpu_winograd_panel);
 
-/* True if the op can apply a tail to its panels, with the same bits as separate ops. */
+/* True if the op can apply an mpg_panel_tail to its panels. The result is then bit-identical to
+ * that of separate ops. */
 static inline bool mpg_panel_takes(const mpg_op *op, const void *params) {
   return op->id == MPG_OP__winograd_convolution && !((const mpg_winograd_params *)params)->add &&
          !((const mpg_winograd_params *)params)->relu;
 }
 
-/* Returns the number of threads for a product, such that each computes at least two panels. */
+/* Returns the number of threads for a product. Each thread computes at least two panels. */
 static inline int mpg_panel_threads(const mpg_kernel_call *call, const mpg_product *product) {
   int64_t most = product->m / mpg_product_panel(product, call->num_threads) / 2;
   if (most > MPG_PANEL_THREADS) most = MPG_PANEL_THREADS;
