@@ -282,8 +282,8 @@ bool mpg_cpu_onednn_reorder(const mpg_onednn *dnnl, mpg_onednn_prepared *prepare
                              (const int[][2]){{DNNL_ARG_FROM, from_slot}, {DNNL_ARG_TO, to_slot}});
 }
 
-/* Changes OpenMP's thread count only for inline work, which runs on a host thread and must restore
- * its setting. A worker's setting is already correct. */
+/* Changes OpenMP's thread count only for inline work, which runs on a host thread whose setting
+ * must be restored afterward. A worker's setting is already correct. */
 int mpg_onednn_threads_begin(const mpg_kernel_call *call) {
   int before = omp_get_max_threads();
   if (before != call->num_threads) omp_set_num_threads(call->num_threads);

@@ -110,13 +110,13 @@ typedef struct mpg_onednn_prepared {
 } mpg_onednn_prepared;
 
 /* Adds the slots and steps to `prepared`, which is zeroed except for its key. On failure, the
- * caller destroys the parts that were built. Returns false if oneDNN has no implementation, so that
- * the plain kernel runs; that result is cached. */
+ * caller destroys the parts that were built. Returns false if oneDNN has no implementation. This
+ * result is cached, and the plain kernel runs. */
 typedef bool (*mpg_onednn_build)(const mpg_onednn *dnnl, mpg_onednn_prepared *prepared,
                                  void *context);
 
-/* Returns the prepared operation for the key, building it if necessary. NULL means to use the plain
- * kernel. */
+/* Returns the prepared operation for the key, building it if necessary. Returns NULL if the caller
+ * must use the plain kernel. */
 const mpg_onednn_prepared *mpg_cpu_onednn_find(const mpg_kernel_call *call, mpg_onednn_key *key,
                                                mpg_onednn_build build, void *context)
     MPG_PER_ISA(mpg_cpu_onednn_find);
@@ -134,12 +134,13 @@ bool mpg_cpu_onednn_outer(const mpg_onednn *dnnl, mpg_onednn_prepared *prepared,
 bool mpg_cpu_onednn_inner(const mpg_onednn *dnnl, mpg_onednn_prepared *prepared,
                           const_dnnl_memory_desc_t desc, int *slot)
     MPG_PER_ISA(mpg_cpu_onednn_inner);
-/* Adds a step for a primitive desc, which it owns even on failure. Arguments are pairs (DNNL_ARG_*,
- * slot). The scratchpad is added automatically. */
+/* Adds a step that runs the primitive of `desc`. Takes ownership of `desc`, even on failure.
+ * Arguments are pairs (DNNL_ARG_*, slot). The scratchpad is added automatically. */
 bool mpg_cpu_onednn_step(const mpg_onednn *dnnl, mpg_onednn_prepared *prepared,
                          dnnl_primitive_desc_t desc, int num_args, const int (*args)[2])
     MPG_PER_ISA(mpg_cpu_onednn_step);
-/* True for a reference implementation, which accepts every layout but is about 100 times slower. */
+/* True if the implementation is oneDNN's reference, which accepts every layout but is about 100
+ * times slower. */
 bool mpg_cpu_onednn_is_reference(const mpg_onednn *dnnl, const_dnnl_primitive_desc_t desc)
     MPG_PER_ISA(mpg_cpu_onednn_is_reference);
 /* Adds a step that copies a slot into a different layout. */
@@ -147,13 +148,13 @@ bool mpg_cpu_onednn_reorder(const mpg_onednn *dnnl, mpg_onednn_prepared *prepare
                             const_dnnl_memory_desc_t from, int from_slot,
                             const_dnnl_memory_desc_t to, int to_slot)
     MPG_PER_ISA(mpg_cpu_onednn_reorder);
-/* Returns the attributes for all primitives, with a scratchpad that the caller provides. NULL if
- * out of memory. */
+/* Returns the attributes for all primitives, with a scratchpad that the caller provides. Returns
+ * NULL if out of memory. */
 const_dnnl_primitive_attr_t mpg_cpu_onednn_attributes(const mpg_onednn *dnnl)
     MPG_PER_ISA(mpg_cpu_onednn_attributes);
 
 /* Like mpg_cpu_onednn_attributes, for a primitive that accumulates into its result. The caller owns
- * the attributes. NULL if oneDNN refuses. */
+ * the attributes. Returns NULL if oneDNN refuses. */
 dnnl_primitive_attr_t mpg_cpu_onednn_attributes_to_sum(const mpg_onednn *dnnl)
     MPG_PER_ISA(mpg_cpu_onednn_attributes_to_sum);
 /* Like mpg_cpu_onednn_attributes, for a primitive that adds an array to its result. */

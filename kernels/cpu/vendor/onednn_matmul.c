@@ -30,8 +30,8 @@ static void free_descs(const mpg_onednn *dnnl, const descs *d) {
     if (all[i]) dnnl->memory_desc_destroy(all[i]);
 }
 
-/* Returns the primitive desc. NULL if oneDNN refuses, or if it has only a reference implementation
- * and the dtype is not float32. */
+/* Returns the primitive desc. Returns NULL if oneDNN refuses, or if it has only a reference
+ * implementation and the dtype is not float32. */
 static dnnl_primitive_desc_t describe(const mpg_onednn *dnnl, const mpg_onednn_matmul *s,
                                       const descs *d) {
   dnnl_primitive_attr_t own = s->add ? mpg_cpu_onednn_attributes_to_sum(dnnl) : NULL;
