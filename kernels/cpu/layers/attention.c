@@ -48,8 +48,8 @@ typedef struct attention {
   mpg_random_key draw;
   uint32_t threshold; /* dropout keeps weights whose random word >> 8 is below this */
   double kept_scale;
-  /* Backward: true if a unit is a whole head. Otherwise one pass runs over blocks of keys and one
-   * over blocks of rows. */
+  /* Backward: true if a work unit is a whole head. Otherwise one pass runs over blocks of keys and
+   * a second pass over blocks of rows. */
   bool all_at_once;
   bool for_keys; /* true in the pass over blocks of keys */
   char *scratch;
@@ -60,7 +60,7 @@ static int64_t blocks_of(int64_t n, int64_t block) { return (n + block - 1) / bl
 static int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
 /* Returns the number of keys in the block [key, key + block) that query row `row` attends to. With
- * a causal mask, these are keys up to its own position; earlier rows attend to fewer. */
+ * a causal mask, a row attends only to keys up to its own position. */
 static inline int64_t seen(const attention *p, int64_t row, int64_t key, int64_t block) {
   int64_t end = p->causal && row + 1 < p->keys ? row + 1 : p->keys;
   end -= key;
@@ -245,8 +245,9 @@ static mpg_status backward(const mpg_kernel_call *call) {
 }
 
 /* --- Halves: widened, computed in float32, narrowed ------------------------------------------- */
-/* If the processor multiplies bfloat16, only the mask is widened. `mask` is its index in the
- * inputs. */
+/* Runs a half-precision call in float32: widens the inputs, computes, and narrows the outputs. If
+ * the processor multiplies bfloat16, only the mask of a bfloat16 call is widened. `mask` is the
+ * index of the mask among the inputs. */
 enum { MOST_INPUTS = 8, MOST_OUTPUTS = 3 };
 
 static mpg_status run_wide(const mpg_kernel_call *call, int mask,
@@ -267,7 +268,8 @@ static mpg_status run_wide(const mpg_kernel_call *call, int mask,
         const mpg_view *view = &views[side][i];
         wide[side][i] = *view;
         if (view->desc.dtype != dtype || (pairs && (side == 1 || i != mask))) continue;
-        /* the same array as the previous input */
+        /* True if the input is the same array as the previous input, which is then widened only
+         * once. */
         bool again = side == 0 && i > 0 && !pairs && view->data == views[0][i - 1].data;
         int64_t count = mpg_shape_size(&view->desc.shape);
         wide[side][i].desc.dtype = MPG_FLOAT32;

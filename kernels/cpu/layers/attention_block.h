@@ -3,8 +3,8 @@
  *   EXP        the exponential function of T
  *   NAME(x)    the name x of this instance, which is spelled x_T here
  *   V, LANES and their operations (lanes.h)
- * Operands are packed first: keys and values transposed into panels of NR columns, rows padded to
- * whole vectors. Padding holds finite values, or is never read.
+ * Operands are packed first: keys and values are transposed into panels of NR columns, and rows are
+ * padded to whole vectors. Padding holds finite values, or is never read.
  */
 
 /* Names of this instance. */
@@ -72,7 +72,8 @@ static inline __attribute__((always_inline)) void tile_T(int rows, int64_t k, co
   }
 }
 
-/* Returns the height of the next tile if `left` rows remain. The tile may extend past them. */
+/* Returns the height of the next tile if `left` rows remain. The tile may extend past the last
+ * row. */
 static inline int tile_rows_T(int64_t left) {
   return left > 8 || TILE < 8 ? (left > 4 ? TILE : 4) : left > 4 ? 8 : 4;
 }
@@ -135,7 +136,7 @@ static void unpack_rows_T(const T *from, int64_t padded, int64_t n, int64_t widt
 /* --- Scores ----------------------------------------------------------------------------------- */
 
 /* Computes out[BLOCK_ROWS x BLOCK_KEYS] = a[rows x width, row stride lda] x panels of keys (or
- * values) from `key` on, up to the last key that each tile's rows see. */
+ * values) from `key` on. A tile ends at the last key that its rows attend to. */
 static void scores_T(const attention *p, const T *a, int64_t lda, int64_t width, const T *panels,
                      int64_t row, int64_t rows, int64_t key, T *out) {
   for (int64_t i = 0, height; i < rows; i += height) {
@@ -169,7 +170,8 @@ static int64_t mask_row_T(const attention *p, int64_t batch, int64_t head, int64
 static void drop_row_T(const attention *p, int64_t batch, int64_t head, int64_t row, int64_t key,
                        const T *from, T *to, int64_t n) {
   uint32_t buffer[MOST_KEYS + 8];
-  /* The random positions of a row are consecutive, since the key's runs consist of whole rows. */
+  /* The random words of a row are consecutive, since the key's runs (base/philox.h) consist of
+   * whole rows. */
   uint64_t first = mpg_random_position(
       &p->draw, (uint64_t)(((batch * p->heads + head) * p->rows + row) * p->keys + key));
   const uint32_t *words = mpg_philox_words(p->draw, first, n, buffer);
@@ -362,7 +364,7 @@ static void backward_block_T(const attention *p, const work_T *w, int64_t index,
   weights_again_T(p, w, index, row, rows, key);
   for (int64_t j = 0, height; for_keys && j < n; j += height) {
     height = tile_rows_T(n - j);
-    /* `first` is the first row that sees these keys. */
+    /* `first` is the first row of the block that attends to these keys. */
     int64_t first = p->causal && key + j > row ? key + j - row : 0, at = first * BLOCK_KEYS + j;
     for (int64_t e = 0; e < w->value_padded; e += NR_T)
       tile_by_columns_T((int)height, rows - first, w->weights + at, BLOCK_KEYS,

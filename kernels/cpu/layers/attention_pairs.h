@@ -1,10 +1,13 @@
 /* Attention in bfloat16, for processors that multiply bfloat16 (pairs_panel.h). Included by
- * attention.c after the float instance, whose functions apply the mask and dropout to rows of
- * scores. Scores, their sums and the sums of results are float32; weights and the gradients of
- * scores are rounded to bfloat16 as operands of the next product.
+ * attention.c after the float instance, because it uses that instance's functions to apply the mask
+ * and dropout to rows of scores.
  *
- * Backward computes the gradients of keys and values transposed. Weights and gradients of scores
- * are then right operands, which are packed two rows at a time without a transpose. */
+ * Scores and all sums are float32. Weights (the softmax of the scores) and the gradients of scores
+ * are operands of further products, so they are rounded to bfloat16.
+ *
+ * Backward computes the gradients of keys and values in transposed form. The weights and the
+ * gradients of scores are then right operands of the products. A right operand is packed two rows
+ * at a time, without a transpose. */
 enum {
   PAIR_ROWS = 64,
   PAIR_KEYS = 128,
@@ -79,9 +82,9 @@ static void pack_panels(const uint16_t *from, int64_t by_row, int64_t n, int64_t
   }
 }
 
-/* Computes c[m x n] (+)= a x b over `depth` pairs. Rows of a are `lda` words apart. b is a packed
- * matrix (k, all), used from column `column` and pair `pair` on. Rows of c have room for whole
- * vectors. */
+/* Computes c[m x n] (+)= a x b over `depth` pairs. Rows of a are `lda` words apart. b is part of a
+ * packed matrix (k, all): the part starts at column `column` and pair `pair`. Rows of c have room
+ * for whole vectors. */
 static void product(pairs_work *work, int64_t m, int64_t n, int64_t depth, const mpg_pair *a,
                     int64_t lda, const mpg_pair *b, int64_t all, int64_t k, int64_t column,
                     int64_t pair, float *c, int64_t ldc, bool first) {
@@ -96,7 +99,7 @@ static void product(pairs_work *work, int64_t m, int64_t n, int64_t depth, const
   }
 }
 
-/* Rounds n floats, a multiple of 16, to a row of bfloat16. */
+/* Rounds a row of n floats to bfloat16; n is a multiple of 16. */
 static void round_row(const float *from, int64_t n, mpg_pair *to) {
   for (int64_t j = 0; j < n; j += MPG_HALVES)
     mpg_store_computed_bf16(from + j, (uint16_t *)(void *)to + j);
@@ -217,12 +220,12 @@ static void attention_forward_pairs(void *context, int64_t begin, int64_t end) {
 
 /* --- Backward --------------------------------------------------------------------------------- */
 typedef struct backward_work {
-  mpg_pair *keys, *values;               /* right operands over their widths */
-  mpg_pair *key_rows;                    /* right operand over keys */
-  mpg_pair *query, *grads;               /* left operands over their widths */
-  mpg_pair *query_turned, *grads_turned; /* left operands over rows */
-  mpg_pair *weights, *score_grads;       /* right operands over the rows of a block */
-  mpg_pair *score_rows;                  /* left operand over the keys of a block */
+  mpg_pair *keys, *values;               /* right operands; summed over the width */
+  mpg_pair *key_rows;                    /* right operand; summed over keys */
+  mpg_pair *query, *grads;               /* left operands; summed over the width */
+  mpg_pair *query_turned, *grads_turned; /* left operands; summed over rows */
+  mpg_pair *weights, *score_grads;       /* right operands; summed over the rows of a block */
+  mpg_pair *score_rows;                  /* left operand; summed over the keys of a block */
   float *scores, *slopes;                /* weights of a block, and the gradients of its scores */
   float *inner;                          /* <grad, output> per row */
   float *query_grads;                    /* for all rows */
@@ -292,8 +295,8 @@ static void pair_rows(const float *upper, const float *lower, int64_t n, int64_t
   }
 }
 
-/* Recomputes the weights of row i of a block, and computes the gradients of its scores. Fills both
- * with zeros up to column `filled`. */
+/* Recomputes the weights of row i of a block, and computes the gradients of its scores. Pads both
+ * results with zeros up to column `filled`. */
 static void row_again(const attention *p, const backward_work *w, int64_t index, int64_t row,
                       int64_t key, int64_t i, int64_t filled) {
   const int64_t batch = index / p->heads, head = index % p->heads;
@@ -322,7 +325,8 @@ static void backward_pairs(const attention *p, const backward_work *w, pairs_wor
           n = seen(p, row + rows - 1, key, PAIR_KEYS), used = round_up(n, 2 * PAIRS_STEP),
           depth = pairs_depth(rows), padded = round_up(p->width, PAIRS_LANES),
           words = pairs_row(p->width), value_words = pairs_row(p->value_width);
-  /* Products read whole panels of a right operand, so its rows must be filled that far. */
+  /* Products read whole panels of a right operand, so its rows must be filled up to the end of a
+   * panel. */
   int64_t filled = for_keys ? round_up(n, PANEL_COLUMNS) : used;
   if (n == 0) return;
   product(work, rows, n, pairs_depth(p->width), w->query + row * words, words, w->keys, p->keys,

@@ -1,8 +1,11 @@
 /* Channels-last BatchNorm kernels for one dtype, optionally fused with a following addition and
- * relu. Included by norm_impl.h, with its macros. Statistics take one pass, which sums the
- * distances from the mean of the first ROWS rows, and their squares. FEW rows at a time are summed
- * in A, these sums are added in A up to ROWS rows, and those in double. Rows are divided into
- * pieces by shape only, and the sums of pieces are added in order.
+ * relu. Included by norm_impl.h, with its macros.
+ *
+ * Forward statistics take one pass over the data. It sums x - center and its square, where `center`
+ * is the mean of the first ROWS rows. To limit rounding errors, FEW rows are summed in A, the sums
+ * of up to ROWS rows are added in A, and their totals are added in double. Rows are divided into
+ * pieces by shape only, and the pieces' sums are added in order, so results do not depend on the
+ * number of threads.
  */
 
 /* Names of this instance. */
@@ -51,7 +54,7 @@ enum { LINES_T = COLUMNS_T / LINE_T, FEW_T = 16 };
     if (sizeof(S) != sizeof(A)) STORE_LINE(p, lanes_);                      \
   } while (0)
 
-/* Rounds to the storage type, as separate ops would. */
+/* Rounds to the storage type, so that results equal those of separate ops. */
 static inline line_T rounded_T(line_T v) {
   S stored[LINE_T];
   if (sizeof(S) == sizeof(A)) return v;
@@ -93,13 +96,13 @@ static inline void put_mask_T(uint8_t *row, int64_t c, uint32_t bits) {
   if (sizeof(A) == 4) row[c / 8 + 1] = (uint8_t)(bits >> 8);
 }
 
-/* Returns v, but NaN in lanes whose bit is set. Rarely called. */
+/* Returns v with NaN in the lanes whose bit is set. Rarely called, so not inlined. */
 static __attribute__((noinline)) line_T poisoned_T(uint32_t bits, line_T v) {
   for (int l = 0; l < LINE_T; l++) v[l] = bits >> l & 1 ? (A)NAN : v[l];
   return v;
 }
 
-/* Gradient of relu: 0 where relu clipped, NaN where its input was NaN. */
+/* Applies the gradient of relu to v: 0 where relu clipped, NaN where relu's input was NaN. */
 static inline line_T through_T(const batch_norm *t, const uint8_t *mask, int64_t c, line_T v) {
   v = where_T(mask_at_T(mask, c), v);
   return __builtin_expect(mask[2 * t->mask_bytes], 0)
@@ -113,13 +116,14 @@ static inline A through_one_T(const batch_norm *t, const uint8_t *mask, int64_t 
              : v;
 }
 
-/* Sums per channel, with u = x - center. Forward, `sum` is of u and `product` of u * u. Backward,
- * `sum` is of dy (after relu's gradient), `product` of dy * u, and `away` of u. */
+/* Sums per channel, where u = x - center:
+ *   forward     `sum` of u, `product` of u * u
+ *   backward    `sum` of dy (after relu's gradient), `product` of dy * u, `away` of u */
 typedef struct sums_T {
   double *sum, *product, *away;
 } sums_T;
 
-/* Adds row r of LINES lines of channels, starting at channel c. */
+/* Adds row r to the sums a, b and d of LINES lines of channels, starting at channel c. */
 static inline __attribute__((always_inline)) void add_lines_T(const batch_norm *t, int64_t r,
                                                               int64_t c, const line_T *middle,
                                                               line_T *a, line_T *b, line_T *d) {
@@ -142,7 +146,8 @@ static inline __attribute__((always_inline)) void add_lines_T(const batch_norm *
   }
 }
 
-/* Adds rows [begin, end), at most ROWS, of LINES lines of channels, starting at channel c. */
+/* Adds rows [begin, end), at most ROWS, to the sums of LINES lines of channels, starting at channel
+ * c. */
 static void sum_lines_T(const batch_norm *t, int64_t begin, int64_t end, int64_t c, const A *center,
                         sums_T to) {
   line_T as[LINES_T] = {{0}}, bs[LINES_T] = {{0}}, us[LINES_T] = {{0}}, middle[LINES_T];
@@ -161,7 +166,8 @@ static void sum_lines_T(const batch_norm *t, int64_t begin, int64_t end, int64_t
   }
 }
 
-/* Adds rows [begin, end), at most ROWS, of `width` < COLUMNS channels, starting at channel c. */
+/* Adds rows [begin, end), at most ROWS, to the sums of `width` < COLUMNS channels, starting at
+ * channel c. */
 static void sum_columns_T(const batch_norm *t, int64_t begin, int64_t end, int64_t c, int width,
                           const A *center, sums_T to) {
   const int64_t channels = t->channels, mask_stride = 2 * t->mask_bytes + 1;

@@ -21,9 +21,8 @@ typedef struct columns {
   void *columns;        /* (channels * window, count) */
 } columns;
 
-/* Executes BODY for each element of the matrix's rows [begin, end). BODY may use *column, the
- * element, and image[line + ix], the matching element of the image, which exists only if
- * `inside`. */
+/* Executes BODY for each element of the matrix's rows [begin, end). BODY may use *column, which is
+ * the element. If `inside`, it may also use image[line + ix], the matching element of the image. */
 #define VISIT(T, BODY)                                                                           \
   mpg_window w = mpg_window_with_axes(&t->c->window, 3);                                         \
   int64_t window = w.kernel[0] * w.kernel[1] * w.kernel[2], plane = w.in[0] * w.in[1] * w.in[2]; \
@@ -120,8 +119,10 @@ static char *at(const void *base, int64_t elements, mpg_dtype dtype) {
   return (char *)base + elements * (int64_t)mpg_dtype_size(dtype);
 }
 
-/* MPG_FORWARD: out = w x columns(data). MPG_BACKWARD_DATA: data = scatter(w^T x out).
- * MPG_BACKWARD_WEIGHT: w = sum of out x columns(data)^T. */
+/* Runs a convolution as matrix products:
+ *   MPG_FORWARD            out = w x columns(data)
+ *   MPG_BACKWARD_DATA      data = scatter(w^T x out)
+ *   MPG_BACKWARD_WEIGHT    w = sum of out x columns(data)^T */
 static mpg_status plain_convolution(const mpg_kernel_call *call, const plain *p, int direction,
                                     void *data, void *weight, void *out, void *scratch) {
   const mpg_convolution *c = &p->c;
@@ -225,8 +226,8 @@ static void add_bias(void *context, int64_t begin, int64_t end) { /* over (sampl
 }
 
 #ifdef MPG_WITH_ONEDNN
-/* True if im2col is faster than oneDNN, which pads few channels of a strided gradient to a full
- * vector. */
+/* True if im2col is faster than oneDNN. In the gradient of a strided convolution, oneDNN pads a
+ * small number of channels to a full vector. */
 static bool few_channels(const mpg_convolution *c, int direction) {
   return direction == MPG_BACKWARD_DATA && c->groups == 1 && c->channels <= 4 &&
          mpg_window_product(c->window.stride, c->window.ndim) > 1;

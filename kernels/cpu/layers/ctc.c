@@ -15,7 +15,8 @@
 #include "kernels/cpu/index.h"
 
 typedef struct ctc {
-  /* frames and labels are lengths; NULL means all frames, and labels up to the first padding */
+  /* `frames` and `labels` are sequence lengths. Without `frames`, samples use all frames. Without
+   * `labels`, labels end at the first padding. */
   const mpg_view *data, *label, *frames, *labels;
   const mpg_view *grad, *out; /* grad is NULL for the loss itself */
   int64_t time, batch, classes, length, blank, padding;
@@ -93,8 +94,8 @@ static void begin_sample(const ctc *t, int64_t n, double **scratch, sample *s) {
   s->here = take_row(scratch, t);
   s->scores = take(scratch, t->classes);
   s->powers = take(scratch, t->classes);
-  /* The labels are at the end, so that filling the states below overwrites only labels that were
-   * read before. */
+  /* The labels are at the end of `classes`, so that filling the states below overwrites only labels
+   * that were read before. */
   int64_t *labels = s->classes + s->states - count;
   for (int64_t i = 0; i < count; i++) labels[i] = mpg_index_at(t->label, n * t->length + i);
   if (needed(labels, count) > s->frames) s->frames = 0;
@@ -151,7 +152,8 @@ static void advance(const sample *s, const double *before, double *alpha) {
     alpha[k] = here[k] + log_sum(before[k], before[k - 1], before[k - 2] + skip[k]);
 }
 
-/* Computes beta. `after` is the next frame's beta plus its log probability of each state. */
+/* Computes beta of a frame. after[s] is beta[s] of the next frame plus the log probability of state
+ * s in the next frame. */
 static void retreat(const sample *s, const double *after, double *beta) {
   const double *skip = s->skip;
   MPG_INDEPENDENT

@@ -31,8 +31,9 @@ typedef struct batch_norm {
 
 enum { SUMS = 3 };
 
-/* Returns the sum of dy * (x - mean), corrected for the rounding of the mean. `away` is the sum of
- * distances from the rounded mean. The correction dominates if dy is nearly constant. */
+/* Returns the sum of dy * (x - mean). `product` and `away` are the sums of dy * (x - m) and x - m,
+ * where m is the rounded mean. `sum` is the sum of dy. The correction for the rounding of the mean
+ * dominates if dy is nearly constant. */
 static double about_mean(double product, double sum, double away, double count) {
   return count > 0 ? product - away / count * sum : product;
 }

@@ -120,8 +120,7 @@ static double row_sum_T(const A *x, int64_t count) {
   return result;
 }
 
-/* Adds the signed distances of the elements from `center` to *away, and their squares to
- * *squares. */
+/* Accumulates the sum of x[i] - center in *away, and the sum of (x[i] - center)^2 in *squares. */
 static void row_distances_T(const A *x, int64_t count, A center, double *away, double *squares) {
   if (count < SHORT_T) {
     for (int64_t i = 0; i < count; i++) {
@@ -147,8 +146,8 @@ static void row_distances_T(const A *x, int64_t count, A center, double *away, d
   }
 }
 
-/* Adds y to *sum, the distances of x from `center` to *away (unless it is NULL), and the products
- * of y and the distances to *product. */
+/* Accumulates the sum of y[i] in *sum, the sum of x[i] - center in *away (unless it is NULL), and
+ * the sum of y[i] * (x[i] - center) in *product. */
 static inline __attribute__((always_inline)) void row_products_T(const A *x, const A *y,
                                                                  int64_t count, A center,
                                                                  double *sum, double *away,
@@ -201,8 +200,8 @@ static double row_dot_T(const A *x, const A *y, int64_t count) {
 #undef EACH_VECTOR
 #undef UNROLLED
 
-/* Versions of these sums for stored elements, of type S. Each piece is read in place, or converted
- * to A. */
+/* Versions of the sums above for stored elements (type S). A row is processed in pieces of PIECE
+ * elements, which are read in place or converted to A. */
 enum { PIECE_T = sizeof(S) == sizeof(A) ? CHUNK_T : MPG_CPU_BLOCK };
 #define EACH_PIECE                                                                       \
   for (int64_t at = 0, length; at < n && (length = n - at < PIECE_T ? n - at : PIECE_T); \
@@ -231,9 +230,9 @@ static void add_products_T(const S *x, const S *y, int64_t n, A center, double *
                             length, center, sum, away, product);
 }
 
-/* Returns the variance from sums of distances from *center. *center becomes the mean and *rest its
- * rounding error. Normalization subtracts the unrounded mean, since distances near a large mean can
- * be smaller than its rounding error. */
+/* Returns the variance, given the sums that add_distances computes. Sets *center to the rounded
+ * mean and *rest to its rounding error. Normalization subtracts the unrounded mean, since x - mean
+ * can be smaller than the rounding error of a large mean. */
 static double moments_T(double count, double away, double squares, A *center, double *rest) {
   if (count == 0) return *rest = 0;
   double shift = away / count, mean = (double)*center + shift,
@@ -290,8 +289,10 @@ static void scale_T(const S *x, S *y, int64_t n, A scale) {
 #undef EACH_PIECE
 
 /* --- Columns: sums down the rows of a matrix, COLUMNS at a time ------------------------------- */
-/* Sums columns into sums[j]: x, squared distances from `mean` (if given), or (x - mean) * y (if y
- * is given as well). */
+/* Sets sums[j] to the sum over column j of
+ *   x                 if neither `mean` nor y is given
+ *   (x - mean)^2      if only `mean` is given
+ *   (x - mean) * y    if both are given */
 static void column_sums_T(const S *x, const S *y, const A *mean, int64_t rows, int64_t stride,
                           int width, double *sums) {
   A partial[COLUMNS_T];
@@ -422,8 +423,8 @@ static void layer_norm_rows_T(void *context, int64_t begin, int64_t end) {
   }
 }
 
-/* Computes dx for the rows of pieces [begin, end), and the pieces' sums of dgamma and dbeta, in
- * A. */
+/* Computes dx for the rows of pieces [begin, end), and the sums of dgamma and dbeta for each piece,
+ * in A. */
 static void layer_norm_backward_pieces_T(void *context, int64_t begin, int64_t end) {
   const layer_norm *t = context;
   const A *gamma = t->gamma;
@@ -633,7 +634,7 @@ static void l2_backward_rows_T(void *context, int64_t begin, int64_t end) {
   }
 }
 
-/* A work unit is a block of `inner` for one outer index. */
+/* Processes work units. A unit is a block of `inner` for one outer index. */
 static void l2_inner_T(void *context, int64_t begin, int64_t end) {
   const layer_norm *t = context;
   int64_t n = t->n, inner = t->inner, blocks = (inner + COLUMNS_T - 1) / COLUMNS_T;

@@ -1,7 +1,8 @@
-/* Parameter updates. One loop per optimizer and type. A call lists its weights as segments. The
- * elements of all segments are divided among threads. Element i of every result depends only on
- * element i of the inputs, so weights may be updated in place. Halves are computed in float; mixed
- * precision reads and writes a float32 copy of the weight.
+/* Parameter updates, with one loop per optimizer and type. A call updates one or more weights. Each
+ * of them is described by a segment, and the elements of all segments are divided among threads.
+ * Element i of every result depends only on element i of the inputs, so weights may be updated in
+ * place. Halves are computed in float; mixed precision reads and writes a float32 copy of the
+ * weight.
  */
 #include <math.h>
 
@@ -19,7 +20,7 @@ typedef struct segment {
   void *states[MAX_STATES];
   void *out;
   void *master;  /* float32 copy of the new weight in mixed precision, else NULL */
-  int64_t begin; /* index of the first element over all segments */
+  int64_t begin; /* index of the first element, counted over all segments */
   int64_t count;
   double lr, wd;
   mpg_dtype weight_dtype, grad_dtype, out_dtype;

@@ -51,7 +51,7 @@ mpg_status mpg_cpu_pack_convolution(const mpg_kernel_call *call) {
                                 : NULL);
 }
 
-/* Elementwise steps after the convolution. */
+/* Arguments of `finish`, which runs the elementwise steps after the convolution. */
 typedef struct behind {
   float *out;
   const float *added;

@@ -12,9 +12,11 @@
 #define side_by_side_T NAME(side_by_side)
 #define take_T NAME(take)
 
-/* Loops over output positions. Sets the window's clipped bounds (z0 to x1), its first element
- * `front` (-1 if it is empty), the divisor `counted` of an average, and the output index
- * `place`. */
+/* Loops over output positions. Sets these variables for the window at each position:
+ *   z0 to x1    bounds, clipped to the data
+ *   front       index of the first element, or -1 if the window is empty
+ *   counted     divisor of an average
+ *   place       output index */
 #define EACH_PLACE(...)                                                                           \
   for (int64_t z = 0, place = 0; z < w->out[0]; z++) {                                            \
     int64_t z0 = z * w->stride[0] - w->pad[0], z1 = MIN(z0 + w->kernel[0], w->in[0] + w->pad[0]), \
@@ -60,8 +62,8 @@ static A run_sum_T(const S *x, int64_t n) {
 
 enum { RUN_T = 256 }; /* adjacent windows computed at once */
 
-/* Combines `width` elements of each of `count` adjacent windows with value[]. Windows are `step`
- * elements apart. */
+/* Combines value[x] with `width` elements of window x, for `count` adjacent windows. Windows are
+ * `step` elements apart. */
 static inline __attribute__((always_inline)) void take_T(const pooling *t, const S *in,
                                                          int64_t step, int width, int64_t count,
                                                          A *value) {
@@ -129,7 +131,7 @@ static void pooling_forward_T(void *context, int64_t begin, int64_t end) {
   const pooling *t = context;
   const mpg_window *w = &t->window;
   int64_t plane = w->in[0] * w->in[1] * w->in[2], places = w->out[0] * w->out[1] * w->out[2];
-  /* In each row, windows [inner, behind) are inside the borders. */
+  /* In each row, windows [inner, behind) do not cross a border. */
   int64_t inner = MIN((w->pad[2] + w->stride[2] - 1) / w->stride[2], w->out[2]),
           reach = w->in[2] + w->pad[2] - w->kernel[2];
   int64_t behind = reach < 0 ? inner : MAX(MIN(reach / w->stride[2] + 1, w->out[2]), inner);

@@ -125,7 +125,8 @@ enum { LANES_T = MPG_VECTOR_BYTES / sizeof(A), GROUPS_T = 4 };
 typedef A lanes_T __attribute__((vector_size(LANES_T * sizeof(A))));
 typedef LANE_INT places_T __attribute__((vector_size(LANES_T * sizeof(LANE_INT))));
 
-/* Returns the vector by address, since the ABI for vectors depends on the instruction set. */
+/* Loads min(count, LANES) elements into *v and sets its other lanes to 0. The vector is passed by
+ * address, since the ABI for vectors depends on the instruction set. */
 static inline __attribute__((always_inline)) void load_lanes_T(const S *from, int count,
                                                                lanes_T *v) {
   A values[64 / sizeof(A)] = {0};
@@ -214,8 +215,8 @@ static void pooling_forward_index_T(void *context, int64_t begin, int64_t end) {
           else largest_lanes_T(&reach, in + c, out + to + c, index + to + c, 1, width - c);))
 }
 
-/* Sums the gradients of one vector of channels. With several vectors at a time, compilers do not
- * widen the bytes of `index` in registers. */
+/* Sums the gradients of one vector of channels. Processes only one vector at a time: with several,
+ * compilers do not widen the bytes of `index` in registers. */
 static inline __attribute__((always_inline)) void gather_lanes_T(const reach_T *r, const S *grad,
                                                                  const uint8_t *index, S *out,
                                                                  int count) {
@@ -229,7 +230,8 @@ static inline __attribute__((always_inline)) void gather_lanes_T(const reach_T *
   store_lanes_T(&sum, out, count);
 }
 
-/* Each element gathers gradients from the windows that contain it, in order. */
+/* Computes the gradient of each element: the sum of the gradients of all windows whose maximum it
+ * is, added in order. */
 static void pooling_backward_index_T(void *context, int64_t begin, int64_t end) {
   reach_T reach;
   EACH_BLOCK(const S *grad = (const S *)t->grad + result; const uint8_t *index = t->index + result;

@@ -82,7 +82,7 @@ static void chunk_fill(chunk *c, const resample *p, int64_t first, int64_t count
 RESAMPLE(float, f32)
 RESAMPLE(double, f64)
 
-/* Forward pass. A unit is one element along the axis for one outer index. */
+/* Computes the forward pass. A unit is one element along the axis for one outer index. */
 static void forward_range(void *context, int64_t begin, int64_t end) {
   const resample *p = context;
   int64_t size = p->axis.size, first_outer = begin / size, last_outer = (end - 1) / size;
@@ -105,8 +105,8 @@ static void forward_range(void *context, int64_t begin, int64_t end) {
   }
 }
 
-/* Backward pass. A unit is one block of `inner` for one outer index. Contributions to an element
- * are added in the order of the forward results. */
+/* Computes the backward pass. A unit is one block of `inner` for one outer index. Contributions to
+ * an element are added in the order of the forward results. */
 static void backward_range(void *context, int64_t begin, int64_t end) {
   const resample *p = context;
   size_t item = p->wide ? sizeof(double) : sizeof(float);

@@ -12,8 +12,8 @@
 #include "kernels/common/real.h"
 #include "kernels/common/vector_math.h"
 
-/* True if packing the recurrent weights is faster. Depends on sizes only, since the two paths give
- * different bits. */
+/* True if packing the recurrent weights is faster. Depends on sizes only, since the two paths round
+ * differently. */
 static bool packing_pays(const mpg_rnn_size *s) { return s->time >= 4 && s->time * s->batch >= 32; }
 
 #define T float
@@ -99,7 +99,7 @@ static double bound_of(const rnn_call *c, mpg_opt_float bound, double none) {
   return mpg_real_at(&view, 0);
 }
 
-/* `set` has the weights in TYPE if they are converted; `given` has them as in the call. */
+/* `set` has the weights in TYPE if they are converted; `given` has the weights of the call. */
 #define FILL(SUFFIX, TYPE)                                                                      \
   rnn_##SUFFIX r = {                                                                            \
       .call = c->call,                                                                          \

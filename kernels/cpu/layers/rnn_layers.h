@@ -2,10 +2,10 @@
  * DTYPE, SIGMOID, TANH and NAME(x) defined. Shapes are noted next to the pointers: L layers, D
  * directions, G gates, H hidden, N batch, S time steps ("time").
  *
- * The input products of a layer are one product over all steps, and so are the weight gradients.
- * Only the recurrent products and the cell run step by step. The recurrent weights are packed once
- * for all steps (packed_steps.h). Each thread computes the cell for the columns that it has just
- * produced, so that a step needs one parallel region.
+ * The input products of all steps of a layer are computed as one matrix product, and so are the
+ * weight gradients. Only the recurrent products and the cell run step by step. The recurrent
+ * weights are packed once for all steps (packed_steps.h). Each thread computes the cell for the
+ * columns that it has just produced, so that a step needs one parallel region.
  */
 
 /* Names of this instance. */
@@ -69,7 +69,8 @@ typedef struct rnn_T {
   const T *h0, *c0; /* [L * D, N, H] */
   /* per layer and direction: [G * H, in], [G * H, H], [G * H], [G * H] */
   const T **wi, **wh, **bi, **bh;
-  /* wi and wh in bfloat16 if the call has them. wi and wh may then be NULL. */
+  /* wi and wh in bfloat16; NULL unless the call is in bfloat16. If they are given, elements of wi
+   * and wh may be NULL. */
   const uint16_t **wi_half, **wh_half;
   T *output;  /* [S, N, D * H] */
   T *hn, *cn; /* [L * D, N, H], or NULL */
@@ -288,7 +289,7 @@ static void step_rows_T(void *context, int64_t from, int64_t to) {
 }
 
 /* Returns the minimum number of panels or rows that justifies waking a thread. `work` is the cost
- * of one. */
+ * of one panel or row. */
 static int64_t grain_T(int64_t work) { return work < 2048 ? 2048 / (work > 0 ? work : 1) : 1; }
 
 static stepping_T stepping_of_T(const rnn_T *r, const T *source, bool transposed) {
@@ -388,8 +389,8 @@ static mpg_status forward_direction_T(const rnn_T *r, int layer, int direction, 
   return MPG_OK;
 }
 
-/* Dropout between layers. Element e of layer l's output is kept or dropped by random word e of the
- * call's stream, offset by l << 48. */
+/* Dropout between layers. Random word (l << 48) + e of the call's stream decides whether element e
+ * of layer l's output is kept. */
 typedef struct drop_T {
   const T *from;
   T *to;
@@ -403,13 +404,14 @@ static void drop_range_T(void *context, int64_t begin, int64_t end) {
   for (int64_t e = begin; e < end; e++) {
     uint64_t position = mpg_random_position(&d->key, (uint64_t)e);
     uint32_t word = mpg_philox(d->key.seed, d->key.call, position >> 2).value[position & 3];
-    /* A dropped element becomes -0 and a kept zero +0, so that the values carry the mask for
-     * backward. */
+    /* A dropped element becomes -0, and a kept zero becomes +0, so that backward can tell dropped
+     * elements by their value. */
     d->to[e] = mpg_philox_uniform(word) < (float)d->keep ? d->from[e] * scale + (T)0 : -(T)0;
   }
 }
 
-/* Copies the steps of sequences [S, N, width], with zeros past their ends. */
+/* Arguments of mask_range, which copies sequences [S, N, width] and writes zeros past their
+ * ends. */
 typedef struct masking_T {
   const rnn_T *r;
   const T *from;
@@ -488,8 +490,8 @@ static bool passes_T(const back_step_T *p, int64_t n, int64_t begin, int64_t end
   return true;
 }
 
-/* Clears d_h of a row after its use. With `lengths`, products accumulate into d_h, since sequences
- * that have ended keep their gradients there. All other rows must start at 0. */
+/* If there are `lengths`, clears a row of d_h after its use. Products then accumulate into d_h,
+ * since sequences that have ended keep their gradients there, so all other rows must start at 0. */
 static void taken_T(const back_step_T *p, int64_t n, int64_t begin, int64_t end) {
   if (p->r->lengths)
     memset(p->d_h + n * p->r->s.hidden + begin, 0, (size_t)(end - begin) * sizeof(T));
@@ -648,8 +650,8 @@ static mpg_status backward_direction_T(const rnn_T *r, const rnn_gradients_T *d,
   if (stepping.packed)
     pack_T(r->call, &stepping.weights, stepping.source, r->wh_half ? r->wh_half[index] : NULL,
            false);
-  /* A step's product runs together with the cell of the step before it: step -1 has only a product,
-   * the last step only a cell. */
+  /* Iteration `step` runs the product of step + 1, then the cell of `step`. The first iteration has
+   * only a cell, and the last one (-1) has only a product. */
   for (int64_t step = S - 1; step >= -1 && S > 0; step--) {
     int64_t t = direction == 0 ? step : S - 1 - step, before = direction == 0 ? t - 1 : t + 1,
             after = direction == 0 ? t + 1 : t - 1;
@@ -719,8 +721,8 @@ static mpg_status rnn_backward_T(rnn_T *r, const rnn_gradients_T *d) {
   bool gru = s->mode == MPG_RNN_GRU;
   int64_t spare = s->layers > 1 || s->directions == 2 ? rows * widest : 0;
   stepping_T stepping = stepping_of_T(r, NULL, false);
-  /* Copies the data with zeros past the ends of sequences, so that the values of the padding do not
-   * enter products. */
+  /* Copy the data with zeros past the ends of sequences, so that padding does not enter
+   * products. */
   int64_t data = r->lengths ? rows * s->input : 0;
   size_t packed_at =
       mpg_align_up((size_t)(gates * (gru ? 2 : 1) + 2 * spare + data) * sizeof(T), 64);
@@ -736,8 +738,9 @@ static mpg_status rnn_backward_T(rnn_T *r, const rnn_gradients_T *d) {
   }
   const T *d_output = d->d_output;
   for (int layer = s->layers - 1; layer >= 0; layer--) {
-    /* d_data may alias data or the gradient of the output. A single direction writes it after
-     * reading both. With two directions, the second reads them after the first has written. */
+    /* d_data may alias the data or the gradient of the output. With one direction, d_data is
+     * written after both have been read. With two directions, the second reads them after the first
+     * has written its result, so d_data is written from a buffer at the end. */
     T *d_input = layer == 0 && s->directions == 1 ? d->d_data : between[layer & 1];
     for (int direction = 0; direction < s->directions; direction++)
       MPG_TRY(backward_direction_T(r, d, layer, direction, d_output, d_input, direction > 0,

@@ -119,7 +119,8 @@ static const columns_fn column_products[ROWS - 3][VECTORS] = {NAMES(columns, 4)}
 
 /* --- Transforms ------------------------------------------------------------------------------- */
 /* Stores the addresses of the `size` x `size` elements of tile t in an array (batch, height, width,
- * channels), NULL for elements outside. Returns true if all are inside. */
+ * channels). The address of an element outside the array is NULL. Returns true if all elements are
+ * inside. */
 static inline bool places(const geometry *g, const float *base, int64_t height, int64_t width,
                           int64_t channels, int64_t pad_h, int64_t pad_w, int64_t t, int size,
                           const float **at) {
@@ -355,7 +356,7 @@ mpg_status mpg_cpu_winograd_convolution(const mpg_kernel_call *call) {
   return MPG_OK;
 }
 
-/* Panels of result rows consist of whole images (op/math/product.h), and therefore of whole
+/* Panels of result rows consist of whole images (op/math/product.h), so they also consist of whole
  * tiles. */
 mpg_status mpg_cpu_winograd_begin(const mpg_kernel_call *call, const mpg_panel_tail *tail,
                                   int threads, mpg_panels *panels) {
@@ -390,12 +391,13 @@ void mpg_cpu_winograd_panel(const mpg_panels *panels, int thread, int64_t panel,
 }
 
 /* --- Weights ---------------------------------------------------------------------------------- */
-/* Transform of a weight. A unit is GROUP channels of one panel of filters, which pass through
- * taps[channel][tap][filter]. */
+/* Transforms of weights. A work unit is GROUP channels of one panel of filters. Packing and its
+ * inverse pass these weights through taps[channel][tap][filter]. */
 typedef struct packing {
   int64_t channels, filters; /* of the packed weight's convolution */
   bool backward;             /* the weight is (channels, filters, 3, 3), rotated by 180 degrees */
-  /* the weight and the packed weight; for the gradient, its result and the sums of products */
+  /* The weight and the packed weight. In the gradient: the weight's gradient and the sums of
+   * products. */
   float *weight, *packed;
 } packing;
 
