@@ -103,7 +103,7 @@ typedef struct mpg_compiled_backward {
 } mpg_compiled_backward;
 
 typedef enum mpg_compile_stages {
-  MPG_STAGES_NONE,     /* each program is one segment (program.h) */
+  MPG_STAGES_NONE,     /* each program is one segment (graph/program/program.h) */
   MPG_STAGES_WHOLE,    /* one segment per stage */
   MPG_STAGES_DEFERRED, /* one segment per stage, plus segments for deferred backward work */
 } mpg_compile_stages;

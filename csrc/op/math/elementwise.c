@@ -203,7 +203,8 @@ static mpg_value slope_of_mish(mpg_gradient *g, mpg_value x) {
           g, x, mpg_multiply(g, unary(g, MPG_OP_sigmoid, x), mpg_minus_from(g, 1, square(g, t)))));
 }
 WIDE_GRADIENT(mpg_gradient_mish, mpg_multiply(g, grad, slope_of_mish(g, x)))
-void mpg_gradient_hard_sigmoid(mpg_gradient *g) { /* alpha if 0 < result < 1, otherwise 0 */
+/* The slope is alpha if 0 < result < 1, otherwise 0. */
+void mpg_gradient_hard_sigmoid(mpg_gradient *g) {
   const mpg_hard_sigmoid_params *params = g->params;
   mpg_value inside = mpg_multiply(g, scalar(g, MPG_OP__greater_scalar, Y, 0),
                                   scalar(g, MPG_OP__lesser_scalar, Y, 1));
