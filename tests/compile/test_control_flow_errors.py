@@ -301,7 +301,9 @@ def test_arrays_created_in_block_may_be_written_in_block():
 
 
 OUTSIDE = {
-    "check_against_single_device": mx.parallel.check_against_single_device,
+    "check_against_single_device": lambda net, x: mx.parallel.check_against_single_device(
+        net, x, ctx=on(0)
+    ),
     "plan": lambda net, x: mx.parallel.plan(net, x, [on(0), on(1)], progress=False),
     "TrainStep": lambda net, x: mx.parallel.TrainStep(
         net, gluon.loss.L2Loss(), None, mx.parallel.Pipeline(1)
