@@ -333,7 +333,7 @@ def measure(nvcc, cuobjdump):
     """Returns the rows of all kernels from the objects of the GPU library."""
     jobs = {os.path.relpath(job[0], ROOT): job for job in native_build.cuda_jobs(nvcc)}
     files = dict.fromkeys("kernels/cuda/" + kernel[0] for kernel in KERNELS)
-    native_build.compile_all([jobs[file] for file in files])
+    native_build.compile_all([jobs[file] for file in files], native_build.cuda_folder())
     rows = []
     for file in files:
         dump = output(cuobjdump, "-arch", "sm_90", "-res-usage", "-sass", jobs[file][1])
