@@ -240,8 +240,9 @@ class ParameterDict:
     def setattr(self, name: str, value: Any) -> None:
         """Sets an attribute of all parameters, as in ``params.setattr('grad_req', 'null')``. Warns
         if parameters lack the attribute but have one with a similar name."""
-        known = {key for param in self.values() for key in dir(param) if not key.startswith("_")}
-        guess = "" if name in known else near(name, sorted(known))
+        first = next(iter(self.values()), None)
+        known = not self or any(hasattr(param, name) for param in self.values())
+        guess = "" if known else near(name, [key for key in dir(first) if key[0] != "_"])
         if guess:
             warnings.warn(f"setattr: parameters have no attribute {name!r}{guess}", stacklevel=2)
         for param in self.values():
