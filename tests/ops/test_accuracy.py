@@ -65,11 +65,15 @@ LIBRARY = {
 }
 
 
+# Maximum errors in units in the last place that NVIDIA documents for its functions
+CUDA_BOUNDS = {"sin": 2, "cos": 2, "gammaln": 6}
+
+
 @pytest.mark.parametrize("name", sorted(OWN) + sorted(LIBRARY))
 def test_float32_functions_stay_within_error_bounds(name):
     function, exact, low, high, bound = OWN.get(name) or LIBRARY[name]
-    if name in LIBRARY and on(0).device_type != "cpu":
-        bound = max(bound, 5.0)
+    if on(0).device_type != "cpu":
+        bound = max(bound, CUDA_BOUNDS.get(name, 5.0 if name in LIBRARY else 0))
     if _core.build_info()["isa"] == "base":
         bound = WITHOUT_FMA.get(name, bound)
     random = np.random.RandomState(0)
