@@ -231,19 +231,26 @@ COLUMNS = [
 INTRODUCTION = """\
 # Hot CUDA kernels in machine code
 
-What nvcc makes of the kernels that training spends its time in, without a card: written by `python
-tools/sass_table.py` on {date}, with nvcc {nvcc} for sm_90. `make cuda-table` fails where a kernel
-has become worse: fewer warps, more spills, over 10 % more instructions an element, or narrower
-accesses.
+Properties of the machine code of the kernels in which training spends most of its time. This page
+was written by `python tools/sass_table.py` on {date}. The kernels were compiled with nvcc {nvcc}
+for sm_90, and no GPU is needed. `make cuda-table` fails if a kernel has become worse: fewer warps,
+more spills, over 10 % more instructions per element, or narrower memory accesses.
 
-- warps: resident on a multiprocessor (of 64) with that many registers and threads a block
-- spills: loads and stores of local memory; shared: bytes of static shared memory of a block
-- instructions: those of the hot loop, divided by the elements that a thread handles in one of its
-  iterations. The hot loop is the innermost one with the widest loads, of several the one that
-  moves the most; it is the whole kernel where wider loads are outside of loops, and the loop of
-  the matrix products where there are any. Branches that are rarely taken count, and functions that
-  are called (64-bit divisions) do not.
-- load, store: the mean bytes of its accesses to global memory
+- threads: threads per block
+- elements: elements (for attention: scores) that a thread handles per iteration of the hot loop
+- registers: registers per thread
+- warps: resident warps per multiprocessor, of at most 64, as limited by registers and threads per
+  block
+- spills: instructions that load or store local memory
+- shared: bytes of static shared memory per block
+- instructions: instructions of the hot loop per element. They include branches that are rarely
+  taken, but not called functions, such as 64-bit division.
+- load, store: mean bytes per access of the hot loop to global memory
+
+The hot loop is the innermost loop with the widest loads. If there are several, it is the one that
+moves the most bytes. If wider loads are outside of loops, all instructions of the kernel count. In
+a kernel with matrix products on tensor cores, the hot loop is the smallest loop with at least half
+of them.
 
 """
 
