@@ -588,20 +588,21 @@ PyMethodDef mpg_py_autograd_methods[] = {
      "gradients_fresh(arrays)\n--\n\nWhether backward has written the gradients of all arrays of "
      "a list since `gradients_used`."},
     {"gradients_used", gradients_used, METH_O,
-     "gradients_used(arrays)\n--\n\nNotes that the gradients of the arrays of a list were used."},
+     "gradients_used(arrays)\n--\n\nMarks the gradients of a list of arrays as used; see "
+     "`gradients_fresh`."},
     {"intern_scope", intern_scope, METH_O,
      "intern_scope(path)\n--\n\nThe number of a block path, for set_scope."},
     {"set_scope", set_scope, METH_O,
      "set_scope(number)\n--\n\nSets the block path that errors and the profiler name for later "
      "calls of ops; returns the previous number."},
     {"set_steps", set_steps, METH_O,
-     "set_steps(steps)\n--\n\nSets the loop steps that errors name for later queued work: 1 + the "
-     "step of the innermost loop, and (<< 32) that of the loop\naround it; 0 for none. Returns the "
-     "previous number."},
+     "set_steps(steps)\n--\n\nSets the loop steps that errors name for work that is queued later. "
+     "The low 32 bits hold 1 + the\nstep of the innermost loop, and the high 32 bits hold the same "
+     "for the loop around it; 0 means no\nloop. Returns the previous number."},
     {"begin_step", begin_step, METH_VARARGS,
-     "begin_step(outer, step)\n--\n\nSets the steps to step `step` of a loop, counted from 0, "
-     "inside the steps `outer`."},
-    {"get_steps", get_steps, METH_NOARGS, "get_steps()\n--\n\nThe value of set_steps."},
+     "begin_step(outer, step)\n--\n\nSets the loop steps to step `step` (counted from 0) of a loop "
+     "inside the steps `outer`. See\nset_steps."},
+    {"get_steps", get_steps, METH_NOARGS, "get_steps()\n--\n\nThe number set by set_steps."},
     {"current_scope", current_scope, METH_NOARGS, "current_scope()\n--\n\nThe current block path."},
     {0}};
 

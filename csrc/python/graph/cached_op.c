@@ -555,47 +555,50 @@ static PyObject *cached_op_dropped(PyObject *object, void *Py_UNUSED(unused)) {
   return PyLong_FromUnsignedLongLong(((cached_op *)object)->cache->dropped);
 }
 
-static PyGetSetDef cached_op_properties[] = {{"dropped", cached_op_dropped, NULL,
-                                              "The number of signatures that were dropped: beyond "
-                                              "CachedOp.LIMIT the least recently used ones.",
-                                              NULL},
-                                             {0}};
+static PyGetSetDef cached_op_properties[] = {
+    {"dropped", cached_op_dropped, NULL,
+     "The number of discarded signatures. Beyond CachedOp.LIMIT signatures, the least recently "
+     "used one is\ndiscarded.",
+     NULL},
+    {0}};
 
 static PyMethodDef cached_op_methods[] = {
     {"compiled", cached_op_compiled, METH_NOARGS,
-     "compiled()\n--\n\nWhat is compiled: a list with one dict for each signature. 'devices' maps "
-     "a device's name to its 'forward' and\n"
-     "'backward' programs (lists of instructions: kind 'run' with op, scope, shapes, fused (the "
-     "ops of a group), and again where it recomputes; 'copy' with to and bytes; 'signal'; 'wait'\n"
-     "with from) and to 'planned', the bytes planned there: forward, saved (of these), backward "
-     "(beyond forward's), lanes (arrays\n"
-     "that other devices push), kept (values made from parameters alone, by the 'invariants' "
-     "programs, which run after these were\n"
-     "written), total, and alive (what no plan of forward and backward in this order can do "
-     "without). 'copies' lists what moves\n"
-     "between devices. 'replays': how often a device has run work as a captured graph. 'calls', "
-     "'frames' and 'bytes_held' say how often\n"
-     "it ran, and what waits for its backward now. 'ops': how many ops the graph has. 'inputs': "
-     "(shape, dtype, device, needs a gradient)."},
+     "compiled()\n--\n\nA list with one dict for each compiled signature.\n\n'devices' maps the "
+     "name of a device to its programs ('forward', 'backward', 'invariants'), 'planned'\nand "
+     "'replays'.\nA program is a list of instructions, which are dicts. Their 'kind' is 'run' "
+     "(with op, scope and\nshapes; fused: the ops of a fused group; recomputed: True for a "
+     "recomputation), 'copy' (to, bytes),\n'signal' or 'wait' (from).\n'planned' has the planned "
+     "bytes: forward; saved (the part of forward that backward reads); backward\n(in addition to "
+     "forward); lanes (arrays that other devices push); kept (values computed from\nparameters "
+     "alone by the 'invariants' program, which runs after a write to the parameters); total;\nand "
+     "alive (a lower bound for all plans that run forward and backward in this order).\n'replays' "
+     "is the number of times that the device replayed work as a captured graph.\n\n'copies' lists "
+     "the transfers between devices, 'ops' is the number of ops in the graph, and 'inputs'\nhas "
+     "(shape, dtype, device, whether it needs a gradient) for each input.\n'calls' is the number "
+     "of calls, 'frames' the number of calls that wait for their backward pass, and\n'bytes_held' "
+     "their memory."},
     {"bind", cached_op_bind, METH_O,
-     "bind(arrays)\n--\n\nMakes `arrays`, a list, the last inputs of all later calls, which pass "
-     "only the remaining ones and do not check these\narrays while they stay the same objects. [] "
-     "binds nothing. `trace` still gets all inputs."},
+     "bind(arrays)\n--\n\nBinds `arrays`, a list, as the last inputs of all later calls. The "
+     "caller then passes only the\nremaining inputs. Bound arrays are not checked again while they "
+     "stay the same objects. [] binds\nnothing. `trace` still gets all inputs."},
     {"unbind", cached_op_unbind, METH_NOARGS,
-     "unbind()\n--\n\nReleases the bound arrays; calls do nothing and return None until the next "
-     "`bind`."},
+     "unbind()\n--\n\nReleases the bound arrays. Until the next `bind`, calls do nothing and "
+     "return None."},
     {"recapture", cached_op_recapture, METH_VARARGS,
-     "recapture(pairs, holder, former, following)\n--\n\nFrom now on calls read, for each pair "
-     "`(place, array)`, `array` for the captured one whose `_place`\n"
-     "was `place`, and for views of it, and `holder.captured`, which was `former`, is `following`. "
-     "None, and nothing has changed: it was `former` no longer.\n"
-     "False, and nothing has changed: it takes another trace, as a shape, dtype or device is "
-     "another one, or a gradient is wanted that was not."},
+     "recapture(pairs, holder, former, following)\n--\n\nReplaces captured arrays. For each pair "
+     "`(place, array)`, later calls read `array` instead of the\ncaptured array whose `_place` was "
+     "`place`, and instead of views of that array. Also changes\n`holder.captured` from `former` "
+     "to `following`.\n\nReturns True if this was done. Returns None and changes nothing if "
+     "`holder.captured` is no longer\n`former`. Returns False and changes nothing if the function "
+     "must be traced again, because a shape,\ndtype or device differs, or because an array newly "
+     "needs a gradient."},
     {"dump", cached_op_dump, METH_NOARGS,
-     "dump()\n--\n\nThe graphs as text, one line a node, most recently used signature first."},
+     "dump()\n--\n\nThe graphs as text with one line per node, the most recently used signature "
+     "first."},
     {"groups", cached_op_groups, METH_NOARGS,
-     "groups()\n--\n\nThe fused groups of all programs as text: domains, members, and the values "
-     "that have memory."},
+     "groups()\n--\n\nThe fused groups of all programs as text: their domains, members, and the "
+     "values that are stored in\nmemory."},
     {"clear", cached_op_clear, METH_NOARGS,
      "clear()\n--\n\nDiscards everything compiled; the next call traces the function."},
     {0}};

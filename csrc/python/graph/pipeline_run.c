@@ -257,28 +257,33 @@ static PyObject *staged_call_draws(PyObject *object, void *Py_UNUSED(unused)) {
 
 static PyMethodDef staged_call_methods[] = {
     {"forward", staged_call_forward, METH_NOARGS,
-     "forward()\n--\n\nThe forward programs: {'segments': [...], 'blocks': [(device, bytes with "
-     "the pool's rounding, whether it is a lane)]}. A segment is a dict of device,\n"
-     "depth, deferred, waits (segments it waits for), ops, blocks (that it touches), arrays "
-     "(pairs: number of an external array that it touches, and\n"
-     "whether it writes it), bytes_sent, copies (how many of the ops send them) and computes "
-     "(whether any op does more than that, or making constants)."},
+     "forward()\n--\n\nThe forward programs, as a dict of two lists. 'blocks' has (device, bytes "
+     "as rounded by the memory\npool, whether it is a lane) for each memory block. 'segments' has "
+     "a dict for each segment:\n\ndevice, depth: the device, and the number of device changes on "
+     "the longest path to the segment\ndeferred: whether no other device waits for the "
+     "segment\nwaits: the indices of the segments for which it waits\nops: the names of its ops, "
+     "as block path/op\nblocks: the indices of the memory blocks that it uses\narrays: (index of "
+     "an external array, whether the segment writes it) for each external array that "
+     "it\nuses\nbytes_sent, copies: the bytes sent to other devices, and the number of ops that "
+     "send them\ncomputes: whether an op does more than copy an array or create constants"},
     {"check", (PyCFunction)(void (*)(void))staged_call_check, METH_VARARGS | METH_KEYWORDS,
      "check(input_kinds, output_kinds, rows, axis, along_time, other=None, other_rows=1, "
-     "whole_statistics=False)\n--\n\nMXNetError, naming op and block, unless the function does on "
-     "a micro-batch of so many rows what\n"
-     "it does on the whole. Kinds: as in PipelineRun; axis: of rows in arrays that the function "
-     "makes itself; other: the same function for other_rows rows;\n"
-     "whole_statistics: no BatchNorm may update its moving averages."},
+     "whole_statistics=False)\n--\n\nRaises MXNetError, naming the op and block, unless the "
+     "function computes the same on a micro-batch\nof `rows` rows as on the whole "
+     "batch.\n\ninput_kinds, output_kinds: as in PipelineRun\naxis: the batch axis of arrays that "
+     "the function creates\nalong_time: whether the micro-batches are chunks of a sequence\nother: "
+     "the same function compiled for other_rows rows\nwhole_statistics: also rejects a BatchNorm "
+     "that updates its moving averages"},
     {"compare_draws", staged_call_compare_draws, METH_O,
-     "compare_draws(other)\n--\n\nMakes all micro-batches draw the same random numbers if the "
-     "shape of a draw is the same in `other`, the same function for another number of rows."},
+     "compare_draws(other)\n--\n\nCompares the shapes of random draws with those in `other`, the "
+     "same function compiled for another\nnumber of rows. If a draw has the same shape in both, it "
+     "does not depend on the rows, and all\nmicro-batches draw the same numbers."},
     {0}};
 static PyGetSetDef staged_call_properties[] = {
     {"outputs", staged_call_outputs, NULL,
-     "(shape, dtype, ctx, whether it has memory of its own) of each result.", NULL},
+     "A tuple (shape, dtype, ctx, whether it has its own memory) for each result.", NULL},
     {"captures_variable", staged_call_captures_variable, NULL,
-     "Whether a captured array has a gradient, which a PipelineRun refuses.", NULL},
+     "Whether a captured array has a gradient. A PipelineRun rejects this.", NULL},
     {"draws", staged_call_draws, NULL, "Whether the function draws random numbers.", NULL},
     {0}};
 static PyType_Slot staged_call_slots[] = {
@@ -288,8 +293,8 @@ static PyType_Slot staged_call_slots[] = {
     {Py_tp_getset, staged_call_properties},
     {Py_tp_doc,
      "StagedCall(trace, inputs, wanted, carried, recording=True, exact=False, "
-     "defer=False)\n--\n\ntrace(*inputs), compiled into segments by stage: the work of one device "
-     "between two changes of device. It runs in a PipelineRun."},
+     "defer=False)\n--\n\nThe function trace(*inputs), compiled into segments that a PipelineRun "
+     "can run. A segment is the\nwork of one device between two changes of device."},
     {0, NULL}};
 static PyType_Spec staged_call_spec = {"mpgluon._core.StagedCall", sizeof(staged_call), 0,
                                        Py_TPFLAGS_DEFAULT, staged_call_slots};
@@ -641,38 +646,39 @@ static PyObject *pipeline_run_finish(PyObject *object, PyObject *Py_UNUSED(unuse
 
 static PyMethodDef pipeline_run_methods[] = {
     {"outputs", pipeline_run_outputs, METH_NOARGS,
-     "outputs()\n--\n\nThe results of all micro-batches together, not on the tape."},
+     "outputs()\n--\n\nThe results of the whole batch, as arrays that are not on the tape."},
     {"submit", pipeline_run_submit, METH_O,
-     "submit(items)\n--\n\nQueues segments in that order; items: array('I') of phase (0 forward, 1 "
-     "backward), micro-batch, segment, stage, ...\nA segment must come after those it waits for; "
-     "else MXNetError is raised."},
+     "submit(items)\n--\n\nQueues segments in the given order. items: an array('I') with four "
+     "numbers for each segment: phase\n(0 forward, 1 backward), micro-batch, segment and "
+     "stage.\nRaises MXNetError if a segment comes before a segment for which it waits."},
     {"peaks", pipeline_run_peaks, METH_VARARGS,
-     "peaks(items, keep=False)\n--\n\nThe planned peak memory of all micro-batches on each device "
-     "if items are queued in this order: a dict of Context to int, without devices that need\nno "
-     "memory. keep: no memory is released, because a backward pass follows."},
+     "peaks(items, keep=False)\n--\n\nThe planned peak memory of all micro-batches if items are "
+     "queued in this order: a dict from Context\nto bytes, without devices that need no memory. "
+     "keep=True assumes that no memory is released, because\na backward pass follows."},
     {"record", pipeline_run_record, METH_O,
-     "record(driver)\n--\n\nPuts the run on the tape as one call and returns its results. "
-     "backward calls driver(run), which submits the\n"
-     "backward items."},
+     "record(driver)\n--\n\nRecords the run on the tape as one call, and returns its results. The "
+     "backward pass calls\ndriver(run), which must submit all backward items."},
     {"train", pipeline_run_train, METH_VARARGS,
-     "train(heads, earlier=None)\n--\n\nPrepares the backward of all micro-batches, with heads as "
-     "the gradients of the results (None for zero), towards the\ngradient arrays of the inputs; "
-     "then backward items can be submitted. earlier: a run of the same step, to whose gradients "
-     "this run adds."},
+     "train(heads, earlier=None)\n--\n\nPrepares the backward pass of all micro-batches, so that "
+     "backward items can be submitted.\n\nheads: the gradients of the results; None for a result "
+     "without a gradient. The gradients of the\ninputs are written to the same arrays as by "
+     "autograd.\nearlier: another run of the same training step, such as that of another replica. "
+     "This run adds to\nthe gradients of that run."},
     {"describe", pipeline_run_describe, METH_VARARGS,
-     "describe(micro_batch, phase)\n--\n\nThe programs of a micro-batch, as of StagedCall.forward, "
-     "with "
-     "arrays: which array each external one is, or None."},
+     "describe(micro_batch, phase)\n--\n\nThe programs of a micro-batch in a phase, in the form of "
+     "StagedCall.forward. An additional list\n'arrays' has (address of the memory, offset) for "
+     "each external array, or None."},
     {"program", pipeline_run_program, METH_VARARGS,
      "program(micro_batch, phase)\n--\n\nA number that is equal for two micro-batches if they run "
      "the same programs."},
     {"times", pipeline_run_times, METH_VARARGS,
-     "times(micro_batch, phase)\n--\n\nThe (begin, end) of each segment in ns, zeros until it has "
-     "run."},
+     "times(micro_batch, phase)\n--\n\nThe (begin, end) of each segment in nanoseconds; zeros if "
+     "the segment has not run yet."},
     {"watch", pipeline_run_watch, METH_NOARGS,
-     "watch()\n--\n\nThe same run for reading its times, without keeping its memory alive."},
+     "watch()\n--\n\nAnother object for the same run, which can read its times but does not keep "
+     "its memory alive."},
     {"finish", pipeline_run_finish, METH_NOARGS,
-     "finish()\n--\n\nReleases the memory once all work has been submitted."},
+     "finish()\n--\n\nReleases the run's memory. Call it only after all work has been submitted."},
     {0}};
 static PyObject *pipeline_run_micro_batches(PyObject *object, void *Py_UNUSED(unused)) {
   return PyLong_FromUnsignedLong(((pipeline_run *)object)->run->num_micro_batches);

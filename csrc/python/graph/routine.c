@@ -287,21 +287,24 @@ static void routine_dealloc(PyObject *object) {
 
 static PyMethodDef routine_methods[] = {
     {"sequence", make_sequence, METH_VARARGS | METH_STATIC,
-     "sequence(num_inputs, calls, results)\n--\n\nCalls in sequence. A call is (function, scope, "
-     "inputs, num_outputs); scope: the number of a block path, or None.\nInputs and results are "
-     "slots: first the inputs of the sequence, then the results of its calls, in their order."},
+     "sequence(num_inputs, calls, results)\n--\n\nA Routine that makes calls one after another. A "
+     "call is (function, scope, inputs, num_outputs),\nwhere scope is the number of a block path, "
+     "or None for the caller's.\nThe inputs of calls and the results are slot numbers. The first "
+     "num_inputs slots are the sequence's\ninputs, followed by the results of its calls in order."},
     {"branch", make_branch, METH_VARARGS | METH_STATIC,
-     "branch(first, num_first, second, num_second, num_outputs)\n--\n\nTakes an array of one "
-     "number, the inputs of `first` and the inputs of `second`; calls `first` if the number is not "
-     "0, else `second`."},
+     "branch(first, num_first, second, num_second, num_outputs)\n--\n\nA Routine that calls one of "
+     "two functions. Its inputs are an array with one number, the num_first\ninputs of `first`, "
+     "and the num_second inputs of `second`. It calls `first` if the number is not 0,\notherwise "
+     "`second`."},
     {"loop", make_loop, METH_VARARGS | METH_STATIC,
      "loop(name, limit, num_data, num_states, step, step_captures, condition, condition_captures, "
-     "outputs)\n--\n\nTakes data, states, and the captures of both functions. Calls step(*rows, "
-     "*states, *captures) for each of `limit` rows of\nthe data, or while condition(*states, "
-     "*captures) (None for always true) is not 0, at most `limit` times; a step returns outputs "
-     "and the next\nstates. outputs: (shape, dtype, ctx) of the outputs of a step. Returns the "
-     "outputs of all steps along a new first axis, with zeros after the last step,\nthen the last "
-     "states."},
+     "outputs)\n--\n\nA Routine that runs a loop. Its inputs are data, states, and the captures of "
+     "`step` and of\n`condition`.\n\nEach step calls step(*rows, *states, *captures), where rows "
+     "are the next row of each data array. It\nreturns the outputs of the step, followed by the "
+     "next states. The loop has `limit` steps. A loop\nwith a condition has no data, and ends "
+     "earlier if condition(*states, *captures) is 0.\noutputs: (shape, dtype, ctx) of each output "
+     "of a step.\n\nResults: the outputs of all steps, stacked along a new first axis and padded "
+     "with zeros after the\nlast step, followed by the final states."},
     {0}};
 static PyType_Slot routine_slots[] = {
     {Py_tp_dealloc, routine_dealloc},
@@ -310,9 +313,10 @@ static PyType_Slot routine_slots[] = {
     {Py_tp_call, routine_call},
     {Py_tp_methods, routine_methods},
     {Py_tp_doc,
-     "A composition of CachedOps, other Routines, and functions from a list of arrays to one; "
-     "called with a list of arrays it returns one. It runs in\nthe core, and each call in it is "
-     "recorded separately on the tape. Created by `sequence`, `branch` and `loop`."},
+     "A composition of CachedOps, other Routines, and functions from a list of arrays to a list of "
+     "arrays.\nIt is called with a list of arrays and returns a list of arrays. It runs in the "
+     "core, and the tape\nrecords each of its calls separately. Created by `sequence`, `branch` "
+     "and `loop`."},
     {0, NULL}};
 static PyType_Spec routine_spec = {
     .name = "mpgluon._core.Routine",
@@ -376,11 +380,12 @@ done:
 
 static PyMethodDef loop_methods[] = {
     {"loop_slices", loop_slices, METH_O,
-     "loop_slices(array)\n--\n\nThe entries along the first axis, of shape (1,) if there is no "
-     "other axis. While recording they are results of one op, whose\ngradient is also one op."},
+     "loop_slices(array)\n--\n\nThe slices along the first axis, as a list. The slices of a 1-d "
+     "array have shape (1,). While\nrecording, they are the results of one op, whose gradient is "
+     "also one op."},
     {"loop_stack", loop_stack, METH_VARARGS,
-     "loop_stack(rows, limit)\n--\n\nA tuple of arrays stacked along a new first axis, padded with "
-     "zeros up to `limit`."},
+     "loop_stack(rows, limit)\n--\n\nStacks a tuple of arrays along a new first axis, and pads it "
+     "with zeros to `limit` rows."},
     {0}};
 
 int mpg_py_routine_init(PyObject *module) {

@@ -74,10 +74,11 @@ done:
   return list;
 }
 
-static PyMethodDef methods[] = {{"arrays", arrays, METH_NOARGS,
-                                 "arrays()\n--\n\nNew arrays with the contents; they share memory "
-                                 "with the saved arrays unless these have been overwritten."},
-                                {0}};
+static PyMethodDef methods[] = {
+    {"arrays", arrays, METH_NOARGS,
+     "arrays()\n--\n\nNew arrays with the saved contents. They share memory with the saved arrays "
+     "unless those have been\noverwritten."},
+    {0}};
 static PyType_Slot slots[] = {
     {Py_tp_new, new_saved},
     {Py_tp_dealloc, dealloc},

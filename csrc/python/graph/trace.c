@@ -375,9 +375,9 @@ static PyMethodDef trace_methods[] = {
 static PyGetSetDef trace_properties[] = {
     {"spans_ranks", trace_spans_ranks, NULL,
      "Whether a value is on a device with a rank, so that all ranks trace it.", NULL},
-    {"nodes", trace_nodes, NULL, "The number of its nodes.", NULL},
+    {"nodes", trace_nodes, NULL, "The number of nodes in the trace.", NULL},
     {"paused", trace_paused, NULL,
-     "Whether autograd was recording when it began, and no longer is.", NULL},
+     "Whether autograd was recording when the trace began, but is not recording now.", NULL},
     {0}};
 static PyType_Slot trace_slots[] = {{Py_tp_new, trace_new},
                                     {Py_tp_dealloc, trace_dealloc},
