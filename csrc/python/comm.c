@@ -357,19 +357,21 @@ static PyMethodDef methods[] = {
      "collective(kind, arrays, devices, axis, other_axis, root, algorithm, transport) -> list of "
      "arrays; see mpgluon.parallel.collectives."},
     {"sum_replicas", sum_replicas, METH_VARARGS,
-     "sum_replicas(lists, home, everywhere, apart=False, copy=False) -> bool: sums arrays of "
-     "replicas in place, or into the last list if `apart`, or copies those of home to the other "
-     "lists if `copy`, concurrently with the work of their devices. Returns False and changes "
+     "sum_replicas(lists, home, everywhere, apart=False, copy=False) -> bool: sums arrays over "
+     "replicas\ninto the arrays of the replica `home`, concurrently with other work of the "
+     "devices. lists: the\narrays of each replica. everywhere: also writes the sums to all other "
+     "replicas. apart: `home` is the\nlast list, which is only written, not summed. copy: copies "
+     "the arrays of `home` to the other\nreplicas instead of summing. Returns False and changes "
      "nothing if a device does not support it."},
     {"sum_over_ranks", sum_over_ranks, METH_VARARGS,
-     "sum_over_ranks(arrays, sums, gpus=None): writes into `sums` the sums over ranks of arrays "
-     "that each rank holds, concurrently with the work of their device; sums may be the arrays "
-     "themselves. gpus: the GPU index of each rank, for joined GPUs."},
+     "sum_over_ranks(arrays, sums, gpus=None): writes the sums over ranks of `arrays` into "
+     "`sums`,\nconcurrently with other work of the device. Each rank passes its own arrays. sums "
+     "may be the same\narrays. gpus: the GPU index of each rank, for joined GPUs."},
     {"written_at", written_at, METH_O,
      "written_at(array) -> (tick of its latest write, latest tick of its device)."},
     {"collective_plan", collective_plan, METH_VARARGS,
-     "Like collective, but returns only what would run: {'ops': names, 'copies': between devices, "
-     "'bytes': copied}."},
+     "Returns what `collective` would run with these arguments, without running it: {'ops': "
+     "names,\n'copies': number of copies between devices, 'bytes': bytes copied}."},
     {NULL, NULL, 0, NULL}};
 
 int mpg_py_comm_init(PyObject *module) {

@@ -221,8 +221,8 @@ static PyGetSetDef context_properties[] = {
      "devices of this process.",
      NULL},
     {"count_key", get_count_key, NULL,
-     "The number by which optimizers count updates: device_id, or a larger number for devices with "
-     "a rank.",
+     "The number under which optimizers count the updates of a device: device_id, or a larger "
+     "number for\ndevices with a rank.",
      NULL},
     {"is_remote", get_is_remote, NULL, "Whether the device belongs to another process.", NULL},
     {0}};
@@ -379,8 +379,8 @@ static PyObject *side_context(PyObject *Py_UNUSED(module), PyObject *ctx) {
 
 PyMethodDef mpg_py_context_methods[] = {
     {"side_context", side_context, METH_O,
-     "side_context(ctx)\n--\n\nA second queue of a CPU device (of CPU 0 for a GPU), which runs "
-     "while `ctx` waits for other devices."},
+     "side_context(ctx)\n--\n\nA second queue of a CPU device (of CPU 0 if `ctx` is a GPU). It can "
+     "run work while `ctx` waits for\nother devices."},
     {"cpu", (PyCFunction)(void (*)(void))cpu, METH_FASTCALL | METH_KEYWORDS,
      "cpu(device_id=0, *, rank=None)\n--\n\nThe CPU device of that index: a worker thread with its "
      "own memory pool. rank: the rank of the process that owns it, equal on all ranks; None for "
@@ -390,7 +390,7 @@ PyMethodDef mpg_py_context_methods[] = {
      "process `rank`."},
     {"cpu_pinned", (PyCFunction)(void (*)(void))cpu_pinned, METH_FASTCALL | METH_KEYWORDS,
      "cpu_pinned(device_id=0, *, rank=None)\n--\n\nThe page-locked memory of cpu(device_id) if "
-     "there is a GPU: copies to and from GPUs run concurrently with the "
+     "there is a GPU. Copies between this memory and GPUs run\nconcurrently with the "
      "program.\n\nExamples\n--------\n>>> x = nd.array([1, 2], ctx=mx.cpu_pinned())\n>>> "
      "x.context, (x + 1).context\n(cpu_pinned(0), cpu(0))"},
     {"current_context", current_context, METH_NOARGS,
@@ -398,8 +398,8 @@ PyMethodDef mpg_py_context_methods[] = {
     {"num_gpus", num_gpus, METH_NOARGS,
      "num_gpus()\n--\n\nThe number of usable GPUs; 0 without a driver."},
     {"memory_stats", memory_stats, METH_O,
-     "memory_stats(ctx)\n--\n\nBytes of the device's memory: in_use, peak_in_use, held, peak_held "
-     "and limit (0 if unlimited); and numbers of allocations."},
+     "memory_stats(ctx)\n--\n\nA dict with the bytes of the device's memory (in_use, peak_in_use, "
+     "held, peak_held, and limit, which\nis 0 if unlimited) and the numbers of allocations."},
     {"set_memory_limit", set_memory_limit, METH_VARARGS,
      "set_memory_limit(ctx, bytes)\n--\n\nSets the maximum memory that the device may hold; 0 or "
      "None removes the limit."},

@@ -244,17 +244,19 @@ static PyMethodDef methods[] = {
      "ranks_tell_end(failure=None)\n--\n\nReports to the other ranks that this one has ended or "
      "failed."},
     {"ranks_gpu_card", ranks_gpu_card, METH_O,
-     "ranks_gpu_card(ctx) -> str: the name by which all processes know a GPU's card; raises an "
-     "error without NCCL."},
+     "ranks_gpu_card(ctx) -> str: the name of the card to which a GPU belongs, which is the same "
+     "in all\nprocesses. Raises an error without NCCL."},
     {"ranks_gpu_id", ranks_gpu_id, METH_O,
-     "ranks_gpu_id(ctx) -> bytes: an id with which all ranks join a communicator of GPUs."},
+     "ranks_gpu_id(ctx) -> bytes: the id of a new communicator of GPUs, which all ranks need to "
+     "join it."},
     {"ranks_gpu_join", ranks_gpu_join, METH_VARARGS,
-     "ranks_gpu_join((ctx, indices), id): starts to join a communicator of the GPUs with these "
-     "indices, one for each rank, with a GPU of this process."},
+     "ranks_gpu_join((ctx, indices), id): starts to join a communicator with the GPU `ctx` of "
+     "this\nprocess. indices: the GPU index of each rank."},
     {"ranks_gpu_joined", ranks_gpu_joined, METH_O,
-     "ranks_gpu_joined((ctx, indices)) -> bool: whether the GPU has joined them."},
+     "ranks_gpu_joined((ctx, indices)) -> bool: whether the GPU has joined the communicator."},
     {"ranks_gpu_leave", ranks_gpu_leave, METH_O,
-     "ranks_gpu_leave((ctx, indices)): leaves the communicator, before any sum."},
+     "ranks_gpu_leave((ctx, indices)): leaves the communicator, before it has been used for a "
+     "sum."},
     {"ranks_begin_within", ranks_begin_within, METH_O,
      "ranks_begin_within(seconds)\n--\n\nEnds the process unless ranks_begun is called by then."},
     {"ranks_begun", ranks_begun, METH_NOARGS, "ranks_begun()\n--\n\nReports that MPI has begun."},
@@ -264,32 +266,34 @@ static PyMethodDef methods[] = {
     {"ranks_note_step", ranks_note_step, METH_NOARGS,
      "ranks_note_step()\n--\n\nReports that another training step begins."},
     {"ranks_note_update", ranks_note_update, METH_VARARGS,
-     "ranks_note_update(rescale_grad, learning_rate)\n--\n\nReports an update of parameters, which "
-     "all ranks make together and compare."},
+     "ranks_note_update(rescale_grad, learning_rate)\n--\n\nReports an update of parameters. All "
+     "ranks must make the same updates, and compare them."},
     {"ranks_note_collective", ranks_note_collective, METH_NOARGS,
-     "ranks_note_collective()\n--\n\nReports that all ranks are at the same point of the program."},
+     "ranks_note_collective()\n--\n\nReports that all ranks have reached the same rendezvous."},
     {"ranks_name_arrays", ranks_name_arrays, METH_O,
-     "ranks_name_arrays(named)\n--\n\nSets whether arrays created by this thread get names, which "
-     "the ranks compare. Returns the previous setting."},
+     "ranks_name_arrays(named)\n--\n\nSets whether arrays that this thread creates get names. The "
+     "ranks compare these names. Returns the\nprevious setting."},
     {"ranks_poll", ranks_poll, METH_VARARGS,
      "ranks_poll(what, progress, again)\n--\n\nReports that this rank is still waiting for all "
-     "other ranks. progress: the result of the previous call; again: whether there was one."},
+     "other ranks. what: a description of the wait;\nprogress: the result of the previous call; "
+     "again: whether there was a previous call."},
     {"ranks_poll_end", ranks_poll_end, METH_NOARGS,
      "ranks_poll_end()\n--\n\nReports that this rank no longer waits."},
     {"ranks_find_lost", ranks_find_lost, METH_NOARGS,
-     "ranks_find_lost()\n--\n\nThe first lost rank (-1 if none), the reason, and whether no other "
-     "rank continues."},
+     "ranks_find_lost()\n--\n\nA tuple (first lost rank or -1, the reason, whether the scripts of "
+     "all other ranks have ended)."},
     {"ranks_differ", ranks_differ, METH_NOARGS,
-     "ranks_differ()\n--\n\nHow this rank's transfers differ from those of another rank, once all "
-     "ranks have ended; None if they do not differ."},
+     "ranks_differ()\n--\n\nA text that describes how this rank's transfers differ from those of "
+     "another rank, once all ranks\nhave ended; None if they do not differ."},
     {"ranks_begin", ranks_begin, METH_VARARGS,
      "ranks_begin(path, rank, size, communicator, byte, largest_tag, handle_size, limit, sum, "
      "in_place, any_order, types)\n--\n\nMakes this process one of several ranks, which "
-     "communicate through the MPI library at that path; handles are numbers; limit: seconds "
-     "without a response; any_order: MPI may choose the order of sums, for the dtypes in types."},
+     "communicate through the MPI library at `path`. MPI\nhandles are given as numbers. limit: the "
+     "seconds after which a rank without a response is lost;\nany_order: whether MPI may choose "
+     "the order of sums, for the dtypes in `types`."},
     {"ranks_end", ranks_end, METH_NOARGS, "ranks_end()\n--\n\nEnds sending and receiving."},
     {"ranks_flushed", ranks_flushed, METH_NOARGS,
-     "ranks_flushed()\n--\n\nWhether all messages have left."},
+     "ranks_flushed()\n--\n\nWhether all messages have been sent."},
     {"ranks_statistics", ranks_statistics, METH_NOARGS,
      "ranks_statistics()\n--\n\nNumbers of transfers, messages and bytes so far."},
     {"ranks_lost", ranks_lost, METH_VARARGS,

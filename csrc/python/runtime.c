@@ -199,21 +199,20 @@ static PyObject *handed_over(PyObject *Py_UNUSED(module), PyObject *ctx) {
 
 PyMethodDef mpg_py_runtime_methods[] = {
     {"engine_queue_status", engine_queue_status, METH_NOARGS,
-     "engine_queue_status()\n--\n\nFor each device (its name, ticks completed, ticks submitted, "
-     "its current work, the op in it, the op's block path, the device it\nwaits for or None, the "
-     "tick it waits for, the work of that tick). Work is (name, line, block path, stage, "
+     "engine_queue_status()\n--\n\nFor each device a tuple (name, ticks completed, ticks "
+     "submitted, current work, current op, the op's\nblock path, the device it waits for or None, "
+     "the tick it waits for, the work of that tick). Work is\n(name, line, block path, stage, "
      "micro-batch) or None."},
     {"handed_over", handed_over, METH_O,
-     "handed_over(ctx)\n--\n\nThe time at which the worker of a device could see the latest queued "
-     "work, by time.perf_counter's clock; None if the profiler was off."},
+     "handed_over(ctx)\n--\n\nThe time (as time.perf_counter) at which the latest queued work "
+     "became visible to the worker of a\ndevice; None if the profiler was off."},
     {"_stall", stall, METH_VARARGS,
      "_stall(ctx, seconds, until=-1)\n--\n\nQueues work that blocks the device for that time, or "
      "until a file descriptor can be read; for tests."},
     {"waitall", waitall, METH_NOARGS,
-     "waitall()\n--\n\nWaits for everything queued on all devices; raises the first failure not "
-     "raised before.\n\nExamples\n--------\n"
-     ">>> x = nd.ones((2, 3)) * 2  # queued\n"
-     ">>> nd.waitall()              # done"},
+     "waitall()\n--\n\nWaits for all queued work on all devices. Raises the first failure that was "
+     "not raised before.\n\nExamples\n--------\n>>> x = nd.ones((2, 3)) * 2  # queued\n>>> "
+     "nd.waitall()              # done"},
     {"random_seed", random_seed, METH_O,
      "random_seed(seed)\n--\n\nSets the seed of all random ops and resets their count."},
     {"random_state", random_state, METH_NOARGS,
@@ -221,9 +220,9 @@ PyMethodDef mpg_py_runtime_methods[] = {
     {"random_restore", random_restore, METH_O,
      "random_restore(state)\n--\n\nRestores a state from random_state. Returns the previous one."},
     {"set_engine_mode", (PyCFunction)(void (*)(void))set_engine_mode, METH_VARARGS | METH_KEYWORDS,
-     "set_engine_mode(mode, seed=0)\n--\n\n'async': work is queued; 'sync': each op has run, or "
-     "failed, when its call returns; 'shuffle': work runs late and in a random legal order, for "
-     "tests."},
+     "set_engine_mode(mode, seed=0)\n--\n\nSets how work runs. 'async': ops are queued; 'sync': "
+     "each op has run, or failed, when its call\nreturns; 'shuffle' (for tests): work runs late "
+     "and in a random order that respects dependencies."},
     {"run_ready", run_ready, METH_NOARGS,
      "run_ready()\n--\n\nRuns the tasks that the engine mode 'shuffle' holds back until a thread "
      "waits."},
@@ -231,19 +230,20 @@ PyMethodDef mpg_py_runtime_methods[] = {
     {"build_info", build_info, METH_NOARGS, "build_info()\n--\n\nThe build settings, as a dict."},
     {"set_library_folders", set_library_folders, METH_O,
      "set_library_folders(folders)\n--\n\nSets the folders in which oneDNN and OpenBLAS are "
-     "searched; before the first op that uses them."},
+     "searched. Must be called before the first op that\nuses them."},
     {"libraries", libraries, METH_NOARGS,
      "libraries()\n--\n\nThe optional libraries, each as a dict with name, found, version, path "
      "and reason."},
     {"gpu_libraries", gpu_libraries, METH_NOARGS,
-     "gpu_libraries()\n--\n\nNVIDIA's libraries, opened by this call, as dicts like those of "
-     "`libraries`; empty without a GPU."},
+     "gpu_libraries()\n--\n\nNVIDIA's libraries, as dicts like those of `libraries`; empty without "
+     "a GPU. Loads the libraries."},
     {"gpu_reason", gpu_reason, METH_NOARGS,
      "gpu_reason()\n--\n\nThe reason why no GPU is available; None if one is."},
     {"_memory_free_kept", memory_free_kept, METH_NOARGS, "Frees cached work space; for tests."},
     {"_memory_until_failure", memory_until_failure, METH_NOARGS,
      "The number of allocations left until the one that `_memory_fail_after` makes fail."},
     {"_memory_fail_after", memory_fail_after, METH_VARARGS,
-     "Makes the n-th allocation of bookkeeping or device memory from now fail, and those after it, "
-     "`count` (1) in all; for tests. 0 disables this. Returns whether one has failed."},
+     "_memory_fail_after(n, count=1), for tests: makes `count` allocations of bookkeeping or "
+     "device memory\nfail, starting with the n-th from now. n = 0 disables this. Returns whether "
+     "an allocation has failed\nsince the previous call."},
     {0}};

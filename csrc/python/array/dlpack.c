@@ -530,7 +530,7 @@ PyMethodDef mpg_py_dlpack_methods[] = {
      "array([7., 7.], dtype=float32)"},
     {"to_dlpack_for_write_on", for_write_on, METH_VARARGS,
      "to_dlpack_for_write_on(data, stream)\n--\n\nLike to_dlpack_for_write, for a consumer that "
-     "works on that CUDA stream; 1 is the default stream."},
+     "uses the CUDA stream `stream`; 1 is the default\nstream."},
     {"from_dlpack", from_dlpack, METH_O,
      "from_dlpack(dlpack)\n--\n\nAn NDArray sharing the memory of a DLPack capsule, or of an "
      "object with __dlpack__; for a tensor that is not contiguous (such as a transposed one) a "

@@ -243,16 +243,17 @@ static PyObject *set_intruder(PyObject *Py_UNUSED(module), PyObject *callable) {
 }
 
 PyMethodDef mpg_py_host_methods[] = {
-    {"_origin", origin_number, METH_NOARGS, "The key of the user's current line."},
+    {"_origin", origin_number, METH_NOARGS,
+     "The key of the user's current source line, for _origin_line."},
     {"_origin_line", origin_line, METH_O,
-     "The text of the line with that key, as in errors; '' for 0."},
+     "The text of the source line with the key, as shown in errors; '' for key 0."},
     {"_set_package_folder", set_package_folder, METH_O,
      "Excludes the lines of files in this folder from errors."},
     {"_current_line", current_line, METH_NOARGS,
-     "The user's current line, as in errors of queued work."},
+     "The text of the user's current source line, as shown in errors of queued work."},
     {"_set_intruder", set_intruder, METH_O,
-     "For tests: calls this without arguments whenever the core releases the lock; None removes "
-     "it."},
+     "For tests: calls this function without arguments whenever the core releases the lock; None "
+     "removes\nthe function."},
     {0}};
 
 int mpg_py_host_init(PyObject *Py_UNUSED(module)) {

@@ -106,7 +106,9 @@ PyGetSetDef mpg_py_array_properties[] = {
     {"_on_tape", get_on_tape, NULL,
      "Whether a recorded computation that may be differentiated uses the variable.", NULL},
     {"_backward_number", get_backward_number, NULL,
-     "The number of the latest backward pass that reached the variable; it increases.", NULL},
+     "The number of the latest backward pass that reached the variable. Later passes have larger "
+     "numbers.",
+     NULL},
     {"writable", get_writable, NULL, "Whether the array may be written to.", NULL},
     {"_traced", get_traced, NULL, "Whether the array is traced by hybridize() and so has no value.",
      NULL},
@@ -420,8 +422,8 @@ PyMethodDef mpg_py_array_methods[] = {
     {"__deepcopy__", deepcopy, METH_O, NULL},
     {"__reduce__", reduce, METH_NOARGS, NULL},
     {"as_in_context", as_in_context, METH_O,
-     "as_in_context(context)\n--\n\nThe array on that device: itself (on the tape a view of it) if "
-     "it is there already, else a copy. Differentiable,\nand traced as an op."},
+     "as_in_context(context)\n--\n\nThe array on that device: a copy, or the array itself if it is "
+     "already there (a view of it if it is\non the tape). Differentiable, and traced as an op."},
     {"as_in_ctx", as_in_context, METH_O, "as_in_ctx(context)\n--\n\nAlias of as_in_context."},
     {"copyto", copyto, METH_O,
      "copyto(other)\n--\n\nCopies the array to an array of the same shape, cast to its dtype, or "
@@ -433,7 +435,7 @@ PyMethodDef mpg_py_array_methods[] = {
      "attach_grad(grad_req='write', stype=None)\n--\n\nMakes the array a variable with a gradient "
      "of zeros that backward writes, or adds to ('add')."},
     {"detach", detach, METH_NOARGS,
-     "detach()\n--\n\nThe same values without their recorded computation."},
+     "detach()\n--\n\nAn array with the same values that is not part of the recorded computation."},
     {"backward", (PyCFunction)(void (*)(void))backward, METH_VARARGS | METH_KEYWORDS,
      "backward(out_grad=None, retain_graph=False, train_mode=True)\n--\n\nComputes the gradients "
      "of the variables this array was computed from; out_grad None means ones."},

@@ -92,10 +92,11 @@ static PyObject *set_sparse(PyObject *Py_UNUSED(module), PyObject *args) {
 
 static PyMethodDef methods[] = {
     {"alias", alias, METH_O,
-     "alias(array)\n--\n\nA second object for the array, with the same position on the tape."},
+     "alias(array)\n--\n\nAnother NDArray object for the same array, with the same position on the "
+     "tape."},
     {"share", share, METH_VARARGS,
-     "share(weight, array)\n--\n\nMakes a new weight with a sparse gradient share that array's "
-     "memory."},
+     "share(weight, array)\n--\n\nMakes `weight`, a new weight with a sparse gradient, share the "
+     "memory of `array`."},
     {"set_sparse", set_sparse, METH_VARARGS,
      "set_sparse(sparse, weight, call, gradients)\n--\n\nSets the class of sparse arrays, the "
      "class of weights with sparse gradients, the function ``call(op, args, kwargs)`` that runs "

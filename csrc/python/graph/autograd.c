@@ -578,12 +578,11 @@ PyMethodDef mpg_py_autograd_methods[] = {
      "new arrays; .grad does not change.\n\ncreate_graph: records them, so they can be "
      "differentiated again. retain_graph: None means as create_graph."},
     {"mark_variables", KEYWORDS(mark_variables), METH_VARARGS | METH_KEYWORDS,
-     "mark_variables(variables, gradients, grad_reqs='write')\n--\n\nMakes arrays variables whose "
-     "gradients backward writes into the given arrays."},
+     "mark_variables(variables, gradients, grad_reqs='write')\n--\n\nMakes arrays variables. "
+     "backward writes their gradients into the given arrays."},
     {"record_function", record_function, METH_VARARGS,
-     "record_function(backward, inputs, outputs)\n--\n\nA list of arrays that share the memory of "
-     "outputs and are recorded as computed from inputs by a\nfunction whose gradient is "
-     "`backward`."},
+     "record_function(backward, inputs, outputs)\n--\n\nArrays that share the memory of `outputs` "
+     "and are recorded as computed from `inputs` by a function\nwhose gradient is `backward`."},
     {"gradients_fresh", gradients_fresh, METH_O,
      "gradients_fresh(arrays)\n--\n\nWhether backward has written the gradients of all arrays of "
      "a list since `gradients_used`."},

@@ -44,6 +44,7 @@ static PyObject *load_library(PyObject *Py_UNUSED(module), PyObject *args) {
 
 PyMethodDef mpg_py_extension_methods[] = {
     {"load_library", load_library, METH_VARARGS,
-     "load_library(path, taken)\n--\n\nLoads the ops of a library, which are then known by their "
-     "names; no ops if it is loaded already. taken(name): whether the name is already used."},
+     "load_library(path, taken)\n--\n\nLoads the ops of a library, registers them under their "
+     "names, and returns them as a list. The list\nis empty if the library is already loaded. "
+     "taken(name) returns whether a name is already used."},
     {0}};

@@ -99,10 +99,12 @@ static PyObject *launch_kernel(PyObject *Py_UNUSED(self), PyObject *args) {
 
 PyMethodDef mpg_py_gpu_module_methods[] = {
     {"cuda_module", compile_module, METH_VARARGS,
-     "cuda_module(source, options, exports)\n--\n\nCompiles CUDA C++ and returns a capsule."},
+     "cuda_module(source, options, exports)\n--\n\nCompiles CUDA C++ source and returns the module "
+     "as a capsule."},
     {"cuda_kernel", find_kernel, METH_VARARGS,
-     "cuda_kernel(module, name)\n--\n\nA kernel of a module, as a capsule."},
+     "cuda_kernel(module, name)\n--\n\nThe kernel `name` of a module, as a capsule."},
     {"cuda_launch", launch_kernel, METH_VARARGS,
-     "cuda_launch(kernel, name, ctx, grid, block, shared, arguments)\n--\n\nQueues a launch. An "
-     "argument is (array, whether it is written), or the bytes of a number."},
+     "cuda_launch(kernel, name, ctx, grid, block, shared, arguments)\n--\n\nQueues a kernel "
+     "launch. Each argument is a tuple (array, whether the kernel writes it), or the bytes\nof a "
+     "number."},
     {0}};

@@ -274,8 +274,8 @@ static PyObject *set_traced_draws(PyObject *Py_UNUSED(module), PyObject *object)
 
 static PyMethodDef methods[] = {
     {"op_cost", op_cost, METH_VARARGS,
-     "op_cost(name, inputs, params)\n--\n\nThe cost of a call of an op: (bytes read and written, "
-     "floating-point operations). inputs:\na list of (shape, dtype) pairs; params: a dict. Raises "
+     "op_cost(name, inputs, params)\n--\n\nThe cost of one call of an op: (bytes read and written, "
+     "floating-point operations). inputs: a list\nof (shape, dtype) pairs; params: a dict. Raises "
      "MXNetError if the call is invalid."},
     {"infer_shape", infer_shape, METH_VARARGS,
      "infer_shape(name, inputs, params)\n--\n\nRuns an op's inference. inputs: a list of (shape, "
@@ -288,9 +288,9 @@ static PyMethodDef methods[] = {
     {"get_scope", get_scope, METH_NOARGS,
      "get_scope()\n--\n\nThe number of the block path under which this thread queues work."},
     {"begin_recompute", begin_recompute, METH_NOARGS,
-     "begin_recompute()\n--\n\nMarks ops traced from here to end_recompute for recomputation in "
-     "the backward phase. Returns False and does\nnothing if no trace is active or this has "
-     "already begun."},
+     "begin_recompute()\n--\n\nMarks the ops that are traced until end_recompute for recomputation "
+     "in the backward phase. Returns\nFalse and does nothing if no trace is active or if a section "
+     "has already begun."},
     {"trace_on", trace_on, METH_O,
      "trace_on(ctx)\n--\n\nPlaces all later ops of the active trace on ctx, regardless of the "
      "devices they name."},
@@ -303,12 +303,13 @@ static PyMethodDef methods[] = {
     {"end_recompute", end_recompute, METH_NOARGS,
      "end_recompute()\n--\n\nEnds the section of begin_recompute."},
     {"set_group", set_group, METH_O,
-     "set_group(group)\n--\n\nSets where this thread moves the inputs of ops: to a Context, or to "
-     "the first input's device (True), or not at\nall (None). Returns the previous group."},
+     "set_group(group)\n--\n\nSets the device to which this thread moves the inputs of ops: a "
+     "Context, the first input's device\n(True), or none (None). Returns the previous group."},
     {"get_group", get_group, METH_NOARGS, "get_group()\n--\n\nThe group set by `set_group`."},
     {"move_to", move_to, METH_VARARGS,
-     "move_to(array, ctx)\n--\n\nThe array on that device; within a trace one copy is shared by "
-     "all uses. On the tape a view if it is there already."},
+     "move_to(array, ctx)\n--\n\nThe array on that device. Within a trace, all uses share one "
+     "copy. If the array is already there,\nreturns the array itself, or a view of it if it is on "
+     "the tape."},
     {"dtype_name", dtype_name, METH_O,
      "dtype_name(dtype)\n--\n\nThe name of a dtype given in any form, such as 'float32'."},
     {0}};

@@ -757,7 +757,7 @@ static PyObject *ops(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused)) {
 
 PyMethodDef mpg_py_op_methods[] = {
     {"list_ops", list_ops, METH_NOARGS,
-     "list_ops()\n--\n\nThe names of all ops, also hidden ones, in the registry's order."},
+     "list_ops()\n--\n\nThe names of all ops, including hidden ones, in the registry's order."},
     {"get_op", get_op, METH_O,
      "get_op(name)\n--\n\nThe op of that name or alias; raises MXNetError (a ValueError) if it is "
      "unknown."},

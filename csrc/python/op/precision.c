@@ -89,9 +89,9 @@ static PyObject *set_loss_scale(PyObject *Py_UNUSED(module), PyObject *number) {
 
 PyMethodDef mpg_py_precision_methods[] = {
     {"set_precision", set_precision, METH_VARARGS,
-     "set_precision(low, rules, conditions)\n--\n\nEnables mixed precision, or disables it with "
-     "None. rules: a dict of ops and kinds that differ from the table's; conditions: a list of "
-     "(op, parameter, value) that are computed in float32."},
+     "set_precision(low, rules, conditions)\n--\n\nEnables mixed precision with the dtype `low`, "
+     "or disables it if `low` is None. rules: a dict from\nops to kinds that override the table; "
+     "conditions: a list of (op, parameter, value) whose calls are\ncomputed in float32."},
     {"precision_of", precision_of, METH_O,
      "precision_of(op)\n--\n\nThe canonical name of an op, and its kind in the table: 'any', "
      "'low', 'half', 'full', 'widest' or 'loss'."},

@@ -363,16 +363,16 @@ static PyObject *call_repr(PyObject *self) {
 
 static PyMethodDef call_methods[] = {
     {"num_inputs", call_num_inputs, METH_O,
-     "num_inputs(given)\n--\n\nThe number of arrays that the op takes with these parameters if "
-     "`given` are given."},
+     "num_inputs(given)\n--\n\nThe number of arrays that the op takes with these parameters if the "
+     "caller gives `given` arrays."},
     {"input_names", call_input_names, METH_O,
      "input_names(count)\n--\n\nThe names of the first `count` inputs."},
     {"states", call_states, METH_O,
      "states(count)\n--\n\nFor each of the first `count` inputs: whether the op also writes it (an "
      "auxiliary state)."},
     {"keeps", call_keeps, METH_O,
-     "keeps(count)\n--\n\nFor each of the first `count` inputs: whether mixed precision does not "
-     "cast it, because it is a state or holds numbers of steps."},
+     "keeps(count)\n--\n\nFor each of the first `count` inputs: whether mixed precision leaves it "
+     "uncast, because it is a\nstate or holds step numbers."},
     {"initial_values", call_initial_values, METH_O,
      "initial_values(count)\n--\n\nFor each of the first `count` inputs: the initial value of a "
      "variable created for it, or None if the op does not define one."},
@@ -386,9 +386,9 @@ static PyMethodDef call_methods[] = {
      "completed inputs and of visible outputs in the same form. Raises MXNetError if they do not "
      "match."},
     {"place", call_place, METH_VARARGS,
-     "place(inputs, group)\n--\n\nThe device the op runs on in a group, to which its inputs are "
-     "moved; None if unknown. inputs: a list of the inputs' devices,\nNone for unknown ones; "
-     "group: the group's device or None."},
+     "place(inputs, group)\n--\n\nThe device on which the op runs in a group, and to which its "
+     "inputs are moved; None if unknown.\ninputs: a list of the inputs' devices, None for unknown "
+     "ones; group: the group's device or None."},
     {"run", call_run, METH_VARARGS,
      "run(arrays, ctx=None)\n--\n\nCalls the op (traces it if the arrays are traced); returns a "
      "list of the visible outputs. ctx: the device of a created\narray. Raises MXNetError if "
@@ -407,7 +407,7 @@ static PyGetSetDef call_properties[] = {
     {"amp_cast", call_flag, NULL, "Whether it is a cast inserted by mixed precision.",
      (void *)(uintptr_t)MPG_OP_AMP_CAST},
     {"differentiable", call_differentiable, NULL, "Whether gradients flow through it.", NULL},
-    {"gradient_missing", call_gradient_missing, NULL, "Whether differentiating it is an error.",
+    {"gradient_missing", call_gradient_missing, NULL, "Whether differentiating it raises an error.",
      NULL},
     {0}};
 static PyType_Slot call_slots[] = {
@@ -453,7 +453,7 @@ static PyMethodDef methods[] = {{"on_tape", on_tape, METH_O,
                                  "autograd, or was computed from one while recording."},
                                 {"replace_array", replace_array, METH_VARARGS,
                                  "replace_array(target, source)\n--\n\nMakes `target` use the "
-                                 "memory of `source`, off the tape."},
+                                 "memory of `source`, without recording it on the tape."},
                                 {0}};
 
 int mpg_py_symbol_init(PyObject *module) {

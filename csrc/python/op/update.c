@@ -180,10 +180,11 @@ static void update_dealloc(PyObject *object) {
   Py_DECREF(type);
 }
 
-static PyMethodDef update_methods[] = {{"ready", update_ready, METH_NOARGS,
-                                        "ready()\n--\n\nWhether the arrays still have the memory "
-                                        "for which this was prepared, and no trace is active."},
-                                       {0}};
+static PyMethodDef update_methods[] = {
+    {"ready", update_ready, METH_NOARGS,
+     "ready()\n--\n\nWhether the arrays still have the memory that they had when this update was "
+     "prepared, and no trace\nis active."},
+    {0}};
 static PyMemberDef update_members[] = {
     {"__vectorcalloffset__", T_PYSSIZET, offsetof(multi_update, call), READONLY, NULL}, {0}};
 static PyType_Slot update_slots[] = {
@@ -249,11 +250,11 @@ static PyObject *versions(PyObject *Py_UNUSED(module), PyObject *arrays) {
 
 static PyMethodDef methods[] = {
     {"holds", holds, METH_VARARGS,
-     "holds(dict, keys, values)\n--\n\nWhether the dict has exactly these objects under these "
-     "keys, both given as lists."},
+     "holds(dict, keys, values)\n--\n\nWhether the dict maps each key to the same object as in "
+     "`values`. keys, values: lists."},
     {"versions", versions, METH_O,
-     "versions(arrays)\n--\n\nThe write counts of the memory of each array in a list; an unchanged "
-     "count means that nothing was written."},
+     "versions(arrays)\n--\n\nThe number of writes to the memory of each array in a list. If a "
+     "number has not changed, nothing was\nwritten."},
     {0}};
 
 int mpg_py_update_init(PyObject *module) {
