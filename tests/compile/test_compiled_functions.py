@@ -460,6 +460,17 @@ def test_plan_reuses_memory_of_dead_arrays():
     assert entry["devices"][str(on(0))]["planned"]["total"] <= 3 * 64 * 64 * 4
 
 
+def test_branches_computed_layer_by_layer_take_the_memory_of_one():
+    def function(x, w):
+        hidden = [nd.tanh(nd.dot(x, w * i)) for i in range(8)]
+        return [nd.add_n(*[y.sum(axis=1) for y in hidden])]
+
+    op = _core.CachedOp(function, {})
+    op(array((64, 8), 0), array((8, 512), 1))
+    [entry] = op.compiled()
+    assert entry["devices"][str(on(0))]["planned"]["total"] <= 2 * 64 * 512 * 4
+
+
 def test_compiled_calls_release_their_memory():
     function, arrays = chain([on(0), on(1), on(0), on(1)])
     op = _core.CachedOp(function, {})

@@ -224,25 +224,47 @@ fail:
   return status;
 }
 
+/* Makes the memory plan of *order (the request's order). Then changes both so that devices wait
+ * less and ops are fused. */
+static mpg_status improve(const mpg_plan_request *request, bool free_order, mpg_order *order,
+                          mpg_plan *plan) {
+  MPG_TRY(mpg_plan_make(request, plan));
+  if (free_order) MPG_TRY(wait_less(request, order, plan));
+  return request->unfused ? MPG_OK : fuse(request, order, plan);
+}
+
+static size_t total_bytes(const mpg_plan *plan) {
+  size_t total = 0;
+  for (uint32_t i = 0; i < plan->num_devices; i++) total += mpg_plan_bytes(plan, plan->devices[i]);
+  return total;
+}
+
+/* Compares the final plans, because an order with fewer live bytes allows other fused groups, and
+ * may end up with a larger plan. */
 mpg_status mpg_schedule(const mpg_plan_request *request, mpg_order *order, bool free_order,
                         mpg_plan *plan) {
   mpg_order other = {0};
+  mpg_plan other_plan = {0};
   bool changed = false;
   mpg_status status = MPG_OK;
-  if (free_order) {
-    MPG_GOTO(mpg_order_for_memory(request, &other, &changed));
-    if (changed) {
-      mpg_order_free(order);
+  if (free_order) MPG_GOTO(mpg_order_for_memory(request, &other, &changed));
+  MPG_GOTO(improve(request, free_order, order, plan));
+  if (changed) {
+    mpg_plan_request request_of_other = *request;
+    request_of_other.order = &other;
+    MPG_GOTO(improve(&request_of_other, free_order, &other, &other_plan));
+    if (total_bytes(&other_plan) < total_bytes(plan)) {
+      mpg_order order_before = *order;
+      mpg_plan plan_before = *plan;
       *order = other;
-      other = (mpg_order){0};
+      *plan = other_plan;
+      other = order_before;
+      other_plan = plan_before;
     }
   }
-  MPG_GOTO(mpg_plan_make(request, plan));
-  if (free_order) MPG_GOTO(wait_less(request, order, plan));
-  if (request->unfused) goto fail;
-  MPG_GOTO(fuse(request, order, plan));
 fail:
   mpg_order_free(&other);
+  mpg_plan_free(&other_plan);
   if (status != MPG_OK) mpg_plan_free(plan);
   return status;
 }
