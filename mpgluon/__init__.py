@@ -26,8 +26,8 @@ except ImportError as _error:
     ) from _error
 from .libinfo import __version__ as __version__
 
-# Modules of MXNet that new programs do not need are in the folder legacy, under their names in
-# MXNet: legacy/rnn is mpgluon.rnn.
+# The folder legacy holds MXNet modules that new programs do not need. They are imported under their
+# MXNet names: legacy/rnn is mpgluon.rnn.
 __path__.append(_os.path.join(__path__[0], "legacy"))
 
 _core._set_package_folder(_os.path.dirname(_os.path.abspath(__file__)))
@@ -137,7 +137,7 @@ if TYPE_CHECKING:
     from .attribute import AttrScope as AttrScope
     from .symbol import Symbol as Symbol
 
-# Modules that are loaded on first use, which keeps `import mpgluon` fast, and their short names.
+# Modules loaded on first use, to keep `import mpgluon` fast, and their short names.
 _LAZY = {
     name: name
     for name in (
@@ -174,7 +174,7 @@ if not TYPE_CHECKING:  # type checkers would accept any name if they saw __getat
         raise _of_module(__name__, name, ways)
 
 
-# Available as attributes but omitted from `dir`: there is nothing to compute with.
+# Attributes that `dir` omits, because users have no use for them.
 _UNLISTED = {"TYPE_CHECKING", "annotations", "np", "numpy", "numpy_extension", "npx"}
 
 

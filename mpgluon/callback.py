@@ -78,7 +78,7 @@ def do_checkpoint(prefix: str, period: int = 1) -> Callable[..., None]:
 
     def callback(iter_no, sym, arg, aux):
         if due(iter_no):
-            from . import model  # a circular import at module level
+            from . import model  # would be circular at module level
 
             model.save_checkpoint(prefix, iter_no + 1, sym, arg, aux)
 

@@ -77,7 +77,7 @@ def _sum_over_cards():
 
 
 _KERNEL = 'extern "C" __global__ void probe(float *x) { *x = 1; }'
-# One call of each library. The call of NCCL needs a second card.
+# One call per library. NCCL's needs a second GPU.
 _TRIALS = {
     "cuBLASLt": lambda: nd.dot(_ones(2, 2), _ones(2, 2)).wait_to_read(),
     "cuBLAS": lambda: nd.linalg.trsm(_ones(2, 2), _ones(2, 2)).wait_to_read(),

@@ -109,10 +109,12 @@ def _arrow(event, number, own, rows, other, busy):
     here = {"pid": own, "tid": rows[event["device"]]}
     there = {"pid": process, "tid": peers[event["peer"]]}
     arrow = {"name": "copy", "cat": "copy", "id": number}
-    # Compiled programs and sends to other ranks push: the arrow ends at the peer's next work.
+    # Compiled programs, and sends to other ranks, push data: the arrow runs from the begin of this
+    # event on this device to its end on the peer.
     if event["program"] or event["name"] == "send":
         return [{**arrow, **here, "ph": "s", "ts": begin}, {**arrow, **there, "ph": "f", "ts": end}]
-    # Otherwise the receiver pulls: the arrow starts at the peer's last work before this event.
+    # In all other cases, this device pulls data: the arrow starts at the peer's last work before
+    # this event.
     sent = _last_before(event, busy.get(event["peer"], []))
     return [
         {**arrow, **there, "ph": "s", "ts": sent},

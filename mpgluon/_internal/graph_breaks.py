@@ -33,7 +33,8 @@ class _Thread(threading.local):
 
 
 thread = _Thread()
-# Maximum number of parts per block. If it is exceeded, the least recently used leaves are evicted.
+# Maximum number of parts per block. If it is exceeded, the least recently used leaves of the tree
+# of parts are evicted.
 LIMIT = 256
 
 
@@ -60,7 +61,7 @@ class PythonCall:
     creates = copies = dynamic = loss = amp_cast = False
     differentiable = True
     gradient_missing = False
-    splits = True  # compiled programs are cut at this call
+    splits = True  # a compiled program is cut at this call
 
     def initial_values(self, count: int) -> tuple[Any, ...]:
         return (None,) * count
@@ -92,7 +93,7 @@ class Host:
         self.bodies = bodies  # `Body`s of the loop or branch
 
     def __call__(self, env):
-        # The trace already contains the moves between device groups.
+        # Run without a device group, because the trace already contains the moves between groups.
         with _core.Scope((_core.set_group, None), (_core.set_scope, self.scope)):
             return self.run([env[i] for i in self.inputs])
 
@@ -436,7 +437,8 @@ class Split:
         self._trace = trace
         self.flags = flags
         self._roots = {}
-        # The parts contain casts of mixed precision, so a change of the settings discards them.
+        # Parts contain the casts that mixed precision inserted, so changing its settings discards
+        # all parts.
         self._precision = _core.precision_changes()
         self._clock = 0
         self.dropped = 0  # number of evicted parts

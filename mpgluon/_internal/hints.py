@@ -57,7 +57,7 @@ OPTIONS = {
     "gamma": ("factor",),
 }
 
-# Notes on options whose values differ from those of the foreign option
+# Foreign option -> note for the suggested option if it takes different values.
 _VALUES = {
     "descending": "which is its opposite",
     "largest": "which is its opposite",
@@ -592,7 +592,7 @@ def of_package(module, name):
 class OptionsChecked:
     """Mixin that checks constructor options; its errors suggest near names."""
 
-    if not TYPE_CHECKING:  # type checkers read the constructor
+    if not TYPE_CHECKING:  # type checkers read the signature of __init__ instead
 
         def __new__(cls, *args, **kwargs):
             if kwargs:

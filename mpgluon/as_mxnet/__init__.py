@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 OURS = __name__.rpartition(".")[0]
 VERSION = "1.9.1"
 
-# MXNet's modules that have another name in mpgluon.
+# MXNet modules that have a different name in mpgluon.
 MODULES = {
     "contrib.ndarray": "ndarray.contrib",
     "contrib.onnx.mx2onnx": "onnx",

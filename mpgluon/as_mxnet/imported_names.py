@@ -9,8 +9,8 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-# MXNet's module -> {module of mpgluon: names to take from it}. A name without a source is itself a
-# module of mpgluon.
+# MXNet module -> {mpgluon module that defines the names: the names}. The key "" is mpgluon itself,
+# whose names include its modules, such as ndarray.
 NAMES = {
     "gluon.block": {
         "": "MXNetError initializer ndarray symbol",

@@ -22,7 +22,7 @@ class _Form(NamedTuple):
     name: str
     layer: bool = False  # True if all inputs except the first are parameters to quantize
     sums: bool = False  # True if the result is int32, which must be requantized to 8 bits
-    known: bool = False  # True if it needs the range of its result in advance; vectors stay float32
+    known: bool = False  # needs its result's range in advance; only the first input is quantized
     fits: Callable[[dict], bool] = lambda attrs: True
     attrs: Callable[[dict], dict] = lambda attrs: attrs
 
@@ -49,8 +49,8 @@ FORMS = {
         fits=lambda attrs: not _has(attrs, "output_mean_var"),
     ),
 }
-# Ops whose nodes store the range of a float32 node's result. Their node names are that node's name
-# with this prefix.
+# Ops whose nodes store the calibrated range of their result -> prefix of their node names, which is
+# followed by the name of the float32 node that they replace.
 PREFIXES = {"_contrib_requantize": "requantize_", "_contrib_quantized_batch_norm": "quantized_"}
 
 

@@ -63,7 +63,7 @@ class SummaryWriter:
 def _as_numpy(value: Any) -> Any:
     """Converts the arrays in a value to NumPy arrays."""
     if isinstance(value, NDArray):
-        wide = dtype_name(value.dtype) == "bfloat16"  # NumPy does not have it
+        wide = dtype_name(value.dtype) == "bfloat16"  # NumPy lacks bfloat16
         return (value.astype("float32") if wide else value).asnumpy()
     if type(value) in (list, tuple):
         return type(value)(_as_numpy(part) for part in value)

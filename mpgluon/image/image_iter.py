@@ -175,7 +175,7 @@ class ImageIter(DataIter):
         )
         self.cur: int = 0
         self._finished = False
-        self._begun: tuple[NDArray, NDArray, int] | None = None  # a batch that rolls over
+        self._begun: tuple[NDArray, NDArray, int] | None = None  # incomplete batch that rolls over
         self.reset()
 
     def reset(self) -> None:

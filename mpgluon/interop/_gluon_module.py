@@ -32,8 +32,8 @@ class _BlockCall(torch.autograd.Function):
         ctx.variables = [
             array if wants else None for array, wants in zip([*arrays, *values], wanted)
         ]
-        # The tape keeps the memory instead of copies of the values. Saving the tensors makes
-        # PyTorch detect writes before backward.
+        # The tape refers to the tensors' memory and has no copies of their values. Saving the
+        # tensors lets PyTorch detect writes to this memory before backward.
         buffers = [pair.tensor for pair in module.pairs.values() if not pair.trained]
         ctx.save_for_backward(*tensors, *buffers)
         # Return copies, because the caller may write to results whose memory the tape keeps.

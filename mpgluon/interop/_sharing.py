@@ -66,7 +66,7 @@ def listed(result, kind):
 
 @functools.cache
 def _pairs_of_tensors():
-    return import_torch().utils.weak.WeakTensorKeyDictionary()  # weak references to pairs
+    return import_torch().utils.weak.WeakTensorKeyDictionary()  # values: weak references to pairs
 
 
 _pairs_of_parameters: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
@@ -113,8 +113,8 @@ class Pair:
         self._begin(True)
 
     def _begin(self, alike):
-        # Address of the memory that both shared last. None means that they do not share memory and
-        # the tensor has newer values.
+        # Address of the memory that the tensor and the parameter last shared. None means that they
+        # do not share memory and that the tensor's values are newer.
         self.address = self.tensor.data_ptr() if alike else None
         self.wanted = self.tensor.requires_grad, self.parameter.grad_req != "null"
         self._register()

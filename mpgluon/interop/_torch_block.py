@@ -35,7 +35,7 @@ class _TorchCall(autograd.Function):
         self.recording = False
 
     def __call__(self, *inputs):
-        self.recording = autograd.is_recording()  # read here, because `forward` runs without it
+        self.recording = autograd.is_recording()  # read here, because `forward` runs unrecorded
         return super().__call__(*inputs)
 
     def _array(self, tensor, role):
@@ -54,8 +54,8 @@ class _TorchCall(autograd.Function):
         with self.torch.inference_mode(False), self.block._locked():
             result = self._called(arrays)
         self.outputs, single = sharing.listed(result, self.torch.Tensor)
-        # Copy results whose memory PyTorch keeps for backward, or that is owned elsewhere, because
-        # the caller may write to them.
+        # Copy results whose memory PyTorch needs for backward or shares with an argument or a
+        # parameter, because the caller may write to the results.
         known = {_memory(tensor) for tensor in self.sources}
         given = [
             tensor.detach().clone() if self.recording or _memory(tensor) in known else tensor
@@ -80,7 +80,7 @@ class _TorchCall(autograd.Function):
             tensor.requires_grad_(self.recording and tensor.is_floating_point())
             arguments[place] = tensor
         before = [tensor._version for tensor in tensors]
-        # Tensors that share memory with arrays, whose later writes PyTorch cannot see.
+        # Tensors and the arrays that share their memory. PyTorch cannot see writes to the arrays.
         self.shared = [(pair.tensor, pair.array) for pair in pairs]
         self.shared += [] if copied else zip(tensors, arrays)
         self.versions = _core.versions([array for _, array in self.shared])

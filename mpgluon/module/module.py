@@ -558,8 +558,8 @@ class Module(BaseModule):
         elif not optimizer.idx2name:
             optimizer.idx2name = names
         updater = store.updater_by(optimizer) if served else optimizers.get_updater(optimizer)
-        # `update` replaces push and pull by one call for all parameters of a device. The store only
-        # gives the user access to the values.
+        # `update` replaces push and pull with one call for all parameters of a device. The store
+        # only gives the user access to the values.
         apart = len(self._context) > 1 or of_ranks or served
         store = store if apart or store is kvstore else None
         if isinstance(store, kvstores.KVStore):

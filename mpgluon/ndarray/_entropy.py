@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 
-SMALLEST = 1e-4  # count that empty bins get, which keeps logarithms finite
+SMALLEST = 1e-4  # count assigned to empty bins, to keep logarithms finite
 
 
 def _smoothed(counts):

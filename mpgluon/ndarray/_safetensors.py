@@ -48,7 +48,7 @@ _OTHERS = (  # dtypes of the format that NDArrays do not support
 )
 _LARGEST_HEADER = 100_000_000
 _CHUNK = 4 << 20
-_MOST = (1 << 63) - 1  # maximum of dimensions, offsets and bytes
+_MOST = (1 << 63) - 1  # largest dimension, offset and number of bytes
 _MOST_DIMENSIONS = 10  # maximum ndim of NDArrays
 
 

@@ -260,7 +260,7 @@ def load(fname: str) -> Any:
         return _as_saved(*_core.load_arrays(fname))
     except _core.MXNetError as error:
         path, text = os.fspath(fname), str(error)
-        if path not in text:  # an error of creating an array does not name the file
+        if path not in text:  # errors from creating an array do not name the file
             text = f"{path}: {text}"
         way = _way(fname, 0) if os.path.exists(fname) else ""
         raise type(error)(f"{text}; {way}" if way else text) from None

@@ -245,7 +245,7 @@ class Builder:
     def tensor(self, name: str, array: Any, dtype: str) -> Any:
         """Converts an array to an ONNX tensor."""
         data = array
-        # NumPy has bfloat16 values as float32, whose upper halves they are.
+        # NumPy lacks bfloat16, so the values are in float32. The upper 16 bits are the bfloat16.
         if dtype == "bfloat16":
             data = (np.ascontiguousarray(array).view(np.uint32) >> 16).astype(np.uint16)
         return self._onnx.TensorProto(

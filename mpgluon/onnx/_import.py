@@ -302,7 +302,7 @@ class _Graph:
             while name in self._parameters:
                 name += "_"
             self.charge(array.nbytes)
-            # Arrays here have at least one axis.
+            # NDArrays have at least one axis.
             self._parameters[name] = nd.array(array.reshape(array.shape or (1,)), dtype=dtype)
         known = self._parameters[name]
         symbol = var(name, shape=known.shape, dtype=dtype)

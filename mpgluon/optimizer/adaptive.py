@@ -562,7 +562,7 @@ class LAMB(GroupedOptimizer):
     def combines(self, axis: int) -> bool:
         return True
 
-    # The norm of the whole is the norm of the parts' norms.
+    # The norm of a split weight is the norm of its parts' norms.
     _total = staticmethod(nd.norm)
 
     def _phases(self, indices, weights, grads, states, lrs, wds):

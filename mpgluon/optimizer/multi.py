@@ -82,8 +82,8 @@ class MultiStep:
             self._rates += rates
         self._good = all(math.isfinite(rate) for rate in self._rates) and min(self._rates[::2]) >= 0
         self._largest = max(self._rates[::2]), max(map(abs, self._rates[1::2]))
-        # The device's update counts if all weights have the same `count`, else None. `count` is
-        # written to them lazily (`write_counts`); `_written` is the value that was last written.
+        # The device's update counts if all weights have the same count, else None. `count` is this
+        # count. `write_counts` copies it to `counts` lazily; `_written` is the last copied value.
         self.counts: dict[Any, int] | None = None
         self.count: int = 0
         self._written = 0

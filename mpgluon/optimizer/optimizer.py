@@ -522,7 +522,8 @@ class Optimizer:
         state = self.__dict__.copy()
         for name in ("param_dict", "_counting", "_counts", "_all_counts"):
             del state[name]
-        # The current counts are a dict in `_all_counts`. Store its key to keep them one object.
+        # `_counts` is one of the dicts in `_all_counts`. Store its key, so that a copy's `_counts`
+        # is one of the copy's dicts as well.
         state["_all_index_update_counts"] = self._all_counts
         state["_index_update_count"] = next(
             d for d, counts in self._all_counts.items() if counts is self._counts

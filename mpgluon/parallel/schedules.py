@@ -379,7 +379,7 @@ class _ListScheduling:
         if kind == "F":
             if self.interleaves and s in self.stages.transfer_only:
                 targets = [self.following["F", t] for t in self.stages.targets[s]]
-                if m > 1 + min(targets, default=m):  # at most one micro-batch ahead
+                if m > 1 + min(targets, default=m):  # at most one micro-batch ahead of its targets
                     return False
             return self.held[s] < self.limits[s]
         if kind == "B" and not self.interleaves and "F" in self.phases:

@@ -18,7 +18,7 @@ from ..gluon import Block
 from ..symbol._functions import Function
 
 OURS = __name__.split(".")[0]
-# Modules of Python's library, and NumPy, from which names were removed that old programs use.
+# Modules of the standard library, and NumPy, that have removed names used by old programs.
 OTHERS = ("collections", "inspect", "itertools", "math", "numpy", "os", "string", "sys", "time")
 
 
@@ -36,7 +36,7 @@ class Missing:
 
     path: tuple[str, ...]
     text: str
-    elsewhere: str = ""  # the module that has it
+    elsewhere: str = ""  # the module that has the name, if any
 
 
 @functools.cache

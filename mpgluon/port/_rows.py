@@ -21,7 +21,7 @@ from typing import Any
 HERE = pathlib.Path(__file__).resolve().parent
 ANY: Any = object()  # an argument of any value
 
-# Aliases of modules: those of arrays and of symbols have the same ops.
+# Module aliases. Array and symbol modules share a name, because they have the same ops.
 _SAME = {"ndarray": "nd", "symbol": "nd", "sym": "nd", "F": "nd", "optimizer": "opt"}
 
 
@@ -48,7 +48,7 @@ class Row:
     theirs: str
     ours: str
     patterns: tuple[Pattern, ...]
-    conditional: bool  # `where` has a condition that cannot be seen in a source
+    conditional: bool  # `where` has a condition that source code does not show
 
 
 def normal(path: tuple[str, ...]) -> tuple[str, ...]:

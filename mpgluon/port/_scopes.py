@@ -22,7 +22,7 @@ class Scope:
     def __init__(self, node: ast.AST, parent: Scope | None) -> None:
         self.node, self.parent = node, parent
         self.names: dict[str, Path | None] = {}
-        self.made: dict[str, ast.Call] = {}  # name -> the call whose result it has
+        self.made: dict[str, ast.Call] = {}  # name -> the call whose result is assigned to it
         self.stars: list[Path] = []
 
     def bind(self, name: str, path: Path | None) -> None:

@@ -255,7 +255,7 @@ class WhileLoop(Control):
         places = _numbers(attrs.get("func_var_locs", "[]"), "func_var_locs", len(body))
         self.limit = _number(attrs, "max_iterations", 1, 1 << 31)
         self.num_out = _number(attrs, "num_out_data", 0, self.num_outputs)
-        self.loop_vars = [body[place] for place in places]  # the node's input index of each
+        self.loop_vars = [body[place] for place in places]  # input indices of the loop variables
         if (
             len(graphs[0]) != 1
             or len(graphs[1]) != self.num_outputs

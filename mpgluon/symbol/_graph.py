@@ -10,7 +10,7 @@ Python's recursion limit.
 from .. import _core
 from .._internal import device_groups
 
-# Number of inputs for each array that num_args counts. Ops that are not listed have one.
+# Number of inputs per array counted in num_args. It is 1 for ops that are not listed.
 INPUTS_EACH = {"_contrib_quantized_concat": 3}
 # Attributes that MXNet defines. They are stored as ``__name__``; lookups accept ``name`` as well.
 HIDDEN = ("ctx_group", "lr_mult", "wd_mult", "force_mirroring", "mirror_stage", "profiler_scope")

@@ -743,5 +743,6 @@ def load_json(json_str: str) -> Symbol:
 
 fromjson = load_json
 
-# MXNet has these names in this module. Here, `creation` defines them, which imports this module.
+# MXNet defines these names in this module. mpgluon defines them in `creation`, which imports this
+# module, so they are loaded on first use.
 _late_names(__name__, "creation")

@@ -17,7 +17,8 @@ from ...context import Context, num_gpus
 from . import any_order, count, gather, own, wait
 
 Indices = tuple[int, ...]  # GPU index by rank; -1 means no GPU
-# {(contexts name their ranks, GPU indices): why no communicator is possible, or None if it exists}
+# Cache of `_find_obstacle`: (True if the contexts name their ranks, GPU indices) -> reason why NCCL
+# cannot be used, or None if the communicator exists.
 _obstacles: dict[tuple[bool, Indices], str | None] = {}
 
 

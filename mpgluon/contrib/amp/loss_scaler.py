@@ -25,7 +25,8 @@ def all_finite(arrays: Iterable[Any]) -> bool:
     by_device: dict[Any, list[NDArray]] = {}
     for array in arrays:
         dense = array if array.stype == "default" else array.data
-        # Add a flag even for a device without elements, because another rank may have rows there.
+        # Add a flag even if this rank has no elements on the device, because the rank that owns the
+        # device may have some, and all ranks must run the same copies.
         by_device.setdefault(dense.context, []).extend([dense] if dense.size else [])
     flags = []
     with autograd.pause():

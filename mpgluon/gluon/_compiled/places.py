@@ -110,7 +110,7 @@ class Fixed(Place):
     def __init__(self, root, keys, expected):
         super().__init__(root, keys)
         try:
-            self.expected = weakref.ref(expected)  # the object may own the root
+            self.expected = weakref.ref(expected)  # weak, because the object may own the root
         except TypeError:
             self.expected = lambda: expected
 

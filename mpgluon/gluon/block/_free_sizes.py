@@ -213,9 +213,11 @@ def _places(size, inputs):
     ]
 
 
-# --- Writers of parameters. The arguments are the op's parameters, a tuple with the values of each
-# number in all traces, and the shapes of the op's first input in all traces. A writer returns the
-# numbers that work for all sizes, or None if that is impossible. ----------------------------------
+# --- Functions that generalize a parameter of an op, such as the shape of a reshape ---------------
+#
+# A function returns a value of the parameter that is valid for all sizes, or None if there is none.
+# Its arguments are the op's parameters, a tuple for each number in the parameter with the number's
+# values in all traces, and the shapes of the op's first input in all traces.
 
 
 def _reshape(params, sizes, shapes):

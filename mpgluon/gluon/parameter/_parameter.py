@@ -137,7 +137,7 @@ class Parameter(MXNetNames):
                 )
         self._var = None
         self._calls = None  # weak references to compiled calls that hold the arrays
-        # By device, in the order in which the devices were given.
+        # Arrays by device, in the order in which the devices were given.
         self.arrays: dict[Context, NDArray] | None = None
         self.gradients: dict[Context, NDArray] | None = None
         # (init, devices, default initializer, value or None, random key)
@@ -180,7 +180,7 @@ class Parameter(MXNetNames):
     def _hold(self, *before, **values):
         """Replaces `arrays` and related attributes atomically: after an interrupt, either all old
         or all new values are visible. The changes `before` (`_core.at_once`) are included."""
-        self._unbind()  # before the change, because an interrupt may follow it immediately
+        self._unbind()  # first, because an interrupt may follow the change immediately
         parameter_changes.note()
         at_once(*before, (set_attributes, self, *chain(*values.items())))
         self._unbind()

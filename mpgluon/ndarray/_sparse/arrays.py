@@ -548,7 +548,8 @@ class RowSparseNDArray(BaseSparseNDArray):
             return self._variable
         if self.here:
             self.numbers()  # checks their range
-        # Only the owner knows the number of rows, which determines the op, so ranks may differ.
+        # Only the rank that owns the array knows its number of rows, which determines the op, so
+        # ranks may run different ops.
         with ranks.alone():
             return add_rows(self.values, self.index, self._shape[0])
 

@@ -96,7 +96,7 @@ def _kept(g, rows, scores, chosen, sizes):
     flags = g.Mul(g.Squeeze(scores, [2]), 0.0)
     flags = g.Where(g.IsNaN(flags), 0.0, flags)
     kept = g.ScatterND(flags, places, g.Squeeze(ones, [1]))
-    # A key whose descending order puts the kept rows first and preserves the order otherwise.
+    # Sort key. Its descending order puts the kept rows first and otherwise preserves the order.
     rank = g.Sub(g.Mul(kept, float(2 * most)), np.arange(most, dtype=np.float32))
     flag = g.Unsqueeze(kept, [2])
     rows = g.Where(g.Greater(flag, 0.5), rows, -1.0)

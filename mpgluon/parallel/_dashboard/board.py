@@ -129,7 +129,7 @@ class dashboard:
     ) -> None:
         assert self._ended is not None
         self._ended.set()
-        self._painter.join(5)  # the thread may wait for a loss
+        self._painter.join(5)  # at most 5 s, because the thread may wait for a loss
         self._sampler.end()
         if not self._painter.is_alive():
             self._draw("" if kind is None else f"ended by {kind.__name__}", last=True)

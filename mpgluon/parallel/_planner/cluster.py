@@ -515,8 +515,8 @@ class _Simulator:
             ends.append(end + sums + update * trained[stage])
         work = sum(end - begin for begin, end in passes.simulation.spans.values())
         here = min(cluster.per_host, devices)
-        # If fewer devices of a host can compute at once than the schedule uses, the step takes at
-        # least the host's total work divided by the number of devices that can.
+        # If a host can run fewer devices at once (at_once) than the schedule uses on it, the step
+        # takes at least the host's total work divided by at_once.
         busy = work / stages * here / min(cluster.at_once, here)
         seconds = max(ends) + self.profile.host_overhead
         seconds = max(seconds, seconds - passes.simulation.makespan + busy)

@@ -242,8 +242,8 @@ class _Progress:
     block: Any = None
     parts: int = 0
     shared: int = 0
-    draws: int = 0  # dropouts between heads
-    drawn: int = 0  # dropouts between heads with a rate above 0
+    draws: int = 0  # calls of dropout layers between the projections and the output product
+    drawn: int = 0  # those of them with a rate above 0
     ended: bool = False
     position: Any = None
     given: dict[str, Any] = field(default_factory=dict)

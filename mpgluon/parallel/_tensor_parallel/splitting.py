@@ -308,7 +308,7 @@ def _divide_heads(block, path, options, work, who):
     parts.append((output, "row", {"input_is_parallel": True, "unit": unit}))
     for name, kind, given in parts:
         work[children(block)[name]] = f"{path}.{name}", kind, given
-    del work[block]  # the block must follow its parts
+    del work[block]  # reinsert it after its parts
     work[block] = (
         path,
         "heads",
