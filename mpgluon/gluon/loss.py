@@ -550,7 +550,7 @@ class PoissonNLLLoss(Loss):
         else:
             loss = pred - target * F.log(pred + epsilon)
         if self._compute_full:
-            # This term is 0 for targets 0 and 1. Replace these targets by 1 before the logarithm,
+            # This term is 0 for targets 0 and 1. Replace these targets with 1 before the logarithm,
             # because multiplication by log(0) = -infinity would give NaN.
             large = target > 1
             safe = F.where(large, target, F.ones_like(target))
