@@ -194,7 +194,8 @@ class Executor:
         # Executors created from each other by reshape share their compiled programs.
         kind = graph_breaks.Split if self._program.splits else _core.CachedOp
         self._call = kind(self._program.trace, {}) if base is None else base._call
-        self._latest = [None] if base is None else base._latest  # [mark of its bound arrays]
+        # One-element list: `_mark` of the executor whose arrays are bound to `_call`.
+        self._latest = [None] if base is None else base._latest
         self._mark = object()
         self._monitor = None
         self._monitor_all = False

@@ -90,7 +90,7 @@ def placing(group, devices):
         (state, "device", device),
         (_core.set_group, device or True),
     ]
-    return changes if device is None else [*changes, device]  # new arrays are also created there
+    return changes if device is None else [*changes, device]  # the device becomes current
 
 
 def placed(group):

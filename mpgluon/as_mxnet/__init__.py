@@ -139,7 +139,7 @@ class _Loader(importlib.abc.Loader):
         if module.__name__ == "mxnet":
             module.libinfo = importlib.import_module("mxnet.libinfo")
         elif not isinstance(module, _Renamed):
-            module.__spec__ = self._spec  # restore it: the import as mxnet has replaced it
+            module.__spec__ = self._spec  # importing it as mxnet has replaced __spec__
 
 
 class _Finder(importlib.abc.MetaPathFinder):

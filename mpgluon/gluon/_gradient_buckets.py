@@ -10,7 +10,7 @@ from .._internal.transport import default_transport
 
 _BUCKET = 1 << 20  # size of a bucket in bytes; smaller arrays share a bucket
 _AT_ONCE = 16  # maximum number of arrays that one op call writes
-_MOST = 64  # maximum number of CPU devices for a copy that overlaps with queued work
+_MOST = 64  # maximum number of CPU devices whose weights `sum_replicas` copies, in side queues
 
 
 class Bucket:

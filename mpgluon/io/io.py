@@ -310,7 +310,7 @@ class NDArrayIter(DataIter):
         self.last_batch_handle = last_batch_handle
         self.idx: np.ndarray[Any, Any] = np.arange(self.num_data)
         self.cursor: int = -batch_size
-        self._kept = None  # samples of a last batch that roll over: (data, labels)
+        self._kept = None  # samples of an incomplete last batch, which roll over: (data, labels)
         if last_batch_handle == "discard":
             self._end = self.num_data - self.num_data % batch_size
         else:

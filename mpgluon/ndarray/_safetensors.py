@@ -57,7 +57,7 @@ def encode(value: Any, dtype: str) -> Any:
 
     bfloat16 values are given as float32 whose lower half is zero.
     """
-    value = np.ascontiguousarray(value).reshape(np.shape(value))  # () becomes (1,)
+    value = np.ascontiguousarray(value).reshape(np.shape(value))  # undoes () -> (1,)
     if dtype == "bfloat16":
         value = (value.astype("<f4", copy=False).view("<u4") >> 16).astype("<u2")
     return value.astype(value.dtype.newbyteorder("<"), copy=False)

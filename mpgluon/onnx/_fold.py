@@ -121,7 +121,7 @@ def _constant(node):
 def _constant_of_shape(node):
     shape = node.sizes(0)
     if any(isinstance(size, Open) for size in shape):
-        return None  # the importer converts it
+        return None  # the importer converts the node
     found = node.attribute("value")
     value = np.zeros(1, np.float32) if found is None else node.graph.tensor(found)
     return np.full(shape, value.reshape(-1)[0], dtype=value.dtype)
@@ -164,7 +164,7 @@ def _slice(node):
 
 def _range(node):
     if isinstance(node.sizes(1)[0], Open):
-        return None  # the importer converts it
+        return None  # the importer converts the node
     start, limit, delta = [node.constant(place).reshape(-1)[0] for place in range(3)]
     return np.arange(start, limit, delta, dtype=node.constant(0).dtype)
 
@@ -232,7 +232,7 @@ def _compared(function):
 def _expand(node):
     sizes = node.sizes(1)
     if any(isinstance(size, Open) for size in sizes) or _product_of(sizes) > MOST:
-        return None  # the importer converts it
+        return None  # the importer converts the node
     found = node.constant(0)
     return np.broadcast_to(found, np.broadcast_shapes(found.shape, tuple(sizes)))
 

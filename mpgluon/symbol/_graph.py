@@ -34,7 +34,7 @@ class Node:
         self.name = name
         self.attrs = attrs  # the op's given parameters and the node's attributes, as text
         self.call = call
-        self.inputs = inputs  # entries
+        self.inputs = inputs  # entries: (node, output index)
         self.outputs = None if call is None else output_names(call, len(inputs))
         self.origin = 0  # id (`_core._origin`) of the user's source line that created the node
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from ..types import Arrays, Keys, Values
 
 _SERVERS = "DMLC_NUM_SERVER"  # set by MXNet's launcher
-_REQUEST, _REPLY = 1, 2  # tags
+_REQUEST, _REPLY = 1, 2  # MPI tags
 _IDLE = 0.001  # longest pause in seconds between a server's polls for requests
 _LOOK = 0.05  # seconds between checks for lost ranks
 

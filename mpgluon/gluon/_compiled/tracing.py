@@ -152,7 +152,7 @@ class LateBinding(_Tracing):
     def _parameter(self, param, ctx):
         if has_row_gradient(param):
             refuse_row_gradient(param)
-        if self._tracer is None:  # the trace captures parameters' arrays instead
+        if self._tracer is None:  # the trace captures the parameter's array as a constant
             return param.arrays[ctx]
         key = (param, ctx)
         array = self._arrays.get(key)

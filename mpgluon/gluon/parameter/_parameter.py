@@ -147,7 +147,7 @@ class Parameter(MXNetNames):
         self.owner = UNOWNED
         # Replaced arrays on the autograd tape, whose gradients backward may still write.
         self.left: Sequence[NDArray] = ()
-        self.floating = False  # True: moves to the device of the first group that uses it
+        self.floating = False  # True if it moves to the device of the first group that uses it
         self._differentiable = differentiable
         self._allow_deferred_init = allow_deferred_init
         self._grad_req = None

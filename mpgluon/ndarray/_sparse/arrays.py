@@ -547,7 +547,7 @@ class RowSparseNDArray(BaseSparseNDArray):
         if self._variable is not None and _core.is_recording():
             return self._variable
         if self.here:
-            self.numbers()  # checks their range
+            self.numbers()  # checks the range of the indices
         # Only the rank that owns the array knows its number of rows, which determines the op, so
         # ranks may run different ops.
         with ranks.alone():

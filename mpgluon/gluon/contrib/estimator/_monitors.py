@@ -178,7 +178,7 @@ class CheckpointHandler(TrainBegin, BatchEnd, EpochEnd):
         epoch, batch = self.current_epoch, self.current_batch
         if self.resume_from_checkpoint:
             epoch += self.trained_epoch + 1
-            # At the end of an epoch, the current batch is already counted.
+            # current_batch already counts the last batch in epoch_end, but not in batch_end.
             batch += self.trained_batch + (0 if estimator.max_epoch else 1)
         name = f"{self.model_prefix}-epoch{epoch}batch{batch}"
         self._save(estimator, name)
