@@ -204,8 +204,8 @@ class Executor:
         self._watched = None  # `WatchedRun` of that pass if a monitor is installed
         self._trained = False
         self._check_devices()
-        # Aliases of the arrays, which become variables of the tape. The user's arrays must not be
-        # marked.
+        # The variables on the tape are aliases of the arrays, because the user's own arrays must
+        # not be marked as variables.
         wanted = [
             i
             for i, (grad, request) in enumerate(zip(grad_arrays, grad_req))

@@ -67,7 +67,7 @@ def _update_rows(state, index, param):
     fresh = {ctx: grad for ctx, grad in param.gradients.items() if grad.fresh}
     for ctx, grad in fresh.items():
         # Ranks may run different ops, because the number of rows determines the ops and only the
-        # owner knows that number.
+        # rank that owns the device knows that number.
         with ranks.alone():
             state.updater(ctx)(index, grad.for_update(), param.arrays[ctx])
             if state.accumulate > 1:

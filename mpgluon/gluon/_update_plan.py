@@ -320,7 +320,8 @@ class Plan:
     def check_rates(self, work):
         """Raises ValueError if a rate or weight decay is invalid, before any weight changes."""
         optimizer = self.optimizer
-        # All groups share the scheduler's rate, which the first group checks, so check 1.0 here.
+        # With a scheduler, all groups share its rate, which the first group checks. Here, a rate of
+        # 1.0 checks only the multipliers.
         lr = 1.0 if optimizer.lr_scheduler is not None else optimizer.lr
         if not self.factors_fit(lr, optimizer.wd):
             indices = [index for group in work for index in group.indices]

@@ -36,8 +36,8 @@ def _without_value(name):
 for _name in NO_VALUE:
     setattr(SymbolMethods, _name, _without_value(_name))
 
-# operator -> (op, prefix of the node name) for two symbols, for a number on the right, and for a
-# number on the left, as a flat tuple.
+# operator -> flat tuple of three pairs (op, prefix of the node name): for two symbols, for a number
+# on the right, and for a number on the left.
 OPERATORS = {
     "add": ("elemwise_add", "_plus", "_plus_scalar", "_plusscalar", "_plus_scalar", "_plusscalar"),
     "sub": (

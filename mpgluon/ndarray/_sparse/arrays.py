@@ -651,8 +651,8 @@ class CSRNDArray(BaseSparseNDArray):
         """Returns a matrix with other values at the same positions."""
         other = CSRNDArray(values, self.index, self.pointers, self._shape)
         if other.context == self.context:
-            # The positions are equal, so share their cache. If one of the arrays changes, `_set`
-            # gives it a new one.
+            # Both arrays have elements at the same positions, so they share the cache `_host`. If
+            # one of them changes, `_set` gives it a new cache.
             other._host = self._host
         return other
 

@@ -9,7 +9,7 @@ from .._graph import value
 from .._package import ONNXError, dtype_of
 from .._table import exports, imports
 
-# Ops that correspond to one ONNX op, and vice versa.
+# Ops with an ONNX equivalent, for export and import.
 SAME = {
     "abs": "Abs",
     "arccos": "Acos",
