@@ -1,4 +1,4 @@
-/* Devices. Each has a work queue and a memory pool, and implements a common backend interface.
+/* Devices. Each device has a work queue, a memory pool and a backend that implements it.
  *
  * Timeline. A device counts the work submitted to it (`submitted`) and the work done (`completed`).
  * Both counts are monotonic. A tick is one value of these counts. A point (device, tick) is reached
@@ -6,10 +6,10 @@
  * device carries the points that it must wait for.
  *
  * Lock-free handover. Submission happens under the host lock (base/host.h), so each queue has one
- * producer and one consumer, the worker. `completed` is stored with release order after all effects
- * of the work, including its use of device scratch. So a thread that holds the host lock and sees
- * completed == submitted owns the whole device until it submits work. Inline execution relies on
- * this.
+ * producer, the thread that holds the lock, and one consumer, the worker. `completed` is stored
+ * with release order after all effects of the work, including its use of device scratch. So a
+ * thread that holds the host lock and sees completed == submitted owns the whole device until it
+ * submits work. Inline execution relies on this.
  *
  * Failures. Failed work leaves a failure record for its ticks. Work that reads data from failed
  * ticks fails without running. A wait for a value reports the failure of the work that computes it.
@@ -37,7 +37,7 @@ typedef enum mpg_device_type {
   MPG_CPU_SIDE = 6 /* a second queue of a CPU device; see mpg_device_side */
 } mpg_device_type;
 
-typedef struct mpg_device_id { /* the content of a `Context`; type numbers are MXNet's */
+typedef struct mpg_device_id { /* the fields of a Python `Context`; types have MXNet's numbers */
   int32_t type;
   int32_t index;
   /* 1 + the rank of the process that owns the device (ranks/ranks.h); 0 means this process. */
@@ -52,7 +52,8 @@ mpg_device_id_name mpg_device_id_text(mpg_device_id id);
 static inline bool mpg_device_id_equal(mpg_device_id a, mpg_device_id b) {
   return a.type == b.type && a.index == b.index && a.rank == b.rank;
 }
-/* Returns the name of a type, such as "cpu"; NULL if users cannot name the type. */
+/* Returns the name of a device type, such as "cpu". Returns NULL for types that users cannot
+ * name. */
 const char *mpg_device_type_name(int32_t type);
 /* Parses one device at *text and advances *text past its end. "cpu" means "cpu(0)". Returns false
  * if *text does not start with a device. */
@@ -64,7 +65,7 @@ typedef struct mpg_point {
   bool data; /* the work reads data written at the point, so it fails if the writer failed */
 } mpg_point;
 
-/* The context of running work, on the worker's stack. */
+/* Context of running work. Lives on the worker's stack. */
 typedef struct mpg_run {
   mpg_device *device;
   int num_threads;             /* threads this work may use */
@@ -81,15 +82,15 @@ typedef struct mpg_run {
 typedef mpg_status (*mpg_work_fn)(mpg_run *run, void *payload);
 
 typedef struct mpg_submission {
-  const char *name; /* for the profiler and error texts; valid until the process ends */
+  const char *name; /* for the profiler and error messages; static */
   mpg_work_fn work;
   const void *payload; /* borrowed for the call; copied */
   size_t payload_size;
   const mpg_point *points; /* borrowed for the call; copied */
   int num_points;
-  mpg_tick ticks;              /* number of ticks of the work; 0 means 1 */
-  uint32_t origin;             /* the host's source line that queued the work; 0 means unknown */
-  uint32_t scope;              /* number of the block's path (mpg_scope_text); 0 means none */
+  mpg_tick ticks;  /* number of ticks that the work takes; 0 means 1 */
+  uint32_t origin; /* source line that queued the work (mpg_host_origin); 0 means unknown */
+  uint32_t scope;  /* number of the block's path (mpg_scope_text); 0 means none */
   uint32_t stage, micro_batch; /* pipelines only: 1 + the index; 0 means none */
   /* Loop position: 1 + the step of the innermost loop in the low 32 bits, and 1 + the step of the
    * enclosing loop in the high 32 bits. 0 means none. */
@@ -102,7 +103,7 @@ typedef struct mpg_submission {
 
 /* Memory statistics of a device, in bytes. */
 typedef struct mpg_memory_stats {
-  size_t in_use;      /* handed out to storages, frames and scratch */
+  size_t in_use;      /* used by arrays, program frames and scratch */
   size_t peak_in_use; /* largest in_use since the start or the last reset */
   size_t held;        /* allocated from the system: bytes in use and cached bytes */
   size_t peak_held;
@@ -114,13 +115,13 @@ typedef struct mpg_memory_stats {
 /* Functions for sharing memory (DLPack) with other libraries that use the same hardware on their
  * own streams. */
 typedef struct mpg_sharing {
-  int (*card)(mpg_device *device); /* index of the physical GPU, as CUDA numbers it */
+  int (*card)(mpg_device *device); /* CUDA's index of the physical GPU */
   /* Returns the stream that an import passes to the producer (`__dlpack__(stream=...)`). The
    * producer makes this stream wait for its work on the data. Work that we queue after `received`
    * runs after everything on this stream. */
   void *(*stream)(mpg_device *device);
   mpg_status (*received)(mpg_device *device);
-  /* Blocks until the data of all copy_from_host calls has arrived. */
+  /* Blocks until the data of all earlier copy_from_host calls has reached the device. */
   mpg_status (*arrived)(mpg_device *device);
   /* Makes work that we queue after this call run after the work that other libraries have put on
    * the default stream. */
@@ -128,13 +129,14 @@ typedef struct mpg_sharing {
   mpg_status (*settle)(mpg_device *device); /* blocks until the hardware has finished all work */
 } mpg_sharing;
 
-/* A backend. Every slot is required unless marked optional. */
+/* Backend: the functions that implement one kind of device. Every function is required unless
+ * marked optional. */
 typedef struct mpg_backend {
   const char *name; /* such as "cpu" */
   /* Fills device->backend_state; must not start threads, which a fork would lose. */
   mpg_status (*open)(mpg_device *device);
-  /* Called at exit, for all devices before the first `close`. Asks the worker to stop after the
-   * running work. */
+  /* Called at exit, for all devices before the first `close`. Asks the worker to stop once its
+   * running work has finished. */
   void (*stop)(mpg_device *device);
   /* Called at exit, after `stop`. Waits until the worker has stopped, and discards the remaining
    * work as failed. */
@@ -178,18 +180,18 @@ typedef struct mpg_backend {
   /* Optional: returns the free and total memory of the physical device, which all logical devices
    * on it share. */
   mpg_status (*memory)(mpg_device *device, size_t *free_bytes, size_t *total);
-  /* Optional: returns the latest tick whose work is completed or on the stream, even if it fails
-   * later. If the slot is NULL, the latest completed tick is used instead. */
+  /* Optional: returns the latest tick whose work has completed or has been issued to the stream,
+   * even if the work fails later. If NULL, the latest completed tick is used. */
   mpg_tick (*issued)(mpg_device *device);
   /* Optional: called when running work has failed; the thread's error text describes the failure.
    * The backend then checks whether the device itself is lost, in which case all its later work
    * fails. */
   void (*work_failed)(mpg_device *device, mpg_status status);
   /* Optional: called before running work blocks, possibly until the host queues more work.
-   * Publishes the progress so far, so that other devices can continue. Fails if a check that the
-   * work depends on has failed, because the work's data must then not reach other devices. A caller
-   * that passes on data first waits until the stream has computed it, because the outcome of checks
-   * is known only then. */
+   * Publishes the progress so far, so that other devices can continue. Fails if a check
+   * (gpu/issued.h) that the work depends on has failed, because the work's data must then not reach
+   * other devices. The outcome of a check is known only once the stream has run it, so a caller
+   * that passes on data must first wait for the stream. */
   mpg_status (*work_waits)(mpg_device *device);
   /* Optional: captures (CUDA graphs), which replay recorded work as a unit (see gpu.h). Called by
    * running work, except capture_free (any thread). */
@@ -216,7 +218,7 @@ typedef struct mpg_backend {
 
 enum { MPG_CAPTURE_KEYS = 64 }; /* maximum number of random keys per capture */
 
-/* The record of a submission, for queue status. */
+/* Record of a submission, kept for status reports and error messages. */
 typedef struct mpg_submitted {
   mpg_tick last;
   const char *name;
@@ -232,11 +234,11 @@ struct mpg_device {
   mpg_device *older; /* the device opened before this one; NULL for the first. Any thread */
   const mpg_backend *backend;
   void *backend_state;
-  void *stream;  /* owned by the backend; NULL on CPU devices */
-  bool remote;   /* owned by another process; has no memory and kernels here (ranks/ranks.h) */
+  void *stream; /* owned by the backend; NULL on CPU devices */
+  bool remote; /* owned by another rank; has no memory or kernels in this process (ranks/ranks.h) */
   bool captures; /* the backend supports captures, and they are enabled */
   /* MPG_CAPTURE_KEYS random keys in the device's memory. Captured work reads them when it runs, so
-   * each replay can use new keys. NULL until the first use. Running work. */
+   * each replay can use new keys. NULL until the first use. Accessed only by running work. */
   mpg_random_key *keys;
   /* Written by the backend, read by any thread. Points to `own_completed`, or to memory that the
    * hardware can write. */
@@ -249,20 +251,20 @@ struct mpg_device {
     void *memory;
     size_t size;
   } scratch[3]; /* indexed by mpg_scratch_slot */
-  /* True while work that uses scratch is captured. Scratch must then not grow, because the capture
-   * contains its address. Running work. */
+  /* True while work that uses scratch is captured. Scratch must then not grow, because the captured
+   * kernels contain its address. Accessed only by running work. */
   bool scratch_stays;
-  void *kernel_cache; /* prepared primitives of the kernel libraries for this device */
-  void (*kernel_cache_free)(void *cache); /* called when the device is closed */
+  void *kernel_cache; /* data that kernels keep between calls, such as library handles */
+  void (*kernel_cache_free)(void *cache); /* frees kernel_cache when the device is closed */
   struct mpg_failures *failures;          /* see mpg_device_fail */
   /* Set by the hardware when it has failures to report, before it writes `completed`. NULL if the
    * device reports no failures itself. */
   _Atomic(uint32_t) *raised;
   struct mpg_event_buffer *events; /* profiler events */
-  mpg_submitted *recent;           /* ring buffer of the latest submissions; host lock */
+  mpg_submitted *recent;           /* ring buffer of the latest MPG_RECENT submissions; host lock */
   uint64_t submissions;
   mpg_device_id_name name; /* text of `id` */
-  /* Progress of the running work, for the watchdog. Written by the worker, relaxed. */
+  /* Progress of the running work, for the watchdog. Written by the worker. */
   struct {
     /* Op of the current instruction (a static string); NULL if unknown. */
     _Atomic(const char *) name;
@@ -285,27 +287,27 @@ static inline bool mpg_device_has_failed(const mpg_device *device) {
          atomic_load_explicit(&device->failed, memory_order_acquire);
 }
 
-/* Returns the device with that id, opened on first use. Borrowed. On MPG_ERROR, the error text says
- * why the device is unavailable. For the types of pinned and shared CPU memory, returns
- * cpu(index). */
+/* Sets *device to the device with this id, which is opened on first use. If the device is
+ * unavailable, the error says why. Pinned and shared CPU memory belong to cpu(index). */
 mpg_status mpg_device_get(mpg_device_id id, mpg_device **device);
-/* Returns the side device: a second queue with one thread, whose work runs concurrently with the
- * device's own work. Work on the side device accesses the device's arrays as work of another device
- * does. Opened on first use. *side is NULL if `device` is not a CPU device. */
+/* Sets *side to the side device of a CPU device: a second queue with one thread, whose work runs
+ * concurrently with the device's own work. Its accesses to the device's arrays are ordered like
+ * those of any other device. Opened on first use. Sets *side to NULL if `device` is not a CPU
+ * device. */
 mpg_status mpg_device_side(mpg_device *device, mpg_device **side);
 int mpg_device_count(void); /* devices opened so far */
 mpg_device *mpg_device_at(int ordinal);
 /* Returns the device opened last; NULL if none is open. Together with `older`, enumerates all
  * devices. Any thread. */
 mpg_device *mpg_device_newest(void);
-/* Returns MPG_OK if a collective over these devices can be one NCCL op. They must be different
- * physical GPUs of this process, and NCCL must be available. Otherwise the error says why not. Host
- * lock. */
+/* Returns MPG_OK if a collective over these devices can be one NCCL op. The devices must be
+ * different physical GPUs of this process, and NCCL must be available. Otherwise the error says why
+ * not. Host lock. */
 mpg_status mpg_gpu_collectives(const mpg_device_id *ids, int count);
 /* Returns the number of usable GPUs. If it is 0, sets *reason (static); `reason` may be NULL. */
 int mpg_gpu_count(const char **reason);
-/* Returns the NVIDIA library with that number (base/library.h). NULL if the number is out of range
- * or no GPU is usable. Host lock. */
+/* Returns entry `number` of the list of NVIDIA libraries. Returns NULL if the number is out of
+ * range or no GPU is usable. Host lock. */
 const struct mpg_library *mpg_gpu_vendor_library(int number);
 /* Returns the free and total memory of a GPU. A memory limit replaces the total if it is lower. */
 mpg_status mpg_device_memory(mpg_device *device, size_t *free_bytes, size_t *total);
@@ -343,7 +345,7 @@ int mpg_machine_cores(void); /* cores this process may run on */
  * nothing is queued. In synchronous mode the work has finished on return, and its failure is
  * returned. */
 enum { MPG_MOST_TOGETHER = 72 };
-/* List of points, shared by all calls because only one thread runs `prepare` at a time. */
+/* List of points. All calls share one list, because only one thread runs `prepare` at a time. */
 typedef struct mpg_point_list {
   mpg_point *points;
   size_t capacity;
@@ -381,9 +383,10 @@ mpg_status mpg_point_wait(mpg_point point, bool keep_lock);
 /* Waits for all work submitted to all devices. Reports the first failure not reported before. */
 mpg_status mpg_wait_all(void);
 
-/* Looks up the failure of a tick. Sets this thread's error text and returns the status, or returns
- * MPG_OK. Under the host lock, the text includes the source line that queued the work. Running work
- * may call this as well, and then returns the status to propagate the failure. */
+/* Returns MPG_OK if the work of a tick has not failed. Otherwise sets this thread's error text and
+ * returns the status of the failure. Under the host lock, the text names the source line that
+ * queued the work. Running work may also call this; it must then return the status, which
+ * propagates the failure to its own ticks. */
 mpg_status mpg_device_failure(mpg_device *device, mpg_tick tick);
 /* Records this thread's current error text as the failure of the ticks first..last. Any thread;
  * backends call it before they store `completed`. */
@@ -403,9 +406,9 @@ static inline void mpg_run_signal(mpg_run *run, mpg_tick tick) {
 }
 
 /* For running work. mpg_device_copies is true if a copy between the two devices' memories needs a
- * backend, because the host cannot access both. mpg_device_copy makes that copy, ordered with the
- * work of `running`, which is one of the two devices. The work has already waited for all uses of
- * the memory. */
+ * backend's copy function, because the host cannot access both memories. mpg_device_copy makes that
+ * copy, ordered with the work of `running`, which is one of the two devices. The work has already
+ * waited for all uses of the memory. */
 static inline bool mpg_device_copies(const mpg_device *to, const mpg_device *from) {
   return to != from && !(to->backend->host_accessible && from->backend->host_accessible);
 }
@@ -423,7 +426,7 @@ mpg_status mpg_device_copy(mpg_device *running, mpg_device *to, void *target, mp
 typedef enum mpg_scratch_slot {
   MPG_SCRATCH_LIBRARY,
   MPG_SCRATCH_KERNEL,
-  MPG_SCRATCH_WIDENED,
+  MPG_SCRATCH_WIDENED, /* float copies of 16-bit arrays */
   MPG_SCRATCH_SLOTS
 } mpg_scratch_slot;
 void *mpg_device_scratch_slot(mpg_device *device, mpg_scratch_slot slot, size_t size);
@@ -446,7 +449,8 @@ typedef struct mpg_queue_status {
   uint32_t scope;
   mpg_device *peer; /* the device that `work` waits for; NULL if not waiting */
   mpg_tick tick;
-  const mpg_submitted *peer_work; /* the work that reaches `tick` on `peer`; NULL if unknown */
+  /* the submission that completes `tick` on `peer`; NULL if unknown */
+  const mpg_submitted *peer_work;
 } mpg_queue_status;
 mpg_queue_status mpg_device_queue_status(const mpg_device *device);
 /* For tests: queues work that blocks for `ms` milliseconds, or until the file descriptor `until` is
@@ -455,8 +459,8 @@ mpg_status mpg_device_stall(mpg_device *device, int32_t ms, int until);
 
 /* Execution mode. Set by the environment (MPGLUON_ENGINE=async|sync|shuffle, or MXNet's
  * MXNET_ENGINE_TYPE=NaiveEngine for sync), or by mpg_engine_set_mode, which first waits for all
- * work. `shuffle` selects a mock backend for tests: work runs only when a thread waits, in a random
- * order that `seed` determines and that respects the points. */
+ * work. `shuffle` selects a mock backend for tests: work runs only when a thread waits, in a
+ * pseudorandom order that `seed` determines. The order respects the points. */
 typedef enum mpg_engine_mode {
   MPG_ENGINE_ASYNC,
   MPG_ENGINE_SYNC,
@@ -476,7 +480,8 @@ const char *mpg_scope_text(uint32_t scope);  /* "" for 0. Any thread. */
 /* Reads the settings from the environment and registers fork and exit handlers. Starts no threads.
  * Called once by the host after mpg_host_set. */
 mpg_status mpg_device_init(void);
-/* Stops the workers after their running work and discards the rest. Idempotent. */
+/* Stops the workers once their running work has finished, and discards the queued work.
+ * Idempotent. */
 void mpg_device_shutdown(void);
 
 #endif

@@ -38,7 +38,7 @@ static void free_scratch(mpg_device *device) {
 }
 
 /* Allocates from the system. If memory is short, releases unused cached blocks and tries again. If
- * no block is unused, first waits for the device's earlier work, which may still use cached
+ * none can be released, waits once for the device's earlier work, which may still use cached
  * blocks. */
 static mpg_status allocate_scratch(mpg_device *device, size_t size, void **memory) {
   const mpg_backend *backend = device->backend;

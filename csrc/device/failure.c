@@ -22,13 +22,13 @@ typedef struct failed_range {
   const mpg_cause *cause;
 } failed_range;
 
-/* Sorted array of failed tick ranges. Work mostly fails in tick order, so most ranges are appended.
- * If a GPU reports the failure of earlier work late, its range is inserted. */
+/* Sorted array of failed tick ranges. Most ranges are appended, because work usually fails in tick
+ * order. If a GPU reports the failure of earlier work late, the new range is inserted. */
 struct mpg_failures {
   pthread_mutex_t lock;
   failed_range *ranges;
   size_t count, capacity;
-  size_t looked_at; /* number of ranges at the start that mpg_failures_unreported has visited */
+  size_t looked_at; /* mpg_failures_unreported has visited ranges[0..looked_at-1] */
   _Atomic mpg_tick last_failed;
 };
 
@@ -67,7 +67,7 @@ void mpg_failures_close(mpg_device *device) {
   device->failures = NULL;
 }
 
-/* Returns the index of the first range whose last tick is not before `tick`. The lock is held. */
+/* Returns the index of the first range that ends at or after `tick`. The lock is held. */
 static size_t range_at(const struct mpg_failures *failures, mpg_tick tick) {
   size_t low = 0, high = failures->count;
   while (low < high) {

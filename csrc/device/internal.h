@@ -36,21 +36,21 @@ typedef struct mpg_cause mpg_cause; /* never freed */
 mpg_status mpg_failures_open(mpg_device *device);
 /* Frees the records of a device that could not be opened. */
 void mpg_failures_close(mpg_device *device);
-/* Creates a cause from an error text. Never returns NULL: if memory is exhausted, returns a static
- * cause. */
+/* Creates a cause from an error message. Never returns NULL: if memory runs out, returns a
+ * statically allocated cause. */
 const mpg_cause *mpg_cause_new(mpg_device *device, mpg_status status, const char *text,
                                const mpg_submission *submission);
 /* Returns the cause of a tick's failure; NULL if the tick did not fail. */
 const mpg_cause *mpg_failures_find(mpg_device *device, mpg_tick tick);
 void mpg_failures_add(mpg_device *device, mpg_tick first, mpg_tick last, const mpg_cause *cause);
 const char *mpg_failures_text(const mpg_cause *cause);
-/* Sets the thread's error text and returns the status. Marks the cause as reported. On a worker,
- * does not mark it, because the worker only passes the failure on to later work. */
+/* Sets the thread's error text and returns the status. Marks the cause as reported, except on a
+ * worker, which only propagates the failure to later work. */
 mpg_status mpg_failures_report(const mpg_cause *cause);
-/* Returns the first unreported cause and marks all causes as reported. NULL if all are reported. */
+/* Returns the first cause that has not been reported, or NULL. Marks all causes as reported. */
 const mpg_cause *mpg_failures_unreported(mpg_device *device);
-/* Forgets the failure that this thread's earlier work has read, so that a failure of new work is
- * not attributed to it. Called when the thread starts new work. */
+/* Clears the failure that mpg_device_failure last returned on this thread, so that a failure of new
+ * work is not attributed to it. Called when the thread starts new work. */
 void mpg_failures_forget_passed_on(void);
 void mpg_failures_fork_prepare(mpg_device *device);
 void mpg_failures_fork_done(mpg_device *device, bool child);

@@ -33,8 +33,8 @@ enum {
   /* Before a large allocation, trims a pool that holds more than this multiple of the peak use. */
   MOST_CACHED = 3,
   LARGE = 1 << 20, /* smallest request that may split or coalesce blocks */
-  /* Minimum size of a part when a block is split. Equals the step between the smallest large block
-   * sizes. */
+  /* Minimum size of each part of a split block. Equals the step between block sizes just above
+   * LARGE. */
   LEAST_PART = LARGE / 8,
 };
 
@@ -57,10 +57,10 @@ struct mpg_pool {
   mpg_device *device;
   bool guarded; /* the mutex guards the classes and `held`; otherwise the host lock does */
   pthread_mutex_t mutex;
-  bool poison;                          /* fill cached memory with a pattern; for tests */
+  bool poison; /* fill cached memory with a pattern, to detect writes after free */
   _Atomic size_t in_use, held, scratch; /* in_use and held exclude scratch */
   _Atomic size_t peak_in_use, peak_held;
-  size_t working_set; /* largest in_use so far; host lock */
+  size_t working_set; /* largest in_use so far, never reset; host lock */
   _Atomic size_t limit;
   _Atomic uint64_t allocations, system_allocations;
   size_class classes[NUM_CLASSES];
@@ -468,14 +468,15 @@ static mpg_status shrink(mpg_pool *pool, size_t target, bool wait, bool give_up_
   return held > target ? give_back(pool, held - target, wait, give_up_lock, &given) : MPG_OK;
 }
 
-/* True if both devices allocate from the same hardware. */
+/* True if both devices allocate from the same physical memory. */
 static bool shares_memory(mpg_device *a, mpg_device *b) {
   if (a->backend != b->backend) return false;
   const mpg_sharing *sharing = a->backend->sharing;
   return !sharing || sharing->card(a) == sharing->card(b);
 }
 
-/* Calls give_back for this pool, then for other pools on the same hardware. */
+/* Calls give_back for this pool, then for other pools on the same hardware, until `size` bytes have
+ * been released. Returns the number of bytes released. */
 static size_t give_back_shared(mpg_pool *pool, size_t size, bool wait) {
   size_t total, given;
   give_back(pool, size, wait, false, &total);
@@ -568,9 +569,10 @@ static mpg_status system_alloc(mpg_pool *pool, size_class *class, size_t size, s
 
 /* --- Blocks ----------------------------------------------------------------------------------- */
 
-/* Returns the ready block at the lowest address, or class->count if none is ready. The choice
- * depends on which blocks are in use, but not on the order in which they were freed. So a repeated
- * step gets the same addresses, and its captures, which contain the addresses, stay valid. */
+/* Returns the index of the ready block with the lowest address, or class->count if none is ready.
+ * The choice depends on which blocks are in use, but not on the order in which they were freed. So
+ * a repeated step gets the same addresses, and its captures, which contain the addresses, stay
+ * valid. */
 static size_t choose_steady(const mpg_pool *pool, const size_class *class, bool host_access,
                             size_t at, size_t chosen) {
   if (at >= class->count) return chosen;
@@ -631,8 +633,8 @@ static bool holds_much(const mpg_pool *pool, size_t size) {
   return GET(held) + size > used + used / 2 || !fits(pool, size);
 }
 
-/* Takes a ready cached block of the smallest class that fits, and splits it (best fit). Coalesces
- * neighbors if no block fits. */
+/* Takes a ready cached block of the smallest class that fits, and splits it (best fit). If no block
+ * fits, coalesces adjacent blocks and tries again. */
 static bool carve(mpg_pool *pool, size_t size, bool host_access, mpg_block *block) {
   do {
     for (int i = class_of(size); i < NUM_CLASSES; i++) {

@@ -4,7 +4,7 @@
  * Splitting and coalescing. If the pool holds much more than its peak use, or has reached its
  * limit, an allocation of 1 MiB or more splits a larger cached block or coalesces adjacent ones. So
  * allocations of changing sizes reuse the same memory. A segment is the memory of one system
- * allocation that has been split. It is returned to the system as a whole.
+ * allocation that has been split. It can be returned to the system only as a whole.
  *
  * Blocks are reused in program order. A block may be freed and handed out again while queued work
  * still uses it, so freeing never waits. The block carries its last uses (mpg_uses), which the new
@@ -19,15 +19,16 @@
 
 #include "device/device.h"
 
-/* The queued work that uses a block: ticks on its own device, and reads by other devices. */
+/* Latest read of a block by a device other than the block's own. */
 typedef struct mpg_foreign_read {
   mpg_device *device;
   mpg_tick tick;
 } mpg_foreign_read;
+/* The queued work that uses a block. */
 typedef struct mpg_uses {
-  mpg_tick write; /* last write; only the block's own device writes */
+  mpg_tick write; /* last write; only the block's own device writes to it */
   mpg_tick read;  /* last read by its own device */
-  /* Number of reads by other devices. Finished reads are removed when a read is added. */
+  /* Number of entries in `foreign`. Finished reads are removed when a read is added. */
   int num_foreign;
   int capacity;
   /* One entry per device. Owned by the block and kept when it is reused; NULL until the first
@@ -47,7 +48,7 @@ typedef struct mpg_block {
   size_t size;               /* bytes reserved, >= bytes requested */
   mpg_pool_segment *segment; /* contains the block; NULL if the block was never split */
   mpg_uses uses;
-  bool poisoned; /* freed memory is filled with a pattern (MPGLUON_POOL_POISON) */
+  bool poisoned; /* filled with a pattern since it was freed (MPGLUON_POOL_POISON) */
 } mpg_block;
 
 /* Reserves entries for reads by all other devices, so that mpg_uses_add_read cannot fail. Called

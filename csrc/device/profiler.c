@@ -4,11 +4,12 @@
 #include "base/memory.h"
 #include "device/internal.h"
 
-/* Chunked array of events, whose chunks never move. Before the thread that runs the device's work
- * records an event, it discards events from before the latest mpg_profiler_start. */
+/* Chunked array of events. Chunks never move. The first event after mpg_profiler_start discards all
+ * earlier events. */
 enum { CHUNK = 1024, MAX_CHUNKS = 1024 };
 struct mpg_event_buffer {
-  uint64_t start; /* value of latest_start when the events were recorded */
+  /* value of latest_start when the events were recorded; if it has changed, they are stale */
+  uint64_t start;
   size_t count;
   mpg_event *chunks[MAX_CHUNKS];
 };

@@ -21,7 +21,7 @@ typedef struct mpg_event {
   uint32_t scope;   /* number of the block's path (mpg_scope_text) */
   uint8_t kind;     /* mpg_event_kind */
   bool backward;
-  bool program; /* an instruction of a compiled program, not an eager op */
+  bool program; /* true for an instruction of a compiled program, false for an eager op */
   /* Ordinal of the device that is copied from or waited for; -1 means none. */
   int32_t peer;
   uint32_t stage, micro_batch; /* pipelines only: 1 + the index; 0 means none */
@@ -34,8 +34,8 @@ static inline bool mpg_profiler_on(void) {
   return atomic_load_explicit(&mpg_profiling, memory_order_relaxed);
 }
 
-/* Records an event. Called by the thread that runs the device's work. Drops the event if memory or
- * the buffer is full. */
+/* Records an event. Called by the thread that runs the device's work. Drops the event if the buffer
+ * is full or memory is exhausted. */
 void mpg_profiler_record(mpg_device *device, const mpg_event *event);
 void mpg_profiler_start(void); /* discards earlier events */
 void mpg_profiler_stop(void);

@@ -119,7 +119,7 @@ static void sleep_until_work(mpg_queue *queue) {
 
 void mpg_queue_wake(mpg_queue *queue) {
   if (atomic_load(&queue->sleeping) != ASLEEP) return;
-  /* Once this thread has had the mutex, the worker either waits or has yet to check for work, so
+  /* Taking the mutex ensures that the worker either already waits or has yet to check for work, so
    * the signal is not lost. */
   pthread_mutex_lock(&queue->mutex);
   pthread_mutex_unlock(&queue->mutex);
@@ -138,7 +138,7 @@ static void release_segment(mpg_queue *queue, mpg_queue_segment *used) {
 }
 
 /* Returns memory for the points and payload of a large task, or NULL if out of memory. The size is
- * stored two words before the memory. */
+ * stored two words before the returned address. */
 static void *take_apart(mpg_queue *queue, size_t size) {
   size_t *memory = atomic_exchange_explicit(&queue->spare_apart, NULL, memory_order_acq_rel);
   if (memory && memory[-2] >= size) return memory;
@@ -233,8 +233,8 @@ void mpg_queue_publish(mpg_queue *queue) {
   queue->published_segment = queue->write_segment;
   queue->published_offset = queue->write_offset;
   atomic_store_explicit(&queue->producer_core, mpg_this_core(), memory_order_relaxed);
-  /* Stores with sequential consistency, as `sleeping` is stored, so that a worker about to sleep
-   * sees the new tasks. */
+  /* Sequentially consistent, like the stores to `sleeping`, so that a worker about to sleep sees
+   * the new tasks. */
   atomic_store(&queue->published, queue->enqueued);
 }
 

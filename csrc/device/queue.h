@@ -1,7 +1,7 @@
-/* Single-producer, single-consumer queue of a device's worker. The producer is the holder of the
- * host lock. The consumer is the worker, or the host before the worker has started and after it has
- * ended. The queue is a linked list of segments that hold tasks of variable size back to back. The
- * worker reads only the first `published` tasks. No lock is taken unless a thread sleeps.
+/* Single-producer, single-consumer queue of tasks for a device's worker. The producer is the holder
+ * of the host lock. The consumer is the worker, or the host before the worker has started and after
+ * it has ended. The queue is a linked list of segments that hold tasks of variable size back to
+ * back. The worker reads only the first `published` tasks. No lock is taken unless a thread sleeps.
  *
  * Ownership: a backend embeds the queue in its state; tasks own the copies of payload and points
  * until they are popped.
@@ -17,9 +17,10 @@ typedef struct mpg_queue_segment mpg_queue_segment;
 
 typedef struct mpg_record {
   /* Size of the record in this segment. Includes points and payload unless they are in `apart`. 0
-   * means that the next record is in the next segment. */
+   * marks the end of the segment: the next record is in the next segment. */
   size_t size;
-  /* Memory of points and payload if they are too large for a segment; owned. */
+  /* Separate allocation for points and payload that are too large for a segment; NULL if unused.
+   * Owned. */
   void *apart;
   mpg_task task;
 } mpg_record;
@@ -29,7 +30,7 @@ typedef struct mpg_queue {
   mpg_queue_segment *write_segment;
   size_t write_offset;
   uint64_t enqueued;
-  /* Write position at the last publish. Retracting resets the write position to it. */
+  /* Write position at the last publish, to which mpg_queue_retract returns. */
   mpg_queue_segment *published_segment;
   size_t published_offset;
   bool started; /* the worker exists */
@@ -75,7 +76,8 @@ static inline void mpg_sleepers_passed(mpg_sleepers *sleepers, mpg_queue *queue,
   if (tick >= atomic_load(&sleepers->wake_at)) mpg_sleepers_wake(sleepers, queue);
 }
 
-/* Producer side: implementations of the slots of mpg_backend. The first task starts the worker. */
+/* Producer side: implements the queue functions of mpg_backend. The first enqueue starts the
+ * worker. */
 mpg_status mpg_queue_enqueue(mpg_queue *queue, mpg_device *device, void *(*worker)(void *device),
                              const mpg_submission *submission, mpg_tick first_tick);
 void mpg_queue_publish(mpg_queue *queue);
@@ -95,7 +97,7 @@ static inline bool mpg_queue_stopping(mpg_queue *queue) {
 }
 /* Waits for a task; returns NULL if the worker was asked to stop. */
 mpg_record *mpg_queue_next(mpg_queue *queue);
-/* Returns the next task of a queue that is not empty. */
+/* Returns the next task. The queue must not be empty. */
 mpg_record *mpg_queue_front(mpg_queue *queue);
 void mpg_queue_pop(mpg_queue *queue, mpg_record *done);
 /* Blocks the worker of `device` until another device reaches the point. Returns false if the worker

@@ -191,8 +191,8 @@ const void *mpg_rendezvous_data(const mpg_rendezvous *rendezvous, int place) {
 
 /* --- The host --------------------------------------------------------------------------------- */
 
-/* True if any device has work that waits neither at a rendezvous nor for another device. Adds the
- * devices' progress to *progress. */
+/* True if the work of any device waits neither at a rendezvous nor for another device. If false,
+ * has added all devices' progress counters to *progress. */
 static bool any_runs(uint64_t *progress) {
   for (int i = 0; i < mpg_device_count(); i++) {
     mpg_device *device = mpg_device_at(i);

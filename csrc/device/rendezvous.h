@@ -24,16 +24,18 @@ typedef struct mpg_rendezvous mpg_rendezvous;
 
 typedef struct mpg_participant {
   mpg_device *device;
-  const char *key; /* rendezvous key; interned */
-  /* Static name of the exchanged data, for errors. It distinguishes uses of a key. */
+  const char *key; /* interned, because keys are compared by address */
+  /* Name of the exchanged data, for error messages; static. Different names distinguish uses of the
+   * same key. */
   const char *who;
-  int count;        /* number of devices in the rendezvous */
-  const char *form; /* description of the bytes, for errors; equal for all participants */
+  int count; /* number of devices in the rendezvous */
+  /* description of the data, for error messages; must be equal for all participants */
+  const char *form;
   const void *data;
   size_t size;
 } mpg_participant;
 
-/* Joins a rendezvous and blocks until it is complete. Sets *place to the index of this participant.
+/* Joins a rendezvous and blocks until it is complete. Sets *place to this participant's index.
  * After success, the caller must call mpg_rendezvous_leave. */
 mpg_status mpg_rendezvous_join(const mpg_participant *participant, mpg_rendezvous **joined,
                                int *place);

@@ -24,9 +24,9 @@ static bool is_cpu(const mpg_device *device) {
   return !device->remote && (device->id.type == MPG_CPU || device->id.type == MPG_CPU_SIDE);
 }
 
-/* Divides the cores among the CPU devices. Devices of this process have ids with its rank (for work
- * of all ranks) or without a rank (for local work). Assumes that devices of only one kind are busy
- * at a time, so divides by the larger count. */
+/* Divides the cores among the CPU devices. A device id of this process either names its rank (for
+ * work that all ranks submit) or names no rank (for local work). Devices of only one of these two
+ * kinds are assumed to be busy at a time, so the cores are divided by the larger count. */
 static void share_threads(void) {
   int of_rank = 0, own = 0;
   for (int i = 0; i < mpg_device_count(); i++) {
@@ -160,10 +160,11 @@ mpg_status mpg_engine_set_mode(mpg_engine_mode mode, uint64_t seed) {
   return MPG_OK;
 }
 
-/* Prepares a fork. The child will have no workers, so waits until all work has finished. Takes the
- * locks, so that the child gets a consistent state. */
+/* Prepares for a fork. Waits until all work has finished, because the child has no workers. Takes
+ * the locks, so that the child gets a consistent state. */
 static void before_fork(void) {
-  /* Running work forks. Its own device cannot become idle, so waiting for it would deadlock. */
+  /* The fork happens in running work, so this device cannot become idle. Waiting for it would
+   * deadlock. */
   if (mpg_worker_device()) return;
   pthread_mutex_lock(&runtime.opening);
   for (int i = 0; i < mpg_device_count(); i++)
@@ -195,7 +196,8 @@ static void after_fork(bool child) {
 static void after_fork_in_parent(void) { after_fork(false); }
 static void after_fork_in_child(void) { after_fork(true); }
 
-static void shut_down_at_exit(void) { /* the host may already have shut down */
+/* has no effect if the host has already called mpg_device_shutdown */
+static void shut_down_at_exit(void) {
   mpg_engine_note_exit();
   mpg_device_shutdown();
 }

@@ -8,8 +8,8 @@ static void discard(const mpg_task *task) {
   if (task->submission.discard) task->submission.discard((void *)task->submission.payload);
 }
 
-/* Returns the first tick of a task that the task has not signaled. If the task fails, its signaled
- * ticks remain successful. */
+/* Returns the first tick that a task has not signaled. If the task fails, the ticks that it has
+ * signaled remain successful. */
 static mpg_tick first_unsignalled(mpg_device *device, const mpg_task *task) {
   mpg_tick done = device->backend->issued
                       ? device->backend->issued(device)

@@ -6,14 +6,15 @@
 
 static const int64_t INTERRUPT_SLICE_NS = 50000000;
 
-/* How a thread waits. give_up_lock releases the host lock during the wait. interruptible checks for
+/* Options of a wait. give_up_lock releases the host lock during the wait. interruptible checks for
  * interrupts after each time slice. for_room also returns when the device waits at a rendezvous,
  * which may need work that the host has yet to queue. */
 typedef struct manner {
   bool give_up_lock, interruptible, for_room;
 } manner;
 
-/* Blocks in slices until the tick is reached or a return condition of `how` holds. */
+/* Blocks in time slices until the tick is reached. Also returns for an interrupt or a rendezvous if
+ * `how` asks for it. */
 static mpg_status block(mpg_device *device, mpg_tick tick, manner how, mpg_rank_wait *ranks) {
   bool reached = false;
   mpg_progress_watch seen = {0};

@@ -37,7 +37,7 @@ static mpg_status cpu_open(mpg_device *device) {
 /* --- Timeline --------------------------------------------------------------------------------- */
 
 static void reach(mpg_device *device, cpu_state *state, mpg_tick tick) {
-  /* Uses sequential consistency, as accesses to wake_at do, so that no sleeper is missed. */
+  /* Sequentially consistent, like the accesses to wake_at, so that no sleeper is missed. */
   atomic_store(device->completed, tick);
   mpg_sleepers_passed(&state->sleepers, &state->queue, tick);
 }

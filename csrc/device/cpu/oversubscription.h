@@ -2,8 +2,9 @@
  * for each other at the end of every kernel. They spin for milliseconds before they sleep, which is
  * fastest if each thread has a core of its own. If other programs use the same cores, a spinning
  * thread may occupy the core that the awaited thread needs, and a step may take a hundred times as
- * long. So a worker periodically measures how long it had to wait for a core. If that share of the
- * time is high, the process's teams stop spinning for a while and sleep at once.
+ * long. So a worker periodically measures how long it had to wait for a core. If the worker waits
+ * for a large share of the time, it shortens the spins of all OpenMP teams in the process for a
+ * while, so that their threads sleep almost at once.
  *
  * Ownership: the backend embeds one zeroed state per worker. All calls are made by the worker,
  * except mpg_oversubscription_forget.
@@ -24,7 +25,7 @@ typedef enum mpg_team_spin {
 /* Detection state of one worker. The code that updates it makes no system calls, so that tests can
  * call it. */
 typedef struct mpg_oversubscription_state {
-  int64_t looked_ns; /* time of the last sample; 0 means none */
+  int64_t looked_ns; /* time of the last sample; 0 before the first sample */
   uint64_t ran_ns, waited_ns;
   /* lasted_ns: time since `oversubscribed` last changed. stay_ns: how long teams use short spins
    * before long spins are retried. */
@@ -48,8 +49,9 @@ typedef struct mpg_oversubscription {
 void mpg_oversubscription_judge(mpg_oversubscription_state *state, int64_t now_ns, uint64_t ran_ns,
                                 uint64_t waited_ns);
 
-/* Takes a sample if one is due, and starts or ends short spins. Called after each task; `threads`
- * is the team's size. Costs a clock read, and occasionally a file read of some microseconds. */
+/* Takes a sample if one is due, and starts or ends short spins accordingly. Called after each task;
+ * `threads` is the team's size. Costs a clock read, and occasionally a file read of some
+ * microseconds. */
 void mpg_oversubscription_look(mpg_oversubscription *oversubscription, mpg_team_spin setting,
                                int threads);
 void mpg_oversubscription_close(mpg_oversubscription *oversubscription);

@@ -154,7 +154,7 @@ static void shuffle_run_signal(mpg_run *run, mpg_tick tick) {
   pthread_mutex_unlock(&shuffle.lock);
 }
 
-/* --- Stopping and forking (the CPU backend's worker exists if the mode was set later) --------- */
+/* --- Stopping and forking. CPU workers may exist from before the mode was set. ---------------- */
 
 static void shuffle_stop(mpg_device *device) { mpg_cpu_backend.stop(device); }
 

@@ -25,12 +25,12 @@
 #include "device/ranks/ranks.h"
 
 enum { PUBLISH_EVERY = 64, PUBLISH_EVERY_WAITED = 16 }; /* numbers of tasks */
-/* Waiting threads spin for SPIN_NS, in which most small training steps complete. */
+/* Waiting threads spin for up to SPIN_NS. Most small training steps complete within this time. */
 static const int64_t SPIN_NS = 200000, LINGER_NS = 3000, POLL_FIRST_NS = 5000,
                      POLL_LAST_NS = 100000, WAIT_SLICE_NS = 20000000, CHECK_EVERY_NS = 5000000;
 
 typedef struct gpu_state {
-  mpg_queue queue; /* its mutex also guards events, the loss and checks */
+  mpg_queue queue; /* its mutex also guards `event_ticks`, `loss` and `history` */
   mpg_gpu *gpu;
   const mpg_gpu_driver *driver;
   mpg_sleepers sleepers; /* threads that wait for work to be issued */
@@ -39,7 +39,8 @@ typedef struct gpu_state {
   const mpg_cause *loss; /* the cause of the loss; constant once `lost` is set */
   bool forked;           /* host lock: this is a forked child, where the driver cannot be used */
   struct joined *joined; /* communicators over ranks; host lock */
-  /* Event i was recorded after all work up to tick event_ticks[i]. 0 means that it is unused. */
+  /* Event i was recorded after all work up to tick event_ticks[i]. 0 means that the event is
+   * unused. */
   mpg_tick event_ticks[MPG_GPU_EVENTS];
   uint32_t next_event;
   mpg_issued history;
@@ -143,8 +144,8 @@ static bool found_lost(mpg_device *device) {
 /* Marks all work up to `tick` as issued. If the device is lost, marks the work as failed as
  * well. */
 static void issue(mpg_device *device, gpu_state *state, mpg_tick tick) {
-  /* Uses sequential consistency, as accesses to wake_at and `lost` do, so that neither a sleeper
-   * nor a loss is missed. */
+  /* Sequentially consistent, like the accesses to wake_at and `lost`, so that neither a sleeper nor
+   * a loss is missed. */
   atomic_store(&state->issued, tick);
   if (atomic_load(&state->lost)) {
     pthread_mutex_lock(&state->queue.mutex);
@@ -438,7 +439,7 @@ static void gpu_fork_done(mpg_device *device, bool child) {
   }
   mpg_queue_forget_worker(&state->queue);
   state->forked = true;
-  /* Only the parent may use the driver's memory, which held the counter. */
+  /* Only the parent may use the driver's memory, which contains the parent's tick counter. */
   atomic_store(&device->own_completed, device->submitted);
   device->completed = &device->own_completed;
   device->raised = NULL;

@@ -21,7 +21,7 @@
 #include "device/device.h"
 #include "device/rendezvous.h"
 
-typedef struct mpg_gpu mpg_gpu; /* the driver's state of one logical device */
+typedef struct mpg_gpu mpg_gpu; /* driver state of one logical device */
 
 /* Host memory that a GPU writes: the tick that its stream has passed, and reports of failed
  * device-side assertions, which are errors that kernels detect in their inputs. The GPU writes the
@@ -48,7 +48,7 @@ typedef struct mpg_gpu_services {
   mpg_status (*fail)(mpg_status code, const char *format, va_list arguments);
   const char *(*error_text)(void);
   void *(*scratch)(mpg_device *device, mpg_scratch_slot slot, size_t size); /* running work */
-  /* Sets *folders to the host's folders where libraries may be (borrowed), and returns their
+  /* Sets *folders to the folders that the host searches for libraries (borrowed), and returns their
    * number. */
   int (*folders)(const char *const **folders);
   /* Registers a check (gpu/issued.h) of running work. If the check fails, the next kernel that the
@@ -70,8 +70,8 @@ typedef struct mpg_gpu_services {
 enum { MPG_GPU_CARD_NAME = 64, MPG_GPU_COMMUNICATOR_ID = 128 };
 typedef struct mpg_gpu_communicator mpg_gpu_communicator; /* lives as long as the process */
 typedef struct mpg_gpu_communicators {
-  /* Sets `name` to a name of the physical GPU that is the same in all processes. Fails if NCCL is
-   * unavailable. */
+  /* Sets `name` to an identifier of the physical GPU. The identifier is the same in all processes.
+   * Fails if NCCL is unavailable. */
   mpg_status (*card)(mpg_device_id device, char *name, size_t size);
   /* Creates an id of MPG_GPU_COMMUNICATOR_ID bytes. One rank creates it for all ranks. */
   mpg_status (*id)(char *id);
@@ -144,7 +144,7 @@ typedef struct mpg_gpu_driver {
   mpg_status (*copy)(mpg_gpu *gpu, mpg_gpu *to, void *target, mpg_gpu *from, const void *source,
                      size_t size);
   mpg_status (*finish)(mpg_gpu *gpu); /* blocks until the compute stream is idle */
-  mpg_status (*memory)(mpg_gpu *gpu, size_t *free_bytes, size_t *total); /* the physical GPU's */
+  mpg_status (*memory)(mpg_gpu *gpu, size_t *free_bytes, size_t *total); /* of the physical GPU */
   /* Page-locks whole pages of host memory for all GPUs, so that copies need no staging buffer. */
   mpg_status (*lock)(void *memory, size_t size);
   void (*unlock)(void *memory);
@@ -155,7 +155,8 @@ typedef struct mpg_gpu_driver {
    * at the moment because another thread synchronizes the GPU, *stream is NULL and capture_end must
    * not be called. */
   mpg_status (*capture_begin)(mpg_gpu *gpu, void **stream);
-  /* True if a call of another thread has invalidated the capture (cudaDeviceSynchronize does). */
+  /* True if a call in another thread, such as cudaDeviceSynchronize, has invalidated the
+   * capture. */
   bool (*capture_void)(mpg_gpu *gpu);
   mpg_status (*capture_end)(mpg_gpu *gpu, bool keep, void **capture);
   mpg_status (*capture_run)(mpg_gpu *gpu, void *capture);
@@ -169,8 +170,8 @@ typedef struct mpg_gpu_driver {
    * error says why not. Host lock. */
   mpg_status (*collectives)(const int *indices, int count);
   const mpg_gpu_communicators *communicators;
-  /* Opens the NVIDIA library with that number and returns it. Returns NULL if the number is out of
-   * range. If the library is not installed, its `reason` says how to install it. */
+  /* Opens entry `number` of the list of NVIDIA libraries and returns it. Returns NULL if the number
+   * is out of range. If the library is not installed, its `reason` says how to install it. */
   const mpg_library *(*library)(int number);
   /* Returns a description such as "NVIDIA H100 80GB HBM3 (compute capability 9.0)". */
   const char *(*describe)(mpg_gpu *gpu);
@@ -180,13 +181,13 @@ typedef struct mpg_gpu_driver {
 typedef struct mpg_gpu_source {
   const char *text;
   int num_options, num_exports;
-  /* options: for NVRTC. exports: names of kernels that are not extern "C". */
+  /* options: passed to NVRTC. exports: names of the kernels that are not extern "C". */
   const char *const *options, *const *exports;
 } mpg_gpu_source;
 typedef struct mpg_gpu_modules {
   mpg_status (*compile)(const mpg_gpu_source *source, void **module);
   mpg_status (*kernel)(void *module, const char *name, const void **kernel);
-  /* Running work. `arguments` holds the address of each argument. */
+  /* Called by running work. `arguments` holds the address of each argument. */
   mpg_status (*launch)(const void *kernel, void *stream, const uint32_t grid[3],
                        const uint32_t block[3], uint32_t shared, void **arguments);
 } mpg_gpu_modules;
@@ -201,7 +202,7 @@ typedef struct mpg_gpu_library {
    * type belongs to a higher layer (op/kernel.h). */
   const void *kernels;
   void (*fused)(void); /* an mpg_kernel_fn for fused groups; NULL means none */
-  void (*fuses)(void); /* an mpg_fuses_fn, which tells which nodes may be in fused groups */
+  void (*fuses)(void); /* an mpg_fuses_fn, which decides which nodes may be in fused groups */
 } mpg_gpu_library;
 typedef const mpg_gpu_library *(*mpg_gpu_library_open_fn)(const mpg_gpu_services *services);
 #define MPG_GPU_LIBRARY_OPEN "mpg_gpu_library_open"
@@ -221,7 +222,8 @@ mpg_gpu_communicator *mpg_gpu_communicator_of(const mpg_device *device, const in
 /* Leaves the communicator over these GPUs, which must not be in use. It may be joined again. Does
  * nothing if the device has not joined it. */
 void mpg_gpu_communicator_forget(mpg_device *device, const int32_t *indices);
-/* Like the driver's `card` and `id`. Fail if the device is not a GPU. */
+/* Wrappers for `card` and `id` of mpg_gpu_communicators. Fail if the device is not a GPU of this
+ * process. */
 mpg_status mpg_gpu_card_name(mpg_device *device, char *name, size_t size);
 mpg_status mpg_gpu_communicator_id(mpg_device *device, char *id);
 

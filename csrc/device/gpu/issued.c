@@ -1,4 +1,4 @@
-/* A log of the work recently issued by a GPU. */
+/* A log of the work recently issued to a GPU. */
 #include "device/gpu/issued.h"
 
 #include <stdio.h>

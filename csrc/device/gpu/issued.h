@@ -1,4 +1,4 @@
-/* A log of the work recently issued by a GPU. The log has two purposes: to find the work that was
+/* A log of the work recently issued to a GPU. The log has two purposes: to find the work that was
  * running when the device was lost, and to find the work that depends on a failed device-side
  * assertion (check).
  *

@@ -12,7 +12,8 @@ static mpg_engine *const engine = &mpg_the_engine;
 
 enum {
   WHOLE = 32 << 10, /* maximum bytes of a small array, which is sent to all ranks */
-  PIECES = 1 << 20, /* total bytes of the pieces, one per rank, that are summed at a time */
+  /* total size in bytes of the pieces, one from each rank, that are summed at a time */
+  PIECES = 1 << 20,
   SMALLEST = 16 << 10,
   WINDOW = 4,  /* maximum number of messages in flight per stream */
   LINE = 64,   /* alignment of parts in bytes: a cache line */
@@ -43,8 +44,8 @@ static char *take(mpg_room *r, size_t size) {
   return r->memory;
 }
 
-/* Messages of one kind to or from one rank. Messages `done` to `begun` - 1 are in flight; message k
- * uses requests[k % WINDOW]. */
+/* Sequence of messages of one kind to or from one rank. Messages `done` to `begun` - 1 are in
+ * flight. Message k uses requests[k % WINDOW]. */
 typedef struct stream {
   size_t begun, done, total;
   mpg_mpi_handle requests[WINDOW];

@@ -8,8 +8,8 @@
  * addition. If the setting `any_order` is on, MPI computes the sums of large arrays.
  *
  * All ranks run the same sums in the same order, one at a time. They compare the numbers and sizes
- * of their sums to detect ranks that run different programs. Unlike transfers, which the engine
- * advances, a sum advances only in the thread that runs it.
+ * of their sums, which detects ranks that run different programs. Unlike transfers, which the
+ * engine advances, a sum advances only in the thread that runs it.
  *
  * Ownership: the caller owns the arrays; the engine owns the piece buffers and reuses them.
  * Threads: running work of one queue.
@@ -41,13 +41,13 @@ mpg_status mpg_all_reduce_run(const mpg_all_reduce *work);
  * instead of mpg_all_reduce_run after a failure. */
 void mpg_all_reduce_fail(const mpg_all_reduce *work);
 
-/* Calls `look` repeatedly until it sets *done. Used to wait for operations of all ranks that run
- * outside of this engine, such as NCCL collectives. Deadlock detection treats the running device as
- * busy during the wait. Fails if `look` fails or if a rank is lost. */
+/* Calls `look` repeatedly until it sets *done. Used to wait for operations of all ranks that bypass
+ * the engine, such as NCCL collectives. Deadlock detection treats the running device as busy during
+ * the wait. Fails if `look` fails or if a rank is lost. */
 mpg_status mpg_all_reduce_until(mpg_status (*look)(void *state, bool *done), void *state);
 
-/* Returns `size` bytes for packed arrays, valid until the next call. Returns NULL if out of
- * memory. */
+/* Returns a buffer of `size` bytes for packed arrays, valid until the next call. Returns NULL if
+ * out of memory. */
 char *mpg_all_reduce_room(size_t size);
 
 #endif

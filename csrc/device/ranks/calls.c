@@ -9,7 +9,8 @@
 
 static mpg_engine *const engine = &mpg_the_engine;
 
-/* Count of arrays that calls of one kind on one line have created since the last rendezvous. */
+/* Number of arrays that calls of one kind on one line have created since the last rendezvous of all
+ * ranks. */
 typedef struct made {
   uint64_t line_and_kind; /* 0 if the entry is free */
   uint32_t count;
@@ -30,8 +31,9 @@ static _Thread_local bool alone;
 
 /* --- Names of arrays -------------------------------------------------------------------------- */
 
-/* Layout of a name, from the highest bits: the 32-bit key of the line, COLLECTIVE_BITS, KIND_BITS,
- * COUNT_BITS. */
+/* Bit fields of a name, from the highest bits: the line's key (32 bits), the number of rendezvous
+ * (COLLECTIVE_BITS), the kind (KIND_BITS), and the count (COUNT_BITS). Numbers that do not fit are
+ * truncated. */
 enum { COUNT_BITS = 18, KIND_BITS = 8, COLLECTIVE_BITS = 6, FIRST_MADE = 256 };
 
 static uint32_t low_bits(uint32_t number, int bits) { return number & ((1u << bits) - 1); }

@@ -10,7 +10,7 @@
 
 static mpg_engine *const engine = &mpg_the_engine;
 
-/* Bit sets of ranks. Ranks 63 and above share one bit. */
+/* Sets of ranks are 64-bit masks. Ranks 63 and above share one bit. */
 static uint64_t bit_of(int rank) { return (uint64_t)1 << (rank < 63 ? rank : 63); }
 static uint64_t all_others(void) {
   uint64_t set = 0;
@@ -21,8 +21,8 @@ static uint64_t all_others(void) {
 
 /* --- This rank -------------------------------------------------------------------------------- */
 
-/* True if a device of this process can progress without another rank. Adds the devices' progress to
- * *progress. Host lock. */
+/* True if any device of this process can make progress without another rank. If false, has added
+ * all devices' progress counters to *progress. Host lock. */
 static bool any_runs(uint64_t *progress) {
   for (int i = 0; i < mpg_device_count(); i++) {
     mpg_device *device = mpg_device_at(i);
@@ -110,7 +110,7 @@ static bool is_waiting(int rank, int64_t now) {
 
 /* Returns the largest set of ranks that wait only for each other. Starts with all waiting ranks and
  * removes ranks that wait for a rank outside of the set, until only ranks that wait within the set
- * remain. *serial changes if any of the ranks progresses. */
+ * remain. *serial changes if any of these ranks makes progress. */
 static uint64_t find_deadlock(int64_t now, uint64_t *serial) {
   uint64_t deadlocked = 0, before;
   for (int i = 0; i < engine->size; i++)

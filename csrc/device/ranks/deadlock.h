@@ -1,12 +1,12 @@
 /* Deadlock detection between ranks.
  *
- * A rank is blocked while its host waits for data from other ranks, none of its devices can
- * progress, and no message arrives or leaves. It reports this to the other ranks, with the set of
- * ranks that it waits for and a description of the awaited event. A deadlock is a set of ranks that
- * wait only for each other or for ranks that have ended. A deadlock is reported if each of its
- * ranks has been blocked for a third of the time limit and the set then stays the same, without
- * progress, for another third. Every rank in the set gets an error that lists which rank waits for
- * which.
+ * A rank is blocked while its host waits for data from other ranks, none of its devices can make
+ * progress, and no message is sent or received. A blocked rank reports this to the other ranks,
+ * with the set of ranks that it waits for and a description of the awaited event. A deadlock is a
+ * set of ranks that wait only for each other or for ranks that have ended. A deadlock is reported
+ * if each of its ranks has been blocked for a third of the time limit and the set then stays the
+ * same, without progress, for another third. Every rank in the set gets an error that lists which
+ * rank waits for which.
  *
  * Ownership: the engine owns the state. Threads: stated at each function.
  */

@@ -180,7 +180,7 @@ static bool waits_for(int rank) {
 
 /* Reports to the other ranks that this rank is alive. Marks a rank as lost if it has failed, if it
  * has ended while this rank waits for it, or if it was silent for too long. *seen is the time of
- * the previous call. If that was long ago, this process itself was stopped, so the time does not
+ * the previous call. If that was long ago, this process itself was stopped, so the gap does not
  * count as silence of the other ranks. */
 static void look_around(int64_t *seen) {
   int64_t now = mpg_clock_ns(), slept = now - *seen;

@@ -1,8 +1,8 @@
-/* Internals shared by the files of this folder: messages and the state of the engine, which
- * advances transfers between ranks (ranks.h).
+/* Internals shared by the files in this directory: messages, and the state of the engine, which
+ * moves data between ranks (ranks.h).
  *
- * The engine's lock protects everything here. It is held only briefly, because the MPI calls that
- * are used do not block.
+ * The engine's lock protects everything here. It is held only briefly, because the engine makes
+ * only nonblocking MPI calls.
  */
 #ifndef MPG_DEVICE_RANKS_ENGINE_H
 #define MPG_DEVICE_RANKS_ENGINE_H
@@ -26,15 +26,16 @@ struct mpg_message {
   int rank;          /* the peer: receiver of a send, sender of a receive */
   /* sends: a send, not a receive. control: a report (mpg_news), not part of a transfer. */
   bool sends, control, done;
-  mpg_status status;               /* result, valid if done */
-  mpg_transfer transfer;           /* the transfer that a receive expects */
+  mpg_status status; /* result, valid if done */
+  /* receives: the expected transfer; sends: only `size` is set, to the size of `data` */
+  mpg_transfer transfer;
   char *buffer;                    /* header, followed by small data or a failure text; owned */
   size_t buffer_size, buffer_room; /* bytes in use, and bytes allocated */
   char *data;                      /* large data of a send; owned */
   char *target;                    /* memory that a receive writes to */
-  bool body;                       /* the header of this receive has arrived */
-  int num_requests, num_tested;    /* requests before index num_tested are complete */
-  mpg_mpi_handle *requests;        /* points to `few`, or to owned memory */
+  bool body; /* receives: the header has arrived, and `requests` includes those for large data */
+  int num_requests, num_tested; /* requests before index num_tested are complete */
+  mpg_mpi_handle *requests;     /* points to `few`, or to owned memory */
   mpg_mpi_handle few[2];
   char text[MPG_NOTICE]; /* error text if the message has failed */
 };
@@ -42,7 +43,7 @@ struct mpg_message {
 /* The wait state of a rank, for deadlock detection (deadlock.h). */
 typedef struct mpg_rank_state {
   int64_t since_ns;   /* start of the wait, by this process's clock; 0 if not waiting */
-  uint64_t waits_for; /* set of ranks */
+  uint64_t waits_for; /* bit set of ranks (see bit_of in deadlock.c) */
   uint64_t serial;    /* progress counter; unchanged while the rank makes no progress */
   /* Description of the event that the rank waits for. If the rank is not waiting: path of the block
    * that last sent data. */
@@ -63,7 +64,7 @@ typedef struct mpg_peer {
    * may still arrive. */
   char failed[MPG_NOTICE];
   int64_t heard_ns;        /* time of the last message from the rank */
-  bool awaited;            /* a sum over ranks waits for the rank */
+  bool awaited;            /* a sum over ranks on this rank waits for the peer */
   mpg_rank_state standing; /* the rank's wait state; peers[engine.rank] holds this rank's own */
   uint64_t steps;          /* number of training steps begun */
   int64_t ended_ns;        /* time when the rank reported the end of its script; 0 while it runs */
@@ -71,7 +72,7 @@ typedef struct mpg_peer {
   mpg_rank_end end;        /* the peer's summary, valid once its script has ended */
 } mpg_peer;
 
-/* Buffer of sums over ranks, reused between sums. */
+/* Buffer for sums over ranks. Reused by the next sum. */
 typedef struct mpg_room {
   char *memory;
   size_t size;
@@ -92,21 +93,20 @@ typedef struct mpg_engine {
   bool beginning;
   pthread_cond_t begun;
   bool started, stopping, forked, asleep; /* asleep: the engine's thread waits for `changed` */
-  /* Numbers of threads that poll while they wait for remote devices: device workers, and host
-   * threads. */
+  /* Number of device workers and of host threads that poll while they wait for remote devices. */
   _Atomic(int) workers, hosts;
   mpg_message *in_flight;
   int num_in_flight;
   mpg_message *unused; /* free list of messages with their buffers */
   int num_unused;
   struct {
-    /* Messages tested by MPI_Testany. `requests` holds the next request of each message, as an
-     * array of MPI_Request. */
+    /* Arguments of MPI_Testany. `requests` is an array of MPI_Request with the next request of each
+     * message. */
     mpg_message **messages;
     void *requests;
     int room;
   } looked_at;
-  size_t bytes_in_flight; /* buffered by sends that MPI has not completed */
+  size_t bytes_in_flight; /* bytes buffered by sends that MPI has not completed */
   struct {
     char *memory;
     size_t size;
@@ -123,8 +123,9 @@ typedef struct mpg_engine {
   _Atomic(int) sums_running;
   /* The device whose running sum waits for other ranks; NULL if none. */
   _Atomic(mpg_device *) summing;
-  /* turns: progress counter of sums. waits_checksum: checksum of the ranks that seem deadlocked and
-   * of their progress; a change shows that there was no deadlock. */
+  /* turns: number of sums that have ended, used as a progress counter. waits_checksum: checksum of
+   * the ranks that seem deadlocked and of their progress; a change shows that there was no
+   * deadlock. */
   uint64_t turns, waits_checksum;
   int64_t waits_changed_ns; /* time when waits_checksum last changed */
   /* limit_ns: a rank that is silent for longer is lost. told_ns: time of the last report to the
@@ -161,10 +162,10 @@ bool mpg_rank_awaits(int rank, int64_t since_ns);
  * is still queued. */
 bool mpg_remote_advance(bool *left);
 
-/* engine.c: polls messages and runs ready work of remote devices once. Returns true if anything
- * advanced. Sets *left if a transfer or work is pending. */
+/* engine.c: polls messages once and runs the ready work of remote devices. Returns true if any
+ * message or work made progress. Sets *left if a transfer or work is pending. */
 bool mpg_engine_advance(bool *left);
-mpg_status mpg_engine_start(void); /* starts the engine's thread if it is not running */
+mpg_status mpg_engine_start(void); /* starts the engine's thread unless it is running */
 void mpg_engine_stop(void);
 void mpg_engine_fork_prepare(void);
 void mpg_engine_fork_done(bool child); /* a forked child cannot take part in transfers */

@@ -68,7 +68,7 @@ bool mpg_message_free(mpg_message *message) {
   return true;
 }
 
-/* Grows the arrays of mpg_messages_advance to `count` entries. Keeps their contents, because
+/* Grows the arrays in engine->looked_at to at least `count` entries. Keeps their contents, because
  * mpg_messages_advance itself may cause this call. */
 static mpg_status make_room_to_look(int count) {
   if (count <= engine->looked_at.room) return MPG_OK;
@@ -214,8 +214,8 @@ mpg_status mpg_message_send(const mpg_transfer *transfer, int rank, uint64_t num
     add_in_flight(m);
   return MPG_OK;
 fail:
-  /* MPI may still read the message. Marks a request as pending, so that mpg_message_free does not
-   * reuse the memory. */
+  /* MPI may still read the message. Marks a request as incomplete, so that mpg_message_free does
+   * not reuse the memory. */
   if (m->num_requests) m->num_tested = m->num_requests - 1;
   mpg_message_free(m);
   return status;
@@ -382,8 +382,8 @@ static mpg_status begin_body(mpg_message *m) {
   return MPG_OK;
 }
 
-/* Handles the result of the message's next request. After the last request, finishes the
- * message. */
+/* Handles the completion or failure of the message's next request. After the last request, finishes
+ * the message. */
 static void pass(mpg_message *m, mpg_status result) {
   if (m->done) { /* the message was abandoned, because its rank is lost */
     m->num_tested += result == MPG_OK;

@@ -29,12 +29,14 @@ typedef struct mpg_mpi {
   void *in_place;           /* MPI_IN_PLACE */
   /* handle_size: size of an MPI handle in bytes, which is the stride of arrays of requests. */
   int largest_tag, handle_size;
-  bool any_order; /* MPI may sum in its own order */
+  bool any_order; /* MPI may choose the order of additions */
 } mpg_mpi;
 
-enum { MPG_MPI_STATUS = 256 }; /* bytes; larger than MPI_Status of any implementation */
+/* buffer size in bytes; larger than any implementation's MPI_Status */
+enum { MPG_MPI_STATUS = 256 };
 
-/* Sets the functions to those of the library at `path`, which is already open. */
+/* Fills in the function pointers of *mpi from the library at `path`, which the host program has
+ * already opened. */
 mpg_status mpg_mpi_find(mpg_mpi *mpi, const char *path);
 mpg_status mpg_mpi_fail(const mpg_mpi *mpi, int code, const char *function);
 /* Cancels a receive. Returns false if this fails; MPI may then still write to the receive's

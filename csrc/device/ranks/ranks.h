@@ -34,26 +34,27 @@
 mpg_status mpg_ranks_begin_within(double seconds);
 void mpg_ranks_begun(void);
 /* Starts a watchdog that exits the process if MPI's finalization exceeds the time limit. Called
- * once, after all ranks have reported their end. */
+ * once, after all ranks have reported that their scripts have ended. */
 mpg_status mpg_ranks_end_within_limit(void);
 
-/* Connects the `size` ranks, of which this process is `rank`. A rank that is silent for `limit`
- * seconds is lost. Called once. Host lock. */
+/* Connects the `size` ranks, of which this process is `rank`. A rank that sends no message for
+ * `limit` seconds is considered lost. Called once. Host lock. */
 mpg_status mpg_ranks_begin(const mpg_mpi *mpi, int rank, int size, double limit);
 /* Notifies the other ranks that this rank's script has ended. If `failure` is not NULL, the script
  * has failed with this text. Host lock. */
 void mpg_ranks_tell_end(const char *failure);
-/* Aborts: marks all ranks as lost, on all ranks, so everything that waits for another rank fails
- * with this text. Any thread. */
+/* Aborts the program: marks all ranks as lost on all ranks, so that every wait for another rank
+ * fails with this text. Any thread. */
 void mpg_ranks_give_up(const char *text);
 /* Returns the first lost rank and writes the reason to `text`, or returns -1 if no rank is lost.
  * Sets *all_ended if the scripts of all other ranks have ended. Any thread. */
 int mpg_ranks_find_lost(char *text, size_t size, bool *all_ended);
-/* Compares the summaries of all ranks, whose scripts have ended. Returns true and describes the
- * difference if another rank has queued or sent different transfers. Returns false if any work has
- * failed, because messages may then be missing. Host lock. */
+/* Compares the summaries of all ranks. Called after all scripts have ended. Returns true and writes
+ * the difference to `text` if the ranks have queued different transfers, if a message is missing,
+ * or if their parameter updates differ. Returns false if any work has failed, because messages may
+ * then be missing. Host lock. */
 bool mpg_ranks_differ(char *text, size_t size);
-/* Stops all communication: no later call uses MPI, and pending messages fail. Called without the
+/* Stops all communication. Pending messages fail, and MPI is not used afterward. Called without the
  * host lock. */
 void mpg_ranks_end(void);
 int mpg_ranks_count(void);      /* 1 before mpg_ranks_begin. Any thread */
@@ -72,14 +73,15 @@ typedef enum mpg_transfer_kind {
   MPG_TRANSFER_RECEIVE, /* receives from the source's rank */
 } mpg_transfer_kind;
 mpg_transfer_kind mpg_transfer_of(mpg_device_id from, mpg_device_id to);
-/* Returns how many transfer numbers a copy uses. All processes return the same number. */
+/* Returns how many transfer numbers a copy uses. The result is the same in all processes. */
 uint64_t mpg_transfer_numbers(mpg_device_id from, mpg_device_id to);
 /* Reserves `count` transfer numbers and returns the first. Host lock. */
 uint64_t mpg_transfers_take(uint64_t count);
 
-/* calls.c: descriptions of calls. Each message carries the sender's description, and the receiving
- * rank compares it with its own. If they differ, all ranks raise an error that names both calls.
- * Text is formatted only for the error. Host lock, except for the comparing functions. */
+/* calls.c: descriptions of the calls that cause messages. Each message carries the sender's
+ * description, and the receiving rank compares it with its own. If they differ, all ranks raise an
+ * error that names both calls. Text is formatted only for the error. Host lock, except for the
+ * comparing functions. */
 
 /* The latest parameter update, which all ranks make together. */
 typedef struct mpg_rank_step {
@@ -97,18 +99,18 @@ mpg_rank_step mpg_ranks_step(void);
  * this rank creates the arrays of this thread. */
 enum { MPG_MADE_BY_GRAPH, MPG_MADE_BY_PIPELINE, MPG_MADE_BY_HOST, MPG_MADE_BY_OP };
 uint64_t mpg_ranks_name_array(uint32_t origin, uint32_t kind);
-/* Sets whether arrays that this thread creates get names. Must be false if only this rank creates
- * them. Returns the previous setting. Any thread. */
+/* Turns naming of the arrays that this thread creates on or off. Must be off while only this rank
+ * creates them. Returns the previous setting. Any thread. */
 bool mpg_ranks_name_arrays(bool named);
 /* Resets the counts that are part of array names. Called at each rendezvous of all ranks, so that
  * ranks whose counts differ agree again. */
 void mpg_ranks_note_collective(void);
-uint64_t mpg_ranks_note_graph(void); /* returns a new number for a graph that all ranks share */
+uint64_t mpg_ranks_note_graph(void); /* returns a new number for a graph that all ranks compile */
 
 enum { MPG_CALL_DIMS = 4 };
 typedef struct mpg_rank_call {
   uint64_t graph; /* number of the compiled graph that makes the copy; 0 for an eager copy */
-  uint32_t copy;  /* index of the copy among the graph's copies */
+  uint32_t copy;  /* the copy's first transfer number, counted from the start of the graph's call */
   /* Key of the script line that makes the call. Not compared, because ranks may reach the same copy
    * by different branches. */
   uint32_t line;
@@ -116,7 +118,8 @@ typedef struct mpg_rank_call {
   uint32_t ndim;
   uint32_t unused;
   int64_t dims[MPG_CALL_DIMS]; /* first MPG_CALL_DIMS dimensions; zero beyond ndim */
-  uint64_t array, offset;      /* name of the array, and offset of the data in it in bytes */
+  /* name of the array (mpg_ranks_name_array), and byte offset of the data in it */
+  uint64_t array, offset;
   mpg_rank_step step;
 } mpg_rank_call;
 
@@ -136,7 +139,7 @@ mpg_status mpg_ranks_compare_steps(const mpg_rank_step *own, const mpg_rank_step
  * or to all other ranks. Waits while too many bytes are in flight. Called by running work of
  * `device`, by running work of the target if the host can read the data, or under the host lock. */
 mpg_status mpg_transfer_send(const mpg_transfer *transfer, mpg_device *device, const void *data);
-/* Sends a failure notice with this thread's error text instead of the data. Any thread. */
+/* Sends this thread's error text as a failure notice instead of the data. Any thread. */
 void mpg_transfer_send_failure(const mpg_transfer *transfer);
 /* For MPG_TRANSFER_RECEIVE: receives into memory of `device`. Called by running work of the
  * source's device. If *done is false, the work must return MPG_OK and call this function again when
@@ -150,7 +153,7 @@ void mpg_ranks_note_step(void);
 
 /* True if MPI has completed all sends, except those to lost ranks. Any thread. */
 bool mpg_ranks_flushed(void);
-/* Counts of transfers, messages and bytes so far. */
+/* Counts of transfer numbers, messages and bytes so far. */
 typedef struct mpg_rank_statistics {
   uint64_t numbers, sent, received, bytes_sent, bytes_received;
 } mpg_rank_statistics;

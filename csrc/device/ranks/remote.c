@@ -12,7 +12,8 @@ typedef struct remote_state {
   struct remote_state *next;
   mpg_task_list published, enqueued; /* `enqueued` is guarded by the host lock */
   mpg_message *receiving;            /* message that the running work waits for; NULL if none */
-  /* Host buffer of the message if its target is on a GPU; NULL if data is received in place. */
+  /* Host buffer for the received data if the target is on a GPU; NULL if data is received in
+   * place. */
   char *staged;
   bool copies; /* the running work copies to a GPU and has released the lock */
 } remote_state;
