@@ -39,8 +39,8 @@ static mpg_status add_slot(mpg_comm_plan *plan, const mpg_desc *desc, mpg_device
   return MPG_OK;
 }
 
-/* Adds a step. Its outputs are on `device` and have the shapes and dtypes `descs`. Sets *first to
- * the first output slot. */
+/* Adds a step whose outputs are on `device` and have the shapes and dtypes in `descs`. Sets *first
+ * to the first output slot. */
 static mpg_status add_step(mpg_comm_plan *plan, mpg_op_id op, const void *params,
                            const uint32_t *inputs, int num_inputs, const mpg_desc *descs,
                            int num_outputs, mpg_device_id device, uint32_t *first) {
@@ -131,8 +131,8 @@ static mpg_status reshape(mpg_comm_plan *plan, uint32_t from, const mpg_shape *s
   return add_step(plan, MPG_OP__reshape_exact, &params, &from, 1, &old.desc, 1, old.device, to);
 }
 
-/* Copies the result if it is an input. Otherwise it would share memory with the input, and a later
- * write to one array would change both. */
+/* If the result is an input, copies it. Without the copy, the two arrays would share memory, and a
+ * later write to one would change both. */
 static mpg_status own(mpg_comm_plan *plan, const mpg_comm_request *r, uint32_t *result) {
   if (*result >= (uint32_t)r->num_inputs) return MPG_OK;
   slot old = plan->slots[*result];
@@ -150,11 +150,10 @@ static mpg_status collect(mpg_comm_plan *plan, const uint32_t *from, int count,
   return joined < 0 ? sum(plan, here, count, to) : join(plan, here, count, joined, to);
 }
 
-/* Does the same as `collect` for every rank. The array that rank i contributes to the result of
- * `rank` is from[i * step + rank * step_of_rank]. Plans all copies before the ops that wait for
- * them, so that no device delays a send. Plans ranks from last to first, because autograd sums the
- * gradients of a value from its last use to its first. So the backward pass sums in rank order as
- * well. */
+/* Plans `collect` for the device of every rank. Rank i contributes the array from[i * step + rank *
+ * step_of_rank] to the result of `rank`. Plans all copies before the ops that wait for them, so
+ * that no device delays a send. Plans ranks from last to first, because autograd sums the gradients
+ * of a value from its last use to its first. So the backward pass also sums in rank order. */
 static mpg_status collect_everywhere(mpg_comm_plan *plan, const mpg_comm_request *r,
                                      const uint32_t *from, int step, int step_of_rank, int joined,
                                      uint32_t *results) {
@@ -259,8 +258,8 @@ static mpg_status plan_local(const mpg_comm_request *r, mpg_comm_plan *plan) {
 
 /* --- Plans of single ops (NCCL) --------------------------------------------------------------- */
 
-/* Adds a single op that spans devices. Output i has the shape and dtype descs[i] and is on
- * devices[i]. Sets *first to the first output slot. */
+/* Adds one op whose inputs and outputs are on several devices. Output i has the shape and dtype
+ * descs[i] and is on devices[i]. Sets *first to the first output slot. */
 static mpg_status span(mpg_comm_plan *plan, mpg_collective_kind kind, const uint32_t *inputs,
                        int num_inputs, const mpg_desc *descs, const mpg_device_id *devices,
                        int num_outputs, uint32_t *first) {
@@ -320,9 +319,9 @@ static mpg_status transpose(mpg_comm_plan *plan, uint32_t from, uint32_t *to) {
   return add_step(plan, MPG_OP_transpose, &params, &from, 1, &old.desc, 1, old.device, to);
 }
 
-/* Returns a 3-d shape for an array whose `axis` is split into parts of `within` elements. The dims
- * are the product of the dims before the axis, the number of parts, and `within` times the product
- * of the dims after the axis. If `in_front`, the first two dims are swapped. */
+/* Returns the 3-d shape of an array whose `axis` is split into parts of `within` elements: (product
+ * of the dims before the axis, number of parts, `within` times the product of the dims after the
+ * axis). If `in_front`, the first two dims are swapped. */
 static mpg_shape fold(const mpg_shape *shape, int axis, int64_t within, bool in_front) {
   int64_t before = 1, behind = within;
   for (int d = 0; d < axis; d++) before *= shape->dims[d];
@@ -509,7 +508,7 @@ typedef struct transport {
 
 static const transport transports[] = {
     {"local", plan_local},
-    {"single", plan_single}, /* for tests: plans as for NCCL, but for any devices */
+    {"single", plan_single}, /* for tests: same plans as NCCL, for any devices */
     {"nccl", plan_nccl},
     {"auto", plan_auto},
 };

@@ -3,14 +3,14 @@
  *
  * A plan is a list of steps whose inputs and outputs are numbered slots (arrays). It depends only
  * on shapes, dtypes and devices. The caller runs one op per step: eagerly, recorded on the tape, or
- * traced. So collectives are recorded, differentiated, placed, ordered and overlapped like all
- * other ops. The gradient of a collective is its adjoint: a copy becomes a copy back, a split
+ * traced. So a collective is recorded, differentiated, placed, ordered and overlapped like any
+ * other op. The gradient of a collective is its adjoint: a copy becomes a copy back, a split
  * becomes a concatenation, and a sum becomes a broadcast. Every local algorithm sums in rank order.
  * So all replicas get bit-identical results, and reduce_scatter is bit-identical to the parts of
  * all_reduce.
  *
- * A transport converts a request to a plan: either copies and ordinary ops, which work between
- * ranks as well, or single NCCL ops. rank_sums.h is for sums of arrays that each rank owns.
+ * A transport converts a request to a plan: either copies and ordinary ops, which also work between
+ * ranks, or single NCCL ops. For sums of arrays that each rank owns, see rank_sums.h.
  * Ownership: a plan owns its steps and parameters (mpg_comm_plan_free). Threads: any; plans share
  * nothing.
  */
@@ -35,9 +35,10 @@ typedef enum mpg_collective {
 } mpg_collective;
 
 typedef enum mpg_comm_algorithm {
-  MPG_COMM_AUTO,     /* chosen from the number of ranks and the size */
+  MPG_COMM_AUTO,     /* chosen by the number of ranks and the size of the arrays */
   MPG_COMM_ONE_SHOT, /* every device gets all arrays and sums them: one hop, more bytes */
-  MPG_COMM_TWO_SHOT, /* reduce_scatter, then all_gather: two hops, as few bytes as a ring */
+  /* reduce_scatter, then all_gather: two hops, as few bytes as a ring all-reduce */
+  MPG_COMM_TWO_SHOT,
   MPG_COMM_ALGORITHM_COUNT
 } mpg_comm_algorithm;
 
@@ -47,7 +48,7 @@ typedef struct mpg_comm_request {
   mpg_collective kind;
   mpg_comm_algorithm algorithm; /* all_reduce only */
   int num_ranks;
-  const mpg_device_id *devices; /* device of each rank's result */
+  const mpg_device_id *devices; /* devices[rank] is the device of that rank's result */
   int num_inputs;               /* num_ranks, or 1 for scatter and broadcast */
   const mpg_desc *inputs;
   const mpg_device_id *input_devices;
@@ -62,8 +63,8 @@ typedef struct mpg_comm_step {
   uint32_t num_inputs, first_output, num_outputs;
 } mpg_comm_step;
 
-/* The first slots are the request's inputs. Each other slot is written by exactly one step. No
- * input slot is a result. */
+/* The first slots are the request's inputs. Each other slot is written by exactly one step. Results
+ * are never input slots. */
 typedef struct mpg_comm_plan {
   mpg_arena arena;
   mpg_comm_step *steps; /* owned */

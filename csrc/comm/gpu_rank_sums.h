@@ -3,8 +3,9 @@
  * Sums are computed in rank order, as on CPUs: the data is divided into one part per rank, and each
  * rank receives all ranks' values of its part, sums them, and sends the sums to the other ranks. If
  * the setting `any_order` is on, NCCL computes the sums. Before the data exchange, the ranks
- * confirm through MPI that all of them take part and sum the same arrays. So no GPU waits for a
- * rank that has failed earlier. If a rank is lost during the exchange, the communicator is aborted.
+ * confirm through MPI that every rank takes part and that all ranks sum the same arrays. So no GPU
+ * waits for a rank that has failed earlier. If a rank is lost during the exchange, the communicator
+ * is aborted.
  *
  * Ownership: everything is borrowed; the device owns the communicator. Threads: running work of one
  * queue at a time, except mpg_gpu_rank_sums_room (any thread).
@@ -31,8 +32,9 @@ typedef struct mpg_gpu_rank_sums {
 /* Maximum number of ranks for sums in rank order. */
 enum { MPG_GPU_RANKS_IN_ORDER = 32 };
 
-/* Computes the required device memory in bytes. *joined is for the packed arrays, or 0 if packing
- * is not necessary. *parts is for one part from each rank, or 0 if NCCL sums. */
+/* Computes the required device memory in bytes. *joined is the size of the packed arrays, or 0 if
+ * packing is not necessary. *parts is the size of one part from each rank, or 0 if NCCL computes
+ * the sums. */
 void mpg_gpu_rank_sums_room(const mpg_gpu_rank_sums *sums, size_t *joined, size_t *parts);
 mpg_status mpg_gpu_rank_sums_run(const mpg_gpu_rank_sums *sums);
 /* Sends this thread's error text to the other ranks, so that they do not wait for this rank. Keeps

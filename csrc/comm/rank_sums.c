@@ -28,7 +28,7 @@ typedef struct job {
   mpg_status refused; /* error status if allocating `rooms` failed */
   char refusal[300];
   char *rooms[2]; /* GPU memory for packed arrays and for parts; NULL if not needed */
-  mpg_tick tick;  /* tick of the queued work */
+  mpg_tick tick;  /* first tick of the queued work; 0 before it is queued */
   uint32_t line;  /* key of the script line that queued the work */
   uint64_t names; /* hash of the arrays' keys and shapes; all ranks compare it */
   mpg_rank_step step;

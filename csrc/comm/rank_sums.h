@@ -1,10 +1,11 @@
-/* All-reduces over ranks, in place or out of place. There are two forms: each rank sums an array on
- * its own device (one that names no rank), or the script has one array on a device of each rank.
+/* All-reduces over ranks, in place or out of place. There are two forms. In
+ * mpg_comm_sum_over_ranks, each rank passes arrays on a device that names no rank. In
+ * mpg_comm_all_reduce_over_ranks, the script has one array on a device of each rank.
  *
  * Like sums of replicas (replicas.h), these are not ops. They run in a side queue, one at a time. A
- * sum starts as soon as its arrays have been computed, even if the programs that compute them still
- * run. Work that is queued later on the arrays' device waits for the sums. All ranks must sum the
- * same arrays in the same order.
+ * sum starts as soon as its arrays have been computed, even if the programs that compute the arrays
+ * still run. Work that is queued later on the arrays' device waits for the sums. All ranks must sum
+ * the same arrays in the same order.
  *
  * Ownership: everything is borrowed for the call. Threads: host lock.
  */
@@ -26,9 +27,9 @@ typedef struct mpg_rank_sums {
 } mpg_rank_sums;
 mpg_status mpg_comm_sum_over_ranks(const mpg_rank_sums *sums);
 
-/* True if there is one array per rank, in rank order, with equal shapes and dtypes other than bool,
- * on CPU devices or on GPUs that have joined a communicator. `count` is at most
- * MPG_COMM_MAX_RANKS. */
+/* True if `arrays` holds one array per rank, in rank order, all with the same shape and the same
+ * dtype (other than bool), on CPU devices or on GPUs that have joined a communicator. `count` is at
+ * most MPG_COMM_MAX_RANKS. */
 bool mpg_comm_one_of_each_rank(const mpg_tensor *const *arrays, int count);
 /* Sums arrays that satisfy mpg_comm_one_of_each_rank. Creates results[rank], which the caller owns,
  * on the device of arrays[rank]. */

@@ -1,10 +1,10 @@
-/* Sums of replicated arrays on several devices, for example of gradients before an update. In place
- * or out of place.
+/* Sums of replicated arrays on several devices, in place or out of place. Used for gradients before
+ * an update, for example.
  *
- * Unlike a collective, this is not an op and cannot be differentiated. It runs in the side queue of
- * one of the devices, not in their own queues. So it starts as soon as the arrays have been
- * computed, even if the programs that compute them still run. Work that is queued later on the
- * devices waits for the sums.
+ * Unlike collectives, these sums are not ops and cannot be differentiated. They run in the side
+ * queue of one of the devices, not in the devices' own queues. So they start as soon as the arrays
+ * have been computed, even if the programs that compute the arrays still run. Work that is queued
+ * later on the devices waits for the sums.
  *
  * Ownership: everything is borrowed for the call. Threads: host lock.
  */
@@ -15,13 +15,14 @@
 
 /* arrays[replica * num_arrays + i] is array i of a replica. The arrays of a replica are on the same
  * device, and all replicas have the same shapes and dtypes. Array i is summed over the replicas, in
- * their order. The sums are written to the arrays of replica `home`. If `everywhere`, they are
- * written to the arrays of all replicas. If `apart`, `home` is the last replica, and its arrays are
- * only written, not summed. If `copy`, nothing is summed; the arrays of `home` are copied to all
- * other replicas.
+ * order of the replica index. The sums are written to the arrays of replica `home`. If
+ * `everywhere`, they are written to the arrays of all replicas. If `apart`, `home` is the last
+ * replica, and its arrays are only written, not summed. If `copy`, nothing is summed; the arrays of
+ * `home` are copied to all other replicas.
  *
  * mpg_comm_sum_replicas sets *done to false and does nothing if there are no arrays, if a device is
- * not a CPU device, if the devices name different ranks, or if there are too many replicas. */
+ * not a CPU device, if the devices name different ranks, or if there are MPG_MOST_TOGETHER or more
+ * replicas. */
 typedef struct mpg_replicas {
   const mpg_tensor *const *arrays;
   uint32_t num_arrays, num_replicas, home;
