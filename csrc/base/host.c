@@ -28,7 +28,8 @@ void mpg_host_check_turns(uint64_t before) {
 #ifndef MPG_DEBUG
   if (!intruder) return;
 #endif
-  /* If this fails, other code could run between collecting points and recording uses. */
+  /* If this fails, other code could run during mpg_device_queue, after `prepare` has collected the
+   * points to wait for and before `note` records the uses. The points could then be stale. */
   MPG_ASSERT(before == turns);
 }
 

@@ -50,8 +50,8 @@ int mpg_library_folders(const char *const **folders) {
   return num_library_folders;
 }
 
-/* Declares the struct itself, so that this folder does not include oneDNN's headers. Its first
- * fields are the same in oneDNN 1 to 3. */
+/* Declares the start of oneDNN's version struct, so that csrc/base does not include oneDNN's
+ * headers. These fields are the same in oneDNN 1 to 3. */
 static void onednn_version(mpg_library *library) {
   struct version {
     int major, minor, patch;
@@ -107,7 +107,7 @@ static void open_library(mpg_library_id id) {
   bool found = false;
   if (setting && setting[0]) {
     found = try_open(library, setting, "/lib/", file) || try_open(library, setting, "/", file);
-    if (!found) return; /* The setting names a folder, so no other copy is used. */
+    if (!found) return; /* only the folder that the variable names is searched */
   }
   for (int i = 0; i < num_library_folders && !found; i++)
     found = try_open(library, library_folders[i], "/", file);

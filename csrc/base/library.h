@@ -2,11 +2,11 @@
  * kernels.
  *
  * If the library's environment variable names a folder, only that folder is searched; "0" disables
- * the library. Otherwise the search order is the host's folders and then the plain file name (the
- * rpath of this extension and the system's search path). The first search is final, even if the
- * library was missing. Ownership: everything here lives as long as the process. Threads:
- * mpg_library_set_folders needs the host lock and must precede the first mpg_library_get; all other
- * functions may be called from any thread.
+ * the library. Otherwise the host's folders are searched, and then the plain file name is opened,
+ * which searches this extension's rpath and the system's library path. The first search is final,
+ * even if the library was missing. Ownership: everything here lives as long as the process.
+ * Threads: mpg_library_set_folders needs the host lock and must precede the first mpg_library_get;
+ * all other functions may be called from any thread.
  */
 #ifndef MPG_BASE_LIBRARY_H
 #define MPG_BASE_LIBRARY_H

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* State of mpg_memory_fail_after. 0 means disarmed. */
+/* State of mpg_memory_fail_after. If allocations_until_failure is 0, no failure is pending. */
 static _Atomic int64_t allocations_until_failure, failures_left;
 static _Atomic bool failure_happened;
 

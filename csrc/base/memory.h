@@ -1,9 +1,9 @@
 /* Host memory for bookkeeping, and overflow-checked sizes.
  *
  * Array contents are not allocated here, but from a device's pool (device/pool.h). Tests can make
- * any allocation fail, even of device memory: mpg_memory_fail_after(n, count) lets n - 1 more
- * allocations succeed, and then `count` allocations return NULL. The caller owns the returned
- * memory. Functions may be called from any thread unless noted.
+ * any allocation fail, even of device memory. mpg_memory_fail_after(n, count) lets n - 1 more
+ * allocations succeed; the next `count` allocations then fail. The caller owns the returned memory.
+ * Functions may be called from any thread unless noted.
  */
 #ifndef MPG_BASE_MEMORY_H
 #define MPG_BASE_MEMORY_H
@@ -30,8 +30,8 @@ void mpg_space_free_kept(void);
  * not NULL, because memset and memcpy must not receive NULL even for zero bytes. */
 #define MPG_NO_BYTES ((void *)64)
 
-/* In debug and sanitizer builds, fills a struct that is kept for reuse with a pattern. This exposes
- * code that reuses the struct without setting every field. */
+/* In debug and sanitizer builds, fills memory that is kept for reuse with a pattern. This exposes
+ * code that reuses the memory without initializing every field. */
 static inline void mpg_poison(void *memory, size_t size) {
 #if defined MPG_DEBUG || defined __SANITIZE_ADDRESS__
   memset(memory, 0xA5, size);
@@ -43,15 +43,15 @@ static inline void mpg_poison(void *memory, size_t size) {
 /* Sets the error text for a failed allocation of `size` bytes. Returns MPG_HOST_OUT_OF_MEMORY. */
 mpg_status mpg_out_of_host_memory(size_t size);
 
-/* Makes `count` allocations fail, starting with the n-th from now on. n = 1 means the next
- * allocation, and n = 0 disarms this. Returns true if an allocation was made to fail since the
- * previous call. */
+/* Makes `count` consecutive allocations fail, starting with the n-th from now. n = 1 means the next
+ * allocation, and n = 0 cancels pending failures. Returns true if an allocation was made to fail
+ * since the previous call. */
 bool mpg_memory_fail_after(int64_t n, int64_t count);
 /* Counts an allocation, and returns true if it must fail. Called by all allocators, including those
  * in other files. */
 bool mpg_memory_refused(void);
-/* Returns the number of allocations until the armed failure. Tests that arm it with a large n can
- * thus count allocations. */
+/* Returns the number of allocations until the first pending failure. Tests call
+ * mpg_memory_fail_after with a large n to count allocations. */
 int64_t mpg_memory_until_failure(void);
 
 /* Sets *result to a * b (or a + b) and returns true; returns false on overflow. */

@@ -2,8 +2,8 @@
  *
  * Every function that can fail returns mpg_status. The text of the latest failure is kept per
  * thread and stays valid until the next failure on that thread. The text is in a fixed buffer, so
- * nothing is allocated. Any thread may call. By convention, a function that must clean up has one
- * `fail:` label (see MPG_GOTO).
+ * nothing is allocated. Any thread may call these functions. By convention, a function that must
+ * clean up has one `fail:` label (see MPG_GOTO).
  */
 #ifndef MPG_BASE_STATUS_H
 #define MPG_BASE_STATUS_H
@@ -15,7 +15,7 @@
 
 typedef enum mpg_status {
   MPG_OK = 0,
-  MPG_ERROR,                /* MXNetError: incorrect use */
+  MPG_ERROR,                /* incorrect use or any other error; MXNetError in Python */
   MPG_VALUE_ERROR,          /* a value out of range */
   MPG_TYPE_ERROR,           /* an argument of the wrong type */
   MPG_INDEX_ERROR,          /* an index out of bounds */
@@ -24,7 +24,7 @@ typedef enum mpg_status {
   MPG_DEVICE_OUT_OF_MEMORY, /* a device's pool is at its limit, or the system allocation failed */
   MPG_HOST_OUT_OF_MEMORY,   /* malloc of bookkeeping failed */
   MPG_IO_ERROR,             /* a file could not be read or written, or is damaged */
-  MPG_INTERRUPTED,          /* the user has interrupted the host, which holds the reason (Ctrl-C) */
+  MPG_INTERRUPTED,          /* the user pressed Ctrl-C; the host holds the pending exception */
   /* A callback into the host has raised an exception, which the host holds. */
   MPG_HOST_EXCEPTION,
   MPG_STATUS_COUNT

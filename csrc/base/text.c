@@ -1,4 +1,4 @@
-/* Growing string. */
+/* Growable string buffer. */
 #include "base/text.h"
 
 #include <stdio.h>

@@ -1,5 +1,5 @@
-/* Growing string. The owner frees it with mpg_text_free. Not thread-safe. Appending cannot report a
- * failure; mpg_text_status reports it afterward. */
+/* Growable string buffer. The owner frees it with mpg_text_free. Not thread-safe. The append
+ * functions do not report failures; call mpg_text_status after the last append. */
 #ifndef MPG_BASE_TEXT_H
 #define MPG_BASE_TEXT_H
 
