@@ -68,7 +68,7 @@ typedef struct mpg_point {
 /* Context of running work. Lives on the worker's stack. */
 typedef struct mpg_run {
   mpg_device *device;
-  int num_threads;             /* threads this work may use */
+  int num_threads;             /* number of threads that this work may use */
   mpg_tick first_tick;         /* first tick of the work */
   mpg_tick last_tick;          /* last tick of the work; reached when the work returns */
   mpg_point blocked_on;        /* set by mpg_run_wait when it returns false */
@@ -84,9 +84,9 @@ typedef mpg_status (*mpg_work_fn)(mpg_run *run, void *payload);
 typedef struct mpg_submission {
   const char *name; /* for the profiler and error messages; static */
   mpg_work_fn work;
-  const void *payload; /* borrowed for the call; copied */
+  const void *payload; /* copied when the work is queued */
   size_t payload_size;
-  const mpg_point *points; /* borrowed for the call; copied */
+  const mpg_point *points; /* copied when the work is queued */
   int num_points;
   mpg_tick ticks;  /* number of ticks that the work takes; 0 means 1 */
   uint32_t origin; /* source line that queued the work (mpg_host_origin); 0 means unknown */
@@ -108,7 +108,7 @@ typedef struct mpg_memory_stats {
   size_t held;        /* allocated from the system: bytes in use and cached bytes */
   size_t peak_held;
   size_t limit;                /* 0 means none */
-  uint64_t allocations;        /* successful calls of mpg_pool_alloc */
+  uint64_t allocations;        /* successful calls to mpg_pool_alloc */
   uint64_t system_allocations; /* allocations from the system */
 } mpg_memory_stats;
 
@@ -160,14 +160,14 @@ typedef struct mpg_backend {
   bool (*wait)(mpg_device *device, mpg_tick tick, int64_t timeout_ns);
   /* Takes the backend's locks before a fork. All queued work has finished. */
   void (*fork_prepare)(mpg_device *device);
-  /* Releases those locks in the parent. In the child, which has no workers, resets locks and
-   * queues. */
+  /* Releases the backend's locks in the parent. In the child, which has no workers, resets locks
+   * and queues. */
   void (*fork_done)(mpg_device *device, bool child);
   /* Called by running work. See mpg_run_wait and mpg_run_signal. */
   bool (*run_wait)(mpg_run *run, mpg_point point);
   void (*run_signal)(mpg_run *run, mpg_tick tick);
-  /* Blocking copies between device and host memory. The caller has waited for the storage's
-   * points. */
+  /* Blocking copies between device and host memory. The caller has already waited for all work that
+   * uses the memory. */
   mpg_status (*copy_to_host)(mpg_device *device, void *host, const void *memory, size_t size);
   mpg_status (*copy_from_host)(mpg_device *device, void *memory, const void *host, size_t size);
   /* Optional: implements mpg_device_copy, ordered with the device's running work. NULL if the
@@ -183,8 +183,8 @@ typedef struct mpg_backend {
   /* Optional: returns the latest tick whose work has completed or has been issued to the stream,
    * even if the work fails later. If NULL, the latest completed tick is used. */
   mpg_tick (*issued)(mpg_device *device);
-  /* Optional: called when running work has failed; the thread's error text describes the failure.
-   * The backend then checks whether the device itself is lost, in which case all its later work
+  /* Optional: called when running work has failed. The thread's error text describes the failure.
+   * The backend checks whether the device itself is lost, because all later work on a lost device
    * fails. */
   void (*work_failed)(mpg_device *device, mpg_status status);
   /* Optional: called before running work blocks, possibly until the host queues more work.
@@ -241,7 +241,7 @@ struct mpg_device {
    * each replay can use new keys. NULL until the first use. Accessed only by running work. */
   mpg_random_key *keys;
   /* Written by the backend, read by any thread. Points to `own_completed`, or to memory that the
-   * hardware can write. */
+   * device itself writes to. */
   _Atomic(mpg_tick) *completed;
   mpg_tick submitted;       /* host lock */
   _Atomic(bool) failed;     /* some work has failed; `failures` has the records */
@@ -256,7 +256,7 @@ struct mpg_device {
   bool scratch_stays;
   void *kernel_cache; /* data that kernels keep between calls, such as library handles */
   void (*kernel_cache_free)(void *cache); /* frees kernel_cache when the device is closed */
-  struct mpg_failures *failures;          /* see mpg_device_fail */
+  struct mpg_failures *failures;          /* failure records; see mpg_device_fail */
   /* Set by the hardware when it has failures to report, before it writes `completed`. NULL if the
    * device reports no failures itself. */
   _Atomic(uint32_t) *raised;
@@ -319,7 +319,7 @@ static inline const char *mpg_device_text(const mpg_device *device) { return dev
 /* Sets the number of threads per CPU device. 0 divides the machine's cores among the open CPU
  * devices. */
 mpg_status mpg_device_set_threads(int n);
-int mpg_machine_cores(void); /* cores this process may run on */
+int mpg_machine_cores(void); /* number of cores that this process may use */
 
 /* Queuing. All work is queued by mpg_device_queue. Calls are atomic: from collecting the points to
  * recording the uses, no other host thread and no finalizer runs.
@@ -380,7 +380,8 @@ static inline bool mpg_device_runs_inline(const mpg_device *device) {
  * keep_lock. With keep_lock, no other thread can queue work during the wait, but signal handlers
  * can. Returns the failure of the point's work if point.data, or MPG_INTERRUPTED. */
 mpg_status mpg_point_wait(mpg_point point, bool keep_lock);
-/* Waits for all work submitted to all devices. Reports the first failure not reported before. */
+/* Waits for all work submitted to all devices. Returns the first failure that has not been reported
+ * yet. */
 mpg_status mpg_wait_all(void);
 
 /* Returns MPG_OK if the work of a tick has not failed. Otherwise sets this thread's error text and
@@ -468,7 +469,7 @@ typedef enum mpg_engine_mode {
 } mpg_engine_mode;
 mpg_status mpg_engine_set_mode(mpg_engine_mode mode, uint64_t seed);
 mpg_engine_mode mpg_engine_get_mode(void);
-/* In shuffled mode, runs all tasks whose points are reached. No effect in other modes. Called
+/* In shuffle mode, runs all tasks whose points are reached. No effect in other modes. Called
  * without the host lock. */
 void mpg_engine_run_ready(void);
 

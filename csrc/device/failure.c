@@ -80,7 +80,7 @@ static size_t range_at(const struct mpg_failures *failures, mpg_tick tick) {
   return low;
 }
 
-/* Records the failures that the hardware has reported. */
+/* Records the failures that the hardware has reported since the last call. */
 static void hear_reports(mpg_device *device) {
   if (device->raised && atomic_load_explicit(device->raised, memory_order_acquire))
     device->backend->collect(device);

@@ -18,7 +18,8 @@ mpg_device *mpg_device_find(mpg_device_id id); /* returns NULL if the device is 
 mpg_status mpg_device_table_reserve(void);
 void mpg_device_table_add(mpg_device *device);
 void mpg_engine_store_mode(mpg_engine_mode mode);
-bool mpg_engine_refuses_work(void); /* true after the shutdown */
+/* true after mpg_device_shutdown, or in a child forked by running work */
+bool mpg_engine_refuses_work(void);
 void mpg_engine_refuse_work(void);
 /* Called when the process exits. Kernel caches are then leaked, because the libraries that free
  * them may have been torn down. */
@@ -67,8 +68,8 @@ static inline mpg_tick mpg_task_last_tick(const mpg_task *task) {
 
 /* Starts a task whose points are reached (if blocked_on->device is NULL), or resumes a suspended
  * task. Returns false if the task suspended itself; the caller calls again when *blocked_on is
- * reached. Returns true when the task is done. Its failure, if any, is then recorded and its
- * payload discarded, and the caller stores `completed`. */
+ * reached. Returns true when the task is done. By then, its failure (if any) has been recorded and
+ * its payload discarded. The caller must then store `completed`. */
 bool mpg_task_advance(mpg_device *device, const mpg_task *task, mpg_point *blocked_on);
 /* Discards a task without running it and records the shutdown as its failure. Does not advance
  * `completed`. */

@@ -46,13 +46,13 @@ typedef struct size_class {
    * On a device that captures work, a binary heap with the lowest address first. */
   mpg_block *cached;
   size_t count;
-  size_t capacity; /* of `cached`; >= blocks, so that freeing a block cannot fail */
+  size_t capacity; /* capacity of `cached`; >= blocks, so that freeing a block cannot fail */
   size_t blocks;   /* number of blocks of this class, cached or in use */
 } size_class;
 
 /* Each atomic has one writer at a time, so adding needs only a load and a store. The writer is the
  * host, except for `scratch` (the thread that runs the device's work) and `held` (the holder of the
- * mutex). The peaks have two writers; see raise_peak. */
+ * mutex, if the pool is guarded). The peaks have two writers; see raise_peak. */
 struct mpg_pool {
   mpg_device *device;
   bool guarded; /* the mutex guards the classes and `held`; otherwise the host lock does */
@@ -139,7 +139,7 @@ mpg_status mpg_uses_wait(const mpg_uses *uses, mpg_device *owner, bool keep_lock
 
 enum { POISON = 0xff }; /* NaN in every float dtype, -1 in integers */
 
-/* Poisons memory that has been freed, unless queued work still uses it. */
+/* Fills a freed block with the pattern, unless queued work still uses the block. */
 static __attribute__((noinline)) void poison(const mpg_pool *pool, mpg_block *block) {
   if (!pool->poison || block->poisoned || !mpg_uses_finished(&block->uses, pool->device)) return;
   memset(block->memory, POISON, block->size);

@@ -27,7 +27,7 @@ typedef struct mpg_foreign_read {
 /* The queued work that uses a block. */
 typedef struct mpg_uses {
   mpg_tick write; /* last write; only the block's own device writes to it */
-  mpg_tick read;  /* last read by its own device */
+  mpg_tick read;  /* last read by the block's own device */
   /* Number of entries in `foreign`. Finished reads are removed when a read is added. */
   int num_foreign;
   int capacity;
@@ -36,8 +36,8 @@ typedef struct mpg_uses {
   mpg_foreign_read *foreign;
 } mpg_uses;
 
-/* Memory of one system allocation that has been split into blocks. The blocks own the segment
- * jointly. */
+/* Memory of one system allocation that has been split into blocks. Freed when all its blocks have
+ * been coalesced into one. */
 typedef struct mpg_pool_segment {
   char *memory;
   size_t size;

@@ -23,7 +23,7 @@ enum {
   RECORD_ALIGNMENT = 16,
   LARGEST_KEPT = 1 << 20,
 };
-enum { AWAKE, ASLEEP }; /* queue->sleeping */
+enum { AWAKE, ASLEEP }; /* values of queue->sleeping */
 static const int64_t SPIN_MIN_NS = 1000, WAIT_SLICE_NS = 20000000;
 
 struct mpg_queue_segment {

@@ -33,7 +33,7 @@ typedef struct mpg_queue {
   /* Write position at the last publish, to which mpg_queue_retract returns. */
   mpg_queue_segment *published_segment;
   size_t published_offset;
-  bool started; /* the worker exists */
+  bool started; /* the worker thread has been started */
 
   /* Shared state. To avoid false sharing, fields that are written with every task are on separate
    * cache lines. */
@@ -62,7 +62,7 @@ typedef struct mpg_sleepers {
   pthread_cond_t reached; /* used with the queue's mutex */
 } mpg_sleepers;
 
-void mpg_queue_init(mpg_queue *queue);              /* the memory must be zeroed */
+void mpg_queue_init(mpg_queue *queue);              /* the queue's memory must be zeroed */
 void mpg_condition_init(pthread_cond_t *condition); /* uses the monotonic clock */
 void mpg_sleepers_init(mpg_sleepers *sleepers);
 /* Sleeps until *count >= tick or the timeout has passed. If `stops`, also returns when the queue's

@@ -14,13 +14,13 @@ typedef struct member {
 } member;
 
 struct mpg_rendezvous {
-  mpg_rendezvous *next; /* list of incomplete rendezvous */
+  mpg_rendezvous *next; /* next incomplete rendezvous */
   const char *key, *who;
   int count, joined, left; /* left: number of participants that have left */
   size_t size;
   bool over; /* complete or failed */
   mpg_status status;
-  char form[160], text[640]; /* text: error of a failed rendezvous */
+  char form[160], text[640]; /* text: error message if the rendezvous has failed */
   pthread_cond_t ended;
   member members[]; /* sorted by device id */
 };

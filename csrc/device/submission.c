@@ -82,7 +82,7 @@ fail:
   return status;
 }
 
-/* In synchronous mode, waits until the queued work is done. */
+/* In synchronous mode, waits until the queued work is done and returns its failure. */
 static mpg_status finish(mpg_device *const *devices, const mpg_tick *last, int count) {
   if (__builtin_expect(mpg_engine_get_mode() != MPG_ENGINE_SYNC, 1)) return MPG_OK;
   for (int i = 0; i < count; i++) mpg_tick_wait(devices[i], last[i], true);

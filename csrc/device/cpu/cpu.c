@@ -75,7 +75,7 @@ static void cpu_stop(mpg_device *device) {
 static bool cpu_run_wait(mpg_run *run, mpg_point point) {
   if (mpg_queue_wait(&((cpu_state *)run->device->backend_state)->queue, run->device, point))
     return true;
-  run->blocked_on = point; /* reached only if the worker has been asked to stop */
+  run->blocked_on = point; /* happens only if the worker has been asked to stop */
   return false;
 }
 

@@ -18,7 +18,7 @@ static const int64_t LOOK_NS = 20000000, STAY_MIN_NS = 200000000, STAY_MAX_NS = 
  * share a core for three time slices of 4 ms, which would distort a shorter sample. */
 static const uint64_t ENOUGH_NS = 60000000;
 /* WAITING_PERCENT: threshold for the share of time spent waiting for a core. Without other
- * programs, the share can reach 20 %, because threads of this process delay each other. */
+ * programs, the share can reach 20%, because threads of this process delay each other. */
 enum { WAITING_PERCENT = 35, MAX_DUMMY_THREADS = 16 };
 
 void mpg_oversubscription_judge(mpg_oversubscription_state *s, int64_t now, uint64_t ran,

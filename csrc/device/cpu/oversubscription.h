@@ -20,7 +20,7 @@ typedef enum mpg_team_spin {
   MPG_TEAM_SPIN_AUTO,
   MPG_TEAM_SPIN_LONG,
   MPG_TEAM_SPIN_SHORT
-} mpg_team_spin; /* MPGLUON_TEAM_SPIN */
+} mpg_team_spin; /* values of MPGLUON_TEAM_SPIN */
 
 /* Detection state of one worker. The code that updates it makes no system calls, so that tests can
  * call it. */

@@ -20,7 +20,8 @@ typedef struct shuffle_queue {
 static struct {
   pthread_mutex_t lock;
   pthread_cond_t changed;
-  shuffle_queue **queues; /* by ordinal; NULL if the device was not opened by this backend */
+  /* indexed by device ordinal; NULL if the device was not opened by this backend */
+  shuffle_queue **queues;
   size_t capacity, count;
   bool running;
   int forking;

@@ -24,7 +24,8 @@
 #include "device/queue.h"
 #include "device/ranks/ranks.h"
 
-enum { PUBLISH_EVERY = 64, PUBLISH_EVERY_WAITED = 16 }; /* numbers of tasks */
+/* maximum numbers of tasks between two published ticks */
+enum { PUBLISH_EVERY = 64, PUBLISH_EVERY_WAITED = 16 };
 /* Waiting threads spin for up to SPIN_NS. Most small training steps complete within this time. */
 static const int64_t SPIN_NS = 200000, LINGER_NS = 3000, POLL_FIRST_NS = 5000,
                      POLL_LAST_NS = 100000, WAIT_SLICE_NS = 20000000, CHECK_EVERY_NS = 5000000;
@@ -220,7 +221,7 @@ static bool wait_for(mpg_device *device, mpg_point point) {
   if (!is_gpu(point.device)) {
     publish_issued(device, state);
     bool reached = mpg_queue_wait(&state->queue, device, point);
-    /* In shuffled mode, this thread has run the other device's work, which may have changed the
+    /* In shuffle mode, this thread may have run the other device's work, which may have changed the
      * current GPU. */
     state->driver->attach(state->gpu);
     return reached;
@@ -242,7 +243,7 @@ static bool wait_for(mpg_device *device, mpg_point point) {
 
 static bool gpu_run_wait(mpg_run *run, mpg_point point) {
   if (wait_for(run->device, point)) return true;
-  run->blocked_on = point; /* reached only if the worker has been asked to stop */
+  run->blocked_on = point; /* happens only if the worker has been asked to stop */
   return false;
 }
 
@@ -602,7 +603,7 @@ static mpg_status gpu_capture_keys(mpg_device *device, const mpg_random_key *key
 typedef struct joined {
   struct joined *next;
   mpg_gpu_communicator *communicator;
-  int32_t indices[]; /* GPU indices by rank */
+  int32_t indices[]; /* indices[rank] is the index of that rank's GPU */
 } joined;
 
 static size_t size_of_indices(void) { return (size_t)mpg_ranks_count() * sizeof(int32_t); }

@@ -34,7 +34,7 @@ typedef struct mpg_gpu_report {
   const char *format;
   const char *name;
   int64_t values[4];
-  uint32_t scope; /* scope of the instruction; 0 means none */
+  uint32_t scope; /* block path of the instruction (mpg_scope_text); 0 means none */
   int32_t status;
 } mpg_gpu_report;
 typedef struct mpg_gpu_reports {
@@ -47,7 +47,8 @@ typedef struct mpg_gpu_reports {
 typedef struct mpg_gpu_services {
   mpg_status (*fail)(mpg_status code, const char *format, va_list arguments);
   const char *(*error_text)(void);
-  void *(*scratch)(mpg_device *device, mpg_scratch_slot slot, size_t size); /* running work */
+  /* called by running work */
+  void *(*scratch)(mpg_device *device, mpg_scratch_slot slot, size_t size);
   /* Sets *folders to the folders that the host searches for libraries (borrowed), and returns their
    * number. */
   int (*folders)(const char *const **folders);
@@ -132,7 +133,7 @@ typedef struct mpg_gpu_driver {
    * data. */
   mpg_status (*copy_to_host)(mpg_gpu *gpu, void *host, const void *memory, size_t size);
   mpg_status (*copy_from_host)(mpg_gpu *gpu, void *memory, const void *host, size_t size);
-  /* As in mpg_sharing (device.h). */
+  /* As in mpg_sharing (device.h), where `arrivals` is called `stream`. */
   int (*card)(mpg_gpu *gpu);
   void *(*arrivals)(mpg_gpu *gpu);
   mpg_status (*received)(mpg_gpu *gpu);

@@ -12,7 +12,7 @@ struct mpg_pinned {
   void *memory;
   size_t size;
   bool locked;
-  mpg_pinned *next; /* list of cached blocks */
+  mpg_pinned *next; /* next cached block */
 };
 
 static struct { /* runtime state; host lock */

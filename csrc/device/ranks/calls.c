@@ -25,8 +25,8 @@ static struct {
   mpg_rank_step step;
 } calls;
 
-/* True if only this rank runs this thread's current code. The arrays that it creates then get no
- * names. */
+/* True if only this rank runs this thread's current code. The arrays that the thread creates then
+ * get no names. */
 static _Thread_local bool alone;
 
 /* --- Names of arrays -------------------------------------------------------------------------- */

@@ -1,4 +1,4 @@
-/* The engine: its thread, the loss of ranks, transfer numbers, and sends. */
+/* The engine: its thread, detection of lost ranks, transfer numbers, and sends. */
 #define _GNU_SOURCE
 #include "device/ranks/engine.h"
 

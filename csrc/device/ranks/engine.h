@@ -22,7 +22,7 @@ enum {
 
 typedef struct mpg_message mpg_message;
 struct mpg_message {
-  mpg_message *next; /* list of messages in flight */
+  mpg_message *next; /* link of `in_flight` or `unused` in mpg_engine */
   int rank;          /* the peer: receiver of a send, sender of a receive */
   /* sends: a send, not a receive. control: a report (mpg_news), not part of a transfer. */
   bool sends, control, done;
@@ -42,7 +42,8 @@ struct mpg_message {
 
 /* The wait state of a rank, for deadlock detection (deadlock.h). */
 typedef struct mpg_rank_state {
-  int64_t since_ns;   /* start of the wait, by this process's clock; 0 if not waiting */
+  /* start of the wait without progress, by this process's clock; 0 if not waiting */
+  int64_t since_ns;
   uint64_t waits_for; /* bit set of ranks (see bit_of in deadlock.c) */
   uint64_t serial;    /* progress counter; unchanged while the rank makes no progress */
   /* Description of the event that the rank waits for. If the rank is not waiting: path of the block
@@ -118,7 +119,7 @@ typedef struct mpg_engine {
   mpg_room openings, arrived, joined;
   uint64_t next_number; /* next transfer number; host lock */
   uint64_t sent, received, bytes_sent, bytes_received;
-  mpg_peer *peers; /* by rank */
+  mpg_peer *peers; /* indexed by rank */
   /* Number of sums that may be calling MPI; mpg_ranks_end waits for 0. */
   _Atomic(int) sums_running;
   /* The device whose running sum waits for other ranks; NULL if none. */
@@ -131,16 +132,18 @@ typedef struct mpg_engine {
   /* limit_ns: a rank that is silent for longer is lost. told_ns: time of the last report to the
    * other ranks. */
   int64_t limit_ns, told_ns;
-  /* ended: this rank has reported its end. gave_up: messages were abandoned since
+  /* ended: this rank has reported the end of its script. gave_up: messages were abandoned since
    * mpg_messages_advance began to poll. */
   bool ended, gave_up;
   uint32_t scope; /* path (mpg_scope_text) of the block that last sent data; 0 means none */
 } mpg_engine;
 extern mpg_engine mpg_the_engine; /* runtime state (state.c) */
 
-/* messages.c */
+/* messages.c. Sends a transfer's data to a rank, or the text `failure` if it is not NULL. Copies
+ * the data. `number` is the transfer number. */
 mpg_status mpg_message_send(const mpg_transfer *transfer, int rank, uint64_t number,
                             const void *data, const char *failure);
+/* Starts to receive a transfer into `target`. The caller frees *message once it is done. */
 mpg_status mpg_message_receive(const mpg_transfer *transfer, void *target, mpg_message **message);
 /* Frees a message, or adds it to the free list. Returns false if MPI may still use its memory,
  * which is then leaked. */

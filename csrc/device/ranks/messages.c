@@ -143,7 +143,7 @@ static mpg_status irecv(mpg_message *m, void *data, int size, int tag) {
 
 typedef struct news {
   uint64_t magic;
-  uint32_t kind; /* mpg_news */
+  uint32_t kind; /* an mpg_news */
   uint32_t unused;
   uint64_t steps, serial, waits_for;
   int64_t stood_ns;

@@ -19,7 +19,7 @@ typedef struct remote_state {
 } remote_state;
 
 static mpg_engine *const engine = &mpg_the_engine;
-static remote_state *remotes; /* runtime state; the engine's lock */
+static remote_state *remotes; /* runtime state; guarded by the engine's lock */
 
 static mpg_status remote_open(mpg_device *device) {
   remote_state *state = mpg_calloc(1, sizeof *state);
