@@ -59,7 +59,7 @@ typedef struct mpg_comm_request {
 typedef struct mpg_comm_step {
   const mpg_op *op;
   const void *params;     /* owned by the plan's arena; NULL for ops without params */
-  const uint32_t *inputs; /* slot numbers */
+  const uint32_t *inputs; /* slots of the inputs */
   uint32_t num_inputs, first_output, num_outputs;
 } mpg_comm_step;
 
@@ -71,7 +71,7 @@ typedef struct mpg_comm_plan {
   size_t num_steps, steps_capacity;
   struct mpg_comm_slot *slots; /* desc and device of each slot; owned */
   size_t num_slots, slots_capacity;
-  uint32_t *results; /* in the arena */
+  uint32_t *results; /* slots of the results; in the arena */
   int num_results;
   size_t num_copies, bytes; /* number of copies between devices, and their total size */
 } mpg_comm_plan;

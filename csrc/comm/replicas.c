@@ -14,7 +14,7 @@ typedef struct job {
   bool everywhere, copy;
   size_t bytes;
   mpg_kernel_fn kernel;
-  mpg_view views[]; /* index: array * num_replicas + replica */
+  mpg_view views[]; /* views[array * num_replicas + replica] */
 } job;
 
 static size_t bytes_of(const mpg_desc *desc) {
