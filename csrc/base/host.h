@@ -46,7 +46,7 @@ typedef struct mpg_host {
 
 /* Sets the host's functions. Called once, before any other function. Without this call, the core
  * assumes a single-threaded C program: there is no lock, and source lines are unknown. */
-void mpg_host_set(const mpg_host *host); /* borrowed; must outlive the process */
+void mpg_host_set(const mpg_host *host); /* borrowed; used until the process ends */
 
 /* Wrappers for the host's functions. Calls to mpg_host_release_lock, _check_interrupt, _origin,
  * _agree, _collect and _yield count as turns. */

@@ -2,8 +2,9 @@
  * 1, 2, 3" (SC 2011).
  *
  * A draw is a pure function of (seed, call, position). The user sets the seed, `call` counts random
- * ops in program order, and `position` is the element's index in the whole output. The generator
- * has no state, so the numbers do not depend on the thread, device or order of draws.
+ * ops in program order, and `position` is the element's index in the whole output, even if a device
+ * computes only a part (shard) of it. The generator has no state, so the numbers do not depend on
+ * the thread, device or order of draws.
  */
 #ifndef MPG_BASE_PHILOX_H
 #define MPG_BASE_PHILOX_H

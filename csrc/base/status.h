@@ -20,9 +20,9 @@ typedef enum mpg_status {
   MPG_TYPE_ERROR,           /* an argument of the wrong type */
   MPG_INDEX_ERROR,          /* an index out of bounds */
   MPG_KEY_ERROR,            /* an unknown name */
-  MPG_NOT_IMPLEMENTED,      /* an unsupported part of a feature */
+  MPG_NOT_IMPLEMENTED,      /* an unsupported feature or option */
   MPG_DEVICE_OUT_OF_MEMORY, /* a device's pool is at its limit, or the system allocation failed */
-  MPG_HOST_OUT_OF_MEMORY,   /* malloc of bookkeeping failed */
+  MPG_HOST_OUT_OF_MEMORY,   /* memory for bookkeeping could not be allocated */
   MPG_IO_ERROR,             /* a file could not be read or written, or is damaged */
   MPG_INTERRUPTED,          /* the user pressed Ctrl-C; the host holds the pending exception */
   /* A callback into the host has raised an exception, which the host holds. */
