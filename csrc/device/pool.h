@@ -36,8 +36,8 @@ typedef struct mpg_uses {
   mpg_foreign_read *foreign;
 } mpg_uses;
 
-/* Memory of one system allocation that has been split into blocks. Freed when all its blocks have
- * been coalesced into one. */
+/* Memory of one system allocation that has been split into blocks. The struct is freed when all its
+ * blocks have been coalesced into one. */
 typedef struct mpg_pool_segment {
   char *memory;
   size_t size;

@@ -83,7 +83,7 @@ static mpg_status gpu_open(mpg_device *device) {
 
 /* --- Loss ------------------------------------------------------------------------------------- */
 
-/* Records the loss as the failure of all issued work that is not completed, and marks this work as
+/* Records the loss as the failure of all issued work that has not completed, and marks this work as
  * completed. The mutex is held. */
 static void fail_issued(mpg_device *device, gpu_state *state) {
   mpg_tick done = atomic_load(device->completed), issued = atomic_load(&state->issued);
@@ -102,7 +102,8 @@ static mpg_status fail_lost(mpg_device *device, mpg_status status) {
 
 /* Marks a device as lost after an error of the device itself. The thread's error text describes the
  * error. No result on the device is reliable afterward. Only the first error is kept, because later
- * ones are consequences. It is attributed to the first work that is not completed. Any thread. */
+ * errors are consequences of it. The error is attributed to the first work that has not completed.
+ * Any thread. */
 static void lose(mpg_device *device) {
   gpu_state *state = state_of(device);
   pthread_mutex_lock(&state->queue.mutex);
@@ -115,7 +116,7 @@ static void lose(mpg_device *device) {
     const mpg_issued_work *first =
         mpg_issued_after(&state->history, atomic_load(device->completed));
     mpg_submission work = {0};
-    /* If this is not the device's worker, work that the worker is still issuing was not the
+    /* If this thread is not the device's worker, work that the worker is still issuing was not the
      * cause. */
     if (first && mpg_worker_device() != device && first->first > atomic_load(&state->issued))
       first = NULL;

@@ -29,8 +29,8 @@ typedef struct mpg_gpu mpg_gpu; /* driver state of one logical device */
  * forked child may have no access to this memory. */
 enum { MPG_GPU_REPORTS = 64 };
 typedef struct mpg_gpu_report {
-  /* Format for mpg_fail, with arguments `name` (%s) and the four `values` (%lld). Valid as long as
-   * the library. NULL means no error. */
+  /* Format for mpg_fail, with arguments `name` (%s) and the four `values` (%lld). Valid until the
+   * process ends. NULL means no error. */
   const char *format;
   const char *name;
   int64_t values[4];
@@ -56,7 +56,7 @@ typedef struct mpg_gpu_services {
    * work issues writes *report if it is still empty, and then sets *raised. Waits while too many
    * checks are open. */
   mpg_status (*check)(mpg_device *device, mpg_gpu_report **report, _Atomic(uint32_t) **raised);
-  /* As in rendezvous.h. */
+  /* See rendezvous.h. */
   mpg_status (*rendezvous_join)(const mpg_participant *participant, mpg_rendezvous **rendezvous,
                                 int *place);
   const void *(*rendezvous_data)(const mpg_rendezvous *rendezvous, int place);
@@ -125,8 +125,8 @@ typedef struct mpg_gpu_driver {
    * after the work issued so far. `wait` makes the stream of `peer` wait for an event of `gpu`. */
   mpg_status (*record)(mpg_gpu *gpu, int event);
   mpg_status (*wait)(mpg_gpu *peer, mpg_gpu *gpu, int event);
-  /* Returns MPG_OK if the device works. Otherwise sets the error; the device and all its work are
-   * lost. */
+  /* Returns MPG_OK if the device works. Otherwise sets the error, and the caller treats the device
+   * and all its work as lost. */
   mpg_status (*check)(mpg_gpu *gpu);
   /* Copies on streams other than the compute stream. copy_to_host blocks until the data has
    * arrived. copy_from_host returns once it has read `host`, and work issued after that sees the
@@ -194,7 +194,7 @@ typedef struct mpg_gpu_modules {
 } mpg_gpu_modules;
 
 /* The table that the library exports through mpg_gpu_library_open. `stamp` identifies the sources
- * of a build, so that the core rejects a library of different sources. */
+ * of a build, so that the core can reject a library that was built from different sources. */
 typedef struct mpg_gpu_library {
   uint64_t stamp;
   const mpg_gpu_driver *driver;
@@ -228,7 +228,7 @@ void mpg_gpu_communicator_forget(mpg_device *device, const int32_t *indices);
 mpg_status mpg_gpu_card_name(mpg_device *device, char *name, size_t size);
 mpg_status mpg_gpu_communicator_id(mpg_device *device, char *id);
 
-/* gpu_library.c. Host lock. Returns the library, opened on the first call. If it is unavailable,
+/* gpu_library.c. Host lock. Returns the library, which the first call opens. If it is unavailable,
  * returns NULL and sets *reason (static). */
 const mpg_gpu_library *mpg_gpu_library_get(const char **reason);
 /* True if this is a forked child whose parent opened the library, so the driver cannot be used

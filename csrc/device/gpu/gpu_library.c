@@ -29,8 +29,9 @@ static mpg_status service_fail(mpg_status code, const char *format, va_list argu
   return mpg_fail(code, "%s", text);
 }
 
-/* Sets `path` to the setting MPGLUON_CUDA_LIBRARY, or else to the GPU library next to this library.
- * Returns false and sets the reason if GPUs are turned off or the file does not exist. */
+/* Sets `path` to the value of MPGLUON_CUDA_LIBRARY or, if it is unset, to the GPU library in the
+ * folder of this library. Returns false and sets the reason if GPUs are turned off or the file does
+ * not exist. */
 static bool library_path(char *path, size_t size) {
   const char *setting = getenv("MPGLUON_CUDA_LIBRARY");
   if (setting && !strcmp(setting, "0")) {

@@ -6,7 +6,7 @@
  * outcome is known only when the work has completed. Until then the check is open, and dependent
  * work may already have been issued. So each piece of work records the set of open checks that it
  * depends on, and when a check fails, all work that depends on it fails. This covers only work on
- * the same device. Work on other devices waits until no check before the required tick is open
+ * the same device. Work on other devices waits until no check up to the required tick is open
  * (mpg_issued_open_before).
  *
  * Ownership: a GPU's state embeds the log. Threads: the worker calls `begin` and `check`. Functions
@@ -51,7 +51,7 @@ void mpg_issued_close(mpg_issued *issued);
 void mpg_issued_begin(mpg_issued *issued, mpg_device *device, pthread_mutex_t *mutex,
                       const mpg_task *task);
 /* Returns the slot where the running work may report errors from tick `first` on. Returns NULL if
- * all slots are in use; then the caller waits for tick *wait_for. */
+ * all slots are in use; the caller must then wait for tick *wait_for and retry. */
 mpg_gpu_report *mpg_issued_check(mpg_issued *issued, mpg_device *device, pthread_mutex_t *mutex,
                                  mpg_tick first, mpg_tick *wait_for);
 /* Returns the tick that the worker must wait for before it logs more work, because the oldest entry
@@ -60,7 +60,7 @@ mpg_tick mpg_issued_overflow_tick(mpg_issued *issued);
 /* Records the failures that the GPU has reported, and closes the checks that have run. The mutex is
  * held. */
 void mpg_issued_collect(mpg_issued *issued, mpg_device *device);
-/* True if the outcome of a check before `tick` is unknown. The mutex is held. */
+/* True if the outcome of any check up to `tick` is unknown. The mutex is held. */
 bool mpg_issued_open_before(mpg_issued *issued, mpg_device *device, mpg_tick tick);
 /* Returns the first work that ends after tick `done`; NULL if all work is finished or if the log no
  * longer has it. The mutex is held. */

@@ -35,7 +35,7 @@ static bool any_runs(uint64_t *progress) {
   return false;
 }
 
-/* Describes the event that the host waits for in `text`: the work that completes `tick`, or the
+/* Describes in `text` the event that the host waits for: the work that completes `tick`, or the
  * operation `what` if `device` is NULL. */
 static void describe(mpg_device *device, mpg_tick tick, const char *what, char *text, size_t size) {
   if (!device) {
