@@ -33,8 +33,8 @@ typedef struct mpg_gpu_rank_sums {
 enum { MPG_GPU_RANKS_IN_ORDER = 32 };
 
 /* Computes the required device memory in bytes. *joined is the size of the packed arrays, or 0 if
- * packing is not necessary. *parts is the size of one part from each rank, or 0 if NCCL computes
- * the sums. */
+ * packing is not necessary. *parts is the total size of one part from each rank, or 0 if NCCL
+ * computes the sums. */
 void mpg_gpu_rank_sums_room(const mpg_gpu_rank_sums *sums, size_t *joined, size_t *parts);
 mpg_status mpg_gpu_rank_sums_run(const mpg_gpu_rank_sums *sums);
 /* Sends this thread's error text to the other ranks, so that they do not wait for this rank. Keeps

@@ -252,8 +252,8 @@ static mpg_status hold(const mpg_rank_sums *r, mpg_queued_sums *q) {
     mpg_queued_sums_hold(q, mpg_use_array(r->sums[i], false, true));
   }
   if (!j->gpu) return MPG_OK;
-  /* Does not return a failure here. The work is queued anyway and notifies the other ranks, which
-   * would otherwise wait for this rank. */
+  /* A failure is not returned here. The work is queued anyway and, when it runs, notifies the other
+   * ranks, which would otherwise wait for this rank. */
   j->refused = hold_rooms(j, q);
   if (j->refused != MPG_OK) snprintf(j->refusal, sizeof j->refusal, "%s", mpg_error_text());
   return MPG_OK;

@@ -17,8 +17,8 @@
 /* sums[i] receives the sum of arrays[i] over all ranks. It may be the same array; otherwise it has
  * the same shape and dtype. All arrays have the same dtype and are on the same device, which does
  * not name a rank. They are packed and sent together. If that device is a GPU, indices[rank] is the
- * index of each rank's GPU, which identifies the communicator (device/gpu/gpu.h). On a CPU device,
- * `indices` is NULL. */
+ * index of that rank's GPU. The indices identify the communicator (device/gpu/gpu.h). On a CPU
+ * device, `indices` is NULL. */
 typedef struct mpg_rank_sums {
   const mpg_tensor *const *arrays, *const *sums;
   uint32_t num_arrays;

@@ -106,8 +106,8 @@ static mpg_status hold(const mpg_replicas *r, mpg_queued_sums *q) {
   return MPG_OK;
 }
 
-/* Queues the sums in the side queue of the home's device. Each device whose arrays are written
- * takes part in the submission, so its later work waits for the sums. */
+/* Queues the sums in the side queue of the device of replica `home`. Each device whose arrays are
+ * written takes part in the submission, so its later work waits for the sums. */
 static mpg_status queue(const mpg_replicas *r, mpg_device *const *devices, int num_devices) {
   mpg_queued_sums q = {0};
   mpg_status status = MPG_OK;
@@ -133,7 +133,8 @@ fail:
 }
 
 mpg_status mpg_comm_sum_replicas(const mpg_replicas *r, bool *done) {
-  /* The side device, which runs the work, then the devices of the replicas that are written. */
+  /* devices[0] is the side device, which runs the work. The others are the devices of the replicas
+   * that are written. */
   mpg_device *devices[MPG_MOST_TOGETHER];
   int count = 1;
   *done = r->num_arrays > 0;
