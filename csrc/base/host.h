@@ -2,7 +2,7 @@
  *
  * The host lock. Everything that submits work, allocates device memory, or touches tensors,
  * storages, tapes and graphs must be called with the host lock held, which is the GIL in Python. So
- * the core needs no locks of its own for them. Worker threads never take the host lock. A function
+ * these functions need no locks of their own. Worker threads never take the host lock. A function
  * that may block says so in its comment. It releases the lock while it blocks, so other threads may
  * change the core's state during the call.
  *

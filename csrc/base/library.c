@@ -75,8 +75,7 @@ static void openblas_version(mpg_library *library) {
   snprintf(library->version, sizeof library->version, "%.*s", (int)strcspn(text, " "), text);
 }
 
-/* Opens the library at `folder`, `between` and `file` concatenated, or at `file` if folder is
- * NULL. */
+/* Opens the library at the path `folder` + `between` + `file`, or at `file` if `folder` is NULL. */
 static bool try_open(mpg_library *library, const char *folder, const char *between,
                      const char *file) {
   char path[sizeof library->path];
