@@ -55,8 +55,8 @@ mpg_status mpg_cpu_eye(const mpg_kernel_call *call) {
   return MPG_OK;
 }
 
-/* A range: element i is start + (i / repeat) * step. It is computed in int64_t if the dtype, start
- * and step are integers, else in double. */
+/* A range: element i is start + (i / repeat) * step. Elements are computed in int64_t if the dtype,
+ * start and step are integers, else in double. */
 typedef struct range_plan {
   mpg_dtype dtype;
   void *out;
@@ -120,7 +120,7 @@ mpg_status mpg_cpu_linspace(const mpg_kernel_call *call) {
                   {params->start, gaps > 0 ? (params->stop - params->start) / (double)gaps : 0, 1},
                   count > 0 ? count : 1};
   mpg_cpu_parallel_for(call, count, 16384, run_range, &p);
-  if (params->endpoint && count > 1) /* exactly `stop`, even if steps are rounded */
+  if (params->endpoint && count > 1) /* the last element is exactly `stop`, despite rounding */
     mpg_cpu_store(MPG_COMPUTE_F64, out->desc.dtype, out->data, count - 1, 1, &params->stop);
   return MPG_OK;
 }

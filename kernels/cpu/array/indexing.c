@@ -1,6 +1,6 @@
 /* Gathering and scattering. Indices are first resolved to valid positions (in scratch memory), then
- * whole slices are moved as bytes; only additions depend on the dtype. Sums are taken in index
- * order: the work is divided by rows or columns of the result, never by indices. */
+ * whole slices are moved as bytes; only additions depend on the dtype. Additions follow the order
+ * of the indices: threads divide the rows or columns of the result, never the indices. */
 #include <string.h>
 
 #include "kernels/common/view.h"
@@ -117,7 +117,8 @@ typedef struct sums {
   mpg_dtype dtype; /* dtype of `in` */
 } sums;
 
-/* Adds columns [first, last) of every row whose position is in [low, high). */
+/* Adds columns [first, last) of every input row whose position is in [low, high). A column is a
+ * pair of indices (before, after). */
 #define ADD_ROWS(name, type, sum_type, load)                                                      \
   static void add_##name(const sums *s, int64_t first, int64_t last, int64_t low, int64_t high) { \
     for (int64_t b = first / s->after; b * s->after < last; b++) {                                \
@@ -368,7 +369,7 @@ mpg_status mpg_cpu_where(const mpg_kernel_call *call) {
 /* --- gather_nd and scatter_nd ----------------------------------------------------------------- */
 
 /* Resolves each column of `indices`, which indexes the leading dimensions of `shape`, to a row
- * number. Sets *inner to the number of elements per row. */
+ * index. Sets *inner to the number of elements per row. */
 static mpg_status resolve_nd(const mpg_kernel_call *call, const mpg_view *indices,
                              const mpg_shape *shape, size_t extra, int64_t **positions,
                              int64_t *count, int64_t *inner, void **more) {
@@ -481,7 +482,7 @@ typedef struct sequences {
   const mpg_view *lengths; /* NULL if all sequences have the full length */
   int64_t times, batch;
   bool time_first;
-  size_t bytes; /* bytes of one step of one sequence */
+  size_t bytes; /* bytes per time step of one sequence */
 } sequences;
 
 static sequences sequences_of(const mpg_kernel_call *call, const mpg_view *data, int64_t axis) {

@@ -8,14 +8,14 @@
 enum { GRAIN_BYTES = 32768, TILE = MPG_TURNED, SHORT = 8 };
 
 /* A move as a loop over outer dimensions. Each iteration moves one inner row, or transposes one
- * plane, in one call. All sizes are in bytes. */
+ * plane, in one call. Strides, steps and item sizes are in bytes. */
 typedef struct plan {
   int ndim; /* outer dimensions */
   int64_t dims[MPG_MOVE_NDIM], in_strides[MPG_MOVE_NDIM], out_strides[MPG_MOVE_NDIM];
-  int64_t count, in_step, out_step; /* items of the inner row */
+  int64_t count, in_step, out_step; /* items in the inner row; their strides */
   int64_t item;
-  /* The rows that one call moves, if it transposes or moves short rows. In a transpose, the rows
-   * are adjacent in the input (row_in == item). */
+  /* For transposes and short rows: the number of rows that one call moves, and their strides. In a
+   * transpose, the rows are adjacent in the input (row_in == item). */
   int64_t rows, row_in, row_out;
   bool short_rows;
   int64_t spread; /* number of adjacent items that are each repeated `count` times; 0 if none */
@@ -65,7 +65,7 @@ typedef struct plan {
       for (int64_t c = 0; c < count; c++)                                                          \
         ((type *)(void *)out)[c] = *(const type *)(const void *)(in + c * in_step);                \
   }                                                                                                \
-  /* Moves rows of at most SHORT elements that are adjacent in the result. */                      \
+  /* Moves rows of at most SHORT elements. A result row is contiguous. */                          \
   static void short_##type(const char *in, char *out, int64_t rows, int64_t row_in,                \
                            int64_t row_out, int64_t count, int64_t in_step) {                      \
     switch (count) {                                                                               \
@@ -94,7 +94,7 @@ ROW(item8)
 ROW(item16)
 #undef ROW
 
-/* Items of three elements, such as pixels with three channels. */
+/* Moves rows whose items have three elements, such as pixels with three channels. */
 #define TRIPLES(size)                                                                           \
   static void row_triple##size(const char *in, char *out, int64_t count, int64_t in_step,       \
                                int64_t out_step) {                                              \

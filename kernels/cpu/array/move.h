@@ -1,4 +1,4 @@
-/* Moves (kernels/common/move.h) on CPUs. Stateless; any thread. */
+/* CPU implementation of moves (kernels/common/move.h). Stateless; safe on any thread. */
 #ifndef KERNELS_CPU_ARRAY_MOVE_H
 #define KERNELS_CPU_ARRAY_MOVE_H
 

@@ -1,4 +1,4 @@
-/* Sorting, top-k, arg-reductions.
+/* Sorting, top-k and arg-reductions (argmax, argmin).
  *
  * Each element is mapped to an unsigned key with the same order, or the inverted order for
  * descending sorts. Keys of up to 32 bits are packed with their index into one 64-bit number, so
@@ -118,10 +118,10 @@ SORTING(pair, pairs, PAIR_LESS, 64, PAIR_DIGIT)
 /* --- Rows ------------------------------------------------------------------------------------- */
 
 typedef struct ordering {
-  const mpg_view *data, *values, *indices, *mask; /* input `data`; results, NULL if not requested */
+  const mpg_view *data, *values, *indices, *mask; /* input; then results, NULL if not requested */
   int64_t before, n, after, k;
   bool ascending, packed;
-  uint64_t one; /* the number 1 in the mask's dtype */
+  uint64_t one; /* the bit pattern of 1 in the mask's dtype */
   char *buffers;
   size_t buffer_bytes;
 } ordering;
@@ -138,7 +138,7 @@ static inline void copy_item(char *to, const char *from, size_t bytes) {
 /* True if a heap selects the k best items in one pass over the row. */
 static bool takes_few(const ordering *p) { return p->n > SMALL && p->k <= p->n / 8; }
 
-/* Computes the keys of a row's elements, from element i on. */
+/* Computes the keys of `count` elements of a row, starting at element i. */
 #define KEYS(type, key_of)                                                          \
   {                                                                                 \
     const type *x = (const type *)p->data->data + start + i * p->after;             \
@@ -181,8 +181,9 @@ static void load_items(const ordering *p, int64_t start, int64_t n, uint64_t *it
   }
 }
 
-/* Returns the first k items of a row with packed keys, in order. Skips blocks in which no key beats
- * the current worst one. Of equal keys, the earlier one wins. */
+/* Returns the first k items of a row in sorted order, for packed keys. If k is small, collects the
+ * items in a heap and skips blocks in which no key beats the heap's worst key. Of equal keys, the
+ * earlier one wins. */
 static const uint64_t *order_packed(const ordering *p, int64_t start, uint64_t *items) {
   if (!takes_few(p)) {
     load_items(p, start, p->n, items);
@@ -208,7 +209,7 @@ static const uint64_t *order_packed(const ordering *p, int64_t start, uint64_t *
 static uint64_t wide_key(const ordering *p, int64_t start, int64_t i) {
   const uint64_t flip = p->ascending ? 0 : UINT64_MAX;
   int64_t at = start + i * p->after;
-  uint32_t narrow; /* key of a narrow dtype; used if indices exceed 32 bits */
+  uint32_t narrow; /* 32-bit key, not packed because indices exceed 32 bits */
   switch (p->data->desc.dtype) {
     case MPG_FLOAT64: return flip ^ key_of_double(((const double *)p->data->data)[at]);
     case MPG_INT64:
@@ -329,7 +330,7 @@ enum { SEARCH_LANES = 64, SEARCH_FEW = 8, SEARCH_CHUNK = 4096 };
       value_type value, value_type best, bool smallest) {                                         \
     return smallest ? value < best : value > best;                                                \
   }                                                                                               \
-  /* Returns the best of n >= SEARCH_LANES elements, and in *nan whether one is NaN. */           \
+  /* Returns the best of n >= SEARCH_LANES elements. Sets *nan to whether any is NaN. */          \
   __attribute__((always_inline)) static inline value_type best_##name(const type *x, int64_t n,   \
                                                                       bool smallest, bool *nan) { \
     value_type lane[SEARCH_LANES];                                                                \

@@ -1,6 +1,6 @@
-/* Transposes of tiles of 16 by 16 elements. Matrix lines may be a multiple of a page apart, and
- * then compete for the same cache sets. A tile therefore reads each input line once and writes each
- * result line once. Stateless; any thread.
+/* Transposes tiles of 16 x 16 elements. Matrix lines that are a multiple of a page apart compete
+ * for the same cache sets, so a tile reads each input line once and writes each result line once.
+ * Stateless; safe on any thread.
  */
 #ifndef KERNELS_CPU_ARRAY_TURN_H
 #define KERNELS_CPU_ARRAY_TURN_H
@@ -13,8 +13,8 @@
 enum { MPG_TURNED = 16 };
 #define MPG_TURN_INLINE static inline __attribute__((unused))
 
-/* Units of copying. Several adjacent elements can be copied as one unit, which is then aligned only
- * to the element size. */
+/* Units of copying. A unit may consist of several adjacent elements, so its alignment may be
+ * smaller than its size. */
 typedef uint8_t item1;
 typedef uint16_t item2 __attribute__((aligned(1), may_alias));
 typedef uint32_t item4 __attribute__((aligned(1), may_alias));
@@ -72,7 +72,7 @@ typedef struct item16 {
 TURN_BY_SHUFFLES(item2, words, uint16_t, 16, 4, LOW_16, HIGH_16)
 TURN_BY_SHUFFLES(item4, floats, uint32_t, 16, 4, LOW_16, HIGH_16)
 TURN_BY_SHUFFLES(item8, doubles, uint64_t, 8, 3, LOW_8, HIGH_8)
-#else /* one instruction interleaves the halves of two 16-byte vectors */
+#else /* SSE: one instruction interleaves the halves of two 16-byte vectors */
 TURN_BY_SHUFFLES(item2, words, uint16_t, 8, 3, LOW_8, HIGH_8)
 TURN_BY_SHUFFLES(item4, floats, uint32_t, 4, 2, LOW_4, HIGH_4)
 TURN_BY_SHUFFLES(item8, doubles, uint64_t, 2, 1, LOW_2, HIGH_2)
