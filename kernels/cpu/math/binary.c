@@ -1,12 +1,13 @@
 /* Binary ops: two arrays with broadcasting, or an array and a scalar.
  *
  * A row function computes one run of elements. In a run, each operand either advances or is
- * broadcast (bits 0 and 1 of `varying`). An op has one row function per compute type (convert.h);
- * if it has none for an integer type, it is computed in double. Comparisons, and ops whose 8-bit
- * results are the low bits of their int32_t results, also have row functions for bytes. Shapes are
- * collapsed to the fewest dimensions along which both operands keep advancing or repeating, so that
- * runs are as long as possible. If runs are short, a broadcast operand is expanded (expand.h).
- * Results may overwrite an operand: only result i reads element i, before it is written.
+ * broadcast. Bits 0 and 1 of `varying` are set for operands that advance. An op has one row
+ * function per compute type (convert.h); if it has none for an integer type, it is computed in
+ * double. Comparisons, and ops whose 8-bit results are the low bits of their int32_t results, also
+ * have row functions for bytes. Shapes are collapsed to the fewest dimensions along which both
+ * operands keep advancing or repeating, so that runs are as long as possible. If runs are short, a
+ * broadcast operand is expanded (expand.h). Results may overwrite an operand: only result i reads
+ * element i, before it is written.
  */
 #include <math.h>
 
@@ -82,8 +83,9 @@ static const uint16_t *same_halves(const uint16_t *element, uint16_t *group) {
   HALF_ROW(name, f16, expression_f) HALF_ROW(name, bf16, expression_f)
 #define INT32_ROW(name, expression) ROW(name, i32, int32_t, expression)
 #define INT64_ROW(name, expression) ROW(name, i64, int64_t, expression)
-/* Two bit-identical formulas. `near` is valid only for operands that satisfy `right`. If a block
- * has an element that does not, the whole block uses `far`. */
+/* Defines a row function with two formulas, which are bit-identical where both are valid. `near` is
+ * valid only for operands that satisfy `right`. A block that contains any other operands uses
+ * `far`. */
 #define LIMITED_ROW(name, suffix, T, right, near, far)                                            \
   ROW(name##_near, suffix, T, near)                                                               \
   ROW(name##_far, suffix, T, far)                                                                 \
@@ -143,7 +145,7 @@ enum { CHEAP, DEAR };
 typedef struct binary_op {
   row_fn rows[MPG_COMPUTE_COUNT];
   row_fn f16, bf16; /* NULL to compute in float, block by block */
-  bool dear;        /* costly, so that fewer elements justify a thread */
+  bool dear;        /* costly, so a thread pays off for fewer elements */
 } binary_op;
 
 #define HALVES_CHEAP(name) name##_f16, name##_bf16 /* for CHEAP formulas */
@@ -166,7 +168,7 @@ typedef struct plan {
   row_fn row;
   mpg_compute compute;
   mpg_dtype dtype;
-  bool direct; /* the row function reads and writes the dtype itself */
+  bool direct; /* the row function works on the stored dtype, without conversion */
   const char *a, *b;
   char *out;
   size_t size;
@@ -200,8 +202,8 @@ static int64_t collapse(plan *p, const mpg_shape *a, const mpg_shape *b, const m
   return total;
 }
 
-/* Computes one run of `count` results from element io on. The operands start at elements ia and
- * ib. */
+/* Computes one run of `count` results, starting at element io. The operands start at elements ia
+ * and ib. */
 static void run(const plan *p, int64_t ia, int64_t ib, int64_t io, int64_t count, int varying) {
   if (p->direct) {
     p->row(p->a + ia * (int64_t)p->size, p->b + ib * (int64_t)p->size,
@@ -241,7 +243,7 @@ static void run_broadcast(void *context, int64_t begin, int64_t end) {
     if (n > end - begin) n = end - begin;
     run(p, ia, ib, begin, n, varying);
     begin += n;
-    /* Advances to the start of the next run. */
+    /* Advance to the start of the next run. */
     ia -= index[0] * p->stride_a[0];
     ib -= index[0] * p->stride_b[0];
     index[0] = 0;
@@ -269,7 +271,7 @@ static void run_short(void *context, int64_t begin, int64_t end) {
   int64_t n = p->dims[0], most = MPG_CPU_BLOCK / n, size = (int64_t)p->size;
   const char *data[2] = {p->a, p->b}, *from[2];
   const int64_t *strides[2] = {p->stride_a, p->stride_b};
-  bool moves[2], same[2]; /* laid out like the result; same contents in every block */
+  bool moves[2], same[2]; /* contiguous, like the result; same contents in every block */
   for (int k = 0; k < 2; k++) {
     moves[k] = contiguous(p, strides[k]);
     same[k] = p->ndim == 2 && !strides[k][1];
@@ -363,7 +365,7 @@ typedef struct scalar_plan {
     int32_t i32;
     uint16_t u16;
     uint8_t u8;
-  } number; /* in the row function's type */
+  } number; /* the scalar, in the row function's type */
 } scalar_plan;
 
 static void run_scalar(void *context, int64_t begin, int64_t end) {
@@ -413,8 +415,8 @@ static void run_filled(void *context, int64_t begin, int64_t end) {
       out[i] = (expression);                                                                 \
     }                                                                                        \
   }
-/* Computes x^3 with x^2 as a sum of two floats. If |x| is 2^43 or more, the result is infinite, and
- * the low part is omitted because adding it could give NaN. */
+/* Computes x^3 with x^2 represented as the sum of two floats. If |x| is 2^43 or more, the result is
+ * infinite, and the low part is omitted because adding it could give NaN. */
 static inline float cube_of(float x) {
 #ifdef MPG_MATH_FUSED
   float square = x * x, low = fmaf(x, x, -square) * x;

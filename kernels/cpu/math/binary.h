@@ -1,4 +1,4 @@
-/* Binary ops shared with other kernels. Any thread; see cpu.h. */
+/* Binary ops shared with other kernels. Threads: same rules as for kernels (cpu.h). */
 #ifndef KERNELS_CPU_MATH_BINARY_H
 #define KERNELS_CPU_MATH_BINARY_H
 

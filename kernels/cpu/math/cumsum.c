@@ -49,8 +49,8 @@ enum { NARROW = 16, TOGETHER = 8, SHORT = 32 };
  * Without 64-byte vectors, it is never faster. */
 static const int64_t MANY = MPG_VECTOR_BYTES >= 64 ? 8 : INT64_MAX;
 
-/* Accumulates `steps` rows of `inner` elements for each of `lines` outer indices. Lines of single
- * elements advance together, because each addition depends on the previous one in its line. */
+/* Accumulates `steps` rows of `inner` elements for each of `lines` outer indices. If inner is 1,
+ * several lines advance together, because each addition depends on the previous one in its line. */
 #define CHAINS(name, T, S)                                                                   \
   __attribute__((always_inline)) static inline void name##_of(                               \
       const T *from, T *to, S *sums, int64_t inner, int64_t steps, bool reverse) {           \
@@ -195,14 +195,14 @@ static void narrow_range(void *context, int64_t begin, int64_t end) {
   }
 }
 
-/* Vector types for SUMS sums, and for the elements that are added to them. */
+/* Vector types for SUMS sums and for the elements that are added to them. */
 enum { SUMS = MPG_VECTOR_BYTES / (int)sizeof(double) };
 typedef double vector_of_sums __attribute__((vector_size(SUMS * sizeof(double))));
 typedef float vector_of_elements __attribute__((vector_size(SUMS * sizeof(float))));
 
 /* Accumulates contiguous lines in double and stores float or half. Transposes MPG_TURNED lines at a
- * time, tile by tile, so that a vector has an element of each line. Halves and partial tiles pass
- * through a buffer. */
+ * time, tile by tile, so that a vector holds one element from each of several lines. Halves and
+ * partial tiles pass through a buffer. */
 static void turned_range(void *context, int64_t begin, int64_t end) {
   enum { SIDE = MPG_TURNED, PIECE = 128 };
   const cumsum *p = context;

@@ -12,8 +12,8 @@
 
 typedef void (*row_fn)(const void *in, void *out, int64_t count, const double *constants);
 
-/* Defines a row function. It copies the constants to a local array: conditional loads of them in
- * the loop would become branches. */
+/* Defines a row function. It copies the constants to a local array, because conditional loads from
+ * `numbers` in the loop would become branches. */
 #define ROW(name, suffix, T, expression)                                                         \
   static void name##_##suffix(const void *in, void *out, int64_t count, const double *numbers) { \
     const double constants[3] = {numbers[0], numbers[1], numbers[2]};                            \
@@ -63,8 +63,9 @@ typedef void (*row_fn)(const void *in, void *out, int64_t count, const double *c
 #define STORE_WHOLE STORE_CHEAP
 #define STORE_ROUNDING STORE_EXACT
 #define WHOLE_ROW(name, expression) ROW(name, i64, int64_t, expression)
-/* Two formulas. `near` is valid only for arguments that satisfy `right`; other elements use `far`.
- * The choice is made per element, so a result does not depend on its neighbors. */
+/* Defines a row function with two formulas. `near` is valid only for arguments that satisfy
+ * `right`; other elements use `far`. The choice is made per element, so a result does not depend on
+ * its neighbors. */
 #define LIMITED_ROW(name, suffix, T, right, near, far)                                             \
   static void name##_##suffix(const void *in, void *out, int64_t count, const double *constants) { \
     (void)constants;                                                                               \
@@ -128,7 +129,7 @@ typedef struct unary_plan {
   row_fn row;
   mpg_compute compute;
   mpg_dtype dtype;
-  bool direct; /* the row function reads and writes the dtype itself */
+  bool direct; /* the row function works on the stored dtype, without conversion */
   const void *in;
   void *out;
   double constants[MPG_UNARY_CONSTANTS];
@@ -196,7 +197,7 @@ typedef struct rrelu_plan {
 
 static void run_rrelu(void *context, int64_t begin, int64_t end) {
   const rrelu_plan *p = context;
-  mpg_block_buffer in, result, mask; /* mask: the factor of each element */
+  mpg_block_buffer in, result, mask; /* mask: the factor applied to each element */
   double slopes[MPG_CPU_BLOCK];
   for (int64_t i = begin; i < end; i += MPG_CPU_BLOCK) {
     int64_t n = end - i < MPG_CPU_BLOCK ? end - i : MPG_CPU_BLOCK;

@@ -3,9 +3,9 @@
  *
  * A tile is a box of the domain that is contiguous in every value. Kernels see the tile's part of a
  * value as a small array. Values used only inside the group are in the thread's scratch, in reused
- * slots. Each thread runs a contiguous range of tiles. Ranges end at the chunk boundaries of
- * trailing reductions. With a producer, a thread computes a panel of the product, then the tiles of
- * the panel's rows.
+ * slots. Each thread runs a contiguous range of tiles. Ranges end at chunk boundaries of the
+ * trailing reductions. If the group has a producer (a matrix product), a thread computes a panel of
+ * the product, then the tiles of the panel's rows.
  */
 #include <string.h>
 
@@ -24,15 +24,15 @@ typedef struct run {
   const mpg_fused *fused;
   /* A tile has one index of each dim before `split`, and `step` indices of `split`. */
   int split;
-  int64_t inner, step, blocks; /* elements per index of `split`; tiles along `split` */
+  int64_t inner, step, blocks; /* inner: elements per index of `split`; blocks: tiles along it */
   int64_t tiles, pieces;       /* number of tiles; number of ranges, one per thread */
   /* A row is `inner` elements of the domain; `rows` is the number of rows. Ranges are multiples of
    * `grain` rows, which hold whole panels and whole chunks of all trailing reductions. `grain` is 0
-   * if there are neither. */
+   * if the group has neither panels nor chunks. */
   int64_t rows, grain;
   int64_t panel, panel_elements; /* rows and elements per producer panel; 0 if no producer */
   /* The producer also performs the members before `first`. `made` is the value that it computes:
-   * the result of the last of these members, or its own if `first` is 0. */
+   * the result of the last of these members, or the product itself if `first` is 0. */
   uint32_t first, made;
   mpg_panel_tail tail;
   mpg_panels panels;
@@ -155,7 +155,7 @@ static mpg_status run_tiles(const run *r, int64_t begin, int64_t end, char *scra
   return MPG_OK;
 }
 
-/* Runs the producer's panels, each followed by its tiles. */
+/* Computes the producer's panels, and after each panel runs the members on its rows. */
 static mpg_status run_panels(const run *r, int64_t begin, int64_t end, int thread, char *scratch) {
   const mpg_fused_value *value = &r->fused->values[r->made];
   for (int64_t row = begin; row < end; row += r->panel) {
@@ -278,8 +278,8 @@ static bool read_later(const mpg_fused *fused, uint32_t value, uint32_t from) {
   return false;
 }
 
-/* Lets the producer perform the group's first members as its epilogue if it can: the addition of an
- * array of the result's size, then relu or the gradient of relu. */
+/* If the producer supports it, moves the group's first members into its epilogue: the addition of
+ * an array of the result's size, then relu or the gradient of relu. */
 static void give_tail(run *r) {
   const mpg_fused *fused = r->fused;
   const mpg_fused_producer *producer = &fused->producer;

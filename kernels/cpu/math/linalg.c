@@ -1,6 +1,5 @@
-/* Linear algebra on batches of matrices: each matrix is processed by one thread, with
- * single-threaded LAPACK. The result for a matrix does not depend on other matrices or on the
- * number of threads. */
+/* Linear algebra on batches of matrices. One thread processes each matrix with single-threaded
+ * LAPACK, so its result does not depend on the other matrices or on the number of threads. */
 #include <limits.h>
 #include <math.h>
 #include <stdatomic.h>
@@ -19,7 +18,7 @@ struct matrices {
   const mpg_kernel_call *call;
   const mpg_openblas *blas;
   int64_t count, rows, columns;
-  int64_t n; /* side of square matrices */
+  int64_t n; /* side length of square matrices */
   int64_t offset;
   bool extract, lower; /* for extracttrian and maketrian */
   matrix_fn one;
@@ -90,7 +89,8 @@ static mpg_status run(matrices *t, matrix_fn one, int64_t elements, int64_t inte
                                        (long long)failed, wrong);
 }
 
-/* Loads OpenBLAS. Fails if a side or the work space exceeds 32 bits. */
+/* Loads OpenBLAS. Fails if a side or the work space exceeds 32 bits. Sets t->count to 0 if the
+ * matrices are empty. */
 static mpg_status need_blas(matrices *t, int64_t work) {
   if (!(t->blas = mpg_cpu_openblas()))
     return mpg_fail(MPG_ERROR,
@@ -161,7 +161,7 @@ mpg_status mpg_cpu_linalg_det(const mpg_kernel_call *call) {
   matrices t = matrices_of(call, &call->inputs[0]);
   int64_t count = t.count;
   MPG_TRY(need_blas(&t, 0));
-  t.count = count; /* an empty matrix has determinant 1 */
+  t.count = count; /* need_blas clears it, but an empty matrix has determinant 1 */
   return run(&t, INSTANCE(det, call->inputs[0].desc.dtype), t.n * t.n, t.n, "");
 }
 

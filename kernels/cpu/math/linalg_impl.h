@@ -1,10 +1,12 @@
 /* Linear algebra for one dtype. Included by linalg.c with
- *   T   the dtype      B   its functions in mpg_openblas      NAME(x)   spelled x_T here
- * LAPACK is column-major, so it sees these row-major matrices transposed, with lower triangles as
- * upper ones. Functions on one matrix return 0, or LAPACK's error code.
+ *   T         the dtype
+ *   B         member of mpg_openblas that holds its functions
+ *   NAME(x)   name of x in this instance, which is spelled x_T here
+ * LAPACK is column-major, so it sees these row-major matrices transposed: a lower triangle is an
+ * upper triangle to LAPACK. Functions that process one matrix return 0 or LAPACK's error code.
  */
 
-/* Names of this instance. */
+/* Each x_T below is NAME(x), the name of x in this instance. */
 #define det_T NAME(det)
 #define gelqf_T NAME(gelqf)
 #define inverse_T NAME(inverse)
@@ -155,7 +157,7 @@ static int det_T(const matrices *t, int64_t i, void *scratch) {
   return 0; /* the determinant of a singular matrix is valid */
 }
 
-/* Copies between a matrix and the packed vector of its triangle. */
+/* Copies a triangle of a matrix to a packed vector (`extract`), or the reverse. */
 static int part_T(const matrices *t, int64_t i, void *scratch) {
   (void)scratch;
   int64_t n = t->n, away = t->offset < 0 ? -t->offset : t->offset, side = n - away, at = 0;

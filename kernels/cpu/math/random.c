@@ -7,19 +7,21 @@
  *   uniform, dropout
  *       float32 and halves: the upper 24 bits of word P. A half that would round up to the end of
  *       the range becomes the half below it.
- *       float64: 53 bits of words 2P (high) and 2P + 1
+ *       float64: the 53-bit number of words 2P and 2P + 1: their upper 53 bits (word 2P is the
+ *       high word) as a fraction in [0, 1)
  *   normal
  *       Box-Muller on pairs q = P / 2; the cosine if P is even, the sine if it is odd
  *       float32 and halves: a = word 2q, b = word 2q + 1, radius sqrt(-2 ln((a + 0.5) / 2^32)),
- *       angle b / 2^32 turns (24 bits)
- *       float64: a and b are the 53-bit numbers of words 4q, 4q + 1 and 4q + 2, 4q + 3
+ *       angle (b >> 8) / 2^24 turns
+ *       float64: a and b are the 53-bit numbers of words 4q, 4q + 1 and 4q + 2, 4q + 3; radius
+ *       sqrt(-2 ln(1 - a)), angle b turns
  *   exponential
  *       -ln(u) / lam, u = (word P + 0.5) / 2^32
  *       float64: u = 1 - the 53-bit number of words 2P, 2P + 1
  *   randint
  *       low + the upper 64 bits of (64-bit word 2P, 2P + 1) * (high - low)
  *   multinomial
- *       the 53-bit number of words 2P, 2P + 1, searched in the running sums
+ *       the 53-bit number of words 2P, 2P + 1, searched in the cumulative probabilities
  *   shuffle
  *       row r has the 64-bit key of words 2r, 2r + 1; rows are sorted by key, equal keys by row
  *   gamma, poisson, negative binomials
@@ -27,8 +29,8 @@
  *       that the tries of one element do not affect any other element
  *
  * Floats are computed by vector_math.h without fused multiply-adds, so that results are
- * bit-identical on all instruction sets. The rejection samplers decide in double with the C
- * library's functions.
+ * bit-identical on all instruction sets. The rejection samplers make their decisions in double,
+ * with the C library's functions.
  */
 #include <math.h>
 
@@ -44,7 +46,7 @@ enum { WORDS = 2 * MPG_CPU_BLOCK + 8 };
 
 enum { WORD_BUFFER = WORDS + 8 };
 
-/* Fill out[0, n) with draws from position `position` on, for one set of parameters. */
+/* Fill out[0, n) with draws for one set of parameters. The first draw has position `position`. */
 static void uniform_run(mpg_random_key key, uint64_t position, int64_t n, mpg_dtype dtype,
                         double low, double high, void *out) {
   uint32_t buffer[WORD_BUFFER];

@@ -1,15 +1,15 @@
 /* Reductions, and broadcasting to a shape.
  *
- * Runs of reduced axes are reduced one after another, innermost first. Each pass views its source
- * as (outer, count, inner) and computes (outer, inner). `count` is split into chunks whose length
- * depends on shapes only; a further pass combines the chunks' results.
+ * Runs of adjacent reduced axes are reduced one after another, innermost first. Each pass views its
+ * source as (outer, count, inner) and computes (outer, inner). `count` is split into chunks whose
+ * length depends on shapes only, and a further pass combines the chunks' results.
  *
  * Within a chunk, rows shorter than MPG_WIDE elements are grouped into wide rows. (If inner is 1, a
  * wide row is MPG_WIDE contiguous elements.) MPG_ROWS rows form a piece, which is summed row by
  * row. The sums of pieces are added pairwise until one row is left. If it is a wide row, the
  * remaining rows, which do not fill a wide row, are added to it, and its halves are added to each
- * other. Rounding errors therefore grow with the logarithm of the count, and results depend on
- * neither threads nor instruction set.
+ * other until `inner` elements are left. Rounding errors therefore grow with the logarithm of the
+ * count, and results depend on neither threads nor instruction set.
  *
  * Halves and floats accumulate in float, doubles in double, integers in int64_t, or in int32_t if
  * that gives the same result. Intermediate results keep the accumulator's type.
@@ -64,7 +64,7 @@ typedef struct pass {
 } pass;
 
 /* Header of a thread's state for a trailing reduction (reduce.h). The rows of the current piece,
- * room for a wide row, and the levels follow. */
+ * space for a wide row, and the levels of the pairwise summation follow. */
 typedef struct trailing_state {
   int64_t held;    /* rows in the current piece */
   uint64_t pieces; /* complete pieces of the chunk */
@@ -73,8 +73,8 @@ typedef struct trailing_state {
 #define INLINE __attribute__((always_inline)) static inline
 static inline int32_t magnitude_i32(int32_t x) { return x < 0 ? (int32_t)(0u - (uint32_t)x) : x; }
 static inline int64_t magnitude_i64(int64_t x) { return x < 0 ? (int64_t)(0u - (uint64_t)x) : x; }
-/* Vector maximum and minimum that return the first operand if it is NaN, and loads of narrower
- * numbers. The processor's float maximum returns the second operand if either is NaN. */
+/* Vector maximum and minimum that return x if it is NaN, and loads that widen narrower numbers. The
+ * processor's float maximum returns its second operand if either is NaN. */
 #define AS_CHOSEN(result, x, y, keep) \
   do {                                \
     mask_T keep_ = (mask_T)(keep);    \
@@ -273,8 +273,8 @@ static mpg_status reduce(const mpg_kernel_call *call, const mpg_view *in, const 
                          const bool *reduced, mpg_reduction f) {
   mpg_dtype dtype = in->desc.dtype;
   mpg_compute compute = accumulator_of(dtype);
-  /* int32_t suffices to select an element, and for results that wrap around in the result's
-   * dtype. */
+  /* An int32_t accumulator suffices if the reduction selects an element, or if the result's dtype
+   * has at most 32 bits, to which sums wrap around. */
   bool one = f.how == MPG_LARGEST || f.how == MPG_SMALLEST,
        wraps = !f.mean && !f.root && mpg_compute_of(out->desc.dtype) == MPG_COMPUTE_I32;
   if (mpg_compute_of(dtype) == MPG_COMPUTE_I32 && (one || wraps) && out->desc.dtype != MPG_BOOL)
@@ -401,7 +401,7 @@ typedef struct broadcast_plan {
   const char *in;
   char *out;
   int64_t size;       /* bytes per element */
-  mpg_broadcast runs; /* at least one */
+  mpg_broadcast runs; /* has at least one dimension */
 } broadcast_plan;
 
 static void repeat(char *out, const char *element, int64_t size, int64_t n) {

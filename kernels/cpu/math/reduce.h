@@ -25,14 +25,14 @@ typedef struct mpg_trailing_reduction {
   int64_t count, inner, chunk, chunks;
   int64_t wide;                      /* elements of a wide row (reduce.c) */
   size_t acc_at, levels_at;          /* offsets in a thread's state */
-  size_t state_bytes, partial_bytes; /* per thread; for all chunks; multiples of 64 */
+  size_t state_bytes, partial_bytes; /* bytes per thread; bytes for all chunks; multiples of 64 */
 } mpg_trailing_reduction;
 
 /* Returns the chunks and memory sizes of a trailing reduction. */
 mpg_trailing_reduction mpg_cpu_trailing_of(const mpg_op *op, const void *params, mpg_dtype dtype,
                                            int64_t count, int64_t inner)
     MPG_PER_ISA(mpg_cpu_trailing_of);
-/* Initializes a thread's state. Call it before the thread's first row. */
+/* Initializes a thread's state. Must be called before the thread's first row. */
 void mpg_cpu_trailing_begin(void *state) MPG_PER_ISA(mpg_cpu_trailing_begin);
 /* Adds rows [row, row + rows) of the source, whose contents are `values`. */
 void mpg_cpu_trailing_feed(const mpg_trailing_reduction *trailing, void *state, void *partials,

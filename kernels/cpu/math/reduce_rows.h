@@ -16,7 +16,7 @@
  * The order of combinations does not depend on the width.
  */
 
-/* Names of this instance. */
+/* Each x_T below is NAME(x), the name of x in this instance. */
 #define LANES_T NAME(LANES)
 #define VECTORS_T NAME(VECTORS)
 #define add_rest_T NAME(add_rest)
@@ -75,8 +75,8 @@ INLINE T prepare_T(mpg_prepare how, T x) {
   }
 }
 
-/* Vector versions. Vectors are passed by address, since their ABI depends on the instruction
- * set. */
+/* Vector versions of the functions above. Vectors are passed by address, since their ABI depends on
+ * the instruction set. */
 INLINE void choose_T(const mask_T *where, const vector_T *x, vector_T *y) {
   *y = (vector_T)((*where & (mask_T)*x) | (~*where & (mask_T)*y));
 }
@@ -122,7 +122,7 @@ INLINE void load_T(mpg_prepare how, source_kind source, const void *from, int64_
   }
   *v = x;
 }
-/* Loads one element of `from`. */
+/* Scalar version of load: loads element i of `from`. */
 INLINE T load_one_T(mpg_prepare how, source_kind source, const void *from, int64_t i) {
   (void)source;
 #ifdef NARROW
@@ -135,7 +135,7 @@ INLINE T load_one_T(mpg_prepare how, source_kind source, const void *from, int64
 
 /* Combines n rows into acc, one after the other: acc = ((acc + row) + row) + ... If `first`, the
  * old acc is ignored. Columns that do not fill a vector are computed in a vector that overlaps the
- * one before; both give equal results. */
+ * previous one. Both vectors give equal results. */
 INLINE void rows_as_T(mpg_combine how, mpg_prepare prepare, source_kind source, const void *rows,
                       int64_t stride, int64_t n, T *acc, int64_t width, bool first) {
   enum { LANES = LANES_T };
@@ -211,8 +211,8 @@ INLINE T halve_T(mpg_combine how, vector_T *v, int vectors) {
   return v[0][0];
 }
 
-/* Combines the remaining `rest` elements of the line with the first `rest` lanes of v. `inside` is
- * the mask of these lanes. */
+/* Combines the last `rest` elements of a line with the first `rest` lanes of v. `inside` masks
+ * these lanes. */
 INLINE void add_rest_T(mpg_combine how, mpg_prepare prepare, const T *behind, int64_t rest,
                        int vectors, const mask_T *inside, vector_T *v) {
   MPG_UNROLL(8)
@@ -225,10 +225,10 @@ INLINE void add_rest_T(mpg_combine how, mpg_prepare prepare, const T *behind, in
     }
 }
 
-/* Reduces lines of `count` contiguous elements, from element `at` on, to one number each. A line is
- * reduced in MPG_WIDE interleaved lanes, or half as many if it has fewer elements (at least 16).
- * `line` points to the elements in the accumulator's type and is readable up to `limit`. It is NULL
- * if the elements need conversion. */
+/* Reduces lines of `count` contiguous elements to one number each. The first line starts at element
+ * `at`. A line is reduced in MPG_WIDE interleaved lanes, or half as many if it has fewer elements
+ * (at least 16). `line` points to the elements in the accumulator's type and is readable up to
+ * `limit`. It is NULL if the elements need conversion. */
 INLINE void lines_as_T(mpg_combine how, mpg_prepare prepare, source_kind source, const pass *p,
                        int64_t at, const T *line, int64_t count, int64_t lines, const T *limit,
                        T *out) {
@@ -419,8 +419,8 @@ static void source_rows_T(const pass *p, const arithmetic_T *f, int64_t at, int6
   }
 }
 
-/* Reduces `count` rows of `width` columns, from element `at` on, in groups of adjacent rows or one
- * by one. */
+/* Reduces `count` rows of `width` columns, starting at element `at`. Processes group_of() adjacent
+ * rows at a time, as one wide row. */
 static void columns_T(const pass *p, const arithmetic_T *f, const arithmetic_T *plain, int64_t at,
                       int64_t count, int64_t width, T *result) {
   T levels[LEVELS * MPG_COLUMNS], acc[MPG_COLUMNS];
@@ -472,7 +472,8 @@ static void short_lines_T(const arithmetic_T *f, const T *line, int64_t count, i
   }
 }
 
-/* Reduces lines of `count` from element `at` on, as many at a time as fit into a block. */
+/* Reduces lines of `count` elements, starting at element `at`. Converts as many lines at a time as
+ * fit into a block. */
 static void run_lines_T(const pass *p, const arithmetic_T *f, int64_t at, int64_t count,
                         int64_t lines, T *out) {
   mpg_block_buffer buffer;

@@ -22,7 +22,8 @@ enum {
 };
 enum { KIND_SOFTMAX, KIND_LOG_SOFTMAX, KIND_SOFTMAX_BACK, KIND_LOG_SOFTMAX_BACK };
 
-/* Arrays viewed as (before, n, after). */
+/* Arguments of a softmax or its gradient. Arrays are viewed as (before, n, after), with n elements
+ * along the axis. */
 typedef struct job {
   int kind;
   const mpg_view *in[2], *out, *length;

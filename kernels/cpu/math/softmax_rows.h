@@ -5,7 +5,7 @@
  * is the same on every instruction set and does not depend on threads.
  */
 
-/* Names of this instance. */
+/* Each x_T below is NAME(x), the name of x in this instance. */
 #define LANES_T NAME(LANES)
 #define VECTORS_T NAME(VECTORS)
 #define add_lanes_T NAME(add_lanes)
@@ -83,8 +83,8 @@ static T row_sum_T(const T *x, int64_t n) {
 }
 
 /* Returns the sum of exp(x - max). Stores the exponentials in y unless it is NULL; y may be x.
- * Additions and prefetching of the next row overlap with the exponentials of the next STRIP
- * elements.
+ * Works in strips of STRIP elements, so that additions overlap with the exponentials of the next
+ * strip. Prefetches the next row.
  */
 static T row_exp_T(const T *x, T *y, int64_t n, T max) {
   T lane[16], buffer[STRIP];
@@ -132,7 +132,7 @@ static void log_softmax_back_row_T(const T *grad, const T *y, T *out, int64_t n,
       (grad[i] - EXP_NONPOSITIVE(y[i]) * sum) * scale;
 }
 
-/* --- Conversion between any dtype and stride and contiguous rows of T ------------------------- */
+/* --- Conversion between arrays of any dtype and stride and contiguous rows of T --------------- */
 
 /* Copies columns to contiguous rows: rows[j * n + i] = element start + i * stride + j, for j <
  * columns. */
@@ -239,10 +239,10 @@ static void scale_and_max_T(const job *p, T *x, T *max, int64_t count) {
   for (int64_t j = 0; j < count; j++) max[j] = x[j] > max[j] ? x[j] : max[j];
 }
 
-/* Loads a transposed tile: column j is row first + j of the array. The tile has `width` columns;
- * those from `columns` on are zeros. If `max` is given, also scales the elements and computes the
- * maximum of each column. Tiles may exceed a core's cache, so each traversal combines several
- * steps. */
+/* Loads a transposed tile: column j of the tile is row first + j of the array. The tile has `width`
+ * columns; those past the first `columns` are filled with zeros. If `max` is not NULL, also scales
+ * the elements and computes each column's maximum, in the same pass because a tile may not fit in a
+ * core's cache. */
 static void take_columns_T(const job *p, const mpg_view *view, int64_t first, int64_t columns,
                            int64_t width, T *tile, T *max) {
   mpg_block_buffer buffer;
@@ -305,8 +305,8 @@ static void put_columns_T(const job *p, int64_t first, int64_t columns, int64_t 
 }
 
 /* Sums each column in the same order as row_sum: element i is added to lane i % 16, then the lanes
- * are folded. Lanes without elements are skipped. If `max` is given, sums exp(element - maximum of
- * its column), and stores the exponentials in `exps`. */
+ * are folded. Lanes without elements are skipped. If `max` is not NULL, sums exp(element - maximum
+ * of its column) and stores the exponentials in `exps`. */
 static void sum_columns_T(const T *tile, const T *max, T *exps, int64_t n, int64_t width, T *sums) {
   enum { COLUMNS = 64 };
   T lane[16][COLUMNS];
@@ -398,7 +398,8 @@ static void run_columns_T(void *context, int64_t begin, int64_t end) {
 
 /* --- Long strided rows: streams of columns ---------------------------------------------------- */
 
-/* Loads `count` elements of row i, from `column` on, as T. */
+/* Returns `count` elements of row i as T, starting at `column`. Uses `buffer` if they need
+ * conversion. */
 static const T *stream_T(const job *p, const mpg_view *view, int64_t outer, int64_t i,
                          int64_t column, int64_t count, mpg_block_buffer *buffer) {
   return mpg_cpu_load(COMPUTE, view->desc.dtype, view->data, (outer * p->n + i) * p->after + column,
