@@ -1,5 +1,6 @@
-/* Attention without a matrix of scores (FlashAttention): blocks of query rows against blocks of
- * keys, with online softmax sums. Backward recomputes blocks of weights from those sums.
+/* Attention without a full matrix of scores (FlashAttention). Multiplies blocks of query rows with
+ * blocks of keys and updates the softmax sums block by block (online softmax). Backward recomputes
+ * blocks of weights from the final sums.
  *
  * Every element is summed over keys (or rows) in ascending order, block by block, so results do not
  * depend on the number of threads.
@@ -27,7 +28,7 @@ enum { TILE = 4 };
 
 /* Query rows and keys per block: multiples of every tile size, so that tiles never cross the end of
  * a block. */
-enum { BLOCK_ROWS = 48, BLOCK_KEYS = 96, MOST_KEYS = 128 /* maximum of all instances */ };
+enum { BLOCK_ROWS = 48, BLOCK_KEYS = 96, MOST_KEYS = 128 /* maximum over all instances */ };
 
 /* Address and strides, in elements, of an array (batch, head, row, element). */
 typedef struct place {
@@ -67,7 +68,7 @@ static inline int64_t seen(const attention *p, int64_t row, int64_t key, int64_t
   return end < 0 ? 0 : end < block ? end : block;
 }
 
-/* Unit of work of the gradient: a whole head, a block of keys, or a block of rows. */
+/* Work unit of the backward pass: a whole head, a block of keys, or a block of rows. */
 typedef struct backward_unit {
   int64_t index, row, row_end, key, key_end;
 } backward_unit;
@@ -124,7 +125,7 @@ static void *take_part(scratch_parts *parts, size_t bytes) {
 #include "kernels/cpu/layers/attention_pairs.h"
 #endif
 
-/* Implementation for one computing type. `rows` and `keys` are the sizes of a block. */
+/* Implementation for one computing type. `rows` and `keys` are its block sizes. */
 typedef struct instance {
   int64_t rows, keys;
   size_t (*forward_bytes)(const attention *), (*backward_bytes)(const attention *);
@@ -244,7 +245,7 @@ static mpg_status backward(const mpg_kernel_call *call) {
   return MPG_OK;
 }
 
-/* --- Halves: widened, computed in float32, narrowed ------------------------------------------- */
+/* --- Half precision, computed in float32 ------------------------------------------------------ */
 /* Runs a half-precision call in float32: widens the inputs, computes, and narrows the outputs. If
  * the processor multiplies bfloat16, only the mask of a bfloat16 call is widened. `mask` is the
  * index of the mask among the inputs. */

@@ -1,13 +1,13 @@
 /* Attention, block by block, for one computing type. Included by attention.c with
  *   T, BITS    computing type, and an integer of its size
  *   EXP        the exponential function of T
- *   NAME(x)    the name x of this instance, which is spelled x_T here
+ *   NAME(x)    name of x in this instance, which is spelled x_T here
  *   V, LANES and their operations (lanes.h)
  * Operands are packed first: keys and values are transposed into panels of NR columns, and rows are
  * padded to whole vectors. Padding holds finite values, or is never read.
  */
 
-/* Names of this instance. */
+/* Each x_T below is NAME(x), the name of x in this instance. */
 #define NR_T NAME(NR)
 #define at_T NAME(at)
 #define attention_backward_T NAME(attention_backward)
@@ -136,7 +136,7 @@ static void unpack_rows_T(const T *from, int64_t padded, int64_t n, int64_t widt
 /* --- Scores ----------------------------------------------------------------------------------- */
 
 /* Computes out[BLOCK_ROWS x BLOCK_KEYS] = a[rows x width, row stride lda] x panels of keys (or
- * values) from `key` on. A tile ends at the last key that its rows attend to. */
+ * values), starting at `key`. A tile ends at the last key that its rows attend to. */
 static void scores_T(const attention *p, const T *a, int64_t lda, int64_t width, const T *panels,
                      int64_t row, int64_t rows, int64_t key, T *out) {
   for (int64_t i = 0, height; i < rows; i += height) {
@@ -170,8 +170,8 @@ static int64_t mask_row_T(const attention *p, int64_t batch, int64_t head, int64
 static void drop_row_T(const attention *p, int64_t batch, int64_t head, int64_t row, int64_t key,
                        const T *from, T *to, int64_t n) {
   uint32_t buffer[MOST_KEYS + 8];
-  /* The random words of a row are consecutive, since the key's runs (base/philox.h) consist of
-   * whole rows. */
+  /* The random words of a row are consecutive, since the runs of the random key (base/philox.h)
+   * consist of whole rows. */
   uint64_t first = mpg_random_position(
       &p->draw, (uint64_t)(((batch * p->heads + head) * p->rows + row) * p->keys + key));
   const uint32_t *words = mpg_philox_words(p->draw, first, n, buffer);
@@ -277,9 +277,10 @@ typedef struct work_T {
   int64_t padded, value_padded;      /* widths of packed rows */
   T *key_panels, *value_panels;      /* packed as transposed panels */
   T *keys, *key_grads, *value_grads; /* packed as rows */
-  /* Query rows (scaled), their gradients, the result's gradient, and <grad, output> per row. */
+  /* Query rows (scaled), their gradients, the result's gradient, and the dot product <grad, output>
+   * of each row. */
   T *query, *query_grads, *grads, *inner;
-  T *weights, *score_grads; /* of one block */
+  T *weights, *score_grads; /* for one block */
 } work_T;
 
 static size_t divide_T(const attention *p, char *scratch, work_T *w) {

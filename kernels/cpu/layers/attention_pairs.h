@@ -6,8 +6,8 @@
  * are operands of further products, so they are rounded to bfloat16.
  *
  * Backward computes the gradients of keys and values in transposed form. The weights and the
- * gradients of scores are then right operands of the products. A right operand is packed two rows
- * at a time, without a transpose. */
+ * gradients of scores are then right operands of the products, which are packed two rows at a time
+ * and need no transpose. */
 enum {
   PAIR_ROWS = 64,
   PAIR_KEYS = 128,
@@ -220,14 +220,14 @@ static void attention_forward_pairs(void *context, int64_t begin, int64_t end) {
 
 /* --- Backward --------------------------------------------------------------------------------- */
 typedef struct backward_work {
-  mpg_pair *keys, *values;               /* right operands; summed over the width */
-  mpg_pair *key_rows;                    /* right operand; summed over keys */
-  mpg_pair *query, *grads;               /* left operands; summed over the width */
-  mpg_pair *query_turned, *grads_turned; /* left operands; summed over rows */
-  mpg_pair *weights, *score_grads;       /* right operands; summed over the rows of a block */
-  mpg_pair *score_rows;                  /* left operand; summed over the keys of a block */
+  mpg_pair *keys, *values;               /* right operands; products sum over the width */
+  mpg_pair *key_rows;                    /* right operand; products sum over keys */
+  mpg_pair *query, *grads;               /* left operands; products sum over the width */
+  mpg_pair *query_turned, *grads_turned; /* left operands; products sum over rows */
+  mpg_pair *weights, *score_grads;       /* right operands; products sum over a block's rows */
+  mpg_pair *score_rows;                  /* left operand; products sum over a block's keys */
   float *scores, *slopes;                /* weights of a block, and the gradients of its scores */
-  float *inner;                          /* <grad, output> per row */
+  float *inner;                          /* dot product <grad, output> of each row */
   float *query_grads;                    /* for all rows */
   float *key_grads, *value_grads;        /* for one block of keys, transposed */
 } backward_work;

@@ -1,14 +1,14 @@
 /* Channels-last BatchNorm kernels for one dtype, optionally fused with a following addition and
  * relu. Included by norm_impl.h, with its macros.
  *
- * Forward statistics take one pass over the data. It sums x - center and its square, where `center`
- * is the mean of the first ROWS rows. To limit rounding errors, FEW rows are summed in A, the sums
- * of up to ROWS rows are added in A, and their totals are added in double. Rows are divided into
- * pieces by shape only, and the pieces' sums are added in order, so results do not depend on the
- * number of threads.
+ * Forward computes the statistics in one pass over the data, which sums x - center and its square,
+ * where `center` is the mean of the first ROWS rows. To limit rounding errors, FEW rows are summed
+ * in A, the sums of up to ROWS rows are added in A, and their totals are added in double. Rows are
+ * divided into pieces by shape only, and the pieces' sums are added in order, so results do not
+ * depend on the number of threads.
  */
 
-/* Names of this instance. */
+/* Each x_T below is NAME(x), the name of x in this instance. */
 #define FEW_T NAME(FEW)
 #define LINE_T NAME(LINE)
 #define LINES_T NAME(LINES)
@@ -39,8 +39,8 @@ typedef __typeof__((line_T){0} < (line_T){0}) lanes_T;
 enum { LINE_T = 64 / sizeof(A) };
 enum { LINES_T = COLUMNS_T / LINE_T, FEW_T = 16 };
 
-/* Load and store a line of elements. Halves go through an array, since vector lanes have no
- * address. */
+/* Load and store a line, which is a vector of LINE elements of type A. Halves go through an array,
+ * since vector lanes have no address. */
 #define GATHER(v, p) /* v = the next LINE elements of p, as A */                  \
   do {                                                                            \
     A lanes_[LINE_T];                                                             \
@@ -86,7 +86,7 @@ static inline line_T where_T(uint32_t bits, line_T v) {
 #endif
 }
 
-/* Returns the mask bits of the LINE channels from c on; c must be a multiple of 8. */
+/* Returns the mask bits of LINE channels, starting at c, which must be a multiple of 8. */
 static inline uint32_t mask_at_T(const uint8_t *row, int64_t c) {
   return sizeof(A) == 4 ? (uint32_t)row[c / 8] | (uint32_t)row[c / 8 + 1] << 8 : row[c / 8];
 }
@@ -229,7 +229,7 @@ static void last_total_T(void *context, int64_t begin, int64_t end) {
   }
 }
 
-/* Computes the center of the sums: the mean of the first rows. */
+/* Computes `center`, which is subtracted before summing: the mean of the first rows. */
 static void last_center_T(const batch_norm *t) {
   int64_t rows = t->outer < ROWS_T ? t->outer : ROWS_T;
   A *center = t->center;
@@ -262,7 +262,8 @@ static void last_statistics_T(const batch_norm *t) {
   }
 }
 
-static void last_apply_T(void *context, int64_t begin, int64_t end) { /* over rows */
+/* Computes rows [begin, end) of y and, for relu, of the mask. */
+static void last_apply_T(void *context, int64_t begin, int64_t end) {
   const batch_norm *t = context;
   const int64_t channels = t->channels, mask_stride = 2 * t->mask_bytes + 1;
   const A *center = t->center, *scale = t->scale, *shift = t->shift;
@@ -334,7 +335,8 @@ static void last_backward_statistics_T(const batch_norm *t) {
   if (t->kept_mean != t->mean) memcpy(t->kept_mean, t->mean, (size_t)t->channels * sizeof(A));
 }
 
-static void last_backward_apply_T(void *context, int64_t begin, int64_t end) { /* over rows */
+/* Computes rows [begin, end) of dx and, if given, of dresidual. */
+static void last_backward_apply_T(void *context, int64_t begin, int64_t end) {
   const batch_norm *t = context;
   const int64_t channels = t->channels, mask_stride = 2 * t->mask_bytes + 1;
   const A *slope = t->center, *scale = t->scale, *shift = t->shift, *mean = t->kept_mean;

@@ -16,7 +16,7 @@ typedef struct columns {
   const mpg_convolution *c;
   mpg_dtype dtype;
   int64_t channels;     /* channels of one group */
-  int64_t first, count; /* output positions */
+  int64_t first, count; /* range of output positions */
   const void *image;    /* image of one sample and group */
   void *columns;        /* (channels * window, count) */
 } columns;
@@ -56,8 +56,8 @@ GATHER_ROWS(uint16_t)
 GATHER_ROWS(float)
 GATHER_ROWS(double)
 
-/* Adds columns into the image (col2im). begin and end count channels, so that no two threads write
- * the same element. */
+/* Adds the columns of channels [begin, end) into the image (col2im). Threads divide the channels,
+ * so no two threads write the same element. */
 #define SCATTER_ROWS(name, T, ADD)                                             \
   static void scatter_##name(void *context, int64_t begin, int64_t end) {      \
     const columns *t = context;                                                \
@@ -99,7 +99,7 @@ typedef struct plain {
   mpg_dtype dtype;
   int64_t rows;   /* channels of a group times the window size */
   int64_t places; /* number of output positions */
-  int64_t block;  /* output positions per block */
+  int64_t block;  /* output positions per block of columns */
 } plain;
 
 static plain plain_setup(const mpg_convolution *c, mpg_dtype dtype) {
@@ -158,8 +158,8 @@ static mpg_status plain_convolution(const mpg_kernel_call *call, const plain *p,
   return MPG_OK;
 }
 
-/* Returns the bytes for transposed copies of channels-last arrays. The copies follow the block of
- * columns in `scratch`, and the result is transposed back. */
+/* Returns the size in bytes of the transposed copies of channels-last arrays. The copies follow the
+ * block of columns in `scratch`. The result is transposed back. */
 static size_t transposed_bytes(const mpg_convolution *c, const int64_t *sizes, mpg_dtype dtype) {
   int64_t elements = (c->layout == MPG_CHANNELS_FIRST ? 0 : sizes[0] + sizes[2]) +
                      (c->layout == MPG_CHANNELS_LAST ? sizes[1] : 0);
@@ -211,7 +211,8 @@ typedef struct bias_planes {
   void *out;
 } bias_planes;
 
-static void add_bias(void *context, int64_t begin, int64_t end) { /* over (sample, channel) */
+/* Adds the bias to planes [begin, end). A plane is one channel of one sample. */
+static void add_bias(void *context, int64_t begin, int64_t end) {
   const bias_planes *t = context;
   for (int64_t r = begin; r < end; r++)
     if (t->dtype == MPG_FLOAT64) {
@@ -226,8 +227,8 @@ static void add_bias(void *context, int64_t begin, int64_t end) { /* over (sampl
 }
 
 #ifdef MPG_WITH_ONEDNN
-/* True if im2col is faster than oneDNN. In the gradient of a strided convolution, oneDNN pads a
- * small number of channels to a full vector. */
+/* True if im2col is faster than oneDNN, which pads a small number of channels to a full vector in
+ * the data gradient of a strided convolution. */
 static bool few_channels(const mpg_convolution *c, int direction) {
   return direction == MPG_BACKWARD_DATA && c->groups == 1 && c->channels <= 4 &&
          mpg_window_product(c->window.stride, c->window.ndim) > 1;

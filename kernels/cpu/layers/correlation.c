@@ -1,4 +1,4 @@
-/* Correlation of an image with displacements of a second image, and its gradients.
+/* Correlation of an image with a second image at a range of displacements, and its gradients.
  * csrc/op/vision/correlation.c defines the pairs of pixels. A work unit is a row of the first image
  * or a plane of the second. The order of sums does not depend on threads. */
 #include <string.h>

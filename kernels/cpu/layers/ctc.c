@@ -1,9 +1,9 @@
 /* Connectionist temporal classification (CTC), in log space and in double.
  *
  * The states of a sample with L labels are blank, label 0, blank, label 1, ..., blank: S = 2 L + 1.
- * alpha[s] is the log probability of all paths to state s over the frames so far, beta[s] that of
- * all paths from s to the end. Each sample is computed by one thread, in order of time, so results
- * do not depend on the number of threads. Samples are divided into one group per thread.
+ * alpha[s] is the log probability of all paths to state s over the frames so far. beta[s] is the
+ * log probability of all paths from s to the end. One thread computes each sample, frame by frame,
+ * so results do not depend on the number of threads. Samples are divided into one group per thread.
  */
 #include <math.h>
 #include <string.h>
@@ -18,7 +18,7 @@ typedef struct ctc {
   /* `frames` and `labels` are sequence lengths. Without `frames`, samples use all frames. Without
    * `labels`, labels end at the first padding. */
   const mpg_view *data, *label, *frames, *labels;
-  const mpg_view *grad, *out; /* grad is NULL for the loss itself */
+  const mpg_view *grad, *out; /* grad is NULL in the forward pass */
   int64_t time, batch, classes, length, blank, padding;
   int64_t groups;
   char *scratch;
@@ -71,8 +71,8 @@ static double *take(double **scratch, int64_t count) {
   return found;
 }
 
-/* Computes the bytes of scratch for begin_sample and for `rows` more rows of states. Returns false
- * on overflow. */
+/* Sets *bytes to the size of the scratch for begin_sample plus `rows` more rows of states. Returns
+ * false on overflow. */
 static bool scratch_size(const ctc *t, size_t rows, size_t *bytes) {
   size_t row = (size_t)row_of(t->length), more;
   return mpg_size_mul(rows + 3, row, bytes) &&

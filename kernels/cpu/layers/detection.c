@@ -225,7 +225,8 @@ static void detect(const job *t, int64_t n, double *scratch) {
   if (mpg_detection_suppresses(p)) {
     sort_falling(keys, order, spare, count);
     if (p->nms_topk > 0 && p->nms_topk < count) looked = p->nms_topk;
-    for (int64_t i = looked; i < count; i++) order[i] = i; /* remaining boxes keep their order */
+    /* slot i past the top k shows box i of the unsorted list, with id -1 */
+    for (int64_t i = looked; i < count; i++) order[i] = i;
   }
   for (int64_t i = 0; i < boxes; i++) {
     const mpg_box *one = i < count ? &found[order[i]] : NULL;

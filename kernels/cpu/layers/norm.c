@@ -11,7 +11,8 @@
 #include "kernels/cpu/convert.h"
 #include "op/layers/norm.h"
 
-/* Data viewed as (outer, channels, inner). Fields from `partial` on are used only if inner is 1. */
+/* Data viewed as (outer, channels, inner). The fields from `partial` to the end are used only if
+ * inner is 1. */
 typedef struct batch_norm {
   int64_t outer, channels, inner;
   double eps, momentum;
@@ -46,7 +47,7 @@ typedef struct layer_norm {
   double eps;
   const void *x, *dy, *gamma, *beta;
   void *y, *mean, *deviation, *dgamma, *dbeta;
-  bool rounded;    /* mean and deviation have the dtype of x, else the computing type */
+  bool rounded;    /* mean and deviation have the dtype of x; if false, the computing type */
   double *partial; /* GroupNorm backward: each row's share of dgamma and dbeta */
   /* LayerNorm along the last axis, in the computing type: each thread's rows, and for backward the
    * sums of dgamma and dbeta per piece of rows. */
@@ -72,7 +73,7 @@ typedef struct lrn {
 
 enum { BLOCK = 64 }; /* columns handled together; must equal COLUMNS in norm_impl.h */
 static int64_t blocks(int64_t columns) { return (columns + BLOCK - 1) / BLOCK; }
-/* Returns the minimum number of work units, of `elements_each` elements, that justifies a
+/* Returns the minimum number of work units, with `elements_each` elements each, that justifies a
  * thread. */
 static int64_t grain(int64_t elements_each) {
   return elements_each >= 16384 ? 1 : 16384 / (elements_each + 1) + 1;
@@ -132,7 +133,8 @@ static mpg_status last_backward(const mpg_kernel_call *call, batch_norm *t, mpg_
   return MPG_OK;
 }
 
-/* Return the arrays of BatchNorm, with or without a following relu, and those of its gradient. */
+/* Return a batch_norm with the arrays of a call: BatchNorm, with or without a following relu, or
+ * its gradient. */
 static batch_norm batch_norm_of(const mpg_kernel_call *call, int axis, bool fix_gamma) {
   batch_norm t = {.x = call->inputs[0].data,
                   .gamma = fix_gamma ? NULL : call->inputs[1].data,
@@ -207,7 +209,8 @@ mpg_status mpg_cpu_batch_norm_relu_backward(const mpg_kernel_call *call) {
 }
 
 /* --- LayerNorm -------------------------------------------------------------------------------- */
-/* Return the arrays of LayerNorm, GroupNorm or InstanceNorm, and those of their gradients. */
+/* Return a layer_norm with the arrays of a call: LayerNorm, GroupNorm or InstanceNorm, or their
+ * gradients. */
 static layer_norm forward_of(const mpg_kernel_call *call) {
   return (layer_norm){.x = call->inputs[0].data,
                       .gamma = call->inputs[1].data,

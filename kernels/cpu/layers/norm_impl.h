@@ -1,9 +1,9 @@
-/* Normalization kernels for one dtype, an implementation for float_instances.h. Sums run in chunks
- * whose boundaries depend on shapes only: in A within a chunk and in double across chunks, so that
- * results do not depend on threads.
+/* Normalization kernels for one dtype, instantiated by float_instances.h. Sums are split into
+ * chunks whose boundaries depend on shapes only, so that results do not depend on threads. They
+ * accumulate in A within a chunk and in double across chunks.
  */
 
-/* Names of this instance. */
+/* Each x_T below is NAME(x), the name of x in this instance. */
 #define CHUNK_T NAME(CHUNK)
 #define COLUMNS_T NAME(COLUMNS)
 #define LANES_T NAME(LANES)
@@ -51,8 +51,8 @@
 enum { COLUMNS_T = 64, ROWS_T = 128 };
 
 /* --- Sums of contiguous elements -------------------------------------------------------------- */
-/* Element i is summed in lane i % WIDE on every instruction set; the lanes are then folded in
- * halves. */
+/* Element i is summed in lane i % WIDE on every instruction set; then the lanes are added in pairs
+ * until one is left. */
 enum {
   CHUNK_T = 4096,
   LANES_T = MPG_VECTOR_BYTES / sizeof(A),
@@ -288,7 +288,7 @@ static void scale_T(const S *x, S *y, int64_t n, A scale) {
 }
 #undef EACH_PIECE
 
-/* --- Columns: sums down the rows of a matrix, COLUMNS at a time ------------------------------- */
+/* --- Column sums of a matrix, for up to COLUMNS columns at a time ----------------------------- */
 /* Sets sums[j] to the sum over column j of
  *   x                 if neither `mean` nor y is given
  *   (x - mean)^2      if only `mean` is given
@@ -390,7 +390,7 @@ static void batch_norm_backward_channels_T(void *context, int64_t begin, int64_t
 
 #include "kernels/cpu/layers/batch_norm_last_impl.h"
 
-/* --- LayerNorm along the last axis: gamma, beta and rows are A, in place or converted --------- */
+/* --- LayerNorm along the last axis, in the computing type A ----------------------------------- */
 static void put_moments_T(const layer_norm *t, int64_t r, A mean, A deviation) {
   if (t->rounded) {
     ((S *)t->mean)[r] = STORE(mean);
@@ -460,7 +460,7 @@ static void layer_norm_backward_pieces_T(void *context, int64_t begin, int64_t e
   }
 }
 
-/* Adds the pieces' sums in order, in double. */
+/* Adds the pieces' sums of dgamma and dbeta, in order and in double. */
 static void layer_norm_backward_columns_T(void *context, int64_t begin, int64_t end) {
   const layer_norm *t = context;
   int64_t n = t->n, pieces = (t->outer + t->piece_rows - 1) / t->piece_rows;
@@ -478,7 +478,7 @@ static void layer_norm_backward_columns_T(void *context, int64_t begin, int64_t 
   }
 }
 
-/* --- LayerNorm along an inner axis of (outer, n, inner); units are (outer, block of inner) ---- */
+/* --- LayerNorm over the middle axis of (outer, n, inner), by blocks of inner columns ---------- */
 static void layer_norm_inner_T(void *context, int64_t begin, int64_t end) {
   const layer_norm *t = context;
   int64_t n = t->n, inner = t->inner, blocks = (inner + COLUMNS_T - 1) / COLUMNS_T;
@@ -540,7 +540,7 @@ static void layer_norm_backward_inner_T(void *context, int64_t begin, int64_t en
   }
 }
 
-/* Computes dgamma and dbeta. begin and end count positions along the normalized axis. */
+/* Computes dgamma and dbeta at positions [begin, end) along the normalized axis. */
 static void layer_norm_backward_affine_T(void *context, int64_t begin, int64_t end) {
   const layer_norm *t = context;
   for (int64_t k = begin; k < end; k++) {
@@ -634,7 +634,7 @@ static void l2_backward_rows_T(void *context, int64_t begin, int64_t end) {
   }
 }
 
-/* Processes work units. A unit is a block of `inner` for one outer index. */
+/* Processes work units. A unit is a block of inner columns for one outer index. */
 static void l2_inner_T(void *context, int64_t begin, int64_t end) {
   const layer_norm *t = context;
   int64_t n = t->n, inner = t->inner, blocks = (inner + COLUMNS_T - 1) / COLUMNS_T;

@@ -1,5 +1,5 @@
 /* Parameter updates, with one loop per optimizer and type. A call updates one or more weights. Each
- * of them is described by a segment, and the elements of all segments are divided among threads.
+ * weight is described by a segment, and the elements of all segments are divided among threads.
  * Element i of every result depends only on element i of the inputs, so weights may be updated in
  * place. Halves are computed in float; mixed precision reads and writes a float32 copy of the
  * weight.
@@ -30,7 +30,7 @@ typedef void (*step_fn)(const constants *c, double lr, double wd, const void *we
                         const void *grad, void *const *states, void *out, int64_t count);
 
 /* Defines the loop of one optimizer. Its body may use w, g (not yet rescaled), s0, s1, s2, lr and
- * wd, and sets `result`. */
+ * wd. It must set `result`. */
 #define STEP_OF(name, suffix, T, invariants, ...)                                                \
   static void name##_##suffix(const constants *c, double lr_, double wd_, const void *weight,    \
                               const void *grad, void *const *states, void *out, int64_t count) { \
@@ -224,7 +224,8 @@ mpg_status mpg_cpu_reset_arrays(const mpg_kernel_call *call) {
   return MPG_OK;
 }
 
-/* Checks that all elements are finite. A float is finite unless its exponent bits are all ones. */
+/* Arguments of run_finite, which checks that all elements are finite. A float is finite unless its
+ * exponent bits are all ones. */
 typedef struct finite_plan {
   const mpg_view *array;
   _Atomic bool broken;

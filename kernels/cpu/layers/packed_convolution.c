@@ -1,5 +1,5 @@
-/* Convolutions for prediction. The weight is in the layout of oneDNN's primitive, which also adds
- * the bias and a residual array. relu stays a separate step because oneDNN's turns NaN into 0. */
+/* Convolutions for prediction. The weight has the layout of oneDNN's primitive, which also adds the
+ * bias and a residual array. relu stays a separate step because oneDNN's relu turns NaN into 0. */
 #include "kernels/cpu/products/packed_weight.h"
 #include "kernels/cpu/vendor/onednn_convolution.h"
 

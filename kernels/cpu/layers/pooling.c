@@ -1,4 +1,4 @@
-/* Pooling, channels first and last. */
+/* Pooling, for channels-first and channels-last layouts. */
 #include <math.h>
 #include <string.h>
 

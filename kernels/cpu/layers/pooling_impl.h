@@ -1,9 +1,9 @@
-/* Pooling kernels for one dtype, an implementation for float_instances.h. begin and end count
- * planes (sample, channel). The maximum is the first of equal elements, or the last NaN if there is
+/* Pooling kernels for one dtype, instantiated by float_instances.h. A work unit is a plane (one
+ * channel of one sample). The maximum is the first of equal elements, or the last NaN if there is
  * one; a window without elements gives LOWEST.
  */
 
-/* Names of this instance. */
+/* Each x_T below is NAME(x), the name of x in this instance. */
 #define RUN_T NAME(RUN)
 #define pooling_at_max_T NAME(pooling_at_max)
 #define pooling_backward_T NAME(pooling_backward)
@@ -60,7 +60,7 @@ static A run_sum_T(const S *x, int64_t n) {
   return total;
 }
 
-enum { RUN_T = 256 }; /* adjacent windows computed at once */
+enum { RUN_T = 256 }; /* maximum number of adjacent windows computed at once */
 
 /* Combines value[x] with `width` elements of window x, for `count` adjacent windows. Windows are
  * `step` elements apart. */

@@ -1,9 +1,9 @@
-/* Channels-last pooling kernels for one dtype: data is (batch, space..., channels); begin and end
- * count (sample, block of CHANNELS channels). Included by pooling_impl.h, whose loops it uses. Each
+/* Channels-last pooling kernels for one dtype: data is (batch, space..., channels). A work unit is
+ * a block of CHANNELS channels of one sample. Included by pooling_impl.h, whose loops it uses. Each
  * result is summed in window order, as with channels first.
  */
 
-/* Names of this instance. */
+/* Each x_T below is NAME(x), the name of x in this instance. */
 #define CHANNELS_T NAME(CHANNELS)
 #define GROUPS_T NAME(GROUPS)
 #define LANES_T NAME(LANES)
@@ -119,8 +119,8 @@ static void pooling_at_max_last_T(void *context, int64_t begin, int64_t end) {
                      at[c] >= 0 ? values[at[c] * t->channels + c] : STORE((A)0);)))
 }
 
-/* Vectors of channels, GROUPS at a time. Loops over them are unrolled, which keeps them in
- * registers. Positions are as wide as values, so that one mask selects from both. */
+/* Channels are processed in vectors, GROUPS at a time. Loops over these vectors are unrolled to
+ * keep them in registers. Positions are as wide as values, so that one mask selects from both. */
 enum { LANES_T = MPG_VECTOR_BYTES / sizeof(A), GROUPS_T = 4 };
 typedef A lanes_T __attribute__((vector_size(LANES_T * sizeof(A))));
 typedef LANE_INT places_T __attribute__((vector_size(LANES_T * sizeof(LANE_INT))));
@@ -230,8 +230,8 @@ static inline __attribute__((always_inline)) void gather_lanes_T(const reach_T *
   store_lanes_T(&sum, out, count);
 }
 
-/* Computes the gradient of each element: the sum of the gradients of all windows whose maximum it
- * is, added in order. */
+/* Computes the gradient of each element: the sum of the gradients of the windows in which it is the
+ * maximum, added in window order. */
 static void pooling_backward_index_T(void *context, int64_t begin, int64_t end) {
   reach_T reach;
   EACH_BLOCK(const S *grad = (const S *)t->grad + result; const uint8_t *index = t->index + result;

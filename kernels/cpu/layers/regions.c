@@ -1,5 +1,5 @@
 /* Regions of interest (ROI): maximum pooling, and averages of samples in rotated regions. A work
- * unit is a channel or a bin of one region. */
+ * unit is one channel (maximum pooling) or one bin (rotated regions) of a region. */
 #include <math.h>
 
 #include "kernels/common/index.h"

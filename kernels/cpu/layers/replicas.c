@@ -1,4 +1,4 @@
-/* Exchange between replicas, each of which runs on its own device. */
+/* Exchanges SyncBatchNorm's statistics and gradients between replicas. */
 #include "kernels/common/replicas.h"
 
 #include "kernels/cpu/cpu.h"

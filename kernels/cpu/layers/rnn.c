@@ -79,18 +79,18 @@ static void flat_weights(const mpg_rnn_size *s, void *flat, size_t element, weig
   }
 }
 
-/* A call of the op. Half precision is converted to float32 and back. */
+/* A call of a recurrent layer's op. Half precision is converted to float32 and back. */
 typedef struct rnn_call {
   const mpg_kernel_call *call;
   const mpg_rnn_params *params;
   mpg_rnn_size size;
   bool flat, dropped;
-  bool halves;             /* weights, but not biases, stay bfloat16 */
+  bool halves;             /* the weights (but not the biases) stay bfloat16 */
   const mpg_view *lengths; /* lengths of sequences, or NULL */
 } rnn_call;
 
-/* Returns a clipping bound of the cell state, rounded to the state's dtype: backward detects
- * clipped values by comparison with the bound. */
+/* Returns a clipping bound of the cell state, rounded to the state's dtype, or `none` if the bound
+ * is not set. Backward detects clipped values by comparing them with the rounded bound. */
 static double bound_of(const rnn_call *c, mpg_opt_float bound, double none) {
   uint64_t kept;
   mpg_view view = {&kept, c->call->inputs[0].desc};
@@ -99,7 +99,8 @@ static double bound_of(const rnn_call *c, mpg_opt_float bound, double none) {
   return mpg_real_at(&view, 0);
 }
 
-/* `set` has the weights in TYPE if they are converted; `given` has the weights of the call. */
+/* Defines r, the layers' arguments in TYPE. Uses the variables `inputs`, `states`, `half`, `set`
+ * (weights in TYPE) and `given` (weights in the call's dtype). */
 #define FILL(SUFFIX, TYPE)                                                                      \
   rnn_##SUFFIX r = {                                                                            \
       .call = c->call,                                                                          \
@@ -128,7 +129,7 @@ static void read_weights(const rnn_call *c, const mpg_view *inputs, weight_set *
     separate_weights(&c->size, inputs + 1 + c->size.states, set);
 }
 
-/* Sets `set` to the weights in `inputs`, with NULL for weights that stay bfloat16. */
+/* Fills `set` with the weights in `inputs`, with NULL for weights that stay bfloat16. */
 static void wide_weights(const rnn_call *c, const mpg_view *inputs, weight_set *set) {
   read_weights(c, inputs, set);
   for (int i = 0; c->halves && i < c->size.layers * c->size.directions; i++)

@@ -1,5 +1,5 @@
 /* Stacked recurrent layers for one element type T (float or double); included by rnn.c with T,
- * DTYPE, SIGMOID, TANH and NAME(x) defined. Shapes are noted next to the pointers: L layers, D
+ * DTYPE, SIGMOID, TANH and NAME(x) defined. Comments next to pointers give the shapes: L layers, D
  * directions, G gates, H hidden, N batch, S time steps ("time").
  *
  * The input products of all steps of a layer are computed as one matrix product, and so are the
@@ -8,7 +8,7 @@
  * columns that it has just produced, so that a step needs one parallel region.
  */
 
-/* Names of this instance. */
+/* Each x_T below is NAME(x), the name of x in this instance. */
 #define back_step_T NAME(back_step)
 #define backward_direction_T NAME(backward_direction)
 #define beyond_T NAME(beyond)
@@ -67,7 +67,7 @@ typedef struct rnn_T {
   double keep;      /* 1 - p */
   const T *data;    /* [S, N, I] */
   const T *h0, *c0; /* [L * D, N, H] */
-  /* per layer and direction: [G * H, in], [G * H, H], [G * H], [G * H] */
+  /* weights and biases per layer and direction: [G * H, in], [G * H, H], [G * H], [G * H] */
   const T **wi, **wh, **bi, **bh;
   /* wi and wh in bfloat16; NULL unless the call is in bfloat16. If they are given, elements of wi
    * and wh may be NULL. */
@@ -124,7 +124,7 @@ static const T *previous_T(const rnn_T *r, int layer, int direction, int64_t t, 
 /* --- Cells: rows [from, to) of a step, columns [begin, end) of the hidden state --------------- */
 typedef struct step_T {
   const rnn_T *r;
-  T *gates;               /* [N, G * H] of this step; input: products, output: activated gates */
+  T *gates;               /* [N, G * H]; in: products of this step, out: activated gates */
   const T *hidden_gates;  /* GRU: products with the hidden state [N, G * H] */
   const T *bias, *bias_h; /* [G * H]; bias is the sum of both, except for GRU */
   int64_t t;
@@ -258,14 +258,14 @@ static cell_fn_T forward_cell_T(mpg_rnn_mode mode) {
 /* --- One step: the recurrent product, then the cell ------------------------------------------- */
 typedef struct stepping_T {
   const mpg_rnn_size *s;
-  packed_T weights; /* of the recurrent product */
-  bool packed;      /* true if packing pays; else `weights` is only a shape, for gemm */
+  packed_T weights; /* weights of the recurrent product */
+  bool packed;      /* if false, `weights` is not packed, and gemm reads `source` */
   bool transposed;  /* multiplies with the transpose of `source` */
   const T *source;  /* [G * H, H] */
   /* Set for each step. */
-  cell_fn_T cell;   /* NULL for the product only */
+  cell_fn_T cell;   /* NULL to run only the product */
   const void *step; /* argument of the cell */
-  const T *a;       /* [N, weights.k], row stride lda; NULL for no product */
+  const T *a;       /* [N, weights.k], row stride lda; NULL to skip the product */
   int64_t lda;
   T *c; /* [N, groups * width] */
   bool add;
@@ -328,8 +328,8 @@ static mpg_status gemm_T(const mpg_kernel_call *call, bool ta, bool tb, int64_t 
   return mpg_cpu_gemm_any(call, DTYPE, ta, tb, m, n, k, 1, a, lda, b, ldb, beta, c, ldc);
 }
 
-/* Returns the scratch bytes of one direction's forward pass. Sets *packed_at to the offset of the
- * packed weights. */
+/* Returns the size in bytes of the scratch for one direction's forward pass. Sets *packed_at to the
+ * offset of the packed weights. */
 static size_t rnn_forward_bytes_T(const rnn_T *r, size_t *packed_at) {
   int64_t GH = r->s.gates * r->s.hidden;
   stepping_T p = stepping_of_T(r, NULL, true);
@@ -458,22 +458,24 @@ static mpg_status rnn_forward_T(rnn_T *r) {
 typedef struct rnn_gradients_T {
   const T *d_output;       /* [S, N, D * H] */
   const T *d_hn, *d_cn;    /* [L * D, N, H], or NULL */
-  T *d_data, *d_h0, *d_c0; /* in the shapes of data, h0 and c0 */
+  T *d_data, *d_h0, *d_c0; /* with the shapes of data, h0 and c0 */
   T **d_wi, **d_wh, **d_bi, **d_bh;
 } rnn_gradients_T;
 
 typedef struct back_step_T {
   const rnn_T *r;
-  const T *gates, *extra; /* of this step, activated: [N, G * H], [N, H] */
+  const T *gates, *extra; /* of this step: activated gates [N, G * H]; result of extra_T [N, H] */
   const T *extra_before;  /* LSTM: previous cell states [N, H] */
   const T *h_before;      /* GRU: [N, H], stride ld_before */
   int64_t ld_before;
   const T *h;        /* LSTM clipping and vanilla: outputs, stride ld */
   const T *d_output; /* [N, H], stride ld, or NULL */
   int64_t ld;
-  T *d_h, *d_c; /* [N, H]; input: gradient from the following step, output: for the previous one */
-  T *d_gates;   /* [N, G * H] */
-  T *d_hidden;  /* GRU: gradients of the hidden products [N, 3 * H] */
+  /* [N, H]. In: gradients from the following step. Out: gradients for the previous step. The
+   * recurrent product is then added to d_h (GRU, or with lengths) or replaces it. */
+  T *d_h, *d_c;
+  T *d_gates;  /* [N, G * H] */
+  T *d_hidden; /* GRU: gradients of the hidden products [N, 3 * H] */
   int64_t t;
 } back_step_T;
 
@@ -490,8 +492,8 @@ static bool passes_T(const back_step_T *p, int64_t n, int64_t begin, int64_t end
   return true;
 }
 
-/* If there are `lengths`, clears a row of d_h after its use. Products then accumulate into d_h,
- * since sequences that have ended keep their gradients there, so all other rows must start at 0. */
+/* Clears a row of d_h after its use if the call has `lengths`. The recurrent product is then added
+ * to d_h, because rows of ended sequences keep their gradients there. All other rows must be 0. */
 static void taken_T(const back_step_T *p, int64_t n, int64_t begin, int64_t end) {
   if (p->r->lengths)
     memset(p->d_h + n * p->r->s.hidden + begin, 0, (size_t)(end - begin) * sizeof(T));
@@ -582,15 +584,15 @@ static void vanilla_back_cell_T(const void *step, int64_t from, int64_t to, int6
   }
 }
 
-/* Sums the columns of a [rows, columns] matrix. */
+/* Arguments of column_range, which sums the columns of a [rows, columns] matrix. */
 typedef struct columns_T {
   const T *matrix;
   T *sums, *copy;
   int64_t rows, columns;
 } columns_T;
 
-/* Sums ROWS rows at a time in T and these sums in double. There is a row per step and sample, so a
- * single chain of float additions would lose precision. */
+/* Adds ROWS rows at a time in T and accumulates the results in double. The matrix has one row per
+ * step and sample, so a single chain of float additions would lose precision. */
 static void column_range_T(void *context, int64_t begin, int64_t end) {
   enum { ROWS = 16, COLUMNS = 256 };
   const columns_T *p = context;
@@ -617,9 +619,9 @@ static void sum_columns_T(const mpg_kernel_call *call, const T *matrix, int64_t 
   mpg_cpu_parallel_for(call, columns, 256, column_range_T, &p);
 }
 
-/* Runs one layer in one direction. d_output is the layer's [S, N, D * H]; d_input [S, N, in] is
- * overwritten, or accumulated if `add`. d_gates and d_hidden are scratch of S * N * G * H (d_hidden
- * for GRU). */
+/* Runs the backward pass of one layer in one direction. d_output is the gradient of the layer's
+ * output [S, N, D * H]. d_input [S, N, in] is overwritten, or accumulated if `add`. d_gates and
+ * d_hidden are scratch of S * N * G * H (d_hidden for GRU). */
 static mpg_status backward_direction_T(const rnn_T *r, const rnn_gradients_T *d, int layer,
                                        int direction, const T *d_output, T *d_input, bool add,
                                        T *d_gates, T *d_hidden, T *packed) {
@@ -674,13 +676,13 @@ static mpg_status backward_direction_T(const rnn_T *r, const rnn_gradients_T *d,
     }
     MPG_TRY(step_run_T(r->call, &stepping));
   }
-  /* Weight gradients are one product over all steps. Only the first step needs its own product with
-   * h0, which is a separate array. */
+  /* The gradient of the recurrent weights is one product over all steps but the first, which needs
+   * its own product with h0, a separate array. */
   int64_t first = direction == 0 ? 0 : S - 1, ld = H * s->directions;
   const T *outputs = layer_output_T(r, layer) + direction * H;
-  /* the steps after the first, in memory order */
+  /* gradients of the products of all steps but the first */
   const T *later = direction == 0 ? d_products + N * GH : d_products;
-  /* hidden states before those steps */
+  /* hidden states before these steps */
   const T *earlier = direction == 0 ? outputs : outputs + N * ld;
   if (S > 0) {
     MPG_TRY(gemm_T(r->call, true, false, GH, H, N, d_products + first * N * GH, GH,
@@ -699,8 +701,8 @@ static mpg_status backward_direction_T(const rnn_T *r, const rnn_gradients_T *d,
                 r->wi_half ? r->wi_half[index] : NULL, add ? 1 : 0, d_input, in);
 }
 
-/* Gradient of dropout: dropped elements (negative zeros, see drop_range) get no gradient, and the
- * rest is scaled as in forward. */
+/* Arguments of undrop_range, the gradient of dropout. Dropped elements (negative zeros, see
+ * drop_range) get no gradient; the rest is scaled as in forward. */
 typedef struct undrop_T {
   const T *after;
   T *gradient;
@@ -739,8 +741,8 @@ static mpg_status rnn_backward_T(rnn_T *r, const rnn_gradients_T *d) {
   const T *d_output = d->d_output;
   for (int layer = s->layers - 1; layer >= 0; layer--) {
     /* d_data may alias the data or the gradient of the output. With one direction, d_data is
-     * written after both have been read. With two directions, the second reads them after the first
-     * has written its result, so d_data is written from a buffer at the end. */
+     * written after both have been read. With two directions, the second direction reads them after
+     * the first has written its result, so d_data is written from a buffer at the end. */
     T *d_input = layer == 0 && s->directions == 1 ? d->d_data : between[layer & 1];
     for (int direction = 0; direction < s->directions; direction++)
       MPG_TRY(backward_direction_T(r, d, layer, direction, d_output, d_input, direction > 0,

@@ -36,7 +36,7 @@ enum {
   LINE = 16 /* floats */,
   GROUP = MPG_WINOGRAD_GROUP
 };
-static const int64_t gradient_room = 1 << 20; /* floats of transformed arrays per round */
+static const int64_t gradient_room = 1 << 20; /* maximum floats of transformed arrays per round */
 
 typedef mpg_winograd geometry;
 
@@ -209,7 +209,7 @@ typedef struct forward {
   float *scratch;
   int64_t slot;  /* floats of scratch per piece */
   int64_t panel; /* number of tiles in a panel of result rows */
-  float *inputs; /* transformed inputs that all threads share, if few */
+  float *inputs; /* transformed inputs shared by all threads; used if tiles are few */
 } forward;
 
 /* Returns the distance in floats between the 16 points of `tiles` tiles. The padding keeps points
@@ -392,9 +392,9 @@ void mpg_cpu_winograd_panel(const mpg_panels *panels, int thread, int64_t panel,
 
 /* --- Weights ---------------------------------------------------------------------------------- */
 /* Transforms of weights. A work unit is GROUP channels of one panel of filters. Packing and its
- * inverse pass these weights through taps[channel][tap][filter]. */
+ * inverse buffer these weights in taps[channel][tap][filter]. */
 typedef struct packing {
-  int64_t channels, filters; /* of the packed weight's convolution */
+  int64_t channels, filters; /* of the convolution that uses the packed weight */
   bool backward;             /* the weight is (channels, filters, 3, 3), rotated by 180 degrees */
   /* The weight and the packed weight. In the gradient: the weight's gradient and the sums of
    * products. */
@@ -476,7 +476,7 @@ mpg_status mpg_cpu_pack_winograd(const mpg_kernel_call *call) {
 typedef struct gradient {
   geometry g;
   const float *data, *out_grad;
-  /* first and number of tiles in this round, and the maximum number in a round */
+  /* first tile and number of tiles in this round; maximum number in a round */
   int64_t first, tiles, room;
   float *inputs; /* [16][groups of channels][tiles][GROUP] */
   float *grads;  /* [16][panels][tiles][PANEL] */
