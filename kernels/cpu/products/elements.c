@@ -1,6 +1,6 @@
 /* Products of a sparse matrix in COO format with a dense one. The work is divided by rows or
- * columns of the result. Each result is summed in the order of the sparse elements, so it does not
- * depend on the number of threads. */
+ * columns of the result. Each element of the result is summed in the order of the sparse elements,
+ * so rounding does not depend on the number of threads. */
 #include <string.h>
 
 #include "kernels/common/view.h"
@@ -9,7 +9,7 @@
 typedef struct product {
   const mpg_kernel_call *call;
   const int64_t *rows, *columns;
-  int64_t count, height, width, length; /* number of elements; m, n and k */
+  int64_t count, height, width, length; /* number of sparse elements; m, n and k */
   bool ascending;
 } product;
 

@@ -1,4 +1,4 @@
-/* Matrix products for other kernels, by oneDNN, OpenBLAS or plain C. */
+/* Matrix products for other kernels, with oneDNN, OpenBLAS or plain C. */
 #include "kernels/cpu/products/gemm.h"
 
 #include <limits.h>
@@ -87,9 +87,9 @@ static void blocked(const mpg_kernel_call *call, mpg_gemm *g) {
 }
 
 /* --- Dot product ------------------------------------------------------------------------------ */
-/* Sums chains of MPG_DOT_CHAIN products in the computing type and the chains' sums in double, since
- * a long chain of float additions would lose precision. The vectors are divided into pieces by
- * their length only, so the result does not depend on the number of threads. */
+/* Adds MPG_DOT_CHAIN products at a time in the computing type and accumulates the results in
+ * double, since a long chain of float additions would lose precision. The pieces of the vectors
+ * depend only on their length, so rounding does not depend on the number of threads. */
 enum { MPG_DOT_PIECES = 256, MPG_DOT_LANES = 32, MPG_DOT_CHAIN = 8 };
 
 typedef struct vectors {

@@ -4,7 +4,7 @@
  * blocked loop in C for tiny products, oneDNN for large ones, and OpenBLAS or the blocked loop
  * without oneDNN. mpg_cpu_sgemm takes float32; mpg_cpu_gemm_any takes all float dtypes (float64 by
  * OpenBLAS, half precision summed in float32). Neither uses the device's scratch buffer, so callers
- * may hold it. Sizes are not checked, so callers must pass those of existing arrays.
+ * may keep data in it. Sizes are not checked, so callers must pass those of existing arrays.
  */
 #ifndef KERNELS_CPU_PRODUCTS_GEMM_H
 #define KERNELS_CPU_PRODUCTS_GEMM_H
@@ -29,8 +29,8 @@ mpg_status mpg_cpu_gemm_any(const mpg_kernel_call *call, mpg_dtype dtype, bool t
 
 /* Computes a product of float32 matrices that an op widened from bfloat16. If the processor
  * multiplies bfloat16, the operands are rounded back to bfloat16, unless the product is tiny. Uses
- * the device's MPG_SCRATCH_LIBRARY. b_half is b as dense rows of bfloat16, or NULL. b may be NULL
- * if b_half is given. beta must be 0 or 1. */
+ * the device's scratch slot MPG_SCRATCH_LIBRARY. b_half is b as dense rows of bfloat16, or NULL. b
+ * may be NULL if b_half is given. beta must be 0 or 1. */
 mpg_status mpg_cpu_gemm_narrowed(const mpg_kernel_call *call, bool transpose_a, bool transpose_b,
                                  int64_t m, int64_t n, int64_t k, const float *a, int64_t lda,
                                  const float *b, int64_t ldb, const uint16_t *b_half, float beta,

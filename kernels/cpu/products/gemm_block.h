@@ -9,7 +9,7 @@
  * summed over k in ascending order, one fma per step, in every tile, so rounding depends on k only.
  */
 
-/* Names of this instance. */
+/* Each x_T below is NAME(x), the name of x in this instance. */
 #define COLUMNS_T NAME(COLUMNS)
 #define NR_T NAME(NR)
 #define ROWS_T NAME(ROWS)
@@ -90,7 +90,7 @@ static void block_T(const mpg_gemm *g, int64_t i0, int64_t i1, int64_t j0, int64
   T tile[ROWS_T * COLUMNS_T] __attribute__((aligned(64)));
   size_t size = mpg_dtype_size(g->dtype);
   int64_t a_row = g->transpose_a ? 1 : g->lda, a_step = g->transpose_a ? g->lda : 1;
-  /* b_row and b_step describe rows of B's transpose */
+  /* b_row and b_step are the strides of B's transpose */
   int64_t b_row = g->transpose_b ? g->ldb : 1, b_step = g->transpose_b ? 1 : g->ldb;
   int64_t stride = (j1 - j0 + NR - 1) / NR * NR;
   int rows = (int)(i1 - i0);
@@ -162,9 +162,9 @@ static void gemm_product_T(const mpg_kernel_call *call, mpg_gemm *g) {
     mpg_cpu_parallel_for(call, down * across, 1, blocks_T, g);
 }
 
-/* Computes a small product, for which packing costs more than it saves, one row of C at a time. The
- * order of additions is that of the blocked product. Requires untransposed operands, alpha 1 and
- * beta 0. */
+/* Computes a small product, for which packing costs more than it saves, one row of C at a time.
+ * Additions are in the same order as in the blocked product. Requires untransposed operands, alpha
+ * 1 and beta 0. */
 static inline __attribute__((always_inline)) void small_of_T(const mpg_gemm *g, int64_t n) {
   for (int64_t i = 0; i < g->m; i++) {
     const T *a = (const T *)g->a + i * g->lda, *b = g->b;
@@ -176,7 +176,8 @@ static inline __attribute__((always_inline)) void small_of_T(const mpg_gemm *g, 
   }
 }
 
-/* Computes `rows` rows of C from row i on, and one or two vectors of columns, at j0 and j1. */
+/* Computes a tile of C: `rows` rows starting at row i, and one or two vectors of columns, at j0 and
+ * j1. */
 static inline __attribute__((always_inline)) void small_tile_T(int rows, int vectors,
                                                                const mpg_gemm *g, int64_t i,
                                                                int64_t j0, int64_t j1) {
@@ -228,7 +229,7 @@ static void gemm_small_T(const mpg_kernel_call *call, mpg_gemm *g) {
   }
 }
 
-/* --- Few elements of C ------------------------------------------------------------------------ */
+/* --- Products with few elements of C ---------------------------------------------------------- */
 /* Computes a tile of C without packing. Used if C has at most MPG_GEMM_THIN tiles, since packing
  * would cost more than it saves. The sums stay in registers and are in the same order as in the
  * blocked product. */
@@ -268,7 +269,7 @@ static void gemm_thin_T(const mpg_kernel_call *call, mpg_gemm *g) {
 }
 #undef THIN_TILES
 
-/* --- Few rows times a transposed matrix ------------------------------------------------------- */
+/* --- Products of few rows with a transposed matrix -------------------------------------------- */
 /* Computes a tile of `rows` x 4 elements of C = A x B^T, where A has at most NARROW rows, as in a
  * recurrent step or a layer with a small batch. B is read row by row, without packing. Every
  * element of C is summed over k in LANES partial sums, so rounding depends on k only. a_tails and

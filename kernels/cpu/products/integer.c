@@ -1,6 +1,6 @@
 /* Dense layers and convolutions of int8 or uint8 data with int8 weights. The int32 sums are exact
  * modulo 2^32. Uses oneDNN if the processor adds 8-bit products without saturation. Otherwise
- * computes dot products in C, for convolutions on gathered rows (im2col). */
+ * computes dot products in C. Convolutions gather their windows into rows first (im2col). */
 #include "kernels/cpu/vendor/onednn_convolution.h"
 #include "kernels/cpu/vendor/onednn_matmul.h"
 #include "op/layers/convolution.h"
@@ -49,12 +49,13 @@ static bool run_prepared(const mpg_kernel_call *call, const mpg_onednn_prepared 
 /* --- Dense layers ----------------------------------------------------------------------------- */
 typedef struct dense {
   mpg_dtype dtype;
-  const int8_t *data, *weight; /* rows of k */
+  const int8_t *data, *weight; /* rows of k elements */
   int32_t *out;
   int64_t n, k;
 } dense;
 
-static void dense_range(void *context, int64_t begin, int64_t end) { /* over results */
+/* Computes result elements [begin, end). */
+static void dense_range(void *context, int64_t begin, int64_t end) {
   const dense *t = context;
   for (int64_t r = begin; r < end; r++)
     t->out[r] = dot(t->dtype, t->data + r / t->n * t->k, t->weight + r % t->n * t->k, t->k);
@@ -86,8 +87,8 @@ mpg_status mpg_cpu_integer_fully_connected(const mpg_kernel_call *call) {
 }
 
 /* --- Convolutions ----------------------------------------------------------------------------- */
-/* Convolution of one sample and group, by dot products of gathered rows with the weight. Rows have
- * the weight's layout: channels before or after the window. */
+/* Convolution of one sample and group: dot products of gathered rows with the weight. Rows have the
+ * weight's layout, with channels before or after the window. */
 typedef struct places {
   const mpg_convolution *c;
   mpg_window w; /* three axes */
@@ -118,7 +119,8 @@ static void gather_row(const places *t, int64_t place, int8_t *row) {
   }
 }
 
-static void place_range(void *context, int64_t begin, int64_t end) { /* over gathered rows */
+/* Gathers rows [begin, end) and computes their results. */
+static void place_range(void *context, int64_t begin, int64_t end) {
   const places *t = context;
   int64_t all = mpg_window_product(t->w.out, 3);
   for (int64_t r = begin; r < end; r++) {

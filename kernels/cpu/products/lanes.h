@@ -1,7 +1,7 @@
 /* Vector operations for the templates of matrix products, in the current instruction set. V is a
  * vector of LANES elements. V_LOAD and V_STORE need no alignment. V_SET broadcasts. V_FMA(a, b, c)
- * is a * b + c, fused if the processor can. The element type is float, or double if LANES_OF_DOUBLE
- * is defined. Has no include guard, since it is included once per type. */
+ * is a * b + c, fused if the processor supports it. The element type is float, or double if
+ * LANES_OF_DOUBLE is defined. Has no include guard, since it is included once per type. */
 #if defined(__AVX__) || defined(__AVX512F__)
 #include <immintrin.h>
 #endif

@@ -55,7 +55,7 @@ typedef struct batch {
   const mpg_kernel_call *call;
   mpg_dtype dtype;
   bool ta, tb;
-  int64_t inner; /* number of products with interleaved rows (linalg's axis); else 1 */
+  int64_t inner; /* number of products whose rows are interleaved (linalg's axis) */
   int64_t m, n, k;
   int64_t lda, ldb, ldc;
   /* stride in elements between groups of `inner` products */

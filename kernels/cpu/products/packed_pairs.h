@@ -1,10 +1,10 @@
-/* Products of packed_steps.h with operands rounded to bfloat16, for processors that multiply
+/* The products of packed_steps.h with operands rounded to bfloat16, for processors that multiply
  * bfloat16 (pairs.h). Included by packed_steps.h for float with AVX-512. */
 
 #include "kernels/cpu/products/pairs_panel.h"
 
-/* Depth of a block of B, in pairs. The block stays in the L2 cache while the rows of A stream past
- * it. With smaller blocks, C would be reloaded more often. */
+/* Depth of a block of B along k, in pairs. The block stays in the L2 cache while the rows of A
+ * stream past it. With smaller blocks, C would be reloaded more often. */
 enum { PAIRS_DEPTH = 256 };
 
 static void pack_pairs(void *context, int64_t begin, int64_t end) {

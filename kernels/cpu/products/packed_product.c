@@ -1,5 +1,5 @@
-/* Dense layers for prediction. The weight is in the layout of oneDNN's matmul primitive, or plain
- * without oneDNN. */
+/* Dense layers for prediction. The weight has the layout of oneDNN's matmul primitive, or its plain
+ * layout without oneDNN. */
 #include <string.h>
 
 #include "kernels/cpu/products/gemm.h"

@@ -7,11 +7,11 @@
  * (the gates of a recurrent layer). Vector v then holds columns of group v % G. One panel thus has
  * all gates of its columns, so the cell can run while the panel's part of C is in the cache. A
  * panel is at most PANEL vectors wide and packed as [k][vectors of the panel][LANES]. Every element
- * of C is summed over k in ascending order, with one fma per step (for pairs, see pairs_panel.h):
- * its bits do not depend on panels or threads.
+ * of C is summed over k in ascending order, with one fma per step (for pairs, see pairs_panel.h),
+ * so rounding does not depend on panels or threads.
  */
 
-/* Names of this instance. */
+/* Each x_T below is NAME(x), the name of x in this instance. */
 #define PANEL_T NAME(PANEL)
 #define STEP_DEPTH_T NAME(STEP_DEPTH)
 #define STEP_ROWS_T NAME(STEP_ROWS)
@@ -49,15 +49,15 @@ typedef struct packed_T {
   int64_t k, width; /* rows of B; columns per group */
   int groups;
   int64_t vectors, panels;
-  T *data;       /* NULL with pairs */
+  T *data;       /* NULL if B is packed as pairs */
   mpg_pairs how; /* nonzero if B is packed as pairs */
 #ifdef WITH_PAIRS
-  mpg_pair *pairs, *rows; /* B, and the rounded rows of A */
+  mpg_pair *pairs, *rows; /* packed B; rounded rows of A */
 #endif
 } packed_T;
 
 /* Returns a description of packed B, without allocating memory. `rounded` allows A to be rounded to
- * bfloat16. The values of B must then be exact in bfloat16. */
+ * bfloat16. The values of B must then be exactly representable in bfloat16. */
 static packed_T packed_shape_T(int64_t k, int64_t width, int groups, int num_threads,
                                bool rounded) {
   packed_T b = {.k = k, .width = width, .groups = groups};
@@ -78,7 +78,7 @@ static packed_T packed_shape_T(int64_t k, int64_t width, int groups, int num_thr
   return b;
 }
 
-/* Returns the bytes for packed B and, with pairs, for m rounded rows of A. */
+/* Returns the size in bytes of packed B plus, with pairs, m rounded rows of A. */
 static size_t packed_bytes_T(const packed_T *b, int64_t m) {
 #ifdef WITH_PAIRS
   if (b->how)
@@ -89,7 +89,7 @@ static size_t packed_bytes_T(const packed_T *b, int64_t m) {
 #endif
   return (size_t)(b->k * b->vectors * LANES) * sizeof(T);
 }
-/* Sets the memory of B to a buffer of packed_bytes bytes, 64-byte aligned. */
+/* Makes B use `buffer`, which has packed_bytes bytes and is 64-byte aligned. */
 static void packed_place_T(packed_T *b, T *buffer) {
 #ifdef WITH_PAIRS
   if (b->how) {
@@ -110,7 +110,7 @@ static void panel_columns_T(const packed_T *b, int64_t panel, int64_t *begin, in
   *end = first_vector_T(b, panel + 1) / b->groups * LANES;
   if (*end > b->width) *end = b->width;
 }
-/* Returns the first column of vector v in B, and sets *valid to its number of valid lanes. */
+/* Returns the first column of vector v in B, and sets *valid to the number of its valid lanes. */
 static int64_t vector_column_T(const packed_T *b, int64_t v, int *valid) {
   int64_t j = v / b->groups * LANES, left = b->width - j;
   *valid = left < LANES ? (int)left : LANES;
@@ -121,7 +121,7 @@ static int64_t vector_column_T(const packed_T *b, int64_t v, int *valid) {
 typedef struct packing_T {
   const packed_T *b;
   const T *source;
-  const uint16_t *half; /* the source for pairs, in bfloat16 */
+  const uint16_t *half; /* source in bfloat16, if B is packed as pairs */
   bool transposed;
 } packing_T;
 
@@ -177,8 +177,8 @@ static void pack_T(const mpg_kernel_call *call, const packed_T *b, const T *sour
   mpg_cpu_parallel_for(call, b->panels, 1 + 16384 / (b->k * LANES), body, &p);
 }
 
-/* Rounds m rows of A to bfloat16 if B is packed as pairs. Call it before computing the panels of a
- * product. */
+/* Rounds m rows of A to bfloat16 if B is packed as pairs. Must be called before the panels of a
+ * product are computed. */
 static void packed_round_T(const mpg_kernel_call *call, const packed_T *b, int64_t m, const T *a,
                            int64_t lda) {
 #ifdef WITH_PAIRS
@@ -191,8 +191,8 @@ static void packed_round_T(const mpg_kernel_call *call, const packed_T *b, int64
 #endif
 }
 
-/* Computes `rows` rows of C with a panel that is `width` vectors wide, over k of its rows. Starts
- * at 0 if `first`, else adds to C. `ahead` is memory to prefetch. */
+/* Computes `rows` rows of C from k columns of A and k rows of a panel that is `width` vectors wide.
+ * Starts at 0 if `first`, else adds to C. `ahead` is memory to prefetch. */
 static inline __attribute__((always_inline)) void step_tile_T(const int rows, const int width,
                                                               int64_t k, const T *a, int64_t lda,
                                                               const T *b, const T *ahead,

@@ -17,8 +17,8 @@ static inline void *mpg_packed_contents(void *packed) {
   return (char *)packed + MPG_PACKED_HEADER * sizeof(float);
 }
 
-/* Describes the primitive that reads the weight. Each kernel's own struct begins with this one, so
- * that callbacks can cast a pointer to it. */
+/* Describes the primitive that reads the weight. Each kernel's own struct begins with an
+ * mpg_packing, so that callbacks can cast the pointer back. */
 typedef struct mpg_packing {
 #ifdef MPG_WITH_ONEDNN
   mpg_onednn_key key; /* `kind` is filled in by the functions below */
@@ -30,7 +30,7 @@ typedef struct mpg_packing {
                                   dnnl_memory_desc_t *plain);
   mpg_onednn_build build; /* builds the operation `run`, whose slot 1 is the packed weight */
 #endif
-  size_t room; /* bytes for the packed weight */
+  size_t room; /* bytes available for the packed weight */
 } mpg_packing;
 
 #ifdef MPG_WITH_ONEDNN
@@ -45,7 +45,7 @@ bool mpg_cpu_build_pack(const mpg_onednn *dnnl, mpg_onednn_prepared *prepared, v
 mpg_status mpg_cpu_pack(const mpg_kernel_call *call, mpg_packing *packing)
     MPG_PER_ISA(mpg_cpu_pack);
 /* Runs an op with the packed weight call->inputs[1]. `outer` has the addresses of all slots except
- * slot 1, which is filled in. Fails if the weight is not packed or is too small. */
+ * slot 1, which this function fills in. Fails if the weight is not packed or is too small. */
 mpg_status mpg_cpu_packed_run(const mpg_kernel_call *call, mpg_packing *packing, void **outer)
     MPG_PER_ISA(mpg_cpu_packed_run);
 

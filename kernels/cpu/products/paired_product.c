@@ -6,10 +6,11 @@
 #ifdef MPG_WITH_PAIRS
 #include "kernels/cpu/products/pairs_packing.h"
 
-/* Below these sizes, packing costs more than it saves. A transposed B needs more rows, since oneDNN
- * copies it faster. */
+/* Below these sizes, packing costs more than it saves. A transposed B needs more rows, since
+ * oneDNN's own copy of it is faster. */
 enum { FEWEST_ROWS = 1024, FEWEST_ROWS_TRANSPOSED = 2048, FEWEST_COLUMNS = 256 };
-/* Maximum bytes of packed B, since the device keeps its scratch memory. */
+/* Maximum size of packed B in bytes. Limited because the device keeps its scratch memory
+ * allocated. */
 enum { MOST_PACKED = 16 << 20 };
 
 typedef struct packing {

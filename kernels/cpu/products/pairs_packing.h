@@ -1,7 +1,8 @@
-/* Panels of bfloat16 in the processor's layout (pairs.h): up to PAIRS_PANEL vectors of 16 columns
- * wide, stored as [pairs of k][vectors][16], where a 32-bit word holds a column's elements in two
- * adjacent rows. k is padded with zeros to a multiple of PAIRS_STEP pairs. Included for AVX-512
- * only. Stateless; any thread. */
+/* Packs a bfloat16 matrix (k, n) into panels in the layout that the processor multiplies (pairs.h).
+ * A panel is up to PAIRS_PANEL vectors of 16 columns wide and stored as [pairs of rows][vectors][16
+ * columns]. Each 32-bit word holds one column's elements in two adjacent rows. k is padded with
+ * zeros to a multiple of PAIRS_STEP pairs. Included for AVX-512 only. Stateless; safe on any
+ * thread. */
 #ifndef KERNELS_CPU_PRODUCTS_PAIRS_PACKING_H
 #define KERNELS_CPU_PRODUCTS_PAIRS_PACKING_H
 
@@ -22,7 +23,8 @@ static inline int64_t pairs_depth(int64_t k) {
 }
 
 /* Packs one vector of a panel: columns [0, valid) of a matrix (k, n) whose transpose is at `from`.
- * Rows of the transpose are `by_row` elements apart. The panel has `stride` words per pair. */
+ * Rows of the transpose are `by_row` elements apart. The panel has `stride` words per pair of
+ * rows. */
 static void pack_transposed_pairs(const uint16_t *from, int64_t by_row, int valid, int64_t k,
                                   mpg_pair *to, int64_t stride) {
   for (int64_t at = 0; at < k; at += 2 * PAIRS_STEP, to += PAIRS_STEP * stride) {

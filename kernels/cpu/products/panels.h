@@ -1,7 +1,8 @@
 /* Matrix products computed in panels of rows (op/math/product.h). One thread computes each panel.
- * The weight is packed once for all panels, so together they cost no more than a single product.
- * Convolutions have their own implementation (winograd.c). The packed weight is in the device's
- * scratch slot MPG_SCRATCH_LIBRARY, so the caller must keep the slot until the last panel is done.
+ * The weight is packed once for all panels, so all panels together cost no more than a single
+ * product. Convolutions have their own implementation (winograd.c). The packed weight is in the
+ * device's scratch slot MPG_SCRATCH_LIBRARY, so the caller must keep the slot until the last panel
+ * is done.
  */
 #ifndef KERNELS_CPU_PRODUCTS_PANELS_H
 #define KERNELS_CPU_PRODUCTS_PANELS_H
@@ -22,10 +23,10 @@ typedef struct mpg_panels {
   mpg_product product;
   int64_t count;
   const float *a, *b, *bias;               /* bias may be NULL */
-  const void *prepared[MPG_PANEL_THREADS]; /* per thread: the product in oneDNN, or NULL */
+  const void *prepared[MPG_PANEL_THREADS]; /* per thread: oneDNN's operation, or NULL */
   char *packed, *scratch;
   size_t scratch_bytes; /* per thread */
-  void *own;            /* state of a convolution, in the device's MPG_SCRATCH_LIBRARY */
+  void *own;            /* state of a Winograd convolution, in MPG_SCRATCH_LIBRARY */
 } mpg_panels;
 
 /* Packs the weight and allocates scratch memory. `call` is the op's own call, whose outputs are
@@ -41,7 +42,7 @@ mpg_status mpg_cpu_panel(const mpg_kernel_call *call, const mpg_panels *panels, 
 mpg_status mpg_cpu_panels(const mpg_kernel_call *call, const mpg_product *product)
     MPG_PER_ISA(mpg_cpu_panels);
 
-/* Implementation for Winograd convolutions. */
+/* Implementations of mpg_cpu_panels_begin and mpg_cpu_panel for Winograd convolutions. */
 mpg_status mpg_cpu_winograd_begin(const mpg_kernel_call *call, const mpg_panel_tail *tail,
                                   int threads, mpg_panels *panels)
     MPG_PER_ISA(mpg_cpu_winograd_begin);
