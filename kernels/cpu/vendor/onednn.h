@@ -1,10 +1,10 @@
-/* oneDNN for CPU kernels: a table of its functions, loaded at run time, and a cache of primitives
- * per device.
+/* oneDNN for CPU kernels: a table of its functions, loaded at run time, and a per-device cache of
+ * primitives.
  *
  * A prepared primitive is cached under a key of the op, shapes, parameters and number of threads.
  * Building one takes tens of microseconds, finding one about a hundred nanoseconds. The cache
  * belongs to the device (device->kernel_cache), has a bounded size, and evicts the least recently
- * used entry. Threads: only the thread that runs the device's work, as for kernels.
+ * used entry. Threads: only the thread that runs the device's work, as for all kernels.
  */
 #ifndef KERNELS_CPU_VENDOR_ONEDNN_H
 #define KERNELS_CPU_VENDOR_ONEDNN_H
@@ -61,12 +61,12 @@ typedef struct mpg_onednn {
 /* Returns oneDNN's functions, or NULL if the library is missing or disabled by MPGLUON_ONEDNN=0. */
 const mpg_onednn *mpg_cpu_onednn(void) MPG_PER_ISA(mpg_cpu_onednn);
 
-/* Returns oneDNN's type for a dtype with fast primitives on this processor: float32, and bfloat16
- * if the processor multiplies it (sums are float32, rounded once at the end). Otherwise returns
- * dnnl_data_type_undef. */
+/* Returns oneDNN's type for `dtype` if this processor has fast primitives for it: always for
+ * float32, and for bfloat16 if the processor can multiply bfloat16 (sums are float32, rounded once
+ * at the end). Otherwise returns dnnl_data_type_undef. */
 dnnl_data_type_t mpg_cpu_onednn_dtype(mpg_dtype dtype) MPG_PER_ISA(mpg_cpu_onednn_dtype);
 
-/* Cache key of a primitive. Unused fields are zero; keys are compared as bytes. */
+/* Cache key of a primitive. Unused fields must be zero, because keys are compared as bytes. */
 enum { MPG_ONEDNN_KEY_VALUES = 32 };
 typedef struct mpg_onednn_key {
   int32_t kind; /* an mpg_onednn_kind */
@@ -88,19 +88,21 @@ typedef enum mpg_onednn_kind {
   MPG_ONEDNN_PANEL
 } mpg_onednn_kind;
 
-/* One step of a prepared operation: a primitive, and the memory slot of each argument. */
+/* Maximum numbers of slots and steps of a prepared operation, and of arguments of a step. */
 enum { MPG_ONEDNN_SLOTS = 12, MPG_ONEDNN_STEPS = 4, MPG_ONEDNN_ARGS = 6 };
+
+/* One step of a prepared operation: a primitive, and the memory slot of each argument. */
 typedef struct mpg_onednn_step {
   dnnl_primitive_t primitive; /* owned */
   int num_args;
-  dnnl_exec_arg_t args[MPG_ONEDNN_ARGS]; /* memories of the slots, borrowed */
+  dnnl_exec_arg_t args[MPG_ONEDNN_ARGS]; /* borrow the memory of their slots */
 } mpg_onednn_step;
 
 /* A prepared operation. The caller passes the addresses of slots [0, num_outer); the rest are parts
  * of one scratch buffer. */
 typedef struct mpg_onednn_prepared {
   mpg_onednn_key key;
-  struct mpg_onednn_prepared *newer, *older, *next; /* LRU order; chain of the hash table */
+  struct mpg_onednn_prepared *newer, *older, *next; /* LRU list; hash chain */
   int num_steps, num_outer, num_slots;
   mpg_onednn_step steps[MPG_ONEDNN_STEPS];
   dnnl_memory_t memory[MPG_ONEDNN_SLOTS]; /* owned */
@@ -109,9 +111,9 @@ typedef struct mpg_onednn_prepared {
   size_t scratch; /* bytes */
 } mpg_onednn_prepared;
 
-/* Adds the slots and steps to `prepared`, which is zeroed except for its key. On failure, the
- * caller destroys the parts that were built. Returns false if oneDNN has no implementation. This
- * result is cached, and the plain kernel runs. */
+/* Builder: adds slots and steps to `prepared`, which is zeroed except for its key. Returns false if
+ * oneDNN has no implementation. The caller then destroys the parts that were built and caches the
+ * failure, and the plain kernel runs. */
 typedef bool (*mpg_onednn_build)(const mpg_onednn *dnnl, mpg_onednn_prepared *prepared,
                                  void *context);
 
@@ -125,9 +127,9 @@ const mpg_onednn_prepared *mpg_cpu_onednn_find(const mpg_kernel_call *call, mpg_
 mpg_status mpg_cpu_onednn_run(const mpg_kernel_call *call, const mpg_onednn_prepared *prepared,
                               void *const *outer, void *scratch) MPG_PER_ISA(mpg_cpu_onednn_run);
 
-/* Functions for builders. Each returns false if oneDNN refuses. The first two add a slot with a
- * copy of `desc` and store its index in *slot: an outer slot for the caller's memory, or an inner
- * slot for a part of the scratch buffer. */
+/* Functions for builders. Each returns false if oneDNN fails. The first two add a slot with a copy
+ * of `desc` and store its index in *slot: an outer slot for the caller's memory, or an inner slot
+ * for a part of the scratch buffer. */
 bool mpg_cpu_onednn_outer(const mpg_onednn *dnnl, mpg_onednn_prepared *prepared,
                           const_dnnl_memory_desc_t desc, int *slot)
     MPG_PER_ISA(mpg_cpu_onednn_outer);
@@ -139,8 +141,8 @@ bool mpg_cpu_onednn_inner(const mpg_onednn *dnnl, mpg_onednn_prepared *prepared,
 bool mpg_cpu_onednn_step(const mpg_onednn *dnnl, mpg_onednn_prepared *prepared,
                          dnnl_primitive_desc_t desc, int num_args, const int (*args)[2])
     MPG_PER_ISA(mpg_cpu_onednn_step);
-/* True if the implementation is oneDNN's reference, which accepts every layout but is about 100
- * times slower. */
+/* True if the primitive is oneDNN's reference implementation, which accepts every layout but is
+ * about 100 times slower. */
 bool mpg_cpu_onednn_is_reference(const mpg_onednn *dnnl, const_dnnl_primitive_desc_t desc)
     MPG_PER_ISA(mpg_cpu_onednn_is_reference);
 /* Adds a step that copies a slot into a different layout. */
@@ -148,13 +150,13 @@ bool mpg_cpu_onednn_reorder(const mpg_onednn *dnnl, mpg_onednn_prepared *prepare
                             const_dnnl_memory_desc_t from, int from_slot,
                             const_dnnl_memory_desc_t to, int to_slot)
     MPG_PER_ISA(mpg_cpu_onednn_reorder);
-/* Returns the attributes for all primitives, with a scratchpad that the caller provides. Returns
- * NULL if out of memory. */
+/* Returns the attributes that all primitives share, under which the caller provides the
+ * scratchpad. */
 const_dnnl_primitive_attr_t mpg_cpu_onednn_attributes(const mpg_onednn *dnnl)
     MPG_PER_ISA(mpg_cpu_onednn_attributes);
 
 /* Like mpg_cpu_onednn_attributes, for a primitive that accumulates into its result. The caller owns
- * the attributes. Returns NULL if oneDNN refuses. */
+ * the attributes. Returns NULL if oneDNN fails. */
 dnnl_primitive_attr_t mpg_cpu_onednn_attributes_to_sum(const mpg_onednn *dnnl)
     MPG_PER_ISA(mpg_cpu_onednn_attributes_to_sum);
 /* Like mpg_cpu_onednn_attributes, for a primitive that adds an array to its result. */

@@ -6,12 +6,12 @@
 
 enum { DATA, WEIGHT, OUT, BIAS, ADDED, ARRAYS };
 
-/* Arrays of a convolution for oneDNN. `ours` is the caller's layout; `any` (except for the bias)
- * leaves the layout to the primitive. An added array has the result's layout.
+/* A convolution's arrays as oneDNN sees them. `ours` has the caller's layouts. `any` lets the
+ * primitive choose the layout; the bias has only one. An added array has the result's layout.
  */
 typedef struct arrays {
-  int ndim[ADDED], channel[ADDED]; /* channel: index of the channels in dims */
-  bool last[ADDED];                /* channels come after the space axes */
+  int ndim[ADDED], channel[ADDED]; /* channel: index of the channel axis in dims */
+  bool last[ADDED];                /* channels come after the spatial axes */
   dnnl_dims_t dims[ADDED], stride, dilate, pad;
   dnnl_memory_desc_t ours[ADDED], any[BIAS];
 } arrays;
@@ -38,7 +38,7 @@ static arrays arrays_of(const mpg_convolution *c) {
               .channel = {1, grouped + 1, 1, 0},
               .last = {data_last, c->layout == MPG_CHANNELS_LAST, data_last, false},
               .dims = {{c->batch, c->channels}, {c->groups}, {c->batch, c->filters}, {c->filters}}};
-  int64_t *weight = a.dims[WEIGHT] + grouped; /* after the groups, if any */
+  int64_t *weight = a.dims[WEIGHT] + grouped; /* dims after the group axis, if any */
   weight[0] = c->filters / c->groups;
   weight[1] = c->channels / c->groups;
   for (int i = 0; i < w->ndim; i++) {
@@ -193,7 +193,7 @@ static bool add_steps(const mpg_onednn *dnnl, mpg_onednn_prepared *prepared,
       good = mpg_cpu_onednn_reorder(dnnl, prepared, given[i], slots[i], theirs[i], args[i][1]);
   }
   /* mpg_cpu_onednn_step destroys the primitive desc and with it the queried descs, so reordering
-   * back needs a copy. */
+   * the result back needs a copy of its desc. */
   dnnl_memory_desc_t result_desc = NULL;
   bool reorder_back = good && args[result][1] != slots[result];
   if (reorder_back) good = dnnl->memory_desc_clone(&result_desc, theirs[result]) == dnnl_success;

@@ -30,7 +30,7 @@ static void free_descs(const mpg_onednn *dnnl, const descs *d) {
     if (all[i]) dnnl->memory_desc_destroy(all[i]);
 }
 
-/* Returns the primitive desc. Returns NULL if oneDNN refuses, or if it has only a reference
+/* Returns the primitive desc. Returns NULL if oneDNN fails, or if it has only a reference
  * implementation and the dtype is not float32. */
 static dnnl_primitive_desc_t describe(const mpg_onednn *dnnl, const mpg_onednn_matmul *s,
                                       const descs *d) {
@@ -46,8 +46,7 @@ static dnnl_primitive_desc_t describe(const mpg_onednn *dnnl, const mpg_onednn_m
   return NULL;
 }
 
-/* Returns the width of the panels in vectors if `chosen` is a layout of panels of pairs
- * (pairs_packing.h), else 0. */
+/* Returns the panel width in vectors if `chosen` is a layout of pairs_packing.h, else 0. */
 static int panel_width(const mpg_onednn *dnnl, const mpg_onednn_matmul *s,
                        const_dnnl_memory_desc_t chosen) {
   static const dnnl_format_tag_t tags[] = {dnnl_BA16a16b2a, dnnl_BA16a32b2a, dnnl_BA16a48b2a,

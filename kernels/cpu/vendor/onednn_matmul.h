@@ -1,22 +1,22 @@
-/* Matrix products by oneDNN. Threads: as for kernels. */
+/* Matrix products by oneDNN. Threads: same rules as for kernels. */
 #ifndef KERNELS_CPU_VENDOR_ONEDNN_MATMUL_H
 #define KERNELS_CPU_VENDOR_ONEDNN_MATMUL_H
 
 #include "kernels/cpu/vendor/onednn.h"
 
 #ifdef MPG_WITH_ONEDNN
-/* c = op(a) * op(b) for each element of a batch. a, b and c are dense, except for the row stride of
- * c. */
+/* c = op(a) * op(b) for each product of a batch, where op transposes a if ta and b if tb. a, b and
+ * c are dense, except that a single c may have a larger row stride. */
 typedef struct mpg_onednn_matmul {
-  dnnl_data_type_t dtype;   /* of a, b and bias */
-  dnnl_data_type_t b_dtype; /* of b if different; else undef (0) */
+  dnnl_data_type_t dtype;   /* dtype of a, b and bias */
+  dnnl_data_type_t b_dtype; /* dtype of b if it differs; else undef (0) */
   dnnl_data_type_t result;
   int64_t batch, m, n, k;
   int64_t ldc; /* row stride of c for a single product; n for a batch */
   bool ta, tb;
-  bool bias;   /* adds a row to each row of c */
+  bool bias;   /* adds the bias to each row of c */
   bool add;    /* accumulates into c */
-  bool packed; /* b is in panels of pairs (products/pairs_packing.h); not for a batch */
+  bool packed; /* b has a layout of products/pairs_packing.h; requires batch 1 */
 } mpg_onednn_matmul;
 
 /* Returns the prepared product, or NULL if oneDNN has no fast implementation. The slots are a, b, c

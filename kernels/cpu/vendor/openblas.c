@@ -11,8 +11,8 @@ static mpg_openblas openblas_functions;
 static bool openblas_available;
 static pthread_once_t openblas_loaded = PTHREAD_ONCE_INIT;
 
-/* Loads the functions of one dtype, in the order of their struct. Returns false if one is
- * missing. */
+/* Loads the functions for one dtype ('s' or 'd') into the fields of a struct, in order. Returns
+ * false if one is missing. */
 static bool load_functions(const mpg_library *library, char letter, void *functions) {
   static const char *const formats[] = {
       "scipy_cblas_%cgemm", "scipy_cblas_%ctrmm", "scipy_cblas_%ctrsm", "scipy_cblas_%csyrk",

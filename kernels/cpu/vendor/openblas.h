@@ -1,12 +1,13 @@
-/* OpenBLAS for CPU kernels. Calls are single-threaded; callers divide the work among threads. The
- * first call fills the table, which is constant afterward. Any thread may call.
+/* OpenBLAS for CPU kernels. OpenBLAS runs single-threaded; callers divide the work among threads.
+ * The first call to mpg_cpu_openblas fills the table, which is constant afterward. Any thread may
+ * call.
  */
 #ifndef KERNELS_CPU_VENDOR_OPENBLAS_H
 #define KERNELS_CPU_VENDOR_OPENBLAS_H
 
 #include "kernels/cpu/cpu.h"
 
-/* Constants of CBLAS. Its integers have 32 bits. */
+/* CBLAS constants. OpenBLAS is built with 32-bit integers. */
 enum {
   MPG_BLAS_ROWS = 101,
   MPG_BLAS_PLAIN = 111,
