@@ -49,8 +49,8 @@ LOADER(f64, double)
 LOADER(i32, int32_t)
 LOADER(i64, int64_t)
 
-/* Converts a compute type to a dtype. Conversions to 8 bits pass through the integer type W, so
- * that values wrap around. */
+/* Converts values of a compute type to a dtype. Conversions to 8 bits pass through the integer type
+ * W, so that values wrap around. */
 #define STORER(suffix, T, W)                                                               \
   static void store_##suffix(mpg_dtype dtype, const void *from, void *to, int64_t count) { \
     switch (dtype) {                                                                       \

@@ -2,7 +2,7 @@
  * (also for float16 and bfloat16), double, int32_t (also for 8-bit integers and bool) and int64_t.
  * Other dtypes pass through a buffer of MPG_CPU_BLOCK elements. Conversions follow the rules of C.
  * A conversion to bool tests `!= 0`. If a float is outside an integer type's range, the result
- * depends on the processor. Stateless; any thread.
+ * depends on the processor. Stateless; safe on any thread.
  */
 #ifndef KERNELS_CPU_CONVERT_H
 #define KERNELS_CPU_CONVERT_H
@@ -56,8 +56,8 @@ const void *mpg_cpu_load(mpg_compute compute, mpg_dtype dtype, const void *data,
 /* Like mpg_cpu_load, but copies any number of elements to `to`. */
 void mpg_cpu_load_all(mpg_compute compute, mpg_dtype dtype, const void *data, int64_t index,
                       int64_t count, void *to) MPG_PER_ISA(mpg_cpu_load_all);
-/* Writes `count` values of the compute type to elements [index, ...) of `data`. Does nothing if
- * `values` already points there. */
+/* Writes `count` values of the compute type to elements [index, index + count) of `data`. Does
+ * nothing if `values` already points there. */
 void mpg_cpu_store(mpg_compute compute, mpg_dtype dtype, void *data, int64_t index, int64_t count,
                    const void *values) MPG_PER_ISA(mpg_cpu_store);
 /* Convert `count` half-precision elements to float (widen) or back (narrow), on the call's

@@ -1,7 +1,8 @@
 /* Declarations shared by CPU kernels. Each file in this folder is compiled once per instruction set
- * (MPG_ISA: base, v3, v4). MPG_PER_ISA appends the set's name to a symbol: the linker and profilers
- * see mpg_cpu_dot as mpg_cpu_dot_v3. Every non-static function needs MPG_PER_ISA; otherwise two
- * builds would define the same symbol. This header declares all kernels, from ops.def.
+ * (MPG_ISA: base, v3, v4). MPG_PER_ISA appends the instruction set's name to a symbol, so the
+ * linker and profilers see mpg_cpu_dot as mpg_cpu_dot_v3. Every non-static function needs
+ * MPG_PER_ISA; otherwise two builds would define the same symbol. This header declares all kernels,
+ * from ops.def.
  *
  * Threads: a kernel runs on its device's worker, or inline on the host with num_threads 1. Several
  * devices run at the same time, so kernels keep state only in call->device.
@@ -36,7 +37,7 @@ extern const mpg_kernel_fn mpg_cpu_table[MPG_OP_COUNT] MPG_PER_ISA(mpg_cpu_table
 #endif
 
 /* Size in bytes of the instruction set's widest vector. Vector types must not be wider: GCC
- * emulates wider ones slowly, in memory and with comparisons element by element. */
+ * emulates wider ones slowly. It keeps them in memory and compares them element by element. */
 #if defined(__AVX512F__)
 #define MPG_VECTOR_BYTES 64
 #elif defined(__AVX2__)
@@ -53,9 +54,9 @@ typedef void (*mpg_range_fn)(void *context, int64_t begin, int64_t end);
 void mpg_cpu_parallel_for(const mpg_kernel_call *call, int64_t count, int64_t grain,
                           mpg_range_fn body, void *context) MPG_PER_ISA(mpg_cpu_parallel_for);
 
-/* Returns the distance in bytes between the buffers of two threads, each of `bytes` bytes. A page
+/* Returns the stride in bytes between per-thread buffers of `bytes` bytes each. An extra page
  * between the buffers prevents false sharing: hardware prefetchers stay within a page, so they
- * cannot take away cache lines that another thread is writing. */
+ * cannot take cache lines away from a thread that is writing them. */
 static inline size_t mpg_cpu_buffer_step(size_t bytes) {
   return bytes ? mpg_align_up(bytes, 64) + 4096 : 0;
 }

@@ -49,7 +49,7 @@ static size_t choice(void) {
   const char *wanted = getenv("MPGLUON_ISA_RUN");
   bool skip = wanted && *wanted;
   for (size_t i = 0;; i++) {
-    if (!choices[i].name) { /* no build fits: ignore MPGLUON_ISA_RUN, then use the last build */
+    if (!choices[i].name) { /* no match: retry without MPGLUON_ISA_RUN, then use the last build */
       if (!skip) return i ? i - 1 : 0;
       skip = false;
       i = (size_t)-1;

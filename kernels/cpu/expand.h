@@ -1,10 +1,10 @@
 /* Expands (materializes) a broadcast operand with short rows, so that one loop can process many
  * rows.
  *
- * Dimensions are collapsed as in binary.c and reduce.c: innermost first, strides in elements, 0 if
- * the operand is broadcast. A row is the innermost dimension. Stores write whole vectors, which may
- * extend past the end of a row; the next row overwrites the excess. `out` therefore needs
- * MPG_EXPAND_SLACK extra bytes. Stateless; any thread.
+ * The dimensions are collapsed as in binary.c and reduce.c and listed innermost first. Strides are
+ * in elements and are 0 in broadcast dimensions. A row is the innermost dimension. Stores write
+ * whole vectors, which may extend past the end of a row; the next row overwrites the excess. `out`
+ * therefore needs MPG_EXPAND_SLACK extra bytes. Stateless; safe on any thread.
  */
 #ifndef KERNELS_CPU_EXPAND_H
 #define KERNELS_CPU_EXPAND_H
@@ -14,7 +14,7 @@
 #include "kernels/cpu/convert.h"
 
 enum {
-  MPG_EXPAND_ROW = 256, /* maximum elements of a short row */
+  MPG_EXPAND_ROW = 256, /* maximum length of a short row */
   MPG_EXPAND_SLACK = 64,
 };
 

@@ -6,7 +6,7 @@
  *   LOAD(x)     converts x from S to A
  *   STORE(x)    converts x from A to S
  *   LOAD_LINE(target, source), STORE_LINE(target, source)
- *               convert 64 bytes of A from S and to S; the arguments are addresses
+ *               convert 64 bytes of A values from or to S; the arguments are addresses
  *   DTYPE       dtype of S
  *   COMPUTE     compute type of A (convert.h)
  *   LOWEST      lowest finite value of S

@@ -1,4 +1,4 @@
-/* Loads and stores indices of any numeric dtype. Stateless; any thread. */
+/* Loads and stores indices of any numeric dtype. Stateless; safe on any thread. */
 #ifndef KERNELS_CPU_INDEX_H
 #define KERNELS_CPU_INDEX_H
 

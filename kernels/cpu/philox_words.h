@@ -1,4 +1,5 @@
-/* Computes many words of a Philox random stream (base/philox.h) at once. Stateless; any thread. */
+/* Computes many words of a Philox random stream (base/philox.h) at once. Stateless; safe on any
+ * thread. */
 #ifndef KERNELS_CPU_PHILOX_WORDS_H
 #define KERNELS_CPU_PHILOX_WORDS_H
 

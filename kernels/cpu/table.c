@@ -1,4 +1,4 @@
-/* The kernel column of the op table for this instruction set. A missing kernel fails to link. */
+/* The kernel column of the op table for this instruction set. A missing kernel is a link error. */
 #include "kernels/cpu/cpu.h"
 
 const mpg_kernel_fn mpg_cpu_table[MPG_OP_COUNT] = {
