@@ -1,4 +1,4 @@
-/* Uses, readers, writes, liveness, and roots of views. */
+/* Computes the uses, readers, writes, liveness and view roots of values. */
 #include "graph/ir/analysis.h"
 
 static void visit(const mpg_graph *graph, const mpg_node *node, uint32_t position,

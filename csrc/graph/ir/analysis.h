@@ -14,12 +14,12 @@
 #define MPG_NO_POSITION UINT32_MAX
 
 typedef struct mpg_analysis {
-  uint32_t *position;  /* per node: its position in the order; MPG_NO_POSITION means absent */
+  uint32_t *position;  /* per node: its position in the order; MPG_NO_POSITION if absent */
   uint32_t *uses;      /* per value: number of uses by nodes in the order and as graph outputs */
-  uint32_t *last_use;  /* per value: the position of the last node that uses it; 0 means unused */
+  uint32_t *last_use;  /* per value: the position of the last node that uses it; 0 if unused */
   uint32_t *root;      /* per value: the value that owns its memory, possibly itself */
   uint32_t *readers;   /* per root: number of node inputs in the order that read its memory */
-  uint32_t *last_read; /* per root: the position of its last reader; 0 means none */
+  uint32_t *last_read; /* per root: the position of its last reader; 0 if it has none */
   bool *written;       /* per root: true if a node in the order writes its memory */
 } mpg_analysis;
 

@@ -1,4 +1,4 @@
-/* Costs of the nodes of a graph. */
+/* Estimates the costs and run times of a graph's nodes. */
 #include <string.h>
 
 #include "graph/ir/graph.h"

@@ -3,9 +3,9 @@
  * A graph is a list of nodes in creation order, which is topological. A node is an input (no op),
  * an op, or an opaque call that only its creator can run and differentiate (a Python function, a
  * compiled call). A value is one output of a node. Its shape, dtype and device are known when it is
- * created, because emitting a node infers and places it. Node numbers never change: passes append
- * nodes, rewire inputs, or mark live nodes. So a node number and an output index identify a value
- * from the trace to the programs.
+ * created, because emitting a node infers its outputs and chooses its device. Node numbers never
+ * change: passes only append nodes, rewire inputs, or mark live nodes. A node number and an output
+ * index therefore identify a value in every pass, from the trace to the programs.
  *
  * A node with a mutable input ("!", an auxiliary state) has an effect. It is never removed, and
  * keeps its position among the users of that input.
@@ -31,21 +31,21 @@ typedef struct mpg_node {
   uint32_t inputs; /* index of its first input in graph->inputs */
   uint32_t values; /* index of its first output in graph->values */
   uint32_t num_inputs, num_outputs;
-  uint32_t scope;            /* block path */
-  uint32_t origin;           /* source line in the user's program */
-  uint32_t recompute_region; /* nodes that are recomputed together (recompute.h); 0 means none */
+  uint32_t scope;            /* block path (mpg_scope_text); 0 means none */
+  uint32_t origin;           /* source line in the user's program (mpg_host_origin) */
+  uint32_t recompute_region; /* region of nodes recomputed together (recompute.h); 0 means none */
   /* In graphs from the tape: sequence number of the node's own op, or of the forward op whose
    * gradients it computes (graph_gradient.c). */
   uint64_t family;
-  uint32_t duplicate_of; /* 1 + the node that computes the same values (simplify.c); 0 if none */
-  uint32_t random;       /* number of its random call in program order, or MPG_NO_RANDOM */
+  uint32_t duplicate_of; /* 1 + an earlier node with the same values (simplify.c); 0 if none */
+  uint32_t random;       /* index of its random call in program order, or MPG_NO_RANDOM */
   uint8_t phase;         /* mpg_phase */
   bool train;
   /* Views only: the user expects a new array. If an output of the graph is this view, or a view of
    * it, the output must share no memory with inputs or other outputs (compile/compile.c). */
   bool separate;
   bool recomputes; /* a copy of a forward node in the backward phase (recompute.h) */
-  bool starts;     /* opaque calls only: see mpg_node_starts */
+  bool starts;     /* opaque calls only: the call starts a gradient (mpg_node_starts) */
 } mpg_node;
 
 typedef struct mpg_graph_value {
@@ -54,10 +54,12 @@ typedef struct mpg_graph_value {
 } mpg_graph_value;
 
 typedef struct mpg_graph {
-  mpg_builder builder; /* gradient formulas emit their nodes through it */
+  /* Interface through which gradient formulas emit nodes. The first field, because it is cast to
+   * the graph. */
+  mpg_builder builder;
   mpg_node *nodes;
   size_t num_nodes, nodes_capacity;
-  mpg_value *inputs; /* inputs of all nodes; MPG_NO_VALUE only for opaque calls */
+  mpg_value *inputs; /* inputs of all nodes; only opaque calls may have MPG_NO_VALUE */
   size_t num_inputs, inputs_capacity;
   mpg_graph_value *values;
   size_t num_values, values_capacity;
@@ -70,14 +72,14 @@ typedef struct mpg_graph {
   size_t descs_capacity;
   mpg_arena arena; /* holds params */
   uint32_t num_random;
-  /* Copied into each node that is appended. */
+  /* Current settings, copied into each appended node. */
   uint32_t scope, origin, recompute_region;
   uint64_t family;
   uint8_t phase;
   bool train;
   bool has_families;              /* some nodes compute gradients of other nodes (node->family) */
   uint32_t num_recompute_regions; /* regions 1..num_recompute_regions are in use */
-  bool borrow_params;             /* params outlive the graph: do not copy them */
+  bool borrow_params;             /* params outlive the graph, so they are not copied */
 } mpg_graph;
 
 void mpg_graph_init(mpg_graph *graph);
@@ -100,8 +102,8 @@ mpg_status mpg_graph_known(mpg_graph *graph, const mpg_op *op, void *opaque, con
 mpg_status mpg_graph_emit(mpg_graph *graph, const mpg_op *op, const void *params,
                           const mpg_value *inputs, int num_inputs, mpg_value like,
                           mpg_value *outputs);
-/* Appends a copy of node `number` of another graph, with inputs from this graph. The copy keeps its
- * random call number. */
+/* Appends a copy of node `number` of another graph, with inputs from this graph. All other fields
+ * are kept, such as the random call index. */
 mpg_status mpg_graph_append(mpg_graph *graph, const mpg_graph *from, uint32_t number,
                             const mpg_value *inputs, uint32_t *node);
 mpg_status mpg_graph_set_outputs(mpg_graph *graph, const mpg_value *values, size_t count);
@@ -119,8 +121,9 @@ static inline bool mpg_node_is_input(const mpg_node *node) { return !node->op &&
 static inline bool mpg_node_flag(const mpg_node *node, uint32_t flag) {
   return node->op && (node->op->flags & flag);
 }
-/* True if the node starts a gradient: its input gradients are not zero even if its output gradients
- * are. This holds for losses, and for calls that contain losses or run Python code. */
+/* True if the node starts a gradient: its input gradients can be nonzero even if its output
+ * gradients are zero. This holds for losses, and for calls that contain losses or run Python
+ * code. */
 static inline bool mpg_node_starts(const mpg_node *node) {
   return node->op ? mpg_op_starts_gradient(node->op) : node->starts;
 }
@@ -144,8 +147,8 @@ static inline bool mpg_node_is_reshape(const mpg_node *node) {
 /* True for a COPY node whose input is on another device. */
 bool mpg_node_crosses(const mpg_graph *graph, const mpg_node *node);
 
-/* Position of a batch's rows in a random draw, which is seen as an array of shape (outer, rows,
- * inner). `outer` is 0 if the position is unknown. */
+/* Position of a batch's rows in a random draw. The draw is viewed as an array of shape (outer,
+ * rows, inner). `outer` is 0 if the position is unknown. */
 typedef struct mpg_drawn {
   int64_t outer, inner;
   bool rowless; /* the draw has no rows, so all micro-batches draw the same numbers */
@@ -161,17 +164,17 @@ mpg_value mpg_view_root(const mpg_graph *graph, mpg_value value);
 
 /* --- Passes ----------------------------------------------------------------------------------- */
 
-/* cost.c: sets costs[n] to the result of node n's cost function. */
+/* cost.c: sets costs[n] to the estimated cost of node n; zero for inputs and opaque calls. */
 mpg_status mpg_graph_costs(const mpg_graph *graph, mpg_cost *costs);
 /* Estimates the run time of a node in seconds. For a copy to another device, this is the transfer
  * time. */
 double mpg_node_seconds(const mpg_graph *graph, const mpg_node *node, mpg_cost cost);
 
-/* graph_gradient.c: appends the gradient of sum(heads[i] * head_grads[i]) with respect to `wanted`.
- * gradients[i] is the gradient of wanted[i], or MPG_NO_VALUE if it is zero. A loss that a head
- * depends on starts its own gradient, even through edges without a gradient (BlockGrad, argmax),
- * but not through detached values. Contributions to a value are added in reverse order of their
- * users, so the result is bit-identical for every placement. */
+/* graph_gradient.c: appends the gradient of sum(heads[i] * head_grads[i]) with respect to
+ * `wanted`. gradients[i] is the gradient of wanted[i], or MPG_NO_VALUE if it is zero. A loss that
+ * a head depends on starts its own gradient, even through edges without a gradient (BlockGrad,
+ * argmax), but not through detached values. The contributions to a value are added in an order
+ * that does not depend on placement, so the result is bit-identical for every placement. */
 typedef struct mpg_differentiation {
   const mpg_value *heads, *head_grads;
   size_t num_heads;
@@ -216,12 +219,12 @@ typedef struct mpg_order {
 } mpg_order;
 mpg_status mpg_graph_order(const mpg_graph *graph, mpg_phase phase, const mpg_value *roots,
                            size_t num_roots, mpg_order *order);
-/* Moves the nodes with numbers >= `first` (sums of gradients) to directly after the last of their
+/* Moves each node with a number >= `first` (a sum of gradients) to directly after the last of its
  * inputs. The inputs are then still in the cache, and their memory can be reused for the next
  * gradient. */
 mpg_status mpg_order_follow(const mpg_graph *graph, uint32_t first, mpg_order *order);
 void mpg_order_free(mpg_order *order);
-/* Returns the device whose program contains a node. A copy to another device runs on the source
+/* Returns the device whose program contains the node. A copy to another device runs on the source
  * device. */
 static inline mpg_device_id mpg_node_runs_on(const mpg_graph *graph, const mpg_node *node) {
   return mpg_node_crosses(graph, node)
@@ -241,8 +244,8 @@ mpg_status mpg_graph_stages(const mpg_graph *graph, mpg_order *order, const mpg_
 bool mpg_graph_spans_ranks(const mpg_graph *graph);
 /* dump.c: appends the graph to the text, one line per node. Tests depend on the format. */
 void mpg_graph_dump(const mpg_graph *graph, mpg_text *text);
-/* verify.c: returns MPG_ERROR with the first broken invariant. Debug builds call it between
- * passes. */
+/* verify.c: returns MPG_ERROR with a text that names the first broken invariant. Debug builds call
+ * it between passes. */
 mpg_status mpg_graph_verify(const mpg_graph *graph);
 #ifdef MPG_DEBUG
 #define MPG_VERIFY(graph) MPG_ASSERT(mpg_graph_verify(graph) == MPG_OK)
