@@ -14,8 +14,8 @@ enum {
 
 typedef struct kept_capture {
   void *capture;    /* owned by the backend; NULL means none */
-  uint64_t used;    /* number of the segment's latest call that used this capture */
-  void **addresses; /* per base of the segment */
+  uint64_t used;    /* value of `calls` when this capture was last used */
+  void **addresses; /* address of each base of the segment */
   struct {
     const void *memory;
     size_t size; /* scratch size available to kernels during capture */
@@ -54,7 +54,8 @@ static bool can_repeat(const mpg_program_set *set, const mpg_program *program,
   return true;
 }
 
-/* Returns the number of random keys of an instruction, or of the members of its fused group. */
+/* Returns the number of random keys that an instruction uses: one per draw of a fused group,
+ * otherwise one or none. */
 static uint32_t draws_of(const mpg_instruction *instruction) {
   if (instruction->kind != MPG_RUN) return 0;
   return instruction->fused ? instruction->fused->num_draws : instruction->random != MPG_NO_RANDOM;
@@ -165,7 +166,7 @@ static mpg_status make(const mpg_program_set *set, mpg_program *program) {
 mpg_captured_segment *mpg_capture_at(const mpg_call_frame *frame, mpg_program *program,
                                      uint32_t instruction) {
   if (!program->replays && make(frame->set, program) != MPG_OK && !program->replays) return NULL;
-  /* If out of memory, instructions are issued one by one. */
+  /* `at` is NULL if memory ran out. Instructions are then issued one by one. */
   return program->replays->at ? program->replays->at[instruction] : NULL;
 }
 
@@ -196,9 +197,9 @@ static kept_capture *choose(mpg_captured_segment *captured, const mpg_call_frame
   return oldest;
 }
 
-/* Captures the segment. Returns false on failure. `failed` is then the instruction that could not
- * be captured, or UINT32_MAX if no instruction is the cause (for example, another thread has
- * synchronized the device). */
+/* Captures the segment. Returns false on failure. captured->failed is then the instruction that
+ * could not be captured, or UINT32_MAX if no instruction is the cause (for example, because
+ * another thread has synchronized the device). */
 static bool capture(mpg_run *run, const mpg_call_frame *frame, const mpg_program *program,
                     mpg_captured_segment *captured, kept_capture *kept) {
   mpg_device *device = run->device;
@@ -256,7 +257,7 @@ static void learn(const mpg_program *program, mpg_captured_segment *captured,
   cut(program, replays, captured->begin, captured->end);
 }
 
-/* Writes the keys of this call for the captured work that is issued next. */
+/* Writes this call's random keys to the device, for the capture that is replayed next. */
 static mpg_status write_keys(mpg_device *device, const mpg_call_frame *frame,
                              const mpg_program *program, const mpg_captured_segment *captured) {
   mpg_random_key keys[MPG_CAPTURE_KEYS];

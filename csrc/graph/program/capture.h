@@ -3,12 +3,12 @@
  * one call.
  *
  * A *captured segment* is a run of instructions of one segment that are always issued together. It
- * ends before waits, after signals that another program of the set waits for, and around work that
- * needs the host (copies to devices of other backends, kernels that block). Its remaining signals
- * are signaled at its end.
+ * contains no waits, no signals that another program of the set waits for, and no work that needs
+ * the host (copies to devices of other backends or between ranks, ops that wait for other devices).
+ * Its own signals all complete at its end.
  *
- * A random op uses a new key in each call. During capture it gets the device address of its key,
- * and before each replay the keys are written there, in the order of the device's work. A device
+ * A random op uses a new key in each call. During capture it gets the device address of its key.
+ * Before each replay, the keys are written there, ordered with the device's work. A device
  * has one array of keys, because its work runs in order. The size of this array (MPG_CAPTURE_KEYS)
  * limits the draws of a captured segment.
  *

@@ -11,9 +11,9 @@ static void shift_rows(mpg_random_key *key, const mpg_rows *rows, int64_t outer,
   key->stride = (uint64_t)(rows->total * inner);
 }
 
-/* Shifts a key to the position of the call's rows in the stream of random numbers of an op, so that
- * the rows get the same numbers as if the whole batch were drawn. `random` is the number of the
- * random call in the graph. */
+/* Shifts a key to the position of the call's rows in the op's random stream, so that the rows get
+ * the same numbers as if the whole batch were drawn. `random` is the index of the random call in
+ * the graph. */
 static void shift_random(mpg_random_key *key, const mpg_call_frame *frame, uint32_t random,
                          bool by_rows, const mpg_shape *shape) {
   const mpg_rows *rows = &frame->rows;

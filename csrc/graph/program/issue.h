@@ -1,7 +1,6 @@
-/* Issuing an instruction of a program: its operands' addresses and its random keys.
- *
- * Ownership: all pointers are borrowed. Threads: the thread that runs the program.
- */
+/* Issues an instruction of a program: resolves the addresses of its operands, computes its random
+ * keys, and runs its kernel. Ownership: all pointers are borrowed. Threads: the thread that runs
+ * the program. */
 #ifndef MPG_GRAPH_PROGRAM_ISSUE_H
 #define MPG_GRAPH_PROGRAM_ISSUE_H
 

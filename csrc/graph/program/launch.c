@@ -27,7 +27,7 @@ static mpg_status collect_points(const mpg_program_set *set, const mpg_program_s
                                  const mpg_launching *call, bool unread, mpg_point_list *points) {
   const mpg_device *device = set->programs[segment->slot].device;
   bool all = !call->binding || mpg_device_has_failed(device);
-  /* Pushes are always checked. */
+  /* Pushes are among the first num_checked accesses, so they are never skipped. */
   uint32_t count = all      ? segment->num_accesses
                    : unread ? segment->num_checked
                             : segment->num_written;
@@ -40,8 +40,8 @@ static mpg_status collect_points(const mpg_program_set *set, const mpg_program_s
 }
 
 /* Called before the segment writes external arrays. Preserves the old contents that gradient
- * functions still need. In a backward (a call with `look`), fixed arrays that are only written hold
- * gradients. These are skipped unless a gradient function has saved a gradient. */
+ * functions still need. In a backward pass (a call with `look`), fixed arrays that are only
+ * written hold gradients. These are skipped unless a gradient function has saved a gradient. */
 static void before_writes(const mpg_program_segment *segment, const mpg_launching *call) {
   bool all = !call->binding || !call->look || mpg_contents_tracked_savers();
   uint32_t count = all ? segment->num_written : segment->num_checked;
@@ -54,8 +54,9 @@ static void before_writes(const mpg_program_segment *segment, const mpg_launchin
 
 static mpg_status allocate_blocks(mpg_program_set *set, mpg_storage **blocks) {
   enum { REFERENCES_AHEAD = 6 };
-  /* Prefers memory without queued uses for lanes, so that the pushing device can run ahead of the
-   * receiving one. The limit on references bounds the calls in flight that do this. */
+  /* For lanes (blocks that another device pushes into), prefers memory without queued uses, so
+   * that the pushing device can run ahead of the receiving one. The limit on references bounds the
+   * calls in flight that do this. */
   bool ahead = atomic_load_explicit(&set->references, memory_order_relaxed) < REFERENCES_AHEAD;
   for (uint32_t i = set->first_block; i < set->num_blocks; i++)
     MPG_TRY(mpg_storage_create(set->programs[set->block_devices[i]].device, set->block_sizes[i],
@@ -118,8 +119,8 @@ static mpg_status new_frame(mpg_program_set *set, const mpg_launching *call, int
   return MPG_OK;
 }
 
-/* Records the uses of a queued segment in the storages; `tick` is the segment's last tick, or 0 if
- * the segment has already run inline. */
+/* Records the reads and writes of a queued segment in the storages that it uses. `tick` is the
+ * segment's last tick, or 0 if the segment has already run inline. */
 static void note_segment(const mpg_program_set *set, const mpg_program_segment *segment,
                          const mpg_launching *call, mpg_tick tick) {
   mpg_device *device = set->programs[segment->slot].device;
@@ -130,7 +131,9 @@ static void note_segment(const mpg_program_set *set, const mpg_program_segment *
       mpg_storage_add_read(storage, device, tick); /* a push is tracked like a read */
       continue;
     }
-    const mpg_uses *uses = &storage->block.uses; /* a different base may have the same storage */
+    /* Another base of this call may have the same storage, so a later write may already be
+     * recorded. */
+    const mpg_uses *uses = &storage->block.uses;
     mpg_tick last = access->done ? tick - segment->num_signals + access->done - 1 : tick;
     if (access->reads) mpg_storage_add_read(storage, device, last);
     if (access->writes)
@@ -229,7 +232,8 @@ mpg_status mpg_staged_call_begin(mpg_program_set *set, const mpg_launching *call
   MPG_TRY(new_frame(set, call, 1, &frame));
   staged_call->frame = frame;
   frame->rows = rows;
-  for (uint32_t i = 0; i < set->num_segments; i++) frame->first_ticks[i] = 0; /* not queued */
+  /* 0 means not queued */
+  for (uint32_t i = 0; i < set->num_segments; i++) frame->first_ticks[i] = 0;
   if (!timed) return MPG_OK;
   frame->times = mpg_calloc(set->num_segments + 1, sizeof *frame->times);
   return frame->times ? MPG_OK : mpg_out_of_host_memory(set->num_segments * sizeof *frame->times);
@@ -240,8 +244,8 @@ void mpg_staged_call_end(mpg_staged_call *staged_call) {
   staged_call->frame = NULL;
 }
 
-/* Fills in the addresses of the bases that the segment uses. Queued segments never use a base that
- * is still missing. */
+/* Fills in the missing addresses of the bases that the segment uses. Segments that are already
+ * queued do not use these bases, so this is safe while they run. */
 static mpg_status resolve_bases(mpg_staged_call *staged_call, const mpg_program_segment *segment) {
   mpg_program_set *set = staged_call->frame->set;
   for (uint32_t i = 0; i < segment->num_accesses; i++) {

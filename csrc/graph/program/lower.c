@@ -11,20 +11,21 @@ typedef struct lowering {
   const mpg_plan *plan;
   mpg_program_set *set;
   struct arrival {
-    uint32_t source;        /* slot that pushes the value; UINT32_MAX means not pushed */
+    uint32_t source;        /* slot that pushes (copies) the value; UINT32_MAX if not pushed */
     uint32_t segment, tick; /* the signal after the push */
-    uint32_t number;        /* index among the signals of its program */
+    uint32_t number;        /* index of this signal in its program */
   } *arrivals;              /* per root value */
-  uint32_t *waited;         /* [slot * devices + source]: number of signals already waited for */
+  /* Number of signals of `source` that `slot` already waits for, at [slot * devices + source]. */
+  uint32_t *waited;
   uint32_t *current; /* per slot: the segment under construction; UINT32_MAX means none yet */
   uint32_t *signals; /* per slot: number of signals of its program so far */
   struct external {
-    /* Position of its last use in the order, and the next external array whose last use is at the
-     * same position. */
+    /* Position of the array's last use in the order, and the next external array whose last use is
+     * at the same position. */
     uint32_t last, next;
     uint32_t slot;          /* slot that uses it; UINT32_MAX means several */
     size_t written;         /* bytes written; 0 if it is only read */
-    uint32_t segment, done; /* see mpg_access */
+    uint32_t segment, done; /* segment of the last use, and mpg_access.done */
   } *externals;
   uint32_t *final; /* per position: first external array whose last use is there, or NONE */
   struct pending { /* per slot: final arrays that no signal has announced yet */
@@ -44,8 +45,8 @@ static mpg_status add(lowering *l, uint32_t slot, const mpg_instruction *instruc
   return MPG_OK;
 }
 
-/* Begins a segment of a program, unless it is the current one. `kind` NULL means the program's only
- * segment. */
+/* Begins a new segment of the slot's program, unless the current one has the depth and deferral of
+ * `kind`. NULL means the program's only segment. */
 static mpg_status enter_segment(lowering *l, uint32_t slot, const mpg_segment *kind) {
   static const mpg_segment whole;
   if (!kind) kind = &whole;
@@ -103,7 +104,7 @@ static mpg_status add_operand(lowering *l, uint32_t slot, mpg_value value, bool 
 static mpg_status wait_for(lowering *l, uint32_t slot, mpg_value value) {
   const struct arrival *arrival = &l->arrivals[l->plan->roots[mpg_value_index(l->graph, value)]];
   if (arrival->source == UINT32_MAX || arrival->source == slot) return MPG_OK;
-  /* The push counts as a write by this program, which waits for it. */
+  /* The push is treated as a write by this program, which waits for it. */
   MPG_TRY(note_access(l, slot, l->plan->locations[mpg_value_index(l->graph, value)].base, false,
                       true, false));
   uint32_t *waited = &l->waited[slot * l->plan->num_devices + arrival->source];
@@ -151,7 +152,7 @@ static mpg_status join(lowering *l, uint32_t slot, uint32_t source) {
 }
 
 /* Lowers an op that spans devices to a rendezvous of their programs. The program of `slot` waits
- * for all other programs and runs the op, which they wait for. */
+ * for all other programs and runs the op. They then wait for the op. */
 static mpg_status lower_spanning(lowering *l, const mpg_node *node, mpg_instruction *instruction,
                                  uint32_t slot) {
   const mpg_value *inputs = mpg_node_inputs(l->graph, node);
@@ -290,7 +291,7 @@ static void find_final(lowering *l, const mpg_order *order) {
       touch(l, (mpg_value){order->nodes[k], i}, at,
             spans ? mpg_plan_slot(l->plan, l->graph->values[node->values + i].device) : runs_on,
             true);
-      /* The receiving device uses the array, because it waits for the copy. */
+      /* The receiving device also uses the array, because it waits for the copy. */
       if (runs_on != slot) touch(l, (mpg_value){order->nodes[k], i}, at, slot, true);
     }
   }
@@ -303,9 +304,9 @@ static void find_final(lowering *l, const mpg_order *order) {
   }
 }
 
-/* Called after the instruction at `position`. Adds the external arrays whose last use is there to
- * the pending arrays of their device. Emits a signal once the pending arrays of a device have
- * SIGNAL_BYTES. */
+/* Called after the instruction at `position`. Adds the external arrays whose last use is at this
+ * position to the pending arrays of their device. Emits a signal once a device's pending arrays
+ * reach SIGNAL_BYTES. */
 static mpg_status signal_final(lowering *l, size_t position) {
   for (uint32_t i = l->final[position], next; i != NONE; i = next) {
     struct external *e = &l->externals[i];
@@ -359,7 +360,7 @@ static mpg_status lower_all(lowering *l, const mpg_order *order) {
     uint32_t slot = mpg_plan_slot(l->plan, node->device);
     if (!mpg_node_crosses(l->graph, node)) continue;
     const struct arrival *arrival = &l->arrivals[l->plan->roots[node->values]];
-    /* The device already waits for a later signal of the source. */
+    /* The device already waits for this or a later signal of the source. */
     if (l->waited[slot * l->plan->num_devices + arrival->source] > arrival->number) {
       MPG_TRY(note_access(l, slot, l->plan->locations[node->values].base, false, true, false));
       continue;

@@ -15,7 +15,7 @@ typedef struct maker {
   const mpg_device *device;
   mpg_arena *arena;
   const mpg_fused_use *uses;
-  /* Per use: the number of its value in the fused kernel. A view and its input have the same
+  /* Per use: the index of its value in the fused kernel. A view and its input have the same
    * value. */
   uint32_t value_of[MPG_FUSED_MAX_VALUES];
   /* Per value of the fused kernel: the graph value whose memory it uses; MPG_NO_VALUE if local. */
@@ -146,7 +146,7 @@ static mpg_status add_producer(maker *m, uint32_t n) {
   return MPG_OK;
 }
 
-/* Maps a view that shares its input's memory to the same value. */
+/* Maps a view, which shares its input's memory, to the value of its input. */
 static void add_view(maker *m, uint32_t n) {
   const mpg_node *node = &m->graph->nodes[n];
   mpg_value input = mpg_node_inputs(m->graph, node)[0];
@@ -236,7 +236,7 @@ static mpg_status give_views(maker *m, mpg_fused *fused) {
     const mpg_fused_member *member = &m->members[k];
     for (uint32_t i = 0; i < member->num_inputs + member->num_outputs; i++) {
       uint32_t at = member->operands + i, v = m->operands[at];
-      /* An operand without contents gets the layout of the first output. */
+      /* An operand whose contents are not read gets the layout of the first output. */
       if (v == MPG_FUSED_LOCAL) v = m->operands[member->operands + member->num_inputs];
       fused->views[at] = (mpg_view){NULL, domain_desc(m, m->values[v].varying, m->values[v].dtype)};
     }

@@ -12,7 +12,8 @@ typedef struct mpg_fused_call {
   mpg_fused *fused;    /* NULL if the group needs no kernel */
   mpg_value *operands; /* values outside the group: inputs, then outputs */
   uint32_t num_inputs, num_outputs;
-  uint32_t first;  /* node of its first kernel, which gives block path and source line */
+  /* The first member that is not a view. The kernel takes its block path and source line. */
+  uint32_t first;
   uint32_t random; /* 1 + the largest random call number of a member; 0 means none */
 } mpg_fused_call;
 

@@ -82,8 +82,8 @@ static mpg_status run_remote(mpg_run *run, mpg_program_payload *state) {
   return MPG_OK;
 }
 
-/* Sends the data of a copy if another rank needs it. Sets *here if the copy must also, or only, be
- * made in this process. */
+/* Sends the data of a copy if another rank needs it. Sets *here to true if this process must make
+ * the copy itself, instead of or in addition to sending. */
 static mpg_status send(const mpg_call_frame *frame, const mpg_program *program,
                        const mpg_instruction *instruction, bool *here) {
   mpg_transfer transfer;
@@ -102,7 +102,7 @@ static void send_failures(const mpg_program_payload *state) {
   const mpg_program *program = &frame->set->programs[segment->slot];
   if (state->next == segment->end || program->device->remote) return;
   mpg_tick last = frame->first_ticks[state->segment] + segment->num_signals;
-  (void)mpg_device_failure(program->device, last); /* sets the error text */
+  (void)mpg_device_failure(program->device, last); /* sets the error text that is sent */
   for (uint32_t i = state->next; i < segment->end; i++) {
     mpg_transfer transfer;
     if (program->instructions[i].kind != MPG_COPY) continue;

@@ -11,9 +11,9 @@
  * of them were lowered, so they cannot deadlock. Pipelines queue the segments of many calls in
  * their own order (compile/pipeline/pipeline_run.h). If an instruction fails, its segment ends and
  * its ticks fail, and so does work that waits for one of them. A program also signals when external
- * arrays that it has written are final, once per some number of bytes. So work on other devices
- * that uses these arrays need not wait for the program's end: sums of gradients begin while the
- * backward pass continues.
+ * arrays that it has written are final, once for about every 256 KB of them. Work on other devices
+ * that uses these arrays need not wait for the program's end. For example, sums of gradients begin
+ * while the backward pass continues.
  *
  * The cost of a call before its first kernel does not grow with the graph. External arrays come in
  * *parts*, runs of consecutive arrays. A part that is the same in every call (parameters, their
@@ -21,9 +21,9 @@
  * with the same binding already has their addresses. The set keeps frames and workspace for its
  * next call.
  *
- * Ownership and threads: sets and frames are counted atomically and contain plain memory only, so a
- * worker may drop the last reference. The views of a program are filled in by the thread that runs
- * its device's work, one at a time. Everything else: host lock.
+ * Ownership and threads: sets and frames have atomic reference counts and contain only plain
+ * memory, so a worker may drop the last reference. The views of a program are filled in by the
+ * thread that runs its device's work, one at a time. Everything else: host lock.
  */
 #ifndef MPG_GRAPH_PROGRAM_PROGRAM_H
 #define MPG_GRAPH_PROGRAM_PROGRAM_H
@@ -39,7 +39,7 @@ typedef struct mpg_instruction {
   uint8_t kind; /* mpg_instruction_kind */
   bool train, backward;
   bool recomputes;  /* recomputes a node of the forward phase */
-  uint32_t peer;    /* slot of the other device: target of a copy, source of a wait */
+  uint32_t peer;    /* slot of the other device, the target of a copy or the source of a wait */
   uint32_t segment; /* waits only: the segment that signals */
   uint32_t tick;    /* number of the signal in its segment */
   const mpg_op *op; /* op of a RUN or COPY; NULL for a fused group */
@@ -48,7 +48,7 @@ typedef struct mpg_instruction {
   mpg_kernel_fn kernel;
   /* Index of the first operand, and of its view. Operands are the inputs, then the outputs. */
   uint32_t operands, num_inputs, num_outputs;
-  uint32_t random; /* number of its random call in the graph, or MPG_NO_RANDOM */
+  uint32_t random; /* index of its random call in the graph; MPG_NO_RANDOM if it draws nothing */
   uint32_t scope, origin;
   size_t bytes;      /* size of a copy */
   uint32_t transfer; /* copies between ranks only: first transfer number within a call */
@@ -65,7 +65,7 @@ typedef struct mpg_access { /* use of one base by a segment */
   uint32_t index; /* index within its part, or index of the block */
   uint8_t part;   /* part of the external arrays; MPG_MAX_PARTS for a block */
   bool reads, writes;
-  bool pushes; /* the base is another device's memory */
+  bool pushes; /* the segment copies into the base, which is memory of another device */
   /* 1 + the number of the signal after which the segment no longer uses the base; 0 means the end
    * of the segment. */
   uint32_t done;
@@ -81,12 +81,12 @@ typedef struct mpg_parts { /* parts of the external arrays, in order */
 
 typedef struct mpg_program_segment {
   uint32_t slot;       /* slot of its program */
-  uint32_t begin, end; /* instructions */
+  uint32_t begin, end; /* range in the program's instructions */
   uint32_t num_signals;
-  uint32_t depth; /* see mpg_segment */
+  uint32_t depth; /* number of device changes on the longest path to the segment */
   bool deferred;
-  /* Sorted: first the accesses that every call must check, then fixed arrays that are only written,
-   * then fixed arrays that are only read. */
+  /* Sorted: first the num_checked accesses that every call must check, then fixed arrays that are
+   * only written (up to index num_written), then fixed arrays that are only read. */
   mpg_access *accesses;
   uint32_t num_accesses, num_checked, num_written;
   size_t accesses_capacity;
@@ -101,17 +101,18 @@ typedef struct mpg_program {
   mpg_view *views; /* descs are constant; addresses are filled in at each run */
   uint32_t num_operands;
   size_t operands_capacity, views_capacity;
-  /* See capture.h; NULL until created. Used by the thread that runs the program. */
+  /* Captures of the program (capture.h); NULL until the first run that can use them. Used only by
+   * the thread that runs the program. */
   struct mpg_captures *replays;
-  _Atomic(uint64_t) replayed; /* number of captures that have run; any thread reads it */
+  _Atomic(uint64_t) replayed; /* number of replayed captures so far; any thread may read it */
 } mpg_program;
 
 typedef struct mpg_call_frame mpg_call_frame;
 
 typedef struct mpg_program_set {
   _Atomic int32_t references;
-  const char *name;      /* static */
-  mpg_program *programs; /* per slot of the plan; empty programs are not queued */
+  const char *name;      /* static string */
+  mpg_program *programs; /* one per slot of the plan; empty programs are not queued */
   uint32_t num_programs;
   mpg_program_segment *segments; /* in a valid queuing order */
   uint32_t num_segments;
@@ -120,7 +121,8 @@ typedef struct mpg_program_set {
   uint32_t *block_devices; /* per block: the slot of its device */
   size_t *block_sizes;
   bool *block_lanes;
-  uint32_t first_block; /* earlier blocks come with the frame of the forward phase */
+  /* Blocks before first_block belong to the forward phase; the caller passes their storages. */
+  uint32_t first_block;
   uint32_t num_random;
   /* Number of the graph, equal on all ranks (mpg_ranks_note_graph); 0 if it does not span ranks. */
   uint64_t graph;
@@ -143,7 +145,7 @@ mpg_status mpg_lower(const mpg_graph *graph, const mpg_order *order, const mpg_p
 /* Sets the parts of the external arrays. By default they are one part that is not fixed. Called
  * before the first launch. */
 void mpg_program_set_arrange(mpg_program_set *set, const mpg_parts *parts);
-/* Sets the positions of the rows of micro-batches in random draws; copied. Called before the first
+/* Sets the positions of micro-batch rows in random draws. Copies `drawn`. Called before the first
  * staged call. */
 mpg_status mpg_program_set_draw(mpg_program_set *set, const mpg_drawn *drawn, uint32_t count);
 void mpg_program_set_retain(mpg_program_set *set);
@@ -151,8 +153,8 @@ void mpg_program_set_release(mpg_program_set *set);
 
 /* launch.c: queues one call. All pointers are borrowed. */
 typedef struct mpg_launching {
-  /* One tensor per external array of each part. Its storage is NULL if no program uses it; the
-   * pointer is NULL if the whole part is unused. */
+  /* For each part, one tensor per external array. The storage is NULL for arrays that no program
+   * uses. parts[i] is NULL if the whole part is unused. */
   const mpg_tensor *parts[MPG_MAX_PARTS];
   /* Identifies the fixed arrays. Equal numbers mean equal arrays, and 0 means that all arrays must
    * be checked. */
@@ -167,19 +169,19 @@ typedef struct mpg_launching {
   mpg_storage **blocks;
   mpg_random_key random;
   uint32_t scope, origin;
-  uint64_t steps; /* as in mpg_submission */
+  uint64_t steps; /* loop position; see mpg_submission.steps */
 } mpg_launching;
 mpg_status mpg_launch(mpg_program_set *set, const mpg_launching *call);
 
-/* The rows of a batch that a call computes. They draw the same random numbers as in the whole
- * batch. If their position in a draw is unknown, an axis `axis` of size `count` is treated as the
- * batch axis. */
+/* The rows of a batch that a call computes. They draw the same random numbers as in a call for the
+ * whole batch. If their position in a draw is unknown, an axis `axis` of size `count` is treated
+ * as the batch axis. */
 typedef struct mpg_rows {
   int32_t axis;
   int64_t begin, count, total; /* total 0 means all rows */
 } mpg_rows;
 
-typedef struct mpg_segment_time { /* monotonic clock, ns; 0 means not run yet */
+typedef struct mpg_segment_time { /* monotonic clock, ns; 0 if not run yet */
   int64_t begin, end;             /* begin excludes waits before the first kernel */
 } mpg_segment_time;
 
@@ -194,13 +196,13 @@ typedef struct mpg_staged_call {
 } mpg_staged_call;
 mpg_status mpg_staged_call_begin(mpg_program_set *set, const mpg_launching *call, mpg_rows rows,
                                  bool timed, mpg_staged_call *staged_call);
-/* `stage` and `micro_batch` are for errors and the profiler (mpg_submission). */
+/* `stage` and `micro_batch` appear in errors and in the profiler (mpg_submission). */
 mpg_status mpg_staged_call_submit(mpg_staged_call *staged_call, uint32_t segment, uint32_t stage,
                                   uint32_t micro_batch);
 /* Ends a staged call. Queued work still runs. A zeroed call that did not begin is allowed. */
 void mpg_staged_call_end(mpg_staged_call *staged_call);
 
-/* program.c: runs the program of one device. For launch.c. */
+/* State of one call of a set, shared by the call's segments. */
 struct mpg_call_frame {
   _Atomic int32_t references; /* one per queued segment, plus one for a staged call */
   mpg_program_set *set;       /* owned reference while queued */
@@ -208,19 +210,20 @@ struct mpg_call_frame {
   uint64_t binding;           /* number of the binding whose addresses are in `bases` */
   mpg_random_key random;
   uint64_t transfers; /* first transfer number of its copies between ranks */
-  mpg_rank_step step; /* the parameter update after which the call was queued */
+  mpg_rank_step step; /* the latest parameter update before the call was queued */
   uint32_t line;      /* key of the source line that queued the call */
   mpg_rows rows;
-  /* Per segment: its times, written while it runs and read afterward; NULL if not requested. Owned
-   * while in use. */
+  /* Per segment: its times, written while it runs and read afterward; NULL if not requested. Freed
+   * with the last reference to the call. */
   mpg_segment_time *times;
-  mpg_tick *first_ticks; /* per segment */
-  void *bases[];         /* addresses: externals, then blocks */
+  mpg_tick *first_ticks; /* first tick of each segment; 0 if not queued yet */
+  void *bases[];         /* addresses of the external arrays, then of the blocks */
 };
 typedef struct mpg_program_payload {
   mpg_call_frame *frame;  /* owned reference */
-  uint32_t segment, next; /* next instruction */
+  uint32_t segment, next; /* the segment, and its next instruction */
 } mpg_program_payload;
+/* program.c: runs one segment of a program. For launch.c. */
 mpg_status mpg_program_work(mpg_run *run, void *payload);
 void mpg_program_discard(void *payload);
 void mpg_call_frame_release(mpg_call_frame *frame);
