@@ -1,11 +1,11 @@
-/* Chooses the order of a phase. Each change of the order is accepted or rejected by its memory
- * plan. */
+/* Chooses the execution order of a phase. A change to the order is accepted only if its memory
+ * plan is small enough. */
 #include "graph/schedule/fuse.h"
 #include "graph/schedule/plan.h"
 
 enum { MEMORY_FOR_TIME = 50 }; /* a faster order may take 1/50 more memory on a device */
 
-/* Replaces the order and its plan by `other` and sets *taken, unless `other` needs over
+/* Replaces the order and its plan with `other` and sets *taken to true, unless `other` needs over
  * 1/MEMORY_FOR_TIME more memory on a device. */
 static mpg_status take_if_small(const mpg_plan_request *plain, mpg_order *other, mpg_order *order,
                                 mpg_plan *plan, bool *taken) {
@@ -66,7 +66,7 @@ typedef struct limits {
 typedef struct trial {
   const mpg_plan_request *plain;
   limits limits;
-  bool *unfused;   /* per node */
+  bool *unfused;   /* per node: true if it must not be fused */
   mpg_order order; /* order of the latest trial; `plan` is its plan */
   mpg_plan plan;
   /* `changed` means that the order has groups, and `small` that its plan is also within all limits.
@@ -91,9 +91,9 @@ static mpg_status try_groups(trial *t) {
   return MPG_OK;
 }
 
-/* A group as a range of nodes, which stays valid while other groups change. */
+/* A group as a range in a copied list of nodes. The range stays valid when other groups change. */
 typedef struct members {
-  uint32_t first, count; /* range in a list of nodes */
+  uint32_t first, count; /* range in grouping.nodes */
   uint32_t limit;        /* index of its device among the limits */
 } members;
 

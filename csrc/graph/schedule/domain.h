@@ -20,13 +20,13 @@ typedef struct mpg_domain_map {
 } mpg_domain_map;
 
 static inline uint32_t mpg_domain_all(const mpg_domain *domain) { return (1u << domain->ndim) - 1; }
-/* Returns the number of elements of a value. */
+/* Returns the number of elements of a value that varies along the dims `varying`. */
 int64_t mpg_domain_size(const mpg_domain *domain, uint32_t varying);
 uint32_t mpg_domain_apply(const mpg_domain_map *map, uint32_t varying);
 /* Sets the domain to the dims of a shape that are not 1. */
 void mpg_domain_of(const mpg_shape *shape, mpg_domain *domain);
 /* Sets *varying to the dims of the domain of `whole` along which an array of shape `shape` varies
- * when it is broadcast to `whole`. Returns false if the shapes do not broadcast. */
+ * when it is broadcast to `whole`. Returns false if it does not broadcast to `whole`. */
 bool mpg_domain_bits(const mpg_shape *shape, const mpg_shape *whole, uint32_t *varying);
 
 /* Unifies the dims `varying` of `domain` with all dims of `other`, by splitting dims of `domain`.

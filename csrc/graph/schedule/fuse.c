@@ -14,11 +14,11 @@ typedef struct fuser {
   const uint32_t *external;
   const bool *saved, *unfused;
   mpg_analysis facts;      /* of the order; owned */
-  mpg_open_group **groups; /* NULL means dissolved */
+  mpg_open_group **groups; /* NULL if dissolved, merged, or written to the result */
   uint32_t num_groups;
   size_t groups_capacity;
   uint32_t first_open; /* groups with smaller numbers are closed */
-  uint32_t *group_of;  /* per node, or MPG_NO_GROUP */
+  uint32_t *group_of;  /* per node: its group's index in `groups`, or MPG_NO_GROUP */
   bool *kept;          /* per root: true if it or a view of it is saved or in an external array */
   mpg_open_group *trial, *spare;
 } fuser;
@@ -59,8 +59,8 @@ static void close_all(fuser *f) {
 
 enum { MAX_SOURCES = 8 }; /* maximum number of groups that one node joins */
 
-/* Finds the open groups of a node's inputs on its device and in its segment, and closes the open
- * groups of its remaining inputs. */
+/* Lists the open groups that compute the node's inputs on its device and in its segment, and
+ * returns their number. Closes the open groups that compute its remaining inputs. */
 static uint32_t find_sources(fuser *f, const mpg_fuse_candidate *c, uint32_t *found) {
   const mpg_node *node = c->node;
   uint32_t count = 0;
@@ -90,7 +90,7 @@ static uint32_t value_from(const fuser *f, const mpg_node *node, uint32_t group)
   return UINT32_MAX;
 }
 
-/* Replaces group `number` by the trial. */
+/* Replaces group `number` with the trial. */
 static void take_over(fuser *f, uint32_t number) {
   mpg_open_group *g = f->groups[number];
   f->groups[number] = f->trial;
@@ -100,7 +100,7 @@ static void take_over(fuser *f, uint32_t number) {
 }
 
 /* True if the group's device runs other nodes between the group's last kernel and the position.
- * Views and members of the source groups do not count, because they move with the group. */
+ * Views and members of the source groups are ignored, because they move with the group. */
 static bool has_gap(const fuser *f, const mpg_open_group *g, uint32_t position,
                     const uint32_t *sources, uint32_t num_sources) {
   enum { LOOK_BACK = 256 };
@@ -151,8 +151,8 @@ static bool worth_moving(const fuser *f, const mpg_open_group *g, uint32_t posit
 
 /* --- The walk --------------------------------------------------------------------------------- */
 
-/* Determines whether the device's fused kernels can compute the node, and whether they are
- * generated. */
+/* Sets *taken to true if the device's fused kernels can compute the node, and *generated to true
+ * if the device generates these kernels. */
 static mpg_status is_taken(const fuser *f, const mpg_node *node, bool *taken, bool *generated) {
   mpg_device *device;
   mpg_dtype dtypes[MPG_MAX_NAMED];
@@ -170,8 +170,8 @@ static mpg_status is_taken(const fuser *f, const mpg_node *node, bool *taken, bo
   return MPG_OK;
 }
 
-/* Determines how the node acts on a domain. If not *fusible, it may be in a group only as a
- * view. */
+/* Determines how the node acts on a domain. If *fusible is false, the node may be in a group only
+ * as a view. */
 static mpg_status describe(const fuser *f, mpg_fuse_candidate *c, bool *fusible) {
   mpg_fuse_action *a = &c->action;
   *fusible = false;
@@ -230,8 +230,8 @@ static uint32_t largest_to(const fuser *f, uint32_t *sources, uint32_t first, ui
   return sources[first] = number;
 }
 
-/* Joins the node to the largest group that accepts it, and returns that group, or MPG_NO_GROUP if
- * there is none. */
+/* Joins the node to the largest group that accepts it. Returns that group, or MPG_NO_GROUP if no
+ * group accepts the node. */
 static uint32_t join_largest(fuser *f, const mpg_fuse_candidate *c, uint32_t *sources,
                              uint32_t count) {
   for (uint32_t i = 0; i < count; i++) {

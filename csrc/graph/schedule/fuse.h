@@ -20,13 +20,13 @@
 #include "graph/schedule/domain.h"
 #include "op/fused.h"
 
-/* A tile spans part of one dim and all of the dims after it, which have at most MAX_TILE elements.
- * One thread may compute a whole group of at most MAX_FEW elements. */
+/* A tile spans a range of one dim and all later dims, which together have at most MAX_TILE
+ * elements. A group of at most MAX_FEW elements may run on a single thread. */
 enum { MPG_FUSED_MAX_TILE = 16384, MPG_FUSED_MAX_FEW = 65536 };
 
 typedef struct mpg_fused_use { /* a value as seen by the members */
   uint32_t value;              /* index in graph->values */
-  uint32_t varying;            /* bit i: the value varies along dim i of the domain */
+  uint32_t varying;            /* bit i is set if the value varies along dim i of the domain */
   bool made;                   /* computed by a member */
   bool trailing;               /* computed by a trailing reduction, or a view of its result */
 } mpg_fused_use;
@@ -35,9 +35,9 @@ typedef struct mpg_fusion_group {
   uint32_t first, count; /* positions in the order */
   int ndim, split;
   int64_t dims[MPG_MAX_NDIM];
-  uint32_t row; /* as in mpg_fused */
+  uint32_t row; /* bit mask of the dims of a row (see mpg_fused) */
   mpg_dtype row_dtype;
-  uint32_t uses, num_uses; /* its uses start at fusion->uses[uses] */
+  uint32_t uses, num_uses; /* the group's uses start at fusion->uses[uses] */
   uint32_t producer;       /* node of the product that the group follows; MPG_NO_NODE means none */
 } mpg_fusion_group;
 
@@ -51,14 +51,15 @@ typedef struct mpg_fusion {
   size_t num_uses, groups_capacity, uses_capacity;
 } mpg_fusion;
 
-/* Annotates a copy of the order. `external` and `saved` are as in mpg_plan_request. `unfused` marks
- * nodes that join no group. `fused` is set only if *changed. */
+/* Annotates a copy of the order. external[v] is the external array of value v, or MPG_NO_BASE.
+ * saved[v] is true if v is alive after the phase; NULL means that no value is. `unfused` marks
+ * nodes that join no group. *fused is set only if *changed is true. */
 mpg_status mpg_graph_fuse(const mpg_graph *graph, const mpg_order *order, const uint32_t *external,
                           const bool *saved, const bool *unfused, mpg_order *fused, bool *changed);
 void mpg_fusion_free(mpg_fusion *fusion); /* NULL is allowed */
 
-/* Returns the group of a position, or NULL. mpg_order_first and mpg_order_last return the first and
- * last position of its group, or the position itself if it is in no group. */
+/* Returns the group of a position, or NULL. mpg_order_first and mpg_order_last return the first
+ * and last position of this group, or the position itself if it is in no group. */
 static inline const mpg_fusion_group *mpg_order_group(const mpg_order *order, size_t position) {
   return order->fusion && order->fusion->group_of[position] != MPG_NO_GROUP
              ? &order->fusion->groups[order->fusion->group_of[position]]
@@ -73,17 +74,17 @@ static inline uint32_t mpg_order_last(const mpg_order *order, size_t position) {
   return group ? group->first + group->count - 1 : (uint32_t)position;
 }
 
-/* How a node acts on a domain. Used by fusion and by lowering. */
+/* Kinds of nodes, for fusion and lowering. */
 typedef enum mpg_fuse_kind {
   MPG_FUSE_NOT,
   MPG_FUSE_MAP,
   MPG_FUSE_REDUCE,
-  MPG_FUSE_ROWS, /* op/math/rows.h, along the last axis; for generated kernels */
+  MPG_FUSE_ROWS, /* row ops (op/math/rows.h) along the last axis; only in generated kernels */
   MPG_FUSE_VIEW,
   MPG_FUSE_PRODUCER
 } mpg_fuse_kind;
 mpg_fuse_kind mpg_fuse_kind_of(const mpg_graph *graph, const mpg_node *node);
-/* Describes the matrix product of a PRODUCER. Returns false if the node cannot be one. */
+/* Describes the product of a PRODUCER. Returns false if the node cannot be a producer. */
 bool mpg_fuse_product(const mpg_graph *graph, const mpg_node *node, mpg_product *product);
 
 /* How a node acts on its own domain. bits[i] is the set of dims along which operand i varies;
@@ -93,8 +94,8 @@ typedef struct mpg_fuse_action {
   uint32_t num_inputs;  /* inputs whose contents are read */
   uint32_t num_outputs; /* outputs with elements */
   uint32_t bits[MPG_MAX_NAMED];
-  uint32_t row; /* dims that a REDUCE reduces, or the dim along the rows of ROWS; 0 means none */
-  uint32_t trailing; /* bit i: output i of ROWS is summed over all rows */
+  uint32_t row;      /* dims that a REDUCE reduces, or the dim of each row of ROWS; 0 means none */
+  uint32_t trailing; /* bit i is set if output i of ROWS is summed over all rows */
 } mpg_fuse_action;
 /* Describes how a MAP, REDUCE or ROWS node acts on its domain. Returns false if the node does not
  * act on a single domain. */

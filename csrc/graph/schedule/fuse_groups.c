@@ -1,4 +1,5 @@
-/* Builds groups of a fusion: joining a node, merging two groups, cutting the domain. */
+/* Builds the groups of a fusion: joins nodes, merges groups, and checks that tiles can cut the
+ * domain. */
 #include "graph/schedule/fuse_groups.h"
 
 #include <string.h>
@@ -61,7 +62,8 @@ static bool can_be_cut(const mpg_open_group *g) {
   for (int d = mpg_open_group_split(&g->domain, g->uses, g->num_uses) + 1; d < g->domain.ndim; d++)
     tile *= g->domain.dims[d];
   if (tile > MPG_FUSED_MAX_TILE) return false;
-  if (g->generated) return true; /* it has many threads, which compute few elements each */
+  /* Generated kernels have many threads, which compute few elements each. */
+  if (g->generated) return true;
   if (all > MPG_FUSED_MAX_TILE && all / tile < 8) return false;
   if (g->producer != MPG_NO_NODE && g->least % tile) return false;
   if (all <= MPG_FUSED_MAX_FEW) return true;
@@ -101,7 +103,8 @@ static bool has_rows(const mpg_open_group *g) {
          ((kept & (kept + 1)) == 0 && mpg_domain_size(&g->domain, g->row) <= MPG_FUSED_MAX_ROW);
 }
 
-/* Sets the row of a group. Returns false if it already has a different one. */
+/* Sets the row of a group. Returns false if the group has a different row, or if has_rows rejects
+ * this one. */
 static bool set_row(mpg_open_group *g, uint32_t row, mpg_dtype dtype) {
   if (g->row && (g->row != row || g->row_dtype != dtype)) return false;
   g->row = row;
@@ -173,7 +176,8 @@ bool mpg_open_group_add_view(mpg_open_group *g, const mpg_graph *graph,
 }
 
 /* Unifies the domains of the group and the node, through an input that spans the node's whole
- * domain and that the group uses. *seen is true if the node has one of these inputs. */
+ * domain and that the group uses. Sets *seen to true if the node has one of these inputs, even if
+ * the domains cannot be unified. */
 static bool join_by_input(mpg_open_group *g, const mpg_value *inputs, const mpg_graph *graph,
                           const mpg_fuse_action *a, mpg_domain_map *old, mpg_domain_map *joined,
                           bool *seen) {
@@ -188,7 +192,7 @@ static bool join_by_input(mpg_open_group *g, const mpg_value *inputs, const mpg_
 }
 
 /* Like join_by_input, but through an input that spans the group's whole domain and only a part of
- * the node's. The group's domain grows to the node's. */
+ * the node's domain. The group's domain then grows to that of the node. */
 static bool widen_by_input(mpg_open_group *g, const mpg_value *inputs, const mpg_graph *graph,
                            const mpg_fuse_action *a, mpg_domain_map *old, mpg_domain_map *joined) {
   uint32_t all = mpg_domain_all(&g->domain);

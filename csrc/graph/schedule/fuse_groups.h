@@ -1,6 +1,6 @@
-/* Open groups of a fusion (fuse.c): their nodes, their common domain, and the dims of each value on
- * it. A group is a plain value, so a step that may fail is tried on a copy. Ownership: the caller
- * owns it. Threads: host lock. */
+/* Open groups of a fusion (fuse.c): their nodes, their common domain, and the dims of each value
+ * on it. A group contains no pointers, so a step that may fail is tried on a copy. Ownership: the
+ * caller owns it. Threads: host lock. */
 #ifndef MPG_GRAPH_SCHEDULE_FUSE_GROUPS_H
 #define MPG_GRAPH_SCHEDULE_FUSE_GROUPS_H
 
@@ -12,14 +12,15 @@ typedef struct mpg_open_group {
   uint32_t segment;
   bool open; /* more nodes may join */
   mpg_domain domain;
-  uint32_t last;        /* position of its last kernel */
+  uint32_t last;        /* position of its last kernel in the order */
   uint32_t num_kernels; /* number of members except views */
   uint32_t num_members, num_uses, num_trailing;
   uint32_t producer; /* node number; MPG_NO_NODE means none */
-  int64_t panel;     /* number of elements in the producer's panels */
-  int64_t least;     /* number of elements in the smallest panel; many threads get smaller panels */
-  bool generated;    /* the device generates its kernel */
-  uint32_t row;      /* dims that a generated kernel reduces; 0 means none */
+  int64_t panel;     /* number of elements per panel of the producer */
+  /* With many threads panels are smaller, but remain multiples of this number of elements. */
+  int64_t least;
+  bool generated; /* the device generates its kernel */
+  uint32_t row;   /* dims that a generated kernel reduces; 0 means none */
   mpg_dtype row_dtype;
   uint32_t members[MPG_FUSED_MAX_MEMBERS]; /* positions, ascending */
   mpg_fused_use uses[MPG_FUSED_MAX_VALUES];
@@ -53,9 +54,9 @@ bool mpg_open_group_merge(mpg_open_group *g, mpg_open_group *other, uint32_t val
 /* Merges adjacent dims if each value varies along both or neither. */
 void mpg_open_group_collapse(mpg_open_group *g);
 
-/* fuse_order.c: moves trailing reductions, and maps that follow a producer, to directly after their
- * inputs. `moved` is set only if the order changes; its segments are borrowed. `unfused` is as in
- * mpg_graph_fuse, and `facts` are of the order. */
+/* fuse_order.c: moves trailing reductions, and maps that follow a producer, to directly after
+ * their inputs. `moved` is set only if the order changes; its segments are borrowed. `unfused` is
+ * as in mpg_graph_fuse, and `facts` is the analysis of `order`. */
 mpg_status mpg_fuse_order(const mpg_graph *graph, const mpg_order *order, const bool *unfused,
                           const mpg_analysis *facts, mpg_order *moved);
 

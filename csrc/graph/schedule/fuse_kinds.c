@@ -24,7 +24,7 @@ static bool has_one_shape(const mpg_graph *graph, const mpg_node *node) {
   return true;
 }
 
-/* True for ops whose element i needs only element i of each operand. */
+/* True for elementwise ops: element i of a result needs only element i of each operand. */
 static bool is_map(const mpg_graph *graph, const mpg_node *node) {
   uint32_t flags = node->op->flags;
   if (flags & MPG_OP_COPY) return !mpg_node_crosses(graph, node);
@@ -33,7 +33,7 @@ static bool is_map(const mpg_graph *graph, const mpg_node *node) {
   return flags & MPG_OP_MAP;
 }
 
-/* True for ops on contiguous rows. */
+/* True for row ops (op/math/rows.h) along the last axis, if rows have several elements. */
 static bool has_rows(const mpg_graph *graph, const mpg_node *node) {
   mpg_rows rows;
   const mpg_shape *shape = node->num_inputs ? shape_of_input(graph, node, 0) : NULL;

@@ -11,13 +11,14 @@ typedef struct mover {
   const mpg_order *order;
   const bool *unfused;
   const mpg_analysis *facts;
-  /* The following arrays are per node and form a linked list of the nodes in the new order. `place`
-   * is the node's position in the old order, or that of the node it was moved after.
-   * MPG_NO_POSITION means not in the list. */
+  /* The following arrays are per node and form a linked list of the nodes in the new order.
+   * `place` is a node's position in the old order or, for a moved node, the `place` of the node it
+   * follows. MPG_NO_POSITION means that the node is not in the list. */
   uint32_t *place;
   uint32_t *next; /* the next node in the list */
-  uint32_t *last; /* the last node that was moved after this node, or this node */
-  bool *follows;  /* true for producers and nodes that were moved after one */
+  /* The last node that was moved to follow this node; the node itself if none was. */
+  uint32_t *last;
+  bool *follows;  /* true for producers and for maps that were moved to follow one */
   uint32_t tail;  /* the last node of the list; MPG_NO_NODE means empty */
   uint32_t write; /* position of the latest node that writes an input */
   bool moved;

@@ -20,14 +20,14 @@ typedef struct schedule {
   mpg_analysis facts; /* of the order; owned */
   /* Dependency graph: the successors of k are next[first[k]] to next[first[k + 1] - 1]. */
   uint32_t *first, *next;
-  uint32_t *waits; /* number of predecessors */
+  uint32_t *waits; /* per position: number of predecessors */
   size_t *bytes;   /* per root: bytes in a planned block; 0 if its memory is elsewhere */
   bool *stays;     /* per root: never freed */
   mpg_device_id devices[MPG_MAX_GRAPH_DEVICES];
   uint32_t num_devices;
-  double *seconds; /* per position; only for mpg_order_for_time */
-  uint32_t *left;  /* workspace: copies of waits and uses */
-  uint32_t *left_uses;
+  double *seconds;     /* per position; only for mpg_order_for_time */
+  uint32_t *left;      /* workspace, per position: number of remaining predecessors */
+  uint32_t *left_uses; /* workspace, per root: number of remaining readers */
 } schedule;
 
 static const mpg_node *node_at(const schedule *s, uint32_t k) {
@@ -44,7 +44,7 @@ static uint32_t slot_of(schedule *s, mpg_device_id device) {
 
 static bool reads(const mpg_node *node) { return !mpg_node_flag(node, MPG_OP_SHAPE_ONLY); }
 
-/* Edges (from, to), in any order; duplicates do no harm. */
+/* Edges (from, to) as pairs, in any order. Duplicates are harmless. */
 typedef struct edge_list {
   uint32_t *ends;
   size_t count, capacity;
@@ -61,7 +61,7 @@ static mpg_status add_edge(edge_list *list, uint32_t from, uint32_t to) {
 
 static mpg_status find_edges(schedule *s, edge_list *edges) {
   const mpg_graph *graph = s->graph;
-  /* Latest user of each value that effects write. These users keep their order. */
+  /* Latest user of each value that effects write. The users of one value keep their order. */
   uint32_t *last_user = mpg_malloc((graph->num_values + 1) * sizeof *last_user);
   mpg_status status = MPG_OK;
   if (!last_user) return mpg_out_of_host_memory(graph->num_values * sizeof *last_user);
@@ -288,7 +288,8 @@ static entry pop(heap *heap) {
 static double gain_of(const schedule *s, uint32_t k) {
   const mpg_graph *graph = s->graph;
   const mpg_node *node = node_at(s, k);
-  if (mpg_node_crosses(graph, node)) return 1e30; /* directly follows the copied value */
+  /* Copies to other devices directly follow the node that computes the copied value. */
+  if (mpg_node_crosses(graph, node)) return 1e30;
   double gain = 0;
   for (uint32_t i = 0; i < node->num_outputs; i++)
     if (s->facts.root[node->values + i] == node->values + i)
@@ -330,8 +331,8 @@ static mpg_status begin_greedy(schedule *s, greedy_search *g) {
   return MPG_OK;
 }
 
-/* Updates the inputs of a node that was added to the order. A ready node that has become the last
- * reader of an input gains more, so it is pushed again. */
+/* Updates the inputs of a node that was added to the order. If a ready node has become the last
+ * reader of an input, it now frees that input, so it is pushed with its new gain. */
 static mpg_status release_inputs(schedule *s, greedy_search *g, uint32_t k) {
   const mpg_node *node = node_at(s, k);
   for (uint32_t i = 0; i < node->num_inputs && reads(node); i++) {
@@ -477,7 +478,8 @@ fail:
   return status;
 }
 
-/* The program's order keeps neighbors together, so it is kept unless another order saves 1/20. */
+/* The program's order keeps neighbors together, so it is replaced only if another order lowers the
+ * peak memory by more than 1/20. */
 enum { WORTH_A_CHANGE = 20 };
 
 mpg_status mpg_order_for_memory(const mpg_plan_request *request, mpg_order *better, bool *changed) {
@@ -532,7 +534,7 @@ static mpg_status run_in_order(schedule *s, const mpg_order *order, double *seco
   double *done = mpg_calloc(s->count + 1, sizeof *done), free_at[MPG_MAX_GRAPH_DEVICES] = {0};
   if (!done) return mpg_out_of_host_memory(s->count * sizeof *done);
   *seconds = 0;
-  /* done[k] is the earliest start of node k: the latest end of its dependencies so far. */
+  /* The earliest start of node k, done[k], is the latest end of its dependencies so far. */
   for (size_t i = 0; i < order->count; i++) {
     uint32_t k = s->facts.position[order->nodes[i]], slot = slot_of(s, runs_on(s, k));
     double start = done[k] > free_at[slot] ? done[k] : free_at[slot];
@@ -573,8 +575,10 @@ static mpg_status pop_within(schedule *s, heap *ready, const size_t *alive, cons
 }
 
 typedef struct list_scheduler {
-  heap ready[MPG_MAX_GRAPH_DEVICES];  /* by longest path to the end; copies first */
-  heap coming[MPG_MAX_GRAPH_DEVICES]; /* nodes not ready yet, by negated ready time */
+  /* Ready nodes, sorted by longest path to the end. Copies to other devices come first. */
+  heap ready[MPG_MAX_GRAPH_DEVICES];
+  /* Nodes that are not ready yet, sorted by ready time (the rank is the negated time). */
+  heap coming[MPG_MAX_GRAPH_DEVICES];
   double free_at[MPG_MAX_GRAPH_DEVICES];
   double *starts; /* per position: end time of its last dependency */
   size_t alive[MPG_MAX_GRAPH_DEVICES];

@@ -1,4 +1,4 @@
-/* Checks that a graph can be split along the batch, by the batching rules of its nodes. */
+/* Checks that a graph can be split along the batch, using the batching rules of its ops. */
 #include "graph/schedule/micro_batching.h"
 
 #include <string.h>
@@ -26,7 +26,7 @@ static void mark_live(walk *w) {
   mpg_graph_mark_live(graph, w->live);
 }
 
-/* Runs the rule of one node and sets `out` for its outputs. */
+/* Runs the batching rule of one node, which fills `out` for the node's outputs. */
 static mpg_status run_rule(walk *w, uint32_t number, mpg_batch *out) {
   const mpg_graph *graph = w->graph;
   const mpg_node *node = &graph->nodes[number];
@@ -60,9 +60,11 @@ static const char *plural(int64_t count) { return count == 1 ? "" : "s"; }
  * Called if this value is used for anything but state. */
 static mpg_status fail_cause(walk *w, uint32_t cause) { return run_rule(w, cause, w->out); }
 
-/* Applies the rules for chunks along time; *done is false if the op's batching rule must decide.
- * Carried state may be combined with any value. A value computed only from the steps of one chunk
- * may become state, but nothing else. */
+/* Applies the rules for chunks along time. A recurrence (MPG_OP_CARRIES) of state and per-step
+ * values follows its own rule. Any other op with a STATE input yields STATE. A PART value
+ * (computed from one chunk only) may feed other PART values and STATE. Combining it with per-step
+ * values (DIVIDED) without STATE is rejected. Sets *done to false if no input is STATE or PART;
+ * the op's batching rule then decides. */
 static mpg_status along_time(walk *w, uint32_t number, mpg_batch *out, bool *done) {
   const mpg_node *node = &w->graph->nodes[number];
   const mpg_value *inputs = mpg_node_inputs(w->graph, node);
@@ -95,7 +97,7 @@ static mpg_status check_statistics(const mpg_node *node) {
                   node->op->name, *path ? " in block " : "", path, node->op->name);
 }
 
-/* Reports that the shapes of output k differ between the walks in more than their rows. */
+/* Fails because the size per row of output k differs between the walks. */
 static mpg_status fail_sizes(const walk *a, const walk *b, uint32_t n, uint32_t k) {
   const mpg_node *node = &a->graph->nodes[n], *other = &b->graph->nodes[n];
   const char *path = mpg_scope_text(node->scope), *in = *path ? " in block " : "",
@@ -113,8 +115,9 @@ static mpg_status fail_sizes(const walk *a, const walk *b, uint32_t n, uint32_t 
       mpg_shape_text(&b->graph->values[other->values + k].desc.shape, shapes[1], sizeof shapes[1]));
 }
 
-/* Copies the node's result from the walk with more rows, which has passed the rules. This walk
- * cannot determine the batch axis: with one row, every axis of size 1 could be it. */
+/* Copies the node's batch axes from the walk with more rows, which has passed the rules. This walk
+ * cannot determine the batch axis, because with one row every axis of size 1 could be the batch
+ * axis. */
 static mpg_status adopt(walk *w, uint32_t number, mpg_batch *out) {
   const mpg_node *node = &w->graph->nodes[number];
   uint32_t first = w->whole->graph->nodes[number].values;
@@ -179,7 +182,7 @@ static mpg_status check_output(walk *w, size_t i) {
 /* Returns the shape of the numbers that a random node draws. */
 static mpg_shape drawn_shape(const mpg_graph *graph, const mpg_node *node) {
   const mpg_graph_value *outputs = &graph->values[node->values];
-  /* The last output of an op that carries a state is the state. */
+  /* The last output of an op that carries a state is the state, so output 0 is used. */
   uint32_t last = mpg_node_flag(node, MPG_OP_CARRIES) ? 0 : node->num_outputs - 1;
   const mpg_shape *output = &outputs[last].desc.shape,
                   *input = node->num_inputs
@@ -258,8 +261,8 @@ fail:
 
 /* --- Two sizes -------------------------------------------------------------------------------- */
 
-/* Returns the index of a float parameter that differs between the two numbers of rows, or -1 if
- * none differs. */
+/* Returns the index of a float parameter that differs between the two traces, or -1 if none
+ * differs. */
 static int other_number(const mpg_node *a, const mpg_node *b, double *one, double *two) {
   const mpg_param_table *table = a->op->params;
   for (int i = 0; i < table->count && a->params && b->params; i++) {
@@ -278,10 +281,12 @@ static mpg_status compare_node(const walk *a, const walk *b, uint32_t n) {
   double one, two;
   const char *path = mpg_scope_text(node->scope), *in = *path ? " in block " : "",
              *part = a->request->along_time ? "chunk" : "micro-batch";
-  bool counts = mpg_node_flag(node, MPG_OP_COUNTS); /* allowed to differ: its users are checked */
+  /* Ops with this flag compute positions (_arange). Their parameters may differ between the
+   * traces, because the users of the positions are checked. */
+  bool counts = mpg_node_flag(node, MPG_OP_COUNTS);
   for (uint32_t k = 0; k < node->num_outputs; k++) {
     const mpg_batch *x = &a->values[node->values + k], *y = &b->values[other->values + k];
-    /* States are not compared, because the op that carries one adapts its size. */
+    /* States are not compared, because the op that carries a state adapts its size. */
     if (x->kind == MPG_BATCH_STATE || x->kind == MPG_BATCH_PART) return MPG_OK;
     if (x->kind != MPG_BATCH_DIVIDED || y->kind != MPG_BATCH_DIVIDED ||
         (x->axis == y->axis && x->outer == y->outer && x->inner == y->inner))

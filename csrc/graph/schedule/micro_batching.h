@@ -3,7 +3,7 @@
  *
  * Along time, a micro-batch is a chunk of steps, which starts from the state of the previous chunk.
  * Values computed with the state are accepted. A value computed from several steps of one chunk
- * without the state (a mean, positions that begin at 0) may only become state itself.
+ * without the state (a mean, positions that begin at 0) may only become part of the state.
  *
  * Ownership: nothing is owned. Threads: host lock.
  */
@@ -22,29 +22,30 @@ typedef struct mpg_batching_request {
    * divided. */
   const uint8_t *output_kinds;
   int64_t rows; /* number of rows in the micro-batch */
-  int axis;     /* the axis of rows in arrays that the graph creates */
+  int axis;     /* axis of the rows in arrays that the graph creates */
   bool along_time;
   /* Receives the position of the rows in each random call of the graph. Zeroed by the caller; NULL
    * if not requested. */
   mpg_drawn *drawn;
   uint32_t num_drawn; /* capacity of `drawn` */
-  /* Moving averages are updated outside the graph, for the whole batch, so no op may change its
-   * states. */
+  /* If true, moving averages are updated outside the graph, for the whole batch. Ops that update
+   * them inside the graph are then rejected. */
   bool whole_statistics;
 } mpg_batching_request;
 
 /* Checks that the graph can be divided as requested. On failure, the error names the op and its
  * block, or the output. */
 mpg_status mpg_graph_check_batching(const mpg_graph *graph, const mpg_batching_request *request);
-/* Checks one function traced for two numbers of rows. Sizes in the graph must scale with the
- * arrays' rows, and numeric parameters must not depend on the number of rows, as in x / len(x).
- * Traces with different nodes (a loop over steps) are checked separately. If the first trace has
- * one row, the second trace determines which axis of size 1 is the batch axis. */
+/* Checks two traces of one function, made with different numbers of rows. Sizes in the graph must
+ * scale with the arrays' rows, and numeric parameters must not depend on the number of rows, as in
+ * x / len(x). Traces with different nodes (a loop over steps) are checked separately. If the first
+ * trace has one row, the second trace determines which axis of size 1 is the batch axis. */
 mpg_status mpg_graph_compare_batching(const mpg_graph *graph, const mpg_batching_request *request,
                                       const mpg_graph *second, const mpg_batching_request *other);
-/* Marks random calls as rowless if their shape is the same for two numbers of rows. `drawn` has
- * num_drawn entries, at least one for each random call of `graph`; the caller owns it. If the
- * traces have different numbers of random calls, none is marked. */
+/* Marks a random call as rowless if its draw has the same shape in both traces, which have
+ * different numbers of rows. `drawn` has num_drawn entries, at least one for each random call of
+ * `graph`; the caller owns it. If the traces have different numbers of random calls, no call is
+ * marked. */
 mpg_status mpg_graph_compare_draws(const mpg_graph *graph, const mpg_graph *second,
                                    mpg_drawn *drawn, uint32_t num_drawn);
 

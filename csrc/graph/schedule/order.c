@@ -1,5 +1,6 @@
-/* Orders: the live nodes in creation order (dead code is eliminated), with copies to other devices
- * as early as possible. Also moves sums of gradients to directly after their inputs. */
+/* Execution orders: the live nodes in creation order (dead code is eliminated), with copies to
+ * other devices as early as possible. Also moves sums of gradients to directly after their
+ * inputs. */
 #include <string.h>
 
 #include "base/workspace.h"
@@ -78,7 +79,7 @@ mpg_status mpg_order_follow(const mpg_graph *graph, uint32_t first, mpg_order *o
     begin[leader[n] + 1]++;
   }
   for (size_t k = 0; k < count; k++) begin[k + 1] += begin[k];
-  /* The leader comes first. */
+  /* Each leader comes directly before the nodes that follow it. */
   for (size_t k = 0; k < count; k++) nodes[begin[leader[order->nodes[k]]]++] = order->nodes[k];
   mpg_free(order->nodes);
   order->nodes = nodes;

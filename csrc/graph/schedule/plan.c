@@ -17,7 +17,7 @@ typedef struct lifetime {
 typedef struct item { /* memory that has or needs a location */
   size_t offset, size;
   lifetime life;
-  uint32_t value, block; /* UINT32_MAX means a new block */
+  uint32_t value, block; /* block UINT32_MAX means a new block */
 } item;
 
 typedef struct item_list {
@@ -29,10 +29,10 @@ typedef struct planner {
   const mpg_plan_request *request;
   const mpg_graph *graph;
   mpg_plan *plan;
-  lifetime *lives; /* per root */
-  bool *planned;   /* per root: needs a location in a block */
-  bool *pushed;    /* per root: another device pushes it into a lane */
-  bool *written;   /* per value: an effect writes it */
+  lifetime *lives; /* per root: when its memory is in use */
+  bool *planned;   /* per root: true if it needs a location in a block */
+  bool *pushed;    /* per root: true if another device pushes it into a lane */
+  bool *written;   /* per value: true if an effect writes it */
   uint32_t *taken; /* per root: the external array of all values with this root, or MPG_NO_BASE */
   mpg_workspace space;
 } planner;
@@ -60,7 +60,7 @@ size_t mpg_plan_bytes(const mpg_plan *plan, mpg_device_id device) {
 
 static uint32_t find(mpg_plan *plan, uint32_t value) {
   while (plan->roots[value] != value) {
-    /* Path compression: chains of in-place ops are long. */
+    /* Path compression, because chains of in-place ops can be long. */
     plan->roots[value] = plan->roots[plan->roots[value]];
     value = plan->roots[value];
   }
@@ -142,7 +142,7 @@ static void find_lifetimes(planner *p) {
   const mpg_graph *graph = p->graph;
   for (size_t k = 0; k < p->request->order->count; k++) {
     const mpg_node *node = &graph->nodes[p->request->order->nodes[k]];
-    /* The values of a group live for as long as the whole group runs. */
+    /* The values of a group are alive while the whole group runs. */
     uint32_t first = mpg_order_first(p->request->order, k),
              last = mpg_order_last(p->request->order, k);
     for (uint32_t i = 0; i < node->num_outputs; i++) {
@@ -165,8 +165,8 @@ static bool has_no_memory(const planner *p, uint32_t value) {
   return fusion && fusion->internal[value];
 }
 
-/* Assigns external arrays and lanes; all remaining values of this phase are planned in a main
- * block. */
+/* Assigns values to external arrays and lanes. Marks all remaining values of this phase as
+ * planned, for a main block. */
 static mpg_status give_places(planner *p) {
   const mpg_graph *graph = p->graph;
   mpg_plan *plan = p->plan;
@@ -217,8 +217,8 @@ static bool may_lie_over(const planner *p, size_t k, uint32_t out, uint32_t inpu
   bool overwrites = mpg_node_flag(node, MPG_OP_INPLACE) &&
                     !mpg_node_flag(node, MPG_OP_SHAPE_ONLY) && out == node->values;
   if (!group) return overwrites;
-  /* A group works tile by tile. So both values must have as many elements as its domain, and no
-   * member may read the input after it was overwritten. */
+  /* A group works tile by tile. Both values must therefore have as many elements as its domain,
+   * and no member may read the input after it was overwritten. */
   int64_t all = 1;
   for (int d = 0; d < group->ndim; d++) all *= group->dims[d];
   const mpg_node *producer = group->producer != MPG_NO_NODE ? &graph->nodes[group->producer] : NULL;
@@ -268,8 +268,9 @@ static void share_in_place(planner *p) {
 
 static bool meet(lifetime a, lifetime b) { return a.begin <= b.end && b.begin <= a.end; }
 
-/* Finds the smallest gap for `wanted` between the items whose lifetimes overlap with its own, or
- * else the space after them. Returns false if the chosen space ends above `limit`. */
+/* Sets *offset to the smallest gap for `wanted` between the items whose lifetimes overlap with its
+ * lifetime, or to the end of these items if no gap is large enough. Returns false if the space
+ * after the items is chosen and exceeds `limit`. */
 static bool best_fit(const item_list *list, const item *wanted, size_t limit, size_t *offset) {
   size_t end = 0, best_gap = SIZE_MAX;
   for (size_t i = 0; i < list->count; i++) {
@@ -296,8 +297,8 @@ static mpg_status put(item_list *list, const item *placed) {
   return MPG_OK;
 }
 
-/* Compares two items in a packing order: larger key a or b first, then earlier begin, then lower
- * value number. */
+/* Compares two items in a packing order: the larger key (a of x, b of y) first, then the earlier
+ * begin, then the lower value number. */
 static int compare(size_t a, size_t b, const item *x, const item *y) {
   if (a != b) return a > b ? -1 : 1;
   if (x->life.begin != y->life.begin) return x->life.begin < y->life.begin ? -1 : 1;
@@ -313,7 +314,7 @@ static int latest_first(const void *a, const void *b) {
 }
 static int earliest_first(const void *a, const void *b) { return compare(0, 0, a, b); }
 typedef int comparison(const void *, const void *);
-/* One of these orders does well on most graphs. */
+/* No packing order is best for all graphs, so several are tried. */
 static comparison *const ways[] = {largest_first, longest_first, earliest_first, latest_first};
 enum { NUM_WAYS = sizeof ways / sizeof *ways };
 
@@ -323,8 +324,8 @@ typedef struct space {
   item_list list;
 } space;
 
-/* Adds the memory in use in a block: saved values of the forward phase until their last use, or
- * values pushed into a lane. */
+/* Adds the memory that is already in use in the block to its list: saved values of the forward
+ * phase until their last use, or values pushed into a lane. */
 static mpg_status occupy(planner *p, space *space) {
   mpg_plan *plan = p->plan;
   bool old = space->block < plan->first_block;
@@ -333,7 +334,7 @@ static mpg_status occupy(planner *p, space *space) {
     if (plan->locations[v].base != base || !(old ? p->request->saved[v] : p->pushed[v])) continue;
     lifetime life = {0, p->lives[find(plan, (uint32_t)v)].end};
     if (old && p->request->retain) life.end = FOREVER;
-    /* The value has no readers in this phase. */
+    /* No node of this phase reads the value, so its memory is free. */
     if (old && !p->request->retain && p->lives[find(plan, (uint32_t)v)].begin == FOREVER) continue;
     MPG_TRY(put(&space->list, &(item){plan->locations[v].offset, value_bytes(p, (uint32_t)v), life,
                                       (uint32_t)v, space->block}));
@@ -355,8 +356,8 @@ static bool fit_into(const mpg_plan *plan, space *spaces, uint32_t count, item *
   return false;
 }
 
-/* Assigns locations to the items, in the device's existing blocks and in a new one. *size is the
- * size of the new block. */
+/* Assigns locations to the items, in the device's existing blocks and in a new one. Sets *size to
+ * the size of the new block, which is 0 if no item needs it. */
 static mpg_status pack(planner *p, uint32_t slot, item *items, size_t count, comparison *way,
                        size_t *size) {
   mpg_plan *plan = p->plan;
@@ -442,8 +443,8 @@ static void count_alive(ptrdiff_t *steps, lifetime life, uint32_t count, size_t 
   steps[life.end < count ? life.end + 1 : count] -= (ptrdiff_t)bytes;
 }
 
-/* Computes the peak bytes alive per device. Values saved in the forward phase count until their
- * last use. */
+/* Computes the peak bytes alive per device. Values saved in the forward phase are alive until
+ * their last use. */
 static mpg_status find_alive(planner *p) {
   mpg_plan *plan = p->plan;
   const mpg_plan *forward = p->request->forward;

@@ -39,14 +39,14 @@ typedef struct mpg_plan_block {
 enum { MPG_MAX_GRAPH_DEVICES = 64 };
 
 typedef struct mpg_plan {
-  mpg_device_id devices[MPG_MAX_GRAPH_DEVICES]; /* slots */
+  mpg_device_id devices[MPG_MAX_GRAPH_DEVICES]; /* indexed by slot */
   uint32_t num_devices;
   uint32_t num_externals;
   mpg_plan_block *blocks;           /* a backward plan begins with the forward blocks */
   uint32_t num_blocks, first_block; /* blocks before first_block belong to the forward plan */
   size_t blocks_capacity;
   mpg_location *locations; /* per value */
-  uint32_t *roots;         /* per value: the value whose memory it shares */
+  uint32_t *roots;         /* per value: the value whose memory it uses, possibly itself */
   size_t num_values;
   /* Per slot: peak bytes of planned arrays alive in this phase, a lower bound for every plan of
    * this order. */
@@ -60,18 +60,17 @@ typedef struct mpg_plan_request {
   /* Per value: the external array that holds it or must receive it, or MPG_NO_BASE. */
   const uint32_t *external;
   const bool *saved;       /* per value: true if it is alive after the phase */
-  const mpg_plan *forward; /* NULL in the forward phase */
+  const mpg_plan *forward; /* the forward plan; NULL when planning the forward phase */
   bool unfused;            /* mpg_schedule: disables fusion */
   bool retain;             /* the graph is retained, so saved values of the forward plan are kept */
 } mpg_plan_request;
 
 /* Plans the memory of a phase. `plan` must be zeroed. */
 mpg_status mpg_plan_make(const mpg_plan_request *request, mpg_plan *plan);
-/* choose_order.c: chooses and plans the order of the request's nodes. With `free_order` it first
+/* choose_order.c: chooses and plans the order of the request's nodes. With `free_order`, first
  * tries orders that need less memory, then orders in which devices wait less for each other. The
- * latter are taken only if no device's plan grows by more than 1/50. Then it fuses the order,
- * except for groups that would enlarge a device's plan. *order, which is request->order, is
- * replaced. */
+ * latter are taken only if no device's plan grows by more than 1/50. Then fuses the order, except
+ * for groups that would enlarge a device's plan. Replaces *order, which must be request->order. */
 mpg_status mpg_schedule(const mpg_plan_request *request, mpg_order *order, bool free_order,
                         mpg_plan *plan);
 void mpg_plan_free(mpg_plan *plan);
@@ -83,9 +82,9 @@ uint32_t mpg_plan_slot(const mpg_plan *plan, mpg_device_id device);
 /* True for a node that needs no kernel because its output is at the location of its input. */
 bool mpg_plan_aliased(const mpg_plan *plan, const mpg_graph *graph, const mpg_node *node);
 
-/* memory_order.c. Results never depend on the order: random numbers and sums are fixed earlier, and
- * users of a state that an effect writes keep their order. Copies to other devices directly follow
- * the value that they copy.
+/* memory_order.c. Results never depend on the order, because random numbers and the order of sums
+ * are fixed earlier, and nodes that use a state keep their order if one of them writes it. Copies
+ * to other devices directly follow the value that they copy.
  *
  * Searches for an order that needs less memory, in two ways. The greedy search always takes the
  * node that frees the most memory. The depth-first search first visits the input that needs the

@@ -10,10 +10,10 @@ typedef struct staging {
   const mpg_graph *graph;
   const mpg_order *order;
   mpg_analysis facts; /* of the order; owned */
-  uint32_t *depth;    /* per position */
-  bool *late;         /* per position: deferred */
-  /* Per value: 1 + the depth of its latest reader, or 0. Later readers get at least this depth,
-   * because they may share a state. */
+  uint32_t *depth;    /* per position: depth of the node's stage */
+  bool *late;         /* per position: true if the node is deferred */
+  /* Per value: 1 + the depth of its latest reader, or 0. Later readers get at least the same
+   * depth, because they may share a state. */
   uint32_t *floor;
   uint32_t max_depth;
   mpg_workspace space;
