@@ -119,15 +119,16 @@ mpg_value mpg_graph_uncast(const mpg_graph *graph, const mpg_node *node) {
   mpg_value origin = mpg_node_inputs(graph, source)[0];
   mpg_dtype from = desc_of(graph, origin)->dtype, through = desc_of(graph, input)->dtype,
             to = graph->values[node->values].desc.dtype;
-  /* Unless the result has the original dtype, only a Cast between floats is merged. Conversions of
-   * out-of-range numbers differ between integers and floats, and amp_cast does not convert some
-   * dtypes. */
+  /* If the intermediate dtype holds every value, the casts are merged if the result has the
+   * original dtype, or if the outer op is a Cast and both ends are floats. Integers are excluded
+   * because out-of-range numbers convert differently from integers and from floats. amp_cast is
+   * excluded because it leaves some dtypes unconverted. */
   bool alike = from == to ||
                (node->op->id == MPG_OP_Cast && mpg_dtype_is_float(from) && mpg_dtype_is_float(to));
   return holds_all(from, through) && alike ? origin : MPG_NO_VALUE;
 }
 
-/* Returns the nearest earlier value of a chain of views that has the node's shape, or
+/* Returns the nearest earlier value in the node's chain of views that has the node's shape, or
  * MPG_NO_VALUE. */
 static mpg_value skip_views(const mpg_graph *graph, const mpg_node *node) {
   for (const mpg_node *at = node; mpg_node_is_view(at);) {
@@ -166,7 +167,8 @@ static bool gives_input(const mpg_graph *graph, const mpg_node *node) {
   }
 }
 
-/* Matches a cast back to the dtype before an earlier cast. */
+/* Matches a cast that undoes an earlier cast. Returns the value before both casts, or
+ * MPG_NO_VALUE. */
 static mpg_value undone_cast(const mpg_graph *graph, const mpg_node *node) {
   mpg_value origin = mpg_graph_uncast(graph, node);
   return mpg_has_value(origin) && same_array(graph, origin, node) ? origin : MPG_NO_VALUE;
@@ -174,7 +176,7 @@ static mpg_value undone_cast(const mpg_graph *graph, const mpg_node *node) {
 
 mpg_value mpg_graph_find_identity(const mpg_graph *graph, const mpg_node *node) {
   if (node->op && node->op->id == MPG_OP_Dropout && node->random == MPG_NO_RANDOM)
-    return mpg_node_inputs(graph, node)[0]; /* dropout is the identity in prediction */
+    return mpg_node_inputs(graph, node)[0]; /* dropout is the identity in prediction mode */
   if (!node->op || node->num_outputs != 1 || node->num_inputs == 0 ||
       mpg_node_flag(node, MPG_OP_SHAPE_ONLY | MPG_OP_RANDOM))
     return MPG_NO_VALUE;

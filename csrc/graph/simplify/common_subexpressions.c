@@ -1,4 +1,4 @@
-/* Common subexpression elimination, by a hash table of nodes. */
+/* Common subexpression elimination with a hash table of nodes. */
 #include <string.h>
 
 #include "graph/ir/analysis.h"

@@ -1,15 +1,17 @@
-/* Loop-invariant hoisting (code motion): moves nodes that depend only on parameters and constants
- * out of the program of every call. */
+/* Loop-invariant code motion: moves nodes that depend only on parameters and constants out of the
+ * programs that run in every call. */
 #include <string.h>
 
 #include "base/workspace.h"
 #include "graph/ir/analysis.h"
 
-/* How a value depends on a call's inputs. VIEW is a view of a fixed input. It shares the memory of
- * that input, so it is hoisted only if a hoisted node reads it. */
+/* Source of a node's values. VARIES: computed in every call. FIXED: a fixed input. HOISTED:
+ * computed in the invariants phase. VIEW: a view of a fixed input; it shares the memory of that
+ * input, so it is hoisted only if a hoisted node reads it. */
 typedef enum state { VARIES, FIXED, VIEW, HOISTED } state;
 
-/* Packed weights are always kept, because padding can make them much larger than the original. */
+/* Packed weights are always worth keeping, even though padding can make them much larger than the
+ * original. */
 static bool worth_keeping(const mpg_graph *graph, const mpg_node *node) {
   return mpg_node_worth_keeping(graph, node) || mpg_node_flag(node, MPG_OP_PACKS);
 }
@@ -57,7 +59,7 @@ mpg_status mpg_graph_hoist_invariants(mpg_graph *graph, const mpg_value *fixed, 
   for (size_t n = 0; n < graph->num_nodes; n++)
     if (!mpg_node_is_input(&graph->nodes[n]))
       states[n] = (uint8_t)state_of(graph, &graph->nodes[n], states, varies);
-  /* Hoists views of parameters that hoisted nodes read. */
+  /* Hoists each view of a fixed input that a hoisted node reads. */
   for (size_t n = graph->num_nodes; n-- > 0;) {
     const mpg_node *node = &graph->nodes[n];
     if (states[n] != HOISTED) continue;

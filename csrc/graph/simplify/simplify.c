@@ -9,9 +9,9 @@ typedef struct state {
   /* Per node: the value its users read instead; for a duplicate, output 0 of the earlier node. */
   mpg_value *replacement;
   uint32_t *root; /* per node: the node that owns its memory */
-  bool *identity; /* per node: output 0 equals an earlier value */
-  bool *written;  /* per root: some node writes it */
-  bool *result;   /* per root: its memory is an output of the graph */
+  bool *identity; /* per node: true if output 0 equals an earlier value */
+  bool *written;  /* per root: true if a node writes its memory */
+  bool *result;   /* per root: true if its memory is an output of the graph */
 } state;
 
 /* True if users of the value read another node's value instead. This holds for output 0 of an
