@@ -11,7 +11,8 @@ typedef struct mpg_gradient_store {
   mpg_graph *graph;
   bool *taken; /* per value that existed at the start: true if a variable's array holds it */
   size_t num_known;
-  bool views; /* a gradient may be a view; its root is then computed in the variable's array */
+  /* True if a gradient may be a view, whose root is then computed in the variable's array. */
+  bool views;
 } mpg_gradient_store;
 
 /* Starts the backward phase of the graph. Nodes appended after this call belong to no Gluon

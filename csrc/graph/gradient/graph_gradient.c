@@ -2,10 +2,10 @@
  * higher-order gradients. Iterative instead of recursive, because graphs are deep.
  *
  * The order of sums does not depend on placement. Ops on another device read a value through one
- * copy, whose gradient is summed before it moves back. Sums on one device follow the same order. A
- * family is an op together with the ops that compute its gradients. The contributions of each
- * family are summed first, from the last user to the first. Then the sums of the families are added
- * in reverse order of their first users. */
+ * copy, whose gradient is summed before it is copied back. Sums on one device follow the same
+ * order. A family is an op together with the ops that compute its gradients. The contributions of
+ * each family are summed first, from the last user to the first. Then the sums of the families are
+ * added in reverse order of their first users. */
 #include <string.h>
 
 #include "graph/ir/graph.h"
@@ -27,7 +27,7 @@ typedef struct pass {
   part *spare;
   bool *depends;       /* per forward value: true if it depends on a wanted value */
   bool *reached;       /* per forward value: true if a head depends on it; NULL if unused */
-  mpg_value *in_grads; /* workspace of one node */
+  mpg_value *in_grads; /* workspace for one node, like the next three arrays */
   mpg_value *out_grads;
   mpg_value *out_values;
   bool *needed;
@@ -43,9 +43,10 @@ static mpg_status add(pass *p, mpg_value *sum, mpg_value gradient) {
                         sum);
 }
 
-/* True if input i is known to differ from all other inputs. */
+/* True if input i is known to differ from all other inputs. Returns false for nodes with many
+ * inputs, to bound the time. */
 static bool is_unique(const mpg_value *inputs, uint32_t count, uint32_t i) {
-  enum { MAX_INPUTS = 4 }; /* bounds the time for nodes with many inputs */
+  enum { MAX_INPUTS = 4 };
   for (uint32_t k = 0; k < count && count <= MAX_INPUTS; k++)
     if (k != i && inputs[k].node == inputs[i].node && inputs[k].output == inputs[i].output)
       return false;
@@ -147,7 +148,7 @@ static mpg_status node_gradient(pass *p, uint32_t number) {
     arrives |= mpg_has_value(p->out_grads[i]);
   }
   if (!arrives || !find_needed(p, &node)) return MPG_OK;
-  /* Formulas see a copy of the inputs, because emission reallocates graph->inputs. */
+  /* Gradient formulas get a copy of the inputs, because emission reallocates graph->inputs. */
   mpg_value *in_values = p->in_grads + node.num_inputs;
   memcpy(in_values, graph->inputs + node.inputs, node.num_inputs * sizeof(mpg_value));
   for (uint32_t i = 0; i < node.num_inputs; i++) p->in_grads[i] = MPG_NO_VALUE;
@@ -156,8 +157,8 @@ static mpg_status node_gradient(pass *p, uint32_t number) {
   graph->family = node.family;
   graph->recompute_region = node.recompute_region;
   if (node.opaque) {
-    /* The call takes each input's gradient sum so far and returns the new sum, so that it can add
-     * its contributions one by one in the order of its ops. */
+    /* The call receives the gradient sum of each input so far and returns the new sum, so that it
+     * can add its contributions one by one in the order of its ops. */
     uint32_t call;
     for (uint32_t i = 0; i < node.num_inputs; i++) {
       mpg_value *sum = &p->out_grads[node.num_outputs + i];

@@ -11,9 +11,9 @@
 typedef struct walker {
   const mpg_graph *graph;
   size_t num_forward;
-  bool *recomputable; /* per forward node */
+  bool *recomputable; /* per forward node: true if it may be recomputed */
   bool *kept;         /* per forward value: true if recomputation starts from it */
-  bool *wanted;       /* per forward node: to be recomputed */
+  bool *wanted;       /* per forward node: true if it must be recomputed */
   uint32_t *stack;    /* forward nodes whose inputs are not yet visited */
   size_t depth;
   mpg_workspace space; /* owns all these arrays */
@@ -185,8 +185,8 @@ static int by_number(const void *a, const void *b) {
   return x < y ? -1 : x > y;
 }
 
-/* Emits a scratch array, which a recomputed node writes instead of the state: the forward phase has
- * already updated the state. */
+/* Emits a scratch array, which a recomputed node writes instead of the state, because the forward
+ * phase has already updated the state. */
 static mpg_status scratch(recomputation *r, const mpg_node *node, mpg_value state,
                           mpg_value *result) {
   r->result->phase = MPG_PHASE_BACKWARD;

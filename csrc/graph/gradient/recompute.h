@@ -1,17 +1,17 @@
 /* Recomputation (activation checkpointing): recomputes forward values in the backward phase instead
  * of keeping them.
  *
- * Forward nodes have the number of a recompute region. Only two kinds of values are kept for a
- * region: values from outside the region, and values that backward nodes of other regions read. All
+ * A forward node may belong to a recompute region. Only two kinds of values are kept for a region:
+ * values from outside the region, and values that backward nodes of other regions read. All
  * remaining values that the region's gradient reads are recomputed by copies of the forward nodes
- * in the backward phase, directly before their first use. A node of MPG_RECOMPUTE_ANYWHERE is
- * recomputed for any reader. Results are bit-identical, because a copy has the same inputs,
- * parameters, mode and random numbers. Auxiliary states are written once, by the forward phase; the
- * copy of a BatchNorm writes to scratch arrays. Nodes with other effects, or nodes that read a
- * value written by an effect, are not recomputed, and their values are kept.
+ * in the backward phase, directly before their first use. A node in the region
+ * MPG_RECOMPUTE_ANYWHERE is recomputed for any reader. Results are bit-identical, because a copy
+ * has the same inputs, parameters, mode and random numbers. Auxiliary states are written once, by
+ * the forward phase; the copy of a BatchNorm writes to scratch arrays. Nodes with other effects, or
+ * nodes that read a value written by an effect, are not recomputed, and their values are kept.
  *
  * The values to keep are chosen once, for the gradient of all outputs, and every backward
- * recomputes from them. Threads: host lock.
+ * pass recomputes from them. Threads: host lock.
  */
 #ifndef MPG_GRAPH_GRADIENT_RECOMPUTE_H
 #define MPG_GRAPH_GRADIENT_RECOMPUTE_H
