@@ -3,13 +3,13 @@
  * Every convolution (except float64) becomes a transpose, a channels-last convolution, and a
  * transpose back. Other ops that read the result of a transpose back follow: they are moved before
  * the transpose. A transpose and its inverse cancel out, and an unused transpose back is omitted.
- * So transposes remain only at inputs, at outputs, and before ops that do not follow. If all dims
- * except the channels have size 1, a reshape replaces the transpose. Weights keep their layout. A
- * BatchNorm whose single reader is relu, or an addition followed by relu, is fused with them. This
- * fusion is bit-identical, unlike the other changes.
+ * Transposes therefore remain only at inputs, at outputs, and before ops that do not follow. If all
+ * dims except the channels have size 1, a reshape replaces the transpose. Weights keep their
+ * layout. A BatchNorm whose single reader is relu, or an addition followed by relu, is fused with
+ * them. This fusion is bit-identical, unlike the other changes.
  *
- * Channels-last forms need no table: the form of a value is the input of the transpose that
- * computes this value in the target.
+ * The rule keeps no table of channels-last forms: the form of a value is the input of the transpose
+ * that computes this value in the target.
  */
 #include <string.h>
 
@@ -19,8 +19,8 @@
 
 /* --- Transposes ------------------------------------------------------------------------------- */
 
-/* True if moving the channels of a shape with 3 to 5 dimensions needs no kernel, because there is
- * one channel or one spatial position. */
+/* True if a reshape can move the channels of a shape with 3 to 5 dimensions, because there is one
+ * channel or one spatial position. */
 static bool reshape_does(const mpg_shape *first) {
   return first->dims[1] == 1 || mpg_shape_product(first, 2, first->ndim) == 1;
 }
@@ -76,7 +76,7 @@ static bool made_from_last(const mpg_rewrite *r, mpg_value value, mpg_value *las
   return true;
 }
 
-/* True if an input of the current node has a channels-last form. */
+/* True if an input of the current node has a channels-last form. Sets *last to this form. */
 static bool has_last(const mpg_rewrite *r, uint32_t input, mpg_value *last) {
   mpg_operand operand = mpg_rewrite_input(r, mpg_rewrite_shown(r), input);
   return r->started && mpg_has_value(operand.value) &&
@@ -121,14 +121,14 @@ static bool only_reader(const mpg_rewrite *r, mpg_value value, uint32_t *reader)
   return false;
 }
 
-/* The nodes that are fused with a BatchNorm; addition is 0 if there is none. */
+/* A BatchNorm and the nodes that are fused with it. `addition` is 0 if only a relu is fused. */
 typedef struct relu_match {
   uint32_t norm, addition, relu;
   uint32_t residual; /* index of the residual among the addition's inputs */
 } relu_match;
 
-/* True if no other node reads or writes the moving statistics. This is required because the fused
- * node may run later. */
+/* True if no other node uses the moving statistics and no later node writes another input of the
+ * BatchNorm. This is required because the fused node may run later. */
 static bool keeps_to_itself(const mpg_rewrite *r, uint32_t n) {
   const mpg_node *node = &r->graph->nodes[n];
   const mpg_value *inputs = mpg_node_inputs(r->graph, node);
@@ -152,7 +152,8 @@ static bool find_relu(const mpg_rewrite *r, uint32_t norm, relu_match *found) {
     found->addition = next;
     found->residual = mpg_node_inputs(r->graph, &r->graph->nodes[next])[0].node == norm;
     if (!only_reader(r, (mpg_value){next, 0}, &found->relu)) return false;
-    /* Gradients of the residual are added in the order of its readers, which must be kept. */
+    /* The residual's gradients are added in the order of its readers. This order must be kept, so
+     * no other reader may be between the addition and the relu. */
     mpg_value residual = mpg_node_inputs(r->graph, &r->graph->nodes[next])[found->residual];
     for (uint32_t n = next + 1; n < found->relu; n++)
       for (uint32_t i = 0; r->live[n] && i < r->graph->nodes[n].num_inputs; i++) {
@@ -184,8 +185,8 @@ static bool find_norm(const mpg_rewrite *r, uint32_t n, relu_match *found) {
   return best != 0 && (found->relu == n || found->addition == n);
 }
 
-/* True if the BatchNorm's data has a channels-last form. Called for the BatchNorm and again for the
- * relu, with the same result. */
+/* True if the BatchNorm normalizes axis 1 and its data has a channels-last form (*last). Called
+ * for the BatchNorm and again for the relu, with the same result. */
 static bool norm_follows(const mpg_rewrite *r, uint32_t norm, mpg_value *last) {
   const mpg_node *node = &r->graph->nodes[norm];
   mpg_value data = mpg_node_inputs(r->graph, node)[0];
@@ -215,7 +216,7 @@ static bool fuse_relu(mpg_rewrite *r, const relu_match *found) {
   if (r->status != MPG_OK) return true;
   if (addition && !made_from_last(r, residual, &inputs[5])) {
     /* The residual has no channels-last form, so the BatchNorm's result is transposed back before
-     * the addition. The same happens if a copy is between the two ops. */
+     * the addition. This also happens if there is a copy between the two ops. */
     mpg_value terms[2], sum;
     emit_norm(r, norm, inputs, outputs);
     terms[!found->residual] = emit_transposed(r, outputs[0], true);
@@ -265,7 +266,7 @@ static bool batch_norm(mpg_rewrite *r, const mpg_node *node) {
   relu_match found, last;
   if (!norm_follows(r, r->node, &inputs[0])) return false;
   if (find_relu(r, r->node, &found) && find_norm(r, found.relu, &last) && last.norm == r->node)
-    return true; /* emitted with relu */
+    return true; /* emitted together with the relu */
   emit_norm(r, node, inputs, outputs);
   replace_last(r, 0, outputs[0]);
   for (uint32_t i = 1; i < 3; i++) mpg_rewrite_replace(r, i, outputs[i]);
@@ -283,8 +284,8 @@ static bool pooling(mpg_rewrite *r, const mpg_node *node) {
   mpg_pooling_window(node->params,
                      &mpg_rewrite_desc(r, mpg_rewrite_input(r, mpg_rewrite_shown(r), 0))->shape,
                      &shown_desc(r)->shape, &w);
-  /* In training, the op keeps only the positions of the maxima for the gradient, one byte each,
-   * instead of its input and output. */
+  /* In training, uses an op that keeps only the positions of the maxima for the gradient, one byte
+   * each, instead of its input and output. */
   if (node->train && params.pool_type == 2 /* max */ &&
       mpg_window_product(w.kernel, w.ndim) <= MPG_POOLING_INDEX_NONE) {
     result = mpg_rewrite_emit(r, MPG_OP__max_pooling_channels_last, &params, &input, 1, outputs);
@@ -295,7 +296,8 @@ static bool pooling(mpg_rewrite *r, const mpg_node *node) {
   return true;
 }
 
-/* Concatenates along any axis if all inputs have a channels-last form. */
+/* Moves a Concat along any axis before the transposes back, if all inputs have a channels-last
+ * form. */
 static bool concat(mpg_rewrite *r, const mpg_node *node) {
   mpg_concat_params params = *(const mpg_concat_params *)node->params;
   int ndim = shown_desc(r)->shape.ndim;
@@ -316,8 +318,8 @@ static bool concat(mpg_rewrite *r, const mpg_node *node) {
   return true;
 }
 
-/* True if an elementwise op can follow: an input of the result's shape has a channels-last form,
- * and each other input has one or is broadcast. */
+/* True if an elementwise op can be moved before the transposes back: an input of the result's
+ * shape has a channels-last form, and each other input has one or is broadcast. */
 static bool follows_elementwise(const mpg_rewrite *r, const mpg_node *node) {
   const mpg_op *op = node->op;
   if (node->num_outputs != 1 || node->num_inputs == 0 ||
@@ -379,7 +381,7 @@ static bool identity(mpg_rewrite *r) {
   return true;
 }
 
-/* Removes a transpose to channels-last that the user's program contains. */
+/* Removes the user's transpose to channels-last if its input has a channels-last form. */
 static bool transpose(mpg_rewrite *r, const mpg_node *node) {
   mpg_shape axes = in_order(shown_desc(r)->shape.ndim), wanted = mpg_channels_last(&axes);
   mpg_value last;

@@ -1,4 +1,4 @@
-/* Constant folding: evaluates values that depend only on numbers and shapes, such as masks built
+/* Constant folding: evaluates values that depend only on constants and shapes, such as masks built
  * from comparisons. Floats are rounded to their dtypes. */
 #include <math.h>
 #include <string.h>
@@ -7,7 +7,7 @@
 #include "op/array/creation.h"
 
 enum { DEEPEST = 32 };
-static const int64_t largest = 1 << 22; /* elements */
+static const int64_t largest = 1 << 22; /* maximum number of elements */
 
 static bool evaluate(const mpg_graph *graph, mpg_value value, double *out, int depth);
 
@@ -103,7 +103,7 @@ static bool spread_input(const target *t) {
   return from != NULL;
 }
 
-/* Evaluates a view: the input's elements in order. */
+/* Evaluates a view, whose elements are those of the input in order. */
 static bool take_input(const target *t) {
   return alike(t) && mpg_shape_size(&input_desc(t, 0)->shape) == t->size &&
          evaluate(t->graph, t->inputs[0], t->out, t->depth + 1);

@@ -1,4 +1,5 @@
-/* A rule for prediction: folds BatchNorm with known statistics into the product before it. */
+/* Rewrite rule for prediction: folds BatchNorm with known statistics into the convolution or dense
+ * product before it. */
 #include <string.h>
 
 #include "graph/rewrite/rewrite.h"
@@ -56,7 +57,7 @@ static bool fold_norm(mpg_rewrite *r, uint32_t n) {
   if (node->train && !p->use_global_stats) return false;
   /* The rule does not compute the outputs mean and variance, so they must be unused. */
   if (r->users[node->values + 1] || r->users[node->values + 2]) return false;
-  /* known: gamma, beta, mean, variance, weight, bias */
+  /* The operands in `known` are gamma, beta, mean, variance, weight and bias. */
   mpg_operand norm = mpg_rewrite_shown(r), data = mpg_rewrite_input(r, norm, 0), product, known[6];
   const mpg_desc *desc = mpg_rewrite_desc(r, norm);
   bool has_bias;

@@ -21,9 +21,9 @@ static const double hidden = -1e8; /* a score this low gets weight 0 */
 
 typedef struct pattern {
   mpg_operand value, query, key, dropout;
-  mpg_operand scores;     /* input of the softmax, before masks */
+  mpg_operand scores;     /* input of the softmax, before masks are added */
   mpg_operand masks[2];   /* added masks */
-  const mpg_desc *masked; /* scores with masks */
+  const mpg_desc *masked; /* desc of the scores with masks */
   int num_masks;
   /* `causal` means that each row ignores later keys. `forever` means that the mask adds -inf, so
    * these keys have weight 0 whatever other masks do. */
@@ -35,7 +35,7 @@ typedef struct pattern {
 
 /* --- Masks ------------------------------------------------------------------------------------ */
 
-/* Skips private copies and views that keep the last two dimensions. */
+/* Skips copies and views that have a single user and keep the last two dimensions. */
 static mpg_operand skip_views(const mpg_rewrite *r, mpg_operand from) {
   for (;;) {
     if (!mpg_has_value(from.value) || mpg_rewrite_users(r, from) != 1) return from;
@@ -54,7 +54,7 @@ static mpg_operand skip_views(const mpg_rewrite *r, mpg_operand from) {
 
 /* True if a mask is known to be causal: for each row it hides exactly the keys after this row. An
  * additive mask is added to the scores. With `condition`, the mask selects the scores to keep, or
- * the scores to drop if `inverted`. *forever is true if the mask adds -inf. */
+ * the scores to drop if `inverted`. Sets *forever to true if an additive mask adds -inf. */
 static bool hides_what_follows(mpg_rewrite *r, mpg_operand mask, const mpg_shape *scores,
                                bool condition, bool inverted, bool *forever) {
   mask = mpg_rewrite_skip_copies(r, mask);
@@ -109,7 +109,7 @@ static bool match_added(mpg_rewrite *r, pattern *p, mpg_operand from) {
       !mpg_rewrite_match(r, from, MPG_OP_elemwise_add, MPG_PRIVATE, &sum))
     return false;
   mpg_operand sides[2] = {mpg_rewrite_input(r, sum, 0), mpg_rewrite_input(r, sum, 1)};
-  /* The scores are the operand with the sum's shape that comes from a product. */
+  /* The scores are the operand that has the sum's shape and comes from a product. */
   for (int side = 0; side < 2; side++) {
     mpg_operand scores = sides[side], mask = sides[1 - side], product,
                 scaled = skip_views(r, scores);
@@ -195,7 +195,8 @@ static bool is_copy(const mpg_rewrite *r, mpg_operand operand) {
                          &mpg_rewrite_desc(r, mpg_rewrite_input(r, operand, 0))->shape);
 }
 
-/* Finds the arrays that the operand can be read from, nearest first. */
+/* Lists the arrays from which the operand can be read as a strided view, nearest first. Returns
+ * their number. If `scalable`, also looks through multiplications by a constant. */
 static int find_bases(const mpg_rewrite *r, mpg_operand operand, bool exchanged, bool scalable,
                       part *parts) {
   mpg_operand chain[MOST_BASES];
@@ -375,8 +376,8 @@ static bool find_weights(mpg_rewrite *r, mpg_operand weights, pattern *p, mpg_op
   for (double factor; mpg_rewrite_scaled(r, scores, MPG_PRIVATE, &scores, &factor);
        scores = skip_views(r, scores))
     p->scale *= factor;
-  /* A finite causal mask no longer gives later keys weight 0 if another mask hides a whole row. So
-   * a finite causal mask is kept as an additive mask if there are other masks. */
+  /* If another mask hides a whole row, a finite causal mask no longer gives later keys weight 0. A
+   * finite causal mask is therefore kept as an additive mask if there are other masks. */
   if (p->causal && p->num_masks && !p->forever) {
     if (!mpg_has_value(p->causal_mask.value) || p->num_masks == 2 ||
         mpg_rewrite_wants(r, p->causal_mask))
@@ -495,7 +496,7 @@ static bool write_in_place(mpg_rewrite *r, uint32_t n) {
   if (params.result_at.values[3] != sizes[VALUE_WIDTH] ||
       params.result_at.values[1] != sizes[HEADS] * sizes[ROWS] * sizes[VALUE_WIDTH])
     return false;
-  if (sizes[HEADS] == 1) { /* a sequence of matrices is equivalent to a batch of heads */
+  if (sizes[HEADS] == 1) { /* splits the batch into batch and heads */
     bool good = split_place(&params.query_at, 1, shape->dims[1]) &&
                 split_place(&params.key_at, 1, shape->dims[1]) &&
                 split_place(&params.value_at, 1, shape->dims[1]) &&

@@ -1,9 +1,9 @@
-/* A rule for matrix products: folds transposes into dot and batch_dot. */
+/* Rewrite rule for matrix products: folds transposes into dot and batch_dot. */
 #include <string.h>
 
 #include "graph/rewrite/rewrite.h"
 
-/* Skips an op that only exchanges the last two dimensions. */
+/* Matches a transpose that only exchanges the last two dimensions. Sets *x to its input. */
 static bool exchanged(const mpg_rewrite *r, mpg_operand from, mpg_operand *x) {
   mpg_operand found;
   const mpg_shape *shape = &mpg_rewrite_desc(r, from)->shape;

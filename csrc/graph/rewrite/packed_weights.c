@@ -1,13 +1,14 @@
-/* Rules for prediction: convolutions and dense layers read weights that are packed once.
- * Convolutions are fused with the ops after them. */
+/* Rewrite rules for prediction: convolutions and dense layers read weights that are packed once
+ * instead of in every call. Convolutions are fused with an addition and a relu that follow. */
 #include <string.h>
 
 #include "graph/rewrite/rewrite.h"
 #include "op/layers/convolution.h"
 #include "op/math/product.h"
 
-/* True if a value depends only on parameters, through at most *budget ops. A packed copy is then
- * computed in the invariants phase instead of in every call. */
+/* True if a value depends only on parameters. Visits at most *budget values, and otherwise returns
+ * false. A packed copy of the value is then computed in the invariants phase instead of in every
+ * call. */
 static bool known_before(const mpg_rewrite *r, mpg_operand value, int *budget) {
   if (!mpg_has_value(value.value) || --*budget < 0) return false;
   const mpg_node *node = mpg_rewrite_node(r, value);
@@ -60,7 +61,7 @@ static bool match_sum(const mpg_rewrite *r, mpg_operand from, found *f) {
 }
 
 /* Takes the inputs of the op that replaces a convolution: data, packed weight (filled in later),
- * bias, the added array. */
+ * bias, added array. Returns their number. */
 static int take_inputs(mpg_rewrite *r, const found *f, mpg_value *inputs) {
   int count = 2;
   inputs[0] = mpg_rewrite_take(r, mpg_rewrite_input(r, f->convolution, 0));
@@ -131,9 +132,10 @@ static bool pack(mpg_rewrite *r, uint32_t n) {
   return true;
 }
 
-/* Packs the weight of a dense layer. Skips small products, whose loop needs no packing. Also skips
- * products that are computed in panels (op/math/product.h), because a fused group can follow them,
- * and packing in each call is a small part of their work. */
+/* Packs the weight of a dense layer. Skips small weights, because small products run in a plain
+ * loop that reads the weight unpacked. Also skips products that are computed in panels
+ * (op/math/product.h), because a fused group can follow them, and packing in each call is a small
+ * part of their work. */
 static bool pack_dense(mpg_rewrite *r, uint32_t n) {
   const mpg_node *node = &r->graph->nodes[n];
   mpg_operand shown = mpg_rewrite_shown(r), data = mpg_rewrite_input(r, shown, 0),

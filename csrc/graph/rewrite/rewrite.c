@@ -1,4 +1,4 @@
-/* Sweeps of rewrites, which apply the rules to the nodes of a graph. */
+/* Applies the rewrite rules to a graph, each in one sweep over the nodes. */
 #include "graph/rewrite/rewrite.h"
 
 #include <string.h>

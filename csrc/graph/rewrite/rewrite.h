@@ -1,18 +1,18 @@
-/* Rewrites, which replace patterns of ops by ops that compute the same function in a different way.
+/* Rewrites: replace patterns of ops with ops that compute the same function in a different way.
  * Results may differ by rounding.
  *
- * Rewrites run on the graph as traced, before the gradient, so that ops fused forward are fused
- * backward. Every rule is one sweep over the nodes in order. It matches a pattern backward from its
- * last op, and builds the replacement at that op. All other nodes are copied unchanged, in order,
- * with their scope, origin, mode and random number. Dead nodes are removed. Each rule runs on the
- * result of the previous one.
+ * Rewrites run on the graph as traced, before the gradient, so that ops that are fused in the
+ * forward pass are also fused in the backward pass. Every rule is one sweep over the nodes in
+ * order. It matches a pattern backward from its last op, and builds the replacement at that op. All
+ * other nodes are copied unchanged, in order, with their scope, origin, mode and random number.
+ * Dead nodes are removed. Each rule runs on the result of the previous one.
  *
  * The choices of a rule depend only on ops, shapes, dtypes and parameters, never on devices, with
  * one exception: a device type without a kernel for the replacement keeps the original ops. A
  * pattern looks through copies between devices, and the replacement runs on the device of the
- * pattern's last op, with operands copied to it. So a program gives bit-identical results for every
- * placement. A copy is emitted for an operand if and only if the pattern had one on its path, even
- * if it does not cross devices, because gradients are summed along these edges.
+ * pattern's last op, with operands copied to it. A program therefore gives bit-identical results
+ * for every placement. A copy is emitted for an operand if and only if the pattern had one on its
+ * path, even if it does not cross devices, because gradients are summed along these edges.
  *
  * Ownership: a sweep owns the graph it builds until that graph replaces the source. Threads: host
  * lock.
@@ -26,20 +26,21 @@ typedef struct mpg_rewrite mpg_rewrite;
 
 typedef struct mpg_rewrite_rule {
   const char *name;
-  /* Called for each live node of the source. Returns true if all used outputs of the node have been
-   * replaced (mpg_rewrite_replace). It must not take or emit anything before the match is complete.
-   * Errors are kept in r->status. */
+  /* Called for each live node of the source. Returns true if all used outputs of the node have
+   * been replaced (mpg_rewrite_replace). Must not call mpg_rewrite_take or mpg_rewrite_emit
+   * before the match is complete, because these start the target graph. Errors are stored in
+   * r->status. */
   bool (*apply)(mpg_rewrite *r, uint32_t node);
   bool prediction; /* applies only if no gradient is recorded */
   /* Applies only if results that depend on parameters alone are kept between calls
    * (invariant_hoisting.c). */
   bool keeps;
-  /* 1 + an op for which the device type of the pattern's last op must have a kernel; 0 means
-   * none. */
+  /* 1 + the id of an op for which the device type of the pattern's last op must have a kernel; 0
+   * means none. */
   uint32_t needs;
 } mpg_rewrite_rule;
 
-/* An edge of the source graph, seen from a pattern's last op. */
+/* A value of the source graph that the last op of a pattern depends on. */
 typedef struct mpg_operand {
   mpg_value value;
   bool moved; /* a copy is on the path from the value to the last op */
@@ -48,7 +49,8 @@ typedef struct mpg_operand {
 struct mpg_rewrite {
   const mpg_graph *graph; /* the source */
   const bool *parameter;  /* per node of the source: true for an input that holds a parameter */
-  /* Per value of the source: number of uses by inputs of live nodes and as graph outputs. */
+  /* Per value of the source: number of times that live nodes read its contents or the graph
+   * outputs it. */
   const uint32_t *users;
   /* Per value of the source: true if it depends on an input whose gradient is needed. */
   const bool *wants;
@@ -69,8 +71,8 @@ struct mpg_rewrite {
 
 typedef struct mpg_rewrite_request {
   mpg_graph *graph; /* rewritten in place */
-  /* Inputs of the graph, replaced by inputs of the rewritten graph. The last num_parameters of them
-   * hold parameters. */
+  /* Inputs of the graph. Replaced by the corresponding inputs of the rewritten graph. The last
+   * num_parameters of them hold parameters. */
   mpg_value *inputs;
   size_t num_inputs, num_parameters;
   const bool *wanted; /* per input: true if its gradient is needed */
@@ -78,8 +80,8 @@ typedef struct mpg_rewrite_request {
   bool keeps; /* results of the invariants phase are kept between calls */
 } mpg_rewrite_request;
 
-/* Applies all rules. *changed is false if the graph is untouched. Inputs and effects are always
- * kept. */
+/* Applies all rules. Sets *changed to false if the graph is unchanged. Inputs and effects are
+ * always kept. */
 mpg_status mpg_graph_rewrite(const mpg_rewrite_request *request, bool *changed);
 
 /* --- For rules: matching ---------------------------------------------------------------------- */
@@ -112,11 +114,11 @@ bool mpg_rewrite_match(const mpg_rewrite *r, mpg_operand from, mpg_op_id op, mpg
                        mpg_operand *found);
 /* True if the operand is an array filled with one number that is known at compile time. */
 bool mpg_rewrite_constant(const mpg_rewrite *r, mpg_operand operand, double *value);
-/* Evaluates an array, for instance a mask, that depends only on numbers and shapes in the program
- * (constant_folding.c). Returns a new array, or NULL if the elements are unknown. */
+/* Evaluates an array, for instance a mask, that depends only on constants and shapes in the
+ * program (constant_folding.c). Returns a new array, or NULL if the elements are unknown. */
 double *mpg_rewrite_evaluate(const mpg_rewrite *r, mpg_operand operand);
-/* Matches x * c, c * x or x / c by a scalar op. Otherwise returns false, with *x = from and factor
- * 1. */
+/* Matches x * c, c * x or x / c with a scalar c, and division by the square root of a dim
+ * (_contrib_div_sqrt_dim). Otherwise returns false, with *x = from and *factor = 1. */
 bool mpg_rewrite_scaled(const mpg_rewrite *r, mpg_operand from, mpg_match match, mpg_operand *x,
                         double *factor);
 /* True if the operand is an input of the graph that holds a parameter, possibly copied to another
@@ -155,10 +157,11 @@ mpg_value mpg_rewrite_emit_random(mpg_rewrite *r, mpg_operand like, mpg_op_id op
                                   mpg_value *outputs);
 /* Reshapes a value of the target. Returns the value itself if it already has the shape. */
 mpg_value mpg_rewrite_reshape(mpg_rewrite *r, mpg_value value, const mpg_shape *shape);
-/* Replaces an output of the current node by `value`, of the same shape, dtype and device. */
+/* Replaces an output of the current node with `value`, which must have the same shape, dtype and
+ * device. */
 void mpg_rewrite_replace(mpg_rewrite *r, uint32_t output, mpg_value value);
 
-/* The rules, one file each. */
+/* The rules and their files. */
 extern const mpg_rewrite_rule mpg_rule_transposed_product; /* matrix_products.c */
 extern const mpg_rewrite_rule mpg_rule_folded_norm;        /* fold_batch_norm.c */
 extern const mpg_rewrite_rule mpg_rule_attention;          /* fused_attention.c */

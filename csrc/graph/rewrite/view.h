@@ -28,8 +28,8 @@ bool mpg_view_op(const mpg_node *node);
  * output is not a strided view. */
 bool mpg_view_apply(const mpg_graph *graph, const mpg_node *node, uint32_t output,
                     mpg_view_layout *layout);
-/* Appends a factor to the last dimension, merged with the previous factor if they are
- * contiguous. */
+/* Appends a factor to dimension `dim`, which must be the last one so far. Merges it with the
+ * previous factor if they are contiguous. Returns false if there are too many factors. */
 bool mpg_view_push(mpg_view_layout *layout, int dim, int64_t size, int64_t stride);
 /* Sets *factor to the only factor of a dimension. Returns false if the dimension has several. */
 bool mpg_view_single(const mpg_view_layout *layout, int dim, mpg_factor *factor);
@@ -41,8 +41,8 @@ typedef struct mpg_lead {
 } mpg_lead;
 bool mpg_view_lead(const mpg_view_layout *layout, int ndim, mpg_lead *lead);
 static inline int64_t mpg_lead_size(const mpg_lead *lead) { return lead->size[0] * lead->size[1]; }
-/* Splits leads with a single factor so that all have the same sizes. Returns false if their sizes
- * differ. */
+/* Splits leads with a single factor so that all leads have the same sizes. Returns false if their
+ * total sizes or their numbers of heads differ. */
 bool mpg_lead_agree(mpg_lead *leads, int count);
 
 #endif

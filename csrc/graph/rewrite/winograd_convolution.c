@@ -1,5 +1,5 @@
-/* The rule that computes 3x3 convolutions by Winograd's algorithm if that is faster forward and
- * backward. */
+/* Rewrite rule that computes 3x3 convolutions by Winograd's algorithm if that is faster in the
+ * forward and backward passes. */
 #include <string.h>
 
 #include "graph/rewrite/rewrite.h"
