@@ -1,4 +1,4 @@
-/* Creation, assignment and release of user-visible arrays. */
+/* Assigns and releases user-visible arrays. */
 #include "autograd/array.h"
 
 #include <string.h>
@@ -21,8 +21,8 @@ void mpg_array_clear(mpg_array *array) {
   mpg_trace *trace = array->trace;
   mpg_value value = array->value;
   mpg_array_changed(array);
-  /* Cleared before the references are released, because a release may run a finalizer that reads
-   * the array. All fields are cleared, because structs are reused. */
+  /* Clears the struct before releasing the references, because a release may run a finalizer that
+   * reads the array. All fields are cleared, because structs are reused. */
   *array = (mpg_array){0};
   if (storage) mpg_storage_release(storage);
   mpg_tape_release(node);

@@ -2,7 +2,7 @@
  * traced.
  *
  * Ownership: an mpg_array owns a reference to its tensor's storage and to its tape node (or trace);
- * the binding embeds it in its array object and calls mpg_array_clear when that is destroyed.
+ * the binding embeds it in its array object and calls mpg_array_clear when the object is destroyed.
  * Threads: host lock.
  */
 #ifndef MPG_AUTOGRAD_ARRAY_H
@@ -12,17 +12,17 @@
 #include "tensor/tensor.h"
 
 typedef struct mpg_tape_node mpg_tape_node;         /* autograd/tape.h */
-typedef struct mpg_trace mpg_trace;                 /* a graph being traced */
+typedef struct mpg_trace mpg_trace;                 /* autograd/trace.h */
 typedef struct mpg_parameter_set mpg_parameter_set; /* autograd/parameter_set.h */
 
-/* How backward stores a variable's gradient. The numbers are MXNet's. */
+/* How backward stores a variable's gradient. The numeric values are MXNet's. */
 typedef enum mpg_grad_req { MPG_GRAD_NULL = 0, MPG_GRAD_WRITE = 1, MPG_GRAD_ADD = 3 } mpg_grad_req;
 
 typedef struct mpg_array {
   mpg_tensor tensor; /* when traced: storage is NULL, but desc is valid */
   /* Owned reference to the op or variable that produced the array; NULL if not on the tape. */
   mpg_tape_node *node;
-  uint32_t output; /* output index of node */
+  uint32_t output; /* index of the array among the node's outputs */
   /* True if compiled calls rely on the tensor and node, so mpg_array_changed must be called when
    * either is replaced. */
   bool bound;
@@ -40,7 +40,7 @@ static inline void mpg_array_clear_all(mpg_array *arrays, size_t count) {
 }
 /* Sets *target to a new reference to the tensor, node and trace of `source`. */
 void mpg_array_copy(mpg_array *target, const mpg_array *source);
-/* Returns how often the tensor or node of any bound array has been replaced. */
+/* Returns the number of times that the tensor or node of any bound array has been replaced. */
 uint64_t mpg_array_changes(void);
 void mpg_array_note_change(void);
 static inline void mpg_array_changed(const mpg_array *array) {

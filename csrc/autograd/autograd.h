@@ -1,4 +1,4 @@
-/* The tape: recording, variables, backward, and the single entry point of all user op calls.
+/* The tape: recording, variables, backward, and the single entry point for all user op calls.
  *
  * Semantics are MXNet 1.9.1's autograd. The tape holds ops on any mix of devices. Backward converts
  * the reachable part of the tape to a graph, runs the graph's gradient and placement passes, and
@@ -31,21 +31,22 @@ mpg_status mpg_call(const mpg_op *op, const void *params, mpg_array *const *inpu
 mpg_status mpg_call_as(const mpg_op *op, const void *params, mpg_array *const *inputs,
                        int num_inputs, mpg_array *outputs, int num_visible, mpg_array *const *out,
                        bool separate);
-/* Sets *target (empty) to an array with the same tensor that is not on the tape. For a traced
- * array, emits the op `_detach`. */
+/* Sets *target (empty) to an array that shares the source's tensor but is not on the tape. For a
+ * traced array, emits the op `_detach`. */
 mpg_status mpg_array_detach(mpg_array *target, const mpg_array *source);
 /* Returns the number of visible outputs of a call. */
 int mpg_call_outputs(const mpg_op *op, const void *params, int num_inputs);
 
-/* Makes `array` a variable: a leaf whose gradient backward writes (or adds) into `gradient`
- * (borrowed; a reference is taken). Its previous tape node is released. */
+/* Makes `array` a variable: a leaf of the tape. Backward writes (or adds) its gradient into
+ * `gradient`, to which the variable takes a new reference. The array's previous tape node is
+ * released. */
 mpg_status mpg_autograd_mark_variable(mpg_array *array, mpg_grad_req request,
                                       const mpg_tensor *gradient);
-/* Gets a variable's gradient tensor (retained into *gradient) and its request. Returns false if the
- * array is not a variable. */
+/* Sets *gradient to a new reference to a variable's gradient tensor, and *request to its grad_req.
+ * Returns false if the array is not a variable. */
 bool mpg_autograd_gradient(const mpg_array *array, mpg_tensor *gradient, mpg_grad_req *request);
-/* The "fresh" flag of a variable's gradient. Backward sets the flag, and Trainer clears it after an
- * update, so that it can detect stale gradients. */
+/* Get and set the "fresh" flag of a variable's gradient. Backward sets the flag, and Trainer
+ * clears it after an update, so that it can detect stale gradients. */
 bool mpg_autograd_fresh(const mpg_array *array);
 void mpg_autograd_set_fresh(mpg_array *array, bool fresh);
 
@@ -60,9 +61,9 @@ mpg_status mpg_autograd_grad(mpg_array *const *heads, mpg_array *const *head_gra
                              mpg_array *const *variables, int num_variables, bool retain_graph,
                              bool create_graph, bool train, mpg_array *gradients);
 
-/* Passes the recorded computation of `head` to `read` as a graph of ops. Its inputs are the
- * variables and the arrays that are not on the tape. Calls of compiled functions are expanded to
- * ops. Fails if the computation contains a Python function. */
+/* Passes the recorded computation of `head` to `read` as a graph of ops. The graph's inputs are
+ * the variables and the arrays that are not on the tape. Calls of compiled functions are expanded
+ * to ops. Fails if the computation contains a Python function. */
 struct mpg_graph;
 mpg_status mpg_autograd_read(mpg_array *head,
                              mpg_status (*read)(const struct mpg_graph *graph, mpg_value head,
@@ -88,8 +89,8 @@ mpg_status mpg_autograd_record_callback(const mpg_callback *callback, void *stat
 /* Sets the block path under which this thread queues ops (mpg_scope_intern) and returns the
  * previous one. */
 uint32_t mpg_autograd_set_scope(uint32_t scope);
-/* The loop position of the work that this thread queues, for errors (mpg_submission.steps). The
- * setter returns the previous position. */
+/* Get and set the loop position of the work that this thread queues, for error messages
+ * (mpg_submission.steps). The setter returns the previous position. */
 uint64_t mpg_autograd_steps(void);
 uint64_t mpg_autograd_set_steps(uint64_t steps);
 /* Enters step `step` (counted from 0) of a loop that began at loop position `outer`. */

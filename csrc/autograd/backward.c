@@ -6,7 +6,7 @@
 #include "autograd/backward_pass.h"
 #include "graph/gradient/gradient_store.h"
 
-static mpg_backward_pass *kept_passes; /* runtime state: passes for reuse */
+static mpg_backward_pass *kept_passes; /* list of passes for reuse; runtime state */
 
 static mpg_status pass_begin(mpg_backward_pass **result) {
   mpg_backward_pass *pass = kept_passes;
@@ -89,7 +89,7 @@ static mpg_status head_gradient(mpg_backward_pass *pass, const mpg_array *head,
                         result);
 }
 
-/* The heads of a backward and the heads' gradients, both as given by the caller and as graph
+/* The heads of a backward pass and their gradients, both as given by the caller and as graph
  * values. */
 typedef struct head_list {
   mpg_array *const *heads, *const *gradients;
@@ -134,7 +134,7 @@ static mpg_status differentiate(mpg_backward_pass *pass, head_list *list, const 
   return MPG_OK;
 }
 
-/* Grows the execution state to all values of the graph and clears it. */
+/* Grows the execution state to one entry per value of the graph and clears it. */
 static mpg_status grow_arrays(mpg_backward_pass *pass) {
   size_t count = pass->graph.num_values;
   MPG_TRY(mpg_grow((void **)&pass->arrays, &pass->arrays_capacity, count, sizeof *pass->arrays));
@@ -173,7 +173,7 @@ static mpg_value given(const mpg_graph *graph, mpg_value value) {
   return mpg_node_is_input(node) ? value : mpg_node_inputs(graph, node)[0];
 }
 
-/* Sets the arrays of the given head gradients. */
+/* Sets the arrays of the graph inputs that hold the caller's head gradients. */
 static void bind_heads(mpg_backward_pass *pass, const head_list *list) {
   for (int i = 0; i < list->count; i++)
     if (list->gradients && list->gradients[i])
@@ -200,9 +200,9 @@ static mpg_status find_missed(mpg_backward_pass *pass, bool *missed) {
   return MPG_OK;
 }
 
-/* Differentiates and runs a collected pass. Instead sets *again if a parameter set was collected as
- * one value but gradients do not reach all its variables. The caller then restarts and collects the
- * variables one by one. */
+/* Differentiates and runs a collected pass. If a parameter set was collected as one value but
+ * gradients do not reach all its variables, sets *again instead. The caller then restarts and
+ * collects the variables one by one. */
 static mpg_status backward(mpg_backward_pass *pass, head_list *list, bool retain, bool train,
                            bool *again) {
   mpg_graph *graph = &pass->graph;

@@ -1,6 +1,6 @@
 /* State of one backward pass: a graph of the part of the tape that the heads reach, followed by the
- * gradient ops, and the arrays that hold the graph's values. Passes are kept for reuse, so that a
- * backward allocates nothing in steady state. Internal to csrc/autograd. Threads: host lock.
+ * gradient ops, and the arrays that hold the graph's values. Passes are kept for reuse, so that
+ * repeated backward passes allocate nothing. Internal to csrc/autograd. Threads: host lock.
  */
 #ifndef MPG_AUTOGRAD_BACKWARD_PASS_H
 #define MPG_AUTOGRAD_BACKWARD_PASS_H
@@ -15,7 +15,7 @@ typedef struct mpg_saved_place {
 
 typedef struct mpg_backward_pass {
   mpg_graph graph;
-  mpg_tape_node **nodes; /* the reached nodes in topological order; owned references */
+  mpg_tape_node **nodes; /* reached nodes in topological order; owned references */
   size_t num_nodes, nodes_capacity;
   struct mpg_backward_pass_frame {
     mpg_tape_node *node;
@@ -29,7 +29,7 @@ typedef struct mpg_backward_pass {
   size_t saved_places_capacity;
   mpg_value *work; /* values of heads, head gradients, wanted variables and their gradients */
   size_t work_capacity;
-  mpg_value *edges; /* inputs of the node being built */
+  mpg_value *edges; /* input values of the graph node being built */
   size_t edges_capacity;
   /* Execution state, one entry per value of the graph. */
   mpg_array *arrays;
@@ -47,7 +47,7 @@ typedef struct mpg_backward_pass {
     uint32_t graph_node;
   } *parameter_sets;
   size_t num_parameter_sets, parameter_sets_capacity;
-  uint64_t *distinct; /* cache: numbers of the sets that last passed compare_parameter_sets */
+  uint64_t *distinct; /* cache: numbers of the sets that were last found to share no variable */
   size_t num_distinct, distinct_capacity;
   bool together, clash;
   bool taken; /* saved contents were moved out of the tape, so the tape's nodes must be consumed */
@@ -62,7 +62,7 @@ mpg_status mpg_backward_pass_collect(mpg_backward_pass *pass, mpg_array *const *
 /* Returns the graph value of an array on the tape. */
 mpg_value mpg_backward_pass_value(const mpg_backward_pass *pass, const mpg_array *array);
 /* Runs the nodes of the backward phase that the num_kept values in `kept` depend on. Keeps the
- * arrays of these values and releases all others. */
+ * arrays of these values, except those written to a target, and releases all other arrays. */
 mpg_status mpg_backward_pass_run(mpg_backward_pass *pass, const mpg_value *kept, size_t num_kept,
                                  bool retain, bool create_graph, bool train);
 /* Replaces an empty array, which a call returned for a zero gradient, with an array of zeros. */

@@ -1,4 +1,4 @@
-/* Conversion of the tape to a graph. */
+/* Converts the part of the tape that the heads reach to a graph. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -25,7 +25,8 @@ static mpg_status check_differentiable(const mpg_tape_node *node) {
                   mpg_tape_name(node));
 }
 
-/* Returns the node and *output that an edge leads to, following the expansions of calls. */
+/* Returns the node that an edge leads to, following the expansions of calls, and updates
+ * *output. */
 static mpg_tape_node *resolve(mpg_tape_node *node, uint32_t *output) {
   while (node && node->expansion) {
     const mpg_tape_edge *stand_in = &node->expansion[*output];
@@ -54,8 +55,8 @@ static mpg_tape_edge edge_at(const mpg_tape_node *node, uint32_t i) {
              : (mpg_tape_edge){node->parameters->variables[i - node->num_inputs], 0};
 }
 
-/* Adds the node's parameter set to the pass. Sets `clash` if the pass may also reach one of the
- * set's variables in another way. */
+/* Adds the node's parameter set, if any, to the pass. Sets `clash` if the pass may reach a
+ * variable of a parameter set in another way as well. */
 static mpg_status note_parameter_set(mpg_backward_pass *pass, mpg_tape_node *node) {
   mpg_parameter_set *parameters = node->parameters;
   if (!pass->together) return MPG_OK;
@@ -70,7 +71,7 @@ static mpg_status note_parameter_set(mpg_backward_pass *pass, mpg_tape_node *nod
 }
 
 /* Sets `clash` if two parameter sets share a variable. Caches the numbers of sets that share none,
- * so that the next backward with the same sets skips the comparison. */
+ * so that the next backward pass with the same sets skips the comparison. */
 static mpg_status compare_parameter_sets(mpg_backward_pass *pass) {
   bool known = pass->num_distinct == pass->num_parameter_sets;
   for (size_t i = 0; known && i < pass->num_parameter_sets; i++)
@@ -192,7 +193,8 @@ static bool was_overwritten(const mpg_backward_pass *pass, mpg_value value,
   return first->storage != saved->storage || first->version != saved->version;
 }
 
-/* Adds a separate graph value for the contents of a tape value after it was overwritten. */
+/* Adds a separate graph value (a copy node) for the contents of a tape value after it was
+ * overwritten. */
 static mpg_status add_later_contents(mpg_backward_pass *pass, mpg_tape_node *source,
                                      mpg_value *value) {
   const mpg_graph_value of = *mpg_graph_at(&pass->graph, *value);

@@ -1,4 +1,4 @@
-/* Eager calls of composed ops: runs the component ops one after another. */
+/* Calls composed ops eagerly, by running their component ops one after another. */
 #include "autograd/composed.h"
 
 #include "autograd/autograd.h"
@@ -6,9 +6,9 @@
 #include "base/memory.h"
 
 enum { BLOCK = 32, MOST_BLOCKS = 64 };
-/* Minimum number of input elements for releasing intermediate arrays after their last use. To know
- * the last uses, the op is composed once more just to count them, which is not worth it for
- * smaller arrays. */
+/* If the inputs have at least this many elements in total, intermediate arrays are released after
+ * their last use. Finding the last uses requires composing the op once more just to count uses,
+ * which does not pay off for smaller inputs. */
 enum { COUNTED_ELEMENTS = 16384 };
 
 /* The arrays created so far. They are stored in blocks that never move, because formulas hold
@@ -16,7 +16,7 @@ enum { COUNTED_ELEMENTS = 16384 };
 typedef struct array_builder {
   mpg_builder builder;
   uint32_t count;
-  uint32_t *uses; /* per array: number of uses that remain; NULL if not counted */
+  uint32_t *uses; /* per array: number of remaining uses; NULL if not counted */
   mpg_device_id device;
   mpg_array *blocks[MOST_BLOCKS];
   mpg_array first[BLOCK];
@@ -119,7 +119,8 @@ mpg_status mpg_composed_call(const mpg_op *op, const void *params, mpg_array *co
   b.blocks[0] = b.first;
   if (total > MPG_MAX_NAMED * 2 && !(values = mpg_malloc((size_t)total * sizeof *values)))
     return mpg_out_of_host_memory((size_t)total * sizeof *values);
-  /* New references, because another thread may replace an array's tensor while an op waits. */
+  /* Takes new references, because another thread may replace an array's tensor while an op
+   * waits. */
   for (int i = 0; i < num_inputs; i++) {
     mpg_array *array;
     MPG_GOTO(add(&b, &array, &values[i]));

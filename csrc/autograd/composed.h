@@ -4,7 +4,7 @@
 
 #include "autograd/array.h"
 
-/* Same as mpg_call, outside of traces. */
+/* Same as mpg_call, for a composed op outside of traces. */
 mpg_status mpg_composed_call(const mpg_op *op, const void *params, mpg_array *const *inputs,
                              int num_inputs, mpg_array *outputs, int num_visible,
                              mpg_array *const *out);

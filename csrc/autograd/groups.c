@@ -1,4 +1,4 @@
-/* Device groups: calls inside a group, and the copies of arrays to its device. */
+/* Device groups: calls ops inside a group, and moves arrays to its device. */
 #include "autograd/groups.h"
 
 #include "autograd/autograd.h"

@@ -1,4 +1,4 @@
-/* Casts for automatic mixed precision. */
+/* Casts the inputs of op calls for automatic mixed precision. */
 #include "autograd/mixed_precision.h"
 
 #include <string.h>
@@ -27,7 +27,8 @@ static bool is_cast(const mpg_op *op, const void *params, mpg_array *const *inpu
          !mpg_precision_counts(op, params, index, num_inputs);
 }
 
-/* Allocates the parameters of a loss op with its gradient scale multiplied by the loss scale. */
+/* Sets *scaled to an allocated copy of a loss op's parameters, with its gradient scale multiplied
+ * by the loss scale. */
 static mpg_status scaled_loss(const mpg_op *op, const void *params, const mpg_trace *trace,
                               void **scaled) {
   int index = mpg_params_find(op->params, "grad_scale");

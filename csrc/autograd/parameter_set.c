@@ -118,7 +118,7 @@ void mpg_parameter_set_save(mpg_parameter_set *parameters, const bool *saved) {
     parameters->saved[i] |= saved[i];
   }
   if (!more || !latest || !latest->counted) return;
-  uncount_savers(latest); /* they are recounted later, with the additional parameters */
+  uncount_savers(latest); /* the savers are recounted later, with the additional parameters */
   if (calls_of(latest)) mpg_late_savers_add(&latest->savers);
 }
 

@@ -1,4 +1,4 @@
-/* The single entry point of user op calls: trace, or run and record. */
+/* The single entry point for user op calls: trace, or run and record. */
 #include <string.h>
 
 #include "autograd/composed.h"
@@ -16,7 +16,7 @@ int mpg_call_outputs(const mpg_op *op, const void *params, int num_inputs) {
 }
 
 /* Sets *device to the device that the op's parameters name. Ops that create arrays default to the
- * CPU. Sets NULL for ops that run on the device of their inputs. */
+ * CPU. Sets *device to NULL for ops that run on the device of their inputs. */
 static mpg_status named_device(const mpg_op *op, const void *params, mpg_device **device) {
   mpg_device_id id = mpg_op_named_device(op, params);
   *device = NULL;
@@ -75,7 +75,7 @@ enum { STACK_ARRAYS = 16 };
 typedef struct call_space {
   mpg_tensor tensors[STACK_ARRAYS];
   mpg_array *pointers[STACK_ARRAYS];
-  mpg_tensor *heap; /* used if the arrays exceed STACK_ARRAYS */
+  mpg_tensor *heap; /* used if there are more than STACK_ARRAYS arrays */
 } call_space;
 
 /* Fills in the inputs and outputs of a call, runs it and, while recording, puts it on the tape. */
@@ -95,7 +95,8 @@ static mpg_status run_and_record(mpg_invocation *call, mpg_array *const *inputs,
     pointers = (mpg_array **)(tensors + total);
   }
   bool on_tape = false;
-  /* Retained for the call, because other threads may replace the arrays' memory while it waits. */
+  /* Retains the inputs during the call, because other threads may replace the arrays' memory while
+   * it waits. */
   for (int i = 0; i < num_inputs; i++) {
     tensors[i] = inputs[i]->tensor;
     mpg_tensor_retain(&tensors[i]);
@@ -114,8 +115,8 @@ static mpg_status run_and_record(mpg_invocation *call, mpg_array *const *inputs,
   mpg_tape_node *node = NULL;
   if (recording && on_tape && !(op->flags & MPG_OP_DETACHES)) {
     MPG_GOTO(begin_record(call, inputs, &node));
-    /* Computed before the op runs, because reading the origin may run other code. No other code may
-     * run between the op and the saving of its inputs. */
+    /* Reads the origin before the op runs, because this may run other code. No other code may run
+     * between the op and the saving of its inputs. */
     call->origin = mpg_host_origin();
   }
   MPG_GOTO(mpg_invoke(call));
@@ -125,7 +126,7 @@ static mpg_status run_and_record(mpg_invocation *call, mpg_array *const *inputs,
   }
   if (node) end_record(node, call, out ? out : pointers, num_visible);
   node = NULL;
-  /* hidden outputs */
+  /* Releases the hidden outputs, which the caller does not receive. */
   for (int i = num_visible; i < num_outputs; i++) mpg_tensor_release(&results[i]);
 fail:
   mpg_tape_release(node);
@@ -206,7 +207,7 @@ call_in(mpg_trace *trace, const mpg_op *op, const void *params, mpg_array *const
   if (out) MPG_TRY(check_out(now, op, inputs, num_inputs, out, num_visible));
   if (__builtin_expect((op->flags & MPG_OP_COMPOSED) != 0, 0))
     return mpg_composed_call(op, params, inputs, num_inputs, outputs, num_visible, out);
-  /* Names all fields, because the compiler would otherwise clear the whole struct first. */
+  /* All fields are named, because the compiler would otherwise clear the whole struct first. */
   mpg_invocation call = {.op = op,
                          .params = params,
                          .num_inputs = num_inputs,

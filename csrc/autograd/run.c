@@ -1,5 +1,4 @@
-/* Node-by-node execution of the backward part of a pass. Arrays are released after their last
- * use. */
+/* Runs the backward part of a pass node by node. Arrays are released after their last use. */
 #include <string.h>
 
 #include "autograd/trace.h"
@@ -24,7 +23,7 @@ static void count_uses(mpg_backward_pass *pass, const mpg_value *kept, size_t nu
   }
 }
 
-/* Sets the arrays of the forward values that the backward reads to their saved contents. */
+/* Sets the arrays of the forward values that the backward part reads to their saved contents. */
 static mpg_status bind_values(mpg_backward_pass *pass, bool retain, bool create_graph) {
   mpg_graph *graph = &pass->graph;
   for (int take = 0; take < 2; take++) { /* the first iteration only checks all values */
@@ -56,7 +55,7 @@ static mpg_status bind_values(mpg_backward_pass *pass, bool retain, bool create_
   return MPG_OK;
 }
 
-/* Creates an array without memory for an op input whose shape is read but not its contents. */
+/* Creates an array without memory for an op input of which only the shape is read. */
 static mpg_status stand_in(mpg_backward_pass *pass, uint32_t value) {
   mpg_graph_value *wanted = &pass->graph.values[value];
   mpg_device *device;
@@ -76,7 +75,7 @@ static void release_inputs(mpg_backward_pass *pass, const mpg_node *node) {
   }
 }
 
-/* Writes (or adds) a result of a call into its gradient array. */
+/* Writes a call's result to its gradient array, or adds it. */
 static mpg_status deliver(mpg_array *result, mpg_target *target) {
   mpg_tensor inputs[2] = {target->tensor, result->tensor}, output = target->tensor;
   mpg_copyto_params params;
@@ -153,7 +152,7 @@ static mpg_status add_sum(mpg_array *sum, mpg_array *result) {
   return MPG_OK;
 }
 
-/* Writes a result of a call to its gradient array, if it has one. An empty result is a gradient of
+/* Writes a call's result to its gradient array, if it has one. An empty result is a gradient of
  * zero. If no gradient reached the input (`missed`), the result stays empty, so that no zeros are
  * written or added. */
 static mpg_status store_result(mpg_backward_pass *pass, uint32_t value, bool missed) {
@@ -270,7 +269,7 @@ static mpg_status run_op(mpg_backward_pass *pass, const mpg_node *node, mpg_tens
   return status;
 }
 
-/* Same as run_op, recorded on the tape. */
+/* Same as run_op, but records the op on the tape. */
 static mpg_status run_recorded(mpg_backward_pass *pass, const mpg_node *node) {
   mpg_graph *graph = &pass->graph;
   const mpg_value *inputs = mpg_node_inputs(graph, node);
@@ -347,7 +346,8 @@ mpg_status mpg_backward_pass_run(mpg_backward_pass *pass, const mpg_value *kept,
     }
     release_inputs(pass, node);
   }
-  /* Releases all arrays except the kept values, such as unused head gradients and outputs. */
+  /* Releases the arrays that are not needed: unused head gradients and outputs, and results that
+   * were written to a target. */
   for (size_t i = 0; i < graph->num_values; i++)
     if (!pass->uses[i] || pass->targets[i]) mpg_array_clear(&pass->arrays[i]);
   return MPG_OK;

@@ -18,7 +18,7 @@ enum {
 static struct {
   mpg_tape_node *kept[NUM_CLASSES]; /* free list of each size class, linked by next */
   uint32_t num_kept[NUM_CLASSES];
-  mpg_tape_node *dying; /* list of unreferenced nodes that are yet to be freed */
+  mpg_tape_node *dying; /* list of unreferenced nodes that are not freed yet */
   bool freeing;
   uint64_t sequence;
 } tape;

@@ -3,8 +3,8 @@
  * A node holds the data that backward needs: the producers of its inputs (edges), the shape, dtype
  * and device of every input and output, and the contents that its gradient reads ("saved",
  * preserved by tensor/contents.h). A node is a single block of memory, and blocks are kept for
- * reuse. A backward that does not retain the graph consumes the node: the node releases its edges
- * and contents and cannot be differentiated again.
+ * reuse. A backward pass that does not retain the graph consumes the node: the node releases its
+ * edges and contents and cannot be differentiated again.
  *
  * Ownership: an edge and an mpg_array own a reference to a node; a node owns its edges, saved
  * storages and payload. Freeing is iterative because tapes are deep. Threads: host lock.
@@ -39,20 +39,20 @@ typedef struct mpg_tape_call {
   /* Computes the gradients of the `needed` inputs. Stores gradient i in in_grads[i] (an empty
    * struct), or writes it to targets[i].tensor and sets targets[i].done. An empty struct in
    * out_grads or in_grads is a zero gradient. sums[i] is the sum of the gradients that input i has
-   * received so far (may be empty); a call with `adds_sums` adds sums[i] to its result. Input i
-   * counts the node's inputs, followed by its parameters. If `together`, all parameters count as
-   * one input that is always needed, and the call writes their gradients to their gradient arrays.
+   * received so far (may be empty); a call with `adds_sums` adds sums[i] to its result. The index
+   * i runs over the node's inputs, then its parameters. If `together`, all parameters are one
+   * input that is always needed, and the call writes their gradients to their gradient arrays.
    * Runs with the host lock held. */
   mpg_status (*backward)(mpg_tape_node *node, mpg_array *const *out_grads, mpg_array *const *sums,
                          const bool *needed, mpg_target *targets, mpg_array *in_grads, bool retain,
                          bool train, bool together);
   bool adds_sums;
-  /* Sets *all to true if a backward from the outputs marked in `arrives` reaches all parameters of
-   * the call. A NULL function means that every backward does. */
+  /* Sets *all to true if a backward pass from the outputs marked in `arrives` reaches all
+   * parameters of the call. A NULL function means that every backward pass does. */
   mpg_status (*reaches)(mpg_tape_node *node, const bool *arrives, bool *all);
   /* Runs the call as separate ops that are recorded on the tape, for gradients of gradients. The
-   * ops get the sequence numbers that follow the call's own and that mpg_tape_reserve has
-   * reserved. NULL if `backward` itself records its ops. */
+   * ops get the sequence numbers after the call's own, which mpg_tape_reserve has reserved. NULL
+   * if `backward` itself records its ops. */
   mpg_status (*expand)(mpg_tape_node *node, mpg_array *outputs);
   void (*release)(void *state);
 } mpg_tape_call;
@@ -74,7 +74,7 @@ struct mpg_tape_node {
   uint64_t family;
   uint64_t visit;      /* number of the latest backward pass that reached the node */
   uint32_t graph_node; /* index of this node's graph node in the latest backward pass */
-  mpg_tape_node *next; /* next node in the list of dying nodes or in a free list */
+  mpg_tape_node *next; /* next node in the list of nodes to free or in a free list */
   const mpg_op *op;
   const void *params;
   mpg_tape_edge *edges; /* per input */
@@ -82,9 +82,9 @@ struct mpg_tape_node {
   mpg_device **devices; /* per input, then per output */
   mpg_saved *saved;     /* per input, then per output; ops only */
   const mpg_tape_call *call;
-  void *state; /* calls only */
-  /* Expanded calls only: the node and output that replace each output. The array and its references
-   * are owned. */
+  void *state; /* calls only: data of the call */
+  /* Expanded calls only: the node and output that replace each output. The array and its
+   * references to nodes are owned. */
   mpg_tape_edge *expansion;
   mpg_tensor gradient; /* variables only; owned */
   /* Calls only: the parameters, which are inputs after those in `edges` (parameter_set.h). Owned
@@ -94,7 +94,7 @@ struct mpg_tape_node {
 void mpg_parameter_set_release(mpg_parameter_set *parameters); /* NULL is allowed */
 
 mpg_status mpg_tape_new(mpg_tape_kind kind, uint32_t num_inputs, uint32_t num_outputs,
-                        size_t params_size, mpg_tape_node **node); /* new */
+                        size_t params_size, mpg_tape_node **node); /* new reference */
 static inline mpg_tape_node *mpg_tape_retain(mpg_tape_node *node) {
   if (node) node->references++;
   return node;
@@ -106,7 +106,7 @@ static inline void mpg_tape_release(mpg_tape_node *node) {
 uint64_t mpg_autograd_new_pass(void); /* returns a new value for `visit`; needs the host lock */
 /* Marks the node as consumed and releases its edges, saved contents and call state. */
 void mpg_tape_consume(mpg_tape_node *node);
-/* Expands a call to ops (mpg_tape_call.expand), which replace it in every later backward.
+/* Expands a call to ops (mpg_tape_call.expand), which replace it in every later backward pass.
  * Gradients that reach the call along several paths are then summed in the same order as if the
  * ops had been recorded. Releases the call's state. */
 mpg_status mpg_tape_expand(mpg_tape_node *node);

@@ -1,4 +1,4 @@
-/* Begin and end of traces, and creation of nodes from traced ops. */
+/* Begins and ends traces, and creates nodes for traced ops. */
 #include "autograd/trace.h"
 
 #include <string.h>
@@ -114,8 +114,8 @@ mpg_status mpg_trace_value(mpg_trace *trace, const mpg_array *array, const char 
   *constant = (mpg_trace_constant){.value = *value};
   mpg_array_copy(&constant->array, array);
   mpg_storage *storage = array->tensor.storage;
-  /* The contents of arrays from before the trace need not be saved, because writes to those arrays
-   * are rejected. */
+  /* The contents of arrays that were created before the trace need not be saved, because writes to
+   * these arrays are rejected. */
   if (!storage || storage->born <= outermost(trace)->born) return MPG_OK;
   if (storage->exposed) { /* code outside the core may write it unnoticed */
     mpg_tensor copy;

@@ -1,12 +1,12 @@
 /* Traces: graphs built by running a function on arrays that have shape, dtype and device but no
  * contents.
  *
- * While a trace is active, an op becomes a node of its graph if the op has a traced input, an
- * input that was created before the trace began, no array inputs, or random numbers. Inputs that
- * have contents become constants of the graph, which every call reads. Traced arrays of enclosing
- * traces, which the body of a loop captures, also become constants. All other ops, whose inputs
- * were created from numbers during the trace, run at once. Arrays that were created during the
- * trace may be written later: a constant keeps the contents that its ops read (copy on write,
+ * While a trace is active, an op becomes a node of its graph if it has a traced input or an input
+ * that was created before the trace began, has no array inputs, or draws random numbers. Inputs
+ * that have contents become constants of the graph, which every call reads. Traced arrays of
+ * enclosing traces, which the body of a loop captures, also become constants. All other ops run at
+ * once; their inputs were created from host data during the trace. Arrays that were created during
+ * the trace may be written later: a constant keeps the contents that its ops read (copy on write,
  * tensor/contents.h). A value is live while an array refers to it, because code that is traced
  * later can use it. If a trace is cut into two functions, the live values pass from the first
  * function to the second (compile/function.h).
@@ -36,7 +36,7 @@ typedef struct mpg_trace_copy {
 struct mpg_trace {
   int32_t references;
   bool closed;        /* the trace has ended and accepts no more nodes */
-  mpg_device_id only; /* device that replaces the one an op names; type 0 for no replacement */
+  mpg_device_id only; /* if its type is not 0, replaces the device that an op names */
   mpg_graph graph;
   mpg_trace_constant *constants; /* owned */
   size_t num_constants, constants_capacity;
@@ -77,21 +77,22 @@ void mpg_trace_clear_constants(mpg_trace *trace); /* releases all constants */
 #define MPG_TRACE_OVER                                                                          \
   "%s: the array was created inside a hybridized block (or the body of a loop) during tracing " \
   "and kept afterwards, so it has no value. Return it from the block to use it outside"
-/* Fails if the array may not be written. Values of a trace are immutable, and a write to an array
- * from outside of the active trace would happen only once, while tracing. */
+/* Fails if the array may not be written. Values of a trace are immutable. Writing an array that
+ * was created outside the active trace would take effect only once, during tracing, and not in
+ * later calls. */
 mpg_status mpg_trace_check_write(const mpg_array *array, const char *what);
 /* Emits an op into the trace's graph. `outputs` has num_visible empty structs to fill. */
 mpg_status mpg_trace_call(mpg_trace *trace, const mpg_op *op, const void *params,
                           mpg_array *const *inputs, int num_inputs, mpg_array *outputs,
                           int num_visible, bool separate, bool train, uint32_t scope);
 /* Support for autograd.pause(). mpg_trace_paused returns true while recording is paused.
- * mpg_trace_pause_value then replaces a new value by a detached one, so that no gradient flows
+ * mpg_trace_pause_value then replaces a new value with a detached one, so that no gradient flows
  * through it. */
 bool mpg_trace_paused(const mpg_trace *trace);
 mpg_status mpg_trace_pause_value(mpg_trace *trace, mpg_value *value);
 /* True if ops on the array belong to the active trace, because the array is traced or was created
- * before the trace began. If the op ran at once, its result would be computed only during
- * tracing and not in later calls. */
+ * before the trace began. If an op on this array ran at once, its result would be computed only
+ * during tracing and not in later calls. */
 bool mpg_trace_takes(const mpg_array *array);
 
 /* Begin and end a recompute region, which contains the nodes traced in between
