@@ -31,7 +31,8 @@ mpg_compiled *mpg_cache_find(mpg_cache *cache, const mpg_inputs *inputs, bool tr
     mpg_cache_entry *entry = &cache->entries[i];
     if (!fits(entry, inputs, train, recording)) continue;
     entry->last_used = ++cache->clock;
-    if (i > 0) { /* swaps it with the first entry, so that repeated calls find it at once */
+    /* Swaps the entry with the first one, so that repeated calls find it immediately. */
+    if (i > 0) {
       mpg_cache_entry found = *entry;
       *entry = cache->entries[0];
       cache->entries[0] = found;

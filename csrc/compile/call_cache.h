@@ -19,10 +19,10 @@ typedef struct mpg_cache_entry {
   mpg_signature_input *inputs; /* owned */
   uint32_t num_inputs, num_bound;
   bool train, recording;
-  uint64_t binding; /* number of a binding whose arrays match the signature */
+  uint64_t binding; /* number of a binding whose arrays are known to match the signature */
   uint64_t last_used;
   mpg_compiled *compiled; /* owned reference */
-  uint64_t precision;     /* mpg_precision_changes at compilation */
+  uint64_t precision;     /* value of mpg_precision_changes() at compilation */
 } mpg_cache_entry;
 
 typedef struct mpg_cache {

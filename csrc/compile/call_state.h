@@ -17,7 +17,7 @@ typedef struct mpg_call_state {
   /* Per forward external array: the contents that the backward reads, with their version. Owned
    * references. */
   mpg_saved *saved;
-  /* Range of external arrays that are saved by a parameter set instead of this state. */
+  /* Range of external arrays that a parameter set saves, so this state does not. */
   uint32_t parameters_begin, parameters_end;
 } mpg_call_state;
 
@@ -28,17 +28,18 @@ static inline uint32_t mpg_call_external(const mpg_call_state *state, uint32_t e
 }
 /* Records the version of an external array, and saves its contents if the backward reads them. */
 void mpg_call_save(mpg_call_state *state, uint32_t external, const mpg_tensor *tensor);
-/* Fills `externals` with the saved tensors, borrowed and indexed by external array. Arrays that
- * were not saved get `storage` NULL. Returns MPG_ERROR if contents were overwritten and could not
- * be preserved. `block` describes the caller in errors, for example "a hybridized block". */
+/* Fills `externals` with borrowed copies of the saved tensors, indexed by external array. Arrays
+ * that were not saved get a NULL `storage`. Returns MPG_ERROR if contents were overwritten and
+ * could not be preserved. `block` describes the caller in errors, for example "a hybridized
+ * block". */
 mpg_status mpg_call_get_saved(const mpg_call_state *state, const char *block,
                               mpg_tensor *externals);
 /* True if the contents of a saved array have moved to another storage since `externals` was filled,
  * because the array was overwritten. */
 bool mpg_call_saved_moved(const mpg_call_state *state, const mpg_tensor *externals);
 void mpg_call_release_saved(mpg_call_state *state);
-/* Finds the storage that holds the contents that an external array had at `version`. *found is
- * borrowed. Returns MPG_ERROR if the contents are lost. */
+/* Sets *found to the storage that holds an external array's contents as of `version`, borrowed.
+ * Returns MPG_ERROR if these contents are lost. */
 mpg_status mpg_call_find_saved(const mpg_compiled *compiled, uint32_t external,
                                mpg_storage *storage, uint32_t version, const char *block,
                                mpg_storage **found);

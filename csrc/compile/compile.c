@@ -1,4 +1,4 @@
-/* Compilation of a trace to programs. */
+/* Compiles a trace into programs. */
 #include <string.h>
 
 #include "base/workspace.h"
@@ -91,9 +91,9 @@ static mpg_status take_outputs(mpg_compiled *c, const mpg_value *values) {
   return MPG_OK;
 }
 
-/* Copies the trace's graph to `joint` and appends the gradient. out_grads[i] is a new input if
- * arrives[i]. Otherwise output i has no gradient or, with `fill`, a gradient of zeros. With `fill`,
- * ops that have no gradient are treated as constants instead of failing. */
+/* Copies the trace's graph to `joint` and appends the gradient ops. If arrives[i], out_grads[i]
+ * becomes a new input of the graph. Otherwise output i has no gradient or, with `fill`, a gradient
+ * of zeros. With `fill`, ops that have no gradient are treated as constants instead of failing. */
 static mpg_status differentiate(const mpg_compiled *c, const bool *arrives, bool fill,
                                 const bool *wanted, const bool *summed, bool train,
                                 mpg_graph *joint, mpg_value *out_grads, mpg_value *sums,
@@ -110,8 +110,8 @@ static mpg_status differentiate(const mpg_compiled *c, const bool *arrives, bool
     memcpy(joint->inputs, c->traced, joint->num_inputs * sizeof *joint->inputs);
   const mpg_value *traced_outputs = c->traced + joint->num_inputs;
   joint->phase = MPG_PHASE_BACKWARD;
-  /* Visits the outputs in reverse, because gradients arrive in this order if ops that use the
-   * outputs in order are differentiated one by one. */
+  /* Visits the outputs in reverse: if later ops use the outputs in order, eager backward produces
+   * their gradients in this order. */
   for (uint32_t i = c->num_outputs; i-- > 0;) {
     out_grads[i] = MPG_NO_VALUE;
     const mpg_graph_value value = *mpg_graph_at(joint, traced_outputs[i]);
@@ -165,8 +165,8 @@ static mpg_status simplify_joint(mpg_graph *joint, mpg_value *in_grads, uint32_t
   return mpg_graph_set_outputs(joint, in_grads, 0);
 }
 
-/* Determines the forward values that the gradient of all outputs reads. An op that has no gradient
- * is not an error here. It fails when a backward pass reaches it. */
+/* Determines the forward values that the gradients of all outputs read. An op without a gradient is
+ * not an error here; it fails only when a backward pass reaches it. */
 static mpg_status find_saved(mpg_compiled *c) {
   mpg_graph joint;
   mpg_order order = {0};
@@ -251,8 +251,8 @@ fail:
   return status;
 }
 
-/* Applies the rewrites, whose results may differ from the original ops by rounding. Keeps a copy of
- * the graph as traced if any rewrite was applied. */
+/* Applies the rewrites whose results may differ from the original ops by rounding. If any rewrite
+ * was applied, keeps a copy of the graph as traced. */
 static mpg_status rewrite(mpg_compiled *c, const mpg_trace *trace) {
   bool changed = false;
   if (c->exact) return MPG_OK;
@@ -283,7 +283,7 @@ fail:
 
 /* --- Backward --------------------------------------------------------------------------------- */
 
-/* True if the order reads only forward values that were saved. */
+/* True if the nodes in `order` read only forward values that were saved. */
 static bool reads_saved_only(const mpg_compiled *c, const mpg_graph *joint,
                              const mpg_order *order) {
   for (size_t k = 0; k < order->count; k++) {
@@ -297,7 +297,7 @@ static bool reads_saved_only(const mpg_compiled *c, const mpg_graph *joint,
   return true;
 }
 
-/* Adds the recomputed forward nodes to the joint graph. */
+/* Adds copies of the forward nodes to recompute to the joint graph. */
 static mpg_status repeat(const mpg_compiled *c, mpg_graph *joint, mpg_value *out_grads,
                          mpg_value *sums, mpg_value *in_grads) {
   if (!mpg_recompute_wanted(joint, c->graph.num_nodes)) return MPG_OK;
@@ -315,7 +315,7 @@ static mpg_status repeat(const mpg_compiled *c, mpg_graph *joint, mpg_value *out
   return status;
 }
 
-/* Orders the backward into stages. The gradients of carried inputs are urgent, because other
+/* Orders the backward nodes by stage. The gradients of carried inputs are urgent, because other
  * micro-batches wait for them. */
 static mpg_status stage_backward(const mpg_compiled *c, const mpg_graph *joint,
                                  const mpg_value *stored, mpg_order *order) {
@@ -330,7 +330,7 @@ static mpg_status stage_backward(const mpg_compiled *c, const mpg_graph *joint,
   return status;
 }
 
-/* Sets the parts of the external arrays (mpg_parts):
+/* Divides the external arrays into parts (mpg_parts):
  *   1. unbound inputs
  *   2. bound inputs
  *   3. constants, results, gradients of outputs, gradients of unbound inputs
@@ -365,13 +365,13 @@ static void set_external(const mpg_graph *joint, uint32_t *external, mpg_value v
   if (mpg_has_value(value)) external[mpg_value_index(joint, mpg_view_root(joint, value))] = array;
 }
 
-/* The graph of both phases, with its gradients. */
+/* Joint graph of the forward and backward phases, with its gradients. */
 typedef struct joint_graph {
   mpg_graph graph;
   mpg_value *out_grads;       /* per output */
   mpg_value *in_grads, *sums; /* per input: its gradient, and the sum to add it to */
-  /* Per input: its gradient as stored in the variable's array, and the old contents of that
-   * array. */
+  /* Per input: the gradient value stored in the variable's gradient array, and the array's old
+   * contents. */
   mpg_value *stored, *old;
   bool *wanted;        /* per input */
   uint32_t *external;  /* per value */
@@ -398,7 +398,8 @@ static void end_joint(joint_graph *j) {
   mpg_workspace_free(&j->space);
 }
 
-/* Computes and simplifies the gradients, and repeats the forward nodes that are recomputed. */
+/* Appends the gradients, simplifies the graph, and adds copies of the forward nodes to
+ * recompute. */
 static mpg_status take_gradients(const mpg_compiled *c, const mpg_compiled_backward *b, bool fill,
                                  joint_graph *j) {
   /* With stages, `places` alone determines the wanted inputs, because the pipeline run itself
@@ -467,9 +468,9 @@ static mpg_status lower_backward(const mpg_compiled *c, const mpg_graph *joint,
   return MPG_OK;
 }
 
-/* Builds the backward. Sets *made to false if it would read a forward value that was not saved.
- * This cannot happen with `fill`: outputs without a gradient then get zeros, and the saved values
- * were chosen for the gradient of all outputs. */
+/* Builds the backward programs. Sets *made to false if they would read a forward value that was not
+ * saved. This cannot happen with `fill`: outputs without a gradient then get zeros, and the saved
+ * values were chosen for the gradient of all outputs. */
 static mpg_status try_backward(const mpg_compiled *c, mpg_compiled_backward *b, bool fill,
                                bool lower, bool *made) {
   joint_graph j = {0};
@@ -505,7 +506,7 @@ static mpg_status make_backward(const mpg_compiled *c, mpg_compiled_backward *b)
   return made ? MPG_OK : try_backward(c, b, true, true, &made);
 }
 
-/* Allocates a backward with an empty signature and without programs. */
+/* Allocates a backward with an empty signature and no programs. */
 static mpg_status new_backward(const mpg_compiled *c, mpg_compiled_backward **result) {
   mpg_compiled_backward *b = mpg_calloc(1, sizeof *b);
   if (!b) return mpg_out_of_host_memory(sizeof *b);
@@ -612,8 +613,8 @@ static mpg_status new_compiled(uint32_t num_inputs, uint32_t num_outputs,
   return MPG_OK;
 }
 
-/* Takes the trace's graph, inputs and outputs. Sets separate[i] if users expect output i to be a
- * separate array. */
+/* Copies the trace's graph, inputs and outputs to `c`. Sets separate[i] if users expect output i to
+ * be a separate array. */
 static mpg_status take_trace(mpg_compiled *c, mpg_trace *trace, const mpg_array *inputs,
                              mpg_array *const *outputs, const mpg_compile_options *options,
                              bool *separate) {
@@ -637,7 +638,7 @@ fail:
   return status;
 }
 
-/* Saves the inputs of nodes and the outputs before simplification changes them. */
+/* Saves the node inputs and the outputs as traced, before simplification changes them. */
 static mpg_status keep_traced(mpg_compiled *c) {
   size_t inputs = c->graph.num_inputs, count = inputs + c->num_outputs;
   c->traced = mpg_malloc((count + 1) * sizeof *c->traced);
@@ -663,7 +664,7 @@ static mpg_status cut_detached(mpg_compiled *c) {
   return status;
 }
 
-/* Checks that all processes have traced the same graph if it spans several ranks. */
+/* If the graph spans several ranks, checks that all processes have traced the same graph. */
 static mpg_status agree(mpg_compiled *c) {
   const mpg_graph *graph = &c->graph;
   if (!mpg_graph_spans_ranks(graph)) return MPG_OK;

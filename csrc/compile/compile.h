@@ -1,4 +1,4 @@
-/* Compilation of a trace to a compiled call.
+/* Compiles a trace into a compiled call.
  *
  * Forward programs are compiled immediately. Backward programs are compiled when a backward pass
  * first needs them. Ownership: as noted at the functions. Threads: host lock.
@@ -17,13 +17,13 @@ typedef struct mpg_compile_options {
   /* Used by pipeline runs (pipeline_run.h). mpg_compiled_call requires MPG_STAGES_NONE. */
   mpg_compile_stages stages;
   const bool *carried; /* see mpg_compiled.carried */
-  uint32_t num_bound;  /* number of bound inputs, which are the last of the given ones */
+  uint32_t num_bound;  /* number of bound inputs, which come last among the given inputs */
   /* If recording, values are recomputed to stay within this budget. NULL means unlimited. */
   const mpg_memory_budget *budget;
 } mpg_compile_options;
 
-/* Compiles a finished trace whose first inputs are `inputs`. Takes ownership of the trace's
- * constants. *compiled is a new reference. */
+/* Compiles a finished trace. `inputs` are its traced input arrays, without captured ones. Takes
+ * ownership of the trace's constants. *compiled is a new reference. */
 mpg_status mpg_compile(mpg_trace *trace, const mpg_array *inputs, uint32_t num_inputs,
                        mpg_array *const *outputs, uint32_t num_outputs,
                        const mpg_compile_options *options, mpg_compiled **compiled);

@@ -90,7 +90,8 @@ bool mpg_compiled_recapture(mpg_compiled *c, const mpg_captured *captured, size_
     bool whole = constant->node == place->node && tensor->offset == place->offset &&
                  mpg_shape_equal(&tensor->desc.shape, &array->tensor.desc.shape);
     mpg_tape_node *node = whole ? array->node : NULL;
-    size_t ahead = tensor->offset - place->offset; /* offset of a view within the array */
+    /* Byte offset of the view in the captured array. */
+    size_t ahead = tensor->offset - place->offset;
     if (!whole && (constant->node || tensor->offset < place->offset ||
                    ahead + mpg_desc_bytes(&tensor->desc) > mpg_desc_bytes(&array->tensor.desc)))
       return false;

@@ -1,10 +1,11 @@
 /* Compiled calls: the forward and backward programs of a traced function, per device, for one
  * signature.
  *
- * There are two kinds of forward programs: for prediction (no values are kept), and for recording,
- * which keep exactly the values that the gradient reads. Backward programs are built on first use,
- * one set per backward signature: which outputs have a gradient, the destination of each input's
- * gradient (none, a new array, written or added to the user's), and whether the graph is retained.
+ * There are two kinds of forward programs: those for prediction keep no values, and those for
+ * recording keep exactly the values that the gradient reads. Backward programs are built on first
+ * use, one set per backward signature: which outputs have a gradient, the destination of each
+ * input's gradient (none, a new array, or the user's array, which is overwritten or added to), and
+ * whether the graph is retained.
  *
  * A call's memory is its frame: the planned blocks of each device. They come from the devices'
  * pools and return there as soon as the work is queued or, when recorded, after the backward. So
@@ -17,7 +18,7 @@
  * On the tape, a call's inputs are the unbound inputs, the constants, and then the bound inputs,
  * which are usually one parameter set (autograd/parameter_set.h).
  *
- * The last of the user's inputs may be *bound*: the same arrays from call to call (a block's
+ * The last of the user's inputs may be *bound*: the same arrays in every call (a block's
  * parameters). A binding has a number. If a call has the number of the compiled call's current
  * binding, these arrays aren't checked before the work is queued. If no gradient is recorded,
  * values computed from bound inputs and constants alone (packed or folded weights) are kept with
@@ -45,8 +46,8 @@ typedef enum mpg_gradient_place {
 typedef struct mpg_inputs {
   mpg_array *const *given, *const *bound; /* borrowed; the arrays stay alive during the call */
   uint32_t num_given, num_bound;
-  /* Equal numbers mean the same bound arrays with the same tensors and nodes. 0 means that the
-   * arrays must be checked. */
+  /* Number of the binding. Calls with equal numbers have the same bound arrays, with the same
+   * tensors and tape nodes. 0 means that the arrays must be checked. */
   uint64_t binding;
   /* The bound arrays as one parameter set if all of them are variables. NULL records them one by
    * one. Borrowed. */
@@ -68,18 +69,19 @@ typedef struct mpg_binding {
   /* Serial number of the binding within its compiled call. Frames cache addresses under this
    * number. 0 if `number` is 0. */
   uint64_t launched;
-  bool made;          /* the kept values are computed from the contents at `versions` */
-  uint64_t watched;   /* mpg_storage_watched_writes when `versions` were compared last */
-  uint32_t *versions; /* per source array of the invariants program: its version */
+  bool made;          /* true if the kept values were computed from the contents at `versions` */
+  uint64_t watched;   /* value of mpg_storage_watched_writes() when `versions` was last checked */
+  uint32_t *versions; /* per source array of the invariants program: version of its storage */
   uint32_t num_fixed, num_kept;
   mpg_tensor tensors[];
 } mpg_binding;
 
 typedef struct mpg_compiled_output {
   uint32_t external; /* external array of a passed-through input, or of a result */
-  uint32_t same;     /* first output with the same value; both use its position on the tape */
-  /* The input that is passed through and whose tape position the output keeps; MPG_NO_BASE if
-   * none. */
+  /* Index of the first output with the same value; both use that output's position on the tape. */
+  uint32_t same;
+  /* Index of the input that this output passes through, keeping the input's tape position;
+   * MPG_NO_BASE if none. */
   uint32_t input;
   mpg_desc desc;
 } mpg_compiled_output;
@@ -95,7 +97,7 @@ typedef struct mpg_compiled_backward {
    * an earlier sum. The gradients of all other inputs stay unchanged, as for variables outside of
    * the recorded computation. */
   bool *reached;
-  bool reaches_bound;     /* all bound inputs are reached */
+  bool reaches_bound;     /* true if all bound inputs are reached */
   uint64_t parameter_set; /* number of the parameter set that last used this backward */
   mpg_program_set *programs;
   mpg_plan plan;
@@ -108,7 +110,7 @@ typedef enum mpg_compile_stages {
   MPG_STAGES_DEFERRED, /* one segment per stage, plus segments for deferred backward work */
 } mpg_compile_stages;
 
-/* List of memory blocks that recorded calls reuse (compiled_call.c). */
+/* Free list of memory blocks that recorded calls reuse (compiled_call.c). */
 typedef struct mpg_spare_call {
   struct mpg_spare_call *next;
 } mpg_spare_call;
@@ -124,20 +126,21 @@ typedef struct mpg_compiled {
    * sums have the same order as in eager mode. */
   mpg_value *traced;
   mpg_array *constants;                          /* owned */
-  uint32_t num_given, num_constants, num_inputs; /* inputs: given, then constants */
-  uint32_t num_bound; /* number of bound inputs, which are the last of the given ones */
-  mpg_value *inputs;  /* values of the inputs */
+  uint32_t num_given, num_constants, num_inputs; /* num_inputs: given inputs, then constants */
+  uint32_t num_bound; /* number of bound inputs, which come last among the given inputs */
+  mpg_value *inputs;  /* graph values of the inputs */
   mpg_compiled_output *outputs;
   uint32_t num_outputs;
   mpg_value *results; /* values computed into new arrays that outputs return */
   uint32_t num_results;
   uint32_t *external; /* per value of the graph: external array, or MPG_NO_BASE */
   bool recording, exact, unfused;
-  bool starts;     /* a node starts a gradient (mpg_node_starts) */
-  uint64_t agreed; /* number of the graph, equal on all ranks; 0 if it does not span ranks */
+  bool starts; /* true if a node starts a gradient, like a loss (mpg_node_starts) */
+  /* Number of the graph, the same on all ranks; 0 if the graph does not span ranks. */
+  uint64_t agreed;
   mpg_compile_stages stages;
-  /* Per random call: the position of a micro-batch's rows in the draw. NULL until pipeline_run.h
-   * has checked it. */
+  /* Per random call: the position of a micro-batch's rows in the draw. NULL until
+   * mpg_pipeline_run_check or mpg_pipeline_run_compare_draws sets it. */
   mpg_drawn *drawn;
   /* Per given input: true if other micro-batches wait for its gradient; NULL if none do. */
   bool *carried;
@@ -159,14 +162,14 @@ typedef struct mpg_compiled {
   mpg_compiled_backward *backwards;
   uint64_t saved_in;    /* number of the parameter set that last received saved_external */
   mpg_binding *binding; /* binding of the latest call; owned reference */
-  const void *family;   /* address of its function's signature cache; only compared, never read */
+  const void *family;   /* address of the function's signature cache; only compared, never read */
   /* Links of the list of compiled calls that keep values. keeper_link is NULL outside the list. */
   struct mpg_compiled *next_keeper, **keeper_link;
   uint64_t bindings;     /* number of bindings created so far */
   void *space;           /* bookkeeping memory for the next call; owned */
   mpg_spare_call *spare; /* owned */
   uint64_t calls, last_used;
-  size_t held; /* bytes of frames that wait for their backward */
+  size_t held; /* total bytes of the frames that wait for their backward */
   uint32_t frames;
 } mpg_compiled;
 
@@ -183,8 +186,8 @@ typedef struct mpg_captured {
   const void *node;
   const mpg_array *array;
 } mpg_captured;
-/* True if the new arrays can replace the captured ones among the compiled call's constants, and
- * views of captured arrays. With `change`, replaces them. `recording` is true while autograd is
+/* True if the new arrays can replace the captured arrays, and views of them, among the compiled
+ * call's constants. With `change`, replaces them. `recording` is true while autograd is
  * recording. */
 bool mpg_compiled_recapture(mpg_compiled *compiled, const mpg_captured *captured, size_t count,
                             bool recording, bool change);
@@ -195,7 +198,7 @@ bool mpg_compiled_recapture(mpg_compiled *compiled, const mpg_captured *captured
 mpg_status mpg_compiled_find_reached(const mpg_compiled *compiled, const bool *arrives,
                                      bool **reached);
 
-/* Returns input i of a call, which is given or a constant. */
+/* Returns input i of a call: a given input or a constant. */
 static inline mpg_array *mpg_compiled_input(const mpg_compiled *c, const mpg_inputs *inputs,
                                             uint32_t i) {
   return i < c->num_given ? mpg_inputs_at(inputs, i) : &c->constants[i - c->num_given];
@@ -203,7 +206,7 @@ static inline mpg_array *mpg_compiled_input(const mpg_compiled *c, const mpg_inp
 static inline uint32_t mpg_compiled_first_fixed(const mpg_compiled *c) {
   return c->num_given - c->num_bound;
 }
-/* True if a captured array has a gradient, which a pipeline cannot return. */
+/* True if a captured array needs a gradient, which pipelines do not support. */
 static inline bool mpg_compiled_captures_variable(const mpg_compiled *c) {
   return memchr(c->wanted + c->num_given, true, c->num_inputs - c->num_given) != NULL;
 }

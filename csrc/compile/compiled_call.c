@@ -18,16 +18,16 @@ typedef struct recorded_call {
   mpg_call_state state;
   mpg_parameter_set *parameters;    /* owned; NULL if bound inputs are among `inputs` */
   mpg_parameter_versions *versions; /* parameter versions when the call ran; owned */
-  /* All inputs outside of `parameters`, with their tape nodes. Kept to replay the call for
+  /* All inputs outside of `parameters`, with their tape nodes. Needed to replay the call for
    * gradients of gradients. Owned. */
   mpg_array *inputs;
   size_t held;
   mpg_random_key random;
   uint64_t steps; /* step numbers of the enclosing loops */
-  bool ran;       /* if false, there are no blocks, and nothing is saved */
+  bool ran;       /* false until the call has run; there are then no blocks, and nothing is saved */
 } recorded_call;
 
-/* Converts input number i on the tape to an input number of the compiled call. */
+/* Converts the index of an input on the tape to its index among the compiled call's inputs. */
 static uint32_t input_of(const mpg_compiled *c, uint32_t i) {
   uint32_t own = mpg_compiled_first_fixed(c);
   return i < own ? i : i < own + c->num_constants ? i + c->num_bound : i - c->num_constants;
@@ -86,7 +86,7 @@ static void *take_space(void **kept, size_t size) {
 
 static void give_space(void **kept, void *space) {
   if (*kept)
-    mpg_free(space); /* an overlapping call has already given back its memory */
+    mpg_free(space); /* an overlapping call has already returned its memory */
   else
     *kept = space;
 }
@@ -107,9 +107,9 @@ typedef struct backward_space {
   mpg_tensor *former;
 } backward_space;
 
-/* Returns a launch with the parts set by arrange_backward (compile.c). If `together`, the gradients
- * of the bound inputs are those of the parameter set, as one fixed part. Otherwise they are
- * external arrays of this call. */
+/* Returns a launch with the parts that arrange_backward (compile.c) defines. If `together`, the
+ * parameter set's gradient arrays, as one fixed part, receive the gradients of the bound inputs.
+ * Otherwise this call's own external arrays receive them. */
 static mpg_launching launching_of(const recorded_call *call, const backward_space *space,
                                   bool together) {
   const mpg_compiled *c = call->state.compiled;
@@ -138,7 +138,8 @@ static mpg_storage *parameter_at(const recorded_call *call, uint32_t i) {
              : NULL;
 }
 
-/* Finds the contents that the call read, in case parameters were overwritten since the call. */
+/* If parameters were overwritten since the call, finds the preserved contents that the call
+ * read. */
 static mpg_status find_parameters(const recorded_call *call, backward_space *space) {
   const mpg_compiled *c = call->state.compiled;
   const mpg_parameter_set *parameters = call->parameters;
@@ -357,7 +358,7 @@ static mpg_status recorded_reaches(mpg_tape_node *node, const bool *arrives, boo
   return MPG_OK;
 }
 
-/* If the tensor was overwritten, replaces its storage by the one that holds the preserved
+/* If the tensor was overwritten, replaces its storage with the one that holds the preserved
  * contents. */
 static void use_former(mpg_tensor *tensor, uint32_t *version) {
   mpg_storage *former = mpg_contents_at(tensor->storage, *version);
@@ -398,7 +399,7 @@ static const mpg_tape_call recorded_calls = {.name = BLOCK,
                                              .expand = recorded_expand,
                                              .release = recorded_release};
 
-/* Scratch memory of a call. `externals` contains the unbound inputs, then the results. */
+/* Scratch memory of a call. `externals` holds the unbound inputs, then the results. */
 typedef struct call_space {
   mpg_compiled *c;
   mpg_binding *binding;
@@ -440,8 +441,8 @@ static mpg_status new_recorded(mpg_compiled *c, mpg_parameter_set *parameters,
   return MPG_OK;
 }
 
-/* Creates the tape node of a call that is about to run. The node's inputs and edges are set here,
- * because other threads may replace the arrays while the call waits. */
+/* Creates the tape node of a call that is about to run. Sets the node's inputs and edges before the
+ * call runs, because other threads may replace the arrays while the call waits. */
 static mpg_status begin_record(const call_space *space, const mpg_inputs *inputs,
                                mpg_tape_node **result) {
   mpg_compiled *c = space->c;
@@ -527,7 +528,7 @@ mpg_status mpg_compiled_call(mpg_compiled *c, const mpg_inputs *inputs, mpg_arra
   mpg_tape_node *node = NULL;
   /* Reads the origin first, because other threads may run during the following calls. */
   call_space space = {.c = c, .origin = mpg_host_origin()};
-  /* Calls with stages are only made by pipeline runs (pipeline_run.h). */
+  /* Compiled calls with stages run only in pipelines (pipeline_run.h). */
   MPG_ASSERT(c->stages == MPG_STAGES_NONE);
   MPG_TRY(mpg_compiled_bind(c, inputs, &space.binding));
   space.externals = take_space(&c->space, (num_own + c->num_results) * sizeof(mpg_tensor) +

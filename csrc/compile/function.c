@@ -1,4 +1,4 @@
-/* Functions extracted from traces, and calls of them inside other traces. */
+/* Functions extracted from traces, and calls to them inside other traces. */
 #include "compile/function.h"
 
 void mpg_function_free(mpg_function *function) {
@@ -37,8 +37,9 @@ static mpg_status take_inputs(const mpg_graph *graph, const mpg_node *node, mpg_
 
 /* Offsets that emit adds to the recompute regions and random call numbers of a function. */
 typedef struct base {
-  uint32_t regions; /* recompute regions of the target graph so far */
-  uint32_t random;  /* its random calls so far, minus those of the source before the function */
+  uint32_t regions; /* number of recompute regions in the target graph so far */
+  /* Number of random calls in the target so far, minus those before the function in the source. */
+  uint32_t random;
 } base;
 
 /* Emits a node of one graph into another. `known` maps each value of `from` to its value in `into`.
@@ -72,7 +73,7 @@ fail:
   return status;
 }
 
-/* Counts the random calls of the nodes before number `end`. */
+/* Returns the number of random calls among nodes [0, end). */
 static uint32_t count_random(const mpg_graph *graph, size_t end) {
   uint32_t count = 0;
   for (size_t n = 0; n < end; n++)

@@ -1,8 +1,8 @@
 /* Functions extracted from traces: a range of a trace's nodes as a separate graph.
  *
  * A trace is cut wherever the program must read a value (for a loop, a branch, or an op whose shape
- * depends on contents). The nodes between two cuts form a function. Its inputs are the values that
- * its nodes use from before the first cut. Its outputs are the values that are live at the second
+ * depends on contents). The nodes between two cuts form a function. Its inputs are the values from
+ * before the first cut that its nodes use. Its outputs are the values that are live at the second
  * cut. Bodies of loops and branches are also functions. A function is compiled like any traced
  * function, by calling it with traced arrays, which emits its nodes into the active trace.
  *
@@ -22,9 +22,9 @@ typedef struct mpg_function {
   size_t inputs_capacity, input_ids_capacity, outputs_capacity, output_ids_capacity;
 } mpg_function;
 
-/* Extracts the nodes of `trace` from number `begin` on. The outputs are the nodes' values that are
- * live or, if `results` is not NULL, that are among `results`. The caller frees *function, which is
- * NULL if the nodes contain no op. */
+/* Extracts the nodes of `trace` starting at node `begin`. The function's outputs are the live
+ * values of these nodes or, if `results` is not NULL, those listed in `results`. The caller frees
+ * *function, which is NULL if the nodes contain no op. */
 mpg_status mpg_function_cut(const mpg_trace *trace, size_t begin, const mpg_value *results,
                             size_t num_results, mpg_function **function);
 void mpg_function_free(mpg_function *function);

@@ -5,7 +5,7 @@
 
 /* --- Compiling -------------------------------------------------------------------------------- */
 
-/* Finds the fixed arrays that the invariants program reads. */
+/* Finds the fixed arrays (bound inputs and constants) that the invariants program reads. */
 static mpg_status find_sources(mpg_compiled *c) {
   const mpg_program_set *set = c->invariants;
   uint32_t first = mpg_compiled_first_fixed(c), num_borrowed = c->num_bound + c->num_constants;
@@ -126,7 +126,7 @@ fail:
 mpg_status mpg_compiled_bind(mpg_compiled *c, const mpg_inputs *inputs, mpg_binding **result) {
   if (!c->binding || !inputs->binding || c->binding->number != inputs->binding) {
     mpg_binding *binding = NULL;
-    mpg_compiled_unbind(c); /* first, so that the new binding can reuse its memory */
+    mpg_compiled_unbind(c); /* first, so that the new binding can reuse the old one's memory */
     MPG_TRY(new_binding(c, inputs, &binding));
     mpg_compiled_unbind(c); /* other threads may have run while this one waited for memory */
     c->binding = binding;
@@ -190,8 +190,8 @@ mpg_status mpg_compiled_refresh(mpg_compiled *c, mpg_binding *binding, const mpg
                                                       .blocks = blocks,
                                                       .scope = mpg_autograd_scope(),
                                                       .origin = mpg_host_origin()}));
-  /* Set only after the launch. Otherwise another thread could queue a call before the program that
-   * computes its kept values. */
+  /* Marks the kept values as computed only after the launch. Otherwise another thread could queue a
+   * call ahead of the program that computes the values it reads. */
   memcpy(binding->versions, versions, c->num_sources * sizeof *versions);
   binding->watched = watched;
   binding->made = !exposed;

@@ -10,7 +10,7 @@
 enum { BETWEEN_INTERRUPTS = 64, LARGEST_KEPT = 1 << 14 };
 
 typedef struct mpg_loop_space {
-  mpg_array *slices; /* per data array, per step; all arrays here are owned */
+  mpg_array *slices; /* per data array, per step; all arrays in this struct are owned */
   mpg_array *rows;   /* per step, per output */
   mpg_array *states; /* current states, then the results of a step */
   mpg_array **arguments;
@@ -81,7 +81,7 @@ static mpg_status take_step(const mpg_loop *loop, mpg_loop_space *space, mpg_arr
   return MPG_OK;
 }
 
-/* Releases the host lock for a moment and checks for Ctrl-C. */
+/* Briefly releases the host lock, so that other threads can run, and checks for Ctrl-C. */
 static mpg_status let_others_in(void) {
   mpg_host_acquire_lock(mpg_host_release_lock());
   return mpg_host_check_interrupt();
@@ -171,7 +171,8 @@ mpg_status mpg_loop_call(mpg_loop *loop, mpg_array *const *inputs, mpg_array *ou
   if (!space) return mpg_out_of_host_memory(sizeof *space);
   mpg_status status = run(loop, space, inputs, outputs);
   if (loop->space || space->slices_capacity + space->rows_capacity > LARGEST_KEPT)
-    free_space(space); /* another call was running, or the space is large */
+    /* An overlapping call has stored its space, or this one is too large to keep. */
+    free_space(space);
   else
     loop->space = space;
   return status;

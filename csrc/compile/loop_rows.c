@@ -10,8 +10,8 @@
 
 enum { MOST_ARRAYS = 512 }; /* maximum number of outputs or inputs of one op */
 
-/* Cuts rows [begin, begin + count) into one array each. All are results of the same op, so that
- * their gradient is also a single op. */
+/* Slices rows [begin, begin + count) into one array per row. All are results of the same op, so
+ * that their gradient is also a single op. */
 static mpg_status cut(mpg_array *whole, int64_t begin, int64_t count, mpg_array *slices) {
   mpg_array made = {0}, *input = whole;
   mpg_slice_axis_params part;
@@ -61,8 +61,8 @@ mpg_status mpg_loop_slices(mpg_array *whole, int64_t count, mpg_array *slices) {
   return MPG_OK;
 }
 
-/* Combines `count` arrays, at most MOST_ARRAYS, by a single op. Stacks them along a new first axis
- * if `stacks`. Otherwise concatenates them along their first axis. Consecutive arrays are `stride`
+/* Joins `count` arrays, at most MOST_ARRAYS, with a single op. If `stacks`, stacks them along a new
+ * first axis; otherwise concatenates them along their first axis. Consecutive arrays are `stride`
  * structs apart. */
 static mpg_status join_few(mpg_array *arrays, size_t stride, size_t count, bool stacks,
                            mpg_array *joined) {

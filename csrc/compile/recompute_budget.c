@@ -1,4 +1,4 @@
-/* Selection of values to recompute, so that a plan fits into a memory budget. */
+/* Selects values to recompute, so that a plan fits in a memory budget. */
 #include <stdio.h>
 #include <string.h>
 
@@ -9,7 +9,7 @@
 
 /* A choice of the nodes to recompute:
  *   - CHOOSE_CHEAP: cheap nodes (in-place ops and views) among the first `amount` nodes.
- *   - CHOOSE_MEDIUM: all of these nodes that are neither copies nor expensive (is_dear).
+ *   - CHOOSE_MEDIUM: all of the first `amount` nodes except copies and expensive nodes (is_dear).
  *   - CHOOSE_SEGMENTS: all nodes of the first `amount` segments. The graph is cut into `segments`
  *     runs of consecutive nodes with about equal bytes. Values used across segments are kept. */
 typedef enum choice_kind { CHOOSE_CHEAP, CHOOSE_MEDIUM, CHOOSE_SEGMENTS } choice_kind;
@@ -53,7 +53,7 @@ static double excess_of(const mpg_plan *plan, const mpg_memory_budget *budget) {
   return worst;
 }
 
-/* True if recomputing the node is expensive for the memory that it saves, as for matrix products,
+/* True if recomputing the node is expensive relative to the memory saved, as for matrix products,
  * convolutions, pooling with large windows, and long sums. */
 static bool is_dear(const mpg_graph *graph, const mpg_node *node, mpg_cost cost) {
   enum { FLOPS_PER_ELEMENT = 16 };
@@ -63,7 +63,7 @@ static bool is_dear(const mpg_graph *graph, const mpg_node *node, mpg_cost cost)
   return cost.flops >= FLOPS_PER_ELEMENT * elements;
 }
 
-/* Returns the last node that uses an output of node n; 0 if none does. */
+/* Returns the index of the last node that uses an output of node n; 0 if none does. */
 static uint32_t last_use_of(const mpg_graph *graph, const mpg_analysis *facts, size_t n) {
   const mpg_node *node = &graph->nodes[n];
   uint32_t last = 0;
@@ -123,9 +123,9 @@ static void end(chooser *ch) {
   mpg_plan_free(&ch->least);
 }
 
-/* Returns the last node of segment `number` (counted from 1) of `count`. Segments of equal size
- * would end at `number` shares of the bytes. Of the nodes within half a share of this end, takes
- * the one after which the fewest bytes are alive. */
+/* Returns the last node of segment `number` (counted from 1) of `count`. If segments had equal
+ * sizes, this one would end at number / count of the total bytes. Among the nodes within half a
+ * segment of that point, picks the one after which the fewest bytes are alive. */
 static size_t segment_end(const chooser *ch, const size_t *sums, size_t number, size_t count) {
   size_t nodes = ch->c->graph.num_nodes, low = 0, high = nodes - 1;
   double share = (double)ch->total / (double)count, from = share * ((double)number - 0.5),
@@ -183,7 +183,8 @@ static mpg_status try_choice(chooser *ch, choice choice, bool *fits) {
   return MPG_OK;
 }
 
-/* Reduces choice->amount, which fits, to the smallest amount that fits, by binary search. */
+/* Reduces choice->amount, which must fit the budget, to the smallest amount that fits, by binary
+ * search. */
 static mpg_status reduce(chooser *ch, choice *choice) {
   size_t low = 1, high = choice->amount;
   while (low < high) {

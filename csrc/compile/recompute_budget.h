@@ -1,4 +1,4 @@
-/* Selection of values to recompute, so that a plan fits into a memory budget.
+/* Selects values to recompute, so that a plan fits in a memory budget.
  *
  * Ownership: the caller owns the budget. Threads: host lock.
  */
@@ -17,10 +17,11 @@ typedef struct mpg_memory_budget {
   uint32_t count;
 } mpg_memory_budget;
 
-/* Plans both phases for the graph's recompute regions. `plan` is zeroed. */
+/* Plans both phases for the graph's current recompute regions. The caller zeroes *plan. */
 typedef mpg_status (*mpg_measure)(mpg_compiled *compiled, mpg_plan *plan);
 /* Assigns recompute regions to nodes until the plan fits the budget, with as little recomputation
- * as possible. If it cannot fit, fails with the bytes needed on each device. */
+ * as possible. If the plan cannot fit, fails with an error that lists the bytes needed on each
+ * device over its limit. */
 mpg_status mpg_compiled_fit(mpg_compiled *compiled, const mpg_memory_budget *budget,
                             mpg_measure measure);
 

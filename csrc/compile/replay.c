@@ -1,5 +1,5 @@
-/* Replay of a compiled call as ops on the tape, for gradients of gradients. Replays the ops as
- * traced, because some ops that rewrites insert have no second gradient. */
+/* Replay of a compiled call as ops on the tape, for gradients of gradients. Replays the original
+ * ops, because some ops that rewrites insert have no second gradient. */
 #include <string.h>
 
 #include "compile/replay.h"
@@ -43,8 +43,8 @@ fail:
 }
 
 /* Copies the graph as traced, for two reasons. Rewrites are not bit-identical. Simplification
- * removes nodes that only a gradient sees: BlockGrad, and duplicate ops, whose gradients would be
- * summed in another order if merged. */
+ * removes nodes that matter only to gradients: BlockGrad, and duplicate ops, whose gradients would
+ * be summed in another order if the ops were merged. */
 static mpg_status copy_traced(const mpg_compiled *c, mpg_graph *graph,
                               const mpg_value **input_values) {
   bool rewritten = c->original.num_nodes > 0;

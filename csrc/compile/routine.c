@@ -1,4 +1,4 @@
-/* Routines: compiled functions composed by sequences, branches and loops. */
+/* Routines: compiled functions combined into sequences, branches and loops. */
 #include "compile/routine.h"
 
 #include <string.h>
@@ -12,7 +12,7 @@ static void clear(mpg_array *arrays, size_t count) {
 /* --- Sequences -------------------------------------------------------------------------------- */
 
 mpg_status mpg_sequence_finish(mpg_sequence *s) {
-  /* Per slot: the number of the last call that uses it; num_calls if the sequence returns it. */
+  /* Per slot: index of the last call that uses it; num_calls if the sequence returns the slot. */
   uint32_t *last = mpg_malloc(((size_t)s->num_slots + 1) * sizeof *last);
   if (!last) return mpg_out_of_host_memory(s->num_slots * sizeof *last);
   mpg_status status = MPG_OK;
@@ -65,7 +65,7 @@ static mpg_status sequence_call(mpg_sequence *s, mpg_array *const *inputs, mpg_a
 fail:
   clear(own, num_own);
   if (s->space)
-    mpg_free(space); /* another call was running */
+    mpg_free(space); /* an overlapping call has already stored its space */
   else
     s->space = space;
   return status;
@@ -83,7 +83,7 @@ static mpg_status branch_call(const mpg_branch *branch, mpg_array *const *inputs
                          outputs, num_outputs);
 }
 
-/* --- All -------------------------------------------------------------------------------------- */
+/* --- Dispatch --------------------------------------------------------------------------------- */
 
 mpg_status mpg_routine_call(void *object, mpg_array *const *inputs, uint32_t num_inputs,
                             mpg_array *outputs, uint32_t num_outputs) {

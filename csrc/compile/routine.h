@@ -1,18 +1,19 @@
 /* Routines: compiled functions combined by control flow that depends on values. Loops, branches and
- * sequences of these calls, nested to any depth, run in one call of the core. On the tape, every
- * compiled call is a separate node.
+ * sequences, nested to any depth, run in one call to the core. On the tape, every compiled call is
+ * a separate node.
  *
- * All of them have the same interface (`mpg_callee`), from input arrays to output arrays.
+ * All of them have the same interface (`mpg_callee`), which maps input arrays to output arrays.
  *   - A sequence has slots: its inputs, then the results of its calls in order. Values that no
  *     later call reads are released at once.
  *   - A branch receives its condition, the inputs of its first function, then those of the second,
- *     and calls one of them.
- *   - A loop receives data (one row of each per step), states, and the captures of its step and of
- *     its condition. A step takes rows, states and captures, and returns rows of the loop's outputs
- *     and the next states. A condition takes states and captures, and returns one number.
+ *     and calls one of the two.
+ *   - A loop receives data arrays (each step gets one row of each), states, and the captures of its
+ *     step and of its condition. A step takes rows, states and captures, and returns one row of
+ *     each loop output and the next states. A condition takes states and captures, and returns one
+ *     number.
  *
- * Scratch memory is kept for the next call, so that repeated calls allocate nothing. A routine may
- * have several calls in flight.
+ * Scratch memory is kept for the next call, so that repeated calls allocate nothing. Calls to a
+ * routine may overlap.
  *
  * Ownership: a routine owns its lists and its space; it borrows its callees, which must outlive it.
  * Threads: host lock, which is released while waiting for a value.
@@ -56,7 +57,7 @@ typedef struct mpg_sequence {
 
 typedef struct mpg_branch {
   mpg_callee first, second;
-  uint32_t num_first, num_second; /* number of inputs */
+  uint32_t num_first, num_second; /* number of inputs of each function */
 } mpg_branch;
 
 typedef struct mpg_loop {
@@ -66,8 +67,9 @@ typedef struct mpg_loop {
   uint32_t num_data, num_states, num_step_captures, num_condition_captures, num_outputs;
   /* Largest number of steps. Outputs have `limit` rows, padded with zeros after the last step. */
   int64_t limit;
-  mpg_loop_output *outputs;     /* per output if there is a condition; owned */
-  uint32_t turns;               /* number of steps run so far, in all calls */
+  mpg_loop_output *outputs; /* per output: its rows' shape, dtype and device; owned */
+  /* Number of steps run so far, in all calls; determines when to check for Ctrl-C. */
+  uint32_t turns;
   struct mpg_loop_space *space; /* scratch memory for the next call; owned */
 } mpg_loop;
 

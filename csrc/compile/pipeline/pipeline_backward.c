@@ -1,4 +1,4 @@
-/* Backward of pipeline runs: gradients of the micro-batches, and the node of a run on the tape. */
+/* Backward of pipeline runs: gradients of the micro-batches, and a run's node on the tape. */
 #include "compile/compile.h"
 #include "compile/pipeline/pipeline_run.h"
 
@@ -14,8 +14,8 @@ static mpg_status new_gradient(const mpg_graph_value *value, int64_t rows, mpg_t
   return mpg_tensor_create(device, &desc, tensor);
 }
 
-/* Binds the gradient of output i of micro-batch k, whose rows begin at `row`. Sets *arrives to
- * false if there is no gradient. */
+/* Binds the gradient of output i of micro-batch k, whose rows begin at `row` of the whole array.
+ * Sets *arrives to false if the output has no gradient. */
 static mpg_status bind_head(mpg_pipeline_run *run, uint32_t k, mpg_array *const *heads, uint32_t i,
                             int64_t row, bool *arrives) {
   mpg_micro_batch *micro_batch = &run->micro_batches[k];
@@ -244,7 +244,7 @@ static mpg_status save(mpg_micro_batch *micro_batch) {
   return MPG_OK;
 }
 
-/* Replaces arrays that were written since the forward pass by their preserved contents. */
+/* Replaces arrays that were overwritten since the forward pass with their preserved contents. */
 static mpg_status find_saved(mpg_micro_batch *micro_batch) {
   const mpg_call_state *state = &micro_batch->state;
   uint32_t count = mpg_compiled_forward_externals(state->compiled);

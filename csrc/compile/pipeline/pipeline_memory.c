@@ -1,4 +1,4 @@
-/* Memory of micro-batches: spare lanes, and the peaks of a schedule. */
+/* Memory of micro-batches: spare lanes, and the peak memory of a schedule. */
 #include "compile/pipeline/pipeline_memory.h"
 
 #include <string.h>
@@ -10,7 +10,7 @@ mpg_status mpg_spare_lanes_add(mpg_spare_lanes *spares, const mpg_lane *lane) {
   return MPG_OK;
 }
 
-/* Number of matching lanes left unused, because the latest may still be read. */
+/* Number of matching lanes left unused, because a device may still be reading the latest one. */
 enum { LEFT_ALONE = 1 };
 
 bool mpg_spare_lanes_take(mpg_spare_lanes *spares, const mpg_device *device, size_t size,

@@ -1,9 +1,9 @@
-/* Memory of micro-batches in flight: reuse of spare lanes, and the peaks of a schedule.
+/* Memory of micro-batches in flight: reuse of spare lanes, and the peak memory of a schedule.
  *
  * A block is taken when the first segment that uses it is queued, and released after the last one.
- * A released lane (an array that one device pushes to another) becomes a spare one for other
- * micro-batches. A pipeline run applies these rules to memory, and mpg_schedule_peaks applies them
- * to sizes alone. Threads: host lock.
+ * A released lane (an array that one device pushes to another) becomes a spare lane, which other
+ * micro-batches may take. A pipeline run applies these rules to memory, and mpg_schedule_peaks
+ * applies them to sizes alone. Threads: host lock.
  */
 #ifndef MPG_COMPILE_PIPELINE_MEMORY_H
 #define MPG_COMPILE_PIPELINE_MEMORY_H
@@ -43,13 +43,13 @@ typedef struct mpg_micro_batch_item { /* one segment of one micro-batch, to be q
 } mpg_micro_batch_item;
 
 typedef struct mpg_schedule_memory {
-  /* Per micro-batch: the programs of its forward phase, then of its backward phase; NULL if not
-   * queued. */
+  /* Two per micro-batch: the programs of its forward phase, then of its backward phase; NULL for a
+   * phase that is not queued. */
   const mpg_program_set *const *sets;
   uint32_t num_micro_batches;
   const mpg_micro_batch_item *items; /* in queue order */
   size_t num_items;
-  bool keep; /* true if no block is released, because a backward follows */
+  bool keep; /* keeps all blocks, because a backward follows */
 } mpg_schedule_memory;
 /* Peak bytes of the blocks on each device. */
 typedef struct mpg_peaks {

@@ -167,8 +167,8 @@ mpg_status mpg_pipeline_run_compare_draws(mpg_compiled *c, const mpg_compiled *o
 }
 
 /* Allocates output i of the whole run. A split output has the rows of all micro-batches. A carried
- * output is that of the last micro-batch, whose shape may differ, because carried state may
- * grow. */
+ * output has the shape of the last micro-batch's output, which may differ from earlier ones,
+ * because carried state may grow. */
 static mpg_status make_output(mpg_pipeline_run *run, uint32_t i) {
   mpg_desc desc = *mpg_micro_batch_output(
       &run->micro_batches[run->output_kinds[i] == MPG_BATCH_DIVIDED ? 0
@@ -231,8 +231,8 @@ static mpg_status bind_output(mpg_pipeline_run *run, uint32_t i) {
   return MPG_OK;
 }
 
-/* Returns the array that micro-batch k reads as input i, which is not divided: the whole input, or
- * the carried output of the previous micro-batch. */
+/* Returns the array that micro-batch k reads as input i if this input is not divided: the whole
+ * input, or the carried output of the previous micro-batch. */
 static const mpg_tensor *undivided_input(const mpg_pipeline_run *run, uint32_t k, uint32_t i) {
   if (run->input_kinds[i] != MPG_BATCH_STATE || !k) return &run->inputs[i].tensor;
   const mpg_micro_batch *before = &run->micro_batches[k - 1];

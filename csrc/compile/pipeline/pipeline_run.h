@@ -4,8 +4,8 @@
  * Each micro-batch is a compiled call with stages (mpg_compile_options.stages). The driver of a run
  * decides the order in which the segments of all micro-batches are queued. This order is the
  * pipeline's schedule. An input is shared by all micro-batches (a parameter), split along its first
- * axis, or carried, so that micro-batch k gets an output of micro-batch k - 1. An output is split
- * (each micro-batch writes its rows of one array) or carried (the result is the output of the last
+ * axis, or carried: micro-batch k gets an output of micro-batch k - 1. An output is split (each
+ * micro-batch writes its rows of one array) or carried (the result is the output of the last
  * micro-batch). The gradient of a shared input is the sum over the micro-batches, added in the
  * order of the backward pass. This order is from the first to the last micro-batch, or reversed if
  * an input is carried. Therefore results are bit-identical for every schedule and placement.
@@ -29,7 +29,7 @@
 #include "op/batching/batching.h"
 
 typedef struct mpg_micro_batch {
-  /* Contains the blocks of both phases. `saved` is owned in a recorded run, else NULL. */
+  /* Holds the blocks of both phases. state.saved is owned in a recorded run, otherwise NULL. */
   mpg_call_state state;
   mpg_rows rows;
   mpg_tensor *externals; /* owned references */
@@ -40,11 +40,11 @@ typedef struct mpg_micro_batch {
 } mpg_micro_batch;
 
 typedef struct mpg_pipeline_run {
-  int32_t references, watchers; /* watchers keep only the timings */
+  int32_t references, watchers; /* a watcher keeps only the timings alive */
   uint32_t num_micro_batches, num_inputs, num_outputs;
   mpg_micro_batch *micro_batches;
   uint8_t *input_kinds, *output_kinds; /* mpg_batch_kind: SAME, DIVIDED or STATE */
-  uint32_t *carried_from; /* per carried input: the output of the previous micro-batch */
+  uint32_t *carried_from; /* per carried input: index of the output of the previous micro-batch */
   mpg_array *inputs;      /* owned */
   mpg_tensor *outputs;    /* owned references; whole arrays */
   mpg_spare_lanes spares; /* lanes that no queued micro-batch needs; owned references */
@@ -52,8 +52,8 @@ typedef struct mpg_pipeline_run {
   bool *missed;   /* per input: true if no result depends on it (mpg_pipeline_run_train); owned */
   uint64_t pass;  /* number of the backward pass that mpg_pipeline_run_train prepared */
   bool trains;    /* mpg_pipeline_run_train has prepared a backward that is not yet queued */
-  bool downwards; /* backward runs from the last micro-batch to the first */
-  bool recording; /* memory is kept for a later backward */
+  bool downwards; /* true if backward runs from the last micro-batch to the first */
+  bool recording; /* true if memory is kept for a later backward */
   bool retain;
   bool finished;
   const struct mpg_pipeline_run_schedule *schedule; /* recorded runs only */
@@ -72,8 +72,8 @@ typedef struct mpg_pipeline_run_request {
 
 /* Checks that the function gives the same results on micro-batches as on the whole batch
  * (graph/schedule/micro_batching.h). Also determines the position of a micro-batch's rows in each
- * random draw, so that they get the same numbers as in the whole batch. Without a check, the rows
- * are assumed to extend along `axis` of arrays with the matching size. */
+ * random draw, so that they get the same numbers as in the whole batch. Without this check, axis
+ * `axis` of a drawn array is assumed to hold the rows if its size is the number of rows. */
 typedef struct mpg_micro_batch_check {
   const uint8_t *input_kinds, *output_kinds; /* as in mpg_pipeline_run_request */
   int64_t rows;                              /* number of rows that `compiled` was compiled for */
@@ -85,8 +85,8 @@ typedef struct mpg_micro_batch_check {
 } mpg_micro_batch_check;
 mpg_status mpg_pipeline_run_check(mpg_compiled *compiled, const mpg_micro_batch_check *check);
 /* Compares `compiled` with the same function compiled for another number of rows, to detect random
- * draws that have no rows. All micro-batches draw the same numbers for these. Called after the
- * check, if any. */
+ * draws whose shape has no row axis. For these draws, all micro-batches get the same numbers.
+ * Called after mpg_pipeline_run_check, if that is called. */
 mpg_status mpg_pipeline_run_compare_draws(mpg_compiled *compiled, const mpg_compiled *other);
 
 /* Creates a run with its outputs allocated and nothing queued. Checks that the shapes of the
@@ -130,7 +130,7 @@ typedef struct mpg_pipeline_run_schedule {
 mpg_status mpg_pipeline_run_record(mpg_pipeline_run *run, const mpg_pipeline_run_schedule *schedule,
                                    void *driver, mpg_array *outputs);
 
-/* --- For the files of pipeline runs ----------------------------------------------------------- */
+/* --- Internal to compile/pipeline ------------------------------------------------------------- */
 static inline const mpg_program_set *mpg_micro_batch_programs(const mpg_micro_batch *micro_batch,
                                                               mpg_phase phase) {
   return phase == MPG_PHASE_FORWARD ? micro_batch->state.compiled->programs
@@ -147,16 +147,16 @@ static inline const mpg_graph_value *mpg_micro_batch_input(const mpg_micro_batch
 static inline int64_t mpg_micro_batch_rows(const mpg_desc *desc) {
   return desc->shape.ndim ? desc->shape.dims[0] : 1;
 }
-/* Returns the rows of `whole` from *row on that match `desc`, and advances *row past them. `what`
- * and `i` name the array in the error if there are too few rows. */
+/* Sets *result to the rows of `whole` that start at *row, with the row count of `desc`, and
+ * advances *row past them. `what` and `i` name the array in the error if there are too few rows. */
 mpg_status mpg_micro_batch_slice(const mpg_tensor *whole, const mpg_desc *desc, int64_t *row,
                                  const char *what, uint32_t i, mpg_tensor *result);
 /* Begins the staged call of a phase. */
 mpg_status mpg_micro_batch_begin(const mpg_pipeline_run *run, mpg_micro_batch *micro_batch,
                                  mpg_phase phase);
-/* partial_gradients.c. Marks gradients that are sums over some micro-batches only, because queueing
- * failed halfway. Reading one of these gradients fails with this thread's current error text until
- * the next write. Host lock. */
+/* partial_gradients.c. Marks as failed all gradients that are sums over only some of the
+ * micro-batches, because queueing failed halfway. Until the next write, reading one of these
+ * gradients fails with this thread's current error text. Host lock. */
 void mpg_fail_partial_gradients(const mpg_pipeline_run *run, const mpg_micro_batch_item *items,
                                 size_t count, mpg_status status);
 

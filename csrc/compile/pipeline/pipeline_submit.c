@@ -20,7 +20,7 @@ static mpg_status check_item(const mpg_pipeline_run *run, const mpg_micro_batch_
   return MPG_OK;
 }
 
-/* Takes a spare lane, if one matches, for each lane that no earlier segment has used. */
+/* For each lane that no earlier segment has used, takes a matching spare lane if there is one. */
 static void take_lanes(mpg_pipeline_run *run, mpg_micro_batch *micro_batch,
                        const mpg_program_set *set, const mpg_program_segment *segment) {
   for (uint32_t i = 0; i < segment->num_accesses; i++) {
