@@ -1,4 +1,4 @@
-/* Savers and copies of contents that a gradient still needs. */
+/* Tracks the savers of storages, and keeps copies of overwritten contents for them. */
 #include "tensor/contents.h"
 
 #include "base/memory.h"
@@ -7,8 +7,8 @@ struct mpg_kept_contents {
   mpg_kept_contents *next; /* list of copies of older contents */
   mpg_storage *copy;       /* owned; NULL if memory for a copy was exhausted */
   uint32_t version;
-  /* Number of savers. It is 0 while this is the storage's current version, because storage->savers
-   * counts those. */
+  /* Number of savers of this version. Stays 0 while the version is current, because storage->savers
+   * counts the savers of the current version. */
   uint32_t savers;
 };
 
@@ -95,6 +95,6 @@ void mpg_contents_hand_over(mpg_storage *storage) {
   if (*link && storage->savers)
     (*link)->savers = storage->savers;
   else if (*link)
-    drop(link); /* all savers have been removed */
+    drop(link); /* all savers were removed, so the copy is not needed */
   storage->savers = 0;
 }

@@ -4,7 +4,7 @@
  * If the contents have savers, mpg_storage_before_write copies them before work that overwrites
  * them is queued. When the write is recorded (mpg_storage_add_write), the savers of the old version
  * get the copy. So gradients use the values of the forward pass. Contents are lost only if there is
- * no memory for a copy, or if other code writes an exposed storage unnoticed.
+ * no memory for a copy, or if other libraries write to an exposed storage unnoticed.
  *
  * Ownership: a saver holds a reference to the storage. The storage owns the copies; each copy is
  * freed with its last saver. Threads: host lock.
@@ -20,9 +20,9 @@ typedef struct mpg_saved {
   uint32_t version;
 } mpg_saved;
 
-/* A group of savers of watched storages that is counted lazily: only if a watched storage is about
- * to be written while the group is in the list of late savers. So a compiled call need not visit
- * each of its parameters. */
+/* A group of savers of watched storages that is counted lazily, so that a compiled call need not
+ * visit each of its parameters. The group is counted only if a watched storage is about to be
+ * written while the group is in the list of late savers. */
 typedef struct mpg_late_savers {
   struct mpg_late_savers *next, **link; /* link is NULL if not in the list */
   /* Adds the savers to their storages; called at most once. */
@@ -68,9 +68,9 @@ static inline void mpg_contents_release(mpg_saved *saved) { /* no-op if nothing 
   mpg_storage_release(storage);
 }
 
-/* Returns a storage with the contents of version `version`: the storage itself or a copy. Borrowed.
- * Returns NULL if the contents are lost, and then sets *no_memory to true if memory for a copy was
- * exhausted. */
+/* Returns a borrowed storage that holds the contents of version `version`: the storage itself or a
+ * copy. If the contents are lost, returns NULL and sets *no_memory to true if the reason is that
+ * there was no memory for a copy. */
 mpg_storage *mpg_contents_find(mpg_storage *storage, uint32_t version, bool *no_memory);
 const char *mpg_contents_lost_text(bool no_memory); /* describes why contents are lost */
 static inline mpg_storage *mpg_contents_at(mpg_storage *storage, uint32_t version) {

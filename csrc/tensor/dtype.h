@@ -6,7 +6,7 @@
 #include "base/status.h"
 
 typedef enum mpg_dtype {
-  MPG_DTYPE_NONE = -1, /* unknown; as an op's parameter, means the input's dtype */
+  MPG_DTYPE_NONE = -1, /* unknown; as an op parameter, the input's dtype */
   MPG_FLOAT32 = 0,
   MPG_FLOAT64 = 1,
   MPG_FLOAT16 = 2,
@@ -37,8 +37,8 @@ size_t mpg_dtype_size(mpg_dtype dtype); /* bytes per element */
 static inline mpg_dtype mpg_dtype_of_sums(mpg_dtype dtype) {
   return dtype == MPG_FLOAT16 || dtype == MPG_BFLOAT16 ? MPG_FLOAT32 : dtype;
 }
-/* Rounds `number` to a float dtype, to nearest, ties to even. For 16-bit dtypes, rounds to float32
- * first, as kernels do. */
+/* Rounds `number` to the nearest value of a float dtype, ties to even. For 16-bit dtypes, rounds to
+ * float32 first, as kernels do. */
 double mpg_dtype_rounded(mpg_dtype dtype, double number);
 const char *mpg_dtype_name(mpg_dtype dtype);
 /* Returns MPG_DTYPE_NONE if no dtype has this name. */

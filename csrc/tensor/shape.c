@@ -15,8 +15,8 @@ mpg_status mpg_shape_check(const mpg_shape *shape, mpg_dtype dtype, size_t *byte
   if (!mpg_dtype_valid(dtype))
     return mpg_fail(MPG_TYPE_ERROR, "unknown dtype number %d", (int)dtype);
   size_t size = mpg_dtype_size(dtype);
-  /* Skips dimensions of size 0, because the product of the others must not overflow even in an
-   * empty array. */
+  /* Skips dimensions of size 0: even for an empty array, the product of the remaining dimensions
+   * must not overflow. */
   bool empty = false;
   for (int i = 0; i < shape->ndim; i++) {
     int64_t dim = shape->dims[i];

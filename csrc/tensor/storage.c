@@ -8,12 +8,12 @@
 
 enum { MAX_FREE = 4096 };
 
-/* Runtime state, under the host lock. free_storages: free list of structs, linked through `owner`.
- * leaving: destroyed storages of imported memory that queued work still uses. */
+/* Runtime state, under the host lock. free_storages is a free list of structs, linked through
+ * `owner`. leaving lists destroyed storages whose imported memory is still used by queued work. */
 static mpg_storage *free_storages, *leaving;
 static int num_free;
 static uint64_t watched_writes, foreign_reads;
-static uint64_t births; /* runtime state */
+static uint64_t births; /* number of storages created so far; runtime state */
 
 uint64_t mpg_storage_births(void) { return births; }
 
@@ -48,8 +48,8 @@ static void release_outside(mpg_storage *storage) {
   recycle(storage);
 }
 
-/* The list `leaving` is linked through block.memory, because the address of the memory is no longer
- * needed. */
+/* The list `leaving` is linked through block.memory, which is free for this because the address of
+ * the memory is no longer needed. */
 void mpg_storage_collect(void) {
   mpg_storage *left = leaving;
   leaving = NULL; /* so that this function can be called again while `release` runs */

@@ -26,7 +26,7 @@ mpg_status mpg_tensor_create_pinned(mpg_device *device, const mpg_desc *desc, mp
     mpg_pinned_release(block);
     return status;
   }
-  storage->exposed = false; /* other code does not have the address */
+  storage->exposed = false; /* no other code has the address yet */
   *tensor = (mpg_tensor){.storage = storage, .offset = 0, .desc = *desc};
   return MPG_OK;
 }
@@ -183,8 +183,8 @@ mpg_status mpg_tensor_snapshot(const mpg_tensor *tensor, mpg_tensor *copy) {
   return status;
 }
 
-/* Copies a whole storage. Copies immediately if it is small and no queued work uses the memory;
- * otherwise queues the copy. */
+/* Copies a whole storage: immediately if it is small and no queued work uses its memory, otherwise
+ * as queued work. */
 static mpg_status copy_whole(mpg_storage *storage, mpg_tensor *copy) {
   enum { COPIED_AT_ONCE = 1 << 16 };
   const mpg_tensor whole = {.storage = storage,
@@ -235,7 +235,7 @@ mpg_status mpg_tensor_copy_to_host(const mpg_tensor *tensor, void *host) {
   return status;
 }
 
-/* Writes to a staging array, and queues a copy from there to the tensor. */
+/* Writes to a new staging array, and queues a copy from it to the tensor. */
 static mpg_status write_in_order(mpg_tensor *tensor, const void *host) {
   mpg_device *device = mpg_tensor_device(tensor);
   mpg_tensor staged;
@@ -254,12 +254,12 @@ mpg_status mpg_tensor_copy_from_host(mpg_tensor *tensor, const void *host) {
   mpg_storage *storage = tensor->storage;
   mpg_device *device = storage->device;
   mpg_storage_before_write(storage);
-  if (device->remote) { /* the device's own rank writes the same values */
+  if (device->remote) { /* the rank that owns the device writes the same values there */
     mpg_storage_add_write(storage, 0);
     return MPG_OK;
   }
-  /* A partial write keeps the rest of the contents, so waits for the storage's last write and
-   * reports its failure. */
+  /* A partial write keeps the rest of the contents, so it must wait for the storage's last write
+   * and report its failure. */
   if (mpg_tensor_is_part(tensor) && !readable(tensor)) MPG_TRY(mpg_tensor_wait(tensor));
   if (!writable(tensor)) MPG_TRY(mpg_uses_wait(&storage->block.uses, device, false));
   if (!writable(tensor)) return write_in_order(tensor, host);

@@ -20,24 +20,25 @@ typedef struct mpg_kept_contents mpg_kept_contents; /* contents.h */
 
 typedef struct mpg_storage {
   int32_t references;
-  /* Number of writes. While it is 0, the uses recorded in `block` are by work of earlier storages
-   * in the same memory. */
+  /* Number of writes. While 0, the uses recorded in `block` belong to earlier storages that had the
+   * same memory. */
   uint32_t version;
-  /* A cache depends on the contents, so mpg_storage_watched_writes counts the writes. */
+  /* True if a cache depends on the contents. mpg_storage_watched_writes then counts the writes. */
   bool watched;
-  bool tracked; /* mpg_storage_foreign_reads counts reads by other devices */
-  /* Other code has the address and may write to the memory unnoticed. True for imported and
-   * exported memory (DLPack). */
+  /* True if mpg_storage_foreign_reads counts reads of this storage by other devices. */
+  bool tracked;
+  /* True if other libraries have the address and may write to the memory unnoticed, as with
+   * imported and exported memory (DLPack). */
   bool exposed;
   uint32_t savers; /* number of savers (gradients) that need the current contents (contents.h) */
   mpg_device *device;
   mpg_kept_contents *kept; /* list of copies of overwritten contents; owned; usually NULL */
   size_t size;             /* requested bytes */
   uint64_t born;           /* serial number: the first storage has 1 */
-  /* Name that is the same in all processes (mpg_ranks_name_array); 0 if none. */
+  /* Number that identifies the array in all processes (mpg_ranks_name_array); 0 if none. */
   uint64_t name;
-  /* Imported memory only: called once no queued work uses the memory, which is not returned to the
-   * pool. */
+  /* Imported memory only: returns the memory to its owner instead of the pool. Called once no
+   * queued work uses the memory. */
   void (*release)(void *owner);
   void *owner;
   mpg_block block;
@@ -67,8 +68,8 @@ static inline void mpg_storage_release(mpg_storage *storage) {
   if (--storage->references == 0) mpg_storage_destroy(storage);
 }
 
-/* Wraps imported memory (see mpg_storage_wrap) in a tensor. Checks `desc`; the memory must have as
- * many bytes as `desc` requires. */
+/* Wraps imported memory (see mpg_storage_wrap) in a tensor. Checks that `desc` is valid; the caller
+ * ensures that the memory has as many bytes as `desc` requires. */
 mpg_status mpg_tensor_wrap(mpg_device *device, void *memory, const mpg_desc *desc,
                            void (*release)(void *), void *owner, mpg_tensor *tensor);
 /* Creates a tensor in a new storage with undefined contents. Returns MPG_VALUE_ERROR if the shape
@@ -120,9 +121,9 @@ mpg_status mpg_tensor_wait(const mpg_tensor *tensor);
 mpg_status mpg_tensor_wait_read(const mpg_tensor *tensor);
 mpg_status mpg_tensor_wait_write(const mpg_tensor *tensor);
 /* Copy all of the tensor's bytes to or from host memory. Block until the copy has read or written
- * `host`. The copy is atomic with respect to work that other threads queue. The functions wait once
- * for the array; if newer work uses it by then, the copy is queued like other work. Copying from
- * the host increments the version. */
+ * `host`. The copy is atomic with respect to work that other threads queue. These functions wait
+ * once for the array. If newer work uses the array by then, they queue the copy. Copying from the
+ * host increments the version. */
 mpg_status mpg_tensor_copy_to_host(const mpg_tensor *tensor, void *host);
 mpg_status mpg_tensor_copy_from_host(mpg_tensor *tensor, const void *host);
 /* Creates a copy on the same device. The copy is queued, so it sees the results of all work queued
@@ -138,8 +139,8 @@ static inline void mpg_storage_before_write(mpg_storage *storage) {
     mpg_storage_copy_contents(storage);
 }
 
-/* True if entry i of the list is the point (device, tick). If so and if `data`, sets the entry's
- * `data` flag. */
+/* True if entry i of the list is the point (device, tick). In that case, sets the entry's `data`
+ * flag if `data` is true. */
 static inline bool mpg_points_known(const mpg_point_list *list, int i, const mpg_device *device,
                                     mpg_tick tick, bool data) {
   if (i < list->begin || list->points[i].tick != tick || list->points[i].device != device)
@@ -159,13 +160,13 @@ static inline mpg_status mpg_points_add(mpg_point_list *list, mpg_device *device
 mpg_status mpg_storage_foreign_points(mpg_storage *storage, const mpg_device *device, bool writes,
                                       mpg_point_list *list);
 /* Adds the points that work on `device` must wait for before it reads or writes the storage, and
- * reserves memory for recording the use. Adds each point once. Skips points that are reached,
- * unless their work may have failed.
+ * reserves memory for recording the use. Adds each point once. Skips points that were already
+ * reached, unless their work may have failed.
  *
- * Work on the storage's own device runs in order, so it need not wait, but a reader lists the last
- * write so that a failure propagates. For work that writes only a part of the storage, `reads` must
- * be true, because the work keeps the rest of the contents. Work of another device that writes into
- * the storage (a push) waits for all work that still uses the storage.
+ * Work on the storage's own device runs in order, so it need not wait, but for a reader the last
+ * write is added, so that its failure propagates. For work that writes only part of the storage,
+ * `reads` must be true, because the rest of the contents is kept. Work of another device that
+ * writes into the storage (a push) waits for all work that still uses the storage.
  *
  * This function and the functions that record uses must be called within mpg_device_queue. */
 static inline mpg_status mpg_storage_points(mpg_storage *storage, const mpg_device *device,
@@ -180,7 +181,7 @@ static inline mpg_status mpg_storage_points(mpg_storage *storage, const mpg_devi
 static inline bool mpg_tensor_is_part(const mpg_tensor *tensor) {
   return mpg_tensor_bytes(tensor) != tensor->storage->size;
 }
-/* Returns the failure of the storage's last write if that work has already failed. Otherwise, or if
+/* Returns the failure of the storage's last write if the write has already failed. Otherwise, or if
  * the storage was never written, returns MPG_OK. */
 static inline mpg_status mpg_storage_failure(const mpg_storage *storage) {
   if (!mpg_device_has_failed(storage->device) || !storage->version) return MPG_OK;
@@ -205,14 +206,13 @@ static inline void mpg_storage_add_write(mpg_storage *storage, mpg_tick tick) {
   if (storage->watched) mpg_storage_note_watched();
 }
 /* Returns the number of writes to watched storages so far. While this number is unchanged, so are
- * the contents of all watched storages, except for exposed storages, whose contents may change at
- * any time. */
+ * the contents of all watched storages except exposed ones, which may change at any time. */
 uint64_t mpg_storage_watched_writes(void);
 /* Returns the number of queued reads of tracked storages by other devices. */
 uint64_t mpg_storage_foreign_reads(void);
 void mpg_storage_expose(mpg_storage *storage);
-/* True if this thread may write the storage now. False if another device still reads the storage.
- * The caller has checked that the storage's own device is idle. */
+/* True if this thread may write the storage now, because no other device still reads it. The caller
+ * must have checked that the storage's own device is idle. */
 static inline bool mpg_storage_writable_now(const mpg_storage *storage) {
   return storage->block.uses.num_foreign == 0 ||
          mpg_uses_finished(&storage->block.uses, storage->device);
