@@ -15,7 +15,7 @@
 #include "base/memory.h"
 
 enum {
-  WINDOW_SIZE = 1 << 14, /* size of the buffer that smaller reads copy from */
+  WINDOW_SIZE = 1 << 14, /* size of the read buffer, which serves reads smaller than this */
   LONG_READ = 1 << 16,   /* reads of at least this size release the host lock */
   SINK_BUFFER = 1 << 18, /* small writes are collected in a buffer of this size */
   /* Maximum bytes per system call. Interrupts are checked after each call. */
@@ -25,7 +25,7 @@ enum {
 
 /* --- Blocking system calls, made without the host lock ---------------------------------------- */
 
-/* Evaluates `call` with the host lock released. Keeps the errno of `call`. */
+/* Evaluates `call` with the host lock released. Preserves the errno of `call`. */
 #define WITHOUT_LOCK(call)                  \
   do {                                      \
     void *token_ = mpg_host_release_lock(); \
@@ -35,8 +35,8 @@ enum {
     errno = error_;                         \
   } while (0)
 
-/* Opens a file. Sets *descriptor to -1 and errno if that fails. Opening a pipe waits for its other
- * end; an interrupt ends the wait. */
+/* Opens a file. If the file cannot be opened, sets *descriptor to -1 and errno. Opening a pipe
+ * waits for its other end; Ctrl-C ends the wait with an error status. */
 static mpg_status open_file(const char *path, int flags, mode_t mode, int *descriptor) {
   do {
     WITHOUT_LOCK(*descriptor = open(path, flags | O_CLOEXEC, mode));
@@ -103,8 +103,8 @@ static mpg_status cut_off(const mpg_source *source, uint64_t offset, size_t size
                          what, size, (unsigned long long)source->size);
 }
 
-/* Reads `size` bytes of the file. Returns 0 or an errno. Sets *done to the number of bytes read,
- * which is less than `size` at the end of the file. */
+/* Reads `size` bytes at `offset` of the file. Returns 0 or an errno. Sets *done to the number of
+ * bytes read, which is less than `size` if the file ends. */
 static int read_fully(int descriptor, uint64_t offset, char *target, size_t size, size_t *done) {
   *done = 0;
   while (*done < size) {
@@ -180,8 +180,8 @@ static mpg_status write_failed(const mpg_sink *sink, const char *doing, int erro
                   strerror(error));
 }
 
-/* Returns the target of a symbolic link as a new string. Sets *is_link. Returns NULL if `path` is
- * not a link, or if out of memory. */
+/* Returns the target of a symbolic link as a new string. Returns NULL if `path` is not a link or if
+ * out of memory; *is_link tells which. */
 static char *link_target(const char *path, bool *is_link) {
   char target[PATH_MAX];
   ssize_t length = readlink(path, target, sizeof target - 1);
@@ -197,8 +197,8 @@ static char *link_target(const char *path, bool *is_link) {
   return result;
 }
 
-/* Resolves symbolic links, so that a link's target is replaced or created and the link itself is
- * kept. Returns a new string; NULL if out of memory. */
+/* Resolves symbolic links, so that saving replaces or creates a link's target and keeps the link.
+ * Returns a new string, or NULL if out of memory. */
 static char *resolve(const char *path) {
   enum { MOST_LINKS = 40 }; /* the limit of the Linux kernel */
   char *real;
@@ -319,8 +319,8 @@ mpg_status mpg_sink_write(mpg_sink *sink, const void *bytes, size_t size) {
   return MPG_OK;
 }
 
-/* Syncs the folder of a file, because a rename is durable only after that. Ignores errors, because
- * some file systems cannot sync folders. */
+/* Syncs the folder of a file, because a rename is durable only once the folder is on disk. Ignores
+ * errors, because some file systems cannot sync folders. */
 static void sync_folder(const char *path) {
   char folder[PATH_MAX];
   const char *slash = strrchr(path, '/');

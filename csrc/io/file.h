@@ -6,7 +6,7 @@
  * its data is on disk, so a program that is killed while saving leaves the old file intact.
  * Ownership: the caller owns sources and sinks and closes them; memory given to a source is
  * borrowed. Threads: host lock, which is released while a file is opened, written or synced, and
- * during long reads. So two threads must not use the same source or sink.
+ * during long reads. Therefore, two threads must not use the same source or sink.
  */
 #ifndef MPG_IO_FILE_H
 #define MPG_IO_FILE_H
@@ -26,9 +26,9 @@ typedef struct mpg_source {
 mpg_status mpg_source_open(mpg_source *source, const char *path);
 void mpg_source_open_memory(mpg_source *source, const char *name, const void *bytes, size_t size);
 void mpg_source_close(mpg_source *source);
-/* Copies `size` bytes from `offset` on to `target`. Fails with MPG_IO_ERROR if the source is too
- * short; the error says that the file is truncated. `what` names the expected contents in errors,
- * such as "a name". */
+/* Copies `size` bytes at `offset` to `target`. Fails with MPG_IO_ERROR if the source is too short;
+ * the error says that the file is truncated. `what` names the expected contents in errors, such as
+ * "a name". */
 mpg_status mpg_source_read(mpg_source *source, uint64_t offset, void *target, size_t size,
                            const char *what);
 /* Sets the error text "file 'x.params', byte 24: <text>" and returns MPG_IO_ERROR. */
@@ -48,9 +48,9 @@ typedef struct mpg_sink {
 mpg_status mpg_sink_open(mpg_sink *sink, const char *path);
 void mpg_sink_open_buffer(mpg_sink *sink);
 mpg_status mpg_sink_write(mpg_sink *sink, const void *bytes, size_t size);
-/* Appends `size` bytes and sets *place to their address. The caller fills them before it uses the
- * sink again. Used for arrays: other threads could change an array's memory while the sink writes
- * it to the file without the host lock. */
+/* Appends `size` uninitialized bytes and sets *place to their address. The caller must fill them
+ * before it uses the sink again. Used for arrays, because other threads could change an array's
+ * memory if the sink wrote that memory to the file without the host lock. */
 mpg_status mpg_sink_extend(mpg_sink *sink, size_t size, void **place);
 /* Syncs the temporary file to disk and renames it to the target. After a failure, the target is
  * unchanged, and the sink must still be closed. */

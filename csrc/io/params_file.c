@@ -70,14 +70,14 @@ typedef struct reader {
   size_t array; /* index of the array being read, for errors */
 } reader;
 
-/* The header of an array in the file, and the offset of its elements. */
+/* Header of an array in the file, and the offset of its elements. */
 typedef struct found_array {
   mpg_storage_type type;
   mpg_shape shape; /* shape of the whole array; sparse arrays only */
-  mpg_desc desc;   /* shape and dtype of the array (of the values if sparse) */
+  mpg_desc desc;   /* shape and dtype of the array or, if sparse, of its values */
   mpg_desc indices[MPG_MAX_INDICES];
   mpg_device_id saved_on;
-  uint64_t data; /* offset of the elements, which the elements of the index arrays follow */
+  uint64_t data; /* offset of the elements; the elements of the index arrays follow them */
   bool absent;
 } found_array;
 
@@ -153,7 +153,7 @@ static mpg_status check_sparse(reader *r, const found_array *found, uint64_t at)
                          csr ? "csr" : "row_sparse");
 }
 
-/* Reads the header of an array, which its elements follow. */
+/* Reads the header of an array and advances r->offset to its elements. */
 static mpg_status take_header(reader *r, found_array *found) {
   uint64_t at = r->offset;
   uint32_t version;
@@ -186,7 +186,7 @@ static mpg_status take_header(reader *r, found_array *found) {
   return MPG_OK;
 }
 
-/* Checks that all elements are in the file and skips them. */
+/* Checks that the file contains all elements of the array, and skips them. */
 static mpg_status skip_elements(reader *r, const mpg_desc *desc) {
   char text[MPG_SHAPE_TEXT_SIZE];
   size_t bytes;

@@ -33,7 +33,7 @@ enum { MPG_MAX_INDICES = 2 };
 static inline int mpg_num_indices(mpg_storage_type type) { return (int)type; }
 
 typedef struct mpg_named_tensor {
-  /* Owned. NUL-terminated, but may also contain NULs. NULL if the list has no names. */
+  /* NUL-terminated, but may also contain NULs; owned. NULL if the list has no names. */
   char *name;
   size_t name_length;
   mpg_tensor tensor; /* owned reference; storage is NULL for "no array" */
