@@ -1,5 +1,5 @@
-/* ABI stamp, compiled into the core and into each library of kernels. A library loads only if its
- * stamp equals that of the core. MPG_KERNEL_SOURCES is a hash of the kernels' sources
+/* ABI stamp, compiled into the core and into each kernel library. A library loads only if its stamp
+ * equals that of the core. MPG_KERNEL_SOURCES is a hash of the kernels' sources
  * (tools/native_build.py). */
 #include "device/gpu/gpu.h"
 #include "op/fused.h"

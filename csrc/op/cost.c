@@ -22,8 +22,8 @@ double mpg_cost_bytes(const mpg_infer *call) {
              : written + total(call->inputs, call->num_inputs, bytes_of);
 }
 
-/* Returns the number of elements that a call processes: the total of the inputs or of the outputs,
- * whichever is larger. */
+/* Returns the number of elements that a call processes: the total size of the inputs or of the
+ * outputs, whichever is larger. */
 static double worked_on(const mpg_infer *call) {
   if (call->op->flags & MPG_OP_VIEW) return 0;
   double out = total(call->outputs, call->num_outputs, size_of);
@@ -46,8 +46,8 @@ mpg_cost mpg_cost_math(const mpg_infer *call) {
 
 mpg_cost mpg_cost_draws(const mpg_infer *call) { return mpg_cost_math(call); }
 
-/* Cost of moving elements. Charges at most as many bytes for reading as for writing, because only
- * a part of a large input (a table, the source of a slice) is read. */
+/* Cost of moving elements. Charges no more bytes for reading than for writing, because only a part
+ * of a large input (a table, the source of a slice) is read. */
 mpg_cost mpg_cost_moves(const mpg_infer *call) {
   double in = total(call->inputs, call->num_inputs, bytes_of),
          out = total(call->outputs, call->num_outputs, bytes_of);

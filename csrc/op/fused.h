@@ -1,19 +1,19 @@
-/* Fused groups, the interface to backends. The ops of a group run tile by tile, so intermediate
- * results only need the memory of a tile.
+/* Fused groups: the interface to the backends that run them. The ops of a group run tile by tile,
+ * so intermediate results need only the memory of one tile.
  *
  * Tiles. The domain of a group is a row-major box of dims. Each value of the group varies along
  * some dims and is broadcast along the others (its size is 1 there). Tiles divide only dims
  * 0..split of the domain; each tile spans all later dims. The results of members vary along all of
- * 0..split, so each tile computes its own part of every result exactly once. If a tile has
- * one index in each dim before d, a range of indices in d, and all indices in later dims, its part
- * of a value is contiguous.
+ * 0..split, so each tile computes its own part of every result exactly once. If a tile has one
+ * index in each dim before d, a range of indices in d, and all indices in later dims, its part of a
+ * value is contiguous.
  *
  * Trailing reductions are the exception: they reduce a value of the whole domain over dims 0..k,
  * split <= k, and keep the later dims. Their results are complete after the last tile, and no
  * member reads them. The rounding of a reduction depends on the order of additions. An op's kernel
  * sums chunks of a fixed number of source rows, then sums the results of the chunks in the same
- * way. Tiles that feed the rows in order therefore give a bit-identical result, and threads can
- * take different chunks.
+ * way. Tiles that add the rows in order therefore give a bit-identical result, and different
+ * threads can process different chunks.
  *
  * Producer. A group may have a producer, a product that is computed in panels of rows
  * (op/math/product.h). Its result varies along the whole domain. The tiles of a panel's rows may
@@ -62,20 +62,24 @@ typedef struct mpg_fused_value {
    * that the value exists only in the memory of a tile. MPG_FUSED_PANEL means that it is the
    * producer's result and that only one panel of it is stored. */
   uint32_t operand;
-  uint32_t slot; /* memory of a LOCAL value; values that share a slot have disjoint lifetimes */
+  /* Memory slot of a LOCAL value; values that share a slot have disjoint lifetimes. */
+  uint32_t slot;
 } mpg_fused_value;
 
 typedef struct mpg_fused_draw { /* random draws of a member */
   uint32_t call;                /* call number within the graph */
-  mpg_shape shape;              /* shape of the draws */
+  mpg_shape shape;              /* shape of the array that is drawn */
 } mpg_fused_draw;
 
 typedef struct mpg_fused_member {
   const mpg_op *op;
   const void *params; /* axis parameters count from the end of the domain */
   mpg_kernel_fn kernel;
-  uint32_t operands, num_inputs, num_outputs; /* start in the group's `operands`, inputs first */
-  uint32_t draw;                              /* index of the draw; UINT32_MAX if not random */
+  /* `operands` is the start of the member's slice of mpg_fused.operands, which lists its inputs
+   * first. */
+  uint32_t operands, num_inputs, num_outputs;
+  /* Index in mpg_fused.draws; UINT32_MAX if not random. */
+  uint32_t draw;
   bool train;
   bool trailing;
 } mpg_fused_member;
@@ -97,14 +101,16 @@ typedef struct mpg_fused {
   mpg_fused_producer producer;
   const mpg_fused_member *members;
   const mpg_fused_value *values;
-  /* Value index of each operand of the members; MPG_FUSED_LOCAL if the contents are not read. */
+  /* Operands of all members, as indices in `values`; MPG_FUSED_LOCAL for an input whose contents
+   * are not read. */
   const uint32_t *operands;
   const uint8_t *slot_bytes; /* size of the largest element in each slot */
   const mpg_fused_draw *draws;
   mpg_random_key *keys; /* one per draw; unused if call->random_at is set */
   mpg_view *views;      /* one per operand, with its desc on the whole domain */
-  bool reduces;         /* a member needs scratch memory, at most two doubles per element */
-  const char *name;     /* such as "sum+mul+relu" */
+  /* True if a member needs scratch memory: at most two doubles per element of a tile. */
+  bool reduces;
+  const char *name; /* such as "sum+mul+relu" */
 } mpg_fused;
 
 /* True if the fused kernels of a device type can compute an op. `dtypes` lists the dtypes of the

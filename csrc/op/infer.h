@@ -25,7 +25,7 @@
 
 /* Gradient of ops that are not differentiable. Fails with an error that names the op. */
 void mpg_gradient_missing(mpg_gradient *g);
-/* Default arity, one array per name in the row. Returns `given`. */
+/* Marks the default arity, one array per name in the row. Never called. */
 int mpg_arity_names(const mpg_op *op, const void *params, int given);
 
 /* Shared rules. */
@@ -38,9 +38,9 @@ static inline bool mpg_infer_begin(mpg_infer *infer) {
   infer->outputs[0].dtype = infer->inputs[0].dtype;
   return mpg_shape_known(&infer->inputs[0].shape);
 }
-/* Requires inputs[i].dtype to equal `dtype`, and sets it if it is unknown. */
+/* Requires inputs[input].dtype to equal `dtype`, and sets it if it is unknown. */
 mpg_status mpg_infer_expect_dtype(mpg_infer *infer, int input, mpg_dtype dtype);
-/* Requires inputs[i].shape to match `shape`, and sets its unknown sizes. */
+/* Requires inputs[input].shape to match `shape`, and sets its unknown sizes. */
 mpg_status mpg_infer_expect_shape(mpg_infer *infer, int input, const mpg_shape *shape);
 /* Like mpg_infer_expect_shape, for infer_inputs rules. The error says that the following ops
  * require `shape`. Sizes of `shape` may be unknown. */
@@ -48,7 +48,7 @@ mpg_status mpg_infer_input_shape(mpg_infer *infer, int input, const mpg_shape *s
 /* Converts an mpg_tuple to a shape. Fails if a size is negative or if an array of float64, the
  * widest dtype, would be too large. */
 mpg_status mpg_infer_tuple_shape(mpg_infer *infer, const mpg_tuple *tuple, mpg_shape *shape);
-/* Returns the number of bytes of inputs and outputs whose contents a call accesses. */
+/* Returns the total bytes of the inputs and outputs whose contents a call accesses. */
 double mpg_cost_bytes(const mpg_infer *call);
 enum { MPG_COST_FUNCTION = 10 }; /* floating-point operations per elementary function */
 /* Returns the cost of `flops` operations that access all inputs and outputs once. */

@@ -1,4 +1,4 @@
-/* Runs one op: checks, inference, allocation, then execution inline or queued. */
+/* Runs one op: checks, inference and allocation, then execution on this thread or queuing. */
 #include "op/invoke.h"
 
 #include <string.h>
@@ -37,7 +37,7 @@ static mpg_status output_mismatch(const mpg_invocation *inv, int index, const mp
                   mpg_dtype_name(desc->dtype), mpg_shape_text(&desc->shape, have, sizeof have));
 }
 
-/* True if output `o`, given by the caller, may be written while input `i` is read. */
+/* True if a kernel may write output `o`, which the caller passed, while it reads input `i`. */
 static bool may_alias(const mpg_invocation *inv, int o, int i) {
   const mpg_tensor *output = &inv->outputs[o], *input = &inv->inputs[i];
   if (!mpg_tensor_overlaps(output, input)) return true;
@@ -53,7 +53,7 @@ static int alias_bucket(const mpg_tensor *tensor) {
   return (int)(((uintptr_t)tensor->storage * UINT64_C(0x9E3779B97F4A7C15)) >> 56);
 }
 
-/* True if all outputs given by the caller may be written while the inputs are read. */
+/* True if a kernel may write all outputs that the caller passed while it reads the inputs. */
 static bool may_alias_all(const mpg_invocation *inv) {
   if (inv->num_outputs < 4) {
     for (int o = 0; o < inv->num_outputs; o++)
@@ -117,7 +117,7 @@ static mpg_status invoke_aside(mpg_invocation *inv) {
 static mpg_status check_failures(const mpg_invocation *inv) {
   if (!(inv->op->flags & MPG_OP_SHAPE_ONLY))
     for (int i = 0; i < inv->num_inputs; i++) MPG_TRY(mpg_storage_failure(inv->inputs[i].storage));
-  /* A write to a part of an array keeps the rest, so the array must be valid. */
+  /* Writing a part of an array keeps the rest, so the array's last write must not have failed. */
   for (int i = 0; i < inv->num_outputs; i++)
     if (mpg_tensor_bytes(&inv->outputs[i]) != inv->outputs[i].storage->size)
       MPG_TRY(mpg_storage_failure(inv->outputs[i].storage));
@@ -148,15 +148,15 @@ static bool runs_inline(const mpg_invocation *inv, const mpg_device *device,
   return true;
 }
 
-/* Records writes as complete, because this thread did them or another process does them on a
- * remote device. */
+/* Records the writes as complete: this thread has done them, or another process does them on its
+ * device. */
 static void note_writes(const mpg_invocation *inv, bool written_inputs) {
   for (int o = 0; o < inv->num_outputs; o++) mpg_storage_add_write(inv->outputs[o].storage, 0);
   for (int i = 0; written_inputs && i < inv->num_inputs; i++)
     if (mpg_op_input_mutable(inv->op, i)) mpg_storage_add_write(inv->inputs[i].storage, 0);
 }
 
-/* Returns this process's part in the work; MPG_TRANSFER_NONE if remote devices do all of it. */
+/* Returns this process's share of the work; MPG_TRANSFER_NONE if remote devices do all of it. */
 static mpg_transfer_kind transfer_kind(const mpg_invocation *inv, const mpg_device *device) {
   if (!(inv->op->flags & MPG_OP_COPY) || !inv->num_inputs)
     return device->remote ? MPG_TRANSFER_NONE : MPG_TRANSFER_HERE;
@@ -165,11 +165,11 @@ static mpg_transfer_kind transfer_kind(const mpg_invocation *inv, const mpg_devi
                                              : mpg_transfer_of(source->id, device->id);
 }
 
-/* Versions of the inputs whose contents inference has read. */
+/* Versions of the inputs when inference read their contents. */
 typedef struct seen_inputs {
   const mpg_invocation *inv;
   uint32_t versions[MPG_MAX_NAMED];
-  bool *again; /* set to true if a version has changed; nothing is queued then */
+  bool *again; /* set to true if a version has changed, in which case nothing is queued */
 } seen_inputs;
 
 static bool unchanged(const seen_inputs *seen) {
@@ -185,8 +185,8 @@ static mpg_status check_unchanged(void *state, bool *done) {
   return MPG_OK;
 }
 
-/* Runs inference that reads the inputs' contents. Waits for the inputs and records the versions
- * that were read. */
+/* Runs shape inference that reads the inputs' contents. Waits for the inputs and records their
+ * versions. */
 static mpg_status infer_values(mpg_invocation *inv, mpg_desc *input_descs, mpg_desc *output_descs,
                                seen_inputs *seen) {
   const void *values[MPG_MAX_NAMED] = {NULL};
@@ -231,7 +231,8 @@ static mpg_status try_invoke(mpg_invocation *inv, mpg_desc *descs, mpg_view *vie
       input_descs[i] = inv->inputs[i].desc;
       if (mpg_tensor_device(&inv->inputs[i]) != device && !(op->flags & MPG_OP_COPY))
         return mpg_op_place(op, inv->params, inv->inputs, inv->num_inputs, input_device, device->id,
-                            &place); /* fails; the error lists the device of each input */
+                            /* Always fails, with an error that lists the devices of the inputs. */
+                            &place);
       written_inputs |= mpg_op_input_mutable(op, i);
     }
   } else if (!device) {

@@ -14,28 +14,29 @@ typedef struct mpg_invocation {
   const void *params; /* NULL for ops without parameters */
   int num_inputs;
   mpg_tensor *inputs; /* borrowed; mutable inputs are written */
-  int num_outputs;    /* mpg_op_num_outputs, which includes hidden outputs */
+  int num_outputs;    /* as returned by mpg_op_num_outputs, so hidden outputs are included */
   /* If the storage is NULL on entry, a new output is allocated. Otherwise it is the array to write,
    * whose shape and dtype must match. */
   mpg_tensor *outputs;
-  bool separate; /* outputs get memory of their own, even those of VIEW ops */
+  bool separate; /* true if outputs get their own memory, even those of VIEW ops */
   bool train;
   const mpg_random_key *random; /* if NULL, a RANDOM op takes the next call number */
   uint32_t scope;               /* block path of the call (mpg_scope_text) */
   uint32_t origin;              /* source line of the user; if 0, it is determined when needed */
-  bool backward;                /* part of a backward pass; for the profiler */
-  uint64_t steps;               /* loop position, as in mpg_submission */
-  mpg_device *device;           /* target of CREATES and COPY ops; otherwise NULL */
+  bool backward;                /* true in a backward pass; for the profiler */
+  /* Step numbers of the enclosing loops, encoded as in mpg_submission. */
+  uint64_t steps;
+  mpg_device *device; /* target of CREATES and COPY ops; otherwise NULL */
 } mpg_invocation;
 
 /* Runs an op. On failure, output storages that were NULL on entry are NULL. */
 mpg_status mpg_invoke(mpg_invocation *invocation);
 
-/* Like mpg_invoke, for an op whose arrays are on several devices (spanning.c). */
+/* Same as mpg_invoke, for an op whose arrays are on several devices (spanning.c). */
 mpg_status mpg_invoke_spanning(mpg_invocation *invocation);
 
-/* Largest number of elements, inputs and outputs together, for which running inline is cheaper than
- * a hand-off to the worker. */
+/* Largest total of input and output elements for which running an op inline is cheaper than handing
+ * it to the worker. */
 enum { MPG_INLINE_ELEMENTS = 16384 };
 
 /* The random state consists of a seed and a counter of calls. mx.random.seed sets the seed and

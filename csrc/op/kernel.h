@@ -1,12 +1,12 @@
 /* The kernel interface: the arguments of an op's implementation on a backend.
  *
  * A kernel is one function. It receives resolved addresses, shapes and parameters, computes, and
- * returns. It does not allocate (mpg_device_scratch provides work space) or lock, and waits only
- * in an op that is a rendezvous (MPG_OP_RENDEZVOUS). It may use call->num_threads threads. Its
- * results are reproducible bit for bit: they depend only on shapes, dtypes, parameters, inputs and
- * call->num_threads. If possible they do not depend on num_threads (reductions use chunks of fixed
- * size). Zero-size arrays are valid. A table generated from ops.def lists the kernels of a
- * backend, so a missing kernel is a link error.
+ * returns. It does not lock or allocate memory (mpg_device_scratch provides scratch memory), and
+ * waits only if its op is a rendezvous (MPG_OP_RENDEZVOUS). It may use call->num_threads threads.
+ * Its results are bit-for-bit reproducible: they depend only on shapes, dtypes, parameters, inputs
+ * and call->num_threads. If possible, they don't depend on num_threads either (reductions use
+ * chunks of fixed size). Zero-size arrays are valid. A table generated from ops.def lists the
+ * kernels of a backend, so a missing kernel is a link error.
  */
 #ifndef MPG_OP_KERNEL_H
 #define MPG_OP_KERNEL_H
@@ -14,7 +14,7 @@
 #include "base/philox.h"
 #include "op/op.h"
 
-typedef struct mpg_view { /* contiguous */
+typedef struct mpg_view { /* contiguous array */
   void *data;
   mpg_desc desc;
 } mpg_view;
@@ -31,13 +31,13 @@ typedef struct mpg_kernel_call {
    * input is mutable. */
   const mpg_view *outputs;
   mpg_random_key random; /* RANDOM ops */
-  /* Device address of the key, for work that is captured once and replayed. Each replay reads the
-   * key from there; its `first` is 0. A fused group has one key per draw. If NULL, `random` is
-   * used. */
+  /* Device address of the random key, for work that is captured once and replayed. Each replay
+   * reads the current key, whose `first` is 0, from this address. A fused group has one key per
+   * draw. If NULL, `random` is used. */
   const mpg_random_key *random_at;
   bool train; /* TRAIN ops */
-  /* Scratch memory for members of a fused group, which share the device's scratch memory. NULL if
-   * the kernel may use the device's scratch memory itself. */
+  /* Scratch memory for a member of a fused group, because members share the device's scratch
+   * memory. NULL if the kernel may use the device's scratch memory itself. */
   void *scratch;
   size_t scratch_size;
 } mpg_kernel_call;
@@ -51,8 +51,8 @@ void mpg_kernels_set(mpg_device_type type, const mpg_kernel_fn *table, mpg_kerne
 mpg_kernel_fn mpg_kernel_get(const mpg_device *device, const mpg_op *op);
 /* Fails with MPG_NOT_IMPLEMENTED if the device type has no kernel for this op. */
 mpg_status mpg_kernel_find(const mpg_device *device, const mpg_op *op, mpg_kernel_fn *kernel);
-/* Returns the ABI stamp, a hash of this interface, the ops and their structs. A library of kernels
- * must have the same stamp as the core. */
+/* Returns the ABI stamp, a hash of this interface, the ops and their structs. A kernel library must
+ * have the same stamp as the core. */
 uint64_t mpg_kernel_stamp(void);
 /* Returns the kernel that runs fused groups (op/fused.h), or NULL if the backend has none. */
 mpg_kernel_fn mpg_kernel_get_fused(const mpg_device *device);

@@ -1,4 +1,4 @@
-/* Updates of many weights, prepared once. */
+/* Parameter updates for many weights, prepared once and run at every step. */
 #include "op/multi_update.h"
 
 #include <stdlib.h>
@@ -21,14 +21,15 @@ struct mpg_multi_update {     /* Allocated in one block with its arrays. */
   mpg_device *device;
   uint32_t num_weights, per_weight;
   int64_t elements;
-  size_t lrs, wds, num; /* offsets in the parameters: lrs, wds, num_weights */
+  size_t lrs, wds, num; /* offsets of lrs, wds and num_weights in the parameter struct */
   mpg_tensor *arrays;   /* owned; storage NULL after mpg_multi_update_release */
   mpg_view *views;      /* for each kernel call: inputs, then outputs */
   factors *factors;
   mpg_array_use *uses; /* one per array */
 };
 
-/* Followed by a copy of the parameters, into which update_work writes the rates. */
+/* Payload of queued work. A copy of the parameters follows it, into which update_work writes the
+ * rates. */
 typedef struct update_task {
   mpg_multi_update *update; /* owned reference */
   double lr, correction, wd;
@@ -87,7 +88,7 @@ static bool runs_inline(const mpg_multi_update *u) {
   return true;
 }
 
-/* Runs on this thread. Requires that all arrays are ready and the device is idle. */
+/* Runs the update on this thread. Requires that all arrays are ready and the device is idle. */
 static mpg_status run_inline(mpg_multi_update *u, update_task *task) {
   for (uint32_t i = 0; i < num_arrays(u); i++) MPG_TRY(mpg_storage_failure(u->arrays[i].storage));
   MPG_TRY(update_work(&(mpg_run){.device = u->device, .num_threads = 1}, task));
@@ -141,7 +142,7 @@ static int by_address(const void *a, const void *b) {
   return x->offset < y->offset ? -1 : x->offset > y->offset;
 }
 
-/* Checks that the arrays do not overlap, as kernels assume. */
+/* Checks that the arrays do not overlap, because kernels rely on this. */
 static mpg_status check_apart(const mpg_multi_update *u) {
   uint32_t count = num_arrays(u), n = 0;
   const mpg_tensor **sorted = mpg_malloc((size_t)count * sizeof *sorted);
@@ -158,8 +159,8 @@ static mpg_status check_apart(const mpg_multi_update *u) {
                : mpg_fail(MPG_VALUE_ERROR, "%s: two of the arrays share memory", u->op->name);
 }
 
-/* Infers the kernel call for the chunk of weights that begins at `first`, and fills its views.
- * `descs` is scratch space. */
+/* Runs inference for the kernel call that updates the chunk of weights starting at `first`, and
+ * fills the call's views. `descs` is scratch space. */
 static mpg_status infer_chunk(const mpg_multi_update *u, char *params, uint32_t first,
                               mpg_desc *descs, mpg_view *views) {
   uint32_t count = chunk_size(u, first), inputs = count * u->per_weight;
@@ -238,8 +239,9 @@ mpg_status mpg_multi_update_make(const mpg_op *op, const mpg_tensor *arrays, uin
   for (uint32_t i = 0; i < num_arrays(u); i++) {
     u->arrays[i] = arrays[i];
     mpg_tensor_retain(&u->arrays[i]);
-    u->uses[i] = mpg_use_array(&arrays[i], true, i % per_weight != 1); /* 1 is the gradient */
-    /* A weight counts twice, because it is an input and an output. */
+    /* Index 1 is the gradient, which is only read. */
+    u->uses[i] = mpg_use_array(&arrays[i], true, i % per_weight != 1);
+    /* A weight is counted twice, because it is both an input and an output. */
     u->elements += mpg_shape_size(&arrays[i].desc.shape) * (i % per_weight ? 1 : 2);
     if (mpg_tensor_device(&arrays[i]) != u->device)
       status = mpg_fail(MPG_ERROR, "%s: the arrays are on different devices, %s and %s", op->name,

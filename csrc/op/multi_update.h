@@ -3,7 +3,7 @@
  * collects the dependencies of each array, and records its new use.
  *
  * The op must be one that updates several weights at once, such as `multi_sgd_update`. Its kernel
- * runs several times if its lists of rates cannot hold all weights.
+ * runs several times if its lists of rates are too short for all weights.
  *
  * Ownership: the update holds references to its arrays until mpg_multi_update_release. Queued work
  * holds a reference to the views and numbers, but not to the arrays, whose memory remains valid
@@ -16,15 +16,15 @@
 
 typedef struct mpg_multi_update mpg_multi_update;
 
-/* Creates an update. `arrays` holds, for each weight, the weight, its gradient and its states:
- * `per_weight` arrays. `factors` holds, for each weight, the factor of the learning rate and the
- * factor of the weight decay. Fails with MPG_VALUE_ERROR if the op does not update several weights
- * or if arrays share memory. */
+/* Creates an update. `arrays` holds `per_weight` arrays for each weight: the weight, its gradient
+ * and its states. `factors` holds two numbers for each weight: the factors of the learning rate and
+ * of the weight decay. Fails with MPG_VALUE_ERROR if the op does not update several weights or if
+ * arrays share memory. */
 mpg_status mpg_multi_update_make(const mpg_op *op, const mpg_tensor *arrays, uint32_t num_weights,
                                  uint32_t per_weight, const double *factors,
                                  mpg_multi_update **update);
 void mpg_multi_update_release(mpg_multi_update *update); /* NULL is allowed */
-/* Returns the arrays, in the order in which they were given. */
+/* Returns the arrays, in the order passed to mpg_multi_update_make. */
 const mpg_tensor *mpg_multi_update_arrays(const mpg_multi_update *update, uint32_t *count);
 
 /* Runs the update with the op's `params`. For each weight, the learning rate is

@@ -27,10 +27,10 @@ typedef struct mpg_extension mpg_extension;
 
 /* --- Inference -------------------------------------------------------------------------------- */
 /* Arguments of shape and dtype inference. An inference function fills the output descs from the
- * input descs and parameters, and checks both. It also completes unknown input descs: the shape of
- * a weight follows from the shape of the data (deferred initialization, Symbol.infer_shape). It
- * must not change inputs that are fully known. Errors name the op, shapes and dtypes; use
- * mpg_infer_fail. */
+ * input descs and parameters, and checks both. It also completes unknown input descs: for example,
+ * the shape of a weight follows from the shape of the data (deferred initialization,
+ * Symbol.infer_shape). It must not change inputs that are fully known. Errors name the op, shapes
+ * and dtypes; use mpg_infer_fail. */
 typedef struct mpg_infer {
   const mpg_op *op;
   const void *params;
@@ -38,7 +38,7 @@ typedef struct mpg_infer {
   mpg_desc *inputs;
   mpg_desc *outputs; /* all dims/dtypes unknown on entry, except for infer_inputs */
   bool train;        /* autograd's train mode, for ops whose outputs depend on it */
-  /* Host addresses of the inputs' contents, for DYNAMIC ops; NULL if the contents are unknown
+  /* DYNAMIC ops only: host addresses of the inputs' contents; NULL if the contents are unknown
    * (tracing). */
   const void *const *values;
 } mpg_infer;
@@ -70,9 +70,9 @@ double mpg_cost_seconds(mpg_cost cost, int32_t device_type, mpg_dtype dtype);
 double mpg_copy_seconds(double bytes, int32_t device_type);
 
 /* --- Gradient --------------------------------------------------------------------------------- */
-/* A gradient is written once per op, as calls to other ops on values of a graph under construction.
- * The context keeps the first error, so formulas need no checks in between; after an error every
- * helper returns MPG_NO_VALUE. */
+/* A gradient is written once per op, as calls that append other ops to a graph under construction.
+ * mpg_gradient keeps the first error, so formulas need no checks between calls. After an error,
+ * every helper returns MPG_NO_VALUE. */
 typedef struct mpg_value {
   uint32_t node, output;
 } mpg_value;
@@ -94,7 +94,7 @@ typedef struct mpg_builder {
   /* Returns the desc of a value. The pointer stays valid while nodes are appended. */
   const mpg_desc *(*desc)(struct mpg_builder *builder, mpg_value value);
   mpg_device_id (*device)(struct mpg_builder *builder, mpg_value value);
-  /* Returns the index of the next node. */
+  /* Returns the index that the next node will get. */
   uint32_t (*next)(struct mpg_builder *builder);
   /* Computes the gradients of `heads` with respect to `wanted`, through the nodes from index
    * `first` on. Older nodes are constants. MPG_NO_VALUE represents a gradient of zero. */
@@ -156,7 +156,8 @@ mpg_value mpg_emit_reshape(mpg_gradient *g, mpg_value a, const mpg_shape *shape)
 mpg_value mpg_emit_view(mpg_gradient *g, mpg_value a); /* emits the same array as a new value */
 /* Casts `a`; returns `a` if it already has the dtype. */
 mpg_value mpg_emit_cast(mpg_gradient *g, mpg_value a, mpg_dtype dtype);
-/* Averages over the axes that are 1 in `shape`, which has the rank of `a`. */
+/* Emits the mean over the axes that have size 1 in `shape`, kept with size 1. `shape` has as many
+ * axes as `a`. */
 mpg_value mpg_emit_mean(mpg_gradient *g, mpg_value a, const mpg_shape *shape);
 static inline const mpg_desc *mpg_value_desc(mpg_gradient *g, mpg_value value) {
   return g->builder->desc(g->builder, value);
@@ -167,33 +168,34 @@ static inline const mpg_desc *mpg_value_desc(mpg_gradient *g, mpg_value value) {
  * input. */
 typedef void (*mpg_compose_fn)(mpg_gradient *g, const mpg_value *inputs, mpg_value *outputs);
 
-/* Describes a forward op whose gradient is a single op, for the gradient of that gradient op.
- * `emit` composes the forward op from other ops. The composition is differentiated twice. */
+/* Describes a forward op whose gradient is a single op, in order to differentiate that gradient op.
+ * `emit` composes the forward op from other ops, and this composition is differentiated twice. */
 #define MPG_ZEROS_LIKE(i) (-1 - (i))
 typedef struct mpg_written_out {
-  int num_inputs, num_outputs; /* counts of the forward op, without outputs that have no gradient */
-  /* Index of each forward input among the inputs of the gradient op. The gradient op lacks forward
-   * inputs whose contents no gradient reads. For such an input, MPG_ZEROS_LIKE(i) substitutes
-   * zeros in the shape of the gradient op's input i. */
+  /* Counts of the forward op, not including outputs that have no gradient. */
+  int num_inputs, num_outputs;
+  /* Index of each forward input among the inputs of the gradient op. A forward input whose contents
+   * no gradient reads is missing there. Its entry is MPG_ZEROS_LIKE(i), which substitutes zeros
+   * with the shape of the gradient op's input i. */
   const int *inputs;
   const int *out_grads; /* index of each output gradient among the inputs of the gradient op */
   mpg_compose_fn emit;
 } mpg_written_out;
-/* Sets g->in_grads, where g is a node of the gradient op. The outputs of the gradient op must be
- * the gradients of the forward inputs, in order; trailing ones may be missing. */
+/* Sets g->in_grads for a node of the gradient op. The outputs of the gradient op must be the
+ * gradients of the forward inputs, in order; trailing ones may be missing. */
 void mpg_gradient_written_out(mpg_gradient *g, const mpg_written_out *forward);
 void mpg_gradient_fail(mpg_gradient *g, const char *format, ...)
     __attribute__((format(printf, 2, 3), cold));
 
 /* --- Descriptor ------------------------------------------------------------------------------- */
-/* Forward values that the gradient reads, for `saves`: inputs in bits 0-15, outputs in bits
- * 16-31. */
+/* Bits of `saves`, the set of forward values that the gradient reads: inputs in bits 0-15, outputs
+ * in bits 16-31. */
 #define MPG_SAVE_INPUT(i) (1u << (i))
 #define MPG_SAVE_OUTPUT(i) (1u << (16 + (i)))
 #define MPG_SAVE_NONE 0u
 #define MPG_SAVE_INPUTS 0x0000ffffu
 #define MPG_SAVE_OUTPUTS 0xffff0000u
-/* For elementwise ops. */
+/* Combinations for elementwise ops. */
 #define MPG_SAVE_BOTH (MPG_SAVE_INPUT(0) | MPG_SAVE_OUTPUT(0))
 #define MPG_SAVE_INPUTS_OUTPUT (MPG_SAVE_INPUTS | MPG_SAVE_OUTPUT(0))
 #define MPG_SAVE_RHS_OUTPUT (MPG_SAVE_INPUT(1) | MPG_SAVE_OUTPUT(0))
@@ -221,7 +223,7 @@ typedef enum mpg_op_flags {
   MPG_OP_CREATES = 1 << 4,
   /* Behaves differently in train mode. */
   MPG_OP_TRAIN = 1 << 5,
-  /* Output 0 has the bytes of input 0, so no kernel runs if the two can share memory. */
+  /* Output 0 has the same bytes as input 0, so no kernel runs if the two can share memory. */
   MPG_OP_VIEW = 1 << 6,
   /* Used only by gradients or by the compiler; not exported to mx.nd. */
   MPG_OP_HIDDEN = 1 << 7,
@@ -265,7 +267,8 @@ typedef enum mpg_op_flags {
   MPG_OP_DRAWS_ROWS = 1 << 22,
   /* A recurrence over time steps; the next part of a sequence starts from its final state. */
   MPG_OP_CARRIES = 1 << 23,
-  /* Values are positions (_arange), so they depend on the sizes of the outputs. */
+  /* Output values depend on the output's size, because they count positions (_arange,
+   * _linspace). */
   MPG_OP_COUNTS = 1 << 24,
   /* If every input has only equal or only random elements, so do the outputs (MPG_BATCH_FREE in
    * op/batching/batching.h). */
@@ -301,8 +304,8 @@ struct mpg_op {
    *   "!moving_var=1"  a variable created for this input is initialized with ones */
   const char *inputs;
   /* Output names in order, such as "output, ~mean, ~var". "~" marks hidden outputs, which come last
-   * and which the parameter output_mean_var shows. "?mask" is present for some parameters only, and
-   * "*output" is repeated num_outputs times. */
+   * and are returned only if the parameter output_mean_var is true. "?mask" is present for some
+   * parameters only, and "*output" is repeated num_outputs times. */
   const char *outputs;
   const mpg_param_table *params;
   mpg_infer_fn infer;
@@ -330,7 +333,7 @@ enum { MPG_MAX_INPUTS = 4096, MPG_MAX_OUTPUTS = 576, MPG_MAX_NAMED = 16 };
 
 mpg_status mpg_registry_init(void);
 /* Adds a copy of a row under a new id. If `named`, the op can be looked up by its name, which must
- * be free. */
+ * not be taken. */
 const mpg_op *mpg_registry_add(const mpg_op *row, bool named);
 int mpg_registry_room(void);                 /* number of rows that can be added */
 const mpg_op *mpg_op_get(mpg_op_id id);      /* an op of ops.def */
@@ -348,26 +351,26 @@ const char *mpg_op_input_name(const mpg_op *op, int index, char *buffer, size_t 
 static inline bool mpg_op_starts_gradient(const mpg_op *op) {
   return op->flags & MPG_OP_LOSS || op->id == MPG_OP__attach_gradient;
 }
-/* True if a gradient may flow through the op. Always true for composed ops, because the ops that
- * they emit decide. */
+/* True if a gradient may flow through the op. Always true for composed ops: whether a gradient
+ * flows depends on the ops that they emit. */
 bool mpg_op_differentiable(const mpg_op *op);
 /* True if the output may overwrite an input (MPG_OP_INPLACE): the first output, or any output of an
  * update of several weights. */
 bool mpg_op_in_place(const mpg_op *op, int output);
-bool mpg_op_input_mutable(const mpg_op *op, int index); /* "!", an auxiliary state */
+bool mpg_op_input_mutable(const mpg_op *op, int index); /* marked "!", an auxiliary state */
 bool mpg_op_input_optional(const mpg_op *op, int index);
 /* True if variables created for this input have an initial value. Stores it in *value. */
 bool mpg_op_input_initial(const mpg_op *op, int index, double *value);
-/* True if a call reads the states that it writes only to update them, so that no result depends on
- * their previous contents. */
+/* True if a call reads its states only to update them, so that no output depends on their previous
+ * contents. */
 bool mpg_op_only_updates_states(const mpg_op *op, const void *params, bool train);
 /* True if a call changes the states that it writes. With momentum 1 the states keep their
  * values. */
 bool mpg_op_changes_states(const mpg_op *op, const void *params, bool train);
 /* True if a call concatenates its inputs along the first axis. */
 bool mpg_op_joins_rows(const mpg_op *op, const void *params);
-/* Returns the shape of the random draws of a RANDOM op, from the shapes of its first input and of
- * its last output. For Dropout this is the shape of the mask. */
+/* Returns the shape of a RANDOM op's draw, given the shapes of its first input and its last output.
+ * For Dropout, this is the shape of the mask. */
 mpg_shape mpg_op_drawn_shape(const mpg_op *op, const void *params, const mpg_shape *input,
                              const mpg_shape *output);
 /* mpg_op_input_left_out is true if the parameters disable the named input: use_<name> is False,
@@ -379,13 +382,13 @@ int mpg_op_input_place(const mpg_op *op, const void *params, int index);
 
 /* Runs the checks common to all ops: the number of inputs and the dtype of the first one. */
 mpg_status mpg_op_check(const mpg_op *op, const void *params, mpg_desc *inputs, int num_inputs);
-/* Runs the common checks and the op's inference. */
+/* Runs the common checks, then the op's shape and dtype inference. */
 mpg_status mpg_op_infer(const mpg_op *op, const void *params, bool train, mpg_desc *inputs,
                         int num_inputs, mpg_desc *outputs, int num_outputs);
 /* Fails if an output of float64, the widest dtype, would be too large. Creating an array checks
  * the size; code that only records a shape must call this function. */
 mpg_status mpg_op_check_outputs(const mpg_op *op, const mpg_desc *outputs, int num_outputs);
-/* Like mpg_op_infer, but passes the inputs' contents, which DYNAMIC ops need. */
+/* Same as mpg_op_infer, but passes the inputs' contents, which DYNAMIC ops need. */
 mpg_status mpg_op_infer_values(const mpg_op *op, const void *params, bool train, mpg_desc *inputs,
                                int num_inputs, const void *const *values, mpg_desc *outputs,
                                int num_outputs);
@@ -394,7 +397,7 @@ mpg_status mpg_op_infer_values(const mpg_op *op, const void *params, bool train,
  * num_outputs outputs. */
 mpg_status mpg_op_infer_inputs(const mpg_op *op, const void *params, mpg_desc *inputs,
                                int num_inputs, mpg_desc *outputs, int num_outputs);
-/* Runs the op's gradient; returns MPG_ERROR if it has none. */
+/* Emits the op's gradient; returns MPG_ERROR if the op has none. */
 mpg_status mpg_op_gradient(mpg_gradient *g);
 /* Counts how often the ops of a composed op read each value and how often the caller reads each
  * output. Values are numbered in the order of creation, starting with the inputs. `descs` holds the

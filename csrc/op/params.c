@@ -81,8 +81,8 @@ static bool bool_from(const char *text, bool *value) {
   return false;
 }
 
-/* Parses one integer at *text and advances *text past it. Accepts "3", "3L" and "3.0", which Python
- * 2 and NumPy wrote. */
+/* Parses one integer at *text and advances *text past it. Accepts "3", and also "3L" and "3.0",
+ * which Python 2 and NumPy wrote. */
 static bool parse_int_at(const char **text, int64_t *value) {
   char *end;
   errno = 0;
@@ -123,7 +123,8 @@ static bool float_from(const char *text, double *value) {
   return parse_float_at(&text, value) && *skip_space(text) == 0;
 }
 
-/* Parses a sequence "(a, b)", "[a, b]" or a single element; calls `element` for each element. */
+/* Parses a sequence "(a, b)" or "[a, b]", or a single element. Calls `element` to parse each
+ * element. */
 static bool parse_sequence(const char *text, bool (*element)(const char **text, void *into),
                            void *into) {
   text = skip_space(text);
@@ -182,7 +183,7 @@ const char *mpg_param_enum_word(const char *constraint, int position, size_t *le
 }
 
 /* --- Kinds ------------------------------------------------------------------------------------ */
-/* Appends the shortest text that parses to the same double. */
+/* Appends the number with the fewest digits that parse to the same double. */
 static void append_float(mpg_text *text, double value) {
   char buffer[32];
   for (int precision = 6; precision <= 17; precision++) {
@@ -209,7 +210,7 @@ static bool means_none(const mpg_param *param, const char *text) {
   return strcmp(param->default_text, "None") == 0 && is_none(text);
 }
 
-/* Functions of a parameter kind. `field` points to the kind's C type. */
+/* Functions for one parameter kind. `field` points to a value of the kind's C type. */
 typedef struct param_kind {
   const char *expected; /* for error messages */
   bool (*parse)(const mpg_param *param, void *field, const char *text);
@@ -388,7 +389,7 @@ static void print_device(const mpg_param *param, const void *field, mpg_text *te
   mpg_text_append(text, "%s", id->type ? mpg_device_id_text(*id).text : "None");
 }
 
-/* Kinds without a range. */
+/* `check` functions for kinds without a range. */
 #define check_bool NULL
 #define check_shape NULL
 #define check_floats NULL

@@ -2,10 +2,10 @@
  *
  * A parameter struct is declared once, as a list macro MPG_PARAMS_<struct>(P) of rows
  *     P(struct, KIND, name, "default", "constraint", "documentation")
- * in op/params.def. The list generates the C struct mpg_<struct>_params, the table for parsing and
- * printing, Python signatures, docs and stubs. Structs are plain data that own no pointers (strings
- * are interned) and are zeroed before they are filled, so they can be copied, hashed and compared
- * as bytes.
+ * in op/params.def. The C struct mpg_<struct>_params, the table for parsing and printing, and the
+ * Python signatures, docs and stubs are generated from this list. Structs are plain data that own
+ * no pointers (strings are interned) and are zeroed before they are filled, so they can be copied,
+ * hashed and compared as bytes.
  *
  * MPG_PARAM_KINDS lists the kinds: their C type, text form, and accepted Python values.
  *
@@ -123,14 +123,14 @@ MPG_PARAM_TABLE(none)
 #undef MPG_PARAM_TABLE
 
 /* Fills `params` (table->size bytes) with the defaults. Required parameters stay zero; the caller
- * reports them if they are missing. */
+ * must check that they are set. */
 void mpg_params_defaults(const mpg_param_table *table, void *params);
 int mpg_params_find(const mpg_param_table *table, const char *name); /* index, or -1 */
-/* Sets one parameter from its text form and checks the constraint. `op` is used in the error
- * text. */
+/* Sets one parameter from its text form and checks the constraint. Errors name `op`. */
 mpg_status mpg_params_set_text(const mpg_param_table *table, const char *op, void *params,
                                int index, const char *text);
-/* Checks a value that a binding stored directly against its kind and constraint. */
+/* Checks a parameter's value against its kind and constraint, for language bindings that store
+ * values directly. */
 mpg_status mpg_params_check(const mpg_param_table *table, const char *op, const void *params,
                             int index);
 /* Appends the text form that MXNet writes to -symbol.json: "True", "(3, 3)", "None", "0.9",

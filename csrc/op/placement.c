@@ -1,4 +1,4 @@
-/* Placement: ops run where their inputs are, so the user chooses the devices. */
+/* Placement: ops run on the device of their inputs, so the user chooses the devices. */
 #include "op/placement.h"
 
 #include "base/text.h"
@@ -21,7 +21,7 @@ static mpg_status devices_differ(const mpg_op *op, const void *inputs, int num_i
     mpg_device_id device = device_of(inputs, i);
     bool differs = !mpg_device_id_equal(device, first);
     if (!other && differs) other = i;
-    /* List the first input and the inputs on other devices. */
+    /* If there are many inputs, lists only the first one and those on other devices. */
     if (i && num_inputs > 8 && !differs) continue;
     mpg_text_append(&text, "%s%s on %s", listed++ ? ", " : "",
                     mpg_op_input_name(op, i, name, sizeof name), mpg_device_id_text(device).text);

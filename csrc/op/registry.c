@@ -58,23 +58,26 @@ _Static_assert(sizeof ops / sizeof *ops == MPG_OP_COUNT, "one row an op");
 typedef struct signature {
   int num_inputs, num_outputs;
   bool variadic, variadic_outputs;
-  bool of_many_weights; /* an update of num_weights weights with one output each */
-  int num_hidden;       /* trailing outputs that users do not see */
+  /* True for an update op with num_weights weights and one output per weight. */
+  bool of_many_weights;
+  int num_hidden; /* trailing outputs that users do not see */
   /* Offset of the parameter output_mean_var, which shows hidden outputs; 0 if absent. */
   size_t show_hidden;
   uint32_t mutable_inputs, optional_inputs;
   struct {
     const char *text;
     int length;
-    int use;     /* index of the BOOL or ENUM parameter that enables the input; -1 if none */
-    int word;    /* 1 + index of the ENUM value that enables the input; 0 for a BOOL */
-    bool unless; /* present if the parameter is false, as for "bias" and no_bias */
+    int use;  /* index of the BOOL or ENUM parameter that enables the input; -1 if none */
+    int word; /* 1 + index of the ENUM value that enables the input; 0 for a BOOL */
+    /* True if the input is present when the parameter is false, like "bias" with no_bias. */
+    bool unless;
     bool has_initial;
     double initial; /* initial value of a variable created for the input */
   } inputs[MPG_MAX_NAMED];
 } signature;
 
-static signature signatures[MPG_OP_LIMIT]; /* the registry; see op.h */
+/* Parsed names of each row, indexed by op id. */
+static signature signatures[MPG_OP_LIMIT];
 static mpg_op added[MPG_OP_ADDED];
 static int num_added;
 
@@ -118,8 +121,8 @@ const mpg_op *mpg_op_find(const char *name) {
 
 const mpg_op *mpg_op_get(mpg_op_id id) { return &ops[id]; }
 
-/* Returns the next name in a text like "a, ?b, *c", its marker and its length. Returns NULL at the
- * end. */
+/* Returns the next name in a list such as "a, ?b, *c", and sets its marker (0 if none) and length.
+ * Returns NULL at the end. */
 static const char *next_name(const char **text, char *marker, int *length) {
   const char *start = *text + strspn(*text, ", ");
   if (!*start) return NULL;
@@ -149,7 +152,8 @@ static mpg_status read_signature(const mpg_op *op) {
     char use[64];
     snprintf(use, sizeof use, "use_%.*s", length, name);
     s->inputs[s->num_inputs].use = marker == '?' ? mpg_params_find(op->params, use) : -1;
-    if (name[length] == '@') { /* present if a parameter has that value: ?state_cell@mode=lstm */
+    /* Present only if the parameter has the given value: ?state_cell@mode=lstm. */
+    if (name[length] == '@') {
       const char *param = name + length + 1, *word = strchr(param, '=') + 1;
       snprintf(use, sizeof use, "%.*s", (int)(word - 1 - param), param);
       int index = s->inputs[s->num_inputs].use = mpg_params_find(op->params, use);
@@ -268,9 +272,8 @@ const char *mpg_op_input_name(const mpg_op *op, int index, char *buffer, size_t 
   return buffer;
 }
 
-/* Default arity. As num_inputs, returns the given number, which mpg_op_infer checks. As
- * num_outputs, only marks the default: mpg_op_num_outputs then returns the number of names without
- * calling it. */
+/* Marks the default arity in ops.def and is never called: mpg_op_num_inputs and mpg_op_num_outputs
+ * then derive the count from the names. */
 int mpg_arity_names(const mpg_op *op, const void *params, int given) {
   (void)op;
   (void)params;
@@ -298,7 +301,7 @@ int mpg_op_visible_outputs(const mpg_op *op, const void *params, int num_inputs)
   return shown || count <= s->num_hidden ? count : count - s->num_hidden;
 }
 
-/* --- Inference with the checks every op shares ------------------------------------------------ */
+/* --- Inference, and the checks that all ops share --------------------------------------------- */
 static const char *input_name(const mpg_infer *infer, int input, char *buffer, size_t size) {
   return mpg_op_input_name(infer->op, mpg_op_input_place(infer->op, infer->params, input), buffer,
                            size);

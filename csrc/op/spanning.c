@@ -1,6 +1,6 @@
 /* Runs spanning ops, whose arrays are on several devices. The op is queued on the device of its
- * first input, and every other device with an array of the op waits for its end. Each array is
- * therefore written at a tick of its own device. */
+ * first input, and every other device with an array of the op waits for the op to end. Each array
+ * is therefore written at a tick of its own device. */
 #include "base/memory.h"
 #include "op/array/collective.h"
 #include "op/submit.h"

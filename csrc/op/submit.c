@@ -1,4 +1,5 @@
-/* Finds and queues kernels: collects the points to wait for and packs the work of ops. */
+/* Kernel lookup and queuing: collects the points that work must wait for, and packs an op's kernel,
+ * views and parameters into queued work. */
 #include "op/submit.h"
 
 #include <string.h>

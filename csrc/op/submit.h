@@ -1,9 +1,10 @@
 /* Queuing of kernels. All work on arrays is queued here, except programs (graph/program/launch.c).
  *
- * The caller lists the arrays that the work reads and writes. The points to wait for are derived
- * from this list, and the new uses are recorded, while no other thread runs (mpg_device_queue). The
- * work of an op contains its kernel, views and parameters by value, so it holds no pointer to the
- * caller's memory. Threads: host lock; kernels run on the thread that executes the device's work.
+ * The caller lists the arrays that the work reads and writes. Deriving the points to wait for from
+ * this list and recording the new uses is atomic, because no other thread runs in between
+ * (mpg_device_queue). The work of an op contains its kernel, views and parameters by value, so it
+ * holds no pointer to the caller's memory. Threads: host lock; kernels run on the thread that
+ * executes the device's work.
  */
 #ifndef MPG_OP_SUBMIT_H
 #define MPG_OP_SUBMIT_H
@@ -24,10 +25,10 @@ typedef struct mpg_kernel_submission {
    * treated as written at that point. */
   mpg_device *const *devices;
   int num_devices;
-  /* True for work that sends or receives, the only work that remote devices do. Other work on a
-   * remote device completes at submission. */
+  /* True for work that sends or receives data, which this process also queues on remote devices.
+   * Other work on a remote device counts as complete at submission. */
   bool transfers;
-  mpg_submission work; /* its points are filled in on submission */
+  mpg_submission work; /* mpg_kernel_submit fills in the points to wait for */
   const mpg_array_use *uses;
   uint32_t num_uses;
   /* Optional; called last. Between this call and the queuing of the work, no other thread runs and
@@ -44,8 +45,8 @@ mpg_status mpg_op_submit(const mpg_invocation *inv, mpg_kernel_fn kernel,
                          mpg_random_key random, mpg_status (*ready)(void *state, bool *done),
                          void *state);
 
-/* Builds the arguments with which running work calls an op's kernel. `views` holds the inputs,
- * then the outputs. */
+/* Builds the arguments of a kernel call from the running work `run`. `views` holds the inputs, then
+ * the outputs. */
 static inline mpg_kernel_call mpg_kernel_call_in(const mpg_run *run, const mpg_op *op,
                                                  const void *params, const mpg_view *views,
                                                  int num_inputs, int num_outputs) {

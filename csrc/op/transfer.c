@@ -16,7 +16,7 @@ typedef struct transfer_task {
   void *target;
   mpg_tick tick; /* tick of this work */
   uint32_t scope;
-  bool done; /* the data has been sent */
+  bool done; /* true once the data was sent */
 } transfer_task;
 
 static mpg_status transfer_work(mpg_run *run, void *payload) {

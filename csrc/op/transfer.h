@@ -10,7 +10,8 @@
 #include "device/ranks/ranks.h"
 #include "op/invoke.h"
 
-/* Queues the copy of one array to `device`; the output already has its storage. */
+/* Queues this process's part of copying one array to `device`. The output must already have its
+ * storage. */
 mpg_status mpg_invoke_transfer(const mpg_invocation *inv, mpg_device *device,
                                mpg_transfer_kind kind);
 

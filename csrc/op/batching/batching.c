@@ -35,8 +35,8 @@ mpg_status mpg_batching_fail_along(const mpg_batching *b, int input) {
   return mpg_batching_fail(b, input, "it operates along axis %d", b->in[input].axis);
 }
 
-/* Fails because input `other` is not divided, but its rows would be combined with the rows of
- * `input`. */
+/* Returns an error: input `other` is not divided, but the op would combine its rows with the rows
+ * of `input`. */
 static mpg_status fail_whole(const mpg_batching *b, int input, int other) {
   char name[64], shape[MPG_SHAPE_TEXT_SIZE];
   return mpg_batching_fail(b, input, "its %s %s is the same for every %s",
@@ -110,8 +110,9 @@ static void set_same(mpg_batching *b) {
   for (int k = 0; k < b->num_outputs; k++) b->out[k] = (mpg_batch){.kind = MPG_BATCH_SAME};
 }
 
-/* Runs the rule with REPEATED inputs treated as DIVIDED. If the rule fails, treats them as SAME
- * instead. If no input is DIVIDED, DIVIDED results become REPEATED. */
+/* Runs the op's rule with REPEATED inputs treated as DIVIDED. If the rule fails, treats them as
+ * SAME instead. `divided` is true if another input is DIVIDED; otherwise, outputs that the rule
+ * marks as DIVIDED become REPEATED, or SAME if their rows share an axis with other elements. */
 static mpg_status with_repeated(mpg_batching *b, bool divided) {
   mpg_batch *kept = mpg_malloc((size_t)b->num_inputs * sizeof *kept);
   if (!kept) return mpg_out_of_host_memory((size_t)b->num_inputs * sizeof *kept);
@@ -148,12 +149,13 @@ mpg_status mpg_op_batching(mpg_batching *b) {
   }
   if (repeated >= 0) return with_repeated(b, divided >= 0);
   if (divided >= 0) return b->op->batching(b);
-  if (same < 0 && b->op->flags & MPG_OP_UNIFORM) { /* all inputs are FREE, or there are none */
+  /* All inputs are FREE, or the op has no inputs. */
+  if (same < 0 && b->op->flags & MPG_OP_UNIFORM) {
     for (int k = 0; k < b->num_outputs; k++) b->out[k] = (mpg_batch){.kind = MPG_BATCH_FREE};
     return MPG_OK;
   }
-  /* Treats a FREE input with an axis of b->rows elements as DIVIDED if the op's rule accepts that.
-   * An example is the initial state of a recurrent network. */
+  /* Treats a FREE input that has an axis of b->rows elements as DIVIDED if the op's rule accepts
+   * it, for example the initial state of a recurrent network. */
   if (free >= 0) {
     const mpg_batch was = b->in[free];
     const mpg_shape *shape = &b->inputs[free].shape;
@@ -198,7 +200,8 @@ mpg_status mpg_batching_pointwise(mpg_batching *b) {
   return MPG_OK;
 }
 
-/* The op divides by the square root of the size of the last axis, which must not be the batch. */
+/* The op divides by the square root of the size of the last axis, so this axis must not be the
+ * batch. */
 mpg_status mpg_batching_div_sqrt_dim(mpg_batching *b) {
   if (b->in[0].axis == mpg_batching_ndim(b, 0) - 1)
     return mpg_batching_fail(b, 0, "it divides by the number of rows");
@@ -213,7 +216,7 @@ mpg_status mpg_batching_data(mpg_batching *b) {
   return MPG_OK;
 }
 
-/* Fails if gamma has values per row, because every micro-batch gets the whole gamma. */
+/* Fails if gamma has a value for each row, because every micro-batch gets all of gamma. */
 mpg_status mpg_batching_leaky_relu(mpg_batching *b) {
   MPG_TRY(mpg_batching_data(b));
   if (b->num_inputs == 1) return MPG_OK;
@@ -235,7 +238,7 @@ mpg_status mpg_batching_amp_multicast(mpg_batching *b) {
   return MPG_OK;
 }
 
-/* condition has the shape of x and y, or one element per index of the first axis. */
+/* `condition` has the shape of x and y, or one element for each index of their first axis. */
 mpg_status mpg_batching_where(mpg_batching *b) {
   int first = mpg_batching_first(b);
   if (mpg_batching_ndim(b, 0) == mpg_batching_ndim(b, 1)) return mpg_batching_pointwise(b);
@@ -307,7 +310,7 @@ mpg_status mpg_batching_first_axis(mpg_batching *b) {
   return b->in[0].axis == 0 ? MPG_OK : mpg_batching_fail_along(b, 0);
 }
 
-/* Requires the rows to be along the first axis of every input. */
+/* Requires that the first axis of every input is the batch axis. */
 mpg_status mpg_batching_all_first(mpg_batching *b) {
   MPG_TRY(mpg_batching_all_along(b, b->num_inputs, 0));
   mpg_batching_set(b, 0, 0, mpg_batching_first(b));
@@ -316,7 +319,8 @@ mpg_status mpg_batching_all_first(mpg_batching *b) {
 
 /* --- Reductions and ordering ------------------------------------------------------------------ */
 
-/* True if a reduction removes or collapses an axis. An empty list means all axes. */
+/* True if a reduction reduces `axis`, which must be one of `axes` or, with `exclude`, none of them.
+ * () means all axes. None (count -1) reduces all axes even with `exclude`. */
 static bool reduced(const mpg_tuple *axes, bool exclude, int ndim, int axis) {
   if (axes->count <= 0) return !exclude || axes->count < 0;
   for (int i = 0; i < axes->count; i++)
@@ -368,8 +372,8 @@ mpg_status mpg_batching_broadcast_like(mpg_batching *b) {
   return MPG_OK;
 }
 
-/* Rule for ops along one axis, or on the flattened array if `axis` is None. `removed` means that
- * the outputs lack the axis. */
+/* Rule for ops that work along one axis, or on the flattened array if `axis` is None. `removed` is
+ * true if the outputs lack that axis. */
 static mpg_status along(mpg_batching *b, const mpg_opt_int *axis, bool removed) {
   int own = b->in[0].axis,
       at = axis->present ? mpg_batching_axis(axis->value, mpg_batching_ndim(b, 0)) : own;
@@ -378,8 +382,8 @@ static mpg_status along(mpg_batching *b, const mpg_opt_int *axis, bool removed) 
   return MPG_OK;
 }
 
-/* Rule for ops with a parameter `axis`. If the op has a parameter `keepdims`, it tells whether the
- * outputs keep the axis. */
+/* Rule for ops with a parameter `axis`. A parameter `keepdims`, if the op has one, determines
+ * whether the outputs keep the axis. */
 mpg_status mpg_batching_along_axis(mpg_batching *b) {
   const mpg_param_table *table = b->op->params;
   int axis = mpg_params_find(table, "axis"), keepdims = mpg_params_find(table, "keepdims");

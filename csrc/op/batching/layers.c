@@ -18,9 +18,9 @@ mpg_status mpg_batching_dot(mpg_batching *b) {
   return MPG_OK;
 }
 
-/* Rule for products of stacks of matrices, with rows along axis `row` and columns along axis
- * `column`. The batch may be the same stack axis in both inputs, or an axis of one matrix that is
- * not summed over. */
+/* Rule for products of stacks of matrices, whose rows are along axis `row` and columns along axis
+ * `column`. The batch may be the same stack axis in both inputs, or a matrix axis of one input that
+ * is not summed over. */
 static mpg_status product(mpg_batching *b, int row, int column, bool transpose_a,
                           bool transpose_b) {
   int first = mpg_batching_first(b), own = b->in[first].axis;
@@ -77,7 +77,7 @@ mpg_status mpg_batching_linalg_gemm2(mpg_batching *b) {
 
 /* --- Layers ----------------------------------------------------------------------------------- */
 
-/* The first axis of data is the batch, and all rows share the weights. */
+/* The batch must be the first axis of the data; all rows share the weights. */
 mpg_status mpg_batching_weighted(mpg_batching *b) { return mpg_batching_first_axis(b); }
 
 static mpg_status but(mpg_batching *b, int axis) {
@@ -85,8 +85,8 @@ static mpg_status but(mpg_batching *b, int axis) {
   return b->in[0].axis == axis ? mpg_batching_fail_along(b, 0) : MPG_OK;
 }
 
-/* Accepts the batch axis although the statistics are then computed per micro-batch, as the
- * documentation of Pipeline says. */
+/* Accepts a batch along any axis except the channel axis, although the statistics are then those of
+ * the micro-batch. The documentation of Pipeline mentions this. */
 mpg_status mpg_batching_batch_norm(mpg_batching *b) {
   PARAMS(batch_norm);
   return but(b, mpg_batching_axis(p->axis, mpg_batching_ndim(b, 0)));
@@ -99,7 +99,7 @@ mpg_status mpg_batching_layer_norm(mpg_batching *b) {
   return MPG_OK;
 }
 
-/* Fails if the norm sums over the batch axis, because a norm would then combine several rows. */
+/* Fails if the norm sums over the batch axis, because it would combine several rows. */
 mpg_status mpg_batching_l2_normalization(mpg_batching *b) {
   PARAMS(l2_normalization);
   MPG_TRY(mpg_batching_data(b));
@@ -114,7 +114,7 @@ mpg_status mpg_batching_softmax(mpg_batching *b) {
   PARAMS(softmax);
   int axis = mpg_batching_axis(p->axis, mpg_batching_ndim(b, 0)), own;
   if (b->num_inputs < 2) return but(b, axis);
-  /* length has data's shape without the softmax axis */
+  /* `length` has the shape of the data without the softmax axis */
   own = mpg_batching_divided(b, 0) ? b->in[0].axis : b->in[1].axis + (axis <= b->in[1].axis);
   if (own == axis) return mpg_batching_fail_along(b, 0);
   for (int i = 0; i < 2; i++)
@@ -217,8 +217,8 @@ mpg_status mpg_batching_multibox_prior(mpg_batching *b) {
   return b->in[0].axis > 1 ? mpg_batching_fail_along(b, 0) : MPG_OK;
 }
 
-/* Requires the samples to be along the first axis of all inputs except `anchor`, which all samples
- * share. */
+/* Requires that the first axis of all inputs is the batch, except for input `anchor`, which all
+ * samples share. */
 static mpg_status samples(mpg_batching *b, int anchor) {
   int first = mpg_batching_first(b);
   for (int i = 0; i < b->num_inputs; i++) {

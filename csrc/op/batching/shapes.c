@@ -1,12 +1,12 @@
-/* Batching rules of ops that move elements. */
+/* Batching rules of ops that reshape, slice, concatenate or index arrays. */
 #include "op/batching/batching.h"
 #include "op/array/region.h"
 
 #define PARAMS(structure) const mpg_##structure##_params *p = b->params
 
-/* Marks output k, the slice [begin, begin + count) of input 0 along its batch axis, as divided
- * along axis `at`. The slice must consist of whole blocks of rows * inner elements, so that it
- * contains all rows. */
+/* Marks output k, which is the slice [begin, begin + count) of input 0 along its batch axis, as
+ * divided along axis `at`. The slice must consist of complete blocks of rows * inner elements, so
+ * that it contains all rows. */
 static mpg_status cut(mpg_batching *b, int k, int at, int64_t begin, int64_t count, int64_t step) {
   const mpg_batch *in = &b->in[0];
   int64_t block = b->rows * in->inner;
@@ -18,7 +18,7 @@ static mpg_status cut(mpg_batching *b, int k, int at, int64_t begin, int64_t cou
 }
 
 mpg_status mpg_batching_reshape(mpg_batching *b) {
-  /* Only the input that gives the shape is divided, so the result is the same in every
+  /* If only the input that provides the shape is divided, the result is the same in every
    * micro-batch. */
   if (!mpg_batching_divided(b, 0)) return MPG_OK;
   const mpg_batch *in = &b->in[0];
@@ -28,7 +28,7 @@ mpg_status mpg_batching_reshape(mpg_batching *b) {
   int best = -1;
   for (int axis = 0; axis < to->ndim; axis++) {
     int64_t before = mpg_shape_product(to, 0, axis), size = to->dims[axis];
-    if (!outer || !inner) { /* empty arrays: matches axes by size */
+    if (!outer || !inner) { /* empty array: picks an axis of the same size */
       if (best < 0 && size == from->dims[in->axis]) b->out[0] = *in, b->out[0].axis = best = axis;
       continue;
     }
@@ -156,7 +156,7 @@ mpg_status mpg_batching_slice_axis(mpg_batching *b) {
   return cut(b, 0, axis, begin, b->outputs[0].shape.dims[axis], 1);
 }
 
-/* The region that is written must include all rows. */
+/* The assigned region must include all rows. */
 mpg_status mpg_batching_slice_assign(mpg_batching *b) {
   PARAMS(slice);
   mpg_region region;
@@ -231,8 +231,8 @@ mpg_status mpg_batching_diag(mpg_batching *b) {
   return MPG_OK;
 }
 
-/* Finds the batch axis of the output. The output has axis1 and axis2, the rows and columns of the
- * matrices, instead of the input's last axis, which holds their diagonals. */
+/* Finds the batch axis of the output. The input's last axis holds diagonals. The output has axis1
+ * and axis2 instead, the rows and columns of the matrices. */
 mpg_status mpg_batching_diag_back(mpg_batching *b) {
   PARAMS(diag_back);
   int ndim = b->outputs[0].shape.ndim, own = b->in[0].axis, to = 0;
@@ -266,7 +266,8 @@ mpg_status mpg_batching_pick(mpg_batching *b) {
   PARAMS(pick);
   int ndim = mpg_batching_ndim(b, 0),
       at = p->axis.present ? mpg_batching_axis(p->axis.value, ndim) : 0;
-  bool kept = mpg_batching_ndim(b, 1) == ndim; /* index keeps the picked axis with size 1 */
+  /* True if the index keeps the picked axis, with size 1. */
+  bool kept = mpg_batching_ndim(b, 1) == ndim;
   int own = b->in[0].axis;
   if (!mpg_batching_divided(b, 0)) { /* only the index is divided */
     own = b->in[1].axis + (!kept && at <= b->in[1].axis);
@@ -283,7 +284,7 @@ mpg_status mpg_batching_pick(mpg_batching *b) {
   return MPG_OK;
 }
 
-/* The first axis of indices has one element per indexed axis of data. */
+/* The first axis of `indices` has one element per indexed axis of `data`. */
 mpg_status mpg_batching_gather_nd(mpg_batching *b) {
   int input = 0, named = (int)b->inputs[1].shape.dims[0];
   MPG_TRY(mpg_batching_one(b, &input));
@@ -313,8 +314,8 @@ mpg_status mpg_batching_unravel(mpg_batching *b) {
   return MPG_OK;
 }
 
-/* data has time along `time` (0 or 1) and the batch along the other axis. sequence_length has one
- * element per sequence. */
+/* `data` has the time steps along axis `time` (0 or 1) and the batch along the other of these axes.
+ * sequence_length has one element per sequence. */
 static mpg_status sequences(mpg_batching *b, int time, bool removed) {
   int batch = 1 - time, own = mpg_batching_divided(b, 0) ? b->in[0].axis : batch;
   if (own == time) return mpg_batching_fail_along(b, 0);
