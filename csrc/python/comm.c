@@ -117,9 +117,9 @@ static mpg_status run(const mpg_comm_plan *plan, mpg_array *slots) {
   return MPG_OK;
 }
 
-/* True if an all-reduce can run directly instead of as a plan of ops, because nothing is recorded
- * or traced and each rank has one array. CPUs then sum in chunks, and joined GPUs use NCCL. The
- * result is bit-identical to the result of the plan. Fills `tensors`. */
+/* True if an all-reduce can run directly instead of as a plan of ops: nothing is recorded or
+ * traced, and each rank has one array. In that case, fills `tensors`; CPUs sum in chunks, and
+ * joined GPUs use NCCL. The result is bit-identical to that of the plan. */
 static bool sums_over_ranks(const request *q, const mpg_tensor **tensors) {
   const mpg_comm_request *r = &q->r;
   if (r->kind != MPG_ALL_REDUCE || r->algorithm != MPG_COMM_AUTO || mpg_autograd_recording() ||

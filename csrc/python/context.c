@@ -7,7 +7,8 @@ typedef struct context {
 } context;
 
 enum { CACHED = 32, MAX_DEPTH = 256 };
-static PyObject *cached[2][CACHED]; /* cpu(i) and gpu(i); owned; filled on first use */
+/* Context objects of cpu(i) and gpu(i); owned; created on first use. */
+static PyObject *cached[2][CACHED];
 
 /* Per thread: the contexts of the open with-statements, the innermost last. */
 static _Thread_local struct {
@@ -33,8 +34,8 @@ PyObject *mpg_py_context(mpg_device_id id) {
   return (PyObject *)self;
 }
 
-/* Sets id->rank from a rank number and checks it. Counting the ranks initializes MPI if a launcher
- * started the program. */
+/* Sets id->rank to a rank number and checks its range. Counting the ranks for this check
+ * initializes MPI if a launcher started the program. */
 static int resolve_rank(PyObject *object, mpg_device_id *id) {
   long rank = PyLong_AsLong(object);
   if (rank == -1 && PyErr_Occurred()) return -1;

@@ -64,8 +64,9 @@ typedef struct mpg_py_state {
   PyTypeObject *change_type;                /* scope.c */
   PyTypeObject *sparse_type, *weight_type;  /* sparse.c; NULL until the package sets them */
   PyObject *sparse_call;                    /* function that runs ops on sparse arrays */
-  PyObject *sparse_gradients;               /* dict: id of a dense array -> its sparse gradient */
-  PyObject *errors[MPG_STATUS_COUNT];       /* exception classes by status */
+  /* Dict that maps the id() of a dense array to its sparse gradient. */
+  PyObject *sparse_gradients;
+  PyObject *errors[MPG_STATUS_COUNT]; /* exception classes by status */
   /* Exception for values that MXNet rejects with an assert statement. Derives from AssertionError
    * and ValueError. */
   PyObject *assertion_error;
@@ -74,15 +75,16 @@ typedef struct mpg_py_state {
   PyObject *name_out, *name_name, *name_backward; /* interned */
   mpg_py_operator binary[MPG_PY_BINARY_COUNT];
   PyObject *no_value; /* default value that means "not given", like numpy._NoValue */
-  int exit_status;    /* exit status of the process; 0 keeps Python's own status */
+  int exit_status;    /* exit status to set when the process ends; 0 keeps Python's own */
 } mpg_py_state;
 
 extern mpg_py_state *mpg_py; /* runtime state: set once when the module is created */
 
 /* --- Errors (errors.c) ------------------------------------------------------------------------ */
 int mpg_py_errors_init(PyObject *module);
-/* Raises the thread's error text as the exception of `status` and returns NULL. If `status` is
- * MPG_HOST_EXCEPTION or MPG_INTERRUPTED, a Python exception that is already pending is kept. */
+/* Raises the exception class of `status` with the thread's error text, and returns NULL. If
+ * `status` is MPG_HOST_EXCEPTION or MPG_INTERRUPTED, a Python exception that is already pending is
+ * kept. */
 PyObject *mpg_py_raise(mpg_status status);
 /* If `call` fails, sets the exception and returns NULL (or -1) from the enclosing function. */
 #define MPG_PY_TRY(call)                                               \
@@ -114,8 +116,8 @@ static inline bool mpg_py_may_derive(PyObject *object) {
   PyTypeObject *type = Py_TYPE(object);
   return type != mpg_py->array_type && PyType_HasFeature(type, Py_TPFLAGS_HEAPTYPE);
 }
-/* True for a sparse array. Its Python class derives from NDArray and holds dense arrays as parts;
- * its own mpg_array is empty. */
+/* True for a sparse array. Its Python class derives from NDArray and stores its parts as dense
+ * arrays; the object's own mpg_array is empty. */
 static inline bool mpg_py_is_sparse(PyObject *object) {
   return mpg_py_may_derive(object) && mpg_py->sparse_type != NULL &&
          PyType_IsSubtype(Py_TYPE(object), mpg_py->sparse_type);
@@ -146,24 +148,24 @@ PyObject *mpg_py_refuse(mpg_status kind, PyObject *value, const char *format, ..
  * name. */
 int mpg_py_expect_value(const mpg_array *array, const char *what);
 /* Same as mpg_py_expect_value, for code that branches on the value. While a block is traced, also
- * fails for an array from outside the block. Later calls replay the trace without running the
- * branch, although the array may then have a different value. */
+ * fails for an array from outside the block: later calls would replay the trace without evaluating
+ * the branch, although the array's value may have changed. */
 int mpg_py_expect_readable(const mpg_array *array, const char *what);
 /* Converts a list or tuple of NDArrays (or one NDArray) to pointers borrowed from *keep, a new
  * reference that the caller releases after use. Returns the count. If there are more than
  * `capacity` items or an item is not an array, sets an exception and returns -1. */
 int mpg_py_array_list(PyObject *object, mpg_array **arrays, int capacity, PyObject **keep,
                       const char *what);
-/* Returns the items of an iterable as a new tuple. Unlike a list, a tuple cannot change while
- * Python code runs for an item or while the GIL is released. Raises TypeError(what) if the object
- * is not iterable. */
+/* Returns the items of an iterable as a new tuple. Unlike a list, a tuple cannot change while the
+ * conversion of an item runs Python code or while the GIL is released. Raises TypeError(what) if
+ * the object is not iterable. */
 PyObject *mpg_py_items(PyObject *object, const char *what);
 /* Calls an op with one output and returns a new NDArray. `params` may be NULL for ops without
  * parameters. */
 PyObject *mpg_py_call(const mpg_op *op, const void *params, mpg_array *const *inputs,
                       int num_inputs);
-/* Same as mpg_py_call, but the result never shares memory with an input, as in MXNet. Used for ops
- * that users call; only x.reshape(), x[begin:end] and x.detach() return views. */
+/* Same as mpg_py_call, but the result never shares memory with an input. Used for ops that users
+ * call, because in MXNet only x.reshape(), x[begin:end] and x.detach() return views. */
 PyObject *mpg_py_call_op(const mpg_op *op, const void *params, mpg_array *const *inputs,
                          int num_inputs);
 /* Same as mpg_py_call, but writes the result into `out`. */
@@ -174,8 +176,8 @@ int mpg_py_call_out(const mpg_op *op, const void *params, mpg_array *const *inpu
  * for unknown names. Writes into `out`, or returns a new NDArray if `out` is NULL. */
 PyObject *mpg_py_call_named(const char *op, mpg_array *const *inputs, int num_inputs,
                             mpg_array *out, ...);
-/* True if the array is traced, or on the tape while recording. Its elements must then be read with
- * ops, so that the read becomes part of the graph or tape. */
+/* True if the array is traced, or is on the tape while autograd is recording. Its elements must
+ * then be read with ops, so that the read becomes part of the graph or tape. */
 static inline bool mpg_py_tracked(const mpg_array *array) {
   return mpg_array_traced(array) || (array->node != NULL && mpg_autograd_recording());
 }
@@ -189,7 +191,7 @@ mpg_device_id mpg_py_context_id(const mpg_array *array);
 /* Creates a tensor on the device `id`, in pinned memory for cpu_pinned. */
 mpg_status mpg_py_tensor_create(mpg_device_id id, const mpg_desc *desc, mpg_tensor *tensor);
 /* Copies an array to a device. Returns a new reference, to `self` if it is already on the device
- * and !copy. */
+ * and `copy` is false. */
 PyObject *mpg_py_to_device(PyObject *self, mpg_device_id id, bool copy);
 /* Broadcasts an array. Returns a new reference, to `self` if the shapes are equal. */
 PyObject *mpg_py_broadcast(PyObject *self, const mpg_shape *shape);
@@ -219,7 +221,7 @@ PyObject *mpg_py_attach_sparse(PyObject *array, const char *request, PyObject *s
 PyObject *mpg_py_dense(PyObject *object);
 
 /* --- Operators (number.c) --------------------------------------------------------------------- */
-int mpg_py_number_init(void);             /* looks up the ops of the operators */
+int mpg_py_number_init(void);             /* looks up the ops that implement the operators */
 extern PyType_Slot mpg_py_number_slots[]; /* ends with slot 0 */
 extern PyMethodDef mpg_py_number_methods[];
 
@@ -243,8 +245,8 @@ int mpg_py_write_object(mpg_array *array, PyObject *value);
  * both are floating or both are integer. An integer operand keeps its dtype if `like` is floating,
  * because it may hold indices, unless `alike` is set. Returns a new reference. */
 PyObject *mpg_py_operand(PyObject *object, const mpg_array *like, bool alike, const char *what);
-bool mpg_py_is_numpy(PyObject *object);  /* numpy.ndarray */
-bool mpg_py_is_scalar(PyObject *object); /* Python or NumPy number, including bool */
+bool mpg_py_is_numpy(PyObject *object);  /* true for a numpy.ndarray */
+bool mpg_py_is_scalar(PyObject *object); /* true for a Python or NumPy number, including bool */
 int mpg_py_scalar(PyObject *object, double *value);
 /* If the object is not a dtype, sets an exception and returns MPG_DTYPE_NONE. */
 mpg_dtype mpg_py_dtype(PyObject *object);
@@ -271,12 +273,13 @@ extern PyMethodDef mpg_py_context_methods[];
 
 /* --- Ops (op.c, params.c, extension.c) -------------------------------------------------------- */
 int mpg_py_op_init(PyObject *module);
-/* Converts a Python value, checks it and stores it as parameter `index` of the struct `params`.
+/* Converts a Python value, checks it, and stores it as parameter `index` in the struct `params`.
  * Error messages name `op`. */
 int mpg_py_param_set(const mpg_param_table *table, const char *op, void *params, int index,
                      PyObject *value);
-/* Fills an op's struct with defaults and the values of a dict. Sets bit i of *present (may be NULL)
- * if parameter i was given. Ops without parameters accept an empty dict. */
+/* Fills an op's parameter struct with the defaults, then with the values of the dict `given`. Sets
+ * bit i of *present (may be NULL) if parameter i was given. Ops without parameters accept an empty
+ * dict. */
 int mpg_py_params_set(const mpg_op *op, void *params, PyObject *given, uint64_t *present);
 /* Sets *shape from an integer or a sequence of integers. */
 int mpg_py_shape_from(PyObject *object, mpg_shape *shape, const char *what);
@@ -301,9 +304,9 @@ int mpg_py_cached_op_init(PyObject *module);
  * exception set on failure. */
 mpg_compiled *mpg_py_trace_and_compile(PyObject *function, const mpg_inputs *inputs,
                                        const mpg_compile_options *options);
-bool mpg_py_is_cached_op(PyObject *object); /* a CachedOp without bound arrays */
-/* Calls a CachedOp without bound arrays, compiling it if needed. `outputs` has empty structs to
- * fill. */
+bool mpg_py_is_cached_op(PyObject *object); /* true for a CachedOp without bound arrays */
+/* Calls the CachedOp `op`, which must not have bound arrays, and compiles it first if necessary.
+ * `outputs` are empty structs that receive the results. */
 mpg_status mpg_py_call_compiled(void *op, mpg_array *const *inputs, uint32_t num_inputs,
                                 mpg_array *outputs, uint32_t num_outputs);
 int mpg_py_routine_init(PyObject *module);      /* routine.c */

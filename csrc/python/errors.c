@@ -62,7 +62,7 @@ int mpg_py_errors_init(PyObject *module) {
   Py_SETREF(mpg_py->errors[MPG_KEY_ERROR],
             new_value_error(module, "MXNetKeyError", "A name is unknown.", PyExc_KeyError));
   if (mpg_py->assertion_error == NULL || mpg_py->errors[MPG_KEY_ERROR] == NULL) return -1;
-  /* KeyError prints its message in quotes. Exception.__str__ prints it without. */
+  /* KeyError prints its message in quotes, so this class uses Exception.__str__ instead. */
   PyObject *text = PyObject_GetAttrString(PyExc_Exception, "__str__");
   int result = text ? PyObject_SetAttrString(mpg_py->errors[MPG_KEY_ERROR], "__str__", text) : -1;
   Py_XDECREF(text);
@@ -72,8 +72,8 @@ int mpg_py_errors_init(PyObject *module) {
 PyObject *mpg_py_raise(mpg_status status) {
   MPG_ASSERT(status > MPG_OK && status < MPG_STATUS_COUNT);
   if (status == MPG_INTERRUPTED || status == MPG_HOST_EXCEPTION) {
-    /* Keeps the Python exception that stopped the core. If none is pending, an interrupted call was
-     * stopped by Ctrl-C. */
+    /* Keeps the pending Python exception, which stopped the core. If none is pending, Ctrl-C
+     * interrupted the call. */
     if (!PyErr_Occurred()) {
       if (status == MPG_INTERRUPTED)
         PyErr_SetNone(PyExc_KeyboardInterrupt);

@@ -18,7 +18,7 @@ static PyObject *resume(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused)
   Py_RETURN_NONE;
 }
 
-/* Returns number - 1, or None for 0. */
+/* Returns number - 1, or None for 0. Events store stages and micro-batches as 1 + index. */
 static PyObject *number_or_none(uint32_t number) {
   return number ? PyLong_FromUnsignedLong(number - 1) : Py_NewRef(Py_None);
 }

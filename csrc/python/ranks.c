@@ -6,7 +6,7 @@
 
 #include "python/core.h"
 
-/* Fills mpi->types from a dict of dtype numbers to handles of MPI types. Returns -1 with an
+/* Fills mpi->types from a dict that maps dtype numbers to MPI type handles. Returns -1 with an
  * exception set on failure. */
 static int take_types(PyObject *types, mpg_mpi *mpi) {
   PyObject *key, *value;

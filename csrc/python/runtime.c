@@ -144,8 +144,8 @@ static PyObject *memory_until_failure(PyObject *Py_UNUSED(module), PyObject *Py_
   return PyLong_FromLongLong(mpg_memory_until_failure());
 }
 
-/* Describes a submission as (name, source line, block path, stage or None, micro-batch or None).
- * Returns None if `work` is NULL. */
+/* Returns a tuple (name, source line, block path, stage or None, micro-batch or None) that
+ * describes queued work. Returns None if `work` is NULL. */
 static PyObject *work_tuple(const mpg_submitted *work) {
   if (work == NULL) Py_RETURN_NONE;
   char line[512] = "";

@@ -98,7 +98,7 @@ static void release(exported *self) {
   if (finalizing() && !PyGILState_Check()) return;
   mpg_device *device = mpg_tensor_device(&self->tensor);
   const mpg_sharing *sharing = device->backend->sharing;
-  /* The consumer's work may still use the memory. */
+  /* The consumer's work may still use the memory, so its reuse must wait for that work. */
   mpg_status status =
       sharing ? (self->on_default ? sharing->follow_default : sharing->settle)(device) : MPG_OK;
   PyGILState_STATE state = PyGILState_Ensure(); /* consumers may release the tensor in any thread */
@@ -126,14 +126,15 @@ static dl_device device_of(mpg_device *device) {
   return sharing ? (dl_device){DL_CUDA, sharing->card(device)} : (dl_device){DL_CPU, 0};
 }
 
-/* Returns a capsule with the array. All queued work on the array is complete on return, so the
- * consumer may use any stream. */
+/* Returns a DLPack capsule that holds the array. All queued work on the array is complete on
+ * return, so the consumer may use any stream. */
 static PyObject *export(PyObject *self, bool write, bool versioned, bool on_default) {
   mpg_array *array = mpg_py_array_of(self);
   if (mpg_py_expect_readable(array, "DLPack") < 0) return NULL;
   exported *out = PyMem_RawCalloc(1, sizeof *out);
   if (out == NULL) return PyErr_NoMemory();
-  out->tensor = array->tensor; /* retained, because the array may get another tensor meanwhile */
+  /* Retained, because the array may get another tensor during the wait. */
+  out->tensor = array->tensor;
   mpg_tensor_retain(&out->tensor);
   mpg_status status =
       write ? mpg_tensor_wait_write(&out->tensor) : mpg_tensor_wait_read(&out->tensor);
@@ -396,8 +397,8 @@ static int import(const dl_tensor *source, void (*release_owner)(void *), void *
   return 0;
 }
 
-/* Imports a tensor that this package has exported. The new array shares the storage, so that work
- * on one array is ordered with work on the other. */
+/* Imports a tensor that this package itself has exported. The new array shares the storage of the
+ * original, so that work on the two arrays is ordered. */
 static int take_back(exported *own, mpg_tensor *tensor) {
   *tensor = own->tensor;
   mpg_tensor_retain(tensor);

@@ -174,8 +174,8 @@ PyObject *mpg_py_to_numpy(const mpg_array *array) {
       PyArray_SimpleNew(shape->ndim, dims, wide ? NPY_FLOAT32 : numpy_types[tensor.desc.dtype]);
   if (result != NULL) {
     void *data = PyArray_DATA((PyArrayObject *)result);
-    /* bfloat16 is copied to the upper half of the float32 array and then widened in place, in
-     * ascending order. */
+    /* Copies bfloat16 elements to the upper half of the float32 array, then widens them in place,
+     * in ascending order. */
     size_t count = (size_t)mpg_shape_size(shape);
     void *target = wide ? (void *)((uint16_t *)data + count) : data;
     mpg_status status = mpg_tensor_copy_to_host(&tensor, target);
@@ -437,7 +437,8 @@ static const char *const formats[MPG_DTYPE_LIMIT] = {
     [MPG_INT64] = "q",   [MPG_BOOL] = "?",    [MPG_BFLOAT16] = "H"};
 
 typedef struct buffer {
-  mpg_tensor tensor; /* owned reference, because the array's tensor may be replaced meanwhile */
+  /* Owned reference, because the array may get another tensor while the buffer is in use. */
+  mpg_tensor tensor;
   Py_ssize_t shape[MPG_MAX_NDIM], strides[MPG_MAX_NDIM];
 } buffer;
 

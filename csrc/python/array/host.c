@@ -61,7 +61,8 @@ static bool in_package(PyCodeObject *code) {
          memcmp(name, lines.package, lines.package_length) == 0;
 }
 
-/* Returns "file:line in function", which the caller frees. Returns NULL if memory is exhausted. */
+/* Returns "file:line in function" as a new string, which the caller frees. Returns NULL if memory
+ * is exhausted. */
 static char *describe_line(PyCodeObject *code, int offset) {
   char text[1024];
   /* Saves a pending exception, because the calls below may set and clear one. */
@@ -85,8 +86,8 @@ static char *describe_line(PyCodeObject *code, int offset) {
   return copy != NULL ? memcpy(copy, text, size) : NULL;
 }
 
-/* Returns the FNV-1a hash of an origin's text without the file's folder, which may differ between
- * hosts. */
+/* Returns the FNV-1a hash of an origin's text. Leaves out the file's folder, which may differ
+ * between hosts. */
 static uint32_t key_of(const char *text) {
   uint32_t key = 2166136261u;
   const char *end = text != NULL ? strstr(text, ".py:") : NULL, *from = text;
@@ -114,8 +115,8 @@ static uint32_t intern(PyCodeObject *code, int offset) {
   return lines.table[slot] = count + 1;
 }
 
-/* Returns the number of the running line of the innermost frame outside of the package. If all
- * frames are inside the package, returns the number for the innermost frame. */
+/* Returns the origin number of the current line in the innermost frame outside the package. If all
+ * frames are inside the package, uses the innermost frame. */
 static uint32_t current_origin(void) {
   PyFrameObject *frame = PyEval_GetFrame();
   if (frame == NULL || lines.table == NULL) return 0;
@@ -190,8 +191,8 @@ static PyObject *origin_line(PyObject *Py_UNUSED(module), PyObject *number) {
   return PyUnicode_FromString(text);
 }
 
-/* Frees the values that compiled calls keep, and collects reference cycles. Ignores exceptions of
- * finalizers. */
+/* Frees the values that compiled calls keep between calls, and runs Python's garbage collector.
+ * Ignores exceptions from finalizers. */
 static void collect_garbage(void) {
   mpg_compiled_release_kept();
   PyObject *type, *value, *traceback;
@@ -221,7 +222,8 @@ static const mpg_host python_host = {release_lock, acquire_lock, check_interrupt
                                      origin_text,  origin_key,   origin_of_key,   collect_garbage,
                                      alone,        agree};
 
-/* For tests: a callable that runs whenever other threads could run (each turn, base/host.h). */
+/* For tests: a callable that is called whenever other threads could run (a turn, see
+ * base/host.h). */
 static PyObject *intruder; /* owned */
 
 static void intrude(void) {

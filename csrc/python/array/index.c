@@ -1,6 +1,6 @@
 /* x[key] and x[key] = value.
  *
- * A basic key (integers, slices, Ellipsis, None) is converted to begin, end and step of each
+ * A basic key (integers, slices, Ellipsis, None) is converted to a begin, end and step for each
  * dimension. A contiguous selection is returned as a view; other selections use the op `slice`.
  * Under record() and hybridize(), both use ops. An advanced key, which contains arrays, is resolved
  * on the host: NumPy applies it to one index array per dimension that the key touches. The sum of
@@ -15,10 +15,10 @@
 typedef struct basic_key {
   int count; /* number of dimensions of the array */
   int64_t begin[MPG_MAX_NDIM], step[MPG_MAX_NDIM], length[MPG_MAX_NDIM];
-  bool dropped[MPG_MAX_NDIM]; /* the entry is an integer, which removes the dimension */
+  bool dropped[MPG_MAX_NDIM]; /* true if the entry is an integer, which removes the dimension */
   mpg_shape sliced;           /* shape of the selection, including removed dimensions */
   mpg_shape result;           /* shape without removed dimensions and with new axes (None) */
-  bool scalar; /* all dimensions are removed; the result then has shape (1,), as in MXNet */
+  bool scalar; /* true if all dimensions are removed; the result then has shape (1,), as in MXNet */
 } basic_key;
 
 static int too_many(PyObject *key, const mpg_shape *shape) {
@@ -39,7 +39,7 @@ static bool is_basic(PyObject *object) {
   return object == Py_None || object == Py_Ellipsis || PySlice_Check(object) || is_integer(object);
 }
 
-/* An integer or a slice of a key, converted to C integers. */
+/* One entry of an index key, an integer or a slice, converted to C integers. */
 typedef struct plain_entry {
   bool is_slice;
   Py_ssize_t begin; /* the integer if this is not a slice */
@@ -107,7 +107,7 @@ static int add_dimension(basic_key *basic, const mpg_shape *shape, const plain_e
   return 0;
 }
 
-/* Resolves the unpacked key `plain` against a shape. Reads only None and Ellipsis from `key`. */
+/* Resolves the unpacked key `plain` against a shape. `key` only locates None and Ellipsis. */
 static int parse_basic(PyObject *key, const plain_key *plain, const mpg_shape *shape,
                        basic_key *basic) {
   memset(basic, 0, sizeof *basic);
@@ -310,7 +310,7 @@ typedef struct gather {
   mpg_shape rows;      /* the array's shape with all leading dimensions merged into one */
 } gather;
 
-/* Returns the number of dimensions that an entry consumes. */
+/* Returns the number of array dimensions that an entry of the key indexes. */
 static int dimensions_of(PyObject *entry) {
   if (entry == Py_None || entry == Py_Ellipsis) return 0;
   if (PyArray_Check(entry) && PyArray_ISBOOL((PyArrayObject *)entry))
@@ -352,8 +352,8 @@ static PyObject *axis_positions(const mpg_shape *shape, int leading, int axis, i
   return spread;
 }
 
-/* Fast path for the most common key, one array of integers. The row numbers are the indices, with
- * the size added to negative ones. */
+/* Fast path for the most common key, a single array of integers. Returns the indices as row
+ * numbers, with the axis size added to negative indices. */
 static PyArrayObject *row_positions(PyObject *entry, int axis, int64_t size) {
   PyArrayObject *flat = (PyArrayObject *)PyArray_FromAny(
       entry, PyArray_DescrFromType(NPY_INT64), 0, 0,
@@ -390,7 +390,7 @@ static int resolve(const mpg_array *array, PyObject *key, gather *result) {
     consumed += dimensions_of(entry);
     ellipsis = ellipsis || entry == Py_Ellipsis;
   }
-  /* Converting entries may run the user's code, which may change the array's shape. */
+  /* Reads the shape only now, because the conversions above may run user code that changes it. */
   result->shape = array->tensor.desc.shape;
   const mpg_shape *shape = &result->shape;
   if (consumed > shape->ndim) {
@@ -458,7 +458,7 @@ static int check_ndim(const mpg_shape *shape) {
   return -1;
 }
 
-/* Returns the positions as an NDArray on the device: int32 if they fit, else int64. */
+/* Returns the selected row numbers as an NDArray on the device, int32 if they fit, else int64. */
 static PyObject *positions_array(const gather *g, mpg_device_id device) {
   mpg_dtype dtype = g->rows.dims[0] <= INT32_MAX ? MPG_INT32 : MPG_INT64;
   PyArrayObject *values = mpg_py_as_ndarray((PyObject *)g->flat, dtype);
@@ -514,7 +514,7 @@ static int axis_of_only_index(PyObject *key) {
 static PyObject *take_along(mpg_array *array, PyObject *key, int axis) {
   PyObject *entry = numpy_entry(PyTuple_GET_ITEM(key, axis)), *positions = NULL, *result = NULL;
   if (entry == NULL) return NULL;
-  const mpg_shape *shape = &array->tensor.desc.shape; /* after the conversion, which runs code */
+  const mpg_shape *shape = &array->tensor.desc.shape; /* read after user code has run */
   PyArrayObject *index = (PyArrayObject *)entry;
   if (axis < shape->ndim && PyArray_ISINTEGER(index) && PyArray_NDIM(index) > 0 &&
       PyArray_SIZE(index) > 0 && mpg_shape_size(shape) > 0 &&
@@ -627,7 +627,7 @@ static int done_of(PyObject *result) {
   return result ? 0 : -1;
 }
 
-/* Assigns to an empty selection. Only checks that the value can be broadcast to it. */
+/* Assigns to an empty selection: only checks that the value can be broadcast to its shape. */
 static int assign_nothing(const mpg_array *array, PyObject *value, const mpg_shape *shape) {
   return mpg_py_is_scalar(value) ? 0 : done_of(prepare(array, value, shape));
 }
@@ -662,7 +662,7 @@ static int assign_all(mpg_array *array, PyObject *value) {
   "here: "
 
 /* Rejects the assignment of a recorded value to a part of an array, as in MXNet. An array has a
- * single node on the tape, so its elements cannot have different origins. */
+ * single node on the tape, so its elements cannot come from different nodes. */
 static int refuse_recorded(PyObject *value) {
   if (!mpg_py_is_array(value) || !mpg_py_tracked(mpg_py_array_of(value))) return 0;
   PyErr_SetString(mpg_py->errors[MPG_ERROR], RECORDING
@@ -682,7 +682,7 @@ static int assign_resolved(mpg_array *array, const mpg_tensor *tensor, const bas
     return assign_all(array, value);
   if (refuse_recorded(value) < 0) return -1;
   if (contiguous(basic, shape, &first)) {
-    /* The value is broadcast to the result's shape, without the dimensions of integers. */
+    /* The value is broadcast to the shape of x[key], from which integers remove dimensions. */
     mpg_shape target = basic->result;
     PyObject *part = view(tensor, first, &target);
     if (part == NULL) return -1;

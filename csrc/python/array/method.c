@@ -288,7 +288,7 @@ static PyObject *attach_grad(PyObject *self, PyObject *args, PyObject *kwargs) {
   if (mpg_py_expect_value(array, "attach_grad()") < 0) return NULL;
   if (mpg_py_forget_sparse_gradient(self) < 0) return NULL;
   bool recording = mpg_autograd_set_recording(false);
-  /* Leaves the device group, so that the gradient is created on the array's device. */
+  /* Temporarily leaves the device group, so that the gradient is created on the array's device. */
   mpg_group group = mpg_group_set((mpg_group){0});
   PyObject *zeros = mpg_py_call_named("zeros_like", &array, 1, NULL, NULL);
   mpg_group_set(group);

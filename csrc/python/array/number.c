@@ -33,8 +33,8 @@ static const mpg_op *find(const char *name) { return mpg_op_find(name); }
 
 enum { MAX_SCALAR_PARAMS = 64 };
 
-/* Default parameters of scalar ops, and the offset of the scalar. All scalar ops have the same
- * parameter struct. */
+/* Default parameters of scalar ops, and the offset of the parameter `scalar`. All scalar ops have
+ * the same parameter struct. */
 static struct {
   const mpg_param_table *table;
   size_t scalar;
@@ -143,8 +143,8 @@ static PyObject *with_other(mpg_py_binary kind, PyObject *self, PyObject *other,
   return result;
 }
 
-/* Applies an operator to operands of which at least one is sparse. Calls the _core.Op, which
- * dispatches to the implementation for sparse arrays. */
+/* Applies an operator if at least one operand is sparse. Calls the _core.Op, which dispatches to
+ * the implementation for sparse arrays. */
 static __attribute__((noinline)) PyObject *with_sparse(mpg_py_binary kind, PyObject *a,
                                                        PyObject *b) {
   bool left = mpg_py_is_scalar(a), right = mpg_py_is_scalar(b);

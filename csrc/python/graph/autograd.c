@@ -5,7 +5,7 @@
 
 /* --- Scopes: record(), pause(), train_mode(), predict_mode() ---------------------------------- */
 typedef struct scope {
-  PyObject_HEAD signed char record, train; /* 1, 0, or -1 to keep the current flag */
+  PyObject_HEAD signed char record, train; /* flags to set: 1, 0, or -1 to keep the current flag */
   signed char old_record, old_train;       /* the flags before entering */
 } scope;
 
@@ -108,9 +108,9 @@ static void arrays_free(arrays *a) {
   if (a->items != a->small) PyMem_Free(a->items);
   Py_CLEAR(a->keep);
 }
-/* Replaces sparse arrays in a tuple by the dense arrays that represent them on the tape, and
- * weights with sparse gradients by dense variables. Takes ownership of `items`, which may be NULL,
- * and returns the new tuple. */
+/* Replaces sparse arrays in a tuple with the dense arrays that represent them on the tape, and
+ * weights with sparse gradients with dense variables. Takes ownership of `items`, which may be
+ * NULL, and returns the new tuple. */
 static PyObject *dense_items(PyObject *items) {
   for (Py_ssize_t i = 0; items != NULL && i < PyTuple_GET_SIZE(items); i++) {
     if (!mpg_py_is_handled(PyTuple_GET_ITEM(items, i))) continue;
@@ -331,7 +331,7 @@ typedef struct function_state {
   struct {
     mpg_desc desc;
     mpg_device_id device;
-  } outputs[]; /* shape, dtype and device of zero gradients */
+  } outputs[]; /* used to create a zero gradient for an output that receives none */
 } function_state;
 
 static void function_release(void *pointer) {
@@ -403,9 +403,10 @@ done:
   return status;
 }
 
-/* Records a function and returns its outputs on the tape, as new arrays that share the memory of
- * the given ones. The given arrays do not refer to the new node, which holds the function. A
- * function that keeps its outputs therefore does not form a reference cycle with the node. */
+/* Records an autograd.Function and returns its outputs on the tape, as new arrays that share the
+ * memory of the given outputs. The given outputs do not refer to the new node, which holds a
+ * reference to the function. A function that keeps these outputs therefore does not form a
+ * reference cycle with the node. */
 static PyObject *record_function(PyObject *Py_UNUSED(module), PyObject *args) {
   static const mpg_callback callback = {"Function", function_backward, function_release};
   PyObject *function, *input_object, *output_object;
@@ -521,7 +522,7 @@ static PyObject *node_inputs(const mpg_graph *graph, const mpg_node *node) {
   return inputs;
 }
 
-/* Sets *state to a tuple (list of nodes, (index of the head's node, output of the head)). */
+/* Sets *state to a tuple (list of nodes, (index of the head's node, output index of the head)). */
 static mpg_status read_recorded(const mpg_graph *graph, mpg_value head, void *state) {
   PyObject *list = PyList_New(0);
   for (size_t i = 0; list != NULL && i < graph->num_nodes; i++) {

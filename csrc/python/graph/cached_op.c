@@ -13,11 +13,11 @@ typedef struct cached_op {
   PyObject *bound;    /* tuple of arrays appended to the inputs of every call; NULL if none */
   PyObject *pointers; /* bytes: the mpg_array pointers of the bound arrays */
   /* Number of the current binding. While it stays the same, calls do not check the bound arrays. 0
-   * means that every call must compare them with the signature. */
+   * means that every call must compare the arrays with the signature. */
   uint64_t binding;
-  uint64_t bindings; /* the latest binding number */
+  uint64_t bindings; /* number of bindings created so far */
   bool unbound;      /* after unbind(): calls return None until arrays are bound */
-  uint64_t changes;  /* mpg_array_changes at the last check of the bound arrays */
+  uint64_t changes;  /* value of mpg_array_changes() when the bound arrays were last checked */
   bool bound_wanted; /* true if a bound array needs a gradient */
   /* The bound arrays as a parameter set, created by the first recorded call; owned, or NULL. */
   mpg_parameter_set *parameter_set;
@@ -68,8 +68,8 @@ static PyObject *traced_inputs(mpg_trace *trace, const mpg_inputs *inputs) {
   return args;
 }
 
-/* Compiles the trace. If options->wanted is NULL, derives it from the inputs in `call`: while
- * recording, an input needs a gradient if autograd can differentiate it. */
+/* Compiles the trace. If given->wanted is NULL, derives it from the inputs in `call`: while
+ * recording, an input needs a gradient if it is on the tape. */
 static mpg_compiled *compile_outputs(mpg_trace *trace, PyObject *args, PyObject *results,
                                      const mpg_inputs *call, const mpg_compile_options *given) {
   Py_ssize_t num_inputs = PyTuple_GET_SIZE(args), num_outputs = PyTuple_GET_SIZE(results);
@@ -114,7 +114,7 @@ mpg_compiled *mpg_py_trace_and_compile(PyObject *traced, const mpg_inputs *input
   trace->recording = options->recording;
   PyObject *args = traced_inputs(trace, inputs), *results = NULL;
   if (args != NULL) {
-    /* Retains the function, because the call may run any code, including code that releases it. */
+    /* Retains the function, because the call may run code that releases it. */
     PyObject *function = Py_NewRef(traced);
     results = expect_arrays(PyObject_CallObject(function, args));
     Py_DECREF(function);
@@ -205,8 +205,8 @@ static PyObject *call_with(cached_op *self, const mpg_inputs *inputs) {
   return result;
 }
 
-/* Updates the binding after the bound arrays have changed. Assigns a new number, or 0 if one of the
- * arrays is the result of a recorded computation. */
+/* Assigns a new binding number after the bound arrays have changed, or 0 if one of them is the
+ * result of a recorded computation. */
 static void note_binding(cached_op *self) {
   Py_ssize_t count = self->bound != NULL ? PyTuple_GET_SIZE(self->bound) : 0;
   self->changes = mpg_array_changes();
@@ -237,7 +237,8 @@ mpg_status mpg_py_call_compiled(void *op, mpg_array *const *inputs, uint32_t num
   return status;
 }
 
-/* Calls the function inside another trace, so that its ops are emitted into that trace. */
+/* Calls the Python function while another function is traced, so that its ops become part of that
+ * trace. */
 static PyObject *call_traced(cached_op *self, PyObject *args) {
   PyObject *all = self->bound != NULL ? PySequence_Concat(args, self->bound) : Py_NewRef(args),
            *result = NULL;
@@ -375,7 +376,7 @@ static PyObject *cached_op_recapture(PyObject *object, PyObject *args) {
   }
   for (size_t i = 0; i < count; i++)
     if (captured_from(PyTuple_GET_ITEM(items, (Py_ssize_t)i), &captured[i]) < 0) goto done;
-  /* From here on, no other thread runs, so the check and the change are atomic. */
+  /* From here on no other thread runs, so checking and replacing the captured arrays is atomic. */
   if ((noted = PyObject_GetAttrString(holder, "captured")) == NULL) goto done;
   bool possible = noted == former && recapture(self, captured, count, false);
   if (possible && PyObject_SetAttrString(holder, "captured", following) < 0) goto done;

@@ -8,8 +8,8 @@ static PyObject *device_text(mpg_device_id id) {
   return PyUnicode_FromString(mpg_device_id_text(id).text);
 }
 
-/* Sets dict[key] to `value` and releases the caller's reference. Returns -1 if `value` is NULL, so
- * that calls can be nested. */
+/* Sets dict[key] to `value` and releases the caller's reference to it. Returns -1 if `value` is
+ * NULL, so that callers can pass the result of a failed call. */
 static int put(PyObject *dict, const char *key, PyObject *value) {
   if (value == NULL) return -1;
   int result = PyDict_SetItemString(dict, key, value);
@@ -102,8 +102,8 @@ static int describe_copies(const mpg_program_set *set, const char *phase, PyObje
   return 0;
 }
 
-/* Returns the total bytes of the memory blocks that a set allocates on one device: those of lanes
- * or, unless `lanes`, all other blocks. */
+/* Returns the total bytes of the memory blocks that a set allocates on one device. Counts only
+ * lanes if `lanes`, otherwise all other blocks. */
 static size_t planned(const mpg_program_set *set, uint32_t slot, bool lanes) {
   size_t bytes = 0;
   for (uint32_t i = set->first_block; i < set->num_blocks; i++)
@@ -111,8 +111,8 @@ static size_t planned(const mpg_program_set *set, uint32_t slot, bool lanes) {
   return bytes;
 }
 
-/* Returns the total bytes of the forward values on one device that backward reads and that are
- * stored in the main memory block. Values that share memory are counted once. */
+/* Returns the total bytes of the forward values on one device that backward reads, counting only
+ * those stored in the device's main memory block. Values that share memory are counted once. */
 static size_t saved_bytes(const mpg_compiled *c, uint32_t slot) {
   bool *counted = c->saved != NULL ? PyMem_Calloc(c->graph.num_values + 1, sizeof *counted) : NULL;
   size_t bytes = 0;
@@ -135,8 +135,8 @@ static const mpg_program_set *backward_set(const mpg_compiled *c) {
   return c->backwards ? c->backwards->programs : NULL;
 }
 
-/* Returns the bytes of the values on a device that the invariants program computes and keeps for
- * all calls. */
+/* Returns the total bytes of the values on a device that the invariants program computes and keeps
+ * for all calls. */
 static size_t kept_bytes(const mpg_compiled *c, mpg_device_id id) {
   size_t bytes = 0;
   for (uint32_t i = 0; i < c->num_kept; i++) {
@@ -164,7 +164,7 @@ static PyObject *describe_device(const mpg_compiled *c, mpg_device_id id) {
          forward_lanes = here ? planned(c->programs, slot, true) : 0;
   size_t backward_bytes = there ? planned(backward, back_slot, false) : 0,
          backward_lanes = there ? planned(backward, back_slot, true) : 0;
-  size_t alive = here ? c->plan.alive[slot] : 0; /* maximum over forward and backward */
+  size_t alive = here ? c->plan.alive[slot] : 0; /* the larger of the forward and backward peaks */
   if (there && c->backwards->plan.alive[back_slot] > alive)
     alive = c->backwards->plan.alive[back_slot];
   uint64_t replays =
@@ -217,7 +217,7 @@ static size_t count_ops(const mpg_graph *graph) {
 
 PyObject *mpg_py_describe_call(const mpg_cache_entry *entry) {
   const mpg_compiled *c = entry->compiled;
-  /* The plan of the backward includes all devices. */
+  /* The backward plan covers all devices of the forward plan. */
   const mpg_plan *plan = c->backwards ? &c->backwards->plan : &c->plan;
   PyObject *dict = PyDict_New(), *devices = PyDict_New(), *copies = PyList_New(0);
   if (dict == NULL || devices == NULL || copies == NULL) goto fail;

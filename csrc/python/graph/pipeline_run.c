@@ -9,7 +9,8 @@ typedef struct staged_call {
 
 typedef struct pipeline_run {
   PyObject_HEAD mpg_pipeline_run *run;
-  bool watches; /* this object only reads timings and does not keep the run's memory alive */
+  /* True if this object only reads timings and does not keep the run's memory alive. */
+  bool watches;
 } pipeline_run;
 
 /* --- Descriptions ----------------------------------------------------------------------------- */
@@ -182,7 +183,8 @@ static PyObject *staged_call_forward(PyObject *object, PyObject *Py_UNUSED(unuse
   return describe_set(c->programs);
 }
 
-enum { NUM_KINDS = MPG_BATCH_STATE + 1 }; /* number of kinds of inputs and results */
+/* Number of batch kinds that inputs and results may have, the first ones of mpg_batch_kind. */
+enum { NUM_KINDS = MPG_BATCH_STATE + 1 };
 
 static int numbers_from(PyObject *object, Py_ssize_t count, uint32_t limit, uint32_t *numbers,
                         const char *what) {
@@ -520,8 +522,8 @@ static PyObject *pipeline_run_train(PyObject *object, PyObject *args) {
   Py_RETURN_NONE;
 }
 
-/* Runs the backward of a recorded run: calls a Python function with the run, which submits the
- * backward items. `driver` is the tuple (function, PipelineRun type). */
+/* Runs the backward of a recorded run by calling a Python function with the run. The function
+ * submits the backward items. `driver` is the tuple (function, PipelineRun type). */
 static mpg_status drive_backward(mpg_pipeline_run *run, void *driver) {
   PyTypeObject *type = (PyTypeObject *)PyTuple_GET_ITEM((PyObject *)driver, 1);
   pipeline_run *self = (pipeline_run *)type->tp_alloc(type, 0);
@@ -552,7 +554,7 @@ static PyObject *pipeline_run_record(PyObject *object, PyObject *driver) {
     mpg_status status = mpg_pipeline_run_record(run, &python_schedule, pair, outputs);
     for (uint32_t i = 0; i < run->num_outputs; i++) {
       mpg_array *array = mpg_py_array_of(PyList_GET_ITEM(arrays, i));
-      array->node = outputs[i].node; /* takes over the reference */
+      array->node = outputs[i].node; /* moves the reference */
       array->output = outputs[i].output;
     }
     if (status != MPG_OK) {

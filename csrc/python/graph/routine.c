@@ -11,8 +11,8 @@ typedef struct py_routine {
 
 /* --- Callees ---------------------------------------------------------------------------------- */
 
-/* Calls a Python function that is not compiled, with a list of arrays. The function must return
- * num_outputs arrays. */
+/* Calls an uncompiled Python function with a list of arrays. The function must return num_outputs
+ * arrays. */
 static mpg_status call_host(void *function, mpg_array *const *inputs, uint32_t num_inputs,
                             mpg_array *outputs, uint32_t num_outputs) {
   PyObject *list = PyList_New(num_inputs), *results = NULL, *items = NULL;
@@ -128,7 +128,7 @@ static PyObject *make_sequence(PyObject *Py_UNUSED(type), PyObject *args) {
   for (; sequence->num_calls < PyTuple_GET_SIZE(items); sequence->num_calls++)
     if (sequence_call_from(self, PyTuple_GET_ITEM(items, sequence->num_calls),
                            &sequence->calls[sequence->num_calls]) < 0) {
-      sequence->num_calls++; /* the incomplete call may own memory */
+      sequence->num_calls++; /* so that cleanup frees the memory of the incomplete call */
       goto fail;
     }
   if (slots_from(results, sequence->num_slots, &sequence->results, &sequence->num_results) < 0)

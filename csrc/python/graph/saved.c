@@ -1,5 +1,5 @@
-/* _core.SavedContents: preserves the current contents of arrays for a backward function in Python,
- * which reads them later. See tensor/contents.h. */
+/* _core.SavedContents: preserves the current contents of arrays, so that a backward function in
+ * Python can read them later. See tensor/contents.h. */
 #include "tensor/contents.h"
 
 #include "python/core.h"

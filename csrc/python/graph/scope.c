@@ -1,15 +1,15 @@
-/* _core.Scope: a with-statement that changes state and restores it.
+/* _core.Scope: a context manager that changes state on entry and restores it on exit.
  *
  * Ctrl-C can interrupt Python code between any two instructions, so an `__exit__` or `finally` in
  * Python may fail to restore state. Here, one C call makes all changes, and another C call undoes
- * them. A scope is therefore entered completely or not at all, and every entered scope is left.
- * `at_once` makes permanent changes in a single call. */
+ * them. A scope is therefore entered completely or not at all, and every scope that was entered is
+ * exited. `at_once` makes permanent changes in a single call. */
 #include "python/core.h"
 
 typedef struct scope {
   PyObject_HEAD PyObject *changes; /* owned: the constructor's arguments as a tuple */
-  /* Owned: a stack (list) with one item per nested `__enter__`. An item is the list of changes that
-   * undo it, or None while the scope is being entered. */
+  /* Owned: a stack (list) with one item per active `__enter__`. An item is the list of changes that
+   * undo this `__enter__`, or None while it is running. */
   PyObject *entered;
 } scope;
 
@@ -29,8 +29,8 @@ static bool is_setting(PyObject *change) {
          PyCFunction_Check(PyTuple_GET_ITEM(change, 0));
 }
 
-/* Makes one change and sets *undo to the change that undoes it. Everything that can fail happens
- * before the state changes. */
+/* Makes one change and sets *undo to the change that undoes it. All steps that can fail come before
+ * the state changes. */
 static int apply(PyObject *change, PyObject **undo) {
   *undo = NULL;
   if (is_item(change) && PyTuple_GET_SIZE(change) == 3) {
@@ -72,8 +72,8 @@ static int revert(PyObject *undo) {
   return result != NULL ? 0 : -1;
 }
 
-/* Undoes all changes in reverse order, even if some fail. Keeps a pending exception. If no
- * exception is pending, raises that of the first failure. */
+/* Undoes all changes in reverse order, even if some fail. Keeps a pending exception. If none is
+ * pending, raises the exception of the first failure. */
 static int revert_all(PyObject *undos) {
   PyObject *type, *value, *traceback;
   PyErr_Fetch(&type, &value, &traceback);
@@ -218,8 +218,8 @@ static void scope_dealloc(PyObject *object) {
   Py_DECREF(type);
 }
 
-/* Returns the attributes of an instance of a Python subclass for pickling and copying. The copy of
- * a scope is not entered. */
+/* For pickling and copying an instance of a Python subclass: returns its attributes. The copy is a
+ * scope that has not been entered. */
 static PyObject *scope_getstate(PyObject *object, PyObject *Py_UNUSED(unused)) {
   if (Py_TYPE(object) == mpg_py->change_type)
     return PyErr_Format(PyExc_TypeError, "cannot pickle '%s' object", Py_TYPE(object)->tp_name);
@@ -240,7 +240,7 @@ static bool is_call(PyObject *change) {
 }
 
 static PyObject *at_once(PyObject *Py_UNUSED(module), PyObject *const *changes, Py_ssize_t count) {
-  for (Py_ssize_t i = 0; i < count; i++) /* checks all before making any */
+  for (Py_ssize_t i = 0; i < count; i++) /* checks all changes before making any of them */
     if (!is_call(changes[i]) && !(is_item(changes[i]) && PyTuple_GET_SIZE(changes[i]) == 3))
       return PyErr_Format(PyExc_TypeError, "at_once(): %R is not a valid change", changes[i]);
   for (Py_ssize_t i = 0; i < count; i++) {

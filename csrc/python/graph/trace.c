@@ -9,7 +9,7 @@
 
 typedef struct py_trace {
   PyObject_HEAD mpg_trace *trace; /* owned reference; NULL before the trace begins */
-  bool begun;                     /* the trace has begun and not yet ended */
+  bool begun;                     /* true while the trace has begun and not yet ended */
 } py_trace;
 
 typedef struct py_function {
@@ -275,8 +275,9 @@ static PyObject *trace_cut(PyObject *object, PyObject *args) {
   return (PyObject *)made;
 }
 
-/* Discards the cached copies on other device groups before the trace is cut into functions. A value
- * passes a cut only if an array refers to it, and no array refers to these copies. */
+/* Discards the cached copies of values for other device groups before the trace is cut into
+ * functions. A value is available after a cut only if an array refers to it, and no array refers to
+ * these copies. */
 static PyObject *trace_forget_moves(PyObject *object, PyObject *Py_UNUSED(unused)) {
   mpg_trace *trace = open_trace(object);
   if (trace == NULL) return NULL;
@@ -295,7 +296,8 @@ static PyObject *trace_ops(PyObject *object, PyObject *Py_UNUSED(unused)) {
   for (size_t i = 0; list != NULL && i < trace->graph.num_nodes; i++) {
     const mpg_node *node = &trace->graph.nodes[i];
     if (mpg_node_is_input(node)) continue;
-    uint32_t count = node->op ? node->num_inputs : 0; /* inputs of opaque calls may be missing */
+    /* Opaque calls have no op and may lack inputs, so no inputs are listed for them. */
+    uint32_t count = node->op ? node->num_inputs : 0;
     PyObject *inputs = PyTuple_New(count);
     for (uint32_t k = 0; inputs != NULL && k < count; k++) {
       mpg_value value = trace->graph.inputs[node->inputs + k];

@@ -3,8 +3,8 @@
 
 #include "python/core.h"
 
-/* Checks that mx.nd does not already use the name of an op of the library. Returns -1 with an
- * exception set on failure. */
+/* Checks that no op of the library has a name that mx.nd already uses. Returns -1 with an exception
+ * set on failure. */
 static int check_names(const mpg_extension_library *library, PyObject *taken, PyObject *path) {
   for (int i = 0; i < mpg_extension_count(library); i++) {
     PyObject *used = PyObject_CallFunction(taken, "s", mpg_extension_name(library, i));

@@ -50,7 +50,7 @@ static PyObject *find_kernel(PyObject *Py_UNUSED(self), PyObject *args) {
   return PyCapsule_New((void *)kernel, KERNEL, NULL);
 }
 
-/* Converts an argument of a kernel: a tuple (array, whether the kernel writes it), or the bytes of
+/* Converts an argument of a kernel: a tuple (array, True if the kernel writes it), or the bytes of
  * a number. */
 static int take_argument(PyObject *object, mpg_gpu_argument *argument) {
   memset(argument, 0, sizeof *argument);

@@ -1,6 +1,6 @@
 /* _core.Op: an op as a Python function. The arguments are the arrays, followed by the parameters in
- * declaration order, as in MXNet's generated functions. `out` gives the arrays to write into.
- * `name` is only used by symbols and has no effect here.
+ * declaration order, as in MXNet's generated functions. `out` is the array or arrays to write into.
+ * `name` matters only for symbols.
  *
  * Names are interned, so a keyword is found by comparing pointers. Strings are compared only if no
  * pointer is equal.
@@ -20,7 +20,7 @@ typedef struct op_object {
   int ctx;           /* index of the parameter "ctx", or -1 */
   int count_param;   /* index of the parameter "num_args" (number of arrays), or -1 */
   void *defaults;    /* the parameter struct with defaults; owned */
-  uint64_t required; /* bits of the required parameters */
+  uint64_t required; /* bit i is set if parameter i is required */
 } op_object;
 
 enum { MAX_PARAMS = 64 };
@@ -28,13 +28,13 @@ enum { MAX_PARAMS = 64 };
 /* --- Calls ------------------------------------------------------------------------------------ */
 typedef struct call {
   op_object *self;
-  PyObject **arrays; /* owned references: converted inputs, NULL if not given */
-  int num_arrays;    /* one past the last used position */
+  PyObject **arrays; /* inputs; owned references; NULL if omitted */
+  int num_arrays;    /* one more than the index of the last used entry */
   int capacity;
   PyObject *small[MPG_PY_SMALL];
   PyObject *out;      /* borrowed */
-  uint64_t given;     /* bits of the given parameters */
-  uint32_t named;     /* bits of the inputs given by name */
+  uint64_t given;     /* bit i is set if parameter i was given */
+  uint32_t named;     /* bit i is set if input i was given by name */
   const void *values; /* points to `params`; NULL for ops without parameters */
   _Alignas(16) char params[MPG_PY_MAX_PARAMS];
 } call;
@@ -72,7 +72,7 @@ static int add_array(call *c, int place, PyObject *object) {
   return 0;
 }
 
-/* Raises an error for a number after a list of arrays (`concat([x, y], 0)`), likely a parameter. */
+/* Raises an error for a number after a list of arrays, probably a parameter (`concat([x], 0)`). */
 static int check_array_after_list(const call *c, PyObject *object) {
   const mpg_param_table *table = c->self->op->params;
   int shown = c->self->count_param == 0; /* num_args is derived from the arrays */
@@ -106,8 +106,8 @@ static int add_param(call *c, int index, PyObject *value) {
   return mpg_py_param_set(c->self->op->params, c->self->op->name, c->params, index, value);
 }
 
-/* Raises an error that suggests similar names. Only warns if the op has no parameters at all,
- * because MXNet then accepts any keyword, and programs rely on that. */
+/* Raises an error that suggests similar names. If the op has no parameters at all, only warns,
+ * because MXNet accepts any keyword for these ops, and programs rely on that. */
 static int unknown_keyword(const op_object *self, PyObject *keyword) {
   if (self->op->params->size == 0)
     return PyErr_WarnFormat(PyExc_UserWarning, 1,
@@ -138,8 +138,8 @@ static Py_ssize_t find_name(PyObject *names, PyObject *keyword) {
   return -1;
 }
 
-/* Returns the position of an array that is given to a variadic op by name ("arg3", "data3").
- * Returns -1 for other names. */
+/* Returns the input index for a keyword that passes an array to a variadic op, such as "arg3" or
+ * "data3". Returns -1 for other keywords. */
 static int variadic_place(const op_object *self, PyObject *keyword) {
   const char *text = PyUnicode_AsUTF8(keyword);
   if (text == NULL) return -1;
@@ -211,8 +211,8 @@ static void close_gaps(call *c) {
   c->num_arrays = kept;
 }
 
-/* Removes trailing omitted inputs, and converts numbers and NumPy arrays to arrays on the device of
- * the first NDArray. */
+/* Removes omitted inputs, checks that no required input is missing, and converts numbers and NumPy
+ * arrays to arrays on the device of the first NDArray. */
 static int convert_arrays(call *c) {
   const mpg_op *op = c->self->op;
   if (c->named && check_named(c) < 0) return -1;
@@ -498,7 +498,7 @@ static PyObject *get_signature_object(PyObject *self, void *Py_UNUSED(unused)) {
 static const char *const kind_names[] = {MPG_PARAM_KINDS(KIND_NAME)};
 #undef KIND_NAME
 
-/* The documentation of an op's row: a text and an optional example. */
+/* The doc string of a row in ops.def, split into a text and an optional example. */
 typedef struct row_doc {
   const char *text;
   int length;

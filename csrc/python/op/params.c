@@ -1,5 +1,5 @@
-/* Conversion of op parameters from Python values to parameter structs, without a detour through
- * MXNet's text form. */
+/* Converts op parameters from Python values to parameter structs directly, not through MXNet's text
+ * form. */
 #include "python/core.h"
 #include "python/array/numpy.h"
 
@@ -43,7 +43,7 @@ static int check_count(const mpg_param *param, const char *op, Py_ssize_t count,
 }
 
 /* Returns the numbers of a list, tuple, ndarray or NDArray as a new tuple of at most `most` items.
- * Returns NULL without an exception if `value` is not a sequence, such as a single number. */
+ * Returns NULL without an exception if `value` is not a sequence, for example a single number. */
 static PyObject *items_of(const mpg_param *param, const char *op, PyObject *value, int most) {
   if (PyFloat_Check(value) || PyLong_Check(value)) return NULL;
   if (!PyTuple_Check(value) && !PyList_Check(value)) {
@@ -90,7 +90,7 @@ static int tuple_from(const mpg_param *param, const char *op, mpg_tuple *tuple, 
 }
 
 /* --- Kinds ------------------------------------------------------------------------------------ */
-/* The destination of a value: parameter `index` of the struct `params`. */
+/* Destination of a converted value: one parameter of a struct. */
 typedef struct target {
   const mpg_param_table *table;
   const mpg_param *param;
@@ -231,8 +231,9 @@ static int (*const from_python[])(const target *to, void *field,
                                   PyObject *value) = {MPG_PARAM_KINDS(FROM)};
 #undef FROM
 
-/* True for kinds whose values are strings. Parameters of other kinds also accept the text form of
- * -symbol.json files, because some programs read attributes there and pass them to ops. */
+/* True for kinds whose values are strings. Parameters of other kinds also accept the text form used
+ * in -symbol.json files, because some programs read attributes from these files and pass them to
+ * ops. */
 static bool is_text(mpg_param_kind kind) {
   return kind == MPG_PARAM_STRING || kind == MPG_PARAM_ENUM || kind == MPG_PARAM_DTYPE ||
          kind == MPG_PARAM_DEVICE;

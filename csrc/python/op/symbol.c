@@ -24,8 +24,8 @@ static const void *params_for(const op_call *self, int num_inputs, char *space) 
   return space;
 }
 
-/* Replaces -1 by 0 in the shape of an op that creates arrays, because both denote an unknown
- * size. */
+/* Replaces -1 with 0 in the shape parameter of an op that creates arrays, because both denote an
+ * unknown size. */
 static void mark_open_sizes(const op_call *self, char *params) {
   int index = self->op->flags & MPG_OP_CREATES ? mpg_params_find(self->op->params, "shape") : -1;
   if (index < 0) return;
@@ -116,8 +116,8 @@ static PyObject *call_initial_values(PyObject *object, PyObject *argument) {
   return values;
 }
 
-/* Writes the name of output `index`, without the marks of the op's row, to `buffer`. Writes "" if
- * the row has fewer names. */
+/* Writes the name of output `index` to `buffer`, without markers such as "~". Writes "" if the op's
+ * row has fewer output names. */
 static void output_name(const mpg_op *op, int index, char *buffer, size_t size) {
   const char *text = op->outputs;
   buffer[0] = 0;
@@ -427,8 +427,8 @@ static PyType_Spec call_spec = {.name = "mpgluon._core.OpCall",
                                 .flags = Py_TPFLAGS_DEFAULT,
                                 .slots = call_slots};
 
-/* Makes the object `target` refer to the memory of `source`, off the tape. Executors call this to
- * return the same output objects from every forward call. */
+/* Makes the NDArray `target` refer to the memory of `source` and removes it from the tape.
+ * Executors call this to return the same output objects from every forward call. */
 static PyObject *replace_array(PyObject *Py_UNUSED(module), PyObject *args) {
   PyObject *to, *from;
   if (!PyArg_ParseTuple(args, "OO:replace_array", &to, &from)) return NULL;

@@ -5,15 +5,15 @@
 
 typedef struct multi_update {
   PyObject_HEAD vectorcallfunc call;
-  PyObject *arrays;         /* tuple */
+  PyObject *arrays;         /* tuple of NDArrays; owned */
   mpg_multi_update *update; /* owned */
   const mpg_op *op;
-  uint64_t changes; /* mpg_array_changes at the last check of the arrays */
+  uint64_t changes; /* value of mpg_array_changes() when the arrays were last checked */
   _Alignas(16) char defaults[MPG_PY_MAX_PARAMS];
 } multi_update;
 
-/* True if the arrays still have the memory for which the update was prepared and no trace is
- * active. The prepared update can then run. */
+/* True if the prepared update can run: the arrays still have the memory it was prepared for, and no
+ * trace is active. */
 static bool ready(multi_update *self) {
   if (mpg_trace_active() != NULL) return false;
   if (self->changes == mpg_array_changes()) return true;
