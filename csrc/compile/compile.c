@@ -369,7 +369,7 @@ static void set_external(const mpg_graph *joint, uint32_t *external, mpg_value v
 typedef struct joint_graph {
   mpg_graph graph;
   mpg_value *out_grads;       /* per output */
-  mpg_value *in_grads, *sums; /* per input: its gradient, and the sum to add it to */
+  mpg_value *in_grads, *sums; /* per input: its gradient, and the earlier sum that is added to it */
   /* Per input: the gradient value stored in the variable's gradient array, and the array's old
    * contents. */
   mpg_value *stored, *old;
@@ -377,7 +377,7 @@ typedef struct joint_graph {
   uint32_t *external;  /* per value */
   bool *saved;         /* per value */
   uint32_t num_nodes;  /* number of nodes before those that store gradients */
-  mpg_workspace space; /* owns all these arrays */
+  mpg_workspace space; /* owns the arrays above */
 } joint_graph;
 
 static mpg_status begin_joint(const mpg_compiled *c, joint_graph *j) {

@@ -16,8 +16,9 @@ typedef struct mpg_compile_options {
   const bool *wanted; /* per given input: true if it is on the tape */
   /* Used by pipeline runs (pipeline_run.h). mpg_compiled_call requires MPG_STAGES_NONE. */
   mpg_compile_stages stages;
-  const bool *carried; /* see mpg_compiled.carried */
-  uint32_t num_bound;  /* number of bound inputs, which come last among the given inputs */
+  /* Per given input: true if other micro-batches wait for its gradient; NULL if none do. */
+  const bool *carried;
+  uint32_t num_bound; /* number of bound inputs, which come last among the given inputs */
   /* If recording, values are recomputed to stay within this budget. NULL means unlimited. */
   const mpg_memory_budget *budget;
 } mpg_compile_options;

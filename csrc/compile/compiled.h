@@ -26,8 +26,8 @@
  * write to one of these arrays (invariants.c). The kept values follow the inputs among the external
  * arrays. At most a few signatures of a function keep values at a time.
  *
- * Ownership: a compiled call is reference-counted; tapes of recorded calls hold references.
- * Threads: host lock.
+ * Ownership: a compiled call is reference-counted; the tape nodes of recorded calls hold
+ * references. Threads: host lock.
  */
 #ifndef MPG_COMPILE_COMPILED_H
 #define MPG_COMPILE_COMPILED_H
@@ -89,7 +89,7 @@ typedef struct mpg_compiled_output {
 typedef struct mpg_compiled_backward {
   struct mpg_compiled_backward *next;
   bool *arrives;   /* per output: true if it has a gradient */
-  uint8_t *places; /* per input: mpg_gradient_place */
+  uint8_t *places; /* per input: destination of its gradient (mpg_gradient_place) */
   bool *summed;    /* per input: true if its gradient is added to an earlier sum */
   bool retain, train;
   bool *gives; /* per input: true if its gradient array is written, false if the gradient is zero */
@@ -117,7 +117,7 @@ typedef struct mpg_spare_call {
 
 typedef struct mpg_compiled {
   int32_t references;
-  mpg_graph graph; /* rewritten and simplified */
+  mpg_graph graph; /* the graph after rewrites and simplification */
   /* The graph as traced if it was rewritten, else empty. Gradients of gradients are computed from
    * it. */
   mpg_graph original;
@@ -145,7 +145,7 @@ typedef struct mpg_compiled {
   /* Per given input: true if other micro-batches wait for its gradient; NULL if none do. */
   bool *carried;
   bool *wanted; /* per input: true if it needs a gradient */
-  bool *saved;  /* per value: true if it lives until backward; NULL for prediction */
+  bool *saved;  /* per value: true if it must live until backward; NULL for prediction */
   /* Per external array of the forward: true if it holds a saved value; NULL for prediction. */
   bool *saved_external;
   mpg_plan plan;
@@ -160,7 +160,8 @@ typedef struct mpg_compiled {
    * ran. The program reruns if the number changes, because packed layouts may depend on it. */
   int *invariant_threads;
   mpg_compiled_backward *backwards;
-  uint64_t saved_in;    /* number of the parameter set that last received saved_external */
+  /* Number of the parameter set that last got saved_external (mpg_parameter_set_save) */
+  uint64_t saved_in;
   mpg_binding *binding; /* binding of the latest call; owned reference */
   const void *family;   /* address of the function's signature cache; only compared, never read */
   /* Links of the list of compiled calls that keep values. keeper_link is NULL outside the list. */

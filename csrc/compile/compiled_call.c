@@ -160,8 +160,8 @@ static mpg_status find_parameters(const recorded_call *call, backward_space *spa
   return MPG_OK;
 }
 
-/* The last check before a backward is queued: verifies that the contents it reads have not moved
- * since they were found. */
+/* Arguments of the last check before a backward is queued, which verifies that the contents it
+ * reads have not moved since they were found. */
 typedef struct last_look {
   const recorded_call *call;
   const backward_space *space;

@@ -9,8 +9,8 @@
 
 #include "compile/compiled.h"
 
-/* Calls the function. `inputs` have the shapes, dtypes and devices of the trace. `outputs` are
- * empty structs, which receive the results. */
+/* Calls the function. `inputs` must have the shapes, dtypes and devices of the traced inputs.
+ * `outputs` are empty structs, which receive the results. */
 mpg_status mpg_compiled_call(mpg_compiled *compiled, const mpg_inputs *inputs, mpg_array *outputs);
 
 #endif

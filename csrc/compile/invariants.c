@@ -128,7 +128,8 @@ mpg_status mpg_compiled_bind(mpg_compiled *c, const mpg_inputs *inputs, mpg_bind
     mpg_binding *binding = NULL;
     mpg_compiled_unbind(c); /* first, so that the new binding can reuse the old one's memory */
     MPG_TRY(new_binding(c, inputs, &binding));
-    mpg_compiled_unbind(c); /* other threads may have run while this one waited for memory */
+    /* Another thread may have set a binding while this one waited for memory. */
+    mpg_compiled_unbind(c);
     c->binding = binding;
     if (binding->num_kept) add_keeper(c);
   }

@@ -1,4 +1,4 @@
-/* Loops of routines: steps over slices of the data. */
+/* Runs the loops of routines, one step at a time, on slices of the data. */
 #include <string.h>
 
 #include "compile/routine.h"

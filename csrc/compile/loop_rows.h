@@ -7,7 +7,7 @@
 
 #include "autograd/array.h"
 
-typedef struct mpg_loop_output { /* output of a step */
+typedef struct mpg_loop_output { /* describes one output of a loop's step */
   mpg_desc desc;
   mpg_device_id device;
 } mpg_loop_output;

@@ -28,7 +28,7 @@ typedef struct chooser {
   mpg_cost *costs;  /* per node */
   size_t *crossing; /* per node: bytes of forward values alive after it */
   size_t total;     /* sum of the weights */
-  mpg_plan least;   /* the plan nearest to the budget */
+  mpg_plan least;   /* the plan with the smallest excess so far */
   double excess;    /* maximum of planned / allowed bytes over the devices in `least` */
   mpg_workspace space;
 } chooser;

@@ -4,7 +4,7 @@
  *
  * All of them have the same interface (`mpg_callee`), which maps input arrays to output arrays.
  *   - A sequence has slots: its inputs, then the results of its calls in order. Values that no
- *     later call reads are released at once.
+ *     later call reads are released immediately.
  *   - A branch receives its condition, the inputs of its first function, then those of the second,
  *     and calls one of the two.
  *   - A loop receives data arrays (each step gets one row of each), states, and the captures of its

@@ -4,7 +4,7 @@
 #include "base/memory.h"
 
 struct mpg_kept_contents {
-  mpg_kept_contents *next; /* list of copies of older contents */
+  mpg_kept_contents *next; /* next in the storage's list of copies */
   mpg_storage *copy;       /* owned; NULL if memory for a copy was exhausted */
   uint32_t version;
   /* Number of savers of this version. Stays 0 while the version is current, because storage->savers

@@ -10,8 +10,8 @@ enum { MPG_MAX_NDIM = 10 };
 
 typedef struct mpg_shape {
   int32_t ndim;
-  /* Dims beyond ndim are ignored. But in shapes that are hashed or compared as bytes, they must be
-   * zero. */
+  /* Dims beyond ndim are ignored, but must be zero in shapes that are hashed or compared as
+   * bytes. */
   int64_t dims[MPG_MAX_NDIM];
 } mpg_shape;
 

@@ -65,7 +65,7 @@ static mpg_status place_input(mpg_pipeline_run *run, uint32_t k, uint32_t i, boo
                                    &value->desc, &row, "the gradient of input", i, tensor);
     case MPG_BATCH_STATE:
       *place = MPG_PLACE_WRITE;
-      if (k == 0) { /* the caller's array */
+      if (k == 0) { /* the first micro-batch writes the gradient to the caller's array */
         *tensor = whole->tensor;
         mpg_tensor_retain(tensor);
         return MPG_OK;

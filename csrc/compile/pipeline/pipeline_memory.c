@@ -52,7 +52,7 @@ typedef struct simulated_micro_batch {
 typedef struct simulation {
   simulated_micro_batch *micro_batches;
   mpg_spare_lanes spares;
-  size_t *held; /* bytes on each device, by ordinal */
+  size_t *held; /* bytes held on each device, indexed by device ordinal */
   mpg_peaks peaks;
 } simulation;
 

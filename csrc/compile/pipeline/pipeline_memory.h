@@ -53,7 +53,7 @@ typedef struct mpg_schedule_memory {
 } mpg_schedule_memory;
 /* Peak bytes of the blocks on each device. */
 typedef struct mpg_peaks {
-  size_t *bytes; /* by the device's ordinal; owned by the caller */
+  size_t *bytes; /* indexed by device ordinal; owned by the caller */
   int num_devices;
 } mpg_peaks;
 mpg_status mpg_schedule_peaks(const mpg_schedule_memory *schedule, mpg_peaks *peaks);

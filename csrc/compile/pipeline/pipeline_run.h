@@ -35,7 +35,7 @@ typedef struct mpg_micro_batch {
   mpg_tensor *externals; /* owned references */
   mpg_block_uses uses;
   uint32_t num_blocks;
-  mpg_compiled_backward *backward; /* borrowed from compiled */
+  mpg_compiled_backward *backward; /* borrowed from state.compiled */
   mpg_staged_call staged_calls[2]; /* by phase; kept for their timings */
 } mpg_micro_batch;
 
@@ -46,12 +46,13 @@ typedef struct mpg_pipeline_run {
   uint8_t *input_kinds, *output_kinds; /* mpg_batch_kind: SAME, DIVIDED or STATE */
   uint32_t *carried_from; /* per carried input: index of the output of the previous micro-batch */
   mpg_array *inputs;      /* owned */
-  mpg_tensor *outputs;    /* owned references; whole arrays */
+  mpg_tensor *outputs;    /* per output: the array of the whole run; owned references */
   mpg_spare_lanes spares; /* lanes that no queued micro-batch needs; owned references */
   mpg_random_key random;
-  bool *missed;   /* per input: true if no result depends on it (mpg_pipeline_run_train); owned */
-  uint64_t pass;  /* number of the backward pass that mpg_pipeline_run_train prepared */
-  bool trains;    /* mpg_pipeline_run_train has prepared a backward that is not yet queued */
+  bool *missed;  /* per input: true if no result depends on it (mpg_pipeline_run_train); owned */
+  uint64_t pass; /* number of the backward pass that mpg_pipeline_run_train prepared */
+  /* True if mpg_pipeline_run_train has prepared a backward that is not yet queued. */
+  bool trains;
   bool downwards; /* true if backward runs from the last micro-batch to the first */
   bool recording; /* true if memory is kept for a later backward */
   bool retain;
@@ -64,10 +65,11 @@ typedef struct mpg_pipeline_run {
 typedef struct mpg_pipeline_run_request {
   uint32_t num_micro_batches, num_inputs, num_outputs;
   mpg_compiled *const *compiled; /* per micro-batch */
-  const mpg_rows *rows;          /* per micro-batch, for random numbers */
+  /* Per micro-batch: its rows within the batch; for random numbers. */
+  const mpg_rows *rows;
   const uint8_t *input_kinds, *output_kinds;
   const uint32_t *carried_from;
-  mpg_array *const *inputs; /* whole arrays */
+  mpg_array *const *inputs; /* arrays of the whole batch */
 } mpg_pipeline_run_request;
 
 /* Checks that the function gives the same results on micro-batches as on the whole batch
@@ -77,7 +79,7 @@ typedef struct mpg_pipeline_run_request {
 typedef struct mpg_micro_batch_check {
   const uint8_t *input_kinds, *output_kinds; /* as in mpg_pipeline_run_request */
   int64_t rows;                              /* number of rows that `compiled` was compiled for */
-  int axis; /* the divided axis of arrays that the function creates */
+  int axis; /* batch axis of the arrays that the function creates */
   bool along_time, whole_statistics;
   /* The same function compiled for other_rows rows; NULL to skip the comparison. */
   const mpg_compiled *other;

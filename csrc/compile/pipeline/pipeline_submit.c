@@ -118,7 +118,8 @@ mpg_status mpg_pipeline_run_submit(mpg_pipeline_run *run, const mpg_micro_batch_
   }
   if (!run->trains) return MPG_OK;
   run->trains = false;
-  for (uint32_t i = 0; i < run->num_inputs; i++) { /* after all work on the gradients is queued */
+  /* Sets the flags only after all work on the gradients is queued. */
+  for (uint32_t i = 0; i < run->num_inputs; i++) {
     mpg_tape_node *variable = run->inputs[i].node;
     if (variable && variable->kind == MPG_TAPE_VARIABLE && variable->request != MPG_GRAD_NULL &&
         !run->missed[i])
