@@ -67,7 +67,7 @@ typedef struct mpg_fused_value {
 } mpg_fused_value;
 
 typedef struct mpg_fused_draw { /* random draws of a member */
-  uint32_t call;                /* call number within the graph */
+  uint32_t call;                /* index of the random call within the graph */
   mpg_shape shape;              /* shape of the array that is drawn */
 } mpg_fused_draw;
 

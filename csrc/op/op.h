@@ -119,7 +119,7 @@ struct mpg_gradient {
   const bool *needed; /* true if in_grads[i] is needed */
   /* Results, preset to MPG_NO_VALUE, which means zero or not differentiable. */
   mpg_value *in_grads;
-  bool train; /* mode of the forward op */
+  bool train; /* train mode of the forward op */
   mpg_status status;
 };
 typedef void (*mpg_gradient_fn)(mpg_gradient *g);
@@ -256,16 +256,16 @@ typedef enum mpg_op_flags {
   /* An elementwise map for fusion: element i of each output depends only on element i of the
    * (broadcast) inputs. */
   MPG_OP_MAP = 1 << 18,
-  /* A map if all arrays have the same shape. */
+  /* A MAP, but only if all arrays have the same shape. */
   MPG_OP_MAP_ONE_SHAPE = 1 << 19,
-  /* A map if it has one input and one output. */
+  /* A MAP, but only if it has one input and one output. */
   MPG_OP_MAP_ALONE = 1 << 20,
   /* A reduction over the axes that op/math/reduce.h returns. */
   MPG_OP_REDUCTION = 1 << 21,
   /* Draws random numbers row by row, so that a micro-batch gets the numbers of its rows in the
    * whole batch. */
   MPG_OP_DRAWS_ROWS = 1 << 22,
-  /* A recurrence over time steps; the next part of a sequence starts from its final state. */
+  /* A recurrence over time steps; the next chunk of a sequence starts from its final state. */
   MPG_OP_CARRIES = 1 << 23,
   /* Output values depend on the output's size, because they count positions (_arange,
    * _linspace). */
@@ -311,10 +311,10 @@ struct mpg_op {
   mpg_infer_fn infer;
   mpg_infer_fn infer_inputs; /* completes input shapes from output shapes */
   mpg_cost_fn cost;
-  mpg_gradient_fn gradient; /* NULL if not differentiable */
+  mpg_gradient_fn gradient; /* mpg_gradient_missing if not differentiable */
   mpg_compose_fn compose;   /* COMPOSED ops only; NULL if the op has a kernel */
-  mpg_arity_fn num_inputs;  /* NULL means one per name, or the given number for "*" */
-  mpg_arity_fn num_outputs; /* NULL means one per name */
+  mpg_arity_fn num_inputs;  /* mpg_arity_names: one per name, or the given number for "*" */
+  mpg_arity_fn num_outputs; /* mpg_arity_names: one per name */
   uint32_t saves;
   uint32_t flags;
   /* Allowed dtypes of the first input (of every array if it is a "*" list; of the output if the op
@@ -336,8 +336,8 @@ mpg_status mpg_registry_init(void);
  * not be taken. */
 const mpg_op *mpg_registry_add(const mpg_op *row, bool named);
 int mpg_registry_room(void);                 /* number of rows that can be added */
-const mpg_op *mpg_op_get(mpg_op_id id);      /* an op of ops.def */
-const mpg_op *mpg_op_find(const char *name); /* by name or alias; NULL if not found */
+const mpg_op *mpg_op_get(mpg_op_id id);      /* `id` is an op of ops.def */
+const mpg_op *mpg_op_find(const char *name); /* `name` may be an alias; NULL if not found */
 
 int mpg_op_num_inputs(const mpg_op *op, const void *params, int given);
 int mpg_op_num_outputs(const mpg_op *op, const void *params, int num_inputs);
@@ -404,7 +404,7 @@ mpg_status mpg_op_gradient(mpg_gradient *g);
  * inputs and has room for the outputs. The caller frees *uses. */
 mpg_status mpg_op_count_uses(const mpg_op *op, const void *params, bool train, mpg_desc *descs,
                              int num_inputs, uint32_t **uses);
-/* Emits the ops that a COMPOSED op is composed of. */
+/* Emits the ops that a COMPOSED op consists of. */
 mpg_status mpg_op_compose(mpg_builder *builder, const mpg_op *op, const void *params, bool train,
                           const mpg_value *inputs, int num_inputs, mpg_value *outputs);
 
