@@ -10,7 +10,7 @@ enum { CACHED = 32, MAX_DEPTH = 256 };
 /* Context objects of cpu(i) and gpu(i); owned; created on first use. */
 static PyObject *cached[2][CACHED];
 
-/* Per thread: the contexts of the open with-statements, the innermost last. */
+/* Per thread: the contexts of the active with statements, innermost last. */
 static _Thread_local struct {
   mpg_device_id stack[MAX_DEPTH];
   int depth;

@@ -71,7 +71,7 @@ typedef struct mpg_py_state {
    * and ValueError. */
   PyObject *assertion_error;
   PyObject *dtypes[MPG_DTYPE_LIMIT];              /* values of NDArray.dtype: numpy.float32, ... */
-  PyObject *ops_by_name;                          /* dict: name or alias -> _core.Op */
+  PyObject *ops_by_name;                          /* dict that maps names and aliases to _core.Op */
   PyObject *name_out, *name_name, *name_backward; /* interned */
   mpg_py_operator binary[MPG_PY_BINARY_COUNT];
   PyObject *no_value; /* default value that means "not given", like numpy._NoValue */

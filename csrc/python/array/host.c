@@ -1,4 +1,4 @@
-/* Host hooks: the GIL, signals, and origins, the user's source lines that queued work.
+/* Host hooks: the GIL, signals, and origins (the user's source lines that queued work).
  *
  * Origins. A line is recorded each time work is queued, but shown only if that work fails. To be
  * cheap, recording only interns the pair (code object, instruction offset) in a hash table and

@@ -266,7 +266,7 @@ static PyObject *plain_object(PyObject *entry) {
   if (entry == Py_None || entry == Py_Ellipsis) return Py_NewRef(entry);
   if (unpack_entry(entry, &plain) < 0) return NULL;
   if (!plain.is_slice) return PyLong_FromSsize_t(plain.begin);
-  /* Unpacking has replaced None by the limits of Py_ssize_t, which select the same elements. */
+  /* Unpacking has replaced None with the limits of Py_ssize_t, which select the same elements. */
   PyObject *begin = PyLong_FromSsize_t(plain.begin), *end = PyLong_FromSsize_t(plain.end),
            *step = PyLong_FromSsize_t(plain.step), *result = NULL;
   if (begin != NULL && end != NULL && step != NULL) result = PySlice_New(begin, end, step);

@@ -6,7 +6,7 @@
 /* --- Scopes: record(), pause(), train_mode(), predict_mode() ---------------------------------- */
 typedef struct scope {
   PyObject_HEAD signed char record, train; /* flags to set: 1, 0, or -1 to keep the current flag */
-  signed char old_record, old_train;       /* the flags before entering */
+  signed char old_record, old_train;       /* the flags before `__enter__`, to restore on exit */
 } scope;
 
 static PyObject *scope_enter(PyObject *object, PyObject *Py_UNUSED(unused)) {

@@ -16,7 +16,7 @@ typedef struct op_object {
   int num_inputs;  /* number of input names; a variadic input counts as one */
   int min_inputs;  /* number of inputs that are always required */
   bool variadic;
-  bool creates;      /* the op creates an array, so `ctx` None means the current context */
+  bool creates;      /* true if the op creates an array (on the current context if `ctx` is None) */
   int ctx;           /* index of the parameter "ctx", or -1 */
   int count_param;   /* index of the parameter "num_args" (number of arrays), or -1 */
   void *defaults;    /* the parameter struct with defaults; owned */
