@@ -13,7 +13,7 @@ typedef struct mpg_compile_options {
   bool recording;
   bool exact;         /* disables rewrites that are not bit-identical */
   bool unfused;       /* disables fusion, for comparison */
-  const bool *wanted; /* per given input: true if it is on the tape */
+  const bool *wanted; /* per given input: true if it needs a gradient */
   /* Used by pipeline runs (pipeline_run.h). mpg_compiled_call requires MPG_STAGES_NONE. */
   mpg_compile_stages stages;
   /* Per given input: true if other micro-batches wait for its gradient; NULL if none do. */

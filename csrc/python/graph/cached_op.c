@@ -69,7 +69,7 @@ static PyObject *traced_inputs(mpg_trace *trace, const mpg_inputs *inputs) {
 }
 
 /* Compiles the trace. If given->wanted is NULL, derives it from the inputs in `call`: while
- * recording, an input needs a gradient if it is on the tape. */
+ * recording, an input needs a gradient if one may flow through its tape node. */
 static mpg_compiled *compile_outputs(mpg_trace *trace, PyObject *args, PyObject *results,
                                      const mpg_inputs *call, const mpg_compile_options *given) {
   Py_ssize_t num_inputs = PyTuple_GET_SIZE(args), num_outputs = PyTuple_GET_SIZE(results);
