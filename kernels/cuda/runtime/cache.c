@@ -1,4 +1,4 @@
-/* Storage for data that kernels keep between calls, one slot per owner. */
+/* Implements the per-device cache of data that kernels keep between calls. */
 #include "kernels/cuda/runtime/cache.h"
 
 #include "base/memory.h"

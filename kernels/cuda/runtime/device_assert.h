@@ -2,9 +2,9 @@
  * raised when the call's results are awaited (device/gpu/gpu.h). Work continues in the meantime, so
  * a kernel must not access invalid memory and must produce some results even for invalid inputs.
  *
- * A check has two kernels. The first one stores the smallest index of an invalid input in a word
- * that was initialized to MPG_CUDA_NONE. The second one runs in a single thread. It reads the word
- * and raises the error.
+ * A check consists of two kernels. The first one stores the smallest index of an invalid input in a
+ * word that was initialized to MPG_CUDA_NONE. The second one, which has a single thread, reads the
+ * word and raises the error.
  */
 #ifndef KERNELS_CUDA_RUNTIME_DEVICE_ASSERT_H
 #define KERNELS_CUDA_RUNTIME_DEVICE_ASSERT_H
@@ -31,8 +31,8 @@ struct mpg_cuda_assert {
   }
 };
 
-/* Prepares *assertion, a kernel argument. `format` must be a constant string in the style of
- * mpg_fail, with the op's name (%s) and up to four numbers (%lld). */
+/* Fills in *assertion, which is then passed to a kernel. `format` must be a string literal in the
+ * style of mpg_fail: first %s for the op's name, then up to four %lld for numbers. */
 static inline mpg_status mpg_cuda_assert_make(const mpg_kernel_call *call, mpg_status status,
                                               const char *format, mpg_cuda_assert *assertion) {
   _Atomic(uint32_t) *raised;

@@ -19,23 +19,23 @@ struct mpg_gpu {
   mpg_device_id id;
   int slot; /* index in `opened`, and bit number in a capture's `peers` */
   cudaStream_t compute, to_host, from_host;
-  cudaStream_t capturing; /* used only for captures: issued work becomes part of a graph */
-  bool captures;          /* true during a capture; used by the issuing thread */
-  uint64_t peers;         /* slots of other devices whose memory the capture uses */
+  cudaStream_t capturing; /* used only for captures, which turn issued work into a graph */
+  bool captures;          /* true during a capture; used only by the issuing thread */
+  uint64_t peers;         /* bit mask: slots of other devices whose memory the capture uses */
   mpg_staging *staging;
   cudaEvent_t arrived;              /* recorded after the latest copy from the host */
   cudaStream_t allocating, freeing; /* separate, so that allocation does not wait for work */
   cudaMemPool_t pool;
   cudaEvent_t events[MPG_GPU_EVENTS];
-  cudaEvent_t issued;           /* orders a free after the work issued so far */
-  bool writes_ticks;            /* true if the stream writes ticks; otherwise a kernel does */
+  cudaEvent_t issued;           /* lets a free wait for the work issued before it */
+  bool writes_ticks;            /* true if the stream can write ticks; if not, a kernel does */
   unsigned long long completed; /* device address of reports->completed */
   mpg_gpu_reports *reports;
-  mpg_random_key *keys; /* NULL until requested; used by the issuing thread */
+  mpg_random_key *keys; /* NULL until requested; used only by the issuing thread */
   char description[320];
 };
 
-/* Types of two functions of the driver API: cuStreamWriteValue64 and cuDeviceGetAttribute. */
+/* Types of the driver API's cuStreamWriteValue64 and cuDeviceGetAttribute. */
 typedef int (*write_value_fn)(cudaStream_t stream, unsigned long long address, uint64_t value,
                               unsigned flags);
 typedef int (*attribute_fn)(int *value, int attribute, int card);
@@ -43,7 +43,7 @@ typedef int (*attribute_fn)(int *value, int attribute, int card);
 /* CAN_WRITE_64_BITS is CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS. */
 enum { MOST_DEVICES = 64, CAN_WRITE_64_BITS = 122 };
 
-/* State of the process. The host lock guards it until `counted` is set; afterwards only `opened`
+/* Process-wide state. The host lock guards it until `counted` is set. Afterwards only `opened`
  * changes. */
 static struct {
   int cards, devices;
@@ -73,8 +73,8 @@ static void look_for_cards(void) {
   long wanted = logical && *logical ? strtol(logical, NULL, 10) : 0;
   int version = 0;
   /* Logical devices run in parallel only if their streams have separate hardware queues. Without
-   * logical devices, the default of 8 queues suffices. A GPU has only a few hundred queues for all
-   * processes, so the limit is not raised without need. */
+   * logical devices, the default of 8 queues suffices. All processes share a GPU's few hundred
+   * queues, so the limit is raised only if necessary. */
   if (wanted < 1 || wanted > MOST_DEVICES) wanted = 0;
   if (wanted > 1) setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
   cudaError_t error = cudaGetDeviceCount(&cuda_state.cards);
@@ -110,8 +110,8 @@ static int driver_count(const char **reason) {
   return cuda_state.devices;
 }
 
-/* Returns the information about library `number`. The number after the last library is the driver
- * itself, whose version is the newest CUDA version that it supports. */
+/* Returns information about the library with index `number`. The index after the last library means
+ * the driver, whose version is the newest CUDA version that it supports. */
 static const mpg_library *driver_library(int number) {
   static mpg_library driver = {.name = "driver", .path = "libcuda.so.1"};
   if (number != MPG_CUDA_LIBRARIES) return mpg_cuda_library_found(number);
@@ -151,7 +151,7 @@ static mpg_status make_pool(mpg_gpu *gpu) {
       continue;
     struct cudaMemAccessDesc access = {.location = {.type = cudaMemLocationTypeDevice},
                                        .flags = cudaMemAccessFlagsProtReadWrite};
-    access.location.id = peer; /* not in the initializer: part of a union since CUDA 13.1 */
+    access.location.id = peer; /* not in the initializer: a union member since CUDA 13.1 */
     MPG_CUDA_TRY(cudaMemPoolSetAccess(gpu->pool, &access, 1));
   }
   return MPG_OK;
@@ -225,9 +225,9 @@ static mpg_status driver_collectives(const int *indices, int count) {
 
 static void driver_close(mpg_gpu *gpu) {
   cudaSetDevice(gpu->card);
-  mpg_nccl_close(gpu->card); /* first, since work may wait forever for a failed collective */
+  mpg_nccl_close(gpu->card); /* first, because work may wait forever for a failed collective */
   cudaSetDevice(gpu->card);
-  cudaStreamSynchronize(gpu->compute); /* the process is ending, which frees streams and memory */
+  cudaStreamSynchronize(gpu->compute); /* only waits: process exit frees streams and memory */
   cudaGetLastError();
 }
 
@@ -318,7 +318,7 @@ static mpg_status driver_copy_to_host(mpg_gpu *gpu, void *host, const void *memo
   return status;
 }
 
-/* Makes future work of the compute stream wait for the copies in `from_host`. */
+/* Makes later work in the compute stream wait for the copies issued to `from_host` so far. */
 static mpg_status note_arrival(mpg_gpu *gpu) {
   MPG_CUDA_TRY(cudaEventRecord(gpu->arrived, gpu->from_host));
   return mpg_cuda_check(cudaStreamWaitEvent(gpu->compute, gpu->arrived, 0), "cudaStreamWaitEvent");
@@ -418,7 +418,7 @@ static mpg_status driver_copy(mpg_gpu *gpu, mpg_gpu *to, void *target, mpg_gpu *
   cudaStream_t stream = gpu->captures ? gpu->capturing : gpu->compute;
   if (!to) return mpg_staging_push(gpu->staging, stream, target, source, size);
   if (!from) return mpg_staging_pull(gpu->staging, stream, target, source, size);
-  /* The other device, to which copies from the host may be in flight. */
+  /* Copies from the host to the other device may be in flight, so the copy must wait for them. */
   mpg_gpu *peer = from != gpu ? from : to;
   if (gpu->captures)
     gpu->peers |= peer != gpu ? (uint64_t)1 << peer->slot : 0;

@@ -1,5 +1,5 @@
-/* Kernels that users write in CUDA C++ (mx.rtc). NVRTC compiles a source once per process. The
- * loaded modules are cached by source text, options and exports. */
+/* Kernels that users write in CUDA C++ (mx.rtc). NVRTC compiles a source once per process. Loaded
+ * modules are cached, with the source text, options and exports as the key. */
 #include <pthread.h>
 #include <string.h>
 
@@ -12,7 +12,7 @@ namespace {
 
 struct module {
   module *next;
-  char *key; /* owned; see make_key */
+  char *key; /* owned; built by make_key */
   size_t size;
   int num_exports;
   const char *exports[MPG_NVRTC_MAX_EXPORTS]; /* point into the key */

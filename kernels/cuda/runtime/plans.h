@@ -1,7 +1,7 @@
-/* LRU cache of plans. A plan is data that a kernel prepares once per kind of call (descriptors, an
- * algorithm) and reuses for all calls with the same signature. The cache keeps the MPG_PLANS most
- * recently used plans, or all plans. It is part of the owner's struct and used only on the device's
- * worker.
+/* LRU cache of plans. A plan is data that a kernel prepares once per signature of a call, such as
+ * descriptors and an algorithm, and reuses for all calls with that signature. The cache keeps the
+ * MPG_PLANS most recently used plans, or all plans. It is a member of its owner's struct and is
+ * used only by the device's worker thread.
  *
  * A Plan type has a signature `key` and the links next, newer and older. Keys are compared as
  * bytes, so they must not have padding, and their size must be a multiple of 8. Plans are allocated

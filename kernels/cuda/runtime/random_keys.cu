@@ -1,7 +1,7 @@
-/* Random keys in device memory. Two users need them: ops that repeat a draw in backward, and
- * captured work, whose kernel arguments are fixed while its keys change with each run.
+/* Random keys in device memory. They are needed by ops that repeat a draw in the backward pass, and
+ * by captured work, whose kernel arguments are fixed although its keys change with each run.
  *
- * Keys travel as kernel arguments, which CUDA copies at the launch. A copy from host memory would
+ * Keys are passed as kernel arguments, which CUDA copies at launch. A copy from host memory would
  * need pinned memory that stays valid until the GPU has read it. */
 #include "kernels/cuda/cuda.h"
 

@@ -1,5 +1,6 @@
-/* Entry point of the GPU library, and the functions of the core that it needs. The library does not
- * link against the core; it calls the core through the services that it receives when opened. */
+/* Entry point of the GPU library, and functions that forward to the core. The library does not link
+ * against the core. It calls the core through a table of services, which it receives when it is
+ * opened. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

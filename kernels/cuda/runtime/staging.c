@@ -9,12 +9,12 @@
 enum {
   CHUNK = 512 << 10,
   SLOTS = 16,
-  SMALL = 64 << 10, /* smaller copies are staged, since querying the memory type costs as much */
+  SMALL = 64 << 10, /* below this size, always stages: checking for pinned memory costs as much */
 };
 
 typedef struct slot {
-  cudaEvent_t used; /* completes when the slot may be reused */
-  void *to;         /* arguments of put_in_place, for a push */
+  cudaEvent_t used; /* completes when the slot's copy is done, so the slot may be reused */
+  void *to;         /* for pushes: arguments of put_in_place */
   const void *from;
   size_t size;
 } slot;
@@ -29,7 +29,7 @@ typedef struct ring {
 } ring;
 
 struct mpg_staging {
-  ring reads, writes, pushes, pulls; /* separate, since different threads use them */
+  ring reads, writes, pushes, pulls; /* separate, because different threads use them */
 };
 
 mpg_status mpg_staging_open(mpg_staging **result) {
@@ -63,8 +63,8 @@ static bool ready(ring *r) {
   return true;
 }
 
-/* True if the memory is page-locked, so that CUDA can copy it directly. False for small sizes, for
- * which the query does not pay off. */
+/* True if the memory is page-locked, so that CUDA can copy it directly. False for small sizes,
+ * because checking would take as long as staging. */
 static bool is_locked(const void *host, size_t size) {
   if (size < SMALL) return false;
   const char *const ends[] = {host, (const char *)host + size - 1};
@@ -83,7 +83,7 @@ static size_t chunk_at(size_t offset, size_t size) {
   return size - offset < CHUNK ? size - offset : CHUNK;
 }
 
-/* Takes the next slot, after its previous copy has completed. */
+/* Waits until the next slot's previous copy has completed, then takes the slot. */
 static mpg_status take(ring *r, slot **taken, char **pinned) {
   int i = (int)(r->next++ % SLOTS);
   *taken = &r->slots[i];

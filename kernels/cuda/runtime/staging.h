@@ -4,7 +4,8 @@
  * host memory is copied directly.
  *
  * Ownership: a staging object belongs to a device and lives as long as the process. Threads: any
- * thread may read and write. Push and pull run on the thread that issues the stream's work.
+ * thread may call read and write. Push and pull must be called on the thread that issues the
+ * stream's work.
  */
 #ifndef KERNELS_CUDA_RUNTIME_STAGING_H
 #define KERNELS_CUDA_RUNTIME_STAGING_H
@@ -22,9 +23,9 @@ mpg_status mpg_staging_read(mpg_staging *staging, cudaStream_t stream, void *hos
  * in the stream sees the copied bytes. */
 mpg_status mpg_staging_write(mpg_staging *staging, cudaStream_t stream, void *memory,
                              const void *host, size_t size);
-/* Copy to the host (push) or to the device (pull) in stream order. The stream accesses `host` after
- * the call returns, so it must live until the copy is complete. The exception is a pull from
- * pageable memory, which has been read on return. */
+/* Copy to the host (push) or to the device (pull) in stream order. `host` must stay valid until the
+ * copy is complete, because the stream accesses it after the call returns. The exception is a pull
+ * from pageable memory, which the call reads before it returns. */
 mpg_status mpg_staging_push(mpg_staging *staging, cudaStream_t stream, void *host,
                             const void *memory, size_t size);
 mpg_status mpg_staging_pull(mpg_staging *staging, cudaStream_t stream, void *memory,

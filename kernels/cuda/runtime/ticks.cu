@@ -1,5 +1,4 @@
-/* Writes ticks with a kernel, for GPUs whose streams cannot write memory themselves
- * (cuStreamWriteValue64). */
+/* Writes ticks with a kernel, for GPUs that do not support cuStreamWriteValue64. */
 #include "kernels/cuda/cuda.h"
 
 namespace {
