@@ -1,5 +1,5 @@
-/* Ops for collectives (all-reduce, broadcast, ...). An op is one NCCL group call that issues the
- * work of all participating GPUs; each GPU is a rank. */
+/* Ops for collectives (all-reduce, broadcast, ...). Each op is one NCCL group, which issues the
+ * work of all participating GPUs. Each GPU is a rank. */
 #include "op/array/collective.h"
 
 #include <string.h>
@@ -10,8 +10,8 @@
 
 enum { MAX_ARRAYS = MPG_MAX_SPANNED };
 
-/* Ranks of a collective. `cards` and `arrived` are indexed by rank. `inputs` and `outputs` are
- * indexed by array and hold the array's rank. */
+/* Ranks of a collective. `cards` and `arrived` are indexed by rank. inputs[i] and outputs[i] are
+ * the ranks of the i-th input and output. */
 typedef struct ranks {
   int count, cards[MPG_NCCL_MAX_CARDS];
   int inputs[MAX_ARRAYS], outputs[MAX_ARRAYS];
@@ -152,7 +152,8 @@ mpg_status mpg_cuda_collective(const mpg_kernel_call *call) {
   if (!elements) return MPG_OK;
   MPG_TRY(mpg_nccl_begin(r.cards, r.count, home, call->stream, &nccl, &clique));
   mpg_status status = MPG_OK;
-  /* Copies from the host to a device may be in flight if the device has issued no later work. */
+  /* Copies from the host may be in flight on devices that have issued no work since, so wait for
+   * them. */
   for (int i = 0; i < r.count; i++)
     MPG_GOTO(mpg_cuda_check(cudaStreamWaitEvent(clique->streams[i], r.arrived[i], 0),
                             "cudaStreamWaitEvent"));

@@ -29,7 +29,7 @@ mpg_status fill(const mpg_kernel_call *call, double value) {
 __global__ void eye_kernel(mpg_dtype dtype, void *out, int64_t rows, int64_t columns, int64_t k) {
   int64_t i = MPG_CUDA_INDEX;
   if (i >= rows) return;
-  int64_t j = i + k; /* cannot overflow: mpg_cuda_eye has limited k to the matrix */
+  int64_t j = i + k; /* cannot overflow: mpg_cuda_eye skips diagonals outside the matrix */
   if (j >= 0 && j < columns) mpg_store_any(dtype, out, i * columns + j, 1.0);
 }
 
@@ -39,7 +39,7 @@ struct range {
   mpg_dtype dtype;
   mpg_steps by;
   int64_t period; /* number of elements after which the sequence restarts */
-  double last;    /* if `exact`: value of the last element, which rounding could miss */
+  double last;    /* value of the last element if `exact`, because rounding could miss it */
   bool exact, whole;
 };
 

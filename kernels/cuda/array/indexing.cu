@@ -1,5 +1,5 @@
-/* Gather and scatter ops. A first kernel resolves indices to valid positions in scratch memory. A
- * second one moves the rows, up to 16 bytes at a time.
+/* Gather and scatter ops. A first kernel converts the indices to valid positions, in scratch
+ * memory. A second kernel moves the rows, up to 16 bytes at a time.
  *
  * Scatter-add is deterministic: positions are sorted stably, and the rows of equal positions are
  * added in index order. If a scatter writes a position twice, the last index wins. An invalid index
@@ -14,7 +14,7 @@
 
 namespace {
 
-enum { MODE_CLIP, MODE_RAISE, MODE_WRAP }; /* take's `mode`; pick's is clip or wrap */
+enum { MODE_CLIP, MODE_RAISE, MODE_WRAP }; /* `mode` of take; pick has only clip and wrap */
 
 /* --- Resolving indices ------------------------------------------------------------------------ */
 
@@ -45,7 +45,7 @@ __global__ void positions_nd_kernel(mpg_untyped indices, int64_t count, dims sha
   positions[i] = position;
 }
 
-/* Raises an error for the first invalid index, if any. Indices [d * per, (d + 1) * per) are for the
+/* Raises an error for the first invalid index, if any. Indices [d * per, (d + 1) * per) index a
  * dimension of size sizes.values[d]. */
 __global__ void refuse_kernel(mpg_cuda_assert assertion, const unsigned long long *bad,
                               mpg_untyped indices, dims sizes, int64_t per, bool negative) {
@@ -54,8 +54,8 @@ __global__ void refuse_kernel(mpg_cuda_assert assertion, const unsigned long lon
   assertion.raise(mpg_cuda_index_at(indices, (int64_t)*bad), size, negative ? -size : 0, size - 1);
 }
 
-/* Fails immediately if a dimension is empty. A device-side assertion would not do, since no valid
- * index could replace the invalid one. */
+/* Raises the error for an empty dimension on the host. A device-side assertion is not possible,
+ * because work would continue with the nearest valid index, and there is none. */
 mpg_status refuse_empty(const mpg_kernel_call *call) {
   return mpg_fail(MPG_INDEX_ERROR, "%s: every index is out of range for a dimension of size 0",
                   call->op->name);
@@ -72,8 +72,8 @@ mpg_status refuse(const mpg_kernel_call *call, const unsigned long long *bad,
                          sizes, per, negative);
 }
 
-/* Resolves all indices to positions in [0, size), in scratch memory. Also allocates `extra` bytes
- * for the caller; *more receives their 64-byte aligned address. */
+/* Converts all indices to positions in [0, size), in scratch memory. Also allocates `extra` bytes
+ * for the caller and sets *more to their 64-byte aligned address. */
 mpg_status resolve(const mpg_kernel_call *call, const mpg_view *indices, int64_t size, int mode,
                    size_t extra, int64_t **positions, char **more) {
   int64_t count = count_of(indices);
@@ -92,10 +92,10 @@ mpg_status resolve(const mpg_kernel_call *call, const mpg_view *indices, int64_t
   return mode == MODE_RAISE ? refuse(call, bad, indices, sizes, count, false) : MPG_OK;
 }
 
-/* Resolves the indices of gather_nd and scatter_nd. Each column of `indices` selects one row of an
- * array of `shape`: its entries are the coordinates along the leading dimensions. *positions
- * receives the row numbers, *count their number, *inner the elements per row. `extra` and *more are
- * as for `resolve`. */
+/* Converts the indices of gather_nd and scatter_nd to row numbers. Each column of `indices` holds
+ * the coordinates, along the leading dimensions, of one row of an array of `shape`. *positions
+ * receives the row numbers, *count the number of rows, and *inner the elements per row. `extra` and
+ * *more are as for `resolve`. */
 mpg_status resolve_nd(const mpg_kernel_call *call, const mpg_view *indices, const mpg_shape *shape,
                       size_t extra, int64_t **positions, int64_t *count, int64_t *inner,
                       char **more) {
@@ -126,7 +126,7 @@ struct alignas(16) item16 {
 };
 
 /* Returns the largest power of two, at most 16, that divides both addresses and the row size. Rows
- * are moved in items of that size. */
+ * are moved in items of that many bytes. */
 size_t widest(const void *a, const void *b, size_t bytes) {
   uint64_t bits = (uint64_t)(uintptr_t)a | (uint64_t)(uintptr_t)b | bytes | 16;
   return (size_t)(bits & -bits);
@@ -148,8 +148,7 @@ __global__ void gather_kernel(const T *in, T *out, const int64_t *positions, int
     out[i] = in[((int64_t)outer * length + positions[row - outer * (I)count]) * items + item];
   }
 }
-/* Like gather_kernel, for rows that are long enough to have their own threads. A block is (threads
- * along a row, rows). */
+/* Like gather_kernel, but for long rows. Threads of a block with the same y share a row. */
 template <class T>
 __global__ void gather_rows_kernel(const T *in, T *out, const int64_t *positions, int64_t before,
                                    int64_t count, int64_t length, int64_t items) {
@@ -210,8 +209,8 @@ __global__ void keys_kernel(const int64_t *positions, int64_t count, uint64_t *k
   order[i] = (int32_t)i;
 }
 
-/* Adds the rows of each run of equal keys. A block has one row of threads per sorted position. If
- * the position begins a run, its threads (along x) add the run's rows in order; otherwise they do
+/* Adds the rows of each run of equal keys. The threads with the same y handle one sorted position.
+ * If it begins a run, they share the columns and add the run's rows in order. Otherwise they do
  * nothing. */
 template <class T, class C>
 __global__ void add_runs_kernel(const T *in, T *out, const uint64_t *keys, const int32_t *order,
@@ -232,8 +231,8 @@ __global__ void add_runs_kernel(const T *in, T *out, const uint64_t *keys, const
   }
 }
 
-/* Computes a random 64-bit sort key per row. Sorting by the keys shuffles the rows, with the same
- * result as kernels/cpu/math/random.c. */
+/* Draws a random 64-bit sort key for each row. Sorting by the keys shuffles the rows in the same
+ * way as kernels/cpu/math/random.c. */
 __global__ void shuffle_keys_kernel(mpg_cuda_key given, int64_t count, uint64_t *keys,
                                     int32_t *order) {
   int64_t i = MPG_CUDA_INDEX;
@@ -294,7 +293,7 @@ mpg_status scatter_add(const mpg_kernel_call *call, const mpg_view *in, const mp
 #undef ADD
 }
 
-/* --- Scattering: the last of equal positions wins --------------------------------------------- */
+/* --- Scattering: if positions are equal, the last one wins ------------------------------------ */
 
 __global__ void winners_kernel(const int64_t *positions, int64_t count,
                                unsigned long long *winners) {
@@ -387,7 +386,8 @@ __global__ void one_hot_kernel(mpg_untyped indices, T *out, int64_t count, int64
     out[i] = mpg_cuda_index_at(indices, i / depth) == i % depth ? on : off;
 }
 
-/* Selects elements of x or y. Each element of `condition` selects `items` adjacent elements. */
+/* Selects elements from x or y. Each element of `condition` applies to `items` adjacent
+ * elements. */
 template <class T>
 __global__ void where_kernel(mpg_untyped condition, const T *x, const T *y, T *out, int64_t count,
                              int64_t items) {
@@ -426,10 +426,10 @@ dims dims_of(const mpg_tuple *shape) {
 
 /* --- Masks ------------------------------------------------------------------------------------ */
 
-/* Computes the rows that boolean_mask moves, by a prefix sum over the mask in one block. Forward:
- * positions[k] is the index of the k-th nonzero element, or -1 if the mask has fewer. Backward:
- * positions[i] is the rank of element i among the nonzero ones, or -1 if it is zero or its rank is
- * `count` or more. */
+/* Computes the rows that boolean_mask moves, with a prefix sum over the mask. Runs in one block.
+ * Forward: positions[k] is the index of the k-th nonzero mask element, or -1 if there are fewer.
+ * Backward: positions[i] is the rank of mask element i among the nonzero elements, or -1 if the
+ * element is zero or its rank is `count` or more. */
 __global__ void mask_places_kernel(mpg_untyped mask, int64_t length, int64_t count, bool backward,
                                    int64_t *positions) {
   __shared__ int64_t sums[2][MPG_CUDA_THREADS];

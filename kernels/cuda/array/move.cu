@@ -1,6 +1,6 @@
-/* Strided copies (kernels/common/move.h). A copy is one launch with a thread per item. An item has
- * the largest size that alignment allows, at most 16 bytes. Transposes use tiles in shared memory,
- * so that both reads and writes are coalesced. */
+/* Strided copies (kernels/common/move.h). Each copy is one kernel launch. Threads move items of the
+ * largest size that alignment allows, up to 16 bytes. Transposes use tiles in shared memory, so
+ * that both reads and writes are coalesced. */
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/array/move.h"
 
@@ -55,9 +55,9 @@ __global__ void spread_kernel(plan p, T element, T *out) {
   }
 }
 
-/* Transposes planes of (rows, columns). Adjacent rows are contiguous in the input, adjacent columns
- * in the output. A block moves one tile of a plane. `p` holds the dimensions that enumerate the
- * planes. */
+/* Transposes (rows, columns) planes. Elements of a column are contiguous in the input, elements of
+ * a row in the output. A block moves one tile of a plane. `p` holds the dimensions that enumerate
+ * the planes. */
 template <class T, class I>
 __global__ void transpose_kernel(plan p, int64_t rows, int64_t columns, int64_t in_step,
                                  int64_t out_step, const T *in, T *out) {

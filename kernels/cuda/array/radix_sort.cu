@@ -1,6 +1,6 @@
-/* LSD radix sort with four bits per pass. A pass has three kernels: every block counts the digits
- * of its tile, one block turns the counts into positions (prefix sum), and every block scatters its
- * tile. */
+/* LSD radix sort with four bits per pass. A pass runs three kernels: in the first, each block
+ * counts the digits of its tile; in the second, one block converts the counts to positions (prefix
+ * sum); in the third, each block scatters its tile. */
 #include "kernels/cuda/array/radix_sort.h"
 
 namespace {
@@ -46,8 +46,8 @@ __global__ void places_kernel(uint32_t *counts, int64_t count) {
   }
 }
 
-/* Scatters a tile. Each thread has ITEMS adjacent keys. For every digit, a prefix sum over the
- * threads gives the number of keys with that digit in the tile before the thread's own. */
+/* Scatters a tile. Each thread handles ITEMS adjacent keys. For each digit, a prefix sum over the
+ * threads gives the number of keys with that digit that precede the thread's keys in the tile. */
 __global__ void move_kernel(const uint64_t *keys, const int32_t *values, int64_t count, int shift,
                             const uint32_t *places, uint64_t *keys_out, int32_t *values_out) {
   __shared__ uint16_t before[DIGITS][THREADS];
@@ -56,8 +56,8 @@ __global__ void move_kernel(const uint64_t *keys, const int32_t *values, int64_t
   for (int k = 0; k < ITEMS && begin + k < count; k++)
     before[keys[begin + k] >> shift & (DIGITS - 1)][threadIdx.x]++;
   __syncthreads();
-  /* Exclusive prefix sum over the threads' counts, for each digit. 16 threads share a digit; each
-   * has 16 adjacent counts. */
+  /* Exclusive prefix sum over the threads' counts, for each digit. 16 threads share a digit, and
+   * each thread sums 16 adjacent counts. */
   int digit = threadIdx.x / 16, part = threadIdx.x % 16;
   unsigned own = 0, sum = 0;
   for (int k = 0; k < 16; k++) own += before[digit][part * 16 + k];

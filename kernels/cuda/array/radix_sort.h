@@ -1,5 +1,5 @@
-/* Stable sort of positions by unsigned keys (LSD radix sort). All work is queued on the call's
- * stream. Include in .cu files only.
+/* Stable sort of values, such as positions, by unsigned keys (LSD radix sort). All work is queued
+ * on the call's stream. Include in .cu files only.
  */
 #ifndef KERNELS_CUDA_ARRAY_RADIX_SORT_H
 #define KERNELS_CUDA_ARRAY_RADIX_SORT_H
@@ -8,14 +8,15 @@
 
 /* Returns the size of mpg_cuda_sort's `scratch` for `count` keys, a multiple of 64 bytes. */
 size_t mpg_cuda_sort_bytes(int64_t count);
-/* Sorts keys[0], and values[0] with it, by ascending order of the lowest `bits` bits. Passes
- * alternate between keys[0] and keys[1], and between values[0] and values[1], all of which are
- * overwritten. *side receives the index (0 or 1) of the result. `count` must be less than 2^31. */
+/* Sorts keys[0], and values[0] along with it, in ascending order of the keys' lowest `bits` bits.
+ * Passes alternate between buffers 0 and 1 of keys and values, and overwrite both. *side receives
+ * the index (0 or 1) of the buffers that hold the result. `count` must be less than 2^31. */
 mpg_status mpg_cuda_sort(const mpg_kernel_call *call, uint64_t *const keys[2],
                          int32_t *const values[2], int64_t count, int bits, void *scratch,
                          int *side);
 
-/* Returns an unsigned key that sorts like the number. NaN is the largest; -0 equals 0. */
+/* Returns an unsigned key with the same order as the numbers. NaN has the largest key, and -0 and 0
+ * have the same key. */
 __device__ __forceinline__ uint64_t mpg_cuda_sort_key(float value) {
   uint32_t bits = __float_as_uint(value + 0.0f);
   return value != value ? UINT32_MAX : bits >> 31 ? ~bits : bits | 0x80000000u;
@@ -25,7 +26,7 @@ __device__ __forceinline__ uint64_t mpg_cuda_sort_key(double value) {
   return value != value ? UINT64_MAX : bits >> 63 ? ~bits : bits | (uint64_t)1 << 63;
 }
 
-/* Rows of n keys, each of which is sorted separately and stably, in one sort of all keys. For
+/* Rows of n keys. All rows are sorted at once, but each row is sorted separately and stably. For
  * 32-bit keys, the row number is in the upper 32 bits of the sort key. For 64-bit keys, a second
  * sort by row number follows. */
 struct mpg_cuda_rows {

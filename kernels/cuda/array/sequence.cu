@@ -1,5 +1,5 @@
-/* Ops on padded sequences of different lengths, (time, batch, ...) or (batch, time, ...). One
- * thread per element. */
+/* Ops on padded sequences of different lengths. The data is (time, batch, ...) or (batch, time,
+ * ...). One thread per element. */
 #include "kernels/cuda/access.h"
 #include "kernels/cuda/array/move.h"
 
@@ -31,15 +31,15 @@ sequences sequences_of(const mpg_kernel_call *call, const mpg_view *data, int64_
 }
 
 template <class T>
-__global__ void reverse_kernel(sequences s, const T *in, T *out) { /* (time, batch, ...) */
+__global__ void reverse_kernel(sequences s, const T *in, T *out) { /* for (time, batch, ...) */
   for (int64_t i = MPG_CUDA_INDEX; i < s.times * s.batch * s.inner; i += MPG_CUDA_STRIDE) {
     int64_t row = i / s.inner, t = row / s.batch, b = row % s.batch, length = s.length(b);
     out[i] = in[s.step(t < length ? length - 1 - t : t, b) + i % s.inner];
   }
 }
 
-/* Copies the last step of each sequence to `last`, or from `last` if `put`. For a sequence of
- * length 0, that is its first step. */
+/* Copies the last step of each sequence to `last`, or from `last` if `put` is true. For a sequence
+ * of length 0, copies the first step. */
 template <class T>
 __global__ void last_kernel(sequences s, T *steps, T *last, bool put) {
   for (int64_t i = MPG_CUDA_INDEX; i < s.batch * s.inner; i += MPG_CUDA_STRIDE) {

@@ -1,4 +1,4 @@
-/* GPU kernels of ops that rearrange elements. kernels/common/shape.inc implements them by the
+/* GPU kernels of ops that rearrange elements. kernels/common/shape.inc implements them with the
  * functions that are defined here. */
 #include "kernels/cuda/array/move.h"
 

@@ -1,6 +1,6 @@
-/* Sort, argsort, top-k, argmax, argmin, and gather and scatter along an axis. To sort, each element
- * is mapped to an unsigned key with the same order (inverted for descending order), and
- * radix_sort.cu sorts the keys. */
+/* Sort, argsort, top-k, argmax, argmin, and gather and scatter along an axis. Sorts map each
+ * element to an unsigned key with the same order (inverted for descending order) and sort the keys
+ * with radix_sort.cu. */
 #include "kernels/cuda/access.h"
 #include "kernels/cuda/array/move.h"
 #include "kernels/cuda/array/radix_sort.h"
@@ -31,7 +31,7 @@ extent extent_of(const mpg_shape *shape, const mpg_opt_int *axis_param) {
           mpg_shape_product(shape, axis + 1, shape->ndim)};
 }
 
-/* Returns the index in the array of element i of a row. */
+/* Returns the array index of element i of a row. */
 __device__ __forceinline__ int64_t place_of(const extent &e, int64_t row, int64_t i) {
   return (row / e.after * e.n + i) * e.after + row % e.after;
 }
@@ -43,7 +43,8 @@ __global__ void keys_kernel(mpg_untyped data, extent e, bool ascending, mpg_cuda
   rows.put(at, ascending ? key : ~key);
 }
 
-/* Outputs of a sort; NULL (or data NULL) if not requested. */
+/* Outputs of a sort. `values`, `mask` and indices.data are NULL if they are not requested. The mask
+ * receives `one` (of the data's dtype) at the selected elements. */
 struct results {
   void *values, *mask;
   mpg_untyped indices;
@@ -94,8 +95,8 @@ __device__ __forceinline__ bool better(const found &a, const found &b) {
   return a.key > b.key || (a.key == b.key && a.index < b.index);
 }
 
-/* Returns element i's search key. The element with the largest key of a row is its argmax, or its
- * argmin if `smallest`. NaN has the largest key in both cases. */
+/* Returns element i's search key. The element with the largest key in a row is the row's argmax, or
+ * its argmin if `smallest` is true. NaN has the largest key in both cases. */
 __device__ __forceinline__ uint64_t search_key(const mpg_untyped &data, int64_t i, bool smallest) {
   uint64_t key = key_of(data, i);
   bool floating =
@@ -105,7 +106,7 @@ __device__ __forceinline__ uint64_t search_key(const mpg_untyped &data, int64_t 
   return floating && key == UINT32_MAX ? UINT64_MAX : ~key;
 }
 
-/* Finds the index of each row's largest key, the first of equal ones. One block per row. */
+/* Finds the index of each row's largest key. Ties go to the first index. One block per row. */
 __global__ void search_kernel(mpg_untyped data, mpg_untyped out, extent e, bool smallest) {
   __shared__ uint64_t keys[MPG_CUDA_THREADS];
   __shared__ int64_t indices[MPG_CUDA_THREADS];
