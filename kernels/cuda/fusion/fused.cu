@@ -1,22 +1,22 @@
-/* Runs a fused group of ops, its members, as one kernel (op/fused.h). A call translates the group
- * to a small program of steps, which specialise.h compiles to a kernel. Each thread runs the
- * program on MPG_GROUP_ELEMENTS adjacent elements.
+/* Runs a fused group of ops, its members, as one kernel (op/fused.h). Each call translates the
+ * group to a small program of steps, for which specialise.cu provides a compiled kernel. Each
+ * thread runs the program on MPG_GROUP_ELEMENTS adjacent elements.
  *
  * Values are floats in a thread's registers. They are rounded to their dtype after each member, so
- * that results are bit-identical to those of the members' own kernels. Inputs are loaded at their
- * first use, and outputs are stored when they are computed. A value that is broadcast along some
- * dims is computed by every thread that needs it and stored by one of them.
+ * that results are bit-identical to those of separate kernels for the members. Inputs are loaded at
+ * their first use, and outputs are stored when they are computed. A value that is broadcast along
+ * some dims is computed by every thread that needs it and stored by one of them.
  *
  * `fuses` decides which ops a group may contain: unary and binary ops with formulas in
  * kernels/common, casts, copies, broadcasts, dropout, sums, means and extrema of rows, LayerNorm,
  * the softmax family and their gradients, for float32, float16 and bfloat16, if NVRTC is available.
- * All other ops run separately. A dropout mask is 1 or 0 in registers.
+ * All other ops run separately. The registers of a dropout mask hold 1 or 0.
  *
- * In a group with rows, rows are distributed over threads as in the ops' own kernels
+ * In a group with rows, elements are distributed over threads as in the ops' own kernels
  * (math/reduce.cu, math/softmax.cu, layers/norm.cu), so that sums have the same order. The result
- * of a reduction is available in all threads of the row. The members' arithmetic is written here as
- * steps on floats without intermediate rounding. The gradients of LayerNorm's gamma and beta are
- * sums over rows: blocks store partial sums in scratch memory, which a second kernel adds.
+ * of a reduction is available in all threads of the row. Ops on rows are expanded to steps on
+ * floats, without rounding between the steps of an op. The gradients of LayerNorm's gamma and beta
+ * are sums over rows: blocks store partial sums in scratch memory, which a second kernel adds.
  */
 #include "kernels/cuda/fusion/generated.h"
 
@@ -35,12 +35,12 @@ typedef mpg_step step;
 typedef mpg_step_operand operand;
 
 /* --- Members ---------------------------------------------------------------------------------- */
-/* Kinds of members that expand to several steps, in addition to mpg_step_kind. DROPOUT expands to
- * DRAW and DROP. */
+/* Member kinds in addition to mpg_step_kind. Each expands to several steps. For example, DROPOUT
+ * expands to DRAW and DROP. */
 const uint8_t DROPOUT = 128, LAYER_NORM = 129, LAYER_NORM_BACK = 130, SOFTMAX = 131,
               LOG_SOFTMAX = 132, SOFTMAX_BACK = 133, LOG_SOFTMAX_BACK = 134;
-/* Translation of an op and its parameters. `kind` is an mpg_step_kind or one of the above. `row`
- * and `fixed` are defined in mpg_step. `mean` is 1 if a reduction is a mean. */
+/* Translation of an op and its parameters. `kind` is an mpg_step_kind or one of the kinds above.
+ * `row` and `fixed` are as in mpg_step. `mean` is 1 if a reduction is a mean. */
 struct meaning {
   uint8_t kind, row, fixed, mean;
   int num_constants;
@@ -51,8 +51,8 @@ double inverse_of(const mpg_opt_float &temperature) {
   return temperature.present ? 1 / temperature.value : 1;
 }
 
-/* Returns the kind of an op on rows. *constant receives the scale of a softmax or the eps of
- * LayerNorm. */
+/* Returns the member kind of an op on rows. *constant receives the scale of a softmax or the
+ * epsilon of a LayerNorm. */
 uint8_t rows_kind(const mpg_op *op, const void *params, double *constant) {
   switch (op->id) {
     case MPG_OP_softmax:
@@ -140,7 +140,7 @@ struct builder {
   uint8_t last_read[MPG_FUSED_MAX_VALUES]; /* last member that reads the value; 255 if none */
   bool there[MPG_FUSED_MAX_VALUES];        /* true if the value is in its register */
   int num_free, num_temporaries;
-  /* Outputs that receive each pair of partial sums. */
+  /* LayerNorm outputs that receive each pair of column sums. */
   struct {
     void *dgamma, *dbeta;
     mpg_dtype dtype;
@@ -243,8 +243,8 @@ struct builder {
     return s->to;
   }
 
-  /* Adds a step whose result is a new temporary register. compute_rows releases all temporaries at
-   * the end of the member. */
+  /* Adds a step that stores its result in a new temporary register. compute_rows releases all
+   * temporaries at the end of the member. */
   step *make(uint8_t kind, uint8_t a) {
     step *s = add(kind, MPG_FLOAT32);
     s->a = a;
@@ -279,7 +279,7 @@ struct builder {
     s->b = mean;
     return s->to;
   }
-  /* True if a value is a group output or is read by a member. */
+  /* True if a value is an output of the group or is read by a member. */
   bool is_wanted(uint32_t v) {
     return v != MPG_FUSED_LOCAL &&
            (last_read[v] != 255 || fused->values[v].operand != MPG_FUSED_LOCAL);
@@ -393,7 +393,8 @@ struct builder {
   }
 };
 
-/* True if GPUs can fuse a member whose arrays (inputs, then outputs) have these dtypes. */
+/* True if a group may contain the member, given the dtypes of its `count` arrays (inputs, then
+ * outputs). */
 bool is_taken(const meaning &m, const mpg_dtype *dtypes, int count) {
   if (m.kind >= LAYER_NORM) {
     const int counts[] = {6, 8, 2, 2, 3, 3}; /* number of arrays, by kind */

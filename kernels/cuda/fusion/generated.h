@@ -27,7 +27,7 @@ typedef unsigned long long uint64_t;
 #include "kernels/cuda/block.h"
 #include "kernels/cuda/dropout.h"
 
-/* Elements per thread of a group without rows: the number of words in a Philox block. */
+/* Elements per thread in a group without rows, equal to the number of words in a Philox block. */
 enum { MPG_GROUP_ELEMENTS = 4 };
 
 /* --- Formulas: mpg_unary::NAME::at(x, constants), mpg_binary::NAME::at(x, y) ------------------ */
@@ -60,9 +60,10 @@ struct __align__(N * sizeof(T) < 16 ? N * sizeof(T) : 16) mpg_few {
   T values[N];
 };
 
-/* A place type maps indices of domain elements to indices in an operand. at(i, &place) sets `place`
- * to the operand's index for domain element i. If several domain elements share an index, at()
- * returns true for exactly one of them, which is the one that stores. */
+/* A place type maps the index of an element in the group's domain to its index in an operand. at(i,
+ * &place) sets `place` to the operand's index for domain element i. If several domain elements
+ * share an index, at() returns true for exactly one of them, which is the one that stores the
+ * value. */
 struct mpg_everywhere {
   static const bool whole = true;
   static __device__ __forceinline__ bool at(int64_t i, int64_t *place) {
@@ -70,8 +71,8 @@ struct mpg_everywhere {
     return true;
   }
 };
-/* Loads domain elements [begin, begin + N) of an operand. `count` is the number of elements that
- * exist from `begin` on. It may be more than N or negative. Missing elements become 0. `packed`
+/* Loads domain elements [begin, begin + N) of an operand. `count` is the number of elements left in
+ * the domain after `begin`, which may exceed N or be negative. Missing elements become 0. `packed`
  * means that the elements are contiguous and aligned in the operand. */
 template <class T, class P, int N>
 __device__ __forceinline__ void mpg_load_few(const void *memory, bool packed, int64_t begin,
@@ -149,7 +150,7 @@ __device__ __forceinline__ void mpg_draw_few(const mpg_cuda_key &from, float thr
     P::at(begin + k, &place);
     float keeps = drawn.keeps((uint64_t)place, (uint32_t)threshold) ? 1.0f : 0.0f;
 #pragma unroll
-    for (int j = 0; j < N; j++) /* kept[k] = keeps; run-time indexing would need memory */
+    for (int j = 0; j < N; j++) /* kept[k] = keeps; a run-time index would need local memory */
       if (j == k) kept[j] = keeps;
   }
 }

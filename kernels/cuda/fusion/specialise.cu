@@ -146,7 +146,8 @@ void add_share(text *t, const mpg_step *s) {
          s->a);
 }
 
-/* Emits element k of an operand of a BINARY step, which is a constant or a register. */
+/* Emits element k of an operand of a BINARY step. The operand is a constant if `fixed`, else a
+ * register. */
 void add_side(text *t, const mpg_step *s, bool fixed, int reg) {
   if (fixed)
     t->add("p.constants[%d]", s->constant);
@@ -242,7 +243,7 @@ void generate(text *t, const mpg_step_program *p, const char *name) {
   }
   t->add("}\n#undef EACH_PACK\n#undef EACH_ELEMENT\n} // namespace of_%s\n", name);
   /* Partial sums need many registers. Two blocks per multiprocessor with some register spills are
-   * faster than one block without. */
+   * faster than one block without spills. */
   t->add(
       "extern \"C\" __global__ void __launch_bounds__(%d, %d) %s(const __grid_constant__ "
       "of_%s::arguments p) {\n  using namespace of_%s;\n  int64_t begin[PACKS];\n  int "
@@ -281,7 +282,7 @@ enum { BUCKETS = 1024 };
 /* Hash table of cached kernels, guarded by the mutex. */
 struct {
   pthread_mutex_t mutex;
-  bool looked, there; /* looked: `there` is set; there: NVRTC exists and supports the GPU */
+  bool looked, there; /* looked: `there` is valid; there: NVRTC exists and supports the GPU */
   made *buckets[BUCKETS];
 } specialised = {PTHREAD_MUTEX_INITIALIZER, false, false, {}};
 
@@ -341,7 +342,7 @@ uint64_t hash_of(const unsigned char *key, size_t size) {
   return hash;
 }
 
-/* Returns the folder for dumps, or NULL. */
+/* Returns the folder for dumps of generated kernels, or NULL if dumps are disabled. */
 const char *dump_folder() {
   const char *folder = getenv("MPGLUON_CUDA_GROUPS");
   return folder && *folder ? folder : NULL;
@@ -428,7 +429,7 @@ mpg_status find(const mpg_step_program *p, const unsigned char *key, size_t size
   mpg_status status = t.failed ? mpg_out_of_host_memory(t.length) : compile(t.data, name, kernel);
   made *m = (made *)mpg_malloc(sizeof *m);
   unsigned char *copy = (unsigned char *)mpg_malloc(size);
-  if (status != MPG_OK || !m || !copy) { /* not cached; the next use generates it */
+  if (status != MPG_OK || !m || !copy) { /* not cached, so the next use generates it again */
     mpg_free(m);
     mpg_free(copy);
     mpg_free(t.data);

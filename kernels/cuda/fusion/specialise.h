@@ -1,10 +1,10 @@
-/* Just-in-time compilation of fused groups. A group's program (fused.cu) is translated to a C++
- * kernel, which NVRTC compiles once per text. The process caches the kernels.
+/* Just-in-time compilation of fused groups. A group's program (fused.cu) is translated to the text
+ * of a C++ kernel. NVRTC compiles each text once per process.
  *
- * The text depends on the steps, on the operands' dtypes and layouts, and on the rows. Addresses,
- * constants and alignment are kernel arguments. The domain's size is an argument only if no operand
- * is broadcast. Nothing is fused if MPGLUON_CUDA_NVRTC=0, or if NVRTC is missing or cannot compile
- * for the GPU (reported once on stderr).
+ * The text depends on the steps, on the dtypes and layouts of the operands, and on the length of
+ * rows. Addresses, constants and alignment are kernel arguments. The domain's size is an argument
+ * only if no operand is broadcast. Nothing is fused if MPGLUON_CUDA_NVRTC=0, or if NVRTC is missing
+ * or cannot compile for the GPU (reported once on stderr).
  *
  * For debugging, MPGLUON_CUDA_GROUPS names a folder that receives the text of every generated
  * kernel. It also enables a check that programs with the same cache key have the same text.
@@ -27,12 +27,12 @@ enum mpg_step_kind {
   MPG_STEP_DRAW,
   MPG_STEP_DROP,   /* a * constant if b is not 0; else 0 */
   MPG_STEP_REDUCE, /* reduces a row; `row` is an mpg_combine or NUMBERS, b is 1 for a mean */
-  MPG_STEP_EXP,    /* expf and logf, as in the softmax kernels */
+  MPG_STEP_EXP,    /* EXP and LOG: expf and logf, as in the softmax kernels */
   MPG_STEP_LOG,
-  MPG_STEP_SHARE /* adds a's columns to partial sum `row` */
+  MPG_STEP_SHARE /* adds register a to the column sums with index `row` */
 };
-enum { MPG_STEP_NUMBERS = 255 }; /* for REDUCE: maximum that ignores NaN */
-/* Operand of a BINARY step that is a constant. */
+enum { MPG_STEP_NUMBERS = 255 }; /* `row` of REDUCE: maximum that ignores NaN */
+/* `fixed` of a BINARY step: the operand that is a constant, if any. */
 enum { MPG_STEP_NOT_FIXED, MPG_STEP_FIXED_A, MPG_STEP_FIXED_B };
 
 typedef struct mpg_step {
@@ -46,8 +46,8 @@ typedef struct mpg_step_operand {
   void *data;       /* NULL if the value is not stored */
   uint32_t varying; /* bit d is set unless the operand is broadcast along dim d */
   uint8_t dtype;
-  /* whole: not broadcast along any dim. by_row: constant in a row. packed: each thread's elements
-   * are contiguous and aligned. */
+  /* whole: not broadcast along any dim. by_row: constant within each row. packed: each thread's
+   * elements are contiguous and aligned. */
   bool whole, by_row, packed;
 } mpg_step_operand;
 
@@ -62,7 +62,7 @@ typedef struct mpg_step_program {
   int num_steps, num_operands, num_constants, num_registers, num_draws, ndim;
   int row;                /* elements per row; 0 for a group without rows */
   int each, packs, lanes; /* a thread has `packs` packs of `each` elements (mpg_lanes) */
-  int num_shares;         /* number of column sums over all rows (layers/norm.h) */
+  int num_shares;         /* number of column sums, two per LayerNorm gradient (layers/norm.h) */
   int block_rows;         /* rows per block if num_shares > 0 */
   float *shares;          /* pairs of partial sums: [pair][block][2][row] */
   int64_t dims[MPG_MAX_NDIM], count;
@@ -73,7 +73,7 @@ typedef struct mpg_step_program {
 
 /* True if groups can be compiled: NVRTC exists, and the GPU accepts its code. */
 bool mpg_cuda_specialises(void);
-/* Returns the number of blocks that run a program. */
+/* Returns the number of thread blocks that run a program. */
 unsigned mpg_specialised_blocks(const mpg_step_program *program);
 /* Launches a program's kernel, which the first call generates and compiles. */
 mpg_status mpg_cuda_run_specialised(const mpg_kernel_call *call, const mpg_step_program *program);
