@@ -46,8 +46,8 @@ BY_NUMBER(int64_t, int64)
 #include "kernels/common/binary.def"
 END_BY_NUMBER
 
-/* Merged dimensions, dims[0] innermost. Strides are in elements, and 0 if the operand is
- * broadcast. */
+/* Merged dimensions, dims[0] innermost. Strides are in elements. A stride of 0 broadcasts the
+ * operand along the dimension. */
 struct places {
   int ndim;
   int64_t dims[MPG_MAX_NDIM], stride_a[MPG_MAX_NDIM], stride_b[MPG_MAX_NDIM];
@@ -60,9 +60,11 @@ union number {
   int64_t i64;
 };
 
+/* Bits of operands::how. NUMBER: the operand is the scalar. VARYING: it varies along the result.
+ * Neither: all results use its first element. */
 enum { VARYING_A = 1, VARYING_B = 2, NUMBER_A = 4, NUMBER_B = 8 };
 
-/* Computes both operands' offsets of result element `index`. U is uint32_t if it can hold all
+/* Computes the offsets in both operands of result element `index`. U is uint32_t if it can hold all
  * indices, since 32-bit divisions are much faster. */
 template <class U>
 MPG_HOST_DEVICE void find_places(const places &p, int64_t index, int64_t *a, int64_t *b) {
@@ -140,7 +142,7 @@ struct operands {
   mpg_dtype dtype;
   int64_t count;
   int how;     /* VARYING and NUMBER bits */
-  bool linear; /* a single merged dimension */
+  bool linear; /* true if a single merged dimension remains */
   double scalar;
   places at;
 };
@@ -154,7 +156,7 @@ mpg_status launch_fast(const mpg_kernel_call *call, const operands &o) {
                            0, a, b, out, o.count, o.at);
   bool aligned = mpg_cuda_aligned(out) && (!(o.how & VARYING_A) || mpg_cuda_aligned(a)) &&
                  (!(o.how & VARYING_B) || mpg_cuda_aligned(b));
-  float value = mpg_to<float>(mpg_to<T>(o.scalar)); /* rounded to the dtype */
+  float value = mpg_to<float>(mpg_to<T>(o.scalar)); /* the scalar, rounded to the dtype */
   return mpg_cuda_launch(call, linear_kernel<F, T>,
                          mpg_cuda_blocks(o.count, MPG_CUDA_THREADS * mpg_pack<T>::COUNT),
                          MPG_CUDA_THREADS, 0, a, b, out, o.count, o.how, value, aligned);
@@ -177,7 +179,7 @@ mpg_status launch_row(const mpg_kernel_call *call, int row, row_kind kind, const
   else if (compute == 'l')
     value.i64 = mpg_whole(o.scalar);
   else {
-    /* Clamps to int32_t, so that comparisons with larger numbers are correct. */
+    /* Clamps to int32_t, so that comparisons with larger scalars are correct. */
     int64_t whole = mpg_whole(o.scalar);
     value.i32 = whole > INT32_MAX ? INT32_MAX : whole < INT32_MIN ? INT32_MIN : (int32_t)whole;
   }

@@ -1,6 +1,6 @@
-/* Cumulative sums. A block processes a line along the axis, one tile of MPG_CUDA_THREADS elements
- * after another. It computes a tile's prefix sum in shared memory (Hillis-Steele scan) and adds the
- * sum of all earlier tiles. The order of additions depends on the line's length only. Floats are
+/* Cumulative sums. A block processes a line along the axis, tile by tile (MPG_CUDA_THREADS
+ * elements). It computes each tile's prefix sum in shared memory (Hillis-Steele scan) and adds the
+ * sum of all earlier tiles. The order of additions depends only on the line's length. Floats are
  * summed in double. */
 #include "kernels/cuda/access.h"
 
@@ -52,7 +52,7 @@ mpg_status mpg_cuda_cumsum(const mpg_kernel_call *call) {
 #define SUM(C)                                                                         \
   return mpg_cuda_launch(call, cumsum_kernel<C>, blocks, MPG_CUDA_THREADS, 0, in, out, \
                          outer * inner, length, inner, params->reverse)
-  switch (out.dtype) { /* the result's dtype decides the type of the sums */
+  switch (out.dtype) { /* the result's dtype determines the type of the sums */
     case MPG_FLOAT32:
     case MPG_FLOAT16:
     case MPG_BFLOAT16:

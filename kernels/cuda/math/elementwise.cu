@@ -99,7 +99,8 @@ mpg_status launch_unary(const mpg_kernel_call *call, int row, unary_kind kind, n
                          (const void *)call->inputs[0].data, call->outputs[0].data, count,
                          constants);
 }
-/* Launches the kernel of a call's formula. Returns false if the op has no formula. */
+/* Launches the kernel for the call's formula and sets *status. Returns false if the op has no
+ * formula. */
 bool launch_formula(const mpg_kernel_call *call, mpg_status *status) {
   numbers constants;
   mpg_unary_constants(call->op, call->params, &call->inputs[0].desc.shape, constants.values);
@@ -124,8 +125,8 @@ mpg_status mpg_cuda_unary(const mpg_kernel_call *call) {
 /* --- LeakyReLU -------------------------------------------------------------------------------- */
 namespace {
 
-struct slopes {            /* slopes of PRELU (gamma) and RRELU */
-  const void *gamma;       /* NULL for RRELU, whose slope is random or the mean of the bounds */
+struct slopes {            /* slopes of PReLU (gamma) and RReLU */
+  const void *gamma;       /* NULL for RReLU, whose slope is random or the mean of the bounds */
   int64_t channels, inner; /* gamma's index: i / inner % channels */
   mpg_cuda_key key;
   double lower, upper;
@@ -210,7 +211,7 @@ mpg_status mpg_cuda_leaky_relu(const mpg_kernel_call *call) {
   void *mask = NULL;
   if (params->act_type == MPG_LEAKY_PRELU) {
     mpg_shape gamma = mpg_prelu_shape(&desc->shape, &call->inputs[1].desc.shape);
-    int last = desc->shape.ndim > 1 && gamma.dims[1] != 1; /* gamma's axis is the last */
+    int last = desc->shape.ndim > 1 && gamma.dims[1] != 1; /* last axis along which gamma varies */
     s.gamma = call->inputs[1].data;
     s.channels = count_of(&call->inputs[1]);
     s.inner = mpg_shape_product(&desc->shape, last + 1, desc->shape.ndim);
@@ -236,7 +237,7 @@ mpg_status mpg_cuda_backward_leaky_relu(const mpg_kernel_call *call) {
   return MPG_OK;
 }
 
-/* --- add_n: in the order of the arrays -------------------------------------------------------- */
+/* --- add_n: adds arrays in order -------------------------------------------------------------- */
 namespace {
 
 enum { TERMS = 32 }; /* maximum arrays per launch; longer sums use several launches */
@@ -254,8 +255,8 @@ __global__ void add_n_kernel(terms t, T *out, int64_t count) {
   out[i] = mpg_to<T>(sum);
 }
 
-/* Adds the arrays of one launch, if a sum needs several launches. The running sum is in scratch
- * memory, in the compute type, so it is rounded only once. */
+/* Adds the arrays of one launch, for a sum that needs several launches. The running sum is kept in
+ * scratch memory in the compute type, so the result is rounded only once. */
 template <class T, class C>
 __global__ void add_more_kernel(terms t, C *sums, T *out, int64_t count, bool first) {
   int64_t i = MPG_CUDA_INDEX;

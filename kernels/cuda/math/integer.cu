@@ -1,8 +1,8 @@
 /* Integer matrix products for quantized dense layers and convolutions: int8 or uint8 data times
  * int8 weights, with exact sums modulo 2^32. The dp4a instruction computes four products at once. A
- * block computes a tile of TILE output positions by TILE filters. It iterates over the sum's terms,
- * with STEP words per position and filter in shared memory at a time. For a convolution, the bytes
- * of a position's window are gathered in the order of the weight (implicit im2col). */
+ * block computes a tile of TILE output positions by TILE filters. It iterates over the terms of the
+ * sums and keeps STEP words per position and filter in shared memory at a time. For a convolution,
+ * the bytes of a position's window are gathered in the order of the weight (implicit im2col). */
 #include "kernels/cuda/cuda.h"
 extern "C" {
 #include "op/layers/convolution.h"
@@ -14,11 +14,11 @@ enum { TILE = 64, STEP = 8, SIDE = 16, EACH = TILE / SIDE };
 
 struct product : mpg_window {        /* three axes */
   const uint8_t *data, *weight;      /* int8 or uint8 */
-  int32_t *result;                   /* for all output positions of all samples */
+  int32_t *result;                   /* sums for all output positions of all samples */
   int64_t batch, places, k;          /* places: output positions per sample; k: terms per sum */
   int64_t channels, filters, groups; /* channels, filters: per group */
   bool last;                         /* all arrays are channels-last */
-  bool whole_words, whole_weight;    /* data (weight) can be read as aligned words of four bytes */
+  bool whole_words, whole_weight;    /* data, weight: readable as aligned 4-byte words */
 };
 
 template <class T>
@@ -38,8 +38,8 @@ __device__ __forceinline__ int32_t add_products(uint32_t a, uint32_t b, int32_t 
 #endif
 }
 
-/* Reads the data of one output position as words of four bytes, in the order of the weight. I is
- * the type of byte indices; 32-bit indices are faster. */
+/* Reads the data for one output position as 4-byte words, in the weight's order. I is the type of
+ * byte indices. 32-bit indices are faster. */
 template <class I>
 struct gathered {
   const uint8_t *image; /* data of the sample and group; NULL past the last position */
@@ -57,7 +57,7 @@ struct gathered {
       place = next;
     }
   }
-  /* Returns the address of byte k, or NULL in the padding. */
+  /* Returns the address of byte k, or NULL if it is in the padding. */
   __device__ __forceinline__ const uint8_t *find(const product &t, I k) const {
     I window = (I)(t.kernel[0] * t.kernel[1] * t.kernel[2]),
       channel = t.last ? k % (I)t.channels : k / window,

@@ -17,7 +17,7 @@ extern "C" {
 
 namespace {
 
-/* --- Libraries of a device: handles, and function pointers in the order of their names -------- */
+/* --- Per-device library handles, and function pointers in the order of their names ------------ */
 #define ROUTINE(name, parameters) int(*name) parameters;
 #define BLAS_SINGLE(name, parameters) "cublasS" #name,
 #define BLAS_DOUBLE(name, parameters) "cublasD" #name,
@@ -136,7 +136,7 @@ mpg_status open(const mpg_kernel_call *call, const matrices &t, libraries **all)
 
 /* Request for an array in scratch memory. */
 struct piece {
-  void *to; /* a T **; receives the address */
+  void *to; /* a T ** that receives the address */
   int64_t count;
   size_t item;
 };
@@ -177,8 +177,8 @@ mpg_status refuse(const mpg_kernel_call *call, const int *infos, int64_t count,
 }
 
 /* --- Cholesky --------------------------------------------------------------------------------- */
-/* Fills the triangle that LAPACK leaves unchanged, with zeros or (`mirror`) with the transpose of
- * the `lower` or upper triangle. */
+/* Fills the triangle that LAPACK leaves unchanged: with the transpose of the computed triangle if
+ * `mirror` is true, else with zeros. `lower` is true if LAPACK computed the lower triangle. */
 template <class T>
 __global__ void other_triangle_kernel(T *a, matrices t, bool lower, bool mirror) {
   int64_t i = MPG_CUDA_INDEX;
@@ -246,7 +246,7 @@ template <class T>
 __global__ void lower_kernel(const T *q, T *l, matrices t) {
   int64_t i = MPG_CUDA_INDEX;
   if (i >= t.count * t.rows * t.rows) return;
-  int64_t r = i / t.rows, c = i % t.rows; /* r counts the rows of all matrices */
+  int64_t r = i / t.rows, c = i % t.rows; /* r is the row index across all matrices */
   l[i] = c <= r % t.rows ? q[r * t.columns + c] : (T)0;
 }
 
@@ -277,8 +277,8 @@ mpg_status lq(const mpg_kernel_call *call) {
 }
 
 /* --- Eigenvectors ----------------------------------------------------------------------------- */
-/* Normalizes the signs of eigenvectors: the element of largest magnitude becomes positive (the
- * first one if several are equal). One thread per vector. */
+/* Normalizes the signs of eigenvectors: the element with the largest magnitude becomes positive
+ * (the first such element if there are several). One thread per vector. */
 template <class T>
 __global__ void signs_kernel(T *vectors, int64_t count, int64_t n) {
   int64_t i = MPG_CUDA_INDEX;
@@ -328,7 +328,7 @@ struct factors {
   matrices t;
   libraries *all;
   T *lu, **places, **inverses;
-  int *pivots, *infos, *unused; /* unused: statuses of the inversion, which repeat `infos` */
+  int *pivots, *infos, *unused; /* unused: statuses of the inversion, equal to `infos` */
 
   mpg_status compute(const mpg_kernel_call *call) {
     int n = (int)t.n;

@@ -1,11 +1,11 @@
 /* Ops that are matrix products: dot, batch_dot, linalg_gemm, linalg_syrk, FullyConnected. They
- * describe the product for mpg_cuda_multiply (product.h). */
+ * describe their product to mpg_cuda_multiply (product.h). */
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/math/product.h"
 
 namespace {
 
-/* Copies the lower triangle of each matrix to the upper one, so that the result is exactly
+/* Copies the lower triangle of each matrix to the upper triangle, so that the result is exactly
  * symmetric. */
 template <class T>
 __global__ void mirror_kernel(T *out, int64_t n, int64_t count) {
@@ -93,7 +93,7 @@ mpg_status mpg_cuda_linalg_gemm(const mpg_kernel_call *call) {
   p.ldb = inner * b_inner;
   p.ldc = inner * c_inner;
   int64_t a_outer = as->dims[axis] * p.lda, b_outer = bs->dims[axis] * p.ldb, c_outer = p.m * p.ldc;
-  bool groups = outer >= inner; /* true if `outer` is the batch of a call */
+  bool groups = outer >= inner; /* true if `outer` is the batch of a library call */
   p.count = groups ? outer : inner;
   p.a_step = groups ? a_outer : a_inner;
   p.b_step = groups ? b_outer : b_inner;

@@ -1,4 +1,4 @@
-/* Matrix products by cuBLASLt, which is column-major. A row-major product c = a b is the
+/* Matrix products with cuBLASLt, which is column-major. A row-major product c = a b is the
  * column-major product c^T = b^T a^T, so operands are passed in reverse order: op(b)^T is (n, k),
  * op(a)^T (k, m), and the result (n, m). The bias then runs along cuBLASLt's rows, as its bias
  * epilogue requires.
@@ -40,14 +40,14 @@ struct signature {
 struct plan {
   signature key;
   plan *next, *newer, *older;
-  bool bias_apart; /* cuBLASLt cannot add the bias, so c is filled with it and beta is 1 */
+  bool bias_apart; /* cuBLASLt cannot add the bias, so c is filled with the bias and beta is 1 */
   cublasLtMatmulDesc_t desc;
-  cublasLtMatrixLayout_t a, b, c; /* named as in the row-major product */
+  cublasLtMatrixLayout_t a, b, c; /* layouts, named after the row-major product's matrices */
   cublasLtMatmulAlgo_t algo;
   size_t workspace;
 };
 
-/* State of a device. */
+/* Per-device state. */
 struct products {
   functions lt;
   cublasLtHandle_t handle;
@@ -167,16 +167,16 @@ cublasStatus_t set_epilogue(const functions *lt, plan *p, uint32_t epilogue, con
              : status;
 }
 
-/* Returns an alignment that all matrices of a batch have, given that the first one is aligned to
+/* Returns the alignment in bytes that all matrices of a batch have if the first one is aligned to
  * ALIGNMENT. */
 uint32_t alignment_of(const signature &key, int64_t step) {
   uint64_t bytes = key.count > 1 ? (uint64_t)step * mpg_dtype_size((mpg_dtype)key.dtype) : 0;
   return (uint32_t)((bytes | ALIGNMENT) & -(bytes | ALIGNMENT));
 }
 
-/* Chooses an algorithm by cuBLASLt's heuristics, which depend on the sizes and the GPU. Only
- * algorithms that add partial sums in the compute type are allowed, since other algorithms round
- * the partial sums. */
+/* Chooses an algorithm with cuBLASLt's heuristics, which depend on the sizes and the GPU. Allows
+ * only algorithms that add partial sums in the compute type, because other algorithms round the
+ * partial sums. */
 cublasStatus_t choose(const products *all, plan *p) {
   const struct {
     int preference;
@@ -282,8 +282,8 @@ mpg_status scale(const mpg_kernel_call *call, const mpg_cuda_product *p) {
   return MPG_OK;
 }
 
-/* Replaces values that do not affect the result by ones that cuBLASLt accepts, and returns the
- * signature. For example, cuBLASLt checks the row stride even of a single row. */
+/* Replaces values that do not affect the result with values that cuBLASLt accepts, and returns the
+ * signature. For example, cuBLASLt rejects a small row stride even for a single row. */
 signature normalise(mpg_cuda_product *p) {
   int64_t a_columns = p->transpose_a ? p->m : p->k, b_columns = p->transpose_b ? p->k : p->n;
   if (p->lda < a_columns) p->lda = a_columns;
@@ -327,8 +327,9 @@ struct copies {
   }
 };
 
-/* Allocates the workspace, and replaces unaligned operands by copies that follow it. The copy of c
- * includes the gaps between rows, which are later copied back unchanged. */
+/* Allocates the workspace, and replaces unaligned operands with copies, which follow the workspace
+ * in memory. The copy of c includes the gaps between rows, which are later copied back
+ * unchanged. */
 mpg_status align(const mpg_kernel_call *call, const plan *found, mpg_cuda_product *p,
                  char **workspace) {
   bool in_place = !p->c0 || p->c0 == p->c;

@@ -1,4 +1,4 @@
-/* Matrix products by cuBLASLt. */
+/* Matrix products with cuBLASLt. */
 #ifndef KERNELS_CUDA_MATH_PRODUCT_H
 #define KERNELS_CUDA_MATH_PRODUCT_H
 
@@ -13,7 +13,7 @@ extern "C" {
  * row. lda, ldb and ldc are row strides, and the steps are strides between matrices, in elements.
  * Sizes of 0 are valid. */
 typedef struct mpg_cuda_product {
-  mpg_dtype dtype; /* of all arrays; a floating-point type */
+  mpg_dtype dtype; /* dtype of all arrays, a floating-point type */
   bool transpose_a, transpose_b;
   int64_t m, n, k, lda, ldb, ldc;
   int64_t count, a_step, b_step, c_step;
@@ -24,9 +24,9 @@ typedef struct mpg_cuda_product {
   void *c;
 } mpg_cuda_product;
 
-/* Queues a product. Uses the scratch slot MPG_SCRATCH_LIBRARY, so arrays must not be in it. 16-bit
- * floats are summed in float32. The algorithm depends on sizes, dtype and GPU only: unaligned
- * arrays are copied, so that alignment does not affect results. */
+/* Queues a product. Uses the scratch slot MPG_SCRATCH_LIBRARY, so the arrays must not be in that
+ * slot. 16-bit floats are summed in float32. The algorithm depends only on sizes, dtype and GPU.
+ * Unaligned arrays are copied, so that alignment does not affect results. */
 mpg_status mpg_cuda_multiply(const mpg_kernel_call *call, const mpg_cuda_product *product);
 /* Reads a boolean environment variable. *on receives true for 1, false for 0, and `otherwise` if
  * the variable is not set. Fails for all other values. */

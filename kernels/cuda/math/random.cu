@@ -1,5 +1,6 @@
-/* Random numbers, with the same scheme as kernels/cpu/math/random.c. One thread draws an element.
- * For multinomial draws, a first kernel computes cumulative sums of each row's probabilities. */
+/* Random numbers. Each element is drawn from the same random words as in kernels/cpu/math/random.c.
+ * For multinomial draws, a first kernel computes the cumulative sums of each row's
+ * probabilities. */
 #include "kernels/cuda/access.h"
 #include "kernels/cuda/runtime/device_assert.h"
 #define MPG_MATH_WITHOUT_FMA
@@ -11,9 +12,9 @@ struct plan {
   mpg_law law;
   mpg_cuda_key key;
   mpg_untyped out;
-  mpg_untyped as, bs;      /* parameter arrays; as.data is NULL if `law` has the parameters */
+  mpg_untyped as, bs;      /* parameter arrays; as.data is NULL if the parameters are in `law` */
   int64_t each;            /* results per element of the parameter arrays */
-  unsigned long long *bad; /* index of the first invalid parameters */
+  unsigned long long *bad; /* receives the index of the first invalid parameters */
 };
 
 __device__ __forceinline__ uint32_t word(const mpg_random_key &key, uint64_t w) {
@@ -62,7 +63,7 @@ __device__ double draw_double(const plan &p, const mpg_random_key &key, uint64_t
   }
 }
 
-/* Returns the upper 64 bits of the 128-bit product. */
+/* Returns the upper 64 bits of the 128-bit product x * y. */
 __device__ __forceinline__ uint64_t upper(uint64_t x, uint64_t y) {
 #ifdef __CUDA_ARCH__
   return __umul64hi(x, y);
@@ -145,8 +146,8 @@ mpg_status mpg_cuda_sample(const mpg_kernel_call *call) {
 /* --- Multinomial ------------------------------------------------------------------------------ */
 namespace {
 
-/* Computes each row's cumulative sums in order, and records the first row whose sum is invalid. One
- * thread per row. */
+/* Computes each row's cumulative sums, and records the first row whose sum is invalid. One thread
+ * per row. */
 __global__ void sums_kernel(mpg_untyped data, double *sums, int64_t rows, int64_t outcomes,
                             unsigned long long *bad) {
   int64_t row = MPG_CUDA_INDEX;

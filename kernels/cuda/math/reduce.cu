@@ -2,15 +2,16 @@
  *
  * Each run of adjacent reduced axes is reduced by one or more passes, innermost run first. A pass
  * views its source as (outer, count, inner) and computes (outer, chunks, inner). `count` is split
- * into chunks whose length depends on shapes only. If there are several chunks, further passes
- * reduce their results.
+ * into chunks whose length depends only on shapes. If there are several chunks, further passes
+ * reduce the chunks' results.
  *
- * If elements are contiguous (inner is 1), short rows of floats are held in registers (rows.h), and
- * otherwise a warp or a block reduces a chunk. If they are not contiguous, a block reduces COLUMNS
- * columns: it has ROWS rows of threads, each of which adds every ROWS-th row of the chunk. A thread
- * adds about 64 elements at most, and the threads' sums are combined in a tree, so rounding errors
- * stay small. float16, bfloat16 and float32 accumulate in float, float64 in double, integers in
- * int64_t. The last pass divides, takes the root and converts.
+ * If elements are contiguous (inner is 1), short rows of floats are held in registers (rows.h). For
+ * other contiguous rows, a warp or a block reduces a chunk. If elements are not contiguous, a block
+ * reduces COLUMNS columns. It has ROWS rows of threads, and each row of threads adds every ROWS-th
+ * row of the chunk. A thread adds about 64 elements at most, and the threads' sums are combined in
+ * a tree, so rounding errors stay small. float16, bfloat16 and float32 accumulate in float, float64
+ * in double, integers in int64_t. The last pass divides, takes the square root and converts the
+ * result.
  */
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/rows.h"
@@ -24,7 +25,7 @@ namespace {
 
 enum { CHUNK = 16384, WARP_COUNT = 512, COLUMNS = 32, ROWS = 8, ROW_CHUNK = 512 };
 
-struct anything; /* tag of a source whose dtype is known only at run time */
+struct anything; /* tag for a source whose dtype is known only at run time */
 template <class T>
 struct source_of {
   const T *data;
@@ -48,8 +49,8 @@ struct source_of<anything> {
 struct ending {
   bool last;
   mpg_dtype dtype;
-  int64_t count;  /* divisor; 0 for none */
-  bool root, nan; /* nan: the result is NaN (the mean of no elements) */
+  int64_t count;  /* divisor; 0 to skip the division */
+  bool root, nan; /* nan: true if the result is NaN (the mean of no elements) */
 };
 
 /* Type for additions and multiplications: integers are unsigned, so that overflow wraps around
@@ -152,7 +153,7 @@ template <class T, class C>
 __global__ void warp_rows_kernel(source_of<T> source, pass p, void *target, ending end) {
   int64_t row = MPG_CUDA_INDEX / 32;
   int lane = threadIdx.x & 31;
-  if (row >= p.outer) return; /* the whole warp */
+  if (row >= p.outer) return; /* uniform across the warp */
   combiner<C> combine = {p.how};
   C sum = neutral<C>(p.how);
   for (int64_t i = lane; i < p.count; i += 32)
@@ -203,7 +204,7 @@ __global__ void columns_kernel(source_of<T> source, pass p, void *target, ending
 }
 
 /* Fast path of columns_kernel for plain sums of aligned floats: a thread loads eight adjacent
- * columns 16 bytes at a time. Results are bit-identical to those of columns_kernel. */
+ * columns, 16 bytes at a time. Results are bit-identical to those of columns_kernel. */
 template <class T>
 __global__ void column_sums_kernel(const T *source, pass p, void *target, ending end) {
   enum { EIGHT = 8, WIDE = COLUMNS * EIGHT, AHEAD = 4 };
@@ -303,7 +304,8 @@ int64_t chunk_length(int64_t count, int64_t inner) {
   return count <= length + length / 2 ? (count > 0 ? count : 1) : length;
 }
 
-/* Returns the first pass over a run of axes. The inner runs have already been reduced. */
+/* Returns the first pass over a run of axes. Assumes that the inner runs have already been
+ * reduced. */
 pass pass_of(const mpg_runs &r, int run) {
   pass p = {};
   mpg_runs_around(&r, run, &p.outer, &p.inner);

@@ -1,9 +1,9 @@
 /* Softmax, log-softmax, cross-entropy, and their gradients. Arrays are (before, n, after).
  * Contiguous rows (after is 1) are held in the registers of a warp or a block, so they are read
- * only once (rows.h). For rows that are too long, one pass computes the sum of exponentials
- * relative to a running maximum (online softmax). For mixed dtypes and float64, a warp or a block
- * iterates over a row. If rows are not contiguous, one thread processes a row, and adjacent threads
- * process adjacent rows. 16-bit floats are computed in float and rounded when a result is stored.
+ * only once (rows.h). For longer rows, one pass computes the sum of exponentials relative to a
+ * running maximum (online softmax). For mixed dtypes and float64, a warp or a block iterates over a
+ * row. If rows are not contiguous, one thread processes a row, and adjacent threads process
+ * adjacent rows. 16-bit floats are computed in float and rounded when a result is stored.
  */
 #include "kernels/cuda/access.h"
 #include "kernels/cuda/rows.h"
@@ -18,7 +18,8 @@ MPG_HOST_DEVICE float exp_of(float x) { return expf(x); }
 MPG_HOST_DEVICE double exp_of(double x) { return exp(x); }
 MPG_HOST_DEVICE float log_of(float x) { return logf(x); }
 MPG_HOST_DEVICE double log_of(double x) { return log(x); }
-/* Maximum that ignores NaN. A NaN still reaches the results, through the sum of exponentials. */
+/* Maximum that ignores NaN. A NaN nevertheless reaches the results through the sum of
+ * exponentials. */
 struct larger {
   template <class C>
   MPG_MEMBER C operator()(C a, C b) const {
@@ -65,7 +66,8 @@ __device__ __forceinline__ int64_t start_of(const extent &e, int64_t row) {
   return row / e.after * e.n * e.after + row % e.after;
 }
 
-/* Computes a row's largest element and the sum of exp(element - largest). */
+/* Computes the largest of a row's elements x, which are scaled by e.scale, and the sum of
+ * exp(x - largest). */
 template <class G, class C, class S>
 __device__ void statistics(const S &in, const extent &e, int64_t start, int64_t length, C *max_is,
                            C *sum_is) {
@@ -114,7 +116,7 @@ __device__ void back_row(kind what, const S &grad, const S &y, const O &out, con
   }
 }
 
-/* Loop bounds for iterating over rows, each of which is shared by a group G of threads. */
+/* Loop bounds for iterating over rows. Each row is shared by a group G of threads. */
 template <class G>
 __device__ __forceinline__ int64_t first_row() {
   int per_block = (int)blockDim.x / G::step();
@@ -163,7 +165,7 @@ mpg_status launch_untyped(const mpg_kernel_call *call, kind what, mpg_untyped in
 }
 
 /* --- Rows in registers: R is an mpg_row ------------------------------------------------------- */
-/* Loads the chunk at `begin` and scales it. Elements from `length` on become -infinity, so that
+/* Loads the chunk at `begin` and scales it. Elements at or after `length` become -infinity, so that
  * they do not affect the softmax. */
 template <class R>
 __device__ __forceinline__ void read(const typename R::element *x, int64_t begin, int64_t n,
@@ -212,7 +214,7 @@ __device__ __forceinline__ void row_statistics(const typename R::element *x, int
     *max_is = R::reduce(largest(values), -INFINITY, mpg_larger_number());
     *sum_is = R::sum(sum_of_exps<KEPT>(values, *max_is));
   } else {
-    float max = -INFINITY, base = 0, sum = 0; /* base: max, or 0 while max is -infinity */
+    float max = -INFINITY, base = 0, sum = 0; /* base: max, or 0 as long as max is -infinity */
     for (int64_t begin = 0; begin < n; begin += R::CHUNK) {
       read<R>(x, begin, n, length, scale, values);
       float now = fmaxf(max, largest(values)), now_base = now == -INFINITY ? 0 : now;
@@ -225,7 +227,7 @@ __device__ __forceinline__ void row_statistics(const typename R::element *x, int
   }
 }
 
-/* Computes and stores the results of the chunk `values`. */
+/* Computes and stores the results for the chunk in `values`. */
 template <class R, kind WHAT>
 __device__ __forceinline__ void write(typename R::element *out, int64_t begin, int64_t n,
                                       int64_t length, float max, float sum,
@@ -267,7 +269,8 @@ __global__ void __launch_bounds__(MPG_CUDA_THREADS, R::full ? 0 : 2)
   }
 }
 
-/* Computes a chunk's gradient from the output's gradient g (overwriting g), and stores it. */
+/* Computes a chunk's gradient from the output's gradient g, overwriting g, and stores the
+ * result. */
 template <class R>
 __device__ __forceinline__ void write_back(kind what, typename R::element *out, int left,
                                            float (&g)[R::SIZE], const float (&y)[R::SIZE],
@@ -431,9 +434,9 @@ mpg_status mpg_cuda_softmax_output(const mpg_kernel_call *call) {
 /* --- Cross-entropy ---------------------------------------------------------------------------- */
 namespace {
 
-/* Outputs per row: the loss, and for backward the largest score (`max`) and the logarithm of the
- * sum of exp(score - max) (`log_sum`). If `losses` is not NULL, `put` stores only the unrounded
- * loss there, to be summed later. */
+/* Outputs per row: the loss, the largest score (`max`), and the logarithm of the sum of
+ * exp(score - max) (`log_sum`). The last two are saved for backward. If `losses` is not NULL, `put`
+ * stores only the unrounded loss, in `losses`, to be summed later. */
 template <class C>
 struct ce_results {
   mpg_untyped loss;
