@@ -28,7 +28,7 @@ struct mpg_attention {
   bool causal, drops;
   mpg_cuda_key draw;
   const uint64_t *drawn; /* backward: the forward pass's key, in device memory */
-  uint32_t threshold;    /* a weight is kept if the upper 24 bits of its word are below it */
+  uint32_t threshold;    /* a weight is kept if its random word's upper 24 bits are below it */
 };
 
 template <class T>
@@ -41,15 +41,15 @@ __device__ __forceinline__ bool mpg_sees(const mpg_attention<T> &p, int64_t row,
   return row < p.rows && key < p.keys && (!p.causal || key <= row);
 }
 
-/* Returns the random key of dropout. All weights of a row are in one run of the key, so their words
- * are consecutive. */
+/* Returns the random key of dropout. A row's weights all lie within one run of the key
+ * (base/philox.h), so their random words are consecutive. */
 template <class T>
 __device__ __forceinline__ mpg_random_key mpg_key_of(const mpg_attention<T> &p) {
   return p.drawn ? mpg_cuda_read_key(p.drawn) : p.draw.read();
 }
 
-/* True if the tensor core kernels support the call's sizes. Alignment does not matter, so that it
- * cannot change results. */
+/* True if the tensor core kernels support the call's sizes. Alignment does not affect the choice,
+ * so that it cannot change results. */
 template <class T>
 static inline bool mpg_attention_has_tensor(const mpg_attention<T> &p, int64_t batch) {
   return p.width <= 128 && p.value_width <= 128 && p.rows < 1 << 24 && p.keys < 1 << 24 &&

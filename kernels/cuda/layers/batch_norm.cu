@@ -1,19 +1,19 @@
-/* BatchNorm, alone or followed by relu or by an addition and relu.
+/* BatchNorm, optionally followed by relu or by an addition and relu.
  *
  * Data is (outer, channels, inner). If channels are last (inner is 1), a thread processes eight
- * adjacent channels of some rows: 16 bytes of a 16-bit type, and one byte of relu's mask. Otherwise
- * a block processes a chunk of one channel, whose planes are not contiguous. Every array is read
- * once for the sums and once for normalization.
+ * adjacent channels of some rows, which are 16 bytes of a 16-bit type and one byte of relu's mask.
+ * Otherwise a block processes a chunk of one channel, whose planes are not adjacent in memory.
+ * Every array is read once for the sums and once for normalization.
  *
  * Sums are deterministic: threads sum a channel in float (double for float64), in chunks that
- * depend on shapes only, and the chunks' sums are added in double.
+ * depend only on shapes, and the chunks' sums are added in double.
  *
  * Variances must be accurate even if the mean is much larger than the spread. Hence a thread sums
  * the distances from its first element, the pilot. The pilot's squared distance from the thread's
  * mean is at most the number of elements (THREAD_ROWS) times their variance, so cancellation is
- * limited. Means are stored relative to the channel's first element. Normalization subtracts the
- * unrounded mean. Per-channel factors and shifts are in scratch memory, since outputs may overwrite
- * the parameters.
+ * limited. The chunks' means are stored relative to the channel's first element. Normalization
+ * subtracts the unrounded mean. Per-channel factors and shifts are in scratch memory, because
+ * outputs may overwrite the parameters.
  */
 #include "kernels/cuda/access.h"
 #include "kernels/cuda/neighbours.h"
@@ -22,22 +22,22 @@ namespace {
 
 enum { WARP = 32, SUMS = 3 };
 enum {
-  EIGHT = 8,         /* channels per thread */
+  EIGHT = 8,         /* channels per thread, if channels are last */
   THREAD_ROWS = 256, /* maximum rows that a thread sums */
   BLOCKS = 1024,     /* approximate number of blocks for sums, if channels are last */
   LEAST_ROWS = 8,    /* minimum rows that a thread sums */
   APPLY_ROWS = 16,   /* rows that a thread normalizes */
   CHUNK = 8192,      /* channels first: elements of a channel that a block sums */
-  GRID = 65535       /* maximum blocks along the grid's y */
+  GRID = 65535       /* maximum number of blocks along y */
 };
 
 struct extent {
   int64_t outer, channels, inner, chunks;
-  bool last;             /* inner is 1: channels are contiguous */
+  bool last;             /* true if inner is 1, so channels are contiguous */
   int rows;              /* channels last: rows per chunk */
-  int64_t planes, parts; /* channels first: planes per chunk and chunks per plane; one is 1 */
-  /* A block is 2^across threads wide, along channels or along a plane. Its height covers further
-   * rows or further planes. */
+  int64_t planes, parts; /* channels first: planes per chunk, chunks per plane; at least one is 1 */
+  /* A block is 2^across threads wide. Threads along x process channels of a row (channels last) or
+   * elements of a plane (channels first). Threads along y process different rows or planes. */
   int across;
 };
 
@@ -49,8 +49,8 @@ struct batch_norm {
   /* mean, inverse (1 / standard deviation): outputs of forward, inputs of backward */
   C *moving_mean, *moving_var, *mean, *inverse;
   C *dgamma, *dbeta;
-  /* Relu's mask, NULL without relu. Per row: mask_bytes bytes of bits for elements that pass,
-   * mask_bytes bytes of bits for NaN, and one byte that is 0 if the row has no NaN. */
+  /* Relu's mask; NULL without relu. Each row has mask_bytes bytes with bits for elements that pass,
+   * mask_bytes bytes with bits for NaN elements, and one byte that is 0 if the row has no NaN. */
   uint8_t *mask;
   int64_t mask_bytes;
   double eps, momentum;
@@ -61,7 +61,7 @@ struct batch_norm {
   C *center, *scale, *shift, *slope; /* per channel */
 };
 
-/* Loads the per-channel values of eight channels, of which `live` exist; the rest become 0. */
+/* Loads the per-channel values of eight channels. Only the first `live` exist; the others get 0. */
 template <bool FULL, class C>
 __device__ __forceinline__ void of_channels(const C *from, int live, C (&values)[EIGHT]) {
   mpg_neighbours<C, EIGHT, FULL> data = {};
@@ -74,7 +74,7 @@ MPG_HOST_DEVICE int smaller(int64_t a, int b) { return a < b ? (int)a : b; }
 
 /* --- Channels last: a block is (threads across channels, threads down rows) ------------------- */
 
-/* Returns how many of the eight channels from c on exist. */
+/* Returns how many of the eight channels starting at c exist. */
 MPG_HOST_DEVICE int live_channels(const extent &e, int64_t c) {
   return e.channels <= c ? 0 : smaller(e.channels - c, EIGHT);
 }
@@ -84,8 +84,8 @@ MPG_HOST_DEVICE int rows_of(const extent &e, int rows, int y) {
   return rows <= y ? 0 : ((rows - y - 1) / down) + 1;
 }
 
-/* Computes each channel's mean in a chunk, relative to the channel's first element, and the sum of
- * squared distances from that mean. */
+/* Computes, for each channel of a chunk, the mean relative to the channel's first element and the
+ * sum of squared distances from the mean. */
 template <class T, class C, bool FULL>
 __global__ void statistics_last_kernel(batch_norm<T, C> t) {
   enum { AHEAD = sizeof(T) == 2 ? 4 : 2 };
@@ -165,8 +165,8 @@ struct relu_mask {
   }
 };
 
-/* Sums the threads' values for each channel of a block. Thread i of the block returns the sum of
- * the block's channel i; threads beyond the channels return 0. */
+/* Sums the threads' values for each of the block's channels. Thread i of the block returns the sum
+ * for channel i. Threads without a channel return 0. */
 template <class C>
 __device__ __forceinline__ C down_rows(C *shared, const C (&values)[EIGHT]) {
   int columns = blockDim.x * EIGHT, me = threadIdx.y * blockDim.x + threadIdx.x;
@@ -181,8 +181,8 @@ __device__ __forceinline__ C down_rows(C *shared, const C (&values)[EIGHT]) {
   return (C)total;
 }
 
-/* Computes three sums per channel of a chunk: of the gradients, of the gradients times the
- * distances from the mean, and of the distances. */
+/* Computes three sums for each channel of a chunk: the sum of the gradients, the sum of the
+ * gradients times the distances from the mean, and the sum of the distances. */
 template <class T, class C, bool FULL, bool MASKED>
 __global__ void gradient_sums_last_kernel(batch_norm<T, C> t) {
   enum { AHEAD = sizeof(T) == 2 ? 2 : 1 };
@@ -239,8 +239,8 @@ __global__ void gradient_sums_last_kernel(batch_norm<T, C> t) {
 
 enum behind { NOTHING, RELU, ADD_AND_RELU };
 
-/* Normalizes, then adds the residual and applies relu as WHAT says. All threads of a warp run the
- * same number of iterations, since they exchange NaN flags. */
+/* Normalizes and, depending on WHAT, adds the residual and applies relu. All threads of a warp run
+ * the same number of iterations, because they exchange NaN flags. */
 template <class T, class C, bool FULL, behind WHAT>
 __global__ void apply_last_kernel(batch_norm<T, C> t) {
   enum { AHEAD = 2 };
@@ -249,7 +249,7 @@ __global__ void apply_last_kernel(batch_norm<T, C> t) {
           stride = blockDim.y * t.e.channels;
   int rows = smaller(t.e.outer - begin, blockDim.y * APPLY_ROWS), columns = blockDim.x * EIGHT;
   unsigned lane = (threadIdx.y * blockDim.x + threadIdx.x) % WARP,
-           lanes = (blockDim.x < WARP ? 1u << blockDim.x : 0u) - 1u; /* lanes of a row */
+           lanes = (blockDim.x < WARP ? 1u << blockDim.x : 0u) - 1u; /* mask of a row's lanes */
   for (int64_t tile = blockIdx.y; tile * columns < t.e.channels; tile += gridDim.y) {
     int64_t c = tile * columns + threadIdx.x * EIGHT, at = (begin + threadIdx.y) * t.e.channels + c;
     int live = live_channels(t.e, c), todo = live ? rows : 0;
@@ -281,7 +281,7 @@ __global__ void apply_last_kernel(batch_norm<T, C> t) {
 #pragma unroll
           for (int k = 0; k < EIGHT; k++)
             values[k] = fma(values[k] - center[k], scale[k], shift[k]);
-          if (WHAT != NOTHING) mpg_round_all<T>(values); /* as a separate op would */
+          if (WHAT != NOTHING) mpg_round_all<T>(values); /* rounds like a separate op */
           if (WHAT == ADD_AND_RELU) {
 #pragma unroll
             for (int k = 0; k < EIGHT; k++) values[k] = residual[u].template get<C>(k) + values[k];
@@ -306,8 +306,8 @@ __global__ void apply_last_kernel(batch_norm<T, C> t) {
           if (mine) {
             mask[0] = (uint8_t)(passes & ~nans);
             mask[t.mask_bytes] = (uint8_t)nans;
-            /* The first lane of a short row writes the row's NaN flag. The flags of long rows have
-             * been cleared by no_nan_kernel and are set by the lanes that have a NaN. */
+            /* If a row fits in one warp, its first lane writes the row's NaN flag. For longer rows,
+             * no_nan_kernel has cleared the flag, and each lane that has a NaN sets it. */
             if (t.mask_bytes <= WARP ? c == 0 : nans != 0)
               mask[2 * t.mask_bytes - c / EIGHT] = t.mask_bytes > WARP || found;
           }
@@ -319,8 +319,8 @@ __global__ void apply_last_kernel(batch_norm<T, C> t) {
   }
 }
 
-/* Clears the NaN flags of all rows. Used if several warps share a row: each warp then sets the
- * row's flag if it has a NaN. */
+/* Clears the NaN flags of all rows. Needed if several warps share a row, because a warp then sets
+ * the row's flag if it has a NaN, but never clears it. */
 template <class T, class C>
 __global__ void no_nan_kernel(batch_norm<T, C> t) {
   for (int64_t row = MPG_CUDA_INDEX; row < t.e.outer; row += MPG_CUDA_STRIDE)
@@ -382,8 +382,8 @@ __global__ void back_last_kernel(batch_norm<T, C> t) {
 
 /* --- Channels first: a block processes one channel, chunk by chunk ---------------------------- */
 
-/* Calls each(position) for every group of N adjacent elements of a chunk that the thread
- * processes. */
+/* Calls each(position) for every group of N adjacent elements that the thread processes in a
+ * chunk. */
 template <int N, class F>
 __device__ __forceinline__ void in_chunk(const extent &e, int64_t chunk, F each) {
   int x = threadIdx.x & ((1 << e.across) - 1), y = threadIdx.x >> e.across;
@@ -519,7 +519,7 @@ __device__ __forceinline__ double over_chunks(const extent &e, bool live, F each
   return total;
 }
 
-/* Combines the chunks' statistics of a channel, updates the moving averages, and computes the
+/* Combines a channel's statistics over all chunks, updates the moving averages, and computes the
  * channel's factor and shift. */
 template <class T, class C>
 __global__ void statistics_kernel(batch_norm<T, C> t) {
@@ -564,7 +564,7 @@ __global__ void statistics_kernel(batch_norm<T, C> t) {
 
 /* Computes the gradients of gamma and beta, and the coefficients of
  * dx = (dy - mean(dy) - (x - mean) * inverse^2 * mean(dy * (x - mean))) * inverse * gamma.
- * Without batch statistics, the terms with means over the batch are 0. */
+ * Without batch statistics, the terms with mean() are 0. */
 template <class T, class C>
 __global__ void gradients_kernel(batch_norm<T, C> t) {
   int64_t c = (int64_t)blockIdx.x * WARP + threadIdx.x, channels = t.e.channels;
@@ -626,7 +626,8 @@ mpg_status prepare(const mpg_kernel_call *call, batch_norm<T, C> *t, int axis) {
   return MPG_OK;
 }
 
-/* Launches a channels-last kernel: blocks along x for rows, along y for tiles of channels. */
+/* Launches a channels-last kernel with blocks along x for rows and along y for tiles of
+ * channels. */
 template <class T, class C>
 mpg_status launch_last(const mpg_kernel_call *call, const batch_norm<T, C> &t,
                        void (*kernel)(batch_norm<T, C>), int64_t rows_per_block) {
@@ -636,7 +637,7 @@ mpg_status launch_last(const mpg_kernel_call *call, const batch_norm<T, C> &t,
       block(1u << t.e.across, MPG_CUDA_THREADS >> t.e.across);
   return mpg_cuda_launch(call, kernel, grid, block, 0, t);
 }
-/* Launches a channels-first kernel: blocks along x for channels, along y for chunks. */
+/* Launches a channels-first kernel with blocks along x for channels and along y for chunks. */
 template <class T, class C>
 mpg_status launch_first(const mpg_kernel_call *call, const batch_norm<T, C> &t,
                         void (*kernel)(batch_norm<T, C>)) {

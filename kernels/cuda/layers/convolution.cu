@@ -1,7 +1,7 @@
-/* Convolution, its gradients, and deconvolution. cuDNN computes them (vendor/cudnn.cu), or plain
- * sums if cuDNN has no implementation. cuDNN requires all arrays to be channels-first or all
- * channels-last, so in mixed layouts the weight is transposed. Unaligned arrays are copied, so that
- * alignment does not affect the choice of algorithm. */
+/* Convolution, its gradients, and deconvolution. They run in cuDNN (vendor/cudnn.cu), or as plain
+ * sums if cuDNN has no implementation. cuDNN requires that all arrays are channels-first or that
+ * all are channels-last, so the weight is transposed if layouts are mixed. Unaligned arrays are
+ * copied, so that alignment does not affect the choice of algorithm. */
 #include "kernels/cuda/cuda.h"
 extern "C" {
 #include "kernels/cuda/array/move.h"
@@ -17,8 +17,8 @@ enum { DATA, WEIGHT, OUT, BIAS, ARRAYS };
 struct plain : mpg_window {  /* three axes */
   int64_t channels, filters; /* per group */
   int64_t groups, batch;
-  int64_t plane, places, window; /* elements per plane of data, plane of out, and window */
-  /* Strides, per channel and per element of a plane or window. */
+  int64_t plane, places, window; /* elements in a plane of data, a plane of out, and a window */
+  /* Strides between channels, and between elements of a plane or window (`space`). */
   int64_t data_channel, data_space, weight_channel, weight_space, out_channel, out_space;
 };
 
@@ -28,8 +28,8 @@ __device__ __forceinline__ void split(int64_t i, const int64_t *sizes, int64_t *
   at[0] = i / sizes[2] / sizes[1];
 }
 
-/* Returns the index in the data's plane of window element k, for output position p. Returns -1 if
- * it is in the padding. */
+/* Returns the index, in a plane of the data, of window element k at output position p. Returns -1
+ * if the element is in the padding. */
 __device__ __forceinline__ int64_t data_of(const plain &t, const int64_t *p, int64_t k) {
   int64_t w[3], at = 0;
   split(k, t.kernel, w);
@@ -186,8 +186,8 @@ mpg_status exchange(const mpg_kernel_call *call, int64_t outer, int64_t a, int64
   return mpg_cuda_move(call, &move, in, out, item);
 }
 
-/* Runs cuDNN. *done receives false if cuDNN has no implementation. *added receives true if the
- * result includes the bias arrays[BIAS] (NULL for none). */
+/* Runs cuDNN. Sets *done to false if cuDNN has no implementation. Sets *added to true if the result
+ * includes the bias, arrays[BIAS], which may be NULL. */
 mpg_status by_library(const mpg_kernel_call *call, mpg_convolution c, mpg_cuda_direction direction,
                       mpg_dtype dtype, void *const *arrays, const int64_t *sizes, bool *done,
                       bool *added) {
@@ -274,7 +274,8 @@ mpg_status mpg_cuda_convolution(const mpg_kernel_call *call) {
   return run(call, &c, MPG_CUDA_FORWARD, arrays);
 }
 
-/* Computes a convolution's gradient of the data, which is also Deconvolution's forward pass. */
+/* Computes a convolution's gradient with respect to its data, which is also Deconvolution's forward
+ * pass. */
 mpg_status mpg_cuda_convolution_backward_data(const mpg_kernel_call *call) {
   const mpg_view *out_grad = &call->inputs[0], *weight = &call->inputs[1],
                  *data = &call->outputs[0];

@@ -1,4 +1,4 @@
-/* Correlation of an image with displacements of a second image, and its gradients.
+/* Correlation of an image with displaced copies of a second image, and its gradients.
  * csrc/op/vision/correlation.c defines which pixels are paired. One thread per element of the
  * result. */
 #include "kernels/cuda/cuda.h"

@@ -1,8 +1,8 @@
 /* Connectionist temporal classification (CTC); kernels/cpu/layers/ctc.c explains the algorithm. A
- * first kernel computes each frame's log-sum-exp, one warp per frame. Then a block processes each
- * sample: it iterates over the frames, with one thread per state. All sums are in double. An
- * out-of-range length or label fails a device-side assertion and is treated as the nearest valid
- * one. */
+ * first kernel computes each frame's log-sum-exp, one warp per frame. Then each sample is processed
+ * by a block, which iterates over the frames and whose threads share the states. All sums are in
+ * double. An out-of-range length or label fails a device-side assertion and is treated as the
+ * nearest valid one. */
 #include "kernels/cuda/access.h"
 #include "kernels/cuda/runtime/device_assert.h"
 
@@ -10,7 +10,7 @@ namespace {
 
 struct ctc {
   /* `frames` and `labels` are the samples' lengths. If frames.data is NULL, all frames are used. If
-   * labels.data is NULL, a sample's labels end at the first `padding`. */
+   * labels.data is NULL, a sample's labels end before the first label that equals `padding`. */
   mpg_untyped data, label, frames, labels, grad, out;
   int64_t time, batch, classes, length, blank, padding;
   double *totals, *scratch; /* totals: log-sum-exp per frame; scratch: `each` doubles per sample */
@@ -30,7 +30,7 @@ __device__ int64_t within(int64_t value, int64_t most) {
   return value < 0 ? 0 : value > most ? most : value;
 }
 
-/* Returns log(exp(a) + exp(b) + exp(c)), or NaN if one of them is NaN. */
+/* Returns log(exp(a) + exp(b) + exp(c)), or NaN if any argument is NaN. */
 __device__ double log_sum(double a, double b, double c) {
   double most = a > b ? a : b;
   most = most > c ? most : c;
@@ -42,7 +42,7 @@ __device__ double log_sum(double a, double b, double c) {
 __global__ void totals_kernel(ctc t) {
   int64_t frame = MPG_CUDA_INDEX >> 5;
   int lane = threadIdx.x & 31;
-  if (frame >= t.time * t.batch) return; /* the whole warp */
+  if (frame >= t.time * t.batch) return; /* uniform across the warp */
   double most = -INFINITY, sum = 0;
   for (int64_t k = lane; k < t.classes; k += 32)
     most = mpg_larger()(most, t.data.load<double>(frame * t.classes + k));
@@ -78,14 +78,14 @@ __global__ void refuse_kernel(ctc t, const unsigned long long *bad, mpg_cuda_ass
   }
 }
 
-/* The sample that a block processes. `alpha` has the forward variables. For backward, it has a
- * buffer for each frame; otherwise it has two buffers, which alternate. */
+/* The sample that a block processes. `alpha` holds the forward variables, in one buffer per frame
+ * for backward, or in two alternating buffers for forward. */
 struct sample {
   int64_t n, frames, count, states, row;
   double *alpha, *beta, *after, *shares;
   /* Arrays indexed by state. `next` links the states of each class: it holds the next state of the
-   * same class, or -1. Unless the state is the first of its class, `-3 - next` is stored instead,
-   * which is less than -1. */
+   * same class, or -1. For states that are not the first of their class, -3 - next is stored
+   * instead, which is less than -1. */
   int64_t *classes, *next;
 };
 
@@ -104,12 +104,13 @@ __device__ sample sample_of(const ctc &t, bool back) {
     s.classes[i] =
         i & 1 ? within(mpg_cuda_index_at(t.label, s.n * t.length + i / 2), t.classes - 1) : t.blank;
   __syncthreads();
-  int64_t needed = s.count; /* a frame per label, and one for each blank between equal labels */
+  int64_t needed = s.count; /* one frame per label, and one per blank between equal labels */
   for (int64_t i = 1; i < s.count; i++) needed += s.classes[2 * i + 1] == s.classes[2 * i - 1];
   if (needed > s.frames) s.frames = 0;
   return s;
 }
-/* True if state s may follow state s - 2, skipping the blank in between: two different labels. */
+/* True if state s may directly follow state s - 2, without the blank in between: both are labels,
+ * and they differ. */
 __device__ bool skips(const sample &x, int64_t s) {
   return (s & 1) && s >= 3 && x.classes[s] != x.classes[s - 2];
 }
@@ -139,8 +140,8 @@ __global__ void loss_kernel(ctc t) {
     t.out.store(x.n, x.frames ? -ended(x.alpha + (x.frames - 1) % 2 * x.row, x.states) : 0.0);
 }
 
-/* Computes the gradient of the scores: a frame's softmax minus the posterior probability, given the
- * labels, that the frame is in a state of the class. */
+/* Computes the gradient of the scores. For each class, it is the frame's softmax minus the
+ * posterior probability, given the labels, that the frame is in a state of that class. */
 __global__ void back_kernel(ctc t) {
   sample x = sample_of(t, true);
   double head = t.grad.load<double>(x.n), likelihood = 0;
@@ -160,14 +161,14 @@ __global__ void back_kernel(ctc t) {
     advance(t, x, f, x.alpha + (f - 1) * x.row, x.alpha + f * x.row);
   __syncthreads();
   if (x.frames) likelihood = ended(x.alpha + (x.frames - 1) * x.row, x.states);
-  int64_t frames = likelihood == -INFINITY ? 0 : x.frames; /* without a path, the gradient is 0 */
+  int64_t frames = likelihood == -INFINITY ? 0 : x.frames; /* no path: the gradient is 0 */
   for (int64_t f = t.time - 1; f >= 0; f--) {
     int64_t frame = f * t.batch + x.n, at = frame * t.classes;
     if (f >= frames) {
       for (int64_t k = threadIdx.x; k < t.classes; k += blockDim.x) t.out.store(at + k, 0.0);
       continue;
     }
-    /* `after` has the next frame's beta plus the log-probabilities of its states. */
+    /* `after` holds the next frame's beta plus the log-probabilities of its states. */
     for (int64_t s = threadIdx.x; s < x.states; s += blockDim.x) {
       if (f == frames - 1)
         x.beta[s] = s >= x.states - 2 ? 0 : -INFINITY;

@@ -1,7 +1,7 @@
-/* Object detection, like kernels/cpu/layers/detection.c. One sort orders the boxes of all samples
- * by descending score. Non-maximum suppression processes tiles of TILE boxes in that order: one
- * block per sample decides which boxes of the tile stay, then many blocks remove the later boxes
- * that the tile's boxes suppress. */
+/* Object detection, with the same results as kernels/cpu/layers/detection.c. One sort orders the
+ * boxes of all samples by descending score. Non-maximum suppression processes tiles of TILE boxes
+ * in that order: one block per sample decides which boxes of the tile stay, then many blocks remove
+ * the later boxes that the tile's boxes suppress. */
 #include "kernels/cuda/array/radix_sort.h"
 
 extern "C" {
@@ -12,8 +12,8 @@ namespace {
 
 enum { TILE = MPG_CUDA_THREADS };
 
-/* Returns the number of threads before this one in the block whose flag is set. `flags` is scratch
- * memory with an element per thread. */
+/* Returns how many threads of the block with a smaller index have `flag` set. `flags` is shared
+ * memory with one element per thread. */
 __device__ __forceinline__ int count_before(bool flag, bool *flags) {
   int before = 0;
   flags[threadIdx.x] = flag;
@@ -24,7 +24,7 @@ __device__ __forceinline__ int count_before(bool flag, bool *flags) {
 
 /* --- Non-maximum suppression ------------------------------------------------------------------ */
 /* `order` lists the indices of boxes by rank, s.boxes per sample. The index of a suppressed box is
- * replaced by its bitwise complement. S provides:
+ * replaced with its bitwise complement. S provides:
  * - load(index, &box): returns false if the box is not a candidate.
  * - covers(one, other): returns true if box `one` suppresses box `other`.
  * - stay(sample, stays, index): receives the decision about a box. */
@@ -68,7 +68,7 @@ __global__ void behind_kernel(S s, int32_t *order, int64_t looked, int64_t first
     }
 }
 
-/* Runs non-maximum suppression on the first `looked` ranks of each sample. */
+/* Runs non-maximum suppression on the first `looked` boxes by rank of each sample. */
 template <class S>
 mpg_status suppress(const mpg_kernel_call *call, const S &s, int64_t samples, int32_t *order,
                     int64_t looked) {
@@ -189,7 +189,8 @@ __global__ void list_kernel(detections t, int32_t *list) {
   for (int64_t i = listed + threadIdx.x; i < t.boxes; i += TILE) list[first + i] = -1;
 }
 
-/* Stores the detections: the first `looked` by rank, the rest in their original order. */
+/* Stores the detections. The first `looked` slots of a sample hold boxes by rank, with id -1 if
+ * suppressed. Slot i of the rest holds box list[i], with id -1 unless `looked` is 0. */
 __global__ void detections_kernel(detections t, const int32_t *order, const int32_t *list,
                                   int64_t looked, int64_t count, mpg_view out) {
   int64_t at = MPG_CUDA_INDEX;
@@ -204,7 +205,7 @@ __global__ void detections_kernel(detections t, const int32_t *order, const int3
   for (int k = 0; k < 4; k++) mpg_real_store(&out, 6 * at + 2 + k, box.at[k]);
 }
 
-/* --- Overlaps, anchors ------------------------------------------------------------------------ */
+/* --- Overlaps and anchors --------------------------------------------------------------------- */
 
 __global__ void iou_kernel(mpg_view lhs, mpg_view rhs, mpg_view out, int64_t others, int format,
                            bool wide, int64_t count) {
@@ -226,7 +227,7 @@ __global__ void prior_kernel(mpg_multibox_prior_params p, int64_t height, int64_
 
 /* --- MultiBoxTarget --------------------------------------------------------------------------- */
 
-enum { NONE = -1, CANDIDATE = -2 }; /* CANDIDATE: may become background */
+enum { NONE = -1, CANDIDATE = -2 }; /* CANDIDATE: the anchor may become background */
 
 struct nearest {
   double overlap;
@@ -238,9 +239,9 @@ struct targets {
   mpg_multibox_target_params p;
   int64_t samples, boxes, others, width;
   bool wide;
-  uint32_t *objects, *positive; /* per sample: number of objects, and of anchors with an object */
-  nearest *best;                /* per object: its best free anchor; -1 once it has an anchor */
-  int64_t *match;               /* per anchor: its object, NONE or CANDIDATE */
+  uint32_t *objects, *positive; /* per sample: numbers of objects, and of anchors with an object */
+  nearest *best;  /* per object: best free anchor; -1 if it is matched or none is left */
+  int64_t *match; /* per anchor: its object, NONE or CANDIDATE */
   __device__ mpg_box anchor(int64_t j) const {
     return mpg_box_at(&inputs[0], 4 * j, MPG_CORNER, true, wide);
   }
@@ -249,8 +250,8 @@ struct targets {
   }
 };
 
-/* Finds the free anchor that overlaps most with an object, the first one if several are equal. All
- * threads of the block must call it, and all get the result. */
+/* Finds the free anchor that overlaps most with an object. Ties go to the first anchor. All threads
+ * of the block must call it, and all get the result. */
 __device__ nearest nearest_anchor(const targets &t, int64_t n, int64_t k) {
   mpg_box object = t.object(n, k);
   nearest own = {(double)1e-6f, INT64_MAX};
@@ -281,8 +282,8 @@ __global__ void nearest_kernel(targets t) {
   }
 }
 
-/* Greedy matching: repeatedly assigns the pair of free anchor and object that overlaps most. Ties
- * go to the first anchor, then to the first object. One block per sample. */
+/* Greedy matching: repeatedly matches the free anchor and the unmatched object that overlap most.
+ * Ties go to the first anchor, then to the first object. One block per sample. */
 __global__ void match_kernel(targets t) {
   int64_t n = blockIdx.x, objects = t.objects[n], matched = 0;
   nearest *best = t.best + n * t.others;
@@ -314,7 +315,7 @@ __global__ void match_kernel(targets t) {
 }
 
 /* Matches each remaining anchor with the object that it overlaps most, if they overlap enough.
- * Computes the sort keys of background candidates, by ascending background confidence. */
+ * Computes the keys that sort background candidates by ascending background confidence. */
 __global__ void classify_kernel(targets t, mpg_cuda_rows rows) {
   int64_t at = MPG_CUDA_INDEX, n = at / t.boxes, j = at % t.boxes, best = 0;
   if (at >= t.samples * t.boxes) return;
@@ -340,8 +341,8 @@ __global__ void classify_kernel(targets t, mpg_cuda_rows rows) {
   rows.put(at, t.match[at] == CANDIDATE ? key : UINT64_MAX);
 }
 
-/* Stores the targets of all anchors. `order` has the anchors by background confidence, for negative
- * mining; without mining it is NULL. */
+/* Stores the targets of all anchors. For negative mining, `order` lists the anchors by background
+ * confidence. Without mining, it is NULL. */
 __global__ void targets_kernel(targets t, const int32_t *order) {
   int64_t at = MPG_CUDA_INDEX, n = at / t.boxes;
   if (at >= t.samples * t.boxes) return;
@@ -394,8 +395,8 @@ mpg_status mpg_cuda_box_nms(const mpg_kernel_call *call) {
                          call->outputs[0], count);
 }
 
-/* Each row of the data receives at most one gradient, since the indices in a record are distinct.
- * So no atomics are needed. */
+/* Each row of the data receives at most one gradient, because the indices in a record are distinct,
+ * so no atomics are needed. */
 mpg_status mpg_cuda_box_nms_back(const mpg_kernel_call *call) {
   const mpg_view *grad = &call->inputs[0], *out = &call->outputs[0];
   const int64_t *end = grad->desc.shape.dims + grad->desc.shape.ndim;
@@ -470,7 +471,7 @@ mpg_status mpg_cuda_multibox_target(const mpg_kernel_call *call) {
   t.match = (int64_t *)((char *)memory + best);
   t.objects = (uint32_t *)((char *)memory + best + match), t.positive = t.objects + t.samples;
   MPG_TRY(mpg_cuda_check(cudaMemsetAsync(t.match, 0xff, match, (cudaStream_t)call->stream),
-                         "cudaMemsetAsync")); /* NONE */
+                         "cudaMemsetAsync")); /* all NONE */
   MPG_TRY(mpg_cuda_zero(call, t.objects, counts));
   MPG_TRY(mpg_cuda_launch(call, nearest_kernel, mpg_cuda_blocks(t.samples * t.others, 1),
                           MPG_CUDA_THREADS, 0, t));

@@ -12,16 +12,16 @@ struct plan {
   const uint64_t *draw; /* key in device memory (mpg_cuda_write_key); NULL to use `key` */
   double scale;
   uint32_t threshold;
-  /* The data may be part of a larger array whose mask positions are drawn. Of every `whole`
-   * elements of the larger array, the data has `part` elements starting at `begin`. If part is 0,
-   * the data is the whole array. */
+  /* The data may be a part of a larger array. The mask is then the larger array's mask at these
+   * elements: of every `whole` elements of the larger array, the data has the `part` elements
+   * starting at `begin`. If part is 0, the data is the whole array. */
   int64_t part, whole, begin;
   int ndim; /* the data's ndim if the mask is broadcast; 0 if the mask has the data's shape */
   int64_t dims[MPG_MAX_NDIM], strides[MPG_MAX_NDIM];
 };
 
-/* Draws mask elements [first, first + count), where count <= EACH. Returns them as bytes of a word,
- * the first in the lowest byte. */
+/* Draws mask elements [first, first + count), where count <= EACH. Returns one mask element per
+ * byte, the first in the lowest byte. */
 __device__ __forceinline__ uint64_t draw(const plan &p, mpg_random_key key, int64_t first,
                                          int count) {
   mpg_dropout_draw drawn(key);
@@ -47,9 +47,9 @@ __global__ void mask_kernel(plan p, uint8_t *mask, int64_t count) {
   }
 }
 
-/* Draws the mask and applies it. If FULL, elements are accessed 16 bytes at a time, and eight
- * elements take their random words from exactly two Philox blocks. That requires that the data is
- * the whole array and begins with a new block; otherwise elements are processed one by one. */
+/* Draws the mask and applies it. If FULL, arrays are aligned. If the data is also the whole array
+ * and begins with a new Philox block, elements are accessed 16 bytes at a time, and eight elements
+ * use exactly two Philox blocks. Otherwise elements are processed one by one. */
 template <class T, class C, bool FULL>
 __global__ void dropout_kernel(plan p, const T *in, T *out, uint8_t *mask, int64_t count) {
   mpg_random_key key = key_of(p);
@@ -107,7 +107,7 @@ __global__ void apply_kernel(plan p, const T *in, T *out, const uint8_t *mask, i
       out[k] = mpg_to<T>(mask[k] ? mpg_to<C>(in[k]) * scale : (C)0);
 }
 
-/* Like apply_kernel, with a mask that is broadcast along axes. */
+/* Like apply_kernel, but with a mask that is broadcast along some axes. */
 template <class T, class C, class I>
 __global__ void apply_shared_kernel(plan p, const T *in, T *out, const uint8_t *mask,
                                     int64_t count) {

@@ -12,7 +12,7 @@ struct columns {
   int64_t in[3], out[3], kernel[3], stride[3], dilate[3], pad[3], channels, window, places, plane;
 };
 
-/* The result is (sample, channel and window element, window position). */
+/* Computes im2col. The result is (sample, channel and window element, window position). */
 template <class T>
 __global__ void im2col_kernel(const T *image, T *column, columns w, int64_t count) {
   int64_t i = MPG_CUDA_INDEX;
@@ -30,8 +30,8 @@ __global__ void im2col_kernel(const T *image, T *column, columns w, int64_t coun
   column[i] = inside ? image[plane * w.plane + at] : mpg_to<T>(0);
 }
 
-/* Computes the adjoint of im2col: each element of the image is the sum of all its copies in the
- * columns, added in the order of window elements. */
+/* Computes the adjoint of im2col. Each element of the image is the sum of all its copies in the
+ * columns, added in the order of the window's elements. */
 template <class T>
 __global__ void col2im_kernel(const T *column, T *image, columns w, int64_t count) {
   typedef mpg_compute_t<T> C;

@@ -5,7 +5,7 @@ namespace {
 
 enum { NORMALIZE_BATCH, NORMALIZE_NULL, NORMALIZE_VALID };
 
-/* Counts the labels that are not `ignored`; the result is at least 1. Runs in one block. */
+/* Counts the labels that are not `ignored`. The result is at least 1. Runs in one block. */
 __global__ void count_kernel(mpg_untyped labels, int64_t count, int64_t ignored, int64_t *result) {
   int64_t own = 0;
   for (int64_t i = threadIdx.x; i < count; i += blockDim.x)

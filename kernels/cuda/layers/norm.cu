@@ -3,7 +3,7 @@
  * Contiguous rows are held in registers (rows.h) if they are short enough; otherwise a block
  * processes one row. If rows are not contiguous, a thread processes one row, and adjacent threads
  * process adjacent rows. Sums are in float (double for float64). Sums over rows (gradients of gamma
- * and beta) are split into chunks whose length depends on shapes only, and the chunks' sums are
+ * and beta) are split into chunks whose length depends only on shapes, and the chunks' sums are
  * added in a fixed order.
  */
 #include "kernels/cuda/access.h"
@@ -17,7 +17,7 @@ namespace {
 
 enum { WARP = 32, ROWS = 8, ROW_CHUNK = 256 };
 
-/* Returns the number of threads of a block that processes a row of n elements. */
+/* Returns the number of threads per block if a block processes a row of n elements. */
 unsigned threads_of(int64_t n) { return n <= 64 ? 32 : n <= 512 ? 128 : MPG_CUDA_THREADS; }
 
 /* Arguments of a normalization along n. The data is (outer, n, inner). */
@@ -28,7 +28,7 @@ struct layer_norm {
   const T *x, *dy, *gamma, *beta;
   T *y, *dgamma, *dbeta;
   void *mean, *deviation; /* per row: mean and standard deviation, in the compute type */
-  bool rounded;           /* outputs `mean` and `deviation` are of type T instead */
+  bool rounded;           /* forward: `mean` and `deviation` have type T instead */
 
   template <class C>
   __device__ __forceinline__ void put_moments(int64_t row, C mean_is, C deviation_is) const {
@@ -42,8 +42,8 @@ struct layer_norm {
   }
 };
 
-/* Threads that share a row: all threads of a block if `whole`, else a single thread. Defines the
- * first element and the stride of a thread's loop over the row. */
+/* Threads that share a row: all threads of a block if `whole` is true, else a single thread.
+ * Defines the first element and the stride of a thread's loop over the row. */
 template <bool whole>
 struct row_threads {
   static __device__ __forceinline__ int first() { return whole ? threadIdx.x : 0; }
@@ -156,7 +156,7 @@ __global__ void layer_norm_affine_kernel(layer_norm<T> t, C *partial) {
   }
 }
 
-/* --- LayerNorm of rows in registers ---------------------------------------------------------- */
+/* --- LayerNorm with rows in registers --------------------------------------------------------- */
 template <class R>
 __global__ void __launch_bounds__(MPG_CUDA_THREADS)
     layer_norm_rows_kernel(layer_norm<typename R::element> t) {
@@ -238,8 +238,8 @@ __global__ void __launch_bounds__(MPG_CUDA_THREADS, R::SIZE <= 16 ? 2 : 1)
 }
 
 enum { TOTAL_ROWS = 16 };
-/* Adds the partial sums [chunk][2][n] over chunks. A block has 32 columns, each of which is summed
- * by 16 threads. blockIdx.y selects dgamma or dbeta. */
+/* Adds the partial sums [chunk][2][n] over chunks. A block sums 32 columns, with 16 threads per
+ * column. blockIdx.y selects dgamma or dbeta. */
 template <class T, class C>
 __global__ void __launch_bounds__(WARP *TOTAL_ROWS)
     shares_kernel(const C *partial, int64_t chunks, int64_t n, T *dgamma, T *dbeta) {
@@ -284,7 +284,8 @@ void split_axis(const mpg_shape *shape, int64_t axis_param, int64_t *outer, int6
   *inner = mpg_shape_product(shape, axis + 1, shape->ndim);
 }
 
-/* Return the arguments of a forward op with inputs (data, gamma, beta), and of its gradient op. */
+/* Return the kernel arguments for a forward op with inputs (data, gamma, beta), and for its
+ * gradient op. */
 template <class T>
 layer_norm<T> forward_of(const mpg_kernel_call *call) {
   layer_norm<T> t = {};
@@ -311,7 +312,7 @@ layer_norm<T> backward_of(const mpg_kernel_call *call) {
   return t;
 }
 
-/* True if rows are held in registers. Depends on sizes and dtype only, so that alignment does not
+/* True if rows are held in registers. Depends only on sizes and dtype, so that alignment does not
  * affect results. */
 template <class T>
 bool is_held(const layer_norm<T> &t) {

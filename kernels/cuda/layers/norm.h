@@ -1,13 +1,13 @@
 /* Gradients of LayerNorm's gamma and beta, shared by LayerNorm's kernel and fused groups. Each
- * block sums `each` rows and stores partial sums of both gradients, [block][2][n]. These are then
- * added in a fixed order. */
+ * block sums `each` rows and stores partial sums of both gradients, [block][2][n]. A second kernel
+ * adds the partial sums in a fixed order. */
 #ifndef KERNELS_CUDA_LAYERS_NORM_H
 #define KERNELS_CUDA_LAYERS_NORM_H
 
 #include "op/kernel.h"
 
-/* Returns `each`, a multiple of 32 that results in at most 512 blocks, roughly the number that a
- * GPU runs at once. */
+/* Returns `each`, a multiple of 32 that results in at most 512 blocks, about as many as a GPU runs
+ * at once. */
 static inline int mpg_layer_norm_rows(int64_t rows) {
   return (int)(((rows + 511) / 512 + 31) / 32 * 32);
 }

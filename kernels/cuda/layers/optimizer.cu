@@ -1,7 +1,7 @@
-/* Parameter updates by the rules of kernels/common/update.def, for several weights in one launch.
- * The weights are passed as a table by value. Each block processes a range of one weight. Element i
- * of every result depends only on element i of the inputs, so weights may be updated in place.
- * Learning rates and factors in device arrays are read by the kernel, so the host does not wait for
+/* Parameter updates with the rules of kernels/common/update.def, for several weights in one launch.
+ * The table of weights is a kernel argument. Each block processes a range of one weight. Element i
+ * of every result depends only on element i of the inputs, so weights may be updated in place. The
+ * kernel reads learning rates and factors that are in device arrays, so the host does not wait for
  * them.
  */
 #include "kernels/cuda/access.h"
@@ -13,10 +13,10 @@ enum { AT_ONCE = 32, ITEMS = 8, STRETCH = MPG_CUDA_THREADS * ITEMS, PACK = 4 };
 
 /* A weight to update, and its arrays. */
 struct segment {
-  const void *weight, *grad; /* weight: in mixed precision, the float32 copy */
+  const void *weight, *grad; /* weight: the float32 copy in mixed precision */
   void *states[MPG_UPDATE_STATES], *out;
-  float *master;         /* mixed precision: also receives the new weight; may be NULL */
-  const float *rates[2]; /* learning rate and weight decay on the device; NULL to use lr, wd */
+  float *master;         /* float32 copy that also receives the new weight; NULL if none */
+  const float *rates[2]; /* device addresses of learning rate, weight decay; NULL to use lr, wd */
   int64_t count;
   double lr, wd;
   uint32_t first_block;
@@ -29,7 +29,7 @@ struct table {
   mpg_update_constants c;
   /* Views whose data is NULL are not used. `rescale` replaces c.rescale; 0 or a non-finite value
    * skips the update. `norms` are LAMB's norms of the weight and of the update direction, which
-   * scale the learning rate. */
+   * scale the learning rate. `bounds` limits the weight's norm; a negative bound is unused. */
   mpg_untyped rescale;
   mpg_untyped norms[2];
   double bounds[2];
@@ -75,7 +75,7 @@ namespace rule {
 #include "kernels/common/update.def"
 }
 
-/* Maps a rule's struct to its enum value, by which states_of returns its number of states. */
+/* Maps a rule's struct to its enum value, which states_of maps to the rule's number of states. */
 template <class R>
 struct rule_id;
 #define STEP(name, ...)                                   \
@@ -107,8 +107,8 @@ struct array<any> {
   }
 };
 
-/* load_few and store_few access N elements from index i on. N is 1 or PACK; PACK elements take one
- * memory access. */
+/* load_few and store_few access the N elements that start at index i. N is 1 or PACK. PACK elements
+ * take one memory access. */
 template <class D>
 struct alignas(PACK * sizeof(D)) few {
   D values[PACK];
@@ -126,7 +126,7 @@ template <int N, class T>
 __device__ __forceinline__ void load_few(const mpg_untyped &from, int64_t i, T (&to)[N]) {
   for (int k = 0; k < N; k++) to[k] = from.load<T>(i + k);
 }
-/* Stores with one instruction, whereas the compiler may split the assignment of a struct. */
+/* Stores with one instruction. The compiler may split the assignment of a struct into several. */
 __device__ __forceinline__ void store_words(void *to, const uint32_t (&words)[2]) {
 #ifdef __CUDA_ARCH__
   asm volatile("st.global.v2.b32 [%0], {%1, %2};"
@@ -157,8 +157,8 @@ __device__ __forceinline__ void store_few(const mpg_untyped &to, int64_t i, cons
   for (int k = 0; k < N; k++) to.store(i + k, from[k]);
 }
 
-/* Updates N elements. T is the compute type, W the dtype of weight and states, G that of the
- * gradient, O that of the result. */
+/* Updates N elements. T is the compute type, W the dtype of the weight and states, G of the
+ * gradient, and O of the result. */
 template <int N, class R, class T, class W, class G, class O>
 __device__ __forceinline__ void update_few(const segment &s, const numbers<T> &n, int64_t i) {
   enum { STATES = states_of(rule_id<R>::value) };
@@ -198,7 +198,7 @@ __global__ void update_kernel(table t) {
           end = begin + STRETCH < s.count ? begin + STRETCH : s.count;
   if (t.rescale.data) {
     double factor = t.rescale.load<double>(0);
-    if (!isfinite(factor) || factor == 0) { /* gradient overflow: skips the update */
+    if (!isfinite(factor) || factor == 0) { /* gradient overflow: keeps the old weight */
       if (s.out != s.weight && !s.master)
         for (int64_t i = begin + threadIdx.x; i < end; i += blockDim.x)
           array<O>::view(s.out, s.out_dtype)
@@ -226,8 +226,8 @@ __global__ void update_kernel(table t) {
 }
 
 /* Combinations of dtypes with their own kernels: the same dtype for weights, gradients and results,
- * or a 16-bit dtype with float32 copies (BY_COPY). All other combinations use ANY or ANY_DOUBLE,
- * which access memory by run-time dtype and compute in float or double. */
+ * or a 16-bit dtype with float32 copies of the weights (BY_COPY). All other combinations use ANY or
+ * ANY_DOUBLE, which read the dtypes at run time and compute in float or double. */
 enum { OF_FLOATS, OF_BFLOATS, OF_HALVES, BFLOATS_BY_COPY, HALVES_BY_COPY, ANY, ANY_DOUBLE, KINDS };
 int kind_of(const segment &s) {
   const int weight = s.weight_dtype, grad = s.grad_dtype, out = s.out_dtype;

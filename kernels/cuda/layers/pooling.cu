@@ -1,7 +1,7 @@
-/* Pooling. cuDNN is not used, since its semantics differ from MXNet's in windows that extend beyond
- * the padding, sums, Lp norms, and the choice among equal maxima. Each thread gathers the inputs of
- * its result, so that the order of sums is fixed: forward, the elements of a window; backward, the
- * windows that contain an element. */
+/* Pooling. cuDNN is not used, because it differs from MXNet in windows that extend beyond the
+ * padding, in sum and Lp pooling, and in ties between maxima. Each thread gathers the inputs of its
+ * result (forward, the elements of a window; backward, the windows that contain an element), so
+ * that the order of sums is fixed. */
 #include <float.h>
 
 #include "kernels/cuda/cuda.h"
@@ -14,9 +14,9 @@ namespace {
 
 enum { POOL_AVG, POOL_LP, POOL_MAX, POOL_SUM }; /* pool_type */
 enum kind { MAX, SUM, SQUARES, CUBES };
-enum { EIGHT = 8 }; /* channels per thread, if channels are last */
-/* Windows with at least this many elements are shared by the lanes of a warp. Only for
- * channels-first data, where adjacent elements are contiguous in memory. */
+enum { EIGHT = 8 }; /* channels per thread for channels-last data */
+/* For channels-first data, in which a window's rows are contiguous, a whole warp processes each
+ * window if windows have at least this many elements. */
 enum { WARP_WINDOW = 64 };
 
 /* Sizes, with three axes. There are `planes` planes of `plane` elements and `places` windows each.
@@ -28,10 +28,10 @@ struct pooling : mpg_window {
 
 /* One window, clipped to the data. */
 struct place {
-  int64_t from[3], to[3]; /* along each axis */
-  int64_t counted;        /* divisor of an average */
+  int64_t from[3], to[3]; /* range [from, to) along each axis */
+  int64_t counted;        /* number of elements that an average divides by */
   int64_t base, step;     /* element e of the plane is at base + e * step */
-  int64_t at[3];          /* the window's index */
+  int64_t at[3];          /* the window's index along each axis */
 };
 
 MPG_HOST_DEVICE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -49,7 +49,7 @@ __device__ __forceinline__ void set_window(const pooling &t, place &p) {
   p.counted = t.count_pad ? span : inside;
 }
 
-/* Returns the window of result element i. */
+/* Returns the window for result element i. */
 __device__ __forceinline__ place place_of(const pooling &t, int64_t i) {
   place p;
   int64_t window, plane = 0, channel = 0;
@@ -80,8 +80,8 @@ MPG_HOST_DEVICE float lowest(const mpg_bfloat16 *) { return -0x1.fep127f; }
 MPG_HOST_DEVICE float root(float x, kind k) { return k == SQUARES ? sqrtf(x) : cbrtf(x); }
 MPG_HOST_DEVICE double root(double x, kind k) { return k == SQUARES ? sqrt(x) : cbrt(x); }
 
-/* Result of a window: the maximum and its index, or the sum. The maximum is the first of equal
- * elements, or the last NaN if a NaN exists. */
+/* Result of a window: the maximum and its index, or the sum. If maxima are equal, the first one is
+ * used. If there are NaNs, the last one is used. */
 template <class C>
 struct found {
   C value;
@@ -120,7 +120,7 @@ __device__ __forceinline__ bool better(const found<C> &theirs, const found<C> &m
   return theirs.value > mine.value || (theirs.value == mine.value && theirs.at < mine.at);
 }
 
-/* Computes the result of a window with a whole warp. All lanes get the result. */
+/* Computes the result of a window. All lanes of the warp must call it, and all get the result. */
 template <class T, kind K>
 __device__ __forceinline__ found<mpg_compute_t<T>> search_by_warp(const pooling &t, const place &p,
                                                                   const T *in) {
@@ -147,12 +147,12 @@ __device__ __forceinline__ found<mpg_compute_t<T>> search_by_warp(const pooling 
   return f;
 }
 
-/* Outputs; each may be NULL. */
+/* Outputs, and the input `values`. Each pointer may be NULL. */
 struct results {
   void *out;
-  uint8_t *index;     /* index of the maximum in the window, including padding */
+  uint8_t *index;     /* index of the maximum in the window, counting padding */
   int64_t *at;        /* index of the maximum in the plane */
-  const void *values; /* input: `out` receives its elements at the maxima of the data */
+  const void *values; /* if not NULL, `out` receives its elements at the maxima of the data */
 };
 
 template <class T, kind K, bool WARP>
@@ -245,7 +245,8 @@ __device__ __forceinline__ clip clip_of(const pooling &t, int axis, int at) {
   return c;
 }
 
-/* Coordinates of a line along the innermost axis. Planes have (first, second) lines. */
+/* A line of elements along the innermost axis: its plane, and its coordinates along the outer
+ * axes. */
 struct line {
   int64_t plane;
   int at[2];
@@ -300,7 +301,7 @@ __global__ void pool_last_kernel(pooling t, const T *in, results r, int64_t line
         clip zc = clip_of(t, 2, w);
         bool any = za.from < za.to && zb.from < zb.to && zc.from < zc.to;
         C values[EIGHT];
-        int where[EIGHT], first = -1; /* index in the window if r.index, else in the plane */
+        int where[EIGHT], first = -1; /* indices in the window if r.index, else in the plane */
 #pragma unroll
         for (int k = 0; k < EIGHT; k++) {
           values[k] = K == SUM ? (C)0 : any ? -(C)INFINITY : lowest((const T *)NULL);

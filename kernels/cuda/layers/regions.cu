@@ -1,5 +1,6 @@
-/* Pooling of regions of interest (ROI), like kernels/cpu/layers/regions.c: one thread per bin of a
- * channel. Greedy bipartite matching of rows and columns by score: one block per matrix. */
+/* Pooling of regions of interest (ROI), with one thread per bin of a channel, and greedy bipartite
+ * matching of rows and columns by score, with one block per matrix. The results equal those of
+ * kernels/cpu/layers/regions.c. */
 #include "kernels/cuda/access.h"
 
 extern "C" {
@@ -12,7 +13,7 @@ struct regions {
   mpg_untyped rois, out;
   int64_t pictures, channels, height, width, high, wide_bins, ratio, count;
   double scale;
-  bool wide; /* float64 */
+  bool wide; /* true if the data is float64 */
 };
 
 regions regions_of(const mpg_kernel_call *call, double scale, int64_t ratio) {

@@ -1,5 +1,5 @@
-/* Exchange of data between replicas, through host memory. The device's worker waits until its
- * stream has computed the contribution, and then for the other replicas. */
+/* Exchange of data between replicas, through host memory. The device's worker thread first waits
+ * until its stream has computed the contribution, then waits for the other replicas. */
 #include "kernels/common/replicas.h"
 
 #include <stdlib.h>

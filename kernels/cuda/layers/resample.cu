@@ -17,8 +17,8 @@ __global__ void resample_kernel(const T *in, T *out, mpg_resample_axis axis, int
   out[i] = sum;
 }
 
-/* Computes the adjoint. An input element adds the contributions of all results that use it, in the
- * order of the results. */
+/* Computes the adjoint of resizing. The gradient of each source element is the sum of the
+ * contributions of all results that use the element, in the order of the results. */
 template <class T>
 __global__ void resample_back_kernel(const T *in, T *out, mpg_resample_axis axis, int64_t inner,
                                      int64_t count) {

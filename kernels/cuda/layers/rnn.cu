@@ -1,13 +1,14 @@
 /* Recurrent layers. cuBLASLt computes the products; the kernels here compute the cells. cuDNN's
- * recurrent layers are not used: shape inference cannot know the size of its reserve, its dropout
- * draws differ from the CPU's, and its products on several streams are not deterministic.
+ * recurrent layers are not used, because shape inference cannot know the size of cuDNN's reserve
+ * space, its dropout masks differ from the CPU's, and its products on several streams are not
+ * deterministic.
  *
- * Reserve, dropout and order of sums are those of kernels/cpu/layers/rnn_layers.h. The input
- * products of a layer are a single product over all steps, and so are the weight gradients. Only
- * the recurrent products and the cells run step by step. For 16-bit dtypes, products and cells sum
- * in float32 and round their results, but the cell state stays in float32 between steps. Shapes are
- * noted next to the pointers: L layers, D directions, G gates, H hidden, N batch, S time steps, I
- * input size. */
+ * The reserve array, dropout and the order of sums are as in kernels/cpu/layers/rnn_layers.h. All
+ * input products of a layer are computed as one product over all steps, and so are the weight
+ * gradients. Only the recurrent products and the cells run step by step. For 16-bit dtypes,
+ * products and cells sum in float32 and round their results, but the LSTM's cell state stays in
+ * float32 between steps. Shapes are noted next to the pointers: L layers, D directions, G gates, H
+ * hidden, N batch, S time steps, I input size. */
 #include "kernels/cuda/access.h"
 extern "C" {
 #include "kernels/cuda/array/move.h"
@@ -32,9 +33,9 @@ struct rnn {
   const mpg_rnn_params *params;
   mpg_rnn_size s;
   bool dropped;
-  const T *data, *h0, *c0; /* [S, N, I], [L * D, N, H] */
+  const T *data, *h0, *c0; /* data: [S, N, I]; h0, c0: [L * D, N, H] */
   weights<T> w;
-  T *output, *hn, *cn; /* [S, N, D * H], [L * D, N, H] or NULL */
+  T *output, *hn, *cn; /* output: [S, N, D * H]; hn, cn: [L * D, N, H] or NULL */
   T *reserve;
   mpg_untyped lengths; /* [N] lengths of sequences; used only if s.lengths */
 
@@ -63,19 +64,20 @@ struct rnn {
   }
 };
 
-/* --- Cells: one thread per element of the hidden state of a step ------------------------------ */
+/* --- Cells: one thread per element of a step's hidden state ----------------------------------- */
 MPG_HOST_DEVICE float sigmoid(float x) { return mpg_sigmoidf(x); }
 MPG_HOST_DEVICE double sigmoid(double x) { return 1 / (1 + exp(-x)); }
 MPG_HOST_DEVICE float squash(float x) { return mpg_tanhf(x); }
 MPG_HOST_DEVICE double squash(double x) { return tanh(x); }
 
-/* Returns i / n. Divides in 32 bits if possible, which takes a quarter of the instructions. */
+/* Returns i / n. Divides in 32 bits if possible, because a 64-bit division takes four times as many
+ * instructions. */
 __device__ __forceinline__ int64_t quotient(int64_t i, int64_t n) {
   return (i | n) >> 32 ? i / n : (int64_t)((uint32_t)i / (uint32_t)n);
 }
 
-/* Sequence lengths, for checks at step t. A step past the end of a sequence leaves its states
- * unchanged. */
+/* Sequence lengths, to check whether step t is past the end of a sequence. Such a step leaves the
+ * sequence's states unchanged. */
 struct ends {
   bool given;
   mpg_untyped lengths; /* [N] */
@@ -88,14 +90,14 @@ template <class T>
 struct step {
   int64_t hidden, count, ld, ld_before;
   ends sequences;
-  T *gates;               /* [N, G * H] of this step; in: products; out: activated gates */
+  T *gates;               /* [N, G * H] of this step; in: matrix products; out: activated gates */
   const T *hidden_gates;  /* GRU: products with the hidden state */
   const T *bias, *bias_h; /* [G * H] */
-  T *extra;               /* [N, H] */
-  const T *h_before;      /* stride ld_before */
+  T *extra;               /* [N, H]; see rnn::extra */
+  const T *h_before;      /* row stride ld_before */
   const T *c0; /* LSTM: initial state at the first step; otherwise NULL, and `carried` is read */
   mpg_compute_t<T> *carried;
-  T *h; /* stride ld */
+  T *h; /* row stride ld */
   bool clip, clip_nan;
   mpg_compute_t<T> clip_min, clip_max;
 };
@@ -160,14 +162,16 @@ template <class T>
 struct back_step {
   int64_t hidden, count, ld, ld_before;
   ends sequences;
-  const T *gates, *extra; /* of this step, activated: [N, G * H], [N, H] */
+  const T *gates, *extra; /* of this step; gates: activated, [N, G * H]; extra: [N, H] */
   const T *extra_before;  /* LSTM: previous cell states [N, H] */
-  const T *h_before;      /* GRU: stride ld_before */
-  const T *d_output;      /* stride ld */
-  T *d_h;                 /* in: gradient from the next step; out, for GRU: part without products */
-  const T *d_cn;          /* LSTM: gradient of the final cell state; NULL for 0 */
-  bool last;              /* true if the cell state's gradient is d_cn (last step), not `carried` */
-  T *d_c0;                /* LSTM's first step: receives the initial state's gradient; else NULL */
+  const T *h_before;      /* GRU only; row stride ld_before */
+  const T *d_output;      /* row stride ld */
+  /* In: gradient from the next step. Out, for GRU or with lengths: the term to which the caller
+   * adds the matrix product (GRU: dh * z; other modes: 0; padding: unchanged). */
+  T *d_h;
+  const T *d_cn; /* LSTM: gradient of the final cell state; NULL for 0 */
+  bool last;     /* last step: the cell state's gradient is d_cn, not `carried` */
+  T *d_c0;       /* LSTM's first step: receives the initial cell state's gradient; else NULL */
   mpg_compute_t<T> *carried;
   T *d_gates, *d_hidden; /* [N, G * H]; d_hidden: gradient of the GRU's hidden products */
   bool clip;
@@ -219,7 +223,7 @@ __global__ void back_cell_kernel(back_step<T> p) {
     C a = mpg_to<C>(*g);
     *d = mpg_to<T>(MODE == MPG_RNN_RELU ? (a > 0 ? dh : (C)0) : dh * (1 - a * a));
   }
-  /* With lengths, the caller adds the product to d_h. */
+  /* With lengths, the caller adds the matrix product to d_h instead of overwriting it. */
   if (MODE != MPG_RNN_GRU && p.sequences.given) p.d_h[i] = mpg_to<T>((C)0);
 }
 
@@ -244,7 +248,7 @@ mpg_status run_back_cell(const mpg_kernel_call *call, mpg_rnn_mode mode, const b
   BY_MODE(mode, BACK_CELL)
 }
 
-/* --- Around the cells ------------------------------------------------------------------------- */
+/* --- Products, dropout, padding and sums ------------------------------------------------------ */
 template <class T>
 struct dtype_of;
 template <>
@@ -279,9 +283,9 @@ mpg_status multiply(const mpg_kernel_call *call, bool ta, bool tb, int64_t m, in
   return mpg_cuda_multiply(call, &p);
 }
 
-/* Applies dropout between layers. Random word first + e decides if element e of a layer's output is
- * kept; `first` depends on the layer. A dropped element becomes -0, and a kept zero becomes +0, so
- * that backward can read the mask from the values. */
+/* Applies dropout between layers. Random word first + e decides whether element e of a layer's
+ * output is kept. `first` depends on the layer. A dropped element becomes -0 and a kept zero
+ * becomes +0, so that backward can recover the mask from the values. */
 template <class T>
 __global__ void drop_kernel(const T *from, T *to, mpg_cuda_key given, uint64_t first, float keep,
                             mpg_compute_t<T> scale, int64_t count) {
@@ -322,8 +326,8 @@ mpg_status mask(const rnn<T> &r, const T *from, T *to, int64_t width) {
                          to, r.lengths, r.s.batch, width, count);
 }
 
-/* Sums the columns of a matrix. A block has 32 columns, and each of its eight warps adds every
- * eighth row. `copy`, if not NULL, receives the sums as well. */
+/* Sums the columns of a matrix. A block sums 32 columns, and each of its eight warps adds every
+ * eighth row. If `copy` is not NULL, the sums are also stored there. */
 enum { SUM_COLUMNS = 32, SUM_WARPS = 8 };
 template <class T>
 __global__ void column_sums_kernel(const T *matrix, int64_t rows, int64_t columns, T *sums,
@@ -369,15 +373,15 @@ bounds<T> bounds_of(const mpg_rnn_params *p) {
   typedef mpg_compute_t<T> C;
   bounds<T> b = {p->lstm_state_clip_min.present || p->lstm_state_clip_max.present,
                  p->lstm_state_clip_nan != 0, -(C)INFINITY, (C)INFINITY};
-  /* Rounded like the state, so that backward detects clipped states by equality. */
+  /* Bounds are rounded like the state, so that backward detects clipped states by equality. */
   if (p->lstm_state_clip_min.present) b.min = mpg_to<C>(mpg_to<T>(p->lstm_state_clip_min.value));
   if (p->lstm_state_clip_max.present) b.max = mpg_to<C>(mpg_to<T>(p->lstm_state_clip_max.value));
   return b;
 }
 
 /* --- Forward ---------------------------------------------------------------------------------- */
-/* Runs one layer in one direction. `scratch` is for the GRU's products with the hidden state
- * [N, G * H], or for the LSTM's cell state [N, H] in the compute type. */
+/* Runs one layer in one direction. `scratch` has room for the GRU's products with the hidden state,
+ * [N, G * H], or for the LSTM's cell state in the compute type, [N, H]. */
 template <class T>
 mpg_status forward_direction(const rnn<T> &r, int layer, int direction, void *scratch) {
   const mpg_rnn_size *s = &r.s;
@@ -447,7 +451,7 @@ mpg_status forward(const rnn<T> &r) {
 /* --- Backward --------------------------------------------------------------------------------- */
 template <class T>
 struct rnn_gradients {
-  const T *d_output, *d_hn, *d_cn; /* [S, N, D * H]; [L * D, N, H], or NULL */
+  const T *d_output, *d_hn, *d_cn; /* [S, N, D * H]; d_hn, d_cn: [L * D, N, H] or NULL */
   T *d_data, *d_h0, *d_c0;         /* shaped like data, h0 and c0 */
   weights<T> w;
 };
@@ -507,9 +511,9 @@ mpg_status backward_direction(const rnn<T> &r, const rnn_gradients<T> &d, int la
    * because its previous hidden state is in the array h0. */
   int64_t first = direction == 0 ? 0 : S - 1, ld = H * s->directions;
   const T *outputs = r.layer_output(layer) + direction * H;
-  /* All steps but the first one of the direction. */
+  /* The gradients of all steps except the direction's first one. */
   const T *later = direction == 0 ? d_products + N * GH : d_products;
-  /* The hidden states before those steps. */
+  /* The hidden states before these steps. */
   const T *earlier = direction == 0 ? outputs : outputs + N * ld;
   if (S > 0) {
     MPG_TRY(multiply(call, true, false, GH, H, N, d_products + first * N * GH, GH,
@@ -552,7 +556,7 @@ mpg_status backward(rnn<T> r, const rnn_gradients<T> &d) {
   if (!scratch) return MPG_DEVICE_OUT_OF_MEMORY;
   work<T> w = {(T *)(scratch + at[0]), (T *)(scratch + at[1]), (C *)(scratch + at[2])};
   T *between[2] = {(T *)(scratch + at[3]), (T *)(scratch + at[4])};
-  if (s->lengths) { /* clears padding, so that it does not affect products, even if it is NaN */
+  if (s->lengths) { /* clears the padding, so that it does not affect products even if it is NaN */
     T *data = (T *)(scratch + at[5]);
     MPG_TRY(mask(r, r.data, data, s->input));
     r.data = data;
@@ -577,8 +581,8 @@ mpg_status backward(rnn<T> r, const rnn_gradients<T> &d) {
 }
 
 /* --- Arguments -------------------------------------------------------------------------------- */
-/* Sets the weights' addresses: in separate arrays, which follow data and states, or in a flat
- * vector, which follows the data. */
+/* Sets the addresses of the weights. They are in a flat vector after the data (`flat`), or in
+ * separate arrays after the data and states. */
 template <class T>
 void read_weights(const mpg_rnn_size *s, bool flat, const mpg_view *views, weights<T> *w) {
   int count = s->layers * s->directions;
