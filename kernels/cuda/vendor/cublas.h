@@ -1,6 +1,6 @@
-/* Declarations of the cuBLAS types, constants and functions in use, in addition to cuBLASLt. They
- * belong to cuBLAS's stable interface, which is identical in versions 12 and 13. Matrices are
- * column-major.
+/* Declarations of the cuBLAS types, constants and functions in use (cublaslt.h declares those of
+ * cuBLASLt). They belong to cuBLAS's stable interface, which is identical in versions 12 and 13.
+ * Matrices are column-major.
  *
  * cuBLAS is loaded at run time (kernels/cuda/vendor/library.h), not linked, and the build does not
  * need NVIDIA's headers. If MPG_CUBLAS_REAL is defined, the types come from NVIDIA's header, and

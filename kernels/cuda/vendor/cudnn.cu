@@ -1,7 +1,7 @@
-/* Convolutions as cuDNN graphs. A graph has three tensors and one operation. With a bias, a second
- * operation adds the bias to the sums of the first one, which are a virtual tensor: they are never
- * stored in memory. The signature of a convolution is everything except its addresses. Tensors,
- * operations and execution plan are created once per signature. */
+/* Convolutions as cuDNN graphs. A graph has three tensors and one operation. If there is a bias, a
+ * second operation adds the bias to the sums of the first one. These sums are a virtual tensor,
+ * which is never stored in memory. The signature of a convolution consists of everything except its
+ * addresses. Tensors, operations and the execution plan are created once per signature. */
 #include <stdlib.h>
 
 #include "kernels/cuda/cuda.h"
@@ -21,7 +21,7 @@ namespace {
 enum { MOST_CONFIGS = 64, MOST_NOTES = 16, LAST_ERROR = 256 };
 /* Tensors of a graph; SUM is the result before the bias is added. */
 enum { DATA, WEIGHT, OUT, BIAS, SUM, TENSORS, OPERANDS = OUT + 1 };
-/* Oldest version in which captured work remains valid after its plan has been destroyed. With older
+/* Oldest cuDNN version in which captured work remains valid after its plan is destroyed. With older
  * versions, plans must never be evicted. */
 const size_t CAPTURES_KEEP_KERNELS = 92800;
 /* Maximum workspace in bytes: the default of MXNet's parameter `workspace`. */
@@ -48,7 +48,7 @@ struct mpg_cudnn_plan {
 
 namespace {
 
-/* State of a device. */
+/* Per-device state. */
 struct library {
   functions dnn;
   cudnnHandle_t handle;
@@ -102,8 +102,8 @@ mpg_status make(void **contents) {
 
 /* --- Descriptors ------------------------------------------------------------------------------ */
 
-/* Creates descriptors and sets their attributes. After the first failure, whose status is kept, all
- * calls do nothing. */
+/* Creates descriptors and sets their attributes. After the first failure, `status` keeps that
+ * failure, and all calls do nothing. */
 struct builder {
   const functions *dnn;
   cudnnStatus_t status;
@@ -171,13 +171,13 @@ int type_of(int64_t dtype) {
                                  : MPG_CUDNN_DATA_FLOAT;
 }
 
-/* Returns the type in which products are summed. */
+/* Returns the cuDNN type in which products are summed. */
 int sum_type(const signature &key) {
   return key.dtype == MPG_FLOAT64 ? MPG_CUDNN_DATA_DOUBLE : MPG_CUDNN_DATA_FLOAT;
 }
 
-/* Creates a tensor's descriptor. cuDNN's dimensions are in the order batch, channels, space;
- * strides express the layout. */
+/* Creates a tensor's descriptor. cuDNN's dimensions are always in the order batch, channels, space.
+ * The strides express the layout. */
 void make_tensor(builder *b, const signature &key, int which, cudnnBackendDescriptor_t *made) {
   int ndim = (int)key.ndim + 2;
   static const bool is_virtual = true;
@@ -296,9 +296,9 @@ void make_graph(builder *b, const library *all, mpg_cudnn_plan *p) {
   b->finalize(p->graph);
 }
 
-/* Checks that an engine is deterministic (unless MPGLUON_CUDA_DETERMINISTIC=0), that it does not
- * lose the dtype's precision (unless MPGLUON_CUDA_TF32=1, for float32), and that it is precompiled.
- * Compiling an engine at run time would take seconds per signature. */
+/* Checks that an engine is deterministic (unless MPGLUON_CUDA_DETERMINISTIC=0), that it preserves
+ * the dtype's precision (except that float32 may use TF32 if MPGLUON_CUDA_TF32=1), and that it is
+ * precompiled. Compiling an engine at run time would take seconds per signature. */
 bool is_allowed(const library *all, const signature &key, cudnnBackendDescriptor_t config) {
   builder b = {&all->dnn, MPG_CUDNN_STATUS_SUCCESS};
   cudnnBackendDescriptor_t engine = NULL;
@@ -333,7 +333,8 @@ bool is_allowed(const library *all, const signature &key, cudnnBackendDescriptor
   return allowed;
 }
 
-/* Builds a plan from an engine configuration of cuDNN, if it is allowed and supported. */
+/* Builds the plan from one of cuDNN's engine configurations, if the configuration is allowed and
+ * supported. */
 cudnnStatus_t try_config(const library *all, mpg_cudnn_plan *p, cudnnBackendDescriptor_t config) {
   builder b = {&all->dnn, MPG_CUDNN_STATUS_SUCCESS};
   int64_t count = 0;
@@ -350,8 +351,8 @@ cudnnStatus_t try_config(const library *all, mpg_cudnn_plan *p, cudnnBackendDesc
   return b.status;
 }
 
-/* Builds the plan from the first suitable one of cuDNN's proposals, which are sorted by expected
- * run time. */
+/* Builds the plan from the first suitable configuration that cuDNN proposes. cuDNN sorts them by
+ * expected run time. */
 cudnnStatus_t choose(const library *all, mpg_cudnn_plan *p, int mode) {
   const functions *dnn = &all->dnn;
   builder b = {dnn, MPG_CUDNN_STATUS_SUCCESS};
@@ -374,7 +375,7 @@ cudnnStatus_t choose(const library *all, mpg_cudnn_plan *p, int mode) {
   if (status == MPG_CUDNN_STATUS_SUCCESS) status = MPG_CUDNN_STATUS_NOT_SUPPORTED;
   for (int64_t i = 0; i < given && !p->plan && b.status == MPG_CUDNN_STATUS_SUCCESS; i++) {
     status = try_config(all, p, configs[i]);
-    if (p->plan) { /* kept, since the plan refers to its configuration */
+    if (p->plan) { /* keeps the configuration, because the plan refers to it */
       p->config = configs[i];
       configs[i] = NULL;
     }
@@ -388,8 +389,8 @@ mpg_status build(const mpg_kernel_call *call, const library *all, mpg_cudnn_plan
   builder b = {&all->dnn, MPG_CUDNN_STATUS_SUCCESS};
   make_graph(&b, all, p);
   if (b.status == MPG_CUDNN_STATUS_SUCCESS) b.status = choose(all, p, MPG_CUDNN_HEUR_MODE_A);
-  /* If cuDNN lacks a plan with the bias, the caller requests a plan without the bias. Creating that
-   * plan reports any error. */
+  /* If cuDNN lacks a plan with the bias, the caller then requests a plan without the bias, and any
+   * error is reported there. */
   if (p->key.bias) return MPG_OK;
   if (b.status != MPG_CUDNN_STATUS_SUCCESS && p->graph) {
     cudnnStatus_t again = choose(all, p, MPG_CUDNN_HEUR_MODE_FALLBACK);

@@ -21,7 +21,7 @@ typedef int cudnnStatus_t, cudnnBackendDescriptorType_t, cudnnBackendAttributeNa
     cudnnBackendAttributeType_t;
 #endif
 
-/* Constants in use, as X(name, value). Status codes are grouped in thousands: 2000 bad parameter,
+/* Constants in use, as X(name, value). Status codes are grouped by thousands: 2000 bad parameter,
  * 3000 not supported, 4000 internal error, 5000 execution failed. */
 #define MPG_CUDNN_CONSTANTS(X)                                          \
   X(CUDNN_STATUS_SUCCESS, 0)                                            \

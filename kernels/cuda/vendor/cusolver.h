@@ -1,6 +1,6 @@
 /* Declarations of the cuSOLVER types, constants and functions in use. They belong to cuSOLVER's
  * stable interface, which is identical in versions 11 (CUDA 12) and 12 (CUDA 13). Matrices are
- * column-major. `info`, in device memory, receives 0 or LAPACK's error code.
+ * column-major. `info` is in device memory and receives 0 or LAPACK's error code.
  *
  * cuSOLVER is loaded at run time (kernels/cuda/vendor/library.h), not linked, and the build does
  * not need NVIDIA's headers. If MPG_CUSOLVER_REAL is defined, the types come from NVIDIA's header,

@@ -1,4 +1,4 @@
-/* Searches for NVIDIA's libraries and opens them. */
+/* Finds and opens NVIDIA's libraries. */
 #define _GNU_SOURCE
 #include "kernels/cuda/vendor/library.h"
 
@@ -13,7 +13,7 @@
 enum { MAJOR = CUDART_VERSION / 1000, FILES = 2 };
 
 static const struct {
-  /* folder: folder of CUDA 12 wheels in site-packages/nvidia */
+  /* folder: the folder in site-packages/nvidia that contains the CUDA 12 wheel's library */
   const char *name, *setting, *package, *folder;
   const char *files[FILES]; /* preferred version first */
 } known[MPG_CUDA_LIBRARIES] = {
@@ -90,7 +90,7 @@ static bool look_for(mpg_cuda_library_id id, const char *file) {
   return try_open(id, "", "", file);
 }
 
-/* Queries the version of a library, by a function that differs between libraries. */
+/* Queries a library's version. Each library has a different function for this. */
 static void ask_version(mpg_cuda_library_id id) {
   static const char *const properties[MPG_CUDA_LIBRARIES] = {
       [MPG_CUDA_CUBLASLT] = "cublasLtGetProperty",
@@ -162,7 +162,7 @@ mpg_status mpg_cuda_library_functions(mpg_cuda_library_id id, const char *const 
 void mpg_cuda_library_open_beside(mpg_cuda_library_id id, const char *file) {
   const char *own = opened[id].path, *end = strrchr(own, '/');
   char path[sizeof opened[id].path];
-  if (!end) return; /* found in the system's search path, like the other file */
+  if (!end) return; /* found in the system's search path, which also finds the other file */
   int length = snprintf(path, sizeof path, "%.*s/%s", (int)(end - own), own, file);
   if (length > 0 && (size_t)length < sizeof path) dlopen(path, RTLD_NOW | RTLD_LOCAL);
 }

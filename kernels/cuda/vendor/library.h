@@ -1,4 +1,4 @@
-/* NVIDIA's libraries, loaded at their first use and never linked: cuBLASLt, cuBLAS, cuSOLVER,
+/* NVIDIA's libraries, which are loaded on first use and never linked: cuBLASLt, cuBLAS, cuSOLVER,
  * cuDNN, NCCL, NVRTC.
  *
  * A library is searched for in this order:

@@ -13,12 +13,12 @@
 typedef struct communicator {
   struct communicator *next;
   mpg_nccl_clique clique;
-  char broken[256]; /* text of the first error; empty if none */
+  char broken[256]; /* message of the first error; empty if there was no error */
 } communicator;
 
 static const char *const names[] = {MPG_NCCL_FUNCTIONS(MPG_CUDA_FUNCTION_NAME)};
 
-/* State of this process, guarded by `issuing`. */
+/* Process-wide state, guarded by `issuing`. */
 static struct {
   mpg_nccl_functions functions;
   bool found;
@@ -170,7 +170,7 @@ fail:
 
 mpg_status mpg_nccl_check(int card) {
   if (!atomic_load(&made)) return MPG_OK;
-  if (pthread_mutex_trylock(&issuing)) return MPG_OK; /* in use; the next call checks */
+  if (pthread_mutex_trylock(&issuing)) return MPG_OK; /* in use, so the next call checks */
   mpg_status status = MPG_OK;
   for (communicator *c = nccl.communicators; c && status == MPG_OK; c = c->next)
     if (has(&c->clique, card)) status = check(c);
@@ -194,8 +194,7 @@ void mpg_nccl_close(int card) {
              cudaStreamSynchronize(c->clique.streams[i]) == cudaSuccess;
       cudaGetLastError();
     }
-    /* Destroys all ranks in one group, since the destruction of a rank may wait for the other
-     * ranks. */
+    /* Destroys all ranks in one group, because destroying a rank may wait for the other ranks. */
     if (good) nccl.functions.ncclGroupStart();
     for (int i = 0; i < c->clique.count; i++)
       (good ? nccl.functions.ncclCommDestroy : nccl.functions.ncclCommAbort)(c->clique.comms[i]);

@@ -102,20 +102,23 @@ typedef struct mpg_nccl_clique {
 mpg_status mpg_nccl_find(const mpg_nccl_functions **functions);
 /* Sets *type to NCCL's type for sums of the dtype. Fails if NCCL cannot sum that dtype. */
 mpg_status mpg_nccl_type(mpg_dtype dtype, ncclDataType_t *type);
-/* Bracket the issue of a collective between the GPUs `cards`, as part of the work of `stream` on
- * GPU `home`. Between the two calls, the caller issues one NCCL group to the clique's streams. The
- * group runs after earlier work of `stream` and before later work.
+/* Bracket a collective between the GPUs `cards`, which is part of the work of `stream` on GPU
+ * `home`. Between the two calls, the caller issues one NCCL group to the clique's streams. The
+ * group runs after earlier work in `stream` and before later work.
  *
  * If `begin` succeeds, the caller must call `end` and pass the status of its own work. `begin`
- * takes a mutex, which `end` releases. Called on the thread that issues the work of `stream`. */
+ * takes a mutex, which `end` releases. Both must be called on the thread that issues the work of
+ * `stream`. */
 mpg_status mpg_nccl_begin(const int *cards, int count, int home, cudaStream_t stream,
                           const mpg_nccl_functions **functions, mpg_nccl_clique **clique);
 mpg_status mpg_nccl_end(mpg_nccl_clique *clique, int home, cudaStream_t stream, mpg_status status);
 mpg_status mpg_nccl_failed(const mpg_nccl_functions *functions, const char *what,
                            ncclResult_t result);
-/* Returns the error of a failed collective of the GPU, or MPG_OK. Threads: any. */
+/* Reports the error if a collective of the GPU has failed. Returns MPG_OK otherwise. Threads:
+ * any. */
 mpg_status mpg_nccl_check(int card);
-/* Waits for the work of a GPU's communicators and destroys them. Aborts failed communicators. */
+/* Waits for the work of a GPU's communicators and destroys the communicators. Aborts those that
+ * have failed. */
 void mpg_nccl_close(int card);
 #endif
 

@@ -1,7 +1,8 @@
 /* NCCL communicators between the processes of a program, with one GPU per process.
  *
  * The communicators are nonblocking: a call starts work in NCCL's own threads, and the caller polls
- * its status. If a rank is lost, the other ranks therefore do not block but abort the communicator.
+ * its status. Therefore, if a rank is lost, the other ranks do not block. They abort the
+ * communicator.
  */
 #include <stdio.h>
 #include <string.h>
@@ -17,7 +18,7 @@ struct mpg_gpu_communicator {
   cudaEvent_t event;
   cudaEvent_t arrived; /* recorded after copies from the host to the device */
   int card, rank, count;
-  bool recorded; /* true if the event has been recorded after all issued work */
+  bool recorded; /* true if `event` has been recorded after all issued work */
 };
 typedef struct mpg_gpu_communicator communicator;
 
@@ -51,8 +52,8 @@ static mpg_status make_id(char *id) {
   return MPG_OK;
 }
 
-/* Aborts the communicator. Work that follows the aborted work in the stream still runs, so the
- * function waits for the stream. */
+/* Aborts the communicator, then waits for its stream, because later work in the stream still runs
+ * after the aborted work. */
 static void leave(communicator *c) {
   if (!c->comm) return;
   (void)c->functions->ncclCommAbort(c->comm);

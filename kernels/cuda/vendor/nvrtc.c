@@ -32,7 +32,7 @@ mpg_status mpg_nvrtc_find(void) {
   static const char *const names[] = {MPG_NVRTC_FUNCTIONS(MPG_CUDA_FUNCTION_NAME)};
   _Static_assert(sizeof nvrtc.functions == sizeof names, "one name for each function");
   pthread_mutex_lock(&nvrtc.mutex);
-  if (!nvrtc.looked || nvrtc.found != MPG_OK) /* retries after a failure, to set the error text */
+  if (!nvrtc.looked || nvrtc.found != MPG_OK) /* after a failure, retries to report the error */
     nvrtc.found = mpg_cuda_library_functions(MPG_CUDA_NVRTC, names,
                                              (int)(sizeof names / sizeof *names), &nvrtc.functions);
   if (!nvrtc.looked && nvrtc.found == MPG_OK) open_builtins();
@@ -57,8 +57,8 @@ static mpg_status fail(mpg_nvrtc_program_handle program, const mpg_nvrtc_source 
   return status;
 }
 
-/* Compile options: the source's own options, preceded by the current GPU's architecture unless the
- * source sets one. */
+/* Compile options: the current GPU's architecture, unless the source sets one, then the source's
+ * own options. */
 typedef struct choices {
   int count;
   const char *options[MPG_NVRTC_MAX_OPTIONS + 1];
@@ -167,7 +167,7 @@ mpg_status mpg_nvrtc_build(const mpg_nvrtc_source *s, mpg_nvrtc_code *code, void
   mpg_nvrtc_key key = key_of(s, &c);
   if (kept && mpg_nvrtc_cache_read(&key, s->num_exports, code)) {
     if (load(code, library) == MPG_OK) return MPG_OK;
-    mpg_nvrtc_free(code); /* the cached code is invalid, so compile */
+    mpg_nvrtc_free(code); /* the cached code cannot be loaded, so compile the source */
   }
   MPG_TRY(compile(s, &c, code));
   mpg_status status = load(code, library);

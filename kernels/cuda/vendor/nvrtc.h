@@ -1,4 +1,5 @@
-/* Run-time compilation of CUDA C++ by NVRTC. Declares the parts of NVRTC in use; see library.h.
+/* Run-time compilation of CUDA C++ with NVRTC. Declares only the NVRTC functions in use (see
+ * library.h).
  *
  * Ownership: loaded code lives as long as the process. Threads: any.
  */
@@ -30,7 +31,7 @@ typedef struct mpg_nvrtc_program *mpg_nvrtc_program_handle;
 enum { MPG_NVRTC_MAX_OPTIONS = 64, MPG_NVRTC_MAX_EXPORTS = 64 };
 
 typedef struct mpg_nvrtc_source {
-  const char *text, *name, *hint; /* errors include the name, and the hint unless it is NULL */
+  const char *text, *name, *hint; /* error messages include `name` and, unless NULL, `hint` */
   int num_headers, num_options, num_exports;
   const char *const *header_texts, *const *header_names, *const *options;
   const char *const *exports; /* C++ expressions that name kernels, such as "axpy<float>" */

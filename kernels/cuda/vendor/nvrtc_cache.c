@@ -18,10 +18,10 @@
 enum {
   DEFAULT_MIB = 256,
   MOST_MIB = 1 << 20,
-  MOST_BYTES = 64 << 20, /* per file */
+  MOST_BYTES = 64 << 20, /* maximum size of a file */
   MOST_FOLDER = 3000,
   MOST_PATH = MOST_FOLDER + 64,
-  LEFTOVER_SECONDS = 3600 /* age at which a temporary file counts as abandoned */
+  LEFTOVER_SECONDS = 3600 /* age at which a temporary file is considered abandoned */
 };
 static const char ENDING[] = ".kernel", BEGUN[] = ".begun-";
 
@@ -29,7 +29,7 @@ static const char ENDING[] = ".kernel", BEGUN[] = ".begun-";
 typedef struct header {
   char format[8];
   mpg_nvrtc_key key;
-  uint64_t names_size, size, sum; /* size: of names and code; sum: their hash */
+  uint64_t names_size, size, sum; /* size: bytes of names and code; sum: their hash */
 } header;
 static const char FORMAT[8] = "mpgnvr1";
 
@@ -136,7 +136,8 @@ static char *read_rest(int file, const mpg_nvrtc_key *key, header *head) {
   return NULL;
 }
 
-/* Copies the names. Returns false unless exactly `count` of them are present. */
+/* Copies the names of the exports to *code. Returns false unless exactly `count` names are
+ * present. */
 static bool take_names(const char *names, size_t size, int count, mpg_nvrtc_code *code) {
   size_t at = 0;
   for (int i = 0; i < count; i++) {
@@ -180,7 +181,7 @@ bool mpg_nvrtc_cache_read(const mpg_nvrtc_key *key, int num_names, mpg_nvrtc_cod
   return whole;
 }
 
-/* --- The limit -------------------------------------------------------------------------------- */
+/* --- Size limit ------------------------------------------------------------------------------- */
 
 typedef struct kept {
   char name[48];
@@ -221,8 +222,8 @@ static size_t list(DIR *folder, kept **files) {
   return count;
 }
 
-/* Recounts the files. If they exceed the limit, deletes the least recently read files until a
- * quarter of the limit is free. */
+/* Adds up the sizes of all files. If they exceed the limit, deletes the least recently read files
+ * until a quarter of the limit is free. */
 static void trim(void) {
   DIR *folder = opendir(cache.folder);
   kept *files = NULL;

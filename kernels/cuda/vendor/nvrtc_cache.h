@@ -18,11 +18,11 @@ typedef struct mpg_nvrtc_key {
   uint64_t words[2];
 } mpg_nvrtc_key;
 
-/* Reads the settings and creates the folder. *used receives false if the cache is disabled or the
+/* Reads the settings and creates the folder. Sets *used to false if the cache is disabled or its
  * folder cannot be used. */
 mpg_status mpg_nvrtc_cache_open(bool *used);
-/* Adds to a key a text that the code depends on. A key starts as zeros, and the order of texts
- * matters. */
+/* Adds `text`, which the code depends on, to the key. A key starts as all zeros. The order of the
+ * texts matters. */
 void mpg_nvrtc_key_add(mpg_nvrtc_key *key, const char *text);
 /* Reads the cached code of a key, with the names of `num_names` exports. Returns false if the code
  * is not cached. Free the code with mpg_nvrtc_free. */
