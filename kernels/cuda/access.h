@@ -1,5 +1,5 @@
 /* Arrays whose element type is known at compile time (mpg_typed<T>) or only at run time
- * (mpg_untyped). Kernels are templates over both, so that common dtypes are fast and all other
+ * (mpg_untyped). Kernels are templates over both: common dtypes have fast instances, and all other
  * dtypes share one instance. Include in .cu files only.
  */
 #ifndef KERNELS_CUDA_ACCESS_H

@@ -1,4 +1,5 @@
-/* Cooperation between the threads of a block. Included by NVRTC's code (generated.h). */
+/* Cooperation between the threads of a block. Code that NVRTC compiles (generated.h) includes this
+ * file. */
 #ifndef KERNELS_CUDA_BLOCK_H
 #define KERNELS_CUDA_BLOCK_H
 
@@ -18,8 +19,8 @@ __device__ __forceinline__ T *mpg_cuda_shared() {
 }
 
 /* --- Reductions over warps and blocks --------------------------------------------------------- */
-/* Reduces over a warp in a fixed order, so that results depend on the shape only. All threads of
- * the warp must call it, and all get the result. */
+/* Reduces over a warp in a fixed order, so that results are reproducible. All threads of the warp
+ * must call it, and all get the result. */
 template <class T, class F>
 __device__ __forceinline__ T mpg_warp_reduce(T value, F combine) {
   for (int lanes = 16; lanes; lanes >>= 1)
@@ -64,23 +65,23 @@ struct mpg_larger_number { /* ignores NaN */
 
 /* --- Rows ------------------------------------------------------------------------------------- */
 /* Mapping of a row's elements to the LANES threads that share the row. Each thread holds PACKS
- * packs of EACH_ adjacent elements. A block of MPG_CUDA_THREADS threads processes ROWS rows. The
- * thread that holds an element depends on LANES and EACH_ only, so sums have the same order for
+ * packs of EACH_ adjacent elements. A block of MPG_CUDA_THREADS threads processes ROWS rows. Which
+ * thread holds an element depends only on LANES and EACH_, so sums are added in the same order for
  * every PACKS. */
 template <int LANES, int PACKS, int EACH_>
 struct mpg_lanes {
   enum {
     EACH = EACH_,
-    SIZE = PACKS * EACH, /* per thread */
+    SIZE = PACKS * EACH, /* elements per thread */
     CHUNK = LANES * SIZE,
-    THREADS = LANES,                 /* per row */
-    ROWS = MPG_CUDA_THREADS / LANES, /* per block */
-    COLUMNS = LANES * EACH           /* elements of a row with one pack per thread */
+    THREADS = LANES,                 /* threads per row */
+    ROWS = MPG_CUDA_THREADS / LANES, /* rows per block */
+    COLUMNS = LANES * EACH           /* elements that a row's threads hold if PACKS is 1 */
   };
 
   static __device__ __forceinline__ int me() { return threadIdx.x % LANES; }
   static __device__ __forceinline__ int row() { return threadIdx.x / LANES; }
-  /* Returns the index in a chunk of the first element of the thread's pack p. */
+  /* Returns the index of the first element of the thread's pack p in the chunk. */
   static __device__ __forceinline__ int at(int p) { return (p * LANES + me()) * EACH; }
 
   /* Reduces over the threads of a row and returns the result to each of them. All threads of the
@@ -99,8 +100,8 @@ struct mpg_lanes {
   static __device__ __forceinline__ float sum(float value) {
     return reduce(value, 0.0f, mpg_plus());
   }
-  /* Reduces all elements of a row in the same order as math/reduce.cu, so that fused and separate
-   * reductions are bit-identical. The caller pads the end of the row with `neutral`. */
+  /* Reduces a row's elements. Fused groups and math/reduce.cu both use this function, so their
+   * results are bit-identical. The caller pads the end of the row with `neutral`. */
   template <class F>
   static __device__ __forceinline__ float fold(const float (&values)[SIZE], float neutral,
                                                F combine) {
@@ -114,7 +115,7 @@ struct mpg_lanes {
   static __device__ __forceinline__ void put_columns(const float (&values)[SIZE], int n,
                                                      float *to) {
     float *all = mpg_cuda_shared<float>();
-    if (ROWS > 1) __syncthreads(); /* waits for readers of the previous contents */
+    if (ROWS > 1) __syncthreads(); /* other threads may still be reading the previous contents */
 #pragma unroll
     for (int k = 0; k < SIZE; k++) {
       int column = at(k / EACH) + k % EACH;

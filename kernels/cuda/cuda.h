@@ -49,8 +49,9 @@ static mpg_status mpg_cuda_launch(const mpg_kernel_call *call, void (*kernel)(P.
                         "a kernel launch");
 }
 
-/* Returns the number of blocks for `count` items, `per_block` each (by default one per thread). At
- * most the grid limit, so kernels for larger counts must iterate (MPG_CUDA_STRIDE). */
+/* Returns the number of blocks for `count` items if a block processes `per_block` items (by default
+ * one per thread). The result is capped at the grid limit, so a kernel whose count may be larger
+ * must iterate (MPG_CUDA_STRIDE). */
 static inline unsigned mpg_cuda_blocks(int64_t count, int64_t per_block = MPG_CUDA_THREADS) {
   int64_t blocks = (count + per_block - 1) / per_block;
   return (unsigned)(blocks < 0x7fffffff ? blocks : 0x7fffffff);
@@ -67,7 +68,7 @@ static inline mpg_status mpg_cuda_zero(const mpg_kernel_call *call, void *memory
 static inline mpg_status mpg_cuda_zero(const mpg_kernel_call *call, const mpg_view *view) {
   return mpg_cuda_zero(call, view->data, bytes_of(view));
 }
-/* Does nothing if both addresses are equal. */
+/* Copies `bytes` bytes within device memory. Does nothing if both addresses are equal. */
 static inline mpg_status mpg_cuda_copy(const mpg_kernel_call *call, const void *from, void *to,
                                        size_t bytes) {
   if (!bytes || from == to) return MPG_OK;
@@ -87,11 +88,11 @@ static inline mpg_cuda_key mpg_cuda_key_of(const mpg_kernel_call *call) {
   return {call->random, call->random_at};
 }
 
-/* Stores the call's random key in device memory (seed, call, position, run, stride), so that
- * backward can repeat the draw. In random_keys.cu. */
+/* Stores the call's random key in device memory as (seed, call, position, run, stride), so that the
+ * backward pass can repeat the draw. In random_keys.cu. */
 mpg_status mpg_cuda_write_key(const mpg_kernel_call *call, uint64_t *out);
 
-/* --- Elements whose dtype is known only at run time (typed access: elements.h) ---------------- */
+/* --- Elements whose dtype is known only at run time ------------------------------------------- */
 template <class C>
 MPG_HOST_DEVICE C mpg_load_any(mpg_dtype dtype, const void *data, int64_t i) {
   switch (dtype) {
@@ -165,11 +166,11 @@ MPG_HOST_DEVICE void mpg_store_any(mpg_dtype dtype, void *data, int64_t i, C val
 
 /* --- 16 bytes at a time ----------------------------------------------------------------------- */
 template <class T>
-struct __align__(16) mpg_pack { /* a thread loads or stores it with one instruction */
+struct __align__(16) mpg_pack { /* loaded or stored with one instruction */
   enum { COUNT = 16 / sizeof(T) };
   T values[COUNT];
 };
-/* Stores 16 bytes with one instruction, whereas nvcc may split the store of a struct. */
+/* Stores 16 bytes with one instruction. nvcc may split the assignment of a struct into several. */
 __device__ __forceinline__ void mpg_store_words(void *to, const uint32_t (&words)[4]) {
 #ifdef __CUDA_ARCH__
   asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};"

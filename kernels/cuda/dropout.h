@@ -17,8 +17,8 @@ __device__ __forceinline__ bool mpg_is_kept(uint32_t word, uint32_t threshold) {
   return (word >> 8) < threshold;
 }
 
-/* Draws a mask element by element. Caches the latest Philox block, which four adjacent elements
- * share. */
+/* Draws a mask element by element. Caches the last Philox block, because four adjacent elements
+ * share a block. */
 struct mpg_dropout_draw {
   mpg_random_key key;
   mpg_philox_block words;

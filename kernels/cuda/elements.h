@@ -45,8 +45,10 @@ template <>
 struct mpg_element<mpg_boolean> {
   typedef int32_t compute;
 };
+/* Type in which kernels compute values of type T: the smallest of float, double, int32_t and
+ * int64_t that can represent all values of T. */
 template <class T>
-using mpg_compute_t = typename mpg_element<T>::compute; /* smallest that holds all values of T */
+using mpg_compute_t = typename mpg_element<T>::compute;
 
 template <class T>
 struct mpg_convert { /* converts float, double, int32_t or int64_t to T */

@@ -1,11 +1,11 @@
-/* Random keys as kernel arguments. Included by code that NVRTC compiles (generated.h). */
+/* Random keys as kernel arguments. Code that NVRTC compiles (generated.h) includes this file. */
 #ifndef KERNELS_CUDA_RANDOM_KEY_H
 #define KERNELS_CUDA_RANDOM_KEY_H
 
 #include "base/philox.h"
 
-/* Random key of a call. Captured work has fixed kernel arguments but a new key in each run, so its
- * key is read from device memory (`at`). */
+/* Random key of a call. The kernel arguments of captured work are fixed, but each run needs a new
+ * key, so captured kernels read the key from device memory (`at`). */
 struct mpg_cuda_key {
   mpg_random_key given;
   const mpg_random_key *at; /* in device memory; NULL to use `given` */

@@ -1,6 +1,6 @@
 /* Rows of contiguous elements in registers. A row is shared by some lanes of a warp or by a whole
- * block, whose threads load and store 16 bytes at a time. Which thread holds an element depends on
- * the row's length and dtype only, so results do not depend on addresses. Include in .cu files
+ * block, whose threads load and store 16 bytes at a time. Which thread holds an element depends
+ * only on the row's length and dtype, so results do not depend on alignment. Include in .cu files
  * only. */
 #ifndef KERNELS_CUDA_ROWS_H
 #define KERNELS_CUDA_ROWS_H
@@ -63,8 +63,8 @@ enum {
   MPG_ROW_BLOCK = 8192, /* maximum row length for a block's registers */
 };
 
-/* Calls f with a value of the mpg_row type that suits rows of n elements. `full` is the type's
- * FULL. */
+/* Calls f with an object of the mpg_row type that is chosen for rows of n elements. `full` selects
+ * the type's FULL. */
 template <class T, class F>
 mpg_status mpg_with_row(int64_t n, bool full, F f) {
   enum { EACH = mpg_pack<T>::COUNT, MOST = 32 / EACH, BLOCK = MPG_CUDA_THREADS };

@@ -1,13 +1,13 @@
-/* Products of small matrices with a warp's tensor cores (mma.m16n8k16): 16-bit floats with sums in
- * float32, on compute capability 8.0 or newer. Without tensor cores (tests/hostcuda), plain sums
- * use the same layout. Include in .cu files only.
+/* Products of small matrices with a warp's tensor cores (mma.m16n8k16): products of 16-bit floats
+ * are summed in float32. Needs compute capability 8.0 or newer. The host emulation (tests/hostcuda)
+ * computes plain sums with the same layout. Include in .cu files only.
  *
- * Lane l has group = l / 4 and pair = l % 4. It holds these elements (row, column) of the operands,
- * where each word of a and b packs two elements:
+ * Lane l has group = l / 4 and pair = l % 4. It holds the elements (row, column) listed below. A
+ * word of a or b packs two adjacent elements, of which the first is listed:
  *   a (16, 16): a[0] (group, 2 pair), a[1] (group + 8, 2 pair), a[2] (group, 2 pair + 8),
- *               a[3] (group + 8, 2 pair + 8), each with the next column
- *   b (16, 8):  b[0] (2 pair, group), b[1] (2 pair + 8, group), each with the next row
- *   c (16, 8):  c[0] (group, 2 pair), c[1] (group, 2 pair + 1), c[2] and c[3] 8 rows below
+ *               a[3] (group + 8, 2 pair + 8), each packed with the next column
+ *   b (16, 8):  b[0] (2 pair, group), b[1] (2 pair + 8, group), each packed with the next row
+ *   c (16, 8):  c[0] (group, 2 pair), c[1] (group, 2 pair + 1), c[2] and c[3]: 8 rows below
  */
 #ifndef KERNELS_CUDA_TENSOR_CORE_H
 #define KERNELS_CUDA_TENSOR_CORE_H
@@ -69,7 +69,8 @@ __device__ __forceinline__ void mpg_multiply_add(float *c, const uint32_t *a, co
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 #else
-  const uint32_t *as[4], *bs[8]; /* operands in the lanes that hold rows and columns of c */
+  /* Words of a and b in the lanes that hold the rows and columns of this lane's elements of c. */
+  const uint32_t *as[4], *bs[8];
   uint32_t own_a[4] = {a[0], a[1], a[2], a[3]}, own_b[2] = {b[0], b[1]};
   int group = (int)(threadIdx.x & 31) / 4, pair = (int)(threadIdx.x & 31) % 4;
   for (int k = 0; k < 4; k++) as[k] = mpg_of_lane(own_a, group * 4 + k);
@@ -122,15 +123,15 @@ __device__ __forceinline__ void mpg_load_a(uint32_t *a, const T *from, int pitch
   int lane = threadIdx.x & 31;
   mpg_load_matrices<false>(a, from + (lane & 15) * pitch + (lane >> 4) * 8);
 }
-/* Loads two operands b, b[0..1] and b[2..3], from a (16, 16) matrix at `from` whose row r is column
- * r of the operands: rows 0 to 7 are the first operand's columns. */
+/* Loads two operands, b[0..1] and b[2..3], from a transposed (16, 16) matrix at `from`: rows 0 to 7
+ * of the matrix are the columns of the first operand, rows 8 to 15 those of the second. */
 template <class T>
 __device__ __forceinline__ void mpg_load_b_transposed(uint32_t *b, const T *from, int pitch) {
   int lane = threadIdx.x & 31;
   mpg_load_matrices<false>(b, from + ((lane & 7) + (lane >> 4) * 8) * pitch + (lane >> 3 & 1) * 8);
 }
-/* Loads two operands b from a (16, 16) matrix at `from` that is not transposed: columns 0 to 7 are
- * the first operand. */
+/* Loads two operands, b[0..1] and b[2..3], from a (16, 16) matrix at `from`: columns 0 to 7 are the
+ * first operand, columns 8 to 15 the second. */
 template <class T>
 __device__ __forceinline__ void mpg_load_b(uint32_t *b, const T *from, int pitch) {
   int lane = threadIdx.x & 31;
