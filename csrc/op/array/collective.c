@@ -1,4 +1,4 @@
-/* Collectives as single ops: inference and gradients. */
+/* Collectives: inference and gradients. */
 #include "op/array/collective.h"
 
 #include <stdio.h>
@@ -25,8 +25,8 @@ int mpg_arity_collective(const mpg_op *op, const void *params, int given) {
   return count ? count : given;
 }
 
-/* Sets output i to the desc of input i, or of input 0 if that is the only input. The size of the
- * first axis is divided by `parts` and multiplied by `times`. */
+/* Gives output i the desc of input i (of input 0 if there is only one input), with the size of the
+ * first axis divided by `parts` and multiplied by `times`. */
 static mpg_status set_outputs(mpg_infer *infer, int times, int parts) {
   for (int i = 0; i < infer->num_outputs; i++) {
     mpg_desc desc = infer->inputs[i < infer->num_inputs ? i : 0];
@@ -78,8 +78,8 @@ mpg_status mpg_infer_collective(mpg_infer *infer) {
   }
 }
 
-/* Emits the collective that computes the gradient, such as reduce for broadcast. A missing output
- * gradient becomes zeros, because a collective needs an array from every device. */
+/* Emits the adjoint collective, such as reduce for broadcast. Missing output gradients become
+ * zeros, because a collective needs an array from every device. */
 void mpg_gradient_collective(mpg_gradient *g) {
   static const int32_t conjugate[] = {
       [MPG_SUM_TO_ALL] = MPG_SUM_TO_ALL,    [MPG_SUM_TO_ONE] = MPG_ONE_TO_ALL,

@@ -1,10 +1,10 @@
-/* Collectives, each a single op. The arrays of the op are on several devices, and the programs of
- * all these devices wait for the op.
+/* Collectives. Each collective is a single op whose arrays are on several devices; the programs of
+ * all these devices wait for it.
  *
  * The op runs on the device of its first input, which issues the transfers for all devices. It
- * starts after all earlier work on every participating device. Later work on each of these devices
- * waits for the end of the op. Each backend has a kernel `collective`, which reads the devices
- * from the parameters. Threads: any.
+ * starts after all earlier work on every participating device, and later work on each of these
+ * devices waits until it has finished. Each backend has a kernel `collective`, which reads the
+ * devices from the op's parameters. Threads: any.
  */
 #ifndef MPG_OP_ARRAY_COLLECTIVE_H
 #define MPG_OP_ARRAY_COLLECTIVE_H

@@ -1,5 +1,5 @@
-/* Parses the devices in a collective's parameters; also compiled into the library of GPU
- * kernels. */
+/* Parses the device lists in a collective's parameters. This file is also compiled into the GPU
+ * kernel library. */
 #include "op/array/collective.h"
 
 int mpg_collective_places(const char *text, mpg_device_id *places, int max) {

@@ -36,7 +36,8 @@ mpg_status mpg_infer_eye(mpg_infer *infer) {
   return MPG_OK;
 }
 
-/* Sets a one-dimensional shape of count * repeat elements; fails if that is too large. */
+/* Sets output 0 to a one-dimensional array of count * repeat elements. Fails if there are too
+ * many. */
 static mpg_status set_range(mpg_infer *infer, double count, int64_t repeat, mpg_dtype dtype) {
   int64_t size;
   if (!(count >= 0)) count = 0;

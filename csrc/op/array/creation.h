@@ -1,5 +1,5 @@
-/* Values of ops that create constant arrays and ranges, for kernels and rewrites. Stateless; any
- * thread. */
+/* Output values of the ops that create constant arrays and ranges, for kernels and graph rewrites.
+ * Stateless; any thread. */
 #ifndef MPG_OP_ARRAY_CREATION_H
 #define MPG_OP_ARRAY_CREATION_H
 
@@ -7,8 +7,8 @@
 
 #include "op/op.h"
 
-/* True if an op fills its output with a constant, which the op implies (zeros) or a parameter
- * gives (full). Stores the constant in *value. */
+/* True if an op fills its output with a constant. The constant, which is implied by the op (zeros)
+ * or given by a parameter (full), is stored in *value. */
 static inline bool mpg_op_fill(const mpg_op *op, const void *params, double *value) {
   switch (op->id) {
     case MPG_OP__full: *value = ((const mpg_full_params *)params)->value; return true;
@@ -23,14 +23,14 @@ static inline bool mpg_op_fill(const mpg_op *op, const void *params, double *val
   }
 }
 
-/* A range. Element i is start + (i / repeat) * step with integer division, so each number occurs
- * `repeat` times. */
+/* An arithmetic sequence. Element i is start + (i / repeat) * step with integer division, so each
+ * number occurs `repeat` times. */
 typedef struct mpg_steps {
   double start, step;
   int64_t repeat;
 } mpg_steps;
 
-/* True if an op creates a range. Stores the range in *steps. */
+/* True if an op creates an arithmetic sequence (arange), which is stored in *steps. */
 static inline bool mpg_op_steps(const mpg_op *op, const void *params, mpg_dtype dtype,
                                 mpg_steps *steps) {
   if (op->id == MPG_OP__arange) {

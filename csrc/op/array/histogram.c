@@ -1,4 +1,4 @@
-/* Histogram: counts of the elements between edges. */
+/* Histogram: counts the elements in each bin. */
 #include <string.h>
 
 #include "op/formula/arithmetic.h"
@@ -10,7 +10,7 @@ int mpg_arity_histogram(const mpg_op *op, const void *params, int given) {
   return ((const mpg_histogram_params *)params)->bin_cnt.present ? 1 : 2;
 }
 
-/* Emits the edges of bins of equal width. */
+/* Emits the edges of `bins` equal-width bins from range[0] to range[1]. */
 static mpg_value equal_edges(mpg_gradient *g, mpg_value data, int64_t bins, const double *range) {
   mpg_shape shape = {.ndim = 1, .dims = {bins + 1}};
   mpg_value high = mpg_emit_count(g, data, bins + 1, MPG_FLOAT64, &shape),
@@ -19,7 +19,7 @@ static mpg_value equal_edges(mpg_gradient *g, mpg_value data, int64_t bins, cons
   return mpg_emit_scalar(g, MPG_OP__div_scalar, sum, (double)bins);
 }
 
-/* Finds the bin of each element by binary search over the edges, then adds 1 to the count of that
+/* Finds the bin of each element by binary search over the edges, then counts the elements in each
  * bin. */
 void mpg_compose_histogram(mpg_gradient *g, const mpg_value *inputs, mpg_value *outputs) {
   const mpg_histogram_params *params = g->params;

@@ -284,8 +284,8 @@ void mpg_gradient_where(mpg_gradient *g) {
 
 /* --- gather_nd, scatter_nd -------------------------------------------------------------------- */
 
-/* Computes the result shape of gather_nd: each column of `indices` selects an element or a
- * sub-array of an array of `shape`. */
+/* Computes the result shape of gather_nd. Each column of `indices` selects an element or a
+ * sub-array from an array of the given shape. */
 static mpg_status gathered_shape(mpg_infer *infer, const mpg_shape *shape, const mpg_shape *indices,
                                  mpg_shape *result) {
   if (indices->ndim < 1) return mpg_infer_fail(infer, "indices must have at least one dimension");
@@ -334,7 +334,7 @@ mpg_status mpg_infer_scatter_nd(mpg_infer *infer) {
 }
 
 /* Gradient of scatter_nd and of _backward_gather_nd. If an index occurs several times, scatter_nd
- * keeps only the last of the elements, but all of them get the gradient, as in MXNet. */
+ * keeps only the last of its elements. As in MXNet, all of these elements get the gradient. */
 void mpg_gradient_scatter_nd(mpg_gradient *g) {
   if (g->needed[0])
     g->in_grads[0] = mpg_emit2(g, MPG_OP_gather_nd, NULL, g->out_grads[0], g->inputs[1]);
@@ -362,7 +362,8 @@ void mpg_gradient_scatter_set_nd(mpg_gradient *g) {
     g->in_grads[1] = mpg_emit2(g, MPG_OP_gather_nd, NULL, g->out_grads[0], g->inputs[2]);
 }
 
-/* Checks the parameter `shape`. Its first dimension is not used and may be -1. */
+/* Checks the parameter `shape`. Its first dimension may be -1, because results do not depend on
+ * it. */
 static mpg_status indexed_shape(mpg_infer *infer, const mpg_tuple *tuple) {
   if (tuple->count < 1 || tuple->count > MPG_MAX_NDIM)
     return mpg_infer_fail(infer, "shape must have 1 to %d dimensions", MPG_MAX_NDIM);

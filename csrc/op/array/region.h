@@ -1,21 +1,22 @@
-/* Geometry of slices, splits and pads, shared by inference and kernels so that they cannot
- * disagree. Plain functions of shapes and parameters: no ownership, any thread.
+/* Geometry of slices, crops and splits, shared by inference and kernels so that they cannot
+ * disagree. Stateless; any thread.
  */
 #ifndef MPG_OP_ARRAY_REGION_H
 #define MPG_OP_ARRAY_REGION_H
 
 #include "op/params.h"
 
-/* A strided region of an array. In each dimension it has shape.dims[i] elements that begin at
- * `start` and are `step` apart. All elements are inside the array. */
+/* A strided region of an array. In dimension i, it consists of shape.dims[i] elements, which begin
+ * at index start[i] and are step[i] apart. All elements are inside the array. */
 typedef struct mpg_region {
   int64_t start[MPG_MAX_NDIM], step[MPG_MAX_NDIM];
-  mpg_shape shape; /* number of elements */
+  mpg_shape shape; /* number of elements along each dimension */
 } mpg_region;
 
-/* Computes the region of a Python slice of a known shape. begin, end and step may have fewer
- * elements than the shape has dimensions. Out-of-range bounds are clipped. Fails if a step is zero
- * or the tuples have different lengths. Errors begin with `op`. */
+/* Computes the region that the Python slice begin:end:step selects from an array of known shape.
+ * The tuples may have fewer elements than the shape has dimensions, and `step` may be empty (all
+ * steps are 1). Out-of-range bounds are clipped. Fails if a step is zero or the tuples otherwise
+ * differ in length. Error messages begin with `op`. */
 static inline mpg_status mpg_region_make(const char *op, const mpg_shape *shape,
                                          const mpg_tuple *begin, const mpg_tuple *end,
                                          const mpg_tuple *step, mpg_region *region) {
@@ -35,7 +36,7 @@ static inline mpg_status mpg_region_make(const char *op, const mpg_shape *shape,
     if (s == 0)
       return mpg_fail(MPG_VALUE_ERROR, "%s: the step of dimension %d must not be 0", op, i);
     if (s < -INT64_MAX) s = -INT64_MAX;
-    /* Valid range of begin and end. */
+    /* Range to which begin and end are clipped. */
     int64_t low = s > 0 ? 0 : -1, high = s > 0 ? size : size - 1;
     int64_t b = s > 0 ? low : high, e = s > 0 ? high : low;
     if (i < begin->count && begin->values[i] != MPG_TUPLE_NONE) {
@@ -56,8 +57,8 @@ static inline mpg_status mpg_region_make(const char *op, const mpg_shape *shape,
   return MPG_OK;
 }
 
-/* Slices one dimension of a known shape to [begin, end), as slice_axis does. The bounds must be
- * inside the array. */
+/* Computes the region that slice_axis selects from an array of known shape: the range [begin, end)
+ * of one dimension. The bounds must be inside the array. */
 static inline mpg_status mpg_region_axis(const char *op, const mpg_shape *shape, int64_t axis_param,
                                          int64_t begin, const mpg_opt_int *end,
                                          mpg_region *region) {
@@ -78,8 +79,8 @@ static inline mpg_status mpg_region_axis(const char *op, const mpg_shape *shape,
   return MPG_OK;
 }
 
-/* Slices a known shape to its leading part with the size of `like` along `axes`, or along all
- * dimensions if axes is empty. */
+/* Computes the region that slice_like selects from an array of known shape. Along `axes` (all
+ * dimensions if empty), it consists of the leading elements and has the size of `like`. */
 static inline mpg_status mpg_region_like(const char *op, const mpg_shape *shape,
                                          const mpg_shape *like, const mpg_tuple *axes,
                                          mpg_region *region) {
@@ -109,7 +110,7 @@ static inline mpg_status mpg_region_like(const char *op, const mpg_shape *shape,
   return MPG_OK;
 }
 
-/* Computes the region that Crop selects from a (n, c, h, w) shape. The height and width are those
+/* Computes the region that Crop selects from an array (n, c, h, w). The height and width are those
  * of `like`, or params->h_w if `like` is NULL. */
 static inline mpg_status mpg_region_crop(const char *op, const mpg_shape *shape,
                                          const mpg_shape *like, const mpg_crop_params *params,
@@ -136,8 +137,8 @@ static inline mpg_status mpg_region_crop(const char *op, const mpg_shape *shape,
   return MPG_OK;
 }
 
-/* Computes the range [*begin, *end) of the elements that output `part` of _split_v2 takes from a
- * dimension of `size` elements. */
+/* Computes the range [*begin, *end) that output number `part` of _split_v2 takes from a dimension
+ * of `size` elements. */
 static inline mpg_status mpg_split_part(const mpg_split_v2_params *params, int64_t size, int part,
                                         int64_t *begin, int64_t *end) {
   if (params->sections > 0) {

@@ -6,7 +6,7 @@
 #define PARAMS(structure, name) const mpg_##structure##_params *name = infer->params
 #define GRADIENT_PARAMS(structure, name) const mpg_##structure##_params *name = g->params
 
-/* Stores a * b; fails if the shape is too large. */
+/* Sets *result to a * b; fails if the product overflows. */
 static mpg_status multiply(mpg_infer *infer, int64_t a, int64_t b, int64_t *result) {
   if (__builtin_mul_overflow(a, b, result))
     return mpg_infer_fail(infer, "the result's shape is too large");
@@ -122,8 +122,8 @@ mpg_status mpg_infer_reshape(mpg_infer *infer) {
     if (params->reverse) {
       reverse_list(dims, in->ndim);
       reverse_list(codes, count);
-      /* The code -4 precedes two sizes. Reversing the list put it after them, so it is moved to
-       * the front. */
+      /* The code -4 precedes the two sizes of a split. In the reversed list it follows them, so it
+       * is moved back in front of them. */
       for (int i = 0; i + 2 < count; i++)
         if (codes[i + 2] == -4 && codes[i] != -4) {
           int64_t right = codes[i], left = codes[i + 1];
@@ -236,8 +236,8 @@ mpg_status mpg_infer_squeeze(mpg_infer *infer) {
   return MPG_OK;
 }
 
-/* Infers the size of a single unknown input dimension, because reshapes keep the number of
- * elements. */
+/* If exactly one input dimension is unknown, infers it from the number of elements, which a reshape
+ * does not change. */
 mpg_status mpg_infer_inputs_same_size(mpg_infer *infer) {
   mpg_shape *in = &infer->inputs[0].shape;
   const mpg_shape *out = &infer->outputs[0].shape;
@@ -461,7 +461,7 @@ void mpg_compose_space_to_depth(mpg_gradient *g, const mpg_value *inputs, mpg_va
 
 /* --- Diagonals -------------------------------------------------------------------------------- */
 
-/* Computes the shape of the diagonals of `in` (ndim >= 2). */
+/* Computes the result shape of diag for an input of at least two dimensions. */
 static mpg_status diagonal_shape(mpg_infer *infer, const mpg_shape *in, int64_t k, int64_t axis1,
                                  int64_t axis2, mpg_shape *shape) {
   int a, b;

@@ -71,8 +71,8 @@ mpg_status mpg_infer_concat(mpg_infer *infer) {
   return MPG_OK;
 }
 
-/* Infers all input dimensions except those along the concatenated axis. Along this axis, infers
- * the size of an input if it is the only unknown size. */
+/* Infers all input dimensions except those along the concatenated axis. Along that axis, infers an
+ * input's size if it is the only unknown one. */
 mpg_status mpg_infer_inputs_concat(mpg_infer *infer) {
   PARAMS(concat, params);
   const mpg_shape *out = &infer->outputs[0].shape;
@@ -186,7 +186,7 @@ mpg_status mpg_infer_split(mpg_infer *infer) {
 }
 
 mpg_status mpg_infer_inputs_split(mpg_infer *infer) {
-  enum { LIMIT = INT32_MAX }; /* larger sizes stay unknown, so that a product of two fits int64 */
+  enum { LIMIT = INT32_MAX }; /* larger sizes stay unknown, so size * num_outputs fits in int64 */
   PARAMS(split, params);
   for (int i = 0; i < infer->num_outputs; i++) {
     mpg_shape whole = infer->outputs[i].shape;
@@ -398,7 +398,7 @@ void mpg_gradient_slice_axis(mpg_gradient *g) {
   g->in_grads[0] = pad_region(g, &region, &in, g->out_grads[0]);
 }
 
-/* Emits a slice of `region`. */
+/* Emits the slice of `data` that `region` describes. */
 static void emit_region(mpg_gradient *g, const mpg_region *region, mpg_value data,
                         mpg_value *output) {
   mpg_slice_params params;
@@ -458,7 +458,8 @@ mpg_status mpg_infer_pad(mpg_infer *infer) {
   return MPG_OK;
 }
 
-/* Adds the gradient of the padding along an axis to the elements that the padding repeats. */
+/* Removes the padding along an axis from `grad` and adds the padding's gradient to the elements
+ * that it repeats. */
 static mpg_value unpad_axis(mpg_gradient *g, mpg_value grad, int axis, bool reflect, int64_t before,
                             int64_t after) {
   int64_t end = mpg_value_desc(g, grad)->shape.dims[axis] - after, size = end - before;

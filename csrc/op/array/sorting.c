@@ -6,7 +6,8 @@
 #define PARAMS(structure, name) const mpg_##structure##_params *name = infer->params
 #define GRADIENT_PARAMS(structure, name) const mpg_##structure##_params *name = g->params
 
-/* Computes the shape to sort and the axis. If the axis is None, the array is flattened. */
+/* Computes the shape of the array that is sorted and the axis to sort along. If the axis parameter
+ * is None, the array is flattened first. */
 static mpg_status ordered_shape(mpg_infer *infer, const mpg_opt_int *axis_param, mpg_shape *shape,
                                 int *axis) {
   *shape = infer->inputs[0].shape;
@@ -66,7 +67,8 @@ mpg_status mpg_infer_topk(mpg_infer *infer) {
   return MPG_OK;
 }
 
-/* Scatters the gradient of the selected elements to `indices` along the axis. */
+/* Emits the input gradient: the output gradient scattered to `indices` along the axis, with zeros
+ * elsewhere. */
 static mpg_value put_back(mpg_gradient *g, const mpg_opt_int *axis_param, mpg_value indices) {
   const mpg_shape in = mpg_value_desc(g, g->inputs[0])->shape;
   mpg_along_params params;
@@ -142,7 +144,7 @@ void mpg_compose_argmax_channel(mpg_gradient *g, const mpg_value *inputs, mpg_va
 
 /* --- Gathering and scattering along a dimension ----------------------------------------------- */
 
-/* Checks that data and indices agree in all dimensions except `axis`. */
+/* Checks that data and indices have equal sizes along all dimensions except `axis`. */
 static mpg_status expect_along(mpg_infer *infer, int *axis) {
   PARAMS(along, params);
   const mpg_shape *data = &infer->inputs[0].shape;
