@@ -1,11 +1,11 @@
-/* Arithmetic on values, for formulas of gradients and of composed ops. Shapes broadcast. */
+/* Arithmetic on graph values, for gradient formulas and composed ops. Shapes broadcast. */
 #ifndef MPG_OP_FORMULA_ARITHMETIC_H
 #define MPG_OP_FORMULA_ARITHMETIC_H
 
 #include "op/op.h"
 
-/* Emits the op `same` if the shapes are equal, otherwise `broadcasting`. Passes optimize `same`
- * better. */
+/* Emits the op `same` if the shapes are equal, because compiler passes optimize it better.
+ * Otherwise emits the op `broadcasting`. */
 static inline mpg_value mpg_binary(mpg_gradient *g, mpg_op_id same, mpg_op_id broadcasting,
                                    mpg_value a, mpg_value b) {
   if (g->status != MPG_OK) return MPG_NO_VALUE;
@@ -51,7 +51,7 @@ mpg_value mpg_emit_full(mpg_gradient *g, mpg_value like, const mpg_shape *shape,
  * size 1. */
 mpg_value mpg_emit_numbers(mpg_gradient *g, mpg_value like, int axis, mpg_dtype dtype,
                            const double *numbers, int count);
-/* Emits a[..., begin:end, ...] along an axis. */
+/* Emits the slice [begin, end) of `a` along an axis. */
 mpg_value mpg_emit_slice(mpg_gradient *g, mpg_value a, int axis, int64_t begin, int64_t end);
 mpg_value mpg_emit_concat(mpg_gradient *g, const mpg_value *parts, int count, int axis);
 /* Emits a reduction along an axis, which is kept with size 1. */
@@ -62,10 +62,10 @@ mpg_value mpg_emit_transpose(mpg_gradient *g, mpg_value a, int count, const int6
 /* Emits an array of the given shape that holds 0, 1, ..., count - 1, on the device of `like`. */
 mpg_value mpg_emit_count(mpg_gradient *g, mpg_value like, int64_t count, mpg_dtype dtype,
                          const mpg_shape *shape);
-/* True if two inputs have the same dtype. Otherwise the composition fails with an error. */
+/* Returns true if two inputs have the same dtype. Otherwise makes the composition fail. */
 bool mpg_same_dtype(mpg_gradient *g, int first, int second);
-/* Emits a selection: elements of `a` if the condition is nonzero, otherwise of `b`. The condition
- * and `b` broadcast to the shape of `a`. */
+/* Emits an array with the elements of `a` where the condition is nonzero and those of `b`
+ * elsewhere. The condition and `b` broadcast to the shape of `a`. */
 mpg_value mpg_emit_where(mpg_gradient *g, mpg_value condition, mpg_value a, mpg_value b);
 /* Replaces the padding of `a` (the steps after the end of each sequence) with `value`. `a` is
  * (time, batch, ...), or (batch, time, ...) if `time` is 1. */

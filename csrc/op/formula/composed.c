@@ -22,7 +22,7 @@ static mpg_status compose(mpg_builder *builder, const mpg_op *op, const void *pa
   return context.status;
 }
 
-/* --- Inference: the composition on descs alone ------------------------------------------------ */
+/* --- Inference: runs the composition on descs ------------------------------------------------- */
 typedef struct inferred {
   mpg_desc desc;
   uint32_t uses; /* number of reads by emitted ops */
@@ -114,8 +114,8 @@ fail:
   return status;
 }
 
-/* Checks a call. If composition infers the op, only the common checks run here, because emitting
- * the ops performs the remaining checks. */
+/* Checks a call. If the op's outputs are inferred from its composition, runs only the common
+ * checks, because emitting the ops performs the remaining ones. */
 static mpg_status check(const mpg_op *op, const void *params, bool train, mpg_desc *descs,
                         int num_inputs, int num_outputs) {
   return op->infer == mpg_infer_composed

@@ -22,9 +22,10 @@ mpg_status mpg_infer_reshape_exact(mpg_infer *infer) {
   return MPG_OK;
 }
 
-/* Emits a node even if the shape stays the same. autograd/groups.c moves a value to another group
- * with a copy, or with _reshape_exact if both groups are on one device. The node gives both cases
- * the same graph structure, so second-order gradients are summed in the same order. */
+/* Emits a node even if the shape stays the same. autograd/groups.c moves an array to another device
+ * group with a copy, or with _reshape_exact if both groups are on the same device. With this node,
+ * the graph has the same structure in both cases, so second-order gradients are summed in the same
+ * order. */
 void mpg_gradient_reshape_exact(mpg_gradient *g) {
   mpg_exact_shape_params params = exact_shape(&mpg_value_desc(g, g->inputs[0])->shape);
   g->in_grads[0] = mpg_emit1(g, MPG_OP__reshape_exact, &params, g->out_grads[0]);
@@ -107,7 +108,7 @@ mpg_value mpg_emit_scalar(mpg_gradient *g, mpg_op_id scalar_op, mpg_value a, dou
   return mpg_emit1(g, scalar_op, &params, a);
 }
 
-/* True if float16 or bfloat16 represents the number exactly, as a normal number. */
+/* True if `dtype`, float16 or bfloat16, represents the number exactly and not as a subnormal. */
 static bool holds(mpg_dtype dtype, double number) {
   int exponent, bits = dtype == MPG_FLOAT16 ? 11 : 8, largest = dtype == MPG_FLOAT16 ? 16 : 128;
   double digits = ldexp(frexp(number, &exponent), bits);
