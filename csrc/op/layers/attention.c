@@ -4,7 +4,7 @@
 
 enum { BATCH, HEADS, ROWS, KEYS, WIDTH, VALUE_WIDTH, SIZES };
 enum { OFFSET, BY_BATCH, BY_HEAD, BY_ROW, PLACES };
-enum { DRAW_WORDS = 5 }; /* saved fields of a random key: seed, call, position, run, stride */
+enum { DRAW_WORDS = 5 }; /* saved mpg_random_key fields: seed, call, position, run, stride */
 
 static bool drops(const mpg_attention_params *p) { return p->p > 0; }
 static bool masked(const mpg_attention_params *p) { return p->mask_at.count >= 0; }
@@ -24,8 +24,8 @@ int mpg_arity_attention_backward_outputs(const mpg_op *op, const void *params, i
   return ((const mpg_attention_params *)params)->packed ? 1 : 3;
 }
 
-/* Checks that all elements at this offset and these strides are inside an array of `size`
- * elements. */
+/* Checks that a view with this offset, these strides and rows of `width` elements is inside an
+ * array of `size` elements. */
 static mpg_status expect_inside(const mpg_infer *infer, const char *what, const mpg_tuple *place,
                                 const int64_t *counts, int64_t width, int64_t size) {
   if (place->count != PLACES)
@@ -135,8 +135,8 @@ void mpg_gradient_attention(mpg_gradient *g) {
     if (g->needed[i]) g->in_grads[i] = grads[i];
 }
 
-/* Cost of the products. Forward has two: query by key, and scores by value. Backward recomputes
- * the scores and has two more products for each forward product. */
+/* Cost of the matrix products. Forward has two: query by key (the scores), and weights by value.
+ * Backward recomputes the scores and has two gradient products for each forward product. */
 static mpg_cost cost(const mpg_infer *call, int by_width, int by_value_width) {
   const mpg_attention_params *p = call->params;
   const int64_t *n = p->sizes.values;

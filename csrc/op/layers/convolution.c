@@ -6,13 +6,14 @@
 #include "op/formula/arithmetic.h"
 #include "op/infer.h"
 
-/* Limit for windows, strides and pads. Larger ones are mistakes, and would overflow. */
+/* Limit for window sizes, strides and pads. Larger values are certainly mistakes and would
+ * overflow. */
 #define LARGEST ((int64_t)1 << 31)
 
 /* Values of `layout` */
 enum { LAYOUT_NCDHW, LAYOUT_NCHW, LAYOUT_NCW, LAYOUT_NDHWC, LAYOUT_NHWC, LAYOUT_NWC };
 
-/* Checks one tuple of a window: empty, or one element per spatial axis, each in [low, LARGEST]. */
+/* Checks that a window parameter is empty or has one element in [low, LARGEST] per spatial axis. */
 static mpg_status check_tuple(const mpg_infer *infer, const char *name, const mpg_tuple *tuple,
                               int ndim, int64_t low) {
   if (tuple->count <= 0) return MPG_OK;
@@ -38,7 +39,7 @@ static mpg_status check_window(const mpg_infer *infer, const mpg_tuple *kernel,
   return check_tuple(infer, "pad", pad, ndim, 0);
 }
 
-/* Checks that the name of the layout has one letter per axis of data. */
+/* Checks that the layout's name has one letter per axis of data. */
 static mpg_status check_layout(const mpg_infer *infer, int layout, int ndim) {
   static const char *const words[] = {"NCDHW", "NCHW", "NCW", "NDHWC", "NHWC", "NWC"};
   static const int axes[] = {3, 2, 1, 3, 2, 1};
@@ -111,7 +112,7 @@ mpg_status mpg_infer_convolution(mpg_infer *infer) {
 /* Infers the batch size, and the spatial sizes along axes with stride 1. With larger strides,
  * several input sizes give the same output size. */
 mpg_status mpg_infer_inputs_convolution(mpg_infer *infer) {
-  enum { LIMIT = INT32_MAX }; /* larger sizes stay unknown, so that a product of two fits int64 */
+  enum { LIMIT = INT32_MAX }; /* larger sizes stay unknown, so products of two sizes fit in int64 */
   const mpg_convolution_params *p = infer->params;
   int ndim = p->kernel.count + 2;
   if (infer->inputs[0].shape.ndim != ndim || infer->outputs[0].shape.ndim != ndim) return MPG_OK;
@@ -196,9 +197,9 @@ void mpg_gradient_convolution(mpg_gradient *g) {
     g->in_grads[2] = mpg_emit_channel_sum(g, g->out_grads[0], (mpg_layout)params.layout);
 }
 
-/* Infers the gradient of the data (if `of_data`) or of the weight. The parameter `shape` is the
- * shape of that array, and input 1 is the other array. out_grad must have the shape of their
- * convolution. */
+/* Infers the data gradient (if `of_data`) or the weight gradient. The parameter `shape` is the
+ * gradient's shape, and input 1 is the weight or the data, respectively. out_grad must have the
+ * shape of their convolution. */
 static mpg_status infer_backward(mpg_infer *infer, bool of_data) {
   const mpg_convolution_backward_params *p = infer->params;
   mpg_shape shape;
@@ -237,8 +238,9 @@ mpg_status mpg_infer_convolution_backward_weight(mpg_infer *infer) {
   return infer_backward(infer, false);
 }
 
-/* dx = D(dy, w) is linear in both arguments: its gradient with respect to dy is the convolution,
- * and its gradient with respect to w is the weight gradient with dy. */
+/* The data gradient dx = D(dy, w) is linear in dy and w. Its gradient with respect to dy is the
+ * convolution with w. Its gradient with respect to w is the weight gradient for the output gradient
+ * dy. */
 void mpg_gradient_convolution_backward_data(mpg_gradient *g) {
   const mpg_convolution_backward_params *p = g->params;
   mpg_shape weight = mpg_value_desc(g, g->inputs[1])->shape;
@@ -248,8 +250,9 @@ void mpg_gradient_convolution_backward_data(mpg_gradient *g) {
                                    g->out_grads[0], &weight);
 }
 
-/* dw = W(dy, x) is linear in both arguments: its gradient with respect to dy is the convolution,
- * and its gradient with respect to x is the data gradient with dy. */
+/* The weight gradient dw = W(dy, x) is linear in dy and x. Its gradient with respect to dy is the
+ * convolution of x. Its gradient with respect to x is the data gradient for the output gradient
+ * dy. */
 void mpg_gradient_convolution_backward_weight(mpg_gradient *g) {
   const mpg_convolution_backward_params *p = g->params;
   mpg_shape data = mpg_value_desc(g, g->inputs[1])->shape;
@@ -266,8 +269,8 @@ int mpg_arity_deconvolution(const mpg_op *op, const void *params, int given) {
   return ((const mpg_deconvolution_params *)params)->no_bias ? 2 : 3;
 }
 
-/* Computes pad and adj along spatial axis i from target_shape if it is set. Otherwise they are
- * parameters. */
+/* Computes pad and adj along spatial axis i: from target_shape if it is set, otherwise from the
+ * parameters pad and adj. */
 static mpg_status deconvolution_pad(const mpg_infer *infer, const mpg_deconvolution_params *p,
                                     int i, int64_t full, int64_t *pad, int64_t *adj) {
   bool target = false;
@@ -284,7 +287,7 @@ static mpg_status deconvolution_pad(const mpg_infer *infer, const mpg_deconvolut
   return MPG_OK;
 }
 
-/* Computes the output shape and `pads`, which the gradients and kernels use. */
+/* Computes the output shape and the effective padding, which gradients and kernels use. */
 static mpg_status deconvolution_shape(const mpg_infer *infer, const mpg_deconvolution_params *p,
                                       const mpg_shape *data, mpg_shape *out, mpg_tuple *pads) {
   int ndim = p->kernel.count;
@@ -433,7 +436,7 @@ void mpg_gradient_col2im(mpg_gradient *g) {
 /* --- Pooling ---------------------------------------------------------------------------------- */
 enum { CONVENTION_FULL, CONVENTION_SAME, CONVENTION_VALID };
 
-/* Computes the shape of pooled `data`. It is unknown if the rank of `data` is unknown. */
+/* Computes the result shape of pooling. The result is unknown if the rank of `data` is unknown. */
 static mpg_status pooled_shape(mpg_infer *infer, const mpg_desc *data, mpg_shape *result) {
   const mpg_pooling_params *p = infer->params;
   *result = MPG_SHAPE_UNKNOWN;
@@ -519,7 +522,8 @@ void mpg_compose_pooling_v1(mpg_gradient *g, const mpg_value *inputs, mpg_value 
   outputs[0] = mpg_emit1(g, MPG_OP_Pooling, &pooling, inputs[0]);
 }
 
-/* Emits Lp pooling, (sum of data^p) ^ (1/p). An odd p keeps the sign. */
+/* Emits Lp pooling, (sum of data^p) ^ (1/p). For an odd p, the terms and the result keep their
+ * signs. */
 static void emit_lp_pooling(mpg_gradient *g, const mpg_value *inputs, mpg_value *outputs) {
   mpg_pooling_params sum = *(const mpg_pooling_params *)g->params;
   int64_t p = sum.p_value.value;
@@ -530,8 +534,9 @@ static void emit_lp_pooling(mpg_gradient *g, const mpg_value *inputs, mpg_value 
   if (p > 1) outputs[0] = mpg_emit1(g, p == 2 ? MPG_OP_sqrt : MPG_OP_cbrt, NULL, outputs[0]);
 }
 
-/* Second-order gradient. Sum and average pooling are linear. Max pooling is linear for fixed
- * positions of the maxima, so the same positions are selected. */
+/* Second-order gradient. For sum and average pooling, which are linear, it is the pooling itself.
+ * Max pooling is linear while the positions of the maxima stay the same, so its second-order
+ * gradient selects the elements at these positions. */
 void mpg_gradient_pooling_backward(mpg_gradient *g) {
   const mpg_pooling_params *p = g->params;
   if (p->pool_type == MPG_POOL_LP) {
@@ -552,8 +557,8 @@ mpg_status mpg_infer_pooling_at_max(mpg_infer *infer) {
   return mpg_infer_pooling(infer);
 }
 
-/* For max pooling, _backward_Pooling does not read its third input, so any array of that shape is
- * passed. */
+/* The third input of _backward_Pooling is the pooling result. Max pooling does not read it, so any
+ * array of the right shape can be passed. */
 void mpg_gradient_pooling_at_max(mpg_gradient *g) {
   if (g->needed[0])
     g->in_grads[0] = mpg_emit3(g, MPG_OP__backward_Pooling, g->params, g->out_grads[0],
@@ -675,8 +680,9 @@ void mpg_compose_upsampling(mpg_gradient *g, const mpg_value *inputs, mpg_value 
 
 /* --- Costs ------------------------------------------------------------------------------------ */
 
-/* Cost of a convolution or one of its gradients: 2 * batch * positions * |weight| operations.
- * Batch and positions are those of `filters_side`, the array whose channels are the filters. */
+/* Cost of a convolution or one of its gradients: 2 * batch * positions * (number of weights)
+ * operations. Batch and positions are those of `filters_side`, the output or its gradient, whose
+ * channels are the filters. */
 static mpg_cost products(const mpg_infer *call, const mpg_shape *filters_side, double weight,
                          mpg_layout layout) {
   mpg_shape first = mpg_data_first(filters_side, layout);
@@ -700,8 +706,7 @@ mpg_cost mpg_cost_convolution_weight(const mpg_infer *call) {
                   mpg_convolution_layout(call->op, call->params));
 }
 
-/* Cost of one operation per element of each window, or per element of the data in global
- * pooling. */
+/* Cost: one operation per element of each window, or per element of the data in global pooling. */
 mpg_cost mpg_cost_pooling(const mpg_infer *call) {
   const mpg_pooling_params *p = call->params;
   bool backward = call->op->id == MPG_OP__backward_Pooling;

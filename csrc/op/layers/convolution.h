@@ -10,7 +10,7 @@
 enum { MPG_MAX_SPATIAL = 3, MPG_POOLING_INDEX_NONE = 255 };
 enum { MPG_POOL_AVG, MPG_POOL_LP, MPG_POOL_MAX, MPG_POOL_SUM }; /* values of `pool_type` */
 
-/* A sliding window: along each spatial axis, `out` positions on `in` elements. */
+/* A sliding window. Along each spatial axis, it takes `out` positions over `in` elements. */
 typedef struct mpg_window {
   /* Number of spatial axes, 1 to 3. An int64_t, so that the struct has no padding and windows can
    * be compared as bytes. */
@@ -66,13 +66,13 @@ static inline int64_t mpg_tuple_at(const mpg_tuple *tuple, int i, int64_t value)
 void mpg_convolution_set(mpg_convolution *c, mpg_layout layout, const mpg_shape *data,
                          const mpg_shape *weight, const mpg_shape *out, const mpg_tuple *stride,
                          const mpg_tuple *dilate, const mpg_tuple *pad, int64_t groups);
-/* Returns the layout of a Convolution, its channels-last form, a Deconvolution, or one of their
- * backward ops. */
+/* Returns the layout of a Convolution (also in its channels-last form), a Deconvolution, or one of
+ * their backward ops. */
 mpg_layout mpg_convolution_layout(const mpg_op *op, const void *params);
-/* Convert the parameters of a convolution to the parameters of its packed form, and back.
- * Parameters that only the target has get their defaults. mpg_packed_elements returns the number
- * of floats in a packed weight (op/layers/packed.h), which has room for layouts in blocks of 16
- * and 64 channels. */
+/* Convert the parameters of a Convolution to those of a _packed_convolution, and back. Parameters
+ * that the source lacks get their defaults. mpg_packed_elements returns the number of floats in a
+ * packed weight (op/layers/packed.h), which has room for layouts in blocks of 16 and 64
+ * channels. */
 void mpg_packed_params_from(mpg_packed_convolution_params *to, const mpg_convolution_params *from);
 void mpg_packed_params_to(const mpg_packed_convolution_params *from, mpg_convolution_params *to);
 int64_t mpg_packed_elements(const mpg_packed_convolution_params *p, int64_t channels);
@@ -91,12 +91,12 @@ void mpg_winograd_set(mpg_winograd *w, const mpg_shape *data, int64_t filters,
                       const mpg_tuple *pad);
 /* Copies the parameters that the two structs share. */
 void mpg_winograd_params_from(mpg_winograd_params *to, const mpg_convolution_params *from);
-/* True if Winograd is faster for this convolution and its gradients. `packed` is true if the weight
- * is packed once instead of at every call. */
+/* True if Winograd is faster for this convolution and its gradients. `packed` means that the weight
+ * is packed only once, not in every call. */
 bool mpg_winograd_pays(const mpg_convolution *c, bool packed);
-/* True if the tiles are so few that all transformed inputs stay in the L3 cache, and the weights
- * are too large for the L2 cache. Threads then split the filters instead of the tiles, so that each
- * weight is read once. */
+/* True if the transformed inputs of all tiles fit in the L3 cache but the weights do not fit in the
+ * L2 cache. Threads then split the filters instead of the tiles, so that each weight is read
+ * once. */
 static inline bool mpg_winograd_shares(const mpg_winograd *w) {
   return w->tiles * w->channels <= 1 << 17 && w->channels * w->filters > 1 << 16;
 }
@@ -109,8 +109,8 @@ void mpg_deconvolution_pads(const mpg_deconvolution_params *p, const mpg_shape *
 /* Computes the window of a pooling from the shapes of data and output. */
 void mpg_pooling_window(const mpg_pooling_params *p, const mpg_shape *data, const mpg_shape *out,
                         mpg_window *window);
-/* Returns the window with at least `ndim` axes (at most MPG_MAX_SPATIAL), by adding leading axes
- * of size 1. Unused array elements are 0. */
+/* Returns the window, extended with leading axes of size 1 to at least `ndim` axes (at most
+ * MPG_MAX_SPATIAL). Unused array elements are 0. */
 mpg_window mpg_window_with_axes(const mpg_window *window, int64_t ndim);
 
 static inline int64_t mpg_window_product(const int64_t *sizes, int64_t ndim) {

@@ -1,8 +1,8 @@
-/* Geometry of convolutions and poolings: plain functions, also compiled into the libraries of other
+/* Geometry of convolutions and poolings. This file is also compiled into the libraries of other
  * backends. */
 #include "op/layers/convolution.h"
 
-enum { FIRST_CHANNELS_LAST = 3 }; /* index of NDHWC in the values of `layout` */
+enum { FIRST_CHANNELS_LAST = 3 }; /* value NDHWC of `layout`, the first channels-last one */
 
 mpg_layout mpg_layout_of(int param) {
   return param >= FIRST_CHANNELS_LAST ? MPG_CHANNELS_LAST : MPG_CHANNELS_FIRST;

@@ -63,9 +63,9 @@ void mpg_gradient_ctc_loss(mpg_gradient *g) {
   g->in_grads[DATA] = mpg_emit(g, MPG_OP__backward_CTCLoss, g->params, g->num_inputs + 1, inputs);
 }
 
-/* Cost of a softmax over all scores, and of a log-sum-exp per time step and state. The states are
- * the labels and the blanks around them. Backward visits them twice, forward and backward in
- * time. */
+/* Cost of a softmax over all scores and of a log-sum-exp per time step and state. The states are
+ * the labels and the blanks around them. Backward runs through the time steps twice, once in each
+ * direction. */
 mpg_cost mpg_cost_ctc_loss(const mpg_infer *call) {
   bool backward = call->op->id == MPG_OP__backward_CTCLoss;
   const mpg_shape *data = &call->inputs[backward].shape, *label = &call->inputs[backward + 1].shape;

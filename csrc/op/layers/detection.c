@@ -36,7 +36,7 @@ mpg_status mpg_infer_multibox_prior(mpg_infer *infer) {
   return MPG_OK;
 }
 
-/* Checks that anchors have the shape (1, count, 4). Sets *count, to -1 if unknown. */
+/* Checks that the anchors have the shape (1, count, 4). Sets *count to -1 if it is unknown. */
 static mpg_status anchors_of(mpg_infer *infer, int input, int64_t *count) {
   const mpg_shape *shape = &infer->inputs[input].shape;
   *count = -1;
@@ -174,8 +174,7 @@ mpg_status mpg_infer_bipartite_matching(mpg_infer *infer) {
   return MPG_OK;
 }
 
-/* Cost of comparing each box with every other box of its image, or with every box of the second
- * array. */
+/* Cost of comparing each box with all boxes of its image, or with all boxes of the second input. */
 mpg_cost mpg_cost_boxes(const mpg_infer *call) {
   enum { OVERLAP = 16 };
   const mpg_shape *a = &call->inputs[0].shape,

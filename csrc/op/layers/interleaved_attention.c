@@ -1,5 +1,6 @@
-/* Products of multi-head attention on interleaved projections, in which the query, key and value of
- * a head are adjacent: (length, batch, heads x parts x features), as in MXNet's transformers.
+/* Matrix products of multi-head attention on interleaved projections, as in MXNet's transformers. A
+ * projection is (length, batch, heads x parts x features), so the parts of a head (query, key and
+ * value) are adjacent.
  */
 #include <math.h>
 #include <string.h>
@@ -8,7 +9,7 @@
 #include "op/infer.h"
 
 typedef struct projection {
-  int64_t length, batch, features; /* features of one part of one head */
+  int64_t length, batch, features; /* `features` counts one part of one head */
 } projection;
 
 /* Returns the sizes of a projection with `parts` parts per head. */
@@ -33,7 +34,7 @@ static mpg_value swap_first(mpg_gradient *g, mpg_value value) {
   return mpg_emit1(g, MPG_OP_transpose, &params, value);
 }
 
-/* Emits one of the parts for all heads: (batch x heads, length, features). */
+/* Emits one part (query, key or value) of all heads: (batch x heads, length, features). */
 static mpg_value part_of(mpg_gradient *g, mpg_value value, projection size, int parts, int part) {
   const mpg_interleaved_params *params = g->params;
   mpg_shape by_head = {.ndim = 3,

@@ -106,9 +106,8 @@ mpg_status mpg_infer_svm_output(mpg_infer *infer) {
   return mpg_infer_expect_shape(infer, 1, &rows);
 }
 
-/* Gradient of the hinge loss. The sign of a class is +1 for the label, otherwise -1. The loss of a
- * class is the distance by which sign * score is below the margin, or the squared distance unless
- * use_linear. */
+/* Gradient of the hinge loss. The loss of a class is max(0, margin - sign * score), squared unless
+ * use_linear. `sign` is 1 for the labeled class and -1 for all other classes. */
 void mpg_gradient_svm_output(mpg_gradient *g) {
   GRADIENT_PARAMS(svm_output, params);
   if (!g->needed[0] || g->status != MPG_OK) return;
@@ -191,8 +190,8 @@ void mpg_compose_sparse_reg(mpg_gradient *g, const mpg_value *inputs, mpg_value 
   double target = params->sparseness_target;
   mpg_value data = mpg_widen(g, mpg_emit1(g, MPG_OP__detach, NULL, inputs[0]));
   mpg_value mean = mpg_emit_mean_over(g, data, 1, &rows);
-  /* Computes the new moving average with an SGD step: the average is the momentum and the mean is
-   * the gradient. The weight is zero, so the step returns the new average. */
+  /* Computes the new moving average with an SGD step. The average is passed as the momentum state
+   * and the mean as the gradient. The weight is zero, so the step returns the new average. */
   mpg_sgd_mom_params step = {.lr = params->momentum - 1,
                              .momentum = params->momentum,
                              .rescale_grad = 1,

@@ -20,7 +20,8 @@ static mpg_status expect_vectors(mpg_infer *infer, int first, int last, int64_t 
 }
 
 /* --- BatchNorm -------------------------------------------------------------------------------- */
-/* Infers BatchNorm and its variants: output 0 is like data, the other outputs are statistics. */
+/* Infers BatchNorm and its variants. Output 0 has the desc of data, and the other outputs are
+ * statistics with one value per channel. */
 static mpg_status infer_channels(mpg_infer *infer, int64_t axis_param) {
   const mpg_desc *data = &infer->inputs[0];
   mpg_dtype statistics = mpg_dtype_of_sums(data->dtype);
@@ -43,8 +44,8 @@ mpg_status mpg_infer_batch_norm(mpg_infer *infer) {
 
 mpg_status mpg_infer_sync_batch_norm(mpg_infer *infer) { return infer_channels(infer, 1); }
 
-/* Common inference for all backward ops in this file: the gradients have the descs of data, gamma
- * and beta (the same as gamma). */
+/* Common inference of all backward ops in this file. The outputs are the gradients of data, gamma
+ * and beta, where beta has the desc of gamma. */
 static mpg_status infer_backward(mpg_infer *infer) {
   if (infer->inputs[1].shape.ndim < 0 || infer->inputs[2].shape.ndim < 0) return MPG_OK;
   MPG_TRY(mpg_infer_expect_dtype(infer, 0, infer->inputs[1].dtype));
@@ -65,7 +66,8 @@ mpg_status mpg_infer_batch_norm_backward(mpg_infer *infer) {
   return expect_vectors(infer, 2, 4, data->dims[axis]);
 }
 
-/* Checks the mean and deviation of LayerNorm and GroupNorm. */
+/* Checks the dtype and shape of the mean and standard deviation inputs (3 and 4) of the LayerNorm
+ * and GroupNorm gradients. */
 static mpg_status expect_moments(mpg_infer *infer, const mpg_shape *shape) {
   for (int i = 3; i <= 4; i++) {
     MPG_TRY(mpg_infer_expect_dtype(infer, i, mpg_dtype_of_sums(infer->inputs[1].dtype)));
@@ -98,8 +100,8 @@ mpg_status mpg_infer_group_norm_backward(mpg_infer *infer) {
   return expect_moments(infer, &moments);
 }
 
-/* Emits a backward op on (out_grad, data, gamma, mean, deviation). Gradients of the statistics are
- * ignored, as in MXNet. */
+/* Emits a backward op with the inputs (out_grad, data, gamma, mean, deviation). Gradients of the
+ * statistics are ignored, as in MXNet. */
 static void emit_backward_with(mpg_gradient *g, mpg_op_id op, const void *params,
                                const mpg_value *outputs) {
   if (!mpg_has_value(g->out_grads[0])) return;
@@ -147,8 +149,9 @@ int mpg_arity_batch_norm_relu_backward(const mpg_op *op, const void *params, int
   return ((const mpg_batch_norm_relu_backward_params *)params)->add ? 4 : 3;
 }
 
-/* Returns the shape of the mask that backward reads. A row has one bit per channel for values
- * above 0, one bit per channel for NaN, and one byte that is set if any value is NaN. */
+/* Returns the shape of the mask that backward reads. A row has one bit per channel that marks
+ * values above 0, one bit per channel that marks NaN, and one byte that is set if any value is
+ * NaN. */
 static mpg_shape mask_shape(const mpg_shape *data) {
   int64_t channels = data->dims[data->ndim - 1];
   return (mpg_shape){
@@ -208,17 +211,18 @@ void mpg_gradient_batch_norm_relu(mpg_gradient *g) {
 }
 
 /* --- LayerNorm, GroupNorm, InstanceNorm ------------------------------------------------------- */
-/* Sets the descs of mean and deviation to the shape `moments`. For 16-bit data they are float32,
- * because gradients would lose precision otherwise. If `shown` to the user, they have the dtype of
- * the data, as in MXNet. */
+/* Sets the descs of outputs 1 and 2, the mean and the standard deviation, which have the shape
+ * `moments`. For 16-bit data they are float32, because gradients would lose precision otherwise. If
+ * they are `shown` to the user, they have the dtype of the data, as in MXNet. */
 static void set_moments(mpg_infer *infer, const mpg_shape *moments, bool shown) {
   mpg_dtype dtype = infer->inputs[0].dtype;
   for (int i = 1; i <= 2; i++)
     mpg_infer_set(infer, i, moments, shown ? dtype : mpg_dtype_of_sums(dtype));
 }
 
-/* Emits the backward op. If the forward op showed its moments, and therefore rounded them to the
- * dtype of the data, recomputes the moments by calling the op with the parameters `hidden`. */
+/* Emits the backward op. If the forward op showed its moments to the user, they are rounded to the
+ * dtype of the data. They are then recomputed without rounding, by calling the forward op with the
+ * parameters `hidden`. */
 static void emit_row_backward(mpg_gradient *g, mpg_op_id op, const void *params,
                               const void *hidden) {
   mpg_dtype dtype = mpg_value_desc(g, g->inputs[0])->dtype;
@@ -255,7 +259,7 @@ void mpg_gradient_layer_norm(mpg_gradient *g) {
   emit_row_backward(g, MPG_OP__backward_LayerNorm, &params, &hidden);
 }
 
-/* num_groups 0 means one group per channel. */
+/* Infers a normalization of groups of channels. num_groups = 0 means one group per channel. */
 static mpg_status infer_groups(mpg_infer *infer, int64_t num_groups, bool shown) {
   MPG_TRY(mpg_infer_same_dtype(infer));
   const mpg_desc *data = &infer->inputs[0];
@@ -297,7 +301,8 @@ void mpg_gradient_instance_norm(mpg_gradient *g) {
 }
 
 /* --- L2Normalization, LRN --------------------------------------------------------------------- */
-/* Computes the shape of the norms of an input: its shape with size 1 along the normalized axes. */
+/* Computes the shape of the norms of an input: the input's shape with size 1 along the normalized
+ * axes. */
 static mpg_status l2_norms(mpg_infer *infer, int input, mpg_shape *norms) {
   static const char *const modes[] = {"instance", "channel", "spatial"};
   const mpg_l2_normalization_params *p = infer->params;

@@ -6,11 +6,11 @@
 
 /* --- (data - mean) / deviation * gamma + beta ------------------------------------------------- */
 typedef struct standardised {
-  /* Shapes with three axes: (batch or outer axes, channels or groups, remaining axes). */
+  /* Three-axis shapes: (batch or outer axes, channels or groups, remaining axes). */
   mpg_shape data, moments, gamma;
   double eps;
-  /* If `given`, the statistics are inputs 3 and 4 (mean and 1 / deviation) and do not depend on
-   * data. */
+  /* If `given`, the statistics are inputs 3 and 4 (the mean and 1 / standard deviation) and do not
+   * depend on data. */
   bool fix_gamma, given;
 } standardised;
 
@@ -76,8 +76,8 @@ static void emit_standardised(mpg_gradient *g, const mpg_value *inputs, mpg_valu
   outputs[0] = mpg_emit_reshape(g, mpg_emit_cast(g, output, data.dtype), &data.shape);
 }
 
-/* Gradient of the backward ops: (out_grad, data, gamma, mean, deviation) -> gradients of data,
- * gamma, beta. */
+/* Gradient of the backward ops, which compute the gradients of data, gamma and beta from (out_grad,
+ * data, gamma, mean, deviation). */
 void mpg_gradient_standardised_back(mpg_gradient *g) {
   static const int inputs[] = {1, 2, MPG_ZEROS_LIKE(2)}, out_grads[] = {0};
   mpg_gradient_written_out(g, &(mpg_written_out){3, 1, inputs, out_grads, emit_standardised});
@@ -93,7 +93,7 @@ static void emit_l2_normalization(mpg_gradient *g, const mpg_value *inputs, mpg_
   outputs[0] = mpg_emit_cast(g, mpg_multiply(g, x, mpg_emit1(g, MPG_OP_rsqrt, NULL, sum)), dtype);
 }
 
-/* Gradient of the backward op: (out_grad, data, norm) -> gradient of data. */
+/* Gradient of the backward op, which computes the gradient of data from (out_grad, data, norm). */
 void mpg_gradient_l2_normalization_back(mpg_gradient *g) {
   static const int inputs[] = {1}, out_grads[] = {0};
   mpg_gradient_written_out(g, &(mpg_written_out){1, 1, inputs, out_grads, emit_l2_normalization});

@@ -2,8 +2,8 @@
 #include "op/formula/arithmetic.h"
 #include "op/infer.h"
 
-/* Checks that input `i` has the shape of the weight. Its dtype must be float32 if `single`,
- * otherwise that of the weight. */
+/* Checks that input `i` has the shape of the weight, and the dtype float32 if `single`, otherwise
+ * the dtype of the weight. */
 static mpg_status like_weight(mpg_infer *infer, int weight, int i, bool single) {
   mpg_shape shape = infer->inputs[weight].shape;
   if (mpg_shape_known(&shape)) MPG_TRY(mpg_infer_expect_shape(infer, i, &shape));
@@ -80,9 +80,9 @@ int mpg_arity_num_weights(const mpg_op *op, const void *params, int given) {
   return count > MPG_MAX_OUTPUTS ? MPG_MAX_OUTPUTS : (int)count;
 }
 
-/* Infers an update of several weights. Each weight has `per_weight` arrays: the weight, its
- * gradient and its states. If `mixed`, the states are float32. `extra` is 2 if two more arrays
- * follow, the learning rates and the weight decays; otherwise 0. */
+/* Infers an update of several weights. Each weight has `per_weight` inputs: the weight, its
+ * gradient and its states. If `mixed`, the states are float32. `extra` is 2 if two more inputs, the
+ * learning rates and the weight decays, follow; otherwise it is 0. */
 static mpg_status infer_multi(mpg_infer *infer, int per_weight, bool mixed, int extra) {
   int64_t weights = num_weights(infer->op, infer->params);
   if (infer->num_outputs != weights)
@@ -119,7 +119,7 @@ static mpg_status infer_multi(mpg_infer *infer, int per_weight, bool mixed, int 
   return MPG_OK;
 }
 
-/* The number in each name is the number of arrays per weight. */
+/* The number in each name is the number of inputs per weight. */
 mpg_status mpg_infer_multi_2(mpg_infer *infer) { return infer_multi(infer, 2, false, 0); }
 mpg_status mpg_infer_multi_3(mpg_infer *infer) { return infer_multi(infer, 3, false, 0); }
 mpg_status mpg_infer_multi_4(mpg_infer *infer) { return infer_multi(infer, 4, false, 0); }

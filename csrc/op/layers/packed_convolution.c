@@ -1,4 +1,5 @@
-/* Convolutions with a packed weight, for the graph: _pack_convolution, _packed_convolution. */
+/* Convolutions with a packed weight, which graph rewrites emit: _pack_convolution and
+ * _packed_convolution. */
 #include <string.h>
 
 #include "op/layers/convolution.h"
@@ -85,8 +86,8 @@ static mpg_status check(const mpg_infer *infer, const mpg_shape *data, mpg_shape
   *first = p->channels_last ? mpg_channels_first(data) : *data;
   if (p->num_filter % p->num_group || first->dims[1] % p->num_group)
     return mpg_infer_fail(infer, "the number of channels must be a multiple of num_group");
-  /* Checks that the size of the packed weight cannot overflow, by an upper bound in which factors
-   * are rounded up to whole blocks. */
+  /* Checks that the size of the packed weight cannot overflow. The upper bound rounds each factor
+   * up to whole blocks. */
   mpg_shape packed = {.ndim = ndim + 3,
                       .dims = {p->num_group + 15, p->num_filter / p->num_group + 63,
                                first->dims[1] / p->num_group + 15}};

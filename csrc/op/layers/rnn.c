@@ -8,7 +8,8 @@
 static bool flat_elements(const mpg_rnn_size *s, int64_t *elements) {
   int64_t total = 0, rows = s->gates * s->hidden, weights;
   for (int layer = 0; layer < s->layers; layer++) {
-    /* Columns of the input weight and the state weight, plus one column for the bias of each. */
+    /* Columns of the input weight and of the state weight, plus one column for each of their
+     * biases. */
     int64_t columns = mpg_rnn_layer_input(s, layer) + s->hidden + 2;
     if (__builtin_mul_overflow(rows, columns, &weights) ||
         __builtin_mul_overflow(weights, (int64_t)s->directions, &weights) ||
@@ -126,9 +127,9 @@ mpg_status mpg_infer_rnn_separate(mpg_infer *infer) {
 
 enum { MPG_RNN_RESULTS = 4 }; /* output, up to two states, reserve */
 
-/* Returns how many of the inputs of _rnn_backward are inputs of the forward op. They come first;
- * then follow output, reserve, and the gradients of the output and (if state_outputs) of the
- * states. */
+/* Returns the number of forward inputs among the inputs of _rnn_backward. These come first,
+ * followed by the output, the reserve, and the gradients of the output and (if state_outputs) of
+ * the states. */
 static int backward_forward_inputs(const mpg_rnn_backward_params *params) {
   const mpg_rnn_params *rnn = (const mpg_rnn_params *)params;
   return params->flat ? mpg_arity_rnn(NULL, rnn, 0) : mpg_arity_rnn_separate(NULL, rnn, 0);
@@ -202,7 +203,7 @@ void mpg_gradient_rnn(mpg_gradient *g) { gradient(g, true); }
 void mpg_gradient_rnn_separate(mpg_gradient *g) { gradient(g, false); }
 
 /* Cost of multiplying the input and the state by their weights at every step. Backward has two
- * products for each forward product. */
+ * products for each product of the forward pass. */
 static mpg_cost cost(const mpg_infer *call, int products) {
   const mpg_shape *data = &call->inputs[0].shape;
   mpg_rnn_size s = mpg_rnn_size_of(call->params, data->dims[0], data->dims[1], data->dims[2]);

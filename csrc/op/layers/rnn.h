@@ -1,4 +1,4 @@
-/* Sizes of a recurrent op, shared by its inference and its kernels on all backends. Any thread. */
+/* Sizes of a recurrent op, shared by inference and the kernels of all backends. Any thread. */
 #ifndef MPG_OP_LAYERS_RNN_H
 #define MPG_OP_LAYERS_RNN_H
 

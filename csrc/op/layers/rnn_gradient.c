@@ -40,7 +40,7 @@ static mpg_value concat(mpg_gradient *g, int count, const mpg_value *parts, int6
   return count == 1 ? parts[0] : mpg_emit(g, MPG_OP_Concat, &params, count, parts);
 }
 
-/* Stacks steps as rows of one array. Overwrites the first elements of `steps`. */
+/* Stacks the steps along a new first axis. Uses the first elements of `steps` as scratch space. */
 static mpg_value stack_steps(mpg_gradient *g, int64_t count, mpg_value *steps) {
   int pieces = 0;
   for (int64_t begin = 0; begin < count; begin += PIECES) {
@@ -73,8 +73,8 @@ static mpg_value clip_cell(mpg_gradient *g, const mpg_rnn_params *p, mpg_value c
   return mpg_emit1(g, MPG_OP_clip, &params, c);
 }
 
-/* Emits one time step. `x` and `y` are the products of the input and of the state with their
- * weights. */
+/* Emits one time step, which updates the states *h and *c. `x` and `y` are the products of the
+ * input and of the state with their weights. */
 static void cell(mpg_gradient *g, const mpg_rnn_size *s, mpg_value x, mpg_value y, mpg_value *h,
                  mpg_value *c) {
   mpg_value a[4], b[4];
@@ -96,8 +96,9 @@ static void cell(mpg_gradient *g, const mpg_rnn_size *s, mpg_value x, mpg_value 
   }
 }
 
-/* Emits a layer's output after dropout, which is the input of the next layer. The mask is that of
- * the forward pass, whose result is in the reserve: dropped elements are negative zeros. */
+/* Emits a layer's output after dropout, which is the input of the next layer. Recovers the mask of
+ * the forward pass from its dropout result in the reserve, in which dropped elements are negative
+ * zeros. */
 static mpg_value drop(mpg_gradient *g, const mpg_rnn_size *s, int layer, mpg_value output,
                       mpg_value reserve) {
   const mpg_rnn_backward_params *p = g->params;
@@ -127,13 +128,14 @@ static mpg_value where_reached(mpg_gradient *g, mpg_value condition, mpg_value a
 }
 
 typedef struct arrays {
-  /* Weights of layer and direction k at 2k (input) and 2k + 1 (state), then all biases. */
+  /* Elements 2k and 2k + 1 are the input and state weights for k = layer * directions + direction.
+   * The biases follow in the same order. */
   mpg_value weights[MPG_RNN_MAX_INPUTS];
   mpg_value h[MPG_RNN_MAX_INPUTS / 4], c[MPG_RNN_MAX_INPUTS / 4];
   mpg_value lengths; /* sequence lengths, or MPG_NO_VALUE */
 } arrays;
 
-/* Splits the flat vector into weights and biases. */
+/* Splits the flat parameter vector into weights and biases. */
 static void cut_weights(mpg_gradient *g, const mpg_rnn_size *s, mpg_value flat,
                         mpg_value *weights) {
   int64_t rows = s->gates * s->hidden, begin = 0;
@@ -225,8 +227,8 @@ static void emit_rnn(mpg_gradient *g, const mpg_value *inputs, mpg_value *output
   mpg_free(a);
 }
 
-/* Gradient of _rnn_backward: (forward inputs, output, reserve, gradients of the visible outputs)
- * -> gradients of the forward inputs. */
+/* Gradient of _rnn_backward, which computes the gradients of the forward inputs from (forward
+ * inputs, output, reserve, gradients of the visible outputs). */
 void mpg_gradient_rnn_back(mpg_gradient *g) {
   const mpg_rnn_backward_params *p = g->params;
   int numbers[MPG_RNN_MAX_INPUTS + 8];

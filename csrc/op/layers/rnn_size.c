@@ -1,4 +1,4 @@
-/* Sizes of recurrent ops: plain functions, also compiled into the libraries of other backends. */
+/* Sizes of recurrent ops. This file is also compiled into the libraries of other backends. */
 #include "op/layers/rnn.h"
 
 mpg_rnn_size mpg_rnn_size_of(const mpg_rnn_params *params, int64_t time, int64_t batch,

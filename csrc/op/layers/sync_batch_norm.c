@@ -28,7 +28,8 @@ mpg_status mpg_infer_replicas(mpg_infer *infer) {
   return MPG_OK;
 }
 
-/* Returns the gradients of each row to the replica that contributed the row, which sums them. */
+/* _replicas either stacks the arrays of all replicas or, with `sum`, sums the rows that they hold
+ * for this replica. Each of the two is the gradient of the other. */
 void mpg_gradient_replicas(mpg_gradient *g) {
   mpg_replicas_params back = *(const mpg_replicas_params *)g->params;
   back.sum = !back.sum;
@@ -42,7 +43,7 @@ int mpg_arity_sync_batch_norm(const mpg_op *op, const void *params, int given) {
   return ((const mpg_sync_batch_norm_params *)params)->output_mean_var ? 3 : 1;
 }
 
-/* Composes BatchNorm without an exchange: with the statistics of this replica's batch, or with the
+/* Composes BatchNorm without exchanging statistics: uses those of this replica's batch, or the
  * moving averages. */
 static void compose_alone(mpg_gradient *g, const mpg_value *inputs, mpg_value *outputs) {
   const mpg_sync_batch_norm_params *p = g->params;
@@ -57,12 +58,13 @@ static void compose_alone(mpg_gradient *g, const mpg_value *inputs, mpg_value *o
   mpg_emit_all(g, MPG_OP_BatchNorm, &params, 5, inputs, 3, all);
   outputs[0] = all[0];
   if (!p->output_mean_var) return;
-  outputs[1] = all[1]; /* all[2] is 1 / sqrt(variance + eps) */
+  outputs[1] = all[1];
+  /* Converts all[2], which is 1 / sqrt(variance + eps), to the variance. */
   outputs[2] = mpg_plus(g, mpg_over(g, 1, mpg_emit1(g, MPG_OP_square, NULL, all[2])), -p->eps);
 }
 
-/* Emits average = momentum * average + (1 - momentum) * value, as an SGD step in which the average
- * is the momentum. */
+/* Emits average = momentum * average + (1 - momentum) * value, as an SGD step whose momentum state
+ * is the average. */
 static void update(mpg_gradient *g, mpg_value average, mpg_value value, double momentum) {
   mpg_sgd_mom_params params;
   mpg_params_defaults(&mpg_sgd_mom_table, &params);

@@ -1,4 +1,4 @@
-/* Winograd convolutions, for the graph: _pack_winograd, _winograd_convolution,
+/* Winograd convolutions, which graph rewrites emit: _pack_winograd, _winograd_convolution and
  * _winograd_backward_weight. */
 #include <string.h>
 
@@ -51,7 +51,8 @@ int mpg_arity_winograd(const mpg_op *op, const void *params, int given) {
   return 2 + p->trains + !p->no_bias + p->add;
 }
 
-/* Only the graph emits these ops; the checks protect direct calls. */
+/* Graph rewrites emit these ops only with valid arguments. The checks guard against invalid direct
+ * calls. */
 static mpg_status check(const mpg_infer *infer, const mpg_shape *data, int64_t filters,
                         const mpg_tuple *pad, mpg_winograd *w) {
   if (data->ndim != 4)
@@ -134,7 +135,7 @@ void mpg_gradient_winograd(mpg_gradient *g) {
         g, "_winograd_convolution has a gradient only with trains=True, add=False and relu=False");
     return;
   }
-  /* The data gradient is a convolution with the flipped weight and with channels and filters
+  /* The data gradient is a convolution with the flipped weight, whose channels and filters are
    * exchanged. */
   if (g->needed[0]) {
     mpg_pack_winograd_params pack;
@@ -160,7 +161,7 @@ void mpg_gradient_winograd(mpg_gradient *g) {
 }
 
 /* Cost of a Winograd convolution. A tile of 2x2 results takes POINTS products instead of 36.
- * Transforming data and results adds some operations per element. */
+ * Transforming the data and the results adds a few operations per element. */
 static mpg_cost cost(const mpg_infer *call, const mpg_winograd *w) {
   double tiles = (double)w->tiles, channels = (double)w->channels, filters = (double)w->filters;
   return mpg_cost_of(
