@@ -1,4 +1,4 @@
-/* Values of the parameter act_type of Activation and of LeakyReLU, in the order of
+/* Values of the parameter act_type of Activation and of LeakyReLU, in the same order as in
  * op/defs/elementwise.def. */
 #ifndef MPG_OP_MATH_ACTIVATION_H
 #define MPG_OP_MATH_ACTIVATION_H
@@ -22,8 +22,8 @@ enum {
   MPG_LEAKY_SELU
 };
 
-/* Returns the shape in which PReLU's gamma broadcasts to the data. The last axis of gamma is the
- * channel axis of the data. */
+/* Returns the shape to which PReLU's gamma is reshaped so that it broadcasts to the data. The last
+ * axis of gamma is the channel axis of the data. */
 static inline mpg_shape mpg_prelu_shape(const mpg_shape *data, const mpg_shape *gamma) {
   mpg_shape shape = *data;
   int before = (data->ndim > 1 ? 2 : 1) - gamma->ndim;

@@ -20,8 +20,8 @@ mpg_status mpg_infer_cumsum(mpg_infer *infer) {
   return MPG_OK;
 }
 
-/* Element i contributes to the sums at i and after it, so its gradient is the sum of their
- * gradients: a cumulative sum in reverse. */
+/* Element i contributes to result i and all later results, so its gradient is the sum of their
+ * gradients: a reverse cumulative sum. */
 void mpg_gradient_cumsum(mpg_gradient *g) {
   const mpg_desc *a = mpg_value_desc(g, g->inputs[0]);
   mpg_cumsum_params params = *(const mpg_cumsum_params *)g->params;

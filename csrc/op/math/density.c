@@ -20,8 +20,9 @@ static mpg_value log_of(const density *d, mpg_value a) { return apply(d, MPG_OP_
 static mpg_value gammaln(const density *d, mpg_value a) { return apply(d, MPG_OP_gammaln, a); }
 static mpg_value exp_of(const density *d, mpg_value a) { return apply(d, MPG_OP_exp, a); }
 
-/* Widens a parameter and reshapes it so that it broadcasts to the samples. Its axes are the
- * leading axes of the samples; if `vector`, its last axis is the last axis of the samples. */
+/* Widens 16-bit floats to float32 and reshapes a parameter so that it broadcasts to the samples.
+ * The parameter's axes are the leading axes of the samples, but if `vector`, its last axis is the
+ * last axis of the samples. */
 static mpg_value spread(mpg_gradient *g, mpg_value parameter, const mpg_shape *sample,
                         bool vector) {
   if (g->status != MPG_OK) return MPG_NO_VALUE;
@@ -57,7 +58,7 @@ static mpg_value finish(mpg_gradient *g, const mpg_value *inputs, mpg_value dens
   return mpg_emit_cast(g, density, mpg_value_desc(g, inputs[0])->dtype);
 }
 
-/* Returns the result for the log density `value`: `value` if is_log, otherwise exp(value). */
+/* Returns the op's result for the log density `value`, which is exp(value) unless is_log. */
 static mpg_value of_log(const density *d, mpg_value value) {
   return d->is_log ? value : exp_of(d, value);
 }

@@ -19,7 +19,7 @@ mpg_status mpg_infer_broadcast(mpg_infer *infer) {
   return MPG_OK;
 }
 
-/* --- Helpers of the formulas ------------------------------------------------------------------ */
+/* --- Helpers for the formulas ----------------------------------------------------------------- */
 
 static mpg_value scalar(mpg_gradient *g, mpg_op_id op, mpg_value a, double number) {
   return mpg_emit_scalar(g, op, a, number);
@@ -113,8 +113,8 @@ void mpg_gradient_add_n(mpg_gradient *g) {
   for (int i = 0; i < g->num_inputs; i++) g->in_grads[i] = G;
 }
 
-/* Second-order gradients. The backward ops are linear in grad, so their gradient with respect to
- * grad is the same op. */
+/* Second-order gradients. A backward op is linear in grad, so its gradient with respect to grad is
+ * the backward op itself. */
 void mpg_gradient_backward_relu(mpg_gradient *g) {
   if (g->needed[0]) g->in_grads[0] = mpg_emit2(g, MPG_OP__backward_relu, NULL, G, g->inputs[1]);
 }
@@ -133,8 +133,8 @@ void mpg_gradient_backward_tanh(mpg_gradient *g) { /* grad * (1 - y * y) */
 
 /* --- One array -------------------------------------------------------------------------------- */
 
-/* Defines a gradient whose formula would lose precision in 16-bit dtypes. grad and x are widened
- * to float32, so only the result is rounded. */
+/* Defines a gradient whose formula would lose precision in 16-bit dtypes. It is computed in
+ * float32, so only the result is rounded to 16 bits. */
 #define WIDE_GRADIENT(function, formula)                                     \
   void function(mpg_gradient *g) {                                           \
     mpg_value grad = mpg_widen(g, G), x = mpg_widen(g, X);                   \
@@ -147,7 +147,8 @@ UNARY_GRADIENT(mpg_gradient_abs, mpg_multiply(g, G, unary(g, MPG_OP_sign, X)))
 UNARY_GRADIENT(mpg_gradient_negative, negative(g, G))
 UNARY_GRADIENT(mpg_gradient_square, mpg_multiply(g, G, mpg_times(g, X, 2)))
 UNARY_GRADIENT(mpg_gradient_sqrt, mpg_times(g, mpg_divide(g, G, Y), 0.5))
-/* The order of operations avoids overflow unless the result overflows; likewise in rcbrt. */
+/* In rsqrt and rcbrt, the order of operations avoids overflow unless the result itself
+ * overflows. */
 UNARY_GRADIENT(mpg_gradient_rsqrt, mpg_divide(g, mpg_multiply(g, mpg_times(g, G, -0.5), Y), X))
 UNARY_GRADIENT(mpg_gradient_cbrt, mpg_divide(g, G, mpg_times(g, square(g, Y), 3)))
 UNARY_GRADIENT(mpg_gradient_rcbrt, mpg_divide(g, mpg_multiply(g, mpg_times(g, G, -1.0 / 3), Y), X))
@@ -222,7 +223,7 @@ void mpg_gradient_quadratic(mpg_gradient *g) {
 }
 UNARY_GRADIENT(mpg_gradient_div_sqrt_dim, unary(g, MPG_OP__contrib_div_sqrt_dim, G))
 
-/* Computes the gradient from the result, so that the input need not be saved. */
+/* Computes the gradient from the result, so the input need not be saved. */
 void mpg_gradient_activation(mpg_gradient *g) {
   const mpg_activation_params *params = g->params;
   switch (params->act_type) {
@@ -251,7 +252,7 @@ int mpg_arity_leaky_relu_inputs(const mpg_op *op, const void *params, int given)
   return ((const mpg_leaky_relu_params *)params)->act_type == MPG_LEAKY_PRELU ? 2 : 1;
 }
 
-/* Random slopes are a second output, as in MXNet. */
+/* For rrelu, the random slopes are a second output, as in MXNet. */
 int mpg_arity_leaky_relu_outputs(const mpg_op *op, const void *params, int given) {
   (void)op, (void)given;
   return ((const mpg_leaky_relu_params *)params)->act_type == MPG_LEAKY_RRELU ? 2 : 1;

@@ -7,7 +7,7 @@
 
 /* --- Inference -------------------------------------------------------------------------------- */
 
-/* Infers the output dtypes. Checks that input 0 is an array of matrices, and that they are square
+/* Infers the output dtypes. Checks that input 0 contains matrices, and that the matrices are square
  * if `square`. Sets *known to true if the shape of input 0 is known. */
 static mpg_status matrices(mpg_infer *infer, bool square, bool *known) {
   const mpg_shape *a = &infer->inputs[0].shape;
@@ -79,7 +79,7 @@ mpg_status mpg_infer_linalg_det(mpg_infer *infer) {
   return MPG_OK;
 }
 
-/* Computes the length of the diagonal at `offset` of a square matrix. */
+/* Sets *side to the length of the diagonal at `offset` of a square matrix. */
 static mpg_status left_by_offset(mpg_infer *infer, int64_t offset, int64_t *side) {
   const mpg_shape *a = &infer->inputs[0].shape;
   int64_t n = a->dims[a->ndim - 1];
@@ -257,19 +257,19 @@ static mpg_value triangle(mpg_gradient *g, mpg_value a, bool lower) {
                    mpg_emit1(g, MPG_OP__linalg_extracttrian, &params, a));
 }
 
-/* Emits symmetric matrices from one triangle of `a`. */
+/* Emits symmetric matrices by mirroring one triangle of `a`. */
 static mpg_value mirrored(mpg_gradient *g, mpg_value a, bool lower) {
   mpg_value half = triangle(g, a, lower), main = diagonal(g, extracted(g, a, 0), 0);
   return mpg_subtract(g, mpg_add(g, half, swapped(g, half)), main);
 }
 
-/* Returns the gradient of output i; emits zeros if the gradient is missing. */
+/* Returns the gradient of output i. Emits zeros if the gradient is missing. */
 static mpg_value arrived(mpg_gradient *g, int i) {
   return mpg_has_value(g->out_grads[i]) ? g->out_grads[i] : mpg_emit_full_like(g, g->outputs[i], 0);
 }
 
-/* A = L L^T: with P = the mirrored triangle of L^T dL, dA = L^-T P L^-1 / 2. Upper factors use the
- * transposed formula. */
+/* For A = L L^T, dA = L^-T P L^-1 / 2, where P mirrors the lower triangle of L^T dL. Upper factors
+ * use the transposed formula. */
 void mpg_gradient_linalg_potrf(mpg_gradient *g) {
   bool lower = ((const mpg_linalg_cholesky_params *)g->params)->lower;
   mpg_value l = g->outputs[0];
@@ -280,7 +280,8 @@ void mpg_gradient_linalg_potrf(mpg_gradient *g) {
   g->in_grads[0] = triangular(g, MPG_OP__linalg_trsm, l, p, !lower, true, lower, 1);
 }
 
-/* B = (L L^T)^-1: dL = -B (G + G^T) L^-T, or -U^-T (G + G^T) B for upper factors. */
+/* For B = (L L^T)^-1, dL is the lower triangle of -B (G + G^T) L^-T. For an upper factor U, it is
+ * the upper triangle of -U^-T (G + G^T) B. */
 void mpg_gradient_linalg_potri(mpg_gradient *g) {
   bool lower = ((const mpg_linalg_cholesky_params *)g->params)->lower;
   mpg_value b = g->outputs[0], sum = mpg_add(g, G, swapped(g, G));
@@ -307,7 +308,7 @@ void mpg_gradient_linalg_trmm(mpg_gradient *g) {
         triangular(g, MPG_OP__linalg_trmm, a, G, !p->transpose, p->rightside, p->lower, p->alpha);
 }
 
-/* X is the solution, scaled by alpha: dB = alpha A^-T G, dA = -A^-T G X^T. */
+/* For X = alpha A^-1 B, dB = alpha A^-T G and dA is the triangle of -A^-T G X^T. */
 void mpg_gradient_linalg_trsm(mpg_gradient *g) {
   const mpg_linalg_triangular_params *p = g->params;
   mpg_value x = g->outputs[0], y = triangular(g, MPG_OP__linalg_trsm, g->inputs[0], G,
@@ -331,7 +332,8 @@ void mpg_gradient_linalg_syrk(mpg_gradient *g) {
                                 : product(g, sum, false, g->inputs[0], false, p->alpha);
 }
 
-/* Reshapes one value per matrix to broadcast over vectors (axes = 1) or matrices (2). */
+/* Reshapes an array with one value per matrix so that it broadcasts over vectors (axes = 1) or
+ * matrices (axes = 2). */
 static mpg_value spread(mpg_gradient *g, mpg_value value, int axes) {
   mpg_shape shape = mpg_value_desc(g, g->inputs[0])->shape;
   for (int i = 1; i <= axes; i++) shape.dims[shape.ndim - 3 + i] = 1;
@@ -358,8 +360,8 @@ void mpg_gradient_linalg_gelqf(mpg_gradient *g) {
   g->in_grads[0] = triangular(g, MPG_OP__linalg_trsm, l, sum, true, false, true, 1);
 }
 
-/* dA = U^T S U. S is symmetric with dL on its diagonal. For i > j, its element (i, j) is
- * (T - T^T)_ij / (2 (L_i - L_j)) with T = dU U^T. */
+/* dA = U^T S U for a symmetric S with dL on its diagonal. With T = dU U^T and i > j, element (i, j)
+ * of S is (T - T^T)_ij / (2 (L_i - L_j)). */
 void mpg_gradient_linalg_syevd(mpg_gradient *g) {
   mpg_value u = g->outputs[0], l = g->outputs[1];
   mpg_shape rows = mpg_value_desc(g, u)->shape, columns = rows;
@@ -402,8 +404,8 @@ void mpg_gradient_linalg_slogdet(mpg_gradient *g) {
 
 /* --- Costs ------------------------------------------------------------------------------------ */
 
-/* Cost of factors and inverses: two operations per element and row. Eigenvectors need several
- * iterations. */
+/* Cost of factorizations and inverses: two operations per element and row. Eigendecompositions take
+ * more, because they iterate. */
 mpg_cost mpg_cost_linalg_square(const mpg_infer *call) {
   const mpg_shape *a = &call->inputs[0].shape;
   double rounds = call->op->id == MPG_OP__linalg_syevd ? 9 : 2;

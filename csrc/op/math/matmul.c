@@ -3,7 +3,7 @@
 #include "op/infer.h"
 #include "op/layers/packed.h"
 
-/* Returns the number of elements in dims [begin, end), or -1 if one of them is unknown. */
+/* Returns the product of the sizes of dimensions [begin, end), or -1 if one of them is unknown. */
 static int64_t known_product(const mpg_shape *shape, int begin, int end) {
   int64_t size = 1;
   for (int i = begin; i < end; i++) {
@@ -169,8 +169,8 @@ mpg_status mpg_infer_fully_connected(mpg_infer *infer) {
   return MPG_OK;
 }
 
-/* Infers the shape of data from the output (batch, ..., hidden). The two have equal sizes along
- * all axes except the last, or only along the batch axis if `flatten`. */
+/* Infers the shape of data from the output (batch, ..., hidden). Their sizes are equal along all
+ * axes except the last, or only along the batch axis if `flatten`. */
 mpg_status mpg_infer_inputs_fully_connected(mpg_infer *infer) {
   bool flatten = ((const mpg_fully_connected_params *)infer->params)->flatten;
   const mpg_shape *out = &infer->outputs[0].shape;
@@ -207,7 +207,7 @@ int64_t mpg_packed_matrix_elements(int64_t rows, int64_t columns) {
   return MPG_PACKED_HEADER + in_blocks(rows) * in_blocks(columns);
 }
 
-/* Computes the shape of a packed weight. Fails if the shape rounded up to whole blocks
+/* Computes the shape of a packed weight. Fails if its size, rounded up to whole blocks,
  * overflows. */
 static mpg_status packed_shape(const mpg_infer *infer, int64_t rows, int64_t columns,
                                mpg_shape *shape) {
@@ -254,8 +254,8 @@ mpg_status mpg_infer_packed_fully_connected(mpg_infer *infer) {
 }
 
 /* --- linalg ----------------------------------------------------------------------------------- */
-/* Infers the shape of op(A) x op(B). The rows of the matrices are along `axis`, their columns
- * along the last axis. */
+/* Infers the shape of the product A x B, in which A and B may be transposed (ta, tb). The rows of
+ * the matrices are along `axis`, the columns along the last axis. */
 static mpg_status infer_linalg(mpg_infer *infer, bool ta, bool tb, int64_t axis_param,
                                mpg_shape *out) {
   const mpg_shape *a = &infer->inputs[0].shape, *b = &infer->inputs[1].shape;
@@ -349,7 +349,7 @@ void mpg_compose_khatri_rao(mpg_gradient *g, const mpg_value *inputs, mpg_value 
 /* --- Costs ------------------------------------------------------------------------------------ */
 static double elements(const mpg_desc *desc) { return (double)mpg_shape_size(&desc->shape); }
 
-/* Cost of one multiplication and one addition for each element of the result and each index of the
+/* Cost: one multiplication and one addition for each element of the result and each index of the
  * summed axis. */
 static mpg_cost product(const mpg_infer *call, int64_t summed) {
   return mpg_cost_of(call, 2 * elements(&call->outputs[0]) * (double)summed);
@@ -374,8 +374,7 @@ mpg_cost mpg_cost_fully_connected(const mpg_infer *call) {
                          (double)((const mpg_fully_connected_params *)call->params)->num_hidden);
 }
 
-/* Cost of one multiplication and one addition for each element of A and each column of the
- * result. */
+/* Cost: one multiplication and one addition for each element of A and each column of the result. */
 mpg_cost mpg_cost_linalg_gemm(const mpg_infer *call) {
   double a = elements(&call->inputs[0]),
          columns = (double)call->outputs[0].shape.dims[call->outputs[0].shape.ndim - 1];

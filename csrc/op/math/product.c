@@ -1,4 +1,4 @@
-/* Chooses the panels of rows in which a product is computed. */
+/* Splits matrix products into panels (blocks of rows). */
 #include "op/math/product.h"
 
 #include "op/layers/convolution.h"
@@ -30,9 +30,10 @@ static bool dense(const mpg_op *op, const void *params, const mpg_shape *a, cons
   return mpg_product_cut(p);
 }
 
-/* Sets panels of whole rows (a multiple of `step`) or whole images, with close to `wanted`
- * positions each. Returns false if a panel would have less than half or more than twice `wanted`
- * positions, or if there would be too few panels. */
+/* Chooses panels that consist of whole images, or of image rows whose number is a multiple of
+ * `step` and divides the height, with about `wanted` positions each. Returns false if a panel would
+ * have less than half or more than twice `wanted` positions, or if there would be too few
+ * panels. */
 static bool cut_images(mpg_product *p, int64_t batch, int64_t height, int64_t width, int64_t step,
                        int64_t wanted) {
   enum { PANELS = 8 };

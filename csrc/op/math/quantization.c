@@ -1,4 +1,5 @@
-/* Quantized tensors: int8 or uint8 with a [min, max] range, rounded to nearest, ties to even. */
+/* Quantized arrays: int8 or uint8 with a [min, max] range. Values are rounded to nearest, ties to
+ * even. */
 #include <string.h>
 
 #include "base/memory.h"
@@ -36,7 +37,8 @@ static mpg_status set_outputs(mpg_infer *infer, mpg_dtype dtype) {
   return MPG_OK;
 }
 
-/* Data must have elements if its range is computed from them. */
+/* Fails if data is empty and its range is not known, because the range is computed from the
+ * elements. */
 static mpg_status expect_data(const mpg_infer *infer, bool known) {
   const mpg_shape *shape = &infer->inputs[0].shape;
   if (!known && mpg_shape_known(shape) && !mpg_shape_size(shape))
@@ -106,7 +108,7 @@ static mpg_value reach(mpg_gradient *g, mpg_value low, mpg_value high) {
                    mpg_emit1(g, MPG_OP_abs, NULL, high));
 }
 
-/* Bounds a divisor away from 0, so that data of only zeros gives zeros instead of NaN. */
+/* Bounds a divisor away from 0, so that all-zero data gives zeros instead of NaN. */
 static mpg_value divisor(mpg_gradient *g, mpg_value x) {
   return mpg_emit_scalar(g, MPG_OP__maximum_scalar, x, 1e-30);
 }
@@ -302,7 +304,7 @@ mpg_status mpg_infer_quantized_conv(mpg_infer *infer) {
   return infer_products(infer, mpg_infer_convolution, arrays);
 }
 
-/* Infers an op on one array that keeps its dtype and range. */
+/* Infers an op whose result has the dtype and range of its only array. */
 static mpg_status infer_kept(mpg_infer *infer, mpg_infer_fn rule) {
   MPG_TRY(expect_small(infer, 0));
   MPG_TRY(expect_ends(infer, 1, ENDS));
@@ -419,9 +421,9 @@ static mpg_value step_of(mpg_gradient *g, mpg_dtype dtype, mpg_value low, mpg_va
   return mpg_times(g, reach(g, low, high), 1 / range_of(dtype));
 }
 
-/* Emits the range of an int32 product, whose step is the product of the steps of two arrays.
- * Unlike in step_of, an 8-bit range ends at the largest 8-bit number, without the additional half
- * step. */
+/* Emits the range of an int32 product of two 8-bit arrays. The quantization step of the product is
+ * the product of their steps. Unlike in step_of, an 8-bit range ends at the largest 8-bit number,
+ * without the additional half step. */
 static void product_range(mpg_gradient *g, mpg_dtype left, const mpg_value *left_ends,
                           mpg_dtype right, const mpg_value *right_ends, mpg_value *ends) {
   mpg_value most =
@@ -441,8 +443,8 @@ static mpg_value whole(mpg_gradient *g, mpg_value x, mpg_dtype dtype) {
                        MPG_INT32);
 }
 
-/* Emits an int32 product and its range. `inputs` holds data, weight and an optional bias, then the
- * ends of their ranges. The bias is rescaled to the step of the sums. */
+/* Emits an int32 product and its range. `inputs` holds data, weight and an optional bias, followed
+ * by the ends of their ranges. The bias is rescaled to the product's quantization step. */
 static void products(mpg_gradient *g, mpg_op_id op, const void *params, int bias_axis,
                      const mpg_value *inputs, mpg_value *outputs) {
   int arrays = g->num_inputs / (1 + ENDS);
@@ -538,7 +540,7 @@ void mpg_compose_quantized_elemwise_mul(mpg_gradient *g, const mpg_value *inputs
   mpg_dtype left = dtype_at(g, inputs[0]), right = dtype_at(g, inputs[1]), dtype = product_dtype(p);
   const mpg_value *ends = inputs + 2;
   mpg_value product = mpg_multiply(g, as_float(g, inputs[0]), as_float(g, inputs[1]));
-  if (dtype == MPG_INT32) { /* exact in float32: below 2^24 */
+  if (dtype == MPG_INT32) { /* products of 8-bit numbers are exact in float32 */
     outputs[0] = mpg_emit_cast(g, product, MPG_INT32);
     product_range(g, left, ends, right, ends + ENDS, outputs + 1);
     return;
@@ -582,7 +584,7 @@ void mpg_compose_quantized_concat(mpg_gradient *g, const mpg_value *inputs, mpg_
   mpg_free(parts);
 }
 
-/* Uses arithmetic ops, because BatchNorm would update the moving averages. */
+/* Uses arithmetic ops instead of BatchNorm, which would update the moving averages. */
 void mpg_compose_quantized_batch_norm(mpg_gradient *g, const mpg_value *inputs,
                                       mpg_value *outputs) {
   const mpg_batch_norm_params *p = g->params;

@@ -117,7 +117,8 @@ mpg_status mpg_infer_sample_multinomial(mpg_infer *infer) {
   return MPG_OK;
 }
 
-/* The gradient of a log probability is the reciprocal of the probability, at the sampled index. */
+/* Output 1 is the log probability of each sampled index. Its gradient is 1 / probability at that
+ * index and 0 elsewhere. */
 void mpg_gradient_sample_multinomial(mpg_gradient *g) {
   if (g->num_outputs < 2 || !mpg_has_value(g->out_grads[1]) || g->status != MPG_OK) return;
   mpg_shape data = mpg_value_desc(g, g->inputs[0])->shape,
@@ -145,7 +146,7 @@ static bool drops(const mpg_dropout_params *params, bool train) {
   return (train || params->mode == ALWAYS) && params->p > 0;
 }
 
-/* The mask has one byte per drawn value. It is empty if the call does not drop elements. */
+/* The mask has one byte per random number. It is empty if the call does not drop elements. */
 mpg_status mpg_infer_dropout(mpg_infer *infer) {
   const mpg_dropout_params *params = infer->params;
   const mpg_desc *data = &infer->inputs[0];
@@ -164,7 +165,7 @@ mpg_status mpg_infer_dropout(mpg_infer *infer) {
   return MPG_OK;
 }
 
-enum { DRAW_WORDS = 5 }; /* saved fields of a random key: all except `first` */
+enum { DRAW_WORDS = 5 }; /* saved mpg_random_key fields: all except `first` */
 
 mpg_status mpg_infer_dropout_draw(mpg_infer *infer) {
   const mpg_dropout_draw_params *params = infer->params;
@@ -259,8 +260,8 @@ mpg_shape mpg_op_drawn_shape(const mpg_op *op, const void *params, const mpg_sha
     return (mpg_shape){.ndim = 1, .dims = {sizes[0] * sizes[1] * sizes[2] * sizes[3]}};
   }
   if (op->id != MPG_OP__dropout_draw) return *output;
-  /* The input of _dropout_draw is a part of an array with `total` elements along `axis`. The draws
-   * are those of the whole array, so they do not depend on how it is divided. */
+  /* The input of _dropout_draw is one part of an array that has `total` elements along `axis`. The
+   * random numbers are drawn for the whole array, so they do not depend on how it is divided. */
   const mpg_dropout_draw_params *p = params;
   mpg_shape drawn = *input;
   drawn.dims[p->axis < 0 ? p->axis + drawn.ndim : p->axis] = p->total;

@@ -5,7 +5,8 @@
 #include "op/formula/arithmetic.h"
 #include "op/infer.h"
 
-/* Marks the axes of a reduction. Fails on an invalid or repeated entry of `axis`. */
+/* Sets reduced[i] to true if axis i is reduced. Fails if `axis` has an invalid or repeated
+ * entry. */
 static mpg_status reduced_axes(const mpg_infer *infer, const mpg_tuple *axis, bool exclude,
                                int ndim, bool *reduced) {
   bool all = axis->count <= 0;
@@ -34,7 +35,7 @@ static mpg_status infer_reduced(mpg_infer *infer, const mpg_tuple *axis, bool ke
       if (reduced[i]) count *= in->dims[i];
       if (!reduced[i] || keepdims) out.dims[out.ndim++] = reduced[i] ? 1 : in->dims[i];
     }
-    /* As in MXNet, where results have at least one axis. */
+    /* As in MXNet, a full reduction returns an array of shape (1,), not a scalar. */
     if (out.ndim == 0 && !keepdims) out = (mpg_shape){.ndim = 1, .dims = {1}};
     if (needs_element && count == 0 && mpg_shape_known(&out) && mpg_shape_size(&out) > 0)
       return mpg_infer_fail(infer, "the reduced axes are empty and have no extreme element");
@@ -63,7 +64,8 @@ mpg_status mpg_infer_reduce_norm(mpg_infer *infer) {
 #define X (g->inputs[0])
 #define Y (g->outputs[0])
 
-/* Returns the input's shape with reduced axes of size 1, and the number of elements per result. */
+/* Returns the input's shape with size 1 along the reduced axes. Sets *count to the number of
+ * elements per result. */
 static mpg_shape kept_shape(mpg_gradient *g, const mpg_tuple *axis, bool exclude, int64_t *count) {
   mpg_shape shape = mpg_value_desc(g, X)->shape;
   bool reduced[MPG_MAX_NDIM], all = axis->count <= 0;
@@ -79,7 +81,8 @@ static mpg_shape kept_shape(mpg_gradient *g, const mpg_tuple *axis, bool exclude
   return shape;
 }
 
-/* Reshapes `value` from the output's shape to one with reduced axes of size 1. */
+/* Reshapes `value` from the output's shape to the input's rank, with size 1 along the reduced
+ * axes. */
 static mpg_value kept(mpg_gradient *g, mpg_value value) {
   const mpg_reduce_params *params = g->params;
   int64_t count;
@@ -108,9 +111,9 @@ static mpg_value where(mpg_gradient *g, mpg_value condition, mpg_value a, mpg_va
 }
 
 /* Emits the gradient of prod: for each element, G times the product of the other elements. Without
- * zeros, this product is y / x. With one zero, it is nonzero only at the zero. With two zeros,
- * each zero gets the other zero times the product of the rest, which is 0 but has a second-order
- * gradient. With more zeros, it is 0. */
+ * zeros, this product is y / x. With one zero, it is nonzero only at the zero. With two zeros, each
+ * zero gets the other zero times the product of the rest, which is 0 but has a second-order
+ * gradient. With more zeros, all products are 0. */
 static mpg_value product_gradient(mpg_gradient *g, mpg_value x) {
   mpg_reduce_params params = *(const mpg_reduce_params *)g->params;
   params.keepdims = true;
@@ -280,8 +283,9 @@ void mpg_compose_allclose(mpg_gradient *g, const mpg_value *inputs, mpg_value *o
   mpg_value close =
                 mpg_binary(g, MPG_OP__lesser_equal, MPG_OP_broadcast_lesser_equal, apart, allowed),
             equal = mpg_binary(g, MPG_OP__equal, MPG_OP_broadcast_equal, numbers[0], numbers[1]);
-  /* If an element of the second array is infinite, so is the tolerance, and every finite element
-   * would be close to it. Infinite elements are close only to equal elements. */
+  /* An infinite element of the second array makes the tolerance infinite, so every finite element
+   * would be close to it. Therefore, if the tolerance is infinite, only equal elements are
+   * close. */
   mpg_value finite = mpg_emit_scalar(g, MPG_OP__lesser_scalar, allowed, INFINITY);
   close = mpg_binary(g, MPG_OP__maximum, MPG_OP_broadcast_maximum, mpg_multiply(g, close, finite),
                      equal);

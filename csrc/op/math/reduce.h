@@ -5,7 +5,7 @@
 
 #include "op/op.h"
 
-/* Marks the reduced axes. */
+/* Sets reduced[i] to true if axis i is reduced. */
 static inline void mpg_reduced_axes(const mpg_op *op, const void *params, int ndim, bool *reduced) {
   bool norm = op->id == MPG_OP_norm,
        exclude = !norm && ((const mpg_reduce_params *)params)->exclude;
@@ -17,7 +17,7 @@ static inline void mpg_reduced_axes(const mpg_op *op, const void *params, int nd
     reduced[axis->values[k] < 0 ? axis->values[k] + ndim : axis->values[k]] = !exclude;
 }
 
-/* Sets the parameters to a reduction over `axis` with keepdims. */
+/* Changes the parameters so that the op reduces over `axis` with keepdims. */
 static inline void mpg_reduce_over(const mpg_op *op, void *params, const mpg_tuple *axis) {
   if (op->id == MPG_OP_norm) {
     ((mpg_reduce_norm_params *)params)->axis = *axis;

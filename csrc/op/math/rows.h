@@ -1,5 +1,5 @@
-/* Row ops, for fusion. They compute each row along an axis independently: LayerNorm, the softmax
- * family, and their gradients. Stateless; any thread. */
+/* Row ops, for fusion. A row op processes each row along an axis independently. The row ops are
+ * LayerNorm, the softmax family, and their gradients. Stateless; any thread. */
 #ifndef MPG_OP_MATH_ROWS_H
 #define MPG_OP_MATH_ROWS_H
 
@@ -10,7 +10,8 @@ typedef struct mpg_rows {
   uint32_t whole; /* bit i is set if output i is a sum over all rows */
 } mpg_rows;
 
-/* Describes a row op. Returns false for other ops. Input 0 and output 0 contain all rows. */
+/* Fills *rows if `op` is a row op; otherwise returns false. Input 0 and output 0 of a row op
+ * contain all rows. */
 static inline bool mpg_rows_of(const mpg_op *op, const void *params, mpg_rows *rows) {
   *rows = (mpg_rows){0, 0};
   switch (op->id) {
@@ -24,7 +25,7 @@ static inline bool mpg_rows_of(const mpg_op *op, const void *params, mpg_rows *r
       rows->axis = ((const mpg_softmax_back_params *)params)->axis;
       return true;
     case MPG_OP_LayerNorm: rows->axis = ((const mpg_layer_norm_params *)params)->axis; return true;
-    case MPG_OP__backward_LayerNorm: /* gradients of gamma and beta are sums */
+    case MPG_OP__backward_LayerNorm: /* the gradients of gamma and beta are sums over all rows */
       rows->axis = ((const mpg_layer_norm_backward_params *)params)->axis;
       rows->whole = 1u << 1 | 1u << 2;
       return true;

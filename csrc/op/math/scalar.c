@@ -1,4 +1,4 @@
-/* Ops on an array and a number: gradients. */
+/* Gradients of ops on an array and a number. */
 #include <math.h>
 
 #include "op/formula/arithmetic.h"

@@ -31,7 +31,7 @@ static mpg_status softmax_output(mpg_infer *infer, int64_t axis_param, mpg_dtype
 
 mpg_status mpg_infer_softmax(mpg_infer *infer) {
   PARAMS(softmax, params);
-  /* softmin has no input for lengths. */
+  /* softmin has no input for lengths, so use_length fails. */
   if (params->use_length && infer->num_inputs < 2) return no_length(infer);
   MPG_TRY(softmax_output(infer, params->axis, params->dtype, &params->temperature));
   if (infer->num_inputs < 2 || infer->inputs[0].shape.ndim < 0) return MPG_OK;
@@ -107,9 +107,9 @@ static mpg_value scaled(mpg_gradient *g, mpg_value a, double scale) {
   return scale == 1 ? a : mpg_emit_scalar(g, MPG_OP__mul_scalar, a, scale);
 }
 
-/* Gradient of f(d, y) = c y (d - s) with s = sum(d y), the gradient of softmax: d is the output
- * gradient, y the result and c the scale. With v as the gradient of f, the gradient with respect
- * to d is f(v, y), and the gradient with respect to y is c (v (d - s) - d sum(v y)). */
+/* Gradient of softmax's gradient f(d, y) = c y (d - s) with s = sum(d y), where d is the output
+ * gradient, y the result and c the scale. With v as the gradient of f, the gradient with respect to
+ * d is f(v, y), and the gradient with respect to y is c (v (d - s) - d sum(v y)). */
 void mpg_gradient_softmax_back(mpg_gradient *g) {
   GRADIENT_PARAMS(softmax_back, params);
   mpg_value d = g->inputs[0], y = g->inputs[1], v = g->out_grads[0];
@@ -124,9 +124,9 @@ void mpg_gradient_softmax_back(mpg_gradient *g) {
   }
 }
 
-/* Gradient of f(d, y) = c (d - exp(y) sum(d)), the gradient of log_softmax: d is the output
- * gradient, y the result and c the scale. With v as the gradient of f, the gradient with respect
- * to d is c (v - sum(v exp(y))), and the gradient with respect to y is -c v exp(y) sum(d). */
+/* Gradient of log_softmax's gradient f(d, y) = c (d - exp(y) sum(d)), where d is the output
+ * gradient, y the result and c the scale. With v as the gradient of f, the gradient with respect to
+ * d is c (v - sum(v exp(y))), and the gradient with respect to y is -c v exp(y) sum(d). */
 void mpg_gradient_log_softmax_back(mpg_gradient *g) {
   GRADIENT_PARAMS(softmax_back, params);
   mpg_value d = g->inputs[0], v = g->out_grads[0];
@@ -185,7 +185,7 @@ mpg_status mpg_infer_softmax_cross_entropy(mpg_infer *infer) {
   return expect_labels(infer, 0, 1, &rows);
 }
 
-/* Recomputes the statistics that backward reads, with _softmax_ce. */
+/* Uses _softmax_ce to recompute the statistics that the backward op reads. */
 void mpg_gradient_softmax_cross_entropy(mpg_gradient *g) {
   if (!g->needed[0]) return;
   mpg_value inputs[2] = {g->inputs[0], g->inputs[1]}, outputs[3];
@@ -197,7 +197,7 @@ void mpg_gradient_softmax_cross_entropy(mpg_gradient *g) {
   g->in_grads[0] = mpg_emit(g, MPG_OP__softmax_ce_backward, NULL, 5, back);
 }
 
-/* The statistics of 16-bit data are float32, because the backward pass needs the precision. */
+/* The statistics are float32 for 16-bit data, because the backward pass needs the precision. */
 mpg_status mpg_infer_softmax_ce(mpg_infer *infer) {
   mpg_dtype dtype = infer->inputs[0].dtype;
   infer->outputs[0].dtype = dtype;
