@@ -17,7 +17,7 @@ bool mpg_precision_on;
 
 static struct {
   mpg_dtype low;
-  uint8_t table[MPG_OP_LIMIT], kinds[MPG_OP_LIMIT]; /* kinds from the table; current kinds */
+  uint8_t table[MPG_OP_LIMIT], kinds[MPG_OP_LIMIT]; /* initial and current kind of each op */
   condition conditions[CONDITIONS];
   int num_conditions;
   double loss_scale;
@@ -109,7 +109,7 @@ mpg_dtype mpg_precision_target(const mpg_op *op, const void *params, const mpg_d
   mpg_precision kind = (mpg_precision)rules.kinds[op->id];
   if (rules.num_conditions && meets_condition(op, params)) kind = MPG_PRECISION_FULL;
   if (kind == MPG_PRECISION_ANY && op->extension && !(op->dtypes >> rules.low & 1) &&
-      op->dtypes >> MPG_FLOAT32 & 1) /* a user library's op that lacks the low dtype */
+      op->dtypes >> MPG_FLOAT32 & 1) /* a user library's op without support for the low dtype */
     kind = MPG_PRECISION_FULL;
   if (kind == MPG_PRECISION_ANY) return MPG_DTYPE_NONE;
   mpg_dtype widest = MPG_DTYPE_NONE;

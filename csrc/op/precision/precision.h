@@ -1,8 +1,8 @@
 /* Automatic mixed precision: the kind of an op determines the dtype in which a call computes.
  *
- * The kinds are in op/precision/precision.def. While mixed precision is on, user calls of ops get
- * their dtype from mpg_precision_target and cast their inputs to it. The rules are global to the
- * process and change only between calls. Threads: host lock.
+ * The kinds are in op/precision/precision.def. While mixed precision is on, each op that the user
+ * calls casts its inputs to the dtype that mpg_precision_target returns. The rules are global to
+ * the process and change only between calls. Threads: host lock.
  */
 #ifndef MPG_OP_PRECISION_H
 #define MPG_OP_PRECISION_H
@@ -12,8 +12,8 @@
 /* Kinds of ops, by the dtype in which they compute. */
 typedef enum mpg_precision {
   MPG_PRECISION_ANY = 0, /* the dtype of the inputs */
-  MPG_PRECISION_LOW,     /* the low precision */
-  MPG_PRECISION_HALF,    /* float16 if that is the low precision, otherwise float32 */
+  MPG_PRECISION_LOW,     /* the low-precision dtype that the user chose */
+  MPG_PRECISION_HALF,    /* float16 if that is the low-precision dtype, otherwise float32 */
   MPG_PRECISION_FULL,    /* float32 */
   MPG_PRECISION_WIDEST,  /* the widest dtype of the inputs */
   MPG_PRECISION_LOSS,    /* float32; the gradient is multiplied by the loss scale */
@@ -23,17 +23,18 @@ typedef enum mpg_precision {
 extern bool mpg_precision_on; /* read by every call; only mpg_precision_set writes it */
 
 mpg_status mpg_precision_init(void); /* called after the registry is filled */
-/* Returns an op's kind in the table, regardless of overrides. */
+/* Returns an op's kind in precision.def, regardless of overrides. */
 mpg_precision mpg_op_precision(const mpg_op *op);
-/* Turns mixed precision on with the rules of the table, or off if `low` is MPG_DTYPE_NONE. */
+/* Turns mixed precision on with the kinds in precision.def, or off if `low` is MPG_DTYPE_NONE. */
 void mpg_precision_set(mpg_dtype low);
 /* Overrides the kind of an op until the next mpg_precision_set. */
 void mpg_precision_choose(const mpg_op *op, mpg_precision kind);
-/* Makes an op compute in float32 if a parameter has this value, given in MXNet's text form. */
+/* Makes an op compute in float32 for calls in which `param` has this value, given in MXNet's text
+ * form. */
 mpg_status mpg_precision_full_if(const mpg_op *op, const char *param, const char *value);
 void mpg_precision_set_loss_scale(double scale);
 double mpg_precision_loss_scale(void);
-/* Returns the number of rule changes. Compiled code is valid only while this number stays the
+/* Returns how often the rules have changed. Compiled code is valid only while this count stays the
  * same. */
 uint64_t mpg_precision_changes(void);
 
