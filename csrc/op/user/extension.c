@@ -1,5 +1,5 @@
-/* Ops of user libraries: checks a library's table, creates rows from it, and calls its
- * functions. */
+/* Ops from user libraries: checks a library's op table, creates registry rows for its ops, and
+ * calls its functions. */
 #include "op/user/extension.h"
 
 #include <ctype.h>
@@ -21,15 +21,15 @@ _Static_assert((int)MPGLUON_BFLOAT16 == MPG_BFLOAT16 && (int)MPGLUON_UNKNOWN == 
                    (int)MPGLUON_INT64 == MPG_INT64 && (int)MPGLUON_BOOL == MPG_BOOL,
                "dtypes of the public header");
 
-/* An op of a library. Its row and the row of its gradient refer to this struct. */
+/* An op from a library. The op's registry row and its gradient's row both point to this struct. */
 struct mpg_extension {
-  mpgluon_op op; /* copy of the library's entry; fields newer than its header are 0 */
+  mpgluon_op op; /* copy of the library's entry; fields that its header lacks are 0 */
   const char *path;
   int num_inputs, num_outputs;
-  uint32_t states; /* bit i: input i is written */
+  uint32_t states; /* bit i is set if input i is written */
   mpg_param params[MPGLUON_MAX_PARAMS + 1];
   mpg_param_table forward_table, backward_table;
-  const mpg_op *backward; /* the gradient's row; NULL if not differentiable */
+  const mpg_op *backward; /* registry row of the gradient; NULL if not differentiable */
   char backward_name[80];
 };
 
@@ -40,10 +40,10 @@ struct mpg_extension_library {
   mpg_extension **ops;
 };
 
-static mpg_extension_library **libraries; /* runtime state: the added libraries; host lock */
+static mpg_extension_library **libraries; /* libraries whose ops are in the registry; host lock */
 static int num_libraries;
 
-/* --- Calls of the library's functions --------------------------------------------------------- */
+/* --- Calls to a library's functions ----------------------------------------------------------- */
 static const char *error_of(const char *error, const char *function, int code, char *space,
                             size_t size) {
   if (*error) return error;
@@ -112,8 +112,9 @@ static mpg_status infer_forward(mpg_infer *infer) {
   return MPG_OK;
 }
 
-/* True if the gradient op reads the outputs of the op. The inputs of the gradient op are the
- * gradients of all outputs, the op's inputs except states, and, if they are read, its outputs. */
+/* True if the gradient op reads the forward op's outputs. The gradient op's inputs are the
+ * gradients of all outputs, the forward inputs except states, and the forward outputs if they are
+ * read. */
 static bool reads_outputs(const mpg_extension *e) {
   return e->op.flags & MPGLUON_BACKWARD_READS_OUTPUTS;
 }
@@ -259,7 +260,7 @@ mpg_status mpg_extension_no_kernel(const mpg_device *device, const mpg_op *op) {
                   second ? "backward" : "forward", gpu ? "cpu" : "gpu");
 }
 
-/* --- Rows of a table -------------------------------------------------------------------------- */
+/* --- Registry rows ---------------------------------------------------------------------------- */
 static bool identifier(const char *text, size_t length) {
   if (!length || length > 63 || isdigit((unsigned char)*text)) return false;
   for (size_t i = 0; i < length; i++)
@@ -267,7 +268,7 @@ static bool identifier(const char *text, size_t length) {
   return true;
 }
 
-/* Counts the names in "data, !state". Bit i of *marked is set if name i has a "!". */
+/* Counts the names in a list such as "data, !state". Sets bit i of *marked if name i has a "!". */
 static mpg_status parse_names(const mpg_extension *e, const char *what, const char *text,
                               int *count, uint32_t *marked) {
   const char *starts[MPGLUON_MAX_ARRAYS];
@@ -325,7 +326,7 @@ static mpg_status make_param(mpg_extension *e, int index) {
   if (*range ? !words && !(numbers && strstr(range, "..")) : words)
     return mpg_fail(MPG_ERROR, "%s: \"%s\" is not a valid range of parameter %s", e->op.name, range,
                     name);
-  /* Parameter tables use "required" to mark a missing default. */
+  /* In parameter tables, the default "required" means that there is no default. */
   if (given->initial && !strcmp(given->initial, "required"))
     return mpg_fail(MPG_ERROR, "%s: the default of %s cannot be \"required\"", e->op.name, name);
   *param = (mpg_param){.name = name,
@@ -364,12 +365,12 @@ static mpg_status check_functions(const mpg_extension *e) {
   return MPG_OK;
 }
 
-/* Size of an op in the first version of the header. In libraries built with an older version,
- * fields that newer versions append are zero. */
+/* Size of mpgluon_op in the first version of the public header. For a library built with an older
+ * header, the fields that newer versions appended are zero. */
 #define FIRST_OP_SIZE (offsetof(mpgluon_op, cuda_backward) + sizeof(mpgluon_kernel))
 
-/* Checks an op of a library's table and prepares the contents of its rows. `given` points to the
- * library's mpgluon_op, of `size` bytes. */
+/* Checks an op in a library's table and prepares the contents of its registry rows. `given` points
+ * to the library's mpgluon_op, of `size` bytes. */
 static mpg_status make_op(mpg_extension *e, const void *given, size_t size) {
   uint32_t states;
   memcpy(&e->op, given, size);
@@ -485,7 +486,7 @@ static void add_op(mpg_extension *e) {
                 .num_inputs = mpg_arity_names,
                 .num_outputs = mpg_arity_names,
                 .saves = inputs | (reads_outputs(e) ? MPG_SAVE_OUTPUTS : 0),
-                /* never inline, because the library may be slow or wait */
+                /* never inline, because the library's functions may be slow or block */
                 .flags = MPG_OP_HEAVY | MPG_OP_TRAIN,
                 .dtypes = e->op.dtypes,
                 .batching = batching,

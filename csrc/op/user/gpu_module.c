@@ -1,5 +1,5 @@
-/* Compiles kernels written by users, and queues their launches with the arrays that they read and
- * write. */
+/* Compiles user-written kernels and queues their launches, including which arrays each launch reads
+ * and writes. */
 #include "op/user/gpu_module.h"
 
 #include <string.h>
@@ -38,12 +38,11 @@ typedef struct launch_task {
   const char *name;
   uint32_t grid[3], block[3], shared;
   int num_arguments;
-  uint64_t arguments[]; /* each argument occupies the leading bytes of its element */
+  uint64_t arguments[]; /* each argument is stored in the leading bytes of an element */
 } launch_task;
 
-/* Calls work_waits first, which publishes the progress of earlier work. Earlier work and the
- * launch then complete separately, so a fault that the GPU reports is attributed to the right
- * kernel. */
+/* First calls work_waits, which publishes the progress of earlier work. That work then completes
+ * separately from the launch, so a fault that the GPU reports is attributed to the right kernel. */
 static mpg_status launch_work(mpg_run *run, void *payload) {
   launch_task *task = payload;
   if (run->device->backend->work_waits) MPG_TRY(run->device->backend->work_waits(run->device));

@@ -1,7 +1,7 @@
 /* CUDA C++ kernels written by users (mx.rtc).
  *
- * A module is compiled when it is created. Modules and kernels are never freed, and equal sources
- * share a module. Threads: host lock.
+ * A module is compiled when it is created. Modules and kernels are never freed. Compiling the same
+ * source twice returns the same module. Threads: host lock.
  */
 #ifndef MPG_OP_USER_GPU_MODULE_H
 #define MPG_OP_USER_GPU_MODULE_H
@@ -11,7 +11,7 @@
 
 enum { MPG_GPU_MAX_ARGUMENTS = 128 };
 
-/* An array, or a number in the kernel's format. */
+/* A kernel argument: an array, or a number in the format that the kernel expects. */
 typedef struct mpg_gpu_argument {
   const mpg_tensor *tensor; /* borrowed; NULL for a number */
   bool writes;
