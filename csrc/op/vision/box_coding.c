@@ -5,7 +5,7 @@
 #include "op/formula/arithmetic.h"
 #include "op/infer.h"
 
-/* Boxes as center x and y, width and height; each array is (..., 1). */
+/* Boxes in center format. Each array is (..., 1). */
 typedef struct box {
   mpg_value x, y, width, height;
 } box;
@@ -39,7 +39,8 @@ static bool check(mpg_gradient *g, mpg_value value, int ndim, const char *name) 
   return false;
 }
 
-/* Selects the box of refs (batch, boxes, 4) for each index in matches (batch, anchors). */
+/* Gathers a box for each anchor: matches (batch, anchors) holds indices of boxes in refs (batch,
+ * boxes, 4). */
 static mpg_value matched(mpg_gradient *g, mpg_value refs, mpg_value matches) {
   mpg_shape shape = mpg_value_desc(g, refs)->shape, flat = shape;
   int64_t batch = shape.dims[0], boxes = shape.dims[1];

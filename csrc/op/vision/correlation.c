@@ -1,6 +1,6 @@
 /* Correlation of two images at displacements (Dosovitskiy et al., FlowNet, 2015). Composed of other
- * ops. The products at all displacements are a single op with a kernel, because separate arrays for
- * hundreds of displacements would take too much memory. */
+ * ops. One op computes the products at all displacements, because separate arrays for hundreds of
+ * displacements would take too much memory. */
 #include <string.h>
 
 #include "base/memory.h"
@@ -19,8 +19,8 @@ static int64_t displacements(const mpg_displaced_params *p) {
   return across * across;
 }
 
-/* Infers one of the three ops. `products`, `first` and `second` are indices among its inputs;
- * RESULT means the output. */
+/* Infers one of the three ops. `products`, `first` and `second` are the input indices of these
+ * arrays, or RESULT for the array that the op outputs. */
 enum { RESULT = -1 };
 static mpg_status infer_displaced(mpg_infer *infer, int products, int first, int second) {
   const mpg_displaced_params *p = infer->params;
@@ -67,8 +67,8 @@ mpg_status mpg_infer_displaced_second(mpg_infer *infer) {
   return infer_displaced(infer, 0, 1, RESULT);
 }
 
-/* Cost of one multiplication and one addition for each position of the first array, displacement
- * and channel. */
+/* Cost: one multiplication and one addition for each position of the first array, displacement and
+ * channel. */
 mpg_cost mpg_cost_displaced(const mpg_infer *call) {
   const mpg_shape *a = &call->inputs[0].shape, *b = &call->inputs[1].shape;
   bool products = call->op->id == MPG_OP__displaced_products;
@@ -136,7 +136,7 @@ static mpg_value part(mpg_gradient *g, mpg_value data, const window *w, int64_t 
   return mpg_emit1(g, MPG_OP_slice, &params, data);
 }
 
-/* Pads height and width with zeros. */
+/* Pads height and width with `pad` zeros on each side. */
 static mpg_value padded(mpg_gradient *g, mpg_value data, int64_t pad) {
   for (int axis = 2; axis < 4 && pad > 0 && g->status == MPG_OK; axis++) {
     mpg_shape edge = mpg_value_desc(g, data)->shape;
@@ -148,7 +148,7 @@ static mpg_value padded(mpg_gradient *g, mpg_value data, int64_t pad) {
   return data;
 }
 
-/* Sums over windows of kernel x kernel elements with a stride. */
+/* Emits the sums over windows of kernel x kernel elements (sum pooling). */
 static mpg_value summed(mpg_gradient *g, mpg_value data, int64_t kernel, int64_t stride) {
   enum { SUM = 3 };
   mpg_pooling_params params;
@@ -162,13 +162,13 @@ static mpg_value summed(mpg_gradient *g, mpg_value data, int64_t kernel, int64_t
   return mpg_emit1(g, MPG_OP_Pooling, &params, data);
 }
 
-/* Emits |x| with the derivative 1 at 0. */
+/* Emits |x|, whose derivative at 0 is 1 here. */
 static mpg_value size_of(mpg_gradient *g, mpg_value x) {
   mpg_value positive = mpg_emit_scalar(g, MPG_OP__greater_equal_scalar, x, 0);
   return mpg_multiply(g, x, mpg_plus(g, mpg_times(g, positive, 2), -1));
 }
 
-/* Sums absolute differences over channels, at every displacement. */
+/* Emits the sum over channels of the absolute differences, one map per displacement. */
 static mpg_value differences(mpg_gradient *g, mpg_value first, mpg_value second, const window *w,
                              int64_t radius, int64_t stride) {
   int64_t across = 2 * radius + 1;

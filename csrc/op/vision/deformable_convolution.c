@@ -1,6 +1,6 @@
-/* Deformable convolutions, which read data at positions shifted by another array (Dai et al.,
- * 2017), optionally with a weight per position (Zhu et al., 2019). Composed of other ops: data is
- * sampled for every kernel element, and the products are matrix products. */
+/* Deformable convolutions, which read data at positions shifted by an array of offsets (Dai et al.,
+ * 2017), optionally with a weight per position (Zhu et al., 2019). Composed of other ops: the data
+ * is sampled for every kernel element, then multiplied by the weight as a matrix. */
 #include <string.h>
 
 #include "op/formula/arithmetic.h"
@@ -44,7 +44,8 @@ int mpg_arity_deformable(const mpg_op *op, const void *params, int given) {
   return 4 - p->no_bias + (op->id == MPG_OP__contrib_ModulatedDeformableConvolution);
 }
 
-/* Returns the result's size along height (0) or width (1), or 0 if the kernel does not fit. */
+/* Returns the result's height (i = 0) or width (i = 1), or 0 if the kernel is larger than the
+ * padded data. */
 static int64_t result_size(const layer *l, const mpg_shape *data, int i) {
   int64_t size = data->dims[2 + i] + 2 * l->pad[i] - (l->dilate[i] * (l->kernel[i] - 1) + 1);
   return size < 0 ? 0 : size / l->stride[i] + 1;
@@ -81,8 +82,8 @@ mpg_status mpg_infer_deformable_convolution(mpg_infer *infer) {
   return MPG_OK;
 }
 
-/* Emits the positions that each kernel element reads along height (0) or width (1), without
- * offsets: (1, 1, elements, rows or 1, columns or 1). */
+/* Emits the positions that each kernel element reads along height (i = 0) or width (i = 1) before
+ * offsets are added: (1, 1, elements, rows, 1) or (1, 1, elements, 1, columns). */
 static mpg_value places(mpg_gradient *g, mpg_value like, const layer *l, int i, int64_t size,
                         mpg_dtype dtype) {
   mpg_shape elements = {.ndim = 5, .dims = {1, 1, l->kernel[0] * l->kernel[1], 1, 1}},
@@ -102,7 +103,8 @@ static mpg_value inside(mpg_gradient *g, mpg_value position, int64_t size) {
                       mpg_emit_scalar(g, MPG_OP__lesser_scalar, position, (double)size));
 }
 
-/* Emits the samples, (batch, deformable groups, elements, rows, columns, channels of a group). */
+/* Emits the sampled data: (batch, deformable groups, elements, rows, columns, channels of a
+ * group). */
 static mpg_value sampled(mpg_gradient *g, const layer *l, const mpg_value *inputs,
                          const mpg_shape *data, int64_t rows, int64_t columns) {
   mpg_value offset = mpg_widen(g, inputs[1]), picture = mpg_widen(g, inputs[0]);

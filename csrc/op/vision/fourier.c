@@ -6,14 +6,14 @@
 
 static const double PI = 3.14159265358979323846;
 
-/* Emits 0 to n - 1, as a row or a column. */
+/* Emits 0, 1, ..., n - 1 as a row or a column. */
 static mpg_value count_to(mpg_gradient *g, mpg_value like, int64_t n, bool column) {
   mpg_shape shape = {.ndim = 2, .dims = {column ? n : 1, column ? 1 : n}};
   /* In float64 the product of two positions is exact even for large n. */
   return mpg_emit_count(g, like, n, MPG_FLOAT64, &shape);
 }
 
-/* Emits the matrix (n, n) of angles 2 pi j k / n, reduced to [0, 2 pi). */
+/* Emits the (n, n) matrix of angles 2 pi j k / n, reduced to [0, 2 pi). */
 static mpg_value angles(mpg_gradient *g, mpg_value like, int64_t n) {
   mpg_value products = mpg_multiply(g, count_to(g, like, n, true), count_to(g, like, n, false));
   mpg_value turns = mpg_emit_scalar(g, MPG_OP__mod_scalar, products, (double)n);

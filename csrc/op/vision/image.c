@@ -1,14 +1,14 @@
-/* Image ops (height, width, channels), as in MXNet's nd.image. Integer images are processed in
- * float32; uint8 results are clipped to [0, 255] and truncated. */
+/* Ops on images (height, width, channels), as in MXNet's nd.image. Integer images are processed in
+ * float32. uint8 results are clipped to [0, 255] and truncated. */
 #include <string.h>
 
 #include "op/formula/arithmetic.h"
 #include "op/infer.h"
 
 typedef struct image {
-  mpg_value data; /* in a floating dtype */
+  mpg_value data; /* cast to `working` */
   mpg_dtype dtype, working;
-  int height, width, channels; /* indices of the axes */
+  int height, width, channels; /* axis indices */
   int64_t num_channels;
 } image;
 
@@ -19,8 +19,8 @@ static image fail_image(mpg_gradient *g, const mpg_shape *shape, const char *ord
   return (image){.data = MPG_NO_VALUE};
 }
 
-/* Checks that data is an image (height, width, channels) or a batch of images, and casts it.
- * `colors` requires 1 or 3 channels. */
+/* Checks that data is an image (height, width, channels) or a batch of images, and casts it to a
+ * float dtype. If `colors`, the image must have 1 or 3 channels. */
 static image begin(mpg_gradient *g, mpg_value data, bool colors) {
   const mpg_desc *desc = mpg_value_desc(g, data);
   int ndim = desc->shape.ndim;
@@ -43,7 +43,8 @@ static mpg_value finish(mpg_gradient *g, const image *im, mpg_value result) {
   return mpg_emit_cast(g, result, im->dtype);
 }
 
-/* Emits a random number that broadcasts to the image; every call draws a new one. */
+/* Emits a random number in [low, high), one for all images of a batch, which broadcasts to the
+ * data. */
 static mpg_value draw(mpg_gradient *g, const image *im, double low, double high) {
   if (g->status != MPG_OK) return MPG_NO_VALUE;
   mpg_uniform_like_params params = {.low = low, .high = high};
@@ -65,7 +66,7 @@ void mpg_compose_image_to_tensor(mpg_gradient *g, const mpg_value *inputs, mpg_v
   outputs[0] = mpg_emit_scalar(g, MPG_OP__div_scalar, data, 255);
 }
 
-/* Emits `numbers` along the channel axis. If they are all equal, emits a single number, which
+/* Emits `numbers` along the channel axis. If all of them are equal, emits a single number, which
  * broadcasts to any number of channels. */
 static mpg_value channel_numbers(mpg_gradient *g, mpg_value data, const mpg_floats *numbers,
                                  const char *name) {
@@ -165,10 +166,10 @@ void mpg_compose_image_random_flip_top_bottom(mpg_gradient *g, const mpg_value *
 }
 
 /* --- Colors ----------------------------------------------------------------------------------- */
-/* Returns `data` adjusted by a factor that broadcasts to it. */
+/* Adjusts `data` by a factor that broadcasts to it. */
 typedef mpg_value (*adjustment)(mpg_gradient *g, const image *im, mpg_value data, mpg_value factor);
 
-/* Emits the luminance of each pixel: (height, width, 1). */
+/* Emits the luminance of each pixel; the channel axis has size 1. */
 static mpg_value gray(mpg_gradient *g, const image *im, mpg_value data) {
   static const double weights[] = {0.299, 0.587, 0.114};
   if (im->num_channels == 1) return data;
@@ -200,8 +201,9 @@ static mpg_value adjust_saturation(mpg_gradient *g, const image *im, mpg_value d
                                : away_from(g, data, gray(g, im, data), factor);
 }
 
-/* HSL to RGB: emits a color channel from a hue in sixths of the circle (0 to 6), a lightness and a
- * chroma. This is f(n) in Wikipedia's article "HSL and HSV", with n = `peak`. */
+/* HSL to RGB conversion: emits one color channel, given the hue in sixths of the circle (0 to 6),
+ * the lightness and the chroma. This is f(n) in Wikipedia's article "HSL and HSV", with n =
+ * `peak`. */
 static mpg_value channel_of(mpg_gradient *g, mpg_value hue, mpg_value lightness, mpg_value chroma,
                             double peak) {
   mpg_value k = mpg_emit_scalar(g, MPG_OP__mod_scalar, mpg_plus(g, mpg_times(g, hue, 2), peak), 12);
@@ -270,8 +272,8 @@ ENHANCE(contrast, adjust_contrast)
 ENHANCE(saturation, adjust_saturation)
 ENHANCE(hue, adjust_hue)
 
-/* Applies the adjustments in random order: each one draws a random key, and they run in the order
- * of their keys. */
+/* Applies the adjustments in random order. Each adjustment draws a random key, and the keys
+ * determine the order. */
 void mpg_compose_image_random_color_jitter(mpg_gradient *g, const mpg_value *inputs,
                                            mpg_value *outputs) {
   enum { MOST = 4 };

@@ -1,5 +1,5 @@
 /* Resizing of images (height, width, channels) with OpenCV's formulas and rounding. Composed of
- * other ops, which compute weighted sums of elements along each axis. */
+ * other ops that compute weighted sums of elements along one axis at a time. */
 #include <string.h>
 
 #include "op/formula/arithmetic.h"
@@ -7,7 +7,7 @@
 #include "op/vision/resample.h"
 #include "op/vision/sampling.h"
 
-/* Emits 0 to `count` - 1 in float64, as a column (axis 0) or a row (axis 1). */
+/* Emits 0, 1, ..., count - 1 in float64, as a column (axis 0) or a row (axis 1). */
 static mpg_value count_to(mpg_gradient *g, mpg_value like, int64_t count, int axis) {
   mpg_shape shape = {.ndim = 2, .dims = {axis ? 1 : count, axis ? count : 1}};
   return mpg_emit_count(g, like, count, MPG_FLOAT64, &shape);

@@ -1,5 +1,5 @@
 /* Region proposals (Ren et al., Faster R-CNN, 2015). Anchors are moved by the predicted deltas, and
- * non-maximum suppression keeps the most probable ones. Composed of other ops; the result has no
+ * non-maximum suppression selects the most probable boxes. Composed of other ops. The result has no
  * gradient. */
 #include <math.h>
 #include <string.h>
@@ -18,8 +18,9 @@ int mpg_arity_proposal_outputs(const mpg_op *op, const void *params, int given) 
   return 1 + ((const mpg_proposal_params *)params)->output_score;
 }
 
-/* Emits one of xmin, ymin, xmax, ymax for all anchors at the first position. Before scaling, the
- * anchors have equal areas and the given aspect ratios. Sizes are rounded as in MXNet. */
+/* Emits a coordinate of all anchors at the first position. `which` is 0 for xmin, 1 for ymin, 2 for
+ * xmax and 3 for ymax. Before scaling, all anchors have the same area and the given aspect ratios.
+ * Sizes are rounded as in MXNet. */
 static mpg_value anchors(mpg_gradient *g, mpg_value like, mpg_dtype dtype, int which) {
   const mpg_proposal_params *params = g->params;
   double numbers[MPG_MAX_FLOATS], center = 0.5 * (double)(params->feature_stride - 1);
@@ -36,7 +37,7 @@ static mpg_value anchors(mpg_gradient *g, mpg_value like, mpg_dtype dtype, int w
   return mpg_emit_numbers(g, like, 3, dtype, numbers, count);
 }
 
-/* Emits 0, 1, ... along an axis of boxes. */
+/* Emits 0, 1, ... along one axis of (batch, height, width, anchors). */
 static mpg_value along(mpg_gradient *g, mpg_value like, int axis, mpg_dtype dtype) {
   if (g->status != MPG_OK) return MPG_NO_VALUE;
   int64_t count = mpg_value_desc(g, like)->shape.dims[axis];
@@ -45,14 +46,15 @@ static mpg_value along(mpg_gradient *g, mpg_value like, int axis, mpg_dtype dtyp
   return mpg_emit_count(g, like, count, dtype, &shape);
 }
 
-/* Emits one column of im_info (height, width, scale), a number per image. */
+/* Emits a column of im_info, with one number per image. The columns are height, width and scale. */
 static mpg_value info(mpg_gradient *g, mpg_value im_info, int column) {
   if (g->status != MPG_OK) return MPG_NO_VALUE;
   mpg_shape shape = {.ndim = 4, .dims = {mpg_value_desc(g, im_info)->shape.dims[0], 1, 1, 1}};
   return mpg_emit_reshape(g, mpg_emit_slice(g, im_info, 1, column, column + 1), &shape);
 }
 
-/* Computes the lower and upper ends of boxes along x (0) or y (1), clipped to the image. */
+/* Computes the lower and upper ends of the boxes along x (axis 0) or y (axis 1), clipped to the
+ * image. */
 static void moved(mpg_gradient *g, mpg_value like, const mpg_value *deltas, mpg_value im_info,
                   int axis, mpg_value *low, mpg_value *high) {
   const mpg_proposal_params *params = g->params;
@@ -88,8 +90,8 @@ static mpg_value is_small(mpg_gradient *g, mpg_value low, mpg_value high, mpg_va
                    least);
 }
 
-/* Emits the indices of the boxes to keep, among the boxes of all images: (batch,
- * rpn_post_nms_top_n). If non-maximum suppression keeps fewer boxes, these are repeated. */
+/* Emits the indices of the boxes to keep, counted over all images: (batch, rpn_post_nms_top_n). If
+ * non-maximum suppression keeps fewer boxes in an image, they are repeated. */
 static mpg_value kept(mpg_gradient *g, const box *b, mpg_value score, int64_t batch,
                       int64_t count) {
   const mpg_proposal_params *params = g->params;
@@ -97,8 +99,8 @@ static mpg_value kept(mpg_gradient *g, const box *b, mpg_value score, int64_t ba
             numbers = {.ndim = 3, .dims = {1, count, 1}},
             places = {.ndim = 2, .dims = {1, params->rpn_post_nms_top_n}};
   if (g->status != MPG_OK) return MPG_NO_VALUE;
-  /* box_nms excludes the upper ends of boxes, but these boxes include their last element, so 1 is
-   * added. The last column is the index of the box in its image. */
+  /* box_nms computes sizes as x2 - x1, but these boxes include the element at x2, so 1 is added to
+   * the upper ends. The last column is the index of the box in its image. */
   mpg_value parts[] = {score,
                        b->x1,
                        b->y1,
@@ -134,7 +136,7 @@ static mpg_value kept(mpg_gradient *g, const box *b, mpg_value score, int64_t ba
 }
 
 static bool fits(mpg_gradient *g, const mpg_value *inputs) {
-  enum { MOST = 1 << 24 }; /* integers that float32 represents exactly */
+  enum { MOST = 1 << 24 }; /* float32 represents all integers up to this one exactly */
   const mpg_proposal_params *params = g->params;
   int64_t count = (int64_t)params->ratios.count * params->scales.count;
   if (!mpg_same_dtype(g, 0, 1) || !mpg_same_dtype(g, 0, 2)) return false;
@@ -185,8 +187,8 @@ void mpg_compose_proposal(mpg_gradient *g, const mpg_value *inputs, mpg_value *o
   box b;
   moved(g, score, deltas, arrays[2], 0, &b.x1, &b.x2);
   moved(g, score, deltas, arrays[2], 1, &b.y1, &b.y2);
-  /* Boxes at positions outside the image get the score -1, so they are chosen last. Boxes that are
-   * too small are enlarged and get the score -1 as well. */
+  /* Boxes whose anchor position is outside the image get the score -1, so they are chosen last.
+   * Boxes that are too small also get the score -1, and they are enlarged. */
   mpg_value last = MPG_NO_VALUE;
   for (int i = 0; i < 2; i++) {
     mpg_value real = mpg_emit1(g, MPG_OP_floor, NULL,

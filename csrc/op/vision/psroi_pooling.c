@@ -1,6 +1,6 @@
-/* Position-sensitive pooling of regions of interest, whose bins read separate channels (Dai et al.,
- * R-FCN, 2016), and its variant in which another array moves the bins (Dai et al., 2017). Composed
- * of other ops. */
+/* Position-sensitive pooling of regions of interest, in which each bin reads its own channels (Dai
+ * et al., R-FCN, 2016), and a deformable variant, in which an array of offsets moves the bins (Dai
+ * et al., 2017). Composed of other ops. */
 #include <string.h>
 
 #include "op/formula/arithmetic.h"
@@ -8,18 +8,19 @@
 #include "op/vision/regions.h"
 #include "op/vision/sampling.h"
 
-/* Computes the start and size of regions along height (0) or width (1), each (regions, 1, ...). */
+/* Computes the start and the size of the regions along height (axis 0) or width (axis 1), as arrays
+ * (regions, 1, ...). */
 static void extent_of(mpg_gradient *g, mpg_value rois, int axis, double scale, double shift,
                       int ndim, mpg_value *begin, mpg_value *size) {
   mpg_value first = mpg_emit1(g, MPG_OP_round, NULL, mpg_emit_roi_number(g, rois, 2 - axis, ndim)),
             last = mpg_emit1(g, MPG_OP_round, NULL, mpg_emit_roi_number(g, rois, 4 - axis, ndim));
-  scale = (double)(float)scale; /* float32, as in MXNet, because the corners of bins are rounded */
+  scale = (double)(float)scale; /* float32 as in MXNet, so that bin corners round the same way */
   *begin = mpg_plus(g, mpg_times(g, first, scale), shift);
   mpg_value end = mpg_plus(g, mpg_times(g, mpg_plus(g, last, 1), scale), shift);
   *size = mpg_emit_scalar(g, MPG_OP__maximum_scalar, mpg_subtract(g, end, *begin), 0.1);
 }
 
-/* Emits floor(i * parts / bins), the part that bin i belongs to, along an axis of `ndim`. */
+/* Emits the part that each bin belongs to, floor(bin * parts / bins), along one of `ndim` axes. */
 static mpg_value part_of_bin(mpg_gradient *g, mpg_value like, int64_t bins, int64_t parts, int axis,
                              int ndim, mpg_dtype dtype) {
   mpg_shape shape = {.ndim = ndim};
@@ -54,9 +55,9 @@ static bool has_channels(mpg_gradient *g, const mpg_value *inputs, int64_t outpu
 }
 
 /* --- Bins of whole elements ------------------------------------------------------------------- */
-/* Emits the integral image (batch, channels, height + 1, width + 1): each element is the sum of
- * all elements above and to the left, so the sum of a rectangle follows from four elements. The
- * sums are float64, so that enough digits remain after cancellation. */
+/* Emits the integral image (batch, channels, height + 1, width + 1). Each of its elements is the
+ * sum of all data elements above it and to its left, so the sum over a rectangle follows from four
+ * elements. The sums are float64, so that enough digits remain after cancellation. */
 static mpg_value corner_sums(mpg_gradient *g, mpg_value data) {
   data = mpg_emit_cast(g, data, MPG_FLOAT64);
   for (int axis = 2; axis < 4 && g->status == MPG_OK; axis++) {
@@ -94,8 +95,8 @@ void mpg_compose_psroi_pooling(mpg_gradient *g, const mpg_value *inputs, mpg_val
     low[i] = clipped(g, mpg_emit1(g, MPG_OP_floor, NULL, low[i]), 0, most);
     high[i] = clipped(g, mpg_emit1(g, MPG_OP_ceil, NULL, high[i]), 0, most);
   }
-  /* Turns the integral image into rows ordered by (image, vertical group, horizontal group, y, x).
-   * A row has one number per channel. */
+  /* Reshapes the integral image to rows in the order (image, vertical group, horizontal group, y,
+   * x). A row has one number per channel. */
   mpg_shape split = {.ndim = 6,
                      .dims = {shape.dims[0], params->output_dim, groups, groups, shape.dims[2] + 1,
                               shape.dims[3] + 1}},
@@ -132,7 +133,7 @@ void mpg_compose_psroi_pooling(mpg_gradient *g, const mpg_value *inputs, mpg_val
   outputs[0] = mpg_emit_cast(g, mpg_emit_transpose(g, means, 4, channels_second), dtype);
 }
 
-/* --- Bins that are moved ---------------------------------------------------------------------- */
+/* --- Bins moved by offsets -------------------------------------------------------------------- */
 int mpg_arity_deformable_psroi(const mpg_op *op, const void *params, int given) {
   (void)op;
   (void)given;
@@ -207,8 +208,8 @@ void mpg_compose_deformable_psroi(mpg_gradient *g, const mpg_value *inputs, mpg_
   }
   counted = mpg_multiply(g, counted, mpg_emit_roi_there(g, rois, shape.dims[0], 6));
   counted = mpg_emit_broadcast_to(g, counted, &all);
-  /* Turns the data into rows ordered by (image, vertical group, horizontal group, class, y, x). A
-   * row has one number per channel of a class. */
+  /* Reshapes the data to rows in the order (image, vertical group, horizontal group, class, y, x).
+   * A row has one number per channel of a class. */
   int64_t channels = params->output_dim / classes;
   mpg_shape split = {.ndim = 7,
                      .dims = {shape.dims[0], classes, channels, groups, groups, shape.dims[2],

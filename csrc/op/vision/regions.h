@@ -6,10 +6,10 @@
 
 #include "op/op.h"
 
-/* True if data and rois (with `numbers` columns) have the shapes above and the same dtype.
- * Otherwise the composition fails with an error. */
+/* Returns true if data and rois (with `numbers` columns) have the shapes described above and the
+ * same dtype. Otherwise makes the composition fail. */
 bool mpg_is_regions(mpg_gradient *g, const mpg_value *inputs, int numbers);
-/* Emits one column of rois with the shape (regions, 1, ...), which has `ndim` axes. */
+/* Emits a column of rois in the shape (regions, 1, ...) with `ndim` axes. */
 mpg_value mpg_emit_roi_number(mpg_gradient *g, mpg_value rois, int column, int ndim);
 /* Emits the image index of each region as int32. */
 mpg_value mpg_emit_roi_image(mpg_gradient *g, mpg_value rois, int ndim);

@@ -1,4 +1,5 @@
-/* Resizing along an axis, which is a linear map, and its gradient, the transposed map. */
+/* Resizing along an axis and its gradient. Resizing is linear, so the gradient is the transposed
+ * map. */
 #include "op/vision/resample.h"
 
 #include <string.h>

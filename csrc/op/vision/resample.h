@@ -1,5 +1,5 @@
-/* Resampling along an axis: computes the input elements of each result element and their weights.
- * Stateless; any thread.
+/* Resampling along an axis: computes which input elements contribute to a result element, and their
+ * weights. Stateless; any thread.
  */
 #ifndef MPG_OP_VISION_RESAMPLE_H
 #define MPG_OP_VISION_RESAMPLE_H
@@ -9,8 +9,8 @@
 
 #include "base/host_device.h"
 
-/* Interpolation kinds, numbered as in OpenCV. AREA only enlarges here; to shrink, image_resize.c
- * averages. */
+/* Interpolation kinds, numbered as in OpenCV. Here, AREA is only used to enlarge; image_resize.c
+ * handles shrinking by area averaging. */
 enum {
   MPG_RESAMPLE_NEAREST,
   MPG_RESAMPLE_LINEAR,
@@ -23,8 +23,8 @@ typedef struct mpg_resample_axis {
   int64_t from, size;
   double scale; /* input elements per result element */
   int kind, count;
-  /* 1 (align_corners) keeps the centers of the first and last elements in place, 0 keeps the outer
-   * edges in place. */
+  /* If 1 (align_corners), the centers of the first and last elements stay in place. If 0, their
+   * outer edges do. */
   int corners;
 } mpg_resample_axis;
 
@@ -56,8 +56,8 @@ MPG_HOST_DEVICE int64_t mpg_resample_clip(int64_t index, int64_t size) {
 MPG_HOST_DEVICE double mpg_cubic_near(double x) { return (1.25 * x - 2.25) * x * x + 1; }
 MPG_HOST_DEVICE double mpg_cubic_far(double x) { return ((-0.75 * x + 3.75) * x - 6) * x + 3; }
 
-/* Returns the input elements and their weights for element i of the result. Indices are clamped to
- * the ends. */
+/* Returns the input elements of result element i and their weights. Indices outside the input are
+ * clamped. */
 MPG_HOST_DEVICE mpg_taps mpg_resample_taps(const mpg_resample_axis *axis, int64_t i) {
   mpg_taps taps;
   double place, low, part;
@@ -98,7 +98,8 @@ MPG_HOST_DEVICE mpg_taps mpg_resample_taps(const mpg_resample_axis *axis, int64_
   return taps;
 }
 
-/* Computes the range [*begin, *end) of result elements that may depend on element `at`. */
+/* Computes a range [*begin, *end) that contains all result elements that depend on input element
+ * `at`. */
 MPG_HOST_DEVICE void mpg_resample_users(const mpg_resample_axis *axis, int64_t at, int64_t *begin,
                                         int64_t *end) {
   double reach = axis->count + 1;

@@ -1,5 +1,5 @@
-/* ROIAlign: averages of regions of interest over samples between elements (He et al., Mask R-CNN,
- * 2017). Composed of other ops. */
+/* ROIAlign: averages interpolated samples of regions of interest (He et al., Mask R-CNN, 2017).
+ * Composed of other ops. */
 #include <string.h>
 
 #include "op/formula/arithmetic.h"
@@ -11,10 +11,10 @@
  * (weighted()) are faster. */
 enum { MOST_SAMPLES = 4 };
 
-/* Extent of regions along height or width, in elements; each array is (regions, 1, 1). */
+/* Extents of regions along height or width, in elements. Each array is (regions, 1, 1). */
 typedef struct extent {
   mpg_value begin, size;
-  int64_t bins, elements; /* of the result and of the data along this axis */
+  int64_t bins, elements; /* sizes of the result and of the data along this axis */
 } extent;
 
 static mpg_value clipped(mpg_gradient *g, mpg_value a, double low, double high) {
@@ -22,7 +22,7 @@ static mpg_value clipped(mpg_gradient *g, mpg_value a, double low, double high) 
   return mpg_emit1(g, MPG_OP_clip, &params, a);
 }
 
-/* --- A given number of samples ---------------------------------------------------------------- */
+/* --- Few samples per bin ---------------------------------------------------------------------- */
 /* Emits the position of one sample of each bin along height or width: (regions, bins, 1) or
  * (regions, 1, bins). */
 static mpg_value sample_along(mpg_gradient *g, const extent *e, int64_t sample, int64_t samples,
@@ -36,8 +36,8 @@ static mpg_value sample_along(mpg_gradient *g, const extent *e, int64_t sample, 
   return mpg_add(g, e->begin, mpg_multiply(g, e->size, place));
 }
 
-/* Emits the means of samples, (regions, channels, bins, bins). Adds the samples one at a time, so
- * that memory does not grow with their number. */
+/* Emits the mean of each bin's samples: (regions, channels, bins, bins). Adds the samples one at a
+ * time, so that memory does not grow with their number. */
 static mpg_value sampled(mpg_gradient *g, mpg_value data, mpg_value rois, const extent *high,
                          const extent *wide, int64_t samples) {
   static const int64_t channels_second[] = {0, 3, 1, 2};
@@ -54,7 +54,8 @@ static mpg_value sampled(mpg_gradient *g, mpg_value data, mpg_value rois, const 
   for (int64_t i = 0; i < samples * samples && g->status == MPG_OK; i++) {
     mpg_value y = sample_along(g, high, i / samples, samples, false),
               x = sample_along(g, wide, i % samples, samples, true);
-    /* Counts only samples of existing images that are at most one element outside the edge. */
+    /* A sample counts only if its region's image index is in the batch and the sample is at most
+     * one element outside the image. */
     mpg_value counted = mpg_multiply(g, mpg_emit_within(g, y, -1, (double)high->elements),
                                      mpg_emit_within(g, x, -1, (double)wide->elements));
     counted = mpg_emit_reshape(g, mpg_multiply(g, counted, there), &weights);
@@ -67,17 +68,18 @@ static mpg_value sampled(mpg_gradient *g, mpg_value data, mpg_value rois, const 
   return mpg_emit_transpose(g, means, 4, channels_second);
 }
 
-/* --- Any number of samples -------------------------------------------------------------------- */
+/* --- Any number of samples per bin ------------------------------------------------------------ */
 /* The samples of a bin form a grid, and their weights are separable: products of a weight along
  * height and a weight along width. The means are therefore two matrix products, for any number of
  * samples. */
 
-/* Emits the weight of each element in each bin, (regions, bins, elements). It is the mean of max(0,
- * 1 - distance from the element) over the samples of a bin, which are `step` apart.
+/* Emits the weight of each element in each bin: (regions, bins, elements). The weight is the mean
+ * of max(0, 1 - distance from the element) over the samples of the bin, which are `step` apart.
  *
- * Between two elements this weight is linear in the sample's position, so it follows from the
- * number of samples there and the sum of their positions. Samples up to one element outside the
- * edge belong to the element at the edge; samples further outside have no weight. */
+ * Between two elements, 1 - distance is linear in the sample's position. The weight therefore
+ * follows from the number of samples between the elements and the sum of their positions. Samples
+ * up to one element outside the image count for the element at the edge; samples farther outside do
+ * not count. */
 static mpg_value weights_along(mpg_gradient *g, const extent *e, int64_t ratio, mpg_dtype dtype) {
   int64_t n = e->elements;
   mpg_shape bins = {.ndim = 3, .dims = {1, e->bins, 1}}, edges = {.ndim = 3, .dims = {1, 1, n + 2}},
@@ -95,7 +97,7 @@ static mpg_value weights_along(mpg_gradient *g, const extent *e, int64_t ratio, 
               mpg_multiply(g, length, mpg_emit_count(g, length, e->bins, MPG_FLOAT64, &bins)));
   /* Samples are at begin + (i + 0.5) * step for i < count. For each edge -1, 0, ... n, `below` is
    * the number of samples below the edge, and `sums` is the sum of their positions. The last edge
-   * is moved by 1e-9, so that a sample exactly on it counts. */
+   * is increased by 1e-9, so that a sample exactly on it counts. */
   mpg_value edge = mpg_plus(g, mpg_emit_count(g, length, n + 2, MPG_FLOAT64, &edges), -1);
   edge = mpg_add(g, edge,
                  mpg_times(g, mpg_emit_scalar(g, MPG_OP__equal_scalar, edge, (double)n), 1e-9));
@@ -106,7 +108,7 @@ static mpg_value weights_along(mpg_gradient *g, const extent *e, int64_t ratio, 
   mpg_value sums =
       mpg_add(g, mpg_multiply(g, below, begin),
               mpg_multiply(g, mpg_times(g, mpg_emit1(g, MPG_OP_square, NULL, below), 0.5), step));
-  /* Samples between the edges i - 1 and i. */
+  /* Number of samples between the edges i - 1 and i, and the sum of their positions. */
   mpg_value samples = mpg_subtract(g, mpg_emit_slice(g, below, 2, 1, n + 2),
                                    mpg_emit_slice(g, below, 2, 0, n + 1)),
             places = mpg_subtract(g, mpg_emit_slice(g, sums, 2, 1, n + 2),
@@ -133,8 +135,8 @@ static mpg_value batch_product(mpg_gradient *g, mpg_value a, mpg_value b, bool t
   return mpg_emit2(g, MPG_OP_batch_dot, &params, a, b);
 }
 
-/* Multiplies the data by the weights of rows, (regions, bins, all rows of all images), and of
- * columns, (regions, bins, columns). The weighted sums are (regions, channels, bins, bins). */
+/* Multiplies the data by the row weights (regions, bins, all rows of all images) and the column
+ * weights (regions, bins, columns). The weighted sums are (regions, channels, bins, bins). */
 static mpg_value weighted(mpg_gradient *g, mpg_value data, mpg_value rows, mpg_value columns) {
   static const int64_t rows_first[] = {0, 2, 1, 3}, channels_second[] = {0, 2, 1, 3};
   if (g->status != MPG_OK) return MPG_NO_VALUE;
@@ -180,7 +182,7 @@ static mpg_value weighted_by_bin(mpg_gradient *g, mpg_value data, mpg_value rows
   return mpg_emit_transpose(g, sums, 4, regions_first);
 }
 
-/* Expands the weights of rows of one image to all rows of all images, with 0 for the other
+/* Expands row weights from one image to all rows of all images, with weight 0 in all other
  * images. */
 static mpg_value of_image(mpg_gradient *g, mpg_value rows, mpg_value picture, int64_t pictures) {
   if (g->status != MPG_OK) return MPG_NO_VALUE;

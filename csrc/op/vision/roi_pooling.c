@@ -1,14 +1,14 @@
-/* Max pooling of regions of interest (Girshick, Fast R-CNN, 2015). A kernel finds the positions of
- * the largest elements; other ops gather them and scatter the gradient. Also contains the
- * inference of RROIAlign, whose rotated regions need a kernel of their own. */
+/* Max pooling of regions of interest (Girshick, Fast R-CNN, 2015). One op finds the positions of
+ * the largest elements; other ops gather these elements and scatter the gradient. Also contains the
+ * inference of RROIAlign, which has its own kernel because its regions are rotated. */
 #include <string.h>
 
 #include "op/formula/arithmetic.h"
 #include "op/infer.h"
 #include "op/vision/regions.h"
 
-/* Infers (regions, channels, *bins) from data (batch, channels, height, width) and rois (regions,
- * numbers). */
+/* Infers a result (regions, channels, bins[0], bins[1]) from data (batch, channels, height, width)
+ * and rois (regions, numbers). */
 static mpg_status pooled(mpg_infer *infer, const mpg_tuple *bins, int numbers, mpg_dtype dtype) {
   const mpg_shape *data = &infer->inputs[0].shape, *rois = &infer->inputs[1].shape;
   MPG_TRY(mpg_infer_expect_dtype(infer, 1, infer->inputs[0].dtype));

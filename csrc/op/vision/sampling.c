@@ -1,5 +1,5 @@
-/* Sampling of images (batch, channels, height, width) between their elements: resizing, adaptive
- * pooling, grids, spatial transformers. Composed of other ops. */
+/* Sampling of images (batch, channels, height, width) by interpolation: resizing, adaptive pooling,
+ * grids, spatial transformers. Composed of other ops. */
 #include <math.h>
 #include <string.h>
 
@@ -41,7 +41,8 @@ static bool is_batch(mpg_gradient *g, mpg_value value, const char *name) {
   return good;
 }
 
-/* Returns the size along an axis that a mode of BilinearResize2D requests. */
+/* Returns the size that BilinearResize2D gives an axis of size `from`, depending on
+ * params->mode. */
 static int64_t resize_to(const mpg_bilinear_resize_params *params, int64_t from, int64_t size,
                          const mpg_opt_float *scale) {
   enum { SIZE, ODD_SCALE, LIKE, TO_EVEN_DOWN, TO_EVEN_UP, TO_ODD_DOWN, TO_ODD_UP };
@@ -91,7 +92,7 @@ void mpg_compose_bilinear_resize(mpg_gradient *g, const mpg_value *inputs, mpg_v
     outputs[0] = mpg_emit1(g, MPG_OP__copy, NULL, inputs[0]);
     return;
   }
-  int64_t sizes[] = {height, width}; /* a result of size 1 is the first element */
+  int64_t sizes[] = {height, width}; /* a result of size 1 takes the first element */
   for (int axis = 3; axis >= 2; axis--)
     data = mpg_emit_resample(g, data, axis, sizes[axis - 2], MPG_RESAMPLE_LINEAR,
                              params->align_corners || sizes[axis - 2] == 1);
@@ -99,7 +100,7 @@ void mpg_compose_bilinear_resize(mpg_gradient *g, const mpg_value *inputs, mpg_v
 }
 
 /* --- Adaptive pooling ------------------------------------------------------------------------- */
-/* Emits adaptive average pooling as a matrix (to, from): row j averages the elements [floor(j *
+/* Emits adaptive average pooling as a (to, from) matrix. Row j averages the elements [floor(j *
  * from / to), ceil((j + 1) * from / to)). */
 static mpg_value averages(mpg_gradient *g, mpg_value like, int64_t from, int64_t to,
                           mpg_dtype dtype) {
@@ -211,8 +212,8 @@ mpg_pixels mpg_emit_pixels(mpg_gradient *g, mpg_value data, int64_t groups, int 
   return pixels;
 }
 
-/* Samples data (batch, channels, height, width) at the positions of grid (batch, 2, rows,
- * columns), whose x and y are from -1 to 1. */
+/* Samples data (batch, channels, height, width) at the positions in grid (batch, 2, rows, columns).
+ * The positions are x, then y; -1 and 1 are the centers of the first and last elements. */
 static mpg_value at_grid(mpg_gradient *g, mpg_value data, mpg_value grid) {
   static const int64_t first[] = {0, 3, 1, 2};
   if (g->status != MPG_OK) return MPG_NO_VALUE;
@@ -249,7 +250,7 @@ void mpg_compose_bilinear_sampler(mpg_gradient *g, const mpg_value *inputs, mpg_
 
 /* --- Grids ------------------------------------------------------------------------------------ */
 /* Emits an affine sampling grid (batch, 2, height, width). theta (batch, 6) holds a 2 x 3 matrix
- * per sample, by which (x, y, 1) is multiplied for each position. */
+ * per sample, which is multiplied by the vector (x, y, 1) of each position. */
 static mpg_value affine_grid(mpg_gradient *g, mpg_value theta, const mpg_tuple *target) {
   if (g->status != MPG_OK) return MPG_NO_VALUE;
   mpg_shape shape = mpg_value_desc(g, theta)->shape;
