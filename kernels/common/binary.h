@@ -20,8 +20,8 @@ REMAINDER(double, fmod(x, y))
 REMAINDER(int32_t, y == -1 ? 0 : x % y)
 REMAINDER(int64_t, y == -1 ? 0 : x % y)
 
-/* Integer power. A negative exponent gives 0 unless the base is 1, -1 or 0. Base 0 then gives the
- * smallest integer, the same as a conversion of infinity to an integer. */
+/* Integer power. For a negative exponent, returns 0 unless the base is 1, -1 or 0. Base 0 then
+ * gives the smallest integer, because converting infinity to an integer does. */
 #define INTEGER_POWER(T, U, lowest)          \
   MPG_HOST_DEVICE T power_of_##T(T x, T y) { \
     if (y < 0) {                             \

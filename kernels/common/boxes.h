@@ -1,6 +1,6 @@
 /* Boxes and anchors in MXNet's precision: float32, or float64 for float64 arrays (`wide`). Values
- * that are compared with thresholds are rounded after every operation, so that the same boxes
- * survive as in MXNet. Stateless; any thread. */
+ * that are compared with thresholds are rounded after every operation, so that the same boxes are
+ * kept as in MXNet. Stateless; any thread. */
 #ifndef KERNELS_COMMON_BOXES_H
 #define KERNELS_COMMON_BOXES_H
 
@@ -13,7 +13,7 @@ enum { MPG_CORNER, MPG_CENTER }; /* box formats */
 
 typedef struct mpg_box {
   double at[4], area;
-  double id, score; /* detections only; MultiBoxDetection marks an empty row with id < 0 */
+  double id, score; /* detections only; in MultiBoxDetection, id < 0 marks an empty row */
 } mpg_box;
 
 /* Returns the area of a box. If a side is negative, returns 0 unless `any` is set. */
@@ -80,8 +80,8 @@ MPG_HOST_DEVICE void mpg_box_convert(double *box, int from) {
     box[0] = (x + z) / 2, box[1] = (y + w) / 2, box[2] = z - x, box[3] = w - y;
 }
 
-/* Loads the box of the detection whose row starts at element `row`. Returns true if it passes the
- * score threshold and is not background. */
+/* Loads the box of the detection whose row starts at element `row`. Returns false if the score is
+ * not above the threshold or the detection is background. */
 MPG_HOST_DEVICE bool mpg_nms_candidate(const mpg_box_nms_params *p, const mpg_view *data,
                                        int64_t row, int wide, mpg_box *box) {
   double score = mpg_real_at(data, row + p->score_index),
@@ -123,8 +123,8 @@ MPG_HOST_DEVICE void mpg_prior_box(const mpg_multibox_prior_params *p, int64_t h
 
 /* --- Detections from class probabilities, offsets and anchors --------------------------------- */
 
-/* Decodes anchor i of sample n. Returns the decoded box with the id and score of the anchor's most
- * probable class other than background. The id is -1 if the score is below the threshold. */
+/* Decodes anchor i of sample n. Returns its box with the id and score of its most probable class
+ * other than background. The id is -1 if the score is below the threshold. */
 MPG_HOST_DEVICE mpg_box mpg_detection(const mpg_multibox_detection_params *p,
                                       const mpg_view *inputs, int64_t n, int64_t i, int wide) {
   const double *v = p->variances.values;
@@ -166,7 +166,8 @@ MPG_HOST_DEVICE bool mpg_detection_suppresses(const mpg_multibox_detection_param
 
 /* --- Training targets from anchors, labels and class predictions ------------------------------ */
 
-/* Returns the softmax probability that anchor j is background; NaN becomes infinity. */
+/* Returns the softmax probability that anchor j of sample n is background, or infinity if it is
+ * NaN. */
 MPG_HOST_DEVICE double mpg_background(const mpg_view *predictions, int64_t n, int64_t j, int wide) {
   int64_t classes = predictions->desc.shape.dims[1], boxes = predictions->desc.shape.dims[2],
           from = n * classes * boxes + j;
@@ -179,15 +180,16 @@ MPG_HOST_DEVICE double mpg_background(const mpg_view *predictions, int64_t n, in
   return sure == sure ? sure : INFINITY;
 }
 
-/* Returns the number of anchors to train as background (hard negative mining). */
+/* Returns the number of anchors to train as background (hard negative mining) if `objects` anchors
+ * are matched to objects. */
 MPG_HOST_DEVICE int64_t mpg_background_wanted(const mpg_multibox_target_params *p, int64_t objects,
                                               int64_t anchors) {
   return (int64_t)fmin((double)objects * p->negative_mining_ratio, (double)anchors);
 }
 
-/* Stores the training target of anchor j in sample n: the object in row `row` of the labels, or the
- * class id `none` if row < 0. The outputs are box offsets, the mask of the offsets, and class
- * ids. */
+/* Stores the training target of anchor j in sample n. The target is the object in row `row` of the
+ * labels, or no object and the class id `none` if row < 0. The outputs are box offsets, a mask of
+ * the valid offsets, and class ids. */
 MPG_HOST_DEVICE void mpg_put_target(const mpg_multibox_target_params *p, const mpg_view *inputs,
                                     const mpg_view *outputs, int64_t n, int64_t j, int64_t row,
                                     double none) {

@@ -1,4 +1,4 @@
-/* Building blocks of random draws, for every backend. kernels/cpu/math/random.c documents the
+/* Building blocks for random draws, shared by all backends. kernels/cpu/math/random.c documents the
  * scheme. Define MPG_MATH_WITHOUT_FMA before including. Stateless; any thread. */
 #ifndef KERNELS_COMMON_DRAW_H
 #define KERNELS_COMMON_DRAW_H
@@ -12,8 +12,8 @@
 /* Maps a random 32-bit word to a uniform float in (0, 1]. The result is 1 only if the word,
  * converted to float, rounds up to 2^32. */
 MPG_HOST_DEVICE float mpg_open_uniform(uint32_t word) { return (float)word * 0x1p-32f + 0x1p-33f; }
-/* Returns sin(2 pi (word / 2^32 + quarters / 4)): the word is an angle in turns, to which
- * `quarters` quarter turns are added. */
+/* Returns sin(2 pi (word / 2^32 + quarters / 4)). `word` is an angle, where 2^32 is a full turn,
+ * and `quarters` is a number of quarter turns to add. */
 MPG_HOST_DEVICE float mpg_sine_of_turns(uint32_t word, uint32_t quarters) {
   float turns = (float)(word >> 8) * 0x1p-22f; /* in quarter turns */
   float shifted = turns + MPG_ROUNDER;
@@ -44,8 +44,8 @@ typedef enum mpg_distribution {
   MPG_DRAW_INTEGERS
 } mpg_distribution;
 
-/* Distribution of a draw. a and b are the distribution's parameters. MPG_DRAW_INTEGERS instead
- * draws from [low, low + span). */
+/* Distribution of a draw, with its parameters a and b. MPG_DRAW_INTEGERS instead draws integers
+ * from [low, low + span). */
 typedef struct mpg_law {
   mpg_distribution kind;
   double a, b;
@@ -139,8 +139,8 @@ MPG_HOST_DEVICE bool mpg_probabilities_fit(double sum) { return sum > 0 && sum <
 #define MPG_PROBABILITIES_REFUSAL \
   "%s: the probabilities of row %lld must be finite and not negative, with at least one above 0"
 
-/* State of the rejection sampling for one element: its position in the output, and the number of
- * tries so far, which give the counter of the random number generator. */
+/* State of the rejection sampling for one element. The element's position in the output and the
+ * number of tries so far determine the counter of the random number generator. */
 typedef struct mpg_tries {
   mpg_random_key key;
   uint64_t position;

@@ -1,5 +1,5 @@
-/* Selects the formula of unary.def or binary.def that a call computes, and its constants. Shared by
- * the kernels of ops and of fused groups, on every backend. Stateless; any thread. */
+/* Selects the formula in unary.def or binary.def that a call computes, and the formula's constants.
+ * Shared by the kernels of ops and of fused groups on all backends. Stateless; any thread. */
 #ifndef KERNELS_COMMON_FORMULA_H
 #define KERNELS_COMMON_FORMULA_H
 
@@ -13,7 +13,7 @@ typedef enum mpg_formula_id {
   MPG_FORMULA_COPY, /* copies elements, with casts and broadcasting */
 #define FLOAT_ROWS(name, kind, expression_f, expression_d) MPG_UNARY_##name,
 #include "kernels/common/unary.def"
-  MPG_UNARY_whole, /* integer input of a ROUNDING formula, which is the identity for integers */
+  MPG_UNARY_whole, /* ROUNDING formulas on integers: the identity */
 #define FLOAT_ROWS(name, kind, price, expression_f, expression_d) MPG_BINARY_##name,
 #include "kernels/common/binary.def"
   MPG_FORMULA_COUNT
@@ -22,7 +22,7 @@ typedef enum mpg_formula_id {
 typedef struct mpg_formula {
   mpg_formula_id id;
   bool swap;      /* the op's scalar is the left operand */
-  bool of_itself; /* the formula takes the array as both operands */
+  bool of_itself; /* the op's array is both operands */
 } mpg_formula;
 
 static inline bool mpg_formula_is_unary(mpg_formula_id id) {
@@ -32,8 +32,8 @@ static inline bool mpg_formula_is_binary(mpg_formula_id id) { return id > MPG_UN
 
 enum { MPG_FORMULA_SWAPPED = 1 << 8 };
 
-/* Returns the formula of an op if it does not depend on parameters, else MPG_FORMULA_NONE. Adds
- * MPG_FORMULA_SWAPPED if the scalar is the left operand. Every case is a constant, so that
+/* Returns the formula of an op, or MPG_FORMULA_NONE if it depends on parameters or the op has none.
+ * Adds MPG_FORMULA_SWAPPED if the scalar is the left operand. Every case is a constant, so that
  * compilers emit a lookup table. */
 static inline int mpg_formula_by_op(mpg_op_id id) {
   switch (id) {
@@ -71,9 +71,9 @@ static inline mpg_formula mpg_formula_of(const mpg_op *op, const void *params) {
 
 enum { MPG_UNARY_CONSTANTS = 3 };
 
-/* Fills in the constants of the op's formula in unary.def and returns their number. Unused entries
- * are 0. `shape` is the input's shape. It is NULL for a member of a fused group, because only ops
- * whose constants do not depend on the shape are fused. */
+/* Sets the constants of the op's formula in unary.def and returns their number. Unused entries are
+ * 0. `shape` is the input's shape, or NULL for an op in a fused group, because ops whose constants
+ * depend on the shape are not fused. */
 static inline int mpg_unary_constants(const mpg_op *op, const void *params, const mpg_shape *shape,
                                       double *constants) {
   for (int i = 0; i < MPG_UNARY_CONSTANTS; i++) constants[i] = 0;

@@ -30,7 +30,7 @@ MPG_HOST_DEVICE float mpg_bfloat16_to_float(uint16_t half) {
 MPG_HOST_DEVICE uint16_t mpg_float_to_bfloat16(float value) {
   uint32_t bits = mpg_float_bits(value);
   uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
-  uint32_t nan = bits >> 16 | 0x40; /* quiet bit: keeps NaN from becoming infinity */
+  uint32_t nan = bits >> 16 | 0x40; /* sets the quiet bit, so that NaN does not become infinity */
   return (uint16_t)((bits & 0x7fffffff) > 0x7f800000 ? nan : rounded);
 }
 

@@ -6,7 +6,7 @@
 
 #include "base/host_device.h"
 
-/* Truncates to int64_t. Saturates out-of-range values; NaN becomes 0. */
+/* Truncates to int64_t. Out-of-range values saturate; NaN becomes 0. */
 MPG_HOST_DEVICE int64_t mpg_whole(double value) {
   if (value >= 0x1p63) return INT64_MAX;
   if (value <= -0x1p63) return INT64_MIN;

@@ -1,9 +1,9 @@
-/* Strided copies: the common form of transposes, slices, joins, tiles and diagonals, on every
- * backend.
+/* Strided copies ("moves"), to which transposes, slices, joins, tiles and diagonals are reduced on
+ * all backends.
  *
  * A move copies out[sum(i_k * out_k)] = in[sum(i_k * in_k)] for every index i of `dims`. Strides
- * count elements and may be negative; an input stride may be 0 (repetition). The target elements
- * are distinct and do not overlap the source. Stateless; any thread.
+ * are in elements and may be negative. An input stride may be 0, which repeats elements. The target
+ * elements are distinct and do not overlap the source. Stateless; any thread.
  */
 #ifndef KERNELS_COMMON_MOVE_H
 #define KERNELS_COMMON_MOVE_H
@@ -39,7 +39,7 @@ static inline void mpg_dense_strides(const mpg_shape *shape, int64_t *strides) {
  * elements. */
 static inline bool mpg_move_merge(const mpg_move *move, int64_t *item, mpg_move *merged) {
   merged->ndim = 0;
-  /* Checked first, because an empty move may have arbitrary strides. */
+  /* Check this first, because an empty move may have arbitrary strides. */
   for (int i = 0; i < move->ndim; i++)
     if (move->dims[i] == 0) return false;
   for (int i = 0; i < move->ndim; i++) {

@@ -1,5 +1,5 @@
-/* MPG_POLY(fma, x, c9, ..., c0): polynomial in x by Horner's rule, with 2 to 20 coefficients, the
- * highest power first. `fma` is the type's function for a * b + c. */
+/* MPG_POLY(fma, x, c9, ..., c0): evaluates a polynomial in x by Horner's rule, with 2 to 20
+ * coefficients, the highest power first. fma(a, b, c) computes a * b + c in x's type. */
 #ifndef KERNELS_COMMON_POLYNOMIAL_H
 #define KERNELS_COMMON_POLYNOMIAL_H
 

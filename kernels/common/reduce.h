@@ -1,4 +1,4 @@
-/* Canonical forms of reductions and broadcasts, for every backend. Stateless; any thread. */
+/* Canonical forms of reductions and broadcasts, shared by all backends. Stateless; any thread. */
 #ifndef KERNELS_COMMON_REDUCE_H
 #define KERNELS_COMMON_REDUCE_H
 
@@ -73,9 +73,9 @@ static inline mpg_runs mpg_runs_of(const mpg_shape *shape, const bool *reduced) 
   return r;
 }
 
-/* Computes the products of the sizes of the runs outside and inside run `run`. Inner runs that are
- * reduced count as 1, because they are reduced first. The source of the pass over `run` then has
- * the shape (outer, size of the run, inner). */
+/* Computes *outer and *inner, the products of the sizes of the runs outside and inside `run`.
+ * Reduced inner runs have size 1 here, because they are reduced first. The input of the pass that
+ * reduces `run` then has the shape (outer, size of the run, inner). */
 static inline void mpg_runs_around(const mpg_runs *r, int run, int64_t *outer, int64_t *inner) {
   *outer = *inner = 1;
   for (int i = 0; i < run; i++) *outer *= r->sizes[i];

@@ -10,9 +10,9 @@
 
 MPG_HOST_DEVICE double mpg_region_round(double x, int wide) { return wide ? x : (double)(float)x; }
 
-/* Computes the range [*begin, *end) of elements that one bin covers along an axis with `elements`
- * elements. The region spans `low` to `high`. These edges are multiplied by `scale` and rounded to
- * elements. */
+/* Computes the range [*begin, *end) of elements that bin number `bin` covers along an axis with
+ * `elements` elements. The region spans `low` to `high`, which are multiplied by `scale` and
+ * rounded to elements. */
 MPG_HOST_DEVICE void mpg_region_bin(double low, double high, double scale, int64_t bins,
                                     int64_t bin, int64_t elements, int wide, int64_t *begin,
                                     int64_t *end) {
@@ -33,8 +33,8 @@ typedef struct mpg_rotated_region {
   int64_t down, across;
 } mpg_rotated_region;
 
-/* Maximum number of samples along one side of a bin, which bounds the work for a huge region. The
- * largest images are about this many pixels wide. */
+/* Maximum number of samples along one side of a bin, which bounds the work for huge regions. Even
+ * large images are rarely wider than this many pixels. */
 enum { MPG_MOST_SAMPLES = 4096 };
 
 MPG_HOST_DEVICE mpg_rotated_region mpg_rotated_region_of(const double *numbers, double scale,

@@ -9,8 +9,8 @@
 #include "device/rendezvous.h"
 #include "op/kernel.h"
 
-/* Sets output[i] to the sum of element i of row `place` over the data of all replicas. Adds in the
- * order of the replicas, so that the sums are deterministic. T is the element type. */
+/* Sets output[i] to the sum over all replicas of element i of row `place` in their data. Adds in
+ * the order of the replicas, so that the sums are deterministic. T is the element type. */
 #define SUM_ROWS(T)                                                              \
   for (int64_t i = 0; i < count; i++) {                                          \
     double sum = 0;                                                              \

@@ -50,7 +50,7 @@ MPG_HOST_DEVICE double log_gamma(double x) {
 #endif
 }
 
-/* Derivatives of gammaln. The recurrence relation shifts x to at least 10, where the asymptotic
+/* Derivatives of gammaln. The recurrence relation increases x to at least 10, where the asymptotic
  * series is accurate. */
 MPG_HOST_DEVICE double digamma_of_positive(double x) {
   double shift = 0;
@@ -62,7 +62,7 @@ MPG_HOST_DEVICE double digamma_of_positive(double x) {
                    s * (1.0 / 252 - s * (1.0 / 240 - s * (1.0 / 132 - s * (691.0 / 32760))))));
 }
 MPG_HOST_DEVICE double digamma(double x) {
-  if (x <= 0 && x == floor(x)) return (double)INFINITY; /* poles, as in MXNet */
+  if (x <= 0 && x == floor(x)) return (double)INFINITY; /* infinity at the poles, as in MXNet */
   return x < 0 ? digamma_of_positive(1 - x) - M_PI / tan(M_PI * x) : digamma_of_positive(x);
 }
 MPG_HOST_DEVICE double trigamma_of_positive(double x) {

@@ -1,4 +1,4 @@
-/* Rule and constants of a parameter update, read from the op's parameters, for every backend.
+/* Rule and constants of a weight update, read from the op's parameters. Shared by all backends.
  * Stateless; any thread.
  */
 #ifndef KERNELS_COMMON_UPDATE_H
@@ -26,13 +26,14 @@ typedef struct mpg_update_constants {
 } mpg_update_constants;
 
 typedef struct mpg_update {
-  int num_states, count; /* number of states per weight, number of weights */
+  int num_states, count; /* states per weight; number of weights */
   mpg_update_rule rule;
   mpg_update_constants c;
   bool mixed;      /* each weight's last input is its float32 master copy, which is updated */
   bool keeps_copy; /* the float32 master copy is read but not updated */
   double lr, wd;   /* used if the op updates a single weight */
-  /* Rates for several weights. NULL if the last two inputs hold the rates, as float32. */
+  /* Learning rates and weight decays of several weights. NULL if the last two inputs hold them as
+   * float32. */
   const mpg_floats *lrs, *wds;
   /* One-element array that replaces c.rescale, or NULL. If the element is 0 or not finite, the
    * update is skipped. */
@@ -64,7 +65,8 @@ static inline mpg_update mpg_update_of(const mpg_kernel_call *call) {
 #define SEVERAL (u.count = (int)p->num_weights)
 #define SEVERAL_RATES (SEVERAL, u.lrs = &p->lrs, u.wds = &p->wds)
 #define IN_PLACE (call->outputs[0].data == call->inputs[0].data)
-#define BEHIND (&call->inputs[mpg_update_inputs(&u)]) /* the input after the first weight's */
+/* The input that follows all inputs of the first weight. */
+#define BEHIND (&call->inputs[mpg_update_inputs(&u)])
 #include "kernels/common/update.def"
 #undef NUMBER
 #undef GRADIENT

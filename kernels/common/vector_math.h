@@ -1,6 +1,6 @@
-/* Branch-free float functions, so that compilers vectorize loops over them. If the processor has
- * fused multiply-adds, all elements of a loop use them; otherwise none do. A result therefore does
- * not depend on the element's index.
+/* Float functions without branches, so that compilers can vectorize loops that call them. All
+ * elements of a loop use fused multiply-adds if the processor has them. A result therefore does not
+ * depend on the element's index.
  *
  * Maximum errors in ULPs, with fused multiply-adds:
  *
@@ -39,9 +39,8 @@ MPG_INLINE float mpg_fma(float a, float b, float c) {
 #endif
 }
 
-/* Constant for rounding to an integer without a conversion: the low bits of the float x +
- * MPG_ROUNDER are round(x), and those of x + (MPG_ROUNDER + b) are round(x) + b. Ties round to the
- * even sum. */
+/* Rounds a float to an integer by an addition: the low bits of x + MPG_ROUNDER are round(x), and
+ * the low bits of x + (MPG_ROUNDER + b) are round(x) + b. Ties round to the even sum. */
 #define MPG_ROUNDER 0x1.8p23f
 /* Return 2^n for an integer n in [-126, 127]. mpg_power_of_biased reads the biased exponent n + 127
  * from the low bits of `shifted`; mpg_power_of_two takes n. */
@@ -52,16 +51,16 @@ MPG_INLINE float mpg_power_of_two(int32_t n) {
   return mpg_float_from_bits((uint32_t)(n + 127) << 23);
 }
 
-/* Returns y with the sign of x. Unless y is 0, it must already have that sign. */
+/* Returns y with the sign of x. If y is not 0, it must already have this sign. */
 MPG_INLINE float mpg_with_sign(float y, float x) {
   return mpg_float_from_bits(mpg_float_bits(y) | (mpg_float_bits(x) & 0x80000000u));
 }
 
 #define MPG_LOG2_E 0x1.715476p+0f
-#define MPG_LN2_HIGH 0x1.62ep-1f /* 12 bits: its product with an integer is exact */
+#define MPG_LN2_HIGH 0x1.62ep-1f /* has 12 bits, so its product with an exponent is exact */
 #define MPG_LN2_LOW 0x1.0bfbe8p-15f
 
-/* Returns exp(r) - 1 for r = x - whole ln 2. `whole` is the integer for which |r| <= ln 2 / 2. */
+/* Returns exp(r) - 1 for r = x - whole * ln 2. `whole` is an integer such that |r| <= ln 2 / 2. */
 MPG_INLINE float mpg_exp_rest(float x, float whole) {
   float r = mpg_fma(whole, -MPG_LN2_HIGH, x);
   r = mpg_fma(whole, -MPG_LN2_LOW, r);
@@ -79,8 +78,8 @@ MPG_INLINE float mpg_exp_reduced(float x, float offset, float *scale) {
 
 MPG_INLINE float mpg_expf(float x) {
   float bounded = x < -105.0f ? -105.0f : x; /* keeps NaN */
-  /* Bounds n rather than x, because an integer minimum takes one instruction. For larger x, r grows
-   * instead, and the result is still infinite. */
+  /* Bounds the exponent instead of x, because an integer minimum takes one instruction. For larger
+   * x, the remainder grows instead, and the result is still infinite. */
   const float rounder = MPG_ROUNDER + 254.0f, most = rounder + 152.0f;
   uint32_t bits = mpg_float_bits(mpg_fma(bounded, MPG_LOG2_E, rounder));
   bits = bits < mpg_float_bits(most) ? bits : mpg_float_bits(most);
@@ -101,13 +100,13 @@ MPG_INLINE float mpg_exp_nonpositive(float x) {
 
 MPG_INLINE float mpg_expm1f(float x) {
   float bounded = x < -18.0f ? -18.0f : x > 89.0f ? 89.0f : x;
-  float scale, y = mpg_exp_reduced(bounded, -1.0f, &scale); /* halved: 2^128 is not a float */
+  float scale, y = mpg_exp_reduced(bounded, -1.0f, &scale); /* halved, because 2^128 overflows */
   float result = mpg_fma(scale, y, scale - 0.5f) * 2.0f;
   return mpg_with_sign(scale == 0.5f ? y : result, x);
 }
 
-/* Splits a positive normal x = 2^(e + scaled / 2^23) (1 + f) with sqrt(1/2) <= 1 + f < sqrt(2).
- * Returns f and sets *exponent to e. The caller computes log(1 + f). */
+/* Splits a positive normal x into 2^(e + scaled / 2^23) * (1 + f) with sqrt(1/2) <= 1 + f <
+ * sqrt(2). Returns f and sets *exponent to e. The caller computes log(1 + f). */
 MPG_INLINE float mpg_log_parts_scaled(float x, uint32_t scaled, float *exponent) {
   uint32_t shifted = mpg_float_bits(x) - 0x3f3504f3u;
   *exponent = (float)((int32_t)(shifted - scaled) >> 23);
@@ -116,8 +115,8 @@ MPG_INLINE float mpg_log_parts_scaled(float x, uint32_t scaled, float *exponent)
 MPG_INLINE float mpg_log_parts(float x, float *exponent) {
   return mpg_log_parts_scaled(x, 0, exponent);
 }
-/* Same as mpg_log_parts, but also for subnormal x, which is scaled first. Uses a mask, because
- * compilers turn a conditional into branches, which prevent vectorization. */
+/* Same as mpg_log_parts, but also for subnormal x, which is scaled first. Uses a mask instead of a
+ * conditional, because compilers emit a branch for the latter, which prevents vectorization. */
 MPG_INLINE float mpg_log_parts_of_any(float x, float *exponent) {
   uint32_t below = mpg_float_bits(x) - 0x00800000u,
            scaled = (uint32_t)((int32_t)below >> 31) & 23u << 23;
@@ -152,9 +151,9 @@ MPG_INLINE float mpg_log1pf(float x) {
   return mpg_log_special(u, u == 1.0f ? x : y);
 }
 
-/* Returns log(x) * factor, the logarithm to another base. `two` is factor * ln 2. Each of the two
- * numbers is passed as a sum of two floats. `two` has few bits, so that its product with an
- * exponent is exact. */
+/* Returns log(x) * factor, the logarithm to another base. The caller passes the factor as the sum
+ * factor + factor_low, and factor * ln 2 as the sum two + two_low. `two` has few bits, so that its
+ * product with an exponent is exact. */
 MPG_INLINE float mpg_log_of_base(float x, float factor, float factor_low, float two,
                                  float two_low) {
   float e, f = mpg_log_parts_of_any(x, &e), rest = mpg_log_rest(f, 0.0f);
@@ -260,10 +259,10 @@ MPG_INLINE float mpg_erff(float x) {
 }
 
 /* Returns the standard normal CDF. The upper tail probability for |x| is 2^-(x^2 / (2 ln 2) +
- * r(|x|)). r hardly grows for |x| > 5, so r(5) is used there. */
+ * r(|x|)). For |x| > 5, r hardly grows, so r(5) is used. */
 MPG_INLINE float mpg_normal_cdff(float x) {
-  /* An integer minimum takes one instruction. It replaces NaN, but the result is still NaN because
-   * of x. */
+  /* An integer minimum takes one instruction. It replaces NaN, but the result is still NaN, because
+   * x is also used below. */
   uint32_t magnitude = mpg_float_bits(x) & 0x7fffffffu, five = 0x40a00000u;
   float u = mpg_float_from_bits(magnitude < five ? magnitude : five);
   /* Pairs of terms (Estrin's scheme) keep the dependency chains short. */
@@ -275,7 +274,7 @@ MPG_INLINE float mpg_normal_cdff(float x) {
                       mpg_fma(0x1.26af1ap+0f, u, 0x1.fffffep-1f));
   float r = mpg_fma(mpg_fma(tail, u4, high), u4, low);
   float power = mpg_fma(-0x1.715476p-1f * x, x, -r);
-  uint32_t bits = mpg_float_bits(power), lowest = 0xc2fc0000u; /* -126 */
+  uint32_t bits = mpg_float_bits(power), lowest = 0xc2fc0000u; /* bits of -126 */
   float bounded = mpg_float_from_bits(bits < lowest ? bits : lowest);
   float shifted = bounded + MPG_ROUNDER, rest = bounded - (shifted - MPG_ROUNDER);
   float rest2 = rest * rest;
@@ -291,8 +290,8 @@ MPG_INLINE float mpg_normal_cdff(float x) {
 /* Sine and cosine are accurate only for |x| up to this limit. Callers use the C library for larger
  * and non-finite arguments. */
 #define MPG_TRIG_LIMIT 8192.0f
-/* Splits x = quarter * pi / 2 + r - over with |r| <= pi / 4. `over` approximates the rounding error
- * of r. Returns r. */
+/* Splits x into quarter * pi / 2 + r - over with |r| <= pi / 4, where `over` approximates the
+ * rounding error of r. Returns r. */
 MPG_INLINE float mpg_quarter_turns(float x, uint32_t *quarter, float *over) {
   float shifted = mpg_fma(x, 0x1.45f306p-1f, MPG_ROUNDER), whole = shifted - MPG_ROUNDER;
   *quarter = mpg_float_bits(shifted);
@@ -311,7 +310,7 @@ MPG_INLINE float mpg_sine_or_cosine(float r, float over, uint32_t quarter) {
   float cosine = MPG_POLY(mpg_fma, s, 0x1.99e0eep-16f, -0x1.6c0c1ap-10f, 0x1.55554ap-5f, -0.5f);
   sine = r - mpg_fma(sine * s, r, over);
   cosine = 1.0f + mpg_fma(cosine, s, r * over);
-  float value = (int32_t)(quarter << 31) < 0 ? cosine : sine; /* branchless (sign bit) */
+  float value = (int32_t)(quarter << 31) < 0 ? cosine : sine; /* uses the sign bit: no branch */
   return mpg_float_from_bits(mpg_float_bits(value) ^ (quarter & 2) << 30);
 }
 MPG_INLINE float mpg_sinf_limited(float x) {

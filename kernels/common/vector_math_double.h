@@ -1,5 +1,6 @@
-/* Branch-free double functions, the counterpart of vector_math.h: loops over them are vectorized,
- * and a result does not depend on the element's index. On GPUs, the names map to CUDA's functions.
+/* Double functions without branches, the counterpart of vector_math.h. Compilers can vectorize
+ * loops that call them, and a result does not depend on the element's index. On GPUs, the names map
+ * to CUDA's functions.
  *
  * Maximum errors in ULPs:
  *
@@ -60,14 +61,14 @@ MPG_INLINE double mpg_fma_double(double a, double b, double c) {
 #endif
 }
 
-#define MPG_DOUBLE_ROUNDER 0x1.8p52 /* x + MPG_DOUBLE_ROUNDER has round(x) in its low bits */
+#define MPG_DOUBLE_ROUNDER 0x1.8p52 /* the low bits of x + MPG_DOUBLE_ROUNDER are round(x) */
 #define MPG_DOUBLE_LOG2_E 0x1.71547652b82fep+0
 #define MPG_DOUBLE_LN2 0x1.62e42fefa39efp-1
 #define MPG_HALF_PI 0x1.921fb54442d18p+0
 #define MPG_DOUBLE_LN2_HIGH 0x1.62e42feep-1 /* 32 bits: its product with an exponent is exact */
 #define MPG_DOUBLE_LN2_LOW 0x1.a39ef35793c76p-33
-/* Returns 2^n. n is unsigned, because a NaN input leads to an arbitrary n, whose overflow must not
- * be undefined behavior. */
+/* Returns 2^n. n is unsigned, because NaN inputs lead to an arbitrary n, whose overflow must not be
+ * undefined behavior. */
 MPG_INLINE double mpg_double_power_of_two(uint64_t n) {
   return mpg_double_from_bits((n + 1023) << 52);
 }
@@ -112,7 +113,7 @@ MPG_INLINE double mpg_expm1(double x) {
   double bounded = x < -40.0 ? -40.0 : x > 710.0 ? 710.0 : x;
   uint64_t n;
   double y = mpg_double_expm1_near(mpg_double_exp_rest(bounded, &n));
-  double scale = mpg_double_power_of_two(n - 1); /* halved: 2^1024 is not a double */
+  double scale = mpg_double_power_of_two(n - 1); /* halved, because 2^1024 overflows */
   double result = mpg_fma_double(scale, y, scale - 0.5) * 2.0;
   return n == 0 ? x == 0.0 ? x : y : result;
 }
@@ -173,8 +174,8 @@ MPG_INLINE double mpg_tanh(double x) {
   return copysign(t / (t + 2.0), x);
 }
 
-/* Uses a polynomial for |x| < 1, else 1 - erf(u) = exp(-e(u)) with u = |x|. Bounds u by 6, where
- * erf rounds to 1. */
+/* Uses a polynomial for |x| < 1. Otherwise computes 1 - erf(u) = exp(-e(u)) with u = |x|, which is
+ * bounded by 6, because erf(6) rounds to 1. */
 MPG_INLINE double mpg_erf(double x) {
   double t = fabs(x), s = x * x;
   double p = MPG_POLY(mpg_fma_double, s, -0x1.acaea087ef4a3p-31, 0x1.d77462fec50a4p-27,

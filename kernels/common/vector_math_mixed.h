@@ -1,6 +1,6 @@
-/* Branch-free float functions computed in double, with polynomials just long enough for a float.
- * The maximum error is 0.51 ULPs. On GPUs, the names map to CUDA's functions. Stateless; any
- * thread.
+/* Float functions without branches that compute in double, with polynomials just long enough for
+ * float precision. The maximum error is 0.51 ULPs. On GPUs, the names map to CUDA's functions.
+ * Stateless; any thread.
  */
 #ifndef KERNELS_COMMON_VECTOR_MATH_MIXED_H
 #define KERNELS_COMMON_VECTOR_MATH_MIXED_H

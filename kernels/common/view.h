@@ -1,10 +1,10 @@
-/* Properties of a kernel's views, for every backend. Stateless; any thread. */
+/* Sizes of a kernel's views (inputs and outputs), shared by all backends. Stateless; any thread. */
 #ifndef KERNELS_COMMON_VIEW_H
 #define KERNELS_COMMON_VIEW_H
 
 #include "op/kernel.h"
 
-/* Returns the bytes per element. */
+/* Returns the size of an element in bytes. */
 static inline size_t item_of(const mpg_view *view) { return mpg_dtype_size(view->desc.dtype); }
 static inline int64_t count_of(const mpg_view *view) { return mpg_shape_size(&view->desc.shape); }
 static inline size_t bytes_of(const mpg_view *view) {
