@@ -3,7 +3,7 @@
  *
  * Ownership: an mpg_array owns a reference to its tensor's storage and to its tape node (or trace);
  * the binding embeds it in its array object and calls mpg_array_clear when the object is destroyed.
- * Threads: host lock.
+ * Threads: callers hold the host lock.
  */
 #ifndef MPG_AUTOGRAD_ARRAY_H
 #define MPG_AUTOGRAD_ARRAY_H

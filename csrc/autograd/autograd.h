@@ -2,7 +2,8 @@
  *
  * Semantics are MXNet 1.9.1's autograd. The tape holds ops on any mix of devices. Backward converts
  * the reachable part of the tape to a graph, runs the graph's gradient and placement passes, and
- * executes the result. Threads: host lock; the recording and training flags are per thread.
+ * executes the result. Threads: callers hold the host lock; the recording and training flags are
+ * per thread.
  */
 #ifndef MPG_AUTOGRAD_AUTOGRAD_H
 #define MPG_AUTOGRAD_AUTOGRAD_H

@@ -1,6 +1,7 @@
 /* State of one backward pass: a graph of the part of the tape that the heads reach, followed by the
  * gradient ops, and the arrays that hold the graph's values. Passes are kept for reuse, so that
- * repeated backward passes allocate nothing. Internal to csrc/autograd. Threads: host lock.
+ * repeated backward passes allocate nothing. Internal to csrc/autograd. Threads: callers hold the
+ * host lock.
  */
 #ifndef MPG_AUTOGRAD_BACKWARD_PASS_H
 #define MPG_AUTOGRAD_BACKWARD_PASS_H

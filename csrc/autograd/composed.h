@@ -1,4 +1,4 @@
-/* Calls of composed ops (op/op.h: MPG_OP_COMPOSED). Threads: host lock. */
+/* Calls of composed ops (op/op.h: MPG_OP_COMPOSED). Threads: callers hold the host lock. */
 #ifndef MPG_AUTOGRAD_COMPOSED_H
 #define MPG_AUTOGRAD_COMPOSED_H
 

@@ -3,7 +3,7 @@
  *
  * The active group is per thread. Groups are used if the user assigns a device to every op, as with
  * AttrScope(ctx_group=...) and group2ctx. Outside of a group, an op fails if its inputs are on
- * different devices. Threads: host lock.
+ * different devices. Threads: callers hold the host lock.
  */
 #ifndef MPG_AUTOGRAD_GROUPS_H
 #define MPG_AUTOGRAD_GROUPS_H

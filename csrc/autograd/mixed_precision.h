@@ -1,4 +1,5 @@
-/* User op calls under automatic mixed precision (op/precision/precision.h). Threads: host lock. */
+/* User op calls under automatic mixed precision (op/precision/precision.h). Threads: callers hold
+ * the host lock. */
 #ifndef MPG_AUTOGRAD_MIXED_PRECISION_H
 #define MPG_AUTOGRAD_MIXED_PRECISION_H
 

@@ -6,7 +6,8 @@
  * one value and does not visit the variables one by one before it queues work. A backward pass that
  * also reaches a variable in another way handles the variables one by one (collect.c).
  *
- * Ownership: reference-counted; owns the tensors and variables. Threads: host lock.
+ * Ownership: reference-counted; owns the tensors and variables. Threads: callers hold the host
+ * lock.
  */
 #ifndef MPG_AUTOGRAD_PARAMETER_SET_H
 #define MPG_AUTOGRAD_PARAMETER_SET_H

@@ -14,7 +14,7 @@ enum {
   MOST_LARGE_KEPT = 16
 };
 
-/* Runtime state, under the host lock. */
+/* Runtime state, guarded by the host lock. */
 static struct {
   mpg_tape_node *kept[NUM_CLASSES]; /* free list of each size class, linked by next */
   uint32_t num_kept[NUM_CLASSES];

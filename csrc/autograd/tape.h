@@ -7,7 +7,8 @@
  * edges and contents and cannot be differentiated again.
  *
  * Ownership: an edge and an mpg_array own a reference to a node; a node owns its edges, saved
- * storages and payload. Freeing is iterative because tapes are deep. Threads: host lock.
+ * storages and payload. Freeing is iterative because tapes are deep. Threads: callers hold the host
+ * lock.
  */
 #ifndef MPG_AUTOGRAD_TAPE_H
 #define MPG_AUTOGRAD_TAPE_H

@@ -12,7 +12,7 @@
  * function to the second (compile/function.h).
  *
  * Ownership: traced arrays share the trace (reference count); the code that began a trace ends it.
- * Threads: host lock; the active trace is per thread.
+ * Threads: callers hold the host lock; the active trace is per thread.
  */
 #ifndef MPG_AUTOGRAD_TRACE_H
 #define MPG_AUTOGRAD_TRACE_H
