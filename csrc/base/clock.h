@@ -1,4 +1,4 @@
-/* Monotonic time in nanoseconds. Any thread. */
+/* Monotonic time in nanoseconds. May be called from any thread. */
 #ifndef MPG_BASE_CLOCK_H
 #define MPG_BASE_CLOCK_H
 

@@ -15,7 +15,7 @@ static void no_collect(void) {}
 static const mpg_host no_host = {no_release, no_acquire, no_interrupt, no_origin, no_origin_text,
                                  NULL,       NULL,       no_collect,   NULL,      NULL};
 static const mpg_host *current_host = &no_host; /* runtime state: set once at start */
-/* Runtime state, under the host lock. */
+/* Runtime state, guarded by the host lock. */
 static uint64_t turns;
 static void (*intruder)(void);
 static bool intruding, collecting;

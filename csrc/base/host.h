@@ -18,29 +18,30 @@
 typedef struct mpg_host {
   void *(*release_lock)(void); /* returns a token for acquire_lock */
   void (*acquire_lock)(void *token);
-  /* Lock held. Returns MPG_INTERRUPTED if the user has interrupted the program (Ctrl-C). */
+  /* Called with the lock held. Returns MPG_INTERRUPTED if the user has interrupted the program
+   * (Ctrl-C). */
   mpg_status (*check_interrupt)(void);
-  /* Lock held. Returns the origin: a number that identifies the source line that the host is
-   * running. 0 means unknown. */
+  /* Called with the lock held. Returns the origin: a number that identifies the source line that
+   * the host is running. 0 means unknown. */
   uint32_t (*origin)(void);
-  /* Formats an origin as "file.py:12 in f". Any thread, without the lock, even after the host has
-   * ended. */
+  /* Formats an origin as "file.py:12 in f". May be called from any thread, without the lock, even
+   * after the host has ended. */
   void (*origin_text)(uint32_t origin, char *buffer, size_t size);
-  /* Optional; lock held. Returns a key for an origin's source line. The key is the same in all
-   * processes of the program. Returns 0 if the line is unknown or if this is not the main thread,
-   * because the order of calls from other threads is not fixed. */
+  /* Optional. Called with the lock held. Returns a key for an origin's source line. The key is the
+   * same in all processes of the program. Returns 0 if the line is unknown or if this is not the
+   * main thread, because the order of calls from other threads is not fixed. */
   uint32_t (*origin_key)(uint32_t origin);
-  /* Optional; any thread. Returns the origin for a key (the inverse of origin_key); 0 if this
-   * process has not run the line. */
+  /* Optional. May be called from any thread. Returns the origin for a key (the inverse of
+   * origin_key); 0 if this process has not run the line. */
   uint32_t (*origin_of_key)(uint32_t key);
-  /* Lock held. Called when memory is low. Collects the host's garbage, such as reference cycles
-   * that hold arrays. */
+  /* Called with the lock held when memory is low. Collects the host's garbage, such as reference
+   * cycles that hold arrays. */
   void (*collect)(void);
-  /* Optional; lock held. True if no other thread of the host could submit work. Deadlocks are then
-   * reported sooner. */
+  /* Optional. Called with the lock held. True if no other thread of the host could submit work.
+   * Deadlocks are then reported sooner. */
   bool (*alone)(void);
-  /* Optional; lock held on entry, released while waiting. Returns MPG_HOST_EXCEPTION unless all
-   * processes of the program pass the same text. */
+  /* Optional. Called with the lock held, which is released while waiting. Returns
+   * MPG_HOST_EXCEPTION unless all processes of the program pass the same text. */
   mpg_status (*agree)(const char *text);
 } mpg_host;
 
@@ -62,8 +63,8 @@ void mpg_host_origin_text(uint32_t origin, char *buffer, size_t size);
 bool mpg_host_alone(void);
 mpg_status mpg_host_agree(const char *text);
 void mpg_host_collect(void); /* does nothing if a collection is already running */
-/* Counts a turn. Called before the core releases host objects, because their finalizers may run
- * host code. */
+/* Counts as a turn (see the top of this file). Called before the core releases host objects,
+ * because their finalizers may run host code. */
 void mpg_host_yield(void);
 uint64_t mpg_host_turns(void);
 /* Aborts if mpg_host_turns() differs from `before`. Active in debug builds and while an intruder is

@@ -21,7 +21,7 @@ void mpg_free(void *memory); /* NULL is allowed */
 char *mpg_strdup(const char *text);
 
 /* Temporary memory for one call. Like mpg_malloc and mpg_free, but freed blocks are cached, so that
- * later calls need not allocate. Host lock. */
+ * later calls need not allocate. Call with the host lock held. */
 void *mpg_space_take(size_t size);
 void mpg_space_give(void *space); /* NULL is allowed */
 void mpg_space_free_kept(void);

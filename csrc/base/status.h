@@ -2,8 +2,8 @@
  *
  * Every function that can fail returns mpg_status. The text of the latest failure is kept per
  * thread and stays valid until the next failure on that thread. The text is in a fixed buffer, so
- * nothing is allocated. Any thread may call these functions. By convention, a function that must
- * clean up has one `fail:` label (see MPG_GOTO).
+ * nothing is allocated. These functions may be called from any thread. By convention, a function
+ * that must clean up has one `fail:` label (see MPG_GOTO).
  */
 #ifndef MPG_BASE_STATUS_H
 #define MPG_BASE_STATUS_H
