@@ -8,7 +8,7 @@
  * is aborted.
  *
  * Ownership: everything is borrowed; the device owns the communicator. Threads: running work of one
- * queue at a time, except mpg_gpu_rank_sums_room (any thread).
+ * queue at a time, except mpg_gpu_rank_sums_room, which any thread may call.
  */
 #ifndef MPG_COMM_GPU_RANK_SUMS_H
 #define MPG_COMM_GPU_RANK_SUMS_H

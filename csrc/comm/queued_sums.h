@@ -1,7 +1,7 @@
 /* Sums that are about to be queued: the work and its arrays. Holds references to the arrays'
  * storages until the work is queued, because queuing may release the host lock, and another thread
  * may then replace an array's memory. Ownership: mpg_queued_sums_let_go releases the references,
- * and frees the work unless it was queued. Threads: host lock. */
+ * and frees the work unless it was queued. Threads: callers hold the host lock. */
 #ifndef MPG_COMM_QUEUED_SUMS_H
 #define MPG_COMM_QUEUED_SUMS_H
 

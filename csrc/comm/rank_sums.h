@@ -7,7 +7,7 @@
  * still run. Work that is queued later on the arrays' device waits for the sums. All ranks must sum
  * the same arrays in the same order.
  *
- * Ownership: everything is borrowed for the call. Threads: host lock.
+ * Ownership: everything is borrowed for the call. Threads: callers hold the host lock.
  */
 #ifndef MPG_COMM_RANK_SUMS_H
 #define MPG_COMM_RANK_SUMS_H

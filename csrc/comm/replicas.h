@@ -6,7 +6,7 @@
  * have been computed, even if the programs that compute the arrays still run. Work that is queued
  * later on the devices waits for the sums.
  *
- * Ownership: everything is borrowed for the call. Threads: host lock.
+ * Ownership: everything is borrowed for the call. Threads: callers hold the host lock.
  */
 #ifndef MPG_COMM_REPLICAS_H
 #define MPG_COMM_REPLICAS_H
