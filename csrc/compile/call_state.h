@@ -3,7 +3,7 @@
  * A call outside of pipelines (compiled_call.c) has one state. A pipeline run has one per
  * micro-batch (pipeline_run.h). External arrays that the backward reads are saved
  * (tensor/contents.h). Ownership: as noted at the fields; the owner of the state frees its arrays.
- * Threads: host lock.
+ * Threads: callers hold the host lock.
  */
 #ifndef MPG_COMPILE_CALL_STATE_H
 #define MPG_COMPILE_CALL_STATE_H

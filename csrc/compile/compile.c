@@ -26,7 +26,7 @@ static mpg_status take_inputs(mpg_compiled *c, mpg_trace *trace, const mpg_array
   return MPG_OK;
 }
 
-/* True if users expect a value to be a separate array even though it is a view. */
+/* True if a value is a view that users expect to have memory of its own. */
 static bool is_separate(const mpg_graph *graph, mpg_value value) {
   for (; mpg_node_is_view(&graph->nodes[value.node]);
        value = mpg_node_inputs(graph, &graph->nodes[value.node])[0])
@@ -613,8 +613,8 @@ static mpg_status new_compiled(uint32_t num_inputs, uint32_t num_outputs,
   return MPG_OK;
 }
 
-/* Copies the trace's graph, inputs and outputs to `c`. Sets separate[i] if users expect output i to
- * be a separate array. */
+/* Copies the trace's graph, inputs and outputs to `c`. Sets separate[i] if output i is a view that
+ * users expect to have memory of its own. */
 static mpg_status take_trace(mpg_compiled *c, mpg_trace *trace, const mpg_array *inputs,
                              mpg_array *const *outputs, const mpg_compile_options *options,
                              bool *separate) {

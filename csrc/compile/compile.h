@@ -1,7 +1,7 @@
 /* Compiles a trace into a compiled call.
  *
  * Forward programs are compiled immediately. Backward programs are compiled when a backward pass
- * first needs them. Ownership: as noted at the functions. Threads: host lock.
+ * first needs them. Ownership: as noted at the functions. Threads: callers hold the host lock.
  */
 #ifndef MPG_COMPILE_COMPILE_H
 #define MPG_COMPILE_COMPILE_H

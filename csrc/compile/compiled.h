@@ -27,7 +27,7 @@
  * arrays. At most a few signatures of a function keep values at a time.
  *
  * Ownership: a compiled call is reference-counted; the tape nodes of recorded calls hold
- * references. Threads: host lock.
+ * references. Threads: callers hold the host lock.
  */
 #ifndef MPG_COMPILE_COMPILED_H
 #define MPG_COMPILE_COMPILED_H

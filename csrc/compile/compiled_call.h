@@ -2,7 +2,7 @@
  *
  * A call of a recording function is one node. Its state keeps the frame and the inputs until the
  * backward, which compiles its programs on first use. Ownership: a recorded call holds a reference
- * to the compiled call. Threads: host lock.
+ * to the compiled call. Threads: callers hold the host lock.
  */
 #ifndef MPG_COMPILE_COMPILED_CALL_H
 #define MPG_COMPILE_COMPILED_CALL_H

@@ -7,7 +7,7 @@
  * function, by calling it with traced arrays, which emits its nodes into the active trace.
  *
  * Values are identified by their number ("id") in the trace that was cut. Ownership: a function
- * owns its graph. Threads: host lock.
+ * owns its graph. Threads: callers hold the host lock.
  */
 #ifndef MPG_COMPILE_FUNCTION_H
 #define MPG_COMPILE_FUNCTION_H

@@ -66,8 +66,8 @@ mpg_status mpg_compiled_make_invariants(mpg_compiled *c) {
 
 /* --- Calling ---------------------------------------------------------------------------------- */
 
-/* List of the compiled calls that keep values, the most recently bound first. Runtime state, under
- * the host lock. */
+/* List of the compiled calls that keep values, the most recently bound first. Runtime state,
+ * guarded by the host lock. */
 static mpg_compiled *keepers;
 
 void mpg_compiled_release_kept(void) {

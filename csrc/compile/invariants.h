@@ -1,6 +1,6 @@
 /* Bindings, and the values kept with them: the results of the invariants program.
  *
- * Ownership: as noted at the functions. Threads: host lock.
+ * Ownership: as noted at the functions. Threads: callers hold the host lock.
  */
 #ifndef MPG_COMPILE_INVARIANTS_H
 #define MPG_COMPILE_INVARIANTS_H

@@ -1,6 +1,6 @@
 /* Slicing of a loop's data along the first axis, and stacking of its output rows, with ops that
  * have a limited number of outputs or inputs. Used by loops in the core and in Python, eager and
- * traced. Threads: host lock.
+ * traced. Threads: callers hold the host lock.
  */
 #ifndef MPG_COMPILE_LOOP_ROWS_H
 #define MPG_COMPILE_LOOP_ROWS_H

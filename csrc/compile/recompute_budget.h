@@ -1,6 +1,6 @@
 /* Selects values to recompute, so that a plan fits in a memory budget.
  *
- * Ownership: the caller owns the budget. Threads: host lock.
+ * Ownership: the caller owns the budget. Threads: callers hold the host lock.
  */
 #ifndef MPG_COMPILE_RECOMPUTE_BUDGET_H
 #define MPG_COMPILE_RECOMPUTE_BUDGET_H

@@ -1,6 +1,6 @@
 /* Replay of a compiled call as ops on the tape, for gradients of gradients.
  *
- * Ownership: the caller owns `outputs`. Threads: host lock.
+ * Ownership: the caller owns `outputs`. Threads: callers hold the host lock.
  */
 #ifndef MPG_COMPILE_REPLAY_H
 #define MPG_COMPILE_REPLAY_H

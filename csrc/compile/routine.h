@@ -16,7 +16,7 @@
  * routine may overlap.
  *
  * Ownership: a routine owns its lists and its space; it borrows its callees, which must outlive it.
- * Threads: host lock, which is released while waiting for a value.
+ * Threads: callers hold the host lock, which is released while waiting for a value.
  */
 #ifndef MPG_COMPILE_ROUTINE_H
 #define MPG_COMPILE_ROUTINE_H

@@ -3,7 +3,7 @@
  * A block is taken when the first segment that uses it is queued, and released after the last one.
  * A released lane (an array that one device pushes to another) becomes a spare lane, which other
  * micro-batches may take. A pipeline run applies these rules to memory, and mpg_schedule_peaks
- * applies them to sizes alone. Threads: host lock.
+ * applies them to sizes alone. Threads: callers hold the host lock.
  */
 #ifndef MPG_COMPILE_PIPELINE_MEMORY_H
 #define MPG_COMPILE_PIPELINE_MEMORY_H

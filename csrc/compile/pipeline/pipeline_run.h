@@ -19,7 +19,8 @@
  * micro-batches. The error is raised when the program waits for a result, and names the stage and
  * the micro-batch.
  *
- * Ownership: a run is reference-counted; the tape holds a reference. Threads: host lock.
+ * Ownership: a run is reference-counted; the tape holds a reference. Threads: callers hold the host
+ * lock.
  */
 #ifndef MPG_COMPILE_PIPELINE_RUN_H
 #define MPG_COMPILE_PIPELINE_RUN_H
@@ -158,7 +159,7 @@ mpg_status mpg_micro_batch_begin(const mpg_pipeline_run *run, mpg_micro_batch *m
                                  mpg_phase phase);
 /* partial_gradients.c. Marks as failed all gradients that are sums over only some of the
  * micro-batches, because queueing failed halfway. Until the next write, reading one of these
- * gradients fails with this thread's current error text. Host lock. */
+ * gradients fails with this thread's current error text. Call with the host lock held. */
 void mpg_fail_partial_gradients(const mpg_pipeline_run *run, const mpg_micro_batch_item *items,
                                 size_t count, mpg_status status);
 
