@@ -4,12 +4,12 @@
 #include "base/memory.h"
 #include "device/internal.h"
 
-/* Runtime state. Host lock. */
+/* Runtime state, guarded by the host lock. */
 static struct {
   mpg_device **devices;
   size_t capacity;
   int count;
-  _Atomic(mpg_device *) newest; /* any thread */
+  _Atomic(mpg_device *) newest; /* read by any thread */
   mpg_engine_mode mode;
   bool refuses_work;
   bool exiting; /* the process exits, so other libraries may already have been torn down */

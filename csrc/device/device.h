@@ -15,8 +15,8 @@
  * ticks fails without running. A wait for a value reports the failure of the work that computes it.
  * The device continues to run work that does not depend on the failure.
  *
- * Ownership: the device table owns the devices, which live until the process ends. Threads: host
- * lock, unless stated otherwise.
+ * Ownership: the device table owns the devices, which live until the process ends. Threads: callers
+ * hold the host lock, unless stated otherwise.
  */
 #ifndef MPG_DEVICE_DEVICE_H
 #define MPG_DEVICE_DEVICE_H
@@ -145,7 +145,7 @@ typedef struct mpg_backend {
   mpg_status (*allocate)(mpg_device *device, size_t size, void **memory);
   void (*free)(mpg_device *device, void *memory, size_t size);
   /* Optional. Returns to the system the freed memory that the driver has cached. Waits for work
-   * issued before the memory was freed. Any thread. */
+   * issued before the memory was freed. May be called from any thread. */
   void (*trim)(mpg_device *device);
   /* Two-phase submission, so that either all devices of a call accept their work or none does.
    * enqueue copies the work and starts nothing. publish, which cannot fail, lets all enqueued work
@@ -194,7 +194,7 @@ typedef struct mpg_backend {
    * that passes on data must first wait for the stream. */
   mpg_status (*work_waits)(mpg_device *device);
   /* Optional: captures (CUDA graphs), which replay recorded work as a unit (see gpu.h). Called by
-   * running work, except capture_free (any thread). */
+   * running work, except capture_free, which any thread may call. */
   mpg_status (*capture_begin)(mpg_device *device, void **stream);
   bool (*capture_void)(mpg_device *device);
   mpg_status (*capture_end)(mpg_device *device, bool keep, void **capture);
@@ -206,8 +206,8 @@ typedef struct mpg_backend {
   mpg_status (*capture_keys)(mpg_device *device, const mpg_random_key *keys, int count);
   /* Optional: blocks running work until its device has completed all work issued so far. */
   void (*drain)(mpg_device *device);
-  /* Optional: records the failures that the device itself has reported (mpg_device.raised). Any
-   * thread. */
+  /* Optional: records the failures that the device itself has reported (mpg_device.raised). May be
+   * called from any thread. */
   void (*collect)(mpg_device *device);
   const mpg_sharing *sharing; /* NULL if other libraries access the memory as host memory */
   bool host_accessible;       /* the host can read and write the device's memory directly */
@@ -231,7 +231,7 @@ const mpg_submitted *mpg_device_latest(const mpg_device *device);
 struct mpg_device {
   mpg_device_id id;
   int32_t ordinal;   /* position in the device table */
-  mpg_device *older; /* the device opened before this one; NULL for the first. Any thread */
+  mpg_device *older; /* the device opened before this one; NULL for the first */
   const mpg_backend *backend;
   void *backend_state;
   void *stream; /* owned by the backend; NULL on CPU devices */
@@ -261,7 +261,8 @@ struct mpg_device {
    * device reports no failures itself. */
   _Atomic(uint32_t) *raised;
   struct mpg_event_buffer *events; /* profiler events */
-  mpg_submitted *recent;           /* ring buffer of the latest MPG_RECENT submissions; host lock */
+  /* Ring buffer of the latest MPG_RECENT submissions. Guarded by the host lock. */
+  mpg_submitted *recent;
   uint64_t submissions;
   mpg_device_id_name name; /* text of `id` */
   /* Progress of the running work, for the watchdog. Written by the worker. */
@@ -281,7 +282,7 @@ struct mpg_device {
 /* True if work on the device has failed, or if the device has unread failure reports. The hardware
  * sets `raised` before the ticks of the failed work complete, so no failure is missed. `failed` is
  * read last, because another thread may record the failures and clear `raised` between the two
- * reads. Any thread. */
+ * reads. May be called from any thread. */
 static inline bool mpg_device_has_failed(const mpg_device *device) {
   return (device->raised && atomic_load_explicit(device->raised, memory_order_acquire)) ||
          atomic_load_explicit(&device->failed, memory_order_acquire);
@@ -298,16 +299,16 @@ mpg_status mpg_device_side(mpg_device *device, mpg_device **side);
 int mpg_device_count(void); /* devices opened so far */
 mpg_device *mpg_device_at(int ordinal);
 /* Returns the device opened last; NULL if none is open. Together with `older`, enumerates all
- * devices. Any thread. */
+ * devices. May be called from any thread. */
 mpg_device *mpg_device_newest(void);
 /* Returns MPG_OK if a collective over these devices can be one NCCL op. The devices must be
  * different physical GPUs of this process, and NCCL must be available. Otherwise the error says why
- * not. Host lock. */
+ * not. Call with the host lock held. */
 mpg_status mpg_gpu_collectives(const mpg_device_id *ids, int count);
 /* Returns the number of usable GPUs. If it is 0, sets *reason (static); `reason` may be NULL. */
 int mpg_gpu_count(const char **reason);
 /* Returns entry `number` of the list of NVIDIA libraries. Returns NULL if the number is out of
- * range or no GPU is usable. Host lock. */
+ * range or no GPU is usable. Call with the host lock held. */
 const struct mpg_library *mpg_gpu_vendor_library(int number);
 /* Returns the free and total memory of a GPU. A memory limit replaces the total if it is lower. */
 mpg_status mpg_device_memory(mpg_device *device, size_t *free_bytes, size_t *total);
@@ -389,8 +390,8 @@ mpg_status mpg_wait_all(void);
  * queued the work. Running work may also call this; it must then return the status, which
  * propagates the failure to its own ticks. */
 mpg_status mpg_device_failure(mpg_device *device, mpg_tick tick);
-/* Records this thread's current error text as the failure of the ticks first..last. Any thread;
- * backends call it before they store `completed`. */
+/* Records this thread's current error text as the failure of the ticks first..last. May be called
+ * from any thread; backends call it before they store `completed`. */
 void mpg_device_fail(mpg_device *device, mpg_tick first, mpg_tick last, mpg_status status,
                      const mpg_submission *submission);
 
@@ -441,7 +442,7 @@ static inline void mpg_run_at(const mpg_run *run, const char *name, uint32_t sco
   atomic_store_explicit(&run->device->at.scope, scope, memory_order_relaxed);
 }
 
-/* queue_status.c: the state of a device's queue. Host lock. */
+/* queue_status.c: the state of a device's queue. Call with the host lock held. */
 typedef struct mpg_queue_status {
   mpg_tick completed, submitted; /* equal if the queue is empty */
   /* The running submission; NULL if it is no longer recorded. Valid until the next submission. */
@@ -474,9 +475,9 @@ mpg_engine_mode mpg_engine_get_mode(void);
 void mpg_engine_run_ready(void);
 
 /* Interning of block paths. mpg_scope_intern returns the number of a path, and mpg_scope_text
- * returns the path for a number. */
+ * returns the path for a number and may be called from any thread. */
 uint32_t mpg_scope_intern(const char *path); /* Returns 0 if out of memory. */
-const char *mpg_scope_text(uint32_t scope);  /* "" for 0. Any thread. */
+const char *mpg_scope_text(uint32_t scope);  /* Returns "" for 0. */
 
 /* Reads the settings from the environment and registers fork and exit handlers. Starts no threads.
  * Called once by the host after mpg_host_set. */

@@ -12,7 +12,7 @@
 
 extern const mpg_backend mpg_cpu_backend, mpg_shuffle_backend, mpg_gpu_backend;
 
-/* --- The device table (device.c). Host lock. -------------------------------------------------- */
+/* --- The device table (device.c). Call with the host lock held. ------------------------------- */
 mpg_device *mpg_device_find(mpg_device_id id); /* returns NULL if the device is not open */
 /* Reserves an entry for one more device, so that mpg_device_table_add cannot fail. */
 mpg_status mpg_device_table_reserve(void);
@@ -27,11 +27,11 @@ void mpg_engine_note_exit(void);
 /* Called by the backend's `close` once the device runs no more work. */
 void mpg_device_free_kernel_cache(mpg_device *device);
 /* Returns the device whose work this thread is running or discarding, either as the device's worker
- * or on behalf of the worker. NULL if none. Any thread. */
+ * or on behalf of the worker. NULL if none. May be called from any thread. */
 mpg_device *mpg_worker_device(void);
 void mpg_worker_set_device(mpg_device *device);
 
-/* --- Failures (failure.c). Any thread. -------------------------------------------------------- */
+/* --- Failures (failure.c). May be called from any thread. ------------------------------------- */
 typedef struct mpg_cause mpg_cause; /* never freed */
 
 mpg_status mpg_failures_open(mpg_device *device);
@@ -103,7 +103,7 @@ bool mpg_task_list_ready(const mpg_task_list *list);
 
 enum { MPG_RECENT = 2048 }; /* length of mpg_device.recent, the submission history */
 
-/* --- Spinning (spin.c). Any thread. ----------------------------------------------------------- */
+/* --- Spinning (spin.c). May be called from any thread. ---------------------------------------- */
 static inline void mpg_cpu_pause(void) {
 #if defined(__x86_64__) || defined(__i386__)
   __builtin_ia32_pause();
@@ -115,7 +115,7 @@ static inline void mpg_cpu_pause(void) {
  * waits for a thread on the same core, because that thread could not run. */
 int mpg_this_core(void);
 /* Spins until the tick is reached, `ns` nanoseconds have passed, or the device's worker runs on
- * this core. Returns true if the tick is reached. Any thread. */
+ * this core. Returns true if the tick is reached. May be called from any thread. */
 bool mpg_tick_spin(const mpg_device *device, mpg_tick tick, int64_t ns);
 int64_t mpg_spin_limit_ns(void); /* longest spin that costs less than sleeping; 0 on one core */
 /* Registers a spinning worker. Returns true if the worker may spin. At least one core stays free of
@@ -133,7 +133,7 @@ void mpg_tick_wait(mpg_device *device, mpg_tick tick, bool give_up_lock);
  * early if the device waits at a rendezvous, which may need work that the host has yet to queue. */
 mpg_status mpg_room_wait(mpg_device *device, mpg_tick tick);
 
-/* --- Settings (settings.c). Any thread, after mpg_settings_read. ------------------------------ */
+/* --- Settings (settings.c). May be called from any thread, after mpg_settings_read. ----------- */
 typedef struct mpg_start_settings {
   int fixed_threads;    /* MPGLUON_CPU_THREADS */
   mpg_engine_mode mode; /* MPGLUON_ENGINE */

@@ -60,7 +60,7 @@ struct mpg_pool {
   bool poison; /* fill cached memory with a pattern, to detect writes after free */
   _Atomic size_t in_use, held, scratch; /* in_use and held exclude scratch */
   _Atomic size_t peak_in_use, peak_held;
-  size_t working_set; /* largest in_use so far, never reset; host lock */
+  size_t working_set; /* largest in_use so far, never reset; guarded by the host lock */
   _Atomic size_t limit;
   _Atomic uint64_t allocations, system_allocations;
   size_class classes[NUM_CLASSES];

@@ -11,8 +11,8 @@
  * owner must wait for.
  *
  * Ownership: a device owns its pool; a block belongs to the caller between alloc and free. Threads:
- * host lock, except for the statistics and mpg_pool_relieve, which any thread may call. Because of
- * mpg_pool_relieve, a mutex guards the cache if the host cannot access the memory.
+ * callers hold the host lock, except for the statistics and mpg_pool_relieve, which any thread may
+ * call. Because of mpg_pool_relieve, a mutex guards the cache if the host cannot access the memory.
  */
 #ifndef MPG_DEVICE_POOL_H
 #define MPG_DEVICE_POOL_H
@@ -93,7 +93,7 @@ void mpg_pool_reset_peak(mpg_pool *pool);
 /* Returns unused cached blocks of at least `size` bytes in total to the system, first from this
  * pool, then from other pools on the same hardware. Never waits. Returns the number of bytes
  * released, which may be smaller than `size`. Does nothing and returns 0 if the host can access the
- * pool's memory. Any thread. */
+ * pool's memory. May be called from any thread. */
 size_t mpg_pool_relieve(mpg_pool *pool, size_t size);
 
 #endif

@@ -25,7 +25,7 @@ struct mpg_rendezvous {
   member members[]; /* sorted by device id */
 };
 
-/* Runtime state: all incomplete rendezvous, under a lock. Any thread. */
+/* Runtime state: all incomplete rendezvous. Guarded by `lock`, so any thread may use it. */
 static struct {
   pthread_mutex_t lock;
   mpg_rendezvous *open;

@@ -44,7 +44,7 @@ const void *mpg_rendezvous_data(const mpg_rendezvous *rendezvous, int place);
 void mpg_rendezvous_leave(mpg_rendezvous *rendezvous);
 
 /* Fails all open rendezvous if it detects a deadlock. Called by a waiting thread after each time
- * slice. The caller zeroes `seen` before the first call. Host lock. */
+ * slice. The caller zeroes `seen` before the first call. Call with the host lock held. */
 typedef struct mpg_progress_watch {
   uint64_t progress;
   int idle_polls;

@@ -11,7 +11,7 @@
 #include "device/ranks/engine.h"
 #include "device/rendezvous.h"
 
-/* Runtime state. Host lock. */
+/* Runtime state, guarded by the host lock. */
 static struct {
   int fixed_threads; /* threads per CPU device; 0 divides the cores among devices */
   bool initialized, fork_prepared;

@@ -24,7 +24,7 @@ bool mpg_tick_spin(const mpg_device *device, mpg_tick tick, int64_t ns) {
   return mpg_tick_reached(device, tick);
 }
 
-/* Number of idle workers that spin. Any thread. */
+/* Number of idle workers that spin. Updated by any thread. */
 static _Atomic(int) spinning;
 
 bool mpg_idle_spin_begin(void) {

@@ -11,7 +11,7 @@
  * worker writes its cache line. */
 enum { LOOK_INTERVAL = 256 };
 
-/* Runtime state: the points of the work being queued. Host lock. */
+/* Runtime state: the points of the work being queued. Guarded by the host lock. */
 static mpg_point_list points;
 
 /* Waits until the queue is half empty if it is nearly full. Interruptible; releases the host

@@ -38,8 +38,9 @@ typedef struct gpu_state {
   _Atomic(int) waiting;  /* number of threads that wait for a tick */
   _Atomic(bool) lost;
   const mpg_cause *loss; /* the cause of the loss; constant once `lost` is set */
-  bool forked;           /* host lock: this is a forked child, where the driver cannot be used */
-  struct joined *joined; /* communicators over ranks; host lock */
+  /* `forked` and `joined` are guarded by the host lock. */
+  bool forked;           /* this is a forked child, where the driver cannot be used */
+  struct joined *joined; /* communicators over ranks */
   /* Event i was recorded after all work up to tick event_ticks[i]. 0 means that the event is
    * unused. */
   mpg_tick event_ticks[MPG_GPU_EVENTS];
@@ -103,7 +104,7 @@ static mpg_status fail_lost(mpg_device *device, mpg_status status) {
 /* Marks a device as lost after an error of the device itself. The thread's error text describes the
  * error. No result on the device is reliable afterward. Only the first error is kept, because later
  * errors are consequences of it. The error is attributed to the first work that has not completed.
- * Any thread. */
+ * May be called from any thread. */
 static void lose(mpg_device *device) {
   gpu_state *state = state_of(device);
   pthread_mutex_lock(&state->queue.mutex);
@@ -574,7 +575,8 @@ static mpg_status gpu_run_copy_to_host(mpg_device *device, void *host, const voi
   if (!size) return MPG_OK;
   MPG_TRY(note_loss(device, driver->copy(gpu, NULL, host, gpu, source, size)));
   MPG_TRY(note_loss(device, driver->finish(gpu)));
-  return gpu_work_waits(device); /* fails if a check that the data depends on has failed */
+  /* Fails if the work that produced the data has failed, for example by a device-side assertion. */
+  return gpu_work_waits(device);
 }
 
 static mpg_status gpu_capture_begin(mpg_device *device, void **stream) {

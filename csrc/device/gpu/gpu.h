@@ -61,8 +61,8 @@ typedef struct mpg_gpu_services {
                                 int *place);
   const void *(*rendezvous_data)(const mpg_rendezvous *rendezvous, int place);
   void (*rendezvous_leave)(mpg_rendezvous *rendezvous);
-  /* Releases to the driver the unused cached memory of all pools on the physical GPU `card`. Any
-   * thread. */
+  /* Releases to the driver the unused cached memory of all pools on the physical GPU `card`. May be
+   * called from any thread. */
   void (*make_room)(int card);
 } mpg_gpu_services;
 
@@ -121,8 +121,9 @@ typedef struct mpg_gpu_driver {
   /* Makes the stream write `tick` to `completed` after the issued work. Called by the issuing
    * thread. */
   mpg_status (*publish)(mpg_gpu *gpu, mpg_tick tick);
-  /* Events of a device are numbered 0..MPG_GPU_EVENTS-1. `record` (any thread) records an event
-   * after the work issued so far. `wait` makes the stream of `peer` wait for an event of `gpu`. */
+  /* Events of a device are numbered 0..MPG_GPU_EVENTS-1. `record` records an event after the work
+   * issued so far; it may be called from any thread. `wait` makes the stream of `peer` wait for an
+   * event of `gpu`. */
   mpg_status (*record)(mpg_gpu *gpu, int event);
   mpg_status (*wait)(mpg_gpu *peer, mpg_gpu *gpu, int event);
   /* Returns MPG_OK if the device works. Otherwise sets the error, and the caller treats the device
@@ -168,7 +169,7 @@ typedef struct mpg_gpu_driver {
   mpg_status (*keys)(mpg_gpu *gpu, mpg_random_key **keys);
   mpg_status (*write_keys)(mpg_gpu *gpu, const mpg_random_key *keys, int count);
   /* Returns MPG_OK if one NCCL collective can include the devices with these indices. Otherwise the
-   * error says why not. Host lock. */
+   * error says why not. Call with the host lock held. */
   mpg_status (*collectives)(const int *indices, int count);
   const mpg_gpu_communicators *communicators;
   /* Opens entry `number` of the list of NVIDIA libraries and returns it. Returns NULL if the number
@@ -213,8 +214,8 @@ void mpg_gpu_make_room(int card);
 mpg_status mpg_gpu_check(mpg_device *device, mpg_gpu_report **report, _Atomic(uint32_t) **raised);
 
 /* gpu.c: joins a communicator over the GPUs indices[rank]. All ranks join in the same order, with
- * an id created by one of them. The device owns the communicator until the process ends. Host
- * lock. */
+ * an id created by one of them. The device owns the communicator until the process ends. Call with
+ * the host lock held. */
 mpg_status mpg_gpu_communicator_join(mpg_device *device, const int32_t *indices, const char *id);
 /* Returns the device's communicator over these GPUs, or NULL if the device has not joined one. Sets
  * *calls to its functions, which one thread at a time may call. */
@@ -228,8 +229,8 @@ void mpg_gpu_communicator_forget(mpg_device *device, const int32_t *indices);
 mpg_status mpg_gpu_card_name(mpg_device *device, char *name, size_t size);
 mpg_status mpg_gpu_communicator_id(mpg_device *device, char *id);
 
-/* gpu_library.c. Host lock. Returns the library, which the first call opens. If it is unavailable,
- * returns NULL and sets *reason (static). */
+/* gpu_library.c. Call with the host lock held. Returns the library, which the first call opens. If
+ * it is unavailable, returns NULL and sets *reason (static). */
 const mpg_gpu_library *mpg_gpu_library_get(const char **reason);
 /* True if this is a forked child whose parent opened the library, so the driver cannot be used
  * here. */

@@ -10,7 +10,7 @@
 #include "device/gpu/gpu.h"
 #include "device/internal.h"
 
-static struct { /* runtime state; host lock */
+static struct { /* runtime state, guarded by the host lock */
   const mpg_gpu_library *library;
   void (*opened)(const mpg_gpu_library *library);
   uint64_t stamp;

@@ -15,7 +15,7 @@ struct mpg_pinned {
   mpg_pinned *next; /* next cached block */
 };
 
-static struct { /* runtime state; host lock */
+static struct { /* runtime state, guarded by the host lock */
   mpg_pinned *kept;
   size_t bytes_kept, in_use, most_in_use;
 } pinned;

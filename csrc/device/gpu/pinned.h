@@ -3,7 +3,8 @@
  * a forked child can use its own copy. Locking is slow, so released blocks are cached, up to the
  * peak number of bytes in use.
  *
- * Ownership: a block belongs to the caller until it is released. Threads: host lock.
+ * Ownership: a block belongs to the caller until it is released. Threads: callers hold the host
+ * lock.
  */
 #ifndef MPG_DEVICE_GPU_PINNED_H
 #define MPG_DEVICE_GPU_PINNED_H

@@ -16,7 +16,7 @@ typedef struct made {
   uint32_t count;
 } made;
 
-/* Runtime state, under the host lock. */
+/* Runtime state, guarded by the host lock. */
 static struct {
   made *made; /* hash table with open addressing */
   size_t capacity, used;

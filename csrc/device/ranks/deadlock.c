@@ -22,7 +22,7 @@ static uint64_t all_others(void) {
 /* --- This rank -------------------------------------------------------------------------------- */
 
 /* True if any device of this process can make progress without another rank. If false, has added
- * all devices' progress counters to *progress. Host lock. */
+ * all devices' progress counters to *progress. Call with the host lock held. */
 static bool any_runs(uint64_t *progress) {
   for (int i = 0; i < mpg_device_count(); i++) {
     mpg_device *device = mpg_device_at(i);

@@ -22,8 +22,9 @@ typedef struct mpg_rank_wait {
 
 /* Updates this rank's wait state, which is sent with its next report. Called after each time slice
  * by a host thread that waits for `tick` of `device`, or, if `device` is NULL, for all other ranks
- * in the operation that `what` names. The caller zeroes `wait` before the first call. Host lock. */
+ * in the operation that `what` names. The caller zeroes `wait` before the first call. Call with the
+ * host lock held. */
 void mpg_ranks_poll(mpg_rank_wait *wait, mpg_device *device, mpg_tick tick, const char *what);
-void mpg_ranks_poll_end(mpg_rank_wait *wait); /* ends the wait. Any thread */
+void mpg_ranks_poll_end(mpg_rank_wait *wait); /* Ends the wait. May be called from any thread. */
 
 #endif

@@ -117,7 +117,7 @@ typedef struct mpg_engine {
   /* Buffers of sums. The lock does not guard these buffers, because only the thread that runs the
    * sums uses them. */
   mpg_room openings, arrived, joined;
-  uint64_t next_number; /* next transfer number; host lock */
+  uint64_t next_number; /* next transfer number; guarded by the host lock */
   uint64_t sent, received, bytes_sent, bytes_received;
   mpg_peer *peers; /* indexed by rank */
   /* Number of sums that may be calling MPI; mpg_ranks_end waits for 0. */
@@ -151,7 +151,7 @@ bool mpg_message_free(mpg_message *message);
 bool mpg_messages_advance(void);      /* polls MPI; returns true if a message has advanced */
 mpg_status mpg_news_listen(int rank); /* receives the next report of the rank */
 mpg_status mpg_news_tell(int rank, mpg_news news, const char *text);
-/* Returns this rank's summary to be sent to `rank`. Host lock. */
+/* Returns this rank's summary to be sent to `rank`. Call with the host lock held. */
 mpg_rank_end mpg_rank_end_of(int rank);
 void mpg_peer_lost(int rank, const char *text);
 /* Marks all other ranks as lost and notifies them, so that they do the same. */

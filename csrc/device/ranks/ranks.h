@@ -30,7 +30,7 @@
 #include "device/ranks/mpi.h"
 
 /* startup.c: starts a watchdog that exits the process unless mpg_ranks_begun is called within
- * `seconds`, because MPI's initialization cannot be canceled. Called once. Any thread. */
+ * `seconds`, because MPI's initialization cannot be canceled. Called once, from any thread. */
 mpg_status mpg_ranks_begin_within(double seconds);
 void mpg_ranks_begun(void);
 /* Starts a watchdog that exits the process if MPI's finalization exceeds the time limit. Called
@@ -38,26 +38,27 @@ void mpg_ranks_begun(void);
 mpg_status mpg_ranks_end_within_limit(void);
 
 /* Connects the `size` ranks, of which this process is `rank`. A rank that sends no message for
- * `limit` seconds is considered lost. Called once. Host lock. */
+ * `limit` seconds is considered lost. Call once, with the host lock held. */
 mpg_status mpg_ranks_begin(const mpg_mpi *mpi, int rank, int size, double limit);
 /* Notifies the other ranks that this rank's script has ended. If `failure` is not NULL, the script
- * has failed with this text. Host lock. */
+ * has failed with this text. Call with the host lock held. */
 void mpg_ranks_tell_end(const char *failure);
 /* Aborts the program: marks all ranks as lost on all ranks, so that every wait for another rank
- * fails with this text. Any thread. */
+ * fails with this text. May be called from any thread. */
 void mpg_ranks_give_up(const char *text);
 /* Returns the first lost rank and writes the reason to `text`, or returns -1 if no rank is lost.
- * Sets *all_ended if the scripts of all other ranks have ended. Any thread. */
+ * Sets *all_ended if the scripts of all other ranks have ended. May be called from any thread. */
 int mpg_ranks_find_lost(char *text, size_t size, bool *all_ended);
 /* Compares the summaries of all ranks. Called after all scripts have ended. Returns true and writes
  * the difference to `text` if the ranks have queued different transfers, if a message is missing,
  * or if their parameter updates differ. Returns false if any work has failed, because messages may
- * then be missing. Host lock. */
+ * then be missing. Call with the host lock held. */
 bool mpg_ranks_differ(char *text, size_t size);
 /* Stops all communication. Pending messages fail, and MPI is not used afterward. Called without the
  * host lock. */
 void mpg_ranks_end(void);
-int mpg_ranks_count(void);      /* 1 before mpg_ranks_begin. Any thread */
+/* Returns 1 before mpg_ranks_begin. May be called from any thread. */
+int mpg_ranks_count(void);
 int mpg_ranks_own(void);        /* this process's rank; 0 before mpg_ranks_begin */
 bool mpg_ranks_any_order(void); /* true if sums need not be computed in rank order */
 
@@ -75,13 +76,13 @@ typedef enum mpg_transfer_kind {
 mpg_transfer_kind mpg_transfer_of(mpg_device_id from, mpg_device_id to);
 /* Returns how many transfer numbers a copy uses. The result is the same in all processes. */
 uint64_t mpg_transfer_numbers(mpg_device_id from, mpg_device_id to);
-/* Reserves `count` transfer numbers and returns the first. Host lock. */
+/* Reserves `count` transfer numbers and returns the first. Call with the host lock held. */
 uint64_t mpg_transfers_take(uint64_t count);
 
 /* calls.c: descriptions of the calls that cause messages. Each message carries the sender's
  * description, and the receiving rank compares it with its own. If they differ, all ranks raise an
- * error that names both calls. Text is formatted only for the error. Host lock, except for the
- * comparing functions. */
+ * error that names both calls. Text is formatted only for the error. Call with the host lock held,
+ * except for the comparing functions. */
 
 /* The latest parameter update, which all ranks make together. */
 typedef struct mpg_rank_step {
@@ -100,7 +101,7 @@ mpg_rank_step mpg_ranks_step(void);
 enum { MPG_MADE_BY_GRAPH, MPG_MADE_BY_PIPELINE, MPG_MADE_BY_HOST, MPG_MADE_BY_OP };
 uint64_t mpg_ranks_name_array(uint32_t origin, uint32_t kind);
 /* Turns naming of the arrays that this thread creates on or off. Must be off while only this rank
- * creates them. Returns the previous setting. Any thread. */
+ * creates them. Returns the previous setting. May be called from any thread. */
 bool mpg_ranks_name_arrays(bool named);
 /* Resets the counts that are part of array names. Called at each rendezvous of all ranks, so that
  * ranks whose counts differ agree again. */
@@ -131,7 +132,7 @@ typedef struct mpg_transfer {
 } mpg_transfer;
 
 /* Returns MPG_ERROR if `theirs`, sent by `rank`, differs from `own`. The error text is meant for
- * all ranks. Any thread. */
+ * all ranks. May be called from any thread. */
 mpg_status mpg_ranks_compare_calls(const mpg_transfer *own, const mpg_transfer *theirs, int rank);
 mpg_status mpg_ranks_compare_steps(const mpg_rank_step *own, const mpg_rank_step *theirs, int rank);
 
@@ -139,7 +140,8 @@ mpg_status mpg_ranks_compare_steps(const mpg_rank_step *own, const mpg_rank_step
  * or to all other ranks. Waits while too many bytes are in flight. Called by running work of
  * `device`, by running work of the target if the host can read the data, or under the host lock. */
 mpg_status mpg_transfer_send(const mpg_transfer *transfer, mpg_device *device, const void *data);
-/* Sends this thread's error text as a failure notice instead of the data. Any thread. */
+/* Sends this thread's error text as a failure notice instead of the data. May be called from any
+ * thread. */
 void mpg_transfer_send_failure(const mpg_transfer *transfer);
 /* For MPG_TRANSFER_RECEIVE: receives into memory of `device`. Called by running work of the
  * source's device. If *done is false, the work must return MPG_OK and call this function again when
@@ -147,11 +149,12 @@ void mpg_transfer_send_failure(const mpg_transfer *transfer);
 mpg_status mpg_transfer_receive(mpg_run *run, const mpg_transfer *transfer, mpg_device *device,
                                 void *target, bool *done);
 
-/* Counts a training step. The count is part of this rank's reports to the other ranks. Any
- * thread. */
+/* Counts a training step. The count is part of this rank's reports to the other ranks. May be
+ * called from any thread. */
 void mpg_ranks_note_step(void);
 
-/* True if MPI has completed all sends, except those to lost ranks. Any thread. */
+/* True if MPI has completed all sends, except those to lost ranks. May be called from any thread.
+ */
 bool mpg_ranks_flushed(void);
 /* Counts of transfer numbers, messages and bytes so far. */
 typedef struct mpg_rank_statistics {
@@ -159,7 +162,8 @@ typedef struct mpg_rank_statistics {
 } mpg_rank_statistics;
 mpg_rank_statistics mpg_ranks_statistics(void); /* host lock */
 
-/* Marks a rank as lost. Pending and later messages from and to it fail with this text. Any thread.
+/* Marks a rank as lost. Pending and later messages from and to it fail with this text. May be
+ * called from any thread.
  */
 void mpg_ranks_lost(int rank, const char *text);
 
