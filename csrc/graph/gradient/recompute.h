@@ -10,8 +10,8 @@
  * the forward phase; the copy of a BatchNorm writes to scratch arrays. Nodes with other effects, or
  * nodes that read a value written by an effect, are not recomputed, and their values are kept.
  *
- * The values to keep are chosen once, for the gradient of all outputs, and every backward
- * pass recomputes from them. Threads: host lock.
+ * The values to keep are chosen once, for the gradient of all outputs, and every backward pass
+ * recomputes from them. Threads: callers hold the host lock.
  */
 #ifndef MPG_GRAPH_GRADIENT_RECOMPUTE_H
 #define MPG_GRAPH_GRADIENT_RECOMPUTE_H

@@ -4,7 +4,8 @@
  * shares the memory of another value, its root. A node with MPG_OP_SHAPE_ONLY uses its inputs but
  * does not read their memory.
  *
- * Ownership: an analysis owns one block of memory and borrows nothing. Threads: host lock.
+ * Ownership: an analysis owns one block of memory and borrows nothing. Threads: callers hold the
+ * host lock.
  */
 #ifndef MPG_GRAPH_IR_ANALYSIS_H
 #define MPG_GRAPH_IR_ANALYSIS_H

@@ -10,7 +10,8 @@
  * A node with a mutable input ("!", an auxiliary state) has an effect. It is never removed, and
  * keeps its position among the users of that input.
  *
- * Ownership: a graph owns its memory, including params that it copied. Threads: host lock.
+ * Ownership: a graph owns its memory, including params that it copied. Threads: callers hold the
+ * host lock.
  */
 #ifndef MPG_GRAPH_IR_GRAPH_H
 #define MPG_GRAPH_IR_GRAPH_H

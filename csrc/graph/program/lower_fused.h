@@ -1,6 +1,6 @@
 /* Lowers a fused group of an order to a backend's fused kernel (op/fused.h). For lower.c.
  *
- * Ownership: results are allocated in the given arena. Threads: host lock.
+ * Ownership: results are allocated in the given arena. Threads: callers hold the host lock.
  */
 #ifndef MPG_GRAPH_PROGRAM_LOWER_FUSED_H
 #define MPG_GRAPH_PROGRAM_LOWER_FUSED_H

@@ -23,7 +23,7 @@
  *
  * Ownership and threads: sets and frames have atomic reference counts and contain only plain
  * memory, so a worker may drop the last reference. The views of a program are filled in by the
- * thread that runs its device's work, one at a time. Everything else: host lock.
+ * thread that runs its device's work, one at a time. Everything else needs the host lock.
  */
 #ifndef MPG_GRAPH_PROGRAM_PROGRAM_H
 #define MPG_GRAPH_PROGRAM_PROGRAM_H
@@ -133,7 +133,7 @@ typedef struct mpg_program_set {
   uint32_t num_drawn;
   bool small; /* one program that runs faster in the calling thread than on a worker */
   mpg_parts parts;
-  mpg_call_frame *frames;             /* list of frames for reuse; host lock */
+  mpg_call_frame *frames;             /* list of frames for reuse; guarded by the host lock */
   _Atomic(mpg_call_frame *) returned; /* list of frames that any thread has returned for reuse */
   mpg_arena arena;                    /* holds params */
 } mpg_program_set;
@@ -189,7 +189,8 @@ typedef struct mpg_segment_time { /* monotonic clock, ns; 0 if not run yet */
  * order in which a segment follows the segments that it waits for, and in which segments of one
  * device keep their order. Missing blocks are allocated when a segment that uses them is queued,
  * and the caller may release a block after the last of these segments. External arrays must exist
- * when a segment that uses them is queued. No part of the external arrays is fixed. Host lock. */
+ * when a segment that uses them is queued. No part of the external arrays is fixed. Guarded
+ * by the host lock. */
 typedef struct mpg_staged_call {
   mpg_launching call;    /* borrows its pointers */
   mpg_call_frame *frame; /* owned reference */

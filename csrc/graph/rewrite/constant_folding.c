@@ -103,7 +103,7 @@ static bool spread_input(const target *t) {
   return from != NULL;
 }
 
-/* Evaluates a view, whose elements are those of the input in order. */
+/* Evaluates a view that has the elements of its input, in the same order. */
 static bool take_input(const target *t) {
   return alike(t) && mpg_shape_size(&input_desc(t, 0)->shape) == t->size &&
          evaluate(t->graph, t->inputs[0], t->out, t->depth + 1);

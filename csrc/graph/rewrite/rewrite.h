@@ -14,8 +14,8 @@
  * for every placement. A copy is emitted for an operand if and only if the pattern had one on its
  * path, even if it does not cross devices, because gradients are summed along these edges.
  *
- * Ownership: a sweep owns the graph it builds until that graph replaces the source. Threads: host
- * lock.
+ * Ownership: a sweep owns the graph it builds until that graph replaces the source. Threads:
+ * callers hold the host lock.
  */
 #ifndef MPG_GRAPH_REWRITE_REWRITE_H
 #define MPG_GRAPH_REWRITE_REWRITE_H

@@ -1,7 +1,8 @@
 /* Strided views: the layout of an array within its base, from which it was derived by reshapes,
  * transposes and slices. Rules use the layout to read the base in place. A dimension is a list of
  * factors (size, stride), outermost first. A reshape redistributes the factors, a transpose
- * permutes them, and a slice shortens one. Plain values. Any thread. */
+ * permutes them, and a slice shortens one. These are plain values, and the functions may be called
+ * from any thread. */
 #ifndef MPG_GRAPH_REWRITE_VIEW_H
 #define MPG_GRAPH_REWRITE_VIEW_H
 

@@ -11,7 +11,7 @@
  * for kernels that devices generate (op/fused.h) have no trailing reductions of this kind and no
  * producers, but may contain row ops.
  *
- * Ownership: a fusion belongs to its order. Threads: host lock.
+ * Ownership: a fusion belongs to its order. Threads: callers hold the host lock.
  */
 #ifndef MPG_GRAPH_SCHEDULE_FUSE_H
 #define MPG_GRAPH_SCHEDULE_FUSE_H

@@ -1,6 +1,6 @@
-/* Open groups of a fusion (fuse.c): their nodes, their common domain, and the dims of each value
- * on it. A group contains no pointers, so a step that may fail is tried on a copy. Ownership: the
- * caller owns it. Threads: host lock. */
+/* Open groups of a fusion (fuse.c): their nodes, their common domain, and the dims of each value on
+ * it. A group contains no pointers, so a step that may fail is tried on a copy. Ownership: the
+ * caller owns it. Threads: callers hold the host lock. */
 #ifndef MPG_GRAPH_SCHEDULE_FUSE_GROUPS_H
 #define MPG_GRAPH_SCHEDULE_FUSE_GROUPS_H
 

@@ -244,8 +244,8 @@ static size_t peak_of(schedule *s, const mpg_order *order) {
 /* --- A heap of ready nodes -------------------------------------------------------------------- */
 
 typedef struct entry {
-  double rank; /* the greatest rank comes first, then the earliest position */
-  uint32_t node;
+  double rank;   /* higher ranks come first; ties go to the earlier node */
+  uint32_t node; /* position in the original order */
 } entry;
 typedef struct heap {
   entry *entries;
@@ -511,7 +511,7 @@ fail:
   return status;
 }
 
-/* --- Time: the critical path first, which is the longest path to the end ---------------------- */
+/* --- Order for time: critical path (longest path to the end) first ---------------------------- */
 
 static mpg_status find_seconds(schedule *s) {
   mpg_cost *costs = mpg_malloc((s->graph->num_nodes + 1) * sizeof *costs);
@@ -650,8 +650,9 @@ static mpg_status release_users(schedule *s, list_scheduler *l, uint32_t k, doub
   return MPG_OK;
 }
 
-/* List scheduling. The device that can start a node first takes its ready node with the longest
- * path to the end. `most` limits the bytes alive on each device; NULL means no limit. */
+/* List scheduling. Repeatedly picks the device that can start a node earliest, and schedules that
+ * device's ready node with the longest path to the end. `most` is a soft limit on the bytes alive
+ * on each device; NULL means no limit. */
 static mpg_status list_schedule(schedule *s, const double *paths, const size_t *most,
                                 mpg_order *order) {
   list_scheduler l = {.starts = NULL};

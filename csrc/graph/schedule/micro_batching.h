@@ -5,7 +5,7 @@
  * Values computed with the state are accepted. A value computed from several steps of one chunk
  * without the state (a mean, positions that begin at 0) may only become part of the state.
  *
- * Ownership: nothing is owned. Threads: host lock.
+ * Ownership: nothing is owned. Threads: callers hold the host lock.
  */
 #ifndef MPG_GRAPH_SCHEDULE_MICRO_BATCHING_H
 #define MPG_GRAPH_SCHEDULE_MICRO_BATCHING_H

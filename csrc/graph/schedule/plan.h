@@ -11,7 +11,7 @@
  * before it adds memory, and reuses the memory of saved values after their last use (unless the
  * graph is retained).
  *
- * Ownership: a plan owns its memory and borrows nothing. Threads: host lock.
+ * Ownership: a plan owns its memory and borrows nothing. Threads: callers hold the host lock.
  */
 #ifndef MPG_GRAPH_SCHEDULE_PLAN_H
 #define MPG_GRAPH_SCHEDULE_PLAN_H

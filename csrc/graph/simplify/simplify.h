@@ -1,5 +1,5 @@
-/* Parts of the simplification pass (simplify.c). Nothing here changes the graph;
- * mpg_cse_table_find only updates its table. Threads: host lock. */
+/* Parts of the simplification pass (simplify.c). Nothing here changes the graph; mpg_cse_table_find
+ * only updates its table. Threads: callers hold the host lock. */
 #ifndef MPG_GRAPH_SIMPLIFY_SIMPLIFY_H
 #define MPG_GRAPH_SIMPLIFY_SIMPLIFY_H
 
