@@ -5,8 +5,8 @@
  * temporary file in the target's folder. The temporary file replaces the target only when all of
  * its data is on disk, so a program that is killed while saving leaves the old file intact.
  * Ownership: the caller owns sources and sinks and closes them; memory given to a source is
- * borrowed. Threads: host lock, which is released while a file is opened, written or synced, and
- * during long reads. Therefore, two threads must not use the same source or sink.
+ * borrowed. Threads: callers hold the host lock, which is released while a file is opened, written
+ * or synced, and during long reads. Therefore, two threads must not use the same source or sink.
  */
 #ifndef MPG_IO_FILE_H
 #define MPG_IO_FILE_H

@@ -19,8 +19,8 @@
  * Except in version 0xF993FACA, an ndim of 0 means "no array", and the array ends there.
  *
  * The reader first parses the whole file except the elements, so that errors are found before
- * memory is allocated. Ownership: the caller owns a list and frees it. Threads: host lock, released
- * during long reads.
+ * memory is allocated. Ownership: the caller owns a list and frees it. Threads: callers hold the
+ * host lock, which is released during long reads.
  */
 #ifndef MPG_IO_PARAMS_FILE_H
 #define MPG_IO_PARAMS_FILE_H
