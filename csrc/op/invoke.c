@@ -13,7 +13,7 @@
 enum { STACK_ARRAYS = 16 };
 
 /* --- Random state ----------------------------------------------------------------------------- */
-static mpg_random_key random_state; /* runtime state; host lock */
+static mpg_random_key random_state; /* runtime state, guarded by the host lock */
 
 void mpg_random_seed(uint64_t seed) { random_state = (mpg_random_key){.seed = seed}; }
 mpg_random_key mpg_random_state(void) { return random_state; }

@@ -1,7 +1,7 @@
-/* Eager execution of one op: checks, inference, allocation and dependencies, then execution on
- * this thread (small work on an idle device) or queuing. Other threads may run while mpg_invoke
- * waits or determines the user's source line, so the caller must hold references to the storages
- * that it passes. Threads: host lock.
+/* Eager execution of one op: checks, inference, allocation and dependencies, then execution on this
+ * thread (small work on an idle device) or queuing. Other threads may run while mpg_invoke waits or
+ * determines the user's source line, so the caller must hold references to the storages that it
+ * passes. Threads: callers hold the host lock.
  */
 #ifndef MPG_OP_INVOKE_H
 #define MPG_OP_INVOKE_H

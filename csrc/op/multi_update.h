@@ -7,7 +7,7 @@
  *
  * Ownership: the update holds references to its arrays until mpg_multi_update_release. Queued work
  * holds a reference to the views and numbers, but not to the arrays, whose memory remains valid
- * because memory is released in program order. Threads: host lock.
+ * because memory is released in program order. Threads: callers hold the host lock.
  */
 #ifndef MPG_OP_MULTI_UPDATE_H
 #define MPG_OP_MULTI_UPDATE_H

@@ -43,7 +43,7 @@ typedef struct interned {
   char text[];
 } interned;
 enum { INTERN_BUCKETS = 1024 };
-static interned *intern_table[INTERN_BUCKETS]; /* never freed; host lock */
+static interned *intern_table[INTERN_BUCKETS]; /* never freed; guarded by host lock */
 
 const char *mpg_intern(const char *text) {
   uint32_t hash = 2166136261u;

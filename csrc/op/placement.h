@@ -2,7 +2,7 @@
  *
  * Copies, and ops that create an array, run on the device that their parameters name. Every other
  * op runs on the device of its inputs, which must all be on one device: nothing is copied silently,
- * except for ops in a group (autograd/groups.h). Threads: host lock.
+ * except for ops in a group (autograd/groups.h). Threads: callers hold the host lock.
  */
 #ifndef MPG_OP_PLACEMENT_H
 #define MPG_OP_PLACEMENT_H

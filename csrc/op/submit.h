@@ -3,8 +3,8 @@
  * The caller lists the arrays that the work reads and writes. Deriving the points to wait for from
  * this list and recording the new uses is atomic, because no other thread runs in between
  * (mpg_device_queue). The work of an op contains its kernel, views and parameters by value, so it
- * holds no pointer to the caller's memory. Threads: host lock; kernels run on the thread that
- * executes the device's work.
+ * holds no pointer to the caller's memory. Threads: callers hold the host lock; kernels run on the
+ * thread that executes the device's work.
  */
 #ifndef MPG_OP_SUBMIT_H
 #define MPG_OP_SUBMIT_H

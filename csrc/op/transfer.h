@@ -2,7 +2,7 @@
  *
  * The process of the source queues a send on the source device. The process of the target queues a
  * receive on the remote device that represents the source, and the target device waits for it.
- * Every process calls mpg_invoke_transfer for every copy. Threads: host lock.
+ * Every process calls mpg_invoke_transfer for every copy. Threads: callers hold the host lock.
  */
 #ifndef MPG_OP_TRANSFER_H
 #define MPG_OP_TRANSFER_H

@@ -1,5 +1,5 @@
 /* Output values of the ops that create constant arrays and ranges, for kernels and graph rewrites.
- * Stateless; any thread. */
+ * These functions are stateless and may be called from any thread. */
 #ifndef MPG_OP_ARRAY_CREATION_H
 #define MPG_OP_ARRAY_CREATION_H
 

@@ -1,5 +1,5 @@
 /* Geometry of slices, crops and splits, shared by inference and kernels so that they cannot
- * disagree. Stateless; any thread.
+ * disagree. These functions are stateless and may be called from any thread.
  */
 #ifndef MPG_OP_ARRAY_REGION_H
 #define MPG_OP_ARRAY_REGION_H
@@ -15,8 +15,9 @@ typedef struct mpg_region {
 
 /* Computes the region that the Python slice begin:end:step selects from an array of known shape.
  * The tuples may have fewer elements than the shape has dimensions, and `step` may be empty (all
- * steps are 1). Out-of-range bounds are clipped. Fails if a step is zero or the tuples otherwise
- * differ in length. Error messages begin with `op`. */
+ * steps are 1). Out-of-range bounds are clipped. Fails if a step is zero, if `begin` and `end`
+ * differ in length, or if a nonempty `step` has a different length. Error messages begin with `op`.
+ */
 static inline mpg_status mpg_region_make(const char *op, const mpg_shape *shape,
                                          const mpg_tuple *begin, const mpg_tuple *end,
                                          const mpg_tuple *step, mpg_region *region) {

@@ -154,8 +154,8 @@ mpg_status mpg_op_batching(mpg_batching *b) {
     for (int k = 0; k < b->num_outputs; k++) b->out[k] = (mpg_batch){.kind = MPG_BATCH_FREE};
     return MPG_OK;
   }
-  /* Treats a FREE input that has an axis of b->rows elements as DIVIDED if the op's rule accepts
-   * it, for example the initial state of a recurrent network. */
+  /* If the op's rule accepts it, treats a FREE input that has an axis of b->rows elements as
+   * DIVIDED. An example is the initial state of a recurrent network. */
   if (free >= 0) {
     const mpg_batch was = b->in[free];
     const mpg_shape *shape = &b->inputs[free].shape;

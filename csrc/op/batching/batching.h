@@ -13,7 +13,7 @@
  * belongs to row i / inner % rows. Elementwise ops have the rule `pointwise`. Ops with the rule
  * `unknown` cannot take a divided input.
  *
- * The rules of a family are in one file. Any thread may call.
+ * The rules of a family are in one file. These functions may be called from any thread.
  */
 #ifndef MPG_OP_BATCHING_BATCHING_H
 #define MPG_OP_BATCHING_BATCHING_H

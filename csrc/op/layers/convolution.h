@@ -1,5 +1,5 @@
-/* Geometry of convolutions and poolings, shared by inference and the kernels of all backends.
- * Plain values; any thread.
+/* Geometry of convolutions and poolings, shared by inference and the kernels of all backends. These
+ * are plain values, and the functions may be called from any thread.
  */
 #ifndef MPG_OP_LAYERS_CONVOLUTION_H
 #define MPG_OP_LAYERS_CONVOLUTION_H

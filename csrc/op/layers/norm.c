@@ -220,9 +220,9 @@ static void set_moments(mpg_infer *infer, const mpg_shape *moments, bool shown) 
     mpg_infer_set(infer, i, moments, shown ? dtype : mpg_dtype_of_sums(dtype));
 }
 
-/* Emits the backward op. If the forward op showed its moments to the user, they are rounded to the
- * dtype of the data. They are then recomputed without rounding, by calling the forward op with the
- * parameters `hidden`. */
+/* Emits the backward op. If the forward op returned its moments to the user, they were rounded to
+ * the dtype of the data. In that case, first recomputes them without rounding by emitting the
+ * forward op with the parameters `hidden`. */
 static void emit_row_backward(mpg_gradient *g, mpg_op_id op, const void *params,
                               const void *hidden) {
   mpg_dtype dtype = mpg_value_desc(g, g->inputs[0])->dtype;

@@ -1,6 +1,6 @@
 /* Packed weights: weights in the layout that a kernel reads. A packed weight is an array of floats.
  * Its first MPG_PACKED_HEADER floats describe the rest, which has room for the original weight and
- * for blocked layouts. Plain values; any thread. */
+ * for blocked layouts. The function may be called from any thread. */
 #ifndef MPG_OP_LAYERS_PACKED_H
 #define MPG_OP_LAYERS_PACKED_H
 

@@ -1,4 +1,5 @@
-/* Sizes of a recurrent op, shared by inference and the kernels of all backends. Any thread. */
+/* Sizes of a recurrent op, shared by inference and the kernels of all backends. These functions may
+ * be called from any thread. */
 #ifndef MPG_OP_LAYERS_RNN_H
 #define MPG_OP_LAYERS_RNN_H
 

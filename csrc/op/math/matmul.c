@@ -1,4 +1,5 @@
-/* Matrix products: inference and gradients. The gradient of a product is two products. */
+/* Matrix products: shape inference and gradients. The gradient for each factor is itself a matrix
+ * product. */
 #include "op/formula/arithmetic.h"
 #include "op/infer.h"
 #include "op/layers/packed.h"

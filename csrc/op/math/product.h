@@ -2,7 +2,7 @@
  * channels-last convolutions with results larger than the caches. The bits of a panel depend only
  * on the product's shapes, the number of threads and the position of the panel. A fused group can
  * therefore process each panel while it is in the cache (op/fused.h) and still be bit-identical to
- * the separate ops. Plain values; any thread.
+ * the separate ops. These are plain values, and the functions may be called from any thread.
  */
 #ifndef MPG_OP_MATH_PRODUCT_H
 #define MPG_OP_MATH_PRODUCT_H

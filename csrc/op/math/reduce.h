@@ -1,5 +1,5 @@
-/* Axes of a reduction (an op with MPG_OP_REDUCTION), after inference has checked them. Stateless;
- * any thread. */
+/* Axes of a reduction (an op with MPG_OP_REDUCTION), after inference has checked them. These
+ * functions are stateless and may be called from any thread. */
 #ifndef MPG_OP_MATH_REDUCE_H
 #define MPG_OP_MATH_REDUCE_H
 

@@ -1,5 +1,6 @@
 /* Row ops, for fusion. A row op processes each row along an axis independently. The row ops are
- * LayerNorm, the softmax family, and their gradients. Stateless; any thread. */
+ * LayerNorm, the softmax family, and their gradients. These functions are stateless and may be
+ * called from any thread. */
 #ifndef MPG_OP_MATH_ROWS_H
 #define MPG_OP_MATH_ROWS_H
 

@@ -31,7 +31,7 @@ static mpg_status softmax_output(mpg_infer *infer, int64_t axis_param, mpg_dtype
 
 mpg_status mpg_infer_softmax(mpg_infer *infer) {
   PARAMS(softmax, params);
-  /* softmin has no input for lengths, so use_length fails. */
+  /* softmin shares this function but has no length input, so it rejects use_length. */
   if (params->use_length && infer->num_inputs < 2) return no_length(infer);
   MPG_TRY(softmax_output(infer, params->axis, params->dtype, &params->temperature));
   if (infer->num_inputs < 2 || infer->inputs[0].shape.ndim < 0) return MPG_OK;

@@ -2,7 +2,7 @@
  *
  * The kinds are in op/precision/precision.def. While mixed precision is on, each op that the user
  * calls casts its inputs to the dtype that mpg_precision_target returns. The rules are global to
- * the process and change only between calls. Threads: host lock.
+ * the process and change only between calls. Threads: callers hold the host lock.
  */
 #ifndef MPG_OP_PRECISION_H
 #define MPG_OP_PRECISION_H

@@ -40,7 +40,8 @@ struct mpg_extension_library {
   mpg_extension **ops;
 };
 
-static mpg_extension_library **libraries; /* libraries whose ops are in the registry; host lock */
+/* Libraries whose ops are in the registry. Guarded by the host lock. */
+static mpg_extension_library **libraries;
 static int num_libraries;
 
 /* --- Calls to a library's functions ----------------------------------------------------------- */

@@ -3,7 +3,8 @@
  *
  * A differentiable op has a second row, for its gradient, which cannot be looked up by name. A
  * library is never closed once its ops have been added, because the rows point into it and are
- * never removed. Threads: host lock; kernels run on the thread that executes the device's work.
+ * never removed. Threads: callers hold the host lock; kernels run on the thread that executes the
+ * device's work.
  */
 #ifndef MPG_OP_USER_EXTENSION_H
 #define MPG_OP_USER_EXTENSION_H

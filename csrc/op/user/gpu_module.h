@@ -1,7 +1,7 @@
 /* CUDA C++ kernels written by users (mx.rtc).
  *
  * A module is compiled when it is created. Modules and kernels are never freed. Compiling the same
- * source twice returns the same module. Threads: host lock.
+ * source twice returns the same module. Threads: callers hold the host lock.
  */
 #ifndef MPG_OP_USER_GPU_MODULE_H
 #define MPG_OP_USER_GPU_MODULE_H

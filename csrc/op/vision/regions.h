@@ -1,6 +1,7 @@
-/* Helpers for ops that pool regions of interest. The data is (batch, channels, height, width).
- * rois is (regions, 5): each row is a region [image, xmin, ymin, xmax, ymax], with the index of
- * its image in the batch and its corners in image coordinates. Any thread. */
+/* Helpers for ops that pool regions of interest. The data is (batch, channels, height, width). rois
+ * is (regions, 5): each row is a region [image, xmin, ymin, xmax, ymax], with the index of its
+ * image in the batch and its corners in image coordinates. These functions may be called from any
+ * thread. */
 #ifndef MPG_OP_VISION_REGIONS_H
 #define MPG_OP_VISION_REGIONS_H
 

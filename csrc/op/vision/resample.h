@@ -1,5 +1,5 @@
 /* Resampling along an axis: computes which input elements contribute to a result element, and their
- * weights. Stateless; any thread.
+ * weights. These functions are stateless and may be called from any thread.
  */
 #ifndef MPG_OP_VISION_RESAMPLE_H
 #define MPG_OP_VISION_RESAMPLE_H

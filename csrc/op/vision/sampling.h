@@ -1,4 +1,5 @@
-/* Bilinear sampling of images at computed positions, shared by several composed ops. Any thread. */
+/* Bilinear sampling of images at computed positions, shared by several composed ops. These
+ * functions may be called from any thread. */
 #ifndef MPG_OP_VISION_SAMPLING_H
 #define MPG_OP_VISION_SAMPLING_H
 
