@@ -1,5 +1,5 @@
 /* Descriptions of compiled calls for Python. Functions that return an object return a new
- * reference, or NULL with an exception set on failure. Threads: host lock. */
+ * reference, or NULL with an exception set on failure. Threads: callers hold the host lock. */
 #ifndef MPG_PYTHON_GRAPH_DESCRIBE_H
 #define MPG_PYTHON_GRAPH_DESCRIBE_H
 
