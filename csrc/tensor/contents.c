@@ -12,7 +12,7 @@ struct mpg_kept_contents {
   uint32_t savers;
 };
 
-/* Runtime state, under the host lock. */
+/* Runtime state, guarded by the host lock. */
 static mpg_late_savers *late_savers;
 static uint64_t tracked_savers;
 

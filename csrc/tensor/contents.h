@@ -7,7 +7,7 @@
  * no memory for a copy, or if other libraries write to an exposed storage unnoticed.
  *
  * Ownership: a saver holds a reference to the storage. The storage owns the copies; each copy is
- * freed with its last saver. Threads: host lock.
+ * freed with its last saver. Threads: callers hold the host lock.
  */
 #ifndef MPG_TENSOR_CONTENTS_H
 #define MPG_TENSOR_CONTENTS_H

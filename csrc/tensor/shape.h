@@ -1,5 +1,6 @@
-/* Shapes: value types of up to MPG_MAX_NDIM dimensions. A dimension or ndim of -1 means "unknown",
- * which occurs only during shape inference. Dimensions of size 0 are valid. Any thread may call.
+/* Shapes: plain values with up to MPG_MAX_NDIM dimensions. A dimension or ndim of -1 means unknown;
+ * this occurs only during shape inference. Dimensions of size 0 are valid. These functions may be
+ * called from any thread.
  */
 #ifndef MPG_TENSOR_SHAPE_H
 #define MPG_TENSOR_SHAPE_H

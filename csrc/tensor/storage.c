@@ -8,7 +8,7 @@
 
 enum { MAX_FREE = 4096 };
 
-/* Runtime state, under the host lock. free_storages is a free list of structs, linked through
+/* Runtime state, guarded by the host lock. free_storages is a free list of structs, linked through
  * `owner`. leaving lists destroyed storages whose imported memory is still used by queued work. */
 static mpg_storage *free_storages, *leaving;
 static int num_free;

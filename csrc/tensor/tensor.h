@@ -7,7 +7,8 @@
  *
  * Ownership: a storage is destroyed with its last reference. Its memory then returns to the pool
  * immediately, even if queued work still uses it. The record of uses stays with the memory, and its
- * next owner waits for that work. Threads: host lock; workers see only raw addresses.
+ * next owner waits for that work. Threads: callers hold the host lock; workers see only raw
+ * addresses.
  */
 #ifndef MPG_TENSOR_TENSOR_H
 #define MPG_TENSOR_TENSOR_H
