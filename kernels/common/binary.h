@@ -1,4 +1,5 @@
-/* Building blocks for the formulas in binary.def, for every backend. Stateless; any thread. */
+/* Building blocks for the formulas in binary.def, for every backend. These functions are stateless
+ * and may be called from any thread. */
 #ifndef KERNELS_COMMON_BINARY_H
 #define KERNELS_COMMON_BINARY_H
 

@@ -1,6 +1,6 @@
 /* Boxes and anchors in MXNet's precision: float32, or float64 for float64 arrays (`wide`). Values
  * that are compared with thresholds are rounded after every operation, so that the same boxes are
- * kept as in MXNet. Stateless; any thread. */
+ * kept as in MXNet. These functions are stateless and may be called from any thread. */
 #ifndef KERNELS_COMMON_BOXES_H
 #define KERNELS_COMMON_BOXES_H
 

@@ -1,5 +1,6 @@
 /* Building blocks for random draws, shared by all backends. kernels/cpu/math/random.c documents the
- * scheme. Define MPG_MATH_WITHOUT_FMA before including. Stateless; any thread. */
+ * scheme. Define MPG_MATH_WITHOUT_FMA before including. These functions are stateless and may be
+ * called from any thread. */
 #ifndef KERNELS_COMMON_DRAW_H
 #define KERNELS_COMMON_DRAW_H
 

@@ -1,5 +1,6 @@
 /* Selects the formula in unary.def or binary.def that a call computes, and the formula's constants.
- * Shared by the kernels of ops and of fused groups on all backends. Stateless; any thread. */
+ * Shared by the kernels of ops and of fused groups on all backends. These functions are stateless
+ * and may be called from any thread. */
 #ifndef KERNELS_COMMON_FORMULA_H
 #define KERNELS_COMMON_FORMULA_H
 

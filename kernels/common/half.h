@@ -1,5 +1,6 @@
 /* Conversion of float16 and bfloat16 scalars to and from float, rounding to nearest even.
- * kernels/cpu/convert.h converts blocks of elements and all other dtypes. Stateless; any thread.
+ * kernels/cpu/convert.h converts blocks of elements and all other dtypes. These functions are
+ * stateless and may be called from any thread.
  */
 #ifndef KERNELS_COMMON_HALF_H
 #define KERNELS_COMMON_HALF_H

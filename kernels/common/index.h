@@ -1,4 +1,5 @@
-/* Conversion of floats to integers, and handling of out-of-range indices. Stateless; any thread. */
+/* Conversion of floats to integers, and handling of out-of-range indices. These functions are
+ * stateless and may be called from any thread. */
 #ifndef KERNELS_COMMON_INDEX_H
 #define KERNELS_COMMON_INDEX_H
 

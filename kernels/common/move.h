@@ -3,7 +3,8 @@
  *
  * A move copies out[sum(i_k * out_k)] = in[sum(i_k * in_k)] for every index i of `dims`. Strides
  * are in elements and may be negative. An input stride may be 0, which repeats elements. The target
- * elements are distinct and do not overlap the source. Stateless; any thread.
+ * elements are distinct and do not overlap the source. These functions are stateless and may be
+ * called from any thread.
  */
 #ifndef KERNELS_COMMON_MOVE_H
 #define KERNELS_COMMON_MOVE_H

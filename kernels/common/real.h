@@ -1,5 +1,6 @@
 /* Element access to floating-point arrays through double. Loads are exact for every dtype. Stores
- * to 16-bit dtypes round to float first. Stateless; any thread. */
+ * to 16-bit dtypes round to float first. These functions are stateless and may be called from any
+ * thread. */
 #ifndef KERNELS_COMMON_REAL_H
 #define KERNELS_COMMON_REAL_H
 

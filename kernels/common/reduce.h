@@ -1,4 +1,5 @@
-/* Canonical forms of reductions and broadcasts, shared by all backends. Stateless; any thread. */
+/* Canonical forms of reductions and broadcasts, shared by all backends. These functions are
+ * stateless and may be called from any thread. */
 #ifndef KERNELS_COMMON_REDUCE_H
 #define KERNELS_COMMON_REDUCE_H
 

@@ -1,5 +1,5 @@
 /* Bins of regions of interest (ROI) in MXNet's precision: float32, or float64 for float64 arrays.
- * Stateless; any thread. */
+ * These functions are stateless and may be called from any thread. */
 #ifndef KERNELS_COMMON_REGIONS_H
 #define KERNELS_COMMON_REGIONS_H
 

@@ -1,5 +1,5 @@
 /* Rule and constants of a weight update, read from the op's parameters. Shared by all backends.
- * Stateless; any thread.
+ * These functions are stateless and may be called from any thread.
  */
 #ifndef KERNELS_COMMON_UPDATE_H
 #define KERNELS_COMMON_UPDATE_H

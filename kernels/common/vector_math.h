@@ -11,8 +11,8 @@
  *
  * Zeros keep their sign. The coefficients are minimax fits over the reduced ranges.
  * vector_math_mixed.h has float functions that compute in double, and vector_math_double.h has
- * double functions. Define MPG_MATH_WITHOUT_FMA before including for plain products and sums.
- * Stateless; any thread.
+ * double functions. Define MPG_MATH_WITHOUT_FMA before including for plain products and sums. These
+ * functions are stateless and may be called from any thread.
  */
 #ifndef KERNELS_COMMON_VECTOR_MATH_H
 #define KERNELS_COMMON_VECTOR_MATH_H

@@ -11,7 +11,7 @@
  *   2.3   tan
  *   3     tanh, sigmoid
  *
- * Stateless; any thread.
+ * These functions are stateless and may be called from any thread.
  */
 #ifndef KERNELS_COMMON_VECTOR_MATH_DOUBLE_H
 #define KERNELS_COMMON_VECTOR_MATH_DOUBLE_H

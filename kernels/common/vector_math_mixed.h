@@ -1,6 +1,6 @@
 /* Float functions without branches that compute in double, with polynomials just long enough for
  * float precision. The maximum error is 0.51 ULPs. On GPUs, the names map to CUDA's functions.
- * Stateless; any thread.
+ * These functions are stateless and may be called from any thread.
  */
 #ifndef KERNELS_COMMON_VECTOR_MATH_MIXED_H
 #define KERNELS_COMMON_VECTOR_MATH_MIXED_H
@@ -74,7 +74,8 @@ MPG_INLINE float mpg_powf(float x, float y) {
 MPG_INLINE float mpg_tanf_limited(float x) {
   double wide = x, shifted = mpg_fma_double(wide, 0x1.45f306dc9c883p-1, MPG_DOUBLE_ROUNDER);
   double whole = shifted - MPG_DOUBLE_ROUNDER;
-  double r = mpg_fma_double(whole, -0x1.921fb544p+0, wide); /* first part of pi / 2; exact */
+  /* Subtracts `whole` times pi / 2 in two parts. The product with the high part is exact. */
+  double r = mpg_fma_double(whole, -0x1.921fb544p+0, wide);
   r = mpg_fma_double(whole, -0x1.0b4611a626331p-34, r);
   double s = r * r;
   double sine = MPG_POLY(mpg_fma_double, s, 0x1.6db3cb206f1f1p-19, -0x1.a0138800f2bbbp-13,

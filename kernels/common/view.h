@@ -1,4 +1,5 @@
-/* Sizes of a kernel's views (inputs and outputs), shared by all backends. Stateless; any thread. */
+/* Sizes of a kernel's views (inputs and outputs), shared by all backends. These functions are
+ * stateless and may be called from any thread. */
 #ifndef KERNELS_COMMON_VIEW_H
 #define KERNELS_COMMON_VIEW_H
 

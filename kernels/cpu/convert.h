@@ -2,7 +2,7 @@
  * (also for float16 and bfloat16), double, int32_t (also for 8-bit integers and bool) and int64_t.
  * Other dtypes pass through a buffer of MPG_CPU_BLOCK elements. Conversions follow the rules of C.
  * A conversion to bool tests `!= 0`. If a float is outside an integer type's range, the result
- * depends on the processor. Stateless; safe on any thread.
+ * depends on the processor. These functions are stateless and may be called from any thread.
  */
 #ifndef KERNELS_CPU_CONVERT_H
 #define KERNELS_CPU_CONVERT_H

@@ -4,7 +4,8 @@
  * The dimensions are collapsed as in binary.c and reduce.c and listed innermost first. Strides are
  * in elements and are 0 in broadcast dimensions. A row is the innermost dimension. Stores write
  * whole vectors, which may extend past the end of a row; the next row overwrites the excess. `out`
- * therefore needs MPG_EXPAND_SLACK extra bytes. Stateless; safe on any thread.
+ * therefore needs MPG_EXPAND_SLACK extra bytes. These functions are stateless and may be called
+ * from any thread.
  */
 #ifndef KERNELS_CPU_EXPAND_H
 #define KERNELS_CPU_EXPAND_H

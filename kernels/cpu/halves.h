@@ -1,7 +1,7 @@
 /* Conversions between groups of 16 float16 or bfloat16 elements and floats. Once these are inlined,
  * compilers keep the floats in registers. Hand-written because GCC does not vectorize float16
  * conversions and generates slower code for packing bfloat16. The vector and scalar versions are
- * bit-identical. Stateless; safe on any thread.
+ * bit-identical. These functions are stateless and may be called from any thread.
  */
 #ifndef KERNELS_CPU_HALVES_H
 #define KERNELS_CPU_HALVES_H

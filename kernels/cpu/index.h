@@ -1,4 +1,5 @@
-/* Loads and stores indices of any numeric dtype. Stateless; safe on any thread. */
+/* Loads and stores indices of any numeric dtype. These functions are stateless and may be called
+ * from any thread. */
 #ifndef KERNELS_CPU_INDEX_H
 #define KERNELS_CPU_INDEX_H
 

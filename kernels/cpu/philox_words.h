@@ -1,5 +1,5 @@
-/* Computes many words of a Philox random stream (base/philox.h) at once. Stateless; safe on any
- * thread. */
+/* Computes many words of a Philox random stream (base/philox.h) at once. These functions are
+ * stateless and may be called from any thread. */
 #ifndef KERNELS_CPU_PHILOX_WORDS_H
 #define KERNELS_CPU_PHILOX_WORDS_H
 

@@ -1,4 +1,5 @@
-/* CPU implementation of moves (kernels/common/move.h). Stateless; safe on any thread. */
+/* CPU implementation of moves (kernels/common/move.h). These functions are stateless and may be
+ * called from any thread. */
 #ifndef KERNELS_CPU_ARRAY_MOVE_H
 #define KERNELS_CPU_ARRAY_MOVE_H
 

@@ -1,6 +1,6 @@
 /* Transposes tiles of 16 x 16 elements. Matrix lines that are a multiple of a page apart compete
  * for the same cache sets, so a tile reads each input line once and writes each result line once.
- * Stateless; safe on any thread.
+ * These functions are stateless and may be called from any thread.
  */
 #ifndef KERNELS_CPU_ARRAY_TURN_H
 #define KERNELS_CPU_ARRAY_TURN_H

@@ -116,8 +116,8 @@ static void pack_transposed_T(const T *from, int64_t by_row, int64_t n, int64_t 
   }
 }
 
-/* Copies n rows of `width` elements, times a factor, to rows of `padded` elements. Rows [n, rows)
- * become zeros. */
+/* Copies n rows of `width` elements, scaled by `factor`, into rows of `padded` elements. Fills the
+ * padding and rows [n, rows) with zeros. */
 static void pack_rows_T(const T *from, int64_t by_row, int64_t n, int64_t width, T factor, T *to,
                         int64_t padded, int64_t rows) {
   for (int64_t i = 0; i < n; i++) {

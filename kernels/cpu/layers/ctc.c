@@ -94,8 +94,8 @@ static void begin_sample(const ctc *t, int64_t n, double **scratch, sample *s) {
   s->here = take_row(scratch, t);
   s->scores = take(scratch, t->classes);
   s->powers = take(scratch, t->classes);
-  /* The labels are at the end of `classes`, so that filling the states below overwrites only labels
-   * that were read before. */
+  /* Stores the labels at the end of `classes`. The loop below fills `classes` from the start, so it
+   * overwrites only labels that it has already read. */
   int64_t *labels = s->classes + s->states - count;
   for (int64_t i = 0; i < count; i++) labels[i] = mpg_index_at(t->label, n * t->length + i);
   if (needed(labels, count) > s->frames) s->frames = 0;

@@ -169,8 +169,8 @@ static mpg_status run_panels(const run *r, int64_t begin, int64_t end, int threa
   return MPG_OK;
 }
 
-/* Returns the first row of a thread's range. A range begins at a tile, or at a multiple of `grain`
- * unless `grain` is 0. */
+/* Returns the first row of a thread's range. Ranges begin at multiples of `grain`, or at tiles if
+ * `grain` is 0. */
 static int64_t begin_of(const run *r, int64_t piece) {
   if (r->grain)
     return piece == r->pieces ? r->rows : r->rows / r->grain * piece / r->pieces * r->grain;

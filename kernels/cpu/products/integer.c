@@ -87,8 +87,8 @@ mpg_status mpg_cpu_integer_fully_connected(const mpg_kernel_call *call) {
 }
 
 /* --- Convolutions ----------------------------------------------------------------------------- */
-/* Convolution of one sample and group: dot products of gathered rows with the weight. Rows have the
- * weight's layout, with channels before or after the window. */
+/* Convolution of one sample and group, as dot products of gathered rows with the weight. Rows have
+ * the layout of the weight: (channels, window), or (window, channels) if `last`. */
 typedef struct places {
   const mpg_convolution *c;
   mpg_window w; /* three axes */

@@ -1,5 +1,6 @@
 /* Detects at run time how the processor multiplies pairs of bfloat16 and adds them to float32: with
- * AMX tiles, with AVX512-BF16, or not at all. Stateless; safe on any thread. */
+ * AMX tiles, with AVX512-BF16, or not at all. These functions are stateless and may be called from
+ * any thread. */
 #ifndef KERNELS_CPU_PRODUCTS_PAIRS_H
 #define KERNELS_CPU_PRODUCTS_PAIRS_H
 

@@ -1,8 +1,8 @@
 /* Packs a bfloat16 matrix (k, n) into panels in the layout that the processor multiplies (pairs.h).
  * A panel is up to PAIRS_PANEL vectors of 16 columns wide and stored as [pairs of rows][vectors][16
  * columns]. Each 32-bit word holds one column's elements in two adjacent rows. k is padded with
- * zeros to a multiple of PAIRS_STEP pairs. Included for AVX-512 only. Stateless; safe on any
- * thread. */
+ * zeros to a multiple of PAIRS_STEP pairs. Included for AVX-512 only. These functions are stateless
+ * and may be called from any thread. */
 #ifndef KERNELS_CPU_PRODUCTS_PAIRS_PACKING_H
 #define KERNELS_CPU_PRODUCTS_PAIRS_PACKING_H
 

@@ -1,4 +1,4 @@
-/* Matrix products by oneDNN. Threads: same rules as for kernels. */
+/* Matrix products with oneDNN. The threading rules of kernels apply (kernels/cpu/cpu.h). */
 #ifndef KERNELS_CPU_VENDOR_ONEDNN_MATMUL_H
 #define KERNELS_CPU_VENDOR_ONEDNN_MATMUL_H
 

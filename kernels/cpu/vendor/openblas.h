@@ -1,6 +1,6 @@
 /* OpenBLAS for CPU kernels. OpenBLAS runs single-threaded; callers divide the work among threads.
- * The first call to mpg_cpu_openblas fills the table, which is constant afterward. Any thread may
- * call.
+ * The first call to mpg_cpu_openblas fills the table, which is constant afterward. These functions
+ * may be called from any thread.
  */
 #ifndef KERNELS_CPU_VENDOR_OPENBLAS_H
 #define KERNELS_CPU_VENDOR_OPENBLAS_H

@@ -18,7 +18,7 @@ struct product : mpg_window {        /* three axes */
   int64_t batch, places, k;          /* places: output positions per sample; k: terms per sum */
   int64_t channels, filters, groups; /* channels, filters: per group */
   bool last;                         /* all arrays are channels-last */
-  bool whole_words, whole_weight;    /* data, weight: readable as aligned 4-byte words */
+  bool whole_words, whole_weight;    /* data (weight) can be read as aligned 4-byte words */
 };
 
 template <class T>
