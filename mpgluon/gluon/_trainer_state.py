@@ -184,8 +184,8 @@ class TrainerState:
                 return updater.states[index]
         if index in self.loaded:
             return self.loaded[index]
-        # The state is on none of the parameter's devices, because the parameter was moved since the
-        # last step.
+        # No device of the parameter holds its state: the parameter has been moved since the last
+        # step.
         return next(
             (
                 updater.states[index]

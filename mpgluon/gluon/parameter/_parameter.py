@@ -180,7 +180,8 @@ class Parameter(MXNetNames):
     def _hold(self, *before, **values):
         """Replaces `arrays` and related attributes atomically: after an interrupt, either all old
         or all new values are visible. The changes `before` (`_core.at_once`) are included."""
-        self._unbind()  # first, because an interrupt may follow the change immediately
+        # Also before the change, because an interrupt right after it would skip the call below.
+        self._unbind()
         parameter_changes.note()
         at_once(*before, (set_attributes, self, *chain(*values.items())))
         self._unbind()
