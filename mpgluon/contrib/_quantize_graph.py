@@ -49,8 +49,8 @@ FORMS = {
         fits=lambda attrs: not _has(attrs, "output_mean_var"),
     ),
 }
-# Ops whose nodes store the calibrated range of their result -> prefix of their node names, which is
-# followed by the name of the float32 node that they replace.
+# Ops whose nodes store the calibrated range of their result, with the prefix of those nodes' names.
+# The rest of the name is that of the float32 node that was replaced.
 PREFIXES = {"_contrib_requantize": "requantize_", "_contrib_quantized_batch_norm": "quantized_"}
 
 

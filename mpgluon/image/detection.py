@@ -295,7 +295,8 @@ class DetRandomCropAug(_RandomRectangle):
         areas = _areas(label[:, 1:5])
         low = np.maximum(label[:, 1:3], box[:2])
         high = np.minimum(label[:, 3:5], box[2:])
-        # Fractions of objects in the box; objects of two pixels or less are ignored.
+        # Fraction of each object's area that is inside the box. Objects of at most two pixels are
+        # ignored.
         with np.errstate(divide="ignore", invalid="ignore"):
             covered = _areas(np.concatenate([low, high], 1)) / areas
         cut = covered[(areas * pixels > 2) & (covered > 0)]
