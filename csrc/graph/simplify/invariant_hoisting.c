@@ -1,4 +1,4 @@
-/* Loop-invariant code motion: moves nodes that depend only on parameters and constants out of the
+/* Loop-invariant hoisting: moves nodes that depend only on parameters and constants out of the
  * programs that run in every call. */
 #include <string.h>
 

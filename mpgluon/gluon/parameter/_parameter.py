@@ -180,8 +180,7 @@ class Parameter(MXNetNames):
     def _hold(self, *before, **values):
         """Replaces `arrays` and related attributes atomically: after an interrupt, either all old
         or all new values are visible. The changes `before` (`_core.at_once`) are included."""
-        # Also before the change, because an interrupt right after it would skip the call below.
-        self._unbind()
+        self._unbind()  # also before the change: an interrupt after it would skip the call below
         parameter_changes.note()
         at_once(*before, (set_attributes, self, *chain(*values.items())))
         self._unbind()
