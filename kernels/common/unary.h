@@ -15,6 +15,23 @@
 MPG_HOST_DEVICE float unit_of_float(float x) { return x <= 0 ? 0 : x >= 1 ? 1 : x; }
 MPG_HOST_DEVICE double unit_of_double(double x) { return x <= 0 ? 0 : x >= 1 ? 1 : x; }
 
+/* GELU by tanh is x * sigmoid(u), because (1 + tanh(v)) / 2 is sigmoid(2 v). u is a polynomial of
+ * x, in float (F) and double (D), and SLOPE is its derivative. */
+#define GELU_TANH_F(x) ((x) * (1.5957691216057307f + 0.07135481627260025f * (x) * (x)))
+#define GELU_TANH_D(x) ((x) * (1.5957691216057307117597842397375 + 0.07135481627260025 * (x) * (x)))
+#define GELU_TANH_SLOPE_F(x) (1.5957691216057307f + 0.21406444881780076f * (x) * (x))
+#define GELU_TANH_SLOPE_D(x) (1.5957691216057307117597842397375 + 0.21406444881780076 * (x) * (x))
+/* Returns the derivative of x * s(u(x)), where s is the sigmoid of u and `slope` the derivative of
+ * u. Where s is 0 or 1, x * s * (1 - s) * slope is 0 although x * slope may be infinite. */
+MPG_HOST_DEVICE float gated_slope_of_float(float x, float s, float slope) {
+  float bend = s * (1 - s);
+  return bend == 0 ? s : s + x * bend * slope;
+}
+MPG_HOST_DEVICE double gated_slope_of_double(double x, double s, double slope) {
+  double bend = s * (1 - s);
+  return bend == 0 ? s : s + x * bend * slope;
+}
+
 /* Derivative of GELU in float (F) and double (D). */
 #define GELU_SLOPE_F(x) \
   (mpg_normal_cdff(x) + (x) * 0.39894228040143267794f * mpg_exp_nonpositive(-0.5f * (x) * (x)))

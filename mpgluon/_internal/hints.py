@@ -138,7 +138,7 @@ ARRAY = {
     "data": "x itself, or x.detach()",
     "triu": "numpy.triu(x)",
     "tril": "numpy.tril(x)",
-    "gelu": "nd.LeakyReLU(x, act_type='gelu')",
+    "gelu": "nd.gelu(x)",
     "nonzero": "numpy.argwhere(x), a NumPy array",
     "is_cuda": "x.context.device_type == 'gpu'",
     "grad_fn": "autograd.get_symbol(x), which has the recorded ops",
@@ -277,9 +277,6 @@ LAYERS = {
     "functional": "mx.nd",
     "init": "mx.init",
     "utils": "mx.gluon.utils",
-    "SiLU": "Swish",
-    "RMSNorm": "a HybridBlock of "
-    "x * F.rsqrt(F.mean(F.square(x), axis=-1, keepdims=True) + epsilon) * gain",
     **dict.fromkeys(
         ["MultiheadAttention", "MultiHeadAttention", "Transformer", "TransformerEncoderLayer"],
         "a HybridBlock of Dense layers, F.batch_dot and F.softmax, as in examples/gpt_pipeline.py",
@@ -302,7 +299,7 @@ GLUON = {
 FUNCTIONS = {
     **{
         name: ARRAY[name]
-        for name in "cat matmul mm bmm view masked_fill chunk clamp unsqueeze permute gelu "
+        for name in "cat matmul mm bmm view masked_fill chunk clamp unsqueeze permute "
         "gather index_select masked_select narrow unbind repeat_interleave logsumexp numel clone "
         "std var triu tril unique cumprod isnan isinf isfinite nonzero remainder neg median "
         "eq ne lt le gt ge pow sub mul div".split()
@@ -350,7 +347,6 @@ FUNCTIONS = {
     "mse_loss": "mx.gluon.loss.L2Loss(weight=2)(outputs, targets).mean()",
     "l1_loss": "mx.gluon.loss.L1Loss()(outputs, targets).mean()",
     "as_tensor": "nd.array(values, dtype=dtype); the default dtype is float32",
-    "silu": "x * nd.sigmoid(x), or nn.Swish",
     "scaled_dot_product_attention": "nd.batch_dot(nd.softmax(scores), values) with "
     "scores = nd.batch_dot(queries, keys, transpose_b=True) / size ** 0.5",
     "cross_entropy": "mx.gluon.loss.SoftmaxCrossEntropyLoss()(outputs, labels).mean()",

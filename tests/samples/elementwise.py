@@ -351,8 +351,23 @@ def _leaky(x, gamma=None, act_type="leaky", slope=0.25, **params):
         ),
     }
     if act_type == "gelu":
-        return 0.5 * x * (1 + _erf(x / math.sqrt(2)))
+        return x * _normal(x)
     return np.where(x > 0, x, below[act_type]()) * (1.0507009873554805 if act_type == "selu" else 1)
+
+
+def _normal(x):
+    return 0.5 * (1 + _erf(x / math.sqrt(2)))
+
+
+def _gelu_tanh(x):
+    return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+
+def _slope(function, x, step=1e-4):
+    """The derivative, to some 1e-12 by Richardson's extrapolation."""
+    near = (function(x + step) - function(x - step)) / (2 * step)
+    far = (function(x + 2 * step) - function(x - 2 * step)) / (4 * step)
+    return (4 * near - far) / 3
 
 
 _ACTIVATIONS = {
@@ -383,6 +398,50 @@ SAMPLES = {
             dtypes=("int32",),
             name="integers",
         ),
+    ],
+    "silu": [Sample([(4, 5)], {}, lambda x: x / (1 + np.exp(-x)), ranges=[(-6, 6)], grad2=True)],
+    "_gelu_tanh": [Sample([(4, 5)], {}, _gelu_tanh, ranges=[(-6, 6)], grad2=True)],
+    "gelu": [
+        Sample([(4, 5)], {}, lambda x: x * _normal(x), ranges=[(-4, 4)]),
+        Sample(
+            [(4, 5)],
+            {"approximate": "tanh"},
+            lambda x, approximate: _gelu_tanh(x),
+            ranges=[(-4, 4)],
+            name="tanh",
+        ),
+    ],
+    "_contrib_gated": [
+        Sample(
+            [(4, 5), (4, 5)],
+            {"act": name},
+            lambda gate, up, act, function=function: function(gate) * up,
+            ranges=[(0.2, 4) if name == "relu" else (-4, 4), None],
+            name=name,
+        )
+        for name, function in (
+            ("silu", lambda x: x / (1 + np.exp(-x))),
+            ("gelu", lambda x: x * _normal(x)),
+            ("gelu_tanh", _gelu_tanh),
+            ("relu", lambda x: np.maximum(x, 0)),
+            ("sigmoid", lambda x: 1 / (1 + np.exp(-x))),
+        )
+    ],
+    "_backward_silu": [
+        Sample(
+            [(4, 5), (4, 5)],
+            {},
+            lambda g, x: g * _slope(lambda x: x / (1 + np.exp(-x)), x),
+            ranges=[None, (-6, 6)],
+        )
+    ],
+    "_backward_gelu_tanh": [
+        Sample(
+            [(4, 5), (4, 5)],
+            {},
+            lambda g, x: g * _slope(_gelu_tanh, x),
+            ranges=[None, (-6, 6)],
+        )
     ],
     "hard_sigmoid": [
         Sample(

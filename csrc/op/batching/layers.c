@@ -99,6 +99,33 @@ mpg_status mpg_batching_layer_norm(mpg_batching *b) {
   return MPG_OK;
 }
 
+mpg_status mpg_batching_rms_norm(mpg_batching *b) {
+  MPG_TRY(but(b, mpg_batching_ndim(b, 0) - 1));
+  mpg_batching_set(b, 1, b->in[0].axis, 0);
+  return MPG_OK;
+}
+
+/* data (batch, time, heads, features), or heads before time; positions (time) or (batch, time). */
+mpg_status mpg_batching_rotary(mpg_batching *b) {
+  PARAMS(rotary);
+  enum { BTHD };
+  bool given = b->num_inputs > 1;
+  int own = b->in[0].axis, time = p->layout == BTHD ? 1 : 2,
+      axis = own == time ? (given ? mpg_batching_ndim(b, 1) - 1 : -1)
+             : own == 0 && given && mpg_batching_ndim(b, 1) > 1 ? 0
+                                                                : -1;
+  if (!mpg_batching_divided(b, 0)) return mpg_batching_fail(b, 1, "all rows use this whole input");
+  if (own == 3) return mpg_batching_fail_along(b, 0);
+  if (own == time && !given)
+    return mpg_batching_fail(b, 0, "positions would start at 0 in each part; pass positions");
+  if (axis >= 0 ? !mpg_batching_divided(b, 1) || b->in[1].axis != axis ||
+                      b->in[1].outer != b->in[0].outer || b->in[1].inner != b->in[0].inner
+                : mpg_batching_divided(b, 1))
+    return mpg_batching_fail(b, 0, "its positions are divided in another way");
+  mpg_batching_set(b, 0, own, 0);
+  return MPG_OK;
+}
+
 /* Fails if the norm sums over the batch axis, because it would combine several rows. */
 mpg_status mpg_batching_l2_normalization(mpg_batching *b) {
   PARAMS(l2_normalization);

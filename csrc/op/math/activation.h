@@ -1,5 +1,5 @@
-/* Values of the parameter act_type of Activation and of LeakyReLU, in the same order as in
- * op/defs/elementwise.def. */
+/* Values of the parameters act_type of Activation and of LeakyReLU, approximate of gelu, and act of
+ * gated, in the same order as in op/defs/elementwise.def. */
 #ifndef MPG_OP_MATH_ACTIVATION_H
 #define MPG_OP_MATH_ACTIVATION_H
 
@@ -21,6 +21,10 @@ enum {
   MPG_LEAKY_RRELU,
   MPG_LEAKY_SELU
 };
+
+enum { MPG_GELU_EXACT, MPG_GELU_TANH };
+
+enum { MPG_GATED_SILU, MPG_GATED_GELU, MPG_GATED_GELU_TANH, MPG_GATED_RELU, MPG_GATED_SIGMOID };
 
 /* Returns the shape to which PReLU's gamma is reshaped so that it broadcasts to the data. The last
  * axis of gamma is the channel axis of the data. */

@@ -13,7 +13,7 @@
  * All other ops run separately. The registers of a dropout mask hold 1 or 0.
  *
  * In a group with rows, elements are distributed over threads as in the ops' own kernels
- * (math/reduce.cu, math/softmax.cu, layers/norm.cu), so that sums have the same order. The result
+ * (math/reduce.cu, math/softmax.cu, norm/norm.cu), so that sums have the same order. The result
  * of a reduction is available in all threads of the row. Ops on rows are expanded to steps on
  * floats, without rounding between the steps of an op. The gradients of LayerNorm's gamma and beta
  * are sums over rows: blocks store partial sums in scratch memory, which a second kernel adds.
@@ -25,7 +25,7 @@ extern "C" {
 #include "kernels/common/formula.h"
 #include "kernels/common/reduce.h"
 #include "kernels/cuda/fusion/specialise.h"
-#include "kernels/cuda/layers/norm.h"
+#include "kernels/cuda/norm/norm.h"
 }
 #include "op/math/rows.h"
 

@@ -62,7 +62,7 @@ typedef struct mpg_step_program {
   int num_steps, num_operands, num_constants, num_registers, num_draws, ndim;
   int row;                /* elements per row; 0 for a group without rows */
   int each, packs, lanes; /* a thread has `packs` packs of `each` elements (mpg_lanes) */
-  int num_shares;         /* number of column sums, two per LayerNorm gradient (layers/norm.h) */
+  int num_shares;         /* number of column sums, two per LayerNorm gradient (norm/norm.h) */
   int block_rows;         /* rows per block if num_shares > 0 */
   float *shares;          /* pairs of partial sums: [pair][block][2][row] */
   int64_t dims[MPG_MAX_NDIM], count;

@@ -12,8 +12,10 @@ from .basic_layers import *
 from .basic_layers import __all__ as _basic
 from .conv_layers import *
 from .conv_layers import __all__ as _conv
+from .transformer_layers import *
+from .transformer_layers import __all__ as _transformer
 
-__all__ = ["Block", "HybridBlock", "SymbolBlock", *_activations, *_basic, *_conv]
+__all__ = ["Block", "HybridBlock", "SymbolBlock", *_activations, *_basic, *_conv, *_transformer]
 
 
 if not TYPE_CHECKING:  # type checkers would accept any name if they saw __getattr__

@@ -17,7 +17,7 @@ else:
     Layer = HybridBlock
 
 
-__all__ = ["Activation", "LeakyReLU", "PReLU", "ELU", "SELU", "GELU", "Swish"]
+__all__ = ["Activation", "LeakyReLU", "PReLU", "ELU", "SELU", "GELU", "SiLU", "Swish"]
 
 
 _NAMES = ("relu", "sigmoid", "softrelu", "softsign", "tanh")
@@ -175,14 +175,40 @@ class SELU(Layer):
 class GELU(Layer):
     """Gaussian error linear unit: ``x`` times the normal distribution function of ``x``.
 
+    Parameters
+    ----------
+    approximate : {'none', 'tanh'}, default 'none'
+        'tanh' computes the approximation ``0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))``.
+
     Examples
     --------
     >>> nn.GELU()(nd.array([0, 1])).asnumpy().astype(float).round(2).tolist()
     [0.0, 0.84]
     """
 
+    def __init__(self, approximate: str = "none", **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        if approximate not in ("none", "tanh"):
+            raise MXNetValueError(f"GELU: approximate must be 'none' or 'tanh', got {approximate!r}")
+        self._approximate = approximate
+
     def hybrid_forward(self, F: Any, x: Any) -> Any:
+        if self._approximate == "tanh":
+            return F.gelu(x, approximate="tanh", name="fwd")
         return F.LeakyReLU(x, act_type="gelu", name="fwd")
+
+
+class SiLU(Layer):
+    """Sigmoid linear unit: ``x * sigmoid(x)``.
+
+    Examples
+    --------
+    >>> nn.SiLU()(nd.array([0, 1])).asnumpy().astype(float).round(2).tolist()
+    [0.0, 0.73]
+    """
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
+        return F.silu(x, name="fwd")
 
 
 class Swish(Layer):

@@ -40,6 +40,9 @@
 #define padded_T NAME(padded)
 #define put_moments_T NAME(put_moments)
 #define read_T NAME(read)
+#define rms_norm_backward_columns_T NAME(rms_norm_backward_columns)
+#define rms_norm_backward_pieces_T NAME(rms_norm_backward_pieces)
+#define rms_norm_rows_T NAME(rms_norm_rows)
 #define row_distances_T NAME(row_distances)
 #define row_dot_T NAME(row_dot)
 #define row_products_T NAME(row_products)
@@ -388,7 +391,7 @@ static void batch_norm_backward_channels_T(void *context, int64_t begin, int64_t
   }
 }
 
-#include "kernels/cpu/layers/batch_norm_last_impl.h"
+#include "kernels/cpu/norm/batch_norm_last_impl.h"
 
 /* --- LayerNorm along the last axis, in the computing type A ----------------------------------- */
 static void put_moments_T(const layer_norm *t, int64_t r, A mean, A deviation) {
@@ -475,6 +478,76 @@ static void layer_norm_backward_columns_T(void *context, int64_t begin, int64_t 
       ((S *)t->dgamma)[at + j] = STORE((A)dgamma[j]);
       ((S *)t->dbeta)[at + j] = STORE((A)dbeta[j]);
     }
+  }
+}
+
+/* --- rms_norm: as LayerNorm above, with `deviation` for the root mean squares ------------------
+ */
+static void rms_norm_rows_T(void *context, int64_t begin, int64_t end) {
+  const layer_norm *t = context;
+  const A *gamma = t->gamma;
+  const bool direct = sizeof(S) == sizeof(A);
+  A *row = direct ? NULL : layer_norm_rows_of(t), offset = (A)t->offset;
+  int64_t n = t->n;
+  for (int64_t r = begin; r < end; r++) {
+    const A *x = direct ? (const A *)t->x + r * n : row;
+    A *y = direct ? (A *)t->y + r * n : row;
+    if (!direct) mpg_cpu_load_all(COMPUTE, DTYPE, t->x, r * n, n, row);
+    A rms = (A)sqrt((A)(row_dot_T(x, x, n) / (double)n) + (A)t->eps), inverse = 1 / rms;
+    if (gamma)
+      MPG_INDEPENDENT for (int64_t i = 0; i < n; i++) y[i] = x[i] * inverse * (gamma[i] + offset);
+    else
+      MPG_INDEPENDENT for (int64_t i = 0; i < n; i++) y[i] = x[i] * inverse;
+    if (!direct) mpg_cpu_store(COMPUTE, DTYPE, t->y, r * n, n, y);
+    ((A *)t->deviation)[r] = rms;
+  }
+}
+
+/* Computes dx = (g - x * mean(g * x) / rms^2) / rms, with g = dy * (gamma + offset), for the rows
+ * of pieces [begin, end), and the sum of dgamma for each piece, in A. */
+static void rms_norm_backward_pieces_T(void *context, int64_t begin, int64_t end) {
+  const layer_norm *t = context;
+  const A *gamma = t->gamma;
+  const bool direct = sizeof(S) == sizeof(A);
+  int64_t n = t->n;
+  A *scaled = layer_norm_rows_of(t), *x_row = scaled + n, *dy_row = x_row + n;
+  A offset = (A)t->offset;
+  for (int64_t piece = begin; piece < end; piece++) {
+    A *dgamma = (A *)t->sums + piece * n;
+    int64_t first = piece * t->piece_rows,
+            last = t->outer - first < t->piece_rows ? t->outer : first + t->piece_rows;
+    if (gamma) memset(dgamma, 0, (size_t)n * sizeof(A));
+    for (int64_t r = first; r < last; r++) {
+      const A *x = direct ? (const A *)t->x + r * n : x_row,
+              *dy = direct ? (const A *)t->dy + r * n : dy_row, *g = dy;
+      A *dx = direct ? (A *)t->y + r * n : scaled, inverse = 1 / ((const A *)t->deviation)[r];
+      if (!direct) {
+        mpg_cpu_load_all(COMPUTE, DTYPE, t->x, r * n, n, x_row);
+        mpg_cpu_load_all(COMPUTE, DTYPE, t->dy, r * n, n, dy_row);
+      }
+      if (gamma) {
+        g = scaled;
+        MPG_INDEPENDENT for (int64_t i = 0; i < n; i++) {
+          scaled[i] = dy[i] * (gamma[i] + offset);
+          dgamma[i] += dy[i] * (x[i] * inverse);
+        }
+      }
+      A slope = (A)(row_dot_T(x, g, n) / (double)n * inverse * inverse);
+      MPG_INDEPENDENT for (int64_t i = 0; i < n; i++) dx[i] = (g[i] - x[i] * slope) * inverse;
+      if (!direct) mpg_cpu_store(COMPUTE, DTYPE, t->y, r * n, n, dx);
+    }
+  }
+}
+
+/* Adds the pieces' sums in order, in double. */
+static void rms_norm_backward_columns_T(void *context, int64_t begin, int64_t end) {
+  const layer_norm *t = context;
+  int64_t pieces = (t->outer + t->piece_rows - 1) / t->piece_rows;
+  for (int64_t i = begin; i < end; i++) {
+    double sum = 0;
+    for (int64_t piece = 0; piece < pieces; piece++)
+      sum += (double)((const A *)t->sums)[piece * t->n + i];
+    ((S *)t->dgamma)[i] = STORE((A)sum);
   }
 }
 

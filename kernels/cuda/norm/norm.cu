@@ -9,7 +9,7 @@
 #include "kernels/cuda/access.h"
 #include "kernels/cuda/rows.h"
 extern "C" {
-#include "kernels/cuda/layers/norm.h"
+#include "kernels/cuda/norm/norm.h"
 }
 #include "op/layers/norm.h"
 
@@ -337,7 +337,7 @@ mpg_status launch_rows(const mpg_kernel_call *call, void (*block)(layer_norm<T>)
 template <class T, class C>
 mpg_status add_shares(const mpg_kernel_call *call, const C *shares, int64_t blocks, int64_t n,
                       T *dgamma, T *dbeta) {
-  return mpg_cuda_launch(call, shares_kernel<T, C>, dim3(mpg_cuda_blocks(n, WARP), 2),
+  return mpg_cuda_launch(call, shares_kernel<T, C>, dim3(mpg_cuda_blocks(n, WARP), dbeta ? 2 : 1),
                          dim3(WARP, TOTAL_ROWS), 0, shares, blocks, n, dgamma, dbeta);
 }
 
@@ -617,15 +617,18 @@ mpg_status l2_backward(const mpg_kernel_call *call) {
 
 } // namespace
 
-extern "C" mpg_status mpg_cuda_add_shares(const mpg_kernel_call *call, const float *shares,
+extern "C" mpg_status mpg_cuda_add_shares(const mpg_kernel_call *call, const void *shares,
                                           int64_t blocks, int64_t n, mpg_dtype dtype, void *dgamma,
                                           void *dbeta) {
+  const float *sums = (const float *)shares;
   switch (dtype) {
+    case MPG_FLOAT64:
+      return add_shares(call, (const double *)shares, blocks, n, (double *)dgamma, (double *)dbeta);
     case MPG_FLOAT16:
-      return add_shares(call, shares, blocks, n, (mpg_half *)dgamma, (mpg_half *)dbeta);
+      return add_shares(call, sums, blocks, n, (mpg_half *)dgamma, (mpg_half *)dbeta);
     case MPG_BFLOAT16:
-      return add_shares(call, shares, blocks, n, (mpg_bfloat16 *)dgamma, (mpg_bfloat16 *)dbeta);
-    default: return add_shares(call, shares, blocks, n, (float *)dgamma, (float *)dbeta);
+      return add_shares(call, sums, blocks, n, (mpg_bfloat16 *)dgamma, (mpg_bfloat16 *)dbeta);
+    default: return add_shares(call, sums, blocks, n, (float *)dgamma, (float *)dbeta);
   }
 }
 

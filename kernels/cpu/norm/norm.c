@@ -1,4 +1,4 @@
-/* BatchNorm, LayerNorm, GroupNorm, InstanceNorm, L2Normalization and LRN. */
+/* BatchNorm, LayerNorm, rms_norm, GroupNorm, InstanceNorm, L2Normalization and LRN. */
 #include <math.h>
 #include <omp.h>
 #include <string.h>
@@ -44,7 +44,7 @@ static double about_mean(double product, double sum, double away, double count) 
  * number of groups. */
 typedef struct layer_norm {
   int64_t outer, n, inner;
-  double eps;
+  double eps, offset; /* offset: of rms_norm */
   const void *x, *dy, *gamma, *beta;
   void *y, *mean, *deviation, *dgamma, *dbeta;
   bool rounded;    /* mean and deviation have the dtype of x; if false, the computing type */
@@ -68,7 +68,7 @@ typedef struct lrn {
   void *y, *norm;
 } lrn;
 
-#define IMPLEMENTATION "kernels/cpu/layers/norm_impl.h"
+#define IMPLEMENTATION "kernels/cpu/norm/norm_impl.h"
 #include "kernels/cpu/float_instances.h"
 
 enum { BLOCK = 64 }; /* columns handled together; must equal COLUMNS in norm_impl.h */
@@ -250,7 +250,7 @@ static mpg_status layer_norm_setup(const mpg_kernel_call *call, layer_norm *t, m
   if (!t->rows) return MPG_DEVICE_OUT_OF_MEMORY;
   char *at = t->rows + t->row_bytes * (size_t)call->num_threads;
   t->sums = at + affine;
-  if (direct) return MPG_OK;
+  if (direct || !t->gamma) return MPG_OK;
   mpg_cpu_load_all(compute, dtype, t->gamma, 0, t->n, at);
   t->gamma = at;
   if (!t->beta) return MPG_OK;
@@ -277,8 +277,18 @@ mpg_status mpg_cpu_layer_norm(const mpg_kernel_call *call) {
   return MPG_OK;
 }
 
-mpg_status mpg_cpu_layer_norm_backward(const mpg_kernel_call *call) {
+/* Divides the rows into pieces and returns their number. A piece has about ELEMENTS elements. If
+ * that would give more than PIECES pieces, pieces get more rows (at most ROWS), because the partial
+ * sums of each piece are as long as a row or two. */
+static int64_t set_pieces(layer_norm *t) {
   enum { ELEMENTS = 32768, ROWS = 128, PIECES = 16 };
+  t->piece_rows = ELEMENTS / (t->n + 1);
+  if (t->piece_rows < t->outer / PIECES) t->piece_rows = t->outer / PIECES;
+  t->piece_rows = t->piece_rows < 1 ? 1 : t->piece_rows > ROWS ? ROWS : t->piece_rows;
+  return (t->outer + t->piece_rows - 1) / t->piece_rows;
+}
+
+mpg_status mpg_cpu_layer_norm_backward(const mpg_kernel_call *call) {
   const mpg_layer_norm_backward_params *p = call->params;
   const mpg_view *x = &call->inputs[1];
   layer_norm t = backward_of(call);
@@ -291,18 +301,54 @@ mpg_status mpg_cpu_layer_norm_backward(const mpg_kernel_call *call) {
                          INSTANCE(dtype, layer_norm_backward_affine), &t);
     return MPG_OK;
   }
-  /* A piece has about ELEMENTS elements. If that would give more than PIECES pieces, pieces get
-   * more rows (at most ROWS), because the partial sums of each piece are as long as two rows. */
-  t.piece_rows = ELEMENTS / (t.n + 1);
-  if (t.piece_rows < t.outer / PIECES) t.piece_rows = t.outer / PIECES;
-  t.piece_rows = t.piece_rows < 1 ? 1 : t.piece_rows > ROWS ? ROWS : t.piece_rows;
-  int64_t pieces = (t.outer + t.piece_rows - 1) / t.piece_rows;
+  int64_t pieces = set_pieces(&t);
   MPG_TRY(layer_norm_setup(call, &t, dtype,
                            mpg_compute_direct(mpg_compute_of(dtype), dtype) ? 1 : 3, pieces));
   mpg_cpu_parallel_for(call, pieces, grain(t.piece_rows * t.n),
                        INSTANCE(dtype, layer_norm_backward_pieces), &t);
   mpg_cpu_parallel_for(call, t.n, (grain(pieces) + BLOCK - 1) / BLOCK * BLOCK,
                        INSTANCE(dtype, layer_norm_backward_columns), &t);
+  return MPG_OK;
+}
+
+/* --- rms_norm --------------------------------------------------------------------------------- */
+static layer_norm rms_norm_of(const mpg_kernel_call *call, const mpg_view *x) {
+  const mpg_rms_norm_params *p = call->params;
+  int last = x->desc.shape.ndim - 1;
+  return (layer_norm){.outer = mpg_shape_product(&x->desc.shape, 0, last),
+                      .n = x->desc.shape.dims[last],
+                      .inner = 1,
+                      .eps = p->eps,
+                      .offset = p->offset,
+                      .x = x->data,
+                      .y = call->outputs[0].data};
+}
+
+mpg_status mpg_cpu_rms_norm(const mpg_kernel_call *call) {
+  mpg_dtype dtype = call->inputs[0].desc.dtype;
+  layer_norm t = rms_norm_of(call, &call->inputs[0]);
+  t.gamma = call->num_inputs > 1 ? call->inputs[1].data : NULL;
+  t.deviation = call->outputs[1].data;
+  MPG_TRY(layer_norm_setup(call, &t, dtype,
+                           mpg_compute_direct(mpg_compute_of(dtype), dtype) ? 0 : 1, 0));
+  mpg_cpu_parallel_for(call, t.outer, grain(t.n), INSTANCE(dtype, rms_norm_rows), &t);
+  return MPG_OK;
+}
+
+mpg_status mpg_cpu_rms_norm_backward(const mpg_kernel_call *call) {
+  mpg_dtype dtype = call->inputs[1].desc.dtype;
+  layer_norm t = rms_norm_of(call, &call->inputs[1]);
+  t.dy = call->inputs[0].data;
+  t.deviation = call->inputs[2].data;
+  t.gamma = call->num_inputs > 3 ? call->inputs[3].data : NULL;
+  t.dgamma = t.gamma ? call->outputs[1].data : NULL;
+  int64_t pieces = set_pieces(&t);
+  MPG_TRY(layer_norm_setup(call, &t, dtype,
+                           mpg_compute_direct(mpg_compute_of(dtype), dtype) ? 1 : 3, pieces));
+  mpg_cpu_parallel_for(call, pieces, grain(t.piece_rows * t.n),
+                       INSTANCE(dtype, rms_norm_backward_pieces), &t);
+  if (t.dgamma)
+    mpg_cpu_parallel_for(call, t.n, grain(pieces), INSTANCE(dtype, rms_norm_backward_columns), &t);
   return MPG_OK;
 }
 
