@@ -84,7 +84,8 @@ def test_every_public_operator_is_in_the_reference():
         places = [place(name) for name in (row["name"], *row["aliases"].split())]
         public = [name for space, name in places if space in ("op", *SPACES)]
         known = row["name"] in described or functions.intersection(public)
-        if public and "hidden" not in row["flags"] and not known:
+        own = not row["name"].startswith("tests_")  # other tests load a library of such ops
+        if public and "hidden" not in row["flags"] and not known and own:
             missing.append(row["name"])
     assert len(described) > 300 and not missing
 
