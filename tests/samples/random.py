@@ -100,6 +100,22 @@ SAMPLES["_random_randint"] = [
         [], {"low": -5, "high": 2**40, "shape": (300,), "dtype": "int64"}, dtypes=ONE, name="wide"
     ),
 ]
+SAMPLES["_contrib_sample_tokens"] = [
+    Sample(
+        [(3, 7), np.array([[1, 0], [2, 5], [3, 9]], dtype="int64")],
+        {"temperature": 0},
+        reference=lambda logits, keys, temperature: logits.argmax(axis=1),
+        grad=False,
+        name="greedy",
+    ),
+    Sample(
+        [(3, 7), np.array([[1, 0], [2, 5], [3, 9]], dtype="int64")],
+        {"top_k": 1},
+        reference=lambda logits, keys, top_k: logits.argmax(axis=1),
+        grad=False,
+        name="top_k",
+    ),
+]
 SAMPLES["_sample_multinomial"] = [
     Sample([_HALF], {}, reference=lambda x, **p: np.array([2, 0]), grad=False, dtypes=ONE),
     Sample(

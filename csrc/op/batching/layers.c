@@ -168,6 +168,13 @@ mpg_status mpg_batching_softmax_ce(mpg_batching *b) {
   return MPG_OK;
 }
 
+/* All inputs are (requests, ...). */
+mpg_status mpg_batching_sample_tokens(mpg_batching *b) {
+  MPG_TRY(mpg_batching_all_along(b, b->num_inputs, 0));
+  mpg_batching_set(b, 0, 0, mpg_batching_first(b));
+  return MPG_OK;
+}
+
 mpg_status mpg_batching_softmax_output(mpg_batching *b) {
   PARAMS(softmax_output);
   enum { BATCH, NONE, VALID };
