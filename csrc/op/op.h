@@ -379,6 +379,9 @@ mpg_shape mpg_op_drawn_shape(const mpg_op *op, const void *params, const mpg_sha
  * all input names. */
 bool mpg_op_input_left_out(const mpg_op *op, const void *params, int index);
 int mpg_op_input_place(const mpg_op *op, const void *params, int index);
+/* Returns the index of the parameter use_<name> that a call sets if the array is given, or -1. The
+ * parameter has the constraint "given". */
+int mpg_op_input_mark(const mpg_op *op, int index);
 
 /* Runs the checks common to all ops: the number of inputs and the dtype of the first one. */
 mpg_status mpg_op_check(const mpg_op *op, const void *params, mpg_desc *inputs, int num_inputs);

@@ -251,6 +251,11 @@ bool mpg_op_input_left_out(const mpg_op *op, const void *params, int index) {
               : *(const bool *)param == signatures[op->id].inputs[index].unless;
 }
 
+int mpg_op_input_mark(const mpg_op *op, int index) {
+  int use = signatures[op->id].inputs[index].use;
+  return use >= 0 && strcmp(op->params->params[use].constraint, "given") == 0 ? use : -1;
+}
+
 int mpg_op_input_place(const mpg_op *op, const void *params, int index) {
   const signature *s = &signatures[op->id];
   if (s->variadic) return index;

@@ -74,7 +74,7 @@ class Function:
     ``name`` and ``attr`` set the name and attributes of the node.
     """
 
-    __slots__ = ("__name__", "_op", "_hint", "_inputs", "_params", "_variadic")
+    __slots__ = ("__name__", "_op", "_hint", "_inputs", "_marks", "_params", "_variadic")
 
     def __init__(self, op: Op, name: str) -> None:
         self._op = op
@@ -87,6 +87,12 @@ class Function:
         self._params = [param["name"] for param in info["params"]]
         self._variadic = bool(info["inputs"]) and info["inputs"][-1]["variadic"]
         self._inputs = [entry["name"] for entry in info["inputs"]]
+        # Parameters use_<name> that are set if the array is given
+        self._marks = {
+            param["name"].removeprefix("use_"): param["name"]
+            for param in info["params"]
+            if param["constraint"] == "given"
+        }
 
     @property
     def __doc__(self) -> str:
@@ -170,6 +176,8 @@ class Function:
                 raise MXNetError(
                     f"{op} has no parameter {key!r}; write your own attribute as __{key}__"
                 )
+        if not any(mark in params for mark in self._marks.values()):
+            params.update({mark: True for key, mark in self._marks.items() if key in given})
         call = _core.OpCall(op, params)
         used = call.input_names(call.num_inputs(len(given))) if places else ()
         # The op's parameters can disable optional inputs. If a positional argument was matched to a

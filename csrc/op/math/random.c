@@ -259,6 +259,12 @@ mpg_shape mpg_op_drawn_shape(const mpg_op *op, const void *params, const mpg_sha
     const int64_t *sizes = ((const mpg_attention_params *)params)->sizes.values;
     return (mpg_shape){.ndim = 1, .dims = {sizes[0] * sizes[1] * sizes[2] * sizes[3]}};
   }
+  if (op->id == MPG_OP__dropout_head_attention) {
+    const mpg_head_attention_params *p = params;
+    int time = p->layout == 0 ? 1 : 2;
+    return (mpg_shape){
+        .ndim = 4, .dims = {input->dims[0], input->dims[3 - time], input->dims[time], p->keys}};
+  }
   if (op->id != MPG_OP__dropout_draw) return *output;
   /* The input of _dropout_draw is one part of an array that has `total` elements along `axis`. The
    * random numbers are drawn for the whole array, so they do not depend on how it is divided. */

@@ -16,6 +16,7 @@ typedef struct op_object {
   int num_inputs;  /* number of input names; a variadic input counts as one */
   int min_inputs;  /* number of inputs that are always required */
   bool variadic;
+  bool marks;        /* given arrays set parameters use_<name> */
   bool creates;      /* true if the op creates an array (on the current context if `ctx` is None) */
   int ctx;           /* index of the parameter "ctx", or -1 */
   int count_param;   /* index of the parameter "num_args" (number of arrays), or -1 */
@@ -197,6 +198,21 @@ static int check_named(const call *c) {
   return 0;
 }
 
+/* Sets the parameters use_<name> of the optional arrays that are given, for an op that derives them
+ * (mpg_op_input_mark). If the caller gives one of these parameters, the arrays are those that
+ * the parameters enable, without gaps. */
+static void mark_arrays(call *c) {
+  for (int i = 0; i < c->self->num_inputs; i++) {
+    int param = mpg_op_input_mark(c->self->op, i);
+    if (param >= 0 && c->given >> param & 1) return;
+  }
+  for (int i = 0; i < c->num_arrays && i < c->self->num_inputs; i++) {
+    int param = mpg_op_input_mark(c->self->op, i);
+    if (param >= 0 && c->arrays[i] != NULL)
+      *(bool *)(c->params + c->self->op->params->params[param].offset) = true;
+  }
+}
+
 /* Removes omitted inputs that the parameters disable (no_bias), and shifts later arrays down. */
 static void close_gaps(call *c) {
   int kept = 0;
@@ -215,6 +231,7 @@ static void close_gaps(call *c) {
  * arrays to arrays on the device of the first NDArray. */
 static int convert_arrays(call *c) {
   const mpg_op *op = c->self->op;
+  if (c->self->marks) mark_arrays(c);
   if (c->named && check_named(c) < 0) return -1;
   while (c->num_arrays > 0 && c->arrays[c->num_arrays - 1] == NULL) c->num_arrays--;
   /* Detects missing trailing inputs. The loop below detects missing inputs before a given one. */
@@ -393,7 +410,7 @@ done:
 static inline bool is_plain(const op_object *self, PyObject *const *args, Py_ssize_t count,
                             PyObject *keywords) {
   if (self->variadic || self->required || count == 0 || count < self->min_inputs ||
-      count > self->num_inputs || count > MPG_PY_SMALL)
+      count > (self->marks ? self->min_inputs : self->num_inputs) || count > MPG_PY_SMALL)
     return false;
   if (keywords != NULL && PyTuple_GET_SIZE(keywords) > 0) return false;
   for (Py_ssize_t i = 0; i < count; i++)
@@ -676,9 +693,12 @@ static PyObject *op_new(const mpg_op *op, const char *name) {
   self->name = intern_name(name);
   self->num_inputs = mpg_op_num_input_names(op);
   self->variadic = mpg_op_variadic(op);
+  self->marks = false;
   self->min_inputs = self->num_inputs;
   while (self->min_inputs > 0 && mpg_op_input_optional(op, self->min_inputs - 1))
     self->min_inputs--;
+  for (int i = self->min_inputs; i < self->num_inputs; i++)
+    self->marks |= mpg_op_input_mark(op, i) >= 0;
   self->creates = (op->flags & MPG_OP_CREATES) != 0;
   self->ctx = mpg_params_find(op->params, "ctx");
   self->count_param = self->variadic ? mpg_params_find(op->params, "num_args") : -1;

@@ -1,6 +1,5 @@
-/* Attention without a full matrix of scores (FlashAttention). Multiplies blocks of query rows with
- * blocks of keys and updates the softmax sums block by block (online softmax). Backward recomputes
- * blocks of weights from the final sums.
+/* Attention without a matrix of scores (FlashAttention): blocks of query rows against blocks of
+ * keys, with online softmax sums. Backward recomputes blocks of weights from those sums.
  *
  * Every element is summed over keys (or rows) in ascending order, block by block, so results do not
  * depend on the number of threads.
@@ -13,10 +12,12 @@
 
 #include "base/memory.h"
 #include "kernels/cpu/convert.h"
+#include "kernels/cpu/array/turn.h"
 #include "kernels/cpu/halves.h"
 #include "kernels/cpu/philox_words.h"
 #include "kernels/cpu/products/pairs.h"
 #include "kernels/common/vector_math.h"
+#include "op/layers/attention_call.h"
 
 #if defined(__AVX512F__)
 enum { TILE = 12 }; /* rows of the product held in registers */
@@ -28,7 +29,7 @@ enum { TILE = 4 };
 
 /* Query rows and keys per block: multiples of every tile size, so that tiles never cross the end of
  * a block. */
-enum { BLOCK_ROWS = 48, BLOCK_KEYS = 96, MOST_KEYS = 128 /* maximum over all instances */ };
+enum { BLOCK_ROWS = 48, BLOCK_KEYS = 96, MOST_ROWS = 64, MOST_KEYS = 128 /* of all instances */ };
 
 /* Address and strides, in elements, of an array (batch, head, row, element). */
 typedef struct place {
@@ -36,39 +37,138 @@ typedef struct place {
   int64_t by_batch, by_head, by_row;
 } place;
 
+/* Keys [low, high) that a row may see. Empty ranges are (0, 0). */
+typedef struct range {
+  int64_t low, high;
+} range;
+
+/* A key head is shared by `group` query heads. Their rows follow each other: row v of a key head is
+ * row v % rows of its query head v / rows. */
 typedef struct attention {
   const mpg_kernel_call *call;
   int64_t batch, heads, rows, keys, width, value_width;
+  int64_t key_heads, group, all_rows /* group * rows */;
   place query, key, value, result, query_grad, key_grad, value_grad, grad, output;
   const char *mask; /* NULL if none */
+  bool mask_is_bool;
   int64_t mask_batch, mask_head, mask_row, mask_key;
+  const int32_t *lengths, *segments; /* NULL if none */
   void *sums; /* per head: the largest score of each row, then the sums of exponentials */
-  double scale;
-  bool causal, drops;
+  double scale, softcap;
+  int64_t window;
+  bool causal, cached, empty_is_zero, drops;
   mpg_pairs pairs;
   mpg_random_key draw;
   uint32_t threshold; /* dropout keeps weights whose random word >> 8 is below this */
   double kept_scale;
-  /* Backward: true if a work unit is a whole head. Otherwise one pass runs over blocks of keys and
-   * a second pass over blocks of rows. */
+  /* Backward: true if a work unit is a whole key head. Otherwise one pass runs over blocks of keys
+   * and a second pass over blocks of rows. */
   bool all_at_once;
   bool for_keys; /* true in the pass over blocks of keys */
   char *scratch;
   size_t scratch_bytes; /* bytes per thread */
+  range *ranges;        /* of each batch entry and row */
 } attention;
 
 static int64_t blocks_of(int64_t n, int64_t block) { return (n + block - 1) / block; }
 static int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
-
-/* Returns the number of keys in the block [key, key + block) that query row `row` attends to. With
- * a causal mask, a row attends only to keys up to its own position. */
-static inline int64_t seen(const attention *p, int64_t row, int64_t key, int64_t block) {
-  int64_t end = p->causal && row + 1 < p->keys ? row + 1 : p->keys;
-  end -= key;
-  return end < 0 ? 0 : end < block ? end : block;
+static int64_t within(int64_t n, int64_t low, int64_t high) {
+  return n < low ? low : n < high ? n : high;
 }
 
-/* Work unit of the backward pass: a whole head, a block of keys, or a block of rows. */
+/* --- Visible keys ----------------------------------------------------------------------------- */
+
+/* Returns the keys that row `row` may see, except for masks. */
+static range range_of(const attention *p, int64_t batch, int64_t row) {
+  int64_t length = p->lengths ? p->lengths[batch] : 0, end = p->keys;
+  if (p->lengths) end = within(p->cached ? length + p->rows : length, 0, p->keys);
+  int64_t at = row + (p->cached ? length : p->keys - p->rows); /* the row's own position */
+  range r = {0, end};
+  if (p->causal && at + 1 < end) r.high = at + 1;
+  if (p->window && at - p->window + 1 > 0) r.low = at - p->window + 1;
+  if (p->window && !p->causal && at + p->window < end) r.high = at + p->window;
+  if (p->segments) {
+    const int32_t *segments = p->segments + batch * p->keys, own = segments[p->keys - p->rows + row];
+    while (r.low < r.high && segments[r.low] != own) r.low++;
+    while (r.low < r.high && segments[r.high - 1] != own) r.high--;
+  }
+  return r.low < r.high ? r : (range){0, 0};
+}
+
+static void fill_ranges(void *context, int64_t begin, int64_t end) {
+  const attention *p = context;
+  for (int64_t i = begin; i < end; i++) p->ranges[i] = range_of(p, i / p->rows, i % p->rows);
+}
+
+/* Returns the keys that some row of a batch entry may see, starting at a multiple of `block`. */
+static range span_of(const attention *p, int64_t batch, int64_t block) {
+  range span = {p->keys, 0};
+  for (int64_t i = 0; i < p->rows; i++) {
+    range r = p->ranges[batch * p->rows + i];
+    if (r.high && r.low < span.low) span.low = r.low;
+    if (r.high > span.high) span.high = r.high;
+  }
+  if (!span.high) return (range){0, 0};
+  span.low = span.low / block * block;
+  return span;
+}
+
+/* Consecutive rows of a key head. */
+typedef struct block {
+  int64_t batch, first, count;
+  int64_t heads[MOST_ROWS], rows[MOST_ROWS]; /* query heads, and rows of these */
+  range seen[MOST_ROWS];
+  range all;            /* union of `seen` */
+  int64_t key;          /* current block of keys */
+  range now[MOST_ROWS]; /* keys of this block that each row may see */
+} block;
+static void block_of(const attention *p, int64_t index, int64_t first, int64_t most, block *b) {
+  b->batch = index / p->key_heads;
+  b->first = first;
+  b->count = p->all_rows - first < most ? p->all_rows - first : most;
+  b->all = (range){p->keys, 0};
+  int64_t head = index % p->key_heads * p->group + first / p->rows, row = first % p->rows;
+  for (int64_t i = 0; i < b->count; i++) {
+    range r = p->ranges[b->batch * p->rows + row];
+    b->heads[i] = head, b->rows[i] = row, b->seen[i] = r;
+    if (r.high && r.low < b->all.low) b->all.low = r.low;
+    if (r.high > b->all.high) b->all.high = r.high;
+    if (++row == p->rows) row = 0, head++;
+  }
+  if (!b->all.high) b->all.low = 0;
+}
+
+/* Moves to the keys [key, key + size): sets `now`, which is relative to `key`. Returns the keys that
+ * some row may see. */
+static range look_at(block *b, int64_t key, int64_t size) {
+  range all = {size, 0};
+  b->key = key;
+  for (int64_t i = 0; i < b->count; i++) {
+    int64_t low = within(b->seen[i].low - key, 0, size),
+            high = within(b->seen[i].high - key, 0, size);
+    if (low >= high) low = high = 0;
+    b->now[i] = (range){low, high};
+    if (high && low < all.low) all.low = low;
+    if (high > all.high) all.high = high;
+  }
+  return all.high ? all : (range){0, 0};
+}
+static inline bool overlaps(range r, int64_t low, int64_t high) {
+  return r.low < high && r.high > low;
+}
+/* Returns the union of `now` of rows [from, to). */
+static inline range seen_by(const block *b, int64_t from, int64_t to) {
+  range all = b->now[from];
+  if (to > b->count) to = b->count;
+  for (int64_t i = from + 1; i < to; i++) {
+    range r = b->now[i];
+    if (r.high && (r.low < all.low || !all.high)) all.low = r.low;
+    if (r.high > all.high) all.high = r.high;
+  }
+  return all;
+}
+
+/* Unit of work of the gradient: a whole key head, a block of keys, or a block of rows. */
 typedef struct backward_unit {
   int64_t index, row, row_end, key, key_end;
 } backward_unit;
@@ -76,14 +176,14 @@ static backward_unit backward_unit_of(const attention *p, int64_t unit, int64_t 
                                       int64_t keys) {
   int64_t blocks = p->all_at_once ? 1
                    : p->for_keys  ? blocks_of(p->keys, keys)
-                                  : blocks_of(p->rows, rows);
-  backward_unit u = {.index = unit / blocks, .row_end = p->rows, .key_end = p->keys};
+                                  : blocks_of(p->all_rows, rows);
+  backward_unit u = {.index = unit / blocks, .row_end = p->all_rows, .key_end = p->keys};
   if (!p->all_at_once && p->for_keys) {
     u.key = unit % blocks * keys;
     u.key_end = u.key + keys < p->keys ? u.key + keys : p->keys;
   } else if (!p->all_at_once) {
     u.row = unit % blocks * rows;
-    u.row_end = u.row + rows < p->rows ? u.row + rows : p->rows;
+    u.row_end = u.row + rows < p->all_rows ? u.row + rows : p->all_rows;
   }
   return u;
 }
@@ -104,17 +204,20 @@ static void *take_part(scratch_parts *parts, size_t bytes) {
 #define NAME(name) name##_f32
 #define BITS int32_t
 #define EXP mpg_expf
+#define TANH mpg_tanhf
 #include "kernels/cpu/products/lanes.h"
 #include "kernels/cpu/layers/attention_block.h"
 #undef T
 #undef NAME
 #undef BITS
 #undef EXP
+#undef TANH
 
 #define T double
 #define NAME(name) name##_f64
 #define BITS int64_t
 #define EXP exp
+#define TANH tanh
 #define LANES_OF_DOUBLE
 #include "kernels/cpu/products/lanes.h"
 #include "kernels/cpu/layers/attention_block.h"
@@ -125,7 +228,7 @@ static void *take_part(scratch_parts *parts, size_t bytes) {
 #include "kernels/cpu/layers/attention_pairs.h"
 #endif
 
-/* Implementation for one computing type. `rows` and `keys` are its block sizes. */
+/* Implementation for one computing type. `rows` and `keys` are the sizes of a block. */
 typedef struct instance {
   int64_t rows, keys;
   size_t (*forward_bytes)(const attention *), (*backward_bytes)(const attention *);
@@ -159,80 +262,103 @@ static const instance *instance_of(mpg_dtype dtype) {
   return dtype == MPG_FLOAT64 ? &in_double : &in_float;
 }
 
-static place place_of(const mpg_view *view, const mpg_tuple *at) {
-  return (place){(char *)view->data + (size_t)at->values[0] * mpg_dtype_size(view->desc.dtype),
-                 at->values[1], at->values[2], at->values[3]};
+static place place_of(const mpg_view *view, const mpg_attention_place *at) {
+  return (place){(char *)view->data + (size_t)at->offset * mpg_dtype_size(view->desc.dtype),
+                 at->by_batch, at->by_head, at->by_row};
 }
 
-static attention attention_of(const mpg_kernel_call *call, const mpg_view *inputs,
-                              const mpg_view *mask) {
-  const mpg_attention_params *p = call->params;
-  const int64_t *s = p->sizes.values, *m = p->mask_at.values;
+/* `key` and `value` are indices of inputs. */
+static attention attention_of(const mpg_kernel_call *call, const mpg_attention_call *c, int key,
+                              int value) {
+  const mpg_view *in = call->inputs;
   attention a = {.call = call,
-                 .batch = s[0],
-                 .heads = s[1],
-                 .rows = s[2],
-                 .keys = s[3],
-                 .width = s[4],
-                 .value_width = s[5],
-                 .query = place_of(&inputs[0], &p->query_at),
-                 .key = place_of(&inputs[1], &p->key_at),
-                 .value = place_of(&inputs[2], &p->value_at),
-                 .scale = p->scale,
-                 .causal = p->causal,
-                 .drops = p->p > 0,
-                 .pairs = inputs[0].desc.dtype == MPG_BFLOAT16 ? mpg_cpu_pairs() : MPG_NO_PAIRS};
-  if (p->mask_at.count == 4) {
-    a.mask = mask->data;
-    a.mask_batch = m[0], a.mask_head = m[1], a.mask_row = m[2], a.mask_key = m[3];
+                 .batch = c->batch,
+                 .heads = c->heads,
+                 .rows = c->rows,
+                 .keys = c->keys,
+                 .width = c->width,
+                 .value_width = c->value_width,
+                 .key_heads = c->heads / c->group,
+                 .group = c->group,
+                 .all_rows = c->group * c->rows,
+                 .query = place_of(&in[c->query_input], &c->query),
+                 .key = place_of(&in[key], &c->key),
+                 .value = place_of(&in[value], &c->value),
+                 .mask_batch = c->mask_batch,
+                 .mask_head = c->mask_head,
+                 .mask_row = c->mask_row,
+                 .mask_key = c->mask_key,
+                 .scale = c->scale,
+                 .softcap = c->softcap,
+                 .window = c->window,
+                 .causal = c->causal,
+                 .cached = c->cached,
+                 .empty_is_zero = c->empty_is_zero,
+                 .drops = c->p > 0,
+                 .pairs = in[c->query_input].desc.dtype == MPG_BFLOAT16 ? mpg_cpu_pairs()
+                                                                        : MPG_NO_PAIRS};
+  if (c->mask_input >= 0) {
+    a.mask = in[c->mask_input].data;
+    a.mask_is_bool = in[c->mask_input].desc.dtype == MPG_BOOL;
   }
-  double keep = 1 - p->p;
+  if (c->lengths_input >= 0) a.lengths = in[c->lengths_input].data;
+  if (c->segments_input >= 0) a.segments = in[c->segments_input].data;
+  double keep = 1 - c->p;
   a.threshold = (uint32_t)(keep * 0x1p24 + 0.5);
   a.kept_scale = keep > 0 ? 1 / keep : 0;
   return a;
 }
 
-static mpg_status get_scratch(attention *a, size_t bytes) {
+/* Allocates `bytes` for each thread, and computes the ranges of all rows. */
+static mpg_status prepare(attention *a, size_t bytes) {
+  enum { GRAIN = 4096 };
+  int64_t rows = a->batch * a->rows;
+  size_t ranges = mpg_align_up((size_t)rows * sizeof *a->ranges, 64);
   a->scratch_bytes = mpg_cpu_buffer_step(bytes);
-  a->scratch = mpg_device_scratch(a->call->device, a->scratch_bytes * (size_t)a->call->num_threads);
-  return a->scratch ? MPG_OK : MPG_DEVICE_OUT_OF_MEMORY;
+  char *scratch = mpg_device_scratch(
+      a->call->device, ranges + a->scratch_bytes * (size_t)a->call->num_threads);
+  if (!scratch) return MPG_DEVICE_OUT_OF_MEMORY;
+  a->ranges = (range *)(void *)scratch;
+  a->scratch = scratch + ranges;
+  mpg_cpu_parallel_for(a->call, rows, a->segments ? 16 : GRAIN, fill_ranges, a);
+  return MPG_OK;
 }
 
-static mpg_status forward(const mpg_kernel_call *call) {
-  const mpg_attention_params *p = call->params;
+static mpg_status forward(const mpg_kernel_call *call, const mpg_attention_call *c) {
   const instance *in = instance_of(call->inputs[0].desc.dtype);
-  attention a = attention_of(call, call->inputs, &call->inputs[3]);
-  a.result = place_of(&call->outputs[0], &p->result_at);
-  a.sums = call->outputs[1].data;
+  int key = c->cached ? 3 : 1;
+  attention a = attention_of(call, c, key, key + 1);
+  a.result = place_of(&call->outputs[0], &c->result);
+  a.sums = call->num_outputs > 1 ? call->outputs[1].data : NULL;
   if (call->num_outputs > 2) {
     uint64_t *draw = call->outputs[2].data;
     a.draw = call->random;
     draw[0] = a.draw.seed, draw[1] = a.draw.call, draw[2] = a.draw.position, draw[3] = a.draw.run,
     draw[4] = a.draw.stride;
   }
-  MPG_TRY(get_scratch(&a, in->forward_bytes(&a)));
-  mpg_cpu_parallel_for(call, a.batch * a.heads * blocks_of(a.rows, in->rows), 1, in->forward, &a);
+  if (!mpg_shape_size(&call->outputs[0].desc.shape)) return MPG_OK;
+  MPG_TRY(prepare(&a, in->forward_bytes(&a)));
+  mpg_cpu_parallel_for(call, a.batch * a.key_heads * blocks_of(a.all_rows, in->rows), 1,
+                       in->forward, &a);
   return MPG_OK;
 }
 
-static mpg_status backward(const mpg_kernel_call *call) {
-  const mpg_attention_params *p = call->params;
+static mpg_status backward(const mpg_kernel_call *call, const mpg_attention_call *c) {
   const instance *in = instance_of(call->inputs[0].desc.dtype);
-  bool drops = p->p > 0;
-  attention a = attention_of(call, call->inputs + 1, &call->inputs[6 + drops]);
-  a.grad = place_of(&call->inputs[0], &p->result_at);
-  a.output = place_of(&call->inputs[4], &p->result_at);
+  attention a = attention_of(call, c, 2, 3);
+  a.grad = place_of(&call->inputs[0], &c->result);
+  a.output = place_of(&call->inputs[4], &c->result);
   a.sums = call->inputs[5].data;
-  a.query_grad = place_of(&call->outputs[0], &p->query_at);
-  a.key_grad = place_of(&call->outputs[p->packed ? 0 : 1], &p->key_at);
-  a.value_grad = place_of(&call->outputs[p->packed ? 0 : 2], &p->value_at);
-  if (drops) {
-    const uint64_t *draw = call->inputs[6].data;
+  a.query_grad = place_of(&call->outputs[0], &c->query);
+  a.key_grad = place_of(&call->outputs[c->packed ? 0 : 1], &c->key);
+  a.value_grad = place_of(&call->outputs[c->packed ? 0 : 2], &c->value);
+  if (c->draw_input >= 0) {
+    const uint64_t *draw = call->inputs[c->draw_input].data;
     a.draw = (mpg_random_key){
         .seed = draw[0], .call = draw[1], .position = draw[2], .run = draw[3], .stride = draw[4]};
   }
-  MPG_TRY(get_scratch(&a, in->backward_bytes(&a)));
-  int64_t heads = a.batch * a.heads;
+  MPG_TRY(prepare(&a, in->backward_bytes(&a)));
+  int64_t heads = a.batch * a.key_heads;
   a.all_at_once = heads >= call->num_threads;
   if (a.all_at_once) {
     mpg_cpu_parallel_for(call, heads, 1, in->backward, &a);
@@ -241,22 +367,22 @@ static mpg_status backward(const mpg_kernel_call *call) {
   a.for_keys = true;
   mpg_cpu_parallel_for(call, heads * blocks_of(a.keys, in->keys), 1, in->backward, &a);
   a.for_keys = false;
-  mpg_cpu_parallel_for(call, heads * blocks_of(a.rows, in->rows), 1, in->backward, &a);
+  mpg_cpu_parallel_for(call, heads * blocks_of(a.all_rows, in->rows), 1, in->backward, &a);
   return MPG_OK;
 }
 
-/* --- Half precision, computed in float32 ------------------------------------------------------ */
+/* --- Halves: widened, computed in float32, narrowed ------------------------------------------- */
 /* Runs a half-precision call in float32: widens the inputs, computes, and narrows the outputs. If
- * the processor multiplies bfloat16, only the mask of a bfloat16 call is widened. `mask` is the
- * index of the mask among the inputs. */
-enum { MOST_INPUTS = 8, MOST_OUTPUTS = 3 };
+ * the processor multiplies bfloat16, only the mask of a bfloat16 call is widened. */
+enum { MOST_INPUTS = 10, MOST_OUTPUTS = 3 };
+typedef mpg_status (*run_fn)(const mpg_kernel_call *call, const mpg_attention_call *c);
 
-static mpg_status run_wide(const mpg_kernel_call *call, int mask,
-                           mpg_status (*run)(const mpg_kernel_call *)) {
+static mpg_status run_wide(const mpg_kernel_call *call, const mpg_attention_call *c, run_fn run) {
   mpg_dtype dtype = call->inputs[0].desc.dtype;
   bool pairs = dtype == MPG_BFLOAT16 && mpg_cpu_pairs();
-  if (dtype == MPG_FLOAT32 || dtype == MPG_FLOAT64 || (pairs && mask >= call->num_inputs))
-    return run(call);
+  int mask = c->mask_input >= 0 && call->inputs[c->mask_input].desc.dtype == dtype ? c->mask_input
+                                                                                   : -1;
+  if (dtype == MPG_FLOAT32 || dtype == MPG_FLOAT64 || (pairs && mask < 0)) return run(call, c);
   mpg_view inputs[MOST_INPUTS], outputs[MOST_OUTPUTS];
   const mpg_view *views[2] = {call->inputs, call->outputs};
   mpg_view *wide[2] = {inputs, outputs};
@@ -286,7 +412,7 @@ static mpg_status run_wide(const mpg_kernel_call *call, int mask,
   mpg_kernel_call widened = *call;
   widened.inputs = inputs;
   widened.outputs = outputs;
-  MPG_TRY(run(&widened));
+  MPG_TRY(run(&widened, c));
   for (int i = 0; i < call->num_outputs; i++) {
     const mpg_view *out = &call->outputs[i];
     if (outputs[i].data != out->data)
@@ -295,7 +421,19 @@ static mpg_status run_wide(const mpg_kernel_call *call, int mask,
   return MPG_OK;
 }
 
-mpg_status mpg_cpu_attention(const mpg_kernel_call *call) { return run_wide(call, 3, forward); }
+mpg_status mpg_cpu_attention(const mpg_kernel_call *call) {
+  mpg_attention_call c = mpg_attention_read_strided(call, false);
+  return run_wide(call, &c, forward);
+}
 mpg_status mpg_cpu_attention_backward(const mpg_kernel_call *call) {
-  return run_wide(call, 6 + (((const mpg_attention_params *)call->params)->p > 0), backward);
+  mpg_attention_call c = mpg_attention_read_strided(call, true);
+  return run_wide(call, &c, backward);
+}
+mpg_status mpg_cpu_head_attention(const mpg_kernel_call *call) {
+  mpg_attention_call c = mpg_attention_read_heads(call, false);
+  return run_wide(call, &c, forward);
+}
+mpg_status mpg_cpu_head_attention_backward(const mpg_kernel_call *call) {
+  mpg_attention_call c = mpg_attention_read_heads(call, true);
+  return run_wide(call, &c, backward);
 }

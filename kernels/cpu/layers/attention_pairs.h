@@ -105,16 +105,14 @@ static void round_row(const float *from, int64_t n, mpg_pair *to) {
     mpg_store_computed_bf16(from + j, (uint16_t *)(void *)to + j);
 }
 
-/* Converts products to scores: applies the scale and the mask. Fills the rest of the last vector
- * after n scores with -inf. */
-static void finish_scores(const attention *p, int64_t batch, int64_t head, int64_t row, int64_t key,
-                          float *s, int64_t n) {
-  const __m512 scale = _mm512_set1_ps((float)p->scale), none = _mm512_set1_ps(-INFINITY);
-  for (int64_t j = 0; j < n; j += PAIRS_LANES) {
-    __mmask16 lanes = n - j < PAIRS_LANES ? (__mmask16)((1u << (n - j)) - 1) : 0xffff;
-    _mm512_storeu_ps(s + j, _mm512_mask_mul_ps(none, lanes, _mm512_loadu_ps(s + j), scale));
-  }
-  if (p->mask) mask_row_f32(p, batch, head, row, key, s, n);
+/* Converts products of row i of a block to scores (finish_row). Returns the end of the last vector. */
+static int64_t finish_scores(const attention *p, const block *b, int64_t i, float *s,
+                             float *slopes) {
+  const range r = b->now[i];
+  const __m512 scale = _mm512_set1_ps((float)p->scale);
+  for (int64_t j = r.low / PAIRS_LANES * PAIRS_LANES; j < r.high; j += PAIRS_LANES)
+    _mm512_storeu_ps(s + j, _mm512_mul_ps(_mm512_loadu_ps(s + j), scale));
+  return r.high ? finish_row_f32(p, b, i, s, slopes) : 0;
 }
 
 /* Returns the largest of `max` and n scores; n is a multiple of 16. */
@@ -137,10 +135,14 @@ typedef struct forward_work {
   float *scores, *sums;
 } forward_work;
 
+/* True if a key head has one block of rows, which then packs its keys piece by piece. */
+static bool one_block(const attention *p) { return p->all_rows <= PAIR_ROWS; }
+
 static size_t divide_forward(const attention *p, char *scratch, forward_work *w) {
   scratch_parts parts = {.data = scratch};
-  TAKE(w, keys, panels_words(p->keys, p->width));
-  TAKE(w, values, panels_words(p->value_width, p->keys));
+  int64_t keys = one_block(p) && p->keys > PAIR_KEYS ? PAIR_KEYS : p->keys;
+  TAKE(w, keys, panels_words(keys, p->width));
+  TAKE(w, values, panels_words(p->value_width, keys));
   TAKE(w, query, PAIR_ROWS * pairs_row(p->width));
   TAKE(w, weights, PAIR_ROWS * WEIGHT_ROW);
   TAKE(w, scores, PAIR_ROWS * SCORE_ROW);
@@ -153,66 +155,94 @@ static size_t attention_forward_bytes_pairs(const attention *p) {
   return divide_forward(p, NULL, &w);
 }
 
-/* Computes forward units. A unit is a block of query rows of one head; units are ordered by head,
- * so that a thread packs the keys and values of a head once. */
+/* Packs keys [from, from + n) of a key head, and their values. */
+static void pack_keys(const attention *p, int64_t index, int64_t from, int64_t n,
+                      const forward_work *w) {
+  int64_t batch = index / p->key_heads, head = index % p->key_heads;
+  pack_panels(half_at(&p->key, batch, head) + from * p->key.by_row, p->key.by_row, n, p->width,
+              true, w->keys);
+  pack_panels(half_at(&p->value, batch, head) + from * p->value.by_row, p->value.by_row,
+              p->value_width, n, false, w->values);
+}
+
+/* Computes the weights of a block's rows from their scores, and updates their sums. Weights after
+ * the last one of a row become zeros up to `used`. */
+static void weigh_pairs(const attention *p, const block *b, bool first, int64_t used,
+                        const forward_work *w, float *max, float *total) {
+  const int64_t padded = round_up(p->value_width, PAIRS_LANES);
+  float shift[PAIR_ROWS], shrink[PAIR_ROWS] = {0};
+  for (int64_t i = 0; i < b->count; i++) {
+    float *s = w->scores + i * SCORE_ROW, before = max[i];
+    max[i] = largest_score(s, finish_scores(p, b, i, s, NULL), before);
+    shift[i] = max[i] == -INFINITY ? 0 : max[i];
+    shrink[i] = before - shift[i];
+  }
+  for (int64_t i = 0; i < PAIR_ROWS; i++) shrink[i] = mpg_exp_nonpositive(shrink[i]);
+  for (int64_t i = 0; i < b->count; i++) {
+    float *restrict s = w->scores + i * SCORE_ROW, less = shift[i];
+    int64_t n = b->now[i].high, groups = round_up(n, PAIRS_LANES);
+    for (int64_t j = 0; j < groups; j++) s[j] = mpg_exp_nonpositive(s[j] - less);
+    if (n) total[i] = total[i] * shrink[i] + sum_of_weights(s, groups);
+    if (n && !first && shrink[i] != 1)
+      for (int64_t e = 0; e < padded; e++) w->sums[i * padded + e] *= shrink[i];
+    if (p->drops && n) drop_row_f32(p, b, i, s, s, n);
+    for (int64_t j = groups; j < used; j++) s[j] = 0;
+    round_row(s, used, w->weights + i * WEIGHT_ROW);
+  }
+}
+
+/* Computes forward units. A unit is a block of rows of one key head; units are ordered by head, so
+ * that a thread packs the keys and values of a head once. */
 static void attention_forward_pairs(void *context, int64_t begin, int64_t end) {
   const attention *p = context;
-  const int64_t blocks = blocks_of(p->rows, PAIR_ROWS), words = pairs_row(p->width),
+  const int64_t blocks = blocks_of(p->all_rows, PAIR_ROWS), words = pairs_row(p->width),
                 padded = round_up(p->value_width, PAIRS_LANES);
+  const bool one = one_block(p);
   forward_work w;
   pairs_work work = {.how = p->pairs};
+  range span = {0, 0};
   divide_forward(p, p->scratch + (size_t)omp_get_thread_num() * p->scratch_bytes, &w);
   for (int64_t unit = begin, packed = -1; unit < end; unit++) {
-    int64_t index = unit / blocks, batch = index / p->heads, head = index % p->heads,
-            row = unit % blocks * PAIR_ROWS;
-    int64_t rows = p->rows - row < PAIR_ROWS ? p->rows - row : PAIR_ROWS;
-    if (packed != index) {
-      pack_panels(half_at(&p->key, batch, head), p->key.by_row, p->keys, p->width, true, w.keys);
-      pack_panels(half_at(&p->value, batch, head), p->value.by_row, p->value_width, p->keys, false,
-                  w.values);
+    int64_t index = unit / blocks, batch = index / p->key_heads;
+    block b;
+    block_of(p, index, unit % blocks * PAIR_ROWS, PAIR_ROWS, &b);
+    if (packed != index && !one) {
+      span = span_of(p, batch, PAIR_KEYS);
+      pack_keys(p, index, span.low, span.high - span.low, &w);
       packed = index;
     }
-    copy_rows(half_at(&p->query, batch, head) + row * p->query.by_row, p->query.by_row, rows,
-              p->width, w.query, rows);
-    float max[PAIR_ROWS], shift[PAIR_ROWS], shrink[PAIR_ROWS], total[PAIR_ROWS] = {0};
-    for (int64_t i = 0; i < PAIR_ROWS; i++) max[i] = -INFINITY, shift[i] = 0;
-    for (int64_t key = 0; seen(p, row + rows - 1, key, PAIR_KEYS) > 0; key += PAIR_KEYS) {
-      int64_t most = seen(p, row + rows - 1, key, PAIR_KEYS), used = round_up(most, 2 * PAIRS_STEP);
-      product(&work, rows, most, pairs_depth(p->width), w.query, words, w.keys, p->keys, p->width,
-              key, 0, w.scores, SCORE_ROW, true);
-      for (int64_t i = 0; i < rows; i++) {
-        float *s = w.scores + i * SCORE_ROW, before = max[i];
-        int64_t n = seen(p, row + i, key, PAIR_KEYS);
-        finish_scores(p, batch, head, row + i, key, s, n);
-        max[i] = largest_score(s, round_up(n, PAIRS_LANES), before);
-        shift[i] = max[i] == -INFINITY ? 0 : max[i];
-        shrink[i] = before - shift[i];
+    for (int64_t i = 0; i < b.count; i++)
+      copy_rows(half_at(&p->query, batch, b.heads[i]) + b.rows[i] * p->query.by_row, 0, 1, p->width,
+                w.query + i * words, 1);
+    float max[PAIR_ROWS], total[PAIR_ROWS] = {0};
+    for (int64_t i = 0; i < PAIR_ROWS; i++) max[i] = -INFINITY;
+    if (!b.all.high) memset(w.sums, 0, (size_t)(b.count * padded) * sizeof *w.sums);
+    int64_t first = b.all.low / PAIR_KEYS * PAIR_KEYS;
+    for (int64_t key = first; key < b.all.high; key += PAIR_KEYS) {
+      int64_t most = look_at(&b, key, PAIR_KEYS).high,
+              used = round_up(most, 2 * PAIRS_STEP);
+      if (one) {
+        int64_t n = b.all.high - key < PAIR_KEYS ? b.all.high - key : PAIR_KEYS;
+        span = (range){key, key + n};
+        pack_keys(p, index, key, n, &w);
       }
-      for (int64_t i = rows; i < PAIR_ROWS; i++) shrink[i] = 0;
-      for (int64_t i = 0; i < PAIR_ROWS; i++) shrink[i] = mpg_exp_nonpositive(shrink[i]);
-      for (int64_t i = 0; i < rows; i++) {
-        float *restrict s = w.scores + i * SCORE_ROW, less = shift[i];
-        int64_t n = seen(p, row + i, key, PAIR_KEYS), groups = round_up(n, PAIRS_LANES);
-        for (int64_t j = 0; j < groups; j++) s[j] = mpg_exp_nonpositive(s[j] - less);
-        total[i] = total[i] * shrink[i] + sum_of_weights(s, groups);
-        if (key && shrink[i] != 1)
-          for (int64_t e = 0; e < padded; e++) w.sums[i * padded + e] *= shrink[i];
-        if (p->drops) drop_row_f32(p, batch, head, row + i, key, s, s, n);
-        for (int64_t j = groups; j < used; j++) s[j] = 0;
-        round_row(s, used, w.weights + i * WEIGHT_ROW);
-      }
-      product(&work, rows, p->value_width, used / 2, w.weights, WEIGHT_ROW, w.values,
-              p->value_width, p->keys, 0, key / 2, w.sums, padded, key == 0);
+      product(&work, b.count, most, pairs_depth(p->width), w.query, words, w.keys,
+              span.high - span.low, p->width, key - span.low, 0, w.scores, SCORE_ROW, true);
+      weigh_pairs(p, &b, key == first, used, &w, max, total);
+      product(&work, b.count, p->value_width, used / 2, w.weights, WEIGHT_ROW, w.values,
+              p->value_width, span.high - span.low, 0, (key - span.low) / 2, w.sums, padded,
+              key == first);
     }
-    uint16_t *result = half_at(&p->result, batch, head) + row * p->result.by_row;
-    float *kept = (float *)p->sums + 2 * index * p->rows + row;
-    for (int64_t i = 0; i < rows; i++) {
-      float *sums = w.sums + i * padded, factor = 1 / total[i];
-      for (int64_t e = 0; e < padded; e++) sums[e] *= factor;
-      mpg_cpu_store(MPG_COMPUTE_F32, MPG_BFLOAT16, result, i * p->result.by_row, p->value_width,
-                    sums);
-      kept[i] = max[i];
-      kept[p->rows + i] = total[i];
+    for (int64_t i = 0; i < b.count; i++) {
+      float *sums = w.sums + i * padded,
+            factor = total[i] == 0 && p->empty_is_zero ? 0 : 1 / total[i];
+      for (int64_t e = 0; e < padded; e++) sums[e] = sums[e] * factor + 0; /* as in unpack_rows */
+      mpg_cpu_store(MPG_COMPUTE_F32, MPG_BFLOAT16, half_at(&p->result, batch, b.heads[i]),
+                    b.rows[i] * p->result.by_row, p->value_width, sums);
+      if (!p->sums) continue;
+      float *kept = (float *)p->sums + 2 * (batch * p->heads + b.heads[i]) * p->rows + b.rows[i];
+      kept[0] = max[i];
+      kept[p->rows] = total[i];
     }
   }
   pairs_end(&work);
@@ -238,17 +268,17 @@ static size_t divide_backward(const attention *p, char *scratch, backward_work *
   TAKE(w, keys, panels_words(p->keys, p->width));
   TAKE(w, values, panels_words(p->keys, p->value_width));
   TAKE(w, key_rows, panels_words(p->width, p->keys));
-  TAKE(w, query, p->rows * pairs_row(p->width));
-  TAKE(w, grads, p->rows * pairs_row(p->value_width));
-  TAKE(w, query_turned, p->width * pairs_row(p->rows));
-  TAKE(w, grads_turned, p->value_width * pairs_row(p->rows));
+  TAKE(w, query, p->all_rows * pairs_row(p->width));
+  TAKE(w, grads, p->all_rows * pairs_row(p->value_width));
+  TAKE(w, query_turned, p->width * pairs_row(p->all_rows));
+  TAKE(w, grads_turned, p->value_width * pairs_row(p->all_rows));
   TAKE(w, weights, block / 2);
   TAKE(w, score_grads, block / 2);
   TAKE(w, score_rows, PAIR_ROWS * WEIGHT_ROW);
   TAKE(w, scores, PAIR_ROWS * SCORE_ROW);
   TAKE(w, slopes, PAIR_ROWS * SCORE_ROW);
-  TAKE(w, inner, p->rows);
-  TAKE(w, query_grads, p->rows * round_up(p->width, PAIRS_LANES));
+  TAKE(w, inner, p->all_rows);
+  TAKE(w, query_grads, p->all_rows * round_up(p->width, PAIRS_LANES));
   TAKE(w, key_grads, round_up(p->width, PAIRS_LANES) * SCORE_ROW);
   TAKE(w, value_grads, round_up(p->value_width, PAIRS_LANES) * SCORE_ROW);
   return parts.taken;
@@ -259,26 +289,34 @@ static size_t attention_backward_bytes_pairs(const attention *p) {
   return divide_backward(p, NULL, &w);
 }
 
-/* Packs the operands that all blocks of a head share. */
+/* Packs the operands that all blocks of a key head share. */
 static void prepare_pairs(const attention *p, const backward_work *w, int64_t index) {
-  int64_t batch = index / p->heads, head = index % p->heads;
-  const uint16_t *key = half_at(&p->key, batch, head), *query = half_at(&p->query, batch, head),
-                 *grad = half_at(&p->grad, batch, head), *output = half_at(&p->output, batch, head);
+  int64_t batch = index / p->key_heads, head = index % p->key_heads, words = pairs_row(p->width),
+          value_words = pairs_row(p->value_width);
+  const uint16_t *key = half_at(&p->key, batch, head);
   pack_panels(key, p->key.by_row, p->keys, p->width, true, w->keys);
   pack_panels(half_at(&p->value, batch, head), p->value.by_row, p->keys, p->value_width, true,
               w->values);
   pack_panels(key, p->key.by_row, p->width, p->keys, false, w->key_rows);
-  copy_rows(query, p->query.by_row, p->rows, p->width, w->query, p->rows);
-  copy_rows(grad, p->grad.by_row, p->rows, p->value_width, w->grads, p->rows);
-  turn_rows(query, p->query.by_row, p->rows, p->width, w->query_turned);
-  turn_rows(grad, p->grad.by_row, p->rows, p->value_width, w->grads_turned);
-  for (int64_t i = 0; i < p->rows; i++) {
-    const uint16_t *g = grad + i * p->grad.by_row, *o = output + i * p->output.by_row;
-    float sum = 0;
-    for (int64_t e = 0; e < p->value_width; e++)
-      sum += mpg_bfloat16_to_float(g[e]) * mpg_bfloat16_to_float(o[e]);
-    w->inner[i] = sum;
+  for (int64_t h = 0; h < p->group; h++) {
+    int64_t own = head * p->group + h, first = h * p->rows;
+    const uint16_t *grad = half_at(&p->grad, batch, own), *output = half_at(&p->output, batch, own);
+    copy_rows(half_at(&p->query, batch, own), p->query.by_row, p->rows, p->width,
+              w->query + first * words, p->rows);
+    copy_rows(grad, p->grad.by_row, p->rows, p->value_width, w->grads + first * value_words,
+              p->rows);
+    for (int64_t i = 0; i < p->rows; i++) {
+      const uint16_t *g = grad + i * p->grad.by_row, *o = output + i * p->output.by_row;
+      float sum = 0;
+      for (int64_t e = 0; e < p->value_width; e++)
+        sum += mpg_bfloat16_to_float(g[e]) * mpg_bfloat16_to_float(o[e]);
+      w->inner[first + i] = sum;
+    }
   }
+  turn_rows((const uint16_t *)(const void *)w->query, 2 * words, p->all_rows, p->width,
+            w->query_turned);
+  turn_rows((const uint16_t *)(const void *)w->grads, 2 * value_words, p->all_rows, p->value_width,
+            w->grads_turned);
 }
 
 /* Rounds two adjacent rows of n floats (a multiple of 16) and packs them as row `pair` of a right
@@ -297,22 +335,26 @@ static void pair_rows(const float *upper, const float *lower, int64_t n, int64_t
 
 /* Recomputes the weights of row i of a block, and computes the gradients of its scores. Pads both
  * results with zeros up to column `filled`. */
-static void row_again(const attention *p, const backward_work *w, int64_t index, int64_t row,
-                      int64_t key, int64_t i, int64_t filled) {
-  const int64_t batch = index / p->heads, head = index % p->heads;
-  const float *max = (const float *)p->sums + 2 * index * p->rows;
+static void row_again(const attention *p, const backward_work *w, const block *b, int64_t i,
+                      int64_t filled) {
+  const float *sums =
+      (const float *)p->sums + 2 * (b->batch * p->heads + b->heads[i]) * p->rows + b->rows[i];
   float *restrict s = w->scores + i * SCORE_ROW, *restrict d = w->slopes + i * SCORE_ROW,
-                  kept[PAIR_KEYS];
-  int64_t n = seen(p, row + i, key, PAIR_KEYS), groups = round_up(n, 16);
-  float shift = max[row + i], factor = 1 / max[p->rows + row + i], less = w->inner[row + i];
-  finish_scores(p, batch, head, row + i, key, s, n);
+                  kept[PAIR_KEYS], slopes[PAIR_KEYS];
+  range r = b->now[i];
+  int64_t n = r.high, groups = finish_scores(p, b, i, s, slopes);
+  float shift = sums[0], total = sums[p->rows], factor = 1 / total, less = w->inner[b->first + i];
+  if (total == 0 && p->empty_is_zero) shift = factor = 0;
   for (int64_t j = 0; j < groups; j++) s[j] = mpg_exp_nonpositive(s[j] - shift) * factor;
-  if (p->drops) {
-    drop_row_f32(p, batch, head, row + i, key, s, kept, n);
-    drop_row_f32(p, batch, head, row + i, key, d, d, n);
+  if (p->drops && n) {
+    drop_row_f32(p, b, i, s, kept, n);
+    drop_row_f32(p, b, i, d, d, n);
   }
+  for (int64_t j = 0; j < r.low; j++) d[j] = 0;
   for (int64_t j = n; j < groups; j++) d[j] = 0;
   for (int64_t j = 0; j < groups; j++) d[j] = s[j] * (d[j] - less);
+  if (p->softcap > 0)
+    for (int64_t j = r.low; j < n; j++) d[j] *= slopes[j];
   if (p->drops) memcpy(s, kept, (size_t)n * sizeof *s);
   for (int64_t j = groups; j < filled; j++) s[j] = d[j] = 0;
 }
@@ -320,9 +362,8 @@ static void row_again(const attention *p, const backward_work *w, int64_t index,
 /* Adds the contribution of the block at (row, key) to the gradients of query rows (`for_rows`), and
  * of keys and values (`for_keys`). */
 static void backward_pairs(const attention *p, const backward_work *w, pairs_work *work,
-                           int64_t index, int64_t row, int64_t key, bool for_rows, bool for_keys) {
-  int64_t rows = p->rows - row < PAIR_ROWS ? p->rows - row : PAIR_ROWS,
-          n = seen(p, row + rows - 1, key, PAIR_KEYS), used = round_up(n, 2 * PAIRS_STEP),
+                           block *b, int64_t key, bool for_rows, bool for_keys) {
+  int64_t row = b->first, rows = b->count, n = look_at(b, key, PAIR_KEYS).high, used = round_up(n, 2 * PAIRS_STEP),
           depth = pairs_depth(rows), padded = round_up(p->width, PAIRS_LANES),
           words = pairs_row(p->width), value_words = pairs_row(p->value_width);
   /* Products read whole panels of a right operand, so its rows must be filled up to the end of a
@@ -336,7 +377,7 @@ static void backward_pairs(const attention *p, const backward_work *w, pairs_wor
   for (int64_t i = 0; i < 2 * depth; i++) {
     float *s = w->scores + i * SCORE_ROW, *d = w->slopes + i * SCORE_ROW;
     if (i < rows) {
-      row_again(p, w, index, row, key, i, filled);
+      row_again(p, w, b, i, filled);
       if (for_rows) round_row(d, used, w->score_rows + i * WEIGHT_ROW);
     } else {
       memset(s, 0, (size_t)filled * sizeof *s);
@@ -347,7 +388,7 @@ static void backward_pairs(const attention *p, const backward_work *w, pairs_wor
     pair_rows(d - SCORE_ROW, d, filled, i / 2, w->score_grads);
   }
   if (for_keys) {
-    int64_t all = pairs_row(p->rows);
+    int64_t all = pairs_row(p->all_rows);
     product(work, p->value_width, n, depth, w->grads_turned + row / 2, all, w->weights, PAIR_KEYS,
             PAIR_ROWS, 0, 0, w->value_grads, SCORE_ROW, false);
     product(work, p->width, n, depth, w->query_turned + row / 2, all, w->score_grads, PAIR_KEYS,
@@ -389,7 +430,7 @@ static void attention_backward_pairs(void *context, int64_t begin, int64_t end) 
   const int64_t padded = round_up(p->width, PAIRS_LANES);
   for (int64_t unit = begin, prepared = -1; unit < end; unit++) {
     const backward_unit u = backward_unit_of(p, unit, PAIR_ROWS, PAIR_KEYS);
-    int64_t index = u.index, batch = index / p->heads, head = index % p->heads, row = u.row,
+    int64_t index = u.index, batch = index / p->key_heads, head = index % p->key_heads, row = u.row,
             row_end = u.row_end, key = u.key, key_end = u.key_end;
     if (prepared != index) prepare_pairs(p, &w, index);
     prepared = index;
@@ -402,8 +443,11 @@ static void attention_backward_pairs(void *context, int64_t begin, int64_t end) 
         memset(w.key_grads, 0, (size_t)(p->width * SCORE_ROW) * sizeof *w.key_grads);
         memset(w.value_grads, 0, (size_t)(p->value_width * SCORE_ROW) * sizeof *w.value_grads);
       }
-      for (int64_t i = row; i < row_end; i += PAIR_ROWS)
-        backward_pairs(p, &w, &work, index, i, key, for_rows, for_keys);
+      for (int64_t i = row; i < row_end; i += PAIR_ROWS) {
+        block b;
+        block_of(p, index, i, PAIR_ROWS, &b);
+        backward_pairs(p, &w, &work, &b, key, for_rows, for_keys);
+      }
       if (!for_keys) continue;
       write_turned(w.key_grads, n, p->width, (float)p->scale,
                    half_at(&p->key_grad, batch, head) + key * p->key_grad.by_row,
@@ -412,12 +456,12 @@ static void attention_backward_pairs(void *context, int64_t begin, int64_t end) 
                    half_at(&p->value_grad, batch, head) + key * p->value_grad.by_row,
                    p->value_grad.by_row);
     }
-    uint16_t *query_grad = half_at(&p->query_grad, batch, head);
     for (int64_t i = row; i < row_end && for_rows; i++) {
       float *sums = w.query_grads + i * padded;
       for (int64_t e = 0; e < padded; e++) sums[e] *= (float)p->scale;
-      mpg_cpu_store(MPG_COMPUTE_F32, MPG_BFLOAT16, query_grad, i * p->query_grad.by_row, p->width,
-                    sums);
+      mpg_cpu_store(MPG_COMPUTE_F32, MPG_BFLOAT16,
+                    half_at(&p->query_grad, batch, head * p->group + i / p->rows),
+                    i % p->rows * p->query_grad.by_row, p->width, sums);
     }
   }
   pairs_end(&work);
