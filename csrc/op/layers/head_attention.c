@@ -15,10 +15,8 @@ typedef struct options {
   bool causal, mask, lengths, segments, drops;
 } options;
 #define OPTIONS_OF(from)                                                                 \
-  (options) {                                                                            \
-    (from)->layout, (from)->window, (from)->causal, (from)->use_mask, (from)->use_lengths, \
-        (from)->use_segments, (from)->p > 0                                              \
-  }
+  (options){(from)->layout,      (from)->window,       (from)->causal, (from)->use_mask, \
+            (from)->use_lengths, (from)->use_segments, (from)->p > 0}
 static options options_of(const mpg_op *op, const void *params) {
   if (op->id == MPG_OP__contrib_attention)
     return OPTIONS_OF((const mpg_contrib_attention_params *)params);
@@ -123,15 +121,16 @@ static mpg_status check(mpg_infer *infer, int first, int more, bool *known) {
   if (o.mask && mpg_shape_known(&infer->inputs[mask].shape))
     MPG_TRY(check_mask(infer, mask, query, key, time));
   if (o.lengths)
-    MPG_TRY(mpg_infer_expect_shape(infer, lengths,
-                                   &(mpg_shape){.ndim = 1, .dims = {query->dims[0]}}));
+    MPG_TRY(
+        mpg_infer_expect_shape(infer, lengths, &(mpg_shape){.ndim = 1, .dims = {query->dims[0]}}));
   if (!o.segments) return MPG_OK;
   if (query->dims[time] > key->dims[time])
-    return mpg_infer_fail(infer, "with segments, the rows must be the last keys, so %lld rows "
-                                 "need at least as long keys, not %lld",
+    return mpg_infer_fail(infer,
+                          "with segments, the rows must be the last keys, so %lld rows "
+                          "need at least as long keys, not %lld",
                           (long long)query->dims[time], (long long)key->dims[time]);
-  return mpg_infer_expect_shape(
-      infer, segments, &(mpg_shape){.ndim = 2, .dims = {query->dims[0], key->dims[time]}});
+  return mpg_infer_expect_shape(infer, segments,
+                                &(mpg_shape){.ndim = 2, .dims = {query->dims[0], key->dims[time]}});
 }
 
 static mpg_shape result_of(const mpg_shape *query, const mpg_shape *value) {
@@ -207,21 +206,21 @@ void mpg_compose_contrib_attention(mpg_gradient *g, const mpg_value *inputs, mpg
     else if (own != MPG_BOOL && own != dtype)
       arrays[i] = mpg_emit_cast(g, inputs[i], sums);
   }
-  outputs[0] =
-      mpg_emit(g, params.p > 0 ? MPG_OP__dropout_head_attention : MPG_OP__head_attention, &params,
-               g->num_inputs, arrays);
+  outputs[0] = mpg_emit(g, params.p > 0 ? MPG_OP__dropout_head_attention : MPG_OP__head_attention,
+                        &params, g->num_inputs, arrays);
 }
 
 void mpg_gradient_head_attention(mpg_gradient *g) {
   const mpg_head_attention_params *p = g->params;
   if (p->use_mask && g->needed[MASK]) {
-    mpg_gradient_fail(g, "the mask requires a gradient, which this op doesn't compute; detach() "
-                         "the mask, or compose the attention of batch_dot and softmax");
+    mpg_gradient_fail(g,
+                      "the mask requires a gradient, which this op doesn't compute; detach() "
+                      "the mask, or compose the attention of batch_dot and softmax");
     return;
   }
   if (!mpg_has_value(g->out_grads[0]) || !(g->needed[0] || g->needed[1] || g->needed[2])) return;
-  mpg_value inputs[10] = {g->out_grads[0], g->inputs[QUERY], g->inputs[KEY],
-                          g->inputs[VALUE], g->outputs[0],   g->outputs[1]},
+  mpg_value inputs[10] = {g->out_grads[0],  g->inputs[QUERY], g->inputs[KEY],
+                          g->inputs[VALUE], g->outputs[0],    g->outputs[1]},
             grads[3];
   int count = 6;
   if (p->p > 0) inputs[count++] = g->outputs[2];
@@ -240,11 +239,11 @@ static mpg_cost cost(const mpg_infer *call, int first, int by_width, int by_valu
   double rows = (double)query[time], seen = (double)key[time];
   if (o.causal && rows > 1) seen -= (rows < seen ? rows : seen) / 2;
   if (o.window && (double)o.window < seen) seen = (double)o.window;
-  return mpg_cost_of(call, (double)query[0] * (double)query[3 - time] * rows * seen *
-                               (2.0 * by_width * (double)query[3] +
-                                2.0 * by_value_width *
-                                    (double)call->inputs[first + 2].shape.dims[3] +
-                                MPG_COST_FUNCTION));
+  return mpg_cost_of(call,
+                     (double)query[0] * (double)query[3 - time] * rows * seen *
+                         (2.0 * by_width * (double)query[3] +
+                          2.0 * by_value_width * (double)call->inputs[first + 2].shape.dims[3] +
+                          MPG_COST_FUNCTION));
 }
 mpg_cost mpg_cost_head_attention(const mpg_infer *call) { return cost(call, 0, 1, 1); }
 mpg_cost mpg_cost_head_attention_backward(const mpg_infer *call) { return cost(call, 1, 3, 2); }

@@ -545,7 +545,8 @@ static PyObject *get_doc(PyObject *object, void *Py_UNUSED(unused)) {
   for (int i = 0; op->params->size > 0 && i < op->params->count; i++) {
     const mpg_param *param = &op->params->params[i];
     mpg_text_append(&text, "%s : %s", param->name, kind_names[param->kind]);
-    if (param->constraint[0]) mpg_text_append(&text, " %s", param->constraint);
+    if (param->constraint[0] && param->kind != MPG_PARAM_BOOL)
+      mpg_text_append(&text, " %s", param->constraint);
     if (mpg_param_required(param))
       mpg_text_append(&text, ", required\n    %s\n", param->doc);
     else

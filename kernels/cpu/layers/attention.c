@@ -56,6 +56,7 @@ typedef struct attention {
   void *sums; /* per head: the largest score of each row, then the sums of exponentials */
   double scale, softcap;
   int64_t window;
+  bool changes; /* there is a soft cap, a mask, or segments */
   bool causal, cached, empty_is_zero, drops;
   mpg_pairs pairs;
   mpg_random_key draw;
@@ -88,7 +89,8 @@ static range range_of(const attention *p, int64_t batch, int64_t row) {
   if (p->window && at - p->window + 1 > 0) r.low = at - p->window + 1;
   if (p->window && !p->causal && at + p->window < end) r.high = at + p->window;
   if (p->segments) {
-    const int32_t *segments = p->segments + batch * p->keys, own = segments[p->keys - p->rows + row];
+    const int32_t *segments = p->segments + batch * p->keys,
+                  own = segments[p->keys - p->rows + row];
     while (r.low < r.high && segments[r.low] != own) r.low++;
     while (r.low < r.high && segments[r.high - 1] != own) r.high--;
   }
@@ -138,8 +140,8 @@ static void block_of(const attention *p, int64_t index, int64_t first, int64_t m
   if (!b->all.high) b->all.low = 0;
 }
 
-/* Moves to the keys [key, key + size): sets `now`, which is relative to `key`. Returns the keys that
- * some row may see. */
+/* Moves to the keys [key, key + size): sets `now`, which is relative to `key`. Returns the keys
+ * that some row may see. */
 static range look_at(block *b, int64_t key, int64_t size) {
   range all = {size, 0};
   b->key = key;
@@ -271,38 +273,39 @@ static place place_of(const mpg_view *view, const mpg_attention_place *at) {
 static attention attention_of(const mpg_kernel_call *call, const mpg_attention_call *c, int key,
                               int value) {
   const mpg_view *in = call->inputs;
-  attention a = {.call = call,
-                 .batch = c->batch,
-                 .heads = c->heads,
-                 .rows = c->rows,
-                 .keys = c->keys,
-                 .width = c->width,
-                 .value_width = c->value_width,
-                 .key_heads = c->heads / c->group,
-                 .group = c->group,
-                 .all_rows = c->group * c->rows,
-                 .query = place_of(&in[c->query_input], &c->query),
-                 .key = place_of(&in[key], &c->key),
-                 .value = place_of(&in[value], &c->value),
-                 .mask_batch = c->mask_batch,
-                 .mask_head = c->mask_head,
-                 .mask_row = c->mask_row,
-                 .mask_key = c->mask_key,
-                 .scale = c->scale,
-                 .softcap = c->softcap,
-                 .window = c->window,
-                 .causal = c->causal,
-                 .cached = c->cached,
-                 .empty_is_zero = c->empty_is_zero,
-                 .drops = c->p > 0,
-                 .pairs = in[c->query_input].desc.dtype == MPG_BFLOAT16 ? mpg_cpu_pairs()
-                                                                        : MPG_NO_PAIRS};
+  attention a = {
+      .call = call,
+      .batch = c->batch,
+      .heads = c->heads,
+      .rows = c->rows,
+      .keys = c->keys,
+      .width = c->width,
+      .value_width = c->value_width,
+      .key_heads = c->heads / c->group,
+      .group = c->group,
+      .all_rows = c->group * c->rows,
+      .query = place_of(&in[c->query_input], &c->query),
+      .key = place_of(&in[key], &c->key),
+      .value = place_of(&in[value], &c->value),
+      .mask_batch = c->mask_batch,
+      .mask_head = c->mask_head,
+      .mask_row = c->mask_row,
+      .mask_key = c->mask_key,
+      .scale = c->scale,
+      .softcap = c->softcap,
+      .window = c->window,
+      .causal = c->causal,
+      .cached = c->cached,
+      .empty_is_zero = c->empty_is_zero,
+      .drops = c->p > 0,
+      .pairs = in[c->query_input].desc.dtype == MPG_BFLOAT16 ? mpg_cpu_pairs() : MPG_NO_PAIRS};
   if (c->mask_input >= 0) {
     a.mask = in[c->mask_input].data;
     a.mask_is_bool = in[c->mask_input].desc.dtype == MPG_BOOL;
   }
   if (c->lengths_input >= 0) a.lengths = in[c->lengths_input].data;
   if (c->segments_input >= 0) a.segments = in[c->segments_input].data;
+  a.changes = a.softcap > 0 || a.mask || a.segments;
   double keep = 1 - c->p;
   a.threshold = (uint32_t)(keep * 0x1p24 + 0.5);
   a.kept_scale = keep > 0 ? 1 / keep : 0;
@@ -315,8 +318,8 @@ static mpg_status prepare(attention *a, size_t bytes) {
   int64_t rows = a->batch * a->rows;
   size_t ranges = mpg_align_up((size_t)rows * sizeof *a->ranges, 64);
   a->scratch_bytes = mpg_cpu_buffer_step(bytes);
-  char *scratch = mpg_device_scratch(
-      a->call->device, ranges + a->scratch_bytes * (size_t)a->call->num_threads);
+  char *scratch =
+      mpg_device_scratch(a->call->device, ranges + a->scratch_bytes * (size_t)a->call->num_threads);
   if (!scratch) return MPG_DEVICE_OUT_OF_MEMORY;
   a->ranges = (range *)(void *)scratch;
   a->scratch = scratch + ranges;
@@ -380,8 +383,8 @@ typedef mpg_status (*run_fn)(const mpg_kernel_call *call, const mpg_attention_ca
 static mpg_status run_wide(const mpg_kernel_call *call, const mpg_attention_call *c, run_fn run) {
   mpg_dtype dtype = call->inputs[0].desc.dtype;
   bool pairs = dtype == MPG_BFLOAT16 && mpg_cpu_pairs();
-  int mask = c->mask_input >= 0 && call->inputs[c->mask_input].desc.dtype == dtype ? c->mask_input
-                                                                                   : -1;
+  int mask =
+      c->mask_input >= 0 && call->inputs[c->mask_input].desc.dtype == dtype ? c->mask_input : -1;
   if (dtype == MPG_FLOAT32 || dtype == MPG_FLOAT64 || (pairs && mask < 0)) return run(call, c);
   mpg_view inputs[MOST_INPUTS], outputs[MOST_OUTPUTS];
   const mpg_view *views[2] = {call->inputs, call->outputs};

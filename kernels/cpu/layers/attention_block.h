@@ -16,6 +16,7 @@
 #define attention_forward_bytes_T NAME(attention_forward_bytes)
 #define backward_block_T NAME(backward_block)
 #define bits_T NAME(bits)
+#define change_row_T NAME(change_row)
 #define divide_T NAME(divide)
 #define drop_row_T NAME(drop_row)
 #define group_T NAME(group)
@@ -176,13 +177,11 @@ static void scores_T(const block *b, const T *a, int64_t lda, int64_t width, con
   }
 }
 
-/* Limits the scores of row i of a block by the soft cap, adds the mask, and hides the keys that the
- * row does not see by -inf, up to the end of the last group of 16. Returns that end. If
- * `slopes`, also stores the derivative of the soft cap. */
-static inline int64_t finish_row_T(const attention *p, const block *b, int64_t i, T *s,
-                                   T *slopes) {
-  range r = b->now[i];
-  int64_t key = b->key;
+/* Limits the scores of row i of a block by the soft cap, adds the mask, and hides keys of other
+ * segments by -inf. If `slopes`, stores the derivative of the soft cap. */
+static __attribute__((noinline)) void change_row_T(const attention *p, const block *b, int64_t i,
+                                                   T *s, T *slopes) {
+  const range r = b->now[i];
   int64_t end = round_up(r.high, 16), low = r.low / 16 * 16;
   if (p->softcap > 0) {
     T cap = (T)p->softcap, factor = 1 / cap;
@@ -193,7 +192,7 @@ static inline int64_t finish_row_T(const attention *p, const block *b, int64_t i
   }
   if (p->mask) {
     int64_t at = b->batch * p->mask_batch + b->heads[i] * p->mask_head + b->rows[i] * p->mask_row +
-                 key * p->mask_key;
+                 b->key * p->mask_key;
     if (p->mask_is_bool) {
       const bool *m = (const bool *)(const void *)p->mask + at;
       for (int64_t j = r.low; j < r.high; j++) s[j] = m[j * p->mask_key] ? s[j] : -(T)INFINITY;
@@ -209,8 +208,16 @@ static inline int64_t finish_row_T(const attention *p, const block *b, int64_t i
     const int32_t *segments = p->segments + b->batch * p->keys,
                   own = segments[p->keys - p->rows + b->rows[i]];
     for (int64_t j = r.low; j < r.high; j++)
-      s[j] = segments[key + j] == own ? s[j] : -(T)INFINITY;
+      s[j] = segments[b->key + j] == own ? s[j] : -(T)INFINITY;
   }
+}
+
+/* Completes the scores of row i (change_row). Keys that the row does not see get -inf, up to the
+ * end of the last group of 16. Returns that end. */
+static inline int64_t finish_row_T(const attention *p, const block *b, int64_t i, T *s, T *slopes) {
+  const range r = b->now[i];
+  int64_t end = round_up(r.high, 16);
+  if (p->changes) change_row_T(p, b, i, s, slopes);
   for (int64_t j = 0; j < r.low; j++) s[j] = -(T)INFINITY;
   for (int64_t j = r.high; j < end; j++) s[j] = -(T)INFINITY;
   return end;
@@ -223,7 +230,8 @@ static void drop_row_T(const attention *p, const block *b, int64_t i, const T *f
   /* The random words of a row are consecutive, since the key's runs (base/philox.h) consist of
    * whole rows. */
   uint64_t first = mpg_random_position(
-      &p->draw, (uint64_t)(((b->batch * p->heads + b->heads[i]) * p->rows + b->rows[i]) * p->keys + b->key));
+      &p->draw,
+      (uint64_t)(((b->batch * p->heads + b->heads[i]) * p->rows + b->rows[i]) * p->keys + b->key));
   const uint32_t *words = mpg_philox_words(p->draw, first, n, buffer);
   T scale = (T)p->kept_scale;
   for (int64_t j = 0; j < n; j++) to[j] = (words[j] >> 8) < p->threshold ? from[j] * scale : 0;
@@ -330,8 +338,8 @@ static void attention_forward_T(void *context, int64_t begin, int64_t end) {
       look_at(&b, key, BLOCK_KEYS);
       scores_T(&b, query, p->width, p->width, panels, s);
       for (int64_t i = 0; i < b.count; i++)
-        weigh_T(p, &b, i, key == first, s + i * BLOCK_KEYS, &max[i], &total[i],
-                sums + i * padded, padded);
+        weigh_T(p, &b, i, key == first, s + i * BLOCK_KEYS, &max[i], &total[i], sums + i * padded,
+                padded);
       for (int64_t i = 0, height; i < b.count; i += height) {
         height = tile_rows_T(b.count - i);
         range r = seen_by(&b, i, i + height);
@@ -442,8 +450,7 @@ static void prepare_T(const attention *p, work_T *w, int64_t index) {
     }
   }
   memset(w->query + p->all_rows * w->padded, 0, (size_t)(rows * w->padded) * sizeof(T));
-  memset(w->grads + p->all_rows * w->value_padded, 0,
-         (size_t)(rows * w->value_padded) * sizeof(T));
+  memset(w->grads + p->all_rows * w->value_padded, 0, (size_t)(rows * w->value_padded) * sizeof(T));
 }
 
 /* Adds the contribution of the block at (row, key) to the gradients of query rows (`for_rows`), and

@@ -105,14 +105,22 @@ static void round_row(const float *from, int64_t n, mpg_pair *to) {
     mpg_store_computed_bf16(from + j, (uint16_t *)(void *)to + j);
 }
 
-/* Converts products of row i of a block to scores (finish_row). Returns the end of the last vector. */
-static int64_t finish_scores(const attention *p, const block *b, int64_t i, float *s,
-                             float *slopes) {
+/* Converts products of row i of a block to scores (finish_row). Returns the end of the last
+ * vector. */
+static inline int64_t finish_scores(const attention *p, const block *b, int64_t i, float *s,
+                                    float *slopes) {
   const range r = b->now[i];
-  const __m512 scale = _mm512_set1_ps((float)p->scale);
-  for (int64_t j = r.low / PAIRS_LANES * PAIRS_LANES; j < r.high; j += PAIRS_LANES)
-    _mm512_storeu_ps(s + j, _mm512_mul_ps(_mm512_loadu_ps(s + j), scale));
-  return r.high ? finish_row_f32(p, b, i, s, slopes) : 0;
+  const __m512 scale = _mm512_set1_ps((float)p->scale), none = _mm512_set1_ps(-INFINITY);
+  if (!r.high) return 0;
+  for (int64_t j = 0; j < r.high; j += PAIRS_LANES) {
+    __mmask16 lanes =
+        r.high - j < PAIRS_LANES ? (__mmask16)((1u << (r.high - j)) - 1) : (__mmask16)0xffff;
+    if (j < r.low)
+      lanes &= r.low - j < PAIRS_LANES ? (__mmask16)(0xffffu << (r.low - j)) : (__mmask16)0;
+    _mm512_storeu_ps(s + j, _mm512_mask_mul_ps(none, lanes, _mm512_loadu_ps(s + j), scale));
+  }
+  if (p->changes) return finish_row_f32(p, b, i, s, slopes);
+  return round_up(r.high, PAIRS_LANES);
 }
 
 /* Returns the largest of `max` and n scores; n is a multiple of 16. */
@@ -167,8 +175,8 @@ static void pack_keys(const attention *p, int64_t index, int64_t from, int64_t n
 
 /* Computes the weights of a block's rows from their scores, and updates their sums. Weights after
  * the last one of a row become zeros up to `used`. */
-static void weigh_pairs(const attention *p, const block *b, bool first, int64_t used,
-                        const forward_work *w, float *max, float *total) {
+static inline void weigh_pairs(const attention *p, const block *b, bool first, int64_t used,
+                               const forward_work *w, float *max, float *total) {
   const int64_t padded = round_up(p->value_width, PAIRS_LANES);
   float shift[PAIR_ROWS], shrink[PAIR_ROWS] = {0};
   for (int64_t i = 0; i < b->count; i++) {
@@ -179,12 +187,13 @@ static void weigh_pairs(const attention *p, const block *b, bool first, int64_t 
   }
   for (int64_t i = 0; i < PAIR_ROWS; i++) shrink[i] = mpg_exp_nonpositive(shrink[i]);
   for (int64_t i = 0; i < b->count; i++) {
-    float *restrict s = w->scores + i * SCORE_ROW, less = shift[i];
+    float *restrict s = w->scores + i * SCORE_ROW, *restrict sums = w->sums + i * padded,
+                    less = shift[i], factor = shrink[i];
     int64_t n = b->now[i].high, groups = round_up(n, PAIRS_LANES);
     for (int64_t j = 0; j < groups; j++) s[j] = mpg_exp_nonpositive(s[j] - less);
-    if (n) total[i] = total[i] * shrink[i] + sum_of_weights(s, groups);
-    if (n && !first && shrink[i] != 1)
-      for (int64_t e = 0; e < padded; e++) w->sums[i * padded + e] *= shrink[i];
+    if (n) total[i] = total[i] * factor + sum_of_weights(s, groups);
+    if (n && !first && factor != 1)
+      for (int64_t e = 0; e < padded; e++) sums[e] *= factor;
     if (p->drops && n) drop_row_f32(p, b, i, s, s, n);
     for (int64_t j = groups; j < used; j++) s[j] = 0;
     round_row(s, used, w->weights + i * WEIGHT_ROW);
@@ -219,8 +228,7 @@ static void attention_forward_pairs(void *context, int64_t begin, int64_t end) {
     if (!b.all.high) memset(w.sums, 0, (size_t)(b.count * padded) * sizeof *w.sums);
     int64_t first = b.all.low / PAIR_KEYS * PAIR_KEYS;
     for (int64_t key = first; key < b.all.high; key += PAIR_KEYS) {
-      int64_t most = look_at(&b, key, PAIR_KEYS).high,
-              used = round_up(most, 2 * PAIRS_STEP);
+      int64_t most = look_at(&b, key, PAIR_KEYS).high, used = round_up(most, 2 * PAIRS_STEP);
       if (one) {
         int64_t n = b.all.high - key < PAIR_KEYS ? b.all.high - key : PAIR_KEYS;
         span = (range){key, key + n};
@@ -361,11 +369,12 @@ static void row_again(const attention *p, const backward_work *w, const block *b
 
 /* Adds the contribution of the block at (row, key) to the gradients of query rows (`for_rows`), and
  * of keys and values (`for_keys`). */
-static void backward_pairs(const attention *p, const backward_work *w, pairs_work *work,
-                           block *b, int64_t key, bool for_rows, bool for_keys) {
-  int64_t row = b->first, rows = b->count, n = look_at(b, key, PAIR_KEYS).high, used = round_up(n, 2 * PAIRS_STEP),
-          depth = pairs_depth(rows), padded = round_up(p->width, PAIRS_LANES),
-          words = pairs_row(p->width), value_words = pairs_row(p->value_width);
+static void backward_pairs(const attention *p, const backward_work *w, pairs_work *work, block *b,
+                           int64_t key, bool for_rows, bool for_keys) {
+  int64_t row = b->first, rows = b->count, n = look_at(b, key, PAIR_KEYS).high,
+          used = round_up(n, 2 * PAIRS_STEP), depth = pairs_depth(rows),
+          padded = round_up(p->width, PAIRS_LANES), words = pairs_row(p->width),
+          value_words = pairs_row(p->value_width);
   /* Products read whole panels of a right operand, so its rows must be filled up to the end of a
    * panel. */
   int64_t filled = for_keys ? round_up(n, PANEL_COLUMNS) : used;

@@ -1,7 +1,7 @@
 /* Attention that does not store the matrix of scores (FlashAttention). Tiles of query rows iterate
  * over tiles of keys with an online softmax. Backward recomputes tiles of weights from the saved
- * softmax statistics. cuDNN's attention is not used, because it lacks float32 and its dropout masks
- * differ from the CPU's.
+ * softmax statistics. cuDNN's attention is not used: it lacks float32, and its dropout draws differ
+ * from the CPU's.
  *
  * Every result is summed over keys (or rows) in ascending order by one block, without atomics, so
  * results are deterministic. A block has 16 x 16 threads, each with EACH x EACH adjacent elements
@@ -13,8 +13,8 @@ namespace {
 
 enum { SIDE = 16, THREADS = SIDE * SIDE, CHUNK = 32 /* features per step of a product */ };
 
-/* Tile sizes, limited by shared memory. A thread computes EACH x EACH adjacent elements of a tile.
- * LINE is the row stride in shared memory. */
+/* Tile sizes, limited by shared memory. A thread has EACH adjacent elements along either side of a
+ * tile; LINE is the row stride in shared memory. */
 template <class C>
 struct tiling {
   enum { EACH = 4, TILE = EACH * SIDE, LINE = TILE + 4 };
@@ -29,32 +29,43 @@ MPG_HOST_DEVICE double exponential(double x) { return exp(x); }
 MPG_HOST_DEVICE float sum_of(float x, float y, float sum) { return fmaf(x, y, sum); }
 MPG_HOST_DEVICE double sum_of(double x, double y, double sum) { return fma(x, y, sum); }
 
-/* A thread's position in tiles (tx, ty), its block's batch element and head, and the block's shared
- * memory. */
+/* A thread's position in tiles (tx, ty), its block's batch element and heads, and shared memory. */
 template <class C>
 struct unit {
   int tx, ty;
-  int64_t index, batch, head, first; /* first: first row or key of the block's tile */
-  C *tile_a, *tile_b;                /* in shared memory, TILE lines each */
-  C *chunk_a, *chunk_b;              /* in shared memory, CHUNK lines each */
+  int64_t index, batch, head, key_head, first; /* first: first row or key of the block's tile */
+  C *tile_a, *tile_b;                          /* shared: TILE lines each */
+  C *chunk_a, *chunk_b;                        /* shared: CHUNK lines each */
 };
-template <class T>
-__device__ __forceinline__ unit<mpg_compute_t<T>> unit_of(const mpg_attention<T> &p, int64_t extent,
-                                                          bool last_first) {
-  typedef mpg_compute_t<T> C;
+template <class C>
+__device__ __forceinline__ unit<C> unit_at(int64_t extent, bool last_first) {
   typedef tiling<C> t;
   unit<C> u;
   int64_t tiles = (extent + t::TILE - 1) / t::TILE, tile = blockIdx.x % tiles;
   u.tx = threadIdx.x % SIDE, u.ty = threadIdx.x / SIDE;
   u.index = blockIdx.x / tiles;
-  u.batch = u.index / p.heads, u.head = u.index % p.heads;
-  /* With a causal mask, later rows see more keys, so their blocks start first to balance the
-   * load. */
+  /* With a causal mask, later rows see more keys. Their blocks start first to balance the load. */
   u.first = (last_first ? tiles - 1 - tile : tile) * t::TILE;
   u.tile_a = mpg_cuda_shared<C>();
   u.tile_b = u.tile_a + t::TILE * t::LINE;
   u.chunk_a = u.tile_b + t::TILE * t::LINE;
   u.chunk_b = u.chunk_a + CHUNK * t::LINE;
+  return u;
+}
+/* Returns the unit of a block that has a tile of query rows. */
+template <class T>
+__device__ __forceinline__ unit<mpg_compute_t<T>> unit_of_rows(const mpg_attention<T> &p) {
+  unit<mpg_compute_t<T>> u = unit_at<mpg_compute_t<T>>(p.rows, p.causal);
+  u.batch = u.index / p.heads, u.head = u.index % p.heads, u.key_head = u.head / p.group;
+  return u;
+}
+/* Returns the unit of a block that has a tile of keys. The caller sets `head` and `index` to those
+ * of each query head. */
+template <class T>
+__device__ __forceinline__ unit<mpg_compute_t<T>> unit_of_keys(const mpg_attention<T> &p) {
+  unit<mpg_compute_t<T>> u = unit_at<mpg_compute_t<T>>(p.keys, false);
+  int64_t key_heads = p.heads / p.group;
+  u.batch = u.index / key_heads, u.key_head = u.index % key_heads;
   return u;
 }
 template <class C>
@@ -63,8 +74,8 @@ size_t shared_bytes() {
   return (size_t)(2 * t::TILE + 2 * CHUNK) * t::LINE * sizeof(C);
 }
 
-/* Loads features [from, from + CHUNK) of rows [first, first + TILE), multiplies them by a factor,
- * and stores them transposed. Pads with zeros. */
+/* Loads rows [first, first + TILE), features [from, from + CHUNK), times a factor, and transposes
+ * them. Pads with zeros. */
 template <class T, class C>
 __device__ __forceinline__ void load_transposed(const T *rows, int64_t by_row, int64_t first,
                                                 int64_t count, int64_t from, int64_t width,
@@ -76,8 +87,7 @@ __device__ __forceinline__ void load_transposed(const T *rows, int64_t by_row, i
     to[e * t::LINE + r] = there ? mpg_to<C>(rows[(first + r) * by_row + from + e]) * factor : (C)0;
   }
 }
-/* Loads features [from, from + TILE) of rows [first, first + TILE), times a factor. Pads with
- * zeros. */
+/* Loads rows [first, first + TILE), features [from, from + TILE), times a factor. Zero-pads. */
 template <class T, class C>
 __device__ __forceinline__ void load_rows(const T *rows, int64_t by_row, int64_t first,
                                           int64_t count, int64_t from, int64_t width, C factor,
@@ -102,7 +112,7 @@ __device__ __forceinline__ void multiply_rows(const unit<C> &u, const T *a, int6
   for (int r = 0; r < t::EACH; r++)
     for (int k = 0; k < t::EACH; k++) s[r][k] = 0;
   for (int64_t from = 0; from < width; from += CHUNK) {
-    __syncthreads(); /* other threads may still be reading the previous chunks */
+    __syncthreads(); /* waits for readers of the previous contents */
     load_transposed(a, a_by, a_first, a_count, from, width, factor, u.chunk_a);
     load_transposed(b, b_by, b_first, b_count, from, width, (C)1, u.chunk_b);
     __syncthreads();
@@ -133,23 +143,38 @@ __device__ __forceinline__ void add_products(const unit<C> &u, const C *a, const
   }
 }
 
-/* Adds the mask to scores. Scores of hidden or missing keys become -infinity. */
+MPG_HOST_DEVICE float hyperbolic_tangent(float x) { return mpg_tanhf(x); }
+MPG_HOST_DEVICE double hyperbolic_tangent(double x) { return tanh(x); }
+
+/* Applies the soft cap and the mask to scores. Scores of hidden or missing keys become -infinity.
+ * If `slopes`, stores the derivative of the soft cap. */
 template <class T, class C>
 __device__ __forceinline__ void hide(const mpg_attention<T> &p, const unit<C> &u, int64_t row,
-                                     int64_t key, C (*s)[tiling<C>::EACH]) {
+                                     int64_t key, C (*s)[tiling<C>::EACH],
+                                     C (*slopes)[tiling<C>::EACH]) {
   typedef tiling<C> t;
-  const T *mask = p.mask ? p.mask + u.batch * p.mask_batch + u.head * p.mask_head : NULL;
-  for (int r = 0; r < t::EACH; r++)
+  const int32_t *segments = mpg_segments_of(p, u.batch);
+  const bool adds = p.mask_kind || segments;
+  for (int r = 0; r < t::EACH; r++) {
+    mpg_range seen = mpg_keys_of(p, u.batch, row + r);
+    int32_t own = mpg_own_segment(p, segments, row + r);
+    int64_t at = u.batch * p.mask_batch + u.head * p.mask_head + (row + r) * p.mask_row;
     for (int k = 0; k < t::EACH; k++) {
-      if (!mpg_sees(p, row + r, key + k))
+      if (slopes) slopes[r][k] = 1;
+      if (p.softcap > 0) {
+        C bent = hyperbolic_tangent(s[r][k] / p.softcap);
+        if (slopes) slopes[r][k] = 1 - bent * bent;
+        s[r][k] = p.softcap * bent;
+      }
+      if (!seen.has(key + k))
         s[r][k] = -(C)INFINITY;
-      else if (mask)
-        s[r][k] += mpg_to<C>(mask[(row + r) * p.mask_row + (key + k) * p.mask_key]);
+      else if (adds)
+        s[r][k] += mpg_added(p, at + (key + k) * p.mask_key, segments, own, key + k);
     }
+  }
 }
 
-/* Draws the dropout mask for a thread's weights. Bit r * EACH + k is set if weight [r][k] is
- * kept. */
+/* Draws dropout for a thread's weights. Bit r * EACH + k is set if weight [r][k] is kept. */
 template <class T, class C>
 __device__ __forceinline__ uint32_t kept_of(const mpg_attention<T> &p, const unit<C> &u,
                                             int64_t row, int64_t key) {
@@ -192,21 +217,21 @@ template <class T>
 __global__ void __launch_bounds__(THREADS) forward_kernel(mpg_attention<T> p) {
   typedef mpg_compute_t<T> C;
   typedef tiling<C> t;
-  unit<C> u = unit_of(p, p.rows, p.causal);
-  int64_t row = u.first + u.ty * t::EACH, column = (int64_t)blockIdx.y * t::TILE,
-          end = p.causal && u.first + t::TILE < p.keys ? u.first + t::TILE : p.keys;
-  const T *query = mpg_at(p.query, u.batch, u.head), *keys = mpg_at(p.key, u.batch, u.head),
-          *values = mpg_at(p.value, u.batch, u.head);
+  unit<C> u = unit_of_rows(p);
+  int64_t row = u.first + u.ty * t::EACH, column = (int64_t)blockIdx.y * t::TILE;
+  mpg_range seen = mpg_keys_of_rows(p, u.batch, u.first, t::TILE);
+  const T *query = mpg_at(p.query, u.batch, u.head), *keys = mpg_at(p.key, u.batch, u.key_head),
+          *values = mpg_at(p.value, u.batch, u.key_head);
   C max[t::EACH], total[t::EACH], out[t::EACH][t::EACH], s[t::EACH][t::EACH];
   for (int r = 0; r < t::EACH; r++) {
     max[r] = -(C)INFINITY, total[r] = 0;
     for (int k = 0; k < t::EACH; k++) out[r][k] = 0;
   }
-  for (int64_t first = 0; first < end; first += t::TILE) {
+  for (int64_t first = seen.low / t::TILE * t::TILE; first < seen.high; first += t::TILE) {
     int64_t key = first + u.tx * t::EACH;
     multiply_rows(u, query, p.query.by_row, u.first, p.rows, p.scale, keys, p.key.by_row, first,
                   p.keys, p.width, s);
-    hide(p, u, row, key, s);
+    hide(p, u, row, key, s, (C(*)[t::EACH])NULL);
     /* The barriers in multiply_rows ensure that tile_b is no longer being read. */
     load_rows(values, p.value.by_row, first, p.keys, column, p.value_width, (C)1, u.tile_b);
     uint32_t kept = p.drops ? kept_of(p, u, row, key) : 0;
@@ -228,23 +253,24 @@ __global__ void __launch_bounds__(THREADS) forward_kernel(mpg_attention<T> p) {
       }
     }
     __syncthreads();
-    add_products(u, u.tile_a, u.tile_b, end - first < t::TILE ? (int)(end - first) : (int)t::TILE,
-                 out);
+    add_products(u, u.tile_a, u.tile_b,
+                 seen.high - first < t::TILE ? (int)(seen.high - first) : (int)t::TILE, out);
   }
   T *result = mpg_at(p.result, u.batch, u.head);
-  C *sums = p.sums + 2 * u.index * p.rows;
+  C *sums = p.sums ? p.sums + 2 * u.index * p.rows : NULL;
   for (int r = 0; r < t::EACH && row + r < p.rows; r++) {
-    C factor = 1 / total[r];
+    C factor = total[r] == 0 && p.empty_is_zero ? (C)0 : 1 / total[r];
     for (int k = 0; k < t::EACH; k++) {
       int64_t c = column + u.tx * t::EACH + k;
       if (c < p.value_width)
         result[(row + r) * p.result.by_row + c] = mpg_to<T>(out[r][k] * factor);
     }
-    if (u.tx == 0 && blockIdx.y == 0) sums[row + r] = max[r], sums[p.rows + row + r] = total[r];
+    if (sums && u.tx == 0 && blockIdx.y == 0)
+      sums[row + r] = max[r], sums[p.rows + row + r] = total[r];
   }
 }
 
-/* Computes p.inner, each row's inner product of the output and the output's gradient. One warp per
+/* Computes p.inner: for each row, the inner product of the output and its gradient. One warp per
  * row. */
 template <class T>
 __global__ void inner_kernel(mpg_attention<T> p, int64_t count) {
@@ -260,8 +286,8 @@ __global__ void inner_kernel(mpg_attention<T> p, int64_t count) {
   if ((threadIdx.x & 31) == 0) p.inner[i] = sum;
 }
 
-/* Recomputes a tile's weights with dropout applied (s), and computes the gradients of its scores
- * (d). */
+/* Recomputes a tile's weights, with dropout applied, in s, and computes the gradients of its scores
+ * in d. */
 template <class T, class C>
 __device__ __forceinline__ void weights_again(const mpg_attention<T> &p, const unit<C> &u,
                                               int64_t rows, int64_t keys, C (*s)[tiling<C>::EACH],
@@ -269,25 +295,27 @@ __device__ __forceinline__ void weights_again(const mpg_attention<T> &p, const u
   typedef tiling<C> t;
   int64_t row = rows + u.ty * t::EACH, key = keys + u.tx * t::EACH;
   multiply_rows(u, (const T *)mpg_at(p.query, u.batch, u.head), p.query.by_row, rows, p.rows,
-                p.scale, (const T *)mpg_at(p.key, u.batch, u.head), p.key.by_row, keys, p.keys,
+                p.scale, (const T *)mpg_at(p.key, u.batch, u.key_head), p.key.by_row, keys, p.keys,
                 p.width, s);
-  hide(p, u, row, key, s);
+  C slopes[t::EACH][t::EACH];
+  hide(p, u, row, key, s, slopes);
   multiply_rows(u, (const T *)mpg_at(p.grad, u.batch, u.head), p.grad.by_row, rows, p.rows, (C)1,
-                (const T *)mpg_at(p.value, u.batch, u.head), p.value.by_row, keys, p.keys,
+                (const T *)mpg_at(p.value, u.batch, u.key_head), p.value.by_row, keys, p.keys,
                 p.value_width, d);
   uint32_t kept = p.drops ? kept_of(p, u, row, key) : 0;
   const C *sums = p.sums + 2 * u.index * p.rows, *inner = p.inner + u.index * p.rows;
   for (int r = 0; r < t::EACH; r++) {
     bool there = row + r < p.rows;
-    C shift = there ? sums[row + r] : (C)0, factor = there ? 1 / sums[p.rows + row + r] : (C)0,
-      less = there ? inner[row + r] : (C)0;
+    C shift = there ? sums[row + r] : (C)0, total = there ? sums[p.rows + row + r] : (C)1,
+      factor = 1 / total, less = there ? inner[row + r] : (C)0;
+    if (total == 0 && p.empty_is_zero) shift = factor = 0;
+    mpg_range visible = mpg_keys_of(p, u.batch, row + r);
     for (int k = 0; k < t::EACH; k++) {
-      bool seen = mpg_sees(p, row + r, key + k),
-           stays = !p.drops || (kept >> (r * t::EACH + k) & 1);
+      bool seen = visible.has(key + k), stays = !p.drops || (kept >> (r * t::EACH + k) & 1);
       C weight = seen ? exponential(s[r][k] - shift) * factor : (C)0;
       s[r][k] = !p.drops ? weight : stays ? weight * p.kept_scale : (C)0;
       if (p.drops) d[r][k] = stays ? d[r][k] * p.kept_scale : (C)0;
-      d[r][k] = seen ? weight * (d[r][k] - less) : (C)0;
+      d[r][k] = seen ? weight * (d[r][k] - less) * slopes[r][k] : (C)0;
     }
   }
 }
@@ -306,28 +334,32 @@ template <class T>
 __global__ void __launch_bounds__(THREADS) keys_kernel(mpg_attention<T> p) {
   typedef mpg_compute_t<T> C;
   typedef tiling<C> t;
-  unit<C> u = unit_of(p, p.keys, false);
+  unit<C> u = unit_of_keys(p);
   int64_t column = (int64_t)blockIdx.y * t::TILE;
-  const T *query = mpg_at(p.query, u.batch, u.head), *grad = mpg_at(p.grad, u.batch, u.head);
+  mpg_range seen = mpg_rows_of_keys(p, u.batch, u.first, t::TILE);
   C key_grads[t::EACH][t::EACH], value_grads[t::EACH][t::EACH], s[t::EACH][t::EACH],
       d[t::EACH][t::EACH];
   for (int r = 0; r < t::EACH; r++)
     for (int k = 0; k < t::EACH; k++) key_grads[r][k] = value_grads[r][k] = 0;
-  for (int64_t first = p.causal ? u.first : 0; first < p.rows; first += t::TILE) {
-    int n = p.rows - first < t::TILE ? (int)(p.rows - first) : (int)t::TILE;
-    weights_again(p, u, first, u.first, s, d);
-    store_tile(u, s);
-    load_rows(grad, p.grad.by_row, first, p.rows, column, p.value_width, (C)1, u.tile_b);
-    __syncthreads();
-    add_products(u, u.tile_a, u.tile_b, n, value_grads);
-    __syncthreads();
-    store_tile(u, d);
-    load_rows(query, p.query.by_row, first, p.rows, column, p.width, p.scale, u.tile_b);
-    __syncthreads();
-    add_products(u, u.tile_a, u.tile_b, n, key_grads);
+  for (int64_t h = 0; h < p.group; h++) {
+    u.head = u.key_head * p.group + h, u.index = u.batch * p.heads + u.head;
+    const T *query = mpg_at(p.query, u.batch, u.head), *grad = mpg_at(p.grad, u.batch, u.head);
+    for (int64_t first = seen.low / t::TILE * t::TILE; first < seen.high; first += t::TILE) {
+      int n = p.rows - first < t::TILE ? (int)(p.rows - first) : (int)t::TILE;
+      weights_again(p, u, first, u.first, s, d);
+      store_tile(u, s);
+      load_rows(grad, p.grad.by_row, first, p.rows, column, p.value_width, (C)1, u.tile_b);
+      __syncthreads();
+      add_products(u, u.tile_a, u.tile_b, n, value_grads);
+      __syncthreads();
+      store_tile(u, d);
+      load_rows(query, p.query.by_row, first, p.rows, column, p.width, p.scale, u.tile_b);
+      __syncthreads();
+      add_products(u, u.tile_a, u.tile_b, n, key_grads);
+    }
   }
-  T *key_grad = mpg_at(p.key_grad, u.batch, u.head),
-    *value_grad = mpg_at(p.value_grad, u.batch, u.head);
+  T *key_grad = mpg_at(p.key_grad, u.batch, u.key_head),
+    *value_grad = mpg_at(p.value_grad, u.batch, u.key_head);
   for (int r = 0; r < t::EACH; r++)
     for (int k = 0; k < t::EACH; k++) {
       int64_t key = u.first + u.ty * t::EACH + r, c = column + u.tx * t::EACH + k;
@@ -343,14 +375,14 @@ template <class T>
 __global__ void __launch_bounds__(THREADS) rows_kernel(mpg_attention<T> p) {
   typedef mpg_compute_t<T> C;
   typedef tiling<C> t;
-  unit<C> u = unit_of(p, p.rows, p.causal);
-  int64_t column = (int64_t)blockIdx.y * t::TILE,
-          end = p.causal && u.first + t::TILE < p.keys ? u.first + t::TILE : p.keys;
-  const T *keys = mpg_at(p.key, u.batch, u.head);
+  unit<C> u = unit_of_rows(p);
+  int64_t column = (int64_t)blockIdx.y * t::TILE;
+  mpg_range seen = mpg_keys_of_rows(p, u.batch, u.first, t::TILE);
+  const T *keys = mpg_at(p.key, u.batch, u.key_head);
   C grads[t::EACH][t::EACH], s[t::EACH][t::EACH], d[t::EACH][t::EACH];
   for (int r = 0; r < t::EACH; r++)
     for (int k = 0; k < t::EACH; k++) grads[r][k] = 0;
-  for (int64_t first = 0; first < end; first += t::TILE) {
+  for (int64_t first = seen.low / t::TILE * t::TILE; first < seen.high; first += t::TILE) {
     weights_again(p, u, u.first, first, s, d);
     __syncthreads();
     for (int r = 0; r < t::EACH; r++)
@@ -358,8 +390,8 @@ __global__ void __launch_bounds__(THREADS) rows_kernel(mpg_attention<T> p) {
         u.tile_a[(u.tx * t::EACH + k) * t::LINE + u.ty * t::EACH + r] = d[r][k];
     load_rows(keys, p.key.by_row, first, p.keys, column, p.width, (C)1, u.tile_b);
     __syncthreads();
-    add_products(u, u.tile_a, u.tile_b, end - first < t::TILE ? (int)(end - first) : (int)t::TILE,
-                 grads);
+    add_products(u, u.tile_a, u.tile_b,
+                 seen.high - first < t::TILE ? (int)(seen.high - first) : (int)t::TILE, grads);
   }
   T *query_grad = mpg_at(p.query_grad, u.batch, u.head);
   for (int r = 0; r < t::EACH; r++)
@@ -372,122 +404,144 @@ __global__ void __launch_bounds__(THREADS) rows_kernel(mpg_attention<T> p) {
 
 /* --- Arguments -------------------------------------------------------------------------------- */
 template <class T>
-mpg_place<T> place_of(const mpg_view *view, const mpg_tuple *where) {
-  const int64_t *v = where->values;
-  return mpg_place<T>{(T *)view->data + v[0], v[1], v[2], v[3]};
+mpg_place<T> place_of(const mpg_view *view, const mpg_attention_place &at) {
+  return mpg_place<T>{(T *)view->data + at.offset, at.by_batch, at.by_head, at.by_row};
 }
 
+/* `key` and `value` are indices of inputs. */
 template <class T>
-mpg_attention<T> attention_of(const mpg_kernel_call *call, const mpg_view *inputs,
-                              const mpg_view *mask) {
+mpg_attention<T> attention_of(const mpg_kernel_call *call, const mpg_attention_call &c, int key,
+                              int value) {
   typedef mpg_compute_t<T> C;
-  const mpg_attention_params *params = (const mpg_attention_params *)call->params;
-  const int64_t *s = params->sizes.values, *m = params->mask_at.values;
+  const mpg_view *in = call->inputs;
   mpg_attention<T> p = {};
-  p.heads = s[1], p.rows = s[2], p.keys = s[3], p.width = s[4], p.value_width = s[5];
-  p.query = place_of<T>(&inputs[0], &params->query_at);
-  p.key = place_of<T>(&inputs[1], &params->key_at);
-  p.value = place_of<T>(&inputs[2], &params->value_at);
-  if (params->mask_at.count == 4) {
-    p.mask = (const T *)mask->data;
-    p.mask_batch = m[0], p.mask_head = m[1], p.mask_row = m[2], p.mask_key = m[3];
+  p.heads = c.heads, p.group = c.group, p.rows = c.rows, p.keys = c.keys;
+  p.width = c.width, p.value_width = c.value_width;
+  p.query = place_of<T>(&in[c.query_input], c.query);
+  p.key = place_of<T>(&in[key], c.key);
+  p.value = place_of<T>(&in[value], c.value);
+  if (c.mask_input >= 0) {
+    mpg_dtype dtype = in[c.mask_input].desc.dtype;
+    p.mask = in[c.mask_input].data;
+    p.mask_kind = dtype == MPG_BOOL                       ? MPG_MASK_BOOL
+                  : dtype == in[c.query_input].desc.dtype ? MPG_MASK_SAME
+                                                          : MPG_MASK_FLOAT;
   }
-  double keep = 1 - params->p;
-  p.scale = (C)params->scale;
+  p.mask_batch = c.mask_batch, p.mask_head = c.mask_head;
+  p.mask_row = c.mask_row, p.mask_key = c.mask_key;
+  if (c.lengths_input >= 0) p.lengths = (const int32_t *)in[c.lengths_input].data;
+  if (c.segments_input >= 0) p.segments = (const int32_t *)in[c.segments_input].data;
+  double keep = 1 - c.p;
+  p.scale = (C)c.scale, p.softcap = (C)c.softcap;
+  p.window = c.window;
   p.kept_scale = (C)(keep > 0 ? 1 / keep : 0);
   p.threshold = (uint32_t)(keep * 0x1p24 + 0.5);
-  p.causal = params->causal;
-  p.drops = params->p > 0;
+  p.causal = c.causal, p.drops = c.p > 0;
+  p.empty_is_zero = c.empty_is_zero, p.cached = c.cached;
   return p;
 }
 
 template <class T>
-dim3 grid_of(const mpg_kernel_call *call, int64_t extent, int64_t columns) {
+dim3 grid_of(const mpg_attention_call &c, int64_t heads, int64_t extent, int64_t columns) {
   typedef tiling<mpg_compute_t<T>> t;
-  const int64_t *s = ((const mpg_attention_params *)call->params)->sizes.values;
-  return dim3((unsigned)(s[0] * s[1] * ((extent + t::TILE - 1) / t::TILE)),
+  return dim3((unsigned)(c.batch * heads * ((extent + t::TILE - 1) / t::TILE)),
               (unsigned)((columns + t::TILE - 1) / t::TILE));
 }
 
-/* Runs the tensor core kernels if they support the dtype and sizes (attention_tensor.h). Sets *done
- * to true if the kernels ran. */
+/* Runs the tensor core kernels if they support the dtype and the call (attention_tensor.h). Sets
+ * *done to true if the kernels ran. */
 template <class T>
-mpg_status forward_by_tensor(const mpg_kernel_call *call, const mpg_attention<T> &p, bool *done) {
-  int64_t batch = ((const mpg_attention_params *)call->params)->sizes.values[0];
+mpg_status forward_by_tensor(const mpg_kernel_call *call, const mpg_attention<T> &p, int64_t batch,
+                             bool *done) {
   *done = mpg_attention_has_tensor(p, batch);
   return *done ? mpg_attention_tensor_forward(call, p, batch) : MPG_OK;
 }
 template <class T>
-mpg_status backward_by_tensor(const mpg_kernel_call *call, const mpg_attention<T> &p, bool *done) {
-  int64_t batch = ((const mpg_attention_params *)call->params)->sizes.values[0];
-  *done = mpg_attention_has_tensor(p, batch);
+mpg_status backward_by_tensor(const mpg_kernel_call *call, const mpg_attention<T> &p, int64_t batch,
+                              bool *done) {
+  *done = mpg_attention_has_tensor(p, batch) && p.softcap == 0;
   return *done ? mpg_attention_tensor_backward(call, p, batch) : MPG_OK;
 }
-#define NOT_BY_TENSOR(T)                                                                           \
-  template <>                                                                                      \
-  mpg_status forward_by_tensor<T>(const mpg_kernel_call *, const mpg_attention<T> &, bool *done) { \
-    return *done = false, MPG_OK;                                                                  \
-  }                                                                                                \
-  template <>                                                                                      \
-  mpg_status backward_by_tensor<T>(const mpg_kernel_call *, const mpg_attention<T> &,              \
-                                   bool *done) {                                                   \
-    return *done = false, MPG_OK;                                                                  \
+#define NOT_BY_TENSOR(T)                                                                       \
+  template <>                                                                                  \
+  mpg_status forward_by_tensor<T>(const mpg_kernel_call *, const mpg_attention<T> &, int64_t,  \
+                                  bool *done) {                                                \
+    return *done = false, MPG_OK;                                                              \
+  }                                                                                            \
+  template <>                                                                                  \
+  mpg_status backward_by_tensor<T>(const mpg_kernel_call *, const mpg_attention<T> &, int64_t, \
+                                   bool *done) {                                               \
+    return *done = false, MPG_OK;                                                              \
   }
 NOT_BY_TENSOR(float)
 NOT_BY_TENSOR(double)
 
 template <class T>
-mpg_status forward(const mpg_kernel_call *call) {
+mpg_status forward(const mpg_kernel_call *call, const mpg_attention_call &c) {
   typedef mpg_compute_t<T> C;
-  mpg_attention<T> p = attention_of<T>(call, call->inputs, &call->inputs[3]);
-  p.result =
-      place_of<T>(&call->outputs[0], &((const mpg_attention_params *)call->params)->result_at);
-  p.sums = (C *)call->outputs[1].data;
+  int key = c.cached ? 3 : 1;
+  mpg_attention<T> p = attention_of<T>(call, c, key, key + 1);
+  p.result = place_of<T>(&call->outputs[0], c.result);
+  if (call->num_outputs > 1) p.sums = (C *)call->outputs[1].data;
   p.draw = mpg_cuda_key_of(call);
   if (call->num_outputs > 2) MPG_TRY(mpg_cuda_write_key(call, (uint64_t *)call->outputs[2].data));
+  if (c.batch * c.heads * c.rows * c.value_width == 0) return MPG_OK;
   bool done;
-  MPG_TRY(forward_by_tensor(call, p, &done));
+  MPG_TRY(forward_by_tensor(call, p, c.batch, &done));
   if (done) return MPG_OK;
-  return mpg_cuda_launch(call, forward_kernel<T>, grid_of<T>(call, p.rows, p.value_width), THREADS,
-                         shared_bytes<C>(), p);
+  return mpg_cuda_launch(call, forward_kernel<T>, grid_of<T>(c, c.heads, c.rows, c.value_width),
+                         THREADS, shared_bytes<C>(), p);
 }
 
 template <class T>
-mpg_status backward(const mpg_kernel_call *call) {
+mpg_status backward(const mpg_kernel_call *call, const mpg_attention_call &c) {
   typedef mpg_compute_t<T> C;
-  const mpg_attention_params *params = (const mpg_attention_params *)call->params;
-  bool drops = params->p > 0;
-  mpg_attention<T> p = attention_of<T>(call, call->inputs + 1, &call->inputs[6 + drops]);
-  int64_t count = params->sizes.values[0] * p.heads * p.rows;
-  p.grad = place_of<T>(&call->inputs[0], &params->result_at);
-  p.output = place_of<T>(&call->inputs[4], &params->result_at);
+  mpg_attention<T> p = attention_of<T>(call, c, 2, 3);
+  int64_t count = c.batch * c.heads * c.rows;
+  p.grad = place_of<T>(&call->inputs[0], c.result);
+  p.output = place_of<T>(&call->inputs[4], c.result);
   p.sums = (C *)call->inputs[5].data;
-  if (drops) p.drawn = (const uint64_t *)call->inputs[6].data;
-  p.query_grad = place_of<T>(&call->outputs[0], &params->query_at);
-  p.key_grad = place_of<T>(&call->outputs[params->packed ? 0 : 1], &params->key_at);
-  p.value_grad = place_of<T>(&call->outputs[params->packed ? 0 : 2], &params->value_at);
-  if (!(p.inner = (C *)mpg_device_scratch(call->device, (size_t)count * sizeof(C))))
-    return MPG_DEVICE_OUT_OF_MEMORY;
-  bool done;
-  MPG_TRY(backward_by_tensor(call, p, &done));
-  if (done) return MPG_OK;
-  MPG_TRY(mpg_cuda_launch(call, inner_kernel<T>, mpg_cuda_blocks(count, MPG_CUDA_THREADS / 32),
-                          MPG_CUDA_THREADS, 0, p, count));
+  if (c.draw_input >= 0) p.drawn = (const uint64_t *)call->inputs[c.draw_input].data;
+  p.query_grad = place_of<T>(&call->outputs[0], c.query);
+  p.key_grad = place_of<T>(&call->outputs[c.packed ? 0 : 1], c.key);
+  p.value_grad = place_of<T>(&call->outputs[c.packed ? 0 : 2], c.value);
   int64_t widest = p.width > p.value_width ? p.width : p.value_width;
-  MPG_TRY(mpg_cuda_launch(call, keys_kernel<T>, grid_of<T>(call, p.keys, widest), THREADS,
-                          shared_bytes<C>(), p));
-  return mpg_cuda_launch(call, rows_kernel<T>, grid_of<T>(call, p.rows, p.width), THREADS,
+  if (c.batch * c.heads == 0 || widest == 0) return MPG_OK;
+  if (!(p.inner = (C *)mpg_device_scratch(call->device, (size_t)(count ? count : 1) * sizeof(C))))
+    return MPG_DEVICE_OUT_OF_MEMORY;
+  bool done = false;
+  if (c.rows && c.keys) MPG_TRY(backward_by_tensor(call, p, c.batch, &done));
+  if (done) return MPG_OK;
+  if (c.rows)
+    MPG_TRY(mpg_cuda_launch(call, inner_kernel<T>, mpg_cuda_blocks(count, MPG_CUDA_THREADS / 32),
+                            MPG_CUDA_THREADS, 0, p, count));
+  if (c.keys)
+    MPG_TRY(mpg_cuda_launch(call, keys_kernel<T>, grid_of<T>(c, c.heads / c.group, c.keys, widest),
+                            THREADS, shared_bytes<C>(), p));
+  if (!c.rows || !c.width) return MPG_OK;
+  return mpg_cuda_launch(call, rows_kernel<T>, grid_of<T>(c, c.heads, c.rows, c.width), THREADS,
                          shared_bytes<C>(), p);
 }
 
 } // namespace
 
 mpg_status mpg_cuda_attention(const mpg_kernel_call *call) {
-  MPG_CUDA_FLOAT_DTYPE(call->inputs[0].desc.dtype, T, return forward<T>(call));
+  mpg_attention_call c = mpg_attention_read_strided(call, false);
+  MPG_CUDA_FLOAT_DTYPE(call->inputs[0].desc.dtype, T, return forward<T>(call, c));
   return MPG_OK;
 }
-
 mpg_status mpg_cuda_attention_backward(const mpg_kernel_call *call) {
-  MPG_CUDA_FLOAT_DTYPE(call->inputs[0].desc.dtype, T, return backward<T>(call));
+  mpg_attention_call c = mpg_attention_read_strided(call, true);
+  MPG_CUDA_FLOAT_DTYPE(call->inputs[0].desc.dtype, T, return backward<T>(call, c));
+  return MPG_OK;
+}
+mpg_status mpg_cuda_head_attention(const mpg_kernel_call *call) {
+  mpg_attention_call c = mpg_attention_read_heads(call, false);
+  MPG_CUDA_FLOAT_DTYPE(call->inputs[0].desc.dtype, T, return forward<T>(call, c));
+  return MPG_OK;
+}
+mpg_status mpg_cuda_head_attention_backward(const mpg_kernel_call *call) {
+  mpg_attention_call c = mpg_attention_read_heads(call, true);
+  MPG_CUDA_FLOAT_DTYPE(call->inputs[0].desc.dtype, T, return backward<T>(call, c));
   return MPG_OK;
 }

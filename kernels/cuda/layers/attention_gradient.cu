@@ -1,13 +1,13 @@
 /* Gradients of attention with tensor cores, for float16 and bfloat16. One kernel computes the
  * gradients of keys and values, and a second one those of queries. Both recompute the weights from
  * the saved softmax statistics, so there are seven tile products. A single kernel would need only
- * five, but would have to add the gradients of queries across blocks. To add them in a fixed order,
- * it would have to store each block's contribution in float32. For 1,024 keys, the contributions
- * are 32 times the size of the queries, and storing them takes longer than two products.
+ * five, but would have to add the gradients of queries across blocks. To add in a fixed order, it
+ * would first store each block's contribution in float32. For 1,024 keys, the contributions are 32
+ * times the size of the queries, and storing them takes longer than two products.
  *
- * A block has four warps with 16 keys (or queries) each. The next tile of the other operand is
- * loaded while the current one is processed. Dropped weights have no gradient. The factor
- * 1 / (1 - p) of kept weights is applied to the results.
+ * A block has four warps with 16 keys (or queries) each. Tiles of the other operand are loaded
+ * while the previous tile is processed. Dropped weights have no gradient. The factor 1 / (1 - p) of
+ * kept weights is applied to the results.
  */
 #include "kernels/cuda/layers/attention_tensor.h"
 
@@ -15,25 +15,26 @@ namespace {
 
 enum { WARPS = 4, THREADS = 32 * WARPS, TILE = 16 * WARPS };
 
-/* Number of rows (or keys) of the other operand that a step processes, limited by registers. */
+/* Rows (or keys) of the other operand that a step processes, limited by registers. */
 template <int D, mpg_attention_mode MODE>
 constexpr int rows_at_once = D == 64 && MODE == MPG_PLAIN ? 64 : 32;
 
-/* Returns a row's log-sum-exp in base 2. It is infinity for missing rows, which makes their weights
- * zero. */
-__device__ __forceinline__ float sum_of(const float *sums, int rows, int row) {
-  return row < rows ? fmaf(sums[row], MPG_LOG2_E, log2f(sums[rows + row])) : INFINITY;
+/* Returns a row's log-sum-exp in base 2. It is infinity for missing and empty rows, which makes
+ * their weights zero. */
+__device__ __forceinline__ float sum_of(const float *sums, int rows, int row, bool empty_is_zero) {
+  if (row >= rows || (empty_is_zero && sums[rows + row] == 0)) return INFINITY;
+  return fmaf(sums[row], MPG_LOG2_E, log2f(sums[rows + row]));
 }
 /* Returns a row's inner product of output and gradient, divided by the dropout factor 1 / (1 - p),
- * because the other terms do not include that factor. */
+ * which the other terms do not include. */
 template <class T>
 __device__ __forceinline__ float inner_of(const mpg_attention<T> &p, const mpg_unit &u, int row) {
   if (row >= p.rows || p.kept_scale == 0) return 0;
   return p.inner[u.index * p.rows + row] / p.kept_scale;
 }
 
-/* Converts *product, the product of a query and a key, to the weight, and *gradient, the gradient
- * of the weight, to the gradient of the score. */
+/* Replaces *product (of a query and a key) by the weight, and *gradient (of the weight) by the
+ * gradient of the score. */
 template <mpg_attention_mode MODE, bool EDGE>
 __device__ __forceinline__ void weigh_again(float factor, float least, float inner, bool seen,
                                             bool stays, float *product, float *gradient) {
@@ -44,33 +45,26 @@ __device__ __forceinline__ void weigh_again(float factor, float least, float inn
   *product = MODE == MPG_PLAIN || stays ? weight : 0;
 }
 
-/* Prevents the compiler from computing values that depend on *number before this point, for example
- * from hoisting them out of a loop. */
+/* Prevents the compiler from computing values that depend on `number` before this point, for
+ * example by hoisting them out of a loop. */
 __device__ __forceinline__ void keep_here([[maybe_unused]] int *number) {
 #ifdef __CUDA_ARCH__
   asm volatile("" : "+r"(*number));
 #endif
 }
 
-/* Scales products to base-2 scores and adds the mask. `step` and `by_row` are the mask's strides
- * along a tile's columns and rows. */
-template <int N, class T, class F>
-__device__ __forceinline__ void add_mask(const T *mask, int pair, int step, int by_row,
-                                         float factor, F seen, float (*s)[4]) {
-  keep_here(&step); /* otherwise 16 offsets would occupy registers in the whole loop over tiles */
+/* Scales products to base-2 scores and adds added(n, i), the mask's value for element [n][i]. */
+template <int N, class F, class A>
+__device__ __forceinline__ void add_mask(float factor, F seen, A added, float (*s)[4]) {
 #pragma unroll
   for (int n = 0; n < N; n++)
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-      float more = 0;
-      if (seen(n, i))
-        more = mpg_to<float>(mask[(n * 8 + 2 * pair + i % 2) * step + i / 2 * 8 * by_row]);
-      s[n][i] = fmaf(s[n][i], factor, more * MPG_LOG2_E);
-    }
+    for (int i = 0; i < 4; i++)
+      s[n][i] = fmaf(s[n][i], factor, seen(n, i) ? added(n, i) * MPG_LOG2_E : 0.0f);
 }
 
-/* Computes each row's inner product of the output and the output's gradient. LANES lanes share a
- * row. Each lane has eight adjacent elements. */
+/* Computes each row's inner product of output and gradient. LANES lanes share a row; a lane has
+ * eight adjacent elements. */
 template <class T, int LANES>
 __global__ void __launch_bounds__(MPG_CUDA_THREADS)
     inner_kernel(mpg_attention<T> p, uint32_t count, bool aligned) {
@@ -97,10 +91,10 @@ __global__ void __launch_bounds__(MPG_CUDA_THREADS)
   if (i < count && e == 0) p.inner[i] = sum;
 }
 
-/* Computes a warp's weights s and gradients of scores g for the tile in `stage`. First, s and g are
- * products of the tile with the warp's 16 rows of `own` and `own_grads`. Then mask() adds the mask
- * to s, and weigh(edge, n, i) converts s[n][i] and g[n][i]. If `whole` is true, all elements are
- * visible, so `edge` is false and weigh() does not test for hidden elements.
+/* Computes a warp's weights s and gradients of scores g for the tile in `stage`. s and g begin as
+ * products of the tile with the warp's 16 rows of `own` and `own_grads`. Then mask() adds the mask,
+ * and weigh(edge, n, i) converts elements [n][i]. If `whole`, all elements are visible, so `edge`
+ * is false and weigh() does not test for hidden ones.
  */
 template <class T, int D, int N, class M, class W>
 __device__ __forceinline__ void weigh_tile(const T *own, const T *own_grads, const T *stage,
@@ -121,20 +115,18 @@ __device__ __forceinline__ void weigh_tile(const T *own, const T *own_grads, con
     all(mpg_constant<true>());
 }
 
-/* Computes the gradients of a tile of keys and values. In this kernel, tiles of weights are
- * transposed: (keys, rows). */
+/* Computes the gradients of a tile of keys and values. Tiles of weights are transposed here: (keys,
+ * rows). */
 template <class T, int D, mpg_attention_mode MODE>
 __global__ void __launch_bounds__(THREADS, D == 128 || MODE == MPG_MASKED ? 2 : 3)
     keys_kernel(mpg_attention<T> p, mpg_alignments aligned) {
   enum { STEP = rows_at_once<D, MODE>, N = STEP / 8, PITCH = D + 8, SIDE = STEP * PITCH };
-  [[maybe_unused]] __shared__ float rows[2][2][STEP]; /* [stage][sum_of or inner_of][row] */
+  [[maybe_unused]] __shared__ float rows[2][2][STEP]; /* per stage: sum_of, inner_of each row */
   T *key = mpg_cuda_shared<T>(), *value = key + TILE * PITCH, *stage = value + TILE * PITCH,
-    *other = stage + 2 * SIDE; /* a stage holds a tile of queries and a tile of gradients */
+    *other = stage + 2 * SIDE; /* a stage has a tile of queries and a tile of gradients */
   const int num_rows = (int)p.rows, num_keys = (int)p.keys;
-  mpg_unit u = mpg_unit_of<TILE>(p, num_keys, false);
-  const T *queries = mpg_at(p.query, u.batch, u.head), *grads = mpg_at(p.grad, u.batch, u.head),
-          *mask = MODE == MPG_MASKED ? mpg_mask_of(p, u) + (u.own + u.group) * p.mask_key : NULL;
-  const float *sums = p.sums + 2 * u.index * p.rows;
+  mpg_unit u = mpg_unit_of_keys<TILE>(p);
+  const int32_t *segments = MODE == MPG_MASKED ? mpg_segments_of(p, u.batch) : NULL;
   bool drops = MODE == MPG_DROPPED || (MODE == MPG_MASKED && p.drops);
   uint32_t kept[4] = {~0u, ~0u, ~0u, ~0u};
   __shared__ mpg_drawing d; /* in shared memory to save registers */
@@ -142,74 +134,82 @@ __global__ void __launch_bounds__(THREADS, D == 128 || MODE == MPG_MASKED ? 2 : 
   float key_grads[D / 8][4], value_grads[D / 8][4], factor = p.scale * MPG_LOG2_E;
   mpg_clear<D>(key_grads);
   mpg_clear<D>(value_grads);
-  auto load = [&](int first, T *to) {
-    mpg_load_tile<STEP, D, THREADS>(queries, p.query.by_row, first, num_rows, p.width,
-                                    aligned.query, to);
-    mpg_load_tile<STEP, D, THREADS>(grads, p.grad.by_row, first, num_rows, p.value_width,
-                                    aligned.grad, to + SIDE);
-  };
-  int first = p.causal ? u.first : 0;
+  /* Rows that see keys of the block, of the warp, all keys of the warp, and the lane's keys. */
+  mpg_range block = mpg_rows_of_keys(p, u.batch, u.first, TILE),
+            warp = mpg_rows_of_keys(p, u.batch, u.own, 16),
+            all = mpg_rows_of_all(p, u.batch, u.own, 16), own[2];
+  for (int h = 0; h < 2; h++) own[h] = mpg_rows_of_keys(p, u.batch, u.own + u.group + 8 * h, 1);
   int at = 0, lane = threadIdx.x % STEP; /* the first STEP threads fill `rows` */
-  mpg_load_tile<TILE, D, THREADS>((const T *)mpg_at(p.key, u.batch, u.head), p.key.by_row, u.first,
-                                  num_keys, p.width, aligned.key, key);
-  mpg_load_tile<TILE, D, THREADS>((const T *)mpg_at(p.value, u.batch, u.head), p.value.by_row,
+  mpg_load_tile<TILE, D, THREADS>((const T *)mpg_at(p.key, u.batch, u.key_head), p.key.by_row,
+                                  u.first, num_keys, p.width, aligned.key, key);
+  mpg_load_tile<TILE, D, THREADS>((const T *)mpg_at(p.value, u.batch, u.key_head), p.value.by_row,
                                   u.first, num_keys, p.value_width, aligned.value, value);
-  load(first, stage);
-  if (threadIdx.x < STEP) {
-    rows[0][0][lane] = sum_of(sums, num_rows, first + lane);
-    rows[0][1][lane] = inner_of(p, u, first + lane);
-  }
-  mpg_copies_wait();
-  __syncthreads();
-  for (; first < num_rows; first += STEP) {
-    float next_sum = 0, next_inner = 0;
-    if (first + STEP < num_rows) {
-      load(first + STEP, other);
-      next_sum = sum_of(sums, num_rows, first + STEP + lane);
-      next_inner = inner_of(p, u, first + STEP + lane);
+  for (int g = 0; g < (int)p.group; g++) {
+    u.head = u.key_head * (int)p.group + g, u.index = u.batch * (int)p.heads + u.head;
+    const T *queries = mpg_at(p.query, u.batch, u.head), *grads = mpg_at(p.grad, u.batch, u.head);
+    const float *sums = p.sums + 2 * (int64_t)u.index * p.rows;
+    int64_t mask_at = mpg_mask_at(p, u, 0) + (u.own + u.group) * p.mask_key;
+    auto load = [&](int first, T *to) {
+      mpg_load_tile<STEP, D, THREADS>(queries, p.query.by_row, first, num_rows, p.width,
+                                      aligned.query, to);
+      mpg_load_tile<STEP, D, THREADS>(grads, p.grad.by_row, first, num_rows, p.value_width,
+                                      aligned.grad, to + SIDE);
+    };
+    int first = (int)block.low / STEP * STEP;
+    const int last = (int)block.high;
+    load(first, stage);
+    if (threadIdx.x < STEP) {
+      rows[at][0][lane] = sum_of(sums, num_rows, first + lane, p.empty_is_zero);
+      rows[at][1][lane] = inner_of(p, u, first + lane);
     }
-    if (!p.causal || first + STEP > u.own) { /* else no row of the tile sees the warp's keys */
-      float s[N][4], g[N][4];
-      if (drops) mpg_kept_across<N>(p, u, d, first, kept);
-      int high = mpg_within(num_rows - first, STEP), low[2] = {0, 0};
-      for (int h = 0; h < 2; h++) {
-        int key_at = u.own + u.group + 8 * h;
-        if (p.causal) low[h] = mpg_within(key_at - first, STEP);
-        if (MODE == MPG_MASKED && key_at >= num_keys) low[h] = STEP;
-      }
-      auto seen = [&](int n, int i) {
-        int row = n * 8 + 2 * u.pair + i % 2;
-        return row >= low[i / 2] && row < high;
-      };
-      auto masked = [&] {
-        if (MODE != MPG_MASKED) return;
-        int pair = u.pair;
-        keep_here(&pair);
-        add_mask<N>(mask + first * p.mask_row, pair, (int)p.mask_row, (int)p.mask_key, factor, seen,
-                    s);
-      };
-      auto weigh = [&](auto edge, int n, int i) {
-        constexpr bool EDGE = decltype(edge)::value;
-        int row = n * 8 + 2 * u.pair + i % 2;
-        weigh_again<MODE, EDGE>(factor, rows[at][0][row], rows[at][1][row], !EDGE || seen(n, i),
-                                kept[2 * (n % 2) + i % 2] >> 4 * (i / 2 * (N / 2) + n / 2) & 1,
-                                &s[n][i], &g[n][i]);
-      };
-      bool whole =
-          MODE != MPG_MASKED && first + STEP <= num_rows && (!p.causal || first >= u.own + 15);
-      weigh_tile<T, D, N>(key + u.warp * 16 * PITCH, value + u.warp * 16 * PITCH, stage, whole,
-                          masked, weigh, s, g);
-      mpg_add_products<N, D>(s, stage + SIDE, value_grads);
-      mpg_add_products<N, D>(g, stage, key_grads);
-    }
-    if (threadIdx.x < STEP) rows[1 - at][0][lane] = next_sum, rows[1 - at][1][lane] = next_inner;
     mpg_copies_wait();
     __syncthreads();
-    T *next = other;
-    other = stage, stage = next, at = 1 - at;
+    for (; first < last; first += STEP) {
+      float next_sum = 0, next_inner = 0;
+      if (first + STEP < last) {
+        load(first + STEP, other);
+        next_sum = sum_of(sums, num_rows, first + STEP + lane, p.empty_is_zero);
+        next_inner = inner_of(p, u, first + STEP + lane);
+      }
+      if (first < warp.high && first + STEP > warp.low) { /* false: no row sees the warp's keys */
+        float s[N][4], g[N][4];
+        if (drops) mpg_kept_across<N>(p, u, d, first, kept);
+        mpg_part visible[2];
+        for (int h = 0; h < 2; h++) visible[h] = mpg_part_of(own[h], first, STEP);
+        auto seen = [&](int n, int i) { return visible[i / 2].has(n * 8 + 2 * u.pair + i % 2); };
+        auto masked = [&] {
+          if (MODE != MPG_MASKED) return;
+          int pair = u.pair;
+          keep_here(&pair);
+          auto added = [&](int n, int i) {
+            int row = first + n * 8 + 2 * pair + i % 2;
+            return mpg_added(p, mask_at + row * p.mask_row + i / 2 * 8 * p.mask_key, segments,
+                             mpg_own_segment(p, segments, row), u.own + u.group + i / 2 * 8);
+          };
+          add_mask<N>(factor, seen, added, s);
+        };
+        auto weigh = [&](auto edge, int n, int i) {
+          constexpr bool EDGE = decltype(edge)::value;
+          int row = n * 8 + 2 * u.pair + i % 2;
+          weigh_again<MODE, EDGE>(factor, rows[at][0][row], rows[at][1][row], !EDGE || seen(n, i),
+                                  kept[2 * (n % 2) + i % 2] >> 4 * (i / 2 * (N / 2) + n / 2) & 1,
+                                  &s[n][i], &g[n][i]);
+        };
+        bool whole = MODE != MPG_MASKED && first >= all.low && first + STEP <= all.high;
+        weigh_tile<T, D, N>(key + u.warp * 16 * PITCH, value + u.warp * 16 * PITCH, stage, whole,
+                            masked, weigh, s, g);
+        mpg_add_products<N, D>(s, stage + SIDE, value_grads);
+        mpg_add_products<N, D>(g, stage, key_grads);
+      }
+      if (threadIdx.x < STEP) rows[1 - at][0][lane] = next_sum, rows[1 - at][1][lane] = next_inner;
+      mpg_copies_wait();
+      __syncthreads();
+      T *next = other;
+      other = stage, stage = next, at = 1 - at;
+    }
   }
-  T *key_grad = mpg_at(p.key_grad, u.batch, u.head),
-    *value_grad = mpg_at(p.value_grad, u.batch, u.head);
+  T *key_grad = mpg_at(p.key_grad, u.batch, u.key_head),
+    *value_grad = mpg_at(p.value_grad, u.batch, u.key_head);
 #pragma unroll
   for (int h = 0; h < 2; h++) {
     int key_at = u.own + u.group + 8 * h;
@@ -229,12 +229,19 @@ __global__ void __launch_bounds__(THREADS, D == 128             ? 2
     rows_kernel(mpg_attention<T> p, mpg_alignments aligned) {
   enum { STEP = rows_at_once<D, MODE>, N = STEP / 8, PITCH = D + 8, SIDE = STEP * PITCH };
   T *query = mpg_cuda_shared<T>(), *grad = query + TILE * PITCH, *stage = grad + TILE * PITCH,
-    *other = stage + 2 * SIDE; /* a stage holds a tile of keys and a tile of values */
+    *other = stage + 2 * SIDE; /* a stage has a tile of keys and a tile of values */
   const int num_rows = (int)p.rows, num_keys = (int)p.keys;
-  mpg_unit u = mpg_unit_of<TILE>(p, num_rows, p.causal);
-  const T *keys = mpg_at(p.key, u.batch, u.head), *values = mpg_at(p.value, u.batch, u.head),
-          *mask = MODE == MPG_MASKED ? mpg_mask_of(p, u) + (u.own + u.group) * p.mask_row : NULL;
-  int end = p.causal && u.first + TILE < num_keys ? u.first + TILE : num_keys;
+  mpg_unit u = mpg_unit_of_rows<TILE>(p);
+  const T *keys = mpg_at(p.key, u.batch, u.key_head),
+          *values = mpg_at(p.value, u.batch, u.key_head);
+  const int32_t *segments = MODE == MPG_MASKED ? mpg_segments_of(p, u.batch) : NULL;
+  int64_t mask_at = mpg_mask_at(p, u, u.own + u.group);
+  /* Keys that rows of the block, of the warp, all rows of the warp, and the lane's rows see. */
+  mpg_range block = mpg_keys_of_rows(p, u.batch, u.first, TILE),
+            warp = mpg_keys_of_rows(p, u.batch, u.own, 16),
+            all = mpg_keys_of_all(p, u.batch, u.own, 16), own[2];
+  for (int h = 0; h < 2; h++) own[h] = mpg_keys_of(p, u.batch, u.own + u.group + 8 * h);
+  const int start = (int)block.low / STEP * STEP, end = (int)block.high;
   bool drops = MODE == MPG_DROPPED || (MODE == MPG_MASKED && p.drops);
   __shared__ mpg_drawing d; /* in shared memory to save registers */
   if (drops && threadIdx.x == 0) d = mpg_drawing_of(p);
@@ -249,16 +256,17 @@ __global__ void __launch_bounds__(THREADS, D == 128             ? 2
                                   u.first, num_rows, p.width, aligned.query, query);
   mpg_load_tile<TILE, D, THREADS>((const T *)mpg_at(p.grad, u.batch, u.head), p.grad.by_row,
                                   u.first, num_rows, p.value_width, aligned.grad, grad);
-  load(0, stage);
+  load(start, stage);
   for (int h = 0; h < 2; h++) {
-    least[h] = sum_of(p.sums + 2 * u.index * p.rows, num_rows, u.own + u.group + 8 * h);
+    least[h] =
+        sum_of(p.sums + 2 * u.index * p.rows, num_rows, u.own + u.group + 8 * h, p.empty_is_zero);
     inner[h] = inner_of(p, u, u.own + u.group + 8 * h);
   }
   mpg_copies_wait();
   __syncthreads();
-  for (int first = 0; first < end; first += STEP) {
+  for (int first = start; first < end; first += STEP) {
     if (first + STEP < end) load(first + STEP, other);
-    if (!p.causal || first < u.own + 16) { /* else the tile is hidden from the warp's rows */
+    if (first < warp.high && first + STEP > warp.low) { /* false: hidden from the warp's rows */
       float s[N][4], g[N][4];
       uint32_t kept[2] = {~0u, ~0u};
       if (drops) {
@@ -267,17 +275,17 @@ __global__ void __launch_bounds__(THREADS, D == 128             ? 2
           starts[h] = mpg_row_position(p, u, d, u.own + u.group + 8 * h) + (uint64_t)first;
         mpg_kept_along<N>(d, starts, p.threshold, kept);
       }
-      int visible[2];
-      for (int h = 0; h < 2; h++) {
-        int row = u.own + u.group + 8 * h;
-        visible[h] = mpg_within((p.causal && row < num_keys ? row + 1 : num_keys) - first, STEP);
-        if (MODE == MPG_MASKED && row >= num_rows) visible[h] = 0;
-      }
-      auto seen = [&](int n, int i) { return n * 8 + 2 * u.pair + i % 2 < visible[i / 2]; };
+      mpg_part visible[2];
+      for (int h = 0; h < 2; h++) visible[h] = mpg_part_of(own[h], first, STEP);
+      auto seen = [&](int n, int i) { return visible[i / 2].has(n * 8 + 2 * u.pair + i % 2); };
       auto masked = [&] {
-        if (MODE == MPG_MASKED)
-          add_mask<N>(mask + first * p.mask_key, u.pair, (int)p.mask_key, (int)p.mask_row, factor,
-                      seen, s);
+        if (MODE != MPG_MASKED) return;
+        auto added = [&](int n, int i) {
+          int key = first + n * 8 + 2 * u.pair + i % 2, row = u.own + u.group + i / 2 * 8;
+          return mpg_added(p, mask_at + i / 2 * 8 * p.mask_row + key * p.mask_key, segments,
+                           mpg_own_segment(p, segments, row), key);
+        };
+        add_mask<N>(factor, seen, added, s);
       };
       auto weigh = [&](auto edge, int n, int i) {
         constexpr bool EDGE = decltype(edge)::value;
@@ -285,8 +293,7 @@ __global__ void __launch_bounds__(THREADS, D == 128             ? 2
                                 kept[n % 2] >> (4 * (i / 2 * (N / 2) + n / 2) + i % 2) & 1,
                                 &s[n][i], &g[n][i]);
       };
-      bool whole = MODE != MPG_MASKED && first + STEP <= num_keys &&
-                   (!p.causal || first + STEP <= u.own + 1);
+      bool whole = MODE != MPG_MASKED && first >= all.low && first + STEP <= all.high;
       weigh_tile<T, D, N>(query + u.warp * 16 * PITCH, grad + u.warp * 16 * PITCH, stage, whole,
                           masked, weigh, s, g);
       mpg_add_products<N, D>(g, stage, grads);
@@ -311,10 +318,10 @@ mpg_status launch(const mpg_kernel_call *call, const mpg_attention<T> &p, int64_
   const int STEP = rows_at_once<D, MODE>;
   const size_t shared = (2 * TILE + 4 * STEP) * (D + 8) * sizeof(T);
   MPG_TRY(mpg_cuda_launch(call, keys_kernel<T, D, MODE>,
-                          mpg_attention_blocks(p, batch, p.keys, TILE), THREADS, shared, p,
-                          mpg_alignments_of(p)));
+                          mpg_attention_blocks(batch * p.heads / p.group, p.keys, TILE), THREADS,
+                          shared, p, mpg_alignments_of(p)));
   return mpg_cuda_launch(call, rows_kernel<T, D, MODE>,
-                         mpg_attention_blocks(p, batch, p.rows, TILE), THREADS, shared, p,
+                         mpg_attention_blocks(batch * p.heads, p.rows, TILE), THREADS, shared, p,
                          mpg_alignments_of(p));
 }
 
@@ -327,9 +334,9 @@ mpg_status backward(const mpg_kernel_call *call, const mpg_attention<T> &p, int6
                           count,
                           mpg_place_divides(p.grad, p.value_width, 16) &&
                               mpg_place_divides(p.output, p.value_width, 16)));
-  return p.mask    ? launch<T, D, MPG_MASKED>(call, p, batch)
-         : p.drops ? launch<T, D, MPG_DROPPED>(call, p, batch)
-                   : launch<T, D, MPG_PLAIN>(call, p, batch);
+  return mpg_attention_is_masked(p) ? launch<T, D, MPG_MASKED>(call, p, batch)
+         : p.drops                  ? launch<T, D, MPG_DROPPED>(call, p, batch)
+                                    : launch<T, D, MPG_PLAIN>(call, p, batch);
 }
 
 } // namespace

@@ -1,16 +1,20 @@
 /* Functions shared by the forward and backward attention kernels with tensor cores: tiles in shared
- * memory, products of tiles, and dropout. A warp processes 16 rows of a tile (or 16 keys, for
- * gradients of keys). tensor_core.h documents which elements a lane holds. Include in .cu files
- * only. */
+ * memory, products of tiles, and dropout. A warp has 16 rows of a tile (or 16 keys, for gradients
+ * of keys). tensor_core.h documents which elements a lane has. Include in .cu files only. */
 #ifndef KERNELS_CUDA_LAYERS_ATTENTION_TENSOR_H
 #define KERNELS_CUDA_LAYERS_ATTENTION_TENSOR_H
 
+#include "kernels/common/vector_math.h"
 #include "kernels/cuda/async_copy.h"
 #include "kernels/cuda/layers/attention.h"
 #include "kernels/cuda/tensor_core.h"
 
 /* Variant of a kernel, chosen at compile time to avoid tests in inner loops. */
-enum mpg_attention_mode { MPG_PLAIN, MPG_DROPPED, MPG_MASKED /* also drops if p.drops */ };
+enum mpg_attention_mode {
+  MPG_PLAIN,
+  MPG_DROPPED,
+  MPG_MASKED /* with a mask, segments or a soft cap, and dropout if p.drops */
+};
 
 /* Passes a compile-time constant as a function argument. */
 template <bool VALUE>
@@ -18,15 +22,13 @@ struct mpg_constant {
   static const bool value = VALUE;
 };
 
-const float MPG_LOG2_E = 0x1.715476p+0f;
-
 /* For each array, true if all rows are aligned multiples of 16 bytes (outputs: 4 bytes), so that
- * they can be accessed in units of that size. This affects only speed, not results. */
+ * they can be accessed in units of that size. Results do not depend on it. */
 struct mpg_alignments {
   bool query, key, value, grad, result, query_grad, key_grad, value_grad;
 };
 
-/* Returns an approximation of 2^x, computed by the GPU's special function unit. */
+/* Returns an approximation of 2^x by the GPU's special function unit. */
 __device__ __forceinline__ float mpg_exp2(float x) {
 #ifdef __CUDA_ARCH__
   float power;
@@ -37,8 +39,8 @@ __device__ __forceinline__ float mpg_exp2(float x) {
 #endif
 }
 
-/* Starts loading rows [first, first + ROWS) of D features to shared memory, padded with zeros.
- * Before reading the tile, call mpg_copies_wait and __syncthreads. */
+/* Starts loading rows [first, first + ROWS) of D features to shared memory. Pads with zeros.
+ * mpg_copies_wait and a barrier must follow. */
 template <int ROWS, int D, int THREADS, class T>
 __device__ __forceinline__ void mpg_load_tile(const T *rows, int64_t by_row, int first, int count,
                                               int width, bool aligned, T *to) {
@@ -63,15 +65,15 @@ __device__ __forceinline__ void mpg_load_tile(const T *rows, int64_t by_row, int
   }
 }
 
-/* Loads 16 rows of D features as operands a. Each operand has 16 features. */
+/* Loads 16 rows of D features as operands a, one for every 16 features. */
 template <int D, class T>
 __device__ __forceinline__ void mpg_load_rows(const T *rows, uint32_t (*left)[4]) {
 #pragma unroll
   for (int e = 0; e < D / 16; e++) mpg_load_a(left[e], rows + e * 16, D + 8);
 }
 
-/* Computes s (16, 8 N) = a b^T. The 16 rows of a are in registers (`left`), and the 8 N rows of b
- * are in shared memory. Rows have D features. */
+/* Computes s (16, 8 N) = a b^T, where a has 16 rows, in registers (`left`), and b has 8 N rows, in
+ * shared memory. Rows have D features. */
 template <int N, int D, class T>
 __device__ __forceinline__ void mpg_multiply_rows(const uint32_t (*left)[4], const T *b,
                                                   float (*s)[4]) {
@@ -90,7 +92,7 @@ __device__ __forceinline__ void mpg_multiply_rows(const uint32_t (*left)[4], con
     }
   }
 }
-/* Computes the same product with both operands in shared memory. */
+/* Computes the same with both operands in shared memory. */
 template <int N, int D, class T>
 __device__ __forceinline__ void mpg_multiply_rows(const T *a, const T *b, float (*s)[4]) {
 #pragma unroll
@@ -138,7 +140,7 @@ __device__ __forceinline__ void mpg_clear(float (*sums)[4]) {
     for (int i = 0; i < 4; i++) sums[c][i] = 0;
 }
 
-/* Stores a lane's elements of `sums` in the lane's row h (0 or 1), times a factor. */
+/* Stores a lane's elements of `sums` in its row h (0 or 1), times a factor. */
 template <int D, class T>
 __device__ __forceinline__ void mpg_store_row(const float (*sums)[4], int h, float factor,
                                               int width, bool aligned, T *row) {
@@ -156,21 +158,37 @@ __device__ __forceinline__ void mpg_store_row(const float (*sums)[4], int h, flo
   }
 }
 
-/* Work of a warp: batch element, head, first row (or key) of the block (`first`), and first row (or
- * key) of the warp (`own`). `group` and `pair` are as in tensor_core.h. */
+/* Work of a warp: batch element, heads, first row (or key) of the block (`first`), and first row
+ * (or key) of the warp (`own`). */
 struct mpg_unit {
-  int warp, group, pair, index, batch, head, first, own;
+  int warp, group, pair, index, batch, head, key_head, first, own;
 };
-template <int TILE, class T>
-__device__ __forceinline__ mpg_unit mpg_unit_of(const mpg_attention<T> &p, int extent,
-                                                bool last_first) {
+template <int TILE>
+__device__ __forceinline__ mpg_unit mpg_unit_at(int extent, bool last_first) {
   int tiles = (extent + TILE - 1) / TILE, tile = blockIdx.x % tiles;
   mpg_unit u;
   u.warp = threadIdx.x / 32, u.group = (threadIdx.x & 31) / 4, u.pair = threadIdx.x & 3;
   u.index = blockIdx.x / tiles;
-  u.batch = u.index / (int)p.heads, u.head = u.index % (int)p.heads;
   u.first = (last_first ? tiles - 1 - tile : tile) * TILE;
   u.own = u.first + u.warp * 16;
+  return u;
+}
+/* Returns the unit of a block that has a tile of query rows. */
+template <int TILE, class T>
+__device__ __forceinline__ mpg_unit mpg_unit_of_rows(const mpg_attention<T> &p) {
+  mpg_unit u = mpg_unit_at<TILE>((int)p.rows, p.causal);
+  u.batch = u.index / (int)p.heads, u.head = u.index % (int)p.heads;
+  u.key_head = u.head / (int)p.group;
+  return u;
+}
+/* Returns the unit of a block that has a tile of keys. The caller sets `head` and `index` to those
+ * of each query head. */
+template <int TILE, class T>
+__device__ __forceinline__ mpg_unit mpg_unit_of_keys(const mpg_attention<T> &p) {
+  mpg_unit u = mpg_unit_at<TILE>((int)p.keys, false);
+  int key_heads = (int)(p.heads / p.group);
+  u.batch = u.index / key_heads, u.key_head = u.index % key_heads;
+  u.head = u.key_head * (int)p.group;
   return u;
 }
 
@@ -179,15 +197,42 @@ __device__ __forceinline__ int mpg_within(int n, int most) {
   return n < 0 ? 0 : n < most ? n : most;
 }
 
+/* The part of a range that is in the tile [first, first + size), relative to `first`. */
+struct mpg_part {
+  int low, high;
+  __device__ __forceinline__ bool has(int i) const { return i >= low && i < high; }
+};
+__device__ __forceinline__ mpg_part mpg_part_of(const mpg_range &range, int first, int size) {
+  return mpg_part{mpg_within((int)range.low - first, size),
+                  mpg_within((int)range.high - first, size)};
+}
+
+/* Offset in the mask of a row of a head. */
 template <class T>
-__device__ __forceinline__ const T *mpg_mask_of(const mpg_attention<T> &p, const mpg_unit &u) {
-  return p.mask + u.batch * p.mask_batch + u.head * p.mask_head;
+__device__ __forceinline__ int64_t mpg_mask_at(const mpg_attention<T> &p, const mpg_unit &u,
+                                               int row) {
+  return u.batch * p.mask_batch + u.head * p.mask_head + row * p.mask_row;
+}
+/* Returns the score in base 2 of a product, whose factor includes log2(e): applies the soft cap and
+ * adds `more`. */
+template <class T>
+__device__ __forceinline__ float mpg_score(const mpg_attention<T> &p, float product, float factor,
+                                           float more) {
+  if (p.softcap > 0) {
+    float cap = p.softcap * MPG_LOG2_E;
+    return fmaf(cap, mpg_tanhf(product * factor / cap), more * MPG_LOG2_E);
+  }
+  return fmaf(product, factor, more * MPG_LOG2_E);
+}
+template <class T>
+static inline bool mpg_attention_is_masked(const mpg_attention<T> &p) {
+  return p.mask || p.segments || p.softcap > 0;
 }
 
 /* --- Dropout ---------------------------------------------------------------------------------- */
 /* Dropout of weights. Four adjacent weights of a row share a Philox block. `quads` is true if every
- * row begins with a new block. In this case, each block is drawn only once, and the lanes that hold
- * its weights exchange the bits. */
+ * row begins with a new block. The lanes that hold the weights of a block then draw the block only
+ * once and exchange the bits. */
 struct mpg_drawing {
   mpg_random_key key;
   bool quads;
@@ -219,8 +264,8 @@ __device__ __forceinline__ uint32_t mpg_one_stays(const mpg_drawing &d, uint64_t
   return mpg_four_stay(d, position, threshold) >> (position & 3) & 1;
 }
 
-/* Draws the dropout mask for a tile of (16 rows, 8 N keys). starts[h] is the random position of the
- * tile's first weight in the lane's row h. Weight s[n][2 h + i] is kept if bit
+/* Draws dropout for a tile of (16 rows, 8 N keys). `starts` has the random positions of the first
+ * weight of the lane's two rows in the tile. Weight s[n][2 h + i] is kept if bit
  * 4 (h N / 2 + n / 2) + i of kept[n % 2] is set. */
 template <int N>
 __device__ __forceinline__ void mpg_kept_along(const mpg_drawing &d, const uint64_t *starts,
@@ -251,8 +296,8 @@ __device__ __forceinline__ void mpg_kept_along(const mpg_drawing &d, const uint6
   }
 }
 
-/* Draws the dropout mask for a transposed tile of (16 keys from u.own on, 8 N rows from `first`
- * on). Weight s[n][2 h + i] is kept if bit 4 (h N / 2 + n / 2) of kept[2 (n % 2) + i] is set. */
+/* Draws dropout for a transposed tile of (16 keys from u.own on, 8 N rows from `first` on). Weight
+ * s[n][2 h + i] is kept if bit 4 (h N / 2 + n / 2) of kept[2 (n % 2) + i] is set. */
 template <int N, class T>
 __device__ __forceinline__ void mpg_kept_across(const mpg_attention<T> &p, const mpg_unit &u,
                                                 const mpg_drawing &d, int first, uint32_t *kept) {
@@ -307,10 +352,8 @@ static inline mpg_alignments mpg_alignments_of(const mpg_attention<T> &p) {
                         mpg_place_divides(p.key_grad, p.width, 4),
                         mpg_place_divides(p.value_grad, p.value_width, 4)};
 }
-template <class T>
-static inline unsigned mpg_attention_blocks(const mpg_attention<T> &p, int64_t batch,
-                                            int64_t extent, int tile) {
-  return (unsigned)(batch * p.heads * ((extent + tile - 1) / tile));
+static inline unsigned mpg_attention_blocks(int64_t heads, int64_t extent, int tile) {
+  return (unsigned)(heads * ((extent + tile - 1) / tile));
 }
 template <class T>
 static inline bool mpg_attention_is_narrow(const mpg_attention<T> &p) {
