@@ -182,6 +182,31 @@ mpg_status mpg_infer_head_attention_backward(mpg_infer *infer) {
   return MPG_OK;
 }
 
+mpg_status mpg_infer_cached_attention(mpg_infer *infer) {
+  enum { KEYS = 3, VALUES, LENGTHS };
+  const mpg_cached_attention_params *p = infer->params;
+  const mpg_desc *in = infer->inputs;
+  int time = mpg_attention_time(p->layout);
+  for (int i = 1; i < LENGTHS; i++) MPG_TRY(mpg_infer_expect_dtype(infer, i, in[0].dtype));
+  MPG_TRY(mpg_infer_expect_dtype(infer, LENGTHS, MPG_INT32));
+  infer->outputs[0].dtype = in[0].dtype;
+  for (int i = 0; i < LENGTHS; i++)
+    if (!mpg_shape_known(&in[i].shape)) return MPG_OK;
+  MPG_TRY(check_heads(infer, &in[QUERY].shape, &in[KEY].shape, &in[VALUE].shape, time));
+  if (in[KEY].shape.dims[time] != in[QUERY].shape.dims[time])
+    return mpg_infer_fail(infer, "query, key and value must have the same number of new rows");
+  mpg_shape keys = in[KEY].shape, values = in[VALUE].shape;
+  if (in[KEYS].shape.ndim != 4)
+    return mpg_infer_fail(infer, "the caches keys and values must have four dimensions");
+  keys.dims[time] = values.dims[time] = in[KEYS].shape.dims[time];
+  MPG_TRY(mpg_infer_expect_shape(infer, KEYS, &keys));
+  MPG_TRY(mpg_infer_expect_shape(infer, VALUES, &values));
+  MPG_TRY(mpg_infer_expect_shape(infer, LENGTHS,
+                                 &(mpg_shape){.ndim = 1, .dims = {in[QUERY].shape.dims[0]}}));
+  infer->outputs[0].shape = result_of(&in[QUERY].shape, &in[VALUE].shape);
+  return MPG_OK;
+}
+
 /* --- Composition and gradient ----------------------------------------------------------------- */
 
 void mpg_compose_contrib_attention(mpg_gradient *g, const mpg_value *inputs, mpg_value *outputs) {
@@ -247,6 +272,13 @@ static mpg_cost cost(const mpg_infer *call, int first, int by_width, int by_valu
 }
 mpg_cost mpg_cost_head_attention(const mpg_infer *call) { return cost(call, 0, 1, 1); }
 mpg_cost mpg_cost_head_attention_backward(const mpg_infer *call) { return cost(call, 1, 3, 2); }
+/* Assumes that half of the cache is in use. */
+mpg_cost mpg_cost_cached_attention(const mpg_infer *call) {
+  double scores = (double)mpg_shape_size(&call->inputs[QUERY].shape) *
+                  (double)mpg_shape_size(&call->inputs[3].shape) /
+                  (double)(mpg_shape_size(&call->inputs[KEY].shape) + 1);
+  return mpg_cost_of(call, 2 * scores);
+}
 
 /* Divides the batch axis of all arrays. A mask may be the same for all batch entries. */
 mpg_status mpg_batching_head_attention(mpg_batching *b) {

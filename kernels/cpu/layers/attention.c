@@ -440,3 +440,53 @@ mpg_status mpg_cpu_head_attention_backward(const mpg_kernel_call *call) {
   mpg_attention_call c = mpg_attention_read_heads(call, true);
   return run_wide(call, &c, backward);
 }
+
+/* --- Cached keys and values ------------------------------------------------------------------- */
+
+typedef struct append {
+  const mpg_kernel_call *call;
+  const int32_t *lengths;
+  int64_t key_heads, rows, keys;
+  mpg_attention_place from[2], to[2]; /* of keys and values */
+  size_t bytes[2];                    /* per row */
+} append;
+
+/* Copies the new rows of heads [begin, end) to the caches. Heads are counted over all batch
+ * entries. */
+static void append_rows(void *context, int64_t begin, int64_t end) {
+  const append *a = context;
+  for (int64_t i = begin; i < end; i++)
+    for (int which = 0; which < 2; which++) {
+      const mpg_view *from = &a->call->inputs[1 + which], *to = &a->call->inputs[3 + which];
+      size_t item = mpg_dtype_size(from->desc.dtype);
+      int64_t batch = i / a->key_heads, head = i % a->key_heads, first = a->lengths[batch];
+      for (int64_t r = 0; r < a->rows; r++) {
+        if (first + r < 0 || first + r >= a->keys) continue;
+        const mpg_attention_place *f = &a->from[which], *t = &a->to[which];
+        memcpy(
+            (char *)to->data +
+                (size_t)(batch * t->by_batch + head * t->by_head + (first + r) * t->by_row) * item,
+            (const char *)from->data +
+                (size_t)(batch * f->by_batch + head * f->by_head + r * f->by_row) * item,
+            a->bytes[which]);
+      }
+    }
+}
+
+mpg_status mpg_cpu_cached_attention(const mpg_kernel_call *call) {
+  const int32_t layout = ((const mpg_cached_attention_params *)call->params)->layout;
+  const mpg_view *in = call->inputs;
+  mpg_attention_call c = mpg_attention_read_cached(call);
+  size_t item = mpg_dtype_size(in[0].desc.dtype);
+  append a = {.call = call,
+              .lengths = in[5].data,
+              .key_heads = c.heads / c.group,
+              .rows = c.rows,
+              .keys = c.keys,
+              .from = {mpg_attention_place_in(&in[1].desc.shape, layout),
+                       mpg_attention_place_in(&in[2].desc.shape, layout)},
+              .to = {c.key, c.value},
+              .bytes = {(size_t)c.width * item, (size_t)c.value_width * item}};
+  mpg_cpu_parallel_for(call, c.batch * a.key_heads, 16, append_rows, &a);
+  return run_wide(call, &c, forward);
+}

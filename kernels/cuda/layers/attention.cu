@@ -155,8 +155,9 @@ __device__ __forceinline__ void hide(const mpg_attention<T> &p, const unit<C> &u
   typedef tiling<C> t;
   const int32_t *segments = mpg_segments_of(p, u.batch);
   const bool adds = p.mask_kind || segments;
+  const mpg_sight<int64_t> sight(p, u.batch);
   for (int r = 0; r < t::EACH; r++) {
-    mpg_range seen = mpg_keys_of(p, u.batch, row + r);
+    mpg_range<int64_t> seen = sight.keys(row + r);
     int32_t own = mpg_own_segment(p, segments, row + r);
     int64_t at = u.batch * p.mask_batch + u.head * p.mask_head + (row + r) * p.mask_row;
     for (int k = 0; k < t::EACH; k++) {
@@ -219,7 +220,7 @@ __global__ void __launch_bounds__(THREADS) forward_kernel(mpg_attention<T> p) {
   typedef tiling<C> t;
   unit<C> u = unit_of_rows(p);
   int64_t row = u.first + u.ty * t::EACH, column = (int64_t)blockIdx.y * t::TILE;
-  mpg_range seen = mpg_keys_of_rows(p, u.batch, u.first, t::TILE);
+  mpg_range<int64_t> seen = mpg_sight<int64_t>(p, u.batch).keys_of_some(u.first, u.first + t::TILE);
   const T *query = mpg_at(p.query, u.batch, u.head), *keys = mpg_at(p.key, u.batch, u.key_head),
           *values = mpg_at(p.value, u.batch, u.key_head);
   C max[t::EACH], total[t::EACH], out[t::EACH][t::EACH], s[t::EACH][t::EACH];
@@ -298,6 +299,7 @@ __device__ __forceinline__ void weights_again(const mpg_attention<T> &p, const u
                 p.scale, (const T *)mpg_at(p.key, u.batch, u.key_head), p.key.by_row, keys, p.keys,
                 p.width, s);
   C slopes[t::EACH][t::EACH];
+  const mpg_sight<int64_t> sight(p, u.batch);
   hide(p, u, row, key, s, slopes);
   multiply_rows(u, (const T *)mpg_at(p.grad, u.batch, u.head), p.grad.by_row, rows, p.rows, (C)1,
                 (const T *)mpg_at(p.value, u.batch, u.key_head), p.value.by_row, keys, p.keys,
@@ -309,7 +311,7 @@ __device__ __forceinline__ void weights_again(const mpg_attention<T> &p, const u
     C shift = there ? sums[row + r] : (C)0, total = there ? sums[p.rows + row + r] : (C)1,
       factor = 1 / total, less = there ? inner[row + r] : (C)0;
     if (total == 0 && p.empty_is_zero) shift = factor = 0;
-    mpg_range visible = mpg_keys_of(p, u.batch, row + r);
+    mpg_range<int64_t> visible = sight.keys(row + r);
     for (int k = 0; k < t::EACH; k++) {
       bool seen = visible.has(key + k), stays = !p.drops || (kept >> (r * t::EACH + k) & 1);
       C weight = seen ? exponential(s[r][k] - shift) * factor : (C)0;
@@ -336,7 +338,7 @@ __global__ void __launch_bounds__(THREADS) keys_kernel(mpg_attention<T> p) {
   typedef tiling<C> t;
   unit<C> u = unit_of_keys(p);
   int64_t column = (int64_t)blockIdx.y * t::TILE;
-  mpg_range seen = mpg_rows_of_keys(p, u.batch, u.first, t::TILE);
+  mpg_range<int64_t> seen = mpg_sight<int64_t>(p, u.batch).rows_of_some(u.first, u.first + t::TILE);
   C key_grads[t::EACH][t::EACH], value_grads[t::EACH][t::EACH], s[t::EACH][t::EACH],
       d[t::EACH][t::EACH];
   for (int r = 0; r < t::EACH; r++)
@@ -377,7 +379,7 @@ __global__ void __launch_bounds__(THREADS) rows_kernel(mpg_attention<T> p) {
   typedef tiling<C> t;
   unit<C> u = unit_of_rows(p);
   int64_t column = (int64_t)blockIdx.y * t::TILE;
-  mpg_range seen = mpg_keys_of_rows(p, u.batch, u.first, t::TILE);
+  mpg_range<int64_t> seen = mpg_sight<int64_t>(p, u.batch).keys_of_some(u.first, u.first + t::TILE);
   const T *keys = mpg_at(p.key, u.batch, u.key_head);
   C grads[t::EACH][t::EACH], s[t::EACH][t::EACH], d[t::EACH][t::EACH];
   for (int r = 0; r < t::EACH; r++)
@@ -523,6 +525,36 @@ mpg_status backward(const mpg_kernel_call *call, const mpg_attention_call &c) {
                          shared_bytes<C>(), p);
 }
 
+/* Copies new rows of keys or values to a cache. Rows past the end of the cache are dropped. */
+template <class T>
+__global__ void append_kernel(mpg_place<T> from, mpg_place<T> to, const int32_t *lengths,
+                              int64_t heads, int64_t rows, int64_t width, int64_t keys,
+                              int64_t count) {
+  int64_t i = MPG_CUDA_INDEX;
+  if (i >= count) return;
+  int64_t e = i % width, row = i / width % rows, head = i / width / rows % heads,
+          batch = i / width / rows / heads, at = lengths[batch] + row;
+  if (at >= 0 && at < keys)
+    mpg_at(to, batch, head)[at * to.by_row + e] = mpg_at(from, batch, head)[row * from.by_row + e];
+}
+
+template <class T>
+mpg_status cached(const mpg_kernel_call *call, const mpg_attention_call &c) {
+  const int32_t layout = ((const mpg_cached_attention_params *)call->params)->layout;
+  const mpg_view *in = call->inputs;
+  for (int which = 0; which < 2; which++) {
+    const mpg_shape *shape = &in[1 + which].desc.shape;
+    int64_t count = mpg_shape_size(shape);
+    if (count == 0) continue;
+    MPG_TRY(mpg_cuda_launch(
+        call, append_kernel<T>, mpg_cuda_blocks(count, MPG_CUDA_THREADS), MPG_CUDA_THREADS, 0,
+        place_of<T>(&in[1 + which], mpg_attention_place_in(shape, layout)),
+        place_of<T>(&in[3 + which], which ? c.value : c.key), (const int32_t *)in[5].data,
+        c.heads / c.group, c.rows, shape->dims[3], c.keys, count));
+  }
+  return forward<T>(call, c);
+}
+
 } // namespace
 
 mpg_status mpg_cuda_attention(const mpg_kernel_call *call) {
@@ -543,5 +575,10 @@ mpg_status mpg_cuda_head_attention(const mpg_kernel_call *call) {
 mpg_status mpg_cuda_head_attention_backward(const mpg_kernel_call *call) {
   mpg_attention_call c = mpg_attention_read_heads(call, true);
   MPG_CUDA_FLOAT_DTYPE(call->inputs[0].desc.dtype, T, return backward<T>(call, c));
+  return MPG_OK;
+}
+mpg_status mpg_cuda_cached_attention(const mpg_kernel_call *call) {
+  mpg_attention_call c = mpg_attention_read_cached(call);
+  MPG_CUDA_FLOAT_DTYPE(call->inputs[0].desc.dtype, T, return cached<T>(call, c));
   return MPG_OK;
 }

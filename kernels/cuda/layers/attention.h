@@ -43,86 +43,79 @@ __device__ __forceinline__ T *mpg_at(const mpg_place<T> &p, int64_t batch, int64
   return p.data + batch * p.by_batch + head * p.by_head;
 }
 
-/* A range [low, high); empty ranges are (0, 0). */
+/* A range [low, high), which is empty if low >= high. */
+template <class I>
 struct mpg_range {
-  int64_t low, high;
-  __device__ __forceinline__ bool has(int64_t i) const { return i >= low && i < high; }
+  I low, high;
+  __device__ __forceinline__ bool has(I i) const { return i >= low && i < high; }
+  __device__ __forceinline__ bool has_all(I from, I to) const { return from >= low && to <= high; }
+  __device__ __forceinline__ bool has_some(I from, I to) const { return from < high && to > low; }
 };
-__device__ __forceinline__ mpg_range mpg_range_within(int64_t low, int64_t high, int64_t end) {
-  low = low < 0 ? 0 : low, high = high < end ? high : end;
-  return low < high ? mpg_range{low, high} : mpg_range{0, 0};
-}
 
-/* Returns the end of the keys of a batch entry. */
-template <class T>
-__device__ __forceinline__ int64_t mpg_end_of(const mpg_attention<T> &p, int64_t batch) {
-  if (!p.lengths) return p.keys;
-  int64_t end = p.lengths[batch] + (p.cached ? p.rows : 0);
-  return end < p.keys ? end : p.keys;
-}
-/* Returns the position of row 0 among the keys. */
-template <class T>
-__device__ __forceinline__ int64_t mpg_first_of(const mpg_attention<T> &p, int64_t batch) {
-  return p.cached ? p.lengths[batch] : p.keys - p.rows;
-}
+/* Keys that the rows of a batch entry may see, except for masks and segments. The ends of a row's
+ * range grow with the row, and those of a key's rows with the key. */
+template <class I>
+struct mpg_sight {
+  I first; /* position of row 0 among the keys */
+  I end;   /* end of the keys */
+  I rows, window;
+  bool causal;
 
-/* Returns the keys that a row may see, except for masks and segments. Both ends grow with the
- * row. */
-template <class T>
-__device__ __forceinline__ mpg_range mpg_keys_of(const mpg_attention<T> &p, int64_t batch,
-                                                 int64_t row) {
-  int64_t at = mpg_first_of(p, batch) + row, end = mpg_end_of(p, batch), high = end;
-  if (row >= p.rows) return mpg_range{0, 0};
-  if (p.causal)
-    high = at + 1;
-  else if (p.window)
-    high = at + p.window;
-  return mpg_range_within(p.window ? at - p.window + 1 : 0, high, end);
-}
-/* Returns the keys that some of the rows [first, first + count) may see. */
-template <class T>
-__device__ __forceinline__ mpg_range mpg_keys_of_rows(const mpg_attention<T> &p, int64_t batch,
-                                                      int64_t first, int64_t count) {
-  int64_t last = (first + count < p.rows ? first + count : p.rows) - 1;
-  if (first > last) return mpg_range{0, 0};
-  int64_t at = mpg_first_of(p, batch), end = mpg_end_of(p, batch), high = end;
-  if (p.causal)
-    high = at + last + 1;
-  else if (p.window)
-    high = at + last + p.window;
-  return mpg_range_within(p.window ? at + first - p.window + 1 : 0, high, end);
-}
-/* Returns the keys that all rows [first, first + count) see, except for masks and segments. */
-template <class T>
-__device__ __forceinline__ mpg_range mpg_keys_of_all(const mpg_attention<T> &p, int64_t batch,
-                                                     int64_t first, int64_t count) {
-  if (first + count > p.rows) return mpg_range{0, 0};
-  mpg_range low = mpg_keys_of(p, batch, first + count - 1), high = mpg_keys_of(p, batch, first);
-  return low.low < high.high && low.high ? mpg_range{low.low, high.high} : mpg_range{0, 0};
-}
-/* Returns the rows that may see some of the keys [first, first + count). */
-template <class T>
-__device__ __forceinline__ mpg_range mpg_rows_of_keys(const mpg_attention<T> &p, int64_t batch,
-                                                      int64_t first, int64_t count) {
-  int64_t end = mpg_end_of(p, batch), last = (first + count < end ? first + count : end) - 1,
-          at = mpg_first_of(p, batch), low = 0;
-  if (first > last) return mpg_range{0, 0};
-  if (p.causal)
-    low = first - at;
-  else if (p.window)
-    low = first - p.window + 1 - at;
-  return mpg_range_within(low, p.window ? last + p.window - at : p.rows, p.rows);
-}
-
-/* Returns the rows that see all keys [first, first + count), except for masks and segments. */
-template <class T>
-__device__ __forceinline__ mpg_range mpg_rows_of_all(const mpg_attention<T> &p, int64_t batch,
-                                                     int64_t first, int64_t count) {
-  if (first + count > mpg_end_of(p, batch)) return mpg_range{0, 0};
-  mpg_range low = mpg_rows_of_keys(p, batch, first + count - 1, 1),
-            high = mpg_rows_of_keys(p, batch, first, 1);
-  return low.low < high.high && low.high ? mpg_range{low.low, high.high} : mpg_range{0, 0};
-}
+  template <class T>
+  __device__ __forceinline__ mpg_sight(const mpg_attention<T> &p, I batch)
+      : first((I)(p.keys - p.rows)),
+        end((I)p.keys),
+        rows((I)p.rows),
+        window((I)p.window),
+        causal(p.causal) {
+    if (!p.lengths) return;
+    I length = p.lengths[batch];
+    if (p.cached) first = length, length += rows;
+    if (length < end) end = length;
+  }
+  __device__ __forceinline__ I key_low(I row) const {
+    I low = window ? first + row - window + 1 : 0;
+    return low < 0 ? 0 : low;
+  }
+  __device__ __forceinline__ I key_high(I row) const {
+    I high = causal ? first + row + 1 : window ? first + row + window : end;
+    return high < end ? high : end;
+  }
+  __device__ __forceinline__ I row_low(I key) const {
+    I low = causal ? key - first : window ? key - first - window + 1 : 0;
+    return low < 0 ? 0 : low;
+  }
+  __device__ __forceinline__ I row_high(I key) const {
+    I high = window ? key - first + window : rows;
+    return high < rows ? high : rows;
+  }
+  /* Returns the keys that a row sees. */
+  __device__ __forceinline__ mpg_range<I> keys(I row) const {
+    return row < rows ? mpg_range<I>{key_low(row), key_high(row)} : mpg_range<I>{0, 0};
+  }
+  /* Returns the keys that some of the rows [from, to) see. */
+  __device__ __forceinline__ mpg_range<I> keys_of_some(I from, I to) const {
+    if (to > rows) to = rows;
+    return from < to ? mpg_range<I>{key_low(from), key_high(to - 1)} : mpg_range<I>{0, 0};
+  }
+  /* Returns the keys that all rows [from, to) see. */
+  __device__ __forceinline__ mpg_range<I> keys_of_all(I from, I to) const {
+    return to <= rows ? mpg_range<I>{key_low(to - 1), key_high(from)} : mpg_range<I>{0, 0};
+  }
+  /* Returns the rows that see a key. */
+  __device__ __forceinline__ mpg_range<I> rows_of(I key) const {
+    return key < end ? mpg_range<I>{row_low(key), row_high(key)} : mpg_range<I>{0, 0};
+  }
+  /* Returns the rows that see some of the keys [from, to). */
+  __device__ __forceinline__ mpg_range<I> rows_of_some(I from, I to) const {
+    if (to > end) to = end;
+    return from < to ? mpg_range<I>{row_low(from), row_high(to - 1)} : mpg_range<I>{0, 0};
+  }
+  /* Returns the rows that see all keys [from, to). */
+  __device__ __forceinline__ mpg_range<I> rows_of_all(I from, I to) const {
+    return to <= end ? mpg_range<I>{row_low(to - 1), row_high(from)} : mpg_range<I>{0, 0};
+  }
+};
 
 /* Returns the value added to a score: that of the mask, and -infinity for hidden keys. `at` is the
  * offset in the mask. `own` is the segment of the row, and `segments` are those of the keys. */

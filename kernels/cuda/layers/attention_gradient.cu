@@ -134,11 +134,7 @@ __global__ void __launch_bounds__(THREADS, D == 128 || MODE == MPG_MASKED ? 2 : 
   float key_grads[D / 8][4], value_grads[D / 8][4], factor = p.scale * MPG_LOG2_E;
   mpg_clear<D>(key_grads);
   mpg_clear<D>(value_grads);
-  /* Rows that see keys of the block, of the warp, all keys of the warp, and the lane's keys. */
-  mpg_range block = mpg_rows_of_keys(p, u.batch, u.first, TILE),
-            warp = mpg_rows_of_keys(p, u.batch, u.own, 16),
-            all = mpg_rows_of_all(p, u.batch, u.own, 16), own[2];
-  for (int h = 0; h < 2; h++) own[h] = mpg_rows_of_keys(p, u.batch, u.own + u.group + 8 * h, 1);
+  const mpg_sight<int> sight(p, u.batch);
   int at = 0, lane = threadIdx.x % STEP; /* the first STEP threads fill `rows` */
   mpg_load_tile<TILE, D, THREADS>((const T *)mpg_at(p.key, u.batch, u.key_head), p.key.by_row,
                                   u.first, num_keys, p.width, aligned.key, key);
@@ -155,8 +151,8 @@ __global__ void __launch_bounds__(THREADS, D == 128 || MODE == MPG_MASKED ? 2 : 
       mpg_load_tile<STEP, D, THREADS>(grads, p.grad.by_row, first, num_rows, p.value_width,
                                       aligned.grad, to + SIDE);
     };
-    int first = (int)block.low / STEP * STEP;
-    const int last = (int)block.high;
+    mpg_range<int> block = sight.rows_of_some(u.first, u.first + TILE);
+    int first = block.low / STEP * STEP, last = block.high;
     load(first, stage);
     if (threadIdx.x < STEP) {
       rows[at][0][lane] = sum_of(sums, num_rows, first + lane, p.empty_is_zero);
@@ -171,11 +167,14 @@ __global__ void __launch_bounds__(THREADS, D == 128 || MODE == MPG_MASKED ? 2 : 
         next_sum = sum_of(sums, num_rows, first + STEP + lane, p.empty_is_zero);
         next_inner = inner_of(p, u, first + STEP + lane);
       }
-      if (first < warp.high && first + STEP > warp.low) { /* false: no row sees the warp's keys */
+      if (sight.rows_of_some(u.own, u.own + 16).has_some(first, first + STEP)) {
         float s[N][4], g[N][4];
         if (drops) mpg_kept_across<N>(p, u, d, first, kept);
-        mpg_part visible[2];
-        for (int h = 0; h < 2; h++) visible[h] = mpg_part_of(own[h], first, STEP);
+        mpg_range<int> visible[2];
+        for (int h = 0; h < 2; h++) {
+          visible[h] = sight.rows_of(u.own + u.group + 8 * h);
+          visible[h].low -= first, visible[h].high -= first;
+        }
         auto seen = [&](int n, int i) { return visible[i / 2].has(n * 8 + 2 * u.pair + i % 2); };
         auto masked = [&] {
           if (MODE != MPG_MASKED) return;
@@ -195,7 +194,8 @@ __global__ void __launch_bounds__(THREADS, D == 128 || MODE == MPG_MASKED ? 2 : 
                                   kept[2 * (n % 2) + i % 2] >> 4 * (i / 2 * (N / 2) + n / 2) & 1,
                                   &s[n][i], &g[n][i]);
         };
-        bool whole = MODE != MPG_MASKED && first >= all.low && first + STEP <= all.high;
+        bool whole =
+            MODE != MPG_MASKED && sight.rows_of_all(u.own, u.own + 16).has_all(first, first + STEP);
         weigh_tile<T, D, N>(key + u.warp * 16 * PITCH, value + u.warp * 16 * PITCH, stage, whole,
                             masked, weigh, s, g);
         mpg_add_products<N, D>(s, stage + SIDE, value_grads);
@@ -230,26 +230,23 @@ __global__ void __launch_bounds__(THREADS, D == 128             ? 2
   enum { STEP = rows_at_once<D, MODE>, N = STEP / 8, PITCH = D + 8, SIDE = STEP * PITCH };
   T *query = mpg_cuda_shared<T>(), *grad = query + TILE * PITCH, *stage = grad + TILE * PITCH,
     *other = stage + 2 * SIDE; /* a stage has a tile of keys and a tile of values */
-  const int num_rows = (int)p.rows, num_keys = (int)p.keys;
+  const int num_rows = (int)p.rows;
   mpg_unit u = mpg_unit_of_rows<TILE>(p);
   const T *keys = mpg_at(p.key, u.batch, u.key_head),
           *values = mpg_at(p.value, u.batch, u.key_head);
   const int32_t *segments = MODE == MPG_MASKED ? mpg_segments_of(p, u.batch) : NULL;
   int64_t mask_at = mpg_mask_at(p, u, u.own + u.group);
-  /* Keys that rows of the block, of the warp, all rows of the warp, and the lane's rows see. */
-  mpg_range block = mpg_keys_of_rows(p, u.batch, u.first, TILE),
-            warp = mpg_keys_of_rows(p, u.batch, u.own, 16),
-            all = mpg_keys_of_all(p, u.batch, u.own, 16), own[2];
-  for (int h = 0; h < 2; h++) own[h] = mpg_keys_of(p, u.batch, u.own + u.group + 8 * h);
-  const int start = (int)block.low / STEP * STEP, end = (int)block.high;
+  const mpg_sight<int> sight(p, u.batch);
+  mpg_range<int> block = sight.keys_of_some(u.first, u.first + TILE);
+  const int start = block.low / STEP * STEP, end = block.high;
   bool drops = MODE == MPG_DROPPED || (MODE == MPG_MASKED && p.drops);
   __shared__ mpg_drawing d; /* in shared memory to save registers */
   if (drops && threadIdx.x == 0) d = mpg_drawing_of(p);
   float grads[D / 8][4], factor = p.scale * MPG_LOG2_E, least[2], inner[2];
   mpg_clear<D>(grads);
   auto load = [&](int first, T *to) {
-    mpg_load_tile<STEP, D, THREADS>(keys, p.key.by_row, first, num_keys, p.width, aligned.key, to);
-    mpg_load_tile<STEP, D, THREADS>(values, p.value.by_row, first, num_keys, p.value_width,
+    mpg_load_tile<STEP, D, THREADS>(keys, p.key.by_row, first, sight.end, p.width, aligned.key, to);
+    mpg_load_tile<STEP, D, THREADS>(values, p.value.by_row, first, sight.end, p.value_width,
                                     aligned.value, to + SIDE);
   };
   mpg_load_tile<TILE, D, THREADS>((const T *)mpg_at(p.query, u.batch, u.head), p.query.by_row,
@@ -266,7 +263,7 @@ __global__ void __launch_bounds__(THREADS, D == 128             ? 2
   __syncthreads();
   for (int first = start; first < end; first += STEP) {
     if (first + STEP < end) load(first + STEP, other);
-    if (first < warp.high && first + STEP > warp.low) { /* false: hidden from the warp's rows */
+    if (sight.keys_of_some(u.own, u.own + 16).has_some(first, first + STEP)) {
       float s[N][4], g[N][4];
       uint32_t kept[2] = {~0u, ~0u};
       if (drops) {
@@ -275,8 +272,11 @@ __global__ void __launch_bounds__(THREADS, D == 128             ? 2
           starts[h] = mpg_row_position(p, u, d, u.own + u.group + 8 * h) + (uint64_t)first;
         mpg_kept_along<N>(d, starts, p.threshold, kept);
       }
-      mpg_part visible[2];
-      for (int h = 0; h < 2; h++) visible[h] = mpg_part_of(own[h], first, STEP);
+      mpg_range<int> visible[2];
+      for (int h = 0; h < 2; h++) {
+        visible[h] = sight.keys(u.own + u.group + 8 * h);
+        visible[h].low -= first, visible[h].high -= first;
+      }
       auto seen = [&](int n, int i) { return visible[i / 2].has(n * 8 + 2 * u.pair + i % 2); };
       auto masked = [&] {
         if (MODE != MPG_MASKED) return;
@@ -293,7 +293,8 @@ __global__ void __launch_bounds__(THREADS, D == 128             ? 2
                                 kept[n % 2] >> (4 * (i / 2 * (N / 2) + n / 2) + i % 2) & 1,
                                 &s[n][i], &g[n][i]);
       };
-      bool whole = MODE != MPG_MASKED && first >= all.low && first + STEP <= all.high;
+      bool whole =
+          MODE != MPG_MASKED && sight.keys_of_all(u.own, u.own + 16).has_all(first, first + STEP);
       weigh_tile<T, D, N>(query + u.warp * 16 * PITCH, grad + u.warp * 16 * PITCH, stage, whole,
                           masked, weigh, s, g);
       mpg_add_products<N, D>(g, stage, grads);

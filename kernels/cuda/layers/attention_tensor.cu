@@ -27,7 +27,7 @@ struct rows_state {
  * the mask adds to a score. */
 template <mpg_attention_mode MODE, bool EDGE, int D, class T, class A>
 __device__ __forceinline__ void weigh(const mpg_attention<T> &p, float factor, A added,
-                                      const mpg_part *visible, const uint32_t *kept,
+                                      const mpg_range<int> *visible, const uint32_t *kept,
                                       rows_state<D> &t, float (*s)[4]) {
   int pair = threadIdx.x & 3;
   float most[2] = {t.max[0], t.max[1]}, shift[2], shrink[2];
@@ -77,7 +77,7 @@ __global__ void __launch_bounds__(THREADS, resident(D, MODE))
     forward_kernel(mpg_attention<T> p, mpg_alignments aligned) {
   enum { PITCH = D + 8, SIDE = KEYS * PITCH };
   static_assert(ROWS <= 2 * KEYS, "queries have room where the second stage will be");
-  const int num_rows = (int)p.rows, num_keys = (int)p.keys;
+  const int num_rows = (int)p.rows;
   mpg_unit u = mpg_unit_of_rows<ROWS>(p);
   const T *keys = mpg_at(p.key, u.batch, u.key_head),
           *values = mpg_at(p.value, u.batch, u.key_head);
@@ -85,12 +85,9 @@ __global__ void __launch_bounds__(THREADS, resident(D, MODE))
   int64_t mask_at = mpg_mask_at(p, u, u.own + u.group);
   /* A stage has a tile of keys and a tile of values. */
   T *stage = mpg_cuda_shared<T>(), *other = stage + 2 * SIDE;
-  /* Keys that rows of the block, of the warp, all rows of the warp, and the lane's rows see. */
-  mpg_range block = mpg_keys_of_rows(p, u.batch, u.first, ROWS),
-            warp = mpg_keys_of_rows(p, u.batch, u.own, 16),
-            all = mpg_keys_of_all(p, u.batch, u.own, 16), own[2];
-  for (int h = 0; h < 2; h++) own[h] = mpg_keys_of(p, u.batch, u.own + u.group + 8 * h);
-  int start = (int)block.low / KEYS * KEYS, end = (int)block.high;
+  const mpg_sight<int> sight(p, u.batch);
+  mpg_range<int> block = sight.keys_of_some(u.first, u.first + ROWS);
+  int start = block.low / KEYS * KEYS, end = block.high;
   bool drops = MODE == MPG_DROPPED || (MODE == MPG_MASKED && p.drops);
   uint32_t kept[2] = {~0u, ~0u}, queries[D / 16][4];
   __shared__ mpg_drawing d; /* in shared memory to save registers */
@@ -101,8 +98,9 @@ __global__ void __launch_bounds__(THREADS, resident(D, MODE))
   float factor = p.scale == 0 ? 0x1p-126f : fabsf(p.scale) * MPG_LOG2_E;
   mpg_load_tile<ROWS, D, THREADS>((const T *)mpg_at(p.query, u.batch, u.head), p.query.by_row,
                                   u.first, num_rows, p.width, aligned.query, other);
-  mpg_load_tile<KEYS, D, THREADS>(keys, p.key.by_row, start, num_keys, p.width, aligned.key, stage);
-  mpg_load_tile<KEYS, D, THREADS>(values, p.value.by_row, start, num_keys, p.value_width,
+  mpg_load_tile<KEYS, D, THREADS>(keys, p.key.by_row, start, sight.end, p.width, aligned.key,
+                                  stage);
+  mpg_load_tile<KEYS, D, THREADS>(values, p.value.by_row, start, sight.end, p.value_width,
                                   aligned.value, stage + SIDE);
   mpg_copies_wait();
   __syncthreads();
@@ -118,12 +116,12 @@ __global__ void __launch_bounds__(THREADS, resident(D, MODE))
   __syncthreads();
   for (int first = start; first < end; first += KEYS) {
     if (first + KEYS < end) {
-      mpg_load_tile<KEYS, D, THREADS>(keys, p.key.by_row, first + KEYS, num_keys, p.width,
+      mpg_load_tile<KEYS, D, THREADS>(keys, p.key.by_row, first + KEYS, sight.end, p.width,
                                       aligned.key, other);
-      mpg_load_tile<KEYS, D, THREADS>(values, p.value.by_row, first + KEYS, num_keys, p.value_width,
-                                      aligned.value, other + SIDE);
+      mpg_load_tile<KEYS, D, THREADS>(values, p.value.by_row, first + KEYS, sight.end,
+                                      p.value_width, aligned.value, other + SIDE);
     }
-    if (first < warp.high && first + KEYS > warp.low) { /* false: hidden from the warp's rows */
+    if (sight.keys_of_some(u.own, u.own + 16).has_some(first, first + KEYS)) {
       float s[N][4];
       if (drops) {
         uint64_t starts[2];
@@ -137,11 +135,14 @@ __global__ void __launch_bounds__(THREADS, resident(D, MODE))
         return mpg_added(p, mask_at + 8 * h * p.mask_row + (first + key) * p.mask_key, segments,
                          mpg_own_segment(p, segments, row), first + key);
       };
-      mpg_part visible[2];
-      if (MODE != MPG_MASKED && first >= all.low && first + KEYS <= all.high) {
+      mpg_range<int> visible[2];
+      if (MODE != MPG_MASKED && sight.keys_of_all(u.own, u.own + 16).has_all(first, first + KEYS)) {
         weigh<MODE, false>(p, factor, added, visible, kept, t, s);
       } else {
-        for (int h = 0; h < 2; h++) visible[h] = mpg_part_of(own[h], first, KEYS);
+        for (int h = 0; h < 2; h++) {
+          visible[h] = sight.keys(u.own + u.group + 8 * h);
+          visible[h].low -= first, visible[h].high -= first;
+        }
         weigh<MODE, true>(p, factor, added, visible, kept, t, s);
       }
       mpg_add_products<N, D>(s, stage + SIDE, t.out);

@@ -192,21 +192,6 @@ __device__ __forceinline__ mpg_unit mpg_unit_of_keys(const mpg_attention<T> &p) 
   return u;
 }
 
-/* Clamps n to [0, most]. */
-__device__ __forceinline__ int mpg_within(int n, int most) {
-  return n < 0 ? 0 : n < most ? n : most;
-}
-
-/* The part of a range that is in the tile [first, first + size), relative to `first`. */
-struct mpg_part {
-  int low, high;
-  __device__ __forceinline__ bool has(int i) const { return i >= low && i < high; }
-};
-__device__ __forceinline__ mpg_part mpg_part_of(const mpg_range &range, int first, int size) {
-  return mpg_part{mpg_within((int)range.low - first, size),
-                  mpg_within((int)range.high - first, size)};
-}
-
 /* Offset in the mask of a row of a head. */
 template <class T>
 __device__ __forceinline__ int64_t mpg_mask_at(const mpg_attention<T> &p, const mpg_unit &u,
