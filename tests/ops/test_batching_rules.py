@@ -22,6 +22,7 @@ OPS = [
 # Parameter updates have no batch. The other ops are refused if rows are divided.
 WITHOUT_RULE = {
     "_contrib_count_sketch",
+    "_contrib_cached_attention",  # writes the caches of whole batches
     "_contrib_index_copy",
     "_scatter_set_nd",
     "_grad_add",

@@ -118,7 +118,185 @@ def with_mask(distances, shape, name):
     )
 
 
+# --- Arrays with an axis of heads -----------------------------------------------------------------
+
+
+def visible(batch, rows, keys, causal=False, window=0, lengths=None, segments=None, first=None):
+    """Returns the keys that each row sees, (batch, 1, rows, keys). `first` (batch,) are the
+    positions of the first rows among the keys; by default, the last row is at the last key."""
+    first = np.full(batch, keys - rows) if first is None else np.asarray(first)
+    at = first[:, None, None] + np.arange(rows)[None, :, None]
+    key = np.arange(keys)[None, None]
+    seen = np.ones((batch, rows, keys), bool)
+    if causal:
+        seen &= key <= at
+    if window:
+        seen &= (key > at - window) & (key < at + window)
+    if lengths is not None:
+        seen &= key < np.asarray(lengths)[:, None, None]
+    if segments is not None:
+        seen &= segments[:, keys - rows :, None] == segments[:, None, :]
+    return seen[:, None]
+
+
+def weigh(query, key, value, seen, mask=None, softcap=0, scale=None):
+    """Attention of arrays (batch, time, heads, features)."""
+    group = query.shape[2] // key.shape[2]
+    key, value = np.repeat(key, group, 2), np.repeat(value, group, 2)
+    scores = np.einsum("bthd,bshd->bhts", query, key)
+    scores = scores * (query.shape[3] ** -0.5 if scale is None else scale)
+    if softcap:
+        scores = softcap * np.tanh(scores / softcap)
+    if mask is not None and mask.dtype == bool:
+        seen = seen & mask
+    elif mask is not None:
+        scores = scores + mask
+    scores = np.where(seen, scores, -np.inf)
+    top = scores.max(-1, keepdims=True, initial=-np.inf)
+    weights = np.exp(scores - np.where(np.isinf(top), 0, top))
+    total = weights.sum(-1, keepdims=True)
+    return np.einsum("bhts,bshd->bthd", weights / np.where(total > 0, total, 1), value)
+
+
+def time_first(layout, *arrays):
+    return [np.swapaxes(a, 1, 2) if layout == "bhtd" else a for a in arrays]
+
+
+def heads(
+    query,
+    key,
+    value,
+    *more,
+    use_mask=False,
+    use_lengths=False,
+    use_segments=False,
+    layout="bthd",
+    causal=False,
+    window=0,
+    softcap=0,
+    scale=None,
+    p=0,
+    keys=None,
+):
+    more = list(more)
+    mask = more.pop(0) if use_mask else None
+    lengths = more.pop(0) if use_lengths else None
+    segments = more.pop(0) if use_segments else None
+    query, key, value = time_first(layout, query, key, value)
+    seen = visible(query.shape[0], query.shape[1], key.shape[1], causal, window, lengths, segments)
+    return time_first(layout, weigh(query, key, value, seen, mask, softcap, scale))[0]
+
+
+def cached(
+    query, key, value, keys, values, lengths, layout="bthd", window=0, softcap=0, scale=None
+):
+    query, key, value, keys, values = time_first(layout, query, key, value, keys, values)
+    keys, values, rows = keys.copy(), values.copy(), query.shape[1]
+    for b, first in enumerate(lengths):
+        keys[b, first : first + rows], values[b, first : first + rows] = key[b], value[b]
+    seen = visible(query.shape[0], rows, keys.shape[1], True, window, first=lengths)
+    return time_first(layout, weigh(query, keys, values, seen, None, softcap, scale))[0]
+
+
+def heads_sample(query, key, value, *more, name, **params):
+    return Sample(
+        [query, key, value, *more],
+        params,
+        reference=heads,
+        grad=(0, 1, 2),
+        dtypes=ALL,
+        name=name,
+    )
+
+
+LENGTHS = np.array([3, 0, 7], np.int32)
+SEGMENTS = np.array([[0, 0, 1, 1, 1, 2, 2]] * 3, np.int32)
+SEEN = np.random.RandomState(5).uniform(size=(3, 1, 5, 7)) > 0.4
+
+
 SAMPLES = {
+    "_contrib_attention": [
+        heads_sample((2, 5, 4, 8), (2, 7, 2, 8), (2, 7, 2, 6), name="shared keys", causal=True),
+        heads_sample(
+            (1, 3, 70, 8), (1, 3, 110, 8), (1, 3, 110, 8), name="window", layout="bhtd", window=20
+        ),
+        heads_sample(
+            (3, 5, 4, 8),
+            (3, 7, 1, 8),
+            (3, 7, 1, 33),
+            LENGTHS,
+            SEGMENTS,
+            name="lengths and segments",
+            use_lengths=True,
+            use_segments=True,
+            causal=True,
+            scale=0.7,
+        ),
+        heads_sample(
+            (3, 5, 2, 4), (3, 7, 2, 4), (3, 7, 2, 4), SEEN, name="bool", use_mask=True, softcap=0.5
+        ),
+        heads_sample(
+            (2, 5, 2, 4), (2, 7, 1, 4), (2, 7, 1, 4), (2, 5, 7), name="added", use_mask=True
+        ),
+        heads_sample((2, 3, 2, 4), (2, 0, 2, 4), (2, 0, 2, 4), name="no keys"),
+    ],
+    "_head_attention": [
+        heads_sample(
+            (2, 5, 4, 8),
+            (2, 7, 2, 8),
+            (2, 7, 2, 6),
+            name="shared keys",
+            keys=7,
+            scale=0.5,
+            window=3,
+        ),
+    ],
+    "_dropout_head_attention": [
+        heads_sample(
+            (2, 5, 4, 8), (2, 7, 2, 8), (2, 7, 2, 6), name="none dropped", keys=7, scale=1
+        ),
+        Sample(
+            [(2, 5, 4, 8), (2, 7, 2, 8), (2, 7, 2, 6)],
+            {"keys": 7, "p": 0.5, "causal": True},
+            dtypes=ALL,
+            name="half dropped",
+        ),
+    ],
+    "_backward_head_attention": [
+        Sample(
+            [
+                *[(2, 5, 4, 6), (2, 5, 4, 8), (2, 7, 2, 8), (2, 7, 2, 6)],
+                *[(2, 5, 4, 6), (2, 4, 2, 5)],
+            ],
+            {"keys": 7},
+            grad=False,
+            dtypes=("float32", "float64"),
+            name="backward",
+        )
+    ],
+    "_contrib_cached_attention": [
+        Sample(
+            [
+                *[(2, 3, 4, 8), (2, 3, 2, 8), (2, 3, 2, 6), (2, 9, 2, 8), (2, 9, 2, 6)],
+                np.array([2, 6], np.int32),
+            ],
+            reference=cached,
+            grad=False,
+            dtypes=ALL,
+            name="several rows",
+        ),
+        Sample(
+            [
+                *[(2, 4, 1, 8), (2, 1, 1, 8), (2, 1, 1, 6), (2, 1, 9, 8), (2, 1, 9, 6)],
+                np.array([0, 8], np.int32),
+            ],
+            {"layout": "bhtd", "window": 4, "softcap": 2.0, "scale": 0.3},
+            reference=cached,
+            grad=False,
+            dtypes=ALL,
+            name="one row",
+        ),
+    ],
     "_attention": [
         sample(1, 1, 3, 4, 2, 5, name="small", scale=0.7),
         sample(2, 3, 50, 100, 16, 33, name="several blocks", scale=0.25),

@@ -8,6 +8,8 @@ from ..._internal.hints import LAYERS as _LAYERS, of_module as _of_module
 from ..block import Block, HybridBlock, SymbolBlock
 from .activations import *
 from .activations import __all__ as _activations
+from .attention import *
+from .attention import __all__ as _attention
 from .basic_layers import *
 from .basic_layers import __all__ as _basic
 from .conv_layers import *
@@ -15,7 +17,16 @@ from .conv_layers import __all__ as _conv
 from .transformer_layers import *
 from .transformer_layers import __all__ as _transformer
 
-__all__ = ["Block", "HybridBlock", "SymbolBlock", *_activations, *_basic, *_conv, *_transformer]
+__all__ = [
+    "Block",
+    "HybridBlock",
+    "SymbolBlock",
+    *_activations,
+    *_attention,
+    *_basic,
+    *_conv,
+    *_transformer,
+]
 
 
 if not TYPE_CHECKING:  # type checkers would accept any name if they saw __getattr__

@@ -344,6 +344,13 @@ class _Run:
         if _is_dropout(child):
             arguments = dropout_arguments(child)
             return self.dropout(args[0], arguments["rate"], arguments["axes"], progress)
+        if getattr(child, "_shared_by_heads", False):
+            device = self.ctx[progress.rank]
+            parameters = {
+                name: parameter.data(parameter.list_ctx()[0]).as_in_context(device)
+                for name, parameter in child._reg_params.items()
+            }
+            return child.hybrid_forward(nd, *args, **parameters)
         if child.collect_params():
             raise NotImplementedError(
                 f"{self.layer.name}: '{child.name}' has parameters and is used between heads, "
@@ -713,6 +720,8 @@ def _counters(block, attributes, units, blocks):
     numbers = {
         name: value for name, value in block.__dict__.items() if type(value) is int and value > 0
     }
+    if attributes is None:
+        attributes = getattr(block, "_counts_of_heads", None)
     if attributes is not None:
         attributes = (attributes,) if isinstance(attributes, str) else tuple(attributes)
         missing = [name for name in attributes if name not in numbers]

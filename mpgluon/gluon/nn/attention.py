@@ -1,0 +1,500 @@
+"""Multi-head attention, and the cells of transformers."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from ..._internal import domain
+from ..._internal.hints import near
+from ...base import MXNetTypeError, MXNetValueError
+from ..block import HybridBlock
+from .activations import GELU, Activation
+from .basic_layers import Dense, Dropout, LayerNorm
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ..._internal.types import DType, Init, Layer
+    from ..parameter import Parameter
+else:
+    Layer = HybridBlock
+
+
+__all__ = ["MultiHeadAttention", "TransformerDecoderCell", "TransformerEncoderCell"]
+
+_PROJECTIONS = ("query", "key", "value", "proj")
+_ROTARY = {"base": 10000.0, "dims": 0, "style": "half", "scaling": "none", "factor": 1.0}
+_NORM = {"epsilon": 1e-6, "offset": 0.0}
+
+
+def _options(layer, name, given, known):
+    """Returns options with their defaults."""
+    if given is True:
+        return dict(known)
+    if not isinstance(given, dict):
+        raise MXNetTypeError(f"{layer}: {name} must be a dict of options, True or None")
+    for key in given:
+        if key not in known:
+            raise MXNetValueError(
+                f"{layer}: {name} has no option {key!r}{near(key, known)}; its options are "
+                f"{', '.join(known)}"
+            )
+    return {**known, **given}
+
+
+class _HeadNorm(Layer):
+    """RMS normalization of the features of each head, with factors that all heads share."""
+
+    _shared_by_heads = True
+
+    def __init__(self, features: int, epsilon: float, offset: float, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._epsilon, self._offset = epsilon, offset
+        with self.name_scope():
+            self.gamma: Parameter = self.params.get(
+                "gamma", shape=(features,), init="zeros" if offset else "ones"
+            )
+
+    def hybrid_forward(self, F: Any, x: Any, gamma: Any) -> Any:
+        wide = F.Cast(x, dtype="float32")
+        factor = F.rsqrt(F.mean(F.square(wide), axis=-1, keepdims=True) + self._epsilon)
+        gamma = F.Cast(gamma, dtype="float32") + self._offset
+        return F.broadcast_mul(F.broadcast_mul(wide, factor), gamma)
+
+
+def _rotate(F, x, positions, options, features):
+    """Rotates pairs of features of x (batch, time, heads, features) by position-dependent angles.
+
+    Computes angles in float64 and the rotation in float32.
+    """
+    dims = options["dims"] or features
+    exponents = F.contrib.arange_like(
+        F.Cast(F.slice_axis(x, axis=3, begin=0, end=dims // 2), dtype="float64"), axis=3
+    )
+    frequencies = F.exp(exponents * (-2 * math.log(options["base"]) / dims)) / options["factor"]
+    if positions is None:
+        first = F.slice_axis(F.slice_axis(x, axis=3, begin=0, end=1), axis=2, begin=0, end=1)
+        positions = F.contrib.arange_like(F.Cast(first, dtype="float64"), axis=1)
+    positions = F.expand_dims(F.expand_dims(F.Cast(positions, dtype="float64"), axis=-1), axis=-1)
+    angles = F.broadcast_mul(positions, frequencies)
+    cosine, sine = (F.Cast(f(angles), dtype="float32") for f in (F.cos, F.sin))
+    x = F.Cast(x, dtype="float32")
+    rotated = F.slice_axis(x, axis=3, begin=0, end=dims)
+    if options["style"] == "half":
+        low, high = F.split(rotated, num_outputs=2, axis=3)
+    else:
+        pairs = F.reshape(rotated, shape=(0, 0, 0, -4, -1, 2))
+        low, high = F.split(pairs, num_outputs=2, axis=4, squeeze_axis=True)
+    turned = (
+        F.broadcast_mul(low, cosine) - F.broadcast_mul(high, sine),
+        F.broadcast_mul(high, cosine) + F.broadcast_mul(low, sine),
+    )
+    if options["style"] == "half":
+        result = F.concat(*turned, dim=3)
+    else:
+        result = F.reshape(F.stack(*turned, axis=4), shape=(0, 0, 0, -3))
+    if dims == features:
+        return result
+    return F.concat(result, F.slice_axis(x, axis=3, begin=dims, end=None), dim=3)
+
+
+class MultiHeadAttention(Layer):
+    """Multi-head attention, with fewer key heads than query heads if `kv_heads` is given.
+
+    The children `query`, `key`, `value` and `proj` are `Dense` layers. ``mx.parallel.shard`` with
+    'heads' divides them over devices by whole groups of query heads that share a key head.
+
+    Parameters
+    ----------
+    units : int
+        Features of the result.
+    heads : int
+        Number of query heads.
+    kv_heads : int, optional
+        Number of key and value heads, which must divide `heads`; by default `heads`.
+    head_dim : int, optional
+        Features of a head; by default ``units // heads``.
+    use_bias : bool or dict, default False
+        Whether the projections have a bias, for all or by name, as in ``{'query': True}``.
+    qk_norm : bool or dict, optional
+        RMS normalization of the features of each query and key head. Options: ``epsilon``
+        (1e-6) and ``offset`` (0), which is added to the factors.
+    rotary : bool or dict, optional
+        Rotary position embedding of queries and keys. Options: ``base`` (10000), ``dims`` (the
+        number of rotated features; 0 is all), ``style`` ('half' or 'pairs'), ``scaling`` ('none'
+        or 'linear') and ``factor``, which divides the positions.
+    window : int, default 0
+        Number of keys that a row sees, see `nd.contrib.attention`; 0 is unlimited.
+    causal : bool, default True
+        Whether a position sees only itself and earlier positions.
+    softcap : float, default 0
+        Limit of the scores; 0 is unlimited.
+    scale : float, optional
+        Factor of the scores; by default ``head_dim ** -0.5``.
+    dropout : float, default 0
+        Dropout rate of the attention weights.
+    in_units : int, default 0
+        Features of the input; 0 to infer them in the first forward pass.
+    dtype, weight_initializer, bias_initializer
+        Options of the projections.
+
+    Inputs
+    ------
+    query
+        ``(batch, time, features)``.
+    key, value : optional
+        Arrays ``(batch, keys, features)`` to attend to; by default `query` and `key`.
+    mask, lengths, segments : optional
+        See `nd.contrib.attention`.
+    positions : optional
+        Positions ``(time,)`` or ``(batch, time)`` of the rows, for `rotary`.
+    cache : optional
+        Two arrays ``(batch, size, kv_heads, head_dim)`` of earlier keys and values, to which the
+        new ones are added in place, see `nd.contrib.cached_attention`. `lengths` are then the
+        numbers of rows in the cache before the call.
+
+    Examples
+    --------
+    >>> layer = nn.MultiHeadAttention(8, heads=4, kv_heads=2, rotary=True)
+    >>> layer.initialize()
+    >>> layer(nd.ones((2, 5, 8))).shape
+    (2, 5, 8)
+    """
+
+    # Attributes that `shard` divides over devices, the unit of division first
+    _counts_of_heads = ("_kv_heads", "_heads")
+
+    def __init__(
+        self,
+        units: int,
+        heads: int,
+        kv_heads: int | None = None,
+        head_dim: int | None = None,
+        use_bias: bool | Mapping[str, bool] = False,
+        qk_norm: bool | Mapping[str, Any] | None = None,
+        rotary: bool | Mapping[str, Any] | None = None,
+        window: int = 0,
+        causal: bool = True,
+        softcap: float = 0.0,
+        scale: float | None = None,
+        dropout: float = 0.0,
+        in_units: int = 0,
+        dtype: DType = "float32",
+        weight_initializer: Init | None = None,
+        bias_initializer: Init = "zeros",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        kv_heads = heads if kv_heads is None else kv_heads
+        domain.size(1, units=units, heads=heads, kv_heads=kv_heads)
+        domain.size(0, in_units=in_units, window=window)
+        domain.not_negative(softcap=softcap)
+        domain.fraction(dropout=dropout)
+        kind = type(self).__name__
+        if heads % kv_heads:
+            raise MXNetValueError(f"{kind}: kv_heads must divide {heads} heads, not {kv_heads}")
+        if head_dim is None and units % heads:
+            raise MXNetValueError(
+                f"{kind}: {heads} heads do not divide {units} units; pass head_dim"
+            )
+        head_dim = units // heads if head_dim is None else head_dim
+        domain.size(1, head_dim=head_dim)
+        self._heads, self._kv_heads, self._head_dim = heads, kv_heads, head_dim
+        self._window, self._causal, self._softcap = window, bool(causal), softcap
+        self._scale, self._dropout, self._dtype = scale, dropout, dtype
+        self._rotary = _options(kind, "rotary", rotary, _ROTARY) if rotary else None
+        if self._rotary:
+            self._check_rotary(kind)
+        biases = use_bias if isinstance(use_bias, dict) else dict.fromkeys(_PROJECTIONS, use_bias)
+        for name in biases:
+            if name not in _PROJECTIONS:
+                raise MXNetValueError(
+                    f"{kind}: use_bias has no projection {name!r}; they are "
+                    f"{', '.join(_PROJECTIONS)}"
+                )
+        norm = _options(kind, "qk_norm", qk_norm, _NORM) if qk_norm else None
+
+        def dense(name, size, inputs):
+            return Dense(
+                size,
+                use_bias=bool(biases.get(name, False)),
+                flatten=False,
+                dtype=dtype,
+                weight_initializer=weight_initializer,
+                bias_initializer=bias_initializer,
+                in_units=inputs,
+                prefix=f"{name}_",
+            )
+
+        with self.name_scope():
+            self.query: Dense = dense("query", heads * head_dim, in_units)
+            self.key: Dense = dense("key", kv_heads * head_dim, in_units)
+            self.value: Dense = dense("value", kv_heads * head_dim, in_units)
+            self.query_norm: _HeadNorm | None = None
+            self.key_norm: _HeadNorm | None = None
+            if norm:
+                self.query_norm = _HeadNorm(head_dim, **norm, prefix="query_norm_")
+                self.key_norm = _HeadNorm(head_dim, **norm, prefix="key_norm_")
+            self.proj: Dense = dense("proj", units, heads * head_dim)
+
+    def _check_rotary(self, kind):
+        options = self._rotary
+        dims = options["dims"] or self._head_dim
+        for name, allowed in (("style", ("half", "pairs")), ("scaling", ("none", "linear"))):
+            if options[name] not in allowed:
+                raise MXNetValueError(
+                    f"{kind}: rotary {name} must be one of {', '.join(allowed)}, not "
+                    f"{options[name]!r}"
+                )
+        if options["scaling"] == "none":
+            options["factor"] = 1.0
+        if dims % 2 or not 0 < dims <= self._head_dim:
+            raise MXNetValueError(
+                f"{kind}: rotary dims must be even and at most {self._head_dim}, not {dims}"
+            )
+
+    def cast(self, dtype: DType) -> None:
+        """Casts the parameters and the computation to another dtype."""
+        super().cast(dtype)
+        self._dtype = dtype
+
+    def hybrid_forward(
+        self,
+        F: Any,
+        query: Any,
+        key: Any = None,
+        value: Any = None,
+        mask: Any = None,
+        lengths: Any = None,
+        segments: Any = None,
+        positions: Any = None,
+        cache: Any = None,
+    ) -> Any:
+        own = key is None
+        key = query if own else key
+        value = key if value is None else value
+        q = F.reshape(self.query(query), shape=(0, 0, self._heads, -1))
+        k = F.reshape(self.key(key), shape=(0, 0, self._kv_heads, -1))
+        v = F.reshape(self.value(value), shape=(0, 0, self._kv_heads, -1))
+        if self.query_norm is not None:
+            q, k = self.query_norm(q), self.key_norm(k)
+        if cache is not None and lengths is None:
+            raise MXNetValueError(f"{self.name}: a cache needs lengths, its numbers of rows")
+        if self._rotary:
+            if not own:
+                raise MXNetValueError(
+                    f"{self.name}: rotary positions need queries and keys of the same sequence"
+                )
+            if cache is not None and positions is None:
+                positions = self._cached_positions(F, query, lengths)
+            q, k = (_rotate(F, x, positions, self._rotary, self._head_dim) for x in (q, k))
+        if self._rotary or self.query_norm is not None:
+            q, k = F.Cast(q, dtype=self._dtype), F.Cast(k, dtype=self._dtype)
+        options = {"window": self._window, "softcap": self._softcap, "scale": self._scale}
+        if cache is None:
+            given = {"mask": mask, "lengths": lengths, "segments": segments}
+            out = F.contrib.attention(
+                q,
+                k,
+                v,
+                causal=self._causal,
+                p=self._dropout,
+                **{name: array for name, array in given.items() if array is not None},
+                **options,
+            )
+        else:
+            if mask is not None or segments is not None or not self._causal:
+                raise MXNetValueError(
+                    f"{self.name}: attention to a cache is causal, without mask and segments"
+                )
+            out = F.contrib.cached_attention(q, k, v, *cache, lengths, **options)
+        return self.proj(F.reshape(out, shape=(0, 0, -3)))
+
+    @staticmethod
+    def _cached_positions(F, query, lengths):
+        """Returns the positions (batch, time) of rows that follow `lengths` rows."""
+        steps = F.contrib.arange_like(
+            F.Cast(F.slice_axis(query, axis=2, begin=0, end=1), dtype="float64"), axis=1
+        )
+        first = F.expand_dims(F.Cast(lengths, dtype="float64"), axis=1)
+        return F.broadcast_add(first, F.expand_dims(steps, axis=0))
+
+    def __repr__(self) -> str:
+        shared = "" if self._kv_heads == self._heads else f", {self._kv_heads} key heads"
+        return (
+            f"{type(self).__name__}({self._heads} heads of {self._head_dim}{shared}"
+            f"{', causal' if self._causal else ''})"
+        )
+
+
+class _Cell(Layer):
+    """Sublayers with residual connections, normalized before or after each sublayer."""
+
+    def _init_cell(self, units, hidden, activation, dropout, pre_norm, epsilon, dtype):
+        self._pre_norm = bool(pre_norm)
+        self.ffn_norm = LayerNorm(epsilon=epsilon, in_channels=units, prefix="ffn_norm_")
+        self.ffn1 = Dense(hidden, flatten=False, in_units=units, dtype=dtype, prefix="ffn1_")
+        self.ffn2 = Dense(units, flatten=False, in_units=hidden, dtype=dtype, prefix="ffn2_")
+        self.act = GELU() if activation == "gelu" else Activation(activation)
+        self.drop = Dropout(dropout)
+
+    def _residual(self, x, norm, sublayer):
+        if self._pre_norm:
+            return x + self.drop(sublayer(norm(x)))
+        return norm(x + self.drop(sublayer(x)))
+
+    def _feed_forward(self, x):
+        return self._residual(x, self.ffn_norm, lambda y: self.ffn2(self.act(self.ffn1(y))))
+
+
+class TransformerEncoderCell(_Cell):
+    """A layer of a transformer encoder: self-attention and two dense layers, each with layer
+    normalization, dropout and a residual connection.
+
+    Parameters
+    ----------
+    units : int
+        Features of input and output.
+    hidden : int
+        Size of the hidden dense layer.
+    heads : int
+        Number of attention heads.
+    dropout : float, default 0
+        Dropout rate of the sublayers' results.
+    attention_dropout : float, default 0
+        Dropout rate of the attention weights.
+    activation : str, default 'gelu'
+        'gelu', or see `Activation`.
+    pre_norm : bool, default True
+        Whether the input of a sublayer is normalized, or the sum after it.
+    epsilon : float, default 1e-5
+        Option of `LayerNorm`.
+    use_bias : bool or dict, default True
+        Whether the projections of the attention have a bias.
+    dtype : str or numpy.dtype, default 'float32'
+        Data type of the parameters.
+    **attention
+        Further options of `MultiHeadAttention`.
+
+    Inputs: ``x, mask=None, lengths=None``, see `MultiHeadAttention`.
+
+    Examples
+    --------
+    >>> cell = nn.TransformerEncoderCell(8, hidden=16, heads=2)
+    >>> cell.initialize()
+    >>> cell(nd.ones((2, 5, 8))).shape
+    (2, 5, 8)
+    """
+
+    def __init__(
+        self,
+        units: int,
+        hidden: int,
+        heads: int,
+        dropout: float = 0.0,
+        attention_dropout: float = 0.0,
+        activation: str = "gelu",
+        pre_norm: bool = True,
+        epsilon: float = 1e-5,
+        use_bias: bool | Mapping[str, bool] = True,
+        dtype: DType = "float32",
+        prefix: str | None = None,
+        params: Any = None,
+        **attention: Any,
+    ) -> None:
+        super().__init__(prefix=prefix, params=params)
+        with self.name_scope():
+            self.attention = MultiHeadAttention(
+                units,
+                heads,
+                **{
+                    "causal": False,
+                    "dropout": attention_dropout,
+                    "use_bias": use_bias,
+                    "in_units": units,
+                    "dtype": dtype,
+                    "prefix": "attention_",
+                    **attention,
+                },
+            )
+            self.attention_norm = LayerNorm(
+                epsilon=epsilon, in_channels=units, prefix="attention_norm_"
+            )
+            self._init_cell(units, hidden, activation, dropout, pre_norm, epsilon, dtype)
+
+    def hybrid_forward(self, F: Any, x: Any, mask: Any = None, lengths: Any = None) -> Any:
+        def attend(y):
+            return self.attention(y, None, None, mask, lengths)
+
+        return self._feed_forward(self._residual(x, self.attention_norm, attend))
+
+
+class TransformerDecoderCell(_Cell):
+    """A layer of a transformer decoder: causal self-attention, attention to the encoder's result,
+    and two dense layers.
+
+    Parameters
+    ----------
+    units, hidden, heads, dropout, attention_dropout, activation, pre_norm, epsilon, use_bias, dtype
+        See `TransformerEncoderCell`.
+    **attention
+        Further options of the self-attention, see `MultiHeadAttention`.
+
+    Inputs: ``x, memory, mask=None, memory_lengths=None``; the mask is that of the self-attention,
+    and ``memory_lengths`` limits the keys of each batch entry of the memory.
+
+    Examples
+    --------
+    >>> cell = nn.TransformerDecoderCell(8, hidden=16, heads=2)
+    >>> cell.initialize()
+    >>> cell(nd.ones((2, 5, 8)), nd.ones((2, 7, 8))).shape
+    (2, 5, 8)
+    """
+
+    def __init__(
+        self,
+        units: int,
+        hidden: int,
+        heads: int,
+        dropout: float = 0.0,
+        attention_dropout: float = 0.0,
+        activation: str = "gelu",
+        pre_norm: bool = True,
+        epsilon: float = 1e-5,
+        use_bias: bool | Mapping[str, bool] = True,
+        dtype: DType = "float32",
+        prefix: str | None = None,
+        params: Any = None,
+        **attention: Any,
+    ) -> None:
+        super().__init__(prefix=prefix, params=params)
+        common = {"dropout": attention_dropout, "use_bias": use_bias, "dtype": dtype}
+        with self.name_scope():
+            self.attention = MultiHeadAttention(
+                units,
+                heads,
+                **{**common, "in_units": units, "prefix": "attention_", **attention},
+            )
+            self.attention_norm = LayerNorm(
+                epsilon=epsilon, in_channels=units, prefix="attention_norm_"
+            )
+            self.cross_attention = MultiHeadAttention(
+                units, heads, causal=False, prefix="cross_attention_", **common
+            )
+            self.cross_attention_norm = LayerNorm(
+                epsilon=epsilon, in_channels=units, prefix="cross_attention_norm_"
+            )
+            self._init_cell(units, hidden, activation, dropout, pre_norm, epsilon, dtype)
+
+    def hybrid_forward(
+        self, F: Any, x: Any, memory: Any, mask: Any = None, memory_lengths: Any = None
+    ) -> Any:
+        def attend(y):
+            return self.attention(y, None, None, mask)
+
+        def look_up(y):
+            return self.cross_attention(y, memory, None, None, memory_lengths)
+
+        x = self._residual(x, self.attention_norm, attend)
+        return self._feed_forward(self._residual(x, self.cross_attention_norm, look_up))
