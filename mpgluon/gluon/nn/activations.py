@@ -189,7 +189,9 @@ class GELU(Layer):
     def __init__(self, approximate: str = "none", **kwargs: Any) -> None:
         super().__init__(**kwargs)
         if approximate not in ("none", "tanh"):
-            raise MXNetValueError(f"GELU: approximate must be 'none' or 'tanh', got {approximate!r}")
+            raise MXNetValueError(
+                f"GELU: approximate must be 'none' or 'tanh', got {approximate!r}"
+            )
         self._approximate = approximate
 
     def hybrid_forward(self, F: Any, x: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 from ..._internal import domain
@@ -11,12 +10,12 @@ from ...base import MXNetTypeError, MXNetValueError
 from ..block import HybridBlock
 from .activations import GELU, Activation
 from .basic_layers import Dense, Dropout, LayerNorm
+from .transformer_layers import RMSNorm
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ..._internal.types import DType, Init, Layer
-    from ..parameter import Parameter
 else:
     Layer = HybridBlock
 
@@ -24,7 +23,21 @@ else:
 __all__ = ["MultiHeadAttention", "TransformerDecoderCell", "TransformerEncoderCell"]
 
 _PROJECTIONS = ("query", "key", "value", "proj")
-_ROTARY = {"base": 10000.0, "dims": 0, "style": "half", "scaling": "none", "factor": 1.0}
+_ROTARY = {
+    "base": 10000.0,
+    "dims": 0,
+    "style": "half",
+    "scaling": "none",
+    "factor": 1.0,
+    "original_length": 0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "factors": (),
+    "attention_factor": None,
+}
+_STYLES, _SCALINGS = ("half", "pairs"), ("none", "linear", "llama3", "yarn", "longrope")
 _NORM = {"epsilon": 1e-6, "offset": 0.0}
 
 
@@ -41,62 +54,6 @@ def _options(layer, name, given, known):
                 f"{', '.join(known)}"
             )
     return {**known, **given}
-
-
-class _HeadNorm(Layer):
-    """RMS normalization of the features of each head, with factors that all heads share."""
-
-    _shared_by_heads = True
-
-    def __init__(self, features: int, epsilon: float, offset: float, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self._epsilon, self._offset = epsilon, offset
-        with self.name_scope():
-            self.gamma: Parameter = self.params.get(
-                "gamma", shape=(features,), init="zeros" if offset else "ones"
-            )
-
-    def hybrid_forward(self, F: Any, x: Any, gamma: Any) -> Any:
-        wide = F.Cast(x, dtype="float32")
-        factor = F.rsqrt(F.mean(F.square(wide), axis=-1, keepdims=True) + self._epsilon)
-        gamma = F.Cast(gamma, dtype="float32") + self._offset
-        return F.broadcast_mul(F.broadcast_mul(wide, factor), gamma)
-
-
-def _rotate(F, x, positions, options, features):
-    """Rotates pairs of features of x (batch, time, heads, features) by position-dependent angles.
-
-    Computes angles in float64 and the rotation in float32.
-    """
-    dims = options["dims"] or features
-    exponents = F.contrib.arange_like(
-        F.Cast(F.slice_axis(x, axis=3, begin=0, end=dims // 2), dtype="float64"), axis=3
-    )
-    frequencies = F.exp(exponents * (-2 * math.log(options["base"]) / dims)) / options["factor"]
-    if positions is None:
-        first = F.slice_axis(F.slice_axis(x, axis=3, begin=0, end=1), axis=2, begin=0, end=1)
-        positions = F.contrib.arange_like(F.Cast(first, dtype="float64"), axis=1)
-    positions = F.expand_dims(F.expand_dims(F.Cast(positions, dtype="float64"), axis=-1), axis=-1)
-    angles = F.broadcast_mul(positions, frequencies)
-    cosine, sine = (F.Cast(f(angles), dtype="float32") for f in (F.cos, F.sin))
-    x = F.Cast(x, dtype="float32")
-    rotated = F.slice_axis(x, axis=3, begin=0, end=dims)
-    if options["style"] == "half":
-        low, high = F.split(rotated, num_outputs=2, axis=3)
-    else:
-        pairs = F.reshape(rotated, shape=(0, 0, 0, -4, -1, 2))
-        low, high = F.split(pairs, num_outputs=2, axis=4, squeeze_axis=True)
-    turned = (
-        F.broadcast_mul(low, cosine) - F.broadcast_mul(high, sine),
-        F.broadcast_mul(high, cosine) + F.broadcast_mul(low, sine),
-    )
-    if options["style"] == "half":
-        result = F.concat(*turned, dim=3)
-    else:
-        result = F.reshape(F.stack(*turned, axis=4), shape=(0, 0, 0, -3))
-    if dims == features:
-        return result
-    return F.concat(result, F.slice_axis(x, axis=3, begin=dims, end=None), dim=3)
 
 
 class MultiHeadAttention(Layer):
@@ -121,9 +78,9 @@ class MultiHeadAttention(Layer):
         RMS normalization of the features of each query and key head. Options: ``epsilon``
         (1e-6) and ``offset`` (0), which is added to the factors.
     rotary : bool or dict, optional
-        Rotary position embedding of queries and keys. Options: ``base`` (10000), ``dims`` (the
-        number of rotated features; 0 is all), ``style`` ('half' or 'pairs'), ``scaling`` ('none'
-        or 'linear') and ``factor``, which divides the positions.
+        Rotary position embedding of queries and keys. The options are those of
+        `nd.contrib.rotary`, such as ``base`` (10000), ``style`` ('half' or 'pairs') and
+        ``scaling``.
     window : int, default 0
         Number of keys that a row sees, see `nd.contrib.attention`; 0 is unlimited.
     causal : bool, default True
@@ -202,7 +159,7 @@ class MultiHeadAttention(Layer):
         domain.size(1, head_dim=head_dim)
         self._heads, self._kv_heads, self._head_dim = heads, kv_heads, head_dim
         self._window, self._causal, self._softcap = window, bool(causal), softcap
-        self._scale, self._dropout, self._dtype = scale, dropout, dtype
+        self._scale, self._dropout = scale, dropout
         self._rotary = _options(kind, "rotary", rotary, _ROTARY) if rotary else None
         if self._rotary:
             self._check_rotary(kind)
@@ -231,33 +188,27 @@ class MultiHeadAttention(Layer):
             self.query: Dense = dense("query", heads * head_dim, in_units)
             self.key: Dense = dense("key", kv_heads * head_dim, in_units)
             self.value: Dense = dense("value", kv_heads * head_dim, in_units)
-            self.query_norm: _HeadNorm | None = None
-            self.key_norm: _HeadNorm | None = None
+            self.query_norm: RMSNorm | None = None
+            self.key_norm: RMSNorm | None = None
             if norm:
-                self.query_norm = _HeadNorm(head_dim, **norm, prefix="query_norm_")
-                self.key_norm = _HeadNorm(head_dim, **norm, prefix="key_norm_")
+                norm.update(in_channels=head_dim, dtype=dtype)
+                self.query_norm = RMSNorm(**norm, prefix="query_norm_")
+                self.key_norm = RMSNorm(**norm, prefix="key_norm_")
             self.proj: Dense = dense("proj", units, heads * head_dim)
 
     def _check_rotary(self, kind):
         options = self._rotary
         dims = options["dims"] or self._head_dim
-        for name, allowed in (("style", ("half", "pairs")), ("scaling", ("none", "linear"))):
+        for name, allowed in (("style", _STYLES), ("scaling", _SCALINGS)):
             if options[name] not in allowed:
                 raise MXNetValueError(
                     f"{kind}: rotary {name} must be one of {', '.join(allowed)}, not "
                     f"{options[name]!r}"
                 )
-        if options["scaling"] == "none":
-            options["factor"] = 1.0
         if dims % 2 or not 0 < dims <= self._head_dim:
             raise MXNetValueError(
                 f"{kind}: rotary dims must be even and at most {self._head_dim}, not {dims}"
             )
-
-    def cast(self, dtype: DType) -> None:
-        """Casts the parameters and the computation to another dtype."""
-        super().cast(dtype)
-        self._dtype = dtype
 
     def hybrid_forward(
         self,
@@ -288,9 +239,8 @@ class MultiHeadAttention(Layer):
                 )
             if cache is not None and positions is None:
                 positions = self._cached_positions(F, query, lengths)
-            q, k = (_rotate(F, x, positions, self._rotary, self._head_dim) for x in (q, k))
-        if self._rotary or self.query_norm is not None:
-            q, k = F.Cast(q, dtype=self._dtype), F.Cast(k, dtype=self._dtype)
+            given = () if positions is None else (F.Cast(positions, dtype="int32"),)
+            q, k = (F.contrib.rotary(x, *given, **self._rotary) for x in (q, k))
         options = {"window": self._window, "softcap": self._softcap, "scale": self._scale}
         if cache is None:
             given = {"mask": mask, "lengths": lengths, "segments": segments}
@@ -315,9 +265,9 @@ class MultiHeadAttention(Layer):
     def _cached_positions(F, query, lengths):
         """Returns the positions (batch, time) of rows that follow `lengths` rows."""
         steps = F.contrib.arange_like(
-            F.Cast(F.slice_axis(query, axis=2, begin=0, end=1), dtype="float64"), axis=1
+            F.Cast(F.slice_axis(query, axis=2, begin=0, end=1), dtype="int32"), axis=1
         )
-        first = F.expand_dims(F.Cast(lengths, dtype="float64"), axis=1)
+        first = F.expand_dims(lengths, axis=1)
         return F.broadcast_add(first, F.expand_dims(steps, axis=0))
 
     def __repr__(self) -> str:
