@@ -163,7 +163,7 @@ tsan: .venv-tsan/.made
 # is compiled for the host and linked with an emulation of the CUDA runtime. Tests use four devices
 # by default, out of eight. With PARTS=4, a quarter of the tests runs.
 HOSTCUDA_PYTHON ?= $(BIN)/python
-HOSTCUDA_TESTS ?= $(sort $(wildcard tests/gpu/test_*.py)) $(call test_files,ops,ops accuracy) \
+HOSTCUDA_TESTS ?= $(sort $(wildcard tests/gpu/test_*.py)) $(call test_files,ops,ops accuracy linear_cross_entropy) \
   $(call test_files,compile,compiled_functions random_graphs control_flow control_flow_errors \
     invariants loops) \
   $(call test_files,graph,fusion fold_batch_norm rewrite rewrite_attention simplify recompute) \

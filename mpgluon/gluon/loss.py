@@ -19,6 +19,7 @@ from .block import HybridBlock
 
 if TYPE_CHECKING:
     from .._internal.types import Layer
+    from .parameter import Parameter
 else:
     Layer = HybridBlock
 
@@ -30,6 +31,7 @@ __all__ = [
     "SigmoidBCELoss",
     "SoftmaxCrossEntropyLoss",
     "SoftmaxCELoss",
+    "LinearCrossEntropyLoss",
     "KLDivLoss",
     "CTCLoss",
     "HuberLoss",
@@ -270,6 +272,113 @@ class SoftmaxCrossEntropyLoss(Loss):
 
 
 SoftmaxCELoss = SoftmaxCrossEntropyLoss
+
+
+class LinearCrossEntropyLoss(Loss):
+    """Cross entropy of labels and the scores that a head computes from hidden states, averaged over
+    each sample, without an array of all scores.
+
+    Computes ``SoftmaxCrossEntropyLoss()(head(hidden), label)``, but has scores only for a block of
+    rows and classes at a time, which take 16 MB. All scores of 8,192 tokens and 128,000 classes and
+    their gradient would take 8 GB. Backward computes the scores again, which adds a third to the
+    head's work. Rows whose labels are ignored take no work on CPUs.
+
+    Parameters
+    ----------
+    head : Dense or Embedding
+        The layer whose weight, of shape ``(classes, units)``, makes scores of hidden states. The
+        loss shares its parameters, so they are trained with the network. A Dense layer must not
+        have an activation, and should have ``flatten=False``. An Embedding is the head of networks
+        with tied weights.
+    ignore_index : int, default -100
+        Label of positions that have no loss. The mean of a sample is over its other positions.
+    z_loss : float, default 0
+        Factor of the square of the scores' log-sum-exp, which is added to the loss and keeps
+        scores small.
+    softcap : float, default 0
+        If not 0, scores become ``softcap * tanh(scores / softcap)``.
+    weight : float, optional
+        A factor for the loss.
+    batch_axis : int, default 0
+        The axis of the samples, which is not averaged over.
+
+    Shapes: hidden states ``(batch, ..., units)`` and labels ``(batch, ...)`` -> ``(batch,)``. For
+    float16 and bfloat16, the loss is float32. ``F.contrib.linear_cross_entropy`` returns the loss
+    of each position.
+
+    In training, the network must return hidden states instead of scores, as in the example. They
+    must be on the device of the head's weight. If the weight is that of an embedding on another
+    device, the network returns ``hidden.as_in_context(device)``.
+
+    Raises
+    ------
+    ValueError
+        If `head` is another layer or has an activation.
+
+    Examples
+    --------
+    >>> class Model(gluon.HybridBlock):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.embed = nn.Embedding(50, 8)
+    ...         self.head = nn.Dense(50, flatten=False, in_units=8, params=self.embed.params)
+    ...     def forward(self, tokens):
+    ...         hidden = self.embed(tokens)
+    ...         return hidden if mx.autograd.is_training() else self.head(hidden)
+    ...
+    >>> net = Model()
+    >>> net.initialize()
+    >>> loss = gluon.loss.LinearCrossEntropyLoss(net.head)
+    >>> tokens, labels = nd.array([[1, 2, 3]]), nd.array([[2, 3, -100]])
+    >>> with mx.autograd.record():
+    ...     value = loss(net(tokens), labels)
+    >>> value.backward()
+    >>> value.shape, net(tokens).shape
+    ((1,), (1, 3, 50))
+    """
+
+    def __init__(
+        self,
+        head: HybridBlock,
+        ignore_index: int = -100,
+        z_loss: float = 0.0,
+        softcap: float = 0.0,
+        weight: float | None = None,
+        batch_axis: int = 0,
+        **kwargs: Any,
+    ) -> None:
+        from .nn import Dense, Embedding
+
+        super().__init__(weight, batch_axis, **kwargs)
+        if not isinstance(head, (Dense, Embedding)):
+            raise ValueError(
+                "LinearCrossEntropyLoss: head must be a Dense or Embedding layer, not "
+                f"{type(head).__name__}"
+            )
+        if isinstance(head, Dense) and head.act is not None:
+            raise ValueError("LinearCrossEntropyLoss: head must not have an activation")
+        domain.at_least(0, z_loss=z_loss, softcap=softcap)
+        self._options = {"ignore_index": ignore_index, "z_loss": z_loss, "softcap": softcap}
+        self.params.update(head.params)
+        self.head_weight: Parameter = head.weight
+        self.head_bias: Parameter | None = getattr(head, "bias", None)
+
+    def hybrid_forward(
+        self,
+        F: Any,
+        hidden: Any,
+        label: Any,
+        sample_weight: Any = None,
+        head_weight: Any = None,
+        head_bias: Any = None,
+    ) -> Any:
+        arrays = [hidden, head_weight, label] + ([] if head_bias is None else [head_bias])
+        loss = F.contrib.linear_cross_entropy(*arrays, **self._options)
+        ignored = label == self._options["ignore_index"]
+        kept = F.where(ignored, F.zeros_like(loss), F.ones_like(loss))
+        count = F.sum(kept, axis=self._batch_axis, exclude=True)
+        loss = _apply_weighting(F, loss, self._weight, sample_weight)
+        return F.sum(loss, axis=self._batch_axis, exclude=True) / F.maximum(count, 1)
 
 
 class KLDivLoss(Loss):

@@ -24,6 +24,7 @@ TOLERANCE = {
 # creates them from other ops whose traced form supplies the second gradient.
 FIRST_ORDER_ONLY = {
     "CTCLoss",
+    "_contrib_linear_cross_entropy",
     "_contrib_box_nms",
     "_attention",
     "_dropout_attention",

@@ -113,7 +113,86 @@ def pairs(reference):
     ]
 
 
+def _linear_scores(data, weight, bias, softcap):
+    scores = data.reshape(-1, data.shape[-1]) @ weight.T + (0 if bias is None else bias)
+    return softcap * np.tanh(scores / softcap) if softcap else scores
+
+
+def linear_cross_entropy(
+    data, weight, label, bias=None, ignore_index=-100, z_loss=0, softcap=0, gradients=0
+):
+    """Returns the losses, the maxima of the scores and the logarithms of the sums."""
+    scores = _linear_scores(data, weight, bias, softcap)
+    chosen = np.clip(label.ravel().astype(int), 0, len(weight) - 1)
+    largest = scores.max(-1)
+    log_sum = np.log(np.exp(scores - largest[:, None]).sum(-1))
+    total = largest + log_sum
+    loss = total - scores[np.arange(len(scores)), chosen] + z_loss * total**2
+    kept = label.ravel() != ignore_index
+    return tuple(np.where(kept, a, 0).reshape(label.shape) for a in (loss, largest, log_sum))
+
+
+def linear_cross_entropy_back(
+    head, data, weight, label, largest, log_sum, bias=None, gradients=3, **params
+):
+    """Gradients by the formula, from the given statistics."""
+    softcap = params.get("softcap", 0)
+    scores = _linear_scores(data, weight, bias, softcap)
+    chosen = np.clip(label.ravel().astype(int), 0, len(weight) - 1)
+    total = (largest + log_sum).reshape(-1, 1)
+    slope = np.exp(scores - total) * (1 + 2 * params.get("z_loss", 0) * total)
+    slope -= np.eye(len(weight))[chosen]
+    slope *= head.reshape(-1, 1) * (1 - (scores / softcap) ** 2 if softcap else 1)
+    slope *= (label.ravel() != params.get("ignore_index", -100))[:, None]
+    rows = data.reshape(-1, data.shape[-1])
+    grads = ((slope @ weight).reshape(data.shape), slope.T @ rows, slope.sum(0))
+    return tuple(grad for i, grad in enumerate(grads) if gradients >> i & 1)
+
+
+# (name, inputs, parameters)
+LINEAR = [
+    ("plain", [(3, 5), (4, 5), LABELS.astype("int32")], {}),
+    ("ignored", [(2, 3, 5), (4, 5), np.array([[0, -100, 2], [3, 9, -1]], "float32")], {}),
+    (
+        "all",
+        [(2, 2, 5), (7, 5), np.array([[0, 6], [2, 5]], "int64"), (7,)],
+        {"ignore_index": 2, "z_loss": 0.1, "softcap": 2.0},
+    ),
+]
+
 SAMPLES = {
+    "_contrib_linear_cross_entropy": [
+        *(
+            Sample(
+                inputs,
+                params,
+                lambda *a, **k: linear_cross_entropy(*a, **k)[0],
+                grad2=False,
+                dtypes=("float32", "float64", "float16", "bfloat16"),
+                name=name,
+            )
+            for name, inputs, params in LINEAR
+        ),
+        Sample([(0, 5), (4, 5), np.zeros(0, "int32")], None, None, grad=False, name="empty"),
+        Sample(
+            [(2, 5), (4, 5), np.full(2, -100, "int32"), (4,)],
+            None,
+            lambda data, weight, label, bias: np.zeros(2),
+            grad2=False,
+            name="all ignored",
+        ),
+    ],
+    "_backward_linear_cross_entropy": [
+        Sample(
+            [label.shape, data, weight, label, label.shape, label.shape, *bias],
+            {**params, "gradients": 7 if bias else 3},
+            linear_cross_entropy_back,
+            grad=False,
+            dtypes=("float32", "float64"),
+            name=name,
+        )
+        for name, (data, weight, label, *bias), params in LINEAR
+    ],
     "SoftmaxOutput": [
         *labelled(softmax_output),
         Sample([(2, 3, 4), (2, 4)], {"multi_output": True}, softmax_output, grad=False),

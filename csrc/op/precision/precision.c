@@ -86,6 +86,7 @@ bool mpg_precision_scales(const mpg_op *op) {
 }
 
 bool mpg_precision_counts(const mpg_op *op, const void *params, int input, int num_inputs) {
+  if (op->id == MPG_OP__contrib_linear_cross_entropy) return input == 2;
   bool recurrent = op->id == MPG_OP_RNN || op->id == MPG_OP__rnn;
   return recurrent && ((const mpg_rnn_params *)params)->use_sequence_length &&
          input == num_inputs - 1;

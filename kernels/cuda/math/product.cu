@@ -34,7 +34,7 @@ struct functions {
 struct signature {
   int64_t m, n, k, lda, ldb, ldc, count, a_step, b_step, c_step;
   int32_t dtype;
-  uint8_t transpose_a, transpose_b, bias, unused;
+  uint8_t transpose_a, transpose_b, bias, wide;
 };
 
 struct plan {
@@ -115,10 +115,10 @@ mpg_cublaslt_type type_of(int32_t dtype) {
 
 /* Creates the layout of a row-major (rows, columns) matrix, which cuBLASLt sees transposed. */
 cublasStatus_t make_layout(const functions *lt, cublasLtMatrixLayout_t *layout,
-                           const signature &key, int64_t rows, int64_t columns, int64_t ld,
-                           int64_t step) {
-  cublasStatus_t status = lt->cublasLtMatrixLayoutCreate(layout, type_of(key.dtype),
-                                                         (uint64_t)columns, (uint64_t)rows, ld);
+                           const signature &key, int32_t dtype, int64_t rows, int64_t columns,
+                           int64_t ld, int64_t step) {
+  cublasStatus_t status =
+      lt->cublasLtMatrixLayoutCreate(layout, type_of(dtype), (uint64_t)columns, (uint64_t)rows, ld);
   if (status != MPG_CUBLAS_STATUS_SUCCESS || key.count == 1) return status;
   int32_t count = (int32_t)key.count;
   status = lt->cublasLtMatrixLayoutSetAttribute(*layout, MPG_CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT,
@@ -148,13 +148,16 @@ cublasStatus_t make_descriptors(const products *all, plan *p) {
     status = lt->cublasLtMatmulDescSetAttribute(p->desc, MPG_CUBLASLT_MATMUL_DESC_TRANSB, &second,
                                                 sizeof second);
   if (status == MPG_CUBLAS_STATUS_SUCCESS)
-    status = key.transpose_a ? make_layout(lt, &p->a, key, key.k, key.m, key.lda, key.a_step)
-                             : make_layout(lt, &p->a, key, key.m, key.k, key.lda, key.a_step);
+    status = key.transpose_a
+                 ? make_layout(lt, &p->a, key, key.dtype, key.k, key.m, key.lda, key.a_step)
+                 : make_layout(lt, &p->a, key, key.dtype, key.m, key.k, key.lda, key.a_step);
   if (status == MPG_CUBLAS_STATUS_SUCCESS)
-    status = key.transpose_b ? make_layout(lt, &p->b, key, key.n, key.k, key.ldb, key.b_step)
-                             : make_layout(lt, &p->b, key, key.k, key.n, key.ldb, key.b_step);
+    status = key.transpose_b
+                 ? make_layout(lt, &p->b, key, key.dtype, key.n, key.k, key.ldb, key.b_step)
+                 : make_layout(lt, &p->b, key, key.dtype, key.k, key.n, key.ldb, key.b_step);
   if (status == MPG_CUBLAS_STATUS_SUCCESS)
-    status = make_layout(lt, &p->c, key, key.m, key.n, key.ldc, key.c_step);
+    status = make_layout(lt, &p->c, key, key.wide ? MPG_FLOAT32 : key.dtype, key.m, key.n, key.ldc,
+                         key.c_step);
   return status;
 }
 
@@ -271,11 +274,13 @@ __global__ void scale_kernel(const T *in, T *out, mpg_compute_t<T> factor, int64
   out[at] =
       mpg_to<T>(factor == 0 ? (mpg_compute_t<T>)0 : factor * mpg_to<mpg_compute_t<T>>(in[at]));
 }
+mpg_dtype result_dtype(const mpg_cuda_product *p) { return p->wide ? MPG_FLOAT32 : p->dtype; }
+
 /* Computes c = beta c0, the result of an empty product (k = 0). */
 mpg_status scale(const mpg_kernel_call *call, const mpg_cuda_product *p) {
   int64_t count = p->count * p->m * p->n;
   MPG_CUDA_FLOAT_DTYPE(
-      p->dtype, T,
+      result_dtype(p), T,
       return mpg_cuda_launch(call, scale_kernel<T>, mpg_cuda_blocks(count), MPG_CUDA_THREADS, 0,
                              (const T *)(p->c0 ? p->c0 : p->c), (T *)p->c,
                              (mpg_compute_t<T>)p->beta, p->m, p->n, p->ldc, p->c_step, count));
@@ -293,14 +298,17 @@ signature normalise(mpg_cuda_product *p) {
   if (p->beta == 0) p->c0 = NULL;
   return {p->m,     p->n,           p->k,           p->lda,          p->ldb,
           p->ldc,   p->count,       p->a_step,      p->b_step,       p->c_step,
-          p->dtype, p->transpose_a, p->transpose_b, p->bias != NULL, 0};
+          p->dtype, p->transpose_a, p->transpose_b, p->bias != NULL, p->wide};
 }
 
 /* Returns the size in bytes of the range from an operand's first element to its last. */
-size_t extent(const mpg_cuda_product *p, bool transposed, int64_t rows, int64_t columns, int64_t ld,
-              int64_t step) {
+size_t extent(const mpg_cuda_product *p, mpg_dtype dtype, bool transposed, int64_t rows,
+              int64_t columns, int64_t ld, int64_t step) {
   int64_t last = transposed ? (columns - 1) * ld + rows : (rows - 1) * ld + columns;
-  return (size_t)((p->count - 1) * step + last) * mpg_dtype_size(p->dtype);
+  return (size_t)((p->count - 1) * step + last) * mpg_dtype_size(dtype);
+}
+size_t result_extent(const mpg_cuda_product *p) {
+  return extent(p, result_dtype(p), false, p->m, p->n, p->ldc, p->c_step);
 }
 
 /* List of the operands that must be copied because they are not aligned. */
@@ -334,10 +342,10 @@ mpg_status align(const mpg_kernel_call *call, const plan *found, mpg_cuda_produc
                  char **workspace) {
   bool in_place = !p->c0 || p->c0 == p->c;
   const void *c = p->c, *c0 = in_place ? NULL : p->c0, *bias = found->bias_apart ? NULL : p->bias;
-  size_t c_bytes = extent(p, false, p->m, p->n, p->ldc, p->c_step);
+  size_t c_bytes = result_extent(p);
   copies made = {};
-  made.want(&p->a, extent(p, p->transpose_a, p->m, p->k, p->lda, p->a_step));
-  made.want(&p->b, extent(p, p->transpose_b, p->k, p->n, p->ldb, p->b_step));
+  made.want(&p->a, extent(p, p->dtype, p->transpose_a, p->m, p->k, p->lda, p->a_step));
+  made.want(&p->b, extent(p, p->dtype, p->transpose_b, p->k, p->n, p->ldb, p->b_step));
   made.want(&c, c_bytes);
   made.want(&c0, c_bytes);
   made.want(&bias, (size_t)p->n * mpg_dtype_size(p->dtype));
@@ -375,7 +383,7 @@ mpg_status queue(const mpg_kernel_call *call, products *all, const mpg_cuda_prod
       workspace, found->workspace, (cudaStream_t)call->stream);
   if (status != MPG_CUBLAS_STATUS_SUCCESS) return failed(call, &all->lt, "cublasLtMatmul", status);
   /* Copies c back; does nothing if c was aligned. */
-  return mpg_cuda_copy(call, p.c, product->c, extent(&p, false, p.m, p.n, p.ldc, p.c_step));
+  return mpg_cuda_copy(call, p.c, product->c, result_extent(&p));
 }
 
 } // namespace
@@ -398,14 +406,15 @@ extern "C" mpg_status mpg_cuda_multiply(const mpg_kernel_call *call,
   products *all = (products *)contents;
   if (product->count <= MAX_BATCH) return queue(call, all, product);
   mpg_cuda_product part = *product;
-  int64_t size = (int64_t)mpg_dtype_size(part.dtype);
+  int64_t size = (int64_t)mpg_dtype_size(part.dtype),
+          result_size = (int64_t)mpg_dtype_size(result_dtype(&part));
   for (int64_t done = 0; done < product->count; done += MAX_BATCH) {
     part.count = product->count - done;
     if (part.count > MAX_BATCH) part.count = MAX_BATCH;
     part.a = (const char *)product->a + done * part.a_step * size;
     part.b = (const char *)product->b + done * part.b_step * size;
-    part.c = (char *)product->c + done * part.c_step * size;
-    if (product->c0) part.c0 = (const char *)product->c0 + done * part.c_step * size;
+    part.c = (char *)product->c + done * part.c_step * result_size;
+    if (product->c0) part.c0 = (const char *)product->c0 + done * part.c_step * result_size;
     MPG_TRY(queue(call, all, &part));
   }
   return MPG_OK;

@@ -15,6 +15,7 @@ extern "C" {
 typedef struct mpg_cuda_product {
   mpg_dtype dtype; /* dtype of all arrays, a floating-point type */
   bool transpose_a, transpose_b;
+  bool wide; /* c and c0 are float32 although `dtype` is a 16-bit float; there is no bias */
   int64_t m, n, k, lda, ldb, ldc;
   int64_t count, a_step, b_step, c_step;
   double alpha, beta;

@@ -247,8 +247,10 @@ EXPORT cublasStatus_t cublasLtMatmulAlgoGetHeuristic(
   bool ta = desc->op_a == MPG_CUBLAS_OP_T, wide = c->type == MPG_CUDA_R_64F,
        biased = desc->epilogue == MPG_CUBLASLT_EPILOGUE_BIAS;
   uint64_t k = ta ? a->rows : a->columns;
+  bool widened = (a->type == MPG_CUDA_R_16F || a->type == MPG_CUDA_R_16BF) &&
+                 c->type == MPG_CUDA_R_32F && !biased; // 16-bit operands, float result
   bool types =
-      a->type == c->type && b->type == c->type && d->type == c->type &&
+      a->type == b->type && (a->type == c->type || widened) && d->type == c->type &&
       desc->scale == (wide ? MPG_CUDA_R_64F : MPG_CUDA_R_32F) &&
       (wide ? desc->compute == MPG_CUBLAS_COMPUTE_64F
             : desc->compute == MPG_CUBLAS_COMPUTE_32F ||
