@@ -361,13 +361,8 @@ FUNCTIONS = {
 
 DATA = {
     "TensorDataset": GLUON["TensorDataset"],
-    "IterableDataset": "a Dataset with __len__ and __getitem__, or any iterable of batches "
-    "instead of a DataLoader",
-    "Subset": "dataset.take(count), dataset.shard(num_shards, index) or a sampler of indices",
-    "random_split": "dataset.shard(num_shards, index), or samplers of indices",
-    "ConcatDataset": "a Dataset whose __getitem__ chooses one of several",
-    "WeightedRandomSampler": "a Sampler of your own: __iter__ yields indices, __len__ counts them",
     "default_collate": "gluon.data.default_batchify_fn",
+    "ChainDataset": "an IterableDataset whose __iter__ chains the data sets",
 }
 
 SCHEDULERS = {

@@ -1,6 +1,7 @@
 """Each hint for a name or an option of another framework: the name raises the hint, and the code in
 the hint runs and has the effect of the name."""
 
+import itertools
 import os
 import re
 
@@ -390,13 +391,8 @@ FUNCTIONS += "".join(
 )
 DATA = """
 TensorDataset | gluon.data.ArrayDataset | len(r(x, y)) == 2
-IterableDataset | a Dataset | len(list(r_loader())) == 2
-Subset | dataset.take(count) | len(r) == 2
-Subset | dataset.shard(num_shards, index) | len(r) == 3 | index = 0
-random_split | dataset.shard(num_shards, index) | len(r) == 2 | index = 1
-ConcatDataset | a Dataset | len(list(r_loader())) == 2
-WeightedRandomSampler | a Sampler | len(list(r_loader(sampler=weighted()))) == 2
 default_collate | gluon.data.default_batchify_fn | same(r([1, 2]), [1, 2])
+ChainDataset | an IterableDataset | list(chained()) == [0, 1, 0, 1]
 """
 SCHEDULERS = """
 StepLR | FactorScheduler(step=step_size * len(batches), factor=gamma) | \
@@ -569,19 +565,9 @@ def scope_of(tmp_path):
             out = net(x)
         out.backward()
 
-    class Pairs(gluon.data.Dataset):
-        def __len__(self):
-            return 4
-
-        def __getitem__(self, index):
-            return index
-
-    class Weighted(gluon.data.Sampler):
+    class Chained(gluon.data.IterableDataset):
         def __iter__(self):
-            return iter(numpy.random.choice(4, 4, p=[0.7, 0.1, 0.1, 0.1]).tolist())
-
-        def __len__(self):
-            return 4
+            return itertools.chain(range(2), range(2))
 
     seen, exponents = [], numpy.exp(x.asnumpy())
     given = dict(axis=1, axes=(1, 0), shape=(3, 2), value=7, mask=x > 2, dtype="int64", rate=0.5)
@@ -597,8 +583,7 @@ def scope_of(tmp_path):
     given["devices"] = lambda net: {p.list_ctx()[0] for p in net.collect_params().values()}
     given["dtypes"] = lambda net: {numpy.dtype(p.dtype).name for p in net.collect_params().values()}
     given["frozen"] = lambda net: {p.grad_req for p in net.collect_params().values()} == {"null"}
-    given["r_loader"] = lambda **options: gluon.data.DataLoader(Pairs(), batch_size=2, **options)
-    given.update(dataset=gluon.data.SimpleDataset(list(range(5))), weighted=Weighted)
+    given.update(dataset=gluon.data.SimpleDataset(list(range(5))), chained=Chained)
     helpers = (hooked, recorded, same, inside, recording, made, built, by_channels, drawn, owned)
     given.update({one.__name__: one for one in helpers}, replicas=replicas)
     given.update(mx=mx, nd=nd, nn=nn, rnn=rnn, gluon=gluon, autograd=autograd, numpy=numpy, os=os)

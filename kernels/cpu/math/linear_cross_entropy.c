@@ -33,7 +33,7 @@ typedef struct job {
   int64_t rows, units, classes;
   int64_t ignored;
   double z_loss, softcap;
-  const void *weight, *bias; /* bias is NULL if there is none */
+  const void *weight, *bias; /* bias may be NULL */
   /* The rows that are not ignored: their number, their positions, and the rows themselves. */
   int64_t kept;
   int64_t *places;

@@ -1,7 +1,7 @@
 /* Softmax arithmetic on one contiguous row, for one type. Included by softmax.c with
  *   T (float or double), COMPUTE (its mpg_compute), NAME(x) (spelled x_T here)
- *   EXP, EXP_NONPOSITIVE (for arguments up to 0), LOG
- * and what row_exponentials.h needs. The order of sums is that of row_exponentials.h.
+ *   EXP, EXP_NONPOSITIVE (for arguments up to 0), LOG, and the macros of row_exponentials.h
+ * The order of sums is that of row_exponentials.h.
  */
 #include "kernels/cpu/math/row_exponentials.h"
 

@@ -34,7 +34,7 @@ template <class T>
 struct block_of {
   typedef mpg_compute_t<T> C;
   C *scores;
-  const T *bias; /* of the block's classes; NULL if there is none */
+  const T *bias; /* of the block's classes; may be NULL */
   mpg_untyped label;
   int64_t row, first, classes, ignored;
   int n;

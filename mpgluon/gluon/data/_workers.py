@@ -7,6 +7,7 @@ Messages therefore never fill a socket, so the two processes cannot deadlock whi
 killed process leaves no files. The death of a worker is detected at once through its sentinel.
 """
 
+import contextlib
 import io
 import os
 import pickle
@@ -20,12 +21,12 @@ import traceback
 import warnings
 import weakref
 
-import numpy as np
-
 from ...base import dtype_name
 from ...context import set_threads
 from ...ndarray import NDArray, array
+from ._streams import END, Drop, Stream, WorkerStream
 from ._timeout import LoaderTimeoutError
+from ._worker_info import WorkerInfo, mixed, seed_all, set_worker_info
 from .dataloader import to_array
 
 # Header of a message: round, batch number, kind, bytes of the pickle, bytes of the whole payload.
@@ -155,20 +156,7 @@ def _describe(error):
     return error, text
 
 
-def _seed(base, number):
-    """Seeds the random number generators for a batch. The seed depends on the loader's seed and the
-    batch number, so it does not depend on the worker."""
-    import random
-
-    from ... import random as mx_random
-
-    mixed = int(np.random.SeedSequence([base, number]).generate_state(1)[0])
-    random.seed(mixed)
-    np.random.seed(mixed)
-    mx_random.seed(mixed)
-
-
-def _work(connection, to_close, dataset, batchify, parent):
+def _work(connection, to_close, dataset, batchify, parent, worker, num_workers):
     """Runs a worker: processes tasks until the loader closes the connection."""
     # Ignore Ctrl-C, which also interrupts the loader. The loader terminates the workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -176,16 +164,29 @@ def _work(connection, to_close, dataset, batchify, parent):
     for other in to_close:
         other.close()
     set_threads(1)  # the workers share the machine, so each uses one core
+    streams = {}  # streams by round
+    set_worker_info(WorkerInfo(worker, num_workers, worker, dataset), asked=True)
+
+    def load(ticket, seed, samples):
+        if isinstance(samples, Stream):
+            if ticket[0] not in streams:
+                streams[ticket[0]] = WorkerStream(dataset, worker, num_workers, seed)
+            samples = streams[ticket[0]].take(samples)
+            return END if samples is END else batchify(samples)
+        seed_all(mixed(seed, ticket[1]))  # does not depend on the worker
+        return batchify([dataset[i] for i in samples])
+
     try:
         while True:
             while not connection.poll(_PARENT_CHECK_S):
                 if os.getppid() != parent:
                     return
             ticket, seed, samples = pickle.loads(connection.recv_bytes())
+            if isinstance(samples, Drop):
+                streams.pop(ticket[0], None)
+                continue
             try:
-                _seed(seed, ticket[1])
-                value, kind = batchify([dataset[i] for i in samples]), _BATCH
-                _send(connection, ticket, kind, value)
+                _send(connection, ticket, _BATCH, load(ticket, seed, samples))
             except (BrokenPipeError, ConnectionResetError):
                 return
             except Exception as error:  # an error in the user's code, which the loader raises
@@ -219,12 +220,12 @@ class WorkerPool:
         sys.stderr.flush()
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
-            for _ in range(num_workers):
+            for worker in range(num_workers):
                 ours, theirs = context.Pipe(duplex=True)
                 to_close = [connection for _, connection in self._workers] + [ours]
                 process = context.Process(
                     target=_work,
-                    args=(theirs, to_close, dataset, batchify, self._owner),
+                    args=(theirs, to_close, dataset, batchify, self._owner, worker, num_workers),
                     daemon=True,
                 )
                 with warnings.catch_warnings():
@@ -243,11 +244,13 @@ class WorkerPool:
         """True if the workers were stopped, so no more batches can be requested."""
         return not self._workers
 
-    def submit(self, round_, number, samples, seed):
-        """Sends a list of sample indices to the worker with the fewest pending batches."""
+    def submit(self, round_, number, samples, seed, worker=None):
+        """Sends a list of sample indices or a Stream to a worker. By default, this is the worker
+        with the fewest pending batches."""
         self._check()
         self._rounds[round_.number] = round_
-        worker = min(range(len(self._workers)), key=lambda i: len(self._load[i]))
+        if worker is None:
+            worker = min(range(len(self._workers)), key=lambda i: len(self._load[i]))
         ticket = (round_.number, number)
         try:
             self._workers[worker][1].send_bytes(pickle.dumps((ticket, seed, samples), 5))
@@ -274,8 +277,12 @@ class WorkerPool:
         return value
 
     def abandon(self, round_):
-        """Drops all batches of a round that is no longer iterated over."""
+        """Drops all batches of a round that is no longer iterated over, and its streams."""
         self._rounds.pop(round_.number, None)
+        if round_.streams and os.getpid() == self._owner:
+            for _, connection in self._workers:
+                with contextlib.suppress(OSError):  # the worker has died; the next batch raises
+                    connection.send_bytes(pickle.dumps(((round_.number, 0), 0, Drop()), 5))
 
     def _check(self):
         if self._death:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import itertools
 import weakref
 import zlib
@@ -15,6 +16,8 @@ from ...base import MXNetAssertionError, MXNetError, MXNetTypeError, MXNetValueE
 from ...context import cpu, cpu_pinned, current_context
 from ..utils import brief
 from . import sampler as _sampler
+from ._streams import END, SharedStream, Stream, batches as _stream_batches
+from .iterable import IterableDataset
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -113,13 +116,16 @@ def _from_numpy(batch):
 
 
 class Round:
-    """The requested batches of one iteration. `done` has the finished ones by number."""
+    """The requested batches of one iteration. `done` has the finished ones by number, and `streams`
+    is True for an IterableDataset."""
 
     _numbers = itertools.count()
 
-    def __init__(self) -> None:
+    def __init__(self, streams: bool = False) -> None:
         self.number: int = next(Round._numbers)
         self.done: dict[int, Any] = {}
+        self.streams = streams
+        self.shared: SharedStream | None = None
 
 
 class _ThreadPool:
@@ -136,8 +142,18 @@ class _ThreadPool:
     def _make(self, samples):
         return self._batchify([self._dataset[i] for i in samples])
 
-    def submit(self, round_, number, samples, seed):
-        round_.done[number] = self._executor.submit(self._make, samples)
+    def _next(self, shared, number, stream):
+        samples = shared.take(number, stream)
+        return END if samples is END else self._batchify(samples)
+
+    def submit(self, round_, number, samples, seed, worker=None):
+        if round_.streams:
+            if round_.shared is None:
+                round_.shared = SharedStream(self._dataset)
+            task = self._next, round_.shared, number, samples
+        else:
+            task = self._make, samples
+        round_.done[number] = self._executor.submit(*task)
 
     def get(self, round_, number, timeout):
         from concurrent.futures import TimeoutError as FutureTimeout
@@ -153,6 +169,8 @@ class _ThreadPool:
             raise LoaderTimeoutError(timeout, "it") from None
 
     def abandon(self, round_):
+        if round_.shared is not None:
+            round_.shared.close()
         for batch in round_.done.values():
             batch.cancel()
 
@@ -163,36 +181,52 @@ class _ThreadPool:
 
 class _Prefetcher:
     """Iterates over the batches of one round in order, and keeps `prefetch` batches requested
-    ahead."""
+    ahead. `batches` yields lists of indices. For a stream, it yields the request for the next batch
+    without end, and the workers `live` receive the requests in turns."""
 
-    def __init__(self, pool, batches, prefetch, seed, timeout, finish):
+    def __init__(self, pool, batches, prefetch, seed, timeout, finish, live=None):
         self._pool = pool
-        self._round = Round()
+        self._round = Round(live is not None)
         self._batches = iter(batches)
         self._seed = seed
         self._timeout = timeout
         self._finish = finish
+        self._live = None if live is None else collections.deque(live)
+        self._workers = {}  # worker of each requested batch of a stream
         self._submitted = self._given = 0
         for _ in range(prefetch):
             self._submit()
 
     def _submit(self):
-        batch = next(self._batches, None)
-        if batch is not None:
-            self._pool.submit(self._round, self._submitted, batch, self._seed)
-            self._submitted += 1
+        batch = None if self._live is not None and not self._live else next(self._batches, None)
+        if batch is None:
+            return
+        worker = None
+        if self._live is not None:
+            worker = self._workers[self._submitted] = self._live[0]
+            self._live.rotate(-1)
+        self._pool.submit(self._round, self._submitted, batch, self._seed, worker)
+        self._submitted += 1
+
+    def _end_of(self, worker):
+        if worker in self._live:
+            self._live.remove(worker)
 
     def __iter__(self):
         return self
 
     def __next__(self):
         try:
-            self._submit()
-            if self._given == self._submitted:
-                raise StopIteration
-            batch = self._pool.get(self._round, self._given, self._timeout)
-            self._given += 1
-            return self._finish(batch)
+            while True:
+                self._submit()
+                if self._given == self._submitted:
+                    raise StopIteration
+                batch = self._pool.get(self._round, self._given, self._timeout)
+                worker = self._workers.pop(self._given, None)
+                self._given += 1
+                if batch is not END:
+                    return self._finish(batch)
+                self._end_of(worker)
         except BaseException:
             self.close()
             raise
@@ -206,13 +240,31 @@ class _Prefetcher:
         self.close()
 
 
+def _stream_of(batch_size, shuffle, sampler, last_batch, batch_sampler):
+    """Returns the request for batches of an IterableDataset. Checks the loader's options."""
+    if shuffle or sampler is not None or batch_sampler is not None:
+        raise ValueError(
+            "DataLoader: an IterableDataset has no indices, so shuffle, sampler and batch_sampler "
+            "must not be given; shuffle in its __iter__"
+        )
+    if batch_size is None:
+        raise ValueError("batch_size must be given unless batch_sampler is")
+    if not batch_size >= 1:
+        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+    if last_batch not in (None, "keep", "discard"):
+        raise ValueError(
+            f"last_batch must be 'keep' or 'discard' for an IterableDataset, got {last_batch!r}"
+        )
+    return Stream(batch_size, last_batch == "discard")
+
+
 class DataLoader(OptionsChecked):
     """Iterates over a data set in batches.
 
     Parameters
     ----------
     dataset : Dataset
-        Any object with indices and a length.
+        Any object with indices and a length, or an `IterableDataset`, which has neither.
     batch_size, shuffle, sampler, last_batch
         Samples per batch; whether to shuffle them, or a Sampler of indices; treatment of an
         incomplete last batch: "keep" (default), "discard" or "rollover" into the next round.
@@ -240,12 +292,14 @@ class DataLoader(OptionsChecked):
     a worker. If a worker process dies, RuntimeError describes the cause. The loader can be iterated
     again after either error. In worker processes, `random`, `numpy.random` and `mx.random` are
     seeded for each batch from the state of `numpy.random`, the number of the round and the batch
-    number, so results do not depend on the number of workers.
+    number, so results do not depend on the number of workers. For an IterableDataset, they are
+    seeded once per round.
 
     Raises
     ------
     ValueError
-        If options contradict each other, or `timeout` is not positive.
+        If options contradict each other, if `timeout` is not positive, or if an IterableDataset
+        should be shuffled.
 
     Examples
     --------
@@ -279,7 +333,10 @@ class DataLoader(OptionsChecked):
         self._pin_device_id = pin_device_id
         self._thread_pool = thread_pool
         self._timeout = timeout
-        if batch_sampler is None:
+        self._stream = None
+        if isinstance(dataset, IterableDataset):
+            self._stream = _stream_of(batch_size, shuffle, sampler, last_batch, batch_sampler)
+        elif batch_sampler is None:
             if batch_size is None:
                 raise ValueError("batch_size must be given unless batch_sampler is")
             if sampler is not None and shuffle:
@@ -299,7 +356,7 @@ class DataLoader(OptionsChecked):
                 "batch_size, shuffle, sampler and last_batch must not be given together with "
                 "batch_sampler"
             )
-        self._batch_sampler = batch_sampler
+        self._batch_sampler: Any = batch_sampler
         self._num_workers = max(0, num_workers)
         self._prefetch = max(0, int(2 * self._num_workers if prefetch is None else prefetch))
         # The loader's process converts NumPy samples to NDArrays, so worker processes need no
@@ -322,7 +379,11 @@ class DataLoader(OptionsChecked):
             if self._num_workers
             else ""
         )
-        return f"DataLoader({self._dataset!r}, batches: {len(self)}{workers})"
+        try:
+            count = f"batches: {len(self)}"
+        except TypeError:  # a stream of unknown length
+            count = f"batch_size: {self._stream.batch_size}"
+        return f"DataLoader({self._dataset!r}, {count}{workers})"
 
     def _start(self):
         if self._thread_pool:
@@ -338,6 +399,8 @@ class DataLoader(OptionsChecked):
 
     def _round(self):
         """Starts a round and returns an iterator over its batches."""
+        if self._num_workers == 0 and self._stream is not None:
+            return map(self._batchify_fn, _stream_batches(self._dataset, self._stream))
         if self._num_workers == 0:
             return (
                 self._batchify_fn([self._dataset[i] for i in batch])
@@ -349,9 +412,13 @@ class DataLoader(OptionsChecked):
         seed = zlib.crc32(key.tobytes() + str((kind, position, self._rounds)).encode())
         self._rounds += 1
         finish = _from_numpy if self._remote else lambda batch: batch
-        return _Prefetcher(
-            self._pool, self._batch_sampler, self._prefetch, seed, self._timeout, finish
-        )
+        batches, live = self._batch_sampler, None
+        if self._stream is not None:
+            # Threads share one stream, whereas each process has one.
+            batches, live = itertools.repeat(self._stream), range(self._num_workers)
+            if self._thread_pool:
+                live = range(1)
+        return _Prefetcher(self._pool, batches, self._prefetch, seed, self._timeout, finish, live)
 
     def _pinned(self, batch):
         """Copies the arrays of a batch to pinned memory."""
@@ -379,4 +446,8 @@ class DataLoader(OptionsChecked):
             self.refresh()
 
     def __len__(self) -> int:
-        return len(self._batch_sampler)
+        if self._stream is None:
+            return len(self._batch_sampler)
+        count = len(self._dataset)  # a TypeError if unknown
+        size = self._stream.batch_size
+        return count // size if self._stream.discard else -(-count // size)

@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+import bisect
+import itertools
+import math
 import os
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from ...base import MXNetAssertionError
 from ...ndarray import NDArray
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Sequence
 
     from .sampler import Sampler
 
-__all__ = ["ArrayDataset", "Dataset", "RecordFileDataset", "SimpleDataset"]
+__all__ = [
+    "ArrayDataset",
+    "ConcatDataset",
+    "Dataset",
+    "RecordFileDataset",
+    "SimpleDataset",
+    "Subset",
+    "random_split",
+]
 
 
 class Dataset:
@@ -33,12 +46,15 @@ class Dataset:
     def __len__(self) -> int:
         raise NotImplementedError(f"{type(self).__name__} must define __len__")
 
+    def __add__(self, other: Dataset) -> Dataset:
+        return ConcatDataset([self, other])
+
     def filter(self, fn: Callable[[Any], Any]) -> Dataset:
         """Returns a data set of the samples for which `fn(sample)` is true. Evaluates all samples
         immediately."""
         from .sampler import FilterSampler
 
-        return _Selection(self, FilterSampler(fn, self))
+        return Subset(self, FilterSampler(fn, self))
 
     def shard(self, num_shards: int, index: int) -> Dataset:
         """Returns shard `index` of `num_shards` consecutive shards of nearly equal length. The
@@ -51,14 +67,14 @@ class Dataset:
             )
         length, over = divmod(len(self), num_shards)
         begin = length * index + min(index, over)
-        return _Selection(self, range(begin, begin + length + (index < over)))
+        return Subset(self, range(begin, begin + length + (index < over)))
 
     def take(self, count: int | None) -> Dataset:
         """Returns the first `count` samples, or all of them if `count` is larger or None."""
         size = len(self)
         if count is not None and count < 0:
             raise ValueError(f"count must not be negative, got {count}")
-        return _Selection(self, range(size if count is None else min(count, size)))
+        return Subset(self, range(size if count is None else min(count, size)))
 
     def sample(self, sampler: Sampler) -> Dataset:
         """Returns the samples at the indices of a Sampler, which is iterated once, immediately."""
@@ -66,7 +82,7 @@ class Dataset:
 
         if not isinstance(sampler, Sampler):
             raise TypeError(f"expected a gluon.data.Sampler, got {type(sampler).__name__}")
-        return _Selection(self, sampler)
+        return Subset(self, sampler)
 
     def transform(self, fn: Callable[..., Any], lazy: bool = True) -> Dataset:
         """Returns a data set of `fn(*sample)`, computed on each access, or immediately unless
@@ -143,6 +159,105 @@ class ArrayDataset(_Sized):
         return self._length
 
 
+class Subset(_Sized):
+    """The samples of `dataset` at a list of `indices`, in their order.
+
+    Examples
+    --------
+    >>> data = gluon.data.SimpleDataset(["a", "b", "c"])
+    >>> list(gluon.data.Subset(data, [2, 0]))
+    ['c', 'a']
+    """
+
+    def __init__(self, dataset: Any, indices: Iterable[int]) -> None:
+        self.dataset = dataset
+        self.indices: list[int] = list(indices)
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __getitem__(self, idx: int) -> Any:
+        return self.dataset[self.indices[idx]]
+
+
+class ConcatDataset(_Sized):
+    """The samples of several data sets, one after the other; also ``first + second``.
+
+    Examples
+    --------
+    >>> data = gluon.data.SimpleDataset(["a", "b"]) + gluon.data.SimpleDataset(["c"])
+    >>> len(data), data[2], data[-3]
+    (3, 'c', 'a')
+    """
+
+    def __init__(self, datasets: Iterable[Any]) -> None:
+        from .iterable import IterableDataset
+
+        self.datasets: list[Any] = list(datasets)
+        if not self.datasets:
+            raise ValueError("ConcatDataset needs at least one data set")
+        if any(isinstance(dataset, IterableDataset) for dataset in self.datasets):
+            raise TypeError("ConcatDataset needs data sets with indices, not an IterableDataset")
+        self.cumulative_sizes: list[int] = list(itertools.accumulate(map(len, self.datasets)))
+
+    def __len__(self) -> int:
+        return self.cumulative_sizes[-1]
+
+    def __getitem__(self, idx: int) -> Any:
+        position = idx + len(self) if idx < 0 else idx
+        if not 0 <= position < len(self):
+            raise IndexError(f"index {idx} is out of range for {len(self)} samples")
+        which = bisect.bisect_right(self.cumulative_sizes, position)
+        begin = self.cumulative_sizes[which - 1] if which else 0
+        return self.datasets[which][position - begin]
+
+
+def random_split(
+    dataset: Any, lengths: Sequence[int | float], seed: int | None = None
+) -> list[Subset]:
+    """Splits a data set at random into subsets without common samples.
+
+    Parameters
+    ----------
+    dataset : Dataset
+        Any object with indices and a length.
+    lengths : list
+        The lengths of the subsets, whose sum is the length of the data set; or fractions whose sum
+        is 1. Fractions are rounded down, and the first subsets get the remaining samples.
+    seed : int, optional
+        Makes the split reproducible. By default, the split depends on `numpy.random.seed`.
+
+    Raises
+    ------
+    ValueError
+        If the lengths have another sum, or are negative.
+
+    Examples
+    --------
+    >>> data = gluon.data.SimpleDataset(range(10))
+    >>> train, test = gluon.data.random_split(data, [0.8, 0.2], seed=1)
+    >>> len(train), len(test), sorted([*train, *test]) == list(range(10))
+    (8, 2, True)
+    """
+    size = len(dataset)
+    if any(length < 0 for length in lengths):
+        raise ValueError(f"lengths must not be negative, got {list(lengths)}")
+    counts = [int(length) for length in lengths]
+    if counts != list(lengths) or sum(counts) != size:
+        if not math.isclose(sum(lengths), 1):
+            raise ValueError(
+                f"lengths must be integers whose sum is the length {size} of the data set, or "
+                f"fractions whose sum is 1, got {list(lengths)}"
+            )
+        counts = [math.floor(size * length) for length in lengths]
+        for i in range(size - sum(counts)):
+            counts[i % len(counts)] += 1
+    random = np.random if seed is None else np.random.Generator(np.random.Philox(seed))
+    order = random.permutation(size).tolist()
+    ends = list(itertools.accumulate(counts))
+    return [Subset(dataset, order[end - n : end]) for n, end in zip(counts, ends)]
+
+
 class RecordFileDataset(_Sized):
     """The records of a RecordIO file as bytes, in the order of its index.
 
@@ -174,20 +289,6 @@ class RecordFileDataset(_Sized):
 
     def __len__(self) -> int:
         return len(self._record.keys)
-
-
-class _Selection(_Sized):
-    """Samples of another data set, selected by a list of indices."""
-
-    def __init__(self, dataset, indices):
-        self._dataset = dataset
-        self._indices = list(indices)
-
-    def __len__(self):
-        return len(self._indices)
-
-    def __getitem__(self, idx):
-        return self._dataset[self._indices[idx]]
 
 
 class _Transformed(_Sized):

@@ -8,6 +8,7 @@ import numpy as np
 
 from ..._internal import ranks
 from ..._internal.hints import OptionsChecked
+from ...ndarray import NDArray
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -18,6 +19,7 @@ __all__ = [
     "Sampler",
     "SequentialSampler",
     "RandomSampler",
+    "WeightedRandomSampler",
     "FilterSampler",
     "BatchSampler",
     "IntervalSampler",
@@ -96,6 +98,66 @@ class RandomSampler(Sampler):
 
     def __len__(self) -> int:
         return self._length
+
+
+class WeightedRandomSampler(Sampler):
+    """Samples `num_samples` indices at random, index i with a probability proportional to
+    `weights[i]`. `numpy.random.seed` makes the order reproducible.
+
+    Parameters
+    ----------
+    weights : sequence of float
+        One weight for each sample of the data set; they need not sum to 1.
+    num_samples : int
+        Number of indices in an iteration.
+    replacement : bool, default True
+        Whether an index may be drawn several times.
+
+    Raises
+    ------
+    ValueError
+        If weights are negative, not finite or all 0, or if fewer than `num_samples` are above 0
+        without replacement.
+
+    Examples
+    --------
+    >>> sampler = gluon.data.WeightedRandomSampler([0.5, 0, 2], 4)
+    >>> len(list(sampler)), 1 in sampler
+    (4, False)
+    """
+
+    def __init__(self, weights: Any, num_samples: int, replacement: bool = True) -> None:
+        values = np.asarray(
+            weights.asnumpy() if isinstance(weights, NDArray) else weights, "float64"
+        )
+        if values.ndim != 1 or not np.isfinite(values).all() or (values < 0).any():
+            raise ValueError("weights must be a sequence of finite numbers that are not negative")
+        if not num_samples >= 1:
+            raise ValueError(f"num_samples must be at least 1, got {num_samples}")
+        total = values.sum()
+        if not total > 0:
+            raise ValueError("at least one weight must be above 0")
+        above = int((values > 0).sum())
+        if not replacement and num_samples > above:
+            raise ValueError(
+                f"num_samples must be at most {above}, the number of weights above 0, without "
+                f"replacement; got {num_samples}"
+            )
+        self.weights: np.ndarray[Any, Any] = values / total
+        self.num_samples = num_samples
+        self.replacement = replacement
+
+    def __repr__(self) -> str:
+        name, replacement = type(self).__name__, self.replacement
+        return f"{name}({len(self.weights)}, {self.num_samples}, replacement={replacement})"
+
+    def __iter__(self) -> Iterator[int]:
+        size = len(self.weights)
+        drawn = np.random.choice(size, self.num_samples, self.replacement, self.weights)
+        return iter(drawn.tolist())
+
+    def __len__(self) -> int:
+        return self.num_samples
 
 
 class FilterSampler(Sampler):
