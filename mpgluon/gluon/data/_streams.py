@@ -2,7 +2,7 @@
 
 import itertools
 import threading
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ._worker_info import WorkerInfo, mixed, seed_all, set_worker_info, was_asked
 
@@ -38,19 +38,19 @@ def batches(dataset, stream):
 class SharedStream:
     """A stream from which several threads take batches, in the order of the batches' numbers."""
 
-    def __init__(self, dataset):
+    def __init__(self, dataset: Any) -> None:
         self._samples = iter(dataset)
         self._next = 0
         self._closed = False
         self._turn = threading.Condition()
 
-    def close(self):
+    def close(self) -> None:
         """Ends the stream, so that no thread waits for a batch that was canceled."""
         with self._turn:
             self._closed = True
             self._turn.notify_all()
 
-    def take(self, number, stream):
+    def take(self, number: int, stream: Stream) -> Any:
         with self._turn:
             self._turn.wait_for(lambda: self._closed or self._next == number)
             if self._closed:
