@@ -195,6 +195,20 @@ def _has_values(array):
     return not array._traced and array.context.rank in (None, ranks.own())
 
 
+def _check_labels(who, label, classes, ignored=None):
+    """In synchronous mode, checks that labels are classes or `ignored`."""
+    if _core.engine_mode() == "sync" and label.size and _has_values(label):
+        labels = label.asnumpy()
+        wrong = ~((labels > -1) & (labels < classes))  # NaN is also wrong
+        wrong = np.argwhere(wrong if ignored is None else wrong & (labels != ignored))
+        if len(wrong):
+            place = tuple(wrong[0].tolist())
+            raise ValueError(
+                f"{who}: there are {classes} classes, 0 to {classes - 1}, "
+                f"but label{list(place)} is {labels[place]:g}"
+            )
+
+
 class SoftmaxCrossEntropyLoss(Loss):
     """Cross entropy of labels and the softmax of `pred`, averaged over each sample.
 
@@ -243,15 +257,7 @@ class SoftmaxCrossEntropyLoss(Loss):
                 "SoftmaxCrossEntropyLoss: labels have the same shape as the predictions, "
                 f"{label.shape}; for one-hot labels or probabilities use sparse_label=False"
             )
-        if _core.engine_mode() == "sync" and label.size and _has_values(label):
-            labels, classes = label.asnumpy(), pred.shape[self._axis]
-            wrong = np.argwhere(~((labels > -1) & (labels < classes)))  # NaN is also wrong
-            if len(wrong):
-                place = tuple(wrong[0].tolist())
-                raise ValueError(
-                    f"SoftmaxCrossEntropyLoss: there are {classes} classes, 0 to {classes - 1}, "
-                    f"but label{list(place)} is {labels[place]:g}"
-                )
+        _check_labels("SoftmaxCrossEntropyLoss", label, pred.shape[self._axis])
 
     def hybrid_forward(self, F: Any, pred: Any, label: Any, sample_weight: Any = None) -> Any:
         if self._sparse_label and isinstance(pred, nd.NDArray):
@@ -305,6 +311,8 @@ class LinearCrossEntropyLoss(Loss):
     Shapes: hidden states ``(batch, ..., units)`` and labels ``(batch, ...)`` -> ``(batch,)``. For
     float16 and bfloat16, the loss is float32. ``F.contrib.linear_cross_entropy`` returns the loss
     of each position.
+
+    Labels that are out of range are treated as by SoftmaxCrossEntropyLoss.
 
     In training, the network must return hidden states instead of scores, as in the example. They
     must be on the device of the head's weight. If the weight is that of an embedding on another
@@ -372,6 +380,13 @@ class LinearCrossEntropyLoss(Loss):
         head_weight: Any = None,
         head_bias: Any = None,
     ) -> Any:
+        if isinstance(label, nd.NDArray):
+            _check_labels(
+                type(self).__name__,
+                label,
+                self.head_weight.shape[0],
+                self._options["ignore_index"],
+            )
         arrays = [hidden, head_weight, label] + ([] if head_bias is None else [head_bias])
         loss = F.contrib.linear_cross_entropy(*arrays, **self._options)
         ignored = label == self._options["ignore_index"]

@@ -642,6 +642,18 @@ def test_out_of_range_labels_raise_under_the_sync_engine(labels, place, value):
     )
 
 
+def test_out_of_range_labels_of_a_head_raise_under_the_sync_engine():
+    code = (
+        "import mpgluon as mx; head = mx.gluon.nn.Dense(4, flatten=False); head.initialize(); "
+        "loss = mx.gluon.loss.LinearCrossEntropyLoss(head); x = mx.nd.ones((2, 3)); "
+        "loss(x, mx.nd.array([0, -100])); loss(x, mx.nd.array([3, 4]))"
+    )
+    assert (
+        "LinearCrossEntropyLoss: there are 4 classes, 0 to 3, but label[1] is 4"
+        in ended(code, MPGLUON_ENGINE="sync").stderr
+    )
+
+
 def test_boolean_like_float_index_warns():
     x = nd.array([[1, 2, 3], [4, 5, 6]])
     with pytest.warns(UserWarning, match="boolean_mask"):
