@@ -34,13 +34,20 @@ __all__ = ["all_devices", "described", "place"]
 _GROUP = "place:"  # prefix of a device in group names
 
 
-def place(net: Block, where: dict[str, Context | str]) -> None:
-    """Places the blocks that the dict names, including their children; see `Block.place`."""
+def place(
+    net: Block, where: dict[str, Context | str], replaced: dict[Block, Context] | None = None
+) -> None:
+    """Places the blocks that the dict names, including their children; see `Block.place`.
+
+    If `replaced` is given, repeats a placement. It maps blocks that have replaced placed blocks to
+    their devices. Names of blocks that are gone are ignored."""
     where = {name: Context(ctx) if isinstance(ctx, str) else ctx for name, ctx in where.items()}
     blocks = {"": net, **{path: block for _, _, path, block in walk(net)}}
     devices = _devices(where)
     refuse_inner(net, "place")
-    named = _named(net, where, blocks)
+    named = _named(net, where, blocks, strict=replaced is None)
+    for block, device in (replaced or {}).items():
+        named.setdefault(block, device)
     for path, block in blocks.items():
         if group_of(block) is not None and not is_placement(group_of(block)):
             raise MXNetError(
@@ -51,6 +58,7 @@ def place(net: Block, where: dict[str, Context | str]) -> None:
     homes = devices_now(net)
     _arrange(net, blocks.values(), devices, homes, where, named)
     placed = devices_of_groups(net)
+    placed.replaced.update(replaced or {})
     wanted, named_homes = placed.homes(net), placed.named_homes(net)
     with autograd.pause():
         for param in net.collect_params().values():
@@ -58,6 +66,37 @@ def place(net: Block, where: dict[str, Context | str]) -> None:
             if param in homes and homes[param] != wanted[param]:
                 param.reset_ctx(wanted[param])
             param.placed = named_homes.get(param)
+
+
+def move_to(old: Block, new: Block) -> None:
+    """Moves a block and its descendants to the devices of `old`, which it has replaced in a placed
+    network. Descendants that belong to the placement, such as `old` itself in a wrapper, stay."""
+    group, placed = group_of(old), devices_of_groups(old)
+    placed = placed if isinstance(placed, _Placed) else None
+    homes = devices_now(old)
+    own = [param.placed for param in old.collect_params().values() if param.placed is not None]
+    kept = {old, *[block for _, _, _, block in walk(old)]}
+    if group is not None and is_placement(group) and group_of(new) is None:
+        set_group(new, group)
+    if placed is not None and group in placed.dicts[0]:
+        placed.named[new] = placed.replaced[new] = placed.dicts[0][group]
+        own = [[placed.named[new]]]
+    if not own and homes:
+        own = [next(iter(homes.values()))]
+    for block in [new, *[block for _, _, _, block in walk(new)]]:
+        if block in kept:
+            continue
+        if placed is not None:
+            set_devices_of_groups(block, placed)
+            if group is not None and group_of(block) is None:
+                set_group(block, group)
+        for param in own_parameters(block).values() if own else ():
+            if isinstance(param, HomeParameter) or param.placed is not None:
+                continue
+            if (param.arrays is not None or param.deferred_init) and param.list_ctx() != own[0]:
+                with autograd.pause():
+                    param.reset_ctx(own[0])
+            param.placed = own[0]
 
 
 def _check_split(block, path, device, named):
@@ -119,7 +158,8 @@ class _Placed(Replicas):
         net: Block,
     ) -> None:
         super().__init__([groups], " and ".join(map(str, groups.values())))
-        self._rest, self._where, self._named, self.net = rest, where, named, net
+        self._rest, self._where, self.named, self.net = rest, where, named, net
+        self.replaced: dict[Block, Context] = {}  # device of each block that replaced another one
 
     def homes(self, net: Block) -> dict[Any, list[Context]]:
         homes = super().homes(net)
@@ -157,7 +197,7 @@ class _Placed(Replicas):
         homes: dict[Any, list[Context]] = {}
 
         def visit(block, device):
-            device = self._named.get(block, device)
+            device = self.named.get(block, device)
             for param in own_parameters(block).values():
                 if isinstance(param, HomeParameter):
                     homes.setdefault(param, param.homes)
@@ -175,7 +215,7 @@ class _Placed(Replicas):
 
     def initialized(self, net: Block) -> None:
         """Repeats the placement, because `initialize` determines the devices of further layers."""
-        place(self.net, self._where)
+        place(self.net, self._where, self.replaced)
 
 
 def _devices(where):
@@ -196,8 +236,9 @@ def _devices(where):
     return list(dict.fromkeys(where.values()))
 
 
-def _named(net, where, blocks):
-    """Returns the device of each block that a name or pattern matches.
+def _named(net, where, blocks, strict=True):
+    """Returns the device of each block that a name or pattern matches. With `strict`, raises
+    ValueError if a key matches no block.
 
     A key that is the path or name of a block matches only these blocks, by a dict lookup. The
     remaining keys are patterns, which are compiled once. As a result, a dict with thousands of
@@ -227,7 +268,7 @@ def _named(net, where, blocks):
             used.add(found)
             named.setdefault(block, devices[found])
     unused = [key for i, key in enumerate(where) if i not in used]
-    if unused:
+    if unused and strict:
         _refuse_parameter(net, unused[0], blocks)
         raise ValueError(
             f"place: {unused[0]!r} does not match the path or name of any block of '{net.name}' "

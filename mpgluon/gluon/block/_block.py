@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 
 _PARTS = {"_children", "_reg_params"}
+_BLOCK_HINT = " Assign a Block, such as nn.HybridLambda(function)."
 # Attributes on which traces depend. A change is counted (`_compiled.structure`).
 _NOTED = _PARTS | {"_ctx_group", "_group2ctx", "_flags"}
 
@@ -171,14 +172,19 @@ class Block(TreeNode):
 
     def __setattr__(self, name: str, value: Any) -> None:
         existing = self.__dict__.get(name)
-        kinds = (type(existing), getattr(existing, "_stands_for", None) or type(existing))
-        if isinstance(existing, (Parameter, Block)) and not isinstance(value, kinds):
-            raise TypeError(
-                f"Changing attribute type for {name} from {type(existing)} to {type(value)} is not "
-                "allowed."
-            )
+        if isinstance(existing, (Parameter, Block)):
+            kind = Block if isinstance(existing, Block) else type(existing)
+            if not isinstance(value, kind):
+                raise TypeError(
+                    f"Changing attribute type for {name} from {type(existing)} to {type(value)} is "
+                    "not allowed." + _BLOCK_HINT * (kind is Block)
+                )
         if isinstance(value, Block):
-            self.register_child(value, name)
+            former = self._children.get(name)
+            if former is not None and former is not value:
+                self._replace(name, former, value)
+            else:
+                self.register_child(value, name)
         elif isinstance(value, Parameter):
             if name in self._reg_params:
                 raise AssertionError(
@@ -219,6 +225,72 @@ class Block(TreeNode):
     def register_child(self, block: Block, name: str | None = None) -> None:
         """Adds a child under `name`, or by default under its index."""
         self._children[str(len(self._children)) if name is None else name] = block
+
+    def replace_child(self, name: str, block: Block) -> Block:
+        """Replaces a descendant. ``net.query = block`` replaces a child in the same way.
+
+        Only this occurrence of the old block is replaced; other blocks that also contain it keep
+        it. If the network was placed, the new block's parameters move to the old block's devices.
+        They keep their names. A Trainer must be created after the replacement, because an existing
+        one holds the old parameters. Hooks stay at the old block. Hybridized networks are traced
+        again in the next call.
+
+        Parameters
+        ----------
+        name : str
+            Path of the descendant, such as ``'layers.0.query'``.
+        block : Block
+            The new block, which may contain the old one. Children of a HybridBlock must be
+            HybridBlocks.
+
+        Returns
+        -------
+        Block
+            The old block.
+
+        Raises
+        ------
+        ValueError
+            If the path names no descendant, if a HybridBlock would get a child that is none, or if
+            the new block contains the block that would contain it.
+
+        Examples
+        --------
+        >>> net = nn.HybridSequential()
+        >>> net.add(nn.Dense(8, in_units=4), nn.Dense(2, in_units=8))
+        >>> net.replace_child('1', nn.Dense(3, in_units=8))
+        Dense(8 -> 2, linear)
+        >>> net
+        HybridSequential(
+          (0): Dense(4 -> 8, linear)
+          (1): Dense(8 -> 3, linear)
+        )
+        """
+        from ._replacing import parent_of
+
+        if not isinstance(block, Block):
+            raise TypeError(
+                f"replace_child: expected a Block for {name!r}, got {type(block).__name__}."
+                f"{_BLOCK_HINT}"
+            )
+        parent, name = parent_of(self, name)
+        old = parent._children[name]
+        if old is not block:
+            parent._replace(name, old, block)
+            if parent.__dict__.get(name) is old:
+                object.__setattr__(parent, name, block)
+        return old
+
+    def _replace(self, name, old, new):
+        from ._replacing import check, take_over
+
+        check(self, name, new)
+        self.register_child(new, name)
+        try:
+            take_over(self, name, old, new)
+        except BaseException:
+            self._children[name] = old
+            raise
 
     def register_forward_hook(
         self, hook: Callable[[Block, tuple[Any, ...], Any], Any]

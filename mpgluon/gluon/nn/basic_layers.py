@@ -76,6 +76,9 @@ class _Stack:
             part.add(*blocks)
         return part
 
+    def __setitem__(self, index: int, block: Block) -> None:
+        self.replace_child(list(self._children)[index], block)
+
     def __len__(self) -> int:
         return len(self._children)
 
