@@ -23,6 +23,7 @@ from .._tree import Parts, TreeNode, children, compiled_call, is_hybridized, str
 from ..parameter._parameter import Parameter, load_values
 from ..parameter._parameter_dict import ParameterDict, check_names, renamed
 from ..utils import HookHandle, brief, indent
+from ._casting import cast_arrays, casting
 from ._structure_file import save_structure, structure_of
 
 if TYPE_CHECKING:
@@ -481,11 +482,19 @@ class Block(TreeNode):
         self.collect_params().reset_ctx(ctx)
 
     def cast(self, dtype: DType) -> None:
-        """Casts the parameters of the block and its descendants."""
-        for child in self._children.values():
-            child.cast(dtype)
-        for param in self.params.values():
-            param.cast(dtype)
+        """Casts the parameters of the block and its descendants.
+
+        If `dtype` is a floating-point type, floating-point arrays in attributes (``self.mask``, or
+        lists, tuples and dicts of arrays) are cast as well, and integer constants keep their dtype.
+        A block whose arrays must keep their dtype overrides this method. Arrays that the forward
+        pass creates need ``dtype=x.dtype``.
+        """
+        with casting():
+            for child in self._children.values():
+                child.cast(dtype)
+            for param in self.params.values():
+                param.cast(dtype)
+            cast_arrays(self, dtype)
 
     def save(self, prefix: str) -> None:
         """Writes ``prefix-model.json``, the tree of blocks, and ``prefix-model.params``, the

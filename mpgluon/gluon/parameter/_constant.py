@@ -6,12 +6,13 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from ... import initializer, ndarray as nd
+from ...base import is_floating
 from ._parameter import Parameter
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ..._internal.types import ArrayLike
+    from ..._internal.types import ArrayLike, DType
 
 
 class _Value(initializer.Initializer):
@@ -48,6 +49,12 @@ class Constant(Parameter):
         super().__init__(
             name, grad_req="null", shape=value.shape, dtype=value.dtype, init=_Value(value)
         )
+
+    def cast(self, dtype: DType) -> None:
+        """Casts the value. A constant of integers ignores floating-point types, because indices
+        would be rounded."""
+        if is_floating(self.dtype) or not is_floating(dtype):
+            super().cast(dtype)
 
     @property
     def grad_req(self) -> str:
