@@ -1,8 +1,8 @@
 """``mx.contrib``: MXNet's contrib ops, text, mixed precision and quantization.
 
 The ops are in ``mx.contrib.nd`` and ``mx.contrib.sym``, vocabularies and word vectors in
-``mx.contrib.text``, mixed precision in ``mx.contrib.amp``, and int8 networks in
-``mx.contrib.quantization``.
+``mx.contrib.text``, mixed precision in ``mx.contrib.amp``, low-rank adapters in
+``mx.contrib.lora``, and int8 networks in ``mx.contrib.quantization``.
 """
 
 import sys as _sys
@@ -10,12 +10,13 @@ import sys as _sys
 from .._internal.hints import near_names as _near_names
 from ..ndarray import contrib as nd, contrib as ndarray
 from ..symbol import contrib as sym, contrib as symbol
-from . import amp, autograd, io, onnx, quantization, quantization as quant, tensorboard, text
+from . import amp, autograd, io, lora, onnx, quantization, quantization as quant, tensorboard, text
 
 __all__ = [
     "amp",
     "autograd",
     "io",
+    "lora",
     "nd",
     "ndarray",
     "onnx",

@@ -58,6 +58,9 @@ class TreeNode(OptionsChecked):
     # inside the block.
     _spans_devices = False
     _stands_for: Any = None  # the class of the layer that a split layer replaces
+    # Low-rank additions to the product of a layer (`contrib.lora`), or None. Traces depend on it,
+    # so a change replaces the object.
+    _adapters: Any = None
 
     def __init__(self) -> None:
         self._children: dict[str, Any] = Parts()
@@ -122,6 +125,16 @@ def parameters_by_path(block):
     """Returns all parameters by their path in the tree, as in ``output.weight``. Layers may
     override the names of their own parameters."""
     return block._collect_params_with_prefix()
+
+
+def adapters_of(block):
+    """Returns the low-rank additions to a layer's product, or None."""
+    return block._adapters
+
+
+def set_adapters(block, adapters):
+    """Sets the value of `adapters_of`."""
+    block._adapters = adapters
 
 
 def forward_hooks(block):

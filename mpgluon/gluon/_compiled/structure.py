@@ -1,7 +1,15 @@
 """The structure of blocks that traces depend on: children, parameters, devices and options."""
 
 from ... import ndarray as nd
-from .._tree import children, devices_of_groups, flags_of, group_of, is_hybridized, own_parameters
+from .._tree import (
+    adapters_of,
+    children,
+    devices_of_groups,
+    flags_of,
+    group_of,
+    is_hybridized,
+    own_parameters,
+)
 
 # If an attribute's value changes from or to one of these types, traces become invalid, because
 # `places.find` must search the block again.
@@ -15,6 +23,7 @@ def snapshot(blocks):
         [
             flags_of(block).get("recompute") is True and is_hybridized(block),
             group_of(block),
+            adapters_of(block),
             devices_of_groups(block),
             *children(block).values(),
             *own_parameters(block).values(),

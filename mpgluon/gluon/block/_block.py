@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 _PARTS = {"_children", "_reg_params"}
 _BLOCK_HINT = " Assign a Block, such as nn.HybridLambda(function)."
 # Attributes on which traces depend. A change is counted (`_compiled.structure`).
-_NOTED = _PARTS | {"_ctx_group", "_group2ctx", "_flags"}
+_NOTED = _PARTS | {"_ctx_group", "_group2ctx", "_flags", "_adapters"}
 
 
 class _NameScope(_core.Scope):

@@ -206,7 +206,7 @@ class Dense(Layer):
                 )
             self.act: Activation | None = after(type(self).__name__, activation)
 
-    def hybrid_forward(self, F: Any, x: Any, weight: Any, bias: Any = None) -> Any:
+    def hybrid_forward(self, F: Any, x: Any, weight: Any, bias: Any = None, **adapters: Any) -> Any:
         if bias is None:
             out = F.FullyConnected(
                 x, weight, num_hidden=self._units, no_bias=True, flatten=self._flatten, name="fwd"
@@ -215,6 +215,8 @@ class Dense(Layer):
             out = F.FullyConnected(
                 x, weight, bias, num_hidden=self._units, flatten=self._flatten, name="fwd"
             )
+        if self._adapters is not None:
+            out = self._adapters.dense(F, self, x, out, weight, bias, adapters)
         return out if self.act is None else self.act(out)
 
     def __repr__(self) -> str:
@@ -309,8 +311,11 @@ class Embedding(Layer):
         super().cast(dtype)
         self._kwargs["dtype"] = dtype
 
-    def hybrid_forward(self, F: Any, x: Any, weight: Any) -> Any:
-        return F.Embedding(x, weight, name="fwd", **self._kwargs)
+    def hybrid_forward(self, F: Any, x: Any, weight: Any, **adapters: Any) -> Any:
+        out = F.Embedding(x, weight, name="fwd", **self._kwargs)
+        if self._adapters is not None:
+            out = self._adapters.embedding(F, self, x, out, adapters)
+        return out
 
     def __repr__(self) -> str:
         return "{}({input_dim} -> {output_dim}, {dtype})".format(

@@ -440,3 +440,15 @@ def renamed(arrays: Mapping[str, NDArray], name_map: Any, source: str) -> dict[s
 def find_parameter(params: ParameterDict, name: str) -> Parameter | None:
     """Returns the parameter with this full name, in this dict or in the shared dict, or None."""
     return params._find(name)
+
+
+def discard_parameter(params: ParameterDict, name: str) -> None:
+    """Removes the parameter with this full name from the dict, if it has one."""
+    params._params.pop(name, None)
+
+
+def translated(name_map: Any, name: str) -> Any:
+    """Translates a name with a `name_map` (see `Block.load_parameters`), or None."""
+    if name_map is None:
+        return name
+    return name_map(name) if callable(name_map) else _name_in(name_map, name)

@@ -255,10 +255,11 @@ class ColumnParallelDense(_ParallelDense):
     ) -> NDArray | list[NDArray]:
         if self._gather_input is not None and not isinstance(x, nd.NDArray):
             x = collectives.all_gather(self._check_list(x), self._gather_input)
-        parts = zip(
-            self._everywhere(x), self._shards(params, "weight"), self._shards(params, "bias")
-        )
+        inputs = self._everywhere(x)
+        parts = zip(inputs, self._shards(params, "weight"), self._shards(params, "bias"))
         outs = [self._product(F, *part) for part in parts]
+        if self._adapters is not None:
+            outs = self._adapters.columns(F, self, inputs, outs, params)
         if self.act is not None:
             outs = [self.act(out) for out in outs]
         return self._whole(outs, x, -1) if self._gather_output else outs
@@ -400,6 +401,8 @@ class RowParallelDense(_ParallelDense):
             self._product(F, part, weight, None if i else bias)
             for i, (part, weight) in enumerate(zip(inputs, weights))
         ]
+        if self._adapters is not None:
+            outs = self._adapters.rows(F, self, inputs, outs, params)
         if self._output_ctx is not None:
             out = collectives.reduce(outs, self._output_ctx)
         elif self._scatter is not None and not isinstance(x, nd.NDArray):

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Any
 from ... import _core, initializer, random
 from ...base import MXNetError
 from ...gluon import nn, rnn
-from ...gluon._tree import children, forget_compiled, own_parameters, share_hooks, stand_for
+from ...gluon._tree import (
+    adapters_of,
+    children,
+    forget_compiled,
+    own_parameters,
+    share_hooks,
+    stand_for,
+)
 from ...gluon.block import Block, HybridBlock
 from ...gluon.nn.basic_layers import dense_arguments, dropout_arguments, layer_norm_arguments
 from ...gluon.nn.conv_layers import convolution_arguments
@@ -121,6 +128,8 @@ _PARTS = {
 def _addition(layer, klass):
     """Describes a feature that a layer adds to its class and that its split form would lack: a
     method of a subclass, a parameter or a child. Returns None if the layer adds nothing."""
+    if adapters_of(layer) is not None:
+        return "has LoRA adapters (apply them after splitting)"
     own = type(layer).__mro__[: type(layer).__mro__.index(klass)]
     for name in {name: None for scope in (layer, *own) for name in vars(scope)}:
         method = getattr(klass, name, None)

@@ -1,0 +1,202 @@
+"""The low-rank additions of one layer, and their computation."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+from ... import autograd, ndarray as nd
+from ..._core import dtype_name
+from ...gluon._tree import own_parameters
+from ...parallel import collectives
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ...gluon.block import Block
+    from ...gluon.parameter import Parameter
+
+
+class Options(NamedTuple):
+    """The options of one adapter in one layer."""
+
+    rank: int
+    alpha: float
+    dropout: float
+    dora: bool
+    rslora: bool
+    dtype: str
+
+    @property
+    def scale(self) -> float:
+        """The factor of the product of B and A."""
+        return self.alpha / (math.sqrt(self.rank) if self.rslora else self.rank)
+
+
+class Adapters:
+    """The adapters of a layer, by name. An object does not change: traces depend on its identity.
+
+    Parameters
+    ----------
+    options : dict of str to Options
+    active : tuple of str
+        The names of the adapters that take part in the forward pass.
+    kept : dict of Parameter to NDArray, optional
+        If adapters are merged, the values of the layer's parameters before, in host memory. The
+        forward pass then adds nothing.
+    """
+
+    def __init__(
+        self,
+        options: dict[str, Options],
+        active: Iterable[str],
+        kept: dict[Parameter, nd.NDArray] | None = None,
+    ) -> None:
+        self.options, self.kept = options, kept
+        self.active = tuple(name for name in active if name in options)
+        self._running = self.active if kept is None else ()
+
+    def dense(self, F, layer, x, out, weight, bias, params):
+        """Returns a Dense's product `out` with the additions of the active adapters."""
+        have = base = dtype_name(layer.weight.dtype)
+        for name in self._running:
+            option, a, b = self.options[name], params[f"lora_A_{name}"], params[f"lora_B_{name}"]
+            wide = option.dtype
+            out, have = _cast(F, out, have, wide), wide
+            y = _dropped(F, _cast(F, x, base, wide), option)
+            change = _product(F, _low(F, y, a, option, layer), b, layer._units, layer)
+            if option.dora:
+                whole, shift = _cast(F, weight, base, wide), None
+                if bias is not None:
+                    shift = _cast(F, bias, base, wide)
+                if option.dropout and autograd.is_training():
+                    linear = _product(F, y, whole, layer._units, layer)
+                else:
+                    linear = out if shift is None else F.broadcast_sub(out, shift)
+                ratio = _ratio(F, whole, a, b, params[f"lora_magnitude_{name}"], option)
+                change = F.broadcast_mul(linear, ratio - 1) + F.broadcast_mul(change, ratio)
+            out = out + change
+        return _cast(F, out, have, base)
+
+    def embedding(self, F, layer, x, out, params):
+        """Returns an Embedding's vectors `out` with the additions of the active adapters."""
+        have = base = dtype_name(layer.weight.dtype)
+        rows, size = layer._kwargs["input_dim"], layer._kwargs["output_dim"]
+        for name in self._running:
+            option, a, b = self.options[name], params[f"lora_A_{name}"], params[f"lora_B_{name}"]
+            out, have = _cast(F, out, have, option.dtype), option.dtype
+            low = F.Embedding(x, a, input_dim=rows, output_dim=option.rank, dtype=option.dtype)
+            out = out + F.FullyConnected(
+                low * option.scale, b, num_hidden=size, no_bias=True, flatten=False
+            )
+        return _cast(F, out, have, base)
+
+    def columns(self, F, layer, inputs, outs, params):
+        """Returns the products `outs` of a layer that is split by its units. A is on the first
+        device, B is split like the weight."""
+        base = dtype_name(layer.shard0_weight.dtype)
+        for name in self._running:
+            option = self.options[name]
+            wide = option.dtype
+            a = params[f"lora_A_{name}"]
+            y = _dropped(F, _cast(F, inputs[0], base, wide), option)
+            low = collectives.broadcast(_low(F, y, a, option, layer), layer._ctx)
+            parts = []
+            for i, (h, out) in enumerate(zip(low, outs)):
+                b = params[f"shard{i}_lora_B_{name}"]
+                change = _product(F, h, b, b.shape[0], layer)
+                parts.append(_cast(F, _cast(F, out, base, wide) + change, wide, base))
+            outs = parts
+        return outs
+
+    def rows(self, F, layer, inputs, outs, params):
+        """Returns the products `outs` of a layer that is split by its inputs, before they are
+        summed. A is split like the weight. B is on the first device, whose product contains the
+        whole addition."""
+        base = dtype_name(layer.shard0_weight.dtype)
+        for name in self._running:
+            option, b = self.options[name], params[f"lora_B_{name}"]
+            wide = option.dtype
+            low = [
+                _low(
+                    F,
+                    _dropped(F, _cast(F, x, base, wide), option),
+                    params[f"shard{i}_lora_A_{name}"],
+                    option,
+                    layer,
+                )
+                for i, x in enumerate(inputs)
+            ]
+            change = _product(F, collectives.reduce(low, layer._ctx[0]), b, b.shape[0], layer)
+            first = _cast(F, _cast(F, outs[0], base, wide) + change, wide, base)
+            outs = [first, *outs[1:]]
+        return outs
+
+
+def _cast(F, x, have, want):
+    return x if have == want else F.cast(x, dtype=want)
+
+
+def _dropped(F, x, option):
+    return F.Dropout(x, p=option.dropout) if option.dropout else x
+
+
+def _low(F, x, a, option, layer):
+    """Returns the scaled product with A. Scaling the few numbers of a row is cheapest here."""
+    return _product(F, x, a, option.rank, layer) * option.scale
+
+
+def _product(F, x, weight, units, layer):
+    return F.FullyConnected(x, weight, num_hidden=units, no_bias=True, flatten=layer._flatten)
+
+
+def _ratio(F, weight, a, b, magnitude, option):
+    """Returns DoRA's magnitudes divided by the norms of the adapted weight's rows. No gradient
+    flows through the norms, as the paper suggests."""
+    whole = F.BlockGrad(weight + F.dot(b, a) * option.scale)
+    return magnitude / F.sqrt(F.sum(F.square(whole), axis=1))
+
+
+def row_norms(weight: nd.NDArray) -> nd.NDArray:
+    """Returns the Euclidean norm of each row, DoRA's initial magnitudes."""
+    return nd.sqrt(nd.sum(nd.square(weight), axis=1))
+
+
+def parts_of(layer: Block, name: str) -> dict[str, Parameter]:
+    """Returns the parameters of an adapter by their attribute names in the layer."""
+    own, found = own_parameters(layer), {}
+    for key, param in own.items():
+        plain = key.partition("_")[2] if key.startswith("shard") else key
+        if plain in (f"lora_A_{name}", f"lora_B_{name}", f"lora_magnitude_{name}"):
+            found[key] = param
+    return found
+
+
+def merged_values(layer: Block, adapters: Adapters) -> dict[Parameter, nd.NDArray]:
+    """Returns the values of the layer's weight, or of its parts, with the active adapters added.
+    They are computed in float32 at least, and rounded once."""
+    own, values = own_parameters(layer), {}
+    for key, param in own.items():
+        if key != "weight" and not (key.startswith("shard") and key.endswith("_weight")):
+            continue
+        index = getattr(param, "index", None)
+        value = param.reduced()
+        for name in adapters.active:
+            option = adapters.options[name]
+
+            def factor(letter, name=name, index=index, ctx=value.context):
+                split = own.get(f"shard{index}_lora_{letter}_{name}")
+                whole = own[f"lora_{letter}_{name}"] if split is None else split
+                return whole.reduced().as_in_context(ctx).astype(wide)
+
+            wide = "float64" if dtype_name(value.dtype) == "float64" else "float32"
+            value = value.astype(wide)
+            if hasattr(layer, "_input_dim") or "input_dim" in getattr(layer, "_kwargs", ()):
+                value = value + nd.dot(factor("A"), factor("B"), transpose_b=True) * option.scale
+                continue
+            value = value + nd.dot(factor("B"), factor("A")) * option.scale
+            if option.dora:
+                magnitude = own[f"lora_magnitude_{name}"].reduced().astype(wide)
+                value = value * (magnitude / row_norms(value)).reshape((-1, 1))
+        values[param] = value
+    return values
