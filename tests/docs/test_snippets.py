@@ -191,6 +191,39 @@ def test_onnx_page_code_exports_and_imports(tmp_path, monkeypatch, capsys):
     assert sorted(read["arg_params"]) == sorted(written["net"].collect_params())
 
 
+class Projected(gluon.HybridBlock):
+    def __init__(self):
+        super().__init__()
+        self.query = nn.Dense(8, in_units=8)
+        self.value = nn.Dense(8, in_units=8)
+
+    def hybrid_forward(self, F, x):
+        return x + F.tanh(self.query(x)) * self.value(x)
+
+
+class Projections(gluon.HybridBlock):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.HybridSequential()
+        self.layers.add(Projected(), Projected())
+        self.head = nn.Dense(4, in_units=8)
+        self.initialize()
+
+    def hybrid_forward(self, F, x):
+        return self.head(self.layers(x))
+
+
+def test_lora_page_code_trains_merges_and_saves(tmp_path, monkeypatch, capsys):
+    given = names(Projections(), network=Projections)
+    scope, printed = together("docs/lora.md", tmp_path, monkeypatch, capsys, **given)
+    assert printed.count("lora_A_default") == 5
+    trained = scope["lora"].parameters(scope["net"], "default")
+    found = scope["lora"].parameters(scope["other"], "default")
+    for a, b in zip(trained.values(), found.values()):
+        np.testing.assert_array_equal(a.data().asnumpy(), b.data().asnumpy())
+    assert not np.array_equal(scope["served"].asnumpy(), scope["base"].asnumpy())
+
+
 def test_custom_ops_page_code_compiles_and_runs(tmp_path):
     """Runs in a subprocess, because an op of a library cannot be unloaded."""
     with open(os.path.join(ROOT, "docs", "custom-ops.md")) as file:

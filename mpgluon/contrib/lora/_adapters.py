@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ... import autograd, ndarray as nd
 from ..._core import dtype_name
+from ...gluon import nn
 from ...gluon._tree import own_parameters
 from ...parallel import collectives
 
@@ -56,21 +57,22 @@ class Adapters:
         self.active = tuple(name for name in active if name in options)
         self._running = self.active if kept is None else ()
 
-    def dense(self, F, layer, x, out, weight, bias, params):
+    def dense(self, F, layer, x, out, weight, bias, params, flatten):
         """Returns a Dense's product `out` with the additions of the active adapters."""
         have = base = dtype_name(layer.weight.dtype)
+        units = layer.weight.shape[0]
         for name in self._running:
             option, a, b = self.options[name], params[f"lora_A_{name}"], params[f"lora_B_{name}"]
             wide = option.dtype
             out, have = _cast(F, out, have, wide), wide
             y = _dropped(F, _cast(F, x, base, wide), option)
-            change = _product(F, _low(F, y, a, option, layer), b, layer._units, layer)
+            change = _product(F, _low(F, y, a, option, flatten), b, units, flatten)
             if option.dora:
                 whole, shift = _cast(F, weight, base, wide), None
                 if bias is not None:
                     shift = _cast(F, bias, base, wide)
                 if option.dropout and autograd.is_training():
-                    linear = _product(F, y, whole, layer._units, layer)
+                    linear = _product(F, y, whole, units, flatten)
                 else:
                     linear = out if shift is None else F.broadcast_sub(out, shift)
                 ratio = _ratio(F, whole, a, b, params[f"lora_magnitude_{name}"], option)
@@ -81,7 +83,7 @@ class Adapters:
     def embedding(self, F, layer, x, out, params):
         """Returns an Embedding's vectors `out` with the additions of the active adapters."""
         have = base = dtype_name(layer.weight.dtype)
-        rows, size = layer._kwargs["input_dim"], layer._kwargs["output_dim"]
+        rows, size = layer.weight.shape
         for name in self._running:
             option, a, b = self.options[name], params[f"lora_A_{name}"], params[f"lora_B_{name}"]
             out, have = _cast(F, out, have, option.dtype), option.dtype
@@ -91,25 +93,25 @@ class Adapters:
             )
         return _cast(F, out, have, base)
 
-    def columns(self, F, layer, inputs, outs, params):
+    def columns(self, F, layer, inputs, outs, params, flatten):
         """Returns the products `outs` of a layer that is split by its units. A is on the first
         device, B is split like the weight."""
-        base = dtype_name(layer.shard0_weight.dtype)
+        base, devices = dtype_name(layer.shard0_weight.dtype), [x.context for x in inputs]
         for name in self._running:
             option = self.options[name]
             wide = option.dtype
             a = params[f"lora_A_{name}"]
             y = _dropped(F, _cast(F, inputs[0], base, wide), option)
-            low = collectives.broadcast(_low(F, y, a, option, layer), layer._ctx)
+            low = collectives.broadcast(_low(F, y, a, option, flatten), devices)
             parts = []
             for i, (h, out) in enumerate(zip(low, outs)):
                 b = params[f"shard{i}_lora_B_{name}"]
-                change = _product(F, h, b, b.shape[0], layer)
+                change = _product(F, h, b, b.shape[0], flatten)
                 parts.append(_cast(F, _cast(F, out, base, wide) + change, wide, base))
             outs = parts
         return outs
 
-    def rows(self, F, layer, inputs, outs, params):
+    def rows(self, F, layer, inputs, outs, params, flatten):
         """Returns the products `outs` of a layer that is split by its inputs, before they are
         summed. A is split like the weight. B is on the first device, whose product contains the
         whole addition."""
@@ -123,11 +125,11 @@ class Adapters:
                     _dropped(F, _cast(F, x, base, wide), option),
                     params[f"shard{i}_lora_A_{name}"],
                     option,
-                    layer,
+                    flatten,
                 )
                 for i, x in enumerate(inputs)
             ]
-            change = _product(F, collectives.reduce(low, layer._ctx[0]), b, b.shape[0], layer)
+            change = _product(F, collectives.reduce(low), b, b.shape[0], flatten)
             first = _cast(F, _cast(F, outs[0], base, wide) + change, wide, base)
             outs = [first, *outs[1:]]
         return outs
@@ -141,13 +143,13 @@ def _dropped(F, x, option):
     return F.Dropout(x, p=option.dropout) if option.dropout else x
 
 
-def _low(F, x, a, option, layer):
+def _low(F, x, a, option, flatten):
     """Returns the scaled product with A. Scaling the few numbers of a row is cheapest here."""
-    return _product(F, x, a, option.rank, layer) * option.scale
+    return _product(F, x, a, option.rank, flatten) * option.scale
 
 
-def _product(F, x, weight, units, layer):
-    return F.FullyConnected(x, weight, num_hidden=units, no_bias=True, flatten=layer._flatten)
+def _product(F, x, weight, units, flatten):
+    return F.FullyConnected(x, weight, num_hidden=units, no_bias=True, flatten=flatten)
 
 
 def _ratio(F, weight, a, b, magnitude, option):
@@ -191,7 +193,7 @@ def merged_values(layer: Block, adapters: Adapters) -> dict[Parameter, nd.NDArra
 
             wide = "float64" if dtype_name(value.dtype) == "float64" else "float32"
             value = value.astype(wide)
-            if hasattr(layer, "_input_dim") or "input_dim" in getattr(layer, "_kwargs", ()):
+            if isinstance(layer, nn.Embedding):
                 value = value + nd.dot(factor("A"), factor("B"), transpose_b=True) * option.scale
                 continue
             value = value + nd.dot(factor("B"), factor("A")) * option.scale

@@ -17,7 +17,7 @@ from ...gluon._tree import adapters_of
 from ...gluon.parameter._parameter_dict import translated
 from ...gluon.utils import brief
 from ._adapters import Options, parts_of
-from ._layers import _unsupported, adapted, attach, layers
+from ._layers import adapted, attach, layers, unsupported
 
 if TYPE_CHECKING:
     from ...gluon.block import Block
@@ -249,8 +249,8 @@ def load(
         names = {k: n if n in arrays else f"{n}.weight" for k, n in names.items()}
         if names["A"] not in arrays:
             continue
-        if _unsupported(layer) is not None:
-            raise ValueError(f"lora.load: '{where}' {_unsupported(layer)}")
+        if unsupported(layer) is not None:
+            raise ValueError(f"lora.load: '{where}' {unsupported(layer)}")
         if names["B"] not in arrays:
             raise ValueError(f"lora.load: '{weights}' has '{names['A']}', but lacks its lora_B")
         values[where] = {letter: arrays.pop(n) for letter, n in names.items() if n in arrays}
@@ -261,7 +261,7 @@ def load(
     if arrays:
         raise ValueError(
             f"lora.load: '{weights}' has {brief(arrays)}, but the network has no layer of this "
-            f"name; its layers are {brief(p for p, b in layers(net) if _unsupported(b) is None)}; "
+            f"name; its layers are {brief(p for p, b in layers(net) if unsupported(b) is None)}; "
             "give name_map, which maps them to the names in the file"
         )
     if not work:

@@ -71,7 +71,7 @@ def _kind(layer):
     return next((kind for kind in _KINDS if isinstance(layer, kind)), None)
 
 
-def _unsupported(layer):
+def unsupported(layer):
     """Returns the reason why a layer cannot have adapters, or None."""
     kind = _kind(layer)
     if kind is None:
@@ -111,7 +111,7 @@ def _matches(net, targets):
         for number, (pattern, rank) in enumerate(rules):
             if pattern.fullmatch(path) or pattern.fullmatch(layer.name):
                 matched[number].append((path, layer))
-                if _unsupported(layer) is None:
+                if unsupported(layer) is None:
                     found[path] = layer, rank
                 break
     for (pattern, _), hits in zip(rules, matched):
@@ -119,8 +119,8 @@ def _matches(net, targets):
             continue
         if hits:
             path, layer = hits[-1]
-            raise ValueError(f"lora.apply: '{path}' {_unsupported(layer)}")
-        known = [path for path, layer in layers(net) if _unsupported(layer) is None]
+            raise ValueError(f"lora.apply: '{path}' {unsupported(layer)}")
+        known = [path for path, layer in layers(net) if unsupported(layer) is None]
         raise ValueError(
             f"lora.apply: {pattern.pattern!r} does not match the whole path or name of any layer "
             f"that no earlier pattern matches; layers that can have adapters are "

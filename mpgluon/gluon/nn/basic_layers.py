@@ -216,7 +216,7 @@ class Dense(Layer):
                 x, weight, bias, num_hidden=self._units, flatten=self._flatten, name="fwd"
             )
         if self._adapters is not None:
-            out = self._adapters.dense(F, self, x, out, weight, bias, adapters)
+            out = self._adapters.dense(F, self, x, out, weight, bias, adapters, self._flatten)
         return out if self.act is None else self.act(out)
 
     def __repr__(self) -> str:

@@ -259,7 +259,7 @@ class ColumnParallelDense(_ParallelDense):
         parts = zip(inputs, self._shards(params, "weight"), self._shards(params, "bias"))
         outs = [self._product(F, *part) for part in parts]
         if self._adapters is not None:
-            outs = self._adapters.columns(F, self, inputs, outs, params)
+            outs = self._adapters.columns(F, self, inputs, outs, params, self._flatten)
         if self.act is not None:
             outs = [self.act(out) for out in outs]
         return self._whole(outs, x, -1) if self._gather_output else outs
@@ -402,7 +402,7 @@ class RowParallelDense(_ParallelDense):
             for i, (part, weight) in enumerate(zip(inputs, weights))
         ]
         if self._adapters is not None:
-            outs = self._adapters.rows(F, self, inputs, outs, params)
+            outs = self._adapters.rows(F, self, inputs, outs, params, self._flatten)
         if self._output_ctx is not None:
             out = collectives.reduce(outs, self._output_ctx)
         elif self._scatter is not None and not isinstance(x, nd.NDArray):
