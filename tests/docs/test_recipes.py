@@ -79,6 +79,11 @@ def stopped(scope, printed):
     assert losses.mean().item() == pytest.approx(scope["best"], rel=1e-5)
 
 
+def driven(scope, printed):
+    assert scope["trainer"].optimizer.num_update == 10 and "validation accuracy" in printed
+    assert "checkpoints" in os.listdir() and scope["step"].pipeline.report().micro_batches == 4
+
+
 def written(scope, printed):
     assert os.listdir("logs")
 
@@ -108,6 +113,7 @@ CHECKS = {
     "Mixed precision": mixed,
     "Validate": validated,
     "Stop early": stopped,
+    "Use an Estimator": driven,
     "TensorBoard": written,
     "Export": exported,
     "Find a memory leak": leaked,

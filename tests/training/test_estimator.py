@@ -286,6 +286,111 @@ def test_pipeline_trains_like_one_device():
         est.Estimator(net, LOSS(), mx.metric.Accuracy(), pipeline=mx.parallel.Pipeline(2))
 
 
+def two_stages(**trainer):
+    net = network(hybridize=False)
+    net.place({"0": mx.cpu(0), "1": mx.cpu(1)}, verbose=False)
+    net.initialize("xavier")
+    adam = gluon.Trainer(net.collect_params(), "adam", {"learning_rate": 0.05}, **trainer)
+    return net, adam
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_estimator_drives_a_train_step(tmp_path, accumulate):
+    """The weights are those of a loop over the TrainStep, even if training is resumed."""
+    net, trainer = two_stages(accumulate=accumulate)
+    step = mx.parallel.TrainStep(net, LOSS(), trainer, mx.parallel.Pipeline(4))
+    for x, y in [*loader()] * 2:
+        step(x, y)
+    nets = []
+    for epochs in (1, 2):
+        own, trainer = two_stages(accumulate=accumulate)
+        loss = LOSS()
+        step = mx.parallel.TrainStep(own, loss, trainer, mx.parallel.Pipeline(4))
+        one = est.Estimator(own, loss, context=mx.cpu(0), train_step=step)
+        one.logger.setLevel("ERROR")
+        assert one.trainer is trainer and one.batch_processor.pipeline is step.pipeline
+        saving = est.CheckpointHandler(str(tmp_path), resume_from_checkpoint=True)
+        one.fit(loader(), loader(16), epochs=epochs, event_handlers=saving)
+        assert step.pipeline.report().micro_batches == 4 and step.compiled()
+        assert one.val_metrics[0].num_inst == 16
+        nets.append(own)
+    same_bits(values(nets[1]), values(net))
+    assert (tmp_path / "model-symbol.json").exists()
+
+
+class TwoHeads(gluon.HybridBlock):
+    def __init__(self):
+        super().__init__(prefix="heads_")
+        with self.name_scope():
+            self.body = nn.Dense(8, in_units=5)
+            self.one, self.two = nn.Dense(2, in_units=8), nn.Dense(2, in_units=8)
+
+    def hybrid_forward(self, F, x, shift):
+        y = F.relu(self.body(x) + shift)
+        return self.one(y), self.two(y)
+
+
+class TwoLosses(gluon.loss.Loss):
+    def __init__(self):
+        super().__init__(None, 0)
+        self.inner = LOSS()
+
+    def hybrid_forward(self, F, outputs, first, second):
+        return [self.inner(outputs[0], first), self.inner(outputs[1], second)]
+
+
+def test_pipeline_takes_several_inputs_labels_and_losses():
+    def batches():
+        random = np.random.RandomState(0)
+        x = random.standard_normal((32, 5)).astype(np.float32)
+        shift = random.standard_normal((32, 8)).astype(np.float32)
+        labels = [(x[:, i] > 0).astype(np.float32) for i in (0, 1)]
+        samples = [((a, b), (c, d)) for a, b, c, d in zip(x, shift, *labels)]
+        return gluon.data.DataLoader(gluon.data.SimpleDataset(samples), batch_size=8)
+
+    def made():
+        mx.random.seed(1)
+        net = TwoHeads()
+        net.place({"body": mx.cpu(0), "one": mx.cpu(1), "two": mx.cpu(1)}, verbose=False)
+        net.initialize("xavier")
+        return net, trainer_of(net)
+
+    net, trainer = made()
+    step = mx.parallel.TrainStep(net, TwoLosses(), trainer, mx.parallel.Pipeline(2))
+    for data, labels in [*batches()] * 2:
+        step(list(data), list(labels))
+    other, trainer = made()
+    one = est.Estimator(
+        other, TwoLosses(), trainer=trainer, context=mx.cpu(0), pipeline=mx.parallel.Pipeline(2)
+    )
+    one.logger.setLevel("ERROR")
+    log = est.LoggingHandler(log_interval=2, metrics=one.train_metrics)
+    one.fit(batches(), batches(), epochs=2, event_handlers=log)
+    same_bits(values(other), values(net))
+    assert log.processed_samples == 64 and one.val_metrics[-1].num_inst == 64
+
+
+def test_train_step_must_fit_the_estimator():
+    net, trainer = two_stages()
+    loss, pipeline = LOSS(), mx.parallel.Pipeline(2)
+    step = mx.parallel.TrainStep(net, loss, trainer, pipeline)
+    other = two_stages()[0]
+    for arguments, message in (
+        ((other, loss, {"train_step": step}), "net differs from that of train_step"),
+        ((net, LOSS(), {"train_step": step}), "loss differs"),
+        ((net, loss, {"train_step": step, "trainer": trainer_of(net)}), "trainer differs"),
+        ((net, loss, {"train_step": step, "pipeline": pipeline}), "train_step or pipeline"),
+        ((net, loss, {"train_step": pipeline}), "must be an mx.parallel.TrainStep"),
+    ):
+        raises(ValueError, message, lambda a=arguments: est.Estimator(a[0], a[1], **a[2]))
+    idle = mx.parallel.TrainStep(net, loss, None, pipeline)
+    raises(ValueError, "has no trainer", lambda: est.Estimator(net, loss, train_step=idle))
+    along = mx.parallel.Pipeline(2, along="time")
+    raises(
+        ValueError, "along time", lambda: est.Estimator(net, loss, trainer=trainer, pipeline=along)
+    )
+
+
 def test_estimator_rejects_invalid_arguments():
     net = network([mx.cpu(0)])
     raises(ValueError, "must be a gluon.loss.Loss", lambda: est.Estimator(net, lambda x, y: x))

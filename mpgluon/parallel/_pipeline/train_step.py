@@ -235,6 +235,21 @@ class TrainStep:
         )
 
     @property
+    def net(self) -> HybridBlock:
+        """The network."""
+        return self._net
+
+    @property
+    def loss(self) -> Callable[..., Any]:
+        """The loss function."""
+        return self._loss
+
+    @property
+    def trainer(self) -> Trainer | None:
+        """The trainer, or None if nothing is updated."""
+        return self._trainer
+
+    @property
     def pipeline(self) -> Pipeline:
         """The `Pipeline` that runs the step."""
         return self._pipeline

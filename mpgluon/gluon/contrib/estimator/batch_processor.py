@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .... import autograd
+from .... import autograd, ndarray as nd
 from ..._nested import flatten
 from ...trainer import scaled_losses
 from ...utils import split_and_load
@@ -106,10 +106,15 @@ class PipelineBatchProcessor(BatchProcessor):
     """Trains in a pipeline (`mpgluon.parallel.TrainStep`), and evaluates like `BatchProcessor`. A
     pipeline returns losses but no predictions.
 
+    A batch is a pair of data and labels. Each may be a list, whose items are the inputs of the
+    network, or the arguments of the loss after the network's results.
+
     Parameters
     ----------
     pipeline : mpgluon.parallel.Pipeline
         Number of micro-batches, schedule, and axis along which batches are divided.
+    train_step : mpgluon.parallel.TrainStep, optional
+        The step to use for its network, loss and trainer.
 
     Examples
     --------
@@ -118,11 +123,39 @@ class PipelineBatchProcessor(BatchProcessor):
     True
     """
 
-    def __init__(self, pipeline: Pipeline) -> None:
+    def __init__(self, pipeline: Pipeline, train_step: TrainStep | None = None) -> None:
+        if pipeline.carry:
+            raise ValueError(
+                "Estimator: a pipeline along time has states, which an estimator does not pass on; "
+                "call the TrainStep in a loop"
+            )
         self.pipeline = pipeline
-        self._step: TrainStep | None = None
+        self._step = train_step
         self._made_of: tuple[Any, ...] | None = None  # arguments from which the step was created
+        if train_step is not None:
+            self._made_of = (train_step.net, train_step.loss, train_step.trainer, pipeline)
         self.inputs: list[Any] | None = None  # (shape, dtype) of each input of the first batch
+        # Number of samples in the last batch. The losses do not show it if there are several.
+        self.samples: int | None = None
+
+    def _get_data_and_label(
+        self, batch: Any, ctx: list[Context], batch_axis: int = 0
+    ) -> tuple[list[Any], list[Any]]:
+        return _on_device(batch[0], ctx[0]), _on_device(batch[1], ctx[0])
+
+    def evaluate_batch(self, estimator: Estimator, val_batch: Any, batch_axis: int = 0) -> Parts:
+        """Runs the validation network and its loss; see `BatchProcessor.evaluate_batch`."""
+        data, labels = self._get_data_and_label(val_batch, estimator.context)
+        pred = estimator.val_net(*data)
+        several = isinstance(pred, (list, tuple))
+        labels = _beside(labels, pred if several else [pred] * len(labels))
+        loss = estimator.val_loss(pred, *labels)
+        return (
+            data,
+            labels,
+            list(pred) if several else [pred],
+            list(loss) if isinstance(loss, (list, tuple)) else [loss],
+        )
 
     def fit_batch(self, estimator: Estimator, train_batch: Any, batch_axis: int = 0) -> Parts:
         """Computes the loss and the gradients in the pipeline; see `BatchProcessor.fit_batch`. The
@@ -131,16 +164,33 @@ class PipelineBatchProcessor(BatchProcessor):
 
         if len(estimator.context) != 1:
             raise ValueError(
-                "Estimator: with pipeline=, context must be one device, to which batches are "
+                "Estimator: with a pipeline, context must be one device, to which batches are "
                 f"copied; got {estimator.context}"
             )
         made_of = (estimator.net, estimator.loss, estimator.trainer, self.pipeline)
         if self._step is None or made_of != self._made_of:
             self._step, self._made_of = TrainStep(*made_of), made_of
-        data, label = self._get_data_and_label(train_batch, estimator.context, batch_axis)
+        data, label = self._get_data_and_label(train_batch, estimator.context)
+        arrays: list[Any] = []
+        flatten(data, arrays, "the data")
+        self.samples = arrays[0].shape[self.pipeline.axis]
         if self.inputs is None:
-            arrays: list[Any] = []
-            flatten(data, arrays, "the data")
             self.inputs = [(array.shape, array.dtype) for array in arrays]
         loss = self._step.gradients(data, label)
         return data, label, [], list(loss) if isinstance(loss, (list, tuple)) else [loss]
+
+
+def _on_device(arrays, ctx):
+    """Returns the arguments of a batch as a list, with their arrays on a device."""
+    if not isinstance(arrays, (list, tuple)):
+        return [_moved(arrays, ctx)]
+    return [_moved(argument, ctx) for argument in arrays]
+
+
+def _moved(value, ctx):
+    """Returns an array, or nested lists, tuples or dicts of arrays, on a device."""
+    if isinstance(value, (list, tuple)):
+        return type(value)([_moved(item, ctx) for item in value])
+    if isinstance(value, dict):
+        return {key: _moved(item, ctx) for key, item in value.items()}
+    return value.as_in_context(ctx) if isinstance(value, nd.NDArray) else nd.array(value, ctx)

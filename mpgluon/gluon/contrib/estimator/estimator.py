@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from ...._internal.types import Init
     from ....metric import EvalMetric
-    from ....parallel import Pipeline
+    from ....parallel import Pipeline, TrainStep
     from ...block import Block
     from .event_handler import EventHandler
 
@@ -89,7 +89,11 @@ class Estimator:
     pipeline : mpgluon.parallel.Pipeline, optional
         Trains in a pipeline over the devices that the network spans. A pipeline returns no
         predictions, so the default metric for training is the loss, and other metrics raise
-        ValueError.
+        ValueError. Data and labels of a batch may be lists: the inputs of the network, and the
+        arguments of the loss. Updates after several batches are an option of the trainer,
+        ``Trainer(accumulate=4)``.
+    train_step : mpgluon.parallel.TrainStep, optional
+        A step of this network and loss, instead of `pipeline`. Its trainer is used.
 
     Attributes
     ----------
@@ -125,9 +129,13 @@ class Estimator:
         val_loss: Loss | None = None,
         batch_processor: Any = None,
         pipeline: Pipeline | None = None,
+        train_step: TrainStep | None = None,
     ) -> None:
         self.net = net
         self.loss: Loss = self._check_loss(loss)
+        if train_step is not None:
+            pipeline = self._check_train_step(train_step, trainer, pipeline)
+            trainer = train_step.trainer
         self.val_net: Block = net if val_net is None else val_net
         self.val_loss: Loss = self.loss if val_loss is None else self._check_loss(val_loss)
         self.spans_devices: bool = pipeline is not None
@@ -139,7 +147,9 @@ class Estimator:
         self.context: list[Context] = self._check_context(context)
         self._initialize(initializer, given=context is not None)
         self.trainer: Trainer = self._check_trainer(trainer)
-        self.batch_processor: Any = self._check_batch_processor(batch_processor, pipeline)
+        self.batch_processor: Any = self._check_batch_processor(
+            batch_processor, pipeline, train_step
+        )
         self.max_epoch: int | None = None
         self.max_batch: int | None = None
         self.batch_axis: int = 0
@@ -217,11 +227,36 @@ class Estimator:
             raise ValueError(f"trainer must be a gluon.Trainer, got {trainer}")
         return trainer
 
-    def _check_batch_processor(self, processor, pipeline):
+    def _check_train_step(self, step, trainer, pipeline):
+        """Returns the pipeline of a TrainStep, or raises ValueError if it does not fit."""
+        from ....parallel import TrainStep
+
+        if not isinstance(step, TrainStep):
+            raise ValueError(f"train_step must be an mx.parallel.TrainStep, got {step}")
+        if pipeline is not None:
+            raise ValueError("Estimator: give train_step or pipeline, not both")
+        for what, given, own in (
+            ("net", self.net, step.net),
+            ("loss", self.loss, step.loss),
+            ("trainer", step.trainer if trainer is None else trainer, step.trainer),
+        ):
+            if given is not own:
+                raise ValueError(
+                    f"Estimator: {what} differs from that of train_step; pass the object with "
+                    "which the TrainStep was created"
+                )
+        if step.trainer is None:
+            raise ValueError(
+                "Estimator: train_step has no trainer, so nothing would be updated; create the "
+                "TrainStep with a gluon.Trainer"
+            )
+        return step.pipeline
+
+    def _check_batch_processor(self, processor, pipeline, train_step=None):
         if pipeline is not None:
             if processor is not None:
                 raise ValueError("Estimator: give batch_processor or pipeline, not both")
-            return PipelineBatchProcessor(pipeline)
+            return PipelineBatchProcessor(pipeline, train_step)
         if processor is None:
             return BatchProcessor()
         for name in ("fit_batch", "evaluate_batch"):

@@ -189,6 +189,11 @@ def _values(metrics):
     )
 
 
+def samples_of(estimator):
+    """Returns the number of samples in the last batch of a pipeline, or None."""
+    return getattr(estimator.batch_processor, "samples", None)
+
+
 class LoggingHandler(TrainBegin, TrainEnd, EpochBegin, EpochEnd, BatchBegin, BatchEnd):
     """Logs the progress of training to the estimator's logger.
 
@@ -258,7 +263,8 @@ class LoggingHandler(TrainBegin, TrainEnd, EpochBegin, EpochEnd, BatchBegin, Bat
     def batch_end(self, estimator: Estimator, *args: Any, **kwargs: Any) -> None:
         """Logs the metrics if it is due."""
         if isinstance(self.log_interval, int):
-            self.processed_samples += kwargs["batch"][0].shape[0]
+            samples = samples_of(estimator)
+            self.processed_samples += kwargs["batch"][0].shape[0] if samples is None else samples
             self.log_interval_time += time.time() - self.batch_start
             if self.batch_index % self.log_interval == 0:
                 estimator.logger.info(
@@ -382,4 +388,5 @@ class GradientUpdateHandler(BatchEnd):
         """Calls ``trainer.step`` with the number of samples."""
         loss = kwargs["loss"]
         losses = loss if isinstance(loss, list) else [loss]
-        estimator.trainer.step(sum(one.shape[0] for one in losses))
+        samples = samples_of(estimator)
+        estimator.trainer.step(sum(x.shape[0] for x in losses) if samples is None else samples)
