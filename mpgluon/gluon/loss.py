@@ -251,6 +251,11 @@ class SoftmaxCrossEntropyLoss(Loss):
         self._sparse_label = sparse_label
         self._from_logits = from_logits
 
+    @property
+    def axis(self) -> int:
+        """The axis of the classes."""
+        return self._axis
+
     def _check(self, pred, label):
         if label.ndim == pred.ndim and label.shape == pred.shape and pred.shape[self._axis] > 1:
             raise ValueError(

@@ -41,4 +41,4 @@ def check_handler_metric_ref(handler: object, known_metrics: list[EvalMetric]) -
 
 def suggest_metric_for_loss(loss: object) -> EvalMetric | None:
     """Returns the default metric for a loss, or None."""
-    return Accuracy() if isinstance(loss, SoftmaxCrossEntropyLoss) else None
+    return Accuracy(axis=loss.axis) if isinstance(loss, SoftmaxCrossEntropyLoss) else None
