@@ -15,7 +15,7 @@ import numpy as np
 
 import mpgluon as mx
 from mpgluon import gluon, nd
-from mpgluon.contrib import amp
+from mpgluon.contrib import amp, lora
 from programs.features.blocks import WIDTH, numbers
 from programs.features.compare import close, flat, values
 from programs.features.table import BY_CODE, REPLICAS
@@ -41,6 +41,8 @@ IN_BOTH = (
     "captured",
     "longer list",
     "new layer",
+    "replaced layers",
+    "lora",
     "amp",
 )
 
@@ -256,3 +258,32 @@ def longer_list(run):
 def new_layer(run):
     """Adds a layer below a child, which the next call must use."""
     run.net.tail.add(gluon.nn.Activation("tanh"))
+
+
+class Wrapped(gluon.HybridBlock):
+    """A layer with an op after it."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def hybrid_forward(self, F, x):
+        return F.sin(self.layer(x))
+
+
+@event("replaced layers")
+def replaced_layers(run):
+    """Wraps the first and the last layer, which the next call must notice."""
+    run.net.replace_child("first", Wrapped(run.net.first))
+    run.net.last = Wrapped(run.net.last)
+
+
+@event("lora")
+def adapters(run):
+    """Trains adapters of two layers from now on, and nothing else."""
+    lora.apply(run.net, {"first|last": 2}, alpha=1)
+    for param in lora.parameters(run.net).values():
+        name = getattr(param, "global_name", param.name)  # parts of one matrix get one value
+        value = numbers(len(name), getattr(param, "global_shape", param.shape))
+        param.set_data(nd.array(value, dtype=param.dtype))
+    run.trainer, run.train = run.make_trainer(run.net), None

@@ -136,7 +136,7 @@ FACTORS = {
         **plain("resumed", "export", "pickle"),
         **plain("deepcopy", "new shapes", "exception", "interrupt", "memory limit"),
         **plain("hybridize", "predict", "freeze", "set_learning_rate", "set_data", "captured"),
-        **plain("longer list", "new layer", "amp"),
+        **plain("longer list", "new layer", "replaced layers", "lora", "amp"),
     },
     "rows": plain("8 in 4", "7 in 3", "3 in 4", "2 in 2"),
     "pipeline": {
@@ -215,9 +215,9 @@ MEANINGLESS = rules(
     ({"way": STEPS}, {"calls": ["2"]}),
     ({"way": STEPS}, {"gradient": but("gradient", "backward", "several heads")}),
     ({"way": STEPS}, {"clipping": ["clip_global_norm", "utils"]}),
-    # A schedule table covers the stages of one replica, and a new layer may change them.
+    # A schedule table covers the stages of one replica, and other layers may change them.
     ({"way": ["step table"]}, {"placement": REPLICAS}),
-    ({"way": ["step table"]}, {"event": ["new layer"]}),
+    ({"way": ["step table"]}, {"event": ["new layer", "replaced layers", "lora"]}),
     # The program writes gradients itself or twice, and accumulation would add them.
     ({"gradient": ["autograd.grad", "twice"]}, {"accumulate": ["2"]}),
 )
