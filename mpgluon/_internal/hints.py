@@ -193,6 +193,8 @@ BLOCK = {
     "buffers": "[p for p in net.collect_params().values() if p.grad_req == 'null']",
     "children": "net.apply(function), which visits all blocks; list(net) of a Sequential",
     "add_module": "net.register_child(block, name)",
+    "set_submodule": "net.replace_child('layers.0.query', block)",
+    "add_adapter": "mx.contrib.lora.apply(net, {'.*query': 16})",
     "requires_grad_": "net.collect_params().setattr('grad_req', 'null')",
     "training": "autograd.is_training()",
     "named_modules": "net.apply(function), and the name of each block",

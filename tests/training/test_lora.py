@@ -417,6 +417,28 @@ def test_adapters_of_split_layers(plan, hybridize, tmp_path):
     same_bits(values(net), base)
 
 
+def test_adapters_follow_casts_and_moves_of_their_layers():
+    net, ids = model(), batch()[0]
+    lora.apply(net, {**TARGETS, "embed": 2})
+    fill(net)
+    expected = net(ids).asnumpy()
+    net.place({"embed": on(0), "layers": on(1), "head": on(0)}, verbose=False)
+    assert net.layers[2].up.lora_B_default.list_ctx() == [on(1)]
+    same_bits(net(ids).asnumpy(), expected)
+    net.reset_ctx(on(2))
+    assert net.embed.lora_A_default.list_ctx() == [on(2)]
+    same_bits(net(ids.as_in_context(on(2))).asnumpy(), expected)
+    net.cast("float64")
+    assert net.layers[0].up.lora_A_default.dtype == "float64"
+    found = net(ids.as_in_context(on(2))).asnumpy()
+    assert found.dtype == np.float64
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    net.cast("bfloat16")
+    assert net(ids.as_in_context(on(2))).dtype == mx.bfloat16
+    lora.merge(net)
+    lora.unmerge(net)
+
+
 def test_adapters_on_a_mesh_have_replicas():
     mesh = mx.parallel.Mesh({"data": 2, "stage": 2}, [on(i) for i in range(4)])
     net = model()

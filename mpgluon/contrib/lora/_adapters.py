@@ -63,7 +63,7 @@ class Adapters:
         units = layer.weight.shape[0]
         for name in self._running:
             option, a, b = self.options[name], params[f"lora_A_{name}"], params[f"lora_B_{name}"]
-            wide = option.dtype
+            wide = _dtype(layer, name)
             out, have = _cast(F, out, have, wide), wide
             y = _dropped(F, _cast(F, x, base, wide), option)
             change = _product(F, _low(F, y, a, option, flatten), b, units, flatten)
@@ -86,8 +86,9 @@ class Adapters:
         rows, size = layer.weight.shape
         for name in self._running:
             option, a, b = self.options[name], params[f"lora_A_{name}"], params[f"lora_B_{name}"]
-            out, have = _cast(F, out, have, option.dtype), option.dtype
-            low = F.Embedding(x, a, input_dim=rows, output_dim=option.rank, dtype=option.dtype)
+            wide = _dtype(layer, name)
+            out, have = _cast(F, out, have, wide), wide
+            low = F.Embedding(x, a, input_dim=rows, output_dim=option.rank, dtype=wide)
             out = out + F.FullyConnected(
                 low * option.scale, b, num_hidden=size, no_bias=True, flatten=False
             )
@@ -98,8 +99,7 @@ class Adapters:
         device, B is split like the weight."""
         base, devices = dtype_name(layer.shard0_weight.dtype), [x.context for x in inputs]
         for name in self._running:
-            option = self.options[name]
-            wide = option.dtype
+            option, wide = self.options[name], _dtype(layer, name)
             a = params[f"lora_A_{name}"]
             y = _dropped(F, _cast(F, inputs[0], base, wide), option)
             low = collectives.broadcast(_low(F, y, a, option, flatten), devices)
@@ -118,7 +118,7 @@ class Adapters:
         base = dtype_name(layer.shard0_weight.dtype)
         for name in self._running:
             option, b = self.options[name], params[f"lora_B_{name}"]
-            wide = option.dtype
+            wide = _dtype(layer, name)
             low = [
                 _low(
                     F,
@@ -133,6 +133,13 @@ class Adapters:
             first = _cast(F, _cast(F, outs[0], base, wide) + change, wide, base)
             outs = [first, *outs[1:]]
         return outs
+
+
+def _dtype(layer, name):
+    """Returns the dtype of A and B, which `cast` may have changed."""
+    own = own_parameters(layer)
+    whole = own.get(f"lora_A_{name}")
+    return dtype_name((own[f"shard0_lora_A_{name}"] if whole is None else whole).dtype)
 
 
 def _cast(F, x, have, want):

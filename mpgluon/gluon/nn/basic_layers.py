@@ -11,6 +11,7 @@ from ..._internal import domain
 from ...base import MXNetTypeError
 from .._compiled import running_statistics
 from ..block import Block, HybridBlock
+from ..block._block import overridable
 from .activations import Activation, activation_name, after
 
 if TYPE_CHECKING:
@@ -206,6 +207,7 @@ class Dense(Layer):
                 )
             self.act: Activation | None = after(type(self).__name__, activation)
 
+    @overridable
     def hybrid_forward(self, F: Any, x: Any, weight: Any, bias: Any = None, **adapters: Any) -> Any:
         if bias is None:
             out = F.FullyConnected(
@@ -311,6 +313,7 @@ class Embedding(Layer):
         super().cast(dtype)
         self._kwargs["dtype"] = dtype
 
+    @overridable
     def hybrid_forward(self, F: Any, x: Any, weight: Any, **adapters: Any) -> Any:
         out = F.Embedding(x, weight, name="fwd", **self._kwargs)
         if self._adapters is not None:

@@ -189,7 +189,7 @@ def _values(metrics):
     )
 
 
-def samples_of(estimator):
+def _samples_of(estimator):
     """Returns the number of samples in the last batch of a pipeline, or None."""
     return getattr(estimator.batch_processor, "samples", None)
 
@@ -263,7 +263,7 @@ class LoggingHandler(TrainBegin, TrainEnd, EpochBegin, EpochEnd, BatchBegin, Bat
     def batch_end(self, estimator: Estimator, *args: Any, **kwargs: Any) -> None:
         """Logs the metrics if it is due."""
         if isinstance(self.log_interval, int):
-            samples = samples_of(estimator)
+            samples = _samples_of(estimator)
             self.processed_samples += kwargs["batch"][0].shape[0] if samples is None else samples
             self.log_interval_time += time.time() - self.batch_start
             if self.batch_index % self.log_interval == 0:
@@ -388,5 +388,5 @@ class GradientUpdateHandler(BatchEnd):
         """Calls ``trainer.step`` with the number of samples."""
         loss = kwargs["loss"]
         losses = loss if isinstance(loss, list) else [loss]
-        samples = samples_of(estimator)
+        samples = _samples_of(estimator)
         estimator.trainer.step(sum(x.shape[0] for x in losses) if samples is None else samples)
