@@ -84,6 +84,10 @@ def driven(scope, printed):
     assert "checkpoints" in os.listdir() and scope["step"].pipeline.report().micro_batches == 4
 
 
+def alternated(scope, printed):
+    assert "[0.]" not in printed and scope["out"].shape == (256, 3)
+
+
 def written(scope, printed):
     assert os.listdir("logs")
 
@@ -114,6 +118,7 @@ CHECKS = {
     "Validate": validated,
     "Stop early": stopped,
     "Use an Estimator": driven,
+    "Run Python between pipelines": alternated,
     "TensorBoard": written,
     "Export": exported,
     "Find a memory leak": leaked,

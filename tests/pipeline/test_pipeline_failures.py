@@ -545,3 +545,40 @@ def test_ops_on_the_host_raise_with_their_name(name, way):
                 net(nd.ones((8, 8)))
         else:
             net(nd.ones((8, 8)))
+
+
+class Clipped(autograd.Function):
+    def forward(self, x):
+        self.save_for_backward(x)
+        return nd.array(np.clip(x.asnumpy(), -0.5, 0.5), ctx=x.context)
+
+    def backward(self, dy):
+        (x,) = self.saved_tensors
+        return dy * (x.abs() < 1)
+
+
+@pytest.mark.parametrize("micro_batches", [1, 4])
+def test_function_between_two_pipelines_trains_like_one_device(micro_batches):
+    def trained(pipelined):
+        mx.random.seed(1)
+        lower, upper = nn.HybridSequential(), nn.HybridSequential()
+        lower.add(nn.Dense(8, in_units=8), nn.Dense(8, in_units=8))
+        upper.add(nn.Dense(8, in_units=8), nn.Dense(8, in_units=8))
+        params = []
+        for part in (lower, upper):
+            part.initialize(mx.init.Xavier(), ctx=DEVICES[0])
+            if pipelined:
+                part.place({"0": DEVICES[0], "1": DEVICES[1]}, verbose=False)
+                part.hybridize(pipeline=Pipeline(micro_batches))
+            params += part.collect_params().values()
+        trainer = gluon.Trainer(params, "sgd", {"learning_rate": 0.1})
+        x = nd.array(np.random.RandomState(0).randn(8, 8), ctx=DEVICES[0])
+        for _ in range(3):
+            with autograd.record():
+                loss = upper(Clipped()(lower(x)).as_in_context(DEVICES[0])).square()
+            loss.backward()
+            trainer.step(8)
+        return [param.data().asnumpy() for param in params]
+
+    for found, expected in zip(trained(True), trained(False)):
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)

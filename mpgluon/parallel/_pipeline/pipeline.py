@@ -652,8 +652,8 @@ class PipelinedCall:
             raise MXNetError(
                 f"{signature.splits[1] or signature.path}: {signature.splits[0]} runs on the host, "
                 "between two compiled programs, but each stage of a pipeline must be one program; "
-                "use it before or after the pipelined block, or replace pipeline= by a loop over "
-                "micro-batches with grad_req='add'"
+                "use it before or after the pipelined block or between two pipelined blocks, or "
+                "replace pipeline= by a loop over micro-batches with grad_req='add'"
             )
         return signature
 
