@@ -121,14 +121,12 @@ def test_reset_ctx_ends_the_placement_of_a_parameter():
     assert net.collect_params().list_ctx() == [on(1)]
 
 
-@pytest.mark.parametrize("change", ["replaced", "added", "in the dict of children"])
+@pytest.mark.parametrize("change", ["added", "in the dict of children"])
 def test_new_layer_of_a_replicated_network_needs_a_placement(change):
     net = PLACEMENTS["replicas"](Net())
     net.initialize()
     new = nn.Dense(3, in_units=4)
-    if change == "replaced":
-        net.output = new
-    elif change == "added":
+    if change == "added":
         net.features.add(nn.Dense(4, in_units=4))
     else:
         net._children["output"] = net.__dict__["output"] = new
@@ -145,6 +143,22 @@ def test_new_layer_of_a_replicated_network_needs_a_placement(change):
     step(data, nd.ones((4, 3)))
 
 
+@pytest.mark.parametrize("initialized", [False, True])
+def test_replaced_layer_of_a_replicated_network_joins_its_replicas(initialized):
+    net = PLACEMENTS["replicas"](Net())
+    net.initialize()
+    new = nn.Dense(3, in_units=4)
+    if initialized:
+        new.initialize()
+    net.output = new
+    if not initialized:
+        new.initialize()
+    assert new.weight.list_ctx() == [on(0), on(1)]
+    step = mx.parallel.TrainStep(net, gluon.loss.L2Loss(), None, mx.parallel.Pipeline(1))
+    step(nd.ones((4, 5)), nd.zeros((4, 3)))
+    assert all(np.abs(grad.asnumpy()).sum() > 0 for grad in new.weight.list_grad())
+
+
 def test_train_step_needs_the_whole_network_on_the_mesh():
     inner = PLACEMENTS["replicas"](Net())
     net = nn.HybridSequential()
@@ -159,7 +173,7 @@ def test_layer_can_replace_the_split_form_of_its_class():
     net = mesh_of(Net(), model=2)
     net.initialize()
     with pytest.raises(TypeError, match="not allowed"):
-        net.output = nn.Conv2D(3, 1)
+        net.output = 3
     net.output = nn.Dense(2, in_units=4)
     net.output.initialize()
     assert net(nd.ones((2, 5))).shape == (2, 2)
