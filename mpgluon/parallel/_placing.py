@@ -76,14 +76,20 @@ def move_to(old: Block, new: Block) -> None:
     homes = devices_now(old)
     own = [param.placed for param in old.collect_params().values() if param.placed is not None]
     kept = {old, *[block for _, _, _, block in walk(old)]}
+    within = [new, *[block for _, _, _, block in walk(new)]]
+    if not own and homes:
+        own = [next(iter(homes.values()))]
+    if group is None and placed is not None and own:
+        # Layers of `old` were placed, but `old` itself was not. The first one's device counts.
+        group = next((key for key, ctx in placed.dicts[0].items() if [ctx] == own[0]), None)
     if group is not None and is_placement(group) and group_of(new) is None:
         set_group(new, group)
     if placed is not None and group in placed.dicts[0]:
+        if old not in within and placed.replaced.pop(old, None) is not None:
+            placed.named.pop(old, None)  # no reference to the old block remains
         placed.named[new] = placed.replaced[new] = placed.dicts[0][group]
         own = [[placed.named[new]]]
-    if not own and homes:
-        own = [next(iter(homes.values()))]
-    for block in [new, *[block for _, _, _, block in walk(new)]]:
+    for block in within:
         if block in kept:
             continue
         if placed is not None:

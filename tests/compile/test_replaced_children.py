@@ -1,6 +1,8 @@
 """Replacing a child block: by assignment, by `replace_child`, and by an index."""
 
 import copy
+import gc
+import weakref
 
 import numpy as np
 import pytest
@@ -187,6 +189,23 @@ def test_replacement_of_an_unnamed_layer_stays_on_its_device():
     net[1].proj.initialize()
     assert net[1].proj.weight.list_ctx() == [on(1)]
     assert net(nd.ones((1, 4))).context == on(0)
+
+
+def test_replacement_of_layers_on_two_devices_runs_on_the_first_one():
+    net = network(True)
+    net.place({"0": on(0), "1.query": on(1), "1.proj": on(2), "2": on(0)}, verbose=False)
+    new = Attention()
+    new.initialize()
+    net[1] = new
+    assert new.query.weight.list_ctx() == new.proj.weight.list_ctx() == [on(1)]
+    assert net(nd.ones((1, 4))).context == on(0)
+    for _ in range(2):  # the placement keeps no reference to blocks that left the network
+        reference = weakref.ref(net[1])
+        net[1] = new = Attention()
+        new.initialize()
+        net(nd.ones((1, 4)))
+        gc.collect()
+    assert reference() is None
 
 
 def test_initialize_repeats_a_placement_whose_names_were_replaced():
