@@ -372,14 +372,14 @@ def test_uninitialized_layers_of_unknown_size_get_adapters():
 SPLITS = [
     {"layers.1.(query|value)": "column"},
     {"layers.1.(query|value)": "row"},
-    {"layers.1.query": "column", "layers.1.up": "row", "head": "column"},
+    {"layers.1.query": "column", "layers.1.up": "row", "head": "column", "embed": "vocab"},
 ]
 
 
 @pytest.mark.parametrize("plan", SPLITS)
 @pytest.mark.parametrize("hybridize", [False, True])
 def test_adapters_of_split_layers(plan, hybridize, tmp_path):
-    targets = {r"layers\.1\..*": 2, "head": 2}
+    targets = {r"layers\.1\..*": 2, "head": 2, "embed": 2}
     nets = []
     for split in (False, True):
         net = model()

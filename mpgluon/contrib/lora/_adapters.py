@@ -9,7 +9,7 @@ from ... import autograd, ndarray as nd
 from ..._core import dtype_name
 from ...gluon import nn
 from ...gluon._tree import own_parameters
-from ...parallel import collectives
+from ...parallel import VocabParallelEmbedding, collectives
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -134,6 +134,31 @@ class Adapters:
             outs = [first, *outs[1:]]
         return outs
 
+    def vocabulary(self, F, layer, lookups, outs, params):
+        """Returns the vectors `outs` of an embedding that is split by its rows, before they are
+        summed. A is split like the weight. `lookups` has the rows of each device, and whether they
+        are those of the indices."""
+        base = dtype_name(layer.shard0_weight.dtype)
+        for name in self._running:
+            option, b = self.options[name], params[f"lora_B_{name}"]
+            wide, low = _dtype(layer, name), []
+            for i, (indices, here) in enumerate(lookups):
+                a = params[f"shard{i}_lora_A_{name}"]
+                rows = F.Embedding(
+                    indices, a, input_dim=a.shape[0], output_dim=option.rank, dtype=wide
+                )
+                low.append(F.where(F.broadcast_like(here, rows), rows, F.zeros_like(rows)))
+            total = collectives.reduce(low) * option.scale
+            change = _product(F, total, b, b.shape[0], False)
+            first = _cast(F, _cast(F, outs[0], base, wide) + change, wide, base)
+            outs = [first, *outs[1:]]
+        return outs
+
+
+def is_embedding(layer: Block) -> bool:
+    """True if the layer looks up rows, so A has a row for each index."""
+    return isinstance(layer, (nn.Embedding, VocabParallelEmbedding))
+
 
 def _dtype(layer, name):
     """Returns the dtype of A and B, which `cast` may have changed."""
@@ -200,7 +225,7 @@ def merged_values(layer: Block, adapters: Adapters) -> dict[Parameter, nd.NDArra
 
             wide = "float64" if dtype_name(value.dtype) == "float64" else "float32"
             value = value.astype(wide)
-            if isinstance(layer, nn.Embedding):
+            if is_embedding(layer):
                 value = value + nd.dot(factor("A"), factor("B"), transpose_b=True) * option.scale
                 continue
             value = value + nd.dot(factor("B"), factor("A")) * option.scale

@@ -12,11 +12,10 @@ from ..._core import dtype_name
 from ..._internal.files import replacing
 from ...base import MXNetError
 from ...context import cpu
-from ...gluon import nn
 from ...gluon._tree import adapters_of
 from ...gluon.parameter._parameter_dict import translated
 from ...gluon.utils import brief
-from ._adapters import Options, parts_of
+from ._adapters import Options, is_embedding, parts_of
 from ._layers import adapted, attach, layers, unsupported
 
 if TYPE_CHECKING:
@@ -64,7 +63,7 @@ def _module(name_map, path):
 
 def _names(layer, module):
     """Returns {letter: name in the file} of a layer's adapter."""
-    if isinstance(layer, nn.Embedding):
+    if is_embedding(layer):
         return {letter: f"{_ROOT}{module}.lora_embedding_{letter}" for letter in "AB"}
     return {
         "A": f"{_ROOT}{module}.lora_A.weight",
@@ -140,7 +139,7 @@ def save(
             parts.setdefault(key.split("lora_")[1].partition("_")[0], []).append(param)
         for letter, own in parts.items():
             value = _whole(own)
-            if letter == "A" and isinstance(layer, nn.Embedding):
+            if letter == "A" and is_embedding(layer):
                 value = value.T
             arrays[_names(layer, module)[letter]] = value
     if not options:
@@ -271,7 +270,7 @@ def load(
         layer = supported[where]
         weight = layer._weight if hasattr(layer, "_weight") else layer.weight
         shapes = {"A": (rank, weight.shape[1]), "B": (weight.shape[0], rank)}
-        if isinstance(layer, nn.Embedding):
+        if is_embedding(layer):
             shapes = {"A": (rank, weight.shape[0]), "B": (weight.shape[1], rank)}
         for letter, shape in shapes.items():
             if tuple(values[where][letter].shape) != shape:
@@ -305,7 +304,7 @@ def load(
         for key, param in parts_of(layer, name).items():
             letter = key.split("lora_")[1].partition("_")[0]
             value = values[where][letter]
-            if letter == "A" and isinstance(layer, nn.Embedding):
+            if letter == "A" and is_embedding(layer):
                 value = value.T
             param.set_data(value.astype(param.dtype))
     return list(planned)

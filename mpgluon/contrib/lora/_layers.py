@@ -15,18 +15,24 @@ from ...gluon.block import Block
 from ...gluon.parameter import Constant, Parameter, ParameterDict
 from ...gluon.parameter._parameter_dict import discard_parameter
 from ...gluon.utils import brief, shape_is_known
-from ...parallel import ColumnParallelDense, RowParallelDense
+from ...parallel import ColumnParallelDense, RowParallelDense, VocabParallelEmbedding
 from ...parallel._tensor_parallel.layers import SplitLayer, lie_on, lines_of
 from ...parallel._tensor_parallel.parameters import home_parameter, split_parameter
-from ._adapters import Adapters, Options, merged_values, parts_of, row_norms
+from ._adapters import Adapters, Options, is_embedding, merged_values, parts_of, row_norms
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ..._internal.types import DType
 
-_KINDS = (ColumnParallelDense, RowParallelDense, nn.Dense, nn.Embedding)
-_NAMES = "nn.Dense, nn.Embedding, ColumnParallelDense and RowParallelDense"
+_KINDS = (
+    ColumnParallelDense,
+    RowParallelDense,
+    VocabParallelEmbedding,
+    nn.Dense,
+    nn.Embedding,
+)
+_NAMES = "nn.Dense and nn.Embedding, and their split forms"
 
 
 def layers(net: Block, path: str = "") -> Iterator[tuple[str, Block]]:
@@ -258,51 +264,37 @@ def _weight(layer):
 
 def _attach(layer, option, name):
     a, b = f"lora_A_{name}", f"lora_B_{name}"
-    # PyTorch's nn.Linear draws from the same distribution: uniform within 1 / sqrt(inputs).
-    draw = initializer.Xavier(rnd_type="uniform", factor_type="in", magnitude=1)
-    if isinstance(layer, SplitLayer):
-        units, inputs = layer._weight.shape
-        shapes = {a: ((option.rank, inputs), draw), b: ((units, option.rank), "zeros")}
-        family, line = layer._weight, lines_of(layer)[0]
-        for key, axis in ((a, 1), (b, 0)):
-            shape, init = shapes[key]
-            if axis == family.axis:
-                split_parameter(
-                    layer,
-                    key,
-                    shape,
-                    axis,
-                    line,
-                    family.blocks,
-                    family.unit,
-                    init=init,
-                    dtype=option.dtype,
-                )
-            else:
-                home_parameter(layer, key, shape, line[0], init=init, dtype=option.dtype)
-        lie_on(layer, lines_of(layer))
+    split = isinstance(layer, SplitLayer)
+    outputs, inputs = layer._weight.shape if split else layer.weight.shape
+    if is_embedding(layer):
+        # A has a row for each index, as the weight has. PEFT stores it transposed.
+        made = {
+            a: ((outputs, option.rank), "zeros", 0),
+            b: ((inputs, option.rank), initializer.Normal(1), None),
+        }
     else:
-        outputs, inputs = layer.weight.shape
-        if isinstance(layer, nn.Embedding):
-            # A has a row for each index, as the weight has. PEFT stores it transposed.
-            made = {
-                a: ((outputs, option.rank), "zeros"),
-                b: ((inputs, option.rank), initializer.Normal(1)),
-            }
-        else:
-            made = {a: ((option.rank, inputs), draw), b: ((outputs, option.rank), "zeros")}
-        if option.dora:
-            made[f"lora_magnitude_{name}"] = (outputs,), "ones"
-        for key, (shape, init) in made.items():
-            param = Parameter(
-                layer.prefix + key,
-                shape=shape,
-                init=init,
-                dtype=option.dtype,
-                allow_deferred_init=True,
-            )
+        # PyTorch's nn.Linear draws from the same distribution: uniform within 1 / sqrt(inputs).
+        draw = initializer.Xavier(rnd_type="uniform", factor_type="in", magnitude=1)
+        made = {
+            a: ((option.rank, inputs), draw, 1),
+            b: ((outputs, option.rank), "zeros", 0),
+        }
+    if option.dora:
+        made[f"lora_magnitude_{name}"] = (outputs,), "ones", 0
+    for key, (shape, init, axis) in made.items():
+        options = {"init": init, "dtype": option.dtype}
+        if not split:
+            param = Parameter(layer.prefix + key, shape=shape, allow_deferred_init=True, **options)
             layer.params.update({param.name: param})
             setattr(layer, key, param)
+            continue
+        family, line = layer._weight, lines_of(layer)[0]
+        if axis == family.axis:  # this matrix is split along the axis of the weight
+            split_parameter(layer, key, shape, axis, line, family.blocks, family.unit, **options)
+        else:
+            home_parameter(layer, key, shape, line[0], **options)
+    if split:
+        lie_on(layer, lines_of(layer))
     weight = _weight(layer)
     for key, param in parts_of(layer, name).items():
         if weight.arrays is not None or weight.deferred_init:

@@ -465,15 +465,16 @@ class VocabParallelEmbedding(SplitLayer):
     def hybrid_forward(
         self, F: Any, x: NDArray | list[NDArray], **params: NDArray
     ) -> NDArray | list[NDArray]:
-        outs = []
+        outs, lookups = [], []
         for i, (indices, weight) in enumerate(
             zip(self._everywhere(x), self._shards(params, "weight"))
         ):
             ((begin, end),) = self._weight.ranges(i)
             # Clip indices that are out of range, as Embedding does.
             local = F.clip(indices, a_min=0, a_max=self._input_dim - 1) - begin
+            inside = F.clip(local, a_min=0, a_max=end - begin - 1)
             rows = F.Embedding(
-                F.clip(local, a_min=0, a_max=end - begin - 1),
+                inside,
                 weight,
                 input_dim=end - begin,
                 output_dim=self._output_dim,
@@ -481,6 +482,9 @@ class VocabParallelEmbedding(SplitLayer):
             here = F.expand_dims((local >= 0) * (local < end - begin), axis=-1)
             # Use `where`: a product with `here` would turn infinity and NaN into NaN instead of 0.
             outs.append(F.where(F.broadcast_like(here, rows), rows, F.zeros_like(rows)))
+            lookups.append((inside, here))
+        if self._adapters is not None:
+            outs = self._adapters.vocabulary(F, self, lookups, outs, params)
         return self._total(outs, x)
 
 
