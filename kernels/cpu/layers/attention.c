@@ -1,5 +1,6 @@
-/* Attention without a matrix of scores (FlashAttention): blocks of query rows against blocks of
- * keys, with online softmax sums. Backward recomputes blocks of weights from those sums.
+/* Attention without a full matrix of scores (FlashAttention). Multiplies blocks of query rows with
+ * blocks of keys and updates the softmax sums block by block (online softmax). Backward recomputes
+ * blocks of weights from the final sums.
  *
  * Every element is summed over keys (or rows) in ascending order, block by block, so results do not
  * depend on the number of threads.
@@ -230,7 +231,7 @@ static void *take_part(scratch_parts *parts, size_t bytes) {
 #include "kernels/cpu/layers/attention_pairs.h"
 #endif
 
-/* Implementation for one computing type. `rows` and `keys` are the sizes of a block. */
+/* Implementation for one computing type. `rows` and `keys` are its block sizes. */
 typedef struct instance {
   int64_t rows, keys;
   size_t (*forward_bytes)(const attention *), (*backward_bytes)(const attention *);
@@ -374,7 +375,7 @@ static mpg_status backward(const mpg_kernel_call *call, const mpg_attention_call
   return MPG_OK;
 }
 
-/* --- Halves: widened, computed in float32, narrowed ------------------------------------------- */
+/* --- Half precision, computed in float32 ------------------------------------------------------ */
 /* Runs a half-precision call in float32: widens the inputs, computes, and narrows the outputs. If
  * the processor multiplies bfloat16, only the mask of a bfloat16 call is widened. */
 enum { MOST_INPUTS = 10, MOST_OUTPUTS = 3 };

@@ -7,7 +7,7 @@
  * padded to whole vectors. Padding holds finite values, or is never read.
  */
 
-/* Names of this instance. */
+/* Each x_T below is NAME(x), the name of x in this instance. */
 #define NR_T NAME(NR)
 #define at_T NAME(at)
 #define attention_backward_T NAME(attention_backward)
@@ -134,8 +134,8 @@ static void pack_transposed_T(const T *from, int64_t by_row, int64_t n, int64_t 
   }
 }
 
-/* Copies n rows of `width` elements, times a factor, to rows of `padded` elements. Rows [n, rows)
- * become zeros. */
+/* Copies n rows of `width` elements, scaled by `factor`, into rows of `padded` elements. Fills the
+ * padding and rows [n, rows) with zeros. */
 static void pack_rows_T(const T *from, int64_t by_row, int64_t n, int64_t width, T factor, T *to,
                         int64_t padded, int64_t rows) {
   for (int64_t i = 0; i < n; i++) {
@@ -227,8 +227,8 @@ static inline int64_t finish_row_T(const attention *p, const block *b, int64_t i
 static void drop_row_T(const attention *p, const block *b, int64_t i, const T *from, T *to,
                        int64_t n) {
   uint32_t buffer[MOST_KEYS + 8];
-  /* The random words of a row are consecutive, since the key's runs (base/philox.h) consist of
-   * whole rows. */
+  /* The random words of a row are consecutive, since the runs of the random key (base/philox.h)
+   * consist of whole rows. */
   uint64_t first = mpg_random_position(
       &p->draw,
       (uint64_t)(((b->batch * p->heads + b->heads[i]) * p->rows + b->rows[i]) * p->keys + b->key));
@@ -367,9 +367,10 @@ typedef struct work_T {
   int64_t padded, value_padded;      /* widths of packed rows */
   T *key_panels, *value_panels;      /* packed as transposed panels */
   T *keys, *key_grads, *value_grads; /* packed as rows */
-  /* Query rows (scaled), their gradients, the result's gradient, and <grad, output> per row. */
+  /* Query rows (scaled), their gradients, the result's gradient, and the dot product <grad, output>
+   * of each row. */
   T *query, *query_grads, *grads, *inner;
-  T *weights, *score_grads; /* of one block */
+  T *weights, *score_grads; /* for one block */
 } work_T;
 
 static size_t divide_T(const attention *p, char *scratch, work_T *w) {

@@ -1,7 +1,7 @@
 /* Attention that does not store the matrix of scores (FlashAttention). Tiles of query rows iterate
  * over tiles of keys with an online softmax. Backward recomputes tiles of weights from the saved
- * softmax statistics. cuDNN's attention is not used: it lacks float32, and its dropout draws differ
- * from the CPU's.
+ * softmax statistics. cuDNN's attention is not used, because it lacks float32 and its dropout masks
+ * differ from the CPU's.
  *
  * Every result is summed over keys (or rows) in ascending order by one block, without atomics, so
  * results are deterministic. A block has 16 x 16 threads, each with EACH x EACH adjacent elements
@@ -13,8 +13,8 @@ namespace {
 
 enum { SIDE = 16, THREADS = SIDE * SIDE, CHUNK = 32 /* features per step of a product */ };
 
-/* Tile sizes, limited by shared memory. A thread has EACH adjacent elements along either side of a
- * tile; LINE is the row stride in shared memory. */
+/* Tile sizes, limited by shared memory. A thread computes EACH x EACH adjacent elements of a tile.
+ * LINE is the row stride in shared memory. */
 template <class C>
 struct tiling {
   enum { EACH = 4, TILE = EACH * SIDE, LINE = TILE + 4 };
@@ -74,8 +74,8 @@ size_t shared_bytes() {
   return (size_t)(2 * t::TILE + 2 * CHUNK) * t::LINE * sizeof(C);
 }
 
-/* Loads rows [first, first + TILE), features [from, from + CHUNK), times a factor, and transposes
- * them. Pads with zeros. */
+/* Loads features [from, from + CHUNK) of rows [first, first + TILE), multiplies them by a factor,
+ * and stores them transposed. Pads with zeros. */
 template <class T, class C>
 __device__ __forceinline__ void load_transposed(const T *rows, int64_t by_row, int64_t first,
                                                 int64_t count, int64_t from, int64_t width,
@@ -87,7 +87,8 @@ __device__ __forceinline__ void load_transposed(const T *rows, int64_t by_row, i
     to[e * t::LINE + r] = there ? mpg_to<C>(rows[(first + r) * by_row + from + e]) * factor : (C)0;
   }
 }
-/* Loads rows [first, first + TILE), features [from, from + TILE), times a factor. Zero-pads. */
+/* Loads features [from, from + TILE) of rows [first, first + TILE), times a factor. Pads with
+ * zeros. */
 template <class T, class C>
 __device__ __forceinline__ void load_rows(const T *rows, int64_t by_row, int64_t first,
                                           int64_t count, int64_t from, int64_t width, C factor,
@@ -112,7 +113,7 @@ __device__ __forceinline__ void multiply_rows(const unit<C> &u, const T *a, int6
   for (int r = 0; r < t::EACH; r++)
     for (int k = 0; k < t::EACH; k++) s[r][k] = 0;
   for (int64_t from = 0; from < width; from += CHUNK) {
-    __syncthreads(); /* waits for readers of the previous contents */
+    __syncthreads(); /* other threads may still be reading the previous chunks */
     load_transposed(a, a_by, a_first, a_count, from, width, factor, u.chunk_a);
     load_transposed(b, b_by, b_first, b_count, from, width, (C)1, u.chunk_b);
     __syncthreads();
@@ -175,7 +176,8 @@ __device__ __forceinline__ void hide(const mpg_attention<T> &p, const unit<C> &u
   }
 }
 
-/* Draws dropout for a thread's weights. Bit r * EACH + k is set if weight [r][k] is kept. */
+/* Draws the dropout mask for a thread's weights. Bit r * EACH + k is set if weight [r][k] is
+ * kept. */
 template <class T, class C>
 __device__ __forceinline__ uint32_t kept_of(const mpg_attention<T> &p, const unit<C> &u,
                                             int64_t row, int64_t key) {
@@ -271,7 +273,7 @@ __global__ void __launch_bounds__(THREADS) forward_kernel(mpg_attention<T> p) {
   }
 }
 
-/* Computes p.inner: for each row, the inner product of the output and its gradient. One warp per
+/* Computes p.inner, each row's inner product of the output and the output's gradient. One warp per
  * row. */
 template <class T>
 __global__ void inner_kernel(mpg_attention<T> p, int64_t count) {
@@ -287,8 +289,8 @@ __global__ void inner_kernel(mpg_attention<T> p, int64_t count) {
   if ((threadIdx.x & 31) == 0) p.inner[i] = sum;
 }
 
-/* Recomputes a tile's weights, with dropout applied, in s, and computes the gradients of its scores
- * in d. */
+/* Recomputes a tile's weights with dropout applied (s), and computes the gradients of its scores
+ * (d). */
 template <class T, class C>
 __device__ __forceinline__ void weights_again(const mpg_attention<T> &p, const unit<C> &u,
                                               int64_t rows, int64_t keys, C (*s)[tiling<C>::EACH],

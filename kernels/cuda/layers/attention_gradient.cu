@@ -1,13 +1,13 @@
 /* Gradients of attention with tensor cores, for float16 and bfloat16. One kernel computes the
  * gradients of keys and values, and a second one those of queries. Both recompute the weights from
  * the saved softmax statistics, so there are seven tile products. A single kernel would need only
- * five, but would have to add the gradients of queries across blocks. To add in a fixed order, it
- * would first store each block's contribution in float32. For 1,024 keys, the contributions are 32
- * times the size of the queries, and storing them takes longer than two products.
+ * five, but would have to add the gradients of queries across blocks. To add them in a fixed order,
+ * it would have to store each block's contribution in float32. For 1,024 keys, the contributions
+ * are 32 times the size of the queries, and storing them takes longer than two products.
  *
- * A block has four warps with 16 keys (or queries) each. Tiles of the other operand are loaded
- * while the previous tile is processed. Dropped weights have no gradient. The factor 1 / (1 - p) of
- * kept weights is applied to the results.
+ * A block has four warps with 16 keys (or queries) each. The next tile of the other operand is
+ * loaded while the current one is processed. Dropped weights have no gradient. The factor
+ * 1 / (1 - p) of kept weights is applied to the results.
  */
 #include "kernels/cuda/layers/attention_tensor.h"
 
@@ -15,7 +15,7 @@ namespace {
 
 enum { WARPS = 4, THREADS = 32 * WARPS, TILE = 16 * WARPS };
 
-/* Rows (or keys) of the other operand that a step processes, limited by registers. */
+/* Number of rows (or keys) of the other operand that a step processes, limited by registers. */
 template <int D, mpg_attention_mode MODE>
 constexpr int rows_at_once = D == 64 && MODE == MPG_PLAIN ? 64 : 32;
 
@@ -26,15 +26,15 @@ __device__ __forceinline__ float sum_of(const float *sums, int rows, int row, bo
   return fmaf(sums[row], MPG_LOG2_E, log2f(sums[rows + row]));
 }
 /* Returns a row's inner product of output and gradient, divided by the dropout factor 1 / (1 - p),
- * which the other terms do not include. */
+ * because the other terms do not include that factor. */
 template <class T>
 __device__ __forceinline__ float inner_of(const mpg_attention<T> &p, const mpg_unit &u, int row) {
   if (row >= p.rows || p.kept_scale == 0) return 0;
   return p.inner[u.index * p.rows + row] / p.kept_scale;
 }
 
-/* Replaces *product (of a query and a key) by the weight, and *gradient (of the weight) by the
- * gradient of the score. */
+/* Converts *product, the product of a query and a key, to the weight, and *gradient, the gradient
+ * of the weight, to the gradient of the score. */
 template <mpg_attention_mode MODE, bool EDGE>
 __device__ __forceinline__ void weigh_again(float factor, float least, float inner, bool seen,
                                             bool stays, float *product, float *gradient) {
@@ -45,8 +45,8 @@ __device__ __forceinline__ void weigh_again(float factor, float least, float inn
   *product = MODE == MPG_PLAIN || stays ? weight : 0;
 }
 
-/* Prevents the compiler from computing values that depend on `number` before this point, for
- * example by hoisting them out of a loop. */
+/* Prevents the compiler from computing values that depend on *number before this point, for example
+ * from hoisting them out of a loop. */
 __device__ __forceinline__ void keep_here([[maybe_unused]] int *number) {
 #ifdef __CUDA_ARCH__
   asm volatile("" : "+r"(*number));
@@ -63,8 +63,8 @@ __device__ __forceinline__ void add_mask(float factor, F seen, A added, float (*
       s[n][i] = fmaf(s[n][i], factor, seen(n, i) ? added(n, i) * MPG_LOG2_E : 0.0f);
 }
 
-/* Computes each row's inner product of output and gradient. LANES lanes share a row; a lane has
- * eight adjacent elements. */
+/* Computes each row's inner product of the output and the output's gradient. LANES lanes share a
+ * row. Each lane has eight adjacent elements. */
 template <class T, int LANES>
 __global__ void __launch_bounds__(MPG_CUDA_THREADS)
     inner_kernel(mpg_attention<T> p, uint32_t count, bool aligned) {
@@ -91,10 +91,10 @@ __global__ void __launch_bounds__(MPG_CUDA_THREADS)
   if (i < count && e == 0) p.inner[i] = sum;
 }
 
-/* Computes a warp's weights s and gradients of scores g for the tile in `stage`. s and g begin as
- * products of the tile with the warp's 16 rows of `own` and `own_grads`. Then mask() adds the mask,
- * and weigh(edge, n, i) converts elements [n][i]. If `whole`, all elements are visible, so `edge`
- * is false and weigh() does not test for hidden ones.
+/* Computes a warp's weights s and gradients of scores g for the tile in `stage`. First, s and g are
+ * products of the tile with the warp's 16 rows of `own` and `own_grads`. Then mask() adds the mask
+ * to s, and weigh(edge, n, i) converts s[n][i] and g[n][i]. If `whole` is true, all elements are
+ * visible, so `edge` is false and weigh() does not test for hidden elements.
  */
 template <class T, int D, int N, class M, class W>
 __device__ __forceinline__ void weigh_tile(const T *own, const T *own_grads, const T *stage,
@@ -115,15 +115,15 @@ __device__ __forceinline__ void weigh_tile(const T *own, const T *own_grads, con
     all(mpg_constant<true>());
 }
 
-/* Computes the gradients of a tile of keys and values. Tiles of weights are transposed here: (keys,
- * rows). */
+/* Computes the gradients of a tile of keys and values. In this kernel, tiles of weights are
+ * transposed: (keys, rows). */
 template <class T, int D, mpg_attention_mode MODE>
 __global__ void __launch_bounds__(THREADS, D == 128 || MODE == MPG_MASKED ? 2 : 3)
     keys_kernel(mpg_attention<T> p, mpg_alignments aligned) {
   enum { STEP = rows_at_once<D, MODE>, N = STEP / 8, PITCH = D + 8, SIDE = STEP * PITCH };
-  [[maybe_unused]] __shared__ float rows[2][2][STEP]; /* per stage: sum_of, inner_of each row */
+  [[maybe_unused]] __shared__ float rows[2][2][STEP]; /* [stage][sum_of or inner_of][row] */
   T *key = mpg_cuda_shared<T>(), *value = key + TILE * PITCH, *stage = value + TILE * PITCH,
-    *other = stage + 2 * SIDE; /* a stage has a tile of queries and a tile of gradients */
+    *other = stage + 2 * SIDE; /* a stage holds a tile of queries and a tile of gradients */
   const int num_rows = (int)p.rows, num_keys = (int)p.keys;
   mpg_unit u = mpg_unit_of_keys<TILE>(p);
   const int32_t *segments = MODE == MPG_MASKED ? mpg_segments_of(p, u.batch) : NULL;

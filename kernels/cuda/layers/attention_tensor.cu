@@ -1,8 +1,8 @@
-/* Attention with tensor cores, for float16 and bfloat16. Tiles and softmax are those of
- * attention.cu, but weights are rounded to 16 bits before they are multiplied with values. Heads
- * may be up to 128 wide, padded to 64 or 128. A warp keeps its 16 queries in registers. Tiles of
- * keys and values are loaded while the previous tile is processed. Exponentials are in base 2, so
- * that the scale and log2(e) combine to one factor.
+/* Attention with tensor cores, for float16 and bfloat16. Tiles and softmax work as in attention.cu,
+ * but weights are rounded to 16 bits before they are multiplied by values. Heads may be up to 128
+ * wide, padded to 64 or 128. A warp keeps its 16 queries in registers. The next tile of keys and
+ * values is loaded while the current one is processed. Exponentials are in base 2, so that the
+ * scale and log2(e) are combined into one factor.
  */
 #include "kernels/cuda/layers/attention_tensor.h"
 
@@ -10,13 +10,14 @@ namespace {
 
 enum { KEYS = 64 /* per tile */, N = KEYS / 8, WARPS = 4, THREADS = 32 * WARPS, ROWS = 16 * WARPS };
 
-/* Returns the number of blocks per multiprocessor for which registers suffice with few spills. */
+/* Returns the number of blocks per multiprocessor that leaves each thread enough registers to avoid
+ * most spills. */
 constexpr int resident(int width, mpg_attention_mode mode) {
   return width == 128 || mode == MPG_MASKED ? 2 : 4;
 }
 
-/* Online softmax state of a lane's two rows: the results so far, the largest product, and the sum
- * of exponentials over the lane's own columns. */
+/* Online softmax state of a lane's two rows: the results so far, the largest product so far, and
+ * the sum of exponentials over the lane's own columns. */
 template <int D>
 struct rows_state {
   float out[D / 8][4], max[2], total[2];
@@ -92,9 +93,9 @@ __global__ void __launch_bounds__(THREADS, resident(D, MODE))
   uint32_t kept[2] = {~0u, ~0u}, queries[D / 16][4];
   __shared__ mpg_drawing d; /* in shared memory to save registers */
   if (drops && threadIdx.x == 0) d = mpg_drawing_of(p);
-  /* `weigh` needs a positive factor, so that the largest product has the largest score. Hence the
-   * sign of a negative scale is moved to the queries. A scale of 0 is replaced by a tiny one, which
-   * makes the scores negligible. */
+  /* `weigh` needs a positive factor, so that the largest product has the largest score. Hence a
+   * negative scale is made positive by negating the queries. A scale of 0 is replaced with a tiny
+   * scale, which makes the scores negligible. */
   float factor = p.scale == 0 ? 0x1p-126f : fabsf(p.scale) * MPG_LOG2_E;
   mpg_load_tile<ROWS, D, THREADS>((const T *)mpg_at(p.query, u.batch, u.head), p.query.by_row,
                                   u.first, num_rows, p.width, aligned.query, other);

@@ -1,6 +1,7 @@
 /* Functions shared by the forward and backward attention kernels with tensor cores: tiles in shared
- * memory, products of tiles, and dropout. A warp has 16 rows of a tile (or 16 keys, for gradients
- * of keys). tensor_core.h documents which elements a lane has. Include in .cu files only. */
+ * memory, products of tiles, and dropout. A warp processes 16 rows of a tile (or 16 keys, for
+ * gradients of keys). tensor_core.h documents which elements a lane holds. Include in .cu files
+ * only. */
 #ifndef KERNELS_CUDA_LAYERS_ATTENTION_TENSOR_H
 #define KERNELS_CUDA_LAYERS_ATTENTION_TENSOR_H
 
@@ -23,12 +24,12 @@ struct mpg_constant {
 };
 
 /* For each array, true if all rows are aligned multiples of 16 bytes (outputs: 4 bytes), so that
- * they can be accessed in units of that size. Results do not depend on it. */
+ * they can be accessed in units of that size. This affects only speed, not results. */
 struct mpg_alignments {
   bool query, key, value, grad, result, query_grad, key_grad, value_grad;
 };
 
-/* Returns an approximation of 2^x by the GPU's special function unit. */
+/* Returns an approximation of 2^x, computed by the GPU's special function unit. */
 __device__ __forceinline__ float mpg_exp2(float x) {
 #ifdef __CUDA_ARCH__
   float power;
@@ -39,8 +40,8 @@ __device__ __forceinline__ float mpg_exp2(float x) {
 #endif
 }
 
-/* Starts loading rows [first, first + ROWS) of D features to shared memory. Pads with zeros.
- * mpg_copies_wait and a barrier must follow. */
+/* Starts loading rows [first, first + ROWS) of D features to shared memory, padded with zeros.
+ * Before reading the tile, call mpg_copies_wait and __syncthreads. */
 template <int ROWS, int D, int THREADS, class T>
 __device__ __forceinline__ void mpg_load_tile(const T *rows, int64_t by_row, int first, int count,
                                               int width, bool aligned, T *to) {
@@ -65,15 +66,15 @@ __device__ __forceinline__ void mpg_load_tile(const T *rows, int64_t by_row, int
   }
 }
 
-/* Loads 16 rows of D features as operands a, one for every 16 features. */
+/* Loads 16 rows of D features as operands a. Each operand has 16 features. */
 template <int D, class T>
 __device__ __forceinline__ void mpg_load_rows(const T *rows, uint32_t (*left)[4]) {
 #pragma unroll
   for (int e = 0; e < D / 16; e++) mpg_load_a(left[e], rows + e * 16, D + 8);
 }
 
-/* Computes s (16, 8 N) = a b^T, where a has 16 rows, in registers (`left`), and b has 8 N rows, in
- * shared memory. Rows have D features. */
+/* Computes s (16, 8 N) = a b^T. The 16 rows of a are in registers (`left`), and the 8 N rows of b
+ * are in shared memory. Rows have D features. */
 template <int N, int D, class T>
 __device__ __forceinline__ void mpg_multiply_rows(const uint32_t (*left)[4], const T *b,
                                                   float (*s)[4]) {
@@ -92,7 +93,7 @@ __device__ __forceinline__ void mpg_multiply_rows(const uint32_t (*left)[4], con
     }
   }
 }
-/* Computes the same with both operands in shared memory. */
+/* Computes the same product with both operands in shared memory. */
 template <int N, int D, class T>
 __device__ __forceinline__ void mpg_multiply_rows(const T *a, const T *b, float (*s)[4]) {
 #pragma unroll
@@ -140,7 +141,7 @@ __device__ __forceinline__ void mpg_clear(float (*sums)[4]) {
     for (int i = 0; i < 4; i++) sums[c][i] = 0;
 }
 
-/* Stores a lane's elements of `sums` in its row h (0 or 1), times a factor. */
+/* Stores a lane's elements of `sums` in the lane's row h (0 or 1), times a factor. */
 template <int D, class T>
 __device__ __forceinline__ void mpg_store_row(const float (*sums)[4], int h, float factor,
                                               int width, bool aligned, T *row) {
@@ -216,8 +217,8 @@ static inline bool mpg_attention_is_masked(const mpg_attention<T> &p) {
 
 /* --- Dropout ---------------------------------------------------------------------------------- */
 /* Dropout of weights. Four adjacent weights of a row share a Philox block. `quads` is true if every
- * row begins with a new block. The lanes that hold the weights of a block then draw the block only
- * once and exchange the bits. */
+ * row begins with a new block. In this case, each block is drawn only once, and the lanes that hold
+ * its weights exchange the bits. */
 struct mpg_drawing {
   mpg_random_key key;
   bool quads;
@@ -249,8 +250,8 @@ __device__ __forceinline__ uint32_t mpg_one_stays(const mpg_drawing &d, uint64_t
   return mpg_four_stay(d, position, threshold) >> (position & 3) & 1;
 }
 
-/* Draws dropout for a tile of (16 rows, 8 N keys). `starts` has the random positions of the first
- * weight of the lane's two rows in the tile. Weight s[n][2 h + i] is kept if bit
+/* Draws the dropout mask for a tile of (16 rows, 8 N keys). starts[h] is the random position of the
+ * tile's first weight in the lane's row h. Weight s[n][2 h + i] is kept if bit
  * 4 (h N / 2 + n / 2) + i of kept[n % 2] is set. */
 template <int N>
 __device__ __forceinline__ void mpg_kept_along(const mpg_drawing &d, const uint64_t *starts,
@@ -281,8 +282,8 @@ __device__ __forceinline__ void mpg_kept_along(const mpg_drawing &d, const uint6
   }
 }
 
-/* Draws dropout for a transposed tile of (16 keys from u.own on, 8 N rows from `first` on). Weight
- * s[n][2 h + i] is kept if bit 4 (h N / 2 + n / 2) of kept[2 (n % 2) + i] is set. */
+/* Draws the dropout mask for a transposed tile of (16 keys from u.own on, 8 N rows from `first`
+ * on). Weight s[n][2 h + i] is kept if bit 4 (h N / 2 + n / 2) of kept[2 (n % 2) + i] is set. */
 template <int N, class T>
 __device__ __forceinline__ void mpg_kept_across(const mpg_attention<T> &p, const mpg_unit &u,
                                                 const mpg_drawing &d, int first, uint32_t *kept) {
