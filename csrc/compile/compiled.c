@@ -7,8 +7,15 @@ void mpg_binding_release(mpg_binding *binding) {
   if (!binding || --binding->references) return;
   for (uint32_t i = 0; i < binding->num_fixed + binding->num_kept; i++)
     mpg_tensor_release(&binding->tensors[i]);
-  mpg_free(binding->versions);
+  for (uint32_t i = 0; i < binding->num_kept; i++) mpg_kept_value_release(binding->values[i]);
   mpg_free(binding);
+}
+
+void mpg_invariants_free(mpg_invariants *invariants) {
+  if (invariants->programs) mpg_program_set_release(invariants->programs);
+  mpg_plan_free(&invariants->plan);
+  mpg_free(invariants->computes);
+  *invariants = (mpg_invariants){0};
 }
 
 /* Removes c from the list of compiled calls that keep values (invariants.c). */
@@ -66,11 +73,11 @@ void mpg_compiled_release(mpg_compiled *c) {
   mpg_free(c->saved);
   mpg_free(c->saved_external);
   if (c->programs) mpg_program_set_release(c->programs);
-  if (c->invariants) mpg_program_set_release(c->invariants);
-  mpg_plan_free(&c->invariant_plan);
+  mpg_invariants_free(&c->invariants);
+  mpg_invariants_free(&c->some_invariants);
+  mpg_recipes_free(&c->recipes);
   mpg_free(c->invariant_threads);
   mpg_free(c->kept);
-  mpg_free(c->sources);
   mpg_plan_free(&c->plan);
   mpg_graph_free(&c->graph);
   mpg_graph_free(&c->original);

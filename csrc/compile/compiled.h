@@ -23,8 +23,9 @@
  * binding, these arrays aren't checked before the work is queued. If no gradient is recorded,
  * values computed from bound inputs and constants alone (packed or folded weights) are kept with
  * the binding. An invariants program computes them at the first call, and recomputes them after a
- * write to one of these arrays (invariants.c). The kept values follow the inputs among the external
- * arrays. At most a few signatures of a function keep values at a time.
+ * write to one of these arrays (invariants.c). Compiled calls share kept values that they compute
+ * in the same way (kept_values.h). The kept values follow the inputs among the external arrays. At
+ * most a few signatures of a function keep values at a time.
  *
  * Ownership: a compiled call is reference-counted; the tape nodes of recorded calls hold
  * references. Threads: callers hold the host lock.
@@ -34,6 +35,7 @@
 
 #include "autograd/parameter_set.h"
 #include "autograd/trace.h"
+#include "compile/kept_values.h"
 #include "graph/program/program.h"
 
 typedef enum mpg_gradient_place {
@@ -69,12 +71,20 @@ typedef struct mpg_binding {
   /* Serial number of the binding within its compiled call. Frames cache addresses under this
    * number. 0 if `number` is 0. */
   uint64_t launched;
-  bool made;          /* true if the kept values were computed from the contents at `versions` */
-  uint64_t watched;   /* value of mpg_storage_watched_writes() when `versions` was last checked */
-  uint32_t *versions; /* per source array of the invariants program: version of its storage */
+  bool made;        /* the kept values were up to date at the last check */
+  uint64_t watched; /* mpg_storage_watched_writes at the last check */
   uint32_t num_fixed, num_kept;
+  mpg_kept_value **values; /* owned references to the kept values */
   mpg_tensor tensors[];
 } mpg_binding;
+
+/* A program that computes kept values. */
+typedef struct mpg_invariants {
+  mpg_program_set *programs; /* NULL until it is needed */
+  mpg_plan plan;
+  bool *computes; /* per kept value: the program computes it; owned */
+} mpg_invariants;
+void mpg_invariants_free(mpg_invariants *invariants);
 
 typedef struct mpg_compiled_output {
   uint32_t external; /* external array of a passed-through input, or of a result */
@@ -152,12 +162,11 @@ typedef struct mpg_compiled {
   mpg_program_set *programs;
   mpg_value *kept; /* values that the invariants program computes and the other programs read */
   uint32_t num_kept;
-  uint32_t *sources; /* indices of the fixed arrays that the invariants program reads */
-  uint32_t num_sources;
-  mpg_program_set *invariants; /* NULL if no values are kept */
-  mpg_plan invariant_plan;
-  /* Per slot of invariant_plan: the device's number of threads when the invariants program last
-   * ran. The program reruns if the number changes, because packed layouts may depend on it. */
+  mpg_recipes recipes; /* of the kept values */
+  /* The program that computes all kept values, and the one that last computed some of them. */
+  mpg_invariants invariants, some_invariants;
+  /* Per device of the recipes: its number of threads at the last check. If it has changed, the kept
+   * values are recomputed, because packed layouts may depend on it. */
   int *invariant_threads;
   mpg_compiled_backward *backwards;
   /* Number of the parameter set that last got saved_external (mpg_parameter_set_save) */

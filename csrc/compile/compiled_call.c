@@ -558,7 +558,7 @@ mpg_status mpg_compiled_call(mpg_compiled *c, const mpg_inputs *inputs, mpg_arra
   }
   mpg_random_key random =
       c->graph.num_random ? mpg_random_next(c->graph.num_random) : (mpg_random_key){0};
-  if (c->invariants) MPG_GOTO(mpg_compiled_refresh(c, space.binding, space.externals));
+  if (c->num_kept) MPG_GOTO(mpg_compiled_refresh(c, space.binding, space.externals));
   MPG_GOTO(mpg_launch(c->programs,
                       &(mpg_launching){.parts = {space.externals, space.binding->tensors, results},
                                        .binding = space.binding->launched,

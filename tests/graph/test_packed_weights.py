@@ -324,17 +324,46 @@ def test_packed_dense_matches_float64_reference(rows, features, hidden, bias):
         num_hidden=hidden,
         no_bias=not bias,
     ).asnumpy()
-    packed = call("_pack_fully_connected", weight, rows=rows, no_bias=not bias)
+    packed = call("_pack_fully_connected", weight, no_bias=not bias)
     result = call(
         "_packed_fully_connected", x, packed, *arrays, num_hidden=hidden, no_bias=not bias
     ).asnumpy()
     assert np.linalg.norm(result - expected) <= 1e-6 * np.linalg.norm(expected)
 
 
+@pytest.mark.parametrize("features, hidden", [(64, 64), (100, 65), (700, 129), (64, 1000)])
+def test_one_packed_dense_weight_serves_all_numbers_of_rows(features, hidden):
+    weight = random((hidden, features), 2)
+    packed = call("_pack_fully_connected", weight, no_bias=True)
+    for rows in (1, 2, 3, 5, 8, 13, 17, 48, 64, 65, 100, 257, 1000):
+        x = random((rows, features), rows)
+        result = call("_packed_fully_connected", x, packed, num_hidden=hidden, no_bias=True)
+        expected = x.asnumpy().astype("float64") @ weight.asnumpy().T
+        error = np.linalg.norm(result.asnumpy() - expected)
+        assert error <= 1e-6 * np.linalg.norm(expected), rows
+
+
+@pytest.mark.parametrize("channels_last", [True, False])
+@pytest.mark.parametrize("case", CASES)
+def test_one_packed_convolution_weight_serves_all_batch_sizes(case, channels_last):
+    shape, weight_shape, params = CASES[case]
+    weight = random(weight_shape, 2)
+    if not channels_last:
+        shape = (shape[0], shape[-1], *shape[1:-1])
+    flags = {"kernel": weight_shape[2:], "num_filter": weight_shape[0], "no_bias": True, **params}
+    name = "_convolution_channels_last" if channels_last else "Convolution"
+    extra = {"channels_last": channels_last}
+    packed = call("_pack_convolution", weight, shape=(1, *shape[1:]), **flags, **extra)
+    for batch in (1, 2, 3, 7, 16):
+        x = random((batch, *shape[1:]), batch)
+        result = call("_packed_convolution", x, packed, **flags, **extra).asnumpy()
+        assert np.array_equal(result, call(name, x, weight, **flags).asnumpy()), batch
+
+
 @pytest.mark.parametrize(
     "name, shapes, params",
     [
-        ("_pack_fully_connected", [(4, 3, 3)], {"rows": 4}),
+        ("_pack_fully_connected", [(4, 3, 3)], {}),
         ("_packed_fully_connected", [(), (4112,), (4,)], {"num_hidden": 4}),
         ("_packed_fully_connected", [(2, 65), (4112,), (4,)], {"num_hidden": 4}),
         ("_packed_fully_connected", [(2, 6), (4112,), (5,)], {"num_hidden": 4}),

@@ -191,10 +191,10 @@ SAMPLES = {
         ),
     ],
     "_pack_fully_connected": [
-        Sample([(65, 7)], dict(rows=4), grad=False, dtypes=("float32",), name="plain"),
+        Sample([(65, 7)], grad=False, dtypes=("float32",), name="plain"),
         Sample(
             [(64, 100)],
-            dict(rows=70, no_bias=True),
+            dict(no_bias=True),
             grad=False,
             dtypes=("float32",),
             name="no_bias",

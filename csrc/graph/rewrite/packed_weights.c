@@ -101,6 +101,7 @@ static void replace(mpg_rewrite *r, const found *f) {
   params.relu = f->relu;
   const mpg_shape *data = &mpg_rewrite_desc(r, mpg_rewrite_input(r, f->convolution, 0))->shape;
   params.shape = mpg_shape_tuple(data);
+  params.shape.values[0] = 1; /* batches of all sizes share one packed weight */
   mpg_value inputs[4], result,
       weight = mpg_rewrite_take(r, mpg_rewrite_input(r, f->convolution, 1));
   int count = take_inputs(r, f, inputs);
@@ -158,8 +159,6 @@ static bool pack_dense(mpg_rewrite *r, uint32_t n) {
   mpg_fully_connected_params params = *p;
   mpg_pack_fully_connected_params pack;
   memset(&pack, 0, sizeof pack);
-  pack.rows = mpg_shape_size(&desc->shape) / p->num_hidden;
-  if (pack.rows > INT32_MAX) return false;
   pack.no_bias = params.no_bias = node->num_inputs == 2;
   mpg_value inputs[3] = {mpg_rewrite_take(r, data), mpg_rewrite_take(r, weight)}, result;
   if (!params.no_bias) inputs[2] = mpg_rewrite_take(r, mpg_rewrite_input(r, shown, 2));

@@ -1,6 +1,7 @@
 /* Descriptions of compiled calls for Python: their programs, instructions, copies and memory. */
 #include "python/graph/describe.h"
 
+#include "compile/invariants.h"
 #include "graph/program/lower_fused.h"
 #include "python/core.h"
 
@@ -156,7 +157,7 @@ static PyObject *describe_device(const mpg_compiled *c, mpg_device_id id) {
   uint32_t slot = mpg_plan_slot(&c->plan, id);
   const mpg_program_set *backward = backward_set(c);
   uint32_t back_slot = backward ? mpg_plan_slot(&c->backwards->plan, id) : UINT32_MAX;
-  uint32_t invariant_slot = c->invariants ? mpg_plan_slot(&c->invariant_plan, id) : UINT32_MAX;
+  uint32_t invariant_slot = mpg_plan_slot(&c->invariants.plan, id);
   bool here = slot != UINT32_MAX, there = back_slot != UINT32_MAX,
        before = invariant_slot != UINT32_MAX;
   size_t kept = kept_bytes(c, id);
@@ -190,7 +191,7 @@ static PyObject *describe_device(const mpg_compiled *c, mpg_device_id id) {
       put(dict, "forward", here ? describe_program(c->programs, slot) : PyList_New(0)) < 0 ||
       put(dict, "backward", there ? describe_program(backward, back_slot) : PyList_New(0)) < 0 ||
       put(dict, "invariants",
-          before ? describe_program(c->invariants, invariant_slot) : PyList_New(0)) < 0)
+          before ? describe_program(c->invariants.programs, invariant_slot) : PyList_New(0)) < 0)
     Py_CLEAR(dict);
   return dict;
 }
@@ -217,14 +218,16 @@ static size_t count_ops(const mpg_graph *graph) {
 
 PyObject *mpg_py_describe_call(const mpg_cache_entry *entry) {
   const mpg_compiled *c = entry->compiled;
-  /* The backward plan covers all devices of the forward plan. */
+  mpg_status status = mpg_compiled_get_invariants(entry->compiled);
+  if (status != MPG_OK) return mpg_py_raise(status);
+  /* The plan of the backward includes all devices. */
   const mpg_plan *plan = c->backwards ? &c->backwards->plan : &c->plan;
   PyObject *dict = PyDict_New(), *devices = PyDict_New(), *copies = PyList_New(0);
   if (dict == NULL || devices == NULL || copies == NULL) goto fail;
-  for (uint32_t s = 0; s < plan->num_devices + c->invariant_plan.num_devices; s++) {
+  for (uint32_t s = 0; s < plan->num_devices + c->invariants.plan.num_devices; s++) {
     bool of_invariants = s >= plan->num_devices;
     mpg_device_id id =
-        of_invariants ? c->invariant_plan.devices[s - plan->num_devices] : plan->devices[s];
+        of_invariants ? c->invariants.plan.devices[s - plan->num_devices] : plan->devices[s];
     if (of_invariants && mpg_plan_slot(plan, id) != UINT32_MAX) continue;
     PyObject *name = device_text(id), *device = describe_device(c, id);
     int result = name != NULL && device != NULL ? PyDict_SetItem(devices, name, device) : -1;

@@ -8,16 +8,31 @@ typedef struct building {
   mpg_convolution c;
 #ifdef MPG_WITH_ONEDNN
   mpg_onednn_convolution how;
+  /* The same convolution of one sample. Its primitive chooses the layout of the packed weight, so
+   * batches of all sizes share one packed weight. */
+  mpg_convolution single;
 #endif
 } building;
 
 #ifdef MPG_WITH_ONEDNN
 static dnnl_primitive_desc_t choose(const mpg_onednn *dnnl, const mpg_packing *packing,
                                     dnnl_memory_desc_t *weight) {
-  return mpg_cpu_onednn_convolution_choose(dnnl, &((const building *)packing)->how, weight);
+  const building *b = (const building *)packing;
+  mpg_onednn_convolution how = b->how;
+  how.c = &b->single;
+  return mpg_cpu_onednn_convolution_choose(dnnl, &how, weight);
 }
 static bool build(const mpg_onednn *dnnl, mpg_onednn_prepared *prepared, void *context) {
-  return mpg_cpu_onednn_convolution_build(dnnl, prepared, &((building *)context)->how);
+  building *b = context;
+  dnnl_memory_desc_t weight = NULL;
+  dnnl_primitive_desc_t chosen = choose(dnnl, &b->packing, &weight);
+  if (weight) dnnl->memory_desc_destroy(weight);
+  if (!chosen) return false;
+  b->how.layout = dnnl->primitive_desc_query_md(chosen, dnnl_query_weights_md, 0);
+  bool good = mpg_cpu_onednn_convolution_build(dnnl, prepared, &b->how);
+  b->how.layout = NULL;
+  dnnl->primitive_desc_destroy(chosen);
+  return good;
 }
 #endif
 
@@ -26,6 +41,8 @@ static void set_building(building *b, const mpg_packed_convolution_params *p,
   *b = (building){0};
   mpg_packed_convolution_set(&b->c, p, data);
 #ifdef MPG_WITH_ONEDNN
+  b->single = b->c;
+  b->single.batch = 1;
   b->how = (mpg_onednn_convolution){.c = &b->c,
                                     .dtype = dnnl_f32,
                                     .direction = MPG_FORWARD,
@@ -44,6 +61,7 @@ mpg_status mpg_cpu_pack_convolution(const mpg_kernel_call *call) {
   const mpg_packed_convolution_params *p = call->params;
   mpg_shape data = {.ndim = p->shape.count};
   for (int i = 0; i < data.ndim; i++) data.dims[i] = p->shape.values[i];
+  if (data.dims[0] > 1) data.dims[0] = 1;
   building b;
   set_building(&b, p, &data);
   return mpg_cpu_pack(call, mpg_shape_size(&call->inputs[0].desc.shape) && mpg_shape_size(&data)

@@ -1,9 +1,12 @@
 /* Dense layers for prediction. The weight has the layout of oneDNN's matmul primitive, or its plain
- * layout without oneDNN. */
+ * layout without oneDNN. The layout is chosen for LAYOUT_ROWS rows of data, whatever the rows of a
+ * call, so products with all numbers of rows share one packed weight. */
 #include <string.h>
 
 #include "kernels/cpu/products/gemm.h"
 #include "kernels/cpu/products/packed_weight.h"
+
+enum { LAYOUT_ROWS = 64 };
 
 typedef struct building {
   mpg_packing packing;
@@ -18,44 +21,81 @@ static bool plain(const mpg_onednn *dnnl, dnnl_memory_desc_t *desc, int64_t rows
          dnnl_success;
 }
 
-static dnnl_primitive_desc_t choose(const mpg_onednn *dnnl, const mpg_packing *packing,
-                                    dnnl_memory_desc_t *weight) {
-  const building *b = (const building *)packing;
+/* Returns the primitive for `rows` rows of data and a weight in `layout`, or NULL if oneDNN has
+ * none. */
+static dnnl_primitive_desc_t describe(const mpg_onednn *dnnl, const building *b, int64_t rows,
+                                      const_dnnl_memory_desc_t layout) {
   dnnl_primitive_desc_t desc = NULL;
-  dnnl_memory_desc_t data = NULL, any = NULL, out = NULL, bias = NULL;
-  bool good = plain(dnnl, &data, b->m, b->k, dnnl_ab) && plain(dnnl, weight, b->k, b->n, dnnl_ba) &&
-              plain(dnnl, &any, b->k, b->n, dnnl_format_tag_any) &&
-              plain(dnnl, &out, b->m, b->n, dnnl_ab) &&
+  dnnl_memory_desc_t data = NULL, out = NULL, bias = NULL;
+  bool good = plain(dnnl, &data, rows, b->k, dnnl_ab) && plain(dnnl, &out, rows, b->n, dnnl_ab) &&
               (!b->bias || plain(dnnl, &bias, 1, b->n, dnnl_ab)) &&
-              dnnl->matmul_primitive_desc_create(&desc, dnnl->engine, data, any, bias, out,
+              dnnl->matmul_primitive_desc_create(&desc, dnnl->engine, data, layout, bias, out,
                                                  mpg_cpu_onednn_attributes(dnnl)) == dnnl_success;
-  dnnl_memory_desc_t all[] = {data, any, out, bias};
-  for (int i = 0; i < 4; i++)
+  dnnl_memory_desc_t all[] = {data, out, bias};
+  for (int i = 0; i < 3; i++)
     if (all[i]) dnnl->memory_desc_destroy(all[i]);
   return good ? desc : NULL;
 }
 
-/* Builds the product. The slots are data, packed weight, out and bias. */
-static bool build_product(const mpg_onednn *dnnl, mpg_onednn_prepared *prepared, void *context) {
-  const building *b = context;
+static dnnl_primitive_desc_t choose(const mpg_onednn *dnnl, const mpg_packing *packing,
+                                    dnnl_memory_desc_t *weight) {
+  const building *b = (const building *)packing;
+  dnnl_memory_desc_t any = NULL;
+  dnnl_primitive_desc_t desc =
+      plain(dnnl, weight, b->k, b->n, dnnl_ba) && plain(dnnl, &any, b->k, b->n, dnnl_format_tag_any)
+          ? describe(dnnl, b, LAYOUT_ROWS, any)
+          : NULL;
+  if (any) dnnl->memory_desc_destroy(any);
+  return desc;
+}
+
+/* Builds the product of a weight in `layout`. If no fast primitive reads this layout, each call
+ * reorders the weight. The slots are data, packed weight, out and bias. */
+static bool build_for(const mpg_onednn *dnnl, mpg_onednn_prepared *prepared, const building *b,
+                      const_dnnl_memory_desc_t layout) {
   static const dnnl_query_t queries[4] = {dnnl_query_src_md, dnnl_query_weights_md,
                                           dnnl_query_dst_md, dnnl_query_weights_md};
-  dnnl_memory_desc_t weight = NULL;
-  dnnl_primitive_desc_t desc = choose(dnnl, &b->packing, &weight);
-  int slots[4], count = b->bias ? 4 : 3;
-  if (weight) dnnl->memory_desc_destroy(weight);
-  if (!desc) return false;
-  for (int i = 0; i < count; i++)
-    if (!mpg_cpu_onednn_outer(dnnl, prepared,
-                              dnnl->primitive_desc_query_md(desc, queries[i], i == 3), &slots[i])) {
-      dnnl->primitive_desc_destroy(desc);
-      return false;
-    }
+  dnnl_memory_desc_t any = NULL;
+  int slots[4], count = b->bias ? 4 : 3, reordered;
+  dnnl_primitive_desc_t desc = describe(dnnl, b, b->m, layout);
+  if (!desc || mpg_cpu_onednn_is_reference(dnnl, desc)) {
+    if (desc) dnnl->primitive_desc_destroy(desc);
+    if (!plain(dnnl, &any, b->k, b->n, dnnl_format_tag_any)) return false;
+    desc = describe(dnnl, b, b->m, any);
+    dnnl->memory_desc_destroy(any);
+    if (!desc) return false;
+  }
+  bool good = true;
+  for (int i = 0; i < count && good; i++)
+    good = mpg_cpu_onednn_outer(
+        dnnl, prepared, i == 1 ? layout : dnnl->primitive_desc_query_md(desc, queries[i], i == 3),
+        &slots[i]);
+  const_dnnl_memory_desc_t theirs = dnnl->primitive_desc_query_md(desc, dnnl_query_weights_md, 0);
+  reordered = slots[1];
+  if (good && !dnnl->memory_desc_equal(theirs, layout))
+    good = mpg_cpu_onednn_inner(dnnl, prepared, theirs, &reordered) &&
+           mpg_cpu_onednn_reorder(dnnl, prepared, layout, slots[1], theirs, reordered);
+  if (!good) {
+    dnnl->primitive_desc_destroy(desc);
+    return false;
+  }
   return mpg_cpu_onednn_step(dnnl, prepared, desc, count, /* takes ownership of desc */
                              (const int[][2]){{DNNL_ARG_SRC, slots[0]},
-                                              {DNNL_ARG_WEIGHTS, slots[1]},
+                                              {DNNL_ARG_WEIGHTS, reordered},
                                               {DNNL_ARG_DST, slots[2]},
                                               {DNNL_ARG_BIAS, slots[count - 1]}});
+}
+
+static bool build_product(const mpg_onednn *dnnl, mpg_onednn_prepared *prepared, void *context) {
+  const building *b = context;
+  dnnl_memory_desc_t weight = NULL;
+  dnnl_primitive_desc_t chosen = choose(dnnl, &b->packing, &weight);
+  if (weight) dnnl->memory_desc_destroy(weight);
+  if (!chosen) return false;
+  bool good =
+      build_for(dnnl, prepared, b, dnnl->primitive_desc_query_md(chosen, dnnl_query_weights_md, 0));
+  dnnl->primitive_desc_destroy(chosen);
+  return good;
 }
 #endif
 
@@ -74,7 +114,7 @@ static building building_of(int64_t m, int64_t n, int64_t k, bool bias) {
 mpg_status mpg_cpu_pack_fully_connected(const mpg_kernel_call *call) {
   const mpg_pack_fully_connected_params *p = call->params;
   const mpg_shape *weight = &call->inputs[0].desc.shape;
-  building b = building_of(p->rows, weight->dims[0], weight->dims[1], !p->no_bias);
+  building b = building_of(LAYOUT_ROWS, weight->dims[0], weight->dims[1], !p->no_bias);
   return mpg_cpu_pack(call, mpg_shape_size(weight) ? &b.packing : NULL);
 }
 

@@ -94,7 +94,7 @@ static void free_descs(const mpg_onednn *dnnl, const arrays *a) {
 
 /* Returns the primitive desc for arrays in these layouts, or NULL if oneDNN has none. */
 static dnnl_primitive_desc_t describe(const mpg_onednn *dnnl, const mpg_onednn_convolution *how,
-                                      const arrays *a, const dnnl_memory_desc_t *descs) {
+                                      const arrays *a, const const_dnnl_memory_desc_t *descs) {
   const int64_t *stride = a->stride, *dilate = a->dilate, *pad = a->pad;
   dnnl_primitive_attr_t own =
       how->add ? mpg_cpu_onednn_attributes_to_add(dnnl, a->ours[OUT]) : NULL;
@@ -121,7 +121,7 @@ static dnnl_primitive_desc_t describe(const mpg_onednn *dnnl, const mpg_onednn_c
 /* Like `describe`, but returns NULL for a reference implementation. */
 static dnnl_primitive_desc_t describe_fast(const mpg_onednn *dnnl,
                                            const mpg_onednn_convolution *how, const arrays *a,
-                                           const dnnl_memory_desc_t *descs) {
+                                           const const_dnnl_memory_desc_t *descs) {
   dnnl_primitive_desc_t desc = describe(dnnl, how, a, descs);
   if (!desc || !mpg_cpu_onednn_is_reference(dnnl, desc)) return desc;
   dnnl->primitive_desc_destroy(desc);
@@ -129,15 +129,22 @@ static dnnl_primitive_desc_t describe_fast(const mpg_onednn *dnnl,
 }
 
 /* Returns the primitive desc. Channels-last data keeps its layout if oneDNN has a fast primitive
- * for it; the primitive chooses all other layouts. Only float32 with a plain weight falls back to a
- * reference implementation. */
+ * for it; the primitive chooses all other layouts. If a fast primitive reads a packed weight as it
+ * is, it is preferred. Only float32 with a plain weight falls back to a reference implementation.
+ */
 static dnnl_primitive_desc_t choose(const mpg_onednn *dnnl, const mpg_onednn_convolution *how,
                                     const arrays *a) {
-  dnnl_memory_desc_t as_it_lies[] = {a->ours[DATA], a->any[WEIGHT], a->ours[OUT]};
-  dnnl_primitive_desc_t desc = a->last[DATA] ? describe_fast(dnnl, how, a, as_it_lies) : NULL;
-  if (desc) return desc;
-  return how->packed || how->dtype != dnnl_f32 ? describe_fast(dnnl, how, a, a->any)
-                                               : describe(dnnl, how, a, a->any);
+  for (int reorder = how->layout == NULL; reorder < 2; reorder++) {
+    const_dnnl_memory_desc_t weight = reorder ? a->any[WEIGHT] : how->layout;
+    const_dnnl_memory_desc_t as_it_lies[] = {a->ours[DATA], weight, a->ours[OUT]},
+                             any[] = {a->any[DATA], weight, a->any[OUT]};
+    dnnl_primitive_desc_t desc = a->last[DATA] ? describe_fast(dnnl, how, a, as_it_lies) : NULL;
+    if (!desc)
+      desc = how->packed || how->dtype != dnnl_f32 ? describe_fast(dnnl, how, a, any)
+                                                   : describe(dnnl, how, a, any);
+    if (desc) return desc;
+  }
+  return NULL;
 }
 
 dnnl_primitive_desc_t mpg_cpu_onednn_convolution_choose(const mpg_onednn *dnnl,
@@ -173,7 +180,7 @@ static bool add_steps(const mpg_onednn *dnnl, mpg_onednn_prepared *prepared,
   bool good = true;
   for (int i = 0; i < BIAS && good; i++) {
     theirs[i] = dnnl->primitive_desc_query_md(desc, queries[how->direction][i], 0);
-    given[i] = how->packed && i == WEIGHT ? theirs[i] : a->ours[i];
+    given[i] = !how->packed || i != WEIGHT ? a->ours[i] : how->layout ? how->layout : theirs[i];
     good = mpg_cpu_onednn_outer(dnnl, prepared, given[i], &slots[i]);
   }
   if (good && how->bias) {

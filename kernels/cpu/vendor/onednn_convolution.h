@@ -16,8 +16,10 @@ typedef struct mpg_onednn_convolution {
   dnnl_data_type_t weight_dtype, result; /* only for MPG_FORWARD; undef (0) means `dtype` */
   int direction;
   bool bias;   /* only for MPG_FORWARD */
-  bool packed; /* only for MPG_FORWARD: the weight has the layout that the primitive chose */
-  bool add;    /* adds an array of the result's size; requires `packed` */
+  bool packed; /* only for MPG_FORWARD: the weight has `layout` */
+  /* Layout of a packed weight; NULL for the layout that the primitive chooses. Borrowed. */
+  const_dnnl_memory_desc_t layout;
+  bool add; /* adds an array of the result's size; requires `packed` */
 } mpg_onednn_convolution;
 
 /* Returns the cache key of a convolution. The caller must set its `kind`. */
