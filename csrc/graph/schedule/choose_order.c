@@ -55,19 +55,13 @@ fail:
   return status;
 }
 
-/* Bytes per device that fusion must not exceed. */
-typedef struct limits {
-  mpg_device_id devices[MPG_MAX_GRAPH_DEVICES];
-  size_t bytes[MPG_MAX_GRAPH_DEVICES];
-  uint32_t count;
-} limits;
-
 /* A trial of a fusion in which some nodes are left unfused. */
 typedef struct trial {
   const mpg_plan_request *plain;
-  limits limits;
-  bool *unfused;   /* per node: true if it must not be fused */
-  mpg_order order; /* order of the latest trial; `plan` is its plan */
+  mpg_plan_limits limits;
+  uint8_t *kinds;  /* per node: mpg_fuse_kind */
+  bool *unfused;   /* per node */
+  mpg_order order; /* order of the latest trial; `plan` is a plan of it, maybe not the smallest */
   mpg_plan plan;
   /* `changed` means that the order has groups, and `small` that its plan is also within all limits.
    * over[i] means that the plan exceeds limit i. */
@@ -78,14 +72,17 @@ static mpg_status try_groups(trial *t) {
   mpg_plan_request request = *t->plain;
   mpg_order_free(&t->order);
   mpg_plan_free(&t->plan);
-  MPG_TRY(mpg_graph_fuse(request.graph, request.order, request.external, request.saved, t->unfused,
-                         &t->order, &t->changed));
+  MPG_TRY(mpg_graph_fuse(request.graph, request.order, request.external, request.saved, t->kinds,
+                         t->unfused, &t->order, &t->changed));
   t->small = t->changed;
   if (!t->changed) return MPG_OK;
   request.order = &t->order;
+  request.limits = &t->limits;
   MPG_TRY(mpg_plan_make(&request, &t->plan));
   for (uint32_t i = 0; i < t->limits.count; i++) {
-    t->over[i] = mpg_plan_bytes(&t->plan, t->limits.devices[i]) > t->limits.bytes[i];
+    uint32_t slot = mpg_plan_slot(&t->plan, t->limits.devices[i]);
+    t->over[i] = (slot != UINT32_MAX && t->plan.over[slot]) ||
+                 mpg_plan_bytes(&t->plan, t->limits.devices[i]) > t->limits.bytes[i];
     t->small = t->small && !t->over[i];
   }
   return MPG_OK;
@@ -129,19 +126,15 @@ static void set_unfused(trial *t, const grouping *g, uint32_t limit, uint32_t fi
       t->unfused[g->nodes[g->groups[i].first + k]] = unfused;
 }
 
-static void take_trial(trial *t, mpg_order *order, mpg_plan *plan) {
+static void take_trial(trial *t, mpg_order *order) {
   mpg_order_free(order);
-  mpg_plan_free(plan);
   *order = t->order;
-  *plan = t->plan;
   t->order = (mpg_order){0};
-  t->plan = (mpg_plan){0};
 }
 
 /* Fuses as many groups of one device as its limit allows, by bisection. A set of groups that does
  * not fit is halved, until only single groups are left out or the tries are used up. */
-static mpg_status add_groups(trial *t, const grouping *g, uint32_t limit, mpg_order *fused,
-                             mpg_plan *plan) {
+static mpg_status add_groups(trial *t, const grouping *g, uint32_t limit, mpg_order *fused) {
   enum { TRIES = 12 };
   struct {
     uint32_t first, count;
@@ -157,7 +150,7 @@ static mpg_status add_groups(trial *t, const grouping *g, uint32_t limit, mpg_or
       set_unfused(t, g, limit, first, count, false);
       MPG_TRY(try_groups(t));
       if (t->small) {
-        take_trial(t, fused, plan);
+        take_trial(t, fused);
         tries++;
         continue;
       }
@@ -186,7 +179,12 @@ static mpg_status fuse(const mpg_plan_request *request, mpg_order *order, mpg_pl
     t.limits.bytes[i] = mpg_plan_bytes(plan, plan->devices[i]);
   }
   t.unfused = mpg_calloc(request->graph->num_nodes + 1, sizeof *t.unfused);
-  if (!t.unfused) return mpg_out_of_host_memory(request->graph->num_nodes);
+  t.kinds = mpg_calloc(request->graph->num_nodes + 1, sizeof *t.kinds);
+  if (!t.unfused || !t.kinds) MPG_GOTO(mpg_out_of_host_memory(request->graph->num_nodes));
+  for (size_t k = 0; k < order->count; k++) {
+    uint32_t n = order->nodes[k];
+    t.kinds[n] = (uint8_t)mpg_fuse_kind_of(request->graph, &request->graph->nodes[n]);
+  }
   MPG_GOTO(try_groups(&t));
   if (t.changed && !t.small) {
     bool over[MPG_MAX_GRAPH_DEVICES] = {false};
@@ -199,13 +197,16 @@ static mpg_status fuse(const mpg_plan_request *request, mpg_order *order, mpg_pl
       set_unfused(&t, &groups, i, 0, groups.num_groups, true);
       MPG_GOTO(try_groups(&t));
     }
-    if (t.small) take_trial(&t, &fused, &fused_plan);
+    if (t.small) take_trial(&t, &fused);
     for (uint32_t i = 0; i < t.limits.count; i++)
-      if (over[i]) MPG_GOTO(add_groups(&t, &groups, i, &fused, &fused_plan));
+      if (over[i]) MPG_GOTO(add_groups(&t, &groups, i, &fused));
   } else if (t.small) {
-    take_trial(&t, &fused, &fused_plan);
+    take_trial(&t, &fused);
   }
   if (fused.count) {
+    mpg_plan_request of_fused = *request;
+    of_fused.order = &fused;
+    MPG_GOTO(mpg_plan_make(&of_fused, &fused_plan));
     mpg_order_free(order);
     mpg_plan_free(plan);
     *order = fused;
@@ -219,6 +220,7 @@ fail:
   mpg_order_free(&fused);
   mpg_plan_free(&fused_plan);
   mpg_free(t.unfused);
+  mpg_free(t.kinds);
   mpg_free(groups.groups);
   mpg_free(groups.nodes);
   return status;

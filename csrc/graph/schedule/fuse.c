@@ -13,6 +13,7 @@ typedef struct fuser {
   const mpg_order *order;
   const uint32_t *external;
   const bool *saved, *unfused;
+  const uint8_t *kinds;
   mpg_analysis facts;      /* of the order; owned */
   mpg_open_group **groups; /* NULL if dissolved, merged, or written to the result */
   uint32_t num_groups;
@@ -267,7 +268,7 @@ static mpg_status visit(fuser *f, uint32_t position) {
                           .number = n,
                           .position = position,
                           .segment = f->order->segment_of ? f->order->segment_of[position] : 0,
-                          .kind = f->unfused[n] ? MPG_FUSE_NOT : mpg_fuse_kind_of(f->graph, node)};
+                          .kind = f->unfused[n] ? MPG_FUSE_NOT : (mpg_fuse_kind)f->kinds[n]};
   if (mpg_node_mutates(node)) close_all(f); /* no node may move past a write */
   uint32_t count = find_sources(f, &c, sources);
   if (c.kind == MPG_FUSE_VIEW && count) {
@@ -436,15 +437,20 @@ static void end(fuser *f) {
 }
 
 mpg_status mpg_graph_fuse(const mpg_graph *graph, const mpg_order *order, const uint32_t *external,
-                          const bool *saved, const bool *unfused, mpg_order *fused, bool *changed) {
-  fuser f = {
-      .graph = graph, .order = order, .external = external, .saved = saved, .unfused = unfused};
+                          const bool *saved, const uint8_t *kinds, const bool *unfused,
+                          mpg_order *fused, bool *changed) {
+  fuser f = {.graph = graph,
+             .order = order,
+             .external = external,
+             .saved = saved,
+             .unfused = unfused,
+             .kinds = kinds};
   mpg_status status = MPG_OK;
   uint32_t groups = 0;
   mpg_order moved = {0};
   *changed = false;
   MPG_GOTO(mpg_analyse(graph, order, &f.facts));
-  MPG_GOTO(mpg_fuse_order(graph, order, unfused, &f.facts, &moved));
+  MPG_GOTO(mpg_fuse_order(graph, order, kinds, unfused, &f.facts, &moved));
   if (moved.count) {
     f.order = &moved;
     mpg_analysis_free(&f.facts);

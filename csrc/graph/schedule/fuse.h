@@ -51,11 +51,12 @@ typedef struct mpg_fusion {
   size_t num_uses, groups_capacity, uses_capacity;
 } mpg_fusion;
 
-/* Annotates a copy of the order. external[v] is the external array of value v, or MPG_NO_BASE.
- * saved[v] is true if v is alive after the phase; NULL means that no value is. `unfused` marks
- * nodes that join no group. *fused is set only if *changed is true. */
+/* Annotates a copy of the order. `external` and `saved` are as in mpg_plan_request. `kinds` has the
+ * kind of each node in the order (mpg_fuse_kind_of), and `unfused` marks nodes that join no group.
+ * `fused` is set only if *changed. */
 mpg_status mpg_graph_fuse(const mpg_graph *graph, const mpg_order *order, const uint32_t *external,
-                          const bool *saved, const bool *unfused, mpg_order *fused, bool *changed);
+                          const bool *saved, const uint8_t *kinds, const bool *unfused,
+                          mpg_order *fused, bool *changed);
 void mpg_fusion_free(mpg_fusion *fusion); /* NULL is allowed */
 
 /* Returns the group of a position, or NULL. mpg_order_first and mpg_order_last return the first

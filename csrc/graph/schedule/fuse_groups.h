@@ -54,10 +54,10 @@ bool mpg_open_group_merge(mpg_open_group *g, mpg_open_group *other, uint32_t val
 /* Merges adjacent dims if each value varies along both or neither. */
 void mpg_open_group_collapse(mpg_open_group *g);
 
-/* fuse_order.c: moves trailing reductions, and maps that follow a producer, to directly after
- * their inputs. `moved` is set only if the order changes; its segments are borrowed. `unfused` is
- * as in mpg_graph_fuse, and `facts` is the analysis of `order`. */
-mpg_status mpg_fuse_order(const mpg_graph *graph, const mpg_order *order, const bool *unfused,
-                          const mpg_analysis *facts, mpg_order *moved);
+/* fuse_order.c: moves trailing reductions, and maps that follow a producer, to directly after their
+ * inputs. `moved` is set only if the order changes; its segments are borrowed. `kinds` and
+ * `unfused` are as in mpg_graph_fuse, and `facts` are of the order. */
+mpg_status mpg_fuse_order(const mpg_graph *graph, const mpg_order *order, const uint8_t *kinds,
+                          const bool *unfused, const mpg_analysis *facts, mpg_order *moved);
 
 #endif

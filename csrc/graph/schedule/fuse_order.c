@@ -9,6 +9,7 @@
 typedef struct mover {
   const mpg_graph *graph;
   const mpg_order *order;
+  const uint8_t *kinds;
   const bool *unfused;
   const mpg_analysis *facts;
   /* The following arrays are per node and form a linked list of the nodes in the new order.
@@ -25,7 +26,7 @@ typedef struct mover {
 } mover;
 
 static mpg_fuse_kind kind_of(const mover *m, uint32_t n) {
-  return m->unfused[n] ? MPG_FUSE_NOT : mpg_fuse_kind_of(m->graph, &m->graph->nodes[n]);
+  return m->unfused[n] ? MPG_FUSE_NOT : (mpg_fuse_kind)m->kinds[n];
 }
 
 /* True if the node reduces the outer dims of a value that a group member may compute. */
@@ -101,7 +102,7 @@ static void visit(mover *m, uint32_t k) {
   bool trailing = is_trailing_reduction(m, n);
   uint32_t source = trailing ? mpg_node_inputs(m->graph, node)[0].node : followed_by(m, n);
   bool moves = may_move(m, k, source);
-  m->follows[n] = !trailing && (moves || mpg_fuse_kind_of(m->graph, node) == MPG_FUSE_PRODUCER);
+  m->follows[n] = !trailing && (moves || m->kinds[n] == MPG_FUSE_PRODUCER);
   m->last[n] = n;
   m->place[n] = moves ? m->place[source] : k;
   insert_after(m, n, moves ? m->last[source] : m->tail);
@@ -125,12 +126,13 @@ static mpg_status write_order(const mover *m, mpg_order *moved) {
   return MPG_OK;
 }
 
-mpg_status mpg_fuse_order(const mpg_graph *graph, const mpg_order *order, const bool *unfused,
-                          const mpg_analysis *facts, mpg_order *moved) {
+mpg_status mpg_fuse_order(const mpg_graph *graph, const mpg_order *order, const uint8_t *kinds,
+                          const bool *unfused, const mpg_analysis *facts, mpg_order *moved) {
   size_t count = graph->num_nodes + 1;
   mpg_workspace space = {0};
   mover m = {.graph = graph,
              .order = order,
+             .kinds = kinds,
              .unfused = unfused,
              .facts = facts,
              .place = mpg_workspace_take(&space, count, sizeof *m.place),

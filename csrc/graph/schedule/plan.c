@@ -4,6 +4,9 @@
 
 #include <stdlib.h>
 #include <string.h>
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
 
 #include "base/workspace.h"
 
@@ -20,9 +23,13 @@ typedef struct item { /* memory that has or needs a location */
   uint32_t value, block; /* block UINT32_MAX means a new block */
 } item;
 
+/* Placed items, sorted by offset. Lifetimes are in separate arrays, so that best_fit can compare
+ * LANES of them at once. */
+enum { LANES = 16 };
 typedef struct item_list {
-  item *items; /* sorted by offset */
-  size_t count, capacity;
+  int32_t *begins, *ends; /* signed_position of the lifetimes */
+  size_t *offsets, *tops; /* tops: offset + size */
+  size_t count, capacity; /* the capacity is a multiple of LANES */
 } item_list;
 
 typedef struct planner {
@@ -266,39 +273,98 @@ static void share_in_place(planner *p) {
   }
 }
 
-static bool meet(lifetime a, lifetime b) { return a.begin <= b.end && b.begin <= a.end; }
+/* SSE2 compares only signed integers. Graphs have less than 2^31 nodes. */
+static int32_t signed_position(uint32_t position) {
+  return position == FOREVER ? INT32_MAX : (int32_t)position;
+}
+
+/* Returns a word whose bit i is set if item first + i is alive at the same time as positions
+ * [begin, end]. */
+static uint32_t find_meeting(const item_list *list, size_t first, int32_t begin, int32_t end) {
+  const int32_t *begins = list->begins + first, *ends = list->ends + first;
+#ifdef __SSE2__
+  __m128i apart[4];
+  for (int i = 0; i < 4; i++) {
+    __m128i from = _mm_loadu_si128((const __m128i *)(begins + 4 * i)),
+            to = _mm_loadu_si128((const __m128i *)(ends + 4 * i));
+    apart[i] = _mm_or_si128(_mm_cmpgt_epi32(from, _mm_set1_epi32(end)),
+                            _mm_cmpgt_epi32(_mm_set1_epi32(begin), to));
+  }
+  __m128i bytes =
+      _mm_packs_epi16(_mm_packs_epi32(apart[0], apart[1]), _mm_packs_epi32(apart[2], apart[3]));
+  uint32_t word = ~(uint32_t)_mm_movemask_epi8(bytes) & 0xFFFF;
+#else
+  uint32_t word = 0;
+  for (int i = 0; i < LANES; i++) word |= (uint32_t)(begins[i] <= end && ends[i] >= begin) << i;
+#endif
+  size_t left = list->count - first;
+  return left < LANES ? word & ((1u << left) - 1) : word;
+}
 
 /* Sets *offset to the smallest gap for `wanted` between the items whose lifetimes overlap with its
  * lifetime, or to the end of these items if no gap is large enough. Returns false if the space
  * after the items is chosen and exceeds `limit`. */
 static bool best_fit(const item_list *list, const item *wanted, size_t limit, size_t *offset) {
   size_t end = 0, best_gap = SIZE_MAX;
-  for (size_t i = 0; i < list->count; i++) {
-    const item *other = &list->items[i];
-    if (!meet(other->life, wanted->life)) continue;
-    if (other->offset >= end + wanted->size && other->offset - end < best_gap) {
-      best_gap = other->offset - end;
-      *offset = end;
+  int32_t from = signed_position(wanted->life.begin), to = signed_position(wanted->life.end);
+  for (size_t first = 0; first < list->count; first += LANES) {
+    for (uint32_t word = find_meeting(list, first, from, to); word; word &= word - 1) {
+      size_t i = first + (size_t)__builtin_ctz(word), begin = list->offsets[i], top = list->tops[i];
+      if (begin >= end + wanted->size && begin - end < best_gap) {
+        best_gap = begin - end;
+        *offset = end;
+      }
+      if (top > end) end = top;
     }
-    if (other->offset + other->size > end) end = other->offset + other->size;
   }
   if (best_gap != SIZE_MAX) return true;
   *offset = end;
   return end + wanted->size <= limit && end + wanted->size > end;
 }
 
-static mpg_status put(item_list *list, const item *placed) {
-  MPG_TRY(mpg_grow((void **)&list->items, &list->capacity, list->count + 1, sizeof *list->items));
-  size_t at = list->count;
-  while (at > 0 && list->items[at - 1].offset > placed->offset) at--;
-  memmove(list->items + at + 1, list->items + at, (list->count - at) * sizeof *list->items);
-  list->items[at] = *placed;
-  list->count++;
+static void free_list(item_list *list) {
+  mpg_free(list->offsets); /* all arrays are in one block, which starts here */
+}
+
+/* Makes room for `capacity` items in an empty list. */
+static mpg_status reserve(item_list *list, size_t capacity) {
+  capacity = (capacity / LANES + 1) * LANES;
+  size_t size = capacity * (2 * sizeof(size_t) + 2 * sizeof(int32_t));
+  size_t *memory = mpg_calloc(1, size);
+  if (!memory) return mpg_out_of_host_memory(size);
+  list->capacity = capacity;
+  list->offsets = memory;
+  list->tops = memory + capacity;
+  list->begins = (int32_t *)(list->tops + capacity);
+  list->ends = list->begins + capacity;
   return MPG_OK;
 }
 
-/* Compares two items in a packing order: the larger key (a of x, b of y) first, then the earlier
- * begin, then the lower value number. */
+static void copy_list(item_list *to, const item_list *from) {
+  memcpy(to->offsets, from->offsets, from->count * sizeof *to->offsets);
+  memcpy(to->tops, from->tops, from->count * sizeof *to->tops);
+  memcpy(to->begins, from->begins, from->count * sizeof *to->begins);
+  memcpy(to->ends, from->ends, from->count * sizeof *to->ends);
+  to->count = from->count;
+}
+
+static void put(item_list *list, const item *placed) {
+  size_t at = list->count;
+  while (at > 0 && list->offsets[at - 1] > placed->offset) at--;
+  size_t rest = list->count - at;
+  memmove(list->offsets + at + 1, list->offsets + at, rest * sizeof *list->offsets);
+  memmove(list->tops + at + 1, list->tops + at, rest * sizeof *list->tops);
+  memmove(list->begins + at + 1, list->begins + at, rest * sizeof *list->begins);
+  memmove(list->ends + at + 1, list->ends + at, rest * sizeof *list->ends);
+  list->offsets[at] = placed->offset;
+  list->tops[at] = placed->offset + placed->size;
+  list->begins[at] = signed_position(placed->life.begin);
+  list->ends[at] = signed_position(placed->life.end);
+  list->count++;
+}
+
+/* Compares two items in a packing order: larger key a or b first, then earlier begin, then lower
+ * value number. */
 static int compare(size_t a, size_t b, const item *x, const item *y) {
   if (a != b) return a > b ? -1 : 1;
   if (x->life.begin != y->life.begin) return x->life.begin < y->life.begin ? -1 : 1;
@@ -318,93 +384,154 @@ typedef int comparison(const void *, const void *);
 static comparison *const ways[] = {largest_first, longest_first, earliest_first, latest_first};
 enum { NUM_WAYS = sizeof ways / sizeof *ways };
 
-/* A block that already contains values. */
+/* A block that already contains values: saved values of the forward phase until their last use, or
+ * values pushed into a lane. */
 typedef struct space {
   uint32_t block;
-  item_list list;
+  size_t num_occupied;
+  item_list occupied, list; /* `list` has the occupied memory and the items placed so far */
 } space;
 
-/* Adds the memory that is already in use in the block to its list: saved values of the forward
- * phase until their last use, or values pushed into a lane. */
-static mpg_status occupy(planner *p, space *space) {
+/* The blocks of a device during packing. */
+typedef struct packing {
+  space *spaces, fresh; /* existing blocks; the new block */
+  uint32_t num_spaces;
+} packing;
+
+/* Finds the memory in use by value `v` in an existing block of the device. Returns false if there
+ * is none. */
+static bool find_occupied(planner *p, uint32_t slot, uint32_t v, uint32_t *block, item *used) {
   mpg_plan *plan = p->plan;
-  bool old = space->block < plan->first_block;
-  uint32_t base = plan->num_externals + space->block;
-  for (size_t v = 0; v < plan->num_values; v++) {
-    if (plan->locations[v].base != base || !(old ? p->request->saved[v] : p->pushed[v])) continue;
-    lifetime life = {0, p->lives[find(plan, (uint32_t)v)].end};
-    if (old && p->request->retain) life.end = FOREVER;
-    /* No node of this phase reads the value, so its memory is free. */
-    if (old && !p->request->retain && p->lives[find(plan, (uint32_t)v)].begin == FOREVER) continue;
-    MPG_TRY(put(&space->list, &(item){plan->locations[v].offset, value_bytes(p, (uint32_t)v), life,
-                                      (uint32_t)v, space->block}));
+  mpg_location location = plan->locations[v];
+  if (location.base == MPG_NO_BASE || location.base < plan->num_externals) return false;
+  *block = location.base - plan->num_externals;
+  if (plan->blocks[*block].device != slot) return false;
+  bool old = *block < plan->first_block;
+  if (!(old ? p->request->saved[v] : p->pushed[v])) return false;
+  const lifetime *life = &p->lives[find(plan, v)];
+  /* The value has no readers in this phase. */
+  if (old && !p->request->retain && life->begin == FOREVER) return false;
+  used->offset = location.offset;
+  used->size = value_bytes(p, v);
+  used->life = (lifetime){0, old && p->request->retain ? FOREVER : life->end};
+  return true;
+}
+
+static void end_packing(packing *packing) {
+  for (uint32_t i = 0; packing->spaces && i < packing->num_spaces; i++) {
+    free_list(&packing->spaces[i].occupied);
+    free_list(&packing->spaces[i].list);
   }
+  free_list(&packing->fresh.list);
+  mpg_free(packing->spaces);
+}
+
+/* Lists the device's blocks with the memory in use, and makes room for `count` items. The caller
+ * calls end_packing even after an error. */
+static mpg_status begin_packing(planner *p, uint32_t slot, size_t count, packing *packing) {
+  mpg_plan *plan = p->plan;
+  uint32_t block, *number = mpg_workspace_take(&p->space, plan->num_blocks, sizeof *number);
+  item used = {0};
+  packing->fresh.block = UINT32_MAX;
+  packing->spaces = mpg_calloc(plan->num_blocks + 1, sizeof *packing->spaces);
+  MPG_TRY(mpg_workspace_check(&p->space));
+  if (!packing->spaces) return mpg_out_of_host_memory(plan->num_blocks * sizeof *packing->spaces);
+  MPG_TRY(reserve(&packing->fresh.list, count));
+  for (uint32_t i = 0; i < plan->num_blocks; i++) {
+    if (plan->blocks[i].device != slot) continue;
+    number[i] = packing->num_spaces;
+    packing->spaces[packing->num_spaces++].block = i;
+  }
+  for (size_t v = 0; packing->num_spaces && v < plan->num_values; v++)
+    if (find_occupied(p, slot, (uint32_t)v, &block, &used))
+      packing->spaces[number[block]].num_occupied++;
+  for (uint32_t i = 0; i < packing->num_spaces; i++) {
+    space *space = &packing->spaces[i];
+    MPG_TRY(reserve(&space->occupied, space->num_occupied));
+    MPG_TRY(reserve(&space->list, space->num_occupied + count));
+  }
+  for (size_t v = 0; packing->num_spaces && v < plan->num_values; v++)
+    if (find_occupied(p, slot, (uint32_t)v, &block, &used))
+      put(&packing->spaces[number[block]].occupied, &used);
   return MPG_OK;
 }
 
 /* Finds the first existing block with a gap for the item. Returns false if no block has one. */
-static bool fit_into(const mpg_plan *plan, space *spaces, uint32_t count, item *wanted,
-                     space **chosen) {
-  for (uint32_t i = 0; i < count; i++) {
-    size_t size = plan->blocks[spaces[i].block].size;
-    if (!best_fit(&spaces[i].list, wanted, size, &wanted->offset) ||
+static bool fit_into(const mpg_plan *plan, packing *packing, item *wanted, space **chosen) {
+  for (uint32_t i = 0; i < packing->num_spaces; i++) {
+    space *space = &packing->spaces[i];
+    size_t size = plan->blocks[space->block].size;
+    if (!best_fit(&space->list, wanted, size, &wanted->offset) ||
         wanted->offset + wanted->size > size)
       continue;
-    *chosen = &spaces[i];
+    *chosen = space;
     return true;
   }
   return false;
 }
 
-/* Assigns locations to the items, in the device's existing blocks and in a new one. Sets *size to
- * the size of the new block, which is 0 if no item needs it. */
-static mpg_status pack(planner *p, uint32_t slot, item *items, size_t count, comparison *way,
-                       size_t *size) {
-  mpg_plan *plan = p->plan;
-  mpg_status status = MPG_OK;
-  uint32_t num_spaces = 0;
-  space *spaces = mpg_calloc(plan->num_blocks + 1, sizeof *spaces), fresh = {.block = UINT32_MAX};
-  if (!spaces) return mpg_out_of_host_memory(plan->num_blocks * sizeof *spaces);
+/* Assigns locations to the items, in the device's existing blocks and in a new one. *size is the
+ * size of the new block. Gives up when it reaches `limit`, and sets *size to `limit`. */
+static mpg_status pack(const mpg_plan *plan, packing *packing, item *items, size_t count,
+                       comparison *way, size_t limit, size_t *size) {
   *size = 0;
-  for (uint32_t i = 0; i < plan->num_blocks; i++) {
-    if (plan->blocks[i].device != slot) continue;
-    spaces[num_spaces++].block = i;
-    MPG_GOTO(occupy(p, &spaces[num_spaces - 1]));
+  packing->fresh.list.count = 0;
+  for (uint32_t i = 0; i < packing->num_spaces; i++) {
+    space *space = &packing->spaces[i];
+    copy_list(&space->list, &space->occupied);
   }
   qsort(items, count, sizeof *items, way);
   for (size_t i = 0; i < count; i++) {
-    space *chosen = &fresh;
-    if (!fit_into(plan, spaces, num_spaces, &items[i], &chosen)) {
-      if (!best_fit(&fresh.list, &items[i], SIZE_MAX / 2, &items[i].offset))
-        MPG_GOTO(mpg_fail(MPG_DEVICE_OUT_OF_MEMORY,
-                          "the block's arrays do not fit into the address space"));
+    space *chosen = &packing->fresh;
+    if (!fit_into(plan, packing, &items[i], &chosen)) {
+      if (!best_fit(&chosen->list, &items[i], SIZE_MAX / 2, &items[i].offset))
+        return mpg_fail(MPG_DEVICE_OUT_OF_MEMORY,
+                        "the block's arrays do not fit into the address space");
       size_t end = items[i].offset + items[i].size;
       if (end > *size) *size = end;
+      if (*size >= limit) {
+        *size = limit;
+        return MPG_OK;
+      }
     }
-    MPG_GOTO(put(&chosen->list, &items[i]));
+    put(&chosen->list, &items[i]);
     items[i].block = chosen->block;
   }
-fail:
-  for (uint32_t i = 0; i < num_spaces; i++) mpg_free(spaces[i].list.items);
-  mpg_free(spaces);
-  mpg_free(fresh.list.items);
-  return status;
+  return MPG_OK;
 }
 
-/* Tries packing orders until one reaches the lower bound, and keeps the best. */
+/* Returns the limit of a device's bytes, or NULL if it has none. */
+static const size_t *find_limit(const planner *p, uint32_t slot) {
+  const mpg_plan_limits *limits = p->request->limits;
+  for (uint32_t i = 0; limits && i < limits->count; i++)
+    if (mpg_device_id_equal(limits->devices[i], p->plan->devices[slot])) return &limits->bytes[i];
+  return NULL;
+}
+
+/* Tries packing orders until one is small enough, and keeps the best. */
 static mpg_status pack_well(planner *p, uint32_t slot, item *items, size_t count) {
   mpg_plan *plan = p->plan;
   mpg_status status = MPG_OK;
-  size_t there = mpg_plan_bytes(plan, plan->devices[slot]), least = SIZE_MAX;
+  packing packing = {0};
+  const size_t *limit = find_limit(p, slot);
+  size_t there = mpg_plan_bytes(plan, plan->devices[slot]),
+         enough = limit ? *limit : plan->alive[slot], least = SIZE_MAX;
+  if (limit) least = enough < there ? 1 : enough - there + 1;
   item *best = mpg_malloc((count + 1) * sizeof *best);
   if (!best) return mpg_out_of_host_memory(count * sizeof *best);
-  for (int way = 0; way < NUM_WAYS && (way == 0 || (least && there + least > plan->alive[slot]));
-       way++) {
+  MPG_GOTO(begin_packing(p, slot, count, &packing));
+  bool found = false;
+  for (int way = 0; way < NUM_WAYS && !(found && (!least || there + least <= enough)); way++) {
     size_t size = 0;
-    MPG_GOTO(pack(p, slot, items, count, ways[way], &size));
+    MPG_GOTO(pack(plan, &packing, items, count, ways[way], least, &size));
     if (size >= least) continue;
     least = size;
+    found = true;
     memcpy(best, items, count * sizeof *best);
+  }
+  if (!found) {
+    plan->over[slot] = true;
+    goto fail;
   }
   uint32_t fresh = UINT32_MAX;
   if (least) {
@@ -416,6 +543,7 @@ static mpg_status pack_well(planner *p, uint32_t slot, item *items, size_t count
         (mpg_location){plan->num_externals + (best[i].block == UINT32_MAX ? fresh : best[i].block),
                        best[i].offset};
 fail:
+  end_packing(&packing);
   mpg_free(best);
   return status;
 }

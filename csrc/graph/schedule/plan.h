@@ -51,7 +51,15 @@ typedef struct mpg_plan {
   /* Per slot: peak bytes of planned arrays alive in this phase, a lower bound for every plan of
    * this order. */
   size_t alive[MPG_MAX_GRAPH_DEVICES];
+  bool over[MPG_MAX_GRAPH_DEVICES]; /* per slot: the plan exceeds its limit and is incomplete */
 } mpg_plan;
+
+/* Bytes that the plans of devices must not exceed. */
+typedef struct mpg_plan_limits {
+  mpg_device_id devices[MPG_MAX_GRAPH_DEVICES];
+  size_t bytes[MPG_MAX_GRAPH_DEVICES];
+  uint32_t count;
+} mpg_plan_limits;
 
 typedef struct mpg_plan_request {
   const mpg_graph *graph;
@@ -63,6 +71,9 @@ typedef struct mpg_plan_request {
   const mpg_plan *forward; /* the forward plan; NULL when planning the forward phase */
   bool unfused;            /* mpg_schedule: disables fusion */
   bool retain;             /* the graph is retained, so saved values of the forward plan are kept */
+  /* Only tests whether a plan within these limits exists: takes the first such plan that it finds,
+   * not the smallest one, and sets `over` if there is none. NULL for the smallest plan. */
+  const mpg_plan_limits *limits;
 } mpg_plan_request;
 
 /* Plans the memory of a phase. `plan` must be zeroed. */
