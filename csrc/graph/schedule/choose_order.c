@@ -66,6 +66,7 @@ typedef struct trial {
   /* `changed` means that the order has groups, and `small` that its plan is also within all limits.
    * over[i] means that the plan exceeds limit i. */
   bool changed, small, over[MPG_MAX_GRAPH_DEVICES];
+  bool first; /* the first trial, whose plan is usually taken, so it is the smallest one */
 } trial;
 
 static mpg_status try_groups(trial *t) {
@@ -77,7 +78,7 @@ static mpg_status try_groups(trial *t) {
   t->small = t->changed;
   if (!t->changed) return MPG_OK;
   request.order = &t->order;
-  request.limits = &t->limits;
+  request.limits = t->first ? NULL : &t->limits;
   MPG_TRY(mpg_plan_make(&request, &t->plan));
   for (uint32_t i = 0; i < t->limits.count; i++) {
     uint32_t slot = mpg_plan_slot(&t->plan, t->limits.devices[i]);
@@ -126,15 +127,21 @@ static void set_unfused(trial *t, const grouping *g, uint32_t limit, uint32_t fi
       t->unfused[g->nodes[g->groups[i].first + k]] = unfused;
 }
 
-static void take_trial(trial *t, mpg_order *order) {
+/* Takes the order of the latest trial, and its plan if it is the smallest one. */
+static void take_trial(trial *t, mpg_order *order, mpg_plan *plan) {
   mpg_order_free(order);
+  mpg_plan_free(plan);
   *order = t->order;
   t->order = (mpg_order){0};
+  if (!t->first) return;
+  *plan = t->plan;
+  t->plan = (mpg_plan){0};
 }
 
 /* Fuses as many groups of one device as its limit allows, by bisection. A set of groups that does
  * not fit is halved, until only single groups are left out or the tries are used up. */
-static mpg_status add_groups(trial *t, const grouping *g, uint32_t limit, mpg_order *fused) {
+static mpg_status add_groups(trial *t, const grouping *g, uint32_t limit, mpg_order *fused,
+                             mpg_plan *plan) {
   enum { TRIES = 12 };
   struct {
     uint32_t first, count;
@@ -150,7 +157,7 @@ static mpg_status add_groups(trial *t, const grouping *g, uint32_t limit, mpg_or
       set_unfused(t, g, limit, first, count, false);
       MPG_TRY(try_groups(t));
       if (t->small) {
-        take_trial(t, fused);
+        take_trial(t, fused, plan);
         tries++;
         continue;
       }
@@ -168,7 +175,7 @@ static mpg_status add_groups(trial *t, const grouping *g, uint32_t limit, mpg_or
 
 /* Fuses as many groups as possible without enlarging the plan of any device. */
 static mpg_status fuse(const mpg_plan_request *request, mpg_order *order, mpg_plan *plan) {
-  trial t = {.plain = request};
+  trial t = {.plain = request, .first = true};
   grouping groups = {0};
   mpg_order fused = {0};
   mpg_plan fused_plan = {0};
@@ -187,6 +194,7 @@ static mpg_status fuse(const mpg_plan_request *request, mpg_order *order, mpg_pl
   }
   MPG_GOTO(try_groups(&t));
   if (t.changed && !t.small) {
+    t.first = false;
     bool over[MPG_MAX_GRAPH_DEVICES] = {false};
     MPG_GOTO(note_groups(&t, &groups));
     /* Starts without groups on the devices whose plans are too large. add_groups then adds groups
@@ -197,16 +205,16 @@ static mpg_status fuse(const mpg_plan_request *request, mpg_order *order, mpg_pl
       set_unfused(&t, &groups, i, 0, groups.num_groups, true);
       MPG_GOTO(try_groups(&t));
     }
-    if (t.small) take_trial(&t, &fused);
+    if (t.small) take_trial(&t, &fused, &fused_plan);
     for (uint32_t i = 0; i < t.limits.count; i++)
-      if (over[i]) MPG_GOTO(add_groups(&t, &groups, i, &fused));
+      if (over[i]) MPG_GOTO(add_groups(&t, &groups, i, &fused, &fused_plan));
   } else if (t.small) {
-    take_trial(&t, &fused);
+    take_trial(&t, &fused, &fused_plan);
   }
   if (fused.count) {
     mpg_plan_request of_fused = *request;
     of_fused.order = &fused;
-    MPG_GOTO(mpg_plan_make(&of_fused, &fused_plan));
+    if (!fused_plan.locations) MPG_GOTO(mpg_plan_make(&of_fused, &fused_plan));
     mpg_order_free(order);
     mpg_plan_free(plan);
     *order = fused;

@@ -25,7 +25,7 @@ typedef struct item { /* memory that has or needs a location */
 
 /* Placed items, sorted by offset. Lifetimes are in separate arrays, so that best_fit can compare
  * LANES of them at once. */
-enum { LANES = 16 };
+enum { LANES = 16, ALL_LANES = 0xFFFF };
 typedef struct item_list {
   int32_t *begins, *ends; /* signed_position of the lifetimes */
   size_t *offsets, *tops; /* tops: offset + size */
@@ -292,7 +292,7 @@ static uint32_t find_meeting(const item_list *list, size_t first, int32_t begin,
   }
   __m128i bytes =
       _mm_packs_epi16(_mm_packs_epi32(apart[0], apart[1]), _mm_packs_epi32(apart[2], apart[3]));
-  uint32_t word = ~(uint32_t)_mm_movemask_epi8(bytes) & 0xFFFF;
+  uint32_t word = ~(uint32_t)_mm_movemask_epi8(bytes) & ALL_LANES;
 #else
   uint32_t word = 0;
   for (int i = 0; i < LANES; i++) word |= (uint32_t)(begins[i] <= end && ends[i] >= begin) << i;
@@ -301,25 +301,40 @@ static uint32_t find_meeting(const item_list *list, size_t first, int32_t begin,
   return left < LANES ? word & ((1u << left) - 1) : word;
 }
 
-/* Sets *offset to the smallest gap for `wanted` between the items whose lifetimes overlap with its
- * lifetime, or to the end of these items if no gap is large enough. Returns false if the space
- * after the items is chosen and exceeds `limit`. */
+/* The gaps between the items that were visited, in the order of their offsets. */
+typedef struct gaps {
+  size_t end;      /* end of the visited items */
+  size_t size, at; /* the smallest gap that is large enough; size SIZE_MAX if none is */
+} gaps;
+
+static inline void visit(gaps *gaps, size_t offset, size_t top, size_t wanted) {
+  if (offset >= gaps->end + wanted && offset - gaps->end < gaps->size) {
+    gaps->size = offset - gaps->end;
+    gaps->at = gaps->end;
+  }
+  if (top > gaps->end) gaps->end = top;
+}
+
+/* Finds the smallest gap for `wanted` between the items whose lifetimes overlap with its own, or
+ * else the space after them. Returns false if the chosen space ends above `limit`. */
 static bool best_fit(const item_list *list, const item *wanted, size_t limit, size_t *offset) {
-  size_t end = 0, best_gap = SIZE_MAX;
+  gaps gaps = {.size = SIZE_MAX};
+  size_t size = wanted->size;
   int32_t from = signed_position(wanted->life.begin), to = signed_position(wanted->life.end);
   for (size_t first = 0; first < list->count; first += LANES) {
-    for (uint32_t word = find_meeting(list, first, from, to); word; word &= word - 1) {
-      size_t i = first + (size_t)__builtin_ctz(word), begin = list->offsets[i], top = list->tops[i];
-      if (begin >= end + wanted->size && begin - end < best_gap) {
-        best_gap = begin - end;
-        *offset = end;
-      }
-      if (top > end) end = top;
+    const size_t *offsets = list->offsets + first, *tops = list->tops + first;
+    uint32_t word = find_meeting(list, first, from, to);
+    if (word == ALL_LANES) {
+      for (int i = 0; i < LANES; i++) visit(&gaps, offsets[i], tops[i], size);
+      continue;
+    }
+    for (; word; word &= word - 1) {
+      int i = __builtin_ctz(word);
+      visit(&gaps, offsets[i], tops[i], size);
     }
   }
-  if (best_gap != SIZE_MAX) return true;
-  *offset = end;
-  return end + wanted->size <= limit && end + wanted->size > end;
+  *offset = gaps.size != SIZE_MAX ? gaps.at : gaps.end;
+  return gaps.size != SIZE_MAX || (gaps.end + size <= limit && gaps.end + size > gaps.end);
 }
 
 static void free_list(item_list *list) {
