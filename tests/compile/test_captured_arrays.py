@@ -374,3 +374,32 @@ def test_finalizer_ops_are_not_traced():
     assert seen and all(np.array_equal(values, [3, 3]) for values in seen)
     [entry] = net.compiled()
     assert entry["ops"] == 2 and same(net(array(1)).asnumpy(), np.exp(array(1).asnumpy()) * 0.5)
+
+
+class Masked(gluon.HybridBlock):
+    """Adds a mask that is built while tracing. Keeps it if `keep` is true."""
+
+    def __init__(self, keep):
+        super().__init__()
+        self.keep, self.mask = keep, None
+
+    def hybrid_forward(self, F, x):
+        mask = nd.array(np.arange(x.shape[1])[None])
+        if self.keep:
+            mask = self.mask = mask if self.mask is None else self.mask
+        return F.broadcast_add(x, mask)
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_array_created_in_trace_is_replaced_only_if_it_is_kept(keep):
+    net = Masked(keep)
+    net.hybridize()
+    x = nd.zeros((2, 3))
+    for _ in range(2):
+        np.testing.assert_array_equal(net(x).asnumpy(), [[0, 1, 2]] * 2)
+    net.mask = nd.array([[5, 6, 7]])
+    expected = [5, 6, 7] if keep else [0, 1, 2]
+    for _ in range(2):
+        np.testing.assert_array_equal(net(x).asnumpy(), [expected] * 2)
+    if not keep:
+        np.testing.assert_array_equal(net(nd.zeros((2, 4))).asnumpy(), [[0, 1, 2, 3]] * 2)

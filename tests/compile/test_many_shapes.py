@@ -143,16 +143,63 @@ def test_packed_weights_are_released_before_memory_runs_out():
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
 
 
-def test_repeated_recompilation_warns_once():
-    net = nn.HybridSequential()
-    net.add(nn.Dense(2, in_units=2))
+class Growing(gluon.HybridBlock):
+    """Appends a token to the first of two states."""
+
+    def hybrid_forward(self, F, token, states):
+        keys = F.concat(states[0], token, dim=1)
+        return keys.sum(axis=1), [keys, states[1] + 1]
+
+
+def warnings_of(calls):
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        for call in calls:
+            call()
+    return [str(warning.message) for warning in seen]
+
+
+def dense():
+    net = nn.Dense(2, in_units=2)
     net.initialize()
     net.hybridize()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        for n in range(1, 65):
-            net(nd.ones((n, 2)))
-    with pytest.warns(UserWarning, match="HybridSequential: more than 64 signatures") as seen:
-        for n in range(65, 68):
-            net(nd.ones((n, 2)))
-    assert len(seen) == 1 and "pad it to a few sizes" in str(seen[0].message)
+    return net
+
+
+def test_repeated_recompilation_warns_once_and_names_the_axis():
+    net = dense()
+    (seen,) = warnings_of([lambda n=n: net(nd.ones((n, 2))) for n in range(1, 80)])
+    assert seen.startswith("Dense: ")
+    assert "axis 0 of input 'x' was" in seen and "Pad them to a few sizes" in seen
+    assert "axis 1" not in seen
+
+
+def test_recompilation_warning_names_a_growing_state():
+    net, states = Growing(), [nd.zeros((1, 3, 4)), nd.zeros((1,))]
+    net.hybridize()
+
+    def step():
+        nonlocal states
+        _, states = net(nd.ones((1, 1, 4)), states)
+
+    (seen,) = warnings_of([step] * 80)
+    assert "axis 1 of input 'states[0]' was" in seen and "a cache of fixed size" in seen
+
+
+@pytest.mark.parametrize("sizes", [[1, 2, 3, 4] * 40, [*range(1, 16)] * 8])
+def test_recurring_shapes_do_not_warn(sizes):
+    net = dense()
+    assert not warnings_of([lambda n=n: net(nd.ones((n, 2))) for n in sizes])
+
+
+def test_rare_new_shapes_among_many_calls_do_not_warn():
+    net = dense()
+    sizes = [size for n in range(1, 41) for size in (n, 1, 1, 1)]
+    assert not warnings_of([lambda n=n: net(nd.ones((n, 2))) for n in sizes])
+
+
+def test_dropped_signatures_warn_even_if_compilation_takes_little_time():
+    net = dense()
+    sizes = [size for n in range(1, 71) for size in (n, 1, 1, 1)]
+    (seen,) = warnings_of([lambda n=n: net(nd.ones((n, 2))) for n in sizes])
+    assert "more than 64 signatures" in seen and "axis 0 of input 'x' was" in seen

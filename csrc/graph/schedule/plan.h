@@ -71,7 +71,7 @@ typedef struct mpg_plan_request {
   const mpg_plan *forward; /* the forward plan; NULL when planning the forward phase */
   bool unfused;            /* mpg_schedule: disables fusion */
   bool retain;             /* the graph is retained, so saved values of the forward plan are kept */
-  /* Only tests whether a plan within these limits exists: takes the first such plan that it finds,
+  /* Only tests whether a plan within these limits exists: takes the first one that it finds,
    * not the smallest one, and sets `over` if there is none. NULL for the smallest plan. */
   const mpg_plan_limits *limits;
 } mpg_plan_request;

@@ -1,7 +1,9 @@
 /* _core.CachedOp: a Python function on arrays, compiled once per signature (compile/call_cache.h).
  * See core.h. */
+#include "base/clock.h"
 #include "compile/call_cache.h"
 #include "compile/compiled_call.h"
+#include "compile/recompilation.h"
 #include "python/core.h"
 #include "python/graph/describe.h"
 
@@ -10,6 +12,7 @@ typedef struct cached_op {
   bool exact, unfused;
   mpg_memory_budget budget; /* owned limits */
   mpg_cache *cache;
+  mpg_recompilation recompilation;
   PyObject *bound;    /* tuple of arrays appended to the inputs of every call; NULL if none */
   PyObject *pointers; /* bytes: the mpg_array pointers of the bound arrays */
   /* Number of the current binding. While it stays the same, calls do not check the bound arrays. 0
@@ -162,17 +165,71 @@ static PyObject *call_compiled(mpg_compiled *compiled, const mpg_inputs *inputs)
   return result;
 }
 
-/* Warns when the cache evicts a signature for the first time. */
-static int warn_of_dropped(const cached_op *self) {
-  if (self->cache->dropped != 1) return 0;
+/* Returns a new list with the names of the inputs, which the attribute `input_names` of the
+ * function returns. Returns NULL without an exception if it has no names. */
+static PyObject *input_names(const cached_op *self) {
+  PyObject *function = PyObject_GetAttrString(self->trace, "input_names"),
+           *names = function != NULL ? PyObject_CallNoArgs(function) : NULL,
+           *list = names != NULL ? PySequence_List(names) : NULL;
+  Py_XDECREF(function);
+  Py_XDECREF(names);
+  PyErr_Clear();
+  return list;
+}
+
+/* Appends which sizes of the inputs differ between the latest calls. */
+static void describe_changes(const cached_op *self, mpg_text *text) {
+  enum { MOST_NAMES = 64 };
+  const char *names[MOST_NAMES];
+  uint32_t count = 0;
+  PyObject *list = input_names(self);
+  for (; list != NULL && count < MOST_NAMES && count < PyList_GET_SIZE(list); count++) {
+    PyObject *name = PyList_GET_ITEM(list, count);
+    names[count] = PyUnicode_Check(name) ? PyUnicode_AsUTF8(name) : NULL;
+  }
+  PyErr_Clear();
+  mpg_recompilation_describe(self->cache, names, count, text);
+  Py_XDECREF(list);
+}
+
+/* Warns once about a function that keeps recompiling: if compilation takes much of the time, or
+ * else if the cache evicts a signature. */
+static int warn_of_recompilation(cached_op *self, int64_t begin, int64_t end) {
+  mpg_recompilation *r = &self->recompilation;
+  bool reported = r->reported, slow = mpg_recompilation_note(r, self->cache, begin, end);
+  if (!slow && (reported || self->cache->dropped != 1)) return 0;
+  r->reported = true;
   const char *path = mpg_scope_text(mpg_autograd_scope());
-  return PyErr_WarnFormat(
-      PyExc_UserWarning, 1,
-      "%s: more than %d signatures (shapes, dtypes, devices and modes of the inputs) have been "
-      "compiled; the least recently used one is dropped for each new one and recompiled when it "
-      "recurs. If a size differs from call to call, as for a growing cache, pad it to a few sizes, "
-      "or run this block without hybridize()",
-      *path ? path : "a hybridized block", (int)MPG_CACHE_LIMIT);
+  mpg_text text = {0}, changes = {0};
+  describe_changes(self, &changes);
+  mpg_text_append(&text, "%s: ", *path ? path : "a hybridized block");
+  if (slow)
+    mpg_text_append(&text,
+                    "%u of the last %u calls compiled a new program, which took %d%% of the time",
+                    r->compilations, (unsigned)(self->cache->clock - r->first_call),
+                    (int)(100 * r->spent / (end - r->begin + 1)));
+  else
+    mpg_text_append(&text,
+                    "more than %d signatures (shapes, dtypes, devices and modes of the inputs) "
+                    "have been compiled; the least recently used one is dropped for each new one",
+                    (int)MPG_CACHE_LIMIT);
+  if (*mpg_text_string(&changes))
+    mpg_text_append(&text,
+                    ", because sizes changed: %s. Pad them to a few sizes (for example, powers of "
+                    "2) and mask the rest, use a cache of fixed size instead of one that grows, or "
+                    "run this block without hybridize()",
+                    mpg_text_string(&changes));
+  else
+    mpg_text_append(&text,
+                    ", because dtypes, devices or modes of the inputs changed. Use the same "
+                    "ones in all calls, or run this block without hybridize()");
+  if (slow) mpg_text_append(&text, ". A warm-up of all sizes that will recur needs no change");
+  mpg_status status = mpg_text_status(&text);
+  int result = status == MPG_OK ? PyErr_WarnEx(PyExc_UserWarning, mpg_text_string(&text), 1)
+                                : (mpg_py_raise(status), -1);
+  mpg_text_free(&text);
+  mpg_text_free(&changes);
+  return result;
 }
 
 /* Returns a new reference to the compiled call for the inputs' signature. Compiles it if necessary.
@@ -182,11 +239,12 @@ static mpg_compiled *find_compiled(cached_op *self, const mpg_inputs *inputs) {
   bool recording = mpg_autograd_recording();
   mpg_compiled *compiled = mpg_cache_find(self->cache, inputs, train, recording);
   if (compiled == NULL) {
+    int64_t begin = mpg_clock_ns();
     compiled = trace_and_compile(self, inputs, recording);
     if (compiled == NULL) return NULL;
     compiled->references++; /* one reference for the cache, one for the caller */
     mpg_status status = mpg_cache_add(self->cache, inputs, train, recording, compiled);
-    if (status != MPG_OK || warn_of_dropped(self) < 0) {
+    if (status != MPG_OK || warn_of_recompilation(self, begin, mpg_clock_ns()) < 0) {
       mpg_compiled_release(compiled);
       if (status != MPG_OK) mpg_py_raise(status);
       return NULL;

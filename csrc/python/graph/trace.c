@@ -417,11 +417,26 @@ static PyObject *swap_trace(PyObject *Py_UNUSED(module), PyObject *item) {
   return (PyObject *)result;
 }
 
+/* True if only the trace refers to the memory of constant `i`, which code created during the trace
+ * and did not keep (a mask that was built from sizes). */
+static bool is_temporary(const mpg_trace *trace, size_t i) {
+  enum { MOST_VIEWS = 8 };
+  const mpg_storage *storage = trace->constants[i].array.tensor.storage;
+  int32_t own = 0;
+  if (storage->exposed || storage->born <= trace->born || storage->references > MOST_VIEWS)
+    return false;
+  for (size_t k = 0; k < trace->num_constants; k++) {
+    own += trace->constants[k].array.tensor.storage == storage;
+    own += trace->constants[k].saved.storage == storage;
+  }
+  return own == storage->references;
+}
+
 static PyObject *captured_arrays(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused)) {
   const mpg_trace *trace = mpg_trace_active();
   PyObject *list = PyList_New(0);
   for (size_t i = 0; list != NULL && trace != NULL && i < trace->num_constants; i++) {
-    if (trace->constants[i].array.trace) continue;
+    if (trace->constants[i].array.trace || is_temporary(trace, i)) continue;
     mpg_array array = {0}; /* a reference to the captured array with its current contents */
     mpg_array_copy(&array, &trace->constants[i].array);
     PyObject *item = mpg_py_array_take(&array);
@@ -466,7 +481,9 @@ static PyMethodDef methods[] = {
      "_collecting(phase, info)\n--\n\nSuspends the active trace while the garbage collector runs; "
      "one of gc.callbacks."},
     {"captured_arrays", captured_arrays, METH_NOARGS,
-     "captured_arrays()\n--\n\nThe arrays with contents that the active trace has used so far."},
+     "captured_arrays()\n--\n\nThe arrays with contents that the active trace has used so far, and "
+     "that "
+     "other code still holds."},
     {"swap_trace", swap_trace, METH_O,
      "swap_trace(trace)\n--\n\nSets the active trace of this thread (None for no trace); returns "
      "the previous one."},

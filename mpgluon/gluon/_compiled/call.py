@@ -18,6 +18,7 @@ from .._tree import flags_of, structure_changes
 from ..utils import shape_is_known
 from . import grouped, recompute, tracing
 from .captured import Captured, are_current
+from .input_names import input_names
 from .places import find
 from .structure import snapshot
 
@@ -267,6 +268,9 @@ class Signature:
         with tracing.Binding(self.used, parameters, self.path, taps):
             return self._forward(inputs)
 
+    def input_names(self):
+        return input_names(self.block, self.structure)
+
     def trace_parts(self, *arrays):
         with tracing.LateBinding():
             return self._forward(arrays)
@@ -398,7 +402,9 @@ class CompiledCall:
         if signature.splits:
             signature.op = graph_breaks.Split(_weakly(signature.trace_parts), self._flags)
         else:
-            signature.op = _core.CachedOp(_weakly(signature.trace), self._flags)
+            trace = _weakly(signature.trace)
+            trace.input_names = _weakly(signature.input_names)
+            signature.op = _core.CachedOp(trace, self._flags)
         if len(self._signatures) >= LIMIT:
             used = sorted(
                 (other.last_used, number, old)
