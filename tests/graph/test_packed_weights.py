@@ -331,10 +331,23 @@ def test_packed_dense_matches_float64_reference(rows, features, hidden, bias):
     assert np.linalg.norm(result - expected) <= 1e-6 * np.linalg.norm(expected)
 
 
+@pytest.mark.parametrize("threads", [(1, 1), (3, 3), (3, 1), (1, 3)])
 @pytest.mark.parametrize("features, hidden", [(64, 64), (100, 65), (700, 129), (64, 1000)])
-def test_one_packed_dense_weight_serves_all_numbers_of_rows(features, hidden):
+def test_one_packed_dense_weight_serves_all_numbers_of_rows(features, hidden, threads):
+    """For any number of threads, also if it changes after packing."""
     weight = random((hidden, features), 2)
-    packed = call("_pack_fully_connected", weight, no_bias=True)
+    try:
+        mx.context.set_threads(threads[0])
+        packed = call("_pack_fully_connected", weight, no_bias=True)
+        packed.wait_to_read()
+        mx.context.set_threads(threads[1])
+        check_packed_product(weight, packed)
+    finally:
+        mx.context.set_threads(0)
+
+
+def check_packed_product(weight, packed):
+    hidden, features = weight.shape
     for rows in (1, 2, 3, 5, 8, 13, 17, 48, 64, 65, 100, 257, 1000):
         x = random((rows, features), rows)
         result = call("_packed_fully_connected", x, packed, num_hidden=hidden, no_bias=True)

@@ -7,6 +7,9 @@
 #include "kernels/cpu/products/packed_weight.h"
 
 enum { LAYOUT_ROWS = 64 };
+/* Maximum multiplications and elements of the weight for which one thread computes a product. It
+ * takes a few microseconds, and starting a team of threads takes as long. */
+enum { FEW_MULTIPLICATIONS = 1 << 18, FEW_ELEMENTS = 1 << 16 };
 
 typedef struct building {
   mpg_packing packing;
@@ -89,7 +92,7 @@ static bool build_for(const mpg_onednn *dnnl, mpg_onednn_prepared *prepared, con
 static bool build_product(const mpg_onednn *dnnl, mpg_onednn_prepared *prepared, void *context) {
   const building *b = context;
   dnnl_memory_desc_t weight = NULL;
-  dnnl_primitive_desc_t chosen = choose(dnnl, &b->packing, &weight);
+  dnnl_primitive_desc_t chosen = mpg_cpu_packing_choose(dnnl, &b->packing, &weight);
   if (weight) dnnl->memory_desc_destroy(weight);
   if (!chosen) return false;
   bool good =
@@ -136,6 +139,9 @@ mpg_status mpg_cpu_packed_fully_connected(const mpg_kernel_call *call) {
     return mpg_kernel_get(call->device, plain.op)(&plain);
   }
   building b = building_of(m, n, k, !p->no_bias);
+#ifdef MPG_WITH_ONEDNN
+  if (n * k <= FEW_ELEMENTS && m <= FEW_MULTIPLICATIONS / (n * k)) b.packing.num_threads = 1;
+#endif
   return mpg_cpu_packed_run(
       call, &b.packing,
       (void *[]){data->data, NULL, out->data, b.bias ? call->inputs[2].data : NULL});

@@ -1,6 +1,9 @@
 /* Packs weights for oneDNN's primitives, and runs ops with packed weights. */
 #include "kernels/cpu/products/packed_weight.h"
 
+#ifdef MPG_WITH_ONEDNN
+#include <omp.h>
+#endif
 #include <string.h>
 
 #include "base/memory.h"
@@ -9,11 +12,20 @@
 #ifdef MPG_WITH_ONEDNN
 enum { MOST_THREADS = 4096 }; /* maximum number of threads per device that the settings allow */
 
+dnnl_primitive_desc_t mpg_cpu_packing_choose(const mpg_onednn *dnnl, const mpg_packing *packing,
+                                             dnnl_memory_desc_t *plain) {
+  int before = omp_get_max_threads();
+  if (packing->layout_threads) omp_set_num_threads(packing->layout_threads);
+  dnnl_primitive_desc_t desc = packing->choose(dnnl, packing, plain);
+  omp_set_num_threads(before);
+  return desc;
+}
+
 bool mpg_cpu_build_pack(const mpg_onednn *dnnl, mpg_onednn_prepared *prepared, void *context) {
   const mpg_packing *packing = context;
   dnnl_memory_desc_t plain = NULL;
   int from, to;
-  dnnl_primitive_desc_t desc = packing->choose(dnnl, packing, &plain);
+  dnnl_primitive_desc_t desc = mpg_cpu_packing_choose(dnnl, packing, &plain);
   const_dnnl_memory_desc_t theirs =
       desc ? dnnl->primitive_desc_query_md(desc, dnnl_query_weights_md, 0) : NULL;
   bool good = theirs && dnnl->memory_desc_get_size(theirs) <= packing->room &&
@@ -31,7 +43,7 @@ bool mpg_cpu_build_pack(const mpg_onednn *dnnl, mpg_onednn_prepared *prepared, v
 static bool build_run(const mpg_onednn *dnnl, mpg_onednn_prepared *prepared, void *context) {
   const mpg_packing *packing = context;
   dnnl_memory_desc_t plain = NULL;
-  dnnl_primitive_desc_t desc = packing->choose(dnnl, packing, &plain);
+  dnnl_primitive_desc_t desc = mpg_cpu_packing_choose(dnnl, packing, &plain);
   const_dnnl_memory_desc_t theirs =
       desc ? dnnl->primitive_desc_query_md(desc, dnnl_query_weights_md, 0) : NULL;
   bool fits = theirs && dnnl->memory_desc_get_size(theirs) <= packing->room;
@@ -79,6 +91,11 @@ mpg_status mpg_cpu_packed_run(const mpg_kernel_call *call, mpg_packing *packing,
   const mpg_packed_header *head = call->inputs[1].data;
   mpg_kernel_call as_packed = *call;
   as_packed.num_threads = head->num_threads;
+  if (packing->num_threads && packing->num_threads < head->num_threads) {
+    as_packed.num_threads = packing->num_threads;
+    packing->layout_threads = head->num_threads;
+    packing->key.values[packing->key.count++] = head->num_threads;
+  }
   packing->key.kind = packing->run;
   packing->room = (size_t)mpg_shape_size(&call->inputs[1].desc.shape) * sizeof(float) -
                   MPG_PACKED_HEADER * sizeof(float);

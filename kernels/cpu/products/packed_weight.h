@@ -29,11 +29,19 @@ typedef struct mpg_packing {
   dnnl_primitive_desc_t (*choose)(const mpg_onednn *dnnl, const struct mpg_packing *packing,
                                   dnnl_memory_desc_t *plain);
   mpg_onednn_build build; /* builds the operation `run`, whose slot 1 is the packed weight */
+  /* Number of threads to run with if it is less than the number that the layout was chosen for; 0
+   * for the same number. */
+  int num_threads;
+  int layout_threads; /* the number that the layout was chosen for; filled in by the functions */
 #endif
   size_t room; /* bytes available for the packed weight */
 } mpg_packing;
 
 #ifdef MPG_WITH_ONEDNN
+/* Calls packing->choose with the number of threads that the layout was chosen for. */
+dnnl_primitive_desc_t mpg_cpu_packing_choose(const mpg_onednn *dnnl, const mpg_packing *packing,
+                                             dnnl_memory_desc_t *plain)
+    MPG_PER_ISA(mpg_cpu_packing_choose);
 /* Builder for mpg_cpu_onednn_find. `packing` is an mpg_packing. The slots are the plain and the
  * packed weight. offset[1] is set to the size of the packed weight in bytes. */
 bool mpg_cpu_build_pack(const mpg_onednn *dnnl, mpg_onednn_prepared *prepared, void *packing)
