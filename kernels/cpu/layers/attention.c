@@ -329,9 +329,9 @@ static mpg_status prepare(attention *a, size_t bytes) {
 }
 
 /* Returns the number of units of `rows` query rows that one thread computes at least. Starting a
- * team of threads takes as long as a few thousand multiplications. */
+ * team of threads takes a few microseconds. */
 static int64_t grain_of(const attention *a, int64_t rows) {
-  enum { FEW = 1 << 17 };
+  enum { FEW = 1 << 18 };
   double multiplications = (double)rows * (double)a->keys * (double)(a->width + a->value_width);
   return multiplications < FEW ? (int64_t)(FEW / (multiplications + 1)) + 1 : 1;
 }

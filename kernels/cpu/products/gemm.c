@@ -216,11 +216,13 @@ static mpg_status product(const mpg_kernel_call *call, mpg_gemm *g) {
   }
 #ifdef MPG_WITH_ONEDNN
   if (dnnl) {
-    int before = mpg_onednn_threads_begin(call);
+    mpg_kernel_call team = *call;
+    if (mpg_gemm_small(g->m, g->n, g->k)) team.num_threads = 1;
+    int before = mpg_onednn_threads_begin(&team);
     dnnl_status_t status =
         dnnl->sgemm(g->transpose_a ? 'T' : 'N', g->transpose_b ? 'T' : 'N', g->m, g->n, g->k,
                     (float)g->alpha, g->a, g->lda, g->b, g->ldb, (float)g->beta, g->c, g->ldc);
-    mpg_onednn_threads_end(call, before);
+    mpg_onednn_threads_end(&team, before);
     if (status == dnnl_success) return MPG_OK;
     if (status == dnnl_out_of_memory)
       return mpg_fail(MPG_HOST_OUT_OF_MEMORY, "%s: out of memory in a matrix product",

@@ -18,6 +18,14 @@ static inline bool mpg_gemm_tiny(int64_t m, int64_t n, int64_t k) {
   return m * k + k * n + m * n <= MPG_GEMM_TINY;
 }
 
+/* True for products that one thread computes in a few microseconds. Starting a team of threads
+ * takes as long. */
+enum { MPG_GEMM_FEW_PRODUCTS = 1 << 18, MPG_GEMM_FEW_ELEMENTS = 1 << 16 };
+static inline bool mpg_gemm_small(int64_t m, int64_t n, int64_t k) {
+  return n <= MPG_GEMM_FEW_ELEMENTS && k <= MPG_GEMM_FEW_ELEMENTS &&
+         n * k <= MPG_GEMM_FEW_ELEMENTS && m <= MPG_GEMM_FEW_PRODUCTS / (n * k + 1);
+}
+
 mpg_status mpg_cpu_sgemm(const mpg_kernel_call *call, bool transpose_a, bool transpose_b, int64_t m,
                          int64_t n, int64_t k, float alpha, const float *a, int64_t lda,
                          const float *b, int64_t ldb, float beta, float *c, int64_t ldc)

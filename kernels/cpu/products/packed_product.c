@@ -7,9 +7,6 @@
 #include "kernels/cpu/products/packed_weight.h"
 
 enum { LAYOUT_ROWS = 64 };
-/* Maximum multiplications and elements of the weight for which one thread computes a product. It
- * takes a few microseconds, and starting a team of threads takes as long. */
-enum { FEW_MULTIPLICATIONS = 1 << 18, FEW_ELEMENTS = 1 << 16 };
 
 typedef struct building {
   mpg_packing packing;
@@ -140,7 +137,7 @@ mpg_status mpg_cpu_packed_fully_connected(const mpg_kernel_call *call) {
   }
   building b = building_of(m, n, k, !p->no_bias);
 #ifdef MPG_WITH_ONEDNN
-  if (n * k <= FEW_ELEMENTS && m <= FEW_MULTIPLICATIONS / (n * k)) b.packing.num_threads = 1;
+  if (mpg_gemm_small(m, n, k)) b.packing.num_threads = 1;
 #endif
   return mpg_cpu_packed_run(
       call, &b.packing,
