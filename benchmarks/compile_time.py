@@ -1,15 +1,25 @@
 """Measures the seconds to trace and compile networks, forward and backward, by number of layers,
-and planned bytes relative to the lower bound.
+and planned bytes relative to the lower bound. Then measures the milliseconds that a new length of a
+known network takes, and the bytes that many lengths use.
 
-    python benchmarks/compile_time.py
+    python benchmarks/compile_time.py [--torch PYTHON]
+
+With --torch, a Python with PyTorch measures new lengths with torch.compile, too.
 """
 
+import argparse
+import pathlib
+import subprocess
 import time
+import warnings
 
 import numpy as np
 
+import mpgluon as mx
 import networks
 from mpgluon import autograd, nd
+
+LENGTHS = range(16, 64)
 
 
 def measure(name, **sizes):
@@ -34,7 +44,47 @@ def measure(name, **sizes):
     return queued
 
 
+def call(net, x, record):
+    """Returns the CPU milliseconds of this thread until the call is queued, and the milliseconds
+    until it is done."""
+    nd.waitall()
+    busy, start = time.thread_time(), time.perf_counter()
+    if record:
+        with autograd.record():
+            y = net(x)
+        y.backward()
+    else:
+        net(x)
+    busy = time.thread_time() - busy
+    nd.waitall()
+    return 1e3 * busy, 1e3 * (time.perf_counter() - start)
+
+
+def measure_new_shapes(name, record, **sizes):
+    """Measures calls with lengths that the network has not seen, and repeated calls."""
+    net, _ = networks.ALL[name](**sizes)
+    net.initialize()
+    net.hybridize()
+    call(net, nd.zeros((1, 8)), record)
+    used = mx.context.memory_stats(mx.cpu())["in_use"]
+    inputs = [nd.zeros((1, length)) for length in LENGTHS]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about recompilation
+        new, known = [np.median([call(net, x, record) for x in inputs], axis=0) for _ in range(2)]
+    used = mx.context.memory_stats(mx.cpu())["in_use"] - used
+    ops = net.compiled()[0]["ops"]
+    print(
+        f"{name:10s} {'recorded' if record else 'prediction':10s} {ops:4d} ops: new length "
+        f"{new[0]:.2f} ms of this thread, {new[1]:.2f} ms until done; known length {known[0]:.2f} "
+        f"and {known[1]:.2f} ms; {100 * (new[0] - known[0]) / ops:.2f} ms per 100 ops; "
+        f"{used / 2**20:.1f} MiB more in use after {len(LENGTHS)} lengths"
+    )
+
+
 if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--torch", metavar="PYTHON", help="a Python with PyTorch")
+    options = parser.parse_args()
     for name in ("mlp", "lstm", "resnet", "inception", "unet"):
         measure(name)
     for name, key, counts in (
@@ -46,3 +96,9 @@ if __name__ == "__main__":
             f"{name}: grows as its size to the power "
             f"{np.polyfit(np.log(counts), np.log(times), 1)[0]:.2f}"
         )
+    for name, sizes in (("gpt", {"layers": 4, "dropout": 0}), ("llama", {})):
+        for record in (False, True):
+            measure_new_shapes(name, record, **sizes)
+    if options.torch:
+        peer = pathlib.Path(__file__).with_name("new_shapes_torch.py")
+        subprocess.run([options.torch, peer], check=True)

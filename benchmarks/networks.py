@@ -1,6 +1,8 @@
 """Common networks for measuring the compiler. Each function returns (block, inputs) on one
 device."""
 
+import numpy as np
+
 from mpgluon import gluon, nd
 from mpgluon.gluon import nn, rnn
 
@@ -137,6 +139,93 @@ def gpt(layers=24, vocab=512, width=64, heads=4, time=64, batch=2, dropout=0.1):
     return GPT(layers, vocab, width, heads, dropout), [nd.zeros((batch, time))]
 
 
+class RootMeanSquareNorm(gluon.HybridBlock):
+    def __init__(self, width, **kwargs):
+        super().__init__(**kwargs)
+        self.gamma = self.params.get("gamma", shape=(width,), init="ones")
+
+    def hybrid_forward(self, F, x, gamma):
+        scale = F.rsqrt(F.mean(F.square(x), axis=-1, keepdims=True) + 1e-6)
+        return F.broadcast_mul(F.broadcast_mul(x, scale), gamma)
+
+
+def projection(units, in_units):
+    return nn.Dense(units, flatten=False, use_bias=False, in_units=in_units)
+
+
+class RotaryAttention(gluon.HybridBlock):
+    """Causal attention with rotary positions, in which `groups` heads share their keys."""
+
+    def __init__(self, width, heads, groups, **kwargs):
+        super().__init__(**kwargs)
+        self.heads, self.groups, self.size = heads, groups, width // heads
+        self.query = projection(width, width)
+        self.key, self.value = [projection(width // groups, width) for _ in range(2)]
+        self.out = projection(width, width)
+
+    def split(self, x, heads):
+        return x.reshape((0, 0, heads, -1)).transpose((0, 2, 1, 3))
+
+    def turn(self, F, x, cos, sin):
+        left, right = F.split(x, num_outputs=2, axis=-1)
+        return F.broadcast_mul(x, cos) + F.broadcast_mul(F.concat(-right, left, dim=-1), sin)
+
+    def hybrid_forward(self, F, x, cos, sin, mask):
+        shared = self.heads // self.groups
+        q = self.turn(F, self.split(self.query(x), self.heads), cos, sin)
+        k = self.turn(F, self.split(self.key(x), shared), cos, sin)
+        k, v = [
+            F.repeat(part, self.groups, axis=1).reshape((-3, 0, 0))
+            for part in (k, self.split(self.value(x), shared))
+        ]
+        scores = F.batch_dot(q.reshape((-3, 0, 0)), k, transpose_b=True) * self.size**-0.5
+        mixed = F.batch_dot(F.softmax(F.broadcast_add(scores, mask)), v)
+        mixed = mixed.reshape((-4, -1, self.heads, 0, 0)).transpose((0, 2, 1, 3))
+        return self.out(mixed.reshape((0, 0, -3)))
+
+
+class LlamaLayer(gluon.HybridBlock):
+    def __init__(self, width, heads, groups, **kwargs):
+        super().__init__(**kwargs)
+        self.norm1, self.norm2 = [RootMeanSquareNorm(width) for _ in range(2)]
+        self.attention = RotaryAttention(width, heads, groups)
+        self.gate, self.up = [projection(4 * width, width) for _ in range(2)]
+        self.down = projection(width, 4 * width)
+
+    def hybrid_forward(self, F, x, cos, sin, mask):
+        x = x + self.attention(self.norm1(x), cos, sin, mask)
+        y = self.norm2(x)
+        gate = self.gate(y)
+        return x + self.down(gate * F.sigmoid(gate) * self.up(y))
+
+
+class Llama(gluon.HybridBlock):
+    """A transformer of single ops, which reads the length of its input in Python."""
+
+    def __init__(self, layers, vocab, width, heads, groups, longest, **kwargs):
+        super().__init__(**kwargs)
+        self.embed = nn.Embedding(vocab, width)
+        self.layers = sequence(*[LlamaLayer(width, heads, groups) for _ in range(layers)])
+        self.norm, self.head = RootMeanSquareNorm(width), projection(vocab, width)
+        size = width // heads
+        angles = np.outer(np.arange(longest), 10000.0 ** (-np.arange(0, size, 2) / size))
+        angles = np.concatenate([angles, angles], axis=-1)[None, None]
+        self.cos, self.sin = nd.array(np.cos(angles)), nd.array(np.sin(angles))
+
+    def hybrid_forward(self, F, x):
+        length = x.shape[1]
+        mask = nd.array(np.triu(np.full((1, length, length), -1e9), 1))
+        cos, sin = self.cos[:, :, :length], self.sin[:, :, :length]
+        x = self.embed(x)
+        for layer in self.layers:
+            x = layer(x, cos, sin, mask)
+        return self.head(self.norm(x))
+
+
+def llama(layers=4, vocab=256, width=64, heads=4, groups=2, longest=512, time=64, batch=1):
+    return Llama(layers, vocab, width, heads, groups, longest), [nd.zeros((batch, time))]
+
+
 class Inception(gluon.HybridBlock):
     """Parallel branches of 1x1, 3x3, 5x5 and pooled convolutions."""
 
@@ -216,4 +305,4 @@ def chain(length=1000, size=16):
     return Chain(length), [nd.ones((size, size))]
 
 
-ALL = {f.__name__: f for f in (mlp, lstm, resnet, gpt, inception, unet, chain)}
+ALL = {f.__name__: f for f in (mlp, lstm, resnet, gpt, llama, inception, unet, chain)}

@@ -532,6 +532,10 @@ static mpg_status pack_well(planner *p, uint32_t slot, item *items, size_t count
   size_t there = mpg_plan_bytes(plan, plan->devices[slot]),
          enough = limit ? *limit : plan->alive[slot], least = SIZE_MAX;
   if (limit) least = enough < there ? 1 : enough - there + 1;
+  if (limit && plan->alive[slot] > *limit) { /* no packing can be within the limit */
+    plan->over[slot] = true;
+    return MPG_OK;
+  }
   item *best = mpg_malloc((count + 1) * sizeof *best);
   if (!best) return mpg_out_of_host_memory(count * sizeof *best);
   MPG_GOTO(begin_packing(p, slot, count, &packing));
