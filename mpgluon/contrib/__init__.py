@@ -2,7 +2,8 @@
 
 The ops are in ``mx.contrib.nd`` and ``mx.contrib.sym``, vocabularies and word vectors in
 ``mx.contrib.text``, mixed precision in ``mx.contrib.amp``, low-rank adapters in
-``mx.contrib.lora``, and int8 networks in ``mx.contrib.quantization``.
+``mx.contrib.lora``, int8 networks in ``mx.contrib.quantization``, and weights of Hugging Face in
+``mx.contrib.huggingface``.
 """
 
 import sys as _sys
@@ -10,11 +11,23 @@ import sys as _sys
 from .._internal.hints import near_names as _near_names
 from ..ndarray import contrib as nd, contrib as ndarray
 from ..symbol import contrib as sym, contrib as symbol
-from . import amp, autograd, io, lora, onnx, quantization, quantization as quant, tensorboard, text
+from . import (
+    amp,
+    autograd,
+    huggingface,
+    io,
+    lora,
+    onnx,
+    quantization,
+    quantization as quant,
+    tensorboard,
+    text,
+)
 
 __all__ = [
     "amp",
     "autograd",
+    "huggingface",
     "io",
     "lora",
     "nd",

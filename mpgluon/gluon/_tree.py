@@ -69,6 +69,8 @@ class TreeNode(OptionsChecked):
         self._forward_pre_hooks: dict[int, Any] = {}
         self._ctx_group: str | None = AttrScope.current().get(None).get("ctx_group")
         self._group2ctx: Any = None
+        # (map of the weights, contents of config.json) of a network of Hugging Face
+        self._huggingface: Any = None
 
     def _collect_params_with_prefix(self, prefix=""):
         """Returns the parameters by their path in the tree, as in ``output.weight``."""
@@ -225,3 +227,14 @@ def devices_of_groups(block):
 def set_devices_of_groups(block, devices):
     """Sets the value of `devices_of_groups`."""
     block._group2ctx = devices
+
+
+def huggingface_of(block):
+    """Returns (map of the weights, contents of config.json) of a network of Hugging Face, or ((),
+    None)."""
+    return block._huggingface or ((), None)
+
+
+def set_huggingface(block, entries, config):
+    """Sets the value of `huggingface_of`."""
+    block._huggingface = entries, config

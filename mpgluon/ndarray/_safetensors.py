@@ -63,7 +63,7 @@ def encode(value: Any, dtype: str) -> Any:
     return value.astype(value.dtype.newbyteorder("<"), copy=False)
 
 
-def write(path: str, arrays: Any, progress: Any) -> Any:
+def write(path: str, arrays: Any, progress: Any, origin: str = "mpgluon") -> Any:
     """Writes a file and flushes it to disk. Once it is complete, it replaces an existing file
     atomically.
 
@@ -75,13 +75,15 @@ def write(path: str, arrays: Any, progress: Any) -> Any:
         The callable returns the contents as a NumPy array. It is called when the array is written.
     progress : callable
         Called after each array with its number of bytes.
+    origin : str
+        The entry "format" of the metadata. Hugging Face's transformers requires "pt".
 
     Returns
     -------
     (int, int, list of int)
         The size of the file, and the CRC-32 of the header and of each array.
     """
-    header, end = {"__metadata__": {"format": "mpgluon"}}, 0
+    header, end = {"__metadata__": {"format": origin}}, 0
     for name, dtype, shape, _ in arrays:
         size = math.prod(shape) * itemsize(dtype)
         header[name] = {

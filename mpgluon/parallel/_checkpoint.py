@@ -23,6 +23,7 @@ from .. import autograd, ndarray as nd, random
 from .._core import NotSupportedError, dtype_name
 from .._internal import ranks
 from .._internal.files import replacing
+from .._internal.progress import bar as progress_bar
 from ..base import MXNetError, itemsize
 from ..gluon._tree import parameters_by_path
 from ..gluon.parameter import _gradient_contents as gradients
@@ -60,7 +61,7 @@ _Part = collections.namedtuple("_Part", "name dtype shape where read device")
 _Where = collections.namedtuple("_Where", "axis ranges")
 
 
-def _parts_of(net):
+def parts_of(net):
     """Returns the parameters of a network as name -> [(parameter, where)], with one pair for each
     shard, and the global shapes.
 
@@ -121,7 +122,7 @@ def _global_name(name, param):
     return name[: -len(number)].rstrip("_.") if name.endswith(number) else name
 
 
-def _data_of(param):
+def data_of(param):
     """Returns one array for all replicas. Only values that the trainer does not keep equal, such as
     moving statistics, are averaged."""
     return param.reduced() if param.grad_req == "null" else param.list_data()[0].detach()
@@ -309,11 +310,11 @@ def _copied(part):
 
 def _describe(net, trainer):
     """Returns the unread parts of all arrays, and the other entries of the index."""
-    params, shapes = _parts_of(net)
+    params, shapes = parts_of(net)
     parts, names = [], {}
     for name, pieces in params.items():
         for param, where in pieces:
-            data = _data_of(param)
+            data = data_of(param)
             parts.append(
                 _Part(name, dtype_name(data.dtype), shapes[name], where, data, data.context)
             )
@@ -439,19 +440,6 @@ def _whole(parts):
     ]
 
 
-def _bar(total, progress, text):
-    from tqdm import tqdm
-
-    return tqdm(
-        total=total,
-        unit="B",
-        unit_scale=True,
-        desc=text,
-        delay=0 if progress else 2,
-        disable=None if progress is None else not progress,
-    )
-
-
 def _begin(directory, former):
     os.makedirs(directory, exist_ok=True)
     return {0: _generation(former) + 1} if ranks.own() == 0 else {}
@@ -519,7 +507,7 @@ def _write_shards(directory, files, progress):
         for its_shapes, (*_, own) in zip(shapes, files)
         for shape, part in zip(its_shapes, own)
     )
-    with _bar(total, progress, "saving") as bar:
+    with progress_bar(total, progress, "saving") as bar:
         for number, (name, device, keys, own) in enumerate(files):
             if _owner(device) == ranks.own():
                 written[number] = _safetensors.write(
@@ -650,13 +638,15 @@ def _check(directory, net, trainer, progress, source):
     """Returns the index, the parts of the network, its parameters' (name, where) and the files of a
     checkpoint, after all checks."""
     index = read_index(os.path.join(directory, INDEX))
-    wanted, shapes = _parts_of(net)
+    wanted, shapes = parts_of(net)
     compare(index, wanted, shapes, directory)
     names = {param: (name, where) for name, pieces in wanted.items() for param, where in pieces}
     if trainer is not None:
         check_trainer(index, trainer, names, directory)
         state_of(trainer).check_header(index["trainer"], source)
-    with _bar(sum(shard["bytes"] for shard in index["shards"]), progress, "checking") as bar:
+    with progress_bar(
+        sum(shard["bytes"] for shard in index["shards"]), progress, "checking"
+    ) as bar:
         return index, wanted, names, open_shards(directory, index, bar.update)
 
 
@@ -667,8 +657,8 @@ def _load(directory, net, trainer, progress):
     )
     reader = _Reader(index["arrays"], files)
     for name, pieces in wanted.items():
-        _complete([param for param, _ in pieces], tuple(index["arrays"][name]["shape"]))
-    wanted, _ = _parts_of(net)  # by now all shapes are known
+        complete([param for param, _ in pieces], tuple(index["arrays"][name]["shape"]))
+    wanted, _ = parts_of(net)  # by now all shapes are known
     names.update(
         (param, (name, where)) for name, pieces in wanted.items() for param, where in pieces
     )
@@ -700,7 +690,7 @@ def _load(directory, net, trainer, progress):
     return {key: index[key] for key in ("step", "position", "loss_scale", "extra")}
 
 
-def _complete(params, shape):
+def complete(params, shape):
     """Sets the shape of a parameter, or the global shape of its shards."""
     for param in params:
         if isinstance(param, ShardedParameter):

@@ -19,7 +19,15 @@ from .._compiled import grouped
 from .._compiled.programs import CompiledPrograms
 from .._compiled.structure import KINDS
 from .._nested import is_symbolic
-from .._tree import Parts, TreeNode, children, compiled_call, is_hybridized, structure_changes
+from .._tree import (
+    Parts,
+    TreeNode,
+    children,
+    compiled_call,
+    huggingface_of,
+    is_hybridized,
+    structure_changes,
+)
 from ..parameter._parameter import Parameter, load_values
 from ..parameter._parameter_dict import ParameterDict, check_names, renamed
 from ..utils import HookHandle, brief, indent
@@ -28,12 +36,13 @@ from ._structure_file import save_structure, structure_of
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     from typing_extensions import Never, Self
 
     from ..._internal.types import Devices, DType, Init, NDArray
+    from ...contrib.huggingface import Entry
 
 
 _PARTS = {"_children", "_reg_params"}
@@ -508,17 +517,37 @@ class Block(TreeNode):
         with structure_of(f"{prefix}-model.json", self):
             self.load_parameters(f"{prefix}-model.params")
 
-    def save_parameters(self, filename: str | os.PathLike[str], deduplicate: bool = False) -> None:
+    def save_parameters(
+        self,
+        filename: str | os.PathLike[str],
+        deduplicate: bool = False,
+        format: str | None = None,
+        shard_bytes: float = 5e9,
+        name_map: Sequence[Entry] | None = None,
+    ) -> None:
         """Writes the parameters into a file, named by their path in the tree (``output.weight``).
         The suffix selects the format: MXNet's, safetensors or npz.
 
         Parameters
         ----------
         filename : str
-            The path of the file.
+            The path of the file, or of a folder with the format 'huggingface'.
         deduplicate : bool, default False
             Whether to write shared parameters once instead of once per block.
+        format : {None, 'huggingface'}
+            'huggingface' writes a folder that transformers loads: safetensors files, their index
+            and, for networks of `mx.gluon.model_zoo.text`, ``config.json``. Shared parameters are
+            written once.
+        shard_bytes : float, default 5e9
+            With 'huggingface', the largest number of bytes in a file.
+        name_map : list of `mx.contrib.huggingface.Entry`, optional
+            With 'huggingface', the map with which `load_parameters` would read the files, if it
+            differs from the network's own.
         """
+        if format is not None:
+            huggingface, entries = self._map_of("save_parameters", format, name_map)
+            huggingface.save(self, filename, entries, huggingface_of(self)[1], shard_bytes)
+            return
         params = self._collect_params_with_prefix()
         if deduplicate:
             names = {param: name for name, param in params.items()}
@@ -537,7 +566,11 @@ class Block(TreeNode):
         ignore_extra: bool = False,
         cast_dtype: bool = False,
         dtype_source: str = "current",
-        name_map: dict[str, str | None] | Callable[[str], str | None] | None = None,
+        name_map: dict[str, str | None]
+        | Callable[[str], str | None]
+        | Sequence[Entry]
+        | None = None,
+        format: str | None = None,
     ) -> None:
         """Reads parameters from a file that `nd.load` supports: a file written by
         `save_parameters`, a file with full parameter names, or, with a `name_map`, a file of
@@ -564,7 +597,13 @@ class Block(TreeNode):
             for anything else. The keys of a dict are names or regular expressions that match whole
             names; the first match wins, and ``\\1`` in its value inserts a group's text. A function
             receives a name and returns the new one. The value None skips an array. Names without a
-            match do not change.
+            match do not change. With the format 'huggingface', a list of
+            `mx.contrib.huggingface.Entry`, if it differs from the network's own.
+        format : {None, 'huggingface'}
+            'huggingface' reads safetensors: a file, a folder, or ``model.safetensors.index.json``.
+            Each array is copied to its devices, and each split layer reads its rows, without
+            holding the file in memory. float16 and bfloat16 values may be loaded into float32 parameters;
+            other conversions need `cast_dtype`.
 
         Raises
         ------
@@ -572,6 +611,10 @@ class Block(TreeNode):
             If names are missing or unexpected, or a shape or dtype differs. Nothing changes in
             this case.
         """
+        if format is not None:
+            huggingface, entries = self._map_of("load_parameters", format, name_map)
+            huggingface.load(self, filename, entries, ctx, allow_missing, ignore_extra, cast_dtype)
+            return
         loaded = nd.load(filename)
         source = f"file '{filename}'"
         if not isinstance(loaded, dict):
@@ -604,6 +647,23 @@ class Block(TreeNode):
         self._load_structured(
             loaded, source, ctx, allow_missing, ignore_extra, cast_dtype, dtype_source
         )
+
+    def _map_of(self, who, format, name_map):
+        """Returns the module for the format 'huggingface', and the network's map."""
+        from ...contrib import huggingface
+
+        if format != "huggingface":
+            raise ValueError(f"{who}: format must be None or 'huggingface', not {format!r}")
+        if name_map is None:
+            return huggingface, huggingface_of(self)[0]
+        if not isinstance(name_map, (list, tuple)) or not all(
+            isinstance(entry, huggingface.Entry) for entry in name_map
+        ):
+            raise TypeError(
+                f"{who}: with format='huggingface', name_map must be a list of entries such as "
+                "mx.contrib.huggingface.Rename"
+            )
+        return huggingface, name_map
 
     def save_params(self, filename: str | os.PathLike[str]) -> None:
         """Deprecated: writes the parameters by their full names without the block's prefix. Use

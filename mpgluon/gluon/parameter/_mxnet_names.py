@@ -12,6 +12,7 @@ from ...base import MXNetError
 from ...context import Context, computes, current_context
 from .._compiled import tracing
 from ..utils import shape_is_known
+from ._filling import Fillable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -93,7 +94,7 @@ class DeviceArrays(list["NDArray"]):
     __delitem__ = __iadd__ = __imul__ = _refuse  # type: ignore
 
 
-class MXNetNames:
+class MXNetNames(Fillable):
     """Attributes of MXNet's `Parameter` that are write-through views of its arrays. Assigning a
     list of arrays replaces the parameter's arrays; the arrays' contexts become its devices."""
 

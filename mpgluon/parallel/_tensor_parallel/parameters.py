@@ -59,6 +59,9 @@ class HomeParameter(Parameter):
     def _load_init(self, data, ctx, cast_dtype=False, dtype_source="current"):
         return super()._load_init(data, self.homes, cast_dtype, dtype_source)
 
+    def to_fill(self, ctx: Any) -> Any:
+        return super().to_fill(self.homes)
+
     def _check_load(self, data, ctx, *options):
         super()._check_load(data, None, *options)
 

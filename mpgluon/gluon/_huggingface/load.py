@@ -1,0 +1,217 @@
+"""Loads weights of Hugging Face into a network on any devices, split in any way.
+
+Each array is copied from the file to its devices in pieces, so the host holds only one piece. All names,
+shapes and dtypes are checked before the first piece is read.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ... import autograd
+from ..._core import dtype_name
+from ..._internal.progress import bar
+from ...base import MXNetAssertionError, MXNetError, itemsize
+from .._tree import parameters_by_path
+from .files import Weights
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from ..._internal.types import Devices
+    from ..block import Block
+    from .entries import Entry
+    from .values import LazyArray
+
+_PIECE = 32 << 20  # bytes that are read at once
+_SHOWN = 12  # names in an error
+_MANTISSA = {"bfloat16": 1, "float16": 1, "float32": 2, "float64": 3}
+
+
+def load(
+    net: Block,
+    path: str | os.PathLike[str],
+    entries: Sequence[Entry] = (),
+    ctx: Devices | None = None,
+    allow_missing: bool = False,
+    ignore_extra: bool = False,
+    cast_dtype: bool = False,
+    progress: bool | None = None,
+) -> None:
+    """Reads weights into a network. `Block.load_parameters` calls this function.
+
+    Parameters
+    ----------
+    net : Block
+        The network. Parameters that are not initialized are created.
+    path : str
+        See `Weights`.
+    entries : sequence of Entry
+        The map from the arrays of the file to the parameters.
+    ctx : Context or list of Context, optional
+        Devices of parameters that are not initialized, placed or split.
+    allow_missing, ignore_extra : bool, default False
+        Whether parameters may be missing in the file, and arrays of the file in the network.
+    cast_dtype : bool, default False
+        Whether values may lose precision. float16 and bfloat16 values may always be loaded into
+        float32 parameters.
+    progress : bool, optional
+        Whether to show a progress bar; by default, if loading takes longer than two seconds.
+
+    Raises
+    ------
+    MXNetError
+        If a file is damaged, or if names, shapes or dtypes differ. Nothing changes in this case.
+    """
+    weights = Weights(path)
+    arrays: dict[str, LazyArray] = dict(weights.arrays)
+    for entry in entries:
+        arrays = entry.load(arrays)
+    targets, duplicates = _matched(net, arrays, f"'{weights.path}'", allow_missing, ignore_extra)
+    _check(targets, cast_dtype, f"'{weights.path}'")
+    total = sum(_bytes(array) for _, array, _ in targets)
+    with weights.opened(), bar(total, progress, "loading") as shown, autograd.pause():
+        for name, first, second in duplicates:
+            _check_equal(name, first, second, weights.path)
+        for _, array, parts in targets:
+            for param, where in parts:
+                outputs, finish = param.to_fill(ctx)
+                _fill(outputs, array, where)
+                finish()
+            shown.update(_bytes(array))
+
+
+def _bytes(array):
+    return math.prod(array.shape) * itemsize(array.dtype)
+
+
+def _matched(net, arrays, source, allow_missing, ignore_extra):
+    """Returns (name, array, [(parameter, where)]) for each parameter in the file, and (name, array,
+    equal array) for parameters that the file holds under several names."""
+    from ...parallel._checkpoint import parts_of
+
+    parts, _ = parts_of(net)
+    first: dict[Any, str] = {pieces[0][0]: name for name, pieces in parts.items()}
+    other_names = {
+        name: first[param]
+        for name, param in parameters_by_path(net).items()
+        if param in first and first[param] != name
+    }
+    found, duplicates, extra = {}, [], []
+    for name, array in arrays.items():
+        own = name if name in parts else other_names.get(name)
+        if own is None:
+            extra.append(name)
+        elif own in found:
+            duplicates.append((name, found[own], array))
+        else:
+            found[own] = array
+    missing = [name for name in parts if name not in found]
+    problems = []
+    if missing and not allow_missing:
+        problems.append(f"the file lacks {_listed(missing)}")
+    if extra and not ignore_extra:
+        problems.append(f"the network lacks {_listed(extra)}")
+    if problems:
+        raise MXNetAssertionError(
+            f"load_parameters: {source} does not fit the network: {'; '.join(problems)}. Use the "
+            "config.json of the file, or set allow_missing or ignore_extra"
+        )
+    return [(name, found[name], parts[name]) for name in parts if name in found], duplicates
+
+
+def _listed(names: Iterable[str]) -> str:
+    names = list(names)
+    shown = ", ".join(f"'{name}'" for name in names[:_SHOWN])
+    return shown if len(names) <= _SHOWN else f"{shown} and {len(names) - _SHOWN} more"
+
+
+def _check(targets, cast_dtype, source):
+    """Checks shapes and dtypes, and completes unknown shapes."""
+    from ...parallel._checkpoint import complete
+
+    problems = []
+    for name, array, parts in targets:
+        param, where = parts[0]
+        shape = param.shape if where is None else param.global_shape
+        if shape is not None and (
+            len(shape) != len(array.shape)
+            or any(known not in (-1, 0, size) for known, size in zip(shape, array.shape))
+        ):
+            problems.append(f"'{name}' has shape {array.shape} instead of {tuple(shape)}")
+            continue
+        here = dtype_name(param.dtype)
+        if here != array.dtype and not cast_dtype and _loses(array.dtype, here):
+            problems.append(
+                f"'{name}' is {array.dtype}, and its {here} parameter would lose precision "
+                f"(set cast_dtype=True, or call net.cast('{array.dtype}'))"
+            )
+    if problems:
+        shown = "; ".join(problems[:4])
+        more = f"; and {len(problems) - 4} more" if len(problems) > 4 else ""
+        raise MXNetAssertionError(f"load_parameters: {source} does not fit: {shown}{more}")
+    for _, array, parts in targets:
+        complete([param for param, _ in parts], array.shape)
+
+
+def _loses(given, wanted):
+    """True if a conversion of values between two dtypes can change them."""
+    if given in _MANTISSA and wanted in _MANTISSA:
+        return _MANTISSA[wanted] <= _MANTISSA[given]
+    return True
+
+
+def _check_equal(name, first, second, path):
+    """Raises an error if the file holds two different values for a shared parameter."""
+    if first.shape == second.shape and all(
+        np.array_equal(first.read(ranges), second.read(ranges), equal_nan=True)
+        for ranges in _pieces(first, [(0, size) for size in first.shape])
+    ):
+        return
+    raise MXNetError(
+        f"'{path}' holds a value of '{name}' of its own, but the network shares this parameter: "
+        "set tie_word_embeddings to false in the config"
+    )
+
+
+def _pieces(array, ranges) -> Iterator[list[tuple[int, int]]]:
+    """Divides a part of an array into pieces of at most about `_PIECE` bytes."""
+    if not ranges:
+        yield []
+        return
+    axis = array.slow_axis
+    begin, end = ranges[axis]
+    row = math.prod(high - low for at, (low, high) in enumerate(ranges) if at != axis)
+    step = max(1, _PIECE // max(1, row * itemsize(array.dtype)))
+    for at in range(begin, end, step):
+        piece = list(ranges)
+        piece[axis] = (at, min(at + step, end))
+        yield piece
+
+
+def _fill(outputs, array, where):
+    """Reads the part `where` (None for all) of an array into arrays on devices."""
+    axis, spans = (0, ((0, 0),)) if where is None else where
+    offset = 0  # of the range in the part
+    for begin, end in spans:
+        ranges = [(0, size) for size in array.shape]
+        if where is not None:
+            ranges[axis] = (begin, end)
+        for piece in _pieces(array, ranges):
+            value = array.read(piece)
+            place = [slice(low, high) for low, high in piece]
+            if where is not None:
+                low, high = piece[axis]
+                place[axis] = slice(low - begin + offset, high - begin + offset)
+            for output in outputs:
+                if value.shape == output.shape:
+                    output[:] = value
+                else:
+                    output[tuple(place)] = value
+            for output in outputs:  # the host holds only one piece
+                output.wait_to_read()
+        offset += end - begin

@@ -1,0 +1,139 @@
+"""Saves a network in the layout of Hugging Face: shards, an index and ``config.json``."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from typing import TYPE_CHECKING, Any
+
+from ... import autograd
+from ..._internal import ranks
+from ..._internal.files import replacing
+from ..._internal.progress import bar
+from ...base import MXNetError, itemsize
+from ...ndarray import _safetensors
+from .files import INDEX, SINGLE
+from .values import ParameterArray
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ..block import Block
+    from .entries import Entry
+
+_FILES = re.compile(r"model(-\d{5,}-of-\d{5,})?\.safetensors|model\.safetensors\.index\.json")
+
+
+def save(
+    net: Block,
+    folder: str | os.PathLike[str],
+    entries: Sequence[Entry] = (),
+    config: Mapping[str, Any] | None = None,
+    shard_bytes: float = 5e9,
+    progress: bool | None = None,
+) -> None:
+    """Writes the weights of a network. `Block.save_parameters` calls this function.
+
+    The arrays are read from their devices one at a time, and parts of split parameters are joined.
+
+    Parameters
+    ----------
+    net : Block
+        The network.
+    folder : str
+        The folder, which is created. Weights that it holds are replaced.
+    entries : sequence of Entry
+        The map with which `load` would read the files.
+    config : dict, optional
+        Contents of ``config.json``. The dtype of the parameters is added.
+    shard_bytes : float, default 5e9
+        Number of bytes of a file. An array that is larger has a file of its own.
+    progress : bool, optional
+        Whether to show a progress bar; by default, if saving takes longer than two seconds.
+    """
+    from ...parallel._checkpoint import data_of, parts_of
+
+    if not shard_bytes > 0:
+        raise ValueError(f"save_parameters: shard_bytes must be positive, not {shard_bytes}")
+    if ranks.count() > 1:
+        raise MXNetError(
+            "save_parameters: the format 'huggingface' needs all arrays in one process; save with "
+            "mx.parallel.save, and load the checkpoint in a single process"
+        )
+    folder = os.fspath(folder)
+    parts, shapes = parts_of(net)
+    with autograd.pause():
+        arrays: dict[str, Any] = {
+            name: ParameterArray(
+                shapes[name],
+                [(data_of(param), None if where is None else tuple(where)) for param, where in own],
+            )
+            for name, own in parts.items()
+        }
+        for entry in reversed(entries):
+            arrays = entry.save(arrays)
+        os.makedirs(folder, exist_ok=True)
+        written = _write(folder, arrays, shard_bytes, progress)
+    if config is not None:
+        _write_json(os.path.join(folder, "config.json"), _with_dtype(config, arrays))
+        written.add("config.json")
+    for name in os.listdir(folder):  # a loader could prefer files of an earlier save
+        if _FILES.fullmatch(name) and name not in written:
+            os.remove(os.path.join(folder, name))
+
+
+def _bytes(array):
+    return math.prod(array.shape) * itemsize(array.dtype)
+
+
+def _write(folder, arrays, shard_bytes, progress):
+    """Writes the arrays. Returns the names of the files."""
+    shards: list[list[str]] = [[]]
+    size = 0
+    for name in sorted(arrays, key=_in_order):
+        if shards[-1] and size + _bytes(arrays[name]) > shard_bytes:
+            shards.append([])
+            size = 0
+        shards[-1].append(name)
+        size += _bytes(arrays[name])
+    total = sum(_bytes(array) for array in arrays.values())
+    names = (
+        [SINGLE]
+        if len(shards) == 1
+        else [f"model-{at:05}-of-{len(shards):05}.safetensors" for at in range(1, len(shards) + 1)]
+    )
+    with bar(total, progress, "saving") as shown:
+        for file, shard in zip(names, shards):
+            rows = [
+                (name, arrays[name].dtype, arrays[name].shape, arrays[name].whole) for name in shard
+            ]
+            _safetensors.write(os.path.join(folder, file), rows, shown.update, origin="pt")
+    if len(shards) == 1:
+        return {SINGLE}
+    places = {name: file for file, shard in zip(names, shards) for name in shard}
+    _write_json(
+        os.path.join(folder, INDEX),
+        {"metadata": {"total_size": total}, "weight_map": dict(sorted(places.items()))},
+    )
+    return {INDEX, *names}
+
+
+def _in_order(name):
+    """Sorts layer 10 after layer 9."""
+    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
+
+
+def _with_dtype(config, arrays):
+    dtypes = {array.dtype for array in arrays.values()}
+    if len(dtypes) != 1:
+        return dict(config)
+    (dtype,) = dtypes
+    name = "torch_dtype" if "torch_dtype" in config else "dtype"
+    return {**config, name: dtype}
+
+
+def _write_json(path, value):
+    with replacing(path) as file:
+        file.write((json.dumps(value, indent=2, sort_keys=True) + "\n").encode())

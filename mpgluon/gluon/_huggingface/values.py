@@ -1,0 +1,212 @@
+"""Arrays that are read on demand, in parts: arrays of files, arrays of parameters, and rearranged
+arrays.
+
+A map between two sets of names (`_entries`) rearranges these arrays without reading them. Reading a
+part of the result then reads only the parts of the originals that it needs.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..._core import dtype_name
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+    from ...ndarray._safetensors import File
+
+    Ranges = Sequence[tuple[int, int]]  # (begin, end) along each axis
+
+
+class LazyArray:
+    """An array that is read on demand.
+
+    Attributes
+    ----------
+    shape : tuple of int
+    dtype : str
+        bfloat16 values are read as float32.
+    slow_axis : int
+        The axis along which the array should be read in pieces. Each piece then reads different
+        bytes of the original.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    slow_axis: int = 0
+
+    def read(self, ranges: Ranges) -> np.ndarray:
+        """Reads a part of the array."""
+        raise NotImplementedError
+
+    def whole(self) -> np.ndarray:
+        """Reads the whole array."""
+        return self.read([(0, size) for size in self.shape])
+
+
+class FileArray(LazyArray):
+    """An array of a safetensors file."""
+
+    def __init__(self, file: File, name: str) -> None:
+        self.file, self.name = file, name
+        self.dtype, self.shape = file.entries[name][:2]
+
+    def read(self, ranges: Ranges) -> np.ndarray:
+        return self.file.read(self.name, dict(enumerate(ranges)))
+
+
+class ParameterArray(LazyArray):
+    """The value of a parameter, or of the parts into which it is split.
+
+    Parameters
+    ----------
+    pieces : list of (NDArray, (axis, ranges) or None)
+        Arrays, each with its ranges along an axis of the whole, or None for the whole.
+    """
+
+    def __init__(self, shape: Sequence[int], pieces: Sequence[tuple[Any, Any]]) -> None:
+        self.shape, self._pieces = tuple(shape), pieces
+        self.dtype = dtype_name(pieces[0][0].dtype)
+
+    def read(self, ranges: Ranges) -> np.ndarray:
+        if self._pieces[0][1] is None:
+            array = self._pieces[0][0]
+            if ranges and tuple(ranges[0]) != (0, self.shape[0]):
+                begin, end = ranges[0]
+                array, ranges = array[begin:end], [(0, end - begin), *ranges[1:]]
+            return array.asnumpy().reshape(array.shape)[_slices(ranges)]
+        whole = None
+        for array, (axis, spans) in self._pieces:
+            value, before, at = array.asnumpy(), (slice(None),) * axis, 0
+            whole = np.empty(self.shape, value.dtype) if whole is None else whole
+            for begin, end in spans:
+                whole[(*before, slice(begin, end))] = value[(*before, slice(at, at + end - begin))]
+                at += end - begin
+        return whole[_slices(ranges)]
+
+
+class Part(LazyArray):
+    """The range [begin, end) of an array along an axis."""
+
+    def __init__(self, array: LazyArray, axis: int, begin: int, end: int) -> None:
+        self._array, self._axis, self._begin = array, axis, begin
+        self.shape = (*array.shape[:axis], end - begin, *array.shape[axis + 1 :])
+        self.dtype, self.slow_axis = array.dtype, array.slow_axis
+
+    def read(self, ranges: Ranges) -> np.ndarray:
+        moved = list(ranges)
+        moved[self._axis] = tuple(at + self._begin for at in ranges[self._axis])
+        return self._array.read(moved)
+
+
+class Joined(LazyArray):
+    """Arrays that are concatenated along an axis."""
+
+    def __init__(self, arrays: Sequence[LazyArray], axis: int) -> None:
+        first, self._arrays, self._axis = arrays[0], arrays, axis
+        total = sum(array.shape[axis] for array in arrays)
+        self.shape = (*first.shape[:axis], total, *first.shape[axis + 1 :])
+        self.dtype, self.slow_axis = first.dtype, first.slow_axis
+
+    def read(self, ranges: Ranges) -> np.ndarray:
+        found, at, (begin, end) = [], 0, ranges[self._axis]
+        for array in self._arrays:
+            size = array.shape[self._axis]
+            low, high = max(begin - at, 0), min(end - at, size)
+            if low < high:
+                own = list(ranges)
+                own[self._axis] = (low, high)
+                found.append(array.read(own))
+            at += size
+        if not found:
+            return np.empty([high - low for low, high in ranges], _numpy(self.dtype))
+        return found[0] if len(found) == 1 else np.concatenate(found, self._axis)
+
+
+class Stacked(LazyArray):
+    """Arrays of one shape that are stacked along a new axis."""
+
+    def __init__(self, arrays: Sequence[LazyArray], axis: int) -> None:
+        first, self._arrays, self._axis = arrays[0], arrays, axis
+        self.shape = (*first.shape[:axis], len(arrays), *first.shape[axis:])
+        self.dtype, self.slow_axis = first.dtype, axis
+
+    def read(self, ranges: Ranges) -> np.ndarray:
+        own = [*ranges[: self._axis], *ranges[self._axis + 1 :]]
+        begin, end = ranges[self._axis]
+        found = np.empty([high - low for low, high in ranges], _numpy(self.dtype))
+        before = (slice(None),) * self._axis
+        for at, array in enumerate(self._arrays[begin:end]):
+            found[(*before, at)] = array.read(own)
+        return found
+
+
+class Selected(LazyArray):
+    """The array at an index of an axis, which is removed."""
+
+    def __init__(self, array: LazyArray, axis: int, index: int) -> None:
+        self._array, self._axis, self._index = array, axis, index
+        self.shape = (*array.shape[:axis], *array.shape[axis + 1 :])
+        self.dtype = array.dtype
+
+    def read(self, ranges: Ranges) -> np.ndarray:
+        own = (self._index, self._index + 1)
+        value = self._array.read([*ranges[: self._axis], own, *ranges[self._axis :]])
+        return value.squeeze(self._axis)
+
+
+class Transposed(LazyArray):
+    """An array with permuted axes: axis i is axis ``axes[i]`` of the original."""
+
+    def __init__(self, array: LazyArray, axes: Sequence[int]) -> None:
+        self._array, self._axes = array, tuple(axes)
+        self.shape = tuple(array.shape[axis] for axis in axes)
+        self.dtype, self.slow_axis = array.dtype, self._axes.index(array.slow_axis)
+
+    def read(self, ranges: Ranges) -> np.ndarray:
+        own: list[Any] = [None] * len(self._axes)
+        for axis, span in zip(self._axes, ranges):
+            own[axis] = span
+        return self._array.read(own).transpose(self._axes)
+
+
+class Reordered(LazyArray):
+    """An array whose axis is divided into groups of ``len(order)`` elements, each reordered:
+    element i of a group is element ``order[i]`` of the original group."""
+
+    def __init__(self, array: LazyArray, axis: int, order: Sequence[int]) -> None:
+        self._array, self._axis, self._order = array, axis, np.asarray(order)
+        self.shape, self.dtype, self.slow_axis = array.shape, array.dtype, array.slow_axis
+
+    def read(self, ranges: Ranges) -> np.ndarray:
+        size, (begin, end) = len(self._order), ranges[self._axis]
+        first, last = begin // size * size, math.ceil(end / size) * size
+        own = list(ranges)
+        own[self._axis] = (first, last)
+        wanted = np.arange(begin, end)
+        index = wanted // size * size + self._order[wanted % size] - first
+        return np.take(self._array.read(own), index, self._axis)
+
+
+class Reshaped(LazyArray):
+    """A small array in another shape. Each read reads the whole."""
+
+    def __init__(self, array: LazyArray, shape: Sequence[int]) -> None:
+        self._array, self.shape, self.dtype = array, tuple(shape), array.dtype
+
+    def read(self, ranges: Ranges) -> np.ndarray:
+        return self._array.whole().reshape(self.shape)[_slices(ranges)]
+
+
+def _slices(ranges):
+    return tuple(slice(begin, end) for begin, end in ranges)
+
+
+def _numpy(dtype):
+    """Returns the NumPy dtype in which values of `dtype` are read."""
+    return np.dtype("float32" if dtype == "bfloat16" else dtype)

@@ -1,0 +1,36 @@
+"""Fills parameters piece by piece, so that the host never holds a whole value."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ... import ndarray as nd
+from ...ndarray._sparse.row_gradients import RowGradientWeight
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ..._internal.types import Devices, NDArray
+
+
+class Fillable:
+    """The part of `Parameter` that is filled piece by piece."""
+
+    def to_fill(self: Any, ctx: Devices | None) -> tuple[list[NDArray], Callable[[], None]]:
+        """Returns the arrays of the parameter, one on each of its devices, for the caller to fill,
+        and a function that the caller must call afterwards. The shape must be known.
+
+        An initialized parameter is written in place. Otherwise, the arrays are new and become the
+        parameter's value in the end.
+        """
+        if self.arrays is not None:
+            if self._trainer is not None:
+                self._trainer.notice(self)
+            found = [
+                array.plain if isinstance(array, RowGradientWeight) else array
+                for array in self.arrays.values()
+            ]
+            return found, lambda: None
+        devices = self.list_ctx() if self.deferred_init else self._devices(ctx)
+        arrays = {device: nd.empty(self.shape, ctx=device, dtype=self.dtype) for device in devices}
+        return list(arrays.values()), lambda: self._hold_data(arrays, self.grad_req)
