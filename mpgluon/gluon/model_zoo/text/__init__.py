@@ -1,0 +1,11 @@
+"""Transformers for text, and their weights in the format of Hugging Face.
+
+`from_pretrained` loads a folder, and `from_config` creates a network without values. All networks
+have the children `embed`, `layers`, `norm` and `head`, so placements, plans and names of parameters
+look alike.
+"""
+
+from ._decoder import Decoder, DecoderLayer
+from ._pretrained import from_config, from_pretrained
+
+__all__ = ["Decoder", "DecoderLayer", "from_config", "from_pretrained"]

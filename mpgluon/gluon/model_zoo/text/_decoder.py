@@ -1,0 +1,262 @@
+"""`Decoder`: language models that predict the next token."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from .... import initializer
+from ...block import HybridBlock
+from ...nn import Dense, Dropout, Embedding, HybridSequential, LayerNorm
+from ._layers import (
+    MLP,
+    GatedMLP,
+    MoE,
+    MultiHeadAttention,
+    RMSNorm,
+    count_along,
+    per_layer,
+    rounded,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from typing_extensions import Never
+
+    from ...._internal.types import Array
+
+__all__ = ["Decoder", "DecoderLayer"]
+
+
+class DecoderLayer(HybridBlock):
+    """Attention and a feed-forward network, each applied to its normalized input and added to it.
+
+    The children are `attention_norm`, `attention`, `mlp_norm` and `mlp`. With `sandwich`,
+    `attention_post_norm` and `mlp_post_norm` normalize the results before they are added.
+
+    Parameters
+    ----------
+    norm : callable
+        Creates a norm: ``norm(size, prefix=...)``.
+    attention, mlp : callable
+        Create the children: ``attention(prefix=...)``.
+    sandwich : bool, default False
+        Whether results are normalized as well.
+    dropout : float, default 0
+        Fraction of results that become 0 while training.
+    """
+
+    def __init__(
+        self,
+        units: int,
+        norm: Callable[..., HybridBlock],
+        attention: Callable[..., HybridBlock],
+        mlp: Callable[..., HybridBlock],
+        sandwich: bool = False,
+        dropout: float = 0.0,
+        **kwargs: Never,
+    ) -> None:
+        super().__init__(**kwargs)
+        with self.name_scope():
+            self.attention_norm = norm(units, prefix="attention_norm_")
+            self.attention = attention(prefix="attention_")
+            self.mlp_norm = norm(units, prefix="mlp_norm_")
+            self.mlp = mlp(prefix="mlp_")
+            self.attention_post_norm = (
+                norm(units, prefix="attention_post_norm_") if sandwich else None
+            )
+            self.mlp_post_norm = norm(units, prefix="mlp_post_norm_") if sandwich else None
+            self.dropout = Dropout(dropout) if dropout else None
+
+    def hybrid_forward(self, F: Any, x: Array) -> Array:
+        x = x + self._after(self.attention(self.attention_norm(x)), self.attention_post_norm)
+        return x + self._after(self.mlp(self.mlp_norm(x)), self.mlp_post_norm)
+
+    def _after(self, x, norm):
+        if norm is not None:
+            x = norm(x)
+        return x if self.dropout is None else self.dropout(x)
+
+
+class Decoder(HybridBlock):
+    """A language model: maps tokens (batch, time) to scores (batch, time, vocab) of the next token.
+
+    The children are `embed`, `layers`, `norm` and `head`, and `positions` if positions have an
+    embedding. `from_config` creates the networks of GPT-2, Llama, Mistral, Qwen, Gemma, Phi-3 and
+    Mixtral.
+
+    Parameters
+    ----------
+    vocab, units, layers, heads, hidden : int
+        Number of tokens, size of the values between layers, number of layers and heads, and size of
+        the hidden values of the feed-forward networks.
+    kv_heads, head_dim : int, optional
+        Number of heads of keys and values (by default `heads`), and size of a head (by default
+        ``units // heads``).
+    norm : {'rms', 'layer'}, default 'rms'
+        Kind of the norms.
+    epsilon, norm_offset : float
+        Options of the norms: a number that is added to the variance, and to `gamma`.
+    activation : {'silu', 'gelu', 'gelu_tanh', 'gelu_quick', 'relu'}, default 'silu'
+        Activation of the feed-forward networks.
+    gated : bool, default True
+        Whether the feed-forward networks are gated.
+    attention_bias : bool or dict of bool, default False
+        Which products of the attention have a bias (see `use_bias` of `MultiHeadAttention`).
+    mlp_bias : bool, default False
+        Whether the feed-forward networks have biases.
+    rotary : dict, or list of dict with one for each layer, optional
+        Options of rotary embeddings.
+    positions : int, default 0
+        Largest length, if positions have an embedding.
+    window : int or list of int, default 0
+        The number of keys that a row sees; 0 for all.
+    tied : bool, default False
+        Whether `head` shares the weight of `embed`.
+    qk_norm : bool, default False
+        Whether queries and keys are normalized.
+    scale : float or list of float, optional
+        Factor of the attention scores; by default ``head_dim ** -0.5``.
+    softcap, head_softcap : float, default 0
+        Bounds of attention scores and of the result: ``tanh(x / c) * c``.
+    embed_scale : float, default 1
+        Factor of the embedding.
+    sandwich : bool, default False
+        Whether the results of attention and feed-forward networks are normalized.
+    experts, experts_per_token : int, default 0
+        Number of experts of the feed-forward networks; 0 for ordinary networks.
+    embed_dropout, attention_dropout, dropout : float, default 0
+        Rates for the embedding, for attention weights, and for the results that are added.
+    deviation : float, default 0.02
+        Standard deviation of initial weights.
+
+    Examples
+    --------
+    >>> net = gluon.model_zoo.text.Decoder(32, units=16, layers=2, heads=4, hidden=24, rotary={})
+    >>> net.initialize()
+    >>> net(nd.zeros((1, 5), dtype="int32")).shape
+    (1, 5, 32)
+    """
+
+    def __init__(
+        self,
+        vocab: int,
+        units: int,
+        layers: int,
+        heads: int,
+        hidden: int,
+        kv_heads: int | None = None,
+        head_dim: int | None = None,
+        norm: str = "rms",
+        epsilon: float = 1e-6,
+        norm_offset: float = 0.0,
+        activation: str = "silu",
+        gated: bool = True,
+        attention_bias: bool | Mapping[str, bool] = False,
+        mlp_bias: bool = False,
+        rotary: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
+        positions: int = 0,
+        window: int | Sequence[int] = 0,
+        tied: bool = False,
+        qk_norm: bool = False,
+        scale: float | Sequence[float] | None = None,
+        softcap: float = 0.0,
+        head_softcap: float = 0.0,
+        embed_scale: float = 1.0,
+        sandwich: bool = False,
+        experts: int = 0,
+        experts_per_token: int = 0,
+        embed_dropout: float = 0.0,
+        attention_dropout: float = 0.0,
+        dropout: float = 0.0,
+        deviation: float = 0.02,
+        **kwargs: Never,
+    ) -> None:
+        super().__init__(**kwargs)
+        self._embed_scale, self._head_softcap = embed_scale, head_softcap
+        self._max_length = positions
+        init = initializer.Normal(deviation)
+        new_norm = norm_of(norm, epsilon, norm_offset)
+        if experts:
+            mlp = partial(MoE, units, hidden, experts, experts_per_token, activation)
+        else:
+            mlp = partial(GatedMLP if gated else MLP, units, hidden, activation, mlp_bias)
+        mlp = partial(mlp, weight_initializer=init)
+        with self.name_scope():
+            self.embed = Embedding(vocab, units, weight_initializer=init, prefix="embed_")
+            self.positions = (
+                Embedding(positions, units, weight_initializer=init, prefix="positions_")
+                if positions
+                else None
+            )
+            self.embed_dropout = Dropout(embed_dropout) if embed_dropout else None
+            self.layers = HybridSequential(prefix="layers_")
+            with self.layers.name_scope():
+                for i, (turn, rows, factor) in enumerate(
+                    zip(
+                        per_layer(rotary, layers),
+                        per_layer(window, layers),
+                        per_layer(scale, layers),
+                    )
+                ):
+                    attention = partial(
+                        MultiHeadAttention,
+                        units,
+                        heads,
+                        kv_heads,
+                        head_dim,
+                        attention_bias,
+                        new_norm if qk_norm else None,
+                        turn,
+                        rows,
+                        softcap=softcap,
+                        scale=factor,
+                        dropout=attention_dropout,
+                        weight_initializer=init,
+                    )
+                    self.layers.add(
+                        DecoderLayer(
+                            units, new_norm, attention, mlp, sandwich, dropout, prefix=f"{i}_"
+                        )
+                    )
+            self.norm = new_norm(units, prefix="norm_")
+            self.head = Dense(
+                vocab,
+                in_units=units,
+                flatten=False,
+                use_bias=False,
+                weight_initializer=init,
+                prefix="head_",
+                params=self.embed.params if tied else None,
+            )
+
+    def hybrid_forward(self, F: Any, tokens: Array) -> Array:
+        x = self.embed(tokens)
+        if self._embed_scale != 1:
+            x = x * rounded(self._embed_scale, x.dtype)
+        if self.positions is not None:
+            if tokens.shape[1] > self._max_length:
+                raise ValueError(
+                    f"Decoder: {tokens.shape[1]} tokens, but there are only {self._max_length} "
+                    "positions"
+                )
+            places = self.positions(count_along(F, tokens, 1)).as_in_context(x.context)
+            x = F.broadcast_add(x, F.expand_dims(places, axis=0))
+        if self.embed_dropout is not None:
+            x = self.embed_dropout(x)
+        x = self.head(self.norm(self.layers(x)))
+        if self._head_softcap:
+            x = F.tanh(x / self._head_softcap) * self._head_softcap
+        return x
+
+
+def norm_of(kind: str, epsilon: float, offset: float = 0.0) -> Callable[..., HybridBlock]:
+    """Returns a function that creates a norm of a size."""
+    if kind == "layer":
+        return lambda size, prefix: LayerNorm(epsilon=epsilon, in_channels=size, prefix=prefix)
+    if kind == "rms":
+        return lambda size, prefix: RMSNorm(
+            epsilon=epsilon, offset=offset, in_channels=size, prefix=prefix
+        )
+    raise ValueError(f"norm must be 'rms' or 'layer', not {kind!r}")

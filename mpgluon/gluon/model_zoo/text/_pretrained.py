@@ -1,0 +1,140 @@
+"""`from_config` and `from_pretrained`: networks for models of Hugging Face."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from .... import autograd
+from ...._core import dtype_name
+from ....base import MXNetError
+from ....context import Context
+from ..._huggingface.files import Weights, read_json
+from ..._tree import set_huggingface
+from . import _decoders
+from ._config import Config
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ...._internal.types import DType
+    from ...block import HybridBlock
+
+__all__ = ["from_config", "from_pretrained"]
+
+# model_type -> function that returns (network, map of weights)
+_CREATORS = dict.fromkeys(_decoders.KINDS, _decoders.create)
+
+
+def from_config(config: Mapping[str, Any] | str | os.PathLike[str]) -> HybridBlock:
+    """Creates the network for a config of Hugging Face, without values.
+
+    Call ``net.initialize()`` for random values, or ``net.load_parameters(folder,
+    format="huggingface")``.
+
+    Parameters
+    ----------
+    config : dict or str
+        Contents of ``config.json``, or the path of this file or of its folder.
+
+    Returns
+    -------
+    HybridBlock
+
+    Raises
+    ------
+    MXNetError
+        If the architecture is not supported, or if a key that may change the results is not
+        supported. The message names the key.
+
+    Examples
+    --------
+    >>> net = gluon.model_zoo.text.from_config({
+    ...     "model_type": "llama",
+    ...     "hidden_size": 16,
+    ...     "intermediate_size": 24,
+    ...     "num_hidden_layers": 2,
+    ...     "num_attention_heads": 4,
+    ...     "num_key_value_heads": 2,
+    ...     "vocab_size": 32,
+    ... })
+    >>> net.initialize()
+    >>> net(nd.zeros((1, 5), dtype="int32")).shape
+    (1, 5, 32)
+    """
+    if isinstance(config, (str, os.PathLike)):
+        path = os.fspath(config)
+        if os.path.isdir(path):
+            path = os.path.join(path, "config.json")
+        values, source = read_json(path, "config"), f"config '{path}'"
+    else:
+        values, source = dict(config), "config"
+    kind = values.get("model_type")
+    if kind not in _CREATORS:
+        raise MXNetError(
+            f"{source}: model_type = {kind!r} is not supported; the types are "
+            f"{', '.join(sorted(_CREATORS))}"
+        )
+    net, entries = _CREATORS[kind](Config(values, source), kind)
+    set_huggingface(net, entries, values)
+    return net
+
+
+def from_pretrained(
+    folder: str | os.PathLike[str], ctx: Any = None, dtype: DType | None = None
+) -> HybridBlock:
+    """Loads a model of Hugging Face from a local folder with ``config.json`` and safetensors.
+
+    Each array is copied straight to its device, so the host holds one piece of an array at a time.
+
+    Parameters
+    ----------
+    folder : str
+        The folder. Nothing is downloaded.
+    ctx : Context, list of Context, dict, Mesh or Plan, optional
+        The devices: a device, several for replicas, or a placement (see `Block.place`). By default
+        the current device.
+    dtype : str, optional
+        Dtype of the parameters. By default, that of the files. 'float32' is more precise for
+        training files in half precision.
+
+    Returns
+    -------
+    HybridBlock
+
+    Raises
+    ------
+    MXNetError
+        If the folder is incomplete or damaged, or if the network would differ from the model.
+    """
+    folder = os.fspath(folder)
+    if not os.path.isdir(folder):
+        raise MXNetError(
+            f"from_pretrained: '{folder}' is not a local folder; download the model first, for "
+            "example with huggingface_hub.snapshot_download"
+        )
+    net = from_config(folder)
+    net.cast(_dtype_of(folder) if dtype is None else dtype_name(dtype))
+    if ctx is not None and not _is_devices(ctx):
+        net.place(ctx, verbose=False)
+        ctx = None
+    with autograd.pause():
+        net.load_parameters(folder, format="huggingface", ctx=ctx, cast_dtype=dtype is not None)
+    return net
+
+
+def _is_devices(ctx):
+    return isinstance(ctx, (Context, list, tuple))
+
+
+def _dtype_of(folder):
+    """Returns the dtype of the largest number of values in a folder."""
+    counts: dict[str, int] = {}
+    for array in Weights(folder).arrays.values():
+        size = 1
+        for length in array.shape:
+            size *= length
+        counts[array.dtype] = counts.get(array.dtype, 0) + size
+    if not counts:
+        raise MXNetError(f"from_pretrained: '{folder}' holds no weights")
+    return max(counts, key=lambda name: counts[name])

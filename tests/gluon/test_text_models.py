@@ -1,0 +1,265 @@
+"""Models of Hugging Face beside transformers: random networks that transformers creates and saves.
+
+Scores, greedy tokens, losses of six SGD steps, the bits of two devices, and files that transformers
+loads again.
+"""
+
+import numpy as np
+import pytest
+
+import mpgluon as mx
+from mpgluon import autograd, gluon, nd
+from mpgluon.gluon.model_zoo import text
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+SIZES = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 64,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+}
+
+
+def rope(kind, **numbers):
+    return {"rope_type": kind, "rope_theta": 10000.0, **numbers}
+
+
+# name -> (class of the config, class of the model, options)
+DECODERS = {
+    "llama": ("Llama", "ForCausalLM", {}),
+    "llama 3": (
+        "Llama",
+        "ForCausalLM",
+        {
+            "tie_word_embeddings": True,
+            "rope_parameters": rope(
+                "llama3",
+                factor=8.0,
+                low_freq_factor=1.0,
+                high_freq_factor=4.0,
+                original_max_position_embeddings=16,
+            ),
+        },
+    ),
+    "llama with biases and linear scaling": (
+        "Llama",
+        "ForCausalLM",
+        {"attention_bias": True, "mlp_bias": True, "rope_parameters": rope("linear", factor=4.0)},
+    ),
+    "llama with yarn": (
+        "Llama",
+        "ForCausalLM",
+        {"rope_parameters": rope("yarn", factor=4.0, original_max_position_embeddings=16)},
+    ),
+    "mistral": ("Mistral", "ForCausalLM", {"head_dim": 8, "sliding_window": 5}),
+    "qwen 2": (
+        "Qwen2",
+        "ForCausalLM",
+        {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 2},
+    ),
+    "qwen 3": ("Qwen3", "ForCausalLM", {"head_dim": 16}),
+    "gemma": ("Gemma", "ForCausalLM", {"head_dim": 16}),
+    "gemma 2": (
+        "Gemma2",
+        "ForCausalLM",
+        {
+            "head_dim": 16,
+            "sliding_window": 5,
+            "query_pre_attn_scalar": 12,
+            "attn_implementation": "eager",  # the others ignore softcaps
+        },
+    ),
+    "gemma 3": (
+        "Gemma3Text",
+        "Gemma3ForCausalLM",
+        {"head_dim": 16, "sliding_window": 5, "layer_types": None, "_sliding_window_pattern": 2},
+    ),
+    "phi 3": ("Phi3", "ForCausalLM", {"sliding_window": 7, "bos_token_id": 1, "eos_token_id": 2}),
+    "phi 3 with longrope": (
+        "Phi3",
+        "ForCausalLM",
+        {
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+            "original_max_position_embeddings": 16,
+            "rope_parameters": rope(
+                "longrope", short_factor=[1.0, 1.1, 1.2, 1.3], long_factor=[1.0, 2.0, 3.0, 4.0]
+            ),
+        },
+    ),
+    "mixtral": ("Mixtral", "ForCausalLM", {"num_local_experts": 4, "sliding_window": 9}),
+    "gpt 2": (
+        "GPT2",
+        "GPT2LMHeadModel",
+        {
+            "n_embd": 32,
+            "n_layer": 4,
+            "n_head": 4,
+            "n_positions": 64,
+            "vocab_size": 64,
+            "attn_pdrop": 0.0,
+            "resid_pdrop": 0.0,
+            "embd_pdrop": 0.0,
+            "scale_attn_by_inverse_layer_idx": True,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+        },
+    ),
+}
+TOKENS = np.random.RandomState(0).randint(1, 64, (4, 20)).astype("int32")
+LABELS = np.roll(TOKENS, -1, 1)
+FIRST, SECOND = mx.cpu(0), mx.cpu(1)
+HALVES = {
+    "embed|positions": FIRST,
+    r"layers\.[01]": FIRST,
+    r"layers\.[23]": SECOND,
+    "norm|head": SECOND,
+}
+
+
+def randomized(model, seed=0):
+    """Gives all parameters random values, so that no norm or bias is neutral."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for param in model.parameters():
+            deviation = 0.1 if param.dim() < 2 else 1.5 * param.shape[-1] ** -0.5
+            noise = torch.randn(param.shape, generator=generator) * deviation
+            param.copy_(noise if param.dim() > 1 else param + noise)
+    return model.eval()
+
+
+def saved(name, folder):
+    """Creates a model of transformers and saves it. Returns the model."""
+    config, model, options = DECODERS[name]
+    sizes = {} if config == "GPT2" else SIZES
+    options = dict(options)
+    attention = options.pop("attn_implementation", "sdpa")
+    config_of = getattr(transformers, config + "Config")
+    model_of = getattr(transformers, config + model if model == "ForCausalLM" else model)
+    config = config_of(**{**sizes, **options})
+    model = randomized(model_of._from_config(config, attn_implementation=attention))
+    model.save_pretrained(folder)
+    return model
+
+
+def scores(model, tokens=TOKENS):
+    with torch.no_grad():
+        return model(torch.tensor(tokens).long()).logits.numpy()
+
+
+def close(got, want, tolerance=1e-5):
+    assert got.shape == want.shape
+    assert np.abs(got - want).max() <= tolerance * max(1.0, np.abs(want).max())
+
+
+@pytest.fixture(params=DECODERS)
+def case(request, tmp_path):
+    return saved(request.param, tmp_path), tmp_path
+
+
+def array(tokens):
+    return nd.array(tokens, dtype="int32")
+
+
+def trained(net, steps=6, pipeline=None, hybrid=False):
+    """Trains a network. Returns the losses and the weights."""
+    loss_of = gluon.loss.SoftmaxCrossEntropyLoss()
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.01})
+    losses = []
+    if pipeline is not None:
+        step = mx.parallel.TrainStep(net, loss_of, trainer, pipeline)
+        losses = [step(array(TOKENS), nd.array(LABELS)).mean().asscalar() for _ in range(steps)]
+    else:
+        net.hybridize(hybrid)
+        for _ in range(steps):
+            with autograd.record():
+                out = net(array(TOKENS))
+                loss = loss_of(out, nd.array(LABELS, ctx=out.context))
+            loss.backward()
+            trainer.step(len(TOKENS))
+            losses.append(loss.mean().asscalar())
+    weights = {name: p.reduced().asnumpy() for name, p in net.collect_params().items()}
+    return losses, list(weights.values())
+
+
+def trained_by_torch(model, steps=6):
+    optimizer, losses = torch.optim.SGD(model.parameters(), lr=0.01), []
+    tokens, labels = torch.tensor(TOKENS).long(), torch.tensor(LABELS).long()
+    for _ in range(steps):
+        optimizer.zero_grad()
+        out = model(tokens).logits
+        loss = torch.nn.functional.cross_entropy(out.flatten(0, 1), labels.flatten())
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+# --- Language models ------------------------------------------------------------------------------
+
+
+def test_scores_are_those_of_transformers(case):
+    model, folder = case
+    net = text.from_pretrained(folder)
+    want = scores(model)
+    close(net(array(TOKENS)).asnumpy(), want)
+    net.hybridize()
+    close(net(array(TOKENS)).asnumpy(), want)
+    close(net(array(TOKENS[:1, :7])).asnumpy(), scores(model, TOKENS[:1, :7]))
+
+
+def test_greedy_tokens_are_those_of_transformers(case):
+    model, folder = case
+    net = text.from_pretrained(folder)
+    tokens = TOKENS[:1, :6].tolist()
+    for _ in range(32):
+        tokens[0].append(int(net(array(tokens)).asnumpy()[0, -1].argmax()))
+    want = TOKENS[:1, :6].tolist()
+    for _ in range(32):  # without a cache, which longrope would fill with other frequencies
+        want[0].append(int(scores(model, want)[0, -1].argmax()))
+    assert tokens == want
+
+
+def test_training_losses_are_those_of_torch_and_bits_those_of_one_device(case):
+    model, folder = case
+    want = trained_by_torch(model)
+    pipeline = mx.parallel.Pipeline(2, "1f1b")
+    for options in ({}, {"hybrid": True}, {"pipeline": pipeline}):
+        losses, weights = trained(text.from_pretrained(folder), **options)
+        np.testing.assert_allclose(losses, want, rtol=1e-5)
+        placed = text.from_pretrained(folder, ctx=HALVES)
+        others, other_weights = trained(placed, **options)
+        assert losses == others
+        for one, two in zip(weights, other_weights):
+            assert (one == two).all()
+
+
+def test_saved_network_has_the_same_scores_in_transformers(case, tmp_path):
+    model, folder = case
+    out = tmp_path / "out"
+    text.from_pretrained(folder).save_parameters(out, format="huggingface", shard_bytes=20000)
+    assert len(list(out.glob("*.safetensors"))) > 1
+    again, problems = type(model).from_pretrained(
+        out, attn_implementation=model.config._attn_implementation, output_loading_info=True
+    )
+    assert not any(problems[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    assert (scores(again.eval()) == scores(model)).all()
+
+
+@pytest.mark.parametrize("name", ["llama 3", "gemma 2"])
+def test_half_precision_is_as_close_as_transformers(tmp_path, name):
+    model = saved(name, tmp_path)
+    exact = scores(model)
+    model.to(torch.bfloat16)
+    with torch.no_grad():
+        rounded = model(torch.tensor(TOKENS).long()).logits.float().numpy()
+    theirs = np.abs(rounded - exact).mean()
+    net = text.from_pretrained(tmp_path, dtype="bfloat16")
+    ours = np.abs(net(array(TOKENS)).astype("float32").asnumpy() - exact).mean()
+    assert ours < 1.5 * theirs
