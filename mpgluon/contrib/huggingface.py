@@ -12,6 +12,7 @@ for other networks, pass a list of entries as `name_map`::
 """
 
 from ..gluon._huggingface.entries import (
+    Alias,
     Drop,
     Entry,
     Join,
@@ -28,6 +29,7 @@ from ..gluon._huggingface.load import load
 from ..gluon._huggingface.save import save
 
 __all__ = [
+    "Alias",
     "Drop",
     "Entry",
     "Join",

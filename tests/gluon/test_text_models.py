@@ -1,4 +1,4 @@
-"""Models of Hugging Face beside transformers: random networks that transformers creates and saves.
+"""Models of Hugging Face, compared with transformers, which creates and saves random networks.
 
 Scores, greedy tokens, losses of six SGD steps, the bits of two devices, and files that transformers
 loads again.

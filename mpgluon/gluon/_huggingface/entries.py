@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     Arrays = dict[str, LazyArray]
 
 __all__ = [
+    "Alias",
     "Drop",
     "Entry",
     "Join",
@@ -91,6 +92,13 @@ class Rename(Entry):
             new = translation.match(name)
             _put(found, name if new is None else new, array)
         return found
+
+
+class Alias(Rename):
+    """Renames arrays of files that have an older name. Saving writes the new name."""
+
+    def save(self, arrays: Arrays) -> Arrays:
+        return arrays
 
 
 class Prefix(Entry):

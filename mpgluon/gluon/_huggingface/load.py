@@ -1,7 +1,7 @@
 """Loads weights of Hugging Face into a network on any devices, split in any way.
 
-Each array is copied from the file to its devices in pieces, so the host holds only one piece. All names,
-shapes and dtypes are checked before the first piece is read.
+Each array is copied from the file to its devices in pieces, so the host holds only one piece. All
+names, shapes and dtypes are checked before the first piece is read.
 """
 
 from __future__ import annotations

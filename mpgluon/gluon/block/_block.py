@@ -602,8 +602,8 @@ class Block(TreeNode):
         format : {None, 'huggingface'}
             'huggingface' reads safetensors: a file, a folder, or ``model.safetensors.index.json``.
             Each array is copied to its devices, and each split layer reads its rows, without
-            holding the file in memory. float16 and bfloat16 values may be loaded into float32 parameters;
-            other conversions need `cast_dtype`.
+            holding the file in memory. float16 and bfloat16 values may be loaded into float32
+            parameters; other conversions need `cast_dtype`.
 
         Raises
         ------

@@ -6,6 +6,17 @@ look alike.
 """
 
 from ._decoder import Decoder, DecoderLayer
+from ._encoder import CLIP, Encoder, EncoderLayer
 from ._pretrained import from_config, from_pretrained
+from ._t5 import T5
 
-__all__ = ["Decoder", "DecoderLayer", "from_config", "from_pretrained"]
+__all__ = [
+    "CLIP",
+    "Decoder",
+    "DecoderLayer",
+    "Encoder",
+    "EncoderLayer",
+    "T5",
+    "from_config",
+    "from_pretrained",
+]

@@ -377,7 +377,8 @@ class MultiHeadAttention(HybridBlock):
             raise ValueError(f"MultiHeadAttention: {heads} heads are no multiple of {kv_heads}")
         if head_dim is None and units % heads:
             raise ValueError(f"MultiHeadAttention: {units} units are no multiple of {heads} heads")
-        self.head_dim = head_dim or units // heads
+        # `shard` by 'heads' divides the counts of heads.
+        self.heads, self.kv_heads, self.head_dim = heads, kv_heads, head_dim or units // heads
         self._rotary, self._causal, self._window = rotary, causal, window
         self._softcap, self._scale = softcap, scale
         parts = ("query", "key", "value", "proj")

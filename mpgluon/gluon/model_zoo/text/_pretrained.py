@@ -11,7 +11,7 @@ from ....base import MXNetError
 from ....context import Context
 from ..._huggingface.files import Weights, read_json
 from ..._tree import set_huggingface
-from . import _decoders
+from . import _decoders, _encoders, _t5
 from ._config import Config
 
 if TYPE_CHECKING:
@@ -23,7 +23,11 @@ if TYPE_CHECKING:
 __all__ = ["from_config", "from_pretrained"]
 
 # model_type -> function that returns (network, map of weights)
-_CREATORS = dict.fromkeys(_decoders.KINDS, _decoders.create)
+_CREATORS = {
+    **dict.fromkeys(_decoders.KINDS, _decoders.create),
+    **_encoders.CREATORS,
+    "t5": _t5.create,
+}
 
 
 def from_config(config: Mapping[str, Any] | str | os.PathLike[str]) -> HybridBlock:
@@ -115,16 +119,13 @@ def from_pretrained(
         )
     net = from_config(folder)
     net.cast(_dtype_of(folder) if dtype is None else dtype_name(dtype))
-    if ctx is not None and not _is_devices(ctx):
-        net.place(ctx, verbose=False)
+    if ctx is not None and not isinstance(ctx, (Context, list, tuple)):
+        # A Plan can only place networks with values, but its placement needs none.
+        net.place(getattr(ctx, "placement", ctx), verbose=False)
         ctx = None
     with autograd.pause():
         net.load_parameters(folder, format="huggingface", ctx=ctx, cast_dtype=dtype is not None)
     return net
-
-
-def _is_devices(ctx):
-    return isinstance(ctx, (Context, list, tuple))
 
 
 def _dtype_of(folder):

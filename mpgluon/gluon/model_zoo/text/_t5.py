@@ -1,0 +1,332 @@
+"""`T5`: an encoder and a decoder with relative positions."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .... import initializer
+from ..._huggingface.entries import Drop, Entry, Rename
+from ...block import HybridBlock
+from ...nn import Dense, Dropout, Embedding, HybridSequential
+from ._layers import MLP, GatedMLP, MultiHeadAttention, RMSNorm, count_along
+
+if TYPE_CHECKING:
+    from typing_extensions import Never
+
+    from ...._internal.types import Array, Init
+    from ._config import Config
+
+__all__ = ["T5"]
+
+
+class RelativeBias(HybridBlock):
+    """Bias of attention scores for the distance between row and key: an embedding of buckets, which
+    grow with the distance.
+
+    Parameters
+    ----------
+    heads : int
+        Number of heads.
+    both : bool
+        Whether keys after the row have buckets of their own.
+    buckets, most : int
+        Number of buckets, and the distance from which on all have the last bucket.
+    """
+
+    def __init__(
+        self, heads: int, both: bool, buckets: int, most: int, init: Init, **kwargs: Never
+    ) -> None:
+        super().__init__(**kwargs)
+        self._both, self._heads = both, heads
+        self._half = buckets // 2 if both else buckets
+        self._ends = _bucket_ends(self._half, most)
+        with self.name_scope():
+            self.buckets = Embedding(buckets, heads, weight_initializer=init, prefix="buckets_")
+
+    def hybrid_forward(self, F: Any, x: Array) -> Array:
+        """Returns the bias (1, heads, time, time)."""
+        index = count_along(F, x, 1)
+        distance = F.broadcast_sub(F.reshape(index, (-1, 1)), F.reshape(index, (1, -1)))
+        after = distance < 0
+        distance = F.abs(distance) if self._both else F.maximum(distance, 0)
+        bucket = F.minimum(distance, self._half // 2)
+        for end in self._ends:
+            bucket = bucket + (distance >= end)
+        if self._both:
+            bucket = bucket + after * self._half
+        return F.expand_dims(F.transpose(self.buckets(bucket), (2, 0, 1)), axis=0)
+
+
+def _bucket_ends(buckets, most):
+    """Returns the distances from which on the buckets after the first half begin.
+
+    The first half has a bucket for each distance, and the others grow logarithmically. Computed in
+    float32 with the same roundings as in transformers.
+    """
+    exact = buckets // 2
+    if exact < 1 or most <= exact:
+        raise ValueError(f"T5: {buckets} buckets for distances up to {most} are not possible")
+    distance = np.arange(exact, max(most, exact + 1) + 1, dtype=np.float32)
+    growth = np.log(distance / np.float32(exact)) / np.float32(math.log(most / exact))
+    bucket = np.minimum(exact + (growth * np.float32(buckets - exact)).astype(int), buckets - 1)
+    return [
+        float(distance[np.argmax(bucket >= number)])
+        for number in range(exact + 1, int(bucket.max()) + 1)
+    ]
+
+
+class T5Layer(HybridBlock):
+    """Attention to the own sequence, in the decoder attention to the encoder's result, and a
+    feed-forward network; each is applied to its normalized input and added to it."""
+
+    def __init__(
+        self,
+        units: int,
+        attention: Any,
+        norm: Any,
+        mlp: Any,
+        decoder: bool,
+        dropout: float,
+        **kwargs: Never,
+    ) -> None:
+        super().__init__(**kwargs)
+        with self.name_scope():
+            self.attention_norm = norm(prefix="attention_norm_")
+            self.attention = attention(causal=decoder, prefix="attention_")
+            self.memory_norm = norm(prefix="memory_norm_") if decoder else None
+            self.memory = attention(causal=False, prefix="memory_") if decoder else None
+            self.mlp_norm = norm(prefix="mlp_norm_")
+            self.mlp = mlp(prefix="mlp_")
+            self.dropout = Dropout(dropout) if dropout else None
+
+    def hybrid_forward(
+        self,
+        F: Any,
+        x: Array,
+        bias: Array,
+        memory: Array | None = None,
+        mask: Array | None = None,
+    ) -> Array:
+        """`mask` concerns the keys of the encoder's tokens."""
+        own = mask if self.memory is None else None
+        x = x + self._dropped(self.attention(self.attention_norm(x), None, own, bias))
+        if self.memory is not None:
+            x = x + self._dropped(self.memory(self.memory_norm(x), memory, mask))
+        return x + self._dropped(self.mlp(self.mlp_norm(x)))
+
+    def _dropped(self, x):
+        return x if self.dropout is None else self.dropout(x)
+
+
+class T5Stack(HybridBlock):
+    """The encoder or the decoder: children `bias`, `layers` and `norm`."""
+
+    def __init__(
+        self, count: int, layer: Any, bias: Any, norm: Any, dropout: float, **kwargs: Never
+    ) -> None:
+        super().__init__(**kwargs)
+        with self.name_scope():
+            self.bias = bias(prefix="bias_")
+            self.layers = HybridSequential(prefix="layers_")
+            with self.layers.name_scope():
+                for i in range(count):
+                    self.layers.add(layer(prefix=f"{i}_"))
+            self.norm = norm(prefix="norm_")
+            self.dropout = Dropout(dropout) if dropout else None
+
+    def hybrid_forward(
+        self, F: Any, x: Array, memory: Array | None = None, mask: Array | None = None
+    ) -> Array:
+        if self.dropout is not None:
+            x = self.dropout(x)
+        bias = self.bias(x)
+        for layer in self.layers:
+            x = layer(x, bias, memory, mask)
+        x = self.norm(x)
+        return x if self.dropout is None else self.dropout(x)
+
+
+class T5(HybridBlock):
+    """An encoder-decoder for text: children `embed`, `encoder`, `decoder` and `head`.
+
+    Called with the encoder's tokens (batch, time), the decoder's tokens (batch, length) and
+    optionally a mask (batch, time) with 0 for padding, it returns scores (batch, length, vocab).
+
+    Parameters
+    ----------
+    vocab, units, heads, head_dim, hidden : int
+        Number of tokens, size of the values between layers, number of heads and their size, and
+        size of the hidden values of the feed-forward networks.
+    layers, decoder_layers : int
+        Number of layers of the encoder and of the decoder.
+    activation : str
+        Activation of the feed-forward networks.
+    gated : bool
+        Whether the feed-forward networks are gated.
+    buckets, most : int
+        See `RelativeBias`.
+    tied : bool
+        Whether `head` shares the weight of `embed`.
+    head_scale : float
+        Factor of the input of `head`.
+    dropout : float
+        Rate of all dropouts.
+
+    Examples
+    --------
+    >>> net = mx.gluon.model_zoo.text.T5(32, units=16, heads=4, head_dim=4, hidden=24, layers=2)
+    >>> net.initialize()
+    >>> net(nd.zeros((1, 5), dtype="int32"), nd.zeros((1, 3), dtype="int32")).shape
+    (1, 3, 32)
+    """
+
+    def __init__(
+        self,
+        vocab: int,
+        units: int,
+        heads: int,
+        head_dim: int,
+        hidden: int,
+        layers: int,
+        decoder_layers: int | None = None,
+        activation: str = "relu",
+        gated: bool = False,
+        buckets: int = 32,
+        most: int = 128,
+        tied: bool = True,
+        head_scale: float = 1.0,
+        epsilon: float = 1e-6,
+        dropout: float = 0.0,
+        deviation: float = 0.02,
+        **kwargs: Never,
+    ) -> None:
+        super().__init__(**kwargs)
+        self._head_scale = head_scale
+        init = initializer.Normal(deviation)
+        attention = partial(
+            MultiHeadAttention,
+            units,
+            heads,
+            head_dim=head_dim,
+            scale=1.0,
+            dropout=dropout,
+            weight_initializer=init,
+        )
+        mlp = partial(
+            GatedMLP if gated else MLP,
+            units,
+            hidden,
+            activation,
+            False,
+            dropout=dropout,
+            weight_initializer=init,
+        )
+        norm = partial(RMSNorm, epsilon=epsilon, in_channels=units)
+
+        def stack(count, decoder, prefix):
+            layer = partial(T5Layer, units, attention, norm, mlp, decoder, dropout)
+            bias = partial(RelativeBias, heads, not decoder, buckets, most, init)
+            return T5Stack(count, layer, bias, norm, dropout, prefix=prefix)
+
+        with self.name_scope():
+            self.embed = Embedding(vocab, units, weight_initializer=init, prefix="embed_")
+            self.encoder = stack(layers, False, "encoder_")
+            self.decoder = stack(decoder_layers or layers, True, "decoder_")
+            self.head = Dense(
+                vocab,
+                in_units=units,
+                flatten=False,
+                use_bias=False,
+                weight_initializer=init,
+                prefix="head_",
+                params=self.embed.params if tied else None,
+            )
+
+    def hybrid_forward(
+        self, F: Any, tokens: Array, decoder_tokens: Array, mask: Array | None = None
+    ) -> Array:
+        memory = self.encoder(self.embed(tokens), None, mask)
+        x = self.decoder(self.embed(decoder_tokens), memory, mask)
+        return self.head(x if self._head_scale == 1 else x * self._head_scale)
+
+
+def create(config: Config, kind: str) -> tuple[HybridBlock, list[Entry]]:
+    """Creates T5 from a config."""
+    config.ignore(
+        "architectures", "dense_act_fn", "is_gated_act", "is_decoder", "classifier_dropout"
+    )
+    names = config.get("architectures", ["T5ForConditionalGeneration"])
+    if names not in (["T5ForConditionalGeneration"], ["T5WithLMHeadModel"]):
+        raise config.error(
+            "architectures", "is not supported; it must be T5ForConditionalGeneration"
+        )
+    feed = config.get("feed_forward_proj", "relu")
+    gated = isinstance(feed, str) and feed.startswith("gated-")
+    activation = feed.removeprefix("gated-") if isinstance(feed, str) else feed
+    if activation == "gelu" and gated:
+        activation = "gelu_new"  # as in the files of T5 1.1
+    names_of = {"relu": "relu", "gelu": "gelu", "gelu_new": "gelu_tanh", "silu": "silu"}
+    if activation not in names_of:
+        raise config.error("feed_forward_proj", f"is not supported; it may be {list(names_of)}")
+    units = config.size("d_model", 512)
+    tied = config.flag("tie_word_embeddings", True)
+    scaled = config.flag("scale_decoder_outputs", tied)
+    layers = config.size("num_layers", 6)
+    net = T5(
+        vocab=config.size("vocab_size", 32128),
+        units=units,
+        heads=config.size("num_heads", 8),
+        head_dim=config.size("d_kv", 64),
+        hidden=config.size("d_ff", 2048),
+        layers=layers,
+        decoder_layers=config.size("num_decoder_layers", layers),
+        activation=names_of[activation],
+        gated=gated,
+        buckets=config.size("relative_attention_num_buckets", 32),
+        most=config.size("relative_attention_max_distance", 128),
+        tied=tied,
+        head_scale=units**-0.5 if scaled else 1.0,
+        epsilon=config.number("layer_norm_epsilon", 1e-6),
+        dropout=config.number("dropout_rate", 0.1),
+    )
+    config.finish()
+    return net, _names(gated)
+
+
+def _names(gated: bool) -> list[Entry]:
+    up = "wi_1" if gated else "wi"
+    block = r"(encoder|decoder)\.block\.(\d+)\.layer\."
+    own = r"\1.layers.\2."
+    found: list[Entry] = [
+        Drop(r"(encoder|decoder)\.embed_tokens\.weight"),  # the same as shared.weight
+        Drop(r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight"),
+        Rename(r"shared\.weight", "embed.weight"),
+        Rename(r"lm_head\.weight", "head.weight"),
+        Rename(
+            r"(encoder|decoder)\.block\.0\.layer\.0\.SelfAttention\.relative_attention_bias\.weight",
+            r"\1.bias.buckets.weight",
+        ),
+        Rename(r"(encoder|decoder)\.final_layer_norm\.weight", r"\1.norm.gamma"),
+    ]
+    for file, name in (("q", "query"), ("k", "key"), ("v", "value"), ("o", "proj")):
+        found += [
+            Rename(block + rf"0\.SelfAttention\.{file}\.weight", f"{own}attention.{name}.weight"),
+            Rename(block + rf"1\.EncDecAttention\.{file}\.weight", f"{own}memory.{name}.weight"),
+        ]
+    found.append(Rename(block + r"0\.layer_norm\.weight", f"{own}attention_norm.gamma"))
+    for part, number in (("encoder", 1), ("decoder", 2)):
+        layer = rf"({part})\.block\.(\d+)\.layer\.{number}\."
+        found += [
+            Rename(layer + r"layer_norm\.weight", f"{own}mlp_norm.gamma"),
+            Rename(layer + r"DenseReluDense\.wi_0\.weight", f"{own}mlp.gate.weight"),
+            Rename(layer + rf"DenseReluDense\.{up}\.weight", f"{own}mlp.up.weight"),
+            Rename(layer + r"DenseReluDense\.wo\.weight", f"{own}mlp.down.weight"),
+        ]
+    found.append(
+        Rename(r"(decoder)\.block\.(\d+)\.layer\.1\.layer_norm\.weight", f"{own}memory_norm.gamma")
+    )
+    return found
