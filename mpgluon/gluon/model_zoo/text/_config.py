@@ -45,8 +45,7 @@ _IRRELEVANT = re.compile(
     # initial values
     "initializer_range|initializer_factor|logit_scale_init_value|"
     # heads that are not part of the network, and their losses
-    "summary_.*|classifier_dropout|output_router_logits|router_aux_loss_coef|encoder_stride|"
-    "position_embedding_type_"
+    "summary_.*|classifier_dropout|output_router_logits|router_aux_loss_coef|encoder_stride"
 )
 
 

@@ -129,15 +129,14 @@ def _gemma_base(config: Config) -> Options:
 
 
 def _gemma(config: Config) -> Options:
-    if config.get("hidden_act") == "gelu" and "hidden_activation" not in config:
-        raise config.error(
-            "hidden_act", "is ambiguous: set hidden_activation to 'gelu_pytorch_tanh' or 'gelu'"
-        )
     key = "hidden_activation" if "hidden_activation" in config else "hidden_act"
+    config.ignore("hidden_act")
+    # The first files say 'gelu' in hidden_act and mean its approximation.
+    legacy = key == "hidden_act" and config.get(key) == "gelu"
     options = _gemma_base(config)
     return {
         **options,
-        "activation": config.activation(key, "gelu_pytorch_tanh"),
+        "activation": "gelu_tanh" if legacy else config.activation(key, "gelu_pytorch_tanh"),
         "rotary": rotary_options(config, options["head_dim"]),
     }
 
@@ -150,6 +149,8 @@ def _gemma2(config: Config) -> Options:
 def _gemma2_base(config: Config) -> Options:
     options = _gemma_base(config)
     config.ignore("hidden_act")
+    # Another name of sliding_window in some files
+    config.expect("sliding_window_size", config.get("sliding_window", 4096))
     return {
         **options,
         "activation": config.activation("hidden_activation", "gelu_pytorch_tanh"),
@@ -191,6 +192,10 @@ def _gemma3(config: Config) -> Options:
 def _phi3(config: Config) -> Options:
     options = _with_heads(config, _base(config))
     config.ignore("original_max_position_embeddings")
+    for key in ("attention_bias", "mlp_bias", "lm_head_bias"):
+        config.expect(key, False)
+    for key in ("full_attn_mod", "interpolate_factor"):
+        config.expect(key, 1)
     return {
         **options,
         "epsilon": config.number("rms_norm_eps", 1e-5),

@@ -192,6 +192,7 @@ def _patches(config: Config, default: int) -> Options:
 def _vit(config: Config, kind: str) -> tuple[HybridBlock, list[Entry]]:
     """Creates ViT."""
     model = _architecture(config, ["ViTModel", "ViTForImageClassification"])
+    config.ignore("tie_word_embeddings")
     options, bare = _sizes(config), model == "ViTModel"
     units, patches = options["units"], _patches(config, 16)
     if bare:
@@ -247,11 +248,12 @@ def _vit(config: Config, kind: str) -> tuple[HybridBlock, list[Entry]]:
 def _clip(config: Config, kind: str) -> tuple[HybridBlock, list[Entry]]:
     """Creates CLIP."""
     _architecture(config, ["CLIPModel"])
+    config.ignore("tie_word_embeddings")
     project = config.size("projection_dim", 512)
     text, image = config.part("text_config"), config.part("vision_config")
 
     def options(part, hidden, units, heads):
-        part.ignore("projection_dim", "dropout")  # the projections belong to the whole model
+        part.ignore("projection_dim", "tie_word_embeddings")  # those of the whole model hold
         part.expect("dropout", 0.0, 0)
         sizes = {
             "units": part.size("hidden_size", units),

@@ -257,7 +257,12 @@ class T5(HybridBlock):
 def create(config: Config, kind: str) -> tuple[HybridBlock, list[Entry]]:
     """Creates T5 from a config."""
     config.ignore(
-        "architectures", "dense_act_fn", "is_gated_act", "is_decoder", "classifier_dropout"
+        "n_positions",
+        "output_past",
+        "dense_act_fn",
+        "is_gated_act",
+        "is_decoder",
+        "classifier_dropout",
     )
     names = config.get("architectures", ["T5ForConditionalGeneration"])
     if names not in (["T5ForConditionalGeneration"], ["T5WithLMHeadModel"]):

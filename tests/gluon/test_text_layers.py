@@ -1,0 +1,381 @@
+"""Layers of transformers against NumPy, and networks over devices, splits, dtypes and files."""
+
+import os
+
+import numpy as np
+import pytest
+
+import mpgluon as mx
+from mpgluon import autograd, gluon, nd
+from mpgluon.gluon import nn
+from mpgluon.gluon.model_zoo import text
+from mpgluon.gluon.model_zoo.text import _layers
+from support.processes import finished
+
+RNG = np.random.RandomState(0)
+
+
+def normal(*shape):
+    return RNG.normal(size=shape).astype("float32")
+
+
+def close(got, want, tolerance=1e-6):
+    got = got.asnumpy() if isinstance(got, nd.NDArray) else got
+    assert got.shape == want.shape
+    assert np.abs(got - want).max() <= tolerance * max(1.0, np.abs(want).max())
+
+
+# --- Norms ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("axis", [-1, 1])
+@pytest.mark.parametrize("offset", [0.0, 1.0])
+def test_rms_norm(axis, offset):
+    x = normal(2, 5, 6)
+    norm = _layers.RMSNorm(axis=axis, epsilon=1e-3, offset=offset, in_channels=x.shape[axis])
+    norm.initialize()
+    start = norm.gamma.data().asnumpy()
+    assert (start + offset == 1).all()
+    gamma = normal(x.shape[axis])
+    norm.gamma.set_data(nd.array(gamma))
+    wide = x.astype("float64")
+    shape = [1, 1, 1]
+    shape[axis] = -1
+    want = wide / np.sqrt((wide**2).mean(axis, keepdims=True) + 1e-3)
+    close(norm(nd.array(x)), want * (offset + gamma.reshape(shape)))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_rms_norm_of_halves_is_rounded_once(dtype):
+    x = nd.array(normal(3, 512) * 50, dtype=dtype)
+    norm = _layers.RMSNorm(in_channels=512)
+    norm.initialize()
+    norm.cast(dtype)
+    wide = x.astype("float64").asnumpy()
+    want = wide / np.sqrt((wide**2).mean(-1, keepdims=True) + 1e-6)
+    assert (norm(x).asnumpy() == nd.array(want, dtype=dtype).asnumpy()).mean() > 0.995
+
+
+# --- Rotary embeddings ----------------------------------------------------------------------------
+
+
+def inverse_of(size, scaling, options, length):
+    """Returns the inverse frequencies in float64."""
+    inverse = 10000.0 ** -(np.arange(0, size, 2) / size)
+    if scaling == "linear":
+        return inverse / options["factor"]
+    if scaling == "longrope":
+        long = length > options["original_length"]
+        return inverse / np.array(options["long_factor" if long else "short_factor"])
+    if scaling == "llama3":
+        factor, whole = options["factor"], options["original_length"]
+        low, high = options["low_frequency"], options["high_frequency"]
+        found = []
+        for value in inverse:
+            wave = 2 * np.pi / value
+            if wave < whole / high:
+                found.append(value)
+            elif wave > whole / low:
+                found.append(value / factor)
+            else:
+                smooth = (whole / wave - low) / (high - low)
+                found.append((1 - smooth) * value / factor + smooth * value)
+        return np.array(found)
+    return inverse
+
+
+SCALINGS = {
+    "none": {},
+    "linear": {"factor": 4.0},
+    "llama3": {
+        "factor": 8.0,
+        "low_frequency": 1.0,
+        "high_frequency": 4.0,
+        "original_length": 16,
+    },
+    "longrope": {
+        "short_factor": [1.0, 1.5, 2.0, 2.5],
+        "long_factor": [3.0, 4.0, 5.0, 6.0],
+        "original_length": 12,
+        "attention_factor": 1.25,
+    },
+}
+
+
+@pytest.mark.parametrize("scaling", SCALINGS)
+@pytest.mark.parametrize("style", ["half", "pairs"])
+@pytest.mark.parametrize("size", [8, 14])
+@pytest.mark.parametrize("length", [7, 20])
+def test_rotary(scaling, style, size, length):
+    x, options = normal(2, length, 3, size), SCALINGS[scaling]
+    inverse = inverse_of(8, scaling, options, length)
+    angles = np.arange(length)[:, None] * inverse
+    cos, sin = (f(angles)[:, None] * options.get("attention_factor", 1.0) for f in (np.cos, np.sin))
+    want = x.astype("float64")
+    if style == "half":
+        first, second = slice(0, 4), slice(4, 8)
+    else:
+        first, second = slice(0, 8, 2), slice(1, 8, 2)
+    want[..., first] = x[..., first] * cos - x[..., second] * sin
+    want[..., second] = x[..., second] * cos + x[..., first] * sin
+    close(_layers.rotary(nd, nd.array(x), 10000.0, 8, style, scaling, **options), want, 2e-6)
+
+
+def test_rotary_angles_of_long_texts_are_exact():
+    x = np.zeros((1, 40000, 1, 2), "float32")
+    x[..., 0] = 1
+    got = _layers.rotary(nd, nd.array(x), base=10000.0).asnumpy()[0, :, 0]
+    close(got, np.stack([np.cos(np.arange(40000.0)), np.sin(np.arange(40000.0))], 1), 1e-7)
+
+
+# --- Attention ------------------------------------------------------------------------------------
+
+
+def attention_of(query, key, value, causal, window, scale, softcap, mask):
+    query, key, value = (x.astype("float64") for x in (query, key, value))
+    group = query.shape[2] // key.shape[2]
+    rows, keys = query.shape[1], key.shape[1]
+    out = np.zeros((*query.shape[:3], value.shape[3]))
+    for b, h in np.ndindex(query.shape[0], query.shape[2]):
+        scores = query[b, :, h] @ key[b, :, h // group].T * scale
+        if softcap:
+            scores = np.tanh(scores / softcap) * softcap
+        for row, at in np.ndindex(rows, keys):
+            last = row + keys - rows
+            if (causal and at > last) or (window and at <= last - window) or not mask[b, at]:
+                scores[row, at] = -np.inf
+        weights = np.exp(scores - scores.max(1, keepdims=True))
+        out[b, :, h] = weights / weights.sum(1, keepdims=True) @ value[b, :, h // group]
+    return out
+
+
+@pytest.mark.parametrize("causal, window", [(False, 0), (True, 0), (True, 3), (False, 4)])
+@pytest.mark.parametrize("groups", [1, 2, 4])
+@pytest.mark.parametrize("rows", [6, 2])
+@pytest.mark.parametrize("softcap, masked", [(0, False), (2.0, True)])
+def test_attention(causal, window, groups, rows, softcap, masked):
+    query, key, value = normal(2, rows, 4, 3), normal(2, 6, groups, 3), normal(2, 6, groups, 3)
+    mask = np.ones((2, 6), "float32")
+    if masked:
+        mask[1, :2] = 0
+    want = attention_of(query, key, value, causal, window, 0.7, softcap, mask)
+    for hybrid in (False, True):
+        block = Attention(causal=causal, window=window, scale=0.7, softcap=softcap)
+        block.hybridize(hybrid)
+        inputs = [nd.array(x) for x in (query, key, value)]
+        got = block(*inputs, nd.array(mask)) if masked else block(*inputs)
+        seen = ~np.isnan(want)  # rows that see no key
+        close(np.where(seen, got.asnumpy(), 0), np.where(seen, want, 0))
+
+
+class Attention(gluon.HybridBlock):
+    def __init__(self, **options):
+        super().__init__()
+        self.options = options
+
+    def hybrid_forward(self, F, query, key, value, mask=None):
+        return _layers.attention(F, query, key, value, mask, **self.options)
+
+
+# --- Feed-forward networks ------------------------------------------------------------------------
+
+
+def test_mixture_of_experts_adds_the_chosen_experts():
+    x = normal(2, 5, 8)
+    net = _layers.MoE(8, 6, experts=4, k=2, weight_initializer=mx.init.Normal(0.5))
+    net.initialize()
+    router, gate, up, down = (
+        p.data().asnumpy().astype("float64")
+        for p in (net.router.weight, net.gate_weight, net.up_weight, net.down_weight)
+    )
+    want = np.zeros(x.shape)
+    for b, t in np.ndindex(2, 5):
+        row = x[b, t].astype("float64")
+        scores = np.exp(router @ row)
+        scores /= scores.sum()
+        best = np.argsort(-scores)[:2]
+        for expert in best:
+            hidden = gate[expert] @ row
+            hidden = hidden / (1 + np.exp(-hidden)) * (up[expert] @ row)
+            want[b, t] += scores[expert] / scores[best].sum() * (down[expert] @ hidden)
+    close(net(nd.array(x)), want)
+    net.hybridize()
+    close(net(nd.array(x)), want)
+
+
+# --- Networks -------------------------------------------------------------------------------------
+
+SIZES = {"vocab": 32, "units": 16, "layers": 4, "heads": 4, "hidden": 24}
+NETS = {
+    "llama": {"kv_heads": 2, "rotary": {}},
+    "tied with windows": {"rotary": {}, "window": [3, 0, 3, 0], "tied": True, "qk_norm": True},
+    "gemma": {
+        "rotary": {},
+        "tied": True,
+        "norm_offset": 1.0,
+        "softcap": 5.0,
+        "head_softcap": 3.0,
+        "embed_scale": 4.0,
+        "sandwich": True,
+        "activation": "gelu_tanh",
+    },
+    "experts": {
+        "rotary": {"scaling": "linear", "factor": 2.0},
+        "experts": 4,
+        "experts_per_token": 2,
+    },
+    "positions": {
+        "positions": 12,
+        "norm": "layer",
+        "gated": False,
+        "attention_bias": True,
+        "mlp_bias": True,
+        "activation": "gelu",
+        "embed_dropout": 0.2,
+        "attention_dropout": 0.2,
+        "dropout": 0.2,
+    },
+}
+TOKENS = RNG.randint(0, 32, (4, 10)).astype("int32")
+HALVES = {
+    "embed|positions": mx.cpu(0),
+    r"layers\.[01]": mx.cpu(0),
+    r"layers\.[23]": mx.cpu(1),
+    "norm|head": mx.cpu(1),
+}
+
+
+def network(name, place=None, prefix="net_"):
+    mx.random.seed(3)
+    net = text.Decoder(**SIZES, **NETS[name], deviation=0.3, prefix=prefix)
+    if place is not None:
+        net.place(place, verbose=False)
+    net.initialize()
+    return net
+
+
+def tokens(value=TOKENS):
+    return nd.array(value, dtype="int32")
+
+
+@pytest.mark.parametrize("way", ["eager", "hybrid", "recompute", "1f1b", "zero_bubble"])
+@pytest.mark.parametrize("name", NETS)
+def test_two_devices_train_with_the_bits_of_one(name, way):
+    loss_of, results = gluon.loss.SoftmaxCrossEntropyLoss(), []
+    labels = np.roll(TOKENS, -1, 1)
+    for place in (None, HALVES):
+        net = network(name, place)
+        trainer = gluon.Trainer(net.collect_params(), "adam")
+        mx.random.seed(5)
+        if way in ("1f1b", "zero_bubble"):
+            schedule = mx.parallel.Pipeline(2, way)
+            step = mx.parallel.TrainStep(net, loss_of, trainer, schedule)
+            losses = [step(tokens(), nd.array(labels)).asnumpy() for _ in range(3)]
+        else:
+            net.hybridize(way != "eager", **({"recompute": True} if way == "recompute" else {}))
+            losses = []
+            for _ in range(3):
+                with autograd.record():
+                    out = net(tokens())
+                    loss = loss_of(out, nd.array(labels, ctx=out.context))
+                loss.backward()
+                trainer.step(4)
+                losses.append(loss.asnumpy())
+        results.append(losses + [p.reduced().asnumpy() for p in net.collect_params().values()])
+    for one, two in zip(*results):
+        assert (one == two).all()
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_split_layers_and_heads(name, tmp_path):
+    net = network(name)
+    want = net(tokens()).asnumpy()
+    net.save_parameters(tmp_path, format="huggingface")
+    devices = [mx.cpu(0), mx.cpu(1)]
+    # `shard` cannot divide attention with parameters between heads.
+    plan = {} if "qk_norm" in NETS[name] else {r"layers\.\d+\.attention": "heads"}
+    if name != "experts":
+        plan.update({r"layers\.\d+\.mlp\.(gate|up)": "column", r"layers\.\d+\.mlp\.down": "row"})
+    split = text.Decoder(**SIZES, **NETS[name], prefix="net_")
+    mx.parallel.shard(split, plan, devices)
+    split.load_parameters(tmp_path, format="huggingface")
+    close(split(tokens()), want, 1e-5)
+    split.hybridize()
+    close(split(tokens()), want, 1e-5)
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_export_accepts_other_batch_sizes_and_lengths(name, tmp_path):
+    net = network(name)
+    net.hybridize()
+    short = tokens(TOKENS[:2, :5])
+    want, want_short = net(tokens()).asnumpy(), net(short).asnumpy()
+    net.export(str(tmp_path / "net"))
+    found = gluon.SymbolBlock.imports(
+        str(tmp_path / "net-symbol.json"), ["data"], str(tmp_path / "net-0000.params")
+    )
+    close(found(tokens()), want, 1e-5)
+    close(found(short), want_short, 1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("name", [name for name in NETS if name != "experts"])
+def test_halves_are_near_float32(name, dtype):
+    net = network(name)
+    want = net(tokens()).asnumpy()
+    net.cast(dtype)
+    got = net(tokens())
+    assert np.dtype(got.dtype).name == dtype if dtype == "float16" else "bfloat16" in str(got.dtype)
+    error = np.abs(got.astype("float32").asnumpy() - want).mean() / np.abs(want).mean()
+    assert error < (0.01 if dtype == "float16" else 0.06)
+
+
+def test_planned_network_is_loaded_onto_its_plan(tmp_path):
+    config = {
+        "model_type": "llama",
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "vocab_size": 32,
+    }
+    net = text.from_config(config)
+    net.initialize(mx.init.Normal(0.3))
+    want = net(tokens()).asnumpy()
+    net.save_parameters(tmp_path, format="huggingface")
+    plan = mx.parallel.plan(net, tokens(), [mx.cpu(0), mx.cpu(1)])
+    assert {path.split(".")[0] for path in plan.placement} == {"embed", "layers", "norm", "head"}
+    mesh = mx.parallel.Mesh({"data": 2}, [mx.cpu(0), mx.cpu(1)])
+    for where in (plan, plan.placement, mesh):
+        again = text.from_pretrained(tmp_path, ctx=where)
+        assert (again(tokens()).asnumpy() == want).all()
+    again = text.from_pretrained(tmp_path, ctx=mx.cpu(1))
+    assert (again(tokens().as_in_context(mx.cpu(1))).asnumpy() == want).all()
+    half = text.from_pretrained(tmp_path, dtype="bfloat16")
+    assert "bfloat16" in str(half.head.weight.data().dtype)
+
+
+def test_positions_that_do_not_exist_raise():
+    with pytest.raises(ValueError, match="13 tokens, but there are only 12 positions"):
+        network("positions")(nd.zeros((1, 13), dtype="int32"))
+
+
+def test_tied_head_shares_the_parameter():
+    net = network("gemma")
+    assert net.head.weight is net.embed.weight
+    assert isinstance(net.layers, nn.HybridSequential)
+    assert len(net.layers) == 4
+
+
+def test_transformers_is_not_imported(tmp_path):
+    network("llama").save_parameters(tmp_path, format="huggingface")
+    finished(
+        f"""
+        import sys
+        import mpgluon as mx
+        from mpgluon.gluon.model_zoo import text
+        net = text.Decoder(**{SIZES!r}, **{NETS["llama"]!r})
+        net.load_parameters({os.fspath(tmp_path)!r}, format="huggingface")
+        assert not {{"torch", "transformers", "safetensors"}} & set(sys.modules)
+        """
+    )
