@@ -241,7 +241,9 @@ class File:
         if value.size:
             with self._file() as file:
                 self._fill(file, name, self._begin + offset, value, shape, parts)
-        return (value.astype("<u4") << 16).view("<f4") if dtype == "bfloat16" else value
+        if dtype != "bfloat16":
+            return value
+        return np.left_shift(value, 16, dtype="<u4").view("<f4")
 
     def _fill(self, file, name, offset, value, shape, parts):
         """Reads parts of an array into `value`. Complete rows are read at once, and others row by

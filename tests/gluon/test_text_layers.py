@@ -144,7 +144,8 @@ def attention_of(query, key, value, causal, window, scale, softcap, mask):
             last = row + keys - rows
             if (causal and at > last) or (window and at <= last - window) or not mask[b, at]:
                 scores[row, at] = -np.inf
-        weights = np.exp(scores - scores.max(1, keepdims=True))
+        with np.errstate(invalid="ignore"):
+            weights = np.exp(scores - scores.max(1, keepdims=True))
         out[b, :, h] = weights / weights.sum(1, keepdims=True) @ value[b, :, h // group]
     return out
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from .entries import Entry
     from .values import LazyArray
 
-_PIECE = 32 << 20  # bytes that are read at once
+_PIECE = 2 << 20  # bytes that are read at once; pieces that fit in caches are faster
 _SHOWN = 12  # names in an error
 _MANTISSA = {"bfloat16": 1, "float16": 1, "float32": 2, "float64": 3}
 
