@@ -224,6 +224,35 @@ def test_lora_page_code_trains_merges_and_saves(tmp_path, monkeypatch, capsys):
     assert not np.array_equal(scope["served"].asnumpy(), scope["base"].asnumpy())
 
 
+@cpus_only
+def test_huggingface_page_loads_places_trains_and_saves(tmp_path, monkeypatch, capsys):
+    sizes = {
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_attention_heads": 4,
+        "num_hidden_layers": 4,
+        "vocab_size": 32,
+    }
+    for kind, more in (
+        ("llama", {"tie_word_embeddings": True, "num_key_value_heads": 2}),
+        ("bert", {"architectures": ["BertForMaskedLM"]}),
+    ):
+        net = gluon.model_zoo.text.from_config({"model_type": kind, **sizes, **more})
+        net.initialize(mx.init.Normal(0.3))
+        folder = tmp_path / {"llama": "model"}.get(kind, kind)
+        net.save_parameters(folder, format="huggingface")
+    scope, printed = together("docs/huggingface.md", tmp_path, monkeypatch, capsys)
+    same, difference, smaller, shape, shapes = (
+        line for line in printed.splitlines() if re.match(r"[\d\[({TF]", line)
+    )
+    assert same == "[1.]" or float(same) == 1
+    assert float(difference.strip("[]")) < 1e-5
+    assert smaller == "True"
+    assert shape == "(4, 2)"
+    assert "'model.qkv.weight': (8, 24)" in shapes
+    assert (tmp_path / "tuned" / "config.json").exists()
+
+
 def test_custom_ops_page_code_compiles_and_runs(tmp_path):
     """Runs in a subprocess, because an op of a library cannot be unloaded."""
     with open(os.path.join(ROOT, "docs", "custom-ops.md")) as file:

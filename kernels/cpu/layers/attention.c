@@ -336,8 +336,7 @@ static int64_t grain_of(const attention *a, int64_t rows) {
   return multiplications < FEW ? (int64_t)(FEW / (multiplications + 1)) + 1 : 1;
 }
 
-static mpg_status forward(const mpg_kernel_call *call) {
-  const mpg_attention_params *p = call->params;
+static mpg_status forward(const mpg_kernel_call *call, const mpg_attention_call *c) {
   const instance *in = instance_of(call->inputs[0].desc.dtype);
   int key = c->cached ? 3 : 1;
   attention a = attention_of(call, c, key, key + 1);
@@ -349,9 +348,11 @@ static mpg_status forward(const mpg_kernel_call *call) {
     draw[0] = a.draw.seed, draw[1] = a.draw.call, draw[2] = a.draw.position, draw[3] = a.draw.run,
     draw[4] = a.draw.stride;
   }
-  MPG_TRY(get_scratch(&a, in->forward_bytes(&a)));
-  mpg_cpu_parallel_for(call, a.batch * a.heads * blocks_of(a.rows, in->rows),
-                       grain_of(&a, a.rows < in->rows ? a.rows : in->rows), in->forward, &a);
+  if (!mpg_shape_size(&call->outputs[0].desc.shape)) return MPG_OK;
+  MPG_TRY(prepare(&a, in->forward_bytes(&a)));
+  mpg_cpu_parallel_for(call, a.batch * a.key_heads * blocks_of(a.all_rows, in->rows),
+                       grain_of(&a, a.all_rows < in->rows ? a.all_rows : in->rows), in->forward,
+                       &a);
   return MPG_OK;
 }
 
@@ -373,7 +374,7 @@ static mpg_status backward(const mpg_kernel_call *call, const mpg_attention_call
   int64_t heads = a.batch * a.key_heads;
   a.all_at_once = heads >= call->num_threads;
   if (a.all_at_once) {
-    mpg_cpu_parallel_for(call, heads, grain_of(&a, a.rows), in->backward, &a);
+    mpg_cpu_parallel_for(call, heads, grain_of(&a, a.all_rows), in->backward, &a);
     return MPG_OK;
   }
   a.for_keys = true;

@@ -37,6 +37,8 @@ class DecoderLayer(HybridBlock):
 
     Parameters
     ----------
+    units : int
+        Size of input and result.
     norm : callable
         Creates a norm: ``norm(size, prefix=...)``.
     attention, mlp : callable
@@ -133,7 +135,8 @@ class Decoder(HybridBlock):
 
     Examples
     --------
-    >>> net = gluon.model_zoo.text.Decoder(32, units=16, layers=2, heads=4, hidden=24, rotary={})
+    >>> net = gluon.model_zoo.text.Decoder(
+    ...     32, units=16, layers=2, heads=4, hidden=24, rotary={})
     >>> net.initialize()
     >>> net(nd.zeros((1, 5), dtype="int32")).shape
     (1, 5, 32)

@@ -164,8 +164,16 @@ class EncoderLayer(HybridBlock):
         Whether the inputs of attention and network are normalized, or the sums.
     causal : bool, default False
         Whether a row sees only itself and earlier rows.
+    activation : str, default 'gelu'
+        Activation of the feed-forward network.
     use_bias : bool, default True
         Whether the products for queries, keys and values have a bias.
+    epsilon : float, default 1e-5
+        Added to variances in norms.
+    attention_dropout, dropout : float, default 0
+        Rates for attention weights, and for results that are added.
+    weight_initializer : Initializer, optional
+        Initializer of all weights.
     """
 
     def __init__(

@@ -173,12 +173,17 @@ class T5(HybridBlock):
         Whether `head` shares the weight of `embed`.
     head_scale : float
         Factor of the input of `head`.
+    epsilon : float
+        Added to mean squares in norms.
     dropout : float
         Rate of all dropouts.
+    deviation : float
+        Standard deviation of initial weights.
 
     Examples
     --------
-    >>> net = mx.gluon.model_zoo.text.T5(32, units=16, heads=4, head_dim=4, hidden=24, layers=2)
+    >>> net = gluon.model_zoo.text.T5(
+    ...     32, units=16, heads=4, head_dim=4, hidden=24, layers=2)
     >>> net.initialize()
     >>> net(nd.zeros((1, 5), dtype="int32"), nd.zeros((1, 3), dtype="int32")).shape
     (1, 3, 32)
