@@ -10,6 +10,7 @@ from mpgluon import autograd, gluon, nd
 from mpgluon.gluon import nn
 from mpgluon.gluon.model_zoo import text
 from mpgluon.gluon.model_zoo.text import _layers
+from ranks import launching
 from support.processes import finished
 
 RNG = np.random.RandomState(0)
@@ -354,6 +355,31 @@ def test_planned_network_is_loaded_onto_its_plan(tmp_path):
     assert (again(tokens().as_in_context(mx.cpu(1))).asnumpy() == want).all()
     half = text.from_pretrained(tmp_path, dtype="bfloat16")
     assert "bfloat16" in str(half.head.weight.data().dtype)
+
+
+@pytest.mark.skipif(launching.MISSING is not None, reason=str(launching.MISSING))
+def test_ranks_read_only_their_own_layers(tmp_path):
+    config = {
+        "model_type": "llama",
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "vocab_size": 32,
+    }
+    net = text.from_config(config)
+    net.initialize(mx.init.Normal(0.3))
+    net.save_parameters(tmp_path, format="huggingface")
+    script = os.path.join(launching.SCRIPTS, "huggingface.py")
+    done = launching.run(2, script, str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    lines = [line.split(" ", 1) for line in done.stdout.splitlines()]
+    want = net(nd.array([[1, 5, 3, 2]], dtype="int32")).asnumpy()
+    assert [text for kind, text in lines if kind == "scores"] == [want.tobytes().hex()] * 2
+    assert sorted(int(text) for kind, text in lines if kind == "read") == [1 + 9, 9 + 2]
+    errors = [text for kind, text in lines if kind == "error"]
+    assert len(errors) == 2
+    assert all("save with mx.parallel.save" in error for error in errors)
 
 
 def test_positions_that_do_not_exist_raise():

@@ -73,10 +73,10 @@ class Weights:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = os.fspath(path)
+        self.path: str = os.fspath(path)
         index, single = _located(self.path)
         if index is None:
-            self.files = [File(single)]
+            self.files: list[File] = [File(single)]
             names = dict.fromkeys(self.files[0].entries, self.files[0])
         else:
             self.files, names = _indexed(index)

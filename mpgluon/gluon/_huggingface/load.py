@@ -13,6 +13,7 @@ import numpy as np
 
 from ... import autograd
 from ..._core import dtype_name
+from ..._internal import ranks
 from ..._internal.progress import bar
 from ...base import MXNetAssertionError, MXNetError, itemsize
 from .._tree import parameters_by_path
@@ -65,7 +66,8 @@ def load(
     Raises
     ------
     MXNetError
-        If a file is damaged, or if names, shapes or dtypes differ. Nothing changes in this case.
+        If a file is damaged, or if names, shapes or dtypes differ. Nothing changes in this case. If
+        a file cannot be read to its end later, some parameters have their new values.
     """
     weights = Weights(path)
     arrays: dict[str, LazyArray] = dict(weights.arrays)
@@ -196,13 +198,15 @@ def _pieces(array, ranges) -> Iterator[list[tuple[int, int]]]:
 def _fill(outputs, array, where):
     """Reads the part `where` (None for all) of an array into arrays on devices."""
     axis, spans = (0, ((0, 0),)) if where is None else where
+    # All ranks queue the same work, but only the owner of an array needs its values.
+    is_needed = any(_is_own(output.context) for output in outputs)
     offset = 0  # of the range in the part
     for begin, end in spans:
         ranges = [(0, size) for size in array.shape]
         if where is not None:
             ranges[axis] = (begin, end)
         for piece in _pieces(array, ranges):
-            value = array.read(piece)
+            value = array.read(piece) if is_needed else _unread(piece)
             place = [slice(low, high) for low, high in piece]
             if where is not None:
                 low, high = piece[axis]
@@ -215,3 +219,13 @@ def _fill(outputs, array, where):
             for output in outputs:  # the host holds only one piece
                 output.wait_to_read()
         offset += end - begin
+
+
+def _is_own(device):
+    """True if this process holds the arrays of a device."""
+    return ranks.count() == 1 or getattr(device, "rank", None) in (None, ranks.own())
+
+
+def _unread(piece):
+    """Returns zeros in the shape of a piece, without memory for them."""
+    return np.broadcast_to(np.float32(0), [end - begin for begin, end in piece])

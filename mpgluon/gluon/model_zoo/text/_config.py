@@ -49,6 +49,10 @@ _IRRELEVANT = re.compile(
 )
 
 
+# Largest number of layers. A network of a damaged config must not use up the memory.
+MOST_LAYERS = 10_000
+
+
 class Config:
     """A config whose keys are counted when they are used.
 
@@ -77,13 +81,13 @@ class Config:
         value = self.values.get(key)
         return default if value is None else value
 
-    def size(self, key: str, default: int | None = None) -> int:
-        """Returns a positive integer."""
+    def size(self, key: str, default: int | None = None, most: int = (1 << 31) - 1) -> int:
+        """Returns a positive integer of at most `most`."""
         value = self.get(key, default)
         if value is None:
             raise MXNetError(f"{self.source}: the key '{key}' is missing")
-        if type(value) is not int or not 0 < value < 1 << 31:
-            raise self.error(key, "must be a positive integer")
+        if type(value) is not int or not 0 < value <= most:
+            raise self.error(key, f"must be a positive integer of at most {most}")
         return value
 
     def number(self, key: str, default: float) -> float:

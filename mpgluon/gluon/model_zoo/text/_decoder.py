@@ -61,15 +61,17 @@ class DecoderLayer(HybridBlock):
     ) -> None:
         super().__init__(**kwargs)
         with self.name_scope():
-            self.attention_norm = norm(units, prefix="attention_norm_")
-            self.attention = attention(prefix="attention_")
-            self.mlp_norm = norm(units, prefix="mlp_norm_")
-            self.mlp = mlp(prefix="mlp_")
-            self.attention_post_norm = (
+            self.attention_norm: HybridBlock = norm(units, prefix="attention_norm_")
+            self.attention: HybridBlock = attention(prefix="attention_")
+            self.mlp_norm: HybridBlock = norm(units, prefix="mlp_norm_")
+            self.mlp: HybridBlock = mlp(prefix="mlp_")
+            self.attention_post_norm: HybridBlock | None = (
                 norm(units, prefix="attention_post_norm_") if sandwich else None
             )
-            self.mlp_post_norm = norm(units, prefix="mlp_post_norm_") if sandwich else None
-            self.dropout = Dropout(dropout) if dropout else None
+            self.mlp_post_norm: HybridBlock | None = (
+                norm(units, prefix="mlp_post_norm_") if sandwich else None
+            )
+            self.dropout: Dropout | None = Dropout(dropout) if dropout else None
 
     def hybrid_forward(self, F: Any, x: Array) -> Array:
         x = x + self._after(self.attention(self.attention_norm(x)), self.attention_post_norm)
@@ -187,14 +189,16 @@ class Decoder(HybridBlock):
             mlp = partial(GatedMLP if gated else MLP, units, hidden, activation, mlp_bias)
         mlp = partial(mlp, weight_initializer=init)
         with self.name_scope():
-            self.embed = Embedding(vocab, units, weight_initializer=init, prefix="embed_")
-            self.positions = (
+            self.embed: Embedding = Embedding(
+                vocab, units, weight_initializer=init, prefix="embed_"
+            )
+            self.positions: Embedding | None = (
                 Embedding(positions, units, weight_initializer=init, prefix="positions_")
                 if positions
                 else None
             )
-            self.embed_dropout = Dropout(embed_dropout) if embed_dropout else None
-            self.layers = HybridSequential(prefix="layers_")
+            self.embed_dropout: Dropout | None = Dropout(embed_dropout) if embed_dropout else None
+            self.layers: HybridSequential = HybridSequential(prefix="layers_")
             with self.layers.name_scope():
                 for i, (turn, rows, factor) in enumerate(
                     zip(
@@ -223,8 +227,8 @@ class Decoder(HybridBlock):
                             units, new_norm, attention, mlp, sandwich, dropout, prefix=f"{i}_"
                         )
                     )
-            self.norm = new_norm(units, prefix="norm_")
-            self.head = Dense(
+            self.norm: HybridBlock = new_norm(units, prefix="norm_")
+            self.head: Dense = Dense(
                 vocab,
                 in_units=units,
                 flatten=False,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ..._huggingface.entries import Drop, Entry, Prefix, Rename, Split, Stack, Transpose
-from ._config import Config, rotary_options
+from ._config import MOST_LAYERS, Config, rotary_options
 from ._decoder import Decoder
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def _base(config: Config) -> Options:
     return {
         "vocab": config.size("vocab_size"),
         "units": units,
-        "layers": config.size("num_hidden_layers"),
+        "layers": config.size("num_hidden_layers", most=MOST_LAYERS),
         "heads": heads,
         "hidden": config.size("intermediate_size"),
         "kv_heads": config.size("num_key_value_heads", heads),
@@ -222,7 +222,7 @@ def _gpt2(config: Config) -> Options:
     units, heads, layers = (
         config.size("n_embd", 768),
         config.size("n_head", 12),
-        config.size("n_layer", 12),
+        config.size("n_layer", 12, MOST_LAYERS),
     )
     if units % heads:
         raise config.error("n_head", f"must divide n_embd = {units}")

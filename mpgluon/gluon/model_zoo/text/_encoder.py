@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from typing_extensions import Never
 
     from ...._internal.types import Array, Init
+    from ...parameter import Parameter
 
 __all__ = ["CLIP", "Encoder", "EncoderLayer"]
 
@@ -55,13 +56,13 @@ class TokenEmbedding(HybridBlock):
             return Embedding(rows, units, weight_initializer=weight_initializer, prefix=f"{name}_")
 
         with self.name_scope():
-            self.tokens = table("tokens", vocab)
-            self.positions = table("positions", length)
-            self.types = table("types", types) if types else None
-            self.norm = (
+            self.tokens: Embedding = table("tokens", vocab)
+            self.positions: Embedding = table("positions", length)
+            self.types: Embedding | None = table("types", types) if types else None
+            self.norm: LayerNorm | None = (
                 LayerNorm(epsilon=epsilon, in_channels=units, prefix="norm_") if norm else None
             )
-            self.dropout = Dropout(dropout) if dropout else None
+            self.dropout: Dropout | None = Dropout(dropout) if dropout else None
 
     def hybrid_forward(self, F: Any, tokens: Array, types: Array | None = None) -> Array:
         length = tokens.shape[1] + (0 if self._padding is None else self._padding + 1)
@@ -118,7 +119,7 @@ class PatchEmbedding(HybridBlock):
         super().__init__(**kwargs)
         self._image = (channels, image, image)
         with self.name_scope():
-            self.patches = Conv2D(
+            self.patches: Conv2D = Conv2D(
                 units,
                 patch,
                 patch,
@@ -127,14 +128,16 @@ class PatchEmbedding(HybridBlock):
                 weight_initializer=weight_initializer,
                 prefix="patches_",
             )
-            self.token = self.params.get("token", shape=(units,), init=weight_initializer)
-            self.positions = self.params.get(
+            self.token: Parameter = self.params.get(
+                "token", shape=(units,), init=weight_initializer
+            )
+            self.positions: Parameter = self.params.get(
                 "positions", shape=((image // patch) ** 2 + 1, units), init=weight_initializer
             )
-            self.norm = (
+            self.norm: LayerNorm | None = (
                 LayerNorm(epsilon=epsilon, in_channels=units, prefix="norm_") if norm else None
             )
-            self.dropout = Dropout(dropout) if dropout else None
+            self.dropout: Dropout | None = Dropout(dropout) if dropout else None
 
     def hybrid_forward(self, F: Any, images: Array, token: Array, positions: Array) -> Array:
         if tuple(images.shape[1:]) != self._image:
@@ -195,10 +198,10 @@ class EncoderLayer(HybridBlock):
         self._norm_first = norm_first
         bias = {"query": use_bias, "key": use_bias, "value": use_bias, "proj": True}
         with self.name_scope():
-            self.attention_norm = LayerNorm(
+            self.attention_norm: LayerNorm = LayerNorm(
                 epsilon=epsilon, in_channels=units, prefix="attention_norm_"
             )
-            self.attention = MultiHeadAttention(
+            self.attention: MultiHeadAttention = MultiHeadAttention(
                 units,
                 heads,
                 use_bias=bias,
@@ -207,11 +210,13 @@ class EncoderLayer(HybridBlock):
                 weight_initializer=weight_initializer,
                 prefix="attention_",
             )
-            self.mlp_norm = LayerNorm(epsilon=epsilon, in_channels=units, prefix="mlp_norm_")
-            self.mlp = MLP(
+            self.mlp_norm: LayerNorm = LayerNorm(
+                epsilon=epsilon, in_channels=units, prefix="mlp_norm_"
+            )
+            self.mlp: MLP = MLP(
                 units, hidden, activation, weight_initializer=weight_initializer, prefix="mlp_"
             )
-            self.dropout = Dropout(dropout) if dropout else None
+            self.dropout: Dropout | None = Dropout(dropout) if dropout else None
 
     def hybrid_forward(self, F: Any, x: Array, mask: Array | None = None) -> Array:
         if self._norm_first:
@@ -264,15 +269,15 @@ class ClassHead(HybridBlock):
         options = {"flatten": False, "weight_initializer": weight_initializer}
         pooled_units = pooled_units or units
         with self.name_scope():
-            self.pooler = (
+            self.pooler: Dense | None = (
                 Dense(pooled_units, in_units=units, prefix="pooler_", **options) if pooled else None
             )
-            self.scores = (
+            self.scores: Dense | None = (
                 Dense(classes, in_units=pooled_units, prefix="scores_", **options)
                 if classes
                 else None
             )
-            self.dropout = Dropout(dropout) if dropout else None
+            self.dropout: Dropout | None = Dropout(dropout) if dropout else None
 
     def hybrid_forward(self, F: Any, x: Array) -> Array:
         y = x if self._each else _first(F, x)
@@ -303,12 +308,12 @@ class TokenHead(HybridBlock):
         self._activation = ACTIVATIONS[activation]
         options = {"flatten": False, "weight_initializer": weight_initializer}
         with self.name_scope():
-            self.dense = Dense(units, in_units=units, prefix="dense_", **options)
-            self.norm = LayerNorm(epsilon=epsilon, in_channels=units, prefix="norm_")
-            self.scores = Dense(
+            self.dense: Dense = Dense(units, in_units=units, prefix="dense_", **options)
+            self.norm: LayerNorm = LayerNorm(epsilon=epsilon, in_channels=units, prefix="norm_")
+            self.scores: Dense = Dense(
                 vocab, in_units=units, use_bias=False, prefix="scores_", params=shared, **options
             )
-            self.bias = self.params.get("bias", shape=(vocab,), init="zeros")
+            self.bias: Parameter = self.params.get("bias", shape=(vocab,), init="zeros")
 
     def hybrid_forward(self, F: Any, x: Array, bias: Array) -> Array:
         x = self.scores(self.norm(self._activation(F, self.dense(x))))
@@ -385,8 +390,8 @@ class Encoder(HybridBlock):
         }
         with self.name_scope():
             kind = TokenEmbedding if self._is_text else PatchEmbedding
-            self.embed = kind(**options, **embed, prefix="embed_")
-            self.layers = HybridSequential(prefix="layers_")
+            self.embed: PatchEmbedding | TokenEmbedding = kind(**options, **embed, prefix="embed_")
+            self.layers: HybridSequential = HybridSequential(prefix="layers_")
             with self.layers.name_scope():
                 for i in range(layers):
                     self.layers.add(
@@ -402,12 +407,14 @@ class Encoder(HybridBlock):
                             **options,
                         )
                     )
-            self.norm = (
+            self.norm: LayerNorm | None = (
                 LayerNorm(epsilon=epsilon, in_channels=units, prefix="norm_")
                 if final_norm
                 else None
             )
-            self.head = self._new_head(units, activation, epsilon, dropout, init)
+            self.head: TokenHead | Dense | ClassHead | None = self._new_head(
+                units, activation, epsilon, dropout, init
+            )
 
     def _new_head(self, units, activation, epsilon, dropout, init):
         head = self._head
@@ -485,9 +492,9 @@ class CLIP(HybridBlock):
     ) -> None:
         super().__init__(**kwargs)
         with self.name_scope():
-            self.text = Encoder(**text, prefix="text_")
-            self.image = Encoder(**image, prefix="image_")
-            self.logit_scale = self.params.get(
+            self.text: Encoder = Encoder(**text, prefix="text_")
+            self.image: Encoder = Encoder(**image, prefix="image_")
+            self.logit_scale: Parameter = self.params.get(
                 "logit_scale", shape=(1,), init=initializer.Constant(logit_scale)
             )
 

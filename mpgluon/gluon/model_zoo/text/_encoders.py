@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ..._huggingface.entries import Alias, Drop, Entry, Prefix, Rename, Reshape
+from ._config import MOST_LAYERS
 from ._encoder import CLIP, Encoder
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ def _sizes(config: Config) -> Options:
         raise config.error("num_attention_heads", f"must divide hidden_size = {units}")
     return {
         "units": units,
-        "layers": config.size("num_hidden_layers", 12),
+        "layers": config.size("num_hidden_layers", 12, MOST_LAYERS),
         "heads": heads,
         "hidden": config.size("intermediate_size", 3072),
         "deviation": config.number("initializer_range", 0.02),
@@ -257,7 +258,7 @@ def _clip(config: Config, kind: str) -> tuple[HybridBlock, list[Entry]]:
         part.expect("dropout", 0.0, 0)
         sizes = {
             "units": part.size("hidden_size", units),
-            "layers": part.size("num_hidden_layers", 12),
+            "layers": part.size("num_hidden_layers", 12, MOST_LAYERS),
             "heads": part.size("num_attention_heads", heads),
             "hidden": part.size("intermediate_size", hidden),
             "deviation": part.number("initializer_range", 0.02),

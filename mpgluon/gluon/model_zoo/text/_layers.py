@@ -378,7 +378,9 @@ class MultiHeadAttention(HybridBlock):
         if head_dim is None and units % heads:
             raise ValueError(f"MultiHeadAttention: {units} units are no multiple of {heads} heads")
         # `shard` by 'heads' divides the counts of heads.
-        self.heads, self.kv_heads, self.head_dim = heads, kv_heads, head_dim or units // heads
+        self.heads: int = heads
+        self.kv_heads: int = kv_heads
+        self.head_dim: int = head_dim or units // heads
         self._rotary, self._causal, self._window = rotary, causal, window
         self._softcap, self._scale = softcap, scale
         parts = ("query", "key", "value", "proj")
@@ -396,13 +398,13 @@ class MultiHeadAttention(HybridBlock):
             )
 
         with self.name_scope():
-            self.query = dense("query", heads * size, inputs)
-            self.key = dense("key", kv_heads * size, inputs)
-            self.value = dense("value", kv_heads * size, inputs)
-            self.proj = dense("proj", units, heads * size)
-            self.query_norm = qk_norm and qk_norm(size, prefix="query_norm_")
-            self.key_norm = qk_norm and qk_norm(size, prefix="key_norm_")
-            self.dropout = Dropout(dropout) if dropout else None
+            self.query: Dense = dense("query", heads * size, inputs)
+            self.key: Dense = dense("key", kv_heads * size, inputs)
+            self.value: Dense = dense("value", kv_heads * size, inputs)
+            self.proj: Dense = dense("proj", units, heads * size)
+            self.query_norm: Any = qk_norm and qk_norm(size, prefix="query_norm_")
+            self.key_norm: Any = qk_norm and qk_norm(size, prefix="key_norm_")
+            self.dropout: Dropout | None = Dropout(dropout) if dropout else None
 
     def hybrid_forward(
         self,
@@ -479,10 +481,10 @@ class MLP(HybridBlock):
         inputs = in_units or units
         with self.name_scope():
             if self._gated:
-                self.gate = Dense(hidden, in_units=inputs, prefix="gate_", **options)
-            self.up = Dense(hidden, in_units=inputs, prefix="up_", **options)
-            self.down = Dense(units, in_units=hidden, prefix="down_", **options)
-            self.dropout = Dropout(dropout) if dropout else None
+                self.gate: Dense = Dense(hidden, in_units=inputs, prefix="gate_", **options)
+            self.up: Dense = Dense(hidden, in_units=inputs, prefix="up_", **options)
+            self.down: Dense = Dense(units, in_units=hidden, prefix="down_", **options)
+            self.dropout: Dropout | None = Dropout(dropout) if dropout else None
 
     def hybrid_forward(self, F: Any, x: Array) -> Array:
         hidden = self._hidden(F, x)

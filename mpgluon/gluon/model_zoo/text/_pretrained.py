@@ -99,8 +99,8 @@ def from_pretrained(
         The devices: a device, several for replicas, or a placement (see `Block.place`). By default
         the current device.
     dtype : str, optional
-        Dtype of the parameters. By default, that of the files. 'float32' is more precise for
-        training files in half precision.
+        Dtype of the parameters. By default, that of the files, or 'float32' if they have several.
+        'float32' is more precise for training files in half precision.
 
     Returns
     -------
@@ -129,13 +129,10 @@ def from_pretrained(
 
 
 def _dtype_of(folder):
-    """Returns the dtype of the largest number of values in a folder."""
-    counts: dict[str, int] = {}
-    for array in Weights(folder).arrays.values():
-        size = 1
-        for length in array.shape:
-            size *= length
-        counts[array.dtype] = counts.get(array.dtype, 0) + size
-    if not counts:
+    """Returns the dtype of a folder's arrays, or one that holds the values of all of them."""
+    found = {array.dtype for array in Weights(folder).arrays.values()}
+    if not found:
         raise MXNetError(f"from_pretrained: '{folder}' holds no weights")
-    return max(counts, key=lambda name: counts[name])
+    if len(found) == 1:
+        return found.pop()
+    return "float64" if "float64" in found else "float32"

@@ -12,6 +12,7 @@ from .... import initializer
 from ..._huggingface.entries import Drop, Entry, Rename
 from ...block import HybridBlock
 from ...nn import Dense, Dropout, Embedding, HybridSequential
+from ._config import MOST_LAYERS
 from ._layers import MLP, GatedMLP, MultiHeadAttention, RMSNorm, count_along
 
 if TYPE_CHECKING:
@@ -130,13 +131,13 @@ class T5Stack(HybridBlock):
     ) -> None:
         super().__init__(**kwargs)
         with self.name_scope():
-            self.bias = bias(prefix="bias_")
-            self.layers = HybridSequential(prefix="layers_")
+            self.bias: Any = bias(prefix="bias_")
+            self.layers: HybridSequential = HybridSequential(prefix="layers_")
             with self.layers.name_scope():
                 for i in range(count):
                     self.layers.add(layer(prefix=f"{i}_"))
-            self.norm = norm(prefix="norm_")
-            self.dropout = Dropout(dropout) if dropout else None
+            self.norm: Any = norm(prefix="norm_")
+            self.dropout: Dropout | None = Dropout(dropout) if dropout else None
 
     def hybrid_forward(
         self, F: Any, x: Array, memory: Array | None = None, mask: Array | None = None
@@ -238,10 +239,12 @@ class T5(HybridBlock):
             return T5Stack(count, layer, bias, norm, dropout, prefix=prefix)
 
         with self.name_scope():
-            self.embed = Embedding(vocab, units, weight_initializer=init, prefix="embed_")
-            self.encoder = stack(layers, False, "encoder_")
-            self.decoder = stack(decoder_layers or layers, True, "decoder_")
-            self.head = Dense(
+            self.embed: Embedding = Embedding(
+                vocab, units, weight_initializer=init, prefix="embed_"
+            )
+            self.encoder: T5Stack = stack(layers, False, "encoder_")
+            self.decoder: T5Stack = stack(decoder_layers or layers, True, "decoder_")
+            self.head: Dense = Dense(
                 vocab,
                 in_units=units,
                 flatten=False,
@@ -285,7 +288,7 @@ def create(config: Config, kind: str) -> tuple[HybridBlock, list[Entry]]:
     units = config.size("d_model", 512)
     tied = config.flag("tie_word_embeddings", True)
     scaled = config.flag("scale_decoder_outputs", tied)
-    layers = config.size("num_layers", 6)
+    layers = config.size("num_layers", 6, MOST_LAYERS)
     net = T5(
         vocab=config.size("vocab_size", 32128),
         units=units,
@@ -293,11 +296,11 @@ def create(config: Config, kind: str) -> tuple[HybridBlock, list[Entry]]:
         head_dim=config.size("d_kv", 64),
         hidden=config.size("d_ff", 2048),
         layers=layers,
-        decoder_layers=config.size("num_decoder_layers", layers),
+        decoder_layers=config.size("num_decoder_layers", layers, MOST_LAYERS),
         activation=names_of[activation],
         gated=gated,
         buckets=config.size("relative_attention_num_buckets", 32),
-        most=config.size("relative_attention_max_distance", 128),
+        most=config.size("relative_attention_max_distance", 128, 1 << 20),
         tied=tied,
         head_scale=units**-0.5 if scaled else 1.0,
         epsilon=config.number("layer_norm_epsilon", 1e-6),
