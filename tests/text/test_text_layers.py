@@ -332,6 +332,16 @@ def test_halves_are_near_float32(name, dtype):
     assert error < (0.01 if dtype == "float16" else 0.06)
 
 
+@pytest.mark.parametrize("name", NETS)
+def test_float64_is_near_float32(name):
+    net = network(name)
+    want = net(tokens()).asnumpy()
+    net.cast("float64")
+    got = net(tokens())
+    assert got.dtype == np.float64
+    close(got, want, 1e-5)
+
+
 def test_planned_network_is_loaded_onto_its_plan(tmp_path):
     config = {
         "model_type": "llama",

@@ -2,11 +2,14 @@
 the table (`features/table.py`) selects its captured arrays, parameters, control flow, custom
 operators and layers."""
 
+from functools import partial
+
 import numpy as np
 
 import mpgluon as mx
 from mpgluon import autograd, gluon, nd
 from mpgluon.gluon import HybridBlock, nn, rnn
+from mpgluon.gluon.model_zoo.text import DecoderLayer, _layers
 from support.devices import on
 
 WIDTH = 6
@@ -379,6 +382,19 @@ def nested():
     return block
 
 
+def decoder_layer():
+    def norm(size, prefix):
+        return _layers.RMSNorm(in_channels=size, prefix=prefix)
+
+    return DecoderLayer(
+        2,
+        norm,
+        partial(_layers.MultiHeadAttention, 2, 1, rotary={}, window=2),
+        partial(_layers.GatedMLP, 2, 4),
+        prefix="decoder_",
+    )
+
+
 def plane(layer):
     return Cells(layer, (2, 1, 3))
 
@@ -396,6 +412,7 @@ LAYERS = {
     "row_sparse": lambda: Lookup(sparse=True),
     "attention": Attention,
     "heads": Heads,
+    "decoder": lambda: Cells(decoder_layer(), (3, 2)),
     "nested": nested,
 }
 

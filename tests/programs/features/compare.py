@@ -32,7 +32,7 @@ def close(found, wanted, row, what, exact=None):
     clipped = row["clipping"] != "none"
     switched = "amp bfloat16" if row["event"] == "amp" else row["precision"]
     tolerance = max(TOLERANCE[row["precision"]], TOLERANCE[switched], CLIPPED if clipped else 0)
-    if row["layer"] == "attention" and row["exact"] == "default":
+    if row["layer"] in ("attention", "decoder") and row["exact"] == "default":
         tolerance *= SATURATED
     found = found if isinstance(found, (list, tuple)) else [found]
     assert len(found) == len(wanted), f"{what}: {len(found)} arrays instead of {len(wanted)}"

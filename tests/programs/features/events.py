@@ -77,11 +77,14 @@ def cast(run):
     run.net.cast(run.dtype)
 
 
+@event("huggingface")
 @event("load_parameters")
 @event("save_parameters")
 def save_parameters(run):
-    path = os.path.join(run.folder, "net.params")
-    run.net.save_parameters(path, **run.options("save_parameters"))
+    options = run.options("save_parameters")
+    # A folder or a file
+    path = os.path.join(run.folder, "net" if "format" in options else "net.params")
+    run.net.save_parameters(path, **options)
     for param in run.net.collect_params().values():
         if param.grad_req != "null":
             param.set_data(nd.zeros(param.shape, dtype=param.dtype))

@@ -128,6 +128,10 @@ FACTORS = {
                 "dtype_source": "current",
             },
         },
+        "huggingface": {
+            "save_parameters": {"format": "huggingface", "shard_bytes": 200},
+            "load_parameters": {"format": "huggingface"},
+        },
         "checkpoint": {
             "parallel.save": {"step": 1, "position": {"batch": 1}, "extra": {"name": "x"}},
         },
@@ -302,7 +306,11 @@ REFUSED = [
 # Combinations that raise an error on all ranks if the placement "ranks" spans several ranks, a part
 # of its message, and other values that the error requires
 REFUSED_ON_RANKS = [
-    ({"event": ["save_parameters", "load_parameters", "pickle"]}, "mx.parallel.save", {}),
+    (
+        {"event": ["save_parameters", "load_parameters", "huggingface", "pickle"]},
+        "mx.parallel.save",
+        {},
+    ),
     ({"event": ["export"]}, "mx.parallel.save", COMPILED_WHOLE),
     ({"event": ["save_states"]}, "mx.parallel.save", {"optimizer": "adam"}),
     ({"event": ["whole checkpoint"]}, "gather=True needs the arrays of all ranks on one", {}),
@@ -378,6 +386,7 @@ OTHER_OPTIONS = {
         "group2ctx": "the placement group2ctx",
     },
     "place": {"where": "the factor placement", "verbose": "prints"},
+    "save_parameters": {"name_map": "names: tests/files/test_huggingface.py"},
     "load_parameters": {
         "ctx": "the event save_parameters",
         "name_map": "names: tests/files/test_formats.py",

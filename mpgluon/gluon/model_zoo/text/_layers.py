@@ -204,7 +204,8 @@ def rotary(
 ) -> Array:
     """Rotates queries or keys (batch, time, heads, size) by their positions.
 
-    Angles are computed in float64, cosines and sines are rounded to float32.
+    Angles are computed in float64. Cosines and sines are rounded to float32, or to the dtype of
+    float64 data.
 
     Parameters
     ----------
@@ -226,13 +227,13 @@ def rotary(
         F.reshape(F.cast(positions, "float64"), (-1, 1)),
         F.reshape(F.cast(inverse, "float64"), (1, -1)),
     )
+    x = wide(F, data)
     cos, sin = (
-        F.expand_dims(F.expand_dims(F.cast(table, "float32"), axis=1), axis=0)
+        F.expand_dims(F.expand_dims(like(F, table, x), axis=1), axis=0)
         for table in (F.cos(angles), F.sin(angles))
     )
     if factor != 1.0:
         cos, sin = cos * factor, sin * factor
-    x = wide(F, data)
     turned = x if dims == data.shape[3] else F.slice_axis(x, axis=3, begin=0, end=dims)
     if style == "pairs":
         pairs = F.reshape(turned, (0, 0, 0, -4, -1, 2))
