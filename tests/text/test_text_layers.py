@@ -367,6 +367,67 @@ def test_planned_network_is_loaded_onto_its_plan(tmp_path):
     assert "bfloat16" in str(half.head.weight.data().dtype)
 
 
+OLDER = {
+    # The first files of GPT-2 have no prefix, and hold masks.
+    "gpt2": (
+        {"n_embd": 16, "n_head": 4, "n_layer": 2, "n_positions": 12, "vocab_size": 32},
+        lambda name: name.replace("transformer.", ""),
+        {"h.0.attn.bias": (1, 1, 12, 12), "h.1.attn.masked_bias": ()},
+    ),
+    "llama": (
+        {},
+        lambda name: name,
+        {"model.layers.0.self_attn.rotary_emb.inv_freq": (2,), "lm_head.weight": None},
+    ),
+    # The first files of BERT call the parameters of norms gamma and beta.
+    "bert": (
+        {"architectures": ["BertForMaskedLM"]},
+        lambda name: name.replace("LayerNorm.weight", "LayerNorm.gamma").replace(
+            "LayerNorm.bias", "LayerNorm.beta"
+        ),
+        {
+            "bert.embeddings.position_ids": (1, 512),
+            "bert.pooler.dense.weight": (16, 16),
+            "bert.pooler.dense.bias": (16,),
+            "cls.predictions.decoder.weight": None,
+            "cls.seq_relationship.weight": (2, 16),
+            "cls.seq_relationship.bias": (2,),
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", OLDER)
+def test_files_with_older_names_and_unused_arrays_are_loaded(kind, tmp_path):
+    more, renamed, unused = OLDER[kind]
+    sizes = {
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "vocab_size": 32,
+        "tie_word_embeddings": True,
+    }
+    net = text.from_config({"model_type": kind, **({} if kind == "gpt2" else sizes), **more})
+    net.initialize(mx.init.Normal(0.3))
+    net.save_parameters(tmp_path, format="huggingface")
+    path = str(tmp_path / "model.safetensors")
+    arrays = nd.load(path)
+    (shared,) = (
+        name
+        for name in arrays
+        if name.endswith(("wte.weight", "_tokens.weight", "word_embeddings.weight"))
+    )
+    found = {renamed(name): array for name, array in arrays.items()}
+    for name, shape in unused.items():  # None: a copy of the shared weight
+        found[name] = arrays[shared] if shape is None else nd.ones(shape or (1,))
+    nd.save(path, found)
+    again = text.from_pretrained(tmp_path)
+    assert (again(tokens()).asnumpy() == net(tokens()).asnumpy()).all()
+    again.save_parameters(tmp_path, format="huggingface")
+    assert sorted(nd.load(path)) == sorted(arrays)
+
+
 @pytest.mark.skipif(launching.MISSING is not None, reason=str(launching.MISSING))
 def test_ranks_read_only_their_own_layers(tmp_path):
     config = {
