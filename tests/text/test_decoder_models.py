@@ -4,6 +4,8 @@ Scores, greedy tokens, losses of six SGD steps, the bits of two devices, and fil
 loads again.
 """
 
+import json
+
 import numpy as np
 import pytest
 
@@ -78,7 +80,11 @@ DECODERS = {
     "gemma 3": (
         "Gemma3Text",
         "Gemma3ForCausalLM",
-        {"head_dim": 16, "sliding_window": 5, "layer_types": None, "_sliding_window_pattern": 2},
+        {
+            "head_dim": 16,
+            "sliding_window": 5,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+        },
     ),
     "phi 3": ("Phi3", "ForCausalLM", {"sliding_window": 7, "bos_token_id": 1, "eos_token_id": 2}),
     "phi 3 with longrope": (
@@ -263,3 +269,99 @@ def test_half_precision_is_as_close_as_transformers(tmp_path, name):
     net = text.from_pretrained(tmp_path, dtype="bfloat16")
     ours = np.abs(net(array(TOKENS)).astype("float32").asnumpy() - exact).mean()
     assert ours < 1.5 * theirs
+
+
+# --- Other forms of configs -----------------------------------------------------------------------
+
+# name -> (class of the config, class of the model, options)
+FORMS = {
+    "a part of each head is rotated": (
+        "Phi3",
+        "ForCausalLM",
+        {
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+            "rope_parameters": {**rope("default"), "partial_rotary_factor": 0.75},
+        },
+    ),
+    "types of layers": (
+        "Qwen2",
+        "ForCausalLM",
+        {
+            "use_sliding_window": True,
+            "sliding_window": 4,
+            "layer_types": ["full_attention", "sliding_attention"] * 2,
+        },
+    ),
+    "scaling of some layers": (
+        "Gemma3Text",
+        "Gemma3ForCausalLM",
+        {
+            "head_dim": 16,
+            "sliding_window": 5,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "rope_parameters": {
+                "full_attention": rope("linear", factor=8.0),
+                "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+            },
+        },
+    ),
+    "yarn without truncation": (
+        "Llama",
+        "ForCausalLM",
+        {
+            "rope_parameters": rope(
+                "yarn",
+                factor=4.0,
+                original_max_position_embeddings=16,
+                beta_fast=8.0,
+                beta_slow=0.5,
+                truncate=False,
+                mscale=0.8,
+                mscale_all_dim=0.5,
+            )
+        },
+    ),
+    "one group and large heads": (
+        "Gemma",
+        "ForCausalLM",
+        {"head_dim": 24, "num_key_value_heads": 1},
+    ),
+    "tied experts": ("Mixtral", "ForCausalLM", {"tie_word_embeddings": True, "head_dim": 6}),
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_scores_for_other_forms_of_configs(monkeypatch, tmp_path, name):
+    monkeypatch.setitem(DECODERS, name, FORMS[name])
+    model = saved(name, tmp_path)
+    close(text.from_pretrained(tmp_path)(array(TOKENS)).asnumpy(), scores(model))
+
+
+def older(config):
+    """Converts a config to the form before version 5 of transformers."""
+    parameters = config.pop("rope_parameters")
+    config["torch_dtype"] = config.pop("dtype")
+    if "full_attention" in parameters:
+        config["rope_local_base_freq"] = parameters["sliding_attention"]["rope_theta"]
+        config["sliding_window_pattern"] = 2
+        del config["layer_types"]
+        config.pop("_sliding_window_pattern", None)
+        parameters = parameters["full_attention"]
+    config["rope_theta"] = parameters.pop("rope_theta")
+    kind = parameters.pop("rope_type")
+    config["rope_scaling"] = None if kind == "default" else {"type": kind, **parameters}
+    return config
+
+
+@pytest.mark.parametrize(
+    "name", ["llama", "llama 3", "llama with yarn", "gemma 3", "phi 3 with longrope"]
+)
+def test_older_form_of_a_config_gives_the_same_network(tmp_path, name):
+    saved(name, tmp_path)
+    want = text.from_pretrained(tmp_path)(array(TOKENS)).asnumpy()
+    path = tmp_path / "config.json"
+    config = older(json.loads(path.read_text()))
+    assert "rope_parameters" not in config
+    path.write_text(json.dumps(config))
+    assert (text.from_pretrained(tmp_path)(array(TOKENS)).asnumpy() == want).all()
