@@ -39,6 +39,30 @@ def adam(w, g, m, v, lr, beta1=0.9, beta2=0.999, epsilon=1e-8, **p):
     return w - lr * m / (np.sqrt(v) + epsilon)
 
 
+def _unbiased(w, m, v, lr, mean_factor, epsilon, wd):
+    return w - lr * (mean_factor * m / (np.sqrt(v) + epsilon) + wd * w)
+
+
+def adamw_corrected(
+    w, g, m, v, lr, wd=0, beta1=0.9, beta2=0.999, epsilon=1e-8, mean_factor=1, **p
+):  # fmt: skip
+    g = _grad(g, **p)
+    m, v = beta1 * m + (1 - beta1) * g, beta2 * v + (1 - beta2) * g * g
+    return _unbiased(w, m, v, lr, mean_factor, epsilon, wd)
+
+
+def amsgradw_corrected(
+    w, g, m, v, u, lr, wd=0, beta1=0.9, beta2=0.999, epsilon=1e-8, mean_factor=1, **p
+):  # fmt: skip
+    g = _grad(g, **p)
+    m, v = beta1 * m + (1 - beta1) * g, beta2 * v + (1 - beta2) * g * g
+    return _unbiased(w, m, np.maximum(u, v), lr, mean_factor, epsilon, wd)
+
+
+def lion(w, g, m, lr, wd=0, beta1=0.9, beta2=0.99, **p):
+    return w - lr * (np.sign(beta1 * m + (1 - beta1) * _grad(g, **p)) + wd * w)
+
+
 def adamax(w, g, m, u, lr, beta1=0.9, beta2=0.999, **p):
     g = _decayed(w, g, **p)
     return w - lr * (beta1 * m + (1 - beta1) * g) / np.maximum(beta2 * u, np.abs(g))
@@ -215,11 +239,14 @@ def _multi(
     ]
 
 
-def _multi_mixed(function, states, lrs=(0.1, 0.2), wds=(0.0, 0.01), preloaded=False, **params):
-    rng = np.random.RandomState(6)
+def _multi_mixed(
+    function, states, lrs=(0.1, 0.2), wds=(0.0, 0.01), positive=False, preloaded=False, **params
+):
+    rng, low = np.random.RandomState(6), 0.5 if positive else -1
     one = lambda: (
         [rng.uniform(-1, 1, _S).astype("float16") for _ in range(2)]
-        + [rng.uniform(-1, 1, _S).astype("float32") for _ in range(states + 1)]
+        + [rng.uniform(low, 1, _S).astype("float32") for _ in range(states)]
+        + [rng.uniform(-1, 1, _S).astype("float32")]
     )
     arrays, per = one() + one(), 3 + states
 
@@ -334,6 +361,20 @@ SAMPLES = {
     "preloaded_multi_mp_sgd_update": _multi_mixed(sgd, 0, preloaded=True),
     "preloaded_multi_mp_sgd_mom_update": _multi_mixed(sgd_mom, 1, preloaded=True, momentum=0.9),
     "_multi_adam_update": _multi(adam, 2, positive=True),
+    "_multi_adamw_update": _multi(
+        adamw_corrected, 2, positive=True, mean_factor=0.7, epsilon=0.01, **_COMMON
+    ),
+    "_multi_mp_adamw_update": _multi_mixed(
+        adamw_corrected, 2, positive=True, mean_factor=0.7, epsilon=0.01
+    ),
+    "_multi_amsgradw_update": _multi(
+        amsgradw_corrected, 3, positive=True, mean_factor=0.7, epsilon=0.01, **_COMMON
+    ),
+    "_multi_mp_amsgradw_update": _multi_mixed(
+        amsgradw_corrected, 3, positive=True, mean_factor=0.7, epsilon=0.01
+    ),
+    "_multi_lion_update": _multi(lion, 1, **_COMMON),
+    "_multi_mp_lion_update": _multi_mixed(lion, 1),
     "_multi_adamax_update": _multi(adamax, 2, positive=True, **_COMMON),
     "_multi_nadam_update": _multi(
         nadam,

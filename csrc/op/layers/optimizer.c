@@ -123,8 +123,11 @@ static mpg_status infer_multi(mpg_infer *infer, int per_weight, bool mixed, int 
 mpg_status mpg_infer_multi_2(mpg_infer *infer) { return infer_multi(infer, 2, false, 0); }
 mpg_status mpg_infer_multi_3(mpg_infer *infer) { return infer_multi(infer, 3, false, 0); }
 mpg_status mpg_infer_multi_4(mpg_infer *infer) { return infer_multi(infer, 4, false, 0); }
+mpg_status mpg_infer_multi_5(mpg_infer *infer) { return infer_multi(infer, 5, false, 0); }
 mpg_status mpg_infer_multi_mixed_3(mpg_infer *infer) { return infer_multi(infer, 3, true, 0); }
 mpg_status mpg_infer_multi_mixed_4(mpg_infer *infer) { return infer_multi(infer, 4, true, 0); }
+mpg_status mpg_infer_multi_mixed_5(mpg_infer *infer) { return infer_multi(infer, 5, true, 0); }
+mpg_status mpg_infer_multi_mixed_6(mpg_infer *infer) { return infer_multi(infer, 6, true, 0); }
 mpg_status mpg_infer_preloaded_2(mpg_infer *infer) { return infer_multi(infer, 2, false, 2); }
 mpg_status mpg_infer_preloaded_3(mpg_infer *infer) { return infer_multi(infer, 3, false, 2); }
 mpg_status mpg_infer_preloaded_mixed_3(mpg_infer *infer) { return infer_multi(infer, 3, true, 2); }
