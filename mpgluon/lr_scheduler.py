@@ -11,6 +11,7 @@ import logging
 import math
 
 from ._internal import domain
+from ._internal.domain import Default
 from ._internal.hints import SCHEDULERS, OptionsChecked, constructed, near_names
 
 __all__ = [
@@ -57,16 +58,18 @@ class LRScheduler(OptionsChecked):
 
     def __init__(
         self,
-        base_lr: float = 0.01,
+        base_lr: float = Default(0.01),
         warmup_steps: int = 0,
         warmup_begin_lr: float = 0,
         warmup_mode: str = "linear",
     ) -> None:
         domain.number(base_lr=base_lr, warmup_begin_lr=warmup_begin_lr)
         domain.size(0, warmup_steps=warmup_steps)
-        self.base_lr = base_lr
+        # An optimizer's default learning rate does not replace a base_lr that the program passed.
+        self.base_lr_given: bool = not isinstance(base_lr, Default)
+        self.base_lr: float = base_lr if self.base_lr_given else float(base_lr)
         self.warmup_steps = warmup_steps
-        self.warmup_final_lr = base_lr
+        self.warmup_final_lr: float = self.base_lr
         self.warmup_begin_lr = warmup_begin_lr
         if warmup_begin_lr > base_lr:
             raise ValueError(
@@ -131,7 +134,7 @@ class FactorScheduler(_Falling):
         step: int,
         factor: float = 1,
         stop_factor_lr: float = 1e-8,
-        base_lr: float = 0.01,
+        base_lr: float = Default(0.01),
         warmup_steps: int = 0,
         warmup_begin_lr: float = 0,
         warmup_mode: str = "linear",
@@ -177,7 +180,7 @@ class MultiFactorScheduler(_Falling):
         self,
         step: list[int],
         factor: float = 1,
-        base_lr: float = 0.01,
+        base_lr: float = Default(0.01),
         warmup_steps: int = 0,
         warmup_begin_lr: float = 0,
         warmup_mode: str = "linear",
@@ -230,7 +233,7 @@ class _Annealing(LRScheduler):
         domain.size(1, max_update=max_update)
         domain.number(final_lr=final_lr)
         self.max_update = max_update
-        self.base_lr_orig = base_lr
+        self.base_lr_orig: float = self.base_lr
         self.final_lr = final_lr
         self.max_steps: int = self.max_update - self.warmup_steps
 
@@ -263,7 +266,7 @@ class PolyScheduler(_Annealing):
     def __init__(
         self,
         max_update: int,
-        base_lr: float = 0.01,
+        base_lr: float = Default(0.01),
         pwr: float = 2,
         final_lr: float = 0,
         warmup_steps: int = 0,
@@ -293,7 +296,7 @@ class CosineScheduler(_Annealing):
     def __init__(
         self,
         max_update: int,
-        base_lr: float = 0.01,
+        base_lr: float = Default(0.01),
         final_lr: float = 0,
         warmup_steps: int = 0,
         warmup_begin_lr: float = 0,

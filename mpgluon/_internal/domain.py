@@ -14,6 +14,11 @@ if TYPE_CHECKING:
 _LARGEST = 2**63 - 1
 
 
+class Default(float):
+    """A default number in a signature. It is equal to a number that the caller passes, but
+    constructors can tell the two apart."""
+
+
 def _each(values: dict[str, Any], domain: str, holds: Callable[[Any], bool]) -> None:
     for name, value in values.items():
         try:

@@ -385,16 +385,13 @@ INITIALIZERS = {
 }
 
 OPTIMIZERS = {
-    "AdamW": "nd.contrib.adamw_update in an Optimizer of your own; Adam(wd=...) adds wd * weight "
-    "to the gradient instead",
     "lr_scheduler": "mx.lr_scheduler",
 }
 
 TRAINER = {
     "zero_grad": "net.collect_params().zero_grad(), where grad_req is 'add'; else each backward "
     "overwrites the gradients",
-    "param_groups": "trainer.learning_rate, trainer.set_learning_rate(rate), and lr_mult and "
-    "wd_mult of parameters",
+    "add_param_group": "a list of dicts as the params of a new Trainer",
     "lr": "trainer.learning_rate",
     "state_dict": "trainer.save_states(file)",
     "load_state_dict": "trainer.load_states(file)",
@@ -618,7 +615,7 @@ def check_options(kind, given):
         raise unknown_option(kind, given)
 
 
-def _options(kind):
+def options_of(kind):
     """Returns the sorted options of the constructors of a class and its bases."""
     options = set()
     for base in kind.__mro__[:-1]:
@@ -636,12 +633,12 @@ def _options(kind):
     return sorted(options)
 
 
-_own_options = functools.cache(_options)
+_own_options = functools.cache(options_of)
 
 
 def unknown_option(kind, given):
     """Returns the error for options that no constructor of the class and its bases has."""
-    options = _options(kind)
+    options = options_of(kind)
     name = next((name for name in given if name not in options), next(iter(given)))
     return TypeError(
         f"{kind.__name__} has no option {name!r}{near_option(name, options)}; it takes "

@@ -141,7 +141,7 @@ class TrainerState:
             old = former.get(index, dtype)
             if old == dtype:
                 continue
-            if self.optimizer.multi_precision and (old in HALF) != (dtype in HALF):
+            if self.optimizer.of(index).multi_precision and (old in HALF) != (dtype in HALF):
                 raise MXNetError(
                     f"Parameter '{self.params[index].name}' was cast from {old} to {dtype} "
                     "during training, but with multi_precision its state in the "
@@ -236,6 +236,14 @@ class TrainerState:
             "num_update": self.optimizer.num_update,
             "learning_rate": self.optimizer.lr,
             "numbers": self.optimizer.saved_numbers(),
+            "groups": [
+                {
+                    "optimizer": type(member).__name__,
+                    "learning_rate": member.lr,
+                    "numbers": member.saved_numbers(),
+                }
+                for member in self.optimizer.groups
+            ],
             "counts": counts,
             "states": states,
             "shapes": shapes,
@@ -355,6 +363,15 @@ class TrainerState:
                 f"{source} holds states of optimizer {header['optimizer']}, but this trainer "
                 f"has {kind}; nothing was changed"
             )
+        groups = header.get("groups", [])
+        for number, (member, saved) in enumerate(zip(self.optimizer.groups, groups)):
+            kind = type(member).__name__
+            if saved["optimizer"] != kind and len(groups) == len(self.optimizer.groups):
+                raise MXNetError(
+                    f"{source} holds states of parameter group {number} of optimizer "
+                    f"{saved['optimizer']}, but this trainer's group has {kind}; nothing was "
+                    "changed"
+                )
         calls = header["waiting"][0]
         if calls and self.accumulate == 1:
             raise MXNetError(
@@ -373,25 +390,22 @@ class TrainerState:
         """Raises MXNetError if a state by parameter index does not have the arrays that this
         trainer's optimizer needs. Optimizers of user classes are not checked, because the structure
         of their states may vary."""
-        kind = type(self.optimizer)
-        if not all(
-            method.__module__.startswith("mpgluon.")
-            for method in (kind.create_state, kind.create_state_multi_precision)
-        ):
-            return
         for index, state in states.items():
-            param = self.params[index]
+            param, optimizer = self.params[index], self.optimizer.of(index)
+            creates = optimizer.create_state, optimizer.create_state_multi_precision
+            if not all(method.__module__.startswith("mpgluon.") for method in creates):
+                continue
             shape = (1,) * len(param.shape or (1, 1))
             with warnings.catch_warnings(), autograd.pause():
                 # This state is only used for the check, so suppress warnings. They are given when
                 # the real state is created.
                 warnings.simplefilter("ignore")
                 weight = nd.zeros(shape, ctx=param.list_ctx()[0], dtype=param.dtype)
-                new = self.optimizer.create_state_multi_precision(index, weight)
+                new = optimizer.create_state_multi_precision(index, weight)
             if not continues(state, new):
                 raise MXNetError(
                     f"{source}: the state of parameter '{param.name}' does not have the arrays "
-                    f"that {self.optimizer!r} needs; create the optimizer with the options of the "
+                    f"that {optimizer!r} needs; create the optimizer with the options of the "
                     "saved one, such as momentum and multi_precision"
                 )
 
@@ -443,6 +457,15 @@ class TrainerState:
         }
         if optimizer.lr_scheduler is None and header["learning_rate"] is not None:
             numbers["lr"] = header["learning_rate"]
+        # Rates of another division into groups are not loaded.
+        groups = header.get("groups", [])
+        of_groups = []
+        for member, saved in zip(optimizer.groups, groups):
+            if len(groups) == len(optimizer.groups):
+                its = {name: saved["numbers"].get(name) for name in member.saved_numbers()}
+                if optimizer.lr_scheduler is None and saved["learning_rate"] is not None:
+                    its["lr"] = saved["learning_rate"]
+                of_groups.append((vars(member).update, its))
         own = {
             "by_device": {},
             "loaded": loaded,
@@ -464,6 +487,7 @@ class TrainerState:
             _core.at_once(
                 (vars(self).update, own),
                 (vars(optimizer).update, numbers),
+                *of_groups,
                 *changes,
             )
 
@@ -512,12 +536,28 @@ def header_fault(header: Any) -> str | None:
     def sizes(value):
         return isinstance(value, list) and all(type(size) is int for size in value)
 
+    def optional_numbers(value):
+        return isinstance(value, dict) and all(v is None or number(v) for v in value.values())
+
+    def is_rate(value):
+        return value is None or (number(value) and value >= 0)
+
+    def group(value):
+        return (
+            isinstance(value, dict)
+            and isinstance(value.get("optimizer"), str)
+            and optional_numbers(value.get("numbers"))
+            and "learning_rate" in value
+            and is_rate(value["learning_rate"])
+        )
+
     if not isinstance(header, dict):
         return "it is not a dict"
     header.setdefault("waiting", [0, 0])
     header.setdefault("gradients", {})
     header.setdefault("shapes", {})
     header.setdefault("numbers", {})
+    header.setdefault("groups", [])
     header.setdefault("loss_scaler", None)
     header.setdefault("divided_by", None)
     rate, scaler, by = (header.get(k) for k in ("learning_rate", "loss_scaler", "divided_by"))
@@ -525,10 +565,9 @@ def header_fault(header: Any) -> str | None:
     checks = {
         "optimizer": isinstance(header.get("optimizer"), str),
         "num_update": isinstance(header.get("num_update"), int) and header["num_update"] >= 0,
-        "learning_rate": "learning_rate" in header
-        and (rate is None or (number(rate) and rate >= 0)),
-        "numbers": isinstance(header["numbers"], dict)
-        and all(value is None or number(value) for value in header["numbers"].values()),
+        "learning_rate": "learning_rate" in header and is_rate(rate),
+        "numbers": optional_numbers(header["numbers"]),
+        "groups": isinstance(header["groups"], list) and all(map(group, header["groups"])),
         "states": isinstance(header.get("states"), dict),
         "shapes": isinstance(header["shapes"], dict)
         and all(shape is None or sizes(shape) for shape in header["shapes"].values()),

@@ -190,7 +190,7 @@ class TrainerStore:
             called = on_store = False
         if called and on_store:
             for index in range(len(self._state.params)):
-                self._state.optimizer.refuse_part(index)
+                self._state.optimizer.of(index).refuse_part(index)
             store.set_optimizer(self._state.optimizer)
         elif store is not None and not called:
             updater = _StoreUpdater(self._state) if on_store else None

@@ -10,7 +10,7 @@ from .. import _core
 from .._core import dtype_name
 from ..base import MXNetError
 from ..optimizer import multi
-from ..optimizer.optimizer import updates_parts
+from ..optimizer.grouped import updates_parts
 from ._gradient_buckets import make_buckets
 from .parameter._parameter import parameter_changes
 
@@ -64,7 +64,7 @@ class _Group:
     def prepare(self, updater, changes):
         """Creates `multi` if possible. Retries with exponential backoff if it is not, or if it does
         not stay valid."""
-        if updater.optimizer.aggregate_num > 0 and self.updates & (self.updates - 1) == 0:
+        if updater.aggregate_updates and self.updates & (self.updates - 1) == 0:
             self.multi = multi.prepare(
                 updater,
                 updater.alike(self.indices, self.grads, self.weights, len(self.weights)),
@@ -74,7 +74,7 @@ class _Group:
     def update(self, updater):
         self.multi = None
         self.updates += 1
-        size = updater.optimizer.aggregate_num
+        size = updater.largest_list
         if size <= 0:
             updater(self.indices, self.grads, self.weights)
             return
@@ -105,7 +105,7 @@ class _Group:
 def update_parts(groups, updaters):
     """Updates the weights of all groups of one line."""
     optimizer = updaters[0].optimizer
-    size = max(1, optimizer.aggregate_num)
+    size = max(1, updaters[0].largest_list)
     for parts in zip(
         *[
             updater.alike(group.indices, group.grads, group.weights, size)
@@ -117,7 +117,7 @@ def update_parts(groups, updaters):
             updater.prepare(indices, weights)
             states = [updater.states[index] for index in indices]
             arguments.append((group.ctx.count_key, indices, weights, grads, states))
-        optimizer.update_parts(arguments)
+        optimizer.of(arguments[0][1][0]).update_parts(arguments)
 
 
 class Plan:
@@ -190,7 +190,7 @@ class Plan:
         groups, families = {}, {}
         for index, copies in placed.items():
             family = self.params[index].family
-            if family is not None and updates_parts(self.optimizer, family.axis):
+            if family is not None and updates_parts(self.optimizer.of(index), family.axis):
                 families.setdefault(family, []).append(index)
                 continue
             for ctx, grad, weight in copies:
@@ -220,9 +220,10 @@ class Plan:
                     found.setdefault(self.params[index].family, []).append(index)
             for family, indices in found.items():
                 if len(indices) < family.count:
+                    kind = type(self.optimizer.of(indices[0])).__name__
                     raise MXNetError(
-                        f"Trainer: {type(self.optimizer).__name__} updates all {family.count} "
-                        f"parts of the parameter '{family.name}' together, but only "
+                        f"Trainer: {kind} updates all {family.count} parts of the parameter "
+                        f"'{family.name}' together, but only "
                         f"{', '.join(repr(self.params[index].name) for index in indices)} can be "
                         "updated; give the Trainer all parts, with gradients that backward has "
                         "written"
@@ -322,8 +323,9 @@ class Plan:
         optimizer = self.optimizer
         # With a scheduler, all groups share its rate, which the first group checks. Here, a rate of
         # 1.0 checks only the multipliers.
-        lr = 1.0 if optimizer.lr_scheduler is not None else optimizer.lr
-        if not self.factors_fit(lr, optimizer.wd):
+        lrs = [1.0 if own.lr_scheduler is not None else own.lr for own in optimizer.members]
+        wds = [own.wd for own in optimizer.members]
+        if not all(map(self.factors_fit, lrs, wds)):
             indices = [index for group in work for index in group.indices]
             indices += [index for index, param in self.sparse if self.fresh_rows(param)]
             optimizer.check_rates(indices)

@@ -10,23 +10,23 @@ from .. import _core, autograd, kvstore as kvstores, optimizer as opt
 from .._internal.hints import TRAINER, OptionsChecked, absent, present
 from ..base import MXNetAssertionError
 from ..optimizer._lazy import sum_rows
+from ._trainer_groups import Given
 from ._trainer_state import TrainerState, unique_names
 from ._trainer_store import TrainerStore
-from ._tree import parameters_by_path
 from ._update import clip, ended, equalize, overflows, update
 from ._update_plan import Plan
-from .block import Block
-from .parameter import Parameter, ParameterDict
 from .parameter._gradient_contents import changes_to
 from .parameter._parameter import parameter_changes
-from .parameter._parameter_dict import name_of_whole
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from .._internal.types import NDArray
     from ..kvstore import KVStoreBase
+    from ..optimizer._parameter_groups import ParameterGroup
     from ..optimizer.optimizer import Optimizer
+    from .block import Block
+    from .parameter import Parameter, ParameterDict
 
 __all__ = ["Trainer"]
 
@@ -55,8 +55,9 @@ class Trainer(OptionsChecked):
 
     Parameters
     ----------
-    params : Block, ParameterDict, or dict or list of Parameter
-        Parameters to update. Each must be initialized, possibly deferred.
+    params : Block, ParameterDict, dict or list of Parameter, or list of dict
+        Parameters to update. Each must be initialized, possibly deferred. A list of dicts defines
+        parameter groups, see `param_groups`.
     optimizer : str or Optimizer
         The optimizer, or its name, such as ``'adam'``. An Optimizer object belongs to one trainer;
         another trainer with other parameters warns.
@@ -92,7 +93,8 @@ class Trainer(OptionsChecked):
     Raises
     ------
     ValueError
-        If `params` are not parameters, two have the same name, or an option is invalid.
+        If `params` are not parameters, two have the same name, a parameter is in two groups, or an
+        option is invalid.
     MXNetError
         If a parameter was never initialized.
 
@@ -112,7 +114,11 @@ class Trainer(OptionsChecked):
 
     def __init__(
         self,
-        params: Block | ParameterDict | Mapping[str, Parameter] | Sequence[Parameter],
+        params: Block
+        | ParameterDict
+        | Mapping[str, Parameter]
+        | Sequence[Parameter]
+        | Sequence[Mapping[str, Any]],
         optimizer: str | Optimizer,
         optimizer_params: Mapping[str, Any] | None = None,
         kvstore: str | KVStoreBase | None = "device",
@@ -122,37 +128,15 @@ class Trainer(OptionsChecked):
         accumulate: int = 1,
         clip_global_norm: float | None = None,
     ) -> None:
-        paths = {}
-        if isinstance(params, Block):
-            by_path = parameters_by_path(params)
-            paths = {id(param): path for path, param in by_path.items()}
-            params = sorted(dict.fromkeys(by_path.values()), key=lambda p: _sorting_name(p.name, p))
-        if isinstance(params, (dict, ParameterDict)):
-            names = sorted(params.keys(), key=lambda name: _sorting_name(name, params[name]))
-            params = [params[name] for name in names]
-        if not isinstance(params, (list, tuple)):
-            raise ValueError(
-                "First argument must be a list or dict of Parameters, or a Block, got "
-                f"{type(params)}."
-            )
-        for param in params:
-            if not isinstance(param, Parameter):
-                raise ValueError(
-                    "First argument must be a list or dict of Parameters, got list of "
-                    f"{type(param)}."
-                    + " For groups with factors of their own, set lr_mult and wd_mult of their "
-                    "Parameters" * isinstance(param, dict)
-                )
-            if param.replaced:
-                raise param.replaced_error()
-        params = list(params)
+        given = Given(params)
+        params = given.params
         if not params:
             warnings.warn(
                 "Trainer: params is empty; net.collect_params() returns the parameters of a "
                 "whole network, net.params only the block's own",
                 stacklevel=2,
             )
-        self._state = TrainerState(params, unique_names(params, paths), accumulate)
+        self._state = TrainerState(params, unique_names(params, given.paths), accumulate)
         self._store = TrainerStore(self._state, kvstore, compression_params, update_on_kvstore)
         if not isinstance(accumulate, int) or accumulate < 1:
             raise ValueError(f"Trainer: accumulate must be a positive integer, not {accumulate!r}")
@@ -162,6 +146,9 @@ class Trainer(OptionsChecked):
             )
         self._shard_updates, self._max_norm = bool(shard_updates), clip_global_norm
         self._init_optimizer(optimizer, optimizer_params or {})
+        own = None if isinstance(optimizer, opt.Optimizer) else optimizer_params or {}
+        given.add_groups(self._optimizer, own)
+        self._groups = given.as_dicts(self._optimizer)
         self._scale = self._optimizer.rescale_grad
         for param in params:
             param.list_ctx()  # raises an error if the parameter was never initialized
@@ -222,12 +209,42 @@ class Trainer(OptionsChecked):
         return self._optimizer
 
     @property
+    def param_groups(self) -> list[ParameterGroup]:
+        """The parameter groups: dicts with the options that each group uses.
+
+        A trainer is given groups as a list of dicts. ``'params'`` has the group's parameters, and
+        ``'lr'`` (or ``'learning_rate'``), ``'weight_decay'`` (or ``'wd'``) and other options of the
+        optimizer take precedence over `optimizer_params`. ``'optimizer'`` names another optimizer
+        for a group, which then inherits only `multi_precision` and `clip_gradient`. Parameters that
+        are in no group are not updated. Without groups, the list has one dict.
+
+        Assigning an option changes the next update, as in ``trainer.param_groups[0]['lr'] = 0.1``.
+        An `lr_scheduler` changes the rates of all groups in proportion: a group's rate is
+        ``lr_scheduler(num_update) * initial_lr / base_lr``, where ``'initial_lr'`` is the group's
+        own rate. `lr_mult` and `wd_mult` of parameters multiply the options of their groups.
+
+        Examples
+        --------
+        >>> net = nn.Dense(1, in_units=2)
+        >>> net.initialize()
+        >>> groups = [
+        ...     {"params": net.collect_params(".*weight")},
+        ...     {"params": net.collect_params(".*bias"), "weight_decay": 0},
+        ... ]
+        >>> trainer = gluon.Trainer(groups, "adamw", {"learning_rate": 0.001, "wd": 0.1})
+        >>> [group["weight_decay"] for group in trainer.param_groups]
+        [0.1, 0]
+        """
+        return self._groups
+
+    @property
     def learning_rate(self) -> float:
-        """The current learning rate."""
+        """The current learning rate, to which those of parameter groups are in proportion."""
         return self._optimizer.learning_rate
 
     def set_learning_rate(self, lr: float) -> None:
-        """Sets the learning rate. Raises an error if a scheduler controls it."""
+        """Sets the learning rate, and those of parameter groups in proportion. Raises an error if a
+        scheduler controls it."""
         self._optimizer.set_learning_rate(lr)
 
     def step(self, batch_size: float, ignore_stale_grad: bool = False) -> None:
@@ -407,7 +424,7 @@ class Trainer(OptionsChecked):
                 clip(state, plan, work, self._max_norm)
             if state.unequal:
                 equalize(state, plan)
-            if not optimizer.draws:
+            if not any(member.draws for member in optimizer.members):
                 update(state, plan, work)
                 return
             indices = {index for group in work for index in group.indices}
@@ -464,12 +481,6 @@ class Trainer(OptionsChecked):
             ctx = array.context if array.context in parameter.list_ctx() else None
             rows = parameter.rows_on(row_id, ctx or parameter.list_ctx()[0])
             array[:] = rows.as_in_context(array.context)
-
-
-def _sorting_name(name, param):
-    """Returns the sort key of a parameter. The parts of a split parameter are sorted like the
-    whole, so they are adjacent."""
-    return name if param.family is None else name_of_whole(name)
 
 
 # Functions that other modules of the package call.

@@ -7,6 +7,7 @@
 from .._internal.hints import OPTIMIZERS as _OPTIMIZERS, near_names as _near_names
 from . import contrib
 from .adaptive import FTML, LAMB, AdaDelta, AdaGrad, Adam, Adamax, Ftrl, Nadam, RMSProp
+from .decoupled import Adafactor, AdamW, Lion, Muon
 from .optimizer import Optimizer, Test, create, register
 from .sgd import DCASGD, LARS, LBSGD, NAG, SGD, SGLD, Signum, ccSGD
 from .updater import Updater, get_updater
@@ -14,7 +15,9 @@ from .updater import Updater, get_updater
 __all__ = [
     "AdaDelta",
     "AdaGrad",
+    "Adafactor",
     "Adam",
+    "AdamW",
     "Adamax",
     "DCASGD",
     "FTML",
@@ -22,6 +25,8 @@ __all__ = [
     "LAMB",
     "LARS",
     "LBSGD",
+    "Lion",
+    "Muon",
     "NAG",
     "Nadam",
     "Optimizer",

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from .. import ndarray as nd
 from .._internal import domain
-from .optimizer import GroupedOptimizer, register, replace, update_group, zeros_like_state
+from .._internal.domain import Default
+from .grouped import CountedOptimizer, GroupedOptimizer, replace, update_group
+from .optimizer import register, zeros_like_state
 
 if TYPE_CHECKING:
     from .._internal.types import NDArray
@@ -48,7 +50,7 @@ class Adam(GroupedOptimizer):
 
     def __init__(
         self,
-        learning_rate: float = 0.001,
+        learning_rate: float = Default(0.001),
         beta1: float = 0.9,
         beta2: float = 0.999,
         epsilon: float = 1e-8,
@@ -173,7 +175,7 @@ class RMSProp(GroupedOptimizer):
 
     def __init__(
         self,
-        learning_rate: float = 0.001,
+        learning_rate: float = Default(0.001),
         gamma1: float = 0.9,
         gamma2: float = 0.9,
         epsilon: float = 1e-8,
@@ -274,7 +276,7 @@ class AdaDelta(GroupedOptimizer):
 
 
 @register
-class Adamax(GroupedOptimizer):
+class Adamax(CountedOptimizer):
     """Adamax: Adam with the largest absolute gradient (decayed by `beta2`) instead of the root mean
     square.
 
@@ -293,10 +295,14 @@ class Adamax(GroupedOptimizer):
     Adamax(learning_rate=0.002, beta1=0.8, wd=0.0)
     """
 
-    _op = "_multi_adamax_update"
+    _op, _clips_to_zero = "_multi_adamax_update", True
 
     def __init__(
-        self, learning_rate: float = 0.002, beta1: float = 0.9, beta2: float = 0.999, **kwargs: Any
+        self,
+        learning_rate: float = Default(0.002),
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        **kwargs: Any,
     ) -> None:
         super().__init__(learning_rate=learning_rate, **kwargs)
         domain.decay(beta1=beta1, beta2=beta2)
@@ -305,37 +311,6 @@ class Adamax(GroupedOptimizer):
 
     def create_state(self, index: Any, weight: NDArray) -> Any:
         return (zeros_like_state(weight), zeros_like_state(weight))
-
-    def _step(self, indices, weights, grads, states, lrs, wds):
-        """Updates weights in groups with equal update counts, because their update has the same
-        coefficients."""
-        groups: dict[int, list[int]] = {}
-        for k, index in enumerate(indices):
-            groups.setdefault(self._index_update_count[index], []).append(k)
-        for count, group in groups.items():
-            factor, options = self._multi_numbers(count)
-            weights_, grads_, states_, lrs_, wds_ = (
-                [values[k] for k in group] for values in (weights, grads, states, lrs, wds)
-            )
-            update_group(
-                getattr(nd._internal, self._op),
-                weights_,
-                (grads_, *zip(*states_)),
-                [lr * factor for lr in lrs_],
-                wds_,
-                **options,
-            )
-
-    def _options(self, **options):
-        """Clips the gradient to zero if `clip_gradient` is 0, as MXNet does for these two
-        optimizers."""
-        options = super()._options(**options)
-        if self.clip_gradient is not None:
-            options["clip_gradient"] = self.clip_gradient
-        return options
-
-    def _multi(self, weights, states):
-        return None if self.multi_precision else (self._op, list(zip(*states)))
 
     def _multi_numbers(self, count):
         return 1.0 / (1.0 - self.beta1**count), self._options(beta1=self.beta1, beta2=self.beta2)
@@ -370,7 +345,7 @@ class Nadam(Adamax):
 
     def __init__(
         self,
-        learning_rate: float = 0.001,
+        learning_rate: float = Default(0.001),
         beta1: float = 0.9,
         beta2: float = 0.999,
         epsilon: float = 1e-8,
@@ -477,7 +452,11 @@ class Ftrl(GroupedOptimizer):
     """
 
     def __init__(
-        self, lamda1: float = 0.01, learning_rate: float = 0.1, beta: float = 1, **kwargs: Any
+        self,
+        lamda1: float = 0.01,
+        learning_rate: float = Default(0.1),
+        beta: float = 1,
+        **kwargs: Any,
     ) -> None:
         # As in MXNet, `learning_rate` is not passed to the base, so a scheduler keeps its own rate.
         super().__init__(**kwargs)
@@ -534,7 +513,7 @@ class LAMB(GroupedOptimizer):
 
     def __init__(
         self,
-        learning_rate: float = 0.001,
+        learning_rate: float = Default(0.001),
         beta1: float = 0.9,
         beta2: float = 0.999,
         epsilon: float = 1e-6,

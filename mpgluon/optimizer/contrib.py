@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from .. import ndarray as nd
 from .._internal import domain
-from .optimizer import GroupedOptimizer, register
+from .grouped import GroupedOptimizer
+from .optimizer import register
 
 if TYPE_CHECKING:
     from .._internal.types import NDArray

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 
 from .._core import MultiUpdate, holds, set_attributes
 from ..base import MXNetError
-from .optimizer import counting_steps, multi_numbers
+from .grouped import multi_numbers
+from .optimizer import counting_steps
+from .updater import keep_momenta
 
 if TYPE_CHECKING:
     from typing import Any
@@ -64,19 +66,21 @@ class MultiStep:
         # The optimizer owns this object (`counting_steps`), so a strong reference would be a cycle.
         self._optimizer = weakref.ref(optimizer)
         self._states, self._params = updater.states, optimizer.param_dict
-        self._changes, self._keeps_momentum = changes, optimizer.keeps_momentum
+        self._changes, self._momenta = changes, keep_momenta(optimizer)
         self.indices: list[Any] = []
         self._held, self._updates, self._rates = [], [], []
         for indices, grads, weights in parts:
             states = [updater.states[i] for i in indices]
-            op, others = optimizer._multi(weights, states)
+            member = optimizer.of(indices[0])
+            op, others = member._multi(weights, states)
             rates = [
                 float(factor)
                 for i in indices
                 for factor in (self._params[i].lr_mult, self._params[i].wd_mult)
             ]
             arrays = [array for arrays in zip(weights, grads, *others) for array in arrays]
-            self._updates.append(MultiUpdate(op, arrays, 2 + len(others), rates))
+            update = MultiUpdate(op, arrays, 2 + len(others), rates)
+            self._updates.append((update, None if member is optimizer else member))
             self.indices += indices
             self._held += states
             self._rates += rates
@@ -121,7 +125,7 @@ class MultiStep:
         """True if the updater still uses the states that this object was created for."""
         return (
             updater.optimizer is self._optimizer()
-            and updater.optimizer.keeps_momentum == self._keeps_momentum
+            and keep_momenta(updater.optimizer) == self._momenta
             and updater.states is self._states
             and holds(self._states, self.indices, self._held)
         )
@@ -140,21 +144,24 @@ class MultiStep:
             return None
         if not self._same_counts(optimizer, optimizer.count_on(device_id)):
             return None
-        for update in self._updates:
+        for update, _ in self._updates:
             if not update.ready():
                 return None
         count = self.count + 1
         num_update = max(num_update, count)
-        lr, wd = (
-            optimizer.lr if optimizer.lr_scheduler is None else optimizer.lr_scheduler(num_update),
-            optimizer.wd,
-        )
         largest_lr, largest_wd = self._largest
-        if not (lr >= 0 and math.isfinite(lr * largest_lr) and math.isfinite(wd * largest_wd)):
-            return None
-        correction, options = multi_numbers(optimizer)(count)
-        for update in self._updates:
-            steps.append((update, lr, correction, wd, options))
+        numbers: dict[Any, tuple[Any, ...]] = {}
+        for _, member in self._updates:
+            if member in numbers:
+                continue
+            own = member or optimizer
+            lr, wd = own.rate_at(num_update), own.wd
+            if not (lr >= 0 and math.isfinite(lr * largest_lr) and math.isfinite(wd * largest_wd)):
+                return None
+            correction, options = multi_numbers(own)(count)
+            numbers[member] = lr, correction, wd, options
+        for update, member in self._updates:
+            steps.append((update, *numbers[member]))
         steps.append((set_attributes, self, "count", count))
         steps.append((set_attributes, optimizer, "num_update", num_update))
         return num_update
@@ -163,13 +170,14 @@ class MultiStep:
 def prepare(updater: Updater, parts: Any, changes: int) -> Any:
     """Returns a MultiStep, or None if the optimizer does not support it for these weights."""
     optimizer = updater.optimizer
-    if not parts or not _known_steps(optimizer) or not optimizer.param_dict:
+    if not parts or not optimizer.param_dict or not all(map(_known_steps, optimizer.members)):
         return None
     for indices, _, weights in parts:
         updater.prepare(indices, weights)
         if (
             not all(i in optimizer.param_dict for i in indices)
-            or optimizer._multi(weights, [updater.states[i] for i in indices]) is None
+            or optimizer.of(indices[0])._multi(weights, [updater.states[i] for i in indices])
+            is None
         ):
             return None
     try:

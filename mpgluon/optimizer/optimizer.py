@@ -1,24 +1,20 @@
-"""Base classes of optimizers: rates of parameters, update counts, and grouped updates."""
+"""Base class of optimizers: rates of parameters, update counts and random numbers."""
 
 from __future__ import annotations
 
-import inspect
 import math
 import operator
-import os
 import warnings
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from itertools import chain
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from .. import _core, ndarray as nd
-from .._core import at_once, versions
+from .._core import at_once
 from .._internal import domain
+from .._internal.domain import Default
 from .._internal.hints import constructed, near, of_package, unknown_option
 from ..base import MXNetError
-from ..ndarray.sparse import BaseSparseNDArray
-from ._lazy import update_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,9 +25,6 @@ if TYPE_CHECKING:
     from .._internal.types import Class, NDArray, Symbol
     from ..gluon.parameter import Parameter
     from ..lr_scheduler import LRScheduler
-
-# Maximum number of weights of a multi-weight update op. More weights need several calls.
-LARGEST_GROUP = 60
 
 # Number of calls of the random number generator that a Trainer reserves for the update of each
 # parameter, if any update draws. No update makes this many calls, so no two updates draw the same
@@ -60,6 +53,29 @@ def as_lists(
     if isinstance(index, (list, tuple)):
         return list(index), list(weight), list(grad), list(state)
     return [index], [weight], [grad], [state]
+
+
+def _rate_with(scheduler: LRScheduler, learning_rate: float | None, given: bool) -> float | None:
+    """Sets the rates of a scheduler from the optimizer's, as MXNet does, if the program passed it
+    (`given`) or did not pass a base_lr. Returns the optimizer's rate, or None if the scheduler
+    keeps its own."""
+    if learning_rate is None or (not given and getattr(scheduler, "base_lr_given", True)):
+        return None
+    base_lr = scheduler.base_lr
+    if not given and scheduler.warmup_final_lr == base_lr:
+        scheduler.warmup_final_lr = learning_rate
+    if given and base_lr != learning_rate:
+        # Schedulers with base_lr_orig compute their rates from it.
+        text = (
+            f"learning_rate {learning_rate} has no effect, because {type(scheduler).__name__} "
+            f"computes all rates from its base_lr {base_lr}; pass base_lr={learning_rate}"
+            if hasattr(scheduler, "base_lr_orig")
+            else f"learning_rate {learning_rate} replaces the base_lr {base_lr} of lr_scheduler; "
+            "pass both with the same value"
+        )
+        warnings.warn(text, UserWarning, stacklevel=4)
+    scheduler.base_lr = learning_rate
+    return learning_rate
 
 
 class Optimizer:
@@ -135,22 +151,13 @@ class Optimizer:
             raise unknown_option(type(self), kwargs)
         self.rescale_grad = rescale_grad
         self.lr_scheduler = lr_scheduler
+        given = not isinstance(learning_rate, Default)
         if learning_rate is not None:
             domain.at_least(0, learning_rate=learning_rate)
-            if lr_scheduler is not None and lr_scheduler.base_lr != learning_rate:
-                # Schedulers with base_lr_orig compute their rates from it.
-                if not hasattr(lr_scheduler, "base_lr_orig"):
-                    own = inspect.signature(type(self)).parameters.get("learning_rate")
-                    default = own is not None and own.default == learning_rate
-                    whose = f", the default of {type(self).__name__}," if default else ""
-                    warnings.warn(
-                        f"learning_rate {learning_rate}{whose} replaces the base_lr "
-                        f"{lr_scheduler.base_lr} of lr_scheduler; pass both with the same value",
-                        UserWarning,
-                        stacklevel=3,
-                    )
-                lr_scheduler.base_lr = learning_rate
-        elif lr_scheduler is None:
+            learning_rate = learning_rate if given else float(learning_rate)
+        if lr_scheduler is not None:
+            learning_rate = _rate_with(lr_scheduler, learning_rate, given)
+        elif learning_rate is None:
             learning_rate = 0.01
         self.lr = learning_rate
         domain.number(wd=wd, rescale_grad=rescale_grad)
@@ -200,21 +207,23 @@ class Optimizer:
 
     @staticmethod
     def create_optimizer(name: str, **kwargs: Any) -> Optimizer:
-        """Creates the optimizer of that name, in upper or lower case. Raises ValueError if it does
-        not exist."""
+        """Creates the optimizer of that name, see `class_of`."""
+        return Optimizer.class_of(name)(**kwargs)
+
+    @staticmethod
+    def class_of(name: str) -> type[Optimizer]:
+        """Returns the optimizer class of that name, in upper or lower case. Raises ValueError if it
+        does not exist."""
         if not isinstance(name, str):
             raise TypeError(f"the name of an optimizer must be a str, not a {type(name).__name__}")
         klass = Optimizer.opt_registry.get(name.lower())
         if klass is None:
             known = set(Optimizer.opt_registry)
-            hint = near(name, known)
-            if name.lower() == "adamw":
-                hint = "; nd.contrib.adamw_update is its update, and 'adam' adds wd to the gradient"
             raise ValueError(
-                f"unknown optimizer {name!r}{hint}; expected one of "
+                f"unknown optimizer {name!r}{near(name, known)}; expected one of "
                 f"{', '.join(sorted(known - {'test'}))}"
             )
-        return klass(**kwargs)
+        return klass
 
     def __repr__(self) -> str:
         options = constructed(self, ("wd",)).partition("(")[2]
@@ -223,17 +232,39 @@ class Optimizer:
     @property
     def learning_rate(self) -> float:
         """The current learning rate, before multipliers."""
-        return self.lr if self.lr_scheduler is None else self.lr_scheduler(self.num_update)
+        return self.rate_at(self.num_update)
+
+    def rate_at(self, num_update: int) -> float:
+        """Returns the learning rate, before multipliers, after a number of updates."""
+        return self.lr if self.lr_scheduler is None else self.lr_scheduler(num_update)
 
     def set_learning_rate(self, lr: float) -> None:
-        """Sets the learning rate. Raises UserWarning if a scheduler controls it."""
+        """Sets the learning rate. The rates of parameter groups change in proportion. Raises
+        UserWarning if a scheduler controls the rate."""
         if self.lr_scheduler is not None:
             raise UserWarning(
                 "the learning rate is set by lr_scheduler and cannot be changed; change the "
                 "scheduler"
             )
         domain.at_least(0, learning_rate=lr)
-        self.lr = lr
+        former, self.lr = self.lr, lr
+        for member in self.groups:
+            member.follow(former, lr)
+
+    # --- Parameter groups, see `_parameter_groups` ---
+
+    groups: Sequence[Any] = ()  # the optimizer of each group
+    group_of: Mapping[Any, Optimizer] = {}  # index -> its group's optimizer
+
+    @property
+    def members(self) -> Sequence[Optimizer]:
+        """The optimizers that update parameters: those of the groups or, without groups, this
+        one."""
+        return self.groups or (self,)
+
+    def of(self, index: Any) -> Optimizer:
+        """Returns the optimizer that updates a parameter, by index."""
+        return self.group_of.get(index, self)
 
     def set_lr_scale(self, args_lrscale: Any) -> NoReturn:
         """Raises DeprecationWarning, because `set_lr_mult` replaces this method."""
@@ -450,8 +481,9 @@ class Optimizer:
 
     def check_rates(self, indices: Sequence[Any]) -> None:
         """Raises ValueError if a learning rate or weight decay is invalid."""
-        self._get_lrs(indices)
-        self._get_wds(indices)
+        for index in indices:
+            self.of(index)._get_lrs([index])
+            self.of(index)._get_wds([index])
 
     def combines(self, axis: int) -> bool:
         """True if an update combines elements along an axis of the parameter, as a norm does. The
@@ -479,7 +511,8 @@ class Optimizer:
     def draws_by(self, indices: Sequence[Any]) -> Iterator[None]:
         """Returns a scope in which the updates of parameters, by index, use random numbers in the
         order of `indices`, regardless of the order of updates. Replicas use the same numbers."""
-        keys = {index: self._drawn_for(index) for index in indices}
+        members = {index: self.of(index) for index in indices}
+        keys = {i: member._drawn_for(i) for i, member in members.items() if member.draws}
         order = {key: call for call, key in enumerate(dict.fromkeys(keys.values()))}
         seed, call = _core.random_state()
         self._draws = {i: (seed, call + order[key] * _CALLS) for i, key in keys.items()}
@@ -546,222 +579,6 @@ register: Callable[[Class], Class] = Optimizer.register
 create: Callable[..., Optimizer] = Optimizer.create_optimizer
 
 
-def aggregation_size() -> int:
-    """Returns the maximum number of weights in one call: the environment variable
-    MXNET_OPTIMIZER_AGGREGATION_SIZE, at most LARGEST_GROUP."""
-    setting = os.environ.get("MXNET_OPTIMIZER_AGGREGATION_SIZE", "")
-    try:
-        size = int(setting) if setting else LARGEST_GROUP
-    except ValueError:
-        raise ValueError(
-            "environment variable MXNET_OPTIMIZER_AGGREGATION_SIZE must be an integer, got "
-            f"{setting!r}"
-        ) from None
-    return max(1, min(size, LARGEST_GROUP))
-
-
-class GroupedOptimizer(Optimizer):
-    """An optimizer whose `update` accepts single arrays or lists of any length, on one device, and
-    updates them in groups.
-
-    A subclass defines `_step(indices, weights, grads, states, lrs, wds)` for a group,
-    `_step_one(index, weight, grad, state, lr, wd)`, or, with `combines`, `_phases`.
-    """
-
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.aggregate_num: int = aggregation_size()
-
-    def update(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
-        indices, weights, grads, states = as_lists(index, weight, grad, state)
-        for i in indices:
-            self.refuse_part(i)
-        if any(isinstance(array, BaseSparseNDArray) for array in (*grads, *weights)):
-            for one in zip(indices, weights, grads, states):
-                update_rows(self, *one)
-            return
-        written = self._written(weights, states)
-        with self._counting_changes([(self._index_update_count, indices, written)]):
-            self._update_all(indices, weights, grads, states)
-
-    def _written(self, weights, states):
-        """Returns for each weight an array that every update writes, to detect updates."""
-        return weights
-
-    @contextmanager
-    def _counting_changes(self, parts: Sequence[tuple[Any, Any, Any]]) -> Iterator[None]:
-        """Returns the scope of an update of `parts`: (update counts, indices, arrays). After an
-        error or an interrupt, weights whose array did not change are not counted."""
-        num_update = self.num_update
-        before = [
-            (counts, i, counts.get(i), array, version)
-            for counts, indices, arrays in parts
-            for i, array, version in zip(indices, arrays, versions(arrays))
-        ]
-        try:
-            yield
-        except BaseException:  # includes interrupts
-            same = [one for one in before if versions([one[3]]) == [one[4]]]
-            for counts, i, count, _, _ in same:
-                counts[i] = count
-                if count is None:
-                    del counts[i]
-            if len(same) == len(before):
-                self.num_update = num_update
-            raise
-
-    def update_parts(self, parts: Sequence[tuple[int, Any, Any, Any, Any]]) -> None:
-        """Updates all parts of parameters that are split along an axis with `combines`.
-
-        Parameters
-        ----------
-        parts : list of tuple
-            For each device, the key of its update counts, and lists of indices, weights, gradients
-            and states. The k-th entries of all lists belong to the k-th parameter.
-        """
-        counted = [
-            (self.count_on(key), indices, self._written(weights, states))
-            for key, indices, weights, _, states in parts
-        ]
-        with self._counting_changes(counted):
-            begun, casts = [], []
-            for key, indices, weights, grads, states in parts:
-                self.count_on(key)
-                rates = self._begin(indices)
-                *arrays, own_casts = self._masters(weights, grads, states)
-                begun.append(self._begin_phases(indices, *arrays, *rates))
-                casts += own_casts
-            self._run_phases(begun, casts)
-
-    # An optimizer with `combines` defines the generator
-    # _phases(indices, weights, grads, states, lrs, wds) for the weights on one device. It yields
-    # twice. First, it yields (changes (`_core.at_once`), arrays); these changes, or ops that ran
-    # before, fill the arrays with sums over the weights' elements. The caller replaces the arrays
-    # in place by their totals over all parts. Then the generator yields the changes that update
-    # weights and states. If the first list of changes is empty, the arrays already hold the totals
-    # when the generator resumes. Otherwise, all changes run together at the end.
-
-    def _phases(self, indices, weights, grads, states, lrs, wds):
-        raise NotImplementedError(f"{type(self).__name__} must define _step, _step_one or _phases")
-
-    _total = staticmethod(nd.sum)  # op that computes a total along axis 0
-
-    def _begin_phases(self, *arguments):
-        """Returns the generator, its first changes, and the arrays of sums."""
-        phases = self._phases(*arguments)
-        return phases, *next(phases)
-
-    def _run_phases(self, begun, also=()):
-        """Runs the changes of all parts and the changes `also`. `begun` has the result of
-        `_begin_phases` for each part."""
-        phases, firsts, sums = zip(*begun)
-        changes = list(chain(*firsts, *[self._totals(arrays) for arrays in zip(*sums)]))
-        if not any(firsts):
-            at_once(*changes)
-            changes = []
-        at_once(*changes, *chain(*map(next, phases)), *also)
-
-    def _totals(self, arrays):
-        """Returns the changes that replace the arrays, one on each device, by their sum
-        (all-reduce)."""
-        first, *others = arrays
-        if not others:
-            return []
-        every = nd.empty((len(arrays), *first.shape), ctx=first.context, dtype=first.dtype)
-        return [
-            *[(array.copyto, every[i]) for i, array in enumerate(arrays)],
-            (partial(self._total, every, axis=0, out=first),),
-            *[(first.copyto, other) for other in others],
-        ]
-
-    def _update_all(self, indices, weights, grads, states):
-        lrs, wds = self._begin(indices)
-        if len(indices) <= LARGEST_GROUP:
-            self._step(indices, weights, grads, states, lrs, wds)
-            return
-        for i in range(0, len(indices), LARGEST_GROUP):
-            group = slice(i, i + LARGEST_GROUP)
-            self._step(
-                indices[group], weights[group], grads[group], states[group], lrs[group], wds[group]
-            )
-
-    def _begin(self, indices):
-        """Counts the updates. Returns learning rates and weight decays, all checked before anything
-        changes."""
-        if not math.isfinite(self.rescale_grad):
-            raise ValueError(
-                f"{type(self).__name__}: rescale_grad must be a finite number, got "
-                f"{self.rescale_grad}"
-            )
-        self._update_count(indices)
-        return self._get_lrs(indices), self._get_wds(indices)
-
-    draws_one_by_one = False
-
-    def _step(self, indices, weights, grads, states, lrs, wds):
-        for arguments in zip(indices, weights, grads, states, lrs, wds):
-            with self.numbers_of(arguments[0]):
-                self._step_one(*arguments)
-
-    def _step_one(self, *arguments):
-        self._run_phases([self._begin_phases(*[[value] for value in arguments])])
-
-    def _multi_numbers(self, count):
-        raise NotImplementedError(f"{type(self).__name__} must define _multi_numbers, as _multi")
-
-    # An optimizer that updates all weights of a device with one op may define two methods for
-    # MultiStep. _multi(weights, states) returns the op's name and the lists of its arrays other
-    # than weights and gradients, or None if it does not support these weights.
-    # _multi_numbers(count) returns a factor for the learning rates of the count-th update, and the
-    # op's options.
-
-    def _options(self, **options):
-        """Adds the options that all update ops share to the given options, and returns them."""
-        options["rescale_grad"] = self.rescale_grad
-        if self.clip_gradient:
-            options["clip_gradient"] = self.clip_gradient
-        return options
-
-    def _gradient(self, grad):
-        """Returns the gradient for the formulas: rescaled, then clipped."""
-        grad = grad * self.rescale_grad
-        return (
-            grad
-            if self.clip_gradient is None
-            else nd.clip(grad, -self.clip_gradient, self.clip_gradient)
-        )
-
-
-def replace(*pairs: tuple[NDArray, NDArray]) -> None:
-    """Replaces the values of arrays atomically: pairs of (array, new value), in this order."""
-    at_once(*[(value.copyto, array) for array, value in pairs])
-
-
-def group_change(
-    op: Callable[..., Any],
-    weights: Sequence[NDArray],
-    others: Sequence[Sequence[Any]],
-    lrs: Sequence[float],
-    wds: Sequence[float],
-    **options: Any,
-) -> tuple[Any]:
-    """Returns the change (`_core.at_once`) that calls an update op for several weights. `others`
-    are lists (gradients, states, ...) with the length of `weights`."""
-    every = 1 + len(others)
-    arrays = [None] * (len(weights) * every)
-    arrays[::every] = weights
-    for i, part in enumerate(others, 1):
-        arrays[i::every] = part
-    return (
-        partial(op, *arrays, out=weights, num_weights=len(weights), lrs=lrs, wds=wds, **options),
-    )
-
-
-def update_group(*args: Any, **options: Any) -> None:
-    """Calls an update op for several weights; see `group_change`."""
-    at_once(group_change(*args, **options))
-
-
 @register
 class Test(Optimizer):
     """Adds the rescaled gradient to the weight, and copies the weight to the state. For tests."""
@@ -777,21 +594,9 @@ class Test(Optimizer):
 # Functions for other modules of the package.
 
 
-def updates_parts(optimizer: Optimizer, axis: int) -> bool:
-    """True if `update_parts` must update parameters that are split along an axis. False if a user's
-    subclass overrides the update."""
-    return optimizer.combines(axis) and type(optimizer).update is GroupedOptimizer.update
-
-
 def counting_steps(optimizer: Optimizer) -> set[Any]:
     """Returns the `MultiStep`s that may have unwritten counts."""
     return optimizer._counting
-
-
-def multi_numbers(optimizer: Optimizer) -> Callable[[int], tuple[float, dict[str, Any]]]:
-    """Returns a function that maps the number of an update to (factor for its learning rates,
-    options of the update op)."""
-    return optimizer._multi_numbers
 
 
 if not TYPE_CHECKING:  # type checkers would accept any name if they saw __getattr__

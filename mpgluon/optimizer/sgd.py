@@ -10,17 +10,10 @@ from typing import TYPE_CHECKING, Any
 from .. import ndarray as nd, random
 from .._core import at_once
 from .._internal import domain
+from .._internal.domain import Default
 from ..base import MXNetTypeError
-from .optimizer import (
-    HALF,
-    GroupedOptimizer,
-    dtype_name,
-    group_change,
-    register,
-    replace,
-    update_group,
-    zeros_like_state,
-)
+from .grouped import GroupedOptimizer, group_change, replace, update_group
+from .optimizer import HALF, dtype_name, register, zeros_like_state
 
 if TYPE_CHECKING:
     from .._internal.types import NDArray
@@ -231,7 +224,11 @@ class Signum(_OptionalMomentum):
     """
 
     def __init__(
-        self, learning_rate: float = 0.01, momentum: float = 0.9, wd_lh: float = 0.0, **kwargs: Any
+        self,
+        learning_rate: float = Default(0.01),
+        momentum: float = 0.9,
+        wd_lh: float = 0.0,
+        **kwargs: Any,
     ) -> None:
         super().__init__(learning_rate=learning_rate, **kwargs)
         domain.number(momentum=momentum)

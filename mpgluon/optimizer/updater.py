@@ -20,6 +20,11 @@ if TYPE_CHECKING:
     from .optimizer import Optimizer
 
 
+def keep_momenta(optimizer: Optimizer) -> tuple[bool, ...]:
+    """Returns `keeps_momentum` of the optimizer of each parameter group."""
+    return tuple(member.keeps_momentum for member in optimizer.members)
+
+
 class Updater:
     """A function `updater(index, grad, weight)` that applies the optimizer, and creates states on
     demand.
@@ -41,7 +46,7 @@ class Updater:
     [0.5, 0.5]
     """
 
-    _keeps_momentum = False  # value of the optimizer's keeps_momentum at the latest `prepare`
+    _momenta: tuple[bool, ...] = ()  # result of `keep_momenta` at the latest `prepare`
 
     def __init__(self, optimizer: Optimizer) -> None:
         self.optimizer = optimizer
@@ -54,7 +59,12 @@ class Updater:
     @property
     def aggregate_updates(self) -> bool:
         """True if one call updates several weights: the optimizer's `aggregate_num` is above 0."""
-        return self.optimizer.aggregate_num > 0
+        return self.largest_list > 0
+
+    @property
+    def largest_list(self) -> int:
+        """The optimizer's `aggregate_num`, for parameter groups the smallest."""
+        return min(member.aggregate_num for member in self.optimizer.members)
 
     def __call__(self, index: Any, grad: Any, weight: Any) -> None:
         with _core.Scope((_core.set_uncast, True)):  # amp must not cast the update ops' inputs
@@ -82,20 +92,21 @@ class Updater:
         if not self.aggregate_updates:
             for i, w, g in zip(indices, weights, grads):
                 with self.optimizer.numbers_of(i):
-                    self.optimizer.update_multi_precision(i, w, g, self.states[i])
+                    self.optimizer.of(i).update_multi_precision(i, w, g, self.states[i])
             return
-        for part in self.alike(indices, grads, weights, self.optimizer.aggregate_num):
+        for part in self.alike(indices, grads, weights, self.largest_list):
             self._update(*part)
 
     def alike(
         self, indices: list[Any], grads: list[NDArray], weights: list[NDArray], size: int
     ) -> list[Any]:
-        """Splits the lists into lists of weights with the same dtype, each with at most `size`
-        weights."""
-        dtypes = [w.dtype for w in weights]
+        """Splits the lists into lists of weights with the same dtype and parameter group, each with
+        at most `size` weights."""
+        of = self.optimizer.of
+        kinds = [(id(of(i)), w.dtype) for i, w in zip(indices, weights)]
         parts = []
-        for dtype in dict.fromkeys(dtypes):
-            chosen = [k for k, d in enumerate(dtypes) if d == dtype]
+        for kind in dict.fromkeys(kinds):
+            chosen = [k for k, other in enumerate(kinds) if other == kind]
             for begin in range(0, len(chosen), size):
                 some = chosen[begin : begin + size]
                 parts.append(tuple([items[k] for k in some] for items in (indices, grads, weights)))
@@ -112,10 +123,10 @@ class Updater:
         """Updates one weight if gradient or weight is sparse."""
         self.prepare([index], [weight])
         with self.optimizer.numbers_of(index):
-            update_rows(self.optimizer, index, weight, grad, self.states[index])
+            update_rows(self.optimizer.of(index), index, weight, grad, self.states[index])
 
     def _update(self, indices, grads, weights):
-        states, optimizer = self.states, self.optimizer
+        states, optimizer = self.states, self.optimizer.of(indices[0])
         if optimizer.draws_one_by_one:
             for i, w, g in zip(indices, weights, grads):
                 with optimizer.numbers_of(i):
@@ -126,21 +137,22 @@ class Updater:
     def prepare(self, indices: Sequence[Any], weights: Sequence[NDArray]) -> None:
         """Creates missing states and momenta, and moves loaded states to the devices of their
         weights."""
-        momentum = self.optimizer.keeps_momentum
-        if momentum != self._keeps_momentum:
-            self._keeps_momentum = momentum
+        momenta = keep_momenta(self.optimizer)
+        if momenta != self._momenta:
+            self._momenta = momenta
             self.states_synced.clear()
         if all(map(self.states_synced.get, indices)):
             return
         for index, weight in zip(indices, weights):
+            optimizer = self.optimizer.of(index)
             if index not in self.states:
-                with self.optimizer.numbers_of(index, create=True):
-                    state = self.optimizer.create_state_multi_precision(index, weight)
+                with optimizer.numbers_of(index, create=True):
+                    state = optimizer.create_state_multi_precision(index, weight)
                 self.states[index] = state
             elif not self.states_synced.get(index):
                 state = self.sync_state_context(self.states[index], weight.context)
-                if momentum and not is_complete(state):
-                    new = self.optimizer.create_state_multi_precision(index, weight)
+                if optimizer.keeps_momentum and not is_complete(state):
+                    new = optimizer.create_state_multi_precision(index, weight)
                     state = completed(state, new)
                 self.states[index] = state
             self.states_synced[index] = True

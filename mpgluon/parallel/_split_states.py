@@ -92,7 +92,7 @@ class NewShapes:
         if self._shapes is None:
             arrays: dict[str, Any] = {}
             weight = param.list_data()[0].detach()
-            state = optimizer.create_state_multi_precision(index, weight)
+            state = optimizer.of(index).create_state_multi_precision(index, weight)
             take_apart(state, name, arrays, "load")
             self._shapes = {key: array.shape for key, array in arrays.items()}
         one = (*whole[:axis], 1, *whole[axis + 1 :])

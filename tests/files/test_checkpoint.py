@@ -129,7 +129,13 @@ def test_checkpoint_loads_onto_any_layout(tmp_path, source, gather):
 
 @pytest.mark.parametrize(
     "optimizer, options",
-    [("sgd", {}), ("sgd", {"momentum": 0.9}), ("lamb", {}), ("rmsprop", {"centered": True})],
+    [
+        ("sgd", {}),
+        ("sgd", {"momentum": 0.9}),
+        ("lamb", {}),
+        ("adafactor", {}),
+        ("rmsprop", {"centered": True}),
+    ],
 )
 def test_optimizer_states_are_restored_bitwise(tmp_path, optimizer, options):
     net, mesh, trainer = build({"stage": 2}, optimizer=optimizer, optimizer_params=options)

@@ -320,7 +320,8 @@ def test_download_verifies_sha1(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "optimizer, options", [("adam", {}), ("sgd", {"momentum": 0.9}), ("lamb", {}), ("ftml", {})]
+    "optimizer, options",
+    [("adam", {}), ("sgd", {"momentum": 0.9}), ("lamb", {}), ("ftml", {}), ("adafactor", {})],
 )
 def test_optimizer_states_follow_a_cast_network(optimizer, options):
     def train(dtypes):

@@ -103,7 +103,7 @@ def test_one_sgd_step_on_a_mesh_is_within_rounding():
     close_by_name(*results, 1e-6)
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adam", "lamb"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw", "adafactor", "lamb"])
 def test_sharded_updates_have_the_same_bits_and_one_state(optimizer):
     results = []
     for sharded in (False, True):

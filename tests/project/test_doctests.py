@@ -33,6 +33,7 @@ WITHOUT = {
     "DeferredInitializationError",
     "HookHandle",
     "GroupedOptimizer",
+    "CountedOptimizer",
     "MultiStep",
     "Round",
     "Torch",

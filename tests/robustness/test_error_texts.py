@@ -578,19 +578,6 @@ def test_trainer_reports_optimizer_errors_first():
     assert gluon.Trainer(net, "sgd")._params == gluon.Trainer(net.collect_params(), "sgd")._params
 
 
-@pytest.mark.parametrize(
-    "options, words",
-    [
-        ({}, "learning_rate 0.001, the default of Adam, replaces the base_lr 0.1 of lr_scheduler"),
-        ({"learning_rate": 0.2}, "learning_rate 0.2 replaces the base_lr 0.1 of lr_scheduler"),
-    ],
-)
-def test_warning_of_a_replaced_base_lr_names_its_origin(options, words):
-    scheduler = mx.lr_scheduler.FactorScheduler(step=3, base_lr=0.1)
-    with pytest.warns(UserWarning, match=words):
-        mx.optimizer.Adam(lr_scheduler=scheduler, **options)
-
-
 NO_KERNELS = """
 import mpgluon as mx
 try:

@@ -419,14 +419,13 @@ abs(drawn(r).std() / numpy.sqrt(2 / 300) - 1) < 0.05 and abs(drawn(r)).max() > n
 xavier_uniform_ | Xavier() | abs(drawn(r).max() / numpy.sqrt(6 / 300) - 1) < 0.05
 """
 OPTIMIZERS = """
-AdamW | nd.contrib.adamw_update | callable(r) and mx.optimizer.Adam(wd=0.1).wd == 0.1
 lr_scheduler | mx.lr_scheduler | r.FactorScheduler
 """
 TRAINER = """
 zero_grad | net.collect_params().zero_grad() | same(param.grad(), numpy.zeros((3, 3))) | \
 net.collect_params().setattr('grad_req', 'add'); trained()
-param_groups | trainer.learning_rate | r == 0.01
-param_groups | trainer.set_learning_rate(rate) | trainer.learning_rate == 0.5
+add_param_group | a list of dicts | \
+mx.gluon.Trainer([{'params': net.collect_params(), 'lr': 1}], 'sgd').param_groups[0]['lr'] == 1
 lr | trainer.learning_rate | r == 0.01
 state_dict | trainer.save_states(file) | os.path.getsize(file) | trained()
 load_state_dict | trainer.load_states(file) | True | trainer.save_states(file)

@@ -1,5 +1,8 @@
 """Learning rate schedules: MXNet's values, warm-up, and invalid arguments."""
 
+import inspect
+import warnings
+
 import pytest
 
 import mpgluon as mx
@@ -81,6 +84,60 @@ def test_optimizer_follows_its_scheduler():
             "sgd", learning_rate=0.3, lr_scheduler=schedulers.FactorScheduler(1, base_lr=0.8)
         )
     assert optimizer.learning_rate == 0.3
+
+
+SCHEDULERS = {
+    "factor": lambda **options: schedulers.FactorScheduler(3, 0.5, **options),
+    "multi factor": lambda **options: schedulers.MultiFactorScheduler([4], 0.5, **options),
+    "poly": lambda **options: schedulers.PolyScheduler(6, **options),
+    "cosine": lambda **options: schedulers.CosineScheduler(6, **options),
+}
+
+
+def rates(optimizer):
+    return [optimizer.rate_at(step) for step in range(1, 8)]
+
+
+@pytest.mark.parametrize("name", ["adam", "adamw", "sgd", "rmsprop", "signum", "muon", "ftrl"])
+@pytest.mark.parametrize("kind", SCHEDULERS)
+def test_given_base_rate_takes_precedence_over_an_optimizers_default(name, kind):
+    make, options = SCHEDULERS[kind], {"base_lr": 0.1, "warmup_steps": 3}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        optimizer = mx.optimizer.create(name, lr_scheduler=make(**options))
+    alone = make(**options)
+    assert rates(optimizer) == [alone(step) for step in range(1, 8)]
+    assert rates(optimizer)[:3] == pytest.approx([0.1 / 3, 0.2 / 3, 0.1])
+
+
+@pytest.mark.parametrize("kind", ["factor", "multi factor"])
+def test_optimizers_default_rate_applies_without_a_given_base_rate(kind):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        optimizer = mx.optimizer.Adam(lr_scheduler=SCHEDULERS[kind](warmup_steps=2))
+    assert rates(optimizer)[:2] == [0.0005, 0.001]
+
+
+@pytest.mark.parametrize("kind", SCHEDULERS)
+def test_a_learning_rate_that_differs_from_the_base_rate_warns_with_its_effect(kind):
+    annealing = kind in ("poly", "cosine")
+    words = "0.2 has no effect.* base_lr 0.1;" if annealing else "0.2 replaces the base_lr 0.1 of"
+    with pytest.warns(UserWarning, match=f"learning_rate {words}"):
+        optimizer = mx.optimizer.Adam(learning_rate=0.2, lr_scheduler=SCHEDULERS[kind](base_lr=0.1))
+    assert optimizer.rate_at(0) == (0.1 if annealing else 0.2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        mx.optimizer.Adam(learning_rate=0.1, lr_scheduler=SCHEDULERS[kind](base_lr=0.1))
+    # equal to Adam's default, but given
+    with pytest.warns(UserWarning, match="learning_rate 0.001"):
+        mx.optimizer.Adam(learning_rate=0.001, lr_scheduler=SCHEDULERS[kind](base_lr=0.1))
+
+
+def test_defaults_look_and_compare_like_numbers():
+    assert repr(schedulers.CosineScheduler(5)) == "CosineScheduler(max_update=5, base_lr=0.01)"
+    assert "learning_rate: 'float' = 0.001" in str(inspect.signature(mx.optimizer.Adam))
+    assert type(mx.optimizer.Adam().lr) is float
+    assert type(schedulers.CosineScheduler(5).base_lr) is float
 
 
 def test_warm_up_as_long_as_the_schedule_ends_at_the_base_rate():

@@ -25,6 +25,9 @@ OPTIMIZERS = [
     ("rmsprop", {"clip_weights": 0.7}),
     ("adamax", {"wd": 0.01, "clip_gradient": 0.3}),
     ("nadam", {"wd": 0.01}),
+    ("adamw", {"wd": 0.1, "clip_gradient": 0.3}),
+    ("adamw", {"amsgrad": True}),
+    ("lion", {"wd": 0.1}),
 ]
 
 

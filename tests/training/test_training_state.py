@@ -427,7 +427,7 @@ class NoisyLists(Noisy):
 
 class NoisySteps(mx.optimizer.SGD):
     def _step(self, indices, *others):
-        return mx.optimizer.optimizer.GroupedOptimizer._step(self, indices, *others)
+        return mx.optimizer.grouped.GroupedOptimizer._step(self, indices, *others)
 
     def _step_one(self, index, weight, grad, state, lr, wd):
         weight[:] = weight - lr * grad + nd.random.normal(shape=weight.shape, ctx=weight.context)

@@ -257,8 +257,8 @@ class AsyncKVStore(TwoBits, OptimizingStore):
                 said = "2bit", "float32", total.shape, bits, self._threshold
             settings = None
             if self._optimizer is not None:
-                rate = None if self._optimizer.lr_scheduler else self._optimizer.learning_rate
-                settings = self._optimizer.rescale_grad, rate
+                own = self._optimizer.of(one)
+                settings = own.rescale_grad, None if own.lr_scheduler else own.learning_rate
             self._channel.send(
                 self._server_of(one), "push", self._number, [(one, (said, settings))]
             )
@@ -413,9 +413,10 @@ class _Server:
             raise MXNetError("a value was pushed before set_optimizer was called")
         for key, (packed, settings) in parts:
             if settings is not None:
-                updater.optimizer.rescale_grad, rate = settings
+                own = updater.optimizer.of(key)
+                own.rescale_grad, rate = settings
                 if rate is not None:
-                    updater.optimizer.set_learning_rate(rate)
+                    own.set_learning_rate(rate)
             updater(key, _unpacked(packed), self._values[store, key])
 
     def _pull(self, store, parts):

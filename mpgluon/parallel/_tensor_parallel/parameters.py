@@ -140,6 +140,18 @@ class Family:
             ]
             return parts[0] if len(parts) == 1 else nd.concat(*parts, dim=self.axis)
 
+    def spread(self, part: nd.NDArray, index: int) -> nd.NDArray:
+        """Returns an array with the whole shape that holds part `index`, and zeros elsewhere."""
+        with device_groups.paused():
+            whole = nd.zeros(self.shape, ctx=part.context, dtype=part.dtype)
+            first = 0
+            for begin, end in self.ranges(index):
+                axes = (slice(None),) * self.axis
+                own = (*axes, slice(first, first + end - begin))
+                whole[(*axes, slice(begin, end))] = part[own]
+                first += end - begin
+            return whole
+
     def calls(self, index: int) -> _core.Scope:
         """Returns a scope in which a part is initialized. All parts of one initialization use the
         random calls of the whole; the first part reserves them."""

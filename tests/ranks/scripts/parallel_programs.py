@@ -142,7 +142,11 @@ def split_layers(devices, optimizer):
     par.shard(net, {"0": "column", "1": "row"}, devices)
     net.initialize(mx.init.Xavier(), ctx=devices[0])
     net.hybridize()
-    trainer = gluon.Trainer(net.collect_params(), optimizer, {"learning_rate": 1e-2})
+    params = net.collect_params()
+    if optimizer == "muon":
+        others = {"params": net.collect_params(".*bias"), "optimizer": "lamb"}
+        params = [{"params": net.collect_params(".*weight"), "lr": 2e-2}, others]
+    trainer = gluon.Trainer(params, optimizer, {"learning_rate": 1e-2})
     kept = []
     for i in range(2):
         with autograd.record():
@@ -153,7 +157,7 @@ def split_layers(devices, optimizer):
     return kept + values(net)
 
 
-for optimizer in ("adam", "lamb", "lars", "sgld"):
+for optimizer in ("adam", "adamw", "lion", "adafactor", "muon", "lamb", "lars", "sgld"):
 
     def run(devices, optimizer=optimizer):
         return split_layers(devices, optimizer)

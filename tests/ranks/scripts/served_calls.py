@@ -121,6 +121,21 @@ def one_worker():
     alone = trained(here, gluon.Trainer(here.collect_params(), "sgd", options))
     assert all((one == other).all() for one, other in zip(served, alone))
 
+    def grouped(*store):
+        """Trains with parameter groups, the second time with another rate of one group."""
+        net = network()
+        groups = [
+            {"params": net.collect_params(".*weight"), "lr": 0.05},
+            {"params": net.collect_params(".*bias"), "momentum": 0.5},
+        ]
+        trainer = gluon.Trainer(groups, "sgd", options, *store)
+        trained(net, trainer)
+        trainer.param_groups[0]["lr"] = 0.2
+        return trained(net, trainer)
+
+    served, alone = grouped(mx.kv.create("dist_async")), grouped()
+    assert all((one == other).all() for one, other in zip(served, alone))
+
     embedding = nn.Embedding(20, 3, sparse_grad=True)
     embedding.initialize()
     trainer = gluon.Trainer(embedding.collect_params(), "sgd", {"learning_rate": 1}, "dist_async")
