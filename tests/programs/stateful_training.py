@@ -41,6 +41,9 @@ OPTIMIZERS = {
     "adam": {},
     "adagrad": {},
     "nadam": {},
+    "adamw": {"amsgrad": True},
+    "lion": {},
+    "adafactor": {},
     "ftml": {},
     "sgld": {},
 }
@@ -70,6 +73,7 @@ def draw_program(draw: random.Random, length: int = 24) -> tuple[dict, list]:
         "scaled": draw.random() < 0.3,
         "schedule": draw.random() < 0.3,
         "shard": draw.random() < 0.3,
+        "grouped": draw.random() < 0.3,
         "way": draw.choice(["checkpoint", "states"]),
     }
     names, weights = list(EVENTS), list(EVENTS.values())
@@ -105,8 +109,14 @@ class Training:
         if self.config["schedule"]:
             options["lr_scheduler"] = mx.lr_scheduler.FactorScheduler(2, 0.5, base_lr=RATE)
         options["learning_rate"] = RATE
+        params = self.net.collect_params()
+        if self.config["grouped"]:
+            params = [
+                {"params": self.net.collect_params(".*weight"), "lr": RATE},
+                {"params": self.net.collect_params(".*bias")},
+            ]
         trainer = gluon.Trainer(
-            self.net.collect_params(),
+            params,
             "sgd" if name == "momentum" else name,
             options,
             accumulate=self.config["accumulate"],

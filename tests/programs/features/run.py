@@ -305,10 +305,24 @@ class Run:
         given = self.options("Trainer")
         if self.plain:
             given = {k: v for k, v in given.items() if k in ("accumulate", "clip_global_norm")}
-        trainer = gluon.Trainer(net.collect_params(), optimizer.split(" ")[0], options, **given)
+        params = self.grouped(net.collect_params())
+        trainer = gluon.Trainer(params, optimizer.split(" ")[0], options, **given)
         if self.amp == "float16":
             amp.init_trainer(trainer)
         return trainer
+
+    def grouped(self, params):
+        """Returns the parameters in groups: weights, and all others."""
+        if self.row["groups"] == "none" and self.row["optimizer"] != "muon":
+            return params
+        weights, others = [], []
+        for param in params.values():
+            (weights if len(param.shape or ()) == 2 else others).append(param)
+        own = {} if self.row["groups"] == "none" else {"lr": 0.005}
+        other = {"wd": 0.1}
+        if self.row["groups"] == "another optimizer" or self.row["optimizer"] == "muon":
+            other = {"wd": 0.1, "optimizer": "adamw", "epsilon": 0.01}
+        return [{"params": weights, **own}, {"params": others, **other}]
 
     def backward(self, losses):
         kind, options = self.row["gradient"], self.options("backward")

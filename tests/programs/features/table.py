@@ -28,6 +28,10 @@ OPTIMIZERS = {
     "adam begun late": {"learning_rate": 0.01, "begin_num_update": 5},
     "nadam": {"learning_rate": 0.01},
     "adamax": {"learning_rate": 0.01},
+    "adamw": {"learning_rate": 0.01, "epsilon": 0.01},
+    "lion": {"learning_rate": 0.001},
+    "muon": {"learning_rate": 0.01},
+    "adafactor": {"learning_rate": 0.05, "epsilon1": 0.01},
     "adagrad": {"learning_rate": 0.05},
     "adadelta": {},
     "rmsprop": {"learning_rate": 0.01, "centered": True},
@@ -93,6 +97,7 @@ FACTORS = {
     "memory": plain(*MEMORY),
     "layer": plain(*LAYERS),
     "optimizer": {name: {"Optimizer": options} for name, options in OPTIMIZERS.items()},
+    "groups": plain("none", "two", "another optimizer"),
     "accumulate": {"1": {"Trainer": {"accumulate": 1}}, "2": {"Trainer": {"accumulate": 2}}},
     "clipping": {
         **plain("none", "clip_global_norm", "utils"),
