@@ -56,10 +56,10 @@ with autograd.record():
     y = x * x
     y += 1""",
     "`backward` without": "net(x).backward()",
-    "`gluon.Trainer([": "gluon.Trainer([{'params': net.collect_params(), 'lr': 1}], 'sgd')",
     "Adam with": """
 schedule = mx.lr_scheduler.FactorScheduler(step=30, base_lr=0.1)
-gluon.Trainer(net.collect_params(), "adam", {"lr_scheduler": schedule})""",
+options = {"lr_scheduler": schedule, "learning_rate": 0.5}
+gluon.Trainer(net.collect_params(), "adam", options)""",
     "`if x.sum()": """
 block = nn.HybridLambda(lambda F, x: x if x.sum() > 0 else -x)
 block.hybridize()

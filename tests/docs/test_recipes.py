@@ -56,6 +56,20 @@ def warmed_up(scope, printed):
     assert rates == sorted(rates, reverse=True) and scope["schedule"](1) < 0.01
 
 
+def decayed(scope, printed):
+    assert printed.splitlines()[-1] == "[0.0, 0.0]"
+    groups = scope["trainer"].param_groups
+    assert [[len(p.shape) for p in group["params"]] for group in groups] == [[2, 2], [1, 1]]
+    assert [group["weight_decay"] for group in groups] == [0.1, 0]
+
+
+def orthogonalized(scope, printed):
+    kinds = [type(scope["trainer"].optimizer.of(i)).__name__ for i in range(4)]
+    assert sorted(kinds) == ["AdamW"] * 3 + ["Muon"]
+    loss = scope["loss"](scope["net"](scope["data"]), scope["labels"].as_in_context(mx.cpu(1)))
+    assert loss.mean().item() < 0.5
+
+
 def clipped(scope, printed):
     grads = [p.grad().asnumpy() for p in scope["net"].collect_params().values()]
     norm = np.sqrt(sum((grad**2).sum() for grad in grads)) / len(scope["data"])
@@ -113,6 +127,8 @@ CHECKS = {
     "Tie weights": tied,
     "Own a parameter": owned,
     "Warm up the learning rate": warmed_up,
+    "Exclude norms and biases from weight decay": decayed,
+    "Train hidden matrices with Muon": orthogonalized,
     "Clip gradients": clipped,
     "Mixed precision": mixed,
     "Validate": validated,
