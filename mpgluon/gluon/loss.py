@@ -319,9 +319,9 @@ class LinearCrossEntropyLoss(Loss):
 
     Labels that are out of range are treated as by SoftmaxCrossEntropyLoss.
 
-    In training, the network must return hidden states instead of scores, as in the example. They
-    must be on the device of the head's weight. If the weight is that of an embedding on another
-    device, the network returns ``hidden.as_in_context(device)``.
+    In training, the network must return hidden states instead of scores, as in the example. The
+    loss is computed on their device. A tied weight that is on another device is copied there, as
+    for a placed Dense layer.
 
     Raises
     ------
@@ -385,14 +385,16 @@ class LinearCrossEntropyLoss(Loss):
         head_weight: Any = None,
         head_bias: Any = None,
     ) -> Any:
-        if isinstance(label, nd.NDArray):
-            _check_labels(
-                type(self).__name__,
-                label,
-                self.head_weight.shape[0],
-                self._options["ignore_index"],
-            )
-        arrays = [hidden, head_weight, label] + ([] if head_bias is None else [head_bias])
+        arrays = [head_weight] + ([] if head_bias is None else [head_bias])
+        if isinstance(hidden, nd.NDArray):
+            # A tied weight is on the device of the embedding. A deferred one has no device yet.
+            arrays = [
+                array.as_in_context(hidden.context) if isinstance(array, nd.NDArray) else array
+                for array in arrays
+            ]
+            classes, ignored = self.head_weight.shape[0], self._options["ignore_index"]
+            _check_labels(type(self).__name__, label, classes, ignored)
+        arrays = [hidden, arrays[0], label, *arrays[1:]]
         loss = F.contrib.linear_cross_entropy(*arrays, **self._options)
         ignored = label == self._options["ignore_index"]
         kept = F.where(ignored, F.zeros_like(loss), F.ones_like(loss))

@@ -197,7 +197,6 @@ class Model(gluon.HybridBlock):
 
     def forward(self, tokens):
         hidden = self.mid(self.embed(tokens))
-        hidden = hidden.as_in_context(self.head.weight.list_ctx()[0])
         return hidden if self.fused and autograd.is_training() else self.head(hidden)
 
 
@@ -229,7 +228,8 @@ def trained(tied=False, fused=True, way="eager", placed=False, ignored=False):
             value = step(tokens, labels)
         else:
             with autograd.record():
-                value = loss(net(tokens), labels.as_in_context(net.head.weight.list_ctx()[0]))
+                out = net(tokens)
+                value = loss(out, labels.as_in_context(out.context))
             value.backward()
             trainer.step(len(tokens))
         losses.append(value.asnumpy())
