@@ -44,6 +44,12 @@ def tied(scope, printed):
     assert len(net.collect_params()) == 4 and net.embed.weight.list_ctx() == [mx.cpu(0)]
 
 
+def packed(scope, printed):
+    assert re.search(r"# (PackedTokens.*)", RECIPES["Train on packed documents"])[1] in printed
+    assert np.isfinite(scope["losses"].asnumpy()).all()
+    assert scope["net"](scope["tokens"]).shape == (1, 16, 100)
+
+
 def owned(scope, printed):
     net, data = scope["net"], scope["data"].asnumpy()
     assert net.offset.grad_req == "null" and "gain" in printed
@@ -125,6 +131,7 @@ CHECKS = {
     "Freeze layers": frozen,
     "Replace the head": replaced,
     "Tie weights": tied,
+    "Train on packed documents": packed,
     "Own a parameter": owned,
     "Warm up the learning rate": warmed_up,
     "Exclude norms and biases from weight decay": decayed,
