@@ -200,8 +200,8 @@ def apply(
     ['0']
     >>> [p.shape for p in lora.parameters(net).values()]
     [(2, 4), (8, 2)]
-    >>> [name for name, p in net._collect_params_with_prefix().items() if p.grad_req != 'null']
-    ['0.lora_A_default', '0.lora_B_default']
+    >>> [p.grad_req for p in net.collect_params('.*(weight|bias)').values()]
+    ['null', 'null', 'null', 'null']
     """
     if not isinstance(net, Block):
         raise TypeError(f"lora.apply: the network must be a Block, not {type(net).__name__}")
