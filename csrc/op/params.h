@@ -53,8 +53,8 @@ typedef struct mpg_opt_float {
  * are in tables generated from this list: parse_<name> and print_<name> in op/params.c, from_<name>
  * in python/op/params.c. A missing function is a compile error.
  *
- * BOOL       True, False, 1 or 0. If the constraint of use_<name> is "given", calls set it to true if
- *            the array <name> is given.
+ * BOOL       True, False, 1 or 0. A call that gives the array <name> sets use_<name> if the
+ *            constraint of use_<name> is "given".
  * INT        an integer
  * OPT_INT    an integer or None
  * FLOAT      a number

@@ -271,7 +271,19 @@ mpg_device *mpg_py_device(PyObject *object);
 int32_t *mpg_py_gpu_indices(PyObject *object);
 extern PyMethodDef mpg_py_context_methods[];
 
-/* --- Ops (op.c, params.c, extension.c) -------------------------------------------------------- */
+/* --- Ops (op.c, docstring.c, params.c, extension.c) ------------------------------------------- */
+/* Converts a text to a str and frees it. */
+PyObject *mpg_py_take_text(mpg_text *text);
+/* Returns the docstring of an op. `names` holds the names of its inputs, then of its parameters. */
+PyObject *mpg_py_op_doc(const mpg_op *op, PyObject *names, int num_inputs);
+const char *mpg_py_kind_name(mpg_param_kind kind); /* in docs: "integer or None" */
+/* The documentation of an op's row: a text and an example, which may be empty. */
+typedef struct mpg_py_row_doc {
+  const char *text;
+  int length;
+  const char *example;
+} mpg_py_row_doc;
+mpg_py_row_doc mpg_py_split_doc(const mpg_op *op);
 int mpg_py_op_init(PyObject *module);
 /* Converts a Python value, checks it, and stores it as parameter `index` in the struct `params`.
  * Error messages name `op`. */

@@ -279,10 +279,12 @@ LAYERS = {
     "functional": "mx.nd",
     "init": "mx.init",
     "utils": "mx.gluon.utils",
-    **dict.fromkeys(
-        ["MultiheadAttention", "MultiHeadAttention", "Transformer", "TransformerEncoderLayer"],
-        "a HybridBlock of Dense layers, F.batch_dot and F.softmax, as in examples/gpt_pipeline.py",
-    ),
+    "MultiheadAttention": "MultiHeadAttention(units, heads, causal=False, use_bias=True) for "
+    "batch-first arrays",
+    "Transformer": "TransformerEncoderCell(units, hidden, heads) and "
+    "TransformerDecoderCell(units, hidden, heads)",
+    "TransformerEncoderLayer": "TransformerEncoderCell(units, hidden, heads, pre_norm=False)",
+    "TransformerDecoderLayer": "TransformerDecoderCell(units, hidden, heads, pre_norm=False)",
     **{name: f"mx.gluon.loss.{way}" for name, way in LOSSES.items()},
 }
 
@@ -349,8 +351,7 @@ FUNCTIONS = {
     "mse_loss": "mx.gluon.loss.L2Loss(weight=2)(outputs, targets).mean()",
     "l1_loss": "mx.gluon.loss.L1Loss()(outputs, targets).mean()",
     "as_tensor": "nd.array(values, dtype=dtype); the default dtype is float32",
-    "scaled_dot_product_attention": "nd.batch_dot(nd.softmax(scores), values) with "
-    "scores = nd.batch_dot(queries, keys, transpose_b=True) / size ** 0.5",
+    "scaled_dot_product_attention": "nd.contrib.attention(queries, keys, values, layout='bhtd')",
     "cross_entropy": "mx.gluon.loss.SoftmaxCrossEntropyLoss()(outputs, labels).mean()",
     "pad_sequence": GLUON["pad_sequence"],
     **{

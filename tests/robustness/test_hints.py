@@ -263,10 +263,18 @@ for number, sizes in ((1, (4,)), (2, (4, 4)), (3, (4, 4, 4))):
         LAYERS += f"{sizes})).shape[1] == channels | channels, kernel_size, in_channels = 8, 3, 2\n"
     LAYERS += f"BatchNorm{number}d | BatchNorm(in_channels=channels) | made(r, nd.ones((1, 2) + "
     LAYERS += f"{sizes})).shape[1] == 2 | channels = 2\n"
-ATTENTION = ["MultiheadAttention", "MultiHeadAttention", "Transformer", "TransformerEncoderLayer"]
-for name in ATTENTION:
-    LAYERS += f"{name} | F.batch_dot | callable(r) | F = nd\n{name} | F.softmax | callable(r) | "
-    LAYERS += "F = nd\n"
+for name, layer in (
+    ("MultiheadAttention", "MultiHeadAttention(units, heads, causal=False, use_bias=True)"),
+    ("Transformer", "TransformerEncoderCell(units, hidden, heads)"),
+    ("TransformerEncoderLayer", "TransformerEncoderCell(units, hidden, heads, pre_norm=False)"),
+):
+    LAYERS += f"{name} | {layer} | made(r, nd.ones((2, 3, 8))).shape == (2, 3, 8) | "
+    LAYERS += "units, hidden, heads = 8, 16, 2\n"
+for name, layer in (
+    ("Transformer", "TransformerDecoderCell(units, hidden, heads)"),
+    ("TransformerDecoderLayer", "TransformerDecoderCell(units, hidden, heads, pre_norm=False)"),
+):
+    LAYERS += f"{name} | {layer} | callable(r) | units, hidden, heads = 8, 16, 2\n"
 for line in LOSSES.replace("\\\n", "").splitlines()[1:]:
     name, rest = line.split(" | ", 1)
     LAYERS += f"{name} | mx.gluon.loss.{rest}\n"
@@ -332,11 +340,9 @@ outputs, targets = x, y
 as_tensor | nd.array(values, dtype=dtype) | r.dtype == numpy.int64 | values = [1, 2]
 silu | x * nd.sigmoid(x) | same(r, X * EXP / (1 + EXP))
 silu | nn.Swish | same(r()(x), X * EXP / (1 + EXP))
-scaled_dot_product_attention | nd.batch_dot(nd.softmax(scores), values) | \
-same(r, numpy.full((1, 2, 3), 5)) | scores, values = nd.ones((1, 2, 4)), nd.full((1, 4, 3), 5)
-scaled_dot_product_attention | \
-scores = nd.batch_dot(queries, keys, transpose_b=True) / size ** 0.5 | scores.shape == (1, 2, 5) | \
-size, queries, keys = 4, nd.ones((1, 2, 4)), nd.ones((1, 5, 4))
+scaled_dot_product_attention | nd.contrib.attention(queries, keys, values, layout='bhtd') | \
+same(r, numpy.full((1, 1, 2, 3), 5)) | queries, keys, values = nd.ones((1, 1, 2, 4)), \
+nd.ones((1, 1, 5, 4)), nd.full((1, 1, 5, 3), 5)
 cross_entropy | mx.gluon.loss.SoftmaxCrossEntropyLoss()(outputs, labels).mean() | \
 same(r, [-LOG_P[[0, 1], [0, 2]].mean()]) | outputs = x
 notebook | mx.callback | r.ProgressBar

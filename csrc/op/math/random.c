@@ -262,8 +262,8 @@ mpg_shape mpg_op_drawn_shape(const mpg_op *op, const void *params, const mpg_sha
   if (op->id == MPG_OP__dropout_head_attention) {
     const mpg_head_attention_params *p = params;
     int time = p->layout == 0 ? 1 : 2;
-    return (mpg_shape){
-        .ndim = 4, .dims = {input->dims[0], input->dims[3 - time], input->dims[time], p->keys}};
+    return (mpg_shape){.ndim = 4,
+                       .dims = {input->dims[0], input->dims[3 - time], input->dims[time], p->keys}};
   }
   if (op->id != MPG_OP__dropout_draw) return *output;
   /* The input of _dropout_draw is one part of an array that has `total` elements along `axis`. The

@@ -488,20 +488,10 @@ static void append_signature(mpg_text *text, const op_object *self) {
                   self->num_inputs || op->params->size > 0 ? ", " : "");
 }
 
-static PyObject *take_text(mpg_text *text) {
-  PyObject *result = NULL;
-  mpg_status status = mpg_text_status(text);
-  if (status == MPG_OK)
-    result = PyUnicode_FromString(mpg_text_string(text));
-  else
-    mpg_py_raise(status);
-  mpg_text_free(text);
-  return result;
-}
 static PyObject *get_signature(PyObject *self, void *Py_UNUSED(unused)) {
   mpg_text text = {0};
   append_signature(&text, (op_object *)self);
-  return take_text(&text);
+  return mpg_py_take_text(&text);
 }
 
 static PyObject *get_signature_object(PyObject *self, void *Py_UNUSED(unused)) {
@@ -511,60 +501,9 @@ static PyObject *get_signature_object(PyObject *self, void *Py_UNUSED(unused)) {
   return result;
 }
 
-#define KIND_NAME(KIND, name, type, noun, expected) [MPG_PARAM_##KIND] = noun,
-static const char *const kind_names[] = {MPG_PARAM_KINDS(KIND_NAME)};
-#undef KIND_NAME
-
-/* The doc string of a row in ops.def, split into a text and an optional example. */
-typedef struct row_doc {
-  const char *text;
-  int length;
-  const char *example;
-} row_doc;
-static row_doc split_doc(const mpg_op *op) {
-  const char *end = strstr(op->doc, "\n>>> ");
-  size_t length = end ? (size_t)(end - op->doc) : strlen(op->doc);
-  const char *example = op->doc + length + strspn(op->doc + length, "\n");
-  while (length > 0 && op->doc[length - 1] == '\n') length--;
-  return (row_doc){op->doc, (int)length, example};
-}
-
 static PyObject *get_doc(PyObject *object, void *Py_UNUSED(unused)) {
-  op_object *self = (op_object *)object;
-  const mpg_op *op = self->op;
-  row_doc doc = split_doc(op);
-  mpg_text text = {0};
-  mpg_text_append(&text, "%.*s\n\nParameters\n----------\n", doc.length, doc.text);
-  for (int i = 0; i < self->num_inputs; i++) {
-    const char *name = PyUnicode_AsUTF8(PyTuple_GET_ITEM(self->names, i));
-    bool star = self->variadic && i == self->num_inputs - 1;
-    mpg_text_append(&text, "%s%s : NDArray%s%s\n", star ? "*" : "", name ? name : "?",
-                    mpg_op_input_optional(op, i) ? ", optional" : "",
-                    mpg_op_input_mutable(op, i) ? ", also written" : "");
-  }
-  for (int i = 0; op->params->size > 0 && i < op->params->count; i++) {
-    const mpg_param *param = &op->params->params[i];
-    mpg_text_append(&text, "%s : %s", param->name, kind_names[param->kind]);
-    if (param->constraint[0] && param->kind != MPG_PARAM_BOOL)
-      mpg_text_append(&text, " %s", param->constraint);
-    if (mpg_param_required(param))
-      mpg_text_append(&text, ", required\n    %s\n", param->doc);
-    else
-      mpg_text_append(&text, ", default %s\n    %s\n", param->default_text, param->doc);
-  }
-  mpg_text_append(&text,
-                  "out : NDArray or list of them, optional\n    Arrays the results are written "
-                  "into.\n\nReturns\n-------\n%s\n\nDtypes: ",
-                  op->outputs);
-  bool first = true;
-  for (int i = 0; i < MPG_DTYPE_LIMIT; i++)
-    if (op->dtypes >> i & 1) {
-      mpg_text_append(&text, "%s%s", first ? "" : ", ", mpg_dtype_name((mpg_dtype)i));
-      first = false;
-    }
-  mpg_text_append(&text, ". MXNetError when shapes, dtypes or devices do not fit.");
-  if (*doc.example) mpg_text_append(&text, "\n\nExamples\n--------\n%s", doc.example);
-  return take_text(&text);
+  const op_object *self = (op_object *)object;
+  return mpg_py_op_doc(self->op, self->names, self->num_inputs);
 }
 static PyObject *get_name(PyObject *self, void *Py_UNUSED(unused)) {
   return Py_NewRef(((op_object *)self)->name);
@@ -580,7 +519,7 @@ static PyObject *describe_params(const op_object *self) {
   for (int i = 0; list != NULL && i < count; i++) {
     const mpg_param *param = &table->params[i];
     PyObject *item = Py_BuildValue("{s:s,s:s,s:s,s:s,s:s,s:O}", "name", param->name, "kind",
-                                   kind_names[param->kind], "default", param->default_text,
+                                   mpg_py_kind_name(param->kind), "default", param->default_text,
                                    "constraint", param->constraint, "doc", param->doc, "required",
                                    mpg_param_required(param) ? Py_True : Py_False);
     if (item == NULL)
@@ -644,7 +583,7 @@ static PyObject *op_describe(PyObject *object, PyObject *Py_UNUSED(unused)) {
     }
     Py_DECREF(item);
   }
-  row_doc doc = split_doc(op);
+  mpg_py_row_doc doc = mpg_py_split_doc(op);
   bool batching = (op->flags & MPG_OP_COMPOSED) || op->batching != mpg_batching_unknown;
   result = Py_BuildValue("{s:s,s:s,s:s#,s:s,s:O,s:s,s:O,s:O,s:O,s:s,s:O,s:O}", "name", op->name,
                          "aliases", op->aliases, "doc", doc.text, (Py_ssize_t)doc.length, "example",

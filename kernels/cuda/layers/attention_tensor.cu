@@ -51,7 +51,8 @@ __device__ __forceinline__ void weigh(const mpg_attention<T> &p, float factor, A
     for (int lanes = 2; lanes; lanes >>= 1)
       most[h] = fmaxf(most[h], __shfl_xor_sync(0xffffffffu, most[h], lanes));
     shift[h] = most[h] == -INFINITY ? 0 : most[h] * factor;
-    shrink[h] = mpg_exp2(fmaf(t.max[h], factor, -shift[h]));
+    /* Exactly 1 if the maximum stays, so that hidden tiles do not change a row. */
+    shrink[h] = most[h] == t.max[h] ? 1 : mpg_exp2(fmaf(t.max[h], factor, -shift[h]));
     t.max[h] = most[h];
     t.total[h] *= shrink[h];
   }

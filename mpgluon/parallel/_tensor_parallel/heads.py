@@ -348,7 +348,7 @@ class _Run:
             device = self.ctx[progress.rank]
             parameters = {
                 name: parameter.data(parameter.list_ctx()[0]).as_in_context(device)
-                for name, parameter in child._reg_params.items()
+                for name, parameter in own_parameters(child).items()
             }
             return child.hybrid_forward(nd, *args, **parameters)
         if child.collect_params():

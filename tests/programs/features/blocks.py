@@ -399,6 +399,21 @@ def plane(layer):
     return Cells(layer, (2, 1, 3))
 
 
+class SharedHeads(HybridBlock):
+    """MultiHeadAttention with shared key heads and dropout. Each row is a sequence of three
+    steps."""
+
+    def __init__(self):
+        super().__init__(prefix="shared_")
+        with self.name_scope():
+            self.attention = nn.MultiHeadAttention(
+                2, 4, kv_heads=2, head_dim=2, rotary=True, dropout=0.2, in_units=2
+            )
+
+    def hybrid_forward(self, F, h):
+        return h + F.reshape_like(self.attention(F.reshape(h, shape=(-1, 3, 2))), h)
+
+
 LAYERS = {
     "Dense": lambda: nn.Dense(WIDTH, in_units=WIDTH, flatten=False, activation="tanh"),
     "LayerNorm": lambda: nn.LayerNorm(in_channels=WIDTH),
@@ -413,6 +428,7 @@ LAYERS = {
     "attention": Attention,
     "heads": Heads,
     "decoder": lambda: Cells(decoder_layer(), (3, 2)),
+    "MultiHeadAttention": SharedHeads,
     "nested": nested,
 }
 
