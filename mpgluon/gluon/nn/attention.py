@@ -13,7 +13,7 @@ from .basic_layers import Dense, Dropout, LayerNorm
 from .transformer_layers import RMSNorm
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from ..._internal.types import DType, Init, Layer
 else:
@@ -281,7 +281,23 @@ class MultiHeadAttention(Layer):
 class _Cell(Layer):
     """Sublayers with residual connections, normalized before or after each sublayer."""
 
-    def _init_cell(self, units, hidden, activation, dropout, pre_norm, epsilon, dtype):
+    _pre_norm: bool
+    ffn_norm: LayerNorm
+    ffn1: Dense
+    ffn2: Dense
+    act: GELU | Activation
+    drop: Dropout
+
+    def _init_cell(
+        self,
+        units: int,
+        hidden: int,
+        activation: str,
+        dropout: float,
+        pre_norm: bool,
+        epsilon: float,
+        dtype: DType,
+    ) -> None:
         self._pre_norm = bool(pre_norm)
         self.ffn_norm = LayerNorm(epsilon=epsilon, in_channels=units, prefix="ffn_norm_")
         self.ffn1 = Dense(hidden, flatten=False, in_units=units, dtype=dtype, prefix="ffn1_")
@@ -289,12 +305,12 @@ class _Cell(Layer):
         self.act = GELU() if activation == "gelu" else Activation(activation)
         self.drop = Dropout(dropout)
 
-    def _residual(self, x, norm, sublayer):
+    def _residual(self, x: Any, norm: LayerNorm, sublayer: Callable[[Any], Any]) -> Any:
         if self._pre_norm:
             return x + self.drop(sublayer(norm(x)))
         return norm(x + self.drop(sublayer(x)))
 
-    def _feed_forward(self, x):
+    def _feed_forward(self, x: Any) -> Any:
         return self._residual(x, self.ffn_norm, lambda y: self.ffn2(self.act(self.ffn1(y))))
 
 
@@ -355,7 +371,7 @@ class TransformerEncoderCell(_Cell):
     ) -> None:
         super().__init__(prefix=prefix, params=params)
         with self.name_scope():
-            self.attention = MultiHeadAttention(
+            self.attention: MultiHeadAttention = MultiHeadAttention(
                 units,
                 heads,
                 **{
@@ -368,7 +384,7 @@ class TransformerEncoderCell(_Cell):
                     **attention,
                 },
             )
-            self.attention_norm = LayerNorm(
+            self.attention_norm: LayerNorm = LayerNorm(
                 epsilon=epsilon, in_channels=units, prefix="attention_norm_"
             )
             self._init_cell(units, hidden, activation, dropout, pre_norm, epsilon, dtype)
@@ -421,18 +437,18 @@ class TransformerDecoderCell(_Cell):
         super().__init__(prefix=prefix, params=params)
         common = {"dropout": attention_dropout, "use_bias": use_bias, "dtype": dtype}
         with self.name_scope():
-            self.attention = MultiHeadAttention(
+            self.attention: MultiHeadAttention = MultiHeadAttention(
                 units,
                 heads,
                 **{**common, "in_units": units, "prefix": "attention_", **attention},
             )
-            self.attention_norm = LayerNorm(
+            self.attention_norm: LayerNorm = LayerNorm(
                 epsilon=epsilon, in_channels=units, prefix="attention_norm_"
             )
-            self.cross_attention = MultiHeadAttention(
+            self.cross_attention: MultiHeadAttention = MultiHeadAttention(
                 units, heads, causal=False, prefix="cross_attention_", **common
             )
-            self.cross_attention_norm = LayerNorm(
+            self.cross_attention_norm: LayerNorm = LayerNorm(
                 epsilon=epsilon, in_channels=units, prefix="cross_attention_norm_"
             )
             self._init_cell(units, hidden, activation, dropout, pre_norm, epsilon, dtype)
