@@ -217,3 +217,15 @@ def test_internal_ops_are_written_as_ops_of_mxnet(tmp_path, name):
     np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
     nodes = json.loads((tmp_path / "net-symbol.json").read_text())["nodes"]
     assert not {"_softmax_ce", "_full_like", "full_like"} & {node["op"] for node in nodes}
+
+
+def test_traced_attention_is_exported(tmp_path):
+    """The ops that the public op emits are internal."""
+
+    def function(d, F, x):
+        query = d(x)[::-1].expand_dims(2)
+        out = F.contrib.attention(query, query, x[:].expand_dims(2), causal=True, scale=0.7)
+        return out.reshape((x.shape[0], -1, 4))
+
+    net, x, wanted = called(function)
+    np.testing.assert_array_equal(imported(net, tmp_path)(x).asnumpy(), wanted)

@@ -180,9 +180,17 @@ def _filled(params, sources):
     return _node("_plus_scalar", {"scalar": number}, [(node, 0)]) if float(number) else node
 
 
+def _attention(params, sources):
+    """Returns the public op, which derives the number of keys from its inputs."""
+    given = {name: text for name, text in params.items() if name != "keys"}
+    return _node("_contrib_attention", given, sources)
+
+
 # Internal ops that MXNet lacks -> functions that compose them from MXNet's ops.
 _COMPOSED = {
     "_rnn": _recurrent,
     "_softmax_ce": _cross_entropy,
     "_full_like": _filled,
+    "_head_attention": _attention,
+    "_dropout_head_attention": _attention,
 }

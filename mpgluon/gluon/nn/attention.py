@@ -111,6 +111,8 @@ class MultiHeadAttention(Layer):
         new ones are added in place, see `nd.contrib.cached_attention`. `lengths` are then the
         numbers of rows in the cache before the call.
 
+    Second gradients are not supported, see `nd.contrib.attention`.
+
     Examples
     --------
     >>> layer = nn.MultiHeadAttention(8, heads=4, kv_heads=2, rotary=True)

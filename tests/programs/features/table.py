@@ -287,6 +287,11 @@ REFUSED = [
     ),
     (({"way": ["step along time"]}, {"placement": REPLICAS}), "one replica", {}),
     (({"way": LOOPS}, {"gradient": ["second order"]}), "pipeline", {}),
+    (
+        ({"layer": ["MultiHeadAttention"]}, {"gradient": ["second order"]}),
+        "_backward_head_attention: has no gradient",
+        {},
+    ),
     (({"custom": HOSTED}, {"gradient": ["second order"]}), "no gradient", {}),
     (({"way": COMPILED}, {"memory": WRITES}), "hybridize", {}),
     (({"recompute": ["layers"]}, {"memory": WRITES}), "hybridize", {}),
