@@ -334,6 +334,12 @@ static void attention_forward_T(void *context, int64_t begin, int64_t end) {
                       values, padded, n);
         else
           block_values = values_from + key * p->value.by_row, by_value = p->value.by_row;
+        int64_t next = key + BLOCK_KEYS, size = (int64_t)sizeof(T),
+                more = within(b.all.high - next, 0, BLOCK_KEYS);
+        fetch_rows((const char *)(keys_from + next * p->key.by_row), p->key.by_row * size, more,
+                   p->width * size);
+        fetch_rows((const char *)(values_from + next * p->value.by_row), p->value.by_row * size,
+                   more, p->value_width * size);
       }
       look_at(&b, key, BLOCK_KEYS);
       scores_T(&b, query, p->width, p->width, panels, s);
