@@ -294,8 +294,7 @@ def test_split_layers_and_heads(name, tmp_path):
     want = net(tokens()).asnumpy()
     net.save_parameters(tmp_path, format="huggingface")
     devices = [mx.cpu(0), mx.cpu(1)]
-    # `shard` cannot divide attention with parameters between heads.
-    plan = {} if "qk_norm" in NETS[name] else {r"layers\.\d+\.attention": "heads"}
+    plan = {r"layers\.\d+\.attention": "heads"}
     if name != "experts":
         plan.update({r"layers\.\d+\.mlp\.(gate|up)": "column", r"layers\.\d+\.mlp\.down": "row"})
     split = text.Decoder(**SIZES, **NETS[name], prefix="net_")
@@ -304,6 +303,53 @@ def test_split_layers_and_heads(name, tmp_path):
     close(split(tokens()), want, 1e-5)
     split.hybridize()
     close(split(tokens()), want, 1e-5)
+
+
+@pytest.mark.parametrize("hybrid", [False, True])
+def test_norms_between_split_heads_train_as_on_one_device(hybrid):
+    results, devices = [], [mx.cpu(0), mx.cpu(1)]
+    loss_of, labels = gluon.loss.SoftmaxCrossEntropyLoss(), nd.array(np.roll(TOKENS, -1, 1))
+    for split in (False, True):
+        net = network("tied with windows")
+        if split:
+            mx.parallel.shard(net, {r"layers\.\d+\.attention": "heads"}, devices)
+        net.hybridize(hybrid)
+        trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.5})
+        for _ in range(3):
+            with autograd.record():
+                loss = loss_of(net(tokens()), labels)
+            loss.backward()
+            trainer.step(4)
+        norms = [
+            norm.gamma.data().asnumpy()
+            for layer in net.layers
+            for norm in (layer.attention.query_norm, layer.attention.key_norm)
+        ]
+        assert all(np.abs(gamma - 1).max() > 1e-4 for gamma in norms)
+        results.append([loss.asnumpy(), *norms])
+    for one, two in zip(*results):
+        close(two, one, 1e-5)
+
+
+class NormOverHeads(_layers.MultiHeadAttention):
+    """Normalizes the queries of all heads together."""
+
+    def hybrid_forward(self, F, x):
+        query = F.reshape(self.query_norm(self.query(x)), (0, 0, -1, self.head_dim))
+        key, value = (
+            F.reshape(product(x), (0, 0, -1, self.head_dim)) for product in (self.key, self.value)
+        )
+        return self.proj(F.reshape(_layers.attention(F, query, key, value), (0, 0, -3)))
+
+
+def test_norm_over_all_heads_cannot_be_split():
+    net = nn.HybridSequential()
+    net.add(NormOverHeads(8, 2, qk_norm=lambda size, prefix: _layers.RMSNorm(in_channels=1)))
+    net.initialize()
+    mx.parallel.shard(net, {"0": "heads"}, [mx.cpu(0), mx.cpu(1)])
+    net.initialize()
+    with pytest.raises(mx.MXNetError, match="changes if it is divided by heads"):
+        net(nd.array(normal(2, 4, 8)) * nd.array(np.arange(8)))
 
 
 @pytest.mark.parametrize("name", NETS)

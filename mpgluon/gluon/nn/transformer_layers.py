@@ -52,8 +52,6 @@ class RMSNorm(Layer):
     [[0.849, 1.131]]
     """
 
-    _shared_by_heads = True  # normalizes each head by itself, with the same factors
-
     def __init__(
         self,
         epsilon: float = 1e-6,

@@ -24,7 +24,7 @@ from ...base import MXNetError
 from ...gluon import nn
 from ...gluon._nested import holds
 from ...gluon._tree import children, own_parameters, run_eagerly, set_children
-from ...gluon.block import Block
+from ...gluon.block import Block, HybridBlock
 from ...gluon.nn.basic_layers import dense_arguments, dropout_arguments
 from ...gluon.parameter import Parameter
 from .. import collectives
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ...context import Context
-    from ...gluon.block import HybridBlock
 
 __all__ = ["ParallelHeads"]
 
@@ -197,6 +196,19 @@ class ParallelHeads(SplitLayer):
             _Check(self, args).run()
         return _moved(_Run(self, args).first(), home)
 
+    def _called_on(self, ctx, child, args):
+        """Calls a child on another device than its parameters, such as a norm of each head."""
+        if children(child) or not isinstance(child, HybridBlock):
+            raise NotImplementedError(
+                f"{self.name}: '{child.name}' is used between heads and has parameters, which can "
+                "only be split for a HybridBlock without children"
+            )
+        params = {
+            name: param.data(self._ctx[0]).as_in_context(ctx)
+            for name, param in own_parameters(child).items()
+        }
+        return child.hybrid_forward(nd, *args, **params)
+
     def _variant(self, stand_ins, attributes, F=None, shares=False):
         """Returns a copy of the block with other children and attributes. Only if `shares`, it
         changes lists, dicts and sets of the block in place."""
@@ -344,19 +356,9 @@ class _Run:
         if _is_dropout(child):
             arguments = dropout_arguments(child)
             return self.dropout(args[0], arguments["rate"], arguments["axes"], progress)
-        if getattr(child, "_shared_by_heads", False):
-            device = self.ctx[progress.rank]
-            parameters = {
-                name: parameter.data(parameter.list_ctx()[0]).as_in_context(device)
-                for name, parameter in own_parameters(child).items()
-            }
-            return child.hybrid_forward(nd, *args, **parameters)
-        if child.collect_params():
-            raise NotImplementedError(
-                f"{self.layer.name}: '{child.name}' has parameters and is used between heads, "
-                "which cannot be split"
-            )
-        return child(*args)
+        if not progress.rank or not child.collect_params():
+            return child(*args)
+        return self.layer._called_on(self.ctx[progress.rank], child, args)
 
     def dropout(self, x, rate, axes, progress):
         """Applies dropout with the same mask as for the whole array."""
@@ -608,7 +610,7 @@ class _Check:
             elif _is_dropout(child):
                 stand_ins[name] = self.dropout
             elif child.collect_params():
-                stand_ins[name] = lambda x, *_: x  # children before or after the heads
+                stand_ins[name] = lambda *given, child=child: self._other(child, given)
         self.apart, self.shapes = False, []
         block = self.layer._variant(stand_ins, attributes, lambda ops: _WithoutDropout(ops, self))
         try:
@@ -621,6 +623,10 @@ class _Check:
         if self.apart:
             self.shapes.append(x.shape)
         return x
+
+    def _other(self, child, args):
+        """Calls a child between the heads. Other children return their input."""
+        return self.layer._called_on(self.ctx, child, args) if self.apart else args[0]
 
     @staticmethod
     def _end(x):
