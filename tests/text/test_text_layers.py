@@ -345,7 +345,6 @@ class NormOverHeads(_layers.MultiHeadAttention):
 def test_norm_over_all_heads_cannot_be_split():
     net = nn.HybridSequential()
     net.add(NormOverHeads(8, 2, qk_norm=lambda size, prefix: _layers.RMSNorm(in_channels=1)))
-    net.initialize()
     mx.parallel.shard(net, {"0": "heads"}, [mx.cpu(0), mx.cpu(1)])
     net.initialize()
     with pytest.raises(mx.MXNetError, match="changes if it is divided by heads"):
@@ -388,7 +387,8 @@ def test_float64_is_near_float32(name):
     close(got, want, 1e-5)
 
 
-def test_planned_network_is_loaded_onto_its_plan(tmp_path):
+def saved_llama(folder):
+    """Saves a small network. Returns it with its scores."""
     config = {
         "model_type": "llama",
         "hidden_size": 16,
@@ -399,18 +399,47 @@ def test_planned_network_is_loaded_onto_its_plan(tmp_path):
     }
     net = text.from_config(config)
     net.initialize(mx.init.Normal(0.3))
-    want = net(tokens()).asnumpy()
-    net.save_parameters(tmp_path, format="huggingface")
+    net.save_parameters(folder, format="huggingface")
+    return net, net(tokens()).asnumpy()
+
+
+@pytest.mark.slow
+def test_planned_network_is_loaded_onto_its_plan(tmp_path):
+    net, want = saved_llama(tmp_path)
     plan = mx.parallel.plan(net, tokens(), [mx.cpu(0), mx.cpu(1)])
     assert {path.split(".")[0] for path in plan.placement} == {"embed", "layers", "norm", "head"}
+    again = text.from_pretrained(tmp_path, ctx=plan)
+    assert (again(tokens()).asnumpy() == want).all()
+    devices = {p.list_ctx()[0] for p in again.collect_params().values()}
+    assert devices == set(plan.placement.values())
+
+
+def test_from_pretrained_accepts_placements_devices_and_dtypes(tmp_path):
+    _, want = saved_llama(tmp_path)
     mesh = mx.parallel.Mesh({"data": 2}, [mx.cpu(0), mx.cpu(1)])
-    for where in (plan, plan.placement, mesh):
+    halves = {"embed": mx.cpu(0), r"layers\..|norm|head": mx.cpu(1)}
+    for where in (halves, mesh):
         again = text.from_pretrained(tmp_path, ctx=where)
         assert (again(tokens()).asnumpy() == want).all()
     again = text.from_pretrained(tmp_path, ctx=mx.cpu(1))
     assert (again(tokens().as_in_context(mx.cpu(1))).asnumpy() == want).all()
+    replicas = text.from_pretrained(tmp_path, ctx=[mx.cpu(0), mx.cpu(1)])
+    assert replicas.head.weight.list_ctx() == [mx.cpu(0), mx.cpu(1)]
     half = text.from_pretrained(tmp_path, dtype="bfloat16")
     assert "bfloat16" in str(half.head.weight.data().dtype)
+
+
+def test_files_with_several_dtypes_are_loaded_as_float32(tmp_path):
+    saved_llama(tmp_path)
+    path = str(tmp_path / "model.safetensors")
+    arrays = nd.load(path)
+    for name in list(arrays)[::2]:
+        arrays[name] = arrays[name].astype("bfloat16")
+    nd.save(path, arrays)
+    got = text.from_pretrained(tmp_path)(tokens())
+    assert got.dtype == np.float32
+    nd.save(path, {name: array.astype("float32") for name, array in arrays.items()})
+    assert (text.from_pretrained(tmp_path)(tokens()).asnumpy() == got.asnumpy()).all()
 
 
 OLDER = {
@@ -476,24 +505,14 @@ def test_files_with_older_names_and_unused_arrays_are_loaded(kind, tmp_path):
 
 @pytest.mark.skipif(launching.MISSING is not None, reason=str(launching.MISSING))
 def test_ranks_read_only_their_own_layers(tmp_path):
-    config = {
-        "model_type": "llama",
-        "hidden_size": 16,
-        "intermediate_size": 24,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "vocab_size": 32,
-    }
-    net = text.from_config(config)
-    net.initialize(mx.init.Normal(0.3))
-    net.save_parameters(tmp_path, format="huggingface")
+    net, _ = saved_llama(tmp_path)
     script = os.path.join(launching.SCRIPTS, "huggingface.py")
     done = launching.run(2, script, str(tmp_path))
     assert done.returncode == 0, done.stderr
     lines = [line.split(" ", 1) for line in done.stdout.splitlines()]
     want = net(nd.array([[1, 5, 3, 2]], dtype="int32")).asnumpy()
     assert [text for kind, text in lines if kind == "scores"] == [want.tobytes().hex()] * 2
-    assert sorted(int(text) for kind, text in lines if kind == "read") == [1 + 9, 9 + 2]
+    assert sorted(int(text) for kind, text in lines if kind == "read") == [1 + 2 * 9, 2 * 9 + 2]
     errors = [text for kind, text in lines if kind == "error"]
     assert len(errors) == 2
     assert all("save with mx.parallel.save" in error for error in errors)
