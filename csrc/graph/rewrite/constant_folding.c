@@ -19,12 +19,22 @@ static double *evaluate_new(const mpg_graph *graph, mpg_value value, int depth) 
   return NULL;
 }
 
-static bool compare(mpg_op_id op, double a, double b, double *result) {
+/* Elements of a row: out[i] = a[i * a_step] op b[i * b_step]. The steps are 0 or 1. */
+typedef struct row {
+  const double *a, *b;
+  int64_t a_step, b_step, size;
+  double *out;
+} row;
+
+#define FOR_EACH(operator) \
+  for (int64_t i = 0; i < r->size; i++) r->out[i] = r->a[i * r->a_step] operator r->b[i * r->b_step]
+
+static bool compare(mpg_op_id op, const row *r) {
   switch (op) {
 #define COMPARISON(name, operator) \
   case MPG_OP__##name:             \
   case MPG_OP_broadcast_##name:    \
-  case MPG_OP__##name##_scalar: *result = a operator b; return true;
+  case MPG_OP__##name##_scalar: FOR_EACH(operator); return true;
     COMPARISON(equal, ==)
     COMPARISON(not_equal, !=)
     COMPARISON(greater, >)
@@ -35,18 +45,20 @@ static bool compare(mpg_op_id op, double a, double b, double *result) {
   }
 }
 
-static bool number(mpg_op_id op, double a, double b, double *result) {
+static bool number(mpg_op_id op, const row *r) {
   switch (op) {
 #define ARITHMETIC(name, scalar, operator) \
   case MPG_OP_elemwise_##name:             \
   case MPG_OP_broadcast_##name:            \
-  case MPG_OP__##scalar##_scalar: *result = a operator b; return true;
+  case MPG_OP__##scalar##_scalar: FOR_EACH(operator); return true;
     ARITHMETIC(add, plus, +)
     ARITHMETIC(sub, minus, -)
     ARITHMETIC(mul, mul, *)
     ARITHMETIC(div, div, /)
-    case MPG_OP__rminus_scalar: *result = b - a; return true;
-    default: return compare(op, a, b, result);
+    case MPG_OP__rminus_scalar:
+      for (int64_t i = 0; i < r->size; i++) r->out[i] = r->b[i * r->b_step] - r->a[i * r->a_step];
+      return true;
+    default: return compare(op, r);
   }
 }
 
@@ -60,6 +72,12 @@ static int64_t broadcast_at(const mpg_shape *shape, const mpg_shape *from, int64
   }
   return index;
 }
+
+/* Returns the size of the last axis, along which an array is read in steps of broadcast_step. */
+static int64_t row_size(const mpg_shape *shape) {
+  return shape->ndim ? shape->dims[shape->ndim - 1] : 1;
+}
+static int64_t broadcast_step(const mpg_shape *from) { return row_size(from) != 1; }
 
 /* A value to evaluate, which is output 0 of a node. */
 typedef struct target {
@@ -97,8 +115,12 @@ static bool alike(const target *t) {
 
 static bool spread_input(const target *t) {
   double *from = alike(t) ? evaluate_new(t->graph, t->inputs[0], t->depth + 1) : NULL;
-  for (int64_t i = 0; from && i < t->size; i++)
-    t->out[i] = from[broadcast_at(&t->desc->shape, &input_desc(t, 0)->shape, i)];
+  const mpg_shape *shape = &t->desc->shape, *from_shape = &input_desc(t, 0)->shape;
+  int64_t size = row_size(shape), step = broadcast_step(from_shape);
+  for (int64_t at = 0; from && at < t->size; at += size) {
+    const double *first = from + broadcast_at(shape, from_shape, at);
+    for (int64_t i = 0; i < size; i++) t->out[at + i] = first[i * step];
+  }
   mpg_free(from);
   return from != NULL;
 }
@@ -110,13 +132,20 @@ static bool take_input(const target *t) {
 }
 
 static bool combine(const target *t) {
-  const mpg_shape *shape = &t->desc->shape;
+  const mpg_shape *shape = &t->desc->shape, *a_shape = &input_desc(t, 0)->shape,
+                  *b_shape = &input_desc(t, 1)->shape;
   double *a = evaluate_new(t->graph, t->inputs[0], t->depth + 1),
          *b = a ? evaluate_new(t->graph, t->inputs[1], t->depth + 1) : NULL;
   bool good = b;
-  for (int64_t i = 0; good && i < t->size; i++)
-    good = number(t->node->op->id, a[broadcast_at(shape, &input_desc(t, 0)->shape, i)],
-                  b[broadcast_at(shape, &input_desc(t, 1)->shape, i)], &t->out[i]);
+  row r = {.a_step = broadcast_step(a_shape),
+           .b_step = broadcast_step(b_shape),
+           .size = row_size(shape)};
+  for (int64_t at = 0; good && at < t->size; at += r.size) {
+    r.a = a + broadcast_at(shape, a_shape, at);
+    r.b = b + broadcast_at(shape, b_shape, at);
+    r.out = t->out + at;
+    good = number(t->node->op->id, &r);
+  }
   mpg_free(a);
   mpg_free(b);
   return good;
@@ -127,8 +156,8 @@ static bool combine_with_scalar(const target *t) {
   double scalar = ((const mpg_scalar_params *)t->node->params)->scalar;
   mpg_dtype dtype = input_desc(t, 0)->dtype;
   if (mpg_dtype_is_float(dtype)) scalar = mpg_dtype_rounded(dtype, scalar); /* as kernels do */
-  for (int64_t i = 0; i < t->size; i++) number(t->node->op->id, t->out[i], scalar, &t->out[i]);
-  return true;
+  return number(t->node->op->id,
+                &(row){.a = t->out, .b = &scalar, .a_step = 1, .size = t->size, .out = t->out});
 }
 
 /* Evaluates the node's formula before rounding. */
@@ -141,10 +170,10 @@ static bool apply(const target *t) {
   if (mpg_node_flag(node, MPG_OP_SAME_VALUES)) return spread_input(t);
   if (node->num_outputs != 1) return false;
   if (mpg_node_is_view(node)) return take_input(t);
-  double probe;
-  if (!number(node->op->id, 1, 1, &probe)) return false;
+  const row none = {0}; /* tests only whether the op is known */
+  if (!number(node->op->id, &none)) return false;
   if (mpg_dtype_is_integer(t->desc->dtype) &&
-      (node->num_inputs != 2 || !compare(node->op->id, 1, 1, &probe)))
+      (node->num_inputs != 2 || !compare(node->op->id, &none)))
     return false;
   return node->num_inputs == 2 ? combine(t) : combine_with_scalar(t);
 }
@@ -163,6 +192,10 @@ static bool evaluate(const mpg_graph *graph, mpg_value value, double *out, int d
               .size = mpg_shape_size(&desc->shape),
               .depth = depth};
   if (!apply(&t)) return false;
+  if (desc->dtype == MPG_FLOAT32) { /* the usual case */
+    for (int64_t i = 0; i < t.size; i++) out[i] = (double)(float)out[i];
+    return true;
+  }
   for (int64_t i = 0; rounds && i < t.size; i++) out[i] = mpg_dtype_rounded(desc->dtype, out[i]);
   return true;
 }

@@ -77,28 +77,28 @@ static bool hides_what_follows(mpg_rewrite *r, mpg_operand mask, const mpg_shape
   if (n < 2 || shape->dims[shape->ndim - 2] != n || scores->dims[scores->ndim - 1] != n ||
       scores->dims[scores->ndim - 2] != n)
     return false;
-  if (!condition && mask.value.node == r->looked_at.node &&
-      mask.value.output == r->looked_at.output) {
-    *forever = r->hides_forever;
+  int how = condition + inverted;
+  if (mpg_value_equal(mask.value, r->looked_at) && how == r->looked_how) {
+    if (!condition) *forever = r->hides_forever;
     return r->hides;
   }
   double *values = mpg_rewrite_evaluate(r, mask);
-  bool good = values;
-  if (!condition) *forever = true;
-  for (int64_t i = 0; good && i < size; i++) {
-    bool follows = i % n > i / n % n;
-    if (condition)
-      good = (values[i] != 0) == (follows == inverted);
-    else
-      good = follows ? values[i] <= hidden : values[i] == 0;
-    if (!condition && follows && values[i] != -INFINITY) *forever = false;
+  bool good = values, always = true;
+  for (int64_t begin = 0; good && begin < size; begin += n) {
+    const double *row = values + begin;
+    int64_t seen = begin / n % n + 1; /* keys up to the row's own */
+    for (int64_t k = 0; k < seen; k++) good &= condition ? (row[k] != 0) != inverted : row[k] == 0;
+    for (int64_t k = seen; k < n; k++) {
+      good &= condition ? (row[k] != 0) == inverted : row[k] <= hidden;
+      always &= row[k] == -INFINITY;
+    }
   }
   mpg_free(values);
-  if (!condition) {
-    r->looked_at = mask.value;
-    r->hides = good;
-    r->hides_forever = *forever;
-  }
+  if (!condition) *forever = always;
+  r->looked_at = mask.value;
+  r->looked_how = how;
+  r->hides = good;
+  r->hides_forever = always;
   return good;
 }
 

@@ -66,6 +66,7 @@ struct mpg_rewrite {
   /* fused_attention.c: cached result for the mask examined last, because many layers share a
    * mask. */
   mpg_value looked_at;
+  int looked_how; /* 0: added; 1: selects the scores to keep; 2: selects the scores to drop */
   bool hides, hides_forever;
 };
 
