@@ -185,10 +185,10 @@ class RotaryAttention(gluon.HybridBlock):
 
 
 class LlamaLayer(gluon.HybridBlock):
-    def __init__(self, width, heads, groups, **kwargs):
+    def __init__(self, width, attention, **kwargs):
         super().__init__(**kwargs)
         self.norm1, self.norm2 = [RootMeanSquareNorm(width) for _ in range(2)]
-        self.attention = RotaryAttention(width, heads, groups)
+        self.attention = attention
         self.gate, self.up = [projection(4 * width, width) for _ in range(2)]
         self.down = projection(width, 4 * width)
 
@@ -205,7 +205,9 @@ class Llama(gluon.HybridBlock):
     def __init__(self, layers, vocab, width, heads, groups, longest, **kwargs):
         super().__init__(**kwargs)
         self.embed = nn.Embedding(vocab, width)
-        self.layers = sequence(*[LlamaLayer(width, heads, groups) for _ in range(layers)])
+        self.layers = sequence(
+            *[LlamaLayer(width, RotaryAttention(width, heads, groups)) for _ in range(layers)]
+        )
         self.norm, self.head = RootMeanSquareNorm(width), projection(vocab, width)
         size = width // heads
         angles = np.outer(np.arange(longest), 10000.0 ** (-np.arange(0, size, 2) / size))
