@@ -2,14 +2,9 @@
 and planned bytes relative to the lower bound. Then measures the milliseconds that a new length of a
 known network takes, and the bytes that many lengths use.
 
-    python benchmarks/compile_time.py [--torch PYTHON]
-
-With --torch, a Python with PyTorch measures new lengths with torch.compile, too.
+    python benchmarks/compile_time.py
 """
 
-import argparse
-import pathlib
-import subprocess
 import time
 import warnings
 
@@ -82,9 +77,6 @@ def measure_new_shapes(name, record, **sizes):
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--torch", metavar="PYTHON", help="a Python with PyTorch")
-    options = parser.parse_args()
     for name in ("mlp", "lstm", "resnet", "inception", "unet"):
         measure(name)
     for name, key, counts in (
@@ -99,6 +91,3 @@ if __name__ == "__main__":
     for name, sizes in (("gpt", {"layers": 4, "dropout": 0}), ("llama", {})):
         for record in (False, True):
             measure_new_shapes(name, record, **sizes)
-    if options.torch:
-        peer = pathlib.Path(__file__).with_name("new_shapes_torch.py")
-        subprocess.run([options.torch, peer], check=True)

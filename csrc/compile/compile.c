@@ -3,7 +3,7 @@
 
 #include "base/workspace.h"
 #include "compile/compile.h"
-#include "compile/invariants.h"
+#include "compile/invariants/invariants.h"
 #include "graph/gradient/gradient_store.h"
 #include "graph/gradient/recompute.h"
 #include "graph/rewrite/rewrite.h"

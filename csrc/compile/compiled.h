@@ -35,7 +35,7 @@
 
 #include "autograd/parameter_set.h"
 #include "autograd/trace.h"
-#include "compile/kept_values.h"
+#include "compile/invariants/kept_values.h"
 #include "graph/program/program.h"
 
 typedef enum mpg_gradient_place {

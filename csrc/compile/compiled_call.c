@@ -5,7 +5,7 @@
 
 #include "compile/call_state.h"
 #include "compile/compile.h"
-#include "compile/invariants.h"
+#include "compile/invariants/invariants.h"
 #include "compile/replay.h"
 #include "device/ranks/ranks.h"
 

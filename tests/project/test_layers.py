@@ -431,7 +431,7 @@ LISTS = ("tests/data", "tests/fuzz/corpus", "tests/samples")
 
 def test_folders_have_a_limited_number_of_sources():
     """About twenty files each; MXNet's API requires more public modules in one folder."""
-    more = {"mpgluon": 27, "benchmarks": 24}
+    more = {"mpgluon": 27, "benchmarks": 25}
     long = []
     for top in ("csrc", "kernels", "mpgluon", "tests", "benchmarks", "tools"):
         for path, _, names in os.walk(os.path.join(ROOT, top)):
@@ -450,7 +450,8 @@ WRITABLE = {
     "csrc/autograd/collect": "passes",
     "csrc/autograd/mode": "mpg_mode",
     "csrc/autograd/parameter_set": "numbers",
-    "csrc/compile/invariants": "keepers",
+    "csrc/compile/invariants/invariants": "keepers",
+    "csrc/compile/invariants/kept_values": "chains salts unknown",
     "csrc/autograd/tape": "tape",
     "csrc/base/host": "collecting current_host intruder intruding turns",
     "csrc/base/library": "library_folders library_opened library_table num_library_folders",

@@ -11,7 +11,7 @@
 #include <string.h>
 
 #include "base/host.h"
-#include "compile/invariants.h"
+#include "compile/invariants/invariants.h"
 #include "python/core.h"
 
 #include <frameobject.h>

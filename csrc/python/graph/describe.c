@@ -1,7 +1,7 @@
 /* Descriptions of compiled calls for Python: their programs, instructions, copies and memory. */
 #include "python/graph/describe.h"
 
-#include "compile/invariants.h"
+#include "compile/invariants/invariants.h"
 #include "graph/program/lower_fused.h"
 #include "python/core.h"
 

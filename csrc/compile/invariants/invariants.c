@@ -1,7 +1,7 @@
 /* Bindings, and the values kept with them, which depend only on parameters and constants. */
 #include <string.h>
 
-#include "compile/invariants.h"
+#include "compile/invariants/invariants.h"
 
 /* --- Compiling -------------------------------------------------------------------------------- */
 

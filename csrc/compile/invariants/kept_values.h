@@ -9,8 +9,8 @@
  *
  * Ownership: kept values are reference-counted by the bindings that use them. Threads: host lock.
  */
-#ifndef MPG_COMPILE_KEPT_VALUES_H
-#define MPG_COMPILE_KEPT_VALUES_H
+#ifndef MPG_COMPILE_INVARIANTS_KEPT_VALUES_H
+#define MPG_COMPILE_INVARIANTS_KEPT_VALUES_H
 
 #include "graph/ir/graph.h"
 #include "tensor/tensor.h"

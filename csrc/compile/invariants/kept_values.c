@@ -1,5 +1,5 @@
 /* The table of kept values, and the hashes of their recipes. */
-#include "compile/kept_values.h"
+#include "compile/invariants/kept_values.h"
 
 #include <string.h>
 

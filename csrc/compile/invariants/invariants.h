@@ -2,8 +2,8 @@
  *
  * Ownership: as noted at the functions. Threads: callers hold the host lock.
  */
-#ifndef MPG_COMPILE_INVARIANTS_H
-#define MPG_COMPILE_INVARIANTS_H
+#ifndef MPG_COMPILE_INVARIANTS_INVARIANTS_H
+#define MPG_COMPILE_INVARIANTS_INVARIANTS_H
 
 #include "compile/compiled.h"
 
