@@ -29,11 +29,13 @@ NONSENSE = {  # invalid values by parameter name, the same for all layers, losse
     **_sizes(1, *"channels kernel_size strides dilation groups num_groups pool_size".split()),
     **_sizes(1, *"input_dim output_dim hidden_size num_layers hidden_channels factor".split()),
     **_sizes(1, "num_deformable_group", "num_devices", "i2h_kernel", "h2h_kernel", "max_update"),
-    **_sizes(1, "i2h_dilate", "h2h_dilate"),
+    **_sizes(1, "i2h_dilate", "h2h_dilate", "hidden", "heads", "kv_heads", "head_dim"),
     **_sizes(0, *"in_units in_channels input_size projection_size padding output_padding".split()),
+    **_sizes(0, "window"),
     **_sizes(0, "i2h_pad", "begin_num_update", "warmup_steps", "updates_per_epoch", "begin_epoch"),
     **{name: (1.5, "x", object()) for name in ("axis", "axes", "batch_axis")},
     **_fractions(*"rate dropout zoneout_outputs zoneout_states drop_inputs drop_states".split()),
+    **_fractions("attention_dropout"),
     **_fractions("drop_outputs", "smoothing_parameter", "beta1", "beta2", "rho", "gamma1"),
     **{name: (-1, *values) for name, values in _numbers("epsilon", "eps").items()},
     **_numbers(*"wd rescale_grad wd_lh lamda lamda1 eta gamma2 slope scale".split()),
@@ -61,6 +63,11 @@ NONSENSE = {  # invalid values by parameter name, the same for all layers, losse
     "conv_layout": ("NCHWX", 3),
     "input_shape": (3, (3,), (3, -1, 2, 2)),
     "warmup_strategy": ([],),
+    "approximate": ("sigmoid", 3),
+    "offset": (math.nan, math.inf, "x"),
+    "softcap": (math.nan, math.inf, -1, "x"),
+    "qk_norm": (3, {"eps": 1}),
+    "rotary": (3, {"bases": 1}),
 }
 BY_CLASS = {  # exceptions by class
     ("HuberLoss", "rho"): (0, -1, math.nan, "x"),
@@ -91,7 +98,14 @@ GIVEN = {
 }
 
 
-BASES = ("Block", "SymbolBlock", "BidirectionalCell", "ModifierCell", "ResidualCell")
+BASES = (
+    "LinearCrossEntropyLoss",
+    "Block",
+    "SymbolBlock",
+    "BidirectionalCell",
+    "ModifierCell",
+    "ResidualCell",
+)
 
 
 def _classes():

@@ -700,7 +700,7 @@ def test_object_reprs_show_their_arguments():
         "L2Loss(batch_axis=0, w=1.0)": gluon.loss.L2Loss(),
         "ArrayDataset(samples: 3)": data,
         "Transformed(samples: 3)": data.transform(lambda *sample: sample),
-        "Selection(samples: 2)": data.take(2),
+        "Subset(samples: 2)": data.take(2),
         "DataLoader(ArrayDataset(samples: 3), batches: 2)": gluon.data.DataLoader(
             data, batch_size=2
         ),

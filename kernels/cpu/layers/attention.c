@@ -18,7 +18,7 @@
 #include "kernels/cpu/philox_words.h"
 #include "kernels/cpu/products/pairs.h"
 #include "kernels/common/vector_math.h"
-#include "op/layers/attention_call.h"
+#include "op/attention/attention_call.h"
 
 #if defined(__AVX512F__)
 enum { TILE = 12 }; /* rows of the product held in registers */
@@ -171,8 +171,8 @@ static inline range seen_by(const block *b, int64_t from, int64_t to) {
   return all;
 }
 
-/* Prefetches n rows of `width` bytes into the second-level cache. Rows of a cache of keys are so far
- * apart that the processor does not prefetch them itself. */
+/* Prefetches n rows of `width` bytes into the second-level cache. Rows of a cache of keys are too
+ * far apart for the processor to prefetch them itself. */
 static inline void fetch_rows(const char *from, int64_t by_row, int64_t n, int64_t width) {
   for (int64_t i = 0; i < n; i++)
     for (int64_t e = 0; e < width; e += 64) __builtin_prefetch(from + i * by_row + e, 0, 2);

@@ -5,7 +5,7 @@
 #include "base/memory.h"
 #include "kernels/common/vector_math_double.h"
 #include "kernels/cpu/convert.h"
-#include "op/layers/rotary.h"
+#include "op/attention/rotary.h"
 
 typedef struct rotation {
   mpg_rotary shape;

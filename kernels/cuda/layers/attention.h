@@ -5,7 +5,7 @@
 #define KERNELS_CUDA_LAYERS_ATTENTION_H
 
 #include "kernels/cuda/cuda.h"
-#include "op/layers/attention_call.h"
+#include "op/attention/attention_call.h"
 
 /* Location of queries, keys, values or results: an array (batch, head, row, feature) with three
  * strides. The features of a row are contiguous. */

@@ -3,7 +3,7 @@
  * access adjacent elements. */
 #include "kernels/cuda/access.h"
 extern "C" {
-#include "op/layers/rotary.h"
+#include "op/attention/rotary.h"
 }
 
 namespace {

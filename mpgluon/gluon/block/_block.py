@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 import warnings
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ from ..._internal.device_groups import group as running_group, running as groups
 from ..._internal.hints import BLOCK, absent, absent_before_init, present, unknown_option
 from ...base import MXNetError
 from ...context import Context
+from ...name import NameManager, Prefix
 from .._block_path import add_path, is_call, scope_of
 from .._compiled import grouped
 from .._compiled.programs import CompiledPrograms
@@ -30,7 +32,7 @@ from ..parameter._parameter import Parameter, load_values
 from ..parameter._parameter_dict import ParameterDict, check_names, renamed
 from ..utils import HookHandle, brief, indent
 from ._casting import cast_arrays, casting
-from ._name_scope import NameScope
+from ._replacing import replace, replace_at
 from ._structure_file import save_structure, structure_of
 
 if TYPE_CHECKING:
@@ -48,6 +50,43 @@ _PARTS = {"_children", "_reg_params"}
 _BLOCK_HINT = " Assign a Block, such as nn.HybridLambda(function)."
 # Attributes on which traces depend. A change is counted (`_compiled.structure`).
 _NOTED = _PARTS | {"_ctx_group", "_group2ctx", "_flags", "_adapters"}
+
+
+class _NameScope(_core.Scope):
+    """The ``with block.name_scope():`` of one block, which prefixes the names of new blocks."""
+
+    _current = threading.local()
+
+    def __init__(self, block):
+        self._block = block
+
+    @staticmethod
+    def create(prefix, params, hint):
+        """Returns the prefix and the parameter dict for a new block."""
+        scope = getattr(_NameScope._current, "value", None)
+        shared = params
+        if scope is None:
+            if prefix is None:
+                prefix = NameManager.current().get(None, hint) + "_"
+            params = (
+                ParameterDict(prefix) if shared is None else ParameterDict(shared.prefix, shared)
+            )
+            return prefix, params
+        if prefix is None:
+            counts = scope._block._child_counts
+            count = counts.get(hint, 0)
+            counts[hint] = count + 1
+            prefix = f"{hint}{count}_"
+        if shared is None:
+            params = scope._block.params.of_child(prefix)
+        else:
+            params = ParameterDict(shared.prefix, shared)
+        return scope._block.prefix + prefix, params
+
+    def _changes(self):
+        if self._block._empty_prefix:
+            return []
+        return [(vars(_NameScope._current), "value", self), Prefix(self._block.prefix)]
 
 
 def overridable(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -104,7 +143,7 @@ class Block(TreeNode):
         if kwargs:
             raise unknown_option(type(self), kwargs)
         self._empty_prefix = prefix == ""
-        self._prefix, self._params = NameScope.create(prefix, params, self._alias())
+        self._prefix, self._params = _NameScope.create(prefix, params, self._alias())
         self._name = self._prefix[:-1] if self._prefix.endswith("_") else self._prefix
         self._child_counts = {}  # class name -> number of blocks created in `name_scope`
         TreeNode.__init__(self)
@@ -154,7 +193,7 @@ class Block(TreeNode):
         if isinstance(value, Block):
             former = self._children.get(name)
             if former is not None and former is not value:
-                self._replace(name, former, value)
+                replace(self, name, former, value)
             else:
                 self.register_child(value, name)
         elif isinstance(value, Parameter):
@@ -192,7 +231,7 @@ class Block(TreeNode):
     def name_scope(self) -> AbstractContextManager[Any]:
         """Returns a context manager. The names of blocks created inside it start with this block's
         prefix."""
-        return NameScope(self)
+        return _NameScope(self)
 
     def register_child(self, block: Block, name: str | None = None) -> None:
         """Adds a child under `name`, or by default under its index."""
@@ -232,37 +271,15 @@ class Block(TreeNode):
         >>> net.add(nn.Dense(8, in_units=4), nn.Dense(2, in_units=8))
         >>> net.replace_child('1', nn.Dense(3, in_units=8))
         Dense(8 -> 2, linear)
-        >>> net
-        HybridSequential(
-          (0): Dense(4 -> 8, linear)
-          (1): Dense(8 -> 3, linear)
-        )
+        >>> net[1]
+        Dense(8 -> 3, linear)
         """
-        from ._replacing import parent_of
-
         if not isinstance(block, Block):
             raise TypeError(
                 f"replace_child: expected a Block for {name!r}, got {type(block).__name__}."
                 f"{_BLOCK_HINT}"
             )
-        parent, name = parent_of(self, name)
-        old = parent._children[name]
-        if old is not block:
-            parent._replace(name, old, block)
-            if parent.__dict__.get(name) is old:
-                object.__setattr__(parent, name, block)
-        return old
-
-    def _replace(self, name, old, new):
-        from ._replacing import check, take_over
-
-        check(self, name, new)
-        self.register_child(new, name)
-        try:
-            take_over(self, name, old, new)
-        except BaseException:
-            self._children[name] = old
-            raise
+        return replace_at(self, name, block)
 
     def register_forward_hook(
         self, hook: Callable[[Block, tuple[Any, ...], Any], Any]

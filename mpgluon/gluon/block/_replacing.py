@@ -40,7 +40,7 @@ def parent_of(net: Block, path: str) -> tuple[Block, str]:
     return parent, name
 
 
-def check(parent: Block, name: str, new: Block) -> None:
+def _check(parent, name, new):
     """Raises ValueError if `new` contains `parent`, because the tree would have a cycle."""
     if parent in _descendants(new):
         raise ValueError(
@@ -48,7 +48,7 @@ def check(parent: Block, name: str, new: Block) -> None:
         )
 
 
-def take_over(parent: Block, name: str, old: Block, new: Block) -> None:
+def _take_over(parent, name, old, new):
     """Moves `new`, which has replaced the child `old`, to the devices of `old` if the network was
     placed."""
     if group_of(old) is None and devices_of_groups(old) is None:
@@ -63,3 +63,25 @@ def take_over(parent: Block, name: str, old: Block, new: Block) -> None:
             f"'{name}' of '{parent.name}' was replaced, but its parameters cannot move to the "
             f"devices of '{old.name}': {error}"
         ) from error
+
+
+def replace(parent: Block, name: str, old: Block, new: Block) -> None:
+    """Replaces the child `old` of `parent`. If that fails, `old` stays."""
+    _check(parent, name, new)
+    parent.register_child(new, name)
+    try:
+        _take_over(parent, name, old, new)
+    except BaseException:
+        children(parent)[name] = old
+        raise
+
+
+def replace_at(net: Block, path: str, block: Block) -> Block:
+    """Replaces the descendant at a path, and the attribute that holds it. Returns the old block."""
+    parent, name = parent_of(net, path)
+    old = children(parent)[name]
+    if old is not block:
+        replace(parent, name, old, block)
+        if vars(parent).get(name) is old:
+            object.__setattr__(parent, name, block)
+    return old

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ..._internal import domain
-from ..._internal.hints import near
+from ..._internal.hints import near, options_of, unknown_option
 from ...base import MXNetTypeError, MXNetValueError
 from ..block import HybridBlock
 from .activations import GELU, Activation
@@ -148,7 +148,7 @@ class MultiHeadAttention(Layer):
         kv_heads = heads if kv_heads is None else kv_heads
         domain.size(1, units=units, heads=heads, kv_heads=kv_heads)
         domain.size(0, in_units=in_units, window=window)
-        domain.not_negative(softcap=softcap)
+        domain.at_least(0, softcap=softcap)
         domain.fraction(dropout=dropout)
         kind = type(self).__name__
         if heads % kv_heads:
@@ -280,6 +280,13 @@ class MultiHeadAttention(Layer):
         )
 
 
+def _check_attention(kind, given):
+    """Raises TypeError if an option of a cell is none of `MultiHeadAttention`."""
+    unknown = dict.fromkeys(name for name in given if name not in options_of(MultiHeadAttention))
+    if unknown:
+        raise unknown_option(kind, unknown)
+
+
 class _Cell(Layer):
     """Sublayers with residual connections, normalized before or after each sublayer."""
 
@@ -372,6 +379,8 @@ class TransformerEncoderCell(_Cell):
         **attention: Any,
     ) -> None:
         super().__init__(prefix=prefix, params=params)
+        _check_attention(type(self), attention)
+        domain.size(1, hidden=hidden)
         with self.name_scope():
             self.attention: MultiHeadAttention = MultiHeadAttention(
                 units,
@@ -437,6 +446,8 @@ class TransformerDecoderCell(_Cell):
         **attention: Any,
     ) -> None:
         super().__init__(prefix=prefix, params=params)
+        _check_attention(type(self), attention)
+        domain.size(1, hidden=hidden)
         common = {"dropout": attention_dropout, "use_bias": use_bias, "dtype": dtype}
         with self.name_scope():
             self.attention: MultiHeadAttention = MultiHeadAttention(

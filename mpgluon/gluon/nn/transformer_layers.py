@@ -138,6 +138,7 @@ class GatedMLP(Layer):
         params: ParameterDict | None = None,
     ) -> None:
         super().__init__(prefix=prefix, params=params)
+        domain.size(1, hidden=hidden)
         if activation not in _GATES:
             raise MXNetValueError(
                 f"GatedMLP: unknown activation {activation!r}{near(activation, _GATES)}; expected "

@@ -78,7 +78,7 @@ static inline void mpg_attention_set_shapes(mpg_attention_call *a, const mpg_sha
   result.dims[3] = value->dims[3];
   a->batch = query->dims[0], a->heads = query->dims[3 - time], a->rows = query->dims[time];
   a->keys = key->dims[time], a->width = query->dims[3], a->value_width = value->dims[3];
-  a->group = key->dims[3 - time] > 0 ? a->heads / key->dims[3 - time] : 1;
+  a->group = a->heads && key->dims[3 - time] > 0 ? a->heads / key->dims[3 - time] : 1;
   a->query = mpg_attention_place_in(query, layout);
   a->key = mpg_attention_place_in(key, layout);
   a->value = mpg_attention_place_in(value, layout);

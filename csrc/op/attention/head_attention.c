@@ -3,7 +3,7 @@
 
 #include "op/batching/batching.h"
 #include "op/infer.h"
-#include "op/layers/attention_call.h"
+#include "op/attention/attention_call.h"
 
 enum { QUERY, KEY, VALUE, MASK };
 enum { DRAW_WORDS = 5 }; /* saved fields of a random key, as for _dropout_attention */

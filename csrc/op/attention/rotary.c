@@ -1,5 +1,5 @@
 /* rotary: inference, gradient, and the frequencies of all scalings. */
-#include "op/layers/rotary.h"
+#include "op/attention/rotary.h"
 
 #include <math.h>
 
