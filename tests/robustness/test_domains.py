@@ -79,6 +79,7 @@ BY_CLASS = {  # exceptions by class
     ("PReLU", "in_channels"): (0, 1.5),
     ("LSTMPCell", "projection_size"): (0, 1.5),
     ("LeakyReLU", "alpha"): (math.nan, -1, "x"),
+    ("MultiHeadAttention", "scale"): (math.nan, math.inf, "x"),
     ("BatchNorm", "momentum"): (-0.1, 1.1, math.nan, "x"),
 }
 OTHER_TEXTS = ("alpha", "factor")  # errors that do not begin with "alpha must be"
@@ -86,7 +87,7 @@ UNCHECKED = set(  # names, functions, initial values and optional bounds
     "prefix params kwargs args function dtype base_cell l_cell r_cell op_name adj value init mode"
     " initializers label_layout label_format rand_type rnd_type factor_type warmup_mode step"
     " num_epochs warmup_epochs lower_bound upper_bound use_sequence_length h2r_weight_initializer"
-    " count_include_pad flatten".split()
+    " count_include_pad flatten attention".split()
 )
 GIVEN = {
     "activation": "relu",

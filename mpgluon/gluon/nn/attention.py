@@ -149,6 +149,8 @@ class MultiHeadAttention(Layer):
         domain.size(1, units=units, heads=heads, kv_heads=kv_heads)
         domain.size(0, in_units=in_units, window=window)
         domain.at_least(0, softcap=softcap)
+        if scale is not None:
+            domain.number(scale=scale)
         domain.fraction(dropout=dropout)
         kind = type(self).__name__
         if heads % kv_heads:
@@ -381,6 +383,7 @@ class TransformerEncoderCell(_Cell):
         super().__init__(prefix=prefix, params=params)
         _check_attention(type(self), attention)
         domain.size(1, hidden=hidden)
+        domain.fraction(dropout=dropout, attention_dropout=attention_dropout)
         with self.name_scope():
             self.attention: MultiHeadAttention = MultiHeadAttention(
                 units,
@@ -448,6 +451,7 @@ class TransformerDecoderCell(_Cell):
         super().__init__(prefix=prefix, params=params)
         _check_attention(type(self), attention)
         domain.size(1, hidden=hidden)
+        domain.fraction(dropout=dropout, attention_dropout=attention_dropout)
         common = {"dropout": attention_dropout, "use_bias": use_bias, "dtype": dtype}
         with self.name_scope():
             self.attention: MultiHeadAttention = MultiHeadAttention(

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ..._internal import domain
-from ..._internal.hints import near
 from ...base import MXNetValueError
 from ..block import HybridBlock
+from .activations import check_activation
 from .basic_layers import Dense
 
 if TYPE_CHECKING:
@@ -139,11 +139,7 @@ class GatedMLP(Layer):
     ) -> None:
         super().__init__(prefix=prefix, params=params)
         domain.size(1, hidden=hidden)
-        if activation not in _GATES:
-            raise MXNetValueError(
-                f"GatedMLP: unknown activation {activation!r}{near(activation, _GATES)}; expected "
-                f"one of {', '.join(_GATES)}"
-            )
+        check_activation("GatedMLP", activation, _GATES)
         self._activation = activation
         options: dict[str, Any] = dict(
             use_bias=use_bias, flatten=False, weight_initializer=weight_initializer, dtype=dtype
