@@ -242,11 +242,12 @@ def test_huggingface_page_loads_places_trains_and_saves(tmp_path, monkeypatch, c
         folder = tmp_path / {"llama": "model"}.get(kind, kind)
         net.save_parameters(folder, format="huggingface")
     scope, printed = together("docs/huggingface.md", tmp_path, monkeypatch, capsys)
-    same, difference, smaller, shape, shapes = (
+    same, difference, generated, smaller, shape, shapes = (
         line for line in printed.splitlines() if re.match(r"[\d\[({TF]", line)
     )
     assert same == "[1.]" or float(same) == 1
     assert float(difference.strip("[]")) < 1e-5
+    assert generated == "16 True"
     assert smaller == "True"
     assert shape == "(4, 2)"
     assert "'model.qkv.weight': (8, 24)" in shapes

@@ -7,6 +7,7 @@ look alike.
 
 from ._decoder import Decoder, DecoderLayer
 from ._encoder import CLIP, Encoder, EncoderLayer
+from ._generation import generate
 from ._pretrained import from_config, from_pretrained
 from ._t5 import T5
 
@@ -19,4 +20,5 @@ __all__ = [
     "T5",
     "from_config",
     "from_pretrained",
+    "generate",
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from .... import initializer
+from .... import initializer, ndarray as nd
 from ...block import HybridBlock
 from ...nn import Dense, Dropout, Embedding, HybridSequential, LayerNorm
 from ._layers import (
@@ -15,7 +15,9 @@ from ._layers import (
     MultiHeadAttention,
     RMSNorm,
     count_along,
+    like,
     per_layer,
+    positions_after,
     rounded,
 )
 
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Never
 
-    from ...._internal.types import Array
+    from ...._internal.types import Array, NDArray
 
 __all__ = ["Decoder", "DecoderLayer"]
 
@@ -73,8 +75,19 @@ class DecoderLayer(HybridBlock):
             )
             self.dropout: Dropout | None = Dropout(dropout) if dropout else None
 
-    def hybrid_forward(self, F: Any, x: Array) -> Array:
-        x = x + self._after(self.attention(self.attention_norm(x)), self.attention_post_norm)
+    def hybrid_forward(
+        self,
+        F: Any,
+        x: Array,
+        lengths: Array | None = None,
+        cache: Sequence[Array] | None = None,
+    ) -> Array:
+        y = self.attention_norm(x)
+        if cache is None:
+            y = self.attention(y)
+        else:
+            y = self.attention(y, None, None, None, lengths, cache)
+        x = x + self._after(y, self.attention_post_norm)
         return x + self._after(self.mlp(self.mlp_norm(x)), self.mlp_post_norm)
 
     def _after(self, x, norm):
@@ -180,7 +193,7 @@ class Decoder(HybridBlock):
     ) -> None:
         super().__init__(**kwargs)
         self._embed_scale, self._head_softcap = embed_scale, head_softcap
-        self._max_length = positions
+        self.max_length = positions
         init = initializer.Normal(deviation)
         new_norm = norm_of(norm, epsilon, norm_offset)
         if experts:
@@ -238,24 +251,89 @@ class Decoder(HybridBlock):
                 params=self.embed.params if tied else None,
             )
 
-    def hybrid_forward(self, F: Any, tokens: Array) -> Array:
+    def hybrid_forward(
+        self,
+        F: Any,
+        tokens: Array,
+        lengths: Array | None = None,
+        last: Array | None = None,
+        cache: Sequence[Sequence[Array]] | None = None,
+    ) -> Array:
+        """With a `cache` of `make_cache`, whose first `lengths` (batch,) rows are in use, the
+        tokens follow these rows, and their keys and values are added to the cache. The result is
+        the scores (batch, 1, vocab) of row `last` (batch,) of the tokens."""
         x = self.embed(tokens)
         if self._embed_scale != 1:
             x = x * rounded(self._embed_scale, x.dtype)
         if self.positions is not None:
-            if tokens.shape[1] > self._max_length:
-                raise ValueError(
-                    f"Decoder: {tokens.shape[1]} tokens, but there are only {self._max_length} "
-                    "positions"
-                )
-            places = self.positions(count_along(F, tokens, 1)).as_in_context(x.context)
-            x = F.broadcast_add(x, F.expand_dims(places, axis=0))
+            x = self._with_positions(F, tokens, x, lengths)
         if self.embed_dropout is not None:
             x = self.embed_dropout(x)
-        x = self.head(self.norm(self.layers(x)))
+        if cache is None:
+            x = self.layers(x)
+        else:
+            for layer, arrays in zip(self.layers, cache):
+                x = layer(x, lengths.as_in_context(arrays[0].context), arrays)
+            places = F.expand_dims(F.cast(last, "float32").as_in_context(x.context), axis=1)
+            steps = F.expand_dims(count_along(F, x, 1), axis=0)
+            chosen = like(F, F.broadcast_equal(places, steps), x)
+            x = F.batch_dot(F.expand_dims(chosen, axis=1), x)
+        x = self.head(self.norm(x))
         if self._head_softcap:
             x = F.tanh(x / self._head_softcap) * self._head_softcap
         return x
+
+    def _with_positions(self, F, tokens, x, lengths):
+        if tokens.shape[1] > self.max_length:
+            raise ValueError(
+                f"Decoder: {tokens.shape[1]} tokens, but there are only {self.max_length} positions"
+            )
+        if lengths is not None:
+            return x + self.positions(positions_after(F, tokens, lengths)).as_in_context(x.context)
+        places = self.positions(count_along(F, tokens, 1)).as_in_context(x.context)
+        return F.broadcast_add(x, F.expand_dims(places, axis=0))
+
+    def make_cache(self, batch: int, length: int) -> list[list[NDArray]]:
+        """Returns the empty cache of keys and values of a batch.
+
+        Each layer has two arrays (batch, length, kv_heads, head_dim), in the layer's dtype and on
+        its device.
+
+        Parameters
+        ----------
+        batch, length : int
+            Number of sequences, and the largest number of tokens of each.
+
+        Returns
+        -------
+        list of [NDArray, NDArray]
+
+        Examples
+        --------
+        >>> net = gluon.model_zoo.text.Decoder(
+        ...     32, units=16, layers=2, heads=4, hidden=24, kv_heads=2, rotary={})
+        >>> net.initialize()
+        >>> [[keys.shape, values.shape] for keys, values in net.make_cache(1, 8)]
+        [[(1, 8, 2, 4), (1, 8, 2, 4)], [(1, 8, 2, 4), (1, 8, 2, 4)]]
+        """
+        if 0 < self.max_length < length:
+            raise ValueError(
+                f"make_cache: length is {length}, but there are only {self.max_length} positions"
+            )
+        cache = []
+        for layer in self.layers:
+            attention = layer.attention
+            if not isinstance(attention, MultiHeadAttention):
+                raise NotImplementedError(
+                    f"make_cache: '{attention.name}' is split over devices, which caches do not "
+                    "support; place whole layers instead"
+                )
+            weight = attention.key.weight
+            shape = (batch, length, attention.kv_heads, attention.head_dim)
+            cache.append(
+                [nd.zeros(shape, ctx=weight.list_ctx()[0], dtype=weight.dtype) for _ in range(2)]
+            )
+        return cache
 
 
 def norm_of(kind: str, epsilon: float, offset: float = 0.0) -> Callable[..., HybridBlock]:

@@ -256,6 +256,33 @@ def rotary(
     return like(F, out, data)
 
 
+_ROTARY_NAMES = {"low_frequency": "low_freq_factor", "high_frequency": "high_freq_factor"}
+
+
+def rotary_at(
+    F: Any, data: Array, positions: Array, length: int, options: Mapping[str, Any]
+) -> Array:
+    """Rotates queries or keys (batch, time, heads, size) at given positions (batch, time).
+
+    `length` is the length of the cache, which selects the factors of longrope.
+    """
+    options = {_ROTARY_NAMES.get(name, name): value for name, value in options.items()}
+    if not options.pop("truncate", True):
+        raise NotImplementedError("a cache does not support yarn without truncate")
+    short, long = options.pop("short_factor", ()), options.pop("long_factor", ())
+    if long:
+        options["factors"] = long if length > options["original_length"] else short
+    return F.contrib.rotary(data, positions, **options)
+
+
+def positions_after(F: Any, x: Array, lengths: Array) -> Array:
+    """Returns the int32 positions (batch, time) of the rows of x, which follow `lengths` rows."""
+    for axis in range(2, len(x.shape)):
+        x = F.slice_axis(x, axis=axis, begin=0, end=1)
+    steps = F.contrib.arange_like(F.cast(x, "int32"), axis=1)
+    return F.broadcast_add(F.expand_dims(lengths, axis=1), F.expand_dims(steps, axis=0))
+
+
 # --- Attention ------------------------------------------------------------------------------------
 
 
@@ -414,8 +441,14 @@ class MultiHeadAttention(HybridBlock):
         memory: Array | None = None,
         mask: Array | None = None,
         bias: Array | None = None,
+        lengths: Array | None = None,
+        cache: Sequence[Array] | None = None,
     ) -> Array:
-        """Attends to `memory`, by default to `x` itself."""
+        """Attends to `memory`, by default to `x` itself.
+
+        With a `cache`, two arrays (batch, length, kv_heads, head_dim), writes the keys and values
+        of x after the first `lengths` rows of the cache, and attends to all rows up to there.
+        """
         memory = x if memory is None else memory
         query, key, value = (
             F.reshape(product(source), (0, 0, -1, self.head_dim))
@@ -423,6 +456,8 @@ class MultiHeadAttention(HybridBlock):
         )
         if self.query_norm is not None:
             query, key = self.query_norm(query), self.key_norm(key)
+        if cache is not None:
+            return self._cached(F, query, key, value, lengths, cache)
         if self._rotary is not None:
             query, key = (rotary(F, part, **self._rotary) for part in (query, key))
         out = attention(
@@ -438,6 +473,16 @@ class MultiHeadAttention(HybridBlock):
             self._softcap,
             self.dropout,
         )
+        return self.proj(F.reshape(out, (0, 0, -3)))
+
+    def _cached(self, F, query, key, value, lengths, cache):
+        if self._rotary is not None:
+            positions, length = positions_after(F, query, lengths), cache[0].shape[1]
+            query, key = (
+                rotary_at(F, part, positions, length, self._rotary) for part in (query, key)
+            )
+        options = {"window": self._window, "softcap": self._softcap, "scale": self._scale}
+        out = F.contrib.cached_attention(query, key, value, *cache, lengths, **options)
         return self.proj(F.reshape(out, (0, 0, -3)))
 
 

@@ -1,0 +1,199 @@
+"""Generation with a cache: the same tokens as without, for every network, batch and placement."""
+
+import copy
+import gc
+import pickle
+import weakref
+
+import numpy as np
+import pytest
+
+import mpgluon as mx
+from mpgluon import nd
+from mpgluon.gluon import nn
+from mpgluon.gluon.model_zoo import text
+from support.devices import on
+
+NETWORKS = {
+    "llama": dict(rotary={}, kv_heads=2),
+    "llama3": dict(
+        rotary=dict(
+            scaling="llama3",
+            factor=8.0,
+            low_frequency=1.0,
+            high_frequency=4.0,
+            original_length=16,
+        )
+    ),
+    "gpt2": dict(norm="layer", positions=100, gated=False, activation="gelu_tanh", tied=True),
+    "gemma": dict(
+        rotary={},
+        window=[4, 0],
+        softcap=5.0,
+        head_softcap=3.0,
+        embed_scale=4.0,
+        norm_offset=1.0,
+        sandwich=True,
+        qk_norm=True,
+    ),
+    "mixtral": dict(rotary={}, experts=4, experts_per_token=2),
+}
+PROMPTS = [[1, 5, 3, 9, 11, 2, 7, 8, 1, 4, 3, 2, 6, 6], [7, 2, 5]]
+DRAWN = dict(temperature=0.9, top_k=20, top_p=0.9, repetition_penalty=1.3)
+
+
+def network(name="llama", seed=3):
+    mx.random.seed(seed)
+    net = text.Decoder(
+        97, units=32, layers=2, heads=4, hidden=48, deviation=0.5, **NETWORKS[name], prefix="net_"
+    )
+    net.initialize(ctx=on(0))
+    return net
+
+
+def without_cache(net, prompt, count):
+    tokens = list(prompt)
+    for _ in range(count):
+        scores = net(nd.array([tokens], dtype="int32", ctx=on(0)))
+        tokens.append(int(scores[0, -1].asnumpy().argmax()))
+    return tokens[len(prompt) :]
+
+
+@pytest.mark.parametrize("hybridize", [False, True])
+@pytest.mark.parametrize("name", sorted(NETWORKS))
+def test_greedy_tokens_equal_those_without_a_cache(name, hybridize):
+    net = network(name)
+    expected = [without_cache(net, prompt, 10) for prompt in PROMPTS]
+    net.hybridize(hybridize)
+    assert text.generate(net, PROMPTS, max_new=10) == expected
+
+
+@pytest.mark.parametrize("options", [{}, DRAWN], ids=["greedy", "drawn"])
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_tokens_do_not_depend_on_batch_or_placement(name, options):
+    net = network(name)
+    together = text.generate(net, PROMPTS, max_new=9, seed=[5, 9], **options)
+    apart = [
+        text.generate(net, [prompt], max_new=9, seed=seed, **options)[0]
+        for prompt, seed in zip(PROMPTS, (5, 9))
+    ]
+    assert together == apart
+    placement = {"embed": on(0), r"layers\.0": on(0), r"layers\.1": on(1), "norm|head": on(1)}
+    if net.positions is not None:
+        placement["positions"] = on(0)
+    net.place(placement, verbose=False)
+    assert text.generate(net, PROMPTS, max_new=9, seed=[5, 9], **options) == together
+    assert [keys.context for keys, _ in net.make_cache(1, 4)] == [on(0), on(1)]
+
+
+def test_results_do_not_depend_on_how_the_prompt_is_cut(monkeypatch):
+    net = network()
+    prompt = [list(range(90))]
+    expected = text.generate(net, prompt, max_new=6, seed=1, **DRAWN)
+    monkeypatch.setattr("mpgluon.gluon.model_zoo.text._generation.CHUNKS", (7, 2, 1))
+    assert text.generate(net, prompt, max_new=6, seed=1, **DRAWN) == expected
+
+
+def test_stop_tokens_end_requests_and_stream_follows():
+    net, seen = network(), []
+    whole = text.generate(net, PROMPTS, max_new=12)
+    stop = whole[0][5]
+    new = text.generate(
+        net, PROMPTS, max_new=12, stop=stop, stream=lambda i, token: seen.append((i, token))
+    )
+    for i in range(2):
+        end = whole[i].index(stop) if stop in whole[i] else 12
+        assert new[i] == whole[i][:end] == [token for j, token in seen if j == i]
+    assert text.generate(net, PROMPTS, max_new=0) == [[], []]
+    assert text.generate(net, nd.array(PROMPTS[:1]), max_new=3) == [whole[0][:3]]
+
+
+def test_seeds_make_draws_repeatable():
+    net = network()
+    draw = dict(max_new=8, temperature=1.5)
+    first = text.generate(net, PROMPTS, seed=4, **draw)
+    assert text.generate(net, PROMPTS, seed=4, **draw) == first
+    assert text.generate(net, PROMPTS, seed=[4, 5], **draw) == first
+    assert text.generate(net, PROMPTS, seed=40, **draw) != first
+    mx.random.seed(1)
+    drawn = text.generate(net, PROMPTS, **draw)
+    mx.random.seed(1)
+    assert text.generate(net, PROMPTS, **draw) == drawn
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_precision_continues_prompts(dtype):
+    net = network()
+    net.cast(dtype)
+    assert net.make_cache(2, 4)[0][0].dtype == net.embed.weight.data().dtype
+    together = text.generate(net, PROMPTS, max_new=6)
+    assert together == [text.generate(net, [prompt], max_new=6)[0] for prompt in PROMPTS]
+
+
+def test_weights_that_change_are_used_by_the_next_call():
+    net = network()
+    text.generate(net, PROMPTS, max_new=4)
+    net.head.weight.set_data(-net.head.weight.data())
+    assert text.generate(net, PROMPTS, max_new=4) == [
+        without_cache(net, prompt, 4) for prompt in PROMPTS
+    ]
+
+
+def test_steps_are_compiled_once_and_freed_with_the_network():
+    net = network()
+    for prompts in (PROMPTS, [[4, 4], [3]]):
+        text.generate(net, prompts, max_new=4)
+    step = next(iter(vars(net)["_generation"].by_options.values()))
+    assert len(step.compiled()) == 1 and not net.compiled()
+    for other in (copy.deepcopy(net), pickle.loads(pickle.dumps(net))):
+        assert text.generate(other, PROMPTS, max_new=4) == text.generate(net, PROMPTS, max_new=4)
+    ended = weakref.ref(net)
+    del net, step
+    gc.collect()
+    assert ended() is None
+
+
+def test_invalid_arguments_raise():
+    net = network("gpt2")
+    for arguments, options, message in (
+        ((nn.Dense(3), PROMPTS), {}, "Decoder"),
+        ((net, []), {}, "no prompt"),
+        ((net, [[1], []]), {}, "prompt 1 is empty"),
+        ((net, [list(range(90))]), {"max_new": 20}, "100 positions"),
+        ((net, PROMPTS), {"seed": [1]}, "seeds"),
+        ((net, PROMPTS), {"max_new": -1}, "max_new"),
+        ((net, PROMPTS), {"top_p": 2}, "top_p"),
+    ):
+        with pytest.raises((TypeError, ValueError, mx.base.MXNetError), match=message):
+            text.generate(*arguments, **options)
+
+
+def test_split_attention_is_refused():
+    net = network()
+    mx.parallel.shard(net, {r"layers\.\d+\.attention": "heads"}, [on(0), on(1)])
+    with pytest.raises(NotImplementedError, match="split over devices"):
+        text.generate(net, PROMPTS, max_new=2)
+
+
+def test_transformers_generates_the_same_tokens(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    torch = pytest.importorskip("torch")
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=97,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        initializer_range=0.5,
+    )
+    model = transformers.LlamaForCausalLM(config).eval()
+    model.save_pretrained(tmp_path)
+    net = text.from_pretrained(str(tmp_path))
+    with torch.no_grad():
+        expected = model.generate(
+            torch.tensor(PROMPTS[:1]), max_new_tokens=32, do_sample=False, eos_token_id=None
+        )
+    assert text.generate(net, PROMPTS[:1], max_new=32)[0] == expected[0, len(PROMPTS[0]) :].tolist()
+    assert np.isfinite(net(nd.array(PROMPTS[:1], dtype="int32")).asnumpy()).all()
