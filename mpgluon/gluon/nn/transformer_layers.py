@@ -145,9 +145,9 @@ class GatedMLP(Layer):
             use_bias=use_bias, flatten=False, weight_initializer=weight_initializer, dtype=dtype
         )
         with self.name_scope():
-            self.gate = Dense(hidden, in_units=in_units, prefix="gate_", **options)
-            self.up = Dense(hidden, in_units=in_units, prefix="up_", **options)
-            self.down = Dense(units, in_units=hidden, prefix="down_", **options)
+            self.gate: Dense = Dense(hidden, in_units=in_units, prefix="gate_", **options)
+            self.up: Dense = Dense(hidden, in_units=in_units, prefix="up_", **options)
+            self.down: Dense = Dense(units, in_units=hidden, prefix="down_", **options)
 
     def hybrid_forward(self, F: Any, x: Any) -> Any:
         return self.down(F.contrib.gated(self.gate(x), self.up(x), act=self._activation))
