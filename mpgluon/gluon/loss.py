@@ -334,7 +334,8 @@ class LinearCrossEntropyLoss(Loss):
     ...     def __init__(self):
     ...         super().__init__()
     ...         self.embed = nn.Embedding(50, 8)
-    ...         self.head = nn.Dense(50, flatten=False, in_units=8, params=self.embed.params)
+    ...         tied = self.embed.params
+    ...         self.head = nn.Dense(50, flatten=False, in_units=8, params=tied)
     ...     def forward(self, tokens):
     ...         hidden = self.embed(tokens)
     ...         return hidden if mx.autograd.is_training() else self.head(hidden)

@@ -39,7 +39,8 @@ class IterableDataset(Dataset):
     ...         first, step = (0, 1) if info is None else (info.id, info.num_workers)
     ...         return iter(range(first, self.count, step))
     ...
-    >>> [batch.asnumpy().tolist() for batch in gluon.data.DataLoader(Lines(5), batch_size=2)]
+    >>> loader = gluon.data.DataLoader(Lines(5), batch_size=2)
+    >>> [batch.asnumpy().tolist() for batch in loader]
     [[0, 1], [2, 3], [4]]
     >>> loader = gluon.data.DataLoader(Lines(5), batch_size=2, num_workers=2)
     >>> [batch.asnumpy().tolist() for batch in loader]
