@@ -35,7 +35,7 @@ __device__ int64_t largest(const float *w, int64_t n, float *value) {
   values[threadIdx.x] = best;
   indices[threadIdx.x] = at;
   __syncthreads();
-  for (int step = MPG_CUDA_THREADS / 2; step; step /= 2) {
+  for (unsigned step = MPG_CUDA_THREADS / 2; step; step /= 2) {
     if (threadIdx.x < step && precedes(values[threadIdx.x + step], indices[threadIdx.x + step],
                                        values[threadIdx.x], indices[threadIdx.x])) {
       values[threadIdx.x] = values[threadIdx.x + step];
