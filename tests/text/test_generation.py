@@ -157,7 +157,7 @@ def test_invalid_arguments_raise():
     net = network("gpt2")
     for arguments, options, message in (
         ((nn.Dense(3), PROMPTS), {}, "Decoder"),
-        ((net, []), {}, "no prompt"),
+        ((net, []), {}, "no prompt was given"),
         ((net, [[1], []]), {}, "prompt 1 is empty"),
         ((net, [list(range(90))]), {"max_new": 20}, "100 positions"),
         ((net, PROMPTS), {"seed": [1]}, "seeds"),

@@ -151,7 +151,7 @@ def generate(
     stop : int or list of int
         Tokens that end a request. They are not part of the result.
     seed : int or list of int, optional
-        Seed of each request; an integer stands for ``seed, seed + 1, ...``. By default, the seeds
+        Seed of each request; an integer means ``seed, seed + 1, ...``. By default, the seeds
         are drawn. A request's tokens depend on its seed and prompt, not on the other requests.
     stream : callable, optional
         Called with (index of the request, token) for each new token, in order, a few steps after
@@ -205,7 +205,7 @@ def _prompts(tokens):
         if not prompt.size:
             raise MXNetValueError(f"generate: prompt {i} is empty; start it with a token")
     if not prompts:
-        raise MXNetValueError("generate: there is no prompt; pass a list of lists of tokens")
+        raise MXNetValueError("generate: no prompt was given; pass a list of lists of tokens")
     return prompts
 
 
@@ -262,7 +262,7 @@ def _run(prompt, step, prompts, max_new, seeds, ends, stream):
 
 
 class _State:
-    """The new tokens of each request, and whether it goes on."""
+    """The new tokens of each request, and whether it continues."""
 
     def __init__(self, prompts, ends, stream):
         self.new = [[] for _ in prompts]
@@ -270,7 +270,7 @@ class _State:
         self.ends, self.stream = ends, stream
 
     def take(self, tokens):
-        """Adds a token for each open request. Returns whether any request goes on."""
+        """Adds a token for each open request. Returns whether any request continues."""
         for i, token in enumerate(map(int, tokens)):
             if not self.open[i]:
                 continue
