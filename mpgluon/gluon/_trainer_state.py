@@ -455,17 +455,20 @@ class TrainerState:
             "_counts": next(iter(every.values())),
             **{name: header.get("numbers", {}).get(name) for name in optimizer.saved_numbers()},
         }
-        if optimizer.lr_scheduler is None and header["learning_rate"] is not None:
-            numbers["lr"] = header["learning_rate"]
-        # Rates of another division into groups are not loaded.
-        groups = header.get("groups", [])
-        of_groups = []
-        for member, saved in zip(optimizer.groups, groups):
-            if len(groups) == len(optimizer.groups):
-                its = {name: saved["numbers"].get(name) for name in member.saved_numbers()}
-                if optimizer.lr_scheduler is None and saved["learning_rate"] is not None:
-                    its["lr"] = saved["learning_rate"]
-                of_groups.append((vars(member).update, its))
+        # Another division into groups keeps its rates, which are in proportion to that of the whole.
+        groups, of_groups = header.get("groups", []), []
+        same = len(groups) == len(optimizer.groups)
+        base = header["learning_rate"]
+        if optimizer.lr_scheduler is None and base is not None and (same or not optimizer.groups):
+            numbers["lr"] = base
+        for member, saved in zip(optimizer.groups, groups if same else ()):
+            its = {name: saved["numbers"].get(name) for name in member.saved_numbers()}
+            rate = saved["learning_rate"]
+            if optimizer.lr_scheduler is None and rate is not None:
+                its["lr"] = rate
+                if base:
+                    its["rate_factor"] = rate / base
+            of_groups.append((vars(member).update, its))
         own = {
             "by_device": {},
             "loaded": loaded,

@@ -342,7 +342,9 @@ class Trainer(OptionsChecked):
 
         States are matched by parameter name. If the names of all parameters differ only in their
         numbers, as in a network that was created a second time, they are matched in the order of
-        these numbers. Gradients that no update has used are replaced as well.
+        these numbers. Gradients that no update has used are replaced as well. Without a scheduler,
+        the learning rate is replaced, and for parameter groups all rates, or none if the file has
+        another number of groups.
 
         Raises
         ------

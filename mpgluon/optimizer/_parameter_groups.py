@@ -62,7 +62,7 @@ class Member(Optimizer):
     """Mixin of the optimizers of groups. `member_class` combines it with an optimizer's class."""
 
     _whole: Optimizer
-    # The group's learning rate divided by the scheduler's initial one.
+    # The group's learning rate divided by that of the whole (`base_rate`), also while both are 0.
     rate_factor: float = 1.0
     draws = False
 
@@ -72,8 +72,17 @@ class Member(Optimizer):
 
     def follow(self, former: float, lr: float) -> None:
         """Scales the rate after the rate of the whole has changed from `former` to `lr`."""
-        same = self.lr == former or former == 0
-        self.lr = lr if same else self.lr * (lr / former)
+        if former != 0:
+            self.rate_factor = self.lr / former
+        self.lr = lr * self.rate_factor
+
+    def set_learning_rate(self, lr: float) -> None:
+        if self.lr_scheduler is not None:
+            raise UserWarning(
+                "the learning rate is set by lr_scheduler, in proportion to the group's "
+                "'initial_lr'; assign 'initial_lr'"
+            )
+        set_rate(self, lr)
 
     def __getstate__(self) -> dict[str, Any]:
         return dict(vars(self))
@@ -135,6 +144,8 @@ def add_group(
         The indices of the group's parameters.
     """
     options = dict(options)
+    if options.get("learning_rate") is None:  # the default
+        options.pop("learning_rate", None)
     kind, name = type(whole), options.pop("optimizer", None)
     if name is not None:
         kind = Optimizer.class_of(name)
@@ -182,13 +193,13 @@ def _copied(whole, options):
 def base_rate(whole: Optimizer) -> float | None:
     """Returns the rate to which the rates of groups relate: the scheduler's initial rate, or the
     optimizer's rate. Returns None for a scheduler without base_lr, such as a function."""
-    if whole.lr_scheduler is None:
+    scheduler: Any = whole.lr_scheduler
+    if scheduler is None:
         return whole.lr
-    base = vars(whole).get("_base_rate")
-    if base is None:
-        scheduler: Any = whole.lr_scheduler
+    known, base = vars(whole).get("_base_rate", (None, None))
+    if known is not scheduler:
         base = getattr(scheduler, "base_lr_orig", getattr(scheduler, "base_lr", None))
-        whole._base_rate = base
+        whole._base_rate = scheduler, base  # kept, because some schedulers change their base_lr
     return base
 
 
@@ -196,17 +207,14 @@ def set_rate(member: Any, rate: float | None) -> None:
     """Sets a group's learning rate, in proportion to which a scheduler changes it."""
     whole = member._whole
     base = base_rate(whole)
-    if rate is not None:
+    if rate is not None or whole.lr_scheduler is None:
         domain.at_least(0, learning_rate=rate)
-    if whole.lr_scheduler is not None and rate != base:
-        if not base:
-            raise ValueError(
-                "a group can have a learning rate of its own only if lr_scheduler is an "
-                f"LRScheduler with a positive base_lr, but its base_lr is {base}"
-            )
-        member.rate_factor = rate / base
-    else:
-        member.rate_factor = 1.0
+    if whole.lr_scheduler is not None and rate != base and not base:
+        raise ValueError(
+            "a group can have a learning rate of its own only if lr_scheduler is an "
+            f"LRScheduler with a positive base_lr, but its base_lr is {base}"
+        )
+    member.rate_factor = rate / base if base else 1.0
     member.lr = rate
 
 
@@ -258,11 +266,6 @@ class ParameterGroup(MutableMapping):
         if key == "params":
             raise TypeError("the parameters of a group cannot be replaced; create a new Trainer")
         if key in ("lr", "learning_rate"):
-            if own.lr_scheduler is not None and isinstance(own, Member):
-                raise UserWarning(
-                    "the learning rate is set by lr_scheduler, in proportion to the group's "
-                    "'initial_lr'; assign 'initial_lr'"
-                )
             own.set_learning_rate(value)
         elif key in ("weight_decay", "wd"):
             domain.number(weight_decay=value)

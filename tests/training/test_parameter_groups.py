@@ -189,6 +189,36 @@ def test_set_learning_rate_scales_all_groups():
     assert [group["lr"] for group in trainer.param_groups] == [0.05, 0.0005]
 
 
+def test_rates_of_groups_stay_in_proportion_after_a_rate_of_zero():
+    groups = groups_of(network(), {"lr": 0.5}, {"lr": 0})
+    trainer = gluon.Trainer(groups, "sgd", {"learning_rate": 0.25})
+    rates = []
+    for lr in (0, 0.125, 0, 0, 0.25):
+        trainer.set_learning_rate(lr)
+        rates.append([group["lr"] for group in trainer.param_groups])
+    assert rates == [[0, 0], [0.25, 0], [0, 0], [0, 0], [0.5, 0]]
+    trainer.param_groups[1]["lr"] = 1.0
+    trainer.set_learning_rate(0)
+    trainer.set_learning_rate(0.5)
+    assert [group["lr"] for group in trainer.param_groups] == [1.0, 2.0]
+
+
+def test_schedulers_that_are_assigned_later_scale_the_rates_of_all_groups():
+    trainer = gluon.Trainer(groups_of(network(), {"lr": 0.5}), "sgd", {"learning_rate": 0.25})
+    trainer.param_groups[0]["lr"] = 1.0
+    for base in (0.125, 0.5):
+        trainer.optimizer.lr_scheduler = FactorScheduler(1, 0.5, base_lr=base)
+        assert [group["lr"] for group in trainer.param_groups] == [4 * base, base]
+    trainer.param_groups[0]["initial_lr"] = 0.25
+    assert [group["lr"] for group in trainer.param_groups] == [0.25, 0.5]
+
+
+def test_no_learning_rate_in_a_group_is_that_of_the_trainer():
+    groups = groups_of(network(), {"lr": None}, {"lr": None, "optimizer": "adamw"})
+    trainer = gluon.Trainer(groups, "sgd", {"learning_rate": 0.25})
+    assert [group["lr"] for group in trainer.param_groups] == [0.25, 0.001]
+
+
 @pytest.mark.parametrize(
     "scheduler",
     [
@@ -374,6 +404,31 @@ def test_states_load_into_another_division_into_groups(tmp_path):
     trainer_of_one = gluon.Trainer(one, "adamw", {"learning_rate": 0.01})
     trainer_of_one.load_states(str(tmp_path / "s"))
     assert trainer_of_one.param_groups[0]["lr"] == 0.02
+
+
+def test_rates_stay_in_proportion_after_states_of_another_division_are_loaded(tmp_path):
+    net = network()
+    trainer = gluon.Trainer(net, "adamw", {"learning_rate": 0.25})
+    train(net, trainer)
+    trainer.set_learning_rate(0.0625)
+    trainer.save_states(str(tmp_path / "s"))
+    trainer = gluon.Trainer(groups_of(net, {"lr": 0.5}), "adamw", {"learning_rate": 0.25})
+    trainer.load_states(str(tmp_path / "s"))
+    trainer.set_learning_rate(0.125)
+    assert [group["lr"] for group in trainer.param_groups] == [0.25, 0.125]
+
+
+def test_loaded_rates_of_groups_stay_in_proportion_after_a_rate_of_zero(tmp_path):
+    net = network()
+    trainer = gluon.Trainer(groups_of(net, {"lr": 0.5}), "adamw", {"learning_rate": 0.25})
+    train(net, trainer)
+    trainer.save_states(str(tmp_path / "s"))
+    trainer = gluon.Trainer(groups_of(net, {"lr": 0.25}), "adamw", {"learning_rate": 0.25})
+    trainer.set_learning_rate(0)
+    trainer.load_states(str(tmp_path / "s"))
+    for lr in (0, 0.125):
+        trainer.set_learning_rate(lr)
+    assert [group["lr"] for group in trainer.param_groups] == [0.25, 0.125]
 
 
 def test_pickled_optimizers_keep_their_groups():
