@@ -62,14 +62,15 @@ def _rate_with(scheduler: LRScheduler, learning_rate: float | None, given: bool)
     if learning_rate is None or (not given and getattr(scheduler, "base_lr_given", True)):
         return None
     base_lr = scheduler.base_lr
-    if not given and scheduler.warmup_final_lr == base_lr:
+    # Schedulers with base_lr_orig compute their rates from it.
+    fixed = hasattr(scheduler, "base_lr_orig")
+    if not given and not fixed and scheduler.warmup_final_lr == base_lr:
         scheduler.warmup_final_lr = learning_rate
     if given and base_lr != learning_rate:
-        # Schedulers with base_lr_orig compute their rates from it.
         text = (
             f"learning_rate {learning_rate} has no effect, because {type(scheduler).__name__} "
             f"computes all rates from its base_lr {base_lr}; pass base_lr={learning_rate}"
-            if hasattr(scheduler, "base_lr_orig")
+            if fixed
             else f"learning_rate {learning_rate} replaces the base_lr {base_lr} of lr_scheduler; "
             "pass both with the same value"
         )

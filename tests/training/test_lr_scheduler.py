@@ -118,6 +118,13 @@ def test_optimizers_default_rate_applies_without_a_given_base_rate(kind):
     assert rates(optimizer)[:2] == [0.0005, 0.001]
 
 
+@pytest.mark.parametrize("kind", ["poly", "cosine"])
+def test_warm_up_ends_at_the_first_rate_of_an_annealing_scheduler(kind):
+    """Its rates do not depend on the optimizer's default rate."""
+    optimizer = mx.optimizer.Adam(lr_scheduler=SCHEDULERS[kind](warmup_steps=2))
+    assert rates(optimizer)[:2] == [0.005, 0.01]
+
+
 @pytest.mark.parametrize("kind", SCHEDULERS)
 def test_a_learning_rate_that_differs_from_the_base_rate_warns_with_its_effect(kind):
     annealing = kind in ("poly", "cosine")
