@@ -95,7 +95,7 @@ class Given:
     def add_groups(self, optimizer: Optimizer, own: Mapping[str, Any] | None) -> None:
         """Adds the groups to the optimizer. `own` has the options with which it was created, or is
         None if they are unknown."""
-        optimizer.groups, optimizer.group_of = (), {}
+        optimizer.group_optimizers, optimizer.optimizer_by_index = (), {}
         indices = {id(param): index for index, param in enumerate(self.params)}
         for number, (params, options) in enumerate(self.groups):
             try:

@@ -242,7 +242,7 @@ class TrainerState:
                     "learning_rate": member.lr,
                     "numbers": member.saved_numbers(),
                 }
-                for member in self.optimizer.groups
+                for member in self.optimizer.group_optimizers
             ],
             "counts": counts,
             "states": states,
@@ -363,10 +363,10 @@ class TrainerState:
                 f"{source} holds states of optimizer {header['optimizer']}, but this trainer "
                 f"has {kind}; nothing was changed"
             )
-        groups = header.get("groups", [])
-        for number, (member, saved) in enumerate(zip(self.optimizer.groups, groups)):
+        groups, members = header.get("groups", []), self.optimizer.group_optimizers
+        for number, (member, saved) in enumerate(zip(members, groups)):
             kind = type(member).__name__
-            if saved["optimizer"] != kind and len(groups) == len(self.optimizer.groups):
+            if saved["optimizer"] != kind and len(groups) == len(members):
                 raise MXNetError(
                     f"{source} holds states of parameter group {number} of optimizer "
                     f"{saved['optimizer']}, but this trainer's group has {kind}; nothing was "
@@ -456,12 +456,11 @@ class TrainerState:
             **{name: header.get("numbers", {}).get(name) for name in optimizer.saved_numbers()},
         }
         # Another division into groups keeps its rates, which are in proportion to that of the whole.
-        groups, of_groups = header.get("groups", []), []
-        same = len(groups) == len(optimizer.groups)
-        base = header["learning_rate"]
-        if optimizer.lr_scheduler is None and base is not None and (same or not optimizer.groups):
+        groups, of_groups, members = header.get("groups", []), [], optimizer.group_optimizers
+        same, base = len(groups) == len(members), header["learning_rate"]
+        if optimizer.lr_scheduler is None and base is not None and (same or not members):
             numbers["lr"] = base
-        for member, saved in zip(optimizer.groups, groups if same else ()):
+        for member, saved in zip(members, groups if same else ()):
             its = {name: saved["numbers"].get(name) for name in member.saved_numbers()}
             rate = saved["learning_rate"]
             if optimizer.lr_scheduler is None and rate is not None:

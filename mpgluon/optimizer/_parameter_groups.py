@@ -162,13 +162,13 @@ def add_group(
         member = kind(**{**kept, **options})
     else:
         member = _copied(whole, options)
-    for shared in (*_SHARED, "group_of", "groups"):
+    for shared in (*_SHARED, "optimizer_by_index", "group_optimizers"):
         vars(member).pop(shared, None)
     member.__class__ = member_class(kind)
     member._whole = whole
     set_rate(member, rate)
-    whole.groups = (*whole.groups, member)
-    whole.group_of = {**whole.group_of, **dict.fromkeys(indices, member)}
+    whole.group_optimizers = (*whole.group_optimizers, member)
+    whole.optimizer_by_index = {**whole.optimizer_by_index, **dict.fromkeys(indices, member)}
 
 
 def _copied(whole, options):

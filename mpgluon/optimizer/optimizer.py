@@ -249,23 +249,25 @@ class Optimizer:
             )
         domain.at_least(0, learning_rate=lr)
         former, self.lr = self.lr, lr
-        for member in self.groups:
+        for member in self.group_optimizers:
             member.follow(former, lr)
 
     # --- Parameter groups, see `_parameter_groups` ---
 
-    groups: Sequence[Any] = ()  # the optimizer of each group
-    group_of: Mapping[Any, Optimizer] = {}  # index -> its group's optimizer
+    # The optimizer of each group, and by index the optimizer of each parameter in a group. The names
+    # must not collide with attributes of user classes.
+    group_optimizers: Sequence[Any] = ()
+    optimizer_by_index: Mapping[Any, Optimizer] = {}
 
     @property
     def members(self) -> Sequence[Optimizer]:
         """The optimizers that update parameters: those of the groups or, without groups, this
         one."""
-        return self.groups or (self,)
+        return self.group_optimizers or (self,)
 
     def of(self, index: Any) -> Optimizer:
         """Returns the optimizer that updates a parameter, by index."""
-        return self.group_of.get(index, self)
+        return self.optimizer_by_index.get(index, self)
 
     def set_lr_scale(self, args_lrscale: Any) -> NoReturn:
         """Raises DeprecationWarning, because `set_lr_mult` replaces this method."""

@@ -284,6 +284,18 @@ def test_groups_accept_blocks_lists_and_single_parameters():
     )
 
 
+@pytest.mark.parametrize("grouped", [False, True])
+def test_optimizers_keep_an_attribute_called_groups(grouped):
+    class Blocked(mx.optimizer.SGD):
+        def __init__(self, groups=4, **options):
+            super().__init__(**options)
+            self.groups = groups
+
+    net, optimizer = network(), Blocked()
+    train(net, gluon.Trainer(groups_of(net) if grouped else net, optimizer))
+    assert optimizer.groups == 4
+
+
 def test_trainers_without_groups_have_one():
     net = network()
     trainer = gluon.Trainer(net, "adamw", {"learning_rate": 0.5})
