@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from ..optimizer._parameter_groups import ParameterGroup, add_group, full_names
@@ -31,8 +32,9 @@ class Given:
         else:
             self.params = self._listed(params)
 
-    def _listed(self, params):
-        """Returns the list of the parameters of a block, dict or list."""
+    def _listed(self, params, what="First argument"):
+        """Returns the list of the parameters of a block, dict or list. `what` describes the
+        argument in errors."""
         if isinstance(params, Block):
             by_path = parameters_by_path(params)
             self.paths.update((id(param), path) for path, param in by_path.items())
@@ -42,14 +44,12 @@ class Given:
             params = [params[name] for name in names]
         if not isinstance(params, (list, tuple)):
             raise ValueError(
-                "First argument must be a list or dict of Parameters, or a Block, got "
-                f"{type(params)}."
+                f"{what} must be a list or dict of Parameters, or a Block, got {type(params)}."
             )
         for param in params:
             if not isinstance(param, Parameter):
                 raise ValueError(
-                    "First argument must be a list or dict of Parameters, got list of "
-                    f"{type(param)}."
+                    f"{what} must be a list or dict of Parameters, got list of {type(param)}."
                 )
             if param.replaced:
                 raise param.replaced_error()
@@ -66,7 +66,13 @@ class Given:
                     f"{number} is {_described(group)}"
                 )
             given = group["params"]
-            params = self._listed([given] if isinstance(given, Parameter) else given)
+            if isinstance(given, Parameter):
+                given = [given]
+            elif isinstance(given, Iterable) and not isinstance(
+                given, (Block, dict, ParameterDict, str)
+            ):
+                given = list(given)
+            params = self._listed(given, f"Trainer: 'params' of group {number}")
             for param in params:
                 former = owners.setdefault(id(param), number)
                 if former != number:

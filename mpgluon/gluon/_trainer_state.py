@@ -455,7 +455,7 @@ class TrainerState:
             "_counts": next(iter(every.values())),
             **{name: header.get("numbers", {}).get(name) for name in optimizer.saved_numbers()},
         }
-        # Another division into groups keeps its rates, which are in proportion to that of the whole.
+        # Rates of another division into groups are not loaded.
         groups, of_groups, members = header.get("groups", []), [], optimizer.group_optimizers
         same, base = len(groups) == len(members), header["learning_rate"]
         if optimizer.lr_scheduler is None and base is not None and (same or not members):

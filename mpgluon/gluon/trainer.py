@@ -212,11 +212,12 @@ class Trainer(OptionsChecked):
     def param_groups(self) -> list[ParameterGroup]:
         """The parameter groups: dicts with the options that each group uses.
 
-        A trainer is given groups as a list of dicts. ``'params'`` has the group's parameters, and
-        ``'lr'`` (or ``'learning_rate'``), ``'weight_decay'`` (or ``'wd'``) and other options of the
-        optimizer take precedence over `optimizer_params`. ``'optimizer'`` names another optimizer
-        for a group, which then inherits only `multi_precision` and `clip_gradient`. Parameters that
-        are in no group are not updated. Without groups, the list has one dict.
+        A trainer is given groups as a list of dicts. ``'params'`` is a block, a parameter, or a
+        dict or iterable of parameters. ``'lr'`` (or ``'learning_rate'``), ``'weight_decay'`` (or
+        ``'wd'``) and other options of the optimizer take precedence over `optimizer_params`.
+        ``'optimizer'`` names another optimizer for a group, which then inherits only
+        `multi_precision` and `clip_gradient`. Parameters that are in no group are not updated.
+        Without groups, the list has one dict.
 
         Assigning an option changes the next update, as in ``trainer.param_groups[0]['lr'] = 0.1``.
         An `lr_scheduler` changes the rates of all groups in proportion: a group's rate is

@@ -254,8 +254,8 @@ class Optimizer:
 
     # --- Parameter groups, see `_parameter_groups` ---
 
-    # The optimizer of each group, and by index the optimizer of each parameter in a group. The names
-    # must not collide with attributes of user classes.
+    # The optimizer of each group, and the optimizer of each parameter by index. The names must
+    # not collide with attributes of user classes.
     group_optimizers: Sequence[Any] = ()
     optimizer_by_index: Mapping[Any, Optimizer] = {}
 

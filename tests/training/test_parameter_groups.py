@@ -269,16 +269,18 @@ def test_parameters_outside_of_groups_are_not_updated():
     assert changed == {"net_dense0_weight", "net_dense0_bias"}
 
 
-def test_groups_accept_blocks_lists_and_single_parameters():
+def test_groups_accept_blocks_iterables_and_single_parameters():
     net = network()
     groups = [
         {"params": net[0]},
         {"params": list(net[1].collect_params().values())},
         {"params": net[2].weight},
+        {"params": (param for param in [net[2].bias])},
     ]
     trainer = gluon.Trainer(groups, "adamw")
     names = [[param.name for param in group["params"]] for group in trainer.param_groups]
-    assert list(map(len, names)) == [2, 2, 1] and names[2] == [net[2].weight.name]
+    assert list(map(len, names)) == [2, 2, 1, 1]
+    assert names[2:] == [[net[2].weight.name], [net[2].bias.name]]
     assert "'params': [net_dense0_bias, net_dense0_weight], 'lr': 0.001" in repr(
         trainer.param_groups[0]
     )
@@ -321,6 +323,8 @@ def test_trainers_without_groups_have_one():
         (lambda n: groups_of(n, {"optimizer": "adamv"}), {}, "group 0: unknown optimizer 'adamv'"),
         (lambda n: [{"lr": 1}], {}, "key 'params', but group 0 is"),
         (lambda n: [{"params": n}, n[0].weight], {}, "group 1 is a Parameter"),
+        (lambda n: [{"params": "weight"}], {}, "'params' of group 0 must be .*, got <class 'str'>"),
+        (lambda n: [{"params": [1]}], {}, "'params' of group 0 must be .*, got list of .*int"),
         (
             lambda n: groups_of(n, {"lr": 1}),
             {"lr_scheduler": FactorScheduler(1, base_lr=0)},
