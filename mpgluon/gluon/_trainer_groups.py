@@ -32,9 +32,9 @@ class Given:
         else:
             self.params = self._listed(params)
 
-    def _listed(self, params, what="First argument"):
-        """Returns the list of the parameters of a block, dict or list. `what` describes the
-        argument in errors."""
+    def _listed(self, params, argument="First argument"):
+        """Returns the list of the parameters of a block, dict or list, which errors call
+        `argument`."""
         if isinstance(params, Block):
             by_path = parameters_by_path(params)
             self.paths.update((id(param), path) for path, param in by_path.items())
@@ -44,12 +44,12 @@ class Given:
             params = [params[name] for name in names]
         if not isinstance(params, (list, tuple)):
             raise ValueError(
-                f"{what} must be a list or dict of Parameters, or a Block, got {type(params)}."
+                f"{argument} must be a list or dict of Parameters, or a Block, got {type(params)}."
             )
         for param in params:
             if not isinstance(param, Parameter):
                 raise ValueError(
-                    f"{what} must be a list or dict of Parameters, got list of {type(param)}."
+                    f"{argument} must be a list or dict of Parameters, got list of {type(param)}."
                 )
             if param.replaced:
                 raise param.replaced_error()

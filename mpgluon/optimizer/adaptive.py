@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from .. import ndarray as nd
 from .._internal import domain
 from .._internal.domain import Default
-from .grouped import CountedOptimizer, GroupedOptimizer, replace, update_group
+from .grouped import CountedOptimizer, DecayedMeans, GroupedOptimizer, replace, update_group
 from .optimizer import register, zeros_like_state
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @register
-class Adam(GroupedOptimizer):
+class Adam(DecayedMeans):
     """Adam optimizer::
 
         grad = clip(grad * rescale_grad) + wd * weight
@@ -57,10 +57,7 @@ class Adam(GroupedOptimizer):
         lazy_update: bool = True,
         **kwargs: Any,
     ) -> None:
-        super().__init__(learning_rate=learning_rate, **kwargs)
-        domain.decay(beta1=beta1, beta2=beta2)
-        self.beta1 = beta1
-        self.beta2 = beta2
+        super().__init__(learning_rate=learning_rate, beta1=beta1, beta2=beta2, **kwargs)
         domain.at_least(0, epsilon=epsilon)
         self.epsilon = epsilon
         self.lazy_update = lazy_update
@@ -68,9 +65,6 @@ class Adam(GroupedOptimizer):
     @property
     def updates_rows(self) -> bool:
         return self.lazy_update
-
-    def create_state(self, index: Any, weight: NDArray) -> Any:
-        return (zeros_like_state(weight), zeros_like_state(weight))
 
     def _step(self, indices, weights, grads, states, lrs, wds):
         counts = [self._index_update_count[index] for index in indices]
@@ -276,7 +270,7 @@ class AdaDelta(GroupedOptimizer):
 
 
 @register
-class Adamax(CountedOptimizer):
+class Adamax(DecayedMeans, CountedOptimizer):
     """Adamax: Adam with the largest absolute gradient (decayed by `beta2`) instead of the root mean
     square.
 
@@ -304,13 +298,7 @@ class Adamax(CountedOptimizer):
         beta2: float = 0.999,
         **kwargs: Any,
     ) -> None:
-        super().__init__(learning_rate=learning_rate, **kwargs)
-        domain.decay(beta1=beta1, beta2=beta2)
-        self.beta1 = beta1
-        self.beta2 = beta2
-
-    def create_state(self, index: Any, weight: NDArray) -> Any:
-        return (zeros_like_state(weight), zeros_like_state(weight))
+        super().__init__(learning_rate=learning_rate, beta1=beta1, beta2=beta2, **kwargs)
 
     def _multi_numbers(self, count):
         return 1.0 / (1.0 - self.beta1**count), self._options(beta1=self.beta1, beta2=self.beta2)
@@ -381,7 +369,7 @@ class Nadam(Adamax):
 
 
 @register
-class FTML(GroupedOptimizer):
+class FTML(DecayedMeans):
     """FTML: follow the moving leader.
 
     Parameters
@@ -402,10 +390,7 @@ class FTML(GroupedOptimizer):
     def __init__(
         self, beta1: float = 0.6, beta2: float = 0.999, epsilon: float = 1e-8, **kwargs: Any
     ) -> None:
-        super().__init__(**kwargs)
-        domain.decay(beta1=beta1, beta2=beta2)
-        self.beta1 = beta1
-        self.beta2 = beta2
+        super().__init__(beta1=beta1, beta2=beta2, **kwargs)
         domain.at_least(0, epsilon=epsilon)
         self.epsilon = epsilon
 
@@ -486,7 +471,7 @@ class Ftrl(GroupedOptimizer):
 
 
 @register
-class LAMB(GroupedOptimizer):
+class LAMB(DecayedMeans):
     """LAMB: Adam whose step is scaled, for each layer, to the norm of the weight, which is clipped
     to `lower_bound` and `upper_bound`.
 
@@ -522,10 +507,7 @@ class LAMB(GroupedOptimizer):
         bias_correction: bool = True,
         **kwargs: Any,
     ) -> None:
-        super().__init__(learning_rate=learning_rate, **kwargs)
-        domain.decay(beta1=beta1, beta2=beta2)
-        self.beta1 = beta1
-        self.beta2 = beta2
+        super().__init__(learning_rate=learning_rate, beta1=beta1, beta2=beta2, **kwargs)
         domain.at_least(0, epsilon=epsilon)
         self.epsilon = epsilon
         for name, bound in (("lower_bound", lower_bound), ("upper_bound", upper_bound)):
@@ -534,9 +516,6 @@ class LAMB(GroupedOptimizer):
         self.lower_bound = lower_bound
         self.upper_bound = upper_bound
         self.bias_correction = bias_correction
-
-    def create_state(self, index: Any, weight: NDArray) -> Any:
-        return (zeros_like_state(weight), zeros_like_state(weight))
 
     def combines(self, axis: int) -> bool:
         return True

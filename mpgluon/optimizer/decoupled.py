@@ -14,7 +14,7 @@ import numpy as np
 from .. import ndarray as nd
 from .._internal import domain
 from .._internal.domain import Default
-from .grouped import CountedOptimizer, GroupedOptimizer
+from .grouped import CountedOptimizer, DecayedMeans, GroupedOptimizer
 from .optimizer import HALF, dtype_name, register, zeros_like_state
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @register
-class AdamW(CountedOptimizer):
+class AdamW(DecayedMeans, CountedOptimizer):
     """AdamW, with the formulas and defaults of ``torch.optim.AdamW``::
 
         grad = clip(grad * rescale_grad)
@@ -66,10 +66,7 @@ class AdamW(CountedOptimizer):
         amsgrad: bool = False,
         **kwargs: Any,
     ) -> None:
-        super().__init__(learning_rate=learning_rate, wd=wd, **kwargs)
-        domain.decay(beta1=beta1, beta2=beta2)
-        self.beta1 = beta1
-        self.beta2 = beta2
+        super().__init__(learning_rate=learning_rate, beta1=beta1, beta2=beta2, wd=wd, **kwargs)
         domain.at_least(0, epsilon=epsilon)
         self.epsilon = epsilon
         self.amsgrad = amsgrad
@@ -154,9 +151,6 @@ class _InSinglePrecision(GroupedOptimizer):
 
     def _computed(self, array):
         return array.astype("float32") if dtype_name(array) in HALF else array
-
-    def _family(self, index):
-        return getattr(self.param_dict.get(index), "family", None)
 
 
 def _stores(*pairs):

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from .. import ndarray as nd
 from .._core import at_once, versions
+from .._internal import domain
 from ..ndarray.sparse import BaseSparseNDArray
 from ._lazy import update_rows
-from .optimizer import HALF, Optimizer, as_lists, dtype_name
+from .optimizer import HALF, Optimizer, as_lists, dtype_name, zeros_like_state
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -202,6 +203,10 @@ class GroupedOptimizer(Optimizer):
     # Otherwise, it disables clipping.
     _clips_to_zero = False
 
+    def _family(self, index):
+        """Returns the family of a parameter that is a part of a split parameter, or None."""
+        return getattr(self.param_dict.get(index), "family", None)
+
     def _options(self, **options):
         """Adds the options that all update ops share to the given options, and returns them."""
         options["rescale_grad"] = self.rescale_grad
@@ -257,6 +262,20 @@ class CountedOptimizer(GroupedOptimizer):
             return None
         masters, inner = zip(*states)
         return self._mixed_op, [*zip(*inner), masters]
+
+
+class DecayedMeans(GroupedOptimizer):
+    """Base class of optimizers whose states are two running means, with the decay rates `beta1` and
+    `beta2`."""
+
+    def __init__(self, beta1: float, beta2: float, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        domain.decay(beta1=beta1, beta2=beta2)
+        self.beta1 = beta1
+        self.beta2 = beta2
+
+    def create_state(self, index: Any, weight: NDArray) -> Any:
+        return (zeros_like_state(weight), zeros_like_state(weight))
 
 
 def replace(*pairs: tuple[NDArray, NDArray]) -> None:

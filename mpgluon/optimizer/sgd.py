@@ -272,9 +272,6 @@ class SGLD(GroupedOptimizer):
         the whole."""
         return self._family(index) or index
 
-    def _family(self, index):
-        return getattr(self.param_dict.get(index), "family", None)
-
     def _step_one(self, index, weight, grad, state, lr, wd):
         grad = self._gradient(grad)
         moved = weight + -lr / 2 * (grad + wd * weight)
