@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..optimizer._parameter_groups import ParameterGroup, add_group, full_names
@@ -12,8 +12,6 @@ from .parameter import Parameter, ParameterDict
 from .parameter._parameter_dict import name_of_whole
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from ..optimizer.optimizer import Optimizer
 
 
@@ -27,7 +25,7 @@ class Given:
     def __init__(self, params: Any) -> None:
         self.paths: dict[int, str] = {}
         self.groups: list[tuple[list[Parameter], dict[str, Any]]] = []
-        if isinstance(params, (list, tuple)) and any(isinstance(one, dict) for one in params):
+        if isinstance(params, (list, tuple)) and any(isinstance(one, Mapping) for one in params):
             self.params = self._grouped(params)
         else:
             self.params = self._listed(params)
@@ -60,7 +58,7 @@ class Given:
         that results do not depend on the division into groups."""
         owners: dict[int, int] = {}
         for number, group in enumerate(groups):
-            if not isinstance(group, dict) or "params" not in group:
+            if not isinstance(group, Mapping) or "params" not in group:
                 raise ValueError(
                     "Trainer: each parameter group must be a dict with the key 'params', but group "
                     f"{number} is {_described(group)}"
@@ -118,7 +116,7 @@ class Given:
 
 
 def _described(group):
-    return f"{list(group)!r}" if isinstance(group, dict) else f"a {type(group).__name__}"
+    return f"{list(group)!r}" if isinstance(group, Mapping) else f"a {type(group).__name__}"
 
 
 def _sorting_name(name, param):

@@ -286,6 +286,14 @@ def test_groups_accept_blocks_iterables_and_single_parameters():
     )
 
 
+def test_groups_of_a_trainer_are_groups_for_another():
+    net = network()
+    groups = gluon.Trainer(groups_of(net, {"lr": 0.5}), "adamw").param_groups
+    other = gluon.Trainer(groups, "adamw", {"learning_rate": 0.25})
+    assert [group["lr"] for group in other.param_groups] == [0.5, 0.001]
+    assert other.param_groups == groups
+
+
 @pytest.mark.parametrize("grouped", [False, True])
 def test_optimizers_keep_an_attribute_called_groups(grouped):
     class Blocked(mx.optimizer.SGD):
