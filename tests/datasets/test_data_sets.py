@@ -2,6 +2,8 @@
 
 import itertools
 import os
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -175,6 +177,30 @@ def test_endless_stream_can_be_left_and_restarted(options):
     loader = data.DataLoader(Endless(), batch_size=2, **options)
     for _ in range(8):
         assert lists(itertools.islice(loader, 3)) == [[0, 1], [2, 3], [4, 5]]
+
+
+@pytest.mark.parametrize("options", WORKERS)
+def test_leaving_a_stream_does_not_wait_for_its_next_sample(options):
+    """A leaving iteration must not wait for a thread that reads a stream, perhaps forever."""
+    left = threading.Event()
+
+    class Waiting(data.IterableDataset):
+        def __iter__(self):
+            yield from range(4)
+            left.wait(30)
+            yield 4
+
+    loader = data.DataLoader(Waiting(), batch_size=2, timeout=0.5, **options)
+    start = time.monotonic()
+    try:
+        for _ in loader:
+            break
+        if options:  # without workers, the stream itself would wait
+            with pytest.raises(TimeoutError):
+                list(loader)
+        assert time.monotonic() - start < 10
+    finally:
+        left.set()
 
 
 @pytest.mark.parametrize("options", WORKERS)

@@ -55,9 +55,12 @@ class SharedStream:
             self._turn.wait_for(lambda: self._closed or self._next == number)
             if self._closed:
                 return END
-            try:
-                return next_samples(self._samples, stream)
-            finally:
+        # Only the thread whose turn it is reads. It holds no lock, because the read may take
+        # forever, and `close` must not wait for it.
+        try:
+            return next_samples(self._samples, stream)
+        finally:
+            with self._turn:
                 self._next += 1
                 self._turn.notify_all()
 
