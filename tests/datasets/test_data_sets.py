@@ -328,7 +328,7 @@ def test_random_split_is_reproducible():
     assert split() == first != split()
 
 
-@pytest.mark.parametrize("lengths", [[5, 6], [0.5, 0.6], [11, -1], [9.5, 0.5], []])
+@pytest.mark.parametrize("lengths", [[5, 6], [0.5, 0.6], [11, -1], [9.5, 0.5], [], [np.nan], [np.inf]])
 def test_random_split_refuses_other_lengths(lengths):
     with pytest.raises(ValueError, match="lengths must"):
         data.random_split(data.SimpleDataset(range(10)), lengths)
@@ -360,6 +360,11 @@ def test_weighted_sampler_without_replacement_draws_each_index_once():
         assert sorted(sampler) == [0, 1, 3]
     loader = data.DataLoader(data.SimpleDataset([5, 6, 7, 8]), 3, sampler=sampler, num_workers=2)
     assert sorted(lists(loader)[0]) == [5, 6, 8]
+
+
+def test_weighted_sampler_accepts_weights_whose_sum_overflows():
+    sampler = data.WeightedRandomSampler([1e308, 1e308, 0], 20)
+    assert set(sampler) == {0, 1}
 
 
 @pytest.mark.parametrize(
@@ -494,6 +499,10 @@ def test_packed_rows_shuffle_by_seed():
         (lambda: data.PackedTokens([[[1]]], 2), r"has the shape \(1, 1\)"),
         (lambda: data.PackedTokens([[1.5]], 2), "must be integers"),
         (lambda: data.PackedTokens([[2**31]], 2), "must be integers below"),
+        (lambda: data.PackedTokens([[np.nan]], 2), "must be integers below"),
+        (lambda: data.PackedTokens([[1]], 2, eos=1.5), "eos must be an integer below .*1.5"),
+        (lambda: data.PackedTokens([[1]], 2, eos=2**31), "eos must be an integer below"),
+        (lambda: data.PackedTokens([[1]], 2, pad=None), "pad must be an integer"),
         (lambda: data.PackedTokenStream([[1]], 2, last_row="drop"), "'keep' or 'discard'"),
         (lambda: list(data.PackedTokenStream([3], 2)), r"has the shape \(\)"),
     ],

@@ -240,8 +240,8 @@ def random_split(
     (8, 2, True)
     """
     size = len(dataset)
-    if any(length < 0 for length in lengths):
-        raise ValueError(f"lengths must not be negative, got {list(lengths)}")
+    if not all(0 <= length < math.inf for length in lengths):
+        raise ValueError(f"lengths must be finite and not negative, got {list(lengths)}")
     counts = [int(length) for length in lengths]
     if counts != list(lengths) or sum(counts) != size:
         if not math.isclose(sum(lengths), 1):

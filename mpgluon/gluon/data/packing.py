@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import collections
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,26 +19,37 @@ if TYPE_CHECKING:
 __all__ = ["PackedTokenStream", "PackedTokens"]
 
 
-def _tokens_of(document, eos):
-    """Returns a document as int32, with the end-of-document token."""
-    values = document.asnumpy() if isinstance(document, NDArray) else np.asarray(document)
-    if values.ndim != 1:
-        raise ValueError(
-            f"a document must be a sequence of token ids, but has the shape {values.shape}"
-        )
-    if values.size and not (values == values.astype("int32")).all():
-        raise ValueError("token ids must be integers below 2 ** 31")
-    ended = [] if eos is None or not values.size else [eos]
-    return np.append(values, ended).astype("int32")
-
-
 class _Layout:
     """Options of rows, and their construction from pieces of documents."""
 
-    def __init__(self, length, pad, ignore_index):
+    def __init__(self, length, eos, pad, ignore_index, last_row):
         if not length >= 1:
             raise ValueError(f"length must be at least 1, got {length}")
+        if last_row not in ("keep", "discard"):
+            raise ValueError(f"last_row must be 'keep' or 'discard', got {last_row!r}")
+        for name, token in (("eos", eos), ("pad", pad), ("ignore_index", ignore_index)):
+            if name == "eos" and token is None:
+                continue
+            if not isinstance(token, Integral) or not -(2**31) <= token < 2**31:
+                raise ValueError(f"{name} must be an integer below 2 ** 31, got {token!r}")
         self.length, self.pad, self.ignore_index = length, pad, ignore_index
+        self.discard = last_row == "discard"
+        self._end = [] if eos is None else [eos]
+
+    def tokens(self, document):
+        """Returns a document as int32, with the end-of-document token."""
+        values = document.asnumpy() if isinstance(document, NDArray) else np.asarray(document)
+        if values.ndim != 1:
+            raise ValueError(
+                f"a document must be a sequence of token ids, but has the shape {values.shape}"
+            )
+        if not values.size:
+            return values.astype("int32")
+        with np.errstate(invalid="ignore"):  # NaN
+            tokens = values.astype("int32")
+        if not (values == tokens).all():
+            raise ValueError("token ids must be integers below 2 ** 31")
+        return np.append(tokens, np.array(self._end, "int32"))
 
     def row(self, pieces):
         """Returns (tokens, labels, segments, positions) of pieces (document, begin, end)."""
@@ -159,23 +171,20 @@ class PackedTokens(Dataset):
         ignore_index: int = -100,
         last_row: str = "keep",
     ) -> None:
-        self._layout = _Layout(length, pad, ignore_index)
+        self._layout = _Layout(length, eos, pad, ignore_index, last_row)
         if how not in ("best_fit", "concat"):
             raise ValueError(f"how must be 'best_fit' or 'concat', got {how!r}")
-        if last_row not in ("keep", "discard"):
-            raise ValueError(f"last_row must be 'keep' or 'discard', got {last_row!r}")
         if isinstance(documents, IterableDataset):
             raise TypeError("PackedTokens needs all documents; use PackedTokenStream for a stream")
         self._documents = documents
-        self._eos = eos
         sizes = [len(self._document(i)) for i in range(len(documents))]
         self._rows = (_best_fit if how == "best_fit" else _concatenated)(sizes, length)
-        if how == "concat" and last_row == "discard" and sum(sizes) % length:
+        if how == "concat" and self._layout.discard and sum(sizes) % length:
             self._rows.pop()
         self._used = sum(end - begin for row in self._rows for _, begin, end in row)
 
     def _document(self, index):
-        return _tokens_of(self._documents[index], self._eos)
+        return self._layout.tokens(self._documents[index])
 
     def __repr__(self) -> str:
         length = self._layout.length
@@ -217,18 +226,14 @@ class PackedTokenStream(IterableDataset):
         ignore_index: int = -100,
         last_row: str = "keep",
     ) -> None:
-        self._layout = _Layout(length, pad, ignore_index)
-        if last_row not in ("keep", "discard"):
-            raise ValueError(f"last_row must be 'keep' or 'discard', got {last_row!r}")
+        self._layout = _Layout(length, eos, pad, ignore_index, last_row)
         self._documents = documents
-        self._eos = eos
-        self._discard = last_row == "discard"
 
     def __iter__(self) -> Iterator[tuple[np.ndarray[Any, Any], ...]]:
         pieces: list[Any] = []
         free = self._layout.length
         for document in self._documents:
-            tokens, begin = _tokens_of(document, self._eos), 0
+            tokens, begin = self._layout.tokens(document), 0
             while begin < len(tokens):
                 end = min(len(tokens), begin + free)
                 pieces.append((tokens, begin, end))
@@ -237,5 +242,5 @@ class PackedTokenStream(IterableDataset):
                 if free == 0:
                     yield self._layout.row(pieces)
                     pieces, free = [], self._layout.length
-        if pieces and not self._discard:
+        if pieces and not self._layout.discard:
             yield self._layout.row(pieces)

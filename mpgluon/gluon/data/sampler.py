@@ -134,8 +134,8 @@ class WeightedRandomSampler(Sampler):
             raise ValueError("weights must be a sequence of finite numbers that are not negative")
         if not num_samples >= 1:
             raise ValueError(f"num_samples must be at least 1, got {num_samples}")
-        total = values.sum()
-        if not total > 0:
+        most = values.max(initial=0)
+        if not most > 0:
             raise ValueError("at least one weight must be above 0")
         above = int((values > 0).sum())
         if not replacement and num_samples > above:
@@ -143,7 +143,8 @@ class WeightedRandomSampler(Sampler):
                 f"num_samples must be at most {above}, the number of weights above 0, without "
                 f"replacement; got {num_samples}"
             )
-        self.weights: np.ndarray[Any, Any] = values / total
+        values = values / most  # so that their sum is finite
+        self.weights: np.ndarray[Any, Any] = values / values.sum()
         self.num_samples = num_samples
         self.replacement = replacement
 
