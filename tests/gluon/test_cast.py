@@ -89,6 +89,30 @@ def test_array_of_several_blocks_is_cast_once():
     assert mask.dtype == np.float32
 
 
+def test_array_of_blocks_with_different_dtypes_is_cast_to_each():
+    class Precise(Block):
+        def cast(self, dtype):
+            super().cast("float32")
+
+    mask = nd.ones((4, 4), dtype="float64")
+    net = nn.HybridSequential()
+    net.add(Precise("mask"), Block("mask"))
+    for block in net:
+        block.mask = mask
+    net.cast("float16")
+    assert [block.mask.dtype for block in net] == [np.float32, np.float16]
+
+
+def test_lists_that_contain_themselves_are_cast():
+    net = Block("mask")
+    net.masks.append(net.masks)
+    net.cache = {"mask": net.mask}
+    net.cache["self"] = net.cache
+    net.cast("float16")
+    assert net.masks[0].dtype == net.masks[1]["again"].dtype == np.float16
+    assert net.masks[2] is net.masks and net.cache["mask"] is net.mask
+
+
 def test_variable_of_the_program_is_not_cast():
     net = Block("mask")
     net.mask.attach_grad()

@@ -37,20 +37,24 @@ def cast_arrays(block, dtype):
 
 def _cast(value, dtype):
     """Returns the value with its arrays cast. Changes lists and dicts in place."""
+    casts = _running.casts  # holds the objects, because their ids must not be reused
+    key = id(value), dtype_name(dtype)  # a block may cast a child to another dtype
     if isinstance(value, nd.NDArray):
         if not is_floating(value.dtype) or value._wants_gradient:
             return value
         if dtype_name(value.dtype) == dtype_name(dtype):
             return value
-        casts = _running.casts
-        if id(value) not in casts:
-            casts[id(value)] = value, value.astype(dtype)  # keeps the array, and so its id, alive
-        return casts[id(value)][1]
+        if key not in casts:
+            casts[key] = value, value.astype(dtype)
+        return casts[key][1]
     if isinstance(value, (list, dict)):
-        for key, item in list(value.items() if isinstance(value, dict) else enumerate(value)):
+        if key in casts:  # several blocks hold it, or it contains itself
+            return value
+        casts[key] = value, value
+        for at, item in list(value.items() if isinstance(value, dict) else enumerate(value)):
             new = _cast(item, dtype)
             if new is not item:
-                value[key] = new
+                value[at] = new
     elif isinstance(value, tuple):
         new = [_cast(item, dtype) for item in value]
         if any(a is not b for a, b in zip(new, value)):
