@@ -99,9 +99,10 @@ def write(path: str, arrays: Any, progress: Any, origin: str = "mpgluon") -> Any
         file.write(len(text).to_bytes(8, "little") + text)
         for _, dtype, shape, read in arrays:
             value = encode(read(), dtype)
-            if value.shape != tuple(shape):
+            if value.shape != tuple(shape) or value.itemsize != itemsize(dtype):
                 raise MXNetError(
-                    f"internal: an array of shape {value.shape} was to have shape {shape}"
+                    f"internal: an array of shape {value.shape} and dtype {value.dtype} was to "
+                    f"have shape {shape} and dtype {dtype}"
                 )
             data = memoryview(value.reshape(-1)).cast("B") if value.size else b""
             sums.append(zlib.crc32(data))

@@ -1,5 +1,6 @@
 """Weights in the layout of Hugging Face: reading, maps, splits, conversions and damaged files."""
 
+import itertools
 import json
 import os
 import re
@@ -214,6 +215,46 @@ def test_conversion_that_loses_precision_must_be_asked_for(tmp_path, given, want
     assert (net[0].weight.data().asnumpy() == want).all()
 
 
+DTYPES = ["float16", "bfloat16", "float32", "float64"]
+JOINED = [
+    ({"w": (2, 3)}, [hf.Stack(r"e\.{}", "w")], ["e.0", "e.1"]),
+    ({"w": (6,)}, [hf.Join(["e.0", "e.1"], "w")], ["e.0", "e.1"]),
+]
+
+
+@pytest.mark.parametrize("dtypes", itertools.permutations(DTYPES, 2))
+@pytest.mark.parametrize("shapes, entries, names", JOINED, ids=["Stack", "Join"])
+def test_joined_arrays_of_different_dtypes_keep_their_values(
+    tmp_path, dtypes, shapes, entries, names
+):
+    arrays = {
+        name: nd.array(RNG.normal(size=3), dtype="float64").astype(dtype)
+        for name, dtype in zip(names, dtypes)
+    }
+    nd.save(str(tmp_path / "model.safetensors"), arrays)
+    net = Target(**shapes)
+    net.cast("float64")
+    net.load_parameters(tmp_path, format="huggingface", name_map=entries)
+    want = np.concatenate([arrays[name].astype("float64").asnumpy() for name in names])
+    assert (net.w.data().asnumpy().reshape(-1) == want).all()
+    net.cast("float16")
+    with pytest.raises(MXNetError, match="'w' is float(32|64).*lose precision"):
+        net.load_parameters(tmp_path, format="huggingface", name_map=entries)
+
+
+@pytest.mark.parametrize("dtypes", itertools.permutations(DTYPES, 2))
+def test_saved_parts_of_different_dtypes_keep_their_values(tmp_path, dtypes):
+    net = Target(q=(2, 3), k=(2, 3))
+    net.initialize(mx.init.Normal(1))
+    for param, dtype in zip((net.q, net.k), dtypes):
+        param.cast(dtype)
+    entries = [hf.Split("qk", ["q", "k"])]
+    net.save_parameters(tmp_path, format="huggingface", name_map=entries)
+    saved = nd.load(str(tmp_path / "model.safetensors"))["qk"].astype("float64").asnumpy()
+    want = [param.data().astype("float64").asnumpy() for param in (net.q, net.k)]
+    assert (saved == np.concatenate(want)).all()
+
+
 # --- Names and shapes -----------------------------------------------------------------------------
 
 
@@ -419,6 +460,8 @@ def test_dropped_arrays_are_ignored_and_not_written(tmp_path):
         ({"w": (5,)}, [hf.Permute("w", 4)], "heads of 4"),
         ({"w": (5,)}, [hf.Reshape("w", (1, 4), (4,))], r"cannot have shape \(4,\)"),
         ({"e.0": (2,), "e.2": (2,)}, [hf.Stack(r"e\.{}", "w")], r"indices \[1\]"),
+        ({"e.0": (2,), "e.999999999": (2,)}, [hf.Stack(r"e\.{}", "w")], r"\[1, 2, 3, 4, 5\]"),
+        ({"e.0": (2,), "e.00": (2,)}, [hf.Stack(r"e\.{}", "w")], "network lacks 'e.00'"),
         ({"e.0": (2,), "e.1": (3,)}, [hf.Stack(r"e\.{}", "w")], "cannot be stacked"),
         ({"a": (2, 2), "b": (2, 3)}, [hf.Join(["a", "b"], "w")], "cannot be joined"),
         ({"a": (2,), "b": (2,)}, [hf.Rename("(?:a|b)", "w")], "two arrays become 'w'"),
@@ -455,6 +498,24 @@ def test_invalid_arguments(tmp_path):
         net.load_parameters(tmp_path, format="huggingface", name_map={"a": "b"})
     with pytest.raises(ValueError, match="shard_bytes must be positive"):
         net.save_parameters(tmp_path, format="huggingface", shard_bytes=0)
+
+
+@pytest.mark.parametrize(
+    "make, message",
+    [
+        (lambda: hf.Split("w", ["a", "b"], axis=-1), "Split: axis must not be negative, got -1"),
+        (lambda: hf.Join(["a", "b"], "w", axis=-2), "Join: axis must not be negative, got -2"),
+        (lambda: hf.Stack("e{}", "w", axis=-1), "Stack: axis must not be negative, got -1"),
+        (lambda: hf.Permute("w", 4, axis=-1), "Permute: axis must not be negative, got -1"),
+        (lambda: hf.Split("w", []), r"names must be a list with at least one item, not \[\]"),
+        (lambda: hf.Join("ab", "w"), "patterns must be a list with at least one item, not 'ab'"),
+        (lambda: hf.Split("w", ["a", "b"], sizes=[1]), r"sizes must be 2 sizes.*not \[1\]"),
+        (lambda: hf.Split("w", ["a", "b"], sizes=[3, -1]), r"sizes must be 2 sizes.*\[3, -1\]"),
+    ],
+)
+def test_entry_refuses_invalid_arguments(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
 
 
 # --- Saving ---------------------------------------------------------------------------------------

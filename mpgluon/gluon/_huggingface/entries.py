@@ -6,6 +6,7 @@ applies their inverses in reverse order.
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from typing import TYPE_CHECKING
@@ -49,6 +50,11 @@ class Entry:
     def save(self, arrays: Arrays) -> Arrays:
         """Inverse of `load`."""
         raise NotImplementedError
+
+
+def _check_axis(entry, axis):
+    if not axis >= 0:
+        raise ValueError(f"{entry}: axis must not be negative, got {axis}")
 
 
 def _put(arrays, name, value):
@@ -221,6 +227,7 @@ class Permute(_Change):
         super().__init__(pattern)
         if to not in ("halves", "pairs"):
             raise ValueError(f"Permute: to must be 'halves' or 'pairs', not {to!r}")
+        _check_axis("Permute", axis)
         if size < 2 or size % 2:
             raise ValueError(f"Permute: size must be even, not {size}")
         halves = [*range(0, size, 2), *range(1, size, 2)]
@@ -288,6 +295,17 @@ def _divided(name, array, names, axis, sizes):
         at += size
 
 
+def _check_parts(entry, what, parts, axis, sizes):
+    """Checks the parts of a Split or Join."""
+    _check_axis(entry, axis)
+    if isinstance(parts, str) or not parts:
+        raise ValueError(f"{entry}: {what} must be a list with at least one item, not {parts!r}")
+    if sizes is not None and (len(sizes) != len(parts) or min(sizes) < 0):
+        raise ValueError(
+            f"{entry}: sizes must be {len(parts)} sizes, one for each of the {what}, not {sizes}"
+        )
+
+
 def _split(arrays, translations, axis, sizes):
     """Splits each array whose name matches into one array for each translation."""
     found: Arrays = {}
@@ -349,10 +367,9 @@ class Split(Entry):
     def __init__(
         self, pattern: str, names: Sequence[str], axis: int = 0, sizes: Sequence[int] | None = None
     ) -> None:
+        _check_parts("Split", "names", names, axis, sizes)
         self._to = [Translation(pattern, name) for name in names]
         self._axis, self._sizes = axis, sizes
-        if sizes is not None and len(sizes) != len(names):
-            raise ValueError(f"Split: {len(names)} names, but {len(sizes)} sizes")
 
     def load(self, arrays: Arrays) -> Arrays:
         return _split(arrays, self._to, self._axis, self._sizes)
@@ -381,10 +398,9 @@ class Join(Entry):
     def __init__(
         self, patterns: Sequence[str], name: str, axis: int = 0, sizes: Sequence[int] | None = None
     ) -> None:
+        _check_parts("Join", "patterns", patterns, axis, sizes)
         self._to = [Translation(pattern, name) for pattern in patterns]
         self._axis, self._sizes = axis, sizes
-        if sizes is not None and len(sizes) != len(patterns):
-            raise ValueError(f"Join: {len(patterns)} patterns, but {len(sizes)} sizes")
 
     def load(self, arrays: Arrays) -> Arrays:
         return _join(arrays, self._to, self._axis)
@@ -410,11 +426,12 @@ class Stack(Entry):
     def __init__(self, pattern: str, name: str, axis: int = 0) -> None:
         if pattern.count("{}") != 1:
             raise ValueError(f"Stack: the pattern must contain '{{}}' once, not {pattern!r}")
+        _check_axis("Stack", axis)
         self._pattern, self._name, self._axis = pattern, name, axis
 
     def load(self, arrays: Arrays) -> Arrays:
         before, after = self._pattern.split("{}")
-        pattern = re.compile(f"{before}(?P<index>[0-9]{{1,9}}){after}")
+        pattern = re.compile(f"{before}(?P<index>0|[1-9][0-9]{{0,8}}){after}")
         # Groups after the index have numbers that are larger by one.
         groups = re.compile(before).groups
         name = re.sub(
@@ -431,8 +448,8 @@ class Stack(Entry):
             else:
                 sets.setdefault(found.expand(name), {})[int(found["index"])] = key
         for new, own in sets.items():
-            missing = sorted(set(range(max(own) + 1)) - set(own))[:5]
-            if missing:
+            if max(own) >= len(own):
+                missing = list(itertools.islice((i for i in range(max(own)) if i not in own), 5))
                 raise MXNetError(
                     f"map: the arrays of '{new}' are incomplete: {self._pattern} is missing for "
                     f"the indices {missing}"

@@ -151,7 +151,7 @@ def _indexed(path):
     for name in sorted(set(places.values())):
         file = os.path.join(folder, name)
         if not os.path.exists(file):
-            raise MXNetError(f"{what} names '{name}', which is missing; download it again")
+            raise MXNetError(f"{what} names {name!r}, which is missing; download it again")
         files[name] = File(file)
     for array, name in places.items():
         if array not in files[name].entries:

@@ -111,7 +111,7 @@ class Joined(LazyArray):
         first, self._arrays, self._axis = arrays[0], arrays, axis
         total = sum(array.shape[axis] for array in arrays)
         self.shape = (*first.shape[:axis], total, *first.shape[axis + 1 :])
-        self.dtype, self.slow_axis = first.dtype, first.slow_axis
+        self.dtype, self.slow_axis = _common(arrays), first.slow_axis
 
     def read(self, ranges: Ranges) -> np.ndarray:
         found, at, (begin, end) = [], 0, ranges[self._axis]
@@ -125,7 +125,7 @@ class Joined(LazyArray):
             at += size
         if not found:
             return np.empty([high - low for low, high in ranges], _numpy(self.dtype))
-        return found[0] if len(found) == 1 else np.concatenate(found, self._axis)
+        return np.concatenate(found, self._axis, dtype=_numpy(self.dtype))
 
 
 class Stacked(LazyArray):
@@ -134,7 +134,7 @@ class Stacked(LazyArray):
     def __init__(self, arrays: Sequence[LazyArray], axis: int) -> None:
         first, self._arrays, self._axis = arrays[0], arrays, axis
         self.shape = (*first.shape[:axis], len(arrays), *first.shape[axis:])
-        self.dtype, self.slow_axis = first.dtype, axis
+        self.dtype, self.slow_axis = _common(arrays), axis
 
     def read(self, ranges: Ranges) -> np.ndarray:
         own = [*ranges[: self._axis], *ranges[self._axis + 1 :]]
@@ -205,6 +205,12 @@ class Reshaped(LazyArray):
 
 def _slices(ranges):
     return tuple(slice(begin, end) for begin, end in ranges)
+
+
+def _common(arrays):
+    """Returns the dtype that holds all values of the arrays."""
+    dtypes = {array.dtype for array in arrays}
+    return dtypes.pop() if len(dtypes) == 1 else np.result_type(*map(_numpy, dtypes)).name
 
 
 def _numpy(dtype):
