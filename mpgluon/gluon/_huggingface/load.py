@@ -66,8 +66,13 @@ def load(
     Raises
     ------
     MXNetError
-        If a file is damaged, or if names, shapes or dtypes differ. Nothing changes in this case. If
-        a file cannot be read to its end later, some parameters have their new values.
+        If a file is damaged, or if names, shapes or dtypes differ. Nothing changes in this case.
+
+    Notes
+    -----
+    Values are written in place, because the devices may have no memory for a second network. If
+    reading fails after all checks (an I/O error or an interrupt), some of the parameters that were
+    initialized before have their new values. All others remain uninitialized.
     """
     weights = Weights(path)
     arrays: dict[str, LazyArray] = dict(weights.arrays)
@@ -79,12 +84,15 @@ def load(
     with weights.opened(), bar(total, progress, "loading") as shown, autograd.pause():
         for name, first, second in duplicates:
             _check_equal(name, first, second, weights.path)
+        completions = []
         for _, array, parts in targets:
             for param, where in parts:
-                outputs, finish = param.to_fill(ctx)
+                outputs, complete = param.to_fill(ctx)
                 _fill(outputs, array, where)
-                finish()
+                completions.append(complete)
             shown.update(_bytes(array))
+        for complete in completions:
+            complete()
 
 
 def _bytes(array):

@@ -588,7 +588,8 @@ class Block(TreeNode):
         ------
         AssertionError, ValueError
             If names are missing or unexpected, or a shape or dtype differs. Nothing changes in
-            this case.
+            this case. If an I/O error or interrupt stops the format 'huggingface' later, some of
+            the parameters that were initialized before have their new values.
         """
         if format is not None:
             huggingface, entries = self._map_of("load_parameters", format, name_map)
