@@ -543,6 +543,40 @@ def test_save_writes_shards_of_the_given_size_and_removes_earlier_files(tmp_path
     assert sorted(os.listdir(tmp_path)) == ["model.safetensors"]
 
 
+def test_interrupted_save_leaves_the_earlier_files(tmp_path, monkeypatch):
+    net = nn.HybridSequential()
+    net.add(*(nn.Dense(4, in_units=4, use_bias=False) for _ in range(4)))
+    net.initialize(mx.init.One())
+    net.save_parameters(tmp_path, format="huggingface", shard_bytes=64)
+    before = sorted(os.listdir(tmp_path))
+    write, calls = _safetensors.write, []
+
+    def interrupted(*args, **options):
+        calls.append(args)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return write(*args, **options)
+
+    net.initialize(mx.init.Zero(), force_reinit=True)
+    monkeypatch.setattr(_safetensors, "write", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        net.save_parameters(tmp_path, format="huggingface", shard_bytes=64)
+    assert len(calls) == 3 and sorted(os.listdir(tmp_path)) == before
+    weights = hf.Weights(tmp_path)
+    assert all((weights.read(name) == 1).all() for name in weights.shapes())
+
+
+def test_save_removes_the_temporary_files_of_a_killed_one(tmp_path):
+    left = "model-00001-of-00003.safetensors.0123456789abcdef.new"
+    for name in (left, left + ".0123456789abcdef.new", "model.safetensors.new", "own.new"):
+        (tmp_path / name).write_bytes(b"x")
+    net = dense()
+    net.initialize()
+    net.save_parameters(tmp_path, format="huggingface")
+    found = sorted(os.listdir(tmp_path))
+    assert found == ["model.safetensors", "model.safetensors.new", "own.new"]
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
 def test_save_keeps_the_dtype(tmp_path, dtype):
     net = dense()

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import re
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from ... import autograd
@@ -23,7 +24,11 @@ if TYPE_CHECKING:
     from ..block import Block
     from .entries import Entry
 
-_FILES = re.compile(r"model(-\d{5,}-of-\d{5,})?\.safetensors|model\.safetensors\.index\.json")
+# Files of an earlier save, and temporary files that a killed one leaves.
+_FILES = re.compile(
+    r"(model(-\d{5,}-of-\d{5,})?\.safetensors|model\.safetensors\.index\.json)"
+    r"(\.[0-9a-f]{16}\.new)*"
+)
 
 
 def save(
@@ -43,7 +48,8 @@ def save(
     net : Block
         The network.
     folder : str
-        The folder, which is created. Weights that it holds are replaced.
+        The folder, which is created. Weights that it holds are replaced when all new files are
+        complete.
     entries : sequence of Entry
         The map with which `load` would read the files.
     config : dict, optional
@@ -104,12 +110,23 @@ def _write(folder, arrays, shard_bytes, progress):
         if len(shards) == 1
         else [f"model-{at:05}-of-{len(shards):05}.safetensors" for at in range(1, len(shards) + 1)]
     )
-    with bar(total, progress, "saving") as shown:
-        for file, shard in zip(names, shards):
-            rows = [
-                (name, arrays[name].dtype, arrays[name].shape, arrays[name].whole) for name in shard
-            ]
-            _safetensors.write(os.path.join(folder, file), rows, shown.update, origin="pt")
+    paths = [os.path.join(folder, name) for name in names]
+    suffix = f".{os.urandom(8).hex()}.new"
+    try:
+        with bar(total, progress, "saving") as shown:
+            for path, shard in zip(paths, shards):
+                rows = [
+                    (name, arrays[name].dtype, arrays[name].shape, arrays[name].whole)
+                    for name in shard
+                ]
+                _safetensors.write(path + suffix, rows, shown.update, origin="pt")
+        # Shards of an earlier save may have the same names, and must not be mixed with new ones.
+        for path in paths:
+            os.replace(path + suffix, path)
+    finally:
+        for path in paths:
+            with suppress(FileNotFoundError):
+                os.remove(path + suffix)
     if len(shards) == 1:
         return {SINGLE}
     places = {name: file for file, shard in zip(names, shards) for name in shard}
