@@ -21,6 +21,16 @@ bool mpg_recompilation_note(mpg_recompilation *r, const mpg_cache *cache, int64_
   return r->reported = true;
 }
 
+void mpg_recompilation_summarize(const mpg_recompilation *r, const mpg_cache *cache, int64_t end,
+                                 mpg_text *text) {
+  /* Compilations of several threads may overlap. */
+  int64_t time = end - r->begin + 1, spent = r->spent < time ? r->spent : time;
+  mpg_text_append(text,
+                  "%u of the last %u calls compiled a new program, which took %d%% of the time",
+                  r->compilations, (unsigned)(cache->clock - r->first_call),
+                  (int)(100 * spent / time));
+}
+
 /* The latest entries of the cache, the most recently used one first. */
 typedef struct latest {
   const mpg_cache_entry *entries[MOST_COMPILATIONS];

@@ -17,6 +17,10 @@ typedef struct mpg_recompilation {
  * calls compile, for 16 compilations or more, and a quarter of the time is spent on it. */
 bool mpg_recompilation_note(mpg_recompilation *r, const mpg_cache *cache, int64_t begin,
                             int64_t end);
+/* Appends how many of the latest calls compiled, and the share of the time until `end` that this
+ * took, after mpg_recompilation_note returned true. */
+void mpg_recompilation_summarize(const mpg_recompilation *r, const mpg_cache *cache, int64_t end,
+                                 mpg_text *text);
 /* Appends a text that says which axes of which inputs differ between the latest signatures.
  * names[i] is the name of input i; NULL for numbers. Appends nothing if no size differs. */
 void mpg_recompilation_describe(const mpg_cache *cache, const char *const *names,

@@ -174,6 +174,28 @@ def test_repeated_recompilation_warns_once_and_names_the_axis():
     assert "axis 1" not in seen
 
 
+def test_interrupt_while_the_recompilation_warning_is_written_is_raised(monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("mpgluon.gluon._compiled.call.input_names", interrupted)
+    net = dense()
+    with pytest.raises(KeyboardInterrupt):
+        for n in range(1, 80):
+            net(nd.ones((n, 2)))
+    assert net(nd.ones((1, 2))).shape == (1, 2)
+
+
+def test_recompilation_warning_without_input_names_numbers_them(monkeypatch):
+    def failing(*_):
+        raise ValueError
+
+    monkeypatch.setattr("mpgluon.gluon._compiled.call.input_names", failing)
+    net = dense()
+    (seen,) = warnings_of([lambda n=n: net(nd.ones((n, 2))) for n in range(1, 80)])
+    assert "axis 0 of input 0 was" in seen
+
+
 def test_recompilation_warning_names_a_growing_state():
     net, states = Growing(), [nd.zeros((1, 3, 4)), nd.zeros((1,))]
     net.hybridize()

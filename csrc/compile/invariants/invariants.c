@@ -187,8 +187,8 @@ static bool up_to_date(const mpg_compiled *c, const mpg_binding *binding) {
          !kept_failed(c, binding);
 }
 
-/* Sets keys[i] to the contents that kept value i should have, and needed[i] if it must be computed.
- * Returns whether any must be. */
+/* Sets keys[i] to the key of the contents that kept value i should have, needed[i] to true if it
+ * must be computed, and *any to true if a value must be. */
 static mpg_status find_needed(mpg_compiled *c, const mpg_binding *binding, mpg_key *keys,
                               bool *needed, bool *any, bool *exposed) {
   for (uint32_t i = 0; i < c->recipes.num_sources; i++)

@@ -15,8 +15,8 @@ mpg_status mpg_compiled_bind(mpg_compiled *compiled, const mpg_inputs *inputs,
                              mpg_binding **binding);
 /* Builds the program that computes all kept values, compiled->invariants, unless it exists. */
 mpg_status mpg_compiled_get_invariants(mpg_compiled *compiled);
-/* Computes the kept values that are out of date. Values that another compiled call has computed are
- * not. `given` are the unbound inputs, which the program does not read. */
+/* Computes the kept values that are out of date, unless another compiled call has already computed
+ * them. `given` are the unbound inputs, which the program does not read. */
 mpg_status mpg_compiled_refresh(mpg_compiled *compiled, mpg_binding *binding,
                                 const mpg_tensor *given);
 /* Releases the kept values of all compiled calls that aren't running, because a device is out of

@@ -166,23 +166,25 @@ static PyObject *call_compiled(mpg_compiled *compiled, const mpg_inputs *inputs)
 }
 
 /* Returns a new list with the names of the inputs, which the attribute `input_names` of the
- * function returns. Returns NULL without an exception if it has no names. */
+ * function returns. Returns NULL without an exception if it has no names, and NULL with one if it
+ * was interrupted. */
 static PyObject *input_names(const cached_op *self) {
   PyObject *function = PyObject_GetAttrString(self->trace, "input_names"),
            *names = function != NULL ? PyObject_CallNoArgs(function) : NULL,
            *list = names != NULL ? PySequence_List(names) : NULL;
   Py_XDECREF(function);
   Py_XDECREF(names);
-  PyErr_Clear();
+  if (list == NULL && PyErr_ExceptionMatches(PyExc_Exception)) PyErr_Clear();
   return list;
 }
 
-/* Appends which sizes of the inputs differ between the latest calls. */
-static void describe_changes(const cached_op *self, mpg_text *text) {
+/* Appends which sizes of the inputs differ between the latest calls. Runs Python code. */
+static int describe_changes(const cached_op *self, mpg_text *text) {
   enum { MOST_NAMES = 64 };
   const char *names[MOST_NAMES];
   uint32_t count = 0;
   PyObject *list = input_names(self);
+  if (list == NULL && PyErr_Occurred()) return -1;
   for (; list != NULL && count < MOST_NAMES && count < PyList_GET_SIZE(list); count++) {
     PyObject *name = PyList_GET_ITEM(list, count);
     names[count] = PyUnicode_Check(name) ? PyUnicode_AsUTF8(name) : NULL;
@@ -190,29 +192,31 @@ static void describe_changes(const cached_op *self, mpg_text *text) {
   PyErr_Clear();
   mpg_recompilation_describe(self->cache, names, count, text);
   Py_XDECREF(list);
+  return 0;
 }
 
 /* Warns once about a function that keeps recompiling: if compilation takes much of the time, or
  * else if the cache evicts a signature. */
 static int warn_of_recompilation(cached_op *self, int64_t begin, int64_t end) {
-  mpg_recompilation *r = &self->recompilation;
-  bool reported = r->reported, slow = mpg_recompilation_note(r, self->cache, begin, end);
+  bool reported = self->recompilation.reported,
+       slow = mpg_recompilation_note(&self->recompilation, self->cache, begin, end);
   if (!slow && (reported || self->cache->dropped != 1)) return 0;
-  r->reported = true;
+  self->recompilation.reported = true;
   const char *path = mpg_scope_text(mpg_autograd_scope());
   mpg_text text = {0}, changes = {0};
-  describe_changes(self, &changes);
   mpg_text_append(&text, "%s: ", *path ? path : "a hybridized block");
   if (slow)
-    mpg_text_append(&text,
-                    "%u of the last %u calls compiled a new program, which took %d%% of the time",
-                    r->compilations, (unsigned)(self->cache->clock - r->first_call),
-                    (int)(100 * r->spent / (end - r->begin + 1)));
+    mpg_recompilation_summarize(&self->recompilation, self->cache, end, &text);
   else
     mpg_text_append(&text,
                     "more than %d signatures (shapes, dtypes, devices and modes of the inputs) "
                     "have been compiled; the least recently used one is dropped for each new one",
                     (int)MPG_CACHE_LIMIT);
+  if (describe_changes(self, &changes) < 0) {
+    mpg_text_free(&text);
+    mpg_text_free(&changes);
+    return -1;
+  }
   if (*mpg_text_string(&changes))
     mpg_text_append(&text,
                     ", because sizes changed: %s. Pad them to a few sizes (for example, powers of "
