@@ -4,7 +4,8 @@ is a separate program because the defects that it searches for end the process:
     python tests/programs/op_fuzz.py [--seed N] [--first N] [--last N] [--seconds S | --calls N]
     [--ops NAME ...] [--without PARAMETER ...] [--log FILE] [--shrink]     # 60 seconds by default
 
-All ops are called about equally often. Each call is logged before it runs, so the last line of the
+All ops are called about equally often. Half of the calls are valid calls of `tests/samples` with
+changed parameters, sizes and values, and the others are random. Each call is logged before it runs, so the last line of the
 log is the call that ended the process. A call that takes longer than a minute also ends it. The
 expected result of a hostile call is an error; exceptions of other types (SystemError, ...) end the
 process. The same seed makes the same calls.
@@ -30,6 +31,10 @@ import numpy as np
 
 import mpgluon as mx
 from mpgluon import _core, autograd
+
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # tests
+
+from samples.base import all_samples
 
 HUGE = [1 << 31, 1 << 32, (1 << 53), 1 << 62, (1 << 63) - 1, -(1 << 63), -(1 << 31)]
 INTEGERS = [0, 1, -1, 2, 3, *HUGE]
@@ -178,6 +183,34 @@ def choose_inputs(rng, op, params):
     return inputs
 
 
+def choose_near(rng, op, samples):
+    """Returns parameters and inputs [(shape, dtype)] that differ a little from a valid call. Ops
+    with many inputs or related parameters reject almost all random calls."""
+    sample = rng.choice(samples)
+    params, known = dict(sample.params or {}), {param["name"]: param for param in op["params"]}
+    for name in rng.sample(sorted(known), min(len(known), rng.choice([0, 0, 1, 1, 2]))):
+        change = hostile if rng.random() < 0.5 else plain
+        params[name] = change(rng, known[name])
+    made = rng.choice(sample.dtypes)
+    inputs = [
+        (one.shape, one.dtype.name) if isinstance(one, np.ndarray) else (tuple(one), made)
+        for one in sample.inputs
+    ]
+    sizes = sorted({n for shape, _ in inputs for n in shape})
+    if sizes and rng.random() < 0.4:  # the same size changes in all inputs
+        old, new = rng.choice(sizes), rng.choice([0, *SIZES])
+        inputs = [(tuple(new if n == old else n for n in shape), own) for shape, own in inputs]
+    if inputs and rng.random() < 0.15:
+        i = rng.randrange(len(inputs))
+        inputs[i] = (choose_shape(rng), inputs[i][1])
+    if inputs and rng.random() < 0.1:
+        i = rng.randrange(len(inputs))
+        inputs[i] = (inputs[i][0], rng.choice(DTYPES))
+    if any(size(shape) > LARGEST for shape, _ in inputs):
+        return params, None
+    return params, inputs
+
+
 def make_array(rng, numbers, shape, dtype, ctx):
     kind = rng.randrange(5)
     if kind == 0:
@@ -323,6 +356,7 @@ def main(arguments=None):
         return shrink(args)
     log = os.open(args.log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) if args.log else None
     names = [name for name in _core.list_ops() if not args.ops or name in args.ops]
+    samples = all_samples()
     ops = [_core.get_op(name).describe() for name in names]
     for device in DEVICES:
         mx.context.set_memory_limit(device, 1 << 28)
@@ -336,12 +370,18 @@ def main(arguments=None):
         op = ops[number % len(ops)]
         rng = random.Random(args.seed * 1000003 + number)
         numbers = np.random.default_rng(rng.getrandbits(32))
-        params = choose_params(rng, op)
+        inputs = None
+        near = op["name"] in samples and rng.random() < 0.5
+        if near:
+            params, inputs = choose_near(rng, op, samples[op["name"]])
+        else:
+            params = choose_params(rng, op)
         text = f"{op['name']} seed {args.seed} number {number} params {params}".encode()
         if log is not None:
             os.pwrite(log, text[:3900].ljust(3999) + b"\n", 0)
         faulthandler.dump_traceback_later(60, exit=True)
-        inputs = choose_inputs(rng, op, params)
+        if not near:
+            inputs = choose_inputs(rng, op, params)
         if inputs is None:
             continue
         made += 1
