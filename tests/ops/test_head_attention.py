@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import mpgluon as mx
-from mpgluon import autograd, gluon, nd
+from mpgluon import _core, autograd, gluon, nd
 from mpgluon.parallel import Pipeline
 from samples.attention import cached, time_first, visible, weigh
 from support.devices import on
@@ -267,6 +267,36 @@ def test_hidden_nan_does_not_reach_the_results():
         wanted, found = (nd.contrib.attention(*a, lengths=own) for a in (clean, dirty))
         assert wide(found).tobytes() == wide(wanted).tobytes()
         assert not wide(found)[1].any()
+
+
+def test_ops_without_draws_refuse_dropout():
+    """Their gradient would read the third output, which only the ops with draws have."""
+    sizes = {"sizes": (2, 1, 3, 3, 4, 4), "shape": (2, 3, 4)}
+    places = {f"{name}_at": (0, 12, 12, 4) for name in ("query", "key", "value", "result")}
+    x = nd.ones((2, 3, 4), ctx=on(0))
+    for name, params in (
+        ("_attention", {**sizes, **places}),
+        ("_head_attention", {"keys": 3}),
+    ):
+        with pytest.raises(mx.MXNetError, match="p must be 0"):
+            arrays = [x if name == "_attention" else x.reshape((2, 3, 1, 4))] * 3
+            _core.get_op(name)(*arrays, p=0.5, **params)
+
+
+def test_packed_attention_refuses_several_arrays():
+    """The gradient is one array of the query's size."""
+    params = {
+        "sizes": (1, 1, 2, 9, 4, 4),
+        "shape": (1, 2, 4),
+        "query_at": (0, 8, 8, 4),
+        "result_at": (0, 8, 8, 4),
+        "key_at": (0, 36, 36, 4),
+        "value_at": (0, 36, 36, 4),
+    }
+    arrays = [nd.ones((1, n, 4), ctx=on(0)) for n in (2, 9, 9)]
+    assert _core.get_op("_attention")(*arrays, **params).shape == (1, 2, 4)
+    with pytest.raises(mx.MXNetError, match="needs one array"):
+        _core.get_op("_attention")(*arrays, **params, packed=True)
 
 
 def test_attention_dropout_draws_the_same_weights_everywhere():

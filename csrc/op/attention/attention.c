@@ -49,6 +49,10 @@ static mpg_status check(mpg_infer *infer, const mpg_desc *query, const mpg_desc 
     if (sizes[i] < 1) return mpg_infer_fail(infer, "sizes must be positive");
   if (p->causal && sizes[ROWS] != sizes[KEYS])
     return mpg_infer_fail(infer, "causal attention needs equally many rows and keys");
+  /* The gradients of a packed key and value are written to the array of the query's gradient. */
+  if (p->packed && !(mpg_shape_equal(&query->shape, &key->shape) &&
+                     mpg_shape_equal(&query->shape, &value->shape)))
+    return mpg_infer_fail(infer, "packed attention needs one array as query, key and value");
   int64_t queries[3] = {sizes[BATCH], sizes[HEADS], sizes[ROWS]},
           keys[3] = {sizes[BATCH], sizes[HEADS], sizes[KEYS]};
   MPG_TRY(mpg_infer_tuple_shape(infer, &p->shape, shape));
@@ -86,6 +90,7 @@ mpg_status mpg_infer_attention(mpg_infer *infer) {
   const mpg_attention_params *p = infer->params;
   mpg_shape shape;
   MPG_TRY(same_dtypes(infer, 0, 0));
+  if (drops(p) && infer->num_outputs < 3) return mpg_infer_fail(infer, "p must be 0");
   MPG_TRY(check(infer, &infer->inputs[0], &infer->inputs[1], &infer->inputs[2],
                 masked(p) ? &infer->inputs[3] : NULL, &shape));
   mpg_shape rows = {

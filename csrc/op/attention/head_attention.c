@@ -146,6 +146,8 @@ static mpg_shape sums_of(const mpg_shape *query, int time) {
 mpg_status mpg_infer_head_attention(mpg_infer *infer) {
   bool known;
   const mpg_desc *in = infer->inputs;
+  if (infer->op->id == MPG_OP__head_attention && options_of(infer->op, infer->params).drops)
+    return mpg_infer_fail(infer, "p must be 0");
   MPG_TRY(check(infer, 0, 3, &known));
   infer->outputs[0].dtype = in[0].dtype;
   if (!known) return MPG_OK;
