@@ -269,6 +269,23 @@ def test_hidden_nan_does_not_reach_the_results():
         assert not wide(found)[1].any()
 
 
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("empty", ["rows", "keys", "features", "value features", "batch"])
+def test_gradients_of_attention_with_an_empty_axis_are_finite(empty, dtype):
+    sizes = {"batch": 2, "rows": 3, "keys": 5, "features": 8, "value features": 6}
+    sizes[empty] = 0
+    batch, rows, keys, width, value_width = sizes.values()
+    arrays = [
+        on_device(a, dtype) for a in arrays_of((batch, rows, keys, 4, 2, width, value_width), 1)
+    ]
+    nd.full((1 << 16,), np.nan, ctx=on(0)).wait_to_read()  # memory that the call may reuse
+    head = nd.ones((batch, rows, 4, value_width), ctx=on(0), dtype=dtype)
+    found = gradients(lambda *a: nd.contrib.attention(*a, causal=True), arrays, head)
+    for grad, array in zip(found, arrays):
+        assert grad.shape == array.shape and np.isfinite(grad).all()
+        assert empty == "features" or not grad.any()
+
+
 def test_ops_without_draws_refuse_dropout():
     """Their gradient would read the third output, which only the ops with draws have."""
     sizes = {"sizes": (2, 1, 3, 3, 4, 4), "shape": (2, 3, 4)}

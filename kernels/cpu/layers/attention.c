@@ -355,7 +355,8 @@ static mpg_status forward(const mpg_kernel_call *call, const mpg_attention_call 
     draw[0] = a.draw.seed, draw[1] = a.draw.call, draw[2] = a.draw.position, draw[3] = a.draw.run,
     draw[4] = a.draw.stride;
   }
-  if (!mpg_shape_size(&call->outputs[0].desc.shape)) return MPG_OK;
+  /* Values without features still need the sums, for the gradient. */
+  if (!a.batch || !a.all_rows) return MPG_OK;
   MPG_TRY(prepare(&a, in->forward_bytes(&a)));
   mpg_cpu_parallel_for(call, a.batch * a.key_heads * blocks_of(a.all_rows, in->rows),
                        grain_of(&a, a.all_rows < in->rows ? a.all_rows : in->rows), in->forward,

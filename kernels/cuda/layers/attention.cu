@@ -489,11 +489,11 @@ mpg_status forward(const mpg_kernel_call *call, const mpg_attention_call &c) {
   if (call->num_outputs > 1) p.sums = (C *)call->outputs[1].data;
   p.draw = mpg_cuda_key_of(call);
   if (call->num_outputs > 2) MPG_TRY(mpg_cuda_write_key(call, (uint64_t *)call->outputs[2].data));
-  if (c.batch * c.heads * c.rows * c.value_width == 0) return MPG_OK;
+  if (c.batch * c.heads * c.rows == 0) return MPG_OK;
   bool done;
   MPG_TRY(forward_by_tensor(call, p, c.batch, &done));
   if (done) return MPG_OK;
-  return mpg_cuda_launch(call, forward_kernel<T>, grid_of<T>(c, c.heads, c.rows, c.value_width),
+  return mpg_cuda_launch(call, forward_kernel<T>, grid_of<T>(c, c.heads, c.rows, c.value_width ? c.value_width : 1),
                          THREADS, shared_bytes<C>(), p);
 }
 
