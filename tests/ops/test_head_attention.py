@@ -286,6 +286,15 @@ def test_gradients_of_attention_with_an_empty_axis_are_finite(empty, dtype):
         assert empty == "features" or not grad.any()
 
 
+@pytest.mark.parametrize("dtype", ["int64", "float32", "float64"])
+def test_lengths_beyond_int32_are_limited(dtype):
+    query, key, value = (on_device(a, "float32") for a in arrays_of((4, 3, 6, 2, 1, 4, 4), 2))
+    given = nd.array([1 << 40, -(1 << 40), 4, (1 << 32) + 2], dtype=dtype, ctx=on(0))
+    found = nd.contrib.attention(query, key, value, lengths=given)
+    wanted = nd.contrib.attention(query, key, value, lengths=on_device([6, 0, 4, 6], None))
+    assert np.array_equal(wide(found), wide(wanted))
+
+
 def test_ops_without_draws_refuse_dropout():
     """Their gradient would read the third output, which only the ops with draws have."""
     sizes = {"sizes": (2, 1, 3, 3, 4, 4), "shape": (2, 3, 4)}

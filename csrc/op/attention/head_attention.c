@@ -211,6 +211,12 @@ mpg_status mpg_infer_cached_attention(mpg_infer *infer) {
 
 /* --- Composition and gradient ----------------------------------------------------------------- */
 
+/* Limits lengths to the range that has a meaning, since int32 may not hold the given numbers. */
+static mpg_value emit_limited(mpg_gradient *g, mpg_value lengths, int64_t keys) {
+  mpg_clip_params params = {.a_min = 0, .a_max = (double)keys};
+  return mpg_emit1(g, MPG_OP_clip, &params, lengths);
+}
+
 void mpg_compose_contrib_attention(mpg_gradient *g, const mpg_value *inputs, mpg_value *outputs) {
   const mpg_contrib_attention_params *p = g->params;
   mpg_dtype dtype = mpg_value_desc(g, inputs[QUERY])->dtype, sums = mpg_dtype_of_sums(dtype);
@@ -228,10 +234,13 @@ void mpg_compose_contrib_attention(mpg_gradient *g, const mpg_value *inputs, mpg
     arrays[i] = inputs[i];
     if (i < MASK) continue;
     mpg_dtype own = mpg_value_desc(g, inputs[i])->dtype;
-    if (i > MASK || !p->use_mask)
-      arrays[i] = mpg_emit_cast(g, inputs[i], MPG_INT32);
-    else if (own != MPG_BOOL && own != dtype)
-      arrays[i] = mpg_emit_cast(g, inputs[i], sums);
+    if (i == MASK && p->use_mask) {
+      if (own != MPG_BOOL && own != dtype) arrays[i] = mpg_emit_cast(g, inputs[i], sums);
+    } else if (own != MPG_INT32) {
+      if (i == MASK + p->use_mask && p->use_lengths)
+        arrays[i] = emit_limited(g, inputs[i], params.keys);
+      arrays[i] = mpg_emit_cast(g, arrays[i], MPG_INT32);
+    }
   }
   outputs[0] = mpg_emit(g, params.p > 0 ? MPG_OP__dropout_head_attention : MPG_OP__head_attention,
                         &params, g->num_inputs, arrays);
