@@ -325,6 +325,20 @@ def test_packed_attention_refuses_several_arrays():
         _core.get_op("_attention")(*arrays, **params, packed=True)
 
 
+def test_cost_of_cached_attention_grows_with_rows_and_keys():
+    def flops(rows, size, window=0):
+        shapes = [(2, rows, 8, 64), (2, rows, 2, 64), (2, rows, 2, 64), (2, size, 2, 64)]
+        shapes += [(2, size, 2, 64), (2,)]
+        inputs = [(shape, "int32" if len(shape) == 1 else "float32") for shape in shapes]
+        return _core.op_cost("_contrib_cached_attention", inputs, {"window": window})[1]
+
+    one = flops(1, 1024)
+    assert flops(100, 1024) == 100 * one and flops(1, 2048) == 2 * one
+    assert flops(1, 1024, window=128) == one / 4
+    # Half of the cache is in use, and a score takes two products of 64 numbers.
+    assert one >= 2 * 8 * 512 * (4 * 64)
+
+
 def test_attention_dropout_draws_the_same_weights_everywhere():
     """Eager, compiled, in micro-batches on several devices; rows of the identity show the
     weights."""

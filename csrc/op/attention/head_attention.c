@@ -268,6 +268,15 @@ void mpg_gradient_head_attention(mpg_gradient *g) {
 
 /* --- Cost and batching ------------------------------------------------------------------------ */
 
+/* Returns the cost of `scores` scores. The query is input `first`. The products of a score are
+ * by_width times as long as a key, and by_value_width times as long as a value. */
+static mpg_cost cost_of_scores(const mpg_infer *call, double scores, int first, int by_width,
+                               int by_value_width) {
+  return mpg_cost_of(
+      call, scores * (2.0 * by_width * (double)call->inputs[first].shape.dims[3] +
+                      2.0 * by_value_width * (double)call->inputs[first + 2].shape.dims[3] +
+                      MPG_COST_FUNCTION));
+}
 static mpg_cost cost(const mpg_infer *call, int first, int by_width, int by_value_width) {
   options o = options_of(call->op, call->params);
   int time = mpg_attention_time(o.layout);
@@ -275,20 +284,20 @@ static mpg_cost cost(const mpg_infer *call, int first, int by_width, int by_valu
   double rows = (double)query[time], seen = (double)key[time];
   if (o.causal && rows > 1) seen -= (rows < seen ? rows : seen) / 2;
   if (o.window && (double)o.window < seen) seen = (double)o.window;
-  return mpg_cost_of(call,
-                     (double)query[0] * (double)query[3 - time] * rows * seen *
-                         (2.0 * by_width * (double)query[3] +
-                          2.0 * by_value_width * (double)call->inputs[first + 2].shape.dims[3] +
-                          MPG_COST_FUNCTION));
+  return cost_of_scores(call, (double)query[0] * (double)query[3 - time] * rows * seen, first,
+                        by_width, by_value_width);
 }
 mpg_cost mpg_cost_head_attention(const mpg_infer *call) { return cost(call, 0, 1, 1); }
 mpg_cost mpg_cost_head_attention_backward(const mpg_infer *call) { return cost(call, 1, 3, 2); }
 /* Assumes that half of the cache is in use. */
 mpg_cost mpg_cost_cached_attention(const mpg_infer *call) {
-  double scores = (double)mpg_shape_size(&call->inputs[QUERY].shape) *
-                  (double)mpg_shape_size(&call->inputs[3].shape) /
-                  (double)(mpg_shape_size(&call->inputs[KEY].shape) + 1);
-  return mpg_cost_of(call, 2 * scores);
+  const mpg_cached_attention_params *p = call->params;
+  int time = mpg_attention_time(p->layout);
+  const int64_t *query = call->inputs[QUERY].shape.dims;
+  double seen = (double)call->inputs[3].shape.dims[time] / 2;
+  if (p->window && (double)p->window < seen) seen = (double)p->window;
+  return cost_of_scores(call, (double)query[0] * (double)query[1] * (double)query[2] * seen, 0, 1,
+                        1);
 }
 
 /* Divides the batch axis of all arrays. A mask may be the same for all batch entries. */
