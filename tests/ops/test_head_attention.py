@@ -286,6 +286,32 @@ def test_gradients_of_attention_with_an_empty_axis_are_finite(empty, dtype):
         assert empty == "features" or not grad.any()
 
 
+@pytest.mark.parametrize("window", [0, 2, 1 << 40, (1 << 63) - 1])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_positions_outside_the_cache_see_the_keys_inside(dtype, window):
+    """Lengths below 0 and above the size of the cache, even if sums of them overflow int32."""
+    rows, size = 3, 8
+    lengths = [-(1 << 31), -5, -2, 0, 6, 8, 9, (1 << 31) - 1]
+    shapes = [(8, rows, 2, 4), (8, rows, 1, 4), (8, rows, 1, 4), (8, size, 1, 4), (8, size, 1, 4)]
+    random = np.random.RandomState(1)
+    arrays = [on_device(random.randn(*shape), dtype) for shape in shapes]
+    before = [wide(a) for a in arrays]
+    result = wide(nd.contrib.cached_attention(*arrays, on_device(lengths, None), window=window))
+    keys, values = (wide(a) for a in arrays[3:])
+    for b, first in enumerate(lengths):
+        for i in range(rows):
+            if 0 <= first + i < size:
+                before[3][b, first + i], before[4][b, first + i] = before[1][b, i], before[2][b, i]
+    assert np.array_equal(keys, before[3]) and np.array_equal(values, before[4])
+    at = np.array(lengths)[:, None] + np.arange(rows)
+    key = np.arange(size)
+    seen = key <= at[..., None]
+    if window:
+        seen &= key > at[..., None] - min(window, 1 << 40)
+    wanted = weigh(before[0], keys, values, seen[:, None])
+    assert np.abs(result - wanted).max() <= TOLERANCE[dtype]
+
+
 @pytest.mark.parametrize("dtype", ["int64", "float32", "float64"])
 def test_lengths_beyond_int32_are_limited(dtype):
     query, key, value = (on_device(a, "float32") for a in arrays_of((4, 3, 6, 2, 1, 4, 4), 2))

@@ -129,7 +129,7 @@ static inline mpg_attention_call mpg_attention_read_cached(const mpg_kernel_call
                            &call->inputs[4].desc.shape, p->layout);
   a.lengths_input = 5;
   a.mask_input = a.segments_input = a.draw_input = -1;
-  a.scale = p->scale.present ? p->scale.value : 1 / __builtin_sqrt((double)a.width);
+  a.scale = p->scale.present ? p->scale.value : 1 / __builtin_sqrt(a.width ? (double)a.width : 1);
   a.softcap = p->softcap;
   a.window = mpg_attention_window(p->window, a.rows, a.keys);
   a.causal = a.empty_is_zero = a.cached = true;

@@ -69,9 +69,14 @@ struct mpg_sight {
         window((I)p.window),
         causal(p.causal) {
     if (!p.lengths) return;
-    I length = p.lengths[batch];
-    if (p.cached) first = length, length += rows;
-    if (length < end) end = length;
+    int64_t length = p.lengths[batch];
+    if (p.cached) {
+      /* Positions far outside the cache see the same keys. The limit prevents overflow. */
+      const int64_t limit = 1 << 30;
+      first = (I)(length < -limit ? -limit : length < limit ? length : limit);
+      length += p.rows;
+    }
+    if (length < p.keys) end = (I)length;
   }
   __device__ __forceinline__ I key_low(I row) const {
     I low = window ? first + row - window + 1 : 0;
