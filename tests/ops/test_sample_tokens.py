@@ -81,6 +81,45 @@ def test_drawn_tokens_match_the_reference(options, tokens):
     assert different <= 1  # a draw may be within rounding of a boundary
 
 
+@pytest.mark.parametrize("seed", range(12))
+def test_random_options_match_the_reference(seed):
+    """Also equal logits at the limits, -inf, NaN, padding and repeated tokens in the history."""
+    random = np.random.RandomState(seed)
+    different = 0
+    for _ in range(10):
+        rows, tokens = random.randint(1, 9), int(random.choice([1, 3, 40, 700]))
+        logits = random.randn(rows, tokens).astype("float32") * 2
+        if random.rand() < 0.5:
+            logits = np.round(logits)
+        logits[random.rand(rows, tokens) < random.choice([0, 0.3])] = -np.inf
+        logits[random.rand(rows, tokens) < random.choice([0, 0.1])] = np.nan
+        logits[:, random.randint(tokens)] = 1  # a finite logit
+        options = {
+            "temperature": random.choice([0.2, 1.0, 3.0]),
+            "top_k": int(random.choice([0, 1, 4, 50])),
+            "top_p": random.choice([0.0, 0.3, 0.9, 1.0]),
+            "min_p": random.choice([0.0, 0.05, 1.0]),
+            "repetition_penalty": random.choice([1.0, 0.5, 2.0]),
+        }
+        keys = random.randint(-(1 << 62), 1 << 62, (rows, 2))
+        history = random.randint(-3, tokens + 3, (rows, random.randint(0, 9))).astype("int32")
+        drawn = nd.contrib.sample_tokens(
+            nd.array(logits, ctx=on(0)),
+            nd.array(keys, dtype="int64", ctx=on(0)),
+            nd.array(history, dtype="int32", ctx=on(0)),
+            **options,
+        ).asnumpy()
+        for r in range(rows):
+            known = [t for t in history[r] if t < tokens]
+            row = np.where(np.isnan(logits[r]), np.float32(-np.inf), logits[r])
+            weights = kept(row, **options, history=known)
+            sums = np.cumsum(weights)
+            expected = np.searchsorted(sums, uniform_double(*keys[r]) * sums[-1], side="right")
+            assert weights[drawn[r]] > 0, options
+            different += expected != drawn[r]
+    assert different <= 1  # a draw may be within rounding of a boundary
+
+
 def test_equal_logits_are_preferred_in_order():
     keys = nd.array([[s, 3] for s in range(200)], dtype="int64", ctx=on(0))
     drawn = nd.contrib.sample_tokens(nd.zeros((200, 50), ctx=on(0)), keys, top_k=4).asnumpy()
