@@ -14,13 +14,17 @@ static mpg_status check_params(mpg_infer *infer, int64_t size) {
   if (p->base <= 0 || p->factor <= 0) return mpg_infer_fail(infer, "base and factor must be > 0");
   if (p->scaling > MPG_ROTARY_LINEAR && p->original_length <= 0)
     return mpg_infer_fail(infer, "this scaling needs original_length");
-  if (p->scaling == MPG_ROTARY_LLAMA3 && p->high_freq_factor <= p->low_freq_factor)
+  if (p->scaling == MPG_ROTARY_LLAMA3 && !(p->high_freq_factor > p->low_freq_factor))
     return mpg_infer_fail(infer, "high_freq_factor must be larger than low_freq_factor");
-  if (p->scaling == MPG_ROTARY_YARN && (p->base == 1 || p->beta_fast <= 0 || p->beta_slow <= 0))
+  if (p->scaling == MPG_ROTARY_YARN && (p->base == 1 || !(p->beta_fast > 0) || !(p->beta_slow > 0)))
     return mpg_infer_fail(infer, "yarn needs a base other than 1, and beta_fast and beta_slow > 0");
   if (p->scaling == MPG_ROTARY_LONGROPE && p->factors.count != dims / 2)
     return mpg_infer_fail(infer, "longrope needs %lld factors, one for each pair, but got %d",
                           (long long)dims / 2, (int)p->factors.count);
+  for (int i = 0; p->scaling == MPG_ROTARY_LONGROPE && i < p->factors.count; i++)
+    if (!(p->factors.values[i] > 0)) return mpg_infer_fail(infer, "factors must be > 0");
+  if (p->scaling == MPG_ROTARY_LONGROPE && !p->attention_factor.present && p->original_length <= 1)
+    return mpg_infer_fail(infer, "longrope needs an attention_factor or original_length > 1");
   return MPG_OK;
 }
 

@@ -14,6 +14,7 @@ typedef struct rotation {
   const void *positions; /* NULL: 0, 1, 2, ... */
   bool wide;             /* positions are int64 */
   double direction;      /* 1, or -1 for the gradient */
+  double fastest;        /* the largest frequency */
   /* Per position (and batch entry, if each has positions of its own): `pairs` cosines, then as many
    * sines, in the compute type, times the factor of the results. */
   char *table;
@@ -38,6 +39,7 @@ mpg_status mpg_cpu_rotary(const mpg_kernel_call *call) {
   mpg_rotary_make(call->params, &x->desc.shape, positions ? &positions->desc.shape : NULL,
                   &t.shape);
   const mpg_rotary *s = &t.shape;
+  for (int i = 0; i < s->pairs; i++) t.fastest = fmax(t.fastest, (double)s->frequencies[i]);
   int64_t units = s->batch * s->time, elements = s->heads * s->size,
           rows = s->positions_by_batch ? units : s->time;
   if (!units || !elements) return MPG_OK;

@@ -11,8 +11,7 @@ static void rotary_table_T(void *context, int64_t begin, int64_t end) {
   for (int64_t row = begin; row < end; row++) {
     A *cosines = (A *)(void *)t->table + row * 2 * pairs, *sines = cosines + pairs;
     double position = position_of(t, row), sine = t->shape.scale * t->direction;
-    if (fabs(position) * (double)t->shape.frequencies[0] < MPG_DOUBLE_TRIG_LIMIT &&
-        fabs(position) < MPG_DOUBLE_TRIG_LIMIT) {
+    if (fabs(position) * t->fastest < MPG_DOUBLE_TRIG_LIMIT) {
       MPG_INDEPENDENT for (int i = 0; i < pairs; i++) {
         double angle = position * (double)t->shape.frequencies[i];
         cosines[i] = (A)(mpg_cos_limited(angle) * t->shape.scale);
