@@ -282,39 +282,61 @@ class MultiHeadAttention(Layer):
         )
 
 
-def _check_attention(kind, given):
-    """Raises TypeError if an option of a cell is none of `MultiHeadAttention`."""
-    unknown = dict.fromkeys(name for name in given if name not in options_of(MultiHeadAttention))
-    if unknown:
-        raise unknown_option(kind, unknown)
-
-
 class _Cell(Layer):
-    """Sublayers with residual connections, normalized before or after each sublayer."""
+    """Sublayers with residual connections, normalized before or after each sublayer: attention, in
+    decoders also attention to the encoder's result, and two dense layers."""
 
-    _pre_norm: bool
-    ffn_norm: LayerNorm
-    ffn1: Dense
-    ffn2: Dense
-    act: GELU | Activation
-    drop: Dropout
+    _causal = True
+    _attends_to_memory = False
 
-    def _init_cell(
+    def __init__(
         self,
         units: int,
         hidden: int,
-        activation: str,
-        dropout: float,
-        pre_norm: bool,
-        epsilon: float,
-        dtype: DType,
+        heads: int,
+        dropout: float = 0.0,
+        attention_dropout: float = 0.0,
+        activation: str = "gelu",
+        pre_norm: bool = True,
+        epsilon: float = 1e-5,
+        use_bias: bool | Mapping[str, bool] = True,
+        dtype: DType = "float32",
+        prefix: str | None = None,
+        params: Any = None,
+        **attention: Any,
     ) -> None:
+        super().__init__(prefix=prefix, params=params)
+        known = options_of(MultiHeadAttention)
+        unknown = dict.fromkeys(name for name in attention if name not in known)
+        if unknown:
+            raise unknown_option(type(self), unknown)
+        domain.size(1, hidden=hidden)
+        domain.fraction(dropout=dropout, attention_dropout=attention_dropout)
         self._pre_norm = bool(pre_norm)
-        self.ffn_norm = LayerNorm(epsilon=epsilon, in_channels=units, prefix="ffn_norm_")
-        self.ffn1 = Dense(hidden, flatten=False, in_units=units, dtype=dtype, prefix="ffn1_")
-        self.ffn2 = Dense(units, flatten=False, in_units=hidden, dtype=dtype, prefix="ffn2_")
-        self.act = GELU() if activation == "gelu" else Activation(activation)
-        self.drop = Dropout(dropout)
+        common = {"dropout": attention_dropout, "use_bias": use_bias, "dtype": dtype}
+
+        def norm(prefix):
+            return LayerNorm(epsilon=epsilon, in_channels=units, prefix=prefix)
+
+        def dense(size, inputs, prefix):
+            return Dense(size, flatten=False, in_units=inputs, dtype=dtype, prefix=prefix)
+
+        with self.name_scope():
+            own = {"causal": self._causal, "in_units": units, "prefix": "attention_", **common}
+            self.attention: MultiHeadAttention = MultiHeadAttention(
+                units, heads, **{**own, **attention}
+            )
+            self.attention_norm: LayerNorm = norm("attention_norm_")
+            if self._attends_to_memory:
+                self.cross_attention: MultiHeadAttention = MultiHeadAttention(
+                    units, heads, causal=False, prefix="cross_attention_", **common
+                )
+                self.cross_attention_norm: LayerNorm = norm("cross_attention_norm_")
+            self.ffn_norm: LayerNorm = norm("ffn_norm_")
+            self.ffn1: Dense = dense(hidden, units, "ffn1_")
+            self.ffn2: Dense = dense(units, hidden, "ffn2_")
+            self.act: GELU | Activation = GELU() if activation == "gelu" else Activation(activation)
+            self.drop: Dropout = Dropout(dropout)
 
     def _residual(self, x: Any, norm: LayerNorm, sublayer: Callable[[Any], Any]) -> Any:
         if self._pre_norm:
@@ -364,44 +386,7 @@ class TransformerEncoderCell(_Cell):
     (2, 5, 8)
     """
 
-    def __init__(
-        self,
-        units: int,
-        hidden: int,
-        heads: int,
-        dropout: float = 0.0,
-        attention_dropout: float = 0.0,
-        activation: str = "gelu",
-        pre_norm: bool = True,
-        epsilon: float = 1e-5,
-        use_bias: bool | Mapping[str, bool] = True,
-        dtype: DType = "float32",
-        prefix: str | None = None,
-        params: Any = None,
-        **attention: Any,
-    ) -> None:
-        super().__init__(prefix=prefix, params=params)
-        _check_attention(type(self), attention)
-        domain.size(1, hidden=hidden)
-        domain.fraction(dropout=dropout, attention_dropout=attention_dropout)
-        with self.name_scope():
-            self.attention: MultiHeadAttention = MultiHeadAttention(
-                units,
-                heads,
-                **{
-                    "causal": False,
-                    "dropout": attention_dropout,
-                    "use_bias": use_bias,
-                    "in_units": units,
-                    "dtype": dtype,
-                    "prefix": "attention_",
-                    **attention,
-                },
-            )
-            self.attention_norm: LayerNorm = LayerNorm(
-                epsilon=epsilon, in_channels=units, prefix="attention_norm_"
-            )
-            self._init_cell(units, hidden, activation, dropout, pre_norm, epsilon, dtype)
+    _causal = False
 
     def hybrid_forward(self, F: Any, x: Any, mask: Any = None, lengths: Any = None) -> Any:
         def attend(y):
@@ -432,43 +417,7 @@ class TransformerDecoderCell(_Cell):
     (2, 5, 8)
     """
 
-    def __init__(
-        self,
-        units: int,
-        hidden: int,
-        heads: int,
-        dropout: float = 0.0,
-        attention_dropout: float = 0.0,
-        activation: str = "gelu",
-        pre_norm: bool = True,
-        epsilon: float = 1e-5,
-        use_bias: bool | Mapping[str, bool] = True,
-        dtype: DType = "float32",
-        prefix: str | None = None,
-        params: Any = None,
-        **attention: Any,
-    ) -> None:
-        super().__init__(prefix=prefix, params=params)
-        _check_attention(type(self), attention)
-        domain.size(1, hidden=hidden)
-        domain.fraction(dropout=dropout, attention_dropout=attention_dropout)
-        common = {"dropout": attention_dropout, "use_bias": use_bias, "dtype": dtype}
-        with self.name_scope():
-            self.attention: MultiHeadAttention = MultiHeadAttention(
-                units,
-                heads,
-                **{**common, "in_units": units, "prefix": "attention_", **attention},
-            )
-            self.attention_norm: LayerNorm = LayerNorm(
-                epsilon=epsilon, in_channels=units, prefix="attention_norm_"
-            )
-            self.cross_attention: MultiHeadAttention = MultiHeadAttention(
-                units, heads, causal=False, prefix="cross_attention_", **common
-            )
-            self.cross_attention_norm: LayerNorm = LayerNorm(
-                epsilon=epsilon, in_channels=units, prefix="cross_attention_norm_"
-            )
-            self._init_cell(units, hidden, activation, dropout, pre_norm, epsilon, dtype)
+    _attends_to_memory = True
 
     def hybrid_forward(
         self, F: Any, x: Any, memory: Any, mask: Any = None, memory_lengths: Any = None
