@@ -284,6 +284,17 @@ def test_transformer_cells_train_in_a_pipeline(pre_norm):
     assert equal(*results)
 
 
+@pytest.mark.parametrize("dtype", ["float64", "float16", "bfloat16"])
+def test_transformer_cells_have_parameters_of_their_dtype(dtype):
+    for kind, count in ((nn.TransformerEncoderCell, 1), (nn.TransformerDecoderCell, 2)):
+        cell = kind(8, hidden=16, heads=2, dtype=dtype)
+        cell.initialize(ctx=on(0))
+        result = cell(*[nd.ones((2, 5, 8), dtype=dtype, ctx=on(0))] * count)
+        assert np.isfinite(result.astype("float32").asnumpy()).all()
+        wanted = {nd.ones(1, dtype=dtype).dtype}
+        assert {param.data().dtype for param in cell.collect_params().values()} == wanted
+
+
 def test_wrong_options_are_refused():
     for options, text in (
         ({"kv_heads": 3}, "kv_heads must divide 4 heads, not 3"),

@@ -316,7 +316,9 @@ class _Cell(Layer):
         common = {"dropout": attention_dropout, "use_bias": use_bias, "dtype": dtype}
 
         def norm(prefix):
-            return LayerNorm(epsilon=epsilon, in_channels=units, prefix=prefix)
+            layer = LayerNorm(epsilon=epsilon, in_channels=units, prefix=prefix)
+            layer.cast(dtype)
+            return layer
 
         def dense(size, inputs, prefix):
             return Dense(size, flatten=False, in_units=inputs, dtype=dtype, prefix=prefix)
