@@ -14,4 +14,5 @@ from . import (
     recurrent as recurrent,
     reductions as reductions,
     shapes as shapes,
+    transformers as transformers,
 )

@@ -412,6 +412,9 @@ def _old_axis(node, x, y):
 @imports(" ".join(BINARY))
 def binary_back(node):
     x, y = node.symbol(0), node.symbol(1)
+    if node.op in LOGIC.values():
+        # bool values of ONNX can be any dtype here, and the two sides need not have the same.
+        x, y = sym.cast(x, dtype="bool"), sym.cast(y, dtype="bool")
     return BINARY[node.op](x, _old_axis(node, x, y), name=node.name)
 
 
