@@ -222,7 +222,7 @@ JOINED = [
 ]
 
 
-@pytest.mark.parametrize("dtypes", itertools.permutations(DTYPES, 2))
+@pytest.mark.parametrize("dtypes", list(itertools.permutations(DTYPES, 2)))
 @pytest.mark.parametrize("shapes, entries, names", JOINED, ids=["Stack", "Join"])
 def test_joined_arrays_of_different_dtypes_keep_their_values(
     tmp_path, dtypes, shapes, entries, names
@@ -242,7 +242,7 @@ def test_joined_arrays_of_different_dtypes_keep_their_values(
         net.load_parameters(tmp_path, format="huggingface", name_map=entries)
 
 
-@pytest.mark.parametrize("dtypes", itertools.permutations(DTYPES, 2))
+@pytest.mark.parametrize("dtypes", list(itertools.permutations(DTYPES, 2)))
 def test_saved_parts_of_different_dtypes_keep_their_values(tmp_path, dtypes):
     net = Target(q=(2, 3), k=(2, 3))
     net.initialize(mx.init.Normal(1))

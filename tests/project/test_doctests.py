@@ -33,6 +33,7 @@ WITHOUT = {
     "DeferredInitializationError",
     "HookHandle",
     "GroupedOptimizer",
+    "DecayedMeans",
     "CountedOptimizer",
     "MultiStep",
     "Round",

@@ -493,8 +493,9 @@ mpg_status forward(const mpg_kernel_call *call, const mpg_attention_call &c) {
   bool done;
   MPG_TRY(forward_by_tensor(call, p, c.batch, &done));
   if (done) return MPG_OK;
-  return mpg_cuda_launch(call, forward_kernel<T>, grid_of<T>(c, c.heads, c.rows, c.value_width ? c.value_width : 1),
-                         THREADS, shared_bytes<C>(), p);
+  return mpg_cuda_launch(call, forward_kernel<T>,
+                         grid_of<T>(c, c.heads, c.rows, c.value_width ? c.value_width : 1), THREADS,
+                         shared_bytes<C>(), p);
 }
 
 template <class T>
