@@ -423,6 +423,7 @@ SAMPLES = {
             ("silu", lambda x: x / (1 + np.exp(-x))),
             ("gelu", lambda x: x * _normal(x)),
             ("gelu_tanh", _gelu_tanh),
+            ("gelu_quick", lambda x: x / (1 + np.exp(-1.702 * x))),
             ("relu", lambda x: np.maximum(x, 0)),
             ("sigmoid", lambda x: 1 / (1 + np.exp(-x))),
         )

@@ -91,6 +91,7 @@ def saved(name, folder):
     options = dict(options)
     if "label2id" in options:
         options["id2label"] = {i: label for label, i in options.pop("label2id").items()}
+    torch.manual_seed(0)
     model = getattr(transformers, model)(getattr(transformers, config)(**options))
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -185,9 +186,14 @@ TRAININGS = {
 }
 
 
-def trained(net, inputs, labels, pipeline, hybrid):
+# At 0.01, the losses of CLIP jump, which amplifies rounding errors.
+RATES = {"CLIP": 0.001}
+
+
+def trained(name, net, inputs, labels, pipeline, hybrid):
     loss_of = gluon.loss.SoftmaxCrossEntropyLoss()
-    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.01})
+    rate = RATES.get(name, 0.01)
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": rate})
     losses = []
     if pipeline:
         step = mx.parallel.TrainStep(net, loss_of, trainer, mx.parallel.Pipeline(2, "1f1b"))
@@ -208,7 +214,7 @@ def trained(net, inputs, labels, pipeline, hybrid):
 def trained_by_torch(name, model, labels):
     ids, images = torch.tensor(FULL).long(), torch.tensor(IMAGES)
     labels = torch.tensor(labels).long().flatten()
-    optimizer, losses = torch.optim.SGD(model.parameters(), lr=0.01), []
+    optimizer, losses = torch.optim.SGD(model.parameters(), lr=RATES.get(name, 0.01)), []
     for _ in range(6):
         optimizer.zero_grad()
         if name == "CLIP":
@@ -234,9 +240,9 @@ def test_training_losses_are_those_of_torch_and_bits_those_of_one_device(tmp_pat
     model = saved(name, tmp_path)
     inputs, labels, placement = TRAININGS[name]
     ways = way == "pipeline", way == "hybrid"
-    losses, weights = trained(text.from_pretrained(tmp_path), inputs, labels, *ways)
+    losses, weights = trained(name, text.from_pretrained(tmp_path), inputs, labels, *ways)
     placed = text.from_pretrained(tmp_path, ctx=placement)
-    others, other_weights = trained(placed, inputs, labels, *ways)
+    others, other_weights = trained(name, placed, inputs, labels, *ways)
     assert losses == others
     for one, two in zip(weights, other_weights):
         assert (one == two).all()

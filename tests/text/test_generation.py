@@ -20,8 +20,8 @@ NETWORKS = {
         rotary=dict(
             scaling="llama3",
             factor=8.0,
-            low_frequency=1.0,
-            high_frequency=4.0,
+            low_freq_factor=1.0,
+            high_freq_factor=4.0,
             original_length=16,
         )
     ),

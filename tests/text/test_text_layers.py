@@ -29,27 +29,23 @@ def close(got, want, tolerance=1e-6):
 # --- Norms ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("axis", [-1, 1])
 @pytest.mark.parametrize("offset", [0.0, 1.0])
-def test_rms_norm(axis, offset):
+def test_rms_norm(offset):
     x = normal(2, 5, 6)
-    norm = _layers.RMSNorm(axis=axis, epsilon=1e-3, offset=offset, in_channels=x.shape[axis])
+    norm = nn.RMSNorm(epsilon=1e-3, offset=offset, in_channels=6)
     norm.initialize()
-    start = norm.gamma.data().asnumpy()
-    assert (start + offset == 1).all()
-    gamma = normal(x.shape[axis])
+    assert (norm.gamma.data().asnumpy() + offset == 1).all()
+    gamma = normal(6)
     norm.gamma.set_data(nd.array(gamma))
     wide = x.astype("float64")
-    shape = [1, 1, 1]
-    shape[axis] = -1
-    want = wide / np.sqrt((wide**2).mean(axis, keepdims=True) + 1e-3)
-    close(norm(nd.array(x)), want * (offset + gamma.reshape(shape)))
+    want = wide / np.sqrt((wide**2).mean(-1, keepdims=True) + 1e-3)
+    close(norm(nd.array(x)), want * (offset + gamma))
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_rms_norm_of_halves_is_rounded_once(dtype):
     x = nd.array(normal(3, 512) * 50, dtype=dtype)
-    norm = _layers.RMSNorm(in_channels=512)
+    norm = nn.RMSNorm(in_channels=512)
     norm.initialize()
     norm.cast(dtype)
     wide = x.astype("float64").asnumpy()
@@ -67,10 +63,10 @@ def inverse_of(size, scaling, options, length):
         return inverse / options["factor"]
     if scaling == "longrope":
         long = length > options["original_length"]
-        return inverse / np.array(options["long_factor" if long else "short_factor"])
+        return inverse / np.array(options["long_factors" if long else "factors"])
     if scaling == "llama3":
         factor, whole = options["factor"], options["original_length"]
-        low, high = options["low_frequency"], options["high_frequency"]
+        low, high = options["low_freq_factor"], options["high_freq_factor"]
         found = []
         for value in inverse:
             wave = 2 * np.pi / value
@@ -90,13 +86,13 @@ SCALINGS = {
     "linear": {"factor": 4.0},
     "llama3": {
         "factor": 8.0,
-        "low_frequency": 1.0,
-        "high_frequency": 4.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
         "original_length": 16,
     },
     "longrope": {
-        "short_factor": [1.0, 1.5, 2.0, 2.5],
-        "long_factor": [3.0, 4.0, 5.0, 6.0],
+        "factors": [1.0, 1.5, 2.0, 2.5],
+        "long_factors": [3.0, 4.0, 5.0, 6.0],
         "original_length": 12,
         "attention_factor": 1.25,
     },
@@ -119,64 +115,17 @@ def test_rotary(scaling, style, size, length):
         first, second = slice(0, 8, 2), slice(1, 8, 2)
     want[..., first] = x[..., first] * cos - x[..., second] * sin
     want[..., second] = x[..., second] * cos + x[..., first] * sin
-    close(_layers.rotary(nd, nd.array(x), 10000.0, 8, style, scaling, **options), want, 2e-6)
+    layer = nn.MultiHeadAttention(
+        3 * size, 3, rotary={"dims": 8, "style": style, "scaling": scaling, **options}
+    )
+    close(layer._rotated(nd, nd.array(x), None, nd.array(x)), want, 2e-6)
 
 
 def test_rotary_angles_of_long_texts_are_exact():
     x = np.zeros((1, 40000, 1, 2), "float32")
     x[..., 0] = 1
-    got = _layers.rotary(nd, nd.array(x), base=10000.0).asnumpy()[0, :, 0]
+    got = nd.contrib.rotary(nd.array(x)).asnumpy()[0, :, 0]
     close(got, np.stack([np.cos(np.arange(40000.0)), np.sin(np.arange(40000.0))], 1), 1e-7)
-
-
-# --- Attention ------------------------------------------------------------------------------------
-
-
-def attention_of(query, key, value, causal, window, scale, softcap, mask):
-    query, key, value = (x.astype("float64") for x in (query, key, value))
-    group = query.shape[2] // key.shape[2]
-    rows, keys = query.shape[1], key.shape[1]
-    out = np.zeros((*query.shape[:3], value.shape[3]))
-    for b, h in np.ndindex(query.shape[0], query.shape[2]):
-        scores = query[b, :, h] @ key[b, :, h // group].T * scale
-        if softcap:
-            scores = np.tanh(scores / softcap) * softcap
-        for row, at in np.ndindex(rows, keys):
-            last = row + keys - rows
-            if (causal and at > last) or (window and at <= last - window) or not mask[b, at]:
-                scores[row, at] = -np.inf
-        with np.errstate(invalid="ignore"):
-            weights = np.exp(scores - scores.max(1, keepdims=True))
-        out[b, :, h] = weights / weights.sum(1, keepdims=True) @ value[b, :, h // group]
-    return out
-
-
-@pytest.mark.parametrize("causal, window", [(False, 0), (True, 0), (True, 3), (False, 4)])
-@pytest.mark.parametrize("groups", [1, 2, 4])
-@pytest.mark.parametrize("rows", [6, 2])
-@pytest.mark.parametrize("softcap, masked", [(0, False), (2.0, True)])
-def test_attention(causal, window, groups, rows, softcap, masked):
-    query, key, value = normal(2, rows, 4, 3), normal(2, 6, groups, 3), normal(2, 6, groups, 3)
-    mask = np.ones((2, 6), "float32")
-    if masked:
-        mask[1, :2] = 0
-    want = attention_of(query, key, value, causal, window, 0.7, softcap, mask)
-    for hybrid in (False, True):
-        block = Attention(causal=causal, window=window, scale=0.7, softcap=softcap)
-        block.hybridize(hybrid)
-        inputs = [nd.array(x) for x in (query, key, value)]
-        got = block(*inputs, nd.array(mask)) if masked else block(*inputs)
-        seen = ~np.isnan(want)  # rows that see no key
-        close(np.where(seen, got.asnumpy(), 0), np.where(seen, want, 0))
-
-
-class Attention(gluon.HybridBlock):
-    def __init__(self, **options):
-        super().__init__()
-        self.options = options
-
-    def hybrid_forward(self, F, query, key, value, mask=None):
-        return _layers.attention(F, query, key, value, mask, **self.options)
 
 
 # --- Feed-forward networks ------------------------------------------------------------------------
@@ -331,20 +280,20 @@ def test_norms_between_split_heads_train_as_on_one_device(hybrid):
         close(two, one, 1e-5)
 
 
-class NormOverHeads(_layers.MultiHeadAttention):
+class NormOverHeads(nn.MultiHeadAttention):
     """Normalizes the queries of all heads together."""
 
     def hybrid_forward(self, F, x):
-        query = F.reshape(self.query_norm(self.query(x)), (0, 0, -1, self.head_dim))
+        query = F.reshape(F.contrib.rms_norm(self.query(x)), (0, 0, self._heads, -1))
         key, value = (
-            F.reshape(product(x), (0, 0, -1, self.head_dim)) for product in (self.key, self.value)
+            F.reshape(product(x), (0, 0, self._heads, -1)) for product in (self.key, self.value)
         )
-        return self.proj(F.reshape(_layers.attention(F, query, key, value), (0, 0, -3)))
+        return self.proj(F.reshape(F.contrib.attention(query, key, value), (0, 0, -3)))
 
 
 def test_norm_over_all_heads_cannot_be_split():
     net = nn.HybridSequential()
-    net.add(NormOverHeads(8, 2, qk_norm=lambda size, prefix: _layers.RMSNorm(in_channels=1)))
+    net.add(NormOverHeads(8, 2, in_units=8))
     mx.parallel.shard(net, {"0": "heads"}, [mx.cpu(0), mx.cpu(1)])
     net.initialize()
     with pytest.raises(mx.MXNetError, match="changes if it is divided by heads"):

@@ -211,9 +211,10 @@ mpg_status mpg_infer_cached_attention(mpg_infer *infer) {
 
 /* --- Composition and gradient ----------------------------------------------------------------- */
 
-/* Limits lengths to the range that has a meaning, since int32 may not hold the given numbers. */
-static mpg_value emit_limited(mpg_gradient *g, mpg_value lengths, int64_t keys) {
-  mpg_clip_params params = {.a_min = 0, .a_max = (double)keys};
+/* Limits lengths to numbers that int32 can hold. The limit does not depend on the number of keys,
+ * so that exported symbols accept any number. 65504 is the largest float16. */
+static mpg_value emit_limited(mpg_gradient *g, mpg_value lengths, mpg_dtype dtype) {
+  mpg_clip_params params = {.a_min = 0, .a_max = dtype == MPG_FLOAT16 ? 65504 : 1 << 30};
   return mpg_emit1(g, MPG_OP_clip, &params, lengths);
 }
 
@@ -237,8 +238,7 @@ void mpg_compose_contrib_attention(mpg_gradient *g, const mpg_value *inputs, mpg
     if (i == MASK && p->use_mask) {
       if (own != MPG_BOOL && own != dtype) arrays[i] = mpg_emit_cast(g, inputs[i], sums);
     } else if (own != MPG_INT32) {
-      if (i == MASK + p->use_mask && p->use_lengths)
-        arrays[i] = emit_limited(g, inputs[i], params.keys);
+      if (i == MASK + p->use_mask && p->use_lengths) arrays[i] = emit_limited(g, inputs[i], own);
       arrays[i] = mpg_emit_cast(g, arrays[i], MPG_INT32);
     }
   }

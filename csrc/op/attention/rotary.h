@@ -44,8 +44,9 @@ static inline double mpg_rotary_frequency(const mpg_rotary_params *p, int i, int
   if (p->scaling == MPG_ROTARY_YARN) {
     /* The (fractional) pairs that turn beta_fast and beta_slow times in original_length. */
     double per_turn = pairs / log(p->base),
-           first = floor(per_turn * log(length / (p->beta_fast * 2 * M_PI))),
-           last = ceil(per_turn * log(length / (p->beta_slow * 2 * M_PI)));
+           first = per_turn * log(length / (p->beta_fast * 2 * M_PI)),
+           last = per_turn * log(length / (p->beta_slow * 2 * M_PI));
+    if (p->truncate) first = floor(first), last = ceil(last);
     first = fmax(first, 0), last = fmin(last, 2 * pairs - 1);
     if (first == last) last += 0.001;
     double scaled = fmin(fmax((i - first) / (last - first), 0), 1);

@@ -24,7 +24,14 @@ enum {
 
 enum { MPG_GELU_EXACT, MPG_GELU_TANH };
 
-enum { MPG_GATED_SILU, MPG_GATED_GELU, MPG_GATED_GELU_TANH, MPG_GATED_RELU, MPG_GATED_SIGMOID };
+enum {
+  MPG_GATED_SILU,
+  MPG_GATED_GELU,
+  MPG_GATED_GELU_TANH,
+  MPG_GATED_GELU_QUICK,
+  MPG_GATED_RELU,
+  MPG_GATED_SIGMOID
+};
 
 /* Returns the shape to which PReLU's gamma is reshaped so that it broadcasts to the data. The last
  * axis of gamma is the channel axis of the data. */

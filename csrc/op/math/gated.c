@@ -40,6 +40,10 @@ static mpg_value emit_gelu(mpg_gradient *g, mpg_value x) {
   return mpg_emit1(g, MPG_OP_LeakyReLU, &params, x);
 }
 
+static mpg_value emit_gelu_quick(mpg_gradient *g, mpg_value x) {
+  return mpg_multiply(g, x, mpg_emit1(g, MPG_OP_sigmoid, NULL, mpg_times(g, x, 1.702)));
+}
+
 void mpg_compose_gelu(mpg_gradient *g, const mpg_value *inputs, mpg_value *outputs) {
   const mpg_gelu_params *p = g->params;
   outputs[0] = p->approximate == MPG_GELU_TANH ? mpg_emit1(g, MPG_OP__gelu_tanh, NULL, inputs[0])
@@ -52,7 +56,8 @@ void mpg_compose_gated(mpg_gradient *g, const mpg_value *inputs, mpg_value *outp
                                   [MPG_GATED_RELU] = MPG_OP_relu,
                                   [MPG_GATED_SIGMOID] = MPG_OP_sigmoid};
   const mpg_gated_params *p = g->params;
-  mpg_value gate = p->act == MPG_GATED_GELU ? emit_gelu(g, inputs[0])
-                                            : mpg_emit1(g, ops[p->act], NULL, inputs[0]);
+  mpg_value gate = p->act == MPG_GATED_GELU         ? emit_gelu(g, inputs[0])
+                   : p->act == MPG_GATED_GELU_QUICK ? emit_gelu_quick(g, inputs[0])
+                                                    : mpg_emit1(g, ops[p->act], NULL, inputs[0]);
   outputs[0] = mpg_emit2(g, MPG_OP_elemwise_mul, NULL, gate, inputs[1]);
 }

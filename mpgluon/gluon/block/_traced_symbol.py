@@ -83,12 +83,27 @@ def _shapes_of(symbols, shapes):
 
 
 # Internal ops of traces -> public ops that replace them in files.
-_PUBLIC = {"_reshape_exact": "Reshape", "_broadcast_exact": "broadcast_to", "_detach": "BlockGrad"}
+_PUBLIC = {
+    "_reshape_exact": "Reshape",
+    "_broadcast_exact": "broadcast_to",
+    "_detach": "BlockGrad",
+    "_head_attention": "_contrib_attention",
+    "_dropout_head_attention": "_contrib_attention",
+}
+# Parameters of internal ops that the public ops derive from their inputs.
+_DERIVED = {"_head_attention": {"keys"}, "_dropout_head_attention": {"keys"}}
 
 
 def _public(traced, path):
     """Replaces internal ops of a trace by public ops, which files can store."""
-    ops = [(_PUBLIC.get(op[0], op[0]), *op[1:]) for op in traced.ops]
+    ops = [
+        (
+            _PUBLIC.get(name, name),
+            {key: text for key, text in params.items() if key not in _DERIVED.get(name, ())},
+            *rest,
+        )
+        for name, params, *rest in traced.ops
+    ]
     for name, *_ in ops:
         if name in _COMPOSED:
             continue
@@ -180,10 +195,8 @@ def _filled(params, sources):
     return _node("_plus_scalar", {"scalar": number}, [(node, 0)]) if float(number) else node
 
 
-def _attention(params, sources):
-    """Returns the public op, which derives the number of keys from its inputs."""
-    given = {name: text for name, text in params.items() if name != "keys"}
-    return _node("_contrib_attention", given, sources)
+def _gelu(params, sources):
+    return _node("gelu", {"approximate": "tanh"}, sources)
 
 
 # Internal ops that MXNet lacks -> functions that compose them from MXNet's ops.
@@ -191,6 +204,5 @@ _COMPOSED = {
     "_rnn": _recurrent,
     "_softmax_ce": _cross_entropy,
     "_full_like": _filled,
-    "_head_attention": _attention,
-    "_dropout_head_attention": _attention,
+    "_gelu_tanh": _gelu,
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ... import ndarray as nd
 from ..._internal import domain
 from ..._internal.hints import near, options_of, unknown_option
 from ...base import MXNetTypeError, MXNetValueError
@@ -15,7 +16,7 @@ from .transformer_layers import RMSNorm
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from ..._internal.types import DType, Init, Layer
+    from ..._internal.types import DType, Init, Layer, NDArray
 else:
     Layer = HybridBlock
 
@@ -34,7 +35,9 @@ _ROTARY = {
     "high_freq_factor": 4.0,
     "beta_fast": 32.0,
     "beta_slow": 1.0,
+    "truncate": True,
     "factors": (),
+    "long_factors": (),
     "attention_factor": None,
 }
 _STYLES, _SCALINGS = ("half", "pairs"), ("none", "linear", "llama3", "yarn", "longrope")
@@ -42,7 +45,9 @@ _NORM = {"epsilon": 1e-6, "offset": 0.0}
 
 
 def _options(layer, name, given, known):
-    """Returns options with their defaults."""
+    """Returns options with their defaults, or None for None and False."""
+    if given is None or given is False:
+        return None
     if given is True:
         return dict(known)
     if not isinstance(given, dict):
@@ -54,6 +59,15 @@ def _options(layer, name, given, known):
                 f"{', '.join(known)}"
             )
     return {**known, **given}
+
+
+def positions_after(F: Any, x: Any, lengths: Any) -> Any:
+    """Returns the int32 positions (batch, time) of the steps of x (batch, time, ...), which follow
+    `lengths` (batch,) earlier ones."""
+    for axis in range(2, len(x.shape)):
+        x = F.slice_axis(x, axis=axis, begin=0, end=1)
+    steps = F.contrib.arange_like(F.Cast(x, dtype="int32"), axis=1)
+    return F.broadcast_add(F.expand_dims(lengths, axis=1), F.expand_dims(steps, axis=0))
 
 
 class MultiHeadAttention(Layer):
@@ -80,7 +94,8 @@ class MultiHeadAttention(Layer):
     rotary : bool or dict, optional
         Rotary position embedding of queries and keys. The options are those of
         `nd.contrib.rotary`, such as ``base`` (10000), ``style`` ('half' or 'pairs') and
-        ``scaling``.
+        ``scaling``, and ``long_factors``, which replace the ``factors`` of longrope in sequences
+        longer than ``original_length``.
     window : int, default 0
         Number of keys that a row sees, see `nd.contrib.attention`; 0 is unlimited.
     causal : bool, default True
@@ -164,9 +179,11 @@ class MultiHeadAttention(Layer):
         self._heads, self._kv_heads, self._head_dim = heads, kv_heads, head_dim
         self._window, self._causal, self._softcap = window, bool(causal), softcap
         self._scale, self._dropout = scale, dropout
-        self._rotary = _options(kind, "rotary", rotary, _ROTARY) if rotary else None
+        self._rotary = _options(kind, "rotary", rotary, _ROTARY)
+        self._long_factors: Any = ()
         if self._rotary:
             self._check_rotary(kind)
+            self._long_factors = self._rotary.pop("long_factors")
         biases = use_bias if isinstance(use_bias, dict) else dict.fromkeys(_PROJECTIONS, use_bias)
         for name in biases:
             if name not in _PROJECTIONS:
@@ -174,7 +191,7 @@ class MultiHeadAttention(Layer):
                     f"{kind}: use_bias has no projection {name!r}; they are "
                     f"{', '.join(_PROJECTIONS)}"
                 )
-        norm = _options(kind, "qk_norm", qk_norm, _NORM) if qk_norm else None
+        norm = _options(kind, "qk_norm", qk_norm, _NORM)
 
         def dense(name, size, inputs):
             return Dense(
@@ -242,9 +259,9 @@ class MultiHeadAttention(Layer):
                     f"{self.name}: rotary positions need queries and keys of the same sequence"
                 )
             if cache is not None and positions is None:
-                positions = self._cached_positions(F, query, lengths)
-            given = () if positions is None else (F.Cast(positions, dtype="int32"),)
-            q, k = (F.contrib.rotary(x, *given, **self._rotary) for x in (q, k))
+                positions = positions_after(F, query, lengths)
+            size = query if cache is None else cache[0]
+            q, k = (self._rotated(F, x, positions, size) for x in (q, k))
         options = {"window": self._window, "softcap": self._softcap, "scale": self._scale}
         if cache is None:
             given = {"mask": mask, "lengths": lengths, "segments": segments}
@@ -265,14 +282,30 @@ class MultiHeadAttention(Layer):
             out = F.contrib.cached_attention(q, k, v, *cache, lengths, **options)
         return self.proj(F.reshape(out, shape=(0, 0, -3)))
 
-    @staticmethod
-    def _cached_positions(F, query, lengths):
-        """Returns the positions (batch, time) of rows that follow `lengths` rows."""
-        steps = F.contrib.arange_like(
-            F.Cast(F.slice_axis(query, axis=2, begin=0, end=1), dtype="int32"), axis=1
-        )
-        first = F.expand_dims(lengths, axis=1)
-        return F.broadcast_add(first, F.expand_dims(steps, axis=0))
+    def _rotated(self, F, x, positions, size):
+        """Rotates queries or keys. `size` is an array whose axis 1 has the length of the sequence,
+        which decides between the factors of longrope."""
+        options = self._rotary
+        if self._long_factors and size.shape[1] > options["original_length"]:
+            options = {**options, "factors": self._long_factors}
+        given = () if positions is None else (F.Cast(positions, dtype="int32"),)
+        return F.contrib.rotary(x, *given, **options)
+
+    def make_cache(self, batch: int, length: int) -> list[NDArray]:
+        """Returns the arrays for the argument `cache`: empty keys and values (batch, length,
+        kv_heads, head_dim), in the layer's dtype and on its device.
+
+        Examples
+        --------
+        >>> layer = nn.MultiHeadAttention(8, heads=4, kv_heads=2, in_units=8)
+        >>> layer.initialize()
+        >>> [array.shape for array in layer.make_cache(batch=1, length=16)]
+        [(1, 16, 2, 2), (1, 16, 2, 2)]
+        """
+        domain.size(0, batch=batch, length=length)
+        weight = self.key.weight
+        shape = (batch, length, self._kv_heads, self._head_dim)
+        return [nd.zeros(shape, ctx=weight.list_ctx()[0], dtype=weight.dtype) for _ in range(2)]
 
     def __repr__(self) -> str:
         shared = "" if self._kv_heads == self._heads else f", {self._kv_heads} key heads"

@@ -8,7 +8,7 @@ from ..._internal import domain
 from ...base import MXNetValueError
 from ..block import HybridBlock
 from .activations import check_activation
-from .basic_layers import Dense
+from .basic_layers import Dense, Dropout
 
 if TYPE_CHECKING:
     from ..._internal.types import Init, Layer
@@ -19,7 +19,7 @@ else:
 
 __all__ = ["GatedMLP", "RMSNorm"]
 
-_GATES = ("silu", "gelu", "gelu_tanh", "relu", "sigmoid")
+_GATES = ("silu", "gelu", "gelu_tanh", "gelu_quick", "relu", "sigmoid")
 
 
 class RMSNorm(Layer):
@@ -106,12 +106,14 @@ class GatedMLP(Layer):
         Size of the output.
     hidden : int
         Size of `gate` and `up`.
-    activation : {'silu', 'gelu', 'gelu_tanh', 'relu', 'sigmoid'}, default 'silu'
+    activation : {'silu', 'gelu', 'gelu_tanh', 'gelu_quick', 'relu', 'sigmoid'}, default 'silu'
         The activation of the gate. 'silu' is called SwiGLU, 'gelu' GeGLU.
     use_bias : bool, default False
         Whether the three layers add a bias.
     in_units : int, default 0
         Size of the input's last axis; 0 to infer it in the first forward pass.
+    dropout : float, default 0
+        Rate of the dropout between the activation and `down`.
     weight_initializer : Initializer or str, optional
         Initial values of the three weights.
     dtype : str or numpy.dtype, default 'float32'
@@ -132,6 +134,7 @@ class GatedMLP(Layer):
         activation: str = "silu",
         use_bias: bool = False,
         in_units: int = 0,
+        dropout: float = 0.0,
         weight_initializer: Init | None = None,
         dtype: Any = "float32",
         prefix: str | None = None,
@@ -139,6 +142,7 @@ class GatedMLP(Layer):
     ) -> None:
         super().__init__(prefix=prefix, params=params)
         domain.size(1, hidden=hidden)
+        domain.fraction(dropout=dropout)
         check_activation("GatedMLP", activation, _GATES)
         self._activation = activation
         options: dict[str, Any] = dict(
@@ -148,6 +152,8 @@ class GatedMLP(Layer):
             self.gate: Dense = Dense(hidden, in_units=in_units, prefix="gate_", **options)
             self.up: Dense = Dense(hidden, in_units=in_units, prefix="up_", **options)
             self.down: Dense = Dense(units, in_units=hidden, prefix="down_", **options)
+            self.dropout: Dropout | None = Dropout(dropout) if dropout else None
 
     def hybrid_forward(self, F: Any, x: Any) -> Any:
-        return self.down(F.contrib.gated(self.gate(x), self.up(x), act=self._activation))
+        hidden = F.contrib.gated(self.gate(x), self.up(x), act=self._activation)
+        return self.down(hidden if self.dropout is None else self.dropout(hidden))

@@ -9,7 +9,7 @@ import numpy as np
 import mpgluon as mx
 from mpgluon import autograd, gluon, nd
 from mpgluon.gluon import HybridBlock, nn, rnn
-from mpgluon.gluon.model_zoo.text import DecoderLayer, _layers
+from mpgluon.gluon.model_zoo.text import DecoderLayer
 from support.devices import on
 
 WIDTH = 6
@@ -384,13 +384,13 @@ def nested():
 
 def decoder_layer():
     def norm(size, prefix):
-        return _layers.RMSNorm(in_channels=size, prefix=prefix)
+        return nn.RMSNorm(in_channels=size, prefix=prefix)
 
     return DecoderLayer(
         2,
         norm,
-        partial(_layers.MultiHeadAttention, 2, 1, rotary={}, window=2),
-        partial(_layers.GatedMLP, 2, 4),
+        partial(nn.MultiHeadAttention, 2, 1, rotary={}, window=2, in_units=2),
+        partial(nn.GatedMLP, 2, 4, in_units=2),
         prefix="decoder_",
     )
 

@@ -149,7 +149,7 @@ class Config:
 def rotary_options(
     config: Config, head_dim: int, key: str | None = None, base: float = 10000.0
 ) -> dict[str, Any]:
-    """Returns the options of `_layers.rotary`.
+    """Returns the option `rotary` of `MultiHeadAttention`.
 
     They are in ``rope_parameters`` (`key` selects those of one type of layer), or in ``rope_theta``
     and ``rope_scaling`` of older files. `base` is the default of ``rope_theta``.
@@ -200,8 +200,8 @@ def _llama3(rope, config, dims):
     return {
         "scaling": "llama3",
         "factor": rope.number("factor", 8.0),
-        "low_frequency": rope.number("low_freq_factor", 1.0),
-        "high_frequency": rope.number("high_freq_factor", 4.0),
+        "low_freq_factor": rope.number("low_freq_factor", 1.0),
+        "high_freq_factor": rope.number("high_freq_factor", 4.0),
         "original_length": _original_length(rope, config),
     }
 
@@ -238,8 +238,8 @@ def _longrope(rope, config, dims):
         "scaling": "longrope",
         "original_length": original,
         "attention_factor": rope.number("attention_factor", default),
-        "short_factor": _factors(rope, "short_factor", dims),
-        "long_factor": _factors(rope, "long_factor", dims),
+        "factors": _factors(rope, "short_factor", dims),
+        "long_factors": _factors(rope, "long_factor", dims),
     }
 
 

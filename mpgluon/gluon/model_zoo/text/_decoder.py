@@ -5,21 +5,20 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from .... import initializer, ndarray as nd
+from .... import initializer
 from ...block import HybridBlock
-from ...nn import Dense, Dropout, Embedding, HybridSequential, LayerNorm
-from ._layers import (
-    MLP,
+from ...nn import (
+    Dense,
+    Dropout,
+    Embedding,
     GatedMLP,
-    MoE,
+    HybridSequential,
+    LayerNorm,
     MultiHeadAttention,
     RMSNorm,
-    count_along,
-    like,
-    per_layer,
-    positions_after,
-    rounded,
 )
+from ...nn.attention import positions_after
+from ._layers import MLP, MoE, count_along, like, per_layer, rounded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -86,7 +85,7 @@ class DecoderLayer(HybridBlock):
         if cache is None:
             y = self.attention(y)
         else:
-            y = self.attention(y, None, None, None, lengths, cache)
+            y = self.attention(y, None, None, None, lengths, None, None, cache)
         x = x + self._after(y, self.attention_post_norm)
         return x + self._after(self.mlp(self.mlp_norm(x)), self.mlp_post_norm)
 
@@ -124,7 +123,7 @@ class Decoder(HybridBlock):
     mlp_bias : bool, default False
         Whether the feed-forward networks have biases.
     rotary : dict, or list of dict with one for each layer, optional
-        Options of rotary embeddings.
+        Options of rotary embeddings (see `MultiHeadAttention`); None for none.
     positions : int, default 0
         Largest length, if positions have an embedding.
     window : int or list of int, default 0
@@ -132,7 +131,7 @@ class Decoder(HybridBlock):
     tied : bool, default False
         Whether `head` shares the weight of `embed`.
     qk_norm : bool, default False
-        Whether queries and keys are normalized.
+        Whether the queries and keys of each head are divided by their root mean square.
     scale : float or list of float, optional
         Factor of the attention scores; by default ``head_dim ** -0.5``.
     softcap, head_softcap : float, default 0
@@ -200,6 +199,8 @@ class Decoder(HybridBlock):
             mlp = partial(MoE, units, hidden, experts, experts_per_token, activation)
         else:
             mlp = partial(GatedMLP if gated else MLP, units, hidden, activation, mlp_bias)
+            if gated:
+                mlp = partial(mlp, in_units=units)
         mlp = partial(mlp, weight_initializer=init)
         with self.name_scope():
             self.embed: Embedding = Embedding(
@@ -226,13 +227,14 @@ class Decoder(HybridBlock):
                         heads,
                         kv_heads,
                         head_dim,
-                        attention_bias,
-                        new_norm if qk_norm else None,
-                        turn,
-                        rows,
+                        use_bias=attention_bias,
+                        qk_norm={"epsilon": epsilon, "offset": norm_offset} if qk_norm else None,
+                        rotary=None if turn is None else {**turn},
+                        window=rows,
                         softcap=softcap,
                         scale=factor,
                         dropout=attention_dropout,
+                        in_units=units,
                         weight_initializer=init,
                     )
                     self.layers.add(
@@ -320,20 +322,13 @@ class Decoder(HybridBlock):
             raise ValueError(
                 f"make_cache: length is {length}, but there are only {self.max_length} positions"
             )
-        cache = []
         for layer in self.layers:
-            attention = layer.attention
-            if not isinstance(attention, MultiHeadAttention):
+            if not isinstance(layer.attention, MultiHeadAttention):
                 raise NotImplementedError(
-                    f"make_cache: '{attention.name}' is split over devices, which caches do not "
-                    "support; place whole layers instead"
+                    f"make_cache: '{layer.attention.name}' is split over devices, which caches do "
+                    "not support; place whole layers instead"
                 )
-            weight = attention.key.weight
-            shape = (batch, length, attention.kv_heads, attention.head_dim)
-            cache.append(
-                [nd.zeros(shape, ctx=weight.list_ctx()[0], dtype=weight.dtype) for _ in range(2)]
-            )
-        return cache
+        return [layer.attention.make_cache(batch, length) for layer in self.layers]
 
 
 def norm_of(kind: str, epsilon: float, offset: float = 0.0) -> Callable[..., HybridBlock]:

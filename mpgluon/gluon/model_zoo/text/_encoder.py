@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from .... import initializer
 from ...block import HybridBlock
-from ...nn import Conv2D, Dense, Dropout, Embedding, HybridSequential, LayerNorm
-from ._layers import ACTIVATIONS, MLP, MultiHeadAttention, count_along
+from ...nn import Conv2D, Dense, Dropout, Embedding, HybridSequential, LayerNorm, MultiHeadAttention
+from ._layers import ACTIVATIONS, MLP, count_along, seen_keys
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -207,6 +207,7 @@ class EncoderLayer(HybridBlock):
                 use_bias=bias,
                 causal=causal,
                 dropout=attention_dropout,
+                in_units=units,
                 weight_initializer=weight_initializer,
                 prefix="attention_",
             )
@@ -219,10 +220,12 @@ class EncoderLayer(HybridBlock):
             self.dropout: Dropout | None = Dropout(dropout) if dropout else None
 
     def hybrid_forward(self, F: Any, x: Array, mask: Array | None = None) -> Array:
+        """`mask` (batch, time) is 0 for keys that are not seen."""
+        mask = seen_keys(F, mask)
         if self._norm_first:
-            x = x + self._dropped(self.attention(self.attention_norm(x), None, mask))
+            x = x + self._dropped(self.attention(self.attention_norm(x), None, None, mask))
             return x + self._dropped(self.mlp(self.mlp_norm(x)))
-        x = self.attention_norm(x + self._dropped(self.attention(x, None, mask)))
+        x = self.attention_norm(x + self._dropped(self.attention(x, None, None, mask)))
         return self.mlp_norm(x + self._dropped(self.mlp(x)))
 
     def _dropped(self, x):

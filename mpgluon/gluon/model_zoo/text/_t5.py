@@ -11,9 +11,9 @@ import numpy as np
 from .... import initializer
 from ..._huggingface.entries import Drop, Entry, Rename
 from ...block import HybridBlock
-from ...nn import Dense, Dropout, Embedding, HybridSequential
+from ...nn import Dense, Dropout, Embedding, GatedMLP, HybridSequential, MultiHeadAttention, RMSNorm
 from ._config import MOST_LAYERS
-from ._layers import MLP, GatedMLP, MultiHeadAttention, RMSNorm, count_along
+from ._layers import MLP, count_along, like, seen_keys
 
 if TYPE_CHECKING:
     from typing_extensions import Never
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from ._config import Config
 
 __all__ = ["T5"]
+
+_HIDDEN = -1e30  # added to the scores of keys that a row does not see
 
 
 class RelativeBias(HybridBlock):
@@ -80,6 +82,84 @@ def _bucket_ends(buckets, most):
     ]
 
 
+class RelativeAttention(HybridBlock):
+    """Attention to the own sequence with a bias of the scores, which is trained. The children are
+    those of `MultiHeadAttention`, without biases.
+
+    Parameters
+    ----------
+    units, heads, head_dim : int
+        Size of input and result, number of heads and their size.
+    causal : bool
+        Whether a row sees only itself and earlier rows.
+    dropout : float, default 0
+        Rate for attention weights.
+    """
+
+    query: Dense
+    key: Dense
+    value: Dense
+    proj: Dense
+
+    def __init__(
+        self,
+        units: int,
+        heads: int,
+        head_dim: int,
+        causal: bool,
+        dropout: float = 0.0,
+        weight_initializer: Init | None = None,
+        **kwargs: Never,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.heads: int = heads
+        self._causal = causal
+        with self.name_scope():
+            for name, size, inputs in (
+                ("query", heads * head_dim, units),
+                ("key", heads * head_dim, units),
+                ("value", heads * head_dim, units),
+                ("proj", units, heads * head_dim),
+            ):
+                dense = Dense(
+                    size,
+                    in_units=inputs,
+                    flatten=False,
+                    use_bias=False,
+                    weight_initializer=weight_initializer,
+                    prefix=f"{name}_",
+                )
+                setattr(self, name, dense)
+            self.dropout = Dropout(dropout) if dropout else None
+
+    def hybrid_forward(
+        self, F: Any, x: Array, mask: Array | None = None, bias: Array | None = None
+    ) -> Array:
+        """`bias` is (1, heads, time, time), and `mask` (batch, time) is 0 for hidden keys."""
+        query, key, value = (
+            F.reshape(
+                F.transpose(F.reshape(product(x), (0, 0, self.heads, -1)), (0, 2, 1, 3)), (-3, 0, 0)
+            )
+            for product in (self.query, self.key, self.value)
+        )
+        scores = F.reshape(F.batch_dot(query, key, transpose_b=True), (-4, -1, self.heads, 0, 0))
+        scores = F.broadcast_add(scores, like(F, bias, scores))
+        if self._causal:
+            index = count_along(F, x, 1)
+            later = F.broadcast_lesser(F.reshape(index, (-1, 1)), F.reshape(index, (1, -1)))
+            later = F.expand_dims(F.expand_dims(later * _HIDDEN, axis=0), axis=0)
+            scores = F.broadcast_add(scores, like(F, later, scores))
+        if mask is not None:
+            hidden = (1.0 - F.cast(mask, "float32")) * _HIDDEN
+            hidden = F.expand_dims(F.expand_dims(hidden, axis=1), axis=1)
+            scores = F.broadcast_add(scores, like(F, hidden, scores))
+        weights = F.softmax(F.reshape(scores, (-3, 0, 0)), axis=-1)
+        if self.dropout is not None:
+            weights = self.dropout(weights)
+        out = F.reshape(F.batch_dot(weights, value), (-4, -1, self.heads, 0, 0))
+        return self.proj(F.reshape(F.transpose(out, (0, 2, 1, 3)), (0, 0, -3)))
+
+
 class T5Layer(HybridBlock):
     """Attention to the own sequence, in the decoder attention to the encoder's result, and a
     feed-forward network; each is applied to its normalized input and added to it."""
@@ -88,6 +168,7 @@ class T5Layer(HybridBlock):
         self,
         units: int,
         attention: Any,
+        memory: Any,
         norm: Any,
         mlp: Any,
         decoder: bool,
@@ -99,7 +180,7 @@ class T5Layer(HybridBlock):
             self.attention_norm = norm(prefix="attention_norm_")
             self.attention = attention(causal=decoder, prefix="attention_")
             self.memory_norm = norm(prefix="memory_norm_") if decoder else None
-            self.memory = attention(causal=False, prefix="memory_") if decoder else None
+            self.memory = memory(prefix="memory_") if decoder else None
             self.mlp_norm = norm(prefix="mlp_norm_")
             self.mlp = mlp(prefix="mlp_")
             self.dropout = Dropout(dropout) if dropout else None
@@ -114,9 +195,10 @@ class T5Layer(HybridBlock):
     ) -> Array:
         """`mask` concerns the keys of the encoder's tokens."""
         own = mask if self.memory is None else None
-        x = x + self._dropped(self.attention(self.attention_norm(x), None, own, bias))
+        x = x + self._dropped(self.attention(self.attention_norm(x), own, bias))
         if self.memory is not None:
-            x = x + self._dropped(self.memory(self.memory_norm(x), memory, mask))
+            y = self.memory(self.memory_norm(x), memory, None, seen_keys(F, mask))
+            x = x + self._dropped(y)
         return x + self._dropped(self.mlp(self.mlp_norm(x)))
 
     def _dropped(self, x):
@@ -214,16 +296,21 @@ class T5(HybridBlock):
         self._head_scale = head_scale
         init = initializer.Normal(deviation)
         attention = partial(
+            RelativeAttention, units, heads, head_dim, dropout=dropout, weight_initializer=init
+        )
+        memory = partial(
             MultiHeadAttention,
             units,
             heads,
             head_dim=head_dim,
+            causal=False,
             scale=1.0,
             dropout=dropout,
+            in_units=units,
             weight_initializer=init,
         )
         mlp = partial(
-            GatedMLP if gated else MLP,
+            partial(GatedMLP, in_units=units) if gated else MLP,
             units,
             hidden,
             activation,
@@ -234,7 +321,7 @@ class T5(HybridBlock):
         norm = partial(RMSNorm, epsilon=epsilon, in_channels=units)
 
         def stack(count, decoder, prefix):
-            layer = partial(T5Layer, units, attention, norm, mlp, decoder, dropout)
+            layer = partial(T5Layer, units, attention, memory, norm, mlp, decoder, dropout)
             bias = partial(RelativeBias, heads, not decoder, buckets, most, init)
             return T5Stack(count, layer, bias, norm, dropout, prefix=prefix)
 
