@@ -25,10 +25,9 @@ void mpg_recompilation_summarize(const mpg_recompilation *r, const mpg_cache *ca
                                  mpg_text *text) {
   /* Compilations of several threads may overlap. */
   int64_t time = end - r->begin + 1, spent = r->spent < time ? r->spent : time;
-  mpg_text_append(text,
-                  "%u of the last %u calls compiled a new program, which took %d%% of the time",
-                  r->compilations, (unsigned)(cache->clock - r->first_call),
-                  (int)(100 * spent / time));
+  mpg_text_append(
+      text, "%u of the last %u calls compiled a new program, which took %d%% of the time",
+      r->compilations, (unsigned)(cache->clock - r->first_call), (int)(100 * spent / time));
 }
 
 /* The latest entries of the cache, the most recently used one first. */
