@@ -328,7 +328,9 @@ def test_random_split_is_reproducible():
     assert split() == first != split()
 
 
-@pytest.mark.parametrize("lengths", [[5, 6], [0.5, 0.6], [11, -1], [9.5, 0.5], [], [np.nan], [np.inf]])
+@pytest.mark.parametrize(
+    "lengths", [[5, 6], [0.5, 0.6], [11, -1], [9.5, 0.5], [], [np.nan], [np.inf]]
+)
 def test_random_split_refuses_other_lengths(lengths):
     with pytest.raises(ValueError, match="lengths must"):
         data.random_split(data.SimpleDataset(range(10)), lengths)

@@ -94,9 +94,7 @@ def rotary(g, call, x, positions=None):
         g.constant(frequencies, "float64"),
     )
     factor = g.number(scale, "float64")
-    cosine, sine = (
-        g.cast(g.Mul(f(angles), factor), call.dtype, "float64") for f in (g.Cos, g.Sin)
-    )
+    cosine, sine = (g.cast(g.Mul(f(angles), factor), call.dtype, "float64") for f in (g.Cos, g.Sin))
     if bthd:
         cosine, sine = (g.Unsqueeze(table, [2 if each else 1]) for table in (cosine, sine))
     elif each:
