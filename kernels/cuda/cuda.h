@@ -150,6 +150,11 @@ MPG_HOST_DEVICE void mpg_store_any(mpg_dtype dtype, void *data, int64_t i, C val
     MPG_CUDA_CASE_(MPG_BOOL, mpg_boolean, T, __VA_ARGS__) \
     default: break;                                       \
   }
+/* Rest of a kernel function for floats: returns function<T, C>(...) for the dtype's type T and the
+ * type C in which it is computed. */
+#define MPG_CUDA_RUN_FLOAT(dtype, function, ...)                                    \
+  MPG_CUDA_FLOAT_DTYPE(dtype, T, return function<T, mpg_compute_t<T>>(__VA_ARGS__)) \
+  return MPG_OK
 /* Dispatches on the element size, for kernels that only move elements. T is uint8_t, uint16_t,
  * uint32_t or uint64_t. */
 #define MPG_CUDA_SIZE(size, T, ...)             \

@@ -86,10 +86,5 @@ mpg_status run(const mpg_kernel_call *call) {
 } // namespace
 
 mpg_status mpg_cuda_rotary(const mpg_kernel_call *call) {
-  switch (call->inputs[0].desc.dtype) {
-    case MPG_FLOAT32: return run<float, float>(call);
-    case MPG_FLOAT64: return run<double, double>(call);
-    case MPG_FLOAT16: return run<mpg_half, float>(call);
-    default: return run<mpg_bfloat16, float>(call);
-  }
+  MPG_CUDA_RUN_FLOAT(call->inputs[0].desc.dtype, run, call);
 }

@@ -563,12 +563,7 @@ mpg_status launch_ce(const mpg_kernel_call *call, bool sum) {
 }
 
 mpg_status cross_entropy(const mpg_kernel_call *call, bool sum) {
-  switch (call->inputs[0].desc.dtype) {
-    case MPG_FLOAT32: return launch_ce<float, float>(call, sum);
-    case MPG_FLOAT16: return launch_ce<mpg_half, float>(call, sum);
-    case MPG_BFLOAT16: return launch_ce<mpg_bfloat16, float>(call, sum);
-    default: return launch_ce<double, double>(call, sum);
-  }
+  MPG_CUDA_RUN_FLOAT(call->inputs[0].desc.dtype, launch_ce, call, sum);
 }
 
 template <class T, class C>

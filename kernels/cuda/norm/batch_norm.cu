@@ -754,37 +754,30 @@ mpg_status run_backward(const mpg_kernel_call *call, bool fix_gamma, bool batch_
   return run(call, t);
 }
 
-#define RUN(dtype, function, ...)                                          \
-  switch (dtype) {                                                         \
-    case MPG_FLOAT32: return function<float, float>(call, __VA_ARGS__);    \
-    case MPG_FLOAT64: return function<double, double>(call, __VA_ARGS__);  \
-    case MPG_FLOAT16: return function<mpg_half, float>(call, __VA_ARGS__); \
-    default: return function<mpg_bfloat16, float>(call, __VA_ARGS__);      \
-  }
-
 } // namespace
 
 mpg_status mpg_cuda_batch_norm(const mpg_kernel_call *call) {
   const mpg_batch_norm_params *p = (const mpg_batch_norm_params *)call->params;
   const mpg_desc *x = &call->inputs[0].desc;
   int axis = axis_of(p->axis, x->shape.ndim);
-  RUN(x->dtype, run_forward, p->fix_gamma, p->use_global_stats, p->eps, p->momentum, axis, false,
-      false)
+  MPG_CUDA_RUN_FLOAT(x->dtype, run_forward, call, p->fix_gamma, p->use_global_stats, p->eps,
+                     p->momentum, axis, false, false);
 }
 
 mpg_status mpg_cuda_batch_norm_backward(const mpg_kernel_call *call) {
   const mpg_batch_norm_backward_params *p = (const mpg_batch_norm_backward_params *)call->params;
   const mpg_desc *x = &call->inputs[1].desc;
   int axis = axis_of(p->axis, x->shape.ndim);
-  RUN(x->dtype, run_backward, p->fix_gamma, p->batch_stats, axis, false, false)
+  MPG_CUDA_RUN_FLOAT(x->dtype, run_backward, call, p->fix_gamma, p->batch_stats, axis, false,
+                     false);
 }
 
 mpg_status mpg_cuda_batch_norm_relu(const mpg_kernel_call *call) {
   const mpg_batch_norm_relu_params *p = (const mpg_batch_norm_relu_params *)call->params;
   const mpg_desc *x = &call->inputs[0].desc;
   int axis = x->shape.ndim - 1;
-  RUN(x->dtype, run_forward, p->fix_gamma, p->use_global_stats, p->eps, p->momentum, axis, true,
-      p->add)
+  MPG_CUDA_RUN_FLOAT(x->dtype, run_forward, call, p->fix_gamma, p->use_global_stats, p->eps,
+                     p->momentum, axis, true, p->add);
 }
 
 mpg_status mpg_cuda_batch_norm_relu_backward(const mpg_kernel_call *call) {
@@ -792,5 +785,6 @@ mpg_status mpg_cuda_batch_norm_relu_backward(const mpg_kernel_call *call) {
       (const mpg_batch_norm_relu_backward_params *)call->params;
   const mpg_desc *x = &call->inputs[1].desc;
   int axis = x->shape.ndim - 1;
-  RUN(x->dtype, run_backward, p->fix_gamma, p->batch_stats, axis, true, p->add)
+  MPG_CUDA_RUN_FLOAT(x->dtype, run_backward, call, p->fix_gamma, p->batch_stats, axis, true,
+                     p->add);
 }

@@ -6,19 +6,12 @@
  * and beta) are split into chunks whose length depends only on shapes, and the chunks' sums are
  * added in a fixed order.
  */
-#include "kernels/cuda/access.h"
-#include "kernels/cuda/rows.h"
-extern "C" {
-#include "kernels/cuda/norm/norm.h"
-}
+#include "kernels/cuda/norm/held_rows.h"
 #include "op/layers/norm.h"
 
 namespace {
 
-enum { WARP = 32, ROWS = 8, ROW_CHUNK = 256 };
-
-/* Returns the number of threads per block if a block processes a row of n elements. */
-unsigned threads_of(int64_t n) { return n <= 64 ? 32 : n <= 512 ? 128 : MPG_CUDA_THREADS; }
+enum { WARP = 32, ROWS = MPG_COLUMN_ROWS, ROW_CHUNK = MPG_COLUMN_CHUNK };
 
 /* Arguments of a normalization along n. The data is (outer, n, inner). */
 template <class T>
@@ -312,17 +305,13 @@ layer_norm<T> backward_of(const mpg_kernel_call *call) {
   return t;
 }
 
-/* True if rows are held in registers. Depends only on sizes and dtype, so that alignment does not
- * affect results. */
 template <class T>
 bool is_held(const layer_norm<T> &t) {
-  return sizeof(mpg_compute_t<T>) == 4 && t.inner == 1 && t.n > 0 && t.n <= MPG_ROW_BLOCK;
+  return t.inner == 1 && mpg_row_is_held<T>(t.n);
 }
-/* True if all rows are aligned, so that they can be loaded 16 bytes at a time. */
 template <class T>
 bool is_full(const layer_norm<T> &t) {
-  return t.n % mpg_pack<T>::COUNT == 0 && mpg_cuda_aligned(t.x) && mpg_cuda_aligned(t.dy) &&
-         mpg_cuda_aligned(t.gamma) && mpg_cuda_aligned(t.beta) && mpg_cuda_aligned(t.y);
+  return mpg_rows_are_full<T>(t.n, t.x, t.dy, t.gamma, t.beta, t.y);
 }
 /* Launches one block per row if rows are contiguous, else one thread per row. */
 template <class T>
@@ -330,7 +319,7 @@ mpg_status launch_rows(const mpg_kernel_call *call, void (*block)(layer_norm<T>)
                        void (*thread)(layer_norm<T>), const layer_norm<T> &t) {
   int64_t rows = t.outer * t.inner;
   if (t.inner == 1)
-    return mpg_cuda_launch(call, block, mpg_cuda_blocks(rows, 1), threads_of(t.n), 0, t);
+    return mpg_cuda_launch(call, block, mpg_cuda_blocks(rows, 1), mpg_row_threads(t.n), 0, t);
   return mpg_cuda_launch(call, thread, mpg_cuda_blocks(rows), MPG_CUDA_THREADS, 0, t);
 }
 
@@ -349,33 +338,12 @@ mpg_status layer_norm_forward(const mpg_kernel_call *call) {
   split_axis(&call->inputs[0].desc.shape, p->axis, &t.outer, &t.n, &t.inner);
   if constexpr (sizeof(C) == 4)
     if (is_held(t))
-      return mpg_with_row<T>(t.n, is_full(t), [&](auto form) {
+      return mpg_with_held_row<T>(t.n, is_full(t), [&](auto form) {
         typedef decltype(form) R;
-        if constexpr (R::held)
-          return mpg_cuda_launch(call, layer_norm_rows_kernel<R>, R::blocks(t.outer),
-                                 MPG_CUDA_THREADS, 0, t);
-        return MPG_OK;
+        return mpg_cuda_launch(call, layer_norm_rows_kernel<R>, R::blocks(t.outer),
+                               MPG_CUDA_THREADS, 0, t);
       });
   return launch_rows(call, layer_norm_kernel<T, C, true>, layer_norm_kernel<T, C, false>, t);
-}
-
-/* Runs LayerNorm's backward pass with rows in registers. */
-template <class T>
-mpg_status layer_norm_rows_backward(const mpg_kernel_call *call, const layer_norm<T> &t) {
-  int each = mpg_layer_norm_rows(t.outer);
-  int64_t blocks = each ? (t.outer + each - 1) / each : 0;
-  float *partial =
-      (float *)mpg_device_scratch(call->device, (size_t)(blocks * 2 * t.n + 1) * sizeof(float));
-  if (!partial) return MPG_DEVICE_OUT_OF_MEMORY;
-  MPG_TRY(mpg_with_row<T>(t.n, is_full(t), [&](auto form) {
-    typedef decltype(form) R;
-    if constexpr (R::held)
-      return mpg_cuda_launch(
-          call, layer_norm_rows_back_kernel<R>, (unsigned)blocks, MPG_CUDA_THREADS,
-          R::ROWS > 1 ? R::ROWS * (size_t)t.n * sizeof(float) : 0, t, each, partial);
-    return MPG_OK;
-  }));
-  return add_shares(call, partial, blocks, t.n, t.dgamma, t.dbeta);
 }
 
 template <class T, class C>
@@ -384,7 +352,13 @@ mpg_status layer_norm_backward(const mpg_kernel_call *call) {
   layer_norm<T> t = backward_of<T>(call);
   split_axis(&call->inputs[1].desc.shape, p->axis, &t.outer, &t.n, &t.inner);
   if constexpr (sizeof(C) == 4)
-    if (is_held(t)) return layer_norm_rows_backward(call, t);
+    if (is_held(t))
+      return mpg_held_rows_backward<T>(
+          call, t.outer, t.n, is_full(t), t.dgamma, t.dbeta,
+          [&](auto form, unsigned blocks, size_t bytes, int each, float *partial) {
+            return mpg_cuda_launch(call, layer_norm_rows_back_kernel<decltype(form)>, blocks,
+                                   MPG_CUDA_THREADS, bytes, t, each, partial);
+          });
   int64_t chunks = t.inner == 1 ? (t.outer + ROW_CHUNK - 1) / ROW_CHUNK : 1;
   C *partial = (C *)mpg_device_scratch(call->device, (size_t)(chunks * 2 * t.n + 1) * sizeof(C));
   if (!partial) return MPG_DEVICE_OUT_OF_MEMORY;
@@ -471,7 +445,7 @@ mpg_status group_norm_forward(const mpg_kernel_call *call) {
   if (t.outer == 0) return MPG_OK;
   t.n = count_of(x) / t.outer;
   return mpg_cuda_launch(call, group_norm_kernel<T, C>, mpg_cuda_blocks(t.outer, 1),
-                         threads_of(t.n), 0, t);
+                         mpg_row_threads(t.n), 0, t);
 }
 
 template <class T, class C>
@@ -486,7 +460,7 @@ mpg_status group_norm_backward(const mpg_kernel_call *call) {
   if (t.outer) {
     t.n = count_of(x) / t.outer;
     MPG_TRY(mpg_cuda_launch(call, group_norm_back_kernel<T, C>, mpg_cuda_blocks(t.outer, 1),
-                            threads_of(t.n), 0, t, partial));
+                            mpg_row_threads(t.n), 0, t, partial));
   }
   return mpg_cuda_launch(call, totals_kernel<T, C>, mpg_cuda_blocks(t.inner), MPG_CUDA_THREADS, 0,
                          (const C *)partial, (int64_t)1, t.outer, t.inner, t.dgamma, t.dbeta);
@@ -579,12 +553,9 @@ mpg_status l2_forward(const mpg_kernel_call *call) {
   t.deviation = call->outputs[1].data;
   if constexpr (sizeof(C) == 4)
     if (is_held(t))
-      return mpg_with_row<T>(t.n, is_full(t), [&](auto form) {
+      return mpg_with_held_row<T>(t.n, is_full(t), [&](auto form) {
         typedef decltype(form) R;
-        if constexpr (R::held)
-          return mpg_cuda_launch(call, l2_rows_kernel<R>, R::blocks(t.outer), MPG_CUDA_THREADS, 0,
-                                 t);
-        return MPG_OK;
+        return mpg_cuda_launch(call, l2_rows_kernel<R>, R::blocks(t.outer), MPG_CUDA_THREADS, 0, t);
       });
   return launch_rows(call, l2_kernel<T, C, true>, l2_kernel<T, C, false>, t);
 }
@@ -597,23 +568,13 @@ mpg_status l2_backward(const mpg_kernel_call *call) {
   t.deviation = call->inputs[2].data;
   if constexpr (sizeof(C) == 4)
     if (is_held(t))
-      return mpg_with_row<T>(t.n, is_full(t), [&](auto form) {
+      return mpg_with_held_row<T>(t.n, is_full(t), [&](auto form) {
         typedef decltype(form) R;
-        if constexpr (R::held)
-          return mpg_cuda_launch(call, l2_rows_back_kernel<R>, R::blocks(t.outer), MPG_CUDA_THREADS,
-                                 0, t);
-        return MPG_OK;
+        return mpg_cuda_launch(call, l2_rows_back_kernel<R>, R::blocks(t.outer), MPG_CUDA_THREADS,
+                               0, t);
       });
   return launch_rows(call, l2_back_kernel<T, C, true>, l2_back_kernel<T, C, false>, t);
 }
-
-#define RUN(dtype, function)                                  \
-  switch (dtype) {                                            \
-    case MPG_FLOAT32: return function<float, float>(call);    \
-    case MPG_FLOAT64: return function<double, double>(call);  \
-    case MPG_FLOAT16: return function<mpg_half, float>(call); \
-    default: return function<mpg_bfloat16, float>(call);      \
-  }
 
 } // namespace
 
@@ -632,16 +593,21 @@ extern "C" mpg_status mpg_cuda_add_shares(const mpg_kernel_call *call, const voi
   }
 }
 
-mpg_status mpg_cuda_layer_norm(const mpg_kernel_call *call){
-    RUN(call -> inputs[0].desc.dtype, layer_norm_forward)} mpg_status
-    mpg_cuda_layer_norm_backward(const mpg_kernel_call *call){
-        RUN(call->inputs[1].desc.dtype, layer_norm_backward)} mpg_status
-    mpg_cuda_group_norm(const mpg_kernel_call *call){
-        RUN(call->inputs[0].desc.dtype, group_norm_forward)} mpg_status
-    mpg_cuda_group_norm_backward(const mpg_kernel_call *call){
-        RUN(call->inputs[1].desc.dtype, group_norm_backward)} mpg_status
-    mpg_cuda_l2_normalization(const mpg_kernel_call *call){
-        RUN(call->inputs[0].desc.dtype, l2_forward)} mpg_status
-    mpg_cuda_l2_normalization_backward(const mpg_kernel_call *call) {
-  RUN(call->inputs[1].desc.dtype, l2_backward)
+mpg_status mpg_cuda_layer_norm(const mpg_kernel_call *call) {
+  MPG_CUDA_RUN_FLOAT(call->inputs[0].desc.dtype, layer_norm_forward, call);
+}
+mpg_status mpg_cuda_layer_norm_backward(const mpg_kernel_call *call) {
+  MPG_CUDA_RUN_FLOAT(call->inputs[1].desc.dtype, layer_norm_backward, call);
+}
+mpg_status mpg_cuda_group_norm(const mpg_kernel_call *call) {
+  MPG_CUDA_RUN_FLOAT(call->inputs[0].desc.dtype, group_norm_forward, call);
+}
+mpg_status mpg_cuda_group_norm_backward(const mpg_kernel_call *call) {
+  MPG_CUDA_RUN_FLOAT(call->inputs[1].desc.dtype, group_norm_backward, call);
+}
+mpg_status mpg_cuda_l2_normalization(const mpg_kernel_call *call) {
+  MPG_CUDA_RUN_FLOAT(call->inputs[0].desc.dtype, l2_forward, call);
+}
+mpg_status mpg_cuda_l2_normalization_backward(const mpg_kernel_call *call) {
+  MPG_CUDA_RUN_FLOAT(call->inputs[1].desc.dtype, l2_backward, call);
 }

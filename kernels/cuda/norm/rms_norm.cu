@@ -1,15 +1,11 @@
 /* rms_norm and its gradient, in the same ways as LayerNorm (norm.cu): rows in registers if they are
  * short enough, else a block per row. The gradient of gamma is summed over chunks of rows whose
  * length depends on shapes only, and the chunks' sums are added in a fixed order. */
-#include "kernels/cuda/access.h"
-#include "kernels/cuda/rows.h"
-extern "C" {
-#include "kernels/cuda/norm/norm.h"
-}
+#include "kernels/cuda/norm/held_rows.h"
 
 namespace {
 
-enum { WARP = 32, ROWS = 8, ROW_CHUNK = 256 };
+enum { WARP = 32, ROWS = MPG_COLUMN_ROWS, ROW_CHUNK = MPG_COLUMN_CHUNK };
 
 template <class T>
 struct rms_norm {
@@ -156,18 +152,10 @@ rms_norm<T> arguments(const mpg_kernel_call *call, const mpg_view *x, const mpg_
   return t;
 }
 
-/* True if rows are held in registers, by sizes and dtype only. */
-template <class T>
-bool is_held(const rms_norm<T> &t) {
-  return sizeof(mpg_compute_t<T>) == 4 && t.n > 0 && t.n <= MPG_ROW_BLOCK;
-}
-/* True if all rows are aligned, so that they can be loaded 16 bytes at a time. */
 template <class T>
 bool is_full(const rms_norm<T> &t) {
-  return t.n % mpg_pack<T>::COUNT == 0 && mpg_cuda_aligned(t.x) && mpg_cuda_aligned(t.dy) &&
-         mpg_cuda_aligned(t.gamma) && mpg_cuda_aligned(t.y);
+  return mpg_rows_are_full<T>(t.n, t.x, t.dy, t.gamma, t.y);
 }
-unsigned threads_of(int64_t n) { return n <= 64 ? 32 : n <= 512 ? 128 : MPG_CUDA_THREADS; }
 
 template <class T, class C>
 mpg_status forward(const mpg_kernel_call *call) {
@@ -175,38 +163,14 @@ mpg_status forward(const mpg_kernel_call *call) {
       arguments<T>(call, &call->inputs[0], call->num_inputs > 1 ? &call->inputs[1] : NULL);
   t.rms = call->outputs[1].data;
   if constexpr (sizeof(C) == 4)
-    if (is_held(t))
-      return mpg_with_row<T>(t.n, is_full(t), [&](auto form) {
+    if (mpg_row_is_held<T>(t.n))
+      return mpg_with_held_row<T>(t.n, is_full(t), [&](auto form) {
         typedef decltype(form) R;
-        if constexpr (R::held)
-          return mpg_cuda_launch(call, forward_rows_kernel<R>, R::blocks(t.rows), MPG_CUDA_THREADS,
-                                 0, t);
-        return MPG_OK;
+        return mpg_cuda_launch(call, forward_rows_kernel<R>, R::blocks(t.rows), MPG_CUDA_THREADS, 0,
+                               t);
       });
-  return mpg_cuda_launch(call, forward_kernel<T, C>, mpg_cuda_blocks(t.rows, 1), threads_of(t.n), 0,
-                         t);
-}
-
-template <class T>
-mpg_status backward_rows(const mpg_kernel_call *call, const rms_norm<T> &t, void *dgamma) {
-  int each = mpg_layer_norm_rows(t.rows);
-  int64_t blocks = each ? (t.rows + each - 1) / each : 0;
-  float *partial = NULL;
-  if (dgamma) {
-    partial =
-        (float *)mpg_device_scratch(call->device, (size_t)(blocks * 2 * t.n + 1) * sizeof(float));
-    if (!partial) return MPG_DEVICE_OUT_OF_MEMORY;
-  }
-  MPG_TRY(mpg_with_row<T>(t.n, is_full(t), [&](auto form) {
-    typedef decltype(form) R;
-    if constexpr (R::held)
-      return mpg_cuda_launch(call, backward_rows_kernel<R>, (unsigned)blocks, MPG_CUDA_THREADS,
-                             R::ROWS > 1 ? R::ROWS * (size_t)t.n * sizeof(float) : 0, t, each,
-                             partial);
-    return MPG_OK;
-  }));
-  if (!dgamma) return MPG_OK;
-  return mpg_cuda_add_shares(call, partial, blocks, t.n, call->outputs[1].desc.dtype, dgamma, NULL);
+  return mpg_cuda_launch(call, forward_kernel<T, C>, mpg_cuda_blocks(t.rows, 1),
+                         mpg_row_threads(t.n), 0, t);
 }
 
 template <class T, class C>
@@ -215,11 +179,17 @@ mpg_status backward(const mpg_kernel_call *call) {
       arguments<T>(call, &call->inputs[1], call->num_inputs > 3 ? &call->inputs[3] : NULL);
   t.dy = (const T *)call->inputs[0].data;
   t.rms = call->inputs[2].data;
-  void *dgamma = t.gamma ? call->outputs[1].data : NULL;
+  T *dgamma = t.gamma ? (T *)call->outputs[1].data : NULL;
   if constexpr (sizeof(C) == 4)
-    if (is_held(t)) return backward_rows(call, t, dgamma);
-  MPG_TRY(mpg_cuda_launch(call, backward_kernel<T, C>, mpg_cuda_blocks(t.rows, 1), threads_of(t.n),
-                          0, t));
+    if (mpg_row_is_held<T>(t.n))
+      return mpg_held_rows_backward<T>(
+          call, t.rows, t.n, is_full(t), dgamma, (T *)NULL,
+          [&](auto form, unsigned blocks, size_t bytes, int each, float *partial) {
+            return mpg_cuda_launch(call, backward_rows_kernel<decltype(form)>, blocks,
+                                   MPG_CUDA_THREADS, bytes, t, each, partial);
+          });
+  MPG_TRY(mpg_cuda_launch(call, backward_kernel<T, C>, mpg_cuda_blocks(t.rows, 1),
+                          mpg_row_threads(t.n), 0, t));
   if (!dgamma) return MPG_OK;
   int64_t chunks = (t.rows + ROW_CHUNK - 1) / ROW_CHUNK;
   C *partial = (C *)mpg_device_scratch(call->device, (size_t)(chunks * 2 * t.n + 1) * sizeof(C));
@@ -230,18 +200,11 @@ mpg_status backward(const mpg_kernel_call *call) {
   return mpg_cuda_add_shares(call, partial, chunks, t.n, call->outputs[1].desc.dtype, dgamma, NULL);
 }
 
-#define RUN(dtype, function)                                  \
-  switch (dtype) {                                            \
-    case MPG_FLOAT32: return function<float, float>(call);    \
-    case MPG_FLOAT64: return function<double, double>(call);  \
-    case MPG_FLOAT16: return function<mpg_half, float>(call); \
-    default: return function<mpg_bfloat16, float>(call);      \
-  }
-
 } // namespace
 
-mpg_status mpg_cuda_rms_norm(const mpg_kernel_call *call){
-    RUN(call -> inputs[0].desc.dtype, forward)} mpg_status
-    mpg_cuda_rms_norm_backward(const mpg_kernel_call *call) {
-  RUN(call->inputs[1].desc.dtype, backward)
+mpg_status mpg_cuda_rms_norm(const mpg_kernel_call *call) {
+  MPG_CUDA_RUN_FLOAT(call->inputs[0].desc.dtype, forward, call);
+}
+mpg_status mpg_cuda_rms_norm_backward(const mpg_kernel_call *call) {
+  MPG_CUDA_RUN_FLOAT(call->inputs[1].desc.dtype, backward, call);
 }
