@@ -334,7 +334,8 @@ class LARS(_Momentum):
     """LARS: SGD with a layer-wise rate, lr * eta * |weight| / (|grad| + wd * |weight| + eps).
 
     Biases, gammas and betas use the plain rate. With `momentum_correction`, the momentum is scaled
-    when the scheduler changes the rate between steps.
+    when the scheduler changes the rate between steps. Norms and rates are float32, even for float64
+    weights.
 
     Parameters
     ----------

@@ -89,6 +89,10 @@ def run(net, name, more=(), steps=4, dtype="float32", **options):
     """Returns the weights after training, and the next random numbers."""
     mx.random.seed(3)
     net.initialize(mx.init.Xavier())
+    if dtype == "float16":
+        # A bias that begins at 0 is a sum of gradients, with their relative rounding errors.
+        for param in net.collect_params(".*bias").values():
+            param.set_data(nd.full(param.shape, 0.5))
     net.cast(dtype)
     train(net, trainer_of(net, name, more, **options), steps)
     return {**values(net), "drawn": nd.random.uniform(shape=3).asnumpy()}
@@ -133,8 +137,8 @@ def test_split_updates_equal_whole_ones_with_options(name, more):
     bias, dtype = name not in OF_MATRICES, more.get("dtype")
     wanted = run(dense(bias=bias), name, own, **options)
     found = run(dense(PLAN, 3, bias), name, own, **options)
-    exact = 1e-7 if name == "lars" else 1e-13  # LARS has float32 norms
-    close_by_name(wanted, found, {"float16": 5e-3, "float64": exact}.get(dtype, 1e-5))
+    exact = 1e-7 if name == "lars" else 1e-13  # LARS has float32 norms and rates
+    close_by_name(wanted, found, {"float16": 4e-3, "float64": exact}.get(dtype, 1e-5))
 
 
 def on_mesh(axes, name, steps=4, seed=0, **options):
