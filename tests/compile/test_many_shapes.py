@@ -12,6 +12,8 @@ import pytest
 import mpgluon as mx
 from mpgluon import gluon, nd
 from mpgluon.gluon import nn
+from programs.random_blocks import check_fresh
+from programs.random_shapes import Case
 from support.devices import on
 
 UNITS = 256
@@ -225,3 +227,14 @@ def test_dropped_signatures_warn_even_if_compilation_takes_little_time():
     sizes = [size for n in range(1, 71) for size in (n, 1, 1, 1)]
     (seen,) = warnings_of([lambda n=n: net(nd.ones((n, 2))) for n in sizes])
     assert "more than 64 signatures" in seen and "axis 0 of input 'x' was" in seen
+
+
+def test_random_networks_of_shared_weights_match_fresh_copies():
+    """Shared packed weights and other kept values, with fresh seeds; `random_shapes.py` repeats a
+    seed or runs thousands."""
+    check_fresh(Case, 5, "random_shapes.py")
+
+
+@pytest.mark.slow
+def test_many_random_networks_of_shared_weights_match_fresh_copies():
+    check_fresh(Case, 100, "random_shapes.py")
