@@ -53,6 +53,48 @@ def positions(F, x):
     return F.broadcast_add(x, F.slice_axis(table, axis=1, begin=0, end=WIDTH))
 
 
+def heads(F, x, **options):
+    """Attention over the rows: three heads of queries, and one of keys and values."""
+    query = F.reshape(x, shape=(1, -1, 3, 2))
+    key = F.slice_axis(query, axis=2, begin=0, end=1)
+    value = F.slice_axis(query, axis=2, begin=2, end=3)
+    own = [options.pop(name) for name in ("mask", "lengths", "segments") if name in options]
+    return F.reshape(F.contrib.attention(query, key, value, *own, **options), shape=(-1, WIDTH))
+
+
+def limited_heads(F, x):
+    """Attention with a mask, a length and segments, all computed from x."""
+    scores = F.dot(x, x, transpose_b=True)
+    sums = F.sum(F.BlockGrad(F.sign(x)), axis=1)
+    options = {
+        "mask": F.BlockGrad(F.reshape(scores, shape=(1, 1, 0, -1), reverse=True)),
+        "lengths": F.cast(F.slice_axis(F.abs(sums), axis=0, begin=0, end=1) + 1, "int32"),
+        "segments": F.cast(F.expand_dims(sums > 0, axis=0), "int32"),
+    }
+    return heads(F, x, **options, use_mask=True, use_lengths=True, use_segments=True)
+
+
+def turned(F, x):
+    positions = F.cast(F.BlockGrad(F.argsort(F.sum(x, axis=1), axis=0)) * 3, "int32")
+    steps = F.contrib.rotary(F.reshape(x, shape=(1, -1, 1, WIDTH)), positions, dims=4, base=50)
+    return F.reshape(steps, shape=(-1, WIDTH))
+
+
+def classes(F, x):
+    """Multiplies by the losses of classes, whose weights are the rows."""
+    label = F.cast(F.BlockGrad(F.argmax(x, axis=1)), "int32")
+    loss = F.contrib.linear_cross_entropy(
+        x, x * 0.5, label, z_loss=0.01, softcap=3.0, ignore_index=1
+    )
+    return F.broadcast_mul(x, F.expand_dims(F.cast(loss, x.dtype), axis=1)) * 0.3
+
+
+def tokens(F, x):
+    keys = F.cast(F.BlockGrad(F.round(F.slice_axis(x, axis=1, begin=0, end=2) * 100)), "int64")
+    drawn = F.contrib.sample_tokens(F.BlockGrad(x) * 3, keys, top_k=4, top_p=0.9, min_p=0.05)
+    return F.broadcast_add(x, F.expand_dims(F.cast(drawn, x.dtype), axis=1) * 0.1)
+
+
 UNARY = {
     "tanh": lambda F, x: F.tanh(x),
     "sigmoid": lambda F, x: F.sigmoid(x),
@@ -109,8 +151,16 @@ UNARY = {
     "cast": lambda F, x: F.cast(F.cast(x, "float32"), x.dtype),
     "twice": lambda F, x: F.tanh(x) * F.tanh(x) + F.tanh(x),
     "positions": positions,
+    "rms_norm": lambda F, x: F.contrib.rms_norm(x, eps=1e-3),
+    "rotary": turned,
+    "heads": lambda F, x: heads(F, x, causal=True, window=3, softcap=2.0),
+    "limited_heads": limited_heads,
+    "thinned_heads": lambda F, x: heads(F, x, scale=0.5, p=0.3),
+    "classes": classes,
+    "tokens": tokens,
     "move": lambda F, x: x,
 }
+FIRST_ORDER = ("heads", "limited_heads", "thinned_heads", "classes", "attention")
 BINARY = {
     "add": lambda F, x, y: x + y,
     "multiply": lambda F, x, y: x * y,
@@ -118,6 +168,7 @@ BINARY = {
     "maximum": lambda F, x, y: F.maximum(x, y),
     "where": lambda F, x, y: F.where(x > y, F.sigmoid(x), y),
     "gate": lambda F, x, y: F.sigmoid(x) * F.tanh(y),
+    "gated": lambda F, x, y: F.contrib.gated(x, y, act="gelu_tanh"),
     "join": lambda F, x, y: F.concat(
         F.slice_axis(x, axis=1, begin=0, end=4), F.slice_axis(y, axis=1, begin=4, end=6), dim=1
     ),
@@ -138,6 +189,11 @@ LAYERS = {
     "group_norm": lambda: nn.GroupNorm(num_groups=2),
     "instance_norm": lambda: nn.InstanceNorm(in_channels=2),
     "prelu": lambda: nn.PReLU(),
+    "rms": lambda: nn.RMSNorm(in_channels=WIDTH),
+    "gated_mlp": lambda: nn.GatedMLP(WIDTH, 4, in_units=WIDTH),
+    "attention": lambda: nn.MultiHeadAttention(
+        2, 2, kv_heads=1, head_dim=4, qk_norm=True, rotary=True, window=2, in_units=2
+    ),
     "lstm": lambda: rnn.LSTM(2, input_size=2),
     "gru": lambda: rnn.GRU(2, input_size=2),
 }
@@ -173,6 +229,8 @@ class Network(random_blocks.Network):
             return F.reshape(
                 F.transpose(self.layers[layer](steps), axes=(1, 0, 2)), shape=(-1, WIDTH)
             )
+        if kind == "attention":
+            return F.reshape(self.layers[layer](rows(F, inputs[0], 3, 2)), shape=(-1, WIDTH))
         return self.layers[layer](inputs[0])
 
     def hybrid_forward(self, F, x):
@@ -195,7 +253,10 @@ class Case:
         self.sizes = [int(n) for n in draw.choice([2, 4, 5], 2)]
         self.nodes, made = [], []
         for number in range(1, draw.randint(4, 20)):
-            kind = str(draw.choice([*UNARY, *BINARY, *LAYERS, *LAYERS]))
+            kinds = [*UNARY, *BINARY, *LAYERS, *LAYERS]
+            if self.second:
+                kinds = [kind for kind in kinds if kind not in FIRST_ORDER]
+            kind = str(draw.choice(kinds))
             # prefers the latest values
             earlier = [int(i) for i in np.minimum(draw.geometric(0.5, 2), number)]
             inputs = [number - i for i in earlier[: 2 if kind in BINARY else 1]]
