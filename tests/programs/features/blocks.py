@@ -357,14 +357,18 @@ class Heads(HybridBlock):
         return h + F.reshape_like(self.out(F.reshape(out, shape=(0, 0, -3))), h)
 
 
-class Noise(HybridBlock):
-    """Multiplies all rows by one row of random numbers, in training."""
+class Typed(HybridBlock):
+    """Knows its dtype."""
 
     dtype = "float32"
 
     def cast(self, dtype):
         super().cast(dtype)
         self.dtype = dtype
+
+
+class Noise(Typed):
+    """Multiplies all rows by one row of random numbers, in training."""
 
     def hybrid_forward(self, F, h):
         if not autograd.is_training():
@@ -414,6 +418,44 @@ class SharedHeads(HybridBlock):
         return h + F.reshape_like(self.attention(F.reshape(h, shape=(-1, 3, 2))), h)
 
 
+class LimitedHeads(HybridBlock):
+    """Attention with a mask, lengths, segments and a limit of the scores. Each row is a sequence of
+    three steps."""
+
+    def __init__(self):
+        super().__init__(prefix="limited_")
+        self.query = nn.Dense(4, in_units=2, flatten=False)
+
+    def hybrid_forward(self, F, h):
+        steps = F.reshape(h, shape=(-1, 3, 2))
+        query = F.reshape(self.query(steps), shape=(0, 0, 2, 2))
+        key = F.expand_dims(steps, axis=2)
+        ones = F.BlockGrad(steps * 0 + 1)
+        count = F.cumsum(F.slice_axis(ones, axis=2, begin=0, end=1).reshape((0, 0)), axis=1)
+        mask = F.BlockGrad(F.reshape(h, shape=(-1, 1, 2, 3)).slice_axis(axis=2, begin=0, end=1))
+        lengths = F.cast(F.sum(count > 1.5, axis=1), "int32")
+        segments = F.cast(count > 2.5, "int32")
+        options = {"use_mask": True, "use_lengths": True, "use_segments": True, "softcap": 2.0}
+        out = F.contrib.attention(query, key, key, mask, lengths, segments, **options)
+        return h + F.reshape_like(F.sum(out, axis=2), h)
+
+
+class Classes(Typed):
+    """Multiplies rows by the loss of a class, from a normalized row."""
+
+    def __init__(self):
+        super().__init__(prefix="classes_")
+        with self.name_scope():
+            self.norm = nn.RMSNorm(in_channels=WIDTH, offset=1.0)
+            self.weight = self.params.get("weight", shape=(4, WIDTH))
+
+    def hybrid_forward(self, F, h, weight):
+        label = F.cast(F.sum(F.BlockGrad(h * 0), axis=-1) + 2, "int32")
+        options = {"z_loss": 0.01, "softcap": 3.0, "ignore_index": 1}
+        loss = F.contrib.linear_cross_entropy(self.norm(h), weight, label, **options)
+        return F.broadcast_mul(h, F.cast(F.expand_dims(loss, axis=-1), self.dtype))
+
+
 LAYERS = {
     "Dense": lambda: nn.Dense(WIDTH, in_units=WIDTH, flatten=False, activation="tanh"),
     "LayerNorm": lambda: nn.LayerNorm(in_channels=WIDTH),
@@ -429,6 +471,8 @@ LAYERS = {
     "heads": Heads,
     "decoder": lambda: Cells(decoder_layer(), (3, 2)),
     "MultiHeadAttention": SharedHeads,
+    "limited heads": LimitedHeads,
+    "classes": Classes,
     "nested": nested,
 }
 

@@ -288,8 +288,13 @@ REFUSED = [
     (({"way": ["step along time"]}, {"placement": REPLICAS}), "one replica", {}),
     (({"way": LOOPS}, {"gradient": ["second order"]}), "pipeline", {}),
     (
-        ({"layer": ["MultiHeadAttention"]}, {"gradient": ["second order"]}),
+        ({"layer": ["MultiHeadAttention", "limited heads"]}, {"gradient": ["second order"]}),
         "_backward_head_attention: has no gradient",
+        {},
+    ),
+    (
+        ({"layer": ["classes"]}, {"gradient": ["second order"]}),
+        "_backward_linear_cross_entropy: has no gradient",
         {},
     ),
     (({"custom": HOSTED}, {"gradient": ["second order"]}), "no gradient", {}),
