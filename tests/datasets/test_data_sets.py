@@ -234,6 +234,15 @@ def test_stream_has_a_length_only_if_it_defines_one():
     assert "batch_size: 3" in repr(loader) and "batches: 3" in repr(data.DataLoader(Sized(7), 3))
 
 
+def test_repr_of_loader_with_batch_sampler_of_unknown_length():
+    class Pairs:
+        def __iter__(self):
+            return iter([[0, 1], [2]])
+
+    loader = data.DataLoader(data.SimpleDataset([1, 2, 3]), batch_sampler=Pairs())
+    assert repr(loader).startswith("DataLoader(SimpleDataset") and "batch" not in repr(loader)
+
+
 @pytest.mark.parametrize(
     "options, message",
     [

@@ -380,10 +380,10 @@ class DataLoader(OptionsChecked):
             else ""
         )
         try:
-            count = f"batches: {len(self)}"
-        except TypeError:  # a stream of unknown length
-            count = f"batch_size: {self._stream.batch_size}"
-        return f"DataLoader({self._dataset!r}, {count}{workers})"
+            count = f", batches: {len(self)}"
+        except (TypeError, NotImplementedError):  # a stream or batch sampler without __len__
+            count = "" if self._stream is None else f", batch_size: {self._stream.batch_size}"
+        return f"DataLoader({self._dataset!r}{count}{workers})"
 
     def _start(self):
         if self._thread_pool:
