@@ -182,9 +182,7 @@ class Run:
     def step(self):
         events = [name for name in dir(self) if name.startswith("event_")]
         event = str(self.draw.choice([*events, "event_set_data", "event_write"]))
-        calls = [
-            (self.draw.randint(NETWORKS), self.rows()) for _ in range(self.draw.randint(1, 4))
-        ]
+        calls = [(self.draw.randint(NETWORKS), self.rows()) for _ in range(self.draw.randint(1, 4))]
         together = self.draw.rand() < 0.5
         self.log.append(f"{event}, calls {calls}{' together' if together else ''}")
         getattr(self, event)()

@@ -244,6 +244,7 @@ DIFFERENT = rules(
 
 # Pairs that raise an error, a part of its message, and other values that the error requires
 LAID_OUT = {"placement": "mesh of replicas"}
+HEADS = ("decoder", "MultiHeadAttention", "limited heads")
 CAPTURING = {"captured": "host data", "count": "2"}
 COMPILED_WHOLE = {"way": "hybridized"}
 REFUSED = [
@@ -288,7 +289,7 @@ REFUSED = [
     (({"way": ["step along time"]}, {"placement": REPLICAS}), "one replica", {}),
     (({"way": LOOPS}, {"gradient": ["second order"]}), "pipeline", {}),
     (
-        ({"layer": ["MultiHeadAttention", "limited heads"]}, {"gradient": ["second order"]}),
+        ({"layer": HEADS}, {"gradient": ["second order"]}),
         "_backward_head_attention: has no gradient",
         {},
     ),
