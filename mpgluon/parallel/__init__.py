@@ -7,6 +7,7 @@ from . import schedules
 from ._checkpoint import Saving, load, save
 from ._dashboard.board import dashboard
 from ._data_parallel import DistributedTrainer, broadcast_parameters
+from ._dividing import divide
 from ._gradient_clipping import clip_global_norm
 from ._mesh import Mesh
 from ._pipeline.pipeline import Pipeline
@@ -78,6 +79,7 @@ __all__ = [
     "check_against_single_device",
     "clip_global_norm",
     "dashboard",
+    "divide",
     "fetch",
     "gather",
     "load",

@@ -21,6 +21,7 @@ from ..gluon._tree import (
 )
 from ..gluon.nn.basic_layers import HybridSequential, Sequential
 from ..gluon.utils import brief, shape_is_known
+from ._dividing import divide
 from ._mesh import Replicas, forget_placement, refuse_inner
 from ._tensor_parallel.layers import SplitLayer, lines_of
 from ._tensor_parallel.parameters import HomeParameter
@@ -32,6 +33,21 @@ if TYPE_CHECKING:
 __all__ = ["all_devices", "described", "place"]
 
 _GROUP = "place:"  # prefix of a device in group names
+
+
+def as_dict(net: Block, where: Any) -> dict[str, Context | str]:
+    """Returns the dict for `place` of a dict, of a device for the whole block, or of a list of
+    devices."""
+    if isinstance(where, dict):
+        return where
+    if isinstance(where, Context):
+        return {"": where}
+    if isinstance(where, (list, tuple)):
+        return {**divide(net, where)}
+    raise TypeError(
+        "place: expected a dict of blocks and devices, a list of devices, a Context, a Mesh or a "
+        f"Plan, got {type(where).__name__}"
+    )
 
 
 def place(

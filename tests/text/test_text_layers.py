@@ -372,7 +372,7 @@ def test_from_pretrained_accepts_placements_devices_and_dtypes(tmp_path):
         assert (again(tokens()).asnumpy() == want).all()
     again = text.from_pretrained(tmp_path, ctx=mx.cpu(1))
     assert (again(tokens().as_in_context(mx.cpu(1))).asnumpy() == want).all()
-    replicas = text.from_pretrained(tmp_path, ctx=[mx.cpu(0), mx.cpu(1)])
+    replicas = text.from_pretrained(tmp_path, ctx=mesh)
     assert replicas.head.weight.list_ctx() == [mx.cpu(0), mx.cpu(1)]
     half = text.from_pretrained(tmp_path, dtype="bfloat16")
     assert "bfloat16" in str(half.head.weight.data().dtype)

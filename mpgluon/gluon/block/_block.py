@@ -398,13 +398,14 @@ class Block(TreeNode):
 
         Parameters
         ----------
-        where : dict of str to Context or its text, Context, Mesh or Plan
+        where : dict of str to Context or its text, list of Context, Context, Mesh or Plan
             A dict maps blocks to devices, as `Plan.placement` does. A key is a block's path such as
             ``'features.0'``, its name, or a regular expression that matches a whole path or name;
             ``''`` is the block itself. The first matching entry wins, and an entry for an inner
             block overrides an entry for an outer block. A block without an entry runs on the device
-            of its parameters, or of its first input if it has no parameters. A Context places the
-            whole block. For a `Mesh` or `Plan`, this method calls ``where.place(block, ...)``.
+            of its parameters, or of its first input if it has no parameters. A list divides the
+            layers by their bytes, see `parallel.divide`. A Context places the whole block. For a
+            `Mesh` or `Plan`, this method calls ``where.place(block, ...)``.
         verbose : bool, default True
             Whether to print the placement; if devices of several ranks are used, only rank 0
             prints.
@@ -440,22 +441,16 @@ class Block(TreeNode):
         >>> net(nd.ones((1, 4))).context
         cpu(1)
         """
-        from ...parallel._placing import all_devices, described, place, says_where
+        from ...parallel._placing import all_devices, as_dict, described, place, says_where
 
         before = all_devices(self)
-        if isinstance(where, Context):
-            where = {"": where}
-        if isinstance(where, dict):
-            if args or options:
-                raise TypeError("place: no other arguments can be given with a dict")
-            place(self, where)
-        elif hasattr(where, "place"):
+        if hasattr(where, "place"):
             where.place(self, *args, **options)
         else:
-            raise TypeError(
-                "place: expected a dict of blocks and devices, a Context, a Mesh or a Plan, got "
-                f"{type(where).__name__}"
-            )
+            where = as_dict(self, where)
+            if args or options:
+                raise TypeError("place: no other arguments can be given; they belong to a Mesh")
+            place(self, where)
         if verbose and says_where(self):
             print(described(self, before))
         return self

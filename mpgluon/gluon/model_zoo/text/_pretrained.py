@@ -85,7 +85,10 @@ def from_config(config: Mapping[str, Any] | str | os.PathLike[str]) -> HybridBlo
 
 
 def from_pretrained(
-    folder: str | os.PathLike[str], ctx: Any = None, dtype: DType | None = None
+    folder: str | os.PathLike[str],
+    ctx: Any = None,
+    dtype: DType | None = None,
+    verbose: bool = False,
 ) -> HybridBlock:
     """Loads a model of Hugging Face from a local folder with ``config.json`` and safetensors.
 
@@ -96,11 +99,13 @@ def from_pretrained(
     folder : str
         The folder. Nothing is downloaded.
     ctx : Context, list of Context, dict, Mesh or Plan, optional
-        The devices: a device, several for replicas, or a placement (see `Block.place`). By default
-        the current device.
+        The device, or a placement (see `Block.place`): a list divides the layers over devices by
+        their bytes. By default the current device.
     dtype : str, optional
         Dtype of the parameters. By default, that of the files, or 'float32' if they have several.
         'float32' is more precise for training files in half precision.
+    verbose : bool, default False
+        Whether to print the placement.
 
     Returns
     -------
@@ -110,6 +115,8 @@ def from_pretrained(
     ------
     MXNetError
         If the folder is incomplete or damaged, or if the network would differ from the model.
+    ValueError
+        If a list has more devices than the network has layers.
     """
     folder = os.fspath(folder)
     if not os.path.isdir(folder):
@@ -119,9 +126,9 @@ def from_pretrained(
         )
     net = from_config(folder)
     net.cast(_dtype_of(folder) if dtype is None else dtype_name(dtype))
-    if ctx is not None and not isinstance(ctx, (Context, list, tuple)):
+    if ctx is not None and not isinstance(ctx, Context):
         # A Plan can only place networks with values, but its placement needs none.
-        net.place(getattr(ctx, "placement", ctx), verbose=False)
+        net.place(getattr(ctx, "placement", ctx), verbose=verbose)
         ctx = None
     with autograd.pause():
         net.load_parameters(folder, format="huggingface", ctx=ctx, cast_dtype=dtype is not None)
