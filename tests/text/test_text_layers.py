@@ -378,6 +378,14 @@ def test_from_pretrained_accepts_placements_devices_and_dtypes(tmp_path):
     assert "bfloat16" in str(half.head.weight.data().dtype)
 
 
+def test_progress_bar_of_loading_is_shown_only_on_request(tmp_path, capsys):
+    saved_llama(tmp_path)
+    text.from_pretrained(tmp_path)
+    assert capsys.readouterr().err == ""
+    text.from_pretrained(tmp_path, progress=True)
+    assert "loading: 100%" in capsys.readouterr().err
+
+
 def test_files_with_several_dtypes_are_loaded_as_float32(tmp_path):
     saved_llama(tmp_path)
     path = str(tmp_path / "model.safetensors")

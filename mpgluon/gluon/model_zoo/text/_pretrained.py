@@ -10,7 +10,8 @@ from ...._core import dtype_name
 from ....base import MXNetError
 from ....context import Context
 from ..._huggingface.files import Weights, read_json
-from ..._tree import set_huggingface
+from ..._huggingface.load import load
+from ..._tree import huggingface_of, set_huggingface
 from . import _decoders, _encoders, _t5
 from ._config import Config
 
@@ -89,6 +90,7 @@ def from_pretrained(
     ctx: Any = None,
     dtype: DType | None = None,
     verbose: bool = False,
+    progress: bool | None = None,
 ) -> HybridBlock:
     """Loads a model of Hugging Face from a local folder with ``config.json`` and safetensors.
 
@@ -106,6 +108,9 @@ def from_pretrained(
         'float32' is more precise for training files in half precision.
     verbose : bool, default False
         Whether to print the placement.
+    progress : bool, optional
+        Whether to show a progress bar. By default, if stderr is a terminal and loading takes longer
+        than two seconds.
 
     Returns
     -------
@@ -131,7 +136,8 @@ def from_pretrained(
         net.place(getattr(ctx, "placement", ctx), verbose=verbose)
         ctx = None
     with autograd.pause():
-        net.load_parameters(folder, format="huggingface", ctx=ctx, cast_dtype=dtype is not None)
+        entries, _ = huggingface_of(net)
+        load(net, folder, entries, ctx, cast_dtype=dtype is not None, progress=progress)
     return net
 
 
