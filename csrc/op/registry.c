@@ -161,7 +161,8 @@ static mpg_status read_signature(const mpg_op *op) {
       s->inputs[s->num_inputs].word =
           1 + mpg_param_enum_find(op->params->params[index].constraint, word, strcspn(word, ", "));
     }
-    if (marker == '?' && length >= 4 && strncmp(name + length - 4, "bias", 4) == 0) {
+    bool derived = s->inputs[s->num_inputs].use >= 0; /* has a parameter use_<name> */
+    if (marker == '?' && !derived && length >= 4 && strncmp(name + length - 4, "bias", 4) == 0) {
       s->inputs[s->num_inputs].use = mpg_params_find(op->params, "no_bias");
       s->inputs[s->num_inputs].unless = true;
     }

@@ -1,7 +1,10 @@
-"""``mx.contrib.quantization``: inference networks with 8-bit convolutions and dense layers.
+"""``mx.contrib.quantization``: networks with fewer bits.
 
-Calibration data determines the ranges of values (``calib_mode`` 'naive' takes the minimum and
-maximum, 'entropy' clips with the least loss of information), or each call computes them ('none').
+`quantize_weights` packs the weights of Dense layers into 4 to 8 bits, and data stay floats. The
+other functions create inference networks with 8-bit convolutions and dense layers, whose data have
+8 bits as well. Calibration data determines the ranges of values (``calib_mode`` 'naive' takes the
+minimum and maximum, 'entropy' clips with the least loss of information), or each call computes them
+('none').
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from ..context import cpu as _cpu
 from ..gluon._tree import own_parameters
 from ._calibration import HistogramCollector, MinMaxCollector
 from ._quantize_graph import calibrate, fold_batch_norms, quantize
+from ._weight_only import quantize_array, quantize_weights
 
 if TYPE_CHECKING:
     from typing import Any
@@ -25,7 +29,15 @@ if TYPE_CHECKING:
     from .._core import Context, NDArray
     from ..symbol import Symbol
 
-__all__ = ["calib_graph", "quantize_graph", "quantize_model", "quantize_net", "quantize_net_v2"]
+__all__ = [
+    "calib_graph",
+    "quantize_array",
+    "quantize_graph",
+    "quantize_model",
+    "quantize_net",
+    "quantize_net_v2",
+    "quantize_weights",
+]
 
 DTYPES = ("auto", "int8", "uint8")
 MODES = ("none", "naive", "entropy", "customize")

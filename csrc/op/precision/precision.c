@@ -87,6 +87,10 @@ bool mpg_precision_scales(const mpg_op *op) {
 
 bool mpg_precision_counts(const mpg_op *op, const void *params, int input, int num_inputs) {
   if (op->id == MPG_OP__contrib_linear_cross_entropy) return input == 2;
+  if (op->id == MPG_OP__contrib_quantized_dot) { /* scales keep their precision */
+    const mpg_quantized_dot_params *p = params;
+    return input >= 2 && input < 2 + p->use_scales + p->use_zeros;
+  }
   bool recurrent = op->id == MPG_OP_RNN || op->id == MPG_OP__rnn;
   return recurrent && ((const mpg_rnn_params *)params)->use_sequence_length &&
          input == num_inputs - 1;

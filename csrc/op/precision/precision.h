@@ -42,8 +42,8 @@ uint64_t mpg_precision_changes(void);
  * cast. `out` is the dtype of the array that the result is written into, or MPG_DTYPE_NONE. */
 mpg_dtype mpg_precision_target(const mpg_op *op, const void *params, const mpg_dtype *inputs,
                                int num_inputs, mpg_dtype out);
-/* True if an input must not be cast because it holds integers: the sequence lengths of a recurrent
- * layer, or the labels of linear_cross_entropy. */
+/* True if an input must not be cast: the sequence lengths of a recurrent layer, the labels of
+ * linear_cross_entropy, or the scales of a packed weight. */
 bool mpg_precision_counts(const mpg_op *op, const void *params, int input, int num_inputs);
 /* True if the gradient of a call is multiplied by the loss scale. */
 bool mpg_precision_scales(const mpg_op *op);

@@ -14,6 +14,8 @@ from .basic_layers import *
 from .basic_layers import __all__ as _basic
 from .conv_layers import *
 from .conv_layers import __all__ as _conv
+from .quantized_layers import *
+from .quantized_layers import __all__ as _quantized
 from .transformer_layers import *
 from .transformer_layers import __all__ as _transformer
 
@@ -25,6 +27,7 @@ __all__ = [
     *_attention,
     *_basic,
     *_conv,
+    *_quantized,
     *_transformer,
 ]
 

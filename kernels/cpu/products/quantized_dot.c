@@ -1,0 +1,227 @@
+/* Products of data with packed weights, and unpacking.
+ *
+ * A few rows of data (FEW_ROWS) are multiplied without an unpacked weight in memory: each row of
+ * the weight is unpacked in pieces of UNPACK elements, which are multiplied by all rows of data.
+ * The bits of a row do not depend on the number of rows then. For more rows, panels of the weight
+ * are unpacked and multiplied by the general product. Sums are float32 for 16-bit data, and results
+ * are rounded once. */
+#include <string.h>
+
+#include "kernels/common/weight_formats.h"
+#include "kernels/cpu/convert.h"
+#include "kernels/cpu/products/gemm.h"
+#include "op/math/quantized_weight.h"
+
+enum { UNPACK = 256, FEW_ROWS = 8, CHAINS = 4, PANEL_BYTES = 1 << 20 };
+
+static const float mpg_nf4[16] = MPG_NF4_VALUES;
+
+/* A packed weight with its arrays. zeros may be NULL. */
+typedef struct packed_weight {
+  mpg_quantized_weight weight;
+  const uint8_t *packed;
+  const void *scales, *zeros;
+  mpg_dtype scale_dtype, zero_dtype;
+} packed_weight;
+
+/* A product with a few rows. data is in the computing type, padded with zeros. */
+typedef struct few {
+  packed_weight weight;
+  int64_t rows, padded;
+  const void *data, *bias;
+  mpg_dtype dtype;
+  void *out;
+} few;
+
+/* Rows [first, ...) of a weight, unpacked into `to`. */
+typedef struct panel {
+  const packed_weight *weight;
+  int64_t first;
+  mpg_dtype dtype;
+  void *to;
+} panel;
+
+/* Returns the index of the end of the group of element `i`, at most count. Element 0 is element
+ * `at` of a row. */
+static inline int64_t group_end(const packed_weight *w, int64_t at, int64_t i, int64_t count) {
+  int64_t end = ((at + i) / w->weight.group + 1) * w->weight.group - at;
+  return end < count ? end : count;
+}
+
+static inline float half_at(const uint8_t *bytes) {
+  uint16_t half;
+  memcpy(&half, bytes, sizeof half);
+  return mpg_half_to_float(half);
+}
+
+/* Stores an element of the result, with its bias. */
+static void store_f32(const few *t, int64_t row, int64_t unit, float value) {
+  mpg_block_buffer buffer;
+  if (t->bias)
+    value += *(const float *)mpg_cpu_load(MPG_COMPUTE_F32, t->dtype, t->bias, unit, 1, &buffer);
+  mpg_cpu_store(MPG_COMPUTE_F32, t->dtype, t->out, row * t->weight.weight.units + unit, 1, &value);
+}
+static void store_f64(const few *t, int64_t row, int64_t unit, double value) {
+  if (t->bias) value += ((const double *)t->bias)[unit];
+  ((double *)t->out)[row * t->weight.weight.units + unit] = value;
+}
+
+#define T float
+#define NAME(name) name##_f32
+#define COMPUTE MPG_COMPUTE_F32
+#include "kernels/cpu/products/lanes.h"
+#include "kernels/cpu/products/quantized_unpack.h"
+#undef T
+#undef NAME
+#undef COMPUTE
+#define T double
+#define NAME(name) name##_f64
+#define COMPUTE MPG_COMPUTE_F64
+#define LANES_OF_DOUBLE
+#include "kernels/cpu/products/lanes.h"
+#include "kernels/cpu/products/quantized_unpack.h"
+#undef LANES_OF_DOUBLE
+#undef T
+#undef NAME
+#undef COMPUTE
+
+static packed_weight weight_of(const mpg_kernel_call *call) {
+  packed_weight w = {.weight = mpg_quantized_weight_of(call->op, call->params)};
+  w.packed = call->inputs[w.weight.packed_input].data;
+  if (w.weight.scales_input >= 0) {
+    const mpg_view *scales = &call->inputs[w.weight.scales_input];
+    w.scales = scales->data, w.scale_dtype = scales->desc.dtype;
+  }
+  if (w.weight.zeros_input >= 0) {
+    const mpg_view *zeros = &call->inputs[w.weight.zeros_input];
+    w.zeros = zeros->data, w.zero_dtype = zeros->desc.dtype;
+  }
+  return w;
+}
+
+/* Number of rows of the weight that a thread unpacks at least. */
+static int64_t grain(const packed_weight *w) { return 1 + 16384 / w->weight.in_units; }
+
+mpg_status mpg_cpu_dequantize_weight(const mpg_kernel_call *call) {
+  packed_weight w = weight_of(call);
+  mpg_dtype dtype = call->outputs[0].desc.dtype;
+  panel t = {&w, 0, dtype, call->outputs[0].data};
+  mpg_cpu_parallel_for(call, w.weight.units, grain(&w),
+                       dtype == MPG_FLOAT64 ? unpack_rows_f64 : unpack_rows_f32, &t);
+  return MPG_OK;
+}
+
+/* --- A few rows ------------------------------------------------------------------------------- */
+static mpg_status few_rows(const mpg_kernel_call *call, const packed_weight *w, int64_t rows) {
+  const mpg_view *data = &call->inputs[0];
+  mpg_dtype dtype = data->desc.dtype;
+  mpg_compute compute = mpg_compute_of(dtype);
+  size_t wide = mpg_dtype_size(mpg_compute_dtype(compute));
+  int64_t k = w->weight.in_units, padded = (k + UNPACK - 1) / UNPACK * UNPACK;
+  few t = {.weight = *w,
+           .rows = rows,
+           .padded = padded,
+           .data = data->data,
+           .dtype = dtype,
+           .out = call->outputs[0].data};
+  if (w->weight.bias_input >= 0) t.bias = call->inputs[w->weight.bias_input].data;
+  if (padded != k || !mpg_compute_direct(compute, dtype)) {
+    char *copy = mpg_device_scratch(call->device, (size_t)(rows * padded) * wide);
+    if (!copy) return MPG_DEVICE_OUT_OF_MEMORY;
+    for (int64_t m = 0; m < rows; m++) {
+      char *row = copy + (size_t)(m * padded) * wide;
+      mpg_cpu_load_all(compute, dtype, data->data, m * k, k, row);
+      memset(row + (size_t)k * wide, 0, (size_t)(padded - k) * wide);
+    }
+    t.data = copy;
+  }
+  mpg_cpu_parallel_for(call, w->weight.units, grain(w),
+                       compute == MPG_COMPUTE_F64 ? few_rows_f64 : few_rows_f32, &t);
+  return MPG_OK;
+}
+
+/* --- Many rows -------------------------------------------------------------------------------- */
+/* The result of a panel, which is added to the bias and rounded. */
+typedef struct panel_result {
+  const mpg_kernel_call *call;
+  mpg_compute compute;
+  mpg_dtype dtype;
+  int64_t units, first, columns;
+  const void *sums; /* (rows, columns) in the computing type */
+  const void *bias; /* in the computing type, or NULL */
+} panel_result;
+
+static void finish_rows(void *context, int64_t begin, int64_t end) {
+  const panel_result *t = context;
+  mpg_block_buffer sums;
+  for (int64_t row = begin; row < end; row++)
+    for (int64_t at = 0; at < t->columns; at += MPG_CPU_BLOCK) {
+      int64_t count = t->columns - at < MPG_CPU_BLOCK ? t->columns - at : MPG_CPU_BLOCK;
+      int64_t from = row * t->columns + at;
+      if (t->compute == MPG_COMPUTE_F64) {
+        const double *x = (const double *)t->sums + from, *bias = t->bias;
+        for (int64_t i = 0; i < count; i++) sums.f64[i] = x[i] + (bias ? bias[at + i] : 0);
+      } else {
+        const float *x = (const float *)t->sums + from, *bias = t->bias;
+        for (int64_t i = 0; i < count; i++) sums.f32[i] = x[i] + (bias ? bias[at + i] : 0);
+      }
+      mpg_cpu_store(t->compute, t->dtype, t->call->outputs[0].data, row * t->units + t->first + at,
+                    count, &sums);
+    }
+}
+
+static mpg_status many_rows(const mpg_kernel_call *call, const packed_weight *w, int64_t rows) {
+  const mpg_view *data = &call->inputs[0];
+  mpg_dtype dtype = data->desc.dtype;
+  mpg_compute compute = mpg_compute_of(dtype);
+  size_t wide = mpg_dtype_size(mpg_compute_dtype(compute));
+  int64_t k = w->weight.in_units, units = w->weight.units;
+  bool narrow = dtype == MPG_BFLOAT16; /* the product takes a weight of bfloat16 */
+  mpg_dtype panel_dtype = narrow ? MPG_BFLOAT16 : mpg_compute_dtype(compute);
+  int64_t width = PANEL_BYTES / (int64_t)wide / k / 64 * 64;
+  if (width < 64) width = 64;
+  if (width > units) width = units;
+  size_t panel_bytes = mpg_align_up((size_t)(width * k) * wide, 64),
+         sum_bytes = mpg_align_up((size_t)(rows * width) * wide, 64),
+         bias_bytes = mpg_align_up((size_t)width * wide, 64);
+  char *scratch = mpg_device_scratch_slot(call->device, MPG_SCRATCH_KERNEL,
+                                          panel_bytes + sum_bytes + bias_bytes);
+  if (!scratch) return MPG_DEVICE_OUT_OF_MEMORY;
+  const void *a = data->data;
+  if (!mpg_compute_direct(compute, dtype)) {
+    float *copy = mpg_device_scratch_slot(call->device, MPG_SCRATCH_WIDENED,
+                                          (size_t)(rows * k) * sizeof *copy);
+    if (!copy) return MPG_DEVICE_OUT_OF_MEMORY;
+    mpg_cpu_widen(call, dtype, data->data, rows * k, copy);
+    a = copy;
+  }
+  void *sums = scratch + panel_bytes, *bias = scratch + panel_bytes + sum_bytes;
+  for (int64_t first = 0; first < units; first += width) {
+    int64_t columns = units - first < width ? units - first : width;
+    panel t = {w, first, panel_dtype, scratch};
+    mpg_cpu_parallel_for(call, columns, grain(w),
+                         compute == MPG_COMPUTE_F64 ? unpack_rows_f64 : unpack_rows_f32, &t);
+    if (narrow)
+      MPG_TRY(mpg_cpu_gemm_narrowed(call, false, true, rows, columns, k, a, k, NULL, k,
+                                    (const uint16_t *)scratch, 0, sums, columns));
+    else
+      MPG_TRY(mpg_cpu_gemm_any(call, panel_dtype, false, true, rows, columns, k, 1, a, k, scratch,
+                               k, 0, sums, columns));
+    panel_result result = {call, compute, dtype, units, first, columns, sums, NULL};
+    if (w->weight.bias_input >= 0) {
+      mpg_cpu_load_all(compute, dtype, call->inputs[w->weight.bias_input].data, first, columns,
+                       bias);
+      result.bias = bias;
+    }
+    mpg_cpu_parallel_for(call, rows, 1 + 16384 / columns, finish_rows, &result);
+  }
+  return MPG_OK;
+}
+
+mpg_status mpg_cpu_quantized_dot(const mpg_kernel_call *call) {
+  packed_weight w = weight_of(call);
+  const mpg_shape *data = &call->inputs[0].desc.shape;
+  int64_t rows = mpg_shape_product(data, 0, data->ndim - 1);
+  if (rows == 0) return MPG_OK;
+  return rows <= FEW_ROWS ? few_rows(call, &w, rows) : many_rows(call, &w, rows);
+}

@@ -1,0 +1,215 @@
+"""Layers with packed weights."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ... import initializer, ndarray as nd
+from ..._core import dtype_name
+from ..._internal import domain
+from ...base import MXNetValueError
+from ..block import HybridBlock
+from .activations import Activation, after
+
+if TYPE_CHECKING:
+    from ..._core import NDArray
+    from ..._internal.types import DType, Layer
+    from ..parameter import Parameter
+else:
+    Layer = HybridBlock
+
+__all__ = ["QuantizedDense"]
+
+# Elements and bytes of a block.
+_BLOCKS = {
+    "int8": (1, 1),
+    "int4": (2, 1),
+    "nf4": (2, 1),
+    "q8_0": (32, 34),
+    "q4_0": (32, 18),
+    "q4_k": (256, 144),
+    "q6_k": (256, 210),
+}
+_ZERO_BYTES = {"int4": 0x88, "nf4": 0x77}  # bytes of two elements that are 0
+
+
+class _Counting(initializer.Initializer):
+    """Initializes an array with 0, 1, 2, ...."""
+
+    def _init_weight(self, name: Any, arr: Any) -> None:
+        arr[:] = nd.arange(arr.size, ctx=arr.context, dtype=arr.dtype)
+
+
+class QuantizedDense(Layer):
+    """A `Dense` whose weight is packed into 4 to 8 bits an element. Only its bias can be trained.
+
+    ``mx.contrib.quantization.quantize_weights`` creates these layers from the layers of a network.
+    Without it, the weight is 0 until the parameters are set or loaded. ``cast`` changes the bias
+    and the dtype of `dequantized`. It keeps `packed`, `scales` and `zeros`, which work with data of
+    any float dtype.
+
+    Parameters
+    ----------
+    units : int
+        Size of the output.
+    in_units : int
+        Size of the input.
+    format : {'int8', 'int4', 'nf4', 'q8_0', 'q4_0', 'q4_k', 'q6_k'}
+        The format of the parameter `packed`; see ``nd.contrib.quantized_dot``.
+    group : int, default 0
+        How many adjacent elements of a row share a scale; 0 for the whole row.
+    use_zeros : bool, default False
+        Whether int4 has the parameter `zeros`. Without it, all zeros are 8.
+    use_bias : bool, default True
+        Whether to add `bias` to the product.
+    activation : str, optional
+        See `Activation`.
+    flatten : bool, default True
+        Whether to flatten all axes of the input except the first, as in `Dense`.
+    use_order : bool, default False
+        Whether there is the parameter `order`, int32 (in_units): element i of a row of the weight
+        is multiplied by element order[i] of the data.
+    dtype : str or numpy.dtype, default 'float32'
+        Data type of the bias.
+    scale_dtype : str or numpy.dtype, default 'float32'
+        Data type of scales and zeros: float32, float16 or bfloat16.
+
+    Examples
+    --------
+    >>> layer = nn.QuantizedDense(3, 64, format='int4', group=32)
+    >>> layer.initialize()
+    >>> layer.packed.shape, layer.scales.shape, layer(nd.ones((2, 64))).shape
+    ((3, 32), (3, 2), (2, 3))
+    """
+
+    def __init__(
+        self,
+        units: int,
+        in_units: int,
+        format: str = "int8",
+        group: int = 0,
+        use_zeros: bool = False,
+        use_bias: bool = True,
+        activation: str | None = None,
+        flatten: bool = True,
+        use_order: bool = False,
+        dtype: DType = "float32",
+        scale_dtype: DType = "float32",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        domain.size(1, units=units)
+        domain.size(1, in_units=in_units)
+        domain.size(0, group=group)
+        if format not in _BLOCKS:
+            raise MXNetValueError(
+                f"QuantizedDense: format must be one of {', '.join(_BLOCKS)}, not {format!r}"
+            )
+        block, size = _BLOCKS[format]
+        if in_units % block:
+            raise MXNetValueError(
+                f"QuantizedDense: in_units must be a multiple of {block} for format {format!r}, "
+                f"not {in_units}"
+            )
+        grouped = block <= 2
+        if group and (not grouped or in_units % group):
+            raise MXNetValueError(
+                f"QuantizedDense: group must divide in_units ({in_units}), not {group}"
+                if grouped
+                else f"QuantizedDense: group must be 0 for format {format!r}, not {group}"
+            )
+        if use_zeros and format != "int4":
+            raise MXNetValueError(f"QuantizedDense: only 'int4' has zeros, not {format!r}")
+        self._units, self._in_units, self._flatten = units, in_units, flatten
+        self._format, self._group, self._dtype = format, group, dtype_name(dtype)
+        with self.name_scope():
+            self.packed: Parameter = self._fixed(
+                "packed",
+                (units, in_units // block * size),
+                "int8" if format == "int8" else "uint8",
+                initializer.Constant(_ZERO_BYTES.get(format, 0)),
+            )
+            groups = (units, in_units // (group or in_units))
+            self.scales: Parameter | None = None
+            if grouped:
+                self.scales = self._fixed("scales", groups, scale_dtype, "ones")
+            self.zeros: Parameter | None = None
+            if use_zeros:
+                self.zeros = self._fixed("zeros", groups, scale_dtype, initializer.Constant(8))
+            self.order: Parameter | None = None
+            if use_order:
+                self.order = self._fixed("order", (in_units,), "int32", _Counting())
+            self.bias: Parameter | None = None
+            if use_bias:
+                self.bias = self.params.get("bias", shape=(units,), init="zeros", dtype=dtype)
+            self.act: Activation | None = after(type(self).__name__, activation)
+
+    def _fixed(self, name, shape, dtype, init):
+        """Returns a new parameter without a gradient."""
+        return self.params.get(name, shape=shape, dtype=dtype, init=init, differentiable=False)
+
+    def cast(self, dtype: DType) -> None:
+        if self.bias is not None:
+            self.bias.cast(dtype)
+        if self.act is not None:
+            self.act.cast(dtype)
+        self._dtype = dtype_name(dtype)
+        self._clear_compiled()
+
+    def _options(self):
+        return {
+            "format": self._format,
+            "group": self._group,
+            "units": self._units,
+            "in_units": self._in_units,
+        }
+
+    def hybrid_forward(
+        self,
+        F: Any,
+        x: Any,
+        packed: Any,
+        scales: Any = None,
+        zeros: Any = None,
+        order: Any = None,
+        bias: Any = None,
+    ) -> Any:
+        if self._flatten:
+            x = F.Flatten(x)
+        if order is not None:
+            x = F.take(x, order, axis=-1)
+        out = F.contrib.quantized_dot(x, packed, scales, zeros, bias, **self._options(), name="fwd")
+        return out if self.act is None else self.act(out)
+
+    def dequantized(self, dtype: DType | None = None) -> NDArray:
+        """Returns the weight (units, in_units) as floats, for data in its own order.
+
+        Parameters
+        ----------
+        dtype : str or numpy.dtype, optional
+            Data type of the result; by default that of the bias.
+
+        Examples
+        --------
+        >>> layer = nn.QuantizedDense(2, 4)
+        >>> layer.initialize()
+        >>> layer.dequantized().asnumpy().tolist()
+        [[0.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0]]
+        """
+        arrays = [
+            param if param is None else param.reduced()
+            for param in (self.packed, self.scales, self.zeros)
+        ]
+        weight = nd.contrib.dequantize_weight(
+            *arrays, **self._options(), dtype=dtype or self._dtype
+        )
+        if self.order is None:
+            return weight
+        return nd.take(weight, nd.argsort(self.order.reduced(), dtype="int32"), axis=1)
+
+    def __repr__(self) -> str:
+        group = f", group={self._group}" if self._group else ""
+        return (
+            f"{type(self).__name__}({self._in_units} -> {self._units}, {self._format}{group}, "
+            f"{self.act or 'linear'})"
+        )
