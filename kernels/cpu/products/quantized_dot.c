@@ -29,6 +29,7 @@ typedef struct few {
   packed_weight weight;
   int64_t rows, padded;
   const void *data, *bias;
+  const float *totals; /* sums of data (quantized_rows.h), or NULL */
   mpg_dtype dtype;
   void *out;
 } few;
@@ -71,6 +72,7 @@ static void store_f64(const few *t, int64_t row, int64_t unit, double value) {
 #define COMPUTE MPG_COMPUTE_F32
 #include "kernels/cpu/products/lanes.h"
 #include "kernels/cpu/products/quantized_unpack.h"
+#include "kernels/cpu/products/quantized_rows.h"
 #undef T
 #undef NAME
 #undef COMPUTE
@@ -125,18 +127,27 @@ static mpg_status few_rows(const mpg_kernel_call *call, const packed_weight *w, 
            .dtype = dtype,
            .out = call->outputs[0].data};
   if (w->weight.bias_input >= 0) t.bias = call->inputs[w->weight.bias_input].data;
-  if (padded != k || !mpg_compute_direct(compute, dtype)) {
-    char *copy = mpg_device_scratch(call->device, (size_t)(rows * padded) * wide);
+  bool fast = compute == MPG_COMPUTE_F32 && has_fast_units(w);
+  bool nibbles = w->weight.format == MPG_WEIGHT_INT4 || w->weight.format == MPG_WEIGHT_NF4;
+  bool totals = fast && (w->zeros || w->weight.format == MPG_WEIGHT_Q4_K);
+  if (padded != k || !mpg_compute_direct(compute, dtype) || (fast && nibbles) || totals) {
+    size_t bytes = (size_t)(rows * padded) * wide; /* the totals are not larger */
+    char *copy = mpg_device_scratch(call->device, totals ? 2 * bytes : bytes);
     if (!copy) return MPG_DEVICE_OUT_OF_MEMORY;
+    if (totals) t.totals = (const float *)(copy + bytes);
     for (int64_t m = 0; m < rows; m++) {
       char *row = copy + (size_t)(m * padded) * wide;
       mpg_cpu_load_all(compute, dtype, data->data, m * k, k, row);
       memset(row + (size_t)k * wide, 0, (size_t)(padded - k) * wide);
+      if (fast) arrange(&t, m, (float *)copy, totals ? (float *)(copy + bytes) : NULL);
     }
     t.data = copy;
   }
   mpg_cpu_parallel_for(call, w->weight.units, grain(w),
-                       compute == MPG_COMPUTE_F64 ? few_rows_f64 : few_rows_f32, &t);
+                       fast                         ? fast_units
+                       : compute == MPG_COMPUTE_F64 ? few_rows_f64
+                                                    : few_rows_f32,
+                       &t);
   return MPG_OK;
 }
 

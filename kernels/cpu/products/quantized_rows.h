@@ -1,0 +1,386 @@
+/* Products of a few rows of float data with one row of a packed weight, without a buffer for
+ * unpacked elements. Included by quantized_dot.c.
+ *
+ * Each function adds to sums[m], a vector whose lanes add up to the result of data row m. Elements
+ * of a group are multiplied by data first, and their sum by the scale. The order of additions
+ * depends neither on the number of rows nor on m.
+ *
+ * Data are padded with zeros to whole blocks. In products with int4 and nf4, a block is
+ * NIBBLE_BLOCK elements, and the data of a block are transposed: nibble j of lane l is element 8 *
+ * l + j, whose data are at j * LANES + l. */
+#ifndef KERNELS_CPU_PRODUCTS_QUANTIZED_ROWS_H
+#define KERNELS_CPU_PRODUCTS_QUANTIZED_ROWS_H
+
+#include "kernels/cpu/products/quantized_lanes.h"
+
+#define ALWAYS_INLINE static inline __attribute__((always_inline))
+enum { NIBBLE_BLOCK = 8 * LANES };
+
+/* int4 - 8, without zeros or with zeros less 8. */
+static const float centered[16] = {-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7};
+static const float counted[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+
+static inline float scale_at(mpg_dtype dtype, const void *scales, int64_t i) {
+  if (dtype == MPG_FLOAT32) return ((const float *)scales)[i];
+  uint16_t half = ((const uint16_t *)scales)[i];
+  return dtype == MPG_FLOAT16 ? mpg_half_to_float(half) : mpg_bfloat16_to_float(half);
+}
+
+/* Returns `count` scales from index i on, each repeated for LANES / count lanes. Only the first
+ * `valid` of them exist. */
+#if defined(__AVX512F__)
+ALWAYS_INLINE V lane_scales(mpg_dtype dtype, const void *scales, int64_t i, int count, int valid,
+                            VI which) {
+  (void)count;
+  __mmask16 mask = (__mmask16)((1u << valid) - 1);
+  V v;
+  if (dtype == MPG_FLOAT32) {
+    v = _mm512_maskz_loadu_ps(mask, (const float *)scales + i);
+  } else {
+    __m256i halves = _mm256_maskz_loadu_epi16(mask, (const uint16_t *)scales + i);
+    v = dtype == MPG_FLOAT16
+            ? _mm512_cvtph_ps(halves)
+            : _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
+  }
+  return _mm512_permutexvar_ps(which, v);
+}
+#else
+ALWAYS_INLINE V lane_scales(mpg_dtype dtype, const void *scales, int64_t i, int count, int valid,
+                            VI which) {
+  float lanes[LANES];
+  (void)which;
+  for (int c = 0; c < count; c++) {
+    float scale = c < valid ? scale_at(dtype, scales, i + c) : 0;
+    for (int l = c * (LANES / count); l < (c + 1) * (LANES / count); l++) lanes[l] = scale;
+  }
+  return V_LOAD(lanes);
+}
+#endif
+
+/* Index of the group of each lane. */
+static inline VI lane_groups(int count) {
+  uint32_t lanes[LANES];
+  for (int l = 0; l < LANES; l++) lanes[l] = (uint32_t)(l * count / LANES);
+  return VI_WORDS(lanes);
+}
+
+/* --- int8 ------------------------------------------------------------------------------------- */
+static inline bool fast_int8(const mpg_quantized_weight *w) {
+  return w->group % LANES == 0 || w->groups == 1;
+}
+
+ALWAYS_INLINE void rows_int8(const few *t, const uint8_t *packed, int64_t unit, int rows, V *sums) {
+  enum { RUN = 4 * LANES };
+  const packed_weight *w = &t->weight;
+  const int64_t k = w->weight.in_units, group = w->weight.group;
+  const float *data = t->data;
+  int64_t scale = unit * w->weight.groups;
+  for (int64_t at = 0; at < k; scale++) {
+    int64_t end = at + group;
+    V part[FEW_ROWS][4];
+    MPG_UNROLL(8)
+    for (int m = 0; m < rows; m++)
+      for (int c = 0; c < 4; c++) part[m][c] = V_SET(0);
+    for (; at + RUN <= end; at += RUN)
+      for (int c = 0; c < 4; c++) {
+        V q = V_FROM(VI_SIGNED_BYTES(packed + at + c * LANES));
+        MPG_UNROLL(8)
+        for (int m = 0; m < rows; m++)
+          part[m][c] = V_FMA(q, V_LOAD(data + m * t->padded + at + c * LANES), part[m][c]);
+      }
+    for (; at < end; at += LANES) {
+      uint8_t last[LANES] = {0};
+      const uint8_t *from = packed + at;
+      if (end - at < LANES) from = memcpy(last, from, (size_t)(end - at));
+      V q = V_FROM(VI_SIGNED_BYTES(from));
+      MPG_UNROLL(8)
+      for (int m = 0; m < rows; m++)
+        part[m][0] = V_FMA(q, V_LOAD(data + m * t->padded + at), part[m][0]);
+    }
+    at = end;
+    V factor = V_SET(scale_at(w->scale_dtype, w->scales, scale));
+    MPG_UNROLL(8)
+    for (int m = 0; m < rows; m++)
+      sums[m] = V_FMA(factor, V_ADD(V_ADD(part[m][0], part[m][1]), V_ADD(part[m][2], part[m][3])),
+                      sums[m]);
+  }
+}
+
+/* Groups of at most RUN elements, without separate chains of additions. */
+ALWAYS_INLINE void rows_int8_short(const few *t, const uint8_t *packed, int64_t unit, int rows,
+                                   V *sums) {
+  const packed_weight *w = &t->weight;
+  const int64_t k = w->weight.in_units, group = w->weight.group;
+  const float *data = t->data;
+  int64_t scale = unit * w->weight.groups;
+  for (int64_t at = 0; at < k; scale++) {
+    V part[FEW_ROWS], factor = V_SET(scale_at(w->scale_dtype, w->scales, scale));
+    V q = V_FROM(VI_SIGNED_BYTES(packed + at));
+    MPG_UNROLL(8)
+    for (int m = 0; m < rows; m++) part[m] = V_MUL(q, V_LOAD(data + m * t->padded + at));
+    for (int64_t end = at + group; (at += LANES) < end;) {
+      q = V_FROM(VI_SIGNED_BYTES(packed + at));
+      MPG_UNROLL(8)
+      for (int m = 0; m < rows; m++) part[m] = V_FMA(q, V_LOAD(data + m * t->padded + at), part[m]);
+    }
+    MPG_UNROLL(8)
+    for (int m = 0; m < rows; m++) sums[m] = V_FMA(factor, part[m], sums[m]);
+  }
+}
+
+/* --- int4 and nf4 ----------------------------------------------------------------------------- */
+static inline bool fast_nibbles(const mpg_quantized_weight *w) {
+  return w->groups == 1 || w->group % NIBBLE_BLOCK == 0 ||
+         (NIBBLE_BLOCK % w->group == 0 && w->group % 8 == 0);
+}
+
+/* Multiplies a block of nibbles by the data of each row. */
+ALWAYS_INLINE void block_nibbles(const few *t, TABLE table, const uint8_t *packed, int64_t at,
+                                 int rows, V *part) {
+  const float *data = (const float *)t->data + at;
+  VI words = VI_WORDS(packed);
+  V q[8];
+  for (int j = 0; j < 8; j++) q[j] = V_LOOKUP(table, VI_SHIFT(words, 4 * j));
+  MPG_UNROLL(8)
+  for (int m = 0; m < rows; m++, data += t->padded) {
+    V even = V_MUL(q[0], V_LOAD(data)), odd = V_MUL(q[1], V_LOAD(data + LANES));
+    MPG_UNROLL(3)
+    for (int j = 2; j < 8; j += 2) {
+      even = V_FMA(q[j], V_LOAD(data + j * LANES), even);
+      odd = V_FMA(q[j + 1], V_LOAD(data + (j + 1) * LANES), odd);
+    }
+    part[m] = V_ADD(even, odd);
+  }
+}
+
+ALWAYS_INLINE void rows_nibbles(const few *t, const uint8_t *packed, int64_t unit, int rows,
+                                V *sums, bool zeros) {
+  const packed_weight *w = &t->weight;
+  const int64_t k = w->weight.in_units, group = w->weight.group;
+  const bool lanes = group < NIBBLE_BLOCK && w->weight.groups > 1;
+  const int count = lanes ? (int)(NIBBLE_BLOCK / group) : 1;
+  const TABLE table = TABLE_OF(w->weight.format == MPG_WEIGHT_NF4 ? mpg_nf4 : centered);
+  const VI which = lane_groups(count);
+  const float *totals = t->totals;
+  int64_t first = unit * w->weight.groups;
+  for (int64_t at = 0; at < k; at += NIBBLE_BLOCK) {
+    uint8_t last[NIBBLE_BLOCK / 2];
+    const uint8_t *from = packed + at / 2;
+    V part[FEW_ROWS], factor, zero;
+    int valid = count;
+    if (k - at < NIBBLE_BLOCK) {
+      memset(last, 0, sizeof last);
+      from = memcpy(last, from, (size_t)(k - at) / 2);
+      if (lanes) valid = (int)((k - at) / group);
+    }
+    block_nibbles(t, table, from, at, rows, part);
+    if (lanes) {
+      factor = lane_scales(w->scale_dtype, w->scales, first + at / group, count, valid, which);
+      if (zeros)
+        zero = lane_scales(w->zero_dtype, w->zeros, first + at / group, count, valid, which);
+    } else {
+      factor = V_SET(scale_at(w->scale_dtype, w->scales, first + at / group));
+      if (zeros) zero = V_SET(scale_at(w->zero_dtype, w->zeros, first + at / group));
+    }
+    if (zeros) { /* the sum of (q - 8) * x - (zero - 8) * x */
+      zero = V_ADD(V_SET(8), V_MUL(zero, V_SET(-1)));
+      MPG_UNROLL(8)
+      for (int m = 0; m < rows; m++)
+        part[m] = V_FMA(zero, V_LOAD(totals + (m * t->padded + at) / 8), part[m]);
+    }
+    MPG_UNROLL(8)
+    for (int m = 0; m < rows; m++) sums[m] = V_FMA(factor, part[m], sums[m]);
+  }
+}
+
+/* --- Blocks of GGUF --------------------------------------------------------------------------- */
+ALWAYS_INLINE void rows_q8_0(const few *t, const uint8_t *block, int64_t unit, int rows, V *sums) {
+  const int64_t k = t->weight.weight.in_units;
+  const float *data = t->data;
+  (void)unit;
+  for (int64_t at = 0; at < k; at += 32, block += 34) {
+    V part[FEW_ROWS], factor = V_SET(half_at(block));
+    V q = V_FROM(VI_SIGNED_BYTES(block + 2));
+    MPG_UNROLL(8)
+    for (int m = 0; m < rows; m++) part[m] = V_MUL(q, V_LOAD(data + m * t->padded + at));
+    for (int i = LANES; i < 32; i += LANES) {
+      q = V_FROM(VI_SIGNED_BYTES(block + 2 + i));
+      MPG_UNROLL(8)
+      for (int m = 0; m < rows; m++)
+        part[m] = V_FMA(q, V_LOAD(data + m * t->padded + at + i), part[m]);
+    }
+    MPG_UNROLL(8)
+    for (int m = 0; m < rows; m++) sums[m] = V_FMA(factor, part[m], sums[m]);
+  }
+}
+
+ALWAYS_INLINE void rows_q4_0(const few *t, const uint8_t *block, int64_t unit, int rows, V *sums) {
+  const int64_t k = t->weight.weight.in_units;
+  const TABLE table = TABLE_OF(centered);
+  (void)unit;
+  for (int64_t at = 0; at < k; at += 32, block += 18) {
+    V part[FEW_ROWS], factor = V_SET(half_at(block));
+    MPG_UNROLL(8)
+    for (int m = 0; m < rows; m++) part[m] = V_SET(0);
+    for (int i = 0; i < 16; i += LANES) {
+      VI bytes = VI_BYTES(block + 2 + i);
+      V low = V_LOOKUP(table, bytes), high = V_LOOKUP(table, VI_SHIFT(bytes, 4));
+      MPG_UNROLL(8)
+      for (int m = 0; m < rows; m++) {
+        const float *x = (const float *)t->data + m * t->padded + at + i;
+        part[m] = V_FMA(high, V_LOAD(x + 16), V_FMA(low, V_LOAD(x), part[m]));
+      }
+    }
+    MPG_UNROLL(8)
+    for (int m = 0; m < rows; m++) sums[m] = V_FMA(factor, part[m], sums[m]);
+  }
+}
+
+/* The minimums are multiplied by the sums of the data of each run, of which totals has lanes. */
+ALWAYS_INLINE void rows_q4_k(const few *t, const uint8_t *block, int64_t unit, int rows, V *sums) {
+  const int64_t k = t->weight.weight.in_units;
+  const TABLE table = TABLE_OF(counted);
+  const float *data = t->data, *totals = t->totals;
+  (void)unit;
+  for (int64_t at = 0; at < k; at += 256, block += 144) {
+    const float scale = half_at(block), least = half_at(block + 2);
+    for (int pair = 0; pair < 4; pair++) {
+      float factor[2], offset[2];
+      for (int half = 0; half < 2; half++) {
+        int small, minimum;
+        mpg_q4_k_scales(block + 4, 2 * pair + half, &small, &minimum);
+        factor[half] = scale * (float)small, offset[half] = -(least * (float)minimum);
+      }
+      const uint8_t *q = block + 16 + pair * 32;
+      V low[32 / LANES], high[32 / LANES];
+      for (int i = 0; i < 32 / LANES; i++) {
+        VI bytes = VI_BYTES(q + i * LANES);
+        low[i] = V_LOOKUP(table, bytes), high[i] = V_LOOKUP(table, VI_SHIFT(bytes, 4));
+      }
+      MPG_UNROLL(8)
+      for (int m = 0; m < rows; m++) {
+        const float *x = data + m * t->padded + at + pair * 64;
+        const float *total = totals + (m * t->padded + at + pair * 64) / 32 * LANES;
+        V one = V_MUL(low[0], V_LOAD(x)), two = V_MUL(high[0], V_LOAD(x + 32));
+        for (int i = 1; i < 32 / LANES; i++) {
+          one = V_FMA(low[i], V_LOAD(x + i * LANES), one);
+          two = V_FMA(high[i], V_LOAD(x + 32 + i * LANES), two);
+        }
+        sums[m] = V_FMA(V_SET(factor[0]), one, sums[m]);
+        sums[m] = V_FMA(V_SET(offset[0]), V_LOAD(total), sums[m]);
+        sums[m] = V_FMA(V_SET(factor[1]), two, sums[m]);
+        sums[m] = V_FMA(V_SET(offset[1]), V_LOAD(total + LANES), sums[m]);
+      }
+    }
+  }
+}
+
+ALWAYS_INLINE void rows_q6_k(const few *t, const uint8_t *block, int64_t unit, int rows, V *sums) {
+  const int64_t k = t->weight.weight.in_units;
+  const float *data = t->data;
+  (void)unit;
+  for (int64_t at = 0; at < k; at += 256, block += 210) {
+    const float scale = half_at(block + 208);
+    const int8_t *scales = (const int8_t *)block + 192;
+    for (int half = 0; half < 2; half++)
+      for (int i = 0; i < 32; i += LANES) {
+        VI low = VI_BYTES(block + half * 64 + i), other = VI_BYTES(block + half * 64 + 32 + i),
+           high = VI_BYTES(block + 128 + half * 32 + i);
+        VI q[4] = {VI_AND(low, 15), VI_AND(other, 15), VI_SHIFT(low, 4), VI_SHIFT(other, 4)};
+        for (int run = 0; run < 4; run++) {
+          VI bits = VI_OR(q[run], VI_LEFT(VI_AND(VI_SHIFT(high, 2 * run), 3), 4));
+          V value = V_ADD(V_FROM(bits), V_SET(-32));
+          V factor = V_SET(scale * (float)scales[half * 8 + run * 2 + i / 16]);
+          MPG_UNROLL(8)
+          for (int m = 0; m < rows; m++) {
+            const float *x = data + m * t->padded + at + half * 128 + run * 32 + i;
+            sums[m] = V_FMA(factor, V_MUL(value, V_LOAD(x)), sums[m]);
+          }
+        }
+      }
+  }
+}
+
+/* --- Units of the result ---------------------------------------------------------------------- */
+ALWAYS_INLINE void unit_rows(const few *t, int64_t unit, int rows) {
+  const mpg_quantized_weight *w = &t->weight.weight;
+  const uint8_t *packed = t->weight.packed + unit * w->row_bytes;
+  V sums[FEW_ROWS];
+  MPG_UNROLL(8)
+  for (int m = 0; m < rows; m++) sums[m] = V_SET(0);
+  switch (w->format) {
+    case MPG_WEIGHT_INT8:
+      if (w->group <= 4 * LANES && w->group % LANES == 0)
+        rows_int8_short(t, packed, unit, rows, sums);
+      else
+        rows_int8(t, packed, unit, rows, sums);
+      break;
+    case MPG_WEIGHT_INT4:
+      if (t->weight.zeros)
+        rows_nibbles(t, packed, unit, rows, sums, true);
+      else
+        rows_nibbles(t, packed, unit, rows, sums, false);
+      break;
+    case MPG_WEIGHT_NF4: rows_nibbles(t, packed, unit, rows, sums, false); break;
+    case MPG_WEIGHT_Q8_0: rows_q8_0(t, packed, unit, rows, sums); break;
+    case MPG_WEIGHT_Q4_0: rows_q4_0(t, packed, unit, rows, sums); break;
+    case MPG_WEIGHT_Q4_K: rows_q4_k(t, packed, unit, rows, sums); break;
+    case MPG_WEIGHT_Q6_K: rows_q6_k(t, packed, unit, rows, sums); break;
+  }
+  for (int m = 0; m < rows; m++) {
+    float lanes[LANES];
+    V_STORE(lanes, sums[m]);
+    for (int width = LANES / 2; width; width /= 2)
+      for (int i = 0; i < width; i++) lanes[i] += lanes[i + width];
+    store_f32(t, m, unit, lanes[0]);
+  }
+}
+
+static void fast_units(void *context, int64_t begin, int64_t end) {
+  const few *t = context;
+  for (int64_t unit = begin; unit < end; unit++) switch (t->rows) {
+      case 1: unit_rows(t, unit, 1); break;
+      case 2: unit_rows(t, unit, 2); break;
+      case 4: unit_rows(t, unit, 4); break;
+      default: unit_rows(t, unit, (int)t->rows);
+    }
+}
+
+/* True if fast_units computes this product. */
+static bool has_fast_units(const packed_weight *w) {
+  switch (w->weight.format) {
+    case MPG_WEIGHT_INT8: return fast_int8(&w->weight);
+    case MPG_WEIGHT_INT4:
+    case MPG_WEIGHT_NF4: return fast_nibbles(&w->weight);
+    default: return true;
+  }
+}
+
+/* Writes the data of row m and their sums in the layout that fast_units reads. */
+static void arrange(const few *t, int64_t m, float *data, float *totals) {
+  const mpg_quantized_weight *w = &t->weight.weight;
+  float *row = data + m * t->padded;
+  if (w->format == MPG_WEIGHT_INT4 || w->format == MPG_WEIGHT_NF4) {
+    for (int64_t at = 0; at < t->padded; at += NIBBLE_BLOCK) {
+      float block[NIBBLE_BLOCK];
+      memcpy(block, row + at, sizeof block);
+      for (int l = 0; l < LANES; l++) {
+        float total = 0;
+        for (int j = 0; j < 8; j++) {
+          row[at + j * LANES + l] = block[8 * l + j];
+          total += block[8 * l + j];
+        }
+        if (totals) totals[(m * t->padded + at) / 8 + l] = total;
+      }
+    }
+  } else if (totals) {
+    for (int64_t at = 0; at < t->padded; at += 32)
+      for (int l = 0; l < LANES; l++) {
+        float total = 0;
+        for (int i = l; i < 32; i += LANES) total += row[at + i];
+        totals[(m * t->padded + at) / 32 * LANES + l] = total;
+      }
+  }
+}
+
+#endif
