@@ -713,6 +713,28 @@ def test_small_products_have_same_bits_as_larger_ones():
             assert (mx.nd.batch_dot(a, wide).asnumpy()[:, :, :n] == small).all(), (m, n, k)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
+@pytest.mark.parametrize("biased", [False, True])
+def test_dense_row_bits_do_not_depend_on_up_to_eight_rows(dtype, biased):
+    """So a step of generation computes the same bits for one request as for several."""
+    random = np.random.RandomState(3)
+    for n, k in ((97, 20), (64, 64), (77, 33), (150, 48), (80, 100), (1024, 256), (514, 512)):
+        data, weight, bias = (
+            mx.nd.array(random.standard_normal(s), dtype="float64").astype(dtype)
+            for s in ((8, k), (n, k), (n,))
+        )
+        arrays = (weight, bias) if biased else (weight,)
+        options = {"num_hidden": n, "no_bias": not biased}
+        dense = lambda rows: mx.nd.FullyConnected(rows, *arrays, **options).astype("float64")
+        alone = mx.nd.concat(*(dense(data[i : i + 1]) for i in range(8)), dim=0).asnumpy()
+        for rows in range(2, 9):
+            assert (dense(data[:rows]).asnumpy() == alone[:rows]).all(), (n, k, rows)
+        exact = data.astype("float64").asnumpy() @ weight.astype("float64").asnumpy().T
+        exact += bias.astype("float64").asnumpy() if biased else 0
+        limit = {"float64": 1e-13, "float32": 1e-5, "float16": 1e-2, "bfloat16": 6e-2}[dtype]
+        assert np.abs(alone - exact).max() <= limit * np.abs(exact).max()
+
+
 def test_correlation_gradient_at_equal_elements_is_one():
     """The subgradient of |a - b| at a == b is 1."""
     a, b = mx.nd.ones((1, 1, 1, 1)), mx.nd.ones((1, 1, 1, 1))

@@ -33,6 +33,7 @@ enum { MPG_GEMM_NARROW = 32, MPG_GEMM_NARROW_ELEMENTS = 512 };
 /* Maximum multiplications for gemm_small: FEW if a row of C is shorter than a vector, else
  * SMALL. */
 enum { MPG_GEMM_FEW = 512, MPG_GEMM_SMALL = 65536 };
+enum { MPG_GEMM_SHORT = 32 }; /* smallest k for which gemm_narrow beats the blocked product */
 enum { MPG_GEMM_THIN = 4 }; /* maximum number of 4x4 tiles of C for which operands are not packed */
 
 #if defined(__FMA__)
@@ -185,6 +186,11 @@ static bool fits_int(const mpg_gemm *g) {
          g->ldb <= INT_MAX && g->ldc <= INT_MAX;
 }
 
+static void narrow_product(const mpg_kernel_call *call, mpg_gemm *g) {
+  mpg_cpu_parallel_for(call, (g->n + 3) / 4, 1 + 65536 / (g->m * g->k),
+                       g->dtype == MPG_FLOAT32 ? gemm_narrow_f32 : gemm_narrow_f64, g);
+}
+
 static mpg_status product(const mpg_kernel_call *call, mpg_gemm *g) {
   if (g->m <= 0 || g->n <= 0) return MPG_OK;
   /* The row stride of a matrix with one row is irrelevant, but libraries check it. */
@@ -194,6 +200,13 @@ static mpg_status product(const mpg_kernel_call *call, mpg_gemm *g) {
   if (g->m == 1 && g->n == 1 && (!g->transpose_a || g->lda == 1) &&
       (g->transpose_b || g->ldb == 1)) {
     vector_product(call, g);
+    return MPG_OK;
+  }
+  if (!g->transpose_a && g->transpose_b && mpg_gemm_few_rows(g->dtype, g->m)) {
+    if (g->k < MPG_GEMM_SHORT)
+      blocked(call, g);
+    else
+      narrow_product(call, g);
     return MPG_OK;
   }
   /* Products this small may run inline with one thread or queued with many threads. Both cases use
@@ -210,8 +223,7 @@ static mpg_status product(const mpg_kernel_call *call, mpg_gemm *g) {
   if (!g->transpose_a && g->transpose_b && g->m <= MPG_GEMM_NARROW && g->n % 4 == 0 && g->k >= 64 &&
       (!dnnl || g->m * g->n <= MPG_GEMM_NARROW_ELEMENTS) &&
       (g->dtype == MPG_FLOAT32 || g->dtype == MPG_FLOAT64)) {
-    mpg_cpu_parallel_for(call, g->n / 4, 1 + 65536 / (g->m * g->k),
-                         g->dtype == MPG_FLOAT32 ? gemm_narrow_f32 : gemm_narrow_f64, g);
+    narrow_product(call, g);
     return MPG_OK;
   }
 #ifdef MPG_WITH_ONEDNN

@@ -18,6 +18,14 @@ static inline bool mpg_gemm_tiny(int64_t m, int64_t n, int64_t k) {
   return m * k + k * n + m * n <= MPG_GEMM_TINY;
 }
 
+/* True if A has so few rows that the elements of op(A) op(B)^T are summed in an order that depends
+ * on k only. A row then has the same bits for every number of rows up to this limit, so generated
+ * tokens don't depend on the requests or drafts that are computed with them. */
+enum { MPG_GEMM_FEW_ROWS = 8 };
+static inline bool mpg_gemm_few_rows(mpg_dtype dtype, int64_t m) {
+  return m <= MPG_GEMM_FEW_ROWS && (dtype == MPG_FLOAT32 || dtype == MPG_FLOAT64);
+}
+
 /* True for products that one thread computes in a few microseconds. Starting a team of threads
  * takes as long. */
 enum { MPG_GEMM_FEW_PRODUCTS = 1 << 18, MPG_GEMM_FEW_ELEMENTS = 1 << 16 };

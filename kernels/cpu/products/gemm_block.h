@@ -270,30 +270,28 @@ static void gemm_thin_T(const mpg_kernel_call *call, mpg_gemm *g) {
 #undef THIN_TILES
 
 /* --- Products of few rows with a transposed matrix -------------------------------------------- */
-/* Computes a tile of `rows` x 4 elements of C = A x B^T, where A has at most NARROW rows, as in a
- * recurrent step or a layer with a small batch. B is read row by row, without packing. Every
- * element of C is summed over k in LANES partial sums, so rounding depends on k only. a_tails and
- * b_tails hold the last k % LANES elements of each row, padded with zeros. */
-static inline __attribute__((always_inline)) void narrow_tile_T(int rows, const mpg_gemm *g,
-                                                                int64_t i, int64_t j,
-                                                                const T *a_tails,
+/* Computes a tile of `rows` x `columns` elements of C = A x B^T, where A has at most NARROW rows,
+ * as in a recurrent step or a layer with a small batch. B is read row by row, without packing.
+ * Every element of C is summed over k in LANES partial sums, so rounding depends on k only. a_tails
+ * and b_tails hold the last k % LANES elements of each row, padded with zeros. */
+static inline __attribute__((always_inline)) void narrow_tile_T(int rows, int columns,
+                                                                const mpg_gemm *g, int64_t i,
+                                                                int64_t j, const T *a_tails,
                                                                 const T *b_tails) {
   const T *a = (const T *)g->a + i * g->lda, *b = (const T *)g->b + j * g->ldb;
   int64_t whole = g->k / LANES * LANES;
-  V sum[5][4];
+  V sum[5][4], column[4];
   MPG_UNROLL(8)
   for (int r = 0; r < rows; r++) MPG_UNROLL(4)
-  for (int q = 0; q < 4; q++) sum[r][q] = V_SET(0);
+  for (int q = 0; q < columns; q++) sum[r][q] = V_SET(0);
   for (int64_t p = 0; p < whole; p += LANES) {
-    V b0 = V_LOAD(b + p), b1 = V_LOAD(b + g->ldb + p), b2 = V_LOAD(b + 2 * g->ldb + p),
-      b3 = V_LOAD(b + 3 * g->ldb + p);
+    MPG_UNROLL(4)
+    for (int q = 0; q < columns; q++) column[q] = V_LOAD(b + q * g->ldb + p);
     MPG_UNROLL(8)
     for (int r = 0; r < rows; r++) {
       V x = V_LOAD(a + r * g->lda + p);
-      sum[r][0] = V_FMA(x, b0, sum[r][0]);
-      sum[r][1] = V_FMA(x, b1, sum[r][1]);
-      sum[r][2] = V_FMA(x, b2, sum[r][2]);
-      sum[r][3] = V_FMA(x, b3, sum[r][3]);
+      MPG_UNROLL(4)
+      for (int q = 0; q < columns; q++) sum[r][q] = V_FMA(x, column[q], sum[r][q]);
     }
   }
   T *c = (T *)g->c + i * g->ldc + j, alpha = (T)g->alpha, beta = (T)g->beta;
@@ -302,16 +300,18 @@ static inline __attribute__((always_inline)) void narrow_tile_T(int rows, const 
     V x = V_LOAD(a_tails + (i + r) * LANES);
     T lanes[4][LANES];
     MPG_UNROLL(4)
-    for (int q = 0; q < 4; q++) V_STORE(lanes[q], V_FMA(x, V_LOAD(b_tails + q * LANES), sum[r][q]));
+    for (int q = 0; q < columns; q++)
+      V_STORE(lanes[q], V_FMA(x, V_LOAD(b_tails + q * LANES), sum[r][q]));
     for (int width = LANES / 2; width; width /= 2)
-      for (int q = 0; q < 4; q++)
+      for (int q = 0; q < columns; q++)
         for (int l = 0; l < width; l++) lanes[q][l] += lanes[q][l + width];
-    for (int q = 0; q < 4; q++)
+    for (int q = 0; q < columns; q++)
       c[r * g->ldc + q] =
           beta == 0 ? alpha * lanes[q][0] : alpha * lanes[q][0] + beta * c[r * g->ldc + q];
   }
 }
 
+/* Computes groups of 4 columns. The last group may have fewer. */
 static void gemm_narrow_T(void *context, int64_t begin, int64_t end) {
   const mpg_gemm *g = context;
   T a_tails[MPG_GEMM_NARROW * LANES] __attribute__((aligned(64))) = {0},
@@ -321,17 +321,22 @@ static void gemm_narrow_T(void *context, int64_t begin, int64_t end) {
     for (int64_t p = whole; p < g->k; p++)
       a_tails[i * LANES + p - whole] = ((const T *)g->a)[i * g->lda + p];
   for (int64_t group = begin; group < end; group++) {
-    int64_t j = group * 4;
-    for (int q = 0; q < 4; q++)
+    int64_t j = group * 4, columns = g->n - j < 4 ? g->n - j : 4;
+    for (int64_t q = 0; q < columns; q++)
       for (int64_t p = whole; p < g->k; p++)
         b_tails[q * LANES + p - whole] = ((const T *)g->b)[(j + q) * g->ldb + p];
     int64_t i = 0;
-    for (; i + 5 <= g->m; i += 5) narrow_tile_T(5, g, i, j, a_tails, b_tails);
+    if (columns < 4) {
+      for (int64_t q = 0; q < columns; q++)
+        for (i = 0; i < g->m; i++) narrow_tile_T(1, 1, g, i, j + q, a_tails, b_tails + q * LANES);
+      continue;
+    }
+    for (; i + 5 <= g->m; i += 5) narrow_tile_T(5, 4, g, i, j, a_tails, b_tails);
     switch (g->m - i) {
-      case 4: narrow_tile_T(4, g, i, j, a_tails, b_tails); break;
-      case 3: narrow_tile_T(3, g, i, j, a_tails, b_tails); break;
-      case 2: narrow_tile_T(2, g, i, j, a_tails, b_tails); break;
-      case 1: narrow_tile_T(1, g, i, j, a_tails, b_tails); break;
+      case 4: narrow_tile_T(4, 4, g, i, j, a_tails, b_tails); break;
+      case 3: narrow_tile_T(3, 4, g, i, j, a_tails, b_tails); break;
+      case 2: narrow_tile_T(2, 4, g, i, j, a_tails, b_tails); break;
+      case 1: narrow_tile_T(1, 4, g, i, j, a_tails, b_tails); break;
       default: break;
     }
   }

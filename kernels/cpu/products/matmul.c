@@ -207,7 +207,7 @@ mpg_status mpg_cpu_fully_connected(const mpg_kernel_call *call) {
   mpg_dtype dtype = data->desc.dtype;
   mpg_onednn_matmul s = {.batch = 1, .m = m, .n = n, .k = k, .tb = true};
   mpg_status status;
-  if ((bias || dtype != MPG_FLOAT32) &&
+  if ((bias || dtype != MPG_FLOAT32) && !mpg_gemm_few_rows(dtype, m) &&
       onednn_matmul(call, dtype, &s, data->data, weight->data, bias, out->data, &status))
     return status;
 #endif
